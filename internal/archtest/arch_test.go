@@ -1,0 +1,211 @@
+package archtest
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// The maxima. They bound the tail, where code becomes unreadable, and not the
+// average, which is the same everywhere.
+const (
+	maxFileLines     = 700
+	maxFuncLines     = 120
+	maxPackageLines  = 2500
+	maxParams        = 5
+	maxInterface     = 6
+	maxFanOut        = 12
+	maxStructFields  = 20
+	maxStructMethods = 25
+)
+
+const module = "github.com/huskd/husk"
+
+// sourceFile is one hand-written Go file that is not a test.
+type sourceFile struct {
+	path string // relative to the module's root
+	ast  *ast.File
+	fset *token.FileSet
+	size int // lines
+	raw  string
+}
+
+var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
+
+// load parses every hand-written Go file of the module; tests only if asked.
+func load(t *testing.T, tests bool) map[string][]sourceFile {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pkgs := map[string][]sourceFile{}
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if name := d.Name(); path != root && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin" || name == "out") {
+				return filepath.SkipDir
+			}
+			if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil && path != root {
+				return filepath.SkipDir // a nested module answers for itself
+			}
+			return nil
+		}
+		if !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") != tests {
+			return nil
+		}
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if generated.Match(raw) {
+			return nil
+		}
+		fset := token.NewFileSet()
+		file, err := parser.ParseFile(fset, path, raw, parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(root, path)
+		pkg := filepath.ToSlash(filepath.Dir(rel))
+		pkgs[pkg] = append(pkgs[pkg], sourceFile{rel, file, fset, strings.Count(string(raw), "\n"), string(raw)})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(pkgs) == 0 {
+		t.Fatal("no Go files found: the test looks in the wrong place")
+	}
+	return pkgs
+}
+
+func TestMaxima(t *testing.T) {
+	for pkg, files := range load(t, false) {
+		lines := 0
+		methods := map[string]int{}
+		for _, f := range files {
+			lines += f.size
+			if f.size > maxFileLines {
+				t.Errorf("%s has %d lines, at most %d", f.path, f.size, maxFileLines)
+			}
+			ast.Inspect(f.ast, func(n ast.Node) bool {
+				checkNode(t, f, n, methods)
+				return true
+			})
+		}
+		if lines > maxPackageLines && !strings.HasPrefix(pkg, "test/") {
+			t.Errorf("package %s has %d lines, at most %d", pkg, lines, maxPackageLines)
+		}
+		for typ, n := range methods {
+			if n > maxStructMethods {
+				t.Errorf("%s.%s has %d methods, at most %d", pkg, typ, n, maxStructMethods)
+			}
+		}
+	}
+}
+
+func checkNode(t *testing.T, f sourceFile, n ast.Node, methods map[string]int) {
+	switch n := n.(type) {
+	case *ast.FuncDecl:
+		if size := f.fset.Position(n.End()).Line - f.fset.Position(n.Pos()).Line + 1; size > maxFuncLines {
+			t.Errorf("%s: %s has %d lines, at most %d", f.path, n.Name.Name, size, maxFuncLines)
+		}
+		if got := n.Type.Params.NumFields(); got > maxParams {
+			t.Errorf("%s: %s has %d parameters, at most %d", f.path, n.Name.Name, got, maxParams)
+		}
+		if n.Recv != nil && len(n.Recv.List) == 1 {
+			methods[receiver(n.Recv.List[0].Type)]++
+		}
+	case *ast.TypeSpec:
+		switch typ := n.Type.(type) {
+		case *ast.InterfaceType:
+			if got := typ.Methods.NumFields(); got > maxInterface {
+				t.Errorf("%s: interface %s has %d methods, at most %d", f.path, n.Name.Name, got, maxInterface)
+			}
+		case *ast.StructType:
+			if got := typ.Fields.NumFields(); got > maxStructFields {
+				t.Errorf("%s: struct %s has %d fields, at most %d", f.path, n.Name.Name, got, maxStructFields)
+			}
+		}
+	}
+}
+
+func receiver(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.StarExpr:
+		return receiver(e.X)
+	case *ast.IndexExpr:
+		return receiver(e.X)
+	case *ast.Ident:
+		return e.Name
+	}
+	return "?"
+}
+
+func TestEveryPackageSaysWhatItIs(t *testing.T) {
+	for pkg, files := range load(t, false) {
+		docs := 0
+		for _, f := range files {
+			if f.ast.Doc != nil {
+				docs++
+			}
+		}
+		if docs != 1 {
+			t.Errorf("package %s has %d package comments, want 1", pkg, docs)
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	bags := []string{"util", "utils", "common", "helper", "helpers", "misc", "lib", "shared"}
+	for _, tests := range []bool{false, true} {
+		for pkg, files := range load(t, tests) {
+			if slices.Contains(bags, filepath.Base(pkg)) {
+				t.Errorf("package %s is named for nothing in particular", pkg)
+			}
+			for _, f := range files {
+				base := strings.TrimSuffix(strings.TrimSuffix(filepath.Base(f.path), ".go"), "_test")
+				if slices.Contains(bags, base) {
+					t.Errorf("file %s is named for nothing in particular", f.path)
+				}
+			}
+		}
+	}
+}
+
+// ours returns the packages of this module that f imports, without the module's name.
+func ours(f sourceFile) []string {
+	var out []string
+	for _, imp := range f.ast.Imports {
+		path, _ := strconv.Unquote(imp.Path.Value)
+		if rest, ok := strings.CutPrefix(path, module+"/"); ok {
+			out = append(out, rest)
+		}
+	}
+	return out
+}
+
+func TestFanOut(t *testing.T) {
+	for pkg, files := range load(t, false) {
+		seen := map[string]bool{}
+		for _, f := range files {
+			for _, imp := range ours(f) {
+				seen[imp] = true
+			}
+		}
+		if len(seen) > maxFanOut && pkg != "internal/daemon" {
+			t.Errorf("package %s imports %d packages of ours, at most %d", pkg, len(seen), maxFanOut)
+		}
+	}
+}

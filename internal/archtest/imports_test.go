@@ -1,0 +1,165 @@
+package archtest
+
+import (
+	"go/ast"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Layers, lowest first. A package may import packages of lower layers only,
+// and of its own layer only those that allowed names.
+const (
+	words  = iota
+	pure   // values in, values out
+	driver // touches one facility of the world
+	owner  // owns one kind of state
+	agent  // composes owners
+	edge   // translates
+	wiring
+	command
+	tests // packages that only tests and tools import
+)
+
+// layer of each package. A new package is added here: that is the review.
+var layer = map[string]int{
+	"api/v1":                       words,
+	"internal/pod":                 words,
+	"internal/oci":                 words,
+	"internal/crashpoint":          words,
+	"internal/version":             words,
+	"internal/host":                driver,
+	"internal/sandbox/lifecycle":   pure,
+	"internal/container/lifecycle": pure,
+	"internal/oci/spec":            pure,
+	"internal/network/ipam":        pure,
+	"internal/network/plan":        pure,
+	"internal/manifest":            pure,
+	"internal/agent/plan":          pure,
+	"internal/journal":             driver,
+	"internal/netns":               driver,
+	"internal/network/datapath":    driver,
+	"internal/oci/monitor":         driver,
+	"internal/oci/pause":           driver,
+	"internal/cgroup":              driver,
+	"internal/sandbox":             owner,
+	"internal/container":           owner,
+	"internal/image":               owner,
+	"internal/image/rootfs":        driver,
+	"internal/network":             owner,
+	"internal/agent":               agent,
+	"internal/agent/source":        agent,
+	"internal/agent/volume":        driver,
+	"internal/api":                 edge,
+	"internal/cli":                 edge,
+	"internal/doctor":              edge,
+	"internal/config":              driver,
+	"internal/daemon":              wiring,
+	"cmd/huskd":                    command,
+	"cmd/husk":                     command,
+	"internal/archtest":            tests,
+	"internal/deps":                tests,
+}
+
+// allowed are the arrows within a layer, and the few that go up.
+var allowed = map[string][]string{
+	"internal/agent":       {"internal/agent/source"},
+	"internal/oci/monitor": {"internal/host", "internal/oci/pause", "internal/cgroup"},
+	"internal/host":        {"internal/oci/pause"},
+	"internal/oci/spec":    {"internal/host"}, // its Facts, a value
+	"internal/cgroup":      {"internal/host"},
+	// The words of a session and a process are the drivers' and the owners'.
+}
+
+func layerOf(pkg string) (int, bool) {
+	if strings.HasPrefix(pkg, "test/") || strings.HasSuffix(pkg, "test") {
+		return tests, true
+	}
+	l, ok := layer[pkg]
+	return l, ok
+}
+
+func TestImportsGoDown(t *testing.T) {
+	for pkg, files := range load(t, false) {
+		from, ok := layerOf(pkg)
+		if !ok {
+			t.Errorf("package %s has no layer: add it to the table in imports_test.go", pkg)
+			continue
+		}
+		for _, f := range files {
+			for _, imp := range ours(f) {
+				to, ok := layerOf(imp)
+				switch {
+				case !ok:
+					t.Errorf("%s imports %s, which has no layer", f.path, imp)
+				case slices.Contains(allowed[pkg], imp), from == tests, from == wiring && to < wiring:
+				case to >= from:
+					t.Errorf("%s imports %s: not a lower layer", f.path, imp)
+				}
+			}
+		}
+	}
+}
+
+// TestPurePackagesTouchNothing keeps the deciding part free of the world, so
+// that it can be tested by tables and simulated by the million.
+func TestPurePackagesTouchNothing(t *testing.T) {
+	banned := []string{"os", "os/exec", "net", "net/http", "syscall", "golang.org/x/sys/unix",
+		"github.com/vishvananda/netlink", "github.com/google/nftables", "math/rand", "crypto/rand", "sync"}
+	for pkg, files := range load(t, false) {
+		if l, _ := layerOf(pkg); l != pure {
+			continue
+		}
+		for _, f := range files {
+			for _, imp := range f.ast.Imports {
+				path, _ := strconv.Unquote(imp.Path.Value)
+				if slices.Contains(banned, path) {
+					t.Errorf("%s is pure but imports %s", f.path, path)
+				}
+			}
+			ast.Inspect(f.ast, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.GoStmt:
+					t.Errorf("%s is pure but starts a goroutine", f.path)
+				case *ast.SelectorExpr:
+					if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains([]string{"Now", "Sleep", "Since", "After", "NewTimer"}, n.Sel.Name) {
+						t.Errorf("%s is pure but uses time.%s", f.path, n.Sel.Name)
+					}
+				}
+				return true
+			})
+		}
+	}
+}
+
+// TestOneOwnerOfThreads: a thread in a foreign namespace must never return to
+// the scheduler's pool, so only netns may lock one.
+func TestOneOwnerOfThreads(t *testing.T) {
+	for pkg, files := range load(t, false) {
+		if pkg == "internal/netns" {
+			continue
+		}
+		for _, f := range files {
+			if strings.Contains(f.raw, "LockOSThread(") {
+				t.Errorf("%s locks an OS thread; internal/netns owns that", f.path)
+			}
+		}
+	}
+}
+
+// TestNoShell: no string from outside may ever reach a shell.
+func TestNoShell(t *testing.T) {
+	for pkg, files := range load(t, false) {
+		if l, _ := layerOf(pkg); l == tests {
+			continue
+		}
+		for _, f := range files {
+			for _, sh := range []string{`"sh"`, `"/bin/sh"`, `"bash"`, `"/bin/bash"`} {
+				if strings.Contains(f.raw, "Command("+sh) || strings.Contains(f.raw, "CommandContext(ctx, "+sh) {
+					t.Errorf("%s runs a shell", f.path)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,130 @@
+package journal
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// compact replaces the file by one that holds the live records only. Writers
+// go on meanwhile: what they write is copied over at the end. If anything
+// fails the old file stays in use, for it holds the same records.
+func (j *Journal) compact() {
+	path := filepath.Join(j.dir, newName)
+	if err := j.replace(path); err != nil {
+		_ = os.Remove(path)
+	}
+	j.mu.Lock()
+	j.compacting = false
+	j.mu.Unlock()
+}
+
+func (j *Journal) replace(path string) error {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = file.Close()
+		return err
+	}
+	old, from := j.snapshot()
+	live, end, err := rewrite(file, j.file, old)
+	if err == nil {
+		err = j.swap(file, live, from, end)
+	}
+	if err != nil {
+		_ = file.Close()
+	}
+	return err
+}
+
+// snapshot returns where the live records are, and the end of the file then.
+func (j *Journal) snapshot() (map[string]span, int64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	live := make(map[string]span, len(j.live))
+	for key, at := range j.live {
+		live[key] = at
+	}
+	return live, j.end
+}
+
+// rewrite copies the records at old in from to the fresh file to and syncs it.
+// It returns where they are now, and the end. Only compact replaces j.file, so
+// that reading it here needs no lock.
+func rewrite(to, from *os.File, old map[string]span) (map[string]span, int64, error) {
+	live := make(map[string]span, len(old))
+	buf := []byte(header)
+	for key, at := range old {
+		start := len(buf)
+		buf = append(buf, make([]byte, at.size)...)
+		if _, err := from.ReadAt(buf[start:], at.offset); err != nil {
+			return nil, 0, err
+		}
+		live[key] = span{int64(start), at.size}
+	}
+	if _, err := to.WriteAt(buf, 0); err != nil {
+		return nil, 0, err
+	}
+	return live, int64(len(buf)), to.Sync()
+}
+
+// swap copies what was written to the old file since from behind base, the end
+// of the new one, and puts the new one in the old one's place.
+func (j *Journal) swap(file *os.File, live map[string]span, from, base int64) error {
+	j.syncing.Lock()
+	defer j.syncing.Unlock()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.failed != nil {
+		return j.failed
+	}
+	tail := make([]byte, j.end-from)
+	if _, err := j.file.ReadAt(tail, from); err != nil {
+		return err
+	}
+	if _, err := file.WriteAt(tail, base); err != nil {
+		return err
+	}
+	if j.synced > from { // a Sync has promised a part of the tail
+		if err := unix.Fdatasync(int(file.Fd())); err != nil {
+			return err
+		}
+	}
+	if err := os.Rename(file.Name(), filepath.Join(j.dir, fileName)); err != nil {
+		return err
+	}
+	if err := syncDir(j.dir); err != nil {
+		// Which of the two files a power loss would leave is unknown now.
+		j.failed = fmt.Errorf("journal %s: sync: %w: check the disk and restart huskd", j.dir, err)
+	}
+	j.liveSize = 0
+	for key, at := range j.live {
+		if at.offset >= from {
+			at.offset += base - from
+		} else {
+			at = live[key]
+		}
+		j.live[key] = at
+		j.liveSize += at.size
+	}
+	_ = j.file.Close()
+	j.file = file
+	j.end = base + int64(len(tail))
+	j.synced = base
+	j.allocated = j.end
+	j.allocate()
+	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}

@@ -1,0 +1,342 @@
+// Package journal keeps records on disk by key: what an owner is about to do,
+// written before it does it.
+//
+// A journal is one append-only file. Put and Delete are one write(2) each, no
+// fsync: when they return, the record survives the death of the daemon, at the
+// cost of microseconds. Sync makes everything written so far survive a power
+// loss too; calls that run at the same time share one fdatasync. After a power
+// loss nothing is left in the kernel that a record could describe, so only the
+// few records that outlive a boot need Sync.
+//
+// Space is kept back on disk for undoing: on a full disk Put fails, and Unwind
+// and Delete still work.
+//
+// A damaged stretch of the file is copied to a file beside it and reported;
+// the records around it are served. A torn tail is the normal trace of a
+// crash and is dropped.
+package journal
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	fileName = "journal"
+	newName  = "journal.new"
+
+	// step is how far ahead of its end the file is allocated; reserve is the
+	// part of it that only Unwind and Delete may fill.
+	step    = 256 << 10
+	reserve = 64 << 10
+
+	// A file is rewritten when it is larger than this and most of it is history.
+	compactSize  = 1 << 20
+	compactRatio = 4
+)
+
+// Damage is a stretch of the file that held no readable record.
+type Damage struct {
+	Offset, Length int
+	// Saved is the file that has the damaged bytes.
+	Saved string
+}
+
+// span is where a live record lies in the file.
+type span struct{ offset, size int64 }
+
+// Journal is an open journal. Its methods may be called concurrently.
+type Journal struct {
+	dir string
+
+	mu        sync.Mutex
+	file      *os.File
+	live      map[string]span
+	liveSize  int64
+	end       int64 // where the next record goes
+	allocated int64 // how much of the file has space on disk
+	failed    error // why nothing more may be written
+
+	compacting bool
+	background sync.WaitGroup
+
+	syncing sync.Mutex
+	synced  int64 // in file, guarded by syncing
+}
+
+// Open opens the journal in the directory dir, making both if need be. A
+// second Open of the same directory is refused while the first is open.
+func Open(dir string) (*Journal, []Damage, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, nil, fmt.Errorf("journal %s: %w", dir, err)
+	}
+	path := filepath.Join(dir, fileName)
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, nil, fmt.Errorf("journal: %w", err)
+	}
+	j := &Journal{dir: dir, file: file, live: map[string]span{}}
+	damage, err := j.load()
+	if err != nil {
+		_ = file.Close()
+		return nil, nil, fmt.Errorf("journal %s: %w", path, err)
+	}
+	_ = os.Remove(filepath.Join(dir, newName)) // of a compaction that was cut short
+	return j, damage, nil
+}
+
+func (j *Journal) load() ([]Damage, error) {
+	if err := unix.Flock(int(j.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, fmt.Errorf("is in use by another process: %w", err)
+	}
+	data, err := io.ReadAll(j.file)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case len(data) < len(header):
+		// New, or its first write was torn: there was nothing in it.
+		if _, err := j.file.WriteAt([]byte(header), 0); err != nil {
+			return nil, err
+		}
+		if err := j.file.Truncate(int64(len(header))); err != nil {
+			return nil, err
+		}
+		data = []byte(header)
+	case string(data[:len(header)]) == header:
+	case strings.HasPrefix(string(data), headerPrefix):
+		return nil, fmt.Errorf("has format %q, this huskd reads %q: use the newer huskd that wrote it",
+			strings.TrimSpace(string(data[:len(header)-1])), strings.TrimSpace(header[:len(header)-1]))
+	default:
+		// The header itself is damaged; the records have checksums of their own.
+		if _, err := j.file.WriteAt([]byte(header), 0); err != nil {
+			return nil, err
+		}
+	}
+	return j.replay(data[len(header):])
+}
+
+// replay rebuilds the index from the bytes behind the header.
+func (j *Journal) replay(data []byte) ([]Damage, error) {
+	base := int64(len(header))
+	var damage []Damage
+	var failed error
+	scan(data, func(offset int, r record) {
+		j.index(r.op, string(r.key), span{base + int64(offset), int64(r.size)})
+		j.end = base + int64(offset+r.size)
+	}, func(offset, length int) {
+		if offset+length == len(data) {
+			return // torn tail
+		}
+		saved := filepath.Join(j.dir, fmt.Sprintf("damaged-%d", base+int64(offset)))
+		if err := os.WriteFile(saved, data[offset:offset+length], 0o600); err != nil {
+			failed = errors.Join(failed, err)
+		}
+		damage = append(damage, Damage{int(base) + offset, length, saved})
+	})
+	if failed != nil {
+		return nil, failed
+	}
+	j.end = max(j.end, base)
+	// What is behind the end must not be taken for records once new ones have
+	// been written in front of it.
+	if err := j.file.Truncate(j.end); err != nil {
+		return nil, err
+	}
+	j.allocated = j.end
+	j.allocate()
+	if len(damage) > 0 {
+		j.compact() // so that it is reported once
+	}
+	return damage, nil
+}
+
+func (j *Journal) index(op byte, key string, at span) {
+	j.liveSize -= j.live[key].size
+	delete(j.live, key)
+	if op == opPut {
+		j.live[key] = at
+		j.liveSize += at.size
+	}
+}
+
+// allocate gets disk space for a further step. It is not an error if there is
+// none: the writes that then don't fit say so.
+func (j *Journal) allocate() {
+	want := j.end + step + reserve
+	if j.allocated >= want-step/2 {
+		return
+	}
+	if unix.Fallocate(int(j.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, j.end, want-j.end) == nil {
+		j.allocated = want
+	}
+}
+
+// Put records value under key, in place of what was there.
+func (j *Journal) Put(key string, value []byte) error {
+	return j.write(opPut, key, value, reserve)
+}
+
+// Unwind is Put for a record that leads to less on the host, not more: it may
+// use the space kept back for a full disk.
+func (j *Journal) Unwind(key string, value []byte) error {
+	return j.write(opPut, key, value, 0)
+}
+
+// Delete removes the record under key. It is no error if there is none.
+func (j *Journal) Delete(key string) error {
+	j.mu.Lock()
+	_, ok := j.live[key]
+	j.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	return j.write(opDelete, key, nil, 0)
+}
+
+func (j *Journal) write(op byte, key string, value []byte, keep int64) error {
+	if len(key)+len(value) > maxBody-16 {
+		return fmt.Errorf("journal %s: record %s has %d bytes, at most %d", j.dir, key, len(value), maxBody-16)
+	}
+	buf := appendRecord(nil, op, key, value)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.failed != nil {
+		return j.failed
+	}
+	j.allocate()
+	size := int64(len(buf))
+	if j.end+size+keep > j.allocated && j.allocated > j.end {
+		// The file system can allocate, and had nothing more to give.
+		if err := unix.Fallocate(int(j.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, j.end, size+keep); errors.Is(err, unix.ENOSPC) {
+			return fmt.Errorf("journal %s: %w: free some space", j.dir, err)
+		}
+	}
+	if _, err := j.file.WriteAt(buf, j.end); err != nil {
+		return fmt.Errorf("journal %s: %w", j.dir, err)
+	}
+	j.index(op, key, span{j.end, size})
+	j.end += size
+	j.allocated = max(j.allocated, j.end)
+	if j.end > compactSize && j.end > compactRatio*j.liveSize && !j.compacting {
+		j.compacting = true
+		j.background.Go(j.compact)
+	}
+	return nil
+}
+
+// Sync returns when all that was written before the call survives a power
+// loss. It may return early with the context's error.
+func (j *Journal) Sync(ctx context.Context) error {
+	j.mu.Lock()
+	target, err := j.end, j.failed
+	j.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- j.syncTo(target) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("journal %s: sync: %w", j.dir, ctx.Err())
+	}
+}
+
+func (j *Journal) syncTo(target int64) error {
+	j.syncing.Lock()
+	defer j.syncing.Unlock()
+	if j.synced >= target {
+		return nil // another call's fdatasync covered it
+	}
+	j.mu.Lock()
+	end, file := j.end, j.file
+	j.mu.Unlock()
+	if err := unix.Fdatasync(int(file.Fd())); err != nil {
+		// The kernel may have dropped the dirty pages: nothing in this file can
+		// be promised any more.
+		err = fmt.Errorf("journal %s: sync: %w: check the disk and restart huskd", j.dir, err)
+		j.mu.Lock()
+		j.failed = cmp.Or(j.failed, err)
+		j.mu.Unlock()
+		return err
+	}
+	j.synced = end
+	return nil
+}
+
+// All yields the records whose keys begin with prefix, sorted by key. It must
+// not be used together with writes to the same keys.
+func (j *Journal) All(prefix string) iter.Seq2[string, []byte] {
+	return func(yield func(string, []byte) bool) {
+		for _, key := range j.keys(prefix) {
+			value, ok := j.Get(key)
+			if ok && !yield(key, value) {
+				return
+			}
+		}
+	}
+}
+
+func (j *Journal) keys(prefix string) []string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var keys []string
+	for key := range j.live {
+		if strings.HasPrefix(key, prefix) {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// Get returns the record under key.
+func (j *Journal) Get(key string) ([]byte, bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	at, ok := j.live[key]
+	if !ok {
+		return nil, false
+	}
+	buf := make([]byte, at.size)
+	if _, err := j.file.ReadAt(buf, at.offset); err != nil {
+		return nil, false
+	}
+	r, ok := parseRecord(buf)
+	return r.value, ok
+}
+
+// Size returns the number of live records and the bytes of the file.
+func (j *Journal) Size() (records int, bytes int64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.live), j.end
+}
+
+// Close syncs and closes the journal.
+func (j *Journal) Close() error {
+	j.background.Wait()
+	j.syncing.Lock()
+	defer j.syncing.Unlock()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if errors.Is(j.failed, os.ErrClosed) {
+		return nil
+	}
+	err := j.file.Sync()
+	j.failed = fmt.Errorf("journal %s: %w", j.dir, os.ErrClosed)
+	return errors.Join(err, j.file.Close())
+}

@@ -1,0 +1,58 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// shareDir makes Dir a shared mount of its own, as ip-netns(8) does on its
+// first `add`. If that came after our first pin, it would cover the pin with a
+// copy, and Remove would only unpin the copy.
+func shareDir() error {
+	if err := os.MkdirAll(Dir, 0o755); err != nil {
+		return fmt.Errorf("make %s: %w", Dir, err)
+	}
+	mounted, err := isMountRoot(Dir)
+	if err != nil || mounted {
+		return err
+	}
+	if err := unix.Mount(Dir, Dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("bind %s to itself: %w", Dir, err)
+	}
+	if err := unix.Mount("", Dir, "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("share %s: %w", Dir, err)
+	}
+	return nil
+}
+
+func isMountRoot(path string) (bool, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, 0, 0, &st); err != nil {
+		return false, fmt.Errorf("stat %s: %w", path, err)
+	}
+	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
+}
+
+// ReleaseDir undoes what Create did to Dir, if nothing is pinned there any
+// more. Others may have it in use: then it stays.
+func ReleaseDir() error {
+	entries, err := os.ReadDir(Dir)
+	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) > 0 {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("release %s: %w", Dir, err)
+	}
+	if mounted, err := isMountRoot(Dir); err != nil || !mounted {
+		return err
+	}
+	if err := unix.Unmount(Dir, 0); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("release %s: %w", Dir, err)
+	}
+	// Only an empty directory goes, and only if we could unmount it.
+	_ = os.Remove(Dir)
+	return nil
+}

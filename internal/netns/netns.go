@@ -1,0 +1,236 @@
+// Package netns creates, pins, enters and releases namespaces. It is the only
+// package that locks an OS thread: a thread that has been in a foreign
+// namespace must end with its goroutine and never serve another.
+//
+// A namespace is pinned by bind-mounting its file in /proc onto a file of
+// ours. It then lives until that mount is gone, with no process in it and
+// whatever becomes of huskd; see namespaces(7).
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Dir is where network namespaces are pinned, so that `ip netns` knows them.
+const Dir = "/run/netns"
+
+// Pins says which new namespaces to make, where to pin them, and what to set
+// in them. An empty path makes none of that kind.
+type Pins struct {
+	Net, IPC, UTS string
+	// Hostname of the new UTS namespace.
+	Hostname string
+	// Sysctls are set inside the new namespaces, by dotted or slashed name.
+	Sysctls map[string]string
+}
+
+func (p Pins) paths() []string { return []string{p.Net, p.IPC, p.UTS} }
+
+// Create makes the namespaces and pins them. The loopback link of a new
+// network namespace is up. What an earlier, cut-short Create with the same
+// paths left is replaced. On error nothing is left.
+func Create(p Pins) error {
+	if err := Remove(p.paths()...); err != nil {
+		return err
+	}
+	if p.Net != "" && filepath.Dir(p.Net) == Dir {
+		if err := shareDir(); err != nil {
+			return err
+		}
+	}
+	for _, path := range p.paths() {
+		if path == "" {
+			continue
+		}
+		if err := touch(path); err != nil {
+			return errors.Join(fmt.Errorf("pin namespace: %w", err), Remove(p.paths()...))
+		}
+	}
+	if err := onThread(func() error { return p.enter() }); err != nil {
+		return errors.Join(err, Remove(p.paths()...))
+	}
+	return nil
+}
+
+// enter moves the calling thread into new namespaces, sets them up and pins them.
+func (p Pins) enter() error {
+	var flags int
+	for path, flag := range map[string]int{p.Net: unix.CLONE_NEWNET, p.IPC: unix.CLONE_NEWIPC, p.UTS: unix.CLONE_NEWUTS} {
+		if path != "" {
+			flags |= flag
+		}
+	}
+	if err := unix.Unshare(flags); err != nil {
+		return fmt.Errorf("new namespaces: %w", err)
+	}
+	if p.Net != "" {
+		if err := loopbackUp(); err != nil {
+			return fmt.Errorf("new network namespace: set lo up: %w", err)
+		}
+	}
+	if p.UTS != "" && p.Hostname != "" {
+		if err := unix.Sethostname([]byte(p.Hostname)); err != nil {
+			return fmt.Errorf("set hostname %q: %w", p.Hostname, err)
+		}
+	}
+	for name, value := range p.Sysctls {
+		if err := SetSysctl(name, value); err != nil {
+			return err
+		}
+	}
+	for path, file := range map[string]string{p.Net: "net", p.IPC: "ipc", p.UTS: "uts"} {
+		if path == "" {
+			continue
+		}
+		if err := unix.Mount("/proc/thread-self/ns/"+file, path, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("pin %s namespace at %s: %w", file, path, err)
+		}
+	}
+	return nil
+}
+
+// SetSysctl writes a sysctl of the calling thread's namespaces. The name may
+// be dotted or slashed; a slash inside a dotted name stands for a dot, as in
+// net.ipv4.conf.eth0/100.forwarding (sysctl.d(5)).
+func SetSysctl(name, value string) error {
+	path, err := sysctlPath(name)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("sysctl %s: %w", name, err)
+	}
+	_, err = f.WriteString(value)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("sysctl %s=%s: %w", name, value, err)
+	}
+	return nil
+}
+
+func sysctlPath(name string) (string, error) {
+	slashed := name
+	if first := strings.IndexAny(name, "./"); first >= 0 && name[first] == '.' {
+		slashed = strings.Map(func(r rune) rune {
+			switch r {
+			case '.':
+				return '/'
+			case '/':
+				return '.'
+			}
+			return r
+		}, name)
+	}
+	if !filepath.IsLocal(slashed) || slashed == "." {
+		return "", fmt.Errorf("sysctl %q: not a name", name)
+	}
+	return filepath.Join("/proc/sys", slashed), nil
+}
+
+// Remove unpins the namespaces at paths and removes the files. Empty and
+// missing paths are fine. A namespace itself goes when its last process,
+// thread and pin are gone.
+func Remove(paths ...string) error {
+	var errs []error
+	for _, path := range paths {
+		if path == "" {
+			continue
+		}
+		if err := unpin(path); err != nil {
+			errs = append(errs, fmt.Errorf("unpin namespace %s: %w", path, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func unpin(path string) error {
+	for {
+		// UMOUNT_NOFOLLOW: a symlink put in our place must not lead elsewhere.
+		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if errors.Is(err, unix.EINVAL) { // not mounted, or not any more
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func touch(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// Pinned says whether a namespace is pinned at path.
+func Pinned(path string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(path, &st) == nil && int64(st.Type) == unix.NSFS_MAGIC
+}
+
+// List returns the paths in dir whose names begin with prefix.
+func List(dir, prefix string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("list namespaces: %w", err)
+	}
+	var paths []string
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), prefix) {
+			paths = append(paths, filepath.Join(dir, e.Name()))
+		}
+	}
+	return paths, nil
+}
+
+// Do runs fn on a thread that is in the network namespace at path. Goroutines
+// that fn starts are not.
+func Do(path string, fn func() error) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("enter network namespace %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	return onThread(func() error {
+		if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter network namespace %s: %w", path, err)
+		}
+		return fn()
+	})
+}
+
+// onThread runs fn on a thread of its own, which ends with it.
+func onThread(fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the runtime ends the thread
+		if unix.Gettid() == unix.Getpid() {
+			// The runtime can't end the main thread, and /proc/PID/ns shows its
+			// namespaces as the process's. Keep it busy while another serves.
+			done <- onThread(fn)
+			runtime.UnlockOSThread()
+			return
+		}
+		done <- fn()
+	}()
+	return <-done
+}

@@ -1,0 +1,228 @@
+package netns
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/hosttest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func pins(t testing.TB) Pins {
+	dir := t.TempDir()
+	p := Pins{Net: dir + "/net", IPC: dir + "/ipc", UTS: dir + "/uts", Hostname: "web"}
+	t.Cleanup(func() { must(t, Remove(p.paths()...)) })
+	return p
+}
+
+func TestCreatePinsNamespacesThatWork(t *testing.T) {
+	hosttest.Root(t)
+	p := pins(t)
+	p.Sysctls = map[string]string{"net.ipv4.ip_unprivileged_port_start": "80", "kernel/shm_rmid_forced": "1"}
+	must(t, Create(p))
+	for _, path := range p.paths() {
+		if !Pinned(path) {
+			t.Errorf("nothing is pinned at %s", path)
+		}
+	}
+	must(t, Do(p.Net, func() error {
+		if ifs, err := net.Interfaces(); err != nil || len(ifs) == 0 || ifs[0].Name != "lo" || ifs[0].Flags&net.FlagUp == 0 {
+			t.Errorf("links in the namespace: %v, %v", ifs, err)
+		}
+		got, err := os.ReadFile("/proc/thread-self/../../../../proc/sys/net/ipv4/ip_unprivileged_port_start")
+		if err != nil || strings.TrimSpace(string(got)) != "80" {
+			t.Errorf("ip_unprivileged_port_start is %q, %v", got, err)
+		}
+		return nil
+	}))
+	out, err := exec.Command("nsenter", "--uts="+p.UTS, "--ipc="+p.IPC, "sh", "-c", "hostname; cat /proc/sys/kernel/shm_rmid_forced").CombinedOutput()
+	if string(out) != "web\n1\n" {
+		t.Errorf("in the namespaces: %q, %v", out, err)
+	}
+	must(t, Remove(p.paths()...))
+	for _, path := range p.paths() {
+		if _, err := os.Lstat(path); !os.IsNotExist(err) {
+			t.Errorf("%s is still there: %v", path, err)
+		}
+	}
+	must(t, Remove(p.paths()...))
+}
+
+func TestCreateReplacesWhatWasLeft(t *testing.T) {
+	hosttest.Root(t)
+	p := pins(t)
+	must(t, Create(p))
+	// A second mount on top, as a bind of the directory would leave it.
+	must(t, unix.Mount(p.Net, p.Net, "", unix.MS_BIND, ""))
+	inode := func() uint64 {
+		var st unix.Stat_t
+		must(t, unix.Stat(p.Net, &st))
+		return st.Ino
+	}
+	before := inode()
+	must(t, Create(p))
+	if inode() == before {
+		t.Error("the old namespace is still pinned")
+	}
+}
+
+func TestCreateLeavesNothingOnError(t *testing.T) {
+	hosttest.Root(t)
+	for _, bad := range []struct {
+		name, want string
+		change     func(*Pins)
+	}{
+		{"sysctl unknown", "sysctl net.no.such", func(p *Pins) { p.Sysctls = map[string]string{"net.no.such": "1"} }},
+		{"sysctl value", "sysctl net.ipv4.ip_forward=maybe", func(p *Pins) { p.Sysctls = map[string]string{"net.ipv4.ip_forward": "maybe"} }},
+		{"sysctl path", "not a name", func(p *Pins) { p.Sysctls = map[string]string{"../../etc/passwd": "1"} }},
+		{"hostname", "set hostname", func(p *Pins) { p.Hostname = strings.Repeat("h", 65) }},
+		{"directory", "not a directory", func(p *Pins) { p.UTS = "/proc/self/exe/uts" }},
+	} {
+		t.Run(bad.name, func(t *testing.T) {
+			p := pins(t)
+			dir := filepath.Dir(p.Net)
+			bad.change(&p)
+			err := Create(p)
+			if err == nil || !strings.Contains(err.Error(), bad.want) {
+				t.Errorf("got %v, want …%s…", err, bad.want)
+			}
+			if left, _ := List(dir, ""); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
+func TestThreadsDoNotComeBack(t *testing.T) {
+	hosttest.Root(t)
+	p := Pins{Net: t.TempDir() + "/net"}
+	t.Cleanup(func() { must(t, Remove(p.Net)) })
+	must(t, Create(p))
+	var host unix.Stat_t
+	must(t, unix.Stat("/proc/self/ns/net", &host))
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() { must(t, Do(p.Net, func() error { return nil })) })
+		wg.Go(func() {
+			var here unix.Stat_t
+			must(t, unix.Stat("/proc/thread-self/ns/net", &here))
+			if here.Ino != host.Ino {
+				t.Error("a goroutine runs on a thread in another namespace")
+			}
+		})
+	}
+	wg.Wait()
+	threads, err := filepath.Glob("/proc/self/task/*/ns/net")
+	must(t, err)
+	for _, path := range threads {
+		var st unix.Stat_t
+		if unix.Stat(path, &st) == nil && st.Ino != host.Ino {
+			// It may be ending this very moment; then it is gone when asked again.
+			var again unix.Stat_t
+			for unix.Stat(path, &again) == nil && again.Ino != host.Ino {
+				unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil)
+			}
+		}
+	}
+}
+
+func TestDoSaysWhatIsMissing(t *testing.T) {
+	err := Do("/nowhere/net", func() error { return nil })
+	if err == nil || !strings.Contains(err.Error(), "/nowhere/net: no such file") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestIPNetnsSeesAndLeavesThem runs in a mount namespace of its own, with a
+// /run of its own, because it is about /run/netns itself.
+func TestIPNetnsSeesAndLeavesThem(t *testing.T) {
+	hosttest.Root(t)
+	if os.Getenv("NETNS_IN_MNT") == "" {
+		cmd := exec.Command("unshare", "--mount", "--propagation", "private", os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		cmd.Env = append(os.Environ(), "NETNS_IN_MNT=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	must(t, unix.Mount("tmpfs", "/run", "tmpfs", 0, ""))
+	mounts := func() int {
+		data, err := os.ReadFile("/proc/self/mountinfo")
+		must(t, err)
+		return strings.Count(string(data), "\n")
+	}
+	before := mounts()
+	ours := Pins{Net: Dir + "/husk-0000-abc"}
+	must(t, Create(ours))
+	run := func(args ...string) string {
+		out, err := exec.Command("ip", args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("ip %v: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+	run("netns", "add", "theirs")
+	if got := run("netns"); !strings.Contains(got, "husk-0000-abc") || !strings.Contains(got, "theirs") {
+		t.Errorf("ip netns: %q", got)
+	}
+	must(t, Remove(ours.Net))
+	must(t, ReleaseDir())
+	if got := run("netns"); strings.TrimSpace(got) != "theirs" {
+		t.Errorf("ip netns after Remove: %q", got)
+	}
+	run("netns", "del", "theirs")
+	must(t, ReleaseDir())
+	must(t, ReleaseDir())
+	if after := mounts(); after != before {
+		t.Errorf("%d mounts before, %d after", before, after)
+	}
+	if _, err := os.Stat(Dir); !os.IsNotExist(err) {
+		t.Errorf("%s is still there: %v", Dir, err)
+	}
+}
+
+func TestSysctlPath(t *testing.T) {
+	for name, want := range map[string]string{
+		"net.ipv4.ip_forward":               "/proc/sys/net/ipv4/ip_forward",
+		"net/ipv4/ip_forward":               "/proc/sys/net/ipv4/ip_forward",
+		"net.ipv4.conf.eth0/100.forwarding": "/proc/sys/net/ipv4/conf/eth0.100/forwarding",
+		"net/ipv4/conf/eth0.100/forwarding": "/proc/sys/net/ipv4/conf/eth0.100/forwarding",
+		"":                                  "",
+		".":                                 "",
+		"..":                                "",
+		"/etc/passwd":                       "",
+		"net/../../etc":                     "",
+	} {
+		got, err := sysctlPath(name)
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: %q, %v; want %q", name, got, err, want)
+		}
+	}
+}
+
+func BenchmarkCreateRemove(b *testing.B) {
+	hosttest.Root(b)
+	dir := b.TempDir()
+	for i := 0; b.Loop(); i++ {
+		p := Pins{Net: fmt.Sprint(dir, "/net", i), IPC: fmt.Sprint(dir, "/ipc", i), UTS: fmt.Sprint(dir, "/uts", i), Hostname: "web"}
+		must(b, Create(p))
+		must(b, Remove(p.paths()...))
+	}
+}

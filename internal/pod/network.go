@@ -1,0 +1,73 @@
+package pod
+
+import "net/netip"
+
+// Protocol of a forwarded port, lower case as CNI's portMappings spells it.
+type Protocol string
+
+// The protocols that a hostPort can have.
+const (
+	TCP  Protocol = "tcp"
+	UDP  Protocol = "udp"
+	SCTP Protocol = "sctp"
+)
+
+// PortMapping forwards a port of the node to a port of the pod.
+type PortMapping struct {
+	Protocol Protocol `json:"protocol"`
+	// HostIP is the node's address to listen on; the zero Addr means all of
+	// them, in both families.
+	HostIP   netip.Addr `json:"hostIP,omitzero"`
+	HostPort uint16     `json:"hostPort"`
+	Port     uint16     `json:"containerPort"`
+}
+
+// Attachment is what a sandbox asks of a network: one interface in one
+// network namespace. (Sandbox, IfName) identifies it.
+type Attachment struct {
+	Sandbox string `json:"sandbox"` // ID
+	Pod     Ref    `json:"pod"`
+	// Netns is the path of the pinned namespace. It may be empty when
+	// detaching after a reboot, when no namespace is left.
+	Netns  string        `json:"netns"`
+	IfName string        `json:"ifName"`
+	Ports  []PortMapping `json:"ports,omitempty"`
+}
+
+// Attached is what a network answered: the interface as it is in the pod.
+type Attached struct {
+	Network   string         `json:"network"` // name of the network
+	IfName    string         `json:"ifName"`
+	MAC       string         `json:"mac"`
+	MTU       int            `json:"mtu"`
+	HostLink  string         `json:"hostLink"`  // name of the host's end
+	Addresses []netip.Prefix `json:"addresses"` // the pod's, primary first
+	Gateways  []netip.Addr   `json:"gateways"`  // at most one of each family
+}
+
+// NetworkSettings is the part of `inspect` that tells how a pod is reached.
+// Its field names are iSulad's (and so docker's), for tools that read those.
+type NetworkSettings struct {
+	SandboxID  string                   `json:"SandboxID"`
+	SandboxKey string                   `json:"SandboxKey"`
+	Ports      map[string][]PortBinding `json:"Ports"` // by "80/tcp"
+	Networks   map[string]Endpoint      `json:"Networks"`
+}
+
+// PortBinding is one place on the node that leads to a pod's port.
+type PortBinding struct {
+	HostIP   string `json:"HostIp"`
+	HostPort string `json:"HostPort"`
+}
+
+// Endpoint is a pod's interface in one network.
+type Endpoint struct {
+	IFName              string `json:"IFName"`
+	IPAddress           string `json:"IPAddress"`
+	IPPrefixLen         int    `json:"IPPrefixLen"`
+	Gateway             string `json:"Gateway"`
+	GlobalIPv6Address   string `json:"GlobalIPv6Address"`
+	GlobalIPv6PrefixLen int    `json:"GlobalIPv6PrefixLen"`
+	IPv6Gateway         string `json:"IPv6Gateway"`
+	MacAddress          string `json:"MacAddress"`
+}
