@@ -3,7 +3,7 @@
 GO       ?= go
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS  := -s -w -X github.com/huskd/husk/internal/version.Version=$(VERSION)
-PACKAGES := runc crun conmon
+PACKAGES := runc crun conmon iproute2 iputils-ping nftables procps
 
 export CGO_ENABLED = 0
 

@@ -1,6 +1,9 @@
 package pod
 
-import "net/netip"
+import (
+	"net/netip"
+	"strconv"
+)
 
 // Protocol of a forwarded port, lower case as CNI's portMappings spells it.
 type Protocol string
@@ -70,4 +73,42 @@ type Endpoint struct {
 	GlobalIPv6PrefixLen int    `json:"GlobalIPv6PrefixLen"`
 	IPv6Gateway         string `json:"IPv6Gateway"`
 	MacAddress          string `json:"MacAddress"`
+}
+
+// NewNetworkSettings tells what was asked and answered as `inspect` shows it.
+func NewNetworkSettings(asked Attachment, answered []Attached) NetworkSettings {
+	s := NetworkSettings{
+		SandboxID:  asked.Sandbox,
+		SandboxKey: asked.Netns,
+		Ports:      map[string][]PortBinding{},
+		Networks:   map[string]Endpoint{},
+	}
+	for _, p := range asked.Ports {
+		host := "0.0.0.0"
+		if p.HostIP.IsValid() {
+			host = p.HostIP.String()
+		}
+		key := strconv.Itoa(int(p.Port)) + "/" + string(p.Protocol)
+		s.Ports[key] = append(s.Ports[key], PortBinding{HostIP: host, HostPort: strconv.Itoa(int(p.HostPort))})
+	}
+	for _, a := range answered {
+		e := Endpoint{IFName: a.IfName, MacAddress: a.MAC}
+		for _, p := range a.Addresses {
+			switch {
+			case p.Addr().Is4() && e.IPAddress == "":
+				e.IPAddress, e.IPPrefixLen = p.Addr().String(), p.Bits()
+			case p.Addr().Is6() && e.GlobalIPv6Address == "":
+				e.GlobalIPv6Address, e.GlobalIPv6PrefixLen = p.Addr().String(), p.Bits()
+			}
+		}
+		for _, g := range a.Gateways {
+			if g.Is4() {
+				e.Gateway = g.String()
+			} else {
+				e.IPv6Gateway = g.String()
+			}
+		}
+		s.Networks[a.Network] = e
+	}
+	return s
 }

@@ -1,0 +1,269 @@
+// Package config is huskd's configuration: flags and a TOML file with the same
+// keys. Each option is written once, in Config; the flags, the file's keys and
+// the reference page come from there.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+	"github.com/spf13/pflag"
+)
+
+// DefaultFile is read if it exists and --config names no other.
+const DefaultFile = "/etc/husk/huskd.toml"
+
+// Config is what can be configured. The tag `key` names flag and key, `help`
+// explains it, and New gives the defaults.
+type Config struct {
+	Root       string   `key:"root" help:"directory for what outlives a reboot: images, writable layers, the journal"`
+	State      string   `key:"state" help:"directory for what does not: namespaces, sockets, runtime state"`
+	Listen     string   `key:"listen" help:"the socket to serve, unix:///PATH"`
+	Manifests  string   `key:"manifests" help:"directory of pod manifests to keep running; empty for none"`
+	CertsDir   string   `key:"certs-dir" help:"directory of registry configuration, HOST/hosts.toml as containerd reads it"`
+	Network    string   `key:"network-mode" help:"how pods are attached: ptp (routed) or bridge"`
+	Subnets    []string `key:"pod-subnets" help:"addresses for pods: at most one IPv4 and one IPv6 prefix"`
+	Masquerade bool     `key:"masquerade" help:"give traffic from pods to elsewhere the node's address"`
+	LogLevel   string   `key:"log-level" help:"least severe log lines to write: debug, info, warn or error"`
+	LogFormat  string   `key:"log-format" help:"form of log lines: text or json"`
+}
+
+// New returns the defaults.
+func New() Config {
+	return Config{
+		Root:       "/var/lib/husk",
+		State:      "/run/husk",
+		Listen:     "unix:///run/husk/husk.sock",
+		CertsDir:   "/etc/husk/certs.d",
+		Network:    "ptp",
+		Subnets:    []string{"10.201.0.0/16", "fd68:7573:6b00::/64"},
+		Masquerade: true,
+		LogLevel:   "info",
+		LogFormat:  "text",
+	}
+}
+
+// option is one field of a Config.
+type option struct {
+	key, help string
+	value     reflect.Value
+}
+
+// options lists the fields of c, which they refer to.
+func options(c *Config) []option {
+	v := reflect.ValueOf(c).Elem()
+	var list []option
+	for i := range v.NumField() {
+		tag := v.Type().Field(i).Tag
+		list = append(list, option{tag.Get("key"), tag.Get("help"), v.Field(i)})
+	}
+	return list
+}
+
+// Parse reads flags, and the file that they or DefaultFile name. A flag goes
+// before the file, the file before the default. It returns pflag.ErrHelp,
+// after having printed the help to out, if that was asked for.
+func Parse(args []string, out io.Writer) (Config, error) {
+	cfg := New()
+	flags := pflag.NewFlagSet("huskd", pflag.ContinueOnError)
+	flags.SortFlags = false
+	flags.SetOutput(out)
+	flags.Usage = func() {
+		fmt.Fprint(out, "huskd runs pods on this node: from manifests, and for kubelet through CRI.\n\nUsage: huskd [flags]\n\n", flags.FlagUsages())
+	}
+	fromFlags := cfg
+	for _, o := range options(&fromFlags) {
+		switch p := o.value.Addr().Interface().(type) {
+		case *string:
+			flags.StringVar(p, o.key, *p, o.help)
+		case *[]string:
+			flags.StringSliceVar(p, o.key, *p, o.help)
+		case *bool:
+			flags.BoolVar(p, o.key, *p, o.help)
+		}
+	}
+	file := flags.String("config", "", "file with these settings (default "+DefaultFile+", if it exists)")
+	if err := flags.Parse(args); err != nil {
+		return cfg, err
+	}
+	if flags.NArg() > 0 {
+		return cfg, fmt.Errorf("%q: huskd takes flags only; pods are run with husk run", flags.Arg(0))
+	}
+	if err := load(*file, &cfg); err != nil {
+		return cfg, err
+	}
+	given := options(&fromFlags)
+	for i, o := range options(&cfg) {
+		if flags.Changed(o.key) {
+			o.value.Set(given[i].value)
+		}
+	}
+	return cfg, cfg.check()
+}
+
+// load reads the file into cfg.
+func load(file string, cfg *Config) error {
+	path := file
+	if path == "" {
+		path = DefaultFile
+	}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) && file == "" {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
+	var raw map[string]any
+	if err := toml.Unmarshal(data, &raw); err != nil {
+		var bad *toml.DecodeError
+		if errors.As(err, &bad) {
+			row, col := bad.Position()
+			return fmt.Errorf("%s:%d:%d: %s", path, row, col, strings.TrimPrefix(bad.Error(), "toml: "))
+		}
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	var errs []error
+	for _, o := range options(cfg) {
+		if v, ok := raw[o.key]; ok {
+			if err := o.set(v); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", path, err))
+			}
+			delete(raw, o.key)
+		}
+	}
+	var unknown []string
+	for key := range raw {
+		unknown = append(unknown, key)
+	}
+	slices.Sort(unknown)
+	for _, key := range unknown {
+		errs = append(errs, fmt.Errorf("%s: %s: unknown key: see docs/reference/config.md", path, key))
+	}
+	return errors.Join(errs...)
+}
+
+func (o option) set(v any) error {
+	switch p := o.value.Addr().Interface().(type) {
+	case *string:
+		s, ok := v.(string)
+		if !ok {
+			return fmt.Errorf("%s: must be a string", o.key)
+		}
+		*p = s
+	case *bool:
+		b, ok := v.(bool)
+		if !ok {
+			return fmt.Errorf("%s: must be true or false", o.key)
+		}
+		*p = b
+	case *[]string:
+		list, ok := v.([]any)
+		if !ok {
+			return fmt.Errorf("%s: must be a list of strings", o.key)
+		}
+		*p = nil
+		for _, e := range list {
+			s, ok := e.(string)
+			if !ok {
+				return fmt.Errorf("%s: must be a list of strings", o.key)
+			}
+			*p = append(*p, s)
+		}
+	}
+	return nil
+}
+
+// check says what is wrong with the values, all of it, by key.
+func (c *Config) check() error {
+	var errs []error
+	bad := func(key, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s: "+format, append([]any{key}, args...)...))
+	}
+	for key, path := range map[string]*string{"root": &c.Root, "state": &c.State, "certs-dir": &c.CertsDir, "manifests": &c.Manifests} {
+		if *path == "" && key == "manifests" {
+			continue
+		}
+		if !filepath.IsAbs(*path) {
+			bad(key, "%q is not an absolute path", *path)
+		}
+		*path = filepath.Clean(*path)
+	}
+	if c.Root == c.State {
+		bad("state", "%s is the root directory too: name another", c.State)
+	}
+	if path, ok := strings.CutPrefix(c.Listen, "unix://"); !ok || !filepath.IsAbs(path) {
+		bad("listen", "%q is not of the form unix:///path", c.Listen)
+	}
+	oneOf := func(key, value string, of ...string) {
+		if !slices.Contains(of, value) {
+			bad(key, "%q is none of %s", value, strings.Join(of, ", "))
+		}
+	}
+	oneOf("network-mode", c.Network, "ptp", "bridge")
+	oneOf("log-level", c.LogLevel, "debug", "info", "warn", "error")
+	oneOf("log-format", c.LogFormat, "text", "json")
+	if _, err := c.Prefixes(); err != nil {
+		bad("pod-subnets", "%w", err)
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return errors.Join(errs...)
+}
+
+// Prefixes returns the pod subnets: at most one of each family.
+func (c *Config) Prefixes() ([]netip.Prefix, error) {
+	var list []netip.Prefix
+	for _, s := range c.Subnets {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a prefix such as 10.201.0.0/16", s)
+		}
+		if p != p.Masked() {
+			return nil, fmt.Errorf("%s has bits behind its prefix: write %s", p, p.Masked())
+		}
+		for _, other := range list {
+			if other.Addr().Is4() == p.Addr().Is4() {
+				return nil, fmt.Errorf("%s and %s are of one family: keep one", other, p)
+			}
+		}
+		list = append(list, p)
+	}
+	if len(list) == 0 {
+		return nil, errors.New("is empty: name at least one prefix")
+	}
+	return list, nil
+}
+
+// Reference is the reference page of the options, in markdown.
+func Reference() string {
+	var b strings.Builder
+	b.WriteString("# huskd configuration\n\nGenerated from `internal/config`. Each key can be given as a flag, `--key=value`, or in the TOML\nfile that `--config` names (default `" + DefaultFile + "`, if it exists). A flag goes before the file.\n\n")
+	b.WriteString("| key | default | meaning |\n|---|---|---|\n")
+	cfg := New()
+	for _, o := range options(&cfg) {
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", o.key, shown(o.value), o.help)
+	}
+	return b.String()
+}
+
+func shown(v reflect.Value) string {
+	switch v := v.Interface().(type) {
+	case string:
+		if v == "" {
+			return ""
+		}
+		return "`" + v + "`"
+	case []string:
+		return "`[\"" + strings.Join(v, "\", \"") + "\"]`"
+	default:
+		return fmt.Sprintf("`%v`", v)
+	}
+}

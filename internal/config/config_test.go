@@ -1,0 +1,94 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+func file(t *testing.T, content string) string {
+	path := filepath.Join(t.TempDir(), "huskd.toml")
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestFlagGoesBeforeFileBeforeDefault(t *testing.T) {
+	path := file(t, "root = \"/a\"\nstate = \"/b\"\nmasquerade = false\npod-subnets = [\"10.9.0.0/24\"]\n")
+	cfg, err := Parse([]string{"--config", path, "--state=/c/", "--log-level", "debug"}, os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.Root != "/a" || cfg.State != "/c" || cfg.Masquerade || cfg.LogLevel != "debug" || cfg.LogFormat != "text" {
+		t.Errorf("got %+v", cfg)
+	}
+	if p, err := cfg.Prefixes(); err != nil || len(p) != 1 || p[0].String() != "10.9.0.0/24" {
+		t.Errorf("prefixes: %v, %v", p, err)
+	}
+}
+
+func TestDefaultsAreValid(t *testing.T) {
+	cfg, err := Parse(nil, os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p, _ := cfg.Prefixes(); len(p) != 2 {
+		t.Errorf("prefixes: %v", p)
+	}
+}
+
+func TestEveryFaultIsNamed(t *testing.T) {
+	for _, c := range []struct {
+		name, file string
+		args       []string
+		want       []string
+	}{
+		{"syntax", "root = \n", nil, []string{"huskd.toml:1:"}},
+		{"unknown keys", "rot = \"/a\"\nzoo = 1\n", nil, []string{"huskd.toml: rot: unknown key", "huskd.toml: zoo: unknown key"}},
+		{"wrong types", "root = 1\nmasquerade = \"yes\"\npod-subnets = [1]\n", nil,
+			[]string{"root: must be a string", "masquerade: must be true or false", "pod-subnets: must be a list of strings"}},
+		{"values", "root = \"a\"\nlisten = \"tcp://:1\"\nlog-format = \"xml\"\nnetwork-mode = \"l2\"\n", nil,
+			[]string{`root: "a" is not an absolute path`, `listen: "tcp://:1" is not of the form`, `log-format: "xml" is none of text, json`, `network-mode: "l2" is none of ptp, bridge`}},
+		{"subnet", "", []string{"--pod-subnets=10.1.2.3/16"}, []string{"pod-subnets: 10.1.2.3/16 has bits behind its prefix: write 10.1.0.0/16"}},
+		{"subnet text", "", []string{"--pod-subnets=ten"}, []string{`pod-subnets: "ten" is not a prefix`}},
+		{"subnet twice", "", []string{"--pod-subnets=10.1.0.0/16,10.2.0.0/16"}, []string{"are of one family"}},
+		{"no subnet", "pod-subnets = []\n", nil, []string{"pod-subnets: is empty"}},
+		{"same directories", "", []string{"--root=/x", "--state=/x/"}, []string{"state: /x is the root directory too"}},
+		{"unknown flag", "", []string{"--rot=/x"}, []string{"unknown flag: --rot"}},
+		{"argument", "", []string{"web.yaml"}, []string{"pods are run with husk run"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := Parse(append(c.args, "--config", file(t, c.file)), &bytes.Buffer{})
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range c.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("got %v\nwant …%s…", err, want)
+				}
+			}
+		})
+	}
+	if _, err := Parse([]string{"--config=/nowhere/x.toml"}, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), "/nowhere/x.toml") {
+		t.Errorf("missing file: %v", err)
+	}
+}
+
+func TestHelpListsEveryKey(t *testing.T) {
+	var out bytes.Buffer
+	if _, err := Parse([]string{"--help"}, &out); !errors.Is(err, pflag.ErrHelp) {
+		t.Fatal(err)
+	}
+	cfg := New()
+	for _, o := range options(&cfg) {
+		if o.key == "" || o.help == "" || !strings.Contains(out.String(), "--"+o.key) || !strings.Contains(Reference(), "`"+o.key+"`") {
+			t.Errorf("option %q is not explained", o.key)
+		}
+	}
+}

@@ -1,0 +1,209 @@
+// Package logs reads container logs in the format that CRI prescribes and
+// conmon writes: a line per write, "TIME STREAM TAG TEXT", where the tag P
+// marks a part of a line that the next record goes on with, and F its end.
+// See kubernetes/design-proposals-archive, node/kubelet-cri-logging.md.
+package logs
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+)
+
+// Line is one whole line of output.
+type Line struct {
+	Time   time.Time // of its first part
+	Stderr bool
+	Text   []byte // without the newline; valid until the next line is asked for
+}
+
+// Options say which lines are wanted.
+type Options struct {
+	Tail   int       // the last so many lines; negative is all
+	Since  time.Time // no lines older than this
+	Follow bool      // go on until Ended and all is read
+	// Ended is closed when the container writes no more.
+	Ended <-chan struct{}
+}
+
+// maxLine bounds a line that never ends; what is longer is given in pieces.
+const maxLine = 1 << 20
+
+// Read calls yield with the lines of the log at path. A missing file is an
+// empty log. While following, a file that was moved away by log rotation is
+// read to its end and then the new one.
+func Read(ctx context.Context, path string, o Options, yield func(Line) error) error {
+	f, err := os.Open(path)
+	if errors.Is(err, os.ErrNotExist) && !o.Follow {
+		return nil
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("log: %w", err)
+	}
+	r := &reader{path: path, file: f, options: o, yield: yield}
+	defer r.close()
+	if f != nil && o.Tail >= 0 {
+		at, err := tailOffset(f, o.Tail)
+		if err != nil {
+			return fmt.Errorf("log %s: %w", path, err)
+		}
+		if _, err := f.Seek(at, io.SeekStart); err != nil {
+			return fmt.Errorf("log %s: %w", path, err)
+		}
+	}
+	if !o.Follow {
+		if err := r.drain(); err != nil {
+			return err
+		}
+		return r.flush()
+	}
+	return r.follow(ctx)
+}
+
+// reader joins the parts of lines, of each stream by itself.
+type reader struct {
+	path    string
+	file    *os.File
+	options Options
+	yield   func(Line) error
+	rest    []byte   // the beginning of a record that isn't wholly there
+	open    [2]*Line // by stream: a line whose end isn't there
+}
+
+func (r *reader) close() {
+	if r.file != nil {
+		_ = r.file.Close()
+	}
+}
+
+// drain reads to the present end of the file.
+func (r *reader) drain() error {
+	if r.file == nil {
+		return nil
+	}
+	in := bufio.NewReaderSize(r.file, 64<<10)
+	for {
+		piece, err := in.ReadSlice('\n')
+		r.rest = append(r.rest, piece...)
+		switch {
+		case err == nil:
+			record := r.rest[:len(r.rest)-1]
+			r.rest = r.rest[len(r.rest):]
+			if err := r.record(record); err != nil {
+				return err
+			}
+		case errors.Is(err, io.EOF):
+			return nil
+		case !errors.Is(err, bufio.ErrBufferFull):
+			return fmt.Errorf("log %s: %w", r.path, err)
+		}
+	}
+}
+
+// record takes one record. What isn't one, as a crash of the host can leave
+// behind, is passed over.
+func (r *reader) record(data []byte) error {
+	at, stderr, partial, text, ok := parse(data)
+	if !ok || at.Before(r.options.Since) {
+		return nil
+	}
+	stream := 0
+	if stderr {
+		stream = 1
+	}
+	line := r.open[stream]
+	if line == nil {
+		line = &Line{Time: at, Stderr: stderr}
+		r.open[stream] = line
+	}
+	line.Text = append(line.Text, text...)
+	if partial && len(line.Text) < maxLine {
+		return nil
+	}
+	r.open[stream] = nil
+	return r.yield(*line)
+}
+
+// flush gives the lines that never got an end.
+func (r *reader) flush() error {
+	for stream, line := range r.open {
+		if line == nil {
+			continue
+		}
+		r.open[stream] = nil
+		if err := r.yield(*line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func parse(data []byte) (at time.Time, stderr, partial bool, text []byte, ok bool) {
+	stamp, rest, found := bytes.Cut(data, []byte(" "))
+	if !found {
+		return
+	}
+	stream, rest, found := bytes.Cut(rest, []byte(" "))
+	if !found {
+		return
+	}
+	tags, text, _ := bytes.Cut(rest, []byte(" "))
+	at, err := time.Parse(time.RFC3339Nano, string(stamp))
+	if err != nil || (string(stream) != "stdout" && string(stream) != "stderr") {
+		return
+	}
+	// The tag field may have more tags behind a colon.
+	tag, _, _ := bytes.Cut(tags, []byte(":"))
+	return at, string(stream) == "stderr", string(tag) == "P", text, string(tag) == "P" || string(tag) == "F"
+}
+
+// tailOffset returns where the last n whole lines of the file begin.
+func tailOffset(f *os.File, n int) (int64, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	const block = 64 << 10
+	end := info.Size()
+	if n == 0 {
+		return end, nil
+	}
+	// lineAt is where the record that is being looked at begins; walking back,
+	// a record is complete once the newline before it is found.
+	var tail []byte // from the current block's start to the end of the record before
+	recordEnd := end
+	for at := end; at > 0; {
+		size := min(block, at)
+		at -= size
+		buf := make([]byte, size, int(size)+len(tail))
+		if _, err := f.ReadAt(buf, at); err != nil {
+			return 0, err
+		}
+		buf = append(buf, tail...)
+		for {
+			i := bytes.LastIndexByte(buf[:max(0, recordEnd-at-1)], '\n')
+			if i < 0 {
+				break
+			}
+			start := at + int64(i) + 1
+			// A full record ends a line; the one after it begins the next.
+			if _, _, partial, _, ok := parse(bytes.TrimSuffix(buf[i+1:recordEnd-at], []byte("\n"))); ok && !partial {
+				n--
+				if n < 0 {
+					return recordEnd, nil
+				}
+			}
+			recordEnd = start
+		}
+		tail = buf[:recordEnd-at]
+	}
+	if _, _, partial, _, ok := parse(bytes.TrimSuffix(tail, []byte("\n"))); ok && !partial && n == 0 && recordEnd < end {
+		return recordEnd, nil
+	}
+	return 0, nil
+}

@@ -1,0 +1,206 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+var binaries struct {
+	sync.Mutex
+	dir string
+}
+
+// Binary builds a command of Husk, once for all tests of a test binary, with
+// the places where a crash can be ordered.
+func (n *Node) Binary(name string) string {
+	n.t.Helper()
+	binaries.Lock()
+	defer binaries.Unlock()
+	if binaries.dir == "" {
+		dir, err := os.MkdirTemp("", "husk-bin-")
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		binaries.dir = dir
+	}
+	path := filepath.Join(binaries.dir, name)
+	if _, err := os.Stat(path); err == nil {
+		return path
+	}
+	cmd := exec.Command("go", "build", "-tags", "crashpoint", "-o", path, "github.com/huskd/husk/cmd/"+name)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		n.t.Fatalf("build %s: %v\n%s", name, err, out)
+	}
+	return path
+}
+
+func removeBinaries() {
+	if binaries.dir != "" {
+		_ = os.RemoveAll(binaries.dir)
+	}
+}
+
+// Daemon is a running huskd.
+type Daemon struct {
+	n    *Node
+	cmd  *exec.Cmd
+	log  *syncBuffer
+	done chan struct{}
+	// Ready is how long it took from exec to serving.
+	Ready time.Duration
+}
+
+// Option changes how huskd is started.
+type Option func(*exec.Cmd)
+
+// Env sets a variable of huskd's environment.
+func Env(name, value string) Option {
+	return func(c *exec.Cmd) { c.Env = append(c.Env, name+"="+value) }
+}
+
+// Flags adds flags.
+func Flags(flags ...string) Option {
+	return func(c *exec.Cmd) { c.Args = append(c.Args, flags...) }
+}
+
+// Launch starts huskd on the node and doesn't wait for it to serve.
+func (n *Node) Launch(options ...Option) *Daemon {
+	n.t.Helper()
+	cmd := n.Command(context.Background(), n.Binary("huskd"), "--root", n.Root, "--state", n.State, "--certs-dir", filepath.Join(n.Dir, "certs.d"), "--config", "/dev/null")
+	cmd.Env = os.Environ()
+	d := &Daemon{n: n, cmd: cmd, log: &syncBuffer{}, done: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = d.log, d.log
+	for _, o := range options {
+		o(cmd)
+	}
+	if err := cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	go func() {
+		_ = cmd.Wait()
+		close(d.done)
+	}()
+	n.t.Cleanup(func() {
+		d.Kill()
+		if n.t.Failed() {
+			n.t.Logf("huskd's log:\n%s", d.Log())
+		}
+	})
+	return d
+}
+
+// Huskd starts huskd on the node and waits until it serves.
+func (n *Node) Huskd(options ...Option) *Daemon {
+	n.t.Helper()
+	began := time.Now()
+	d := n.Launch(options...)
+	Eventually(n.t, 30*time.Second, func() string {
+		select {
+		case <-d.done:
+			n.t.Fatalf("huskd ended:\n%s", d.Log())
+		default:
+		}
+		if n.Serves() {
+			return ""
+		}
+		return "huskd doesn't serve"
+	})
+	d.Ready = time.Since(began)
+	return d
+}
+
+// Socket is how the host sees huskd's socket.
+func (n *Node) Socket() string { return n.Path(filepath.Join(n.State, "husk.sock")) }
+
+// Serves says whether huskd accepts connections.
+func (n *Node) Serves() bool {
+	conn, err := net.Dial("unix", n.Socket())
+	if err != nil {
+		return false
+	}
+	_ = conn.Close()
+	return true
+}
+
+// Log is what huskd has written.
+func (d *Daemon) Log() string { return d.log.String() }
+
+// Pid is huskd's on the host.
+func (d *Daemon) Pid() int {
+	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", d.cmd.Process.Pid, d.cmd.Process.Pid))
+	pid := d.cmd.Process.Pid
+	_, _ = fmt.Sscan(string(children), &pid)
+	return pid
+}
+
+// Signal sends a signal to huskd itself, not to the nsenter around it.
+func (d *Daemon) Signal(sig syscall.Signal) { _ = syscall.Kill(d.Pid(), sig) }
+
+// Kill ends huskd with SIGKILL.
+func (d *Daemon) Kill() {
+	d.Signal(syscall.SIGKILL)
+	d.Wait(10 * time.Second)
+}
+
+// Stop ends huskd with SIGTERM, which leaves pods running.
+func (d *Daemon) Stop() {
+	d.n.t.Helper()
+	d.Signal(syscall.SIGTERM)
+	if !d.Wait(30 * time.Second) {
+		d.n.t.Fatalf("huskd doesn't end on SIGTERM:\n%s", d.Log())
+	}
+}
+
+// Wait waits for huskd to end and says whether it did.
+func (d *Daemon) Wait(within time.Duration) bool {
+	select {
+	case <-d.done:
+		return true
+	case <-time.After(within):
+		return false
+	}
+}
+
+// Husk runs the command line against the node's huskd.
+func (n *Node) Husk(args ...string) Result {
+	n.t.Helper()
+	return n.Run(n.Binary("husk"), append([]string{"--socket", "unix://" + n.State + "/husk.sock"}, args...)...)
+}
+
+// MustHusk is Husk, which must succeed; it returns the output.
+func (n *Node) MustHusk(args ...string) string {
+	n.t.Helper()
+	r := n.Husk(args...)
+	if r.Code != 0 {
+		n.t.Fatalf("husk %s: exit code %d\n%s%s", strings.Join(args, " "), r.Code, r.Stdout, r.Stderr)
+	}
+	return r.Stdout
+}
+
+// syncBuffer is a buffer that is written and read at the same time.
+type syncBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
