@@ -3,7 +3,7 @@
 GO       ?= go
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS  := -s -w -X github.com/huskd/husk/internal/version.Version=$(VERSION)
-PACKAGES := runc crun conmon iproute2 iputils-ping nftables procps
+PACKAGES := runc crun conmon iproute2 iputils-ping nftables procps skopeo docker-registry
 
 export CGO_ENABLED = 0
 
@@ -12,7 +12,7 @@ export CGO_ENABLED = 0
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-deps: ## install what Debian offers: runc, crun, conmon
+deps: ## install what Debian offers: runc, crun, conmon and what tests use
 	@missing=; for p in $(PACKAGES); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$p"; done; \
 	if [ -n "$$missing" ]; then echo "installing$$missing"; apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; fi
 

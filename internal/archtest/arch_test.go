@@ -24,7 +24,7 @@ const (
 	maxInterface     = 6
 	maxFanOut        = 12
 	maxStructFields  = 20
-	maxStructMethods = 25
+	maxStructMethods = 30
 )
 
 const module = "github.com/huskd/husk"
