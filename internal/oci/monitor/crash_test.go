@@ -1,0 +1,228 @@
+package monitor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/oci/conmon"
+	"github.com/huskd/husk/internal/oci/ocitest"
+	"github.com/huskd/husk/internal/pidfd"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// installed is a driver for whichever runtime works, and bundles for it.
+type installed struct {
+	*testing.T
+	*Driver
+	id, bundle, cgroup string
+}
+
+func install(t *testing.T) *installed {
+	cfg := config(t)
+	runtime, _, err := Find(t.Context(), cfg)
+	must(t, err)
+	return &installed{T: t, Driver: New(cfg, runtime, nil)}
+}
+
+// bundle makes a new one for the pause program.
+func (i *installed) newBundle() {
+	i.id, i.bundle = pod.NewID(), i.TempDir()
+	i.cgroup = "/" + i.id
+	must(i, writeProbe(i.bundle, i.cgroup, "/pause"))
+}
+
+func (i *installed) dir(id string) string { return i.blank(id).dir }
+
+func (i *installed) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(i.Context(), 30*time.Second)
+	i.Cleanup(cancel)
+	return ctx
+}
+
+func (i *installed) request() oci.Create { return oci.Create{ID: i.id, Bundle: i.bundle} }
+
+// leftNothing checks that no trace of the container is there.
+func (i *installed) leftNothing(when string) {
+	i.Helper()
+	for _, trace := range ocitest.Traces(i.cfg.Host.Cgroup, i.id, i.cgroup, i.cfg.StateDir, i.bundle) {
+		i.Errorf("%s: left behind: %s", when, trace)
+	}
+}
+
+// TestRuntimeKilled kills the runtime at many moments of a creation, as the
+// kernel does when memory is short.
+func TestRuntimeKilled(t *testing.T) {
+	hosttest.Root(t)
+	i := install(t)
+	failed := 0
+	for after := time.Duration(0); after < 60*time.Millisecond; after += 3 * time.Millisecond {
+		i.newBundle()
+		// Killed when its work is done, it leaves conmon waiting for the
+		// container's init to close stderr. That is for the context to end.
+		ctx, cancel := context.WithTimeout(i.ctx(), 2*time.Second)
+		done := make(chan error, 1)
+		go func() {
+			_, err := i.Create(ctx, i.request())
+			done <- err
+		}()
+		found := i.conmon()
+		time.Sleep(after)
+		for _, pid := range pidfd.Children(found.PID) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		err := <-done
+		cancel()
+		if err != nil {
+			failed++
+		}
+		if err == nil {
+			must(t, i.Delete(i.ctx(), i.id))
+		}
+		i.leftNothing(fmt.Sprintf("killed after %v (%v)", after, err))
+	}
+	if failed == 0 {
+		t.Error("no creation failed: the test kills too late")
+	}
+}
+
+// conmon waits until there is one for the container.
+func (i *installed) conmon() oci.Process {
+	i.Helper()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+		if p, ok := conmon.Find(i.dir(i.id)); ok && len(pidfd.Children(p.PID)) > 0 {
+			return p
+		}
+	}
+	i.Fatal("no conmon shows up")
+	return oci.Process{}
+}
+
+// crashing is set in the process that TestDaemonKilled kills: the state
+// directory.
+const crashing = "HUSK_CRASHING"
+
+// TestDaemonKilled kills a process that creates a container at many moments,
+// and has a driver that knows nothing else clean up.
+func TestDaemonKilled(t *testing.T) {
+	hosttest.Root(t)
+	if dir := os.Getenv(crashing); dir != "" {
+		createForever(t, dir)
+		return
+	}
+	i := install(t)
+	halfMade, whole := 0, 0
+	for after := time.Duration(0); whole < 3 && after < 5*time.Second; after += 4 * time.Millisecond {
+		i.newBundle()
+		cmd := exec.Command(os.Args[0], "-test.run=^TestDaemonKilled$")
+		cmd.Env = append(os.Environ(), crashing+"="+i.cfg.StateDir, "HUSK_ID="+i.id, "HUSK_BUNDLE="+i.bundle)
+		must(t, cmd.Start())
+		for !exists(i.dir(i.id)) {
+			time.Sleep(100 * time.Microsecond)
+		}
+		time.Sleep(after)
+		must(t, cmd.Process.Kill())
+		_ = cmd.Wait()
+		restarted := New(i.cfg, i.runtime, nil)
+		if ids, err := restarted.List(); err != nil || len(ids) != 1 || ids[0] != i.id {
+			t.Fatalf("List: %v, %v", ids, err)
+		}
+		if _, err := restarted.Status(i.ctx(), i.id); err == nil {
+			whole++
+		} else {
+			halfMade++
+		}
+		must(t, restarted.Delete(i.ctx(), i.id))
+		i.leftNothing(fmt.Sprintf("killed after %v", after))
+	}
+	if halfMade == 0 || whole == 0 {
+		t.Errorf("%d half-made and %d whole containers: the test kills at the wrong times", halfMade, whole)
+	}
+}
+
+func createForever(t *testing.T, state string) {
+	cfg := Config{StateDir: state, Host: host.Probe("/")} // no t.TempDir: nobody would remove it
+	runtime, _, err := Find(t.Context(), cfg)             // which the parent has found
+	must(t, err)
+	_, err = New(cfg, runtime, nil).Create(t.Context(), oci.Create{ID: os.Getenv("HUSK_ID"), Bundle: os.Getenv("HUSK_BUNDLE")})
+	must(t, err)
+	time.Sleep(time.Minute)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// TestBadRuntimes has runtimes that say that they are runc and then don't do
+// what runc does.
+func TestBadRuntimes(t *testing.T) {
+	hosttest.Root(t)
+	for name, script := range map[string]string{
+		"hangs":          "exec sleep 1000",
+		"fails silently": "exit 1",
+		"fails":          "echo 'first line' >&2; echo 'second line' >&2; exit 1",
+		"is killed":      "kill -9 $$",
+		"makes nothing":  "exit 0",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			i := install(t)
+			i.newBundle()
+			i.runtime.Path = filepath.Join(t.TempDir(), "runtime")
+			must(t, os.WriteFile(i.runtime.Path, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err := i.Create(ctx, i.request())
+			if err == nil || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%v, want an error of one line", err)
+			}
+			i.leftNothing(name)
+		})
+	}
+}
+
+// TestMountLeftByRuntime: runc, killed at the wrong moment, leaves a mount.
+func TestMountLeftByRuntime(t *testing.T) {
+	hosttest.Root(t)
+	i := install(t)
+	i.newBundle()
+	_, err := i.Create(i.ctx(), i.request())
+	must(t, err)
+	c, err := i.find(i.id)
+	must(t, err)
+	file := filepath.Join(c.state(), "runc.XXXXXX")
+	must(t, os.WriteFile(file, nil, 0o600))
+	must(t, syscall.Mount("/bin/true", file, "", syscall.MS_BIND, ""))
+	must(t, i.Delete(i.ctx(), i.id))
+	i.leftNothing("with a mount")
+}
+
+// TestUnreadableRecord: one bad record stops nothing else.
+func TestUnreadableRecord(t *testing.T) {
+	hosttest.Root(t)
+	for _, content := range []string{"", "{", "null", `{"id":"other"}`} {
+		i := install(t)
+		i.newBundle()
+		_, err := i.Create(i.ctx(), i.request())
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(i.dir(i.id), recordFile), []byte(content), 0o600))
+		restarted := New(i.cfg, i.runtime, nil)
+		if _, err := restarted.Wait(i.ctx(), i.id); err == nil {
+			t.Errorf("%q was read", content)
+		}
+		must(t, restarted.Delete(i.ctx(), i.id))
+		i.forget(i.id)
+		i.bundle = i.cfg.StateDir // where the bundle is nobody knows any more
+		i.leftNothing("record " + content)
+	}
+}

@@ -1,0 +1,211 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/oci/conmon"
+	"github.com/huskd/husk/internal/pidfd"
+	"github.com/huskd/husk/internal/pod"
+)
+
+const (
+	// createLimit bounds a creation, even if the caller doesn't. A runtime that
+	// was killed can leave conmon waiting for ever for its standard error.
+	createLimit = 2 * time.Minute
+	// cleanupLimit bounds the cleaning up after a creation that failed.
+	cleanupLimit = 30 * time.Second
+)
+
+// Create starts conmon and has the runtime create the container. If it fails,
+// nothing of the container is left; a refusal of the runtime is an
+// *oci.StartError.
+func (d *Driver) Create(ctx context.Context, req oci.Create) (oci.Process, error) {
+	if d.missing != nil {
+		return oci.Process{}, fmt.Errorf("create container %s: %w", pod.Short(req.ID), d.missing)
+	}
+	c, err := d.request(req)
+	if err != nil {
+		return oci.Process{}, err
+	}
+	if err := os.MkdirAll(d.cfg.containers(), 0o700); err != nil {
+		return oci.Process{}, err
+	}
+	// The directory is what two creations of one ID fight for.
+	if err := os.Mkdir(c.dir, 0o700); errors.Is(err, fs.ErrExist) {
+		return oci.Process{}, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("container %s exists: delete it first", pod.Short(req.ID)))
+	} else if err != nil {
+		return oci.Process{}, err
+	}
+	if err := c.create(ctx); err != nil {
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupLimit)
+		defer cancel()
+		return oci.Process{}, fmt.Errorf("create container %s: %w", pod.Short(req.ID), andThen(err, c.remove(cleanup)))
+	}
+	return c.Init, nil
+}
+
+func (c *container) create(ctx context.Context) error {
+	if err := c.save(); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(c.root(), 0o700); err != nil {
+		return err
+	}
+	held, err := lock(c.path(lockFile))
+	if err != nil {
+		return err
+	}
+	defer held.Close()
+	m, err := conmon.Start(conmon.Launch{
+		Path: c.Runtime.Conmon, Dir: c.Bundle, State: c.dir, Args: c.createArgs(),
+		Stdio: [3]int{conmon.None, conmon.None, conmon.None}, Held: held,
+	})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	c.Monitor = m.Process
+	limited, cancel := context.WithTimeoutCause(ctx, createLimit, fmt.Errorf("%s took longer than %v", c.Runtime.Name, createLimit))
+	defer cancel()
+	err = c.await(limited, m)
+	if err == nil {
+		err = c.save()
+	}
+	if err != nil {
+		// As long as conmon lives, its runtime makes what is to be removed.
+		c.Init = oci.Process{}
+		return err
+	}
+	c.watch(m.PIDFD)
+	m.PIDFD = nil // the watch's now
+	return nil
+}
+
+const lockFile = "lock"
+
+// lock takes the lock that whoever has a part in a creation holds, or returns
+// unix.EWOULDBLOCK.
+func lock(file string) (*os.File, error) {
+	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, &os.PathError{Op: "lock", Path: file, Err: err}
+	}
+	return f, nil
+}
+
+// createArgs are conmon's arguments for creating a container.
+func (c *container) createArgs() []string {
+	log := "none"
+	if c.Log != "" {
+		log = "k8s-file:" + c.Log
+	}
+	args := []string{
+		"--cid", c.ID, "--cuuid", c.ID,
+		"--bundle", c.Bundle,
+		"--container-pidfile", c.path("pid"),
+		"--log-path", log,
+		// The attach socket is bound through /proc/self/fd, at any length of path.
+		"--full-attach",
+		// An fsync of the log as each container ends stalls a slow disk.
+		"--no-sync-log",
+	}
+	args = append(args, c.runtimeArgs()...)
+	if c.Terminal {
+		args = append(args, "--terminal")
+	}
+	if c.Stdin {
+		args = append(args, "--stdin")
+	}
+	if !c.StdinOnce {
+		args = append(args, "--leave-stdin-open")
+	}
+	return args
+}
+
+// globalArgs are the runtime's own. With a log file the runtimes write their
+// errors plainly to standard error, and their warnings not into the container's
+// log.
+func (c *container) globalArgs() []string {
+	return []string{"--root=" + c.root(), "--log=" + c.path("runtime.log")}
+}
+
+// runtimeArgs tell conmon which runtime to run and how.
+func (c *container) runtimeArgs() []string {
+	args := []string{"--runtime", c.Runtime.Path}
+	for _, arg := range c.globalArgs() {
+		args = append(args, "--runtime-arg", arg)
+	}
+	return args
+}
+
+// await waits for conmon's word that the container is there.
+func (c *container) await(ctx context.Context, m *conmon.Conmon) error {
+	got, err := m.Next(ctx)
+	switch {
+	case errors.Is(err, io.EOF):
+		if said := oneLine(m.Complaint()); said != "" {
+			return errors.New(said)
+		}
+		return fmt.Errorf("%s or conmon died without a word", c.Runtime.Name)
+	case err != nil:
+		return err
+	case got.Value <= 0:
+		return refusal(got.Message)
+	}
+	c.Init, err = pidfd.Identify(got.Value)
+	return err
+}
+
+// refusal makes a StartError of what a runtime said.
+func refusal(message string) error {
+	e := &oci.StartError{Code: 128, Message: oneLine(message)}
+	if e.Message == "" {
+		e.Message = "the runtime refused without a word"
+	}
+	// runc: exec: "x": executable file not found in $PATH, exec: "/x": stat /x: no such file …
+	// crun: executable file `x` not found in $PATH: …, open executable: Permission denied
+	lower := strings.ToLower(e.Message)
+	if strings.Contains(lower, "exec: \"") || strings.Contains(lower, "executable") {
+		switch {
+		case strings.Contains(lower, "not found"), strings.Contains(lower, "no such file"):
+			e.Code = 127
+		case strings.Contains(lower, "permission denied"), strings.Contains(lower, "is a directory"):
+			e.Code = 126
+		}
+	}
+	return e
+}
+
+// andThen adds to an error what went wrong in cleaning up after it.
+func andThen(err, then error) error {
+	if then == nil {
+		return err
+	}
+	return fmt.Errorf("%w (and then: %w)", err, then)
+}
+
+// oneLine makes a line of what a program wrote.
+func oneLine(s string) string {
+	const longest = 2048
+	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+	s = strings.TrimSpace(s)
+	if len(s) > longest {
+		s = s[:longest] + "…"
+	}
+	return s
+}

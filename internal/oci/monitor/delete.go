@@ -1,0 +1,203 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/oci/conmon"
+	"github.com/huskd/husk/internal/pidfd"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// monitorGrace is how long conmon may take to write down the last output and
+// the exit code once the container's first process is dead.
+const monitorGrace = 5 * time.Second
+
+var errGrace = errors.New("conmon doesn't end")
+
+// Delete kills what is left of a container and removes all traces of it: its
+// processes, conmon, the cgroup, the runtime's files and ours. It is safe to
+// call again, at any point of a creation that was cut off, after a reboot, and
+// for a container that isn't there. If it fails the record stays.
+func (d *Driver) Delete(ctx context.Context, id string) error {
+	if err := checkID(id); err != nil {
+		return err
+	}
+	c, err := d.load(id)
+	if err != nil {
+		// None, or none that can be read: what it said is found in other ways.
+		c = d.blank(id)
+	}
+	if err := c.remove(ctx); err != nil {
+		return fmt.Errorf("delete container %s: %w", pod.Short(id), err)
+	}
+	return nil
+}
+
+// remove does what Delete promises.
+func (c *container) remove(ctx context.Context) error {
+	if !c.booted() {
+		if err := c.end(ctx); err != nil {
+			return err
+		}
+	}
+	if err := c.removeState(ctx); err != nil {
+		return err
+	}
+	if c.Bundle != "" {
+		conmon.RemoveFiles(c.Bundle)
+	}
+	c.driver.forget(c.ID)
+	err := os.RemoveAll(c.dir)
+	// A Wait that is under way may leave its mark meanwhile.
+	for tries := 0; errors.Is(err, unix.ENOTEMPTY) && tries < 3; tries++ {
+		err = os.RemoveAll(c.dir)
+	}
+	return err
+}
+
+// end ends the container's first process and then conmon, which writes down the
+// end. With a creation cut off it is the other way round: as long as conmon
+// lives, its runtime makes more. What is left in the cgroup goes with it.
+func (c *container) end(ctx context.Context) error {
+	if !c.created() {
+		return c.endCreation(ctx)
+	}
+	if err := pidfd.Signal(c.Init, unix.SIGKILL); err != nil && !errors.Is(err, pidfd.ErrGone) {
+		return err
+	}
+	w, err := c.watching()
+	if errors.Is(err, pidfd.ErrGone) || err == nil && w.over() {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeoutCause(ctx, monitorGrace, errGrace)
+	defer cancel()
+	if err := w.wait(limited); !errors.Is(err, errGrace) {
+		return err
+	}
+	if err := pidfd.End(ctx, c.Monitor); err != nil {
+		return err
+	}
+	return w.wait(ctx)
+}
+
+// endCreation ends a creation that was cut off, and returns when no process
+// that had a part in it is left: the conmon, which may not have come to be
+// recorded, or be a fork of us that isn't conmon yet; the runtime, which dies
+// with conmon, but a little later; and what that has forked.
+func (c *container) endCreation(ctx context.Context) error {
+	if _, err := os.Stat(c.dir); errors.Is(err, fs.ErrNotExist) {
+		return nil // it is made before conmon is started
+	}
+	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		if err := c.endRound(ctx); err != nil {
+			return err
+		}
+		held, err := lock(c.path(lockFile))
+		if err == nil {
+			return held.Close()
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		if c.Cgroup == "" {
+			// The record is unreadable: only the runtime knows what it has made.
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// endRound kills what of a creation can be found.
+func (c *container) endRound(ctx context.Context) error {
+	p := c.Monitor
+	if p.PID == 0 {
+		p, _ = conmon.Find(c.dir)
+	}
+	if err := pidfd.End(ctx, p); err != nil || c.Cgroup == "" {
+		return err
+	}
+	tree, err := c.tree()
+	if err != nil {
+		return err
+	}
+	return tree.Kill(ctx, c.Cgroup)
+}
+
+// removeState removes the cgroup and the runtime's directory.
+func (c *container) removeState(ctx context.Context) error {
+	if c.Runtime.Name == "" {
+		return c.removeUnrecorded(ctx)
+	}
+	if _, err := os.Stat(c.state()); err == nil && c.RuntimeDeletes {
+		// Whether it says so or not: what it leaves goes now.
+		_ = c.runRuntime(ctx, "delete", "--force", c.ID)
+	}
+	if !c.booted() {
+		tree, err := c.tree()
+		if err != nil {
+			return err
+		}
+		if err := tree.Remove(ctx, c.Cgroup); err != nil {
+			return err
+		}
+	}
+	return removeMounted(c.state())
+}
+
+// removeMounted removes a directory in which files may be mounted on. runc
+// mounts its own program there for a moment, to have a copy that the container
+// can't write to (nsexec's cloned_binary.c), and may have been killed then.
+func removeMounted(dir string) error {
+	err := os.RemoveAll(dir)
+	if !errors.Is(err, unix.EBUSY) {
+		return err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		_ = unix.Unmount(filepath.Join(dir, e.Name()), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	}
+	return os.RemoveAll(dir)
+}
+
+// removeUnrecorded asks whichever runtime knows the container, for it alone can
+// tell then which processes and cgroups are the container's.
+func (c *container) removeUnrecorded(ctx context.Context) error {
+	roots, err := os.ReadDir(c.driver.cfg.roots())
+	if err != nil {
+		return ignoreMissing(err)
+	}
+	for _, root := range roots {
+		c.Runtime = c.driver.runtime
+		if c.Runtime.Name != root.Name() {
+			c.Runtime = Runtime{Name: root.Name(), Path: locate(root.Name()).Path}
+		}
+		if _, err := os.Stat(c.state()); err != nil {
+			continue
+		}
+		if err := c.runRuntime(ctx, "delete", "--force", c.ID); err != nil {
+			return err
+		}
+		if err := removeMounted(c.state()); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,220 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/pidfd"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// Files about the end of a container in its directory. conmon writes the first
+// two, we the third, when conmon couldn't.
+const (
+	exitFile = "exit"
+	oomFile  = "oom"
+	lostFile = "lost"
+)
+
+// lostCode is the exit code where none is known.
+const lostCode = 255
+
+// leftoverLimit bounds the killing of what an ended container left running.
+const leftoverLimit = 10 * time.Second
+
+// watch waits for the conmon of one container.
+type watch struct {
+	done chan struct{} // closed when conmon has ended
+	exit oci.Exit      // set before
+}
+
+// over says whether the watch is done.
+func (w *watch) over() bool {
+	select {
+	case <-w.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// wait returns when the watch is done, or with ctx's error.
+func (w *watch) wait(ctx context.Context) error {
+	select {
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// watch starts waiting for the conmon behind fd, which it then owns.
+func (c *container) watch(fd *os.File) *watch {
+	d := c.driver
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if w, ok := d.watches[c.ID]; ok {
+		_ = fd.Close()
+		return w
+	}
+	w := &watch{done: make(chan struct{})}
+	d.watches[c.ID] = w
+	go func() {
+		_ = pidfd.Wait(context.Background(), fd)
+		_ = fd.Close()
+		w.exit = c.settle()
+		close(w.done)
+	}()
+	return w
+}
+
+// watching returns the watch of the container, or pidfd.ErrGone if its conmon
+// is.
+func (c *container) watching() (*watch, error) {
+	c.driver.mu.Lock()
+	w, ok := c.driver.watches[c.ID]
+	c.driver.mu.Unlock()
+	if ok {
+		return w, nil
+	}
+	if c.booted() {
+		return nil, pidfd.ErrGone
+	}
+	fd, err := pidfd.Open(c.Monitor)
+	if err != nil {
+		return nil, err
+	}
+	return c.watch(fd), nil
+}
+
+// alive returns a context that ends with pidfd.ErrGone when conmon does, or
+// that error if it has.
+func (c *container) alive(ctx context.Context) (context.Context, func(), error) {
+	w, err := c.watching()
+	if err == nil && w.over() {
+		err = pidfd.ErrGone
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		if w.wait(ctx) == nil {
+			cancel(pidfd.ErrGone)
+		}
+	}()
+	return ctx, func() { cancel(nil) }, nil
+}
+
+// forget drops the watch of a container that is deleted.
+func (d *Driver) forget(id string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.watches, id)
+}
+
+// Wait returns once the container has ended, also one that ended while no
+// Driver was there. Every process that it left running is killed by then. It
+// can be called any number of times until the container is deleted.
+func (d *Driver) Wait(ctx context.Context, id string) (oci.Exit, error) {
+	c, err := d.find(id)
+	if err != nil {
+		return oci.Exit{}, err
+	}
+	w, err := c.watching()
+	if errors.Is(err, pidfd.ErrGone) {
+		return c.settle(), nil
+	}
+	if err != nil {
+		return oci.Exit{}, fmt.Errorf("wait for container %s: %w", pod.Short(id), err)
+	}
+	if err := w.wait(ctx); err != nil {
+		return oci.Exit{}, err
+	}
+	return w.exit, nil
+}
+
+// Status says how a container stands, without waiting for anything.
+func (d *Driver) Status(_ context.Context, id string) (oci.Status, error) {
+	c, err := d.find(id)
+	if err != nil {
+		return oci.Status{}, err
+	}
+	w, err := c.watching()
+	switch {
+	case errors.Is(err, pidfd.ErrGone):
+		return oci.Status{State: oci.Exited, Process: c.Init, Exit: c.settle()}, nil
+	case err != nil:
+		return oci.Status{}, fmt.Errorf("container %s: %w", pod.Short(id), err)
+	case w.over():
+		return oci.Status{State: oci.Exited, Process: c.Init, Exit: w.exit}, nil
+	}
+	// Both runtimes remove the FIFO when they start the program.
+	if _, err := os.Stat(c.fifo()); err == nil {
+		return oci.Status{State: oci.Created, Process: c.Init}, nil
+	}
+	return oci.Status{State: oci.Running, Process: c.Init}, nil
+}
+
+// settle says how a container ended whose conmon is gone. If conmon was killed,
+// the container goes too: nobody reads what it writes any more.
+func (c *container) settle() oci.Exit {
+	exit, err := readExit(c.path(exitFile))
+	if err != nil {
+		exit = lost(c.path(lostFile))
+	}
+	_, err = os.Stat(c.path(oomFile))
+	exit.OOMKilled = err == nil
+	tree, err := c.tree()
+	if err != nil || c.booted() {
+		return exit
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), leftoverLimit)
+	defer cancel()
+	// What can't be killed in this time is Delete's to report.
+	_ = pidfd.Signal(c.Init, unix.SIGKILL)
+	_ = tree.Kill(ctx, c.Cgroup)
+	// conmon may be dead, or slow to hear of it. The cgroup itself is there until
+	// the container is deleted.
+	exit.OOMKilled = exit.OOMKilled || tree.OOMKills(c.Cgroup) > 0
+	return exit
+}
+
+// readExit reads what conmon left.
+func readExit(file string) (oci.Exit, error) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return oci.Exit{}, err
+	}
+	info, err := os.Stat(file)
+	if err != nil {
+		return oci.Exit{}, err
+	}
+	code, err := strconv.Atoi(strings.TrimSpace(string(raw)))
+	if err != nil || code < 0 { // -1 is conmon's word for not knowing
+		return oci.Exit{}, fmt.Errorf("%s has %q", file, raw)
+	}
+	return oci.Exit{Code: code, At: info.ModTime()}, nil
+}
+
+// lost leaves a mark, for a later call to give the same time.
+func lost(file string) oci.Exit {
+	exit := oci.Exit{Code: lostCode, Lost: true, At: time.Now()}
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return exit
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil {
+		exit.At = info.ModTime()
+	}
+	return exit
+}

@@ -1,0 +1,164 @@
+package monitor
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// counted is a runtime that notes each creation in a file and is runc otherwise.
+func counted(t *testing.T) (path string, count func() int) {
+	t.Helper()
+	runc := locate("runc")
+	if runc.Path == "" {
+		t.Fatal("runc is not installed: apt-get install runc")
+	}
+	dir := t.TempDir()
+	path, notes := filepath.Join(dir, "noting-runc"), filepath.Join(dir, "notes")
+	script := "#!/bin/sh\ncase \"$*\" in *create*) echo >>" + notes + ";; esac\nexec " + runc.Path + " \"$@\"\n"
+	must(t, os.WriteFile(path, []byte(script), 0o755))
+	return path, func() int {
+		raw, _ := os.ReadFile(notes)
+		return strings.Count(string(raw), "\n")
+	}
+}
+
+func TestFindRemembers(t *testing.T) {
+	hosttest.Root(t)
+	path, count := counted(t)
+	cfg := config(t, "no-such-runtime", "/bin/true", path)
+	find := func(wantTries int) {
+		t.Helper()
+		runtime, rejected, err := Find(t.Context(), cfg)
+		must(t, err)
+		if runtime.Name != "runc" || runtime.Path != path || runtime.Version == "" || runtime.Conmon == "" {
+			t.Errorf("%+v", runtime)
+		}
+		if len(rejected) != 2 || rejected[0].Why != "not installed" || !strings.Contains(rejected[1].Why, "not an OCI runtime") {
+			t.Errorf("%+v", rejected)
+		}
+		if got := count(); got != wantTries {
+			t.Errorf("tried %d times, want %d", got, wantTries)
+		}
+	}
+	find(1)
+	find(1)
+	// The program is replaced.
+	raw, err := os.ReadFile(path)
+	must(t, err)
+	must(t, os.WriteFile(path, append(raw, '\n'), 0o755))
+	find(2)
+	find(2)
+	// One that was missing is there now.
+	cfg.Runtimes[0] = "/bin/false"
+	if _, rejected, err := Find(t.Context(), cfg); err != nil || !strings.Contains(rejected[0].Why, "exit status 1") {
+		t.Errorf("%+v, %v", rejected, err)
+	}
+	if got := count(); got != 3 {
+		t.Errorf("tried %d times, want 3", got)
+	}
+	cfg.Runtimes[0] = "no-such-runtime"
+	find(4)
+	// The host is booted.
+	cfg.Host.BootID = "another"
+	find(5)
+	must(t, os.WriteFile(filepath.Join(cfg.StateDir, "runtime.json"), []byte("{torn"), 0o600))
+	find(6)
+	if left, _ := filepath.Glob(filepath.Join(cfg.StateDir, "probe-*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	for _, mount := range cfg.Host.Cgroup.Mounts {
+		if left, _ := filepath.Glob(filepath.Join(mount, "husk-"+string(cfg.Instance)+"-probe*")); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	}
+}
+
+func TestFindNothing(t *testing.T) {
+	hosttest.Root(t)
+	broken := filepath.Join(t.TempDir(), "broken")
+	must(t, os.WriteFile(broken, []byte("#!/bin/sh\n[ \"$1\" = --version ] && echo runc version 9 && exit\necho 'out of order' >&2; exit 1\n"), 0o755))
+	plain := filepath.Join(t.TempDir(), "plain")
+	must(t, os.WriteFile(plain, nil, 0o644))
+	for name, test := range map[string]struct {
+		cfg   Config
+		words []string
+	}{
+		"conmon missing":   {Config{Conmon: "no-such-conmon"}, []string{"no-such-conmon is not installed", remedy}},
+		"runtimes missing": {Config{Runtimes: []string{"no-such-runtime"}}, []string{"no-such-runtime: not installed", remedy}},
+		"runtime broken":   {Config{Runtimes: []string{broken}}, []string{"out of order", remedy}},
+		"conmon broken":    {Config{Conmon: "/bin/false", Runtimes: []string{"runc"}}, []string{"runc: create container", remedy}},
+		"not a program":    {Config{Runtimes: []string{plain}}, []string{plain + ": not installed", remedy}},
+		"a directory":      {Config{Runtimes: []string{"/etc"}}, []string{"/etc: not installed", remedy}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := config(t)
+			cfg.Conmon, cfg.Runtimes = test.cfg.Conmon, test.cfg.Runtimes
+			runtime, _, err := Find(t.Context(), cfg)
+			if !errdefs.IsUnavailable(err) || strings.Contains(err.Error(), "\n") {
+				t.Fatalf("%v, %v", runtime, err)
+			}
+			for _, want := range test.words {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%q lacks %q", err, want)
+				}
+			}
+			// The daemon goes on, and each container fails with this line.
+			d := New(cfg, runtime, err)
+			_, createErr := d.Create(t.Context(), oci.Create{ID: pod.NewID(), Bundle: t.TempDir()})
+			if !errdefs.IsUnavailable(createErr) || !strings.Contains(createErr.Error(), remedy) {
+				t.Errorf("%v", createErr)
+			}
+			must(t, d.Delete(t.Context(), pod.NewID()))
+		})
+	}
+}
+
+// TestFindOnNoexec has the state where it is on Debian: on a tmpfs that
+// programs can't be executed from.
+func TestFindOnNoexec(t *testing.T) {
+	hosttest.Root(t)
+	cfg := config(t)
+	must(t, syscall.Mount("tmpfs", cfg.StateDir, "tmpfs", syscall.MS_NOEXEC|syscall.MS_NOSUID|syscall.MS_NODEV, ""))
+	defer func() { must(t, syscall.Unmount(cfg.StateDir, syscall.MNT_DETACH)) }()
+	_, _, err := Find(t.Context(), cfg)
+	must(t, err)
+}
+
+// TestRuntimeIsUninstalled: what runs can still be deleted.
+func TestRuntimeIsUninstalled(t *testing.T) {
+	hosttest.Root(t)
+	i := install(t)
+	i.newBundle()
+	_, err := i.Create(i.ctx(), i.request())
+	must(t, err)
+	must(t, i.Start(i.ctx(), i.id))
+	i.Driver = New(i.cfg, Runtime{}, errdefs.ErrUnavailable)
+	must(t, i.Delete(i.ctx(), i.id))
+	i.leftNothing("uninstalled")
+}
+
+// TestRuntimeDoesIt has hooks, which the runtime alone can run.
+func TestRuntimeDoesIt(t *testing.T) {
+	hosttest.Root(t)
+	i := install(t)
+	i.newBundle()
+	spec(t, i.bundle, i.id, true)
+	_, err := i.Create(i.ctx(), i.request())
+	must(t, err)
+	must(t, i.Start(i.ctx(), i.id))
+	status, err := i.Status(i.ctx(), i.id)
+	if err != nil || status.State != oci.Running {
+		t.Errorf("%+v, %v", status, err)
+	}
+	must(t, i.Delete(i.ctx(), i.id))
+	i.leftNothing("with hooks")
+}

@@ -1,0 +1,236 @@
+package ocitest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/huskd/husk/internal/oci"
+)
+
+// screen collects what a process writes.
+type screen struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (s *screen) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.Write(p)
+}
+
+func (s *screen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.String()
+}
+
+// client is somebody attached to a container or an exec'd program.
+type client struct {
+	c              *container
+	stdin          *io.PipeWriter
+	stdout, stderr screen
+	resize         chan oci.Size
+	leave          context.CancelFunc
+	done           chan error
+}
+
+// attach connects a client; without input it has no stdin.
+func (c *container) attach(input bool) *client {
+	ctx, cancel := context.WithCancel(c.Context())
+	k := &client{c: c, resize: make(chan oci.Size), leave: cancel, done: make(chan error, 1)}
+	s := oci.Streams{Stdout: &k.stdout, Stderr: &k.stderr, TTY: c.Terminal, Resize: k.resize}
+	if input {
+		s.Stdin, k.stdin = io.Pipe()
+	}
+	driver := c.Driver
+	go func() {
+		err := driver.Attach(ctx, c.ID, s)
+		if k.stdin != nil {
+			_ = k.stdin.CloseWithError(io.ErrClosedPipe)
+		}
+		k.done <- err
+	}()
+	c.Cleanup(func() {
+		cancel()
+		if k.stdin != nil {
+			_ = k.stdin.Close()
+		}
+	})
+	return k
+}
+
+func (k *client) types(text string) {
+	k.c.Helper()
+	if _, err := io.WriteString(k.stdin, text); err != nil {
+		k.c.Errorf("typing %q: %v", text, err)
+	}
+}
+
+// resizes drags a corner of the window, until it is 149 by 59.
+func (k *client) resizes() {
+	k.c.Helper()
+	for i := range 50 {
+		select {
+		case k.resize <- oci.Size{Width: uint16(100 + i), Height: uint16(10 + i)}:
+		case <-time.After(patience):
+			k.c.Fatal("nobody takes the new size")
+		}
+	}
+}
+
+func (k *client) sees(text string) {
+	k.c.Helper()
+	k.c.eventually("a client sees "+text, func() bool { return strings.Contains(k.stdout.String(), text) })
+}
+
+func (k *client) returns(want error) {
+	k.c.Helper()
+	select {
+	case err := <-k.done:
+		if !errors.Is(err, want) {
+			k.c.Errorf("attach returned %v, want %v", err, want)
+		}
+	case <-time.After(patience):
+		k.c.Fatalf("attach doesn't return")
+	}
+}
+
+// attach: several clients see both streams, each on its own.
+func attach(b *bench) {
+	c := b.shell("trap 'echo out; echo err >&2; exit 0' TERM; while :; do echo tick; sleep 0.01; done").run()
+	one, two := c.attach(false), c.attach(false)
+	one.sees("tick")
+	two.sees("tick")
+	one.leave()
+	one.returns(context.Canceled)
+	b.must(c.Driver.Signal(b.ctx(), c.ID, 15))
+	two.returns(nil)
+	if out, err := two.stdout.String(), two.stderr.String(); !strings.HasSuffix(out, "tick\nout\n") || err != "err\n" {
+		b.Errorf("stdout ends in %q, stderr is %q", out[max(len(out)-20, 0):], err)
+	}
+	c.ends(0)
+}
+
+func attachStdin(b *bench) {
+	c := b.shell("while read line; do echo got $line; done; echo eof")
+	c.Stdin = true
+	c.run()
+	one := c.attach(true)
+	one.types("one\n")
+	one.sees("got one")
+	_ = one.stdin.Close() // which is not the end for the container
+	two := c.attach(true)
+	two.types("two\n")
+	two.sees("got two")
+	one.sees("got two")
+	one.leave()
+	one.returns(context.Canceled)
+	two.types("three\n")
+	two.sees("got three")
+	two.leave()
+	two.returns(context.Canceled)
+	c.isIn(oci.Running)
+	if out := c.output("stdout"); out != "got one\ngot two\ngot three\n" {
+		b.Errorf("the log has %q", out)
+	}
+	// A container without stdin reads nothing and loses nothing.
+	c = b.shell("read line; echo read $?; sleep 1000").run()
+	none := c.attach(true)
+	c.says("read 1")
+	none.types("nobody reads this\n")
+	none.leave()
+	none.returns(context.Canceled)
+	c.isIn(oci.Running)
+}
+
+func attachStdinOnce(b *bench) {
+	c := b.container("wc", "-c")
+	c.Stdin, c.StdinOnce = true, true
+	c.run()
+	onlooker := c.attach(false)
+	onlooker.leave() // gave no input, so it isn't its end
+	onlooker.returns(context.Canceled)
+	one := c.attach(true)
+	const size = 300_000
+	one.types(strings.Repeat("x", size))
+	_ = one.stdin.Close()
+	one.returns(nil)
+	if got := strings.TrimSpace(one.stdout.String()); got != "300000" {
+		b.Errorf("wc counted %s, want %d", got, size)
+	}
+	c.ends(0)
+
+	c = b.shell("cat >/dev/null; exit 3")
+	c.Stdin, c.StdinOnce = true, true
+	c.run()
+	gone := c.attach(true)
+	gone.types("x")
+	gone.leave()
+	gone.returns(context.Canceled)
+	c.ends(3)
+}
+
+func attachTerminal(b *bench) {
+	c := b.shell("tty; echo error >&2; while read -r line; do echo got $line; done")
+	c.Terminal, c.Stdin = true, true
+	c.run()
+	one := c.attach(true)
+	one.types("x\n")
+	one.sees("got x\r\n")
+	// However many sizes the monitor finds waiting, the last one holds.
+	b.must(syscall.Kill(c.Monitor(c.ID), syscall.SIGSTOP))
+	one.resizes()
+	b.must(syscall.Kill(c.Monitor(c.ID), syscall.SIGCONT))
+	b.eventually("the terminal has the last size", func() bool {
+		one.types("\n")
+		var out screen
+		code, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"sh", "-c", "stty size </proc/1/fd/0"}, Streams: oci.Streams{Stdout: &out}})
+		return code == 0 && err == nil && out.String() == "59 149\n"
+	})
+	one.types("\x04") // the end of input
+	one.returns(nil)
+	c.ends(0)
+	log := c.output("stdout")
+	for _, want := range []string{"/dev/", "error\r\n", "got x\r\n"} {
+		if !strings.Contains(log, want) {
+			b.Errorf("the log lacks %q: %q", want, log)
+		}
+	}
+	if log := c.output("stderr"); log != "" {
+		b.Errorf("stderr of a terminal: %q", log)
+	}
+}
+
+func attachEnds(b *bench) {
+	c := b.shell("while :; do echo tick; sleep 0.01; done")
+	c.create()
+	early := c.attach(false)
+	b.must(c.Driver.Start(b.ctx(), c.ID))
+	early.sees("tick")
+	b.must(c.Driver.Signal(b.ctx(), c.ID, 9))
+	early.returns(nil)
+	c.ends(137)
+	if err := c.Driver.Attach(b.ctx(), c.ID, oci.Streams{}); !errdefs.IsFailedPrecondition(err) {
+		b.Errorf("attached to a container that has ended: %v", err)
+	}
+	// A client that takes no more leaves the container alone.
+	c = b.shell("while :; do echo tick; sleep 0.01; done").run()
+	reader, writer := io.Pipe()
+	_ = reader.CloseWithError(errGone)
+	if err := c.Driver.Attach(b.ctx(), c.ID, oci.Streams{Stdout: writer}); !errors.Is(err, errGone) {
+		b.Errorf("attached with a broken output: %v", err)
+	}
+	c.isIn(oci.Running)
+	c.says("tick")
+}
+
+var errGone = errors.New("the client is gone")

@@ -1,0 +1,269 @@
+package ocitest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/huskd/husk/internal/oci"
+)
+
+// exec runs a script in the container and returns what it wrote.
+func (c *container) exec(script string) (code int, stdout, stderr string) {
+	c.Helper()
+	var out, err screen
+	code, execErr := c.Driver.Exec(c.ctx(), oci.Exec{ID: c.ID, Args: []string{"sh", "-c", script}, Streams: oci.Streams{Stdout: &out, Stderr: &err}})
+	c.must(execErr)
+	return code, out.String(), err.String()
+}
+
+func execs(b *bench) {
+	c := b.container("sleep", "1000")
+	c.spec.Process.User = specs.User{UID: 1000, GID: 1001}
+	c.run()
+	for script, want := range map[string][3]string{
+		"exit 7":                       {"7", "", ""},
+		"kill -9 $$":                   {"137", "", ""},
+		"echo out; echo err >&2":       {"0", "out\n", "err\n"},
+		"echo $GREETING; pwd; id -u":   {"0", "hello\n/work\n1000\n", ""},
+		"echo again >/dev/stdout":      {"0", "again\n", ""},
+		"tty; true":                    {"0", "not a tty\n", ""},
+		"read line; echo $?":           {"0", "1\n", ""},
+		"cat /proc/self/oom_score_adj": {"0", "0\n", ""},
+	} {
+		code, stdout, stderr := c.exec(script)
+		if got := [3]string{strconv.Itoa(code), stdout, stderr}; got != want {
+			b.Errorf("%s: %q, want %q", script, got, want)
+		}
+	}
+	if code, stdout, _ := c.exec("seq 200000"); code != 0 || len(stdout) != 1288895 {
+		b.Errorf("much output: code %d, %d bytes", code, len(stdout))
+	}
+	// Streams that nobody wants don't block the program.
+	code, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"sh", "-c", "seq 100000; seq 100000 >&2; exit 5"}})
+	if code != 5 || err != nil {
+		b.Errorf("without streams: %d, %v", code, err)
+	}
+	// Many at once.
+	done := make(chan string)
+	for range 8 {
+		go func() {
+			var out screen
+			code, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"echo", "hi"}, Streams: oci.Streams{Stdout: &out}})
+			if err != nil {
+				done <- err.Error()
+				return
+			}
+			done <- strconv.Itoa(code) + out.String()
+		}()
+	}
+	for range 8 {
+		if got := <-done; got != "0hi\n" {
+			b.Errorf("one of many: %q", got)
+		}
+	}
+	if files, _ := filepath.Glob(filepath.Join(c.StateDir, "*", c.ID, "exec-*")); len(files) > 0 {
+		b.Errorf("files left behind: %v", files)
+	}
+	c.isIn(oci.Running)
+}
+
+func execFails(b *bench) {
+	c := b.container("sleep", "1000").run()
+	for _, test := range []struct {
+		args []string
+		code int
+	}{
+		{[]string{"nosuchprogram"}, 127},
+		{[]string{"/bin/nosuchprogram"}, 127},
+		{[]string{"/bin/notexecutable"}, 126},
+	} {
+		var out, stderr screen
+		_, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: test.args, Streams: oci.Streams{Stdout: &out, Stderr: &stderr}})
+		var refused *oci.StartError
+		if !errors.As(err, &refused) || refused.Code != test.code || strings.Contains(err.Error(), "\n") {
+			b.Errorf("%v: %v", test.args, err)
+		}
+		if got := out.String() + stderr.String(); got != "" {
+			b.Errorf("%v: the client gets %q", test.args, got)
+		}
+	}
+	if _, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID}); !errdefs.IsInvalidArgument(err) {
+		b.Errorf("nothing: %v", err)
+	}
+	b.must(c.Driver.KillAll(b.ctx(), c.ID))
+	c.ends(137)
+	if _, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"true"}}); !errdefs.IsFailedPrecondition(err) {
+		b.Errorf("in a container that has ended: %v", err)
+	}
+	// The container's end is the program's.
+	c = b.container("sleep", "1000").run()
+	var out screen
+	done := make(chan int, 1)
+	go func() {
+		code, _ := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"sh", "-c", "echo up; sleep 1000"}, Streams: oci.Streams{Stdout: &out}})
+		done <- code
+	}()
+	b.eventually("the program runs", func() bool { return out.String() == "up\n" })
+	b.must(c.Driver.Signal(b.ctx(), c.ID, 9))
+	if code := <-done; code != 137 {
+		b.Errorf("the program ended with %d, want 137", code)
+	}
+}
+
+func execStdin(b *bench) {
+	c := b.container("sleep", "1000").run()
+	var out screen
+	input := strings.Repeat("0123456789", 50_000)
+	code, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"sh", "-c", "cat; exit 4"}, Streams: oci.Streams{Stdin: strings.NewReader(input), Stdout: &out}})
+	if code != 4 || err != nil || out.String() != input {
+		b.Errorf("%d, %v, %d bytes of %d", code, err, len(out.String()), len(input))
+	}
+	// A program that doesn't read its input.
+	code, err = c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"true"}, Streams: oci.Streams{Stdin: strings.NewReader(input)}})
+	if code != 0 || err != nil {
+		b.Errorf("%d, %v", code, err)
+	}
+	// A client that goes on typing for ever.
+	reader, writer := io.Pipe()
+	defer writer.Close()
+	code, err = c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"true"}, Streams: oci.Streams{Stdin: reader}})
+	if code != 0 || err != nil {
+		b.Errorf("%d, %v", code, err)
+	}
+}
+
+func execTerminal(b *bench) {
+	c := b.container("sleep", "1000").run()
+	k := &client{c: c, resize: make(chan oci.Size), done: make(chan error, 1)}
+	var stdin io.Reader
+	stdin, k.stdin = io.Pipe()
+	defer k.stdin.Close()
+	codes := make(chan int, 1)
+	go func() {
+		code, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"sh", "-c", "tty; echo err >&2; echo $TERM; while read -r line; do echo got $line; stty size; done; exit 6"},
+			Streams: oci.Streams{Stdin: stdin, Stdout: &k.stdout, Stderr: &k.stderr, TTY: true, Resize: k.resize}})
+		codes <- code
+		k.done <- err
+	}()
+	k.sees("/dev/pts/")
+	k.sees("err\r\nxterm\r\n")
+	k.resizes()
+	k.types("abc\n")
+	k.sees("got abc\r\n59 149\r\n")
+	k.types("\x04")
+	k.returns(nil)
+	if code := <-codes; code != 6 || k.stderr.String() != "" {
+		b.Errorf("code %d, stderr %q", code, k.stderr.String())
+	}
+	// The last words aren't lost, however short the program.
+	for range 10 {
+		var out screen
+		code, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"seq", "1000"}, Streams: oci.Streams{Stdout: &out, TTY: true}})
+		if code != 0 || err != nil || !strings.HasSuffix(out.String(), "\n1000\r\n") {
+			b.Errorf("%d, %v, %q", code, err, out.String()[max(len(out.String())-20, 0):])
+		}
+	}
+	if _, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"nosuchprogram"}, Streams: oci.Streams{TTY: true}}); err == nil {
+		b.Error("a program that isn't there")
+	}
+}
+
+// execChildren: the program's end is the end, whoever holds its output.
+func execChildren(b *bench) {
+	c := b.container("sleep", "1000").run()
+	begun := time.Now()
+	code, stdout, _ := c.exec("(sleep 1000; echo late) & echo first; exit 3")
+	if code != 3 || stdout != "first\n" {
+		b.Errorf("%d, %q", code, stdout)
+	}
+	if took := time.Since(begun); took > patience/2 {
+		b.Errorf("took %v", took)
+	}
+	// It is the container's now.
+	if _, stdout, _ := c.exec("ps | grep -c '[s]leep 1000'"); strings.TrimSpace(stdout) == "0" {
+		b.Error("the child was killed")
+	}
+}
+
+func execTimeouts(b *bench) {
+	c := b.shell("echo ready; sleep 1000").run()
+	c.says("ready")
+	alone := func() {
+		b.Helper()
+		if pids, err := b.env.tree.PIDs(c.cgroup); err != nil || len(pids) != 1 {
+			_, left, _ := c.exec("ps")
+			b.Errorf("still running: %v, %v\n%s", pids, err, left)
+		}
+	}
+	alone()
+	// Each of these outlives a kill of the program, of its process group, or
+	// of all whose environment has a mark.
+	script := `trap '' TERM HUP
+		sleep 1001 &
+		setsid sleep 1002 &
+		env -i /bin/sleep 1003 &
+		(setsid env -i /bin/sh -c '/bin/sleep 1004 & /bin/sleep 1005 & exec /bin/sleep 1006' &)
+		(while :; do (sleep 0.02 &) ; sleep 0.005; done) &
+		echo up
+		sleep 1007`
+	for _, tty := range []bool{false, true} {
+		var out screen
+		_, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"sh", "-c", script}, Timeout: time.Second, Streams: oci.Streams{Stdout: &out, TTY: tty}})
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1s") {
+			b.Errorf("timed out with %v", err)
+		}
+		if got := strings.TrimSpace(out.String()); got != "up" {
+			b.Errorf("wrote %q before", got)
+		}
+		alone()
+	}
+	// Sooner than the runtime can start anything.
+	if _, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"sleep", "1000"}, Timeout: time.Millisecond}); !errors.Is(err, context.DeadlineExceeded) {
+		b.Errorf("timed out with %v", err)
+	}
+	// A client that goes away takes its program along.
+	ctx, cancel := context.WithCancel(b.ctx())
+	var out screen
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Driver.Exec(ctx, oci.Exec{ID: c.ID, Args: []string{"sh", "-c", "echo up; sleep 1000"}, Streams: oci.Streams{Stdout: &out}})
+		done <- err
+	}()
+	b.eventually("the program runs", func() bool { return out.String() == "up\n" })
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		b.Errorf("cancelled with %v", err)
+	}
+	alone()
+	c.isIn(oci.Running)
+}
+
+// longPaths: the path of a socket holds 107 bytes, those of nodes are longer.
+func longPaths(b *bench) {
+	deep := filepath.Join(b.TempDir(), strings.Repeat("d", 100), strings.Repeat("e", 100))
+	mkdir(b, deep)
+	c := b.shell("read line; echo got $line; sleep 1000")
+	b.must(os.Rename(c.Bundle, filepath.Join(deep, "bundle")))
+	c.Bundle, c.Log = filepath.Join(deep, "bundle"), filepath.Join(deep, "log")
+	c.Terminal, c.Stdin = true, true
+	c.run()
+	k := c.attach(true)
+	k.types("abc\n")
+	k.sees("got abc")
+	k.leave()
+	k.returns(context.Canceled)
+	var out screen
+	code, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"tty"}, Streams: oci.Streams{Stdout: &out, TTY: true}})
+	if code != 0 || err != nil || !strings.HasPrefix(out.String(), "/dev/pts/") {
+		b.Errorf("%d, %v, %q", code, err, out.String())
+	}
+}

@@ -1,0 +1,112 @@
+package spec
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// knownCapabilities of Linux 5.9 and later, by number.
+var knownCapabilities = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID",
+	"CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP", "CAP_LINUX_IMMUTABLE",
+	"CAP_NET_BIND_SERVICE", "CAP_NET_BROADCAST", "CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_IPC_LOCK",
+	"CAP_IPC_OWNER", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE",
+	"CAP_SYS_PACCT", "CAP_SYS_ADMIN", "CAP_SYS_BOOT", "CAP_SYS_NICE", "CAP_SYS_RESOURCE",
+	"CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_MKNOD", "CAP_LEASE", "CAP_AUDIT_WRITE",
+	"CAP_AUDIT_CONTROL", "CAP_SETFCAP", "CAP_MAC_OVERRIDE", "CAP_MAC_ADMIN", "CAP_SYSLOG",
+	"CAP_WAKE_ALARM", "CAP_BLOCK_SUSPEND", "CAP_AUDIT_READ", "CAP_PERFMON", "CAP_BPF",
+	"CAP_CHECKPOINT_RESTORE",
+}
+
+// defaultCapabilities are docker's.
+var defaultCapabilities = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID",
+	"CAP_SETUID", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SYS_CHROOT",
+	"CAP_MKNOD", "CAP_AUDIT_WRITE", "CAP_SETFCAP",
+}
+
+const allCapabilities = "CAP_ALL"
+
+// capabilities are the default ones, then ALL is added or dropped, then single
+// ones are. A runtime can't give what the daemon lacks: of many that is left
+// out, of one asked for by name it is an error.
+func (b confiner) capabilities() error {
+	const field = "linux.security_context.capabilities."
+	asked := b.security.GetCapabilities()
+	add, err := b.capabilityNames(field+"add_capabilities", asked.GetAddCapabilities())
+	if err != nil {
+		return err
+	}
+	drop, err := b.capabilityNames(field+"drop_capabilities", asked.GetDropCapabilities())
+	if err != nil {
+		return err
+	}
+	ambient, err := b.capabilityNames(field+"add_ambient_capabilities", asked.GetAddAmbientCapabilities())
+	if err != nil {
+		return err
+	}
+	set := map[string]bool{}
+	for _, c := range b.baseCapabilities(slices.Contains(add, allCapabilities), slices.Contains(drop, allCapabilities)) {
+		set[c] = b.gives(c)
+	}
+	for _, c := range slices.Concat(add, ambient) {
+		if c == allCapabilities {
+			continue
+		}
+		if !b.gives(c) && !b.privileged() {
+			return b.bad(field+"add_capabilities", "%s can't be given, as the daemon itself lacks it: remove it or start huskd with it", c)
+		}
+		set[c] = b.gives(c)
+	}
+	if !b.privileged() {
+		for _, c := range drop {
+			delete(set, c)
+		}
+	}
+	caps := &specs.LinuxCapabilities{}
+	for _, c := range knownCapabilities {
+		if set[c] {
+			caps.Bounding = append(caps.Bounding, c)
+			if slices.Contains(ambient, c) {
+				caps.Ambient = append(caps.Ambient, c)
+			}
+		}
+	}
+	// Inheritable ones would be regained through file capabilities
+	// (CVE-2022-24769); only ambient ones need them.
+	caps.Effective, caps.Permitted, caps.Inheritable = caps.Bounding, caps.Bounding, caps.Ambient
+	b.spec.Process.Capabilities = caps
+	return nil
+}
+
+func (b confiner) baseCapabilities(addAll, dropAll bool) []string {
+	switch {
+	case b.privileged():
+		return knownCapabilities
+	case dropAll:
+		return nil
+	case addAll:
+		return knownCapabilities
+	}
+	return defaultCapabilities
+}
+
+// gives says whether the daemon has a capability to give.
+func (b confiner) gives(capability string) bool {
+	return b.Capabilities == nil || slices.Contains(b.Capabilities, capability)
+}
+
+// capabilityNames spells names as the runtime spec does. CRI leaves out CAP_.
+func (b confiner) capabilityNames(field string, names []string) ([]string, error) {
+	var out []string
+	for _, name := range names {
+		full := "CAP_" + strings.TrimPrefix(strings.ToUpper(name), "CAP_")
+		if full != allCapabilities && !slices.Contains(knownCapabilities, full) {
+			return nil, b.bad(field, "no capability is called %q: see capabilities(7)", name)
+		}
+		out = append(out, full)
+	}
+	return out, nil
+}

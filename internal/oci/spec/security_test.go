@@ -1,0 +1,199 @@
+package spec
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const (
+	runtimeDefault = runtimeapi.SecurityProfile_RuntimeDefault
+	unconfined     = runtimeapi.SecurityProfile_Unconfined
+	localhost      = runtimeapi.SecurityProfile_Localhost
+)
+
+// privilege makes the container privileged.
+func privilege(r *Request) {
+	security(r).Privileged, r.Sandbox.Linux.SecurityContext.Privileged = true, true
+}
+
+func TestSeccomp(t *testing.T) {
+	t.Parallel()
+	const profile = `{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["reboot"],"action":"SCMP_ACT_ERRNO","excludes":{"caps":["CAP_SYS_BOOT"]}}]}`
+	for _, c := range []struct {
+		name   string
+		change func(*Request)
+		want   specs.LinuxSeccompAction // "" is no filter
+		notes  int
+	}{
+		{"absent", func(r *Request) { security(r).Seccomp = nil }, specs.ActErrno, 0},
+		{"default", func(*Request) {}, specs.ActErrno, 0},
+		{"unconfined", func(r *Request) { security(r).Seccomp.ProfileType = unconfined }, "", 0},
+		{"privileged", privilege, "", 0},
+		{"local", func(r *Request) {
+			security(r).Seccomp = &runtimeapi.SecurityProfile{ProfileType: localhost, LocalhostRef: "/p.json"}
+			r.Seccomp = []byte(profile)
+		}, specs.ActAllow, 0},
+		{"old default", func(r *Request) { security(r).Seccomp, security(r).SeccompProfilePath = nil, "runtime/default" }, specs.ActErrno, 0},
+		{"docker's old default", func(r *Request) { security(r).Seccomp, security(r).SeccompProfilePath = nil, "docker/default" }, specs.ActErrno, 0},
+		{"old unconfined", func(r *Request) { security(r).Seccomp, security(r).SeccompProfilePath = nil, "unconfined" }, "", 0},
+		{"old local", func(r *Request) {
+			security(r).Seccomp, security(r).SeccompProfilePath, r.Seccomp = nil, "localhost//p.json", []byte(profile)
+		}, specs.ActAllow, 0},
+		{"the new word goes before the old", func(r *Request) { security(r).SeccompProfilePath = "unconfined" }, specs.ActErrno, 0},
+		{"kernel without it", func(r *Request) { r.Host.Seccomp = false }, "", 1},
+		{"unconfined on a kernel without it", func(r *Request) { r.Host.Seccomp, security(r).Seccomp.ProfileType = false, unconfined }, "", 0},
+	} {
+		out := must(t, with(c.change))
+		var got specs.LinuxSeccompAction
+		if s := out.Spec.Linux.Seccomp; s != nil {
+			got = s.DefaultAction
+		}
+		if got != c.want || len(out.Notes) != c.notes {
+			t.Errorf("%s: %q with notes %q, want %q", c.name, got, out.Notes, c.want)
+		}
+	}
+}
+
+// TestSeccompFollowsCapabilities: a syscall that needs a capability is let
+// through only to a container that has it.
+func TestSeccompFollowsCapabilities(t *testing.T) {
+	t.Parallel()
+	allows := func(s *specs.Spec, name string) bool {
+		return slices.ContainsFunc(s.Linux.Seccomp.Syscalls, func(c specs.LinuxSyscall) bool {
+			return c.Action == specs.ActAllow && len(c.Args) == 0 && slices.Contains(c.Names, name)
+		})
+	}
+	plain := must(t, request()).Spec
+	mighty := must(t, with(func(r *Request) {
+		security(r).Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"SYS_ADMIN"}}
+	})).Spec
+	if !allows(plain, "read") || allows(plain, "mount") || !allows(mighty, "mount") {
+		t.Errorf("read %t, mount %t, mount with SYS_ADMIN %t", allows(plain, "read"), allows(plain, "mount"), allows(mighty, "mount"))
+	}
+	if len(plain.Linux.Seccomp.Architectures) == 0 {
+		t.Error("no architectures")
+	}
+}
+
+func TestBadSeccomp(t *testing.T) {
+	t.Parallel()
+	local := func(ref, content string) func(*Request) {
+		return func(r *Request) {
+			security(r).Seccomp = &runtimeapi.SecurityProfile{ProfileType: localhost, LocalhostRef: ref}
+			r.Seccomp = []byte(content)
+		}
+	}
+	for words, change := range map[string]func(*Request){
+		"Localhost needs a localhost_ref":    local("", "{}"),
+		"not an absolute path":               local("p.json", "{}"),
+		"profile /p.json: it is not JSON":    local("/p.json", "{"),
+		"it has no defaultAction":            local("/p.json", "{}"),
+		"profile /p.json: it has no default": local("/p.json", `{"syscalls":[{"names":["read"],"action":"SCMP_ACT_ALLOW"}]}`),
+		"profile /p.json: ":                  local("/p.json", `[]`),
+		"was not found": func(r *Request) {
+			local("/p.json", "")(r)
+			r.Seccomp = nil
+		},
+		"no seccomp filters": func(r *Request) {
+			local("/p.json", `{"defaultAction":"SCMP_ACT_ALLOW"}`)(r)
+			r.Host.Seccomp = false
+		},
+		"is for Localhost only":  func(r *Request) { security(r).Seccomp.LocalhostRef = "/p" },
+		"unknown profile type 8": func(r *Request) { security(r).Seccomp.ProfileType = 8 },
+		`"bogus" is not`:         func(r *Request) { security(r).Seccomp, security(r).SeccompProfilePath = nil, "bogus" },
+	} {
+		_, err := Container(with(change))
+		fails(t, err, "linux.security_context.seccomp: ", words)
+	}
+}
+
+func TestAppArmor(t *testing.T) {
+	t.Parallel()
+	profile := func(kind runtimeapi.SecurityProfile_ProfileType, ref string) func(*Request) {
+		return func(r *Request) {
+			r.Host.AppArmor = true
+			security(r).Apparmor = &runtimeapi.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*Request)
+		want   string
+		notes  int
+	}{
+		{"absent", func(r *Request) { r.Host.AppArmor = true }, "", 0},
+		{"local", profile(localhost, "web"), "web", 0},
+		{"local with its prefix", profile(localhost, "localhost/web"), "web", 0},
+		{"unconfined", profile(unconfined, ""), "", 0},
+		{"default", profile(runtimeDefault, ""), "", 1},
+		{"old", func(r *Request) { r.Host.AppArmor, security(r).ApparmorProfile = true, "localhost/web" }, "web", 0},
+		{"privileged", func(r *Request) { profile(localhost, "web")(r); privilege(r) }, "", 0},
+	} {
+		out := must(t, with(c.change))
+		if got := out.Spec.Process.ApparmorProfile; got != c.want || len(out.Notes) != c.notes {
+			t.Errorf("%s: %q with notes %q", c.name, got, out.Notes)
+		}
+	}
+	_, err := Container(with(func(r *Request) { profile(localhost, "web")(r); r.Host.AppArmor = false }))
+	fails(t, err, "linux.security_context.apparmor: this host has no AppArmor")
+	_, err = Container(with(func(r *Request) { security(r).ApparmorProfile = "x" }))
+	fails(t, err, "linux.security_context.apparmor: ")
+}
+
+func TestSELinux(t *testing.T) {
+	t.Parallel()
+	sandbox := Labels{"system_u:system_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2"}
+	for _, c := range []struct {
+		name    string
+		labels  Labels
+		options *runtimeapi.SELinuxOption
+		change  func(*Request)
+		want    Labels
+	}{
+		{"the sandbox's", sandbox, nil, nil, sandbox},
+		{"another level", sandbox, &runtimeapi.SELinuxOption{Level: "s0:c9"}, nil,
+			Labels{"system_u:system_r:container_t:s0:c9", "system_u:object_r:container_file_t:s0:c9"}},
+		{"another type", sandbox, &runtimeapi.SELinuxOption{Type: "spc_t"}, nil, Labels{"system_u:system_r:spc_t:s0:c1,c2", sandbox.Mount}},
+		{"all of its own", Labels{}, &runtimeapi.SELinuxOption{User: "u", Role: "r", Type: "t", Level: "s0"}, nil, Labels{"u:r:t:s0", ":::s0"}},
+		{"privileged", sandbox, nil, privilege, Labels{}},
+		{"host without it", sandbox, nil, func(r *Request) { r.Host.SELinux = false }, Labels{}},
+	} {
+		out := must(t, with(func(r *Request) {
+			r.Host.SELinux, r.Labels = true, c.labels
+			security(r).SelinuxOptions = c.options
+			if c.change != nil {
+				c.change(r)
+			}
+		})).Spec
+		if got := (Labels{out.Process.SelinuxLabel, out.Linux.MountLabel}); got != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+	_, err := Container(with(func(r *Request) {
+		r.Host.SELinux, security(r).SelinuxOptions = true, &runtimeapi.SELinuxOption{Level: "s0"}
+	}))
+	fails(t, err, "selinux_options: needs all of")
+	_, err = Container(with(func(r *Request) {
+		r.Host.SELinux, security(r).SelinuxOptions, r.Labels = true, &runtimeapi.SELinuxOption{Level: "s0"}, Labels{sandbox.Process, "bad"}
+	}))
+	fails(t, err, `mount label "bad"`)
+}
+
+func TestPaths(t *testing.T) {
+	t.Parallel()
+	unmasked := must(t, with(func(r *Request) { security(r).MaskedPaths, security(r).ReadonlyPaths = nil, nil })).Spec.Linux
+	if len(unmasked.MaskedPaths)+len(unmasked.ReadonlyPaths) > 0 {
+		t.Errorf("procMount Unmasked: %v %v", unmasked.MaskedPaths, unmasked.ReadonlyPaths)
+	}
+	privileged := must(t, with(privilege)).Spec.Linux
+	if len(privileged.MaskedPaths)+len(privileged.ReadonlyPaths) > 0 {
+		t.Errorf("privileged: %v %v", privileged.MaskedPaths, privileged.ReadonlyPaths)
+	}
+	own := must(t, with(func(r *Request) { security(r).MaskedPaths = []string{"/proc/x"} })).Spec.Linux
+	if !slices.Equal(own.MaskedPaths, []string{"/proc/x"}) {
+		t.Errorf("own: %v", own.MaskedPaths)
+	}
+}

@@ -1,0 +1,211 @@
+package spec
+
+import (
+	"bytes"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// UserRequest asks as whom a container is to run.
+type UserRequest struct {
+	// Container and Image are names for messages.
+	Container, Image string
+	// ImageUser is the USER of the image's config: "", "u" or "u:g", each part
+	// a name or a number.
+	ImageUser string
+	Security  *runtimeapi.LinuxContainerSecurityContext
+}
+
+// maxID is the largest user and group ID: the kernel takes -1 for "none".
+const maxID = math.MaxUint32 - 1
+
+// ResolveUser returns the user by the content of the image's /etc/passwd and
+// /etc/group, either of which may be nil, and the user's home directory: "/"
+// if nothing else is known. Malformed lines in the files are ignored.
+//
+// The security context's user goes before the image's. If it is the same user
+// and names no group, the image's group stands: the kubelet always sends the
+// user part of the image's USER, and would else lose the group. A user whose
+// group is named nowhere has that of /etc/passwd, or 0.
+//
+// The additional groups begin with the user's own. Those that /etc/group has
+// the user in are among them unless the policy is Strict.
+func ResolveUser(r UserRequest, passwd, group []byte) (specs.User, string, error) {
+	bad := func(field, format string, args ...any) error {
+		return invalid(r.Container, field+": "+fmt.Sprintf(format, args...))
+	}
+	const prefix = "linux.security_context."
+	s := r.Security
+	userPart, groupPart, err := r.asked(bad)
+	if err != nil {
+		return specs.User{}, "", err
+	}
+	user, known, ok := lookupUser(userPart, parsePasswd(passwd))
+	if !ok {
+		return specs.User{}, "", bad("user", "%q is not in /etc/passwd of image %s: use its number", userPart, r.Image)
+	}
+	groups := parseGroup(group)
+	gid := user.gid
+	if groupPart != "" {
+		if gid, ok = lookupGroup(groupPart, groups); !ok {
+			return specs.User{}, "", bad("group", "%q is not in /etc/group of image %s: use its number", groupPart, r.Image)
+		}
+	}
+	out := specs.User{UID: user.uid, GID: gid}
+	more := []uint32{gid}
+	switch s.GetSupplementalGroupsPolicy() {
+	case runtimeapi.SupplementalGroupsPolicy_Merge:
+		for _, g := range groups {
+			if known && slices.Contains(g.members, user.name) {
+				more = append(more, g.gid)
+			}
+		}
+	case runtimeapi.SupplementalGroupsPolicy_Strict:
+	default:
+		return specs.User{}, "", bad(prefix+"supplemental_groups_policy", "unknown policy %d", s.GetSupplementalGroupsPolicy())
+	}
+	for _, g := range s.GetSupplementalGroups() {
+		if g < 0 || g > maxID {
+			return specs.User{}, "", bad(prefix+"supplemental_groups", "%d is not within 0…%d", g, uint32(maxID))
+		}
+		more = append(more, uint32(g))
+	}
+	for _, g := range more {
+		if !slices.Contains(out.AdditionalGids, g) {
+			out.AdditionalGids = append(out.AdditionalGids, g)
+		}
+	}
+	return out, user.home, nil
+}
+
+// asked returns the user and group to look up, in words; the group may be
+// empty.
+func (r UserRequest) asked(bad func(field, format string, args ...any) error) (string, string, error) {
+	const prefix = "linux.security_context."
+	s := r.Security
+	imageUser, imageGroup, _ := strings.Cut(r.ImageUser, ":")
+	if imageUser == "" {
+		imageUser = "0"
+	}
+	user, name, gid := s.GetRunAsUser(), s.GetRunAsUsername(), s.GetRunAsGroup()
+	switch {
+	case user != nil && name != "":
+		return "", "", bad(prefix+"run_as_username", "run_as_user is set too: set one of them")
+	case gid != nil && user == nil && name == "":
+		return "", "", bad(prefix+"run_as_group", "needs run_as_user or run_as_username too")
+	case user != nil && (user.GetValue() < 0 || user.GetValue() > maxID):
+		return "", "", bad(prefix+"run_as_user", "%d is not within 0…%d", user.GetValue(), uint32(maxID))
+	case gid != nil && (gid.GetValue() < 0 || gid.GetValue() > maxID):
+		return "", "", bad(prefix+"run_as_group", "%d is not within 0…%d", gid.GetValue(), uint32(maxID))
+	}
+	switch {
+	case user != nil:
+		name = strconv.FormatInt(user.GetValue(), 10)
+	case name == "":
+		name = imageUser
+	}
+	switch {
+	case gid != nil:
+		return name, strconv.FormatInt(gid.GetValue(), 10), nil
+	case name == imageUser:
+		return name, imageGroup, nil
+	}
+	return name, "", nil
+}
+
+type passwdEntry struct {
+	name     string
+	uid, gid uint32
+	home     string
+}
+
+type groupEntry struct {
+	name    string
+	gid     uint32
+	members []string
+}
+
+// parsePasswd reads name:password:uid:gid:comment:home:shell, of which small
+// images leave out the last ones.
+func parsePasswd(content []byte) []passwdEntry {
+	var out []passwdEntry
+	for fields := range lines(content, 4) {
+		uid, okUser := parseID(fields[2])
+		gid, okGroup := parseID(fields[3])
+		if !okUser || !okGroup {
+			continue
+		}
+		home := "/"
+		if len(fields) > 5 && strings.HasPrefix(fields[5], "/") {
+			home = fields[5]
+		}
+		out = append(out, passwdEntry{fields[0], uid, gid, home})
+	}
+	return out
+}
+
+// parseGroup reads name:password:gid:member,member.
+func parseGroup(content []byte) []groupEntry {
+	var out []groupEntry
+	for fields := range lines(content, 3) {
+		gid, ok := parseID(fields[2])
+		if !ok {
+			continue
+		}
+		entry := groupEntry{name: fields[0], gid: gid}
+		if len(fields) > 3 {
+			entry.members = strings.Split(fields[3], ",")
+		}
+		out = append(out, entry)
+	}
+	return out
+}
+
+// lines yields the fields of each line that has at least so many and a name.
+func lines(content []byte, atLeast int) iter.Seq[[]string] {
+	return func(yield func([]string) bool) {
+		for line := range bytes.Lines(content) {
+			fields := strings.Split(strings.TrimSpace(string(line)), ":")
+			if len(fields) >= atLeast && fields[0] != "" && !strings.HasPrefix(fields[0], "#") && !yield(fields) {
+				return
+			}
+		}
+	}
+}
+
+func parseID(text string) (uint32, bool) {
+	n, err := strconv.ParseUint(text, 10, 32)
+	return uint32(n), err == nil && n <= maxID
+}
+
+// lookupUser finds a user by name or number. A number need not be in the file;
+// known says whether it is. A number is never a name: an image could call its
+// root "1000" and so get past runAsNonRoot.
+func lookupUser(text string, entries []passwdEntry) (user passwdEntry, known, ok bool) {
+	uid, number := parseID(text)
+	for _, e := range entries {
+		if number && e.uid == uid || !number && e.name == text {
+			return e, true, true
+		}
+	}
+	return passwdEntry{uid: uid, home: "/"}, false, number
+}
+
+func lookupGroup(text string, entries []groupEntry) (uint32, bool) {
+	if gid, ok := parseID(text); ok {
+		return gid, true
+	}
+	for _, e := range entries {
+		if e.name == text {
+			return e.gid, true
+		}
+	}
+	return 0, false
+}

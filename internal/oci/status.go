@@ -1,0 +1,29 @@
+package oci
+
+// State of a container, as its driver finds it.
+type State string
+
+const (
+	// Created is a container whose program was not started yet.
+	Created State = "created"
+	Running State = "running"
+	Exited  State = "exited"
+)
+
+// Status is what a driver knows of a container.
+type Status struct {
+	State   State
+	Process Process
+	// Exit is set once the state is Exited.
+	Exit Exit
+}
+
+// StartError is a runtime's refusal to start a program, in its own words.
+type StartError struct {
+	// Code is the exit status that a shell would give: 127 if there is no such
+	// program, 126 if it can't be executed, 128 for anything else.
+	Code    int
+	Message string
+}
+
+func (e *StartError) Error() string { return e.Message }

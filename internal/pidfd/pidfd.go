@@ -1,0 +1,161 @@
+// Package pidfd identifies, signals and waits for processes that this one
+// didn't start, or started in an earlier life. A process is its number and its
+// start time, and is only ever touched through a pidfd, so that another that
+// got the same number later is never hit.
+package pidfd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/poll"
+)
+
+// ErrGone says that a process has ended, and that its number may be another's.
+var ErrGone = errors.New("the process is gone")
+
+// Identify returns the identity of the process that now has a number.
+func Identify(pid int) (oci.Process, error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return oci.Process{}, ErrGone
+	}
+	start, err := startTime(raw)
+	if err != nil {
+		return oci.Process{}, fmt.Errorf("/proc/%d/stat: %w", pid, err)
+	}
+	return oci.Process{PID: pid, Start: start}, nil
+}
+
+// startTime takes field 22 from a process's stat. The second field is the
+// program's name in parentheses, which may hold anything.
+func startTime(stat []byte) (uint64, error) {
+	const field = 22 - 3 // the fields after the name begin with the third
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) <= field {
+		return 0, fmt.Errorf("unknown form %q", stat)
+	}
+	return strconv.ParseUint(string(fields[field]), 10, 64)
+}
+
+// Open returns a pidfd of p, or ErrGone.
+func Open(p oci.Process) (*os.File, error) {
+	if p.PID <= 0 {
+		return nil, ErrGone
+	}
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil, ErrGone
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open process %d: %w", p.PID, err)
+	}
+	f, err := poll.New(fd, "pidfd")
+	if err != nil {
+		return nil, err
+	}
+	// If p has the number now, it had it when that was opened.
+	now, err := Identify(p.PID)
+	if err == nil && now != p {
+		err = ErrGone
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Wait returns once the process of a pidfd has ended, or with ctx's error. If
+// it was a child of ours it is reaped.
+func Wait(ctx context.Context, pidfd *os.File) error {
+	return poll.Until(ctx, pidfd, func(fd int) bool {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		if n, err := unix.Poll(fds, 0); err != nil || n == 0 {
+			return false
+		}
+		_ = unix.Waitid(unix.P_PIDFD, fd, nil, unix.WEXITED|unix.WNOHANG, nil)
+		return true
+	})
+}
+
+// Send sends a signal to the process of a pidfd; ErrGone if it was reaped.
+func Send(pidfd *os.File, sig unix.Signal) error {
+	raw, err := pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var sent error
+	if err := raw.Control(func(fd uintptr) { sent = unix.PidfdSendSignal(int(fd), sig, nil, 0) }); err != nil {
+		return err
+	}
+	if errors.Is(sent, unix.ESRCH) {
+		return ErrGone
+	}
+	return sent
+}
+
+// Signal sends a signal to p, or returns ErrGone.
+func Signal(p oci.Process, sig unix.Signal) error {
+	f, err := Open(p)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return Send(f, sig)
+}
+
+// Children returns the child processes of a process with one thread.
+func Children(pid int) []int {
+	raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	var out []int
+	for field := range strings.FieldsSeq(string(raw)) {
+		if child, err := strconv.Atoi(field); err == nil {
+			out = append(out, child)
+		}
+	}
+	return out
+}
+
+// End kills p and its children, and returns when all are gone.
+func End(ctx context.Context, p oci.Process) error {
+	parent, err := Open(p)
+	if errors.Is(err, ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	files := []*os.File{parent}
+	defer func() {
+		for _, f := range files {
+			_ = f.Close()
+		}
+	}()
+	for _, pid := range Children(p.PID) {
+		if child, err := Identify(pid); err == nil {
+			if f, err := Open(child); err == nil {
+				files = append(files, f)
+			}
+		}
+	}
+	for _, f := range files {
+		if err := Send(f, unix.SIGKILL); err != nil && !errors.Is(err, ErrGone) {
+			return err
+		}
+	}
+	for _, f := range files {
+		if err := Wait(ctx, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}

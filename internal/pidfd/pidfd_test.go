@@ -1,0 +1,140 @@
+package pidfd
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/oci"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// spawn starts a script, which must print a line when it is ready, and returns
+// its identity and the line.
+func spawn(t *testing.T, script string) (oci.Process, string) {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", script)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := Identify(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, strings.TrimSpace(line)
+}
+
+func TestStartTime(t *testing.T) {
+	const rest = " S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21 22\n"
+	for _, name := range []string{"(sh)", "(a b)", "(a) S 1 2 (b)", "())", "(\n)"} {
+		if got, err := startTime([]byte("7 " + name + rest)); err != nil || got != 4711 {
+			t.Errorf("%q: %d, %v", name, got, err)
+		}
+	}
+	for _, stat := range []string{"", "7", "7 (sh)", "7 (sh) S 1 2", "7 (sh" + rest[:20], "7 (sh)" + strings.Replace(rest, "4711", "x", 1)} {
+		if got, err := startTime([]byte(stat)); err == nil {
+			t.Errorf("%q: %d", stat, got)
+		}
+	}
+}
+
+func TestSignalAndWait(t *testing.T) {
+	p, _ := spawn(t, "trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done")
+	f, err := Open(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	brief, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+	defer cancel()
+	if err := Wait(brief, f); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("waited for a process that lives: %v", err)
+	}
+	again, err := Open(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if err := Signal(p, unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := Wait(t.Context(), again); err != nil {
+		t.Fatal(err)
+	}
+	// It was a child and is reaped.
+	if _, err := Identify(p.PID); !errors.Is(err, ErrGone) {
+		t.Errorf("identified: %v", err)
+	}
+	if _, err := Open(p); !errors.Is(err, ErrGone) {
+		t.Errorf("opened: %v", err)
+	}
+	for _, err := range []error{Signal(p, unix.SIGTERM), Send(again, unix.SIGTERM)} {
+		if !errors.Is(err, ErrGone) {
+			t.Errorf("signalled: %v", err)
+		}
+	}
+	if err := End(t.Context(), p); err != nil {
+		t.Errorf("ended: %v", err)
+	}
+}
+
+// TestAnotherOfTheNumber: with the number, but not the start time, it is
+// somebody else.
+func TestAnotherOfTheNumber(t *testing.T) {
+	p, _ := spawn(t, "echo ready; exec sleep 1000")
+	other := p
+	other.Start--
+	if err := Signal(other, unix.SIGKILL); !errors.Is(err, ErrGone) {
+		t.Errorf("signalled: %v", err)
+	}
+	if err := End(t.Context(), other); err != nil {
+		t.Errorf("ended: %v", err)
+	}
+	if now, err := Identify(p.PID); err != nil || now != p {
+		t.Errorf("somebody else was hit: %+v, %v", now, err)
+	}
+	for _, pid := range []int{0, -1, 1 << 30} {
+		if err := Signal(oci.Process{PID: pid}, unix.SIGKILL); !errors.Is(err, ErrGone) {
+			t.Errorf("process %d: %v", pid, err)
+		}
+	}
+}
+
+func TestEndTakesChildren(t *testing.T) {
+	p, line := spawn(t, "trap '' TERM; sleep 1000 & echo $!; wait")
+	child, err := strconv.Atoi(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := Children(p.PID); len(got) != 1 || got[0] != child {
+		t.Errorf("children %v, want %d", got, child)
+	}
+	if err := End(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range []int{p.PID, child} {
+		stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+		if len(stat) > 0 && !strings.Contains(string(stat), ") Z ") {
+			t.Errorf("still there: %s", stat)
+		}
+	}
+}
