@@ -1,0 +1,238 @@
+package manifest
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// decoder reads a document into a Kubernetes type. It reads on after a
+// problem, so that all of them are told at once.
+type decoder struct {
+	*report
+	table *table
+}
+
+// place is where a value stands: its path, with indexes, and its pattern, by
+// which the table of fields knows it. Below a field that is listed as a whole
+// the pattern is empty.
+type place struct{ path, pattern string }
+
+func (p place) field(name string) place {
+	if p.pattern != "" || p.path == "" {
+		p.pattern = join(p.pattern, name)
+	}
+	p.path = join(p.path, name)
+	return p
+}
+
+func (p place) index(i int) place {
+	p.path += "[" + strconv.Itoa(i) + "]"
+	if p.pattern != "" {
+		p.pattern += "[]"
+	}
+	return p
+}
+
+func join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+// decode reads n into v, which is settable. A null leaves v as it is.
+func (d *decoder) decode(n *node, v reflect.Value, at place) {
+	d.lines[at.path] = n.line
+	if n.kind == null {
+		return
+	}
+	if q, ok := v.Addr().Interface().(*resource.Quantity); ok {
+		if *q, ok = parseQuantity(n.text); !ok || n.kind != text && n.kind != number {
+			d.misread(at.path, at.path, n.line, "%s is not a quantity such as 250m, 1.5 or 64Mi", short(n))
+		}
+		return
+	}
+	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
+		if err := u.UnmarshalJSON(n.appendJSON(nil)); err != nil {
+			d.misread(at.path, at.path, n.line, "%s is not %s", short(n), example(v.Type()))
+		}
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		p := reflect.New(v.Type().Elem())
+		d.decode(n, p.Elem(), at)
+		v.Set(p)
+	case reflect.Struct:
+		if d.is(n, object, at) {
+			d.object(n, v, at)
+		}
+	case reflect.Map:
+		if d.is(n, object, at) {
+			d.mapping(n, v, at)
+		}
+	case reflect.Slice:
+		if !d.is(n, list, at) {
+			return
+		}
+		v.Set(reflect.MakeSlice(v.Type(), len(n.items), len(n.items)))
+		for i, item := range n.items {
+			if item.kind == null {
+				d.misread(at.path, at.index(i).path, item.line, "empty: remove it")
+			}
+			d.decode(item, v.Index(i), at.index(i))
+		}
+	case reflect.String:
+		if d.is(n, text, at) {
+			v.SetString(n.text)
+		}
+	case reflect.Bool:
+		if d.is(n, boolean, at) {
+			v.SetBool(n.text == "true")
+		}
+	case reflect.Int32, reflect.Int64:
+		if d.is(n, number, at) {
+			d.integer(n, v, at)
+		}
+	default:
+		d.misread(at.path, at.path, n.line, "can't be read")
+	}
+}
+
+// is says whether n has the kind that is wanted, or notes that it hasn't.
+func (d *decoder) is(n *node, want kind, at place) bool {
+	if n.kind == want {
+		return true
+	}
+	remedy := ""
+	if want == text && (n.kind == number || n.kind == boolean) {
+		remedy = fmt.Sprintf(": quote it (%q)", n.raw)
+	}
+	d.misread(at.path, at.path, n.line, "must be %s, not %s%s", want, n.kind, remedy)
+	return false
+}
+
+func (d *decoder) integer(n *node, v reflect.Value, at place) {
+	i, err := strconv.ParseInt(n.text, 10, v.Type().Bits())
+	switch {
+	case err == nil:
+		v.SetInt(i)
+	case strings.ContainsAny(n.text, ".eE"):
+		d.misread(at.path, at.path, n.line, "%s is not a whole number", n.text)
+	default:
+		d.misread(at.path, at.path, n.line, "%s is too large", n.text)
+	}
+}
+
+func (d *decoder) mapping(n *node, v reflect.Value, at place) {
+	v.Set(reflect.MakeMapWithSize(v.Type(), len(n.fields)))
+	seen := map[string]int{}
+	for _, f := range n.fields {
+		to := place{path: join(at.path, f.key)}
+		if !d.first(seen, f, at, to) {
+			continue
+		}
+		value := reflect.New(v.Type().Elem()).Elem()
+		d.decode(f.value, value, to)
+		v.SetMapIndex(reflect.ValueOf(f.key).Convert(v.Type().Key()), value)
+	}
+}
+
+func (d *decoder) object(n *node, v reflect.Value, at place) {
+	names := map[string][]int{}
+	jsonFields(v.Type(), nil, names)
+	seen := map[string]int{}
+	for _, f := range n.fields {
+		to := at.field(f.key)
+		if !d.first(seen, f, at, to) {
+			continue
+		}
+		index, ok := names[f.key]
+		if !ok {
+			hint := ""
+			if !d.full() {
+				hint = d.table.suggest(f.key, at.pattern, names)
+			}
+			d.misread(at.path, to.path, f.line, "unknown field%s", hint)
+			continue
+		}
+		if to.pattern != "" {
+			switch how, remedy := d.table.look(to.pattern); {
+			case how == listed:
+				to.pattern = ""
+			case how == absent:
+				if !f.value.zero() {
+					d.misread(at.path, to.path, f.line, "%s", remedy)
+				}
+				continue
+			}
+		}
+		d.decode(f.value, v.FieldByIndex(index), to)
+		if f.value.kind != null {
+			d.lines[to.path] = f.line
+		}
+	}
+}
+
+// first says whether a key is met for the first time, or notes that it isn't.
+func (d *decoder) first(seen map[string]int, f field, at, to place) bool {
+	if line, ok := seen[f.key]; ok {
+		d.misread(at.path, to.path, f.line, "given twice: line %d has it too", line)
+		return false
+	}
+	seen[f.key] = f.line
+	return true
+}
+
+// jsonFields collects the fields of a struct by their JSON names, those of
+// inlined structs among them.
+func jsonFields(t reflect.Type, prefix []int, out map[string][]int) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		index := append(append([]int(nil), prefix...), i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case name == "-" || !f.IsExported():
+		case name == "" && f.Anonymous:
+			jsonFields(f.Type, index, out)
+		case name != "":
+			out[name] = index
+		}
+	}
+}
+
+// short shows a value in a message.
+func short(n *node) string {
+	const most = 40
+	text := string(n.appendJSON(nil))
+	if len(text) > most {
+		return strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return text
+}
+
+// example names what a type that reads itself wants.
+func example(t reflect.Type) string {
+	if strings.HasSuffix(t.Name(), "Time") {
+		return "a time such as 2026-01-31T12:00:00Z"
+	}
+	return "a " + t.Name()
+}
+
+// quantityForm bounds the exponent: Kubernetes' parser takes the time and
+// memory that 1e2000000000 stands for.
+var quantityForm = regexp.MustCompile(`^[+-]?[0-9]{0,18}(\.[0-9]{0,18})?([numkKMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?$`)
+
+func parseQuantity(text string) (resource.Quantity, bool) {
+	if !quantityForm.MatchString(text) {
+		return resource.Quantity{}, false
+	}
+	q, err := resource.ParseQuantity(text)
+	return q, err == nil
+}

@@ -1,0 +1,123 @@
+package manifest
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// The defaults that an API server gives to a pod.
+const (
+	DefaultNamespace   = "default"
+	defaultGrace       = int64(30)
+	defaultMessagePath = "/dev/termination-log"
+)
+
+// setDefaults fills in what the manifest leaves out, as an API server would.
+func setDefaults(pod *corev1.Pod) {
+	fill(&pod.Namespace, DefaultNamespace)
+	spec := &pod.Spec
+	fill(&spec.RestartPolicy, corev1.RestartPolicyAlways)
+	fill(&spec.DNSPolicy, corev1.DNSClusterFirst)
+	if spec.TerminationGracePeriodSeconds == nil {
+		spec.TerminationGracePeriodSeconds = new(defaultGrace)
+	}
+	if spec.SecurityContext == nil {
+		spec.SecurityContext = &corev1.PodSecurityContext{}
+	}
+	for i := range spec.Volumes {
+		if v := &spec.Volumes[i]; v.HostPath == nil && v.EmptyDir == nil {
+			v.EmptyDir = &corev1.EmptyDirVolumeSource{}
+		}
+		if h := spec.Volumes[i].HostPath; h != nil && h.Type == nil {
+			h.Type = new(corev1.HostPathUnset)
+		}
+	}
+	for i := range spec.InitContainers {
+		setContainerDefaults(&spec.InitContainers[i], spec.HostNetwork)
+	}
+	for i := range spec.Containers {
+		setContainerDefaults(&spec.Containers[i], spec.HostNetwork)
+	}
+}
+
+func setContainerDefaults(c *corev1.Container, hostNetwork bool) {
+	fill(&c.ImagePullPolicy, pullPolicy(c.Image))
+	fill(&c.TerminationMessagePath, defaultMessagePath)
+	fill(&c.TerminationMessagePolicy, corev1.TerminationMessageReadFile)
+	for i := range c.Ports {
+		p := &c.Ports[i]
+		fill(&p.Protocol, corev1.ProtocolTCP)
+		if hostNetwork {
+			fill(&p.HostPort, p.ContainerPort)
+		}
+	}
+	for i := range c.Env {
+		from := c.Env[i].ValueFrom
+		if from != nil && from.FieldRef != nil {
+			fill(&from.FieldRef.APIVersion, "v1")
+		}
+		if from != nil && from.ResourceFieldRef != nil && from.ResourceFieldRef.Divisor.IsZero() {
+			from.ResourceFieldRef.Divisor = resource.MustParse("1")
+		}
+	}
+	for name, limit := range c.Resources.Limits {
+		if _, ok := c.Resources.Requests[name]; ok {
+			continue
+		}
+		if c.Resources.Requests == nil {
+			c.Resources.Requests = corev1.ResourceList{}
+		}
+		c.Resources.Requests[name] = limit.DeepCopy()
+	}
+}
+
+// fill sets a value that is not set.
+func fill[T comparable](value *T, fallback T) {
+	var zero T
+	if *value == zero {
+		*value = fallback
+	}
+}
+
+// pullPolicy: what a tag latest stands for may change at any time; other tags
+// are taken to stay, as digests do.
+func pullPolicy(image string) corev1.PullPolicy {
+	name, _, digest := strings.Cut(image, "@")
+	if digest {
+		return corev1.PullIfNotPresent
+	}
+	last := name[strings.LastIndex(name, "/")+1:]
+	if _, tag, ok := strings.Cut(last, ":"); ok && tag != "latest" {
+		return corev1.PullIfNotPresent
+	}
+	return corev1.PullAlways
+}
+
+// IsSidecar says whether an init container runs beside the others.
+func IsSidecar(c *corev1.Container) bool {
+	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+}
+
+// forEachContainer calls f for all containers, in the order of their start.
+func forEachContainer(pod *corev1.Pod, f func(c *corev1.Container, path string, init bool)) {
+	for i := range pod.Spec.InitContainers {
+		f(&pod.Spec.InitContainers[i], indexed("spec.initContainers", i), true)
+	}
+	for i := range pod.Spec.Containers {
+		f(&pod.Spec.Containers[i], indexed("spec.containers", i), false)
+	}
+}
+
+// oneOf names the choices of a field.
+func oneOf[T ~string](value T, choices ...T) (string, bool) {
+	words := make([]string, len(choices))
+	for i, c := range choices {
+		if words[i] = string(c); c == "" {
+			words[i] = `""`
+		}
+	}
+	return strings.Join(words, ", "), slices.Contains(choices, value)
+}

@@ -1,0 +1,49 @@
+package manifest
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// fieldExists says whether a pod has a field of that pattern.
+func fieldExists(pattern string) bool {
+	t := reflect.TypeFor[corev1.Pod]()
+	for _, part := range strings.Split(pattern, ".") {
+		name, isList := strings.CutSuffix(part, "[]")
+		for t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+		if t.Kind() != reflect.Struct {
+			return false
+		}
+		names := map[string][]int{}
+		jsonFields(t, nil, names)
+		index, ok := names[name]
+		if !ok {
+			return false
+		}
+		t = t.FieldByIndex(index).Type
+		if isList {
+			if t.Kind() != reflect.Slice {
+				return false
+			}
+			t = t.Elem()
+		}
+	}
+	return true
+}
+
+func TestEditDistance(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"a", "", 1}, {"", "ab", 2}, {"image", "imagge", 1}, {"nmae", "name", 1}, {"kitten", "sitting", 3}, {"abc", "abc", 0}} {
+		if got := editDistance(c.a, c.b); got != c.want {
+			t.Errorf("%q %q: %d, want %d", c.a, c.b, got, c.want)
+		}
+	}
+}

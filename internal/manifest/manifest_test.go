@@ -1,0 +1,328 @@
+package manifest
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	corev1 "k8s.io/api/core/v1"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+func origin(file string) Origin {
+	return Origin{File: file, Node: "node", Source: "file:/etc/husk/" + file}
+}
+
+// golden compares got with a file beside the one that it comes from.
+func golden(t *testing.T, file, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s differs; -update writes it:\n%s", file, got)
+	}
+}
+
+// inputs returns the manifests of a directory of testdata.
+func inputs(t *testing.T, dir string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("testdata", dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = slices.DeleteFunc(files, func(f string) bool { return strings.HasSuffix(f, ".golden") })
+	if len(files) == 0 {
+		t.Fatalf("no manifests in %s", dir)
+	}
+	return files
+}
+
+func read(t *testing.T, file string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func TestBadManifests(t *testing.T) {
+	t.Parallel()
+	for _, file := range inputs(t, "bad") {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			t.Parallel()
+			pods, err := Parse(read(t, file), origin(filepath.Base(file)))
+			if err == nil || pods != nil || !errdefs.IsInvalidArgument(err) {
+				t.Fatalf("%d pods, %v", len(pods), err)
+			}
+			for _, line := range strings.Split(err.Error(), "\n") {
+				if !strings.HasPrefix(line, filepath.Base(file)+":") {
+					t.Errorf("%q doesn't begin with the file", line)
+				}
+			}
+			golden(t, file+".golden", err.Error()+"\n")
+		})
+	}
+}
+
+func TestGoodManifests(t *testing.T) {
+	t.Parallel()
+	for _, file := range inputs(t, "good") {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			t.Parallel()
+			pods, err := Parse(read(t, file), origin(filepath.Base(file)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := json.MarshalIndent(pods, "", "  ")
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, file+".golden", string(got)+"\n")
+		})
+	}
+}
+
+// parse1 reads a manifest of one pod that must be good.
+func parse1(t *testing.T, text string) corev1.Pod {
+	t.Helper()
+	pods, err := Parse([]byte(text), origin("pod.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(pods) != 1 {
+		t.Fatalf("%d pods", len(pods))
+	}
+	return pods[0]
+}
+
+const web = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers: [{name: a, image: 'a:1'}]\n"
+
+func TestSize(t *testing.T) {
+	t.Parallel()
+	large := web + "#" + strings.Repeat("x", maxSize)
+	if _, err := Parse([]byte(large), origin("f")); err == nil || err.Error() != "f: larger than 10 MiB" {
+		t.Errorf("%v", err)
+	}
+	parse1(t, large[:maxSize])
+}
+
+// TestBombs: what is small in the file and large in memory.
+func TestBombs(t *testing.T) {
+	t.Parallel()
+	laughs := "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
+	for c := 'b'; c <= 'z'; c++ {
+		laughs += fmt.Sprintf("%c: &%c [%s]\n", c, c, strings.Repeat(fmt.Sprintf("*%c,", c-1), 10))
+	}
+	long := "apiVersion: v1\nkind: Pod\nmetadata:\n  name: x\n  annotations:\n    a: &a " + strings.Repeat("x", 1<<20) + "\n    b: [" + strings.Repeat("*a,", 1000) + "*a]\n"
+	deep := strings.Repeat("[", 5000)
+	var many, flows strings.Builder
+	for i := range 20_000 {
+		fmt.Fprintf(&many, "field%d: 1\n", i)
+		fmt.Fprintf(&flows, "k%d: 1, ", i)
+	}
+	manyFields, flow, flow2 := web+many.String(), flows.String(), many.String()
+	for name, c := range map[string]struct{ manifest, want string }{
+		"aliases of aliases":    {laughs, "expand to more than 10 MiB"},
+		"aliases of a long one": {long, "expand to more than 10 MiB"},
+		"deep":                  {deep, ""},
+		"deep and whole":        {deep + strings.Repeat("]", 5000), "nested deeper than 100"},
+		"deep JSON":             {`{"a":` + strings.Repeat("[", 5000) + strings.Repeat("]", 5000) + "}", "nested deeper than 100"},
+		"exponent":              {strings.Replace(web, "'a:1'", "'a:1', resources: {limits: {cpu: 1e2147483647}}", 1), "is not a quantity"},
+		"exponent of a size":    {strings.Replace(web, "'a:1'", "'a:1', resources: {limits: {hugepages-1e2147483647: 1}}", 1), "hugepages-1e2147483647: not supported"},
+		"long field name":       {`{"apiVersion":"v1","kind":"Pod","` + strings.Repeat("k", 1<<20) + `":1}`, "unknown field: remove it"},
+		"many fields":           {manyFields, "f: and 19950 more problems"},
+		"a large merge":         {"x: &x {" + flow + "}\n<<: *x\n" + flow2, "kind: missing"},
+		"many problems":         {web + strings.Repeat("? x\n", 20000), "f: and 199"},
+	} {
+		_, err := Parse([]byte(c.manifest), origin("f"))
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %.200v", name, err)
+		}
+	}
+}
+
+func TestIdentity(t *testing.T) {
+	t.Parallel()
+	uidOf := func(manifest string, o Origin) string {
+		pods, err := Parse([]byte(manifest), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(pods[0].UID)
+	}
+	first := uidOf(web, origin("a"))
+	if !regexp.MustCompile(`^[0-9a-f]{32}$`).MatchString(first) {
+		t.Errorf("UID %q", first)
+	}
+	same := map[string]string{
+		"read again":           web,
+		"a default written":    strings.Replace(web, "spec:", "spec:\n  restartPolicy: Always", 1),
+		"as good as absent":    strings.Replace(web, "spec:", "spec:\n  affinity: {}\n  subdomain: ''\n  automountServiceAccountToken: false", 1),
+		"an ignored field set": strings.Replace(web, "spec:", "spec:\n  nodeName: x\n  tolerations: [{operator: Exists}]", 1) + "status: {phase: Running}\n",
+		"in JSON":              `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"image":"a:1","name":"a"}]}}`,
+	}
+	for name, manifest := range same {
+		if got := uidOf(manifest, origin("a")); got != first {
+			t.Errorf("%s: the UID has changed", name)
+		}
+	}
+	for name, manifest := range map[string]string{
+		"another image": strings.Replace(web, "a:1", "a:2", 1),
+		"another name":  strings.Replace(web, "name: web", "name: web2", 1),
+		"a label":       strings.Replace(web, "name: web", "name: web, labels: {a: b}", 1),
+		"an annotation": strings.Replace(web, "name: web", "name: web, annotations: {a: b}", 1),
+	} {
+		if got := uidOf(manifest, origin("a")); got == first {
+			t.Errorf("%s: the UID is the same", name)
+		}
+	}
+	if uidOf(web, origin("b")) == first || uidOf(web, Origin{"a", "node2", "file:/etc/husk/a"}) == first {
+		t.Error("another source or node: the UID is the same")
+	}
+	if got := uidOf(strings.Replace(web, "name: web", "name: web, uid: mine", 1), origin("a")); got != "mine" {
+		t.Errorf("own UID: %q", got)
+	}
+	a, b := parse1(t, web), parse1(t, strings.Replace(web, "name: web", "name: web, uid: mine", 1))
+	if Hash(&a) != Hash(&b) {
+		t.Error("the hash depends on the UID")
+	}
+}
+
+func TestPullPolicy(t *testing.T) {
+	t.Parallel()
+	for image, want := range map[string]corev1.PullPolicy{
+		"web": corev1.PullAlways, "web:latest": corev1.PullAlways, "web:1": corev1.PullIfNotPresent,
+		"localhost:5000/web": corev1.PullAlways, "localhost:5000/web:1": corev1.PullIfNotPresent,
+		"localhost:5000/web:latest": corev1.PullAlways, "web@sha256:00": corev1.PullIfNotPresent,
+		"web:latest@sha256:00": corev1.PullIfNotPresent, "a/b:c/d": corev1.PullAlways,
+	} {
+		if got := pullPolicy(image); got != want {
+			t.Errorf("%s: %s", image, got)
+		}
+	}
+}
+
+func TestExpand(t *testing.T) {
+	t.Parallel()
+	env := map[string]string{"A": "1", "B": "$(A)", "E": "", "a b": "spaced"}
+	for text, want := range map[string]string{
+		"":                "",
+		"plain":           "plain",
+		"$(A)":            "1",
+		"x$(A)y$(A)z":     "x1y1z",
+		"$(B)":            "$(A)", // not again
+		"$(E)":            "",
+		"$(NONE)":         "$(NONE)",
+		"$$(A)":           "$(A)",
+		"$$$(A)":          "$1",
+		"$$$$(A)":         "$$(A)",
+		"$":               "$",
+		"a$":              "a$",
+		"$A":              "$A",
+		"$(A":             "$(A",
+		"$()":             "$()",
+		"$(a b)":          "spaced",
+		"$($(A))":         "$($(A))",
+		"$(A)$":           "1$",
+		"50$% of $(A)":    "50$% of 1",
+		"$(NONE)$(A)":     "$(NONE)1",
+		"$${A}$(A)$$(A)$": "${A}1$(A)$",
+	} {
+		got := Expand(text, func(name string) (string, bool) { v, ok := env[name]; return v, ok })
+		if got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestReference(t *testing.T) {
+	t.Parallel()
+	golden(t, "testdata/reference.golden", Reference())
+}
+
+// TestFieldsExist: a misspelt path in the tables would refuse a good field.
+func TestFieldsExist(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, f := range Fields() {
+		if seen[f.Path] {
+			t.Errorf("%s is listed twice", f.Path)
+		}
+		seen[f.Path] = true
+		if f.Meaning == "" || f.How != Honoured && f.How != Ignored {
+			t.Errorf("%+v", f)
+		}
+		if !fieldExists(f.Path) {
+			t.Errorf("no pod has %s", f.Path)
+		}
+	}
+	for path := range remedies {
+		if !fieldExists(path) {
+			t.Errorf("no pod has %s", path)
+		}
+		if standing, _ := fieldTable.look(path); standing != absent {
+			t.Errorf("%s has a remedy, but is not refused", path)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, dir := range []string{"bad", "good"} {
+		files, _ := filepath.Glob(filepath.Join("testdata", dir, "*"))
+		for _, file := range files {
+			if data, err := os.ReadFile(file); err == nil && !strings.HasSuffix(file, ".golden") {
+				f.Add(data)
+			}
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		pods, err := Parse(data, origin("f"))
+		if err != nil {
+			if len(pods) > 0 || !errdefs.IsInvalidArgument(err) {
+				t.Errorf("%d pods, %v", len(pods), err)
+			}
+			return
+		}
+		if len(pods) == 0 {
+			t.Error("no pods and no error")
+		}
+		// What was read can be written and read again, and is the same.
+		for _, pod := range pods {
+			raw, err := json.Marshal(pod)
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := Parse(raw, origin("f"))
+			if err != nil {
+				t.Fatalf("%v\n%s", err, raw)
+			}
+			if Hash(&again[0]) != Hash(&pod) || again[0].UID != pod.UID {
+				t.Errorf("not the same pod:\n%s", raw)
+			}
+		}
+	})
+}
+
+func BenchmarkParse(b *testing.B) {
+	for b.Loop() {
+		if _, err := Parse([]byte(web), origin("f")); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
