@@ -1,0 +1,265 @@
+package image
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/huskd/husk/internal/image/database"
+)
+
+// shortestPrefix is how many digits of an ID name an image.
+const shortestPrefix = 4
+
+// entry is all that is known of one image.
+type entry struct {
+	id       string
+	manifest ocispec.Descriptor
+	platform ocispec.Platform
+	config   ocispec.ImageConfig
+	created  time.Time
+	size     int64           // of all blobs
+	blobs    []digest.Digest // beside the manifest
+
+	layers []database.Layer // topmost first
+	lower  []string         // topmost first, never empty
+
+	names   []string       // whole names, sorted
+	holders map[string]int // by name, how many times each holds the image
+}
+
+// named is an image and names that it is to have.
+type named struct {
+	*entry
+	names []string
+}
+
+func (n named) record() database.Record {
+	r := database.Record{ID: n.id, Names: n.names, Manifest: n.manifest, Blobs: n.blobs}
+	if len(n.layers) > 0 {
+		r.Top = n.layers[0].ChainID
+	}
+	return r
+}
+
+// index is the images of a store in memory.
+type index struct {
+	mu      sync.RWMutex
+	entries map[string]*entry // by ID
+	names   map[string]string // IDs by whole name
+}
+
+func newIndex() index {
+	return index{entries: map[string]*entry{}, names: map[string]string{}}
+}
+
+// put adds an image, if it isn't there, and gives it names, which other images
+// lose.
+func (x *index) put(e *entry, names []string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if known := x.entries[e.id]; known != nil {
+		e = known
+	}
+	x.entries[e.id] = e
+	for _, name := range names {
+		x.unname(name)
+		x.names[name] = e.id
+		e.names = append(e.names, name)
+	}
+	slices.Sort(e.names)
+}
+
+// unname takes a name from the image that has it. The caller holds the lock.
+func (x *index) unname(name string) {
+	if e := x.entries[x.names[name]]; e != nil {
+		e.names = slices.DeleteFunc(e.names, func(n string) bool { return n == name })
+	}
+	delete(x.names, name)
+}
+
+// drop forgets names and images.
+func (x *index) drop(names, ids []string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, name := range names {
+		x.unname(name)
+	}
+	for _, id := range ids {
+		delete(x.entries, id)
+	}
+}
+
+// image returns the image with this ID, which must be there.
+func (x *index) image(id string) Image {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return x.entries[id].image()
+}
+
+// find returns the image with a name, an ID or an unambiguous prefix of an ID,
+// and the whole name if it was found by one. The caller holds the lock.
+func (x *index) find(name string) (e *entry, whole string, err error) {
+	for _, id := range []string{name, "sha256:" + name} {
+		if e := x.entries[id]; e != nil {
+			return e, "", nil
+		}
+	}
+	named, err := parseName(name)
+	if err == nil {
+		if e := x.entries[x.names[named.String()]]; e != nil {
+			return e, named.String(), nil
+		}
+	}
+	prefix := strings.TrimPrefix(name, "sha256:")
+	if len(prefix) >= shortestPrefix && strings.Trim(prefix, "0123456789abcdef") == "" {
+		// It may be malformed as a name, but is well-formed as an ID.
+		e, err = x.findPrefix("sha256:" + prefix)
+		if e != nil || err != nil {
+			return e, "", err
+		}
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	return nil, "", errdefs.ErrNotFound.WithMessage(fmt.Sprintf("image %q is not here: pull or load it", name))
+}
+
+// findPrefix returns the image, if any, whose ID begins with prefix.
+func (x *index) findPrefix(prefix string) (*entry, error) {
+	var found *entry
+	for id, e := range x.entries {
+		if !strings.HasPrefix(id, prefix) {
+			continue
+		}
+		if found != nil {
+			return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("more than one image ID begins with %q: give more digits", prefix))
+		}
+		found = e
+	}
+	return found, nil
+}
+
+func (e *entry) image() Image {
+	img := Image{
+		ID: e.id, Size: e.size, Created: e.created, Config: e.config,
+		Platform: platforms.Format(e.platform), InUse: len(e.holders) > 0,
+	}
+	for _, l := range e.layers {
+		img.Unpacked += l.Bytes
+	}
+	for _, name := range e.names {
+		if isDigestName(name) {
+			img.Digests = append(img.Digests, name)
+		} else {
+			img.Tags = append(img.Tags, name)
+		}
+	}
+	return img
+}
+
+// tagged says whether a tag names the image.
+func (e *entry) tagged() bool {
+	return slices.ContainsFunc(e.names, func(name string) bool { return !isDigestName(name) })
+}
+
+// users names who holds the image, for people.
+func (e *entry) users() string {
+	const most = 3
+	holders := slices.Sorted(maps.Keys(e.holders))
+	if len(holders) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(holders[:most], ", "), len(holders)-most)
+	}
+	return strings.Join(holders, ", ")
+}
+
+// List returns all images, in the order of their names.
+func (s *Store) List() []Image {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	list := make([]Image, 0, len(s.index.entries))
+	for _, e := range s.index.entries {
+		list = append(list, e.image())
+	}
+	slices.SortFunc(list, func(a, b Image) int {
+		if c := slices.Compare(a.Tags, b.Tags); c != 0 {
+			return c
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	return list
+}
+
+// Get returns the image with this name, which is a tag, a name with a digest,
+// an ID or an unambiguous prefix of an ID. The error of one that isn't here is
+// of the kind errdefs.ErrNotFound.
+func (s *Store) Get(name string) (Image, error) {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	e, _, err := s.index.find(name)
+	if err != nil {
+		return Image{}, err
+	}
+	return e.image(), nil
+}
+
+// Rootfs returns the directories of the layers of the image with this ID,
+// topmost first, to be mounted as the lower directories of an overlay. They
+// stay while the image is held.
+func (s *Store) Rootfs(id string) (lower []string, err error) {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	e := s.index.entries[id]
+	if e == nil {
+		return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("image %s is not here: pull or load it", id))
+	}
+	return slices.Clone(e.lower), nil
+}
+
+// Hold keeps the image with this ID from being removed until release is
+// called. The holder, such as "container 0123abcd", is named to whoever wants to
+// remove it. Holds are in memory: they are made anew after a restart.
+func (s *Store) Hold(id, holder string) (release func(), err error) {
+	s.index.mu.Lock()
+	defer s.index.mu.Unlock()
+	e := s.index.entries[id]
+	if e == nil {
+		return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("image %s is not here: pull or load it", id))
+	}
+	if e.holders == nil {
+		e.holders = map[string]int{}
+	}
+	e.holders[holder]++
+	return sync.OnceFunc(func() {
+		s.index.mu.Lock()
+		defer s.index.mu.Unlock()
+		if e.holders[holder]--; e.holders[holder] == 0 {
+			delete(e.holders, holder)
+		}
+	}), nil
+}
+
+// Usage returns what the unpacked layers of all images take on disk.
+func (s *Store) Usage() (bytes, inodes int64) {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	seen := map[digest.Digest]bool{}
+	for _, e := range s.index.entries {
+		for _, l := range e.layers {
+			if !seen[l.ChainID] {
+				seen[l.ChainID] = true
+				bytes += l.Bytes
+				inodes += l.Inodes
+			}
+		}
+	}
+	return bytes, inodes
+}

@@ -1,0 +1,519 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/test/testimage"
+)
+
+func TestPull(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	for _, c := range []testimage.Compression{testimage.Gzip, testimage.Zstd, testimage.Uncompressed} {
+		t.Run("compression="+string(c), func(t *testing.T) {
+			t.Parallel()
+			s, r := newStore(t), newRegistry(t)
+			img := assemble(t, makeLayer(t, c, 1, 100_000), makeLayer(t, c, 2, 10), makeLayer(t, c, 3, 50_000))
+			name := r.push(t, "team/web", "1.0", img)
+			byDigest := r.host + "/team/web@" + img.Descriptor.Digest.String()
+
+			got := mustPull(t, s, name)
+			if got.ID != img.ID() || !slices.Equal(got.Tags, []string{name}) || !slices.Equal(got.Digests, []string{byDigest}) {
+				t.Errorf("pulled %+v, want ID %s, tag %s, digest %s", got, img.ID(), name, byDigest)
+			}
+			if got.Platform != "linux/"+here.Architecture || got.Config.Cmd[0] != "/bin/true" || got.Created.IsZero() || got.InUse {
+				t.Errorf("pulled %+v", got)
+			}
+			size := img.Descriptor.Size + int64(len(img.Config))
+			for _, l := range img.Layers {
+				size += int64(len(l.Blob))
+			}
+			if got.Size != size || got.Unpacked < 150_000 {
+				t.Errorf("size %d, unpacked %d, want %d and more than 150000", got.Size, got.Unpacked, size)
+			}
+			wantFiles(t, s, img)
+			for _, ref := range []string{name, byDigest, name + "@" + img.Descriptor.Digest.String(), img.ID(), strings.TrimPrefix(img.ID(), "sha256:"), img.ID()[:19], img.ID()[7:15]} {
+				if found, err := s.Get(ref); err != nil || found.ID != img.ID() {
+					t.Errorf("get %s: %v %v", ref, found.ID, err)
+				}
+			}
+			if list := s.List(); len(list) != 1 {
+				t.Errorf("listed: %v", list)
+			}
+		})
+	}
+}
+
+func TestPullByDigest(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	s, r := newStore(t), newRegistry(t)
+	img := makeImage(t, 1, 1, 1000)
+	name := r.push(t, "web", "latest", img)
+	other := r.push(t, "web", "other", makeImage(t, 9, 1, 1000))
+	byDigest := r.host + "/web@" + img.Descriptor.Digest.String()
+
+	// The digest counts, though the tag says otherwise.
+	got := mustPull(t, s, other+"@"+img.Descriptor.Digest.String())
+	if got.ID != img.ID() || len(got.Tags) != 0 || !slices.Equal(got.Digests, []string{byDigest}) {
+		t.Errorf("pulled %+v", got)
+	}
+	got = mustPull(t, s, name)
+	if got.ID != img.ID() || !slices.Equal(got.Tags, []string{name}) || len(got.Digests) != 1 {
+		t.Errorf("then by tag: %+v", got)
+	}
+}
+
+func TestPullForPlatform(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	s, r := newStore(t), newRegistry(t)
+	var images []*testimage.Image
+	for i, p := range []ocispec.Platform{{OS: "linux", Architecture: "s390x"}, here, {OS: "linux", Architecture: "riscv64"}} {
+		img, err := testimage.New(p, ocispec.ImageConfig{}, makeLayer(t, testimage.Gzip, uint64(i), 1000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		images = append(images, img)
+	}
+	index, err := r.pushTo().PushIndex(t.Context(), "multi", "v1", images...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := r.host + "/multi:v1"
+	got := mustPull(t, s, name)
+	if got.ID != images[1].ID() || !slices.Equal(got.Digests, []string{r.host + "/multi@" + index.String()}) {
+		t.Errorf("pulled %+v, want that of this host, with the digest of the index", got)
+	}
+	got, err = s.Pull(t.Context(), name, PullOptions{Platform: "linux/s390x"})
+	if err != nil || got.ID != images[0].ID() || got.Platform != "linux/s390x" {
+		t.Errorf("for s390x: %+v %v", got, err)
+	}
+	before := disk(t, s)
+	_, err = s.Pull(t.Context(), name, PullOptions{Platform: "linux/ppc64le"})
+	wantError(t, err, name, "linux/ppc64le", "linux/riscv64, linux/s390x", "ask for another")
+	if !errdefs.IsNotFound(err) {
+		t.Errorf("kind of %v", err)
+	}
+	single := r.push(t, "single", "v1", images[0])
+	_, err = s.Pull(t.Context(), single, PullOptions{})
+	wantError(t, err, single, "only for linux/s390x")
+	_, err = s.Pull(t.Context(), name, PullOptions{Platform: "linux/a/b/c/d"})
+	wantError(t, err, name, `platform "linux/a/b/c/d"`, "linux/amd64")
+	wantDisk(t, s, before)
+}
+
+func TestPullDockerManifest(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	s, r := newStore(t), newRegistry(t)
+	img := makeImage(t, 1, 2, 1000)
+	for from, to := range map[string]string{
+		ocispec.MediaTypeImageManifest:  "application/vnd.docker.distribution.manifest.v2+json",
+		ocispec.MediaTypeImageConfig:    "application/vnd.docker.container.image.v1+json",
+		ocispec.MediaTypeImageLayerGzip: "application/vnd.docker.image.rootfs.diff.tar.gzip",
+	} {
+		img.Manifest = []byte(strings.ReplaceAll(string(img.Manifest), from, to))
+	}
+	img.Descriptor.Digest = digest.FromBytes(img.Manifest)
+	if got := mustPull(t, s, r.push(t, "docker", "v2", img)); got.ID != img.ID() {
+		t.Errorf("pulled %+v", got)
+	}
+	wantFiles(t, s, img)
+}
+
+// TestPullSharesLayers: what is here is not fetched again, and what another
+// image needs stays.
+func TestPullSharesLayers(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	s, r := newStore(t), newRegistry(t)
+	base := makeLayer(t, testimage.Gzip, 1, 50_000)
+	one := assemble(t, base, makeLayer(t, testimage.Gzip, 2, 1000))
+	two := assemble(t, base, makeLayer(t, testimage.Gzip, 3, 1000))
+	moved := assemble(t, makeLayer(t, testimage.Gzip, 4, 1000), base) // not the same layer on disk, but the same blob
+	for i, img := range []*testimage.Image{one, two, moved} {
+		mustPull(t, s, r.push(t, "shared", string(rune('a'+i)), img))
+		wantFiles(t, s, img)
+	}
+	if n := r.gets(base.Descriptor.Digest.String()); n != 1 {
+		t.Errorf("the shared layer was downloaded %d times", n)
+	}
+	for _, img := range []*testimage.Image{one, moved} {
+		if _, err := s.Remove(t.Context(), img.ID(), false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantFiles(t, s, two)
+	if list := disk(t, s); len(list) != 2+2+2 { // manifest, config, two blobs, two directories
+		t.Errorf("on disk: %v", list)
+	}
+}
+
+func TestPullMovedTag(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	s, r := newStore(t), newRegistry(t)
+	old, fresh := makeImage(t, 1, 1, 1000), makeImage(t, 2, 1, 1000)
+	name := r.push(t, "web", "latest", old)
+	mustPull(t, s, name)
+	r.push(t, "web", "latest", fresh)
+	if got := mustPull(t, s, name); got.ID != fresh.ID() {
+		t.Errorf("pulled %s, want the tag's new image", got.ID)
+	}
+	got, err := s.Get(old.ID())
+	if err != nil || len(got.Tags) != 0 || len(got.Digests) != 1 {
+		t.Errorf("the old image: %+v %v", got, err)
+	}
+	wantFiles(t, s, old)
+	wantFiles(t, s, fresh)
+}
+
+func TestPullImageWithoutLayers(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	s, r := newStore(t), newRegistry(t)
+	img := assemble(t)
+	mustPull(t, s, r.push(t, "empty", "v1", img))
+	wantFiles(t, s, img)
+}
+
+// TestPullTogether: pulls of one image by tag and by digest at once make one
+// download, and everybody sees how far it is.
+func TestPullTogether(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	halfway, goOn := make(chan struct{}, 100), make(chan struct{})
+	r := newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		next.ServeHTTP(&pausedWriter{ResponseWriter: w, at: 100_000, reached: halfway, goOn: goOn}, r)
+	}))
+	s := newStore(t)
+	img := makeImage(t, 1, 3, 200_000)
+	name := r.push(t, "web", "v1", img)
+	refs := []string{name, r.host + "/web@" + img.Descriptor.Digest.String()}
+
+	var wg sync.WaitGroup
+	var seen sync.Map
+	for i := range 10 {
+		wg.Go(func() {
+			got, err := s.Pull(t.Context(), refs[i%2], PullOptions{Progress: func(p Progress) {
+				if p.Stage == Downloading && len(p.Layers) == 3 && p.Done >= 3*90_000 && p.Total > 600_000 {
+					seen.Store(i, true)
+				}
+			}})
+			if err != nil || got.ID != img.ID() {
+				t.Errorf("pull %d: %v %v", i, got.ID, err)
+			}
+		})
+	}
+	for range 3 {
+		<-halfway
+	}
+	eventually(t, "everybody sees the progress", func() bool {
+		n := 0
+		seen.Range(func(any, any) bool { n++; return true })
+		return n == 10
+	})
+	close(goOn)
+	wg.Wait()
+	for _, l := range img.Layers {
+		if n := r.gets(l.Descriptor.Digest.String()); n != 1 {
+			t.Errorf("a layer was downloaded %d times", n)
+		}
+	}
+	wantFiles(t, s, img)
+}
+
+// pausedWriter stops once in the middle of a body.
+type pausedWriter struct {
+	http.ResponseWriter
+	at            int
+	reached, goOn chan struct{}
+}
+
+func (p *pausedWriter) Write(b []byte) (int, error) {
+	if p.at < 0 || len(b) < p.at {
+		p.at -= len(b)
+		return p.ResponseWriter.Write(b)
+	}
+	n, err := p.ResponseWriter.Write(b[:p.at])
+	if err != nil {
+		return n, err
+	}
+	_ = http.NewResponseController(p.ResponseWriter).Flush()
+	p.reached <- struct{}{}
+	<-p.goOn
+	rest := b[p.at:]
+	p.at = -1
+	m, err := p.ResponseWriter.Write(rest)
+	return n + m, err
+}
+
+// TestPullIsCutByTheLast: a pull goes on while anybody waits, and is cut when
+// nobody does. The next one goes on where it was.
+func TestPullIsCutByTheLast(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	halfway, goOn := make(chan struct{}, 100), make(chan struct{})
+	var ranges sync.Map
+	r := newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if from := r.Header.Get("Range"); from != "" {
+			ranges.Store(from, true)
+		}
+		select {
+		case <-goOn:
+			next.ServeHTTP(w, r)
+		default:
+			paused := &pausedWriter{ResponseWriter: w, at: 64_000, reached: halfway, goOn: make(chan struct{})}
+			go func() { <-r.Context().Done(); close(paused.goOn) }()
+			next.ServeHTTP(paused, r)
+		}
+	}))
+	s := newStore(t)
+	img := makeImage(t, 1, 1, 300_000)
+	name := r.push(t, "web", "v1", img)
+	first, leaveFirst := context.WithCancel(t.Context())
+	second, leaveSecond := context.WithCancel(t.Context())
+	errs := make(chan error)
+	for _, ctx := range []context.Context{first, second} {
+		go func() {
+			_, err := s.Pull(ctx, name, PullOptions{})
+			errs <- err
+		}()
+	}
+	<-halfway
+	eventually(t, "both wait", func() bool {
+		s.flights.mu.Lock()
+		defer s.flights.mu.Unlock()
+		for _, f := range s.flights.by {
+			return f.waiters == 2
+		}
+		return false
+	})
+	eventually(t, "the first half is on disk", func() bool { return ingested(t, s) >= 64_000 })
+	leaveFirst()
+	err := <-errs
+	wantError(t, err, name, "downloading")
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("kind of %v", err)
+	}
+	s.flights.mu.Lock()
+	if len(s.flights.by) != 1 {
+		t.Error("the pull was cut while somebody waited")
+	}
+	s.flights.mu.Unlock()
+	leaveSecond()
+	if err := <-errs; !errors.Is(err, context.Canceled) {
+		t.Errorf("kind of %v", err)
+	}
+	close(goOn)
+	mustPull(t, s, name)
+	wantFiles(t, s, img)
+	resumed := false
+	ranges.Range(func(any, any) bool { resumed = true; return true })
+	if !resumed {
+		t.Error("the second pull began at nothing")
+	}
+}
+
+// ingested returns the bytes of downloads that have begun.
+func ingested(t testing.TB, s *Store) (total int64) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(s.root, "content/ingest/*/data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if info, err := os.Stat(file); err == nil {
+			total += info.Size()
+		}
+	}
+	return total
+}
+
+func TestPullDeadline(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	s, r := newStore(t), newRegistry(t)
+	name := r.push(t, "web", "v1", makeImage(t, 1, 1, 1000))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
+	defer cancel()
+	if _, err := s.Pull(ctx, name, PullOptions{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestPullCutConnections cuts every download of a layer at many places, in
+// both ways, and lets the next attempt get further.
+func TestPullCutConnections(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	for _, reset := range []bool{false, true} {
+		var mu sync.Mutex
+		times := map[string]int{}
+		r := newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			mu.Lock()
+			times[r.URL.Path]++
+			n := times[r.URL.Path]
+			mu.Unlock()
+			cut(w, r, next, []int{0, 1, 10_000, 33_333, 50_000, 1 << 30}[min(n-1, 5)], reset)
+		}))
+		s := newStore(t)
+		img := makeImage(t, 1, 4, 100_000)
+		mustPull(t, s, r.push(t, "web", "v1", img))
+		wantFiles(t, s, img)
+	}
+}
+
+// TestPullStalls: a pull that gets no further is cut; one that does, however
+// slowly, is not.
+func TestPullStalls(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	halfway := make(chan struct{}, 100)
+	r := newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		paused := &pausedWriter{ResponseWriter: w, at: 64_000, reached: halfway, goOn: make(chan struct{})}
+		go func() { <-r.Context().Done(); close(paused.goOn) }()
+		next.ServeHTTP(paused, r)
+	}))
+	s := newStore(t)
+	s.stall = 700 * time.Millisecond
+	_, err := s.Pull(t.Context(), r.push(t, "web", "v1", makeImage(t, 1, 2, 200_000)), PullOptions{})
+	wantError(t, err, "not a byte", "700ms", "try again")
+
+	slow := newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		next.ServeHTTP(slowWriter{w}, r)
+	}))
+	mustPull(t, s, slow.push(t, "web", "v1", makeImage(t, 1, 1, 20_000)))
+}
+
+// slowWriter takes a second for 10,000 bytes.
+type slowWriter struct{ http.ResponseWriter }
+
+func (s slowWriter) Write(p []byte) (int, error) {
+	for i := 0; i < len(p); i += 500 {
+		if _, err := s.ResponseWriter.Write(p[i:min(i+500, len(p))]); err != nil {
+			return i, err
+		}
+		_ = http.NewResponseController(s.ResponseWriter).Flush()
+		time.Sleep(50 * time.Millisecond) // is what the test is about
+	}
+	return len(p), nil
+}
+
+// TestPullUnpacksWhileItDownloads: three layers are downloaded at once, and
+// what is here is unpacked meanwhile.
+func TestPullUnpacksWhileItDownloads(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	img := makeImage(t, 1, 6, 50_000)
+	lowest := img.Layers[0].Descriptor.Digest.String()
+	var mu sync.Mutex
+	var now, most int
+	goOn := make(chan struct{})
+	s, r := newStore(t), newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if strings.HasSuffix(r.URL.Path, digest.FromBytes(img.Config).String()) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		mu.Lock()
+		now++
+		most = max(most, now)
+		mu.Unlock()
+		if !strings.HasSuffix(r.URL.Path, lowest) {
+			<-goOn
+		}
+		next.ServeHTTP(w, r)
+		mu.Lock()
+		now--
+		mu.Unlock()
+	}))
+	name := r.push(t, "web", "v1", img)
+	var once sync.Once
+	_, err := s.Pull(t.Context(), name, PullOptions{Progress: func(p Progress) {
+		if len(p.Layers) == 6 && p.Layers[0].Stage == Unpacked && p.Layers[3].Stage == Downloading {
+			once.Do(func() { close(goOn) })
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if most != 3 {
+		t.Errorf("%d layers were downloaded at once, want 3", most)
+	}
+	wantFiles(t, s, img)
+}
+
+func TestPullShortName(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	s := newStore(t)
+	for ref, whole := range map[string]string{
+		"web":         "docker.io/library/web:latest",
+		"web:v2":      "docker.io/library/web:v2",
+		"library/web": "docker.io/library/web:latest",
+	} {
+		_, err := s.Pull(t.Context(), ref, PullOptions{})
+		wantError(t, err, ref, "not here, and a name without a registry is not pulled: write it whole, such as "+whole)
+	}
+	for _, ref := range []string{"", "Web", "a b", "reg.example/x:", "reg.example/x@sha256:12", "http://reg.example/x", strings.Repeat("a/", 200) + "x", "reg.example/../x", "\x00"} {
+		_, err := s.Pull(t.Context(), ref, PullOptions{})
+		wantError(t, err, "malformed")
+		if !errdefs.IsInvalidArgument(err) {
+			t.Errorf("kind of %v", err)
+		}
+	}
+}
+
+func TestPullAfterClose(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	s := newStore(t)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.Pull(t.Context(), "reg.example/x", PullOptions{})
+	wantError(t, err, "closed")
+	_, err = s.Load(t.Context(), strings.NewReader(""), nil)
+	wantError(t, err, "closed")
+}
+
+// TestCloseCutsPulls: Close doesn't wait for a registry.
+func TestCloseCutsPulls(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	halfway := make(chan struct{}, 100)
+	r := newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		paused := &pausedWriter{ResponseWriter: w, at: 100, reached: halfway, goOn: make(chan struct{})}
+		go func() { <-r.Context().Done(); close(paused.goOn) }()
+		next.ServeHTTP(paused, r)
+	}))
+	root := filepath.Join(t.TempDir(), "images")
+	s := openStore(t, root)
+	name := r.push(t, "web", "v1", makeImage(t, 1, 1, 100_000))
+	errs := make(chan error)
+	go func() {
+		_, err := s.Pull(t.Context(), name, PullOptions{})
+		errs <- err
+	}()
+	<-halfway
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	wantError(t, <-errs, name, "cut")
+	wantDisk(t, openStore(t, root), nil)
+}

@@ -1,0 +1,137 @@
+// Package registry speaks with image registries: it finds out what an image's
+// name stands for and fetches blobs, and makes one clear line of each of the
+// many ways in which that fails.
+package registry
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/containerd/v2/core/remotes/docker/config"
+	"github.com/containerd/containerd/v2/pkg/reference"
+	"github.com/containerd/errdefs"
+	distribution "github.com/distribution/reference"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Login is what a registry may ask for. A password without a user name is a
+// token; the zero Login is none.
+type Login struct{ Username, Password string }
+
+// Registry is the registry that an image's name begins with, or mirrors of it.
+type Registry struct {
+	name       string
+	certsDir   string
+	image      distribution.Named
+	login      Login
+	hosts      []docker.RegistryHost
+	transports []*http.Transport
+	resolver   remotes.Resolver
+	fetcher    remotes.Fetcher
+}
+
+// New prepares to speak with the registry of an image. It connects to nobody.
+// What certsDir has about the registry is read, if it is there.
+func New(ctx context.Context, certsDir string, image distribution.Named, login Login) (*Registry, error) {
+	r := &Registry{name: distribution.Domain(image), certsDir: certsDir, image: image, login: login}
+	options := config.HostOptions{
+		Credentials:  r.credentials,
+		UpdateClient: r.keepTransport,
+	}
+	if certsDir != "" {
+		options.HostDir = hostDir(certsDir)
+	}
+	var err error
+	if r.hosts, err = config.ConfigureHosts(ctx, options)(r.name); err != nil {
+		return nil, err
+	}
+	// Resolver and fetcher share hosts, and with them connections and tokens.
+	r.resolver = docker.NewResolver(docker.ResolverOptions{
+		Hosts:   func(string) ([]docker.RegistryHost, error) { return r.hosts, nil },
+		Headers: http.Header{"User-Agent": {"husk"}},
+	})
+	r.fetcher, err = r.resolver.Fetcher(ctx, image.String())
+	return r, err
+}
+
+// credentials gives the login to the registry and its mirrors. Whoever else
+// asks for one, such as a server that a blob is redirected to, gets none.
+func (r *Registry) credentials(host string) (username, secret string, err error) {
+	if slices.ContainsFunc(r.hosts, func(h docker.RegistryHost) bool { return h.Host == host }) {
+		return r.login.Username, r.login.Password, nil
+	}
+	return "", "", nil
+}
+
+func (r *Registry) keepTransport(client *http.Client) error {
+	if t, ok := client.Transport.(*http.Transport); ok {
+		r.transports = append(r.transports, t)
+	}
+	return nil
+}
+
+// Close drops idle connections.
+func (r *Registry) Close() {
+	for _, t := range r.transports {
+		t.CloseIdleConnections()
+	}
+}
+
+// Name returns the registry's name, such as docker.io.
+func (r *Registry) Name() string { return r.name }
+
+// Resolve asks the registry what the image's name stands for now: a manifest
+// or an index.
+func (r *Registry) Resolve(ctx context.Context) (ocispec.Descriptor, error) {
+	_, desc, err := r.resolver.Resolve(ctx, r.image.String())
+	if errdefs.IsNotFound(err) {
+		err = r.missing(ctx, err)
+	}
+	return desc, err
+}
+
+// Fetch returns the content of a blob or manifest of the image's repository.
+// The reader is also an io.Seeker, to begin elsewhere than at the start.
+func (r *Registry) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+	return r.fetcher.Fetch(ctx, desc)
+}
+
+// tags returns some tags of the image's repository, for an error message.
+// found is false if the registry has no such repository, or doesn't tell.
+func (r *Registry) tags(ctx context.Context) (tags []string, found bool) {
+	const most = 5
+	spec, err := reference.Parse(r.image.String())
+	if err != nil {
+		return nil, false
+	}
+	if ctx, err = docker.ContextWithRepositoryScope(ctx, spec, false); err != nil {
+		return nil, false
+	}
+	for _, host := range r.hosts {
+		url := fmt.Sprintf("%s://%s%s/%s/tags/list?n=%d", host.Scheme, host.Host, host.Path, distribution.Path(r.image), most)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			continue
+		}
+		if err := host.Authorizer.Authorize(ctx, req); err != nil {
+			continue
+		}
+		resp, err := host.Client.Do(req)
+		if err != nil {
+			continue
+		}
+		var list struct{ Tags []string }
+		err = json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&list)
+		_ = resp.Body.Close()
+		if err == nil && resp.StatusCode == http.StatusOK {
+			return list.Tags[:min(len(list.Tags), most)], true
+		}
+	}
+	return nil, false
+}
