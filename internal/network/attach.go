@@ -1,0 +1,164 @@
+package network
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/crashpoint"
+	"github.com/huskd/husk/internal/network/foreign"
+	"github.com/huskd/husk/internal/network/ipam"
+	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// Attach gives a sandbox its interface and addresses. For the same sandbox and
+// interface it answers the same again, and repairs what is missing. If it fails,
+// nothing of it is left, the address included.
+//
+// The error's kind is invalid argument for what can never be, resource
+// exhausted when no address is left, unavailable or already exists when a port
+// or a link is taken.
+func (n *Network) Attach(ctx context.Context, a pod.Attachment) (*pod.Attached, error) {
+	if err := plan.Check(a); err != nil {
+		return nil, err
+	}
+	unlock, err := n.sandboxes.lock(ctx, a.Sandbox)
+	if err != nil {
+		return nil, fmt.Errorf("attach %v: %w", a.Pod, err)
+	}
+	defer unlock()
+	if err := n.reaper.wait(ctx, ownerOf(a)); err != nil {
+		return nil, fmt.Errorf("attach %v: its former link is still there: %w", a.Pod, err)
+	}
+	r, err := n.reserve(a)
+	if err != nil {
+		return nil, fmt.Errorf("attach %v: %w", a.Pod, err)
+	}
+	p := n.plan(r)
+	if err := n.make(ctx, r, p); err != nil {
+		return nil, fmt.Errorf("attach %v: %w", a.Pod, err)
+	}
+	n.reaper.forget(udpPorts(a))
+	return p.Attached(Name), nil
+}
+
+// reserve returns the attachment's record, made and journaled if need be.
+func (n *Network) reserve(a pod.Attachment) (*record, error) {
+	ports := plan.Mappings(a)
+	if r := n.ledger.find(ownerOf(a)); r != nil {
+		if r.Attachment.Netns != a.Netns || !slices.Equal(plan.Mappings(r.Attachment), ports) {
+			return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("%v is attached with another namespace or other ports: detach it first", ownerOf(a)))
+		}
+		return r, nil
+	}
+	if len(ports) > 0 {
+		if err := n.dp.InNode(func() error { return foreign.PortsFree(ports) }); err != nil {
+			return nil, err
+		}
+	}
+	uplink, err := n.dp.Uplink()
+	if err != nil {
+		return nil, err
+	}
+	r := &record{Attachment: a, Mode: n.cfg.Mode, MTU: cmp.Or(n.cfg.MTU, uplink.MTU), Source: uplink.Source}
+	return r, n.ledger.reserve(r)
+}
+
+// make makes the kernel agree with a reserved or bound record and binds it. On
+// failure a reserved one is undone; a bound one is a running pod's and stays.
+func (n *Network) make(ctx context.Context, r *record, p plan.Plan) error {
+	if n.ledger.state(r) == ipam.Bound {
+		return n.repair(p)
+	}
+	err := ctx.Err()
+	if err == nil {
+		err = n.apply(p)
+	}
+	if err == nil {
+		crashpoint.Hit("network.applied")
+		err = n.ledger.bind(r)
+	}
+	if err != nil {
+		return errors.Join(err, n.undo(r, p))
+	}
+	return nil
+}
+
+// repair applies a plan if the kernel differs from it.
+func (n *Network) repair(p plan.Plan) error {
+	diffs, err := n.dp.Verify(p)
+	if err != nil || len(diffs) == 0 {
+		return err
+	}
+	return n.apply(p)
+}
+
+func (n *Network) apply(p plan.Plan) error {
+	once := func() error {
+		n.whole.RLock()
+		defer n.whole.RUnlock()
+		return n.dp.Apply(p)
+	}
+	err := once()
+	if !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	if healed, healErr := n.heal(); !healed || healErr != nil {
+		return errors.Join(err, healErr)
+	}
+	return once()
+}
+
+// heal makes the nftables table anew if somebody removed it, as nftables.service
+// does with all tables when it is restarted.
+func (n *Network) heal() (healed bool, err error) {
+	n.whole.Lock()
+	defer n.whole.Unlock()
+	if n.torn || n.dp.TableExists() {
+		return false, nil
+	}
+	n.log.Warn("network: somebody removed the nftables table; it is made anew", "table", n.cfg.Instance.Table())
+	if err := n.dp.Ensure(n.basePlan()); err != nil {
+		return false, err
+	}
+	var elements []plan.Element
+	for _, r := range n.ledger.all() {
+		if n.ledger.state(r) != ipam.Releasing {
+			elements = append(elements, n.plan(r).Elements...)
+		}
+	}
+	return true, n.dp.Add(elements)
+}
+
+// undo removes all of a record whose address was never used. What resists is
+// left to the reaper.
+func (n *Network) undo(r *record, p plan.Plan) error {
+	err := n.ledger.release(r)
+	if err == nil {
+		n.whole.RLock()
+		err = errors.Join(n.dp.Cut(p), n.dp.Reap())
+		n.whole.RUnlock()
+	}
+	if err != nil {
+		n.reaper.add(r, err)
+		return fmt.Errorf("undo it: %w", err)
+	}
+	return n.ledger.forget(r)
+}
+
+// udpPorts returns the hostPorts of a that UDP flows may still bypass.
+func udpPorts(a pod.Attachment) []uint16 {
+	var out []uint16
+	for _, m := range plan.Mappings(a) {
+		if m.Protocol == pod.UDP {
+			out = append(out, m.HostPort)
+		}
+	}
+	return out
+}

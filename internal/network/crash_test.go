@@ -1,0 +1,172 @@
+package network
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/huskd/husk/internal/crashpoint"
+	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// crashEnv has the script of a process that is to be killed somewhere in it.
+const crashEnv = "HUSK_NETWORK_CRASH"
+
+// crashScript is what that process does.
+type crashScript struct {
+	Config    Config
+	Reconcile []pod.Attachment // keep these, first of all
+	Attach    pod.Attachment   // then this
+	Detach    bool             // and then away with it
+}
+
+// crashed is main of that process. It gets to its end only without a crash.
+func crashed() int {
+	var s crashScript
+	err := json.Unmarshal([]byte(os.Getenv(crashEnv)), &s)
+	if err == nil {
+		err = s.run(context.Background())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func (s crashScript) run(ctx context.Context) error {
+	n, err := Open(ctx, s.Config)
+	if err != nil {
+		return err
+	}
+	err = n.Reconcile(ctx, s.Reconcile)
+	if err == nil {
+		_, err = n.Attach(ctx, s.Attach)
+	}
+	if err == nil && s.Detach {
+		err = n.Detach(ctx, s.Attach)
+	}
+	return errors.Join(err, n.Close())
+}
+
+// crashable returns a test binary that obeys crashpoint's variables.
+func crashable(t *testing.T) string {
+	t.Helper()
+	if crashpoint.Enabled {
+		return os.Args[0]
+	}
+	path := filepath.Join(t.TempDir(), "network.test")
+	if out, err := exec.Command("go", "test", "-c", "-tags=crashpoint", "-o", path, ".").CombinedOutput(); err != nil {
+		t.Fatalf("build a binary that crashes: %v\n%s", err, out)
+	}
+	return path
+}
+
+// play runs a script that is to die at a crashpoint, if one is given, and
+// returns the crashpoints that it passed.
+func play(t *testing.T, binary string, s crashScript, point string) []string {
+	t.Helper()
+	script, err := json.Marshal(s)
+	must(t, err)
+	trace := filepath.Join(t.TempDir(), "trace")
+	cmd := exec.Command(binary)
+	cmd.Env = append(os.Environ(), crashEnv+"="+string(script), crashpoint.Env+"="+point, crashpoint.EnvTrace+"="+trace)
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	switch {
+	case point == "" && err != nil:
+		t.Fatalf("%v\n%s", err, out)
+	case point != "" && (!errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL):
+		t.Fatalf("at %s: %v, want SIGKILL\n%s", point, err, out)
+	}
+	passed, err := os.ReadFile(trace)
+	must(t, err)
+	return strings.Fields(string(passed))
+}
+
+// TestCrashAnywhere kills the process between any two steps of attaching and
+// detaching. However that went, the next start finds its way: to a pod that
+// works if it is wanted, to nothing at all if it isn't.
+func TestCrashAnywhere(t *testing.T) {
+	hosttest.Root(t)
+	binary := crashable(t)
+	for _, mode := range []plan.Mode{plan.PTP, plan.Bridge} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t)
+			cfg := l.config()
+			cfg.Mode = mode
+			n := l.open(cfg)
+			before := l.kernel(cfg.Instance)
+			must(t, n.Close())
+			port := pod.PortMapping{Protocol: pod.TCP, HostPort: 8080, Port: 80}
+			child := cfg
+			child.Log = nil // a log isn't JSON
+			script := func() crashScript { return crashScript{Config: child, Attach: l.attachment(port), Detach: true} }
+
+			points := play(t, binary, script(), "")
+			slices.Sort(points)
+			points = slices.Compact(points)
+			if len(points) < 12 {
+				t.Errorf("only %d crashpoints: %v", len(points), points)
+			}
+			for _, point := range points {
+				for _, wanted := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%s wanted %v", point, wanted), func(t *testing.T) {
+						l := &lab{t: t, dir: t.TempDir(), node: l.node, other: l.other}
+						cfg := cfg
+						cfg.Log = l.config().Log
+						s := script()
+						s.Attach = l.attachment(port)
+						play(t, binary, s, point)
+						n := l.open(cfg)
+						var live []pod.Attachment
+						leased := n.ledger.records[ownerOf(s.Attach)] != nil
+						if wanted && leased {
+							live = append(live, s.Attach)
+						}
+						must(t, n.Reconcile(t.Context(), live))
+						if wanted {
+							got, err := n.Attach(t.Context(), s.Attach)
+							must(t, err)
+							g := guest{s.Attach, got}
+							l.serve(g.Netns, "tcp", "g", 80)
+							for _, s := range stacks {
+								l.reaches("other", l.other, "tcp"+s.suffix, s.node, 8080, "g "+s.other)
+							}
+							if u := n.Usage(); u.Attached != 1 || u.Ranges[0].Used != 1 {
+								t.Errorf("usage: %+v", u)
+							}
+						}
+						must(t, n.Detach(t.Context(), s.Attach))
+						reaped(t, n)
+						l.pristine(n, before)
+						must(t, n.Close())
+					})
+				}
+			}
+			// And while the start itself sets things right.
+			for _, point := range []string{"network.releasing", "network.cut", "network.reaped", "network.resting", "network.gone"} {
+				left := script()
+				left.Detach = false
+				play(t, binary, left, "network.bound")
+				s := script()
+				play(t, binary, s, point)
+				n := l.open(cfg)
+				must(t, n.Reconcile(t.Context(), nil))
+				l.pristine(n, before)
+				must(t, n.Close())
+			}
+		})
+	}
+}

@@ -1,0 +1,289 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/crashpoint"
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/network/nlsock"
+	"github.com/huskd/husk/internal/network/plan"
+)
+
+// Apply makes everything of the plan that isn't there yet.
+func (d *Datapath) Apply(p plan.Plan) error {
+	added := make(chan error, 1)
+	go func() { // the elements need nothing of the links
+		added <- d.table.add(p.Elements)
+		crashpoint.Hit("network.elements")
+	}()
+	err := d.link(p)
+	return errors.Join(err, <-added)
+}
+
+// link makes the plan's pair and what is set on its two ends.
+func (d *Datapath) link(p plan.Plan) error {
+	ns, err := unix.Open(p.Netns, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("network namespace %s: %w", p.Netns, err)
+	}
+	defer unix.Close(ns)
+	inPod := dialAt(p.Netns) // takes a new thread: meanwhile, the pair
+	links, eth, err := d.pair(p, ns, inPod)
+	pod, dialErr := inPod()
+	if dialErr != nil {
+		return dialErr
+	}
+	defer pod.Close()
+	if err != nil {
+		return err
+	}
+	crashpoint.Hit("network.link")
+	err = d.withConn(func(c *nlsock.Conn) error {
+		requests, names := side(links, p.Host)
+		if p.Pair.Bridge != "" {
+			requests, names = append(requests, hairpin(links[p.Pair.Host])), append(names, "hairpin mode of "+p.Pair.Host)
+		}
+		return check(c.Do(requests...), names, "the node")
+	})
+	if err != nil {
+		return err
+	}
+	crashpoint.Hit("network.host")
+	err = podSide(pod, eth, p)
+	crashpoint.Hit("network.pod")
+	return err
+}
+
+// podSide sets the pod's end up, over a socket in its namespace.
+func podSide(c *nlsock.Conn, eth int, p plan.Plan) error {
+	requests, names := side(map[string]int{p.Pair.Pod: eth}, p.Pod)
+	// Two messages: of one, the kernel would set the link up first, and that
+	// gives it an address.
+	requests = append([]*nl.NetlinkRequest{setLink(linkChange{index: eth, noAutoAddress: true}), setLink(linkChange{index: eth, up: true})}, requests...)
+	names = append([]string{"settings of " + p.Pair.Pod, "set " + p.Pair.Pod + " up"}, names...)
+	return check(c.Do(requests...), names, p.Netns)
+}
+
+// dialAt opens a socket in the network namespace at path, in the background.
+// The function that it returns waits for it, and may be called more than once.
+func dialAt(path string) func() (*nlsock.Conn, error) {
+	var c *nlsock.Conn
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err = netns.Do(path, func() error {
+			var err error
+			c, err = nlsock.Dial(unix.NETLINK_ROUTE)
+			return err
+		})
+	}()
+	return func() (*nlsock.Conn, error) {
+		<-done
+		return c, err
+	}
+}
+
+// side returns the requests that make s, and what each is called; those without
+// a name may fail. The links have their indexes by name.
+func side(links map[string]int, s plan.Side) (requests []*nl.NetlinkRequest, names []string) {
+	for _, a := range s.Addresses {
+		requests, names = append(requests, address(unix.RTM_NEWADDR, links[a.Link], a)), append(names, a.String())
+	}
+	for _, n := range s.Neighbours {
+		requests, names = append(requests, neighbour(unix.RTM_NEWNEIGH, links[n.Link], n)), append(names, n.String())
+	}
+	for _, r := range s.Routes {
+		name := r.String()
+		if r.Preferred {
+			name = "" // the node may have lost the address
+		}
+		requests, names = append(requests, route(unix.RTM_NEWROUTE, links[r.Link], r)), append(names, name)
+	}
+	return requests, names
+}
+
+// check returns the first error of the answers, with its object's name. That
+// something is there already is none.
+func check(answers []nlsock.Answer, names []string, ns string) error {
+	for i, a := range answers {
+		if a.Err == nil || names[i] == "" || errors.Is(a.Err, unix.EEXIST) {
+			continue
+		}
+		if errors.Is(a.Err, unix.EACCES) || errors.Is(a.Err, unix.EPERM) {
+			return fmt.Errorf("%s in %s: %w: is IPv6 disabled there (net.ipv6.conf.all.disable_ipv6)?", names[i], ns, a.Err)
+		}
+		return fmt.Errorf("%s: %w", names[i], a.Err)
+	}
+	return nil
+}
+
+// linkInfo is what the kernel tells of a link.
+type linkInfo struct {
+	name  string
+	index int
+	peer  int // of a veth, in its own namespace
+	mtu   int
+	group uint32
+	mac   plan.MAC
+	up    bool
+	// Of IPv4.
+	forwarding, routeLocalnet bool
+}
+
+func parseLink(data []byte) (linkInfo, error) {
+	if len(data) < unix.SizeofIfInfomsg {
+		return linkInfo{}, fmt.Errorf("link of %d bytes", len(data))
+	}
+	l := linkInfo{
+		index: int(int32(binary.NativeEndian.Uint32(data[4:]))),
+		up:    binary.NativeEndian.Uint32(data[8:])&unix.IFF_UP != 0,
+	}
+	for typ, value := range nlsock.Attributes(data[unix.SizeofIfInfomsg:]) {
+		switch typ {
+		case unix.IFLA_IFNAME:
+			l.name = unix.ByteSliceToString(value)
+		case unix.IFLA_ADDRESS:
+			copy(l.mac[:], value)
+		case unix.IFLA_LINK:
+			l.peer = int(nlsock.Word(value))
+		case unix.IFLA_MTU:
+			l.mtu = int(nlsock.Word(value))
+		case unix.IFLA_GROUP:
+			l.group = nlsock.Word(value)
+		case unix.IFLA_AF_SPEC:
+			l.forwarding = inetConf(value, devconfForwarding)
+			l.routeLocalnet = inetConf(value, devconfRouteLocalnet)
+		}
+	}
+	return l, nil
+}
+
+// inetConf says whether a setting in a link's IFLA_AF_SPEC is on.
+func inetConf(spec []byte, setting int) bool {
+	for family, inet := range nlsock.Attributes(spec) {
+		if family != unix.AF_INET {
+			continue
+		}
+		for typ, conf := range nlsock.Attributes(inet) {
+			if at := 4 * (setting - 1); typ == iflaInetConf && len(conf) >= at+4 {
+				return nlsock.Word(conf[at:at+4]) != 0
+			}
+		}
+	}
+	return false
+}
+
+// linkByName returns a link of the namespace of c.
+func linkByName(c *nlsock.Conn, name string) (linkInfo, error) {
+	a := c.Do(getLink(name, 0))[0]
+	if a.Err != nil {
+		return linkInfo{}, fmt.Errorf("link %s: %w", name, a.Err)
+	}
+	return parseLink(a.Data)
+}
+
+// pair makes the veth pair, or takes the one that is there if it is the plan's.
+// It returns the indexes of the node's links that the plan names, and that of
+// the pod's end.
+func (d *Datapath) pair(p plan.Plan, ns int, inPod func() (*nlsock.Conn, error)) (links map[string]int, eth int, err error) {
+	links = map[string]int{}
+	err = d.withConn(func(c *nlsock.Conn) error {
+		if p.Pair.Bridge != "" {
+			bridge, err := linkByName(c, p.Pair.Bridge)
+			if err != nil {
+				return err
+			}
+			links[p.Pair.Bridge] = bridge.index
+		}
+		for range 2 {
+			host, err := d.makePair(c, p.Pair, links[p.Pair.Bridge], ns, inPod)
+			if errors.Is(err, errInTheWay) {
+				continue // it has been removed
+			}
+			links[p.Pair.Host], eth = host.index, host.peer
+			return wrapLink(err, p)
+		}
+		return wrapLink(errInTheWay, p)
+	})
+	return links, eth, err
+}
+
+func wrapLink(err error, p plan.Plan) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("link %s with %s in %s: %w", p.Pair.Host, p.Pair.Pod, p.Netns, err)
+}
+
+var errInTheWay = errors.New("another link of this name was there")
+
+// makePair is one attempt. It returns the host's end.
+func (d *Datapath) makePair(c *nlsock.Conn, p plan.Pair, bridge, ns int, inPod func() (*nlsock.Conn, error)) (linkInfo, error) {
+	answers := c.Do(
+		newVeth(p, bridge, ns),
+		setLink(linkChange{name: p.Host, up: true, alias: p.Alias, noAutoAddress: true, forwarding: true, routeLocalnet: p.RouteLocalnet}),
+		getLink(p.Host, 0))
+	made, set, got := answers[0].Err, answers[1].Err, answers[2]
+	if made != nil && !errors.Is(made, unix.EEXIST) {
+		return linkInfo{}, made
+	}
+	if made != nil && errors.Is(got.Err, unix.ENODEV) {
+		return linkInfo{}, errdefs.ErrAlreadyExists.WithMessage("the namespace has a link " + p.Pod + " of its own: remove it or use another name")
+	}
+	if err := errors.Join(set, got.Err); err != nil {
+		return linkInfo{}, err
+	}
+	host, err := parseLink(got.Data)
+	if err != nil || made == nil {
+		return host, err
+	}
+	pod, err := inPod()
+	if err != nil {
+		return linkInfo{}, err
+	}
+	peer, err := linkByName(pod, p.Pod)
+	if err == nil && peer.index == host.peer && peer.mac == p.PodMAC && host.mac == p.HostMAC && !d.doomed.has(host) {
+		return host, nil
+	}
+	// Its name says that it is ours. It is of another namespace, or being removed.
+	if err := c.Do(delLinks(p.Host, 0))[0].Err; err != nil && !errors.Is(err, unix.ENODEV) {
+		return linkInfo{}, err
+	}
+	return linkInfo{}, errInTheWay
+}
+
+// Cut ends the pod's traffic at once: its hostPorts lead nowhere, nothing is
+// taken from it and nothing sent to it. The link is set down and marked for
+// Reap. It is no error if there is nothing of the plan any more.
+func (d *Datapath) Cut(p plan.Plan) error {
+	removed := make(chan error, 1)
+	go func() {
+		removed <- d.table.remove(p.Elements)
+		crashpoint.Hit("network.cut.elements")
+	}()
+	err := d.withConn(func(c *nlsock.Conn) error {
+		requests := []*nl.NetlinkRequest{setLink(linkChange{name: p.Pair.Host, down: true, group: d.doomed.next()})}
+		if p.Pair.Bridge != "" {
+			if bridge, err := linkByName(c, p.Pair.Bridge); err == nil {
+				for _, n := range p.Host.Neighbours {
+					requests = append(requests, neighbour(unix.RTM_DELNEIGH, bridge.index, n))
+				}
+			}
+		}
+		for _, a := range c.Do(requests...) {
+			if a.Err != nil && !errors.Is(a.Err, unix.ENODEV) && !errors.Is(a.Err, unix.ENOENT) {
+				return fmt.Errorf("link %s: set it down: %w", p.Pair.Host, a.Err)
+			}
+		}
+		return nil
+	})
+	crashpoint.Hit("network.cut.link")
+	return errors.Join(err, <-removed)
+}

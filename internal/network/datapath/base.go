@@ -1,0 +1,137 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/network/nlsock"
+	"github.com/huskd/husk/internal/network/plan"
+)
+
+// Ensure makes the node's own part what b says, but for the sysctls. The
+// elements of pods stay as they are.
+func (d *Datapath) Ensure(b plan.Base) error {
+	if err := d.table.ensure(b.Table); err != nil {
+		return err
+	}
+	return d.withConn(func(c *nlsock.Conn) error {
+		lo, err := linkByName(c, "lo")
+		if err != nil {
+			return err
+		}
+		links := map[string]int{lo.name: lo.index}
+		if b.Link != nil {
+			bridge, err := makeBridge(c, *b.Link)
+			if err != nil {
+				return err
+			}
+			links[b.Link.Name] = bridge
+		}
+		requests, names := side(links, b.Host)
+		return check(c.Do(requests...), names, "the node")
+	})
+}
+
+// TableExists says whether the nftables table is there. Others can remove it
+// with all the rest: `nft flush ruleset`.
+func (d *Datapath) TableExists() bool { return d.table.exists() }
+
+// Add puts elements into the table.
+func (d *Datapath) Add(elements []plan.Element) error { return d.table.add(elements) }
+
+// makeBridge makes the bridge and returns its index.
+func makeBridge(c *nlsock.Conn, b plan.BridgeLink) (int, error) {
+	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(b.Name)))
+	req.AddData(nl.NewRtAttr(unix.IFLA_ADDRESS, b.MAC[:]))
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, []byte("bridge"))
+	req.AddData(info)
+	answers := c.Do(req, setLink(linkChange{name: b.Name, up: true, noAutoAddress: true, forwarding: true, routeLocalnet: true}), getLink(b.Name, 0))
+	for i, a := range answers {
+		if a.Err != nil && !(i == 0 && errors.Is(a.Err, unix.EEXIST)) {
+			return 0, fmt.Errorf("bridge %s: %w", b.Name, a.Err)
+		}
+	}
+	link, err := parseLink(answers[2].Data)
+	if err == nil && link.mac != b.MAC {
+		err = fmt.Errorf("bridge %s has MAC %v, not %v: delete it", b.Name, link.mac, b.MAC)
+	}
+	return link.index, err
+}
+
+// Teardown removes what Ensure made, for any configuration of the instance.
+func (d *Datapath) Teardown() error {
+	errs := []error{d.table.drop()}
+	routes, err := listRoutes(d.handle)
+	errs = append(errs, err)
+	for _, r := range routes {
+		if p := planned(r, ""); d.ours(p) {
+			errs = append(errs, d.removeSubnet(p))
+		}
+	}
+	errs = append(errs, d.mark(d.instance.Bridge()), d.Reap())
+	return errors.Join(errs...)
+}
+
+// ours says whether a route is one of this instance's subnets.
+func (d *Datapath) ours(r plan.Route) bool {
+	return r.Kind == plan.Unreachable && r.Metric == int(d.doomed.tag)
+}
+
+// removeSubnet deletes the route of a subnet, and what lo has for it. The route
+// goes last: it is by it that the address is known to be ours.
+func (d *Datapath) removeSubnet(r plan.Route) error {
+	var lo linkInfo
+	err := d.withConn(func(c *nlsock.Conn) (err error) {
+		lo, err = linkByName(c, "lo")
+		return err
+	})
+	if err == nil {
+		err = d.remove(plan.LoopbackAddress(r.Dst), lo.index)
+	}
+	if err == nil {
+		err = d.remove(r, 0)
+	}
+	return err
+}
+
+// remove deletes a route, neighbour or address of the node. It may be gone
+// already.
+func (d *Datapath) remove(object any, index int) error {
+	var req *nl.NetlinkRequest
+	switch o := object.(type) {
+	case plan.Route:
+		req = route(unix.RTM_DELROUTE, index, o)
+	case plan.Neighbour:
+		req = neighbour(unix.RTM_DELNEIGH, index, o)
+	case plan.Address:
+		req = address(unix.RTM_DELADDR, index, o)
+	}
+	return d.withConn(func(c *nlsock.Conn) error {
+		err := c.Do(req)[0].Err
+		if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EADDRNOTAVAIL) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("delete %v: %w", object, err)
+		}
+		return nil
+	})
+}
+
+// list calls fn, which lists something through the handle, until nothing
+// changed meanwhile, a few times at most.
+func list[T any](fn func() ([]T, error)) (out []T, err error) {
+	for range 10 {
+		if out, err = fn(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return out, err
+}

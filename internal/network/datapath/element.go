@@ -1,0 +1,319 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/network/nlsock"
+	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// chunk is how many elements go into one message: a netlink attribute, the
+// list of elements, has at most 64 KiB.
+const chunk = 400
+
+// chunks is how many messages go into one batch, which must fit into the
+// socket's send buffer.
+const chunks = 4
+
+// table is the instance's nftables table.
+type table struct {
+	d       *Datapath
+	nft     *nftables.Table
+	sets    map[string]plan.Set
+	nfts    map[string]*nftables.Set
+	changes *nlsock.Conn // for elements: five times as fast as the library
+
+	mu   sync.Mutex // a batch is collected in conn, and then sent
+	conn *nftables.Conn
+}
+
+func openTable(d *Datapath) (*table, error) {
+	t := &table{
+		d:    d,
+		nft:  &nftables.Table{Family: nftables.TableFamilyINet, Name: d.instance.Table()},
+		sets: map[string]plan.Set{},
+		nfts: map[string]*nftables.Set{},
+	}
+	for i, s := range plan.Sets() {
+		t.sets[s.Name()], t.nfts[s.Name()] = s, nftSet(t.nft, s, uint32(i+1))
+	}
+	err := d.InNode(func() (err error) {
+		t.changes, err = nlsock.Dial(unix.NETLINK_NETFILTER)
+		return err
+	})
+	return t, errors.Join(err, t.reopen())
+}
+
+// reopen gets a fresh socket: after an error, answers may be left in the old one.
+func (t *table) reopen() error {
+	if t.conn != nil {
+		_ = t.conn.CloseLasting()
+	}
+	return t.d.InNode(func() (err error) {
+		t.conn, err = nftables.New(nftables.AsLasting())
+		return err
+	})
+}
+
+func (t *table) close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var errs []error
+	if t.changes != nil {
+		errs = append(errs, t.changes.Close())
+	}
+	if t.conn != nil {
+		errs = append(errs, t.conn.CloseLasting())
+	}
+	return errors.Join(errs...)
+}
+
+// batch sends what fill puts into the connection, as one transaction.
+func (t *table) batch(fill func(*nftables.Conn) error) error {
+	err := fill(t.conn)
+	if err == nil {
+		err = t.conn.Flush()
+	}
+	if err != nil {
+		err = errors.Join(err, t.reopen())
+	}
+	return err
+}
+
+func (t *table) wrap(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("nftables table inet %s: %w", t.nft.Name, err)
+}
+
+// ensure makes the table with its sets, chains and rules in one transaction,
+// so that traffic never meets a half of it. Elements that are there stay,
+// unless another version of Husk made the sets differently.
+func (t *table) ensure(p plan.Table) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	fill := func(c *nftables.Conn) error {
+		c.AddTable(t.nft)
+		for _, s := range plan.Sets() {
+			if err := c.AddSet(t.nfts[s.Name()], nil); err != nil {
+				return err
+			}
+		}
+		byChain := rules(p)
+		all := chains(t.nft)
+		for _, chain := range all {
+			c.AddChain(chain)
+			c.FlushChain(chain)
+		}
+		for _, chain := range all {
+			for _, exprs := range byChain[chain.Name] {
+				c.AddRule(&nftables.Rule{Table: t.nft, Chain: chain, Exprs: exprs})
+			}
+		}
+		return nil
+	}
+	err := t.batch(fill)
+	if err != nil && !errors.Is(err, unix.EPERM) {
+		err = t.batch(func(c *nftables.Conn) error {
+			c.AddTable(t.nft) // else deleting it fails where there is none
+			c.DelTable(t.nft)
+			return fill(c)
+		})
+	}
+	return t.wrap(err)
+}
+
+// exists says whether the table is there. `nft flush ruleset`, which is how
+// nftables.service begins, removes everybody's tables.
+func (t *table) exists() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.look()
+}
+
+func (t *table) look() bool {
+	_, err := t.conn.ListTableOfFamily(t.nft.Name, t.nft.Family)
+	if err != nil {
+		_ = t.reopen()
+	}
+	return err == nil
+}
+
+func (t *table) drop() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.wrap(t.batch(func(c *nftables.Conn) error {
+		c.AddTable(t.nft)
+		c.DelTable(t.nft)
+		return nil
+	}))
+}
+
+// add puts elements into their sets. Those that are there already are fine.
+func (t *table) add(elements []plan.Element) error {
+	return t.wrap(t.send(unix.NFT_MSG_NEWSETELEM, elements))
+}
+
+// remove takes elements out of their sets. One that isn't there makes the
+// kernel refuse the batch; then each goes by itself. (From Linux 6.3 on there
+// is a message that doesn't mind.)
+func (t *table) remove(elements []plan.Element) error {
+	err := t.send(unix.NFT_MSG_DELSETELEM, elements)
+	if !errors.Is(err, unix.ENOENT) {
+		return t.wrap(err)
+	}
+	for _, e := range elements {
+		if err := t.send(unix.NFT_MSG_DELSETELEM, []plan.Element{e}); err != nil && !errors.Is(err, unix.ENOENT) {
+			return t.wrap(err)
+		}
+	}
+	return nil
+}
+
+// send adds or deletes elements, in one transaction if they aren't very many.
+func (t *table) send(verb int, elements []plan.Element) error {
+	bySet := map[string][]plan.Element{}
+	for _, e := range elements {
+		bySet[e.Set] = append(bySet[e.Set], e)
+	}
+	var messages []*nl.NetlinkRequest
+	for set, all := range bySet {
+		for part := range slices.Chunk(all, chunk) {
+			messages = append(messages, t.message(verb, set, part))
+		}
+	}
+	batch := chunks
+	if len(elements) < chunk {
+		batch = max(1, len(messages))
+	}
+	for part := range slices.Chunk(messages, batch) {
+		if err := t.changes.Transact(part...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// message is one about elements of one set.
+func (t *table) message(verb int, set string, elements []plan.Element) *nl.NetlinkRequest {
+	req := nlsock.NftRequest(verb)
+	req.Flags |= unix.NLM_F_CREATE
+	req.AddData(nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_TABLE, nl.ZeroTerminated(t.nft.Name)))
+	req.AddData(nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_SET, nl.ZeroTerminated(set)))
+	list := nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, nil)
+	for _, e := range elements {
+		key, value := t.encode(e)
+		item := list.AddRtAttr(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, nil)
+		item.AddRtAttr(unix.NFTA_SET_ELEM_KEY|unix.NLA_F_NESTED, nil).AddRtAttr(unix.NFTA_DATA_VALUE, key)
+		if len(value) > 0 {
+			item.AddRtAttr(unix.NFTA_SET_ELEM_DATA|unix.NLA_F_NESTED, nil).AddRtAttr(unix.NFTA_DATA_VALUE, value)
+		}
+	}
+	req.AddData(list)
+	return req
+}
+
+// list returns the elements of all sets, none if there is no table.
+func (t *table) list() ([]plan.Element, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []plan.Element
+	for name, set := range t.nfts {
+		elements, err := t.conn.GetSetElements(set)
+		if err != nil {
+			if err = errors.Join(fmt.Errorf("list set %s: %w", name, err), t.reopen()); !t.look() {
+				return nil, nil
+			}
+			return nil, t.wrap(err)
+		}
+		for _, e := range elements {
+			out = append(out, t.decode(name, e.Key, e.Val))
+		}
+	}
+	return out, nil
+}
+
+var protocols = map[pod.Protocol]byte{pod.TCP: unix.IPPROTO_TCP, pod.UDP: unix.IPPROTO_UDP, pod.SCTP: unix.IPPROTO_SCTP}
+
+// encode returns the key and the value of an element: its fields one behind the
+// other, each on a boundary of 4 bytes.
+func (t *table) encode(e plan.Element) (key, value []byte) {
+	set := t.sets[e.Set]
+	return encodeFields(set.Key, e), encodeFields(set.Value, e)
+}
+
+func encodeFields(fields []plan.Field, e plan.Element) []byte {
+	var out []byte
+	for _, f := range fields {
+		switch f {
+		case plan.FieldLink:
+			out = append(out, ifName(e.Link)...)
+		case plan.FieldAddr:
+			out = append(out, e.Addr.AsSlice()...)
+		case plan.FieldPeer:
+			out = append(out, e.Peer.AsSlice()...)
+		case plan.FieldToAddr:
+			out = append(out, e.To.Addr().AsSlice()...)
+		case plan.FieldProtocol:
+			out = append(out, protocols[e.Protocol], 0, 0, 0)
+		case plan.FieldPort:
+			out = append(binary.BigEndian.AppendUint16(out, e.Port), 0, 0)
+		case plan.FieldToPort:
+			out = append(binary.BigEndian.AppendUint16(out, e.To.Port()), 0, 0)
+		}
+	}
+	return out
+}
+
+// decode is the inverse of encode. What others put into the set is decoded as
+// far as it makes sense.
+func (t *table) decode(name string, key, value []byte) plan.Element {
+	set := t.sets[name]
+	e := plan.Element{Set: name}
+	var to netip.Addr
+	fields := append(slices.Clone(set.Key), set.Value...)
+	for i, data := 0, append(slices.Clone(key), value...); i < len(fields); i++ {
+		size := 4
+		switch f := fields[i]; {
+		case f == plan.FieldLink:
+			size = unix.IFNAMSIZ
+		case set.Six && (f == plan.FieldAddr || f == plan.FieldPeer || f == plan.FieldToAddr):
+			size = 16
+		}
+		part := make([]byte, size)
+		data = data[copy(part, data):]
+		addr, _ := netip.AddrFromSlice(part)
+		switch fields[i] {
+		case plan.FieldLink:
+			e.Link = unix.ByteSliceToString(part)
+		case plan.FieldAddr:
+			e.Addr = addr
+		case plan.FieldPeer:
+			e.Peer = addr
+		case plan.FieldToAddr:
+			to = addr
+		case plan.FieldProtocol:
+			for p, n := range protocols {
+				if n == part[0] {
+					e.Protocol = p
+				}
+			}
+		case plan.FieldPort:
+			e.Port = binary.BigEndian.Uint16(part)
+		case plan.FieldToPort:
+			e.To = netip.AddrPortFrom(to, binary.BigEndian.Uint16(part))
+		}
+	}
+	return e
+}

@@ -1,0 +1,141 @@
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/network/nlsock"
+)
+
+// Attributes and messages of linux/netfilter/nfnetlink_conntrack.h.
+const (
+	ctGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
+	ctDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
+
+	ctaTupleOrig  = 1
+	ctaTupleReply = 2
+	ctaID         = 12
+	ctaZone       = 18
+
+	ctaTupleIP    = 1
+	ctaTupleProto = 2
+
+	ctaProtoNum     = 1
+	ctaProtoDstPort = 3
+)
+
+// Flows says which conntrack entries to forget.
+type Flows struct {
+	// Pods are addresses of pods that are gone: every entry that knows one.
+	Pods []netip.Addr
+	// Ports are hostPorts that begin to be forwarded: UDP entries that still go
+	// to the node itself, and that a client which keeps sending from one port
+	// keeps alive. (TCP clients make a new connection.)
+	Ports []uint16
+}
+
+// Empty says whether there is nothing to forget.
+func (f Flows) Empty() bool { return len(f.Pods) == 0 && len(f.Ports) == 0 }
+
+// tuple is one direction of a conntrack entry.
+type tuple struct {
+	src, dst netip.Addr
+	protocol byte
+	dstPort  uint16
+}
+
+// Forget deletes conntrack entries. It reads the whole table once, whatever
+// it is to forget: callers collect.
+func (d *Datapath) Forget(f Flows) error {
+	if f.Empty() {
+		return nil
+	}
+	pods := map[netip.Addr]bool{}
+	for _, a := range f.Pods {
+		pods[a] = true
+	}
+	ports := map[uint16]bool{}
+	for _, p := range f.Ports {
+		ports[p] = true
+	}
+	stale := func(orig, reply tuple) bool {
+		if pods[orig.src] || pods[orig.dst] || pods[reply.src] || pods[reply.dst] {
+			return true
+		}
+		untouched := orig.src == reply.dst && orig.dst == reply.src
+		return untouched && orig.protocol == unix.IPPROTO_UDP && ports[orig.dstPort]
+	}
+	list := nl.NewNetlinkRequest(ctGet, 0)
+	list.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC})
+	doomed, err := nlsock.List(d.flows, list, func(data []byte) (*nl.NetlinkRequest, bool) {
+		req := deletion(data, stale)
+		return req, req != nil
+	})
+	if err != nil {
+		return fmt.Errorf("list conntrack entries: %w", err)
+	}
+	for len(doomed) > 0 {
+		n := min(len(doomed), 64)
+		for _, a := range d.flows.Do(doomed[:n]...) {
+			if a.Err != nil && !errors.Is(a.Err, unix.ENOENT) {
+				err = fmt.Errorf("delete conntrack entry: %w", a.Err)
+			}
+		}
+		doomed = doomed[n:]
+	}
+	return err
+}
+
+// deletion returns the request that deletes a listed entry, if it is stale.
+func deletion(data []byte, stale func(orig, reply tuple) bool) *nl.NetlinkRequest {
+	if len(data) < nl.SizeofNfgenmsg {
+		return nil
+	}
+	var orig, reply tuple
+	for typ, value := range nlsock.Attributes(data[nl.SizeofNfgenmsg:]) {
+		switch typ {
+		case ctaTupleOrig:
+			orig = parseTuple(value)
+		case ctaTupleReply:
+			reply = parseTuple(value)
+		}
+	}
+	if !orig.src.IsValid() || !reply.src.IsValid() || !stale(orig, reply) {
+		return nil
+	}
+	req := nl.NewNetlinkRequest(ctDelete, unix.NLM_F_ACK)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: data[0]})
+	for typ, value := range nlsock.Attributes(data[nl.SizeofNfgenmsg:]) {
+		switch typ {
+		case ctaTupleOrig:
+			req.AddData(nl.NewRtAttr(ctaTupleOrig|unix.NLA_F_NESTED, bytes.Clone(value)))
+		case ctaID, ctaZone: // it must be the very same entry
+			req.AddData(nl.NewRtAttr(int(typ), bytes.Clone(value)))
+		}
+	}
+	return req
+}
+
+func parseTuple(data []byte) (t tuple) {
+	for part, value := range nlsock.Attributes(data) {
+		for typ, value := range nlsock.Attributes(value) {
+			switch {
+			case part == ctaTupleIP && typ%2 == 1: // CTA_IP_V4_SRC, CTA_IP_V6_SRC
+				t.src, _ = netip.AddrFromSlice(value)
+			case part == ctaTupleIP:
+				t.dst, _ = netip.AddrFromSlice(value)
+			case part == ctaTupleProto && typ == ctaProtoNum && len(value) == 1:
+				t.protocol = value[0]
+			case part == ctaTupleProto && typ == ctaProtoDstPort && len(value) == 2:
+				t.dstPort = binary.BigEndian.Uint16(value)
+			}
+		}
+	}
+	return t
+}

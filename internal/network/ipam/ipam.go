@@ -1,0 +1,324 @@
+// Package ipam decides which pod gets which address. It is pure: the caller
+// brings the time, keeps the records, and writes each one before it acts on it.
+//
+// A lease is one address of every range, so that dual stack is not a special
+// case. Its life is reserved → bound → releasing → (its addresses are
+// quarantined) → gone. Next-free takes the same time however full a range is,
+// and walks round the range, so that an address comes back as late as possible.
+package ipam
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// Owner is who holds a lease: one interface of one sandbox.
+type Owner struct {
+	Sandbox string `json:"sandbox"`
+	IfName  string `json:"ifName"`
+}
+
+// String returns the owner as errors name it.
+func (o Owner) String() string { return o.Sandbox + "/" + o.IfName }
+
+// State of a lease.
+type State string
+
+// The states of a lease.
+const (
+	Reserved  State = "reserved"  // its addresses are nobody else's; nothing uses them yet
+	Bound     State = "bound"     // in use by the pod
+	Releasing State = "releasing" // being taken from the pod
+)
+
+// Lease is what an owner holds.
+type Lease struct {
+	Owner     Owner        `json:"owner"`
+	State     State        `json:"state"`
+	Addresses []netip.Addr `json:"addresses"` // one per range, in the order of the ranges
+}
+
+func (l *Lease) value() Lease {
+	v := *l
+	v.Addresses = slices.Clone(l.Addresses)
+	return v
+}
+
+// Quarantined is an address that nobody may have until a time has come, because
+// conntrack entries and peers may still know its last owner.
+type Quarantined struct {
+	Addr  netip.Addr `json:"addr"`
+	Until time.Time  `json:"until"`
+}
+
+// Usage counts the addresses of a range.
+type Usage struct {
+	Range       netip.Prefix `json:"range"`
+	Size        int          `json:"size"` // addresses that pods can have
+	Used        int          `json:"used"`
+	Quarantined int          `json:"quarantined"`
+	Free        int          `json:"free"`
+}
+
+// Allocator holds the leases of one node. It is not safe for concurrent use.
+type Allocator struct {
+	quarantine time.Duration
+	ranges     []*pool
+	leases     map[Owner]*Lease
+	holders    map[netip.Addr]Owner
+}
+
+// New returns an allocator without leases over one range, or one of each
+// family. Of a range, its first 2^20 addresses are used, but for the network,
+// broadcast and gateway address. An address rests for the quarantine after use.
+func New(quarantine time.Duration, ranges ...netip.Prefix) (*Allocator, error) {
+	if quarantine < 0 {
+		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("quarantine of %v: not a duration to wait", quarantine))
+	}
+	if len(ranges) == 0 {
+		return nil, errdefs.ErrInvalidArgument.WithMessage("no range to allocate from")
+	}
+	a := &Allocator{quarantine: quarantine, leases: map[Owner]*Lease{}, holders: map[netip.Addr]Owner{}}
+	for _, r := range ranges {
+		p, err := newPool(r)
+		if err != nil {
+			return nil, err
+		}
+		for _, other := range a.ranges {
+			if other.prefix.Addr().Is4() == p.prefix.Addr().Is4() {
+				return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("ranges %v and %v: at most one of each family", other.prefix, p.prefix))
+			}
+		}
+		a.ranges = append(a.ranges, p)
+	}
+	return a, nil
+}
+
+// Reserve returns the owner's lease, made if need be. want asks for certain
+// addresses, at most one of each range. When a range has nothing else left, the
+// address that has been in quarantine longest is taken if its time is up;
+// otherwise the error is of kind resource exhausted and says how full it is.
+func (a *Allocator) Reserve(o Owner, now time.Time, want ...netip.Addr) (Lease, error) {
+	if l, ok := a.leases[o]; ok {
+		if l.State == Releasing {
+			return Lease{}, errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("the lease of %v is being released: try again", o))
+		}
+		for _, w := range want {
+			if !slices.Contains(l.Addresses, w) {
+				return Lease{}, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("%v asks for %v and has %v: detach it first", o, w, l.Addresses))
+			}
+		}
+		return l.value(), nil
+	}
+	wanted, err := a.sort(want)
+	if err != nil {
+		return Lease{}, err
+	}
+	l := &Lease{Owner: o, State: Reserved}
+	for i, p := range a.ranges {
+		addr, err := a.take(p, wanted[i], now)
+		if err != nil {
+			for j, taken := range l.Addresses {
+				a.ranges[j].putBack(taken)
+			}
+			return Lease{}, err
+		}
+		l.Addresses = append(l.Addresses, addr)
+	}
+	a.add(l)
+	return l.value(), nil
+}
+
+func (a *Allocator) take(p *pool, want netip.Addr, now time.Time) (netip.Addr, error) {
+	if !want.IsValid() {
+		return p.next(now)
+	}
+	if o, ok := a.holders[want]; ok {
+		return netip.Addr{}, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("address %v is in use by %v", want, o))
+	}
+	return want, p.request(want, now)
+}
+
+// sort returns the wanted address of each range, the zero Addr where any will do.
+func (a *Allocator) sort(want []netip.Addr) ([]netip.Addr, error) {
+	wanted := make([]netip.Addr, len(a.ranges))
+	for _, w := range want {
+		i := slices.IndexFunc(a.ranges, func(p *pool) bool { return p.prefix.Contains(w) })
+		if i < 0 {
+			return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("address %v is in no range of this node", w))
+		}
+		if wanted[i].IsValid() {
+			return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("addresses %v and %v are of the same range %v", wanted[i], w, a.ranges[i].prefix))
+		}
+		wanted[i] = w
+	}
+	return wanted, nil
+}
+
+func (a *Allocator) add(l *Lease) {
+	a.leases[l.Owner] = l
+	for _, addr := range l.Addresses {
+		a.holders[addr] = l.Owner
+	}
+}
+
+// Bind marks the owner's lease as in use by its pod.
+func (a *Allocator) Bind(o Owner) (Lease, bool) { return a.move(o, Bound) }
+
+// Release marks the owner's lease as being taken away. Its addresses stay
+// nobody else's until Quarantine or Forget.
+func (a *Allocator) Release(o Owner) (Lease, bool) { return a.move(o, Releasing) }
+
+func (a *Allocator) move(o Owner, s State) (Lease, bool) {
+	l, ok := a.leases[o]
+	if !ok {
+		return Lease{}, false
+	}
+	l.State = s
+	return l.value(), true
+}
+
+// Quarantine ends the owner's lease. The caller knows that the link that had
+// the addresses is gone. Without a quarantine they are free at once.
+func (a *Allocator) Quarantine(o Owner, now time.Time) []Quarantined {
+	if a.quarantine == 0 {
+		a.Forget(o)
+		return nil
+	}
+	var out []Quarantined
+	for _, addr := range a.remove(o) {
+		q := Quarantined{addr, now.Add(a.quarantine)}
+		if p := a.pool(addr); p != nil && p.quarantine(q) {
+			out = append(out, q)
+		}
+	}
+	return out
+}
+
+// Forget ends the owner's lease. The caller knows that its addresses were never
+// used; they are free at once.
+func (a *Allocator) Forget(o Owner) {
+	for _, addr := range a.remove(o) {
+		if p := a.pool(addr); p != nil {
+			p.putBack(addr)
+		}
+	}
+}
+
+func (a *Allocator) remove(o Owner) []netip.Addr {
+	l, ok := a.leases[o]
+	if !ok {
+		return nil
+	}
+	delete(a.leases, o)
+	for _, addr := range l.Addresses {
+		delete(a.holders, addr)
+	}
+	return l.Addresses
+}
+
+func (a *Allocator) pool(addr netip.Addr) *pool {
+	for _, p := range a.ranges {
+		if p.prefix.Contains(addr) {
+			return p
+		}
+	}
+	return nil
+}
+
+// Expire frees at most limit of the quarantined addresses whose time is up,
+// and returns them.
+func (a *Allocator) Expire(now time.Time, limit int) []netip.Addr {
+	var out []netip.Addr
+	for _, p := range a.ranges {
+		for len(out) < limit {
+			addr, ok := p.expire(now)
+			if !ok {
+				break
+			}
+			out = append(out, addr)
+		}
+	}
+	return out
+}
+
+// Restore puts back a recorded lease. Its addresses need not be of the ranges:
+// those may have been configured anew since, and the pod keeps what it has.
+func (a *Allocator) Restore(l Lease) error {
+	if l.Owner.Sandbox == "" || l.Owner.IfName == "" || len(l.Addresses) == 0 {
+		return fmt.Errorf("lease of %q with addresses %v: incomplete", l.Owner, l.Addresses)
+	}
+	if l.State != Reserved && l.State != Bound && l.State != Releasing {
+		return fmt.Errorf("lease of %v is in state %q: unknown", l.Owner, l.State)
+	}
+	if _, ok := a.leases[l.Owner]; ok {
+		return fmt.Errorf("a second lease of %v", l.Owner)
+	}
+	for i, addr := range l.Addresses {
+		if !addr.IsValid() || slices.Contains(l.Addresses[:i], addr) {
+			return fmt.Errorf("lease of %v with addresses %v: not distinct addresses", l.Owner, l.Addresses)
+		}
+		if o, ok := a.holders[addr]; ok {
+			return fmt.Errorf("address %v of %v is also in the lease of %v", addr, l.Owner, o)
+		}
+	}
+	for _, addr := range l.Addresses {
+		if p := a.pool(addr); p != nil {
+			p.hold(addr)
+		}
+	}
+	v := l.value()
+	a.add(&v)
+	return nil
+}
+
+// RestoreQuarantine puts back recorded quarantines, in any order, after the
+// leases. It returns the addresses whose records have no meaning any more: they
+// are leased, or of no range. A clock that was set back doesn't prolong any.
+func (a *Allocator) RestoreQuarantine(now time.Time, qs []Quarantined) (stale []netip.Addr) {
+	qs = slices.Clone(qs)
+	for i := range qs {
+		if latest := now.Add(a.quarantine); qs[i].Until.After(latest) {
+			qs[i].Until = latest
+		}
+	}
+	slices.SortStableFunc(qs, func(x, y Quarantined) int { return x.Until.Compare(y.Until) })
+	for _, q := range qs {
+		p := a.pool(q.Addr)
+		_, leased := a.holders[q.Addr]
+		if p == nil || leased {
+			stale = append(stale, q.Addr)
+			continue
+		}
+		p.hold(q.Addr)
+		if !p.quarantine(q) {
+			stale = append(stale, q.Addr)
+		}
+	}
+	return stale
+}
+
+// Usage returns the counts of each range.
+func (a *Allocator) Usage() []Usage {
+	var out []Usage
+	for _, p := range a.ranges {
+		out = append(out, p.usage())
+	}
+	return out
+}
+
+// Exhausted returns the error that Reserve would, if a range has nothing left.
+func (a *Allocator) Exhausted(now time.Time) error {
+	var errs []error
+	for _, p := range a.ranges {
+		if !p.available(now) {
+			errs = append(errs, p.exhausted(now))
+		}
+	}
+	return errors.Join(errs...)
+}

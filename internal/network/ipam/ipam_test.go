@@ -1,0 +1,368 @@
+package ipam
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func prefixes(s ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range s {
+		out = append(out, netip.MustParsePrefix(p))
+	}
+	return out
+}
+
+func allocator(t testing.TB, quarantine time.Duration, ranges ...string) *Allocator {
+	t.Helper()
+	a, err := New(quarantine, prefixes(ranges...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func owner(i int) Owner { return Owner{fmt.Sprintf("sandbox%d", i), "eth0"} }
+
+func reserve(t testing.TB, a *Allocator, i int, now time.Time, want ...netip.Addr) Lease {
+	t.Helper()
+	l, err := a.Reserve(owner(i), now, want...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func addrs(s ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range s {
+		out = append(out, netip.MustParseAddr(a))
+	}
+	return out
+}
+
+func TestRangesThatAreRefused(t *testing.T) {
+	for _, bad := range []struct{ ranges, want string }{
+		{"", "no range"},
+		{"10.0.0.0/31", "prefix length of 8 to 30"},
+		{"10.0.0.0/32", "prefix length of 8 to 30"},
+		{"11.0.0.0/7", "host bits"},
+		{"8.0.0.0/7", "prefix length of 8 to 30"},
+		{"10.0.0.1/24", "write 10.0.0.0/24"},
+		{"fd00::/127", "prefix length of 16 to 126"},
+		{"::/0", "prefix length of 16 to 126"},
+		{"::ffff:10.0.0.0/120", "not a prefix"},
+		{"10.0.0.0/24 10.1.0.0/24", "at most one of each family"},
+		{"10.0.0.0/24 fd00::/64 fd01::/64", "at most one of each family"},
+	} {
+		_, err := New(0, prefixes(strings.Fields(bad.ranges)...)...)
+		if !errors.Is(err, errdefs.ErrInvalidArgument) || !strings.Contains(fmt.Sprint(err), bad.want) {
+			t.Errorf("%q: got %v, want …%s…", bad.ranges, err, bad.want)
+		}
+	}
+	if _, err := New(0, netip.Prefix{}); err == nil {
+		t.Error("the zero prefix is taken")
+	}
+	if _, err := New(-1, prefixes("10.0.0.0/24")...); err == nil {
+		t.Error("a negative quarantine is taken")
+	}
+}
+
+func TestNetworkGatewayAndBroadcastAreNobodys(t *testing.T) {
+	for _, c := range []struct {
+		prefix      string
+		size        int
+		first, last string
+	}{
+		{"10.0.0.0/30", 1, "10.0.0.2", "10.0.0.2"},
+		{"10.0.0.0/29", 5, "10.0.0.2", "10.0.0.6"},
+		{"10.88.0.0/16", 65533, "10.88.0.2", "10.88.255.254"},
+		{"10.0.0.0/12", 1<<20 - 3, "10.0.0.2", "10.15.255.254"},
+		{"10.0.0.0/8", 1<<20 - 2, "10.0.0.2", "10.15.255.255"},
+		{"fd00::/126", 2, "fd00::2", "fd00::3"},
+		{"fd00:88::/64", 1<<20 - 2, "fd00:88::2", "fd00:88::f:ffff"},
+		{"fd00::/16", 1<<20 - 2, "fd00::2", "fd00::f:ffff"},
+	} {
+		a := allocator(t, 0, c.prefix)
+		if u := a.Usage()[0]; u.Size != c.size || u.Free != c.size {
+			t.Errorf("%s: %+v, want %d addresses", c.prefix, u, c.size)
+		}
+		reserve(t, a, -2, epoch, addrs(c.first)...)
+		a.Forget(owner(-2))
+		reserve(t, a, -2, epoch, addrs(c.last)...)
+		a.Forget(owner(-2))
+		for _, outside := range []netip.Addr{addrs(c.first)[0].Prev(), addrs(c.last)[0].Next()} {
+			if _, err := a.Reserve(owner(-4), epoch, outside); !errors.Is(err, errdefs.ErrInvalidArgument) {
+				t.Errorf("%s: got %v: %v", c.prefix, outside, err)
+			}
+		}
+		if c.size > 1<<16 {
+			continue
+		}
+		seen := map[netip.Addr]bool{}
+		for i := range c.size {
+			seen[reserve(t, a, i, epoch).Addresses[0]] = true
+		}
+		if len(seen) != c.size || !seen[netip.MustParseAddr(c.first)] || !seen[netip.MustParseAddr(c.last)] {
+			t.Errorf("%s: %d different addresses, want %d from %s to %s", c.prefix, len(seen), c.size, c.first, c.last)
+		}
+		if _, err := a.Reserve(owner(-1), epoch); !errors.Is(err, errdefs.ErrResourceExhausted) {
+			t.Errorf("%s: one more: %v", c.prefix, err)
+		}
+	}
+}
+
+func TestSameOwnerGetsTheSameLease(t *testing.T) {
+	a := allocator(t, 0, "10.0.0.0/24", "fd00::/64")
+	first := reserve(t, a, 1, epoch)
+	if len(first.Addresses) != 2 || !first.Addresses[0].Is4() || !first.Addresses[1].Is6() || first.State != Reserved {
+		t.Fatalf("got %+v", first)
+	}
+	bound, ok := a.Bind(owner(1))
+	if again := reserve(t, a, 1, epoch); !ok || bound.State != Bound || !slices.Equal(again.Addresses, first.Addresses) || again.State != Bound {
+		t.Errorf("again: %+v", again)
+	}
+	if other, _ := a.Reserve(Owner{"sandbox1", "eth1"}, epoch); slices.Equal(other.Addresses, first.Addresses) {
+		t.Error("another interface got the same addresses")
+	}
+	a.Release(owner(1))
+	if _, err := a.Reserve(owner(1), epoch); !errors.Is(err, errdefs.ErrUnavailable) {
+		t.Errorf("while releasing: %v", err)
+	}
+}
+
+func TestReleasedAddressesRest(t *testing.T) {
+	a := allocator(t, time.Minute, "10.0.0.0/29")
+	for i := range 5 {
+		reserve(t, a, i, epoch)
+	}
+	a.Release(owner(3))
+	if _, err := a.Reserve(owner(9), epoch); err == nil {
+		t.Error("an address that is being released was given away")
+	}
+	q := a.Quarantine(owner(3), epoch)
+	a.Quarantine(owner(1), epoch.Add(10*time.Second))
+	if len(q) != 1 || q[0].Addr != netip.MustParseAddr("10.0.0.5") || !q[0].Until.Equal(epoch.Add(time.Minute)) {
+		t.Errorf("quarantined: %v", q)
+	}
+	_, err := a.Reserve(owner(9), epoch.Add(20*time.Second))
+	want := "range 10.0.0.0/29 is exhausted: 3 of 5 addresses in use, 2 resting after use, the next is free in 40s: remove pods or configure a larger network.subnets"
+	if !errors.Is(err, errdefs.ErrResourceExhausted) || err.Error() != want {
+		t.Errorf("got %v", err)
+	}
+	if got := a.Exhausted(epoch.Add(20 * time.Second)); got == nil || got.Error() != want {
+		t.Errorf("Exhausted: %v", got)
+	}
+	if err := a.Exhausted(epoch.Add(time.Minute)); err != nil {
+		t.Errorf("when the oldest is due: %v", err)
+	}
+	if got := reserve(t, a, 9, epoch.Add(time.Hour)).Addresses[0].String(); got != "10.0.0.5" {
+		t.Errorf("not the oldest: %s", got)
+	}
+	if got := reserve(t, a, 10, epoch.Add(time.Hour)).Addresses[0].String(); got != "10.0.0.3" {
+		t.Errorf("not the second oldest: %s", got)
+	}
+}
+
+func TestExpireFreesWhatIsDue(t *testing.T) {
+	a := allocator(t, time.Minute, "10.0.0.0/24", "fd00::/64")
+	for i := range 10 {
+		reserve(t, a, i, epoch)
+	}
+	for i := range 10 {
+		a.Quarantine(owner(i), epoch.Add(time.Duration(i)*time.Second))
+	}
+	if got := a.Expire(epoch.Add(59*time.Second), 100); got != nil {
+		t.Errorf("too early: %v", got)
+	}
+	if got := a.Expire(epoch.Add(64*time.Second), 7); len(got) != 7 {
+		t.Errorf("limited: %v", got)
+	}
+	if got := a.Expire(epoch.Add(64*time.Second), 100); len(got) != 3 {
+		t.Errorf("the rest of what is due: %v", got)
+	}
+	if u := a.Usage(); u[0].Quarantined != 5 || u[1].Quarantined != 5 || u[0].Used != 0 || u[0].Free != 248 {
+		t.Errorf("usage: %+v", u)
+	}
+}
+
+func TestForgottenAddressesAreFreeAtOnce(t *testing.T) {
+	a := allocator(t, time.Minute, "10.0.0.0/30")
+	first := reserve(t, a, 1, epoch)
+	a.Forget(owner(1))
+	a.Forget(owner(1))
+	if got := reserve(t, a, 2, epoch); got.Addresses[0] != first.Addresses[0] {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestAddressesGoRoundTheRange(t *testing.T) {
+	a := allocator(t, 0, "10.0.0.0/24")
+	last := netip.Addr{}
+	for i := range 253 {
+		l := reserve(t, a, i, epoch)
+		if l.Addresses[0] == last {
+			t.Fatalf("%v again at once", last)
+		}
+		last = l.Addresses[0]
+		a.Quarantine(owner(i), epoch)
+	}
+	if got := reserve(t, a, 999, epoch).Addresses[0].String(); got != "10.0.0.2" {
+		t.Errorf("after one round: %s", got)
+	}
+}
+
+func TestRequestedAddresses(t *testing.T) {
+	a := allocator(t, time.Minute, "10.0.0.0/24", "fd00::/64")
+	got := reserve(t, a, 1, epoch, addrs("fd00::77")...)
+	if got.Addresses[1].String() != "fd00::77" || !got.Addresses[0].Is4() {
+		t.Errorf("got %v", got)
+	}
+	reserve(t, a, 2, epoch, addrs("fd00::5", "10.0.0.9")...)
+	a.Quarantine(owner(2), epoch)
+	reserve(t, a, 2, epoch, addrs("10.0.0.200")...)
+	for _, bad := range []struct {
+		owner int
+		want  string
+		kind  error
+		text  string
+	}{
+		{3, "fd00::77", errdefs.ErrAlreadyExists, "in use by sandbox1/eth0"},
+		{3, "10.0.1.9", errdefs.ErrInvalidArgument, "in no range"},
+		{3, "10.0.0.0", errdefs.ErrInvalidArgument, "not for pods"},
+		{3, "10.0.0.1", errdefs.ErrInvalidArgument, "not for pods"},
+		{3, "10.0.0.255", errdefs.ErrInvalidArgument, "not for pods"},
+		{3, "fd00::1:0:0:1", errdefs.ErrInvalidArgument, "not for pods"},
+		{3, "fd00::10:0", errdefs.ErrInvalidArgument, "not for pods"},
+		{3, "10.0.0.9", errdefs.ErrUnavailable, "free again in 1m0s"},
+		{1, "fd00::78", errdefs.ErrFailedPrecondition, "detach it first"},
+		{3, "10.0.0.7 10.0.0.8", errdefs.ErrInvalidArgument, "same range"},
+	} {
+		_, err := a.Reserve(owner(bad.owner), epoch, addrs(strings.Fields(bad.want)...)...)
+		if !errors.Is(err, bad.kind) || !strings.Contains(fmt.Sprint(err), bad.text) {
+			t.Errorf("%s: got %v, want …%s…", bad.want, err, bad.text)
+		}
+	}
+	if _, err := a.Reserve(owner(3), epoch.Add(time.Minute), addrs("10.0.0.9", "fd00::5")...); err != nil {
+		t.Errorf("after its rest: %v", err)
+	}
+}
+
+func TestHalfALeaseIsPutBack(t *testing.T) {
+	a := allocator(t, time.Minute, "10.0.0.0/24", "fd00::/126")
+	reserve(t, a, 1, epoch)
+	reserve(t, a, 2, epoch)
+	before := a.Usage()
+	if _, err := a.Reserve(owner(3), epoch); !errors.Is(err, errdefs.ErrResourceExhausted) || !strings.Contains(err.Error(), "fd00::/126") {
+		t.Errorf("got %v", err)
+	}
+	if after := a.Usage(); !slices.Equal(before, after) {
+		t.Errorf("before %v, after %v", before, after)
+	}
+}
+
+func TestRestore(t *testing.T) {
+	a := allocator(t, time.Minute, "10.0.0.0/24", "fd00::/64")
+	good := Lease{owner(1), Bound, addrs("10.0.0.2", "fd00::2")}
+	foreign := Lease{owner(2), Bound, addrs("192.168.7.7")} // of a range configured before
+	for _, l := range []Lease{good, foreign} {
+		if err := a.Restore(l); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, bad := range []Lease{
+		{},
+		{owner(1), Bound, addrs("10.0.0.9")},
+		{owner(3), Bound, addrs("10.0.0.2")},
+		{owner(3), Bound, nil},
+		{owner(3), "odd", addrs("10.0.0.9")},
+		{owner(3), Bound, addrs("10.0.0.9", "10.0.0.9")},
+		{owner(3), Bound, []netip.Addr{{}}},
+	} {
+		if err := a.Restore(bad); err == nil {
+			t.Errorf("restored %+v", bad)
+		}
+	}
+	stale := a.RestoreQuarantine(epoch, []Quarantined{
+		{netip.MustParseAddr("10.0.0.4"), epoch.Add(30 * time.Second)},
+		{netip.MustParseAddr("10.0.0.2"), epoch.Add(10 * time.Second)},    // leased
+		{netip.MustParseAddr("172.16.0.1"), epoch.Add(10 * time.Second)},  // no range
+		{netip.MustParseAddr("10.0.0.1"), epoch.Add(10 * time.Second)},    // the gateway
+		{netip.MustParseAddr("10.0.0.3"), epoch.Add(100000 * time.Hour)},  // clock set back
+		{netip.MustParseAddr("10.0.0.5"), epoch.Add(-100000 * time.Hour)}, // long over
+	})
+	if want := addrs("10.0.0.1", "10.0.0.2", "172.16.0.1"); len(stale) != 3 || !slices.Contains(stale, want[0]) || !slices.Contains(stale, want[1]) || !slices.Contains(stale, want[2]) {
+		t.Errorf("stale: %v", stale)
+	}
+	if got := a.Expire(epoch.Add(30*time.Second), 10); !slices.Equal(got, addrs("10.0.0.5", "10.0.0.4")) {
+		t.Errorf("due: %v", got)
+	}
+	if got := a.Expire(epoch.Add(time.Minute), 10); !slices.Equal(got, addrs("10.0.0.3")) {
+		t.Errorf("due at last: %v", got)
+	}
+	if got := reserve(t, a, 1, epoch); !slices.Equal(got.Addresses, good.Addresses) {
+		t.Errorf("of owner 1: %v", got)
+	}
+	if q := a.Quarantine(owner(2), epoch); len(q) != 0 {
+		t.Errorf("an address of no range rests: %v", q)
+	}
+	if n := len(a.leases); n != 1 {
+		t.Errorf("%d leases", n)
+	}
+}
+
+// BenchmarkReserve must be flat over the number of leases.
+func BenchmarkReserve(b *testing.B) {
+	for _, leases := range []int{0, 1000, 20000, 60000, 65000} {
+		b.Run(fmt.Sprint(leases), func(b *testing.B) {
+			a := allocator(b, time.Minute, "10.88.0.0/16", "fd00:88::/64")
+			for i := range leases {
+				reserve(b, a, i, epoch)
+			}
+			now := epoch
+			o := Owner{"benchmark", "eth0"}
+			for b.Loop() {
+				if _, err := a.Reserve(o, now); err != nil {
+					b.Fatal(err)
+				}
+				now = now.Add(time.Minute)
+				a.Quarantine(o, now)
+				a.Expire(now.Add(time.Minute), 8)
+			}
+		})
+	}
+}
+
+// BenchmarkReserveScattered has holes at random, so that no run of free
+// addresses helps.
+func BenchmarkReserveScattered(b *testing.B) {
+	for _, leases := range []int{0, 20000, 60000} {
+		b.Run(fmt.Sprint(leases), func(b *testing.B) {
+			a := allocator(b, 0, "10.88.0.0/16")
+			r := rand.New(rand.NewPCG(1, 2))
+			for i := range 65533 {
+				reserve(b, a, i, epoch)
+			}
+			for _, i := range r.Perm(65533)[:65533-leases] {
+				a.Forget(owner(i))
+			}
+			o := Owner{"benchmark", "eth0"}
+			for b.Loop() {
+				if _, err := a.Reserve(o, epoch); err != nil {
+					b.Fatal(err)
+				}
+				a.Forget(o)
+			}
+		})
+	}
+}

@@ -1,0 +1,300 @@
+// Package network owns the pod network of one node: which pod has which
+// address, and that the kernel agrees. It is built in: an attachment is a
+// function call, and no program is run.
+//
+// A lease goes reserved → bound → releasing → (its addresses rest) → gone, and
+// every step is in the journal before it is taken. A crash between any two
+// leaves neither a lost address nor one that two pods have: Reconcile goes on
+// from what is recorded. Nothing outlives a boot, so nothing here waits for a
+// disk.
+//
+// Detach cuts the traffic at once and leaves the deletion of the link, which
+// waits for several RCU grace periods, to the reaper: that deletes all that
+// were cut in the last 50 ms together. The address is released only then, and
+// rests before another pod can have it.
+//
+// The packages below decide (ipam, plan), act on the kernel (datapath) and look
+// at what others have on the node (foreign).
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/network/datapath"
+	"github.com/huskd/husk/internal/network/foreign"
+	"github.com/huskd/husk/internal/network/ipam"
+	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// Name of the network, as inspect shows it.
+const Name = "husk"
+
+// DefaultQuarantine is how long an address rests after use: longer than most
+// conntrack entries and ARP caches remember it.
+const DefaultQuarantine = time.Minute
+
+// Config of the network of one instance on one node.
+type Config struct {
+	Instance pod.Instance
+	Dir      string // of the journal
+	// Netns is the path of the node's network namespace. Empty is the one that
+	// the process is in.
+	Netns string
+	Mode  plan.Mode // empty is plan.PTP
+	// Subnets are where pods' addresses come from: at most one of each family,
+	// the primary first. That of IPv6 is left out on a node without it.
+	Subnets []netip.Prefix
+	// Masquerade gives packets to outside the pod subnets the node's address.
+	Masquerade bool
+	MTU        int // 0 is the uplink's, read at each Attach
+	// Quarantine is how long an address rests after use; 0 is
+	// DefaultQuarantine, negative is not at all.
+	Quarantine time.Duration
+	Log        *slog.Logger // nil is slog.Default()
+}
+
+// Network is an open network. Its methods may be called concurrently.
+type Network struct {
+	cfg   Config
+	base  plan.BaseConfig
+	log   *slog.Logger
+	notes []string
+	dp    *datapath.Datapath
+
+	ledger *ledger
+	reaper *reaper
+
+	closing   sync.Once
+	sandboxes locks // held while something is done for a sandbox
+	// whole is held for reading while a sandbox's kernel objects change, and for
+	// writing by who compares all of them.
+	whole sync.RWMutex
+	torn  bool // guarded by whole: the node's own part is gone for good
+}
+
+func (n *Network) plan(r *record) plan.Plan {
+	return plan.For(plan.Node{Instance: n.cfg.Instance, Mode: r.Mode, MTU: r.MTU, Source: r.Source}, r.Attachment, r.Addresses)
+}
+
+// Open opens the network and makes the node's own part of it. Pods that are
+// attached go on as they are; call Reconcile next.
+func Open(ctx context.Context, cfg Config) (*Network, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, fmt.Errorf("network: %w", err)
+	}
+	return open(ctx, cfg, strings.TrimSpace(string(boot)))
+}
+
+func open(ctx context.Context, cfg Config, boot string) (*Network, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	n := &Network{cfg: cfg, log: cfg.Log}
+	n.base = plan.BaseConfig{Instance: cfg.Instance, Mode: cfg.Mode, Masquerade: cfg.Masquerade}
+	n.base.Tag, _ = plan.Tag(cfg.Instance)
+	ledger, err := openLedger(cfg, boot)
+	if err != nil {
+		return nil, err
+	}
+	n.ledger = ledger
+	err = n.openNode()
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		if n.dp != nil {
+			err = errors.Join(err, n.dp.Close())
+		}
+		return nil, errors.Join(err, ledger.journal.Close())
+	}
+	n.reaper = startReaper(n)
+	return n, nil
+}
+
+// check completes the configuration and refuses what can't be.
+func (c *Config) check() error {
+	invalid := func(format string, args ...any) error {
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf(format, args...))
+	}
+	if _, err := plan.Tag(c.Instance); err != nil {
+		return err
+	}
+	if c.Mode == "" {
+		c.Mode = plan.PTP
+	}
+	if c.Mode != plan.PTP && c.Mode != plan.Bridge {
+		return invalid("network.mode %q: use %s or %s", c.Mode, plan.PTP, plan.Bridge)
+	}
+	if c.MTU != 0 && (c.MTU < 1280 || c.MTU > 65535) {
+		return invalid("network.mtu %d: use 1280 to 65535, or 0 for the uplink's", c.MTU)
+	}
+	switch {
+	case c.Quarantine == 0:
+		c.Quarantine = DefaultQuarantine
+	case c.Quarantine < 0:
+		c.Quarantine = 0
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	for _, s := range c.Subnets {
+		if a := s.Addr(); a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a.IsUnspecified() {
+			return invalid("network.subnets: %v has addresses that pods can't have", s)
+		}
+	}
+	if _, err := ipam.New(c.Quarantine, c.Subnets...); err != nil {
+		return fmt.Errorf("network.subnets: %w", err)
+	}
+	return nil
+}
+
+// openNode looks at the node, restores the leases and makes the base.
+func (n *Network) openNode() error {
+	dp, err := datapath.Open(n.cfg.Netns, n.cfg.Instance)
+	if err != nil {
+		return err
+	}
+	n.dp = dp
+	six, why := dp.IPv6()
+	for _, s := range n.cfg.Subnets {
+		if s.Addr().Is6() && !six {
+			n.note(fmt.Sprintf("pods get no IPv6 address from %v: %s", s, why))
+			continue
+		}
+		n.base.Subnets = append(n.base.Subnets, s)
+	}
+	if len(n.base.Subnets) == 0 {
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("this node has no IPv6 (%s) and network.subnets has only that: add an IPv4 subnet", why))
+	}
+	if err := dp.InNode(func() error { return foreign.Overlap(n.cfg.Instance, n.base.Subnets) }); err != nil {
+		return err
+	}
+	if err := n.ledger.restore(n.base.Subnets, time.Now()); err != nil {
+		return err
+	}
+	if err := n.setSysctls(); err != nil {
+		return err
+	}
+	return dp.Ensure(n.basePlan())
+}
+
+func (n *Network) note(s string) {
+	n.notes = append(n.notes, s)
+	n.log.Warn("network: " + s)
+}
+
+// basePlan returns the node's own part, with what pods need that were attached
+// under another configuration.
+func (n *Network) basePlan() plan.Base {
+	c := n.base
+	c.Leased = map[plan.Mode][]netip.Prefix{}
+	for _, r := range n.ledger.all() {
+		for _, p := range r.Addresses {
+			if s := p.Masked(); !slices.Contains(c.Leased[r.Mode], s) {
+				c.Leased[r.Mode] = append(c.Leased[r.Mode], s)
+			}
+		}
+	}
+	return plan.ForNode(c)
+}
+
+// setSysctls sets those that routing needs and that aren't set, after recording
+// what they were.
+func (n *Network) setSysctls() error {
+	return n.dp.InNode(func() error {
+		changes, err := datapath.Missing(plan.ForNode(n.base).Sysctls)
+		if err != nil {
+			return err
+		}
+		for _, c := range changes {
+			if _, recorded := n.ledger.journal.Get("sysctl/" + c.Name); !recorded {
+				if err := n.ledger.sysctls.Put(c.Name, c.Was); err != nil {
+					return err
+				}
+			}
+			if err := setSysctl(c.Name, c.Want); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// setSysctl sets one of the calling thread's namespace. That it is gone is no
+// error: it was of a link.
+func setSysctl(name, value string) error {
+	err := netns.SetSysctl(name, value)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Close ends the network's background work, within some seconds, and closes
+// the journal. Pods stay attached. A second call does nothing.
+func (n *Network) Close() error {
+	var err error
+	n.closing.Do(func() {
+		err = errors.Join(n.reaper.stop(), n.dp.Close(), n.ledger.journal.Close())
+	})
+	return err
+}
+
+// Teardown removes everything of the network from the node and restores the
+// sysctls, if no pod is attached and nothing is owed. All that can be done
+// afterwards is to repeat it and to Close.
+func (n *Network) Teardown() error {
+	n.whole.Lock()
+	defer n.whole.Unlock()
+	if attached := len(n.ledger.all()); attached > 0 {
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("the network has %d attachments: detach them first", attached))
+	}
+	n.torn = true
+	if err := n.dp.Teardown(); err != nil {
+		return err
+	}
+	beside, err := n.dp.InstancesBeside()
+	if err != nil {
+		return err
+	}
+	return n.dp.InNode(func() error { return n.restoreSysctls(beside == 0) })
+}
+
+// restoreSysctls sets back what setSysctls changed, unless others route for
+// their pods too, and forgets it.
+func (n *Network) restoreSysctls(alone bool) error {
+	former := map[string]string{}
+	errs := n.ledger.sysctls.Load(func(name, value string) error {
+		former[name] = value
+		return nil
+	})
+	// Forwarding first: without it, accept_ra 1 means yes again.
+	names := slices.SortedFunc(maps.Keys(former), func(a, b string) int {
+		return strings.Compare(strings.TrimPrefix(a, plan.Forward6), strings.TrimPrefix(b, plan.Forward6))
+	})
+	for _, name := range names {
+		if alone {
+			if err := setSysctl(name, former[name]); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		errs = append(errs, n.ledger.sysctls.Delete(name))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,107 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/huskd/husk/internal/pod"
+)
+
+// Base is the node's own part of the network: what is there before the first
+// pod and after the last.
+type Base struct {
+	Table   Table
+	Link    *BridgeLink // nil without a bridge
+	Host    Side
+	Sysctls []string // set to 1
+}
+
+// BridgeLink is the instance's bridge. It serves every pod, so it always has
+// what Pair.RouteLocalnet is to a pair.
+type BridgeLink struct {
+	Name string
+	MAC  MAC
+}
+
+// Table is what the rules of the instance's nftables table depend on.
+type Table struct {
+	Name       string
+	LinkPrefix string // begins the names of the host's ends
+	Bridge     string
+	Masquerade bool
+	// As is what the node appears as, per family at most one: see First.
+	As []netip.Addr
+}
+
+// Names of the sysctls that routing for pods needs.
+const (
+	Forward4 = "net/ipv4/ip_forward"
+	Forward6 = "net/ipv6/conf/all/forwarding"
+)
+
+// BaseConfig is what Base depends on.
+type BaseConfig struct {
+	Instance   pod.Instance
+	Tag        uint32 // of the instance
+	Mode       Mode
+	Subnets    []netip.Prefix
+	Masquerade bool
+	// Leased are subnets that pods have addresses of, by the mode that they were
+	// attached in: the configuration may have been another then.
+	Leased map[Mode][]netip.Prefix
+}
+
+// ForNode returns the node's own part.
+//
+// In mode ptp it has an unreachable route per subnet: a packet to an address
+// that no pod has ends there instead of on the way to the node's uplink, and
+// whoever looks for an unused subnet sees that this one is taken.
+func ForNode(c BaseConfig) Base {
+	b := Base{Table: Table{
+		Name:       c.Instance.Table(),
+		LinkPrefix: c.Instance.HostLinkPrefix(),
+		Bridge:     c.Instance.Bridge(),
+		Masquerade: c.Masquerade,
+	}}
+	for _, subnet := range c.Subnets {
+		b.Table.As = append(b.Table.As, First(subnet))
+		if subnet.Addr().Is4() {
+			b.Sysctls = append(b.Sysctls, Forward4)
+		} else {
+			b.Sysctls = append(b.Sysctls, Forward6)
+		}
+	}
+	for _, subnet := range c.subnets(PTP) {
+		b.Host.Routes = append(b.Host.Routes, Route{Kind: Unreachable, Dst: subnet, Metric: int(c.Tag)})
+		b.Host.Addresses = append(b.Host.Addresses, LoopbackAddress(subnet))
+	}
+	six := false
+	for _, subnet := range c.subnets(Bridge) {
+		b.Link = &BridgeLink{c.Instance.Bridge(), BridgeMAC(c.Instance)}
+		b.Host.Addresses = append(b.Host.Addresses, Address{Link: b.Link.Name, Prefix: netip.PrefixFrom(First(subnet), subnet.Bits())})
+		six = six || subnet.Addr().Is6()
+	}
+	if six {
+		b.Host.Routes = append(b.Host.Routes, loopbackRoute(b.Link.Name))
+	}
+	return b
+}
+
+// subnets returns those in which pods are, or will be, in a mode.
+func (c BaseConfig) subnets(mode Mode) []netip.Prefix {
+	var out []netip.Prefix
+	if c.Mode == mode {
+		out = append(out, c.Subnets...)
+	}
+	for _, s := range c.Leased[mode] {
+		if !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// LoopbackAddress is what lo has for a subnet in mode ptp.
+func LoopbackAddress(subnet netip.Prefix) Address {
+	return Address{Link: "lo", Prefix: alone(First(subnet)), LastResort: true}
+}

@@ -1,0 +1,103 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/huskd/husk/internal/pod"
+)
+
+// Mappings returns the ports of a that are to be forwarded: those with a
+// hostPort (CRI lists the others too), once each, TCP if they don't say. A
+// HostIP of 0.0.0.0 or :: means all addresses of its family, the zero Addr
+// all of both.
+func Mappings(a pod.Attachment) []pod.PortMapping {
+	var out []pod.PortMapping
+	for _, m := range a.Ports {
+		if m.HostPort == 0 {
+			continue
+		}
+		if m.Protocol == "" {
+			m.Protocol = pod.TCP
+		}
+		m.HostIP = m.HostIP.Unmap()
+		if !slices.Contains(out, m) {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// anywhere says whether a HostIP means more than one address.
+func anywhere(hostIP netip.Addr) bool { return !hostIP.IsValid() || hostIP.IsUnspecified() }
+
+// serves says whether what comes to hostIP can go to a pod's address.
+func serves(hostIP, addr netip.Addr) bool { return !hostIP.IsValid() || hostIP.Is4() == addr.Is4() }
+
+// onLoopback says whether a has a port that the node itself reaches by a
+// loopback address of addr's family.
+func onLoopback(a pod.Attachment, addr netip.Addr) bool {
+	return slices.ContainsFunc(Mappings(a), func(m pod.PortMapping) bool {
+		return serves(m.HostIP, addr) && (anywhere(m.HostIP) || m.HostIP.IsLoopback())
+	})
+}
+
+// Clash says whether no two pods can have these ports at the same time.
+func Clash(a, b pod.PortMapping) bool {
+	if a.Protocol != b.Protocol || a.HostPort != b.HostPort {
+		return false
+	}
+	if !a.HostIP.IsValid() || !b.HostIP.IsValid() {
+		return true
+	}
+	return a.HostIP.Is4() == b.HostIP.Is4() && (anywhere(a.HostIP) || anywhere(b.HostIP) || a.HostIP == b.HostIP)
+}
+
+// ifNameSize is IFNAMSIZ without the zero that ends a name.
+const ifNameSize = 15
+
+// Check returns an error of kind invalid argument for what can't be attached,
+// naming the field.
+func Check(a pod.Attachment) error {
+	invalid := func(format string, args ...any) error {
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf(format, args...))
+	}
+	if !pod.ValidID(a.Sandbox) {
+		return invalid("sandbox %q: not an ID of %d hex digits", a.Sandbox, pod.IDLength)
+	}
+	// dev_valid_name of the kernel.
+	if a.IfName == "" || len(a.IfName) > ifNameSize || a.IfName == "." || a.IfName == ".." || strings.ContainsAny(a.IfName, "/: \t\n\v\f\r\x00") {
+		return invalid("interface name %q: use 1 to %d bytes without slash, colon or space", a.IfName, ifNameSize)
+	}
+	if a.IfName == "lo" {
+		return invalid("interface name lo is taken by the loopback link: use another")
+	}
+	if !path.IsAbs(a.Netns) {
+		return invalid("network namespace %q: not an absolute path", a.Netns)
+	}
+	for i, m := range Mappings(a) {
+		if m.Protocol != pod.TCP && m.Protocol != pod.UDP && m.Protocol != pod.SCTP {
+			return invalid("hostPort %d: protocol %q is none of tcp, udp, sctp", m.HostPort, m.Protocol)
+		}
+		if m.Port == 0 {
+			return invalid("hostPort %d/%s: no containerPort to forward to", m.HostPort, m.Protocol)
+		}
+		if m.HostIP.Zone() != "" {
+			return invalid("hostPort %d/%s: hostIP %v: write it without the zone", m.HostPort, m.Protocol, m.HostIP)
+		}
+		if m.HostIP.IsMulticast() {
+			return invalid("hostPort %d/%s: hostIP %v is a multicast address", m.HostPort, m.Protocol, m.HostIP)
+		}
+		for _, other := range Mappings(a)[:i] {
+			if Clash(m, other) {
+				return invalid("hostPort %d/%s is there twice", m.HostPort, m.Protocol)
+			}
+		}
+	}
+	return nil
+}

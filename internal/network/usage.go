@@ -1,0 +1,112 @@
+package network
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/huskd/husk/internal/network/datapath"
+	"github.com/huskd/husk/internal/network/foreign"
+	"github.com/huskd/husk/internal/network/ipam"
+	"github.com/huskd/husk/internal/network/plan"
+)
+
+// Status returns nil if a pod could be attached now and reach something, and
+// otherwise why not.
+func (n *Network) Status() error {
+	errs := []error{n.ledger.exhausted()}
+	errs = append(errs, n.dp.InNode(func() error {
+		for _, name := range plan.ForNode(n.base).Sysctls {
+			value, err := datapath.ReadSysctl(name)
+			if err != nil {
+				return err
+			}
+			if value == "0" {
+				name = strings.ReplaceAll(name, "/", ".")
+				return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("somebody set %s to 0, so that pods reach nobody: run sysctl -w %s=1", name, name))
+			}
+		}
+		return nil
+	}))
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("pod network: %w", err)
+	}
+	return nil
+}
+
+// Settings are what the network works with.
+type Settings struct {
+	Network    string         `json:"network"`
+	Mode       plan.Mode      `json:"mode"`
+	Subnets    []netip.Prefix `json:"subnets"`
+	Gateways   []netip.Addr   `json:"gateways"`
+	Masquerade bool           `json:"masquerade"`
+	MTU        int            `json:"mtu"`    // of the next pod
+	Uplink     string         `json:"uplink"` // empty if there is none
+	Table      string         `json:"table"`  // of nftables, family inet
+	// Notes say in what the network falls short of its configuration.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// Settings returns what the network works with now.
+func (n *Network) Settings() (Settings, error) {
+	s := Settings{
+		Network:    Name,
+		Mode:       n.cfg.Mode,
+		Subnets:    slices.Clone(n.base.Subnets),
+		Masquerade: n.cfg.Masquerade,
+		Table:      n.cfg.Instance.Table(),
+		Notes:      slices.Clone(n.notes),
+	}
+	for _, subnet := range s.Subnets {
+		if n.cfg.Mode == plan.Bridge {
+			s.Gateways = append(s.Gateways, plan.First(subnet))
+		} else {
+			s.Gateways = append(s.Gateways, plan.Gateway(subnet.Addr()))
+		}
+	}
+	uplink, err := n.dp.Uplink()
+	s.MTU, s.Uplink = cmp.Or(n.cfg.MTU, uplink.MTU), uplink.Link
+	return s, err
+}
+
+// Usage counts what is in use.
+type Usage struct {
+	Ranges   []ipam.Usage `json:"ranges"`
+	Attached int          `json:"attached"`
+	Debts    []Debt       `json:"debts,omitempty"`
+}
+
+// Debt is a detached interface whose link is still to be deleted. Its addresses
+// are nobody's until then.
+type Debt struct {
+	Pod       string         `json:"pod"`
+	Sandbox   string         `json:"sandbox"`
+	Addresses []netip.Prefix `json:"addresses"`
+	Since     time.Time      `json:"since"`
+	// Error is why the last attempt failed, empty before the first.
+	Error string `json:"error,omitempty"`
+}
+
+// Usage returns what is in use now.
+func (n *Network) Usage() Usage {
+	u := Usage{Debts: n.reaper.debts()}
+	u.Ranges, u.Attached = n.ledger.usage()
+	return u
+}
+
+// Blockades returns the firewalls on the node that drop pods' traffic, with
+// the commands that let it pass.
+func (n *Network) Blockades() (out []foreign.Blockade, err error) {
+	err = n.dp.InNode(func() error {
+		out, err = foreign.ForwardPolicy(n.cfg.Instance, n.cfg.Mode)
+		return err
+	})
+	return out, err
+}
