@@ -228,7 +228,9 @@ type RunEvent struct {
 	// Time from the receipt of the manifest.
 	ElapsedNs int64 `protobuf:"varint,8,opt,name=elapsed_ns,json=elapsedNs,proto3" json:"elapsed_ns,omitempty"`
 	// unchanged: the very same pod was there already.
-	Unchanged     bool `protobuf:"varint,9,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
+	Unchanged bool `protobuf:"varint,9,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
+	// As Pod.phase. Succeeded and Failed end the wait for this pod.
+	Phase         string `protobuf:"bytes,10,opt,name=phase,proto3" json:"phase,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -324,6 +326,13 @@ func (x *RunEvent) GetUnchanged() bool {
 		return x.Unchanged
 	}
 	return false
+}
+
+func (x *RunEvent) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
 }
 
 type Pod struct {
@@ -478,6 +487,7 @@ type Container struct {
 	Init          bool   `protobuf:"varint,12,opt,name=init,proto3" json:"init,omitempty"`
 	Ready         bool   `protobuf:"varint,13,opt,name=ready,proto3" json:"ready,omitempty"`
 	Pid           int32  `protobuf:"varint,14,opt,name=pid,proto3" json:"pid,omitempty"`
+	Sidecar       bool   `protobuf:"varint,15,opt,name=sidecar,proto3" json:"sidecar,omitempty"` // an init container of restartPolicy Always
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -608,6 +618,13 @@ func (x *Container) GetPid() int32 {
 		return x.Pid
 	}
 	return 0
+}
+
+func (x *Container) GetSidecar() bool {
+	if x != nil {
+		return x.Sidecar
+	}
+	return false
 }
 
 type ListPodsRequest struct {
@@ -1280,13 +1297,15 @@ func (*SessionInput_CloseStdin) isSessionInput_Of() {}
 func (*SessionInput_Resize) isSessionInput_Of() {}
 
 type SessionStart struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Container     string                 `protobuf:"bytes,2,opt,name=container,proto3" json:"container,omitempty"`
-	Args          []string               `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"` // exec only
-	Stdin         bool                   `protobuf:"varint,4,opt,name=stdin,proto3" json:"stdin,omitempty"`
-	Tty           bool                   `protobuf:"varint,5,opt,name=tty,proto3" json:"tty,omitempty"`
-	Size          *TerminalSize          `protobuf:"bytes,6,opt,name=size,proto3" json:"size,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Container string                 `protobuf:"bytes,2,opt,name=container,proto3" json:"container,omitempty"`
+	Args      []string               `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"` // exec only
+	// exec: what the program gets. attach: what the client has to offer; the
+	// session has what the container was made with as well.
+	Stdin         bool          `protobuf:"varint,4,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	Tty           bool          `protobuf:"varint,5,opt,name=tty,proto3" json:"tty,omitempty"`
+	Size          *TerminalSize `protobuf:"bytes,6,opt,name=size,proto3" json:"size,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1422,6 +1441,7 @@ type SessionOutput struct {
 	//	*SessionOutput_Stdout
 	//	*SessionOutput_Stderr
 	//	*SessionOutput_ExitCode
+	//	*SessionOutput_Started
 	Of            isSessionOutput_Of `protobuf_oneof:"of"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1491,6 +1511,15 @@ func (x *SessionOutput) GetExitCode() int32 {
 	return 0
 }
 
+func (x *SessionOutput) GetStarted() *SessionStarted {
+	if x != nil {
+		if x, ok := x.Of.(*SessionOutput_Started); ok {
+			return x.Started
+		}
+	}
+	return nil
+}
+
 type isSessionOutput_Of interface {
 	isSessionOutput_Of()
 }
@@ -1507,11 +1536,94 @@ type SessionOutput_ExitCode struct {
 	ExitCode int32 `protobuf:"varint,3,opt,name=exit_code,json=exitCode,proto3,oneof"`
 }
 
+type SessionOutput_Started struct {
+	Started *SessionStarted `protobuf:"bytes,4,opt,name=started,proto3,oneof"`
+}
+
 func (*SessionOutput_Stdout) isSessionOutput_Of() {}
 
 func (*SessionOutput_Stderr) isSessionOutput_Of() {}
 
 func (*SessionOutput_ExitCode) isSessionOutput_Of() {}
+
+func (*SessionOutput_Started) isSessionOutput_Of() {}
+
+// What the session has, and with whom.
+type SessionStarted struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Container     string                 `protobuf:"bytes,3,opt,name=container,proto3" json:"container,omitempty"`
+	Stdin         bool                   `protobuf:"varint,4,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	Tty           bool                   `protobuf:"varint,5,opt,name=tty,proto3" json:"tty,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionStarted) Reset() {
+	*x = SessionStarted{}
+	mi := &file_api_v1_husk_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionStarted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionStarted) ProtoMessage() {}
+
+func (x *SessionStarted) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionStarted.ProtoReflect.Descriptor instead.
+func (*SessionStarted) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SessionStarted) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *SessionStarted) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SessionStarted) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *SessionStarted) GetStdin() bool {
+	if x != nil {
+		return x.Stdin
+	}
+	return false
+}
+
+func (x *SessionStarted) GetTty() bool {
+	if x != nil {
+		return x.Tty
+	}
+	return false
+}
 
 // Progress of a pull or load, over all layers.
 type Progress struct {
@@ -1528,7 +1640,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_api_v1_husk_proto_msgTypes[20]
+	mi := &file_api_v1_husk_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1652,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[20]
+	mi := &file_api_v1_husk_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1665,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{20}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Progress) GetRef() string {
@@ -1603,7 +1715,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_api_v1_husk_proto_msgTypes[21]
+	mi := &file_api_v1_husk_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1615,7 +1727,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[21]
+	mi := &file_api_v1_husk_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1628,7 +1740,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{21}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Layer) GetDigest() string {
@@ -1671,7 +1783,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[22]
+	mi := &file_api_v1_husk_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1795,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[22]
+	mi := &file_api_v1_husk_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1808,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{22}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PullImageRequest) GetRef() string {
@@ -1736,7 +1848,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[23]
+	mi := &file_api_v1_husk_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1748,7 +1860,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[23]
+	mi := &file_api_v1_husk_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1761,7 +1873,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{23}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LoadImageRequest) GetChunk() []byte {
@@ -1781,7 +1893,7 @@ type ImageEvent struct {
 
 func (x *ImageEvent) Reset() {
 	*x = ImageEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[24]
+	mi := &file_api_v1_husk_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1793,7 +1905,7 @@ func (x *ImageEvent) String() string {
 func (*ImageEvent) ProtoMessage() {}
 
 func (x *ImageEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[24]
+	mi := &file_api_v1_husk_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1806,7 +1918,7 @@ func (x *ImageEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageEvent.ProtoReflect.Descriptor instead.
 func (*ImageEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{24}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ImageEvent) GetProgress() *Progress {
@@ -1838,7 +1950,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_api_v1_husk_proto_msgTypes[25]
+	mi := &file_api_v1_husk_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1850,7 +1962,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[25]
+	mi := &file_api_v1_husk_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1863,7 +1975,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{25}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Image) GetId() string {
@@ -1923,7 +2035,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[26]
+	mi := &file_api_v1_husk_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1935,7 +2047,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[26]
+	mi := &file_api_v1_husk_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1948,7 +2060,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{26}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{27}
 }
 
 type ListImagesResponse struct {
@@ -1960,7 +2072,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[27]
+	mi := &file_api_v1_husk_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1972,7 +2084,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[27]
+	mi := &file_api_v1_husk_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1985,7 +2097,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{27}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -2005,7 +2117,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[28]
+	mi := &file_api_v1_husk_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2017,7 +2129,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[28]
+	mi := &file_api_v1_husk_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2030,7 +2142,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{28}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -2056,7 +2168,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[29]
+	mi := &file_api_v1_husk_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2180,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[29]
+	mi := &file_api_v1_husk_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,7 +2193,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{29}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RemoveImageResponse) GetRemoved() []string {
@@ -2100,7 +2212,7 @@ type PruneImagesRequest struct {
 
 func (x *PruneImagesRequest) Reset() {
 	*x = PruneImagesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[30]
+	mi := &file_api_v1_husk_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2112,7 +2224,7 @@ func (x *PruneImagesRequest) String() string {
 func (*PruneImagesRequest) ProtoMessage() {}
 
 func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[30]
+	mi := &file_api_v1_husk_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2125,7 +2237,7 @@ func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneImagesRequest.ProtoReflect.Descriptor instead.
 func (*PruneImagesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{30}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PruneImagesRequest) GetAll() bool {
@@ -2145,7 +2257,7 @@ type PruneImagesResponse struct {
 
 func (x *PruneImagesResponse) Reset() {
 	*x = PruneImagesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[31]
+	mi := &file_api_v1_husk_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2157,7 +2269,7 @@ func (x *PruneImagesResponse) String() string {
 func (*PruneImagesResponse) ProtoMessage() {}
 
 func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[31]
+	mi := &file_api_v1_husk_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2170,7 +2282,7 @@ func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneImagesResponse.ProtoReflect.Descriptor instead.
 func (*PruneImagesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{31}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PruneImagesResponse) GetRemoved() []string {
@@ -2195,7 +2307,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[32]
+	mi := &file_api_v1_husk_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2207,7 +2319,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[32]
+	mi := &file_api_v1_husk_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2220,7 +2332,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{32}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{33}
 }
 
 type DoctorResponse struct {
@@ -2232,7 +2344,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[33]
+	mi := &file_api_v1_husk_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2244,7 +2356,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[33]
+	mi := &file_api_v1_husk_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2257,7 +2369,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{33}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -2280,7 +2392,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_api_v1_husk_proto_msgTypes[34]
+	mi := &file_api_v1_husk_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2292,7 +2404,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[34]
+	mi := &file_api_v1_husk_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2305,7 +2417,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{34}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Check) GetName() string {
@@ -2345,7 +2457,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[35]
+	mi := &file_api_v1_husk_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2357,7 +2469,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[35]
+	mi := &file_api_v1_husk_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2370,7 +2482,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{35}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ShutdownRequest) GetBudgetNs() int64 {
@@ -2391,7 +2503,7 @@ type ShutdownEvent struct {
 
 func (x *ShutdownEvent) Reset() {
 	*x = ShutdownEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[36]
+	mi := &file_api_v1_husk_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2403,7 +2515,7 @@ func (x *ShutdownEvent) String() string {
 func (*ShutdownEvent) ProtoMessage() {}
 
 func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[36]
+	mi := &file_api_v1_husk_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2416,7 +2528,7 @@ func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownEvent.ProtoReflect.Descriptor instead.
 func (*ShutdownEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{36}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ShutdownEvent) GetNamespace() string {
@@ -2459,7 +2571,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"RunRequest\x12\x12\n" +
 	"\x04file\x18\x01 \x01(\tR\x04file\x12\x1a\n" +
 	"\bmanifest\x18\x02 \x01(\fR\bmanifest\x12\x12\n" +
-	"\x04wait\x18\x03 \x01(\bR\x04wait\"\xfa\x01\n" +
+	"\x04wait\x18\x03 \x01(\bR\x04wait\"\x90\x02\n" +
 	"\bRunEvent\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x0e\n" +
@@ -2470,7 +2582,9 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\bprogress\x18\a \x01(\v2\x11.husk.v1.ProgressR\bprogress\x12\x1d\n" +
 	"\n" +
 	"elapsed_ns\x18\b \x01(\x03R\telapsedNs\x12\x1c\n" +
-	"\tunchanged\x18\t \x01(\bR\tunchanged\"\xc1\x02\n" +
+	"\tunchanged\x18\t \x01(\bR\tunchanged\x12\x14\n" +
+	"\x05phase\x18\n" +
+	" \x01(\tR\x05phase\"\xc1\x02\n" +
 	"\x03Pod\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -2487,7 +2601,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	" \x03(\v2\x12.husk.v1.ContainerR\n" +
 	"containers\x12\x16\n" +
 	"\x06source\x18\v \x01(\tR\x06source\x12!\n" +
-	"\fhost_network\x18\f \x01(\bR\vhostNetwork\"\xe1\x02\n" +
+	"\fhost_network\x18\f \x01(\bR\vhostNetwork\"\xfb\x02\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -2506,7 +2620,8 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"finishedNs\x12\x12\n" +
 	"\x04init\x18\f \x01(\bR\x04init\x12\x14\n" +
 	"\x05ready\x18\r \x01(\bR\x05ready\x12\x10\n" +
-	"\x03pid\x18\x0e \x01(\x05R\x03pid\"#\n" +
+	"\x03pid\x18\x0e \x01(\x05R\x03pid\x12\x18\n" +
+	"\asidecar\x18\x0f \x01(\bR\asidecar\"#\n" +
 	"\x0fListPodsRequest\x12\x10\n" +
 	"\x03all\x18\x01 \x01(\bR\x03all\"4\n" +
 	"\x10ListPodsResponse\x12 \n" +
@@ -2559,12 +2674,19 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x04size\x18\x06 \x01(\v2\x15.husk.v1.TerminalSizeR\x04size\"<\n" +
 	"\fTerminalSize\x12\x14\n" +
 	"\x05width\x18\x01 \x01(\rR\x05width\x12\x16\n" +
-	"\x06height\x18\x02 \x01(\rR\x06height\"h\n" +
+	"\x06height\x18\x02 \x01(\rR\x06height\"\x9d\x01\n" +
 	"\rSessionOutput\x12\x18\n" +
 	"\x06stdout\x18\x01 \x01(\fH\x00R\x06stdout\x12\x18\n" +
 	"\x06stderr\x18\x02 \x01(\fH\x00R\x06stderr\x12\x1d\n" +
-	"\texit_code\x18\x03 \x01(\x05H\x00R\bexitCodeB\x04\n" +
-	"\x02of\"\x9a\x01\n" +
+	"\texit_code\x18\x03 \x01(\x05H\x00R\bexitCode\x123\n" +
+	"\astarted\x18\x04 \x01(\v2\x17.husk.v1.SessionStartedH\x00R\astartedB\x04\n" +
+	"\x02of\"\x88\x01\n" +
+	"\x0eSessionStarted\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tcontainer\x18\x03 \x01(\tR\tcontainer\x12\x14\n" +
+	"\x05stdin\x18\x04 \x01(\bR\x05stdin\x12\x10\n" +
+	"\x03tty\x18\x05 \x01(\bR\x03tty\"\x9a\x01\n" +
 	"\bProgress\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x1d\n" +
@@ -2659,7 +2781,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),      // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),     // 1: husk.v1.VersionResponse
@@ -2681,73 +2803,75 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*SessionStart)(nil),        // 17: husk.v1.SessionStart
 	(*TerminalSize)(nil),        // 18: husk.v1.TerminalSize
 	(*SessionOutput)(nil),       // 19: husk.v1.SessionOutput
-	(*Progress)(nil),            // 20: husk.v1.Progress
-	(*Layer)(nil),               // 21: husk.v1.Layer
-	(*PullImageRequest)(nil),    // 22: husk.v1.PullImageRequest
-	(*LoadImageRequest)(nil),    // 23: husk.v1.LoadImageRequest
-	(*ImageEvent)(nil),          // 24: husk.v1.ImageEvent
-	(*Image)(nil),               // 25: husk.v1.Image
-	(*ListImagesRequest)(nil),   // 26: husk.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),  // 27: husk.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),  // 28: husk.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil), // 29: husk.v1.RemoveImageResponse
-	(*PruneImagesRequest)(nil),  // 30: husk.v1.PruneImagesRequest
-	(*PruneImagesResponse)(nil), // 31: husk.v1.PruneImagesResponse
-	(*DoctorRequest)(nil),       // 32: husk.v1.DoctorRequest
-	(*DoctorResponse)(nil),      // 33: husk.v1.DoctorResponse
-	(*Check)(nil),               // 34: husk.v1.Check
-	(*ShutdownRequest)(nil),     // 35: husk.v1.ShutdownRequest
-	(*ShutdownEvent)(nil),       // 36: husk.v1.ShutdownEvent
+	(*SessionStarted)(nil),      // 20: husk.v1.SessionStarted
+	(*Progress)(nil),            // 21: husk.v1.Progress
+	(*Layer)(nil),               // 22: husk.v1.Layer
+	(*PullImageRequest)(nil),    // 23: husk.v1.PullImageRequest
+	(*LoadImageRequest)(nil),    // 24: husk.v1.LoadImageRequest
+	(*ImageEvent)(nil),          // 25: husk.v1.ImageEvent
+	(*Image)(nil),               // 26: husk.v1.Image
+	(*ListImagesRequest)(nil),   // 27: husk.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),  // 28: husk.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),  // 29: husk.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil), // 30: husk.v1.RemoveImageResponse
+	(*PruneImagesRequest)(nil),  // 31: husk.v1.PruneImagesRequest
+	(*PruneImagesResponse)(nil), // 32: husk.v1.PruneImagesResponse
+	(*DoctorRequest)(nil),       // 33: husk.v1.DoctorRequest
+	(*DoctorResponse)(nil),      // 34: husk.v1.DoctorResponse
+	(*Check)(nil),               // 35: husk.v1.Check
+	(*ShutdownRequest)(nil),     // 36: husk.v1.ShutdownRequest
+	(*ShutdownEvent)(nil),       // 37: husk.v1.ShutdownEvent
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
-	20, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
+	21, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
 	5,  // 1: husk.v1.Pod.containers:type_name -> husk.v1.Container
 	4,  // 2: husk.v1.ListPodsResponse.pods:type_name -> husk.v1.Pod
 	17, // 3: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
 	18, // 4: husk.v1.SessionInput.resize:type_name -> husk.v1.TerminalSize
 	18, // 5: husk.v1.SessionStart.size:type_name -> husk.v1.TerminalSize
-	21, // 6: husk.v1.Progress.layers:type_name -> husk.v1.Layer
-	20, // 7: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
-	25, // 8: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
-	25, // 9: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
-	34, // 10: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
-	0,  // 11: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
-	2,  // 12: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
-	6,  // 13: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
-	8,  // 14: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
-	10, // 15: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
-	12, // 16: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
-	14, // 17: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
-	16, // 18: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
-	16, // 19: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
-	22, // 20: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
-	23, // 21: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
-	26, // 22: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
-	28, // 23: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
-	30, // 24: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
-	32, // 25: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	35, // 26: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	1,  // 27: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 28: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 29: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 30: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 31: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 32: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	15, // 33: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	19, // 34: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	19, // 35: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	24, // 36: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	24, // 37: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	27, // 38: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	29, // 39: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	31, // 40: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	33, // 41: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	36, // 42: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	27, // [27:43] is the sub-list for method output_type
-	11, // [11:27] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	20, // 6: husk.v1.SessionOutput.started:type_name -> husk.v1.SessionStarted
+	22, // 7: husk.v1.Progress.layers:type_name -> husk.v1.Layer
+	21, // 8: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
+	26, // 9: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
+	26, // 10: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
+	35, // 11: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
+	0,  // 12: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
+	2,  // 13: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
+	6,  // 14: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
+	8,  // 15: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
+	10, // 16: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
+	12, // 17: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
+	14, // 18: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
+	16, // 19: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
+	16, // 20: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
+	23, // 21: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
+	24, // 22: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
+	27, // 23: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
+	29, // 24: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
+	31, // 25: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
+	33, // 26: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	36, // 27: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	1,  // 28: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,  // 29: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,  // 30: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,  // 31: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11, // 32: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13, // 33: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	15, // 34: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	19, // 35: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	19, // 36: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	25, // 37: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	25, // 38: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	28, // 39: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	30, // 40: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	32, // 41: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	34, // 42: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	37, // 43: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	28, // [28:44] is the sub-list for method output_type
+	12, // [12:28] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_api_v1_husk_proto_init() }
@@ -2765,6 +2889,7 @@ func file_api_v1_husk_proto_init() {
 		(*SessionOutput_Stdout)(nil),
 		(*SessionOutput_Stderr)(nil),
 		(*SessionOutput_ExitCode)(nil),
+		(*SessionOutput_Started)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2772,7 +2897,7 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

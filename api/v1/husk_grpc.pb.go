@@ -55,8 +55,12 @@ type HuskClient interface {
 	Stop(ctx context.Context, in *StopRequest, opts ...grpc.CallOption) (*StopResponse, error)
 	Remove(ctx context.Context, in *RemoveRequest, opts ...grpc.CallOption) (*RemoveResponse, error)
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogsResponse], error)
-	// Exec and Attach: the first message of the client is the start, the last of
-	// the server is the exit.
+	// Exec and Attach: the first message of the client is the start; of the
+	// server, the first is started and the last is the exit. A failure before
+	// the session stands is the call's error. A program that cannot be found or
+	// executed is an exit of 127 or 126, its cause a line on stderr. A client
+	// that goes away ends the program that it exec'd; one that was attached
+	// changes nothing.
 	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionInput, SessionOutput], error)
 	Attach(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionInput, SessionOutput], error)
 	PullImage(ctx context.Context, in *PullImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ImageEvent], error)
@@ -299,8 +303,12 @@ type HuskServer interface {
 	Stop(context.Context, *StopRequest) (*StopResponse, error)
 	Remove(context.Context, *RemoveRequest) (*RemoveResponse, error)
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogsResponse]) error
-	// Exec and Attach: the first message of the client is the start, the last of
-	// the server is the exit.
+	// Exec and Attach: the first message of the client is the start; of the
+	// server, the first is started and the last is the exit. A failure before
+	// the session stands is the call's error. A program that cannot be found or
+	// executed is an exit of 127 or 126, its cause a line on stderr. A client
+	// that goes away ends the program that it exec'd; one that was attached
+	// changes nothing.
 	Exec(grpc.BidiStreamingServer[SessionInput, SessionOutput]) error
 	Attach(grpc.BidiStreamingServer[SessionInput, SessionOutput]) error
 	PullImage(*PullImageRequest, grpc.ServerStreamingServer[ImageEvent]) error

@@ -1,0 +1,11 @@
+// Command husk is the command line of huskd: it runs pods on this machine and
+// looks at them.
+package main
+
+import (
+	"os"
+
+	"github.com/huskd/husk/internal/cli"
+)
+
+func main() { os.Exit(cli.Main(os.Args[1:])) }

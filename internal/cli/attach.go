@@ -1,0 +1,43 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/session"
+	"github.com/huskd/husk/internal/cli/terminal"
+)
+
+func newAttach(a *app) *cobra.Command {
+	start := &huskv1.SessionStart{Stdin: true}
+	cmd := &cobra.Command{
+		Use:                   "attach NAME [-c NAME]",
+		DisableFlagsInUseLine: true,
+		Short:                 "Connect this terminal to a container's own program.",
+		Long: `Connect this terminal to a container's own program.
+
+Ctrl-p ctrl-q leaves a program that has a terminal and lets it go on; so does
+ctrl-c one that has none. Exit codes: the program's own once it ends, 0 after
+ctrl-p ctrl-q, 125 if it's husk or huskd that failed.`,
+		Example: `husk attach web
+husk attach game -c server`,
+		Args:              takes(1, 1, "the NAME of a pod or the ID of a container"),
+		ValidArgsFunction: completer{a}.pod,
+	}
+	a.addContainer(cmd, &start.Container)
+	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
+		start.Name, start.Tty = args[0], terminal.Is(a.in)
+		code, err := a.streams().Run(ctx, c.Attach, start)
+		if errors.Is(err, session.ErrDetached) {
+			_, _ = fmt.Fprintf(a.errs, "\ndetached: husk attach %s comes back\n", start.Name)
+			return nil
+		}
+		return exited(code, err)
+	})
+	return cmd
+}

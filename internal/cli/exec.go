@@ -1,0 +1,73 @@
+package cli
+
+import (
+	"context"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/session"
+	"github.com/huskd/husk/internal/cli/terminal"
+)
+
+func newExec(a *app) *cobra.Command {
+	start := &huskv1.SessionStart{}
+	cmd := &cobra.Command{
+		Use:                   "exec [-i] [-t] POD [-c NAME] -- CMD [ARG...]",
+		DisableFlagsInUseLine: true,
+		Short:                 "Run a program in a running container.",
+		Long: `Run a program in a running container.
+
+Exit codes: the program's own; 128+N if signal N killed it; 126 if it can't be
+executed and 127 if it isn't there; 125 if it's husk or huskd that failed; 2 if
+the command line makes no sense. Ctrl-c without -t ends the program.`,
+		Example: `husk exec web -- ls -l /etc
+husk exec -it web -- sh
+husk exec -i db -c postgres -- psql < dump.sql`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			switch dash := cmd.ArgsLenAtDash(); {
+			case len(args) == 0 || dash == 0:
+				return misuse(cmd, "husk exec needs the name of a POD, then -- and the program")
+			case dash < 0 && len(args) > 1:
+				return misuse(cmd, "husk exec needs -- before the program: husk exec %s -- %s", args[0], strings.Join(args[1:], " "))
+			case dash > 1:
+				return misuse(cmd, "husk exec takes one POD, but got %q too", args[1])
+			case len(args) == 1:
+				return misuse(cmd, "husk exec needs a program: husk exec %s -- sh", args[0])
+			}
+			return nil
+		},
+		ValidArgsFunction: completer{a}.pod,
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&start.Stdin, "stdin", "i", false, "pass standard input on")
+	f.BoolVarP(&start.Tty, "tty", "t", false, "give the program a terminal")
+	a.addContainer(cmd, &start.Container)
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if start.Tty && start.Stdin && !terminal.Is(a.in) {
+			return misuse(cmd, "exec -t needs a terminal on standard input: leave out -t")
+		}
+		return nil
+	}
+	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
+		start.Name, start.Args = args[0], args[1:]
+		return exited(a.streams().Run(ctx, c.Exec, start))
+	})
+	return cmd
+}
+
+// streams are what a program in a container gets connected with.
+func (a *app) streams() session.Streams { return session.Streams{In: a.in, Out: a.out, Errs: a.errs} }
+
+// exited makes the end of a program that of husk.
+func exited(code int, err error) error {
+	switch {
+	case err != nil:
+		return exit{exitSession, err}
+	case code != 0:
+		return exit{code: code}
+	}
+	return nil
+}

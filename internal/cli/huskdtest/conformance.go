@@ -1,0 +1,300 @@
+package huskdtest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+)
+
+// Fixture is what Conformance needs of the host of a huskd.
+type Fixture struct {
+	Client huskv1.HuskClient
+	// Manifest is of one pod in the namespace default, called Pod, with one
+	// container that runs until it is stopped and takes standard input but has
+	// no terminal.
+	Manifest []byte
+	Pod      string
+	// Cat copies its input to its output; Exit7 ends with 7; Both writes
+	// "to stdout" and "to stderr", each with a newline; Missing isn't there.
+	Cat, Exit7, Both, Missing []string
+}
+
+// conformanceTime bounds each call.
+const conformanceTime = time.Minute
+
+// Conformance tests what husk relies on. The pod must not be there before,
+// and is gone afterwards.
+func Conformance(t *testing.T, f Fixture) {
+	ctx, cancel := context.WithTimeout(t.Context(), conformanceTime)
+	defer cancel()
+	id := f.run(ctx, t)
+	t.Run("names", func(t *testing.T) { f.names(t, id) })
+	t.Run("list", func(t *testing.T) { f.list(ctx, t, false, "Running") })
+	t.Run("exec", f.exec)
+	t.Run("attach", f.attach)
+	t.Run("logs", f.logs)
+	t.Run("running pods stay", func(t *testing.T) {
+		_, err := f.Client.Remove(ctx, &huskv1.RemoveRequest{Name: f.Pod})
+		wantCode(t, err, codes.FailedPrecondition)
+	})
+	t.Run("stop", func(t *testing.T) {
+		for range 2 { // stopping what is stopped is no mistake
+			r, err := f.Client.Stop(ctx, &huskv1.StopRequest{Name: f.Pod, GraceNs: int64(time.Second), HasGrace: true})
+			if err != nil || r.Namespace != "default" || r.Name != f.Pod {
+				t.Fatalf("%v, %v", r, err)
+			}
+		}
+		f.list(ctx, t, true, "Stopped")
+		if p := f.pod(ctx, t, false); p != nil {
+			t.Errorf("a stopped pod is listed among those that run: %v", p)
+		}
+	})
+	t.Run("remove", func(t *testing.T) {
+		r, err := f.Client.Remove(ctx, &huskv1.RemoveRequest{Name: f.Pod})
+		if err != nil || r.Namespace != "default" || r.Name != f.Pod {
+			t.Fatalf("%v, %v", r, err)
+		}
+		if p := f.pod(ctx, t, true); p != nil {
+			t.Errorf("a removed pod is listed: %v", p)
+		}
+		_, err = f.Client.Remove(ctx, &huskv1.RemoveRequest{Name: f.Pod})
+		wantCode(t, err, codes.NotFound)
+	})
+}
+
+func wantCode(t *testing.T, err error, want codes.Code) {
+	t.Helper()
+	s, ok := status.FromError(err)
+	if err == nil || !ok || s.Code() != want || s.Message() == "" {
+		t.Errorf("got %v, want %s and a message", err, want)
+	}
+}
+
+// events runs the manifest and returns what it is told.
+func (f Fixture) events(ctx context.Context, t *testing.T, wait bool) []*huskv1.RunEvent {
+	t.Helper()
+	stream, err := f.Client.Run(ctx, &huskv1.RunRequest{File: "pod.yaml", Manifest: f.Manifest, Wait: wait})
+	var all []*huskv1.RunEvent
+	for err == nil {
+		var ev *huskv1.RunEvent
+		if ev, err = stream.Recv(); err == nil {
+			all = append(all, ev)
+		}
+	}
+	if !errors.Is(err, io.EOF) || len(all) == 0 {
+		t.Fatalf("run told %d events, then %v", len(all), err)
+	}
+	return all
+}
+
+// run starts the pod and returns its ID.
+func (f Fixture) run(ctx context.Context, t *testing.T) string {
+	t.Helper()
+	var last int64
+	all := f.events(ctx, t, true)
+	for _, ev := range all {
+		if ev.Namespace != "default" || ev.Name != f.Pod || ev.ElapsedNs < last || ev.Unchanged {
+			t.Errorf("event %v", ev)
+		}
+		last = ev.ElapsedNs
+	}
+	end := all[len(all)-1]
+	if !end.Ready || end.Phase != "Running" || len(end.Ips) == 0 || end.Id == "" {
+		t.Fatalf("the last event is %v", end)
+	}
+	for _, wait := range []bool{false, true} {
+		again := f.events(ctx, t, wait)
+		if ev := again[len(again)-1]; !ev.Unchanged || !ev.Ready || ev.Id != end.Id {
+			t.Errorf("run again: %v", ev)
+		}
+	}
+	stream, err := f.Client.Run(ctx, &huskv1.RunRequest{File: "bad.yaml", Manifest: []byte("kind: [")})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	wantCode(t, err, codes.InvalidArgument)
+	if !strings.Contains(status.Convert(err).Message(), "bad.yaml") {
+		t.Errorf("the file isn't named: %v", err)
+	}
+	return end.Id
+}
+
+func (f Fixture) pod(ctx context.Context, t *testing.T, all bool) *huskv1.Pod {
+	t.Helper()
+	r, err := f.Client.ListPods(ctx, &huskv1.ListPodsRequest{All: all})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range r.Pods {
+		if p.Namespace == "default" && p.Name == f.Pod {
+			return p
+		}
+	}
+	return nil
+}
+
+func (f Fixture) list(ctx context.Context, t *testing.T, all bool, phase string) {
+	t.Helper()
+	p := f.pod(ctx, t, all)
+	if p == nil {
+		t.Fatal("the pod isn't listed")
+	}
+	if p.Phase != phase || p.Uid == "" || p.CreatedNs == 0 || p.Source != "run" || len(p.Containers) != 1 {
+		t.Errorf("listed as %v", p)
+	}
+	c := p.Containers[0]
+	running := phase == "Running"
+	if (c.State == "Running") != running || c.Ready != running || (c.Pid != 0) != running || c.Id == "" || c.StartedNs == 0 {
+		t.Errorf("its container is %v", c)
+	}
+}
+
+func (f Fixture) names(t *testing.T, id string) {
+	p := f.pod(t.Context(), t, true)
+	for _, name := range []string{f.Pod, "default/" + f.Pod, id, id[:12], p.Uid, p.Containers[0].Id} {
+		r, err := f.Client.Inspect(t.Context(), &huskv1.InspectRequest{Name: name})
+		if err != nil || !json.Valid(r.GetJson()) {
+			t.Errorf("inspect %s: %s, %v", name, r.GetJson(), err)
+		}
+	}
+	_, err := f.Client.Inspect(t.Context(), &huskv1.InspectRequest{Name: "no-such-pod"})
+	wantCode(t, err, codes.NotFound)
+	_, err = f.Client.Inspect(t.Context(), &huskv1.InspectRequest{Name: "other/" + f.Pod})
+	wantCode(t, err, codes.NotFound)
+}
+
+// end is how a session ended.
+type end struct {
+	started        *huskv1.SessionStarted
+	stdout, stderr bytes.Buffer
+	code           int32
+	err            error
+}
+
+// converse holds a session: all of the input, then its end.
+func converse(stream huskv1.Husk_ExecClient, err error, start *huskv1.SessionStart, input []byte) *end {
+	e := &end{code: -1, err: err}
+	if err != nil {
+		return e
+	}
+	send := func(m *huskv1.SessionInput) { _ = stream.Send(m) } // Recv tells
+	send(&huskv1.SessionInput{Of: &huskv1.SessionInput_Start{Start: start}})
+	go func() {
+		for len(input) > 0 {
+			n := min(len(input), 32<<10)
+			send(&huskv1.SessionInput{Of: &huskv1.SessionInput_Stdin{Stdin: input[:n]}})
+			input = input[n:]
+		}
+		send(&huskv1.SessionInput{Of: &huskv1.SessionInput_CloseStdin{CloseStdin: true}})
+	}()
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) && e.code >= 0 {
+			return e
+		}
+		if err != nil {
+			e.err = err
+			return e
+		}
+		switch of := m.Of.(type) {
+		case *huskv1.SessionOutput_Started:
+			e.started = of.Started
+		case *huskv1.SessionOutput_Stdout:
+			e.stdout.Write(of.Stdout)
+		case *huskv1.SessionOutput_Stderr:
+			e.stderr.Write(of.Stderr)
+		case *huskv1.SessionOutput_ExitCode:
+			e.code = of.ExitCode
+		}
+		if e.started == nil || e.code >= 0 && m.GetOf() != nil && !isExit(m) {
+			e.err = errors.New("the first message isn't the start, or the last isn't the exit")
+			return e
+		}
+	}
+}
+
+func isExit(m *huskv1.SessionOutput) bool {
+	_, ok := m.Of.(*huskv1.SessionOutput_ExitCode)
+	return ok
+}
+
+func (f Fixture) exec(t *testing.T) {
+	do := func(start *huskv1.SessionStart, input []byte) *end {
+		ctx, cancel := context.WithTimeout(t.Context(), conformanceTime)
+		defer cancel()
+		stream, err := f.Client.Exec(ctx)
+		return converse(stream, err, start, input)
+	}
+	start := func(args []string) *huskv1.SessionStart { return &huskv1.SessionStart{Name: f.Pod, Args: args} }
+	if e := do(start(f.Exit7), nil); e.err != nil || e.code != 7 || e.started.Name != f.Pod || e.started.Stdin || e.started.Tty {
+		t.Errorf("exit code: %+v", e)
+	}
+	if e := do(start(f.Both), nil); e.err != nil || e.code != 0 || e.stdout.String() != "to stdout\n" || e.stderr.String() != "to stderr\n" {
+		t.Errorf("both outputs: %+v", e)
+	}
+	input := make([]byte, 3<<20)
+	for i := range input {
+		input[i] = byte(i * i >> 8)
+	}
+	cat := start(f.Cat)
+	cat.Stdin = true
+	if e := do(cat, input); e.err != nil || e.code != 0 || !bytes.Equal(e.stdout.Bytes(), input) || e.stderr.Len() > 0 || !e.started.Stdin {
+		t.Errorf("standard input: %d bytes came back, code %d, %v", e.stdout.Len(), e.code, e.err)
+	}
+	if e := do(start(f.Cat), nil); e.err != nil || e.code != 0 || e.stdout.Len() > 0 {
+		t.Errorf("no standard input: %+v", e)
+	}
+	if e := do(start(f.Missing), nil); e.err != nil || e.code != 127 || e.stderr.Len() == 0 {
+		t.Errorf("a program that isn't there: %+v", e)
+	}
+	wantCode(t, do(&huskv1.SessionStart{Name: "no-such-pod", Args: f.Cat}, nil).err, codes.NotFound)
+	wantCode(t, do(&huskv1.SessionStart{Name: f.Pod, Container: "no-such", Args: f.Cat}, nil).err, codes.NotFound)
+	wantCode(t, do(&huskv1.SessionStart{Name: f.Pod}, nil).err, codes.InvalidArgument)
+}
+
+// attach is left by its client; the program goes on.
+func (f Fixture) attach(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), conformanceTime)
+	defer cancel()
+	stream, err := f.Client.Attach(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := &huskv1.SessionStart{Name: f.Pod, Stdin: true, Tty: true}
+	_ = stream.Send(&huskv1.SessionInput{Of: &huskv1.SessionInput_Start{Start: start}})
+	m, err := stream.Recv()
+	if err != nil || m.GetStarted() == nil {
+		t.Fatalf("the session began with %v, %v", m, err)
+	}
+	if s := m.GetStarted(); s.Tty || !s.Stdin || s.Namespace != "default" || s.Name != f.Pod || s.Container == "" {
+		t.Errorf("the session has %v, which isn't what the container has", s)
+	}
+	cancel()
+	f.list(t.Context(), t, false, "Running")
+}
+
+func (f Fixture) logs(t *testing.T) {
+	ask := func(req *huskv1.LogsRequest) error {
+		stream, err := f.Client.Logs(t.Context(), req)
+		for err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	}
+	if err := ask(&huskv1.LogsRequest{Name: f.Pod, Tail: -1}); !errors.Is(err, io.EOF) {
+		t.Errorf("logs end with %v", err)
+	}
+	wantCode(t, ask(&huskv1.LogsRequest{Name: f.Pod, Previous: true, Tail: -1}), codes.NotFound)
+	wantCode(t, ask(&huskv1.LogsRequest{Name: f.Pod, Container: "no-such", Tail: -1}), codes.NotFound)
+	wantCode(t, ask(&huskv1.LogsRequest{Name: "no-such-pod", Tail: -1}), codes.NotFound)
+}

@@ -1,0 +1,247 @@
+// Package huskdtest has a huskd for tests that needs no host: its pods and
+// images live in memory, their programs are functions. Conformance is what a
+// client may expect of it and of the real one alike.
+package huskdtest
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+)
+
+// Huskd answers as huskd does.
+type Huskd struct {
+	huskv1.UnimplementedHuskServer
+	*state
+}
+
+// state is what a Huskd knows.
+type state struct {
+	registry map[string]*remote
+
+	mu      sync.Mutex
+	changed chan struct{} // closed and replaced whenever what follows changes
+	pace    time.Duration // between the steps of what takes time, such as a pull
+	checks  []*huskv1.Check
+	pods    []*huskv1.Pod
+	given   map[string]*document // manifests by pod, namespace/name
+	logs    map[string][]*huskv1.LogsResponse
+	images  []*huskv1.Image
+	server  *grpc.Server
+}
+
+// remote is an image in a registry.
+type remote struct {
+	layers []int64 // sizes
+	// username and password are needed to pull it, if set.
+	username, password string
+}
+
+// New returns a huskd with a few images to pull, which doesn't listen yet.
+func New() *Huskd {
+	return &Huskd{state: &state{
+		registry: map[string]*remote{
+			"localhost/web:latest":     {layers: []int64{27_000_000, 3_000_000, 100_000}},
+			"localhost/db:1":           {layers: []int64{90_000_000}},
+			"localhost/private:latest": {layers: []int64{1000}, username: "me", password: "secret"},
+		},
+		pace:    time.Millisecond,
+		changed: make(chan struct{}),
+		given:   map[string]*document{},
+		logs:    map[string][]*huskv1.LogsResponse{},
+	}}
+}
+
+// SetPace sets the time between the steps of what takes time, such as a pull.
+func (h *state) SetPace(d time.Duration) { h.change(func() { h.pace = d }) }
+
+// SetChecks sets what Doctor finds.
+func (h *state) SetChecks(checks []*huskv1.Check) { h.change(func() { h.checks = checks }) }
+
+// Listen serves on the unix socket at path until Close.
+func (h *Huskd) Listen(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	h.server = grpc.NewServer()
+	server := h.server
+	h.mu.Unlock()
+	huskv1.RegisterHuskServer(server, h)
+	go func() { _ = server.Serve(l) }() // ends by Close
+	return nil
+}
+
+// Close drops every connection and stops to listen.
+func (h *state) Close() {
+	h.mu.Lock()
+	server := h.server
+	h.server = nil
+	h.mu.Unlock()
+	if server != nil {
+		server.Stop()
+	}
+}
+
+// crash is Close for one who is served by it: Close would wait for itself.
+func (h *state) crash() { go h.Close() }
+
+// change runs do, then wakes who waits for a change.
+func (h *state) change(do func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	do()
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// until waits for done to hold; it is asked with the lock held.
+func (h *state) until(ctx context.Context, done func() bool) error {
+	for {
+		h.mu.Lock()
+		ok, changed := done(), h.changed
+		h.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		}
+	}
+}
+
+// step lets the time of one step pass.
+func (h *state) step(ctx context.Context) error {
+	h.mu.Lock()
+	pace := h.pace
+	h.mu.Unlock()
+	select {
+	case <-time.After(pace):
+		return nil
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// find resolves what a user calls a pod; the container only if its ID was
+// given. The caller holds the lock.
+func (h *state) find(name string) (*huskv1.Pod, *huskv1.Container, error) {
+	ref := name
+	if !strings.Contains(ref, "/") {
+		ref = "default/" + ref
+	}
+	var pods []*huskv1.Pod
+	var container *huskv1.Container
+	for _, p := range h.pods {
+		if key(p) == ref {
+			return p, nil, nil
+		}
+		if strings.HasPrefix(p.Id, name) || strings.HasPrefix(p.Uid, name) {
+			pods = append(pods, p)
+			continue
+		}
+		for _, c := range p.Containers {
+			if c.Id != "" && strings.HasPrefix(c.Id, name) {
+				pods, container = append(pods, p), c
+			}
+		}
+	}
+	switch len(pods) {
+	case 0:
+		return nil, nil, status.Errorf(codes.NotFound, "no pod %s: husk ps -a lists them", name)
+	case 1:
+		return pods[0], container, nil
+	default:
+		return nil, nil, status.Errorf(codes.InvalidArgument, "%s begins the IDs of %d pods: give more of it", name, len(pods))
+	}
+}
+
+func key(p *huskv1.Pod) string { return p.Namespace + "/" + p.Name }
+
+// findContainer resolves a pod and one of its containers.
+func (h *state) findContainer(name, container string) (*huskv1.Pod, *huskv1.Container, error) {
+	p, c, err := h.find(name)
+	if err != nil || c != nil && container == "" {
+		return p, c, err
+	}
+	var apps, all []string
+	for _, c := range p.Containers {
+		all = append(all, c.Name)
+		if !c.Init {
+			apps = append(apps, c.Name)
+		}
+	}
+	if container == "" && len(apps) != 1 {
+		return nil, nil, status.Errorf(codes.InvalidArgument, "pod %s has the containers %s: name one with -c", key(p), strings.Join(all, ", "))
+	}
+	if container == "" {
+		container = apps[0]
+	}
+	i := slices.IndexFunc(p.Containers, func(c *huskv1.Container) bool { return c.Name == container })
+	if i < 0 {
+		return nil, nil, status.Errorf(codes.NotFound, "pod %s has no container %s, only %s", key(p), container, strings.Join(all, ", "))
+	}
+	return p, p.Containers[i], nil
+}
+
+// Version answers with figures that don't change.
+func (h *Huskd) Version(context.Context, *huskv1.VersionRequest) (*huskv1.VersionResponse, error) {
+	return &huskv1.VersionResponse{
+		Version: "v1.2.3", Commit: "0123456789abcdef", GoVersion: "go1.26.8",
+		Runtime: "runc 1.1.5", Root: "/var/lib/husk", State: "/run/husk", Pid: 4711,
+	}, nil
+}
+
+// Doctor answers with the checks that were set.
+func (h *Huskd) Doctor(context.Context, *huskv1.DoctorRequest) (*huskv1.DoctorResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return &huskv1.DoctorResponse{Checks: h.checks}, nil
+}
+
+// Shutdown stops the pods one after the other, then drops every connection.
+func (h *Huskd) Shutdown(_ *huskv1.ShutdownRequest, stream grpc.ServerStreamingServer[huskv1.ShutdownEvent]) error {
+	for {
+		var next *huskv1.Pod
+		h.change(func() {
+			i := slices.IndexFunc(h.pods, func(p *huskv1.Pod) bool { return p.Phase == "Running" || p.Phase == "Pending" })
+			if i >= 0 {
+				next = h.pods[i]
+				stop(next)
+			}
+		})
+		if next == nil {
+			break
+		}
+		if err := stream.Send(&huskv1.ShutdownEvent{Namespace: next.Namespace, Name: next.Name, Message: "stopped"}); err != nil {
+			return err
+		}
+	}
+	go func() { // after the stream has ended
+		h.mu.Lock()
+		server := h.server
+		h.mu.Unlock()
+		if server != nil {
+			server.GracefulStop()
+		}
+	}()
+	return nil
+}

@@ -1,0 +1,29 @@
+package cli
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/render"
+)
+
+func newImage(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "image",
+		Short: "Pull, load, list and remove images.",
+		Example: `husk image pull docker.io/library/nginx:latest
+husk image load web.tar
+husk image ls`,
+		Args: noSuchCommand,
+		RunE: showHelp,
+	}
+	cmd.AddCommand(newImagePull(a), newImageLoad(a), newImageLs(a), newImageRm(a), newImagePrune(a))
+	return cmd
+}
+
+// gotImage tells that an image is there now.
+func (a *app) gotImage(verb string, i *huskv1.Image) {
+	_, _ = fmt.Fprintf(a.out, "%s %s %s %s\n", verb, render.Clean(render.ImageName(i)), render.ShortID(i.Id), render.Size(i.Size))
+}

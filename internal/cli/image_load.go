@@ -1,0 +1,155 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/terminal"
+)
+
+func newImageLoad(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "load [FILE]",
+		Short: "Load images from an OCI or docker archive, or from standard input.",
+		Example: `husk image load web.tar
+docker save web | husk image load`,
+		Args: takes(0, 1, "one FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name := stdin
+			if len(args) > 0 {
+				name = args[0]
+			}
+			if name == stdin && terminal.Is(a.in) {
+				return misuse(cmd, "husk image load reads an archive: name its FILE, or pipe it in")
+			}
+			file, size, err := a.openArchive(name)
+			if err != nil {
+				return err
+			}
+			defer file.Close()
+			c, err := a.dial()
+			if err != nil {
+				return err
+			}
+			return a.load(cmd.Context(), c, &archive{r: file, name: name, size: size})
+		},
+	}
+}
+
+// stdin is the name of standard input on the command line.
+const stdin = "-"
+
+// openArchive opens the named file. Its size is 0 if it can't be known.
+func (a *app) openArchive(name string) (*os.File, int64, error) {
+	if name == stdin {
+		info, err := a.in.Stat()
+		if err != nil {
+			return nil, 0, fmt.Errorf("can't read standard input: %w", err)
+		}
+		return a.in, regularSize(info), nil
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, 0, fileFault(name, err)
+	}
+	info, err := file.Stat()
+	if err == nil && info.IsDir() {
+		err = fmt.Errorf("%s is a directory: pack it first, as in tar -C %s -cf image.tar .", name, name)
+	}
+	if err != nil {
+		file.Close()
+		return nil, 0, err
+	}
+	return file, regularSize(info), nil
+}
+
+func regularSize(info fs.FileInfo) int64 {
+	if info.Mode().IsRegular() {
+		return info.Size()
+	}
+	return 0
+}
+
+// fileFault is err without the name of the system call.
+func fileFault(name string, err error) error {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
+		err = path.Err
+	}
+	return fmt.Errorf("%s: %w", name, err)
+}
+
+// archive is a file on its way to huskd.
+type archive struct {
+	r    io.Reader
+	name string
+	size int64
+	sent int64
+	all  atomic.Bool // everything was sent
+}
+
+// archiveChunk is how much of an archive one message carries.
+const archiveChunk = 256 << 10
+
+// loadStream is a load under way.
+type loadStream = grpc.BidiStreamingClient[huskv1.LoadImageRequest, huskv1.ImageEvent]
+
+func (a *app) load(ctx context.Context, c *client.Client, file *archive) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stream, err := c.LoadImage(ctx)
+	if err != nil {
+		return err
+	}
+	v := a.newTransferView()
+	go func() {
+		defer terminal.Guard()
+		if err := file.send(stream, v.update); err != nil {
+			cancel(err)
+		}
+	}()
+	images, err := receiveImages(stream, func(p *huskv1.Progress) {
+		if file.all.Load() { // until then, how much was sent tells more
+			v.update(p)
+		}
+	})
+	v.close()
+	if err != nil {
+		return err
+	}
+	for _, i := range images {
+		a.gotImage("loaded", i)
+	}
+	return nil
+}
+
+// send sends the whole file. What made a Send fail is told by Recv.
+func (f *archive) send(stream loadStream, update func(*huskv1.Progress)) error {
+	for {
+		chunk := make([]byte, archiveChunk)
+		n, err := io.ReadFull(f.r, chunk)
+		if n > 0 {
+			if stream.Send(&huskv1.LoadImageRequest{Chunk: chunk[:n]}) != nil {
+				return nil
+			}
+			f.sent += int64(n)
+			update(&huskv1.Progress{Ref: f.name, Stage: "sending", DoneBytes: f.sent, TotalBytes: f.size})
+		}
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			f.all.Store(true)
+			return stream.CloseSend()
+		case err != nil:
+			return fileFault(f.name, err)
+		}
+	}
+}

@@ -1,0 +1,45 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/render"
+)
+
+func newImageLs(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ls",
+		Short: "List the images.",
+		Example: `husk image ls
+husk image ls -o wide
+husk image ls -o json`,
+		Args:              takes(0, 0, ""),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	o := addOutput(cmd, asJSON, asYAML, asWide)
+	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, _ []string) error {
+		answer, err := c.ListImages(ctx, &huskv1.ListImagesRequest{})
+		if err != nil {
+			return err
+		}
+		slices.SortStableFunc(answer.Images, func(x, y *huskv1.Image) int {
+			return cmp.Or(strings.Compare(render.ImageName(x), render.ImageName(y)), strings.Compare(x.Id, y.Id))
+		})
+		if len(answer.Images) == 0 && *o != asJSON && *o != asYAML {
+			_, _ = fmt.Fprintln(a.errs, "no images: husk image pull or husk image load gets one")
+		}
+		return a.show(*o, render.ImageViews(answer.Images), func() *render.Table {
+			return render.ImageTable(answer.Images, *o == asWide, time.Now())
+		})
+	})
+	return cmd
+}

@@ -1,0 +1,35 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/render"
+)
+
+func newImagePrune(a *app) *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "prune",
+		Short: "Remove the images that have no name and no container.",
+		Example: `husk image prune
+husk image prune -a`,
+		Args:              takes(0, 0, ""),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "also those that have a name, if no container uses them")
+	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, _ []string) error {
+		r, err := c.PruneImages(ctx, &huskv1.PruneImagesRequest{All: all})
+		if err != nil {
+			return err
+		}
+		a.removed(r.Removed)
+		_, _ = fmt.Fprintf(a.out, "freed %s\n", render.Size(r.FreedBytes))
+		return nil
+	})
+	return cmd
+}

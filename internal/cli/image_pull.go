@@ -1,0 +1,122 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/terminal"
+)
+
+func newImagePull(a *app) *cobra.Command {
+	req := &huskv1.PullImageRequest{}
+	var fromStdin bool
+	cmd := &cobra.Command{
+		Use:   "pull REF",
+		Short: "Pull an image from its registry.",
+		Example: `husk image pull docker.io/library/nginx:latest
+husk image pull quay.io/me/web --platform linux/arm64
+husk image pull registry.local/web --username me --password-stdin < secret`,
+		Args:              takes(1, 1, "the REF of an image"),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	f := cmd.Flags()
+	f.StringVar(&req.Platform, "platform", "", "`OS/ARCH` of the image (default: this machine's)")
+	f.StringVarP(&req.Username, "username", "u", "", "`NAME` at the registry; the password is asked for")
+	f.BoolVar(&fromStdin, "password-stdin", false, "read the password from standard input")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		req.Ref = args[0]
+		var err error
+		switch {
+		case fromStdin && req.Username == "":
+			return misuse(cmd, "--password-stdin needs --username too")
+		case fromStdin:
+			req.Password, err = readPassword(cmd.Context(), a.in)
+		case req.Username != "" && !terminal.Is(a.in):
+			return misuse(cmd, "--username needs a password: pipe it in and add --password-stdin")
+		case req.Username != "":
+			prompt := fmt.Sprintf("password of %s for %s: ", render.Clean(req.Username), render.Clean(req.Ref))
+			req.Password, err = terminal.Password(cmd.Context(), a.in, a.errs, prompt)
+		}
+		if err != nil {
+			return err
+		}
+		c, err := a.dial()
+		if err != nil {
+			return err
+		}
+		return a.pull(cmd.Context(), c, req)
+	}
+	return cmd
+}
+
+// passwordMax is far above any password or token: more is a wrong file.
+const passwordMax = 64 << 10
+
+// readPassword returns what r holds, without the newline that ends it.
+func readPassword(ctx context.Context, r io.Reader) (string, error) {
+	data, err := readAll(ctx, io.LimitReader(r, passwordMax+1))
+	password := strings.TrimRight(string(data), "\r\n")
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("can't read the password from standard input: %w", err)
+	case password == "":
+		return "", errors.New("standard input holds no password")
+	case len(data) > passwordMax:
+		return "", errors.New("standard input holds no password but something much longer")
+	}
+	return password, nil
+}
+
+func (a *app) pull(ctx context.Context, c *client.Client, req *huskv1.PullImageRequest) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.PullImage(ctx, req)
+	if err != nil {
+		return err
+	}
+	v := a.newTransferView()
+	images, err := receiveImages(stream, v.update)
+	v.close()
+	if err != nil {
+		return err
+	}
+	for _, i := range images {
+		a.gotImage("pulled", i)
+	}
+	return nil
+}
+
+// imageEvents is the answer to a pull or a load.
+type imageEvents interface {
+	Recv() (*huskv1.ImageEvent, error)
+}
+
+// receiveImages returns the images that a pull or a load ends with.
+func receiveImages(events imageEvents, update func(*huskv1.Progress)) ([]*huskv1.Image, error) {
+	var images []*huskv1.Image
+	for {
+		ev, err := events.Recv()
+		switch {
+		case errors.Is(err, io.EOF) && len(images) == 0:
+			return nil, errors.New("huskd ended without an image: see its log")
+		case errors.Is(err, io.EOF):
+			return images, nil
+		case err != nil:
+			return nil, err
+		}
+		if ev.Progress != nil {
+			update(ev.Progress)
+		}
+		if ev.Image != nil {
+			images = append(images, ev.Image)
+		}
+	}
+}

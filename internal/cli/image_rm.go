@@ -1,0 +1,42 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/render"
+)
+
+func newImageRm(a *app) *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "rm NAME...",
+		Short: "Remove images.",
+		Example: `husk image rm localhost/web:old
+husk image rm -f 3f2a1b4c5d6e`,
+		Args:              takes(1, -1, "the NAME or ID of an image"),
+		ValidArgsFunction: completer{a}.images,
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "even if a container uses it")
+	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
+		return a.each(args, func(name string) error {
+			r, err := c.RemoveImage(ctx, &huskv1.RemoveImageRequest{Name: name, Force: force})
+			if err == nil {
+				a.removed(r.Removed)
+			}
+			return err
+		})
+	})
+	return cmd
+}
+
+// removed tells which names and images are gone.
+func (a *app) removed(names []string) {
+	for _, name := range names {
+		_, _ = fmt.Fprintf(a.out, "removed %s\n", render.Clean(name))
+	}
+}

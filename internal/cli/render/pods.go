@@ -1,0 +1,127 @@
+package render
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+)
+
+const defaultNamespace = "default"
+
+// namespaced says whether the table needs to tell namespaces.
+func namespaced(pods []*huskv1.Pod) bool {
+	return slices.ContainsFunc(pods, func(p *huskv1.Pod) bool { return p.Namespace != defaultNamespace })
+}
+
+// PodTable has a row for each pod.
+func PodTable(pods []*huskv1.Pod, wide bool, now time.Time) *Table {
+	header := []string{"NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP"}
+	spaces := namespaced(pods)
+	if spaces {
+		header = append([]string{"NAMESPACE"}, header...)
+	}
+	if wide {
+		header = append(header, "ID", "SOURCE", "IMAGES")
+	}
+	t := NewTable(header...)
+	for _, p := range pods {
+		s := StatusOf(p)
+		row := []any{p.Name, s.ReadyText(), Cell{Text: s.Word, Style: s.Style()}, s.RestartsText(now), AgeAt(now, p.CreatedNs)}
+		if spaces {
+			row = append([]any{p.Namespace}, row...)
+		}
+		if !wide {
+			t.Row(append(row, orNone(strings.Join(p.Ips[:min(1, len(p.Ips))], "")))...)
+			continue
+		}
+		t.Row(append(row, orNone(strings.Join(p.Ips, ",")), orNone(ShortID(p.Id)), orNone(p.Source), orNone(strings.Join(images(p), ",")))...)
+	}
+	return t
+}
+
+// ContainerTable has a row for each container of the pods.
+func ContainerTable(pods []*huskv1.Pod, wide bool, now time.Time) *Table {
+	header := []string{"POD", "CONTAINER", "READY", "STATUS", "RESTARTS", "AGE", "IMAGE"}
+	if wide {
+		header = append(header, "ID", "PID", "KIND", "EXIT")
+	}
+	t := NewTable(header...)
+	for _, p := range pods {
+		for _, c := range p.Containers {
+			s := ContainerStatus(c)
+			row := []any{PodName(p.Namespace, p.Name), c.Name, yesNo(c.Ready), Cell{Text: s.Word, Style: s.Style()}, s.RestartsText(now), containerAge(c, now), c.Image}
+			if wide {
+				row = append(row, orNone(ShortID(c.Id)), number(c.Pid), kind(c), exitText(c))
+			}
+			t.Row(row...)
+		}
+	}
+	return t
+}
+
+// PodName is how a person would name the pod: its namespace only if needed.
+func PodName(namespace, name string) string {
+	if namespace == defaultNamespace {
+		return name
+	}
+	return namespace + "/" + name
+}
+
+func images(p *huskv1.Pod) []string {
+	var out []string
+	for _, c := range p.Containers {
+		if !slices.Contains(out, c.Image) {
+			out = append(out, c.Image)
+		}
+	}
+	return out
+}
+
+// containerAge is of the present run: since it started or, if not, was created.
+func containerAge(c *huskv1.Container, now time.Time) string {
+	if c.StartedNs == 0 && c.CreatedNs == 0 {
+		return none
+	}
+	return AgeAt(now, cmp.Or(c.StartedNs, c.CreatedNs))
+}
+
+func kind(c *huskv1.Container) string {
+	switch {
+	case c.Sidecar:
+		return "sidecar"
+	case c.Init:
+		return "init"
+	default:
+		return "app"
+	}
+}
+
+func exitText(c *huskv1.Container) string {
+	if c.FinishedNs == 0 || c.State == running {
+		return none
+	}
+	return strconv.Itoa(int(c.ExitCode))
+}
+
+// none is shown where there is nothing, so that columns can be counted.
+const none = "<none>"
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+func orNone(s string) string { return cmp.Or(s, none) }
+
+func number(n int32) string {
+	if n == 0 {
+		return none
+	}
+	return strconv.Itoa(int(n))
+}

@@ -1,0 +1,106 @@
+// Package render draws values as text for people: tables, ages, sizes, the
+// status of a pod, progress bars. It is pure: the caller says what time it is,
+// how wide the screen is and whether it shows colour.
+package render
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Style colours a cell. The zero Style is plain.
+type Style string
+
+// The styles, as parameters of the terminal's SGR sequence.
+const (
+	Plain Style = ""
+	Good  Style = "32" // green
+	Soon  Style = "33" // yellow
+	Bad   Style = "31" // red
+	Faint Style = "2"
+)
+
+// Paint returns s in the style.
+func (st Style) Paint(s string) string {
+	if st == Plain || s == "" {
+		return s
+	}
+	return "\x1b[" + string(st) + "m" + s + "\x1b[0m"
+}
+
+// Cell is one field of a table.
+type Cell struct {
+	Text  string
+	Style Style
+}
+
+// columnGap separates columns: as much as kubectl's, so that words with one
+// space in them stay apart from the next column.
+const columnGap = 3
+
+// Table aligns rows under a header.
+type Table struct {
+	header []string
+	rows   [][]Cell
+}
+
+// NewTable returns a table with the names of its columns, or one without a
+// header. Every row has as many cells as the first.
+func NewTable(header ...string) *Table { return &Table{header: header} }
+
+// Row adds a row: a Cell where there is a style, else plain values. Control
+// characters become visible, since text may come from outside.
+func (t *Table) Row(cells ...any) {
+	row := make([]Cell, len(cells))
+	for i, c := range cells {
+		switch c := c.(type) {
+		case Cell:
+			row[i] = Cell{Clean(c.Text), c.Style}
+		default:
+			row[i] = Cell{Text: Clean(fmt.Sprint(c))}
+		}
+	}
+	t.rows = append(t.rows, row)
+}
+
+// Write draws the table, without trailing spaces. A table without rows is
+// nothing at all.
+func (t *Table) Write(w io.Writer, colour bool) error {
+	if len(t.rows) == 0 {
+		return nil
+	}
+	all := t.rows
+	if len(t.header) > 0 {
+		head := make([]Cell, len(t.header))
+		for i, h := range t.header {
+			head[i].Text = h
+		}
+		all = append([][]Cell{head}, all...)
+	}
+	widths := make([]int, len(all[0]))
+	for _, row := range all {
+		for i, c := range row {
+			widths[i] = max(widths[i], Width(c.Text))
+		}
+	}
+	var b strings.Builder
+	for _, row := range all {
+		pad := 0 // owed before the next text, so that a line never ends in spaces
+		for i, c := range row {
+			if c.Text != "" {
+				b.WriteString(strings.Repeat(" ", pad))
+				pad = 0
+				if colour {
+					b.WriteString(c.Style.Paint(c.Text))
+				} else {
+					b.WriteString(c.Text)
+				}
+			}
+			pad += widths[i] - Width(c.Text) + columnGap
+		}
+		b.WriteByte('\n')
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

@@ -1,0 +1,104 @@
+package render
+
+import (
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Clean makes text from outside safe to show on one line of a terminal:
+// control characters, line ends and bytes that aren't UTF-8 become visible
+// escapes. A name or a message can then neither move the cursor nor fake a row.
+func Clean(s string) string {
+	if strings.IndexFunc(s, func(r rune) bool { return !visible(r) }) < 0 {
+		return s
+	}
+	var b strings.Builder
+	for i, r := range s {
+		if visible(r) {
+			b.WriteRune(r)
+			continue
+		}
+		_, size := utf8.DecodeRuneInString(s[i:])
+		quoted := strconv.QuoteToASCII(s[i : i+size])
+		b.WriteString(quoted[1 : len(quoted)-1])
+	}
+	return b.String()
+}
+
+func visible(r rune) bool { return r != utf8.RuneError && unicode.IsPrint(r) }
+
+// OneLine cleans a message that may have several lines: they are joined by
+// semicolons, but for a line that only announces the next.
+func OneLine(s string) string {
+	var b strings.Builder
+	last := ""
+	for line := range strings.Lines(s) {
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		switch {
+		case last == "":
+		case strings.HasSuffix(last, ":"):
+			b.WriteString(" ")
+		default:
+			b.WriteString("; ")
+		}
+		b.WriteString(Clean(line))
+		last = line
+	}
+	return b.String()
+}
+
+// Width is the number of columns that s takes, colour sequences not counted.
+// Every character counts as one: Husk's own words and the names that it shows
+// are of that kind.
+func Width(s string) int {
+	n := 0
+	for len(s) > 0 {
+		seq, rest := next(s)
+		if seq[0] != '\x1b' {
+			n++
+		}
+		s = rest
+	}
+	return n
+}
+
+// Cut shortens s to width columns. Colour sequences beyond the cut are kept,
+// so that what was switched on is switched off.
+func Cut(s string, width int) string {
+	if len(s) <= width {
+		return s
+	}
+	var b strings.Builder
+	for n := 0; len(s) > 0; {
+		seq, rest := next(s)
+		switch {
+		case seq[0] == '\x1b':
+			b.WriteString(seq)
+		case n < width:
+			b.WriteString(seq)
+			n++
+		}
+		s = rest
+	}
+	return b.String()
+}
+
+// next splits off the first character or colour sequence of s.
+func next(s string) (first, rest string) {
+	if strings.HasPrefix(s, "\x1b[") {
+		if end := strings.IndexByte(s, 'm'); end > 0 {
+			return s[:end+1], s[end+1:]
+		}
+	}
+	_, size := utf8.DecodeRuneInString(s)
+	return s[:size], s[size:]
+}
+
+// Pad fills s with spaces up to width columns.
+func Pad(s string, width int) string {
+	return s + strings.Repeat(" ", max(0, width-Width(s)))
+}

@@ -1,0 +1,34 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/client"
+)
+
+func newRm(a *app) *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "rm NAME...",
+		Short: "Remove stopped pods and all that belongs to them.",
+		Example: `husk rm web
+husk rm -f web db`,
+		Args:              takes(1, -1, "the NAME of a pod"),
+		ValidArgsFunction: completer{a}.pods,
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "stop them first")
+	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
+		return a.each(args, func(name string) error {
+			r, err := c.Remove(ctx, &huskv1.RemoveRequest{Name: name, Force: force})
+			if err == nil {
+				_, _ = fmt.Fprintf(a.out, "pod %s/%s removed\n", r.Namespace, r.Name)
+			}
+			return err
+		})
+	})
+	return cmd
+}

@@ -1,0 +1,52 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/render"
+)
+
+// shutdownBudget is the grace period that a pod has by default.
+const shutdownBudget = 30 * time.Second
+
+func newShutdown(a *app) *cobra.Command {
+	budget := duration(shutdownBudget)
+	cmd := &cobra.Command{
+		Use:   "shutdown",
+		Short: "Stop every pod, then end huskd.",
+		Example: `husk shutdown
+husk shutdown --budget 5s`,
+		Args:              takes(0, 0, ""),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	cmd.Flags().Var(&budget, "budget", "for all pods together, then what still runs is killed")
+	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, _ []string) error {
+		stream, err := c.Shutdown(ctx, &huskv1.ShutdownRequest{BudgetNs: int64(budget)})
+		if err != nil {
+			return err
+		}
+		for {
+			ev, err := stream.Recv()
+			switch {
+			case errors.Is(err, io.EOF):
+				_, _ = fmt.Fprintln(a.out, "huskd ends")
+				return nil
+			case err != nil:
+				return err
+			case ev.Name == "":
+				_, _ = fmt.Fprintln(a.out, render.OneLine(ev.Message))
+			default:
+				_, _ = fmt.Fprintf(a.out, "pod %s/%s %s\n", ev.Namespace, ev.Name, render.OneLine(ev.Message))
+			}
+		}
+	})
+	return cmd
+}
