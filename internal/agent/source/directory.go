@@ -1,0 +1,228 @@
+// Package source tells the agent which pods are declared: in a directory of
+// manifests, for now. A source always delivers its complete set; what can't be
+// read at the moment stays as it last was, so that a fault never removes a pod.
+package source
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/manifest"
+)
+
+// resync is how often the directory is read without having been told of a
+// change: for file systems without inotify, and for a directory that was
+// replaced.
+const resync = 5 * time.Second
+
+// maxFile is the largest manifest that is read, as kubelet has it.
+const maxFile = 10 << 20
+
+// Pod is a declared pod and where it was declared.
+type Pod struct {
+	*corev1.Pod
+	File string
+}
+
+// Directory is a directory of manifests: every file in it whose name doesn't
+// begin with a dot. Directories below it are not read.
+type Directory struct {
+	Path string
+	Node string // name of this node
+	Log  *slog.Logger
+	// Deliver gets the complete set when it is first known and whenever it changes.
+	Deliver func([]Pod)
+
+	files  map[string]*file
+	listed bool              // the directory could be read at least once
+	said   map[string]string // the last complaint about each file
+}
+
+// file is a manifest as it was last understood.
+type file struct {
+	sum  [sha256.Size]byte
+	pods []corev1.Pod
+}
+
+// Run watches the directory until ctx ends.
+func (d *Directory) Run(ctx context.Context) error {
+	d.files, d.said = map[string]*file{}, map[string]string{}
+	watch, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("manifests: watch %s: %w", d.Path, err)
+	}
+	defer watch.Close()
+	tick := time.NewTicker(resync)
+	defer tick.Stop()
+	for {
+		// Adding it again is harmless, and finds a directory that was replaced.
+		if err := watch.Add(d.Path); err != nil {
+			d.complain(d.Path, fmt.Errorf("watch: %w", err))
+		}
+		if d.scan() {
+			d.Deliver(d.set())
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		case err := <-watch.Errors:
+			if err != nil && !errors.Is(err, fsnotify.ErrEventOverflow) {
+				d.complain(d.Path, err)
+			}
+		case <-watch.Events:
+			drain(watch.Events)
+		}
+	}
+}
+
+// drain takes the events that are there already: one scan serves them all.
+func drain(events <-chan fsnotify.Event) {
+	for {
+		select {
+		case <-events:
+		default:
+			return
+		}
+	}
+}
+
+// scan reads what has changed and says whether the set may be another now.
+func (d *Directory) scan() bool {
+	entries, err := os.ReadDir(d.Path)
+	if err != nil {
+		d.complain(d.Path, fmt.Errorf("the pods from it are kept: %w", err))
+		return false
+	}
+	d.settle(d.Path)
+	changed := !d.listed
+	d.listed = true
+	present := map[string]bool{}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		path := filepath.Join(d.Path, e.Name())
+		present[path] = true
+		if d.read(path) {
+			changed = true
+		}
+	}
+	for path := range d.files {
+		if !present[path] {
+			delete(d.files, path)
+			changed = true
+		}
+	}
+	for path := range d.said {
+		if path != d.Path && !present[path] {
+			delete(d.said, path)
+		}
+	}
+	return changed
+}
+
+// read reads one file and says whether its pods changed. A file that can't be
+// read or understood keeps the pods that it last had.
+func (d *Directory) read(path string) bool {
+	data, err := readFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false // removed since it was listed: the next scan knows
+	}
+	if err != nil {
+		d.complain(path, d.keeping(path, err))
+		return false
+	}
+	sum := sha256.Sum256(data)
+	if had := d.files[path]; had != nil && had.sum == sum {
+		d.settle(path)
+		return false
+	}
+	pods, err := manifest.Parse(data, manifest.Origin{File: path, Node: d.Node, Source: "file:" + path})
+	if err != nil {
+		d.complain(path, d.keeping(path, err))
+		return false
+	}
+	d.settle(path)
+	d.files[path] = &file{sum, pods}
+	return true
+}
+
+func (d *Directory) keeping(path string, err error) error {
+	if had := d.files[path]; had != nil && len(had.pods) > 0 {
+		return fmt.Errorf("%w (its running pods are kept)", err)
+	}
+	return err
+}
+
+var errNotFile = errors.New("is not a regular file: move it elsewhere, or let its name begin with a dot")
+
+func readFile(path string) ([]byte, error) {
+	// Without blocking on a FIFO that somebody put there.
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: %w", path, errNotFile)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = fmt.Errorf("%s: is larger than %d MiB", path, maxFile>>20)
+	}
+	return data, err
+}
+
+// set returns the pods of all files. Of two with the same name the one of the
+// file that sorts first counts.
+func (d *Directory) set() []Pod {
+	paths := make([]string, 0, len(d.files))
+	for path := range d.files {
+		paths = append(paths, path)
+	}
+	slices.Sort(paths)
+	from := map[string]string{}
+	var set []Pod
+	for _, path := range paths {
+		for i := range d.files[path].pods {
+			pod := &d.files[path].pods[i]
+			name := pod.Namespace + "/" + pod.Name
+			if first, ok := from[name]; ok {
+				d.complain(path, fmt.Errorf("pod %s is declared in %s too, which counts: rename one", name, first))
+				continue
+			}
+			from[name] = path
+			set = append(set, Pod{pod, path})
+		}
+	}
+	return set
+}
+
+// complain logs what is wrong with a file, once until it is another thing.
+func (d *Directory) complain(path string, err error) {
+	if d.said[path] == err.Error() {
+		return
+	}
+	d.said[path] = err.Error()
+	d.Log.Error("manifests: "+strings.ReplaceAll(err.Error(), "\n", "; "), "file", path)
+}
+
+func (d *Directory) settle(path string) { delete(d.said, path) }

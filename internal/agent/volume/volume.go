@@ -1,0 +1,164 @@
+// Package volume sets up the volumes of pods on the host and takes them down.
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/manifest"
+)
+
+// Volumes sets up volumes below two directories: one on disk and one for what
+// doesn't outlive a boot.
+type Volumes struct{ Root, State string }
+
+// dirs are where a pod's volumes are. The UID may be anything that a manifest
+// can have, so it is checked to be a name.
+func (v Volumes) dirs(uid string) ([]string, error) {
+	if uid == "" || uid == "." || uid == ".." || strings.ContainsAny(uid, "/\x00") {
+		return nil, fmt.Errorf("pod uid %q can't name a directory", uid)
+	}
+	return []string{filepath.Join(v.Root, "pods", uid, "volumes"), filepath.Join(v.State, "pods", uid, "volumes")}, nil
+}
+
+// SetUp makes the volume available and returns its path on the host. A volume
+// that is there already is left as it is.
+func (v Volumes) SetUp(uid string, volume corev1.Volume) (string, error) {
+	dirs, err := v.dirs(uid)
+	if err != nil {
+		return "", err
+	}
+	var path string
+	switch {
+	case volume.HostPath != nil:
+		path, err = volume.HostPath.Path, hostPath(volume.HostPath)
+	case volume.EmptyDir != nil && volume.EmptyDir.Medium == corev1.StorageMediumDefault:
+		path = filepath.Join(dirs[0], volume.Name)
+		err = makeOpen(path)
+	case volume.EmptyDir != nil:
+		path = filepath.Join(dirs[1], volume.Name)
+		err = inMemory(path, volume.EmptyDir)
+	default:
+		err = errors.New("of a kind that is not supported")
+	}
+	if err != nil {
+		return "", fmt.Errorf("volume %s: %w", volume.Name, err)
+	}
+	return path, nil
+}
+
+// makeOpen makes a directory that every user of the pod may write to, as
+// kubelet's emptyDir is.
+func makeOpen(path string) error {
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o777)
+}
+
+func inMemory(path string, dir *corev1.EmptyDirVolumeSource) error {
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return err
+	}
+	if mounted, err := mountinfo.Mounted(path); err != nil || mounted {
+		return err
+	}
+	kind, options := "tmpfs", []string{"mode=0777"}
+	if dir.Medium != corev1.StorageMediumMemory {
+		kind = "hugetlbfs"
+		size, ok := strings.CutPrefix(string(dir.Medium), "HugePages-")
+		if page, isSize := manifest.HugePageSize(corev1.ResourceName("hugepages-" + size)); ok && isSize {
+			options = append(options, fmt.Sprintf("pagesize=%d", page.Value()))
+		}
+	}
+	if limit := dir.SizeLimit; limit != nil && limit.Value() > 0 {
+		options = append(options, fmt.Sprintf("size=%d", limit.Value()))
+	}
+	if err := unix.Mount(kind, path, kind, unix.MS_NOSUID|unix.MS_NODEV, strings.Join(options, ",")); err != nil {
+		return fmt.Errorf("mount %s at %s: %w", kind, path, err)
+	}
+	return nil
+}
+
+// hostPath checks, or makes, what a hostPath volume's type asks for.
+func hostPath(v *corev1.HostPathVolumeSource) error {
+	kind := corev1.HostPathUnset
+	if v.Type != nil {
+		kind = *v.Type
+	}
+	switch kind {
+	case corev1.HostPathUnset:
+		return nil
+	case corev1.HostPathDirectoryOrCreate:
+		if err := os.MkdirAll(v.Path, 0o755); err != nil {
+			return err
+		}
+	case corev1.HostPathFileOrCreate:
+		f, err := os.OpenFile(v.Path, os.O_RDONLY|os.O_CREATE, 0o644)
+		if err != nil {
+			return err
+		}
+		_ = f.Close()
+	}
+	info, err := os.Stat(v.Path)
+	if err != nil {
+		return fmt.Errorf("hostPath of type %s: %w", kind, err)
+	}
+	mode := info.Mode()
+	is := map[corev1.HostPathType]bool{
+		corev1.HostPathDirectoryOrCreate: mode.IsDir(),
+		corev1.HostPathDirectory:         mode.IsDir(),
+		corev1.HostPathFileOrCreate:      mode.IsRegular(),
+		corev1.HostPathFile:              mode.IsRegular(),
+		corev1.HostPathSocket:            mode&fs.ModeSocket != 0,
+		corev1.HostPathCharDev:           mode&fs.ModeCharDevice != 0,
+		corev1.HostPathBlockDev:          mode&fs.ModeDevice != 0 && mode&fs.ModeCharDevice == 0,
+	}
+	if !is[kind] {
+		return fmt.Errorf("hostPath %s is not of type %s", v.Path, kind)
+	}
+	return nil
+}
+
+// TearDown removes the volumes of the pod. What the pod mounted below them is
+// unmounted first, so that nothing behind a mount is deleted.
+func (v Volumes) TearDown(uid string) error {
+	dirs, err := v.dirs(uid)
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if err := unmountBelow(dir); err != nil {
+			return err
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("remove volumes: %w", err)
+		}
+		_ = os.Remove(filepath.Dir(dir)) // if nothing else of the pod is in it
+	}
+	return nil
+}
+
+func unmountBelow(dir string) error {
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return fmt.Errorf("remove volumes: %w", err)
+	}
+	for i := len(mounts) - 1; i >= 0; i-- {
+		if err := unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("unmount %s: %w", mounts[i].Mountpoint, err)
+		}
+	}
+	return nil
+}
