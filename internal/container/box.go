@@ -1,0 +1,360 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/crashpoint"
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// actionTimeout bounds one action. It is the container's own: the deadline of
+// whoever asked for it doesn't cut it short.
+const actionTimeout = 2 * time.Minute
+
+// killTimeout is how long a killed process may take to be gone. A process in
+// an uninterruptible system call takes longer: the call then fails and may be
+// repeated.
+const killTimeout = 30 * time.Second
+
+// record is what the journal keeps of a container beside its config, which is
+// under a key of its own because it never changes.
+type record struct {
+	Sandbox string          `json:"sandbox"`
+	State   lifecycle.State `json:"state"`
+	Boot    string          `json:"boot"`
+	ImageID string          `json:"imageID,omitempty"`
+	Log     string          `json:"log,omitempty"`
+	// StopSignal is what the image says.
+	StopSignal string      `json:"stopSignal,omitempty"`
+	Created    time.Time   `json:"created"`
+	Started    time.Time   `json:"started,omitzero"`
+	Process    oci.Process `json:"process,omitzero"`
+	Exit       *oci.Exit   `json:"exit,omitempty"`
+	Reason     string      `json:"reason,omitempty"`
+	Message    string      `json:"message,omitempty"`
+	// Unwanted says that nobody was told of it: it goes as soon as it has ended.
+	Unwanted bool `json:"unwanted,omitempty"`
+}
+
+// box is one container. Its record is changed only by the holder of turn.
+type box struct {
+	s       *Service
+	id      string
+	key     string
+	sandbox string
+	config  *runtimeapi.ContainerConfig
+
+	turn     sync.Mutex
+	rec      record
+	release  func() // of the image
+	upCtx    context.Context
+	cancelUp context.CancelFunc
+
+	up    chan struct{} // closed when the attempt to create it has ended
+	upErr error         // read only after up
+	ended chan struct{} // closed when nothing of it runs or is mounted any more
+	once  sync.Once
+
+	published atomic.Pointer[Status]
+}
+
+func (s *Service) newBox(id, sandbox string, config *runtimeapi.ContainerConfig) *box {
+	b := &box{
+		s: s, id: id, key: key(sandbox, config), sandbox: sandbox, config: config,
+		up: make(chan struct{}), ended: make(chan struct{}),
+	}
+	b.upCtx, b.cancelUp = context.WithCancel(s.closing)
+	return b
+}
+
+func (b *box) name() string { return b.config.GetMetadata().GetName() }
+
+// bundle has what the container keeps until it has ended; layer its writable
+// layer, which it keeps until it is removed.
+func (b *box) bundle() string { return filepath.Join(b.s.cfg.State, "containers", b.id) }
+func (b *box) layer() string  { return filepath.Join(b.s.cfg.Root, "containers", b.id) }
+
+// configKey is where the journal has the container's config, as CRI's message.
+func configKey(id string) string { return "container-config/" + id }
+
+// store journals the container for the first time.
+func (b *box) store() error {
+	data, err := proto.Marshal(b.config)
+	if err != nil {
+		return fmt.Errorf("encode config: %w", err)
+	}
+	if err := b.s.cfg.Journal.Put(configKey(b.id), data); err != nil {
+		return err
+	}
+	if err := b.s.records.Put(b.id, b.rec); err != nil {
+		return errors.Join(err, b.s.cfg.Journal.Delete(configKey(b.id)))
+	}
+	return nil
+}
+
+// publish makes the record what Get and List show, and tells of it.
+func (b *box) publish() {
+	st := &Status{
+		ID: b.id, Sandbox: b.sandbox, Config: b.config, State: b.rec.State, ImageID: b.rec.ImageID, Log: b.rec.Log,
+		Created: b.rec.Created, Started: b.rec.Started, Process: b.rec.Process, Reason: b.rec.Reason, Message: b.rec.Message,
+	}
+	if b.rec.Exit != nil {
+		st.Exit, st.Finished = *b.rec.Exit, true
+	}
+	b.published.Store(st)
+	if b.s.cfg.Changed != nil {
+		b.s.cfg.Changed(*st)
+	}
+}
+
+func (b *box) status() Status { return *b.published.Load() }
+
+// enter journals the state to, and only then makes it the container's own. On
+// the way down a record that can't be written stops nothing.
+func (b *box) enter(to lifecycle.State) error {
+	next := b.rec
+	next.State = to
+	var err error
+	switch {
+	case to == lifecycle.Removed:
+		err = errors.Join(b.s.records.Delete(b.id), b.s.cfg.Journal.Delete(configKey(b.id)))
+	case to.Down():
+		err = b.s.records.Unwind(b.id, next)
+	default:
+		err = b.s.records.Put(b.id, next)
+	}
+	if err != nil && !to.Down() {
+		return err
+	}
+	if err != nil {
+		b.s.cfg.Log.Warn("container: journal", "container", b.id, "name", b.name(), "state", to, "error", err)
+	}
+	b.rec = next
+	switch to {
+	case lifecycle.Exited:
+		b.s.free(b)
+		b.once.Do(func() { close(b.ended) })
+	case lifecycle.Removed:
+		b.s.forget(b)
+	}
+	b.publish()
+	return nil
+}
+
+// drive lets ev happen and performs the actions that follow, until the
+// container is in a state that waits. It returns the first error. An action on
+// the way down that fails leaves the container in its state, to be driven again.
+func (b *box) drive(ev lifecycle.Event) error {
+	var first error
+	for {
+		from := b.rec.State
+		to, do, ok := lifecycle.Next(from, ev)
+		if !ok {
+			return errors.Join(first, fmt.Errorf("container %q (%s) is %s: can't %s", b.name(), pod.Short(b.id), from, ev))
+		}
+		if err := b.enter(to); err != nil {
+			first = errors.Join(first, fmt.Errorf("container %q: %w", b.name(), err))
+			b.failed(first)
+			ev = lifecycle.Fail
+			continue
+		}
+		if do == lifecycle.None {
+			return first
+		}
+		crashpoint.Hit("container/" + string(to) + "/begin")
+		err := b.act(to, do)
+		crashpoint.Hit("container/" + string(to) + "/end")
+		switch {
+		case err == nil:
+			ev = lifecycle.Done
+		case to.Down():
+			return errors.Join(first, fmt.Errorf("container %q (%s): %s: %w", b.name(), pod.Short(b.id), do, err))
+		default:
+			first = fmt.Errorf("container %q: %w", b.name(), err)
+			b.failed(first)
+			ev = lifecycle.Fail
+		}
+	}
+}
+
+// failed records why the container never ran, as kubelet's users see it.
+func (b *box) failed(err error) {
+	if b.rec.Exit != nil {
+		return
+	}
+	b.rec.Exit = &oci.Exit{Code: 128, At: time.Now()}
+	if refusal := (*oci.StartError)(nil); errors.As(err, &refusal) {
+		b.rec.Exit.Code = refusal.Code
+	}
+	b.rec.Reason, b.rec.Message = "StartError", err.Error()
+}
+
+// create makes the container; if that fails, it unwinds it and removes the record.
+func (b *box) create() {
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	defer close(b.up)
+	b.upErr = b.drive(lifecycle.Make)
+	if b.upErr == nil {
+		b.watch()
+		return
+	}
+	b.discard(&b.upErr)
+}
+
+// discard removes a container that nobody was told of.
+func (b *box) discard(err *error) {
+	b.rec.Unwanted = true
+	if b.rec.State == lifecycle.Exited {
+		*err = errors.Join(*err, b.drive(lifecycle.Destroy))
+	}
+	if b.rec.State != lifecycle.Removed {
+		_ = b.s.records.Unwind(b.id, b.rec)
+		b.settleLater()
+	}
+}
+
+func (b *box) start() error {
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	if b.rec.State == lifecycle.Running && b.rec.Exit == nil {
+		return nil
+	}
+	return b.drive(lifecycle.Run)
+}
+
+// stop ends the container, or joins whoever is doing that. The first process
+// is given grace to end by itself; of several calls the shortest grace counts.
+func (b *box) stop(grace time.Duration) error {
+	b.cancelUp()
+	<-b.up
+	if b.status().State == lifecycle.Running && grace > 0 && b.terminate(grace) {
+		return nil
+	}
+	if b.status().State == lifecycle.Running {
+		if err := b.s.cfg.Runtime.KillAll(context.Background(), b.id); err != nil {
+			return fmt.Errorf("container %q (%s): kill: %w", b.name(), pod.Short(b.id), err)
+		}
+		select {
+		case <-b.ended:
+			return nil
+		case <-time.After(killTimeout):
+		}
+	}
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	switch b.rec.State {
+	case lifecycle.Exited, lifecycle.Removing, lifecycle.Removed:
+		return nil
+	}
+	if b.rec.Exit == nil {
+		b.rec.Exit = &oci.Exit{Code: 137, At: time.Now()}
+		b.rec.Reason = "Error"
+	}
+	return b.drive(lifecycle.Exit)
+}
+
+// terminate asks the first process to end and says whether it did so in time.
+func (b *box) terminate(grace time.Duration) bool {
+	if err := b.s.cfg.Runtime.Signal(context.Background(), b.id, stopSignal(b.config, b.rec.StopSignal)); err != nil {
+		b.s.cfg.Log.Warn("container: stop signal", "container", b.id, "name", b.name(), "error", err)
+		return false
+	}
+	select {
+	case <-b.ended:
+		return true
+	case <-time.After(grace):
+		return false
+	}
+}
+
+// remove removes an ended container, or joins whoever is doing that.
+func (b *box) remove() error {
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	if b.rec.State == lifecycle.Removed {
+		return nil
+	}
+	return b.drive(lifecycle.Destroy)
+}
+
+// watch waits for the end of a created container's process.
+func (b *box) watch() {
+	b.s.background.Go(func() {
+		exit, err := b.s.cfg.Runtime.Wait(b.s.closing, b.id)
+		if b.s.closing.Err() != nil {
+			return
+		}
+		if err != nil {
+			exit = oci.Exit{Code: 255, At: time.Now(), Lost: true}
+			b.s.cfg.Log.Warn("container: wait", "container", b.id, "name", b.name(), "error", err)
+		}
+		b.turn.Lock()
+		defer b.turn.Unlock()
+		if !b.rec.State.Live() {
+			return // whoever ended it has recorded how
+		}
+		b.rec.Exit = &exit
+		b.rec.Reason, b.rec.Message = reason(exit)
+		if err := b.drive(lifecycle.Exit); err != nil {
+			b.s.cfg.Log.Warn("container: releasing it failed, will be tried again", "container", b.id, "name", b.name(), "error", err)
+			b.settleLater()
+		}
+	})
+}
+
+// reason says in kubelet's words how a process ended.
+func reason(e oci.Exit) (word, message string) {
+	switch {
+	case e.Lost:
+		return "Error", "its monitor (conmon) was killed, so its exit code is not known; its processes were killed"
+	case e.OOMKilled:
+		return "OOMKilled", "it used more memory than its limit"
+	case e.Code == 0:
+		return "Completed", ""
+	}
+	return "Error", ""
+}
+
+// settleLater goes on releasing a container that nobody will ask for again.
+func (b *box) settleLater() {
+	b.s.background.Go(func() {
+		for wait := time.Second; ; wait = min(2*wait, time.Minute) {
+			select {
+			case <-time.After(wait):
+			case <-b.s.closing.Done():
+				return
+			}
+			if b.settle() {
+				return
+			}
+		}
+	})
+}
+
+func (b *box) settle() bool {
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	var err error
+	if b.rec.State == lifecycle.Releasing {
+		err = b.drive(lifecycle.Exit)
+	}
+	if err == nil && b.rec.Unwanted && b.rec.State != lifecycle.Removed {
+		err = b.drive(lifecycle.Destroy)
+	}
+	if err != nil {
+		b.s.cfg.Log.Warn("container: releasing it failed, will be tried again", "container", b.id, "name", b.name(), "error", err)
+	}
+	return err == nil
+}

@@ -1,0 +1,142 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/image/rootfs"
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// Load reads the recorded containers. Resume continues them. Records that
+// can't be read are set aside and returned as errors.
+func (s *Service) Load() []error {
+	bad := s.records.Load(func(id string, rec record) error {
+		if !pod.ValidID(id) {
+			return errors.New("not a container ID")
+		}
+		data, ok := s.cfg.Journal.Get(configKey(id))
+		config := &runtimeapi.ContainerConfig{}
+		if err := proto.Unmarshal(data, config); err != nil || !ok {
+			return errors.Join(fmt.Errorf("its config can't be read (present: %v)", ok), err)
+		}
+		b := s.newBox(id, rec.Sandbox, config)
+		b.rec = rec
+		close(b.up)
+		b.publish()
+		s.boxes[id] = b
+		switch rec.State {
+		case lifecycle.Exited, lifecycle.Removing:
+			b.once.Do(func() { close(b.ended) })
+		default:
+			s.live[b.key] = b
+		}
+		return nil
+	})
+	for key := range s.cfg.Journal.All(configKey("")) {
+		if id := key[len(configKey("")):]; s.boxes[id] == nil {
+			_ = s.cfg.Journal.Delete(key) // its record was not written, or is set aside
+		}
+	}
+	return bad
+}
+
+// Resume takes up, after Load, what a restart of huskd or of the host cut
+// short. Containers that ran and run are watched again when it returns, those
+// that ended meanwhile are found out in the background, and what no record
+// speaks of is swept away.
+func (s *Service) Resume(ctx context.Context) error {
+	for _, b := range s.boxes {
+		b.holdAgain(ctx)
+		ev := lifecycle.Lost
+		if b.rec.Boot != s.cfg.Host.BootID {
+			ev = lifecycle.Reboot
+		}
+		to, _, _ := lifecycle.Next(b.rec.State, ev)
+		if to.Live() {
+			b.watch()
+			continue
+		}
+		b.resumeDown(ev)
+	}
+	return s.sweep(ctx)
+}
+
+// holdAgain keeps the container's image, as before the restart.
+func (b *box) holdAgain(ctx context.Context) {
+	if b.rec.ImageID == "" || b.rec.State == lifecycle.Removing {
+		return
+	}
+	if release, err := b.s.cfg.Images.Hold(b.rec.ImageID, "container "+b.name()); err == nil {
+		b.release = release
+	}
+}
+
+// resumeDown continues to take down what doesn't run after a restart.
+func (b *box) resumeDown(ev lifecycle.Event) {
+	b.turn.Lock()
+	switch {
+	case b.rec.State.Down():
+	case ev == lifecycle.Reboot:
+		b.rec.Boot = b.s.cfg.Host.BootID
+		b.lost("the host was restarted")
+	default:
+		b.lost("huskd was restarted while it was being made")
+		// Whoever asked for its creation was told nothing; whoever asked for
+		// its start knows it.
+		b.rec.Unwanted = b.rec.State != lifecycle.Starting
+	}
+	b.s.background.Go(func() {
+		err := b.drive(ev)
+		if err == nil && b.rec.Unwanted {
+			err = b.drive(lifecycle.Destroy)
+		}
+		b.turn.Unlock()
+		if err != nil {
+			b.s.cfg.Log.Warn("container: releasing it failed, will be tried again", "container", b.id, "name", b.name(), "error", err)
+			b.settleLater()
+		}
+	})
+}
+
+// lost records an end that nobody saw.
+func (b *box) lost(why string) {
+	if b.rec.Exit == nil {
+		b.rec.Exit = &oci.Exit{Code: 255, At: time.Now(), Lost: true}
+		b.rec.Reason, b.rec.Message = "Error", why
+	}
+}
+
+// sweep ends and removes what carries the name of a container that no record
+// speaks of: records that were damaged, or set aside.
+func (s *Service) sweep(ctx context.Context) error {
+	var errs []error
+	for _, base := range []string{s.cfg.State, s.cfg.Root} {
+		dirs, _ := filepath.Glob(filepath.Join(base, "containers", "*"))
+		for _, dir := range dirs {
+			id := filepath.Base(dir)
+			if s.boxes[id] != nil || !pod.ValidID(id) {
+				continue
+			}
+			s.cfg.Log.Warn("container: removing what no record speaks of", "path", dir)
+			err := s.cfg.Runtime.Delete(ctx, id)
+			if err == nil && base == s.cfg.Root {
+				err = rootfs.Unmount(dir)
+			}
+			if err == nil {
+				err = os.RemoveAll(dir)
+			}
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,249 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/sandbox/lifecycle"
+)
+
+// act performs one action. Each can be repeated, and each of the way down
+// succeeds on what isn't there.
+//
+// Cleaning up has a context of its own, which nobody can cut short.
+func (b *box) act(in lifecycle.State, do lifecycle.Action) error {
+	ctx := b.upCtx
+	if in.Down() {
+		ctx = context.Background()
+	}
+	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
+	defer cancel()
+	switch do {
+	case lifecycle.Pin:
+		return b.pin()
+	case lifecycle.Attach:
+		return b.attach(ctx)
+	case lifecycle.StartInfra:
+		return b.startInfra(ctx)
+	case lifecycle.Kill:
+		return b.kill(ctx)
+	case lifecycle.Detach:
+		if b.rec.Attachment.Netns == "" {
+			return nil
+		}
+		return b.s.cfg.Network.Detach(ctx, b.detachment())
+	case lifecycle.Unpin:
+		return b.unpin()
+	case lifecycle.Clean:
+		return b.clean(ctx)
+	}
+	return fmt.Errorf("unknown action %q", do)
+}
+
+// Files are the paths of what a sandbox gives its containers. An empty path
+// means that they have the host's.
+type Files struct {
+	Net, IPC, UTS string // pinned namespaces
+	Hosts         string
+	ResolvConf    string
+	Hostname      string
+	Shm           string // directory
+}
+
+// Files returns the paths for the sandbox with status st.
+func (s *Service) Files(st Status) Files {
+	dir := filepath.Join(s.cfg.State, "sandboxes", st.ID)
+	f := Files{
+		Net:        st.Attachment.Netns,
+		IPC:        filepath.Join(dir, "ipc"),
+		UTS:        filepath.Join(dir, "uts"),
+		Hosts:      filepath.Join(dir, "hosts"),
+		ResolvConf: filepath.Join(dir, "resolv.conf"),
+		Hostname:   filepath.Join(dir, "hostname"),
+		Shm:        filepath.Join(dir, "shm"),
+	}
+	if st.HostNetwork() {
+		f.UTS = "" // a pod in the host's network has the host's name, as kubelet has it
+	}
+	if st.Config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetIpc() == runtimeapi.NamespaceMode_NODE {
+		f.IPC, f.Shm = "", "/dev/shm"
+	}
+	return f
+}
+
+// Cgroup is the parent of the cgroups of the sandbox's containers. It is ours
+// if the config named none.
+func (s *Service) Cgroup(st Status) string {
+	if parent := st.Config.GetLinux().GetCgroupParent(); parent != "" {
+		return parent
+	}
+	return s.cfg.Instance.Cgroup() + "/pod-" + pod.Short(st.ID)
+}
+
+func (b *box) files() Files { return b.s.Files(b.status()) }
+
+func (b *box) hostname() string {
+	if name := b.config.GetHostname(); name != "" {
+		return name
+	}
+	name, _ := os.Hostname()
+	return name
+}
+
+// shmSize is what docker, containerd and CRI-O give a pod's /dev/shm.
+const shmSize = "size=67108864"
+
+// pin makes the sandbox's files and namespaces.
+func (b *box) pin() error {
+	if err := os.MkdirAll(b.dir(), 0o711); err != nil {
+		return err
+	}
+	f := b.files()
+	resolv, err := resolvConf(b.config.GetDnsConfig())
+	if err != nil {
+		return err
+	}
+	for path, content := range map[string]string{
+		f.Hostname:   b.hostname() + "\n",
+		f.ResolvConf: resolv,
+		f.Hosts:      "", // written when the addresses are known
+	} {
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	if f.IPC != "" {
+		if err := os.MkdirAll(f.Shm, 0o755); err != nil {
+			return err
+		}
+		if err := unmount(f.Shm); err != nil {
+			return err
+		}
+		if err := unix.Mount("shm", f.Shm, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, "mode=1777,"+shmSize); err != nil {
+			return fmt.Errorf("mount /dev/shm at %s: %w", f.Shm, err)
+		}
+	}
+	pins := netns.Pins{Net: f.Net, IPC: f.IPC, UTS: f.UTS, Sysctls: b.config.GetLinux().GetSysctls()}
+	if f.UTS != "" {
+		pins.Hostname = b.hostname()
+	}
+	if f.Net == "" && f.IPC == "" {
+		if len(pins.Sysctls) > 0 {
+			return errors.New("sysctls of the host's own namespaces are not set for a pod: remove them, hostNetwork or hostIPC")
+		}
+		return nil
+	}
+	return netns.Create(pins)
+}
+
+func (b *box) attach(ctx context.Context) error {
+	if b.rec.Attachment.Netns == "" {
+		hosts, err := os.ReadFile("/etc/hosts")
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return os.WriteFile(b.files().Hosts, hosts, 0o644)
+	}
+	attached, err := b.s.cfg.Network.Attach(ctx, b.rec.Attachment)
+	if err != nil {
+		return err
+	}
+	b.rec.Attached = []pod.Attached{*attached}
+	return os.WriteFile(b.files().Hosts, []byte(hostsFile(b.hostname(), b.rec.Attached)), 0o644)
+}
+
+// detachment is the attachment to be undone. Once the pin is gone there is no
+// namespace to name.
+func (b *box) detachment() pod.Attachment {
+	a := b.rec.Attachment
+	if !netns.Pinned(a.Netns) {
+		a.Netns = ""
+	}
+	return a
+}
+
+func (b *box) kill(ctx context.Context) error {
+	if err := b.s.cfg.Containers.StopAll(ctx, b.id); err != nil {
+		return err
+	}
+	if !b.needsInfra() {
+		return nil
+	}
+	return b.s.cfg.Runtime.Delete(ctx, b.id)
+}
+
+func (b *box) unpin() error {
+	dir := b.dir()
+	err := netns.Remove(b.rec.Attachment.Netns, filepath.Join(dir, "ipc"), filepath.Join(dir, "uts"))
+	if err := errors.Join(err, unmount(filepath.Join(dir, "shm"))); err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
+// unmount lazily unmounts what is mounted at path, all of it if stacked.
+func unmount(path string) error {
+	for {
+		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		switch {
+		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
+			return nil
+		case err != nil:
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+	}
+}
+
+func (b *box) clean(ctx context.Context) error {
+	if err := b.s.cfg.Containers.RemoveAll(ctx, b.id); err != nil {
+		return err
+	}
+	if b.config.GetLinux().GetCgroupParent() != "" {
+		return nil // its owner is whoever named it
+	}
+	return b.s.cfg.RemoveCgroup(b.s.Cgroup(b.status()))
+}
+
+// resolvConf renders the DNS config; without one, the host's file is taken as
+// it is at that moment, as CRI says.
+func resolvConf(dns *runtimeapi.DNSConfig) (string, error) {
+	if dns == nil {
+		host, err := os.ReadFile("/etc/resolv.conf")
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return "", err
+		}
+		return string(host), nil
+	}
+	var out strings.Builder
+	if len(dns.GetSearches()) > 0 {
+		fmt.Fprintf(&out, "search %s\n", strings.Join(dns.GetSearches(), " "))
+	}
+	for _, server := range dns.GetServers() {
+		fmt.Fprintf(&out, "nameserver %s\n", server)
+	}
+	if len(dns.GetOptions()) > 0 {
+		fmt.Fprintf(&out, "options %s\n", strings.Join(dns.GetOptions(), " "))
+	}
+	return out.String(), nil
+}
+
+// hostsFile is the /etc/hosts of a pod whose maker did not bring one.
+func hostsFile(hostname string, attached []pod.Attached) string {
+	var out strings.Builder
+	out.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
+	for _, a := range attached {
+		for _, p := range a.Addresses {
+			fmt.Fprintf(&out, "%s\t%s\n", p.Addr(), hostname)
+		}
+	}
+	return out.String()
+}

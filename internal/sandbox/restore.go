@@ -1,0 +1,148 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/sandbox/lifecycle"
+)
+
+// Load reads the recorded sandboxes. Those that were ready in this boot are
+// ready again; Resume continues the others. Records that can't be read are set
+// aside and returned as errors.
+func (s *Service) Load() []error {
+	bad := s.records.Load(func(id string, rec record) error {
+		if !pod.ValidID(id) {
+			return errors.New("not a sandbox ID")
+		}
+		data, ok := s.cfg.Journal.Get(configKey(id))
+		config := &runtimeapi.PodSandboxConfig{}
+		if err := proto.Unmarshal(data, config); err != nil || !ok {
+			return errors.Join(fmt.Errorf("its config can't be read (present: %v)", ok), err)
+		}
+		b := s.newBox(id, config)
+		b.rec = rec
+		close(b.up)
+		b.publish()
+		s.boxes[id] = b
+		switch rec.State {
+		case lifecycle.Stopped, lifecycle.Removing:
+			b.once.Do(func() { close(b.down) })
+		default:
+			s.live[b.key] = b
+		}
+		return nil
+	})
+	for key := range s.cfg.Journal.All(configKey("")) {
+		if id := key[len(configKey("")):]; s.boxes[id] == nil {
+			_ = s.cfg.Journal.Delete(key) // its record was not written, or is set aside
+		}
+	}
+	return bad
+}
+
+// Attachments returns what may be attached to the network, for it to compare
+// with what it has.
+func (s *Service) Attachments() []pod.Attachment {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var list []pod.Attachment
+	for _, b := range s.boxes {
+		st := b.status()
+		switch st.State {
+		case lifecycle.Attaching, lifecycle.Starting, lifecycle.Ready, lifecycle.Killing, lifecycle.Detaching:
+			if !st.HostNetwork() {
+				list = append(list, st.Attachment)
+			}
+		}
+	}
+	return list
+}
+
+// Resume takes up, after Load, what a restart of huskd or of the host cut
+// short, and sweeps away what no record speaks of. Ready sandboxes are usable
+// when it returns; others are taken down in the background.
+func (s *Service) Resume() error {
+	for _, b := range s.boxes {
+		ev := lifecycle.Lost
+		if b.rec.Boot != s.cfg.Host.BootID {
+			ev = lifecycle.Reboot
+		}
+		if b.rec.State == lifecycle.Ready && ev == lifecycle.Lost && b.intact() {
+			b.watchInfra()
+			continue
+		}
+		b.resumeDown(ev)
+	}
+	return s.sweep()
+}
+
+// intact says whether the kernel still has what a ready sandbox needs.
+func (b *box) intact() bool {
+	f := b.files()
+	for _, path := range []string{f.Net, f.IPC, f.UTS} {
+		if path != "" && !netns.Pinned(path) {
+			return false
+		}
+	}
+	return true
+}
+
+// resumeDown continues to take down what isn't ready after a restart.
+func (b *box) resumeDown(ev lifecycle.Event) {
+	b.turn.Lock()
+	switch {
+	case ev == lifecycle.Reboot:
+		b.rec.Reason = "the host was restarted"
+		b.rec.Boot = b.s.cfg.Host.BootID
+	case b.rec.State == lifecycle.Ready:
+		b.rec.Reason, ev = "its namespaces are gone", lifecycle.Stop
+	case !b.rec.State.Down():
+		// The caller of Run is gone and was told nothing.
+		b.rec.Reason, b.rec.Unwanted = "huskd was restarted while it was being made", true
+	}
+	b.s.background.Go(func() {
+		err := b.drive(ev)
+		if err == nil && b.rec.Unwanted && b.rec.State == lifecycle.Stopped {
+			err = b.drive(lifecycle.Remove)
+		}
+		b.turn.Unlock()
+		if err != nil {
+			b.s.cfg.Log.Warn("sandbox: taking it down failed, will be tried again", "sandbox", b.id, "pod", b.ref(), "error", err)
+			b.settleLater()
+		}
+	})
+}
+
+// sweep removes namespaces and files that carry our name and that no record
+// speaks of: records that were damaged, or set aside.
+func (s *Service) sweep() error {
+	known := map[string]bool{}
+	for id, b := range s.boxes {
+		known[filepath.Join(netns.Dir, s.cfg.Instance.Netns(id))] = true
+		known[b.dir()] = true
+	}
+	pins, err := netns.List(netns.Dir, s.cfg.Instance.NetnsPrefix())
+	for _, path := range pins {
+		if !known[path] {
+			err = errors.Join(err, netns.Remove(path))
+			s.cfg.Log.Warn("sandbox: removed a network namespace that no record speaks of", "path", path)
+		}
+	}
+	dirs, _ := filepath.Glob(filepath.Join(s.cfg.State, "sandboxes", "*"))
+	for _, dir := range dirs {
+		if known[dir] {
+			continue
+		}
+		err = errors.Join(err, netns.Remove(filepath.Join(dir, "ipc"), filepath.Join(dir, "uts")),
+			unmount(filepath.Join(dir, "shm")), os.RemoveAll(dir))
+	}
+	return err
+}

@@ -1,0 +1,306 @@
+// Package sandbox owns pod sandboxes: the namespaces that a pod's containers
+// share, pinned before any process exists, and attached to the network before
+// any container is created.
+//
+// Each sandbox walks through the table of package lifecycle, one step at a
+// time; its record is journaled before each step. A call that changes a
+// sandbox runs to its end whatever becomes of the caller: whoever asks again
+// joins it and gets the same answer.
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/journal"
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/sandbox/lifecycle"
+)
+
+// Network attaches sandboxes. Both calls are idempotent by (Sandbox, IfName).
+type Network interface {
+	Attach(ctx context.Context, a pod.Attachment) (*pod.Attached, error)
+	// Detach succeeds when the attachment is gone or recorded as owed. The
+	// netns of a may be gone.
+	Detach(ctx context.Context, a pod.Attachment) error
+}
+
+// Containers are the containers in a sandbox. Both calls are idempotent.
+type Containers interface {
+	// StopAll kills every container of the sandbox; none can be created any more.
+	StopAll(ctx context.Context, sandbox string) error
+	// RemoveAll removes every container of the sandbox.
+	RemoveAll(ctx context.Context, sandbox string) error
+}
+
+// Runtime runs the infra process of a sandbox whose containers share a PID
+// namespace. All calls are idempotent but Create and Start.
+type Runtime interface {
+	Create(ctx context.Context, c oci.Create) (oci.Process, error)
+	Start(ctx context.Context, id string) error
+	Wait(ctx context.Context, id string) (oci.Exit, error)
+	Delete(ctx context.Context, id string) error
+}
+
+// Config is what the owner of sandboxes needs.
+type Config struct {
+	Instance   pod.Instance
+	State      string // directory for what doesn't outlive a boot
+	Journal    *journal.Journal
+	Network    Network
+	Containers Containers
+	Runtime    Runtime
+	Host       host.Facts
+	// RemoveCgroup removes an empty or left-over cgroup of ours.
+	RemoveCgroup func(path string) error
+	// WritePause writes the infra program to path.
+	WritePause func(path string) error
+	Log        *slog.Logger
+}
+
+// Status is what is known of a sandbox at one moment. It isn't changed once
+// handed out.
+type Status struct {
+	ID      string
+	Config  *runtimeapi.PodSandboxConfig
+	Handler string
+	State   lifecycle.State
+	Created time.Time
+	// Attachment is what was asked of the network; its Netns is empty for a
+	// sandbox in the host's network namespace.
+	Attachment pod.Attachment
+	Attached   []pod.Attached
+	Infra      *oci.Process
+	// Reason says in one line why it isn't ready.
+	Reason string
+}
+
+// HostNetwork says whether it is in the host's network namespace.
+func (s Status) HostNetwork() bool { return s.Attachment.Netns == "" }
+
+// Ref names its pod.
+func (s Status) Ref() pod.Ref {
+	m := s.Config.GetMetadata()
+	return pod.Ref{Namespace: m.GetNamespace(), Name: m.GetName(), UID: m.GetUid()}
+}
+
+// Service owns the sandboxes.
+type Service struct {
+	cfg     Config
+	records journal.Table[record]
+
+	mu    sync.RWMutex
+	boxes map[string]*box
+	live  map[string]*box // by key, those that aren't on their way down
+
+	background sync.WaitGroup
+	closing    context.Context
+	close      context.CancelFunc
+}
+
+// New returns the owner of the sandboxes recorded in the journal, which Load
+// reads.
+func New(cfg Config) *Service {
+	s := &Service{
+		cfg:     cfg,
+		records: journal.NewTable[record](cfg.Journal, "sandbox"),
+		boxes:   map[string]*box{},
+		live:    map[string]*box{},
+	}
+	s.closing, s.close = context.WithCancel(context.Background())
+	return s
+}
+
+// key is what makes two requests the same: CRI's metadata, all four parts.
+func key(config *runtimeapi.PodSandboxConfig) string {
+	m := config.GetMetadata()
+	return strings.Join([]string{m.GetNamespace(), m.GetName(), m.GetUid(), fmt.Sprint(m.GetAttempt())}, "\x00")
+}
+
+// Run makes a sandbox and returns once it is ready. A request with the same
+// metadata as one in flight or ready joins it and gets the same sandbox. On
+// error nothing is left.
+func (s *Service) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (Status, error) {
+	if err := validate(config); err != nil {
+		return Status{}, err
+	}
+	b, fresh, err := s.reserve(ctx, config, handler)
+	if err != nil {
+		return Status{}, err
+	}
+	if fresh {
+		s.background.Go(func() { b.run() })
+	}
+	select {
+	case <-b.up:
+		return b.status(), b.upErr
+	case <-ctx.Done():
+		return Status{}, fmt.Errorf("sandbox of pod %s: still being made, ask again: %w", b.status().Ref(), ctx.Err())
+	}
+}
+
+// reserve finds the sandbox that config asks for, or makes its record. One
+// that is on its way down under the same name is waited for.
+func (s *Service) reserve(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (*box, bool, error) {
+	k := key(config)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		b := s.live[k]
+		if b == nil {
+			break
+		}
+		if st := b.status(); !st.State.Down() {
+			return b, false, nil
+		}
+		s.mu.Unlock()
+		var err error
+		select {
+		case <-b.down:
+		case <-ctx.Done():
+			err = fmt.Errorf("sandbox %s of the same pod is still being stopped: %w", pod.Short(b.id), ctx.Err())
+		}
+		s.mu.Lock()
+		if err != nil {
+			return nil, false, err
+		}
+	}
+	b := s.newBox(s.newID(), config)
+	b.rec = record{State: lifecycle.Reserved, Boot: s.cfg.Host.BootID, Created: time.Now(), Handler: handler}
+	b.rec.Attachment = b.attachment()
+	if err := b.store(); err != nil {
+		return nil, false, fmt.Errorf("sandbox of pod %s: %w", b.ref(), err)
+	}
+	b.publish()
+	s.boxes[b.id], s.live[k] = b, b
+	return b, true, nil
+}
+
+// newID returns an ID whose derived names no sandbox has. The caller has s.mu.
+func (s *Service) newID() string {
+	for {
+		id := pod.NewID()
+		clash := false
+		for other := range s.boxes {
+			clash = clash || pod.Clash(id, other)
+		}
+		if !clash {
+			return id
+		}
+	}
+}
+
+// Stop ends everything in the sandbox and gives back its network. It succeeds
+// on one that is stopped or unknown.
+func (s *Service) Stop(ctx context.Context, id string) error {
+	return s.change(ctx, id, func(b *box) error { return b.stop("stopped") })
+}
+
+// Remove stops the sandbox if need be and removes it with its containers. It
+// succeeds on one that is unknown.
+func (s *Service) Remove(ctx context.Context, id string) error {
+	return s.change(ctx, id, func(b *box) error {
+		if err := b.stop("stopped"); err != nil {
+			return err
+		}
+		return b.remove()
+	})
+}
+
+// change runs fn, which changes the sandbox, to its end, and waits for that as
+// long as the caller does.
+func (s *Service) change(ctx context.Context, id string, fn func(*box) error) error {
+	b, ok := s.find(id)
+	if !ok {
+		return nil
+	}
+	done := make(chan error, 1)
+	s.background.Go(func() { done <- fn(b) })
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("sandbox %s: still being stopped, ask again: %w", pod.Short(id), ctx.Err())
+	}
+}
+
+func (s *Service) find(id string) (*box, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	b, ok := s.boxes[id]
+	return b, ok
+}
+
+// Get returns the sandbox with that ID.
+func (s *Service) Get(id string) (Status, error) {
+	b, ok := s.find(id)
+	if !ok {
+		return Status{}, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("sandbox %s not found", pod.Short(id)))
+	}
+	return b.status(), nil
+}
+
+// List returns all sandboxes, newest first. It never waits for one that is
+// being changed.
+func (s *Service) List() []Status {
+	s.mu.RLock()
+	list := make([]Status, 0, len(s.boxes))
+	for _, b := range s.boxes {
+		list = append(list, b.status())
+	}
+	s.mu.RUnlock()
+	slices.SortFunc(list, func(a, b Status) int { return b.Created.Compare(a.Created) })
+	return list
+}
+
+// Close waits for the calls in flight to come to a safe point. Sandboxes run on.
+func (s *Service) Close() {
+	s.close()
+	s.background.Wait()
+}
+
+// forget drops a removed sandbox.
+func (s *Service) forget(b *box) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.boxes, b.id)
+	s.retire(b)
+}
+
+// free gives the name of a stopped sandbox to the next one.
+func (s *Service) free(b *box) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.retire(b)
+}
+
+func (s *Service) retire(b *box) {
+	if s.live[b.key] == b {
+		delete(s.live, b.key)
+	}
+}
+
+func validate(config *runtimeapi.PodSandboxConfig) error {
+	m := config.GetMetadata()
+	for field, value := range map[string]string{"name": m.GetName(), "namespace": m.GetNamespace(), "uid": m.GetUid()} {
+		if value == "" {
+			return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("sandbox config: metadata.%s is empty", field))
+		}
+	}
+	for _, p := range config.GetPortMappings() {
+		if p.GetHostPort() > 65535 || p.GetContainerPort() < 0 || p.GetContainerPort() > 65535 {
+			return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("sandbox config: port mapping %d to %d: not a port", p.GetHostPort(), p.GetContainerPort()))
+		}
+	}
+	return nil
+}
