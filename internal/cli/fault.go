@@ -107,13 +107,19 @@ func (c *complaints) tell(err error) {
 		c.quiet = err
 		return
 	}
-	line := render.OneLine(err.Error())
 	if c.told == nil {
 		c.told = map[string]bool{}
 	}
-	if !c.told[line] {
-		c.told[line] = true
-		_, _ = fmt.Fprintln(c.w, "husk: "+line)
+	lines := []string{err.Error()}
+	if errors.As(err, new(client.Refused)) {
+		lines = strings.Split(err.Error(), "\n") // huskd gives each failure a line
+	}
+	for _, line := range lines {
+		line = render.OneLine(line)
+		if !c.told[line] {
+			c.told[line] = true
+			_, _ = fmt.Fprintln(c.w, "husk: "+line)
+		}
 	}
 }
 

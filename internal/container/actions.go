@@ -130,6 +130,8 @@ func (b *box) specRequest(sandbox Sandbox, image Image, root string) (spec.Reque
 		CgroupsPath: sandbox.Cgroup + "/" + b.id,
 		Namespaces:  sandbox.Namespaces,
 		Files:       sandbox.Files,
+
+		Capabilities: spec.CapabilityNames(b.s.cfg.Host.Capabilities),
 	}
 	if target := b.config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetTargetId(); target != "" {
 		st, err := b.s.running(target)

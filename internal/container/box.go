@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,7 +58,8 @@ type box struct {
 
 	turn     sync.Mutex
 	rec      record
-	release  func() // of the image
+	steps    []pod.Step // of this huskd's, in their order
+	release  func()     // of the image
 	upCtx    context.Context
 	cancelUp context.CancelFunc
 
@@ -108,6 +110,7 @@ func (b *box) publish() {
 	st := &Status{
 		ID: b.id, Sandbox: b.sandbox, Config: b.config, State: b.rec.State, ImageID: b.rec.ImageID, Log: b.rec.Log,
 		Created: b.rec.Created, Started: b.rec.Started, Process: b.rec.Process, Reason: b.rec.Reason, Message: b.rec.Message,
+		Steps: slices.Clip(b.steps),
 	}
 	if b.rec.Exit != nil {
 		st.Exit, st.Finished = *b.rec.Exit, true
@@ -173,7 +176,9 @@ func (b *box) drive(ev lifecycle.Event) error {
 			return first
 		}
 		crashpoint.Hit("container/" + string(to) + "/begin")
+		began := time.Now()
 		err := b.act(to, do)
+		b.steps = append(b.steps, pod.Step{Name: string(do), Took: time.Since(began)})
 		crashpoint.Hit("container/" + string(to) + "/end")
 		switch {
 		case err == nil:
@@ -239,8 +244,10 @@ func (b *box) start() error {
 func (b *box) stop(grace time.Duration) error {
 	b.cancelUp()
 	<-b.up
-	if b.status().State == lifecycle.Running && grace > 0 && b.terminate(grace) {
-		return nil
+	if b.status().State == lifecycle.Running && grace > 0 {
+		if ended, err := b.terminate(grace); ended || err != nil {
+			return err
+		}
 	}
 	if b.status().State == lifecycle.Running {
 		if err := b.s.cfg.Runtime.KillAll(context.Background(), b.id); err != nil {
@@ -266,16 +273,18 @@ func (b *box) stop(grace time.Duration) error {
 }
 
 // terminate asks the first process to end and says whether it did so in time.
-func (b *box) terminate(grace time.Duration) bool {
+func (b *box) terminate(grace time.Duration) (ended bool, err error) {
 	if err := b.s.cfg.Runtime.Signal(context.Background(), b.id, stopSignal(b.config, b.rec.StopSignal)); err != nil {
 		b.s.cfg.Log.Warn("container: stop signal", "container", b.id, "name", b.name(), "error", err)
-		return false
+		return false, nil
 	}
 	select {
 	case <-b.ended:
-		return true
+		return true, nil
 	case <-time.After(grace):
-		return false
+		return false, nil
+	case <-b.s.closing.Done():
+		return false, fmt.Errorf("container %q (%s): huskd ends while it is being stopped", b.name(), pod.Short(b.id))
 	}
 }
 

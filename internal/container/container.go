@@ -109,6 +109,8 @@ type Status struct {
 	Reason   string   // one word: Completed, Error, OOMKilled …
 	Message  string   // one line
 	Finished bool     // it has ended; what it left may still be being released
+	// Steps are what this huskd did with it, in their order.
+	Steps []pod.Step
 }
 
 // Name returns the container's name within its pod.
@@ -322,6 +324,16 @@ func (s *Service) Get(id string) (Status, error) {
 		return Status{}, err
 	}
 	return b.status(), nil
+}
+
+// Ended returns a channel that is closed once nothing of the container runs or
+// is mounted any more.
+func (s *Service) Ended(id string) (<-chan struct{}, error) {
+	b, err := s.get(id)
+	if err != nil {
+		return nil, err
+	}
+	return b.ended, nil
 }
 
 // List returns the containers of a sandbox, or all if it is empty, newest

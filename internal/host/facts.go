@@ -64,6 +64,9 @@ type Facts struct {
 	// -1000, or OOMScoreAdj where lowering it is refused (no CAP_SYS_RESOURCE).
 	// A runtime asked for less fails, so callers clamp to it.
 	OOMScoreFloor int `json:"oomScoreFloor"`
+	// Capabilities has a bit for each capability that this process can give to a
+	// child: its bounding set.
+	Capabilities uint64 `json:"capabilities"`
 	// Seccomp says that the kernel takes seccomp filters; AppArmor and SELinux
 	// that the module is there and enabled.
 	Seccomp  bool `json:"seccomp"`

@@ -26,6 +26,7 @@ func Probe(root string) Facts {
 		Systemd:           exists("/run/systemd/system"), // as sd_booted(3) does
 		OOMScoreAdj:       current,
 		OOMScoreFloor:     floor,
+		Capabilities:      boundingSet(),
 		Seccomp:           seccomp(),
 		AppArmor:          strings.HasPrefix(readString("/sys/module/apparmor/parameters/enabled"), "Y"),
 		SELinux:           fsType("/sys/fs/selinux") == unix.SELINUX_MAGIC,
@@ -34,6 +35,17 @@ func Probe(root string) Facts {
 		RecursiveReadOnly: mountSetattr(),
 		IPv6:              exists("/proc/net/if_inet6"),
 	}
+}
+
+// boundingSet is that of this process, see proc_pid_status(5).
+func boundingSet() uint64 {
+	for line := range strings.Lines(readString("/proc/self/status")) {
+		if set, ok := strings.CutPrefix(line, "CapBnd:"); ok {
+			bits, _ := strconv.ParseUint(strings.TrimSpace(set), 16, 64)
+			return bits
+		}
+	}
+	return 0
 }
 
 func kernelRelease() string {

@@ -154,11 +154,11 @@ func (c *Config) check() error {
 	}
 	for _, s := range c.Subnets {
 		if a := s.Addr(); a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a.IsUnspecified() {
-			return invalid("network.subnets: %v has addresses that pods can't have", s)
+			return invalid("pod-subnets: %v has addresses that pods can't have", s)
 		}
 	}
 	if _, err := ipam.New(c.Quarantine, c.Subnets...); err != nil {
-		return fmt.Errorf("network.subnets: %w", err)
+		return fmt.Errorf("pod-subnets: %w", err)
 	}
 	return nil
 }
@@ -179,7 +179,7 @@ func (n *Network) openNode() error {
 		n.base.Subnets = append(n.base.Subnets, s)
 	}
 	if len(n.base.Subnets) == 0 {
-		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("this node has no IPv6 (%s) and network.subnets has only that: add an IPv4 subnet", why))
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("this node has no IPv6 (%s) and pod-subnets has only that: add an IPv4 subnet", why))
 	}
 	if err := dp.InNode(func() error { return foreign.Overlap(n.cfg.Instance, n.base.Subnets) }); err != nil {
 		return err

@@ -612,16 +612,16 @@ func TestSubnetsThatAreTaken(t *testing.T) {
 	l.ip(l.node, "route add 0.0.0.0/1 via "+other4) // as a VPN does
 	l.ip(l.node, "addr add 10.77.1.1/24 dev lo")
 	for subnet, want := range map[string]string{
-		"10.99.3.0/24":     "pod subnet 10.99.3.0/24 overlaps route 10.99.0.0/16 dev up0: configure another in network.subnets",
+		"10.99.3.0/24":     "pod subnet 10.99.3.0/24 overlaps route 10.99.0.0/16 dev up0: configure another in pod-subnets",
 		"10.0.0.0/8":       "overlaps route 10.99.0.0/16 dev up0",
 		"10.64.0.0/12":     "overlaps address 10.77.1.1/24 of lo",
 		"192.0.2.128/25":   "overlaps address 192.0.2.2/24 of up0",
 		"2001:db8::/112":   "overlaps address 2001:db8::2/64 of up0",
-		"127.1.0.0/16":     "network.subnets: 127.1.0.0/16 has addresses that pods can't have",
+		"127.1.0.0/16":     "pod-subnets: 127.1.0.0/16 has addresses that pods can't have",
 		"169.254.0.0/16":   "pods can't have",
 		"fe80::/64":        "pods can't have",
-		"10.66.0.1/24":     "network.subnets: range 10.66.0.1/24 has host bits: write 10.66.0.0/24",
-		"::ffff:a00:0/120": "network.subnets: range",
+		"10.66.0.1/24":     "pod-subnets: range 10.66.0.1/24 has host bits: write 10.66.0.0/24",
+		"::ffff:a00:0/120": "pod-subnets: range",
 	} {
 		cfg := l.config()
 		cfg.Subnets = []netip.Prefix{netip.MustParsePrefix(subnet)}

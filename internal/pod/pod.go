@@ -12,6 +12,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"path/filepath"
+	"time"
 )
 
 // IDLength is the length of a sandbox or container ID: 32 random bytes in hex.
@@ -104,3 +105,9 @@ func Clash(a, b string) bool { return a[:hostLinkDigits] == b[:hostLinkDigits] }
 
 // String describes the instance for logs.
 func (i Instance) String() string { return fmt.Sprintf("instance %s", string(i)) }
+
+// Step is something that was done with a sandbox or a container.
+type Step struct {
+	Name string        `json:"Name"`
+	Took time.Duration `json:"Nanoseconds"`
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -51,6 +52,8 @@ type box struct {
 
 	turn sync.Mutex
 	rec  record
+	// steps of this huskd's, in their order
+	steps []pod.Step
 	// upCtx is that of the actions on the way up; cancelUp ends it when
 	// somebody wants the sandbox stopped.
 	upCtx    context.Context
@@ -137,7 +140,11 @@ func (b *box) publish() {
 	b.published.Store(&Status{
 		ID: b.id, Config: b.config, Handler: b.rec.Handler, State: b.rec.State, Created: b.rec.Created,
 		Attachment: b.rec.Attachment, Attached: b.rec.Attached, Infra: b.rec.Infra, Reason: b.rec.Reason,
+		Steps: slices.Clip(b.steps),
 	})
+	if b.s.cfg.Changed != nil {
+		b.s.cfg.Changed(b.status())
+	}
 }
 
 func (b *box) status() Status { return *b.published.Load() }
@@ -196,7 +203,9 @@ func (b *box) drive(ev lifecycle.Event) error {
 			return first
 		}
 		crashpoint.Hit("sandbox/" + string(to) + "/begin")
+		began := time.Now()
 		err := b.act(to, do)
+		b.steps = append(b.steps, pod.Step{Name: string(do), Took: time.Since(began)})
 		crashpoint.Hit("sandbox/" + string(to) + "/end")
 		switch {
 		case err == nil:

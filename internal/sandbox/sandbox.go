@@ -65,7 +65,9 @@ type Config struct {
 	RemoveCgroup func(path string) error
 	// WritePause writes the infra program to path.
 	WritePause func(path string) error
-	Log        *slog.Logger
+	// Changed is told of every change of a sandbox's state. It must not block.
+	Changed func(Status)
+	Log     *slog.Logger
 }
 
 // Status is what is known of a sandbox at one moment. It isn't changed once
@@ -83,6 +85,8 @@ type Status struct {
 	Infra      *oci.Process
 	// Reason says in one line why it isn't ready.
 	Reason string
+	// Steps are what this huskd did with it, in their order.
+	Steps []pod.Step
 }
 
 // HostNetwork says whether it is in the host's network namespace.

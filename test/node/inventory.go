@@ -134,9 +134,12 @@ func (n *Node) cgroups() []string {
 	return found
 }
 
-// keeps are the files below root that huskd keeps without any pod: images and
-// its own bookkeeping.
-var keeps = []string{"images", "journal", "network", "huskd.lock"}
+// keeps are what huskd keeps without any pod: images and its own bookkeeping,
+// with all below them, and directories that are empty then.
+var (
+	keeps = []string{"images", "journal", "network", "huskd.lock", "monitor/runtime.json"}
+	empty = []string{"containers", "sandboxes", "logs", "pods", "monitor", "monitor/containers", "monitor/runtime", "monitor/runtime/runc", "monitor/runtime/crun"}
+)
 
 func (n *Node) files() []string {
 	var found []string
@@ -146,7 +149,10 @@ func (n *Node) files() []string {
 				return nil
 			}
 			rel, _ := filepath.Rel(base, path)
-			if first, _, _ := strings.Cut(rel, "/"); base == n.Root && slices.Contains(keeps, first) {
+			switch {
+			case slices.Contains(keeps, rel) && d.IsDir():
+				return fs.SkipDir
+			case slices.Contains(keeps, rel), slices.Contains(empty, rel) && d.IsDir():
 				return nil
 			}
 			found = append(found, rel)

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -41,7 +42,8 @@ type Node struct {
 	State string // --state, on its /run
 	boot  int
 	init  *exec.Cmd
-	other string // path of the other host's network namespace
+	ended chan struct{} // closed when init was killed
+	other string        // path of the other host's network namespace
 	base  Inventory
 }
 
@@ -88,7 +90,7 @@ func (n *Node) start() {
 		Pdeathsig:  syscall.SIGKILL,
 		Setsid:     true,
 	}
-	err = cmd.Start()
+	err = n.fork(cmd)
 	_ = report.Close()
 	if err != nil {
 		n.t.Fatal(err)
@@ -98,6 +100,19 @@ func (n *Node) start() {
 		n.t.Fatal("node: init did not come up")
 	}
 	n.wire()
+}
+
+// fork starts the node's init from a thread that stays until the node ends: the
+// kernel sends Pdeathsig when the thread ends that forked, not its process.
+func (n *Node) fork(cmd *exec.Cmd) error {
+	started := make(chan error)
+	n.ended = make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		started <- cmd.Start()
+		<-n.ended
+	}()
+	return <-started
 }
 
 // wire connects the node to the other host. The node's default route leads
@@ -141,6 +156,7 @@ func (n *Node) kill() {
 	_ = n.init.Process.Kill()
 	_ = n.init.Wait()
 	n.init = nil
+	close(n.ended)
 	// A host that boots has no cgroups but its own.
 	for _, path := range n.cgroups() {
 		removeCgroup(path)

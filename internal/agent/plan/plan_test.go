@@ -549,7 +549,7 @@ func TestStatusDetails(t *testing.T) {
 	d := Plan(s, o, at(6))
 	got := d.Status.Containers[1]
 	want := ContainerStatus{
-		Name: "a", Image: "img-a:1", ID: "a.2", State: Waiting, Reason: "CrashLoopBackOff", Message: "back-off 40s restarting failed container a",
+		Name: "a", Image: "img-a:1", ID: "a.2", State: Waiting, Reason: "CrashLoopBackOff", Message: "back-off 40s restarting failed container a: panic",
 		Restarts: 2, ExitCode: 3, Started: at(4), Finished: at(5),
 	}
 	if got != want {

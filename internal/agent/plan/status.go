@@ -237,7 +237,11 @@ func (p reporter) waitReason(c member, run Container, ok, initialized bool) (str
 		if f := p.o.StartFailures[c.name]; f.At.Equal(b.Last) {
 			return orElse(f.Reason, reasonStart), f.Message
 		}
-		return reasonCrashLoop, fmt.Sprintf("back-off %s restarting failed container %s", delay, c.name)
+		message := fmt.Sprintf("back-off %s restarting failed container %s", delay, c.name)
+		if ended && run.Message != "" {
+			message += ": " + run.Message
+		}
+		return reasonCrashLoop, message
 	}
 	if ended {
 		return "", ""

@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,6 +38,14 @@ type Pod struct {
 	File string
 }
 
+// Set is all that is declared.
+type Set struct {
+	Pods []Pod
+	// Unread are files of which it isn't known what they declare: pods that
+	// came from them before a restart of huskd must stay.
+	Unread []string
+}
+
 // Directory is a directory of manifests: every file in it whose name doesn't
 // begin with a dot. Directories below it are not read.
 type Directory struct {
@@ -44,11 +53,11 @@ type Directory struct {
 	Node string // name of this node
 	Log  *slog.Logger
 	// Deliver gets the complete set when it is first known and whenever it changes.
-	Deliver func([]Pod)
+	Deliver func(Set)
 
-	files  map[string]*file
-	listed bool              // the directory could be read at least once
-	said   map[string]string // the last complaint about each file
+	files   map[string]*file
+	present map[string]bool   // the files of the last listing
+	said    map[string]string // the last complaint about each file
 }
 
 // file is a manifest as it was last understood.
@@ -108,25 +117,21 @@ func (d *Directory) scan() bool {
 		return false
 	}
 	d.settle(d.Path)
-	changed := !d.listed
-	d.listed = true
 	present := map[string]bool{}
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), ".") {
 			continue
 		}
-		path := filepath.Join(d.Path, e.Name())
-		present[path] = true
+		present[filepath.Join(d.Path, e.Name())] = true
+	}
+	changed := d.present == nil || !maps.Equal(d.present, present)
+	d.present = present
+	for path := range present {
 		if d.read(path) {
 			changed = true
 		}
 	}
-	for path := range d.files {
-		if !present[path] {
-			delete(d.files, path)
-			changed = true
-		}
-	}
+	maps.DeleteFunc(d.files, func(path string, _ *file) bool { return !present[path] })
 	for path := range d.said {
 		if path != d.Path && !present[path] {
 			delete(d.said, path)
@@ -193,15 +198,14 @@ func readFile(path string) ([]byte, error) {
 
 // set returns the pods of all files. Of two with the same name the one of the
 // file that sorts first counts.
-func (d *Directory) set() []Pod {
-	paths := make([]string, 0, len(d.files))
-	for path := range d.files {
-		paths = append(paths, path)
-	}
-	slices.Sort(paths)
+func (d *Directory) set() Set {
 	from := map[string]string{}
-	var set []Pod
-	for _, path := range paths {
+	var set Set
+	for _, path := range slices.Sorted(maps.Keys(d.present)) {
+		if d.files[path] == nil {
+			set.Unread = append(set.Unread, path)
+			continue
+		}
 		for i := range d.files[path].pods {
 			pod := &d.files[path].pods[i]
 			name := pod.Namespace + "/" + pod.Name
@@ -210,7 +214,7 @@ func (d *Directory) set() []Pod {
 				continue
 			}
 			from[name] = path
-			set = append(set, Pod{pod, path})
+			set.Pods = append(set.Pods, Pod{pod, path})
 		}
 	}
 	return set

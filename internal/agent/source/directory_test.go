@@ -26,9 +26,11 @@ type watched struct {
 	t   *testing.T
 	dir string
 	mu  sync.Mutex
-	set []string
-	seq int
-	log bytes.Buffer
+	set []string // names of pods
+	// unread files of the last delivery
+	unread []string
+	seq    int
+	log    bytes.Buffer
 }
 
 func (w *watched) Write(p []byte) (int, error) {
@@ -41,13 +43,16 @@ func watch(t *testing.T, dir string) *watched {
 	w := &watched{t: t, dir: dir}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	d := &Directory{Path: dir, Node: "node", Log: slog.New(slog.NewTextHandler(w, nil)), Deliver: func(pods []Pod) {
+	d := &Directory{Path: dir, Node: "node", Log: slog.New(slog.NewTextHandler(w, nil)), Deliver: func(set Set) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.seq++
-		w.set = nil
-		for _, p := range pods {
+		w.set, w.unread = nil, nil
+		for _, p := range set.Pods {
 			w.set = append(w.set, p.Name)
+		}
+		for _, path := range set.Unread {
+			w.unread = append(w.unread, filepath.Base(path))
 		}
 	}}
 	go func() { done <- d.Run(ctx) }()
@@ -152,4 +157,5 @@ func TestWhatIsNoManifestIsNamed(t *testing.T) {
 	w.says("big: is larger than 10 MiB")
 	w.says("pod default/web is declared in " + filepath.Join(w.dir, "a") + " too")
 	w.expect("web")
+	w.eventually("the unread files are told", func() bool { return slices.Equal(w.unread, []string{"big", "dir", "fifo", "loop"}) })
 }

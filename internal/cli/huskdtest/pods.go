@@ -50,7 +50,7 @@ func parse(file string, data []byte) ([]*document, error) {
 	for i, part := range bytes.Split(data, []byte("\n---")) {
 		d := &document{}
 		if err := yaml.Unmarshal(part, d); err != nil {
-			return nil, status.Errorf(codes.InvalidArgument, "%s: document %d is no YAML:\n%v", file, i+1, err)
+			return nil, status.Errorf(codes.InvalidArgument, "%s: document %d is no YAML: %s", file, i+1, strings.ReplaceAll(err.Error(), "\n", " "))
 		}
 		switch {
 		case d.Kind != "Pod":

@@ -157,7 +157,7 @@ func TestOverlap(t *testing.T) {
 		"fd02::/64":     "",
 	} {
 		err := netns.Do(n.path, func() error { return Overlap(instance, []netip.Prefix{netip.MustParsePrefix(subnet)}) })
-		if (err != nil) != (want != "") || err != nil && (!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "network.subnets")) {
+		if (err != nil) != (want != "") || err != nil && (!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "pod-subnets")) {
 			t.Errorf("%s: got %v, want …%s…", subnet, err, want)
 		}
 	}

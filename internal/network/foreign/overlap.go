@@ -38,7 +38,7 @@ func Overlap(i pod.Instance, subnets []netip.Prefix) error {
 	taken := func(what string, prefix netip.Prefix) error {
 		for _, s := range subnets {
 			if s.Overlaps(prefix) {
-				return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("pod subnet %v overlaps %s: configure another in network.subnets", s, what))
+				return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("pod subnet %v overlaps %s: configure another in pod-subnets", s, what))
 			}
 		}
 		return nil

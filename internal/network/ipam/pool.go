@@ -198,5 +198,5 @@ func (p *pool) exhausted(now time.Time) error {
 	if i, _ := p.oldest(now); u.Quarantined > 0 {
 		msg += fmt.Sprintf(", the next is free in %v", p.rest[i].Sub(now).Round(time.Second))
 	}
-	return errdefs.ErrResourceExhausted.WithMessage(msg + ": remove pods or configure a larger network.subnets")
+	return errdefs.ErrResourceExhausted.WithMessage(msg + ": remove pods or configure a larger pod-subnets")
 }

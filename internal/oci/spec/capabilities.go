@@ -93,6 +93,17 @@ func (b confiner) baseCapabilities(addAll, dropAll bool) []string {
 	return defaultCapabilities
 }
 
+// CapabilityNames are those whose bits are set.
+func CapabilityNames(bits uint64) []string {
+	names := []string{}
+	for i, name := range knownCapabilities {
+		if bits&(1<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // gives says whether the daemon has a capability to give.
 func (b confiner) gives(capability string) bool {
 	return b.Capabilities == nil || slices.Contains(b.Capabilities, capability)

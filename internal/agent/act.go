@@ -1,0 +1,257 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/manifest/cri"
+)
+
+// begin begins an action, and notes that it is under way. The caller holds w.mu.
+func (w *worker) begin(action plan.Action) {
+	switch do := action.(type) {
+	case plan.CreateSandbox:
+		w.underWay.creating = true
+		w.a.background.Go(func() { w.createSandbox(do) })
+	case plan.StartContainer:
+		w.underWay.starting[do.Name] = true
+		w.a.background.Go(func() { w.startContainer(do) })
+	case plan.PullImage:
+		w.underWay.pulls[do.Image] = image.Progress{Ref: do.Image, Stage: image.Resolving}
+		ctx := w.wanted
+		w.a.background.Go(func() { w.pullImage(ctx, do) })
+	case plan.StopContainer:
+		w.underWay.deadlines[do.ID] = time.Now().Add(do.Grace)
+		w.a.background.Go(func() {
+			err := w.a.cfg.Containers.Stop(context.Background(), do.ID, do.Grace)
+			w.ended(do.ID, err, func() { delete(w.underWay.deadlines, do.ID) })
+		})
+	case plan.StopSandbox:
+		w.end(do.ID, func(ctx context.Context) error { return w.a.cfg.Sandboxes.Stop(ctx, do.ID) })
+	case plan.RemoveSandbox:
+		w.end(do.ID, func(ctx context.Context) error { return w.a.cfg.Sandboxes.Remove(ctx, do.ID) })
+	case plan.RemoveContainer:
+		w.end(do.ID, func(ctx context.Context) error { return w.removeContainer(ctx, do.ID) })
+	}
+}
+
+// end ends something that has an ID, unless that is under way.
+func (w *worker) end(id string, fn func(context.Context) error) {
+	if w.underWay.ending[id] {
+		return
+	}
+	w.underWay.ending[id] = true
+	w.a.background.Go(func() {
+		w.ended(id, fn(context.Background()), func() { delete(w.underWay.ending, id) })
+	})
+}
+
+// The waits before something that couldn't be ended is tried again.
+const (
+	firstRetry = time.Second
+	lastRetry  = time.Minute
+)
+
+// ended notes how the end of something went. What failed stays under way for a
+// while, so that it isn't asked for again at once.
+func (w *worker) ended(id string, err error, done func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer w.nudge()
+	if err == nil {
+		delete(w.underWay.tries, id)
+		w.seen.problem = ""
+		done()
+		return
+	}
+	w.seen.problem = err.Error()
+	n := w.underWay.tries[id]
+	w.underWay.tries[id] = n + 1
+	wait := min(firstRetry<<min(n, 10), lastRetry)
+	w.a.cfg.Log.Warn("agent: taking down failed, will be tried again", "pod", nameOf(w.manifest), "in", wait, "error", err)
+	time.AfterFunc(wait, func() {
+		w.mu.Lock()
+		done()
+		w.mu.Unlock()
+		w.nudge()
+	})
+}
+
+func (w *worker) removeContainer(ctx context.Context, id string) error {
+	st, err := w.a.cfg.Containers.Get(id)
+	if err != nil {
+		return nil //nolint:nilerr // it is as gone as was asked
+	}
+	if err := w.a.cfg.Containers.Remove(ctx, id); err != nil {
+		return err
+	}
+	if st.Log == "" {
+		return nil
+	}
+	if err := os.Remove(st.Log); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func failure(err error) plan.Failure { return plan.Failure{At: time.Now(), Message: err.Error()} }
+
+func (w *worker) createSandbox(do plan.CreateSandbox) {
+	config := cri.SandboxConfig(w.manifest, do.Attempt, w.a.cfg.Node())
+	config.Labels[Label] = "true"
+	st, err := w.a.cfg.Sandboxes.Run(context.Background(), config, "")
+	if err == nil {
+		w.a.owner.Store(st.ID, w)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer w.nudge()
+	w.underWay.creating = false
+	if err != nil {
+		w.seen.sandboxFailure = failure(err)
+		w.a.cfg.Log.Warn("agent: sandbox", "error", err)
+		return
+	}
+	w.sandboxes = append(w.sandboxes, st.ID)
+}
+
+func (w *worker) startContainer(do plan.StartContainer) {
+	err := w.createAndStart(do)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer w.nudge()
+	delete(w.underWay.starting, do.Name)
+	if err != nil {
+		w.seen.startFailures[do.Name] = failure(err)
+		w.a.cfg.Log.Warn("agent: start", "pod", nameOf(w.manifest), "error", err)
+	}
+}
+
+// createAndStart returns an error if nothing of the container is left. One that
+// was created and refused to start has ended, and tells itself why.
+func (w *worker) createAndStart(do plan.StartContainer) error {
+	ctx := context.Background()
+	pod := w.manifest
+	config, err := w.containerConfig(do)
+	if err != nil {
+		return err
+	}
+	config.Labels[Label] = "true"
+	st, err := w.a.cfg.Containers.Create(ctx, do.Sandbox, config)
+	if err != nil {
+		return err
+	}
+	if err := w.a.cfg.Containers.Start(ctx, st.ID); err != nil {
+		w.a.cfg.Log.Warn("agent: start", "pod", nameOf(pod), "error", err)
+	}
+	return nil
+}
+
+func (w *worker) pullImage(ctx context.Context, do plan.PullImage) {
+	_, err := w.a.cfg.Images.Pull(ctx, do.Image, image.PullOptions{Progress: func(p image.Progress) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.underWay.pulls[do.Image] = p
+		w.showPulls()
+	}})
+	w.mu.Lock()
+	delete(w.underWay.pulls, do.Image)
+	at := w.seen.images[do.Image]
+	switch {
+	case err == nil:
+		at.Pulled = time.Now()
+	case ctx.Err() == nil:
+		at.Failure = failure(err)
+		w.a.cfg.Log.Warn("agent: pull", "pod", nameOf(w.manifest), "error", err)
+	}
+	w.seen.images[do.Image] = at
+	w.mu.Unlock()
+	w.a.ImagesChanged()
+}
+
+// bury removes what the pod has beside its sandboxes, then its record, and says
+// whether it is gone.
+func (w *worker) bury() bool {
+	pod := w.manifest
+	err := w.a.cfg.Volumes.TearDown(string(pod.UID))
+	if err == nil {
+		err = os.RemoveAll(cri.LogDirectory(pod, w.a.cfg.Node()))
+	}
+	if err == nil {
+		err = w.a.records.Delete(string(pod.UID))
+	}
+	if err != nil {
+		w.mu.Lock()
+		w.underWay.ending["volumes"] = true
+		w.mu.Unlock()
+		w.ended("volumes", fmt.Errorf("pod %s: %w", nameOf(pod), err), func() { delete(w.underWay.ending, "volumes") })
+		return false
+	}
+	w.a.forget(w)
+	close(w.gone)
+	return true
+}
+
+// containerConfig is CRI's message for a run of a container, with all that it
+// needs on the node in place.
+func (w *worker) containerConfig(do plan.StartContainer) (*runtimeapi.ContainerConfig, error) {
+	pod, node := w.manifest, w.a.cfg.Node()
+	c := find(pod, do.Name)
+	st, err := w.a.cfg.Sandboxes.Get(do.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	img, err := w.a.cfg.Images.Get(c.Image)
+	if err != nil {
+		return nil, err
+	}
+	run := cri.Run{
+		Attempt:   do.Attempt,
+		PodIPs:    addresses(st, node.IPs),
+		ImageRef:  img.ID,
+		ImageUser: img.Config.User,
+		Volumes:   map[string]string{},
+	}
+	for _, v := range pod.Spec.Volumes {
+		if run.Volumes[v.Name], err = w.a.cfg.Volumes.SetUp(string(pod.UID), v); err != nil {
+			return nil, err
+		}
+	}
+	if err := writeHosts(w.a.cfg.Sandboxes.Files(st).Hosts, pod, run.PodIPs); err != nil {
+		return nil, err
+	}
+	return cri.ContainerConfig(pod, c, run, node)
+}
+
+func find(pod *corev1.Pod, name string) *corev1.Container {
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		if i := slices.IndexFunc(list, func(c corev1.Container) bool { return c.Name == name }); i >= 0 {
+			return &list[i]
+		}
+	}
+	return nil
+}
+
+// writeHosts writes the pod's /etc/hosts, which running containers have
+// mounted: it is left alone if it is right.
+func writeHosts(path string, pod *corev1.Pod, ips []string) error {
+	node, err := os.ReadFile("/etc/hosts")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	want := cri.HostsFile(pod, ips, node)
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, want) {
+		return nil
+	}
+	return os.WriteFile(path, want, 0o644)
+}

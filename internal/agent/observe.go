@@ -1,0 +1,136 @@
+package agent
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/container"
+	container_lifecycle "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/sandbox/lifecycle"
+)
+
+// look fetches what is there of the pod, newest first.
+func (w *worker) look() ([]sandbox.Status, []container.Status) {
+	var sandboxes []sandbox.Status
+	var containers []container.Status
+	for i := len(w.sandboxes) - 1; i >= 0; i-- {
+		id := w.sandboxes[i]
+		st, err := w.a.cfg.Sandboxes.Get(id)
+		if err != nil {
+			w.sandboxes = slices.Delete(w.sandboxes, i, i+1)
+			w.a.owner.Delete(id)
+			continue
+		}
+		sandboxes = append(sandboxes, st)
+		containers = append(containers, w.a.cfg.Containers.List(id)...)
+	}
+	newest := func(a, b uint32) int { return cmp.Compare(b, a) }
+	slices.SortFunc(sandboxes, func(a, b sandbox.Status) int {
+		return newest(a.Config.GetMetadata().GetAttempt(), b.Config.GetMetadata().GetAttempt())
+	})
+	slices.SortStableFunc(containers, func(a, b container.Status) int {
+		return newest(a.Config.GetMetadata().GetAttempt(), b.Config.GetMetadata().GetAttempt())
+	})
+	return sandboxes, containers
+}
+
+// observe says in the planner's words what is there.
+func (w *worker) observe(sandboxes []sandbox.Status, containers []container.Status) plan.Observed {
+	o := plan.Observed{
+		Images:         map[string]plan.Image{},
+		Creating:       w.underWay.creating,
+		Starting:       maps.Clone(w.underWay.starting),
+		SandboxFailure: w.seen.sandboxFailure,
+		StartFailures:  maps.Clone(w.seen.startFailures),
+		Backoffs:       w.backoffs,
+	}
+	for _, st := range sandboxes {
+		o.Sandboxes = append(o.Sandboxes, plan.Sandbox{
+			ID:      st.ID,
+			Attempt: st.Config.GetMetadata().GetAttempt(),
+			State:   sandboxState(st.State),
+			IPs:     addresses(st, w.a.cfg.Node().IPs),
+		})
+	}
+	for _, st := range containers {
+		if w.underWay.starting[st.Name()] && st.Started.IsZero() {
+			continue
+		}
+		o.Containers = append(o.Containers, plan.Container{
+			ID: st.ID, Name: st.Name(), Sandbox: st.Sandbox, Attempt: st.Config.GetMetadata().GetAttempt(),
+			State:   containerState(st),
+			Started: st.Started, Finished: st.Exit.At,
+			ExitCode: st.Exit.Code, OOMKilled: st.Exit.OOMKilled, Message: st.Message,
+			Deadline: w.underWay.deadlines[st.ID],
+		})
+	}
+	for _, list := range [][]corev1.Container{w.manifest.Spec.InitContainers, w.manifest.Spec.Containers} {
+		for i := range list {
+			o.Images[list[i].Image] = w.image(list[i].Image)
+		}
+	}
+	return o
+}
+
+func (w *worker) image(name string) plan.Image {
+	out := w.seen.images[name]
+	out.State = plan.ImageAbsent
+	if _, err := w.a.cfg.Images.Get(name); err == nil {
+		out.State = plan.ImagePresent
+	}
+	if _, ok := w.underWay.pulls[name]; ok {
+		out.State = plan.ImagePulling
+	}
+	return out
+}
+
+// addresses are the sandbox's, or the node's for one in the node's network. One
+// that is stopped has none.
+func addresses(st sandbox.Status, node []string) []string {
+	if sandboxState(st.State) == plan.SandboxStopped {
+		return nil
+	}
+	if st.HostNetwork() {
+		return node
+	}
+	var out []string
+	for _, attached := range st.Attached {
+		for _, p := range attached.Addresses {
+			out = append(out, p.Addr().String())
+		}
+	}
+	return out
+}
+
+func sandboxState(s lifecycle.State) plan.SandboxState {
+	switch s {
+	case lifecycle.Ready:
+		return plan.SandboxReady
+	case lifecycle.Stopped, lifecycle.Removing, lifecycle.Removed:
+		return plan.SandboxStopped
+	case lifecycle.Killing, lifecycle.Detaching, lifecycle.Unpinning:
+		return plan.SandboxStopping
+	}
+	return plan.SandboxLost
+}
+
+func containerState(st container.Status) plan.ContainerState {
+	switch {
+	case st.Started.IsZero():
+		return plan.ContainerCreated
+	case st.Finished:
+		return plan.ContainerExited
+	}
+	switch st.State {
+	case container_lifecycle.Running:
+		return plan.ContainerRunning
+	case container_lifecycle.Exited, container_lifecycle.Removing:
+		return plan.ContainerExited
+	}
+	return plan.ContainerUnknown
+}

@@ -1,0 +1,258 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/sandbox"
+)
+
+// worker looks after one pod.
+type worker struct {
+	a        *Agent
+	manifest *corev1.Pod
+	wake     chan struct{}
+	// gone is closed once nothing of a pod to be removed is left.
+	gone chan struct{}
+	// wanted ends what is done to bring the pod up: a pull, for one.
+	wanted   context.Context
+	unwanted context.CancelFunc
+
+	mu  sync.Mutex
+	rec record
+	// drained replaces what the record wants, while huskd shuts down.
+	drained *record
+	// sandboxes of the pod, by ID.
+	sandboxes []string
+	underWay  underWay
+	seen      seen
+	backoffs  plan.Backoffs
+	published atomic.Pointer[publication]
+}
+
+// underWay is what is being done.
+type underWay struct {
+	creating  bool
+	starting  map[string]bool           // containers, by name
+	pulls     map[string]image.Progress // by image
+	deadlines map[string]time.Time      // of containers that are being stopped, by ID
+	// ending has the IDs of what is being stopped or removed, and those for
+	// which that failed a moment ago.
+	ending map[string]bool
+	tries  map[string]int // failures in a row of ending something
+}
+
+// seen is how things went.
+type seen struct {
+	images         map[string]plan.Image
+	sandboxFailure plan.Failure
+	startFailures  map[string]plan.Failure
+	problem        string
+}
+
+type publication struct {
+	pod   Pod
+	newer chan struct{}
+}
+
+func (a *Agent) newWorker(rec record) *worker {
+	w := &worker{
+		a: a, manifest: rec.Pod, rec: rec,
+		wake: make(chan struct{}, 1),
+		gone: make(chan struct{}),
+		underWay: underWay{
+			starting:  map[string]bool{},
+			pulls:     map[string]image.Progress{},
+			deadlines: map[string]time.Time{},
+			ending:    map[string]bool{},
+			tries:     map[string]int{},
+		},
+		seen: seen{images: map[string]plan.Image{}, startFailures: map[string]plan.Failure{}},
+	}
+	w.wanted, w.unwanted = context.WithCancel(a.closing)
+	w.publish(plan.Decision{Status: plan.Status{Phase: plan.PhasePending}}, nil, nil)
+	return w
+}
+
+func (w *worker) start() { w.a.background.Go(w.run) }
+
+// nudge has the worker look again.
+func (w *worker) nudge() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run decides and acts until the pod is gone or the agent closed.
+func (w *worker) run() {
+	for w.a.closing.Err() == nil {
+		next, gone := w.step()
+		if gone && w.bury() {
+			return
+		}
+		var alarm <-chan time.Time
+		if !next.IsZero() {
+			timer := time.NewTimer(time.Until(next))
+			defer timer.Stop()
+			alarm = timer.C
+		}
+		select {
+		case <-w.wake:
+		case <-alarm:
+		case <-w.a.closing.Done():
+		}
+	}
+}
+
+// step decides what is due and begins it.
+func (w *worker) step() (next time.Time, gone bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	sandboxes, containers := w.look()
+	d := plan.Plan(w.spec(), w.observe(sandboxes, containers), time.Now())
+	w.backoffs = d.Backoffs
+	for _, action := range d.Actions {
+		w.begin(action)
+	}
+	w.publish(d, sandboxes, containers)
+	return d.Next, d.Gone && w.idle()
+}
+
+func (w *worker) spec() plan.Spec {
+	rec := w.rec
+	if w.drained != nil && rec.Want == plan.Run {
+		rec = *w.drained
+	}
+	return plan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace}
+}
+
+func (w *worker) record() record {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.rec
+}
+
+// want changes what is to become of the pod.
+func (w *worker) want(want plan.Want, grace *time.Duration) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	rec := w.rec
+	rec.Grace = grace
+	if want == plan.Run {
+		rec.Since, rec.Started = time.Time{}, time.Now()
+	} else if rec.Want == plan.Run {
+		rec.Since = time.Now()
+	}
+	rec.Want = want
+	put := w.a.records.Put
+	if want != plan.Run {
+		put = w.a.records.Unwind
+	}
+	if err := put(string(rec.Pod.UID), rec); err != nil {
+		return fmt.Errorf("pod %s: %w", nameOf(rec.Pod), err)
+	}
+	w.rec = rec
+	w.unwanted()
+	if want == plan.Run {
+		w.wanted, w.unwanted = context.WithCancel(w.a.closing)
+		w.backoffs = nil
+	}
+	// Whoever waits for the pod to be as wanted must not see it as it was.
+	last := w.published.Load().pod
+	last.Want, last.Settled = want, false
+	w.show(last)
+	w.nudge()
+	return nil
+}
+
+// drain has the pod stop within the budget, until huskd is started again.
+func (w *worker) drain(budget time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	grace := min(budget, time.Duration(*w.manifest.Spec.TerminationGracePeriodSeconds)*time.Second)
+	rec := w.rec
+	rec.Want, rec.Since, rec.Grace = plan.Stop, time.Now(), &grace
+	w.drained = &rec
+	w.unwanted()
+	last := w.published.Load().pod
+	last.Settled = false
+	w.show(last)
+	w.nudge()
+}
+
+// await waits until the pod is as it should be, or gone.
+func (w *worker) await(ctx context.Context, what string, ok func(Pod) bool) error {
+	for {
+		p := w.pod()
+		if ok(p) {
+			return nil
+		}
+		select {
+		case <-w.gone:
+			return nil
+		case <-p.Newer:
+		case <-w.a.closing.Done():
+			return fmt.Errorf("pod %s is not %s yet: huskd ends, ask again when it is back", p.Name(), what)
+		case <-ctx.Done():
+			why := ""
+			if p.Problem != "" {
+				why = ": " + p.Problem
+			}
+			return fmt.Errorf("pod %s is still being %s%s: %w", p.Name(), what, why, ctx.Err())
+		}
+	}
+}
+
+func (w *worker) pod() Pod { return w.published.Load().pod }
+
+// publish makes a decision what List and Get show. The caller holds w.mu.
+func (w *worker) publish(d plan.Decision, sandboxes []sandbox.Status, containers []container.Status) {
+	settled := w.spec().Want != plan.Run || d.Status.Phase == plan.PhaseSucceeded || d.Status.Phase == plan.PhaseFailed
+	settled = settled && len(d.Actions) == 0 && w.idle()
+	for _, s := range sandboxes {
+		settled = settled && sandboxState(s.State) == plan.SandboxStopped
+	}
+	p := Pod{
+		Manifest: w.manifest, Source: w.rec.Source, Want: w.rec.Want, Created: w.rec.Started,
+		Status: d.Status, Sandboxes: sandboxes, Containers: containers, Settled: settled, Problem: w.seen.problem,
+	}
+	for _, progress := range w.underWay.pulls {
+		p.Pulls = append(p.Pulls, progress)
+	}
+	w.show(p)
+}
+
+func (w *worker) show(p Pod) {
+	next := &publication{newer: make(chan struct{})}
+	next.pod = p
+	next.pod.Newer = next.newer
+	if last := w.published.Swap(next); last != nil {
+		close(last.newer)
+	}
+}
+
+// showPulls publishes how far the pulls are.
+func (w *worker) showPulls() {
+	last := w.published.Load().pod
+	last.Pulls = nil
+	for _, progress := range maps.Clone(w.underWay.pulls) {
+		last.Pulls = append(last.Pulls, progress)
+	}
+	w.show(last)
+}
+
+// idle says that nothing is under way.
+func (w *worker) idle() bool {
+	u := w.underWay
+	return !u.creating && len(u.starting) == 0 && len(u.pulls) == 0 && len(u.ending) == 0 && len(u.deadlines) == 0
+}

@@ -1,0 +1,114 @@
+// Package api is huskd's own service, which the husk command line speaks to. It
+// translates and holds no state.
+package api
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/version"
+)
+
+// Config is what the service translates for.
+type Config struct {
+	Agent      *agent.Agent
+	Containers *container.Service
+	Sandboxes  *sandbox.Service
+	Images     *image.Store
+	Doctor     func(context.Context) []*huskv1.Check
+	// Runtime is the OCI runtime in use, for example "runc 1.1.5".
+	Runtime     string
+	Root, State string
+	// Node is this node's name.
+	Node string
+	// End ends huskd, once the calls in flight are answered.
+	End func()
+}
+
+// Server is the service.
+type Server struct {
+	huskv1.UnimplementedHuskServer
+	Config
+}
+
+// Register adds the service to a gRPC server.
+func Register(to grpc.ServiceRegistrar, cfg Config) {
+	huskv1.RegisterHuskServer(to, &Server{Config: cfg})
+}
+
+// Unary and Stream make the errors of all services on the socket those of gRPC.
+func Unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	answer, err := next(ctx, req)
+	return answer, toStatus(err)
+}
+
+// Stream does for streams what Unary does for single calls.
+func Stream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	return toStatus(next(srv, stream))
+}
+
+// toStatus maps the kind of an error to gRPC's code. Details are left out: the
+// message has all that a person needs.
+func toStatus(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return status.Error(codes.DeadlineExceeded, err.Error())
+	case errors.Is(err, context.Canceled):
+		return status.Error(codes.Canceled, err.Error())
+	}
+	return status.Error(status.Code(errgrpc.ToGRPC(err)), err.Error())
+}
+
+// Version says which huskd this is and what it works with.
+func (s *Server) Version(context.Context, *huskv1.VersionRequest) (*huskv1.VersionResponse, error) {
+	return &huskv1.VersionResponse{
+		Version:   version.Version,
+		Commit:    version.Commit(),
+		GoVersion: version.Go(),
+		Runtime:   s.Runtime,
+		Root:      s.Root,
+		State:     s.State,
+		Pid:       int32(os.Getpid()),
+	}, nil
+}
+
+// Doctor examines the host.
+func (s *Server) Doctor(ctx context.Context, _ *huskv1.DoctorRequest) (*huskv1.DoctorResponse, error) {
+	return &huskv1.DoctorResponse{Checks: s.Config.Doctor(ctx)}, nil
+}
+
+// killTime is what it may take, beyond the budget, to kill what didn't end.
+const killTime = time.Minute
+
+// Shutdown stops all pods and ends huskd, also if the client goes away.
+func (s *Server) Shutdown(req *huskv1.ShutdownRequest, stream grpc.ServerStreamingServer[huskv1.ShutdownEvent]) error {
+	budget := max(time.Duration(req.BudgetNs), 0)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(stream.Context()), budget+killTime)
+	defer cancel()
+	defer s.End()
+	return s.Agent.Drain(ctx, budget, func(p agent.Pod, err error) {
+		ev := &huskv1.ShutdownEvent{Namespace: p.Manifest.Namespace, Name: p.Manifest.Name, Message: "stopped"}
+		if err != nil {
+			ev.Message = err.Error()
+		}
+		_ = stream.Send(ev) // whoever is told may be gone
+	})
+}

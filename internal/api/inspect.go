@@ -1,0 +1,189 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// podDocument is what inspect shows of a pod.
+type podDocument struct {
+	ID              string              `json:"Id" doc:"of the newest sandbox"`
+	Name            string              `json:"Name" doc:"namespace/name"`
+	UID             string              `json:"Uid" doc:"of the pod: from the manifest, or made of its content"`
+	Source          string              `json:"Source" doc:"where the manifest came from: run, or file:/path"`
+	Phase           string              `json:"Phase" doc:"Pending, Running, Succeeded, Failed or Stopped"`
+	Reason          string              `json:"Reason,omitempty" doc:"one word on why it isn't running"`
+	Message         string              `json:"Message,omitempty" doc:"one line on that"`
+	Ready           bool                `json:"Ready" doc:"all its containers run"`
+	IPs             []string            `json:"IPs" doc:"its addresses, the primary one first"`
+	HostNetwork     bool                `json:"HostNetwork" doc:"it is in the node's network namespace"`
+	Created         time.Time           `json:"Created" doc:"when it was first wanted"`
+	NetworkSettings pod.NetworkSettings `json:"NetworkSettings" doc:"how it is reached; SandboxKey is the path of its network namespace, which ip netns knows"`
+	Sandbox         *sandboxDocument    `json:"Sandbox,omitempty" doc:"its environment"`
+	Containers      []containerDocument `json:"Containers" doc:"the newest run of each container, in the order of their start"`
+	Manifest        *corev1.Pod         `json:"Manifest" doc:"as it was given, with all defaults"`
+}
+
+// sandboxDocument is what inspect shows of a sandbox.
+type sandboxDocument struct {
+	ID      string     `json:"Id"`
+	Attempt uint32     `json:"Attempt" doc:"how many sandboxes the pod had before"`
+	State   string     `json:"State" doc:"see the life of a sandbox in docs/architecture.md"`
+	Reason  string     `json:"Reason,omitempty" doc:"why it isn't ready"`
+	Created time.Time  `json:"Created"`
+	Cgroup  string     `json:"Cgroup" doc:"parent of the containers' cgroups, in each hierarchy"`
+	Hosts   string     `json:"HostsPath" doc:"what its containers have as /etc/hosts"`
+	Resolv  string     `json:"ResolvConfPath" doc:"what its containers have as /etc/resolv.conf"`
+	MTU     int        `json:"MTU,omitempty" doc:"of its interface"`
+	Link    string     `json:"HostLink,omitempty" doc:"the host's end of its interface"`
+	Steps   []pod.Step `json:"Steps,omitempty" doc:"what was done for it and how long that took, since huskd started"`
+}
+
+// containerDocument is what inspect shows of a container.
+type containerDocument struct {
+	ID        string     `json:"Id" doc:"of its newest run; empty before there is one"`
+	Name      string     `json:"Name"`
+	Pod       string     `json:"Pod" doc:"namespace/name"`
+	Image     string     `json:"Image" doc:"as the manifest names it"`
+	ImageID   string     `json:"ImageId,omitempty" doc:"digest of the image's configuration"`
+	State     string     `json:"State" doc:"Waiting, Running or Terminated"`
+	Reason    string     `json:"Reason,omitempty" doc:"why it waits, or how it ended"`
+	Message   string     `json:"Message,omitempty"`
+	Restarts  int        `json:"RestartCount"`
+	Pid       int        `json:"Pid,omitempty" doc:"of its first process, on the host"`
+	ExitCode  int        `json:"ExitCode" doc:"of the newest run that has ended"`
+	OOMKilled bool       `json:"OOMKilled" doc:"the kernel killed it for its memory limit"`
+	Started   time.Time  `json:"StartedAt,omitzero"`
+	Finished  time.Time  `json:"FinishedAt,omitzero"`
+	LogPath   string     `json:"LogPath,omitempty" doc:"in CRI's log format"`
+	Cgroup    string     `json:"Cgroup,omitempty"`
+	Steps     []pod.Step `json:"Steps,omitempty" doc:"what was done for this run and how long that took, since huskd started"`
+}
+
+// Inspect answers all that is known of a pod, or of a container.
+func (s *Server) Inspect(_ context.Context, req *huskv1.InspectRequest) (*huskv1.InspectResponse, error) {
+	p, name, err := s.Agent.Find(req.Name)
+	if err != nil {
+		return nil, err
+	}
+	var document any = s.podDocument(p)
+	if name != "" {
+		i := slices.IndexFunc(p.Status.Containers, func(c plan.ContainerStatus) bool { return c.Name == name })
+		document = s.containerDocument(p, p.Status.Containers[i])
+	}
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	err = encoder.Encode(document)
+	return &huskv1.InspectResponse{Json: out.Bytes()}, err
+}
+
+func (s *Server) podDocument(p agent.Pod) podDocument {
+	out := podDocument{
+		Name: p.Name(), UID: string(p.Manifest.UID), Source: p.Source,
+		Phase: string(p.Status.Phase), Reason: p.Status.Reason, Message: p.Status.Message, Ready: p.Status.Ready,
+		IPs: append([]string{}, p.Status.IPs...), HostNetwork: p.Manifest.Spec.HostNetwork, Created: p.Created,
+		Manifest: p.Manifest, Containers: []containerDocument{},
+	}
+	if out.Message == "" {
+		out.Message = p.Problem
+	}
+	if st, ok := p.Sandbox(); ok {
+		out.ID = st.ID
+		files := s.Sandboxes.Files(st)
+		out.NetworkSettings = pod.NewNetworkSettings(st.Attachment, st.Attached)
+		out.Sandbox = &sandboxDocument{
+			ID: st.ID, Attempt: st.Config.GetMetadata().GetAttempt(), State: string(st.State), Reason: st.Reason, Created: st.Created,
+			Cgroup: s.Sandboxes.Cgroup(st), Hosts: files.Hosts, Resolv: files.ResolvConf, Steps: st.Steps,
+		}
+		for _, a := range st.Attached {
+			out.Sandbox.MTU, out.Sandbox.Link = a.MTU, a.HostLink
+		}
+	}
+	for _, c := range p.Status.Containers {
+		out.Containers = append(out.Containers, s.containerDocument(p, c))
+	}
+	return out
+}
+
+func (s *Server) containerDocument(p agent.Pod, c plan.ContainerStatus) containerDocument {
+	out := containerDocument{
+		ID: c.ID, Name: c.Name, Pod: p.Name(), Image: c.Image, State: string(c.State), Reason: c.Reason, Message: c.Message,
+		Restarts: c.Restarts, ExitCode: c.ExitCode, Started: c.Started, Finished: c.Finished,
+	}
+	i := slices.IndexFunc(p.Containers, func(st container.Status) bool { return st.ID == c.ID })
+	if i < 0 {
+		return out
+	}
+	run := p.Containers[i]
+	out.ImageID, out.OOMKilled, out.LogPath, out.Steps = run.ImageID, run.Exit.OOMKilled, run.Log, run.Steps
+	if c.State == plan.Running {
+		out.Pid = run.Process.PID
+	}
+	for _, st := range p.Sandboxes {
+		if st.ID == run.Sandbox {
+			out.Cgroup = s.Sandboxes.Cgroup(st) + "/" + run.ID
+		}
+	}
+	return out
+}
+
+// InspectReference is the reference page of Inspect's documents, in Markdown.
+func InspectReference() string {
+	var b strings.Builder
+	b.WriteString("# husk inspect\n\nGenerated from `internal/api`. `husk inspect NAME` prints one JSON document: of a pod, or of a container if\nNAME is a container's ID. Times are RFC 3339, durations nanoseconds. What is empty may be left out.\n")
+	for _, d := range []struct {
+		title string
+		of    any
+	}{
+		{"A pod", podDocument{}}, {"Its `NetworkSettings`", pod.NetworkSettings{}}, {"One of its `Networks`", pod.Endpoint{}},
+		{"Its `Sandbox`", sandboxDocument{}}, {"A container", containerDocument{}}, {"One of the `Steps`", pod.Step{}},
+	} {
+		fmt.Fprintf(&b, "\n## %s\n\n| field | type | meaning |\n|---|---|---|\n", d.title)
+		for f := range reflect.TypeOf(d.of).Fields() {
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			fmt.Fprintf(&b, "| `%s` | %s | %s |\n", name, kind(f.Type), f.Tag.Get("doc"))
+		}
+	}
+	return b.String()
+}
+
+// kind is a type in the words of JSON.
+func kind(t reflect.Type) string {
+	switch {
+	case t == reflect.TypeFor[time.Time]():
+		return "time"
+	case t == reflect.TypeFor[time.Duration]():
+		return "duration"
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return kind(t.Elem())
+	case reflect.Slice:
+		return "list of " + kind(t.Elem())
+	case reflect.Map:
+		return "map of " + kind(t.Elem())
+	case reflect.Struct:
+		return "object"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.String:
+		return "text"
+	}
+	return "number"
+}

@@ -1,0 +1,160 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/manifest"
+)
+
+// ListPods lists pods, newest first.
+func (s *Server) ListPods(_ context.Context, req *huskv1.ListPodsRequest) (*huskv1.ListPodsResponse, error) {
+	r := &huskv1.ListPodsResponse{}
+	for _, p := range s.Agent.List() {
+		if req.All || running(p) {
+			r.Pods = append(r.Pods, podMessage(p))
+		}
+	}
+	return r, nil
+}
+
+func running(p agent.Pod) bool {
+	return p.Status.Phase == plan.PhaseRunning || p.Status.Phase == plan.PhasePending
+}
+
+func podMessage(p agent.Pod) *huskv1.Pod {
+	out := &huskv1.Pod{
+		Namespace:   p.Manifest.Namespace,
+		Name:        p.Manifest.Name,
+		Uid:         string(p.Manifest.UID),
+		Phase:       string(p.Status.Phase),
+		Reason:      p.Status.Reason,
+		Message:     p.Status.Message,
+		Ips:         p.Status.IPs,
+		CreatedNs:   p.Created.UnixNano(),
+		Source:      p.Source,
+		HostNetwork: p.Manifest.Spec.HostNetwork,
+	}
+	if p.Problem != "" && out.Message == "" {
+		out.Message = p.Problem
+	}
+	if st, ok := p.Sandbox(); ok {
+		out.Id = st.ID
+	}
+	for _, c := range p.Status.Containers {
+		out.Containers = append(out.Containers, containerMessage(p, c))
+	}
+	return out
+}
+
+func containerMessage(p agent.Pod, c plan.ContainerStatus) *huskv1.Container {
+	out := &huskv1.Container{
+		Id: c.ID, Name: c.Name, Image: c.Image,
+		State: string(c.State), Reason: c.Reason, Message: c.Message,
+		Restarts: int32(c.Restarts), ExitCode: int32(c.ExitCode),
+		StartedNs: nanoseconds(c.Started), FinishedNs: nanoseconds(c.Finished),
+		Init: c.Init, Ready: c.Ready,
+	}
+	for i := range p.Manifest.Spec.InitContainers {
+		if ic := &p.Manifest.Spec.InitContainers[i]; ic.Name == c.Name {
+			out.Sidecar = manifest.IsSidecar(ic)
+		}
+	}
+	if i := slices.IndexFunc(p.Containers, func(st container.Status) bool { return st.ID == c.ID }); i >= 0 {
+		out.CreatedNs = nanoseconds(p.Containers[i].Created)
+		if c.State == plan.Running {
+			out.Pid = int32(p.Containers[i].Process.PID)
+		}
+	}
+	return out
+}
+
+func nanoseconds(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+// Stop stops a pod and returns when nothing of it is left on the host.
+func (s *Server) Stop(ctx context.Context, req *huskv1.StopRequest) (*huskv1.StopResponse, error) {
+	p, err := s.findPod(req.Name)
+	if err != nil {
+		return nil, err
+	}
+	var grace *time.Duration
+	if req.HasGrace {
+		d := max(time.Duration(req.GraceNs), 0)
+		grace = &d
+	}
+	if err := s.Agent.Stop(ctx, string(p.Manifest.UID), grace); err != nil {
+		return nil, err
+	}
+	return &huskv1.StopResponse{Namespace: p.Manifest.Namespace, Name: p.Manifest.Name}, nil
+}
+
+// Remove forgets a pod that doesn't run.
+func (s *Server) Remove(ctx context.Context, req *huskv1.RemoveRequest) (*huskv1.RemoveResponse, error) {
+	p, err := s.findPod(req.Name)
+	if err != nil {
+		return nil, err
+	}
+	if !req.Force && running(p) {
+		return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("pod %s is running: stop it first, or remove it with -f", p.Name()))
+	}
+	if err := s.Agent.Remove(ctx, string(p.Manifest.UID)); err != nil {
+		return nil, err
+	}
+	return &huskv1.RemoveResponse{Namespace: p.Manifest.Namespace, Name: p.Manifest.Name}, nil
+}
+
+// findPod is for what is done to a whole pod: a container's ID doesn't name one.
+func (s *Server) findPod(name string) (agent.Pod, error) {
+	p, c, err := s.Agent.Find(name)
+	if err == nil && c != "" {
+		err = errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%q is container %s of pod %s: name the pod", name, c, p.Name()))
+	}
+	return p, err
+}
+
+// defaultContainer is the annotation by which kubectl finds the container that
+// is meant if none is named.
+const defaultContainer = "kubectl.kubernetes.io/default-container"
+
+// findContainer returns a pod and one of its containers: the one that was named
+// beside the pod, the one whose ID the name is, or the only one.
+func (s *Server) findContainer(name, containerName string) (agent.Pod, string, error) {
+	p, byID, err := s.Agent.Find(name)
+	if err != nil {
+		return p, "", err
+	}
+	var names []string
+	for _, c := range p.Status.Containers {
+		names = append(names, c.Name)
+	}
+	if containerName == "" {
+		containerName = byID
+	}
+	if containerName == "" {
+		containerName = p.Manifest.Annotations[defaultContainer]
+	}
+	if regular := p.Manifest.Spec.Containers; containerName == "" && len(regular) == 1 {
+		containerName = regular[0].Name
+	}
+	switch {
+	case containerName == "":
+		return p, "", errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("pod %s has the containers %s: choose one with -c", p.Name(), strings.Join(names, ", ")))
+	case !slices.Contains(names, containerName):
+		return p, "", errdefs.ErrNotFound.WithMessage(fmt.Sprintf("pod %s has no container %q: it has %s", p.Name(), containerName, strings.Join(names, ", ")))
+	}
+	return p, containerName, nil
+}

@@ -1,0 +1,150 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/manifest"
+)
+
+// sourceRun is the source of pods that came through Run.
+const sourceRun = "run"
+
+// Run starts the pods of a manifest.
+func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[huskv1.RunEvent]) error {
+	began := time.Now()
+	file := req.File
+	if file == "-" {
+		file = "standard input"
+	}
+	pods, err := manifest.Parse(req.Manifest, manifest.Origin{File: file, Node: s.Node, Source: sourceRun})
+	if err != nil {
+		return err
+	}
+	var sending sync.Mutex
+	send := func(ev *huskv1.RunEvent) error {
+		sending.Lock()
+		defer sending.Unlock()
+		ev.ElapsedNs = int64(time.Since(began))
+		return stream.Send(ev)
+	}
+	// One pod that can't run doesn't end the wait for the others.
+	var all errgroup.Group
+	for i := range pods {
+		all.Go(func() error { return s.runPod(stream.Context(), &pods[i], req.Wait, send) })
+	}
+	return all.Wait()
+}
+
+func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, wait bool, send func(*huskv1.RunEvent) error) error {
+	p, unchanged, err := s.Agent.Apply(ctx, pod, sourceRun)
+	if err != nil {
+		return err
+	}
+	said := ""
+	for {
+		ev := runEvent(p)
+		ev.Unchanged = unchanged
+		if said == "" && !unchanged && !ev.Ready && ev.Progress == nil {
+			ev.Message = "admitted"
+		}
+		done := !wait || turnedOut(p)
+		if unchanged && (ev.Ready || !wait) {
+			ev.Message = "unchanged"
+		}
+		if now := fmt.Sprint(ev.Message, ev.Phase, ev.Ready, ev.Progress != nil); now != said || ev.Progress != nil {
+			said = now
+			if err := send(ev); err != nil {
+				return err
+			}
+		}
+		if done {
+			return nil
+		}
+		select {
+		case <-p.Newer:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if p, err = s.Agent.Get(string(pod.UID)); err != nil || p.Want != plan.Run {
+			return errdefs.ErrAborted.WithMessage(fmt.Sprintf("pod %s was stopped while it was waited for", agentName(pod)))
+		}
+	}
+}
+
+func agentName(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }
+
+// turnedOut says whether there is nothing more to wait for: the pod is ready,
+// or, if it isn't to run for good, at its end.
+func turnedOut(p agent.Pod) bool {
+	ended := p.Status.Phase == plan.PhaseSucceeded || p.Status.Phase == plan.PhaseFailed
+	return ended || p.Status.Ready && p.Manifest.Spec.RestartPolicy == corev1.RestartPolicyAlways
+}
+
+// runEvent tells how the pod is.
+func runEvent(p agent.Pod) *huskv1.RunEvent {
+	ev := &huskv1.RunEvent{
+		Namespace: p.Manifest.Namespace,
+		Name:      p.Manifest.Name,
+		Phase:     string(p.Status.Phase),
+		Ready:     p.Status.Ready,
+		Ips:       p.Status.IPs,
+		Message:   runMessage(p),
+	}
+	if st, ok := p.Sandbox(); ok {
+		ev.Id = st.ID
+	}
+	if len(p.Pulls) > 0 && !ev.Ready {
+		ev.Progress = progress(p.Pulls[0])
+		ev.Message = "pulling " + p.Pulls[0].Ref
+	}
+	return ev
+}
+
+func runMessage(p agent.Pod) string {
+	st := p.Status
+	switch {
+	case st.Phase == plan.PhaseSucceeded:
+		return "completed"
+	case st.Phase == plan.PhaseFailed:
+		return failureOf(p)
+	case st.Ready:
+		return "ready"
+	case st.Message != "" && st.Reason != "":
+		return st.Reason + ": " + st.Message
+	case st.Reason != "":
+		return st.Reason
+	}
+	return "starting"
+}
+
+// failureOf says what of a failed pod has failed.
+func failureOf(p agent.Pod) string {
+	for _, c := range p.Status.Containers {
+		if c.State != plan.Terminated || c.ExitCode == 0 {
+			continue
+		}
+		text := fmt.Sprintf("container %s ended with exit code %d", c.Name, c.ExitCode)
+		switch {
+		case c.Message != "":
+			text += ": " + c.Message
+		case c.Reason != "" && c.Reason != "Error":
+			text += ": " + c.Reason
+		}
+		return text
+	}
+	if p.Status.Message != "" {
+		return p.Status.Reason + ": " + p.Status.Message
+	}
+	return p.Status.Reason
+}

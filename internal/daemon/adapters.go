@@ -1,0 +1,105 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/oci/spec"
+	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/sandbox/lifecycle"
+)
+
+// images are what containers see of the image store.
+type images struct{ *image.Store }
+
+func (i images) Image(_ context.Context, name string) (container.Image, error) {
+	img, err := i.Get(name)
+	if err != nil {
+		return container.Image{}, err
+	}
+	lower, err := i.Rootfs(img.ID)
+	out := container.Image{ID: img.ID, Name: name, Lower: lower, Config: img.Config}
+	if len(img.Tags) > 0 {
+		out.Name = img.Tags[0]
+	}
+	return out, err
+}
+
+// sandboxes are what containers see of their sandboxes.
+type sandboxes struct{ d *daemon }
+
+func (s sandboxes) Sandbox(id string) (container.Sandbox, error) {
+	st, err := s.d.sandboxes.Get(id)
+	if err != nil {
+		return container.Sandbox{}, err
+	}
+	if st.State != lifecycle.Ready {
+		return container.Sandbox{}, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("sandbox %s of pod %s is %s: no container can be created in it", pod.Short(id), st.Ref(), st.State))
+	}
+	files := s.d.sandboxes.Files(st)
+	out := container.Sandbox{
+		Config:     st.Config,
+		Handler:    st.Handler,
+		Namespaces: spec.Namespaces{Net: files.Net, IPC: files.IPC, UTS: files.UTS},
+		Files:      spec.Files{Hosts: files.Hosts, ResolvConf: files.ResolvConf, Hostname: files.Hostname, Shm: files.Shm},
+		Cgroup:     s.d.sandboxes.Cgroup(st),
+	}
+	if st.Infra != nil {
+		out.Namespaces.PID = fmt.Sprintf("/proc/%d/ns/pid", st.Infra.PID)
+	}
+	return out, nil
+}
+
+// The node's resolver configuration. Where systemd-resolved has put a stub on
+// the node's loopback, which no pod can reach, the real one is elsewhere.
+const (
+	resolvConf     = "/etc/resolv.conf"
+	realResolvConf = "/run/systemd/resolve/resolv.conf"
+	stub           = "nameserver 127.0.0.53"
+)
+
+// nodeFacts returns what says how the node is now.
+func nodeFacts(f host.Facts, logs string) func() cri.Node {
+	fixed := cri.Node{
+		Name: nodeName(), Memory: f.Memory, CPUs: f.CPUs, Unified: f.Cgroup.Mode.Unified(),
+		HugePages: f.Cgroup.HugePages, RecursiveReadOnly: f.RecursiveReadOnly,
+		Logs: logs, Seccomp: "/var/lib/kubelet/seccomp",
+	}
+	return func() cri.Node {
+		n := fixed
+		n.IPs = nodeIPs()
+		n.ResolvConf, _ = os.ReadFile(resolvConf)
+		if strings.Contains(string(n.ResolvConf), stub) {
+			if content, err := os.ReadFile(realResolvConf); err == nil {
+				n.ResolvConf = content
+			}
+		}
+		return n
+	}
+}
+
+// nodeIPs are the addresses from which the node reaches others, by family. No
+// packet is sent: connecting a datagram socket only asks for the route.
+func nodeIPs() []string {
+	var ips []string
+	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
+		conn, err := net.Dial("udp", to)
+		if err != nil {
+			continue
+		}
+		if a, ok := conn.LocalAddr().(*net.UDPAddr); ok {
+			ips = append(ips, a.IP.String())
+		}
+		_ = conn.Close()
+	}
+	return ips
+}

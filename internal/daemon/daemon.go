@@ -1,0 +1,290 @@
+// Package daemon is the wiring of huskd: who owns what, and who knows whom.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/agent/volume"
+	"github.com/huskd/husk/internal/api"
+	"github.com/huskd/husk/internal/cgroup"
+	"github.com/huskd/husk/internal/config"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/doctor"
+	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/journal"
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/oci/monitor"
+	"github.com/huskd/husk/internal/oci/pause"
+	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/version"
+)
+
+// daemon has the parts, in the order in which they are made.
+type daemon struct {
+	cfg      config.Config
+	log      *slog.Logger
+	instance pod.Instance
+	locks    []*os.File
+	facts    host.Facts
+	journal  *journal.Journal
+
+	images   *image.Store
+	network  *network.Network
+	runtime  monitor.Runtime
+	rejected []monitor.Rejected
+	missing  error // why there is no runtime
+	cgroups  *cgroup.Tree
+
+	sandboxes  *sandbox.Service
+	containers *container.Service
+	agent      *agent.Agent
+}
+
+// Run runs huskd until ctx ends. Pods run on after that.
+func Run(ctx context.Context, cfg config.Config) error {
+	d := &daemon{cfg: cfg, log: logger(cfg, os.Stderr), instance: pod.InstanceOf(cfg.Root)}
+	slog.SetDefault(d.log)
+	began := time.Now()
+	defer d.unlock()
+	if err := d.lock(); err != nil {
+		return err
+	}
+	socket, err := listen(cfg.Listen)
+	if err != nil {
+		return err
+	}
+	defer os.Remove(strings.TrimPrefix(cfg.Listen, scheme))
+	defer socket.Close()
+	if err := d.open(ctx); err != nil {
+		d.shut()
+		return err
+	}
+	defer d.shut()
+	d.wire()
+	d.resume(ctx)
+	d.log.Info("huskd serves", "socket", cfg.Listen, "version", version.Version, "instance", d.instance, "after", time.Since(began).Round(time.Millisecond))
+	return d.serve(ctx, socket)
+}
+
+// open opens what has state: none of it changes what runs.
+func (d *daemon) open(ctx context.Context) error {
+	d.facts = host.Probe(d.cfg.Root)
+	var damaged []journal.Damage
+	var err error
+	if d.journal, damaged, err = journal.Open(filepath.Join(d.cfg.Root, "journal")); err != nil {
+		return err
+	}
+	for _, part := range damaged {
+		d.log.Error("journal: a part was unreadable and is set aside; what it spoke of is swept away", "bytes", part.Length, "saved", part.Saved)
+	}
+	if d.cgroups, err = cgroup.New(d.facts.Cgroup, d.instance.Cgroup()); err != nil {
+		return err
+	}
+	subnets, err := d.cfg.Prefixes()
+	if err != nil {
+		return err
+	}
+	var opening errgroup.Group
+	opening.Go(func() (err error) {
+		d.images, err = image.Open(ctx, image.Config{Root: filepath.Join(d.cfg.Root, "images"), CertsDir: d.cfg.CertsDir, Log: d.log})
+		return err
+	})
+	opening.Go(func() (err error) {
+		d.network, err = network.Open(ctx, network.Config{
+			Instance: d.instance, Dir: filepath.Join(d.cfg.Root, "network"), Mode: plan.Mode(d.cfg.Network),
+			Subnets: subnets, Masquerade: d.cfg.Masquerade, Log: d.log,
+		})
+		return err
+	})
+	opening.Go(func() error {
+		d.runtime, d.rejected, d.missing = monitor.Find(ctx, d.monitor())
+		if d.missing != nil {
+			d.log.Error("no container can be started", "error", d.missing)
+		}
+		return nil
+	})
+	return opening.Wait()
+}
+
+func (d *daemon) monitor() monitor.Config {
+	return monitor.Config{StateDir: filepath.Join(d.cfg.State, "monitor"), Instance: d.instance, Host: d.facts}
+}
+
+// wire makes the owners known to each other.
+func (d *daemon) wire() {
+	driver := monitor.New(d.monitor(), d.runtime, d.missing)
+	d.containers = container.New(container.Config{
+		Root: d.cfg.Root, State: d.cfg.State, Journal: d.journal,
+		Runtime: driver, Sessions: driver, Images: images{d.images}, Sandboxes: sandboxes{d},
+		Host: d.facts, Log: d.log,
+		Changed: func(st container.Status) { d.agent.ContainerChanged(st) },
+	})
+	d.sandboxes = sandbox.New(sandbox.Config{
+		Instance: d.instance, State: d.cfg.State, Journal: d.journal,
+		Network: d.network, Containers: d.containers, Runtime: driver,
+		Host: d.facts, Log: d.log,
+		RemoveCgroup: func(path string) error { return d.cgroups.Remove(context.Background(), path) },
+		WritePause:   pause.Write,
+		Changed:      func(st sandbox.Status) { d.agent.SandboxChanged(st) },
+	})
+	d.agent = agent.New(agent.Config{
+		Journal: d.journal, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
+		Volumes: volume.Volumes{Root: d.cfg.Root, State: d.cfg.State},
+		Node:    nodeFacts(d.facts, filepath.Join(d.cfg.Root, "logs")),
+		Log:     d.log,
+	})
+}
+
+// resume takes up what is recorded. A part that fails is logged: the others
+// must not wait for it.
+func (d *daemon) resume(ctx context.Context) {
+	tell := func(what string, errs ...error) {
+		for _, err := range errs {
+			if err != nil {
+				d.log.Error(what, "error", err)
+			}
+		}
+	}
+	tell("a record was set aside", d.sandboxes.Load()...)
+	tell("a record was set aside", d.containers.Load()...)
+	tell("network: what was there before", d.network.Reconcile(ctx, d.sandboxes.Attachments()))
+	tell("containers: what was there before", d.containers.Resume(ctx))
+	tell("sandboxes: what was there before", d.sandboxes.Resume())
+	tell("a record was set aside", d.agent.Load()...)
+}
+
+// answerTime is how long calls in flight may take to be answered when huskd
+// ends. Then sessions and followed logs are cut.
+const answerTime = time.Second
+
+func (d *daemon) serve(ctx context.Context, socket listener) error {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	server := grpc.NewServer(grpc.UnaryInterceptor(api.Unary), grpc.StreamInterceptor(api.Stream), grpc.MaxRecvMsgSize(maxMessage))
+	name := ""
+	if d.missing == nil {
+		name = d.runtime.Name + " " + d.runtime.Version
+	}
+	api.Register(server, api.Config{
+		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
+		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(), End: end,
+	})
+	var running errgroup.Group
+	if d.cfg.Manifests != "" {
+		directory := &source.Directory{Path: d.cfg.Manifests, Node: nodeName(), Log: d.log, Deliver: d.agent.Declare}
+		running.Go(func() error { return directory.Run(ctx) })
+	}
+	running.Go(func() error {
+		<-ctx.Done()
+		d.log.Info("huskd ends: pods run on")
+		cut := time.AfterFunc(answerTime, server.Stop)
+		defer cut.Stop()
+		server.GracefulStop()
+		return nil
+	})
+	err := server.Serve(socket)
+	end()
+	return errors.Join(err, running.Wait())
+}
+
+// maxMessage bounds what a client may send at once.
+const maxMessage = 16 << 20
+
+func (d *daemon) examine(context.Context) []*huskv1.Check {
+	return doctor.Examine(doctor.Host{
+		Facts: d.facts, Runtime: d.runtime, Rejected: d.rejected, Missing: d.missing, Network: d.network, Root: d.cfg.Root,
+	})
+}
+
+// closeTime is what work in flight may take to come to a safe point. What takes
+// longer is cut: that is what the journal is for.
+const closeTime = 5 * time.Second
+
+// shut closes everything. If no pod is left, nothing of huskd is left either,
+// beside what is in its directories.
+func (d *daemon) shut() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if d.agent != nil {
+			d.agent.Close()
+			d.sandboxes.Close()
+			d.containers.Close()
+		}
+	}()
+	calm := true
+	select {
+	case <-done:
+	case <-time.After(closeTime):
+		calm = false
+		d.log.Warn("huskd ends in the middle of something: it goes on at the next start")
+	}
+	var errs []error
+	if d.images != nil {
+		errs = append(errs, d.images.Close())
+	}
+	if d.network != nil {
+		if calm && d.agent != nil && d.vacant() {
+			errs = append(errs, d.network.Teardown(), netns.ReleaseDir(), d.cgroups.Remove(context.Background(), d.cgroups.Root()))
+		}
+		errs = append(errs, d.network.Close())
+	}
+	if d.journal != nil {
+		errs = append(errs, d.journal.Close())
+	}
+	if err := errors.Join(errs...); err != nil {
+		d.log.Error("huskd ends", "error", err)
+	}
+}
+
+// vacant says whether nothing is in the kernel that a record speaks of. Links
+// that are being deleted are waited for.
+func (d *daemon) vacant() bool {
+	if len(d.sandboxes.Attachments()) > 0 {
+		return false
+	}
+	for end := time.Now().Add(closeTime); d.network.Usage().Attached+len(d.network.Usage().Debts) > 0; time.Sleep(reapTime) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	cgroups, err := d.cgroups.List()
+	return err == nil && len(cgroups) == 0
+}
+
+// reapTime is about what the deletion of a group of links takes.
+const reapTime = 20 * time.Millisecond
+
+func logger(cfg config.Config, to *os.File) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(cfg.LogLevel)) // config has checked it
+	options := &slog.HandlerOptions{Level: level}
+	if cfg.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(to, options))
+	}
+	return slog.New(slog.NewTextHandler(to, options))
+}
+
+func nodeName() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return "localhost"
+	}
+	return strings.ToLower(name)
+}

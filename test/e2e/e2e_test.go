@@ -1,0 +1,101 @@
+// Package e2e tests huskd and husk as their users have them: real binaries on a
+// machine of the test's own, with runc, namespaces and images that are real.
+package e2e
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/test/node"
+	"github.com/huskd/husk/test/testimage"
+)
+
+func TestMain(m *testing.M) { node.Main(m) }
+
+var archive struct {
+	once sync.Once
+	data []byte
+	err  error
+}
+
+// webArchive is an archive of the image localhost/web:1.
+func webArchive(t testing.TB) []byte {
+	t.Helper()
+	archive.once.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+		defer cancel()
+		image, err := testimage.Build(ctx, testimage.Spec{Flavour: testimage.Web})
+		if err != nil {
+			archive.err = err
+			return
+		}
+		var out strings.Builder
+		archive.err = testimage.WriteArchive(&out, testimage.Named{Image: image, Names: []string{"localhost/web:1"}})
+		archive.data = []byte(out.String())
+	})
+	if archive.err != nil {
+		t.Fatal(archive.err)
+	}
+	return archive.data
+}
+
+// start starts a node whose huskd has the web image.
+func start(t testing.TB, options ...node.Option) (*node.Node, *node.Daemon) {
+	t.Helper()
+	n := node.New(t)
+	d := n.Huskd(options...)
+	path := filepath.Join(n.Dir, "web.tar")
+	if err := os.WriteFile(path, webArchive(t), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.MustHusk("image", "load", path)
+	return n, d
+}
+
+// write puts a file where the node has it too, and returns its path.
+func write(t testing.TB, n *node.Node, name, content string) string {
+	t.Helper()
+	path := filepath.Join(n.Dir, name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// get asks the web server at address ("10.1.2.3:80") from the network namespace
+// at netns and returns what it answers.
+func get(netnsPath, address string) (body string, err error) {
+	err = netns.Do(netnsPath, func() error {
+		conn, err := net.DialTimeout("tcp", address, 3*time.Second)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+		if _, err := io.WriteString(conn, "GET / HTTP/1.0\r\n\r\n"); err != nil {
+			return err
+		}
+		answer, err := io.ReadAll(conn)
+		_, body, _ = strings.Cut(string(answer), "\r\n\r\n")
+		return err
+	})
+	return body, err
+}
+
+// mustGet is get, which must succeed.
+func mustGet(t testing.TB, netnsPath, address string) string {
+	t.Helper()
+	body, err := get(netnsPath, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return body
+}

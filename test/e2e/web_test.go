@@ -1,0 +1,43 @@
+package e2e
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const example = "../../examples/web.yaml"
+
+// TestWeb is the main job: from a manifest to an address that answers, and away
+// without a trace.
+func TestWeb(t *testing.T) {
+	t.Parallel()
+	n, d := start(t)
+	path, err := filepath.Abs(example)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := n.MustHusk("run", "--wait", path)
+	t.Log(out)
+	var pod struct {
+		IPs             []string
+		NetworkSettings struct{ SandboxKey string }
+	}
+	if err := json.Unmarshal([]byte(n.MustHusk("inspect", "web")), &pod); err != nil {
+		t.Fatal(err)
+	}
+	if len(pod.IPs) != 2 {
+		t.Fatalf("the pod has the addresses %v", pod.IPs)
+	}
+	answer := mustGet(t, n.Net(), pod.IPs[0]+":80")
+	if fields := strings.Fields(answer); fields[0] != "web" || fields[1] != pod.IPs[0] {
+		t.Errorf("it answers %q", answer)
+	}
+	t.Log(n.MustHusk("ps"))
+	n.MustHusk("stop", "web")
+	t.Log(n.MustHusk("ps", "-a"))
+	n.MustHusk("rm", "web")
+	d.Stop()
+	n.NothingLeft()
+}
