@@ -32,6 +32,7 @@ import (
 	"github.com/huskd/husk/internal/oci/pause"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/sandbox/lifecycle"
 	"github.com/huskd/husk/internal/version"
 )
 
@@ -256,8 +257,10 @@ func (d *daemon) shut() {
 // vacant says whether nothing is in the kernel that a record speaks of. Links
 // that are being deleted are waited for.
 func (d *daemon) vacant() bool {
-	if len(d.sandboxes.Attachments()) > 0 {
-		return false
+	for _, st := range d.sandboxes.List() {
+		if st.State != lifecycle.Stopped {
+			return false
+		}
 	}
 	for end := time.Now().Add(closeTime); d.network.Usage().Attached+len(d.network.Usage().Debts) > 0; time.Sleep(reapTime) {
 		if time.Now().After(end) {

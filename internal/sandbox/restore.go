@@ -48,19 +48,15 @@ func (s *Service) Load() []error {
 	return bad
 }
 
-// Attachments returns what may be attached to the network, for it to compare
-// with what it has.
+// Attachments returns, after Load, what is attached to the network and stays
+// so: that of ready sandboxes. What others may have is given back as they are taken down.
 func (s *Service) Attachments() []pod.Attachment {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var list []pod.Attachment
 	for _, b := range s.boxes {
-		st := b.status()
-		switch st.State {
-		case lifecycle.Attaching, lifecycle.Starting, lifecycle.Ready, lifecycle.Killing, lifecycle.Detaching:
-			if !st.HostNetwork() {
-				list = append(list, st.Attachment)
-			}
+		if b.rec.State == lifecycle.Ready && b.rec.Boot == s.cfg.Host.BootID && b.rec.Attachment.Netns != "" {
+			list = append(list, b.rec.Attachment)
 		}
 	}
 	return list

@@ -90,12 +90,16 @@ func get(netnsPath, address string) (body string, err error) {
 	return body, err
 }
 
-// mustGet is get, which must succeed.
-func mustGet(t testing.TB, netnsPath, address string) string {
+// mustGet is get, which must succeed soon: a container runs before its program
+// listens.
+func mustGet(t testing.TB, netnsPath, address string) (body string) {
 	t.Helper()
-	body, err := get(netnsPath, address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	node.Eventually(t, 10*time.Second, func() string {
+		var err error
+		if body, err = get(netnsPath, address); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 	return body
 }

@@ -1,0 +1,109 @@
+package e2e
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	containers "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/crashpoint"
+	sandboxes "github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/test/node"
+)
+
+// crashPod has all that a sandbox can have: an infra process, since its
+// containers share a PID namespace, a volume in memory, a port of the node's.
+const crashPod = `
+apiVersion: v1
+kind: Pod
+metadata: {name: victim}
+spec:
+  shareProcessNamespace: true
+  terminationGracePeriodSeconds: 0
+  volumes: [{name: memory, emptyDir: {medium: Memory}}]
+  containers:
+  - {name: a, image: 'localhost/web:1', ports: [{containerPort: 80, hostPort: 8080}]}
+  - {name: b, image: 'localhost/web:1', command: [/bin/sleep, '1000'], volumeMounts: [{name: memory, mountPath: /m}]}
+`
+
+// edges are the places, before and after each action of the tables, where
+// huskd is killed. The second container's are those of the first again.
+func edges() []string {
+	var list []string
+	add := func(owner, state string, times ...string) {
+		for _, where := range []string{"/begin", "/end"} {
+			for _, n := range times {
+				if edge := owner + "/" + state + where + n; !slices.Contains(list, edge) {
+					list = append(list, edge)
+				}
+			}
+		}
+	}
+	for _, row := range sandboxes.Table() {
+		if row.Action != sandboxes.None {
+			add("sandbox", string(row.To), "")
+		}
+	}
+	for _, row := range containers.Table() {
+		if row.Action != containers.None {
+			add("container", string(row.To), "", "#2")
+		}
+	}
+	return list
+}
+
+// TestCrash kills huskd at every edge of the life of a pod, up and down. Each
+// time the next huskd must bring about what was wanted, and stop and rm leave
+// nothing.
+func TestCrash(t *testing.T) {
+	t.Parallel()
+	const lanes = 4
+	all := edges()
+	for lane := range lanes {
+		t.Run("lane", func(t *testing.T) {
+			t.Parallel()
+			n, d := start(t)
+			d.Stop()
+			manifest := write(t, n, "victim.yaml", crashPod)
+			for i := lane; i < len(all); i += lanes {
+				crash(t, n, manifest, all[i])
+			}
+		})
+	}
+}
+
+func crash(t *testing.T, n *node.Node, manifest, edge string) {
+	t.Helper()
+	d := n.Huskd(node.Env(crashpoint.Env, edge))
+	up := n.Husk("run", "--wait", "--timeout", "30s", manifest)
+	if up.Code == 0 {
+		n.Husk("stop", "victim")
+		n.Husk("rm", "-f", "victim")
+	}
+	if !d.Wait(10 * time.Second) {
+		t.Fatalf("%s: huskd was not killed there: run ended with %d %s", edge, up.Code, up.Stderr)
+	}
+	d = n.Huskd()
+	if up.Code != 0 {
+		// It was wanted when huskd was killed.
+		n.MustHusk("run", "--wait", "--timeout", "60s", manifest)
+		if answer := mustGet(t, n.Net(), "127.0.0.1:8080"); !strings.HasPrefix(answer, "victim ") {
+			t.Errorf("%s: the pod answers %q", edge, answer)
+		}
+	}
+	for _, verb := range []string{"stop", "rm"} {
+		// A removal that had begun goes on by itself.
+		if r := n.Husk(verb, "victim"); r.Code != 0 && (up.Code != 0 || !strings.Contains(r.Stderr, "no pod")) {
+			t.Fatalf("%s: %s: %s", edge, verb, r.Stderr)
+		}
+		if out := n.MustHusk("ps", "-a"); strings.Contains(out, "Running") {
+			t.Errorf("%s: after %s the pod is shown as\n%s", edge, verb, out)
+		}
+	}
+	d.Stop()
+	n.NothingLeft()
+	if t.Failed() {
+		t.Fatalf("%s: see above", edge)
+	}
+}
