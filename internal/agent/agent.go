@@ -120,6 +120,7 @@ func (a *Agent) Load() []error {
 		})
 	}
 	for _, w := range a.workers {
+		w.step() // so that it is known how the pod is
 		w.start()
 	}
 	return bad

@@ -5,6 +5,7 @@ package doctor
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -43,6 +44,7 @@ func Examine(h Host) []*huskv1.Check {
 	d.privileges(h.Facts)
 	d.network(h.Network)
 	d.disk(h.Root)
+	d.self()
 	return d.checks
 }
 
@@ -134,6 +136,9 @@ func (d *diagnosis) network(n *network.Network) {
 		d.add("network", note, text, "")
 	}
 	usage := n.Usage()
+	for _, r := range usage.Ranges {
+		d.add("addresses", ok, fmt.Sprintf("%s: %d in use, %d resting after use, %d free", r.Range, r.Used, r.Quarantined, r.Free), "")
+	}
 	for _, debt := range usage.Debts {
 		finding := fmt.Sprintf("the link of pod %s is still to be deleted, since %s", debt.Pod, debt.Since.Format("15:04:05"))
 		if debt.Error != "" {
@@ -171,4 +176,14 @@ func (d *diagnosis) disk(root string) {
 	default:
 		d.add("disk", ok, finding, "")
 	}
+}
+
+// self tells what huskd itself uses, where a leak would show.
+func (d *diagnosis) self() {
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		d.add("huskd", warn, err.Error(), "")
+		return
+	}
+	d.add("huskd", ok, fmt.Sprintf("%d goroutines, %d open files", runtime.NumGoroutine(), len(files)), "")
 }

@@ -44,7 +44,7 @@ func (b *box) act(in lifecycle.State, do lifecycle.Action) error {
 	case lifecycle.Unpin:
 		return b.unpin()
 	case lifecycle.Clean:
-		return b.clean(ctx)
+		return b.s.cfg.Containers.RemoveAll(ctx, b.id)
 	}
 	return fmt.Errorf("unknown action %q", do)
 }
@@ -183,6 +183,11 @@ func (b *box) kill(ctx context.Context) error {
 
 func (b *box) unpin() error {
 	dir := b.dir()
+	if b.config.GetLinux().GetCgroupParent() == "" { // else its owner is whoever named it
+		if err := b.s.cfg.RemoveCgroup(b.s.Cgroup(b.status())); err != nil {
+			return err
+		}
+	}
 	err := netns.Remove(b.rec.Attachment.Netns, filepath.Join(dir, "ipc"), filepath.Join(dir, "uts"))
 	if err := errors.Join(err, unmount(filepath.Join(dir, "shm"))); err != nil {
 		return err
@@ -201,16 +206,6 @@ func unmount(path string) error {
 			return fmt.Errorf("unmount %s: %w", path, err)
 		}
 	}
-}
-
-func (b *box) clean(ctx context.Context) error {
-	if err := b.s.cfg.Containers.RemoveAll(ctx, b.id); err != nil {
-		return err
-	}
-	if b.config.GetLinux().GetCgroupParent() != "" {
-		return nil // its owner is whoever named it
-	}
-	return b.s.cfg.RemoveCgroup(b.s.Cgroup(b.status()))
 }
 
 // resolvConf renders the DNS config; without one, the host's file is taken as

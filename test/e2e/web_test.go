@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,13 +19,7 @@ func TestWeb(t *testing.T) {
 	}
 	out := n.MustHusk("run", "--wait", path)
 	t.Log(out)
-	var pod struct {
-		IPs             []string
-		NetworkSettings struct{ SandboxKey string }
-	}
-	if err := json.Unmarshal([]byte(n.MustHusk("inspect", "web")), &pod); err != nil {
-		t.Fatal(err)
-	}
+	pod := inspect(t, n, "web")
 	if len(pod.IPs) != 2 {
 		t.Fatalf("the pod has the addresses %v", pod.IPs)
 	}

@@ -36,8 +36,8 @@ const (
 	StartInfra Action = "start-infra" // start the infra process, if it needs one
 	Kill       Action = "kill"        // end every process in it
 	Detach     Action = "detach"      // detach it, or owe it
-	Unpin      Action = "unpin"       // unpin its namespaces, unmount its files
-	Clean      Action = "clean"       // remove its containers, files and cgroup
+	Unpin      Action = "unpin"       // remove its cgroup, unpin its namespaces, unmount its files
+	Clean      Action = "clean"       // remove its containers
 )
 
 // Event is what happened to a sandbox.

@@ -1,0 +1,117 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/test/node"
+)
+
+// median returns the middle one, in milliseconds.
+func median(all []time.Duration) float64 {
+	slices.Sort(all)
+	return float64(all[len(all)/2].Microseconds()) / 1000
+}
+
+// stages are the steps of a pod's life that a person waits for, by their names
+// in inspect.
+var stages = map[string]string{"pin": "namespace", "attach": "network", "mount": "image-mount", "create": "create", "start": "start"}
+
+// BenchmarkManifestToAnswer measures the main job as a user has it: from the
+// exec of `husk run examples/web.yaml` to the first answer of its web server,
+// the image being there. It prints medians: of the whole, of what the command
+// told, and of the stages. Those of the containers overlap.
+func BenchmarkManifestToAnswer(b *testing.B) {
+	n, d := start(b)
+	path, err := filepath.Abs(example)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var whole, ready []time.Duration
+	steps := map[string][]time.Duration{}
+	for b.Loop() {
+		began := time.Now()
+		n.MustHusk("run", "--wait", path)
+		ready = append(ready, time.Since(began))
+		pod := inspect(b, n, "web")
+		// Asking for the address is not part of the job.
+		asked := time.Now()
+		address := net.JoinHostPort(pod.IPs[0], "80")
+		for {
+			if _, err := get(n.Net(), address); err == nil {
+				break
+			}
+		}
+		whole = append(whole, ready[len(ready)-1]+time.Since(asked))
+		for _, step := range pod.Sandbox.Steps {
+			steps[step.Name] = append(steps[step.Name], step.Nanoseconds)
+		}
+		for _, c := range pod.Containers {
+			for _, step := range c.Steps {
+				steps[step.Name] = append(steps[step.Name], step.Nanoseconds)
+			}
+		}
+		n.MustHusk("stop", "web")
+		n.MustHusk("rm", "web")
+	}
+	b.ReportMetric(median(whole), "ms/answer")
+	b.ReportMetric(median(ready), "ms/ready")
+	for step, name := range stages {
+		b.ReportMetric(median(steps[step]), "ms/"+name)
+	}
+	d.Stop()
+}
+
+// BenchmarkAdopt measures a restart of huskd with many running pods, from its
+// exec to its answer about all of them.
+func BenchmarkAdopt(b *testing.B) {
+	const pods = 100
+	n, d := start(b)
+	manifest := ""
+	for i := range pods {
+		manifest += "---" + fmt.Sprintf(sleeper, fmt.Sprintf("p%d", i))
+	}
+	n.MustHusk("run", "--wait", write(b, n, "pods.yaml", manifest))
+	var took []time.Duration
+	for b.Loop() {
+		d.Kill()
+		began := time.Now()
+		d = n.Huskd()
+		if len(processes(b, n)) != pods {
+			b.Fatal("not all pods run")
+		}
+		took = append(took, time.Since(began))
+	}
+	b.ReportMetric(median(took), "ms/adopt-100")
+	n.MustHusk("shutdown", "--budget", "1s")
+	d.Wait(20 * time.Second)
+}
+
+// inspected is what tests read of husk inspect.
+type inspected struct {
+	IPs             []string
+	NetworkSettings struct{ SandboxKey string }
+	Sandbox         struct{ Steps []inspectedStep }
+	Containers      []struct {
+		Pid   int
+		Steps []inspectedStep
+	}
+}
+
+type inspectedStep struct {
+	Name        string
+	Nanoseconds time.Duration
+}
+
+func inspect(t testing.TB, n *node.Node, name string) (out inspected) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(n.MustHusk("inspect", name)), &out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}

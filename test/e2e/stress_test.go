@@ -1,0 +1,191 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/test/node"
+)
+
+// sleeper is a pod of one container that ends at once when it is told to.
+const sleeper = `
+apiVersion: v1
+kind: Pod
+metadata: {name: %s}
+spec:
+  terminationGracePeriodSeconds: 5
+  containers:
+  - {name: c, image: 'localhost/web:1', command: [/bin/sh, -c, 'trap "exit 0" TERM; while :; do sleep 1000 & wait; done']}
+`
+
+// usage is what huskd says of itself.
+type usage struct{ goroutines, files, addresses int }
+
+var (
+	selfWords    = regexp.MustCompile(`(\d+) goroutines, (\d+) open files`)
+	addressWords = regexp.MustCompile(`10\.\S+: (\d+) in use`)
+)
+
+func usageOf(t testing.TB, n *node.Node) usage {
+	t.Helper()
+	out := n.Husk("doctor", "-o", "json").Stdout
+	number := func(words *regexp.Regexp, i int) int {
+		m := words.FindStringSubmatch(out)
+		if m == nil {
+			t.Fatalf("doctor doesn't tell of %v:\n%s", words, out)
+		}
+		v, _ := strconv.Atoi(m[i])
+		return v
+	}
+	return usage{number(selfWords, 1), number(selfWords, 2), number(addressWords, 1)}
+}
+
+// TestRounds runs, stops and removes pods again and again, several at a time.
+func TestRounds(t *testing.T) {
+	const rounds, atOnce = 200, 8
+	n, d := start(t)
+	round := func(i int) {
+		name := fmt.Sprintf("p%d", i)
+		path := write(t, n, name+".yaml", fmt.Sprintf(sleeper, name))
+		for _, args := range [][]string{{"run", "--wait", path}, {"stop", name}, {"rm", name}} {
+			if r := n.Husk(args...); r.Code != 0 {
+				t.Errorf("husk %v: exit code %d: %s", args, r.Code, r.Stderr)
+				return
+			}
+		}
+	}
+	many := func(count, offset int) {
+		var next atomic.Int32
+		var all sync.WaitGroup
+		for range atOnce {
+			all.Go(func() {
+				for i := int(next.Add(1)); i <= count && !t.Failed(); i = int(next.Add(1)) {
+					round(offset + i)
+				}
+			})
+		}
+		all.Wait()
+	}
+	many(atOnce, 0) // what is made once is there now
+	before := usageOf(t, n)
+	began := time.Now()
+	many(rounds, atOnce)
+	t.Logf("%d rounds in %v; before %+v", rounds, time.Since(began).Round(time.Millisecond), before)
+	// What is closed in the background may take a moment.
+	node.Eventually(t, 10*time.Second, func() string {
+		after := usageOf(t, n)
+		if after.addresses == 0 && after.goroutines <= before.goroutines && after.files <= before.files {
+			t.Logf("after %+v", after)
+			return ""
+		}
+		return fmt.Sprintf("huskd has grown from %+v to %+v", before, after)
+	})
+	d.Stop()
+	n.NothingLeft()
+}
+
+// TestRestart adopts a hundred running pods.
+func TestRestart(t *testing.T) {
+	const pods = 100
+	n, d := start(t)
+	var manifest strings.Builder
+	for i := range pods {
+		manifest.WriteString("---")
+		fmt.Fprintf(&manifest, sleeper, fmt.Sprintf("p%d", i))
+	}
+	path := write(t, n, "pods.yaml", manifest.String())
+	began := time.Now()
+	n.MustHusk("run", "--wait", path)
+	t.Logf("%d pods ready after %v", pods, time.Since(began).Round(time.Millisecond))
+	before := processes(t, n)
+	if len(before) != pods {
+		t.Fatalf("%d pods run", len(before))
+	}
+	for _, end := range []func(){d.Kill, func() { d.Stop() }} {
+		end()
+		began := time.Now()
+		d = n.Huskd()
+		now := processes(t, n)
+		t.Logf("adopted after %v", time.Since(began).Round(time.Millisecond))
+		if fmt.Sprint(now) != fmt.Sprint(before) {
+			t.Errorf("the pods' processes were %v and are %v", before, now)
+		}
+	}
+	if _, err := get(n.Net(), "127.0.0.1:1"); err == nil {
+		t.Error("something answers at port 1")
+	}
+	n.MustHusk("run", "--wait", path) // unchanged
+	n.MustHusk("shutdown", "--budget", "30s")
+	if !d.Wait(20 * time.Second) {
+		t.Fatal("huskd doesn't end after shutdown")
+	}
+	for _, left := range n.Left() {
+		if !strings.HasPrefix(left, "file logs/") {
+			t.Errorf("left after shutdown: %s", left)
+		}
+	}
+	d = n.Huskd()
+	n.MustHusk("run", "--wait", path) // they run again: nobody stopped them for good
+	var names []string
+	for i := range pods {
+		names = append(names, fmt.Sprintf("p%d", i))
+	}
+	n.MustHusk(append([]string{"rm", "-f"}, names...)...)
+	d.Stop()
+	n.NothingLeft()
+}
+
+// processes returns the first process of each running pod's container.
+func processes(t testing.TB, n *node.Node) map[string]int {
+	t.Helper()
+	var list []struct {
+		Name       string
+		Containers []struct {
+			State string
+			Pid   int
+		}
+	}
+	if err := json.Unmarshal([]byte(n.MustHusk("ps", "-o", "json")), &list); err != nil {
+		t.Fatal(err)
+	}
+	pids := map[string]int{}
+	for _, p := range list {
+		for _, c := range p.Containers {
+			if c.State == "Running" {
+				pids[p.Name] = c.Pid
+			}
+		}
+	}
+	return pids
+}
+
+// TestReboot runs the pods again that ran when the power went.
+func TestReboot(t *testing.T) {
+	t.Parallel()
+	n, _ := start(t)
+	path := write(t, n, "web.yaml", fmt.Sprintf(sleeper, "web"))
+	n.MustHusk("run", "--wait", path)
+	stopped := write(t, n, "stopped.yaml", fmt.Sprintf(sleeper, "stopped"))
+	n.MustHusk("run", "--wait", stopped)
+	n.MustHusk("stop", "stopped")
+	n.Reboot()
+	d := n.Huskd()
+	n.MustHusk("run", "--wait", "--timeout", "30s", path)
+	out := n.MustHusk("ps", "-a", "-o", "json")
+	if !strings.Contains(out, `"Stopped"`) {
+		t.Errorf("the pod that was stopped isn't: %s", out)
+	}
+	if now := processes(t, n); len(now) != 1 || now["web"] == 0 {
+		t.Errorf("after the reboot run %v", now)
+	}
+	n.MustHusk("rm", "-f", "web", "stopped")
+	d.Stop()
+	n.NothingLeft()
+}
