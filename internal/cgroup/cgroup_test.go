@@ -269,8 +269,14 @@ func TestKillAndRemove(t *testing.T) {
 func capPids(t *testing.T, tree *Tree) {
 	t.Helper()
 	mount, ok := tree.host.Mounts["pids"]
+	if tree.host.Mode.Unified() {
+		mount, ok = tree.host.Mounts[""], tree.host.Has("pids")
+	}
 	if !ok {
 		t.Skip("no pids controller to bound a fork bomb with")
+	}
+	if err := tree.Create(tree.Root(), Limits{}); err != nil { // on v2 the root hands pids down
+		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(mount, tree.Root(), "pids.max"), []byte("64"), 0); err != nil {
 		t.Fatal(err)

@@ -142,7 +142,7 @@ func (a *app) run(ctx context.Context, c *client.Client, manifests []*huskv1.Run
 		all.Go(func() {
 			defer terminal.Guard()
 			err := runOne(ctx, c, m, v)
-			v.fail(err, errors.Is(ctx.Err(), context.DeadlineExceeded) && timeIsUp(err))
+			v.fail(err, limit > 0 && timeIsUp(err))
 		})
 	}
 	all.Wait()
@@ -155,6 +155,8 @@ func (a *app) run(ctx context.Context, c *client.Client, manifests []*huskv1.Run
 	return v.failures.outcome()
 }
 
+// timeIsUp says whether a request was given up at its deadline, by us or by
+// huskd, which is told of it and may be the first to notice.
 func timeIsUp(err error) bool {
 	r, ok := errors.AsType[client.Refused](err)
 	return ok && r.Code == codes.DeadlineExceeded

@@ -153,6 +153,7 @@ func (b *box) specRequest(sandbox Sandbox, image Image, root string) (spec.Reque
 	}, passwd, group); err != nil {
 		return r, err
 	}
+	b.rec.User = &r.User
 	if r.Devices, err = configDevices(b.config.GetDevices()); err != nil {
 		return r, err
 	}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -44,6 +45,12 @@ type record struct {
 	Exit       *oci.Exit   `json:"exit,omitempty"`
 	Reason     string      `json:"reason,omitempty"`
 	Message    string      `json:"message,omitempty"`
+	// User is who its process runs as.
+	User *specs.User `json:"user,omitempty"`
+	// Volumes are the IDs of the images that it has mounted, by where.
+	Volumes map[string]string `json:"volumes,omitempty"`
+	// Resources are what its config's have been changed to.
+	Resources *runtimeapi.LinuxContainerResources `json:"resources,omitempty"`
 	// Unwanted says that nobody was told of it: it goes as soon as it has ended.
 	Unwanted bool `json:"unwanted,omitempty"`
 }
@@ -110,7 +117,7 @@ func (b *box) publish() {
 	st := &Status{
 		ID: b.id, Sandbox: b.sandbox, Config: b.config, State: b.rec.State, ImageID: b.rec.ImageID, Log: b.rec.Log,
 		Created: b.rec.Created, Started: b.rec.Started, Process: b.rec.Process, Reason: b.rec.Reason, Message: b.rec.Message,
-		Steps: slices.Clip(b.steps),
+		Steps: slices.Clip(b.steps), User: b.rec.User, record: b.rec,
 	}
 	if b.rec.Exit != nil {
 		st.Exit, st.Finished = *b.rec.Exit, true
@@ -147,11 +154,13 @@ func (b *box) enter(to lifecycle.State) error {
 	switch to {
 	case lifecycle.Exited:
 		b.s.free(b)
-		b.once.Do(func() { close(b.ended) })
 	case lifecycle.Removed:
 		b.s.forget(b)
 	}
 	b.publish()
+	if to == lifecycle.Exited { // whoever waits for that sees it in the status
+		b.once.Do(func() { close(b.ended) })
+	}
 	return nil
 }
 
@@ -274,7 +283,7 @@ func (b *box) stop(grace time.Duration) error {
 
 // terminate asks the first process to end and says whether it did so in time.
 func (b *box) terminate(grace time.Duration) (ended bool, err error) {
-	if err := b.s.cfg.Runtime.Signal(context.Background(), b.id, stopSignal(b.config, b.rec.StopSignal)); err != nil {
+	if err := b.s.cfg.Runtime.Signal(context.Background(), b.id, stopSignal(b.config, b.status().record.StopSignal)); err != nil {
 		b.s.cfg.Log.Warn("container: stop signal", "container", b.id, "name", b.name(), "error", err)
 		return false, nil
 	}

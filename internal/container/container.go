@@ -19,6 +19,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container/lifecycle"
@@ -46,6 +47,11 @@ type Sessions interface {
 	Exec(ctx context.Context, e oci.Exec) (code int, err error)
 	Attach(ctx context.Context, id string, s oci.Streams) error
 	ReopenLog(ctx context.Context, id string) error
+}
+
+// Limiter changes what a container may use.
+type Limiter interface {
+	Update(ctx context.Context, id string, limits *specs.LinuxResources) error
 }
 
 // Images are where root file systems come from.
@@ -85,6 +91,7 @@ type Config struct {
 	Journal     *journal.Journal
 	Runtime     Runtime
 	Sessions    Sessions
+	Limiter     Limiter
 	Images      Images
 	Sandboxes   Sandboxes
 	Host        host.Facts
@@ -111,6 +118,10 @@ type Status struct {
 	Finished bool     // it has ended; what it left may still be being released
 	// Steps are what this huskd did with it, in their order.
 	Steps []pod.Step
+	// User is who its process runs as; nil before that is known.
+	User *specs.User
+
+	record record
 }
 
 // Name returns the container's name within its pod.

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -55,7 +57,8 @@ func (s *Service) Load() []error {
 // that ended meanwhile are found out in the background, and what no record
 // speaks of is swept away.
 func (s *Service) Resume(ctx context.Context) error {
-	for _, b := range s.boxes {
+	swept := s.sweep(ctx)
+	for _, b := range slices.Collect(maps.Values(s.boxes)) { // some are forgotten meanwhile
 		b.holdAgain(ctx)
 		ev := lifecycle.Lost
 		if b.rec.Boot != s.cfg.Host.BootID {
@@ -68,7 +71,7 @@ func (s *Service) Resume(ctx context.Context) error {
 		}
 		b.resumeDown(ev)
 	}
-	return s.sweep(ctx)
+	return swept
 }
 
 // holdAgain keeps the container's image, as before the restart.
@@ -117,7 +120,8 @@ func (b *box) lost(why string) {
 }
 
 // sweep ends and removes what carries the name of a container that no record
-// speaks of: records that were damaged, or set aside.
+// speaks of: records that were damaged, or set aside. It runs before any record
+// can go.
 func (s *Service) sweep(ctx context.Context) error {
 	var errs []error
 	for _, base := range []string{s.cfg.State, s.cfg.Root} {

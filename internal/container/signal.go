@@ -1,9 +1,11 @@
 package container
 
 import (
+	"fmt"
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/oci"
@@ -23,3 +25,22 @@ func stopSignal(config *runtimeapi.ContainerConfig, image string) syscall.Signal
 	}
 	return syscall.SIGTERM
 }
+
+// criSignalOf is a signal as CRI spells it.
+func criSignalOf(sig syscall.Signal) runtimeapi.Signal {
+	name := unix.SignalName(sig)
+	switch {
+	case sig >= realTimeMin && sig < realTimeMin+16:
+		name = fmt.Sprintf("SIGRTMINPLUS%d", sig-realTimeMin)
+	case sig >= realTimeMin && sig <= realTimeMax:
+		name = fmt.Sprintf("SIGRTMAXMINUS%d", realTimeMax-sig)
+	}
+	name = strings.TrimSuffix(strings.TrimSuffix(name, "PLUS0"), "MINUS0")
+	return runtimeapi.Signal(runtimeapi.Signal_value["SIGNAL_"+name])
+}
+
+// The C library's first and last real-time signals.
+const (
+	realTimeMin = 34
+	realTimeMax = 64
+)

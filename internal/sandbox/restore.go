@@ -3,8 +3,10 @@ package sandbox
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -66,7 +68,8 @@ func (s *Service) Attachments() []pod.Attachment {
 // short, and sweeps away what no record speaks of. Ready sandboxes are usable
 // when it returns; others are taken down in the background.
 func (s *Service) Resume() error {
-	for _, b := range s.boxes {
+	swept := s.sweep()
+	for _, b := range slices.Collect(maps.Values(s.boxes)) { // some are forgotten meanwhile
 		ev := lifecycle.Lost
 		if b.rec.Boot != s.cfg.Host.BootID {
 			ev = lifecycle.Reboot
@@ -77,7 +80,7 @@ func (s *Service) Resume() error {
 		}
 		b.resumeDown(ev)
 	}
-	return s.sweep()
+	return swept
 }
 
 // intact says whether the kernel still has what a ready sandbox needs.
@@ -118,7 +121,8 @@ func (b *box) resumeDown(ev lifecycle.Event) {
 }
 
 // sweep removes namespaces and files that carry our name and that no record
-// speaks of: records that were damaged, or set aside.
+// speaks of: records that were damaged, or set aside. It runs before any record
+// can go.
 func (s *Service) sweep() error {
 	known := map[string]bool{}
 	for id, b := range s.boxes {

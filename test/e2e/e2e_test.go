@@ -51,13 +51,19 @@ func webArchive(t testing.TB) []byte {
 func start(t testing.TB, options ...node.Option) (*node.Node, *node.Daemon) {
 	t.Helper()
 	n := node.New(t)
+	return n, furnish(t, n, options...)
+}
+
+// furnish starts a huskd that has the web image on a node.
+func furnish(t testing.TB, n *node.Node, options ...node.Option) *node.Daemon {
+	t.Helper()
 	d := n.Huskd(options...)
 	path := filepath.Join(n.Dir, "web.tar")
 	if err := os.WriteFile(path, webArchive(t), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	n.MustHusk("image", "load", path)
-	return n, d
+	return d
 }
 
 // write puts a file where the node has it too, and returns its path.

@@ -3,7 +3,10 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -85,10 +88,22 @@ func TestRounds(t *testing.T) {
 			t.Logf("after %+v", after)
 			return ""
 		}
-		return fmt.Sprintf("huskd has grown from %+v to %+v", before, after)
+		return fmt.Sprintf("huskd has grown from %+v to %+v; it has open %v", before, after, openFiles(d))
 	})
 	d.Stop()
 	n.NothingLeft()
+}
+
+// openFiles are what huskd has open.
+func openFiles(d *node.Daemon) []string {
+	var open []string
+	names, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.Pid()))
+	for _, name := range names {
+		to, _ := os.Readlink(name)
+		open = append(open, to)
+	}
+	slices.Sort(open)
+	return open
 }
 
 // TestRestart adopts a hundred running pods.

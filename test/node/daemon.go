@@ -20,9 +20,13 @@ var binaries struct {
 }
 
 // Binary builds a command of Husk, once for all tests of a test binary, with
-// the places where a crash can be ordered.
+// the places where a crash can be ordered. Where there is no Go to build with,
+// HUSK_TEST_BINARIES is the directory of such commands.
 func (n *Node) Binary(name string) string {
 	n.t.Helper()
+	if dir := os.Getenv("HUSK_TEST_BINARIES"); dir != "" {
+		return filepath.Join(dir, name)
+	}
 	binaries.Lock()
 	defer binaries.Unlock()
 	if binaries.dir == "" {
@@ -104,7 +108,7 @@ func (n *Node) Huskd(options ...Option) *Daemon {
 	n.t.Helper()
 	began := time.Now()
 	d := n.Launch(options...)
-	Eventually(n.t, 30*time.Second, func() string {
+	Eventually(n.t, time.Minute, func() string {
 		select {
 		case <-d.done:
 			n.t.Fatalf("huskd ended:\n%s", d.Log())
@@ -122,14 +126,17 @@ func (n *Node) Huskd(options ...Option) *Daemon {
 // Socket is how the host sees huskd's socket.
 func (n *Node) Socket() string { return n.Path(filepath.Join(n.State, "husk.sock")) }
 
-// Serves says whether huskd accepts connections.
+// Serves says whether huskd answers. It listens earlier, so that no client is
+// turned away; its server then greets who connects.
 func (n *Node) Serves() bool {
 	conn, err := net.Dial("unix", n.Socket())
 	if err != nil {
 		return false
 	}
-	_ = conn.Close()
-	return true
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(time.Second))
+	_, err = conn.Read(make([]byte, 1))
+	return err == nil
 }
 
 // Log is what huskd has written.
@@ -169,6 +176,12 @@ func (d *Daemon) Wait(within time.Duration) bool {
 	case <-time.After(within):
 		return false
 	}
+}
+
+// Code is the exit code of a huskd that has ended.
+func (d *Daemon) Code() int {
+	<-d.done
+	return d.cmd.ProcessState.ExitCode()
 }
 
 // Husk runs the command line against the node's huskd.

@@ -122,6 +122,10 @@ func (n *Node) wire() {
 	pid := strconv.Itoa(n.init.Process.Pid)
 	other := func(args ...string) []string { return append([]string{"nsenter", "--net=" + n.other}, args...) }
 	here := func(args ...string) []string { return append([]string{"nsenter", "-t", pid, "-n"}, args...) }
+	// After a reboot the old namespace, and with it the link's old end, goes in
+	// the background.
+	gone := other("ip", "link", "del", "wire0")
+	_ = exec.Command(gone[0], gone[1:]...).Run()
 	for _, args := range [][]string{
 		here("ip", "link", "add", "up0", "type", "veth", "peer", "name", "wire0"),
 		here("sysctl", "-qw", "net.ipv6.conf.up0.accept_dad=0"),
@@ -139,6 +143,15 @@ func (n *Node) wire() {
 			n.t.Fatalf("node: %s: %v: %s", strings.Join(args, " "), err, out)
 		}
 	}
+	// The kernel gives the uplink its link-local route in its own time. It must
+	// not look like something that a test left.
+	Eventually(n.t, 10*time.Second, func() string {
+		out, err := exec.Command("nsenter", "-t", pid, "-n", "ip", "-6", "route", "show", "fe80::/64", "dev", "up0").Output()
+		if err != nil || len(out) == 0 {
+			return "up0 has no link-local route"
+		}
+		return ""
+	})
 }
 
 // Reboot ends everything on the node at once, as a power loss would, and

@@ -38,13 +38,17 @@ func TestInventoryCountsEachKind(t *testing.T) {
 	n.Must("mkdir", "-p", netns.Dir, n.State+"/left")
 	n.Must("touch", netns.Dir+"/husk-stray")
 	n.Must("mount", "-t", "tmpfs", "stray", "/mnt")
-	n.Must("sysctl", "-qw", "net.ipv4.ip_forward=1")
+	was, now := "0", "1" // a new namespace has what the host has
+	if strings.TrimSpace(n.Must("sysctl", "-n", "net.ipv4.ip_forward")) == now {
+		was, now = now, was
+	}
+	n.Must("sysctl", "-qw", "net.ipv4.ip_forward="+now)
 	n.Must("nft", "add", "table", "inet", "stray")
 	n.Must("ip", "route", "add", "203.0.113.0/24", "via", Other4)
 	n.Must("mkdir", "/sys/fs/cgroup/pids"+n.Instance().Cgroup())
 	n.Must("sh", "-c", "sleep 100 >/dev/null 2>&1 &")
 	left := strings.Join(n.Left(), "\n")
-	for _, want := range []string{"link stray0", "network namespace husk-stray", "mount /mnt", "sysctl net/ipv4/ip_forward=1", "nft table stray", "route ", "cgroup /sys/fs/cgroup/pids/husk-", "process sleep 100", "file left"} {
+	for _, want := range []string{"link stray0", "network namespace husk-stray", "mount /mnt", "sysctl net/ipv4/ip_forward=" + now, "nft table stray", "route ", "cgroup /sys/fs/cgroup/pids/husk-", "process sleep 100", "file left"} {
 		if !strings.Contains(left, want) {
 			t.Errorf("not seen: %s", want)
 		}
@@ -53,7 +57,7 @@ func TestInventoryCountsEachKind(t *testing.T) {
 	n.Must("ip", "link", "del", "stray0")
 	n.Must("umount", "/mnt")
 	n.Must("rm", "-r", netns.Dir, n.State)
-	n.Must("sysctl", "-qw", "net.ipv4.ip_forward=0")
+	n.Must("sysctl", "-qw", "net.ipv4.ip_forward="+was)
 	n.Must("nft", "delete", "table", "inet", "stray")
 	n.Must("ip", "route", "del", "203.0.113.0/24")
 	n.Must("rmdir", "/sys/fs/cgroup/pids"+n.Instance().Cgroup())

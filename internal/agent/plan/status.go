@@ -266,7 +266,7 @@ func (p reporter) imageReason(c member) (string, string) {
 	case image.State == ImagePulling:
 		return "", ""
 	case image.State != ImagePresent && c.ImagePullPolicy == corev1.PullNever:
-		return reasonNeverPull, fmt.Sprintf("image %s is not here, and imagePullPolicy is Never", c.Image)
+		return reasonNeverPull, fmt.Sprintf("image %s is not here, and imagePullPolicy is Never: load it with husk image load", c.Image)
 	case b.Count == 0 || image.State == ImagePresent && c.ImagePullPolicy != corev1.PullAlways:
 		return "", ""
 	case image.Failure.Reason != "":

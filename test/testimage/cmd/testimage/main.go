@@ -3,7 +3,7 @@
 //	testimage FLAVOUR FILE.tar
 //
 // Flavours are busybox, users and web; the image is named
-// localhost/FLAVOUR:latest.
+// localhost/FLAVOUR:1.
 package main
 
 import (
@@ -39,7 +39,7 @@ func run(args []string) error {
 	}
 	defer os.Remove(tmp.Name())
 	defer tmp.Close()
-	if err := testimage.WriteArchive(tmp, testimage.Named{Image: img, Names: []string{"localhost/" + args[0] + ":latest"}}); err != nil {
+	if err := testimage.WriteArchive(tmp, testimage.Named{Image: img, Names: []string{"localhost/" + args[0] + ":1"}}); err != nil {
 		return err
 	}
 	if err := tmp.Chmod(0o644); err != nil {
