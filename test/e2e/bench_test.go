@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -27,7 +29,13 @@ var stages = map[string]string{"pin": "namespace", "attach": "network", "mount":
 // the image being there. It prints medians: of the whole, of what the command
 // told, and of the stages. Those of the containers overlap.
 func BenchmarkManifestToAnswer(b *testing.B) {
-	n, d := start(b)
+	for _, runtime := range []string{"runc", "crun"} {
+		b.Run(runtime, func(b *testing.B) { benchmarkAnswer(b, runtime) })
+	}
+}
+
+func benchmarkAnswer(b *testing.B, runtime string) {
+	n, d := start(b, node.Env("PATH", onlyWith(b, runtime)))
 	path, err := filepath.Abs(example)
 	if err != nil {
 		b.Fatal(err)
@@ -65,6 +73,22 @@ func BenchmarkManifestToAnswer(b *testing.B) {
 		b.ReportMetric(median(steps[step]), "ms/"+name)
 	}
 	d.Stop()
+}
+
+// onlyWith is a PATH with this OCI runtime and no other.
+func onlyWith(t testing.TB, runtime string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{runtime, "conmon"} {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(path, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
 }
 
 // BenchmarkAdopt measures a restart of huskd with many running pods, from its
