@@ -52,10 +52,13 @@ func Open(p oci.Process) (*os.File, error) {
 		return nil, ErrGone
 	}
 	fd, err := unix.PidfdOpen(p.PID, 0)
-	if errors.Is(err, unix.ESRCH) {
+	switch {
+	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
+		// A number may outlive its process as that of a session or process group
+		// with others in it, for which Linux 6.1 says EINVAL and 6.18 ESRCH, or be
+		// a thread's by now: EINVAL and ENOENT.
 		return nil, ErrGone
-	}
-	if err != nil {
+	case err != nil:
 		return nil, fmt.Errorf("open process %d: %w", p.PID, err)
 	}
 	f, err := poll.New(fd, "pidfd")

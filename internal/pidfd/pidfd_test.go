@@ -57,6 +57,45 @@ func TestStartTime(t *testing.T) {
 	}
 }
 
+// TestNumberOutlivesProcess: a number that is nobody's is still that of a
+// session and a process group, or it is a thread's.
+func TestNumberOutlivesProcess(t *testing.T) {
+	_, line := spawn(t, "setsid sh -c 'sleep 1000 >/dev/null & echo $$ $!' & wait; sleep 1000")
+	leader, child, _ := strings.Cut(line, " ")
+	pid, err := strconv.Atoi(child)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGKILL) })
+	pid, err = strconv.Atoi(leader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		if _, err := Identify(pid); errors.Is(err, ErrGone) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the session's leader doesn't end")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err := Signal(oci.Process{PID: pid, Start: 1}, unix.SIGKILL); !errors.Is(err, ErrGone) {
+		t.Errorf("the leader of a session: %v, want %v", err, ErrGone)
+	}
+	threads, err := os.ReadDir("/proc/self/task")
+	if err != nil || len(threads) < 2 {
+		t.Fatalf("threads of this process: %v, %v", threads, err)
+	}
+	thread, err := strconv.Atoi(threads[len(threads)-1].Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Signal(oci.Process{PID: thread, Start: 1}, unix.SIGKILL); !errors.Is(err, ErrGone) {
+		t.Errorf("a thread: %v, want %v", err, ErrGone)
+	}
+}
+
 func TestSignalAndWait(t *testing.T) {
 	p, _ := spawn(t, "trap 'exit 3' TERM; echo ready; while :; do sleep 0.01; done")
 	f, err := Open(p)
