@@ -187,6 +187,22 @@ func Pinned(path string) bool {
 	return unix.Statfs(path, &st) == nil && int64(st.Type) == unix.NSFS_MAGIC
 }
 
+// Keep pins the namespace that is pinned at path once more, at another path:
+// it then outlives the first pin.
+func Keep(path, at string) error {
+	if Pinned(at) {
+		return nil
+	}
+	_ = os.Remove(at) // of a Keep that was cut short
+	if err := touch(at); err != nil {
+		return fmt.Errorf("keep namespace %s: %w", path, err)
+	}
+	if err := unix.Mount(path, at, "", unix.MS_BIND, ""); err != nil {
+		return errors.Join(fmt.Errorf("keep namespace %s at %s: %w", path, at, err), os.Remove(at))
+	}
+	return nil
+}
+
 // List returns the paths in dir whose names begin with prefix.
 func List(dir, prefix string) ([]string, error) {
 	entries, err := os.ReadDir(dir)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -80,7 +81,7 @@ func Flags(flags ...string) Option {
 // Launch starts huskd on the node and doesn't wait for it to serve.
 func (n *Node) Launch(options ...Option) *Daemon {
 	n.t.Helper()
-	cmd := n.Command(context.Background(), n.Binary("huskd"), "--root", n.Root, "--state", n.State, "--certs-dir", filepath.Join(n.Dir, "certs.d"), "--config", "/dev/null")
+	cmd := n.Command(context.Background(), n.Binary("huskd"), "--root", n.Root, "--state", n.State, "--certs-dir", filepath.Join(n.Dir, "certs.d"), "--cni-conf-dir", n.CNI, "--config", "/dev/null")
 	cmd.Env = os.Environ()
 	d := &Daemon{n: n, cmd: cmd, log: &syncBuffer{}, done: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = d.log, d.log
@@ -126,8 +127,11 @@ func (n *Node) Huskd(options ...Option) *Daemon {
 // Socket is how the host sees huskd's socket.
 func (n *Node) Socket() string { return n.Path(filepath.Join(n.State, "husk.sock")) }
 
+// preface is the first that a gRPC client says, see RFC 9113, section 3.4.
+const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
 // Serves says whether huskd answers. It listens earlier, so that no client is
-// turned away; its server then greets who connects.
+// turned away.
 func (n *Node) Serves() bool {
 	conn, err := net.Dial("unix", n.Socket())
 	if err != nil {
@@ -135,6 +139,9 @@ func (n *Node) Serves() bool {
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(time.Second))
+	if _, err := io.WriteString(conn, preface); err != nil {
+		return false
+	}
 	_, err = conn.Read(make([]byte, 1))
 	return err == nil
 }

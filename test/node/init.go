@@ -18,17 +18,15 @@ const initEnv = "HUSK_TEST_NODE_INIT"
 // Main runs the tests, unless this process is to be a node's init.
 func Main(m *testing.M) {
 	if bootID := os.Getenv(initEnv); bootID != "" {
-		if err := runInit(bootID); err != nil {
-			fmt.Fprintln(os.Stderr, "node init:", err)
-			os.Exit(1)
-		}
-		os.Exit(0)
+		fmt.Fprintln(os.Stderr, "node init:", runInit(bootID))
+		os.Exit(1)
 	}
 	code := m.Run()
 	removeBinaries()
 	os.Exit(code)
 }
 
+// runInit is the node's init. It returns only if something is wrong.
 func runInit(bootID string) error {
 	type mount struct {
 		source, target, fs string

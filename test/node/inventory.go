@@ -93,7 +93,11 @@ func (n *Node) mounts() []string {
 	}
 	var points []string
 	for line := range strings.Lines(string(data)) {
-		points = append(points, strings.Fields(line)[4])
+		point := strings.Fields(line)[4]
+		if strings.HasPrefix(point, filepath.Dir(n.Dir)) && !strings.HasPrefix(point, n.Dir) {
+			continue // of another test, which was there when this node was booted
+		}
+		points = append(points, point)
 	}
 	return points
 }

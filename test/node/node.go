@@ -33,6 +33,9 @@ const (
 	Other6   = "2001:db8:51::2"
 )
 
+// prefix begins the names of the directories of nodes.
+const prefix = "husk-node-"
+
 // Node is a machine. Its directories are on the host's disk, so that they
 // outlive a Reboot.
 type Node struct {
@@ -40,6 +43,7 @@ type Node struct {
 	Dir   string // of all that belongs to it
 	Root  string // --root of its huskd
 	State string // --state, on its /run
+	CNI   string // --cni-conf-dir, which doesn't exist unless a test makes it
 	boot  int
 	init  *exec.Cmd
 	ended chan struct{} // closed when init was killed
@@ -52,11 +56,11 @@ type Node struct {
 func New(t testing.TB) *Node {
 	t.Helper()
 	hosttest.Root(t)
-	dir, err := os.MkdirTemp("", "husk-node-")
+	dir, err := os.MkdirTemp("", prefix)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &Node{t: t, Dir: dir, Root: filepath.Join(dir, "root"), State: "/run/husk", other: filepath.Join(dir, "other-host")}
+	n := &Node{t: t, Dir: dir, Root: filepath.Join(dir, "root"), State: "/run/husk", CNI: filepath.Join(dir, "cni"), other: filepath.Join(dir, "other-host")}
 	t.Cleanup(n.end)
 	if err := netns.Create(netns.Pins{Net: n.other}); err != nil {
 		t.Fatal(err)
