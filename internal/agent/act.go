@@ -15,6 +15,7 @@ import (
 	"github.com/huskd/husk/internal/agent/plan"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/oci"
 )
 
 // begin begins an action, and notes that it is under way. The caller holds w.mu.
@@ -33,7 +34,7 @@ func (w *worker) begin(action plan.Action) {
 	case plan.StopContainer:
 		w.underWay.deadlines[do.ID] = time.Now().Add(do.Grace)
 		w.a.background.Go(func() {
-			err := w.a.cfg.Containers.Stop(context.Background(), do.ID, do.Grace)
+			err := w.a.cfg.Containers.Stop(w.a.closing, do.ID, do.Grace)
 			w.ended(do.ID, err, func() { delete(w.underWay.deadlines, do.ID) })
 		})
 	case plan.StopSandbox:
@@ -52,7 +53,7 @@ func (w *worker) end(id string, fn func(context.Context) error) {
 	}
 	w.underWay.ending[id] = true
 	w.a.background.Go(func() {
-		w.ended(id, fn(context.Background()), func() { delete(w.underWay.ending, id) })
+		w.ended(id, fn(w.a.closing), func() { delete(w.underWay.ending, id) })
 	})
 }
 
@@ -65,6 +66,9 @@ const (
 // ended notes how the end of something went. What failed stays under way for a
 // while, so that it isn't asked for again at once.
 func (w *worker) ended(id string, err error, done func()) {
+	if w.a.closing.Err() != nil {
+		return // it goes on without us, and we learn of it at the next start
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	defer w.nudge()
@@ -104,12 +108,18 @@ func (w *worker) removeContainer(ctx context.Context, id string) error {
 	return nil
 }
 
-func failure(err error) plan.Failure { return plan.Failure{At: time.Now(), Message: err.Error()} }
+func failure(err error) plan.Failure {
+	f := plan.Failure{At: time.Now(), Message: err.Error()}
+	if refusal, ok := errors.AsType[*oci.StartError](err); ok && (refusal.Code == 126 || refusal.Code == 127) {
+		f.ExitCode = refusal.Code
+	}
+	return f
+}
 
 func (w *worker) createSandbox(do plan.CreateSandbox) {
 	config := cri.SandboxConfig(w.manifest, do.Attempt, w.a.cfg.Node())
 	config.Labels[Label] = "true"
-	st, err := w.a.cfg.Sandboxes.Run(context.Background(), config, "")
+	st, err := w.a.cfg.Sandboxes.Run(w.a.closing, config, "")
 	if err == nil {
 		w.a.owner.Store(st.ID, w)
 	}
@@ -137,10 +147,10 @@ func (w *worker) startContainer(do plan.StartContainer) {
 	}
 }
 
-// createAndStart returns an error if nothing of the container is left. One that
-// was created and refused to start has ended, and tells itself why.
+// createAndStart returns an error if the container never ran. One that did, or
+// refused to, has ended and tells itself why.
 func (w *worker) createAndStart(do plan.StartContainer) error {
-	ctx := context.Background()
+	ctx := w.a.closing
 	pod := w.manifest
 	config, err := w.containerConfig(do)
 	if err != nil {
@@ -151,10 +161,12 @@ func (w *worker) createAndStart(do plan.StartContainer) error {
 	if err != nil {
 		return err
 	}
-	if err := w.a.cfg.Containers.Start(ctx, st.ID); err != nil {
+	err = w.a.cfg.Containers.Start(ctx, st.ID)
+	if st, getErr := w.a.cfg.Containers.Get(st.ID); err != nil && getErr == nil && !st.Started.IsZero() {
 		w.a.cfg.Log.Warn("agent: start", "pod", nameOf(pod), "error", err)
+		return nil
 	}
-	return nil
+	return err
 }
 
 func (w *worker) pullImage(ctx context.Context, do plan.PullImage) {
@@ -176,7 +188,10 @@ func (w *worker) pullImage(ctx context.Context, do plan.PullImage) {
 	}
 	w.seen.images[do.Image] = at
 	w.mu.Unlock()
-	w.a.ImagesChanged()
+	w.nudge()
+	if err == nil {
+		w.a.ImagesChanged()
+	}
 }
 
 // bury removes what the pod has beside its sandboxes, then its record, and says

@@ -81,6 +81,8 @@ type record struct {
 	Started time.Time      `json:"started"`
 	Since   time.Time      `json:"since,omitzero"`
 	Grace   *time.Duration `json:"grace,omitempty"`
+	// First is the first attempt at a sandbox since the pod was last told to run.
+	First uint32 `json:"first,omitempty"`
 }
 
 func nameOf(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }
@@ -176,6 +178,12 @@ func (a *Agent) admit(pod *corev1.Pod, source string) (w, before *worker, err er
 		}
 		return w, nil, w.want(plan.Run, nil)
 	}
+	for _, other := range a.workers {
+		if other.manifest.UID == pod.UID {
+			return nil, nil, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf(
+				"pod %s has the UID of pod %s: leave metadata.uid out of its manifest", name, nameOf(other.manifest)))
+		}
+	}
 	rec := record{Pod: pod, Source: source, Want: plan.Run, Started: time.Now()}
 	if err := a.records.Put(string(pod.UID), rec); err != nil {
 		return nil, nil, fmt.Errorf("pod %s: %w", name, err)
@@ -197,6 +205,9 @@ func (a *Agent) Stop(ctx context.Context, uid string, grace *time.Duration) erro
 		if err := w.want(plan.Stop, grace); err != nil {
 			return err
 		}
+		if err := a.cfg.Journal.Sync(ctx); err != nil {
+			return fmt.Errorf("pod %s is being stopped, but would run again after a power loss: %w", nameOf(w.manifest), err)
+		}
 	}
 	return w.await(ctx, "stopped", func(p Pod) bool { return p.Settled })
 }
@@ -215,6 +226,9 @@ func (a *Agent) Remove(ctx context.Context, uid string) error {
 	if rec.Want != plan.Remove {
 		if err := w.want(plan.Remove, nil); err != nil {
 			return err
+		}
+		if err := a.cfg.Journal.Sync(ctx); err != nil {
+			return fmt.Errorf("pod %s is being removed, but would be there again after a power loss: %w", nameOf(rec.Pod), err)
 		}
 	}
 	return w.await(ctx, "removed", func(Pod) bool { return false })

@@ -99,10 +99,8 @@ func addresses(st sandbox.Status, node []string) []string {
 		return node
 	}
 	var out []string
-	for _, attached := range st.Attached {
-		for _, p := range attached.Addresses {
-			out = append(out, p.Addr().String())
-		}
+	for _, p := range st.Addresses() {
+		out = append(out, p.Addr().String())
 	}
 	return out
 }

@@ -102,9 +102,7 @@ func (w *worker) run() {
 		}
 		var alarm <-chan time.Time
 		if !next.IsZero() {
-			timer := time.NewTimer(time.Until(next))
-			defer timer.Stop()
-			alarm = timer.C
+			alarm = time.After(time.Until(next))
 		}
 		select {
 		case <-w.wake:
@@ -133,7 +131,7 @@ func (w *worker) spec() plan.Spec {
 	if w.drained != nil && rec.Want == plan.Run {
 		rec = *w.drained
 	}
-	return plan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace}
+	return plan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace, First: rec.First}
 }
 
 func (w *worker) record() record {
@@ -142,14 +140,18 @@ func (w *worker) record() record {
 	return w.rec
 }
 
-// want changes what is to become of the pod.
+// want changes what is to become of the pod. One that is being removed goes on
+// to be: of that only the grace can still change.
 func (w *worker) want(want plan.Want, grace *time.Duration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	rec := w.rec
+	if rec.Want == plan.Remove {
+		want = plan.Remove
+	}
 	rec.Grace = grace
 	if want == plan.Run {
-		rec.Since, rec.Started = time.Time{}, time.Now()
+		rec.Since, rec.Started, rec.First = time.Time{}, time.Now(), w.nextAttempt()
 	} else if rec.Want == plan.Run {
 		rec.Since = time.Now()
 	}
@@ -165,7 +167,8 @@ func (w *worker) want(want plan.Want, grace *time.Duration) error {
 	w.unwanted()
 	if want == plan.Run {
 		w.wanted, w.unwanted = context.WithCancel(w.a.closing)
-		w.backoffs = nil
+		w.backoffs = w.backoffs.Reset()
+		clear(w.seen.startFailures)
 	}
 	// Whoever waits for the pod to be as wanted must not see it as it was.
 	last := w.published.Load().pod
@@ -173,6 +176,17 @@ func (w *worker) want(want plan.Want, grace *time.Duration) error {
 	w.show(last)
 	w.nudge()
 	return nil
+}
+
+// nextAttempt is that of the next sandbox. The caller holds w.mu.
+func (w *worker) nextAttempt() uint32 {
+	next := uint32(0)
+	for _, id := range w.sandboxes {
+		if st, err := w.a.cfg.Sandboxes.Get(id); err == nil {
+			next = max(next, st.Config.GetMetadata().GetAttempt()+1)
+		}
+	}
+	return next
 }
 
 // drain has the pod stop within the budget, until huskd is started again.

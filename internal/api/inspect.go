@@ -98,7 +98,7 @@ func (s *Server) podDocument(p agent.Pod) podDocument {
 		Name: p.Name(), UID: string(p.Manifest.UID), Source: p.Source,
 		Phase: string(p.Status.Phase), Reason: p.Status.Reason, Message: p.Status.Message, Ready: p.Status.Ready,
 		IPs: append([]string{}, p.Status.IPs...), HostNetwork: p.Manifest.Spec.HostNetwork, Created: p.Created,
-		Manifest: p.Manifest, Containers: []containerDocument{},
+		Manifest: p.Manifest, Containers: []containerDocument{}, NetworkSettings: pod.NewNetworkSettings(pod.Attachment{}, nil),
 	}
 	if out.Message == "" {
 		out.Message = p.Problem
@@ -111,8 +111,8 @@ func (s *Server) podDocument(p agent.Pod) podDocument {
 			ID: st.ID, Attempt: st.Config.GetMetadata().GetAttempt(), State: string(st.State), Reason: st.Reason, Created: st.Created,
 			Cgroup: s.Sandboxes.Cgroup(st), Hosts: files.Hosts, Resolv: files.ResolvConf, Steps: st.Steps,
 		}
-		for _, a := range st.Attached {
-			out.Sandbox.MTU, out.Sandbox.Link = a.MTU, a.HostLink
+		if len(st.Attached) > 0 {
+			out.Sandbox.MTU, out.Sandbox.Link = st.Attached[0].MTU, st.Attached[0].HostLink
 		}
 	}
 	for _, c := range p.Status.Containers {

@@ -2,12 +2,12 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 
@@ -39,11 +39,13 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 		return stream.Send(ev)
 	}
 	// One pod that can't run doesn't end the wait for the others.
-	var all errgroup.Group
+	var all sync.WaitGroup
+	failures := make([]error, len(pods))
 	for i := range pods {
-		all.Go(func() error { return s.runPod(stream.Context(), &pods[i], req.Wait, send) })
+		all.Go(func() { failures[i] = s.runPod(stream.Context(), &pods[i], req.Wait, send) })
 	}
-	return all.Wait()
+	all.Wait()
+	return errors.Join(failures...)
 }
 
 func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, wait bool, send func(*huskv1.RunEvent) error) error {
@@ -55,7 +57,8 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, wait bool, send fu
 	for {
 		ev := runEvent(p)
 		ev.Unchanged = unchanged
-		if said == "" && !unchanged && !ev.Ready && ev.Progress == nil {
+		admitted := said == "" && !unchanged && !ev.Ready && ev.Progress == nil
+		if admitted {
 			ev.Message = "admitted"
 		}
 		done := !wait || turnedOut(p)
@@ -68,8 +71,11 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, wait bool, send fu
 				return err
 			}
 		}
-		if done {
+		switch {
+		case done:
 			return nil
+		case admitted:
+			continue // what there is to say about it has not been said
 		}
 		select {
 		case <-p.Newer:

@@ -27,6 +27,9 @@ const (
 	maxStructMethods = 30
 )
 
+// imposed are methods whose parameters are those of an interface of a library.
+var imposed = []string{"internal/stream/session.go: ExecInContainer", "internal/stream/session.go: AttachContainer"}
+
 const module = "github.com/huskd/husk"
 
 // sourceFile is one hand-written Go file that is not a test.
@@ -121,7 +124,7 @@ func checkNode(t *testing.T, f sourceFile, n ast.Node, methods map[string]int) {
 		if size := f.fset.Position(n.End()).Line - f.fset.Position(n.Pos()).Line + 1; size > maxFuncLines {
 			t.Errorf("%s: %s has %d lines, at most %d", f.path, n.Name.Name, size, maxFuncLines)
 		}
-		if got := n.Type.Params.NumFields(); got > maxParams {
+		if got := n.Type.Params.NumFields(); got > maxParams && !slices.Contains(imposed, f.path+": "+n.Name.Name) {
 			t.Errorf("%s: %s has %d parameters, at most %d", f.path, n.Name.Name, got, maxParams)
 		}
 		if n.Recv != nil && len(n.Recv.List) == 1 {

@@ -126,7 +126,7 @@ husk exec -it web -- sh`,
 	}
 	root.PersistentFlags().String("socket", client.DefaultSocket, "where huskd listens; also $"+socketVariable)
 	a.socket = root.PersistentFlags().Lookup("socket")
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return misuse(cmd, "%v", err) })
+	root.SetFlagErrorFunc(badFlag)
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { _, _ = cmd.OutOrStdout().Write([]byte(manual.Help(cmd))) })
 	root.SetHelpCommand(newHelp())
 	root.AddGroup(

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -39,6 +40,19 @@ func (u usage) Error() string { return u.message }
 // misuse says what is wrong with cmd's command line and where to read on.
 func misuse(cmd *cobra.Command, format string, args ...any) error {
 	return usage{fmt.Sprintf(format, args...) + ": see " + cmd.CommandPath() + " --help"}
+}
+
+// badFlag says what is wrong with a flag of cmd.
+func badFlag(cmd *cobra.Command, err error) error {
+	message := err.Error()
+	if number, ok := errors.AsType[*strconv.NumError](err); ok {
+		wanted := "it is a number"
+		if number.Func == "ParseBool" {
+			wanted = "it is true or false"
+		}
+		message = strings.Replace(message, number.Error(), wanted, 1)
+	}
+	return misuse(cmd, "%s", message)
 }
 
 // exit asks for an exit code; err may be nil if there is nothing more to say.

@@ -32,6 +32,10 @@ type Config struct {
 	Network    string   `key:"network-mode" help:"how pods are attached: ptp (routed) or bridge"`
 	Subnets    []string `key:"pod-subnets" help:"addresses for pods: at most one IPv4 and one IPv6 prefix"`
 	Masquerade bool     `key:"masquerade" help:"give traffic from pods to elsewhere the node's address"`
+	CNIConf    string   `key:"cni-conf-dir" help:"directory of CNI networks, which then are used instead of the built-in one; empty for none"`
+	CNIBin     []string `key:"cni-bin-dir" help:"directories of CNI plugins, the first goes before; /opt/TYPE/bin goes before all"`
+	CNIMax     int      `key:"cni-max-networks" help:"how many of the networks in cni-conf-dir a pod is attached to, in the order of their files"`
+	PidsLimit  int      `key:"pids-limit" help:"how many processes and threads a container may have; 0 for no limit"`
 	LogLevel   string   `key:"log-level" help:"least severe log lines to write: debug, info, warn or error"`
 	LogFormat  string   `key:"log-format" help:"form of log lines: text or json"`
 }
@@ -46,6 +50,9 @@ func New() Config {
 		Network:    "ptp",
 		Subnets:    []string{"10.201.0.0/16", "fd68:7573:6b00::/64"},
 		Masquerade: true,
+		CNIConf:    "/etc/cni/net.d",
+		CNIBin:     []string{"/opt/cni/bin", "/usr/lib/cni"},
+		CNIMax:     1,
 		LogLevel:   "info",
 		LogFormat:  "text",
 	}
@@ -88,11 +95,15 @@ func Parse(args []string, out io.Writer) (Config, error) {
 			flags.StringSliceVar(p, o.key, *p, o.help)
 		case *bool:
 			flags.BoolVar(p, o.key, *p, o.help)
+		case *int:
+			flags.IntVar(p, o.key, *p, o.help)
 		}
 	}
 	file := flags.String("config", "", "file with these settings (default "+DefaultFile+", if it exists)")
-	if err := flags.Parse(args); err != nil {
+	if err := flags.Parse(args); errors.Is(err, pflag.ErrHelp) {
 		return cfg, err
+	} else if err != nil {
+		return cfg, fmt.Errorf("%w: see huskd --help", err)
 	}
 	if flags.NArg() > 0 {
 		return cfg, fmt.Errorf("%q: huskd takes flags only; pods are run with husk run", flags.Arg(0))
@@ -165,6 +176,12 @@ func (o option) set(v any) error {
 			return fmt.Errorf("%s: must be true or false", o.key)
 		}
 		*p = b
+	case *int:
+		n, ok := v.(int64)
+		if !ok {
+			return fmt.Errorf("%s: must be a number", o.key)
+		}
+		*p = int(n)
 	case *[]string:
 		list, ok := v.([]any)
 		if !ok {
@@ -188,8 +205,8 @@ func (c *Config) check() error {
 	bad := func(key, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%s: "+format, append([]any{key}, args...)...))
 	}
-	for key, path := range map[string]*string{"root": &c.Root, "state": &c.State, "certs-dir": &c.CertsDir, "manifests": &c.Manifests} {
-		if *path == "" && key == "manifests" {
+	for key, path := range map[string]*string{"root": &c.Root, "state": &c.State, "certs-dir": &c.CertsDir, "manifests": &c.Manifests, "cni-conf-dir": &c.CNIConf} {
+		if *path == "" && (key == "manifests" || key == "cni-conf-dir") {
 			continue
 		}
 		if !filepath.IsAbs(*path) {
@@ -207,6 +224,18 @@ func (c *Config) check() error {
 		if !slices.Contains(of, value) {
 			bad(key, "%q is none of %s", value, strings.Join(of, ", "))
 		}
+	}
+	for i, dir := range c.CNIBin {
+		if !filepath.IsAbs(dir) {
+			bad("cni-bin-dir", "%q is not an absolute path", dir)
+		}
+		c.CNIBin[i] = filepath.Clean(dir)
+	}
+	if c.PidsLimit < 0 {
+		bad("pids-limit", "%d: at least 0", c.PidsLimit)
+	}
+	if c.CNIMax < 1 {
+		bad("cni-max-networks", "%d: at least 1", c.CNIMax)
 	}
 	oneOf("network-mode", c.Network, "ptp", "bridge")
 	oneOf("log-level", c.LogLevel, "debug", "info", "warn", "error")

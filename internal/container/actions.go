@@ -8,9 +8,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -74,7 +76,7 @@ func (b *box) mount(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if b.release, err = b.s.cfg.Images.Hold(image.ID, b.holder(sandbox.Config)); err != nil {
+	if err := b.hold(image.ID, b.holder(sandbox.Config)); err != nil {
 		return err
 	}
 	b.rec.ImageID = image.ID
@@ -89,10 +91,15 @@ func (b *box) mount(ctx context.Context) error {
 	if err := makeSources(b.config.GetMounts()); err != nil {
 		return err
 	}
+	config, err := volumes{b, sandbox.Config}.mount(ctx)
+	if err != nil {
+		return err
+	}
 	request, err := b.specRequest(sandbox, image, root)
 	if err != nil {
 		return err
 	}
+	request.Config = config
 	result, err := spec.Container(request)
 	if err != nil {
 		return err
@@ -130,6 +137,7 @@ func (b *box) specRequest(sandbox Sandbox, image Image, root string) (spec.Reque
 		CgroupsPath: sandbox.Cgroup + "/" + b.id,
 		Namespaces:  sandbox.Namespaces,
 		Files:       sandbox.Files,
+		Limits:      b.s.cfg.Limits,
 
 		Capabilities: spec.CapabilityNames(b.s.cfg.Host.Capabilities),
 	}
@@ -161,7 +169,8 @@ func (b *box) specRequest(sandbox Sandbox, image Image, root string) (spec.Reque
 		r.HostDevices = hostDevices()
 	}
 	if ref := seccompFile(b.config); ref != "" {
-		if r.Seccomp, err = os.ReadFile(ref); err != nil {
+		// One that isn't there the spec misses.
+		if r.Seccomp, err = os.ReadFile(ref); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return r, fmt.Errorf("seccomp profile: %w", err)
 		}
 	}
@@ -174,7 +183,11 @@ func seccompFile(config *runtimeapi.ContainerConfig) string {
 	if profile.GetProfileType() != runtimeapi.SecurityProfile_Localhost {
 		return ""
 	}
-	return strings.TrimPrefix(profile.GetLocalhostRef(), "localhost/")
+	ref := strings.TrimPrefix(profile.GetLocalhostRef(), "localhost/")
+	if !filepath.IsAbs(ref) {
+		return "" // the spec says what is wrong with it
+	}
+	return ref
 }
 
 // maxAccounts bounds what is read of an image's passwd and group files.
@@ -208,11 +221,18 @@ func (b *box) openLog(sandbox *runtimeapi.PodSandboxConfig) error {
 		return nil
 	}
 	path := filepath.Join(sandbox.GetLogDirectory(), b.config.GetLogPath())
-	if !filepath.IsLocal(b.config.GetLogPath()) {
-		return fmt.Errorf("log_path %q leads out of the pod's log directory", b.config.GetLogPath())
+	if !isFileBelow(b.config.GetLogPath()) {
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("log_path %.80q is not the path of a file in the pod's log directory", b.config.GetLogPath()))
 	}
 	b.rec.Log = path
 	return os.MkdirAll(filepath.Dir(path), 0o755)
+}
+
+// isFileBelow says whether a path can be that of a file in a directory.
+func isFileBelow(path string) bool {
+	tooLong := func(element string) bool { return len(element) > unix.NAME_MAX }
+	return filepath.IsLocal(path) && filepath.Base(path) != "." && !strings.ContainsRune(path, 0) &&
+		len(path) < unix.PathMax && !slices.ContainsFunc(strings.Split(path, "/"), tooLong)
 }
 
 // makeSources makes the missing sources of bind mounts as directories, as the
@@ -236,7 +256,7 @@ func (b *box) releaseAll(ctx context.Context) error {
 	if err := b.s.cfg.Runtime.Delete(ctx, b.id); err != nil {
 		return err
 	}
-	if err := rootfs.Unmount(b.layer()); err != nil {
+	if err := unmountAll(b.layer()); err != nil {
 		return err
 	}
 	return errors.Join(os.RemoveAll(b.layer()), os.RemoveAll(b.bundle()))

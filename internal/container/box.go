@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -176,7 +177,7 @@ func (b *box) drive(ev lifecycle.Event) error {
 			return errors.Join(first, fmt.Errorf("container %q (%s) is %s: can't %s", b.name(), pod.Short(b.id), from, ev))
 		}
 		if err := b.enter(to); err != nil {
-			first = errors.Join(first, fmt.Errorf("container %q: %w", b.name(), err))
+			first = errors.Join(first, named(b.name(), err))
 			b.failed(first)
 			ev = lifecycle.Fail
 			continue
@@ -195,11 +196,20 @@ func (b *box) drive(ev lifecycle.Event) error {
 		case to.Down():
 			return errors.Join(first, fmt.Errorf("container %q (%s): %s: %w", b.name(), pod.Short(b.id), do, err))
 		default:
-			first = fmt.Errorf("container %q: %w", b.name(), err)
+			first = named(b.name(), err)
 			b.failed(first)
 			ev = lifecycle.Fail
 		}
 	}
+}
+
+// named has an error begin with the container's name, if it doesn't.
+func named(name string, err error) error {
+	prefix := fmt.Sprintf("container %q: ", name)
+	if strings.HasPrefix(err.Error(), prefix) {
+		return err
+	}
+	return fmt.Errorf("%s%w", prefix, err)
 }
 
 // failed records why the container never ran, as kubelet's users see it.

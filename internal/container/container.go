@@ -95,6 +95,7 @@ type Config struct {
 	Images      Images
 	Sandboxes   Sandboxes
 	Host        host.Facts
+	Limits      spec.Limits // of every container
 	// Changed is told of every change of a container's state. It must not block.
 	Changed func(Status)
 	Log     *slog.Logger

@@ -1,11 +1,13 @@
 package container
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -20,10 +22,10 @@ func configDevices(devices []*runtimeapi.Device) ([]spec.Device, error) {
 	for _, d := range devices {
 		below, err := nodes(d.GetHostPath())
 		if err != nil {
-			return nil, fmt.Errorf("device: %w", err)
+			return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("device %.80q: it can't be found: %v", d.GetHostPath(), errors.Unwrap(err)))
 		}
 		if len(below) == 0 {
-			return nil, fmt.Errorf("device %s: is not a device, and none is below it", d.GetHostPath())
+			return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("device %.80q: it is not a device, and none is below it", d.GetHostPath()))
 		}
 		for _, node := range below {
 			node.Path = filepath.Join(d.GetContainerPath(), strings.TrimPrefix(node.Path, d.GetHostPath()))

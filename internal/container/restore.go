@@ -14,7 +14,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container/lifecycle"
-	"github.com/huskd/husk/internal/image/rootfs"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -79,8 +78,8 @@ func (b *box) holdAgain(ctx context.Context) {
 	if b.rec.ImageID == "" || b.rec.State == lifecycle.Removing {
 		return
 	}
-	if release, err := b.s.cfg.Images.Hold(b.rec.ImageID, "container "+b.name()); err == nil {
-		b.release = release
+	for _, id := range append([]string{b.rec.ImageID}, slices.Collect(maps.Values(b.rec.Volumes))...) {
+		_ = b.hold(id, "container "+b.name()) // one that is gone can't be kept
 	}
 }
 
@@ -134,7 +133,7 @@ func (s *Service) sweep(ctx context.Context) error {
 			s.cfg.Log.Warn("container: removing what no record speaks of", "path", dir)
 			err := s.cfg.Runtime.Delete(ctx, id)
 			if err == nil && base == s.cfg.Root {
-				err = rootfs.Unmount(dir)
+				err = unmountAll(dir)
 			}
 			if err == nil {
 				err = os.RemoveAll(dir)

@@ -8,12 +8,16 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/huskd/husk/internal/cgroup"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/manifest/cri"
 	"github.com/huskd/husk/internal/oci/spec"
+	"github.com/huskd/husk/internal/plugin"
+	"github.com/huskd/husk/internal/plugin/door"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox/lifecycle"
 )
@@ -66,6 +70,26 @@ const (
 	realResolvConf = "/run/systemd/resolve/resolv.conf"
 	stub           = "nameserver 127.0.0.53"
 )
+
+// callPlugin is the plugin husk-cni for configurations that name it.
+func (d *daemon) callPlugin(ctx context.Context, getenv func(string) string, stdin []byte) ([]byte, error) {
+	p := &plugin.Plugin{Log: d.log}
+	return p.Call(ctx, plugin.ArgsOf(getenv), stdin)
+}
+
+func (d *daemon) createCgroup(path string, r *runtimeapi.LinuxContainerResources) error {
+	return d.cgroups.Create(path, cgroup.Limits{
+		CPUShares: uint64(r.GetCpuShares()), CPUQuota: r.GetCpuQuota(), CPUPeriod: uint64(r.GetCpuPeriod()),
+		Memory: r.GetMemoryLimitInBytes(),
+	})
+}
+
+// attend answers husk-cni, which comes to the same socket as everybody. What is
+// begun when huskd ends is cut, as a crash would: the next call goes on.
+func (d *daemon) attend(ctx context.Context) func(net.Conn) {
+	p := &plugin.Plugin{Log: d.log}
+	return func(conn net.Conn) { door.Serve(ctx, conn, p.Call) }
+}
 
 // nodeFacts returns what says how the node is now.
 func nodeFacts(f host.Facts, logs string) func() cri.Node {

@@ -4,12 +4,14 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
@@ -19,8 +21,10 @@ import (
 	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/api"
 	"github.com/huskd/husk/internal/cgroup"
+	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/config"
 	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/cri"
 	"github.com/huskd/husk/internal/doctor"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/image"
@@ -30,9 +34,13 @@ import (
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/oci/monitor"
 	"github.com/huskd/husk/internal/oci/pause"
+	"github.com/huskd/husk/internal/oci/spec"
+	"github.com/huskd/husk/internal/plugin"
+	"github.com/huskd/husk/internal/plugin/door"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/stream"
 	"github.com/huskd/husk/internal/version"
 )
 
@@ -47,6 +55,7 @@ type daemon struct {
 
 	images   *image.Store
 	network  *network.Network
+	cni      *cni.Host
 	runtime  monitor.Runtime
 	rejected []monitor.Rejected
 	missing  error // why there is no runtime
@@ -55,12 +64,17 @@ type daemon struct {
 	sandboxes  *sandbox.Service
 	containers *container.Service
 	agent      *agent.Agent
+	events     cri.Events
+	streams    *stream.Server
 }
 
 // Run runs huskd until ctx ends. Pods run on after that.
 func Run(ctx context.Context, cfg config.Config) error {
 	d := &daemon{cfg: cfg, log: logger(cfg, os.Stderr), instance: pod.InstanceOf(cfg.Root)}
 	slog.SetDefault(d.log)
+	if uid := os.Geteuid(); uid != 0 {
+		return fmt.Errorf("user %d can't make namespaces and mounts: start huskd as root", uid)
+	}
 	began := time.Now()
 	defer d.unlock()
 	if err := d.lock(); err != nil {
@@ -120,7 +134,20 @@ func (d *daemon) open(ctx context.Context) error {
 		}
 		return nil
 	})
-	return opening.Wait()
+	if err := opening.Wait(); err != nil {
+		return err
+	}
+	var bad []error
+	d.cni, bad = cni.New(cni.Config{
+		Instance: d.instance, Journal: d.journal, State: d.cfg.State, Builtin: d.network,
+		ConfDir: d.cfg.CNIConf, BinDirs: d.cfg.CNIBin, MaxNetworks: d.cfg.CNIMax, CacheDir: libcni.CacheDir,
+		Plugins: map[string]cni.Plugin{plugin.Type: d.callPlugin},
+		Ranges:  subnets, Log: d.log,
+	})
+	for _, err := range bad {
+		d.log.Error("a record was set aside", "error", err)
+	}
+	return nil
 }
 
 func (d *daemon) monitor() monitor.Config {
@@ -132,17 +159,24 @@ func (d *daemon) wire() {
 	driver := monitor.New(d.monitor(), d.runtime, d.missing)
 	d.containers = container.New(container.Config{
 		Root: d.cfg.Root, State: d.cfg.State, Journal: d.journal,
-		Runtime: driver, Sessions: driver, Images: images{d.images}, Sandboxes: sandboxes{d},
-		Host: d.facts, Log: d.log,
-		Changed: func(st container.Status) { d.agent.ContainerChanged(st) },
+		Runtime: driver, Sessions: driver, Limiter: driver, Images: images{d.images}, Sandboxes: sandboxes{d},
+		Host: d.facts, Limits: spec.Limits{Pids: int64(d.cfg.PidsLimit)}, Log: d.log,
+		Changed: func(st container.Status) {
+			d.agent.ContainerChanged(st)
+			d.events.Container(st)
+		},
 	})
 	d.sandboxes = sandbox.New(sandbox.Config{
 		Instance: d.instance, State: d.cfg.State, Journal: d.journal,
-		Network: d.network, Containers: d.containers, Runtime: driver,
+		Network: d.cni, Containers: d.containers, Runtime: driver,
 		Host: d.facts, Log: d.log,
+		CreateCgroup: d.createCgroup,
 		RemoveCgroup: func(path string) error { return d.cgroups.Remove(context.Background(), path) },
 		WritePause:   pause.Write,
-		Changed:      func(st sandbox.Status) { d.agent.SandboxChanged(st) },
+		Changed: func(st sandbox.Status) {
+			d.agent.SandboxChanged(st)
+			d.events.Sandbox(st)
+		},
 	})
 	d.agent = agent.New(agent.Config{
 		Journal: d.journal, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
@@ -164,7 +198,7 @@ func (d *daemon) resume(ctx context.Context) {
 	}
 	tell("a record was set aside", d.sandboxes.Load()...)
 	tell("a record was set aside", d.containers.Load()...)
-	tell("network: what was there before", d.network.Reconcile(ctx, d.sandboxes.Attachments()))
+	tell("network: what was there before", d.cni.Reconcile(ctx, d.sandboxes.Attachments()))
 	tell("containers: what was there before", d.containers.Resume(ctx))
 	tell("sandboxes: what was there before", d.sandboxes.Resume())
 	tell("a record was set aside", d.agent.Load()...)
@@ -175,9 +209,13 @@ func (d *daemon) resume(ctx context.Context) {
 const answerTime = time.Second
 
 func (d *daemon) serve(ctx context.Context, socket listener) error {
-	ctx, end := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(ctx)
+	end := func() {
+		d.ends()
+		cancel()
+	}
 	defer end()
-	server := grpc.NewServer(grpc.UnaryInterceptor(api.Unary), grpc.StreamInterceptor(api.Stream), grpc.MaxRecvMsgSize(maxMessage))
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(api.Unary, cri.Unary(d.log)), grpc.StreamInterceptor(api.Stream), grpc.MaxRecvMsgSize(maxMessage))
 	name := ""
 	if d.missing == nil {
 		name = d.runtime.Name + " " + d.runtime.Version
@@ -186,20 +224,26 @@ func (d *daemon) serve(ctx context.Context, socket listener) error {
 		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
 		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(), End: end,
 	})
+	if err := d.serveCRI(server); err != nil {
+		return err
+	}
 	var running errgroup.Group
+	running.Go(d.streams.Serve)
 	if d.cfg.Manifests != "" {
 		directory := &source.Directory{Path: d.cfg.Manifests, Node: nodeName(), Log: d.log, Deliver: d.agent.Declare}
 		running.Go(func() error { return directory.Run(ctx) })
 	}
 	running.Go(func() error {
 		<-ctx.Done()
+		d.ends()
 		d.log.Info("huskd ends: pods run on")
 		cut := time.AfterFunc(answerTime, server.Stop)
 		defer cut.Stop()
 		server.GracefulStop()
+		d.streams.Close()
 		return nil
 	})
-	err := server.Serve(socket)
+	err := server.Serve(door.Split(socket, d.attend(ctx)))
 	end()
 	return errors.Join(err, running.Wait())
 }
@@ -209,7 +253,7 @@ const maxMessage = 16 << 20
 
 func (d *daemon) examine(context.Context) []*huskv1.Check {
 	return doctor.Examine(doctor.Host{
-		Facts: d.facts, Runtime: d.runtime, Rejected: d.rejected, Missing: d.missing, Network: d.network, Root: d.cfg.Root,
+		Facts: d.facts, Runtime: d.runtime, Rejected: d.rejected, Missing: d.missing, Network: d.network, CNI: d.cni, Root: d.cfg.Root,
 	})
 }
 
@@ -239,6 +283,9 @@ func (d *daemon) shut() {
 	var errs []error
 	if d.images != nil {
 		errs = append(errs, d.images.Close())
+	}
+	if d.cni != nil {
+		d.cni.Close()
 	}
 	if d.network != nil {
 		if calm && d.agent != nil && d.vacant() {

@@ -28,16 +28,43 @@ func (d *daemon) lock() error {
 			return fmt.Errorf("%s: %w", dir.flag, err)
 		}
 		d.locks = append(d.locks, f)
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			owner := make([]byte, 16)
-			n, _ := f.ReadAt(owner, 0)
-			return fmt.Errorf("another huskd (pid %s) has %s in use: stop that one, or give this one another %s", strings.TrimSpace(string(owner[:n])), dir.path, dir.flag)
-		}
-		if err := f.Truncate(0); err == nil {
-			_, _ = fmt.Fprintln(f, os.Getpid()) // only for the message above
+		if owner, ok := acquire(f); !ok {
+			return fmt.Errorf("another huskd (pid %s) has %s in use: stop that one, or give this one another %s", owner, dir.path, dir.flag)
 		}
 	}
 	return nil
+}
+
+// A lock file has the PID of its owner, with a mark once that ends.
+const (
+	endMark = " ends"
+	// endTime is how long a huskd that ends is waited for.
+	endTime = answerTime + 2*closeTime + time.Second
+)
+
+// acquire locks f. A huskd that has it and ends is waited for; of another one
+// it returns the PID.
+func acquire(f *os.File) (owner string, ok bool) {
+	for late := time.Now().Add(endTime); ; time.Sleep(10 * time.Millisecond) {
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			_ = f.Truncate(0)
+			_, _ = fmt.Fprintln(f, os.Getpid())
+			return "", true
+		}
+		content := make([]byte, 32)
+		n, _ := f.ReadAt(content, 0)
+		owner, ends := strings.CutSuffix(strings.TrimSpace(string(content[:n])), endMark)
+		if !ends || time.Now().After(late) {
+			return owner, false
+		}
+	}
+}
+
+// ends tells the next huskd that it may wait for this one.
+func (d *daemon) ends() {
+	for _, f := range d.locks {
+		_, _ = f.WriteAt(fmt.Appendf(nil, "%d%s\n", os.Getpid(), endMark), 0)
+	}
 }
 
 func (d *daemon) unlock() {

@@ -3,6 +3,7 @@
 package doctor
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"runtime"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/oci/monitor"
@@ -24,6 +26,7 @@ type Host struct {
 	Rejected []monitor.Rejected
 	Missing  error
 	Network  *network.Network
+	CNI      *cni.Host
 	Root     string
 }
 
@@ -42,6 +45,7 @@ func Examine(h Host) []*huskv1.Check {
 	d.kernel(h.Facts)
 	d.cgroups(h.Facts.Cgroup)
 	d.privileges(h.Facts)
+	d.cni(h.CNI)
 	d.network(h.Network)
 	d.disk(h.Root)
 	d.self()
@@ -154,6 +158,31 @@ func (d *diagnosis) network(n *network.Network) {
 	}
 	if err == nil && len(blockades) == 0 {
 		d.add("firewall", ok, "forwarded packets of pods pass", "")
+	}
+}
+
+// cni tells of the networks that are used instead of the built-in one, if any
+// are configured.
+func (d *diagnosis) cni(h *cni.Host) {
+	now := h.Networks()
+	for _, s := range now.Skipped {
+		d.add("CNI", warn, s.File+" is skipped: "+s.Why, "")
+	}
+	if now.Stale != "" {
+		d.add("CNI", warn, "the last good configuration is kept: "+now.Stale, "")
+	}
+	for _, n := range now.Networks {
+		d.add("CNI", ok, fmt.Sprintf("network %s of %s, cniVersion %s", n.List.Name, n.File, n.List.CNIVersion), "")
+	}
+	if now.Err != nil || len(now.Networks) > 0 {
+		if err := h.Status(context.Background()); err != nil {
+			d.add("CNI", fail, err.Error(), "no pod gets a network until then")
+		}
+	}
+	for _, a := range h.Attachments() {
+		if a.Owed() {
+			d.add("CNI", warn, fmt.Sprintf("interface %s of pod %s is still to be detached from network %s, since %s: %s", a.IfName, a.Pod, a.Network, a.Since.Format("15:04:05"), a.Error), "it is tried again")
+		}
 	}
 }
 

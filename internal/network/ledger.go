@@ -220,7 +220,7 @@ func (l *ledger) allocate(r *record) error {
 		}
 	}
 	r.State, r.Since = ipam.Reserved, time.Now()
-	lease, err := l.alloc.Reserve(r.owner(), r.Since)
+	lease, err := l.alloc.Reserve(r.owner(), r.Since, r.Attachment.IPs...)
 	if err != nil {
 		return err
 	}

@@ -165,7 +165,7 @@ func (c *Config) check() error {
 
 // openNode looks at the node, restores the leases and makes the base.
 func (n *Network) openNode() error {
-	dp, err := datapath.Open(n.cfg.Netns, n.cfg.Instance)
+	dp, err := datapath.Open(n.cfg.Netns, n.cfg.Instance, "")
 	if err != nil {
 		return err
 	}
@@ -181,7 +181,7 @@ func (n *Network) openNode() error {
 	if len(n.base.Subnets) == 0 {
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("this node has no IPv6 (%s) and pod-subnets has only that: add an IPv4 subnet", why))
 	}
-	if err := dp.InNode(func() error { return foreign.Overlap(n.cfg.Instance, n.base.Subnets) }); err != nil {
+	if err := dp.InNode(func() error { return foreign.Overlap(n.cfg.Instance, "", n.base.Subnets) }); err != nil {
 		return err
 	}
 	if err := n.ledger.restore(n.base.Subnets, time.Now()); err != nil {

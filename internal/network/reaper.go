@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/huskd/husk/internal/crashpoint"
-	"github.com/huskd/husk/internal/network/datapath"
+	"github.com/huskd/husk/internal/network/conntrack"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/plan"
 )
@@ -48,7 +48,7 @@ type reaper struct {
 
 	mu      sync.Mutex // guards what follows
 	pending map[ipam.Owner]*debt
-	flows   datapath.Flows
+	flows   conntrack.Flows
 	urgent  bool // clients of hostPorts wait for flows
 	hurry   bool // no lingering: somebody waits
 }
@@ -288,7 +288,7 @@ func (r *reaper) forgetFlows(quitting bool) time.Duration {
 	wait := pause - time.Since(r.forgotten)
 	later := wait > 0 && !quitting
 	if !flows.Empty() && !later {
-		r.flows, r.urgent = datapath.Flows{}, false
+		r.flows, r.urgent = conntrack.Flows{}, false
 	}
 	r.mu.Unlock()
 	switch {

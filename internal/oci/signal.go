@@ -37,7 +37,8 @@ func ParseSignal(s string) (syscall.Signal, error) {
 }
 
 func realTime(name string) (syscall.Signal, bool) {
-	base, rest := firstRealTime, ""
+	base := firstRealTime
+	var rest string
 	switch {
 	case strings.HasPrefix(name, "RTMIN"):
 		rest = strings.TrimPrefix(name, "RTMIN")

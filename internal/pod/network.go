@@ -35,6 +35,33 @@ type Attachment struct {
 	Netns  string        `json:"netns"`
 	IfName string        `json:"ifName"`
 	Ports  []PortMapping `json:"ports,omitempty"`
+	// IPs asks for certain addresses, at most one of each subnet of the network.
+	IPs []netip.Addr `json:"ips,omitempty"`
+	// MAC asks for a certain Ethernet address. Empty is one that is derived.
+	MAC       string    `json:"mac,omitempty"`
+	Bandwidth Bandwidth `json:"bandwidth,omitzero"`
+
+	// What follows is read when attaching only, and is not recorded with the
+	// attachment: the sandbox's config has it.
+	Annotations map[string]string `json:"-"` // of the pod
+	DNS         *DNS              `json:"-"`
+	Cgroup      string            `json:"-"` // parent of the containers' cgroups
+}
+
+// DNS is how the pod resolves names, as CNI's capability dns spells it.
+type DNS struct {
+	Servers  []string `json:"servers,omitempty"`
+	Searches []string `json:"searches,omitempty"`
+	Options  []string `json:"options,omitempty"`
+}
+
+// Bandwidth bounds what goes to a pod (ingress) and comes from it (egress). A
+// rate of 0 is no bound.
+type Bandwidth struct {
+	IngressRate  uint64 `json:"ingressRate,omitempty"`  // bits per second
+	IngressBurst uint64 `json:"ingressBurst,omitempty"` // bits; 0 is chosen by the rate
+	EgressRate   uint64 `json:"egressRate,omitempty"`
+	EgressBurst  uint64 `json:"egressBurst,omitempty"`
 }
 
 // Attached is what a network answered: the interface as it is in the pod.
@@ -108,7 +135,11 @@ func NewNetworkSettings(asked Attachment, answered []Attached) NetworkSettings {
 				e.IPv6Gateway = g.String()
 			}
 		}
-		s.Networks[a.Network] = e
+		name := a.Network
+		if _, taken := s.Networks[name]; taken {
+			name += "/" + a.IfName
+		}
+		s.Networks[name] = e
 	}
 	return s
 }

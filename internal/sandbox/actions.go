@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -89,6 +90,10 @@ func (s *Service) Cgroup(st Status) string {
 	return s.cfg.Instance.Cgroup() + "/pod-" + pod.Short(st.ID)
 }
 
+// ownsCgroup says that the pod's cgroup is ours: who names one makes it, limits
+// it and removes it, as kubelet does.
+func (b *box) ownsCgroup() bool { return b.config.GetLinux().GetCgroupParent() == "" }
+
 func (b *box) files() Files { return b.s.Files(b.status()) }
 
 func (b *box) hostname() string {
@@ -102,8 +107,13 @@ func (b *box) hostname() string {
 // shmSize is what docker, containerd and CRI-O give a pod's /dev/shm.
 const shmSize = "size=67108864"
 
-// pin makes the sandbox's files and namespaces.
+// pin makes the sandbox's cgroup, files and namespaces.
 func (b *box) pin() error {
+	if b.ownsCgroup() {
+		if err := b.s.cfg.CreateCgroup(b.s.Cgroup(b.status()), b.config.GetLinux().GetResources()); err != nil {
+			return err
+		}
+	}
 	if err := os.MkdirAll(b.dir(), 0o711); err != nil {
 		return err
 	}
@@ -153,12 +163,17 @@ func (b *box) attach(ctx context.Context) error {
 		}
 		return os.WriteFile(b.files().Hosts, hosts, 0o644)
 	}
-	attached, err := b.s.cfg.Network.Attach(ctx, b.rec.Attachment)
+	a := b.rec.Attachment
+	a.Annotations, a.Cgroup = b.config.GetAnnotations(), b.s.Cgroup(b.status())
+	if dns := b.config.GetDnsConfig(); dns != nil {
+		a.DNS = &pod.DNS{Servers: dns.GetServers(), Searches: dns.GetSearches(), Options: dns.GetOptions()}
+	}
+	attached, err := b.s.cfg.Network.Attach(ctx, a)
 	if err != nil {
 		return err
 	}
-	b.rec.Attached = []pod.Attached{*attached}
-	return os.WriteFile(b.files().Hosts, []byte(hostsFile(b.hostname(), b.rec.Attached)), 0o644)
+	b.rec.Attached = attached
+	return os.WriteFile(b.files().Hosts, []byte(hostsFile(b.hostname(), attached[0].Addresses)), 0o644)
 }
 
 // detachment is the attachment to be undone. Once the pin is gone there is no
@@ -183,7 +198,7 @@ func (b *box) kill(ctx context.Context) error {
 
 func (b *box) unpin() error {
 	dir := b.dir()
-	if b.config.GetLinux().GetCgroupParent() == "" { // else its owner is whoever named it
+	if b.ownsCgroup() {
 		if err := b.s.cfg.RemoveCgroup(b.s.Cgroup(b.status())); err != nil {
 			return err
 		}
@@ -232,13 +247,11 @@ func resolvConf(dns *runtimeapi.DNSConfig) (string, error) {
 }
 
 // hostsFile is the /etc/hosts of a pod whose maker did not bring one.
-func hostsFile(hostname string, attached []pod.Attached) string {
+func hostsFile(hostname string, addresses []netip.Prefix) string {
 	var out strings.Builder
 	out.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
-	for _, a := range attached {
-		for _, p := range a.Addresses {
-			fmt.Fprintf(&out, "%s\t%s\n", p.Addr(), hostname)
-		}
+	for _, p := range addresses {
+		fmt.Fprintf(&out, "%s\t%s\n", p.Addr(), hostname)
 	}
 	return out.String()
 }

@@ -12,6 +12,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -27,9 +28,12 @@ import (
 	"github.com/huskd/husk/internal/sandbox/lifecycle"
 )
 
-// Network attaches sandboxes. Both calls are idempotent by (Sandbox, IfName).
+// Network attaches sandboxes. Both calls are idempotent by sandbox.
 type Network interface {
-	Attach(ctx context.Context, a pod.Attachment) (*pod.Attached, error)
+	// Attach answers with an interface of each network, the first of which is
+	// the one that was asked for. If it fails, nothing is attached, or that is
+	// recorded as owed.
+	Attach(ctx context.Context, a pod.Attachment) ([]pod.Attached, error)
 	// Detach succeeds when the attachment is gone or recorded as owed. The
 	// netns of a may be gone.
 	Detach(ctx context.Context, a pod.Attachment) error
@@ -61,6 +65,8 @@ type Config struct {
 	Containers Containers
 	Runtime    Runtime
 	Host       host.Facts
+	// CreateCgroup makes a cgroup of ours, which may be there, and sets its limits.
+	CreateCgroup func(path string, limits *runtimeapi.LinuxContainerResources) error
 	// RemoveCgroup removes an empty or left-over cgroup of ours.
 	RemoveCgroup func(path string) error
 	// WritePause writes the infra program to path.
@@ -91,6 +97,14 @@ type Status struct {
 
 // HostNetwork says whether it is in the host's network namespace.
 func (s Status) HostNetwork() bool { return s.Attachment.Netns == "" }
+
+// Addresses are the pod's: those of its first interface, as in Kubernetes.
+func (s Status) Addresses() []netip.Prefix {
+	if len(s.Attached) == 0 {
+		return nil
+	}
+	return s.Attached[0].Addresses
+}
 
 // Ref names its pod.
 func (s Status) Ref() pod.Ref {
@@ -292,19 +306,4 @@ func (s *Service) retire(b *box) {
 	if s.live[b.key] == b {
 		delete(s.live, b.key)
 	}
-}
-
-func validate(config *runtimeapi.PodSandboxConfig) error {
-	m := config.GetMetadata()
-	for field, value := range map[string]string{"name": m.GetName(), "namespace": m.GetNamespace(), "uid": m.GetUid()} {
-		if value == "" {
-			return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("sandbox config: metadata.%s is empty", field))
-		}
-	}
-	for _, p := range config.GetPortMappings() {
-		if p.GetHostPort() > 65535 || p.GetContainerPort() < 0 || p.GetContainerPort() > 65535 {
-			return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("sandbox config: port mapping %d to %d: not a port", p.GetHostPort(), p.GetContainerPort()))
-		}
-	}
-	return nil
 }

@@ -7,9 +7,12 @@ import (
 
 // Backoff counts failures in a row of one thing; of a sandbox, its creations.
 type Backoff struct {
-	Count int `json:"count"`
+	Count int
 	// Last is when the last of them was.
-	Last time.Time `json:"last"`
+	Last time.Time
+	// Runs is the first attempt at a container that is not counted yet. Their
+	// times wouldn't tell: the host's clock may have been set since.
+	Runs uint32
 }
 
 // Backoffs of a pod, by what failed. It is never changed in place.
@@ -19,6 +22,15 @@ func (b Backoffs) clone() Backoffs {
 	out := maps.Clone(b)
 	if out == nil {
 		out = Backoffs{}
+	}
+	return out
+}
+
+// Reset forgets all that has failed, so that nothing is waited for.
+func (b Backoffs) Reset() Backoffs {
+	out := b.clone()
+	for key := range out {
+		out[key] = Backoff{Last: b[key].Last, Runs: b[key].Runs}
 	}
 	return out
 }
@@ -76,10 +88,14 @@ func keyImage(image string) string    { return "image/" + image }
 // countFailures takes note of what has failed since the last decision. A
 // record is never dropped, as its time tells which failures are counted.
 func (p *planner) countFailures() {
+	for key, b := range p.backoffs {
+		b.Last = p.past(b.Last)
+		p.backoffs[key] = b
+	}
 	for name, image := range p.o.Images {
 		key := keyImage(name)
 		if b := p.backoffs[key]; b.Count > 0 && image.Pulled.After(b.Last) {
-			p.backoffs[key] = Backoff{0, b.Last}
+			p.backoffs[key] = Backoff{Last: b.Last}
 		}
 		if image.Failure.At.After(image.Pulled) {
 			p.failed(key, image.Failure.At)
@@ -92,7 +108,7 @@ func (p *planner) countFailures() {
 
 func (p *planner) failed(key string, at time.Time) {
 	if b := p.backoffs[key]; at.After(b.Last) {
-		p.backoffs[key] = Backoff{b.Count + 1, at}
+		p.backoffs[key] = Backoff{Count: b.Count + 1, Last: at}
 	}
 }
 
@@ -103,22 +119,31 @@ func (p *planner) countContainer(name string, once bool) {
 	for i := len(p.runs[name]) - 1; i >= 0; i-- {
 		run := p.runs[name][i]
 		b := p.backoffs[key]
-		if run.State != ContainerExited || !run.Finished.After(b.Last) {
+		if run.State != ContainerExited || run.Attempt < b.Runs {
 			continue
 		}
-		if once && run.ExitCode == 0 {
-			p.backoffs[key] = Backoff{0, run.Finished}
-			continue
-		}
+		b.Last, b.Runs = p.past(run.Finished), run.Attempt+1
 		if !run.Started.IsZero() && run.Finished.Sub(run.Started) >= steady {
 			b.Count = 0
 		}
-		p.backoffs[key] = Backoff{b.Count + 1, run.Finished}
+		if b.Count++; once && run.ExitCode == 0 {
+			b.Count = 0
+		}
+		p.backoffs[key] = b
 	}
 	// A start that failed would fail at once again: it always waits.
 	if at := p.o.StartFailures[name].At; at.After(p.backoffs[key].Last) {
-		p.backoffs[key] = Backoff{max(p.backoffs[key].Count+1, 2), at}
+		p.backoffs[key] = Backoff{max(p.backoffs[key].Count+1, 2), at, p.backoffs[key].Runs}
 	}
+}
+
+// past is when something was of which the clock says t. A clock that was set
+// back would have it in the future, and us wait for that.
+func (p *planner) past(t time.Time) time.Time {
+	if t.After(p.now) {
+		return p.now
+	}
+	return t
 }
 
 // waitsForSandbox says whether it is too soon for another sandbox, and if not
@@ -135,7 +160,7 @@ func (p *planner) waitsForSandbox() bool {
 	if p.waits(keySandbox, b.sandboxDelay()) {
 		return true
 	}
-	p.backoffs[keySandbox] = Backoff{b.Count + 1, p.now}
+	p.backoffs[keySandbox] = Backoff{Count: b.Count + 1, Last: p.now}
 	return false
 }
 

@@ -42,6 +42,9 @@ type Spec struct {
 	Since time.Time
 	// Grace replaces the pod's own for Stop and Remove, if it is not nil.
 	Grace *time.Duration
+	// First is the first attempt at a sandbox since the pod was last told to
+	// run. What ran in earlier ones was stopped, and tells nothing of the pod.
+	First uint32
 }
 
 // Observed is what is there.
@@ -140,6 +143,9 @@ type Image struct {
 type Failure struct {
 	At              time.Time
 	Reason, Message string
+	// ExitCode is that of a shell whose program can't be executed or isn't
+	// there (126, 127), if that is what failed.
+	ExitCode int
 }
 
 // Decision is what follows.

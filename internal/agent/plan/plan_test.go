@@ -355,7 +355,7 @@ func TestSandboxFailures(t *testing.T) {
 	t.Parallel()
 	failed := func(count, last, failure int) func(*Spec, *Observed) {
 		return func(_ *Spec, o *Observed) {
-			o.Backoffs = Backoffs{keySandbox: {count, at(last)}}
+			o.Backoffs = Backoffs{keySandbox: {Count: count, Last: at(last)}}
 			o.SandboxFailure = Failure{At: at(failure), Message: "no network"}
 		}
 	}
@@ -372,12 +372,12 @@ func TestSandboxFailures(t *testing.T) {
 	}
 	s := makeSpec(t, "Always", "a")
 	d := Plan(s, see(t, s.Pod, ""), at(1))
-	if got := d.Backoffs[keySandbox]; got != (Backoff{1, at(1)}) {
+	if got := d.Backoffs[keySandbox]; got != (Backoff{Count: 1, Last: at(1)}) {
 		t.Errorf("the first creation is not counted: %+v", got)
 	}
 	later := see(t, s.Pod, "sb0:stopped")
-	later.Backoffs = Backoffs{keySandbox: {7, at(1)}}
-	if got := Plan(s, later, at(100)).Backoffs[keySandbox]; got != (Backoff{1, at(100)}) {
+	later.Backoffs = Backoffs{keySandbox: {Count: 7, Last: at(1)}}
+	if got := Plan(s, later, at(100)).Backoffs[keySandbox]; got != (Backoff{Count: 1, Last: at(100)}) {
 		t.Errorf("a sandbox that held doesn't reset: %+v", got)
 	}
 }
@@ -389,6 +389,9 @@ func TestStartFailures(t *testing.T) {
 			o.StartFailures["a"] = Failure{At: at(second), Reason: reason, Message: "no such user"}
 		}
 	}
+	refused := func(name string, second int) func(*Spec, *Observed) {
+		return func(_ *Spec, o *Observed) { o.StartFailures[name] = Failure{At: at(second), ExitCode: 127} }
+	}
 	for _, c := range []scene{
 		{name: "waits", containers: "a b", see: "sb0 b.0:run", now: 5, change: failed("", 5), next: 15, status: "Pending(CreateContainerError) a=Waiting/CreateContainerError b=Running"},
 		{name: "with its reason", containers: "a", see: "sb0", now: 5, change: failed("CreateContainerConfigError", 5), next: 15, status: "Pending(CreateContainerConfigError) a=Waiting/CreateContainerConfigError"},
@@ -396,9 +399,14 @@ func TestStartFailures(t *testing.T) {
 		{name: "after a crash", containers: "a", see: "sb0 a.0:exit=1@4", now: 5, change: failed("", 5), next: 15},
 		{name: "before a crash", containers: "a", see: "sb0 a.0:exit=1@20", now: 20, change: func(_ *Spec, o *Observed) {
 			o.StartFailures["a"] = Failure{At: at(5)}
-			o.Backoffs = Backoffs{keyContainer("a"): {2, at(5)}}
+			o.Backoffs = Backoffs{keyContainer("a"): {Count: 2, Last: at(5)}}
 		}, next: 40},
 		{name: "Never tries on", policy: "Never", containers: "a", see: "sb0", now: 15, change: failed("", 5), actions: "start:a.0@sb0"},
+		{name: "no program", containers: "a", see: "sb0", now: 5, change: refused("a", 5), next: 15, status: "Pending(CreateContainerError) a=Waiting/CreateContainerError"},
+		{name: "no program, Never", policy: "Never", containers: "a", see: "sb0", now: 5, change: refused("a", 5), actions: "stop:sb0", status: "Failed(StartError) a=Terminated/StartError"},
+		{name: "no program, Never, beside another", policy: "Never", containers: "a b", see: "sb0 b.0:run", now: 99, change: refused("a", 5), status: "Running a=Terminated/StartError b=Running"},
+		{name: "no program, Never, after another", policy: "Never", containers: "a b", see: "sb0 b.0:exit=0@9", now: 9, change: refused("a", 5), actions: "stop:sb0", status: "Failed(StartError) a=Terminated/StartError b=Terminated/Completed"},
+		{name: "no program, Never, of init", policy: "Never", containers: "i:x a", see: "sb0", now: 5, change: refused("x", 5), actions: "stop:sb0", status: "Failed(Init:StartError) x=Terminated/StartError a=Waiting/PodInitializing"},
 	} {
 		c.play(t)
 	}
@@ -434,7 +442,7 @@ func TestImages(t *testing.T) {
 		{name: "failed with a reason", containers: "a", see: "sb0 absent:a", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "InvalidImageName")), next: 15, status: "Pending(InvalidImageName) a=Waiting/InvalidImageName"},
 		{name: "failed again", containers: "a", see: "sb0 absent:a", now: 25, change: func(s *Spec, o *Observed) {
 			policy(corev1.PullIfNotPresent, failure(25, ""))(s, o)
-			o.Backoffs = Backoffs{keyImage("img-a:1"): {1, at(5)}}
+			o.Backoffs = Backoffs{keyImage("img-a:1"): {Count: 1, Last: at(5)}}
 		}, next: 45, status: "Pending(ImagePullBackOff) a=Waiting/ImagePullBackOff"},
 		{name: "failed before it was loaded", containers: "a", see: "sb0", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "")), actions: "start:a.0@sb0"},
 		{name: "failed before it was pulled", containers: "a", see: "sb0", now: 9, change: policy(corev1.PullAlways, func(i *Image) {
@@ -453,7 +461,7 @@ func TestImages(t *testing.T) {
 	}
 	// A success ends the row of failures.
 	o := see(t, s.Pod, "sb0 a.0:run b.0:run")
-	o.Backoffs = Backoffs{keyImage("img-a:1"): {5, at(5)}}
+	o.Backoffs = Backoffs{keyImage("img-a:1"): {Count: 5, Last: at(5)}}
 	o.Images["img-a:1"] = Image{State: ImagePresent, Pulled: at(9), Failure: Failure{At: at(5)}}
 	if got := Plan(s, o, at(10)).Backoffs[keyImage("img-a:1")]; got.Count != 0 {
 		t.Errorf("after a success: %+v", got)
@@ -545,7 +553,7 @@ func TestStatusDetails(t *testing.T) {
 	s := makeSpec(t, "Always", "i:x a")
 	o := see(t, s.Pod, "sb0 x.0:exit=0@1 a.2:exit=3@5-4")
 	o.Containers[1].Message = "panic"
-	o.Backoffs = Backoffs{keyContainer("a"): {3, at(4)}}
+	o.Backoffs = Backoffs{keyContainer("a"): {Count: 3, Last: at(4)}}
 	d := Plan(s, o, at(6))
 	got := d.Status.Containers[1]
 	want := ContainerStatus{

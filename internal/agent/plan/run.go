@@ -130,7 +130,7 @@ func (p *planner) start(c member) {
 func (p *planner) image(c member) bool {
 	image := p.o.Images[c.Image]
 	var since time.Time
-	if run, ok := p.newest(c.name); ok {
+	if run, ok := p.newest(c.name); ok && !run.Started.After(p.now) { // else the clock was set back
 		since = run.Started
 	}
 	switch {

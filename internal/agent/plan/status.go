@@ -67,6 +67,7 @@ const (
 	reasonInitializing = "PodInitializing"
 	reasonCrashLoop    = "CrashLoopBackOff"
 	reasonStart        = "CreateContainerError"
+	reasonRefused      = "StartError"
 	reasonPull         = "ErrImagePull"
 	reasonPullBackOff  = "ImagePullBackOff"
 	reasonNeverPull    = "ErrImageNeverPull"
@@ -109,7 +110,9 @@ func (p reporter) phase(initialized bool) Phase {
 		return PhasePending
 	}
 	for i := range p.Pod.Spec.Containers {
-		if _, ok := p.newest(p.Pod.Spec.Containers[i].Name); !ok {
+		name := p.Pod.Spec.Containers[i].Name
+		_, ran := p.newest(name)
+		if _, refused := p.refused(name); !ran && !refused {
 			return PhasePending
 		}
 	}
@@ -194,6 +197,11 @@ func (p reporter) containerStatus(c member, initialized bool) ContainerStatus {
 	case ok && run.State == ContainerExited:
 		out.State, out.Reason, out.Message = Terminated, exitReason(run), run.Message
 		out.Ready = c.once && run.ExitCode == 0
+	}
+	if f, refused := p.refused(c.name); refused {
+		out.State, out.Reason, out.Message = Terminated, reasonRefused, f.Message
+		out.ExitCode, out.Finished = f.ExitCode, f.At
+		return out
 	}
 	if reason, message := p.waitReason(c, run, ok, initialized); reason != "" {
 		out.State, out.Reason, out.Message = Waiting, reason, message

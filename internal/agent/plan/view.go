@@ -17,12 +17,14 @@ type view struct {
 	// are in broken instead: they count for nothing, and are removed.
 	runs   map[string][]Container
 	broken map[string][]Container
+	// former are the sandboxes, by ID, from before the pod was last told to run.
+	former map[string]bool
 	// current is the newest sandbox, or nil.
 	current *Sandbox
 }
 
 func newView(s Spec, o Observed, now time.Time) *view {
-	v := &view{Spec: s, o: o, now: now, runs: map[string][]Container{}, broken: map[string][]Container{}}
+	v := &view{Spec: s, o: o, now: now, runs: map[string][]Container{}, broken: map[string][]Container{}, former: map[string]bool{}}
 	for _, c := range o.Containers {
 		by := v.runs
 		if c.State == ContainerCreated {
@@ -34,6 +36,7 @@ func newView(s Spec, o Observed, now time.Time) *view {
 		slices.SortFunc(runs, func(a, b Container) int { return int(b.Attempt) - int(a.Attempt) })
 	}
 	for i := range o.Sandboxes {
+		v.former[o.Sandboxes[i].ID] = o.Sandboxes[i].Attempt < s.First
 		if v.current == nil || o.Sandboxes[i].Attempt > v.current.Attempt {
 			v.current = &o.Sandboxes[i]
 		}
@@ -65,9 +68,10 @@ func (v *view) allContainers() []member {
 	return out
 }
 
-// newest returns the newest run of a container, of any sandbox.
+// newest returns the newest run of a container, of any sandbox since the pod
+// was last told to run.
 func (v *view) newest(name string) (Container, bool) {
-	if runs := v.runs[name]; len(runs) > 0 {
+	if runs := v.runs[name]; len(runs) > 0 && !v.former[runs[0].Sandbox] {
 		return runs[0], true
 	}
 	return Container{}, false
@@ -122,12 +126,21 @@ func (v *view) initialized() bool {
 // started says whether what comes after a sidecar may start.
 func started(run Container) bool { return run.State == ContainerRunning }
 
+// refused returns how the start of a container's program failed if the pod's
+// policy has that count as its end, as that of a program which ran and failed.
+func (v *view) refused(name string) (Failure, bool) {
+	_, ran := v.newest(name)
+	f := v.o.StartFailures[name]
+	return f, !ran && f.ExitCode != 0 && v.Pod.Spec.RestartPolicy == corev1.RestartPolicyNever
+}
+
 // wantsStart says whether a regular container is to be started. In a sandbox
 // that took the place of another, what has succeeded before stays done.
 func (v *view) wantsStart(c member, run Container, here bool) bool {
 	if !here {
 		before, ok := v.newest(c.name)
-		return !ok || v.restarts(before)
+		_, refused := v.refused(c.name)
+		return !refused && (!ok || v.restarts(before))
 	}
 	switch run.State {
 	case ContainerRunning:
@@ -153,6 +166,9 @@ func (v *view) end() *outcome {
 			if run, ok := v.newest(c.name); c.once && ok && run.State == ContainerExited && run.ExitCode != 0 {
 				return &outcome{PhaseFailed, "", "init container " + c.name + " failed", run.Finished}
 			}
+			if f, refused := v.refused(c.name); c.init && refused {
+				return &outcome{PhaseFailed, "", "init container " + c.name + " failed", f.At}
+			}
 		}
 	}
 	if policy == corev1.RestartPolicyAlways {
@@ -162,6 +178,9 @@ func (v *view) end() *outcome {
 	for i := range v.Pod.Spec.Containers {
 		name := v.Pod.Spec.Containers[i].Name
 		run, ok := v.newest(name)
+		if f, refused := v.refused(name); refused && !v.o.Starting[name] {
+			run, ok = Container{State: ContainerExited, ExitCode: f.ExitCode, Finished: f.At}, true
+		}
 		if !ok && v.barred() {
 			out.phase, out.message = PhaseFailed, "its sandbox was lost before all containers had started"
 			continue
@@ -182,12 +201,14 @@ func (v *view) end() *outcome {
 // barred says that the pod may have no further sandbox: with restartPolicy
 // Never containers that have run once are not run in another.
 func (v *view) barred() bool {
-	return v.Pod.Spec.RestartPolicy == corev1.RestartPolicyNever && len(v.runs) > 0 &&
+	ran := func(c corev1.Container) bool { _, ok := v.newest(c.Name); return ok }
+	return v.Pod.Spec.RestartPolicy == corev1.RestartPolicyNever &&
+		(slices.ContainsFunc(v.Pod.Spec.InitContainers, ran) || slices.ContainsFunc(v.Pod.Spec.Containers, ran)) &&
 		v.Want == Run && !v.o.Creating && !v.usable() && len(v.o.Sandboxes) > 0
 }
 
 // usable says whether containers can be started in the current sandbox. One
 // without an address never gets one.
 func (v *view) usable() bool {
-	return v.current != nil && v.current.State == SandboxReady && (v.Pod.Spec.HostNetwork || len(v.current.IPs) > 0)
+	return v.current != nil && v.current.State == SandboxReady && !v.former[v.current.ID] && (v.Pod.Spec.HostNetwork || len(v.current.IPs) > 0)
 }

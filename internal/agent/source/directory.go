@@ -29,6 +29,9 @@ import (
 // replaced.
 const resync = 5 * time.Second
 
+// watching stands for a file in complaints about inotify.
+const watching = "inotify"
+
 // maxFile is the largest manifest that is read, as kubelet has it.
 const maxFile = 10 << 20
 
@@ -78,8 +81,9 @@ func (d *Directory) Run(ctx context.Context) error {
 	defer tick.Stop()
 	for {
 		// Adding it again is harmless, and finds a directory that was replaced.
-		if err := watch.Add(d.Path); err != nil {
-			d.complain(d.Path, fmt.Errorf("watch: %w", err))
+		// That there is none is told by the scan.
+		if err := watch.Add(d.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			d.complain(watching, fmt.Errorf("%s is read every %v only, as it can't be watched: %w", d.Path, resync, err))
 		}
 		if d.scan() {
 			d.Deliver(d.set())
@@ -133,7 +137,7 @@ func (d *Directory) scan() bool {
 	}
 	maps.DeleteFunc(d.files, func(path string, _ *file) bool { return !present[path] })
 	for path := range d.said {
-		if path != d.Path && !present[path] {
+		if path != d.Path && path != watching && !present[path] {
 			delete(d.said, path)
 		}
 	}

@@ -57,11 +57,20 @@ func (v Volumes) SetUp(uid string, volume corev1.Volume) (string, error) {
 
 // makeOpen makes a directory that every user of the pod may write to, as
 // kubelet's emptyDir is.
+//
+// Its name is that of one that is finished: a pod may have changed its mode.
 func makeOpen(path string) error {
-	if err := os.MkdirAll(path, 0o755); err != nil {
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return os.Chmod(path, 0o777)
+	making := path + ".new" // no volume has a dot in its name
+	if err := os.MkdirAll(making, 0o755); err != nil {
+		return err
+	}
+	if err := os.Chmod(making, 0o777); err != nil {
+		return err
+	}
+	return os.Rename(making, path)
 }
 
 func inMemory(path string, dir *corev1.EmptyDirVolumeSource) error {

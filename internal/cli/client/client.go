@@ -34,7 +34,7 @@ var atOnce = map[string]bool{
 }
 
 // connectTime is how long a huskd that is there may take to greet.
-const connectTime = 5 * time.Second
+const connectTime = 15 * time.Second
 
 // answerTime is the longest that a call of atOnce may take.
 const answerTime = 30 * time.Second

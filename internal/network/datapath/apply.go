@@ -47,7 +47,7 @@ func (d *Datapath) link(p plan.Plan) error {
 	err = d.withConn(func(c *nlsock.Conn) error {
 		requests, names := side(links, p.Host)
 		if p.Pair.Bridge != "" {
-			requests, names = append(requests, hairpin(links[p.Pair.Host])), append(names, "hairpin mode of "+p.Pair.Host)
+			requests, names = append(requests, hairpin(links[p.Pair.Host], p.Pair.Hairpin)), append(names, "hairpin mode of "+p.Pair.Host)
 		}
 		return check(c.Do(requests...), names, "the node")
 	})
@@ -55,9 +55,22 @@ func (d *Datapath) link(p plan.Plan) error {
 		return err
 	}
 	crashpoint.Hit("network.host")
+	if p.Shape != (plan.Shape{}) {
+		if err := d.shape(p.Shape); err != nil {
+			return err
+		}
+		crashpoint.Hit("network.shape")
+	}
 	err = podSide(pod, eth, p)
 	crashpoint.Hit("network.pod")
-	return err
+	if err != nil {
+		return err
+	}
+	// That the link has a carrier now takes effect at the host's end a moment
+	// later, in a worker of the kernel, and until then it drops what goes to the
+	// pod. To be asked for the link, the kernel has it take effect first (since
+	// Linux 6.8, "net: core: synchronize link-watch when carrier is queried").
+	return d.withConn(func(c *nlsock.Conn) error { return c.Do(getLink(p.Pair.Host, 0))[0].Err })
 }
 
 // podSide sets the pod's end up, over a socket in its namespace.
@@ -269,7 +282,11 @@ func (d *Datapath) Cut(p plan.Plan) error {
 		crashpoint.Hit("network.cut.elements")
 	}()
 	err := d.withConn(func(c *nlsock.Conn) error {
-		requests := []*nl.NetlinkRequest{setLink(linkChange{name: p.Pair.Host, down: true, group: d.doomed.next()})}
+		group := d.doomed.next()
+		requests := []*nl.NetlinkRequest{setLink(linkChange{name: p.Pair.Host, down: true, group: group})}
+		if p.Shape.Funnel != "" {
+			requests = append(requests, setLink(linkChange{name: p.Shape.Funnel, down: true, group: group}))
+		}
 		if p.Pair.Bridge != "" {
 			if bridge, err := linkByName(c, p.Pair.Bridge); err == nil {
 				for _, n := range p.Host.Neighbours {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -52,17 +53,22 @@ func makeBridge(c *nlsock.Conn, b plan.BridgeLink) (int, error) {
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, []byte("bridge"))
 	req.AddData(info)
-	answers := c.Do(req, setLink(linkChange{name: b.Name, up: true, noAutoAddress: true, forwarding: true, routeLocalnet: true}), getLink(b.Name, 0))
-	for i, a := range answers {
-		if a.Err != nil && !(i == 0 && errors.Is(a.Err, unix.EEXIST)) {
-			return 0, fmt.Errorf("bridge %s: %w", b.Name, a.Err)
-		}
+	answers := c.Do(req, getLink(b.Name, 0))
+	if err := answers[0].Err; err != nil && !errors.Is(err, unix.EEXIST) {
+		return 0, fmt.Errorf("bridge %s: %w", b.Name, err)
 	}
-	link, err := parseLink(answers[2].Data)
-	if err == nil && link.mac != b.MAC {
-		err = fmt.Errorf("bridge %s has MAC %v, not %v: delete it", b.Name, link.mac, b.MAC)
+	link, err := parseLink(answers[1].Data)
+	if err = errors.Join(answers[1].Err, err); err != nil {
+		return 0, fmt.Errorf("bridge %s: %w", b.Name, err)
 	}
-	return link.index, err
+	if link.mac != b.MAC {
+		return 0, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("link %s is there and not of this network: delete it or use another name", b.Name))
+	}
+	change := linkChange{name: b.Name, up: true, noAutoAddress: true, forwarding: true, routeLocalnet: true}
+	if err := c.Do(setLink(change))[0].Err; err != nil {
+		return 0, fmt.Errorf("bridge %s: %w", b.Name, err)
+	}
+	return link.index, nil
 }
 
 // Teardown removes what Ensure made, for any configuration of the instance.
@@ -75,8 +81,21 @@ func (d *Datapath) Teardown() error {
 			errs = append(errs, d.removeSubnet(p))
 		}
 	}
-	errs = append(errs, d.mark(d.instance.Bridge()), d.Reap())
+	errs = append(errs, d.markBridge(), d.Reap())
 	return errors.Join(errs...)
+}
+
+// markBridge has the next Reap delete the bridge, if it is one that we made.
+func (d *Datapath) markBridge() error {
+	var bridge linkInfo
+	err := d.withConn(func(c *nlsock.Conn) (err error) {
+		bridge, err = linkByName(c, d.bridge)
+		return err
+	})
+	if errors.Is(err, unix.ENODEV) || err == nil && bridge.mac != plan.BridgeMAC(d.instance) {
+		return nil
+	}
+	return errors.Join(err, d.mark(d.bridge))
 }
 
 // ours says whether a route is one of this instance's subnets.

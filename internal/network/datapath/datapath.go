@@ -6,7 +6,9 @@
 // What it changes on the node, and nothing else:
 //
 //   - veth pairs, whose host ends begin with the instance's prefix hk<instance>,
-//     and in mode bridge one bridge hkbr<instance>;
+//     and in mode bridge one bridge, hkbr<instance> if it isn't given a name;
+//   - for pods with a bandwidth, queueing disciplines on the pair, and for what
+//     they send an IFB hf<instance>…;
 //   - in mode ptp, the first address of each pod subnet on lo, of a kind that
 //     the kernel doesn't choose as a source by itself;
 //   - routes of protocol 104: one or two per pod's address on its pair, one
@@ -40,6 +42,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/network/conntrack"
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/pod"
@@ -54,6 +57,7 @@ const nodeConns = 4
 type Datapath struct {
 	netns    string
 	instance pod.Instance
+	bridge   string
 	doomed   dealer
 	conns    chan *nlsock.Conn
 	slow     chan *nlsock.Conn // for what waits for RCU grace periods
@@ -64,13 +68,14 @@ type Datapath struct {
 
 // Open returns the datapath of an instance in the network namespace at path;
 // an empty path is the namespace of the process. Its sockets, and what it does
-// in /proc/sys, belong to that namespace, whichever thread calls.
-func Open(path string, instance pod.Instance) (*Datapath, error) {
+// in /proc/sys, belong to that namespace, whichever thread calls. An empty
+// bridge is the instance's own.
+func Open(path string, instance pod.Instance, bridge string) (*Datapath, error) {
 	tag, err := plan.Tag(instance)
 	if err != nil {
 		return nil, err
 	}
-	d := &Datapath{netns: path, instance: instance, doomed: dealer{tag: tag}, conns: make(chan *nlsock.Conn, nodeConns), slow: make(chan *nlsock.Conn, reapers)}
+	d := &Datapath{netns: path, instance: instance, bridge: plan.BridgeName(instance, bridge), doomed: dealer{tag: tag}, conns: make(chan *nlsock.Conn, nodeConns), slow: make(chan *nlsock.Conn, reapers)}
 	err = d.InNode(func() error {
 		for _, pool := range []chan *nlsock.Conn{d.conns, d.slow} {
 			for range cap(pool) {
@@ -124,6 +129,9 @@ func (d *Datapath) InNode(fn func() error) error {
 	}
 	return netns.Do(d.netns, fn)
 }
+
+// Forget has the node forget connections.
+func (d *Datapath) Forget(f conntrack.Flows) error { return conntrack.Forget(d.flows, f) }
 
 // withConn calls fn with a socket of the node.
 func (d *Datapath) withConn(fn func(*nlsock.Conn) error) error {

@@ -177,6 +177,13 @@ func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
 				diffs = append(diffs, Difference{Object: object, Problem: "route_localnet is off"})
 			}
 		}
+		if p.Shape != (plan.Shape{}) {
+			rates, err := d.compareShape(p.Shape)
+			if err != nil {
+				return nil, err
+			}
+			diffs = append(diffs, rates...)
+		}
 		diffs = append(diffs, node.compare("", p.Host)...)
 		diffs = append(diffs, node.extra(p)...)
 		for _, e := range p.Elements {
@@ -199,12 +206,15 @@ func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
 func (d *Datapath) observeNode() (node *observed, elements map[plan.Element]bool, err error) {
 	err = d.withConn(func(c *nlsock.Conn) error {
 		node, err = observe(c, d.handle, func(link string) bool {
-			return link == d.instance.Bridge() || strings.HasPrefix(link, d.instance.HostLinkPrefix())
+			return link == d.bridge || strings.HasPrefix(link, d.instance.HostLinkPrefix()) || strings.HasPrefix(link, plan.FunnelPrefix(d.instance))
 		})
 		return err
 	})
 	if err != nil {
 		return nil, nil, err
+	}
+	if l, ok := node.links[d.bridge]; ok && l.mac != plan.BridgeMAC(d.instance) {
+		delete(node.links, d.bridge) // somebody else's
 	}
 	all, err := d.table.list()
 	if err != nil {
@@ -339,6 +349,7 @@ func (d *Datapath) Sweep(b plan.Base, plans []plan.Plan) ([]Difference, error) {
 	for _, p := range plans {
 		own(p.Host)
 		owned[p.Pair.Host] = true
+		owned[p.Shape.Funnel] = true
 		for _, e := range p.Elements {
 			owned[e] = true
 		}
@@ -368,7 +379,7 @@ func (d *Datapath) Sweep(b plan.Base, plans []plan.Plan) ([]Difference, error) {
 		}
 	}
 	// Addresses and neighbours of a pair go with it; the bridge's stay.
-	if bridge, ok := node.links[d.instance.Bridge()]; ok && owned[bridge.name] {
+	if bridge, ok := node.links[d.bridge]; ok && owned[bridge.name] {
 		for a := range node.addresses {
 			if a.Link == bridge.name && !owned[a] {
 				stray(a.String(), d.remove(a, bridge.index))

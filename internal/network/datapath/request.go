@@ -107,14 +107,18 @@ var kernelHasIPv6 = sync.OnceValue(func() bool {
 	return err == nil
 })
 
-// hairpin lets a bridge send a frame back out of the port that it came by.
-func hairpin(port int) *nl.NetlinkRequest {
+// hairpin says whether a bridge sends a frame back out of the port it came by.
+func hairpin(port int, on bool) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
 	msg := nl.NewIfInfomsg(unix.AF_BRIDGE)
 	msg.Index = int32(port)
 	req.AddData(msg)
 	info := nl.NewRtAttr(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, nil)
-	info.AddRtAttr(brportMode, []byte{1})
+	mode := []byte{0}
+	if on {
+		mode[0] = 1
+	}
+	info.AddRtAttr(brportMode, mode)
 	req.AddData(info)
 	return req
 }

@@ -156,12 +156,12 @@ func TestOverlap(t *testing.T) {
 		"200.0.0.0/24":  "",
 		"fd02::/64":     "",
 	} {
-		err := netns.Do(n.path, func() error { return Overlap(instance, []netip.Prefix{netip.MustParsePrefix(subnet)}) })
+		err := netns.Do(n.path, func() error { return Overlap(instance, "", []netip.Prefix{netip.MustParsePrefix(subnet)}) })
 		if (err != nil) != (want != "") || err != nil && (!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "pod-subnets")) {
 			t.Errorf("%s: got %v, want …%s…", subnet, err, want)
 		}
 	}
-	if err := Overlap("bad!", nil); err == nil {
+	if err := Overlap("bad!", "", nil); err == nil {
 		t.Error("an instance that isn't one")
 	}
 }

@@ -26,14 +26,14 @@ const shortest4, shortest6 = 8, 16
 
 // Overlap returns an error of kind failed precondition if a subnet has
 // addresses in common with an address or a route of the node that isn't the
-// instance's own.
-func Overlap(i pod.Instance, subnets []netip.Prefix) error {
+// instance's own. An empty bridge is the instance's own.
+func Overlap(i pod.Instance, bridge string, subnets []netip.Prefix) error {
 	tag, err := plan.Tag(i)
 	if err != nil {
 		return err
 	}
 	ours := func(link string) bool {
-		return link == i.Bridge() || strings.HasPrefix(link, i.HostLinkPrefix())
+		return link == plan.BridgeName(i, bridge) || strings.HasPrefix(link, i.HostLinkPrefix())
 	}
 	taken := func(what string, prefix netip.Prefix) error {
 		for _, s := range subnets {

@@ -32,21 +32,31 @@ type resting struct {
 	until time.Time
 }
 
-func newPool(prefix netip.Prefix) (*pool, error) {
+// newPrefix returns prefix if pods can have addresses of it.
+func newPrefix(prefix netip.Prefix) (netip.Prefix, error) {
 	addr := prefix.Addr()
 	if !prefix.IsValid() || addr.Zone() != "" || addr.Is4In6() {
-		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("range %v: not a prefix of IPv4 or IPv6 addresses", prefix))
+		return prefix, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("range %v: not a prefix of IPv4 or IPv6 addresses", prefix))
 	}
 	if prefix != prefix.Masked() {
-		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("range %v has host bits: write %v", prefix, prefix.Masked()))
+		return prefix, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("range %v has host bits: write %v", prefix, prefix.Masked()))
 	}
 	shortest, longest := 8, 30
 	if addr.Is6() {
 		shortest, longest = 16, 126
 	}
 	if prefix.Bits() < shortest || prefix.Bits() > longest {
-		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("range %v: use a prefix length of %d to %d", prefix, shortest, longest))
+		return prefix, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("range %v: use a prefix length of %d to %d", prefix, shortest, longest))
 	}
+	return prefix, nil
+}
+
+func newPool(prefix netip.Prefix) (*pool, error) {
+	prefix, err := newPrefix(prefix)
+	if err != nil {
+		return nil, err
+	}
+	addr := prefix.Addr()
 	span := maxAddresses
 	if hostBits := addr.BitLen() - prefix.Bits(); hostBits < 20 {
 		span = 1 << hostBits

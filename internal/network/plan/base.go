@@ -44,6 +44,7 @@ type BaseConfig struct {
 	Instance   pod.Instance
 	Tag        uint32 // of the instance
 	Mode       Mode
+	Bridge     string // empty is the instance's own
 	Subnets    []netip.Prefix
 	Masquerade bool
 	// Leased are subnets that pods have addresses of, by the mode that they were
@@ -60,7 +61,7 @@ func ForNode(c BaseConfig) Base {
 	b := Base{Table: Table{
 		Name:       c.Instance.Table(),
 		LinkPrefix: c.Instance.HostLinkPrefix(),
-		Bridge:     c.Instance.Bridge(),
+		Bridge:     BridgeName(c.Instance, c.Bridge),
 		Masquerade: c.Masquerade,
 	}}
 	for _, subnet := range c.Subnets {
@@ -77,7 +78,7 @@ func ForNode(c BaseConfig) Base {
 	}
 	six := false
 	for _, subnet := range c.subnets(Bridge) {
-		b.Link = &BridgeLink{c.Instance.Bridge(), BridgeMAC(c.Instance)}
+		b.Link = &BridgeLink{BridgeName(c.Instance, c.Bridge), BridgeMAC(c.Instance)}
 		b.Host.Addresses = append(b.Host.Addresses, Address{Link: b.Link.Name, Prefix: netip.PrefixFrom(First(subnet), subnet.Bits())})
 		six = six || subnet.Addr().Is6()
 	}

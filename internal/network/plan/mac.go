@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"github.com/huskd/husk/internal/pod"
@@ -24,6 +25,33 @@ func macOf(parts ...string) MAC {
 	m := MAC(sum[:6])
 	m[0] = m[0]&^1 | 2 // not multicast, locally administered
 	return m
+}
+
+// podMAC is the address of the pod's end: the one asked for, or a derived one.
+func podMAC(i pod.Instance, a pod.Attachment) MAC {
+	if m, err := ParseMAC(a.MAC); err == nil {
+		return m
+	}
+	return macOf(string(i), a.Sandbox, a.IfName, "pod")
+}
+
+// ParseMAC returns the address that six hex pairs stand for.
+func ParseMAC(s string) (m MAC, err error) {
+	parts := strings.Split(s, ":")
+	if len(parts) != len(m) {
+		return m, fmt.Errorf("%q is not six hex pairs", s)
+	}
+	for i, part := range parts {
+		n, err := strconv.ParseUint(part, 16, 8)
+		if err != nil || len(part) != 2 {
+			return m, fmt.Errorf("%q is not six hex pairs", s)
+		}
+		m[i] = byte(n)
+	}
+	if m[0]&1 != 0 || m == (MAC{}) {
+		return m, fmt.Errorf("%q is no address of one interface", s)
+	}
+	return m, nil
 }
 
 // BridgeMAC is the address of an instance's bridge.

@@ -16,6 +16,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 
 	"github.com/huskd/husk/internal/pod"
@@ -53,10 +54,22 @@ func Gateway(a netip.Addr) netip.Addr {
 type Node struct {
 	Instance pod.Instance
 	Mode     Mode
+	Bridge   string // in mode bridge; empty is the instance's own
 	MTU      int
 	// Source is the node's own IPv4 address, as the default route gives it to
 	// what the node sends; none without a default route.
 	Source netip.Addr
+	// Routes are what pods reach through the network; none means everything.
+	Routes []Destination
+	// NoHairpin keeps a pod from meeting itself through a hostPort.
+	NoHairpin bool
+}
+
+// Destination is reached by way of the network's gateway or, in mode bridge
+// only, of another address.
+type Destination struct {
+	Dst netip.Prefix `json:"dst"`
+	Via netip.Addr   `json:"gw,omitzero"`
 }
 
 // Plan is everything that an attachment consists of.
@@ -67,6 +80,7 @@ type Plan struct {
 	Host     Side
 	Pod      Side
 	Elements []Element
+	Shape    Shape
 }
 
 // Pair is a veth pair.
@@ -76,6 +90,7 @@ type Pair struct {
 	MTU             int
 	Alias           string // of the host's end: whose it is, for people
 	Bridge          string // whose port the host's end is; none in mode ptp
+	Hairpin         bool   // of that port
 	// RouteLocalnet lets connections to 127.0.0.1 leave by the host's end after
 	// their address is rewritten.
 	RouteLocalnet bool
@@ -165,20 +180,24 @@ func For(node Node, a pod.Attachment, addresses []netip.Prefix) Plan {
 			Host:    host,
 			Pod:     a.IfName,
 			HostMAC: macOf(string(node.Instance), a.Sandbox, a.IfName, "host"),
-			PodMAC:  macOf(string(node.Instance), a.Sandbox, a.IfName, "pod"),
+			PodMAC:  podMAC(node.Instance, a),
 			MTU:     node.MTU,
 			Alias:   "husk " + a.Sandbox + " " + a.Pod.String(),
 		},
 	}
 	entry := host // the link by which the pod's packets come to be routed
 	if node.Mode == Bridge {
-		entry = node.Instance.Bridge()
-		p.Pair.Bridge = entry
+		entry = BridgeName(node.Instance, node.Bridge)
+		p.Pair.Bridge, p.Pair.Hairpin = entry, !node.NoHairpin
 		p.bridged(node, addresses)
 	} else {
 		p.routed(node, a, addresses)
 	}
 	p.Elements = elements(entry, a, addresses)
+	if node.NoHairpin {
+		p.Elements = slices.DeleteFunc(p.Elements, func(e Element) bool { return e.Set == setName(Hairpin, e.Addr.Is6()) })
+	}
+	p.Shape = shapeOf(node.Instance, a)
 	for _, prefix := range addresses {
 		if prefix.Addr().Is6() {
 			own := p.Pair.PodMAC.linkLocal()
@@ -208,7 +227,7 @@ func (p *Plan) routed(node Node, a pod.Attachment, addresses []netip.Prefix) {
 		p.Host.Routes = append(p.Host.Routes, hostRoutes(host, prefix, node.Source)...)
 		p.Pod.Addresses = append(p.Pod.Addresses, Address{Link: eth, Prefix: alone(addr)})
 		p.Pod.Neighbours = append(p.Pod.Neighbours, Neighbour{eth, gateway, p.Pair.HostMAC})
-		p.Pod.Routes = append(p.Pod.Routes, Route{Kind: Unicast, Dst: everything(addr), Via: gateway, Link: eth})
+		p.Pod.Routes = append(p.Pod.Routes, podRoutes(node, eth, addr, gateway)...)
 		if !onLoopback(a, addr) {
 			continue
 		}
@@ -247,15 +266,52 @@ func loopbackRoute(link string) Route {
 }
 
 func (p *Plan) bridged(node Node, addresses []netip.Prefix) {
-	bridge, eth := node.Instance.Bridge(), p.Pair.Pod
+	bridge, eth := p.Pair.Bridge, p.Pair.Pod
 	mac := BridgeMAC(node.Instance)
 	for _, prefix := range addresses {
 		addr, gateway := prefix.Addr(), First(prefix)
 		p.Host.Neighbours = append(p.Host.Neighbours, Neighbour{bridge, addr, p.Pair.PodMAC})
 		p.Pod.Addresses = append(p.Pod.Addresses, Address{Link: eth, Prefix: prefix})
 		p.Pod.Neighbours = append(p.Pod.Neighbours, Neighbour{eth, gateway, mac})
-		p.Pod.Routes = append(p.Pod.Routes, Route{Kind: Unicast, Dst: everything(addr), Via: gateway, Link: eth})
+		p.Pod.Routes = append(p.Pod.Routes, podRoutes(node, eth, addr, gateway)...)
 	}
+}
+
+// podRoutes are those of addr's family in the pod.
+func podRoutes(node Node, link string, addr, gateway netip.Addr) (out []Route) {
+	if addr.Is6() {
+		out = append(out, ownRoute(link, addr))
+	}
+	if len(node.Routes) == 0 {
+		return append(out, Route{Kind: Unicast, Dst: everything(addr), Via: gateway, Link: link})
+	}
+	for _, d := range node.Routes {
+		if d.Dst.Addr().Is4() != addr.Is4() {
+			continue
+		}
+		via := gateway
+		if d.Via.IsValid() {
+			via = d.Via
+		}
+		out = append(out, Route{Kind: Unicast, Dst: d.Dst, Via: via, Link: link})
+	}
+	return out
+}
+
+// ownRoute makes an IPv6 address answer at once. The kernel's own route to it
+// comes in the background, when that gets a lock which the deletion of other
+// namespaces may hold for seconds (addrconf_dad_work). The metric keeps this one
+// behind it.
+func ownRoute(link string, addr netip.Addr) Route {
+	return Route{Kind: Local, Dst: alone(addr), Link: link, Metric: 4096}
+}
+
+// BridgeName is the name of an instance's bridge that is configured as name.
+func BridgeName(i pod.Instance, name string) string {
+	if name == "" {
+		return i.Bridge()
+	}
+	return name
 }
 
 // First is the first address of a subnet, which no pod gets. The node has it: on
@@ -280,8 +336,8 @@ func (p Plan) Attached(network string) *pod.Attached {
 			out.Addresses = append(out.Addresses, a.Prefix)
 		}
 	}
-	for _, r := range p.Pod.Routes {
-		out.Gateways = append(out.Gateways, r.Via)
+	for _, n := range p.Pod.Neighbours {
+		out.Gateways = append(out.Gateways, n.Addr)
 	}
 	return out
 }

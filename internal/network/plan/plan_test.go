@@ -78,6 +78,7 @@ pod address OWN/64 dev eth0
 pod neighbour 169.254.1.1 lladdr HOST dev eth0
 pod neighbour fe80::1 lladdr HOST dev eth0
 pod route 0.0.0.0/0 via 169.254.1.1 dev eth0
+pod route local fd88::7/128 dev eth0
 pod route ::/0 via fe80::1 dev eth0
 table element pods4 { 10.88.0.7 }
 table element sources4 { hk1a2b012345678 . 10.88.0.7 }
@@ -111,6 +112,7 @@ pod address 10.88.0.7/16 dev eth0
 pod address OWN/64 dev eth0
 pod neighbour fd88::1 lladdr BRIDGE dev eth0
 pod neighbour 10.88.0.1 lladdr BRIDGE dev eth0
+pod route local fd88::7/128 dev eth0
 pod route ::/0 via fd88::1 dev eth0
 pod route 0.0.0.0/0 via 10.88.0.1 dev eth0
 table element pods6 { fd88::7 }

@@ -80,6 +80,9 @@ func Check(a pod.Attachment) error {
 	if !path.IsAbs(a.Netns) {
 		return invalid("network namespace %q: not an absolute path", a.Netns)
 	}
+	if _, err := ParseMAC(a.MAC); a.MAC != "" && err != nil {
+		return invalid("MAC address %v", err)
+	}
 	for i, m := range Mappings(a) {
 		if m.Protocol != pod.TCP && m.Protocol != pod.UDP && m.Protocol != pod.SCTP {
 			return invalid("hostPort %d: protocol %q is none of tcp, udp, sctp", m.HostPort, m.Protocol)

@@ -116,8 +116,9 @@ func (c *Conmon) start(l Launch) error {
 	fd := None
 	pid, err := syscall.ForkExec(l.Path, append(args, l.Args...), &syscall.ProcAttr{
 		Dir: l.Dir,
-		// TMPDIR is where conmon puts the console socket, relative to Dir.
-		Env:   []string{"PATH=" + Path, "TMPDIR=.", fmt.Sprintf("_OCI_SYNCPIPE=%d", report)},
+		// TMPDIR is where conmon puts the console socket, relative to Dir. Without
+		// a locale it refuses arguments that aren't ASCII.
+		Env:   []string{"PATH=" + Path, "TMPDIR=.", "LC_ALL=C.UTF-8", fmt.Sprintf("_OCI_SYNCPIPE=%d", report)},
 		Files: files,
 		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &fd},
 	})

@@ -47,6 +47,7 @@ func Infra(r InfraRequest) (Result, error) {
 				SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
 					ReadonlyRootfs:   true,
 					NoNewPrivs:       true,
+					Seccomp:          &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
 					Capabilities:     &runtimeapi.Capability{DropCapabilities: []string{"ALL"}},
 					MaskedPaths:      DefaultMaskedPaths(),
 					ReadonlyPaths:    DefaultReadonlyPaths(),

@@ -95,7 +95,7 @@ func (b confiner) seccomp() error {
 	if b.privileged() {
 		return nil
 	}
-	kind := runtimeapi.SecurityProfile_RuntimeDefault
+	kind := runtimeapi.SecurityProfile_Unconfined
 	if asked != nil {
 		kind = asked.GetProfileType()
 	}

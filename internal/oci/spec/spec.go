@@ -4,8 +4,8 @@
 //
 // Where CRI leaves a choice, Husk's is:
 //
-//   - A container that names no seccomp profile gets the runtime's default one.
-//     (The kubelet always names one.)
+//   - A container that names no seccomp profile gets none, as CRI's tests have
+//     it. (The kubelet and huskd's agent always name one.)
 //   - Without a security context the default paths of /proc and /sys are masked
 //     or read-only. With one its lists are taken as they are, since empty ones
 //     are how the kubelet says procMount: Unmasked.

@@ -31,7 +31,7 @@ type Action string
 // The actions. None is that of a state that waits to be told.
 const (
 	None       Action = ""
-	Pin        Action = "pin"         // make its files, create and pin its namespaces
+	Pin        Action = "pin"         // make its cgroup and files, create and pin its namespaces
 	Attach     Action = "attach"      // attach it to the network
 	StartInfra Action = "start-infra" // start the infra process, if it needs one
 	Kill       Action = "kill"        // end every process in it

@@ -1,4 +1,6 @@
-package datapath
+// Package conntrack has the kernel forget connections: those of pods that are
+// gone, and those that go past hostPorts which have begun.
+package conntrack
 
 import (
 	"bytes"
@@ -50,9 +52,10 @@ type tuple struct {
 	dstPort  uint16
 }
 
-// Forget deletes conntrack entries. It reads the whole table once, whatever
-// it is to forget: callers collect.
-func (d *Datapath) Forget(f Flows) error {
+// Forget deletes entries in the network namespace of c, a socket of
+// NETLINK_NETFILTER. It reads the whole table once, whatever it is to forget:
+// callers collect.
+func Forget(c *nlsock.Conn, f Flows) error {
 	if f.Empty() {
 		return nil
 	}
@@ -73,7 +76,7 @@ func (d *Datapath) Forget(f Flows) error {
 	}
 	list := nl.NewNetlinkRequest(ctGet, 0)
 	list.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC})
-	doomed, err := nlsock.List(d.flows, list, func(data []byte) (*nl.NetlinkRequest, bool) {
+	doomed, err := nlsock.List(c, list, func(data []byte) (*nl.NetlinkRequest, bool) {
 		req := deletion(data, stale)
 		return req, req != nil
 	})
@@ -82,7 +85,7 @@ func (d *Datapath) Forget(f Flows) error {
 	}
 	for len(doomed) > 0 {
 		n := min(len(doomed), 64)
-		for _, a := range d.flows.Do(doomed[:n]...) {
+		for _, a := range c.Do(doomed[:n]...) {
 			if a.Err != nil && !errors.Is(a.Err, unix.ENOENT) {
 				err = fmt.Errorf("delete conntrack entry: %w", a.Err)
 			}

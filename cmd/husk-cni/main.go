@@ -1,0 +1,72 @@
+// Command husk-cni is Husk's pod network as a CNI plugin, see
+// docs/reference/husk-cni.md. It does the work itself, or asks huskd if the
+// network configuration has the key daemon.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/huskd/husk/internal/plugin"
+	"github.com/huskd/husk/internal/plugin/door"
+)
+
+func main() {
+	// Stdout is the answer, stderr is for people.
+	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	args := plugin.ArgsOf(os.Getenv)
+	if args.Command == "" {
+		fmt.Fprintln(os.Stderr, "husk-cni is run by a container runtime, which says by CNI_COMMAND what to do.")
+		fmt.Fprintln(os.Stderr, "Put it where the runtime looks for plugins, and name it in a network configuration:")
+		fmt.Fprintln(os.Stderr, `    {"cniVersion": "1.0.0", "name": "pods", "type": "husk-cni", "subnet": "10.244.0.0/16"}`)
+	}
+	out, err := call(args)
+	if err != nil {
+		fail(err)
+	}
+	if len(out) > 0 {
+		_, _ = os.Stdout.Write(append(out, '\n'))
+	}
+}
+
+func call(args plugin.Args) ([]byte, error) {
+	// What was begun is finished or undone: only who waits for others is
+	// interrupted.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	var stdin []byte
+	if args.Command != plugin.Version && args.Command != "" {
+		var err error
+		if stdin, err = io.ReadAll(io.LimitReader(os.Stdin, maxConf)); err != nil {
+			return nil, types.NewError(types.ErrIOFailure, "read stdin: "+err.Error(), "")
+		}
+	}
+	p := plugin.Plugin{Forward: door.Call[plugin.Args]}
+	return p.Call(ctx, args, stdin)
+}
+
+// maxConf bounds a network configuration with all that is added to it.
+const maxConf = 4 << 20
+
+// fail prints the specification's error and ends the program.
+func fail(err error) {
+	var known *types.Error
+	if !errors.As(err, &known) {
+		known = types.NewError(types.ErrInternal, err.Error(), "")
+	}
+	data, _ := json.MarshalIndent(struct {
+		CNIVersion string `json:"cniVersion"`
+		*types.Error
+	}{"1.1.0", known}, "", "    ")
+	_, _ = os.Stdout.Write(append(data, '\n'))
+	os.Exit(1)
+}

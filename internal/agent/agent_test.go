@@ -1,0 +1,402 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/agent/volume"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/journal"
+	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/sandbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is what anything here may take on a busy machine.
+const patience = 30 * time.Second
+
+// house has the agent and the owners that it works with, all of them real. Its
+// pods are in the host's namespaces and their images nowhere, so that neither
+// a network nor a runtime is ever called.
+type house struct {
+	*Agent
+	t       testing.TB
+	dir     string
+	journal *journal.Journal
+	images  *image.Store
+	shut    bool
+}
+
+func open(t testing.TB) *house {
+	t.Helper()
+	hosttest.Root(t)
+	h := &house{t: t, dir: t.TempDir()}
+	h.start()
+	t.Cleanup(h.close)
+	return h
+}
+
+func (h *house) start() {
+	h.t.Helper()
+	var err error
+	var damage []journal.Damage
+	if h.journal, damage, err = journal.Open(filepath.Join(h.dir, "journal")); err != nil || len(damage) > 0 {
+		h.t.Fatal(err, damage)
+	}
+	log := slog.New(slog.DiscardHandler)
+	if h.images, err = image.Open(h.t.Context(), image.Config{Root: filepath.Join(h.dir, "images"), Log: log}); err != nil {
+		h.t.Fatal(err)
+	}
+	facts := host.Facts{BootID: "this"}
+	state := filepath.Join(h.dir, "state")
+	containers := container.New(container.Config{Root: h.dir, State: state, Journal: h.journal, Host: facts, Log: log})
+	sandboxes := sandbox.New(sandbox.Config{
+		Instance: pod.InstanceOf(h.dir), State: state, Journal: h.journal, Containers: containers, Host: facts, Log: log,
+		CreateCgroup: func(string, *runtimeapi.LinuxContainerResources) error { return nil },
+		RemoveCgroup: func(string) error { return nil },
+		Changed:      func(st sandbox.Status) { h.SandboxChanged(st) },
+	})
+	h.Agent = New(Config{
+		Journal: h.journal, Sandboxes: sandboxes, Containers: containers, Images: h.images,
+		Volumes: volume.Volumes{Root: h.dir, State: state},
+		Node:    func() cri.Node { return cri.Node{Name: "n", Logs: filepath.Join(h.dir, "logs")} },
+		Log:     log,
+	})
+	bad := append(sandboxes.Load(), containers.Load()...)
+	if err := sandboxes.Resume(); err != nil {
+		bad = append(bad, err)
+	}
+	if bad = append(bad, h.Load()...); len(bad) > 0 {
+		h.t.Fatal(bad)
+	}
+	h.shut = false
+}
+
+func (h *house) close() {
+	if h.shut {
+		return
+	}
+	h.shut = true
+	h.Close()
+	h.cfg.Sandboxes.Close()
+	h.cfg.Containers.Close()
+	if err := h.images.Close(); err != nil {
+		h.t.Error(err)
+	}
+	if err := h.journal.Close(); err != nil {
+		h.t.Error(err)
+	}
+}
+
+// restart ends the agent and its owners and begins them anew.
+func (h *house) restart() {
+	h.t.Helper()
+	h.close()
+	h.start()
+}
+
+func (h *house) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	h.t.Cleanup(cancel)
+	return ctx
+}
+
+// parse makes a pod of that name whose image is nowhere. Further is more of its
+// metadata, as YAML.
+func parse(t testing.TB, name, further string) *corev1.Pod {
+	t.Helper()
+	text := fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s%s}\nspec: {hostNetwork: true, hostIPC: true, containers: [{name: c, image: 'reg.test/none:1', imagePullPolicy: Never}]}\n", name, further)
+	pods, err := manifest.Parse([]byte(text), manifest.Origin{Node: "n"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &pods[0]
+}
+
+func (h *house) apply(p *corev1.Pod) {
+	h.t.Helper()
+	if _, _, err := h.Apply(h.ctx(), p, "run"); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// until waits for the pod to be as ok says.
+func (h *house) until(uid, what string, ok func(Pod) bool) Pod {
+	h.t.Helper()
+	for ctx := h.ctx(); ; {
+		p, err := h.Get(uid)
+		if err != nil {
+			h.t.Fatalf("waiting for pod %s to be %s: %v", uid, what, err)
+		}
+		if ok(p) {
+			return p
+		}
+		select {
+		case <-p.Newer:
+		case <-ctx.Done():
+			h.t.Fatalf("pod %s is not %s: %+v", uid, what, p.Status)
+		}
+	}
+}
+
+// waits says that a pod has a sandbox, and no image.
+func waits(p Pod) bool {
+	st, _ := p.Sandbox()
+	return st.State == "ready" && p.Status.Reason == "ErrImageNeverPull"
+}
+
+func (h *house) names() string {
+	var names []string
+	for _, p := range h.List() {
+		names = append(names, p.Manifest.Name)
+	}
+	return strings.Join(names, " ")
+}
+
+func TestApply(t *testing.T) {
+	t.Parallel()
+	h := open(t)
+	web := parse(t, "web", "")
+	first, unchanged, err := h.Apply(h.ctx(), web, "run")
+	if err != nil || unchanged || first.Status.Phase != plan.PhasePending || first.Source != "run" {
+		t.Fatal(first.Status, unchanged, err)
+	}
+	uid := string(web.UID)
+	h.until(uid, "waiting", waits)
+	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), "run"); err != nil || !unchanged {
+		t.Errorf("the same once more: unchanged %t, %v", unchanged, err)
+	}
+	_, _, err = h.Apply(h.ctx(), parse(t, "web", ", labels: {a: b}"), "run")
+	if !errdefs.IsAlreadyExists(err) || !strings.Contains(err.Error(), "husk rm -f default/web") {
+		t.Errorf("with another manifest: %v", err)
+	}
+	if err := h.Remove(h.ctx(), uid); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Get(uid); !errdefs.IsNotFound(err) || h.names() != "" || len(h.cfg.Sandboxes.List()) > 0 {
+		t.Errorf("left of it: %q, %v", h.names(), err)
+	}
+}
+
+// Records, volumes and sandboxes go by the UID, so that two pods can't have one.
+func TestUIDOfAnotherPod(t *testing.T) {
+	t.Parallel()
+	h := open(t)
+	h.apply(parse(t, "one", ", uid: 11111111-2222-3333-4444-555555555555"))
+	_, _, err := h.Apply(h.ctx(), parse(t, "two", ", uid: 11111111-2222-3333-4444-555555555555"), "run")
+	if !errdefs.IsAlreadyExists(err) || !strings.Contains(err.Error(), "has the UID of pod default/one") {
+		t.Errorf("%v", err)
+	}
+	h.restart()
+	if h.names() != "one" {
+		t.Errorf("after a restart there is %q", h.names())
+	}
+}
+
+func TestStopAndRunAgain(t *testing.T) {
+	t.Parallel()
+	h := open(t)
+	web := parse(t, "web", "")
+	uid := string(web.UID)
+	h.apply(web)
+	h.until(uid, "waiting", waits)
+	for range 2 { // a stop may be repeated
+		if err := h.Stop(h.ctx(), uid, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, _ := h.Get(uid)
+	if st, _ := p.Sandbox(); p.Status.Phase != plan.PhaseStopped || st.State != "stopped" {
+		t.Errorf("stopped, it is %+v with a sandbox %s", p.Status, st.State)
+	}
+	h.restart()
+	if p, _ = h.Get(uid); p.Want != plan.Stop {
+		t.Errorf("after a restart, its fate is %s", p.Want)
+	}
+	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), "run"); err != nil || unchanged {
+		t.Errorf("run again: unchanged %t, %v", unchanged, err)
+	}
+	p = h.until(uid, "waiting again", waits)
+	if st, _ := p.Sandbox(); st.Config.GetMetadata().GetAttempt() != 1 {
+		t.Errorf("it waits in its attempt %d", st.Config.GetMetadata().GetAttempt())
+	}
+}
+
+// A removal is for good: a stop with another grace only hurries it.
+func TestStopDuringRemoval(t *testing.T) {
+	t.Parallel()
+	h := open(t)
+	web := parse(t, "web", "")
+	uid := string(web.UID)
+	h.apply(web)
+	h.until(uid, "waiting", waits)
+	w, err := h.worker(uid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.mu.Lock() // so that all that follows comes before the removal's end
+	w.underWay.ending["held"] = true
+	w.mu.Unlock()
+	removed := make(chan error, 1)
+	go func() { removed <- h.Remove(h.ctx(), uid) }()
+	h.until(uid, "being removed", func(p Pod) bool { return p.Want == plan.Remove })
+	short, cancel := context.WithCancel(h.ctx())
+	cancel()
+	grace := time.Second
+	_ = h.Stop(short, uid, &grace)
+	if err := w.want(plan.Run, nil); err != nil {
+		t.Error(err)
+	}
+	if rec := w.record(); rec.Want != plan.Remove {
+		t.Errorf("its fate is now %s", rec.Want)
+	}
+	w.mu.Lock()
+	delete(w.underWay.ending, "held")
+	w.mu.Unlock()
+	w.nudge()
+	if err := <-removed; err != nil {
+		t.Error(err)
+	}
+}
+
+// Whoever applies a pod while one of its name is being removed waits for that.
+func TestApplyDuringRemoval(t *testing.T) {
+	t.Parallel()
+	h := open(t)
+	web := parse(t, "web", "")
+	h.apply(web)
+	w, _ := h.worker(string(web.UID))
+	w.mu.Lock()
+	w.underWay.ending["held"] = true
+	w.mu.Unlock()
+	if err := w.want(plan.Remove, nil); err != nil {
+		t.Fatal(err)
+	}
+	cut, cancel := context.WithCancel(h.ctx())
+	cancel()
+	if _, _, err := h.Apply(cut, parse(t, "web", ""), "run"); err == nil || !strings.Contains(err.Error(), "still being removed") {
+		t.Errorf("whoever doesn't wait is told %v", err)
+	}
+	applied := make(chan error, 1)
+	go func() {
+		_, _, err := h.Apply(h.ctx(), parse(t, "web", ", labels: {a: b}"), "run")
+		applied <- err
+	}()
+	w.mu.Lock()
+	delete(w.underWay.ending, "held")
+	w.mu.Unlock()
+	w.nudge()
+	if err := <-applied; err != nil {
+		t.Fatal(err)
+	}
+	if p, _, err := h.Find("web"); err != nil || p.Manifest.Labels["a"] != "b" {
+		t.Errorf("there is %v, %v", p.Manifest, err)
+	}
+}
+
+func TestRestartAdopts(t *testing.T) {
+	t.Parallel()
+	h := open(t)
+	web := parse(t, "web", "")
+	uid := string(web.UID)
+	h.apply(web)
+	before, _ := h.until(uid, "waiting", waits).Sandbox()
+	h.restart()
+	p, err := h.Get(uid)
+	if st, ok := p.Sandbox(); err != nil || !ok || st.ID != before.ID || st.State != "ready" {
+		t.Errorf("after a restart: %+v, %v", st, err)
+	}
+	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), "run"); err != nil || !unchanged {
+		t.Errorf("the same manifest after a restart: unchanged %t, %v", unchanged, err)
+	}
+	// A sandbox without a record, as a journal that was damaged leaves it.
+	if err := h.records.Delete(uid); err != nil {
+		t.Fatal(err)
+	}
+	h.restart()
+	for deadline := time.Now().Add(patience); len(h.cfg.Sandboxes.List()) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a sandbox that no record speaks of is kept")
+		}
+	}
+}
+
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	h := open(t)
+	for _, name := range []string{"a", "b"} {
+		p := parse(t, name, "")
+		h.apply(p)
+		h.until(string(p.UID), "waiting", waits)
+	}
+	told := 0
+	if err := h.Drain(h.ctx(), time.Second, func(p Pod, err error) {
+		if told++; err != nil || !p.Settled {
+			t.Errorf("%s: settled %t, %v", p.Name(), p.Settled, err)
+		}
+	}); err != nil || told != 2 {
+		t.Errorf("told of %d, %v", told, err)
+	}
+	if _, _, err := h.Apply(h.ctx(), parse(t, "late", ""), "run"); !errdefs.IsUnavailable(err) {
+		t.Errorf("a pod that comes late: %v", err)
+	}
+	h.Declare(source.Set{Pods: []source.Pod{{Pod: parse(t, "declared", ""), File: "/x"}}})
+	if h.names() != "b a" && h.names() != "a b" {
+		t.Errorf("there is %q", h.names())
+	}
+	h.restart()
+	for _, p := range h.List() {
+		h.until(string(p.Manifest.UID), "waiting again", waits)
+	}
+}
+
+func TestRemoveLeavesNothing(t *testing.T) {
+	t.Parallel()
+	h := open(t)
+	web := parse(t, "web", "")
+	uid := string(web.UID)
+	h.apply(web)
+	h.until(uid, "waiting", waits)
+	path, err := h.cfg.Volumes.SetUp(uid, corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	logs := cri.LogDirectory(web, h.cfg.Node())
+	if err := os.MkdirAll(logs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Remove(h.ctx(), uid); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{path, logs} {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s is left", path)
+		}
+	}
+	if err := h.Remove(h.ctx(), uid); !errdefs.IsNotFound(err) {
+		t.Errorf("removed once more: %v", err)
+	}
+	h.restart()
+	if h.names() != "" {
+		t.Errorf("after a restart there is %q", h.names())
+	}
+}

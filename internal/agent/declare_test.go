@@ -1,0 +1,147 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/huskd/husk/internal/agent/source"
+)
+
+// declared is a set of pods that /m/NAME.yaml declares each.
+func declared(t testing.TB, further string, names ...string) source.Set {
+	var set source.Set
+	for _, name := range names {
+		set.Pods = append(set.Pods, source.Pod{Pod: parse(t, name, further), File: "/m/" + name + ".yaml"})
+	}
+	return set
+}
+
+// goneFrom waits until the pod of that name is another than the one with uid,
+// or none.
+func (h *house) goneFrom(uid string) {
+	h.t.Helper()
+	w, err := h.worker(uid)
+	if err != nil {
+		return
+	}
+	select {
+	case <-w.gone:
+	case <-h.ctx().Done():
+		h.t.Fatalf("pod %s is still there", uid)
+	}
+}
+
+func (h *house) uid(name string) string {
+	h.t.Helper()
+	p, _, err := h.Find(name)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return string(p.Manifest.UID)
+}
+
+func TestDeclare(t *testing.T) {
+	t.Parallel()
+	h := open(t)
+	h.Declare(declared(t, "", "a", "b"))
+	a, b := h.uid("a"), h.uid("b")
+	if p, _ := h.Get(a); p.Source != "file:/m/a.yaml" {
+		t.Errorf("its source is %s", p.Source)
+	}
+	err := h.Remove(h.ctx(), a)
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "/m/a.yaml") {
+		t.Errorf("removing a declared pod: %v", err)
+	}
+	// The same again changes nothing, also for one that somebody has stopped.
+	if err := h.Stop(h.ctx(), a, nil); err != nil {
+		t.Fatal(err)
+	}
+	h.Declare(declared(t, "", "a", "b"))
+	if p, _ := h.Get(a); p.Want != "stop" {
+		t.Errorf("its fate is %s", p.Want)
+	}
+	// One is changed and one is gone.
+	h.Declare(declared(t, ", labels: {v: '2'}", "a"))
+	h.goneFrom(a)
+	h.goneFrom(b)
+	if p, _, err := h.Find("a"); err != nil || p.Manifest.Labels["v"] != "2" || h.names() != "a" {
+		t.Errorf("there is %q: %v, %v", h.names(), p.Manifest, err)
+	}
+}
+
+// What a file that can't be read declared before a restart stays.
+func TestDeclareUnread(t *testing.T) {
+	t.Parallel()
+	h := open(t)
+	h.Declare(declared(t, "", "a", "b"))
+	a, b := h.uid("a"), h.uid("b")
+	h.restart()
+	h.Declare(source.Set{Unread: []string{"/m/a.yaml"}})
+	h.goneFrom(b)
+	if p, err := h.Get(a); err != nil || p.Want != "run" {
+		t.Errorf("%v, %v", p.Want, err)
+	}
+}
+
+// A name that a pod of husk run has is free once that is removed.
+func TestDeclareNameInUse(t *testing.T) {
+	t.Parallel()
+	h := open(t)
+	h.apply(parse(t, "a", ", labels: {by: hand}"))
+	mine := h.uid("a")
+	h.Declare(declared(t, "", "a"))
+	if p, err := h.Get(mine); err != nil || p.Want != "run" || h.names() != "a" {
+		t.Errorf("%q: %v, %v", h.names(), p.Want, err)
+	}
+	if err := h.Remove(h.ctx(), mine); err != nil {
+		t.Fatal(err)
+	}
+	if p, _, err := h.Find("a"); err != nil || p.Source != "file:/m/a.yaml" {
+		t.Errorf("after its removal: %v, %v", p.Source, err)
+	}
+	// No longer declared, it goes; nothing takes its place.
+	uid := h.uid("a")
+	h.Declare(source.Set{})
+	h.goneFrom(uid)
+	if h.names() != "" {
+		t.Errorf("there is %q", h.names())
+	}
+}
+
+func TestFind(t *testing.T) {
+	t.Parallel()
+	h := open(t)
+	h.apply(parse(t, "web", ", uid: abcd-1"))
+	h.apply(parse(t, "web", ", namespace: other, uid: abce-2"))
+	h.apply(parse(t, "db", ", namespace: other, uid: dddd-3"))
+	h.until("dddd-3", "waiting", waits)
+	p, _ := h.Get("dddd-3")
+	st, _ := p.Sandbox()
+	for _, c := range []struct{ name, want string }{
+		{"web", "default/web"}, // its namespace is the default
+		{"other/web", "other/web"},
+		{"db", "other/db"},
+		{"dddd-3", "other/db"},
+		{"abcd", "default/web"},
+		{st.ID, "other/db"},
+		{st.ID[:12], "other/db"},
+		{"abc", `! "abc" could be`},
+		{"dd", `! no pod "dd"`}, // too short for an ID
+		{"none", `! no pod "none"`},
+		{"", `! no pod ""`},
+		{"default/db", "! no pod"},
+	} {
+		p, container, err := h.Find(c.name)
+		if want, fails := strings.CutPrefix(c.want, "! "); fails {
+			if err == nil || !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("%q finds %v, want %s", c.name, err, want)
+			}
+			continue
+		}
+		if err != nil || p.Name() != c.want || container != "" {
+			t.Errorf("%q finds %q, %v", c.name, container, err)
+		}
+	}
+}

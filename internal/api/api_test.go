@@ -1,0 +1,337 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/volume"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/journal"
+	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/sandbox"
+)
+
+const patience = 30 * time.Second
+
+// served is the service on a socket, with an agent and owners that are real.
+// Pods in the host's namespaces whose image is nowhere need no more than that.
+type served struct {
+	huskv1.HuskClient
+	ctx   context.Context
+	ended chan struct{} // closed by End
+}
+
+func serve(t *testing.T) served {
+	t.Helper()
+	hosttest.Root(t)
+	dir, log := t.TempDir(), slog.New(slog.DiscardHandler)
+	fail := func(err error) {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	records, _, err := journal.Open(filepath.Join(dir, "journal"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	images, err := image.Open(t.Context(), image.Config{Root: filepath.Join(dir, "images"), Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	facts, state := host.Facts{BootID: "this"}, filepath.Join(dir, "state")
+	containers := container.New(container.Config{Root: dir, State: state, Journal: records, Host: facts, Log: log})
+	var a *agent.Agent
+	sandboxes := sandbox.New(sandbox.Config{
+		Instance: pod.InstanceOf(dir), State: state, Journal: records, Containers: containers, Host: facts, Log: log,
+		CreateCgroup: func(string, *runtimeapi.LinuxContainerResources) error { return nil },
+		RemoveCgroup: func(string) error { return nil },
+		Changed:      func(st sandbox.Status) { a.SandboxChanged(st) },
+	})
+	a = agent.New(agent.Config{
+		Journal: records, Sandboxes: sandboxes, Containers: containers, Images: images, Log: log,
+		Volumes: volume.Volumes{Root: dir, State: state},
+		Node:    func() cri.Node { return cri.Node{Name: "n", Logs: filepath.Join(dir, "logs")} },
+	})
+	s := served{ended: make(chan struct{})}
+	server := grpc.NewServer(grpc.UnaryInterceptor(Unary), grpc.StreamInterceptor(Stream))
+	Register(server, Config{
+		Agent: a, Containers: containers, Sandboxes: sandboxes, Images: images, Runtime: "runc 1.1.5", Root: dir, State: state, Node: "n",
+		Doctor: func(context.Context) []*huskv1.Check { return []*huskv1.Check{{Name: "kernel", Level: "ok"}} },
+		End:    func() { close(s.ended) },
+	})
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = server.Serve(l) }()
+	conn, err := grpc.NewClient("unix://"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		fail(conn.Close())
+		server.Stop()
+		a.Close()
+		sandboxes.Close()
+		containers.Close()
+		fail(images.Close())
+		fail(records.Close())
+	})
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	s.HuskClient, s.ctx = huskv1.NewHuskClient(conn), ctx
+	return s
+}
+
+// yaml is the manifest of a pod whose image is nowhere.
+func yaml(name, labels string) string {
+	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s, labels: {%s}}\nspec: {hostNetwork: true, hostIPC: true, containers: [{name: c, image: 'reg.test/none:1', imagePullPolicy: Never}]}\n", name, labels)
+}
+
+// run returns all that Run tells of a manifest, and its error.
+func (s served) run(ctx context.Context, manifest string, wait bool) ([]*huskv1.RunEvent, error) {
+	stream, err := s.Run(ctx, &huskv1.RunRequest{File: "pod.yaml", Manifest: []byte(manifest), Wait: wait})
+	if err != nil {
+		return nil, err
+	}
+	var events []*huskv1.RunEvent
+	for {
+		ev, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return events, nil
+		}
+		if err != nil {
+			return events, err
+		}
+		events = append(events, ev)
+	}
+}
+
+func want(t *testing.T, err error, code codes.Code, words string) {
+	t.Helper()
+	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), words) {
+		t.Errorf("%v: want %v with %q", err, code, words)
+	}
+}
+
+func TestPodsAreServed(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	events, err := s.run(s.ctx, yaml("a", "")+"---\n"+yaml("b", ""), false)
+	if err != nil || len(events) != 2 || events[0].Message != "admitted" || events[0].Unchanged || events[0].Phase != "Pending" {
+		t.Fatalf("%v, %v", events, err)
+	}
+	if events, err = s.run(s.ctx, yaml("a", ""), false); err != nil || len(events) != 1 || !events[0].Unchanged || events[0].Message != "unchanged" {
+		t.Errorf("%v, %v", events, err)
+	}
+	list, err := s.ListPods(s.ctx, &huskv1.ListPodsRequest{})
+	if err != nil || len(list.Pods) != 2 || list.Pods[0].Source != "run" || !list.Pods[0].HostNetwork || len(list.Pods[0].Containers) != 1 {
+		t.Fatalf("%v, %v", list, err)
+	}
+	_, err = s.Remove(s.ctx, &huskv1.RemoveRequest{Name: "a"})
+	want(t, err, codes.FailedPrecondition, "pod default/a is running")
+	if r, err := s.Stop(s.ctx, &huskv1.StopRequest{Name: "a", HasGrace: true, GraceNs: -1}); err != nil || r.Namespace != "default" || r.Name != "a" {
+		t.Errorf("%v, %v", r, err)
+	}
+	for all, n := range map[bool]int{false: 1, true: 2} {
+		if list, err := s.ListPods(s.ctx, &huskv1.ListPodsRequest{All: all}); err != nil || len(list.Pods) != n {
+			t.Errorf("all %t: %v, %v", all, list, err)
+		}
+	}
+	for _, r := range []*huskv1.RemoveRequest{{Name: "a"}, {Name: "b", Force: true}} {
+		if _, err := s.Remove(s.ctx, r); err != nil {
+			t.Errorf("%s: %v", r.Name, err)
+		}
+		_, err := s.Remove(s.ctx, r)
+		want(t, err, codes.NotFound, "husk ps -a")
+	}
+}
+
+// Whatever is wrong with each pod of a file is told, not only the first thing.
+func TestRunTellsEachFailure(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	if _, err := s.run(s.ctx, yaml("a", "")+"---\n"+yaml("b", ""), false); err != nil {
+		t.Fatal(err)
+	}
+	events, err := s.run(s.ctx, yaml("a", "x: z")+"---\n"+yaml("b", "x: z")+"---\n"+yaml("c", ""), false)
+	want(t, err, codes.AlreadyExists, "pod default/a is there with another manifest")
+	want(t, err, codes.AlreadyExists, "pod default/b is there with another manifest")
+	if len(events) != 1 || events[0].Name != "c" {
+		t.Errorf("of the good one: %v", events)
+	}
+	_, err = s.run(s.ctx, "kind: Pod", false)
+	want(t, err, codes.InvalidArgument, "pod.yaml")
+}
+
+// A wait ends when what it is for can't come any more.
+func TestRunWaits(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	stream, err := s.Run(s.ctx, &huskv1.RunRequest{File: "-", Manifest: []byte(yaml("a", "")), Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for said := ""; !strings.HasPrefix(said, "ErrImageNeverPull: "); {
+		ev, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		said = ev.Message
+	}
+	if _, err := s.Stop(s.ctx, &huskv1.StopRequest{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	want(t, err, codes.Aborted, "was stopped while it was waited for")
+	short, cancel := context.WithTimeout(s.ctx, 50*time.Millisecond)
+	defer cancel()
+	_, err = s.run(short, yaml("b", ""), true)
+	want(t, err, codes.DeadlineExceeded, "")
+}
+
+func TestContainersThatCannotBeEntered(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	two := strings.Replace(yaml("two", ""), "[{name: c,", "[{name: d, image: 'reg.test/none:1', imagePullPolicy: Never}, {name: c,", 1)
+	if _, err := s.run(s.ctx, yaml("one", "")+"---\n"+two, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		pod, container string
+		code           codes.Code
+		words          string
+	}{
+		{"one", "", codes.FailedPrecondition, "container c of pod default/one has not started: "},
+		{"one", "x", codes.NotFound, `has no container "x": it has c`},
+		{"two", "", codes.InvalidArgument, "choose one with -c"},
+		{"two", "d", codes.FailedPrecondition, "container d of pod default/two"},
+		{"none", "", codes.NotFound, `no pod "none"`},
+	} {
+		logs, err := s.Logs(s.ctx, &huskv1.LogsRequest{Name: c.pod, Container: c.container})
+		if err == nil {
+			_, err = logs.Recv()
+		}
+		want(t, err, c.code, c.words)
+		exec, err := s.Exec(s.ctx)
+		if err == nil {
+			err = exec.Send(&huskv1.SessionInput{Of: &huskv1.SessionInput_Start{Start: &huskv1.SessionStart{Name: c.pod, Container: c.container, Args: []string{"sh"}}}})
+		}
+		if err == nil {
+			_, err = exec.Recv()
+		}
+		want(t, err, c.code, c.words)
+	}
+	attach, err := s.Attach(s.ctx)
+	if err == nil {
+		err = attach.Send(&huskv1.SessionInput{Of: &huskv1.SessionInput_CloseStdin{CloseStdin: true}})
+	}
+	if err == nil {
+		_, err = attach.Recv()
+	}
+	want(t, err, codes.InvalidArgument, "begins with its start")
+}
+
+func TestInspect(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	if _, err := s.run(s.ctx, yaml("a", "l: 'a<b'"), false); err == nil {
+		t.Error("a label that is none is taken")
+	}
+	if _, err := s.run(s.ctx, yaml("a", ""), false); err != nil {
+		t.Fatal(err)
+	}
+	r, err := s.HuskClient.Inspect(s.ctx, &huskv1.InspectRequest{Name: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, words := range []string{`"Name": "default/a"`, `"SandboxKey": ""`, `"Networks": {}`, `"Containers": [`, `"imagePullPolicy": "Never"`} {
+		if !strings.Contains(string(r.Json), words) {
+			t.Errorf("inspect doesn't say %s:\n%s", words, r.Json)
+		}
+	}
+	_, err = s.HuskClient.Inspect(s.ctx, &huskv1.InspectRequest{Name: "none"})
+	want(t, err, codes.NotFound, "husk ps -a")
+}
+
+func TestShutdown(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	if _, err := s.run(s.ctx, yaml("a", ""), false); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := s.Shutdown(s.ctx, &huskv1.ShutdownRequest{BudgetNs: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ev, err := stream.Recv()
+	if err != nil || ev.Name != "a" || ev.Message != "stopped" {
+		t.Errorf("%v, %v", ev, err)
+	}
+	if _, err = stream.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("%v", err)
+	}
+	<-s.ended
+}
+
+func TestVersionAndDoctor(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	v, err := s.HuskClient.Version(s.ctx, &huskv1.VersionRequest{})
+	if err != nil || v.Runtime != "runc 1.1.5" || v.Pid == 0 || v.Root == "" || v.State == "" {
+		t.Errorf("%v, %v", v, err)
+	}
+	d, err := s.HuskClient.Doctor(s.ctx, &huskv1.DoctorRequest{})
+	if err != nil || len(d.Checks) != 1 || d.Checks[0].Name != "kernel" {
+		t.Errorf("%v, %v", d, err)
+	}
+}
+
+// The kind of an error is a code, and its words are all there.
+func TestErrorsBecomeStatus(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		code codes.Code
+	}{
+		{nil, codes.OK},
+		{errors.New("x"), codes.Unknown},
+		{fmt.Errorf("pod p: %w", errdefs.ErrNotFound.WithMessage("x")), codes.NotFound},
+		{errors.Join(errors.New("x"), errdefs.ErrAlreadyExists.WithMessage("y")), codes.AlreadyExists},
+		{errdefs.ErrUnavailable, codes.Unavailable},
+		{fmt.Errorf("pod p: %w", context.Canceled), codes.Canceled},
+		{fmt.Errorf("pod p: %w", context.DeadlineExceeded), codes.DeadlineExceeded},
+		{status.Error(codes.Aborted, "x"), codes.Aborted},
+	} {
+		got := toStatus(c.err)
+		if status.Code(got) != c.code {
+			t.Errorf("%v becomes %v, want %v", c.err, got, c.code)
+		}
+		if _, given := status.FromError(c.err); c.err != nil && !given && status.Convert(got).Message() != c.err.Error() {
+			t.Errorf("%q becomes %q", c.err, status.Convert(got).Message())
+		}
+	}
+}

@@ -1,0 +1,188 @@
+package cni
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/huskd/husk/internal/pod"
+)
+
+// hostLocal is an IPAM section for a subnet of the lab's.
+const hostLocal = `"ipam":{"type":"host-local","dataDir":"DATA","ranges":[[{"subnet":"10.66.0.0/24"}]],"routes":[{"dst":"0.0.0.0/0"}]}`
+
+// bridgeChain is the chain of most nodes.
+const bridgeChain = `{"cniVersion":"1.0.0","name":"web","plugins":[
+ {"type":"bridge","bridge":"br0","isGateway":true,"ipMasq":true,"hairpinMode":true,` + hostLocal + `},
+ {"type":"portmap","capabilities":{"portMappings":true}}]}`
+
+func TestBridgeWithPorts(t *testing.T) {
+	l := newLab(t)
+	l.conf("10-web.conflist", bridgeChain)
+	h, _ := l.host(nil)
+	a := l.pod(pod.PortMapping{Protocol: pod.TCP, HostPort: 8080, Port: 80})
+	got := attach(t, h, a)
+	if len(got.Addresses) != 1 || got.Network != "web" || got.MAC == "" || got.HostLink == "" || len(got.Gateways) != 1 {
+		t.Errorf("got %+v", got)
+	}
+	again := attach(t, h, a)
+	if pretty(again) != pretty(got) {
+		t.Errorf("asked again: %+v, and %+v before", again, got)
+	}
+	b := l.pod()
+	other := attach(t, h, b)
+	l.serve(a.Netns, "a", 80)
+	for from, to := range map[string]netip.AddrPort{
+		l.node:  netip.AddrPortFrom(got.Addresses[0].Addr(), 80),
+		b.Netns: netip.AddrPortFrom(got.Addresses[0].Addr(), 80),
+		l.other: netip.MustParseAddrPort(node4 + ":8080"),
+	} {
+		if got := l.ask(from, to.Addr(), to.Port()); got != "a" {
+			t.Errorf("%s to %s: %q", from, to, got)
+		}
+	}
+	if other.Addresses[0] == got.Addresses[0] {
+		t.Error("two pods have one address")
+	}
+	must(t, h.Check(t.Context(), b.Sandbox))
+	must(t, h.Detach(t.Context(), a))
+	must(t, h.Detach(t.Context(), a))
+	must(t, h.Detach(t.Context(), b))
+	l.nothingLeft()
+	if list := h.Attachments(); len(list) != 0 {
+		t.Errorf("attachments: %v", list)
+	}
+}
+
+// Chains as the documentation of the plugins shows them. Each pod must reach
+// what it says, and leave nothing.
+func TestReferenceChains(t *testing.T) {
+	for _, c := range []struct {
+		name, conf string
+		annotate   map[string]string
+		reach      string // node or other
+		check      func(*lab, pod.Attachment) string
+		untrue     bool // its CHECK finds fault with its own ADD
+	}{
+		{name: "ptp", reach: "other", conf: `{"cniVersion":"0.4.0","name":"n","plugins":[{"type":"ptp","ipMasq":true,` + hostLocal + `}]}`},
+		{name: "single conf", reach: "node", conf: `{"cniVersion":"0.3.1","name":"n","type":"ptp",` + hostLocal + `}`},
+		{name: "0.2.0", reach: "node", conf: `{"cniVersion":"0.2.0","name":"n","type":"ptp","ipam":{"type":"host-local","dataDir":"DATA","subnet":"10.66.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`},
+		{name: "0.1.0", reach: "node", conf: `{"name":"n","type":"ptp","ipam":{"type":"host-local","dataDir":"DATA","subnet":"10.66.0.0/24"}}`},
+		{name: "macvlan", reach: "other", conf: `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"macvlan","master":"up0","mode":"bridge","ipam":{"type":"host-local","dataDir":"DATA","ranges":[[{"subnet":"192.0.2.0/24","rangeStart":"192.0.2.100"}]]}}]}`},
+		{name: "static", reach: "node", annotate: map[string]string{"cni.husk.dev/ips": "10.66.0.77/24"},
+			conf: `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","bridge":"br0","isGateway":false,"ipam":{"type":"static"},"capabilities":{"ips":true}}]}`,
+			check: func(l *lab, a pod.Attachment) string {
+				l.ip(l.node, "addr add 10.66.0.1/24 dev br0")
+				return l.ip(a.Netns, "-o addr show dev eth0 to 10.66.0.77/24")
+			}},
+		{name: "chosen address and mac", reach: "node", annotate: map[string]string{"cni.husk.dev/ips": "10.66.0.50", "cni.husk.dev/mac": "02:00:00:00:00:50"},
+			conf: `{"cniVersion":"0.4.0","name":"n","plugins":[{"type":"bridge","bridge":"br0","isGateway":true,"capabilities":{"ips":true,"mac":true},` + hostLocal + `},{"type":"tuning","capabilities":{"mac":true}}]}`,
+			check: func(l *lab, a pod.Attachment) string {
+				l.ip(a.Netns, "-o addr show dev eth0 to 10.66.0.50")
+				return l.run(a.Netns, "sh", "-c", "ip -o link show eth0 | grep 02:00:00:00:00:50")
+			}},
+		{name: "tuning", reach: "node",
+			conf: `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"ptp",` + hostLocal + `},{"type":"tuning","sysctl":{"net.core.somaxconn":"499"},"mtu":1400}]}`,
+			check: func(l *lab, a pod.Attachment) string {
+				return l.run(a.Netns, "grep", "-x", "499", "/proc/sys/net/core/somaxconn")
+			}},
+		{name: "bandwidth", reach: "node", annotate: map[string]string{"kubernetes.io/ingress-bandwidth": "20M"},
+			conf: `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"ptp",` + hostLocal + `},{"type":"bandwidth","capabilities":{"bandwidth":true}}]}`,
+			check: func(l *lab, a pod.Attachment) string {
+				return l.run(l.node, "sh", "-c", "tc qdisc show | grep 'tbf.*rate 20Mbit'")
+			}},
+		{name: "firewall", reach: "other",
+			conf: `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"ptp","ipMasq":true,` + hostLocal + `},{"type":"firewall","backend":"iptables"}]}`,
+			check: func(l *lab, a pod.Attachment) string {
+				return l.run(l.node, "sh", "-c", "iptables-save | grep 'CNI-FORWARD.*10.66.0'")
+			}},
+		{name: "sbr", reach: "node", untrue: true, // ptp looks for the routes that sbr has moved
+			conf: `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"ptp",` + hostLocal + `},{"type":"sbr"}]}`,
+			check: func(l *lab, a pod.Attachment) string {
+				return l.run(a.Netns, "sh", "-c", "ip rule | grep 'from 10.66.0'")
+			}},
+		{name: "all of a node", reach: "other", annotate: map[string]string{"kubernetes.io/egress-bandwidth": "1G"},
+			conf: `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","bridge":"br0","isGateway":true,"ipMasq":true,` + hostLocal + `},{"type":"portmap","capabilities":{"portMappings":true}},{"type":"firewall"},{"type":"tuning","sysctl":{"net.core.somaxconn":"499"}}]}`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t)
+			l.conf("10-n.conflist", c.conf)
+			h, _ := l.host(nil)
+			if s := h.Networks(); s.Err != nil {
+				t.Fatal(s.Err)
+			}
+			a := l.pod()
+			a.Annotations = c.annotate
+			got := attach(t, h, a)
+			if c.check != nil {
+				c.check(l, a)
+			}
+			l.serve(a.Netns, "pod", 80)
+			from := l.node
+			if c.reach == "other" {
+				from = l.other
+			}
+			if c.name == "macvlan" { // its master can't talk to it
+				l.ip(l.other, "neigh flush dev eth0")
+			}
+			if answer := l.ask(from, got.Addresses[0].Addr(), 80); answer != "pod" {
+				t.Errorf("%s answers %q", got.Addresses[0], answer)
+			}
+			if err := h.Check(t.Context(), a.Sandbox); err != nil && !c.untrue {
+				t.Error(err)
+			}
+			must(t, h.Detach(t.Context(), a))
+			l.nothingLeft()
+			if list := h.Attachments(); len(list) != 0 {
+				t.Errorf("attachments: %v", list)
+			}
+		})
+	}
+}
+
+// Two default networks, and two more that the pod names.
+func TestSeveralNetworks(t *testing.T) {
+	l := newLab(t)
+	for i := range 4 {
+		l.conf(fmt.Sprintf("%d.conflist", i), fmt.Sprintf(`{"cniVersion":"1.0.0","name":"n%d","plugins":[{"type":"bridge","bridge":"br%d","ipam":{"type":"host-local","dataDir":"DATA","ranges":[[{"subnet":"10.66.%d.0/24"}]]}}]}`, i, i, i))
+	}
+	h, _ := l.host(nil, func(c *Config) { c.MaxNetworks = 2 })
+	a := l.pod()
+	a.Annotations = map[string]string{"k8s.v1.cni.cncf.io/networks": "kube-system/n3, n2@data0"}
+	all, err := h.Attach(t.Context(), a)
+	must(t, err)
+	want := []string{"n0 eth0", "n1 eth1", "n3 eth2", "n2 data0"}
+	for i, got := range all {
+		if s := got.Network + " " + got.IfName; s != want[i] {
+			t.Errorf("attachment %d is %s, want %s", i, s, want[i])
+		}
+		l.ip(a.Netns, "addr show dev "+got.IfName+" to "+got.Addresses[0].String())
+	}
+	if len(all) != 4 || len(h.Attachments()) != 4 {
+		t.Errorf("%d attached, %d recorded", len(all), len(h.Attachments()))
+	}
+	must(t, h.Detach(t.Context(), a))
+	l.nothingLeft()
+
+	b := l.pod()
+	b.Annotations = map[string]string{"network.alpha.kubernetes.io/network": `[{"name":"n2","interface":"eth7"},{"name":"gone"}]`}
+	refused(t, h, b, "pod default/"+b.Pod.Name, "network gone", "not configured")
+	b.Annotations = map[string]string{"k8s.v1.cni.cncf.io/networks": "n3@eth0"}
+	refused(t, h, b, "eth0", "default network")
+	l.nothingLeft()
+}
+
+// When one of several networks fails, those before it are detached.
+func TestOneOfSeveralFails(t *testing.T) {
+	l := newLab(t)
+	l.conf("1.conflist", bridgeChain)
+	l.plugin("bad", answersVersion+`[ $CNI_COMMAND = DEL ] && exit 0; echo '{"code":100,"msg":"no more"}'; exit 1`)
+	l.conf("2.conflist", `{"cniVersion":"1.0.0","name":"second","plugins":[{"type":"bad"}]}`)
+	h, _ := l.host(nil, func(c *Config) { c.MaxNetworks = 2 })
+	refused(t, h, l.pod(pod.PortMapping{Protocol: pod.TCP, HostPort: 8080, Port: 80}), "network second: plugin bad: ADD: no more")
+	l.nothingLeft()
+	if list := h.Attachments(); len(list) != 0 {
+		t.Errorf("attachments: %v", list)
+	}
+}

@@ -1,0 +1,247 @@
+// Package conf finds the CNI networks that a directory configures: which are
+// usable, in which order, and why each other file is skipped. A Watch keeps
+// what was found last when the directory can't be read, or holds nothing
+// usable for a moment.
+package conf
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// extensions are those of configuration files; others are nobody's business.
+// CNI agents park a file by giving it another.
+var extensions = []string{".conf", ".conflist", ".json"}
+
+// maxFile bounds the size of a file in bytes: what is larger is no
+// configuration.
+const maxFile = 1 << 20
+
+// Network is a usable configuration.
+type Network struct {
+	File string // its base name
+	List *libcni.NetworkConfigList
+}
+
+// Skipped is a file that configures no network.
+type Skipped struct {
+	File string // its base name
+	Why  string
+}
+
+// Found is what a directory configures, in the order of its file names.
+type Found struct {
+	Networks []Network
+	Skipped  []Skipped
+}
+
+// Network returns the one with that name.
+func (f Found) Network(name string) (Network, bool) {
+	i := slices.IndexFunc(f.Networks, func(n Network) bool { return n.List.Name == name })
+	if i < 0 {
+		return Network{}, false
+	}
+	return f.Networks[i], true
+}
+
+// Load reads the directory dir. One that doesn't exist configures nothing.
+// usable refuses a network that can't work now, as when a plugin is missing.
+func Load(dir string, usable func(*libcni.NetworkConfigList) error) (Found, error) {
+	entries, err := os.ReadDir(dir) // sorted by name
+	if errors.Is(err, fs.ErrNotExist) {
+		return Found{}, nil
+	}
+	if err != nil {
+		return Found{}, err
+	}
+	var found Found
+	for _, e := range entries {
+		if !slices.Contains(extensions, filepath.Ext(e.Name())) {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		info, err := os.Stat(path)
+		if err == nil && info.IsDir() {
+			continue
+		}
+		var list *libcni.NetworkConfigList
+		switch {
+		case err != nil:
+			err = errors.Unwrap(err) // the file is named by whoever reports it
+		case !info.Mode().IsRegular():
+			err = errors.New("is not a regular file")
+		default:
+			list, err = read(path)
+		}
+		if err == nil {
+			err = found.fits(list, usable)
+		}
+		if err != nil {
+			found.Skipped = append(found.Skipped, Skipped{e.Name(), err.Error()})
+			continue
+		}
+		found.Networks = append(found.Networks, Network{e.Name(), list})
+	}
+	return found, nil
+}
+
+func (f Found) fits(list *libcni.NetworkConfigList, usable func(*libcni.NetworkConfigList) error) error {
+	if other, ok := f.Network(list.Name); ok {
+		return fmt.Errorf("network %s is configured by %s already", list.Name, other.File)
+	}
+	return usable(list)
+}
+
+// read reads a file: a list of plugins, or a single one as before 1.0.0. Its
+// content says which, whatever its extension.
+func read(path string) (*libcni.NetworkConfigList, error) {
+	data, err := readFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var form struct {
+		Type    json.RawMessage `json:"type"`
+		Plugins json.RawMessage `json:"plugins"`
+	}
+	if err := json.Unmarshal(data, &form); err != nil {
+		return nil, fmt.Errorf("is not a JSON object: %w", err)
+	}
+	single := form.Plugins == nil && form.Type != nil
+	var list *libcni.NetworkConfigList
+	if single {
+		list, err = upgrade(data)
+	} else {
+		list, err = libcni.NetworkConfFromBytes(data)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := check(list); err != nil {
+		return nil, err
+	}
+	if !single && !list.LoadOnlyInlinedPlugins {
+		more, err := libcni.NetworkPluginConfsFromFiles(filepath.Dir(path), list.Name)
+		if err != nil {
+			return nil, fmt.Errorf("plugins in %s: %w", list.Name, err)
+		}
+		list.Plugins = append(list.Plugins, more...)
+	}
+	if len(list.Plugins) == 0 {
+		return nil, errors.New("names no plugin")
+	}
+	return list, checkPlugins(list)
+}
+
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, errors.Unwrap(err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, errors.Unwrap(err)
+	}
+	if len(data) > maxFile {
+		return nil, fmt.Errorf("is larger than %d bytes", maxFile)
+	}
+	return data, nil
+}
+
+// upgrade makes a list of a single plugin's configuration.
+func upgrade(data []byte) (*libcni.NetworkConfigList, error) {
+	plugin, err := libcni.NetworkPluginConfFromBytes(data)
+	if err != nil {
+		return nil, err
+	}
+	return &libcni.NetworkConfigList{
+		Name: plugin.Network.Name, CNIVersion: plugin.Network.CNIVersion, LoadOnlyInlinedPlugins: true,
+		Plugins: []*libcni.PluginConfig{plugin}, Bytes: data,
+	}, nil
+}
+
+func check(list *libcni.NetworkConfigList) error {
+	if list.Name == "" {
+		return errors.New("has no name")
+	}
+	if err := utils.ValidateNetworkName(list.Name); err != nil {
+		return fmt.Errorf("name %q: may have letters, digits, and _ . - behind the first", list.Name)
+	}
+	if list.CNIVersion == "" {
+		list.CNIVersion = "0.1.0" // as the specification says
+	}
+	if known := version.All.SupportedVersions(); !slices.Contains(known, list.CNIVersion) {
+		return fmt.Errorf("cniVersion %q is none of %s", list.CNIVersion, strings.Join(known, ", "))
+	}
+	return nil
+}
+
+// Versions returns the versions of CNI that list may be used with, the highest
+// first: those of its key cniVersions, and cniVersion.
+func Versions(list *libcni.NetworkConfigList) []string {
+	var form struct {
+		Versions []string `json:"cniVersions"`
+	}
+	_ = json.Unmarshal(list.Bytes, &form) // read before
+	var out []string
+	for _, v := range slices.Backward(version.All.SupportedVersions()) {
+		if v == list.CNIVersion || slices.Contains(form.Versions, v) {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+func checkPlugins(list *libcni.NetworkConfigList) error {
+	if len(list.Plugins) == 1 && list.Plugins[0].Network.Type == "loopback" {
+		return errors.New("is of the loopback, which every pod has anyway")
+	}
+	for i, p := range list.Plugins {
+		if t := p.Network.Type; t == "." || t == ".." || strings.ContainsAny(t, "/\x00") {
+			return fmt.Errorf("plugins[%d]: type %q is not the name of a program", i, t)
+		}
+	}
+	return nil
+}
+
+// Marshal returns list with all of its plugins, those from other files too, so
+// that Unmarshal gives it back when no file is left.
+func Marshal(list *libcni.NetworkConfigList) ([]byte, error) {
+	whole := stored{
+		Name: list.Name, CNIVersion: list.CNIVersion, DisableCheck: list.DisableCheck, DisableGC: list.DisableGC,
+		OnlyInlined: true,
+	}
+	for _, p := range list.Plugins {
+		whole.Plugins = append(whole.Plugins, p.Bytes)
+	}
+	return json.Marshal(whole)
+}
+
+type stored struct {
+	Name         string            `json:"name"`
+	CNIVersion   string            `json:"cniVersion"`
+	DisableCheck bool              `json:"disableCheck,omitempty"`
+	DisableGC    bool              `json:"disableGC,omitempty"`
+	OnlyInlined  bool              `json:"loadOnlyInlinedPlugins"`
+	Plugins      []json.RawMessage `json:"plugins"`
+}
+
+// Unmarshal reads what Marshal returned.
+func Unmarshal(data []byte) (*libcni.NetworkConfigList, error) {
+	list, err := libcni.NetworkConfFromBytes(data)
+	if err == nil {
+		err = check(list)
+	}
+	return list, err
+}

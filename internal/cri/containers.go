@@ -1,0 +1,240 @@
+package cri
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/container/lifecycle"
+)
+
+// containers are the calls about containers.
+type containers struct{ *view }
+
+// CreateContainer makes a container in a ready sandbox, or joins who is making
+// the same one.
+func (c containers) CreateContainer(ctx context.Context, req *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
+	switch {
+	case req.GetConfig() == nil:
+		return nil, invalid("container config is missing")
+	case req.GetConfig().GetImage().GetImage() == "":
+		return nil, invalid("container %.80q: image is empty: name one", req.GetConfig().GetMetadata().GetName())
+	}
+	sandbox, err := c.sandbox(req.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	st, err := c.Containers.Create(ctx, sandbox.ID, req.GetConfig())
+	if err != nil {
+		return nil, refused(err)
+	}
+	return &runtimeapi.CreateContainerResponse{ContainerId: st.ID}, nil
+}
+
+// StartContainer starts a created container.
+func (c containers) StartContainer(ctx context.Context, req *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
+	st, err := c.container(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.StartContainerResponse{}, refused(c.Containers.Start(ctx, st.ID))
+}
+
+// StopContainer ends a container. One that isn't there is stopped.
+func (c containers) StopContainer(ctx context.Context, req *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
+	grace := time.Duration(min(max(req.GetTimeout(), 0), int64(maxGrace/time.Second))) * time.Second
+	st, err := c.container(req.GetContainerId())
+	if err == nil {
+		err = c.Containers.Stop(ctx, st.ID, grace)
+	}
+	return &runtimeapi.StopContainerResponse{}, gone(err)
+}
+
+// maxGrace keeps seconds from overflowing a duration.
+const maxGrace = 100 * 365 * 24 * time.Hour
+
+// RemoveContainer removes a container, ending it first if need be.
+func (c containers) RemoveContainer(ctx context.Context, req *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
+	st, err := c.container(req.GetContainerId())
+	if err == nil {
+		err = c.Containers.Remove(ctx, st.ID)
+		c.Meter.Forget(st.ID)
+	}
+	return &runtimeapi.RemoveContainerResponse{}, gone(err)
+}
+
+// ListContainers lists containers, newest first.
+func (c containers) ListContainers(_ context.Context, req *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+	list, err := c.list(req.GetFilter())
+	return &runtimeapi.ListContainersResponse{Containers: list}, err
+}
+
+// StreamContainers is ListContainers for lists of any length.
+func (c containers) StreamContainers(req *runtimeapi.StreamContainersRequest, to grpc.ServerStreamingServer[runtimeapi.StreamContainersResponse]) error {
+	list, err := c.list(req.GetFilter())
+	if err != nil {
+		return err
+	}
+	return inChunks(list, func(part []*runtimeapi.Container) error {
+		return to.Send(&runtimeapi.StreamContainersResponse{Containers: part})
+	})
+}
+
+func (c containers) list(filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error) {
+	candidates, err := c.containers(filter.GetId(), filter.GetPodSandboxId(), filter.GetLabelSelector())
+	if err != nil {
+		return nil, err
+	}
+	var out []*runtimeapi.Container
+	for _, st := range candidates {
+		if filter.GetState() != nil && filter.GetState().GetState() != containerState(st) {
+			continue
+		}
+		out = append(out, &runtimeapi.Container{
+			Id: st.ID, PodSandboxId: st.Sandbox, Metadata: st.Config.GetMetadata(), Image: st.Config.GetImage(),
+			ImageRef: st.ImageID, ImageId: st.ImageID, State: containerState(st), CreatedAt: st.Created.UnixNano(),
+			Labels: st.Config.GetLabels(), Annotations: st.Config.GetAnnotations(),
+		})
+	}
+	return out, nil
+}
+
+// containers are those with the ID, in the sandbox, with the labels; an empty
+// ID means any.
+func (v *view) containers(id, sandbox string, labels map[string]string) ([]container.Status, error) {
+	named := id != "" || sandbox != ""
+	if sandbox != "" {
+		in, err := v.sandbox(sandbox)
+		if err != nil {
+			return nil, gone(err)
+		}
+		sandbox = in.ID
+	}
+	var all []container.Status
+	if id == "" {
+		all = v.Containers.List(sandbox)
+	} else {
+		st, err := v.container(id)
+		if err != nil {
+			return nil, gone(err)
+		}
+		if sandbox == "" || st.Sandbox == sandbox {
+			all = []container.Status{st}
+		}
+	}
+	var out []container.Status
+	for _, st := range all {
+		if announced(st) && selected(st.Config.GetLabels(), labels, named) {
+			out = append(out, st)
+		}
+	}
+	return out, nil
+}
+
+// announced says whether somebody was told of the container.
+func announced(st container.Status) bool {
+	switch st.State {
+	case lifecycle.Reserved, lifecycle.Mounting, lifecycle.Creating:
+		return false
+	}
+	return true
+}
+
+func containerState(st container.Status) runtimeapi.ContainerState {
+	switch {
+	case st.Finished:
+		return runtimeapi.ContainerState_CONTAINER_EXITED
+	case st.State == lifecycle.Running:
+		return runtimeapi.ContainerState_CONTAINER_RUNNING
+	case st.State == lifecycle.Releasing, st.State == lifecycle.Exited, st.State == lifecycle.Removing:
+		return runtimeapi.ContainerState_CONTAINER_EXITED
+	}
+	return runtimeapi.ContainerState_CONTAINER_CREATED
+}
+
+// ContainerStatus tells how a container is.
+func (c containers) ContainerStatus(_ context.Context, req *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
+	st, err := c.container(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	r := &runtimeapi.ContainerStatusResponse{Status: c.containerStatus(st)}
+	if req.GetVerbose() {
+		r.Info, err = c.containerInfo(st)
+	}
+	return r, err
+}
+
+func (v *view) containerStatus(st container.Status) *runtimeapi.ContainerStatus {
+	config := st.Config
+	out := &runtimeapi.ContainerStatus{
+		Id: st.ID, Metadata: config.GetMetadata(), State: containerState(st),
+		CreatedAt: st.Created.UnixNano(), StartedAt: nanoseconds(st.Started),
+		Image: config.GetImage(), ImageRef: st.ImageID, ImageId: st.ImageID,
+		Reason: st.Reason, Message: st.Message,
+		Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
+		Mounts: st.Mounts(), LogPath: st.Log, StopSignal: st.Signal(),
+		Resources: &runtimeapi.ContainerResources{Linux: st.Resources()},
+	}
+	if named := config.GetImage().GetUserSpecifiedImage(); named != "" {
+		out.Image = &runtimeapi.ImageSpec{Image: named, Annotations: config.GetImage().GetAnnotations()}
+	}
+	if img, err := v.Images.Get(st.ImageID); err == nil && len(img.Digests) > 0 {
+		out.ImageRef = img.Digests[0]
+	}
+	if u := st.User; u != nil {
+		linux := &runtimeapi.LinuxContainerUser{Uid: int64(u.UID), Gid: int64(u.GID)}
+		for _, g := range u.AdditionalGids {
+			linux.SupplementalGroups = append(linux.SupplementalGroups, int64(g))
+		}
+		out.User = &runtimeapi.ContainerUser{Linux: linux}
+	}
+	if st.Finished {
+		out.FinishedAt, out.ExitCode = nanoseconds(st.Exit.At), int32(st.Exit.Code)
+	}
+	return out
+}
+
+// UpdateContainerResources changes the limits of a created or running
+// container.
+func (c containers) UpdateContainerResources(ctx context.Context, req *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
+	st, err := c.container(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	if req.GetLinux() == nil {
+		return nil, invalid("container %q: linux resources are missing: say what to change", st.Name())
+	}
+	return &runtimeapi.UpdateContainerResourcesResponse{}, c.Containers.Update(ctx, st.ID, req.GetLinux())
+}
+
+// ReopenContainerLog makes a running container's log be written anew.
+func (c containers) ReopenContainerLog(ctx context.Context, req *runtimeapi.ReopenContainerLogRequest) (*runtimeapi.ReopenContainerLogResponse, error) {
+	st, err := c.container(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.ReopenContainerLogResponse{}, c.Containers.ReopenLog(ctx, st.ID)
+}
+
+// GetContainerEvents tells what happens until the client leaves. One that reads
+// too slowly is told so and must list again.
+func (c containers) GetContainerEvents(_ *runtimeapi.GetEventsRequest, to grpc.ServerStreamingServer[runtimeapi.ContainerEventResponse]) error {
+	l, leave := c.Events.listen()
+	defer leave()
+	// The header tells the client that from now on it misses nothing.
+	if err := to.SendHeader(metadata.MD{}); err != nil {
+		return err
+	}
+	return l.each(to.Context(), func(e happening) error {
+		r := &runtimeapi.ContainerEventResponse{ContainerId: e.id, ContainerEventType: e.kind, CreatedAt: e.at.UnixNano()}
+		if st, err := c.Sandboxes.Get(e.sandbox); err == nil {
+			r.PodSandboxStatus, r.ContainersStatuses = sandboxStatus(st), c.containersOf(st.ID)
+		}
+		return to.Send(r)
+	})
+}

@@ -1,0 +1,142 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/network/plan"
+)
+
+// queueTime is how long a packet may wait for its turn, in seconds. What would
+// have to wait longer is dropped.
+const queueTime = 0.025
+
+// shape bounds the rates of a pair that is there.
+func (d *Datapath) shape(s plan.Shape) error {
+	host, err := d.handle.LinkByName(s.Link)
+	if err != nil {
+		return fmt.Errorf("bandwidth of %s: %w", s.Link, err)
+	}
+	if s.ToPod.Bits > 0 {
+		if err := d.handle.QdiscReplace(tokens(host, s.ToPod)); err != nil {
+			return unsupported(err, "bandwidth of %s: token bucket", s.Link)
+		}
+	}
+	if s.FromPod.Bits == 0 {
+		return nil
+	}
+	funnel, err := d.funnel(s.Funnel, host.Attrs().MTU)
+	if err != nil {
+		return err
+	}
+	if err := d.handle.QdiscReplace(tokens(funnel, s.FromPod)); err != nil {
+		return unsupported(err, "bandwidth of %s: token bucket", s.Funnel)
+	}
+	entry := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: host.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
+	if err := d.handle.QdiscAdd(entry); err != nil && !errors.Is(err, unix.EEXIST) {
+		return unsupported(err, "bandwidth of %s: ingress", s.Link)
+	}
+	// Replaced and not added, a repetition doesn't send a packet there twice.
+	err = d.handle.FilterReplace(&netlink.U32{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: host.Attrs().Index, Parent: entry.Handle, Priority: 1, Handle: u32Handle, Protocol: unix.ETH_P_ALL},
+		ClassId:     netlink.MakeHandle(1, 1),
+		Actions:     []netlink.Action{netlink.NewMirredAction(funnel.Attrs().Index)},
+	})
+	if err != nil {
+		return unsupported(err, "bandwidth of %s: redirection to %s", s.Link, s.Funnel)
+	}
+	return nil
+}
+
+// u32Handle is that of the first filter in the hash table that the kernel makes.
+const u32Handle = 0x800<<20 | 0x800
+
+// funnel makes an IFB, or takes the one that is there.
+func (d *Datapath) funnel(name string, mtu int) (netlink.Link, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.Flags = name, mtu, unix.IFF_UP
+	if err := d.handle.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, unsupported(err, "link %s of kind ifb", name)
+	}
+	link, err := d.handle.LinkByName(name)
+	if err == nil {
+		err = d.handle.LinkSetUp(link)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("link %s: %w", name, err)
+	}
+	return link, nil
+}
+
+// unsupported says what a kernel that answers so lacks.
+func unsupported(err error, format string, args ...any) error {
+	what := fmt.Sprintf(format, args...)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("%s: %w: the kernel has no support for it (IFB, NET_SCH_TBF, NET_SCH_INGRESS, NET_CLS_U32, NET_ACT_MIRRED)", what, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// tokens is the discipline that holds a link to a rate.
+func tokens(link netlink.Link, r plan.Rate) *netlink.Tbf {
+	bytes := max(1, r.Bits/8)
+	burst := min(r.Burst/8, math.MaxUint32)
+	// In ticks, the burst must fit 32 bits.
+	for burst > 1 && float64(burst)/float64(bytes)*netlink.TIME_UNITS_PER_SEC*netlink.TickInUsec() > math.MaxInt32 {
+		burst /= 2
+	}
+	limit := min(float64(bytes)*queueTime+float64(burst), math.MaxUint32)
+	return &netlink.Tbf{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+		Rate:       bytes,
+		Limit:      uint32(limit),
+		Buffer:     netlink.Xmittime(bytes, uint32(burst)),
+	}
+}
+
+// compareShape returns what is missing of the bounds of a pair that is there.
+func (d *Datapath) compareShape(s plan.Shape) (diffs []Difference, err error) {
+	check := func(name string, r plan.Rate) error {
+		if r.Bits == 0 {
+			return nil
+		}
+		link, err := d.handle.LinkByName(name)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			diffs = append(diffs, Difference{Object: "link " + name, Problem: missing})
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("link %s: %w", name, err)
+		}
+		disciplines, err := list(func() ([]netlink.Qdisc, error) { return d.handle.QdiscList(link) })
+		if err != nil {
+			return fmt.Errorf("list queueing disciplines of %s: %w", name, err)
+		}
+		for _, q := range disciplines {
+			if t, ok := q.(*netlink.Tbf); ok && t.Rate == tokens(link, r).Rate {
+				return nil
+			}
+		}
+		diffs = append(diffs, Difference{Object: fmt.Sprintf("rate of %d bits per second on %s", r.Bits, name), Problem: missing})
+		return nil
+	}
+	err = errors.Join(check(s.Link, s.ToPod), check(s.Funnel, s.FromPod))
+	if err != nil || s.FromPod.Bits == 0 || len(diffs) > 0 {
+		return diffs, err
+	}
+	host, err := d.handle.LinkByName(s.Link)
+	if err != nil {
+		return diffs, nil // its absence is told elsewhere
+	}
+	filters, err := list(func() ([]netlink.Filter, error) {
+		return d.handle.FilterList(host, netlink.MakeHandle(0xffff, 0))
+	})
+	if err != nil || len(filters) == 0 {
+		diffs = append(diffs, Difference{Object: "redirection of " + s.Link + " to " + s.Funnel, Problem: missing})
+	}
+	return diffs, nil
+}

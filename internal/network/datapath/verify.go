@@ -1,0 +1,83 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/network/nlsock"
+	"github.com/huskd/husk/internal/network/plan"
+)
+
+// VerifyBase returns where the kernel differs from the node's own part: in the
+// table and its rules, what the bridge or lo has, and the sysctls.
+func (d *Datapath) VerifyBase(b plan.Base) (diffs []Difference, err error) {
+	diffs, err = d.table.compare(b.Table)
+	if err != nil {
+		return nil, err
+	}
+	err = d.withConn(func(c *nlsock.Conn) error {
+		o, err := observe(c, d.handle, func(link string) bool { return link == "lo" || link == d.bridge })
+		if err != nil {
+			return err
+		}
+		if b.Link != nil {
+			if l, ok := o.links[d.bridge]; !ok || l.mac != b.Link.MAC {
+				diffs = append(diffs, Difference{Object: "link " + d.bridge, Problem: missing})
+			} else if !l.up {
+				diffs = append(diffs, Difference{Object: "link " + d.bridge, Problem: "down"})
+			}
+		}
+		for _, a := range b.Host.Addresses {
+			a.LastResort = false // the kernel isn't asked
+			if _, ok := o.links[a.Link]; ok && !o.addresses[a] {
+				diffs = append(diffs, Difference{Object: a.String(), Problem: missing})
+			}
+		}
+		for _, r := range b.Host.Routes {
+			if !o.routes[r] {
+				diffs = append(diffs, Difference{Object: r.String(), Problem: missing})
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = d.InNode(func() error {
+		for _, name := range b.Sysctls {
+			value, err := ReadSysctl(name)
+			if err != nil {
+				return err
+			}
+			if value == "0" {
+				diffs = append(diffs, Difference{Object: "sysctl " + dotted(name), Problem: "is 0, so that pods reach nobody: set it to 1"})
+			}
+		}
+		return nil
+	})
+	return diffs, err
+}
+
+// compare returns where the table isn't as planned: it counts the rules of each
+// chain.
+func (t *table) compare(p plan.Table) (diffs []Difference, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	name := "nftables table inet " + t.nft.Name
+	if !t.look() {
+		return []Difference{{Object: name, Problem: missing}}, nil
+	}
+	want := rules(p)
+	for _, chain := range chains(t.nft) {
+		have, err := t.conn.GetRules(t.nft, chain)
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return nil, t.wrap(errors.Join(fmt.Errorf("list chain %s: %w", chain.Name, err), t.reopen()))
+		}
+		if len(have) != len(want[chain.Name]) {
+			diffs = append(diffs, Difference{Object: "chain " + chain.Name + " of " + name, Problem: fmt.Sprintf("%d rules, not %d", len(have), len(want[chain.Name]))})
+		}
+	}
+	return diffs, nil
+}

@@ -1,0 +1,163 @@
+package oneshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/huskd/husk/internal/crashpoint"
+	"github.com/huskd/husk/internal/network/conntrack"
+	"github.com/huskd/husk/internal/network/datapath"
+	"github.com/huskd/husk/internal/network/plan"
+)
+
+// Remains are what is left of an attachment whose traffic has ended: its link,
+// and the addresses that nobody can have as long as that is there.
+type Remains struct{ record *record }
+
+// Detach removes a sandbox's interface. What isn't attached is no error: it may
+// be unknown, detached before, or of before a boot; the namespace may be gone.
+func (n *Network) Detach(ctx context.Context, sandbox string) error {
+	r, err := n.Sever(ctx, sandbox)
+	if err != nil || r == nil {
+		return err
+	}
+	return n.Bury(ctx, r)
+}
+
+// Sever is the first part of Detach: it ends the traffic at once. It returns
+// nil if there is nothing to bury.
+func (n *Network) Sever(ctx context.Context, sandbox string) (*Remains, error) {
+	made, err := n.exists()
+	if err != nil || !made {
+		return nil, err
+	}
+	l, err := n.lock(ctx, scope(sandbox))
+	if err != nil {
+		return nil, err
+	}
+	defer l.release()
+	var r *record
+	err = l.update(func(t *tx) (err error) {
+		if r, err = t.find(sandbox); err != nil || r == nil {
+			return err
+		}
+		return t.release(r)
+	})
+	if err != nil || r == nil {
+		return nil, err
+	}
+	crashpoint.Hit("oneshot.releasing")
+	err = n.kernel(func(dp *datapath.Datapath) error { return dp.Cut(r.plan()) })
+	if err != nil {
+		return nil, fmt.Errorf("detach %v: %w", r.Attachment.Pod, err)
+	}
+	crashpoint.Hit("oneshot.cut")
+	return &Remains{r}, nil
+}
+
+// Bury is the other part of Detach, for any number at once: it deletes the links,
+// which takes the same 20 ms or more for all of them, and ends the leases. Until
+// then a call about the same sandbox, and Collect, do it themselves.
+func (n *Network) Bury(ctx context.Context, remains ...*Remains) error {
+	l, err := n.lock(ctx, wholeShared)
+	if err != nil {
+		return err
+	}
+	defer l.release()
+	var records []*record
+	for _, r := range remains {
+		records = append(records, r.record)
+	}
+	return n.kernel(func(dp *datapath.Datapath) error { return l.bury(dp, records) })
+}
+
+// remove does both for records under a lock.
+func (l *locked) remove(dp *datapath.Datapath, records ...*record) error {
+	for _, r := range records {
+		if err := dp.Cut(r.plan()); err != nil {
+			return fmt.Errorf("detach %v: %w", r.Attachment.Pod, err)
+		}
+	}
+	return l.bury(dp, records)
+}
+
+// bury deletes the links of records that were cut off, and forgets those
+// records: if one isn't the same any more, another call has been faster.
+func (l *locked) bury(dp *datapath.Datapath, records []*record) error {
+	if err := dp.Reap(); err != nil {
+		return err
+	}
+	crashpoint.Hit("oneshot.reaped")
+	var addrs []netip.Addr
+	err := l.update(func(t *tx) error {
+		for _, r := range records {
+			found, err := t.find(r.Attachment.Sandbox)
+			if err != nil {
+				return err
+			}
+			if found == nil || found.Releasing != r.Releasing {
+				continue
+			}
+			addrs = append(addrs, r.addrs()...)
+			if err := t.end(r, now().Add(l.n.cfg.Quarantine)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	crashpoint.Hit("oneshot.gone")
+	if err != nil {
+		return err
+	}
+	if err := dp.Forget(conntrack.Flows{Pods: addrs}); err != nil {
+		l.n.cfg.Log.Warn("network: conntrack may send packets of old connections astray", "error", err)
+	}
+	return nil
+}
+
+// Collect detaches every sandbox that live doesn't have, and removes what is
+// the network's in the kernel and belongs to nobody. If nothing is attached
+// then, the node's own part goes too.
+func (n *Network) Collect(ctx context.Context, live map[string]bool) error {
+	made, err := n.exists()
+	if err != nil || !made {
+		return err
+	}
+	l, err := n.lock(ctx, wholeExclusive)
+	if err != nil {
+		return err
+	}
+	defer l.release()
+	var dead []*record
+	var plans []plan.Plan
+	err = l.view(func(t *tx) error {
+		return t.each(func(r *record) error {
+			if live[r.Attachment.Sandbox] && r.Releasing == 0 {
+				plans = append(plans, r.plan())
+				return nil
+			}
+			dead = append(dead, r)
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	return n.kernel(func(dp *datapath.Datapath) error {
+		if len(dead) > 0 {
+			if err := l.remove(dp, dead...); err != nil {
+				return err
+			}
+		}
+		return l.update(func(t *tx) error {
+			if len(plans) == 0 {
+				_, err := dp.Sweep(plan.Base{}, nil)
+				return errors.Join(err, t.teardown(dp))
+			}
+			_, err := dp.Sweep(t.base(n), plans)
+			return err
+		})
+	})
+}

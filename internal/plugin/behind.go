@@ -1,0 +1,62 @@
+package plugin
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/huskd/husk/internal/network/oneshot"
+)
+
+// Between attempts of what failed, and how many there are. After those, what is
+// left waits for a repeated DEL, an ADD of the same container, or GC.
+const (
+	firstRetry = 100 * time.Millisecond
+	attempts   = 6
+)
+
+// behind deletes links behind the back of DEL, those of a network that come
+// within a while together.
+type behind struct {
+	mu      sync.Mutex
+	pending map[string][]*oneshot.Remains // by the network's directory
+	working sync.WaitGroup
+}
+
+func (b *behind) add(p *Plugin, dir string, n *oneshot.Network, r *oneshot.Remains) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.pending == nil {
+		b.pending = map[string][]*oneshot.Remains{}
+	}
+	first := len(b.pending[dir]) == 0
+	b.pending[dir] = append(b.pending[dir], r)
+	if first {
+		b.working.Go(func() {
+			time.Sleep(p.Linger)
+			b.bury(p, dir, n)
+		})
+	}
+}
+
+func (b *behind) bury(p *Plugin, dir string, n *oneshot.Network) {
+	b.mu.Lock()
+	remains := b.pending[dir]
+	delete(b.pending, dir)
+	b.mu.Unlock()
+	pause := firstRetry
+	for i := range attempts {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		err := n.Bury(ctx, remains...)
+		cancel()
+		if err == nil {
+			return
+		}
+		p.log().Warn("network: links are still to be deleted, and their addresses to be freed", "network", dir, "attempt", i+1, "error", err)
+		time.Sleep(pause)
+		pause *= 2
+	}
+}
+
+// Close waits for what DEL left to be done.
+func (p *Plugin) Close() { p.behind.working.Wait() }

@@ -1,0 +1,213 @@
+// Package plugin is Husk's pod network as a CNI plugin: it understands what a
+// runtime says by the Container Network Interface, versions 0.1.0 to 1.1.0, has
+// network/oneshot do it, and answers as the specification wants.
+//
+// Call is the whole of it. The program husk-cni puts it behind environment,
+// stdin and stdout; huskd calls it as a function, for configurations that name
+// husk-cni and for programs that ask by way of its socket. It keeps nothing
+// between calls, so that all of them can be at work on one network.
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/huskd/husk/internal/network/oneshot"
+)
+
+// Type is the plugin's name in a configuration.
+const Type = "husk-cni"
+
+// The operations.
+const (
+	Add     = "ADD"
+	Del     = "DEL"
+	Check   = "CHECK"
+	Status  = "STATUS"
+	GC      = "GC"
+	Version = "VERSION"
+)
+
+// since says which version of the specification an operation came with.
+var since = map[string]string{Add: "0.1.0", Del: "0.1.0", Check: "0.4.0", Status: "1.1.0", GC: "1.1.0"}
+
+// Args are what a runtime says by the environment.
+type Args struct {
+	Command     string `json:"command"`     // CNI_COMMAND
+	ContainerID string `json:"containerID"` // CNI_CONTAINERID
+	Netns       string `json:"netns"`       // CNI_NETNS, a path
+	IfName      string `json:"ifname"`      // CNI_IFNAME
+	Args        string `json:"args"`        // CNI_ARGS: K=V;K=V
+	Path        string `json:"path"`        // CNI_PATH, which isn't used
+	// Override is CNI_NETNS_OVERRIDE: the namespace may be the node's own.
+	Override string `json:"override,omitempty"`
+}
+
+// ArgsOf reads them by getenv.
+func ArgsOf(getenv func(string) string) Args {
+	return Args{
+		Command: getenv("CNI_COMMAND"), ContainerID: getenv("CNI_CONTAINERID"), Netns: getenv("CNI_NETNS"),
+		IfName: getenv("CNI_IFNAME"), Args: getenv("CNI_ARGS"), Path: getenv("CNI_PATH"), Override: getenv("CNI_NETNS_OVERRIDE"),
+	}
+}
+
+// Plugin answers calls. The zero Plugin does all by itself in the network
+// namespace of the process. Its methods may be called concurrently.
+type Plugin struct {
+	// Netns is the path of the node's network namespace, empty for that of the
+	// process.
+	Netns string
+	// Forward takes the calls whose configuration names the socket of a daemon.
+	// Without it they are done here: then this is the daemon.
+	Forward func(ctx context.Context, socket string, args Args, stdin []byte) ([]byte, error)
+	// Quarantine is how long an address rests after use; 0 is the network's
+	// default, negative is not at all.
+	Quarantine time.Duration
+	// Linger is for who lives longer than a call: DEL ends the traffic and leaves
+	// the deletion of the link, which takes 20 ms or more, to be done together
+	// with others that come within this time. 0 is that DEL does it.
+	Linger time.Duration
+	Log    *slog.Logger // nil is slog.Default()
+
+	behind behind
+}
+
+func (p *Plugin) log() *slog.Logger {
+	if p.Log == nil {
+		return slog.Default()
+	}
+	return p.Log
+}
+
+// timeout bounds a call, of which nearly all could only be waiting for others.
+const timeout = time.Minute
+
+// Call does what args say with the network configuration that stdin is, as a
+// runtime gives it to one plugin: with name and cniVersion, and with prevResult,
+// runtimeConfig and valid attachments where there are such. It returns what is
+// to be printed, which is nothing for most operations. An error is always a
+// *types.Error of the specification.
+func (p *Plugin) Call(ctx context.Context, args Args, stdin []byte) ([]byte, error) {
+	out, err := p.call(ctx, args, stdin)
+	if err != nil {
+		return nil, errorOf(args.Command, err)
+	}
+	return out, nil
+}
+
+func (p *Plugin) call(ctx context.Context, args Args, stdin []byte) ([]byte, error) {
+	if args.Command == Version {
+		return json.Marshal(map[string]any{"cniVersion": version.Current(), "supportedVersions": version.All.SupportedVersions()})
+	}
+	if err := args.check(); err != nil {
+		return nil, err
+	}
+	c, err := parse(stdin, args)
+	if err != nil {
+		return nil, err
+	}
+	if c.Daemon != "" && p.Forward != nil {
+		out, err := p.Forward(ctx, c.Daemon, args, stdin)
+		var away *types.Error
+		if args.Command == Status && errors.As(err, &away) && away.Code == types.ErrTryAgainLater {
+			return nil, fault(types.ErrPluginNotAvailable, "%v", err)
+		}
+		return out, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	cfg := c.network
+	cfg.Netns, cfg.Quarantine, cfg.Log = p.Netns, p.Quarantine, p.Log
+	n, err := oneshot.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	sandbox := oneshot.SandboxOf(args.ContainerID, args.IfName)
+	switch args.Command {
+	case Add:
+		return p.add(ctx, n, c, args)
+	case Del:
+		return nil, p.del(ctx, n, cfg.Dir, sandbox)
+	case Check:
+		made, err := n.Verify(ctx, sandbox)
+		if err != nil {
+			return nil, err
+		}
+		return nil, compare(c.PrevResult, c.CNIVersion, made)
+	case Status:
+		return nil, n.Status(ctx)
+	}
+	live := map[string]bool{}
+	for _, a := range c.valid {
+		live[oneshot.SandboxOf(a.ContainerID, a.IfName)] = true
+	}
+	return nil, n.Collect(ctx, live)
+}
+
+func (p *Plugin) add(ctx context.Context, n *oneshot.Network, c *conf, args Args) ([]byte, error) {
+	prev, err := previous(c.PrevResult, c.CNIVersion)
+	if err != nil {
+		return nil, err
+	}
+	if err := args.namespace(); err != nil {
+		return nil, err
+	}
+	a := c.attachment
+	a.Sandbox = oneshot.SandboxOf(args.ContainerID, args.IfName)
+	a.Netns, a.IfName = args.Netns, args.IfName
+	made, err := n.Attach(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	return render(answer(prev, made, c.dns()), c.CNIVersion)
+}
+
+func (p *Plugin) del(ctx context.Context, n *oneshot.Network, dir, sandbox string) error {
+	if p.Linger == 0 {
+		return n.Detach(ctx, sandbox)
+	}
+	r, err := n.Sever(ctx, sandbox)
+	if err == nil && r != nil {
+		p.behind.add(p, dir, n, r)
+	}
+	return err
+}
+
+// check says what is missing or wrong of args.
+func (a Args) check() error {
+	if _, ok := since[a.Command]; !ok {
+		return fault(types.ErrInvalidEnvironmentVariables, "CNI_COMMAND %q is none of ADD, DEL, CHECK, STATUS, GC, VERSION", a.Command)
+	}
+	if a.Command == Status || a.Command == GC {
+		return nil
+	}
+	var missing []string
+	need := func(name, value string) {
+		if value == "" {
+			missing = append(missing, name)
+		}
+	}
+	need("CNI_CONTAINERID", a.ContainerID)
+	need("CNI_IFNAME", a.IfName)
+	if a.Command != Del {
+		need("CNI_NETNS", a.Netns)
+	}
+	if len(missing) > 0 {
+		return fault(types.ErrInvalidEnvironmentVariables, "%s needs %s", a.Command, strings.Join(missing, ", "))
+	}
+	if err := utils.ValidateContainerID(a.ContainerID); err != nil {
+		return fault(types.ErrInvalidEnvironmentVariables, "CNI_CONTAINERID %q: use letters, digits and _.-", a.ContainerID)
+	}
+	if err := utils.ValidateInterfaceName(a.IfName); err != nil {
+		return fault(types.ErrInvalidEnvironmentVariables, "CNI_IFNAME %q: %s", a.IfName, err.Msg)
+	}
+	return nil
+}

@@ -1,0 +1,439 @@
+package plugin
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// TestVerbsOfEveryVersion goes through all that a runtime does with one
+// attachment, in each version of the specification.
+func TestVerbsOfEveryVersion(t *testing.T) {
+	l := newLab(t)
+	for _, v := range version.All.SupportedVersions() {
+		t.Run(v, func(t *testing.T) {
+			conf := l.with(map[string]any{"cniVersion": v})
+			id := "c-" + v
+			ns := l.namespace(id)
+			r := l.add(id, ns, conf)
+			if len(r.IPs) != 2 || !l.ping(ns, other4) {
+				t.Errorf("addresses %v; the other host must answer", r.IPs)
+			}
+			if v >= "0.3.0" {
+				eth := r.Interfaces[*r.IPs[0].Interface]
+				if eth.Name != "eth0" || eth.Sandbox != ns || eth.Mac == "" {
+					t.Errorf("interface %+v", eth)
+				}
+			}
+			after := func(command string) {
+				out, err := l.call(l.args(command, id, ns), l.with(map[string]any{
+					"cniVersion": v, "prevResult": json.RawMessage(l.do(Add, id, ns, conf)), "cni.dev/valid-attachments": []types.GCAttachment{{ContainerID: id, IfName: "eth0"}},
+				}))
+				allowed, _ := version.GreaterThanOrEqualTo(v, since[command])
+				if len(out) > 0 {
+					t.Errorf("%s prints %s", command, out)
+				}
+				switch {
+				case allowed && err != nil:
+					t.Errorf("%s: %v", command, err)
+				case !allowed:
+					if code, _ := refused(t, err); code != types.ErrIncompatibleCNIVersion {
+						t.Errorf("%s: %v", command, err)
+					}
+				}
+			}
+			for _, command := range []string{Check, Status, GC, Check, Del, Del} {
+				if command == Del {
+					l.do(Del, id, ns, conf)
+					continue
+				}
+				after(command)
+			}
+			if out := l.ip(ns, "-o link"); strings.Contains(out, "eth0") {
+				t.Errorf("after DEL: %s", out)
+			}
+		})
+	}
+	if u := l.usage(); u.Leases != 0 || u.Resting != 14 {
+		t.Errorf("usage %+v", u)
+	}
+	l.gc(l.conf)
+	l.bare()
+}
+
+func TestVersion(t *testing.T) {
+	out, err := (&Plugin{}).Call(t.Context(), Args{Command: Version}, nil)
+	must(t, err)
+	info, err := (&version.PluginDecoder{}).Decode(out)
+	must(t, err)
+	if got := info.SupportedVersions(); !slices.Equal(got, version.All.SupportedVersions()) {
+		t.Errorf("versions %v", got)
+	}
+}
+
+// TestSimpleConf is the shortest configuration that there is: a bridge and a
+// subnet.
+func TestSimpleConf(t *testing.T) {
+	l := newLab(t)
+	conf := map[string]any{"cniVersion": "0.3.0", "name": "simplecni", "type": Type, "bridge": "simplecni0", "subnet": "10.244.0.0/16", "dataDir": filepath.Join(l.dir, "data")}
+	one, two := l.namespace("one"), l.namespace("two")
+	a, b := l.add("one", one, conf), l.add("two", two, conf)
+	if got := a.IPs[0].Address.String(); got != "10.244.0.2/16" {
+		t.Errorf("address %s", got)
+	}
+	if got := a.IPs[0].Gateway.String(); got != "10.244.0.1" {
+		t.Errorf("gateway %s", got)
+	}
+	if a.Interfaces[0].Name != "simplecni0" {
+		t.Errorf("interfaces %v", a.Interfaces)
+	}
+	if !l.ping(one, ipOf(t, b, false)) || !l.ping(two, other4) || !l.ping(l.node, ipOf(t, a, false)) {
+		t.Error("they must reach each other, the node and the other host")
+	}
+	again := l.add("one", one, conf)
+	if ipOf(t, again, false) != ipOf(t, a, false) {
+		t.Errorf("the same ADD again gives %s", ipOf(t, again, false))
+	}
+	l.do(Del, "one", one, conf)
+	if c := l.add("three", one, conf); ipOf(t, c, false) == ipOf(t, a, false) {
+		t.Errorf("%s is given again at once", ipOf(t, c, false))
+	}
+	l.gc(l.with(map[string]any{"name": "simplecni", "bridge": "simplecni0", "subnet": "10.244.0.0/16", "ranges": nil}))
+	if out := l.ip(l.node, "-o link"); strings.Contains(out, "simplecni0") {
+		t.Errorf("after GC of everything: %s", out)
+	}
+}
+
+func TestCapabilities(t *testing.T) {
+	l := newLab(t)
+	l.serve(l.other, other4+":7000")
+	for _, mode := range []string{"ptp", "bridge"} {
+		t.Run(mode, func(t *testing.T) {
+			ns := l.namespace("pod-" + mode)
+			conf := l.with(map[string]any{"name": "caps-" + mode, "mode": mode, "runtimeConfig": map[string]any{
+				"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "TCP"}, map[string]any{"hostPort": 0, "containerPort": 81}},
+				"bandwidth":    map[string]any{"ingressRate": 8_000_000, "egressRate": 4_000_000, "egressBurst": 2_000_000},
+				"ips":          []string{"10.245.7.7/24", "fd45::77"},
+				"mac":          "02:AA:bb:cc:dd:01",
+				"ipRanges":     []any{[]any{map[string]any{"subnet": "10.245.7.0/24", "gateway": "10.245.7.1"}}, []any{map[string]any{"subnet": "fd45::/64"}}},
+				"dns":          map[string]any{"servers": []string{"192.0.2.53"}, "searches": []string{"example.org"}},
+			}})
+			r := l.add("pod", ns, conf)
+			if ipOf(t, r, false) != "10.245.7.7" || ipOf(t, r, true) != "fd45::77" {
+				t.Errorf("addresses %v", r.IPs)
+			}
+			link := l.ip(ns, "-o link show eth0")
+			if !strings.Contains(link, "02:aa:bb:cc:dd:01") {
+				t.Errorf("link %s", link)
+			}
+			if r.DNS.Nameservers[0] != "192.0.2.53" {
+				t.Errorf("dns %+v", r.DNS)
+			}
+			l.serve(ns, ":80")
+			for from, address := range map[string]string{l.other: node4 + ":8080", l.node: "127.0.0.1:8080"} {
+				if _, err := l.ask(from, address); err != nil {
+					t.Errorf("hostPort at %s: %v", address, err)
+				}
+			}
+			if from, err := l.ask(ns, other4+":7000"); err != nil || !strings.HasPrefix(from, node4+":") {
+				t.Errorf("the other host sees %s, %v", from, err)
+			}
+			out, err := l.run(l.node, "tc", "qdisc")
+			must(t, err)
+			if !strings.Contains(out, "rate 8Mbit") || !strings.Contains(out, "rate 4Mbit burst 250000b") {
+				t.Errorf("disciplines:\n%s", out)
+			}
+			l.do(Check, "pod", ns, conf)
+			l.do(Del, "pod", ns, conf)
+			if _, err := l.ask(l.other, node4+":8080"); err == nil {
+				t.Error("the hostPort still answers")
+			}
+			l.gc(conf)
+			l.bare()
+		})
+	}
+}
+
+// TestBandwidthIsKept sends more than is allowed and sees how long it takes.
+func TestBandwidthIsKept(t *testing.T) {
+	l := newLab(t)
+	ns := l.namespace("pod")
+	r := l.add("pod", ns, l.with(map[string]any{"runtimeConfig": map[string]any{"bandwidth": map[string]any{"ingressRate": 4_000_000, "egressRate": 4_000_000}}}))
+	for name, c := range map[string]struct{ from, to, at string }{
+		"ingress": {l.other, ns, ipOf(t, r, false)},
+		"egress":  {ns, l.other, other4},
+	} {
+		if c.from == l.other {
+			l.ip(l.other, "route replace 10.244.0.0/16 via "+node4)
+		}
+		took := l.transfer(c.from, c.to, c.at, 1_000_000)
+		// 8 Mbit at 4 Mbit/s, but for a burst of half a Mbit.
+		if took.Seconds() < 1 {
+			t.Errorf("%s of 1 MB took %v", name, took)
+		}
+		t.Logf("%s of 1 MB took %v", name, took)
+	}
+}
+
+func TestCheckFinds(t *testing.T) {
+	l := newLab(t)
+	for _, mode := range []string{"ptp", "bridge"} {
+		conf := l.with(map[string]any{"name": "check-" + mode, "mode": mode, "runtimeConfig": map[string]any{
+			"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
+			"bandwidth":    map[string]any{"ingressRate": 8_000_000, "egressRate": 4_000_000},
+		}, "ranges": []any{[]any{map[string]any{"subnet": map[string]string{"ptp": "10.246.0.0/16", "bridge": "10.247.0.0/16"}[mode]}}}})
+		inPod := map[string]string{
+			"address":   "ip addr del ADDR dev eth0",
+			"route":     "ip route del default",
+			"link":      "ip link del eth0",
+			"mtu":       "ip link set eth0 mtu 1400",
+			"mac":       "ip link set eth0 address 02:00:00:00:00:09",
+			"down":      "ip link set eth0 down",
+			"neighbour": "ip neigh flush dev eth0 nud permanent",
+		}
+		onNode := map[string]string{
+			"host mtu":    "ip link set HOST mtu 1400",
+			"host down":   "ip link set HOST down",
+			"element":     "nft delete element inet TABLE ports4 { tcp . 8080 }",
+			"rules":       "nft flush chain inet TABLE postrouting",
+			"table":       "nft delete table inet TABLE",
+			"rate":        "tc qdisc del dev HOST root",
+			"funnel":      "tc filter del dev HOST parent ffff:",
+			"forwarding":  "sysctl -w net.ipv4.ip_forward=0",
+			"host's link": "ip link del HOST",
+		}
+		if mode == "ptp" {
+			onNode["host route"] = "ip route flush proto 104 dev HOST"
+		} else {
+			onNode["bridge address"] = "ip addr flush dev BRIDGE"
+		}
+		for where, cases := range map[string]map[string]string{"pod": inPod, "node": onNode} {
+			for name, command := range cases {
+				t.Run(mode+"/"+name, func(t *testing.T) {
+					ns := l.namespace(strings.ReplaceAll(mode+name, " ", ""))
+					id := "id"
+					r := l.add(id, ns, conf)
+					defer l.gc(conf)
+					out := l.do(Add, id, ns, conf)
+					with := l.with(map[string]any{"name": conf["name"], "mode": mode, "ranges": conf["ranges"], "runtimeConfig": conf["runtimeConfig"], "prevResult": json.RawMessage(out)})
+					l.do(Check, id, ns, with)
+					host := r.Interfaces[len(r.Interfaces)-2].Name
+					table := string(l.network(conf).Instance().Table())
+					fields := strings.Fields(strings.NewReplacer("ADDR", r.IPs[0].Address.String(), "HOST", host, "TABLE", table, "BRIDGE", r.Interfaces[0].Name).Replace(command))
+					at := l.node
+					if where == "pod" {
+						at = ns
+					}
+					if out, err := l.run(at, fields...); err != nil {
+						t.Fatalf("%s: %v\n%s", fields, err, out)
+					}
+					_, err := l.call(l.args(Check, id, ns), with)
+					code, msg := refused(t, err)
+					if code != ErrDiffers {
+						t.Errorf("code %d: %s", code, msg)
+					}
+					t.Log(msg)
+					l.add(id, ns, conf) // the same ADD repairs
+				})
+			}
+		}
+	}
+}
+
+func TestCheckComparesPrevResult(t *testing.T) {
+	l := newLab(t)
+	ns := l.namespace("pod")
+	r := l.add("pod", ns, l.conf)
+	check := func(change func(*current.Result)) error {
+		var other current.Result
+		text, err := json.Marshal(r)
+		must(t, err)
+		must(t, json.Unmarshal(text, &other))
+		change(&other)
+		_, err = l.call(l.args(Check, "pod", ns), l.with(map[string]any{"prevResult": &other}))
+		return err
+	}
+	must(t, check(func(*current.Result) {}))
+	for name, change := range map[string]func(*current.Result){
+		"address":   func(r *current.Result) { r.IPs[0].Address.IP[15]++ },
+		"interface": func(r *current.Result) { r.Interfaces[1].Name = "eth7" },
+	} {
+		if code, msg := refused(t, check(change)); code != ErrDiffers {
+			t.Errorf("%s: %d %s", name, code, msg)
+		}
+	}
+	if code, _ := refused(t, check(func(r *current.Result) { *r.IPs[0].Interface = 7 })); code != types.ErrDecodingFailure {
+		t.Errorf("an index out of range: code %d", code)
+	}
+	_, err := l.call(l.args(Check, "nobody", ns), l.conf)
+	if code, _ := refused(t, err); code != types.ErrUnknownContainer {
+		t.Errorf("an unknown container: %v", err)
+	}
+}
+
+// TestChain: husk-cni may stand behind another plugin, whose result it adds to.
+func TestChain(t *testing.T) {
+	l := newLab(t)
+	ns := l.namespace("pod")
+	prev := map[string]any{
+		"cniVersion": "1.1.0",
+		"interfaces": []any{map[string]any{"name": "net0", "sandbox": ns}},
+		"ips":        []any{map[string]any{"address": "198.51.100.7/24", "interface": 0}},
+		"routes":     []any{map[string]any{"dst": "198.51.100.0/24"}},
+		"dns":        map[string]any{"nameservers": []string{"198.51.100.53"}},
+	}
+	r := l.add("pod", ns, l.with(map[string]any{"prevResult": prev, "routes": []any{map[string]any{"dst": "10.244.0.0/16"}}}))
+	if len(r.Interfaces) != 3 || r.Interfaces[0].Name != "net0" || len(r.IPs) != 2+1 || *r.IPs[1].Interface != 2 {
+		t.Errorf("result %+v", r)
+	}
+	if len(r.Routes) != 2 || r.DNS.Nameservers[0] != "198.51.100.53" {
+		t.Errorf("routes %v, dns %v", r.Routes, r.DNS)
+	}
+	if out := l.ip(ns, "route"); strings.Contains(out, "default") || !strings.Contains(out, "10.244.0.0/16") {
+		t.Errorf("routes in the pod:\n%s", out)
+	}
+}
+
+func TestStatus(t *testing.T) {
+	l := newLab(t)
+	conf := l.with(map[string]any{"ranges": nil, "subnet": "10.244.0.0/29"})
+	l.do(Status, "", "", conf)
+	for i := range 5 {
+		l.add(fmt.Sprint("pod", i), l.namespace(fmt.Sprint("pod", i)), conf)
+	}
+	_, err := l.call(l.args(Status, "", ""), conf)
+	if code, msg := refused(t, err); code != types.ErrPluginNotAvailable || !strings.Contains(msg, "no address is left in 10.244.0.0/29") {
+		t.Errorf("exhausted: %d %s", code, msg)
+	}
+	_, err = l.call(l.args(Add, "more", l.namespace("more")), conf)
+	if code, msg := refused(t, err); code != types.ErrTryAgainLater {
+		t.Errorf("ADD when exhausted: %d %s", code, msg)
+	}
+	l.gc(conf, types.GCAttachment{ContainerID: "pod0", IfName: "eth0"})
+	l.plugin.Quarantine = -1
+	conf["subnet"] = "10.244.0.0/28" // the others rest
+	l.do(Status, "", "", conf)
+	l.add("again", l.namespace("again"), conf)
+	l.ip(l.node, "route flush proto 104 type unreachable")
+	_, err = l.call(l.args(Status, "", ""), conf)
+	if code, msg := refused(t, err); code != types.ErrLimitedConnectivity {
+		t.Errorf("a route is missing: %d %s", code, msg)
+	}
+}
+
+// TestDelAndGCWithoutNamespace: neither needs the namespace, nor a
+// configuration that makes sense beyond its name, nor that anything was added.
+func TestDelAndGCWithoutNamespace(t *testing.T) {
+	l := newLab(t)
+	odd := l.with(map[string]any{"ranges": nil, "subnet": "nonsense", "mode": "odd", "unknown": true})
+	l.do(Del, "nobody", "", odd)
+	l.gc(odd)
+	if _, err := os.Stat(filepath.Join(l.dir, "data")); !os.IsNotExist(err) {
+		t.Errorf("DEL of nothing made something: %v", err)
+	}
+	for _, ns := range []string{"", "/run/netns/gone"} {
+		l.add("pod", l.namespace("pod"), l.conf)
+		l.do(Del, "pod", ns, odd)
+		l.do(Del, "pod", ns, odd)
+		if u := l.usage(); u.Leases != 0 {
+			t.Errorf("usage %+v", u)
+		}
+	}
+	l.add("kept", l.namespace("kept"), l.conf)
+	l.add("lost", l.namespace("lost"), l.conf)
+	kept := types.GCAttachment{ContainerID: "kept", IfName: "eth0"}
+	l.gc(l.conf, kept, types.GCAttachment{ContainerID: "lost", IfName: "eth1"})
+	l.gc(l.conf, kept)
+	l.do(Check, "kept", filepath.Join(l.dir, "kept"), l.conf)
+	if u := l.usage(); u.Leases != 1 {
+		t.Errorf("usage %+v", u)
+	}
+	_, err := l.call(l.args(GC, "", ""), l.conf)
+	if code, _ := refused(t, err); code != types.ErrInvalidNetworkConfig {
+		t.Errorf("GC without a list: %v", err)
+	}
+	l.gc(l.conf)
+	l.bare()
+}
+
+// TestTwoInterfaces: a container may have several interfaces of one network,
+// and of several.
+func TestTwoInterfaces(t *testing.T) {
+	l := newLab(t)
+	ns := l.namespace("pod")
+	second := l.with(map[string]any{"name": "second", "ranges": []any{[]any{map[string]any{"subnet": "10.248.0.0/24"}}}, "routes": []any{map[string]any{"dst": "10.248.0.0/24"}}})
+	l.add("pod", ns, l.conf)
+	a := l.args(Add, "pod", ns)
+	a.IfName = "eth1"
+	if _, err := l.call(a, second); err != nil {
+		t.Fatal(err)
+	}
+	more := l.with(map[string]any{"routes": []any{map[string]any{"dst": "198.18.0.0/15"}}})
+	a.IfName = "eth2"
+	if _, err := l.call(a, more); err != nil {
+		t.Fatal(err)
+	}
+	l.ip(l.other, "addr add 198.18.0.1/32 dev lo")
+	if !l.ping(ns, other4) || !l.ping(ns, "10.248.0.1") || !l.ping(ns, "198.18.0.1") {
+		t.Error("one of the networks is dead")
+	}
+	for _, name := range []string{"eth2", "eth1"} {
+		a.Command, a.IfName = Del, name
+		if _, err := l.call(a, map[bool]map[string]any{true: more, false: second}[name == "eth2"]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.do(Check, "pod", ns, l.conf)
+	l.gc(second)
+	l.gc(l.conf)
+	l.bare()
+}
+
+// TestBehind: in a daemon, DEL only ends the traffic; the rest comes together
+// and behind it, and an ADD in between waits for nothing but its own.
+func TestBehind(t *testing.T) {
+	l := newLab(t)
+	l.plugin.Linger = 30 * time.Millisecond
+	var pods []string
+	for i := range 4 {
+		pods = append(pods, l.namespace(fmt.Sprint("pod", i)))
+		l.add(fmt.Sprint("pod", i), pods[i], l.conf)
+	}
+	start := time.Now()
+	l.do(Del, "pod0", pods[0], l.conf)
+	if l.ping(pods[0], other4) {
+		t.Error("it still reaches others")
+	}
+	l.do(Del, "pod1", pods[1], l.conf)
+	l.do(Del, "pod1", pods[1], l.conf)
+	l.do(Del, "pod2", pods[2], l.conf)
+	again := l.add("pod1", pods[1], l.conf) // while its former link may be there
+	if !l.ping(pods[1], other4) {
+		t.Error("the new attachment is dead")
+	}
+	l.plugin.Close()
+	t.Logf("after %v", time.Since(start))
+	if u := l.usage(); u.Leases != 2 || u.Resting != 6 {
+		t.Errorf("usage %+v", u)
+	}
+	l.do(Check, "pod1", pods[1], l.conf)
+	if ipOf(t, again, false) != "10.244.0.6" {
+		t.Errorf("address %v", again.IPs)
+	}
+	l.do(Del, "pod3", pods[3], l.conf)
+	l.gc(l.conf) // doesn't wait for what is behind
+	l.plugin.Close()
+	if u := l.usage(); u.Leases != 0 {
+		t.Errorf("usage %+v", u)
+	}
+	l.bare()
+}

@@ -1,0 +1,129 @@
+package plugin
+
+import (
+	"encoding/json"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/huskd/husk/internal/network/plan"
+)
+
+// previous returns the result of the plugins before this one, an empty one
+// without any.
+func previous(raw json.RawMessage, cniVersion string) (*current.Result, error) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return &current.Result{}, nil
+	}
+	c := &types.PluginConf{CNIVersion: cniVersion}
+	err := json.Unmarshal(raw, &c.RawPrevResult)
+	if err == nil {
+		// A result may leave its version out: then it is the configuration's.
+		c.RawPrevResult["cniVersion"] = cniVersion
+		err = version.ParsePrevResult(c)
+	}
+	var r *current.Result
+	if err == nil {
+		r, err = current.NewResultFromResult(c.PrevResult)
+	}
+	if err != nil {
+		return nil, fault(types.ErrDecodingFailure, "prevResult: %v", err)
+	}
+	for _, ip := range r.IPs {
+		if ip == nil || ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= len(r.Interfaces)) {
+			return nil, fault(types.ErrDecodingFailure, "prevResult: an address is of an interface that isn't listed")
+		}
+	}
+	return r, nil
+}
+
+// answer adds what was made to the result of the plugins before.
+func answer(prev *current.Result, made plan.Plan, dns types.DNS) *current.Result {
+	r := prev
+	add := func(name, mac, sandbox string) {
+		r.Interfaces = append(r.Interfaces, &current.Interface{Name: name, Mac: mac, Mtu: made.Pair.MTU, Sandbox: sandbox})
+	}
+	if made.Pair.Bridge != "" {
+		add(made.Pair.Bridge, "", "")
+		r.Interfaces[len(r.Interfaces)-1].Mtu = 0
+	}
+	add(made.Pair.Host, made.Pair.HostMAC.String(), "")
+	add(made.Pair.Pod, made.Pair.PodMAC.String(), made.Netns)
+	eth := len(r.Interfaces) - 1
+	for _, a := range addresses(made) {
+		r.IPs = append(r.IPs, &current.IPConfig{Interface: current.Int(eth), Address: ipNet(a), Gateway: gateway(made, a.Addr())})
+	}
+	for _, route := range made.Pod.Routes {
+		if route.Kind != plan.Unicast {
+			continue // the pod's own business
+		}
+		r.Routes = append(r.Routes, &types.Route{Dst: ipNet(route.Dst), GW: route.Via.AsSlice()})
+	}
+	if !dns.IsEmpty() {
+		r.DNS = dns
+	}
+	return r
+}
+
+// addresses returns the pod's, without the link-local ones.
+func addresses(made plan.Plan) (out []netip.Prefix) {
+	for _, a := range made.Pod.Addresses {
+		if !a.Prefix.Addr().IsLinkLocalUnicast() {
+			out = append(out, a.Prefix)
+		}
+	}
+	return out
+}
+
+func gateway(made plan.Plan, a netip.Addr) net.IP {
+	for _, n := range made.Pod.Neighbours {
+		if n.Addr.Is4() == a.Is4() {
+			return n.Addr.AsSlice()
+		}
+	}
+	return nil
+}
+
+func ipNet(p netip.Prefix) net.IPNet {
+	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// render returns a result as text of a version of the specification.
+func render(r *current.Result, cniVersion string) ([]byte, error) {
+	r.CNIVersion = current.ImplementedSpecVersion
+	converted, err := r.GetAsVersion(cniVersion)
+	if err != nil {
+		return nil, fault(types.ErrIncompatibleCNIVersion, "result: %v", err)
+	}
+	return json.MarshalIndent(converted, "", "    ")
+}
+
+// compare returns an error if a runtime remembers another attachment than the
+// one that was made.
+func compare(raw json.RawMessage, cniVersion string, made plan.Plan) error {
+	prev, err := previous(raw, cniVersion)
+	if err != nil || len(prev.Interfaces) == 0 {
+		return err
+	}
+	eth := slices.IndexFunc(prev.Interfaces, func(i *current.Interface) bool {
+		return i != nil && i.Name == made.Pair.Pod && i.Sandbox != ""
+	})
+	if eth < 0 {
+		return errdefs.ErrFailedPrecondition.WithMessage("prevResult has no interface " + made.Pair.Pod)
+	}
+	for _, a := range addresses(made) {
+		want := ipNet(a)
+		listed := slices.ContainsFunc(prev.IPs, func(ip *current.IPConfig) bool {
+			return ip.Interface != nil && *ip.Interface == eth && ip.Address.String() == want.String()
+		})
+		if !listed {
+			return errdefs.ErrFailedPrecondition.WithMessage("prevResult doesn't have address " + a.String() + " of " + made.Pair.Pod)
+		}
+	}
+	return nil
+}

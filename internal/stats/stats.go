@@ -1,0 +1,145 @@
+// Package stats reads what containers and pods use: from the cgroup file
+// system, of v1 and v2 alike, from their network namespaces, and from the disk.
+package stats
+
+import (
+	"io/fs"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/host"
+)
+
+// layerAge is how old the measure of a writable layer may be: to take one, the
+// whole layer is walked.
+const layerAge = 10 * time.Second
+
+// Meter reads what is used. It remembers the last readings, of which a rate is
+// made. Its methods are safe for concurrent use.
+type Meter struct {
+	cgroups host.Cgroup
+
+	mu     sync.Mutex
+	layers map[string]*measure
+	last   map[string]reading
+}
+
+// New returns a Meter for a host with these cgroups.
+func New(c host.Cgroup) *Meter {
+	return &Meter{cgroups: c, layers: map[string]*measure{}, last: map[string]reading{}}
+}
+
+// Forget drops what is remembered of a container or sandbox.
+func (m *Meter) Forget(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.layers, id)
+	delete(m.last, id)
+}
+
+// reading is what a cgroup had used of processors at a time.
+type reading struct {
+	at   time.Time
+	used uint64 // ns
+	rate uint64 // ns per second before it
+}
+
+// rateWindow is the shortest time that a rate is made of.
+const rateWindow = 500 * time.Millisecond
+
+// Rate returns the nanoseconds per second that id used since it was asked for
+// before; false the first time.
+func (m *Meter) Rate(id string, at time.Time, used uint64) (uint64, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before, known := m.last[id]
+	elapsed := at.Sub(before.at)
+	switch {
+	case !known || used < before.used:
+		m.last[id] = reading{at: at, used: used}
+		return 0, false
+	case elapsed < rateWindow:
+		return before.rate, before.rate > 0
+	}
+	rate := uint64(float64(used-before.used) / elapsed.Seconds())
+	m.last[id] = reading{at, used, rate}
+	return rate, true
+}
+
+// Layer is what a writable layer takes on disk.
+type Layer struct {
+	Bytes, Inodes int64
+	At            time.Time
+}
+
+type measure struct {
+	mu sync.Mutex
+	Layer
+}
+
+// Layer measures the writable layer of the container with this ID, which is
+// below dir.
+func (m *Meter) Layer(id, dir string) Layer {
+	m.mu.Lock()
+	known := m.layers[id]
+	if known == nil {
+		known = &measure{}
+		m.layers[id] = known
+	}
+	m.mu.Unlock()
+	known.mu.Lock()
+	defer known.mu.Unlock()
+	if now := time.Now(); now.Sub(known.At) > layerAge {
+		known.Layer = walk(filepath.Join(dir, "upper"))
+		known.At = now
+	}
+	return known.Layer
+}
+
+// walk counts what is below dir, a file with several names once. What can't be
+// seen, because it goes away meanwhile, takes nothing.
+func walk(dir string) Layer {
+	var l Layer
+	seen := map[uint64]bool{}
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return nil //nolint:nilerr // it is gone
+		}
+		info, err := d.Info()
+		if err != nil {
+			return nil //nolint:nilerr // it is gone
+		}
+		st, ok := info.Sys().(*syscall.Stat_t)
+		if !ok || st.Nlink > 1 && !d.IsDir() && seen[st.Ino] {
+			return nil
+		}
+		seen[st.Ino] = st.Nlink > 1
+		l.Bytes += st.Blocks * blockSize
+		l.Inodes++
+		return nil
+	})
+	return l
+}
+
+// blockSize is that in which stat(2) counts.
+const blockSize = 512
+
+// Disk is a file system.
+type Disk struct {
+	Bytes, Free, Inodes, InodesFree uint64
+}
+
+// Filesystem returns the size of the file system at path; false if it can't be
+// told.
+func Filesystem(path string) (Disk, bool) {
+	var st unix.Statfs_t
+	if unix.Statfs(path, &st) != nil {
+		return Disk{}, false
+	}
+	size := uint64(st.Bsize)
+	return Disk{Bytes: st.Blocks * size, Free: st.Bavail * size, Inodes: st.Files, InodesFree: st.Ffree}, true
+}
