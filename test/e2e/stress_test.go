@@ -181,6 +181,28 @@ func processes(t testing.TB, n *node.Node) map[string]int {
 	return pids
 }
 
+// TestSuccession starts huskd while the one before it still ends. What ran runs
+// again.
+func TestSuccession(t *testing.T) {
+	t.Parallel()
+	n, d := start(t)
+	n.MustHusk("run", "--wait", write(t, n, "p.yaml", fmt.Sprintf(sleeper, "p")))
+	n.MustHusk("shutdown")
+	next := n.Huskd()
+	if !d.Wait(0) {
+		t.Error("two huskds run")
+	}
+	node.Eventually(t, 20*time.Second, func() string {
+		if len(processes(t, n)) == 1 {
+			return ""
+		}
+		return "the pod doesn't run again"
+	})
+	n.MustHusk("rm", "-f", "p")
+	next.Stop()
+	n.NothingLeft()
+}
+
 // TestReboot runs the pods again that ran when the power went.
 func TestReboot(t *testing.T) {
 	t.Parallel()

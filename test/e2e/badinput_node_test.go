@@ -1,0 +1,371 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/test/node"
+)
+
+// TestBadName has every verb say that a name is unknown or could be several.
+func TestBadName(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	for _, namespace := range []string{"red", "blue"} {
+		manifest := strings.Replace(podOf("twin", only("tty: false")+", restartPolicy: Never"), "name: twin", "name: twin, namespace: "+namespace, 1)
+		w.MustHusk("run", write(t, w.Node, namespace+".yaml", manifest))
+	}
+	const (
+		unknown   = `husk: no pod "absent": husk ps -a lists them`
+		ambiguous = `husk: "twin" could be (blue/twin or red/twin|red/twin or blue/twin): give more of it`
+	)
+	for _, verb := range []struct {
+		before, after []string
+		code          int
+	}{
+		{[]string{"stop"}, nil, 1},
+		{[]string{"rm"}, nil, 1},
+		{[]string{"rm", "-f"}, nil, 1},
+		{[]string{"inspect"}, nil, 1},
+		{[]string{"logs"}, nil, 1},
+		{[]string{"logs", "-f"}, nil, 1},
+		{[]string{"exec"}, []string{"--", "true"}, 125},
+		{[]string{"attach"}, nil, 125},
+	} {
+		for name, line := range map[string]string{"absent": unknown, "twin": ambiguous} {
+			args := append(append(append([]string{}, verb.before...), name), verb.after...)
+			w.fails(strings.Join(args, " "), w.Husk(args...), verb.code, line)
+		}
+	}
+	w.fails("two names", w.Husk("stop", "absent", "absent2"), 1, `husk: no pod "absent2?": .*`, `husk: no pod "absent2?": .*`)
+	w.fails("rm of a running pod", w.Husk("rm", "other"), 1, `husk: pod default/other .*stop.*`)
+	w.fails("exec in an unknown container", w.Husk("exec", "other", "-c", "absent", "--", "true"), 125, `husk: pod default/other has no container "?absent"?.*`)
+	w.fails("logs of an unknown container", w.Husk("logs", "other", "-c", "absent"), 1, `husk: pod default/other has no container "?absent"?.*`)
+	w.fails("logs of a run before", w.Husk("logs", "other", "--previous"), 1, `husk: .*`)
+	w.fails("exec of nothing", w.Husk("exec", "other"), 2, `husk: husk exec needs a program: husk exec other -- sh: see husk exec --help`)
+	w.fails("exec of a missing program", w.Husk("exec", "other", "--", "absent"), 127, `.*absent.*`)
+	w.fails("exec of a file", w.Husk("exec", "other", "--", "/etc/passwd"), 126, `.*/etc/passwd.*permission denied.*`)
+	w.fails("image rm", w.Husk("image", "rm", "localhost/absent:1"), 1, `husk: .*localhost/absent:1.*`)
+	w.fails("image rm in use", w.Husk("image", "rm", "localhost/web:1"), 1, `husk: .*localhost/web:1.*`)
+	w.fails("no verb", w.Husk("strat"), 2, `husk: no command "husk strat": see husk --help`)
+	w.fails("no flag", w.Husk("ps", "--absent"), 2, `husk: .*--absent.*`)
+	w.fails("no output", w.Husk("ps", "-o", "xml"), 2, `husk: .*xml.*`)
+	w.fails("no duration", w.Husk("stop", "other", "--time", "soon"), 2, `husk: .*soon.*`)
+	w.fails("no number", w.Husk("logs", "other", "--tail", "few"), 2, `husk: invalid argument "few" for "--tail" flag: it is a number: see husk logs --help`)
+	w.fails("neither true nor false", w.Husk("run", "--wait=perhaps", "x.yaml"), 2, `husk: invalid argument "perhaps" for "--wait" flag: it is true or false: see husk run --help`)
+	w.rid("red/twin", "blue/twin")
+	w.end()
+}
+
+// TestBadStart has huskd refuse to start, each time with a line that says why,
+// while another serves.
+func TestBadStart(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	dir := func(name string) string { return filepath.Join(w.Dir, name) }
+	file := func(name, content string) string { return write(t, w.Node, name, content) }
+	occupied, err := os.Create(dir("occupied"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = occupied.Close()
+	apart := []string{"--root", dir("root2"), "--state", "/run/husk2"}
+	for _, c := range []struct {
+		what  string
+		code  int
+		flags []string
+		lines []string
+	}{
+		{"a second one", 1, nil, []string{`huskd: another huskd \(pid \d+\) has .*/root in use: stop that one, or give this one another --root`}},
+		{"its root in other words", 1, []string{"--root", w.Dir + "/x/../root"}, []string{`huskd: another huskd \(pid \d+\) has .*/root in use: .*`}},
+		{"its state", 1, []string{"--root", dir("root2")}, []string{`huskd: another huskd \(pid \d+\) has /run/husk in use: stop that one, or give this one another --state`}},
+		{"its socket", 1, apart, []string{`huskd: --listen: somebody serves /run/husk/husk.sock already: stop that, or choose another socket`}},
+		{"a file for a socket", 1, append([]string{"--listen", "unix://" + dir("occupied")}, apart...), []string{`huskd: --listen: .*/occupied is there and is no socket: remove it, or choose another path`}},
+		{"a long path", 1, append([]string{"--listen", "unix:///run/" + strings.Repeat("x", 110)}, apart...), []string{`huskd: --listen: /run/x+ is too long for a socket: at most 107 characters`}},
+		{"a file for a directory", 1, []string{"--root", dir("occupied/root")}, []string{`huskd: --root: mkdir .*/occupied: not a directory`}},
+		{"no address", 2, []string{"--listen", "tcp://:80"}, []string{`huskd: listen: "tcp://:80" is not of the form unix:///path`}},
+		{"a relative root", 2, []string{"--root", "here"}, []string{`huskd: root: "here" is not an absolute path`}},
+		{"two mistakes", 2, []string{"--log-level", "loud", "--pod-subnets", "10.0.0.1/8"}, []string{
+			`huskd: log-level: "loud" is none of debug, info, warn, error`,
+			`huskd: pod-subnets: 10.0.0.1/8 has bits behind its prefix: write 10.0.0.0/8`}},
+		{"an unknown flag", 2, []string{"--absent"}, []string{`huskd: unknown flag: --absent: see huskd --help`}},
+		{"an argument", 2, []string{"pod.yaml"}, []string{`huskd: "pod.yaml": huskd takes flags only; pods are run with husk run`}},
+		{"no file", 2, []string{"--config", dir("absent.toml")}, []string{`huskd: configuration: open .*/absent.toml: no such file or directory`}},
+		{"an unknown key", 2, []string{"--config", file("key.toml", "rot = '/x'\n")}, []string{`huskd: .*/key.toml: rot: unknown key: .*`}},
+		{"wrong types", 2, []string{"--config", file("type.toml", "masquerade = 'yes'\nroot = 3\n")}, []string{
+			`huskd: .*/type.toml: root: must be a string`, `huskd: .*/type.toml: masquerade: must be true or false`}},
+		{"no TOML", 2, []string{"--config", file("bad.toml", "root = = 3\n")}, []string{`huskd: .*/bad.toml:1:\d+: .*`}},
+	} {
+		other := w.Launch(node.Flags(c.flags...))
+		if !other.Wait(20 * time.Second) {
+			t.Fatalf("%s: huskd runs", c.what)
+		}
+		said(t, c.what, other.Log(), c.lines...)
+		if code := other.Code(); code != c.code {
+			t.Errorf("%s: exit code %d, not %d", c.what, code, c.code)
+		}
+		_ = w.Run("rm", "-rf", dir("root2"), "/run/husk2")
+	}
+	w.fails("not root", w.Run("setpriv", "--reuid=1000", "--clear-groups", w.Binary("huskd"), "--root", w.Root), 1, `huskd: user 1000 can't make namespaces and mounts: start huskd as root`)
+	w.unharmed("bad starts")
+	w.end()
+	w.fails("no huskd", w.Husk("ps"), 1, `husk: huskd doesn't answer at unix:///run/husk/husk.sock: is it running\? start it with huskd, or name its socket with --socket`)
+}
+
+// TestBadDirectory keeps what is declared in good files running beside bad ones,
+// and when a good one becomes bad.
+func TestBadDirectory(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	dir := filepath.Join(n.Dir, "manifests")
+	d := n.Huskd(node.Flags("--manifests", dir))
+	n.MustHusk("image", "load", write(t, n, "web.tar", string(webArchive(t))))
+	logged := func(line string) {
+		t.Helper()
+		node.Eventually(t, 20*time.Second, func() string {
+			if regexp.MustCompile(line).MatchString(d.Log()) {
+				return ""
+			}
+			return "huskd's log doesn't say " + line
+		})
+	}
+	ready := func(name string) {
+		t.Helper()
+		node.Eventually(t, 20*time.Second, func() string {
+			if out := n.MustHusk("ps"); !regexp.MustCompile(`(?m)^` + name + ` +1/1 +Running`).MatchString(out) {
+				return name + " doesn't run:\n" + out
+			}
+			return ""
+		})
+	}
+	logged(`manifests.*` + dir) // it isn't there yet
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, n, "manifests/bad.yaml", podOf("bad", only("livenessProbe: {exec: {command: [x]}}")))
+	write(t, n, "manifests/.bad.yaml.swp", "rubbish")
+	write(t, n, "manifests/good.yaml", podOf("good", only("tty: false")))
+	ready("good")
+	logged(`bad.yaml:4: pod default/bad: spec.containers\[0\].livenessProbe: not supported yet: remove it`)
+	began := findPod(t, n, "good").Containers[0].Started
+	write(t, n, "manifests/good.yaml", podOf("good", only("command: {}")))
+	logged(`good.yaml:4: pod default/good: spec.containers\[0\].command: `)
+	if now := findPod(t, n, "good"); !now.Ready || now.Containers[0].Started != began {
+		t.Errorf("its file became bad, and the pod is %+v", now)
+	}
+	if r := n.Husk("rm", "-f", "good"); r.Code != 1 || !strings.Contains(r.Stderr, "pod default/good is declared in "+dir+"/good.yaml: remove it there") {
+		t.Errorf("rm of a declared pod: %d %s", r.Code, r.Stderr)
+	}
+	write(t, n, "manifests/bad.yaml", podOf("bad", only("tty: false")))
+	ready("bad")
+	for _, name := range []string{"good", "bad"} {
+		if err := os.Remove(filepath.Join(dir, name+".yaml")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	node.Eventually(t, 20*time.Second, func() string {
+		return strings.TrimPrefix(n.MustHusk("ps", "-a"), "NAME   READY   STATUS   RESTARTS   AGE   IP\n")
+	})
+	if strings.Contains(d.Log(), ".swp") {
+		t.Error("a file whose name begins with a dot is read")
+	}
+	d.Stop()
+	n.NothingLeft()
+}
+
+// TestNoRuntime serves without any runtime, and says what to install.
+func TestNoRuntime(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	hide(n, "/usr/sbin/runc", "/usr/bin/crun")
+	d := n.Huskd()
+	path := write(t, n, "web.tar", string(webArchive(t)))
+	n.MustHusk("image", "load", path)
+	if out := n.Husk("doctor").Stdout; !strings.Contains(out, "no OCI runtime works here") || !strings.Contains(out, "apt-get install runc conmon") {
+		t.Errorf("doctor says\n%s", out)
+	}
+	manifest := write(t, n, "pod.yaml", podOf("web", only("tty: false")))
+	r := n.Husk("run", "--wait", "--timeout", "2s", manifest)
+	said(t, "run", lastLine(r.Stderr), `husk: not ready within 2s: default/web \(.*no OCI runtime works here .*; install one with: apt-get install runc conmon\): they go on, see husk ps -a`)
+	d.Stop()
+	// Installed, it works after a restart, and the pod that was wanted runs.
+	show(n, "/usr/sbin/runc", "/usr/bin/crun")
+	d = n.Huskd()
+	n.MustHusk("run", "--wait", manifest)
+	n.MustHusk("rm", "-f", "web")
+	d.Stop()
+	n.NothingLeft()
+}
+
+// hide makes programs of the node no programs.
+func hide(n *node.Node, programs ...string) {
+	for _, p := range programs {
+		n.Must("mount", "--bind", "/dev/null", p)
+	}
+}
+
+func show(n *node.Node, programs ...string) {
+	for _, p := range programs {
+		n.Must("umount", p)
+	}
+}
+
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return lines[len(lines)-1]
+}
+
+// TestExhaustedSubnet runs more pods than there are addresses: those that get
+// none say so, as does doctor.
+func TestExhaustedSubnet(t *testing.T) {
+	t.Parallel()
+	w := newWard(t, node.Flags("--pod-subnets", "10.77.0.0/29"))
+	const exhausted = `range 10\.77\.0\.0/29 is exhausted: 5 of 5 addresses in use, 0 resting after use: remove pods or configure a larger pod-subnets`
+	var names []string
+	for i := range 6 {
+		name := fmt.Sprintf("p%d", i)
+		names = append(names, name)
+		w.run(podOf(name, only("tty: false")))
+	}
+	node.Eventually(t, 30*time.Second, func() string {
+		running, waiting := 0, 0
+		for _, name := range names {
+			switch p := w.pod(name); {
+			case p.Ready:
+				running++
+			case p.Reason == "CreatePodSandboxError" && regexp.MustCompile(exhausted+"$").MatchString(p.Message):
+				waiting++
+			}
+		}
+		if running == 4 && waiting == 2 {
+			return ""
+		}
+		return fmt.Sprintf("%d pods run and %d say that there are no addresses", running, waiting)
+	})
+	w.examined(1, "network", exhausted)
+	w.rid(names...)
+	w.examined(1, "addresses", `10\.77\.0\.0/29: 1 in use, 4 resting after use, 0 free`)
+	w.end()
+}
+
+// examined waits until doctor has an exit code and a finding about something:
+// links are deleted in the background.
+func (w *ward) examined(code int, about, finding string) {
+	w.t.Helper()
+	node.Eventually(w.t, 10*time.Second, func() string {
+		r := w.Husk("doctor", "-o", "json")
+		var checks []struct{ Name, Finding string }
+		if err := json.Unmarshal([]byte(r.Stdout), &checks); err != nil {
+			return err.Error()
+		}
+		for _, c := range checks {
+			if r.Code == code && c.Name == about && regexp.MustCompile(finding).MatchString(c.Finding) {
+				return ""
+			}
+		}
+		return fmt.Sprintf("doctor ends with %d, not %d, or doesn't find %s of %s: %s", r.Code, code, finding, about, r.Stdout)
+	})
+}
+
+// TestKilledMonitor kills the conmon of a running container.
+func TestKilledMonitor(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	const sleep = "command: [/bin/sh, -c, 'trap \"exit 0\" TERM; sleep 1000 & wait']"
+	for _, policy := range []string{"Always", "Never"} {
+		name := strings.ToLower(policy)
+		w.run(podOf(name, only(sleep)+", restartPolicy: "+policy))
+		node.Eventually(t, 20*time.Second, func() string {
+			if w.pod(name).Ready {
+				return ""
+			}
+			return name + " isn't ready"
+		})
+		c := w.pod(name).Containers[0]
+		for _, process := range w.monitors(c.ID) {
+			_ = syscall.Kill(process, syscall.SIGKILL)
+		}
+		node.Eventually(t, 30*time.Second, func() string {
+			p := w.pod(name)
+			if policy == "Never" && p.Phase == "Failed" || policy == "Always" && p.Ready && p.Containers[0].Restarts > 0 {
+				return ""
+			}
+			return fmt.Sprintf("pod %s after its conmon was killed: %+v", name, p)
+		})
+	}
+	if c := w.pod("never").Containers[0]; c.ExitCode != 255 || !strings.HasPrefix(c.Message, "its monitor (conmon) was killed") {
+		t.Errorf("the container whose conmon was killed has %+v", c)
+	}
+	w.rid("always", "never")
+	w.end()
+}
+
+// monitors are the conmon processes, on the host, of a container of the node.
+func (w *ward) monitors(id string) (pids []int) {
+	w.t.Helper()
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		cmdline, err := os.ReadFile(dir + "/cmdline")
+		if err != nil || !strings.Contains(string(cmdline), "conmon") || !strings.Contains(string(cmdline), id) {
+			continue
+		}
+		var pid int
+		if _, err := fmt.Sscanf(dir, "/proc/%d", &pid); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	if len(pids) == 0 {
+		w.t.Fatalf("container %s has no conmon", id)
+	}
+	return pids
+}
+
+// TestFullDisk lets the disk fill up beneath a running huskd.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	n.Must("mkdir", "-p", n.Root)
+	n.Must("mount", "-t", "tmpfs", "-o", "size=48m", "disk", n.Root)
+	w := wardOn(t, n)
+	n.Run("sh", "-c", "cat /dev/zero >"+n.Root+"/filler")
+	archive := filepath.Join(n.Dir, "web.tar")
+	r := n.Husk("image", "load", archive)
+	w.fails("load", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1, `husk: image archive: no space left below .*/root/images: prune images, or make room there.*`)
+	w.examined(0, "disk", `^0 MiB are free below .*/root$`)
+	// The journal has some room in store. These soon need more than that.
+	pad := strings.Repeat("x", 200<<10)
+	var names []string
+	var last string
+	for {
+		name := fmt.Sprintf("p%d", len(names))
+		last = strings.Replace(podOf(name, only("tty: false")), "metadata: {", "metadata: {annotations: {pad: "+pad+"}, ", 1)
+		if r = w.run(last); r.Code != 0 || len(names) == 20 {
+			break
+		}
+		names = append(names, name)
+	}
+	w.fails("run", r, 1, `husk: pod default/p\d+: journal .*/root/journal: no space left on device: free some space`)
+	if out := n.MustHusk("ps", "-a"); strings.Contains(out, fmt.Sprintf("p%d ", len(names))) {
+		t.Errorf("a pod that was refused is there:\n%s", out)
+	}
+	if body := mustGet(t, n.Net(), w.address); !strings.HasPrefix(body, "other ") {
+		t.Errorf("the other pod answers %q", body)
+	}
+	// What needs no room goes on.
+	n.MustHusk("stop", "other")
+	n.Must("rm", n.Root+"/filler")
+	n.MustHusk("run", "--wait", "--timeout", "1m", filepath.Join(n.Dir, "other.yaml"))
+	names = append(names, fmt.Sprintf("p%d", len(names)))
+	n.MustHusk("run", "--wait", "--timeout", "1m", filepath.Join(n.Dir, "pod.yaml"))
+	n.MustHusk(append([]string{"rm", "-f", "other"}, names...)...)
+	w.d.Stop()
+	n.Must("umount", n.Root)
+	n.NothingLeft()
+}

@@ -1,0 +1,234 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/internal/crashpoint"
+	"github.com/huskd/husk/test/node"
+)
+
+// cniPod is a pod with a port of the node's.
+const cniPod = `
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+  - {name: a, image: 'localhost/web:1', ports: [{containerPort: 80, hostPort: 8080}]}
+`
+
+// configure gives the node the network of most nodes, by Debian's plugins, and
+// returns the directory of the leases. The bridge, and the chains that portmap
+// and the bridge's masquerading begin with, stay, as their documentation says:
+// they are there before.
+func configure(t *testing.T, n *node.Node) (leases string) {
+	t.Helper()
+	leases = filepath.Join(n.Dir, "leases")
+	if err := os.MkdirAll(n.CNI, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	conf := `{"cniVersion":"1.0.0","name":"cluster","plugins":[
+	 {"type":"bridge","bridge":"cni0","isGateway":true,"ipMasq":true,"hairpinMode":true,
+	  "ipam":{"type":"host-local","dataDir":"` + leases + `","ranges":[[{"subnet":"10.77.0.0/24"}]],"routes":[{"dst":"0.0.0.0/0"}]}},
+	 {"type":"portmap","capabilities":{"portMappings":true}}]}`
+	if err := os.WriteFile(filepath.Join(n.CNI, "10-cluster.conflist"), []byte(conf), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return leases
+}
+
+// leased returns the addresses that host-local keeps for pods, and the rules
+// that speak of them.
+func leased(t *testing.T, n *node.Node, dir string) (found []string) {
+	t.Helper()
+	files, _ := filepath.Glob(filepath.Join(dir, "cluster", "10.*"))
+	for _, f := range files {
+		found = append(found, "lease "+filepath.Base(f))
+	}
+	for line := range strings.Lines(n.Must("iptables-save")) {
+		if strings.HasPrefix(line, "-A") && strings.Contains(line, "10.77.0.") && !strings.Contains(line, "cni0") {
+			found = append(found, "rule "+strings.TrimSpace(line))
+		}
+	}
+	return found
+}
+
+// nothingLeased waits until nothing is left of any pod.
+func nothingLeased(t *testing.T, n *node.Node, dir string) {
+	t.Helper()
+	node.Eventually(t, 30*time.Second, func() string {
+		left := leased(t, n, dir)
+		for line := range strings.Lines(n.Must("ip", "-o", "link", "show", "type", "veth")) {
+			if !strings.Contains(line, "up0") {
+				left = append(left, "link "+line)
+			}
+		}
+		return strings.Join(left, "\n")
+	})
+}
+
+// cleanCNI removes what the plugins leave on a node on purpose.
+func cleanCNI(n *node.Node) {
+	n.Run("ip", "link", "delete", "cni0") // a reboot has removed it
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, table := range []string{"nat", "filter"} {
+			n.Run(family, "-t", table, "-F")
+			n.Run(family, "-t", table, "-X")
+		}
+	}
+	for _, family := range []string{"ip", "ip6"} {
+		for _, table := range []string{"nat", "filter"} {
+			n.Run("nft", "delete", "table", family, table)
+		}
+	}
+	n.Run("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
+}
+
+// A pod through the reference plugins is reached as it should be, keeps its
+// network over a restart of huskd, and leaves nothing.
+func TestForeignCNI(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	leases := configure(t, n)
+	d := furnish(t, n)
+	n.MustHusk("run", "--wait", write(t, n, "pod.yaml", strings.Replace(cniPod, "NAME", "web", 1)))
+	pod := inspect(t, n, "web")
+	if len(pod.IPs) != 1 || !strings.HasPrefix(pod.IPs[0], "10.77.0.") {
+		t.Fatalf("addresses %v", pod.IPs)
+	}
+	reach := func() {
+		t.Helper()
+		for from, address := range map[string]string{n.Net(): pod.IPs[0] + ":80", n.OtherNet(): node.Address4 + ":8080"} {
+			if answer := mustGet(t, from, address); !strings.HasPrefix(answer, "web ") {
+				t.Errorf("%s answers %q", address, answer)
+			}
+		}
+	}
+	reach()
+	if out := n.MustHusk("doctor"); !strings.Contains(out, "network cluster of 10-cluster.conflist, cniVersion 1.0.0") {
+		t.Errorf("husk doctor says\n%s", out)
+	}
+	// The configuration may go: pods that are there keep what they have.
+	if err := os.Remove(filepath.Join(n.CNI, "10-cluster.conflist")); err != nil {
+		t.Fatal(err)
+	}
+	d.Kill()
+	d = n.Huskd()
+	reach()
+	n.MustHusk("stop", "web")
+	n.MustHusk("rm", "web")
+	nothingLeased(t, n, leases)
+	cleanCNI(n)
+	d.Stop()
+}
+
+// husk-cni in a configuration is huskd's own, in a chain with a program, and
+// needs no program of that name.
+func TestHuskCNIInAChain(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	configure(t, n)
+	conf := `{"cniVersion":"1.0.0","name":"cluster","plugins":[
+	 {"type":"husk-cni","subnet":"10.78.0.0/24","dataDir":"` + filepath.Join(n.Dir, "cni-data") + `","capabilities":{"portMappings":true}},
+	 {"type":"tuning","sysctl":{"net.core.somaxconn":"499"}}]}`
+	if err := os.WriteFile(filepath.Join(n.CNI, "10-cluster.conflist"), []byte(conf), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d := furnish(t, n)
+	n.MustHusk("run", "--wait", write(t, n, "pod.yaml", strings.Replace(cniPod, "NAME", "web", 1)))
+	pod := inspect(t, n, "web")
+	if len(pod.IPs) != 1 || !strings.HasPrefix(pod.IPs[0], "10.78.0.") {
+		t.Fatalf("addresses %v", pod.IPs)
+	}
+	for from, address := range map[string]string{n.Net(): pod.IPs[0] + ":80", n.OtherNet(): node.Address4 + ":8080"} {
+		if answer := mustGet(t, from, address); !strings.HasPrefix(answer, "web ") {
+			t.Errorf("%s answers %q", address, answer)
+		}
+	}
+	if got := strings.TrimSpace(n.Must("nsenter", "--net="+pod.NetworkSettings.SandboxKey, "cat", "/proc/sys/net/core/somaxconn")); got != "499" {
+		t.Errorf("tuning has not set the sysctl: %s", got)
+	}
+	d.Kill()
+	d = n.Huskd()
+	mustGet(t, n.OtherNet(), node.Address4+":8080")
+	n.MustHusk("stop", "web")
+	n.MustHusk("rm", "web")
+	d.Stop()
+	// The network itself stays, as a plugin's bridge does.
+	for line := range strings.Lines(n.Must("nft", "list", "tables")) {
+		if table := strings.Fields(line); strings.HasPrefix(table[2], "husk-") {
+			n.Must("nft", "delete", "table", table[1], table[2])
+		}
+	}
+	n.Must("ip", "route", "delete", "unreachable", "10.78.0.0/24")
+	n.Must("sysctl", "-qw", "net.ipv6.conf.all.forwarding=0")
+}
+
+// huskd is killed before and after every plugin, in ADD and in DEL. The next
+// one takes up where that ended, and nothing is ever left.
+func TestCrashInCNI(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	leases := configure(t, n)
+	furnish(t, n).Stop()
+	edges := []string{"cni.attached", "cni.deleted"}
+	for i := range 2 {
+		for _, op := range []string{"add", "del"} {
+			edges = append(edges, fmt.Sprintf("cni.%s.%d.begin", op, i), fmt.Sprintf("cni.%s.%d.end", op, i))
+		}
+	}
+	slices.Sort(edges)
+	for _, edge := range edges {
+		manifest := write(t, n, "pod.yaml", strings.Replace(cniPod, "NAME", "victim", 1))
+		d := n.Huskd(node.Env(crashpoint.Env, edge))
+		up := n.Husk("run", "--wait", "--timeout", "30s", manifest)
+		if up.Code == 0 {
+			n.Husk("stop", "victim")
+		}
+		if !d.Wait(10 * time.Second) {
+			t.Fatalf("%s: huskd was not killed there: run ended with %d %s", edge, up.Code, up.Stderr)
+		}
+		d = n.Huskd()
+		if up.Code != 0 { // it is wanted still
+			n.MustHusk("run", "--wait", "--timeout", "60s", manifest)
+			if answer := mustGet(t, n.OtherNet(), node.Address4+":8080"); !strings.HasPrefix(answer, "victim ") {
+				t.Errorf("%s: the pod answers %q", edge, answer)
+			}
+			if left := leased(t, n, leases); len(slices.DeleteFunc(left, func(s string) bool { return !strings.HasPrefix(s, "lease") })) != 1 {
+				t.Errorf("%s: one pod has %v", edge, left)
+			}
+		}
+		n.MustHusk("stop", "victim")
+		n.MustHusk("rm", "victim")
+		nothingLeased(t, n, leases)
+		d.Stop()
+	}
+	cleanCNI(n)
+}
+
+// After a reboot, the leases on disk are given back though no namespace is
+// left.
+func TestRebootWithCNI(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	leases := configure(t, n)
+	furnish(t, n)
+	n.MustHusk("run", "--wait", write(t, n, "pod.yaml", strings.Replace(cniPod, "NAME", "web", 1)))
+	if len(leased(t, n, leases)) == 0 {
+		t.Fatal("there is no lease")
+	}
+	n.Reboot()
+	d := n.Huskd()
+	n.Husk("stop", "web")
+	n.Husk("rm", "-f", "web")
+	nothingLeased(t, n, leases)
+	cleanCNI(n)
+	d.Stop()
+}

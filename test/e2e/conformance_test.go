@@ -1,0 +1,35 @@
+package e2e
+
+import (
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/huskdtest"
+)
+
+// TestConformance runs what the huskd of husk's own tests keeps against the real
+// one, so that those tests mean something.
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	n, d := start(t)
+	cc, err := grpc.NewClient("unix://"+n.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	huskdtest.Conformance(t, huskdtest.Fixture{
+		Client:   huskv1.NewHuskClient(cc),
+		Manifest: []byte("{kind: Pod, apiVersion: v1, metadata: {name: web}, spec: {containers: [{name: app, image: 'localhost/web:1', command: [cat], stdin: true}]}}"),
+		Pod:      "web",
+		Cat:      []string{"cat"},
+		Exit7:    []string{"sh", "-c", "exit 7"},
+		Both:     []string{"sh", "-c", "echo to stdout; echo to stderr >&2"},
+		Missing:  []string{"nothing"},
+	})
+	_ = cc.Close()
+	d.Stop()
+	n.NothingLeft()
+}

@@ -1,0 +1,291 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/test/node"
+)
+
+// TestCRIBadInput: what can't be meant gets one clear line, and leaves nothing.
+func TestCRIBadInput(t *testing.T) {
+	t.Parallel()
+	c := startCRI(t)
+	c.pull(webImage)
+	c.part(t, "sandboxes", badSandboxes)
+	c.part(t, "containers", badContainers)
+	c.part(t, "any IDs", badIDs)
+	c.part(t, "any text", anyText)
+	c.part(t, "long annotations", func(t *testing.T, c *criNode) {
+		long := strings.Repeat("a", 1<<20)
+		id := c.pod(func(p *runtimeapi.PodSandboxConfig) { p.Annotations = map[string]string{"long": long} })
+		r, err := c.PodSandboxStatus(c.ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
+		c.must(err)
+		if r.GetStatus().GetAnnotations()["long"] != long {
+			t.Error("1 MB of annotation is not kept")
+		}
+	})
+	c.part(t, "clients that leave", impatient)
+	c.end()
+}
+
+func badSandboxes(t *testing.T, c *criNode) {
+	for words, change := range map[string]func(*runtimeapi.PodSandboxConfig){
+		"metadata.name":      func(p *runtimeapi.PodSandboxConfig) { p.Metadata.Name = "" },
+		"metadata.namespace": func(p *runtimeapi.PodSandboxConfig) { p.Metadata.Namespace = "" },
+		"metadata.uid":       func(p *runtimeapi.PodSandboxConfig) { p.Metadata.Uid = "" },
+		"metadata.":          func(p *runtimeapi.PodSandboxConfig) { p.Metadata = nil },
+		"port mapping": func(p *runtimeapi.PodSandboxConfig) {
+			p.PortMappings = []*runtimeapi.PortMapping{{HostPort: 65536, ContainerPort: 80}}
+		},
+		"host_ip \"nowhere\"": func(p *runtimeapi.PodSandboxConfig) {
+			p.PortMappings = []*runtimeapi.PortMapping{{HostPort: 8080, ContainerPort: 80, HostIp: "nowhere"}}
+		},
+		"protocol": func(p *runtimeapi.PodSandboxConfig) {
+			p.PortMappings = []*runtimeapi.PortMapping{{HostPort: 8080, ContainerPort: 80, Protocol: 9}}
+		},
+		"hostname": func(p *runtimeapi.PodSandboxConfig) { p.Hostname = strings.Repeat("h", 65) },
+		"sysctl": func(p *runtimeapi.PodSandboxConfig) {
+			p.Linux.Sysctls = map[string]string{"../../etc/passwd": "1"}
+		},
+		"log_directory": func(p *runtimeapi.PodSandboxConfig) { p.LogDirectory = "relative" },
+		"cgroup_parent": func(p *runtimeapi.PodSandboxConfig) { p.Linux.CgroupParent = "../up" },
+		"user namespace": func(p *runtimeapi.PodSandboxConfig) {
+			p.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{
+				Uids: []*runtimeapi.IDMapping{{HostId: 100000, Length: 65536}}, Gids: []*runtimeapi.IDMapping{{HostId: 100000, Length: 65536}},
+			}
+		},
+		"namespace mode": func(p *runtimeapi.PodSandboxConfig) { p.Linux.SecurityContext.NamespaceOptions.Network = 9 },
+	} {
+		_, err := c.RunPodSandbox(c.ctx, &runtimeapi.RunPodSandboxRequest{Config: c.podConfig(change)})
+		fails(t, err, codes.InvalidArgument, words)
+	}
+	_, err := c.RunPodSandbox(c.ctx, &runtimeapi.RunPodSandboxRequest{})
+	fails(t, err, codes.InvalidArgument, "config is missing")
+	_, err = c.RunPodSandbox(c.ctx, &runtimeapi.RunPodSandboxRequest{Config: c.podConfig(), RuntimeHandler: "kata"})
+	fails(t, err, codes.InvalidArgument, `runtime handler "kata"`)
+	if r := must(c.ListPodSandbox(c.ctx, &runtimeapi.ListPodSandboxRequest{})); len(r.GetItems()) > 0 {
+		t.Errorf("they left %v", r.GetItems())
+	}
+}
+
+func badContainers(t *testing.T, c *criNode) {
+	pod := c.pod()
+	create := func(pod string, config *runtimeapi.ContainerConfig) error {
+		return ignore(c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: config}))
+	}
+	for words, change := range map[string]func(*runtimeapi.ContainerConfig){
+		"metadata.name":         func(k *runtimeapi.ContainerConfig) { k.Metadata = nil },
+		"image is empty":        func(k *runtimeapi.ContainerConfig) { k.Image = nil },
+		"log_path":              func(k *runtimeapi.ContainerConfig) { k.LogPath = "../../up.log" },
+		"command":               func(k *runtimeapi.ContainerConfig) { k.Command = []string{"a\x00b"} },
+		"can't name a variable": func(k *runtimeapi.ContainerConfig) { k.Envs = []*runtimeapi.KeyValue{{Key: "a=b"}} },
+		"mounts[0]":             func(k *runtimeapi.ContainerConfig) { k.Mounts = []*runtimeapi.Mount{{HostPath: "/tmp"}} },
+		"has a ..": func(k *runtimeapi.ContainerConfig) {
+			k.Mounts = []*runtimeapi.Mount{{HostPath: "/tmp", ContainerPath: "/a/../b"}}
+		},
+		"run_as_group":          secured(func(s *securityContext) { s.RunAsGroup = &runtimeapi.Int64Value{Value: 1} }),
+		"is not in /etc/passwd": secured(func(s *securityContext) { s.RunAsUsername = "nobody-such" }),
+		"add_capabilities":      secured(func(s *securityContext) { s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"FLY"}} }),
+		"seccomp": secured(func(s *securityContext) {
+			s.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "relative"}
+		}),
+		"apparmor": secured(func(s *securityContext) {
+			s.Apparmor = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "profile"}
+		}),
+		"privileged":        secured(func(s *securityContext) { s.Privileged = true }),
+		"namespace_options": secured(func(s *securityContext) { s.NamespaceOptions.Pid = runtimeapi.NamespaceMode_NODE }),
+		"/no/such/dev": func(k *runtimeapi.ContainerConfig) {
+			k.Devices = []*runtimeapi.Device{{HostPath: "/no/such/dev", ContainerPath: "/dev/x", Permissions: "rwm"}}
+		},
+		"CDI_devices": func(k *runtimeapi.ContainerConfig) { k.CDIDevices = []*runtimeapi.CDIDevice{{Name: "a/b=c"}} },
+	} {
+		fails(t, create(pod, c.containerConfig(forever, change)), codes.InvalidArgument, words)
+	}
+	fails(t, create(pod, nil), codes.InvalidArgument, "config is missing")
+	fails(t, create("", c.containerConfig(forever)), codes.InvalidArgument, "ID is empty")
+	fails(t, create("none", c.containerConfig(forever)), codes.NotFound, "not found")
+	fails(t, create(pod, c.containerConfig(forever, func(k *runtimeapi.ContainerConfig) { k.Image.Image = "registry.test/none:1" })), codes.NotFound, "registry.test/none:1")
+	c.must(ignore(c.StopPodSandbox(c.ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod})))
+	fails(t, create(pod, c.containerConfig(forever)), codes.FailedPrecondition, "no container can be created in it")
+	if r := must(c.ListContainers(c.ctx, &runtimeapi.ListContainersRequest{})); len(r.GetContainers()) > 0 {
+		t.Errorf("they left %v", r.GetContainers())
+	}
+	c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})))
+}
+
+// badIDs: an ID may be anything, of a path or of a message too long to show.
+func badIDs(t *testing.T, c *criNode) {
+	for _, id := range []string{"", "x", "../../../etc/passwd", "a/b", "\x01", strings.Repeat("0", 64), strings.Repeat("f", 65), strings.Repeat("g", 100_000), "é\n%s"} {
+		code, words := codes.NotFound, "not found"
+		if id == "" {
+			code, words = codes.InvalidArgument, "empty"
+		}
+		for _, err := range []error{
+			ignore(c.PodSandboxStatus(c.ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})),
+			ignore(c.ContainerStatus(c.ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})),
+			ignore(c.StartContainer(c.ctx, &runtimeapi.StartContainerRequest{ContainerId: id})),
+			ignore(c.ExecSync(c.ctx, &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}})),
+			ignore(c.Attach(c.ctx, &runtimeapi.AttachRequest{ContainerId: id, Stdout: true})),
+			ignore(c.PortForward(c.ctx, &runtimeapi.PortForwardRequest{PodSandboxId: id})),
+			ignore(c.ReopenContainerLog(c.ctx, &runtimeapi.ReopenContainerLogRequest{ContainerId: id})),
+			ignore(c.UpdateContainerResources(c.ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id})),
+			ignore(c.UpdatePodSandboxResources(c.ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: id})),
+			ignore(c.ContainerStats(c.ctx, &runtimeapi.ContainerStatsRequest{ContainerId: id})),
+			ignore(c.PodSandboxStats(c.ctx, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: id})),
+		} {
+			fails(t, err, code, words)
+		}
+		if id == "" {
+			continue
+		}
+		c.must(ignore(c.StopPodSandbox(c.ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})))
+		c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})))
+		c.must(ignore(c.StopContainer(c.ctx, &runtimeapi.StopContainerRequest{ContainerId: id})))
+		c.must(ignore(c.RemoveContainer(c.ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id})))
+	}
+}
+
+// odd are texts that somebody may send in any place.
+var odd = []string{"", ".", "..", "../../x", "/", "/dev/null/x", "a b", "\x00", "\n", "%s%n", "-rf", strings.Repeat("x", 5000), "🜚"}
+
+// anyText puts odd text into every string of a container's and a sandbox's
+// config, one at a time. Each is taken or refused, never an error that nobody
+// foresaw.
+func anyText(t *testing.T, c *criNode) {
+	pod := c.pod()
+	container := func() proto.Message {
+		return c.containerConfig("true", secured(func(s *securityContext) {
+			s.MaskedPaths, s.ReadonlyPaths, s.RunAsUsername = []string{"/proc/meminfo"}, []string{"/proc/sys"}, "root"
+			s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"CHOWN"}, DropCapabilities: []string{"KILL"}}
+			s.Seccomp = &runtimeapi.SecurityProfile{}
+		}), func(k *runtimeapi.ContainerConfig) {
+			k.WorkingDir = "/"
+			k.Args = []string{"x"}
+			k.Mounts = []*runtimeapi.Mount{{HostPath: c.Dir, ContainerPath: "/mnt", MountOptions: []string{"nodev"}}}
+			k.Devices = []*runtimeapi.Device{{HostPath: "/dev/null", ContainerPath: "/dev/nothing", Permissions: "r"}}
+			k.Linux.Resources = &runtimeapi.LinuxContainerResources{CpusetCpus: "0", CpusetMems: "0"}
+		})
+	}
+	c.everywhere(container, func(m proto.Message) error {
+		r, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: m.(*runtimeapi.ContainerConfig)})
+		if err == nil {
+			c.must(ignore(c.RemoveContainer(c.ctx, &runtimeapi.RemoveContainerRequest{ContainerId: r.GetContainerId()})))
+		}
+		return err
+	})
+	sandbox := func() proto.Message {
+		return c.podConfig(func(p *runtimeapi.PodSandboxConfig) {
+			p.DnsConfig = &runtimeapi.DNSConfig{Servers: []string{"192.0.2.1"}, Searches: []string{"example.test"}, Options: []string{"ndots:2"}}
+			p.PortMappings = []*runtimeapi.PortMapping{{ContainerPort: 80, HostPort: 8080, HostIp: "127.0.0.1"}}
+			p.Linux.CgroupParent = "/husk-test"
+			p.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{}
+		})
+	}
+	c.everywhere(sandbox, func(m proto.Message) error {
+		r, err := c.RunPodSandbox(c.ctx, &runtimeapi.RunPodSandboxRequest{Config: m.(*runtimeapi.PodSandboxConfig)})
+		if err == nil {
+			c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: r.GetPodSandboxId()})))
+		}
+		return err
+	})
+	c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})))
+}
+
+// everywhere calls try with a message in which one string is odd, for each
+// string and each text that is.
+func (c *criNode) everywhere(base func() proto.Message, try func(proto.Message) error) {
+	c.t.Helper()
+	fields := 0
+	walk(base().ProtoReflect(), func(string, func(string)) { fields++ })
+	for i := range fields * len(odd) {
+		message, n, field, text := base(), 0, "", odd[i%len(odd)]
+		walk(message.ProtoReflect(), func(name string, set func(string)) {
+			if n == i/len(odd) {
+				set(text)
+				field = name
+			}
+			n++
+		})
+		switch err := try(message); status.Code(err) {
+		case codes.OK:
+		case codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition:
+			fails(c.t, err, status.Code(err), "")
+		default:
+			c.t.Errorf("%.80q as %s: %v", text, field, err)
+		}
+	}
+}
+
+// walk visits every string of a message that has one.
+func walk(m protoreflect.Message, visit func(field string, set func(string))) {
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case f.IsMap():
+		case f.IsList() && f.Kind() == protoreflect.StringKind:
+			for i := range v.List().Len() {
+				visit(string(f.FullName()), func(s string) { v.List().Set(i, protoreflect.ValueOfString(s)) })
+			}
+		case f.IsList() && f.Kind() == protoreflect.MessageKind:
+			for i := range v.List().Len() {
+				walk(v.List().Get(i).Message(), visit)
+			}
+		case f.Kind() == protoreflect.StringKind:
+			visit(string(f.FullName()), func(s string) { m.Set(f, protoreflect.ValueOfString(s)) })
+		case f.Kind() == protoreflect.MessageKind:
+			walk(v.Message(), visit)
+		}
+		return true
+	})
+}
+
+// impatient: what a client gave up waiting for is there when it asks again, or
+// is gone.
+func impatient(t *testing.T, c *criNode) {
+	for i := range 12 {
+		short := func() (context.Context, context.CancelFunc) {
+			return context.WithTimeout(c.ctx, time.Duration(i)*3*time.Millisecond)
+		}
+		config := c.podConfig()
+		ctx, cancel := short()
+		_, _ = c.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
+		cancel()
+		pod := c.runPod(config)
+		container := c.containerConfig(forever)
+		ctx, cancel = short()
+		_, _ = c.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: container})
+		cancel()
+		id := c.create(pod, container)
+		for _, call := range []func(ctx context.Context) error{
+			func(ctx context.Context) error {
+				return ignore(c.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id}))
+			},
+			func(ctx context.Context) error {
+				return ignore(c.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: id}))
+			},
+			func(ctx context.Context) error {
+				return ignore(c.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod}))
+			},
+		} {
+			ctx, cancel = short()
+			_ = call(ctx)
+			cancel()
+			c.must(call(c.ctx))
+		}
+	}
+	node.Eventually(t, 20*time.Second, func() string {
+		if r := must(c.ListPodSandbox(c.ctx, &runtimeapi.ListPodSandboxRequest{})); len(r.GetItems()) > 1 { // that of the part before
+			return fmt.Sprintf("%d sandboxes are left", len(r.GetItems()))
+		}
+		return ""
+	})
+}

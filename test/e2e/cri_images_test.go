@@ -1,0 +1,198 @@
+package e2e
+
+import (
+	"context"
+	"encoding/base64"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// TestCRIImages is all of the image service.
+func TestCRIImages(t *testing.T) {
+	t.Parallel()
+	c := startCRI(t)
+	named := func(name string) *runtimeapi.ImageSpec { return &runtimeapi.ImageSpec{Image: name} }
+	get := func(name string) *runtimeapi.Image {
+		t.Helper()
+		r, err := c.images.ImageStatus(c.ctx, &runtimeapi.ImageStatusRequest{Image: named(name), Verbose: true})
+		c.must(err)
+		if (r.GetImage() != nil) != (r.GetInfo()["info"] != "") {
+			t.Errorf("%s: %v", name, r)
+		}
+		return r.GetImage()
+	}
+	if get(webImage) != nil {
+		t.Error("an image that was never pulled is here")
+	}
+	id := c.pull(webImage)
+	img := get(webImage)
+	if img.GetId() != id || img.GetSize() == 0 || len(img.GetRepoTags()) != 1 || len(img.GetRepoDigests()) != 1 || img.GetPinned() || img.GetUid() == nil {
+		t.Errorf("pulled: %v", img)
+	}
+	for _, name := range []string{id, id[:20], img.GetRepoDigests()[0], strings.TrimPrefix(id, "sha256:")} {
+		if got := get(name); got.GetId() != id {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	if again := c.pull(img.GetRepoDigests()[0]); again != id {
+		t.Errorf("pulled by its digest, it is %s", again)
+	}
+	for name, want := range map[string]int{"": 1, webImage: 1, usersImage: 0} {
+		r, err := c.images.ListImages(c.ctx, &runtimeapi.ListImagesRequest{Filter: &runtimeapi.ImageFilter{Image: named(name)}})
+		c.must(err)
+		if len(r.GetImages()) != want {
+			t.Errorf("filter %q: %v", name, r)
+		}
+		stream, err := c.images.StreamImages(c.ctx, &runtimeapi.StreamImagesRequest{Filter: &runtimeapi.ImageFilter{Image: named(name)}})
+		c.must(err)
+		n := 0
+		for part, err := stream.Recv(); err == nil; part, err = stream.Recv() {
+			n += len(part.GetImages())
+		}
+		if n != want {
+			t.Errorf("filter %q: %d streamed", name, n)
+		}
+	}
+	fs, err := c.images.ImageFsInfo(c.ctx, &runtimeapi.ImageFsInfoRequest{})
+	c.must(err)
+	if u := fs.GetImageFilesystems(); len(u) != 1 || u[0].GetUsedBytes().GetValue() == 0 || u[0].GetFsId().GetMountpoint() == "" || u[0].GetTimestamp() == 0 {
+		t.Errorf("file systems: %v", fs)
+	}
+	c.part(t, "bad", badImages)
+	c.part(t, "logins", logins)
+	c.part(t, "volumes", imageVolumes)
+	c.part(t, "removal", func(t *testing.T, c *criNode) {
+		pod := c.pod()
+		c.run(pod, forever)
+		_, err := c.images.RemoveImage(c.ctx, &runtimeapi.RemoveImageRequest{Image: named(webImage)})
+		fails(t, err, codes.FailedPrecondition, "in use by container")
+		_, err = c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})
+		c.must(err)
+		for range 2 {
+			_, err = c.images.RemoveImage(c.ctx, &runtimeapi.RemoveImageRequest{Image: named(webImage)})
+			c.must(err)
+		}
+		if get(id) != nil {
+			t.Error("it is still here by its ID")
+		}
+	})
+	c.end()
+}
+
+func badImages(t *testing.T, c *criNode) {
+	pull := func(ctx context.Context, name string) error {
+		return ignore(c.images.PullImage(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: name}}))
+	}
+	for name, want := range map[string]struct {
+		code  codes.Code
+		words string
+	}{
+		"":                                {codes.InvalidArgument, "empty"},
+		"web":                             {codes.InvalidArgument, "name without a registry"},
+		"Upper/Case":                      {codes.InvalidArgument, "malformed"},
+		criRegistry + "/a b":              {codes.InvalidArgument, "malformed"},
+		criRegistry + "/a\nb":             {codes.InvalidArgument, "malformed"},
+		criRegistry + "/a@sha256:12":      {codes.InvalidArgument, "malformed"},
+		criRegistry + "/../a":             {codes.InvalidArgument, "malformed"},
+		criRegistry + "/cri/none:1":       {codes.NotFound, "not"},
+		criRegistry + "/cri/web:none":     {codes.NotFound, "no tag"},
+		strings.Repeat("a", 300) + "/b:1": {codes.InvalidArgument, "malformed"},
+		criRegistry + "/" + strings.Repeat("a", 3000): {codes.InvalidArgument, ""},
+	} {
+		err := pull(c.ctx, name)
+		if name == criRegistry+"/"+strings.Repeat("a", 3000) {
+			if err == nil {
+				t.Error("a name of 3000 characters can be pulled")
+			}
+			continue
+		}
+		fails(t, err, want.code, want.words)
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, time.Microsecond)
+	defer cancel()
+	fails(t, pull(ctx, usersImage), codes.DeadlineExceeded, "")
+	_, err := c.images.RemoveImage(c.ctx, &runtimeapi.RemoveImageRequest{})
+	fails(t, err, codes.InvalidArgument, "empty")
+}
+
+// logins: credentials reach the registry that they are for and no other.
+func logins(t *testing.T, c *criNode) {
+	encoded := base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + registryPassword))
+	for name, l := range map[string]struct {
+		auth *runtimeapi.AuthConfig
+		code codes.Code
+	}{
+		"none":                    {nil, codes.Unauthenticated},
+		"wrong":                   {&runtimeapi.AuthConfig{Username: registryUser, Password: "x"}, codes.Unauthenticated},
+		"right":                   {&runtimeapi.AuthConfig{Username: registryUser, Password: registryPassword}, codes.OK},
+		"encoded":                 {&runtimeapi.AuthConfig{Auth: encoded}, codes.OK},
+		"encoded wrongly":         {&runtimeapi.AuthConfig{Auth: "%"}, codes.InvalidArgument},
+		"encoded without a colon": {&runtimeapi.AuthConfig{Auth: base64.StdEncoding.EncodeToString([]byte("x"))}, codes.InvalidArgument},
+		"for this server":         {&runtimeapi.AuthConfig{Username: registryUser, Password: registryPassword, ServerAddress: "https://" + criRegistry + "/v1/"}, codes.OK},
+		"for another server":      {&runtimeapi.AuthConfig{Username: registryUser, Password: registryPassword, ServerAddress: "other.test"}, codes.Unauthenticated},
+		"registry token":          {&runtimeapi.AuthConfig{RegistryToken: "x"}, codes.Unimplemented},
+	} {
+		r, err := c.images.PullImage(c.ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: privateImage}, Auth: l.auth})
+		if l.code != codes.OK {
+			if err == nil || l.code != codes.Unauthenticated {
+				fails(t, err, l.code, "")
+			}
+			if err != nil && strings.Contains(err.Error(), registryPassword) {
+				t.Errorf("%s: the password is in the message: %v", name, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("login %s: %v", name, err)
+			continue
+		}
+		_, err = c.images.RemoveImage(c.ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: r.GetImageRef()}})
+		c.must(err)
+	}
+}
+
+// imageVolumes are images that are mounted into containers of others.
+func imageVolumes(t *testing.T, c *criNode) {
+	users := c.pull(usersImage)
+	pod := c.pod()
+	with := func(m *runtimeapi.Mount) func(*runtimeapi.ContainerConfig) {
+		return func(k *runtimeapi.ContainerConfig) { k.Mounts = append(k.Mounts, m) }
+	}
+	volume := &runtimeapi.Mount{ContainerPath: "/volume", Image: &runtimeapi.ImageSpec{Image: users}, Readonly: true}
+	id := c.run(pod, forever, with(volume), with(&runtimeapi.Mount{ContainerPath: "/part", Image: &runtimeapi.ImageSpec{Image: usersImage}, ImageSubPath: "etc"}))
+	if got := c.sh(id, "grep -c alice /volume/etc/passwd /part/passwd"); !strings.Contains(got, "/volume/etc/passwd:1") || !strings.Contains(got, "/part/passwd:1") {
+		t.Errorf("the volumes have %s", got)
+	}
+	if got := c.sh(id, "touch /volume/x /part/x 2>&1; true"); strings.Count(got, "Read-only") != 2 {
+		t.Errorf("written to: %s", got)
+	}
+	for _, m := range c.status(id).GetMounts() {
+		if m.GetImage().GetImageRef() != users {
+			t.Errorf("mount: %v", m)
+		}
+	}
+	_, err := c.images.RemoveImage(c.ctx, &runtimeapi.RemoveImageRequest{Image: volume.GetImage()})
+	fails(t, err, codes.FailedPrecondition, "in use by container")
+	for words, m := range map[string]*runtimeapi.Mount{
+		"has no \"none\"": {ContainerPath: "/v", Image: volume.GetImage(), ImageSubPath: "none"},
+		"not here":        {ContainerPath: "/v", Image: &runtimeapi.ImageSpec{Image: criRegistry + "/none:1"}},
+	} {
+		_, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig(forever, with(m))})
+		fails(t, err, codes.NotFound, words)
+	}
+	for words, m := range map[string]*runtimeapi.Mount{
+		"choose one": {ContainerPath: "/v", HostPath: "/etc", Image: volume.GetImage()},
+		"empty":      {ContainerPath: "/v", Image: &runtimeapi.ImageSpec{}},
+	} {
+		_, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig(forever, with(m))})
+		fails(t, err, codes.InvalidArgument, words)
+	}
+	_, err = c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})
+	c.must(err)
+	_, err = c.images.RemoveImage(c.ctx, &runtimeapi.RemoveImageRequest{Image: volume.GetImage()})
+	c.must(err)
+}
