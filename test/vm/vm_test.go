@@ -1,0 +1,155 @@
+package vm
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/test/testimage"
+)
+
+const module = "github.com/huskd/husk/"
+
+// TestCgroupV2 runs tests in a machine whose kernel has cgroup v2 and loads its
+// modules on demand: package guest, and those of the packages that deal with
+// cgroups themselves.
+func TestCgroupV2(t *testing.T) {
+	hosttest.Root(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	began := time.Now()
+	root, kernel := NewInitrd(), Kernel{}
+	dir := t.TempDir()
+	inParallel(t, func() (err error) {
+		kernel, err = FindKernel(ctx)
+		return err
+	}, func() error { return build(ctx, dir) })
+	if err := fill(ctx, root, kernel, dir); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("built after %v", time.Since(began).Round(time.Millisecond))
+	outcomes, console, err := Machine{Kernel: kernel, Root: root, Dir: dir}.Run(ctx, func(line string) {
+		if testing.Verbose() {
+			fmt.Println("  vm:", line)
+		}
+	})
+	t.Logf("the machine has ended after %v", time.Since(began).Round(time.Millisecond))
+	if err != nil || len(outcomes) != len(testPrograms) {
+		t.Errorf("%d programs of %d ran: %v; the kernel said:\n%s", len(outcomes), len(testPrograms), err, console)
+	}
+	for _, o := range outcomes {
+		t.Run(o.Program, func(t *testing.T) {
+			if o.Code != "0" {
+				t.Errorf("exit code %s:\n%s", o.Code, o.Output)
+			}
+			for line := range strings.Lines(o.Output) {
+				if strings.HasPrefix(line, "--- ") {
+					t.Log(strings.TrimSpace(line))
+				}
+			}
+		})
+	}
+}
+
+// testPrograms are the packages whose tests run in the machine, and which tests.
+// Guest comes first, to find the kernel as it has booted.
+var testPrograms = []struct{ pkg, run string }{
+	{"test/vm/guest", "."},
+	{"internal/cgroup", "."},
+	{"internal/host", "."},
+	{"internal/pidfd", "."},
+	{"internal/oci/monitor", "Conformance/^(out_of_memory|processes_left_behind)$"},
+}
+
+// build makes the programs of ours that the machine has.
+func build(ctx context.Context, dir string) error {
+	commands := [][]string{
+		{"build", "-o", filepath.Join(dir, "init"), module + "test/vm/init"},
+		{"build", "-ldflags", "-s -w", "-tags", "crashpoint", "-o", filepath.Join(dir, "huskd"), module + "cmd/huskd"},
+		{"build", "-ldflags", "-s -w", "-o", filepath.Join(dir, "husk"), module + "cmd/husk"},
+	}
+	for _, p := range testPrograms {
+		commands = append(commands, []string{"test", "-c", "-ldflags", "-s -w", "-tags", "vm", "-o", testBinary(dir, p.pkg), module + p.pkg})
+	}
+	for _, args := range commands {
+		cmd := exec.CommandContext(ctx, "go", args...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+	return nil
+}
+
+func testBinary(dir, pkg string) string { return filepath.Join(dir, filepath.Base(pkg)+".test") }
+
+// fill puts everything into the root.
+func fill(ctx context.Context, root *Initrd, kernel Kernel, dir string) error {
+	for name, host := range map[string]string{"/init": "init", "/usr/bin/huskd": "huskd", "/usr/bin/husk": "husk"} {
+		if err := root.Copy(name, filepath.Join(dir, host)); err != nil {
+			return err
+		}
+	}
+	var programs strings.Builder
+	for _, p := range testPrograms {
+		name := "/usr/lib/husk/" + filepath.Base(p.pkg)
+		if err := root.Copy(name, testBinary(dir, p.pkg)); err != nil {
+			return err
+		}
+		fmt.Fprintf(&programs, "%s -test.v -test.timeout=5m -test.run=%s\n", name, p.run)
+	}
+	root.File(Programs, 0o644, []byte(programs.String()))
+	for _, program := range []string{
+		"runc", "crun", "conmon", "modprobe", // what a node has
+		"busybox", "sh", "cat", "hostname", "ip", "nft", "nsenter", "setsid", "sleep", "sysctl", // what tests use
+	} {
+		if err := root.Program(program); err != nil {
+			return err
+		}
+	}
+	err := kernel.AddModules(root, "kernel/fs/overlayfs/", "kernel/net/netfilter/", "kernel/net/ipv4/", "kernel/net/ipv6/", "kernel/net/bridge/", "kernel/drivers/net/veth")
+	if err != nil {
+		return err
+	}
+	for name, body := range map[string]string{
+		"/etc/passwd": "root:x:0:0:root:/tmp:/bin/sh\n", "/etc/group": "root:x:0:\n",
+		// As libc-bin's ldd does it, which is a script for bash.
+		"/usr/bin/ldd": "#!/bin/sh\nexec /lib64/ld-linux-x86-64.so.2 --list \"$@\"\n",
+		"/etc/hosts":   "127.0.0.1 localhost\n", "/etc/resolv.conf": "nameserver 192.0.2.53\n",
+	} {
+		root.File(name, 0o755, []byte(body))
+	}
+	image, err := testimage.Build(ctx, testimage.Spec{Flavour: testimage.Web, Compression: testimage.Uncompressed})
+	if err != nil {
+		return err
+	}
+	var archive strings.Builder
+	if err := testimage.WriteArchive(&archive, testimage.Named{Image: image, Names: []string{"localhost/web:1"}}); err != nil {
+		return err
+	}
+	root.File("/web.tar", 0o644, []byte(archive.String()))
+	return nil
+}
+
+func inParallel(t *testing.T, tasks ...func() error) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for _, task := range tasks {
+		wg.Go(func() {
+			if err := task(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+}
