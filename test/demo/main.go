@@ -1,0 +1,83 @@
+// Command demo shows the life of a pod on this machine: huskd starts on
+// directories of its own, runs examples/web.yaml and is asked what a person
+// would ask. At the end nothing of it is left, and that is counted.
+//
+// It is run from the top of the repository, by make demo. With -keep huskd and
+// the pod stay.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+)
+
+func main() {
+	keep := flag.Bool("keep", false, "leave huskd and the pod running")
+	flag.Parse()
+	// SIGPIPE too: whoever reads this may leave, as head does.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	defer stop()
+	if err := run(ctx, *keep); err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, keep bool) (err error) {
+	if os.Geteuid() != 0 {
+		return errors.New("namespaces and mounts need root: run it as root")
+	}
+	d, err := newDemo()
+	if err != nil {
+		return err
+	}
+	before := d.count()
+	var running tally
+	defer func() {
+		if keep && err == nil {
+			d.tellHowToGoOn()
+			return
+		}
+		if ctx.Err() != nil {
+			err = errors.New("interrupted")
+		}
+		err = errors.Join(err, d.end(before, running))
+	}()
+	if err := d.start(ctx); err != nil {
+		return err
+	}
+	if err := d.load(ctx); err != nil {
+		return err
+	}
+	if err := d.run(ctx); err != nil {
+		return err
+	}
+	running = d.count()
+	return d.look(ctx)
+}
+
+// newDemo makes the directory of everything that the demo makes.
+func newDemo() (*demo, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(manifest); err != nil {
+		return nil, fmt.Errorf("%w: run it from the top of the repository, by make demo", err)
+	}
+	subnets, err := freeSubnets()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "husk-demo-")
+	if err != nil {
+		return nil, err
+	}
+	return &demo{dir: dir, bin: filepath.Dir(self), subnets: subnets}, nil
+}

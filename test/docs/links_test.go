@@ -1,0 +1,102 @@
+package docs
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// files returns the paths, below the repository, of all files with a suffix.
+func files(t *testing.T, suffix string) []string {
+	t.Helper()
+	var found []string
+	err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path != top && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || d.Name() == "bin" || d.Name() == "out"):
+			return filepath.SkipDir
+		case strings.HasSuffix(path, suffix):
+			rel, _ := filepath.Rel(top, path)
+			found = append(found, rel)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(top, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`(?m)^#+ (.+)$`)
+	marks   = regexp.MustCompile("[^a-z0-9 _-]")
+	mention = regexp.MustCompile(`\bdocs/(?:[a-z0-9-]+/)*[a-z0-9-]+(?:\.md)?`)
+	target  = regexp.MustCompile("(?m)(?:^|`|\\$ )make ([a-z]+)\\b")
+)
+
+func TestLinksLeadSomewhere(t *testing.T) {
+	for _, file := range files(t, ".md") {
+		for _, m := range link.FindAllStringSubmatch(read(t, file), -1) {
+			path, anchor, _ := strings.Cut(m[1], "#")
+			if strings.Contains(path, "://") {
+				continue
+			}
+			to := file
+			if path != "" {
+				to = filepath.Join(filepath.Dir(file), path)
+			}
+			if _, err := os.Stat(filepath.Join(top, to)); err != nil {
+				t.Errorf("%s: %s leads nowhere", file, m[1])
+				continue
+			}
+			if anchor != "" && !anchors(read(t, to))[anchor] {
+				t.Errorf("%s: %s has no heading of that name", file, m[1])
+			}
+		}
+	}
+}
+
+// anchors are the headings, as links spell them.
+func anchors(text string) map[string]bool {
+	names := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(text, -1) {
+		names[strings.ReplaceAll(marks.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")] = true
+	}
+	return names
+}
+
+// TestCodeNamesDocuments: what code says to read is there.
+func TestCodeNamesDocuments(t *testing.T) {
+	for _, file := range files(t, ".go") {
+		for _, name := range mention.FindAllString(read(t, file), -1) {
+			if found, _ := filepath.Glob(filepath.Join(top, name+"*")); len(found) == 0 && name != "docs/reference" {
+				t.Errorf("%s speaks of %s, which isn't there", file, name)
+			}
+		}
+	}
+}
+
+func TestMakeTargetsExist(t *testing.T) {
+	makefile := read(t, "Makefile")
+	for _, file := range append(files(t, ".md"), ".ci/run") {
+		for _, m := range target.FindAllStringSubmatch(read(t, file), -1) {
+			if !strings.Contains(makefile, "\n"+m[1]+":") {
+				t.Errorf("%s: there is no make %s", file, m[1])
+			}
+		}
+	}
+}
