@@ -30,6 +30,11 @@ require (
 )
 
 require (
+	tags.cncf.io/container-device-interface v1.1.1
+	tags.cncf.io/container-device-interface/specs-go v1.1.1 // indirect
+)
+
+require (
 	cyphar.com/go-pathrs v0.2.5 // indirect
 	github.com/containernetworking/cni v1.3.1
 	github.com/moby/spdystream v0.5.1 // indirect

@@ -232,7 +232,7 @@ func (w *worker) containerConfig(do plan.StartContainer) (*runtimeapi.ContainerC
 	}
 	run := cri.Run{
 		Attempt:   do.Attempt,
-		PodIPs:    addresses(st, node.IPs),
+		PodIPs:    addresses(st, w.a.cfg.Node),
 		ImageRef:  img.ID,
 		ImageUser: img.Config.User,
 		Volumes:   map[string]string{},

@@ -10,6 +10,7 @@ import (
 	"github.com/huskd/husk/internal/agent/plan"
 	"github.com/huskd/husk/internal/container"
 	container_lifecycle "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/manifest/cri"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/sandbox/lifecycle"
 )
@@ -54,7 +55,7 @@ func (w *worker) observe(sandboxes []sandbox.Status, containers []container.Stat
 			ID:      st.ID,
 			Attempt: st.Config.GetMetadata().GetAttempt(),
 			State:   sandboxState(st.State),
-			IPs:     addresses(st, w.a.cfg.Node().IPs),
+			IPs:     addresses(st, w.a.cfg.Node),
 		})
 	}
 	for _, st := range containers {
@@ -91,12 +92,12 @@ func (w *worker) image(name string) plan.Image {
 
 // addresses are the sandbox's, or the node's for one in the node's network. One
 // that is stopped has none.
-func addresses(st sandbox.Status, node []string) []string {
+func addresses(st sandbox.Status, node func() cri.Node) []string {
 	if sandboxState(st.State) == plan.SandboxStopped {
 		return nil
 	}
 	if st.HostNetwork() {
-		return node
+		return node().IPs
 	}
 	var out []string
 	for _, p := range st.Addresses() {

@@ -72,6 +72,7 @@ var layer = map[string]int{
 	"internal/cli":                 edge,
 	"internal/cli/client":          driver,
 	"internal/cli/manual":          pure,
+	"internal/cli/network":         edge,
 	"internal/cli/render":          pure,
 	"internal/cli/session":         driver,
 	"internal/cli/terminal":        driver,
@@ -98,6 +99,7 @@ var allowed = map[string][]string{
 	"internal/host":              {"internal/oci/pause"},
 	"internal/network/datapath":  {"internal/netns", "internal/network/conntrack", "internal/network/nlsock"},
 	"internal/network/conntrack": {"internal/network/nlsock"},
+	"internal/cli":               {"internal/cli/network"},
 	"internal/cli/session":       {"internal/cli/terminal"},
 	"internal/stats":             {"internal/host", "internal/netns"},
 	"internal/oci/spec":          {"internal/host"}, // its Facts, a value

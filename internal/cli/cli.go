@@ -2,7 +2,8 @@
 // shows the answers. Each command is in the file of its name; what a command
 // group has is in files that begin with the group's.
 //
-// It holds nothing and never touches the host itself, except for the terminal.
+// It holds nothing and never touches the host itself, except for the terminal
+// and the commands of husk net.
 package cli
 
 import (
@@ -101,6 +102,7 @@ func (a *app) execute(ctx context.Context, args []string) int {
 const (
 	groupPods   = "pods"
 	groupImages = "images"
+	groupNet    = "net"
 	groupHuskd  = "huskd"
 )
 
@@ -132,6 +134,7 @@ husk exec -it web -- sh`,
 	root.AddGroup(
 		&cobra.Group{ID: groupPods, Title: "Pods:"},
 		&cobra.Group{ID: groupImages, Title: "Images:"},
+		&cobra.Group{ID: groupNet, Title: "Networks:"},
 		&cobra.Group{ID: groupHuskd, Title: "huskd:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
@@ -142,6 +145,7 @@ husk exec -it web -- sh`,
 	}
 	add(groupPods, newRun(a), newPs(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newStop(a), newRm(a))
 	add(groupImages, newImage(a))
+	add(groupNet, newNet(a))
 	add(groupHuskd, newDoctor(a), newShutdown(a), newVersion(a))
 	root.AddCommand(newCompletion())
 	return root

@@ -64,13 +64,13 @@ func (h *Host) Attach(ctx context.Context, a pod.Attachment) ([]pod.Attached, er
 // want is one network that a sandbox shall be attached to.
 type want struct {
 	network conf.Network
-	context request.Context
+	facts   request.Facts
 	link    request.Interface
 }
 
 // wants returns the networks for a sandbox. None means the built-in one.
 func (h *Host) wants(networks conf.State, a pod.Attachment, asked request.Request) ([]want, error) {
-	about := request.Context{Attachment: a, Ranges: h.cfg.Ranges, Bandwidth: asked.Bandwidth}
+	about := request.Facts{Attachment: a, Ranges: h.cfg.Ranges, Bandwidth: asked.Bandwidth}
 	defaults := h.defaults(networks)
 	if len(defaults) == 0 && len(asked.More) > 0 {
 		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("pod %s asks for network %s, and no CNI network is configured", a.Pod, asked.More[0].Network))
@@ -117,7 +117,7 @@ func (h *Host) wants(networks conf.State, a pod.Attachment, asked request.Reques
 // record returns the attachment that is wanted. It keeps the capability
 // arguments that a plugin of the network asks for.
 func (w want) record() (record, error) {
-	r := record{Attachment: w.context.Attachment, Network: w.network.List.Name, State: adding}
+	r := record{Attachment: w.facts.Attachment, Network: w.network.List.Name, State: adding}
 	r.Attachment.IfName = w.link.IfName
 	r.Attachment.Annotations, r.Attachment.DNS = nil, nil
 	var err error
@@ -134,7 +134,7 @@ func (w want) record() (record, error) {
 		}
 	}
 	r.Caps = map[string]json.RawMessage{}
-	for name, value := range w.context.Capabilities(w.link) {
+	for name, value := range w.facts.Capabilities(w.link) {
 		if !has[name] {
 			continue
 		}
@@ -154,7 +154,7 @@ func (w want) record() (record, error) {
 func (h *Host) attach(ctx context.Context, w want) (pod.Attached, error) {
 	r, err := w.record()
 	if err != nil {
-		return pod.Attached{}, fmt.Errorf("pod %s: %w", w.context.Attachment.Pod, err)
+		return pod.Attached{}, fmt.Errorf("pod %s: %w", w.facts.Attachment.Pod, err)
 	}
 	if former := h.find(r.key()); former != nil {
 		if former.State == attached && former.Network == r.Network && former.Attachment.Netns == r.Attachment.Netns {
@@ -165,21 +165,25 @@ func (h *Host) attach(ctx context.Context, w want) (pod.Attached, error) {
 		}
 	}
 	h.warn(r)
-	if err := h.store(r, h.records.Put); err != nil {
-		return pod.Attached{}, err
+	err = h.make(ctx, &r)
+	return r.Attached, err
+}
+
+// make runs ADD for a record, which it journals before, on the way and after.
+func (h *Host) make(ctx context.Context, r *record) error {
+	put := func(r record) error { return h.store(r, h.records.Put) }
+	if err := put(*r); err != nil {
+		return err
 	}
-	bounded, cancel := context.WithTimeout(ctx, h.cfg.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, h.cfg.Timeout)
 	defer cancel()
-	err = h.plugins.add(bounded, &r, func(r record) error { return h.store(r, h.records.Put) })
-	if err == nil {
-		r.State = attached
-		err = h.store(r, h.records.Put)
-		crashpoint.Hit("cni.attached")
+	if err := h.plugins.add(ctx, r, put); err != nil {
+		return err
 	}
-	if err != nil {
-		return pod.Attached{}, err
-	}
-	return r.Attached, nil
+	r.State = attached
+	err := put(*r)
+	crashpoint.Hit("cni.attached")
+	return err
 }
 
 // warn tells of wishes that no plugin of the network is told.

@@ -270,7 +270,12 @@ type supported struct {
 	size     int64
 	versions []string
 	err      error
+	until    time.Time // of an err, which may pass
 }
+
+// doubtTime is how long a program that couldn't tell its versions isn't asked
+// again.
+const doubtTime = time.Minute
 
 // usable says why a network can't be used now: a plugin is missing, or they
 // speak no version that the configuration is for. It gives list the highest
@@ -309,15 +314,14 @@ func (p *plugins) supports(list *libcni.NetworkConfigList, plugin *libcni.Plugin
 	p.mu.Lock()
 	known, ok := p.versions[path]
 	p.mu.Unlock()
-	if ok && known.modified.Equal(s.modified) && known.size == s.size {
+	if ok && known.modified.Equal(s.modified) && known.size == s.size && (known.err == nil || time.Now().Before(known.until)) {
 		return known
 	}
 	s.versions, s.err = p.version(list, plugin)
-	if s.err == nil {
-		p.mu.Lock()
-		p.versions[path] = s
-		p.mu.Unlock()
-	}
+	s.until = time.Now().Add(doubtTime)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.versions[path] = s
 	return s
 }
 

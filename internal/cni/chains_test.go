@@ -62,12 +62,17 @@ func TestReferenceChains(t *testing.T) {
 		annotate   map[string]string
 		reach      string // node or other
 		check      func(*lab, pod.Attachment) string
+		six        bool // an IPv6 address too
 		untrue     bool // its CHECK finds fault with its own ADD
 	}{
 		{name: "ptp", reach: "other", conf: `{"cniVersion":"0.4.0","name":"n","plugins":[{"type":"ptp","ipMasq":true,` + hostLocal + `}]}`},
 		{name: "single conf", reach: "node", conf: `{"cniVersion":"0.3.1","name":"n","type":"ptp",` + hostLocal + `}`},
 		{name: "0.2.0", reach: "node", conf: `{"cniVersion":"0.2.0","name":"n","type":"ptp","ipam":{"type":"host-local","dataDir":"DATA","subnet":"10.66.0.0/24","routes":[{"dst":"0.0.0.0/0"}]}}`},
 		{name: "0.1.0", reach: "node", conf: `{"name":"n","type":"ptp","ipam":{"type":"host-local","dataDir":"DATA","subnet":"10.66.0.0/24"}}`},
+		{name: "dual stack", reach: "node", six: true,
+			conf: `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","bridge":"br0","isGateway":true,"ipam":{"type":"host-local","dataDir":"DATA","ranges":[[{"subnet":"10.66.0.0/24"}],[{"subnet":"fd66::/64"}]]}}]}`},
+		{name: "ranges of the node", reach: "node",
+			conf: `{"cniVersion":"0.4.0","name":"n","plugins":[{"type":"ptp","capabilities":{"ipRanges":true},"ipam":{"type":"host-local","dataDir":"DATA"}}]}`},
 		{name: "macvlan", reach: "other", conf: `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"macvlan","master":"up0","mode":"bridge","ipam":{"type":"host-local","dataDir":"DATA","ranges":[[{"subnet":"192.0.2.0/24","rangeStart":"192.0.2.100"}]]}}]}`},
 		{name: "static", reach: "node", annotate: map[string]string{"cni.husk.dev/ips": "10.66.0.77/24"},
 			conf: `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","bridge":"br0","isGateway":false,"ipam":{"type":"static"},"capabilities":{"ips":true}}]}`,
@@ -108,7 +113,7 @@ func TestReferenceChains(t *testing.T) {
 			t.Parallel()
 			l := newLab(t)
 			l.conf("10-n.conflist", c.conf)
-			h, _ := l.host(nil)
+			h, _ := l.host(nil, func(c *Config) { c.Ranges = []netip.Prefix{netip.MustParsePrefix("10.66.0.0/24")} })
 			if s := h.Networks(); s.Err != nil {
 				t.Fatal(s.Err)
 			}
@@ -128,6 +133,11 @@ func TestReferenceChains(t *testing.T) {
 			}
 			if answer := l.ask(from, got.Addresses[0].Addr(), 80); answer != "pod" {
 				t.Errorf("%s answers %q", got.Addresses[0], answer)
+			}
+			if c.six {
+				if answer := l.ask(from, got.Addresses[1].Addr(), 80); answer != "pod" || len(got.Gateways) != 2 {
+					t.Errorf("%+v answers %q", got, answer)
+				}
 			}
 			if err := h.Check(t.Context(), a.Sandbox); err != nil && !c.untrue {
 				t.Error(err)

@@ -2,7 +2,6 @@ package cni
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -151,17 +150,6 @@ func (h *Host) settle(ctx context.Context, k string) error {
 	}
 	h.cfg.Log.Info("cni: what was owed is detached", "pod", r.Attachment.Pod, "sandbox", pod.Short(r.Attachment.Sandbox), "interface", r.Attachment.IfName, "since", r.Since)
 	return nil
-}
-
-// Retry tries to pay all debts now and returns what is in the way.
-func (h *Host) Retry(ctx context.Context) error {
-	var errs []error
-	for _, r := range h.debts() {
-		if err := h.settle(ctx, r.key()); err != nil {
-			errs = append(errs, fmt.Errorf("sandbox %s of pod %s: %w", pod.Short(r.Attachment.Sandbox), r.Attachment.Pod, err))
-		}
-	}
-	return lines(errs)
 }
 
 // Check asks the plugins of a sandbox's networks whether its attachments are

@@ -79,8 +79,6 @@ func (h *Host) GC(ctx context.Context) error {
 }
 
 func (h *Host) gc(ctx context.Context, list *libcni.NetworkConfigList, others []*libcni.NetworkAttachment) error {
-	ctx, cancel := context.WithTimeout(ctx, h.cfg.Timeout)
-	defer cancel()
 	valid := []types.GCAttachment{} // never null, which would be: not known
 	for _, a := range h.Attachments() {
 		if a.Network == list.Name && !a.Owed() {
@@ -92,11 +90,18 @@ func (h *Host) gc(ctx context.Context, list *libcni.NetworkConfigList, others []
 			valid = append(valid, types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName})
 		}
 	}
+	return h.plugins.gc(ctx, list, valid)
+}
+
+// gc runs GC of all plugins, each whatever became of the others.
+func (p *plugins) gc(ctx context.Context, list *libcni.NetworkConfigList, valid []types.GCAttachment) error {
+	ctx, cancel := context.WithTimeout(ctx, DefaultTimeout)
+	defer cancel()
 	// The second is how libcni spelled it before its issue 1101.
 	inject := map[string]any{"cni.dev/valid-attachments": valid, "cni.dev/attachments": valid}
 	var errs []error
 	for _, plugin := range list.Plugins {
-		_, err := h.plugins.do(ctx, call{list: list, plugin: plugin, op: opGC, inject: inject})
+		_, err := p.do(ctx, call{list: list, plugin: plugin, op: opGC, inject: inject})
 		errs = append(errs, err)
 	}
 	return lines(errs)

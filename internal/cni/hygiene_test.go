@@ -175,6 +175,90 @@ func TestWhatPluginsAreTold(t *testing.T) {
 	}
 }
 
+// recorder is a plugin that tells when it begins and ends in a file, and takes
+// its time.
+func (l *lab) recorder() (lines func() []string) {
+	file := filepath.Join(l.dir, "operations")
+	l.plugin("recorder", answersVersion+`echo "$CNI_COMMAND begins" >> `+file+`; sleep 0.1; echo "$CNI_COMMAND ends" >> `+file+`
+	[ $CNI_COMMAND = ADD ] && echo '{"cniVersion":"1.1.0","ips":[{"address":"10.66.0.9/24"}]}'; exit 0`)
+	l.conf("1.conflist", `{"cniVersion":"1.1.0","name":"web","plugins":[{"type":"recorder"}]}`)
+	return func() []string {
+		data, _ := os.ReadFile(file)
+		return strings.Split(strings.TrimSpace(string(data)), "\n")
+	}
+}
+
+// No two operations are at work on one sandbox, whoever asks.
+func TestOperationsOfASandboxFollowEachOther(t *testing.T) {
+	l := newLab(t)
+	lines := l.recorder()
+	h, _ := l.host(nil)
+	a := l.pod()
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() { _, _ = h.Attach(t.Context(), a) })
+		wg.Go(func() { _ = h.Check(t.Context(), a.Sandbox) })
+		wg.Go(func() { _ = h.Detach(t.Context(), a) })
+	}
+	wg.Wait()
+	must(t, h.Detach(t.Context(), a))
+	var open string
+	for _, line := range lines() {
+		op, what, _ := strings.Cut(line, " ")
+		switch {
+		case op == opGC: // of the start, before
+		case what == "begins" && open != "":
+			t.Errorf("%s begins in %s", op, open)
+		case what == "begins":
+			open = op
+		default:
+			open = ""
+		}
+	}
+	l.owed(h, 0)
+}
+
+// GC and the operations on attachments exclude each other.
+func TestGCExcludesOperations(t *testing.T) {
+	l := newLab(t)
+	lines := l.recorder()
+	h, _ := l.host(nil)
+	var pods []pod.Attachment
+	for range 4 {
+		pods = append(pods, l.pod())
+	}
+	var wg sync.WaitGroup
+	for _, a := range pods {
+		wg.Go(func() {
+			_, _ = h.Attach(t.Context(), a)
+			_ = h.Detach(t.Context(), a)
+		})
+	}
+	busy := 0
+	for range 50 {
+		if err := h.GC(t.Context()); err != nil {
+			busy++
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+	wg.Wait()
+	at := map[string]int{}
+	for _, line := range lines() {
+		op, what, _ := strings.Cut(line, " ")
+		if what == "ends" {
+			at[op]--
+			continue
+		}
+		at[op]++
+		if at[opGC] > 0 && at[opAdd]+at[opDel] > 0 || at[opGC] > 1 {
+			t.Fatalf("GC beside others: %v", lines())
+		}
+	}
+	if busy == 0 {
+		t.Log("GC was never asked for at the same time")
+	}
+}
+
 // Of the versions that a configuration is for, the highest is used that all
 // plugins speak. One that they don't is no reason to wait for a pod's ADD.
 func TestVersions(t *testing.T) {

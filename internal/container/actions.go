@@ -31,6 +31,14 @@ func (b *box) act(in lifecycle.State, do lifecycle.Action) error {
 	if in.Down() {
 		ctx = context.Background()
 	}
+	if do == lifecycle.Create { // the wait for one's turn is not a part of it
+		select {
+		case b.s.creating <- struct{}{}:
+			defer func() { <-b.s.creating }()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
 	defer cancel()
 	switch do {
@@ -102,6 +110,9 @@ func (b *box) mount(ctx context.Context) error {
 	request.Config = config
 	result, err := spec.Container(request)
 	if err != nil {
+		return err
+	}
+	if err := injectCDI(b.config, result.Spec); err != nil {
 		return err
 	}
 	for _, note := range result.Notes {

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -68,6 +69,7 @@ type box struct {
 	rec      record
 	steps    []pod.Step // of this huskd's, in their order
 	release  func()     // of the image
+	gone     bool       // no process of it is left: the runtime has said so
 	upCtx    context.Context
 	cancelUp context.CancelFunc
 
@@ -98,8 +100,11 @@ func (b *box) layer() string  { return filepath.Join(b.s.cfg.Root, "containers",
 // configKey is where the journal has the container's config, as CRI's message.
 func configKey(id string) string { return "container-config/" + id }
 
-// store journals the container for the first time.
+// store journals the container for the first time, unless it was stopped before.
 func (b *box) store() error {
+	if b.rec.State != lifecycle.Reserved {
+		return nil
+	}
 	data, err := proto.Marshal(b.config)
 	if err != nil {
 		return fmt.Errorf("encode config: %w", err)
@@ -121,7 +126,7 @@ func (b *box) publish() {
 		Steps: slices.Clip(b.steps), User: b.rec.User, record: b.rec,
 	}
 	if b.rec.Exit != nil {
-		st.Exit, st.Finished = *b.rec.Exit, true
+		st.Exit, st.Finished = *b.rec.Exit, b.gone || b.rec.State != lifecycle.Releasing
 	}
 	b.published.Store(st)
 	if b.s.cfg.Changed != nil {
@@ -188,7 +193,9 @@ func (b *box) drive(ev lifecycle.Event) error {
 		crashpoint.Hit("container/" + string(to) + "/begin")
 		began := time.Now()
 		err := b.act(to, do)
-		b.steps = append(b.steps, pod.Step{Name: string(do), Took: time.Since(began)})
+		if err == nil {
+			b.steps = append(b.steps, pod.Step{Name: string(do), Took: time.Since(began)})
+		}
 		crashpoint.Hit("container/" + string(to) + "/end")
 		switch {
 		case err == nil:
@@ -229,7 +236,14 @@ func (b *box) create() {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	defer close(b.up)
-	b.upErr = b.drive(lifecycle.Make)
+	ev := lifecycle.Make
+	stored := b.store()
+	if stored != nil {
+		stored = fmt.Errorf("container %q: %w", b.name(), stored)
+		b.failed(stored)
+		ev = lifecycle.Fail
+	}
+	b.upErr = errors.Join(stored, b.drive(ev))
 	if b.upErr == nil {
 		b.watch()
 		return
@@ -269,7 +283,9 @@ func (b *box) stop(grace time.Duration) error {
 		}
 	}
 	if b.status().State == lifecycle.Running {
-		if err := b.s.cfg.Runtime.KillAll(context.Background(), b.id); err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), killTimeout)
+		defer cancel()
+		if err := b.s.cfg.Runtime.KillAll(ctx, b.id); err != nil {
 			return fmt.Errorf("container %q (%s): kill: %w", b.name(), pod.Short(b.id), err)
 		}
 		select {
@@ -320,19 +336,19 @@ func (b *box) remove() error {
 // watch waits for the end of a created container's process.
 func (b *box) watch() {
 	b.s.background.Go(func() {
-		exit, err := b.s.cfg.Runtime.Wait(b.s.closing, b.id)
+		exit, err := exitOf(b)
 		if b.s.closing.Err() != nil {
 			return
 		}
 		if err != nil {
 			exit = oci.Exit{Code: 255, At: time.Now(), Lost: true}
-			b.s.cfg.Log.Warn("container: wait", "container", b.id, "name", b.name(), "error", err)
 		}
 		b.turn.Lock()
 		defer b.turn.Unlock()
 		if !b.rec.State.Live() {
 			return // whoever ended it has recorded how
 		}
+		b.gone = err == nil
 		b.rec.Exit = &exit
 		b.rec.Reason, b.rec.Message = reason(exit)
 		if err := b.drive(lifecycle.Exit); err != nil {
@@ -340,6 +356,27 @@ func (b *box) watch() {
 			b.settleLater()
 		}
 	})
+}
+
+// exitOf returns how a container ended, or that the runtime doesn't know it.
+// Any other error, such as too many open files, says nothing about the
+// container: it is asked again.
+func exitOf(b *box) (oci.Exit, error) {
+	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
+		exit, err := b.s.cfg.Runtime.Wait(b.s.closing, b.id)
+		if err == nil || b.s.closing.Err() != nil {
+			return exit, err
+		}
+		b.s.cfg.Log.Warn("container: wait", "container", b.id, "name", b.name(), "error", err)
+		if errdefs.IsNotFound(err) {
+			return exit, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-b.ended:
+		case <-b.s.closing.Done():
+		}
+	}
 }
 
 // reason says in kubelet's words how a process ended.

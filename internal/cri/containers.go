@@ -62,7 +62,6 @@ func (c containers) RemoveContainer(ctx context.Context, req *runtimeapi.RemoveC
 	st, err := c.container(req.GetContainerId())
 	if err == nil {
 		err = c.Containers.Remove(ctx, st.ID)
-		c.Meter.Forget(st.ID)
 	}
 	return &runtimeapi.RemoveContainerResponse{}, gone(err)
 }

@@ -51,7 +51,7 @@ type Config struct {
 	Meter      *stats.Meter
 	Streams    Streams
 	// NetworkReady says why a pod could not be attached now; nil if it could.
-	NetworkReady func() error
+	NetworkReady func(context.Context) error
 	// ImagesChanged is told when an image came.
 	ImagesChanged func()
 	Host          host.Facts

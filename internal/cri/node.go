@@ -32,11 +32,11 @@ func (n node) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.
 }
 
 // Status says whether containers and pods could be started now.
-func (n node) Status(_ context.Context, req *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+func (n node) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	r := &runtimeapi.StatusResponse{
 		Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
 			condition(runtimeapi.RuntimeReady, "NoRuntime", n.Runtime.Missing),
-			condition(runtimeapi.NetworkReady, "NetworkPluginNotReady", n.NetworkReady()),
+			condition(runtimeapi.NetworkReady, "NetworkPluginNotReady", n.NetworkReady(ctx)),
 		}},
 		Features: &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true, MountOptions: true},
 	}

@@ -43,7 +43,6 @@ func (p pods) RemovePodSandbox(ctx context.Context, req *runtimeapi.RemovePodSan
 	st, err := p.sandbox(req.GetPodSandboxId())
 	if err == nil {
 		err = p.Sandboxes.Remove(ctx, st.ID)
-		p.Meter.Forget(st.ID)
 	}
 	return &runtimeapi.RemovePodSandboxResponse{}, gone(err)
 }
@@ -163,11 +162,11 @@ func settled(st sandbox.Status) bool {
 	return true
 }
 
-// UpdatePodSandboxResources is told what the pod's cgroup, which is the
-// caller's, was given. There is nothing of ours to change.
-func (p pods) UpdatePodSandboxResources(_ context.Context, req *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
-	if _, err := p.sandbox(req.GetPodSandboxId()); err != nil {
-		return nil, err
+// UpdatePodSandboxResources changes the limits of a pod as a whole.
+func (p pods) UpdatePodSandboxResources(ctx context.Context, req *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
+	st, err := p.sandbox(req.GetPodSandboxId())
+	if err == nil {
+		err = p.Sandboxes.Update(ctx, st.ID, req.GetResources())
 	}
-	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, nil
+	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, err
 }

@@ -73,8 +73,7 @@ const (
 
 // callPlugin is the plugin husk-cni for configurations that name it.
 func (d *daemon) callPlugin(ctx context.Context, getenv func(string) string, stdin []byte) ([]byte, error) {
-	p := &plugin.Plugin{Log: d.log}
-	return p.Call(ctx, plugin.ArgsOf(getenv), stdin)
+	return d.plugin.Call(ctx, plugin.ArgsOf(getenv), stdin)
 }
 
 func (d *daemon) createCgroup(path string, r *runtimeapi.LinuxContainerResources) error {

@@ -1,8 +1,6 @@
 package daemon
 
 import (
-	"context"
-
 	"google.golang.org/grpc"
 
 	"github.com/huskd/husk/internal/cri"
@@ -27,7 +25,7 @@ func (d *daemon) serveCRI(server *grpc.Server) (err error) {
 	cri.Register(server, cri.Config{
 		Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images, Events: &d.events,
 		Meter: stats.New(d.facts.Cgroup), Streams: d.streams,
-		NetworkReady:  func() error { return d.cni.Status(context.Background()) },
+		NetworkReady:  d.cni.Status,
 		ImagesChanged: func() { d.agent.ImagesChanged() },
 		Host:          d.facts,
 		Runtime:       cri.Runtime{Name: d.runtime.Name, Version: d.runtime.Version, Missing: d.missing},

@@ -56,6 +56,7 @@ type daemon struct {
 	images   *image.Store
 	network  *network.Network
 	cni      *cni.Host
+	plugin   *plugin.Plugin // husk-cni, in process
 	runtime  monitor.Runtime
 	rejected []monitor.Rejected
 	missing  error // why there is no runtime
@@ -137,6 +138,7 @@ func (d *daemon) open(ctx context.Context) error {
 	if err := opening.Wait(); err != nil {
 		return err
 	}
+	d.plugin = &plugin.Plugin{Linger: linger, Log: d.log}
 	var bad []error
 	d.cni, bad = cni.New(cni.Config{
 		Instance: d.instance, Journal: d.journal, State: d.cfg.State, Builtin: d.network,
@@ -149,6 +151,9 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	return nil
 }
+
+// linger is how long links that are to be deleted wait for others.
+const linger = 50 * time.Millisecond
 
 func (d *daemon) monitor() monitor.Config {
 	return monitor.Config{StateDir: filepath.Join(d.cfg.State, "monitor"), Instance: d.instance, Host: d.facts}
@@ -286,6 +291,7 @@ func (d *daemon) shut() {
 	}
 	if d.cni != nil {
 		d.cni.Close()
+		d.plugin.Close()
 	}
 	if d.network != nil {
 		if calm && d.agent != nil && d.vacant() {

@@ -181,7 +181,7 @@ func (d *diagnosis) cni(h *cni.Host) {
 	}
 	for _, a := range h.Attachments() {
 		if a.Owed() {
-			d.add("CNI", warn, fmt.Sprintf("interface %s of pod %s is still to be detached from network %s, since %s: %s", a.IfName, a.Pod, a.Network, a.Since.Format("15:04:05"), a.Error), "it is tried again")
+			d.add("CNI", warn, fmt.Sprintf("interface %s of pod %s is still to be detached from network %s, since %s, tried %d times: %s", a.IfName, a.Pod, a.Network, a.Since.Format("15:04:05"), a.Tries, a.Error), "it is tried again")
 		}
 	}
 }

@@ -73,20 +73,15 @@ func rewrite(to, from *os.File, old map[string]span) (map[string]span, int64, er
 }
 
 // swap copies what was written to the old file since from behind base, the end
-// of the new one, and puts the new one in the old one's place.
+// of the new one, and puts the new one in the old one's place. It waits for the
+// disk without j.mu, so that no writer does.
 func (j *Journal) swap(file *os.File, live map[string]span, from, base int64) error {
-	j.syncing.Lock()
+	j.syncing.Lock() // so no Sync promises anything meanwhile
 	defer j.syncing.Unlock()
 	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.failed != nil {
-		return j.failed
-	}
-	tail := make([]byte, j.end-from)
-	if _, err := j.file.ReadAt(tail, from); err != nil {
-		return err
-	}
-	if _, err := file.WriteAt(tail, base); err != nil {
+	until := j.end
+	j.mu.Unlock()
+	if err := j.copyTail(file, from, until, base); err != nil {
 		return err
 	}
 	if j.synced > from { // a Sync has promised a part of the tail
@@ -94,12 +89,43 @@ func (j *Journal) swap(file *os.File, live map[string]span, from, base int64) er
 			return err
 		}
 	}
-	if err := os.Rename(file.Name(), filepath.Join(j.dir, fileName)); err != nil {
+	if err := j.exchange(file, live, span{from, until - from}, base); err != nil {
 		return err
 	}
+	j.synced = base
 	if err := syncDir(j.dir); err != nil {
 		// Which of the two files a power loss would leave is unknown now.
+		j.mu.Lock()
 		j.failed = fmt.Errorf("journal %s: sync: %w: check the disk and restart huskd", j.dir, err)
+		j.mu.Unlock()
+	}
+	return nil
+}
+
+// copyTail copies the old file's bytes in [from, until) to the new one at base.
+func (j *Journal) copyTail(file *os.File, from, until, base int64) error {
+	tail := make([]byte, until-from)
+	if _, err := j.file.ReadAt(tail, from); err != nil {
+		return err
+	}
+	_, err := file.WriteAt(tail, base)
+	return err
+}
+
+// exchange copies what has come since behind the copied tail, and makes file
+// the journal's.
+func (j *Journal) exchange(file *os.File, live map[string]span, copied span, base int64) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.failed != nil {
+		return j.failed
+	}
+	from := copied.offset
+	if err := j.copyTail(file, from+copied.size, j.end, base+copied.size); err != nil {
+		return err
+	}
+	if err := os.Rename(file.Name(), filepath.Join(j.dir, fileName)); err != nil {
+		return err
 	}
 	j.liveSize = 0
 	for key, at := range j.live {
@@ -113,8 +139,7 @@ func (j *Journal) swap(file *os.File, live map[string]span, from, base int64) er
 	}
 	_ = j.file.Close()
 	j.file = file
-	j.end = base + int64(len(tail))
-	j.synced = base
+	j.end += base - from
 	j.allocated = j.end
 	j.allocate()
 	return nil

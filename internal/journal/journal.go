@@ -262,8 +262,11 @@ func (j *Journal) syncTo(target int64) error {
 		return nil // another call's fdatasync covered it
 	}
 	j.mu.Lock()
-	end, file := j.end, j.file
+	end, file, failed := j.end, j.file, j.failed
 	j.mu.Unlock()
+	if failed != nil {
+		return failed
+	}
 	if err := unix.Fdatasync(int(file.Fd())); err != nil {
 		// The kernel may have dropped the dirty pages: nothing in this file can
 		// be promised any more.

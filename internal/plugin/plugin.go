@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -202,6 +203,9 @@ func (a Args) check() error {
 	}
 	if len(missing) > 0 {
 		return fault(types.ErrInvalidEnvironmentVariables, "%s needs %s", a.Command, strings.Join(missing, ", "))
+	}
+	if a.Command != Del && !filepath.IsAbs(a.Netns) {
+		return fault(types.ErrInvalidEnvironmentVariables, "CNI_NETNS %q: not an absolute path", a.Netns)
 	}
 	if err := utils.ValidateContainerID(a.ContainerID); err != nil {
 		return fault(types.ErrInvalidEnvironmentVariables, "CNI_CONTAINERID %q: use letters, digits and _.-", a.ContainerID)

@@ -215,6 +215,7 @@ func TestCheckFinds(t *testing.T) {
 			onNode["host route"] = "ip route flush proto 104 dev HOST"
 		} else {
 			onNode["bridge address"] = "ip addr flush dev BRIDGE"
+			onNode["port"] = "ip link set HOST nomaster"
 		}
 		for where, cases := range map[string]map[string]string{"pod": inPod, "node": onNode} {
 			for name, command := range cases {
@@ -435,5 +436,67 @@ func TestBehind(t *testing.T) {
 	if u := l.usage(); u.Leases != 0 {
 		t.Errorf("usage %+v", u)
 	}
+	l.bare()
+}
+
+// TestHeals: nftables.service removes everybody's tables when it starts, and
+// people remove bridges. The next ADD makes the node's part anew, for all.
+func TestHeals(t *testing.T) {
+	l := newLab(t)
+	for _, mode := range []string{"ptp", "bridge"} {
+		one, two := l.namespace("one"+mode), l.namespace("two"+mode)
+		conf := l.with(map[string]any{"mode": mode})
+		ports := l.with(map[string]any{"mode": mode, "runtimeConfig": map[string]any{
+			"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
+		}})
+		l.add("one", one, ports)
+		l.serve(one, ":80")
+		for _, damage := range []string{"nft flush ruleset", "ip link del " + l.network(conf).Instance().Bridge()} {
+			if strings.HasPrefix(damage, "ip") && mode != "bridge" {
+				continue
+			}
+			if out, err := l.run(l.node, strings.Fields(damage)...); err != nil {
+				t.Fatalf("%s: %v: %s", damage, err, out)
+			}
+			_, err := l.call(l.args(Status, "", ""), conf)
+			if code, msg := refused(t, err); code != types.ErrLimitedConnectivity {
+				t.Errorf("%s: STATUS %d %s", damage, code, msg)
+			}
+			l.add("two", two, conf)
+			l.add("one", one, ports) // its link was the bridge's
+			l.do(Status, "", "", conf)
+			if _, err := l.ask(l.other, node4+":8080"); err != nil {
+				t.Errorf("%s, %s: hostPort: %v", mode, damage, err)
+			}
+			if !l.ping(two, other4) {
+				t.Errorf("%s, %s: the new pod is dead", mode, damage)
+			}
+			l.do(Del, "two", two, conf)
+		}
+		l.gc(conf)
+		l.bare()
+	}
+}
+
+// TestRangesChange: who is attached keeps the address and goes on working when
+// the configuration has become another.
+func TestRangesChange(t *testing.T) {
+	l := newLab(t)
+	old, fresh := l.namespace("old"), l.namespace("fresh")
+	before := l.with(map[string]any{"ranges": nil, "subnet": "10.244.0.0/24"})
+	after := l.with(map[string]any{"ranges": nil, "subnet": "10.245.0.0/24", "mode": "bridge"})
+	a := l.add("old", old, before)
+	b := l.add("fresh", fresh, after)
+	if !l.ping(old, ipOf(t, b, false)) || !l.ping(fresh, ipOf(t, a, false)) || !l.ping(old, other4) || !l.ping(fresh, other4) {
+		t.Error("they must reach each other and the other host")
+	}
+	if again := l.add("old", old, after); ipOf(t, again, false) != ipOf(t, a, false) {
+		t.Errorf("it has %v now", again.IPs)
+	}
+	for id, ns := range map[string]string{"old": old, "fresh": fresh} {
+		l.do(Check, id, ns, after)
+		l.do(Del, id, ns, after)
+	}
+	l.gc(after)
 	l.bare()
 }

@@ -120,8 +120,11 @@ var protocols = map[runtimeapi.Protocol]pod.Protocol{
 // configKey is where the journal has the sandbox's config, as CRI's message.
 func configKey(id string) string { return "sandbox-config/" + id }
 
-// store journals the sandbox for the first time.
+// store journals the sandbox for the first time, unless it was stopped before.
 func (b *box) store() error {
+	if b.rec.State != lifecycle.Reserved {
+		return nil
+	}
 	data, err := proto.Marshal(b.config)
 	if err != nil {
 		return fmt.Errorf("encode config: %w", err)
@@ -205,7 +208,9 @@ func (b *box) drive(ev lifecycle.Event) error {
 		crashpoint.Hit("sandbox/" + string(to) + "/begin")
 		began := time.Now()
 		err := b.act(to, do)
-		b.steps = append(b.steps, pod.Step{Name: string(do), Took: time.Since(began)})
+		if err == nil {
+			b.steps = append(b.steps, pod.Step{Name: string(do), Took: time.Since(began)})
+		}
 		crashpoint.Hit("sandbox/" + string(to) + "/end")
 		switch {
 		case err == nil:
@@ -232,7 +237,13 @@ func (b *box) run() {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	defer close(b.up)
-	b.upErr = b.drive(lifecycle.Run)
+	ev := lifecycle.Run
+	stored := b.store()
+	if stored != nil {
+		stored = fmt.Errorf("sandbox of pod %s: %w", b.ref(), stored)
+		b.rec.Reason, ev = stored.Error(), lifecycle.Fail
+	}
+	b.upErr = errors.Join(stored, b.drive(ev))
 	if b.upErr == nil {
 		b.watchInfra()
 		return

@@ -167,8 +167,8 @@ func (s *Service) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, 
 	}
 }
 
-// reserve finds the sandbox that config asks for, or makes its record. One
-// that is on its way down under the same name is waited for.
+// reserve finds the sandbox that config asks for, or takes its place. One that
+// is on its way down under the same name is waited for.
 func (s *Service) reserve(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (*box, bool, error) {
 	k := key(config)
 	s.mu.Lock()
@@ -196,9 +196,6 @@ func (s *Service) reserve(ctx context.Context, config *runtimeapi.PodSandboxConf
 	b := s.newBox(s.newID(), config)
 	b.rec = record{State: lifecycle.Reserved, Boot: s.cfg.Host.BootID, Created: time.Now(), Handler: handler}
 	b.rec.Attachment = b.attachment()
-	if err := b.store(); err != nil {
-		return nil, false, fmt.Errorf("sandbox of pod %s: %w", b.ref(), err)
-	}
 	b.publish()
 	s.boxes[b.id], s.live[k] = b, b
 	return b, true, nil

@@ -4,6 +4,7 @@ package stats
 
 import (
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -33,12 +34,15 @@ func New(c host.Cgroup) *Meter {
 	return &Meter{cgroups: c, layers: map[string]*measure{}, last: map[string]reading{}}
 }
 
-// Forget drops what is remembered of a container or sandbox.
-func (m *Meter) Forget(id string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.layers, id)
-	delete(m.last, id)
+// forgetAfter is how long a reading is remembered that nobody asks for.
+const forgetAfter = 15 * time.Minute
+
+// forget drops what nobody asked for in a long time: it is likely gone. The
+// caller has m.mu.
+func (m *Meter) forget(now time.Time) {
+	old := now.Add(-forgetAfter)
+	maps.DeleteFunc(m.layers, func(_ string, l *measure) bool { return l.asked.Before(old) })
+	maps.DeleteFunc(m.last, func(_ string, r reading) bool { return r.at.Before(old) })
 }
 
 // reading is what a cgroup had used of processors at a time.
@@ -60,6 +64,7 @@ func (m *Meter) Rate(id string, at time.Time, used uint64) (uint64, bool) {
 	elapsed := at.Sub(before.at)
 	switch {
 	case !known || used < before.used:
+		m.forget(at)
 		m.last[id] = reading{at: at, used: used}
 		return 0, false
 	case elapsed < rateWindow:
@@ -77,23 +82,27 @@ type Layer struct {
 }
 
 type measure struct {
-	mu sync.Mutex
+	asked time.Time // guarded by Meter.mu
+	mu    sync.Mutex
 	Layer
 }
 
 // Layer measures the writable layer of the container with this ID, which is
 // below dir.
 func (m *Meter) Layer(id, dir string) Layer {
+	now := time.Now()
 	m.mu.Lock()
 	known := m.layers[id]
 	if known == nil {
+		m.forget(now)
 		known = &measure{}
 		m.layers[id] = known
 	}
+	known.asked = now
 	m.mu.Unlock()
 	known.mu.Lock()
 	defer known.mu.Unlock()
-	if now := time.Now(); now.Sub(known.At) > layerAge {
+	if now.Sub(known.At) > layerAge {
 		known.Layer = walk(filepath.Join(dir, "upper"))
 		known.At = now
 	}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -55,6 +56,10 @@ const (
 	idleTimeout = 4 * time.Hour
 )
 
+// quieten keeps the library's logger, which a process has one of, from being set
+// while it is used.
+var quieten sync.Once
+
 // New listens on a free port of the loopback.
 func New(cfg Config) (*Server, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -63,7 +68,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{runtime: runtime{cfg}, listener: listener}
 	s.closing, s.close = context.WithCancel(context.Background())
-	klog.SetSlogLogger(slog.New(quiet{cfg.Log.Handler()})) // the library's way to log
+	quieten.Do(func() { klog.SetSlogLogger(slog.New(quiet{cfg.Log.Handler()})) })
 	s.http = &http.Server{
 		Handler: http.HandlerFunc(s.serve), ReadHeaderTimeout: headerTimeout,
 		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),

@@ -129,6 +129,81 @@ func TestForeignCNI(t *testing.T) {
 	d.Stop()
 }
 
+// What a pod asks for by annotations: an address of the built-in network, or,
+// of CNI, a second network, whose addresses aren't the pod's.
+func TestAnnotations(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	d := furnish(t, n)
+	annotated := func(name, annotations string) string {
+		manifest := strings.Replace(cniPod, "{name: NAME}", "{name: "+name+", annotations: {"+annotations+"}}", 1)
+		n.MustHusk("run", "--wait", write(t, n, name+".yaml", manifest))
+		return strings.Join(inspect(t, n, name).IPs, " ")
+	}
+	if ips := annotated("chosen", "cni.husk.dev/ips: 10.201.7.7"); !strings.Contains(ips, "10.201.7.7") {
+		t.Errorf("the built-in network gave %s", ips)
+	}
+	n.MustHusk("rm", "-f", "chosen")
+	leases := configure(t, n)
+	second := `{"cniVersion":"1.0.0","name":"storage","plugins":[{"type":"ptp","ipam":{"type":"host-local","dataDir":"` + leases + `","ranges":[[{"subnet":"10.79.0.0/24"}]]}}]}`
+	if err := os.WriteFile(filepath.Join(n.CNI, "20-storage.conflist"), []byte(second), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	node.Eventually(t, 20*time.Second, func() string {
+		if out := n.Husk("doctor").Stdout; !strings.Contains(out, "network storage") {
+			return "the networks are not seen:\n" + out
+		}
+		return ""
+	})
+	if ips := annotated("both", "k8s.v1.cni.cncf.io/networks: storage@data0"); !strings.HasPrefix(ips, "10.77.0.") || strings.Contains(ips, " ") {
+		t.Errorf("the pod's addresses are %s", ips)
+	}
+	document := n.MustHusk("inspect", "both")
+	for _, want := range []string{`"cluster": {`, `"storage": {`, `"IFName": "data0"`, `"IPAddress": "10.79.0.`} {
+		if !strings.Contains(document, want) {
+			t.Errorf("husk inspect has no %s", want)
+		}
+	}
+	n.MustHusk("rm", "-f", "both")
+	nothingLeased(t, n, leases)
+	cleanCNI(n)
+	d.Stop()
+}
+
+// A configuration that can't be used is told of, and a pod waits for one that
+// can.
+func TestUnusableCNI(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	leases := configure(t, n)
+	file := filepath.Join(n.CNI, "10-cluster.conflist")
+	good, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(strings.Replace(string(good), `"bridge"`, `"brige"`, 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d := furnish(t, n)
+	why := "no usable CNI configuration in " + n.CNI + ": 10-cluster.conflist: the program brige is in none of /opt/cni/bin, /usr/lib/cni"
+	if r := n.Husk("doctor"); r.Code != 1 || !strings.Contains(r.Stdout, why) {
+		t.Errorf("husk doctor ends with %d and says\n%s\nwant %s", r.Code, r.Stdout, why)
+	}
+	manifest := write(t, n, "pod.yaml", strings.Replace(cniPod, "NAME", "web", 1))
+	if r := n.Husk("run", "--wait", "--timeout", "2s", manifest); r.Code == 0 || !strings.Contains(r.Stdout+r.Stderr, why) {
+		t.Errorf("husk run ends with %d and says\n%s%s", r.Code, r.Stdout, r.Stderr)
+	}
+	if err := os.WriteFile(file, good, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n.MustHusk("run", "--wait", "--timeout", "60s", manifest)
+	mustGet(t, n.OtherNet(), node.Address4+":8080")
+	n.MustHusk("rm", "-f", "web")
+	nothingLeased(t, n, leases)
+	cleanCNI(n)
+	d.Stop()
+}
+
 // husk-cni in a configuration is huskd's own, in a chain with a program, and
 // needs no program of that name.
 func TestHuskCNIInAChain(t *testing.T) {

@@ -26,6 +26,7 @@ func TestCRIContainers(t *testing.T) {
 	c.part(t, "exec", func(t *testing.T, c *criNode) { execSync(t, c, pod) })
 	c.part(t, "logs", func(t *testing.T, c *criNode) { containerLogs(t, c, pod, config) })
 	c.part(t, "limits", func(t *testing.T, c *criNode) { containerLimits(t, c, pod) })
+	c.part(t, "cgroup parent", cgroupParent)
 	c.part(t, "how it ended", func(t *testing.T, c *criNode) { containerEnds(t, c, pod) })
 	c.part(t, "huskd is started anew", func(t *testing.T, c *criNode) { adopted(t, c, pod) })
 	c.connect()
@@ -229,9 +230,56 @@ func containerLimits(t *testing.T, c *criNode, pod string) {
 	fails(t, err, codes.InvalidArgument, "linux resources are missing")
 	_, err = c.UpdateContainerResources(c.ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpusetCpus: "x"}})
 	fails(t, err, codes.InvalidArgument, "cpuset_cpus")
+	_, err = c.UpdatePodSandboxResources(c.ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: pod, Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 128 << 20}})
+	c.must(err)
+	limit := "cat /sys/fs/cgroup/memory" + string(c.Instance().Cgroup()) + "/pod-" + pod[:12] + "/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup" + string(c.Instance().Cgroup()) + "/pod-" + pod[:12] + "/memory.max"
+	if got := strings.TrimSpace(c.Must("sh", "-c", limit)); got != "134217728" {
+		t.Errorf("memory limit of the pod: %s", got)
+	}
 	c.must(ignore(c.StopContainer(c.ctx, &runtimeapi.StopContainerRequest{ContainerId: id})))
 	_, err = c.UpdateContainerResources(c.ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpuShares: 2}})
 	fails(t, err, codes.FailedPrecondition, "can't be changed")
+}
+
+// cgroupParent: a kubelet gives each pod a cgroup of its own making.
+func cgroupParent(t *testing.T, c *criNode) {
+	parent := "/husk-kubelet-" + string(c.Instance()) + "/pod1"
+	directories := func(of string) (found []string) {
+		for _, pattern := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+			found = append(found, must(filepath.Glob(pattern+of))...)
+		}
+		return found
+	}
+	t.Cleanup(func() {
+		for _, of := range []string{parent, filepath.Dir(parent)} {
+			for _, dir := range directories(of) {
+				if err := os.Remove(dir); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	pod := c.pod(func(p *runtimeapi.PodSandboxConfig) {
+		p.Linux.CgroupParent = parent
+		p.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_POD
+	})
+	id := c.run(pod, forever)
+	c.ready(id)
+	if len(directories(parent+"/"+id)) == 0 {
+		t.Errorf("the container is not in a cgroup below %s", parent)
+	}
+	r, err := c.PodSandboxStats(c.ctx, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: pod})
+	c.must(err)
+	if l := r.GetStats().GetLinux(); l.GetMemory().GetUsageBytes().GetValue() == 0 || len(l.GetContainers()) != 1 || l.GetContainers()[0].GetMemory().GetUsageBytes().GetValue() == 0 {
+		t.Errorf("stats: %v", l)
+	}
+	c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})))
+	if left := directories(parent + "/*/cgroup.procs"); len(left) > 0 {
+		t.Errorf("cgroups are left: %v", left)
+	}
+	if len(directories(parent)) == 0 {
+		t.Error("the parent, which is somebody else's, was removed")
+	}
 }
 
 func containerEnds(t *testing.T, c *criNode, pod string) {

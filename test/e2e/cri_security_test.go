@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -78,8 +79,35 @@ func TestCRISecurity(t *testing.T) {
 			t.Errorf("user: %v", u)
 		}
 	})
+	c.part(t, "CDI devices", func(t *testing.T, c *criNode) { cdiDevices(t, c, pod) })
 	c.part(t, "mounts", func(t *testing.T, c *criNode) { mounts(t, c, pod) })
 	c.end()
+}
+
+// cdiDevices are described by files of the node.
+func cdiDevices(t *testing.T, c *criNode, pod string) {
+	with := func(name string) func(*runtimeapi.ContainerConfig) {
+		return func(k *runtimeapi.ContainerConfig) { k.CDIDevices = []*runtimeapi.CDIDevice{{Name: name}} }
+	}
+	c.Must("mkdir", "-p", "/run/cdi")
+	c.must(os.WriteFile(c.Path("/run/cdi/test.yaml"), []byte(`cdiVersion: "0.6.0"
+kind: husk.test/device
+devices:
+- name: zero
+  containerEdits:
+    deviceNodes: [{path: /dev/nought, hostPath: /dev/zero}]
+    env: ["DEVICE=zero"]
+`), 0o644))
+	id := c.run(pod, forever, with("husk.test/device=zero"))
+	if got := c.sh(id, "echo $DEVICE; head -c 3 /dev/nought | wc -c"); got != "zero\n3" {
+		t.Errorf("got %q", got)
+	}
+	c.must(os.WriteFile(c.Path("/run/cdi/bad.yaml"), []byte("kind: ["), 0o644))
+	for _, name := range []string{"husk.test/device=none", "nonsense", ""} {
+		_, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig(forever, with(name))})
+		fails(t, err, codes.InvalidArgument, "CDI_devices")
+	}
+	c.must(ignore(c.RemoveContainer(c.ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id})))
 }
 
 // capability is a script that tells whether the process has one.

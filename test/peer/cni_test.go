@@ -342,3 +342,26 @@ func TestCrashEverywhere(t *testing.T) {
 	}
 	h.gone(list)
 }
+
+// TestReboot: nothing of before is left, and DEL of it is fine.
+func TestReboot(t *testing.T) {
+	h := newHost(t)
+	list := h.list("1.1.0", "pods", dual())
+	rt := &libcni.RuntimeConf{ContainerID: "before", NetNS: "/run/netns/before", IfName: "eth0"}
+	h.Must("ip", "netns", "add", "before")
+	h.add(list, rt)
+	h.Reboot()
+	if u := h.usage("pods"); u.Leases != 0 {
+		t.Errorf("usage %+v", u)
+	}
+	rt.NetNS = ""
+	must(t, h.cni.DelNetworkList(t.Context(), list, rt))
+	must(t, h.cni.GetStatusNetworkList(t.Context(), list))
+	h.add(list, h.pod("after"))
+	h.reaches("after", node.Other4)
+	h.gone(list)
+	files, err := filepath.Glob(filepath.Join(h.data, "pods", "*.db"))
+	if err != nil || len(files) != 1 {
+		t.Errorf("databases %v, %v", files, err)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -84,15 +85,31 @@ func (h *host) containerd(conf string) runtimeapi.RuntimeServiceClient {
 		}
 		return ""
 	})
+	h.Must("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io", "images", "import", h.webArchive())
+	return client
+}
+
+// webArchive is a file with an image whose program serves HTTP.
+func (h *host) webArchive() string {
+	h.t.Helper()
 	image, err := testimage.Build(h.t.Context(), testimage.Spec{Flavour: testimage.Web})
 	must(h.t, err)
-	archive := filepath.Join(dir, "web.tar")
-	f, err := os.Create(archive)
+	path := filepath.Join(h.Dir, "web.tar")
+	f, err := os.Create(path)
 	must(h.t, err)
 	must(h.t, testimage.WriteArchive(f, testimage.Named{Image: image, Names: []string{webImage}}))
 	must(h.t, f.Close())
-	h.Must("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io", "images", "import", archive)
-	return client
+	return path
+}
+
+// removeCgroups removes those that runtimes were given as parents of theirs.
+func (h *host) removeCgroups() {
+	h.t.Helper()
+	parents, err := filepath.Glob("/sys/fs/cgroup/*" + h.Instance().Cgroup())
+	must(h.t, err)
+	for _, p := range parents {
+		must(h.t, os.Remove(p))
+	}
 }
 
 // Quiet runs a program on the node, whatever becomes of it.
@@ -129,9 +146,8 @@ func TestContainerd(t *testing.T) {
 		}
 		for _, at := range []string{fmt.Sprint(node.Address4, ":", 8080+i), fmt.Sprintf("[%s]:%d", node.Address6, 8080+i)} {
 			node.Eventually(t, 20*time.Second, func() string {
-				r := h.RunOther("curl", "-sS", "-m", "5", "http://"+at+"/")
-				if r.Code != 0 {
-					return at + ": " + r.Stderr
+				if answer, err := h.get(h.OtherNet(), at); err != nil || !strings.HasPrefix(answer, "HTTP/1") {
+					return fmt.Sprintf("%s answers %q, %v", at, answer, err)
 				}
 				return ""
 			})
@@ -154,9 +170,5 @@ func TestContainerd(t *testing.T) {
 		must(t, err)
 	}
 	h.gone(h.list("1.1.0", "pods", dual()))
-	parents, err := filepath.Glob("/sys/fs/cgroup/*" + h.Instance().Cgroup()) // kubelet's business
-	must(t, err)
-	for _, p := range parents {
-		must(t, os.Remove(p))
-	}
+	h.removeCgroups()
 }

@@ -207,8 +207,14 @@ func (h *host) serve(pod string, port int) {
 	}))
 }
 
-// ask returns what answers in a namespace at an address.
-func (h *host) ask(ns, address string) (answer string, err error) {
+// ask returns what answers in a namespace at an address; get, to a request.
+func (h *host) ask(ns, address string) (string, error) { return h.say(ns, address, "") }
+
+func (h *host) get(ns, address string) (string, error) {
+	return h.say(ns, address, "GET / HTTP/1.0\r\n\r\n")
+}
+
+func (h *host) say(ns, address, request string) (answer string, err error) {
 	err = netns.Do(ns, func() error {
 		c, err := net.DialTimeout("tcp", address, 5*time.Second)
 		if err != nil {
@@ -216,6 +222,9 @@ func (h *host) ask(ns, address string) (answer string, err error) {
 		}
 		defer c.Close()
 		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		if _, err := io.WriteString(c, request); err != nil {
+			return err
+		}
 		b, err := io.ReadAll(c)
 		answer = string(b)
 		return err

@@ -82,7 +82,7 @@ func Load(dir string, usable func(*libcni.NetworkConfigList) error) (Found, erro
 		case !info.Mode().IsRegular():
 			err = errors.New("is not a regular file")
 		default:
-			list, err = read(path)
+			list, err = Read(path)
 		}
 		if err == nil {
 			err = found.fits(list, usable)
@@ -103,9 +103,9 @@ func (f Found) fits(list *libcni.NetworkConfigList, usable func(*libcni.NetworkC
 	return usable(list)
 }
 
-// read reads a file: a list of plugins, or a single one as before 1.0.0. Its
+// Read reads one file: a list of plugins, or a single one as before 1.0.0. Its
 // content says which, whatever its extension.
-func read(path string) (*libcni.NetworkConfigList, error) {
+func Read(path string) (*libcni.NetworkConfigList, error) {
 	data, err := readFile(path)
 	if err != nil {
 		return nil, err

@@ -214,8 +214,8 @@ func burst(rate uint64) uint64 {
 	return min(max(rate/10, packets), math.MaxInt32)
 }
 
-// Context is what a plugin may be told beside its configuration.
-type Context struct {
+// Facts are what a plugin may be told beside its configuration.
+type Facts struct {
 	Attachment pod.Attachment
 	Ranges     []netip.Prefix // of the node's pods
 	Bandwidth  pod.Bandwidth
@@ -223,8 +223,8 @@ type Context struct {
 
 // Capabilities returns the arguments for one interface, by the name of the
 // capability. A plugin is given those that it says it has.
-func (c Context) Capabilities(i Interface) map[string]any {
-	a := c.Attachment
+func (f Facts) Capabilities(i Interface) map[string]any {
+	a := f.Attachment
 	caps := map[string]any{
 		"io.kubernetes.cri.pod-annotations": maps.Clone(a.Annotations),
 		"aliases":                           []string{a.Pod.Name},
@@ -235,7 +235,7 @@ func (c Context) Capabilities(i Interface) map[string]any {
 		}
 	}
 	var ranges [][]map[string]string
-	for _, p := range c.Ranges {
+	for _, p := range f.Ranges {
 		ranges = append(ranges, []map[string]string{{"subnet": p.String()}})
 	}
 	set("ipRanges", ranges, len(ranges) > 0)
@@ -246,7 +246,7 @@ func (c Context) Capabilities(i Interface) map[string]any {
 	set("infinibandGUID", i.InfinibandGUID, i.InfinibandGUID != "")
 	set("deviceID", i.DeviceID, i.DeviceID != "")
 	if i.IfName == a.IfName { // what is the pod's is done once, where it is reached
-		set("bandwidth", c.Bandwidth, c.Bandwidth != (pod.Bandwidth{}))
+		set("bandwidth", f.Bandwidth, f.Bandwidth != (pod.Bandwidth{}))
 		set("portMappings", slices.Clone(a.Ports), len(a.Ports) > 0)
 	}
 	return caps

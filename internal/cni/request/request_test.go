@@ -80,12 +80,12 @@ func TestArgs(t *testing.T) {
 }
 
 func TestCapabilitiesOfFurtherInterfaces(t *testing.T) {
-	c := Context{
+	f := Facts{
 		Attachment: pod.Attachment{IfName: "eth0", Pod: pod.Ref{Name: "n"}, Ports: []pod.PortMapping{{Protocol: pod.TCP, HostPort: 1, Port: 1}}},
 		Ranges:     []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("fd00::/64")},
 		Bandwidth:  pod.Bandwidth{IngressRate: 1000},
 	}
-	first, second := c.Capabilities(Interface{IfName: "eth0"}), c.Capabilities(Interface{IfName: "eth1", DeviceID: "d"})
+	first, second := f.Capabilities(Interface{IfName: "eth0"}), f.Capabilities(Interface{IfName: "eth1", DeviceID: "d"})
 	for _, once := range []string{"portMappings", "bandwidth"} {
 		if first[once] == nil || second[once] != nil {
 			t.Errorf("%s: first %v, second %v", once, first[once], second[once])

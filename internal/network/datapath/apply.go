@@ -66,11 +66,25 @@ func (d *Datapath) link(p plan.Plan) error {
 	if err != nil {
 		return err
 	}
-	// That the link has a carrier now takes effect at the host's end a moment
-	// later, in a worker of the kernel, and until then it drops what goes to the
-	// pod. To be asked for the link, the kernel has it take effect first (since
-	// Linux 6.8, "net: core: synchronize link-watch when carrier is queried").
-	return d.withConn(func(c *nlsock.Conn) error { return c.Do(getLink(p.Pair.Host, 0))[0].Err })
+	return d.withConn(func(c *nlsock.Conn) error { return settle(c, p.Pair) })
+}
+
+// settle returns when packets to the pod go through. That the link has a carrier
+// now takes effect at the host's end, and then on the bridge, a moment later, in
+// a worker of the kernel, and until then they drop what goes out. To be asked for
+// a link, the kernel has it take effect first (since Linux 6.8, "net: core:
+// synchronize link-watch when carrier is queried").
+func settle(c *nlsock.Conn, p plan.Pair) error {
+	links := []*nl.NetlinkRequest{getLink(p.Host, 0)}
+	if p.Bridge != "" {
+		links = append(links, getLink(p.Bridge, 0))
+	}
+	for _, a := range c.Do(links...) {
+		if a.Err != nil {
+			return fmt.Errorf("link %s: %w", p.Host, a.Err)
+		}
+	}
+	return nil
 }
 
 // podSide sets the pod's end up, over a socket in its namespace.
@@ -144,6 +158,7 @@ type linkInfo struct {
 	peer  int // of a veth, in its own namespace
 	mtu   int
 	group uint32
+	port  int // of a bridge: that one's index
 	mac   plan.MAC
 	up    bool
 	// Of IPv4.
@@ -168,6 +183,8 @@ func parseLink(data []byte) (linkInfo, error) {
 			l.peer = int(nlsock.Word(value))
 		case unix.IFLA_MTU:
 			l.mtu = int(nlsock.Word(value))
+		case unix.IFLA_MASTER:
+			l.port = int(nlsock.Word(value))
 		case unix.IFLA_GROUP:
 			l.group = nlsock.Word(value)
 		case unix.IFLA_AF_SPEC:
@@ -241,7 +258,7 @@ var errInTheWay = errors.New("another link of this name was there")
 func (d *Datapath) makePair(c *nlsock.Conn, p plan.Pair, bridge, ns int, inPod func() (*nlsock.Conn, error)) (linkInfo, error) {
 	answers := c.Do(
 		newVeth(p, bridge, ns),
-		setLink(linkChange{name: p.Host, up: true, alias: p.Alias, noAutoAddress: true, forwarding: true, routeLocalnet: p.RouteLocalnet}),
+		setLink(linkChange{name: p.Host, up: true, alias: p.Alias, master: bridge, noAutoAddress: true, forwarding: true, routeLocalnet: p.RouteLocalnet}),
 		getLink(p.Host, 0))
 	made, set, got := answers[0].Err, answers[1].Err, answers[2]
 	if made != nil && !errors.Is(made, unix.EEXIST) {

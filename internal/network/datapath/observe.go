@@ -170,6 +170,9 @@ func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
 			if d.doomed.has(l) {
 				diffs = append(diffs, Difference{Object: object, Problem: "marked for deletion"})
 			}
+			if p.Pair.Bridge != "" && l.port != node.links[p.Pair.Bridge].index {
+				diffs = append(diffs, Difference{Object: object, Problem: "not a port of " + p.Pair.Bridge})
+			}
 			if !l.forwarding {
 				diffs = append(diffs, Difference{Object: object, Problem: "doesn't forward"})
 			}

@@ -58,6 +58,7 @@ type linkChange struct {
 	up, down      bool
 	alias         string
 	group         uint32
+	master        int  // whose port it becomes
 	noAutoAddress bool // no IPv6 address by itself, and no second of waiting for it
 	// Of IPv4; forwarding goes by the link that a packet comes by.
 	forwarding, routeLocalnet bool
@@ -82,6 +83,9 @@ func setLink(c linkChange) *nl.NetlinkRequest {
 	}
 	if c.group != 0 {
 		req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(c.group)))
+	}
+	if c.master != 0 {
+		req.AddData(nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(c.master))))
 	}
 	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
 	noAutoAddress := c.noAutoAddress && kernelHasIPv6()

@@ -52,7 +52,8 @@ func (n *Network) Attach(ctx context.Context, a pod.Attachment) (plan.Plan, erro
 			return err
 		}
 		crashpoint.Hit("oneshot.applied")
-		return dp.Forget(conntrack.Flows{Ports: udpPorts(a)})
+		n.forget(dp, conntrack.Flows{Ports: udpPorts(a)})
+		return nil
 	})
 	if err != nil {
 		return plan.Plan{}, fmt.Errorf("attach %v: %w", a.Pod, err)
@@ -67,21 +68,15 @@ func (l *locked) reserve(dp *datapath.Datapath, a pod.Attachment) (r *record, fr
 	if err != nil {
 		return nil, false, err
 	}
-	var former *record
-	err = l.view(func(t *tx) (err error) {
-		former, err = t.find(a.Sandbox)
-		return err
-	})
-	if err == nil && former != nil && former.Releasing > 0 {
-		err = l.remove(dp, former) // what is left of it
-	}
-	if err != nil {
-		return nil, false, err
-	}
-	err = l.update(func(t *tx) error {
+	var former *record // of which something is left
+	try := func(t *tx) error {
 		found, err := t.find(a.Sandbox)
 		if err != nil {
 			return err
+		}
+		if found != nil && found.Releasing > 0 {
+			former = found
+			return nil
 		}
 		if err := t.ensure(n, dp); err != nil {
 			return err
@@ -101,7 +96,13 @@ func (l *locked) reserve(dp *datapath.Datapath, a pod.Attachment) (r *record, fr
 			MTU: cmp.Or(n.cfg.MTU, uplink.MTU), Source: uplink.Source,
 		}}
 		return t.reserve(r, n.cfg.Ranges, now())
-	})
+	}
+	err = l.update(try)
+	if err == nil && former != nil {
+		if err = l.remove(dp, former); err == nil {
+			err = l.update(try)
+		}
+	}
 	return r, fresh, err
 }
 

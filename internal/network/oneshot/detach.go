@@ -111,10 +111,16 @@ func (l *locked) bury(dp *datapath.Datapath, records []*record) error {
 	if err != nil {
 		return err
 	}
-	if err := dp.Forget(conntrack.Flows{Pods: addrs}); err != nil {
-		l.n.cfg.Log.Warn("network: conntrack may send packets of old connections astray", "error", err)
-	}
+	l.n.forget(dp, conntrack.Flows{Pods: addrs})
 	return nil
+}
+
+// forget has the kernel forget connections. Without, some old ones hang: no call
+// fails for that.
+func (n *Network) forget(dp *datapath.Datapath, f conntrack.Flows) {
+	if err := dp.Forget(f); err != nil {
+		n.cfg.Log.Warn("network: conntrack may send packets of old connections astray", "error", err)
+	}
 }
 
 // Collect detaches every sandbox that live doesn't have, and removes what is

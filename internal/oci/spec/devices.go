@@ -44,9 +44,6 @@ func (b *builder) devices() error {
 			linux.Resources.Devices = append(linux.Resources.Devices, allow(device.Type, &device.Major, &device.Minor, d.Access))
 		}
 	}
-	if len(b.Config.GetCDIDevices()) > 0 {
-		return b.bad("CDI_devices", "not supported yet: remove them")
-	}
 	if b.privileged() {
 		for _, d := range b.HostDevices {
 			if !taken[d.Path] {

@@ -285,7 +285,6 @@ func TestBadText(t *testing.T) {
 		"no cgroup path":      func(r *Request) { r.CgroupsPath = "" },
 		"masked_paths":        func(r *Request) { security(r).MaskedPaths = []string{"proc"} },
 		"readonly_paths":      func(r *Request) { security(r).ReadonlyPaths = []string{"proc"} },
-		"CDI_devices":         func(r *Request) { r.Config.CDIDevices = []*runtimeapi.CDIDevice{{Name: "a/b=c"}} },
 		"oom_score_adj: 1001": func(r *Request) { r.Config.Linux.Resources.OomScoreAdj = 1001 },
 	} {
 		_, err := Container(with(change))

@@ -1,0 +1,101 @@
+package container
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/journal"
+	"github.com/huskd/husk/internal/oci"
+)
+
+// stuck is a runtime with a container that can't be killed, as one in
+// uninterruptible sleep can't.
+type stuck struct{ deleting chan struct{} }
+
+func (stuck) Create(context.Context, oci.Create) (oci.Process, error) { panic("not asked for") }
+func (stuck) Start(context.Context, string) error                     { panic("not asked for") }
+func (stuck) Signal(context.Context, string, syscall.Signal) error    { return nil }
+
+func (stuck) KillAll(ctx context.Context, _ string) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (stuck) Wait(ctx context.Context, _ string) (oci.Exit, error) {
+	<-ctx.Done()
+	return oci.Exit{}, ctx.Err()
+}
+
+func (s stuck) Delete(ctx context.Context, _ string) error {
+	close(s.deleting)
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+const stuckID = "5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c"
+
+// resumeStuck returns the owner of a container that was recorded in the state
+// and whose runtime is stuck.
+func resumeStuck(t *testing.T, state lifecycle.State) (*Service, stuck) {
+	t.Helper()
+	j, _, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := proto.Marshal(&runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Put(configKey(stuckID), config); err != nil {
+		t.Fatal(err)
+	}
+	r := stuck{make(chan struct{})}
+	s := New(Config{Root: t.TempDir(), State: t.TempDir(), Journal: j, Runtime: r, Host: host.Facts{BootID: "this"}, Log: slog.New(slog.DiscardHandler)})
+	if err := s.records.Put(stuckID, record{Sandbox: "sandbox", State: state, Boot: "this", Created: time.Now(), Started: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	if bad := s.Load(); len(bad) > 0 {
+		t.Fatal(bad)
+	}
+	if err := s.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		s.Close()
+		_ = j.Close()
+	})
+	return s, r
+}
+
+// TestFinishedIsGone: as long as a process may be left, the next run of a
+// container must not begin.
+func TestFinishedIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, r := resumeStuck(t, lifecycle.Starting)
+		<-r.deleting
+		if st, err := s.Get(stuckID); err != nil || st.Finished {
+			t.Errorf("it is %s and finished, while its process has not been killed (%v)", st.State, err)
+		}
+	})
+}
+
+// TestStopOfUnkillable ends, with an error, for Stop to be tried again.
+func TestStopOfUnkillable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := resumeStuck(t, lifecycle.Running)
+		err := s.Stop(t.Context(), stuckID, 0)
+		if err == nil || !strings.Contains(err.Error(), "kill") {
+			t.Errorf("stop says %v", err)
+		}
+	})
+}

@@ -1,0 +1,224 @@
+package cri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"go.uber.org/goleak"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/container"
+	containerlife "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/stats"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestWhole(t *testing.T) {
+	ids := []string{"abc", "abd", "b"}
+	for prefix, want := range map[string]string{"abc": "abc", "abd": "abd", "b": "b"} {
+		if got, err := whole("sandbox", prefix, ids); got != want || err != nil {
+			t.Errorf("%s: %q, %v", prefix, got, err)
+		}
+	}
+	if _, err := whole("sandbox", "ab", ids); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("ambiguous: %v", err)
+	}
+	if _, err := whole("sandbox", "", ids); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("empty: %v", err)
+	}
+	if _, err := whole("sandbox", strings.Repeat("\n", 1000), ids); !errdefs.IsNotFound(err) || len(err.Error()) > 300 {
+		t.Errorf("odd: %v", err)
+	}
+}
+
+func TestSelected(t *testing.T) {
+	mine := map[string]string{"a": "1", "b": ""}
+	agents := map[string]string{"a": "1", agent.Label: "true"}
+	for _, c := range []struct {
+		labels, selector map[string]string
+		named, want      bool
+	}{
+		{mine, nil, false, true},
+		{mine, map[string]string{"a": "1"}, false, true},
+		{mine, map[string]string{"b": ""}, false, true},
+		{mine, map[string]string{"c": ""}, false, false},
+		{mine, map[string]string{"a": "2"}, true, false},
+		{agents, nil, false, false},
+		{agents, map[string]string{"a": "1"}, false, false},
+		{agents, nil, true, true},
+		{agents, map[string]string{agent.Label: "true"}, false, true},
+	} {
+		if got := selected(c.labels, c.selector, c.named); got != c.want {
+			t.Errorf("%v by %v, named: %v: %v", c.labels, c.selector, c.named, got)
+		}
+	}
+}
+
+func TestLogin(t *testing.T) {
+	for address, want := range map[string]bool{
+		"": true, "r.test": true, "https://r.test": true, "https://r.test/v2/": true, "r.test/x": true,
+		"other.test": false, "https://r.test.evil": false, "r.test:443": false, "docker.io": false,
+	} {
+		if got := isFor(address, "r.test/a/b:1"); got != want {
+			t.Errorf("credentials for %q: %v", address, got)
+		}
+	}
+	if !isFor("https://index.docker.io/v1/", "docker.io/library/a:1") {
+		t.Error("docker hub's own address is not for docker.io")
+	}
+	o, err := login("r.test/a", &runtimeapi.AuthConfig{IdentityToken: "t"})
+	if err != nil || o.Username != "" || o.Password != "t" {
+		t.Errorf("identity token: %+v, %v", o, err)
+	}
+}
+
+func TestLine(t *testing.T) {
+	long := strings.Repeat("é", 3000)
+	err := error(line{errdefs.ErrNotFound.WithMessage("no\n such \r\n image " + long + " here")})
+	if !errdefs.IsNotFound(err) {
+		t.Errorf("its kind is lost: %v", err)
+	}
+	if text := err.Error(); !strings.HasPrefix(text, "no such image é") || !strings.HasSuffix(text, "…(6000 characters) here") || len(text) > 200 {
+		t.Errorf("%q", text)
+	}
+	err = line{fmt.Errorf("exec: %w", &oci.StartError{Code: 127, Message: "none"})}
+	if refusal := (*oci.StartError)(nil); !errors.As(err, &refusal) {
+		t.Error("what it wraps is lost")
+	}
+}
+
+func TestInChunks(t *testing.T) {
+	for n, want := range map[int][]int{0: nil, 1: {1}, chunk: {chunk}, 2*chunk + 1: {chunk, chunk, 1}} {
+		var got []int
+		_ = inChunks(make([]int, n), func(part []int) error {
+			got = append(got, len(part))
+			return nil
+		})
+		if !slices.Equal(got, want) {
+			t.Errorf("%d: %v", n, got)
+		}
+	}
+	stop := errors.New("stop")
+	if err := inChunks(make([]int, 9999), func([]int) error { return stop }); !errors.Is(err, stop) {
+		t.Error(err)
+	}
+}
+
+func TestCapture(t *testing.T) {
+	room := &budget{left: 5}
+	a, b := &capture{room: room}, &capture{room: room}
+	for _, c := range []*capture{a, b, a} {
+		if n, err := c.Write([]byte("123")); n != 3 || err != nil {
+			t.Errorf("the writer notices: %d, %v", n, err)
+		}
+	}
+	if string(a.bytes)+string(b.bytes) != "12312" {
+		t.Errorf("%q and %q", a.bytes, b.bytes)
+	}
+}
+
+func TestImageUser(t *testing.T) {
+	for user, want := range map[string]string{
+		"": "uid:{} ", "0": "uid:{} ", "1002": "uid:{value:1002} ", "1003:1003": "uid:{value:1003} ", "www-data": `username:"www-data" `, "www-data:www-data": `username:"www-data" `,
+	} {
+		img := imageOf(user)
+		got := ""
+		if img.GetUid() != nil {
+			got = strings.ReplaceAll("uid:{"+img.GetUid().String()+"} ", "  ", " ")
+		}
+		if img.GetUsername() != "" {
+			got += fmt.Sprintf("username:%q ", img.GetUsername())
+		}
+		if got != want {
+			t.Errorf("USER %q: %s", user, got)
+		}
+	}
+}
+
+// TestMetricsHaveDescriptors: each has one, with as many labels.
+func TestMetricsHaveDescriptors(t *testing.T) {
+	keys := map[string]int{}
+	for _, d := range descriptors() {
+		if _, twice := keys[d.GetName()]; twice || d.GetHelp() == "" {
+			t.Errorf("descriptor %v", d)
+		}
+		keys[d.GetName()] = len(d.GetLabelKeys())
+	}
+	s := subject{Usage: stats.Usage{
+		HugePages: []stats.HugePages{{Size: "2MB"}}, Disks: []stats.DiskIO{{Major: 8}},
+	}}
+	s.Pressure.CPU, s.Pressure.Memory, s.Pressure.IO = &stats.Pressure{}, &stats.Pressure{}, &stats.Pressure{}
+	seen := map[string]bool{}
+	for _, m := range append(s.containerMetrics(), s.traffic([]stats.Interface{{Name: "eth0"}})...) {
+		seen[m.GetName()] = true
+		if keys[m.GetName()] != len(m.GetLabelValues()) {
+			t.Errorf("%s has %d labels, its descriptor %d", m.GetName(), len(m.GetLabelValues()), keys[m.GetName()])
+		}
+	}
+	if len(seen) != len(keys) {
+		t.Errorf("%d metrics and %d descriptors", len(seen), len(keys))
+	}
+}
+
+func box(state lifecycle.State, labels map[string]string) sandbox.Status {
+	return sandbox.Status{ID: pod.NewID(), State: state, Config: &runtimeapi.PodSandboxConfig{Labels: labels}}
+}
+
+// TestEvents: a listener gets what happens while it listens, in its order, and
+// is told if it can't keep up.
+func TestEvents(t *testing.T) {
+	e := &Events{}
+	e.Sandbox(box(lifecycle.Ready, nil)) // before
+	l, leave := e.listen()
+	e.Sandbox(box(lifecycle.Attaching, nil))
+	e.Sandbox(box(lifecycle.Ready, map[string]string{agent.Label: "true"}))
+	st := box(lifecycle.Ready, nil)
+	e.Sandbox(st)
+	k := container.Status{ID: pod.NewID(), Sandbox: st.ID, Config: &runtimeapi.ContainerConfig{}, State: containerlife.Releasing}
+	e.Container(k) // it was never there
+	k.Process.PID = 1
+	e.Container(k)
+	var got []string
+	enough := errors.New("enough")
+	err := l.each(context.Background(), func(h happening) error {
+		got = append(got, h.kind.String()+" "+h.id)
+		if len(got) == 3 {
+			return enough
+		}
+		return nil
+	})
+	want := []string{"CONTAINER_CREATED_EVENT " + st.ID, "CONTAINER_STARTED_EVENT " + st.ID, "CONTAINER_STOPPED_EVENT " + k.ID}
+	if !errors.Is(err, enough) || !slices.Equal(got, want) {
+		t.Errorf("%v: %v, want %v", err, got, want)
+	}
+	for range backlog + 1 {
+		e.Container(k)
+	}
+	err = l.each(context.Background(), func(happening) error { return nil })
+	if !errdefs.IsResourceExhausted(err) {
+		t.Errorf("a listener that lost an event is told %v", err)
+	}
+	leave()
+	if len(e.listeners) > 0 {
+		t.Error("one that left still listens")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	l, leave = e.listen()
+	defer leave()
+	if err := l.each(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+}
