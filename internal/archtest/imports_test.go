@@ -30,6 +30,7 @@ var layer = map[string]int{
 	"internal/crashpoint":          words,
 	"internal/version":             words,
 	"internal/host":                driver,
+	"internal/lifecycle":           pure,
 	"internal/sandbox/lifecycle":   pure,
 	"internal/container/lifecycle": pure,
 	"internal/oci/spec":            pure,
@@ -64,10 +65,12 @@ var layer = map[string]int{
 	"internal/plugin/door":         driver,
 	"internal/agent":               agent,
 	"internal/agent/source":        agent,
+	"internal/agent/probe":         driver,
 	"internal/agent/volume":        driver,
 	"internal/api":                 edge,
 	"internal/cri":                 edge,
 	"internal/stream":              edge,
+	"internal/metrics":             edge,
 	"internal/stats":               driver,
 	"internal/cli":                 edge,
 	"internal/cli/client":          driver,
@@ -92,20 +95,22 @@ var layer = map[string]int{
 
 // allowed are the arrows within a layer, and the few that go up.
 var allowed = map[string][]string{
-	"internal/agent":             {"internal/agent/source"},
-	"internal/oci/monitor":       {"internal/host", "internal/oci/pause", "internal/cgroup", "internal/oci/conmon", "internal/pidfd", "internal/poll"},
-	"internal/oci/conmon":        {"internal/pidfd", "internal/poll"},
-	"internal/pidfd":             {"internal/poll"},
-	"internal/host":              {"internal/oci/pause"},
-	"internal/network/datapath":  {"internal/netns", "internal/network/conntrack", "internal/network/nlsock"},
-	"internal/network/conntrack": {"internal/network/nlsock"},
-	"internal/cli":               {"internal/cli/network"},
-	"internal/cli/session":       {"internal/cli/terminal"},
-	"internal/stats":             {"internal/host", "internal/netns"},
-	"internal/oci/spec":          {"internal/host"}, // its Facts, a value
-	"internal/manifest/cri":      {"internal/manifest", "internal/oci/spec"},
-	"internal/cgroup":            {"internal/host"},
-	"internal/cni/process":       {"internal/netns", "internal/pidfd", "internal/poll"},
+	"internal/agent":               {"internal/agent/source"},
+	"internal/oci/monitor":         {"internal/host", "internal/oci/pause", "internal/cgroup", "internal/oci/conmon", "internal/pidfd", "internal/poll"},
+	"internal/oci/conmon":          {"internal/pidfd", "internal/poll"},
+	"internal/pidfd":               {"internal/poll"},
+	"internal/host":                {"internal/oci/pause"},
+	"internal/network/datapath":    {"internal/netns", "internal/network/conntrack", "internal/network/nlsock"},
+	"internal/network/conntrack":   {"internal/network/nlsock"},
+	"internal/cli":                 {"internal/cli/network"},
+	"internal/cli/session":         {"internal/cli/terminal"},
+	"internal/stats":               {"internal/host", "internal/netns"},
+	"internal/oci/spec":            {"internal/host"}, // its Facts, a value
+	"internal/manifest/cri":        {"internal/manifest", "internal/oci/spec"},
+	"internal/cgroup":              {"internal/host"},
+	"internal/cni/process":         {"internal/netns", "internal/pidfd", "internal/poll"},
+	"internal/sandbox/lifecycle":   {"internal/lifecycle"},
+	"internal/container/lifecycle": {"internal/lifecycle"},
 	// The words of a session and a process are the drivers' and the owners'.
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -26,7 +27,7 @@ const firstLink = "eth0"
 func (h *Host) Attach(ctx context.Context, a pod.Attachment) ([]pod.Attached, error) {
 	asked, err := request.Read(a.Annotations)
 	if err != nil {
-		return nil, errdefs.ErrInvalidArgument.WithMessage(err.Error())
+		return nil, errdefs.ErrInvalidArgument.WithMessage(strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	networks := h.Networks()
 	if networks.Err != nil {
@@ -160,7 +161,7 @@ func (h *Host) attach(ctx context.Context, w want) (pod.Attached, error) {
 		if former.State == attached && former.Network == r.Network && former.Attachment.Netns == r.Attachment.Netns {
 			return former.Attached, nil
 		}
-		if err := h.pay(ctx, former); err != nil {
+		if err := h.pay(ctx, former, h.cfg.Timeout); err != nil {
 			return pod.Attached{}, fmt.Errorf("its former attachment is still there: %w", err)
 		}
 	}
@@ -208,18 +209,23 @@ func (h *Host) Detach(ctx context.Context, a pod.Attachment) error {
 	return nil
 }
 
+// detachTime is how long a pod that is stopped waits for DEL. What takes longer
+// is owed, and then has the whole time of an operation.
+const detachTime = 20 * time.Second
+
 // detach detaches or owes. The caller has the sandbox's lock.
 func (h *Host) detach(ctx context.Context, sandbox string) {
 	for _, r := range h.of(sandbox) {
-		if err := h.pay(ctx, r); err != nil {
+		if err := h.pay(ctx, r, min(detachTime, h.cfg.Timeout)); err != nil {
 			h.cfg.Log.Warn("cni: a detach is owed and will be tried again", "pod", r.Attachment.Pod, "sandbox", pod.Short(sandbox), "error", err)
 		}
 	}
 }
 
 // pay deletes an attachment, or records that this is owed and why. The
-// caller's deadline doesn't cut it short. The caller has the sandbox's lock.
-func (h *Host) pay(ctx context.Context, r *record) error {
+// caller's deadline doesn't cut it short, only within does. The caller has the
+// sandbox's lock.
+func (h *Host) pay(ctx context.Context, r *record, within time.Duration) error {
 	debt := *r
 	debt.State = deleting
 	if debt.Since.IsZero() {
@@ -228,7 +234,7 @@ func (h *Host) pay(ctx context.Context, r *record) error {
 	// A record that can't be written stops nothing: the one that is there leads
 	// to the same.
 	_ = h.store(debt, h.records.Unwind)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.cfg.Timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()
 	stop := context.AfterFunc(h.closing, cancel)
 	defer stop()
@@ -249,9 +255,9 @@ func (h *Host) pay(ctx context.Context, r *record) error {
 		return errors.Join(err, unwritten)
 	}
 	crashpoint.Hit("cni.deleted")
-	err := h.forget(&debt)
-	if sandbox := r.Attachment.Sandbox; len(h.of(sandbox)) == 0 {
-		err = errors.Join(err, h.spare.release(sandbox))
+	var err error
+	if sandbox := r.Attachment.Sandbox; len(h.of(sandbox)) == 1 { // it was the last one
+		err = h.spare.release(sandbox)
 	}
-	return err
+	return errors.Join(err, h.forget(&debt))
 }

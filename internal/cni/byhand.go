@@ -136,7 +136,7 @@ func (b *ByHand) Add(ctx context.Context, o Order) (json.RawMessage, error) {
 		return r.Result, nil
 	}
 	if r.State != "" {
-		if err := b.host.pay(ctx, &r); err != nil {
+		if err := b.host.pay(ctx, &r, b.host.cfg.Timeout); err != nil {
 			return nil, fmt.Errorf("its former attachment is still there: %w", err)
 		}
 		if r, err = b.record(o); err != nil {
@@ -145,7 +145,7 @@ func (b *ByHand) Add(ctx context.Context, o Order) (json.RawMessage, error) {
 	}
 	r.State = adding
 	if err := b.host.make(ctx, &r); err != nil {
-		if owed := b.host.pay(ctx, &r); owed != nil {
+		if owed := b.host.pay(ctx, &r, b.host.cfg.Timeout); owed != nil {
 			err = fmt.Errorf("%w; undoing it is owed: %w", err, owed)
 		}
 		return nil, err
@@ -165,7 +165,7 @@ func (b *ByHand) Del(ctx context.Context, o Order) error {
 	}
 	defer leave()
 	if r.State != "" {
-		return b.host.pay(ctx, &r)
+		return b.host.pay(ctx, &r, b.host.cfg.Timeout)
 	}
 	r.Attachment.Netns = b.host.spare.find(r.Attachment)
 	return b.host.plugins.del(ctx, &r)

@@ -178,6 +178,10 @@ func TestSeveralNetworks(t *testing.T) {
 	b := l.pod()
 	b.Annotations = map[string]string{"network.alpha.kubernetes.io/network": `[{"name":"n2","interface":"eth7"},{"name":"gone"}]`}
 	refused(t, h, b, "pod default/"+b.Pod.Name, "network gone", "not configured")
+	b.Annotations = map[string]string{"cni.husk.dev/mac": "x", "kubernetes.io/ingress-bandwidth": "fast"}
+	refused(t, h, b, "annotation cni.husk.dev/mac: ", "; annotation kubernetes.io/ingress-bandwidth: ")
+	b.Annotations = map[string]string{"cni.husk.dev/mac": "02:00:00:00:00:01"}
+	refused(t, h, b, "pod default/"+b.Pod.Name, "no plugin of network n0 has the capability mac")
 	b.Annotations = map[string]string{"k8s.v1.cni.cncf.io/networks": "n3@eth0"}
 	refused(t, h, b, "eth0", "default network")
 	l.nothingLeft()

@@ -212,8 +212,8 @@ type Attachment struct {
 	pod.Attachment
 	Network string
 	State   string
-	// Owed tells of one that is to be deleted since when, how often that was
-	// tried, and what was in the way.
+	// Of a debt: since when it is one, how often DEL was tried, and what was in
+	// the way.
 	Since time.Time
 	Tries int
 	Error string

@@ -64,6 +64,7 @@ func live() int {
 		fmt.Println(err)
 		return 1
 	}
+	time.Sleep(time.Hour) // it is killed
 	return 0
 }
 

@@ -34,7 +34,7 @@ func (h *Host) Reconcile(ctx context.Context, live []pod.Attachment) error {
 	for _, a := range live {
 		alive[a.Sandbox] = true
 	}
-	var interrupted []string
+	interrupted := []string{mark + "=" + h.plugins.gcMark()}
 	var foreign []string // sandboxes
 	var kept []*record
 	h.mu.Lock()
@@ -56,7 +56,7 @@ func (h *Host) Reconcile(ctx context.Context, live []pod.Attachment) error {
 	}
 	h.mu.Unlock()
 	errs := []error{}
-	if len(interrupted) > 0 {
+	if h.watch != nil || len(interrupted) > 1 {
 		bounded, cancel := context.WithTimeout(ctx, askTime)
 		errs = append(errs, process.End(bounded, interrupted...))
 		cancel()
@@ -145,7 +145,7 @@ func (h *Host) settle(ctx context.Context, k string) error {
 	if r = h.find(k); r == nil || r.State != deleting {
 		return nil
 	}
-	if err := h.pay(ctx, r); err != nil {
+	if err := h.pay(ctx, r, h.cfg.Timeout); err != nil {
 		return err
 	}
 	h.cfg.Log.Info("cni: what was owed is detached", "pod", r.Attachment.Pod, "sandbox", pod.Short(r.Attachment.Sandbox), "interface", r.Attachment.IfName, "since", r.Since)

@@ -93,6 +93,10 @@ func (h *Host) gc(ctx context.Context, list *libcni.NetworkConfigList, others []
 	return h.plugins.gc(ctx, list, valid)
 }
 
+// gcMark marks what GC runs. One that went on behind a huskd that was killed
+// would take what the next one attaches for garbage.
+func (p *plugins) gcMark() string { return string(p.instance) + "/gc" }
+
 // gc runs GC of all plugins, each whatever became of the others.
 func (p *plugins) gc(ctx context.Context, list *libcni.NetworkConfigList, valid []types.GCAttachment) error {
 	ctx, cancel := context.WithTimeout(ctx, DefaultTimeout)
@@ -101,7 +105,7 @@ func (p *plugins) gc(ctx context.Context, list *libcni.NetworkConfigList, valid 
 	inject := map[string]any{"cni.dev/valid-attachments": valid, "cni.dev/attachments": valid}
 	var errs []error
 	for _, plugin := range list.Plugins {
-		_, err := p.do(ctx, call{list: list, plugin: plugin, op: opGC, inject: inject})
+		_, err := p.do(ctx, call{list: list, plugin: plugin, op: opGC, inject: inject, mark: p.gcMark()})
 		errs = append(errs, err)
 	}
 	return lines(errs)

@@ -91,6 +91,9 @@ func TestPluginLeavesChild(t *testing.T) {
 	pid, err := os.ReadFile(filepath.Join(l.dir, "child"))
 	must(t, err)
 	l.gone(strings.TrimSpace(string(pid)))
+	if !l.log.has("left processes behind") {
+		t.Error("it is not told of")
+	}
 	must(t, h.Detach(t.Context(), a))
 }
 

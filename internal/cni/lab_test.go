@@ -51,6 +51,10 @@ func newLab(t testing.TB) *lab {
 	t.Helper()
 	hosttest.Root(t)
 	l := &lab{t: t, dir: t.TempDir(), builtin: &builtin{}}
+	t.Cleanup(func() { // what a failed test still owes
+		kept, _ := filepath.Glob(filepath.Join(l.dir, "state", "cni", "*"))
+		_ = netns.Remove(kept...)
+	})
 	l.node, l.other = l.namespace("node"), l.namespace("other")
 	for _, dir := range []string{"conf", "bin", "ipam"} {
 		must(t, os.Mkdir(filepath.Join(l.dir, dir), 0o755))

@@ -321,6 +321,25 @@ func TestGC(t *testing.T) {
 	}
 }
 
+// A GC that goes on behind a huskd that was killed knows nothing of what the
+// next one attaches: it is ended before.
+func TestKilledInGC(t *testing.T) {
+	l := newLab(t)
+	reached, proceed := l.stuck("GC")
+	l.plugin("first", answersVersion+`[ $CNI_COMMAND = ADD ] && echo '{"ips":[{"address":"10.66.0.9/24"}]}'; exit 0`)
+	l.conf("10-web.conflist", `{"cniVersion":"1.1.0","name":"web","plugins":[{"type":"first"},{"type":"stuck"}]}`)
+	l.crash(l.pod(), false, reached)
+	pid, err := os.ReadFile(reached)
+	must(t, err)
+	if _, err := os.Stat("/proc/" + strings.TrimSpace(string(pid))); err != nil {
+		t.Fatal("the plugin didn't outlive huskd: nothing is tested")
+	}
+	h, _ := l.host(nil)
+	l.gone(strings.TrimSpace(string(pid)))
+	must(t, os.WriteFile(proceed, nil, 0o600))
+	l.owed(h, 0)
+}
+
 // GC is off where the configuration says so, and before 1.1.0.
 func TestGCDisabled(t *testing.T) {
 	for _, conf := range []string{

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -36,6 +37,7 @@ type Config struct {
 	CNIBin     []string `key:"cni-bin-dir" help:"directories of CNI plugins, the first goes before; /opt/TYPE/bin goes before all"`
 	CNIMax     int      `key:"cni-max-networks" help:"how many of the networks in cni-conf-dir a pod is attached to, in the order of their files"`
 	PidsLimit  int      `key:"pids-limit" help:"how many processes and threads a container may have; 0 for no limit"`
+	Metrics    string   `key:"metrics-listen" help:"address to serve Prometheus' metrics at, such as 127.0.0.1:9477, under /metrics; empty for none"`
 	LogLevel   string   `key:"log-level" help:"least severe log lines to write: debug, info, warn or error"`
 	LogFormat  string   `key:"log-format" help:"form of log lines: text or json"`
 }
@@ -238,6 +240,9 @@ func (c *Config) check() error {
 		bad("cni-max-networks", "%d: at least 1", c.CNIMax)
 	}
 	oneOf("network-mode", c.Network, "ptp", "bridge")
+	if _, _, err := net.SplitHostPort(c.Metrics); c.Metrics != "" && err != nil {
+		bad("metrics-listen", "%q is not of the form 127.0.0.1:9477", c.Metrics)
+	}
 	oneOf("log-level", c.LogLevel, "debug", "info", "warn", "error")
 	oneOf("log-format", c.LogFormat, "text", "json")
 	if _, err := c.Prefixes(); err != nil {

@@ -59,6 +59,7 @@ func TestEveryFaultIsNamed(t *testing.T) {
 		{"subnet text", "", []string{"--pod-subnets=ten"}, []string{`pod-subnets: "ten" is not a prefix`}},
 		{"subnet twice", "", []string{"--pod-subnets=10.1.0.0/16,10.2.0.0/16"}, []string{"are of one family"}},
 		{"no subnet", "pod-subnets = []\n", nil, []string{"pod-subnets: is empty"}},
+		{"metrics address", "", []string{"--metrics-listen=9477"}, []string{`metrics-listen: "9477" is not of the form 127.0.0.1:9477`}},
 		{"same directories", "", []string{"--root=/x", "--state=/x/"}, []string{"state: /x is the root directory too"}},
 		{"unknown flag", "", []string{"--rot=/x"}, []string{"unknown flag: --rot"}},
 		{"argument", "", []string{"web.yaml"}, []string{"pods are run with husk run"}},

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/huskd/husk/internal/container/lifecycle"
 	"github.com/huskd/husk/internal/crashpoint"
+	life "github.com/huskd/husk/internal/lifecycle"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -170,53 +170,36 @@ func (b *box) enter(to lifecycle.State) error {
 	return nil
 }
 
-// drive lets ev happen and performs the actions that follow, until the
-// container is in a state that waits. It returns the first error. An action on
-// the way down that fails leaves the container in its state, to be driven again.
+// drive lets ev happen and performs the actions that follow: see lifecycle.Drive.
 func (b *box) drive(ev lifecycle.Event) error {
-	var first error
-	for {
-		from := b.rec.State
-		to, do, ok := lifecycle.Next(from, ev)
-		if !ok {
-			return errors.Join(first, fmt.Errorf("container %q (%s) is %s: can't %s", b.name(), pod.Short(b.id), from, ev))
-		}
-		if err := b.enter(to); err != nil {
-			first = errors.Join(first, named(b.name(), err))
-			b.failed(first)
-			ev = lifecycle.Fail
-			continue
-		}
-		if do == lifecycle.None {
-			return first
-		}
-		crashpoint.Hit("container/" + string(to) + "/begin")
-		began := time.Now()
-		err := b.act(to, do)
-		if err == nil {
-			b.steps = append(b.steps, pod.Step{Name: string(do), Took: time.Since(began)})
-		}
-		crashpoint.Hit("container/" + string(to) + "/end")
-		switch {
-		case err == nil:
-			ev = lifecycle.Done
-		case to.Down():
-			return errors.Join(first, fmt.Errorf("container %q (%s): %s: %w", b.name(), pod.Short(b.id), do, err))
-		default:
-			first = named(b.name(), err)
-			b.failed(first)
-			ev = lifecycle.Fail
-		}
+	if err := life.Drive(&lifecycle.Table, walk{b}, ev); err != nil {
+		return fmt.Errorf("container %q: %w", b.name(), err)
 	}
+	return nil
 }
 
-// named has an error begin with the container's name, if it doesn't.
-func named(name string, err error) error {
-	prefix := fmt.Sprintf("container %q: ", name)
-	if strings.HasPrefix(err.Error(), prefix) {
-		return err
+// walk is the container's way through the table.
+type walk struct{ *box }
+
+func (w walk) String() string { return "it" }
+
+func (w walk) State() lifecycle.State { return w.rec.State }
+
+func (w walk) Enter(to lifecycle.State) error { return w.enter(to) }
+
+func (w walk) Failed(err error) { w.failed(fmt.Errorf("container %q: %w", w.name(), err)) }
+
+func (w walk) Act(in lifecycle.State, do lifecycle.Action) error {
+	crashpoint.Hit("container/" + string(in) + "/begin")
+	began := time.Now()
+	err := w.act(in, do)
+	crashpoint.Hit("container/" + string(in) + "/end")
+	if err == nil {
+		w.steps = append(w.steps, pod.Step{Name: string(do), Took: time.Since(began)})
+	} else if in.Down() {
+		err = fmt.Errorf("%s: %w", do, err)
 	}
-	return fmt.Errorf("%s%w", prefix, err)
+	return err
 }
 
 // failed records why the container never ran, as kubelet's users see it.

@@ -63,7 +63,7 @@ func (s *Service) Resume(ctx context.Context) error {
 		if b.rec.Boot != s.cfg.Host.BootID {
 			ev = lifecycle.Reboot
 		}
-		to, _, _ := lifecycle.Next(b.rec.State, ev)
+		to, _, _ := lifecycle.Table.Next(b.rec.State, ev)
 		if to.Live() {
 			b.watch()
 			continue

@@ -46,8 +46,9 @@ func (b *box) update(asked *runtimeapi.LinuxContainerResources) error {
 		return fmt.Errorf("container %q: change limits: %w", b.name(), err)
 	}
 	b.rec.Resources = want
+	err = b.s.records.Put(b.id, b.rec)
 	b.publish()
-	return b.s.records.Put(b.id, b.rec)
+	return err
 }
 
 // changed returns has with what asked says. Lists are replaced as a whole.

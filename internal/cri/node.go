@@ -66,16 +66,16 @@ func condition(kind, reason string, err error) *runtimeapi.RuntimeCondition {
 }
 
 // handlers are the names of runtime handlers, the default one first.
-func (n *view) handlers() []string {
-	if n.Runtime.Name == "" {
+func (v *view) handlers() []string {
+	if v.Runtime.Name == "" {
 		return []string{""}
 	}
-	return []string{"", n.Runtime.Name}
+	return []string{"", v.Runtime.Name}
 }
 
 // checkHandler refuses a handler that there isn't.
-func (n *view) checkHandler(name string) error {
-	if known := n.handlers(); !slices.Contains(known, name) {
+func (v *view) checkHandler(name string) error {
+	if known := v.handlers(); !slices.Contains(known, name) {
 		return invalid("runtime handler %.80q is not known here: use %s, or none for the default", name, strings.Join(known[1:], ", "))
 	}
 	return nil

@@ -29,6 +29,7 @@ import (
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/journal"
+	"github.com/huskd/husk/internal/metrics"
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/plan"
@@ -67,6 +68,7 @@ type daemon struct {
 	agent      *agent.Agent
 	events     cri.Events
 	streams    *stream.Server
+	metrics    *metrics.Metrics
 }
 
 // Run runs huskd until ctx ends. Pods run on after that.
@@ -169,6 +171,7 @@ func (d *daemon) wire() {
 		Changed: func(st container.Status) {
 			d.agent.ContainerChanged(st)
 			d.events.Container(st)
+			d.metrics.Container(st)
 		},
 	})
 	d.sandboxes = sandbox.New(sandbox.Config{
@@ -181,8 +184,10 @@ func (d *daemon) wire() {
 		Changed: func(st sandbox.Status) {
 			d.agent.SandboxChanged(st)
 			d.events.Sandbox(st)
+			d.metrics.Sandbox(st)
 		},
 	})
+	d.measure()
 	d.agent = agent.New(agent.Config{
 		Journal: d.journal, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
 		Volumes: volume.Volumes{Root: d.cfg.Root, State: d.cfg.State},
@@ -220,7 +225,7 @@ func (d *daemon) serve(ctx context.Context, socket listener) error {
 		cancel()
 	}
 	defer end()
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(api.Unary, cri.Unary(d.log)), grpc.StreamInterceptor(api.Stream), grpc.MaxRecvMsgSize(maxMessage))
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(d.metrics.Unary, api.Unary, cri.Unary(d.log)), grpc.StreamInterceptor(api.Stream), grpc.MaxRecvMsgSize(maxMessage))
 	name := ""
 	if d.missing == nil {
 		name = d.runtime.Name + " " + d.runtime.Version
@@ -233,6 +238,9 @@ func (d *daemon) serve(ctx context.Context, socket listener) error {
 		return err
 	}
 	var running errgroup.Group
+	if err := d.serveMetrics(ctx, &running); err != nil {
+		return err
+	}
 	running.Go(d.streams.Serve)
 	if d.cfg.Manifests != "" {
 		directory := &source.Directory{Path: d.cfg.Manifests, Node: nodeName(), Log: d.log, Deliver: d.agent.Declare}

@@ -47,6 +47,10 @@ func setContainerDefaults(c *corev1.Container, hostNetwork bool) {
 	fill(&c.ImagePullPolicy, pullPolicy(c.Image))
 	fill(&c.TerminationMessagePath, defaultMessagePath)
 	fill(&c.TerminationMessagePolicy, corev1.TerminationMessageReadFile)
+	for _, p := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe, c.StartupProbe} {
+		setProbeDefaults(p)
+	}
+	setLifecycleDefaults(c.Lifecycle)
 	for i := range c.Ports {
 		p := &c.Ports[i]
 		fill(&p.Protocol, corev1.ProtocolTCP)

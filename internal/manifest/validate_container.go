@@ -42,6 +42,7 @@ func (v *validator) container(c *corev1.Container, at string, init bool) {
 	v.resources(&c.Resources, at+".resources")
 	v.volumeMounts(c, at)
 	v.security(c.SecurityContext, at+".securityContext")
+	v.probes(c, at, init)
 }
 
 func (v *validator) ports(c *corev1.Container, at string, init bool) {

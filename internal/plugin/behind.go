@@ -58,5 +58,19 @@ func (b *behind) bury(p *Plugin, dir string, n *oneshot.Network) {
 	}
 }
 
-// Close waits for what DEL left to be done.
-func (p *Plugin) Close() { p.behind.working.Wait() }
+// closeTime is how long Close waits.
+const closeTime = 10 * time.Second
+
+// Close waits for what DEL left to be done, some seconds at most.
+func (p *Plugin) Close() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.behind.working.Wait()
+	}()
+	select {
+	case <-done:
+	case <-time.After(closeTime):
+		p.log().Warn("network: links are still to be deleted: a repeated DEL, or GC, goes on")
+	}
+}

@@ -13,6 +13,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/huskd/husk/internal/pod"
 )
 
 // TestVerbsOfEveryVersion goes through all that a runtime does with one
@@ -498,5 +500,42 @@ func TestRangesChange(t *testing.T) {
 		l.do(Del, id, ns, after)
 	}
 	l.gc(after)
+	l.bare()
+}
+
+// TestClash: what is in the kernel is named by four digits of the directory's
+// digest. Of two networks that have the same, the second is refused, and none of
+// its calls touches the first.
+func TestClash(t *testing.T) {
+	l := newLab(t)
+	names := map[string]string{}
+	var first, second string
+	for i := 0; second == ""; i++ {
+		name := fmt.Sprint("net", i)
+		short := string(pod.InstanceOf(filepath.Join(l.dir, "data", name)))
+		if other, ok := names[short]; ok {
+			first, second = other, name
+		}
+		names[short] = name
+	}
+	one := l.with(map[string]any{"name": first})
+	two := l.with(map[string]any{"name": second, "ranges": []any{[]any{map[string]any{"subnet": "10.249.0.0/16"}}}})
+	ns := l.namespace("pod")
+	l.add("pod", ns, one)
+	_, err := l.call(l.args(Add, "other", l.namespace("other pod")), two)
+	if code, msg := refused(t, err); code != types.ErrInvalidNetworkConfig || !strings.Contains(msg, "is of another network") {
+		t.Errorf("ADD: %d %s", code, msg)
+	}
+	l.do(Del, "other", "", two)
+	if _, err := l.call(l.args(GC, "", ""), l.with(map[string]any{"name": second, "cni.dev/valid-attachments": []any{}})); err == nil {
+		t.Error("GC of the second is fine")
+	}
+	l.do(Check, "pod", ns, one)
+	if !l.ping(ns, other4) {
+		t.Error("the first is dead")
+	}
+	l.gc(one)
+	l.add("other", ns, two)
+	l.gc(two)
 	l.bare()
 }

@@ -15,6 +15,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/crashpoint"
+	life "github.com/huskd/husk/internal/lifecycle"
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
@@ -185,43 +186,35 @@ func (b *box) enter(to lifecycle.State) error {
 	return nil
 }
 
-// drive lets ev happen and performs the actions that follow, until the sandbox
-// is in a state that waits. It returns the first error. An action on the way
-// down that fails leaves the sandbox in its state, to be driven again.
+// drive lets ev happen and performs the actions that follow: see lifecycle.Drive.
 func (b *box) drive(ev lifecycle.Event) error {
-	var first error
-	for {
-		from := b.rec.State
-		to, do, ok := lifecycle.Next(from, ev)
-		if !ok {
-			return errors.Join(first, fmt.Errorf("sandbox %s is %s: can't %s", pod.Short(b.id), from, ev))
-		}
-		if err := b.enter(to); err != nil {
-			first = errors.Join(first, err)
-			b.rec.Reason = err.Error()
-			ev = lifecycle.Fail
-			continue
-		}
-		if do == lifecycle.None {
-			return first
-		}
-		crashpoint.Hit("sandbox/" + string(to) + "/begin")
-		began := time.Now()
-		err := b.act(to, do)
-		if err == nil {
-			b.steps = append(b.steps, pod.Step{Name: string(do), Took: time.Since(began)})
-		}
-		crashpoint.Hit("sandbox/" + string(to) + "/end")
-		switch {
-		case err == nil:
-			ev = lifecycle.Done
-		case to.Down():
-			return errors.Join(first, fmt.Errorf("sandbox %s of pod %s: %s: %w", pod.Short(b.id), b.ref(), do, err))
-		default:
-			first = fmt.Errorf("pod %s: %s sandbox: %w", b.ref(), verbs[do], err)
-			b.rec.Reason = first.Error()
-			ev = lifecycle.Fail
-		}
+	return life.Drive(&lifecycle.Table, walk{b}, ev)
+}
+
+// walk is the sandbox's way through the table.
+type walk struct{ *box }
+
+func (w walk) String() string { return "sandbox " + pod.Short(w.id) }
+
+func (w walk) State() lifecycle.State { return w.rec.State }
+
+func (w walk) Enter(to lifecycle.State) error { return w.enter(to) }
+
+func (w walk) Failed(err error) { w.rec.Reason = err.Error() }
+
+func (w walk) Act(in lifecycle.State, do lifecycle.Action) error {
+	crashpoint.Hit("sandbox/" + string(in) + "/begin")
+	began := time.Now()
+	err := w.act(in, do)
+	crashpoint.Hit("sandbox/" + string(in) + "/end")
+	switch {
+	case err == nil:
+		w.steps = append(w.steps, pod.Step{Name: string(do), Took: time.Since(began)})
+		return nil
+	case in.Down():
+		return fmt.Errorf("sandbox %s of pod %s: %s: %w", pod.Short(w.id), w.ref(), do, err)
+	default:
+		return fmt.Errorf("pod %s: %s sandbox: %w", w.ref(), verbs[do], err)
 	}
 }
 

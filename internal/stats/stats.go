@@ -116,11 +116,11 @@ func walk(dir string) Layer {
 	seen := map[uint64]bool{}
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return nil //nolint:nilerr // it is gone
+			return nil // it is gone
 		}
 		info, err := d.Info()
 		if err != nil {
-			return nil //nolint:nilerr // it is gone
+			return nil // it is gone
 		}
 		st, ok := info.Sys().(*syscall.Stat_t)
 		if !ok || st.Nlink > 1 && !d.IsDir() && seen[st.Ino] {
@@ -139,7 +139,7 @@ const blockSize = 512
 
 // Disk is a file system.
 type Disk struct {
-	Bytes, Free, Inodes, InodesFree uint64
+	Bytes, Inodes, InodesFree uint64
 }
 
 // Filesystem returns the size of the file system at path; false if it can't be
@@ -149,6 +149,5 @@ func Filesystem(path string) (Disk, bool) {
 	if unix.Statfs(path, &st) != nil {
 		return Disk{}, false
 	}
-	size := uint64(st.Bsize)
-	return Disk{Bytes: st.Blocks * size, Free: st.Bavail * size, Inodes: st.Files, InodesFree: st.Ffree}, true
+	return Disk{Bytes: st.Blocks * uint64(st.Bsize), Inodes: st.Files, InodesFree: st.Ffree}, true
 }

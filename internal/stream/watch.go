@@ -55,6 +55,6 @@ func (c *watchedConn) Close() error {
 }
 
 func isTimeout(err error) bool {
-	timeout, ok := err.(net.Error) //nolint:errorlint // net's own, never wrapped
+	timeout, ok := err.(net.Error) // net's own, never wrapped
 	return ok && timeout.Timeout()
 }

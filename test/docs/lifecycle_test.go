@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	container "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/lifecycle"
 	sandbox "github.com/huskd/husk/internal/sandbox/lifecycle"
 )
 
@@ -43,17 +44,25 @@ the tables have it all.
 `)
 	sandboxes := words(t, "sandbox")
 	sandboxes.title = "A sandbox"
-	for _, r := range sandbox.Table() {
-		sandboxes.rows = append(sandboxes.rows, row{string(r.From), string(r.On), string(r.To), string(r.Action)})
-	}
+	sandboxes.rows = rowsOf(&sandbox.Table, sandboxes)
 	containers := words(t, "container")
 	containers.title = "A container"
-	for _, r := range container.Table() {
-		containers.rows = append(containers.rows, row{string(r.From), string(r.On), string(r.To), string(r.Action)})
-	}
+	containers.rows = rowsOf(&container.Table, containers)
 	sandboxes.write(&b)
 	containers.write(&b)
 	return b.String()
+}
+
+// rowsOf are a table's rows, in the order of its words.
+func rowsOf[S lifecycle.State, E, A ~string](t *lifecycle.Table[S, E, A], l life) (rows []row) {
+	for _, from := range l.states {
+		for _, on := range l.events {
+			if to, do, ok := t.Next(S(from.name), E(on.name)); ok {
+				rows = append(rows, row{from.name, on.name, string(to), string(do)})
+			}
+		}
+	}
+	return rows
 }
 
 // words reads the constants of a lifecycle package with their comments.
@@ -150,16 +159,16 @@ func edges(rows []row, without ...string) []row {
 }
 
 // picture is the life of a sandbox, up and down, for the README.
-func picture() string {
+func picture(t *testing.T) string {
 	var rows []row
-	for _, r := range sandbox.Table() {
-		on := string(r.On)
-		if on == "done" {
-			on = ""
+	for _, r := range rowsOf(&sandbox.Table, words(t, "sandbox")) {
+		if r.from == string(sandbox.Reserved) && r.on != string(sandbox.Run) {
+			continue
 		}
-		if r.From != sandbox.Reserved || r.On == sandbox.Run {
-			rows = append(rows, row{string(r.From), on, string(r.To), string(r.Action)})
+		if r.on == string(sandbox.Done) {
+			r.on = ""
 		}
+		rows = append(rows, r)
 	}
 	var b strings.Builder
 	b.WriteString("flowchart LR\n")

@@ -47,7 +47,7 @@ func TestReferencePicture(t *testing.T) {
 		if !found || !ended {
 			t.Fatalf("README.md has no place for the picture: %s", begin)
 		}
-		return before + begin + "```mermaid\n" + picture() + "```\n" + end + after
+		return before + begin + "```mermaid\n" + picture(t) + "```\n" + end + after
 	})
 }
 

@@ -149,11 +149,11 @@ func TestBadDirectory(t *testing.T) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	write(t, n, "manifests/bad.yaml", podOf("bad", only("livenessProbe: {exec: {command: [x]}}")))
+	write(t, n, "manifests/bad.yaml", podOf("bad", only("volumeDevices: [{name: x, devicePath: /dev/x}]")))
 	write(t, n, "manifests/.bad.yaml.swp", "rubbish")
 	write(t, n, "manifests/good.yaml", podOf("good", only("tty: false")))
 	ready("good")
-	logged(`bad.yaml:4: pod default/bad: spec.containers\[0\].livenessProbe: not supported yet: remove it`)
+	logged(`bad.yaml:4: pod default/bad: spec.containers\[0\].volumeDevices: not supported yet: remove it`)
 	began := findPod(t, n, "good").Containers[0].Started
 	write(t, n, "manifests/good.yaml", podOf("good", only("command: {}")))
 	logged(`good.yaml:4: pod default/good: spec.containers\[0\].command: `)

@@ -32,24 +32,17 @@ spec:
 func edges() []string {
 	var list []string
 	add := func(owner, state string, times ...string) {
-		for _, where := range []string{"/begin", "/end"} {
-			for _, n := range times {
-				if edge := owner + "/" + state + where + n; !slices.Contains(list, edge) {
-					list = append(list, edge)
-				}
-			}
+		for _, n := range times {
+			list = append(list, owner+"/"+state+"/begin"+n, owner+"/"+state+"/end"+n)
 		}
 	}
-	for _, row := range sandboxes.Table() {
-		if row.Action != sandboxes.None {
-			add("sandbox", string(row.To), "")
-		}
+	for state := range sandboxes.Table.Actions {
+		add("sandbox", string(state), "")
 	}
-	for _, row := range containers.Table() {
-		if row.Action != containers.None {
-			add("container", string(row.To), "", "#2")
-		}
+	for state := range containers.Table.Actions {
+		add("container", string(state), "", "#2")
 	}
+	slices.Sort(list)
 	return list
 }
 

@@ -17,7 +17,7 @@ import (
 // TestCRIStats is what pods and containers use.
 func TestCRIStats(t *testing.T) {
 	t.Parallel()
-	c := startCRI(t)
+	c := startCRI(t, node.Flags("--metrics-listen", "127.0.0.1:9477"))
 	c.pull(webImage)
 	pod := c.pod()
 	id := c.run(pod, "head -c 3000000 /dev/urandom >/tmp/file; touch /tmp/ready; while :; do :; done", func(k *runtimeapi.ContainerConfig) {
@@ -30,6 +30,7 @@ func TestCRIStats(t *testing.T) {
 	c.part(t, "containers", func(t *testing.T, c *criNode) { containerStats(t, c, pod, id, idle) })
 	c.part(t, "sandboxes", func(t *testing.T, c *criNode) { sandboxStats(t, c, pod, id) })
 	c.part(t, "metrics", func(t *testing.T, c *criNode) { metrics(t, c, pod, id) })
+	c.part(t, "Prometheus", prometheus)
 	c.part(t, "ended", func(t *testing.T, c *criNode) {
 		r, err := c.ContainerStats(c.ctx, &runtimeapi.ContainerStatsRequest{ContainerId: ended})
 		c.must(err)
@@ -163,6 +164,22 @@ func metrics(t *testing.T, c *criNode, pod, id string) {
 	} {
 		if seen[name] == 0 {
 			t.Errorf("%s of container %s is 0", name, id)
+		}
+	}
+}
+
+// prometheus has what huskd itself did and has.
+func prometheus(t *testing.T, c *criNode) {
+	_, _ = c.ContainerStatus(c.ctx, &runtimeapi.ContainerStatusRequest{ContainerId: "none"})
+	page := c.Must("curl", "-sS", "http://127.0.0.1:9477/metrics")
+	for _, line := range []string{
+		`husk_sandboxes{state="ready"} `, `husk_containers{state="running"} 2`, "husk_images 1\n", "husk_network_debts 0\n",
+		`husk_step_seconds_count{of="sandbox",step="attach"} `, `husk_step_seconds_count{of="container",step="create"} `,
+		`husk_call_seconds_count{code="NotFound",method="ContainerStatus",service="runtime.v1.RuntimeService"} 1`,
+		`husk_call_seconds_count{code="OK",method="RunPodSandbox",service="runtime.v1.RuntimeService"} `,
+	} {
+		if !strings.Contains(page, line) {
+			t.Errorf("no line %s", line)
 		}
 	}
 }

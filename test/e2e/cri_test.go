@@ -51,11 +51,11 @@ type criNode struct {
 }
 
 // startCRI starts a node whose huskd can pull test images.
-func startCRI(t testing.TB) *criNode {
+func startCRI(t testing.TB, options ...node.Option) *criNode {
 	t.Helper()
 	n := node.New(t)
 	serveRegistry(t, n)
-	c := &criNode{Node: n, huskd: n.Huskd(), t: t, made: &atomic.Int64{}}
+	c := &criNode{Node: n, huskd: n.Huskd(options...), t: t, made: &atomic.Int64{}}
 	var cancel context.CancelFunc
 	c.ctx, cancel = context.WithTimeout(t.Context(), 4*time.Minute)
 	t.Cleanup(cancel)

@@ -117,6 +117,8 @@ type Container struct {
 	Message string
 	// Deadline is when a stop that is under way will kill it; zero if none is.
 	Deadline time.Time
+	// Health is kept after the end.
+	Health Health
 }
 
 // ImageState is how far an image is.

@@ -16,6 +16,7 @@ func (p *planner) run() {
 		p.createSandbox()
 		return
 	}
+	p.stopDoomed()
 	for _, c := range p.due() {
 		p.start(c)
 	}
@@ -92,10 +93,11 @@ func (p *planner) due() []member {
 			}
 			return out
 		default:
-			if ok && run.State == ContainerRunning {
+			if !ok || run.State != ContainerRunning {
+				out = append(out, c)
+			} else if p.hasStarted(c, run) {
 				continue
 			}
-			out = append(out, c)
 			if !initialized {
 				return out
 			}

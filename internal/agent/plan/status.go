@@ -53,8 +53,10 @@ type ContainerStatus struct {
 	State Display
 	// Reason is one word: why it waits (CrashLoopBackOff), or how it ended.
 	Reason, Message string
-	Ready           bool
-	Restarts        int
+	// Up says that the container runs and that its startup probe, if it has
+	// one, has succeeded; Ready that it can serve.
+	Up, Ready bool
+	Restarts  int
 	// ExitCode, Started and Finished are the newest run's, also while the next
 	// one is waited for.
 	ExitCode          int
@@ -138,7 +140,7 @@ func (p reporter) reason(s Status) (string, string) {
 	for i, c := range p.allContainers() {
 		cs := s.Containers[i]
 		switch {
-		case cs.State == Running && (!c.once || s.Initialized), c.once && cs.State == Terminated && cs.ExitCode == 0:
+		case cs.State == Running && (!c.once && cs.Up || s.Initialized), c.once && cs.State == Terminated && cs.ExitCode == 0:
 			done++
 		case cs.State == Waiting && cs.Reason != reasonInitializing && cs.Reason != reasonCreating,
 			cs.State == Terminated && (p.restarts(Container{State: ContainerExited, ExitCode: cs.ExitCode}) || c.init):
@@ -189,7 +191,10 @@ func (p reporter) containerStatus(c member, initialized bool) ContainerStatus {
 	}
 	switch {
 	case ok && run.State == ContainerRunning:
-		out.State, out.Ready = Running, true
+		out.State, out.Up, out.Ready = Running, p.hasStarted(c, run), p.ready(c, run)
+		if !out.Ready || run.Health.Doomed() {
+			out.Message = run.Health.Message
+		}
 		return out
 	case ok && run.State == ContainerUnknown:
 		out.State, out.Reason = Running, reasonUnknown

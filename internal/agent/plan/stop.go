@@ -69,8 +69,9 @@ func (p *planner) stopInOrder(left []Container, since time.Time) {
 
 // stop asks a container to end by since plus the grace. One that is ending is
 // asked again only to end sooner.
-func (p *planner) stop(c Container, since time.Time) {
-	grace := p.grace()
+func (p *planner) stop(c Container, since time.Time) { p.stopWithin(c, since, p.grace()) }
+
+func (p *planner) stopWithin(c Container, since time.Time, grace time.Duration) {
 	if grace > 0 {
 		grace = max(since.Add(grace).Sub(p.now), floor)
 	}

@@ -99,7 +99,7 @@ func (v *view) restarts(c Container) bool {
 	case corev1.RestartPolicyNever:
 		return false
 	case corev1.RestartPolicyOnFailure:
-		return !succeeded(c)
+		return !succeeded(c) || c.Health.Doomed()
 	}
 	return true
 }
@@ -117,14 +117,11 @@ func (v *view) initialized() bool {
 		case c.once:
 			done = done && ok && succeeded(run)
 		case c.init:
-			done = done && ok && started(run)
+			done = done && ok && v.hasStarted(c, run)
 		}
 	}
 	return done
 }
-
-// started says whether what comes after a sidecar may start.
-func started(run Container) bool { return run.State == ContainerRunning }
 
 // refused returns how the start of a container's program failed if the pod's
 // policy has that count as its end, as that of a program which ran and failed.

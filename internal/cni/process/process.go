@@ -97,14 +97,16 @@ func (r Runner) once(ctx context.Context, path string, stdin []byte, env []strin
 	stdout.begin()
 	stderr.begin()
 	ended := wait(ctx, fd)
-	// The plugin isn't reaped yet, so that its number is still its group's.
 	group := -cmd.Process.Pid
-	_ = unix.Kill(group, unix.SIGKILL)
+	if ended != nil {
+		_ = unix.Kill(group, unix.SIGKILL)
+	}
 	status := cmd.Wait()
 	if errors.Is(status, exec.ErrWaitDelay) {
 		status = nil
 	}
-	if ended == nil && unix.Kill(group, 0) == nil {
+	// The kernel gives numbers out in turn: this one isn't another's yet.
+	if unix.Kill(group, unix.SIGKILL) == nil && ended == nil {
 		r.Log.Warn("cni: a plugin left processes behind; they are killed", "plugin", path)
 	}
 	answer, complaint := stdout.end(), stderr.end()

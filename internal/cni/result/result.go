@@ -58,8 +58,12 @@ func Parse(answer []byte, as string) (json.RawMessage, error) {
 	}
 	var fields map[string]json.RawMessage
 	var f form
-	if err := errors.Join(json.Unmarshal(answer, &fields), json.Unmarshal(answer, &f)); err != nil {
-		return nil, fmt.Errorf("its answer is not a CNI result: %s", strings.ReplaceAll(err.Error(), "\n", ", "))
+	err := json.Unmarshal(answer, &fields)
+	if err == nil {
+		err = json.Unmarshal(answer, &f)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("its answer is not a CNI result: %w", err)
 	}
 	if fields == nil {
 		return nil, errors.New("its answer is not a CNI result: null")

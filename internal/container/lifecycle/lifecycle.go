@@ -6,6 +6,8 @@
 // named for what may exist while it is recorded.
 package lifecycle
 
+import "github.com/huskd/husk/internal/lifecycle"
+
 // State of a container, as it is journaled.
 type State string
 
@@ -51,95 +53,28 @@ const (
 	Reboot  Event = "reboot" // the host was restarted: nothing is left in the kernel
 )
 
-// Transition is a row of the table.
-type Transition struct {
-	From   State
-	On     Event
-	To     State
-	Action Action
-}
-
-var actions = map[State]Action{
-	Mounting:  Mount,
-	Creating:  Create,
-	Starting:  Start,
-	Releasing: Release,
-	Removing:  Clean,
-}
-
-// table has every event that is allowed in every state.
-var table = []struct {
-	from State
-	on   Event
-	to   State
-}{
-	{Reserved, Make, Mounting},
-	{Reserved, Fail, Exited},
-	{Reserved, Exit, Exited},
-	{Reserved, Lost, Exited},
-	{Reserved, Reboot, Exited},
-
-	{Mounting, Done, Creating},
-	{Mounting, Fail, Releasing},
-	{Mounting, Lost, Releasing},
-	{Mounting, Reboot, Releasing},
-
-	{Creating, Done, Created},
-	{Creating, Fail, Releasing},
-	{Creating, Lost, Releasing},
-	{Creating, Reboot, Releasing},
-
-	{Created, Run, Starting},
-	{Created, Fail, Releasing},
-	{Created, Exit, Releasing},
-	{Created, Lost, Created},
-	{Created, Reboot, Releasing},
-
-	{Starting, Done, Running},
-	{Starting, Fail, Releasing},
-	{Starting, Exit, Releasing},
-	{Starting, Lost, Releasing},
-	{Starting, Reboot, Releasing},
-
-	{Running, Exit, Releasing},
-	{Running, Lost, Running},
-	{Running, Reboot, Releasing},
-
-	{Releasing, Done, Exited},
-	{Releasing, Fail, Releasing},
-	{Releasing, Exit, Releasing},
-	{Releasing, Lost, Releasing},
-	{Releasing, Reboot, Releasing},
-
-	{Exited, Exit, Exited},
-	{Exited, Destroy, Removing},
-	{Exited, Lost, Exited},
-	{Exited, Reboot, Exited},
-
-	{Removing, Done, Removed},
-	{Removing, Fail, Removing},
-	{Removing, Destroy, Removing},
-	{Removing, Lost, Removing},
-	{Removing, Reboot, Removing},
-}
-
-// Next returns what follows when e happens in s; ok is false if e can't.
-func Next(s State, e Event) (to State, do Action, ok bool) {
-	for _, row := range table {
-		if row.from == s && row.on == e {
-			return row.to, actions[row.to], true
-		}
-	}
-	return s, None, false
-}
-
-// Table returns every transition, for tests and for the documentation.
-func Table() []Transition {
-	rows := make([]Transition, 0, len(table))
-	for _, row := range table {
-		rows = append(rows, Transition{row.from, row.on, row.to, actions[row.to]})
-	}
-	return rows
+// Table has every event that is allowed in every state.
+var Table = lifecycle.Table[State, Event, Action]{
+	Done: Done,
+	Fail: Fail,
+	Actions: map[State]Action{
+		Mounting:  Mount,
+		Creating:  Create,
+		Starting:  Start,
+		Releasing: Release,
+		Removing:  Clean,
+	},
+	To: map[State]map[Event]State{
+		Reserved:  {Make: Mounting, Fail: Exited, Exit: Exited, Lost: Exited, Reboot: Exited},
+		Mounting:  {Done: Creating, Fail: Releasing, Lost: Releasing, Reboot: Releasing},
+		Creating:  {Done: Created, Fail: Releasing, Lost: Releasing, Reboot: Releasing},
+		Created:   {Run: Starting, Fail: Releasing, Exit: Releasing, Lost: Created, Reboot: Releasing},
+		Starting:  {Done: Running, Fail: Releasing, Exit: Releasing, Lost: Releasing, Reboot: Releasing},
+		Running:   {Exit: Releasing, Lost: Running, Reboot: Releasing},
+		Releasing: {Done: Exited, Fail: Releasing, Exit: Releasing, Lost: Releasing, Reboot: Releasing},
+		Exited:    {Exit: Exited, Destroy: Removing, Lost: Exited, Reboot: Exited},
+		Removing:  {Done: Removed, Fail: Removing, Destroy: Removing, Lost: Removing, Reboot: Removing},
+	},
 }
 
 // Down says whether s is on the way to less, so that its record may use the

@@ -37,6 +37,14 @@ func (d *Datapath) Ensure(b plan.Base) error {
 	})
 }
 
+// Owned returns an error if the table is there and another owner's, see
+// plan.Table.
+func (d *Datapath) Owned(owner string) error {
+	d.table.mu.Lock()
+	defer d.table.mu.Unlock()
+	return d.table.owned(owner)
+}
+
 // TableExists says whether the nftables table is there. Others can remove it
 // with all the rest: `nft flush ruleset`.
 func (d *Datapath) TableExists() bool { return d.table.exists() }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/containerd/errdefs"
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -103,6 +104,9 @@ func (t *table) wrap(err error) error {
 func (t *table) ensure(p plan.Table) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if err := t.owned(p.Owner); err != nil {
+		return err
+	}
 	fill := func(c *nftables.Conn) error {
 		c.AddTable(t.nft)
 		for _, s := range plan.Sets() {
@@ -111,7 +115,7 @@ func (t *table) ensure(p plan.Table) error {
 			}
 		}
 		byChain := rules(p)
-		all := chains(t.nft)
+		all := chains(t.nft, p.Owner)
 		for _, chain := range all {
 			c.AddChain(chain)
 			c.FlushChain(chain)
@@ -132,6 +136,23 @@ func (t *table) ensure(p plan.Table) error {
 		})
 	}
 	return t.wrap(err)
+}
+
+// owned returns an error if the table is there and somebody else's.
+func (t *table) owned(owner string) error {
+	if owner == "" || !t.look() {
+		return nil
+	}
+	all, err := t.conn.ListChainsOfTableFamily(t.nft.Family)
+	if err != nil {
+		return t.wrap(errors.Join(err, t.reopen()))
+	}
+	for _, c := range all {
+		if c.Table.Name == t.nft.Name && c.Name == ownerPrefix+owner {
+			return nil
+		}
+	}
+	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("nftables table inet %s is of another network, whose directory has the same four digits: use another name or directory", t.nft.Name))
 }
 
 // exists says whether the table is there. `nft flush ruleset`, which is how

@@ -227,19 +227,26 @@ func rules(t plan.Table) map[string][][]expr.Any {
 	return out
 }
 
+// ownerPrefix begins the name of an empty chain that says whose a table is.
+const ownerPrefix = "of-"
+
 // chains returns the table's chains, those first that others jump to.
-func chains(t *nftables.Table) []*nftables.Chain {
+func chains(t *nftables.Table, owner string) []*nftables.Chain {
 	base := func(name string, typ nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority) *nftables.Chain {
 		return &nftables.Chain{Table: t, Name: name, Type: typ, Hooknum: hook, Priority: priority}
 	}
-	return []*nftables.Chain{
+	var mark []*nftables.Chain
+	if owner != "" {
+		mark = append(mark, &nftables.Chain{Table: t, Name: ownerPrefix + owner})
+	}
+	return append(mark, []*nftables.Chain{
 		{Table: t, Name: chainFromPod},
 		{Table: t, Name: chainHostPorts},
 		base(chainGuard, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw),
 		base(chainPrerouting, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest),
 		base(chainOutput, nftables.ChainTypeNAT, nftables.ChainHookOutput, nftables.ChainPriorityNATDest),
 		base(chainPostrouting, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource),
-	}
+	}...)
 }
 
 // fieldTypes are nft's own, so that it lists our sets as it does its own.

@@ -2,11 +2,14 @@ package oneshot
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -30,7 +33,7 @@ const (
 func (t *tx) base(n *Network) plan.Base {
 	c := plan.BaseConfig{
 		Instance: n.instance, Tag: n.tag, Mode: n.cfg.Mode, Bridge: n.cfg.Bridge,
-		Subnets: n.subnets(), Masquerade: n.cfg.Masquerade,
+		Owner: n.owner(), Subnets: n.subnets(), Masquerade: n.cfg.Masquerade,
 		Leased: map[plan.Mode][]netip.Prefix{},
 	}
 	cursor := t.meta.Cursor()
@@ -41,6 +44,12 @@ func (t *tx) base(n *Network) plan.Base {
 		}
 	}
 	return plan.ForNode(c)
+}
+
+// owner is the digest of which the instance is four digits.
+func (n *Network) owner() string {
+	sum := sha256.Sum256([]byte(filepath.Clean(n.cfg.Dir)))
+	return hex.EncodeToString(sum[:8])
 }
 
 // made returns the node's own part as it was made last, if it was.
@@ -104,7 +113,7 @@ func (t *tx) rebuild(n *Network, dp *datapath.Datapath) error {
 		return err
 	}
 	var elements []plan.Element
-	err := t.each(func(r *record) error {
+	err := t.each(n.cfg.Log, func(r *record) error {
 		if r.Releasing == 0 {
 			elements = append(elements, r.plan().Elements...)
 		}

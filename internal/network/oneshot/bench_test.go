@@ -18,11 +18,11 @@ import (
 
 // bench is a node and a pod, and programs that are run on the node.
 type bench struct {
-	b              *testing.B
+	b              testing.TB
 	dir, node, pod string
 }
 
-func newBench(b *testing.B) *bench {
+func newBench(b testing.TB) *bench {
 	hosttest.Root(b)
 	s := &bench{b: b, dir: b.TempDir()}
 	s.node, s.pod = filepath.Join(s.dir, "node"), filepath.Join(s.dir, "pod")
@@ -118,7 +118,7 @@ func BenchmarkPrograms(b *testing.B) {
 			if leases > 0 {
 				fill(b, n, leases)
 			}
-			s.measure([]step{{program, map[string]any{
+			s.measure(b, []step{{program, map[string]any{
 				"cniVersion": "1.0.0", "name": "pods", "type": "husk-cni", "subnet": "10.244.0.0/16", "dataDir": data,
 				"runtimeConfig": portMapping,
 			}}})
@@ -129,7 +129,7 @@ func BenchmarkPrograms(b *testing.B) {
 			s := newBench(b)
 			data := filepath.Join(s.dir, "data")
 			fillHostLocal(b, filepath.Join(data, "pods"), leases)
-			s.measure([]step{{"/usr/lib/cni/host-local", map[string]any{
+			s.measure(b, []step{{"/usr/lib/cni/host-local", map[string]any{
 				"cniVersion": "1.0.0", "name": "pods", "type": "ptp",
 				"ipam": map[string]any{"type": "host-local", "subnet": "10.244.0.0/16", "dataDir": data},
 			}}})
@@ -137,7 +137,7 @@ func BenchmarkPrograms(b *testing.B) {
 	}
 	b.Run("ptp+host-local+portmap/0", func(b *testing.B) {
 		s := newBench(b)
-		s.measure([]step{
+		s.measure(b, []step{
 			{"/usr/lib/cni/ptp", map[string]any{
 				"cniVersion": "1.0.0", "name": "pods", "type": "ptp", "ipMasq": true,
 				"ipam": map[string]any{"type": "host-local", "subnet": "10.244.0.0/16", "dataDir": filepath.Join(s.dir, "data")},
@@ -151,17 +151,17 @@ func BenchmarkPrograms(b *testing.B) {
 
 var portMapping = map[string]any{"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}}
 
-func (s *bench) measure(plugins []step) {
+func (s *bench) measure(b *testing.B, plugins []step) {
 	var add, del []time.Duration
 	i := 0
-	for s.b.Loop() {
+	for b.Loop() {
 		id := fmt.Sprint("container", i)
 		i++
 		add = append(add, s.chain("ADD", id, plugins))
 		del = append(del, s.chain("DEL", id, plugins))
 	}
-	report(s.b, "-add", add)
-	report(s.b, "-del", del)
+	report(b, "-add", add)
+	report(b, "-del", del)
 }
 
 func report(b *testing.B, what string, all []time.Duration) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/huskd/husk/internal/crashpoint"
 	"github.com/huskd/husk/internal/network/conntrack"
@@ -14,7 +15,13 @@ import (
 
 // Remains are what is left of an attachment whose traffic has ended: its link,
 // and the addresses that nobody can have as long as that is there.
-type Remains struct{ record *record }
+type Remains struct {
+	record *record
+	others []string // sandboxes of which something was left long ago
+}
+
+// takeOverAfter is after how long nobody is at work on a removal any more.
+const takeOverAfter = time.Minute
 
 // Detach removes a sandbox's interface. What isn't attached is no error: it may
 // be unknown, detached before, or of before a boot; the namespace may be gone.
@@ -39,10 +46,12 @@ func (n *Network) Sever(ctx context.Context, sandbox string) (*Remains, error) {
 	}
 	defer l.release()
 	var r *record
+	var others []string
 	err = l.update(func(t *tx) (err error) {
 		if r, err = t.find(sandbox); err != nil || r == nil {
 			return err
 		}
+		others = t.left(now().Add(-takeOverAfter), 16)
 		return t.release(r)
 	})
 	if err != nil || r == nil {
@@ -54,7 +63,7 @@ func (n *Network) Sever(ctx context.Context, sandbox string) (*Remains, error) {
 		return nil, fmt.Errorf("detach %v: %w", r.Attachment.Pod, err)
 	}
 	crashpoint.Hit("oneshot.cut")
-	return &Remains{r}, nil
+	return &Remains{r, others}, nil
 }
 
 // Bury is the other part of Detach, for any number at once: it deletes the links,
@@ -66,11 +75,36 @@ func (n *Network) Bury(ctx context.Context, remains ...*Remains) error {
 		return err
 	}
 	defer l.release()
-	var records []*record
-	for _, r := range remains {
-		records = append(records, r.record)
+	return n.kernel(func(dp *datapath.Datapath) error {
+		var records []*record
+		for _, r := range remains {
+			records = append(records, r.record)
+			for _, sandbox := range r.others {
+				if left := l.takeOver(dp, sandbox); left != nil {
+					records = append(records, left)
+				}
+			}
+		}
+		return l.bury(dp, records)
+	})
+}
+
+// takeOver cuts off what another call has left of a sandbox, unless one is at
+// work on it now. The sandbox stays locked.
+func (l *locked) takeOver(dp *datapath.Datapath, sandbox string) *record {
+	if !l.try(sandbox) {
+		return nil
 	}
-	return n.kernel(func(dp *datapath.Datapath) error { return l.bury(dp, records) })
+	var r *record
+	err := l.view(func(t *tx) (err error) {
+		r, err = t.find(sandbox)
+		return err
+	})
+	if err != nil || r == nil || r.Releasing == 0 || dp.Cut(r.plan()) != nil {
+		return nil
+	}
+	l.n.cfg.Log.Info("network: going on with a removal that was left", "pod", r.Attachment.Pod, "addresses", r.Addresses)
+	return r
 }
 
 // remove does both for records under a lock.
@@ -139,7 +173,7 @@ func (n *Network) Collect(ctx context.Context, live map[string]bool) error {
 	var dead []*record
 	var plans []plan.Plan
 	err = l.view(func(t *tx) error {
-		return t.each(func(r *record) error {
+		return t.each(n.cfg.Log, func(r *record) error {
 			if live[r.Attachment.Sandbox] && r.Releasing == 0 {
 				plans = append(plans, r.plan())
 				return nil
@@ -152,6 +186,9 @@ func (n *Network) Collect(ctx context.Context, live map[string]bool) error {
 		return err
 	}
 	return n.kernel(func(dp *datapath.Datapath) error {
+		if err := dp.Owned(n.owner()); err != nil {
+			return err
+		}
 		if len(dead) > 0 {
 			if err := l.remove(dp, dead...); err != nil {
 				return err

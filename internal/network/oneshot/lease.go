@@ -247,7 +247,24 @@ func (t *tx) release(r *record) error {
 		return nil
 	}
 	r.Releasing = now().UnixNano()
-	return t.put(r)
+	return errors.Join(t.put(r), t.releasing.Put(releasingKey(r), []byte{1}))
+}
+
+func releasingKey(r *record) []byte {
+	return append(binary.BigEndian.AppendUint64(nil, uint64(r.Releasing)), r.Attachment.Sandbox...)
+}
+
+// left returns the sandboxes whose removal began before a time, and hasn't ended
+// because who was about it died.
+func (t *tx) left(before time.Time, limit int) (out []string) {
+	c := t.releasing.Cursor()
+	for k, _ := c.First(); len(k) > 8 && len(out) < limit; k, _ = c.Next() {
+		if int64(binary.BigEndian.Uint64(k)) >= before.UnixNano() {
+			break
+		}
+		out = append(out, string(k[8:]))
+	}
+	return out
 }
 
 // end forgets a lease. Its addresses rest until the time is up, or are free at
@@ -266,6 +283,9 @@ func (t *tx) end(r *record, until time.Time) error {
 	}
 	for _, m := range plan.Mappings(r.Attachment) {
 		errs = append(errs, t.ports.Delete(portKey(m, r.Attachment.Sandbox)))
+	}
+	if r.Releasing > 0 {
+		errs = append(errs, t.releasing.Delete(releasingKey(r)))
 	}
 	return errors.Join(append(errs, t.leases.Delete([]byte(r.Attachment.Sandbox)))...)
 }

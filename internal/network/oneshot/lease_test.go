@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -85,7 +86,7 @@ func contents(t testing.TB, n *Network) (leases map[string][]netip.Addr, held ma
 	t.Helper()
 	leases, held = map[string][]netip.Addr{}, map[netip.Addr]holding{}
 	must(t, n.look(func(b *tx) error {
-		must(t, b.each(func(r *record) error {
+		must(t, b.each(n.cfg.Log, func(r *record) error {
 			leases[r.Attachment.Sandbox] = r.addrs()
 			for _, a := range r.addrs() {
 				if other, twice := held[a]; twice {
@@ -496,5 +497,35 @@ func fill(t testing.TB, n *Network, count int) {
 			}
 			return nil
 		}))
+	}
+}
+
+// TestUnreadableLease: one bad record keeps nobody else from anything.
+func TestUnreadableLease(t *testing.T) {
+	n := books(t, "10.9.0.0/24")
+	n.cfg.Log = slog.New(slog.DiscardHandler)
+	bad, good := fresh("bad"), fresh("good")
+	must(t, n.change(func(b *tx) error {
+		return errors.Join(b.reserve(bad, n.cfg.Ranges, now()), b.reserve(good, n.cfg.Ranges, now()),
+			b.leases.Put([]byte(bad.Attachment.Sandbox), []byte("{")))
+	}))
+	var seen []string
+	must(t, n.look(func(b *tx) error {
+		return b.each(n.cfg.Log, func(r *record) error {
+			seen = append(seen, r.Attachment.Pod.Name)
+			return nil
+		})
+	}))
+	if len(seen) != 1 || seen[0] != "good" {
+		t.Errorf("records %v", seen)
+	}
+	if _, err := n.Sever(t.Context(), bad.Attachment.Sandbox); !errdefs.IsDataLoss(err) {
+		t.Errorf("detach: %v", err)
+	}
+	must(t, n.change(func(b *tx) error { return b.reserve(fresh("next"), n.cfg.Ranges, now()) }))
+	if err := n.change(func(b *tx) error {
+		return b.reserve(asking("a", bad.Addresses[0].Addr().String()), n.cfg.Ranges, now())
+	}); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("its address: %v", err)
 	}
 }

@@ -107,6 +107,11 @@ func (l *locked) take(kind int16, at int64) error {
 	}
 }
 
+// try takes the lock of another sandbox, if nobody is at work on that.
+func (l *locked) try(sandbox string) bool {
+	return unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: sandboxByte(sandbox), Len: 1}) == nil
+}
+
 func (l *locked) drop(at int64) {
 	_ = unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Start: at, Len: 1})
 }

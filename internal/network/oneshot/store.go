@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -45,6 +46,7 @@ type tx struct {
 	runs      *bbolt.Bucket // first → last: the same addresses, as ipam.Runs
 	rests     *bbolt.Bucket // until, address → nothing
 	ports     *bbolt.Bucket // port, protocol, sandbox → nothing
+	releasing *bbolt.Bucket // since, sandbox → nothing
 	meta      *bbolt.Bucket
 }
 
@@ -125,7 +127,7 @@ func buckets(bucket func(name []byte) *bbolt.Bucket) (t *tx, ok bool) {
 	t = &tx{}
 	for name, b := range map[string]**bbolt.Bucket{
 		"leases": &t.leases, "addresses": &t.addresses, "runs": &t.runs,
-		"rests": &t.rests, "ports": &t.ports, "meta": &t.meta,
+		"rests": &t.rests, "ports": &t.ports, "releasing": &t.releasing, "meta": &t.meta,
 	} {
 		if *b = bucket([]byte(name)); *b == nil {
 			return nil, false
@@ -165,12 +167,14 @@ func (t *tx) put(r *record) error {
 	return t.leases.Put([]byte(r.Attachment.Sandbox), data)
 }
 
-// each calls fn with every record.
-func (t *tx) each(fn func(*record) error) error {
+// each calls fn with every record that can be read. One that can't is told of,
+// and keeps its addresses from everybody.
+func (t *tx) each(log *slog.Logger, fn func(*record) error) error {
 	return t.leases.ForEach(func(key, _ []byte) error {
 		r, err := t.find(string(key))
 		if err != nil {
-			return err
+			log.Error("network: a lease is left out", "error", err)
+			return nil
 		}
 		return fn(r)
 	})

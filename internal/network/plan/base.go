@@ -25,7 +25,10 @@ type BridgeLink struct {
 
 // Table is what the rules of the instance's nftables table depend on.
 type Table struct {
-	Name       string
+	Name string
+	// Owner, if there is one, tells whose the table is more surely than four
+	// digits can: a table of another owner isn't touched.
+	Owner      string
 	LinkPrefix string // begins the names of the host's ends
 	Bridge     string
 	Masquerade bool
@@ -45,6 +48,7 @@ type BaseConfig struct {
 	Tag        uint32 // of the instance
 	Mode       Mode
 	Bridge     string // empty is the instance's own
+	Owner      string // see Table
 	Subnets    []netip.Prefix
 	Masquerade bool
 	// Leased are subnets that pods have addresses of, by the mode that they were
@@ -60,6 +64,7 @@ type BaseConfig struct {
 func ForNode(c BaseConfig) Base {
 	b := Base{Table: Table{
 		Name:       c.Instance.Table(),
+		Owner:      c.Owner,
 		LinkPrefix: c.Instance.HostLinkPrefix(),
 		Bridge:     BridgeName(c.Instance, c.Bridge),
 		Masquerade: c.Masquerade,

@@ -7,6 +7,8 @@
 // what there may be to undo. Every action can be repeated.
 package lifecycle
 
+import "github.com/huskd/husk/internal/lifecycle"
+
 // State of a sandbox, as it is journaled.
 type State string
 
@@ -54,104 +56,32 @@ const (
 	Reboot Event = "reboot" // the host was restarted: nothing is left in the kernel
 )
 
-// Transition is a row of the table.
-type Transition struct {
-	From   State
-	On     Event
-	To     State
-	Action Action
-}
-
-// actions maps each state to what is done on entering it.
-var actions = map[State]Action{
-	Pinning:   Pin,
-	Attaching: Attach,
-	Starting:  StartInfra,
-	Killing:   Kill,
-	Detaching: Detach,
-	Unpinning: Unpin,
-	Removing:  Clean,
-}
-
-// table has every event that is allowed in every state. A down-going action
+// Table has every event that is allowed in every state. A down-going action
 // that failed is repeated, with backoff, until it succeeds.
-var table = []struct {
-	from State
-	on   Event
-	to   State
-}{
-	{Reserved, Run, Pinning},
-	{Reserved, Fail, Stopped},
-	{Reserved, Stop, Stopped},
-	{Reserved, Lost, Stopped},
-	{Reserved, Reboot, Stopped},
-
-	{Pinning, Done, Attaching},
-	{Pinning, Fail, Unpinning},
-	{Pinning, Lost, Unpinning},
-	{Pinning, Reboot, Unpinning},
-
-	{Attaching, Done, Starting},
-	{Attaching, Fail, Detaching},
-	{Attaching, Lost, Detaching},
-	{Attaching, Reboot, Detaching},
-
-	{Starting, Done, Ready},
-	{Starting, Fail, Killing},
-	{Starting, Lost, Killing},
-	{Starting, Reboot, Detaching},
-
-	{Ready, Stop, Killing},
-	{Ready, Lost, Ready},
-	{Ready, Reboot, Detaching},
-
-	{Killing, Done, Detaching},
-	{Killing, Fail, Killing},
-	{Killing, Stop, Killing},
-	{Killing, Lost, Killing},
-	{Killing, Reboot, Detaching},
-
-	{Detaching, Done, Unpinning},
-	{Detaching, Fail, Detaching},
-	{Detaching, Stop, Detaching},
-	{Detaching, Lost, Detaching},
-	{Detaching, Reboot, Detaching},
-
-	{Unpinning, Done, Stopped},
-	{Unpinning, Fail, Unpinning},
-	{Unpinning, Stop, Unpinning},
-	{Unpinning, Lost, Unpinning},
-	{Unpinning, Reboot, Unpinning},
-
-	{Stopped, Stop, Stopped},
-	{Stopped, Remove, Removing},
-	{Stopped, Lost, Stopped},
-	{Stopped, Reboot, Stopped},
-
-	{Removing, Done, Removed},
-	{Removing, Fail, Removing},
-	{Removing, Remove, Removing},
-	{Removing, Lost, Removing},
-	{Removing, Reboot, Removing},
-}
-
-// Next returns what follows when e happens in s; ok is false if e can't.
-func Next(s State, e Event) (to State, do Action, ok bool) {
-	for _, row := range table {
-		if row.from == s && row.on == e {
-			return row.to, actions[row.to], true
-		}
-	}
-	return s, None, false
-}
-
-// Table returns every transition, for tests and for the documentation.
-func Table() []Transition {
-	rows := make([]Transition, 0, len(table))
-	for _, row := range table {
-		rows = append(rows, Transition{row.from, row.on, row.to, actions[row.to]})
-	}
-	return rows
+var Table = lifecycle.Table[State, Event, Action]{
+	Done: Done,
+	Fail: Fail,
+	Actions: map[State]Action{
+		Pinning:   Pin,
+		Attaching: Attach,
+		Starting:  StartInfra,
+		Killing:   Kill,
+		Detaching: Detach,
+		Unpinning: Unpin,
+		Removing:  Clean,
+	},
+	To: map[State]map[Event]State{
+		Reserved:  {Run: Pinning, Fail: Stopped, Stop: Stopped, Lost: Stopped, Reboot: Stopped},
+		Pinning:   {Done: Attaching, Fail: Unpinning, Lost: Unpinning, Reboot: Unpinning},
+		Attaching: {Done: Starting, Fail: Detaching, Lost: Detaching, Reboot: Detaching},
+		Starting:  {Done: Ready, Fail: Killing, Lost: Killing, Reboot: Detaching},
+		Ready:     {Stop: Killing, Lost: Ready, Reboot: Detaching},
+		Killing:   {Done: Detaching, Fail: Killing, Stop: Killing, Lost: Killing, Reboot: Detaching},
+		Detaching: {Done: Unpinning, Fail: Detaching, Stop: Detaching, Lost: Detaching, Reboot: Detaching},
+		Unpinning: {Done: Stopped, Fail: Unpinning, Stop: Unpinning, Lost: Unpinning, Reboot: Unpinning},
+		Stopped:   {Stop: Stopped, Remove: Removing, Lost: Stopped, Reboot: Stopped},
+		Removing:  {Done: Removed, Fail: Removing, Remove: Removing, Lost: Removing, Reboot: Removing},
+	},
 }
 
 // Down says whether s is on the way to less, so that its record may use the

@@ -1,0 +1,238 @@
+package probe
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/manifest"
+)
+
+// Target is who is asked.
+type Target struct {
+	ID        string // of the run
+	Container *corev1.Container
+	// Address of its pod, as the node reaches it.
+	Address string
+}
+
+// Exec runs a program in a container and returns its exit code and what it
+// wrote. An error says that the program could not be run or didn't end in time
+// (context.DeadlineExceeded).
+type Exec func(ctx context.Context, id string, args []string) (code int, output string, err error)
+
+// agentName is what programs look for to leave probes out of their logs.
+const agentName = "kube-probe/husk"
+
+// failed is a check that was made and failed. Another error is of a check that
+// could not be made, which says nothing of the container.
+type failed struct{ message string }
+
+func (f failed) Error() string { return f.message }
+
+func failedf(format string, args ...any) error { return failed{fmt.Sprintf(format, args...)} }
+
+// check makes the check of a probe once. It returns nil, or what is wrong.
+func (e Exec) check(ctx context.Context, t Target, p *corev1.Probe) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(p.TimeoutSeconds)*time.Second)
+	defer cancel()
+	switch {
+	case p.Exec != nil:
+		return e.run(ctx, t, p.Exec.Command)
+	case p.HTTPGet != nil:
+		return get(ctx, t, p.HTTPGet, func(r *http.Response) error {
+			if r.StatusCode < http.StatusOK || r.StatusCode >= http.StatusBadRequest {
+				return failedf("answers %s", r.Status)
+			}
+			return nil
+		})
+	case p.TCPSocket != nil:
+		return connect(ctx, t, p.TCPSocket)
+	}
+	return serving(ctx, t, p.GRPC)
+}
+
+// Hook does what a lifecycle handler says. It returns nil, or why that failed;
+// how a server answers makes no difference, as with the kubelet.
+func (e Exec) Hook(ctx context.Context, t Target, h *corev1.LifecycleHandler) error {
+	switch {
+	case h.Exec != nil:
+		return e.run(ctx, t, h.Exec.Command)
+	case h.HTTPGet != nil:
+		return get(ctx, t, h.HTTPGet, func(*http.Response) error { return nil })
+	case h.TCPSocket != nil:
+		return connect(ctx, t, h.TCPSocket)
+	}
+	select {
+	case <-time.After(time.Duration(h.Sleep.Seconds) * time.Second):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (e Exec) run(ctx context.Context, t Target, args []string) error {
+	code, output, err := e(ctx, t.ID, args)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return failedf("%s: did not end in time", args[0])
+	case err != nil:
+		return fmt.Errorf("%s: %w", args[0], err)
+	case code != 0:
+		return failedf("%s: exit code %d%s", args[0], code, quote(output))
+	}
+	return nil
+}
+
+// mostWords is how much of an answer becomes part of a message.
+const mostWords = 200
+
+// quote returns the beginning of what somebody said, as the end of a message.
+func quote(text string) string {
+	text = strings.Join(strings.Fields(strings.ToValidUTF8(text, "?")), " ")
+	if text == "" {
+		return ""
+	}
+	if len(text) > mostWords {
+		text = strings.ToValidUTF8(text[:mostWords], "") + "…"
+	}
+	return ": " + text
+}
+
+// dialer closes without leaving a port in TIME_WAIT for each probe.
+var dialer = net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+	return c.Control(func(fd uintptr) {
+		_ = unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 1})
+	})
+}}
+
+// client asks each server anew, as the first one would be asked. A redirect to
+// another host is not followed: it is the answer.
+var client = http.Client{
+	Transport: &http.Transport{
+		DialContext:        dialer.DialContext,
+		TLSClientConfig:    &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // a probe has no name to verify
+		DisableKeepAlives:  true,
+		DisableCompression: true,
+		Proxy:              nil,
+	},
+	CheckRedirect: func(r *http.Request, via []*http.Request) error {
+		switch {
+		case r.URL.Hostname() != via[0].URL.Hostname():
+			return http.ErrUseLastResponse
+		case len(via) >= maxRedirects:
+			return fmt.Errorf("more than %d redirects", maxRedirects)
+		}
+		return nil
+	},
+}
+
+const (
+	maxRedirects = 10
+	maxBody      = 10 << 10
+)
+
+func get(ctx context.Context, t Target, h *corev1.HTTPGetAction, judge func(*http.Response) error) error {
+	address, err := t.address(h.Host, func() (int, bool) { return manifest.Port(t.Container, h.Port) })
+	if err != nil {
+		return err
+	}
+	to, err := url.Parse(h.Path)
+	if err != nil {
+		to = &url.URL{Path: h.Path}
+	}
+	to.Scheme, to.Host = strings.ToLower(string(h.Scheme)), address
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, to.String(), nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("User-Agent", agentName)
+	req.Header.Set("Accept", "*/*")
+	for i, header := range h.HTTPHeaders {
+		if strings.EqualFold(header.Name, "Host") {
+			req.Host = header.Value
+			continue
+		}
+		if i == 0 || !strings.EqualFold(header.Name, h.HTTPHeaders[i-1].Name) {
+			req.Header.Del(header.Name)
+		}
+		req.Header.Add(header.Name, header.Value)
+	}
+	answer, err := client.Do(req)
+	if err != nil {
+		return failed{err.Error()}
+	}
+	defer answer.Body.Close()
+	body, _ := io.ReadAll(io.LimitReader(answer.Body, maxBody))
+	if err := judge(answer); err != nil {
+		return failedf("Get %q: %v%s", to, err, quote(string(body)))
+	}
+	return nil
+}
+
+func connect(ctx context.Context, t Target, s *corev1.TCPSocketAction) error {
+	address, err := t.address(s.Host, func() (int, bool) { return manifest.Port(t.Container, s.Port) })
+	if err != nil {
+		return err
+	}
+	conn, err := dialer.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return failed{err.Error()}
+	}
+	_ = conn.Close()
+	return nil
+}
+
+// serving asks a server of the gRPC health protocol.
+func serving(ctx context.Context, t Target, g *corev1.GRPCAction) error {
+	address := net.JoinHostPort(t.Address, strconv.Itoa(int(g.Port)))
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent(agentName),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "tcp", address)
+		}))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: *g.Service})
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+		return failedf("grpc %s: the server doesn't speak the gRPC health protocol", address)
+	case status.Code(err) == codes.DeadlineExceeded:
+		return failedf("grpc %s: no answer in time", address)
+	case err != nil:
+		return failedf("grpc %s: %s", address, status.Convert(err).Message())
+	case answer.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING:
+		return failedf("grpc %s: service %q is %s", address, *g.Service, answer.GetStatus())
+	}
+	return nil
+}
+
+// address of a port of the pod, or of another host.
+func (t Target) address(host string, port func() (int, bool)) (string, error) {
+	number, ok := port()
+	if !ok {
+		return "", fmt.Errorf("container %s has no such port", t.Container.Name)
+	}
+	if host == "" {
+		host = t.Address
+	}
+	return net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(number)), nil
+}

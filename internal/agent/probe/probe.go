@@ -1,0 +1,294 @@
+// Package probe asks containers how they are, by the probes of their pods, and
+// runs their hooks. Servers are asked from the node, at the pod's address.
+//
+// One goroutine waits for the next of all probes that are due; another exists
+// only while one is made. What a series of results means is decided by
+// package plan.
+package probe
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/agent/plan"
+)
+
+// Run is a run of a container that has probes.
+type Run struct {
+	Target
+	Started time.Time
+	// Ended runs are not asked any more. What was found of them is kept.
+	Ended bool
+}
+
+// Prober makes the probes of all pods.
+type Prober struct {
+	exec Exec
+	// failed is told of each check that failed. It must not block.
+	failed func(pod string, t Target, message string)
+	execs  chan struct{} // has one for each program that may be run at once
+
+	mu    sync.Mutex
+	pods  map[string]map[string]*run // by pod and run
+	queue queue
+	wake  chan struct{}
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	ended  sync.WaitGroup
+}
+
+// kind of a probe.
+type kind int
+
+const (
+	startup kind = iota
+	liveness
+	readiness
+	kinds
+)
+
+func (k kind) String() string { return [kinds]string{"startup", "liveness", "readiness"}[k] }
+
+func (k kind) of(c *corev1.Container) *corev1.Probe {
+	return [kinds]*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe}[k]
+}
+
+// Probed says whether a container has probes.
+func Probed(c *corev1.Container) bool {
+	return c.StartupProbe != nil || c.LivenessProbe != nil || c.ReadinessProbe != nil
+}
+
+// run is what is known of a run.
+type run struct {
+	Run
+	pod     string
+	changed func()
+	courses [kinds]plan.Probing
+	said    [kinds]string // by the last check, if it failed
+	ctx     context.Context
+	cancel  context.CancelFunc
+}
+
+// turn is when a probe is due.
+type turn struct {
+	at  time.Time
+	run *run
+	kind
+}
+
+// execsPerCPU programs are run at once at most: each costs some 20 ms of it.
+const execsPerCPU = 4
+
+// New returns a prober of nothing yet. Failed is told of each check that fails;
+// it must not block.
+func New(exec Exec, failed func(pod string, t Target, message string)) *Prober {
+	p := &Prober{
+		exec: exec, failed: failed,
+		execs: make(chan struct{}, execsPerCPU*runtime.NumCPU()),
+		pods:  map[string]map[string]*run{},
+		wake:  make(chan struct{}, 1),
+	}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.ended.Go(p.wait)
+	return p
+}
+
+// Close ends all probes.
+func (p *Prober) Close() {
+	p.cancel()
+	p.ended.Wait()
+}
+
+// Watch makes the runs be those of the pod that are probed; others are
+// forgotten. Changed is called when what is known of one is another. It must
+// not block.
+func (p *Prober) Watch(pod string, runs []Run, changed func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.pods[pod]
+	now := map[string]*run{}
+	for _, r := range runs {
+		known := before[r.ID]
+		switch {
+		case known == nil:
+			known = p.begin(pod, r, changed)
+		case r.Ended:
+			known.cancel()
+		}
+		now[r.ID] = known
+		delete(before, r.ID)
+	}
+	for _, gone := range before {
+		gone.cancel()
+	}
+	if p.pods[pod] = now; len(now) == 0 {
+		delete(p.pods, pod)
+	}
+}
+
+// begin has a run probed. The caller holds p.mu.
+func (p *Prober) begin(pod string, r Run, changed func()) *run {
+	known := &run{Run: r, pod: pod, changed: changed}
+	known.ctx, known.cancel = context.WithCancel(p.ctx)
+	switch {
+	case r.Ended:
+		known.cancel()
+	case r.Container.StartupProbe != nil:
+		p.first(known, startup)
+	default:
+		p.first(known, liveness)
+		p.first(known, readiness)
+	}
+	return known
+}
+
+// first has a probe, if there is one, made as soon as its delay is over.
+func (p *Prober) first(r *run, k kind) {
+	spec := k.of(r.Container)
+	if spec == nil {
+		return
+	}
+	at := r.Started.Add(time.Duration(spec.InitialDelaySeconds) * time.Second)
+	if now := time.Now(); at.Before(now) {
+		at = now
+	}
+	p.schedule(turn{at, r, k})
+}
+
+func (p *Prober) schedule(t turn) {
+	heap.Push(&p.queue, t)
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Health is what is known of a run.
+func (p *Prober) Health(pod, id string) plan.Health {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.pods[pod][id]
+	if r == nil {
+		return plan.Health{}
+	}
+	h := plan.Health{Startup: r.courses[startup].Verdict, Liveness: r.courses[liveness].Verdict, Readiness: r.courses[readiness].Verdict}
+	for _, said := range r.said {
+		if h.Message == "" {
+			h.Message = said
+		}
+	}
+	return h
+}
+
+// wait makes probes when they are due.
+func (p *Prober) wait() {
+	for {
+		select {
+		case <-time.After(p.due()):
+		case <-p.wake:
+		case <-p.ctx.Done():
+			return
+		}
+	}
+}
+
+// idle is how long is waited while there is nothing to do.
+const idle = time.Hour
+
+// due makes the probes that are, and returns how long to wait for the next.
+func (p *Prober) due() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.queue) > 0 {
+		t := p.queue[0]
+		if wait := time.Until(t.at); wait > 0 && t.run.ctx.Err() == nil {
+			return wait
+		}
+		heap.Pop(&p.queue)
+		if t.run.ctx.Err() == nil {
+			p.ended.Go(func() { p.make(t) })
+		}
+	}
+	return idle
+}
+
+// attempts at a check that can't be made, before its turn is let pass.
+const attempts = 3
+
+// make makes a check and notes its result.
+func (p *Prober) make(t turn) {
+	spec := t.of(t.run.Container)
+	if spec.Exec != nil {
+		select {
+		case p.execs <- struct{}{}:
+			defer func() { <-p.execs }()
+		case <-t.run.ctx.Done():
+			return
+		}
+	}
+	var err error
+	for range attempts {
+		err = p.exec.check(t.run.ctx, t.run.Target, spec)
+		if _, judged := errors.AsType[failed](err); err == nil || judged || t.run.ctx.Err() != nil {
+			break
+		}
+	}
+	if t.run.ctx.Err() != nil {
+		return // it ended meanwhile: who knows who has answered
+	}
+	p.note(t, err)
+}
+
+// note draws the consequences of a check.
+func (p *Prober) note(t turn, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r, spec := t.run, t.of(t.run.Container)
+	before, said := r.courses[t.kind], r.said[t.kind]
+	course := before
+	if _, judged := errors.AsType[failed](err); err == nil || judged {
+		course = before.After(spec, err == nil)
+	}
+	r.courses[t.kind], r.said[t.kind] = course, ""
+	if err != nil {
+		r.said[t.kind] = fmt.Sprintf("%s probe failed: %v", t.kind, err)
+		p.failed(r.pod, r.Target, r.said[t.kind])
+	}
+	switch {
+	case t.kind == startup && course.Verdict == plan.Healthy:
+		p.first(r, liveness)
+		p.first(r, readiness)
+	case t.kind != readiness && course.Verdict == plan.Failing:
+		// It will be stopped. The next run is another.
+	default:
+		p.schedule(turn{plan.NextProbe(spec, t.at, time.Now()), r, t.kind})
+	}
+	if course.Verdict != before.Verdict || said != r.said[t.kind] {
+		r.changed()
+	}
+}
+
+// queue has the turns, the next one first. Those of a run that has ended stay
+// until they are due.
+type queue []turn
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].at.Before(q[j].at) }
+func (q queue) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
+func (q *queue) Push(t any)        { *q = append(*q, t.(turn)) }
+
+func (q *queue) Pop() any {
+	last := len(*q) - 1
+	t := (*q)[last]
+	(*q)[last] = turn{}
+	*q = (*q)[:last]
+	return t
+}

@@ -1,0 +1,64 @@
+package container
+
+import (
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestChanged(t *testing.T) {
+	has := &runtimeapi.LinuxContainerResources{
+		CpuShares: 512, MemoryLimitInBytes: 64, CpusetCpus: "0", Unified: map[string]string{"memory.high": "1", "memory.low": "2"},
+		HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 1}},
+	}
+	before := proto.CloneOf(has)
+	for name, c := range map[string]struct {
+		asked, want *runtimeapi.LinuxContainerResources
+	}{
+		"nothing": {nil, has},
+		"a field": {
+			&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 32, Unified: map[string]string{"memory.high": "3"}},
+			&runtimeapi.LinuxContainerResources{
+				CpuShares: 512, MemoryLimitInBytes: 32, CpusetCpus: "0", Unified: map[string]string{"memory.high": "3", "memory.low": "2"},
+				HugepageLimits: has.GetHugepageLimits(),
+			},
+		},
+		"a list": {
+			&runtimeapi.LinuxContainerResources{HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "1GB", Limit: 2}}},
+			&runtimeapi.LinuxContainerResources{
+				CpuShares: 512, MemoryLimitInBytes: 64, CpusetCpus: "0", Unified: has.GetUnified(),
+				HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "1GB", Limit: 2}},
+			},
+		},
+	} {
+		if got := changed(has, c.asked); !proto.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+		if !proto.Equal(has, before) {
+			t.Fatalf("%s: what was there is changed", name)
+		}
+	}
+	asked := &runtimeapi.LinuxContainerResources{CpuShares: 3}
+	if got := changed(nil, asked); !proto.Equal(got, asked) {
+		t.Errorf("from nothing: %v", got)
+	}
+}
+
+// TestSignalIsTold as it was asked for, but for the second names that some have.
+func TestSignalIsTold(t *testing.T) {
+	for n, name := range runtimeapi.Signal_name {
+		if n == 0 {
+			continue
+		}
+		asked := &runtimeapi.ContainerConfig{StopSignal: runtimeapi.Signal(n)}
+		told := criSignalOf(stopSignal(asked, ""))
+		again := stopSignal(&runtimeapi.ContainerConfig{StopSignal: told}, "")
+		if told == runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT || again != stopSignal(asked, "") {
+			t.Errorf("%s is told as %s", name, told)
+		}
+	}
+	if got := (Status{Config: &runtimeapi.ContainerConfig{}}).Signal(); got != runtimeapi.Signal_SIGNAL_SIGTERM {
+		t.Errorf("by default: %s", got)
+	}
+}

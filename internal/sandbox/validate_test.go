@@ -1,0 +1,80 @@
+package sandbox
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func valid() *runtimeapi.PodSandboxConfig {
+	return &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "n", Namespace: "s", Uid: "u"},
+		Hostname:     "n",
+		LogDirectory: "/var/log/pods/n",
+		PortMappings: []*runtimeapi.PortMapping{{HostPort: 80, ContainerPort: 8080, HostIp: "::"}, {ContainerPort: 53, Protocol: runtimeapi.Protocol_UDP}},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			CgroupParent: "/kubepods/pod1",
+			Sysctls:      map[string]string{"net.ipv4.ip_forward": "1", "net/ipv4/conf/eth0.1/forwarding": "1", "kernel.shmmax": "1", "kernel.sem": "1 1 1 1", "fs.mqueue.msg_max": "9"},
+			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{
+				Pid: runtimeapi.NamespaceMode_CONTAINER, UsernsOptions: &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_NODE},
+			}},
+		},
+	}
+}
+
+func TestValidate(t *testing.T) {
+	if err := validate(valid()); err != nil {
+		t.Fatal(err)
+	}
+	if err := validate(&runtimeapi.PodSandboxConfig{Metadata: valid().GetMetadata()}); err != nil {
+		t.Errorf("metadata is enough: %v", err)
+	}
+	options := func(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
+		return c.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	}
+	sysctl := func(name string) func(*runtimeapi.PodSandboxConfig) {
+		return func(c *runtimeapi.PodSandboxConfig) { c.Linux.Sysctls = map[string]string{name: "1"} }
+	}
+	for _, bad := range []struct {
+		words  string
+		change func(*runtimeapi.PodSandboxConfig)
+	}{
+		{"metadata.name is empty", func(c *runtimeapi.PodSandboxConfig) { c.Metadata = nil }},
+		{"metadata.uid is empty", func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Uid = "" }},
+		{"at most 253", func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = strings.Repeat("x", 254) }},
+		{"not a port", func(c *runtimeapi.PodSandboxConfig) { c.PortMappings[0].HostPort = 65536 }},
+		{"not a port", func(c *runtimeapi.PodSandboxConfig) { c.PortMappings[0].ContainerPort = -1 }},
+		{"unknown protocol 9", func(c *runtimeapi.PodSandboxConfig) { c.PortMappings[0].Protocol = 9 }},
+		{`host_ip "localhost"`, func(c *runtimeapi.PodSandboxConfig) { c.PortMappings[0].HostIp = "localhost" }},
+		{"at most 64", func(c *runtimeapi.PodSandboxConfig) { c.Hostname = strings.Repeat("x", 65) }},
+		{"that no name has", func(c *runtimeapi.PodSandboxConfig) { c.Hostname = "a\nb" }},
+		{"log_directory", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = "logs" }},
+		{"log_directory", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = "/logs/../etc" }},
+		{"cgroup_parent", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = "pods.slice" }},
+		{"cgroup_parent", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = "/pods/../.." }},
+		{"network namespace mode CONTAINER", func(c *runtimeapi.PodSandboxConfig) { options(c).Network = runtimeapi.NamespaceMode_CONTAINER }},
+		{"pid namespace mode TARGET", func(c *runtimeapi.PodSandboxConfig) { options(c).Pid = runtimeapi.NamespaceMode_TARGET }},
+		{"ipc namespace mode 7", func(c *runtimeapi.PodSandboxConfig) { options(c).Ipc = 7 }},
+		{"user namespace", func(c *runtimeapi.PodSandboxConfig) { options(c).UsernsOptions.Mode = runtimeapi.NamespaceMode_POD }},
+		{"not a name", sysctl("../../etc/passwd")},
+		{"not a name", sysctl("net")},
+		{"not a name", sysctl("net..x")},
+		{"not a name", sysctl("")},
+		{"of the whole node", sysctl("kernel.panic")},
+		{"of the whole node", sysctl("vm.swappiness")},
+		{"of the whole node", sysctl("kernel/core_pattern")},
+		{"in the node's network namespace", func(c *runtimeapi.PodSandboxConfig) { options(c).Network = runtimeapi.NamespaceMode_NODE }},
+		{"in the node's IPC namespace", func(c *runtimeapi.PodSandboxConfig) {
+			options(c).Ipc = runtimeapi.NamespaceMode_NODE
+			c.Linux.Sysctls = map[string]string{"kernel.shmmax": "1"}
+		}},
+	} {
+		c := valid()
+		bad.change(c)
+		if err := validate(c); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), bad.words) {
+			t.Errorf("%s: %v", bad.words, err)
+		}
+	}
+}
