@@ -26,22 +26,20 @@ func (w *worker) begin(action plan.Action) {
 		w.a.background.Go(func() { w.createSandbox(do) })
 	case plan.StartContainer:
 		w.underWay.starting[do.Name] = true
-		w.a.background.Go(func() { w.startContainer(do) })
+		ctx := w.wanted
+		w.a.background.Go(func() { w.startContainer(ctx, do) })
 	case plan.PullImage:
 		w.underWay.pulls[do.Image] = image.Progress{Ref: do.Image, Stage: image.Resolving}
 		ctx := w.wanted
 		w.a.background.Go(func() { w.pullImage(ctx, do) })
 	case plan.StopContainer:
-		w.underWay.deadlines[do.ID] = time.Now().Add(do.Grace)
-		w.a.background.Go(func() {
-			err := w.a.cfg.Containers.Stop(w.a.closing, do.ID, do.Grace)
-			w.ended(do.ID, err, func() { delete(w.underWay.deadlines, do.ID) })
-		})
+		care{w}.stopContainer(do)
 	case plan.StopSandbox:
 		w.end(do.ID, func(ctx context.Context) error { return w.a.cfg.Sandboxes.Stop(ctx, do.ID) })
 	case plan.RemoveSandbox:
 		w.end(do.ID, func(ctx context.Context) error { return w.a.cfg.Sandboxes.Remove(ctx, do.ID) })
 	case plan.RemoveContainer:
+		delete(w.seen.postStart, do.ID)
 		w.end(do.ID, func(ctx context.Context) error { return w.removeContainer(ctx, do.ID) })
 	}
 }
@@ -135,8 +133,13 @@ func (w *worker) createSandbox(do plan.CreateSandbox) {
 	w.sandboxes = append(w.sandboxes, st.ID)
 }
 
-func (w *worker) startContainer(do plan.StartContainer) {
-	err := w.createAndStart(do)
+// startContainer starts a container, and runs its postStart hook unless ctx
+// ends.
+func (w *worker) startContainer(ctx context.Context, do plan.StartContainer) {
+	id, err := w.createAndStart(do)
+	if err == nil {
+		care{w}.postStart(ctx, id, find(w.manifest, do.Name))
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	defer w.nudge()
@@ -149,24 +152,24 @@ func (w *worker) startContainer(do plan.StartContainer) {
 
 // createAndStart returns an error if the container never ran. One that did, or
 // refused to, has ended and tells itself why.
-func (w *worker) createAndStart(do plan.StartContainer) error {
+func (w *worker) createAndStart(do plan.StartContainer) (id string, err error) {
 	ctx := w.a.closing
 	pod := w.manifest
 	config, err := w.containerConfig(do)
 	if err != nil {
-		return err
+		return "", err
 	}
 	config.Labels[Label] = "true"
 	st, err := w.a.cfg.Containers.Create(ctx, do.Sandbox, config)
 	if err != nil {
-		return err
+		return "", err
 	}
 	err = w.a.cfg.Containers.Start(ctx, st.ID)
 	if st, getErr := w.a.cfg.Containers.Get(st.ID); err != nil && getErr == nil && !st.Started.IsZero() {
 		w.a.cfg.Log.Warn("agent: start", "pod", nameOf(pod), "error", err)
-		return nil
+		return st.ID, nil
 	}
-	return err
+	return st.ID, err
 }
 
 func (w *worker) pullImage(ctx context.Context, do plan.PullImage) {
@@ -232,7 +235,7 @@ func (w *worker) containerConfig(do plan.StartContainer) (*runtimeapi.ContainerC
 	}
 	run := cri.Run{
 		Attempt:   do.Attempt,
-		PodIPs:    addresses(st, w.a.cfg.Node),
+		PodIPs:    w.a.addresses(st),
 		ImageRef:  img.ID,
 		ImageUser: img.Config.User,
 		Volumes:   map[string]string{},

@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/probe"
 	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
@@ -49,6 +50,7 @@ type Config struct {
 type Agent struct {
 	cfg     Config
 	records journal.Table[record]
+	probes  *probe.Prober
 
 	mu       sync.RWMutex
 	workers  map[string]*worker // by namespace/name
@@ -68,6 +70,7 @@ func New(cfg Config) *Agent {
 		records: journal.NewTable[record](cfg.Journal, "pod"),
 		workers: map[string]*worker{},
 	}
+	a.probes = probe.New(a.exec, a.probeFailed)
 	a.closing, a.close = context.WithCancel(context.Background())
 	return a
 }
@@ -319,11 +322,13 @@ func (a *Agent) ImagesChanged() {
 // Close ends the agent's work. Pods run on.
 func (a *Agent) Close() {
 	a.close()
+	a.probes.Close()
 	a.background.Wait()
 }
 
 // forget drops a pod of which nothing is left.
 func (a *Agent) forget(w *worker) {
+	a.probes.Watch(string(w.manifest.UID), nil, nil)
 	a.mu.Lock()
 	delete(a.workers, nameOf(w.manifest))
 	a.mu.Unlock()

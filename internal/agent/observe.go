@@ -8,11 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
-	container_lifecycle "github.com/huskd/husk/internal/container/lifecycle"
-	"github.com/huskd/husk/internal/manifest/cri"
 	"github.com/huskd/husk/internal/sandbox"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
 )
 
 // look fetches what is there of the pod, newest first.
@@ -54,8 +52,8 @@ func (w *worker) observe(sandboxes []sandbox.Status, containers []container.Stat
 		o.Sandboxes = append(o.Sandboxes, plan.Sandbox{
 			ID:      st.ID,
 			Attempt: st.Config.GetMetadata().GetAttempt(),
-			State:   sandboxState(st.State),
-			IPs:     addresses(st, w.a.cfg.Node),
+			State:   view.Sandbox(st),
+			IPs:     w.a.addresses(st),
 		})
 	}
 	for _, st := range containers {
@@ -64,10 +62,11 @@ func (w *worker) observe(sandboxes []sandbox.Status, containers []container.Stat
 		}
 		o.Containers = append(o.Containers, plan.Container{
 			ID: st.ID, Name: st.Name(), Sandbox: st.Sandbox, Attempt: st.Config.GetMetadata().GetAttempt(),
-			State:   containerState(st),
+			State:   view.Container(st),
 			Started: st.Started, Finished: st.Exit.At,
 			ExitCode: st.Exit.Code, OOMKilled: st.Exit.OOMKilled, Message: st.Message,
 			Deadline: w.underWay.deadlines[st.ID],
+			Health:   care{w}.health(st.ID),
 		})
 	}
 	for _, list := range [][]corev1.Container{w.manifest.Spec.InitContainers, w.manifest.Spec.Containers} {
@@ -90,46 +89,7 @@ func (w *worker) image(name string) plan.Image {
 	return out
 }
 
-// addresses are the sandbox's, or the node's for one in the node's network. One
-// that is stopped has none.
-func addresses(st sandbox.Status, node func() cri.Node) []string {
-	if sandboxState(st.State) == plan.SandboxStopped {
-		return nil
-	}
-	if st.HostNetwork() {
-		return node().IPs
-	}
-	var out []string
-	for _, p := range st.Addresses() {
-		out = append(out, p.Addr().String())
-	}
-	return out
-}
-
-func sandboxState(s lifecycle.State) plan.SandboxState {
-	switch s {
-	case lifecycle.Ready:
-		return plan.SandboxReady
-	case lifecycle.Stopped, lifecycle.Removing, lifecycle.Removed:
-		return plan.SandboxStopped
-	case lifecycle.Killing, lifecycle.Detaching, lifecycle.Unpinning:
-		return plan.SandboxStopping
-	}
-	return plan.SandboxLost
-}
-
-func containerState(st container.Status) plan.ContainerState {
-	switch {
-	case st.Started.IsZero():
-		return plan.ContainerCreated
-	case st.Finished:
-		return plan.ContainerExited
-	}
-	switch st.State {
-	case container_lifecycle.Running:
-		return plan.ContainerRunning
-	case container_lifecycle.Exited, container_lifecycle.Removing:
-		return plan.ContainerExited
-	}
-	return plan.ContainerUnknown
+// addresses are the sandbox's, or the node's for one in the node's network.
+func (a *Agent) addresses(st sandbox.Status) []string {
+	return view.Addresses(st, func() []string { return a.cfg.Node().IPs })
 }

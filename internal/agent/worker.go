@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/sandbox"
@@ -20,6 +21,7 @@ import (
 type worker struct {
 	a        *Agent
 	manifest *corev1.Pod
+	probed   bool
 	wake     chan struct{}
 	// gone is closed once nothing of a pod to be removed is left.
 	gone chan struct{}
@@ -45,6 +47,7 @@ type underWay struct {
 	starting  map[string]bool           // containers, by name
 	pulls     map[string]image.Progress // by image
 	deadlines map[string]time.Time      // of containers that are being stopped, by ID
+	preStops  map[string]*preStop       // their hooks
 	// ending has the IDs of what is being stopped or removed, and those for
 	// which that failed a moment ago.
 	ending map[string]bool
@@ -56,6 +59,7 @@ type seen struct {
 	images         map[string]plan.Image
 	sandboxFailure plan.Failure
 	startFailures  map[string]plan.Failure
+	postStart      map[string]string // how the hooks of runs failed, by ID
 	problem        string
 }
 
@@ -66,17 +70,18 @@ type publication struct {
 
 func (a *Agent) newWorker(rec record) *worker {
 	w := &worker{
-		a: a, manifest: rec.Pod, rec: rec,
+		a: a, manifest: rec.Pod, probed: probed(rec.Pod), rec: rec,
 		wake: make(chan struct{}, 1),
 		gone: make(chan struct{}),
 		underWay: underWay{
 			starting:  map[string]bool{},
 			pulls:     map[string]image.Progress{},
 			deadlines: map[string]time.Time{},
+			preStops:  map[string]*preStop{},
 			ending:    map[string]bool{},
 			tries:     map[string]int{},
 		},
-		seen: seen{images: map[string]plan.Image{}, startFailures: map[string]plan.Failure{}},
+		seen: seen{images: map[string]plan.Image{}, startFailures: map[string]plan.Failure{}, postStart: map[string]string{}},
 	}
 	w.wanted, w.unwanted = context.WithCancel(a.closing)
 	w.publish(plan.Decision{Status: plan.Status{Phase: plan.PhasePending}}, nil, nil)
@@ -117,6 +122,7 @@ func (w *worker) step() (next time.Time, gone bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	sandboxes, containers := w.look()
+	care{w}.watch(sandboxes, containers)
 	d := plan.Plan(w.spec(), w.observe(sandboxes, containers), time.Now())
 	w.backoffs = d.Backoffs
 	for _, action := range d.Actions {
@@ -234,7 +240,7 @@ func (w *worker) publish(d plan.Decision, sandboxes []sandbox.Status, containers
 	settled := w.spec().Want != plan.Run || d.Status.Phase == plan.PhaseSucceeded || d.Status.Phase == plan.PhaseFailed
 	settled = settled && len(d.Actions) == 0 && w.idle()
 	for _, s := range sandboxes {
-		settled = settled && sandboxState(s.State) == plan.SandboxStopped
+		settled = settled && view.Sandbox(s) == plan.SandboxStopped
 	}
 	p := Pod{
 		Manifest: w.manifest, Source: w.rec.Source, Want: w.rec.Want, Created: w.rec.Started,

@@ -65,6 +65,7 @@ var layer = map[string]int{
 	"internal/plugin/door":         driver,
 	"internal/agent":               agent,
 	"internal/agent/source":        agent,
+	"internal/agent/view":          agent,
 	"internal/agent/probe":         driver,
 	"internal/agent/volume":        driver,
 	"internal/api":                 edge,
@@ -95,7 +96,7 @@ var layer = map[string]int{
 
 // allowed are the arrows within a layer, and the few that go up.
 var allowed = map[string][]string{
-	"internal/agent":               {"internal/agent/source"},
+	"internal/agent":               {"internal/agent/source", "internal/agent/view"},
 	"internal/oci/monitor":         {"internal/host", "internal/oci/pause", "internal/cgroup", "internal/oci/conmon", "internal/pidfd", "internal/poll"},
 	"internal/oci/conmon":          {"internal/pidfd", "internal/poll"},
 	"internal/pidfd":               {"internal/poll"},

@@ -10,12 +10,14 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.uber.org/goleak"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/container"
 	containerlife "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
@@ -127,6 +129,11 @@ func TestCapture(t *testing.T) {
 	if string(a.bytes)+string(b.bytes) != "12312" {
 		t.Errorf("%q and %q", a.bytes, b.bytes)
 	}
+}
+
+// imageOf is the message of an image with this USER.
+func imageOf(user string) *runtimeapi.Image {
+	return imageMessage(image.Image{Config: ocispec.ImageConfig{User: user}})
 }
 
 func TestImageUser(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 
 // Attach gives a sandbox its interface and addresses. For the same sandbox and
 // interface it answers the same again, and repairs what is missing. If it fails,
-// nothing of it is left, the address included.
+// nothing of it is left, the address included. The error doesn't name the pod.
 //
 // The error's kind is invalid argument for what can never be, resource
 // exhausted when no address is left, unavailable or already exists when a port
@@ -30,19 +30,19 @@ func (n *Network) Attach(ctx context.Context, a pod.Attachment) (*pod.Attached, 
 	}
 	unlock, err := n.sandboxes.lock(ctx, a.Sandbox)
 	if err != nil {
-		return nil, fmt.Errorf("attach %v: %w", a.Pod, err)
+		return nil, err
 	}
 	defer unlock()
 	if err := n.reaper.wait(ctx, ownerOf(a)); err != nil {
-		return nil, fmt.Errorf("attach %v: its former link is still there: %w", a.Pod, err)
+		return nil, fmt.Errorf("its former link is still there: %w", err)
 	}
 	r, err := n.reserve(a)
 	if err != nil {
-		return nil, fmt.Errorf("attach %v: %w", a.Pod, err)
+		return nil, err
 	}
 	p := n.plan(r)
 	if err := n.make(ctx, r, p); err != nil {
-		return nil, fmt.Errorf("attach %v: %w", a.Pod, err)
+		return nil, err
 	}
 	n.reaper.forget(udpPorts(a))
 	return p.Attached(Name), nil

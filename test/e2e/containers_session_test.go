@@ -210,9 +210,17 @@ func TestLogs(t *testing.T) {
 	n, d := start(t)
 	n.MustHusk("run", "--wait", write(t, n, "pod.yaml", podOf("talker", "volumes: [{name: v, emptyDir: {}}], containers: ["+
 		"{name: a, image: 'localhost/web:1', volumeMounts: [{name: v, mountPath: /v}], command: "+
-		shell("trap 'exit 0' TERM; for i in 1 2 3; do echo line $i; done; echo wrong >&2; head -c 40000 /dev/zero | tr '\\0' x; echo; until test -e /v/go; do sleep 0.1; done; echo late; sleep 1000 & wait")+"},"+
+		shell("trap 'exit 0' TERM; for i in 1 2 3; do echo line $i; done; echo wrong >&2; until test -e /v/long; do sleep 0.1; done; head -c 40000 /dev/zero | tr '\\0' x; echo; until test -e /v/go; do sleep 0.1; done; echo late; sleep 1000 & wait")+"},"+
 		"{name: b, image: 'localhost/web:1', volumeMounts: [{name: v, mountPath: /v}], command: "+shell("trap 'exit 0' TERM; echo other; sleep 1000 & wait")+"}]")))
 	long := strings.Repeat("x", 40000)
+	node.Eventually(t, 20*time.Second, func() string {
+		if r := n.Husk("logs", "talker", "-c", "a"); r.Stdout != "line 1\nline 2\nline 3\n" || r.Stderr != "wrong\n" {
+			return fmt.Sprintf("the log is %.200q and %q", r.Stdout, r.Stderr)
+		}
+		return ""
+	})
+	// Of two streams conmon may read either first; from here on there is one.
+	n.MustHusk("exec", "talker", "-c", "b", "--", "touch", "/v/long")
 	node.Eventually(t, 20*time.Second, func() string {
 		if r := n.Husk("logs", "talker", "-c", "a"); r.Stdout != "line 1\nline 2\nline 3\n"+long+"\n" || r.Stderr != "wrong\n" {
 			return fmt.Sprintf("the log is %.200q and %q", r.Stdout, r.Stderr)

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -51,14 +52,14 @@ func (inv *Inventory) lists() map[string]*[]string {
 }
 
 func (inv *Inventory) takeNetwork() error {
-	links, err := netlink.LinkList()
+	links, err := complete(netlink.LinkList)
 	if err != nil {
 		return err
 	}
 	for _, l := range links {
 		inv.Links = append(inv.Links, l.Attrs().Name)
 	}
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	routes, err := complete(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return err
 	}
@@ -84,6 +85,16 @@ func (inv *Inventory) takeNetwork() error {
 		inv.Sysctls = append(inv.Sysctls, name+"="+strings.TrimSpace(string(value)))
 	}
 	return nil
+}
+
+// complete asks again when the kernel says that its list changed meanwhile.
+func complete[T any](list func() ([]T, error)) (all []T, err error) {
+	for range 20 {
+		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return all, err
 }
 
 func (n *Node) mounts() []string {

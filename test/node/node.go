@@ -218,7 +218,11 @@ func (n *Node) Path(path string) string { return fmt.Sprintf("/proc/%d/root%s", 
 // Command prepares a program to run on the node.
 func (n *Node) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	full := append([]string{"-t", strconv.Itoa(n.Pid()), "-m", "-n", "-p", "-u", "-i", "--", name}, args...)
-	return exec.CommandContext(ctx, "nsenter", full...)
+	cmd := exec.CommandContext(ctx, "nsenter", full...)
+	// nsenter waits for the program as its parent, and would not take it along.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	return cmd
 }
 
 // Result is how a program ended.

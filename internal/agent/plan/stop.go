@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// floor is the least time that a process gets to end, unless the grace is 0:
+// Floor is the least time that a process gets to end, unless the grace is 0:
 // one that comes late, as a sidecar does, is not to be cut off at once.
-const floor = 2 * time.Second
+const Floor = 2 * time.Second
 
 // stopAll stops containers, then sandboxes, and says whether all are. The grace
 // is one for the whole pod, and counts from since.
@@ -73,7 +73,7 @@ func (p *planner) stop(c Container, since time.Time) { p.stopWithin(c, since, p.
 
 func (p *planner) stopWithin(c Container, since time.Time, grace time.Duration) {
 	if grace > 0 {
-		grace = max(since.Add(grace).Sub(p.now), floor)
+		grace = max(since.Add(grace).Sub(p.now), Floor)
 	}
 	deadline := p.now.Add(grace)
 	if !c.Deadline.IsZero() && !deadline.Before(c.Deadline.Add(-time.Second)) {

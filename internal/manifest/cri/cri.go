@@ -195,6 +195,9 @@ func ContainerConfig(pod *corev1.Pod, c *corev1.Container, r Run, n Node) (*runt
 			SecurityContext: security,
 		},
 	}
+	if l := c.Lifecycle; l != nil && l.StopSignal != nil {
+		out.StopSignal, _ = manifest.StopSignal(*l.StopSignal) // which has validated it
+	}
 	for _, v := range env {
 		out.Envs = append(out.Envs, &runtimeapi.KeyValue{Key: v.name, Value: []byte(v.value)})
 	}

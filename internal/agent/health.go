@@ -1,0 +1,145 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/probe"
+	"github.com/huskd/husk/internal/agent/view"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/sandbox"
+)
+
+// care is what a worker does for the containers that run: their probes and hooks.
+type care struct{ *worker }
+
+// maxOutput is how much is kept of what a probe or a hook writes.
+const maxOutput = 10 << 10
+
+// beginning keeps the first bytes that are written to it, and drops the rest:
+// the program must not notice.
+type beginning struct{ bytes.Buffer }
+
+func (b *beginning) Write(p []byte) (int, error) {
+	_, _ = b.Buffer.Write(p[:min(len(p), maxOutput-b.Len())])
+	return len(p), nil
+}
+
+// exec runs a probe's or a hook's program. One that can't be started ends as a
+// shell would say, by 126 or 127.
+func (a *Agent) exec(ctx context.Context, id string, args []string) (int, string, error) {
+	var out, errs beginning
+	code, err := a.cfg.Containers.Exec(ctx, oci.Exec{ID: id, Args: args, Streams: oci.Streams{Stdout: &out, Stderr: &errs}})
+	if err != nil {
+		if f := failure(err); f.ExitCode != 0 {
+			return f.ExitCode, f.Message, nil
+		}
+	}
+	return code, out.String() + errs.String(), err
+}
+
+func (a *Agent) probeFailed(uid string, t probe.Target, message string) {
+	a.cfg.Log.Debug("agent: "+message, "pod", uid, "container", t.Container.Name, "id", t.ID)
+}
+
+func probed(pod *corev1.Pod) bool {
+	is := func(c corev1.Container) bool { return probe.Probed(&c) }
+	return slices.ContainsFunc(pod.Spec.InitContainers, is) || slices.ContainsFunc(pod.Spec.Containers, is)
+}
+
+// watch has the containers probed that run and are to. The caller holds w.mu.
+func (w care) watch(sandboxes []sandbox.Status, containers []container.Status) {
+	if !w.probed {
+		return
+	}
+	var runs []probe.Run
+	for _, st := range containers {
+		c := find(w.manifest, st.Name())
+		if c == nil || !probe.Probed(c) || st.Started.IsZero() || w.underWay.starting[st.Name()] || w.spec().Want != plan.Run {
+			continue
+		}
+		i := slices.IndexFunc(sandboxes, func(s sandbox.Status) bool { return s.ID == st.Sandbox })
+		_, stopping := w.underWay.deadlines[st.ID]
+		runs = append(runs, probe.Run{
+			Target: w.target(c, st.ID, sandboxes[i]), Started: st.Started,
+			Ended: stopping || view.Container(st) != plan.ContainerRunning || view.Sandbox(sandboxes[i]) != plan.SandboxReady,
+		})
+	}
+	w.a.probes.Watch(string(w.manifest.UID), runs, w.nudge)
+}
+
+// target is where a run of a container is reached: in the node's network if it
+// is there that its servers listen.
+func (w care) target(c *corev1.Container, id string, st sandbox.Status) probe.Target {
+	t := probe.Target{ID: id, Container: c, Address: "127.0.0.1"}
+	if ips := w.a.addresses(st); len(ips) > 0 {
+		t.Address = ips[0]
+	}
+	return t
+}
+
+// health is what is known of a run. The caller holds w.mu.
+func (w care) health(id string) plan.Health {
+	var h plan.Health
+	if w.probed {
+		h = w.a.probes.Health(string(w.manifest.UID), id)
+	}
+	if message, failed := w.seen.postStart[id]; failed {
+		h.PostStart, h.Message = plan.Failing, message
+	}
+	return h
+}
+
+// untilEnd returns a context that ends with the container too.
+func (w care) untilEnd(ctx context.Context, id string) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	if ended, err := w.a.cfg.Containers.Ended(id); err == nil {
+		go func() {
+			select {
+			case <-ended:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+	}
+	return ctx, cancel
+}
+
+// hook runs a hook of a run. One that ended because ctx or the run did has not
+// failed.
+func (w care) hook(ctx context.Context, id string, c *corev1.Container, h *corev1.LifecycleHandler) error {
+	st, err := w.a.cfg.Containers.Get(id)
+	if err != nil {
+		return nil //nolint:nilerr // it has ended, and is gone
+	}
+	sb, err := w.a.cfg.Sandboxes.Get(st.Sandbox)
+	if err != nil {
+		return nil //nolint:nilerr // as above
+	}
+	ctx, cancel := w.untilEnd(ctx, id)
+	defer cancel()
+	err = probe.Exec(w.a.exec).Hook(ctx, w.target(c, id, sb), h)
+	if st, gone := w.a.cfg.Containers.Get(id); gone != nil || view.Container(st) != plan.ContainerRunning || ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// postStart runs the hook of a container that was just started.
+func (w care) postStart(ctx context.Context, id string, c *corev1.Container) {
+	if c.Lifecycle == nil || c.Lifecycle.PostStart == nil {
+		return
+	}
+	if err := w.hook(ctx, id, c, c.Lifecycle.PostStart); err != nil {
+		w.a.cfg.Log.Warn("agent: postStart hook", "pod", nameOf(w.manifest), "container", c.Name, "error", err)
+		w.mu.Lock()
+		w.seen.postStart[id] = fmt.Sprintf("postStart hook failed: %v", err)
+		w.mu.Unlock()
+	}
+}

@@ -1,0 +1,189 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/test/node"
+)
+
+// eventually waits for a pod to be as want says, and shows how it is if it
+// doesn't come to that.
+func (w *ward) eventually(pod, what string, want func(listed) bool) listed {
+	w.t.Helper()
+	var p listed
+	node.Eventually(w.t, 30*time.Second, func() string {
+		if p = w.pod(pod); want(p) {
+			return ""
+		}
+		return fmt.Sprintf("pod %s is not %s: %+v", pod, what, p)
+	})
+	return p
+}
+
+func isReady(p listed) bool { return p.Ready }
+
+// in runs a script in a pod's container c.
+func (w *ward) in(pod, script string) string {
+	w.t.Helper()
+	return strings.TrimSpace(w.MustHusk("exec", pod, "-c", "c", "--", "sh", "-c", script))
+}
+
+const serve = "exec httpd -f -p 80 -h /www"
+
+// TestReadiness: whether a server answers decides whether the pod is ready, and
+// nothing else.
+func TestReadiness(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	w.run(podOf("web", only("command: "+shell(serve)+", ports: [{name: web, containerPort: 80}], readinessProbe: "+
+		"{httpGet: {port: web, path: /release, httpHeaders: [{name: Host, value: a.test}]}, periodSeconds: 1, failureThreshold: 2}")))
+	p := w.eventually("web", "asked", func(p listed) bool { return strings.Contains(p.Containers[0].Message, "404 Not Found") })
+	if p.Ready || p.Phase != "Running" || !strings.Contains(w.MustHusk("ps"), "0/1") {
+		t.Errorf("not ready, it is %+v", p)
+	}
+	w.in("web", "echo x >/www/release")
+	w.eventually("web", "ready", isReady)
+	if out := w.MustHusk("ps"); strings.Contains(out, "0/1") {
+		t.Error(out)
+	}
+	w.in("web", "rm /www/release")
+	p = w.eventually("web", "unready again", func(p listed) bool { return !p.Ready })
+	if p.Containers[0].Restarts != 0 || p.Phase != "Running" {
+		t.Errorf("unready, it is %+v", p)
+	}
+	// Who knows nothing of its containers yet, asks at once.
+	w.in("web", "echo x >/www/release")
+	w.eventually("web", "ready", isReady)
+	w.d.Kill()
+	w.d = w.Huskd()
+	if p := w.eventually("web", "ready after a restart of huskd", isReady); p.Containers[0].Restarts != 0 {
+		t.Errorf("it is %+v", p)
+	}
+	w.rid("web")
+	w.end()
+}
+
+// TestLiveness: a container that is found dead is stopped, within the grace
+// that the probe has, and started again.
+func TestLiveness(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	alive := "livenessProbe: {exec: {command: [test, -e, /tmp/alive]}, periodSeconds: 1, failureThreshold: 2, terminationGracePeriodSeconds: 1}"
+	w.run(podOf("again", only("command: "+shell("trap '' TERM; touch /tmp/alive; while :; do sleep 0.1; done")+", "+alive)), "--wait")
+	w.in("again", "rm /tmp/alive")
+	w.eventually("again", "started again", func(p listed) bool { return p.Ready && p.Containers[0].Restarts == 1 })
+	w.run(podOf("never", "restartPolicy: Never, "+only("command: "+shell("trap 'exit 7' TERM; sleep 1000 & wait")+", "+alive)))
+	w.eventually("never", "failed", func(p listed) bool { return p.Phase == "Failed" && p.Containers[0].ExitCode == 7 })
+	w.run(podOf("failure", "restartPolicy: OnFailure, "+only("command: "+shell("trap 'exit 0' TERM; sleep 1000 & wait")+", "+alive)))
+	w.eventually("failure", "started again", func(p listed) bool { return p.Containers[0].Restarts > 0 })
+	// A port that nobody listens on, and a program that isn't there, are dead too.
+	w.run(podOf("port", only("command: [sleep, '1000'], livenessProbe: {tcpSocket: {port: 81}, periodSeconds: 1, failureThreshold: 1}")))
+	w.run(podOf("program", only("command: [sleep, '1000'], livenessProbe: {exec: {command: [/none]}, periodSeconds: 1, failureThreshold: 1}")))
+	for _, name := range []string{"port", "program"} {
+		w.eventually(name, "started again", func(p listed) bool { return p.Containers[0].Restarts > 0 })
+	}
+	w.rid("again", "never", "failure", "port", "program")
+	w.end()
+}
+
+// TestStartup: nothing is asked of a container, and nothing comes after a
+// sidecar, before it has started.
+func TestStartup(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	const volume = "volumes: [{name: v, emptyDir: {}}], "
+	const mount = "volumeMounts: [{name: v, mountPath: /v}]"
+	w.run(podOf("slow", only("command: "+shell("sleep 3; touch /tmp/up; "+serve)+
+		", startupProbe: {tcpSocket: {port: 80}, periodSeconds: 1, failureThreshold: 60}, livenessProbe: {exec: {command: [test, -e, /tmp/up]}, periodSeconds: 1, failureThreshold: 1}")), "--wait")
+	if p := w.pod("slow"); !p.Ready || p.Containers[0].Restarts != 0 {
+		t.Errorf("it is %+v", p)
+	}
+	w.run(podOf("late", only("command: [sleep, '1000'], startupProbe: {tcpSocket: {port: 80}, periodSeconds: 1, failureThreshold: 2}")))
+	w.eventually("late", "started again", func(p listed) bool { return p.Containers[0].Restarts > 0 })
+	w.run(podOf("sidecar", volume+"initContainers: [{name: s, image: 'localhost/web:1', restartPolicy: Always, "+mount+", command: [sleep, '1000'], startupProbe: {exec: {command: [test, -e, /v/go]}, periodSeconds: 1}}], "+
+		only("command: [sleep, '1000'], "+mount)))
+	p := w.eventually("sidecar", "held back", func(p listed) bool { return len(p.Containers) == 2 && p.Containers[0].State == "Running" })
+	if p.Reason != "Init:0/1" || p.Containers[1].State != "Waiting" {
+		t.Errorf("while its sidecar starts, it is %+v", p)
+	}
+	w.MustHusk("exec", "sidecar", "-c", "s", "--", "touch", "/v/go")
+	w.eventually("sidecar", "ready", isReady)
+	w.rid("slow", "late", "sidecar")
+	w.end()
+}
+
+// TestHooks has containers do something after their start and before their end.
+func TestHooks(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	keep := func(name string) string {
+		return "volumes: [{name: h, hostPath: {path: " + w.Dir + "/" + name + ", type: DirectoryOrCreate}}], "
+	}
+	const mount = "volumeMounts: [{name: h, mountPath: /h}], "
+	told := func(name string) string { return strings.TrimSpace(w.Must("cat", w.Dir+"/"+name+"/f")) }
+	const polite = "trap 'echo term >>/h/f; exit 0' TERM; echo up; sleep 1000 & wait"
+	hooked := func(name, grace, hooks string) string {
+		return strings.Replace(podOf(name, keep(name)+only(mount+"command: "+shell(polite)+", lifecycle: {"+hooks+"}")), "terminationGracePeriodSeconds: 1", "terminationGracePeriodSeconds: "+grace, 1)
+	}
+	script := func(s string) string { return "{exec: {command: " + shell(s) + "}}" }
+
+	w.run(hooked("both", "30", "postStart: "+script("sleep 0.5; echo start >/h/f")+", preStop: "+script("sleep 0.5; echo stop >>/h/f")), "--wait")
+	if got := told("both"); got != "start" {
+		t.Errorf("ready, it has told %q", got)
+	}
+	w.MustHusk("stop", "both")
+	if got := told("both"); got != "start\nstop\nterm" {
+		t.Errorf("stopped, it has told %q", got)
+	}
+
+	// The hook's time is of the grace, of which at least 2 s are left.
+	w.run(hooked("long", "2", "preStop: {sleep: {seconds: 2}}"), "--wait")
+	began := time.Now()
+	w.MustHusk("stop", "long")
+	if took := time.Since(began); took < 2*time.Second || told("long") != "term" {
+		t.Errorf("it took %v to stop, and told %q", took, told("long"))
+	}
+
+	// A hook that hangs is cut; a stop without grace doesn't begin one, or ends it.
+	w.run(hooked("hangs", "1", "preStop: "+script("echo hook >>/h/f; sleep 1000")), "--wait")
+	w.MustHusk("stop", "hangs")
+	if got := told("hangs"); got != "hook\nterm" {
+		t.Errorf("it told %q", got)
+	}
+	w.run(hooked("cut", "600", "preStop: "+script("echo hook >>/h/f; sleep 1000")), "--wait")
+	stopping := make(chan node.Result, 1)
+	go func() { stopping <- w.Husk("stop", "cut") }()
+	node.Eventually(t, 20*time.Second, func() string {
+		if r := w.Run("cat", w.Dir+"/cut/f"); !strings.Contains(r.Stdout, "hook") {
+			return "the hook doesn't run"
+		}
+		return ""
+	})
+	w.MustHusk("stop", "-t", "0", "cut")
+	if r := <-stopping; r.Code != 0 || told("cut") != "hook" {
+		t.Errorf("%+v; it told %q", r, told("cut"))
+	}
+
+	// A container whose hook fails is stopped, and started again.
+	w.run(hooked("fails", "30", "postStart: "+script("echo start >>/h/f; exit 3")))
+	node.Eventually(t, 20*time.Second, func() string {
+		if got := w.Run("cat", w.Dir+"/fails/f").Stdout; !strings.HasPrefix(got, "start\nterm\nstart") {
+			return fmt.Sprintf("it told %q", got)
+		}
+		return ""
+	})
+
+	// A server is asked, and a signal of the pod's choice sent.
+	w.run(podOf("asked", keep("asked")+only(mount+"ports: [{name: web, containerPort: 80}], command: "+shell("trap 'echo usr1 >/h/f; exit 0' USR1; "+
+		"httpd -f -vv -p 80 -h /www 2>/h/asked & while :; do wait; done")+
+		", readinessProbe: {tcpSocket: {port: web}, periodSeconds: 1}, lifecycle: {stopSignal: SIGUSR1, preStop: {httpGet: {port: web, path: /bye}}}")), "--wait")
+	w.MustHusk("stop", "asked")
+	if got := told("asked"); got != "usr1" || !strings.Contains(w.Must("cat", w.Dir+"/asked/asked"), "url:/bye") {
+		t.Errorf("it told %q, and its server %q", got, w.Must("cat", w.Dir+"/asked/asked"))
+	}
+	w.rid("both", "long", "hangs", "cut", "fails", "asked")
+	w.end()
+}
