@@ -212,10 +212,10 @@ func TestBadManifest(t *testing.T) {
 		{file("two.yaml", podOf("two", "containers: [{name: C, command: [x]}]")), 1, []string{
 			`husk: .*/two.yaml:4: pod default/two: spec.containers\[0\].image: missing`,
 			`husk: .*/two.yaml:4: pod default/two: spec.containers\[0\].name: "C" can't be one: use .*`}},
-		{file("field.yaml", podOf("field", only("livenessProbe: {exec: {command: [x]}}"))), 1, []string{
-			`husk: .*/field.yaml:4: pod default/field: spec.containers\[0\].livenessProbe: not supported yet: remove it`}},
-		{file("secret.yaml", podOf("secret", "volumes: [{name: v, secret: {secretName: s}}], "+only("volumeMounts: [{name: v, mountPath: /v}]"))), 1, []string{
-			`husk: .*/secret.yaml:4: pod default/secret: spec.volumes\[0\].secret: there are no secrets: mount a file with hostPath`}},
+		{file("field.yaml", podOf("field", only("volumeDevices: [{name: v, devicePath: /dev/x}]"))), 1, []string{
+			`husk: .*/field.yaml:4: pod default/field: spec.containers\[0\].volumeDevices: not supported yet: remove it`}},
+		{file("claim.yaml", podOf("claim", "volumes: [{name: v, persistentVolumeClaim: {claimName: c}}], "+only("volumeMounts: [{name: v, mountPath: /v}]"))), 1, []string{
+			`husk: .*/claim.yaml:4: pod default/claim: spec.volumes\[0\].persistentVolumeClaim: there are no claims: mount a directory with hostPath`}},
 		{file("typo.yaml", podOf("typo", only("imagePulPolicy: Never"))), 1, []string{
 			`husk: .*/typo.yaml:4: pod default/typo: spec.containers\[0\].imagePulPolicy: .*did you mean imagePullPolicy\?`}},
 		{file("type.yaml", podOf("type", only("stdin: 'yes'"))), 1, []string{`husk: .*/type.yaml:4: pod default/type: spec.containers\[0\].stdin: .*`}},
