@@ -74,6 +74,7 @@ func benchmarkAnswer(b *testing.B, hidden string) {
 		b.ReportMetric(median(steps[step]), "ms/"+name)
 	}
 	d.Stop()
+	show(n, hidden)
 }
 
 // BenchmarkAdopt measures a restart of huskd with many running pods, from its
@@ -82,8 +83,10 @@ func BenchmarkAdopt(b *testing.B) {
 	const pods = 100
 	n, d := start(b)
 	manifest := ""
+	var names []string
 	for i := range pods {
-		manifest += "---" + fmt.Sprintf(sleeper, fmt.Sprintf("p%d", i))
+		names = append(names, fmt.Sprintf("p%d", i))
+		manifest += "---" + fmt.Sprintf(sleeper, names[i])
 	}
 	n.MustHusk("run", "--wait", write(b, n, "pods.yaml", manifest))
 	var took []time.Duration
@@ -97,8 +100,8 @@ func BenchmarkAdopt(b *testing.B) {
 		took = append(took, time.Since(began))
 	}
 	b.ReportMetric(median(took), "ms/adopt-100")
-	n.MustHusk("shutdown", "--budget", "1s")
-	d.Wait(20 * time.Second)
+	n.MustHusk(append([]string{"rm", "-f"}, names...)...)
+	d.Stop()
 }
 
 // inspected is what tests read of husk inspect.
