@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -302,7 +303,12 @@ func (d *daemon) shut() {
 		d.plugin.Close()
 	}
 	if d.network != nil {
-		if calm && d.agent != nil && d.vacant() {
+		switch {
+		case d.agent == nil: // it was ended before it served: only the network knows whether there are pods
+			if err := d.network.Teardown(); !errdefs.IsFailedPrecondition(err) {
+				errs = append(errs, err)
+			}
+		case calm && d.vacant():
 			errs = append(errs, d.network.Teardown(), netns.ReleaseDir(), d.cgroups.Remove(context.Background(), d.cgroups.Root()))
 		}
 		errs = append(errs, d.network.Close())

@@ -93,14 +93,17 @@ func (n *Network) plan(r *record) plan.Plan {
 // Open opens the network and makes the node's own part of it. Pods that are
 // attached go on as they are; call Reconcile next.
 func Open(ctx context.Context, cfg Config) (*Network, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return nil, fmt.Errorf("network: %w", err)
 	}
-	return open(ctx, cfg, strings.TrimSpace(string(boot)))
+	return open(cfg, strings.TrimSpace(string(boot)))
 }
 
-func open(ctx context.Context, cfg Config, boot string) (*Network, error) {
+func open(cfg Config, boot string) (*Network, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
@@ -112,11 +115,7 @@ func open(ctx context.Context, cfg Config, boot string) (*Network, error) {
 		return nil, err
 	}
 	n.ledger = ledger
-	err = n.openNode()
-	if err == nil {
-		err = ctx.Err()
-	}
-	if err != nil {
+	if err := n.openNode(); err != nil {
 		if n.dp != nil {
 			err = errors.Join(err, n.dp.Close())
 		}

@@ -466,7 +466,7 @@ func TestRebootVoidsLeases(t *testing.T) {
 		must(t, netns.Remove(ns))
 	}
 	l.run(l.node, "nft", "flush", "ruleset")
-	n, err := open(t.Context(), cfg, "another boot")
+	n, err := open(cfg, "another boot")
 	must(t, err)
 	defer func() { must(t, n.Close()) }()
 	if u := n.Usage(); u.Attached != 0 || u.Ranges[0].Free != u.Ranges[0].Size {

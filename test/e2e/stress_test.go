@@ -189,7 +189,7 @@ func TestSuccession(t *testing.T) {
 	n.MustHusk("run", "--wait", write(t, n, "p.yaml", fmt.Sprintf(sleeper, "p")))
 	n.MustHusk("shutdown")
 	next := n.Huskd()
-	if !d.Wait(0) {
+	if !d.Wait(10 * time.Second) {
 		t.Error("two huskds run")
 	}
 	node.Eventually(t, 20*time.Second, func() string {
@@ -201,6 +201,19 @@ func TestSuccession(t *testing.T) {
 	n.MustHusk("rm", "-f", "p")
 	next.Stop()
 	n.NothingLeft()
+}
+
+// TestEndedAtStart ends huskd at moments of its start. It may have made its part
+// of the network by then.
+func TestEndedAtStart(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	for delay := 5 * time.Millisecond; delay < 300*time.Millisecond; delay = delay * 3 / 2 {
+		d := n.Launch()
+		time.Sleep(delay)
+		d.Stop()
+		n.NothingLeft()
+	}
 }
 
 // TestReboot runs the pods again that ran when the power went.
