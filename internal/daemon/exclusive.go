@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -42,8 +43,8 @@ const (
 	endTime = answerTime + 2*closeTime + time.Second
 )
 
-// acquire locks f. A huskd that has it and ends is waited for; of another one
-// it returns the PID.
+// acquire locks f. A huskd that has it and ends, or was killed, is waited for;
+// of another one it returns the PID.
 func acquire(f *os.File) (owner string, ok bool) {
 	for late := time.Now().Add(endTime); ; time.Sleep(10 * time.Millisecond) {
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
@@ -54,10 +55,17 @@ func acquire(f *os.File) (owner string, ok bool) {
 		content := make([]byte, 32)
 		n, _ := f.ReadAt(content, 0)
 		owner, ends := strings.CutSuffix(strings.TrimSpace(string(content[:n])), endMark)
-		if !ends || time.Now().After(late) {
+		if !ends && !dead(owner) || time.Now().After(late) {
 			return owner, false
 		}
 	}
+}
+
+// dead says whether there is no process of that number. A child that a killed
+// huskd was about to make has its files, and so its lock, until it executes.
+func dead(owner string) bool {
+	pid, err := strconv.Atoi(owner)
+	return err == nil && errors.Is(unix.Kill(pid, 0), unix.ESRCH)
 }
 
 // ends tells the next huskd that it may wait for this one.
