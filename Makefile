@@ -40,6 +40,12 @@ check: deps ## check format, lint, both architectures, and test with the race de
 	GOARCH=arm64 $(GO) build $(BUILD) -o /dev/null ./cmd/...
 	HUSK_HOST_TESTS=1 CGO_ENABLED=1 $(GO) test -race -timeout 40m ./...
 
+test-kubelet: PACKAGES += etcd-server
+test-kubelet: deps ## run a kubelet and an API server, built here, against huskd, as root
+	$(GO) build -tags crashpoint -o test/peer/kubelet/out/ ./cmd/...
+	cd test/peer/kubelet && $(GO) build -o out/ k8s.io/kubernetes/cmd/kubelet k8s.io/kubernetes/cmd/kube-apiserver
+	cd test/peer/kubelet && HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$$PWD/out $(GO) test -timeout 20m .
+
 bench: deps ## measure, as root; ONLY=Adopt for the benchmarks of that name
 	@$(GO) test -run '^$$' -bench '$(or $(ONLY),.)' $$(grep -rl --include='*_test.go' '^func Benchmark' . | xargs dirname | sort -u) | \
 	awk '/^Benchmark/ { sub(/-[0-9]+$$/, "", $$1); print substr($$1, 10); for (i = 3; i < NF; i += 2) printf "%14s %s\n", $$i, $$(i+1) } \
@@ -53,6 +59,6 @@ deps: ## install the Debian packages that are missing
 	if [ -n "$$missing" ]; then echo "installing$$missing"; apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; fi
 
 clean: ## remove what was built
-	rm -rf bin out
+	rm -rf bin out test/peer/kubelet/out
 
-.PHONY: help build demo test check bench generate deps clean
+.PHONY: help build demo test test-kubelet check bench generate deps clean

@@ -350,10 +350,12 @@ type Pod struct {
 	CreatedNs  int64        `protobuf:"varint,9,opt,name=created_ns,json=createdNs,proto3" json:"created_ns,omitempty"` // Unix time
 	Containers []*Container `protobuf:"bytes,10,rep,name=containers,proto3" json:"containers,omitempty"`
 	// Where the manifest came from: "run" or "file:/path".
-	Source        string `protobuf:"bytes,11,opt,name=source,proto3" json:"source,omitempty"`
-	HostNetwork   bool   `protobuf:"varint,12,opt,name=host_network,json=hostNetwork,proto3" json:"host_network,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Source      string `protobuf:"bytes,11,opt,name=source,proto3" json:"source,omitempty"`
+	HostNetwork bool   `protobuf:"varint,12,opt,name=host_network,json=hostNetwork,proto3" json:"host_network,omitempty"`
+	// The runtime handler that it names; empty for the default.
+	RuntimeHandler string `protobuf:"bytes,13,opt,name=runtime_handler,json=runtimeHandler,proto3" json:"runtime_handler,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Pod) Reset() {
@@ -468,6 +470,13 @@ func (x *Pod) GetHostNetwork() bool {
 		return x.HostNetwork
 	}
 	return false
+}
+
+func (x *Pod) GetRuntimeHandler() string {
+	if x != nil {
+		return x.RuntimeHandler
+	}
+	return ""
 }
 
 type Container struct {
@@ -1022,6 +1031,167 @@ func (x *RemoveResponse) GetName() string {
 	return ""
 }
 
+type EventsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of a pod; empty is all
+	Follow        bool                   `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventsRequest) Reset() {
+	*x = EventsRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventsRequest) ProtoMessage() {}
+
+func (x *EventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
+func (*EventsRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *EventsRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *EventsRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+type Event struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Container string                 `protobuf:"bytes,3,opt,name=container,proto3" json:"container,omitempty"` // empty if it is of the whole pod
+	Warning   bool                   `protobuf:"varint,4,opt,name=warning,proto3" json:"warning,omitempty"`
+	Reason    string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"` // one word
+	Message   string                 `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
+	// It may have happened several times; then it is told again with each.
+	FirstNs       int64 `protobuf:"varint,7,opt,name=first_ns,json=firstNs,proto3" json:"first_ns,omitempty"` // Unix time
+	LastNs        int64 `protobuf:"varint,8,opt,name=last_ns,json=lastNs,proto3" json:"last_ns,omitempty"`
+	Count         int32 `protobuf:"varint,9,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Event) Reset() {
+	*x = Event{}
+	mi := &file_api_v1_husk_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Event) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Event) ProtoMessage() {}
+
+func (x *Event) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Event.ProtoReflect.Descriptor instead.
+func (*Event) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Event) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Event) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Event) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *Event) GetWarning() bool {
+	if x != nil {
+		return x.Warning
+	}
+	return false
+}
+
+func (x *Event) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Event) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Event) GetFirstNs() int64 {
+	if x != nil {
+		return x.FirstNs
+	}
+	return 0
+}
+
+func (x *Event) GetLastNs() int64 {
+	if x != nil {
+		return x.LastNs
+	}
+	return 0
+}
+
+func (x *Event) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 type LogsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1037,7 +1207,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[14]
+	mi := &file_api_v1_husk_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1219,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[14]
+	mi := &file_api_v1_husk_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1232,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{14}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LogsRequest) GetName() string {
@@ -1126,7 +1296,7 @@ type LogsResponse struct {
 
 func (x *LogsResponse) Reset() {
 	*x = LogsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[15]
+	mi := &file_api_v1_husk_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1138,7 +1308,7 @@ func (x *LogsResponse) String() string {
 func (*LogsResponse) ProtoMessage() {}
 
 func (x *LogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[15]
+	mi := &file_api_v1_husk_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1151,7 +1321,7 @@ func (x *LogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsResponse.ProtoReflect.Descriptor instead.
 func (*LogsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{15}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LogsResponse) GetLine() []byte {
@@ -1197,7 +1367,7 @@ type SessionInput struct {
 
 func (x *SessionInput) Reset() {
 	*x = SessionInput{}
-	mi := &file_api_v1_husk_proto_msgTypes[16]
+	mi := &file_api_v1_husk_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1209,7 +1379,7 @@ func (x *SessionInput) String() string {
 func (*SessionInput) ProtoMessage() {}
 
 func (x *SessionInput) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[16]
+	mi := &file_api_v1_husk_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1222,7 +1392,7 @@ func (x *SessionInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInput.ProtoReflect.Descriptor instead.
 func (*SessionInput) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{16}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SessionInput) GetOf() isSessionInput_Of {
@@ -1312,7 +1482,7 @@ type SessionStart struct {
 
 func (x *SessionStart) Reset() {
 	*x = SessionStart{}
-	mi := &file_api_v1_husk_proto_msgTypes[17]
+	mi := &file_api_v1_husk_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1324,7 +1494,7 @@ func (x *SessionStart) String() string {
 func (*SessionStart) ProtoMessage() {}
 
 func (x *SessionStart) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[17]
+	mi := &file_api_v1_husk_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1337,7 +1507,7 @@ func (x *SessionStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStart.ProtoReflect.Descriptor instead.
 func (*SessionStart) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{17}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SessionStart) GetName() string {
@@ -1392,7 +1562,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_api_v1_husk_proto_msgTypes[18]
+	mi := &file_api_v1_husk_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1404,7 +1574,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[18]
+	mi := &file_api_v1_husk_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1417,7 +1587,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{18}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TerminalSize) GetWidth() uint32 {
@@ -1449,7 +1619,7 @@ type SessionOutput struct {
 
 func (x *SessionOutput) Reset() {
 	*x = SessionOutput{}
-	mi := &file_api_v1_husk_proto_msgTypes[19]
+	mi := &file_api_v1_husk_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1461,7 +1631,7 @@ func (x *SessionOutput) String() string {
 func (*SessionOutput) ProtoMessage() {}
 
 func (x *SessionOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[19]
+	mi := &file_api_v1_husk_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1474,7 +1644,7 @@ func (x *SessionOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionOutput.ProtoReflect.Descriptor instead.
 func (*SessionOutput) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{19}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SessionOutput) GetOf() isSessionOutput_Of {
@@ -1562,7 +1732,7 @@ type SessionStarted struct {
 
 func (x *SessionStarted) Reset() {
 	*x = SessionStarted{}
-	mi := &file_api_v1_husk_proto_msgTypes[20]
+	mi := &file_api_v1_husk_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1574,7 +1744,7 @@ func (x *SessionStarted) String() string {
 func (*SessionStarted) ProtoMessage() {}
 
 func (x *SessionStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[20]
+	mi := &file_api_v1_husk_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1587,7 +1757,7 @@ func (x *SessionStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStarted.ProtoReflect.Descriptor instead.
 func (*SessionStarted) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{20}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SessionStarted) GetNamespace() string {
@@ -1640,7 +1810,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_api_v1_husk_proto_msgTypes[21]
+	mi := &file_api_v1_husk_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1652,7 +1822,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[21]
+	mi := &file_api_v1_husk_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1665,7 +1835,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{21}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Progress) GetRef() string {
@@ -1715,7 +1885,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_api_v1_husk_proto_msgTypes[22]
+	mi := &file_api_v1_husk_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1727,7 +1897,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[22]
+	mi := &file_api_v1_husk_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1740,7 +1910,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{22}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Layer) GetDigest() string {
@@ -1783,7 +1953,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[23]
+	mi := &file_api_v1_husk_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1795,7 +1965,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[23]
+	mi := &file_api_v1_husk_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1808,7 +1978,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{23}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PullImageRequest) GetRef() string {
@@ -1848,7 +2018,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[24]
+	mi := &file_api_v1_husk_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +2030,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[24]
+	mi := &file_api_v1_husk_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +2043,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{24}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LoadImageRequest) GetChunk() []byte {
@@ -1893,7 +2063,7 @@ type ImageEvent struct {
 
 func (x *ImageEvent) Reset() {
 	*x = ImageEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[25]
+	mi := &file_api_v1_husk_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1905,7 +2075,7 @@ func (x *ImageEvent) String() string {
 func (*ImageEvent) ProtoMessage() {}
 
 func (x *ImageEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[25]
+	mi := &file_api_v1_husk_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1918,7 +2088,7 @@ func (x *ImageEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageEvent.ProtoReflect.Descriptor instead.
 func (*ImageEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{25}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ImageEvent) GetProgress() *Progress {
@@ -1950,7 +2120,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_api_v1_husk_proto_msgTypes[26]
+	mi := &file_api_v1_husk_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1962,7 +2132,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[26]
+	mi := &file_api_v1_husk_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1975,7 +2145,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{26}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Image) GetId() string {
@@ -2035,7 +2205,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[27]
+	mi := &file_api_v1_husk_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2217,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[27]
+	mi := &file_api_v1_husk_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2230,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{27}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{29}
 }
 
 type ListImagesResponse struct {
@@ -2072,7 +2242,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[28]
+	mi := &file_api_v1_husk_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2084,7 +2254,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[28]
+	mi := &file_api_v1_husk_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2097,7 +2267,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{28}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -2117,7 +2287,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[29]
+	mi := &file_api_v1_husk_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2129,7 +2299,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[29]
+	mi := &file_api_v1_husk_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2142,7 +2312,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{29}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -2168,7 +2338,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[30]
+	mi := &file_api_v1_husk_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2180,7 +2350,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[30]
+	mi := &file_api_v1_husk_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2193,7 +2363,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{30}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RemoveImageResponse) GetRemoved() []string {
@@ -2212,7 +2382,7 @@ type PruneImagesRequest struct {
 
 func (x *PruneImagesRequest) Reset() {
 	*x = PruneImagesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[31]
+	mi := &file_api_v1_husk_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2224,7 +2394,7 @@ func (x *PruneImagesRequest) String() string {
 func (*PruneImagesRequest) ProtoMessage() {}
 
 func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[31]
+	mi := &file_api_v1_husk_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2237,7 +2407,7 @@ func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneImagesRequest.ProtoReflect.Descriptor instead.
 func (*PruneImagesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{31}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PruneImagesRequest) GetAll() bool {
@@ -2257,7 +2427,7 @@ type PruneImagesResponse struct {
 
 func (x *PruneImagesResponse) Reset() {
 	*x = PruneImagesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[32]
+	mi := &file_api_v1_husk_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2269,7 +2439,7 @@ func (x *PruneImagesResponse) String() string {
 func (*PruneImagesResponse) ProtoMessage() {}
 
 func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[32]
+	mi := &file_api_v1_husk_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2282,7 +2452,7 @@ func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneImagesResponse.ProtoReflect.Descriptor instead.
 func (*PruneImagesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{32}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PruneImagesResponse) GetRemoved() []string {
@@ -2299,6 +2469,284 @@ func (x *PruneImagesResponse) GetFreedBytes() int64 {
 	return 0
 }
 
+type ListAttachmentsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAttachmentsRequest) Reset() {
+	*x = ListAttachmentsRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAttachmentsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAttachmentsRequest) ProtoMessage() {}
+
+func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
+func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{35}
+}
+
+type ListAttachmentsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Attachments   []*Attachment          `protobuf:"bytes,1,rep,name=attachments,proto3" json:"attachments,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAttachmentsResponse) Reset() {
+	*x = ListAttachmentsResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAttachmentsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAttachmentsResponse) ProtoMessage() {}
+
+func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
+func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
+	if x != nil {
+		return x.Attachments
+	}
+	return nil
+}
+
+type Attachment struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Network   string                 `protobuf:"bytes,1,opt,name=network,proto3" json:"network,omitempty"`
+	Interface string                 `protobuf:"bytes,2,opt,name=interface,proto3" json:"interface,omitempty"`
+	Namespace string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"` // the pod's, in Kubernetes' sense
+	Name      string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Sandbox   string                 `protobuf:"bytes,5,opt,name=sandbox,proto3" json:"sandbox,omitempty"`     // which plugins know as the container's ID
+	Netns     string                 `protobuf:"bytes,6,opt,name=netns,proto3" json:"netns,omitempty"`         // path
+	Addresses []string               `protobuf:"bytes,7,rep,name=addresses,proto3" json:"addresses,omitempty"` // with the length of their prefix
+	// The pod is gone: since when this is owed, how often it was tried to undo it,
+	// and what was in the way.
+	Owed          bool   `protobuf:"varint,8,opt,name=owed,proto3" json:"owed,omitempty"`
+	SinceNs       int64  `protobuf:"varint,9,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // Unix time
+	Tries         int32  `protobuf:"varint,10,opt,name=tries,proto3" json:"tries,omitempty"`
+	Error         string `protobuf:"bytes,11,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Attachment) Reset() {
+	*x = Attachment{}
+	mi := &file_api_v1_husk_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Attachment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Attachment) ProtoMessage() {}
+
+func (x *Attachment) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
+func (*Attachment) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *Attachment) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *Attachment) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *Attachment) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Attachment) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Attachment) GetSandbox() string {
+	if x != nil {
+		return x.Sandbox
+	}
+	return ""
+}
+
+func (x *Attachment) GetNetns() string {
+	if x != nil {
+		return x.Netns
+	}
+	return ""
+}
+
+func (x *Attachment) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *Attachment) GetOwed() bool {
+	if x != nil {
+		return x.Owed
+	}
+	return false
+}
+
+func (x *Attachment) GetSinceNs() int64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
+func (x *Attachment) GetTries() int32 {
+	if x != nil {
+		return x.Tries
+	}
+	return 0
+}
+
+func (x *Attachment) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type RetryDebtsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryDebtsRequest) Reset() {
+	*x = RetryDebtsRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryDebtsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryDebtsRequest) ProtoMessage() {}
+
+func (x *RetryDebtsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryDebtsRequest.ProtoReflect.Descriptor instead.
+func (*RetryDebtsRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{38}
+}
+
+type RetryDebtsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryDebtsResponse) Reset() {
+	*x = RetryDebtsResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryDebtsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryDebtsResponse) ProtoMessage() {}
+
+func (x *RetryDebtsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryDebtsResponse.ProtoReflect.Descriptor instead.
+func (*RetryDebtsResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{39}
+}
+
 type DoctorRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2307,7 +2755,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[33]
+	mi := &file_api_v1_husk_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2319,7 +2767,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[33]
+	mi := &file_api_v1_husk_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2332,7 +2780,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{33}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{40}
 }
 
 type DoctorResponse struct {
@@ -2344,7 +2792,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[34]
+	mi := &file_api_v1_husk_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2356,7 +2804,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[34]
+	mi := &file_api_v1_husk_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2369,7 +2817,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{34}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -2392,7 +2840,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_api_v1_husk_proto_msgTypes[35]
+	mi := &file_api_v1_husk_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2852,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[35]
+	mi := &file_api_v1_husk_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2865,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{35}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Check) GetName() string {
@@ -2457,7 +2905,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[36]
+	mi := &file_api_v1_husk_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2469,7 +2917,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[36]
+	mi := &file_api_v1_husk_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2482,7 +2930,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{36}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ShutdownRequest) GetBudgetNs() int64 {
@@ -2503,7 +2951,7 @@ type ShutdownEvent struct {
 
 func (x *ShutdownEvent) Reset() {
 	*x = ShutdownEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[37]
+	mi := &file_api_v1_husk_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2515,7 +2963,7 @@ func (x *ShutdownEvent) String() string {
 func (*ShutdownEvent) ProtoMessage() {}
 
 func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[37]
+	mi := &file_api_v1_husk_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2528,7 +2976,7 @@ func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownEvent.ProtoReflect.Descriptor instead.
 func (*ShutdownEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{37}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ShutdownEvent) GetNamespace() string {
@@ -2584,7 +3032,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"elapsed_ns\x18\b \x01(\x03R\telapsedNs\x12\x1c\n" +
 	"\tunchanged\x18\t \x01(\bR\tunchanged\x12\x14\n" +
 	"\x05phase\x18\n" +
-	" \x01(\tR\x05phase\"\xc1\x02\n" +
+	" \x01(\tR\x05phase\"\xea\x02\n" +
 	"\x03Pod\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -2601,7 +3049,8 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	" \x03(\v2\x12.husk.v1.ContainerR\n" +
 	"containers\x12\x16\n" +
 	"\x06source\x18\v \x01(\tR\x06source\x12!\n" +
-	"\fhost_network\x18\f \x01(\bR\vhostNetwork\"\xfb\x02\n" +
+	"\fhost_network\x18\f \x01(\bR\vhostNetwork\x12'\n" +
+	"\x0fruntime_handler\x18\r \x01(\tR\x0eruntimeHandler\"\xfb\x02\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -2642,7 +3091,20 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"B\n" +
 	"\x0eRemoveResponse\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\xc2\x01\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\";\n" +
+	"\rEventsRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06follow\x18\x02 \x01(\bR\x06follow\"\xed\x01\n" +
+	"\x05Event\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\tcontainer\x18\x03 \x01(\tR\tcontainer\x12\x18\n" +
+	"\awarning\x18\x04 \x01(\bR\awarning\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x06 \x01(\tR\amessage\x12\x19\n" +
+	"\bfirst_ns\x18\a \x01(\x03R\afirstNs\x12\x17\n" +
+	"\alast_ns\x18\b \x01(\x03R\x06lastNs\x12\x14\n" +
+	"\x05count\x18\t \x01(\x05R\x05count\"\xc2\x01\n" +
 	"\vLogsRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tcontainer\x18\x02 \x01(\tR\tcontainer\x12\x16\n" +
@@ -2735,7 +3197,26 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x13PruneImagesResponse\x12\x18\n" +
 	"\aremoved\x18\x01 \x03(\tR\aremoved\x12\x1f\n" +
 	"\vfreed_bytes\x18\x02 \x01(\x03R\n" +
-	"freedBytes\"\x0f\n" +
+	"freedBytes\"\x18\n" +
+	"\x16ListAttachmentsRequest\"P\n" +
+	"\x17ListAttachmentsResponse\x125\n" +
+	"\vattachments\x18\x01 \x03(\v2\x13.husk.v1.AttachmentR\vattachments\"\x9f\x02\n" +
+	"\n" +
+	"Attachment\x12\x18\n" +
+	"\anetwork\x18\x01 \x01(\tR\anetwork\x12\x1c\n" +
+	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12\x18\n" +
+	"\asandbox\x18\x05 \x01(\tR\asandbox\x12\x14\n" +
+	"\x05netns\x18\x06 \x01(\tR\x05netns\x12\x1c\n" +
+	"\taddresses\x18\a \x03(\tR\taddresses\x12\x12\n" +
+	"\x04owed\x18\b \x01(\bR\x04owed\x12\x19\n" +
+	"\bsince_ns\x18\t \x01(\x03R\asinceNs\x12\x14\n" +
+	"\x05tries\x18\n" +
+	" \x01(\x05R\x05tries\x12\x14\n" +
+	"\x05error\x18\v \x01(\tR\x05error\"\x13\n" +
+	"\x11RetryDebtsRequest\"\x14\n" +
+	"\x12RetryDebtsResponse\"\x0f\n" +
 	"\rDoctorRequest\"8\n" +
 	"\x0eDoctorResponse\x12&\n" +
 	"\x06checks\x18\x01 \x03(\v2\x0e.husk.v1.CheckR\x06checks\"c\n" +
@@ -2749,14 +3230,15 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\rShutdownEvent\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage2\xe9\a\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage2\xba\t\n" +
 	"\x04Husk\x12<\n" +
 	"\aVersion\x12\x17.husk.v1.VersionRequest\x1a\x18.husk.v1.VersionResponse\x12/\n" +
 	"\x03Run\x12\x13.husk.v1.RunRequest\x1a\x11.husk.v1.RunEvent0\x01\x12?\n" +
 	"\bListPods\x12\x18.husk.v1.ListPodsRequest\x1a\x19.husk.v1.ListPodsResponse\x12<\n" +
 	"\aInspect\x12\x17.husk.v1.InspectRequest\x1a\x18.husk.v1.InspectResponse\x123\n" +
 	"\x04Stop\x12\x14.husk.v1.StopRequest\x1a\x15.husk.v1.StopResponse\x129\n" +
-	"\x06Remove\x12\x16.husk.v1.RemoveRequest\x1a\x17.husk.v1.RemoveResponse\x125\n" +
+	"\x06Remove\x12\x16.husk.v1.RemoveRequest\x1a\x17.husk.v1.RemoveResponse\x122\n" +
+	"\x06Events\x12\x16.husk.v1.EventsRequest\x1a\x0e.husk.v1.Event0\x01\x125\n" +
 	"\x04Logs\x12\x14.husk.v1.LogsRequest\x1a\x15.husk.v1.LogsResponse0\x01\x129\n" +
 	"\x04Exec\x12\x15.husk.v1.SessionInput\x1a\x16.husk.v1.SessionOutput(\x010\x01\x12;\n" +
 	"\x06Attach\x12\x15.husk.v1.SessionInput\x1a\x16.husk.v1.SessionOutput(\x010\x01\x12=\n" +
@@ -2765,7 +3247,10 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\n" +
 	"ListImages\x12\x1a.husk.v1.ListImagesRequest\x1a\x1b.husk.v1.ListImagesResponse\x12H\n" +
 	"\vRemoveImage\x12\x1b.husk.v1.RemoveImageRequest\x1a\x1c.husk.v1.RemoveImageResponse\x12H\n" +
-	"\vPruneImages\x12\x1b.husk.v1.PruneImagesRequest\x1a\x1c.husk.v1.PruneImagesResponse\x129\n" +
+	"\vPruneImages\x12\x1b.husk.v1.PruneImagesRequest\x1a\x1c.husk.v1.PruneImagesResponse\x12T\n" +
+	"\x0fListAttachments\x12\x1f.husk.v1.ListAttachmentsRequest\x1a .husk.v1.ListAttachmentsResponse\x12E\n" +
+	"\n" +
+	"RetryDebts\x12\x1a.husk.v1.RetryDebtsRequest\x1a\x1b.husk.v1.RetryDebtsResponse\x129\n" +
 	"\x06Doctor\x12\x16.husk.v1.DoctorRequest\x1a\x17.husk.v1.DoctorResponse\x12>\n" +
 	"\bShutdown\x12\x18.husk.v1.ShutdownRequest\x1a\x16.husk.v1.ShutdownEvent0\x01B%Z#github.com/huskd/husk/api/v1;huskv1b\x06proto3"
 
@@ -2781,97 +3266,111 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_api_v1_husk_proto_goTypes = []any{
-	(*VersionRequest)(nil),      // 0: husk.v1.VersionRequest
-	(*VersionResponse)(nil),     // 1: husk.v1.VersionResponse
-	(*RunRequest)(nil),          // 2: husk.v1.RunRequest
-	(*RunEvent)(nil),            // 3: husk.v1.RunEvent
-	(*Pod)(nil),                 // 4: husk.v1.Pod
-	(*Container)(nil),           // 5: husk.v1.Container
-	(*ListPodsRequest)(nil),     // 6: husk.v1.ListPodsRequest
-	(*ListPodsResponse)(nil),    // 7: husk.v1.ListPodsResponse
-	(*InspectRequest)(nil),      // 8: husk.v1.InspectRequest
-	(*InspectResponse)(nil),     // 9: husk.v1.InspectResponse
-	(*StopRequest)(nil),         // 10: husk.v1.StopRequest
-	(*StopResponse)(nil),        // 11: husk.v1.StopResponse
-	(*RemoveRequest)(nil),       // 12: husk.v1.RemoveRequest
-	(*RemoveResponse)(nil),      // 13: husk.v1.RemoveResponse
-	(*LogsRequest)(nil),         // 14: husk.v1.LogsRequest
-	(*LogsResponse)(nil),        // 15: husk.v1.LogsResponse
-	(*SessionInput)(nil),        // 16: husk.v1.SessionInput
-	(*SessionStart)(nil),        // 17: husk.v1.SessionStart
-	(*TerminalSize)(nil),        // 18: husk.v1.TerminalSize
-	(*SessionOutput)(nil),       // 19: husk.v1.SessionOutput
-	(*SessionStarted)(nil),      // 20: husk.v1.SessionStarted
-	(*Progress)(nil),            // 21: husk.v1.Progress
-	(*Layer)(nil),               // 22: husk.v1.Layer
-	(*PullImageRequest)(nil),    // 23: husk.v1.PullImageRequest
-	(*LoadImageRequest)(nil),    // 24: husk.v1.LoadImageRequest
-	(*ImageEvent)(nil),          // 25: husk.v1.ImageEvent
-	(*Image)(nil),               // 26: husk.v1.Image
-	(*ListImagesRequest)(nil),   // 27: husk.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),  // 28: husk.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),  // 29: husk.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil), // 30: husk.v1.RemoveImageResponse
-	(*PruneImagesRequest)(nil),  // 31: husk.v1.PruneImagesRequest
-	(*PruneImagesResponse)(nil), // 32: husk.v1.PruneImagesResponse
-	(*DoctorRequest)(nil),       // 33: husk.v1.DoctorRequest
-	(*DoctorResponse)(nil),      // 34: husk.v1.DoctorResponse
-	(*Check)(nil),               // 35: husk.v1.Check
-	(*ShutdownRequest)(nil),     // 36: husk.v1.ShutdownRequest
-	(*ShutdownEvent)(nil),       // 37: husk.v1.ShutdownEvent
+	(*VersionRequest)(nil),          // 0: husk.v1.VersionRequest
+	(*VersionResponse)(nil),         // 1: husk.v1.VersionResponse
+	(*RunRequest)(nil),              // 2: husk.v1.RunRequest
+	(*RunEvent)(nil),                // 3: husk.v1.RunEvent
+	(*Pod)(nil),                     // 4: husk.v1.Pod
+	(*Container)(nil),               // 5: husk.v1.Container
+	(*ListPodsRequest)(nil),         // 6: husk.v1.ListPodsRequest
+	(*ListPodsResponse)(nil),        // 7: husk.v1.ListPodsResponse
+	(*InspectRequest)(nil),          // 8: husk.v1.InspectRequest
+	(*InspectResponse)(nil),         // 9: husk.v1.InspectResponse
+	(*StopRequest)(nil),             // 10: husk.v1.StopRequest
+	(*StopResponse)(nil),            // 11: husk.v1.StopResponse
+	(*RemoveRequest)(nil),           // 12: husk.v1.RemoveRequest
+	(*RemoveResponse)(nil),          // 13: husk.v1.RemoveResponse
+	(*EventsRequest)(nil),           // 14: husk.v1.EventsRequest
+	(*Event)(nil),                   // 15: husk.v1.Event
+	(*LogsRequest)(nil),             // 16: husk.v1.LogsRequest
+	(*LogsResponse)(nil),            // 17: husk.v1.LogsResponse
+	(*SessionInput)(nil),            // 18: husk.v1.SessionInput
+	(*SessionStart)(nil),            // 19: husk.v1.SessionStart
+	(*TerminalSize)(nil),            // 20: husk.v1.TerminalSize
+	(*SessionOutput)(nil),           // 21: husk.v1.SessionOutput
+	(*SessionStarted)(nil),          // 22: husk.v1.SessionStarted
+	(*Progress)(nil),                // 23: husk.v1.Progress
+	(*Layer)(nil),                   // 24: husk.v1.Layer
+	(*PullImageRequest)(nil),        // 25: husk.v1.PullImageRequest
+	(*LoadImageRequest)(nil),        // 26: husk.v1.LoadImageRequest
+	(*ImageEvent)(nil),              // 27: husk.v1.ImageEvent
+	(*Image)(nil),                   // 28: husk.v1.Image
+	(*ListImagesRequest)(nil),       // 29: husk.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),      // 30: husk.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),      // 31: husk.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),     // 32: husk.v1.RemoveImageResponse
+	(*PruneImagesRequest)(nil),      // 33: husk.v1.PruneImagesRequest
+	(*PruneImagesResponse)(nil),     // 34: husk.v1.PruneImagesResponse
+	(*ListAttachmentsRequest)(nil),  // 35: husk.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil), // 36: husk.v1.ListAttachmentsResponse
+	(*Attachment)(nil),              // 37: husk.v1.Attachment
+	(*RetryDebtsRequest)(nil),       // 38: husk.v1.RetryDebtsRequest
+	(*RetryDebtsResponse)(nil),      // 39: husk.v1.RetryDebtsResponse
+	(*DoctorRequest)(nil),           // 40: husk.v1.DoctorRequest
+	(*DoctorResponse)(nil),          // 41: husk.v1.DoctorResponse
+	(*Check)(nil),                   // 42: husk.v1.Check
+	(*ShutdownRequest)(nil),         // 43: husk.v1.ShutdownRequest
+	(*ShutdownEvent)(nil),           // 44: husk.v1.ShutdownEvent
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
-	21, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
+	23, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
 	5,  // 1: husk.v1.Pod.containers:type_name -> husk.v1.Container
 	4,  // 2: husk.v1.ListPodsResponse.pods:type_name -> husk.v1.Pod
-	17, // 3: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
-	18, // 4: husk.v1.SessionInput.resize:type_name -> husk.v1.TerminalSize
-	18, // 5: husk.v1.SessionStart.size:type_name -> husk.v1.TerminalSize
-	20, // 6: husk.v1.SessionOutput.started:type_name -> husk.v1.SessionStarted
-	22, // 7: husk.v1.Progress.layers:type_name -> husk.v1.Layer
-	21, // 8: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
-	26, // 9: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
-	26, // 10: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
-	35, // 11: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
-	0,  // 12: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
-	2,  // 13: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
-	6,  // 14: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
-	8,  // 15: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
-	10, // 16: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
-	12, // 17: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
-	14, // 18: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
-	16, // 19: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
-	16, // 20: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
-	23, // 21: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
-	24, // 22: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
-	27, // 23: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
-	29, // 24: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
-	31, // 25: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
-	33, // 26: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	36, // 27: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	1,  // 28: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 29: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 30: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 31: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 32: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 33: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	15, // 34: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	19, // 35: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	19, // 36: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	25, // 37: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	25, // 38: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	28, // 39: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	30, // 40: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	32, // 41: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	34, // 42: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	37, // 43: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	28, // [28:44] is the sub-list for method output_type
-	12, // [12:28] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	19, // 3: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
+	20, // 4: husk.v1.SessionInput.resize:type_name -> husk.v1.TerminalSize
+	20, // 5: husk.v1.SessionStart.size:type_name -> husk.v1.TerminalSize
+	22, // 6: husk.v1.SessionOutput.started:type_name -> husk.v1.SessionStarted
+	24, // 7: husk.v1.Progress.layers:type_name -> husk.v1.Layer
+	23, // 8: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
+	28, // 9: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
+	28, // 10: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
+	37, // 11: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
+	42, // 12: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
+	0,  // 13: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
+	2,  // 14: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
+	6,  // 15: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
+	8,  // 16: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
+	10, // 17: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
+	12, // 18: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
+	14, // 19: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
+	16, // 20: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
+	18, // 21: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
+	18, // 22: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
+	25, // 23: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
+	26, // 24: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
+	29, // 25: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
+	31, // 26: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
+	33, // 27: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
+	35, // 28: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
+	38, // 29: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
+	40, // 30: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	43, // 31: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	1,  // 32: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,  // 33: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,  // 34: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,  // 35: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11, // 36: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13, // 37: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	15, // 38: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	17, // 39: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	21, // 40: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	21, // 41: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	27, // 42: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	27, // 43: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	30, // 44: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	32, // 45: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	34, // 46: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	36, // 47: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	39, // 48: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	41, // 49: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	44, // 50: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	32, // [32:51] is the sub-list for method output_type
+	13, // [13:32] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_api_v1_husk_proto_init() }
@@ -2879,13 +3378,13 @@ func file_api_v1_husk_proto_init() {
 	if File_api_v1_husk_proto != nil {
 		return
 	}
-	file_api_v1_husk_proto_msgTypes[16].OneofWrappers = []any{
+	file_api_v1_husk_proto_msgTypes[18].OneofWrappers = []any{
 		(*SessionInput_Start)(nil),
 		(*SessionInput_Stdin)(nil),
 		(*SessionInput_CloseStdin)(nil),
 		(*SessionInput_Resize)(nil),
 	}
-	file_api_v1_husk_proto_msgTypes[19].OneofWrappers = []any{
+	file_api_v1_husk_proto_msgTypes[21].OneofWrappers = []any{
 		(*SessionOutput_Stdout)(nil),
 		(*SessionOutput_Stderr)(nil),
 		(*SessionOutput_ExitCode)(nil),
@@ -2897,7 +3396,7 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   38,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

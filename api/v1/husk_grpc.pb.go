@@ -22,22 +22,25 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Husk_Version_FullMethodName     = "/husk.v1.Husk/Version"
-	Husk_Run_FullMethodName         = "/husk.v1.Husk/Run"
-	Husk_ListPods_FullMethodName    = "/husk.v1.Husk/ListPods"
-	Husk_Inspect_FullMethodName     = "/husk.v1.Husk/Inspect"
-	Husk_Stop_FullMethodName        = "/husk.v1.Husk/Stop"
-	Husk_Remove_FullMethodName      = "/husk.v1.Husk/Remove"
-	Husk_Logs_FullMethodName        = "/husk.v1.Husk/Logs"
-	Husk_Exec_FullMethodName        = "/husk.v1.Husk/Exec"
-	Husk_Attach_FullMethodName      = "/husk.v1.Husk/Attach"
-	Husk_PullImage_FullMethodName   = "/husk.v1.Husk/PullImage"
-	Husk_LoadImage_FullMethodName   = "/husk.v1.Husk/LoadImage"
-	Husk_ListImages_FullMethodName  = "/husk.v1.Husk/ListImages"
-	Husk_RemoveImage_FullMethodName = "/husk.v1.Husk/RemoveImage"
-	Husk_PruneImages_FullMethodName = "/husk.v1.Husk/PruneImages"
-	Husk_Doctor_FullMethodName      = "/husk.v1.Husk/Doctor"
-	Husk_Shutdown_FullMethodName    = "/husk.v1.Husk/Shutdown"
+	Husk_Version_FullMethodName         = "/husk.v1.Husk/Version"
+	Husk_Run_FullMethodName             = "/husk.v1.Husk/Run"
+	Husk_ListPods_FullMethodName        = "/husk.v1.Husk/ListPods"
+	Husk_Inspect_FullMethodName         = "/husk.v1.Husk/Inspect"
+	Husk_Stop_FullMethodName            = "/husk.v1.Husk/Stop"
+	Husk_Remove_FullMethodName          = "/husk.v1.Husk/Remove"
+	Husk_Events_FullMethodName          = "/husk.v1.Husk/Events"
+	Husk_Logs_FullMethodName            = "/husk.v1.Husk/Logs"
+	Husk_Exec_FullMethodName            = "/husk.v1.Husk/Exec"
+	Husk_Attach_FullMethodName          = "/husk.v1.Husk/Attach"
+	Husk_PullImage_FullMethodName       = "/husk.v1.Husk/PullImage"
+	Husk_LoadImage_FullMethodName       = "/husk.v1.Husk/LoadImage"
+	Husk_ListImages_FullMethodName      = "/husk.v1.Husk/ListImages"
+	Husk_RemoveImage_FullMethodName     = "/husk.v1.Husk/RemoveImage"
+	Husk_PruneImages_FullMethodName     = "/husk.v1.Husk/PruneImages"
+	Husk_ListAttachments_FullMethodName = "/husk.v1.Husk/ListAttachments"
+	Husk_RetryDebts_FullMethodName      = "/husk.v1.Husk/RetryDebts"
+	Husk_Doctor_FullMethodName          = "/husk.v1.Husk/Doctor"
+	Husk_Shutdown_FullMethodName        = "/husk.v1.Husk/Shutdown"
 )
 
 // HuskClient is the client API for Husk service.
@@ -54,6 +57,9 @@ type HuskClient interface {
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectResponse, error)
 	Stop(ctx context.Context, in *StopRequest, opts ...grpc.CallOption) (*StopResponse, error)
 	Remove(ctx context.Context, in *RemoveRequest, opts ...grpc.CallOption) (*RemoveResponse, error)
+	// Events tells what happened to pods since huskd started, as far as it
+	// remembers, and with follow what happens from now on.
+	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogsResponse], error)
 	// Exec and Attach: the first message of the client is the start; of the
 	// server, the first is started and the last is the exit. A failure before
@@ -69,6 +75,11 @@ type HuskClient interface {
 	ListImages(ctx context.Context, in *ListImagesRequest, opts ...grpc.CallOption) (*ListImagesResponse, error)
 	RemoveImage(ctx context.Context, in *RemoveImageRequest, opts ...grpc.CallOption) (*RemoveImageResponse, error)
 	PruneImages(ctx context.Context, in *PruneImagesRequest, opts ...grpc.CallOption) (*PruneImagesResponse, error)
+	// ListAttachments tells what pods have of their networks, and what is owed of
+	// those that are gone.
+	ListAttachments(ctx context.Context, in *ListAttachmentsRequest, opts ...grpc.CallOption) (*ListAttachmentsResponse, error)
+	// RetryDebts tries now to pay what is owed. The error says what is in the way.
+	RetryDebts(ctx context.Context, in *RetryDebtsRequest, opts ...grpc.CallOption) (*RetryDebtsResponse, error)
 	Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error)
 	// Shutdown stops every pod within the budget, then ends huskd. The stream
 	// tells of each pod; it ends when huskd is about to exit.
@@ -152,9 +163,28 @@ func (c *huskClient) Remove(ctx context.Context, in *RemoveRequest, opts ...grpc
 	return out, nil
 }
 
+func (c *huskClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[1], Husk_Events_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[EventsRequest, Event]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Husk_EventsClient = grpc.ServerStreamingClient[Event]
+
 func (c *huskClient) Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogsResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[1], Husk_Logs_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[2], Husk_Logs_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +203,7 @@ type Husk_LogsClient = grpc.ServerStreamingClient[LogsResponse]
 
 func (c *huskClient) Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionInput, SessionOutput], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[2], Husk_Exec_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[3], Husk_Exec_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +216,7 @@ type Husk_ExecClient = grpc.BidiStreamingClient[SessionInput, SessionOutput]
 
 func (c *huskClient) Attach(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionInput, SessionOutput], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[3], Husk_Attach_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[4], Husk_Attach_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -199,7 +229,7 @@ type Husk_AttachClient = grpc.BidiStreamingClient[SessionInput, SessionOutput]
 
 func (c *huskClient) PullImage(ctx context.Context, in *PullImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ImageEvent], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[4], Husk_PullImage_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[5], Husk_PullImage_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -218,7 +248,7 @@ type Husk_PullImageClient = grpc.ServerStreamingClient[ImageEvent]
 
 func (c *huskClient) LoadImage(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LoadImageRequest, ImageEvent], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[5], Husk_LoadImage_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[6], Husk_LoadImage_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -259,6 +289,26 @@ func (c *huskClient) PruneImages(ctx context.Context, in *PruneImagesRequest, op
 	return out, nil
 }
 
+func (c *huskClient) ListAttachments(ctx context.Context, in *ListAttachmentsRequest, opts ...grpc.CallOption) (*ListAttachmentsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAttachmentsResponse)
+	err := c.cc.Invoke(ctx, Husk_ListAttachments_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *huskClient) RetryDebts(ctx context.Context, in *RetryDebtsRequest, opts ...grpc.CallOption) (*RetryDebtsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RetryDebtsResponse)
+	err := c.cc.Invoke(ctx, Husk_RetryDebts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *huskClient) Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DoctorResponse)
@@ -271,7 +321,7 @@ func (c *huskClient) Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc
 
 func (c *huskClient) Shutdown(ctx context.Context, in *ShutdownRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ShutdownEvent], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[6], Husk_Shutdown_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[7], Husk_Shutdown_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -302,6 +352,9 @@ type HuskServer interface {
 	Inspect(context.Context, *InspectRequest) (*InspectResponse, error)
 	Stop(context.Context, *StopRequest) (*StopResponse, error)
 	Remove(context.Context, *RemoveRequest) (*RemoveResponse, error)
+	// Events tells what happened to pods since huskd started, as far as it
+	// remembers, and with follow what happens from now on.
+	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogsResponse]) error
 	// Exec and Attach: the first message of the client is the start; of the
 	// server, the first is started and the last is the exit. A failure before
@@ -317,6 +370,11 @@ type HuskServer interface {
 	ListImages(context.Context, *ListImagesRequest) (*ListImagesResponse, error)
 	RemoveImage(context.Context, *RemoveImageRequest) (*RemoveImageResponse, error)
 	PruneImages(context.Context, *PruneImagesRequest) (*PruneImagesResponse, error)
+	// ListAttachments tells what pods have of their networks, and what is owed of
+	// those that are gone.
+	ListAttachments(context.Context, *ListAttachmentsRequest) (*ListAttachmentsResponse, error)
+	// RetryDebts tries now to pay what is owed. The error says what is in the way.
+	RetryDebts(context.Context, *RetryDebtsRequest) (*RetryDebtsResponse, error)
 	Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error)
 	// Shutdown stops every pod within the budget, then ends huskd. The stream
 	// tells of each pod; it ends when huskd is about to exit.
@@ -349,6 +407,9 @@ func (UnimplementedHuskServer) Stop(context.Context, *StopRequest) (*StopRespons
 func (UnimplementedHuskServer) Remove(context.Context, *RemoveRequest) (*RemoveResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Remove not implemented")
 }
+func (UnimplementedHuskServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
+	return status.Error(codes.Unimplemented, "method Events not implemented")
+}
 func (UnimplementedHuskServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogsResponse]) error {
 	return status.Error(codes.Unimplemented, "method Logs not implemented")
 }
@@ -372,6 +433,12 @@ func (UnimplementedHuskServer) RemoveImage(context.Context, *RemoveImageRequest)
 }
 func (UnimplementedHuskServer) PruneImages(context.Context, *PruneImagesRequest) (*PruneImagesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PruneImages not implemented")
+}
+func (UnimplementedHuskServer) ListAttachments(context.Context, *ListAttachmentsRequest) (*ListAttachmentsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAttachments not implemented")
+}
+func (UnimplementedHuskServer) RetryDebts(context.Context, *RetryDebtsRequest) (*RetryDebtsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RetryDebts not implemented")
 }
 func (UnimplementedHuskServer) Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Doctor not implemented")
@@ -501,6 +568,17 @@ func _Husk_Remove_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Husk_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(EventsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(HuskServer).Events(m, &grpc.GenericServerStream[EventsRequest, Event]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Husk_EventsServer = grpc.ServerStreamingServer[Event]
+
 func _Husk_Logs_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(LogsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -598,6 +676,42 @@ func _Husk_PruneImages_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Husk_ListAttachments_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAttachmentsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HuskServer).ListAttachments(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Husk_ListAttachments_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HuskServer).ListAttachments(ctx, req.(*ListAttachmentsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Husk_RetryDebts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RetryDebtsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HuskServer).RetryDebts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Husk_RetryDebts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HuskServer).RetryDebts(ctx, req.(*RetryDebtsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Husk_Doctor_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DoctorRequest)
 	if err := dec(in); err != nil {
@@ -667,6 +781,14 @@ var Husk_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Husk_PruneImages_Handler,
 		},
 		{
+			MethodName: "ListAttachments",
+			Handler:    _Husk_ListAttachments_Handler,
+		},
+		{
+			MethodName: "RetryDebts",
+			Handler:    _Husk_RetryDebts_Handler,
+		},
+		{
 			MethodName: "Doctor",
 			Handler:    _Husk_Doctor_Handler,
 		},
@@ -675,6 +797,11 @@ var Husk_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Run",
 			Handler:       _Husk_Run_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Events",
+			Handler:       _Husk_Events_Handler,
 			ServerStreams: true,
 		},
 		{

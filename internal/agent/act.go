@@ -13,9 +13,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/manifest/cri"
-	"github.com/huskd/husk/internal/oci"
 )
 
 // begin begins an action, and notes that it is under way. The caller holds w.mu.
@@ -106,18 +106,16 @@ func (w *worker) removeContainer(ctx context.Context, id string) error {
 	return nil
 }
 
-func failure(err error) plan.Failure {
-	f := plan.Failure{At: time.Now(), Message: err.Error()}
-	if refusal, ok := errors.AsType[*oci.StartError](err); ok && (refusal.Code == 126 || refusal.Code == 127) {
-		f.ExitCode = refusal.Code
-	}
-	return f
-}
+// unconfigured is an error of a container that could not be described, because
+// what its manifest refers to isn't there.
+type unconfigured struct{ error }
+
+func (u unconfigured) Unwrap() error { return u.error }
 
 func (w *worker) createSandbox(do plan.CreateSandbox) {
 	config := cri.SandboxConfig(w.manifest, do.Attempt, w.a.cfg.Node())
 	config.Labels[Label] = "true"
-	st, err := w.a.cfg.Sandboxes.Run(w.a.closing, config, "")
+	st, err := w.runSandbox(config, cri.Handler(w.manifest))
 	if err == nil {
 		w.a.owner.Store(st.ID, w)
 	}
@@ -126,7 +124,7 @@ func (w *worker) createSandbox(do plan.CreateSandbox) {
 	defer w.nudge()
 	w.underWay.creating = false
 	if err != nil {
-		w.seen.sandboxFailure = failure(err)
+		w.seen.sandboxFailure = view.Failure(err)
 		w.a.cfg.Log.Warn("agent: sandbox", "error", err)
 		return
 	}
@@ -145,21 +143,28 @@ func (w *worker) startContainer(ctx context.Context, do plan.StartContainer) {
 	defer w.nudge()
 	delete(w.underWay.starting, do.Name)
 	if err != nil {
-		w.seen.startFailures[do.Name] = failure(err)
+		f := view.Failure(err)
+		if _, is := errors.AsType[unconfigured](err); is {
+			f.Reason = "CreateContainerConfigError"
+		}
+		w.seen.startFailures[do.Name] = f
 		w.a.cfg.Log.Warn("agent: start", "pod", nameOf(w.manifest), "error", err)
 	}
 }
 
-// createAndStart returns an error if the container never ran. One that did, or
-// refused to, has ended and tells itself why.
+// createAndStart returns an error if the container never ran, which then is
+// gone. One that did has ended and tells itself why.
 func (w *worker) createAndStart(do plan.StartContainer) (id string, err error) {
 	ctx := w.a.closing
 	pod := w.manifest
 	config, err := w.containerConfig(do)
 	if err != nil {
-		return "", err
+		return "", unconfigured{err}
 	}
 	config.Labels[Label] = "true"
+	if in, err := w.a.cfg.Sandboxes.Get(do.Sandbox); err == nil {
+		shareUsers(config, in.Config)
+	}
 	st, err := w.a.cfg.Containers.Create(ctx, do.Sandbox, config)
 	if err != nil {
 		return "", err
@@ -169,10 +174,14 @@ func (w *worker) createAndStart(do plan.StartContainer) (id string, err error) {
 		w.a.cfg.Log.Warn("agent: start", "pod", nameOf(pod), "error", err)
 		return st.ID, nil
 	}
+	if err != nil {
+		err = errors.Join(err, w.a.cfg.Containers.Remove(ctx, st.ID))
+	}
 	return st.ID, err
 }
 
 func (w *worker) pullImage(ctx context.Context, do plan.PullImage) {
+	w.tell(false, "", "Pulling", "pulling image "+do.Image)
 	_, err := w.a.cfg.Images.Pull(ctx, do.Image, image.PullOptions{Progress: func(p image.Progress) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -185,8 +194,9 @@ func (w *worker) pullImage(ctx context.Context, do plan.PullImage) {
 	switch {
 	case err == nil:
 		at.Pulled = time.Now()
+		w.tell(false, "", "Pulled", "pulled image "+do.Image)
 	case ctx.Err() == nil:
-		at.Failure = failure(err)
+		at.Failure = view.Failure(err)
 		w.a.cfg.Log.Warn("agent: pull", "pod", nameOf(w.manifest), "error", err)
 	}
 	w.seen.images[do.Image] = at
@@ -201,7 +211,9 @@ func (w *worker) pullImage(ctx context.Context, do plan.PullImage) {
 // whether it is gone.
 func (w *worker) bury() bool {
 	pod := w.manifest
+	w.writing.Lock()
 	err := w.a.cfg.Volumes.TearDown(string(pod.UID))
+	w.writing.Unlock()
 	if err == nil {
 		err = os.RemoveAll(cri.LogDirectory(pod, w.a.cfg.Node()))
 	}
@@ -238,12 +250,10 @@ func (w *worker) containerConfig(do plan.StartContainer) (*runtimeapi.ContainerC
 		PodIPs:    w.a.addresses(st),
 		ImageRef:  img.ID,
 		ImageUser: img.Config.User,
-		Volumes:   map[string]string{},
+		Objects:   w.record().Objects,
 	}
-	for _, v := range pod.Spec.Volumes {
-		if run.Volumes[v.Name], err = w.a.cfg.Volumes.SetUp(string(pod.UID), v); err != nil {
-			return nil, err
-		}
+	if err := (care{w}).mounts(c, &run); err != nil {
+		return nil, err
 	}
 	if err := writeHosts(w.a.cfg.Sandboxes.Files(st).Hosts, pod, run.PodIPs); err != nil {
 		return nil, err

@@ -12,15 +12,16 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/plan"
 	"github.com/huskd/husk/internal/agent/probe"
+	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
@@ -51,10 +52,13 @@ type Agent struct {
 	cfg     Config
 	records journal.Table[record]
 	probes  *probe.Prober
+	ranges  ranges
+	// Events are what happened to the pods lately.
+	Events *event.Log
 
 	mu       sync.RWMutex
-	workers  map[string]*worker // by namespace/name
-	declared map[string]declaration
+	workers  map[string]*worker                     // by namespace/name
+	declared map[source.Kind]map[string]declaration // by namespace/name
 	draining bool
 	owner    sync.Map // of a sandbox: ID to *worker
 
@@ -69,17 +73,21 @@ func New(cfg Config) *Agent {
 		cfg:     cfg,
 		records: journal.NewTable[record](cfg.Journal, "pod"),
 		workers: map[string]*worker{},
+
+		Events:   event.NewLog(),
+		declared: map[source.Kind]map[string]declaration{},
 	}
-	a.probes = probe.New(a.exec, a.probeFailed)
+	a.probes = probe.New(probe.In(cfg.Containers))
 	a.closing, a.close = context.WithCancel(context.Background())
 	return a
 }
 
 // record is what the journal keeps of a pod. It outlives a boot.
 type record struct {
-	Pod    *corev1.Pod `json:"pod"`
-	Source string      `json:"source"`
-	Want   plan.Want   `json:"want"`
+	Pod     *corev1.Pod      `json:"pod"`
+	Objects manifest.Objects `json:"objects,omitempty"` // that the pod refers to
+	Source  string           `json:"source"`
+	Want    plan.Want        `json:"want"`
 	// Started is when the pod was first wanted, Since when its stop or removal was.
 	Started time.Time      `json:"started"`
 	Since   time.Time      `json:"since,omitzero"`
@@ -134,10 +142,10 @@ func (a *Agent) Load() []error {
 // Apply has a pod run. It returns once that is on disk; the pod's start doesn't
 // wait for that. The very same pod that is there already is left as it is, and
 // started again if it was stopped. A pod of the same name that is being removed
-// is waited for.
-func (a *Agent) Apply(ctx context.Context, pod *corev1.Pod, source string) (p Pod, unchanged bool, err error) {
+// is waited for. Of the objects those that the pod refers to become its own.
+func (a *Agent) Apply(ctx context.Context, pod *corev1.Pod, objects manifest.Objects, source string) (p Pod, unchanged bool, err error) {
 	for {
-		w, before, err := a.admit(pod, source)
+		w, before, err := a.admit(declaration{pod: pod, objects: objects.Of(pod), source: source})
 		if err != nil {
 			return Pod{}, false, err
 		}
@@ -161,7 +169,8 @@ func (a *Agent) Apply(ctx context.Context, pod *corev1.Pod, source string) (p Po
 
 // admit returns the worker that runs the pod; before is the one that did so
 // already, or that of a pod which must be gone first: then there is no worker.
-func (a *Agent) admit(pod *corev1.Pod, source string) (w, before *worker, err error) {
+func (a *Agent) admit(d declaration) (w, before *worker, err error) {
+	pod := d.pod
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.draining {
@@ -176,8 +185,9 @@ func (a *Agent) admit(pod *corev1.Pod, source string) (w, before *worker, err er
 		case manifest.Hash(rec.Pod) != manifest.Hash(pod):
 			return nil, nil, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf(
 				"pod %s is there with another manifest (from %s): husk rm -f %s removes it", name, rec.Source, name))
-		case rec.Want == plan.Run:
-			return w, w, nil
+		}
+		if err := (care{w}).give(d.objects); err != nil || rec.Want == plan.Run {
+			return w, w, err
 		}
 		return w, nil, w.want(plan.Run, nil)
 	}
@@ -187,7 +197,7 @@ func (a *Agent) admit(pod *corev1.Pod, source string) (w, before *worker, err er
 				"pod %s has the UID of pod %s: leave metadata.uid out of its manifest", name, nameOf(other.manifest)))
 		}
 	}
-	rec := record{Pod: pod, Source: source, Want: plan.Run, Started: time.Now()}
+	rec := record{Pod: pod, Objects: d.objects, Source: d.source, Want: plan.Run, Started: time.Now()}
 	if err := a.records.Put(string(pod.UID), rec); err != nil {
 		return nil, nil, fmt.Errorf("pod %s: %w", name, err)
 	}
@@ -223,8 +233,8 @@ func (a *Agent) Remove(ctx context.Context, uid string) error {
 		return err
 	}
 	rec := w.record()
-	if file, ok := strings.CutPrefix(rec.Source, sourceFile); ok && a.isDeclared(rec.Pod) {
-		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("pod %s is declared in %s: remove it there, or husk stop %s", nameOf(rec.Pod), file, rec.Pod.Name))
+	if at, ok := a.declaredAt(rec); ok {
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("pod %s is declared in %s: remove it there, or husk stop %s", nameOf(rec.Pod), at, rec.Pod.Name))
 	}
 	if rec.Want != plan.Remove {
 		if err := w.want(plan.Remove, nil); err != nil {
@@ -328,7 +338,7 @@ func (a *Agent) Close() {
 
 // forget drops a pod of which nothing is left.
 func (a *Agent) forget(w *worker) {
-	a.probes.Watch(string(w.manifest.UID), nil, nil)
+	a.probes.Watch(string(w.manifest.UID), nil, probe.Watcher{})
 	a.mu.Lock()
 	delete(a.workers, nameOf(w.manifest))
 	a.mu.Unlock()

@@ -71,6 +71,7 @@ func (h *house) start() {
 	containers := container.New(container.Config{Root: h.dir, State: state, Journal: h.journal, Host: facts, Log: log})
 	sandboxes := sandbox.New(sandbox.Config{
 		Instance: pod.InstanceOf(h.dir), State: state, Journal: h.journal, Containers: containers, Host: facts, Log: log,
+		CheckHandler: func(string, bool) error { return nil },
 		CreateCgroup: func(string, *runtimeapi.LinuxContainerResources) error { return nil },
 		RemoveCgroup: func(string) error { return nil },
 		Changed:      func(st sandbox.Status) { h.SandboxChanged(st) },
@@ -129,12 +130,12 @@ func parse(t testing.TB, name, further string) *corev1.Pod {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &pods[0]
+	return &pods.Pods[0]
 }
 
 func (h *house) apply(p *corev1.Pod) {
 	h.t.Helper()
-	if _, _, err := h.Apply(h.ctx(), p, "run"); err != nil {
+	if _, _, err := h.Apply(h.ctx(), p, nil, "run"); err != nil {
 		h.t.Fatal(err)
 	}
 }
@@ -176,16 +177,16 @@ func TestApply(t *testing.T) {
 	t.Parallel()
 	h := open(t)
 	web := parse(t, "web", "")
-	first, unchanged, err := h.Apply(h.ctx(), web, "run")
+	first, unchanged, err := h.Apply(h.ctx(), web, nil, "run")
 	if err != nil || unchanged || first.Status.Phase != plan.PhasePending || first.Source != "run" {
 		t.Fatal(first.Status, unchanged, err)
 	}
 	uid := string(web.UID)
 	h.until(uid, "waiting", waits)
-	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), "run"); err != nil || !unchanged {
+	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), nil, "run"); err != nil || !unchanged {
 		t.Errorf("the same once more: unchanged %t, %v", unchanged, err)
 	}
-	_, _, err = h.Apply(h.ctx(), parse(t, "web", ", labels: {a: b}"), "run")
+	_, _, err = h.Apply(h.ctx(), parse(t, "web", ", labels: {a: b}"), nil, "run")
 	if !errdefs.IsAlreadyExists(err) || !strings.Contains(err.Error(), "husk rm -f default/web") {
 		t.Errorf("with another manifest: %v", err)
 	}
@@ -202,7 +203,7 @@ func TestUIDOfAnotherPod(t *testing.T) {
 	t.Parallel()
 	h := open(t)
 	h.apply(parse(t, "one", ", uid: 11111111-2222-3333-4444-555555555555"))
-	_, _, err := h.Apply(h.ctx(), parse(t, "two", ", uid: 11111111-2222-3333-4444-555555555555"), "run")
+	_, _, err := h.Apply(h.ctx(), parse(t, "two", ", uid: 11111111-2222-3333-4444-555555555555"), nil, "run")
 	if !errdefs.IsAlreadyExists(err) || !strings.Contains(err.Error(), "has the UID of pod default/one") {
 		t.Errorf("%v", err)
 	}
@@ -232,7 +233,7 @@ func TestStopAndRunAgain(t *testing.T) {
 	if p, _ = h.Get(uid); p.Want != plan.Stop {
 		t.Errorf("after a restart, its fate is %s", p.Want)
 	}
-	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), "run"); err != nil || unchanged {
+	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), nil, "run"); err != nil || unchanged {
 		t.Errorf("run again: unchanged %t, %v", unchanged, err)
 	}
 	p = h.until(uid, "waiting again", waits)
@@ -293,12 +294,12 @@ func TestApplyDuringRemoval(t *testing.T) {
 	}
 	cut, cancel := context.WithCancel(h.ctx())
 	cancel()
-	if _, _, err := h.Apply(cut, parse(t, "web", ""), "run"); err == nil || !strings.Contains(err.Error(), "still being removed") {
+	if _, _, err := h.Apply(cut, parse(t, "web", ""), nil, "run"); err == nil || !strings.Contains(err.Error(), "still being removed") {
 		t.Errorf("whoever doesn't wait is told %v", err)
 	}
 	applied := make(chan error, 1)
 	go func() {
-		_, _, err := h.Apply(h.ctx(), parse(t, "web", ", labels: {a: b}"), "run")
+		_, _, err := h.Apply(h.ctx(), parse(t, "web", ", labels: {a: b}"), nil, "run")
 		applied <- err
 	}()
 	w.mu.Lock()
@@ -325,7 +326,7 @@ func TestRestartAdopts(t *testing.T) {
 	if st, ok := p.Sandbox(); err != nil || !ok || st.ID != before.ID || st.State != "ready" {
 		t.Errorf("after a restart: %+v, %v", st, err)
 	}
-	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), "run"); err != nil || !unchanged {
+	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), nil, "run"); err != nil || !unchanged {
 		t.Errorf("the same manifest after a restart: unchanged %t, %v", unchanged, err)
 	}
 	// A sandbox without a record, as a journal that was damaged leaves it.
@@ -356,10 +357,10 @@ func TestDrain(t *testing.T) {
 	}); err != nil || told != 2 {
 		t.Errorf("told of %d, %v", told, err)
 	}
-	if _, _, err := h.Apply(h.ctx(), parse(t, "late", ""), "run"); !errdefs.IsUnavailable(err) {
+	if _, _, err := h.Apply(h.ctx(), parse(t, "late", ""), nil, "run"); !errdefs.IsUnavailable(err) {
 		t.Errorf("a pod that comes late: %v", err)
 	}
-	h.Declare(source.Set{Pods: []source.Pod{{Pod: parse(t, "declared", ""), File: "/x"}}})
+	h.Declare(source.Set{Kind: source.File, Pods: []source.Pod{{Pod: parse(t, "declared", ""), At: "/x"}}})
 	if h.names() != "b a" && h.names() != "a b" {
 		t.Errorf("there is %q", h.names())
 	}
@@ -376,7 +377,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	uid := string(web.UID)
 	h.apply(web)
 	h.until(uid, "waiting", waits)
-	path, err := h.cfg.Volumes.SetUp(uid, corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+	path, err := h.cfg.Volumes.SetUp(uid, corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,47 +8,60 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/plan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// sourceFile begins the source of pods that a file declares.
-const sourceFile = "file:"
-
 // declaration is a pod that a source declares.
 type declaration struct {
-	pod    *corev1.Pod
-	source string
-	said   string // the last complaint about it
+	pod     *corev1.Pod
+	objects manifest.Objects // that it refers to
+	source  string
+	said    string // the last complaint about it
 }
 
-// Declare makes the pods of a directory be the declared ones. A pod that no
-// longer is goes; one that was changed goes and comes back as it is now.
+// Declare makes the pods of a source be the declared ones. A pod that no longer
+// is goes; one that was changed goes and comes back as it is now.
 func (a *Agent) Declare(set source.Set) {
 	unread := map[string]bool{}
 	for _, path := range set.Unread {
-		unread[sourceFile+path] = true
+		unread[string(set.Kind)+path] = true
 	}
 	a.mu.Lock()
-	before := a.declared
-	a.declared = map[string]declaration{}
+	declared := map[string]declaration{}
 	for _, p := range set.Pods {
 		name := nameOf(p.Pod)
-		a.declared[name] = declaration{p.Pod, sourceFile + p.File, before[name].said}
+		declared[name] = declaration{p.Pod, set.Objects.Of(p.Pod), string(set.Kind) + p.At, a.declared[set.Kind][name].said}
 	}
+	a.declared[set.Kind] = declared
 	var going []*worker
+	changed := map[*worker]manifest.Objects{}
 	for name, w := range a.workers {
 		rec := w.record()
-		d, declared := a.declared[name]
-		if !strings.HasPrefix(rec.Source, sourceFile) || rec.Want == plan.Remove || unread[rec.Source] {
+		if !strings.HasPrefix(rec.Source, string(set.Kind)) || rec.Want == plan.Remove || unread[rec.Source] {
 			continue
 		}
-		if !declared || manifest.Hash(d.pod) != manifest.Hash(rec.Pod) {
+		d, ok := declared[name]
+		switch {
+		case !ok || manifest.Hash(d.pod) != manifest.Hash(rec.Pod):
 			going = append(going, w)
+		case len(set.Unread) > 0: // they may have those that are missing
+			objects := manifest.Objects{}
+			maps.Copy(objects, rec.Objects)
+			maps.Copy(objects, d.objects)
+			changed[w] = objects
+		default:
+			changed[w] = d.objects
 		}
 	}
 	a.mu.Unlock()
+	for w, objects := range changed {
+		if err := (care{w}).give(objects); err != nil {
+			a.cfg.Log.Error("agent: config maps and secrets of a pod", "pod", nameOf(w.manifest), "error", err)
+		}
+	}
 	for _, w := range going {
 		if err := w.want(plan.Remove, nil); err != nil {
 			a.cfg.Log.Error("agent: removing a pod that is no longer declared", "pod", nameOf(w.manifest), "error", err)
@@ -57,22 +70,25 @@ func (a *Agent) Declare(set source.Set) {
 	a.settleDeclared()
 }
 
-// settleDeclared starts the declared pods whose name is free.
+// settleDeclared starts the declared pods whose name is free. What a file
+// declares goes before what is at a URL.
 func (a *Agent) settleDeclared() {
-	a.mu.RLock()
-	todo := maps.Clone(a.declared)
-	a.mu.RUnlock()
-	for _, name := range slices.Sorted(maps.Keys(todo)) {
-		d := todo[name]
-		if a.busy(name, d) {
-			continue
-		}
-		_, before, err := a.admit(d.pod, d.source)
-		switch {
-		case err != nil:
-			a.complain(name, fmt.Sprintf("not run: %v", err))
-		case before == nil:
-			a.cfg.Log.Info("agent: runs a declared pod", "pod", name, "source", d.source)
+	for _, kind := range []source.Kind{source.File, source.Web} {
+		a.mu.RLock()
+		todo := maps.Clone(a.declared[kind])
+		a.mu.RUnlock()
+		for _, name := range slices.Sorted(maps.Keys(todo)) {
+			d := todo[name]
+			if a.busy(name, d) {
+				continue
+			}
+			_, before, err := a.admit(d)
+			switch {
+			case err != nil:
+				a.complain(kind, name, fmt.Sprintf("not run: %v", err))
+			case before == nil:
+				a.cfg.Log.Info("agent: runs a declared pod", "pod", name, "source", d.source)
+			}
 		}
 	}
 }
@@ -91,21 +107,29 @@ func (a *Agent) busy(name string, d declaration) bool {
 }
 
 // complain logs why a declared pod isn't run, once until it is something else.
-func (a *Agent) complain(name, text string) {
+func (a *Agent) complain(kind source.Kind, name, text string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	d, ok := a.declared[name]
+	d, ok := a.declared[kind][name]
 	if !ok || d.said == text {
 		return
 	}
 	d.said = text
-	a.declared[name] = d
+	a.declared[kind][name] = d
+	a.Events.Add(event.Event{Pod: name, Warning: true, Reason: "NotRun", Message: text + " (from " + d.source + ")"})
 	a.cfg.Log.Error("agent: declared pod "+text, "pod", name, "source", d.source)
 }
 
-func (a *Agent) isDeclared(pod *corev1.Pod) bool {
+// declaredAt returns where a pod is declared that was run because of that, if
+// it still is.
+func (a *Agent) declaredAt(rec record) (at string, ok bool) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	_, ok := a.declared[nameOf(pod)]
-	return ok
+	for kind, declared := range a.declared {
+		if at, is := strings.CutPrefix(rec.Source, string(kind)); is {
+			_, ok := declared[nameOf(rec.Pod)]
+			return at, ok
+		}
+	}
+	return "", false
 }

@@ -11,9 +11,9 @@ import (
 
 // declared is a set of pods that /m/NAME.yaml declares each.
 func declared(t testing.TB, further string, names ...string) source.Set {
-	var set source.Set
+	set := source.Set{Kind: source.File}
 	for _, name := range names {
-		set.Pods = append(set.Pods, source.Pod{Pod: parse(t, name, further), File: "/m/" + name + ".yaml"})
+		set.Pods = append(set.Pods, source.Pod{Pod: parse(t, name, further), At: "/m/" + name + ".yaml"})
 	}
 	return set
 }
@@ -78,7 +78,7 @@ func TestDeclareUnread(t *testing.T) {
 	h.Declare(declared(t, "", "a", "b"))
 	a, b := h.uid("a"), h.uid("b")
 	h.restart()
-	h.Declare(source.Set{Unread: []string{"/m/a.yaml"}})
+	h.Declare(source.Set{Kind: source.File, Unread: []string{"/m/a.yaml"}})
 	h.goneFrom(b)
 	if p, err := h.Get(a); err != nil || p.Want != "run" {
 		t.Errorf("%v, %v", p.Want, err)
@@ -103,7 +103,7 @@ func TestDeclareNameInUse(t *testing.T) {
 	}
 	// No longer declared, it goes; nothing takes its place.
 	uid := h.uid("a")
-	h.Declare(source.Set{})
+	h.Declare(source.Set{Kind: source.File})
 	h.goneFrom(uid)
 	if h.names() != "" {
 		t.Errorf("there is %q", h.names())

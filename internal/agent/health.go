@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -12,41 +11,11 @@ import (
 	"github.com/huskd/husk/internal/agent/probe"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
-	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/sandbox"
 )
 
 // care is what a worker does for the containers that run: their probes and hooks.
 type care struct{ *worker }
-
-// maxOutput is how much is kept of what a probe or a hook writes.
-const maxOutput = 10 << 10
-
-// beginning keeps the first bytes that are written to it, and drops the rest:
-// the program must not notice.
-type beginning struct{ bytes.Buffer }
-
-func (b *beginning) Write(p []byte) (int, error) {
-	_, _ = b.Buffer.Write(p[:min(len(p), maxOutput-b.Len())])
-	return len(p), nil
-}
-
-// exec runs a probe's or a hook's program. One that can't be started ends as a
-// shell would say, by 126 or 127.
-func (a *Agent) exec(ctx context.Context, id string, args []string) (int, string, error) {
-	var out, errs beginning
-	code, err := a.cfg.Containers.Exec(ctx, oci.Exec{ID: id, Args: args, Streams: oci.Streams{Stdout: &out, Stderr: &errs}})
-	if err != nil {
-		if f := failure(err); f.ExitCode != 0 {
-			return f.ExitCode, f.Message, nil
-		}
-	}
-	return code, out.String() + errs.String(), err
-}
-
-func (a *Agent) probeFailed(uid string, t probe.Target, message string) {
-	a.cfg.Log.Debug("agent: "+message, "pod", uid, "container", t.Container.Name, "id", t.ID)
-}
 
 func probed(pod *corev1.Pod) bool {
 	is := func(c corev1.Container) bool { return probe.Probed(&c) }
@@ -71,7 +40,9 @@ func (w care) watch(sandboxes []sandbox.Status, containers []container.Status) {
 			Ended: stopping || view.Container(st) != plan.ContainerRunning || view.Sandbox(sandboxes[i]) != plan.SandboxReady,
 		})
 	}
-	w.a.probes.Watch(string(w.manifest.UID), runs, w.nudge)
+	w.a.probes.Watch(string(w.manifest.UID), runs, probe.Watcher{Changed: w.nudge, Failed: func(t probe.Target, message string) {
+		w.tell(true, t.Container.Name, "Unhealthy", message)
+	}})
 }
 
 // target is where a run of a container is reached: in the node's network if it
@@ -124,7 +95,7 @@ func (w care) hook(ctx context.Context, id string, c *corev1.Container, h *corev
 	}
 	ctx, cancel := w.untilEnd(ctx, id)
 	defer cancel()
-	err = probe.Exec(w.a.exec).Hook(ctx, w.target(c, id, sb), h)
+	err = probe.In(w.a.cfg.Containers).Hook(ctx, w.target(c, id, sb), h)
 	if st, gone := w.a.cfg.Containers.Get(id); gone != nil || view.Container(st) != plan.ContainerRunning || ctx.Err() != nil {
 		return nil
 	}
@@ -137,6 +108,7 @@ func (w care) postStart(ctx context.Context, id string, c *corev1.Container) {
 		return
 	}
 	if err := w.hook(ctx, id, c, c.Lifecycle.PostStart); err != nil {
+		w.tell(true, c.Name, "FailedPostStartHook", err.Error())
 		w.a.cfg.Log.Warn("agent: postStart hook", "pod", nameOf(w.manifest), "container", c.Name, "error", err)
 		w.mu.Lock()
 		w.seen.postStart[id] = fmt.Sprintf("postStart hook failed: %v", err)

@@ -22,6 +22,7 @@ type preStop struct {
 // holds w.mu.
 func (w care) stopContainer(do plan.StopContainer) {
 	if h := w.health(do.ID); h.Doomed() && w.underWay.deadlines[do.ID].IsZero() {
+		w.tell(true, w.nameOf(do.ID), "Killing", h.Message+": it is stopped")
 		w.a.cfg.Log.Warn("agent: stopping a container", "pod", nameOf(w.manifest), "id", do.ID, "because", h.Message)
 	}
 	w.underWay.deadlines[do.ID] = time.Now().Add(do.Grace)
@@ -38,6 +39,7 @@ func (w care) stopContainer(do plan.StopContainer) {
 		w.a.background.Go(func() {
 			defer cancel()
 			if err := w.hook(ctx, do.ID, c, handler); err != nil {
+				w.tell(true, c.Name, "FailedPreStopHook", err.Error())
 				w.a.cfg.Log.Warn("agent: preStop hook", "pod", nameOf(w.manifest), "container", c.Name, "error", err)
 			}
 			w.terminate(do.ID, w.afterHook(do.ID, hook))
@@ -45,6 +47,15 @@ func (w care) stopContainer(do plan.StopContainer) {
 	default:
 		w.a.background.Go(func() { w.terminate(do.ID, do.Grace) })
 	}
+}
+
+// nameOf is the name of the container that a run is of.
+func (w care) nameOf(id string) string {
+	st, err := w.a.cfg.Containers.Get(id)
+	if err != nil {
+		return ""
+	}
+	return st.Name()
 }
 
 // preStopOf returns the hook of the container that a run is of, or nil.

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/plan"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
@@ -28,6 +29,9 @@ type worker struct {
 	// wanted ends what is done to bring the pod up: a pull, for one.
 	wanted   context.Context
 	unwanted context.CancelFunc
+
+	// writing is held while volumes are written or removed; it comes before mu.
+	writing sync.Mutex
 
 	mu  sync.Mutex
 	rec record
@@ -249,7 +253,17 @@ func (w *worker) publish(d plan.Decision, sandboxes []sandbox.Status, containers
 	for _, progress := range w.underWay.pulls {
 		p.Pulls = append(p.Pulls, progress)
 	}
+	if last := w.published.Load(); last != nil {
+		for _, e := range event.Between(p.Name(), last.pod.Status, p.Status) {
+			w.a.Events.Add(e)
+		}
+	}
 	w.show(p)
+}
+
+// tell notes an event of the pod.
+func (w *worker) tell(warning bool, container, reason, message string) {
+	w.a.Events.Add(event.Event{Pod: nameOf(w.manifest), Container: container, Warning: warning, Reason: reason, Message: message})
 }
 
 func (w *worker) show(p Pod) {

@@ -27,6 +27,7 @@ type Config struct {
 	Containers *container.Service
 	Sandboxes  *sandbox.Service
 	Images     *image.Store
+	Networks   Networks
 	Doctor     func(context.Context) []*huskv1.Check
 	// Runtime is the OCI runtime in use, for example "runc 1.1.5".
 	Runtime     string

@@ -67,6 +67,7 @@ func serve(t *testing.T) served {
 	var a *agent.Agent
 	sandboxes := sandbox.New(sandbox.Config{
 		Instance: pod.InstanceOf(dir), State: state, Journal: records, Containers: containers, Host: facts, Log: log,
+		CheckHandler: func(string, bool) error { return nil },
 		CreateCgroup: func(string, *runtimeapi.LinuxContainerResources) error { return nil },
 		RemoveCgroup: func(string) error { return nil },
 		Changed:      func(st sandbox.Status) { a.SandboxChanged(st) },

@@ -29,6 +29,7 @@ type podDocument struct {
 	Reason          string              `json:"Reason,omitempty" doc:"one word on why it isn't running"`
 	Message         string              `json:"Message,omitempty" doc:"one line on that"`
 	Ready           bool                `json:"Ready" doc:"all its containers run"`
+	Conditions      []conditionDocument `json:"Conditions" doc:"how far it is"`
 	IPs             []string            `json:"IPs" doc:"its addresses, the primary one first"`
 	HostNetwork     bool                `json:"HostNetwork" doc:"it is in the node's network namespace"`
 	Created         time.Time           `json:"Created" doc:"when it was first wanted"`
@@ -38,10 +39,26 @@ type podDocument struct {
 	Manifest        *corev1.Pod         `json:"Manifest" doc:"as it was given, with all defaults"`
 }
 
+// conditionDocument is one of the things that must hold for a pod to serve.
+type conditionDocument struct {
+	Type string `json:"Type" doc:"PodReadyToStartContainers (it has a sandbox), Initialized, ContainersReady or Ready"`
+	Met  bool   `json:"Met"`
+}
+
+// probesDocument is what the probes of a container have found.
+type probesDocument struct {
+	Startup   plan.Verdict `json:"Startup,omitempty" doc:"healthy or failing; empty while that isn't known, as below"`
+	Liveness  plan.Verdict `json:"Liveness,omitempty"`
+	Readiness plan.Verdict `json:"Readiness,omitempty"`
+	PostStart plan.Verdict `json:"PostStart,omitempty" doc:"failing if that hook has failed"`
+	Message   string       `json:"Message,omitempty" doc:"what the last check that failed said"`
+}
+
 // sandboxDocument is what inspect shows of a sandbox.
 type sandboxDocument struct {
 	ID      string     `json:"Id"`
 	Attempt uint32     `json:"Attempt" doc:"how many sandboxes the pod had before"`
+	Handler string     `json:"RuntimeHandler,omitempty" doc:"the runtime handler that the pod names; the default if there is none"`
 	State   string     `json:"State" doc:"see the life of a sandbox in docs/architecture.md"`
 	Reason  string     `json:"Reason,omitempty" doc:"why it isn't ready"`
 	Created time.Time  `json:"Created"`
@@ -55,23 +72,25 @@ type sandboxDocument struct {
 
 // containerDocument is what inspect shows of a container.
 type containerDocument struct {
-	ID        string     `json:"Id" doc:"of its newest run; empty before there is one"`
-	Name      string     `json:"Name"`
-	Pod       string     `json:"Pod" doc:"namespace/name"`
-	Image     string     `json:"Image" doc:"as the manifest names it"`
-	ImageID   string     `json:"ImageId,omitempty" doc:"digest of the image's configuration"`
-	State     string     `json:"State" doc:"Waiting, Running or Terminated"`
-	Reason    string     `json:"Reason,omitempty" doc:"why it waits, or how it ended"`
-	Message   string     `json:"Message,omitempty"`
-	Restarts  int        `json:"RestartCount"`
-	Pid       int        `json:"Pid,omitempty" doc:"of its first process, on the host"`
-	ExitCode  int        `json:"ExitCode" doc:"of the newest run that has ended"`
-	OOMKilled bool       `json:"OOMKilled" doc:"the kernel killed it for its memory limit"`
-	Started   time.Time  `json:"StartedAt,omitzero"`
-	Finished  time.Time  `json:"FinishedAt,omitzero"`
-	LogPath   string     `json:"LogPath,omitempty" doc:"in CRI's log format"`
-	Cgroup    string     `json:"Cgroup,omitempty"`
-	Steps     []pod.Step `json:"Steps,omitempty" doc:"what was done for this run and how long that took, since huskd started"`
+	ID        string          `json:"Id" doc:"of its newest run; empty before there is one"`
+	Name      string          `json:"Name"`
+	Pod       string          `json:"Pod" doc:"namespace/name"`
+	Image     string          `json:"Image" doc:"as the manifest names it"`
+	ImageID   string          `json:"ImageId,omitempty" doc:"digest of the image's configuration"`
+	State     string          `json:"State" doc:"Waiting, Running or Terminated"`
+	Reason    string          `json:"Reason,omitempty" doc:"why it waits, or how it ended"`
+	Message   string          `json:"Message,omitempty"`
+	Ready     bool            `json:"Ready" doc:"it runs, and its readiness probe, if it has one, says that it can serve"`
+	Restarts  int             `json:"RestartCount"`
+	Pid       int             `json:"Pid,omitempty" doc:"of its first process, on the host"`
+	ExitCode  int             `json:"ExitCode" doc:"of the newest run that has ended"`
+	OOMKilled bool            `json:"OOMKilled" doc:"the kernel killed it for its memory limit"`
+	Started   time.Time       `json:"StartedAt,omitzero"`
+	Finished  time.Time       `json:"FinishedAt,omitzero"`
+	LogPath   string          `json:"LogPath,omitempty" doc:"in CRI's log format"`
+	Cgroup    string          `json:"Cgroup,omitempty"`
+	Probes    *probesDocument `json:"Probes,omitempty" doc:"what is known of its newest run"`
+	Steps     []pod.Step      `json:"Steps,omitempty" doc:"what was done for this run and how long that took, since huskd started"`
 }
 
 // Inspect answers all that is known of a pod, or of a container.
@@ -103,12 +122,16 @@ func (s *Server) podDocument(p agent.Pod) podDocument {
 	if out.Message == "" {
 		out.Message = p.Problem
 	}
+	out.Conditions = []conditionDocument{
+		{"PodReadyToStartContainers", p.Status.Sandboxed}, {"Initialized", p.Status.Initialized},
+		{"ContainersReady", p.Status.Ready}, {"Ready", p.Status.Ready},
+	}
 	if st, ok := p.Sandbox(); ok {
 		out.ID = st.ID
 		files := s.Sandboxes.Files(st)
 		out.NetworkSettings = pod.NewNetworkSettings(st.Attachment, st.Attached)
 		out.Sandbox = &sandboxDocument{
-			ID: st.ID, Attempt: st.Config.GetMetadata().GetAttempt(), State: string(st.State), Reason: st.Reason, Created: st.Created,
+			ID: st.ID, Attempt: st.Config.GetMetadata().GetAttempt(), Handler: st.Handler, State: string(st.State), Reason: st.Reason, Created: st.Created,
 			Cgroup: s.Sandboxes.Cgroup(st), Hosts: files.Hosts, Resolv: files.ResolvConf, Steps: st.Steps,
 		}
 		if len(st.Attached) > 0 {
@@ -124,7 +147,10 @@ func (s *Server) podDocument(p agent.Pod) podDocument {
 func (s *Server) containerDocument(p agent.Pod, c plan.ContainerStatus) containerDocument {
 	out := containerDocument{
 		ID: c.ID, Name: c.Name, Pod: p.Name(), Image: c.Image, State: string(c.State), Reason: c.Reason, Message: c.Message,
-		Restarts: c.Restarts, ExitCode: c.ExitCode, Started: c.Started, Finished: c.Finished,
+		Ready: c.Ready, Restarts: c.Restarts, ExitCode: c.ExitCode, Started: c.Started, Finished: c.Finished,
+	}
+	if h := c.Health; h != (plan.Health{}) {
+		out.Probes = &probesDocument{h.Startup, h.Liveness, h.Readiness, h.PostStart, h.Message}
 	}
 	i := slices.IndexFunc(p.Containers, func(st container.Status) bool { return st.ID == c.ID })
 	if i < 0 {
@@ -152,7 +178,8 @@ func InspectReference() string {
 		of    any
 	}{
 		{"A pod", podDocument{}}, {"Its `NetworkSettings`", pod.NetworkSettings{}}, {"One of its `Networks`", pod.Endpoint{}},
-		{"Its `Sandbox`", sandboxDocument{}}, {"A container", containerDocument{}}, {"One of the `Steps`", pod.Step{}},
+		{"Its `Sandbox`", sandboxDocument{}}, {"A container", containerDocument{}}, {"Its `Probes`", probesDocument{}}, {"One of a pod's `Conditions`", conditionDocument{}},
+		{"One of the `Steps`", pod.Step{}},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n\n| field | type | meaning |\n|---|---|---|\n", d.title)
 		for f := range reflect.TypeOf(d.of).Fields() {

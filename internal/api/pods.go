@@ -48,7 +48,7 @@ func podMessage(p agent.Pod) *huskv1.Pod {
 		out.Message = p.Problem
 	}
 	if st, ok := p.Sandbox(); ok {
-		out.Id = st.ID
+		out.Id, out.RuntimeHandler = st.ID, st.Handler
 	}
 	for _, c := range p.Status.Containers {
 		out.Containers = append(out.Containers, containerMessage(p, c))

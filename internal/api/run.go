@@ -27,9 +27,13 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 	if file == "-" {
 		file = "standard input"
 	}
-	pods, err := manifest.Parse(req.Manifest, manifest.Origin{File: file, Node: s.Node, Source: sourceRun})
+	parsed, err := manifest.Parse(req.Manifest, manifest.Origin{File: file, Node: s.Node, Source: sourceRun})
 	if err != nil {
 		return err
+	}
+	pods := parsed.Pods
+	if len(pods) == 0 {
+		return errdefs.ErrInvalidArgument.WithMessage(file + ": there is no pod in it: write its config maps and secrets beside the pods that use them")
 	}
 	var sending sync.Mutex
 	send := func(ev *huskv1.RunEvent) error {
@@ -42,14 +46,14 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 	var all sync.WaitGroup
 	failures := make([]error, len(pods))
 	for i := range pods {
-		all.Go(func() { failures[i] = s.runPod(stream.Context(), &pods[i], req.Wait, send) })
+		all.Go(func() { failures[i] = s.runPod(stream.Context(), &pods[i], parsed.Objects, req.Wait, send) })
 	}
 	all.Wait()
 	return errors.Join(failures...)
 }
 
-func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, wait bool, send func(*huskv1.RunEvent) error) error {
-	p, unchanged, err := s.Agent.Apply(ctx, pod, sourceRun)
+func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.Objects, wait bool, send func(*huskv1.RunEvent) error) error {
+	p, unchanged, err := s.Agent.Apply(ctx, pod, objects, sourceRun)
 	if err != nil {
 		return err
 	}

@@ -38,6 +38,7 @@ var layer = map[string]int{
 	"internal/network/plan":        pure,
 	"internal/manifest":            pure,
 	"internal/manifest/cri":        pure,
+	"internal/manifest/fields":     pure,
 	"internal/agent/plan":          pure,
 	"internal/journal":             driver,
 	"internal/logs":                driver,
@@ -49,6 +50,8 @@ var layer = map[string]int{
 	"internal/oci/monitor":         driver,
 	"internal/oci/pause":           driver,
 	"internal/oci/conmon":          driver,
+	"internal/userns":              driver,
+	"internal/keylock":             driver,
 	"internal/pidfd":               driver,
 	"internal/poll":                driver,
 	"internal/cgroup":              driver,
@@ -66,6 +69,7 @@ var layer = map[string]int{
 	"internal/agent":               agent,
 	"internal/agent/source":        agent,
 	"internal/agent/view":          agent,
+	"internal/agent/event":         driver,
 	"internal/agent/probe":         driver,
 	"internal/agent/volume":        driver,
 	"internal/api":                 edge,
@@ -97,16 +101,20 @@ var layer = map[string]int{
 // allowed are the arrows within a layer, and the few that go up.
 var allowed = map[string][]string{
 	"internal/agent":               {"internal/agent/source", "internal/agent/view"},
-	"internal/oci/monitor":         {"internal/host", "internal/oci/pause", "internal/cgroup", "internal/oci/conmon", "internal/pidfd", "internal/poll"},
+	"internal/oci/monitor":         {"internal/host", "internal/oci/pause", "internal/cgroup", "internal/oci/conmon", "internal/pidfd", "internal/poll", "internal/userns"},
 	"internal/oci/conmon":          {"internal/pidfd", "internal/poll"},
 	"internal/pidfd":               {"internal/poll"},
-	"internal/host":                {"internal/oci/pause"},
+	"internal/host":                {"internal/userns"},
+	"internal/userns":              {"internal/oci/pause"},
+	"internal/netns":               {"internal/userns"},
+	"internal/image/rootfs":        {"internal/userns"},
 	"internal/network/datapath":    {"internal/netns", "internal/network/conntrack", "internal/network/nlsock"},
 	"internal/network/conntrack":   {"internal/network/nlsock"},
 	"internal/cli":                 {"internal/cli/network"},
 	"internal/cli/session":         {"internal/cli/terminal"},
 	"internal/stats":               {"internal/host", "internal/netns"},
 	"internal/oci/spec":            {"internal/host"}, // its Facts, a value
+	"internal/manifest":            {"internal/manifest/fields"},
 	"internal/manifest/cri":        {"internal/manifest", "internal/oci/spec"},
 	"internal/cgroup":              {"internal/host"},
 	"internal/cni/process":         {"internal/netns", "internal/pidfd", "internal/poll"},
@@ -177,10 +185,11 @@ func TestPurePackagesTouchNothing(t *testing.T) {
 }
 
 // TestOneOwnerOfThreads: a thread in a foreign namespace must never return to
-// the scheduler's pool, so only netns may lock one.
+// the scheduler's pool, so only netns may lock one. The one that has forked in
+// userns enters none.
 func TestOneOwnerOfThreads(t *testing.T) {
 	for pkg, files := range load(t, false) {
-		if l, _ := layerOf(pkg); pkg == "internal/netns" || l == tests {
+		if l, _ := layerOf(pkg); pkg == "internal/netns" || pkg == "internal/userns" || l == tests {
 			continue
 		}
 		for _, f := range files {

@@ -143,7 +143,7 @@ husk exec -it web -- sh`,
 			root.AddCommand(c)
 		}
 	}
-	add(groupPods, newRun(a), newPs(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newStop(a), newRm(a))
+	add(groupPods, newRun(a), newPs(a), newDescribe(a), newEvents(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newStop(a), newRm(a))
 	add(groupImages, newImage(a))
 	add(groupNet, newNet(a))
 	add(groupHuskd, newDoctor(a), newShutdown(a), newVersion(a))

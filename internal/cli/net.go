@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,7 +14,7 @@ import (
 
 func newNet(a *app) *cobra.Command {
 	return network.New(network.App{
-		Out: a.out, Errs: a.errs, Takes: takes, Pod: a.namespace,
+		Out: a.out, Errs: a.errs, Takes: takes, Pod: a.namespace, Huskd: attachments{a},
 		Group: func(cmd *cobra.Command) { cmd.Args, cmd.RunE = noSuchCommand, showHelp },
 		Shows: func(cmd *cobra.Command) func(any, func() *render.Table) error {
 			o := addOutput(cmd, asJSON, asYAML)
@@ -38,4 +39,41 @@ func (a *app) namespace(ctx context.Context, pod string) (string, error) {
 	}
 	err = json.Unmarshal(answer.Json, &document)
 	return document.NetworkSettings.SandboxKey, err
+}
+
+// attachments asks huskd for those of pods.
+type attachments struct{ a *app }
+
+func (h attachments) Attachments(ctx context.Context) ([]network.Attachment, error) {
+	c, err := h.a.dial()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	answer, err := c.ListAttachments(ctx, &huskv1.ListAttachmentsRequest{})
+	if err != nil {
+		return nil, err
+	}
+	var list []network.Attachment
+	for _, x := range answer.Attachments {
+		one := network.Attachment{
+			Network: x.Network, Netns: x.Netns, IfName: x.Interface, Container: x.Sandbox, Addresses: x.Addresses,
+			Pod: x.Namespace + "/" + x.Name, Owed: x.Owed, Tries: int(x.Tries), Error: x.Error,
+		}
+		if x.SinceNs > 0 {
+			one.Since = time.Unix(0, x.SinceNs)
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+func (h attachments) Retry(ctx context.Context) error {
+	c, err := h.a.dial()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_, err = c.RetryDebts(ctx, &huskv1.RetryDebtsRequest{})
+	return err
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -34,6 +35,12 @@ func TestScripts(t *testing.T) {
 			env.Defer(h.Close)
 			return h.Listen(socket)
 		},
+		Condition: func(name string) (bool, error) {
+			if name == "root" {
+				return os.Geteuid() == 0, nil
+			}
+			return false, fmt.Errorf("unknown condition %s", name)
+		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"huskd":   steer,
 			"archive": makeArchive,
@@ -47,6 +54,8 @@ func TestScripts(t *testing.T) {
 //	huskd pods FILE                has the pods of the file, a ListPodsResponse
 //	huskd images FILE              has the images too, a ListImagesResponse
 //	huskd checks FILE              finds what the file says, a DoctorResponse
+//	huskd debts FILE               owes what the file says, a ListAttachmentsResponse
+//	huskd events FILE              has happened what the file says, an Event a line
 //	huskd log POD/CONTAINER TIME out|err LINE...
 func steer(ts *testscript.TestScript, _ bool, args []string) {
 	h := ts.Value("huskd").(*huskdtest.Huskd)
@@ -69,6 +78,16 @@ func steer(ts *testscript.TestScript, _ bool, args []string) {
 		var list huskv1.DoctorResponse
 		ts.Check(protojson.Unmarshal(dated(ts, args[1]), &list))
 		h.SetChecks(list.Checks)
+	case "debts":
+		var list huskv1.ListAttachmentsResponse
+		ts.Check(protojson.Unmarshal(dated(ts, args[1]), &list))
+		h.SetDebts(list.Attachments)
+	case "events":
+		for line := range strings.Lines(string(dated(ts, args[1]))) {
+			var e huskv1.Event
+			ts.Check(protojson.Unmarshal([]byte(line), &e))
+			h.AddEvent(&e)
+		}
 	case "log":
 		at, err := time.Parse(time.RFC3339Nano, args[2])
 		ts.Check(err)

@@ -71,7 +71,9 @@ type want struct {
 
 // wants returns the networks for a sandbox. None means the built-in one.
 func (h *Host) wants(networks conf.State, a pod.Attachment, asked request.Request) ([]want, error) {
-	about := request.Facts{Attachment: a, Ranges: h.cfg.Ranges, Bandwidth: asked.Bandwidth}
+	h.mu.Lock()
+	about := request.Facts{Attachment: a, Ranges: h.ranges, Bandwidth: asked.Bandwidth}
+	h.mu.Unlock()
 	defaults := h.defaults(networks)
 	if len(defaults) == 0 && len(asked.More) > 0 {
 		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("pod %s asks for network %s, and no CNI network is configured", a.Pod, asked.More[0].Network))

@@ -230,13 +230,7 @@ func (b *ByHand) GC(ctx context.Context, network string, valid []types.GCAttachm
 }
 
 // Retry tries to pay what is owed and returns what is in the way.
-func (b *ByHand) Retry(ctx context.Context) error {
-	var errs []error
-	for _, r := range b.host.debts() {
-		errs = append(errs, b.host.settle(ctx, r.key()))
-	}
-	return lines(errs)
-}
+func (b *ByHand) Retry(ctx context.Context) error { return b.host.Retry(ctx) }
 
 // Step is one run of one plugin.
 type Step struct {

@@ -200,3 +200,31 @@ func TestOneOfSeveralFails(t *testing.T) {
 		t.Errorf("attachments: %v", list)
 	}
 }
+
+// The addresses that the cluster has for the node's pods are given by plugins
+// that can be told, also after a restart of huskd. Those that are attached keep
+// what they have.
+func TestRangesOfTheCluster(t *testing.T) {
+	l := newLab(t)
+	l.conf("1.conflist", `{"cniVersion":"1.0.0","name":"web","plugins":[{"type":"ptp","capabilities":{"ipRanges":true},"ipam":{"type":"host-local","dataDir":"DATA"}}]}`)
+	configured := func(c *Config) { c.Ranges = []netip.Prefix{netip.MustParsePrefix("10.66.1.0/24")} }
+	h, stop := l.host(nil, configured)
+	gets := func(h *Host, subnet string) pod.Attachment {
+		t.Helper()
+		a := l.pod()
+		if got := attach(t, h, a).Addresses[0]; got.Masked().String() != subnet {
+			t.Errorf("got %v, want one of %s", got, subnet)
+		}
+		return a
+	}
+	first := gets(h, "10.66.1.0/24")
+	must(t, h.SetRanges([]netip.Prefix{netip.MustParsePrefix("10.66.2.0/24")}))
+	second := gets(h, "10.66.2.0/24")
+	stop()
+	h, _ = l.host([]pod.Attachment{first, second}, configured)
+	third := gets(h, "10.66.2.0/24")
+	for _, a := range []pod.Attachment{first, second, third} {
+		must(t, h.Detach(t.Context(), a))
+	}
+	l.nothingLeft()
+}

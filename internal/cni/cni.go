@@ -30,6 +30,7 @@ import (
 	"github.com/huskd/husk/internal/cni/conf"
 	"github.com/huskd/husk/internal/cni/process"
 	"github.com/huskd/husk/internal/journal"
+	"github.com/huskd/husk/internal/keylock"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -65,8 +66,9 @@ type Config struct {
 	CacheDir string
 	// Netns is the path of the node's network namespace. Empty is the one that
 	// the process is in.
-	Netns   string
-	Ranges  []netip.Prefix // of the node's pods
+	Netns string
+	// Ranges are the addresses that plugins are told to give, until SetRanges.
+	Ranges  []netip.Prefix
 	Builtin Builtin
 	Plugins map[string]Plugin `json:"-"` // by type
 	// Timeout bounds one operation on one attachment; 0 is DefaultTimeout.
@@ -88,10 +90,11 @@ type Host struct {
 
 	mu          sync.Mutex
 	attachments map[string]*record // by key; a value isn't changed once in it
+	ranges      []netip.Prefix     // nor is this one
 
-	sandboxes locks        // held while something is done for a sandbox
-	whole     sync.RWMutex // held for reading by whoever has a sandbox's lock, for writing by GC
-	damaged   bool         // a record was unreadable: the attachments aren't all known
+	sandboxes keylock.Locks // held while something is done for a sandbox
+	whole     sync.RWMutex  // held for reading by whoever has a sandbox's lock, for writing by GC
+	damaged   bool          // a record was unreadable: the attachments aren't all known
 
 	wake       chan struct{} // there is a new debt
 	background sync.WaitGroup
@@ -145,6 +148,7 @@ func New(cfg Config) (*Host, []error) {
 		records:     journal.NewTable[record](cfg.Journal, "cni"),
 		spare:       spare(filepath.Join(cfg.State, "cni")),
 		attachments: map[string]*record{},
+		ranges:      cfg.loadRanges(),
 		wake:        make(chan struct{}, 1),
 	}
 	h.closing, h.close = context.WithCancel(context.Background())
@@ -279,7 +283,7 @@ func (h *Host) forget(r *record) error {
 
 // enter waits for the sandbox's turn, and for GC to end.
 func (h *Host) enter(ctx context.Context, sandbox string) (leave func(), err error) {
-	unlock, err := h.sandboxes.lock(ctx, sandbox)
+	unlock, err := h.sandboxes.Lock(ctx, sandbox)
 	if err != nil {
 		return nil, fmt.Errorf("wait for another operation on the sandbox: %w", err)
 	}

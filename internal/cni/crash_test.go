@@ -100,7 +100,11 @@ func churn(h *Host, l life) int {
 // Pairs of ADD and DEL, 16 at a time, of which plugins and huskd are killed at
 // any moment. At the end nothing is left of any.
 func TestKilledAtRandom(t *testing.T) {
-	const pairs, sideBySide = 200, 16
+	const sideBySide = 16
+	pairs := 1000
+	if testing.Short() {
+		pairs = 100
+	}
 	l := newLab(t)
 	l.conf("10-web.conflist", `{"cniVersion":"1.0.0","name":"web","plugins":[{"type":"ptp",`+hostLocal+`}]}`)
 	cfg := l.config()
@@ -121,7 +125,7 @@ func TestKilledAtRandom(t *testing.T) {
 		cmd.Stdout, cmd.Stderr = testLog{t}, &l.log
 		cmd.WaitDelay = time.Second
 		must(t, cmd.Start())
-		for want := done + rand.N(40); done <= want && time.Now().Before(deadline); time.Sleep(rand.N(100 * time.Millisecond)) {
+		for want := done + rand.N(pairs/5); done <= want && time.Now().Before(deadline); time.Sleep(rand.N(100 * time.Millisecond)) {
 			if plugins := children(cmd.Process.Pid); rand.N(5) == 0 && len(plugins) > 0 {
 				_ = syscall.Kill(plugins[rand.N(len(plugins))], syscall.SIGKILL)
 				killed++

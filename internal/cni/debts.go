@@ -77,7 +77,9 @@ func (h *Host) Reconcile(ctx context.Context, live []pod.Attachment) error {
 // payDebts pays what is owed, each debt after a pause that grows.
 func (h *Host) payDebts() {
 	for h.closing.Err() == nil {
-		h.payDue()
+		now := time.Now()
+		due := slices.DeleteFunc(h.debts(), func(r *record) bool { return r.next.After(now) })
+		_ = h.settleAll(h.closing, due) // or the next time
 		next := time.Now().Add(lastPause)
 		for _, r := range h.debts() {
 			next = earlier(next, r.next)
@@ -92,23 +94,23 @@ func (h *Host) payDebts() {
 	}
 }
 
-// payDue pays the debts whose pause is over.
-func (h *Host) payDue() {
+// Retry tries to pay all debts now, and returns what is in the way.
+func (h *Host) Retry(ctx context.Context) error { return h.settleAll(ctx, h.debts()) }
+
+func (h *Host) settleAll(ctx context.Context, debts []*record) error {
 	var paying errgroup.Group
 	paying.SetLimit(sideBySide)
-	now := time.Now()
-	for _, r := range h.debts() {
-		if r.next.After(now) {
-			continue
-		}
+	errs := make([]error, len(debts))
+	for i, r := range debts {
 		paying.Go(func() error {
-			if err := h.settle(h.closing, r.key()); err != nil && h.closing.Err() == nil {
-				h.cfg.Log.Warn("cni: a detach is still owed", "pod", r.Attachment.Pod, "sandbox", pod.Short(r.Attachment.Sandbox), "interface", r.Attachment.IfName, "tries", r.Tries+1, "error", err)
+			if errs[i] = h.settle(ctx, r.key()); errs[i] != nil && ctx.Err() == nil {
+				h.cfg.Log.Warn("cni: a detach is still owed", "pod", r.Attachment.Pod, "sandbox", pod.Short(r.Attachment.Sandbox), "interface", r.Attachment.IfName, "tries", r.Tries+1, "error", errs[i])
 			}
 			return nil
 		})
 	}
 	_ = paying.Wait()
+	return lines(errs)
 }
 
 func earlier(a, b time.Time) time.Time {

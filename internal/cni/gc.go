@@ -67,7 +67,7 @@ func (h *Host) GC(ctx context.Context) error {
 		return errBusy
 	}
 	defer h.whole.Unlock()
-	others, err := h.others()
+	others, err := others(h.cfg.CacheDir)
 	if err != nil {
 		return fmt.Errorf("not every attachment is known: %w", err)
 	}
@@ -111,13 +111,13 @@ func (p *plugins) gc(ctx context.Context, list *libcni.NetworkConfigList, valid 
 	return lines(errs)
 }
 
-// others returns the attachments that runtimes with libcni have recorded. A
-// record that can't be read makes them unknown.
-func (h *Host) others() ([]*libcni.NetworkAttachment, error) {
-	if h.cfg.CacheDir == "" {
+// others returns the attachments that runtimes with libcni have recorded below
+// cache. A record that can't be read makes them unknown.
+func others(cache string) ([]*libcni.NetworkAttachment, error) {
+	if cache == "" {
 		return nil, nil
 	}
-	dir := filepath.Join(h.cfg.CacheDir, "results")
+	dir := filepath.Join(cache, "results")
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -125,7 +125,7 @@ func (h *Host) others() ([]*libcni.NetworkAttachment, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := libcni.NewCNIConfigWithCacheDir(nil, h.cfg.CacheDir, nil).GetCachedAttachments("")
+	list, err := libcni.NewCNIConfigWithCacheDir(nil, cache, nil).GetCachedAttachments("")
 	if err == nil && len(list) < len(entries) {
 		err = fmt.Errorf("%s has files that are no records of attachments", dir)
 	}

@@ -318,15 +318,6 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// retry tries to pay all debts at once and returns what is in the way.
-func retry(t testing.TB, h *Host) error {
-	var errs []error
-	for _, r := range h.debts() {
-		errs = append(errs, h.settle(t.Context(), r.key()))
-	}
-	return lines(errs)
-}
-
 func attach(t testing.TB, h *Host, a pod.Attachment) pod.Attached {
 	t.Helper()
 	all, err := h.Attach(t.Context(), a)

@@ -83,13 +83,13 @@ func TestFailedDelIsOwed(t *testing.T) {
 	if got := l.inventory(); got != l.before {
 		t.Errorf("the other plugins' part is left:\n%s", got)
 	}
-	oneLine(t, retry(t, h), "gate is closed")
+	oneLine(t, h.Retry(t.Context()), "gate is closed")
 	stop()
 	must(t, netns.Remove(a.Netns)) // and huskd restarted
 	h, _ = l.host(nil)
 	l.owed(h, 1)
 	must(t, os.Remove(closed))
-	must(t, retry(t, h))
+	must(t, h.Retry(t.Context()))
 	l.owed(h, 0)
 }
 
@@ -307,7 +307,7 @@ func TestGC(t *testing.T) {
 		t.Errorf("told %s", got)
 	}
 	must(t, os.Remove(closed))
-	must(t, retry(t, h))
+	must(t, h.Retry(t.Context()))
 
 	// What isn't known completely isn't told at all.
 	_ = os.Remove(told)

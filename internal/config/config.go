@@ -7,11 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -29,6 +33,9 @@ type Config struct {
 	State      string   `key:"state" help:"directory for what does not: namespaces, sockets, runtime state"`
 	Listen     string   `key:"listen" help:"the socket to serve, unix:///PATH"`
 	Manifests  string   `key:"manifests" help:"directory of pod manifests to keep running; empty for none"`
+	Web        string   `key:"manifest-url" help:"URL of a manifest whose pods to keep running, http:// or https://; empty for none. SSL_CERT_FILE in huskd's environment names the authorities that it trusts instead of the system's"`
+	WebHeader  []string `key:"manifest-url-header" help:"headers of each request to it, NAME: VALUE"`
+	WebSeconds int      `key:"manifest-url-interval" help:"how often it is asked, in seconds"`
 	CertsDir   string   `key:"certs-dir" help:"directory of registry configuration, HOST/hosts.toml as containerd reads it"`
 	Network    string   `key:"network-mode" help:"how pods are attached: ptp (routed) or bridge"`
 	Subnets    []string `key:"pod-subnets" help:"addresses for pods: at most one IPv4 and one IPv6 prefix"`
@@ -40,6 +47,8 @@ type Config struct {
 	Metrics    string   `key:"metrics-listen" help:"address to serve Prometheus' metrics at, such as 127.0.0.1:9477, under /metrics; empty for none"`
 	LogLevel   string   `key:"log-level" help:"least severe log lines to write: debug, info, warn or error"`
 	LogFormat  string   `key:"log-format" help:"form of log lines: text or json"`
+	// Runtimes are in the file only, each in a table [runtimes.NAME].
+	Runtimes map[string]Runtime
 }
 
 // New returns the defaults.
@@ -48,6 +57,7 @@ func New() Config {
 		Root:       "/var/lib/husk",
 		State:      "/run/husk",
 		Listen:     "unix:///run/husk/husk.sock",
+		WebSeconds: 20,
 		CertsDir:   "/etc/husk/certs.d",
 		Network:    "ptp",
 		Subnets:    []string{"10.201.0.0/16", "fd68:7573:6b00::/64"},
@@ -60,19 +70,20 @@ func New() Config {
 	}
 }
 
-// option is one field of a Config.
+// option is one field of a Config, or of a Runtime.
 type option struct {
 	key, help string
 	value     reflect.Value
 }
 
-// options lists the fields of c, which they refer to.
-func options(c *Config) []option {
+// options lists the fields of c that have a key, and refer to them.
+func options[T Config | Runtime](c *T) []option {
 	v := reflect.ValueOf(c).Elem()
 	var list []option
 	for i := range v.NumField() {
-		tag := v.Type().Field(i).Tag
-		list = append(list, option{tag.Get("key"), tag.Get("help"), v.Field(i)})
+		if key, ok := v.Type().Field(i).Tag.Lookup("key"); ok {
+			list = append(list, option{key, v.Type().Field(i).Tag.Get("help"), v.Field(i)})
+		}
 	}
 	return list
 }
@@ -145,23 +156,36 @@ func load(file string, cfg *Config) error {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	var errs []error
-	for _, o := range options(cfg) {
-		if v, ok := raw[o.key]; ok {
-			if err := o.set(v); err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", path, err))
-			}
-			delete(raw, o.key)
+	if v, ok := raw[runtimesKey]; ok {
+		if cfg.Runtimes, err = runtimes(v); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", path, err))
 		}
+		delete(raw, runtimesKey)
 	}
-	var unknown []string
-	for key := range raw {
-		unknown = append(unknown, key)
-	}
-	slices.Sort(unknown)
-	for _, key := range unknown {
-		errs = append(errs, fmt.Errorf("%s: %s: unknown key: see docs/reference/config.md", path, key))
+	for _, err := range fill(options(cfg), raw) {
+		errs = append(errs, fmt.Errorf("%s: %w", path, err))
 	}
 	return errors.Join(errs...)
+}
+
+// fill sets the options from the keys of a table, and says what is wrong.
+func fill(options []option, table map[string]any) []error {
+	var errs []error
+	known := map[string]bool{}
+	for _, o := range options {
+		known[o.key] = true
+		if v, ok := table[o.key]; ok {
+			if err := o.set(v); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(table)) {
+		if !known[key] {
+			errs = append(errs, fmt.Errorf("%s: unknown key: see docs/reference/config.md", key))
+		}
+	}
+	return errs
 }
 
 func (o option) set(v any) error {
@@ -233,6 +257,15 @@ func (c *Config) check() error {
 		}
 		c.CNIBin[i] = filepath.Clean(dir)
 	}
+	if u, err := url.Parse(c.Web); c.Web != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
+		bad("manifest-url", "it is not of the form https://host/path")
+	}
+	if _, err := c.Header(); err != nil {
+		bad("manifest-url-header", "%w", err)
+	}
+	if c.WebSeconds < 1 {
+		bad("manifest-url-interval", "%d: at least 1", c.WebSeconds)
+	}
 	if c.PidsLimit < 0 {
 		bad("pids-limit", "%d: at least 0", c.PidsLimit)
 	}
@@ -248,9 +281,30 @@ func (c *Config) check() error {
 	if _, err := c.Prefixes(); err != nil {
 		bad("pod-subnets", "%w", err)
 	}
+	for name, r := range c.Runtimes {
+		if err := r.check(name); err != nil {
+			bad(runtimesKey+"."+name, "%w", err)
+		}
+	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)
 }
+
+// Header returns the headers of requests for the manifest. They may be secret,
+// and are not in an error.
+func (c *Config) Header() (http.Header, error) {
+	out := http.Header{}
+	for i, line := range c.WebHeader {
+		name, value, ok := strings.Cut(line, ":")
+		if !ok || !headerForm.MatchString(name) || strings.ContainsAny(value, "\r\n\x00") {
+			return nil, fmt.Errorf("number %d is not of the form NAME: VALUE", i+1)
+		}
+		out.Add(name, strings.TrimSpace(value))
+	}
+	return out, nil
+}
+
+var headerForm = regexp.MustCompile(`^[A-Za-z0-9-]+$`)
 
 // Prefixes returns the pod subnets: at most one of each family.
 func (c *Config) Prefixes() ([]netip.Prefix, error) {
@@ -280,12 +334,19 @@ func (c *Config) Prefixes() ([]netip.Prefix, error) {
 func Reference() string {
 	var b strings.Builder
 	b.WriteString("# huskd configuration\n\nGenerated from `internal/config`. Each key can be given as a flag, `--key=value`, or in the TOML\nfile that `--config` names (default `" + DefaultFile + "`, if it exists). A flag goes before the file.\n\n")
-	b.WriteString("| key | default | meaning |\n|---|---|---|\n")
 	cfg := New()
-	for _, o := range options(&cfg) {
-		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", o.key, shown(o.value), o.help)
-	}
+	table(&b, options(&cfg))
+	b.WriteString(runtimesReference)
+	handler := newRuntime()
+	table(&b, options(&handler))
 	return b.String()
+}
+
+func table(b *strings.Builder, options []option) {
+	b.WriteString("| key | default | meaning |\n|---|---|---|\n")
+	for _, o := range options {
+		fmt.Fprintf(b, "| `%s` | %s | %s |\n", o.key, shown(o.value), o.help)
+	}
 }
 
 func shown(v reflect.Value) string {

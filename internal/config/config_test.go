@@ -3,6 +3,7 @@ package config
 import (
 	"bytes"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -56,11 +57,19 @@ func TestEveryFaultIsNamed(t *testing.T) {
 		{"values", "root = \"a\"\nlisten = \"tcp://:1\"\nlog-format = \"xml\"\nnetwork-mode = \"l2\"\n", nil,
 			[]string{`root: "a" is not an absolute path`, `listen: "tcp://:1" is not of the form`, `log-format: "xml" is none of text, json`, `network-mode: "l2" is none of ptp, bridge`}},
 		{"subnet", "", []string{"--pod-subnets=10.1.2.3/16"}, []string{"pod-subnets: 10.1.2.3/16 has bits behind its prefix: write 10.1.0.0/16"}},
+		{"URL", "manifest-url-interval = 0\nmanifest-url-header = [\"A: b\", \"no secret\"]\n", []string{"--manifest-url=ftp://me:secret@host/"},
+			[]string{"manifest-url: it is not of the form https://host/path", "manifest-url-header: number 2 is not of the form NAME: VALUE", "manifest-url-interval: 0: at least 1"}},
 		{"subnet text", "", []string{"--pod-subnets=ten"}, []string{`pod-subnets: "ten" is not a prefix`}},
 		{"subnet twice", "", []string{"--pod-subnets=10.1.0.0/16,10.2.0.0/16"}, []string{"are of one family"}},
 		{"no subnet", "pod-subnets = []\n", nil, []string{"pod-subnets: is empty"}},
 		{"metrics address", "", []string{"--metrics-listen=9477"}, []string{`metrics-listen: "9477" is not of the form 127.0.0.1:9477`}},
 		{"same directories", "", []string{"--root=/x", "--state=/x/"}, []string{"state: /x is the root directory too"}},
+		{"runtimes", "runtimes = 1\n", nil, []string{"huskd.toml: runtimes: must be tables"}},
+		{"runtime", "[runtimes]\nkata = \"/bin/kata\"\n", nil, []string{"runtimes.kata: must be a table, [runtimes.kata]"}},
+		{"runtime's keys", "[runtimes.kata]\npath = 1\nbinary = \"x\"\n[runtimes.gvisor]\nshim = true\n", nil,
+			[]string{"runtimes.kata.path: must be a string", "runtimes.kata.binary: unknown key", "runtimes.gvisor.shim: unknown key"}},
+		{"runtime's values", "[runtimes.kata]\ntype = \"shim\"\n[runtimes.a]\ntype = \"vm\"\n[runtimes.b]\npath = \"bin/b\"\n[runtimes.\"../C\"]\n[runtimes.d]\nnetwork = \"late\"\n", nil,
+			[]string{"runtimes.kata: type shim is not supported yet", `runtimes.a: type "vm" is not known: use oci`, `runtimes.b: path "bin/b" is not absolute`, "runtimes.../C: not a handler's name", `runtimes.d: network "late" is neither before-start nor after-start`}},
 		{"unknown flag", "", []string{"--rot=/x"}, []string{"unknown flag: --rot"}},
 		{"argument", "", []string{"web.yaml"}, []string{"pods are run with husk run"}},
 	} {
@@ -78,6 +87,14 @@ func TestEveryFaultIsNamed(t *testing.T) {
 	}
 	if _, err := Parse([]string{"--config=/nowhere/x.toml"}, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), "/nowhere/x.toml") {
 		t.Errorf("missing file: %v", err)
+	}
+}
+
+func TestRuntimes(t *testing.T) {
+	cfg, err := Parse([]string{"--config", file(t, "[runtimes.crun]\n[runtimes.next]\ntype = \"oci\"\npath = \"/opt/next\"\nnetwork = \"after-start\"\n")}, os.Stderr)
+	want := map[string]Runtime{"crun": {Type: "oci", Network: "before-start"}, "next": {Type: "oci", Path: "/opt/next", Network: "after-start"}}
+	if err != nil || !maps.Equal(cfg.Runtimes, want) {
+		t.Errorf("got %+v, %v", cfg.Runtimes, err)
 	}
 }
 

@@ -47,8 +47,15 @@ func (b *box) act(in lifecycle.State, do lifecycle.Action) error {
 	case lifecycle.Create:
 		process, err := b.s.cfg.Runtime.Create(ctx, b.request())
 		b.rec.Process = process
+		if refusal, ok := errors.AsType[*oci.StartError](err); ok {
+			b.rec.Refusal = &oci.StartError{Code: refusal.Code, Message: err.Error()}
+			return nil
+		}
 		return err
 	case lifecycle.Start:
+		if b.rec.Refusal != nil {
+			return b.rec.Refusal
+		}
 		b.rec.Started = time.Now()
 		return b.s.cfg.Runtime.Start(ctx, b.id)
 	case lifecycle.Release:
@@ -71,6 +78,7 @@ func (b *box) request() oci.Create {
 		Terminal:  b.config.GetTty(),
 		Stdin:     b.config.GetStdin(),
 		StdinOnce: b.config.GetStdinOnce(),
+		Handler:   b.rec.Handler,
 	}
 }
 
@@ -87,19 +95,19 @@ func (b *box) mount(ctx context.Context) error {
 	if err := b.hold(image.ID, b.holder(sandbox.Config)); err != nil {
 		return err
 	}
-	b.rec.ImageID = image.ID
+	b.rec.ImageID, b.rec.Handler = image.ID, sandbox.Handler
 	b.rec.StopSignal = image.Config.StopSignal
 	if err := b.openLog(sandbox.Config); err != nil {
 		return err
 	}
-	root, err := rootfs.Mount(rootfs.Spec{Dir: b.layer(), Lower: image.Lower})
+	root, err := rootfs.Mount(rootfs.Spec{Dir: b.layer(), Lower: image.Lower, Owner: sandbox.owner()})
 	if err != nil {
 		return err
 	}
 	if err := makeSources(b.config.GetMounts()); err != nil {
 		return err
 	}
-	config, err := volumes{b, sandbox.Config}.mount(ctx)
+	config, err := volumes{b, sandbox}.mount(ctx)
 	if err != nil {
 		return err
 	}

@@ -38,6 +38,7 @@ type record struct {
 	State   lifecycle.State `json:"state"`
 	Boot    string          `json:"boot"`
 	ImageID string          `json:"imageID,omitempty"`
+	Handler string          `json:"handler,omitempty"`
 	Log     string          `json:"log,omitempty"`
 	// StopSignal is what the image says.
 	StopSignal string      `json:"stopSignal,omitempty"`
@@ -47,6 +48,9 @@ type record struct {
 	Exit       *oci.Exit   `json:"exit,omitempty"`
 	Reason     string      `json:"reason,omitempty"`
 	Message    string      `json:"message,omitempty"`
+	// Refusal is why its process can't be started, which its Start tells: for
+	// CRI's clients a container that can be described can be created.
+	Refusal *oci.StartError `json:"refusal,omitempty"`
 	// User is who its process runs as.
 	User *specs.User `json:"user,omitempty"`
 	// Volumes are the IDs of the images that it has mounted, by where.
@@ -121,7 +125,7 @@ func (b *box) store() error {
 // publish makes the record what Get and List show, and tells of it.
 func (b *box) publish() {
 	st := &Status{
-		ID: b.id, Sandbox: b.sandbox, Config: b.config, State: b.rec.State, ImageID: b.rec.ImageID, Log: b.rec.Log,
+		ID: b.id, Sandbox: b.sandbox, Config: b.config, State: b.rec.State, Handler: b.rec.Handler, ImageID: b.rec.ImageID, Log: b.rec.Log,
 		Created: b.rec.Created, Started: b.rec.Started, Process: b.rec.Process, Reason: b.rec.Reason, Message: b.rec.Message,
 		Steps: slices.Clip(b.steps), User: b.rec.User, record: b.rec,
 	}
@@ -252,6 +256,9 @@ func (b *box) start() error {
 	if b.rec.State == lifecycle.Running && b.rec.Exit == nil {
 		return nil
 	}
+	if b.rec.State.Down() {
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %q (%s) has ended: create another", b.name(), pod.Short(b.id)))
+	}
 	return b.drive(lifecycle.Run)
 }
 
@@ -318,6 +325,9 @@ func (b *box) remove() error {
 
 // watch waits for the end of a created container's process.
 func (b *box) watch() {
+	if b.rec.Refusal != nil {
+		return
+	}
 	b.s.background.Go(func() {
 		exit, err := exitOf(b)
 		if b.s.closing.Err() != nil {

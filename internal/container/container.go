@@ -109,6 +109,7 @@ type Status struct {
 	Sandbox  string
 	Config   *runtimeapi.ContainerConfig
 	State    lifecycle.State
+	Handler  string // the runtime handler of its sandbox
 	ImageID  string
 	Log      string // path; empty if it has none
 	Created  time.Time

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -35,13 +36,6 @@ type Streams interface {
 	PortForward(*runtimeapi.PortForwardRequest) (url string, err error)
 }
 
-// Runtime is the OCI runtime in use.
-type Runtime struct {
-	Name, Version string
-	// Missing says why there is none.
-	Missing error
-}
-
 // Config is what the services translate for.
 type Config struct {
 	Sandboxes  *sandbox.Service
@@ -52,11 +46,14 @@ type Config struct {
 	Streams    Streams
 	// NetworkReady says why a pod could not be attached now; nil if it could.
 	NetworkReady func(context.Context) error
+	// SetRanges says which addresses the cluster has for the node's pods.
+	SetRanges func([]netip.Prefix) error
 	// ImagesChanged is told when an image came.
 	ImagesChanged func()
 	Host          host.Facts
-	Runtime       Runtime
-	Root, State   string
+	// Handlers are the runtime handlers, the default one first.
+	Handlers    []oci.Handler
+	Root, State string
 	// Subnets are the addresses of pods.
 	Subnets []string
 }

@@ -86,6 +86,16 @@ func TestLogin(t *testing.T) {
 	}
 }
 
+func TestSemantic(t *testing.T) {
+	for version, want := range map[string]string{
+		"v0.3.0": "v0.3.0", "1.2.3-4-g0a37989-dirty": "1.2.3-4-g0a37989-dirty", "9b9b7f9-dirty": "0.0.0+9b9b7f9-dirty", "unknown": "0.0.0+unknown",
+	} {
+		if got := semantic(version); got != want {
+			t.Errorf("%s: got %s, want %s", version, got, want)
+		}
+	}
+}
+
 func TestLine(t *testing.T) {
 	long := strings.Repeat("é", 3000)
 	err := error(line{errdefs.ErrNotFound.WithMessage("no\n such \r\n image " + long + " here")})

@@ -159,11 +159,12 @@ func isFor(address, name string) bool {
 }
 
 // RemoveImage removes an image with all its names. One that isn't there is
-// removed.
+// removed. One that is in use loses its names, and can be removed by its ID once
+// it isn't.
 func (s *imageService) RemoveImage(ctx context.Context, req *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
 	img, err := s.named(req.GetImage())
 	if err == nil {
-		_, err = s.Images.Remove(ctx, img.ID, false)
+		_, err = s.Images.Remove(ctx, img.ID, true)
 	}
 	return &runtimeapi.RemoveImageResponse{}, gone(err)
 }

@@ -29,7 +29,7 @@ type sandboxInfo struct {
 func (v *view) sandboxInfo(st sandbox.Status) (map[string]string, error) {
 	info := sandboxInfo{
 		SandboxKey: st.Attachment.Netns, NetworkSettings: pod.NewNetworkSettings(st.Attachment, st.Attached), Attached: st.Attached,
-		RuntimeHandler: st.Handler, RuntimeType: v.Runtime.Name, State: string(st.State), Reason: st.Reason,
+		RuntimeHandler: st.Handler, RuntimeType: v.handler(st.Handler).Runtime, State: string(st.State), Reason: st.Reason,
 		Cgroup: v.Sandboxes.Cgroup(st), Steps: st.Steps, Config: st.Config,
 	}
 	if st.Infra != nil {
@@ -54,7 +54,7 @@ type containerInfo struct {
 func (v *view) containerInfo(st container.Status) (map[string]string, error) {
 	info := containerInfo{
 		SandboxID: st.Sandbox, State: string(st.State), SnapshotKey: v.Containers.Layer(st.ID), Snapshotter: "overlayfs",
-		RuntimeType: v.Runtime.Name, Steps: st.Steps, Config: st.Config, RuntimeSpec: v.Containers.Spec(st.ID),
+		RuntimeType: v.handler(st.Handler).Runtime, Steps: st.Steps, Config: st.Config, RuntimeSpec: v.Containers.Spec(st.ID),
 	}
 	if !st.Finished {
 		info.PID = st.Process.PID

@@ -19,9 +19,6 @@ func (p pods) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandboxRe
 	if req.GetConfig() == nil {
 		return nil, invalid("sandbox config is missing")
 	}
-	if err := p.checkHandler(req.GetRuntimeHandler()); err != nil {
-		return nil, err
-	}
 	st, err := p.Sandboxes.Run(ctx, req.GetConfig(), req.GetRuntimeHandler())
 	if err != nil {
 		return nil, err

@@ -53,11 +53,12 @@ func (s sandboxes) Sandbox(id string) (container.Sandbox, error) {
 	out := container.Sandbox{
 		Config:     st.Config,
 		Handler:    st.Handler,
-		Namespaces: spec.Namespaces{Net: files.Net, IPC: files.IPC, UTS: files.UTS},
+		Namespaces: spec.Namespaces{Net: files.Net, IPC: files.IPC, UTS: files.UTS, User: files.User},
 		Files:      spec.Files{Hosts: files.Hosts, ResolvConf: files.ResolvConf, Hostname: files.Hostname, Shm: files.Shm},
 		Cgroup:     s.d.sandboxes.Cgroup(st),
 	}
-	if st.Infra != nil {
+	shared := st.Config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid() == runtimeapi.NamespaceMode_POD
+	if st.Infra != nil && shared {
 		out.Namespaces.PID = fmt.Sprintf("/proc/%d/ns/pid", st.Infra.PID)
 	}
 	return out, nil
@@ -70,6 +71,27 @@ const (
 	realResolvConf = "/run/systemd/resolve/resolv.conf"
 	stub           = "nameserver 127.0.0.53"
 )
+
+// networks are what the API sees of the networks of pods.
+type networks struct{ d *daemon }
+
+// Owed has, of the built-in network, only what failed: each link that is deleted
+// waits a moment for others.
+func (n networks) Owed() (list []pod.Debt) {
+	for _, a := range n.d.cni.Attachments() {
+		if a.Owed() {
+			list = append(list, pod.Debt{Attachment: a.Attachment, Network: a.Network, Since: a.Since, Tries: a.Tries, Error: a.Error})
+		}
+	}
+	for _, d := range n.d.network.Usage().Debts {
+		if d.Error != "" {
+			list = append(list, d)
+		}
+	}
+	return list
+}
+
+func (n networks) Retry(ctx context.Context) error { return n.d.cni.Retry(ctx) }
 
 // callPlugin is the plugin husk-cni for configurations that name it.
 func (d *daemon) callPlugin(ctx context.Context, getenv func(string) string, stdin []byte) ([]byte, error) {

@@ -26,9 +26,10 @@ func (d *daemon) serveCRI(server *grpc.Server) (err error) {
 		Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images, Events: &d.events,
 		Meter: stats.New(d.facts.Cgroup), Streams: d.streams,
 		NetworkReady:  d.cni.Status,
+		SetRanges:     d.cni.SetRanges,
 		ImagesChanged: func() { d.agent.ImagesChanged() },
 		Host:          d.facts,
-		Runtime:       cri.Runtime{Name: d.runtime.Name, Version: d.runtime.Version, Missing: d.missing},
+		Handlers:      d.handlers.List(),
 		Root:          d.cfg.Root, State: d.cfg.State, Subnets: d.cfg.Subnets,
 	})
 	return nil

@@ -59,9 +59,7 @@ type daemon struct {
 	network  *network.Network
 	cni      *cni.Host
 	plugin   *plugin.Plugin // husk-cni, in process
-	runtime  monitor.Runtime
-	rejected []monitor.Rejected
-	missing  error // why there is no runtime
+	handlers monitor.Handlers
 	cgroups  *cgroup.Tree
 
 	sandboxes  *sandbox.Service
@@ -132,9 +130,18 @@ func (d *daemon) open(ctx context.Context) error {
 		return err
 	})
 	opening.Go(func() error {
-		d.runtime, d.rejected, d.missing = monitor.Find(ctx, d.monitor())
-		if d.missing != nil {
-			d.log.Error("no container can be started", "error", d.missing)
+		paths := map[string]string{}
+		for name, r := range d.cfg.Runtimes {
+			paths[name] = r.Path
+		}
+		d.handlers = monitor.FindHandlers(ctx, d.monitor(), paths)
+		for _, h := range d.handlers.List() {
+			switch {
+			case h.Missing != nil && h.Name == "":
+				d.log.Error("no container can be started", "error", h.Missing)
+			case h.Missing != nil:
+				d.log.Error("no pod of a runtime handler can be started", "handler", h.Name, "error", h.Missing)
+			}
 		}
 		return nil
 	})
@@ -164,7 +171,11 @@ func (d *daemon) monitor() monitor.Config {
 
 // wire makes the owners known to each other.
 func (d *daemon) wire() {
-	driver := monitor.New(d.monitor(), d.runtime, d.missing)
+	orders := map[string]lifecycle.Order{}
+	for name, r := range d.cfg.Runtimes {
+		orders[name] = lifecycle.Order(r.Network)
+	}
+	driver := monitor.New(d.monitor(), d.handlers)
 	d.containers = container.New(container.Config{
 		Root: d.cfg.Root, State: d.cfg.State, Journal: d.journal,
 		Runtime: driver, Sessions: driver, Limiter: driver, Images: images{d.images}, Sandboxes: sandboxes{d},
@@ -179,6 +190,8 @@ func (d *daemon) wire() {
 		Instance: d.instance, State: d.cfg.State, Journal: d.journal,
 		Network: d.cni, Containers: d.containers, Runtime: driver,
 		Host: d.facts, Log: d.log,
+		CheckHandler: d.handlers.Check,
+		Orders:       orders,
 		CreateCgroup: d.createCgroup,
 		RemoveCgroup: func(path string) error { return d.cgroups.Remove(context.Background(), path) },
 		WritePause:   pause.Write,
@@ -228,11 +241,11 @@ func (d *daemon) serve(ctx context.Context, socket listener) error {
 	defer end()
 	server := grpc.NewServer(grpc.ChainUnaryInterceptor(d.metrics.Unary, api.Unary, cri.Unary(d.log)), grpc.StreamInterceptor(api.Stream), grpc.MaxRecvMsgSize(maxMessage))
 	name := ""
-	if d.missing == nil {
-		name = d.runtime.Name + " " + d.runtime.Version
+	if r := d.handlers.Default; d.handlers.Missing == nil {
+		name = r.Name + " " + r.Version
 	}
 	api.Register(server, api.Config{
-		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
+		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images, Networks: networks{d},
 		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(), End: end,
 	})
 	if err := d.serveCRI(server); err != nil {
@@ -246,6 +259,14 @@ func (d *daemon) serve(ctx context.Context, socket listener) error {
 	if d.cfg.Manifests != "" {
 		directory := &source.Directory{Path: d.cfg.Manifests, Node: nodeName(), Log: d.log, Deliver: d.agent.Declare}
 		running.Go(func() error { return directory.Run(ctx) })
+	}
+	if d.cfg.Web != "" {
+		header, err := d.cfg.Header()
+		if err != nil {
+			return err
+		}
+		web := &source.URL{URL: d.cfg.Web, Header: header, Interval: time.Duration(d.cfg.WebSeconds) * time.Second, Node: nodeName(), Log: d.log, Deliver: d.agent.Declare}
+		running.Go(func() error { return web.Run(ctx) })
 	}
 	running.Go(func() error {
 		<-ctx.Done()
@@ -267,7 +288,7 @@ const maxMessage = 16 << 20
 
 func (d *daemon) examine(context.Context) []*huskv1.Check {
 	return doctor.Examine(doctor.Host{
-		Facts: d.facts, Runtime: d.runtime, Rejected: d.rejected, Missing: d.missing, Network: d.network, CNI: d.cni, Root: d.cfg.Root,
+		Facts: d.facts, Handlers: d.handlers, Network: d.network, CNI: d.cni, Root: d.cfg.Root,
 	})
 }
 

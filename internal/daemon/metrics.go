@@ -16,15 +16,7 @@ func (d *daemon) measure() {
 		Sandboxes:  d.sandboxes.List,
 		Containers: func() []container.Status { return d.containers.List("") },
 		Images:     d.images.List,
-		Debts: func() int {
-			n := len(d.network.Usage().Debts)
-			for _, a := range d.cni.Attachments() {
-				if a.Owed() {
-					n++
-				}
-			}
-			return n
-		},
+		Debts:      func() int { return len(networks{d}.Owed()) },
 	})
 }
 

@@ -20,11 +20,8 @@ import (
 
 // Host is what is examined.
 type Host struct {
-	Facts host.Facts
-	// Runtime is in use, unless Missing says why there is none.
-	Runtime  monitor.Runtime
-	Rejected []monitor.Rejected
-	Missing  error
+	Facts    host.Facts
+	Handlers monitor.Handlers
 	Network  *network.Network
 	CNI      *cni.Host
 	Root     string
@@ -59,13 +56,24 @@ func (d *diagnosis) add(name, level, finding, remedy string) {
 }
 
 func (d *diagnosis) runtime(h Host) {
-	if h.Missing != nil {
-		d.add("runtime", fail, h.Missing.Error(), "no container can be started until then; restart huskd afterwards")
+	if h.Handlers.Missing != nil {
+		d.add("runtime", fail, h.Handlers.Missing.Error(), "no container can be started until then; restart huskd afterwards")
 	} else {
-		d.add("runtime", ok, fmt.Sprintf("%s %s under %s", h.Runtime.Name, h.Runtime.Version, h.Runtime.Conmon), "")
+		r := h.Handlers.Default
+		d.add("runtime", ok, fmt.Sprintf("%s %s under %s", r.Name, r.Version, r.Conmon), "")
+		if r.NoUserNamespaces != "" {
+			d.add("user namespaces", note, fmt.Sprintf("%s can't run pods with hostUsers: false: %s", r.Name, r.NoUserNamespaces), "")
+		}
 	}
-	for _, r := range h.Rejected {
+	for _, r := range h.Handlers.Rejected {
 		d.add("runtime", note, fmt.Sprintf("%s is not used: %s", r.Name, r.Why), "")
+	}
+	for _, r := range h.Handlers.List()[1:] {
+		if r.Missing != nil {
+			d.add("runtime handler", fail, r.Missing.Error(), "no pod that names it can be started until then; restart huskd afterwards")
+		} else {
+			d.add("runtime handler", ok, fmt.Sprintf("%s is %s %s, %s", r.Name, r.Runtime, r.Version, r.Path), "")
+		}
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/huskd/husk/internal/image/database"
 	layers "github.com/huskd/husk/internal/image/layer"
 	"github.com/huskd/husk/internal/image/registry"
+	"github.com/huskd/husk/internal/keylock"
 )
 
 // maxDocument is the size of the largest manifest or config that is read.
@@ -39,7 +40,7 @@ type source interface {
 type assembler struct {
 	db      *database.DB
 	root    string
-	locks   keyLocks
+	locks   keylock.Locks
 	leaders sync.Map // see tracker
 }
 
@@ -79,7 +80,7 @@ func (a *assembler) document(ctx context.Context, from source, desc ocispec.Desc
 
 // keep stores a document.
 func (a *assembler) keep(ctx context.Context, desc ocispec.Descriptor, raw []byte) error {
-	unlock, err := a.locks.lock(ctx, desc.Digest.String())
+	unlock, err := a.locks.Lock(ctx, desc.Digest.String())
 	if err != nil {
 		return err
 	}
@@ -92,7 +93,7 @@ func (a *assembler) keep(ctx context.Context, desc ocispec.Descriptor, raw []byt
 // attempt was cut.
 func (a *assembler) fetch(ctx context.Context, from source, l *layer) error {
 	l.progress.following.Store(true)
-	unlock, err := a.locks.lock(ctx, l.blob.Digest.String())
+	unlock, err := a.locks.Lock(ctx, l.blob.Digest.String())
 	l.progress.following.Store(false)
 	if err != nil {
 		return err
@@ -216,7 +217,7 @@ func (a *assembler) unpacked(ctx context.Context, list []*layer) (int, error) {
 // unpack unpacks a layer, whose blob must be here, on top of its parent, which
 // must be unpacked; the lowest layer's parent is empty.
 func (a *assembler) unpack(ctx context.Context, l *layer, parent digest.Digest) error {
-	unlock, err := a.locks.lock(ctx, "unpack "+l.chainID.String())
+	unlock, err := a.locks.Lock(ctx, "unpack "+l.chainID.String())
 	if err != nil {
 		return err
 	}

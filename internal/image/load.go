@@ -33,7 +33,7 @@ func (s *Store) Load(ctx context.Context, r io.Reader, progress func(Progress)) 
 	}
 	defer exit()
 	// One at a time: the archive reader names what it stores by file names.
-	unlock, err := s.assembler.locks.lock(ctx, "load")
+	unlock, err := s.assembler.locks.Lock(ctx, "load")
 	if err != nil {
 		return nil, fmt.Errorf("image archive: %w", err)
 	}

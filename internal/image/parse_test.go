@@ -1,12 +1,9 @@
 package image
 
 import (
-	"context"
 	"encoding/json"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/opencontainers/go-digest"
@@ -151,44 +148,6 @@ func FuzzName(f *testing.F) {
 			t.Errorf("repository of %s: %s", named, repository(named.String()))
 		}
 	})
-}
-
-func TestKeyLocks(t *testing.T) {
-	t.Parallel()
-	var locks keyLocks
-	var inside, most atomic.Int32
-	var wg sync.WaitGroup
-	for i := range 50 {
-		wg.Go(func() {
-			key := []string{"a", "b"}[i%2]
-			unlock, err := locks.lock(t.Context(), key)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if n := inside.Add(1); n > 2 {
-				t.Errorf("%d hold two locks", n)
-			} else if n > most.Load() {
-				most.Store(n)
-			}
-			inside.Add(-1)
-			unlock()
-		})
-	}
-	wg.Wait()
-	unlock, err := locks.lock(t.Context(), "a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := locks.lock(ctx, "a"); err == nil {
-		t.Error("locked twice")
-	}
-	unlock()
-	if len(locks.locks) != 0 {
-		t.Errorf("%d locks are remembered that nobody uses", len(locks.locks))
-	}
 }
 
 // TestProgress: stages as the protocol names them, and bytes over all layers.

@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"reflect"
@@ -9,13 +10,16 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/huskd/husk/internal/manifest/fields"
 )
 
 // decoder reads a document into a Kubernetes type. It reads on after a
 // problem, so that all of them are told at once.
 type decoder struct {
 	*report
-	table *table
+	// whole says that it is not a pod, whose fields have a table.
+	whole bool
 }
 
 // place is where a value stands: its path, with indexes, and its pattern, by
@@ -78,6 +82,10 @@ func (d *decoder) decode(n *node, v reflect.Value, at place) {
 			d.mapping(n, v, at)
 		}
 	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			d.bytes(n, v, at)
+			return
+		}
 		if !d.is(n, list, at) {
 			return
 		}
@@ -105,6 +113,19 @@ func (d *decoder) decode(n *node, v reflect.Value, at place) {
 	}
 }
 
+// bytes are written in base64, which may be wrapped.
+func (d *decoder) bytes(n *node, v reflect.Value, at place) {
+	if !d.is(n, text, at) {
+		return
+	}
+	data, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(n.text), ""))
+	if err != nil {
+		d.misread(at.path, at.path, n.line, "is not base64: encode it, or write it as stringData of a Secret or data of a ConfigMap")
+		return
+	}
+	v.SetBytes(data)
+}
+
 // is says whether n has the kind that is wanted, or notes that it hasn't.
 func (d *decoder) is(n *node, want kind, at place) bool {
 	if n.kind == want {
@@ -113,6 +134,9 @@ func (d *decoder) is(n *node, want kind, at place) bool {
 	remedy := ""
 	if want == text && (n.kind == number || n.kind == boolean) {
 		remedy = fmt.Sprintf(": quote it (%q)", n.raw)
+		if d.whole { // it may be secret
+			remedy = ": quote it"
+		}
 	}
 	d.misread(at.path, at.path, n.line, "must be %s, not %s%s", want, n.kind, remedy)
 	return false
@@ -157,16 +181,16 @@ func (d *decoder) object(n *node, v reflect.Value, at place) {
 		if !ok {
 			hint := ""
 			if !d.full() {
-				hint = d.table.suggest(f.key, at.pattern, names)
+				hint = fields.Suggest(f.key, at.pattern, names)
 			}
 			d.misread(at.path, to.path, f.line, "unknown field%s", hint)
 			continue
 		}
-		if to.pattern != "" {
-			switch how, remedy := d.table.look(to.pattern); {
-			case how == listed:
+		if to.pattern != "" && !d.whole {
+			switch how, remedy := fields.Look(to.pattern); {
+			case how == fields.Listed:
 				to.pattern = ""
-			case how == absent:
+			case how == fields.Absent:
 				if !f.value.zero() {
 					d.misread(at.path, to.path, f.line, "%s", remedy)
 				}

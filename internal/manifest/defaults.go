@@ -28,9 +28,10 @@ func setDefaults(pod *corev1.Pod) {
 		spec.SecurityContext = &corev1.PodSecurityContext{}
 	}
 	for i := range spec.Volumes {
-		if v := &spec.Volumes[i]; v.HostPath == nil && v.EmptyDir == nil {
+		if v := &spec.Volumes[i]; len(kindsOf(v)) == 0 {
 			v.EmptyDir = &corev1.EmptyDirVolumeSource{}
 		}
+		setVolumeDefaults(&spec.Volumes[i])
 		if h := spec.Volumes[i].HostPath; h != nil && h.Type == nil {
 			h.Type = new(corev1.HostPathUnset)
 		}
@@ -63,8 +64,8 @@ func setContainerDefaults(c *corev1.Container, hostNetwork bool) {
 		if from != nil && from.FieldRef != nil {
 			fill(&from.FieldRef.APIVersion, "v1")
 		}
-		if from != nil && from.ResourceFieldRef != nil && from.ResourceFieldRef.Divisor.IsZero() {
-			from.ResourceFieldRef.Divisor = resource.MustParse("1")
+		if from != nil {
+			setDivisor(from.ResourceFieldRef)
 		}
 	}
 	for name, limit := range c.Resources.Limits {
@@ -75,6 +76,12 @@ func setContainerDefaults(c *corev1.Container, hostNetwork bool) {
 			c.Resources.Requests = corev1.ResourceList{}
 		}
 		c.Resources.Requests[name] = limit.DeepCopy()
+	}
+}
+
+func setDivisor(ref *corev1.ResourceFieldSelector) {
+	if ref != nil && ref.Divisor.IsZero() {
+		ref.Divisor = resource.MustParse("1")
 	}
 }
 

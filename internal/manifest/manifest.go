@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,10 +29,17 @@ type Origin struct {
 	Source string
 }
 
+// File is what a manifest declares.
+type File struct {
+	Pods []corev1.Pod
+	// Objects are what stands beside the pods, for them and others to refer to.
+	Objects Objects
+}
+
 // Parse returns the pods of a manifest, with an API server's defaults, the
-// node's name and a UID. The error is an *Error.
-func Parse(data []byte, o Origin) ([]corev1.Pod, error) {
-	p := &parser{origin: o, seen: map[string]int{}}
+// node's name and a UID, and what is beside them. The error is an *Error.
+func Parse(data []byte, o Origin) (File, error) {
+	p := &parser{origin: o, seen: map[string]int{}, objects: Objects{}}
 	docs, err := documents(data)
 	if err != nil {
 		p.fail(err)
@@ -39,25 +47,27 @@ func Parse(data []byte, o Origin) ([]corev1.Pod, error) {
 	for i, doc := range docs {
 		p.document(doc, fmt.Sprintf("document %d", i+1))
 	}
-	if len(p.pods) == 0 && len(p.problems) == 0 {
+	if len(p.pods) == 0 && len(p.objects) == 0 && !p.listed && len(p.problems) == 0 {
 		p.problems = []Problem{{Text: "there is no pod in it: begin one with apiVersion: v1 and kind: Pod"}}
 	}
 	if len(p.problems) == 0 {
-		return p.pods, nil
+		return File{p.pods, p.objects}, nil
 	}
 	e := &Error{File: o.File, Problems: p.problems, More: p.more}
 	if n := len(e.Problems); n > maxProblems {
 		e.Problems, e.More = e.Problems[:maxProblems], e.More+n-maxProblems
 	}
-	return nil, e
+	return File{}, e
 }
 
 type parser struct {
 	origin   Origin
 	pods     []corev1.Pod
+	objects  Objects
+	listed   bool // there is a list, which may say that there are none
 	problems []Problem
 	more     int            // problems beyond those
-	seen     map[string]int // lines of the pods by namespace/name
+	seen     map[string]int // lines of the pods and objects by kind, namespace and name
 }
 
 func (p *parser) fail(err error) {
@@ -84,10 +94,12 @@ func (p *parser) document(doc *node, subject string) {
 		p.problem(doc.line, subject, "kind", "missing: begin with apiVersion: v1 and kind: Pod")
 	case version == "":
 		p.problem(doc.line, subject, "apiVersion", "missing: it is v1")
-	case version != "v1" || kind != "Pod" && kind != "PodList" && kind != "List":
+	case version != "v1" || !slices.Contains([]string{"Pod", "PodList", "List", KindConfigMap, KindSecret}, kind):
 		p.problem(doc.get("kind").line, subject, "kind", "%s of %s is not supported: write a v1 Pod", kind, version)
 	case kind == "Pod":
 		p.pod(doc, subject)
+	case kind == KindConfigMap || kind == KindSecret:
+		p.object(doc, kind, subject)
 	default:
 		p.list(doc, subject, kind)
 	}
@@ -106,6 +118,7 @@ func (p *parser) list(doc *node, subject, kind string) {
 		switch f.key {
 		case "apiVersion", "kind", "metadata":
 		case "items":
+			p.listed = true
 			if f.value.kind != list {
 				p.problem(f.line, subject, "items", "must be a list, not %s", f.value.kind)
 			}
@@ -139,7 +152,7 @@ func (p *parser) pod(doc *node, subject string) {
 		subject = "pod " + name
 	}
 	r := newReport(subject)
-	d := &decoder{r, &fieldTable}
+	d := &decoder{report: r}
 	var pod corev1.Pod
 	d.decode(doc, reflect.ValueOf(&pod).Elem(), place{})
 	forget(&pod)
@@ -147,11 +160,7 @@ func (p *parser) pod(doc *node, subject string) {
 	validate(&pod, r)
 	p.problems = append(p.problems, r.sorted()...)
 	p.more += r.more
-	key := pod.Namespace + "/" + pod.Name
-	if line, ok := p.seen[key]; ok && pod.Name != "" {
-		p.problem(doc.line, subject, "metadata.name", "there is another pod of this name at line %d: use another", line)
-	}
-	p.seen[key] = doc.line
+	p.first(doc, "Pod", &pod.ObjectMeta, subject)
 	if len(p.problems) > 0 {
 		return
 	}
@@ -160,6 +169,15 @@ func (p *parser) pod(doc *node, subject string) {
 	}
 	pod.Spec.NodeName = p.origin.Node
 	p.pods = append(p.pods, pod)
+}
+
+// first notes that there is another of the same kind and name, if there is.
+func (p *parser) first(doc *node, kind string, m *metav1.ObjectMeta, subject string) {
+	key := ObjectKey(kind, m.Namespace, m.Name)
+	if line, ok := p.seen[key]; ok && m.Name != "" {
+		p.problem(doc.line, subject, "metadata.name", "there is another %s of this name at line %d: use another", strings.ToLower(kind), line)
+	}
+	p.seen[key] = doc.line
 }
 
 // nameOf returns namespace/name of a pod's document, if it has a name.

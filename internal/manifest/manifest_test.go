@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/manifest/fields"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -66,7 +69,8 @@ func TestBadManifests(t *testing.T) {
 	for _, file := range inputs(t, "bad") {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			t.Parallel()
-			pods, err := Parse(read(t, file), origin(filepath.Base(file)))
+			f, err := Parse(read(t, file), origin(filepath.Base(file)))
+			pods := f.Pods
 			if err == nil || pods != nil || !errdefs.IsInvalidArgument(err) {
 				t.Fatalf("%d pods, %v", len(pods), err)
 			}
@@ -85,13 +89,16 @@ func TestGoodManifests(t *testing.T) {
 	for _, file := range inputs(t, "good") {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			t.Parallel()
-			pods, err := Parse(read(t, file), origin(filepath.Base(file)))
+			f, err := Parse(read(t, file), origin(filepath.Base(file)))
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := json.MarshalIndent(pods, "", "  ")
+			got, err := json.MarshalIndent(f.Pods, "", "  ")
 			if err != nil {
 				t.Fatal(err)
+			}
+			for _, key := range slices.Sorted(maps.Keys(f.Objects)) {
+				got = fmt.Appendf(got, "\n%s: %q", key, f.Objects[key])
 			}
 			golden(t, file+".golden", string(got)+"\n")
 		})
@@ -101,10 +108,11 @@ func TestGoodManifests(t *testing.T) {
 // parse1 reads a manifest of one pod that must be good.
 func parse1(t *testing.T, text string) corev1.Pod {
 	t.Helper()
-	pods, err := Parse([]byte(text), origin("pod.yaml"))
+	f, err := Parse([]byte(text), origin("pod.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	pods := f.Pods
 	if len(pods) != 1 {
 		t.Fatalf("%d pods", len(pods))
 	}
@@ -164,7 +172,7 @@ func TestIdentity(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return string(pods[0].UID)
+		return string(pods.Pods[0].UID)
 	}
 	first := uidOf(web, origin("a"))
 	if !regexp.MustCompile(`^[0-9a-f]{32}$`).MatchString(first) {
@@ -218,65 +226,32 @@ func TestPullPolicy(t *testing.T) {
 	}
 }
 
-func TestExpand(t *testing.T) {
-	t.Parallel()
-	env := map[string]string{"A": "1", "B": "$(A)", "E": "", "a b": "spaced"}
-	for text, want := range map[string]string{
-		"":                "",
-		"plain":           "plain",
-		"$(A)":            "1",
-		"x$(A)y$(A)z":     "x1y1z",
-		"$(B)":            "$(A)", // not again
-		"$(E)":            "",
-		"$(NONE)":         "$(NONE)",
-		"$$(A)":           "$(A)",
-		"$$$(A)":          "$1",
-		"$$$$(A)":         "$$(A)",
-		"$":               "$",
-		"a$":              "a$",
-		"$A":              "$A",
-		"$(A":             "$(A",
-		"$()":             "$()",
-		"$(a b)":          "spaced",
-		"$($(A))":         "$($(A))",
-		"$(A)$":           "1$",
-		"50$% of $(A)":    "50$% of 1",
-		"$(NONE)$(A)":     "$(NONE)1",
-		"$${A}$(A)$$(A)$": "${A}1$(A)$",
-	} {
-		got := Expand(text, func(name string) (string, bool) { v, ok := env[name]; return v, ok })
-		if got != want {
-			t.Errorf("%q: %q, want %q", text, got, want)
-		}
-	}
-}
-
 func TestReference(t *testing.T) {
 	t.Parallel()
-	golden(t, "testdata/reference.golden", Reference())
+	golden(t, "testdata/reference.golden", fields.Reference())
 }
 
 // TestFieldsExist: a misspelt path in the tables would refuse a good field.
 func TestFieldsExist(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
-	for _, f := range Fields() {
+	for _, f := range fields.All() {
 		if seen[f.Path] {
 			t.Errorf("%s is listed twice", f.Path)
 		}
 		seen[f.Path] = true
-		if f.Meaning == "" || f.How != Honoured && f.How != Ignored {
+		if f.Meaning == "" || f.How != fields.Honoured && f.How != fields.Ignored {
 			t.Errorf("%+v", f)
 		}
 		if !fieldExists(f.Path) {
 			t.Errorf("no pod has %s", f.Path)
 		}
 	}
-	for path := range remedies {
+	for path := range fields.Remedies {
 		if !fieldExists(path) {
 			t.Errorf("no pod has %s", path)
 		}
-		if standing, _ := fieldTable.look(path); standing != absent {
+		if standing, _ := fields.Look(path); standing != fields.Absent {
 			t.Errorf("%s has a remedy, but is not refused", path)
 		}
 	}
@@ -292,7 +267,8 @@ func FuzzParse(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		pods, err := Parse(data, origin("f"))
+		parsed, err := Parse(data, origin("f"))
+		pods := parsed.Pods
 		if err != nil {
 			if len(pods) > 0 || !errdefs.IsInvalidArgument(err) {
 				t.Errorf("%d pods, %v", len(pods), err)
@@ -312,7 +288,7 @@ func FuzzParse(f *testing.F) {
 			if err != nil {
 				t.Fatalf("%v\n%s", err, raw)
 			}
-			if Hash(&again[0]) != Hash(&pod) || again[0].UID != pod.UID {
+			if Hash(&again.Pods[0]) != Hash(&pod) || again.Pods[0].UID != pod.UID {
 				t.Errorf("not the same pod:\n%s", raw)
 			}
 		}

@@ -56,8 +56,10 @@ func Port(c *corev1.Container, port intstr.IntOrString) (number int, ok bool) {
 	return 0, false
 }
 
-// probes checks what looks after a container while it runs.
-func (v *validator) probes(c *corev1.Container, at string, init bool) {
+// care checks what looks after a container while it runs.
+type care struct{ *validator }
+
+func (v care) probes(c *corev1.Container, at string, init bool) {
 	for _, p := range []struct {
 		name  string
 		probe *corev1.Probe
@@ -80,7 +82,7 @@ func (v *validator) probes(c *corev1.Container, at string, init bool) {
 	v.lifecycle(c, at+".lifecycle")
 }
 
-func (v *validator) probe(c *corev1.Container, p *corev1.Probe, at string, readiness bool) {
+func (v care) probe(c *corev1.Container, p *corev1.Probe, at string, readiness bool) {
 	v.handler(at, map[string]bool{
 		"exec": p.Exec != nil, "httpGet": p.HTTPGet != nil, "tcpSocket": p.TCPSocket != nil, "grpc": p.GRPC != nil,
 	})
@@ -113,7 +115,7 @@ func (v *validator) probe(c *corev1.Container, p *corev1.Probe, at string, readi
 }
 
 // handler notes what has not exactly one of the kinds.
-func (v *validator) handler(at string, kinds map[string]bool) {
+func (v care) handler(at string, kinds map[string]bool) {
 	set := 0
 	for _, is := range kinds {
 		if is {
@@ -133,7 +135,7 @@ func (v *validator) handler(at string, kinds map[string]bool) {
 }
 
 // actions checks those that probes and hooks have in common.
-func (v *validator) actions(c *corev1.Container, at string, exec *corev1.ExecAction, get *corev1.HTTPGetAction, tcp *corev1.TCPSocketAction) {
+func (v care) actions(c *corev1.Container, at string, exec *corev1.ExecAction, get *corev1.HTTPGetAction, tcp *corev1.TCPSocketAction) {
 	if exec != nil && len(exec.Command) == 0 {
 		v.missing(at+".exec.command", "")
 	}
@@ -144,7 +146,7 @@ func (v *validator) actions(c *corev1.Container, at string, exec *corev1.ExecAct
 		return
 	}
 	v.port(c, at+".httpGet.port", get.Port)
-	choice(v, at+".httpGet.scheme", get.Scheme, corev1.URISchemeHTTP, corev1.URISchemeHTTPS)
+	choice(v.validator, at+".httpGet.scheme", get.Scheme, corev1.URISchemeHTTP, corev1.URISchemeHTTPS)
 	if strings.ContainsAny(get.Path, " \r\n\x00") {
 		v.invalid(at+".httpGet.path", "%q has white space or a zero byte: write it as %%20", get.Path)
 	}
@@ -158,7 +160,7 @@ func (v *validator) actions(c *corev1.Container, at string, exec *corev1.ExecAct
 	}
 }
 
-func (v *validator) port(c *corev1.Container, at string, port intstr.IntOrString) {
+func (v care) port(c *corev1.Container, at string, port intstr.IntOrString) {
 	if _, ok := Port(c, port); ok {
 		return
 	}
@@ -169,7 +171,7 @@ func (v *validator) port(c *corev1.Container, at string, port intstr.IntOrString
 	v.invalid(at, "%d is not within 1…65535", port.IntValue())
 }
 
-func (v *validator) lifecycle(c *corev1.Container, at string) {
+func (v care) lifecycle(c *corev1.Container, at string) {
 	for _, h := range []struct {
 		name string
 		*corev1.LifecycleHandler

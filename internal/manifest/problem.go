@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/huskd/husk/internal/manifest/fields"
 )
 
 // Problem is one thing wrong with a manifest.
@@ -100,14 +102,14 @@ func (r *report) invalid(path, format string, args ...any) {
 // missing notes a value that has to be there, unless its object was misread:
 // then it may be there under a misspelt name.
 func (r *report) missing(path, hint string) {
-	if !r.faulty[parent(path)] {
+	if !r.faulty[fields.Parent(path)] {
 		r.invalid(path, "missing%s", hint)
 	}
 }
 
 // line of path, or of the nearest object around it.
 func (r *report) line(path string) int {
-	for ; path != ""; path = parent(path) {
+	for ; path != ""; path = fields.Parent(path) {
 		if line, ok := r.lines[path]; ok {
 			return line
 		}
@@ -121,12 +123,4 @@ func (r *report) sorted() []Problem {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Text, b.Text))
 	})
 	return r.problems
-}
-
-// parent returns the path of what contains path: a.b[0] has a.b, that has a.
-func parent(path string) string {
-	if i := strings.LastIndexAny(path, ".["); i >= 0 {
-		return path[:i]
-	}
-	return ""
 }

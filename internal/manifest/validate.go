@@ -118,8 +118,11 @@ func (v *validator) spec() {
 	if s.HostPID && s.ShareProcessNamespace != nil && *s.ShareProcessNamespace {
 		v.invalid("spec.shareProcessNamespace", "the node's processes are shared already by hostPID: set one of them")
 	}
-	if s.HostUsers != nil && !*s.HostUsers {
-		v.invalid("spec.hostUsers", "false, a user namespace, is %s", notYet)
+	if s.HostUsers != nil && !*s.HostUsers && (s.HostNetwork || s.HostPID || s.HostIPC) {
+		v.invalid("spec.hostUsers", "false can't be had together with hostNetwork, hostPID or hostIPC: remove it or those")
+	}
+	if s.RuntimeClassName != nil {
+		v.label("spec.runtimeClassName", *s.RuntimeClassName)
 	}
 	if s.OS != nil {
 		choice(v, "spec.os.name", s.OS.Name, corev1.Linux)
@@ -196,6 +199,7 @@ func (v *validator) podSecurity() {
 	for i, g := range s.SupplementalGroups {
 		v.id(indexed(path+".supplementalGroups", i), &g)
 	}
+	v.id(path+".fsGroup", s.FSGroup)
 	if p := s.SupplementalGroupsPolicy; p != nil {
 		choice(v, path+".supplementalGroupsPolicy", *p, corev1.SupplementalGroupsPolicyMerge, corev1.SupplementalGroupsPolicyStrict)
 	}

@@ -39,10 +39,11 @@ func (v *validator) container(c *corev1.Container, at string, init bool) {
 	}
 	v.ports(c, at, init)
 	v.env(c, at)
+	contents{v}.envFrom(c, at)
 	v.resources(&c.Resources, at+".resources")
 	v.volumeMounts(c, at)
 	v.security(c.SecurityContext, at+".securityContext")
-	v.probes(c, at, init)
+	care{v}.probes(c, at, init)
 }
 
 func (v *validator) ports(c *corev1.Container, at string, init bool) {
@@ -96,14 +97,8 @@ func (v *validator) env(c *corev1.Container, at string) {
 		case from == nil:
 		case e.Value != "":
 			v.invalid(at+".valueFrom", "value is set too: set one of them")
-		case from.FieldRef != nil && from.ResourceFieldRef != nil:
-			v.invalid(at+".valueFrom", "fieldRef and resourceFieldRef are both set: set one of them")
-		case from.FieldRef != nil:
-			v.fieldRef(at+".valueFrom.fieldRef", from.FieldRef)
-		case from.ResourceFieldRef != nil:
-			v.resourceFieldRef(at+".valueFrom.resourceFieldRef", from.ResourceFieldRef)
 		default:
-			v.missing(at+".valueFrom.fieldRef", ": set it or resourceFieldRef, or remove valueFrom")
+			contents{v}.valueFrom(from, at+".valueFrom")
 		}
 	}
 }
@@ -253,9 +248,9 @@ func (v *validator) volumes() {
 			v.invalid(at+".name", "%q is another volume's too: use another", vol.Name)
 		}
 		names[vol.Name] = true
-		switch {
-		case vol.HostPath != nil && vol.EmptyDir != nil:
-			v.invalid(at, "hostPath and emptyDir are both set: set one of them")
+		switch kinds := kindsOf(&vol); {
+		case len(kinds) > 1:
+			v.invalid(at, "%s are all set: set one of them", strings.Join(kinds, " and "))
 		case vol.HostPath != nil:
 			v.hostPath(vol.HostPath, at+".hostPath")
 		case vol.EmptyDir != nil:
@@ -263,6 +258,8 @@ func (v *validator) volumes() {
 			if q := vol.EmptyDir.SizeLimit; q != nil && q.Sign() < 0 {
 				v.invalid(at+".emptyDir.sizeLimit", "%s is negative", q.String())
 			}
+		default:
+			contents{v}.payload(&vol, at)
 		}
 	}
 }
@@ -290,6 +287,7 @@ func (v *validator) volumeMounts(c *corev1.Container, container string) {
 		} else if !v.volumeNames[m.Name] {
 			v.invalid(at+".name", "spec.volumes has no %q", m.Name)
 		}
+		contents{v}.subPath(&m, at)
 		propagation := corev1.MountPropagationNone
 		if p := m.MountPropagation; p != nil {
 			propagation = *p

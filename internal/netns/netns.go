@@ -1,5 +1,5 @@
 // Package netns creates, pins, enters and releases namespaces. It is the only
-// package that locks an OS thread: a thread that has been in a foreign
+// package that moves an OS thread into one: a thread that has been in a foreign
 // namespace must end with its goroutine and never serve another.
 //
 // A namespace is pinned by bind-mounting its file in /proc onto a file of
@@ -16,6 +16,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/userns"
 )
 
 // Dir is where network namespaces are pinned, so that `ip netns` knows them.
@@ -25,13 +27,16 @@ const Dir = "/run/netns"
 // in them. An empty path makes none of that kind.
 type Pins struct {
 	Net, IPC, UTS string
+	// User is a user namespace, with the mapping Owner, which owns the others.
+	User  string
+	Owner userns.Mapping
 	// Hostname of the new UTS namespace.
 	Hostname string
 	// Sysctls are set inside the new namespaces, by dotted or slashed name.
 	Sysctls map[string]string
 }
 
-func (p Pins) paths() []string { return []string{p.Net, p.IPC, p.UTS} }
+func (p Pins) paths() []string { return []string{p.Net, p.IPC, p.UTS, p.User} }
 
 // Create makes the namespaces and pins them. The loopback link of a new
 // network namespace is up. What an earlier, cut-short Create with the same
@@ -53,23 +58,47 @@ func Create(p Pins) error {
 			return errors.Join(fmt.Errorf("pin namespace: %w", err), Remove(p.paths()...))
 		}
 	}
-	if err := onThread(func() error { return p.enter() }); err != nil {
+	if err := p.make(); err != nil {
 		return errors.Join(err, Remove(p.paths()...))
 	}
 	return nil
 }
 
-// enter moves the calling thread into new namespaces, sets them up and pins them.
-func (p Pins) enter() error {
-	var flags int
+func (p Pins) make() error {
+	flags := 0
 	for path, flag := range map[string]int{p.Net: unix.CLONE_NEWNET, p.IPC: unix.CLONE_NEWIPC, p.UTS: unix.CLONE_NEWUTS} {
 		if path != "" {
 			flags |= flag
 		}
 	}
-	if err := unix.Unshare(flags); err != nil {
-		return fmt.Errorf("new namespaces: %w", err)
+	if p.User == "" {
+		return onThread(func() error {
+			if err := unix.Unshare(flags); err != nil {
+				return fmt.Errorf("new namespaces: %w", err)
+			}
+			return p.setUp()
+		})
 	}
+	return userns.Hold(p.Owner, uintptr(flags), func(pid int) error {
+		if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/user", pid), p.User, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("pin user namespace at %s: %w", p.User, err)
+		}
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			return fmt.Errorf("new namespaces: %w", err)
+		}
+		defer unix.Close(fd)
+		return onThread(func() error {
+			if err := unix.Setns(fd, flags); err != nil {
+				return fmt.Errorf("enter new namespaces: %w", err)
+			}
+			return p.setUp()
+		})
+	})
+}
+
+// setUp sets up the calling thread's namespaces, which are new, and pins them.
+func (p Pins) setUp() error {
 	if p.Net != "" {
 		if err := loopbackUp(); err != nil {
 			return fmt.Errorf("new network namespace: set lo up: %w", err)
@@ -80,17 +109,46 @@ func (p Pins) enter() error {
 			return fmt.Errorf("set hostname %q: %w", p.Hostname, err)
 		}
 	}
-	for name, value := range p.Sysctls {
-		if err := SetSysctl(name, value); err != nil {
-			return err
-		}
-	}
 	for path, file := range map[string]string{p.Net: "net", p.IPC: "ipc", p.UTS: "uts"} {
 		if path == "" {
 			continue
 		}
 		if err := unix.Mount("/proc/thread-self/ns/"+file, path, "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("pin %s namespace at %s: %w", file, path, err)
+		}
+	}
+	return p.setSysctls()
+}
+
+// setSysctls sets them as the node's root. Those of an IPC namespace are for
+// the root of its own user namespace alone, which the thread becomes for what is left.
+func (p Pins) setSysctls() error {
+	left := map[string]string{}
+	for name, value := range p.Sysctls {
+		err := SetSysctl(name, value)
+		if errors.Is(err, os.ErrPermission) && p.User != "" {
+			left[name] = value
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	uid, _ := p.Owner.Root()
+	// Of this thread alone, which ends: syscall.Setresuid is of all threads.
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); errno != 0 {
+		return fmt.Errorf("become user %d: %w", uid, errno)
+	}
+	// The kernel takes the whole process for one that has changed its user.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	for name, value := range left {
+		if err := SetSysctl(name, value); err != nil {
+			return err
 		}
 	}
 	return nil

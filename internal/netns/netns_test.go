@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/internal/userns"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -37,7 +39,7 @@ func TestCreatePinsNamespacesThatWork(t *testing.T) {
 	p := pins(t)
 	p.Sysctls = map[string]string{"net.ipv4.ip_unprivileged_port_start": "80", "kernel/shm_rmid_forced": "1"}
 	must(t, Create(p))
-	for _, path := range p.paths() {
+	for _, path := range []string{p.Net, p.IPC, p.UTS} {
 		if !Pinned(path) {
 			t.Errorf("nothing is pinned at %s", path)
 		}
@@ -63,6 +65,52 @@ func TestCreatePinsNamespacesThatWork(t *testing.T) {
 		}
 	}
 	must(t, Remove(p.paths()...))
+}
+
+func TestCreateInAUserNamespace(t *testing.T) {
+	hosttest.Root(t)
+	p := pins(t)
+	p.User, p.Owner = filepath.Join(t.TempDir(), "user"), userns.Whole(1<<20, 1<<16)
+	t.Cleanup(func() { must(t, Remove(p.User)) })
+	p.Sysctls = map[string]string{
+		"net.ipv4.ip_unprivileged_port_start": "80", "net.core.somaxconn": "77",
+		"kernel.shm_rmid_forced": "1", "fs.mqueue.msg_max": "33", "kernel.sem": "250 32000 100 99",
+	}
+	must(t, Create(p))
+	owner, err := os.Stat(p.User)
+	must(t, err)
+	for _, path := range []string{p.Net, p.IPC, p.UTS} {
+		f, err := os.Open(path)
+		must(t, err)
+		fd, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_USERNS)
+		must(t, err)
+		got := os.NewFile(uintptr(fd), path)
+		if info, err := got.Stat(); err != nil || !os.SameFile(info, owner) {
+			t.Errorf("%s is owned by another user namespace: %v", path, err)
+		}
+		_ = got.Close()
+		_ = f.Close()
+	}
+	// Its root may change the network, and sees what was set.
+	out, err := exec.Command("nsenter", "--user="+p.User, "--net="+p.Net, "--uts="+p.UTS, "--ipc="+p.IPC, "--setuid=0", "--setgid=0", "sh", "-c", `
+		hostname; cat /proc/self/uid_map; ip addr add 127.0.0.9/8 dev lo; ip link show lo | grep -c UP
+		cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/sys/net/core/somaxconn /proc/sys/kernel/shm_rmid_forced /proc/sys/fs/mqueue/msg_max
+		cat /proc/self/setgroups`).CombinedOutput()
+	want := []string{"web", "0", "1048576", "65536", "1", "80", "77", "1", "33", "allow"}
+	if got := strings.Fields(string(out)); !slices.Equal(got, want) {
+		t.Errorf("in the namespaces: %q, %v", got, err)
+	}
+	if status, err := os.ReadFile("/proc/self/status"); err != nil || !strings.Contains(string(status), "Uid:\t0\t0\t0\t0") {
+		t.Errorf("it is another user now: %v\n%s", err, status)
+	}
+	if dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0); err != nil || dumpable != 1 {
+		t.Errorf("dumpable: %d, %v", dumpable, err)
+	}
+
+	p.Owner.UIDs = append(p.Owner.UIDs, p.Owner.UIDs[0])
+	if err := Create(p); err == nil || !strings.Contains(err.Error(), "do they overlap") || Pinned(p.User) || Pinned(p.Net) {
+		t.Errorf("mappings that overlap: %v", err)
+	}
 }
 
 func TestCreateReplacesWhatWasLeft(t *testing.T) {

@@ -28,7 +28,7 @@ func (n *Network) Attach(ctx context.Context, a pod.Attachment) (*pod.Attached, 
 	if err := plan.Check(a); err != nil {
 		return nil, err
 	}
-	unlock, err := n.sandboxes.lock(ctx, a.Sandbox)
+	unlock, err := n.sandboxes.Lock(ctx, a.Sandbox)
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 // before, or of before a boot; the namespace may be gone. What fails in the
 // kernel is owed and tried again: see Usage.
 func (n *Network) Detach(ctx context.Context, a pod.Attachment) error {
-	unlock, err := n.sandboxes.lock(ctx, a.Sandbox)
+	unlock, err := n.sandboxes.Lock(ctx, a.Sandbox)
 	if err != nil {
 		return fmt.Errorf("detach %v: %w", a.Pod, err)
 	}

@@ -32,6 +32,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/huskd/husk/internal/keylock"
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/foreign"
@@ -79,7 +80,7 @@ type Network struct {
 	reaper *reaper
 
 	closing   sync.Once
-	sandboxes locks // held while something is done for a sandbox
+	sandboxes keylock.Locks // held while something is done for a sandbox
 	// whole is held for reading while a sandbox's kernel objects change, and for
 	// writing by who compares all of them.
 	whole sync.RWMutex

@@ -13,6 +13,7 @@ import (
 	"github.com/huskd/husk/internal/network/conntrack"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/pod"
 )
 
 const (
@@ -35,6 +36,7 @@ type debt struct {
 	record *record
 	since  time.Time
 	err    error // of the last attempt
+	tries  int   // that failed
 	done   chan struct{}
 }
 
@@ -71,9 +73,11 @@ func (r *reaper) add(rec *record, err error) {
 	if err == nil {
 		r.n.ledger.freePorts(rec)
 	}
+	d := &debt{record: rec, since: time.Now(), done: make(chan struct{})}
+	r.owe(d, err)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.pending[rec.owner()] = &debt{record: rec, since: time.Now(), err: err, done: make(chan struct{})}
+	r.pending[rec.owner()] = d
 	r.signal()
 }
 
@@ -240,10 +244,14 @@ func (r *reaper) recut(d *debt) bool {
 	return true
 }
 
+// owe notes how an attempt went.
 func (r *reaper) owe(d *debt, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	d.err = err
+	if err != nil {
+		d.tries++
+	}
 }
 
 // finish ends a lease whose link is gone.
@@ -258,22 +266,17 @@ func (r *reaper) finish(d *debt) {
 }
 
 // debts returns what is still to be done.
-func (r *reaper) debts() (out []Debt) {
+func (r *reaper) debts() (out []pod.Debt) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, d := range r.pending {
-		debt := Debt{
-			Pod:       d.record.Attachment.Pod.String(),
-			Sandbox:   d.record.Attachment.Sandbox,
-			Addresses: slices.Clone(d.record.Addresses),
-			Since:     d.since,
-		}
+		debt := pod.Debt{Attachment: d.record.Attachment, Network: Name, Since: d.since, Tries: d.tries}
 		if d.err != nil {
 			debt.Error = d.err.Error()
 		}
 		out = append(out, debt)
 	}
-	slices.SortFunc(out, func(a, b Debt) int { return a.Since.Compare(b.Since) })
+	slices.SortFunc(out, func(a, b pod.Debt) int { return a.Since.Compare(b.Since) })
 	return out
 }
 

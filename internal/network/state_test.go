@@ -727,7 +727,7 @@ func TestFailedDetachIsOwedAndPaid(t *testing.T) {
 	must(t, n.Detach(t.Context(), g.Attachment))
 	eventually(t, "the debt is shown", func() bool {
 		d := n.Usage().Debts
-		return len(d) == 1 && d[0].Error != "" && d[0].Pod == "default/pod1"
+		return len(d) == 1 && d[0].Error != "" && d[0].Tries > 0 && d[0].Pod.String() == "default/pod1"
 	})
 	if u := n.Usage().Ranges[0]; u.Used != 1 {
 		t.Errorf("usage: %+v", u)

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/huskd/husk/internal/network/foreign"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/pod"
 )
 
 // Status returns nil if a pod could be attached now and reach something, and
@@ -80,18 +80,9 @@ func (n *Network) Settings() (Settings, error) {
 type Usage struct {
 	Ranges   []ipam.Usage `json:"ranges"`
 	Attached int          `json:"attached"`
-	Debts    []Debt       `json:"debts,omitempty"`
-}
-
-// Debt is a detached interface whose link is still to be deleted. Its addresses
-// are nobody's until then.
-type Debt struct {
-	Pod       string         `json:"pod"`
-	Sandbox   string         `json:"sandbox"`
-	Addresses []netip.Prefix `json:"addresses"`
-	Since     time.Time      `json:"since"`
-	// Error is why the last attempt failed, empty before the first.
-	Error string `json:"error,omitempty"`
+	// Debts are detached interfaces whose link is still to be deleted. Their
+	// addresses are nobody's until then.
+	Debts []pod.Debt `json:"debts,omitempty"`
 }
 
 // Usage returns what is in use now.

@@ -24,6 +24,20 @@ type Create struct {
 	// Stdin keeps the process's standard input open for Attach. StdinOnce
 	// closes it when the first attached client leaves.
 	Stdin, StdinOnce bool
+	// Handler is the runtime handler to create it with; empty for the default.
+	Handler string
+}
+
+// Handler is what a pod can ask for by name to run its containers.
+type Handler struct {
+	// Name is empty for the one of pods that name none.
+	Name string
+	// Runtime is what the program calls itself.
+	Runtime, Version, Path string
+	// UserNamespaces says that it can run containers in one.
+	UserNamespaces bool
+	// Missing says why it can't be used.
+	Missing error
 }
 
 // Process identifies a container's first process on the host. The start time

@@ -22,8 +22,8 @@ type Status struct {
 type StartError struct {
 	// Code is the exit status that a shell would give: 127 if there is no such
 	// program, 126 if it can't be executed, 128 for anything else.
-	Code    int
-	Message string
+	Code    int    `json:"code"`
+	Message string `json:"message"`
 }
 
 func (e *StartError) Error() string { return e.Message }

@@ -13,7 +13,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
+	"go.etcd.io/bbolt"
 
+	"github.com/huskd/husk/internal/network/oneshot"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -441,6 +443,31 @@ func TestBehind(t *testing.T) {
 	l.bare()
 }
 
+// TestPortOfTheNext: a port is free as soon as DEL has ended, and what is left to
+// be done of the one before doesn't touch it.
+func TestPortOfTheNext(t *testing.T) {
+	l := newLab(t)
+	l.plugin.Linger = 300 * time.Millisecond
+	conf := l.with(map[string]any{"runtimeConfig": map[string]any{"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}}})
+	for i := range 3 {
+		id := fmt.Sprint("pod", i)
+		ns := l.namespace(id)
+		l.add(id, ns, conf)
+		l.serve(ns, ":80")
+		for range 2 {
+			if _, err := l.ask(l.other, node4+":8080"); err != nil {
+				t.Errorf("%s: %v", id, err)
+			}
+			l.plugin.Close() // what is left is done
+		}
+		l.do(Check, id, ns, conf)
+		l.do(Del, id, ns, conf)
+	}
+	l.plugin.Close()
+	l.gc(l.conf)
+	l.bare()
+}
+
 // TestHeals: nftables.service removes everybody's tables when it starts, and
 // people remove bridges. The next ADD makes the node's part anew, for all.
 func TestHeals(t *testing.T) {
@@ -478,6 +505,54 @@ func TestHeals(t *testing.T) {
 		l.gc(conf)
 		l.bare()
 	}
+}
+
+// TestUnreadableLease: a lease that can't be read any more is detached all the
+// same, with everything that it has in the kernel. Until then its pod goes on.
+func TestUnreadableLease(t *testing.T) {
+	l := newLab(t)
+	for _, id := range []string{"bad", "good"} {
+		port := map[string]any{"hostPort": 8080 + len(id), "containerPort": 80, "protocol": "tcp", "hostIP": node4}
+		l.add(id, l.namespace(id), l.with(map[string]any{"runtimeConfig": map[string]any{"portMappings": []any{port}}}))
+	}
+	bad := filepath.Join(l.dir, "bad")
+	files, err := filepath.Glob(filepath.Join(l.dir, "data/pods/leases-*.db"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	db, err := bbolt.Open(files[0], 0, nil)
+	must(t, err)
+	must(t, db.Update(func(tx *bbolt.Tx) error {
+		return tx.Bucket([]byte("leases")).Put([]byte(oneshot.SandboxOf("bad", "eth0")), []byte(`{"attachment":`))
+	}))
+	must(t, db.Close())
+	for command, want := range map[string]uint{Check: ErrDiffers, Add: types.ErrInvalidNetworkConfig} {
+		_, err := l.call(l.args(command, "bad", bad), l.conf)
+		if code, text := refused(t, err); code != want || !strings.Contains(text, "its lease was unreadable: detach it") {
+			t.Errorf("%s: %d %s", command, code, text)
+		}
+	}
+	live := []types.GCAttachment{{ContainerID: "bad", IfName: "eth0"}, {ContainerID: "good", IfName: "eth0"}}
+	l.gc(l.conf, live...)
+	for _, id := range []string{"bad", "good"} {
+		if !l.ping(filepath.Join(l.dir, id), other4) {
+			t.Errorf("%s reaches nobody any more", id)
+		}
+	}
+	l.do(Del, "bad", bad, l.conf)
+	if rules, err := l.run(l.node, "nft", "list", "ruleset"); err != nil || strings.Contains(rules, "8083") || !strings.Contains(rules, "8084") {
+		t.Errorf("%v: after DEL the rules are\n%s", err, rules)
+	}
+	if u := l.usage(); u.Leases != 1 || u.Resting != 2 {
+		t.Errorf("usage %+v", u)
+	}
+	l.do(Check, "good", filepath.Join(l.dir, "good"), l.conf)
+	l.add("bad", bad, l.conf)
+	l.do(Check, "bad", bad, l.conf)
+	l.do(Del, "bad", bad, l.conf)
+	l.do(Del, "good", "", l.conf)
+	l.gc(l.conf)
+	l.bare()
 }
 
 // TestRangesChange: who is attached keeps the address and goes on working when

@@ -3,6 +3,7 @@ package pod
 import (
 	"net/netip"
 	"strconv"
+	"time"
 )
 
 // Protocol of a forwarded port, lower case as CNI's portMappings spells it.
@@ -73,6 +74,15 @@ type Attached struct {
 	HostLink  string         `json:"hostLink"`  // name of the host's end
 	Addresses []netip.Prefix `json:"addresses"` // the pod's, primary first
 	Gateways  []netip.Addr   `json:"gateways"`  // at most one of each family
+}
+
+// Debt is an attachment of a sandbox that is gone, which could not be undone yet.
+type Debt struct {
+	Attachment
+	Network string
+	Since   time.Time
+	Tries   int    // how often it was tried to undo it
+	Error   string // what was in the way; empty before the first try
 }
 
 // NetworkSettings is the part of `inspect` that tells how a pod is reached.

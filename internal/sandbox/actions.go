@@ -54,6 +54,7 @@ func (b *box) act(in lifecycle.State, do lifecycle.Action) error {
 // means that they have the host's.
 type Files struct {
 	Net, IPC, UTS string // pinned namespaces
+	User          string // the one that owns them
 	Hosts         string
 	ResolvConf    string
 	Hostname      string
@@ -71,6 +72,9 @@ func (s *Service) Files(st Status) Files {
 		ResolvConf: filepath.Join(dir, "resolv.conf"),
 		Hostname:   filepath.Join(dir, "hostname"),
 		Shm:        filepath.Join(dir, "shm"),
+	}
+	if userNamespace(st.Config) != nil {
+		f.User = filepath.Join(dir, "user")
 	}
 	if st.HostNetwork() {
 		f.UTS = "" // a pod in the host's network has the host's name, as kubelet has it
@@ -122,12 +126,17 @@ func (b *box) pin() error {
 	if err != nil {
 		return err
 	}
+	owner := ownerOf(b.config)
+	uid, gid := owner.Root()
 	for path, content := range map[string]string{
 		f.Hostname:   b.hostname() + "\n",
 		f.ResolvConf: resolv,
 		f.Hosts:      "", // written when the addresses are known
 	} {
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			return err
+		}
+		if err := os.Chown(path, uid, gid); err != nil {
 			return err
 		}
 	}
@@ -138,11 +147,12 @@ func (b *box) pin() error {
 		if err := unmount(f.Shm); err != nil {
 			return err
 		}
-		if err := unix.Mount("shm", f.Shm, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, "mode=1777,"+shmSize); err != nil {
+		options := fmt.Sprintf("mode=1777,%s,uid=%d,gid=%d", shmSize, uid, gid)
+		if err := unix.Mount("shm", f.Shm, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 			return fmt.Errorf("mount /dev/shm at %s: %w", f.Shm, err)
 		}
 	}
-	pins := netns.Pins{Net: f.Net, IPC: f.IPC, UTS: f.UTS, Sysctls: b.config.GetLinux().GetSysctls()}
+	pins := netns.Pins{Net: f.Net, IPC: f.IPC, UTS: f.UTS, User: f.User, Owner: owner, Sysctls: b.config.GetLinux().GetSysctls()}
 	if f.UTS != "" {
 		pins.Hostname = b.hostname()
 	}
@@ -203,7 +213,7 @@ func (b *box) unpin() error {
 			return err
 		}
 	}
-	err := netns.Remove(b.rec.Attachment.Netns, filepath.Join(dir, "ipc"), filepath.Join(dir, "uts"))
+	err := netns.Remove(b.rec.Attachment.Netns, filepath.Join(dir, "ipc"), filepath.Join(dir, "uts"), filepath.Join(dir, "user"))
 	if err := errors.Join(err, unmount(filepath.Join(dir, "shm"))); err != nil {
 		return err
 	}

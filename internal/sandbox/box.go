@@ -32,10 +32,12 @@ const ifName = "eth0"
 // record is what the journal keeps of a sandbox beside its config, which is
 // under a key of its own because it never changes.
 type record struct {
-	State      lifecycle.State `json:"state"`
-	Boot       string          `json:"boot"`
-	Created    time.Time       `json:"created"`
-	Handler    string          `json:"handler,omitempty"`
+	State   lifecycle.State `json:"state"`
+	Boot    string          `json:"boot"`
+	Created time.Time       `json:"created"`
+	Handler string          `json:"handler,omitempty"`
+	// Order is that in which it is made; empty is lifecycle.BeforeStart.
+	Order      lifecycle.Order `json:"order,omitempty"`
 	Attachment pod.Attachment  `json:"attachment"`
 	Attached   []pod.Attached  `json:"attached,omitempty"`
 	Infra      *oci.Process    `json:"infra,omitempty"`
@@ -188,7 +190,7 @@ func (b *box) enter(to lifecycle.State) error {
 
 // drive lets ev happen and performs the actions that follow: see lifecycle.Drive.
 func (b *box) drive(ev lifecycle.Event) error {
-	return life.Drive(&lifecycle.Table, walk{b}, ev)
+	return life.Drive(lifecycle.Of(b.rec.Order), walk{b}, ev)
 }
 
 // walk is the sandbox's way through the table.

@@ -10,12 +10,14 @@ import (
 
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/spec"
+	"github.com/huskd/husk/internal/sandbox/lifecycle"
 )
 
-// needsInfra says whether the pod's containers share a PID namespace of their
-// own: it must then have a first process, which outlives each of them.
+// needsInfra says whether the sandbox must have a process of its own: because
+// the pod's containers share a PID namespace, of which it is the first and
+// outlives each of them, or because the network must find the sandbox running.
 func (b *box) needsInfra() bool {
-	return b.options().GetPid() == runtimeapi.NamespaceMode_POD
+	return b.options().GetPid() == runtimeapi.NamespaceMode_POD || b.rec.Order == lifecycle.AfterStart
 }
 
 // startInfra starts the infra process if one is needed.
@@ -31,6 +33,11 @@ func (b *box) startInfra(ctx context.Context) error {
 	if err := b.s.cfg.WritePause(filepath.Join(rootfs, "pause")); err != nil {
 		return err
 	}
+	// The runtime makes mount points in it, as root of the user namespace.
+	uid, gid := ownerOf(b.config).Root()
+	if err := os.Chown(rootfs, uid, gid); err != nil {
+		return err
+	}
 	f := b.files()
 	result, err := spec.Infra(spec.InfraRequest{
 		SandboxID:   b.id,
@@ -38,7 +45,7 @@ func (b *box) startInfra(ctx context.Context) error {
 		Host:        b.s.cfg.Host,
 		Rootfs:      rootfs,
 		Args:        []string{"/pause"},
-		Namespaces:  spec.Namespaces{Net: f.Net, IPC: f.IPC, UTS: f.UTS},
+		Namespaces:  spec.Namespaces{Net: f.Net, IPC: f.IPC, UTS: f.UTS, User: f.User},
 		CgroupsPath: b.s.Cgroup(b.status()) + "/" + b.id,
 	})
 	if err != nil {
@@ -51,7 +58,7 @@ func (b *box) startInfra(ctx context.Context) error {
 	if err := os.WriteFile(filepath.Join(bundle, "config.json"), data, 0o600); err != nil {
 		return err
 	}
-	process, err := b.s.cfg.Runtime.Create(ctx, oci.Create{ID: b.id, Bundle: bundle})
+	process, err := b.s.cfg.Runtime.Create(ctx, oci.Create{ID: b.id, Bundle: bundle, Handler: b.rec.Handler})
 	if err != nil {
 		return err
 	}

@@ -86,7 +86,7 @@ func (s *Service) Resume() error {
 // intact says whether the kernel still has what a ready sandbox needs.
 func (b *box) intact() bool {
 	f := b.files()
-	for _, path := range []string{f.Net, f.IPC, f.UTS} {
+	for _, path := range []string{f.Net, f.IPC, f.UTS, f.User} {
 		if path != "" && !netns.Pinned(path) {
 			return false
 		}
@@ -141,7 +141,7 @@ func (s *Service) sweep() error {
 		if known[dir] {
 			continue
 		}
-		err = errors.Join(err, netns.Remove(filepath.Join(dir, "ipc"), filepath.Join(dir, "uts")),
+		err = errors.Join(err, netns.Remove(filepath.Join(dir, "ipc"), filepath.Join(dir, "uts"), filepath.Join(dir, "user")),
 			unmount(filepath.Join(dir, "shm")), os.RemoveAll(dir))
 	}
 	return err

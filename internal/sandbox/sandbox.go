@@ -1,6 +1,6 @@
 // Package sandbox owns pod sandboxes: the namespaces that a pod's containers
 // share, pinned before any process exists, and attached to the network before
-// any container is created.
+// any container is created and, unless asked otherwise, any process exists.
 //
 // Each sandbox walks through the table of package lifecycle, one step at a
 // time; its record is journaled before each step. A call that changes a
@@ -65,10 +65,15 @@ type Config struct {
 	Containers Containers
 	Runtime    Runtime
 	Host       host.Facts
+	// CheckHandler says why a runtime handler can't be used, for a sandbox with
+	// a user namespace or one without.
+	CheckHandler func(name string, userns bool) error
 	// CreateCgroup makes a cgroup of ours, which may be there, and sets its limits.
 	CreateCgroup func(path string, limits *runtimeapi.LinuxContainerResources) error
 	// RemoveCgroup removes an empty or left-over cgroup of ours.
 	RemoveCgroup func(path string) error
+	// Orders are those of runtime handlers by their names.
+	Orders map[string]lifecycle.Order
 	// WritePause writes the infra program to path.
 	WritePause func(path string) error
 	// Changed is told of every change of a sandbox's state. It must not block.
@@ -152,7 +157,14 @@ func (s *Service) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, 
 	if err := validate(config); err != nil {
 		return Status{}, err
 	}
-	b, fresh, err := s.reserve(ctx, config, handler)
+	if err := s.cfg.CheckHandler(handler, userNamespace(config) != nil); err != nil {
+		return Status{}, fmt.Errorf("sandbox of pod %s: %w", Status{Config: config}.Ref(), err)
+	}
+	order, err := orderOf(config, s.cfg.Orders[handler])
+	if err != nil {
+		return Status{}, err
+	}
+	b, fresh, err := s.reserve(ctx, config, handler, order)
 	if err != nil {
 		return Status{}, err
 	}
@@ -169,7 +181,7 @@ func (s *Service) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, 
 
 // reserve finds the sandbox that config asks for, or takes its place. One that
 // is on its way down under the same name is waited for.
-func (s *Service) reserve(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (*box, bool, error) {
+func (s *Service) reserve(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string, order lifecycle.Order) (*box, bool, error) {
 	k := key(config)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,6 +208,9 @@ func (s *Service) reserve(ctx context.Context, config *runtimeapi.PodSandboxConf
 	b := s.newBox(s.newID(), config)
 	b.rec = record{State: lifecycle.Reserved, Boot: s.cfg.Host.BootID, Created: time.Now(), Handler: handler}
 	b.rec.Attachment = b.attachment()
+	if b.rec.Attachment.Netns != "" { // in the host's network there is nothing to wait for
+		b.rec.Order = order
+	}
 	b.publish()
 	s.boxes[b.id], s.live[k] = b, b
 	return b, true, nil

@@ -97,10 +97,10 @@ func checkNamespaces(config *runtimeapi.PodSandboxConfig) error {
 			return bad("%s namespace mode %s is not one of %v", ns.kind, ns.mode, ns.known)
 		}
 	}
-	if user := o.GetUsernsOptions(); user != nil && user.GetMode() != node {
-		return bad("a user namespace is not to be had here: ask for mode NODE (in a pod: hostUsers: true)")
+	if user := o.GetUsernsOptions(); user != nil && !slices.Contains([]runtimeapi.NamespaceMode{pod, node}, user.GetMode()) {
+		return bad("user namespace mode %s is neither POD nor NODE", user.GetMode())
 	}
-	return nil
+	return checkUserNamespace(config)
 }
 
 var (

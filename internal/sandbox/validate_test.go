@@ -6,6 +6,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/sandbox/lifecycle"
 )
 
 func valid() *runtimeapi.PodSandboxConfig {
@@ -21,6 +23,34 @@ func valid() *runtimeapi.PodSandboxConfig {
 				Pid: runtimeapi.NamespaceMode_CONTAINER, UsernsOptions: &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_NODE},
 			}},
 		},
+	}
+}
+
+func TestOrder(t *testing.T) {
+	const before, after = lifecycle.BeforeStart, lifecycle.AfterStart
+	for _, c := range []struct {
+		annotations map[string]string
+		handlers    lifecycle.Order
+		want        lifecycle.Order
+		words       string
+	}{
+		{want: ""},
+		{handlers: after, want: after},
+		{map[string]string{annotationNetwork: "after-start"}, "", after, ""},
+		{map[string]string{annotationNetwork: "before-start"}, after, before, ""},
+		{map[string]string{annotationISulad: "true"}, after, before, ""},
+		{map[string]string{annotationISulad: "false"}, "", after, ""},
+		{map[string]string{annotationISulad: "true", annotationNetwork: "after-start"}, "", after, ""},
+		{map[string]string{annotationNetwork: ""}, after, "", `cni.husk.dev/network: "" is neither before-start nor after-start`},
+		{map[string]string{annotationNetwork: "late"}, "", "", `"late" is neither`},
+		{map[string]string{annotationISulad: "yes"}, "", "", `cri.sandbox.network.setup.v2: "yes" is neither true nor false`},
+	} {
+		config := valid()
+		config.Annotations = c.annotations
+		got, err := orderOf(config, c.handlers)
+		if got != c.want || (err != nil) != (c.words != "") || err != nil && (!errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), c.words)) {
+			t.Errorf("%v, handler's %q: %q, %v", c.annotations, c.handlers, got, err)
+		}
 	}
 }
 
@@ -57,7 +87,22 @@ func TestValidate(t *testing.T) {
 		{"network namespace mode CONTAINER", func(c *runtimeapi.PodSandboxConfig) { options(c).Network = runtimeapi.NamespaceMode_CONTAINER }},
 		{"pid namespace mode TARGET", func(c *runtimeapi.PodSandboxConfig) { options(c).Pid = runtimeapi.NamespaceMode_TARGET }},
 		{"ipc namespace mode 7", func(c *runtimeapi.PodSandboxConfig) { options(c).Ipc = 7 }},
-		{"user namespace", func(c *runtimeapi.PodSandboxConfig) { options(c).UsernsOptions.Mode = runtimeapi.NamespaceMode_POD }},
+		{"user namespace mode CONTAINER", func(c *runtimeapi.PodSandboxConfig) {
+			options(c).UsernsOptions.Mode = runtimeapi.NamespaceMode_CONTAINER
+		}},
+		{"has 0 mappings: want one", func(c *runtimeapi.PodSandboxConfig) { options(c).UsernsOptions = &runtimeapi.UserNamespace{} }},
+		{"has 2 mappings", func(c *runtimeapi.PodSandboxConfig) {
+			user := users(1<<20, 0, 1<<16)
+			user.Gids = append(user.Gids, user.Gids[0])
+			options(c).UsernsOptions = user
+		}},
+		{"maps 1000 IDs from 0 on", func(c *runtimeapi.PodSandboxConfig) { options(c).UsernsOptions = users(1<<20, 0, 1000) }},
+		{"maps 65536 IDs from 5 on", func(c *runtimeapi.PodSandboxConfig) { options(c).UsernsOptions = users(1<<20, 5, 1<<16) }},
+		{"to the node's root", func(c *runtimeapi.PodSandboxConfig) { options(c).UsernsOptions = users(0, 0, 1<<16) }},
+		{"no IDs up to 4294967295", func(c *runtimeapi.PodSandboxConfig) { options(c).UsernsOptions = users(1<<32-1<<16, 0, 1<<16) }},
+		{"together with the node's network", func(c *runtimeapi.PodSandboxConfig) {
+			options(c).UsernsOptions, options(c).Pid = users(1<<20, 0, 1<<16), runtimeapi.NamespaceMode_NODE
+		}},
 		{"not a name", sysctl("../../etc/passwd")},
 		{"not a name", sysctl("net")},
 		{"not a name", sysctl("net..x")},
@@ -77,4 +122,12 @@ func TestValidate(t *testing.T) {
 			t.Errorf("%s: %v", bad.words, err)
 		}
 	}
+}
+
+// users is a user namespace that maps size IDs from in on to those from host on.
+func users(host, in, size uint32) *runtimeapi.UserNamespace {
+	ids := func() []*runtimeapi.IDMapping {
+		return []*runtimeapi.IDMapping{{HostId: host, ContainerId: in, Length: size}}
+	}
+	return &runtimeapi.UserNamespace{Uids: ids(), Gids: ids()}
 }

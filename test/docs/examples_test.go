@@ -51,6 +51,15 @@ var shows = map[string]func(t *testing.T, n *node.Node, address string){
 			return lacks(n.MustHusk("logs", "web", "-c", "visitor"), "web "+address)
 		})
 	},
+	"configured.yaml": func(t *testing.T, n *node.Node, address string) {
+		answers(t, n.Net(), address+":80", "/", "hello from a config map")
+		if got := n.MustHusk("exec", "configured", "--", "sh", "-c", "echo $PASSWORD"); got != "not that secret\n" {
+			t.Errorf("the password is %q", got)
+		}
+		if missing := lacks(n.MustHusk("describe", "configured"), "healthy; http :http/index.html every 2s"); missing != "" {
+			t.Error(missing)
+		}
+	},
 	"hostport.yaml": func(t *testing.T, n *node.Node, address string) {
 		answers(t, n.Net(), address+":80", "/", "hostport")
 		answers(t, n.Net(), "127.0.0.1:8080", "/", "hostport")

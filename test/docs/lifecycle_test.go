@@ -49,6 +49,19 @@ the tables have it all.
 	containers.title = "A container"
 	containers.rows = rowsOf(&container.Table, containers)
 	sandboxes.write(&b)
+	b.WriteString(`
+### Attached after the start
+
+With ` + "`network: after-start`" + `, see [CNI networks](cni.md), a sandbox has an infra process in any case, and it is
+there before the network is. This is what is different; all else is as above.
+
+`)
+	late := rowsOf(&sandbox.Late, sandboxes)
+	sandboxes.states = slices.DeleteFunc(sandboxes.states, func(s word) bool {
+		return slices.Equal(rowsIn(s.name, late), rowsIn(s.name, sandboxes.rows))
+	})
+	sandboxes.rows = late
+	sandboxes.table(&b)
 	containers.write(&b)
 	return b.String()
 }
@@ -63,6 +76,11 @@ func rowsOf[S lifecycle.State, E, A ~string](t *lifecycle.Table[S, E, A], l life
 		}
 	}
 	return rows
+}
+
+// rowsIn are those of one state.
+func rowsIn(state string, rows []row) []row {
+	return slices.DeleteFunc(slices.Clone(rows), func(r row) bool { return r.from != state })
 }
 
 // words reads the constants of a lifecycle package with their comments.
@@ -106,7 +124,13 @@ func (l life) write(b *strings.Builder) {
 	for _, e := range l.events {
 		fmt.Fprintf(b, "| %s | %s |\n", e.name, e.meaning)
 	}
-	b.WriteString("\nWhat follows in which state; an event without an entry can't happen there.\n\n|  |")
+	b.WriteString("\nWhat follows in which state; an event without an entry can't happen there.\n\n")
+	l.table(b)
+}
+
+// table tells what follows in which state.
+func (l life) table(b *strings.Builder) {
+	b.WriteString("|  |")
 	for _, e := range l.events {
 		b.WriteString(" " + e.name + " |")
 	}

@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -166,6 +167,90 @@ func TestAnnotations(t *testing.T) {
 	}
 	n.MustHusk("rm", "-f", "both")
 	nothingLeased(t, n, leases)
+	cleanCNI(n)
+	d.Stop()
+}
+
+// A plugin finds the sandbox running if the pod, or its runtime handler, wants
+// its network after the start, and nothing otherwise.
+func TestAttachedAfterStart(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	leases := configure(t, n)
+	bin, found := filepath.Join(n.Dir, "bin"), filepath.Join(n.Dir, "found")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// It tells which programs run in the network namespace that it is to attach.
+	program := `#!/bin/sh
+case $CNI_COMMAND in
+VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}';;
+ADD)
+	own=$(stat -Lc %i $CNI_NETNS)
+	for p in /proc/[0-9]*; do
+		[ "$(stat -Lc %i $p/ns/net 2>/dev/null)" != $own ] || cat $p/comm
+	done > ` + found + `
+	echo '{"cniVersion":"1.0.0"}';;
+esac
+`
+	if err := os.WriteFile(filepath.Join(bin, "witness"), []byte(program), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(n.CNI, "10-cluster.conflist")
+	conf, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(strings.Replace(string(conf), `"plugins":[`, `"plugins":[{"type":"witness"},`, 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := write(t, n, "huskd.toml", "[runtimes.late]\npath = \""+runc+"\"\nnetwork = \"after-start\"\n")
+	d := furnish(t, n, node.Flags("--cni-bin-dir", bin+",/usr/lib/cni", "--config", config))
+	for annotation, want := range map[string]struct {
+		steps string
+		runs  bool
+	}{
+		"{}":      {"pin attach start-infra", false},
+		"late {}": {"pin start-infra attach", true},
+		"late {cni.husk.dev/network: before-start}": {"pin attach start-infra", false},
+		"{cni.husk.dev/network: after-start}":       {"pin start-infra attach", true},
+		"{cni.husk.dev/network: before-start}":      {"pin attach start-infra", false},
+		"{cri.sandbox.network.setup.v2: 'false'}":   {"pin start-infra attach", true},
+	} {
+		annotation, late := strings.CutPrefix(annotation, "late ")
+		manifest := strings.Replace(cniPod, "{name: NAME}", "{name: web, annotations: "+annotation+"}", 1)
+		if late {
+			manifest = strings.Replace(manifest, "spec:\n", "spec:\n  runtimeClassName: late\n", 1)
+		}
+		n.MustHusk("run", "--wait", write(t, n, "pod.yaml", manifest))
+		if answer := mustGet(t, n.OtherNet(), node.Address4+":8080"); !strings.HasPrefix(answer, "web ") {
+			t.Errorf("%s: the pod answers %q", annotation, answer)
+		}
+		var steps []string
+		for _, s := range inspect(t, n, "web").Sandbox.Steps {
+			steps = append(steps, s.Name)
+		}
+		if got := strings.Join(steps, " "); got != want.steps {
+			t.Errorf("%s: steps %s, want %s", annotation, got, want.steps)
+		}
+		if runs, err := os.ReadFile(found); err != nil || strings.Count(string(runs), "\n") != map[bool]int{true: 1}[want.runs] {
+			t.Errorf("%s: the plugin found %q, %v", annotation, runs, err)
+		}
+		if first := strings.TrimSpace(n.MustHusk("exec", "web", "--", "cat", "/proc/1/comm")); first == "pause" {
+			t.Errorf("%s: the container shares the infra process's PID namespace", annotation)
+		}
+		n.MustHusk("rm", "-f", "web")
+		nothingLeased(t, n, leases)
+	}
+	bad := strings.Replace(cniPod, "{name: NAME}", "{name: web, annotations: {cni.husk.dev/network: late}}", 1)
+	if r := n.Husk("run", "--wait", "--timeout", "2s", write(t, n, "pod.yaml", bad)); r.Code == 0 || !strings.Contains(r.Stdout+r.Stderr, `annotation cni.husk.dev/network: "late" is neither before-start nor after-start`) {
+		t.Errorf("a bad order: %d %s%s", r.Code, r.Stdout, r.Stderr)
+	}
+	n.MustHusk("rm", "-f", "web")
 	cleanCNI(n)
 	d.Stop()
 }

@@ -164,11 +164,10 @@ func TestTerminal(t *testing.T) {
 	// The new size takes a moment to get there.
 	s.types("until [ \"$(stty size)\" = '50 132' ]; do sleep 0.1; done; echo re''sized\n")
 	s.shows("resized\r\n")
-	s.types("echo be''fore; sleep 1000\n")
+	s.types("sh -c 'trap \"echo inter\"\"rupted; exit 3\" INT; echo be\"\"fore; while :; do sleep 0.1; done'; echo co''de $?\n")
 	s.shows("before\r\n")
 	s.types("\x03")
-	s.types("echo inter''rupted $?\n")
-	s.shows("interrupted 130\r\n")
+	s.shows("interrupted\r\ncode 3\r\n")
 	s.types("exit 7\n")
 	if code := s.ends(); code != 7 {
 		t.Errorf("exec ends with %d", code)

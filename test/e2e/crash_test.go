@@ -27,6 +27,9 @@ spec:
   - {name: b, image: 'localhost/web:1', command: [/bin/sleep, '1000'], volumeMounts: [{name: memory, mountPath: /m}]}
 `
 
+// latePod is attached to the network after its start.
+var latePod = strings.Replace(crashPod, "{name: victim}", "{name: victim, annotations: {cni.husk.dev/network: after-start}}", 1)
+
 // edges are the places, before and after each action of the tables, where
 // huskd is killed. The second container's are those of the first again.
 func edges() []string {
@@ -51,14 +54,28 @@ func edges() []string {
 // nothing.
 func TestCrash(t *testing.T) {
 	t.Parallel()
+	crashes(t, crashPod, edges())
+}
+
+// TestCrashAttachedLate does so for the way up that is different if the network
+// comes after the start.
+func TestCrashAttachedLate(t *testing.T) {
+	t.Parallel()
+	var list []string
+	for _, state := range []sandboxes.State{sandboxes.Pinning, sandboxes.Starting, sandboxes.Attaching, sandboxes.Killing} {
+		list = append(list, "sandbox/"+string(state)+"/begin", "sandbox/"+string(state)+"/end")
+	}
+	crashes(t, latePod, list)
+}
+
+func crashes(t *testing.T, pod string, all []string) {
 	const lanes = 4
-	all := edges()
 	for lane := range lanes {
 		t.Run("lane", func(t *testing.T) {
 			t.Parallel()
 			n, d := start(t)
 			d.Stop()
-			manifest := write(t, n, "victim.yaml", crashPod)
+			manifest := write(t, n, "victim.yaml", pod)
 			for i := lane; i < len(all); i += lanes {
 				crash(t, n, manifest, all[i])
 			}

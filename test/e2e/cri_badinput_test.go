@@ -86,9 +86,9 @@ func badSandboxes(t *testing.T, c *criNode) {
 		},
 		"log_directory": func(p *runtimeapi.PodSandboxConfig) { p.LogDirectory = "relative" },
 		"cgroup_parent": func(p *runtimeapi.PodSandboxConfig) { p.Linux.CgroupParent = "../up" },
-		"user namespace": func(p *runtimeapi.PodSandboxConfig) {
+		"the node's root": func(p *runtimeapi.PodSandboxConfig) {
 			p.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{
-				Uids: []*runtimeapi.IDMapping{{HostId: 100000, Length: 65536}}, Gids: []*runtimeapi.IDMapping{{HostId: 100000, Length: 65536}},
+				Uids: []*runtimeapi.IDMapping{{HostId: 0, Length: 65536}}, Gids: []*runtimeapi.IDMapping{{HostId: 0, Length: 65536}},
 			}
 		},
 		"namespace mode": func(p *runtimeapi.PodSandboxConfig) { p.Linux.SecurityContext.NamespaceOptions.Network = 9 },

@@ -298,10 +298,20 @@ func containerEnds(t *testing.T, c *criNode, pod string) {
 			t.Errorf("%s: exit code %d, %s", script, st.GetExitCode(), st.GetReason())
 		}
 	}
-	_, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig("", func(k *runtimeapi.ContainerConfig) {
-		k.Command = []string{"/no/such/program"}
-	})})
-	fails(t, err, codes.FailedPrecondition, "/no/such/program")
+	for program, code := range map[string]int32{"/no/such/program": 127, "absent": 127, "/etc/passwd": 126} {
+		absent := c.create(pod, c.containerConfig("", func(k *runtimeapi.ContainerConfig) { k.Command = []string{program} }))
+		if st := c.status(absent); st.GetState() != runtimeapi.ContainerState_CONTAINER_CREATED {
+			t.Errorf("%s: created, it is %v", program, st)
+		}
+		_, err := c.StartContainer(c.ctx, &runtimeapi.StartContainerRequest{ContainerId: absent})
+		fails(t, err, codes.FailedPrecondition, program)
+		st := c.exited(absent)
+		if st.GetExitCode() != code || st.GetReason() != "StartError" || !strings.Contains(st.GetMessage(), program) || st.GetStartedAt() != 0 || st.GetFinishedAt() == 0 {
+			t.Errorf("%s: %v", program, st)
+		}
+		_, err = c.StartContainer(c.ctx, &runtimeapi.StartContainerRequest{ContainerId: absent})
+		fails(t, err, codes.FailedPrecondition, "has ended: create another")
+	}
 	// One that ignores its stop signal is killed when its grace is over.
 	id := c.run(pod, "trap '' TERM; touch /tmp/ready; while :; do sleep 1; done")
 	c.ready(id)

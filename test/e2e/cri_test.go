@@ -55,6 +55,12 @@ func startCRI(t testing.TB, options ...node.Option) *criNode {
 	t.Helper()
 	n := node.New(t)
 	serveRegistry(t, n)
+	return serveCRI(t, n, options...)
+}
+
+// serveCRI starts huskd on a node that has a registry.
+func serveCRI(t testing.TB, n *node.Node, options ...node.Option) *criNode {
+	t.Helper()
 	c := &criNode{Node: n, huskd: n.Huskd(options...), t: t, made: &atomic.Int64{}}
 	var cancel context.CancelFunc
 	c.ctx, cancel = context.WithTimeout(t.Context(), 4*time.Minute)

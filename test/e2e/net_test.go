@@ -110,7 +110,7 @@ func TestNetByHand(t *testing.T) {
 	must("check", "modern", "testing")
 	write(filepath.Join(n.Dir, "closed"), "", 0o600)
 	fails("plugin modern: DEL: exit status 1: closed", "del", "modern", "testing")
-	if got := must("debts"); !strings.Contains(got, "modern    /run/netns/testing   eth0        1       network modern: plugin modern: DEL: exit status 1: closed") {
+	if got := must("debts"); !strings.Contains(got, "modern    /run/netns/testing   eth0        (by hand)   1       network modern: plugin modern: DEL: exit status 1: closed") {
 		t.Errorf("debts:\n%s", got)
 	}
 	n.Must("ip", "netns", "delete", "testing")
@@ -130,4 +130,75 @@ func TestNetByHand(t *testing.T) {
 	cleanCNI(n)
 	n.Run("umount", "/run/netns") // ip netns has mounted it
 	n.Run("rmdir", "/run/netns")
+}
+
+// What a pod that is gone still has of its networks, husk net tells and retries.
+func TestDebtsOfPods(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	leases := configure(t, n)
+	bin, closed := filepath.Join(n.Dir, "bin"), filepath.Join(n.Dir, "closed")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	program := `#!/bin/sh
+case $CNI_COMMAND in
+VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}';;
+ADD) echo '{"cniVersion":"1.0.0"}';;
+DEL) [ ! -e ` + closed + ` ] || { echo closed >&2; exit 1; };;
+esac
+`
+	if err := os.WriteFile(filepath.Join(bin, "door"), []byte(program), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(n.CNI, "10-cluster.conflist")
+	conf, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(strings.Replace(string(conf), `"plugins":[`, `"plugins":[{"type":"door"},`, 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d := furnish(t, n, node.Flags("--cni-bin-dir", bin+",/usr/lib/cni"))
+	n.MustHusk("run", "--wait", write(t, n, "pod.yaml", strings.Replace(cniPod, "NAME", "web", 1)))
+	net := func(args ...string) node.Result {
+		return n.Husk(append([]string{"net", "--state", filepath.Join(n.Dir, "net")}, args...)...)
+	}
+	key := inspect(t, n, "web").NetworkSettings.SandboxKey
+	if r := net("attachments"); r.Code != 0 || !strings.Contains(r.Stdout, "cluster   "+key+"   eth0        default/web") {
+		t.Errorf("attachments: %+v", r)
+	}
+	if r := net("debts"); r.Code != 0 || r.Stdout != "" {
+		t.Errorf("debts: %+v", r)
+	}
+	for _, netns := range []string{"web", "default/web", filepath.Base(key), key} {
+		if r := net("explain", "cluster", netns, "--conf-dir", n.CNI, "--bin-dir", bin+",/usr/lib/cni"); r.Code != 0 || !strings.Contains(r.Stdout, "CNI_NETNS="+key) {
+			t.Errorf("explain %s: %+v", netns, r)
+		}
+	}
+	if err := os.WriteFile(closed, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.MustHusk("rm", "-f", "web")
+	why := "network cluster: plugin door: DEL: exit status 1: closed"
+	for _, args := range [][]string{{"debts"}, {"attachments", "-o", "json"}, {"debts", "-o", "yaml"}} {
+		if r := net(args...); r.Code != 0 || !strings.Contains(r.Stdout, why) || !strings.Contains(r.Stdout, "default/web") {
+			t.Errorf("%v: %+v", args, r)
+		}
+	}
+	if r := net("debts", "--retry"); r.Code != 1 || !strings.Contains(r.Stderr, why) {
+		t.Errorf("a retry in vain: %+v", r)
+	}
+	if out := n.MustHusk("doctor"); !strings.Contains(out, why) {
+		t.Errorf("husk doctor says\n%s", out)
+	}
+	if err := os.Remove(closed); err != nil {
+		t.Fatal(err)
+	}
+	if r := net("debts", "--retry"); r.Code != 0 || r.Stdout != "" {
+		t.Errorf("a retry: %+v", r)
+	}
+	nothingLeased(t, n, leases)
+	cleanCNI(n)
+	d.Stop()
 }

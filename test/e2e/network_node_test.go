@@ -281,7 +281,9 @@ func (w *wired) traces(address string) (found string) {
 	if err != nil {
 		return err.Error()
 	}
-	for _, command := range []string{"nft list table inet " + w.Instance().Table(), "ip -6 route", "ip route", "ip neighbour", "ip -6 neighbour"} {
+	// Whoever still sends there has the node ask in vain: that is no trace.
+	const known = " show nud permanent nud reachable nud stale"
+	for _, command := range []string{"nft list table inet " + w.Instance().Table(), "ip -6 route", "ip route", "ip neighbour" + known, "ip -6 neighbour" + known} {
 		for line := range strings.Lines(w.Must("sh", "-c", command)) {
 			if strings.Contains(line, address+" ") {
 				found = command + ": " + line

@@ -32,12 +32,20 @@ func runInit(bootID string) error {
 		source, target, fs string
 		flags              uintptr
 	}
+	const wholeProc = "/run/proc"
 	for _, m := range []mount{
 		{"", "/", "", unix.MS_REC | unix.MS_PRIVATE},
 		{"proc", "/proc", "proc", 0},
 		{"run", "/run", "tmpfs", 0},
+		// A user namespace may mount proc only where all of one is to be seen.
+		{"proc", wholeProc, "proc", 0},
 		{bootID, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND},
 	} {
+		if m.target == wholeProc {
+			if err := os.Mkdir(wholeProc, 0o755); err != nil {
+				return err
+			}
+		}
 		if err := unix.Mount(m.source, m.target, m.fs, m.flags, ""); err != nil {
 			return fmt.Errorf("mount %s: %w", m.target, err)
 		}

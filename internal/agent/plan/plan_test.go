@@ -38,7 +38,7 @@ func makePod(t testing.TB, policy, containers string) *corev1.Pod {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &pods[0]
+	return &pods.Pods[0]
 }
 
 // makeSpec wants a pod to run.

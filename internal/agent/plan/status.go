@@ -27,6 +27,8 @@ type Status struct {
 	// (ImagePullBackOff, Init:0/2); empty while all is well. Message says more.
 	Reason, Message string
 	IPs             []string
+	// Sandboxed says that containers can be started in its sandbox.
+	Sandboxed bool
 	// Initialized says that the init containers have done their work, Ready
 	// that all containers run.
 	Initialized, Ready bool
@@ -56,6 +58,7 @@ type ContainerStatus struct {
 	// Up says that the container runs and that its startup probe, if it has
 	// one, has succeeded; Ready that it can serve.
 	Up, Ready bool
+	Health    Health // of its newest run
 	Restarts  int
 	// ExitCode, Started and Finished are the newest run's, also while the next
 	// one is waited for.
@@ -84,7 +87,7 @@ const (
 type reporter struct{ *planner }
 
 func (p reporter) status() Status {
-	out := Status{Initialized: p.initialized()}
+	out := Status{Sandboxed: p.usable(), Initialized: p.initialized()}
 	if p.current != nil {
 		out.IPs = p.current.IPs
 	}
@@ -179,7 +182,7 @@ func (p reporter) containerStatus(c member, initialized bool) ContainerStatus {
 	out := ContainerStatus{Name: c.name, Image: c.Image, Init: c.init, State: Waiting}
 	run, ok := p.newest(c.name)
 	if ok {
-		out.ID, out.Restarts = run.ID, int(run.Attempt)
+		out.ID, out.Restarts, out.Health = run.ID, int(run.Attempt), run.Health
 		out.ExitCode, out.Started, out.Finished = run.ExitCode, run.Started, run.Finished
 	}
 	if _, here := p.here(c.name); c.init && ok && !here && p.usable() && p.Want == Run && p.outcome == nil {

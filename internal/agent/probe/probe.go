@@ -30,10 +30,8 @@ type Run struct {
 
 // Prober makes the probes of all pods.
 type Prober struct {
-	exec Exec
-	// failed is told of each check that failed. It must not block.
-	failed func(pod string, t Target, message string)
-	execs  chan struct{} // has one for each program that may be run at once
+	exec  Exec
+	execs chan struct{} // has one for each program that may be run at once
 
 	mu    sync.Mutex
 	pods  map[string]map[string]*run // by pod and run
@@ -69,8 +67,7 @@ func Probed(c *corev1.Container) bool {
 // run is what is known of a run.
 type run struct {
 	Run
-	pod     string
-	changed func()
+	Watcher
 	courses [kinds]plan.Probing
 	said    [kinds]string // by the last check, if it failed
 	ctx     context.Context
@@ -87,11 +84,18 @@ type turn struct {
 // execsPerCPU programs are run at once at most: each costs some 20 ms of it.
 const execsPerCPU = 4
 
-// New returns a prober of nothing yet. Failed is told of each check that fails;
-// it must not block.
-func New(exec Exec, failed func(pod string, t Target, message string)) *Prober {
+// Watcher is told of what is found. It must not block.
+type Watcher struct {
+	// Changed is called when what is known of a run is another.
+	Changed func()
+	// Failed is called with each check that failed.
+	Failed func(t Target, message string)
+}
+
+// New returns a prober of nothing yet.
+func New(exec Exec) *Prober {
 	p := &Prober{
-		exec: exec, failed: failed,
+		exec:  exec,
 		execs: make(chan struct{}, execsPerCPU*runtime.NumCPU()),
 		pods:  map[string]map[string]*run{},
 		wake:  make(chan struct{}, 1),
@@ -108,9 +112,8 @@ func (p *Prober) Close() {
 }
 
 // Watch makes the runs be those of the pod that are probed; others are
-// forgotten. Changed is called when what is known of one is another. It must
-// not block.
-func (p *Prober) Watch(pod string, runs []Run, changed func()) {
+// forgotten.
+func (p *Prober) Watch(pod string, runs []Run, watcher Watcher) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before := p.pods[pod]
@@ -119,7 +122,7 @@ func (p *Prober) Watch(pod string, runs []Run, changed func()) {
 		known := before[r.ID]
 		switch {
 		case known == nil:
-			known = p.begin(pod, r, changed)
+			known = p.begin(r, watcher)
 		case r.Ended:
 			known.cancel()
 		}
@@ -135,8 +138,8 @@ func (p *Prober) Watch(pod string, runs []Run, changed func()) {
 }
 
 // begin has a run probed. The caller holds p.mu.
-func (p *Prober) begin(pod string, r Run, changed func()) *run {
-	known := &run{Run: r, pod: pod, changed: changed}
+func (p *Prober) begin(r Run, watcher Watcher) *run {
+	known := &run{Run: r, Watcher: watcher}
 	known.ctx, known.cancel = context.WithCancel(p.ctx)
 	switch {
 	case r.Ended:
@@ -260,7 +263,7 @@ func (p *Prober) note(t turn, err error) {
 	r.courses[t.kind], r.said[t.kind] = course, ""
 	if err != nil {
 		r.said[t.kind] = fmt.Sprintf("%s probe failed: %v", t.kind, err)
-		p.failed(r.pod, r.Target, r.said[t.kind])
+		r.Failed(r.Target, r.said[t.kind])
 	}
 	switch {
 	case t.kind == startup && course.Verdict == plan.Healthy:
@@ -272,7 +275,7 @@ func (p *Prober) note(t turn, err error) {
 		p.schedule(turn{plan.NextProbe(spec, t.at, time.Now()), r, t.kind})
 	}
 	if course.Verdict != before.Verdict || said != r.said[t.kind] {
-		r.changed()
+		r.Changed()
 	}
 }
 

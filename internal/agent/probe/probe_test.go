@@ -35,11 +35,7 @@ type clinic struct {
 func inClinic(t *testing.T, fn func(t *testing.T, c *clinic)) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &clinic{began: time.Now(), code: map[string]int{}, stuck: map[string]bool{}, errs: map[string]string{}}
-		c.Prober = New(c.run, func(_ string, t Target, message string) {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.failed = append(c.failed, t.ID+" "+message)
-		})
+		c.Prober = New(c.run)
 		fn(t, c)
 		c.Close()
 	})
@@ -111,7 +107,13 @@ func (c *clinic) of(id string, probes map[string]string) Run {
 	return Run{Target: Target{ID: id, Container: container}, Started: time.Now()}
 }
 
-func (c *clinic) watch(runs ...Run) { c.Watch("p", runs, c.change) }
+func (c *clinic) fail(t Target, message string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failed = append(c.failed, t.ID+" "+message)
+}
+
+func (c *clinic) watch(runs ...Run) { c.Watch("p", runs, Watcher{c.change, c.fail}) }
 
 func expect(t *testing.T, what, got, want string) {
 	t.Helper()

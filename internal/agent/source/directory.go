@@ -1,5 +1,5 @@
 // Package source tells the agent which pods are declared: in a directory of
-// manifests, for now. A source always delivers its complete set; what can't be
+// manifests or at a URL. A source always delivers its complete set; what can't be
 // read at the moment stays as it last was, so that a fault never removes a pod.
 package source
 
@@ -35,15 +35,27 @@ const watching = "inotify"
 // maxFile is the largest manifest that is read, as kubelet has it.
 const maxFile = 10 << 20
 
-// Pod is a declared pod and where it was declared.
+// Pod is a declared pod and where it was declared: a path or a URL.
 type Pod struct {
 	*corev1.Pod
-	File string
+	At string
 }
 
-// Set is all that is declared.
+// Kind of a source. What a pod's source is called begins with it.
+type Kind string
+
+// The kinds of sources.
+const (
+	File Kind = "file:"
+	Web  Kind = "url:"
+)
+
+// Set is all that a source declares.
 type Set struct {
+	Kind Kind
 	Pods []Pod
+	// Objects are those of all files, for all pods.
+	Objects manifest.Objects
 	// Unread are files of which it isn't known what they declare: pods that
 	// came from them before a restart of huskd must stay.
 	Unread []string
@@ -65,8 +77,8 @@ type Directory struct {
 
 // file is a manifest as it was last understood.
 type file struct {
-	sum  [sha256.Size]byte
-	pods []corev1.Pod
+	sum [sha256.Size]byte
+	manifest.File
 }
 
 // Run watches the directory until ctx ends.
@@ -160,18 +172,18 @@ func (d *Directory) read(path string) bool {
 		d.settle(path)
 		return false
 	}
-	pods, err := manifest.Parse(data, manifest.Origin{File: path, Node: d.Node, Source: "file:" + path})
+	parsed, err := manifest.Parse(data, manifest.Origin{File: path, Node: d.Node, Source: string(File) + path})
 	if err != nil {
 		d.complain(path, d.keeping(path, err))
 		return false
 	}
 	d.settle(path)
-	d.files[path] = &file{sum, pods}
+	d.files[path] = &file{sum, parsed}
 	return true
 }
 
 func (d *Directory) keeping(path string, err error) error {
-	if had := d.files[path]; had != nil && len(had.pods) > 0 {
+	if had := d.files[path]; had != nil && len(had.Pods) > 0 {
 		return fmt.Errorf("%w (its running pods are kept)", err)
 	}
 	return err
@@ -204,14 +216,14 @@ func readFile(path string) ([]byte, error) {
 // file that sorts first counts.
 func (d *Directory) set() Set {
 	from := map[string]string{}
-	var set Set
+	set := Set{Kind: File, Objects: manifest.Objects{}}
 	for _, path := range slices.Sorted(maps.Keys(d.present)) {
 		if d.files[path] == nil {
 			set.Unread = append(set.Unread, path)
 			continue
 		}
-		for i := range d.files[path].pods {
-			pod := &d.files[path].pods[i]
+		for i := range d.files[path].Pods {
+			pod := &d.files[path].Pods[i]
 			name := pod.Namespace + "/" + pod.Name
 			if first, ok := from[name]; ok {
 				d.complain(path, fmt.Errorf("pod %s is declared in %s too, which counts: rename one", name, first))
@@ -219,6 +231,14 @@ func (d *Directory) set() Set {
 			}
 			from[name] = path
 			set.Pods = append(set.Pods, Pod{pod, path})
+		}
+		for key, object := range d.files[path].Objects {
+			if first, ok := from[key]; ok {
+				d.complain(path, fmt.Errorf("%s is declared in %s too, which counts: rename one", strings.ToLower(key), first))
+				continue
+			}
+			from[key] = path
+			set.Objects[key] = object
 		}
 	}
 	return set

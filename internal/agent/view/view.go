@@ -2,9 +2,13 @@
 package view
 
 import (
+	"errors"
+	"time"
+
 	"github.com/huskd/husk/internal/agent/plan"
 	"github.com/huskd/husk/internal/container"
 	container_lifecycle "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/sandbox/lifecycle"
 )
@@ -53,4 +57,13 @@ func Addresses(st sandbox.Status, node func() []string) []string {
 		out = append(out, p.Addr().String())
 	}
 	return out
+}
+
+// Failure is an action that failed just now.
+func Failure(err error) plan.Failure {
+	f := plan.Failure{At: time.Now(), Message: err.Error()}
+	if refusal, ok := errors.AsType[*oci.StartError](err); ok && (refusal.Code == 126 || refusal.Code == 127) {
+		f.ExitCode = refusal.Code
+	}
+	return f
 }

@@ -10,7 +10,7 @@ func TestModeIsThePods(t *testing.T) {
 	v := Volumes{Root: t.TempDir(), State: t.TempDir()}
 	mode := func() os.FileMode {
 		t.Helper()
-		path, err := v.SetUp("uid", emptyDir("e", "", ""))
+		path, err := v.SetUp("uid", emptyDir("e", "", ""), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -23,7 +23,7 @@ func TestModeIsThePods(t *testing.T) {
 	if got := mode(); got != 0o777 {
 		t.Errorf("a new volume has mode %o", got)
 	}
-	path, _ := v.SetUp("uid", emptyDir("e", "", ""))
+	path, _ := v.SetUp("uid", emptyDir("e", "", ""), nil)
 	if err := os.Chmod(path, 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -26,12 +27,17 @@ func (v Volumes) dirs(uid string) ([]string, error) {
 	if uid == "" || uid == "." || uid == ".." || strings.ContainsAny(uid, "/\x00") {
 		return nil, fmt.Errorf("pod uid %q can't name a directory", uid)
 	}
-	return []string{filepath.Join(v.Root, "pods", uid, "volumes"), filepath.Join(v.State, "pods", uid, "volumes")}, nil
+	return []string{
+		filepath.Join(v.Root, "pods", uid, "volumes"),
+		filepath.Join(v.State, "pods", uid, "volumes"),
+		filepath.Join(v.State, "pods", uid, "parts"), // mounts of parts of them
+	}, nil
 }
 
 // SetUp makes the volume available and returns its path on the host. A volume
-// that is there already is left as it is.
-func (v Volumes) SetUp(uid string, volume corev1.Volume) (string, error) {
+// that is there already is left as it is. An emptyDir is made for the group, if
+// there is one.
+func (v Volumes) SetUp(uid string, volume corev1.Volume, group *int64) (string, error) {
 	dirs, err := v.dirs(uid)
 	if err != nil {
 		return "", err
@@ -42,10 +48,10 @@ func (v Volumes) SetUp(uid string, volume corev1.Volume) (string, error) {
 		path, err = volume.HostPath.Path, hostPath(volume.HostPath)
 	case volume.EmptyDir != nil && volume.EmptyDir.Medium == corev1.StorageMediumDefault:
 		path = filepath.Join(dirs[0], volume.Name)
-		err = makeOpen(path)
+		err = makeOpen(path, group)
 	case volume.EmptyDir != nil:
 		path = filepath.Join(dirs[1], volume.Name)
-		err = inMemory(path, volume.EmptyDir)
+		err = inMemory(path, volume.EmptyDir, group)
 	default:
 		err = errors.New("of a kind that is not supported")
 	}
@@ -59,7 +65,7 @@ func (v Volumes) SetUp(uid string, volume corev1.Volume) (string, error) {
 // kubelet's emptyDir is.
 //
 // Its name is that of one that is finished: a pod may have changed its mode.
-func makeOpen(path string) error {
+func makeOpen(path string, group *int64) error {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -67,13 +73,13 @@ func makeOpen(path string) error {
 	if err := os.MkdirAll(making, 0o755); err != nil {
 		return err
 	}
-	if err := os.Chmod(making, 0o777); err != nil {
+	if err := own(making, group, 0o777); err != nil {
 		return err
 	}
 	return os.Rename(making, path)
 }
 
-func inMemory(path string, dir *corev1.EmptyDirVolumeSource) error {
+func inMemory(path string, dir *corev1.EmptyDirVolumeSource, group *int64) error {
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return err
 	}
@@ -90,6 +96,9 @@ func inMemory(path string, dir *corev1.EmptyDirVolumeSource) error {
 	}
 	if limit := dir.SizeLimit; limit != nil && limit.Value() > 0 {
 		options = append(options, fmt.Sprintf("size=%d", limit.Value()))
+	}
+	if group != nil {
+		options[0] = fmt.Sprintf("mode=02777,gid=%d", *group)
 	}
 	if err := unix.Mount(kind, path, kind, unix.MS_NOSUID|unix.MS_NODEV, strings.Join(options, ",")); err != nil {
 		return fmt.Errorf("mount %s at %s: %w", kind, path, err)
@@ -144,6 +153,7 @@ func (v Volumes) TearDown(uid string) error {
 	if err != nil {
 		return err
 	}
+	slices.Reverse(dirs)
 	for _, dir := range dirs {
 		if err := unmountBelow(dir); err != nil {
 			return err

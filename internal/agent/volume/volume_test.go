@@ -31,7 +31,7 @@ func host(path string, kind corev1.HostPathType) corev1.Volume {
 func TestEmptyDirs(t *testing.T) {
 	hosttest.Root(t)
 	v := Volumes{Root: t.TempDir(), State: t.TempDir()}
-	disk, err := v.SetUp("uid", emptyDir("disk", "", ""))
+	disk, err := v.SetUp("uid", emptyDir("disk", "", ""), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestEmptyDirs(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(disk, "kept"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	memory, err := v.SetUp("uid", emptyDir("mem", corev1.StorageMediumMemory, "1Mi"))
+	memory, err := v.SetUp("uid", emptyDir("mem", corev1.StorageMediumMemory, "1Mi"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func TestEmptyDirs(t *testing.T) {
 		t.Errorf("%+v, %v", st, err)
 	}
 	for _, vol := range []corev1.Volume{emptyDir("disk", "", ""), emptyDir("mem", corev1.StorageMediumMemory, "1Mi")} {
-		if _, err := v.SetUp("uid", vol); err != nil {
+		if _, err := v.SetUp("uid", vol, nil); err != nil {
 			t.Errorf("again: %v", err)
 		}
 	}
@@ -119,7 +119,7 @@ func TestHostPathTypes(t *testing.T) {
 		{"/dev/null", corev1.HostPathCharDev, ""},
 		{"/dev/null", corev1.HostPathBlockDev, "is not of type BlockDevice"},
 	} {
-		path, err := v.SetUp("uid", host(c.path, c.kind))
+		path, err := v.SetUp("uid", host(c.path, c.kind), nil)
 		if c.want == "" && (err != nil || path != c.path) || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s of type %q: %q, %v; want %q", c.path, c.kind, path, err, c.want)
 		}
@@ -129,7 +129,7 @@ func TestHostPathTypes(t *testing.T) {
 func TestUIDsThatLeadElsewhere(t *testing.T) {
 	v := Volumes{Root: t.TempDir(), State: t.TempDir()}
 	for _, uid := range []string{"", ".", "..", "a/b", "../../x"} {
-		if _, err := v.SetUp(uid, emptyDir("e", "", "")); err == nil {
+		if _, err := v.SetUp(uid, emptyDir("e", "", ""), nil); err == nil {
 			t.Errorf("set up with uid %q", uid)
 		}
 		if err := v.TearDown(uid); err == nil {

@@ -27,10 +27,11 @@ const socketPathMax = 107
 // atOnce are the calls that huskd answers from what it knows. The others take
 // as long as the pods do.
 var atOnce = map[string]bool{
-	huskv1.Husk_Version_FullMethodName:    true,
-	huskv1.Husk_ListPods_FullMethodName:   true,
-	huskv1.Husk_Inspect_FullMethodName:    true,
-	huskv1.Husk_ListImages_FullMethodName: true,
+	huskv1.Husk_Version_FullMethodName:         true,
+	huskv1.Husk_ListPods_FullMethodName:        true,
+	huskv1.Husk_Inspect_FullMethodName:         true,
+	huskv1.Husk_ListImages_FullMethodName:      true,
+	huskv1.Husk_ListAttachments_FullMethodName: true,
 }
 
 // connectTime is how long a huskd that is there may take to greet.

@@ -40,6 +40,7 @@ func Conformance(t *testing.T, f Fixture) {
 	id := f.run(ctx, t)
 	t.Run("names", func(t *testing.T) { f.names(t, id) })
 	t.Run("list", func(t *testing.T) { f.list(ctx, t, false, "Running") })
+	t.Run("attachments", func(t *testing.T) { f.attachments(ctx, t, 1) })
 	t.Run("exec", f.exec)
 	t.Run("attach", f.attach)
 	t.Run("logs", f.logs)
@@ -55,6 +56,7 @@ func Conformance(t *testing.T, f Fixture) {
 			}
 		}
 		f.list(ctx, t, true, "Stopped")
+		f.attachments(ctx, t, 0)
 		if p := f.pod(ctx, t, false); p != nil {
 			t.Errorf("a stopped pod is listed among those that run: %v", p)
 		}
@@ -156,6 +158,31 @@ func (f Fixture) list(ctx context.Context, t *testing.T, all bool, phase string)
 	running := phase == "Running"
 	if (c.State == "Running") != running || c.Ready != running || (c.Pid != 0) != running || c.Id == "" || c.StartedNs == 0 {
 		t.Errorf("its container is %v", c)
+	}
+}
+
+// attachments tests that the pod is attached so often, and that nothing is owed.
+func (f Fixture) attachments(ctx context.Context, t *testing.T, want int) {
+	t.Helper()
+	if _, err := f.Client.RetryDebts(ctx, &huskv1.RetryDebtsRequest{}); err != nil {
+		t.Error(err)
+	}
+	r, err := f.Client.ListAttachments(ctx, &huskv1.ListAttachmentsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, a := range r.Attachments {
+		if a.Namespace != "default" || a.Name != f.Pod {
+			continue
+		}
+		found++
+		if a.Network == "" || a.Interface != "eth0" || a.Sandbox == "" || a.Netns == "" || len(a.Addresses) == 0 || a.Owed {
+			t.Errorf("attached as %v", a)
+		}
+	}
+	if found != want {
+		t.Errorf("%d attachments, want %d: %v", found, want, r.Attachments)
 	}
 }
 

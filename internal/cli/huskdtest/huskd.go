@@ -35,6 +35,8 @@ type state struct {
 	changed chan struct{} // closed and replaced whenever what follows changes
 	pace    time.Duration // between the steps of what takes time, such as a pull
 	checks  []*huskv1.Check
+	debts   []*huskv1.Attachment
+	events  []*huskv1.Event
 	pods    []*huskv1.Pod
 	given   map[string]*document // manifests by pod, namespace/name
 	logs    map[string][]*huskv1.LogsResponse
@@ -69,6 +71,9 @@ func (h *state) SetPace(d time.Duration) { h.change(func() { h.pace = d }) }
 
 // SetChecks sets what Doctor finds.
 func (h *state) SetChecks(checks []*huskv1.Check) { h.change(func() { h.checks = checks }) }
+
+// SetDebts sets what is owed. A retry pays what has no error.
+func (h *state) SetDebts(debts []*huskv1.Attachment) { h.change(func() { h.debts = debts }) }
 
 // Listen serves on the unix socket at path until Close.
 func (h *Huskd) Listen(path string) error {
@@ -215,6 +220,38 @@ func (h *Huskd) Doctor(context.Context, *huskv1.DoctorRequest) (*huskv1.DoctorRe
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return &huskv1.DoctorResponse{Checks: h.checks}, nil
+}
+
+// ListAttachments answers with an attachment of each pod that runs, and the
+// debts.
+func (h *Huskd) ListAttachments(context.Context, *huskv1.ListAttachmentsRequest) (*huskv1.ListAttachmentsResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var list []*huskv1.Attachment
+	for _, p := range h.pods {
+		if p.Phase != "Running" || p.HostNetwork {
+			continue
+		}
+		a := &huskv1.Attachment{Network: "husk", Interface: "eth0", Namespace: p.Namespace, Name: p.Name, Sandbox: p.Id, Netns: "/run/netns/" + p.Id}
+		for _, ip := range p.Ips {
+			a.Addresses = append(a.Addresses, ip+"/16")
+		}
+		list = append(list, a)
+	}
+	return &huskv1.ListAttachmentsResponse{Attachments: append(list, h.debts...)}, nil
+}
+
+// RetryDebts pays the debts that nothing is in the way of.
+func (h *Huskd) RetryDebts(context.Context, *huskv1.RetryDebtsRequest) (*huskv1.RetryDebtsResponse, error) {
+	var failed error
+	h.change(func() {
+		h.debts = slices.DeleteFunc(h.debts, func(a *huskv1.Attachment) bool { return a.Error == "" })
+		for _, a := range h.debts {
+			a.Tries++
+			failed = status.Error(codes.Unknown, a.Error)
+		}
+	})
+	return &huskv1.RetryDebtsResponse{}, failed
 }
 
 // Shutdown stops the pods one after the other, then drops every connection.

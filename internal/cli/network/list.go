@@ -1,11 +1,9 @@
 package network
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/spf13/cobra"
@@ -158,85 +156,6 @@ husk net gc web --keep-none`,
 			valid = append(valid, types.GCAttachment{ContainerID: id, IfName: ifName})
 		}
 		return t.with(cmd.Context(), func(b *cni.ByHand) error { return b.GC(cmd.Context(), args[0], valid) })
-	}
-	return cmd
-}
-
-// attachment is one that was made by hand.
-type attachment struct {
-	Network   string    `json:"network"`
-	Netns     string    `json:"netns"`
-	IfName    string    `json:"ifName"`
-	Container string    `json:"containerID"`
-	Owed      bool      `json:"owed"`
-	Since     time.Time `json:"since,omitzero"`
-	Tries     int       `json:"tries,omitempty"`
-	Error     string    `json:"error,omitempty"`
-}
-
-func attachments(b *cni.ByHand, owed bool) []attachment {
-	list := []attachment{}
-	for _, a := range b.Attachments() {
-		if !owed || a.Owed() {
-			list = append(list, attachment{a.Network, a.Netns, a.IfName, a.Sandbox, a.Owed(), a.Since, a.Tries, a.Error})
-		}
-	}
-	return list
-}
-
-func (t *tool) attachments() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "attachments",
-		Short: "List what was attached by hand.",
-		Example: `husk net attachments
-husk net attachments -o json`,
-		Args:              t.Takes(0, 0, ""),
-		ValidArgsFunction: cobra.NoFileCompletions,
-	}
-	show := t.Shows(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return t.with(cmd.Context(), func(b *cni.ByHand) error {
-			list := attachments(b, false)
-			return show(list, func() *render.Table {
-				table := render.NewTable("NETWORK", "NETNS", "INTERFACE", "CONTAINER")
-				for _, a := range list {
-					table.Row(a.Network, a.Netns, a.IfName, a.Container)
-				}
-				return table
-			})
-		})
-	}
-	return cmd
-}
-
-func (t *tool) debts() *cobra.Command {
-	var retry bool
-	cmd := &cobra.Command{
-		Use:   "debts",
-		Short: "List what could not be detached by hand and is owed.",
-		Example: `husk net debts
-husk net debts --retry`,
-		Args:              t.Takes(0, 0, ""),
-		ValidArgsFunction: cobra.NoFileCompletions,
-	}
-	show := t.Shows(cmd)
-	cmd.Flags().BoolVar(&retry, "retry", false, "try to detach it now")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return t.with(cmd.Context(), func(b *cni.ByHand) error {
-			var failed error
-			if retry {
-				failed = b.Retry(cmd.Context())
-			}
-			list := attachments(b, true)
-			err := show(list, func() *render.Table {
-				table := render.NewTable("NETWORK", "NETNS", "INTERFACE", "TRIES", "WHY")
-				for _, a := range list {
-					table.Row(a.Network, a.Netns, a.IfName, a.Tries, a.Error)
-				}
-				return table
-			})
-			return cmp.Or(err, failed)
-		})
 	}
 	return cmd
 }

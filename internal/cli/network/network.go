@@ -32,6 +32,7 @@ type App struct {
 	Group func(cmd *cobra.Command)
 	// Shows gives cmd the flag -o and returns what shows a value by it.
 	Shows func(cmd *cobra.Command) func(v any, table func() *render.Table) error
+	Huskd Huskd
 	// Pod asks huskd for the path of a pod's network namespace.
 	Pod func(ctx context.Context, name string) (string, error)
 }
@@ -51,11 +52,12 @@ func New(app App) *cobra.Command {
 		Short: "Attach namespaces to CNI networks by hand, and look into them.",
 		Long: `Attach namespaces to CNI networks by hand, and look into them.
 
-NETNS is a path, a name of "ip netns", the PID of a process, or a pod.
+NETNS is a path that begins with / or ., a name of "ip netns", the PID of a
+process, or a pod.
 
-This needs no huskd, and is apart from what huskd does for pods: of that,
-"husk doctor" tells. What is attached is recorded in --state, so that "del"
-undoes it exactly, whatever has become of the configuration since.`,
+This needs no huskd, and is apart from what huskd does for pods, which is only
+listed, by attachments and debts. What is attached is recorded in --state, so
+that "del" undoes it exactly, whatever has become of the configuration since.`,
 		Example: `husk net ls
 husk net add web testing
 husk net explain web testing`,
@@ -128,7 +130,7 @@ func (o *order) of(network, path string) (cni.Order, error) {
 
 // namespace returns the path that NETNS means.
 func (t *tool) namespace(ctx context.Context, s string) (string, error) {
-	if strings.Contains(s, "/") {
+	if strings.HasPrefix(s, "/") || strings.HasPrefix(s, ".") {
 		return filepath.Abs(s)
 	}
 	if pid, err := strconv.Atoi(s); err == nil && pid > 0 {

@@ -25,7 +25,7 @@ func PodTable(pods []*huskv1.Pod, wide bool, now time.Time) *Table {
 		header = append([]string{"NAMESPACE"}, header...)
 	}
 	if wide {
-		header = append(header, "ID", "SOURCE", "IMAGES")
+		header = append(header, "ID", "RUNTIME", "SOURCE", "IMAGES")
 	}
 	t := NewTable(header...)
 	for _, p := range pods {
@@ -38,7 +38,7 @@ func PodTable(pods []*huskv1.Pod, wide bool, now time.Time) *Table {
 			t.Row(append(row, orNone(strings.Join(p.Ips[:min(1, len(p.Ips))], "")))...)
 			continue
 		}
-		t.Row(append(row, orNone(strings.Join(p.Ips, ",")), orNone(ShortID(p.Id)), orNone(p.Source), orNone(strings.Join(images(p), ",")))...)
+		t.Row(append(row, orNone(strings.Join(p.Ips, ",")), orNone(ShortID(p.Id)), orNone(p.RuntimeHandler), orNone(p.Source), orNone(strings.Join(images(p), ",")))...)
 	}
 	return t
 }

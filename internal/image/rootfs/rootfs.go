@@ -24,6 +24,7 @@ const (
 	upperDir   = "upper"
 	workDir    = "work"
 	emptyDir   = "empty" // a second lower directory where the kernel wants two
+	ownedDir   = "owned" // the layers, as files of the owner
 )
 
 // Spec describes a root filesystem.
@@ -35,6 +36,15 @@ type Spec struct {
 	Lower []string
 	// ReadOnly leaves out the writable layer.
 	ReadOnly bool
+	// Owner is who owns the files, if it isn't the node's users.
+	Owner *Owner
+}
+
+// Owner is a user namespace: the owners of files in the image are users of it.
+type Owner struct {
+	Namespace string // path
+	// UID and GID are the node's IDs of its user and group 0.
+	UID, GID int
 }
 
 // Path is where Mount mounts the root filesystem of the container that owns dir.
@@ -91,6 +101,9 @@ func Unmount(dir string) error {
 
 // discard deletes the writable layer.
 func discard(dir string) error {
+	if err := disown(dir); err != nil {
+		return err
+	}
 	for _, name := range []string{upperDir, workDir, emptyDir} {
 		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
 			return fmt.Errorf("writable layer: %w", err)
@@ -113,7 +126,12 @@ func isMounted(dir string) (bool, error) {
 }
 
 func mount(spec Spec, path string) error {
-	lower := spec.Lower
+	lower, err := spec.own()
+	if err != nil {
+		return err
+	}
+	// The overlay has private copies of the mounts that it is made of.
+	defer func() { _ = disown(spec.Dir) }()
 	var options, dirs []string
 	if spec.ReadOnly {
 		// Without a writable layer the kernel wants two layers at least.
@@ -138,6 +156,11 @@ func mount(spec Spec, path string) error {
 		// process's umask must not show in it.
 		if err := os.Chmod(dir, 0o755); err != nil {
 			return fmt.Errorf("writable layer: %w", err)
+		}
+		if spec.Owner != nil {
+			if err := os.Chown(dir, spec.Owner.UID, spec.Owner.GID); err != nil {
+				return fmt.Errorf("writable layer: %w", err)
+			}
 		}
 	}
 	lowerOption, release, err := joinLower(lower, len(strings.Join(options, ",")))

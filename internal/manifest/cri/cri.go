@@ -90,6 +90,14 @@ func SandboxConfig(pod *corev1.Pod, attempt uint32, n Node) *runtimeapi.PodSandb
 	return out
 }
 
+// Handler is the runtime handler that the pod names; empty if it names none.
+func Handler(pod *corev1.Pod) string {
+	if pod.Spec.RuntimeClassName == nil {
+		return ""
+	}
+	return *pod.Spec.RuntimeClassName
+}
+
 func podLabels(pod *corev1.Pod) map[string]string {
 	labels := map[string]string{}
 	maps.Copy(labels, pod.Labels)
@@ -154,6 +162,11 @@ type Run struct {
 	ImageRef, ImageUser string
 	// Volumes has the path on the node of each of the pod's volumes.
 	Volumes map[string]string
+	// SubPaths has the path on the node of each of the container's mounts that
+	// is of a part of a volume only, by its index.
+	SubPaths map[int]string
+	// Objects are those that the pod refers to.
+	Objects manifest.Objects
 	// Mounts are further ones, such as /etc/hosts, unless the container has
 	// one of its own at the same place.
 	Mounts []*runtimeapi.Mount
@@ -238,10 +251,13 @@ func mounts(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]*runtimeapi.
 		if !ok {
 			return nil, bad(c, fmt.Sprintf("volumeMounts[%d].name", i), "volume %q is not on this node", m.Name)
 		}
+		if part, ok := r.SubPaths[i]; ok {
+			source = part
+		}
 		mount := &runtimeapi.Mount{
 			ContainerPath:  path.Clean(m.MountPath),
 			HostPath:       source,
-			Readonly:       m.ReadOnly,
+			Readonly:       m.ReadOnly || fromManifest(pod, m.Name),
 			SelinuxRelabel: ownVolume(pod, m.Name),
 			MountOptions:   m.BindMountOptions,
 		}
@@ -269,6 +285,12 @@ func mounts(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]*runtimeapi.
 // relabelled: what is behind a hostPath others use too.
 func ownVolume(pod *corev1.Pod, name string) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name && v.HostPath == nil })
+}
+
+// fromManifest says whether the files of a volume come from the manifest. No
+// container may write to them.
+func fromManifest(pod *corev1.Pod, name string) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name && len(manifest.Projections(&v)) > 0 })
 }
 
 var propagations = map[corev1.MountPropagationMode]runtimeapi.MountPropagation{

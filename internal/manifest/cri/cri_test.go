@@ -38,7 +38,7 @@ func pod(t testing.TB, spec string) *corev1.Pod {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &pods[0]
+	return &pods.Pods[0]
 }
 
 const plain = "  containers: [{name: a, image: 'a:1'}]\n"
@@ -93,13 +93,13 @@ func TestGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "full-sandbox", SandboxConfig(&pods[0], 3, node()))
-	golden(t, "full-container", container(t, &pods[0], "server", Run{
+	golden(t, "full-sandbox", SandboxConfig(&pods.Pods[0], 3, node()))
+	golden(t, "full-container", container(t, &pods.Pods[0], "server", Run{
 		Attempt: 2, PodIPs: []string{"10.1.0.5"}, ImageRef: "sha256:2",
 		Volumes: map[string]string{"data": "/v/data", "host": "/srv/host", "implicit": "/v/implicit"},
 		Mounts:  []*runtimeapi.Mount{{ContainerPath: "/etc/hosts", HostPath: "/p/hosts"}, {ContainerPath: "/data/", HostPath: "/hidden"}},
 	}))
-	golden(t, "full-sidecar", container(t, &pods[0], "proxy", Run{}))
+	golden(t, "full-sidecar", container(t, &pods.Pods[0], "proxy", Run{}))
 }
 
 // TestPodIsNotChanged: the pod is shared by all who run it.

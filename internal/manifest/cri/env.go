@@ -2,12 +2,15 @@ package cri
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/huskd/husk/internal/manifest"
 )
@@ -23,22 +26,90 @@ type variable struct{ name, value string }
 // may use those before it.
 func environment(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]variable, error) {
 	var out []variable
+	for i, from := range c.EnvFrom {
+		variables, err := variablesFrom(pod, &from, r.Objects)
+		if err != nil {
+			return nil, bad(c, fmt.Sprintf("envFrom[%d]", i), "%v", err)
+		}
+		out = append(out, variables...)
+	}
 	for i, e := range c.Env {
-		value := manifest.Expand(e.Value, lookup(out))
-		if from := e.ValueFrom; from != nil {
+		value, set := expand(e.Value, lookup(out)), true
+		if e.ValueFrom != nil {
 			var err error
-			if from.FieldRef != nil {
-				value, err = fieldValue(pod, from.FieldRef.FieldPath, r, n)
-			} else {
-				value, err = resourceValue(pod, c, from.ResourceFieldRef, n)
-			}
-			if err != nil {
+			if value, set, err = valueFrom(pod, c, e.ValueFrom, r, n); err != nil {
 				return nil, bad(c, fmt.Sprintf("env[%d].valueFrom", i), "%v", err)
 			}
 		}
-		out = append(out, variable{e.Name, value})
+		if set {
+			out = append(out, variable{e.Name, value})
+		}
 	}
 	return out, nil
+}
+
+// variablesFrom are a variable for each key that can be one.
+func variablesFrom(pod *corev1.Pod, from *corev1.EnvFromSource, objects manifest.Objects) ([]variable, error) {
+	var object manifest.Object
+	var err error
+	if ref := from.ConfigMapRef; ref != nil {
+		object, err = objectOf(pod, objects, manifest.KindConfigMap, ref.Name, ref.Optional)
+	} else {
+		object, err = objectOf(pod, objects, manifest.KindSecret, from.SecretRef.Name, from.SecretRef.Optional)
+	}
+	var out []variable
+	for _, key := range slices.Sorted(maps.Keys(object)) {
+		if name := from.Prefix + key; len(validation.IsRelaxedEnvVarName(name)) == 0 {
+			out = append(out, variable{name, string(object[key])})
+		}
+	}
+	return out, err
+}
+
+// valueFrom resolves a variable. One that is optional may be not set.
+func valueFrom(pod *corev1.Pod, c *corev1.Container, from *corev1.EnvVarSource, r Run, n Node) (value string, set bool, err error) {
+	switch {
+	case from.FieldRef != nil:
+		value, err = fieldValue(pod, from.FieldRef.FieldPath, r, n)
+		return value, true, err
+	case from.ResourceFieldRef != nil:
+		value, err = resourceValue(pod, c, from.ResourceFieldRef, n)
+		return value, true, err
+	case from.ConfigMapKeyRef != nil:
+		ref := from.ConfigMapKeyRef
+		return keyValue(pod, r.Objects, manifest.KindConfigMap, (*corev1.SecretKeySelector)(ref))
+	}
+	return keyValue(pod, r.Objects, manifest.KindSecret, from.SecretKeyRef)
+}
+
+// keyValue is the value of a key of an object of either kind: the selectors of
+// both have the same fields.
+func keyValue(pod *corev1.Pod, objects manifest.Objects, kind string, ref *corev1.SecretKeySelector) (value string, set bool, err error) {
+	object, err := objectOf(pod, objects, kind, ref.Name, ref.Optional)
+	if err != nil {
+		return "", false, err
+	}
+	data, set := object[ref.Key]
+	if !set && !isTrue(ref.Optional) {
+		err = fmt.Errorf("%s has no key %q", objectName(kind, pod.Namespace, ref.Name), ref.Key)
+	}
+	return string(data), set, err
+}
+
+func objectName(kind, namespace, name string) string {
+	if kind == manifest.KindSecret {
+		return fmt.Sprintf("secret %s/%s", namespace, name)
+	}
+	return fmt.Sprintf("config map %s/%s", namespace, name)
+}
+
+// objectOf returns an object, or nothing if it is optional and not there.
+func objectOf(pod *corev1.Pod, objects manifest.Objects, kind, name string, optional *bool) (manifest.Object, error) {
+	object, ok := objects[manifest.ObjectKey(kind, pod.Namespace, name)]
+	if !ok && !isTrue(optional) {
+		return nil, fmt.Errorf("there is no %s: write it beside the pod", objectName(kind, pod.Namespace, name))
+	}
+	return object, nil
 }
 
 // lookup finds the last variable of a name.
@@ -56,7 +127,7 @@ func lookup(env []variable) func(string) (string, bool) {
 func expandAll(words []string, env []variable) []string {
 	var out []string
 	for _, w := range words {
-		out = append(out, manifest.Expand(w, lookup(env)))
+		out = append(out, expand(w, lookup(env)))
 	}
 	return out
 }

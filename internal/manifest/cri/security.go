@@ -2,6 +2,7 @@ package cri
 
 import (
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,7 +17,7 @@ func sandboxSecurity(pod *corev1.Pod) *runtimeapi.LinuxSandboxSecurityContext {
 	out := &runtimeapi.LinuxSandboxSecurityContext{
 		NamespaceOptions:         namespaces(pod),
 		SelinuxOptions:           seLinux(s.SELinuxOptions),
-		SupplementalGroups:       s.SupplementalGroups,
+		SupplementalGroups:       groups(s),
 		SupplementalGroupsPolicy: groupsPolicy(s.SupplementalGroupsPolicy),
 		Seccomp:                  &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
 		RunAsUser:                int64Value(s.RunAsUser),
@@ -30,6 +31,14 @@ func sandboxSecurity(pod *corev1.Pod) *runtimeapi.LinuxSandboxSecurityContext {
 		}
 	}
 	return out
+}
+
+// groups are the further ones of all processes of the pod.
+func groups(s *corev1.PodSecurityContext) []int64 {
+	if s.FSGroup == nil {
+		return s.SupplementalGroups
+	}
+	return append(slices.Clone(s.SupplementalGroups), *s.FSGroup)
 }
 
 func namespaces(pod *corev1.Pod) *runtimeapi.NamespaceOption {
@@ -69,7 +78,7 @@ func containerSecurity(pod *corev1.Pod, c *corev1.Container, imageUser string, n
 		RunAsUser:                int64Value(either(s.RunAsUser, p.RunAsUser)),
 		RunAsGroup:               int64Value(either(s.RunAsGroup, p.RunAsGroup)),
 		ReadonlyRootfs:           isTrue(s.ReadOnlyRootFilesystem),
-		SupplementalGroups:       p.SupplementalGroups,
+		SupplementalGroups:       groups(p),
 		SupplementalGroupsPolicy: groupsPolicy(p.SupplementalGroupsPolicy),
 		NoNewPrivs:               s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation,
 		Seccomp:                  seccompProfile(either(s.SeccompProfile, p.SeccompProfile), n),

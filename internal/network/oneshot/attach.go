@@ -70,10 +70,7 @@ func (l *locked) reserve(dp *datapath.Datapath, a pod.Attachment) (r *record, fr
 	}
 	var former *record // of which something is left
 	try := func(t *tx) error {
-		found, err := t.find(a.Sandbox)
-		if err != nil {
-			return err
-		}
+		found := t.find(a.Sandbox)
 		if found != nil && found.Releasing > 0 {
 			former = found
 			return nil
@@ -83,7 +80,7 @@ func (l *locked) reserve(dp *datapath.Datapath, a pod.Attachment) (r *record, fr
 		}
 		if found != nil {
 			r = found
-			return same(found.Attachment, a)
+			return r.same(a)
 		}
 		if ports := plan.Mappings(a); len(ports) > 0 {
 			if err := dp.InNode(func() error { return foreign.PortsFree(ports) }); err != nil {
@@ -107,13 +104,20 @@ func (l *locked) reserve(dp *datapath.Datapath, a pod.Attachment) (r *record, fr
 }
 
 // same returns an error if a sandbox is attached in another way than it asks.
-func same(has, asks pod.Attachment) error {
+func (r *record) same(asks pod.Attachment) error {
+	has := r.Attachment
+	if r.guessed {
+		return errUnreadable
+	}
 	if has.Netns != asks.Netns || has.MAC != asks.MAC || has.Bandwidth != asks.Bandwidth ||
 		!slices.Equal(plan.Mappings(has), plan.Mappings(asks)) || !slices.Equal(has.IPs, asks.IPs) {
 		return errdefs.ErrFailedPrecondition.WithMessage("it is attached with another namespace, address, bandwidth or other ports: detach it first")
 	}
 	return nil
 }
+
+// errUnreadable says that of an attachment not all is known any more.
+var errUnreadable = errdefs.ErrFailedPrecondition.WithMessage("its lease was unreadable: detach it, and attach it again")
 
 // make makes the kernel agree with a plan.
 func (l *locked) make(dp *datapath.Datapath, p plan.Plan, fresh bool) error {
@@ -171,16 +175,18 @@ func (n *Network) Verify(ctx context.Context, sandbox string) (plan.Plan, error)
 	defer l.release()
 	var r *record
 	var base plan.Base
-	err = l.view(func(t *tx) (err error) {
+	err = l.view(func(t *tx) error {
 		base, _ = t.made()
-		r, err = t.find(sandbox)
-		return err
+		r = t.find(sandbox)
+		return nil
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return plan.Plan{}, err
-	}
-	if r == nil || r.Releasing > 0 {
+	case r == nil || r.Releasing > 0:
 		return plan.Plan{}, unknown
+	case r.guessed:
+		return plan.Plan{}, errUnreadable
 	}
 	p := r.plan()
 	return p, n.kernel(func(dp *datapath.Datapath) error {

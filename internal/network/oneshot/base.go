@@ -113,7 +113,7 @@ func (t *tx) rebuild(n *Network, dp *datapath.Datapath) error {
 		return err
 	}
 	var elements []plan.Element
-	err := t.each(n.cfg.Log, func(r *record) error {
+	err := t.each(func(r *record) error {
 		if r.Releasing == 0 {
 			elements = append(elements, r.plan().Elements...)
 		}

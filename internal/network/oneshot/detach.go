@@ -47,9 +47,9 @@ func (n *Network) Sever(ctx context.Context, sandbox string) (*Remains, error) {
 	defer l.release()
 	var r *record
 	var others []string
-	err = l.update(func(t *tx) (err error) {
-		if r, err = t.find(sandbox); err != nil || r == nil {
-			return err
+	err = l.update(func(t *tx) error {
+		if r = t.find(sandbox); r == nil {
+			return nil
 		}
 		others = t.left(now().Add(-takeOverAfter), 16)
 		return t.release(r)
@@ -63,6 +63,11 @@ func (n *Network) Sever(ctx context.Context, sandbox string) (*Remains, error) {
 		return nil, fmt.Errorf("detach %v: %w", r.Attachment.Pod, err)
 	}
 	crashpoint.Hit("oneshot.cut")
+	if len(r.Attachment.Ports) > 0 {
+		if err := l.update(func(t *tx) error { return t.freePorts(r) }); err != nil {
+			return nil, err
+		}
+	}
 	return &Remains{r, others}, nil
 }
 
@@ -96,9 +101,9 @@ func (l *locked) takeOver(dp *datapath.Datapath, sandbox string) *record {
 		return nil
 	}
 	var r *record
-	err := l.view(func(t *tx) (err error) {
-		r, err = t.find(sandbox)
-		return err
+	err := l.view(func(t *tx) error {
+		r = t.find(sandbox)
+		return nil
 	})
 	if err != nil || r == nil || r.Releasing == 0 || dp.Cut(r.plan()) != nil {
 		return nil
@@ -127,10 +132,7 @@ func (l *locked) bury(dp *datapath.Datapath, records []*record) error {
 	var addrs []netip.Addr
 	err := l.update(func(t *tx) error {
 		for _, r := range records {
-			found, err := t.find(r.Attachment.Sandbox)
-			if err != nil {
-				return err
-			}
+			found := t.find(r.Attachment.Sandbox)
 			if found == nil || found.Releasing != r.Releasing {
 				continue
 			}
@@ -158,8 +160,9 @@ func (n *Network) forget(dp *datapath.Datapath, f conntrack.Flows) {
 }
 
 // Collect detaches every sandbox that live doesn't have, and removes what is
-// the network's in the kernel and belongs to nobody. If nothing is attached
-// then, the node's own part goes too.
+// the network's in the kernel and belongs to nobody, unless that can't be told
+// because a lease is unreadable. If nothing is attached then, the node's own
+// part goes too.
 func (n *Network) Collect(ctx context.Context, live map[string]bool) error {
 	made, err := n.exists()
 	if err != nil || !made {
@@ -172,10 +175,12 @@ func (n *Network) Collect(ctx context.Context, live map[string]bool) error {
 	defer l.release()
 	var dead []*record
 	var plans []plan.Plan
+	unsure := false // what in the kernel is nobody's
 	err = l.view(func(t *tx) error {
-		return t.each(n.cfg.Log, func(r *record) error {
+		return t.each(func(r *record) error {
 			if live[r.Attachment.Sandbox] && r.Releasing == 0 {
 				plans = append(plans, r.plan())
+				unsure = unsure || r.guessed
 				return nil
 			}
 			dead = append(dead, r)
@@ -193,6 +198,9 @@ func (n *Network) Collect(ctx context.Context, live map[string]bool) error {
 			if err := l.remove(dp, dead...); err != nil {
 				return err
 			}
+		}
+		if unsure {
+			return nil
 		}
 		return l.update(func(t *tx) error {
 			if len(plans) == 0 {

@@ -3,9 +3,11 @@ package oneshot
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -83,7 +85,11 @@ func (t *tx) reserve(r *record, sets []ipam.Ranges, now time.Time) error {
 		}
 	}
 	for _, m := range plan.Mappings(r.Attachment) {
-		if err := t.ports.Put(portKey(m, r.Attachment.Sandbox), nil); err != nil {
+		value, err := json.Marshal(m)
+		if err == nil {
+			err = t.ports.Put(portKey(m, r.Attachment.Sandbox), value)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -150,7 +156,7 @@ func (t *tx) request(a netip.Addr, now time.Time) error {
 
 // nameOf says whose a lease is.
 func (t *tx) nameOf(sandbox string) string {
-	if r, err := t.find(sandbox); err == nil && r != nil {
+	if r := t.find(sandbox); r != nil && !r.guessed {
 		return "pod " + r.Attachment.Pod.String()
 	}
 	return "sandbox " + pod.Short(sandbox)
@@ -202,18 +208,9 @@ func (t *tx) clashes(r *record) error {
 	for _, m := range plan.Mappings(r.Attachment) {
 		prefix := portKey(m, "")
 		c := t.ports.Cursor()
-		for k, _ := c.Seek(prefix); k != nil && bytes.HasPrefix(k, prefix); k, _ = c.Next() {
-			other, err := t.find(string(k[len(prefix):]))
-			if err != nil {
-				return err
-			}
-			if other == nil {
-				continue
-			}
-			for _, theirs := range plan.Mappings(other.Attachment) {
-				if plan.Clash(m, theirs) {
-					return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("host port %d/%s is in use on this node: pod %v has it; stop that pod or use another hostPort", m.HostPort, m.Protocol, other.Attachment.Pod))
-				}
+		for k, v := c.Seek(prefix); k != nil && bytes.HasPrefix(k, prefix); k, v = c.Next() {
+			if theirs, holder := parsePort(k, v); plan.Clash(m, theirs) {
+				return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("host port %d/%s is in use on this node: %s has it; stop that pod or use another hostPort", m.HostPort, m.Protocol, t.nameOf(holder)))
 			}
 		}
 	}
@@ -226,6 +223,20 @@ const linkDigits = 9
 func portKey(m pod.PortMapping, sandbox string) []byte {
 	key := binary.BigEndian.AppendUint16(nil, m.HostPort)
 	return append(append(key, (m.Protocol+"/")...), sandbox...)
+}
+
+// parsePort reads an entry of the ports. One that can't be read whole is of all
+// addresses.
+func parsePort(key, value []byte) (m pod.PortMapping, sandbox string) {
+	if len(key) < 2 {
+		return m, ""
+	}
+	protocol, sandbox, _ := strings.Cut(string(key[2:]), "/")
+	if json.Unmarshal(value, &m) != nil {
+		m = pod.PortMapping{}
+	}
+	m.HostPort, m.Protocol = binary.BigEndian.Uint16(key), pod.Protocol(protocol)
+	return m, sandbox
 }
 
 // take gives an address to a sandbox.
@@ -258,13 +269,21 @@ func releasingKey(r *record) []byte {
 // because who was about it died.
 func (t *tx) left(before time.Time, limit int) (out []string) {
 	c := t.releasing.Cursor()
-	for k, _ := c.First(); len(k) > 8 && len(out) < limit; k, _ = c.Next() {
-		if int64(binary.BigEndian.Uint64(k)) >= before.UnixNano() {
+	for k, _ := c.First(); k != nil && len(out) < limit; k, _ = c.Next() {
+		since, sandbox := parseReleasing(k)
+		if since >= before.UnixNano() {
 			break
 		}
-		out = append(out, string(k[8:]))
+		out = append(out, sandbox)
 	}
 	return out
+}
+
+func parseReleasing(key []byte) (since int64, sandbox string) {
+	if len(key) <= 8 {
+		return 0, ""
+	}
+	return int64(binary.BigEndian.Uint64(key)), string(key[8:])
 }
 
 // end forgets a lease. Its addresses rest until the time is up, or are free at
@@ -281,13 +300,21 @@ func (t *tx) end(r *record, until time.Time) error {
 		}
 		errs = append(errs, t.addresses.Put(addressKey(a), resting), t.rests.Put(restKey(until, a), nil))
 	}
-	for _, m := range plan.Mappings(r.Attachment) {
-		errs = append(errs, t.ports.Delete(portKey(m, r.Attachment.Sandbox)))
-	}
 	if r.Releasing > 0 {
 		errs = append(errs, t.releasing.Delete(releasingKey(r)))
 	}
-	return errors.Join(append(errs, t.leases.Delete([]byte(r.Attachment.Sandbox)))...)
+	return errors.Join(append(errs, t.freePorts(r), t.leases.Delete([]byte(r.Attachment.Sandbox)))...)
+}
+
+// freePorts lets others have the ports of an attachment that is cut off. It
+// forgets them: who cuts it off again must not take those of the next.
+func (t *tx) freePorts(r *record) error {
+	var errs []error
+	for _, m := range plan.Mappings(r.Attachment) {
+		errs = append(errs, t.ports.Delete(portKey(m, r.Attachment.Sandbox)))
+	}
+	r.Attachment.Ports = nil
+	return errors.Join(append(errs, t.put(r))...)
 }
 
 func restKey(until time.Time, a netip.Addr) []byte {

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -86,7 +87,7 @@ func contents(t testing.TB, n *Network) (leases map[string][]netip.Addr, held ma
 	t.Helper()
 	leases, held = map[string][]netip.Addr{}, map[netip.Addr]holding{}
 	must(t, n.look(func(b *tx) error {
-		must(t, b.each(n.cfg.Log, func(r *record) error {
+		must(t, b.each(func(r *record) error {
 			leases[r.Attachment.Sandbox] = r.addrs()
 			for _, a := range r.addrs() {
 				if other, twice := held[a]; twice {
@@ -158,8 +159,7 @@ func FuzzLeases(f *testing.F) {
 				err := n.change(func(b *tx) error {
 					var err error
 					if attached {
-						r, err = b.find(id)
-						must(t, err)
+						r = b.find(id)
 						until := clock.Add(time.Minute)
 						if step >= 96 {
 							until = time.Time{} // undone: never used
@@ -243,8 +243,7 @@ func TestCrashAtEveryWrite(t *testing.T) {
 		must(t, err)
 		err = n.change(func(b *tx) error {
 			if len(attached) > 10 && random.IntN(2) == 0 {
-				r, err := b.find(attached[0])
-				must(t, err)
+				r := b.find(attached[0])
 				attached = attached[1:]
 				return b.end(r, now().Add(time.Minute))
 			}
@@ -500,32 +499,43 @@ func fill(t testing.TB, n *Network, count int) {
 	}
 }
 
-// TestUnreadableLease: one bad record keeps nobody else from anything.
+// TestUnreadableLease: one bad record keeps nobody from anything, and can be
+// removed.
 func TestUnreadableLease(t *testing.T) {
-	n := books(t, "10.9.0.0/24")
-	n.cfg.Log = slog.New(slog.DiscardHandler)
-	bad, good := fresh("bad"), fresh("good")
-	must(t, n.change(func(b *tx) error {
-		return errors.Join(b.reserve(bad, n.cfg.Ranges, now()), b.reserve(good, n.cfg.Ranges, now()),
-			b.leases.Put([]byte(bad.Attachment.Sandbox), []byte("{")))
-	}))
-	var seen []string
-	must(t, n.look(func(b *tx) error {
-		return b.each(n.cfg.Log, func(r *record) error {
-			seen = append(seen, r.Attachment.Pod.Name)
+	for _, damage := range []string{"{", "null", "{}", "[]", `{"attachment":{"sandbox":"other"}}`} {
+		n := books(t, "10.9.0.0/24", "fd09::/64")
+		n.cfg.Log = slog.New(slog.DiscardHandler)
+		port := pod.PortMapping{Protocol: pod.TCP, HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 80, Port: 8080}
+		bad, good := fresh("bad", port), fresh("good")
+		must(t, n.change(func(b *tx) error {
+			return errors.Join(b.reserve(bad, n.cfg.Ranges, now()), b.reserve(good, n.cfg.Ranges, now()),
+				b.leases.Put([]byte(bad.Attachment.Sandbox), []byte(damage)))
+		}))
+		must(t, n.look(func(b *tx) error {
+			r := b.find(bad.Attachment.Sandbox)
+			if !r.guessed || !slices.Equal(r.addrs(), bad.addrs()) || !slices.Equal(r.Attachment.Ports, bad.Attachment.Ports) {
+				t.Errorf("%s: guessed %+v", damage, r)
+			}
+			if r.plan().Pair.Host != n.instance.HostLink(bad.Attachment.Sandbox) {
+				t.Errorf("%s: link %s", damage, r.plan().Pair.Host)
+			}
 			return nil
-		})
-	}))
-	if len(seen) != 1 || seen[0] != "good" {
-		t.Errorf("records %v", seen)
-	}
-	if _, err := n.Sever(t.Context(), bad.Attachment.Sandbox); !errdefs.IsDataLoss(err) {
-		t.Errorf("detach: %v", err)
-	}
-	must(t, n.change(func(b *tx) error { return b.reserve(fresh("next"), n.cfg.Ranges, now()) }))
-	if err := n.change(func(b *tx) error {
-		return b.reserve(asking("a", bad.Addresses[0].Addr().String()), n.cfg.Ranges, now())
-	}); !errdefs.IsAlreadyExists(err) {
-		t.Errorf("its address: %v", err)
+		}))
+		must(t, n.change(func(b *tx) error { return b.reserve(fresh("next"), n.cfg.Ranges, now()) }))
+		for words, r := range map[string]*record{
+			"is in use: sandbox " + pod.Short(bad.Attachment.Sandbox): asking("a", bad.Addresses[0].Addr().String()),
+			"host port 80/tcp is in use":                              fresh("b", pod.PortMapping{Protocol: pod.TCP, HostPort: 80, Port: 1}),
+		} {
+			if err := n.change(func(b *tx) error { return b.reserve(r, n.cfg.Ranges, now()) }); err == nil || !strings.Contains(err.Error(), words) {
+				t.Errorf("%s: %v, want %s", damage, err, words)
+			}
+		}
+		must(t, n.change(func(b *tx) error { return b.release(b.find(bad.Attachment.Sandbox)) }))
+		must(t, n.change(func(b *tx) error { return b.end(b.find(bad.Attachment.Sandbox), time.Time{}) }))
+		leases, _ := contents(t, n)
+		if len(leases) != 2 {
+			t.Errorf("%s: %d leases are left, want 2", damage, len(leases))
+		}
+		must(t, n.change(func(b *tx) error { return b.reserve(fresh("b", port), n.cfg.Ranges, now()) }))
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -28,6 +27,10 @@ type record struct {
 	// Releasing is when the removal of the attachment began, on the clock of
 	// now; 0 if it didn't.
 	Releasing int64 `json:"releasing,omitempty"`
+
+	// guessed says that the lease was unreadable, and what of it the others of
+	// the buckets have: enough to remove the attachment, not to make it.
+	guessed bool
 }
 
 func (r *record) plan() plan.Plan { return plan.For(r.Node, r.Attachment, r.Addresses) }
@@ -41,11 +44,12 @@ func (r *record) addrs() (out []netip.Addr) {
 
 // tx is a transaction on the database: all of it or none.
 type tx struct {
+	n         *Network
 	leases    *bbolt.Bucket // sandbox → record
 	addresses *bbolt.Bucket // address → sandbox, or resting
 	runs      *bbolt.Bucket // first → last: the same addresses, as ipam.Runs
 	rests     *bbolt.Bucket // until, address → nothing
-	ports     *bbolt.Bucket // port, protocol, sandbox → nothing
+	ports     *bbolt.Bucket // port, protocol, sandbox → pod.PortMapping
 	releasing *bbolt.Bucket // since, sandbox → nothing
 	meta      *bbolt.Bucket
 }
@@ -96,7 +100,7 @@ func (l *locked) open(write bool, fn func(*tx) error) (err error) {
 	if !write {
 		empty := false
 		err := db.View(func(b *bbolt.Tx) error {
-			t, ok := buckets(b.Bucket)
+			t, ok := l.n.buckets(b.Bucket)
 			if empty = !ok; empty {
 				return nil
 			}
@@ -107,7 +111,7 @@ func (l *locked) open(write bool, fn func(*tx) error) (err error) {
 		}
 	}
 	return db.Update(func(b *bbolt.Tx) error {
-		t, ok := buckets(func(name []byte) *bbolt.Bucket {
+		t, ok := l.n.buckets(func(name []byte) *bbolt.Bucket {
 			bucket, _ := b.CreateBucketIfNotExists(name)
 			return bucket
 		})
@@ -123,8 +127,8 @@ func damaged(path string, err error) error {
 }
 
 // buckets are missing until the first transaction ends well.
-func buckets(bucket func(name []byte) *bbolt.Bucket) (t *tx, ok bool) {
-	t = &tx{}
+func (n *Network) buckets(bucket func(name []byte) *bbolt.Bucket) (t *tx, ok bool) {
+	t = &tx{n: n}
 	for name, b := range map[string]**bbolt.Bucket{
 		"leases": &t.leases, "addresses": &t.addresses, "runs": &t.runs,
 		"rests": &t.rests, "ports": &t.ports, "releasing": &t.releasing, "meta": &t.meta,
@@ -147,16 +151,17 @@ func (n *Network) removeFormer() {
 }
 
 // find returns a sandbox's record, nil if there is none.
-func (t *tx) find(sandbox string) (*record, error) {
+func (t *tx) find(sandbox string) *record {
 	data := t.leases.Get([]byte(sandbox))
 	if data == nil {
-		return nil, nil
+		return nil
 	}
 	r := &record{}
-	if err := json.Unmarshal(data, r); err != nil {
-		return nil, errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("lease of %s is unreadable: %v", pod.Short(sandbox), err))
+	if err := json.Unmarshal(data, r); err == nil && r.Attachment.Sandbox == sandbox {
+		return r
 	}
-	return r, nil
+	t.n.cfg.Log.Error("network: a lease is unreadable: its pod can only be detached", "sandbox", pod.Short(sandbox), "database", t.n.database())
+	return t.guess(sandbox)
 }
 
 func (t *tx) put(r *record) error {
@@ -167,15 +172,38 @@ func (t *tx) put(r *record) error {
 	return t.leases.Put([]byte(r.Attachment.Sandbox), data)
 }
 
-// each calls fn with every record that can be read. One that can't is told of,
-// and keeps its addresses from everybody.
-func (t *tx) each(log *slog.Logger, fn func(*record) error) error {
-	return t.leases.ForEach(func(key, _ []byte) error {
-		r, err := t.find(string(key))
-		if err != nil {
-			log.Error("network: a lease is left out", "error", err)
-			return nil
+// each calls fn with every record.
+func (t *tx) each(fn func(*record) error) error {
+	return t.leases.ForEach(func(key, _ []byte) error { return fn(t.find(string(key))) })
+}
+
+// guess returns what can be told of a lease without reading it.
+func (t *tx) guess(sandbox string) *record {
+	r := &record{
+		Attachment: pod.Attachment{
+			Sandbox: sandbox, Pod: pod.Ref{Name: pod.Short(sandbox)}, IfName: "eth0",
+			Bandwidth: pod.Bandwidth{EgressRate: 1}, // what bounds it, if anything does, has a name to be removed by
+		},
+		Node:    plan.Node{Instance: t.n.instance, Mode: t.n.cfg.Mode, Bridge: t.n.cfg.Bridge},
+		guessed: true,
+	}
+	_ = t.addresses.ForEach(func(key, holder []byte) error {
+		if a := keyAddress(key); string(holder) == sandbox {
+			r.Addresses = append(r.Addresses, netip.PrefixFrom(a, a.BitLen()))
 		}
-		return fn(r)
+		return nil
 	})
+	_ = t.ports.ForEach(func(key, value []byte) error {
+		if m, holder := parsePort(key, value); holder == sandbox {
+			r.Attachment.Ports = append(r.Attachment.Ports, m)
+		}
+		return nil
+	})
+	_ = t.releasing.ForEach(func(key, _ []byte) error {
+		if since, holder := parseReleasing(key); holder == sandbox {
+			r.Releasing = since
+		}
+		return nil
+	})
+	return r
 }

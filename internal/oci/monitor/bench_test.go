@@ -76,13 +76,13 @@ func pauseDriver(b *testing.B) (*Driver, string) {
 	must(b, err)
 	bundle := filepath.Join(dir, "bundle")
 	must(b, os.Mkdir(bundle, 0o755))
-	return New(cfg, runtime, nil), bundle
+	return New(cfg, Only(runtime, nil)), bundle
 }
 
 // spec writes that of the probe, with a hook that does nothing if the runtime
 // is to start and delete the container itself.
 func spec(t testing.TB, bundle, id string, hooks bool) {
-	must(t, writeProbe(bundle, "/"+id, "/pause"))
+	must(t, writeProbe(bundle, "/"+id, "", "/pause"))
 	if !hooks {
 		return
 	}

@@ -31,14 +31,14 @@ func install(t *testing.T) *installed {
 	cfg := config(t)
 	runtime, _, err := Find(t.Context(), cfg)
 	must(t, err)
-	return &installed{T: t, Driver: New(cfg, runtime, nil)}
+	return &installed{T: t, Driver: New(cfg, Only(runtime, nil))}
 }
 
 // bundle makes a new one for the pause program.
 func (i *installed) newBundle() {
 	i.id, i.bundle = pod.NewID(), i.TempDir()
 	i.cgroup = "/" + i.id
-	must(i, writeProbe(i.bundle, i.cgroup, "/pause"))
+	must(i, writeProbe(i.bundle, i.cgroup, "", "/pause"))
 }
 
 func (i *installed) dir(id string) string { return i.blank(id).dir }
@@ -132,7 +132,7 @@ func TestDaemonKilled(t *testing.T) {
 		time.Sleep(after)
 		must(t, cmd.Process.Kill())
 		_ = cmd.Wait()
-		restarted := New(i.cfg, i.runtime, nil)
+		restarted := New(i.cfg, i.handlers)
 		if ids, err := restarted.List(); err != nil || len(ids) != 1 || ids[0] != i.id {
 			t.Fatalf("List: %v, %v", ids, err)
 		}
@@ -153,7 +153,7 @@ func createForever(t *testing.T, state string) {
 	cfg := Config{StateDir: state, Host: host.Probe("/")} // no t.TempDir: nobody would remove it
 	runtime, _, err := Find(t.Context(), cfg)             // which the parent has found
 	must(t, err)
-	_, err = New(cfg, runtime, nil).Create(t.Context(), oci.Create{ID: os.Getenv("HUSK_ID"), Bundle: os.Getenv("HUSK_BUNDLE")})
+	_, err = New(cfg, Only(runtime, nil)).Create(t.Context(), oci.Create{ID: os.Getenv("HUSK_ID"), Bundle: os.Getenv("HUSK_BUNDLE")})
 	must(t, err)
 	time.Sleep(time.Minute)
 }
@@ -178,8 +178,8 @@ func TestBadRuntimes(t *testing.T) {
 			t.Parallel()
 			i := install(t)
 			i.newBundle()
-			i.runtime.Path = filepath.Join(t.TempDir(), "runtime")
-			must(t, os.WriteFile(i.runtime.Path, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+			i.handlers.Default.Path = filepath.Join(t.TempDir(), "runtime")
+			must(t, os.WriteFile(i.handlers.Default.Path, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			_, err := i.Create(ctx, i.request())
@@ -216,7 +216,7 @@ func TestUnreadableRecord(t *testing.T) {
 		_, err := i.Create(i.ctx(), i.request())
 		must(t, err)
 		must(t, os.WriteFile(filepath.Join(i.dir(i.id), recordFile), []byte(content), 0o600))
-		restarted := New(i.cfg, i.runtime, nil)
+		restarted := New(i.cfg, i.handlers)
 		if _, err := restarted.Wait(i.ctx(), i.id); err == nil {
 			t.Errorf("%q was read", content)
 		}

@@ -31,10 +31,11 @@ const (
 // nothing of the container is left; a refusal of the runtime is an
 // *oci.StartError.
 func (d *Driver) Create(ctx context.Context, req oci.Create) (oci.Process, error) {
-	if d.missing != nil {
-		return oci.Process{}, fmt.Errorf("create container %s: %w", pod.Short(req.ID), d.missing)
+	runtime, err := d.handlers.Get(req.Handler)
+	if err != nil {
+		return oci.Process{}, fmt.Errorf("create container %s: %w", pod.Short(req.ID), err)
 	}
-	c, err := d.request(req)
+	c, err := d.request(req, runtime)
 	if err != nil {
 		return oci.Process{}, err
 	}
@@ -80,6 +81,9 @@ func (c *container) create(ctx context.Context) error {
 	defer cancel()
 	err = c.await(limited, m)
 	if err == nil {
+		err = c.ownStdio()
+	}
+	if err == nil {
 		err = c.save()
 	}
 	if err != nil {
@@ -89,6 +93,26 @@ func (c *container) create(ctx context.Context) error {
 	}
 	c.watch(m.PIDFD)
 	m.PIDFD = nil // the watch's now
+	return nil
+}
+
+// ownStdio gives conmon's pipes to the user of the process, so that it can open
+// /dev/stdout anew. In a user namespace the runtime, which does that otherwise,
+// may not: the node's root owns them.
+func (c *container) ownStdio() error {
+	if c.StdioOwner == nil {
+		return nil
+	}
+	for fd := range 3 {
+		path := fmt.Sprintf("/proc/%d/fd/%d", c.Init.PID, fd)
+		info, err := os.Stat(path)
+		if err != nil || info.Mode().Type() != fs.ModeNamedPipe {
+			continue // closed, the node's /dev/null, or a terminal of the container's
+		}
+		if err := os.Chown(path, *c.StdioOwner, -1); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

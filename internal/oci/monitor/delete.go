@@ -185,10 +185,7 @@ func (c *container) removeUnrecorded(ctx context.Context) error {
 		return ignoreMissing(err)
 	}
 	for _, root := range roots {
-		c.Runtime = c.driver.runtime
-		if c.Runtime.Name != root.Name() {
-			c.Runtime = Runtime{Name: root.Name(), Path: locate(root.Name()).Path}
-		}
+		c.Runtime = c.driver.handlers.called(root.Name())
 		if _, err := os.Stat(c.state()); err != nil {
 			continue
 		}

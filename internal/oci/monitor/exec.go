@@ -95,6 +95,10 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 		return 0, err
 	}
 	defer stdio.close()
+	if err := stdio.own(e.StdioOwner); err != nil {
+		stdio.closeTheirs()
+		return 0, err
+	}
 	m, err := conmon.Start(conmon.Launch{Path: e.Runtime.Conmon, Dir: e.files, Args: e.conmonArgs(), Stdio: stdio.theirs})
 	stdio.closeTheirs()
 	if err != nil {

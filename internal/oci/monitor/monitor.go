@@ -54,9 +54,12 @@ type Config struct {
 	Host     host.Facts
 	// Conmon is its path; if empty it is looked for.
 	Conmon string
-	// Runtimes are names or paths, best first; if empty crun, then runc.
+	// Runtimes are names or paths, best first; if empty the preferred ones.
 	Runtimes []string
 }
+
+// preferred are the names of runtimes to look for, best first.
+var preferred = []string{"crun", "runc"}
 
 // Runtime is an OCI runtime that works on this host, as Find returns it.
 type Runtime struct {
@@ -64,6 +67,8 @@ type Runtime struct {
 	Name    string `json:"name"`
 	Path    string `json:"path"`
 	Version string `json:"version"`
+	// NoUserNamespaces says why it can't run a container in one; empty if it has.
+	NoUserNamespaces string `json:"noUserNamespaces"`
 	// Conmon is the path of the monitor that it was tried with.
 	Conmon string `json:"conmon"`
 }
@@ -71,18 +76,17 @@ type Runtime struct {
 // Driver creates, runs and deletes containers. Its methods are safe for
 // concurrent use; those that change one container must not overlap.
 type Driver struct {
-	cfg     Config
-	runtime Runtime
-	missing error
+	cfg      Config
+	handlers Handlers
 
 	mu      sync.Mutex
 	watches map[string]*watch // by container ID
 }
 
-// New returns a driver for what Find found. If that was an error, every Create
-// returns it, while containers of before can still be handled and deleted.
-func New(cfg Config, runtime Runtime, missing error) *Driver {
-	return &Driver{cfg: cfg, runtime: runtime, missing: missing, watches: map[string]*watch{}}
+// New returns a driver for what was found. With a handler that is missing every
+// Create fails, while containers of before can still be handled and deleted.
+func New(cfg Config, handlers Handlers) *Driver {
+	return &Driver{cfg: cfg, handlers: handlers, watches: map[string]*watch{}}
 }
 
 // containers is the directory with one of ours for each container.

@@ -69,7 +69,7 @@ func subjects(t *testing.T, name string) func(*testing.T) ocitest.Subject {
 			New: func(boot string) ocitest.Driver {
 				cfg := cfg
 				cfg.Host.BootID = boot
-				last = New(cfg, runtime, nil)
+				last = New(cfg, Only(runtime, nil))
 				return last
 			},
 			Monitor: func(id string) int {

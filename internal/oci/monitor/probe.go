@@ -19,6 +19,7 @@ import (
 	"github.com/huskd/husk/internal/oci/conmon"
 	"github.com/huskd/husk/internal/oci/pause"
 	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/userns"
 )
 
 // Rejected is a runtime that is not used, and why.
@@ -55,9 +56,14 @@ type program struct {
 // conmon or any runtime the error is errdefs.ErrUnavailable and says what to
 // install.
 func Find(ctx context.Context, cfg Config) (Runtime, []Rejected, error) {
+	return find(ctx, cfg, "runtime.json")
+}
+
+// find remembers the outcome in the named file.
+func find(ctx context.Context, cfg Config, file string) (Runtime, []Rejected, error) {
 	monitor, candidates := cfg.programs()
 	now := finding{Boot: cfg.Host.BootID, Programs: append([]program{monitor}, candidates...)}
-	cache := filepath.Join(cfg.StateDir, "runtime.json")
+	cache := filepath.Join(cfg.StateDir, file)
 	var before finding
 	if raw, err := os.ReadFile(cache); err == nil && json.Unmarshal(raw, &before) == nil {
 		if before.Boot == now.Boot && reflect.DeepEqual(before.Programs, now.Programs) {
@@ -98,7 +104,7 @@ func (cfg Config) programs() (monitor program, candidates []program) {
 	monitor = locate(name)
 	names := cfg.Runtimes
 	if len(names) == 0 {
-		names = []string{"crun", "runc"}
+		names = preferred
 	}
 	for _, name := range names {
 		candidates = append(candidates, locate(name))
@@ -143,8 +149,30 @@ func (cfg Config) try(ctx context.Context, c program, monitor string) (Runtime, 
 	if runtime.Name == "" {
 		return Runtime{}, fmt.Errorf("%s --version says %q: not an OCI runtime", c.Path, oneLine(string(out)))
 	}
-	return runtime, cfg.runOnce(ctx, runtime)
+	if err := cfg.runOnce(ctx, runtime, ""); err != nil {
+		return runtime, err
+	}
+	if err := cfg.runInUserNamespace(ctx, runtime); err != nil {
+		runtime.NoUserNamespaces = err.Error()
+	}
+	return runtime, ctx.Err()
 }
+
+func (cfg Config) runInUserNamespace(ctx context.Context, runtime Runtime) error {
+	if !cfg.Host.IDMap {
+		return errors.New("the kernel or the file system can't map the owners of files")
+	}
+	ns, err := userns.Open(userns.Whole(probeIDs, probeIDs))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return cfg.runOnce(ctx, runtime, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.Fd()))
+}
+
+// probeIDs is how many IDs a pod's user namespace has, and the first of those on
+// the host that the trial takes: no file or process has them.
+const probeIDs = 1 << 16
 
 // parseVersion takes "runc" and "1.1.5" from "runc version 1.1.5\n…".
 func parseVersion(out string) (name, version string) {
@@ -157,9 +185,9 @@ func parseVersion(out string) (name, version string) {
 }
 
 // runOnce creates, starts and deletes a container of the pause program, which
-// ends at once.
-func (cfg Config) runOnce(ctx context.Context, runtime Runtime) (err error) {
-	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
+// ends at once. With a user namespace that is joined.
+func (cfg Config) runOnce(ctx context.Context, runtime Runtime, user string) (err error) {
+	if err := os.MkdirAll(cfg.StateDir, 0o711); err != nil {
 		return err
 	}
 	bundle, err := os.MkdirTemp(cfg.StateDir, "probe-")
@@ -168,10 +196,16 @@ func (cfg Config) runOnce(ctx context.Context, runtime Runtime) (err error) {
 	}
 	defer os.RemoveAll(bundle)
 	id := "husk-" + string(cfg.Instance) + "-probe-" + pod.Short(pod.NewID())
-	if err := writeProbe(bundle, "/"+id, "/pause", "now"); err != nil {
+	// The root of a user namespace has to find its way through.
+	for _, dir := range []string{cfg.StateDir, bundle} {
+		if err := os.Chmod(dir, 0o711); err != nil {
+			return err
+		}
+	}
+	if err := writeProbe(bundle, "/"+id, user, "/pause", "now"); err != nil {
 		return err
 	}
-	d := New(cfg, runtime, nil)
+	d := New(cfg, Only(runtime, nil))
 	defer func() {
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupLimit)
 		defer cancel()
@@ -198,7 +232,7 @@ func (cfg Config) runOnce(ctx context.Context, runtime Runtime) (err error) {
 
 // writeProbe makes the smallest bundle that has what matters: namespaces, a
 // cgroup and a program.
-func writeProbe(bundle, cgroup string, args ...string) error {
+func writeProbe(bundle, cgroup, user string, args ...string) error {
 	rootfs := filepath.Join(bundle, "rootfs")
 	for _, dir := range []string{"proc", "dev"} {
 		if err := os.MkdirAll(filepath.Join(rootfs, dir), 0o755); err != nil {
@@ -219,6 +253,11 @@ func writeProbe(bundle, cgroup string, args ...string) error {
 			CgroupsPath: cgroup,
 			Namespaces:  []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}},
 		},
+	}
+	if user != "" {
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: user})
+		ids := []specs.LinuxIDMapping{{HostID: probeIDs, Size: probeIDs}}
+		spec.Linux.UIDMappings, spec.Linux.GIDMappings = ids, ids
 	}
 	raw, err := json.Marshal(spec)
 	if err != nil {

@@ -35,6 +35,7 @@ func TestFindRemembers(t *testing.T) {
 	hosttest.Root(t)
 	path, count := counted(t)
 	cfg := config(t, "no-such-runtime", "/bin/true", path)
+	cfg.Host.IDMap = false // else each is tried twice
 	find := func(wantTries int) {
 		t.Helper()
 		runtime, rejected, err := Find(t.Context(), cfg)
@@ -112,7 +113,7 @@ func TestFindNothing(t *testing.T) {
 				}
 			}
 			// The daemon goes on, and each container fails with this line.
-			d := New(cfg, runtime, err)
+			d := New(cfg, Only(runtime, err))
 			_, createErr := d.Create(t.Context(), oci.Create{ID: pod.NewID(), Bundle: t.TempDir()})
 			if !errdefs.IsUnavailable(createErr) || !strings.Contains(createErr.Error(), remedy) {
 				t.Errorf("%v", createErr)
@@ -141,7 +142,7 @@ func TestRuntimeIsUninstalled(t *testing.T) {
 	_, err := i.Create(i.ctx(), i.request())
 	must(t, err)
 	must(t, i.Start(i.ctx(), i.id))
-	i.Driver = New(i.cfg, Runtime{}, errdefs.ErrUnavailable)
+	i.Driver = New(i.cfg, Only(Runtime{}, errdefs.ErrUnavailable))
 	must(t, i.Delete(i.ctx(), i.id))
 	i.leftNothing("uninstalled")
 }

@@ -8,9 +8,11 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/huskd/husk/internal/cgroup"
 	"github.com/huskd/husk/internal/oci"
@@ -32,6 +34,9 @@ type record struct {
 	// StdinOnce: conmon closes stdin when a client of attach leaves.
 	StdinOnce bool    `json:"stdinOnce,omitempty"`
 	Runtime   Runtime `json:"runtime"`
+	// StdioOwner is the user of the host that may open the processes' pipes; nil
+	// where the runtime sees to that.
+	StdioOwner *int `json:"stdioOwner,omitempty"`
 	// RuntimeStarts and RuntimeDeletes: see the package comment.
 	RuntimeStarts  bool `json:"runtimeStarts,omitempty"`
 	RuntimeDeletes bool `json:"runtimeDeletes,omitempty"`
@@ -149,24 +154,28 @@ func (d *Driver) List() ([]string, error) {
 type bundleSpec struct {
 	Process *struct {
 		Terminal bool `json:"terminal"`
+		User     struct {
+			UID uint32 `json:"uid"`
+		} `json:"user"`
 	} `json:"process"`
 	Hooks struct {
 		Poststart []json.RawMessage `json:"poststart"`
 		Poststop  []json.RawMessage `json:"poststop"`
 	} `json:"hooks"`
 	Linux struct {
-		CgroupsPath string          `json:"cgroupsPath"`
-		IntelRdt    json.RawMessage `json:"intelRdt"`
+		CgroupsPath string                 `json:"cgroupsPath"`
+		UIDMappings []specs.LinuxIDMapping `json:"uidMappings"`
+		IntelRdt    json.RawMessage        `json:"intelRdt"`
 	} `json:"linux"`
 }
 
 // request checks what is asked against its bundle.
-func (d *Driver) request(req oci.Create) (*container, error) {
+func (d *Driver) request(req oci.Create, runtime Runtime) (*container, error) {
 	if err := checkID(req.ID); err != nil {
 		return nil, err
 	}
 	c := d.blank(req.ID)
-	c.Bundle, c.Log, c.Runtime = filepath.Clean(req.Bundle), req.Log, d.runtime
+	c.Bundle, c.Log, c.Runtime = filepath.Clean(req.Bundle), req.Log, runtime
 	c.Terminal, c.Stdin, c.StdinOnce = req.Terminal, req.Stdin, req.StdinOnce
 	invalid := func(format string, args ...any) (*container, error) {
 		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("create container %s: ", pod.Short(req.ID)) + fmt.Sprintf(format, args...))
@@ -200,7 +209,13 @@ func (d *Driver) request(req oci.Create) (*container, error) {
 	if !path.IsAbs(c.Cgroup) || path.Clean(c.Cgroup) != c.Cgroup || !strings.Contains(path.Base(c.Cgroup), req.ID) {
 		return invalid("spec %s: linux.cgroupsPath %q must be absolute and end in a name with the container's ID in it", file, c.Cgroup)
 	}
-	known := d.runtime.Name == "runc" || d.runtime.Name == "crun"
+	for _, m := range spec.Linux.UIDMappings {
+		if uid := spec.Process.User.UID; uid >= m.ContainerID && uid-m.ContainerID < m.Size {
+			owner := int(m.HostID + uid - m.ContainerID)
+			c.StdioOwner = &owner
+		}
+	}
+	known := slices.Contains(preferred, runtime.Name)
 	c.RuntimeStarts = !known || len(spec.Hooks.Poststart) > 0
 	c.RuntimeDeletes = !known || len(spec.Hooks.Poststop) > 0 || len(spec.Linux.IntelRdt) > 0
 	return c, nil

@@ -65,6 +65,22 @@ func (p *stdio) pipe(n int) (*os.File, error) {
 	return poll.New(ours, "stdio")
 }
 
+// own gives the pipes to a user: see ownStdio.
+func (p *stdio) own(uid *int) error {
+	if uid == nil {
+		return nil
+	}
+	for _, fd := range p.theirs {
+		if fd == conmon.None {
+			continue
+		}
+		if err := unix.Fchown(fd, *uid, -1); err != nil {
+			return os.NewSyscallError("fchown", err)
+		}
+	}
+	return nil
+}
+
 func (p *stdio) closeTheirs() {
 	for i, fd := range p.theirs {
 		if fd != conmon.None {

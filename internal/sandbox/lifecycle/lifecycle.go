@@ -1,5 +1,5 @@
-// Package lifecycle is the life of a pod sandbox as one table. It is pure: the
-// owner of sandboxes performs the action that a transition names and comes
+// Package lifecycle is the life of a pod sandbox as a table, one for each order
+// in which it can be attached to the network. It is pure: the owner of sandboxes performs the action that a transition names and comes
 // back with how it went.
 //
 // A state is named for what may exist while it is recorded: it is journaled
@@ -7,7 +7,11 @@
 // what there may be to undo. Every action can be repeated.
 package lifecycle
 
-import "github.com/huskd/husk/internal/lifecycle"
+import (
+	"maps"
+
+	"github.com/huskd/husk/internal/lifecycle"
+)
 
 // State of a sandbox, as it is journaled.
 type State string
@@ -56,32 +60,67 @@ const (
 	Reboot Event = "reboot" // the host was restarted: nothing is left in the kernel
 )
 
+// Order says whether a sandbox is attached to the network before its infra
+// process is started or after that.
+type Order string
+
+// The orders. Namespaces come first in both.
+const (
+	BeforeStart Order = "before-start" // no process exists before its network does
+	AfterStart  Order = "after-start"  // for networks that must find the sandbox running
+)
+
+// Of returns the table of sandboxes of an order: Table unless it is AfterStart.
+func Of(order Order) *lifecycle.Table[State, Event, Action] {
+	if order == AfterStart {
+		return &Late
+	}
+	return &Table
+}
+
 // Table has every event that is allowed in every state. A down-going action
 // that failed is repeated, with backoff, until it succeeds.
-var Table = lifecycle.Table[State, Event, Action]{
-	Done: Done,
-	Fail: Fail,
-	Actions: map[State]Action{
-		Pinning:   Pin,
-		Attaching: Attach,
-		Starting:  StartInfra,
-		Killing:   Kill,
-		Detaching: Detach,
-		Unpinning: Unpin,
-		Removing:  Clean,
-	},
-	To: map[State]map[Event]State{
+var Table = table(way{
+	Pinning:   {Done: Attaching, Fail: Unpinning, Lost: Unpinning, Reboot: Unpinning},
+	Attaching: {Done: Starting, Fail: Detaching, Lost: Detaching, Reboot: Detaching},
+	Starting:  {Done: Ready, Fail: Killing, Lost: Killing, Reboot: Detaching},
+})
+
+// Late is the table of sandboxes that are attached after their infra process is
+// started.
+var Late = table(way{
+	Pinning:   {Done: Starting, Fail: Unpinning, Lost: Unpinning, Reboot: Unpinning},
+	Starting:  {Done: Attaching, Fail: Killing, Lost: Killing, Reboot: Unpinning},
+	Attaching: {Done: Ready, Fail: Killing, Lost: Killing, Reboot: Detaching},
+})
+
+type way map[State]map[Event]State
+
+// table completes the way from the namespaces to Ready.
+func table(to way) lifecycle.Table[State, Event, Action] {
+	maps.Copy(to, way{
 		Reserved:  {Run: Pinning, Fail: Stopped, Stop: Stopped, Lost: Stopped, Reboot: Stopped},
-		Pinning:   {Done: Attaching, Fail: Unpinning, Lost: Unpinning, Reboot: Unpinning},
-		Attaching: {Done: Starting, Fail: Detaching, Lost: Detaching, Reboot: Detaching},
-		Starting:  {Done: Ready, Fail: Killing, Lost: Killing, Reboot: Detaching},
 		Ready:     {Stop: Killing, Lost: Ready, Reboot: Detaching},
 		Killing:   {Done: Detaching, Fail: Killing, Stop: Killing, Lost: Killing, Reboot: Detaching},
 		Detaching: {Done: Unpinning, Fail: Detaching, Stop: Detaching, Lost: Detaching, Reboot: Detaching},
 		Unpinning: {Done: Stopped, Fail: Unpinning, Stop: Unpinning, Lost: Unpinning, Reboot: Unpinning},
 		Stopped:   {Stop: Stopped, Remove: Removing, Lost: Stopped, Reboot: Stopped},
 		Removing:  {Done: Removed, Fail: Removing, Remove: Removing, Lost: Removing, Reboot: Removing},
-	},
+	})
+	return lifecycle.Table[State, Event, Action]{
+		Done: Done,
+		Fail: Fail,
+		Actions: map[State]Action{
+			Pinning:   Pin,
+			Attaching: Attach,
+			Starting:  StartInfra,
+			Killing:   Kill,
+			Detaching: Detach,
+			Unpinning: Unpin,
+			Removing:  Clean,
+		},
+		To: to,
+	}
 }
 
 // Down says whether s is on the way to less, so that its record may use the

@@ -1,4 +1,7 @@
-package manifest
+// Package fields has the table of the fields of a pod manifest: which are
+// honoured, which make no difference on one node, and what is said of the
+// others. It is pure.
+package fields
 
 import (
 	"slices"
@@ -28,7 +31,7 @@ type Field struct {
 // podFields are the fields of a pod but for its containers'.
 var podFields = []Field{
 	{"apiVersion", Honoured, "v1"},
-	{"kind", Honoured, "Pod, or PodList and List with pods as items"},
+	{"kind", Honoured, "Pod, or PodList and List with pods as items; ConfigMap and Secret beside them"},
 	{"metadata.name", Honoured, "name of the pod; its host name too, unless spec.hostname is set"},
 	{"metadata.namespace", Honoured, "tells pods of one name apart; default if absent"},
 	{"metadata.uid", Honoured, "identity of the pod; made from the manifest, the node and the source if absent, so that an edit makes a new pod"},
@@ -40,7 +43,8 @@ var podFields = []Field{
 	{"spec.hostNetwork", Honoured, "the node's network instead of one of its own"},
 	{"spec.hostPID", Honoured, "the node's processes are visible"},
 	{"spec.hostIPC", Honoured, "the node's IPC objects and /dev/shm"},
-	{"spec.hostUsers", Honoured, "only true, which is the default: no user namespace"},
+	{"spec.hostUsers", Honoured, "false gives the pod users of its own: root in it is nobody on the node. Files of volumes keep their owners"},
+	{"spec.runtimeClassName", Honoured, "runtime handler to run the containers with, one of [runtimes.NAME] in the [configuration](config.md#runtime-handlers)"},
 	{"spec.shareProcessNamespace", Honoured, "the containers see each other's processes"},
 	{"spec.hostname", Honoured, "host name of the pod"},
 	{"spec.hostAliases", Honoured, "further lines of /etc/hosts"},
@@ -51,6 +55,7 @@ var podFields = []Field{
 	{"spec.securityContext.runAsGroup", Honoured, "group ID of the containers that name none"},
 	{"spec.securityContext.runAsNonRoot", Honoured, "refuses to run a container as user 0"},
 	{"spec.securityContext.supplementalGroups", Honoured, "further groups of the containers' processes"},
+	{"spec.securityContext.fsGroup", Honoured, "group of the volumes' files, hostPath's aside, and a further group of the containers' processes"},
 	{"spec.securityContext.supplementalGroupsPolicy", Honoured, "Merge (if absent) adds the groups that the image's /etc/group has the user in, Strict doesn't"},
 	{"spec.securityContext.sysctls", Honoured, "kernel parameters of the pod's own namespaces"},
 	{"spec.securityContext.seccompProfile", Honoured, "RuntimeDefault (if absent), Unconfined or Localhost"},
@@ -59,6 +64,13 @@ var podFields = []Field{
 	{"spec.volumes[].name", Honoured, "what mounts call the volume"},
 	{"spec.volumes[].emptyDir.medium", Honoured, "empty for the disk, Memory for a tmpfs"},
 	{"spec.volumes[].emptyDir.sizeLimit", Honoured, "size of a tmpfs"},
+	{"spec.volumes[].configMap", Honoured, "files of the keys of a ConfigMap beside the pod, or of those that items names; they change with it"},
+	{"spec.volumes[].secret", Honoured, "files of the keys of a Secret beside the pod, in memory; as configMap"},
+	{"spec.volumes[].downwardAPI", Honoured, "files of fields of the pod: metadata.name, .namespace, .uid, .labels, .annotations, and of its containers' resources"},
+	{"spec.volumes[].projected.defaultMode", Honoured, "mode of the files; 0644 if absent"},
+	{"spec.volumes[].projected.sources[].configMap", Honoured, "as the volume, together with others in one directory"},
+	{"spec.volumes[].projected.sources[].secret", Honoured, "as the volume, together with others in one directory"},
+	{"spec.volumes[].projected.sources[].downwardAPI", Honoured, "as the volume, together with others in one directory"},
 	{"spec.volumes[].hostPath.path", Honoured, "file or directory of the node"},
 	{"spec.volumes[].hostPath.type", Honoured, "what must be there or is made: DirectoryOrCreate, Directory, FileOrCreate, File, Socket, CharDevice, BlockDevice"},
 
@@ -91,6 +103,9 @@ var containerFields = []Field{
 	{"env[].name", Honoured, "name of the variable"},
 	{"env[].value", Honoured, "its value; $(VAR) is replaced by variables that come before it"},
 	{"env[].valueFrom.fieldRef", Honoured, "metadata.name, .namespace, .uid, .labels['key'], .annotations['key'], spec.nodeName, status.podIP, .podIPs, .hostIP, .hostIPs"},
+	{"env[].valueFrom.configMapKeyRef", Honoured, "a key of a ConfigMap beside the pod; read at the container's start"},
+	{"env[].valueFrom.secretKeyRef", Honoured, "a key of a Secret beside the pod; read at the container's start"},
+	{"envFrom", Honoured, "a variable for each key of a ConfigMap or Secret beside the pod, unless env has it; read at the container's start"},
 	{"env[].valueFrom.resourceFieldRef", Honoured, "a limit or request of a container, in units of divisor"},
 	{"ports[].name", Honoured, "name of the port, which probes and hooks may use"},
 	{"ports[].containerPort", Honoured, "port that the container listens on"},
@@ -101,6 +116,8 @@ var containerFields = []Field{
 	{"resources.requests", Honoured, "cpu, memory, hugepages-<size>: share of the processor, and how late it is killed when memory runs out; ephemeral-storage has no effect"},
 	{"volumeMounts[].name", Honoured, "volume to mount"},
 	{"volumeMounts[].mountPath", Honoured, "where the container has it"},
+	{"volumeMounts[].subPath", Honoured, "what is mounted of the volume, instead of all; a directory is made of it if nothing is there"},
+	{"volumeMounts[].subPathExpr", Honoured, "as subPath; $(VAR) is replaced"},
 	{"volumeMounts[].readOnly", Honoured, "can't be written"},
 	{"volumeMounts[].recursiveReadOnly", Honoured, "what is mounted below it can't be written either: Disabled (if absent), IfPossible, Enabled"},
 	{"volumeMounts[].mountPropagation", Honoured, "None (if absent), HostToContainer or, privileged only, Bidirectional"},
@@ -136,30 +153,26 @@ var containerFields = []Field{
 var sidecarField = Field{"spec.initContainers[].restartPolicy", Honoured,
 	"Always makes a sidecar: it starts before the containers, runs beside them and stops after them"}
 
-// remedies are words for fields that are refused, where "not supported yet:
+// Remedies are words for fields that are refused, where "not supported yet:
 // remove it" doesn't say enough. They hold for what is below the path too.
-var remedies = map[string]string{
-	"metadata.deletionTimestamp":                        "set by an API server: remove it, or the manifest if the pod is not to run",
-	"metadata.generateName":                             "a pod of a manifest needs a name of its own: set metadata.name",
-	"spec.serviceAccountName":                           "there is no API server whose account it could be: remove it",
-	"spec.serviceAccount":                               "there is no API server whose account it could be: remove it",
-	"spec.automountServiceAccountToken":                 "there is no API server to give a token: remove it",
-	"spec.ephemeralContainers":                          "an API server adds these to a running pod: use husk exec",
-	"spec.containers[].env[].valueFrom.configMapKeyRef": "there are no config maps: write the value",
-	"spec.containers[].env[].valueFrom.secretKeyRef":    "there are no secrets: write the value, or mount a file with hostPath",
-	"spec.containers[].envFrom":                         "there are no config maps and secrets: write the variables in env",
-	"spec.containers[].restartPolicy":                   "only an init container has one of its own: use spec.restartPolicy",
-	"spec.volumes[].configMap":                          "there are no config maps: mount a file with hostPath",
-	"spec.volumes[].secret":                             "there are no secrets: mount a file with hostPath",
-	"spec.volumes[].persistentVolumeClaim":              "there are no claims: mount a directory with hostPath",
-	"spec.securityContext.windowsOptions":               "only Linux pods run here: remove it",
+var Remedies = map[string]string{
+	"metadata.deletionTimestamp":                             "set by an API server: remove it, or the manifest if the pod is not to run",
+	"metadata.generateName":                                  "a pod of a manifest needs a name of its own: set metadata.name",
+	"spec.serviceAccountName":                                "there is no API server whose account it could be: remove it",
+	"spec.serviceAccount":                                    "there is no API server whose account it could be: remove it",
+	"spec.automountServiceAccountToken":                      "there is no API server to give a token: remove it",
+	"spec.ephemeralContainers":                               "an API server adds these to a running pod: use husk exec",
+	"spec.containers[].restartPolicy":                        "only an init container has one of its own: use spec.restartPolicy",
+	"spec.volumes[].projected.sources[].serviceAccountToken": "there is no API server to give a token: remove it",
+	"spec.volumes[].persistentVolumeClaim":                   "there are no claims: mount a directory with hostPath",
+	"spec.securityContext.windowsOptions":                    "only Linux pods run here: remove it",
 }
 
-// notYet is said of all others.
-const notYet = "not supported yet: remove it"
+// NotYet is said of all others.
+const NotYet = "not supported yet: remove it"
 
-// Fields returns all fields that may be set, sorted by path.
-func Fields() []Field {
+// All returns all fields that may be set, sorted by path.
+func All() []Field {
 	out := slices.Clone(podFields)
 	for _, containers := range []string{"spec.containers[].", "spec.initContainers[]."} {
 		for _, f := range containerFields {
@@ -172,49 +185,48 @@ func Fields() []Field {
 	return out
 }
 
-// standing says what the table knows of a pattern.
-type standing int
+// Standing says what the table knows of a pattern.
+type Standing int
 
+// The standings of a pattern.
 const (
-	absent  standing = iota // refused if set
-	partial                 // some fields below it are listed
-	listed
+	Absent  Standing = iota // refused if set
+	Partial                 // some fields below it are listed
+	Listed
 )
 
-// table has the standing of each pattern.
-type table struct{ known map[string]standing }
+// known has the standing of each pattern.
+var known = standings()
 
-var fieldTable = newTable()
-
-func newTable() table {
-	t := table{map[string]standing{}}
-	for _, f := range Fields() {
-		t.known[f.Path] = listed
-		for p := parent(f.Path); p != ""; p = parent(p) {
-			t.known[p] = partial
+func standings() map[string]Standing {
+	known := map[string]Standing{}
+	for _, f := range All() {
+		known[f.Path] = Listed
+		for p := Parent(f.Path); p != ""; p = Parent(p) {
+			known[p] = Partial
 		}
 	}
-	return t
+	return known
 }
 
-// look returns the standing of a pattern and, if it is absent, what to say.
-func (t *table) look(pattern string) (standing, string) {
-	s := t.known[pattern]
-	if s != absent {
+// Look returns the standing of a pattern and, if it is absent, what to say.
+func Look(pattern string) (Standing, string) {
+	s := known[pattern]
+	if s != Absent {
 		return s, ""
 	}
-	if remedy, ok := remedies[strings.Replace(pattern, "spec.initContainers[]", "spec.containers[]", 1)]; ok {
-		return absent, remedy
+	if remedy, ok := Remedies[strings.Replace(pattern, "spec.initContainers[]", "spec.containers[]", 1)]; ok {
+		return Absent, remedy
 	}
-	return absent, notYet
+	return Absent, NotYet
 }
 
 // maxFieldName is longer than any field's, with a typo.
 const maxFieldName = 64
 
-// suggest returns words about an unknown field: the sibling that it looks
+// Suggest returns words about an unknown field: the sibling that it looks
 // like, or the place where a field of that name belongs.
-func (t *table) suggest(name, parentPattern string, siblings map[string][]int) string {
+func Suggest(name, parentPattern string, siblings map[string][]int) string {
 	if len(name) > maxFieldName {
 		return ": remove it"
 	}
@@ -228,12 +240,12 @@ func (t *table) suggest(name, parentPattern string, siblings map[string][]int) s
 	if best != "" {
 		return "; did you mean " + best + "?"
 	}
-	for _, f := range Fields() {
-		if strings.HasSuffix(f.Path, "."+name) && parent(f.Path) != parentPattern {
+	for _, f := range All() {
+		if strings.HasSuffix(f.Path, "."+name) && Parent(f.Path) != parentPattern {
 			return "; did you mean " + f.Path + "?"
 		}
 	}
-	if p := "spec." + name; t.known[p] == partial {
+	if p := "spec." + name; known[p] == Partial {
 		return "; did you mean " + p + "?"
 	}
 	return ": remove it"
@@ -263,4 +275,12 @@ func editDistance(a, b string) int {
 		}
 	}
 	return rows[len(a)][len(b)]
+}
+
+// Parent returns the path of what contains path: a.b[0] has a.b, that has a.
+func Parent(path string) string {
+	if i := strings.LastIndexAny(path, ".["); i >= 0 {
+		return path[:i]
+	}
+	return ""
 }

@@ -1,11 +1,11 @@
-package manifest
+package cri
 
 import "strings"
 
-// Expand replaces each $(NAME) in text by what lookup knows of it. A name that
+// expand replaces each $(NAME) in text by what lookup knows of it. A name that
 // it doesn't know stays as it is written, $$ is a $, and a $ before anything
 // else is itself. What a variable brings is not expanded again.
-func Expand(text string, lookup func(name string) (string, bool)) string {
+func expand(text string, lookup func(name string) (string, bool)) string {
 	if !strings.Contains(text, "$") {
 		return text
 	}

@@ -1,4 +1,4 @@
-package manifest
+package fields
 
 import (
 	"fmt"
@@ -14,7 +14,8 @@ func Reference() string {
 	b.WriteString(`# Pod manifests
 
 A manifest is a file in YAML or JSON with one or more documents, each a
-Kubernetes v1 Pod, PodList or List of pods. It is read strictly: a field that
+Kubernetes v1 Pod, PodList or List of pods, or a ConfigMap or Secret that pods
+of the same file, or of the same directory of manifests, refer to. It is read strictly: a field that
 doesn't exist, is given twice or is not in one of the tables below makes the
 whole file be refused, with a line for each problem. A field set to what it
 would be anyway (false, 0, an empty string or list, null) counts as not set.
@@ -27,7 +28,7 @@ would be anyway (false, 0, an empty string or list, null) counts as not set.
 		{Ignored, "Fields that are accepted and have no effect", ""},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n\n| field | meaning |\n|---|---|\n", section.title)
-		for _, f := range Fields() {
+		for _, f := range All() {
 			if f.How != section.how || strings.HasPrefix(f.Path, "spec.initContainers[].") && f.Path != sidecarField.Path {
 				continue
 			}

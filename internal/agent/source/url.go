@@ -1,0 +1,155 @@
+package source
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/huskd/husk/internal/manifest"
+)
+
+// URL is a manifest that a web server has. It is asked again and again. Whatever
+// it answers but a manifest leaves the pods as they are.
+type URL struct {
+	URL string
+	// Header of each request, which may have what opens the server's doors.
+	Header   http.Header
+	Node     string // name of this node
+	Interval time.Duration
+	Log      *slog.Logger
+	// Deliver gets the complete set when it is first known and whenever it changes.
+	Deliver func(Set)
+
+	client http.Client
+	// etag and modified are the server's names for what was last read, whose
+	// content had the sum.
+	etag, modified string
+	sum            [sha256.Size]byte
+	said           string // the last complaint
+}
+
+// answerTime is how long the server may take to answer, as the kubelet has it.
+const answerTime = 10 * time.Second
+
+// Run asks until ctx ends.
+func (u *URL) Run(ctx context.Context) error {
+	u.client = http.Client{Timeout: answerTime, CheckRedirect: stayInside, Transport: http.DefaultTransport.(*http.Transport).Clone()}
+	defer u.client.CloseIdleConnections()
+	tick := time.NewTicker(u.Interval)
+	defer tick.Stop()
+	for {
+		set, err := u.ask(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			u.complain(err)
+		case set != nil:
+			u.Deliver(*set)
+		}
+		if err == nil {
+			u.said = ""
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+const maxRedirects = 10
+
+// stayInside follows a redirect unless it leads from TLS to where there is none.
+func stayInside(r *http.Request, via []*http.Request) error {
+	switch {
+	case via[0].URL.Scheme == "https" && r.URL.Scheme != "https":
+		return fmt.Errorf("it leads to %s, without TLS", redacted(r.URL.String()))
+	case len(via) >= maxRedirects:
+		return fmt.Errorf("more than %d redirects", maxRedirects)
+	}
+	return nil
+}
+
+// redacted is a URL without a password.
+func redacted(text string) string {
+	u, err := url.Parse(text)
+	if err != nil {
+		return text
+	}
+	return u.Redacted()
+}
+
+// ask returns what is declared, or nil if that hasn't changed.
+func (u *URL) ask(ctx context.Context) (*Set, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.URL, nil)
+	if err != nil {
+		return nil, err
+	}
+	for name, values := range u.Header {
+		req.Header[name] = values
+		if name == "Host" {
+			req.Host = values[0]
+		}
+	}
+	if u.etag != "" {
+		req.Header.Set("If-None-Match", u.etag)
+	}
+	if u.modified != "" {
+		req.Header.Set("If-Modified-Since", u.modified)
+	}
+	answer, err := u.client.Do(req)
+	if err != nil {
+		if failed, ok := errors.AsType[*url.Error](err); ok {
+			err = failed.Err
+		}
+		return nil, err
+	}
+	defer answer.Body.Close()
+	switch answer.StatusCode {
+	case http.StatusNotModified:
+		return nil, nil
+	case http.StatusOK:
+	default:
+		return nil, fmt.Errorf("it answers %s", answer.Status)
+	}
+	data, err := io.ReadAll(io.LimitReader(answer.Body, maxFile+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case len(data) > maxFile:
+		return nil, fmt.Errorf("its answer is larger than %d MiB", maxFile>>20)
+	}
+	sum := sha256.Sum256(data)
+	if sum == u.sum {
+		return nil, nil
+	}
+	at := redacted(u.URL)
+	f, err := manifest.Parse(data, manifest.Origin{File: at, Node: u.Node, Source: string(Web) + at})
+	if err != nil {
+		return nil, err
+	}
+	u.sum, u.etag, u.modified = sum, answer.Header.Get("ETag"), answer.Header.Get("Last-Modified")
+	set := &Set{Kind: Web, Objects: f.Objects}
+	for i := range f.Pods {
+		set.Pods = append(set.Pods, Pod{&f.Pods[i], at})
+	}
+	return set, nil
+}
+
+// complain logs why nothing new is known, once until it is another reason.
+func (u *URL) complain(err error) {
+	text := strings.ReplaceAll(err.Error(), "\n", "; ")
+	if text == u.said {
+		return
+	}
+	u.said = text
+	u.Log.Error("manifests: the pods from the URL are kept: "+text, "url", redacted(u.URL))
+}

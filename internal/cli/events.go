@@ -1,0 +1,69 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/render"
+)
+
+func newEvents(a *app) *cobra.Command {
+	req := &huskv1.EventsRequest{}
+	cmd := &cobra.Command{
+		Use:   "events [POD]",
+		Short: "Show what happened to pods lately.",
+		Example: `husk events
+husk events web
+husk events -f`,
+		Args:              takes(0, 1, "the NAME of a pod"),
+		ValidArgsFunction: completer{a}.pod,
+	}
+	cmd.Flags().BoolVarP(&req.Follow, "follow", "f", false, "go on with what happens from now on")
+	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
+		if len(args) > 0 {
+			req.Name = args[0]
+		}
+		if !req.Follow {
+			events, err := collectEvents(ctx, c, req)
+			if err == nil && len(events) == 0 {
+				_, _ = fmt.Fprintln(a.errs, "nothing has happened since huskd started")
+			}
+			if err != nil {
+				return err
+			}
+			return a.show(asTable, nil, func() *render.Table { return render.EventTable(events, true, time.Now()) })
+		}
+		stream, err := c.Events(ctx, req)
+		for err == nil {
+			var e *huskv1.Event
+			if e, err = stream.Recv(); err == nil {
+				_, err = fmt.Fprintln(a.out, render.EventLine(e))
+			}
+		}
+		return err
+	})
+	return cmd
+}
+
+// collectEvents fetches those that are known.
+func collectEvents(ctx context.Context, c *client.Client, req *huskv1.EventsRequest) ([]*huskv1.Event, error) {
+	stream, err := c.Events(ctx, req)
+	var events []*huskv1.Event
+	for err == nil {
+		var e *huskv1.Event
+		if e, err = stream.Recv(); err == nil {
+			events = append(events, e)
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return events, err
+}

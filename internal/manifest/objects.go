@@ -1,0 +1,147 @@
+package manifest
+
+import (
+	"bytes"
+	"maps"
+	"reflect"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// The kinds of objects that pods can refer to.
+const (
+	KindConfigMap = "ConfigMap"
+	KindSecret    = "Secret"
+)
+
+// Object is a config map or a secret: its data by their keys.
+type Object map[string][]byte
+
+// Objects are what pods refer to, by ObjectKey.
+type Objects map[string]Object
+
+// ObjectKey names an object among others.
+func ObjectKey(kind, namespace, name string) string { return kind + " " + namespace + "/" + name }
+
+// Equal says whether both have the same objects with the same data.
+func (o Objects) Equal(other Objects) bool {
+	return maps.EqualFunc(o, other, func(x, y Object) bool { return maps.EqualFunc(x, y, bytes.Equal) })
+}
+
+// Of returns those that a pod refers to, as far as they are there.
+func (o Objects) Of(pod *corev1.Pod) Objects {
+	out := Objects{}
+	references(pod, func(kind, name string) {
+		key := ObjectKey(kind, pod.Namespace, name)
+		if object, ok := o[key]; ok {
+			out[key] = object
+		}
+	})
+	return out
+}
+
+// references calls f for all objects that the pod refers to.
+func references(pod *corev1.Pod, f func(kind, name string)) {
+	forEachContainer(pod, func(c *corev1.Container, _ string, _ bool) {
+		for _, from := range c.EnvFrom {
+			if from.ConfigMapRef != nil {
+				f(KindConfigMap, from.ConfigMapRef.Name)
+			}
+			if from.SecretRef != nil {
+				f(KindSecret, from.SecretRef.Name)
+			}
+		}
+		for _, e := range c.Env {
+			if from := e.ValueFrom; from != nil && from.ConfigMapKeyRef != nil {
+				f(KindConfigMap, from.ConfigMapKeyRef.Name)
+			} else if from != nil && from.SecretKeyRef != nil {
+				f(KindSecret, from.SecretKeyRef.Name)
+			}
+		}
+	})
+	for i := range pod.Spec.Volumes {
+		for _, p := range Projections(&pod.Spec.Volumes[i]) {
+			if p.ConfigMap != nil {
+				f(KindConfigMap, p.ConfigMap.Name)
+			}
+			if p.Secret != nil {
+				f(KindSecret, p.Secret.Name)
+			}
+		}
+	}
+}
+
+// Projections are the parts of a volume whose files come from the manifest;
+// there are none for another. A volume of one kind is a projection of it alone.
+func Projections(v *corev1.Volume) []corev1.VolumeProjection {
+	switch {
+	case v.ConfigMap != nil:
+		c := v.ConfigMap
+		return []corev1.VolumeProjection{{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: c.LocalObjectReference, Items: c.Items, Optional: c.Optional}}}
+	case v.Secret != nil:
+		s := v.Secret
+		return []corev1.VolumeProjection{{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: s.SecretName}, Items: s.Items, Optional: s.Optional}}}
+	case v.DownwardAPI != nil:
+		return []corev1.VolumeProjection{{DownwardAPI: &corev1.DownwardAPIProjection{Items: v.DownwardAPI.Items}}}
+	case v.Projected != nil:
+		return v.Projected.Sources
+	}
+	return nil
+}
+
+// maxObject is the most data of an object, as an API server has it.
+const maxObject = 1 << 20
+
+// object reads a config map or a secret.
+func (p *parser) object(doc *node, kind, subject string) {
+	if name := nameOf(doc); name != "" {
+		subject = map[string]string{KindConfigMap: "config map ", KindSecret: "secret "}[kind] + name
+	}
+	r := newReport(subject)
+	d := &decoder{report: r, whole: true}
+	data := Object{}
+	var secret corev1.Secret
+	config := corev1.ConfigMap{}
+	m := &config.ObjectMeta
+	if kind == KindSecret {
+		d.decode(doc, reflect.ValueOf(&secret).Elem(), place{})
+		m = &secret.ObjectMeta
+		maps.Copy(data, secret.Data)
+		for key, value := range secret.StringData {
+			data[key] = []byte(value)
+		}
+	} else {
+		d.decode(doc, reflect.ValueOf(&config).Elem(), place{})
+		maps.Copy(data, config.BinaryData)
+		for key, value := range config.Data {
+			if _, ok := data[key]; ok {
+				r.invalid("data."+key, "binaryData has it too: remove one")
+			}
+			data[key] = []byte(value)
+		}
+	}
+	fill(&m.Namespace, DefaultNamespace)
+	if m.Name == "" {
+		r.missing("metadata.name", "")
+	} else if len(validation.IsDNS1123Subdomain(m.Name)) > 0 {
+		r.invalid("metadata.name", "%q can't be one: %s", m.Name, subdomainRule)
+	}
+	if len(validation.IsDNS1123Label(m.Namespace)) > 0 {
+		r.invalid("metadata.namespace", "%q can't be one: %s", m.Namespace, labelRule)
+	}
+	size := 0
+	for key, value := range data {
+		size += len(value)
+		if len(validation.IsConfigMapKey(key)) > 0 {
+			r.invalid("data."+key, "%q can't be a key: use at most 253 letters, digits, -, _ and ., which don't begin with two dots", key)
+		}
+	}
+	if size > maxObject {
+		r.invalid("data", "%d bytes in all: at most %d", size, maxObject)
+	}
+	p.problems = append(p.problems, r.sorted()...)
+	p.more += r.more
+	p.first(doc, kind, m, subject)
+	p.objects[ObjectKey(kind, m.Namespace, m.Name)] = data
+}

@@ -1,0 +1,130 @@
+package monitor
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/huskd/husk/internal/oci"
+)
+
+// Handlers are the runtimes of a host by the names of CRI's runtime handlers.
+type Handlers struct {
+	// Default is that of pods which name none, unless Missing says why there
+	// is no such runtime.
+	Default Runtime
+	Missing error
+	// Rejected went before the default and can't be used.
+	Rejected []Rejected
+
+	named map[string]handler
+}
+
+type handler struct {
+	Runtime
+	missing error
+}
+
+// Only returns what has a default and no other.
+func Only(runtime Runtime, missing error) Handlers {
+	h := Handlers{Default: runtime, Missing: missing, named: map[string]handler{}}
+	if missing == nil {
+		h.named[runtime.Name] = handler{Runtime: runtime}
+	}
+	return h
+}
+
+// FindHandlers tries the runtimes of the handlers in paths, by name; for an
+// empty path the name is looked for. The default is what Find finds, with the
+// paths in the place of programs of their names, and the others after them. It
+// is a handler too, by what it calls itself, unless paths has one of that name.
+func FindHandlers(ctx context.Context, cfg Config, paths map[string]string) Handlers {
+	program := func(name string) string {
+		if paths[name] != "" {
+			return paths[name]
+		}
+		return name
+	}
+	names := slices.Sorted(maps.Keys(paths))
+	first := cfg
+	first.Runtimes = nil
+	for _, name := range append(slices.Clone(preferred), names...) {
+		if path := program(name); !slices.Contains(first.Runtimes, path) {
+			first.Runtimes = append(first.Runtimes, path)
+		}
+	}
+	runtime, rejected, missing := Find(ctx, first)
+	h := Only(runtime, missing)
+	h.Rejected = rejected
+	for _, name := range names {
+		one := cfg
+		one.Runtimes = []string{program(name)}
+		if missing == nil && locate(program(name)).Path == runtime.Path {
+			h.named[name] = handler{Runtime: runtime}
+			continue
+		}
+		found, why, err := find(ctx, one, "runtime-"+name+".json")
+		if err != nil && len(why) > 0 {
+			err = errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("runtime handler %s can't be used: %s: %s", name, why[0].Name, why[0].Why))
+		}
+		h.named[name] = handler{found, err}
+	}
+	return h
+}
+
+// Get returns the runtime of a handler, that of the default for no name.
+func (h Handlers) Get(name string) (Runtime, error) {
+	if name == "" {
+		return h.Default, h.Missing
+	}
+	found, ok := h.named[name]
+	if !ok {
+		return Runtime{}, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("runtime handler %.80q is not known here: %s", name, h.known()))
+	}
+	return found.Runtime, found.missing
+}
+
+// Check says why the handler can't be used for containers, those of a user
+// namespace or others.
+func (h Handlers) Check(name string, userns bool) error {
+	runtime, err := h.Get(name)
+	if err == nil && userns && runtime.NoUserNamespaces != "" {
+		err = errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("%s can't run containers in a user namespace here: %s: ask for none (in a pod: hostUsers: true)", runtime.Name, runtime.NoUserNamespaces))
+	}
+	return err
+}
+
+// called returns a runtime that calls itself name, which may be of no handler.
+func (h Handlers) called(name string) Runtime {
+	for _, candidate := range h.named {
+		if candidate.Name == name {
+			return candidate.Runtime
+		}
+	}
+	return Runtime{Name: name, Path: locate(name).Path}
+}
+
+func (h Handlers) known() string {
+	if len(h.named) == 0 {
+		return "there is none"
+	}
+	return fmt.Sprintf("use %s, or none for the default", strings.Join(slices.Sorted(maps.Keys(h.named)), ", "))
+}
+
+// List returns the handlers, the default one first, without a name of its own,
+// and then the others by name.
+func (h Handlers) List() []oci.Handler {
+	list := []oci.Handler{handler{h.Default, h.Missing}.word("")}
+	for _, name := range slices.Sorted(maps.Keys(h.named)) {
+		list = append(list, h.named[name].word(name))
+	}
+	return list
+}
+
+func (h handler) word(name string) oci.Handler {
+	return oci.Handler{Name: name, Runtime: h.Name, Version: h.Version, Path: h.Path, UserNamespaces: h.missing == nil && h.NoUserNamespaces == "", Missing: h.missing}
+}

@@ -1,0 +1,42 @@
+package sandbox
+
+import (
+	"strconv"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/sandbox/lifecycle"
+)
+
+// The annotations by which a pod chooses when it is attached to the network. The
+// first goes before, and both go before what its runtime handler has.
+const (
+	annotationNetwork = "cni.husk.dev/network"
+	// iSulad's: true is before-start, false after-start.
+	annotationISulad = "cri.sandbox.network.setup.v2"
+)
+
+// orderOf returns when a sandbox is attached: as its annotations say, or else as
+// its runtime handler has it.
+func orderOf(config *runtimeapi.PodSandboxConfig, handlers lifecycle.Order) (lifecycle.Order, error) {
+	annotations := config.GetAnnotations()
+	if v, ok := annotations[annotationNetwork]; ok {
+		o := lifecycle.Order(v)
+		if o != lifecycle.BeforeStart && o != lifecycle.AfterStart {
+			return "", bad("annotation %s: %.80q is neither %s nor %s", annotationNetwork, v, lifecycle.BeforeStart, lifecycle.AfterStart)
+		}
+		return o, nil
+	}
+	v, ok := annotations[annotationISulad]
+	if !ok {
+		return handlers, nil
+	}
+	first, err := strconv.ParseBool(v)
+	if err != nil {
+		return "", bad("annotation %s: %.80q is neither true nor false", annotationISulad, v)
+	}
+	if first {
+		return lifecycle.BeforeStart, nil
+	}
+	return lifecycle.AfterStart, nil
+}

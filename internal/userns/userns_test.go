@@ -1,0 +1,142 @@
+package userns
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/hosttest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func owns(t testing.TB, path string) uint32 {
+	t.Helper()
+	info, err := os.Stat(path)
+	must(t, err)
+	return info.Sys().(*syscall.Stat_t).Uid
+}
+
+// open returns the path of a user namespace with the mapping.
+func open(t testing.TB, m Mapping) string {
+	t.Helper()
+	ns, err := Open(m)
+	must(t, err)
+	t.Cleanup(func() { _ = ns.Close() })
+	return fmt.Sprintf("/proc/self/fd/%d", ns.Fd())
+}
+
+const first = 1 << 20
+
+func TestHold(t *testing.T) {
+	hosttest.Root(t)
+	process := 0
+	must(t, Hold(Whole(first, 1<<16), syscall.CLONE_NEWNET, func(pid int) error {
+		process = pid
+		dir := fmt.Sprintf("/proc/%d/", pid)
+		for file, want := range map[string]string{"uid_map": "0 1048576 65536", "gid_map": "0 1048576 65536", "setgroups": "allow"} {
+			got, err := os.ReadFile(dir + file)
+			if text := strings.Join(strings.Fields(string(got)), " "); err != nil || text != want {
+				t.Errorf("%s is %q, %v", file, text, err)
+			}
+		}
+		if theirs, err := os.Readlink(dir + "ns/net"); err != nil || theirs == must2(os.Readlink("/proc/self/ns/net")) {
+			t.Errorf("network namespace %s, %v", theirs, err)
+		}
+		return nil
+	}))
+	if err := unix.Kill(process, 0); err != unix.ESRCH {
+		t.Errorf("its process is left: %v", err)
+	}
+	said := fmt.Errorf("said")
+	if err := Hold(Whole(first, 1), 0, func(int) error { return said }); err != said {
+		t.Error(err)
+	}
+	if err := Hold(Whole(1<<32-2, 5), 0, func(int) error { return nil }); err == nil || !strings.Contains(err.Error(), "refuses its mappings") {
+		t.Errorf("IDs that there aren't: %v", err)
+	}
+}
+
+func must2(s string, _ error) string { return s }
+
+func TestRoot(t *testing.T) {
+	if uid, gid := Whole(7, 1).Root(); uid != 7 || gid != 7 {
+		t.Error(uid, gid)
+	}
+	if uid, gid := (Mapping{UIDs: []syscall.SysProcIDMap{{ContainerID: 1, HostID: 7, Size: 1}}}).Root(); uid != -1 || gid != -1 {
+		t.Error(uid, gid)
+	}
+}
+
+func TestMount(t *testing.T) {
+	hosttest.Root(t)
+	ns := open(t, Whole(first, 1<<16))
+	dir := t.TempDir()
+	source, target := filepath.Join(dir, "source"), filepath.Join(dir, "target")
+	below := filepath.Join(source, "below")
+	must(t, os.MkdirAll(below, 0o755))
+	must(t, os.Mkdir(target, 0o755))
+	must(t, os.WriteFile(filepath.Join(source, "file"), nil, 0o644))
+	must(t, os.Chown(filepath.Join(source, "file"), 33, 33))
+	// Shared, with a mount below it, as most of a host is.
+	must(t, unix.Mount(source, source, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(source, unix.MNT_DETACH)) })
+	must(t, unix.Mount("", source, "", unix.MS_SHARED, ""))
+	must(t, unix.Mount("tmpfs", below, "tmpfs", 0, ""))
+	must(t, os.WriteFile(filepath.Join(below, "deep"), nil, 0o644))
+
+	must(t, Mount(source, target, ns))
+	if got := owns(t, filepath.Join(target, "file")); got != first+33 {
+		t.Errorf("owned by %d", got)
+	}
+	if _, err := os.Stat(filepath.Join(target, "below", "deep")); err != nil {
+		t.Error(err)
+	}
+	// Who is root there makes files that are root's in source.
+	out, err := exec.Command("setpriv", "--reuid", fmt.Sprint(first), "--regid", fmt.Sprint(first), "--clear-groups", "touch", filepath.Join(target, "file")).CombinedOutput()
+	if err == nil {
+		t.Errorf("another user's file could be touched: %s", out)
+	}
+	must(t, os.Chmod(dir, 0o755))
+	must(t, os.Chmod(filepath.Dir(dir), 0o755))
+	out, err = exec.Command("setpriv", "--reuid", fmt.Sprint(first), "--regid", fmt.Sprint(first), "--clear-groups", "touch", filepath.Join(target, "new")).CombinedOutput()
+	if err != nil || owns(t, filepath.Join(source, "new")) != 0 {
+		t.Errorf("%v: %s", err, out)
+	}
+	must(t, unix.Unmount(target, unix.MNT_DETACH))
+	if _, err := os.Stat(filepath.Join(below, "deep")); err != nil {
+		t.Errorf("the mount below source went too: %v", err)
+	}
+
+	file := filepath.Join(dir, "file")
+	must(t, os.WriteFile(file, nil, 0o644))
+	must(t, Mount(filepath.Join(source, "file"), file, ns))
+	if got := owns(t, file); got != first+33 {
+		t.Errorf("a file: owned by %d", got)
+	}
+	must(t, unix.Unmount(file, unix.MNT_DETACH))
+
+	for words, err := range map[string]error{
+		"no such":         Mount(filepath.Join(dir, "nothing"), target, ns),
+		"can't be mapped": Mount("/proc/self", target, ns),
+		"/no/such":        Mount(source, target, "/no/such"),
+	} {
+		if err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("%s: %v", words, err)
+		}
+	}
+}
