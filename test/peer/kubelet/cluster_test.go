@@ -1,0 +1,436 @@
+package kubelet
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/httpstream"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/client-go/transport/spdy"
+	"sigs.k8s.io/yaml"
+
+	"github.com/huskd/husk/test/node"
+)
+
+// cluster is a machine with an API server, whose only node it is.
+type cluster struct {
+	*machine
+	control []*process // etcd, kube-apiserver
+	config  *rest.Config
+	api     kubernetes.Interface
+}
+
+// token is that of the cluster's only user, who may do everything.
+const token = "letmein"
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	m := newMachine(t)
+	etcd := m.start("etcd", "--data-dir", m.Dir+"/etcd", "--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
+		"--listen-peer-urls", "http://127.0.0.1:2380", "--log-level", "error")
+	key := m.write("service-accounts.key", newKey(t))
+	server := m.start("kube-apiserver", "--etcd-servers", "http://127.0.0.1:2379", "--cert-dir", m.Dir+"/apiserver",
+		"--bind-address", "127.0.0.1", "--secure-port", "6443", "--advertise-address", node.Address4, "--service-cluster-ip-range", "10.96.0.0/16",
+		"--token-auth-file", m.write("tokens.csv", token+",admin,admin,system:masters\n"), "--authorization-mode", "AlwaysAllow",
+		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", key, "--service-account-signing-key-file", key,
+		"--kubelet-preferred-address-types", "InternalIP", "--endpoint-reconciler-type", "none")
+	c := &cluster{machine: m, control: []*process{server, etcd}, config: &rest.Config{
+		Host: "https://" + m.forward("127.0.0.1:6443"), BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: 100, Burst: 100,
+	}}
+	var err error
+	c.api, err = kubernetes.NewForConfig(c.config)
+	c.must(err)
+	node.Eventually(t, 3*time.Minute, func() string {
+		server.mustRun()
+		if body, err := c.api.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(t.Context()); err != nil {
+			return fmt.Sprintf("the API server isn't ready: %v %s", err, body)
+		}
+		return ""
+	})
+	// There are no controllers to make them.
+	node.Eventually(t, time.Minute, func() string {
+		_, err := c.api.CoreV1().ServiceAccounts("default").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return err.Error()
+		}
+		return ""
+	})
+	c.createConfigMap("kube-root-ca.crt", map[string]string{"ca.crt": "unused"})
+	return c
+}
+
+func newKey(t *testing.T) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
+}
+
+func (c *cluster) must(err error) {
+	c.t.Helper()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// forward has an address of the node's answer on the host's loopback.
+func (m *machine) forward(to string) string {
+	m.t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			from, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer from.Close()
+				conn, err := m.dial(m.t.Context(), "tcp", to)
+				if err != nil {
+					return
+				}
+				defer conn.Close()
+				go func() {
+					_, _ = io.Copy(conn, from)
+					_ = conn.(*net.TCPConn).CloseWrite()
+				}()
+				_, _ = io.Copy(from, conn)
+			}()
+		}
+	}()
+	return listener.Addr().String()
+}
+
+const kubeconfig = `
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:6443", insecure-skip-tls-verify: true}}]
+users: [{name: u, user: {token: %s}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+`
+
+// join starts the kubelet, which registers the node.
+func (c *cluster) join() {
+	c.t.Helper()
+	c.startKubelet("--kubeconfig", c.write("kubeconfig", fmt.Sprintf(kubeconfig, token)))
+}
+
+func (c *cluster) createConfigMap(name string, data map[string]string) {
+	c.t.Helper()
+	_, err := c.api.CoreV1().ConfigMaps("default").Create(c.t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: data}, metav1.CreateOptions{})
+	c.must(err)
+}
+
+// create makes a pod of the cluster's only node.
+func (c *cluster) create(manifest string) {
+	c.t.Helper()
+	var pod corev1.Pod
+	c.must(yaml.UnmarshalStrict([]byte(manifest), &pod))
+	pod.Spec.NodeName = "node"
+	_, err := c.api.CoreV1().Pods("default").Create(c.t.Context(), &pod, metav1.CreateOptions{})
+	c.must(err)
+}
+
+// await waits until the API server says of a pod what it should.
+func (c *cluster) await(name string, is func(*corev1.Pod) bool) (pod *corev1.Pod) {
+	c.t.Helper()
+	node.Eventually(c.t, 2*time.Minute, func() string {
+		c.kubelet.mustRun()
+		var err error
+		if pod, err = c.api.CoreV1().Pods("default").Get(c.t.Context(), name, metav1.GetOptions{}); err != nil {
+			return err.Error()
+		}
+		if !is(pod) {
+			return "pod " + name + " is " + describe(pod)
+		}
+		return ""
+	})
+	return pod
+}
+
+// TestCluster is a kubelet with an API server.
+func TestCluster(t *testing.T) {
+	c := newCluster(t)
+	c.join()
+	c.nodeReady()
+	c.createConfigMap("settings", map[string]string{"colour": "green"})
+	_, err := c.api.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "password"}, StringData: map[string]string{"password": "opensesame"},
+	}, metav1.CreateOptions{})
+	c.must(err)
+	c.create(full)
+	c.create(host)
+	c.create(configured)
+	c.answers(c.await("full", ready), "version 1\n")
+	if p := c.await("host", ready); p.Status.PodIP != node.Address4 {
+		t.Errorf("the pod on the node's network has the address %s", p.Status.PodIP)
+	}
+	c.await("configured", ready)
+	for _, line := range c.kubelet.matches("Observed pod startup duration") {
+		t.Log(line)
+	}
+
+	t.Run("volumes", func(t *testing.T) { c.part(t).volumes() })
+	t.Run("logs", func(t *testing.T) { c.part(t).logs() })
+	t.Run("exec", func(t *testing.T) { c.part(t).execs() })
+	t.Run("port-forward", func(t *testing.T) { c.part(t).forwards() })
+	t.Run("resize", func(t *testing.T) { c.part(t).resizes() })
+	c.huskd.Kill()
+	before := c.await("full", ready)
+	c.huskd = c.Huskd()
+	c.unchanged(before)
+	t.Run("deletion", func(t *testing.T) { c.part(t).deletes() })
+	c.gone()
+	c.figures()
+	for _, p := range c.control {
+		p.kill()
+	}
+	c.end()
+}
+
+// part is the cluster for a part of the test.
+func (c *cluster) part(t *testing.T) *cluster {
+	m := *c.machine
+	m.t = t
+	return &cluster{machine: &m, config: c.config, api: c.api}
+}
+
+// nodeReady waits until the node is ready, and looks at what it says of huskd.
+func (c *cluster) nodeReady() {
+	c.t.Helper()
+	var n *corev1.Node
+	node.Eventually(c.t, 2*time.Minute, func() string {
+		c.kubelet.mustRun()
+		var err error
+		if n, err = c.api.CoreV1().Nodes().Get(c.t.Context(), "node", metav1.GetOptions{}); err != nil {
+			return err.Error()
+		}
+		for _, cond := range n.Status.Conditions {
+			if cond.Type == corev1.NodeReady {
+				if cond.Status == corev1.ConditionTrue {
+					return ""
+				}
+				return cond.Message
+			}
+		}
+		return "the node has no condition"
+	})
+	if v := n.Status.NodeInfo.ContainerRuntimeVersion; !strings.HasPrefix(v, "husk://") || strings.HasSuffix(v, "Unknown") {
+		c.t.Errorf("the node's runtime is %s", v)
+	}
+	if len(n.Status.RuntimeHandlers) == 0 {
+		c.t.Error("the node has no runtime handlers")
+	}
+	if len(n.Status.Images) == 0 {
+		c.t.Error("the node has no images")
+	}
+}
+
+func (c *cluster) volumes() {
+	for path, want := range map[string]string{
+		"/settings/colour":  "green",
+		"/secret/password":  "opensesame",
+		"/projected/colour": "green",
+		"/projected/name":   "configured",
+	} {
+		if got, _ := c.exec("configured", "web", nil, "cat", path); got != want {
+			c.t.Errorf("%s: %q, want %q", path, got, want)
+		}
+	}
+	if got, _ := c.exec("configured", "web", nil, "sh", "-c", "echo $COLOUR $PASSWORD"); got != "green opensesame\n" {
+		c.t.Errorf("environment: %q", got)
+	}
+	for _, path := range []string{"/projected/token", "/var/run/secrets/kubernetes.io/serviceaccount/token"} {
+		of, _ := c.exec("configured", "web", nil, "cat", path)
+		review, err := c.api.AuthenticationV1().TokenReviews().Create(c.t.Context(), &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: of}}, metav1.CreateOptions{})
+		c.must(err)
+		if review.Status.User.Username != "system:serviceaccount:default:default" {
+			c.t.Errorf("the token of %s is that of %+v", path, review.Status)
+		}
+	}
+	// A changed config map comes to the running pod.
+	settings, err := c.api.CoreV1().ConfigMaps("default").Get(c.t.Context(), "settings", metav1.GetOptions{})
+	c.must(err)
+	settings.Data["colour"] = "blue"
+	_, err = c.api.CoreV1().ConfigMaps("default").Update(c.t.Context(), settings, metav1.UpdateOptions{})
+	c.must(err)
+	node.Eventually(c.t, 3*time.Minute, func() string {
+		if got := c.run("configured/web", "cat /settings/colour"); got != "blue" {
+			return "colour is " + got
+		}
+		return ""
+	})
+}
+
+func (c *cluster) logs() {
+	for container, want := range map[string]string{"prepare": "prepared\n", "web": "serving\n"} {
+		got, err := c.api.CoreV1().Pods("default").GetLogs("full", &corev1.PodLogOptions{Container: container}).DoRaw(c.t.Context())
+		if err != nil || string(got) != want {
+			c.t.Errorf("log of %s: %q %v", container, got, err)
+		}
+	}
+}
+
+// exec runs a command through the API server, by both protocols.
+func (c *cluster) exec(pod, container string, stdin []byte, command ...string) (stdout string, err error) {
+	c.t.Helper()
+	options := &corev1.PodExecOptions{Container: container, Command: command, Stdin: stdin != nil, Stdout: true, Stderr: true}
+	u := c.api.CoreV1().RESTClient().Get().Resource("pods").Namespace("default").Name(pod).SubResource("exec").VersionedParams(options, scheme.ParameterCodec).URL()
+	byWebSocket, err := remotecommand.NewWebSocketExecutor(c.config, http.MethodGet, u.String())
+	c.must(err)
+	bySPDY, err := remotecommand.NewSPDYExecutor(c.config, http.MethodPost, u)
+	c.must(err)
+	for i, e := range []remotecommand.Executor{byWebSocket, bySPDY} {
+		var out, errs bytes.Buffer
+		streams := remotecommand.StreamOptions{Stdout: &out, Stderr: &errs}
+		if stdin != nil {
+			streams.Stdin = bytes.NewReader(stdin)
+		}
+		err = e.StreamWithContext(c.t.Context(), streams)
+		if i > 0 && out.String() != stdout {
+			c.t.Errorf("%v: %q by WebSocket, %q by SPDY", command, stdout, out.String())
+		}
+		stdout = out.String()
+		if errs.Len() > 0 {
+			c.t.Logf("%v: %s", command, errs.String())
+		}
+	}
+	return stdout, err
+}
+
+func (c *cluster) execs() {
+	megabyte := bytes.Repeat([]byte("0123456789abcde\n"), 1<<16)
+	if got, err := c.exec("full", "web", megabyte, "cat"); err != nil || got != string(megabyte) {
+		c.t.Errorf("cat: %d bytes come back of %d: %v", len(got), len(megabyte), err)
+	}
+	_, err := c.exec("full", "web", nil, "sh", "-c", "exit 7")
+	var code interface{ ExitStatus() int }
+	if !errors.As(err, &code) || code.ExitStatus() != 7 {
+		c.t.Errorf("exit 7: %v", err)
+	}
+}
+
+// forwards forwards a port through the API server by both protocols.
+func (c *cluster) forwards() {
+	u := c.api.CoreV1().RESTClient().Post().Resource("pods").Namespace("default").Name("full").SubResource("portforward").URL()
+	byWebSocket, err := portforward.NewSPDYOverWebsocketDialer(u, c.config)
+	c.must(err)
+	transport, upgrader, err := spdy.RoundTripperFor(c.config)
+	c.must(err)
+	bySPDY := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, u)
+	for _, dialer := range []httpstream.Dialer{byWebSocket, bySPDY} {
+		stop, isReady := make(chan struct{}), make(chan struct{})
+		f, err := portforward.NewOnAddresses(dialer, []string{"127.0.0.1"}, []string{"0:80"}, stop, isReady, io.Discard, io.Discard)
+		c.must(err)
+		done := make(chan error, 1)
+		go func() { done <- f.ForwardPorts() }()
+		select {
+		case <-isReady:
+		case err := <-done:
+			c.t.Fatal(err)
+		}
+		ports, err := f.GetPorts()
+		c.must(err)
+		answer, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/index.html", ports[0].Local))
+		c.must(err)
+		body, err := io.ReadAll(answer.Body)
+		_ = answer.Body.Close()
+		if err != nil || string(body) != "version 1\n" {
+			c.t.Errorf("%T: %q %v", dialer, body, err)
+		}
+		close(stop)
+		if err := <-done; err != nil {
+			c.t.Errorf("%T: %v", dialer, err)
+		}
+	}
+}
+
+// resizes gives a running container more memory.
+func (c *cluster) resizes() {
+	before := c.await("full", ready)
+	want := resource.MustParse("96Mi")
+	pod := before.DeepCopy()
+	pod.Spec.Containers[0].Resources.Limits[corev1.ResourceMemory] = want
+	_, err := c.api.CoreV1().Pods("default").UpdateResize(c.t.Context(), "full", pod, metav1.UpdateOptions{})
+	c.must(err)
+	after := c.await("full", func(p *corev1.Pod) bool {
+		for _, s := range p.Status.ContainerStatuses {
+			if s.Name == "web" && s.Resources != nil {
+				got := s.Resources.Limits[corev1.ResourceMemory]
+				return got.Equal(want)
+			}
+		}
+		return false
+	})
+	if restarts(after) != restarts(before) {
+		c.t.Error("the pod was restarted")
+	}
+	if got, _ := c.exec("full", "web", nil, "sh", "-c", "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null"); got != fmt.Sprintln(want.Value()) {
+		c.t.Errorf("the container's limit is %q", got)
+	}
+}
+
+// deletes removes all pods, which end as they are asked to.
+func (c *cluster) deletes() {
+	pods := c.api.CoreV1().Pods("default")
+	list, err := pods.List(c.t.Context(), metav1.ListOptions{})
+	c.must(err)
+	ctx, cancel := context.WithTimeout(c.t.Context(), 2*time.Minute)
+	defer cancel()
+	changes, err := pods.Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	c.must(err)
+	defer changes.Stop()
+	c.must(pods.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+	last := map[string]*corev1.Pod{}
+	for deleted := 0; deleted < len(list.Items); {
+		change, ok := <-changes.ResultChan()
+		if !ok {
+			c.t.Fatalf("of %d pods %d are deleted", len(list.Items), deleted)
+		}
+		p, isPod := change.Object.(*corev1.Pod)
+		switch {
+		case !isPod:
+			c.t.Fatalf("%+v", change)
+		case change.Type == watch.Deleted:
+			deleted++
+		}
+		last[p.Name] = p
+	}
+	if ended := last["configured"].Status.ContainerStatuses[0].State.Terminated; ended == nil || ended.ExitCode != 0 {
+		c.t.Errorf("the container that heeds SIGTERM has ended with %+v", ended)
+	}
+}

@@ -1,0 +1,99 @@
+package kubelet
+
+// full is a pod with a bit of everything: an init container, a sidecar, probes
+// of all kinds, volumes and a port of the node.
+const full = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: full
+  namespace: default
+  labels: {app: full, version: "1"}
+spec:
+  terminationGracePeriodSeconds: 2
+  initContainers:
+  - name: prepare
+    image: localhost/web:1
+    imagePullPolicy: Never
+    command: [sh, -c, "echo version $VERSION > /data/index.html; cp /info/labels /data/labels; echo prepared"]
+    env: [{name: VERSION, valueFrom: {fieldRef: {fieldPath: "metadata.labels['version']"}}}]
+    volumeMounts: [{name: data, mountPath: /data}, {name: info, mountPath: /info}]
+  - name: sidecar
+    image: localhost/web:1
+    imagePullPolicy: Never
+    restartPolicy: Always
+    command: [sh, -c, "trap 'exit 0' TERM; echo ready > /data/sidecar; while :; do sleep 3600 & wait; done"]
+    startupProbe: {exec: {command: [test, -e, /data/sidecar]}, periodSeconds: 1}
+    volumeMounts: [{name: data, mountPath: /data}]
+  containers:
+  - name: web
+    image: localhost/web:1
+    imagePullPolicy: Never
+    command: [sh, -c, "echo serving; test -e /data/sidecar && exec httpd -f -p 80 -h /data"]
+    ports: [{containerPort: 80, hostPort: 8080}]
+    readinessProbe: {httpGet: {path: /index.html, port: 80}, periodSeconds: 1}
+    livenessProbe: {exec: {command: [sh, -c, "test ! -e /tmp/sick"]}, periodSeconds: 1, failureThreshold: 1}
+    resources: {requests: {cpu: 50m, memory: 16Mi}, limits: {cpu: 500m, memory: 64Mi}}
+    volumeMounts: [{name: data, mountPath: /data}, {name: host, mountPath: /host, readOnly: true}, {name: memory, mountPath: /memory}]
+  - name: tcp
+    image: localhost/web:1
+    imagePullPolicy: Never
+    command: [httpd, -f, -p, "81", -h, /data]
+    readinessProbe: {tcpSocket: {port: 81}, periodSeconds: 1}
+    volumeMounts: [{name: data, mountPath: /data}]
+  volumes:
+  - {name: data, emptyDir: {}}
+  - {name: memory, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
+  - {name: host, hostPath: {path: /etc, type: Directory}}
+  - {name: info, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}
+`
+
+// host is a pod on the node's own network.
+const host = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: host
+  namespace: default
+spec:
+  hostNetwork: true
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: web
+    image: localhost/web:1
+    imagePullPolicy: Never
+    command: [httpd, -f, -p, "8090", -h, /etc]
+    readinessProbe: {tcpSocket: {port: 8090}, periodSeconds: 1}
+`
+
+// configured is a pod with all that an API server can configure it by.
+const configured = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: configured
+  namespace: default
+spec:
+  terminationGracePeriodSeconds: 30
+  containers:
+  - name: web
+    image: localhost/web:1
+    imagePullPolicy: IfNotPresent
+    command: [sh, -c, "trap 'echo ending; exit 0' TERM; while :; do sleep 3600 & wait; done"]
+    env:
+    - {name: COLOUR, valueFrom: {configMapKeyRef: {name: settings, key: colour}}}
+    - {name: PASSWORD, valueFrom: {secretKeyRef: {name: password, key: password}}}
+    volumeMounts:
+    - {name: settings, mountPath: /settings}
+    - {name: password, mountPath: /secret}
+    - {name: projected, mountPath: /projected}
+  volumes:
+  - {name: settings, configMap: {name: settings}}
+  - {name: password, secret: {secretName: password, defaultMode: 0o400}}
+  - name: projected
+    projected:
+      sources:
+      - {configMap: {name: settings}}
+      - {downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}
+      - {serviceAccountToken: {path: token, expirationSeconds: 3600}}
+`
