@@ -88,7 +88,7 @@ var inside = []struct {
 
 	{"own-namespaces", "", "tty: false", "ps -o pid,args | tail -n +2 | head -1 | grep -c sh; ls /sys/class/net | tr '\\n' ' '", "1\neth0 lo "},
 	{"host-network", "hostNetwork: true", "tty: false", "hostname; ls -d /sys/class/net/up0 2>/dev/null || ip link show up0 | head -1", "node\n.*up0.*"},
-	{"host-processes", "hostPID: true", "tty: false", "ps -o args | grep -c '[h]uskd --root'", "1"},
+	{"host-processes", "hostPID: true", "tty: false", "ps -o args | grep -q '[h]uskd --root' && echo seen", "seen"},
 }
 
 func initContainer(name, script string) string {
