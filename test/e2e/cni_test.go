@@ -89,7 +89,7 @@ func cleanCNI(n *node.Node) {
 			n.Run("nft", "delete", "table", family, table)
 		}
 	}
-	n.Run("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
+	n.Run("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0", "net.ipv4.ip_forward=0")
 }
 
 // A pod through the reference plugins is reached as it should be, keeps its
@@ -328,7 +328,7 @@ func TestHuskCNIInAChain(t *testing.T) {
 		}
 	}
 	n.Must("ip", "route", "delete", "unreachable", "10.78.0.0/24")
-	n.Must("sysctl", "-qw", "net.ipv6.conf.all.forwarding=0")
+	n.Must("sysctl", "-qw", "net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0")
 }
 
 // huskd is killed before and after every plugin, in ADD and in DEL. The next

@@ -131,6 +131,10 @@ func (n *Node) wire() {
 	gone := other("ip", "link", "del", "wire0")
 	_ = exec.Command(gone[0], gone[1:]...).Run()
 	for _, args := range [][]string{
+		// A new namespace has the machine's own ip_forward. The node begins as a
+		// fresh one does, and its router says of an address that it has no route.
+		here("sysctl", "-qw", "net.ipv4.ip_forward=0"),
+		other("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"),
 		here("ip", "link", "add", "up0", "type", "veth", "peer", "name", "wire0"),
 		here("sysctl", "-qw", "net.ipv6.conf.up0.accept_dad=0"),
 		here("ip", "address", "add", Address4+"/24", "dev", "up0"),

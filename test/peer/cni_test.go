@@ -92,7 +92,7 @@ func TestDaemonDoesIt(t *testing.T) {
 	h.gone(list)
 	d.Stop()
 	// Each leaves it on while the other is there, and neither was the first.
-	h.Run("sysctl", "-qw", "net.ipv6.conf.all.forwarding=0")
+	h.Run("sysctl", "-qw", "net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0")
 }
 
 // TestChainsWithReferencePlugins: before and behind those of Debian.
