@@ -12,7 +12,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container/lifecycle"
@@ -31,8 +30,7 @@ const actionTimeout = 2 * time.Minute
 // repeated.
 const killTimeout = 30 * time.Second
 
-// record is what the journal keeps of a container beside its config, which is
-// under a key of its own because it never changes.
+// record is what the journal keeps of a container beside its config.
 type record struct {
 	Sandbox string          `json:"sandbox"`
 	State   lifecycle.State `json:"state"`
@@ -101,25 +99,12 @@ func (b *box) name() string { return b.config.GetMetadata().GetName() }
 func (b *box) bundle() string { return filepath.Join(b.s.cfg.State, "containers", b.id) }
 func (b *box) layer() string  { return filepath.Join(b.s.cfg.Root, "containers", b.id) }
 
-// configKey is where the journal has the container's config, as CRI's message.
-func configKey(id string) string { return "container-config/" + id }
-
 // store journals the container for the first time, unless it was stopped before.
 func (b *box) store() error {
 	if b.rec.State != lifecycle.Reserved {
 		return nil
 	}
-	data, err := proto.Marshal(b.config)
-	if err != nil {
-		return fmt.Errorf("encode config: %w", err)
-	}
-	if err := b.s.cfg.Journal.Put(configKey(b.id), data); err != nil {
-		return err
-	}
-	if err := b.s.records.Put(b.id, b.rec); err != nil {
-		return errors.Join(err, b.s.cfg.Journal.Delete(configKey(b.id)))
-	}
-	return nil
+	return b.s.records.Create(b.id, b.config, b.rec)
 }
 
 // publish makes the record what Get and List show, and tells of it.
@@ -148,7 +133,7 @@ func (b *box) enter(to lifecycle.State) error {
 	var err error
 	switch {
 	case to == lifecycle.Removed:
-		err = errors.Join(b.s.records.Delete(b.id), b.s.cfg.Journal.Delete(configKey(b.id)))
+		err = b.s.records.Delete(b.id)
 	case to.Down():
 		err = b.s.records.Unwind(b.id, next)
 	default:

@@ -133,7 +133,7 @@ func (s Status) Name() string { return s.Config.GetMetadata().GetName() }
 // Service owns the containers.
 type Service struct {
 	cfg     Config
-	records journal.Table[record]
+	records journal.Configured[record, runtimeapi.ContainerConfig, *runtimeapi.ContainerConfig]
 
 	mu    sync.RWMutex
 	boxes map[string]*box
@@ -155,7 +155,7 @@ const creations = 4
 func New(cfg Config) *Service {
 	s := &Service{
 		cfg:     cfg,
-		records: journal.NewTable[record](cfg.Journal, "container"),
+		records: journal.NewConfigured[record, runtimeapi.ContainerConfig](cfg.Journal, "container"),
 		boxes:   map[string]*box{},
 		live:    map[string]*box{},
 

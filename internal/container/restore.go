@@ -3,14 +3,12 @@ package container
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container/lifecycle"
@@ -21,14 +19,9 @@ import (
 // Load reads the recorded containers. Resume continues them. Records that
 // can't be read are set aside and returned as errors.
 func (s *Service) Load() []error {
-	bad := s.records.Load(func(id string, rec record) error {
+	return s.records.Load(func(id string, config *runtimeapi.ContainerConfig, rec record) error {
 		if !pod.ValidID(id) {
 			return errors.New("not a container ID")
-		}
-		data, ok := s.cfg.Journal.Get(configKey(id))
-		config := &runtimeapi.ContainerConfig{}
-		if err := proto.Unmarshal(data, config); err != nil || !ok {
-			return errors.Join(fmt.Errorf("its config can't be read (present: %v)", ok), err)
 		}
 		b := s.newBox(id, rec.Sandbox, config)
 		b.rec = rec
@@ -43,12 +36,6 @@ func (s *Service) Load() []error {
 		}
 		return nil
 	})
-	for key := range s.cfg.Journal.All(configKey("")) {
-		if id := key[len(configKey("")):]; s.boxes[id] == nil {
-			_ = s.cfg.Journal.Delete(key) // its record was not written, or is set aside
-		}
-	}
-	return bad
 }
 
 // Resume takes up, after Load, what a restart of huskd or of the host cut

@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container/lifecycle"
@@ -52,16 +51,10 @@ func resumeStuck(t *testing.T, state lifecycle.State) (*Service, stuck) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config, err := proto.Marshal(&runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := j.Put(configKey(stuckID), config); err != nil {
-		t.Fatal(err)
-	}
 	r := stuck{make(chan struct{})}
 	s := New(Config{Root: t.TempDir(), State: t.TempDir(), Journal: j, Runtime: r, Host: host.Facts{BootID: "this"}, Log: slog.New(slog.DiscardHandler)})
-	if err := s.records.Put(stuckID, record{Sandbox: "sandbox", State: state, Boot: "this", Created: time.Now(), Started: time.Now()}); err != nil {
+	config := &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}}
+	if err := s.records.Create(stuckID, config, record{Sandbox: "sandbox", State: state, Boot: "this", Created: time.Now(), Started: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
 	if bad := s.Load(); len(bad) > 0 {

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/crashpoint"
@@ -29,8 +28,7 @@ const actionTimeout = 2 * time.Minute
 // ifName is the pod's interface in its first network.
 const ifName = "eth0"
 
-// record is what the journal keeps of a sandbox beside its config, which is
-// under a key of its own because it never changes.
+// record is what the journal keeps of a sandbox beside its config.
 type record struct {
 	State   lifecycle.State `json:"state"`
 	Boot    string          `json:"boot"`
@@ -120,25 +118,12 @@ var protocols = map[runtimeapi.Protocol]pod.Protocol{
 	runtimeapi.Protocol_SCTP: pod.SCTP,
 }
 
-// configKey is where the journal has the sandbox's config, as CRI's message.
-func configKey(id string) string { return "sandbox-config/" + id }
-
 // store journals the sandbox for the first time, unless it was stopped before.
 func (b *box) store() error {
 	if b.rec.State != lifecycle.Reserved {
 		return nil
 	}
-	data, err := proto.Marshal(b.config)
-	if err != nil {
-		return fmt.Errorf("encode config: %w", err)
-	}
-	if err := b.s.cfg.Journal.Put(configKey(b.id), data); err != nil {
-		return err
-	}
-	if err := b.s.records.Put(b.id, b.rec); err != nil {
-		return errors.Join(err, b.s.cfg.Journal.Delete(configKey(b.id)))
-	}
-	return nil
+	return b.s.records.Create(b.id, b.config, b.rec)
 }
 
 // publish makes the record what Get and List show.
@@ -164,7 +149,7 @@ func (b *box) enter(to lifecycle.State) error {
 	var err error
 	switch {
 	case to == lifecycle.Removed:
-		err = errors.Join(b.s.records.Delete(b.id), b.s.cfg.Journal.Delete(configKey(b.id)))
+		err = b.s.records.Delete(b.id)
 	case to.Down():
 		err = b.s.records.Unwind(b.id, next)
 	default:

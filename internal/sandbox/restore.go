@@ -2,13 +2,11 @@ package sandbox
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/netns"
@@ -20,14 +18,9 @@ import (
 // ready again; Resume continues the others. Records that can't be read are set
 // aside and returned as errors.
 func (s *Service) Load() []error {
-	bad := s.records.Load(func(id string, rec record) error {
+	return s.records.Load(func(id string, config *runtimeapi.PodSandboxConfig, rec record) error {
 		if !pod.ValidID(id) {
 			return errors.New("not a sandbox ID")
-		}
-		data, ok := s.cfg.Journal.Get(configKey(id))
-		config := &runtimeapi.PodSandboxConfig{}
-		if err := proto.Unmarshal(data, config); err != nil || !ok {
-			return errors.Join(fmt.Errorf("its config can't be read (present: %v)", ok), err)
 		}
 		b := s.newBox(id, config)
 		b.rec = rec
@@ -42,12 +35,6 @@ func (s *Service) Load() []error {
 		}
 		return nil
 	})
-	for key := range s.cfg.Journal.All(configKey("")) {
-		if id := key[len(configKey("")):]; s.boxes[id] == nil {
-			_ = s.cfg.Journal.Delete(key) // its record was not written, or is set aside
-		}
-	}
-	return bad
 }
 
 // Attachments returns, after Load, what is attached to the network and stays

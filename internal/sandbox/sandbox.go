@@ -120,7 +120,7 @@ func (s Status) Ref() pod.Ref {
 // Service owns the sandboxes.
 type Service struct {
 	cfg     Config
-	records journal.Table[record]
+	records journal.Configured[record, runtimeapi.PodSandboxConfig, *runtimeapi.PodSandboxConfig]
 
 	mu    sync.RWMutex
 	boxes map[string]*box
@@ -136,7 +136,7 @@ type Service struct {
 func New(cfg Config) *Service {
 	s := &Service{
 		cfg:     cfg,
-		records: journal.NewTable[record](cfg.Journal, "sandbox"),
+		records: journal.NewConfigured[record, runtimeapi.PodSandboxConfig](cfg.Journal, "sandbox"),
 		boxes:   map[string]*box{},
 		live:    map[string]*box{},
 	}
