@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -24,6 +23,7 @@ import (
 	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/netns/netnstest"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -74,27 +74,18 @@ func newLab(t testing.TB) *lab {
 func (l *lab) namespace(name string) string {
 	l.t.Helper()
 	path := filepath.Join(l.dir, name)
-	must(l.t, netns.Create(netns.Pins{Net: path}))
-	l.t.Cleanup(func() {
-		if err := netns.Remove(path); err != nil {
-			l.t.Error(err)
-		}
-	})
+	netnstest.Make(l.t, path)
 	return path
 }
 
 func (l *lab) run(ns string, args ...string) string {
 	l.t.Helper()
-	out, err := exec.Command("nsenter", append([]string{"--net=" + ns}, args...)...).CombinedOutput()
-	if err != nil {
-		l.t.Fatalf("%v: %v\n%s", args, err, out)
-	}
-	return string(out)
+	return netnstest.Run(l.t, ns, args...)
 }
 
 func (l *lab) ip(ns, args string) string {
 	l.t.Helper()
-	return l.run(ns, append([]string{"ip"}, strings.Fields(args)...)...)
+	return netnstest.IP(l.t, ns, args)
 }
 
 // inventory is what a leak would add to: links, addresses leased, rules.

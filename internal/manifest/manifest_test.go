@@ -2,7 +2,6 @@ package manifest
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -15,30 +14,12 @@ import (
 	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/huskd/husk/internal/golden"
 	"github.com/huskd/husk/internal/manifest/fields"
 )
 
-var update = flag.Bool("update", false, "write the golden files")
-
 func origin(file string) Origin {
 	return Origin{File: file, Node: "node", Source: "file:/etc/husk/" + file}
-}
-
-// golden compares got with a file beside the one that it comes from.
-func golden(t *testing.T, file, got string) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s differs; -update writes it:\n%s", file, got)
-	}
 }
 
 // inputs returns the manifests of a directory of testdata.
@@ -79,7 +60,7 @@ func TestBadManifests(t *testing.T) {
 					t.Errorf("%q doesn't begin with the file", line)
 				}
 			}
-			golden(t, file+".golden", err.Error()+"\n")
+			golden.Check(t, file+".golden", err.Error()+"\n")
 		})
 	}
 }
@@ -100,7 +81,7 @@ func TestGoodManifests(t *testing.T) {
 			for _, key := range slices.Sorted(maps.Keys(f.Objects)) {
 				got = fmt.Appendf(got, "\n%s: %q", key, f.Objects[key])
 			}
-			golden(t, file+".golden", string(got)+"\n")
+			golden.Check(t, file+".golden", string(got)+"\n")
 		})
 	}
 }
@@ -228,7 +209,7 @@ func TestPullPolicy(t *testing.T) {
 
 func TestReference(t *testing.T) {
 	t.Parallel()
-	golden(t, "testdata/reference.golden", fields.Reference())
+	golden.Check(t, "testdata/reference.golden", fields.Reference())
 }
 
 // TestFieldsExist: a misspelt path in the tables would refuse a good field.

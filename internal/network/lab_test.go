@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/netns/netnstest"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -59,8 +59,7 @@ func newLab(t testing.TB) *lab {
 	hosttest.Root(t)
 	l := &lab{t: t, dir: t.TempDir()}
 	l.node, l.other = l.namespace("node"), l.namespace("other")
-	// On other kernels, namespaces inherit these from the host.
-	l.write(l.node, "net/ipv4/ip_forward", "0")
+	// On other kernels, namespaces inherit this from the host.
 	l.write(l.node, "net/ipv4/conf/all/rp_filter", "1")
 	l.ip(l.node, "link add up0 type veth peer name eth0")
 	l.ip(l.node, "link set eth0 netns "+l.other)
@@ -80,33 +79,24 @@ func newLab(t testing.TB) *lab {
 func (l *lab) namespace(name string) string {
 	l.t.Helper()
 	path := filepath.Join(l.dir, name)
-	must(l.t, netns.Create(netns.Pins{Net: path}))
-	l.t.Cleanup(func() {
-		if err := netns.Remove(path); err != nil {
-			l.t.Error(err)
-		}
-	})
+	netnstest.Make(l.t, path)
 	return path
 }
 
 // run runs a command in a namespace and returns what it printed.
 func (l *lab) run(ns string, args ...string) string {
 	l.t.Helper()
-	out, err := exec.Command("nsenter", append([]string{"--net=" + ns}, args...)...).CombinedOutput()
-	if err != nil {
-		l.t.Fatalf("%v: %v\n%s", args, err, out)
-	}
-	return string(out)
+	return netnstest.Run(l.t, ns, args...)
 }
 
 func (l *lab) ip(ns, args string) string {
 	l.t.Helper()
-	return l.run(ns, append([]string{"ip"}, strings.Fields(args)...)...)
+	return netnstest.IP(l.t, ns, args)
 }
 
 func (l *lab) write(ns, sysctl, value string) {
 	l.t.Helper()
-	must(l.t, netns.Do(ns, func() error { return netns.SetSysctl(sysctl, value) }))
+	netnstest.Set(l.t, ns, sysctl, value)
 }
 
 func (l *lab) read(ns, sysctl string) string {

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"maps"
 	"net"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/netns/netnstest"
 	"github.com/huskd/husk/internal/network/oneshot"
 	"github.com/huskd/husk/internal/network/plan"
 )
@@ -51,7 +51,6 @@ func newLab(t testing.TB) *lab {
 	l := &lab{t: t, dir: t.TempDir()}
 	l.node, l.other = l.namespace("node"), l.namespace("other")
 	l.plugin = Plugin{Netns: l.node, Log: slog.New(slog.DiscardHandler)}
-	must(t, netns.Do(l.node, func() error { return netns.SetSysctl("net/ipv4/ip_forward", "0") }))
 	l.ip(l.node, "link add up0 type veth peer name eth0")
 	l.ip(l.node, "link set eth0 netns "+l.other)
 	for _, end := range [][3]string{{l.node, "up0", node4}, {l.other, "eth0", other4}} {
@@ -72,28 +71,18 @@ func newLab(t testing.TB) *lab {
 func (l *lab) namespace(name string) string {
 	l.t.Helper()
 	path := filepath.Join(l.dir, name)
-	must(l.t, netns.Create(netns.Pins{Net: path}))
-	l.t.Cleanup(func() {
-		if err := netns.Remove(path); err != nil {
-			l.t.Error(err)
-		}
-	})
+	netnstest.Make(l.t, path)
 	return path
 }
 
 // run runs a command in a namespace and returns what it printed.
 func (l *lab) run(ns string, args ...string) (string, error) {
-	out, err := exec.Command("nsenter", append([]string{"--net=" + ns}, args...)...).CombinedOutput()
-	return string(out), err
+	return netnstest.Try(ns, args...)
 }
 
 func (l *lab) ip(ns, args string) string {
 	l.t.Helper()
-	out, err := l.run(ns, append([]string{"ip"}, strings.Fields(args)...)...)
-	if err != nil {
-		l.t.Fatalf("ip %s: %v\n%s", args, err, out)
-	}
-	return out
+	return netnstest.IP(l.t, ns, args)
 }
 
 // with is the lab's configuration with some keys changed; nil removes one.

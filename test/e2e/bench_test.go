@@ -52,7 +52,7 @@ func benchmarkAnswer(b *testing.B, hidden string) {
 		asked := time.Now()
 		address := net.JoinHostPort(pod.IPs[0], "80")
 		for {
-			if _, err := get(n.Net(), address); err == nil {
+			if _, err := node.Get(n.Net(), address); err == nil {
 				break
 			}
 		}

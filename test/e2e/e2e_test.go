@@ -4,8 +4,6 @@ package e2e
 
 import (
 	"context"
-	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/test/node"
 	"github.com/huskd/husk/test/testimage"
 )
@@ -76,33 +73,13 @@ func write(t testing.TB, n *node.Node, name, content string) string {
 	return path
 }
 
-// get asks the web server at address ("10.1.2.3:80") from the network namespace
-// at netns and returns what it answers.
-func get(netnsPath, address string) (body string, err error) {
-	err = netns.Do(netnsPath, func() error {
-		conn, err := net.DialTimeout("tcp", address, 3*time.Second)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
-		if _, err := io.WriteString(conn, "GET / HTTP/1.0\r\n\r\n"); err != nil {
-			return err
-		}
-		answer, err := io.ReadAll(conn)
-		_, body, _ = strings.Cut(string(answer), "\r\n\r\n")
-		return err
-	})
-	return body, err
-}
-
 // mustGet is get, which must succeed soon: a container runs before its program
 // listens.
 func mustGet(t testing.TB, netnsPath, address string) (body string) {
 	t.Helper()
 	node.Eventually(t, 10*time.Second, func() string {
 		var err error
-		if body, err = get(netnsPath, address); err != nil {
+		if body, err = node.Get(netnsPath, address); err != nil {
 			return err.Error()
 		}
 		return ""

@@ -133,7 +133,7 @@ func TestRestart(t *testing.T) {
 			t.Errorf("the pods' processes were %v and are %v", before, now)
 		}
 	}
-	if _, err := get(n.Net(), "127.0.0.1:1"); err == nil {
+	if _, err := node.Get(n.Net(), "127.0.0.1:1"); err == nil {
 		t.Error("something answers at port 1")
 	}
 	n.MustHusk("run", "--wait", path) // unchanged

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/network/nlsock"
 )
 
 // Inventory is what a node has that a leak would add to, a line each.
@@ -52,14 +52,14 @@ func (inv *Inventory) lists() map[string]*[]string {
 }
 
 func (inv *Inventory) takeNetwork() error {
-	links, err := complete(netlink.LinkList)
+	links, err := nlsock.Complete(netlink.LinkList)
 	if err != nil {
 		return err
 	}
 	for _, l := range links {
 		inv.Links = append(inv.Links, l.Attrs().Name)
 	}
-	routes, err := complete(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) })
+	routes, err := nlsock.Complete(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return err
 	}
@@ -85,16 +85,6 @@ func (inv *Inventory) takeNetwork() error {
 		inv.Sysctls = append(inv.Sysctls, name+"="+strings.TrimSpace(string(value)))
 	}
 	return nil
-}
-
-// complete asks again when the kernel says that its list changed meanwhile.
-func complete[T any](list func() ([]T, error)) (all []T, err error) {
-	for range 20 {
-		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return all, err
 }
 
 func (n *Node) mounts() []string {

@@ -3,95 +3,28 @@ package testimage
 import (
 	"context"
 	"debug/elf"
-	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/huskd/husk/test/debian"
 )
 
 // The Debian packages that images are made of.
 var packages = []string{"busybox", "libc6"}
 
 // extracted returns a directory that holds the files of packages. The first
-// caller on a machine downloads them, with apt; later ones find them in the
-// user's cache directory.
+// caller on a machine downloads them; later ones find them.
 func extracted(ctx context.Context) (string, error) {
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", fmt.Errorf("test image cache: %w: set HOME or XDG_CACHE_HOME", err)
-	}
-	base := filepath.Join(cache, "husk-testimage")
-	if err := os.MkdirAll(base, 0o755); err != nil {
-		return "", fmt.Errorf("test image cache: %w", err)
-	}
-	unlock, err := lock(filepath.Join(base, "lock"))
-	if err != nil {
-		return "", fmt.Errorf("test image cache: %w", err)
-	}
-	defer unlock()
-
-	arch, err := output(ctx, base, "dpkg", "--print-architecture")
+	arch, err := debian.Output(ctx, "/", "dpkg", "--print-architecture")
 	if err != nil {
 		return "", err
 	}
-	done := filepath.Join(base, strings.TrimSpace(arch))
-	if _, err := os.Stat(done); err == nil {
-		return done, nil
-	}
-	tmp, err := os.MkdirTemp(base, "download-")
-	if err != nil {
-		return "", fmt.Errorf("test image cache: %w", err)
-	}
-	defer os.RemoveAll(tmp)
-	if _, err := output(ctx, tmp, "apt-get", append([]string{"download", "-q"}, packages...)...); err != nil {
-		return "", fmt.Errorf("%w (apt-get update may help)", err)
-	}
-	debs, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
-	if err != nil {
-		return "", err
-	}
-	for _, deb := range debs {
-		if _, err := output(ctx, tmp, "dpkg", "-x", deb, "root"); err != nil {
-			return "", err
-		}
-	}
-	// The rename comes last, so that the directory is whole once it is there.
-	if err := os.Rename(filepath.Join(tmp, "root"), done); err != nil {
-		return "", fmt.Errorf("test image cache: %w", err)
-	}
-	return done, nil
-}
-
-func lock(path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		_ = f.Close()
-		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
-	}
-	return func() { _ = f.Close() }, nil
-}
-
-func output(ctx context.Context, dir, name string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir = dir
-	out, err := cmd.Output()
-	if err != nil {
-		var stderr string
-		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-			stderr = ": " + strings.TrimSpace(string(exit.Stderr))
-		}
-		return "", fmt.Errorf("%s %s: %w%s", name, strings.Join(args, " "), err, stderr)
-	}
-	return string(out), nil
+	return debian.Cached("husk-testimage", strings.TrimSpace(arch), func(root string) error {
+		return debian.Extract(ctx, root, packages...)
+	})
 }
 
 // program is an executable and what it needs to run: paths in the image to

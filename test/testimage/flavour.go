@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/huskd/husk/test/debian"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -105,7 +106,7 @@ func busyboxEntries(ctx context.Context, root string) ([]Entry, error) {
 	}
 	entries = append(entries, File("bin/busybox", 0o755, body))
 	// The packages' own loader runs it, so this host's libraries don't matter.
-	applets, err := output(ctx, root, busybox.loader, "--library-path", libraryPath(busybox), busybox.host, "--list")
+	applets, err := debian.Output(ctx, root, busybox.loader, "--library-path", libraryPath(busybox), busybox.host, "--list")
 	if err != nil {
 		return nil, err
 	}

@@ -2,7 +2,6 @@ package cri
 
 import (
 	"encoding/json"
-	"flag"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,10 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/huskd/husk/internal/golden"
 	"github.com/huskd/husk/internal/manifest"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 func node() Node {
 	return Node{
@@ -53,7 +51,7 @@ func container(t testing.TB, p *corev1.Pod, name string, r Run) *runtimeapi.Cont
 	return out
 }
 
-func golden(t *testing.T, name string, m proto.Message) {
+func compare(t *testing.T, name string, m proto.Message) {
 	t.Helper()
 	raw, err := protojson.Marshal(m)
 	if err != nil {
@@ -63,28 +61,14 @@ func golden(t *testing.T, name string, m proto.Message) {
 	if err := json.Unmarshal(raw, &value); err != nil {
 		t.Fatal(err)
 	}
-	got, _ := json.MarshalIndent(value, "", "  ")
-	got = append(got, '\n')
-	file := filepath.Join("testdata", name+".json")
-	if *update {
-		if err := os.WriteFile(file, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(got) != string(want) {
-		t.Errorf("%s differs; -update writes it:\n%s", file, got)
-	}
+	golden.JSON(t, filepath.Join("testdata", name+".json"), value)
 }
 
 func TestGolden(t *testing.T) {
 	t.Parallel()
 	p := pod(t, plain)
-	golden(t, "plain-sandbox", SandboxConfig(p, 0, node()))
-	golden(t, "plain-container", container(t, p, "a", Run{ImageRef: "sha256:1"}))
+	compare(t, "plain-sandbox", SandboxConfig(p, 0, node()))
+	compare(t, "plain-container", container(t, p, "a", Run{ImageRef: "sha256:1"}))
 	full, err := os.ReadFile("../testdata/good/full.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -93,13 +77,13 @@ func TestGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "full-sandbox", SandboxConfig(&pods.Pods[0], 3, node()))
-	golden(t, "full-container", container(t, &pods.Pods[0], "server", Run{
+	compare(t, "full-sandbox", SandboxConfig(&pods.Pods[0], 3, node()))
+	compare(t, "full-container", container(t, &pods.Pods[0], "server", Run{
 		Attempt: 2, PodIPs: []string{"10.1.0.5"}, ImageRef: "sha256:2",
 		Volumes: map[string]string{"data": "/v/data", "host": "/srv/host", "implicit": "/v/implicit"},
 		Mounts:  []*runtimeapi.Mount{{ContainerPath: "/etc/hosts", HostPath: "/p/hosts"}, {ContainerPath: "/data/", HostPath: "/hidden"}},
 	}))
-	golden(t, "full-sidecar", container(t, &pods.Pods[0], "proxy", Run{}))
+	compare(t, "full-sidecar", container(t, &pods.Pods[0], "proxy", Run{}))
 }
 
 // TestPodIsNotChanged: the pod is shared by all who run it.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/containerd/errdefs"
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -150,15 +149,4 @@ func (d *Datapath) remove(object any, index int) error {
 		}
 		return nil
 	})
-}
-
-// list calls fn, which lists something through the handle, until nothing
-// changed meanwhile, a few times at most.
-func list[T any](fn func() ([]T, error)) (out []T, err error) {
-	for range 10 {
-		if out, err = fn(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return out, err
 }

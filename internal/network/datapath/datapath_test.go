@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/netns/netnstest"
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/pod"
@@ -59,23 +59,13 @@ func newNode(t testing.TB, mode plan.Mode) *node {
 func namespace(t testing.TB) string {
 	t.Helper()
 	path := t.TempDir() + "/net"
-	must(t, netns.Create(netns.Pins{Net: path}))
-	t.Cleanup(func() { must(t, netns.Remove(path)) })
+	netnstest.Make(t, path)
 	return path
-}
-
-func run(t testing.TB, ns string, args ...string) string {
-	t.Helper()
-	out, err := exec.Command("nsenter", append([]string{"--net=" + ns}, args...)...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %v\n%s", args, err, out)
-	}
-	return string(out)
 }
 
 func (n *node) ip(ns, args string) string {
 	n.t.Helper()
-	return run(n.t, ns, append([]string{"ip"}, strings.Fields(args)...)...)
+	return netnstest.IP(n.t, ns, args)
 }
 
 // plan returns that of another pod, in a namespace of its own.
@@ -184,7 +174,7 @@ func TestVerifyNamesWhatDiffers(t *testing.T) {
 		{p.Netns, "ip neigh del 169.254.1.1 dev eth0", "neighbour 169.254.1.1 lladdr HOSTMAC dev eth0 in NS: missing"},
 	} {
 		command := strings.ReplaceAll(c.command, "HOST", p.Pair.Host)
-		run(t, c.ns, strings.Fields(command)...)
+		netnstest.Run(t, c.ns, strings.Fields(command)...)
 		if got := n.differences(p); !slices.Contains(got, c.want) || len(got) > 3 { // without its last address, a link has no routes
 			t.Errorf("%s: %q, want %q", command, got, c.want)
 		}
@@ -200,7 +190,7 @@ func TestVerifyNamesWhatDiffers(t *testing.T) {
 		{n.path, "ip link del HOST", "link HOST: missing"},
 	} {
 		command := strings.ReplaceAll(c.command, "HOST", p.Pair.Host)
-		run(t, c.ns, strings.Fields(command)...)
+		netnstest.Run(t, c.ns, strings.Fields(command)...)
 		if got := n.differences(p); !slices.Contains(got, c.want) {
 			t.Errorf("%s: %q, want %q", command, got, c.want)
 		}
@@ -215,12 +205,12 @@ func TestVerifyNamesWhatDiffers(t *testing.T) {
 		{n.path, fmt.Sprintf("ip route add 10.66.0.2/32 dev HOST proto %d", plan.Protocol), "route 10.66.0.2/32 dev HOST: foreign"},
 	} {
 		command := strings.ReplaceAll(c.command, "HOST", p.Pair.Host)
-		run(t, c.ns, strings.Fields(command)...)
+		netnstest.Run(t, c.ns, strings.Fields(command)...)
 		if got := n.differences(p); !slices.Contains(got, c.want) {
 			t.Errorf("%s: %q, want %q", command, got, c.want)
 		}
 	}
-	run(t, n.path, "nft", "flush", "ruleset")
+	netnstest.Run(t, n.path, "nft", "flush", "ruleset")
 	if got := n.differences(p); !slices.Contains(got, "element pods4 { 10.88.0.2 }: missing") {
 		t.Errorf("without a table: %q", got)
 	}
@@ -281,22 +271,22 @@ func TestManyElements(t *testing.T) {
 
 func TestTableIsUpgraded(t *testing.T) {
 	n := newNode(t, plan.PTP)
-	want := run(t, n.path, "nft", "list", "ruleset")
+	want := netnstest.Run(t, n.path, "nft", "list", "ruleset")
 	for _, old := range []string{
 		"add table inet husk-be0f { set pods4 { type ipv6_addr; }; chain old { }; }",
 		"add table inet husk-be0f { map ports4 { type inet_service : ipv4_addr; }; chain guard { type filter hook input priority 0; }; }",
 	} {
-		run(t, n.path, "nft", "delete", "table", "inet", "husk-be0f")
-		run(t, n.path, "nft", old)
+		netnstest.Run(t, n.path, "nft", "delete", "table", "inet", "husk-be0f")
+		netnstest.Run(t, n.path, "nft", old)
 		must(t, n.Ensure(n.base))
-		if got := run(t, n.path, "nft", "list", "ruleset"); got != want {
+		if got := netnstest.Run(t, n.path, "nft", "list", "ruleset"); got != want {
 			t.Errorf("after %s:\n%s\nwant:\n%s", old, got, want)
 		}
 	}
 	if !n.TableExists() {
 		t.Error("the table doesn't exist")
 	}
-	run(t, n.path, "nft", "flush", "ruleset")
+	netnstest.Run(t, n.path, "nft", "flush", "ruleset")
 	if n.TableExists() {
 		t.Error("the table exists")
 	}
@@ -310,7 +300,7 @@ func TestTableIsUpgraded(t *testing.T) {
 // TestRulesAreAsDocumented: the comment in table.go is what nft shows.
 func TestRulesAreAsDocumented(t *testing.T) {
 	n := newNode(t, plan.PTP)
-	got := run(t, n.path, "nft", "list", "table", "inet", instance.Table())
+	got := netnstest.Run(t, n.path, "nft", "list", "table", "inet", instance.Table())
 	for _, want := range []string{
 		`iifname "hkbe0f*" jump from-pod`, `iifname "hkbrbe0f" jump from-pod`, "ip daddr 127.0.0.0/8 drop", "iifname . ip saddr @sources4 accept",
 		"iifname . ip6 saddr @sources6 accept", "ip6 saddr fe80::/10 accept", "ip6 saddr :: accept", "fib daddr type local jump hostports",
@@ -327,7 +317,7 @@ func TestRulesAreAsDocumented(t *testing.T) {
 	bare := n.base
 	bare.Table.Masquerade = false
 	must(t, n.Ensure(bare))
-	if got := run(t, n.path, "nft", "list", "table", "inet", instance.Table()); strings.Contains(got, "masquerade") {
+	if got := netnstest.Run(t, n.path, "nft", "list", "table", "inet", instance.Table()); strings.Contains(got, "masquerade") {
 		t.Error("it still masquerades")
 	}
 }

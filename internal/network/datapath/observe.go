@@ -3,7 +3,6 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
 
@@ -37,16 +36,16 @@ func observe(c *nlsock.Conn, h *netlink.Handle, want func(link string) bool) (*o
 			o.links[l.name], names[l.index] = l, l.name
 		}
 	}
-	addresses, err := list(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	addresses, err := nlsock.Complete(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
 	for _, a := range addresses {
 		if name, ok := names[a.LinkIndex]; ok {
-			o.addresses[plan.Address{Link: name, Prefix: prefixOf(a.IPNet)}] = true
+			o.addresses[plan.Address{Link: name, Prefix: nlsock.Prefix(a.IPNet)}] = true
 		}
 	}
-	neighbours, err := list(func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_ALL) })
+	neighbours, err := nlsock.Complete(func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list neighbours: %w", err)
 	}
@@ -72,7 +71,7 @@ func observe(c *nlsock.Conn, h *netlink.Handle, want func(link string) bool) (*o
 func listRoutes(h *netlink.Handle) ([]netlink.Route, error) {
 	var out []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := list(func() ([]netlink.Route, error) {
+		routes, err := nlsock.Complete(func() ([]netlink.Route, error) {
 			filter := &netlink.Route{Protocol: plan.Protocol} // of any table
 			return h.RouteListFiltered(family, filter, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 		})
@@ -86,7 +85,7 @@ func listRoutes(h *netlink.Handle) ([]netlink.Route, error) {
 
 // planned returns a route of our protocol in the plan's words.
 func planned(r netlink.Route, link string) plan.Route {
-	p := plan.Route{Kind: plan.Unicast, Dst: prefixOf(r.Dst), Link: link, Metric: r.Priority}
+	p := plan.Route{Kind: plan.Unicast, Dst: nlsock.Prefix(r.Dst), Link: link, Metric: r.Priority}
 	switch r.Type {
 	case unix.RTN_LOCAL:
 		p.Kind = plan.Local
@@ -120,19 +119,6 @@ func listLinks(c *nlsock.Conn) ([]linkInfo, error) {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
 	return links, nil
-}
-
-// prefixOf returns n as a prefix, the zero Prefix for nil.
-func prefixOf(n *net.IPNet) netip.Prefix {
-	if n == nil {
-		return netip.Prefix{}
-	}
-	addr, _ := netip.AddrFromSlice(n.IP)
-	ones, bits := n.Mask.Size()
-	if bits == 32 {
-		addr = addr.Unmap()
-	}
-	return netip.PrefixFrom(addr, ones)
 }
 
 // Difference is where the kernel isn't as planned.

@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/plan"
 )
 
@@ -112,7 +113,7 @@ func (d *Datapath) compareShape(s plan.Shape) (diffs []Difference, err error) {
 		if err != nil {
 			return fmt.Errorf("link %s: %w", name, err)
 		}
-		disciplines, err := list(func() ([]netlink.Qdisc, error) { return d.handle.QdiscList(link) })
+		disciplines, err := nlsock.Complete(func() ([]netlink.Qdisc, error) { return d.handle.QdiscList(link) })
 		if err != nil {
 			return fmt.Errorf("list queueing disciplines of %s: %w", name, err)
 		}
@@ -132,7 +133,7 @@ func (d *Datapath) compareShape(s plan.Shape) (diffs []Difference, err error) {
 	if err != nil {
 		return diffs, nil // its absence is told elsewhere
 	}
-	filters, err := list(func() ([]netlink.Filter, error) {
+	filters, err := nlsock.Complete(func() ([]netlink.Filter, error) {
 		return d.handle.FilterList(host, netlink.MakeHandle(0xffff, 0))
 	})
 	if err != nil || len(filters) == 0 {

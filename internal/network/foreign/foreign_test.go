@@ -3,12 +3,11 @@ package foreign
 import (
 	"fmt"
 	"net/netip"
-	"os/exec"
 	"strings"
 	"testing"
 
-	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/netns/netnstest"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -30,20 +29,14 @@ type node struct {
 
 func newNode(t *testing.T) node {
 	t.Helper()
-	hosttest.Root(t)
 	n := node{t, t.TempDir() + "/node"}
-	must(t, netns.Create(netns.Pins{Net: n.path}))
-	t.Cleanup(func() { must(t, netns.Remove(n.path)) })
+	netnstest.Make(t, n.path)
 	return n
 }
 
 func (n node) run(args ...string) string {
 	n.t.Helper()
-	out, err := exec.Command("nsenter", append([]string{"--net=" + n.path}, args...)...).CombinedOutput()
-	if err != nil {
-		n.t.Fatalf("%v: %v\n%s", args, err, out)
-	}
-	return string(out)
+	return netnstest.Run(n.t, n.path, args...)
 }
 
 func (n node) sh(commands ...string) {

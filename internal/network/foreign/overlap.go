@@ -6,9 +6,7 @@
 package foreign
 
 import (
-	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
 
@@ -16,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -43,7 +42,7 @@ func Overlap(i pod.Instance, bridge string, subnets []netip.Prefix) error {
 		}
 		return nil
 	}
-	links, err := list(netlink.LinkList)
+	links, err := nlsock.Complete(netlink.LinkList)
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}
@@ -53,7 +52,7 @@ func Overlap(i pod.Instance, bridge string, subnets []netip.Prefix) error {
 	}
 	var routes []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		some, err := list(func() ([]netlink.Route, error) { return netlink.RouteList(nil, family) })
+		some, err := nlsock.Complete(func() ([]netlink.Route, error) { return netlink.RouteList(nil, family) })
 		if err != nil {
 			return fmt.Errorf("list routes: %w", err)
 		}
@@ -61,7 +60,7 @@ func Overlap(i pod.Instance, bridge string, subnets []netip.Prefix) error {
 	}
 	own := map[netip.Prefix]bool{} // addresses
 	for _, r := range routes {
-		prefix, link := prefixOf(r.Dst), names[r.LinkIndex]
+		prefix, link := nlsock.Prefix(r.Dst), names[r.LinkIndex]
 		if int(r.Protocol) == plan.Protocol && r.Priority == int(tag) {
 			own[plan.LoopbackAddress(prefix).Prefix] = true
 			continue
@@ -80,12 +79,12 @@ func Overlap(i pod.Instance, bridge string, subnets []netip.Prefix) error {
 			return err
 		}
 	}
-	addresses, err := list(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	addresses, err := nlsock.Complete(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}
 	for _, a := range addresses {
-		prefix, link := prefixOf(a.IPNet), names[a.LinkIndex]
+		prefix, link := nlsock.Prefix(a.IPNet), names[a.LinkIndex]
 		if ours(link) || own[prefix] {
 			continue
 		}
@@ -94,27 +93,4 @@ func Overlap(i pod.Instance, bridge string, subnets []netip.Prefix) error {
 		}
 	}
 	return nil
-}
-
-// list calls fn until nothing changed while it listed, a few times at most.
-func list[T any](fn func() ([]T, error)) (out []T, err error) {
-	for range 10 {
-		if out, err = fn(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return out, err
-}
-
-// prefixOf returns n as a prefix, the zero Prefix for nil.
-func prefixOf(n *net.IPNet) netip.Prefix {
-	if n == nil {
-		return netip.Prefix{}
-	}
-	addr, _ := netip.AddrFromSlice(n.IP)
-	ones, bits := n.Mask.Size()
-	if bits == 32 {
-		addr = addr.Unmap()
-	}
-	return netip.PrefixFrom(addr, ones)
 }

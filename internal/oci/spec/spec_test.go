@@ -2,8 +2,6 @@ package spec
 
 import (
 	"encoding/json"
-	"flag"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,10 +13,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/huskd/husk/internal/golden"
 	"github.com/huskd/husk/internal/host"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 // facts of a host that can do everything.
 func facts() host.Facts {
@@ -115,31 +112,14 @@ func fails(t *testing.T, err error, words ...string) {
 	}
 }
 
-func golden(t *testing.T, name string, r Result) {
+func compare(t *testing.T, name string, r Result) {
 	t.Helper()
 	if s := r.Spec.Linux.Seccomp; s != nil {
 		// The rules depend on the kernel and the processor; security_test.go
 		// looks at them.
 		s.Architectures, s.Syscalls = nil, []specs.LinuxSyscall{{Names: []string{"…"}, Action: specs.ActAllow}}
 	}
-	got, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	got = append(got, '\n')
-	file := filepath.Join("testdata", name+".json")
-	if *update {
-		if err := os.WriteFile(file, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(got) != string(want) {
-		t.Errorf("%s differs; -update writes it:\n%s", file, got)
-	}
+	golden.JSON(t, filepath.Join("testdata", name+".json"), r)
 }
 
 func TestGolden(t *testing.T) {
@@ -186,7 +166,7 @@ func TestGolden(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			golden(t, name, must(t, r))
+			compare(t, name, must(t, r))
 		})
 	}
 }
@@ -203,7 +183,7 @@ func TestInfraGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "infra", out)
+	compare(t, "infra", out)
 }
 
 func TestInfraFails(t *testing.T) {

@@ -4,7 +4,6 @@ package guest
 
 import (
 	"encoding/json"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -14,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/test/node"
 )
 
@@ -189,7 +187,7 @@ func checkAnswers(t *testing.T, n *node.Node) {
 				route(t, n, ip)
 			}
 			node.Eventually(t, 20*time.Second, func() string {
-				answer, err := get(from, net.JoinHostPort(ip, "80"))
+				answer, err := node.Get(from, net.JoinHostPort(ip, "80"))
 				if err != nil || !strings.HasPrefix(answer, "web "+pod.IPs[0]) {
 					return ip + " answers " + strconv.Quote(answer) + ": " + errText(err)
 				}
@@ -216,25 +214,6 @@ func route(t *testing.T, n *node.Node, ip string) {
 	if r := n.RunOther("ip", "route", "replace", ip, "via", via); r.Code != 0 {
 		t.Fatalf("route to %s: %s", ip, r.Stderr)
 	}
-}
-
-// get asks the web server at address from the network namespace at path.
-func get(path, address string) (body string, err error) {
-	err = netns.Do(path, func() error {
-		conn, err := net.DialTimeout("tcp", address, 5*time.Second)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
-		if _, err := io.WriteString(conn, "GET / HTTP/1.0\r\n\r\n"); err != nil {
-			return err
-		}
-		answer, err := io.ReadAll(conn)
-		_, body, _ = strings.Cut(string(answer), "\r\n\r\n")
-		return err
-	})
-	return body, err
 }
 
 // setting reads a file of a cgroup.

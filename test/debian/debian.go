@@ -1,0 +1,98 @@
+// Package debian brings files of Debian packages to tests, without installing
+// the packages.
+package debian
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Cached returns the directory name below dir in the user's cache directory.
+// The first caller on a machine has make fill an empty directory, which takes
+// its place when it is whole; later ones find it.
+func Cached(dir, name string, make func(root string) error) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("cache of Debian's packages: %w: set HOME or XDG_CACHE_HOME", err)
+	}
+	base := filepath.Join(cache, dir)
+	if err := os.MkdirAll(base, 0o755); err != nil {
+		return "", fmt.Errorf("cache of Debian's packages: %w", err)
+	}
+	unlock, err := lock(filepath.Join(base, "lock"))
+	if err != nil {
+		return "", fmt.Errorf("cache of Debian's packages: %w", err)
+	}
+	defer unlock()
+	done := filepath.Join(base, name)
+	if _, err := os.Stat(done); err == nil {
+		return done, nil
+	}
+	tmp, err := os.MkdirTemp(base, "download-")
+	if err != nil {
+		return "", fmt.Errorf("cache of Debian's packages: %w", err)
+	}
+	defer os.RemoveAll(tmp)
+	if err := errors.Join(os.Chmod(tmp, 0o755), make(tmp)); err != nil {
+		return "", err
+	}
+	return done, os.Rename(tmp, done)
+}
+
+// Extract downloads the packages, with apt, and unpacks them at root.
+func Extract(ctx context.Context, root string, packages ...string) error {
+	tmp, err := os.MkdirTemp("", "husk-debian-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	if _, err := Output(ctx, tmp, "apt-get", append([]string{"download", "-q"}, packages...)...); err != nil {
+		return fmt.Errorf("%w (apt-get update may help)", err)
+	}
+	debs, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
+	if err == nil && len(debs) != len(packages) {
+		err = fmt.Errorf("apt-get download %s left %v", strings.Join(packages, " "), debs)
+	}
+	for _, deb := range debs {
+		if err == nil {
+			_, err = Output(ctx, tmp, "dpkg-deb", "-x", deb, root)
+		}
+	}
+	return err
+}
+
+// Output runs a command in the directory dir and returns what it printed; an
+// error has what it complained of.
+func Output(ctx context.Context, dir, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	out, err := cmd.Output()
+	if err != nil {
+		var stderr string
+		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+			stderr = ": " + strings.TrimSpace(string(exit.Stderr))
+		}
+		return "", fmt.Errorf("%s %s: %w%s", name, strings.Join(args, " "), err, stderr)
+	}
+	return string(out), nil
+}
+
+func lock(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		_ = f.Close()
+		return nil, &fs.PathError{Op: "lock", Path: path, Err: err}
+	}
+	return func() { _ = f.Close() }, nil
+}
