@@ -9,7 +9,7 @@ BUILD := -trimpath -tags grpcnotrace -ldflags '-s -w -X github.com/huskd/husk/in
 
 # Debian packages: what pods need, what tests need beside that, what the race detector needs.
 PODS  := runc conmon
-TESTS := busybox crun iproute2 iputils-ping nftables procps kmod qemu-system-x86 skopeo docker-registry containernetworking-plugins containerd iptables
+TESTS := busybox crun iproute2 iputils-ping nftables procps kmod qemu-system-x86 skopeo docker-registry containernetworking-plugins containerd iptables criu
 RACE  := gcc libc6-dev
 PACKAGES = $(PODS) $(TESTS)
 
@@ -46,10 +46,29 @@ test-kubelet: deps ## run a kubelet and an API server, built here, against huskd
 	cd test/peer/kubelet && $(GO) build -o out/ k8s.io/kubernetes/cmd/kubelet k8s.io/kubernetes/cmd/kube-apiserver
 	cd test/peer/kubelet && HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$$PWD/out $(GO) test -timeout 20m .
 
-bench: deps ## measure, as root; ONLY=Adopt for the benchmarks of that name
+test-gvisor: deps ## run pods and the drivers' suite with gVisor, built here, as root
+	$(GO) run ./test/peer/gvisor out/gvisor
+	HUSK_HOST_TESTS=1 HUSK_TEST_SHIM=$(CURDIR)/out/gvisor/containerd-shim-runsc-v1 HUSK_TEST_SHIM_CONFIG=$(CURDIR)/out/gvisor/runsc.toml \
+	$(GO) test -count=1 -timeout 20m ./internal/oci/shim ./test/e2e -run 'Sandboxed$$|^TestShim$$|^TestShimKilled$$'
+
+bench: deps build ## measure huskd beside containerd, built here, as root
+	@$(GO) build $(BUILD) -o bin/bench ./test/bench
+	@bin/bench
+
+microbench: deps ## run the benchmarks of packages, as root; ONLY=Adopt for those of that name
 	@$(GO) test -run '^$$' -bench '$(or $(ONLY),.)' $$(grep -rl --include='*_test.go' '^func Benchmark' . | xargs dirname | sort -u) | \
 	awk '/^Benchmark/ { sub(/-[0-9]+$$/, "", $$1); print substr($$1, 10); for (i = 3; i < NF; i += 2) printf "%14s %s\n", $$i, $$(i+1) } \
 	/^(---|FAIL|panic)/ { print; bad = 1 } END { exit bad }'
+
+soak: deps ## break things at random for long, and churn pods, as root; STEPS, FOR, PODS and SEED say how long and which
+	$(GO) test -count=1 -timeout 0 -v ./internal/simulation -steps $(or $(STEPS),10000000)
+	HUSK_HOST_TESTS=1 $(GO) test -count=1 -timeout 0 -v ./test/crash -run TestSchedule -seed $(or $(SEED),1) -for $(or $(FOR),20m)
+	HUSK_HOST_TESTS=1 $(GO) test -count=1 -timeout 0 -v ./test/crash -run TestChurn -pods $(or $(PODS),10000)
+
+fuzz: ## fuzz every parser of what comes from outside; FUZZTIME=5m each
+	@grep -rl --include='*_test.go' '^func Fuzz' . | sort | while read -r file; do \
+	for name in $$(sed -n 's/^func \(Fuzz[A-Za-z]*\)(.*/\1/p' $$file); do echo "$$(dirname $$file) $$name"; \
+	$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(or $(FUZZTIME),30s) $$(dirname $$file) || exit 1; done; done
 
 generate: ## write docs/reference out of the code
 	$(GO) test ./test/docs -run TestReference -count 1 -update
@@ -61,4 +80,4 @@ deps: ## install the Debian packages that are missing
 clean: ## remove what was built
 	rm -rf bin out test/peer/kubelet/out
 
-.PHONY: help build demo test test-kubelet check bench generate deps clean
+.PHONY: help build demo test test-kubelet test-gvisor check bench microbench soak fuzz generate deps clean

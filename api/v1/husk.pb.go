@@ -156,9 +156,13 @@ func (x *VersionResponse) GetPid() int32 {
 type RunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// file names the manifest in messages; "-" for standard input.
-	File          string `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
-	Manifest      []byte `protobuf:"bytes,2,opt,name=manifest,proto3" json:"manifest,omitempty"`
-	Wait          bool   `protobuf:"varint,3,opt,name=wait,proto3" json:"wait,omitempty"`
+	File     string `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
+	Manifest []byte `protobuf:"bytes,2,opt,name=manifest,proto3" json:"manifest,omitempty"`
+	Wait     bool   `protobuf:"varint,3,opt,name=wait,proto3" json:"wait,omitempty"`
+	// A pod that is there with another manifest, and came by Run too, is changed if
+	// it can be while it runs: other images of its containers, other resources. With
+	// replace it makes way if it can't.
+	Replace       bool `protobuf:"varint,4,opt,name=replace,proto3" json:"replace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -214,6 +218,13 @@ func (x *RunRequest) GetWait() bool {
 	return false
 }
 
+func (x *RunRequest) GetReplace() bool {
+	if x != nil {
+		return x.Replace
+	}
+	return false
+}
+
 type RunEvent struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -230,7 +241,10 @@ type RunEvent struct {
 	// unchanged: the very same pod was there already.
 	Unchanged bool `protobuf:"varint,9,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
 	// As Pod.phase. Succeeded and Failed end the wait for this pod.
-	Phase         string `protobuf:"bytes,10,opt,name=phase,proto3" json:"phase,omitempty"`
+	Phase string `protobuf:"bytes,10,opt,name=phase,proto3" json:"phase,omitempty"`
+	// There is nothing more to wait for: the pod is ready or, if it isn't to run
+	// for good, has ended.
+	Settled       bool `protobuf:"varint,11,opt,name=settled,proto3" json:"settled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -335,6 +349,13 @@ func (x *RunEvent) GetPhase() string {
 	return ""
 }
 
+func (x *RunEvent) GetSettled() bool {
+	if x != nil {
+		return x.Settled
+	}
+	return false
+}
+
 type Pod struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // of its newest sandbox; empty before there is one
@@ -354,8 +375,11 @@ type Pod struct {
 	HostNetwork bool   `protobuf:"varint,12,opt,name=host_network,json=hostNetwork,proto3" json:"host_network,omitempty"`
 	// The runtime handler that it names; empty for the default.
 	RuntimeHandler string `protobuf:"bytes,13,opt,name=runtime_handler,json=runtimeHandler,proto3" json:"runtime_handler,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Its init containers have done their work: what becomes of its sidecars says
+	// no more how far it is.
+	Initialized   bool `protobuf:"varint,14,opt,name=initialized,proto3" json:"initialized,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Pod) Reset() {
@@ -477,6 +501,13 @@ func (x *Pod) GetRuntimeHandler() string {
 		return x.RuntimeHandler
 	}
 	return ""
+}
+
+func (x *Pod) GetInitialized() bool {
+	if x != nil {
+		return x.Initialized
+	}
+	return false
 }
 
 type Container struct {
@@ -1795,6 +1826,622 @@ func (x *SessionStarted) GetTty() bool {
 	return false
 }
 
+type FindPortsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`   // of the pod
+	Ports         []string               `protobuf:"bytes,2,rep,name=ports,proto3" json:"ports,omitempty"` // numbers, or names that its containers have for them
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindPortsRequest) Reset() {
+	*x = FindPortsRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindPortsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindPortsRequest) ProtoMessage() {}
+
+func (x *FindPortsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindPortsRequest.ProtoReflect.Descriptor instead.
+func (*FindPortsRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *FindPortsRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *FindPortsRequest) GetPorts() []string {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+type FindPortsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Uid           string                 `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	Ports         []int32                `protobuf:"varint,4,rep,packed,name=ports,proto3" json:"ports,omitempty"` // in the order of the request
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindPortsResponse) Reset() {
+	*x = FindPortsResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindPortsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindPortsResponse) ProtoMessage() {}
+
+func (x *FindPortsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindPortsResponse.ProtoReflect.Descriptor instead.
+func (*FindPortsResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *FindPortsResponse) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *FindPortsResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *FindPortsResponse) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *FindPortsResponse) GetPorts() []int32 {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+type ForwardInput struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Of:
+	//
+	//	*ForwardInput_Start
+	//	*ForwardInput_Data
+	Of            isForwardInput_Of `protobuf_oneof:"of"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardInput) Reset() {
+	*x = ForwardInput{}
+	mi := &file_api_v1_husk_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardInput) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardInput) ProtoMessage() {}
+
+func (x *ForwardInput) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardInput.ProtoReflect.Descriptor instead.
+func (*ForwardInput) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ForwardInput) GetOf() isForwardInput_Of {
+	if x != nil {
+		return x.Of
+	}
+	return nil
+}
+
+func (x *ForwardInput) GetStart() *ForwardStart {
+	if x != nil {
+		if x, ok := x.Of.(*ForwardInput_Start); ok {
+			return x.Start
+		}
+	}
+	return nil
+}
+
+func (x *ForwardInput) GetData() []byte {
+	if x != nil {
+		if x, ok := x.Of.(*ForwardInput_Data); ok {
+			return x.Data
+		}
+	}
+	return nil
+}
+
+type isForwardInput_Of interface {
+	isForwardInput_Of()
+}
+
+type ForwardInput_Start struct {
+	Start *ForwardStart `protobuf:"bytes,1,opt,name=start,proto3,oneof"`
+}
+
+type ForwardInput_Data struct {
+	Data []byte `protobuf:"bytes,2,opt,name=data,proto3,oneof"`
+}
+
+func (*ForwardInput_Start) isForwardInput_Of() {}
+
+func (*ForwardInput_Data) isForwardInput_Of() {}
+
+type ForwardStart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"` // of the pod
+	Port          int32                  `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardStart) Reset() {
+	*x = ForwardStart{}
+	mi := &file_api_v1_husk_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardStart) ProtoMessage() {}
+
+func (x *ForwardStart) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardStart.ProtoReflect.Descriptor instead.
+func (*ForwardStart) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ForwardStart) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *ForwardStart) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+type ForwardOutput struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardOutput) Reset() {
+	*x = ForwardOutput{}
+	mi := &file_api_v1_husk_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardOutput) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardOutput) ProtoMessage() {}
+
+func (x *ForwardOutput) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardOutput.ProtoReflect.Descriptor instead.
+func (*ForwardOutput) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ForwardOutput) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type UsageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of a pod; empty is all that run
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageRequest) Reset() {
+	*x = UsageRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageRequest) ProtoMessage() {}
+
+func (x *UsageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
+func (*UsageRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *UsageRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type UsageResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pods          []*PodUsage            `protobuf:"bytes,1,rep,name=pods,proto3" json:"pods,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageResponse) Reset() {
+	*x = UsageResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageResponse) ProtoMessage() {}
+
+func (x *UsageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
+func (*UsageResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *UsageResponse) GetPods() []*PodUsage {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+type PodUsage struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Namespace  string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name       string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Uid        string                 `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	Total      *Used                  `protobuf:"bytes,4,opt,name=total,proto3" json:"total,omitempty"`
+	Containers []*ContainerUsage      `protobuf:"bytes,5,rep,name=containers,proto3" json:"containers,omitempty"` // those that run
+	// What went through the pod's interfaces; nothing is told of a pod in the
+	// node's network.
+	HostNetwork   bool   `protobuf:"varint,6,opt,name=host_network,json=hostNetwork,proto3" json:"host_network,omitempty"`
+	ReceivedBytes uint64 `protobuf:"varint,7,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
+	SentBytes     uint64 `protobuf:"varint,8,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodUsage) Reset() {
+	*x = PodUsage{}
+	mi := &file_api_v1_husk_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodUsage) ProtoMessage() {}
+
+func (x *PodUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodUsage.ProtoReflect.Descriptor instead.
+func (*PodUsage) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *PodUsage) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PodUsage) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PodUsage) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *PodUsage) GetTotal() *Used {
+	if x != nil {
+		return x.Total
+	}
+	return nil
+}
+
+func (x *PodUsage) GetContainers() []*ContainerUsage {
+	if x != nil {
+		return x.Containers
+	}
+	return nil
+}
+
+func (x *PodUsage) GetHostNetwork() bool {
+	if x != nil {
+		return x.HostNetwork
+	}
+	return false
+}
+
+func (x *PodUsage) GetReceivedBytes() uint64 {
+	if x != nil {
+		return x.ReceivedBytes
+	}
+	return 0
+}
+
+func (x *PodUsage) GetSentBytes() uint64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+type ContainerUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Used          *Used                  `protobuf:"bytes,2,opt,name=used,proto3" json:"used,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainerUsage) Reset() {
+	*x = ContainerUsage{}
+	mi := &file_api_v1_husk_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainerUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainerUsage) ProtoMessage() {}
+
+func (x *ContainerUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainerUsage.ProtoReflect.Descriptor instead.
+func (*ContainerUsage) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ContainerUsage) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ContainerUsage) GetUsed() *Used {
+	if x != nil {
+		return x.Used
+	}
+	return nil
+}
+
+type Used struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	AtNs             int64                  `protobuf:"varint,1,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"`                                       // Unix time
+	CpuNs            uint64                 `protobuf:"varint,2,opt,name=cpu_ns,json=cpuNs,proto3" json:"cpu_ns,omitempty"`                                    // of processors, since the start
+	MemoryBytes      uint64                 `protobuf:"varint,3,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`                  // what can't be dropped at once
+	MemoryLimitBytes uint64                 `protobuf:"varint,4,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"` // 0 is none
+	Processes        uint64                 `protobuf:"varint,5,opt,name=processes,proto3" json:"processes,omitempty"`                                         // and threads
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Used) Reset() {
+	*x = Used{}
+	mi := &file_api_v1_husk_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Used) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Used) ProtoMessage() {}
+
+func (x *Used) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Used.ProtoReflect.Descriptor instead.
+func (*Used) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *Used) GetAtNs() int64 {
+	if x != nil {
+		return x.AtNs
+	}
+	return 0
+}
+
+func (x *Used) GetCpuNs() uint64 {
+	if x != nil {
+		return x.CpuNs
+	}
+	return 0
+}
+
+func (x *Used) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *Used) GetMemoryLimitBytes() uint64 {
+	if x != nil {
+		return x.MemoryLimitBytes
+	}
+	return 0
+}
+
+func (x *Used) GetProcesses() uint64 {
+	if x != nil {
+		return x.Processes
+	}
+	return 0
+}
+
 // Progress of a pull or load, over all layers.
 type Progress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1810,7 +2457,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_api_v1_husk_proto_msgTypes[23]
+	mi := &file_api_v1_husk_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1822,7 +2469,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[23]
+	mi := &file_api_v1_husk_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1835,7 +2482,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{23}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Progress) GetRef() string {
@@ -1885,7 +2532,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_api_v1_husk_proto_msgTypes[24]
+	mi := &file_api_v1_husk_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1897,7 +2544,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[24]
+	mi := &file_api_v1_husk_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1910,7 +2557,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{24}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Layer) GetDigest() string {
@@ -1953,7 +2600,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[25]
+	mi := &file_api_v1_husk_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1965,7 +2612,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[25]
+	mi := &file_api_v1_husk_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1978,7 +2625,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{25}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PullImageRequest) GetRef() string {
@@ -2018,7 +2665,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[26]
+	mi := &file_api_v1_husk_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2030,7 +2677,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[26]
+	mi := &file_api_v1_husk_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2043,7 +2690,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{26}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *LoadImageRequest) GetChunk() []byte {
@@ -2063,7 +2710,7 @@ type ImageEvent struct {
 
 func (x *ImageEvent) Reset() {
 	*x = ImageEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[27]
+	mi := &file_api_v1_husk_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2075,7 +2722,7 @@ func (x *ImageEvent) String() string {
 func (*ImageEvent) ProtoMessage() {}
 
 func (x *ImageEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[27]
+	mi := &file_api_v1_husk_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2088,7 +2735,7 @@ func (x *ImageEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageEvent.ProtoReflect.Descriptor instead.
 func (*ImageEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{27}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ImageEvent) GetProgress() *Progress {
@@ -2120,7 +2767,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_api_v1_husk_proto_msgTypes[28]
+	mi := &file_api_v1_husk_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2132,7 +2779,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[28]
+	mi := &file_api_v1_husk_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +2792,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{28}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Image) GetId() string {
@@ -2205,7 +2852,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[29]
+	mi := &file_api_v1_husk_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2217,7 +2864,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[29]
+	mi := &file_api_v1_husk_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2230,7 +2877,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{29}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{39}
 }
 
 type ListImagesResponse struct {
@@ -2242,7 +2889,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[30]
+	mi := &file_api_v1_husk_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2254,7 +2901,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[30]
+	mi := &file_api_v1_husk_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2267,7 +2914,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{30}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -2287,7 +2934,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[31]
+	mi := &file_api_v1_husk_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2299,7 +2946,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[31]
+	mi := &file_api_v1_husk_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2312,7 +2959,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{31}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -2338,7 +2985,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[32]
+	mi := &file_api_v1_husk_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2350,7 +2997,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[32]
+	mi := &file_api_v1_husk_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2363,7 +3010,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{32}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RemoveImageResponse) GetRemoved() []string {
@@ -2382,7 +3029,7 @@ type PruneImagesRequest struct {
 
 func (x *PruneImagesRequest) Reset() {
 	*x = PruneImagesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[33]
+	mi := &file_api_v1_husk_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2394,7 +3041,7 @@ func (x *PruneImagesRequest) String() string {
 func (*PruneImagesRequest) ProtoMessage() {}
 
 func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[33]
+	mi := &file_api_v1_husk_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2407,7 +3054,7 @@ func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneImagesRequest.ProtoReflect.Descriptor instead.
 func (*PruneImagesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{33}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PruneImagesRequest) GetAll() bool {
@@ -2427,7 +3074,7 @@ type PruneImagesResponse struct {
 
 func (x *PruneImagesResponse) Reset() {
 	*x = PruneImagesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[34]
+	mi := &file_api_v1_husk_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +3086,7 @@ func (x *PruneImagesResponse) String() string {
 func (*PruneImagesResponse) ProtoMessage() {}
 
 func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[34]
+	mi := &file_api_v1_husk_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +3099,7 @@ func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneImagesResponse.ProtoReflect.Descriptor instead.
 func (*PruneImagesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{34}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PruneImagesResponse) GetRemoved() []string {
@@ -2477,7 +3124,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[35]
+	mi := &file_api_v1_husk_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2489,7 +3136,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[35]
+	mi := &file_api_v1_husk_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2502,7 +3149,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{35}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{45}
 }
 
 type ListAttachmentsResponse struct {
@@ -2514,7 +3161,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[36]
+	mi := &file_api_v1_husk_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2526,7 +3173,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[36]
+	mi := &file_api_v1_husk_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2539,7 +3186,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{36}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -2570,7 +3217,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_api_v1_husk_proto_msgTypes[37]
+	mi := &file_api_v1_husk_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2582,7 +3229,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[37]
+	mi := &file_api_v1_husk_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2595,7 +3242,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{37}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Attachment) GetNetwork() string {
@@ -2683,7 +3330,7 @@ type RetryDebtsRequest struct {
 
 func (x *RetryDebtsRequest) Reset() {
 	*x = RetryDebtsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[38]
+	mi := &file_api_v1_husk_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2695,7 +3342,7 @@ func (x *RetryDebtsRequest) String() string {
 func (*RetryDebtsRequest) ProtoMessage() {}
 
 func (x *RetryDebtsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[38]
+	mi := &file_api_v1_husk_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2708,7 +3355,7 @@ func (x *RetryDebtsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDebtsRequest.ProtoReflect.Descriptor instead.
 func (*RetryDebtsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{38}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{48}
 }
 
 type RetryDebtsResponse struct {
@@ -2719,7 +3366,7 @@ type RetryDebtsResponse struct {
 
 func (x *RetryDebtsResponse) Reset() {
 	*x = RetryDebtsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[39]
+	mi := &file_api_v1_husk_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2731,7 +3378,7 @@ func (x *RetryDebtsResponse) String() string {
 func (*RetryDebtsResponse) ProtoMessage() {}
 
 func (x *RetryDebtsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[39]
+	mi := &file_api_v1_husk_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2744,7 +3391,7 @@ func (x *RetryDebtsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDebtsResponse.ProtoReflect.Descriptor instead.
 func (*RetryDebtsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{39}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{49}
 }
 
 type DoctorRequest struct {
@@ -2755,7 +3402,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[40]
+	mi := &file_api_v1_husk_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2767,7 +3414,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[40]
+	mi := &file_api_v1_husk_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2780,7 +3427,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{40}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{50}
 }
 
 type DoctorResponse struct {
@@ -2792,7 +3439,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[41]
+	mi := &file_api_v1_husk_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2804,7 +3451,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[41]
+	mi := &file_api_v1_husk_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2817,7 +3464,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{41}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -2840,7 +3487,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_api_v1_husk_proto_msgTypes[42]
+	mi := &file_api_v1_husk_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2852,7 +3499,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[42]
+	mi := &file_api_v1_husk_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2865,7 +3512,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{42}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Check) GetName() string {
@@ -2905,7 +3552,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[43]
+	mi := &file_api_v1_husk_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2917,7 +3564,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[43]
+	mi := &file_api_v1_husk_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2930,7 +3577,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{43}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ShutdownRequest) GetBudgetNs() int64 {
@@ -2951,7 +3598,7 @@ type ShutdownEvent struct {
 
 func (x *ShutdownEvent) Reset() {
 	*x = ShutdownEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[44]
+	mi := &file_api_v1_husk_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2963,7 +3610,7 @@ func (x *ShutdownEvent) String() string {
 func (*ShutdownEvent) ProtoMessage() {}
 
 func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[44]
+	mi := &file_api_v1_husk_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2976,7 +3623,7 @@ func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownEvent.ProtoReflect.Descriptor instead.
 func (*ShutdownEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{44}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ShutdownEvent) GetNamespace() string {
@@ -3014,12 +3661,13 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\aruntime\x18\x04 \x01(\tR\aruntime\x12\x12\n" +
 	"\x04root\x18\x05 \x01(\tR\x04root\x12\x14\n" +
 	"\x05state\x18\x06 \x01(\tR\x05state\x12\x10\n" +
-	"\x03pid\x18\a \x01(\x05R\x03pid\"P\n" +
+	"\x03pid\x18\a \x01(\x05R\x03pid\"j\n" +
 	"\n" +
 	"RunRequest\x12\x12\n" +
 	"\x04file\x18\x01 \x01(\tR\x04file\x12\x1a\n" +
 	"\bmanifest\x18\x02 \x01(\fR\bmanifest\x12\x12\n" +
-	"\x04wait\x18\x03 \x01(\bR\x04wait\"\x90\x02\n" +
+	"\x04wait\x18\x03 \x01(\bR\x04wait\x12\x18\n" +
+	"\areplace\x18\x04 \x01(\bR\areplace\"\xaa\x02\n" +
 	"\bRunEvent\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x0e\n" +
@@ -3032,7 +3680,8 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"elapsed_ns\x18\b \x01(\x03R\telapsedNs\x12\x1c\n" +
 	"\tunchanged\x18\t \x01(\bR\tunchanged\x12\x14\n" +
 	"\x05phase\x18\n" +
-	" \x01(\tR\x05phase\"\xea\x02\n" +
+	" \x01(\tR\x05phase\x12\x18\n" +
+	"\asettled\x18\v \x01(\bR\asettled\"\x8c\x03\n" +
 	"\x03Pod\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -3050,7 +3699,8 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"containers\x12\x16\n" +
 	"\x06source\x18\v \x01(\tR\x06source\x12!\n" +
 	"\fhost_network\x18\f \x01(\bR\vhostNetwork\x12'\n" +
-	"\x0fruntime_handler\x18\r \x01(\tR\x0eruntimeHandler\"\xfb\x02\n" +
+	"\x0fruntime_handler\x18\r \x01(\tR\x0eruntimeHandler\x12 \n" +
+	"\vinitialized\x18\x0e \x01(\bR\vinitialized\"\xfb\x02\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -3148,7 +3798,49 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
 	"\tcontainer\x18\x03 \x01(\tR\tcontainer\x12\x14\n" +
 	"\x05stdin\x18\x04 \x01(\bR\x05stdin\x12\x10\n" +
-	"\x03tty\x18\x05 \x01(\bR\x03tty\"\x9a\x01\n" +
+	"\x03tty\x18\x05 \x01(\bR\x03tty\"<\n" +
+	"\x10FindPortsRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05ports\x18\x02 \x03(\tR\x05ports\"m\n" +
+	"\x11FindPortsResponse\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\tR\x03uid\x12\x14\n" +
+	"\x05ports\x18\x04 \x03(\x05R\x05ports\"Y\n" +
+	"\fForwardInput\x12-\n" +
+	"\x05start\x18\x01 \x01(\v2\x15.husk.v1.ForwardStartH\x00R\x05start\x12\x14\n" +
+	"\x04data\x18\x02 \x01(\fH\x00R\x04dataB\x04\n" +
+	"\x02of\"4\n" +
+	"\fForwardStart\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\x05R\x04port\"#\n" +
+	"\rForwardOutput\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\"\n" +
+	"\fUsageRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"6\n" +
+	"\rUsageResponse\x12%\n" +
+	"\x04pods\x18\x01 \x03(\v2\x11.husk.v1.PodUsageR\x04pods\"\x95\x02\n" +
+	"\bPodUsage\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\tR\x03uid\x12#\n" +
+	"\x05total\x18\x04 \x01(\v2\r.husk.v1.UsedR\x05total\x127\n" +
+	"\n" +
+	"containers\x18\x05 \x03(\v2\x17.husk.v1.ContainerUsageR\n" +
+	"containers\x12!\n" +
+	"\fhost_network\x18\x06 \x01(\bR\vhostNetwork\x12%\n" +
+	"\x0ereceived_bytes\x18\a \x01(\x04R\rreceivedBytes\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\b \x01(\x04R\tsentBytes\"G\n" +
+	"\x0eContainerUsage\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
+	"\x04used\x18\x02 \x01(\v2\r.husk.v1.UsedR\x04used\"\xa1\x01\n" +
+	"\x04Used\x12\x13\n" +
+	"\x05at_ns\x18\x01 \x01(\x03R\x04atNs\x12\x15\n" +
+	"\x06cpu_ns\x18\x02 \x01(\x04R\x05cpuNs\x12!\n" +
+	"\fmemory_bytes\x18\x03 \x01(\x04R\vmemoryBytes\x12,\n" +
+	"\x12memory_limit_bytes\x18\x04 \x01(\x04R\x10memoryLimitBytes\x12\x1c\n" +
+	"\tprocesses\x18\x05 \x01(\x04R\tprocesses\"\x9a\x01\n" +
 	"\bProgress\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x1d\n" +
@@ -3230,7 +3922,8 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\rShutdownEvent\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage2\xba\t\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage2\xf4\n" +
+	"\n" +
 	"\x04Husk\x12<\n" +
 	"\aVersion\x12\x17.husk.v1.VersionRequest\x1a\x18.husk.v1.VersionResponse\x12/\n" +
 	"\x03Run\x12\x13.husk.v1.RunRequest\x1a\x11.husk.v1.RunEvent0\x01\x12?\n" +
@@ -3241,7 +3934,10 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x06Events\x12\x16.husk.v1.EventsRequest\x1a\x0e.husk.v1.Event0\x01\x125\n" +
 	"\x04Logs\x12\x14.husk.v1.LogsRequest\x1a\x15.husk.v1.LogsResponse0\x01\x129\n" +
 	"\x04Exec\x12\x15.husk.v1.SessionInput\x1a\x16.husk.v1.SessionOutput(\x010\x01\x12;\n" +
-	"\x06Attach\x12\x15.husk.v1.SessionInput\x1a\x16.husk.v1.SessionOutput(\x010\x01\x12=\n" +
+	"\x06Attach\x12\x15.husk.v1.SessionInput\x1a\x16.husk.v1.SessionOutput(\x010\x01\x12B\n" +
+	"\tFindPorts\x12\x19.husk.v1.FindPortsRequest\x1a\x1a.husk.v1.FindPortsResponse\x12<\n" +
+	"\aForward\x12\x15.husk.v1.ForwardInput\x1a\x16.husk.v1.ForwardOutput(\x010\x01\x126\n" +
+	"\x05Usage\x12\x15.husk.v1.UsageRequest\x1a\x16.husk.v1.UsageResponse\x12=\n" +
 	"\tPullImage\x12\x19.husk.v1.PullImageRequest\x1a\x13.husk.v1.ImageEvent0\x01\x12?\n" +
 	"\tLoadImage\x12\x19.husk.v1.LoadImageRequest\x1a\x13.husk.v1.ImageEvent(\x010\x01\x12E\n" +
 	"\n" +
@@ -3266,7 +3962,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),          // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),         // 1: husk.v1.VersionResponse
@@ -3291,86 +3987,107 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*TerminalSize)(nil),            // 20: husk.v1.TerminalSize
 	(*SessionOutput)(nil),           // 21: husk.v1.SessionOutput
 	(*SessionStarted)(nil),          // 22: husk.v1.SessionStarted
-	(*Progress)(nil),                // 23: husk.v1.Progress
-	(*Layer)(nil),                   // 24: husk.v1.Layer
-	(*PullImageRequest)(nil),        // 25: husk.v1.PullImageRequest
-	(*LoadImageRequest)(nil),        // 26: husk.v1.LoadImageRequest
-	(*ImageEvent)(nil),              // 27: husk.v1.ImageEvent
-	(*Image)(nil),                   // 28: husk.v1.Image
-	(*ListImagesRequest)(nil),       // 29: husk.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),      // 30: husk.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),      // 31: husk.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),     // 32: husk.v1.RemoveImageResponse
-	(*PruneImagesRequest)(nil),      // 33: husk.v1.PruneImagesRequest
-	(*PruneImagesResponse)(nil),     // 34: husk.v1.PruneImagesResponse
-	(*ListAttachmentsRequest)(nil),  // 35: husk.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil), // 36: husk.v1.ListAttachmentsResponse
-	(*Attachment)(nil),              // 37: husk.v1.Attachment
-	(*RetryDebtsRequest)(nil),       // 38: husk.v1.RetryDebtsRequest
-	(*RetryDebtsResponse)(nil),      // 39: husk.v1.RetryDebtsResponse
-	(*DoctorRequest)(nil),           // 40: husk.v1.DoctorRequest
-	(*DoctorResponse)(nil),          // 41: husk.v1.DoctorResponse
-	(*Check)(nil),                   // 42: husk.v1.Check
-	(*ShutdownRequest)(nil),         // 43: husk.v1.ShutdownRequest
-	(*ShutdownEvent)(nil),           // 44: husk.v1.ShutdownEvent
+	(*FindPortsRequest)(nil),        // 23: husk.v1.FindPortsRequest
+	(*FindPortsResponse)(nil),       // 24: husk.v1.FindPortsResponse
+	(*ForwardInput)(nil),            // 25: husk.v1.ForwardInput
+	(*ForwardStart)(nil),            // 26: husk.v1.ForwardStart
+	(*ForwardOutput)(nil),           // 27: husk.v1.ForwardOutput
+	(*UsageRequest)(nil),            // 28: husk.v1.UsageRequest
+	(*UsageResponse)(nil),           // 29: husk.v1.UsageResponse
+	(*PodUsage)(nil),                // 30: husk.v1.PodUsage
+	(*ContainerUsage)(nil),          // 31: husk.v1.ContainerUsage
+	(*Used)(nil),                    // 32: husk.v1.Used
+	(*Progress)(nil),                // 33: husk.v1.Progress
+	(*Layer)(nil),                   // 34: husk.v1.Layer
+	(*PullImageRequest)(nil),        // 35: husk.v1.PullImageRequest
+	(*LoadImageRequest)(nil),        // 36: husk.v1.LoadImageRequest
+	(*ImageEvent)(nil),              // 37: husk.v1.ImageEvent
+	(*Image)(nil),                   // 38: husk.v1.Image
+	(*ListImagesRequest)(nil),       // 39: husk.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),      // 40: husk.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),      // 41: husk.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),     // 42: husk.v1.RemoveImageResponse
+	(*PruneImagesRequest)(nil),      // 43: husk.v1.PruneImagesRequest
+	(*PruneImagesResponse)(nil),     // 44: husk.v1.PruneImagesResponse
+	(*ListAttachmentsRequest)(nil),  // 45: husk.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil), // 46: husk.v1.ListAttachmentsResponse
+	(*Attachment)(nil),              // 47: husk.v1.Attachment
+	(*RetryDebtsRequest)(nil),       // 48: husk.v1.RetryDebtsRequest
+	(*RetryDebtsResponse)(nil),      // 49: husk.v1.RetryDebtsResponse
+	(*DoctorRequest)(nil),           // 50: husk.v1.DoctorRequest
+	(*DoctorResponse)(nil),          // 51: husk.v1.DoctorResponse
+	(*Check)(nil),                   // 52: husk.v1.Check
+	(*ShutdownRequest)(nil),         // 53: husk.v1.ShutdownRequest
+	(*ShutdownEvent)(nil),           // 54: husk.v1.ShutdownEvent
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
-	23, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
+	33, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
 	5,  // 1: husk.v1.Pod.containers:type_name -> husk.v1.Container
 	4,  // 2: husk.v1.ListPodsResponse.pods:type_name -> husk.v1.Pod
 	19, // 3: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
 	20, // 4: husk.v1.SessionInput.resize:type_name -> husk.v1.TerminalSize
 	20, // 5: husk.v1.SessionStart.size:type_name -> husk.v1.TerminalSize
 	22, // 6: husk.v1.SessionOutput.started:type_name -> husk.v1.SessionStarted
-	24, // 7: husk.v1.Progress.layers:type_name -> husk.v1.Layer
-	23, // 8: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
-	28, // 9: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
-	28, // 10: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
-	37, // 11: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
-	42, // 12: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
-	0,  // 13: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
-	2,  // 14: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
-	6,  // 15: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
-	8,  // 16: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
-	10, // 17: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
-	12, // 18: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
-	14, // 19: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
-	16, // 20: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
-	18, // 21: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
-	18, // 22: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
-	25, // 23: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
-	26, // 24: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
-	29, // 25: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
-	31, // 26: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
-	33, // 27: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
-	35, // 28: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
-	38, // 29: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
-	40, // 30: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	43, // 31: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	1,  // 32: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 33: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 34: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 35: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 36: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 37: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	15, // 38: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	17, // 39: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	21, // 40: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	21, // 41: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	27, // 42: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	27, // 43: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	30, // 44: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	32, // 45: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	34, // 46: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	36, // 47: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	39, // 48: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	41, // 49: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	44, // 50: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	32, // [32:51] is the sub-list for method output_type
-	13, // [13:32] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	26, // 7: husk.v1.ForwardInput.start:type_name -> husk.v1.ForwardStart
+	30, // 8: husk.v1.UsageResponse.pods:type_name -> husk.v1.PodUsage
+	32, // 9: husk.v1.PodUsage.total:type_name -> husk.v1.Used
+	31, // 10: husk.v1.PodUsage.containers:type_name -> husk.v1.ContainerUsage
+	32, // 11: husk.v1.ContainerUsage.used:type_name -> husk.v1.Used
+	34, // 12: husk.v1.Progress.layers:type_name -> husk.v1.Layer
+	33, // 13: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
+	38, // 14: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
+	38, // 15: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
+	47, // 16: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
+	52, // 17: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
+	0,  // 18: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
+	2,  // 19: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
+	6,  // 20: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
+	8,  // 21: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
+	10, // 22: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
+	12, // 23: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
+	14, // 24: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
+	16, // 25: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
+	18, // 26: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
+	18, // 27: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
+	23, // 28: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
+	25, // 29: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
+	28, // 30: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
+	35, // 31: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
+	36, // 32: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
+	39, // 33: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
+	41, // 34: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
+	43, // 35: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
+	45, // 36: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
+	48, // 37: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
+	50, // 38: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	53, // 39: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	1,  // 40: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,  // 41: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,  // 42: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,  // 43: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11, // 44: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13, // 45: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	15, // 46: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	17, // 47: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	21, // 48: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	21, // 49: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	24, // 50: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	27, // 51: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	29, // 52: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	37, // 53: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	37, // 54: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	40, // 55: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	42, // 56: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	44, // 57: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	46, // 58: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	49, // 59: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	51, // 60: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	54, // 61: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	40, // [40:62] is the sub-list for method output_type
+	18, // [18:40] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_api_v1_husk_proto_init() }
@@ -3390,13 +4107,17 @@ func file_api_v1_husk_proto_init() {
 		(*SessionOutput_ExitCode)(nil),
 		(*SessionOutput_Started)(nil),
 	}
+	file_api_v1_husk_proto_msgTypes[25].OneofWrappers = []any{
+		(*ForwardInput_Start)(nil),
+		(*ForwardInput_Data)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -32,6 +32,9 @@ const (
 	Husk_Logs_FullMethodName            = "/husk.v1.Husk/Logs"
 	Husk_Exec_FullMethodName            = "/husk.v1.Husk/Exec"
 	Husk_Attach_FullMethodName          = "/husk.v1.Husk/Attach"
+	Husk_FindPorts_FullMethodName       = "/husk.v1.Husk/FindPorts"
+	Husk_Forward_FullMethodName         = "/husk.v1.Husk/Forward"
+	Husk_Usage_FullMethodName           = "/husk.v1.Husk/Usage"
 	Husk_PullImage_FullMethodName       = "/husk.v1.Husk/PullImage"
 	Husk_LoadImage_FullMethodName       = "/husk.v1.Husk/LoadImage"
 	Husk_ListImages_FullMethodName      = "/husk.v1.Husk/ListImages"
@@ -69,6 +72,15 @@ type HuskClient interface {
 	// changes nothing.
 	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionInput, SessionOutput], error)
 	Attach(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionInput, SessionOutput], error)
+	// FindPorts tells which pod and which of its ports are meant.
+	FindPorts(ctx context.Context, in *FindPortsRequest, opts ...grpc.CallOption) (*FindPortsResponse, error)
+	// Forward is one connection to a TCP port of a pod, on the loopback that its
+	// containers have. The first message of the client is the start; a client that
+	// sends no more has closed its side only.
+	Forward(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ForwardInput, ForwardOutput], error)
+	// Usage tells what running pods use. Counters only grow, so that two answers
+	// make a rate.
+	Usage(ctx context.Context, in *UsageRequest, opts ...grpc.CallOption) (*UsageResponse, error)
 	PullImage(ctx context.Context, in *PullImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ImageEvent], error)
 	// LoadImage takes an OCI or docker archive, in chunks of any size.
 	LoadImage(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LoadImageRequest, ImageEvent], error)
@@ -227,9 +239,42 @@ func (c *huskClient) Attach(ctx context.Context, opts ...grpc.CallOption) (grpc.
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Husk_AttachClient = grpc.BidiStreamingClient[SessionInput, SessionOutput]
 
+func (c *huskClient) FindPorts(ctx context.Context, in *FindPortsRequest, opts ...grpc.CallOption) (*FindPortsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FindPortsResponse)
+	err := c.cc.Invoke(ctx, Husk_FindPorts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *huskClient) Forward(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ForwardInput, ForwardOutput], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[5], Husk_Forward_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ForwardInput, ForwardOutput]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Husk_ForwardClient = grpc.BidiStreamingClient[ForwardInput, ForwardOutput]
+
+func (c *huskClient) Usage(ctx context.Context, in *UsageRequest, opts ...grpc.CallOption) (*UsageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UsageResponse)
+	err := c.cc.Invoke(ctx, Husk_Usage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *huskClient) PullImage(ctx context.Context, in *PullImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ImageEvent], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[5], Husk_PullImage_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[6], Husk_PullImage_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -248,7 +293,7 @@ type Husk_PullImageClient = grpc.ServerStreamingClient[ImageEvent]
 
 func (c *huskClient) LoadImage(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LoadImageRequest, ImageEvent], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[6], Husk_LoadImage_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[7], Husk_LoadImage_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -321,7 +366,7 @@ func (c *huskClient) Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc
 
 func (c *huskClient) Shutdown(ctx context.Context, in *ShutdownRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ShutdownEvent], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[7], Husk_Shutdown_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[8], Husk_Shutdown_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -364,6 +409,15 @@ type HuskServer interface {
 	// changes nothing.
 	Exec(grpc.BidiStreamingServer[SessionInput, SessionOutput]) error
 	Attach(grpc.BidiStreamingServer[SessionInput, SessionOutput]) error
+	// FindPorts tells which pod and which of its ports are meant.
+	FindPorts(context.Context, *FindPortsRequest) (*FindPortsResponse, error)
+	// Forward is one connection to a TCP port of a pod, on the loopback that its
+	// containers have. The first message of the client is the start; a client that
+	// sends no more has closed its side only.
+	Forward(grpc.BidiStreamingServer[ForwardInput, ForwardOutput]) error
+	// Usage tells what running pods use. Counters only grow, so that two answers
+	// make a rate.
+	Usage(context.Context, *UsageRequest) (*UsageResponse, error)
 	PullImage(*PullImageRequest, grpc.ServerStreamingServer[ImageEvent]) error
 	// LoadImage takes an OCI or docker archive, in chunks of any size.
 	LoadImage(grpc.BidiStreamingServer[LoadImageRequest, ImageEvent]) error
@@ -418,6 +472,15 @@ func (UnimplementedHuskServer) Exec(grpc.BidiStreamingServer[SessionInput, Sessi
 }
 func (UnimplementedHuskServer) Attach(grpc.BidiStreamingServer[SessionInput, SessionOutput]) error {
 	return status.Error(codes.Unimplemented, "method Attach not implemented")
+}
+func (UnimplementedHuskServer) FindPorts(context.Context, *FindPortsRequest) (*FindPortsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindPorts not implemented")
+}
+func (UnimplementedHuskServer) Forward(grpc.BidiStreamingServer[ForwardInput, ForwardOutput]) error {
+	return status.Error(codes.Unimplemented, "method Forward not implemented")
+}
+func (UnimplementedHuskServer) Usage(context.Context, *UsageRequest) (*UsageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Usage not implemented")
 }
 func (UnimplementedHuskServer) PullImage(*PullImageRequest, grpc.ServerStreamingServer[ImageEvent]) error {
 	return status.Error(codes.Unimplemented, "method PullImage not implemented")
@@ -604,6 +667,49 @@ func _Husk_Attach_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Husk_AttachServer = grpc.BidiStreamingServer[SessionInput, SessionOutput]
 
+func _Husk_FindPorts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FindPortsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HuskServer).FindPorts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Husk_FindPorts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HuskServer).FindPorts(ctx, req.(*FindPortsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Husk_Forward_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(HuskServer).Forward(&grpc.GenericServerStream[ForwardInput, ForwardOutput]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Husk_ForwardServer = grpc.BidiStreamingServer[ForwardInput, ForwardOutput]
+
+func _Husk_Usage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UsageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HuskServer).Usage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Husk_Usage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HuskServer).Usage(ctx, req.(*UsageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Husk_PullImage_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(PullImageRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -769,6 +875,14 @@ var Husk_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Husk_Remove_Handler,
 		},
 		{
+			MethodName: "FindPorts",
+			Handler:    _Husk_FindPorts_Handler,
+		},
+		{
+			MethodName: "Usage",
+			Handler:    _Husk_Usage_Handler,
+		},
+		{
 			MethodName: "ListImages",
 			Handler:    _Husk_ListImages_Handler,
 		},
@@ -818,6 +932,12 @@ var Husk_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Attach",
 			Handler:       _Husk_Attach_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Forward",
+			Handler:       _Husk_Forward_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

@@ -40,6 +40,7 @@ func (w *worker) begin(action plan.Action) {
 		w.end(do.ID, func(ctx context.Context) error { return w.a.cfg.Sandboxes.Remove(ctx, do.ID) })
 	case plan.RemoveContainer:
 		delete(w.seen.postStart, do.ID)
+		delete(w.seen.messages, do.ID)
 		w.end(do.ID, func(ctx context.Context) error { return w.removeContainer(ctx, do.ID) })
 	}
 }
@@ -80,7 +81,7 @@ func (w *worker) ended(id string, err error, done func()) {
 	n := w.underWay.tries[id]
 	w.underWay.tries[id] = n + 1
 	wait := min(firstRetry<<min(n, 10), lastRetry)
-	w.a.cfg.Log.Warn("agent: taking down failed, will be tried again", "pod", nameOf(w.manifest), "in", wait, "error", err)
+	teller{w}.warn("agent: not done, will be tried again", err, "in", wait)
 	time.AfterFunc(wait, func() {
 		w.mu.Lock()
 		done()
@@ -100,10 +101,7 @@ func (w *worker) removeContainer(ctx context.Context, id string) error {
 	if st.Log == "" {
 		return nil
 	}
-	if err := os.Remove(st.Log); !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
+	return view.RemoveLog(st)
 }
 
 // unconfigured is an error of a container that could not be described, because
@@ -113,9 +111,11 @@ type unconfigured struct{ error }
 func (u unconfigured) Unwrap() error { return u.error }
 
 func (w *worker) createSandbox(do plan.CreateSandbox) {
-	config := cri.SandboxConfig(w.manifest, do.Attempt, w.a.cfg.Node())
+	config := cri.SandboxConfig(w.record().Pod, do.Attempt, w.a.cfg.Node())
 	config.Labels[Label] = "true"
-	st, err := w.runSandbox(config, cri.Handler(w.manifest))
+	ctx, end := teller{w}.span(w.a.closing, "agent/CreateSandbox")
+	st, err := w.runSandbox(ctx, config, cri.Handler(w.manifest))
+	end(err)
 	if err == nil {
 		w.a.owner.Store(st.ID, w)
 	}
@@ -125,7 +125,7 @@ func (w *worker) createSandbox(do plan.CreateSandbox) {
 	w.underWay.creating = false
 	if err != nil {
 		w.seen.sandboxFailure = view.Failure(err)
-		w.a.cfg.Log.Warn("agent: sandbox", "error", err)
+		teller{w}.warn("agent: sandbox", err)
 		return
 	}
 	w.sandboxes = append(w.sandboxes, st.ID)
@@ -148,15 +148,15 @@ func (w *worker) startContainer(ctx context.Context, do plan.StartContainer) {
 			f.Reason = "CreateContainerConfigError"
 		}
 		w.seen.startFailures[do.Name] = f
-		w.a.cfg.Log.Warn("agent: start", "pod", nameOf(w.manifest), "error", err)
+		teller{w}.warn("agent: start", err)
 	}
 }
 
 // createAndStart returns an error if the container never ran, which then is
 // gone. One that did has ended and tells itself why.
 func (w *worker) createAndStart(do plan.StartContainer) (id string, err error) {
-	ctx := w.a.closing
-	pod := w.manifest
+	ctx, end := teller{w}.span(w.a.closing, "agent/StartContainer", view.ContainerName, do.Name)
+	defer func() { end(err) }()
 	config, err := w.containerConfig(do)
 	if err != nil {
 		return "", unconfigured{err}
@@ -171,7 +171,7 @@ func (w *worker) createAndStart(do plan.StartContainer) (id string, err error) {
 	}
 	err = w.a.cfg.Containers.Start(ctx, st.ID)
 	if st, getErr := w.a.cfg.Containers.Get(st.ID); err != nil && getErr == nil && !st.Started.IsZero() {
-		w.a.cfg.Log.Warn("agent: start", "pod", nameOf(pod), "error", err)
+		teller{w}.warn("agent: start", err)
 		return st.ID, nil
 	}
 	if err != nil {
@@ -182,12 +182,15 @@ func (w *worker) createAndStart(do plan.StartContainer) (id string, err error) {
 
 func (w *worker) pullImage(ctx context.Context, do plan.PullImage) {
 	w.tell(false, "", "Pulling", "pulling image "+do.Image)
-	_, err := w.a.cfg.Images.Pull(ctx, do.Image, image.PullOptions{Progress: func(p image.Progress) {
+	ctx, end := teller{w}.span(ctx, "agent/PullImage", view.ImageName, do.Image)
+	login := cri.LoginFor(w.manifest, do.Image, w.record().Objects)
+	_, err := w.a.cfg.Images.Pull(ctx, do.Image, image.PullOptions{Username: login.Username, Password: login.Password, Progress: func(p image.Progress) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.underWay.pulls[do.Image] = p
 		w.showPulls()
 	}})
+	end(err)
 	w.mu.Lock()
 	delete(w.underWay.pulls, do.Image)
 	at := w.seen.images[do.Image]
@@ -197,7 +200,7 @@ func (w *worker) pullImage(ctx context.Context, do plan.PullImage) {
 		w.tell(false, "", "Pulled", "pulled image "+do.Image)
 	case ctx.Err() == nil:
 		at.Failure = view.Failure(err)
-		w.a.cfg.Log.Warn("agent: pull", "pod", nameOf(w.manifest), "error", err)
+		teller{w}.warn("agent: pull", err)
 	}
 	w.seen.images[do.Image] = at
 	w.mu.Unlock()
@@ -235,7 +238,7 @@ func (w *worker) bury() bool {
 // containerConfig is CRI's message for a run of a container, with all that it
 // needs on the node in place.
 func (w *worker) containerConfig(do plan.StartContainer) (*runtimeapi.ContainerConfig, error) {
-	pod, node := w.manifest, w.a.cfg.Node()
+	pod, node := w.record().Pod, w.a.cfg.Node()
 	c := find(pod, do.Name)
 	st, err := w.a.cfg.Sandboxes.Get(do.Sandbox)
 	if err != nil {
@@ -255,7 +258,10 @@ func (w *worker) containerConfig(do plan.StartContainer) (*runtimeapi.ContainerC
 	if err := (care{w}).mounts(c, &run); err != nil {
 		return nil, err
 	}
-	if err := writeHosts(w.a.cfg.Sandboxes.Files(st).Hosts, pod, run.PodIPs); err != nil {
+	if err := writeHosts(w.a.cfg.Sandboxes.Files(st).Hosts, pod, run.PodIPs, node); err != nil {
+		return nil, err
+	}
+	if err := (care{w}).mountMessage(c, &run); err != nil {
 		return nil, err
 	}
 	return cri.ContainerConfig(pod, c, run, node)
@@ -272,12 +278,12 @@ func find(pod *corev1.Pod, name string) *corev1.Container {
 
 // writeHosts writes the pod's /etc/hosts, which running containers have
 // mounted: it is left alone if it is right.
-func writeHosts(path string, pod *corev1.Pod, ips []string) error {
+func writeHosts(path string, pod *corev1.Pod, ips []string, n cri.Node) error {
 	node, err := os.ReadFile("/etc/hosts")
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	want := cri.HostsFile(pod, ips, node)
+	want := cri.HostsFile(pod, ips, node, n)
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, want) {
 		return nil
 	}

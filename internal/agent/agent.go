@@ -44,7 +44,13 @@ type Config struct {
 	Volumes    volume.Volumes
 	// Node says how the node is now.
 	Node func() cri.Node
-	Log  *slog.Logger
+	// Begin, if set, begins a span of what is done for a pod; about has names and
+	// values in turn. The function that it returns is told how that ended.
+	Begin func(ctx context.Context, name string, about ...string) (context.Context, func(error))
+	// Changed, if set, is told the UID of a pod of which something has changed, or
+	// that is gone. It must not block.
+	Changed func(uid string)
+	Log     *slog.Logger
 }
 
 // Agent runs pods.
@@ -53,8 +59,13 @@ type Agent struct {
 	records journal.Table[record]
 	probes  *probe.Prober
 	ranges  ranges
+	room    room
 	// Events are what happened to the pods lately.
 	Events *event.Log
+
+	// declaring is held while what is declared changes, or is made to be so: a pod
+	// that was declared when somebody looked may not be when it is admitted.
+	declaring sync.Mutex
 
 	mu       sync.RWMutex
 	workers  map[string]*worker                     // by namespace/name
@@ -94,6 +105,8 @@ type record struct {
 	Grace   *time.Duration `json:"grace,omitempty"`
 	// First is the first attempt at a sandbox since the pod was last told to run.
 	First uint32 `json:"first,omitempty"`
+	// Resize says that the limits of running containers may not be the pod's yet.
+	Resize bool `json:"resize,omitempty"`
 }
 
 func nameOf(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }
@@ -131,6 +144,11 @@ func (a *Agent) Load() []error {
 				a.cfg.Log.Warn("agent: removing it failed", "sandbox", st.ID, "error", err)
 			}
 		})
+	}
+	for _, w := range a.workers {
+		if sandboxes, _ := w.look(); occupies(sandboxes) { // before those that wait take it
+			a.room.take(w.rec.Pod, a.cfg.Node, true)
+		}
 	}
 	for _, w := range a.workers {
 		w.step() // so that it is known how the pod is
@@ -183,8 +201,18 @@ func (a *Agent) admit(d declaration) (w, before *worker, err error) {
 		case rec.Want == plan.Remove:
 			return nil, w, nil
 		case manifest.Hash(rec.Pod) != manifest.Hash(pod):
-			return nil, nil, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf(
-				"pod %s is there with another manifest (from %s): husk rm -f %s removes it", name, rec.Source, name))
+			changed, ok := inPlace(pod, rec.Pod)
+			if !ok || rec.Source != d.source {
+				return nil, nil, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf(
+					"pod %s is there with another manifest (from %s): husk run --replace replaces it, husk rm -f %s removes it", name, rec.Source, name))
+			}
+			if err := (care{w}).change(changed); err != nil {
+				return nil, nil, err
+			}
+			if err := (care{w}).give(d.objects); err != nil || rec.Want == plan.Run {
+				return w, nil, err
+			}
+			return w, nil, w.want(plan.Run, nil)
 		}
 		if err := (care{w}).give(d.objects); err != nil || rec.Want == plan.Run {
 			return w, w, err
@@ -203,6 +231,7 @@ func (a *Agent) admit(d declaration) (w, before *worker, err error) {
 	}
 	w = a.newWorker(rec)
 	a.workers[name] = w
+	care{w}.tellIgnored()
 	w.start()
 	return w, nil, nil
 }
@@ -342,5 +371,10 @@ func (a *Agent) forget(w *worker) {
 	a.mu.Lock()
 	delete(a.workers, nameOf(w.manifest))
 	a.mu.Unlock()
+	if a.cfg.Changed != nil {
+		a.cfg.Changed(string(w.manifest.UID))
+	}
+	a.declaring.Lock()
+	defer a.declaring.Unlock()
 	a.settleDeclared()
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -19,7 +20,8 @@ type declaration struct {
 	pod     *corev1.Pod
 	objects manifest.Objects // that it refers to
 	source  string
-	said    string // the last complaint about it
+	said    string         // the last complaint about it
+	ending  *time.Duration // the grace within which it is to be stopped, if it is
 }
 
 // Declare makes the pods of a source be the declared ones. A pod that no longer
@@ -29,11 +31,21 @@ func (a *Agent) Declare(set source.Set) {
 	for _, path := range set.Unread {
 		unread[string(set.Kind)+path] = true
 	}
+	a.declaring.Lock()
+	defer a.declaring.Unlock()
 	a.mu.Lock()
 	declared := map[string]declaration{}
 	for _, p := range set.Pods {
 		name := nameOf(p.Pod)
-		declared[name] = declaration{p.Pod, set.Objects.Of(p.Pod), string(set.Kind) + p.At, a.declared[set.Kind][name].said}
+		declared[name] = declaration{
+			pod: p.Pod, objects: set.Objects.Of(p.Pod), source: string(set.Kind) + p.At,
+			said: a.declared[set.Kind][name].said, ending: p.Ending,
+		}
+	}
+	for name, d := range a.declared[set.Kind] {
+		if _, again := declared[name]; !again && unread[d.source] {
+			declared[name] = d // what can't be read is as it last was
+		}
 	}
 	a.declared[set.Kind] = declared
 	var going []*worker
@@ -45,7 +57,7 @@ func (a *Agent) Declare(set source.Set) {
 		}
 		d, ok := declared[name]
 		switch {
-		case !ok || manifest.Hash(d.pod) != manifest.Hash(rec.Pod):
+		case !ok || another(set.Kind, d.pod, rec.Pod):
 			going = append(going, w)
 		case len(set.Unread) > 0: // they may have those that are missing
 			objects := manifest.Objects{}
@@ -61,6 +73,15 @@ func (a *Agent) Declare(set source.Set) {
 		if err := (care{w}).give(objects); err != nil {
 			a.cfg.Log.Error("agent: config maps and secrets of a pod", "pod", nameOf(w.manifest), "error", err)
 		}
+		d := declared[nameOf(w.manifest)]
+		if set.Kind != source.API {
+			d.pod, _ = inPlace(d.pod, w.record().Pod)
+		}
+		if d.pod != nil {
+			if err := (care{w}).follow(d); err != nil {
+				a.cfg.Log.Error("agent: changing a pod", "pod", nameOf(w.manifest), "error", err)
+			}
+		}
 	}
 	for _, w := range going {
 		if err := w.want(plan.Remove, nil); err != nil {
@@ -70,16 +91,29 @@ func (a *Agent) Declare(set source.Set) {
 	a.settleDeclared()
 }
 
+// another says whether a declared pod is another than the one that is there, so
+// that it has to be made anew.
+func another(kind source.Kind, declared, there *corev1.Pod) bool {
+	if kind == source.API {
+		return declared.UID != there.UID
+	}
+	if manifest.Hash(declared) == manifest.Hash(there) {
+		return false
+	}
+	_, same := inPlace(declared, there)
+	return !same
+}
+
 // settleDeclared starts the declared pods whose name is free. What a file
-// declares goes before what is at a URL.
+// declares goes before what is at a URL. The caller holds a.declaring.
 func (a *Agent) settleDeclared() {
-	for _, kind := range []source.Kind{source.File, source.Web} {
+	for _, kind := range []source.Kind{source.File, source.Web, source.API} {
 		a.mu.RLock()
 		todo := maps.Clone(a.declared[kind])
 		a.mu.RUnlock()
 		for _, name := range slices.Sorted(maps.Keys(todo)) {
 			d := todo[name]
-			if a.busy(name, d) {
+			if d.ending != nil || a.busy(name, d) {
 				continue
 			}
 			_, before, err := a.admit(d)

@@ -64,12 +64,13 @@ func (w *worker) observe(sandboxes []sandbox.Status, containers []container.Stat
 			ID: st.ID, Name: st.Name(), Sandbox: st.Sandbox, Attempt: st.Config.GetMetadata().GetAttempt(),
 			State:   view.Container(st),
 			Started: st.Started, Finished: st.Exit.At,
-			ExitCode: st.Exit.Code, OOMKilled: st.Exit.OOMKilled, Message: st.Message,
+			ExitCode: st.Exit.Code, OOMKilled: st.Exit.OOMKilled, Message: care{w}.message(st),
 			Deadline: w.underWay.deadlines[st.ID],
 			Health:   care{w}.health(st.ID),
+			Outdated: outdated(w.rec.Pod, st),
 		})
 	}
-	for _, list := range [][]corev1.Container{w.manifest.Spec.InitContainers, w.manifest.Spec.Containers} {
+	for _, list := range [][]corev1.Container{w.rec.Pod.Spec.InitContainers, w.rec.Pod.Spec.Containers} {
 		for i := range list {
 			o.Images[list[i].Image] = w.image(list[i].Image)
 		}

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"sync"
 
 	"github.com/containerd/errdefs"
@@ -65,7 +66,7 @@ func (r *ranges) take(config *runtimeapi.PodSandboxConfig, list func() []sandbox
 }
 
 // runSandbox has the sandbox made, with users of its own if the pod asks for it.
-func (w *worker) runSandbox(config *runtimeapi.PodSandboxConfig, handler string) (sandbox.Status, error) {
+func (w *worker) runSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (sandbox.Status, error) {
 	if ownUsers(w.manifest) {
 		release, err := w.a.ranges.take(config, w.a.cfg.Sandboxes.List)
 		if err != nil {
@@ -73,7 +74,7 @@ func (w *worker) runSandbox(config *runtimeapi.PodSandboxConfig, handler string)
 		}
 		defer release()
 	}
-	return w.a.cfg.Sandboxes.Run(w.a.closing, config, handler)
+	return w.a.cfg.Sandboxes.Run(ctx, config, handler)
 }
 
 func ownUsers(pod *corev1.Pod) bool { return pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers }

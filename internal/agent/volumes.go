@@ -15,13 +15,16 @@ import (
 // mounts makes available what a container mounts, and notes where it is.
 func (w care) mounts(c *corev1.Container, run *cri.Run) (err error) {
 	uid, spec := string(w.manifest.UID), &w.manifest.Spec
-	run.Volumes = map[string]string{}
+	run.Volumes, run.Images = map[string]string{}, map[string]string{}
 	for i := range spec.Volumes {
 		v := &spec.Volumes[i]
-		if len(manifest.Projections(v)) > 0 {
+		switch {
+		case len(manifest.Projections(v)) > 0:
 			run.Volumes[v.Name], err = w.write(v)
-		} else {
+		case v.Image == nil:
 			run.Volumes[v.Name], err = w.a.cfg.Volumes.SetUp(uid, *v, spec.SecurityContext.FSGroup)
+		case mounted(c, v.Name): // what others mount is not waited for
+			run.Images[v.Name], err = w.imageVolume(v)
 		}
 		if err != nil {
 			return err
@@ -31,6 +34,9 @@ func (w care) mounts(c *corev1.Container, run *cri.Run) (err error) {
 		return err
 	}
 	for i, part := range run.SubPaths {
+		if _, is := run.Images[c.VolumeMounts[i].Name]; is {
+			continue
+		}
 		name := fmt.Sprintf("%s.%d", c.Name, i)
 		if run.SubPaths[i], err = w.a.cfg.Volumes.SubPath(uid, run.Volumes[c.VolumeMounts[i].Name], part, name); err != nil {
 			return fmt.Errorf("container %q: volumeMounts[%d]: %w", c.Name, i, err)

@@ -20,7 +20,8 @@ import (
 
 // worker looks after one pod.
 type worker struct {
-	a        *Agent
+	a *Agent
+	// manifest is the pod as it first was: for what can't change of it.
 	manifest *corev1.Pod
 	probed   bool
 	wake     chan struct{}
@@ -64,6 +65,7 @@ type seen struct {
 	sandboxFailure plan.Failure
 	startFailures  map[string]plan.Failure
 	postStart      map[string]string // how the hooks of runs failed, by ID
+	messages       map[string]string // of runs that have ended, by ID
 	problem        string
 }
 
@@ -85,7 +87,7 @@ func (a *Agent) newWorker(rec record) *worker {
 			ending:    map[string]bool{},
 			tries:     map[string]int{},
 		},
-		seen: seen{images: map[string]plan.Image{}, startFailures: map[string]plan.Failure{}, postStart: map[string]string{}},
+		seen: seen{images: map[string]plan.Image{}, startFailures: map[string]plan.Failure{}, postStart: map[string]string{}, messages: map[string]string{}},
 	}
 	w.wanted, w.unwanted = context.WithCancel(a.closing)
 	w.publish(plan.Decision{Status: plan.Status{Phase: plan.PhasePending}}, nil, nil)
@@ -127,7 +129,9 @@ func (w *worker) step() (next time.Time, gone bool) {
 	defer w.mu.Unlock()
 	sandboxes, containers := w.look()
 	care{w}.watch(sandboxes, containers)
+	care{w}.resize(containers)
 	d := plan.Plan(w.spec(), w.observe(sandboxes, containers), time.Now())
+	care{w}.ration(&d, sandboxes)
 	w.backoffs = d.Backoffs
 	for _, action := range d.Actions {
 		w.begin(action)
@@ -247,7 +251,7 @@ func (w *worker) publish(d plan.Decision, sandboxes []sandbox.Status, containers
 		settled = settled && view.Sandbox(s) == plan.SandboxStopped
 	}
 	p := Pod{
-		Manifest: w.manifest, Source: w.rec.Source, Want: w.rec.Want, Created: w.rec.Started,
+		Manifest: w.rec.Pod, Source: w.rec.Source, Want: w.rec.Want, Created: w.rec.Started,
 		Status: d.Status, Sandboxes: sandboxes, Containers: containers, Settled: settled, Problem: w.seen.problem,
 	}
 	for _, progress := range w.underWay.pulls {
@@ -272,6 +276,9 @@ func (w *worker) show(p Pod) {
 	next.pod.Newer = next.newer
 	if last := w.published.Swap(next); last != nil {
 		close(last.newer)
+	}
+	if w.a.cfg.Changed != nil {
+		w.a.cfg.Changed(string(w.manifest.UID))
 	}
 }
 

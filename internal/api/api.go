@@ -5,6 +5,7 @@ package api
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"time"
 
@@ -29,6 +30,10 @@ type Config struct {
 	Images     *image.Store
 	Networks   Networks
 	Doctor     func(context.Context) []*huskv1.Check
+	Meter      Meter
+	// Dial connects a client to a port on a sandbox's loopback, until one of
+	// them leaves.
+	Dial func(ctx context.Context, sandbox string, port int32, client io.ReadWriteCloser) error
 	// Runtime is the OCI runtime in use, for example "runc 1.1.5".
 	Runtime     string
 	Root, State string

@@ -163,7 +163,7 @@ func (s *Server) containerDocument(p agent.Pod, c plan.ContainerStatus) containe
 	}
 	for _, st := range p.Sandboxes {
 		if st.ID == run.Sandbox {
-			out.Cgroup = s.Sandboxes.Cgroup(st) + "/" + run.ID
+			out.Cgroup = run.Cgroup(s.Sandboxes.Cgroup(st))
 		}
 	}
 	return out

@@ -43,6 +43,7 @@ func podMessage(p agent.Pod) *huskv1.Pod {
 		CreatedNs:   p.Created.UnixNano(),
 		Source:      p.Source,
 		HostNetwork: p.Manifest.Spec.HostNetwork,
+		Initialized: p.Status.Initialized,
 	}
 	if p.Problem != "" && out.Message == "" {
 		out.Message = p.Problem

@@ -46,13 +46,18 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 	var all sync.WaitGroup
 	failures := make([]error, len(pods))
 	for i := range pods {
-		all.Go(func() { failures[i] = s.runPod(stream.Context(), &pods[i], parsed.Objects, req.Wait, send) })
+		all.Go(func() { failures[i] = s.runPod(stream.Context(), &pods[i], parsed.Objects, req, send) })
 	}
 	all.Wait()
 	return errors.Join(failures...)
 }
 
-func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.Objects, wait bool, send func(*huskv1.RunEvent) error) error {
+func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.Objects, req *huskv1.RunRequest, send func(*huskv1.RunEvent) error) error {
+	if req.Replace {
+		if err := s.Agent.Replace(pod, sourceRun); err != nil {
+			return err
+		}
+	}
 	p, unchanged, err := s.Agent.Apply(ctx, pod, objects, sourceRun)
 	if err != nil {
 		return err
@@ -65,8 +70,9 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.O
 		if admitted {
 			ev.Message = "admitted"
 		}
-		done := !wait || turnedOut(p)
-		if unchanged && (ev.Ready || !wait) {
+		ev.Settled = turnedOut(p)
+		done := !req.Wait || ev.Settled
+		if unchanged && (ev.Ready || !req.Wait) {
 			ev.Message = "unchanged"
 		}
 		if now := fmt.Sprint(ev.Message, ev.Phase, ev.Ready, ev.Progress != nil); now != said || ev.Progress != nil {

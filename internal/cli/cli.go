@@ -3,19 +3,21 @@
 // group has is in files that begin with the group's.
 //
 // It holds nothing and never touches the host itself, except for the terminal
-// and the commands of husk net.
+// and the commands husk net and husk bench.
 package cli
 
 import (
 	"context"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/manual"
 	"github.com/huskd/husk/internal/cli/terminal"
@@ -25,18 +27,22 @@ import (
 type app struct {
 	in, out, errs *os.File
 	socket        *pflag.Flag
+	// clears is set by a command that clears away before it leaves.
+	clears atomic.Bool
 }
 
 // socketVariable replaces the default of --socket.
 const socketVariable = "HUSK_SOCKET"
 
-func (a *app) dial() (*client.Client, error) {
-	socket := a.socket.Value.String()
+// address is where huskd listens.
+func (a *app) address() string {
 	if env := os.Getenv(socketVariable); env != "" && !a.socket.Changed {
-		socket = env
+		return env
 	}
-	return client.New(socket)
+	return a.socket.Value.String()
 }
+
+func (a *app) dial() (*client.Client, error) { return client.New(a.address()) }
 
 // asks makes the RunE of a command that asks huskd.
 func (a *app) asks(do func(ctx context.Context, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
@@ -50,8 +56,12 @@ func (a *app) asks(do func(ctx context.Context, c *client.Client, args []string)
 	}
 }
 
-// leaveTime is how long a command that was interrupted may take to leave.
-const leaveTime = 2 * time.Second
+// leaveTime is how long a command that was interrupted may take to leave,
+// clearTime if it has to clear away first.
+const (
+	leaveTime = 2 * time.Second
+	clearTime = 5 * time.Minute
+)
 
 // Main runs the command line args, the program's name not among them, and
 // returns its exit code.
@@ -80,11 +90,15 @@ func Main(args []string) int {
 		why.signal, _ = s.(syscall.Signal)
 	}
 	cancel(why)
+	patience := leaveTime
+	if a.clears.Load() {
+		patience = clearTime
+	}
 	// A read or a write that hangs doesn't notice; a second signal doesn't wait.
 	select {
 	case <-done:
 	case <-signals:
-	case <-time.After(leaveTime):
+	case <-time.After(patience):
 	}
 	return why.code()
 }
@@ -120,7 +134,7 @@ or 125 if it's husk or huskd that failed.`,
 		Example: `husk run web.yaml --wait
 husk ps -a
 husk exec -it web -- sh`,
-		Args:              noSuchCommand,
+		Args:              arguments.NoSuchCommand,
 		RunE:              showHelp,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
@@ -128,7 +142,7 @@ husk exec -it web -- sh`,
 	}
 	root.PersistentFlags().String("socket", client.DefaultSocket, "where huskd listens; also $"+socketVariable)
 	a.socket = root.PersistentFlags().Lookup("socket")
-	root.SetFlagErrorFunc(badFlag)
+	root.SetFlagErrorFunc(arguments.BadFlag)
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { _, _ = cmd.OutOrStdout().Write([]byte(manual.Help(cmd))) })
 	root.SetHelpCommand(newHelp())
 	root.AddGroup(
@@ -143,10 +157,10 @@ husk exec -it web -- sh`,
 			root.AddCommand(c)
 		}
 	}
-	add(groupPods, newRun(a), newPs(a), newDescribe(a), newEvents(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newStop(a), newRm(a))
+	add(groupPods, newRun(a), newPs(a), newDescribe(a), newEvents(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newPortForward(a), newTop(a), newStop(a), newRm(a))
 	add(groupImages, newImage(a))
 	add(groupNet, newNet(a))
-	add(groupHuskd, newDoctor(a), newShutdown(a), newVersion(a))
+	add(groupHuskd, newDoctor(a), newBench(a), newShutdown(a), newVersion(a))
 	root.AddCommand(newCompletion())
 	return root
 }

@@ -4,13 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 
-	"github.com/spf13/cobra"
-
+	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/render"
 )
@@ -31,29 +29,6 @@ func (i interrupted) Error() string { return "interrupted: " + i.signal.String()
 
 // code is that of a shell for a program that the signal killed.
 func (i interrupted) code() int { return 128 + int(i.signal) }
-
-// usage is a command line that makes no sense.
-type usage struct{ message string }
-
-func (u usage) Error() string { return u.message }
-
-// misuse says what is wrong with cmd's command line and where to read on.
-func misuse(cmd *cobra.Command, format string, args ...any) error {
-	return usage{fmt.Sprintf(format, args...) + ": see " + cmd.CommandPath() + " --help"}
-}
-
-// badFlag says what is wrong with a flag of cmd.
-func badFlag(cmd *cobra.Command, err error) error {
-	message := err.Error()
-	if number, ok := errors.AsType[*strconv.NumError](err); ok {
-		wanted := "it is a number"
-		if number.Func == "ParseBool" {
-			wanted = "it is true or false"
-		}
-		message = strings.Replace(message, number.Error(), wanted, 1)
-	}
-	return misuse(cmd, "%s", message)
-}
 
 // exit asks for an exit code; err may be nil if there is nothing more to say.
 type exit struct {
@@ -83,7 +58,7 @@ func (a *app) report(err error) int {
 	if e, ok := errors.AsType[exit](err); ok {
 		code, err = e.code, e.err
 	}
-	if errors.As(err, new(usage)) || errors.As(err, new(client.AddressError)) {
+	if errors.As(err, new(arguments.Error)) || errors.As(err, new(client.AddressError)) {
 		code = exitUsage
 	}
 	(&complaints{w: a.errs}).add(err)
@@ -146,38 +121,4 @@ func (c *complaints) outcome() error {
 		return exit{code: exitFailure}
 	}
 	return nil
-}
-
-// noSuchCommand is the Args of a command that only groups others.
-func noSuchCommand(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	message := fmt.Sprintf("no command %q", strings.TrimSpace(cmd.CommandPath()+" "+args[0]))
-	cmd.SuggestionsMinimumDistance = 2
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		message += fmt.Sprintf(", is it %q", near[0])
-	}
-	return misuse(cmd, "%s", message)
-}
-
-// takes is the Args of a command with at least low and at most high arguments
-// (any number if negative), called what.
-func takes(low, high int, what string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		switch {
-		case len(args) < low:
-			return misuse(cmd, "%s needs %s", cmd.CommandPath(), what)
-		case high == 0 && len(args) > 0:
-			return misuse(cmd, "%s takes no arguments, but got %q", cmd.CommandPath(), args[0])
-		case high >= 0 && len(args) > high:
-			return misuse(cmd, "%s takes just %s, but got %q too", cmd.CommandPath(), what, args[high])
-		}
-		for _, arg := range args {
-			if arg == "" {
-				return misuse(cmd, "%s got an empty name: %s is wanted", cmd.CommandPath(), what)
-			}
-		}
-		return nil
-	}
 }

@@ -8,14 +8,15 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/network"
 	"github.com/huskd/husk/internal/cli/render"
 )
 
 func newNet(a *app) *cobra.Command {
 	return network.New(network.App{
-		Out: a.out, Errs: a.errs, Takes: takes, Pod: a.namespace, Huskd: attachments{a},
-		Group: func(cmd *cobra.Command) { cmd.Args, cmd.RunE = noSuchCommand, showHelp },
+		Out: a.out, Errs: a.errs, Takes: arguments.Takes, Pod: a.namespace, Huskd: attachments{a},
+		Group: func(cmd *cobra.Command) { cmd.Args, cmd.RunE = arguments.NoSuchCommand, showHelp },
 		Shows: func(cmd *cobra.Command) func(any, func() *render.Table) error {
 			o := addOutput(cmd, asJSON, asYAML)
 			return func(v any, table func() *render.Table) error { return a.show(*o, v, table) }

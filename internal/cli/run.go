@@ -13,12 +13,13 @@ import (
 	"google.golang.org/grpc/codes"
 
 	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/terminal"
 )
 
 func newRun(a *app) *cobra.Command {
-	var wait bool
+	var wait, replace bool
 	var timeout duration
 	cmd := &cobra.Command{
 		Use:   "run FILE...",
@@ -26,20 +27,24 @@ func newRun(a *app) *cobra.Command {
 		Long: `Start the pods of manifest files.
 
 A file holds one or several YAML or JSON documents; "-" is standard input. With
---wait the exit code is 1 if a pod fails.`,
+--wait the exit code is 1 if a pod fails.
+
+A pod that runs already gets the images and the resources of a manifest that was
+changed, without being made anew; whatever else was changed needs --replace.`,
 		Example: `husk run web.yaml
-husk run web.yaml db.yaml --wait
+husk run --replace web.yaml
 husk run job.yaml --wait --timeout 1m
 generate-manifest | husk run -`,
-		Args: takes(1, -1, "the FILE of a manifest"),
+		Args: arguments.Takes(1, -1, "the FILE of a manifest"),
 		ValidArgsFunction: cobra.FixedCompletions([]cobra.Completion{"yaml", "yml", "json"},
 			cobra.ShellCompDirectiveFilterFileExt),
 	}
 	cmd.Flags().BoolVar(&wait, "wait", false, "until the pods are ready or, if they don't run for good, completed")
+	cmd.Flags().BoolVar(&replace, "replace", false, "stop and make anew what runs with another manifest and can't be changed into this one")
 	cmd.Flags().Var(&timeout, "timeout", "with --wait: give up after this time, the pods go on (default: none)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if cmd.Flags().Changed("timeout") && !wait {
-			return misuse(cmd, "--timeout needs --wait")
+			return arguments.Misuse(cmd, "--timeout needs --wait")
 		}
 		manifests, err := a.readManifests(cmd.Context(), args)
 		if err != nil {
@@ -50,7 +55,7 @@ generate-manifest | husk run -`,
 			return err
 		}
 		for _, m := range manifests {
-			m.Wait = wait
+			m.Wait, m.Replace = wait, replace
 		}
 		return a.run(cmd.Context(), c, manifests, time.Duration(timeout))
 	}
@@ -69,7 +74,7 @@ func (a *app) readManifests(ctx context.Context, names []string) ([]*huskv1.RunR
 	seen := map[string]bool{}
 	for _, name := range names {
 		if seen[name] {
-			failures = append(failures, usage{fmt.Sprintf("%s is named twice: name each file once", name)})
+			failures = append(failures, arguments.Bad("%s is named twice: name each file once", name))
 			continue
 		}
 		seen[name] = true

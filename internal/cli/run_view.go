@@ -36,6 +36,7 @@ type podStart struct {
 	pulling bool
 	bars    render.Transfer
 	stages  render.Stages
+	up      bool // it runs, and has yet to end
 	over    bool // how it turned out was told
 	failed  bool
 }
@@ -107,9 +108,16 @@ func (v *runView) take(ev *huskv1.RunEvent) (steps, outcome string) {
 		return "", ""
 	}
 	line := func(s string) string { return "pod " + p.name + " " + render.OneLine(s) + "\n" }
-	if s := turnedOut(ev, v.wait); s != "" {
+	if s := turnedOut(ev, v.wait); s != "" && (ev.Settled || !v.wait) {
 		p.over = true
 		return "", line(s)
+	} else if s != "" { // it is to end, and hasn't yet
+		p.pulling = false
+		if !p.up {
+			p.up, p.message = true, "running"
+			steps = line(s)
+		}
+		return steps, ""
 	}
 	if ev.Message != "" && ev.Message != p.message {
 		p.message = ev.Message
@@ -190,15 +198,20 @@ func (v *runView) late(limit time.Duration) error {
 		return nil
 	}
 	var names []string
+	missed := "completed"
 	for _, p := range v.pods {
-		if !p.over {
-			names = append(names, fmt.Sprintf("%s (%s)", p.name, p.message))
+		if p.over {
+			continue
+		}
+		names = append(names, fmt.Sprintf("%s (%s)", p.name, p.message))
+		if !p.up {
+			missed = "ready"
 		}
 	}
 	if len(names) == 0 {
 		return fmt.Errorf("not ready within %s: huskd has not begun, see its log", limit)
 	}
-	return fmt.Errorf("not ready within %s: %s: they go on, see husk ps -a", limit, strings.Join(names, ", "))
+	return fmt.Errorf("not %s within %s: %s: they go on, see husk ps -a", missed, limit, strings.Join(names, ", "))
 }
 
 // failed says how many pods failed; nil if none did.

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,6 +23,7 @@ import (
 	"github.com/huskd/husk/internal/cni/result"
 	"github.com/huskd/husk/internal/crashpoint"
 	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/trace"
 )
 
 // The operations.
@@ -43,6 +45,8 @@ type plugins struct {
 	dirs     []string
 	inside   map[string]Plugin // those of this process
 	run      process.Runner
+	ran      func(Run) // may be nil
+	life     string    // differs from that of any huskd before
 	closing  context.Context
 
 	mu       sync.Mutex
@@ -65,33 +69,45 @@ func speaks(list *libcni.NetworkConfigList, since string) bool {
 	return ok && err == nil
 }
 
+// Run is one run of a plugin.
+type Run struct {
+	Network, Plugin string
+	Op              string // ADD, DEL, …
+	Took            time.Duration
+	Err             error // if it failed
+}
+
 // do runs the plugin. Its error names network, plugin and operation.
 func (p *plugins) do(ctx context.Context, c call) ([]byte, error) {
-	fail := func(err error) ([]byte, error) {
-		return nil, fmt.Errorf("network %s: plugin %s: %s: %w", c.list.Name, c.plugin.Network.Type, c.op, err)
+	r := Run{Network: c.list.Name, Plugin: c.plugin.Network.Type, Op: c.op}
+	ctx, span := trace.Start(ctx, "cni/"+r.Op, trace.Network, r.Network, trace.Plugin, r.Plugin, trace.Sandbox, c.args.ContainerID)
+	began := time.Now()
+	out, err := p.exec(ctx, c)
+	if err != nil {
+		err = fmt.Errorf("network %s: plugin %s: %s: %w", r.Network, r.Plugin, r.Op, err)
 	}
+	span.End(err)
+	if r.Took, r.Err = time.Since(began), err; p.ran != nil {
+		p.ran(r)
+	}
+	return out, err
+}
+
+func (p *plugins) exec(ctx context.Context, c call) ([]byte, error) {
 	stdin, err := c.stdin()
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	c.args.Command = c.op
 	c.args.Path = strings.Join(p.path(c.plugin.Network.Type), string(os.PathListSeparator))
 	if run, ok := p.inside[c.plugin.Network.Type]; ok {
-		out, err := run(ctx, c.getenv(), stdin)
-		if err != nil {
-			return fail(err)
-		}
-		return out, nil
+		return run(ctx, c.getenv(), stdin)
 	}
 	path, err := p.lookup(c.plugin.Network.Type)
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
-	out, err := p.run.Run(ctx, path, stdin, append(c.args.AsEnv(), mark+"="+c.mark))
-	if err != nil {
-		return fail(err)
-	}
-	return out, nil
+	return p.run.Run(ctx, path, stdin, append(c.args.AsEnv(), mark+"="+cmp.Or(c.mark, p.askMark())))
 }
 
 // getenv looks up a variable of the run's environment.
@@ -163,6 +179,13 @@ func (p *plugins) call(r *record, list *libcni.NetworkConfigList, plugin *libcni
 	}
 	return c
 }
+
+// askMark marks what is asked of a plugin for no attachment.
+// Each huskd has one of its own, as it asks before it looks for what another
+// has left running.
+func (p *plugins) askMark() string { return p.askMarks() + p.life }
+
+func (p *plugins) askMarks() string { return string(p.instance) + "/ask/" }
 
 func (p *plugins) markOf(r *record) string { return string(p.instance) + "/" + r.key() }
 

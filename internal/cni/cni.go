@@ -73,7 +73,9 @@ type Config struct {
 	Plugins map[string]Plugin `json:"-"` // by type
 	// Timeout bounds one operation on one attachment; 0 is DefaultTimeout.
 	Timeout time.Duration
-	Log     *slog.Logger
+	// Ran, if set, is told of every run of a plugin.
+	Ran func(Run) `json:"-"`
+	Log *slog.Logger
 }
 
 // DefaultTimeout bounds an operation unless Config says otherwise. It is
@@ -154,7 +156,7 @@ func New(cfg Config) (*Host, []error) {
 	h.closing, h.close = context.WithCancel(context.Background())
 	h.plugins = &plugins{
 		instance: cfg.Instance, dirs: cfg.BinDirs, inside: cfg.Plugins,
-		run: process.Runner{Netns: cfg.Netns, Log: cfg.Log}, closing: h.closing, versions: map[string]supported{},
+		run: process.Runner{Netns: cfg.Netns, Log: cfg.Log}, ran: cfg.Ran, life: pod.NewID(), closing: h.closing, versions: map[string]supported{},
 	}
 	bad := h.records.Load(func(id string, r record) error {
 		if id != r.key() {

@@ -3,6 +3,7 @@ package cni
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -34,15 +35,13 @@ func (h *Host) Reconcile(ctx context.Context, live []pod.Attachment) error {
 	for _, a := range live {
 		alive[a.Sandbox] = true
 	}
-	interrupted := []string{mark + "=" + h.plugins.gcMark()}
+	interrupted := []string{h.plugins.gcMark()}
 	var foreign []string // sandboxes
 	var kept []*record
 	h.mu.Lock()
 	for k, r := range h.attachments {
 		foreign = append(foreign, r.Attachment.Sandbox)
-		if r.State != attached {
-			interrupted = append(interrupted, mark+"="+h.plugins.markOf(r))
-		}
+		interrupted = append(interrupted, h.plugins.markOf(r)) // of one that is attached, a CHECK
 		if r.State == attached && alive[r.Attachment.Sandbox] {
 			kept = append(kept, r)
 			continue
@@ -56,9 +55,12 @@ func (h *Host) Reconcile(ctx context.Context, live []pod.Attachment) error {
 	}
 	h.mu.Unlock()
 	errs := []error{}
-	if h.watch != nil || len(interrupted) > 1 {
+	if h.watch != nil || len(foreign) > 0 {
 		bounded, cancel := context.WithTimeout(ctx, askTime)
-		errs = append(errs, process.End(bounded, interrupted...))
+		errs = append(errs, process.End(bounded, mark, func(value string) bool {
+			asked := strings.HasPrefix(value, h.plugins.askMarks()) && value != h.plugins.askMark()
+			return asked || slices.Contains(interrupted, value)
+		}))
 		cancel()
 	}
 	var builtin []pod.Attachment

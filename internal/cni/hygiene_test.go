@@ -369,6 +369,8 @@ func TestMany(t *testing.T) {
 	for i := range 12 {
 		pods = append(pods, l.pod(pod.PortMapping{Protocol: pod.TCP, HostPort: uint16(9000 + i), Port: 80}))
 	}
+	// Two portmaps that find none of their chains both make them, and one fails.
+	attach(t, h, pods[0])
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	addresses := make([]string, len(pods))

@@ -117,15 +117,12 @@ func (l *lab) rules() string {
 	return strings.Join(out, "")
 }
 
-// leases returns the addresses that host-local has given. One that was killed
-// between making a lease's file and writing into it has given the address to
-// nobody, and no DEL can name it.
+// leases returns the addresses that host-local has given.
 func (l *lab) leases() []string {
 	var out []string
 	files, _ := filepath.Glob(filepath.Join(l.dir, "ipam", "*", "*"))
 	for _, f := range files {
-		info, _ := os.Stat(f)
-		if _, err := netip.ParseAddr(filepath.Base(f)); err == nil && info != nil && info.Size() > 0 {
+		if _, err := netip.ParseAddr(filepath.Base(f)); err == nil {
 			out = append(out, filepath.Base(f))
 		}
 	}
@@ -182,7 +179,7 @@ type option func(*Config)
 
 func (l *lab) config(options ...option) Config {
 	cfg := Config{
-		Instance: "c0de", State: filepath.Join(l.dir, "state"), ConfDir: filepath.Join(l.dir, "conf"), BinDirs: []string{filepath.Join(l.dir, "bin"), debian},
+		Instance: pod.InstanceOf(l.dir), State: filepath.Join(l.dir, "state"), ConfDir: filepath.Join(l.dir, "conf"), BinDirs: []string{filepath.Join(l.dir, "bin"), debian},
 		MaxNetworks: 1, CacheDir: filepath.Join(l.dir, "cache"), Netns: l.node, Builtin: l.builtin,
 		Timeout: 20 * time.Second,
 		Log:     slog.New(slog.NewTextHandler(io.MultiWriter(&l.log, testLog{l.t}), &slog.HandlerOptions{Level: slog.LevelDebug})),

@@ -9,13 +9,10 @@ import (
 	"io"
 	"maps"
 	"net"
-	"net/http"
 	"net/netip"
-	"net/url"
 	"os"
 	"path/filepath"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -29,26 +26,36 @@ const DefaultFile = "/etc/husk/huskd.toml"
 // Config is what can be configured. The tag `key` names flag and key, `help`
 // explains it, and New gives the defaults.
 type Config struct {
-	Root       string   `key:"root" help:"directory for what outlives a reboot: images, writable layers, the journal"`
-	State      string   `key:"state" help:"directory for what does not: namespaces, sockets, runtime state"`
-	Listen     string   `key:"listen" help:"the socket to serve, unix:///PATH"`
-	Manifests  string   `key:"manifests" help:"directory of pod manifests to keep running; empty for none"`
-	Web        string   `key:"manifest-url" help:"URL of a manifest whose pods to keep running, http:// or https://; empty for none. SSL_CERT_FILE in huskd's environment names the authorities that it trusts instead of the system's"`
-	WebHeader  []string `key:"manifest-url-header" help:"headers of each request to it, NAME: VALUE"`
-	WebSeconds int      `key:"manifest-url-interval" help:"how often it is asked, in seconds"`
+	Root   string `key:"root" help:"directory for what outlives a reboot: images, writable layers, the journal"`
+	State  string `key:"state" help:"directory for what does not: namespaces, sockets, runtime state"`
+	Listen string `key:"listen" help:"the socket to serve, unix:///PATH"`
+	Sources
+	Cluster
 	CertsDir   string   `key:"certs-dir" help:"directory of registry configuration, HOST/hosts.toml as containerd reads it"`
 	Network    string   `key:"network-mode" help:"how pods are attached: ptp (routed) or bridge"`
 	Subnets    []string `key:"pod-subnets" help:"addresses for pods: at most one IPv4 and one IPv6 prefix"`
 	Masquerade bool     `key:"masquerade" help:"give traffic from pods to elsewhere the node's address"`
-	CNIConf    string   `key:"cni-conf-dir" help:"directory of CNI networks, which then are used instead of the built-in one; empty for none"`
-	CNIBin     []string `key:"cni-bin-dir" help:"directories of CNI plugins, the first goes before; /opt/TYPE/bin goes before all"`
-	CNIMax     int      `key:"cni-max-networks" help:"how many of the networks in cni-conf-dir a pod is attached to, in the order of their files"`
-	PidsLimit  int      `key:"pids-limit" help:"how many processes and threads a container may have; 0 for no limit"`
-	Metrics    string   `key:"metrics-listen" help:"address to serve Prometheus' metrics at, such as 127.0.0.1:9477, under /metrics; empty for none"`
-	LogLevel   string   `key:"log-level" help:"least severe log lines to write: debug, info, warn or error"`
-	LogFormat  string   `key:"log-format" help:"form of log lines: text or json"`
+	Plugins
+	Containers
+	Disk
+	PidsLimit int    `key:"pids-limit" help:"how many processes and threads a container may have; 0 for no limit"`
+	Metrics   string `key:"metrics-listen" help:"address to serve Prometheus' metrics at, such as 127.0.0.1:9477, under /metrics; empty for none"`
+	LogLevel  string `key:"log-level" help:"least severe log lines to write: debug, info, warn or error"`
+	LogFormat string `key:"log-format" help:"form of log lines: text or json"`
 	// Runtimes are in the file only, each in a table [runtimes.NAME].
 	Runtimes map[string]Runtime
+	// Tracing is in the file only.
+	Tracing Tracing
+}
+
+// Plugins are where those of others are.
+type Plugins struct {
+	CNIConf   string   `key:"cni-conf-dir" help:"directory of CNI networks, which then are used instead of the built-in one; empty for none"`
+	CNIBin    []string `key:"cni-bin-dir" help:"directories of CNI plugins, the first goes before; /opt/TYPE/bin goes before all"`
+	CNIMax    int      `key:"cni-max-networks" help:"how many of the networks in cni-conf-dir a pod is attached to, in the order of their files"`
+	NRISocket string   `key:"nri-socket" help:"where plugins of the Node Resource Interface register; empty for no NRI"`
+	NRIDir    string   `key:"nri-plugin-dir" help:"directory of NRI plugins that huskd starts, NN-NAME each"`
+	NRINeeded []string `key:"nri-required-plugins" help:"names of NRI plugins without which no container is created"`
 }
 
 // New returns the defaults.
@@ -57,32 +64,45 @@ func New() Config {
 		Root:       "/var/lib/husk",
 		State:      "/run/husk",
 		Listen:     "unix:///run/husk/husk.sock",
-		WebSeconds: 20,
+		Sources:    Sources{WebSeconds: 20},
+		Disk:       kubeletDisk,
+		Cluster:    Cluster{NodeListen: ":10250", ClusterDomain: "cluster.local"},
 		CertsDir:   "/etc/husk/certs.d",
 		Network:    "ptp",
 		Subnets:    []string{"10.201.0.0/16", "fd68:7573:6b00::/64"},
 		Masquerade: true,
-		CNIConf:    "/etc/cni/net.d",
-		CNIBin:     []string{"/opt/cni/bin", "/usr/lib/cni"},
-		CNIMax:     1,
+		Plugins: Plugins{
+			CNIConf:   "/etc/cni/net.d",
+			CNIBin:    []string{"/opt/cni/bin", "/usr/lib/cni"},
+			CNIMax:    1,
+			NRISocket: "/var/run/nri/nri.sock",
+			NRIDir:    "/opt/nri/plugins",
+		},
+		Containers: Containers{CgroupDriver: cgroupfs},
 		LogLevel:   "info",
 		LogFormat:  "text",
+		Tracing:    Tracing{Sampling: 1},
 	}
 }
 
-// option is one field of a Config, or of a Runtime.
+// option is one field of a Config, or of one of its tables.
 type option struct {
 	key, help string
 	value     reflect.Value
 }
 
 // options lists the fields of c that have a key, and refer to them.
-func options[T Config | Runtime](c *T) []option {
-	v := reflect.ValueOf(c).Elem()
-	var list []option
+func options[T Config | Runtime | Tracing](c *T) []option {
+	return optionsOf(reflect.ValueOf(c).Elem())
+}
+
+func optionsOf(v reflect.Value) (list []option) {
 	for i := range v.NumField() {
-		if key, ok := v.Type().Field(i).Tag.Lookup("key"); ok {
-			list = append(list, option{key, v.Type().Field(i).Tag.Get("help"), v.Field(i)})
+		field := v.Type().Field(i)
+		if key, ok := field.Tag.Lookup("key"); ok {
+			list = append(list, option{key, field.Tag.Get("help"), v.Field(i)})
+		} else if field.Anonymous {
+			list = append(list, optionsOf(v.Field(i))...)
 		}
 	}
 	return list
@@ -162,6 +182,12 @@ func load(file string, cfg *Config) error {
 		}
 		delete(raw, runtimesKey)
 	}
+	if v, ok := raw[tracingKey]; ok {
+		if err := tracing(v, &cfg.Tracing); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", path, err))
+		}
+		delete(raw, tracingKey)
+	}
 	for _, err := range fill(options(cfg), raw) {
 		errs = append(errs, fmt.Errorf("%s: %w", path, err))
 	}
@@ -208,6 +234,15 @@ func (o option) set(v any) error {
 			return fmt.Errorf("%s: must be a number", o.key)
 		}
 		*p = int(n)
+	case *float64:
+		switch n := v.(type) {
+		case float64:
+			*p = n
+		case int64:
+			*p = float64(n)
+		default:
+			return fmt.Errorf("%s: must be a number", o.key)
+		}
 	case *[]string:
 		list, ok := v.([]any)
 		if !ok {
@@ -231,8 +266,9 @@ func (c *Config) check() error {
 	bad := func(key, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%s: "+format, append([]any{key}, args...)...))
 	}
-	for key, path := range map[string]*string{"root": &c.Root, "state": &c.State, "certs-dir": &c.CertsDir, "manifests": &c.Manifests, "cni-conf-dir": &c.CNIConf} {
-		if *path == "" && (key == "manifests" || key == "cni-conf-dir") {
+	for key, path := range map[string]*string{"root": &c.Root, "state": &c.State, "certs-dir": &c.CertsDir, "manifests": &c.Manifests, "cni-conf-dir": &c.CNIConf,
+		"nri-socket": &c.NRISocket, "nri-plugin-dir": &c.NRIDir} {
+		if *path == "" && (key == "manifests" || key == "cni-conf-dir" || key == "nri-socket") {
 			continue
 		}
 		if !filepath.IsAbs(*path) {
@@ -257,15 +293,9 @@ func (c *Config) check() error {
 		}
 		c.CNIBin[i] = filepath.Clean(dir)
 	}
-	if u, err := url.Parse(c.Web); c.Web != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
-		bad("manifest-url", "it is not of the form https://host/path")
-	}
-	if _, err := c.Header(); err != nil {
-		bad("manifest-url-header", "%w", err)
-	}
-	if c.WebSeconds < 1 {
-		bad("manifest-url-interval", "%d: at least 1", c.WebSeconds)
-	}
+	c.checkSources(bad)
+	c.checkCluster(bad)
+	c.checkDisk(bad)
 	if c.PidsLimit < 0 {
 		bad("pids-limit", "%d: at least 0", c.PidsLimit)
 	}
@@ -286,25 +316,15 @@ func (c *Config) check() error {
 			bad(runtimesKey+"."+name, "%w", err)
 		}
 	}
+	if err := c.Containers.check(); err != nil {
+		bad("cgroup-driver", "%w", err)
+	}
+	if err := c.Tracing.check(); err != nil {
+		bad(tracingKey, "%w", err)
+	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)
 }
-
-// Header returns the headers of requests for the manifest. They may be secret,
-// and are not in an error.
-func (c *Config) Header() (http.Header, error) {
-	out := http.Header{}
-	for i, line := range c.WebHeader {
-		name, value, ok := strings.Cut(line, ":")
-		if !ok || !headerForm.MatchString(name) || strings.ContainsAny(value, "\r\n\x00") {
-			return nil, fmt.Errorf("number %d is not of the form NAME: VALUE", i+1)
-		}
-		out.Add(name, strings.TrimSpace(value))
-	}
-	return out, nil
-}
-
-var headerForm = regexp.MustCompile(`^[A-Za-z0-9-]+$`)
 
 // Prefixes returns the pod subnets: at most one of each family.
 func (c *Config) Prefixes() ([]netip.Prefix, error) {
@@ -339,6 +359,8 @@ func Reference() string {
 	b.WriteString(runtimesReference)
 	handler := newRuntime()
 	table(&b, options(&handler))
+	b.WriteString(tracingReference)
+	table(&b, options(&cfg.Tracing))
 	return b.String()
 }
 
@@ -357,6 +379,9 @@ func shown(v reflect.Value) string {
 		}
 		return "`" + v + "`"
 	case []string:
+		if len(v) == 0 {
+			return ""
+		}
 		return "`[\"" + strings.Join(v, "\", \"") + "\"]`"
 	default:
 		return fmt.Sprintf("`%v`", v)

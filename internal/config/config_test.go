@@ -61,6 +61,7 @@ func TestEveryFaultIsNamed(t *testing.T) {
 			[]string{"manifest-url: it is not of the form https://host/path", "manifest-url-header: number 2 is not of the form NAME: VALUE", "manifest-url-interval: 0: at least 1"}},
 		{"subnet text", "", []string{"--pod-subnets=ten"}, []string{`pod-subnets: "ten" is not a prefix`}},
 		{"subnet twice", "", []string{"--pod-subnets=10.1.0.0/16,10.2.0.0/16"}, []string{"are of one family"}},
+		{"NRI", "nri-socket = \"nri.sock\"\nnri-plugin-dir = \"\"\n", nil, []string{`nri-socket: "nri.sock" is not an absolute path`, `nri-plugin-dir: "" is not an absolute path`}},
 		{"no subnet", "pod-subnets = []\n", nil, []string{"pod-subnets: is empty"}},
 		{"metrics address", "", []string{"--metrics-listen=9477"}, []string{`metrics-listen: "9477" is not of the form 127.0.0.1:9477`}},
 		{"same directories", "", []string{"--root=/x", "--state=/x/"}, []string{"state: /x is the root directory too"}},
@@ -68,8 +69,8 @@ func TestEveryFaultIsNamed(t *testing.T) {
 		{"runtime", "[runtimes]\nkata = \"/bin/kata\"\n", nil, []string{"runtimes.kata: must be a table, [runtimes.kata]"}},
 		{"runtime's keys", "[runtimes.kata]\npath = 1\nbinary = \"x\"\n[runtimes.gvisor]\nshim = true\n", nil,
 			[]string{"runtimes.kata.path: must be a string", "runtimes.kata.binary: unknown key", "runtimes.gvisor.shim: unknown key"}},
-		{"runtime's values", "[runtimes.kata]\ntype = \"shim\"\n[runtimes.a]\ntype = \"vm\"\n[runtimes.b]\npath = \"bin/b\"\n[runtimes.\"../C\"]\n[runtimes.d]\nnetwork = \"late\"\n", nil,
-			[]string{"runtimes.kata: type shim is not supported yet", `runtimes.a: type "vm" is not known: use oci`, `runtimes.b: path "bin/b" is not absolute`, "runtimes.../C: not a handler's name", `runtimes.d: network "late" is neither before-start nor after-start`}},
+		{"runtime's values", "[runtimes.kata]\ntype = \"shim\"\nconfig = \"kata.toml\"\n[runtimes.crun]\nconfig = \"/x\"\n[runtimes.a]\ntype = \"vm\"\n[runtimes.b]\npath = \"bin/b\"\n[runtimes.\"../C\"]\n[runtimes.d]\nnetwork = \"late\"\n", nil,
+			[]string{`runtimes.kata: config "kata.toml" is not absolute`, `runtimes.crun: config "/x" is for type shim`, `runtimes.a: type "vm" is not known: use oci or shim`, `runtimes.b: path "bin/b" is not absolute`, "runtimes.../C: not a handler's name", `runtimes.d: network "late" is neither before-start nor after-start`}},
 		{"unknown flag", "", []string{"--rot=/x"}, []string{"unknown flag: --rot"}},
 		{"argument", "", []string{"web.yaml"}, []string{"pods are run with husk run"}},
 	} {
@@ -91,8 +92,8 @@ func TestEveryFaultIsNamed(t *testing.T) {
 }
 
 func TestRuntimes(t *testing.T) {
-	cfg, err := Parse([]string{"--config", file(t, "[runtimes.crun]\n[runtimes.next]\ntype = \"oci\"\npath = \"/opt/next\"\nnetwork = \"after-start\"\n")}, os.Stderr)
-	want := map[string]Runtime{"crun": {Type: "oci", Network: "before-start"}, "next": {Type: "oci", Path: "/opt/next", Network: "after-start"}}
+	cfg, err := Parse([]string{"--config", file(t, "[runtimes.crun]\n[runtimes.next]\ntype = \"oci\"\npath = \"/opt/next\"\nnetwork = \"after-start\"\n[runtimes.kata]\ntype = \"shim\"\nconfig = \"/etc/kata.toml\"\n")}, os.Stderr)
+	want := map[string]Runtime{"crun": {Type: "oci", Network: "before-start"}, "next": {Type: "oci", Path: "/opt/next", Network: "after-start"}, "kata": {Type: "shim", Config: "/etc/kata.toml", Network: "before-start"}}
 	if err != nil || !maps.Equal(cfg.Runtimes, want) {
 		t.Errorf("got %+v, %v", cfg.Runtimes, err)
 	}

@@ -11,11 +11,15 @@ import (
 
 // Runtime is a runtime handler, which pods ask for by its name.
 type Runtime struct {
-	Type string `key:"type" help:"how it is spoken to: oci, a program with the command line of runc"`
-	Path string `key:"path" help:"path of the program; if empty, the handler's name is looked for"`
+	Type   string `key:"type" help:"how it is spoken to: oci, a program with the command line of runc, or shim, a program that speaks containerd's shim protocol"`
+	Path   string `key:"path" help:"path of the program; if empty, the handler's name is looked for, of a shim containerd-shim-NAME-v2 and -v1"`
+	Config string `key:"config" help:"file that the shim reads, such as gVisor's runsc.toml or Kata's configuration.toml; empty for its own choice"`
 	// Network is a lifecycle.Order.
 	Network string `key:"network" help:"when pods are attached to the network: before-start, before there is any process, or after-start"`
 }
+
+// Shim says that it speaks the shim protocol.
+func (r Runtime) Shim() bool { return r.Type == typeShim }
 
 // newRuntime returns the defaults.
 func newRuntime() Runtime { return Runtime{Type: typeOCI, Network: beforeStart} }
@@ -37,6 +41,12 @@ which can't be used and why. Pods that name none get the first that works of cru
 
     [runtimes.crun-next]
     path = "/opt/crun/bin/crun"
+
+    [runtimes.gvisor]
+    type = "shim"
+    path = "/usr/local/bin/containerd-shim-runsc-v1"
+
+[Runtimes](../runtimes.md) tells what to install for which.
 
 `
 
@@ -70,10 +80,12 @@ func (r Runtime) check(name string) error {
 	switch {
 	case !handlerName.MatchString(name):
 		return errors.New("not a handler's name: want lower-case letters, digits and -, at most 63")
-	case r.Type == typeShim:
-		return errors.New("type shim is not supported yet: use an OCI runtime, type oci")
-	case r.Type != typeOCI:
-		return fmt.Errorf("type %q is not known: use oci", r.Type)
+	case r.Type != typeOCI && !r.Shim():
+		return fmt.Errorf("type %q is not known: use oci or shim", r.Type)
+	case r.Config != "" && !r.Shim():
+		return fmt.Errorf("config %q is for type shim: an OCI runtime is configured by itself", r.Config)
+	case r.Config != "" && !filepath.IsAbs(r.Config):
+		return fmt.Errorf("config %q is not absolute", r.Config)
 	case r.Network != beforeStart && r.Network != afterStart:
 		return fmt.Errorf("network %q is neither %s nor %s", r.Network, beforeStart, afterStart)
 	case r.Path != "" && !filepath.IsAbs(r.Path):

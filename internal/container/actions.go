@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,13 +25,8 @@ import (
 )
 
 // act performs one action. Each of the way down can be repeated and succeeds
-// on what isn't there. Cleaning up has a context of its own, which nobody can
-// cut short.
-func (b *box) act(in lifecycle.State, do lifecycle.Action) error {
-	ctx := b.upCtx
-	if in.Down() {
-		ctx = context.Background()
-	}
+// on what isn't there.
+func (b *box) act(ctx context.Context, do lifecycle.Action) error {
 	if do == lifecycle.Create { // the wait for one's turn is not a part of it
 		select {
 		case b.s.creating <- struct{}{}:
@@ -56,11 +52,15 @@ func (b *box) act(in lifecycle.State, do lifecycle.Action) error {
 		if b.rec.Refusal != nil {
 			return b.rec.Refusal
 		}
+		if err := (hooked{b}).tell(ctx, BeforeStart); err != nil {
+			return err
+		}
 		b.rec.Started = time.Now()
 		return b.s.cfg.Runtime.Start(ctx, b.id)
 	case lifecycle.Release:
 		return b.releaseAll(ctx)
 	case lifecycle.Clean:
+		_ = hooked{b}.tell(ctx, BeforeRemove)
 		if b.release != nil {
 			b.release()
 			b.release = nil
@@ -79,6 +79,7 @@ func (b *box) request() oci.Create {
 		Stdin:     b.config.GetStdin(),
 		StdinOnce: b.config.GetStdinOnce(),
 		Handler:   b.rec.Handler,
+		Restore:   b.from,
 	}
 }
 
@@ -88,11 +89,8 @@ func (b *box) mount(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	image, err := b.s.cfg.Images.Image(ctx, b.config.GetImage().GetImage())
+	image, from, err := checkpointer{b}.image(ctx, sandbox)
 	if err != nil {
-		return err
-	}
-	if err := b.hold(image.ID, b.holder(sandbox.Config)); err != nil {
 		return err
 	}
 	b.rec.ImageID, b.rec.Handler = image.ID, sandbox.Handler
@@ -100,7 +98,11 @@ func (b *box) mount(ctx context.Context) error {
 	if err := b.openLog(sandbox.Config); err != nil {
 		return err
 	}
-	root, err := rootfs.Mount(rootfs.Spec{Dir: b.layer(), Lower: image.Lower, Owner: sandbox.owner()})
+	root, err := b.s.cfg.Mounts.Mount(rootfs.Spec{Dir: b.layer(), Lower: image.Lower, Owner: sandbox.owner(), Label: sandbox.Labels.Mount})
+	if err != nil {
+		return err
+	}
+	restoring, err := checkpointer{b}.restore(ctx, from, root)
 	if err != nil {
 		return err
 	}
@@ -120,11 +122,23 @@ func (b *box) mount(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	maps.Copy(result.Spec.Annotations, restoring)
 	if err := injectCDI(b.config, result.Spec); err != nil {
 		return err
 	}
+	if err := (hooked{b}).adjust(ctx, result.Spec); err != nil {
+		return err
+	}
+	for _, path := range result.Relabel {
+		if b.s.cfg.Relabel == nil {
+			break
+		}
+		if err := b.s.cfg.Relabel(path, result.Spec.Linux.MountLabel); err != nil {
+			return err
+		}
+	}
 	for _, note := range result.Notes {
-		b.s.cfg.Log.Info("container: "+note, "container", b.id, "name", b.name())
+		teller{b}.log().Info("container: " + note)
 	}
 	data, err := json.Marshal(result.Spec)
 	if err != nil {
@@ -153,12 +167,19 @@ func (b *box) specRequest(sandbox Sandbox, image Image, root string) (spec.Reque
 		Host:        b.s.cfg.Host,
 		NodeName:    node,
 		Rootfs:      root,
-		CgroupsPath: sandbox.Cgroup + "/" + b.id,
+		CgroupsPath: b.status().Cgroup(sandbox.Cgroup),
 		Namespaces:  sandbox.Namespaces,
 		Files:       sandbox.Files,
+		Labels:      sandbox.Labels,
 		Limits:      b.s.cfg.Limits,
 
 		Capabilities: spec.CapabilityNames(b.s.cfg.Host.Capabilities),
+	}
+	if classes := b.s.cfg.Classes; classes != nil {
+		var err error
+		if r.Limits.BlockIO, r.Limits.RDT, err = classes(b.name(), b.config.GetAnnotations(), sandbox.Config.GetAnnotations()); err != nil {
+			return r, err
+		}
 	}
 	if target := b.config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetTargetId(); target != "" {
 		st, err := b.s.running(target)
@@ -275,7 +296,8 @@ func (b *box) releaseAll(ctx context.Context) error {
 	if err := b.s.cfg.Runtime.Delete(ctx, b.id); err != nil {
 		return err
 	}
-	if err := unmountAll(b.layer()); err != nil {
+	_ = hooked{b}.tell(ctx, AfterStop)
+	if err := b.s.unmountAll(b.layer()); err != nil {
 		return err
 	}
 	return errors.Join(os.RemoveAll(b.layer()), os.RemoveAll(b.bundle()))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -19,6 +20,8 @@ import (
 	life "github.com/huskd/husk/internal/lifecycle"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/trace"
+	"github.com/huskd/husk/internal/turn"
 )
 
 // actionTimeout bounds one action. It is the container's own: the deadline of
@@ -55,6 +58,8 @@ type record struct {
 	Volumes map[string]string `json:"volumes,omitempty"`
 	// Resources are what its config's have been changed to.
 	Resources *runtimeapi.LinuxContainerResources `json:"resources,omitempty"`
+	// Cgroup is where its own is, if that is not in its sandbox's.
+	Cgroup string `json:"cgroup,omitempty"`
 	// Unwanted says that nobody was told of it: it goes as soon as it has ended.
 	Unwanted bool `json:"unwanted,omitempty"`
 }
@@ -67,10 +72,13 @@ type box struct {
 	sandbox string
 	config  *runtimeapi.ContainerConfig
 
-	turn     sync.Mutex
+	updating sync.Mutex // had by who asks the hooks for a change of limits
+	turn     turn.Lock
 	rec      record
 	steps    []pod.Step // of this huskd's, in their order
 	release  func()     // of the image
+	from     string     // directory of CRIU's images of which it is made
+	settling bool       // it goes on being released by itself
 	gone     bool       // no process of it is left: the runtime has said so
 	upCtx    context.Context
 	cancelUp context.CancelFunc
@@ -85,7 +93,7 @@ type box struct {
 
 func (s *Service) newBox(id, sandbox string, config *runtimeapi.ContainerConfig) *box {
 	b := &box{
-		s: s, id: id, key: key(sandbox, config), sandbox: sandbox, config: config,
+		s: s, id: id, key: key(sandbox, config), sandbox: sandbox, config: config, turn: turn.New(),
 		up: make(chan struct{}), ended: make(chan struct{}),
 	}
 	b.upCtx, b.cancelUp = context.WithCancel(s.closing)
@@ -93,6 +101,16 @@ func (s *Service) newBox(id, sandbox string, config *runtimeapi.ContainerConfig)
 }
 
 func (b *box) name() string { return b.config.GetMetadata().GetName() }
+
+// teller says whose container it is.
+type teller struct{ *box }
+
+func (t teller) pod() pod.Ref { return t.s.cfg.Sandboxes.Pod(t.sandbox) }
+
+// log is the one of what happens to the container.
+func (t teller) log() *slog.Logger {
+	return t.s.cfg.Log.With("pod", t.pod(), "sandbox", pod.Short(t.sandbox), "container", t.id, "name", t.name())
+}
 
 // bundle has what the container keeps until it has ended; layer its writable
 // layer, which it keeps until it is removed.
@@ -109,7 +127,16 @@ func (b *box) store() error {
 
 // publish makes the record what Get and List show, and tells of it.
 func (b *box) publish() {
-	st := &Status{
+	st := b.view()
+	b.published.Store(&st)
+	if b.s.cfg.Changed != nil {
+		b.s.cfg.Changed(st)
+	}
+}
+
+// view is the container as its record has it, for the holder of its turn.
+func (b *box) view() Status {
+	st := Status{
 		ID: b.id, Sandbox: b.sandbox, Config: b.config, State: b.rec.State, Handler: b.rec.Handler, ImageID: b.rec.ImageID, Log: b.rec.Log,
 		Created: b.rec.Created, Started: b.rec.Started, Process: b.rec.Process, Reason: b.rec.Reason, Message: b.rec.Message,
 		Steps: slices.Clip(b.steps), User: b.rec.User, record: b.rec,
@@ -117,10 +144,7 @@ func (b *box) publish() {
 	if b.rec.Exit != nil {
 		st.Exit, st.Finished = *b.rec.Exit, b.gone || b.rec.State != lifecycle.Releasing
 	}
-	b.published.Store(st)
-	if b.s.cfg.Changed != nil {
-		b.s.cfg.Changed(*st)
-	}
+	return st
 }
 
 func (b *box) status() Status { return *b.published.Load() }
@@ -143,7 +167,7 @@ func (b *box) enter(to lifecycle.State) error {
 		return err
 	}
 	if err != nil {
-		b.s.cfg.Log.Warn("container: journal", "container", b.id, "name", b.name(), "state", to, "error", err)
+		teller{b}.log().Warn("container: journal", "state", to, "error", err)
 	}
 	b.rec = next
 	switch to {
@@ -160,15 +184,22 @@ func (b *box) enter(to lifecycle.State) error {
 }
 
 // drive lets ev happen and performs the actions that follow: see lifecycle.Drive.
-func (b *box) drive(ev lifecycle.Event) error {
-	if err := life.Drive(&lifecycle.Table, walk{b}, ev); err != nil {
+// Of ctx, that of whoever asked for it, they have the span and not the end.
+func (b *box) drive(ctx context.Context, ev lifecycle.Event) error {
+	if err := life.Drive(&lifecycle.Table, walk{b, ctx}, ev); err != nil {
+		if b.rec.State.Owes() {
+			b.settleLater()
+		}
 		return fmt.Errorf("container %q: %w", b.name(), err)
 	}
 	return nil
 }
 
-// walk is the container's way through the table.
-type walk struct{ *box }
+// walk is the container's way through the table, and who has it go there.
+type walk struct {
+	*box
+	asked context.Context
+}
 
 func (w walk) String() string { return "it" }
 
@@ -176,18 +207,44 @@ func (w walk) State() lifecycle.State { return w.rec.State }
 
 func (w walk) Enter(to lifecycle.State) error { return w.enter(to) }
 
-func (w walk) Failed(err error) { w.failed(fmt.Errorf("container %q: %w", w.name(), err)) }
+// Failed notes that nobody is told of a container that could not be created: the
+// record of its way down says so, should huskd not live to see the end of it.
+func (w walk) Failed(err error) {
+	w.rec.Unwanted = w.rec.Unwanted || w.rec.State.Made()
+	w.failed(fmt.Errorf("container %q: %w", w.name(), err))
+}
 
 func (w walk) Act(in lifecycle.State, do lifecycle.Action) error {
 	crashpoint.Hit("container/" + string(in) + "/begin")
 	began := time.Now()
-	err := w.act(in, do)
+	err := w.traced(in, do)
 	crashpoint.Hit("container/" + string(in) + "/end")
+	step := pod.Step{Name: string(do), Took: time.Since(began)}
+	if w.s.cfg.Stepped != nil {
+		w.s.cfg.Stepped(step, err)
+	}
 	if err == nil {
-		w.steps = append(w.steps, pod.Step{Name: string(do), Took: time.Since(began)})
-	} else if in.Down() {
+		w.steps = append(w.steps, step)
+		return nil
+	}
+	if in.Down() {
 		err = fmt.Errorf("%s: %w", do, err)
 	}
+	return &pod.Failure{Sandbox: w.sandbox, Container: w.id, Stage: string(do), Err: err}
+}
+
+// traced performs an action in a span of its own.
+func (w walk) traced(in lifecycle.State, do lifecycle.Action) error {
+	ctx := w.upCtx
+	if in.Down() {
+		ctx = context.Background() // nobody can cut cleaning up short
+	}
+	ref := teller{w.box}.pod()
+	ctx, span := trace.Start(trace.Follow(ctx, w.asked), "container/"+string(do),
+		trace.PodNamespace, ref.Namespace, trace.PodName, ref.Name, trace.PodUID, ref.UID, trace.Sandbox, w.sandbox,
+		trace.Container, w.id, trace.ContainerName, w.name())
+	err := w.act(ctx, do)
+	span.End(err)
 	return err
 }
 
@@ -204,7 +261,7 @@ func (b *box) failed(err error) {
 }
 
 // create makes the container; if that fails, it unwinds it and removes the record.
-func (b *box) create() {
+func (b *box) create(ctx context.Context) {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	defer close(b.up)
@@ -215,27 +272,24 @@ func (b *box) create() {
 		b.failed(stored)
 		ev = lifecycle.Fail
 	}
-	b.upErr = errors.Join(stored, b.drive(ev))
+	b.upErr = errors.Join(stored, b.drive(ctx, ev))
 	if b.upErr == nil {
+		_ = hooked{b}.tell(ctx, AfterCreate)
 		b.watch()
 		return
 	}
-	b.discard(&b.upErr)
+	b.discard(ctx, &b.upErr)
 }
 
 // discard removes a container that nobody was told of.
-func (b *box) discard(err *error) {
+func (b *box) discard(ctx context.Context, err *error) {
 	b.rec.Unwanted = true
 	if b.rec.State == lifecycle.Exited {
-		*err = errors.Join(*err, b.drive(lifecycle.Destroy))
-	}
-	if b.rec.State != lifecycle.Removed {
-		_ = b.s.records.Unwind(b.id, b.rec)
-		b.settleLater()
+		*err = errors.Join(*err, b.drive(ctx, lifecycle.Destroy))
 	}
 }
 
-func (b *box) start() error {
+func (b *box) start(ctx context.Context) error {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	if b.rec.State == lifecycle.Running && b.rec.Exit == nil {
@@ -244,12 +298,16 @@ func (b *box) start() error {
 	if b.rec.State.Down() {
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %q (%s) has ended: create another", b.name(), pod.Short(b.id)))
 	}
-	return b.drive(lifecycle.Run)
+	err := b.drive(ctx, lifecycle.Run)
+	if err == nil {
+		_ = hooked{b}.tell(ctx, AfterStart)
+	}
+	return err
 }
 
 // stop ends the container, or joins whoever is doing that. The first process
 // is given grace to end by itself; of several calls the shortest grace counts.
-func (b *box) stop(grace time.Duration) error {
+func (b *box) stop(ctx context.Context, grace time.Duration) error {
 	b.cancelUp()
 	<-b.up
 	if b.status().State == lifecycle.Running && grace > 0 {
@@ -258,9 +316,9 @@ func (b *box) stop(grace time.Duration) error {
 		}
 	}
 	if b.status().State == lifecycle.Running {
-		ctx, cancel := context.WithTimeout(context.Background(), killTimeout)
+		limited, cancel := context.WithTimeout(context.Background(), killTimeout)
 		defer cancel()
-		if err := b.s.cfg.Runtime.KillAll(ctx, b.id); err != nil {
+		if err := b.s.cfg.Runtime.KillAll(limited, b.id); err != nil {
 			return fmt.Errorf("container %q (%s): kill: %w", b.name(), pod.Short(b.id), err)
 		}
 		select {
@@ -279,13 +337,13 @@ func (b *box) stop(grace time.Duration) error {
 		b.rec.Exit = &oci.Exit{Code: 137, At: time.Now()}
 		b.rec.Reason = "Error"
 	}
-	return b.drive(lifecycle.Exit)
+	return b.drive(ctx, lifecycle.Exit)
 }
 
 // terminate asks the first process to end and says whether it did so in time.
 func (b *box) terminate(grace time.Duration) (ended bool, err error) {
 	if err := b.s.cfg.Runtime.Signal(context.Background(), b.id, stopSignal(b.config, b.status().record.StopSignal)); err != nil {
-		b.s.cfg.Log.Warn("container: stop signal", "container", b.id, "name", b.name(), "error", err)
+		teller{b}.log().Warn("container: stop signal", "error", err)
 		return false, nil
 	}
 	select {
@@ -299,13 +357,13 @@ func (b *box) terminate(grace time.Duration) (ended bool, err error) {
 }
 
 // remove removes an ended container, or joins whoever is doing that.
-func (b *box) remove() error {
+func (b *box) remove(ctx context.Context) error {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	if b.rec.State == lifecycle.Removed {
 		return nil
 	}
-	return b.drive(lifecycle.Destroy)
+	return b.drive(ctx, lifecycle.Destroy)
 }
 
 // watch waits for the end of a created container's process.
@@ -329,9 +387,8 @@ func (b *box) watch() {
 		b.gone = err == nil
 		b.rec.Exit = &exit
 		b.rec.Reason, b.rec.Message = reason(exit)
-		if err := b.drive(lifecycle.Exit); err != nil {
-			b.s.cfg.Log.Warn("container: releasing it failed, will be tried again", "container", b.id, "name", b.name(), "error", err)
-			b.settleLater()
+		if err := b.drive(b.s.closing, lifecycle.Exit); err != nil {
+			teller{b}.log().Warn("container: releasing it failed, will be tried again", "error", err)
 		}
 	})
 }
@@ -345,13 +402,14 @@ func exitOf(b *box) (oci.Exit, error) {
 		if err == nil || b.s.closing.Err() != nil {
 			return exit, err
 		}
-		b.s.cfg.Log.Warn("container: wait", "container", b.id, "name", b.name(), "error", err)
+		teller{b}.log().Warn("container: wait", "error", err)
 		if errdefs.IsNotFound(err) {
 			return exit, err
 		}
 		select {
 		case <-time.After(pause):
 		case <-b.ended:
+			return exit, err
 		case <-b.s.closing.Done():
 		}
 	}
@@ -370,8 +428,13 @@ func reason(e oci.Exit) (word, message string) {
 	return "Error", ""
 }
 
-// settleLater goes on releasing a container that nobody will ask for again.
+// settleLater goes on releasing what could not be, whether or not anybody asks
+// again. The caller has the turn.
 func (b *box) settleLater() {
+	if b.settling {
+		return
+	}
+	b.settling = true
 	b.s.background.Go(func() {
 		for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 			select {
@@ -386,18 +449,21 @@ func (b *box) settleLater() {
 	})
 }
 
+// settle says whether all is done that is to be.
 func (b *box) settle() bool {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	var err error
 	if b.rec.State == lifecycle.Releasing {
-		err = b.drive(lifecycle.Exit)
+		err = b.drive(b.s.closing, lifecycle.Exit)
 	}
-	if err == nil && b.rec.Unwanted && b.rec.State != lifecycle.Removed {
-		err = b.drive(lifecycle.Destroy)
+	if err == nil && (b.rec.State == lifecycle.Removing || b.rec.State == lifecycle.Exited && b.rec.Unwanted) {
+		err = b.drive(b.s.closing, lifecycle.Destroy)
 	}
 	if err != nil {
-		b.s.cfg.Log.Warn("container: releasing it failed, will be tried again", "container", b.id, "name", b.name(), "error", err)
+		teller{b}.log().Warn("container: releasing it failed, will be tried again", "error", err)
+		return false
 	}
-	return err == nil
+	b.settling = false
+	return true
 }

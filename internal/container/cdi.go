@@ -10,13 +10,18 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// injectCDI adds to a spec what the node's CDI files (in /etc/cdi and
-// /var/run/cdi) say of the devices that the config names.
+// injectCDI adds to a spec the devices that the config names.
 func injectCDI(config *runtimeapi.ContainerConfig, into *specs.Spec) error {
 	var names []string
 	for _, d := range config.GetCDIDevices() {
 		names = append(names, d.GetName())
 	}
+	return InjectCDI(names, into)
+}
+
+// InjectCDI adds to a spec what the node's CDI files (in /etc/cdi and
+// /var/run/cdi) say of the devices of these names.
+func InjectCDI(names []string, into *specs.Spec) error {
 	if len(names) == 0 {
 		return nil
 	}

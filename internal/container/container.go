@@ -29,6 +29,7 @@ import (
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/turn"
 )
 
 // Runtime drives the processes. Signal and Delete succeed on what is gone.
@@ -75,6 +76,8 @@ type Image struct {
 type Sandboxes interface {
 	// Sandbox returns the sandbox with that ID if it is ready.
 	Sandbox(id string) (Sandbox, error)
+	// Pod names the pod of a sandbox, whatever its state.
+	Pod(id string) pod.Ref
 }
 
 // Sandbox is what a container needs to know of its sandbox.
@@ -84,6 +87,7 @@ type Sandbox struct {
 	Namespaces spec.Namespaces
 	Files      spec.Files
 	Cgroup     string // parent of its containers' cgroups
+	Labels     spec.Labels
 }
 
 // Config is what the owner of containers needs.
@@ -94,11 +98,21 @@ type Config struct {
 	Sessions    Sessions
 	Limiter     Limiter
 	Images      Images
+	Mounts      Mounts // nil is the kernel's overlays
 	Sandboxes   Sandboxes
+	Hooks       Hooks // nil for none
 	Host        host.Facts
 	Limits      spec.Limits // of every container
+	Checkpoints Checkpoints // nil for none
+	// Relabel, if set, gives all that is at a path a label of SELinux.
+	Relabel func(path, label string) error
+	// Classes, if set, returns the limits of the classes that annotations of a
+	// container and of its pod name.
+	Classes func(container string, own, pod map[string]string) (*specs.LinuxBlockIO, *specs.LinuxIntelRdt, error)
 	// Changed is told of every change of a container's state. It must not block.
 	Changed func(Status)
+	// Stepped, if set, is told of every action, and how it failed if it did.
+	Stepped func(pod.Step, error)
 	Log     *slog.Logger
 }
 
@@ -141,7 +155,7 @@ type Service struct {
 
 	creating chan struct{} // has one for each creation by the runtime
 
-	background sync.WaitGroup
+	background turn.Group
 	closing    context.Context
 	close      context.CancelFunc
 }
@@ -153,6 +167,9 @@ const creations = 4
 // New returns the owner of the containers recorded in the journal, which Load
 // reads.
 func New(cfg Config) *Service {
+	if cfg.Mounts == nil {
+		cfg.Mounts = overlays{}
+	}
 	s := &Service{
 		cfg:     cfg,
 		records: journal.NewConfigured[record, runtimeapi.ContainerConfig](cfg.Journal, "container"),
@@ -183,7 +200,7 @@ func (s *Service) Create(ctx context.Context, sandbox string, config *runtimeapi
 		return Status{}, err
 	}
 	if fresh {
-		s.background.Go(func() { b.create() })
+		s.background.Go(func() { b.create(ctx) })
 	}
 	select {
 	case <-b.up:
@@ -216,7 +233,7 @@ func (s *Service) Start(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return s.await(ctx, b, "started", b.start)
+	return s.await(ctx, b, "started", func() error { return b.start(ctx) })
 }
 
 // Stop ends a container: its stop signal, then, after grace, SIGKILL to all
@@ -226,7 +243,7 @@ func (s *Service) Stop(ctx context.Context, id string, grace time.Duration) erro
 	if err != nil {
 		return nil //nolint:nilerr // it is as gone as was asked
 	}
-	return s.await(ctx, b, "stopped", func() error { return b.stop(grace) })
+	return s.await(ctx, b, "stopped", func() error { return b.stop(ctx, grace) })
 }
 
 // Remove removes a container, ending it first if need be. It succeeds on one
@@ -237,10 +254,10 @@ func (s *Service) Remove(ctx context.Context, id string) error {
 		return nil //nolint:nilerr // it is as gone as was asked
 	}
 	return s.await(ctx, b, "removed", func() error {
-		if err := b.stop(0); err != nil {
+		if err := b.stop(ctx, 0); err != nil {
 			return err
 		}
-		return b.remove()
+		return b.remove(ctx)
 	})
 }
 

@@ -3,6 +3,7 @@ package container
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -22,6 +23,9 @@ func (s *Service) Load() []error {
 	return s.records.Load(func(id string, config *runtimeapi.ContainerConfig, rec record) error {
 		if !pod.ValidID(id) {
 			return errors.New("not a container ID")
+		}
+		if lifecycle.Table.To[rec.State] == nil {
+			return fmt.Errorf("state %q is unknown", rec.State)
 		}
 		b := s.newBox(id, rec.Sandbox, config)
 		b.rec = rec
@@ -85,14 +89,13 @@ func (b *box) resumeDown(ev lifecycle.Event) {
 		b.rec.Unwanted = b.rec.State != lifecycle.Starting
 	}
 	b.s.background.Go(func() {
-		err := b.drive(ev)
-		if err == nil && b.rec.Unwanted {
-			err = b.drive(lifecycle.Destroy)
+		err := b.drive(b.s.closing, ev)
+		if err == nil && b.rec.Unwanted && b.rec.State == lifecycle.Exited {
+			err = b.drive(b.s.closing, lifecycle.Destroy)
 		}
 		b.turn.Unlock()
 		if err != nil {
-			b.s.cfg.Log.Warn("container: releasing it failed, will be tried again", "container", b.id, "name", b.name(), "error", err)
-			b.settleLater()
+			teller{b}.log().Warn("container: releasing it failed, will be tried again", "error", err)
 		}
 	})
 }
@@ -118,9 +121,11 @@ func (s *Service) sweep(ctx context.Context) error {
 				continue
 			}
 			s.cfg.Log.Warn("container: removing what no record speaks of", "path", dir)
-			err := s.cfg.Runtime.Delete(ctx, id)
+			bounded, cancel := context.WithTimeout(ctx, actionTimeout) // huskd can't serve before
+			err := s.cfg.Runtime.Delete(bounded, id)
+			cancel()
 			if err == nil && base == s.cfg.Root {
-				err = unmountAll(dir)
+				err = s.unmountAll(dir)
 			}
 			if err == nil {
 				err = os.RemoveAll(dir)

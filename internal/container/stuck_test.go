@@ -9,12 +9,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container/lifecycle"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/pod"
 )
 
 // stuck is a runtime with a container that can't be killed, as one in
@@ -41,6 +43,12 @@ func (s stuck) Delete(ctx context.Context, _ string) error {
 	return ctx.Err()
 }
 
+// nowhere has no sandboxes.
+type nowhere struct{}
+
+func (nowhere) Sandbox(string) (Sandbox, error) { return Sandbox{}, errdefs.ErrNotFound }
+func (nowhere) Pod(string) pod.Ref              { return pod.Ref{} }
+
 const stuckID = "5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c"
 
 // resumeStuck returns the owner of a container that was recorded in the state
@@ -52,7 +60,7 @@ func resumeStuck(t *testing.T, state lifecycle.State) (*Service, stuck) {
 		t.Fatal(err)
 	}
 	r := stuck{make(chan struct{})}
-	s := New(Config{Root: t.TempDir(), State: t.TempDir(), Journal: j, Runtime: r, Host: host.Facts{BootID: "this"}, Log: slog.New(slog.DiscardHandler)})
+	s := New(Config{Root: t.TempDir(), State: t.TempDir(), Journal: j, Runtime: r, Sandboxes: nowhere{}, Host: host.Facts{BootID: "this"}, Log: slog.New(slog.DiscardHandler)})
 	config := &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}}
 	if err := s.records.Create(stuckID, config, record{Sandbox: "sandbox", State: state, Boot: "this", Created: time.Now(), Started: time.Now()}); err != nil {
 		t.Fatal(err)

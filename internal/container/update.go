@@ -14,31 +14,75 @@ import (
 	"github.com/huskd/husk/internal/container/lifecycle"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/trace"
 )
 
-// Update changes the limits of a created or running container. A field that is
-// zero stays as it is.
+// Update changes the limits of a created or running container, as the hooks
+// have them. A field that is zero stays as it is.
 func (s *Service) Update(ctx context.Context, id string, asked *runtimeapi.LinuxContainerResources) error {
 	b, err := s.get(id)
 	if err != nil {
 		return err
 	}
-	return s.await(ctx, b, "updated", func() error { return b.update(asked) })
+	return s.await(ctx, b, "updated", func() error { return limited{b}.update(ctx, asked) })
 }
 
-func (b *box) update(asked *runtimeapi.LinuxContainerResources) error {
+// Limit is Update for hooks, which are not asked and not told. It doesn't wait
+// for a container that is being created.
+func (s *Service) Limit(ctx context.Context, id string, limits *runtimeapi.LinuxContainerResources) error {
+	b, err := s.get(id)
+	if err != nil {
+		return err
+	}
+	if !b.status().State.Live() {
+		return limited{b}.fixed(b.status().State)
+	}
+	return s.await(ctx, b, "updated", func() error { return limited{b}.set(limits) })
+}
+
+// limited is a container whose limits are to be changed.
+type limited struct{ *box }
+
+func (b limited) fixed(in lifecycle.State) error {
+	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %q (%s) is %s: its limits can't be changed", b.name(), pod.Short(b.id), in))
+}
+
+// update asks the hooks while nobody waits for the container's turn, so that
+// they can change others meanwhile.
+func (b limited) update(ctx context.Context, asked *runtimeapi.LinuxContainerResources) error {
+	hooks := b.s.cfg.Hooks
+	if hooks == nil {
+		return b.set(asked)
+	}
+	if !b.status().State.Live() {
+		return b.fixed(b.status().State)
+	}
+	b.updating.Lock()
+	defer b.updating.Unlock()
+	ctx = trace.Follow(b.s.closing, ctx)
+	want, err := hooks.Update(ctx, b.status(), asked)
+	if err != nil {
+		return fmt.Errorf("container %q: %w", b.name(), err)
+	}
+	if err := b.set(want); err != nil {
+		return err
+	}
+	return hooks.Tell(ctx, AfterUpdate, b.status())
+}
+
+func (b limited) set(asked *runtimeapi.LinuxContainerResources) error {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	if b.rec.State != lifecycle.Created && b.rec.State != lifecycle.Running || b.rec.Exit != nil {
-		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %q (%s) is %s: its limits can't be changed", b.name(), pod.Short(b.id), b.rec.State))
+		return b.fixed(b.rec.State)
 	}
-	want := changed(b.status().Resources(), asked)
+	want := b.status().ResourcesWith(asked)
 	limits, notes, err := spec.Resources(b.name(), want, b.s.cfg.Host)
 	if err != nil {
 		return err
 	}
 	for _, note := range notes {
-		b.s.cfg.Log.Info("container: "+note, "container", b.id, "name", b.name())
+		teller{b.box}.log().Info("container: " + note)
 	}
 	ctx, cancel := context.WithTimeout(b.s.closing, actionTimeout)
 	defer cancel()
@@ -51,10 +95,11 @@ func (b *box) update(asked *runtimeapi.LinuxContainerResources) error {
 	return err
 }
 
-// changed returns has with what asked says. Lists are replaced as a whole.
-func changed(has, asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
+// ResourcesWith are the container's limits with what asked says. Lists are
+// replaced as a whole.
+func (s Status) ResourcesWith(asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
 	out := &runtimeapi.LinuxContainerResources{}
-	if has != nil {
+	if has := s.Resources(); has != nil {
 		out = proto.CloneOf(has)
 	}
 	if len(asked.GetHugepageLimits()) > 0 {
@@ -70,6 +115,15 @@ func (s Status) Resources() *runtimeapi.LinuxContainerResources {
 		return s.record.Resources
 	}
 	return s.Config.GetLinux().GetResources()
+}
+
+// Cgroup is the container's own, below the one of its sandbox unless it was
+// created elsewhere.
+func (s Status) Cgroup(sandbox string) string {
+	if s.record.Cgroup != "" {
+		return s.record.Cgroup
+	}
+	return pod.ContainerCgroup(sandbox, s.ID)
 }
 
 // Mounts are those of its config, with the images that were found for theirs.

@@ -32,7 +32,7 @@ func TestChanged(t *testing.T) {
 			},
 		},
 	} {
-		if got := changed(has, c.asked); !proto.Equal(got, c.want) {
+		if got := (Status{record: record{Resources: has}}).ResourcesWith(c.asked); !proto.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 		if !proto.Equal(has, before) {
@@ -40,7 +40,7 @@ func TestChanged(t *testing.T) {
 		}
 	}
 	asked := &runtimeapi.LinuxContainerResources{CpuShares: 3}
-	if got := changed(nil, asked); !proto.Equal(got, asked) {
+	if got := (Status{}).ResourcesWith(asked); !proto.Equal(got, asked) {
 		t.Errorf("from nothing: %v", got)
 	}
 }

@@ -97,7 +97,7 @@ func (b volumes) mountOne(ctx context.Context, i int) (path, id string, err erro
 	if err := b.hold(image.ID, b.holder(b.sandbox.Config)); err != nil {
 		return "", "", err
 	}
-	root, err := rootfs.Mount(rootfs.Spec{Dir: filepath.Join(b.layer(), volumesDir, strconv.Itoa(i)), Lower: image.Lower, ReadOnly: true, Owner: b.sandbox.owner()})
+	root, err := b.s.cfg.Mounts.Mount(rootfs.Spec{Dir: filepath.Join(b.layer(), volumesDir, strconv.Itoa(i)), Lower: image.Lower, ReadOnly: true, Owner: b.sandbox.owner()})
 	if err != nil || m.GetImageSubPath() == "" {
 		return root, image.ID, err
 	}
@@ -170,11 +170,11 @@ func inside(root, sub string) (string, error) {
 
 // unmountAll unmounts the root file system and the volumes below a container's
 // directory.
-func unmountAll(dir string) error {
+func (s *Service) unmountAll(dir string) error {
 	mounted, _ := filepath.Glob(filepath.Join(dir, volumesDir, "*"))
 	var errs []error
 	for _, volume := range mounted {
-		errs = append(errs, rootfs.Unmount(volume))
+		errs = append(errs, s.cfg.Mounts.Unmount(volume))
 	}
-	return errors.Join(append(errs, rootfs.Unmount(dir))...)
+	return errors.Join(append(errs, s.cfg.Mounts.Unmount(dir))...)
 }

@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container"
@@ -177,7 +178,7 @@ func (v *view) containerStatus(st container.Status) *runtimeapi.ContainerStatus 
 		Reason: st.Reason, Message: st.Message,
 		Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
 		Mounts: st.Mounts(), LogPath: st.Log, StopSignal: st.Signal(),
-		Resources: &runtimeapi.ContainerResources{Linux: st.Resources()},
+		Resources: &runtimeapi.ContainerResources{Linux: v.limits(st)},
 	}
 	if named := config.GetImage().GetUserSpecifiedImage(); named != "" {
 		out.Image = &runtimeapi.ImageSpec{Image: named, Annotations: config.GetImage().GetAnnotations()}
@@ -198,6 +199,17 @@ func (v *view) containerStatus(st container.Status) *runtimeapi.ContainerStatus 
 	return out
 }
 
+// limits are a container's, with the one on swap that follows from the one on
+// memory where nobody asked for it.
+func (v *view) limits(st container.Status) *runtimeapi.LinuxContainerResources {
+	r := st.Resources()
+	if r.GetMemoryLimitInBytes() > 0 && r.GetMemorySwapLimitInBytes() == 0 && v.Host.Cgroup.Swap {
+		r = proto.CloneOf(r)
+		r.MemorySwapLimitInBytes = r.GetMemoryLimitInBytes()
+	}
+	return r
+}
+
 // UpdateContainerResources changes the limits of a created or running
 // container.
 func (c containers) UpdateContainerResources(ctx context.Context, req *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
@@ -209,6 +221,16 @@ func (c containers) UpdateContainerResources(ctx context.Context, req *runtimeap
 		return nil, invalid("container %q: linux resources are missing: say what to change", st.Name())
 	}
 	return &runtimeapi.UpdateContainerResourcesResponse{}, c.Containers.Update(ctx, st.ID, req.GetLinux())
+}
+
+// CheckpointContainer writes an archive of a running container, which goes on.
+func (c containers) CheckpointContainer(ctx context.Context, req *runtimeapi.CheckpointContainerRequest) (*runtimeapi.CheckpointContainerResponse, error) {
+	st, err := c.container(req.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	within := time.Duration(min(max(req.GetTimeout(), 0), int64(maxGrace/time.Second))) * time.Second
+	return &runtimeapi.CheckpointContainerResponse{}, refused(container.WriteCheckpoint(ctx, c.Containers, st.ID, req.GetLocation(), within))
 }
 
 // ReopenContainerLog makes a running container's log be written anew.

@@ -46,14 +46,20 @@ type Config struct {
 	Streams    Streams
 	// NetworkReady says why a pod could not be attached now; nil if it could.
 	NetworkReady func(context.Context) error
+	// Networks are those that pods are attached to.
+	Networks func() Networks
 	// SetRanges says which addresses the cluster has for the node's pods.
 	SetRanges func([]netip.Prefix) error
+	// Pinned says whether an image must not be removed for want of room.
+	Pinned func(image.Image) bool
 	// ImagesChanged is told when an image came.
 	ImagesChanged func()
 	Host          host.Facts
 	// Handlers are the runtime handlers, the default one first.
 	Handlers    []oci.Handler
 	Root, State string
+	// Systemd says that systemd makes the cgroups of pods that are slices.
+	Systemd bool
 	// Subnets are the addresses of pods.
 	Subnets []string
 }

@@ -84,6 +84,12 @@ func TestLogin(t *testing.T) {
 	if err != nil || o.Username != "" || o.Password != "t" {
 		t.Errorf("identity token: %+v, %v", o, err)
 	}
+	if o, err = login("r.test/a", &runtimeapi.AuthConfig{RegistryToken: "t"}); err != nil || o.Token != "t" || o.Password != "" {
+		t.Errorf("registry token: %+v, %v", o, err)
+	}
+	if _, err = login("r.test/a", &runtimeapi.AuthConfig{RegistryToken: "t\r\nHost: x"}); err == nil {
+		t.Error("a token of two lines was taken")
+	}
 }
 
 func TestSemantic(t *testing.T) {

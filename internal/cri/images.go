@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
-	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -51,9 +51,15 @@ func (s *imageService) list(filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image
 	}
 	var out []*runtimeapi.Image
 	for _, img := range all {
-		out = append(out, imageMessage(img))
+		out = append(out, s.message(img))
 	}
 	return out, nil
+}
+
+func (s *imageService) message(img image.Image) *runtimeapi.Image {
+	out := imageMessage(img)
+	out.Pinned = s.Pinned != nil && s.Pinned(img)
+	return out
 }
 
 func imageMessage(img image.Image) *runtimeapi.Image {
@@ -76,7 +82,7 @@ func (s *imageService) ImageStatus(_ context.Context, req *runtimeapi.ImageStatu
 	if err != nil {
 		return &runtimeapi.ImageStatusResponse{}, gone(err)
 	}
-	r := &runtimeapi.ImageStatusResponse{Image: imageMessage(img)}
+	r := &runtimeapi.ImageStatusResponse{Image: s.message(img)}
 	if !req.GetVerbose() {
 		return r, nil
 	}
@@ -84,7 +90,9 @@ func (s *imageService) ImageStatus(_ context.Context, req *runtimeapi.ImageStatu
 	if err != nil {
 		return nil, err
 	}
-	info, err := json.Marshal(map[string]any{"imageSpec": map[string]any{"config": img.Config, "created": img.Created, "platform": img.Platform}, "layers": lower, "inUse": img.InUse})
+	system, architecture, _ := strings.Cut(img.Platform, "/")
+	spec := map[string]any{"config": img.Config, "created": img.Created, "platform": img.Platform, "os": system, "architecture": architecture}
+	info, err := json.Marshal(map[string]any{"imageSpec": spec, "layers": lower, "inUse": img.InUse})
 	r.Info = map[string]string{"info": string(info)}
 	return r, err
 }
@@ -135,7 +143,10 @@ func login(name string, auth *runtimeapi.AuthConfig) (image.PullOptions, error) 
 		}
 		o.Username, o.Password = user, password
 	case auth.GetRegistryToken() != "":
-		return o, errdefs.ErrNotImplemented.WithMessage("registry_token is not supported: give identity_token, or username and password")
+		if strings.ContainsFunc(auth.GetRegistryToken(), unicode.IsControl) {
+			return o, invalid("image %.80q: registry_token of its registry has a character that no header can have", name)
+		}
+		o.Token = auth.GetRegistryToken()
 	}
 	return o, nil
 }

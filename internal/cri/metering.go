@@ -74,7 +74,7 @@ func (m metering) containerStats(st container.Status, parent string) *runtimeapi
 		WritableLayer: m.filesystem(layer.Bytes, layer.Inodes),
 	}
 	out.WritableLayer.Timestamp = layer.At.UnixNano()
-	u, err := m.Meter.Cgroup(parent + "/" + st.ID)
+	u, err := m.Meter.Cgroup(st.Cgroup(parent))
 	if err != nil {
 		return out
 	}
@@ -260,7 +260,7 @@ func (m metering) metrics() ([]*runtimeapi.PodSandboxMetrics, error) {
 		}
 		for _, c := range m.Containers.List(st.ID) {
 			of.container, of.image, of.id = c.Name(), c.Config.GetImage().GetImage(), c.ID
-			of.cgroup, of.started = cgroup+"/"+c.ID, c.Started
+			of.cgroup, of.started = c.Cgroup(cgroup), c.Started
 			u, err := m.Meter.Cgroup(of.cgroup)
 			if err != nil {
 				continue // it doesn't run

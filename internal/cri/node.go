@@ -3,6 +3,7 @@ package cri
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"regexp"
 	"strings"
@@ -71,7 +72,7 @@ func (n node) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*runti
 		"podSubnets": n.Subnets, "host": n.Host,
 	})
 	r.Info = map[string]string{"config": string(info), "golang": version.Go()}
-	return r, err
+	return r, errors.Join(err, n.Networks().inform(r.Info))
 }
 
 // handlerInfo is what crictl info shows of a runtime handler.
@@ -112,7 +113,11 @@ func (v *view) handler(name string) oci.Handler {
 
 // RuntimeConfig says which cgroup driver the kubelet must use.
 func (n node) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigRequest) (*runtimeapi.RuntimeConfigResponse, error) {
-	return &runtimeapi.RuntimeConfigResponse{Linux: &runtimeapi.LinuxRuntimeConfiguration{CgroupDriver: runtimeapi.CgroupDriver_CGROUPFS}}, nil
+	driver := runtimeapi.CgroupDriver_CGROUPFS
+	if n.Systemd {
+		driver = runtimeapi.CgroupDriver_SYSTEMD
+	}
+	return &runtimeapi.RuntimeConfigResponse{Linux: &runtimeapi.LinuxRuntimeConfiguration{CgroupDriver: driver}}, nil
 }
 
 // UpdateRuntimeConfig takes the addresses that the cluster has for the node's
@@ -134,13 +139,8 @@ func (n node) UpdateRuntimeConfig(_ context.Context, req *runtimeapi.UpdateRunti
 	return &runtimeapi.UpdateRuntimeConfigResponse{}, n.SetRanges(ranges)
 }
 
-// errNoCheckpoint is what checkpoints need and isn't there.
-var errNoCheckpoint = errdefs.ErrNotImplemented.WithMessage("checkpoints are not made: no OCI runtime with CRIU is set up; stop the container instead")
-
-// CheckpointContainer is refused.
-func (n node) CheckpointContainer(context.Context, *runtimeapi.CheckpointContainerRequest) (*runtimeapi.CheckpointContainerResponse, error) {
-	return nil, errNoCheckpoint
-}
+// errNoCheckpoint: of pods there are none, neither here nor elsewhere yet.
+var errNoCheckpoint = errdefs.ErrNotImplemented.WithMessage("checkpoints of whole pods are not made: checkpoint each container")
 
 // CheckpointPod is refused.
 func (n node) CheckpointPod(context.Context, *runtimeapi.CheckpointPodRequest) (*runtimeapi.CheckpointPodResponse, error) {

@@ -74,7 +74,7 @@ func sandboxStatus(st sandbox.Status) *runtimeapi.PodSandboxStatus {
 		Id: st.ID, Metadata: c.GetMetadata(), State: sandboxState(st), CreatedAt: st.Created.UnixNano(),
 		Network: &runtimeapi.PodSandboxNetworkStatus{},
 		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{
-			Options: c.GetLinux().GetSecurityContext().GetNamespaceOptions(),
+			Options: namespaces(c),
 		}},
 		Labels: c.GetLabels(), Annotations: c.GetAnnotations(), RuntimeHandler: st.Handler,
 	}
@@ -86,6 +86,14 @@ func sandboxStatus(st sandbox.Status) *runtimeapi.PodSandboxStatus {
 		}
 	}
 	return out
+}
+
+// namespaces says what a pod shares, also if it says nothing.
+func namespaces(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
+	if options := c.GetLinux().GetSecurityContext().GetNamespaceOptions(); options != nil {
+		return options
+	}
+	return &runtimeapi.NamespaceOption{}
 }
 
 func sandboxState(st sandbox.Status) runtimeapi.PodSandboxState {
@@ -163,7 +171,7 @@ func settled(st sandbox.Status) bool {
 func (p pods) UpdatePodSandboxResources(ctx context.Context, req *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
 	st, err := p.sandbox(req.GetPodSandboxId())
 	if err == nil {
-		err = p.Sandboxes.Update(ctx, st.ID, req.GetResources())
+		err = p.Sandboxes.Update(ctx, st.ID, req.GetResources(), req.GetOverhead())
 	}
 	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, err
 }

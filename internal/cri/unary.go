@@ -8,10 +8,16 @@ import (
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/sandbox"
 )
 
 // Unary bounds and logs the errors of CRI's calls. Other services pass by.
-func Unary(log *slog.Logger) grpc.UnaryServerInterceptor {
+func Unary(log *slog.Logger, sandboxes *sandbox.Service, containers *container.Service) grpc.UnaryServerInterceptor {
+	v := &view{Config{Sandboxes: sandboxes, Containers: containers}}
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		method, ours := strings.CutPrefix(info.FullMethod, "/runtime.v1.")
 		if !ours {
@@ -26,9 +32,37 @@ func Unary(log *slog.Logger) grpc.UnaryServerInterceptor {
 		if errdefs.IsNotFound(err) { // clients ask to see whether it is there
 			level = slog.LevelDebug
 		}
-		log.Log(ctx, level, "cri: a call failed", "call", method, "error", err)
+		about := append([]any{"call", method}, v.subject(req, err)...)
+		log.Log(ctx, level, "cri: a call failed", append(about, "error", err)...)
 		return answer, err
 	}
+}
+
+// subject names what a call was about, as far as the request and the error tell:
+// pod, sandbox, container and stage.
+func (v *view) subject(req any, err error) (about []any) {
+	where := pod.Where(err)
+	ofSandbox := func(id string) {
+		if st, err := v.sandbox(id); err == nil {
+			about = append(about, "pod", st.Ref())
+			if where == nil {
+				about = append(about, "sandbox", pod.Short(st.ID))
+			}
+		}
+	}
+	switch req := req.(type) {
+	case *runtimeapi.RunPodSandboxRequest:
+		m := req.GetConfig().GetMetadata()
+		about = append(about, "pod", fmt.Sprintf("%.*s/%.*s", enough, m.GetNamespace(), enough, m.GetName()))
+	case interface{ GetPodSandboxId() string }:
+		ofSandbox(req.GetPodSandboxId())
+	case interface{ GetContainerId() string }:
+		if st, err := v.container(req.GetContainerId()); err == nil {
+			ofSandbox(st.Sandbox)
+			about = append(about, "name", st.Name())
+		}
+	}
+	return append(about, where...)
 }
 
 // line is an error as one line, whatever it quotes.

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/cgroup"
+	"github.com/huskd/husk/internal/config"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/image"
@@ -56,12 +58,22 @@ func (s sandboxes) Sandbox(id string) (container.Sandbox, error) {
 		Namespaces: spec.Namespaces{Net: files.Net, IPC: files.IPC, UTS: files.UTS, User: files.User},
 		Files:      spec.Files{Hosts: files.Hosts, ResolvConf: files.ResolvConf, Hostname: files.Hostname, Shm: files.Shm},
 		Cgroup:     s.d.sandboxes.Cgroup(st),
+		Labels:     st.Labels,
 	}
 	shared := st.Config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid() == runtimeapi.NamespaceMode_POD
 	if st.Infra != nil && shared {
 		out.Namespaces.PID = fmt.Sprintf("/proc/%d/ns/pid", st.Infra.PID)
 	}
 	return out, nil
+}
+
+// Pod names the pod of a sandbox, as far as it is known.
+func (s sandboxes) Pod(id string) pod.Ref {
+	st, err := s.d.sandboxes.Get(id)
+	if err != nil {
+		return pod.Ref{}
+	}
+	return st.Ref()
 }
 
 // The node's resolver configuration. Where systemd-resolved has put a stub on
@@ -105,6 +117,16 @@ func (d *daemon) createCgroup(path string, r *runtimeapi.LinuxContainerResources
 	})
 }
 
+// knowCgroups takes note of what the pods of before weigh.
+func (d *daemon) knowCgroups() {
+	for _, st := range d.sandboxes.List() {
+		if st.State != lifecycle.Stopped && st.State != lifecycle.Removing {
+			d.cgroups.Know(d.sandboxes.Cgroup(st), uint64(st.Config.GetLinux().GetResources().GetCpuShares()))
+		}
+	}
+	d.cgroups.Tidy(pod.Classes...)
+}
+
 // attend answers husk-cni, which comes to the same socket as everybody. What is
 // begun when huskd ends is cut, as a crash would: the next call goes on.
 func (d *daemon) attend(ctx context.Context) func(net.Conn) {
@@ -113,11 +135,11 @@ func (d *daemon) attend(ctx context.Context) func(net.Conn) {
 }
 
 // nodeFacts returns what says how the node is now.
-func nodeFacts(f host.Facts, logs string) func() cri.Node {
+func nodeFacts(cfg config.Config, f host.Facts) func() cri.Node {
 	fixed := cri.Node{
-		Name: nodeName(), Memory: f.Memory, CPUs: f.CPUs, Unified: f.Cgroup.Mode.Unified(),
+		Name: nodeName(cfg), ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, Memory: f.Memory, CPUs: f.CPUs, Unified: f.Cgroup.Mode.Unified(),
 		HugePages: f.Cgroup.HugePages, RecursiveReadOnly: f.RecursiveReadOnly,
-		Logs: logs, Seccomp: "/var/lib/kubelet/seccomp",
+		Logs: filepath.Join(cfg.Root, "logs"), Seccomp: "/var/lib/kubelet/seccomp",
 	}
 	return func() cri.Node {
 		n := fixed

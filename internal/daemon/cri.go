@@ -1,8 +1,13 @@
 package daemon
 
 import (
+	"fmt"
+
+	"github.com/containernetworking/cni/libcni"
 	"google.golang.org/grpc"
 
+	"github.com/huskd/husk/internal/cni/conf"
+	"github.com/huskd/husk/internal/config"
 	"github.com/huskd/husk/internal/cri"
 	"github.com/huskd/husk/internal/stats"
 	"github.com/huskd/husk/internal/stream"
@@ -24,13 +29,32 @@ func (d *daemon) serveCRI(server *grpc.Server) (err error) {
 	}
 	cri.Register(server, cri.Config{
 		Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images, Events: &d.events,
-		Meter: stats.New(d.facts.Cgroup), Streams: d.streams,
+		Meter: stats.New(d.facts.Cgroup, d.inside), Streams: d.streams,
 		NetworkReady:  d.cni.Status,
+		Networks:      func() cri.Networks { return networksOf(d.cni.Networks(), d.cfg.Plugins) },
 		SetRanges:     d.cni.SetRanges,
+		Pinned:        d.disk().IsPinned,
 		ImagesChanged: func() { d.agent.ImagesChanged() },
 		Host:          d.facts,
 		Handlers:      d.handlers.List(),
+		Systemd:       d.cfg.Systemd(),
 		Root:          d.cfg.Root, State: d.cfg.State, Subnets: d.cfg.Subnets,
 	})
 	return nil
+}
+
+// networksOf tells which networks pods are attached to: without any, the
+// built-in one.
+func networksOf(found conf.State, cfg config.Plugins) cri.Networks {
+	out := cri.Networks{Dirs: cfg.CNIBin, ConfDir: cfg.CNIConf, Max: cfg.CNIMax, Prefix: "eth", Fault: found.Stale}
+	if found.Err != nil {
+		out.Fault = found.Err.Error()
+	}
+	if len(found.Networks) == 0 && found.Err == nil {
+		out.List = []cri.Attachable{cri.NewAttachable(&libcni.NetworkConfigList{Name: "husk"}, "eth0")}
+	}
+	for i, n := range found.Networks[:min(len(found.Networks), cfg.CNIMax)] {
+		out.List = append(out.List, cri.NewAttachable(n.List, fmt.Sprintf("eth%d", i)))
+	}
+	return out
 }

@@ -19,9 +19,9 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/source"
-	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/api"
 	"github.com/huskd/husk/internal/cgroup"
+	"github.com/huskd/husk/internal/classes"
 	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/config"
 	"github.com/huskd/husk/internal/container"
@@ -34,7 +34,7 @@ import (
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/plan"
-	"github.com/huskd/husk/internal/oci/monitor"
+	"github.com/huskd/husk/internal/nri"
 	"github.com/huskd/husk/internal/oci/pause"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/plugin"
@@ -42,9 +42,19 @@ import (
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/selinux"
+	"github.com/huskd/husk/internal/stats"
 	"github.com/huskd/husk/internal/stream"
+	"github.com/huskd/husk/internal/trace/export"
 	"github.com/huskd/husk/internal/version"
 )
+
+// extensions are the interfaces by which others have a part in what huskd does.
+type extensions struct {
+	cni    *cni.Host
+	plugin *plugin.Plugin // husk-cni, in process
+	nri    *nri.Relay     // nil if there is none
+}
 
 // daemon has the parts, in the order in which they are made.
 type daemon struct {
@@ -55,12 +65,12 @@ type daemon struct {
 	facts    host.Facts
 	journal  *journal.Journal
 
-	images   *image.Store
-	network  *network.Network
-	cni      *cni.Host
-	plugin   *plugin.Plugin // husk-cni, in process
-	handlers monitor.Handlers
-	cgroups  *cgroup.Tree
+	images  *image.Store
+	network *network.Network
+	extensions
+	handlers handlers
+	driver   drivers
+	upkeep
 
 	sandboxes  *sandbox.Service
 	containers *container.Service
@@ -68,6 +78,15 @@ type daemon struct {
 	events     cri.Events
 	streams    *stream.Server
 	metrics    *metrics.Metrics
+	tracer     *export.Tracer // nil if nothing is traced
+	membership *membership    // nil if this is no node of a cluster
+}
+
+// upkeep is what keeps pods, and what they leave, in bounds.
+type upkeep struct {
+	cgroups *cgroup.Classes
+	classes *classes.Classes
+	orphans map[string]error // directories of pods that stay, and why
 }
 
 // Run runs huskd until ctx ends. Pods run on after that.
@@ -101,25 +120,40 @@ func Run(ctx context.Context, cfg config.Config) error {
 
 // open opens what has state: none of it changes what runs.
 func (d *daemon) open(ctx context.Context) error {
+	d.measure()
 	d.facts = host.Probe(d.cfg.Root)
 	var damaged []journal.Damage
 	var err error
+	if err = d.trace(ctx); err != nil {
+		return err
+	}
+	if d.membership, err = apply(d); err != nil {
+		return err
+	}
 	if d.journal, damaged, err = journal.Open(filepath.Join(d.cfg.Root, "journal")); err != nil {
 		return err
 	}
 	for _, part := range damaged {
 		d.log.Error("journal: a part was unreadable and is set aside; what it spoke of is swept away", "bytes", part.Length, "saved", part.Saved)
 	}
-	if d.cgroups, err = cgroup.New(d.facts.Cgroup, d.instance.Cgroup()); err != nil {
+	if err := checkDriver(d.cfg, d.facts); err != nil {
 		return err
 	}
+	if d.classes, err = classes.Open(classes.Config{BlockIO: d.cfg.BlockIO, RDT: d.cfg.RDT}); err != nil {
+		return err
+	}
+	tree, err := cgroup.New(d.facts.Cgroup, d.instance.Cgroup())
+	if err != nil {
+		return err
+	}
+	d.cgroups = cgroup.NewClasses(tree)
 	subnets, err := d.cfg.Prefixes()
 	if err != nil {
 		return err
 	}
 	var opening errgroup.Group
 	opening.Go(func() (err error) {
-		d.images, err = image.Open(ctx, image.Config{Root: filepath.Join(d.cfg.Root, "images"), CertsDir: d.cfg.CertsDir, Log: d.log})
+		d.images, err = image.Open(ctx, image.Config{Root: filepath.Join(d.cfg.Root, "images"), CertsDir: d.cfg.CertsDir, Pulled: d.metrics.Pull, Log: d.log})
 		return err
 	})
 	opening.Go(func() (err error) {
@@ -130,19 +164,7 @@ func (d *daemon) open(ctx context.Context) error {
 		return err
 	})
 	opening.Go(func() error {
-		paths := map[string]string{}
-		for name, r := range d.cfg.Runtimes {
-			paths[name] = r.Path
-		}
-		d.handlers = monitor.FindHandlers(ctx, d.monitor(), paths)
-		for _, h := range d.handlers.List() {
-			switch {
-			case h.Missing != nil && h.Name == "":
-				d.log.Error("no container can be started", "error", h.Missing)
-			case h.Missing != nil:
-				d.log.Error("no pod of a runtime handler can be started", "handler", h.Name, "error", h.Missing)
-			}
-		}
+		d.handlers = d.findHandlers(ctx)
 		return nil
 	})
 	if err := opening.Wait(); err != nil {
@@ -154,7 +176,7 @@ func (d *daemon) open(ctx context.Context) error {
 		Instance: d.instance, Journal: d.journal, State: d.cfg.State, Builtin: d.network,
 		ConfDir: d.cfg.CNIConf, BinDirs: d.cfg.CNIBin, MaxNetworks: d.cfg.CNIMax, CacheDir: libcni.CacheDir,
 		Plugins: map[string]cni.Plugin{plugin.Type: d.callPlugin},
-		Ranges:  subnets, Log: d.log,
+		Ranges:  subnets, Ran: d.metrics.Plugin, Log: d.log,
 	})
 	for _, err := range bad {
 		d.log.Error("a record was set aside", "error", err)
@@ -165,47 +187,50 @@ func (d *daemon) open(ctx context.Context) error {
 // linger is how long links that are to be deleted wait for others.
 const linger = 50 * time.Millisecond
 
-func (d *daemon) monitor() monitor.Config {
-	return monitor.Config{StateDir: filepath.Join(d.cfg.State, "monitor"), Instance: d.instance, Host: d.facts}
-}
-
 // wire makes the owners known to each other.
 func (d *daemon) wire() {
 	orders := map[string]lifecycle.Order{}
 	for name, r := range d.cfg.Runtimes {
 		orders[name] = lifecycle.Order(r.Network)
 	}
-	driver := monitor.New(d.monitor(), d.handlers)
+	pods, containers := hooks(d)
+	driver := d.drivers()
+	d.driver = driver
 	d.containers = container.New(container.Config{
 		Root: d.cfg.Root, State: d.cfg.State, Journal: d.journal,
-		Runtime: driver, Sessions: driver, Limiter: driver, Images: images{d.images}, Sandboxes: sandboxes{d},
+		Runtime: driver, Sessions: driver, Limiter: driver, Images: images{d.images}, Sandboxes: sandboxes{d}, Hooks: containers,
 		Host: d.facts, Limits: spec.Limits{Pids: int64(d.cfg.PidsLimit)}, Log: d.log,
+		Checkpoints: checkpoints{driver, d.cfg.RestoreCheckpoints}, Classes: d.classes.Limits, Relabel: selinux.Policy{}.Relabel,
 		Changed: func(st container.Status) {
 			d.agent.ContainerChanged(st)
 			d.events.Container(st)
-			d.metrics.Container(st)
 		},
+		Stepped: d.metrics.ContainerStep,
 	})
 	d.sandboxes = sandbox.New(sandbox.Config{
 		Instance: d.instance, State: d.cfg.State, Journal: d.journal,
-		Network: d.cni, Containers: d.containers, Runtime: driver,
+		Network: d.cni, Containers: d.containers, Runtime: driver, Hooks: pods,
 		Host: d.facts, Log: d.log,
 		CheckHandler: d.handlers.Check,
+		Boxed:        d.handlers.shims.Has,
 		Orders:       orders,
+		Labels:       selinux.Policy{},
+		CgroupParent: parents(d.cfg.Systemd()),
 		CreateCgroup: d.createCgroup,
 		RemoveCgroup: func(path string) error { return d.cgroups.Remove(context.Background(), path) },
 		WritePause:   pause.Write,
 		Changed: func(st sandbox.Status) {
 			d.agent.SandboxChanged(st)
 			d.events.Sandbox(st)
-			d.metrics.Sandbox(st)
 		},
+		Stepped: d.metrics.SandboxStep,
 	})
-	d.measure()
 	d.agent = agent.New(agent.Config{
 		Journal: d.journal, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
-		Volumes: volume.Volumes{Root: d.cfg.Root, State: d.cfg.State},
-		Node:    nodeFacts(d.facts, filepath.Join(d.cfg.Root, "logs")),
+		Volumes: d.volumes(),
+		Node:    nodeFacts(d.cfg, d.facts),
+		Begin:   d.tracer.Begin,
+		Changed: d.membership.podChanged(),
 		Log:     d.log,
 	})
 }
@@ -221,11 +246,14 @@ func (d *daemon) resume(ctx context.Context) {
 		}
 	}
 	tell("a record was set aside", d.sandboxes.Load()...)
+	d.knowCgroups()
 	tell("a record was set aside", d.containers.Load()...)
 	tell("network: what was there before", d.cni.Reconcile(ctx, d.sandboxes.Attachments()))
 	tell("containers: what was there before", d.containers.Resume(ctx))
 	tell("sandboxes: what was there before", d.sandboxes.Resume())
+	tell("no plugin follows what happens to pods", startNRI(d))
 	tell("a record was set aside", d.agent.Load()...)
+	d.explainOrphans()
 }
 
 // answerTime is how long calls in flight may take to be answered when huskd
@@ -239,14 +267,18 @@ func (d *daemon) serve(ctx context.Context, socket listener) error {
 		cancel()
 	}
 	defer end()
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(d.metrics.Unary, api.Unary, cri.Unary(d.log)), grpc.StreamInterceptor(api.Stream), grpc.MaxRecvMsgSize(maxMessage))
+	server := grpc.NewServer(append(d.tracer.Options(),
+		grpc.ChainUnaryInterceptor(d.metrics.Unary, api.Unary, cri.Unary(d.log, d.sandboxes, d.containers)),
+		grpc.ChainStreamInterceptor(d.metrics.Stream, api.Stream),
+		grpc.MaxRecvMsgSize(maxMessage))...)
 	name := ""
 	if r := d.handlers.Default; d.handlers.Missing == nil {
 		name = r.Name + " " + r.Version
 	}
 	api.Register(server, api.Config{
 		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images, Networks: networks{d},
-		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(), End: end,
+		Meter: meter{stats.New(d.facts.Cgroup, d.inside)}, Dial: d.dial,
+		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), End: end,
 	})
 	if err := d.serveCRI(server); err != nil {
 		return err
@@ -256,8 +288,9 @@ func (d *daemon) serve(ctx context.Context, socket listener) error {
 		return err
 	}
 	running.Go(d.streams.Serve)
+	running.Go(func() error { return d.housekeeper().Run(ctx) })
 	if d.cfg.Manifests != "" {
-		directory := &source.Directory{Path: d.cfg.Manifests, Node: nodeName(), Log: d.log, Deliver: d.agent.Declare}
+		directory := &source.Directory{Path: d.cfg.Manifests, Node: nodeName(d.cfg), Log: d.log, Deliver: d.agent.Declare}
 		running.Go(func() error { return directory.Run(ctx) })
 	}
 	if d.cfg.Web != "" {
@@ -265,8 +298,11 @@ func (d *daemon) serve(ctx context.Context, socket listener) error {
 		if err != nil {
 			return err
 		}
-		web := &source.URL{URL: d.cfg.Web, Header: header, Interval: time.Duration(d.cfg.WebSeconds) * time.Second, Node: nodeName(), Log: d.log, Deliver: d.agent.Declare}
+		web := &source.URL{URL: d.cfg.Web, Header: header, Interval: time.Duration(d.cfg.WebSeconds) * time.Second, Node: nodeName(d.cfg), Log: d.log, Deliver: d.agent.Declare}
 		running.Go(func() error { return web.Run(ctx) })
+	}
+	if err := d.membership.join(ctx, &running); err != nil {
+		return err
 	}
 	running.Go(func() error {
 		<-ctx.Done()
@@ -288,7 +324,8 @@ const maxMessage = 16 << 20
 
 func (d *daemon) examine(context.Context) []*huskv1.Check {
 	return doctor.Examine(doctor.Host{
-		Facts: d.facts, Handlers: d.handlers, Network: d.network, CNI: d.cni, Root: d.cfg.Root,
+		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, CNI: d.cni, Root: d.cfg.Root,
+		Orphans: d.orphans,
 	})
 }
 
@@ -315,6 +352,9 @@ func (d *daemon) shut() {
 		calm = false
 		d.log.Warn("huskd ends in the middle of something: it goes on at the next start")
 	}
+	if d.nri != nil {
+		d.nri.Stop()
+	}
 	var errs []error
 	if d.images != nil {
 		errs = append(errs, d.images.Close())
@@ -337,6 +377,7 @@ func (d *daemon) shut() {
 	if d.journal != nil {
 		errs = append(errs, d.journal.Close())
 	}
+	d.tracer.Close()
 	if err := errors.Join(errs...); err != nil {
 		d.log.Error("huskd ends", "error", err)
 	}
@@ -372,7 +413,14 @@ func logger(cfg config.Config, to *os.File) *slog.Logger {
 	return slog.New(slog.NewTextHandler(to, options))
 }
 
-func nodeName() string {
+func nodeName(cfg config.Config) string {
+	if cfg.NodeName != "" {
+		return cfg.NodeName
+	}
+	return hostname()
+}
+
+func hostname() string {
 	name, err := os.Hostname()
 	if err != nil {
 		return "localhost"

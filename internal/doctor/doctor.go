@@ -5,8 +5,10 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +17,7 @@ import (
 	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/monitor"
 )
 
@@ -22,9 +25,13 @@ import (
 type Host struct {
 	Facts    host.Facts
 	Handlers monitor.Handlers
-	Network  *network.Network
-	CNI      *cni.Host
-	Root     string
+	// Named are all handlers that pods can name.
+	Named   []oci.Handler
+	Network *network.Network
+	CNI     *cni.Host
+	Root    string
+	// Orphans are directories of pods that no record speaks of, and why they stay.
+	Orphans map[string]error
 }
 
 // The levels of a check.
@@ -45,6 +52,7 @@ func Examine(h Host) []*huskv1.Check {
 	d.cni(h.CNI)
 	d.network(h.Network)
 	d.disk(h.Root)
+	d.orphans(h.Orphans)
 	d.self()
 	return d.checks
 }
@@ -68,12 +76,18 @@ func (d *diagnosis) runtime(h Host) {
 	for _, r := range h.Handlers.Rejected {
 		d.add("runtime", note, fmt.Sprintf("%s is not used: %s", r.Name, r.Why), "")
 	}
-	for _, r := range h.Handlers.List()[1:] {
+	for _, r := range h.Named {
 		if r.Missing != nil {
 			d.add("runtime handler", fail, r.Missing.Error(), "no pod that names it can be started until then; restart huskd afterwards")
 		} else {
 			d.add("runtime handler", ok, fmt.Sprintf("%s is %s %s, %s", r.Name, r.Runtime, r.Version, r.Path), "")
 		}
+	}
+}
+
+func (d *diagnosis) orphans(left map[string]error) {
+	for _, path := range slices.Sorted(maps.Keys(left)) {
+		d.add("pod directories", warn, fmt.Sprintf("%s is of a pod that no record speaks of, and stays: %v", path, left[path]), "remove it")
 	}
 }
 

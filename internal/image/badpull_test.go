@@ -306,6 +306,52 @@ func TestPullLogin(t *testing.T) {
 	}
 }
 
+// TestPullToken: a token that the registry has given is shown to it and to
+// nobody else, and no other is asked for.
+func TestPullToken(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	var strangers []string
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		strangers = append(strangers, r.Header.Get("Authorization"))
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer elsewhere.Close()
+	redirecting := false
+	s, r := newStore(t), newRegistry(t, func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		switch {
+		case r.Header.Get("Inside") != "":
+			next.ServeHTTP(w, r)
+		case r.Header.Get("Authorization") != "Bearer given":
+			w.Header().Set("WWW-Authenticate", `Bearer realm="`+elsewhere.URL+`",service="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		case redirecting && strings.Contains(r.URL.Path, "/blobs/"):
+			http.Redirect(w, r, strings.Replace(elsewhere.URL, "127.0.0.1", "localhost", 1)+r.URL.Path, http.StatusTemporaryRedirect)
+		default:
+			next.ServeHTTP(w, r)
+		}
+	})
+	name := r.push(t, "private", "v1", makeImage(t, 1, 1, 1000))
+	_, err := s.Pull(t.Context(), name, PullOptions{Token: "other"})
+	wantError(t, err, name)
+	if len(strangers) > 0 {
+		t.Error("another token was asked for")
+	}
+	if _, err := s.Pull(t.Context(), name, PullOptions{Token: "given"}); err != nil {
+		t.Error(err)
+	}
+	redirecting = true
+	again := newStore(t)
+	if _, err = again.Pull(t.Context(), name, PullOptions{Token: "given"}); err == nil || len(strangers) == 0 {
+		t.Error("nobody was redirected: the test proves nothing")
+	}
+	for _, shown := range strangers {
+		if shown != "" {
+			t.Errorf("told %q to a stranger", shown)
+		}
+	}
+}
+
 // TestPullLoginStaysWithRegistry: a server that a blob is redirected to doesn't
 // get the login that it asks for.
 func TestPullLoginStaysWithRegistry(t *testing.T) {

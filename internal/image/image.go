@@ -35,6 +35,8 @@ type Config struct {
 	// hosts.toml (mirrors, plain http, headers) or certificates, as containerd
 	// and docker lay them out. It need not be there.
 	CertsDir string
+	// Pulled, if set, is told how long each pull took, and how it failed if it did.
+	Pulled func(time.Duration, error)
 	// Log gets what nobody is there to be told; nil is the default logger.
 	Log *slog.Logger
 }
@@ -56,6 +58,7 @@ type Image struct {
 // from any goroutine.
 type Store struct {
 	root, certsDir string
+	pulled         func(time.Duration, error) // may be nil
 	log            *slog.Logger
 	db             *database.DB
 
@@ -91,6 +94,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	s := &Store{
 		root:      cfg.Root,
 		certsDir:  cfg.CertsDir,
+		pulled:    cfg.Pulled,
 		log:       log,
 		db:        db,
 		index:     newIndex(),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/huskd/husk/internal/image/database"
 	"github.com/huskd/husk/internal/image/registry"
+	"github.com/huskd/husk/internal/trace"
 )
 
 // parallelLayers is how many layers of an image are downloaded at once.
@@ -30,6 +32,8 @@ type PullOptions struct {
 	// Username and Password are a login at the registry. A password without a
 	// user name is a token.
 	Username, Password string
+	// Token is a bearer token of the registry's, which goes before a login.
+	Token string
 	// Progress, if set, is called about ten times a second from the goroutine
 	// that called Pull, and once more at the end of a successful pull.
 	Progress func(Progress)
@@ -59,10 +63,10 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 		Store:    s,
 		name:     named,
 		platform: platform,
-		login:    registry.Login{Username: opts.Username, Password: opts.Password},
+		login:    registry.Login{Username: opts.Username, Password: opts.Password, Token: opts.Token},
 	}
 	key := flightKey{named.String(), platforms.Format(platform), p.login}
-	f, err := s.join(key, p.pull)
+	f, err := s.join(ctx, key, p.measured)
 	if err != nil {
 		return Image{}, fmt.Errorf("image %q: %w", ref, err)
 	}
@@ -74,8 +78,9 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 	return img, nil
 }
 
-// join returns the flight with this key. If there is none, it starts run.
-func (s *Store) join(key flightKey, run func(context.Context, *tracker) (Image, error)) (*flight, error) {
+// join returns the flight with this key. If there is none, it starts run, which
+// goes on for as long as anybody waits, and has the span of from.
+func (s *Store) join(from context.Context, key flightKey, run func(context.Context, *tracker) (Image, error)) (*flight, error) {
 	s.flights.mu.Lock()
 	defer s.flights.mu.Unlock()
 	if f := s.flights.by[key]; f != nil {
@@ -86,7 +91,7 @@ func (s *Store) join(key flightKey, run func(context.Context, *tracker) (Image, 
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(s.ctx)
+	ctx, cancel := context.WithCancel(trace.Follow(s.ctx, from))
 	f := &flight{tracker: s.assembler.track(key.name), cancel: cancel, waiters: 1, done: make(chan struct{})}
 	s.flights.add(key, f)
 	go func() {
@@ -110,6 +115,18 @@ type puller struct {
 	op       *database.Operation
 }
 
+// measured pulls, in a span of its own.
+func (p *puller) measured(ctx context.Context, t *tracker) (Image, error) {
+	began := time.Now()
+	ctx, span := trace.Start(ctx, "image/pull", trace.Image, p.name.String())
+	img, err := p.pull(ctx, t)
+	span.End(err)
+	if p.pulled != nil {
+		p.pulled(time.Since(began), err)
+	}
+	return img, err
+}
+
 // pull does all of it, from the name to the record.
 func (p *puller) pull(ctx context.Context, t *tracker) (Image, error) {
 	ctx, cut := context.WithCancelCause(ctx)
@@ -122,7 +139,9 @@ func (p *puller) pull(ctx context.Context, t *tracker) (Image, error) {
 		return Image{}, err
 	}
 	defer p.registry.Close()
-	target, err := p.registry.Resolve(ctx)
+	resolving, span := trace.Start(ctx, "image/resolve")
+	target, err := p.registry.Resolve(resolving)
+	span.End(err)
 	if err != nil {
 		return Image{}, p.explain(ctx, err)
 	}
@@ -130,10 +149,13 @@ func (p *puller) pull(ctx context.Context, t *tracker) (Image, error) {
 	if err != nil {
 		return Image{}, err
 	}
-	if p.op, err = p.db.Begin(ctx); err != nil {
+	assembling, span := trace.Start(ctx, "image/assemble")
+	if p.op, err = p.db.Begin(assembling); err != nil {
+		span.End(err)
 		return Image{}, p.explain(ctx, err)
 	}
 	e, err := p.assemble(target)
+	span.End(err)
 	if err == nil {
 		var list []Image
 		if list, err = p.commit(p.op, named{e, names}); err == nil {

@@ -1,34 +1,29 @@
 package journal
 
 import (
+	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-
-	"golang.org/x/sys/unix"
 )
 
 // compact replaces the file by one that holds the live records only. Writers
 // go on meanwhile: what they write is copied over at the end. If anything
 // fails the old file stays in use, for it holds the same records.
 func (j *Journal) compact() {
-	path := filepath.Join(j.dir, newName)
-	if err := j.replace(path); err != nil {
-		_ = os.Remove(path)
+	if err := j.replace(); err != nil {
+		_ = j.disk.Remove(newName)
 	}
 	j.mu.Lock()
 	j.compacting = false
 	j.mu.Unlock()
 }
 
-func (j *Journal) replace(path string) error {
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+func (j *Journal) replace() error {
+	file, err := j.disk.Open(newName)
 	if err != nil {
 		return err
 	}
-	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = file.Close()
-		return err
+	if err := file.Truncate(0); err != nil {
+		return errors.Join(err, file.Close())
 	}
 	old, from := j.snapshot()
 	live, end, err := rewrite(file, j.file, old)
@@ -55,7 +50,7 @@ func (j *Journal) snapshot() (map[string]span, int64) {
 // rewrite copies the records at old in from to the fresh file to and syncs it.
 // It returns where they are now, and the end. Only compact replaces j.file, so
 // that reading it here needs no lock.
-func rewrite(to, from *os.File, old map[string]span) (map[string]span, int64, error) {
+func rewrite(to, from File, old map[string]span) (map[string]span, int64, error) {
 	live := make(map[string]span, len(old))
 	buf := []byte(header)
 	for key, at := range old {
@@ -75,7 +70,7 @@ func rewrite(to, from *os.File, old map[string]span) (map[string]span, int64, er
 // swap copies what was written to the old file since from behind base, the end
 // of the new one, and puts the new one in the old one's place. It waits for the
 // disk without j.mu, so that no writer does.
-func (j *Journal) swap(file *os.File, live map[string]span, from, base int64) error {
+func (j *Journal) swap(file File, live map[string]span, from, base int64) error {
 	j.syncing.Lock() // so no Sync promises anything meanwhile
 	defer j.syncing.Unlock()
 	j.mu.Lock()
@@ -85,7 +80,7 @@ func (j *Journal) swap(file *os.File, live map[string]span, from, base int64) er
 		return err
 	}
 	if j.synced > from { // a Sync has promised a part of the tail
-		if err := unix.Fdatasync(int(file.Fd())); err != nil {
+		if err := file.Sync(); err != nil {
 			return err
 		}
 	}
@@ -93,17 +88,17 @@ func (j *Journal) swap(file *os.File, live map[string]span, from, base int64) er
 		return err
 	}
 	j.synced = base
-	if err := syncDir(j.dir); err != nil {
+	if err := j.disk.Sync(); err != nil {
 		// Which of the two files a power loss would leave is unknown now.
 		j.mu.Lock()
-		j.failed = fmt.Errorf("journal %s: sync: %w: check the disk and restart huskd", j.dir, err)
+		j.failed = fmt.Errorf("journal %s: sync: %w: check the disk and restart huskd", j.disk, err)
 		j.mu.Unlock()
 	}
 	return nil
 }
 
 // copyTail copies the old file's bytes in [from, until) to the new one at base.
-func (j *Journal) copyTail(file *os.File, from, until, base int64) error {
+func (j *Journal) copyTail(file File, from, until, base int64) error {
 	tail := make([]byte, until-from)
 	if _, err := j.file.ReadAt(tail, from); err != nil {
 		return err
@@ -114,7 +109,7 @@ func (j *Journal) copyTail(file *os.File, from, until, base int64) error {
 
 // exchange copies what has come since behind the copied tail, and makes file
 // the journal's.
-func (j *Journal) exchange(file *os.File, live map[string]span, copied span, base int64) error {
+func (j *Journal) exchange(file File, live map[string]span, copied span, base int64) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.failed != nil {
@@ -124,7 +119,7 @@ func (j *Journal) exchange(file *os.File, live map[string]span, copied span, bas
 	if err := j.copyTail(file, from+copied.size, j.end, base+copied.size); err != nil {
 		return err
 	}
-	if err := os.Rename(file.Name(), filepath.Join(j.dir, fileName)); err != nil {
+	if err := j.disk.Rename(newName, fileName); err != nil {
 		return err
 	}
 	j.liveSize = 0
@@ -143,13 +138,4 @@ func (j *Journal) exchange(file *os.File, live map[string]span, copied span, bas
 	j.allocated = j.end
 	j.allocate()
 	return nil
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }

@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -58,10 +59,10 @@ type span struct{ offset, size int64 }
 
 // Journal is an open journal. Its methods may be called concurrently.
 type Journal struct {
-	dir string
+	disk Disk
 
 	mu        sync.Mutex
-	file      *os.File
+	file      File
 	live      map[string]span
 	liveSize  int64
 	end       int64 // where the next record goes
@@ -78,29 +79,36 @@ type Journal struct {
 // Open opens the journal in the directory dir, making both if need be. A
 // second Open of the same directory is refused while the first is open.
 func Open(dir string) (*Journal, []Damage, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	_, err := os.Stat(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		if err = os.MkdirAll(dir, 0o700); err == nil {
+			err = directory(filepath.Dir(dir)).Sync()
+		}
+	}
+	if err != nil {
 		return nil, nil, fmt.Errorf("journal %s: %w", dir, err)
 	}
-	path := filepath.Join(dir, fileName)
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	return OpenOn(directory(dir))
+}
+
+// OpenOn opens the journal that a disk has, making it if need be.
+func OpenOn(disk Disk) (*Journal, []Damage, error) {
+	file, err := disk.Open(fileName)
 	if err != nil {
 		return nil, nil, fmt.Errorf("journal: %w", err)
 	}
-	j := &Journal{dir: dir, file: file, live: map[string]span{}}
+	j := &Journal{disk: disk, file: file, live: map[string]span{}}
 	damage, err := j.load()
 	if err != nil {
 		_ = file.Close()
-		return nil, nil, fmt.Errorf("journal %s: %w", path, err)
+		return nil, nil, fmt.Errorf("journal %s: %w", filepath.Join(disk.String(), fileName), err)
 	}
-	_ = os.Remove(filepath.Join(dir, newName)) // of a compaction that was cut short
+	_ = disk.Remove(newName) // of a compaction that was cut short
 	return j, damage, nil
 }
 
 func (j *Journal) load() ([]Damage, error) {
-	if err := unix.Flock(int(j.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, fmt.Errorf("is in use by another process: %w", err)
-	}
-	data, err := io.ReadAll(j.file)
+	data, err := io.ReadAll(io.NewSectionReader(j.file, 0, math.MaxInt64))
 	if err != nil {
 		return nil, err
 	}
@@ -111,6 +119,9 @@ func (j *Journal) load() ([]Damage, error) {
 			return nil, err
 		}
 		if err := j.file.Truncate(int64(len(header))); err != nil {
+			return nil, err
+		}
+		if err := j.disk.Sync(); err != nil { // what Sync promises is of no use in a file without a name
 			return nil, err
 		}
 		data = []byte(header)
@@ -139,11 +150,9 @@ func (j *Journal) replay(data []byte) ([]Damage, error) {
 		if offset+length == len(data) {
 			return // torn tail
 		}
-		saved := filepath.Join(j.dir, fmt.Sprintf("damaged-%d", base+int64(offset)))
-		if err := os.WriteFile(saved, data[offset:offset+length], 0o600); err != nil {
-			failed = errors.Join(failed, err)
-		}
-		damage = append(damage, Damage{int(base) + offset, length, saved})
+		name := fmt.Sprintf("damaged-%d", base+int64(offset))
+		failed = errors.Join(failed, j.save(name, data[offset:offset+length]))
+		damage = append(damage, Damage{int(base) + offset, length, filepath.Join(j.disk.String(), name)})
 	})
 	if failed != nil {
 		return nil, failed
@@ -162,6 +171,16 @@ func (j *Journal) replay(data []byte) ([]Damage, error) {
 	return damage, nil
 }
 
+// save writes damaged bytes to a file of their own.
+func (j *Journal) save(name string, data []byte) error {
+	file, err := j.disk.Open(name)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteAt(data, 0)
+	return errors.Join(err, file.Truncate(int64(len(data))), file.Close())
+}
+
 func (j *Journal) index(op byte, key string, at span) {
 	j.liveSize -= j.live[key].size
 	delete(j.live, key)
@@ -178,7 +197,7 @@ func (j *Journal) allocate() {
 	if j.allocated >= want-step/2 {
 		return
 	}
-	if unix.Fallocate(int(j.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, j.end, want-j.end) == nil {
+	if j.file.Allocate(j.end, want-j.end) == nil {
 		j.allocated = want
 	}
 }
@@ -207,7 +226,7 @@ func (j *Journal) Delete(key string) error {
 
 func (j *Journal) write(op byte, key string, value []byte, keep int64) error {
 	if len(key)+len(value) > maxBody-16 {
-		return fmt.Errorf("journal %s: record %s has %d bytes, at most %d", j.dir, key, len(value), maxBody-16)
+		return fmt.Errorf("journal %s: record %s has %d bytes, at most %d", j.disk, key, len(value), maxBody-16)
 	}
 	buf := appendRecord(nil, op, key, value)
 	j.mu.Lock()
@@ -219,12 +238,12 @@ func (j *Journal) write(op byte, key string, value []byte, keep int64) error {
 	size := int64(len(buf))
 	if j.end+size+keep > j.allocated && j.allocated > j.end {
 		// The file system can allocate, and had nothing more to give.
-		if err := unix.Fallocate(int(j.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, j.end, size+keep); errors.Is(err, unix.ENOSPC) {
-			return fmt.Errorf("journal %s: %w: free some space", j.dir, err)
+		if err := j.file.Allocate(j.end, size+keep); errors.Is(err, unix.ENOSPC) {
+			return fmt.Errorf("journal %s: %w: free some space", j.disk, err)
 		}
 	}
 	if _, err := j.file.WriteAt(buf, j.end); err != nil {
-		return fmt.Errorf("journal %s: %w", j.dir, err)
+		return fmt.Errorf("journal %s: %w", j.disk, err)
 	}
 	j.index(op, key, span{j.end, size})
 	j.end += size
@@ -251,7 +270,7 @@ func (j *Journal) Sync(ctx context.Context) error {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		return fmt.Errorf("journal %s: sync: %w", j.dir, ctx.Err())
+		return fmt.Errorf("journal %s: sync: %w", j.disk, ctx.Err())
 	}
 }
 
@@ -267,10 +286,10 @@ func (j *Journal) syncTo(target int64) error {
 	if failed != nil {
 		return failed
 	}
-	if err := unix.Fdatasync(int(file.Fd())); err != nil {
+	if err := file.Sync(); err != nil {
 		// The kernel may have dropped the dirty pages: nothing in this file can
 		// be promised any more.
-		err = fmt.Errorf("journal %s: sync: %w: check the disk and restart huskd", j.dir, err)
+		err = fmt.Errorf("journal %s: sync: %w: check the disk and restart huskd", j.disk, err)
 		j.mu.Lock()
 		j.failed = cmp.Or(j.failed, err)
 		j.mu.Unlock()
@@ -340,6 +359,6 @@ func (j *Journal) Close() error {
 		return nil
 	}
 	err := j.file.Sync()
-	j.failed = fmt.Errorf("journal %s: %w", j.dir, os.ErrClosed)
+	j.failed = fmt.Errorf("journal %s: %w", j.disk, os.ErrClosed)
 	return errors.Join(err, j.file.Close())
 }

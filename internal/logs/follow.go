@@ -1,11 +1,13 @@
 package logs
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -81,6 +83,9 @@ func (r *reader) reopen() (bool, error) {
 		}
 	}
 	f, err := os.Open(r.path)
+	if err == nil && r.file != nil {
+		err = r.between(f)
+	}
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
@@ -90,4 +95,26 @@ func (r *reader) reopen() (bool, error) {
 	r.close()
 	r.file = f
 	return true, nil
+}
+
+// between reads the files that were moved away after the one that was read to its
+// end and before the present one: it may have been a while.
+func (r *reader) between(present *os.File) error {
+	open, err := openParts(r.path, present)
+	if err != nil {
+		return err
+	}
+	defer closeParts(open)
+	// It may have been compressed, so that it is known by how it begins: by a time.
+	last := part{r.file}.head()
+	for i := slices.IndexFunc(open, func(p part) bool { return bytes.Equal(p.head(), last) }) + 1; i > 0 && i < len(open); i++ {
+		in, err := open[i].reader()
+		if err == nil {
+			err = r.take(in)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

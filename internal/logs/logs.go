@@ -34,27 +34,18 @@ type Options struct {
 // maxLine bounds a line that never ends; what is longer is given in pieces.
 const maxLine = 1 << 20
 
-// Read calls yield with the lines of the log at path. A missing file is an
-// empty log. While following, a file that was moved away by log rotation is
-// read to its end and then the new one.
+// Read calls yield with the lines of the log at path and of the files that were
+// moved away from there by log rotation. A missing file is an empty log. While
+// following, a file that is moved away is read to its end and then the new one.
 func Read(ctx context.Context, path string, o Options, yield func(Line) error) error {
 	f, err := os.Open(path)
-	if errors.Is(err, os.ErrNotExist) && !o.Follow {
-		return nil
-	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("log: %w", err)
 	}
 	r := &reader{path: path, file: f, options: o, yield: yield}
 	defer r.close()
-	if f != nil && o.Tail >= 0 {
-		at, err := tailOffset(f, o.Tail)
-		if err != nil {
-			return fmt.Errorf("log %s: %w", path, err)
-		}
-		if _, err := f.Seek(at, io.SeekStart); err != nil {
-			return fmt.Errorf("log %s: %w", path, err)
-		}
+	if err := r.begin(); err != nil {
+		return err
 	}
 	if !o.Follow {
 		if err := r.drain(); err != nil {
@@ -73,6 +64,26 @@ type reader struct {
 	yield   func(Line) error
 	rest    []byte   // the beginning of a record that isn't wholly there
 	open    [2]*Line // by stream: a line whose end isn't there
+	skip    int      // lines that are too early
+}
+
+// begin gives what is wanted of earlier files, and goes to where the present one
+// is to be read from.
+func (r *reader) begin() error {
+	at, err := int64(0), error(nil)
+	if r.file != nil && r.options.Tail >= 0 {
+		at, err = tailOffset(r.file, r.options.Tail)
+	}
+	if err == nil && at == 0 {
+		err = r.earlier()
+	}
+	if err == nil && r.file != nil {
+		_, err = r.file.Seek(at, io.SeekStart)
+	}
+	if err != nil {
+		return fmt.Errorf("log %s: %w", r.path, err)
+	}
+	return nil
 }
 
 func (r *reader) close() {
@@ -86,7 +97,15 @@ func (r *reader) drain() error {
 	if r.file == nil {
 		return nil
 	}
-	in := bufio.NewReaderSize(r.file, 64<<10)
+	if err := r.take(r.file); err != nil {
+		return fmt.Errorf("log %s: %w", r.path, err)
+	}
+	return nil
+}
+
+// take reads what there is to read.
+func (r *reader) take(from io.Reader) error {
+	in := bufio.NewReaderSize(from, 64<<10)
 	for {
 		piece, err := in.ReadSlice('\n')
 		r.rest = append(r.rest, piece...)
@@ -100,7 +119,7 @@ func (r *reader) drain() error {
 		case errors.Is(err, io.EOF):
 			return nil
 		case !errors.Is(err, bufio.ErrBufferFull):
-			return fmt.Errorf("log %s: %w", r.path, err)
+			return err
 		}
 	}
 }
@@ -126,6 +145,10 @@ func (r *reader) record(data []byte) error {
 		return nil
 	}
 	r.open[stream] = nil
+	if r.skip > 0 {
+		r.skip--
+		return nil
+	}
 	return r.yield(*line)
 }
 

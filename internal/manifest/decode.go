@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/huskd/husk/internal/manifest/document"
 	"github.com/huskd/husk/internal/manifest/fields"
 )
 
@@ -51,20 +52,20 @@ func join(path, name string) string {
 }
 
 // decode reads n into v, which is settable. A null leaves v as it is.
-func (d *decoder) decode(n *node, v reflect.Value, at place) {
-	d.lines[at.path] = n.line
-	if n.kind == null {
+func (d *decoder) decode(n *document.Node, v reflect.Value, at place) {
+	d.lines[at.path] = n.Line
+	if n.Kind == document.Null {
 		return
 	}
 	if q, ok := v.Addr().Interface().(*resource.Quantity); ok {
-		if *q, ok = parseQuantity(n.text); !ok || n.kind != text && n.kind != number {
-			d.misread(at.path, at.path, n.line, "%s is not a quantity such as 250m, 1.5 or 64Mi", short(n))
+		if *q, ok = parseQuantity(n.Text); !ok || n.Kind != document.Text && n.Kind != document.Number {
+			d.misread(at.path, at.path, n.Line, "%s is not a quantity such as 250m, 1.5 or 64Mi", short(n))
 		}
 		return
 	}
 	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
-		if err := u.UnmarshalJSON(n.appendJSON(nil)); err != nil {
-			d.misread(at.path, at.path, n.line, "%s is not %s", short(n), example(v.Type()))
+		if err := u.UnmarshalJSON(n.AppendJSON(nil)); err != nil {
+			d.misread(at.path, at.path, n.Line, "%s is not %s", short(n), example(v.Type()))
 		}
 		return
 	}
@@ -74,11 +75,11 @@ func (d *decoder) decode(n *node, v reflect.Value, at place) {
 		d.decode(n, p.Elem(), at)
 		v.Set(p)
 	case reflect.Struct:
-		if d.is(n, object, at) {
+		if d.is(n, document.Object, at) {
 			d.object(n, v, at)
 		}
 	case reflect.Map:
-		if d.is(n, object, at) {
+		if d.is(n, document.Object, at) {
 			d.mapping(n, v, at)
 		}
 	case reflect.Slice:
@@ -86,104 +87,104 @@ func (d *decoder) decode(n *node, v reflect.Value, at place) {
 			d.bytes(n, v, at)
 			return
 		}
-		if !d.is(n, list, at) {
+		if !d.is(n, document.List, at) {
 			return
 		}
-		v.Set(reflect.MakeSlice(v.Type(), len(n.items), len(n.items)))
-		for i, item := range n.items {
-			if item.kind == null {
-				d.misread(at.path, at.index(i).path, item.line, "empty: remove it")
+		v.Set(reflect.MakeSlice(v.Type(), len(n.Items), len(n.Items)))
+		for i, item := range n.Items {
+			if item.Kind == document.Null {
+				d.misread(at.path, at.index(i).path, item.Line, "empty: remove it")
 			}
 			d.decode(item, v.Index(i), at.index(i))
 		}
 	case reflect.String:
-		if d.is(n, text, at) {
-			v.SetString(n.text)
+		if d.is(n, document.Text, at) {
+			v.SetString(n.Text)
 		}
 	case reflect.Bool:
-		if d.is(n, boolean, at) {
-			v.SetBool(n.text == "true")
+		if d.is(n, document.Boolean, at) {
+			v.SetBool(n.Text == "true")
 		}
 	case reflect.Int32, reflect.Int64:
-		if d.is(n, number, at) {
+		if d.is(n, document.Number, at) {
 			d.integer(n, v, at)
 		}
 	default:
-		d.misread(at.path, at.path, n.line, "can't be read")
+		d.misread(at.path, at.path, n.Line, "can't be read")
 	}
 }
 
 // bytes are written in base64, which may be wrapped.
-func (d *decoder) bytes(n *node, v reflect.Value, at place) {
-	if !d.is(n, text, at) {
+func (d *decoder) bytes(n *document.Node, v reflect.Value, at place) {
+	if !d.is(n, document.Text, at) {
 		return
 	}
-	data, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(n.text), ""))
+	data, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(n.Text), ""))
 	if err != nil {
-		d.misread(at.path, at.path, n.line, "is not base64: encode it, or write it as stringData of a Secret or data of a ConfigMap")
+		d.misread(at.path, at.path, n.Line, "is not base64: encode it, or write it as stringData of a Secret or data of a ConfigMap")
 		return
 	}
 	v.SetBytes(data)
 }
 
 // is says whether n has the kind that is wanted, or notes that it hasn't.
-func (d *decoder) is(n *node, want kind, at place) bool {
-	if n.kind == want {
+func (d *decoder) is(n *document.Node, want document.Kind, at place) bool {
+	if n.Kind == want {
 		return true
 	}
 	remedy := ""
-	if want == text && (n.kind == number || n.kind == boolean) {
-		remedy = fmt.Sprintf(": quote it (%q)", n.raw)
+	if want == document.Text && (n.Kind == document.Number || n.Kind == document.Boolean) {
+		remedy = fmt.Sprintf(": quote it (%q)", n.Raw)
 		if d.whole { // it may be secret
 			remedy = ": quote it"
 		}
 	}
-	d.misread(at.path, at.path, n.line, "must be %s, not %s%s", want, n.kind, remedy)
+	d.misread(at.path, at.path, n.Line, "must be %s, not %s%s", want, n.Kind, remedy)
 	return false
 }
 
-func (d *decoder) integer(n *node, v reflect.Value, at place) {
-	i, err := strconv.ParseInt(n.text, 10, v.Type().Bits())
+func (d *decoder) integer(n *document.Node, v reflect.Value, at place) {
+	i, err := strconv.ParseInt(n.Text, 10, v.Type().Bits())
 	switch {
 	case err == nil:
 		v.SetInt(i)
-	case strings.ContainsAny(n.text, ".eE"):
-		d.misread(at.path, at.path, n.line, "%s is not a whole number", n.text)
+	case strings.ContainsAny(n.Text, ".eE"):
+		d.misread(at.path, at.path, n.Line, "%s is not a whole number", n.Text)
 	default:
-		d.misread(at.path, at.path, n.line, "%s is too large", n.text)
+		d.misread(at.path, at.path, n.Line, "%s is too large", n.Text)
 	}
 }
 
-func (d *decoder) mapping(n *node, v reflect.Value, at place) {
-	v.Set(reflect.MakeMapWithSize(v.Type(), len(n.fields)))
+func (d *decoder) mapping(n *document.Node, v reflect.Value, at place) {
+	v.Set(reflect.MakeMapWithSize(v.Type(), len(n.Fields)))
 	seen := map[string]int{}
-	for _, f := range n.fields {
-		to := place{path: join(at.path, f.key)}
+	for _, f := range n.Fields {
+		to := place{path: join(at.path, f.Key)}
 		if !d.first(seen, f, at, to) {
 			continue
 		}
 		value := reflect.New(v.Type().Elem()).Elem()
-		d.decode(f.value, value, to)
-		v.SetMapIndex(reflect.ValueOf(f.key).Convert(v.Type().Key()), value)
+		d.decode(f.Value, value, to)
+		v.SetMapIndex(reflect.ValueOf(f.Key).Convert(v.Type().Key()), value)
 	}
 }
 
-func (d *decoder) object(n *node, v reflect.Value, at place) {
+func (d *decoder) object(n *document.Node, v reflect.Value, at place) {
 	names := map[string][]int{}
 	jsonFields(v.Type(), nil, names)
 	seen := map[string]int{}
-	for _, f := range n.fields {
-		to := at.field(f.key)
+	for _, f := range n.Fields {
+		to := at.field(f.Key)
 		if !d.first(seen, f, at, to) {
 			continue
 		}
-		index, ok := names[f.key]
+		index, ok := names[f.Key]
 		if !ok {
 			hint := ""
 			if !d.full() {
-				hint = fields.Suggest(f.key, at.pattern, names)
+				hint = fields.Suggest(f.Key, at.pattern, names)
 			}
-			d.misread(at.path, to.path, f.line, "unknown field%s", hint)
+			d.misread(at.path, to.path, f.Line, "unknown field%s", hint)
 			continue
 		}
 		if to.pattern != "" && !d.whole {
@@ -191,26 +192,26 @@ func (d *decoder) object(n *node, v reflect.Value, at place) {
 			case how == fields.Listed:
 				to.pattern = ""
 			case how == fields.Absent:
-				if !f.value.zero() {
-					d.misread(at.path, to.path, f.line, "%s", remedy)
+				if !f.Value.Zero() {
+					d.misread(at.path, to.path, f.Line, "%s", remedy)
 				}
 				continue
 			}
 		}
-		d.decode(f.value, v.FieldByIndex(index), to)
-		if f.value.kind != null {
-			d.lines[to.path] = f.line
+		d.decode(f.Value, v.FieldByIndex(index), to)
+		if f.Value.Kind != document.Null {
+			d.lines[to.path] = f.Line
 		}
 	}
 }
 
 // first says whether a key is met for the first time, or notes that it isn't.
-func (d *decoder) first(seen map[string]int, f field, at, to place) bool {
-	if line, ok := seen[f.key]; ok {
-		d.misread(at.path, to.path, f.line, "given twice: line %d has it too", line)
+func (d *decoder) first(seen map[string]int, f document.Field, at, to place) bool {
+	if line, ok := seen[f.Key]; ok {
+		d.misread(at.path, to.path, f.Line, "given twice: line %d has it too", line)
 		return false
 	}
-	seen[f.key] = f.line
+	seen[f.Key] = f.Line
 	return true
 }
 
@@ -232,9 +233,9 @@ func jsonFields(t reflect.Type, prefix []int, out map[string][]int) {
 }
 
 // short shows a value in a message.
-func short(n *node) string {
+func short(n *document.Node) string {
 	const most = 40
-	text := string(n.appendJSON(nil))
+	text := string(n.AppendJSON(nil))
 	if len(text) > most {
 		return strings.ToValidUTF8(text[:most], "") + "…"
 	}

@@ -32,9 +32,15 @@ func setDefaults(pod *corev1.Pod) {
 			v.EmptyDir = &corev1.EmptyDirVolumeSource{}
 		}
 		setVolumeDefaults(&spec.Volumes[i])
+		if image := spec.Volumes[i].Image; image != nil {
+			fill(&image.PullPolicy, pullPolicy(image.Reference))
+		}
 		if h := spec.Volumes[i].HostPath; h != nil && h.Type == nil {
 			h.Type = new(corev1.HostPathUnset)
 		}
+	}
+	if spec.Resources != nil {
+		setRequests(spec.Resources)
 	}
 	for i := range spec.InitContainers {
 		setContainerDefaults(&spec.InitContainers[i], spec.HostNetwork)
@@ -68,14 +74,19 @@ func setContainerDefaults(c *corev1.Container, hostNetwork bool) {
 			setDivisor(from.ResourceFieldRef)
 		}
 	}
-	for name, limit := range c.Resources.Limits {
-		if _, ok := c.Resources.Requests[name]; ok {
+	setRequests(&c.Resources)
+}
+
+// setRequests has what is limited and not asked for be asked for.
+func setRequests(r *corev1.ResourceRequirements) {
+	for name, limit := range r.Limits {
+		if _, ok := r.Requests[name]; ok {
 			continue
 		}
-		if c.Resources.Requests == nil {
-			c.Resources.Requests = corev1.ResourceList{}
+		if r.Requests == nil {
+			r.Requests = corev1.ResourceList{}
 		}
-		c.Resources.Requests[name] = limit.DeepCopy()
+		r.Requests[name] = limit.DeepCopy()
 	}
 }
 

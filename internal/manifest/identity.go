@@ -28,13 +28,26 @@ func uid(pod *corev1.Pod, o Origin) types.UID {
 }
 
 func content(pod *corev1.Pod) []byte {
+	spec := pod.Spec
+	dropIgnored(&spec)
 	// Neither of these can fail to be written: they were read from JSON.
 	raw, _ := json.Marshal(struct {
 		Name, Namespace     string
 		Labels, Annotations map[string]string
 		Spec                corev1.PodSpec
-	}{pod.Name, pod.Namespace, pod.Labels, pod.Annotations, pod.Spec})
+	}{pod.Name, pod.Namespace, pod.Labels, pod.Annotations, spec})
 	return raw
+}
+
+// dropIgnored drops what makes no difference, to the identity of a pod neither.
+func dropIgnored(s *corev1.PodSpec) {
+	s.NodeName, s.NodeSelector, s.SchedulerName, s.Tolerations, s.TopologySpreadConstraints = "", nil, "", nil, nil
+	s.EnableServiceLinks, s.PreemptionPolicy, s.Priority, s.PriorityClassName = nil, nil, nil, ""
+	if s.SecurityContext != nil {
+		context := *s.SecurityContext
+		context.FSGroupChangePolicy = nil
+		s.SecurityContext = &context
+	}
 }
 
 // digest hashes parts so that no two lists of parts are hashed alike.

@@ -16,6 +16,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/huskd/husk/internal/manifest/document"
 )
 
 // Origin says where a manifest comes from.
@@ -40,7 +42,7 @@ type File struct {
 // node's name and a UID, and what is beside them. The error is an *Error.
 func Parse(data []byte, o Origin) (File, error) {
 	p := &parser{origin: o, seen: map[string]int{}, objects: Objects{}}
-	docs, err := documents(data)
+	docs, err := document.Read(data)
 	if err != nil {
 		p.fail(err)
 	}
@@ -72,8 +74,8 @@ type parser struct {
 
 func (p *parser) fail(err error) {
 	problem := Problem{Text: err.Error()}
-	if se := (*syntaxError)(nil); errors.As(err, &se) {
-		problem.Line = se.line
+	if se := (*document.SyntaxError)(nil); errors.As(err, &se) {
+		problem.Line = se.Line
 	}
 	p.problems = append(p.problems, problem)
 }
@@ -83,19 +85,19 @@ func (p *parser) problem(line int, subject, path, format string, args ...any) {
 }
 
 // document reads a pod or a list of them.
-func (p *parser) document(doc *node, subject string) {
-	if doc.kind != object {
-		p.problem(doc.line, subject, "", "must be an object, not %s", doc.kind)
+func (p *parser) document(doc *document.Node, subject string) {
+	if doc.Kind != document.Object {
+		p.problem(doc.Line, subject, "", "must be an object, not %s", doc.Kind)
 		return
 	}
 	version, kind := word(doc, "apiVersion"), word(doc, "kind")
 	switch {
 	case kind == "":
-		p.problem(doc.line, subject, "kind", "missing: begin with apiVersion: v1 and kind: Pod")
+		p.problem(doc.Line, subject, "kind", "missing: begin with apiVersion: v1 and kind: Pod")
 	case version == "":
-		p.problem(doc.line, subject, "apiVersion", "missing: it is v1")
+		p.problem(doc.Line, subject, "apiVersion", "missing: it is v1")
 	case version != "v1" || !slices.Contains([]string{"Pod", "PodList", "List", KindConfigMap, KindSecret}, kind):
-		p.problem(doc.get("kind").line, subject, "kind", "%s of %s is not supported: write a v1 Pod", kind, version)
+		p.problem(doc.Get("kind").Line, subject, "kind", "%s of %s is not supported: write a v1 Pod", kind, version)
 	case kind == "Pod":
 		p.pod(doc, subject)
 	case kind == KindConfigMap || kind == KindSecret:
@@ -106,48 +108,48 @@ func (p *parser) document(doc *node, subject string) {
 }
 
 // word returns the text of a field, or nothing.
-func word(n *node, key string) string {
-	if value := n.get(key); value != nil && value.kind == text {
-		return value.text
+func word(n *document.Node, key string) string {
+	if value := n.Get(key); value != nil && value.Kind == document.Text {
+		return value.Text
 	}
 	return ""
 }
 
-func (p *parser) list(doc *node, subject, kind string) {
-	for _, f := range doc.fields {
-		switch f.key {
+func (p *parser) list(doc *document.Node, subject, kind string) {
+	for _, f := range doc.Fields {
+		switch f.Key {
 		case "apiVersion", "kind", "metadata":
 		case "items":
 			p.listed = true
-			if f.value.kind != list {
-				p.problem(f.line, subject, "items", "must be a list, not %s", f.value.kind)
+			if f.Value.Kind != document.List {
+				p.problem(f.Line, subject, "items", "must be a list, not %s", f.Value.Kind)
 			}
-			for i, item := range f.value.items {
+			for i, item := range f.Value.Items {
 				p.item(item, fmt.Sprintf("%s: items[%d]", subject, i), kind)
 			}
 		default:
-			p.problem(f.line, subject, f.key, "unknown field: a %s has items", kind)
+			p.problem(f.Line, subject, f.Key, "unknown field: a %s has items", kind)
 		}
 	}
 }
 
 // item reads one of a list. Those of a PodList need not say that they are pods.
-func (p *parser) item(item *node, subject, kind string) {
-	if item.kind == object && kind == "PodList" {
+func (p *parser) item(item *document.Node, subject, kind string) {
+	if item.Kind == document.Object && kind == "PodList" {
 		for _, f := range []struct{ key, value string }{{"apiVersion", "v1"}, {"kind", "Pod"}} {
-			if item.get(f.key) == nil {
-				item.fields = append(item.fields, field{f.key, item.line, &node{kind: text, line: item.line, text: f.value}})
+			if item.Get(f.key) == nil {
+				item.Fields = append(item.Fields, document.Field{Key: f.key, Line: item.Line, Value: &document.Node{Kind: document.Text, Line: item.Line, Text: f.value}})
 			}
 		}
 	}
-	if item.kind == object && strings.HasSuffix(word(item, "kind"), "List") {
-		p.problem(item.line, subject, "kind", "a list in a list is not supported: write its pods as items")
+	if item.Kind == document.Object && strings.HasSuffix(word(item, "kind"), "List") {
+		p.problem(item.Line, subject, "kind", "a list in a list is not supported: write its pods as items")
 		return
 	}
 	p.document(item, subject)
 }
 
-func (p *parser) pod(doc *node, subject string) {
+func (p *parser) pod(doc *document.Node, subject string) {
 	if name := nameOf(doc); name != "" {
 		subject = "pod " + name
 	}
@@ -172,17 +174,17 @@ func (p *parser) pod(doc *node, subject string) {
 }
 
 // first notes that there is another of the same kind and name, if there is.
-func (p *parser) first(doc *node, kind string, m *metav1.ObjectMeta, subject string) {
+func (p *parser) first(doc *document.Node, kind string, m *metav1.ObjectMeta, subject string) {
 	key := ObjectKey(kind, m.Namespace, m.Name)
 	if line, ok := p.seen[key]; ok && m.Name != "" {
-		p.problem(doc.line, subject, "metadata.name", "there is another %s of this name at line %d: use another", strings.ToLower(kind), line)
+		p.problem(doc.Line, subject, "metadata.name", "there is another %s of this name at line %d: use another", strings.ToLower(kind), line)
 	}
-	p.seen[key] = doc.line
+	p.seen[key] = doc.Line
 }
 
 // nameOf returns namespace/name of a pod's document, if it has a name.
-func nameOf(doc *node) string {
-	meta := doc.get("metadata")
+func nameOf(doc *document.Node) string {
+	meta := doc.Get("metadata")
 	if meta == nil || word(meta, "name") == "" {
 		return ""
 	}
@@ -193,16 +195,9 @@ func nameOf(doc *node) string {
 	return namespace + "/" + word(meta, "name")
 }
 
-// forget drops what is ignored, so that it makes no difference to the pod's
-// identity.
+// forget drops what an API server has set.
 func forget(pod *corev1.Pod) {
 	m := &pod.ObjectMeta
 	*m = metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, Labels: m.Labels, Annotations: m.Annotations}
 	pod.Status = corev1.PodStatus{}
-	s := &pod.Spec
-	s.NodeName, s.NodeSelector, s.SchedulerName, s.Tolerations, s.TopologySpreadConstraints = "", nil, "", nil, nil
-	s.EnableServiceLinks, s.PreemptionPolicy, s.Priority, s.PriorityClassName = nil, nil, nil, ""
-	forEachContainer(pod, func(c *corev1.Container, _ string, _ bool) {
-		c.ResizePolicy, c.TerminationMessagePath, c.TerminationMessagePolicy = nil, "", ""
-	})
 }

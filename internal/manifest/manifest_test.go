@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/golden"
+	"github.com/huskd/husk/internal/manifest/document"
 	"github.com/huskd/husk/internal/manifest/fields"
 )
 
@@ -104,11 +105,11 @@ const web = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containe
 
 func TestSize(t *testing.T) {
 	t.Parallel()
-	large := web + "#" + strings.Repeat("x", maxSize)
+	large := web + "#" + strings.Repeat("x", document.MaxSize)
 	if _, err := Parse([]byte(large), origin("f")); err == nil || err.Error() != "f: larger than 10 MiB" {
 		t.Errorf("%v", err)
 	}
-	parse1(t, large[:maxSize])
+	parse1(t, large[:document.MaxSize])
 }
 
 // TestBombs: what is small in the file and large in memory.

@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/huskd/husk/internal/manifest/document"
 )
 
 // The kinds of objects that pods can refer to.
@@ -32,7 +34,7 @@ func (o Objects) Equal(other Objects) bool {
 // Of returns those that a pod refers to, as far as they are there.
 func (o Objects) Of(pod *corev1.Pod) Objects {
 	out := Objects{}
-	references(pod, func(kind, name string) {
+	References(pod, func(kind, name string) {
 		key := ObjectKey(kind, pod.Namespace, name)
 		if object, ok := o[key]; ok {
 			out[key] = object
@@ -41,8 +43,11 @@ func (o Objects) Of(pod *corev1.Pod) Objects {
 	return out
 }
 
-// references calls f for all objects that the pod refers to.
-func references(pod *corev1.Pod, f func(kind, name string)) {
+// References calls f for all objects that the pod refers to.
+func References(pod *corev1.Pod, f func(kind, name string)) {
+	for _, login := range pod.Spec.ImagePullSecrets {
+		f(KindSecret, login.Name)
+	}
 	forEachContainer(pod, func(c *corev1.Container, _ string, _ bool) {
 		for _, from := range c.EnvFrom {
 			if from.ConfigMapRef != nil {
@@ -94,7 +99,7 @@ func Projections(v *corev1.Volume) []corev1.VolumeProjection {
 const maxObject = 1 << 20
 
 // object reads a config map or a secret.
-func (p *parser) object(doc *node, kind, subject string) {
+func (p *parser) object(doc *document.Node, kind, subject string) {
 	if name := nameOf(doc); name != "" {
 		subject = map[string]string{KindConfigMap: "config map ", KindSecret: "secret "}[kind] + name
 	}

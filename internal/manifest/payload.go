@@ -17,7 +17,7 @@ func kindsOf(v *corev1.Volume) []string {
 		set  bool
 	}{
 		{"emptyDir", v.EmptyDir != nil}, {"hostPath", v.HostPath != nil}, {"configMap", v.ConfigMap != nil},
-		{"secret", v.Secret != nil}, {"downwardAPI", v.DownwardAPI != nil}, {"projected", v.Projected != nil},
+		{"secret", v.Secret != nil}, {"downwardAPI", v.DownwardAPI != nil}, {"projected", v.Projected != nil}, {"image", v.Image != nil},
 	} {
 		if kind.set {
 			out = append(out, kind.name)

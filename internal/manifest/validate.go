@@ -130,6 +130,13 @@ func (v *validator) spec() {
 	if s.Hostname != "" {
 		v.label("spec.hostname", s.Hostname)
 	}
+	if s.Subdomain != "" {
+		v.label("spec.subdomain", s.Subdomain)
+	}
+	v.whole()
+	for i, login := range s.ImagePullSecrets {
+		contents{v}.objectName(indexed("spec.imagePullSecrets", i)+".name", login.Name)
+	}
 	for i, alias := range s.HostAliases {
 		path := indexed("spec.hostAliases", i)
 		v.address(path+".ip", alias.IP)

@@ -37,6 +37,10 @@ func (v *validator) container(c *corev1.Container, at string, init bool) {
 	if p := c.RestartPolicy; p != nil {
 		choice(v, at+".restartPolicy", *p, corev1.ContainerRestartPolicyAlways)
 	}
+	if p := c.TerminationMessagePath; !path.IsAbs(p) || unsafePath(p) || path.Clean(p) == "/" {
+		v.invalid(at+".terminationMessagePath", "%q is not the absolute path of a file", p)
+	}
+	choice(v, at+".terminationMessagePolicy", c.TerminationMessagePolicy, corev1.TerminationMessageReadFile, corev1.TerminationMessageFallbackToLogsOnError)
 	v.ports(c, at, init)
 	v.env(c, at)
 	contents{v}.envFrom(c, at)
@@ -251,6 +255,8 @@ func (v *validator) volumes() {
 		switch kinds := kindsOf(&vol); {
 		case len(kinds) > 1:
 			v.invalid(at, "%s are all set: set one of them", strings.Join(kinds, " and "))
+		case vol.Image != nil:
+			v.image(vol.Image, at+".image")
 		case vol.HostPath != nil:
 			v.hostPath(vol.HostPath, at+".hostPath")
 		case vol.EmptyDir != nil:

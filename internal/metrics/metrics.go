@@ -16,12 +16,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
+	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/container"
-	containerlife "github.com/huskd/husk/internal/container/lifecycle"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
 )
 
 // Sources say what there is at the moment.
@@ -37,7 +36,36 @@ type Sources struct {
 type Metrics struct {
 	registry *prometheus.Registry
 	calls    *prometheus.HistogramVec
-	steps    *prometheus.HistogramVec
+	steps    stage
+	plugins  stage
+	pulls    stage
+}
+
+// stage is how long something takes, and how often it fails.
+type stage struct {
+	took     *prometheus.HistogramVec
+	failures *prometheus.CounterVec
+}
+
+// newStage returns the metrics husk_NAME_seconds, of what succeeds, and
+// husk_NAME_failures_total.
+func newStage(name, what string, labels ...string) stage {
+	return stage{
+		prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "husk_" + name + "_seconds", Help: "How long " + what + " took that succeeded.", Buckets: buckets,
+		}, labels),
+		prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "husk_" + name + "_failures_total", Help: "How many of " + what + " failed.",
+		}, labels),
+	}
+}
+
+func (s stage) ended(took time.Duration, err error, labels ...string) {
+	if err != nil {
+		s.failures.WithLabelValues(labels...).Inc()
+		return
+	}
+	s.took.WithLabelValues(labels...).Observe(took.Seconds())
 }
 
 // buckets go from a quarter of a millisecond, which an attachment takes, to half
@@ -51,11 +79,14 @@ func New(sources Sources) *Metrics {
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "husk_call_seconds", Help: "How long calls took, by how they ended.", Buckets: buckets,
 		}, []string{"service", "method", "code"}),
-		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "husk_step_seconds", Help: "How long the steps took by which sandboxes and containers came up.", Buckets: buckets,
-		}, []string{"of", "step"}),
+		steps:   newStage("step", "the steps of sandboxes and containers", "of", "step"),
+		plugins: newStage("cni", "the runs of CNI plugins", "network", "plugin", "op"),
+		pulls:   newStage("pull", "the pulls of images"),
 	}
-	m.registry.MustRegister(m.calls, m.steps, &inventory{sources}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	for _, s := range []stage{m.steps, m.plugins, m.pulls} {
+		m.registry.MustRegister(s.took, s.failures)
+	}
+	m.registry.MustRegister(m.calls, &inventory{sources}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
@@ -63,30 +94,36 @@ func New(sources Sources) *Metrics {
 func (m *Metrics) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	began := time.Now()
 	answer, err := next(ctx, req)
-	service, method, _ := strings.Cut(strings.TrimPrefix(info.FullMethod, "/"), "/")
-	m.calls.WithLabelValues(service, method, status.Code(err).String()).Observe(time.Since(began).Seconds())
+	m.called(info.FullMethod, began, err)
 	return answer, err
 }
 
-// Sandbox is told of every change of a sandbox's state.
-func (m *Metrics) Sandbox(st sandbox.Status) {
-	if st.State == lifecycle.Ready {
-		m.took("sandbox", st.Steps)
-	}
+// Stream does for streams what Unary does for single calls.
+func (m *Metrics) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	began := time.Now()
+	err := next(srv, stream)
+	m.called(info.FullMethod, began, err)
+	return err
 }
 
-// Container is told of every change of a container's state.
-func (m *Metrics) Container(st container.Status) {
-	if st.State == containerlife.Running {
-		m.took("container", st.Steps)
-	}
+func (m *Metrics) called(name string, began time.Time, err error) {
+	service, method, _ := strings.Cut(strings.TrimPrefix(name, "/"), "/")
+	m.calls.WithLabelValues(service, method, status.Code(err).String()).Observe(time.Since(began).Seconds())
 }
 
-func (m *Metrics) took(of string, steps []pod.Step) {
-	for _, s := range steps {
-		m.steps.WithLabelValues(of, s.Name).Observe(s.Took.Seconds())
-	}
+// SandboxStep is told of every step of a sandbox, up and down.
+func (m *Metrics) SandboxStep(s pod.Step, err error) { m.steps.ended(s.Took, err, "sandbox", s.Name) }
+
+// ContainerStep is told of every step of a container, up and down.
+func (m *Metrics) ContainerStep(s pod.Step, err error) {
+	m.steps.ended(s.Took, err, "container", s.Name)
 }
+
+// Plugin is told of every run of a CNI plugin.
+func (m *Metrics) Plugin(r cni.Run) { m.plugins.ended(r.Took, r.Err, r.Network, r.Plugin, r.Op) }
+
+// Pull is told of every pull of an image.
+func (m *Metrics) Pull(took time.Duration, err error) { m.pulls.ended(took, err) }
 
 // headerTimeout is how long a client may take to say what it wants.
 const headerTimeout = 10 * time.Second

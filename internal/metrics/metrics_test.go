@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/container"
 	containerlife "github.com/huskd/husk/internal/container/lifecycle"
 	"github.com/huskd/husk/internal/image"
@@ -32,19 +33,28 @@ func TestMetrics(t *testing.T) {
 		Images:     func() []image.Image { return []image.Image{{Size: 40}, {Size: 2}} },
 		Debts:      func() int { return 7 },
 	})
-	m.Sandbox(sandbox.Status{State: lifecycle.Attaching, Steps: []pod.Step{{Name: "pin"}}})
-	m.Sandbox(sandbox.Status{State: lifecycle.Ready, Steps: []pod.Step{{Name: "pin", Took: time.Millisecond}, {Name: "attach"}}})
-	m.Container(container.Status{State: containerlife.Running, Steps: []pod.Step{{Name: "mount"}}})
+	m.SandboxStep(pod.Step{Name: "pin", Took: time.Millisecond}, nil)
+	m.SandboxStep(pod.Step{Name: "attach", Took: time.Minute}, errors.New("no address"))
+	m.ContainerStep(pod.Step{Name: "mount"}, nil)
+	m.Plugin(cni.Run{Network: "lab", Plugin: "bridge", Op: "ADD", Took: 40 * time.Millisecond})
+	m.Plugin(cni.Run{Network: "lab", Plugin: "bridge", Op: "DEL", Err: errors.New("gone")})
+	m.Pull(2*time.Second, nil)
+	m.Pull(0, errors.New("denied"))
 	refusal := status.Error(codes.NotFound, "none")
 	_, err := m.Unary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/runtime.v1.RuntimeService/Version"}, func(context.Context, any) (any, error) { return nil, refusal })
 	if !errors.Is(err, refusal) {
+		t.Error(err)
+	}
+	if err := m.Stream(nil, nil, &grpc.StreamServerInfo{FullMethod: "/husk.v1.Husk/Logs"}, func(any, grpc.ServerStream) error { return nil }); err != nil {
 		t.Error(err)
 	}
 	page := scrape(t, m)
 	for _, line := range []string{
 		`husk_sandboxes{state="ready"} 2`, `husk_containers{state="exited"} 1`, "husk_images 2", "husk_image_bytes 42", "husk_network_debts 7",
 		`husk_step_seconds_count{of="sandbox",step="pin"} 1`, `husk_step_seconds_bucket{of="sandbox",step="pin",le="0.001"} 1`,
-		`husk_step_seconds_count{of="container",step="mount"} 1`,
+		`husk_step_seconds_count{of="container",step="mount"} 1`, `husk_step_failures_total{of="sandbox",step="attach"} 1`,
+		`husk_cni_seconds_count{network="lab",op="ADD",plugin="bridge"} 1`, `husk_cni_failures_total{network="lab",op="DEL",plugin="bridge"} 1`,
+		"husk_pull_seconds_count 1", "husk_pull_failures_total 1", `husk_call_seconds_count{code="OK",method="Logs",service="husk.v1.Husk"} 1`,
 		`husk_call_seconds_count{code="NotFound",method="Version",service="runtime.v1.RuntimeService"} 1`,
 	} {
 		if !strings.Contains(page, line+"\n") {

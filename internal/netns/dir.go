@@ -10,13 +10,17 @@ import (
 
 // shareDir makes Dir a shared mount of its own, as ip-netns(8) does on its
 // first `add`. If that came after our first pin, it would cover the pin with a
-// copy, and Remove would only unpin the copy.
+// copy, and Remove would only unpin the copy. For the same reason it is left as
+// it is where others have pinned theirs: they could not be removed any more.
 func shareDir() error {
 	if err := os.MkdirAll(Dir, 0o755); err != nil {
 		return fmt.Errorf("make %s: %w", Dir, err)
 	}
 	mounted, err := isMountRoot(Dir)
 	if err != nil || mounted {
+		return err
+	}
+	if entries, err := os.ReadDir(Dir); err != nil || len(entries) > 0 {
 		return err
 	}
 	if err := unix.Mount(Dir, Dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {

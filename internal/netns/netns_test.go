@@ -254,6 +254,34 @@ func TestIPNetnsSeesAndLeavesThem(t *testing.T) {
 	}
 }
 
+// TestOthersUnpinTheirs: who pinned a namespace in a directory that nobody has
+// shared yet, as containerd does, can unpin and remove it after our first pin.
+func TestOthersUnpinTheirs(t *testing.T) {
+	hosttest.Root(t)
+	if os.Getenv("NETNS_IN_MNT") == "" {
+		cmd := exec.Command("unshare", "--mount", "--propagation", "private", os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		cmd.Env = append(os.Environ(), "NETNS_IN_MNT=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	must(t, unix.Mount("tmpfs", "/run", "tmpfs", 0, ""))
+	theirs := Dir + "/cni-theirs"
+	must(t, os.Mkdir(Dir, 0o755))
+	must(t, touch(theirs))
+	must(t, unix.Mount("/proc/self/ns/net", theirs, "", unix.MS_BIND, ""))
+	ours := Pins{Net: Dir + "/husk-0000-abc"}
+	must(t, Create(ours))
+	must(t, unix.Unmount(theirs, unix.MNT_DETACH))
+	must(t, os.Remove(theirs))
+	if !Pinned(ours.Net) {
+		t.Error("our pin went with theirs")
+	}
+	must(t, Remove(ours.Net))
+	must(t, ReleaseDir())
+}
+
 func TestSysctlPath(t *testing.T) {
 	for name, want := range map[string]string{
 		"net.ipv4.ip_forward":               "/proc/sys/net/ipv4/ip_forward",

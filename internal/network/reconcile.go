@@ -44,7 +44,7 @@ func (n *Network) Reconcile(ctx context.Context, live []pod.Attachment) error {
 	}
 	errs = append(errs, n.reaper.wait(ctx, gone...))
 	errs = append(errs, n.sweep())
-	errs = append(errs, n.mend(ctx, keep)...)
+	errs = append(errs, n.mend(ctx, keep, alive)...)
 	for owner, a := range alive {
 		if n.ledger.find(owner) == nil {
 			errs = append(errs, fmt.Errorf("pod %v (sandbox %s) has no lease any more and is without network: stop it", a.Pod, pod.Short(a.Sandbox)))
@@ -74,10 +74,14 @@ func (n *Network) sweep() error {
 }
 
 // mend completes what was begun and repairs what differs.
-func (n *Network) mend(ctx context.Context, keep []*record) (errs []error) {
+func (n *Network) mend(ctx context.Context, keep []*record, live map[ipam.Owner]pod.Attachment) (errs []error) {
 	var plans []plan.Plan
 	for _, r := range keep {
-		plans = append(plans, n.plan(r))
+		p := n.plan(r)
+		if live[r.owner()].Taken {
+			p.Pod = plan.Side{}
+		}
+		plans = append(plans, p)
 	}
 	diffs, err := n.dp.Verify(plans...)
 	if err != nil {

@@ -26,7 +26,18 @@ type Create struct {
 	Stdin, StdinOnce bool
 	// Handler is the runtime handler to create it with; empty for the default.
 	Handler string
+	// Restore is a directory of CRIU's images, of which the process is made; empty
+	// for a new one. The spec's annotation CRIUOptions must then name the file
+	// CRIUFile in the bundle, which the driver writes.
+	Restore string
 }
+
+// CRIUOptions is the annotation by which a spec names a file of options for
+// CRIU.
+const (
+	CRIUOptions = "org.criu.config"
+	CRIUFile    = "criu.conf"
+)
 
 // Handler is what a pod can ask for by name to run its containers.
 type Handler struct {

@@ -18,6 +18,9 @@ type Status struct {
 	Exit Exit
 }
 
+// Usage is what a runtime says that a container uses, in nanoseconds and bytes.
+type Usage struct{ CPU, Memory, Processes uint64 }
+
 // StartError is a runtime's refusal to start a program, in its own words.
 type StartError struct {
 	// Code is the exit status that a shell would give: 127 if there is no such

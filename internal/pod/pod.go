@@ -12,6 +12,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -99,6 +100,18 @@ func (i Instance) Table() string { return "husk-" + string(i) }
 // Cgroup is the cgroup, below the root of each hierarchy, of all sandboxes
 // that did not ask for a parent of their own.
 func (i Instance) Cgroup() string { return "/husk-" + string(i) }
+
+// ContainerCgroup is the cgroup of a container, or of a sandbox's infra process,
+// below that of its pod. Below a slice of systemd's it is a scope.
+func ContainerCgroup(parent, id string) string {
+	if strings.HasSuffix(parent, ".slice") {
+		return parent + "/" + ScopePrefix + "-" + id + ".scope"
+	}
+	return parent + "/" + id
+}
+
+// ScopePrefix begins the names of the scopes that systemd has of us.
+const ScopePrefix = "cri-husk"
 
 // Clash says whether two sandbox IDs would share a derived name.
 func Clash(a, b string) bool { return a[:hostLinkDigits] == b[:hostLinkDigits] }

@@ -9,23 +9,17 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox/lifecycle"
 )
 
 // act performs one action. Each can be repeated, and each of the way down
 // succeeds on what isn't there.
-//
-// Cleaning up has a context of its own, which nobody can cut short.
-func (b *box) act(in lifecycle.State, do lifecycle.Action) error {
-	ctx := b.upCtx
-	if in.Down() {
-		ctx = context.Background()
-	}
+func (b *box) act(ctx context.Context, do lifecycle.Action) error {
 	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
 	defer cancel()
 	switch do {
@@ -45,7 +39,10 @@ func (b *box) act(in lifecycle.State, do lifecycle.Action) error {
 	case lifecycle.Unpin:
 		return b.unpin()
 	case lifecycle.Clean:
-		return b.s.cfg.Containers.RemoveAll(ctx, b.id)
+		if err := b.s.cfg.Containers.RemoveAll(ctx, b.id); err != nil {
+			return err
+		}
+		return hooked{b}.tell(ctx, BeforeRemove)
 	}
 	return fmt.Errorf("unknown action %q", do)
 }
@@ -89,9 +86,12 @@ func (s *Service) Files(st Status) Files {
 // if the config named none.
 func (s *Service) Cgroup(st Status) string {
 	if parent := st.Config.GetLinux().GetCgroupParent(); parent != "" {
+		if s.cfg.CgroupParent != nil {
+			parent, _ = s.cfg.CgroupParent(parent) // Run has checked it
+		}
 		return parent
 	}
-	return s.cfg.Instance.Cgroup() + "/pod-" + pod.Short(st.ID)
+	return filepath.Join(s.cfg.Instance.Cgroup(), pod.Class(st.Config.GetLabels()), "pod-"+pod.Short(st.ID))
 }
 
 // ownsCgroup says that the pod's cgroup is ours: who names one makes it, limits
@@ -108,18 +108,22 @@ func (b *box) hostname() string {
 	return name
 }
 
-// shmSize is what docker, containerd and CRI-O give a pod's /dev/shm.
-const shmSize = "size=67108864"
-
-// pin makes the sandbox's cgroup, files and namespaces.
+// pin makes the sandbox's cgroup, files and namespaces. The directory comes first
+// and goes last: by it the rest is found, should the record be lost.
 func (b *box) pin() error {
+	if err := os.MkdirAll(b.dir(), 0o711); err != nil {
+		return err
+	}
 	if b.ownsCgroup() {
 		if err := b.s.cfg.CreateCgroup(b.s.Cgroup(b.status()), b.config.GetLinux().GetResources()); err != nil {
 			return err
 		}
 	}
-	if err := os.MkdirAll(b.dir(), 0o711); err != nil {
-		return err
+	if labels := b.s.cfg.Labels; labels != nil && b.rec.Labels == (spec.Labels{}) {
+		var err error
+		if b.rec.Labels, err = labels.Allocate(b.config.GetLinux().GetSecurityContext().GetSelinuxOptions()); err != nil {
+			return err
+		}
 	}
 	f := b.files()
 	resolv, err := resolvConf(b.config.GetDnsConfig())
@@ -144,12 +148,8 @@ func (b *box) pin() error {
 		if err := os.MkdirAll(f.Shm, 0o755); err != nil {
 			return err
 		}
-		if err := unmount(f.Shm); err != nil {
+		if err := b.s.cfg.Kernel.MountShm(f.Shm, uid, gid); err != nil {
 			return err
-		}
-		options := fmt.Sprintf("mode=1777,%s,uid=%d,gid=%d", shmSize, uid, gid)
-		if err := unix.Mount("shm", f.Shm, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
-			return fmt.Errorf("mount /dev/shm at %s: %w", f.Shm, err)
 		}
 	}
 	pins := netns.Pins{Net: f.Net, IPC: f.IPC, UTS: f.UTS, User: f.User, Owner: owner, Sysctls: b.config.GetLinux().GetSysctls()}
@@ -162,7 +162,7 @@ func (b *box) pin() error {
 		}
 		return nil
 	}
-	return netns.Create(pins)
+	return b.s.cfg.Kernel.Pin(pins)
 }
 
 func (b *box) attach(ctx context.Context) error {
@@ -190,7 +190,7 @@ func (b *box) attach(ctx context.Context) error {
 // namespace to name.
 func (b *box) detachment() pod.Attachment {
 	a := b.rec.Attachment
-	if !netns.Pinned(a.Netns) {
+	if !b.s.cfg.Kernel.Pinned(a.Netns) {
 		a.Netns = ""
 	}
 	return a
@@ -198,6 +198,9 @@ func (b *box) detachment() pod.Attachment {
 
 func (b *box) kill(ctx context.Context) error {
 	if err := b.s.cfg.Containers.StopAll(ctx, b.id); err != nil {
+		return err
+	}
+	if err := (hooked{b}).tell(ctx, AfterKill); err != nil {
 		return err
 	}
 	if !b.needsInfra() {
@@ -213,24 +216,14 @@ func (b *box) unpin() error {
 			return err
 		}
 	}
-	err := netns.Remove(b.rec.Attachment.Netns, filepath.Join(dir, "ipc"), filepath.Join(dir, "uts"), filepath.Join(dir, "user"))
-	if err := errors.Join(err, unmount(filepath.Join(dir, "shm"))); err != nil {
+	err := b.s.cfg.Kernel.Unpin(b.rec.Attachment.Netns, filepath.Join(dir, "ipc"), filepath.Join(dir, "uts"), filepath.Join(dir, "user"))
+	if err := errors.Join(err, b.s.cfg.Kernel.Unmount(filepath.Join(dir, "shm"))); err != nil {
 		return err
 	}
-	return os.RemoveAll(dir)
-}
-
-// unmount lazily unmounts what is mounted at path, all of it if stacked.
-func unmount(path string) error {
-	for {
-		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		switch {
-		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
-			return nil
-		case err != nil:
-			return fmt.Errorf("unmount %s: %w", path, err)
-		}
+	if b.s.cfg.Labels != nil {
+		b.s.cfg.Labels.Release(b.rec.Labels)
 	}
+	return os.RemoveAll(dir)
 }
 
 // resolvConf renders the DNS config; without one, the host's file is taken as

@@ -11,14 +11,18 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/crashpoint"
 	life "github.com/huskd/husk/internal/lifecycle"
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/trace"
+	"github.com/huskd/husk/internal/turn"
 )
 
 // actionTimeout bounds one action. It is the sandbox's own: the deadline of
@@ -34,11 +38,13 @@ type record struct {
 	Boot    string          `json:"boot"`
 	Created time.Time       `json:"created"`
 	Handler string          `json:"handler,omitempty"`
+	Boxed   bool            `json:"boxed,omitempty"` // see Config
 	// Order is that in which it is made; empty is lifecycle.BeforeStart.
 	Order      lifecycle.Order `json:"order,omitempty"`
 	Attachment pod.Attachment  `json:"attachment"`
 	Attached   []pod.Attached  `json:"attached,omitempty"`
 	Infra      *oci.Process    `json:"infra,omitempty"`
+	Labels     spec.Labels     `json:"labels,omitzero"`
 	Reason     string          `json:"reason,omitempty"`
 	// Unwanted says that nobody was told of it: it goes as soon as it is down.
 	Unwanted bool `json:"unwanted,omitempty"`
@@ -51,8 +57,10 @@ type box struct {
 	key    string
 	config *runtimeapi.PodSandboxConfig
 
-	turn sync.Mutex
+	turn turn.Lock
 	rec  record
+	// settling says that it goes on being taken down by itself.
+	settling bool
 	// steps of this huskd's, in their order
 	steps []pod.Step
 	// upCtx is that of the actions on the way up; cancelUp ends it when
@@ -70,7 +78,7 @@ type box struct {
 
 func (s *Service) newBox(id string, config *runtimeapi.PodSandboxConfig) *box {
 	b := &box{
-		s: s, id: id, key: key(config), config: config,
+		s: s, id: id, key: key(config), config: config, turn: turn.New(),
 		up: make(chan struct{}), down: make(chan struct{}),
 	}
 	b.upCtx, b.cancelUp = context.WithCancel(s.closing)
@@ -128,13 +136,19 @@ func (b *box) store() error {
 
 // publish makes the record what Get and List show.
 func (b *box) publish() {
-	b.published.Store(&Status{
-		ID: b.id, Config: b.config, Handler: b.rec.Handler, State: b.rec.State, Created: b.rec.Created,
-		Attachment: b.rec.Attachment, Attached: b.rec.Attached, Infra: b.rec.Infra, Reason: b.rec.Reason,
-		Steps: slices.Clip(b.steps),
-	})
+	st := b.view()
+	b.published.Store(&st)
 	if b.s.cfg.Changed != nil {
-		b.s.cfg.Changed(b.status())
+		b.s.cfg.Changed(st)
+	}
+}
+
+// view is the sandbox as its record has it, for the holder of its turn.
+func (b *box) view() Status {
+	return Status{
+		ID: b.id, Config: b.config, Handler: b.rec.Handler, State: b.rec.State, Created: b.rec.Created,
+		Attachment: b.rec.Attachment, Attached: b.rec.Attached, Infra: b.rec.Infra, Labels: b.rec.Labels, Reason: b.rec.Reason,
+		Steps: slices.Clip(b.steps),
 	}
 }
 
@@ -174,35 +188,71 @@ func (b *box) enter(to lifecycle.State) error {
 }
 
 // drive lets ev happen and performs the actions that follow: see lifecycle.Drive.
-func (b *box) drive(ev lifecycle.Event) error {
-	return life.Drive(lifecycle.Of(b.rec.Order), walk{b}, ev)
+// Of ctx, that of whoever asked for it, they have the span and not the end.
+func (b *box) drive(ctx context.Context, ev lifecycle.Event) error {
+	err := life.Drive(lifecycle.Of(b.rec.Order), walk{b, ctx}, ev)
+	if err != nil && b.rec.State.Owes() {
+		b.settleLater()
+	}
+	return err
 }
 
-// walk is the sandbox's way through the table.
-type walk struct{ *box }
+// walk is the sandbox's way through the table, and who has it go there.
+type walk struct {
+	*box
+	asked context.Context
+}
 
 func (w walk) String() string { return "sandbox " + pod.Short(w.id) }
 
 func (w walk) State() lifecycle.State { return w.rec.State }
 
-func (w walk) Enter(to lifecycle.State) error { return w.enter(to) }
+func (w walk) Enter(to lifecycle.State) error {
+	if to == lifecycle.Ready {
+		if err := (hooked{w.box}).tell(w.asked, BeforeReady); err != nil {
+			return fmt.Errorf("pod %s: %w", w.ref(), err)
+		}
+	}
+	return w.enter(to)
+}
 
-func (w walk) Failed(err error) { w.rec.Reason = err.Error() }
+// Failed notes with the reason that nobody is told of the sandbox: the record of
+// its way down says so, should huskd not live to see the end of it.
+func (w walk) Failed(err error) { w.rec.Reason, w.rec.Unwanted = err.Error(), true }
 
 func (w walk) Act(in lifecycle.State, do lifecycle.Action) error {
 	crashpoint.Hit("sandbox/" + string(in) + "/begin")
 	began := time.Now()
-	err := w.act(in, do)
+	err := w.traced(in, do)
 	crashpoint.Hit("sandbox/" + string(in) + "/end")
+	step := pod.Step{Name: string(do), Took: time.Since(began)}
+	if w.s.cfg.Stepped != nil {
+		w.s.cfg.Stepped(step, err)
+	}
 	switch {
 	case err == nil:
-		w.steps = append(w.steps, pod.Step{Name: string(do), Took: time.Since(began)})
+		w.steps = append(w.steps, step)
 		return nil
 	case in.Down():
-		return fmt.Errorf("sandbox %s of pod %s: %s: %w", pod.Short(w.id), w.ref(), do, err)
+		err = fmt.Errorf("sandbox %s of pod %s: %s: %w", pod.Short(w.id), w.ref(), do, err)
 	default:
-		return fmt.Errorf("pod %s: %s sandbox: %w", w.ref(), verbs[do], err)
+		err = fmt.Errorf("pod %s: %s sandbox: %w", w.ref(), verbs[do], err)
 	}
+	return &pod.Failure{Sandbox: w.id, Stage: string(do), Err: err}
+}
+
+// traced performs an action in a span of its own.
+func (w walk) traced(in lifecycle.State, do lifecycle.Action) error {
+	ctx := w.upCtx
+	if in.Down() {
+		ctx = context.Background() // nobody can cut cleaning up short
+	}
+	ref := w.ref()
+	ctx, span := trace.Start(trace.Follow(ctx, w.asked), "sandbox/"+string(do),
+		trace.PodNamespace, ref.Namespace, trace.PodName, ref.Name, trace.PodUID, ref.UID, trace.Sandbox, w.id)
+	err := w.act(ctx, do)
+	span.End(err)
+	return err
 }
 
 // verbs say to a person what an action was about.
@@ -213,7 +263,7 @@ var verbs = map[lifecycle.Action]string{
 }
 
 // run makes the sandbox; if that fails, it unwinds it and removes the record.
-func (b *box) run() {
+func (b *box) run(ctx context.Context) {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	defer close(b.up)
@@ -223,23 +273,19 @@ func (b *box) run() {
 		stored = fmt.Errorf("sandbox of pod %s: %w", b.ref(), stored)
 		b.rec.Reason, ev = stored.Error(), lifecycle.Fail
 	}
-	b.upErr = errors.Join(stored, b.drive(ev))
+	b.upErr = errors.Join(stored, b.drive(ctx, ev))
 	if b.upErr == nil {
-		b.watchInfra()
+		watchInfra(b)
 		return
 	}
 	b.rec.Unwanted = true
 	if b.rec.State == lifecycle.Stopped {
-		b.upErr = errors.Join(b.upErr, b.drive(lifecycle.Remove))
-	}
-	if b.rec.State != lifecycle.Removed {
-		_ = b.s.records.Unwind(b.id, b.rec)
-		b.settleLater()
+		b.upErr = errors.Join(b.upErr, b.drive(ctx, lifecycle.Remove))
 	}
 }
 
 // stop takes the sandbox down, or joins whoever is doing that.
-func (b *box) stop(reason string) error {
+func (b *box) stop(ctx context.Context, reason string) error {
 	b.cancelUp()
 	b.turn.Lock()
 	defer b.turn.Unlock()
@@ -249,21 +295,26 @@ func (b *box) stop(reason string) error {
 	case lifecycle.Ready:
 		b.rec.Reason = reason
 	}
-	return b.drive(lifecycle.Stop)
+	return b.drive(ctx, lifecycle.Stop)
 }
 
 // remove removes a stopped sandbox, or joins whoever is doing that.
-func (b *box) remove() error {
+func (b *box) remove(ctx context.Context) error {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	if b.rec.State == lifecycle.Removed {
 		return nil
 	}
-	return b.drive(lifecycle.Remove)
+	return b.drive(ctx, lifecycle.Remove)
 }
 
-// settleLater goes on taking down a sandbox that nobody will ask for again.
+// settleLater goes on taking down what could not be, whether or not anybody asks
+// again. The caller has the turn.
 func (b *box) settleLater() {
+	if b.settling {
+		return
+	}
+	b.settling = true
 	b.s.background.Go(func() {
 		for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 			select {
@@ -271,40 +322,68 @@ func (b *box) settleLater() {
 			case <-b.s.closing.Done():
 				return
 			}
-			err := b.stop("")
-			if err == nil && b.unwanted() {
-				err = b.remove()
-			}
-			if err == nil {
+			if b.settle() {
 				return
 			}
+		}
+	})
+}
+
+// settle says whether all is done that is to be.
+func (b *box) settle() bool {
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	var err error
+	if b.rec.State.Owes() && b.rec.State != lifecycle.Removing {
+		err = b.drive(b.s.closing, lifecycle.Stop)
+	}
+	if err == nil && (b.rec.State == lifecycle.Removing || b.rec.State == lifecycle.Stopped && b.rec.Unwanted) {
+		err = b.drive(b.s.closing, lifecycle.Remove)
+	}
+	if err != nil {
+		b.s.cfg.Log.Warn("sandbox: taking it down failed, will be tried again", "sandbox", b.id, "pod", b.ref(), "error", err)
+		return false
+	}
+	b.settling = false
+	return true
+}
+
+// watchInfra stops the sandbox when its infra process, and so its PID
+// namespace, is gone.
+func watchInfra(b *box) {
+	if b.rec.Infra == nil {
+		return
+	}
+	b.s.background.Go(func() {
+		err := infraEnd(b)
+		if b.s.closing.Err() != nil || b.status().State != lifecycle.Ready {
+			return
+		}
+		if err := b.stop(b.s.closing, fmt.Sprintf("its infra process is gone: %v", err)); err != nil {
 			b.s.cfg.Log.Warn("sandbox: taking it down failed, will be tried again", "sandbox", b.id, "pod", b.ref(), "error", err)
 		}
 	})
 }
 
-func (b *box) unwanted() bool {
-	b.turn.Lock()
-	defer b.turn.Unlock()
-	return b.rec.Unwanted
-}
-
-// watchInfra stops the sandbox when its infra process, and so its PID
-// namespace, is gone.
-func (b *box) watchInfra() {
-	if b.rec.Infra == nil {
-		return
-	}
-	b.s.background.Go(func() {
+// infraEnd returns why the infra process is gone, once it is. Any error but
+// that the runtime doesn't know it, such as too many open files, says nothing
+// about it: the runtime is asked again.
+func infraEnd(b *box) error {
+	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
 		_, err := b.s.cfg.Runtime.Wait(b.s.closing, b.id)
-		if b.s.closing.Err() != nil || b.status().State != lifecycle.Ready {
-			return
+		switch {
+		case err == nil:
+			return errors.New("it ended")
+		case b.s.closing.Err() != nil, errdefs.IsNotFound(err):
+			return err
 		}
-		if err == nil {
-			err = errors.New("it ended")
+		b.s.cfg.Log.Warn("sandbox: wait for its infra process", "sandbox", b.id, "pod", b.ref(), "error", err)
+		select {
+		case <-time.After(pause):
+		case <-b.down:
+			return err
+		case <-b.s.closing.Done():
+			return err
 		}
-		if err := b.stop(fmt.Sprintf("its infra process is gone: %v", err)); err != nil {
-			b.settleLater()
-		}
-	})
+	}
 }

@@ -10,14 +10,16 @@ import (
 
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/spec"
+	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox/lifecycle"
 )
 
 // needsInfra says whether the sandbox must have a process of its own: because
 // the pod's containers share a PID namespace, of which it is the first and
-// outlives each of them, or because the network must find the sandbox running.
+// outlives each of them, because the network must find the sandbox running, or
+// because it makes the sandbox that the runtime runs the pod's containers in.
 func (b *box) needsInfra() bool {
-	return b.options().GetPid() == runtimeapi.NamespaceMode_POD || b.rec.Order == lifecycle.AfterStart
+	return b.rec.Boxed || b.options().GetPid() == runtimeapi.NamespaceMode_POD || b.rec.Order == lifecycle.AfterStart
 }
 
 // startInfra starts the infra process if one is needed.
@@ -46,7 +48,8 @@ func (b *box) startInfra(ctx context.Context) error {
 		Rootfs:      rootfs,
 		Args:        []string{"/pause"},
 		Namespaces:  spec.Namespaces{Net: f.Net, IPC: f.IPC, UTS: f.UTS, User: f.User},
-		CgroupsPath: b.s.Cgroup(b.status()) + "/" + b.id,
+		Labels:      b.rec.Labels,
+		CgroupsPath: pod.ContainerCgroup(b.s.Cgroup(b.status()), b.id),
 	})
 	if err != nil {
 		return err

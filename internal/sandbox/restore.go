@@ -1,7 +1,9 @@
 package sandbox
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -22,8 +24,14 @@ func (s *Service) Load() []error {
 		if !pod.ValidID(id) {
 			return errors.New("not a sandbox ID")
 		}
+		if lifecycle.Of(rec.Order).To[rec.State] == nil {
+			return fmt.Errorf("state %q is unknown", rec.State)
+		}
 		b := s.newBox(id, config)
 		b.rec = rec
+		if s.cfg.Labels != nil {
+			s.cfg.Labels.Reserve(rec.Labels)
+		}
 		close(b.up)
 		b.publish()
 		s.boxes[id] = b
@@ -45,7 +53,9 @@ func (s *Service) Attachments() []pod.Attachment {
 	var list []pod.Attachment
 	for _, b := range s.boxes {
 		if b.rec.State == lifecycle.Ready && b.rec.Boot == s.cfg.Host.BootID && b.rec.Attachment.Netns != "" {
-			list = append(list, b.rec.Attachment)
+			a := b.rec.Attachment
+			a.Taken = b.rec.Boxed
+			list = append(list, a)
 		}
 	}
 	return list
@@ -62,7 +72,7 @@ func (s *Service) Resume() error {
 			ev = lifecycle.Reboot
 		}
 		if b.rec.State == lifecycle.Ready && ev == lifecycle.Lost && b.intact() {
-			b.watchInfra()
+			watchInfra(b)
 			continue
 		}
 		b.resumeDown(ev)
@@ -70,11 +80,14 @@ func (s *Service) Resume() error {
 	return swept
 }
 
-// intact says whether the kernel still has what a ready sandbox needs.
+// intact says whether there still is what a ready sandbox needs.
 func (b *box) intact() bool {
+	if _, err := os.Stat(b.dir()); err != nil {
+		return false
+	}
 	f := b.files()
 	for _, path := range []string{f.Net, f.IPC, f.UTS, f.User} {
-		if path != "" && !netns.Pinned(path) {
+		if path != "" && !b.s.cfg.Kernel.Pinned(path) {
 			return false
 		}
 	}
@@ -95,41 +108,59 @@ func (b *box) resumeDown(ev lifecycle.Event) {
 		b.rec.Reason, b.rec.Unwanted = "huskd was restarted while it was being made", true
 	}
 	b.s.background.Go(func() {
-		err := b.drive(ev)
+		err := b.drive(b.s.closing, ev)
 		if err == nil && b.rec.Unwanted && b.rec.State == lifecycle.Stopped {
-			err = b.drive(lifecycle.Remove)
+			err = b.drive(b.s.closing, lifecycle.Remove)
 		}
 		b.turn.Unlock()
 		if err != nil {
 			b.s.cfg.Log.Warn("sandbox: taking it down failed, will be tried again", "sandbox", b.id, "pod", b.ref(), "error", err)
-			b.settleLater()
 		}
 	})
 }
 
-// sweep removes namespaces and files that carry our name and that no record
-// speaks of: records that were damaged, or set aside. It runs before any record
-// can go.
+// sweep takes down what carries our name and that no record speaks of: records
+// that were damaged, or set aside. It runs before any record can go.
 func (s *Service) sweep() error {
 	known := map[string]bool{}
 	for id, b := range s.boxes {
 		known[filepath.Join(netns.Dir, s.cfg.Instance.Netns(id))] = true
 		known[b.dir()] = true
 	}
-	pins, err := netns.List(netns.Dir, s.cfg.Instance.NetnsPrefix())
-	for _, path := range pins {
-		if !known[path] {
-			err = errors.Join(err, netns.Remove(path))
-			s.cfg.Log.Warn("sandbox: removed a network namespace that no record speaks of", "path", path)
-		}
-	}
+	var errs []error
 	dirs, _ := filepath.Glob(filepath.Join(s.cfg.State, "sandboxes", "*"))
 	for _, dir := range dirs {
-		if known[dir] {
-			continue
+		if !known[dir] {
+			s.cfg.Log.Warn("sandbox: removing what no record speaks of", "path", dir)
+			errs = append(errs, s.sweepOne(dir))
 		}
-		err = errors.Join(err, netns.Remove(filepath.Join(dir, "ipc"), filepath.Join(dir, "uts"), filepath.Join(dir, "user")),
-			unmount(filepath.Join(dir, "shm")), os.RemoveAll(dir))
 	}
-	return err
+	pins, err := s.cfg.Kernel.Pins(s.cfg.Instance.NetnsPrefix())
+	errs = append(errs, err)
+	for _, path := range pins {
+		if !known[path] {
+			s.cfg.Log.Warn("sandbox: removing a network namespace that no record speaks of", "path", path)
+			errs = append(errs, s.cfg.Kernel.Unpin(path))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sweepOne takes down the sandbox that had a directory, as far as can be known.
+func (s *Service) sweepOne(dir string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), actionTimeout)
+	defer cancel()
+	if id := filepath.Base(dir); pod.ValidID(id) {
+		if err := errors.Join(s.cfg.Containers.RemoveAll(ctx, id), s.cfg.Runtime.Delete(ctx, id)); err != nil {
+			return err
+		}
+		if err := s.cfg.RemoveCgroup(s.cfg.Instance.Cgroup() + "/pod-" + pod.Short(id)); err != nil {
+			return err
+		}
+	}
+	err := s.cfg.Kernel.Unpin(filepath.Join(dir, "ipc"), filepath.Join(dir, "uts"), filepath.Join(dir, "user"))
+	if err := errors.Join(err, s.cfg.Kernel.Unmount(filepath.Join(dir, "shm"))); err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
 }

@@ -24,8 +24,10 @@ import (
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/turn"
 )
 
 // Network attaches sandboxes. Both calls are idempotent by sandbox.
@@ -56,6 +58,17 @@ type Runtime interface {
 	Delete(ctx context.Context, id string) error
 }
 
+// Labeler gives pods the labels of SELinux, which are empty where that isn't
+// enabled.
+type Labeler interface {
+	// Allocate returns labels with the parts that o has, and otherwise a level of
+	// their own until Release.
+	Allocate(o *runtimeapi.SELinuxOption) (spec.Labels, error)
+	// Reserve keeps the level of labels of before a restart from being given away.
+	Reserve(spec.Labels)
+	Release(spec.Labels)
+}
+
 // Config is what the owner of sandboxes needs.
 type Config struct {
 	Instance   pod.Instance
@@ -64,10 +77,17 @@ type Config struct {
 	Network    Network
 	Containers Containers
 	Runtime    Runtime
+	Kernel     Kernel // nil is the node's
 	Host       host.Facts
 	// CheckHandler says why a runtime handler can't be used, for a sandbox with
 	// a user namespace or one without.
 	CheckHandler func(name string, userns bool) error
+	// Boxed says that a handler's containers run in a sandbox of the runtime's
+	// own, which a first container makes; nil for none.
+	Boxed  func(handler string) bool
+	Labels Labeler // nil for none
+	// CgroupParent, if set, returns the cgroup that a cgroup_parent names.
+	CgroupParent func(named string) (string, error)
 	// CreateCgroup makes a cgroup of ours, which may be there, and sets its limits.
 	CreateCgroup func(path string, limits *runtimeapi.LinuxContainerResources) error
 	// RemoveCgroup removes an empty or left-over cgroup of ours.
@@ -76,8 +96,11 @@ type Config struct {
 	Orders map[string]lifecycle.Order
 	// WritePause writes the infra program to path.
 	WritePause func(path string) error
+	Hooks      Hooks // nil for none
 	// Changed is told of every change of a sandbox's state. It must not block.
 	Changed func(Status)
+	// Stepped, if set, is told of every action, and how it failed if it did.
+	Stepped func(pod.Step, error)
 	Log     *slog.Logger
 }
 
@@ -94,6 +117,8 @@ type Status struct {
 	Attachment pod.Attachment
 	Attached   []pod.Attached
 	Infra      *oci.Process
+	// Labels are empty without SELinux.
+	Labels spec.Labels
 	// Reason says in one line why it isn't ready.
 	Reason string
 	// Steps are what this huskd did with it, in their order.
@@ -126,7 +151,7 @@ type Service struct {
 	boxes map[string]*box
 	live  map[string]*box // by key, those that aren't on their way down
 
-	background sync.WaitGroup
+	background turn.Group
 	closing    context.Context
 	close      context.CancelFunc
 }
@@ -134,6 +159,9 @@ type Service struct {
 // New returns the owner of the sandboxes recorded in the journal, which Load
 // reads.
 func New(cfg Config) *Service {
+	if cfg.Kernel == nil {
+		cfg.Kernel = node{}
+	}
 	s := &Service{
 		cfg:     cfg,
 		records: journal.NewConfigured[record, runtimeapi.PodSandboxConfig](cfg.Journal, "sandbox"),
@@ -157,6 +185,11 @@ func (s *Service) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, 
 	if err := validate(config); err != nil {
 		return Status{}, err
 	}
+	if parent := config.GetLinux().GetCgroupParent(); parent != "" && s.cfg.CgroupParent != nil {
+		if _, err := s.cfg.CgroupParent(parent); err != nil {
+			return Status{}, bad("linux.cgroup_parent: %v", err)
+		}
+	}
 	if err := s.cfg.CheckHandler(handler, userNamespace(config) != nil); err != nil {
 		return Status{}, fmt.Errorf("sandbox of pod %s: %w", Status{Config: config}.Ref(), err)
 	}
@@ -169,7 +202,7 @@ func (s *Service) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, 
 		return Status{}, err
 	}
 	if fresh {
-		s.background.Go(func() { b.run() })
+		s.background.Go(func() { b.run(ctx) })
 	}
 	select {
 	case <-b.up:
@@ -207,6 +240,7 @@ func (s *Service) reserve(ctx context.Context, config *runtimeapi.PodSandboxConf
 	}
 	b := s.newBox(s.newID(), config)
 	b.rec = record{State: lifecycle.Reserved, Boot: s.cfg.Host.BootID, Created: time.Now(), Handler: handler}
+	b.rec.Boxed = s.cfg.Boxed != nil && s.cfg.Boxed(handler)
 	b.rec.Attachment = b.attachment()
 	if b.rec.Attachment.Netns != "" { // in the host's network there is nothing to wait for
 		b.rec.Order = order
@@ -233,17 +267,17 @@ func (s *Service) newID() string {
 // Stop ends everything in the sandbox and gives back its network. It succeeds
 // on one that is stopped or unknown.
 func (s *Service) Stop(ctx context.Context, id string) error {
-	return s.change(ctx, id, func(b *box) error { return b.stop("stopped") })
+	return s.change(ctx, id, func(b *box) error { return b.stop(ctx, "stopped") })
 }
 
 // Remove stops the sandbox if need be and removes it with its containers. It
 // succeeds on one that is unknown.
 func (s *Service) Remove(ctx context.Context, id string) error {
 	return s.change(ctx, id, func(b *box) error {
-		if err := b.stop("stopped"); err != nil {
+		if err := b.stop(ctx, "stopped"); err != nil {
 			return err
 		}
-		return b.remove()
+		return b.remove(ctx)
 	})
 }
 

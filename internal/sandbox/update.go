@@ -9,11 +9,13 @@ import (
 
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/trace"
 )
 
 // Update changes the limits of a ready sandbox's cgroup; a field that is zero
-// stays as it is. A cgroup that is somebody else's is left to them.
-func (s *Service) Update(ctx context.Context, id string, limits *runtimeapi.LinuxContainerResources) error {
+// stays as it is. A cgroup that is somebody else's is left to them. The overhead,
+// what of it is for the sandbox itself, only the hooks are told.
+func (s *Service) Update(ctx context.Context, id string, limits, overhead *runtimeapi.LinuxContainerResources) error {
 	if _, err := s.Get(id); err != nil {
 		return err
 	}
@@ -23,9 +25,21 @@ func (s *Service) Update(ctx context.Context, id string, limits *runtimeapi.Linu
 		if b.rec.State != lifecycle.Ready {
 			return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("sandbox %s of pod %s is %s: its limits can't be changed", pod.Short(b.id), b.ref(), b.rec.State))
 		}
-		if !b.ownsCgroup() {
-			return nil
-		}
-		return s.cfg.CreateCgroup(s.Cgroup(b.status()), limits)
+		return hooked{b}.update(ctx, limits, overhead)
 	})
+}
+
+func (b hooked) update(ctx context.Context, limits, overhead *runtimeapi.LinuxContainerResources) error {
+	hooks := b.s.cfg.Hooks
+	if hooks != nil {
+		if err := hooks.Update(trace.Follow(b.s.closing, ctx), b.view(), limits, overhead); err != nil {
+			return fmt.Errorf("pod %s: %w", b.ref(), err)
+		}
+	}
+	if b.ownsCgroup() {
+		if err := b.s.cfg.CreateCgroup(b.s.Cgroup(b.status()), limits); err != nil {
+			return err
+		}
+	}
+	return b.tell(ctx, AfterUpdate)
 }

@@ -82,7 +82,7 @@ func TestValidate(t *testing.T) {
 		{"that no name has", func(c *runtimeapi.PodSandboxConfig) { c.Hostname = "a\nb" }},
 		{"log_directory", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = "logs" }},
 		{"log_directory", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = "/logs/../etc" }},
-		{"cgroup_parent", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = "pods.slice" }},
+		{"cgroup_parent", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = "pods" }},
 		{"cgroup_parent", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = "/pods/../.." }},
 		{"network namespace mode CONTAINER", func(c *runtimeapi.PodSandboxConfig) { options(c).Network = runtimeapi.NamespaceMode_CONTAINER }},
 		{"pid namespace mode TARGET", func(c *runtimeapi.PodSandboxConfig) { options(c).Pid = runtimeapi.NamespaceMode_TARGET }},

@@ -84,6 +84,12 @@ func (m *Meter) Cgroup(cgroup string) (*Usage, error) {
 	} else {
 		ok = m.readV1(u, cgroup)
 	}
+	if u.Processes == 0 && m.inside != nil {
+		if inner, told := m.inside(cgroup); told {
+			ok = true
+			u.CPU.Used, u.Memory.Used, u.Processes = inner.CPU, inner.Memory, inner.Processes
+		}
+	}
 	if !ok {
 		return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("cgroup %s is not there", cgroup))
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/oci"
 )
 
 // layerAge is how old the measure of a writable layer may be: to take one, the
@@ -23,15 +24,20 @@ const layerAge = 10 * time.Second
 // made. Its methods are safe for concurrent use.
 type Meter struct {
 	cgroups host.Cgroup
+	inside  Inside
 
 	mu     sync.Mutex
 	layers map[string]*measure
 	last   map[string]reading
 }
 
-// New returns a Meter for a host with these cgroups.
-func New(c host.Cgroup) *Meter {
-	return &Meter{cgroups: c, layers: map[string]*measure{}, last: map[string]reading{}}
+// Inside tells what a container uses that has no process in its cgroup, because
+// its runtime has a kernel of its own; not ok of any other container.
+type Inside func(cgroup string) (u oci.Usage, ok bool)
+
+// New returns a Meter for a host with these cgroups. Inside may be nil.
+func New(c host.Cgroup, inside Inside) *Meter {
+	return &Meter{cgroups: c, inside: inside, layers: map[string]*measure{}, last: map[string]reading{}}
 }
 
 // forgetAfter is how long a reading is remembered that nobody asks for.

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/oci"
 )
 
 // tree writes files and returns the directory that they are in.
@@ -83,7 +84,7 @@ func TestCgroupV2(t *testing.T) {
 
 func check(t *testing.T, c host.Cgroup, want *Usage) {
 	t.Helper()
-	m := New(c)
+	m := New(c, nil)
 	got, err := m.Cgroup("/c")
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +107,7 @@ func TestNoLimits(t *testing.T) {
 	mounts := map[string]string{"memory": v1, "cpu": v1, "pids": v1}
 	v2 := tree(t, map[string]string{"c/memory.max": "max\n", "c/memory.swap.max": "max\n", "c/cpu.max": "max 100000\n", "c/pids.max": "max\n"})
 	for _, c := range []host.Cgroup{{Mode: host.CgroupHybrid, Mounts: mounts}, {Mode: host.CgroupV2, Mounts: map[string]string{"": v2}}} {
-		u, err := New(c).Cgroup("/c")
+		u, err := New(c, nil).Cgroup("/c")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -134,7 +135,7 @@ func TestLayer(t *testing.T) {
 	if err := os.Link(filepath.Join(dir, "upper/d/b"), filepath.Join(dir, "upper/c")); err != nil {
 		t.Fatal(err)
 	}
-	m := New(host.Cgroup{})
+	m := New(host.Cgroup{}, nil)
 	l := m.Layer("id", dir)
 	if l.Inodes != 4 || l.Bytes < 1<<20 || l.Bytes > 1<<20+1<<16 {
 		t.Errorf("two directories and two files, one of them with two names: %+v", l)
@@ -156,7 +157,7 @@ func TestLayer(t *testing.T) {
 }
 
 func TestRate(t *testing.T) {
-	m := New(host.Cgroup{})
+	m := New(host.Cgroup{}, nil)
 	at := time.Now()
 	for i, step := range []struct {
 		after time.Duration
@@ -180,7 +181,7 @@ func TestRate(t *testing.T) {
 // TestProcesses counts this test's own, in a file that looks like a cgroup's.
 func TestProcesses(t *testing.T) {
 	dir := tree(t, map[string]string{"c/cgroup.procs": "1073741824\n"})
-	p := New(host.Cgroup{Mode: host.CgroupV2, Mounts: map[string]string{"": dir}}).Processes("/c")
+	p := New(host.Cgroup{Mode: host.CgroupV2, Mounts: map[string]string{"": dir}}, nil).Processes("/c")
 	if p.Count != 1 || p.Files != 0 {
 		t.Errorf("one that is gone: %+v", p)
 	}
@@ -189,5 +190,25 @@ func TestProcesses(t *testing.T) {
 	}
 	if openFiles("/proc/self") == 0 {
 		t.Error("no limit of open files")
+	}
+}
+
+// TestInside: who has no process in a cgroup is asked.
+func TestInside(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "empty"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	m := New(host.Cgroup{Mode: host.CgroupV2, Mounts: map[string]string{"": dir}}, func(cgroup string) (oci.Usage, bool) {
+		return oci.Usage{CPU: 1, Memory: 2, Processes: 3}, cgroup != "/other"
+	})
+	for _, cgroup := range []string{"/empty", "/missing"} {
+		u, err := m.Cgroup(cgroup)
+		if err != nil || u.CPU.Used != 1 || u.Memory.Used != 2 || u.Memory.WorkingSet != 2 || u.Processes != 3 {
+			t.Errorf("%s: %+v, %v", cgroup, u, err)
+		}
+	}
+	if u, err := m.Cgroup("/other"); err == nil {
+		t.Errorf("%+v", u)
 	}
 }

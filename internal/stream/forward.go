@@ -11,6 +11,12 @@ import (
 	"github.com/huskd/husk/internal/netns"
 )
 
+// Dial connects a client to a port on a sandbox's loopback, until one of them
+// leaves.
+func (s *Server) Dial(ctx context.Context, sandbox string, port int32, client io.ReadWriteCloser) error {
+	return s.runtime.PortForward(ctx, sandbox, "", port, client)
+}
+
 // PortForward connects a client to a port of a sandbox, on its loopback as a
 // program in it would, over IPv4 or else IPv6.
 func (r runtime) PortForward(ctx context.Context, sandbox, _ string, port int32, client io.ReadWriteCloser) error {

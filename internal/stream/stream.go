@@ -129,8 +129,7 @@ type session struct {
 	ports   []int32
 }
 
-// serve lets a client in that has a token. Its session ends when it leaves: the
-// server no longer looks at a connection that was taken over.
+// serve lets a client in that has a token.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	kind, token, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	of, ok := s.tickets.take(kind, token)
@@ -138,6 +137,12 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no session has this token: it serves once, for a minute", http.StatusNotFound)
 		return
 	}
+	s.begin(w, r, kind, of)
+}
+
+// begin serves a session. It ends when its client leaves: the server no longer
+// looks at a connection that was taken over.
+func (s *Server) begin(w http.ResponseWriter, r *http.Request, kind string, of session) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.closing, cancel)()

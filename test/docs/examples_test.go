@@ -76,6 +76,38 @@ var shows = map[string]func(t *testing.T, n *node.Node, address string){
 			t.Error(missing)
 		}
 	},
+	"service.yaml": func(t *testing.T, n *node.Node, address string) {
+		answers(t, n.Net(), address+":80", "/index.html", "published 2")
+		for _, line := range []string{"Startup", "healthy", "publisher"} {
+			if missing := lacks(n.MustHusk("describe", "service"), line); missing != "" {
+				t.Error(missing)
+			}
+		}
+		if missing := lacks(n.MustHusk("ps"), "2/2"); missing != "" {
+			t.Error(missing)
+		}
+	},
+	"database.yaml": func(t *testing.T, n *node.Node, _ string) {
+		t.Cleanup(func() { n.Must("rm", "-r", "/var/lib/husk-example-database") })
+		n.MustHusk("exec", "database", "--", "sh", "-c", "echo one >>/data/rows; echo two >>/data/rows")
+		n.MustHusk("stop", "database")
+		path, err := filepath.Abs(filepath.Join(top, "examples/database.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.MustHusk("run", "--wait", "--timeout", "1m", path)
+		if missing := lacks(n.MustHusk("logs", "database"), "recovered 2 rows"); missing != "" {
+			t.Error(missing)
+		}
+	},
+	"shared-processes.yaml": func(t *testing.T, n *node.Node, _ string) {
+		node.Eventually(t, 10*time.Second, func() string {
+			return lacks(n.MustHusk("logs", "shared", "-c", "keeper"), "the server is process ")
+		})
+		if missing := lacks(n.MustHusk("exec", "shared", "-c", "keeper", "--", "sh", "-c", "ls /proc/$(pidof httpd)/root/www"), "cgi-bin"); missing != "" {
+			t.Error(missing)
+		}
+	},
 	"volumes.yaml": func(t *testing.T, n *node.Node, address string) {
 		answers(t, n.Net(), address+":80", "/release", "ID=")
 		answers(t, n.Net(), address+":80", "/memory", " 16384 ") // KiB

@@ -79,11 +79,15 @@ func TestLiveness(t *testing.T) {
 	w.eventually("never", "failed", func(p listed) bool { return p.Phase == "Failed" && p.Containers[0].ExitCode == 7 })
 	w.run(podOf("failure", "restartPolicy: OnFailure, "+only("command: "+shell("trap 'exit 0' TERM; sleep 1000 & wait")+", "+alive)))
 	w.eventually("failure", "started again", func(p listed) bool { return p.Containers[0].Restarts > 0 })
-	// A port that nobody listens on, and a program that isn't there, are dead too.
+	// A port that nobody listens on is dead too. A program that isn't there says
+	// nothing of the container, but in an event.
 	w.run(podOf("port", only("command: [sleep, '1000'], livenessProbe: {tcpSocket: {port: 81}, periodSeconds: 1, failureThreshold: 1}")))
 	w.run(podOf("program", only("command: [sleep, '1000'], livenessProbe: {exec: {command: [/none]}, periodSeconds: 1, failureThreshold: 1}")))
-	for _, name := range []string{"port", "program"} {
-		w.eventually(name, "started again", func(p listed) bool { return p.Containers[0].Restarts > 0 })
+	w.eventually("port", "started again", func(p listed) bool { return p.Containers[0].Restarts > 0 })
+	const told = `liveness probe can't be made: /none: `
+	p := w.eventually("program", "asked", func(p listed) bool { return strings.Contains(w.MustHusk("events", "program"), told) })
+	if p.Containers[0].Restarts > 0 || !p.Ready {
+		t.Errorf("a probe can't be made of it, and it is %+v", p)
 	}
 	w.rid("again", "never", "failure", "port", "program")
 	w.end()

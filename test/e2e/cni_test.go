@@ -321,7 +321,12 @@ func TestHuskCNIInAChain(t *testing.T) {
 	n.MustHusk("stop", "web")
 	n.MustHusk("rm", "web")
 	d.Stop()
-	// The network itself stays, as a plugin's bridge does.
+	cleanHuskCNI(n)
+}
+
+// cleanHuskCNI removes the plugin's network 10.78.0.0/24, which stays as a
+// plugin's bridge does.
+func cleanHuskCNI(n *node.Node) {
 	for line := range strings.Lines(n.Must("nft", "list", "tables")) {
 		if table := strings.Fields(line); strings.HasPrefix(table[2], "husk-") {
 			n.Must("nft", "delete", "table", table[1], table[2])

@@ -68,24 +68,24 @@ func TestCrashAttachedLate(t *testing.T) {
 	crashes(t, latePod, list)
 }
 
-func crashes(t *testing.T, pod string, all []string) {
+func crashes(t *testing.T, pod string, all []string, options ...node.Option) {
 	const lanes = 4
 	for lane := range lanes {
 		t.Run("lane", func(t *testing.T) {
 			t.Parallel()
-			n, d := start(t)
+			n, d := start(t, options...)
 			d.Stop()
 			manifest := write(t, n, "victim.yaml", pod)
 			for i := lane; i < len(all); i += lanes {
-				crash(t, n, manifest, all[i])
+				crash(t, n, manifest, all[i], options...)
 			}
 		})
 	}
 }
 
-func crash(t *testing.T, n *node.Node, manifest, edge string) {
+func crash(t *testing.T, n *node.Node, manifest, edge string, options ...node.Option) {
 	t.Helper()
-	d := n.Huskd(node.Env(crashpoint.Env, edge))
+	d := n.Huskd(append(slices.Clone(options), node.Env(crashpoint.Env, edge))...)
 	up := n.Husk("run", "--wait", "--timeout", "30s", manifest)
 	if up.Code == 0 {
 		n.Husk("stop", "victim")
@@ -94,7 +94,7 @@ func crash(t *testing.T, n *node.Node, manifest, edge string) {
 	if !d.Wait(10 * time.Second) {
 		t.Fatalf("%s: huskd was not killed there: run ended with %d %s", edge, up.Code, up.Stderr)
 	}
-	d = n.Huskd()
+	d = n.Huskd(options...)
 	if up.Code != 0 {
 		// It was wanted when huskd was killed.
 		n.MustHusk("run", "--wait", "--timeout", "60s", manifest)

@@ -39,7 +39,10 @@ func TestCRIBadInput(t *testing.T) {
 			t.Error("1 MB of annotation is not kept")
 		}
 	})
+	c.part(t, "any request", anyRequest)
 	c.part(t, "clients that leave", impatient)
+	c.part(t, "clients that leave any call", hurried)
+	c.part(t, "readers that stall", stalled)
 	for _, p := range must(c.ListPodSandbox(c.ctx, &runtimeapi.ListPodSandboxRequest{})).GetItems() {
 		c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.GetId()})))
 	}

@@ -140,7 +140,7 @@ func logins(t *testing.T, c *criNode) {
 		"encoded without a colon": {&runtimeapi.AuthConfig{Auth: base64.StdEncoding.EncodeToString([]byte("x"))}, codes.InvalidArgument},
 		"for this server":         {&runtimeapi.AuthConfig{Username: registryUser, Password: registryPassword, ServerAddress: "https://" + criRegistry + "/v1/"}, codes.OK},
 		"for another server":      {&runtimeapi.AuthConfig{Username: registryUser, Password: registryPassword, ServerAddress: "other.test"}, codes.Unauthenticated},
-		"registry token":          {&runtimeapi.AuthConfig{RegistryToken: "x"}, codes.Unimplemented},
+		"registry token":          {&runtimeapi.AuthConfig{RegistryToken: "x"}, codes.Unauthenticated},
 	} {
 		r, err := c.images.PullImage(c.ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: privateImage}, Auth: l.auth})
 		if l.code != codes.OK {

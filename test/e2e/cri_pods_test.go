@@ -53,7 +53,9 @@ func TestCRINode(t *testing.T) {
 	_, err = c.UpdateRuntimeConfig(c.ctx, podCIDR("10.244.1.0/240"))
 	fails(t, err, codes.InvalidArgument, "10.244.1.0/240")
 	_, err = c.CheckpointContainer(c.ctx, &runtimeapi.CheckpointContainerRequest{ContainerId: "x"})
-	fails(t, err, codes.Unimplemented, "CRIU")
+	fails(t, err, codes.NotFound, "not found")
+	_, err = c.CheckpointPod(c.ctx, &runtimeapi.CheckpointPodRequest{})
+	fails(t, err, codes.Unimplemented, "checkpoint each container")
 	c.end()
 }
 
@@ -133,7 +135,8 @@ func podStatus(t *testing.T, c *criNode, id string, config *runtimeapi.PodSandbo
 	if err != nil || !ip4.Is4() || len(st.GetNetwork().GetAdditionalIps()) != 1 {
 		t.Errorf("network: %v", st.GetNetwork())
 	}
-	for _, word := range []string{`"sandboxKey":"/run/netns/`, `"SandboxKey":"/run/netns/`, `"networkSettings"`, `"pid":0`} {
+	for _, word := range []string{`"sandboxKey":"/run/netns/`, `"SandboxKey":"/run/netns/`, `"networkSettings"`, `"pid":0`,
+		`{"type":"network","path":"/run/netns/`, `"processStatus":"running"`, `"cniResult":{"Interfaces":{"eth0":`} {
 		if !strings.Contains(r.GetInfo()["info"], word) {
 			t.Errorf("info has no %s: %s", word, r.GetInfo()["info"])
 		}

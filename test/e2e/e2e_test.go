@@ -11,11 +11,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/nri/pkg/api"
+
 	"github.com/huskd/husk/test/node"
 	"github.com/huskd/husk/test/testimage"
 )
 
-func TestMain(m *testing.M) { node.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(api.PluginNameEnvVar) != "" {
+		launched()
+		return
+	}
+	node.Main(m)
+}
 
 var archive struct {
 	once sync.Once

@@ -142,8 +142,9 @@ func (n *Node) cgroups() []string {
 // keeps are what huskd keeps without any pod: images and its own bookkeeping,
 // with all below them, and directories that are empty then.
 var (
-	keeps = []string{"images", "journal", "network", "huskd.lock", "monitor/runtime.json", "monitor/runtime-steady.json"}
-	empty = []string{"containers", "sandboxes", "logs", "pods", "monitor", "monitor/containers", "monitor/runtime", "monitor/runtime/runc", "monitor/runtime/crun"}
+	keeps = []string{"images", "journal", "network", "huskd.lock", "monitor/runtime.json", "monitor/runtime-steady.json", "shim/handler-boxed.json"}
+	empty = []string{"containers", "sandboxes", "logs", "pods", "monitor", "monitor/containers", "monitor/runtime", "monitor/runtime/runc", "monitor/runtime/crun",
+		"shim", "shim/containers", "shim/bundles"}
 )
 
 func (n *Node) files() []string {

@@ -108,13 +108,26 @@ func fill(ctx context.Context, root *Initrd, kernel Kernel, dir string) error {
 	root.File(Programs, 0o644, []byte(programs.String()))
 	for _, program := range []string{
 		"runc", "crun", "conmon", "modprobe", // what a node has
+		"criu", "iptables-restore", "ip6tables-restore", "tar", "gzip", // what checkpoints need
 		"busybox", "sh", "cat", "hostname", "ip", "nft", "nsenter", "setsid", "sleep", "sysctl", // what tests use
 	} {
 		if err := root.Program(program); err != nil {
 			return err
 		}
 	}
-	err := kernel.AddModules(root, "kernel/fs/overlayfs/", "kernel/net/netfilter/", "kernel/net/ipv4/", "kernel/net/ipv6/", "kernel/net/bridge/", "kernel/drivers/net/veth")
+	// iptables, with which CRIU holds up a container's packets meanwhile, loads
+	// these: verdicts too.
+	extensions, err := filepath.Glob("/usr/lib/*-linux-gnu/xtables/libxt_*.so")
+	if err != nil {
+		return err
+	}
+	for _, path := range extensions {
+		if err := root.Copy(path, path); err != nil {
+			return err
+		}
+	}
+	err = kernel.AddModules(root, "kernel/fs/overlayfs/", "kernel/net/netfilter/", "kernel/net/ipv4/", "kernel/net/ipv6/", "kernel/net/bridge/", "kernel/drivers/net/veth",
+		"kernel/net/unix/", "kernel/net/packet/", "kernel/net/netlink/") // by which CRIU lists sockets
 	if err != nil {
 		return err
 	}

@@ -113,7 +113,8 @@ func (p *planner) failed(key string, at time.Time) {
 }
 
 // countContainer counts the ends of a container's runs. A plain init container
-// that succeeded has done what it should, and doesn't count.
+// that succeeded has done what it should, and doesn't count; nor does the end of
+// a run that made way for another image.
 func (p *planner) countContainer(name string, once bool) {
 	key := keyContainer(name)
 	for i := len(p.runs[name]) - 1; i >= 0; i-- {
@@ -126,7 +127,7 @@ func (p *planner) countContainer(name string, once bool) {
 		if !run.Started.IsZero() && run.Finished.Sub(run.Started) >= steady {
 			b.Count = 0
 		}
-		if b.Count++; once && run.ExitCode == 0 {
+		if b.Count++; once && run.ExitCode == 0 || run.Outdated {
 			b.Count = 0
 		}
 		p.backoffs[key] = b

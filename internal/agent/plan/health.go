@@ -74,12 +74,13 @@ func (v *view) ready(c member, run Container) bool {
 	return v.hasStarted(c, run) && (c.ReadinessProbe == nil || run.Health.Readiness == Healthy)
 }
 
-// stopDoomed stops the containers that are not healthy; what becomes of them
-// then is as after any other end.
+// stopDoomed stops the containers that are not healthy, and those that run an
+// image that the pod no longer has; what becomes of them then is as after any
+// other end. One that is never started again is left to run as it is.
 func (p *planner) stopDoomed() {
 	for _, c := range p.allContainers() {
 		run, ok := p.here(c.name)
-		if !ok || run.State != ContainerRunning || !run.Health.Doomed() {
+		if !ok || run.State != ContainerRunning || !run.Health.Doomed() && !(run.Outdated && p.restarts(run)) {
 			continue
 		}
 		grace := p.grace()

@@ -119,6 +119,8 @@ type Container struct {
 	Deadline time.Time
 	// Health is kept after the end.
 	Health Health
+	// Outdated says that the pod has another image for it since.
+	Outdated bool
 }
 
 // ImageState is how far an image is.

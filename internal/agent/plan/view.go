@@ -99,7 +99,7 @@ func (v *view) restarts(c Container) bool {
 	case corev1.RestartPolicyNever:
 		return false
 	case corev1.RestartPolicyOnFailure:
-		return !succeeded(c) || c.Health.Doomed()
+		return !succeeded(c) || c.Health.Doomed() || c.Outdated
 	}
 	return true
 }

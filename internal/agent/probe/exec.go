@@ -3,7 +3,6 @@ package probe
 import (
 	"bytes"
 	"context"
-	"errors"
 
 	"github.com/huskd/husk/internal/oci"
 )
@@ -25,18 +24,12 @@ func (b *beginning) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// notFound and notExecutable are what a shell says of a program that it can't run.
-const notFound, notExecutable = 127, 126
-
-// In runs programs in containers. One that isn't there or can't be executed has
-// failed as it would in a shell.
+// In runs programs in containers. One that isn't there or can't be executed is
+// an error: like the kubelet, we take that to say nothing of the container.
 func In(containers Containers) Exec {
 	return func(ctx context.Context, id string, args []string) (int, string, error) {
 		var out, errs beginning
 		code, err := containers.Exec(ctx, oci.Exec{ID: id, Args: args, Streams: oci.Streams{Stdout: &out, Stderr: &errs}})
-		if refusal, ok := errors.AsType[*oci.StartError](err); ok && (refusal.Code == notFound || refusal.Code == notExecutable) {
-			return refusal.Code, refusal.Message, nil
-		}
 		return code, out.String() + errs.String(), err
 	}
 }

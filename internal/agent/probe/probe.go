@@ -256,13 +256,15 @@ func (p *Prober) note(t turn, err error) {
 	defer p.mu.Unlock()
 	r, spec := t.run, t.of(t.run.Container)
 	before, said := r.courses[t.kind], r.said[t.kind]
-	course := before
+	course, how := before, "failed"
 	if _, judged := errors.AsType[failed](err); err == nil || judged {
 		course = before.After(spec, err == nil)
+	} else {
+		how = "can't be made"
 	}
 	r.courses[t.kind], r.said[t.kind] = course, ""
 	if err != nil {
-		r.said[t.kind] = fmt.Sprintf("%s probe failed: %v", t.kind, err)
+		r.said[t.kind] = fmt.Sprintf("%s probe %s: %v", t.kind, how, err)
 		r.Failed(r.Target, r.said[t.kind])
 	}
 	switch {

@@ -39,6 +39,9 @@ const maxFile = 10 << 20
 type Pod struct {
 	*corev1.Pod
 	At string
+	// Ending, if not nil, says that the pod is to be stopped within that grace,
+	// and to stay known until it is no longer declared.
+	Ending *time.Duration
 }
 
 // Kind of a source. What a pod's source is called begins with it.
@@ -48,6 +51,9 @@ type Kind string
 const (
 	File Kind = "file:"
 	Web  Kind = "url:"
+	// API pods have an identity of their own: one that is changed is the same
+	// pod as long as its UID is.
+	API Kind = "api:"
 )
 
 // Set is all that a source declares.
@@ -230,7 +236,7 @@ func (d *Directory) set() Set {
 				continue
 			}
 			from[name] = path
-			set.Pods = append(set.Pods, Pod{pod, path})
+			set.Pods = append(set.Pods, Pod{Pod: pod, At: path})
 		}
 		for key, object := range d.files[path].Objects {
 			if first, ok := from[key]; ok {

@@ -139,7 +139,7 @@ func (u *URL) ask(ctx context.Context) (*Set, error) {
 	u.sum, u.etag, u.modified = sum, answer.Header.Get("ETag"), answer.Header.Get("Last-Modified")
 	set := &Set{Kind: Web, Objects: f.Objects}
 	for i := range f.Pods {
-		set.Pods = append(set.Pods, Pod{&f.Pods[i], at})
+		set.Pods = append(set.Pods, Pod{Pod: &f.Pods[i], At: at})
 	}
 	return set, nil
 }

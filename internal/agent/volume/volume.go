@@ -27,10 +27,17 @@ func (v Volumes) dirs(uid string) ([]string, error) {
 	if uid == "" || uid == "." || uid == ".." || strings.ContainsAny(uid, "/\x00") {
 		return nil, fmt.Errorf("pod uid %q can't name a directory", uid)
 	}
+	// Nobody else's business is what is below: there are secrets.
+	for _, base := range []string{v.Root, v.State} {
+		if err := os.MkdirAll(filepath.Join(base, "pods"), 0o700); err != nil {
+			return nil, err
+		}
+	}
 	return []string{
 		filepath.Join(v.Root, "pods", uid, "volumes"),
 		filepath.Join(v.State, "pods", uid, "volumes"),
-		filepath.Join(v.State, "pods", uid, "parts"), // mounts of parts of them
+		filepath.Join(v.State, "pods", uid, "parts"),   // mounts of parts of them
+		filepath.Join(v.Root, "pods", uid, "messages"), // of how containers ended
 	}, nil
 }
 

@@ -32,6 +32,8 @@ var atOnce = map[string]bool{
 	huskv1.Husk_Inspect_FullMethodName:         true,
 	huskv1.Husk_ListImages_FullMethodName:      true,
 	huskv1.Husk_ListAttachments_FullMethodName: true,
+	huskv1.Husk_FindPorts_FullMethodName:       true,
+	huskv1.Husk_Usage_FullMethodName:           true,
 }
 
 // connectTime is how long a huskd that is there may take to greet.

@@ -44,6 +44,8 @@ func Conformance(t *testing.T, f Fixture) {
 	t.Run("exec", f.exec)
 	t.Run("attach", f.attach)
 	t.Run("logs", f.logs)
+	t.Run("forward", f.forward)
+	t.Run("usage", f.usage)
 	t.Run("running pods stay", func(t *testing.T) {
 		_, err := f.Client.Remove(ctx, &huskv1.RemoveRequest{Name: f.Pod})
 		wantCode(t, err, codes.FailedPrecondition)
@@ -111,7 +113,7 @@ func (f Fixture) run(ctx context.Context, t *testing.T) string {
 		last = ev.ElapsedNs
 	}
 	end := all[len(all)-1]
-	if !end.Ready || end.Phase != "Running" || len(end.Ips) == 0 || end.Id == "" {
+	if !end.Ready || !end.Settled || end.Phase != "Running" || len(end.Ips) == 0 || end.Id == "" {
 		t.Fatalf("the last event is %v", end)
 	}
 	for _, wait := range []bool{false, true} {

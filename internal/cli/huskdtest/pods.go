@@ -80,6 +80,9 @@ func (h *Huskd) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[hu
 		return err
 	}
 	for _, d := range docs {
+		if req.Replace {
+			h.makeWay(d)
+		}
 		tell := func(ev *huskv1.RunEvent) error {
 			ev.Namespace, ev.Name = d.Metadata.Namespace, d.Metadata.Name
 			ev.ElapsedNs = int64(time.Since(began))
@@ -108,7 +111,7 @@ func (h *state) start(ctx context.Context, d *document, wait bool, tell func(*hu
 		if err != nil {
 			return err
 		}
-		return tell(&huskv1.RunEvent{Id: p.Id, Unchanged: true, Message: "unchanged", Phase: p.Phase, Ready: p.Phase == "Running", Ips: p.Ips})
+		return tell(&huskv1.RunEvent{Id: p.Id, Unchanged: true, Message: "unchanged", Phase: p.Phase, Ready: p.Phase == "Running", Settled: p.Phase != "Pending", Ips: p.Ips})
 	}
 	if err := tell(&huskv1.RunEvent{Id: p.Id, Message: "admitted", Phase: "Pending"}); err != nil {
 		return err
@@ -119,7 +122,12 @@ func (h *state) start(ctx context.Context, d *document, wait bool, tell func(*hu
 				return err
 			}
 		}
-		return tell(h.begin(p, d))
+		ev := h.begin(p, d)
+		if err := tell(ev); err != nil || ev.Settled {
+			return err
+		}
+		<-ctx.Done() // it never ends
+		return status.FromContextError(ctx.Err()).Err()
 	}
 	if !wait {
 		go func() { _ = bring(context.Background(), func(*huskv1.RunEvent) error { return nil }) }()
@@ -207,14 +215,32 @@ func (h *state) begin(p *huskv1.Pod, d *document) *huskv1.RunEvent {
 			}
 		}
 		ev.Phase, ev.Ips = p.Phase, p.Ips
+		ev.Settled = p.Phase != "Running" || runsForGood(d)
 	})
 	return ev
+}
+
+// makeWay removes the pod of that name that has another manifest.
+func (h *state) makeWay(d *document) {
+	h.change(func() {
+		name := d.Metadata.Namespace + "/" + d.Metadata.Name
+		x, _ := json.Marshal(d)
+		y, _ := json.Marshal(h.given[name])
+		if !bytes.Equal(x, y) {
+			h.pods = slices.DeleteFunc(h.pods, func(p *huskv1.Pod) bool { return key(p) == name })
+			delete(h.given, name)
+		}
+	})
+}
+
+func runsForGood(d *document) bool {
+	return d.Spec.RestartPolicy == "" || d.Spec.RestartPolicy == "Always"
 }
 
 // exitOf says how a pod ends that doesn't run for good: its command is "exit N".
 func exitOf(d *document) (code int, ends bool) {
 	c := d.Spec.Containers[0].Command
-	if d.Spec.RestartPolicy == "" || d.Spec.RestartPolicy == "Always" || len(c) != 2 || c[0] != "exit" {
+	if runsForGood(d) || len(c) != 2 || c[0] != "exit" {
 		return 0, false
 	}
 	code, err := strconv.Atoi(c[1])

@@ -3,6 +3,7 @@ package render
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	huskv1 "github.com/huskd/husk/api/v1"
@@ -16,6 +17,7 @@ const (
 	stopped     = "Stopped"
 	terminating = "Terminating"
 	completed   = "Completed"
+	noRoom      = "OutOf" // and the resource
 )
 
 // Status is a pod's row as kubectl computes it.
@@ -44,9 +46,10 @@ func StatusOf(p *huskv1.Pod) Status {
 		}
 	}
 	// What was asked of the pod outweighs how its containers took it.
-	if p.Reason == terminating {
-		s.Word = terminating
-	} else if p.Phase == stopped {
+	switch {
+	case p.Reason == terminating || strings.HasPrefix(p.Reason, noRoom):
+		s.Word = p.Reason
+	case p.Phase == stopped:
 		s.Word = stopped
 	}
 	return s
@@ -66,7 +69,7 @@ func (s *Status) addInit(p *huskv1.Pod) bool {
 		if word != "" {
 			continue
 		}
-		if w, over := initWord(c); !over {
+		if w, over := initWord(c); !over && !p.Initialized {
 			word = w
 			s.addRestarts(c)
 			continue

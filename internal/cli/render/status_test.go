@@ -41,6 +41,7 @@ func TestStatus(t *testing.T) {
 		"failed":                 {"Failed", "", []*c{failed}, "Error", "0/1", Bad},
 		"failed, no reason":      {"Failed", "", []*c{{State: "Terminated", ExitCode: 137}}, "ExitCode:137", "0/1", Bad},
 		"out of memory":          {"Failed", "", []*c{{State: "Terminated", Reason: "OOMKilled", ExitCode: 137}}, "OOMKilled", "0/1", Bad},
+		"no room":                {"Pending", "OutOfcpu", []*c{initWaits, appWaits}, "OutOfcpu", "0/1", Bad},
 		"evicted":                {"Failed", "Evicted", nil, "Evicted", "0/0", Bad},
 		"terminating":            {"Running", "Terminating", []*c{up}, "Terminating", "1/1", Soon},
 		"stopped":                {"Stopped", "", []*c{failed}, "Stopped", "0/1", Faint},
@@ -83,6 +84,30 @@ func TestRestarts(t *testing.T) {
 		s := StatusOf(&huskv1.Pod{Phase: "Running", Containers: x.containers})
 		if got := s.RestartsText(now); got != x.want {
 			t.Errorf("%s: %s, want %s", name, got, x.want)
+		}
+	}
+}
+
+// TestStatusOfSidecars: once a pod is initialized, its sidecars don't speak for
+// it. They are ended when its containers have ended.
+func TestStatusOfSidecars(t *testing.T) {
+	t.Parallel()
+	type c = huskv1.Container
+	done := &c{State: "Terminated", Reason: "Completed", StartedNs: 1}
+	killed := &c{Init: true, Sidecar: true, State: "Terminated", Reason: "Error", ExitCode: 137, StartedNs: 1}
+	crashing := &c{Init: true, Sidecar: true, State: "Waiting", Reason: "CrashLoopBackOff", Restarts: 3}
+	for name, x := range map[string]struct {
+		phase       string
+		containers  []*c
+		word, ready string
+	}{
+		"completed": {"Succeeded", []*c{killed, done}, "Completed", "0/2"},
+		"failed":    {"Failed", []*c{killed, {State: "Terminated", Reason: "Error", ExitCode: 1}}, "Error", "0/2"},
+		"crashing":  {"Running", []*c{crashing, {State: "Running", Ready: true}}, "Running", "1/2"},
+	} {
+		s := StatusOf(&huskv1.Pod{Phase: x.phase, Initialized: true, Containers: x.containers})
+		if s.Word != x.word || s.ReadyText() != x.ready {
+			t.Errorf("%s: %s %s, want %s %s", name, s.Word, s.ReadyText(), x.word, x.ready)
 		}
 	}
 }

@@ -55,7 +55,9 @@ func TestRun(t *testing.T) {
 
 func TestEnd(t *testing.T) {
 	t.Parallel()
-	mark := "HUSK_TEST=" + t.TempDir()
+	dir := t.TempDir()
+	mark := "HUSK_TEST=" + dir
+	is := func(want string) func(string) bool { return func(value string) bool { return value == want } }
 	var waits []func() error
 	for _, env := range []string{mark, mark + "x"} {
 		cmd := exec.Command("/bin/sh", "-c", "sleep 1000 & wait")
@@ -66,16 +68,16 @@ func TestEnd(t *testing.T) {
 		waits = append(waits, cmd.Wait)
 		defer func() { _ = cmd.Process.Kill() }()
 	}
-	if err := End(t.Context(), "HUSK_TEST=nobody", mark); err != nil {
+	if err := End(t.Context(), "HUSK_TEST", is(dir)); err != nil {
 		t.Fatal(err)
 	}
 	if err := waits[0](); err == nil {
 		t.Error("the marked process was not killed")
 	}
-	if left, err := strays([]string{mark + "x"}); err != nil || len(left) != 2 {
+	if left, err := strays("HUSK_TEST", is(dir+"x")); err != nil || len(left) != 2 {
 		t.Errorf("others: %v, %v", left, err)
 	}
-	if err := End(t.Context(), mark+"x"); err != nil {
+	if err := End(t.Context(), "HUSK_TEST", is(dir+"x")); err != nil {
 		t.Fatal(err)
 	}
 	_ = waits[1]()

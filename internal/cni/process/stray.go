@@ -15,13 +15,13 @@ import (
 	"github.com/huskd/husk/internal/pidfd"
 )
 
-// End kills every process that has the variable, "NAME=value", in the
-// environment with which it was started, and returns when none is left. By it
-// a huskd that was killed finds the plugins that it had running, and what those
-// had started.
-func End(ctx context.Context, variables ...string) error {
+// End kills every process in whose environment, with which it was started, the
+// variable has a value that is marked, and returns when none is left. By it a
+// huskd finds the plugins that another had running when it was killed, and what
+// those had started.
+func End(ctx context.Context, variable string, marked func(value string) bool) error {
 	for {
-		found, err := strays(variables)
+		found, err := strays(variable, marked)
 		if err != nil || len(found) == 0 {
 			return err
 		}
@@ -42,9 +42,8 @@ func End(ctx context.Context, variables ...string) error {
 	}
 }
 
-// strays returns the processes with one of the variables. A dead one has no
-// environment any more.
-func strays(variables []string) ([]int, error) {
+// strays returns those processes. A dead one has no environment any more.
+func strays(variable string, marked func(value string) bool) ([]int, error) {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return nil, err
@@ -55,12 +54,10 @@ func strays(variables []string) ([]int, error) {
 		if err != nil {
 			continue // it has ended, or is none of ours
 		}
-		env = append([]byte{0}, env...)
-		for _, v := range variables {
-			if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil && bytes.Contains(env, []byte("\x00"+v+"\x00")) {
-				found = append(found, pid)
-				break
-			}
+		_, value, ok := bytes.Cut(append([]byte{0}, env...), []byte("\x00"+variable+"="))
+		value, _, _ = bytes.Cut(value, []byte{0})
+		if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil && ok && marked(string(value)) {
+			found = append(found, pid)
 		}
 	}
 	return found, nil

@@ -65,7 +65,8 @@ var Table = lifecycle.Table[State, Event, Action]{
 		Removing:  Clean,
 	},
 	To: map[State]map[Event]State{
-		Reserved:  {Make: Mounting, Fail: Exited, Exit: Exited, Lost: Exited, Reboot: Exited},
+		// A power loss, or damage, may have taken the later records.
+		Reserved:  {Make: Mounting, Fail: Exited, Exit: Exited, Lost: Releasing, Reboot: Releasing},
 		Mounting:  {Done: Creating, Fail: Releasing, Lost: Releasing, Reboot: Releasing},
 		Creating:  {Done: Created, Fail: Releasing, Lost: Releasing, Reboot: Releasing},
 		Created:   {Run: Starting, Fail: Releasing, Exit: Releasing, Lost: Created, Reboot: Releasing},
@@ -88,6 +89,16 @@ func (s State) Down() bool {
 	return false
 }
 
+// Made says whether the container is being made: whoever asked for it was told
+// nothing yet.
+func (s State) Made() bool {
+	switch s {
+	case Reserved, Mounting, Creating:
+		return true
+	}
+	return false
+}
+
 // Live says whether the container has a process that was not seen to end.
 func (s State) Live() bool {
 	switch s {
@@ -96,3 +107,7 @@ func (s State) Live() bool {
 	}
 	return false
 }
+
+// Owes says whether s is one in which something is still to be done on the way
+// to less: it is gone on with until it succeeds.
+func (s State) Owes() bool { return s.Down() && Table.Actions[s] != None }

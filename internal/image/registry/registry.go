@@ -20,9 +20,34 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Login is what a registry may ask for. A password without a user name is a
-// token; the zero Login is none.
-type Login struct{ Username, Password string }
+// Login is what a registry may ask for; the zero Login is none.
+type Login struct {
+	Username string
+	// Password without a user name is a token to ask the registry's for tokens.
+	Password string
+	// Token is one of those: it is shown as it is.
+	Token string
+}
+
+// holder shows a registry a token that it has given, instead of asking for one.
+type holder struct {
+	docker.Authorizer
+	host, token string
+}
+
+// Authorize shows the token to the host that it is for.
+func (h holder) Authorize(ctx context.Context, req *http.Request) error {
+	if req.URL.Host != h.host {
+		return h.Authorizer.Authorize(ctx, req)
+	}
+	req.Header.Set("Authorization", "Bearer "+h.token)
+	return nil
+}
+
+// AddResponses says that there is no other way in.
+func (h holder) AddResponses(context.Context, []*http.Response) error {
+	return errdefs.ErrNotImplemented
+}
 
 // Registry is the registry that an image's name begins with, or mirrors of it.
 type Registry struct {
@@ -50,6 +75,11 @@ func New(ctx context.Context, certsDir string, image distribution.Named, login L
 	var err error
 	if r.hosts, err = config.ConfigureHosts(ctx, options)(r.name); err != nil {
 		return nil, err
+	}
+	if login.Token != "" {
+		for i, h := range r.hosts {
+			r.hosts[i].Authorizer = holder{h.Authorizer, h.Host, login.Token}
+		}
 	}
 	// Resolver and fetcher share hosts, and with them connections and tokens.
 	r.resolver = docker.NewResolver(docker.ResolverOptions{

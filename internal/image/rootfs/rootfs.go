@@ -38,6 +38,8 @@ type Spec struct {
 	ReadOnly bool
 	// Owner is who owns the files, if it isn't the node's users.
 	Owner *Owner
+	// Label is what SELinux has all files of it for; empty without.
+	Label string
 }
 
 // Owner is a user namespace: the owners of files in the image are users of it.
@@ -49,6 +51,9 @@ type Owner struct {
 
 // Path is where Mount mounts the root filesystem of the container that owns dir.
 func Path(dir string) string { return filepath.Join(dir, mountPoint) }
+
+// Upper is the writable layer of the container that owns dir.
+func Upper(dir string) string { return filepath.Join(dir, upperDir) }
 
 // Mount mounts a root filesystem and returns its path. One that is mounted
 // already, by an earlier run of the program, is taken as it is. A writable
@@ -162,6 +167,9 @@ func mount(spec Spec, path string) error {
 				return fmt.Errorf("writable layer: %w", err)
 			}
 		}
+	}
+	if spec.Label != "" {
+		options = append(options, `context="`+spec.Label+`"`)
 	}
 	lowerOption, release, err := joinLower(lower, len(strings.Join(options, ",")))
 	if err != nil {

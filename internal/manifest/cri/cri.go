@@ -18,6 +18,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/manifest"
+	huskpod "github.com/huskd/husk/internal/pod"
 )
 
 // Node is what of the node the messages depend on.
@@ -36,6 +37,10 @@ type Node struct {
 	RecursiveReadOnly bool
 	// ResolvConf is the content of the node's resolver configuration.
 	ResolvConf []byte
+	// ClusterDNS are the cluster's name servers, if it has any, and ClusterDomain
+	// the domain of its services.
+	ClusterDNS    []string
+	ClusterDomain string
 	// Logs is the directory of all pods' logs, Seccomp that of local profiles.
 	Logs, Seccomp string
 }
@@ -84,8 +89,14 @@ func SandboxConfig(pod *corev1.Pod, attempt uint32, n Node) *runtimeapi.PodSandb
 			Resources:       podResources(pod),
 		},
 	}
+	if class := QOS(pod); class != corev1.PodQOSGuaranteed {
+		out.Labels[huskpod.ClassLabel] = strings.ToLower(string(class))
+	}
 	if !pod.Spec.HostNetwork {
 		out.Hostname = Hostname(pod)
+		if as := pod.Spec.SetHostnameAsFQDN; as != nil && *as {
+			out.Hostname = fqdn(pod, n)
+		}
 	}
 	return out
 }
@@ -118,6 +129,21 @@ func Hostname(pod *corev1.Pod) string {
 		name = strings.TrimRight(name[:maxHostname], "-.")
 	}
 	return name
+}
+
+// defaultDomain is that of a cluster that names no other.
+const defaultDomain = "cluster.local"
+
+// fqdn is the pod's whole host name, with the domain that its subdomain makes.
+func fqdn(pod *corev1.Pod, n Node) string {
+	if pod.Spec.Subdomain == "" {
+		return Hostname(pod)
+	}
+	domain := n.ClusterDomain
+	if domain == "" {
+		domain = defaultDomain
+	}
+	return strings.Join([]string{Hostname(pod), pod.Spec.Subdomain, pod.Namespace, "svc", domain}, ".")
 }
 
 // portMappings are those of the containers that serve: a plain init container
@@ -162,8 +188,10 @@ type Run struct {
 	ImageRef, ImageUser string
 	// Volumes has the path on the node of each of the pod's volumes.
 	Volumes map[string]string
+	// Images has the ID of each of the pod's volumes that is an image.
+	Images map[string]string
 	// SubPaths has the path on the node of each of the container's mounts that
-	// is of a part of a volume only, by its index.
+	// is of a part of a volume only, by its index; of an image, that in it.
 	SubPaths map[int]string
 	// Objects are those that the pod refers to.
 	Objects manifest.Objects
@@ -248,6 +276,13 @@ func mounts(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]*runtimeapi.
 	taken := map[string]bool{}
 	for i, m := range c.VolumeMounts {
 		source, ok := r.Volumes[m.Name]
+		if image, is := r.Images[m.Name]; is {
+			taken[path.Clean(m.MountPath)] = true
+			out = append(out, &runtimeapi.Mount{
+				ContainerPath: path.Clean(m.MountPath), Image: &runtimeapi.ImageSpec{Image: image}, ImageSubPath: r.SubPaths[i], Readonly: true,
+			})
+			continue
+		}
 		if !ok {
 			return nil, bad(c, fmt.Sprintf("volumeMounts[%d].name", i), "volume %q is not on this node", m.Name)
 		}

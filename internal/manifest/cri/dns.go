@@ -17,9 +17,11 @@ const (
 	maxSearches = 32
 )
 
-// dnsConfig is the policy's configuration and the pod's own. There is no
-// cluster, so that ClusterFirst is the node's configuration, as the kubelet
-// without a cluster DNS has it.
+// clusterOption has a name with few dots looked up in the cluster's domains first.
+const clusterOption = "ndots:5"
+
+// dnsConfig is the policy's configuration and the pod's own. Without a cluster's
+// name servers ClusterFirst is the node's configuration, as the kubelet has it.
 func dnsConfig(pod *corev1.Pod, n Node) *runtimeapi.DNSConfig {
 	out := &runtimeapi.DNSConfig{}
 	if pod.Spec.DNSPolicy != corev1.DNSNone {
@@ -27,6 +29,12 @@ func dnsConfig(pod *corev1.Pod, n Node) *runtimeapi.DNSConfig {
 		if !pod.Spec.HostNetwork {
 			// A resolver on the node's loopback is not on the pod's.
 			out.Servers = slices.DeleteFunc(out.Servers, loopback)
+		}
+		if len(n.ClusterDNS) > 0 && (pod.Spec.DNSPolicy == corev1.DNSClusterFirstWithHostNet || pod.Spec.DNSPolicy == corev1.DNSClusterFirst && !pod.Spec.HostNetwork) {
+			services := "svc." + n.ClusterDomain
+			out.Servers = slices.Clone(n.ClusterDNS)
+			out.Searches = merge([]string{pod.Namespace + "." + services, services, n.ClusterDomain}, out.Searches)
+			out.Options = []string{clusterOption}
 		}
 	}
 	if own := pod.Spec.DNSConfig; own != nil {
@@ -95,7 +103,7 @@ func setOption(options []string, o corev1.PodDNSConfigOption) []string {
 
 // HostsFile returns the content of the pod's /etc/hosts. A pod in the node's
 // network has the node's.
-func HostsFile(pod *corev1.Pod, podIPs []string, node []byte) []byte {
+func HostsFile(pod *corev1.Pod, podIPs []string, node []byte, n Node) []byte {
 	var b bytes.Buffer
 	if pod.Spec.HostNetwork {
 		b.Write(node)
@@ -106,7 +114,11 @@ func HostsFile(pod *corev1.Pod, podIPs []string, node []byte) []byte {
 		b.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" +
 			"fe00::0\tip6-localnet\nff00::0\tip6-mcastprefix\nff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n")
 		for _, ip := range podIPs {
-			b.WriteString(ip + "\t" + Hostname(pod) + "\n")
+			b.WriteString(ip + "\t")
+			if pod.Spec.Subdomain != "" {
+				b.WriteString(fqdn(pod, n) + "\t")
+			}
+			b.WriteString(Hostname(pod) + "\n")
 		}
 	}
 	for _, alias := range pod.Spec.HostAliases {

@@ -100,13 +100,25 @@ func oomScore(pod *corev1.Pod, c *corev1.Container, n Node) int64 {
 	case corev1.PodQOSBestEffort:
 		return scoreBestEffort
 	}
-	score := burstable(c.Resources.Requests.Memory().Value(), n.Memory)
+	share := unasked(pod)
+	score := burstable(c.Resources.Requests.Memory().Value()+share, n.Memory)
 	if manifest.IsSidecar(c) {
 		for i := range pod.Spec.Containers {
-			score = min(score, burstable(pod.Spec.Containers[i].Resources.Requests.Memory().Value(), n.Memory))
+			score = min(score, burstable(pod.Spec.Containers[i].Resources.Requests.Memory().Value()+share, n.Memory))
 		}
 	}
 	return score
+}
+
+// unasked is each container's part of the memory that the pod asks for as a whole
+// beyond what its containers do, as the kubelet shares it out.
+func unasked(pod *corev1.Pod) int64 {
+	whole := pod.Spec.Resources
+	if whole == nil {
+		return 0
+	}
+	more := whole.Requests.Memory().Value() - total(pod, requestOf, corev1.ResourceMemory).Value()
+	return max(more, 0) / int64(len(pod.Spec.Containers)+len(pod.Spec.InitContainers))
 }
 
 func burstable(request, capacity int64) int64 {
@@ -122,9 +134,16 @@ func burstable(request, capacity int64) int64 {
 // and limits of processor and memory, BestEffort if none has any.
 func QOS(pod *corev1.Pod) corev1.PodQOSClass {
 	guaranteed, bestEffort := true, true
+	var all []corev1.ResourceRequirements
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		all = append(all, c.Resources)
+	}
+	if whole := pod.Spec.Resources; whole != nil && len(whole.Limits)+len(whole.Requests) > 0 {
+		all = []corev1.ResourceRequirements{*whole} // which then says it
+	}
+	for _, r := range all {
 		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
-			limit, request := c.Resources.Limits[name], c.Resources.Requests[name]
+			limit, request := r.Limits[name], r.Requests[name]
 			if !limit.IsZero() || !request.IsZero() {
 				bestEffort = false
 			}
@@ -146,11 +165,38 @@ func QOS(pod *corev1.Pod) corev1.PodQOSClass {
 // most. The pod has a limit only if each container has one.
 func podResources(pod *corev1.Pod) *runtimeapi.LinuxContainerResources {
 	out := &runtimeapi.LinuxContainerResources{
-		CpuShares:          shares(total(pod, requestOf, corev1.ResourceCPU).MilliValue()),
-		MemoryLimitInBytes: total(pod, limitOf, corev1.ResourceMemory).Value(),
+		CpuShares:          shares(podRequest(pod, corev1.ResourceCPU).MilliValue()),
+		MemoryLimitInBytes: podLimit(pod, corev1.ResourceMemory).Value(),
 	}
-	setQuota(out, total(pod, limitOf, corev1.ResourceCPU).MilliValue())
+	setQuota(out, podLimit(pod, corev1.ResourceCPU).MilliValue())
 	return out
+}
+
+// podRequest is what a pod asks for: as a whole or, if it doesn't say that, its
+// containers together; and its overhead.
+func podRequest(pod *corev1.Pod, name corev1.ResourceName) *resource.Quantity {
+	sum := total(pod, requestOf, name)
+	if whole := pod.Spec.Resources; whole != nil {
+		if q, ok := whole.Requests[name]; ok {
+			sum = new(q.DeepCopy())
+		}
+	}
+	sum.Add(pod.Spec.Overhead[name])
+	return sum
+}
+
+// podLimit is the most that a pod may have; zero is no limit.
+func podLimit(pod *corev1.Pod, name corev1.ResourceName) *resource.Quantity {
+	sum := total(pod, limitOf, name)
+	if whole := pod.Spec.Resources; whole != nil {
+		if q, ok := whole.Limits[name]; ok {
+			sum = new(q.DeepCopy())
+		}
+	}
+	if !sum.IsZero() {
+		sum.Add(pod.Spec.Overhead[name])
+	}
+	return sum
 }
 
 // requestOf returns a copy, as sums of quantities may share memory.

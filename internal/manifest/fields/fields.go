@@ -47,6 +47,11 @@ var podFields = []Field{
 	{"spec.runtimeClassName", Honoured, "runtime handler to run the containers with, one of [runtimes.NAME] in the [configuration](config.md#runtime-handlers)"},
 	{"spec.shareProcessNamespace", Honoured, "the containers see each other's processes"},
 	{"spec.hostname", Honoured, "host name of the pod"},
+	{"spec.subdomain", Honoured, "makes the pod's whole name HOSTNAME.SUBDOMAIN.NAMESPACE.svc.DOMAIN, which /etc/hosts has; DOMAIN is the cluster's, or cluster.local"},
+	{"spec.setHostnameAsFQDN", Honoured, "host name is that whole name"},
+	{"spec.resources.limits", Honoured, "cpu, memory: the most that the pod's containers get together"},
+	{"spec.resources.requests", Honoured, "cpu, memory: as the containers', of the pod as a whole"},
+	{"spec.overhead", Honoured, "cpu, memory: what the pod needs beside its containers; added to its share and limits"},
 	{"spec.hostAliases", Honoured, "further lines of /etc/hosts"},
 	{"spec.dnsPolicy", Honoured, "Default, None, or ClusterFirst (if absent) and ClusterFirstWithHostNet, which without a cluster are as Default"},
 	{"spec.dnsConfig", Honoured, "name servers, search domains and options, added to those of the policy"},
@@ -61,6 +66,7 @@ var podFields = []Field{
 	{"spec.securityContext.seccompProfile", Honoured, "RuntimeDefault (if absent), Unconfined or Localhost"},
 	{"spec.securityContext.appArmorProfile", Honoured, "RuntimeDefault, Unconfined or Localhost with a profile that is loaded"},
 	{"spec.securityContext.seLinuxOptions", Honoured, "parts of the containers' SELinux labels"},
+	{"spec.imagePullSecrets", Honoured, "logins at registries: Secrets beside the pod with a .dockerconfigjson or .dockercfg"},
 	{"spec.volumes[].name", Honoured, "what mounts call the volume"},
 	{"spec.volumes[].emptyDir.medium", Honoured, "empty for the disk, Memory for a tmpfs"},
 	{"spec.volumes[].emptyDir.sizeLimit", Honoured, "size of a tmpfs"},
@@ -71,6 +77,8 @@ var podFields = []Field{
 	{"spec.volumes[].projected.sources[].configMap", Honoured, "as the volume, together with others in one directory"},
 	{"spec.volumes[].projected.sources[].secret", Honoured, "as the volume, together with others in one directory"},
 	{"spec.volumes[].projected.sources[].downwardAPI", Honoured, "as the volume, together with others in one directory"},
+	{"spec.volumes[].image.reference", Honoured, "image whose files are the volume; nobody can write to them"},
+	{"spec.volumes[].image.pullPolicy", Honoured, "as imagePullPolicy"},
 	{"spec.volumes[].hostPath.path", Honoured, "file or directory of the node"},
 	{"spec.volumes[].hostPath.type", Honoured, "what must be there or is made: DirectoryOrCreate, Directory, FileOrCreate, File, Socket, CharDevice, BlockDevice"},
 
@@ -83,6 +91,7 @@ var podFields = []Field{
 	{"spec.enableServiceLinks", Ignored, "there are no services to link to"},
 	{"spec.nodeName", Ignored, "the pod runs on this node"},
 	{"spec.nodeSelector", Ignored, "the pod runs on this node"},
+	{"spec.securityContext.fsGroupChangePolicy", Ignored, "files get their group when they are made, and nothing is gone through later"},
 	{"spec.preemptionPolicy", Ignored, "no pod makes way for another"},
 	{"spec.priority", Ignored, "no pod makes way for another"},
 	{"spec.priorityClassName", Ignored, "no pod makes way for another"},
@@ -140,13 +149,12 @@ var containerFields = []Field{
 	{"lifecycle.postStart", Honoured, "exec, httpGet, tcpSocket or sleep right after the start; when it fails, the container is stopped"},
 	{"lifecycle.preStop", Honoured, "exec, httpGet, tcpSocket or sleep before the stop signal; its time is part of the grace"},
 	{"lifecycle.stopSignal", Honoured, "signal that asks the container to end, instead of the image's or SIGTERM"},
+	{"terminationMessagePath", Honoured, "file that is the message of the container's end, at most 4096 bytes of it; /dev/termination-log if absent"},
+	{"terminationMessagePolicy", Honoured, "File (if absent), or FallbackToLogsOnError for the end of the log if the container fails and the file is empty"},
 	{"stdin", Honoured, "standard input stays open for attach"},
 	{"stdinOnce", Honoured, "it is closed when the first client leaves"},
 	{"tty", Honoured, "a terminal"},
-
-	{"resizePolicy", Ignored, "resources don't change while a container runs"},
-	{"terminationMessagePath", Ignored, "the log has the last words"},
-	{"terminationMessagePolicy", Ignored, "the log has the last words"},
+	{"resizePolicy", Honoured, "NotRequired (if absent) has the resources of a manifest that was changed given to what runs, RestartContainer has the pod made anew"},
 }
 
 // sidecarField is the one that only init containers have.

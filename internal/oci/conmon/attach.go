@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/oci"
 )
 
 // The first byte of a message of conmon's attach socket says which stream the
@@ -117,4 +119,33 @@ func (c *Client) Send(stdin io.Reader) {
 			return
 		}
 	}
+}
+
+// Input says what becomes of what clients type.
+type Input struct {
+	// Open says that the container has a standard input, Once that the first
+	// client's leaving ends it.
+	Open, Once bool
+}
+
+// Serve connects the streams until conmon hangs up or the client takes no more,
+// and then hangs up itself. A Read of s.Stdin may go on after that, until the
+// client's side is closed.
+func (c *Client) Serve(s oci.Streams, input Input) error {
+	switch {
+	case s.Stdin == nil:
+	case input.Open:
+		go c.Send(s.Stdin)
+	default:
+		go func() { _, _ = io.Copy(io.Discard, s.Stdin) }() // so that typing doesn't block
+	}
+	err := c.Receive(s.Stdout, s.Stderr)
+	// With Once conmon takes any client's leaving for the end of the input. One
+	// that gave none stays connected for as long as it lasts.
+	if input.Open && input.Once && s.Stdin == nil {
+		c.Linger()
+	} else {
+		c.Close()
+	}
+	return err
 }

@@ -54,6 +54,20 @@ type Launch struct {
 	Held *os.File
 }
 
+// Lock takes the lock of a file that is to be Launch.Held, or returns
+// unix.EWOULDBLOCK as long as one of its holders is left.
+func Lock(file string) (*os.File, error) {
+	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, &os.PathError{Op: "lock", Path: file, Err: err}
+	}
+	return f, nil
+}
+
 // Conmon is a running conmon that is a child of ours.
 type Conmon struct {
 	oci.Process

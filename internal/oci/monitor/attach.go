@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/conmon"
+	"github.com/huskd/husk/internal/oci/stdio"
 	"github.com/huskd/husk/internal/pidfd"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -41,23 +41,9 @@ func (d *Driver) Attach(ctx context.Context, id string, s oci.Streams) error {
 	defer end()
 	if c.Terminal && s.Resize != nil {
 		// A container that ends meanwhile ends the session by itself.
-		go eachSize(session, s.Resize, func(size oci.Size) { _ = conmon.Resize(c.Bundle, size) })
+		go stdio.EachSize(session, s.Resize, func(size oci.Size) { _ = conmon.Resize(c.Bundle, size) })
 	}
-	switch {
-	case s.Stdin == nil:
-	case c.Stdin:
-		go client.Send(s.Stdin)
-	default:
-		go func() { _, _ = io.Copy(io.Discard, s.Stdin) }() // so that typing doesn't block
-	}
-	err = client.Receive(s.Stdout, s.Stderr)
-	// With StdinOnce conmon takes any client's leaving for the end of the
-	// input. One that gave none stays connected for as long as it lasts.
-	if c.Stdin && c.StdinOnce && s.Stdin == nil {
-		client.Linger()
-	} else {
-		client.Close()
-	}
+	err = client.Serve(s, conmon.Input{Open: c.Stdin, Once: c.StdinOnce})
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -65,22 +51,6 @@ func (d *Driver) Attach(ctx context.Context, id string, s oci.Streams) error {
 		return fmt.Errorf("attach to container %s: %w", pod.Short(id), err)
 	}
 	return nil
-}
-
-// eachSize applies the sizes of a terminal as the client's changes, until ctx
-// ends.
-func eachSize(ctx context.Context, sizes <-chan oci.Size, apply func(oci.Size)) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case size, ok := <-sizes:
-			if !ok {
-				return
-			}
-			apply(size)
-		}
-	}
 }
 
 // reopenLimit bounds the time until conmon has a new log file.

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -81,12 +82,12 @@ func pauseDriver(b *testing.B) (*Driver, string) {
 
 // spec writes that of the probe, with a hook that does nothing if the runtime
 // is to start and delete the container itself.
-func spec(t testing.TB, bundle, id string, hooks bool) {
-	must(t, writeProbe(bundle, "/"+id, "", "/pause"))
+func spec(t testing.TB, dir, id string, hooks bool) {
+	must(t, bundle.WriteProbe(dir, "/"+id, "", "/pause"))
 	if !hooks {
 		return
 	}
-	file := filepath.Join(bundle, "config.json")
+	file := filepath.Join(dir, "config.json")
 	raw, err := os.ReadFile(file)
 	must(t, err)
 	var s specs.Spec

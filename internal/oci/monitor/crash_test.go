@@ -14,6 +14,7 @@ import (
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/oci/conmon"
 	"github.com/huskd/husk/internal/oci/ocitest"
 	"github.com/huskd/husk/internal/pidfd"
@@ -38,7 +39,7 @@ func install(t *testing.T) *installed {
 func (i *installed) newBundle() {
 	i.id, i.bundle = pod.NewID(), i.TempDir()
 	i.cgroup = "/" + i.id
-	must(i, writeProbe(i.bundle, i.cgroup, "", "/pause"))
+	must(i, bundle.WriteProbe(i.bundle, i.cgroup, "", "/pause"))
 }
 
 func (i *installed) dir(id string) string { return i.blank(id).dir }

@@ -7,12 +7,10 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"strings"
+	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
-
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/conmon"
 	"github.com/huskd/husk/internal/pidfd"
@@ -63,7 +61,12 @@ func (c *container) create(ctx context.Context) error {
 	if err := os.MkdirAll(c.root(), 0o700); err != nil {
 		return err
 	}
-	held, err := lock(c.path(lockFile))
+	if c.Restore != "" {
+		if err := os.WriteFile(filepath.Join(c.Bundle, oci.CRIUFile), []byte(criuOptions), 0o600); err != nil {
+			return err
+		}
+	}
+	held, err := conmon.Lock(c.path(lockFile))
 	if err != nil {
 		return err
 	}
@@ -118,20 +121,6 @@ func (c *container) ownStdio() error {
 
 const lockFile = "lock"
 
-// lock takes the lock that whoever has a part in a creation holds, or returns
-// unix.EWOULDBLOCK.
-func lock(file string) (*os.File, error) {
-	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = f.Close()
-		return nil, &os.PathError{Op: "lock", Path: file, Err: err}
-	}
-	return f, nil
-}
-
 // createArgs are conmon's arguments for creating a container.
 func (c *container) createArgs() []string {
 	log := "none"
@@ -152,6 +141,9 @@ func (c *container) createArgs() []string {
 	if c.Terminal {
 		args = append(args, "--terminal")
 	}
+	if c.Restore != "" {
+		args = append(args, "--restore", c.Restore)
+	}
 	if c.Stdin {
 		args = append(args, "--stdin")
 	}
@@ -165,7 +157,11 @@ func (c *container) createArgs() []string {
 // errors plainly to standard error, and their warnings not into the container's
 // log.
 func (c *container) globalArgs() []string {
-	return []string{"--root=" + c.root(), "--log=" + c.path("runtime.log")}
+	args := []string{"--root=" + c.root(), "--log=" + c.path("runtime.log")}
+	if c.Systemd {
+		args = append(args, "--systemd-cgroup")
+	}
+	return args
 }
 
 // runtimeArgs tell conmon which runtime to run and how.
@@ -182,37 +178,19 @@ func (c *container) await(ctx context.Context, m *conmon.Conmon) error {
 	got, err := m.Next(ctx)
 	switch {
 	case errors.Is(err, io.EOF):
-		if said := oneLine(m.Complaint()); said != "" {
+		if said := oci.OneLine(m.Complaint()); said != "" {
 			return errors.New(said)
 		}
 		return fmt.Errorf("%s or conmon died without a word", c.Runtime.Name)
 	case err != nil:
 		return err
+	case got.Value <= 0 && c.Restore != "":
+		return withReason(oci.Refusal(got.Message), filepath.Join(c.Bundle, "restore.log"))
 	case got.Value <= 0:
-		return refusal(got.Message)
+		return oci.Refusal(got.Message)
 	}
 	c.Init, err = pidfd.Identify(got.Value)
 	return err
-}
-
-// refusal makes a StartError of what a runtime said.
-func refusal(message string) error {
-	e := &oci.StartError{Code: 128, Message: oneLine(message)}
-	if e.Message == "" {
-		e.Message = "the runtime refused without a word"
-	}
-	// runc: exec: "x": executable file not found in $PATH, exec: "/x": stat /x: no such file …
-	// crun: executable file `x` not found in $PATH: …, open executable: Permission denied
-	lower := strings.ToLower(e.Message)
-	if strings.Contains(lower, "exec: \"") || strings.Contains(lower, "executable") {
-		switch {
-		case strings.Contains(lower, "not found"), strings.Contains(lower, "no such file"):
-			e.Code = 127
-		case strings.Contains(lower, "permission denied"), strings.Contains(lower, "is a directory"):
-			e.Code = 126
-		}
-	}
-	return e
 }
 
 // andThen adds to an error what went wrong in cleaning up after it.
@@ -221,15 +199,4 @@ func andThen(err, then error) error {
 		return err
 	}
 	return fmt.Errorf("%w (and then: %w)", err, then)
-}
-
-// oneLine makes a line of what a program wrote.
-func oneLine(s string) string {
-	const longest = 2048
-	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
-	s = strings.TrimSpace(s)
-	if len(s) > longest {
-		s = s[:longest] + "…"
-	}
-	return s
 }

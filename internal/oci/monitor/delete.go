@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/oci/conmon"
 	"github.com/huskd/husk/internal/pidfd"
 	"github.com/huskd/husk/internal/pod"
@@ -27,7 +28,7 @@ var errGrace = errors.New("conmon doesn't end")
 // call again, at any point of a creation that was cut off, after a reboot, and
 // for a container that isn't there. If it fails the record stays.
 func (d *Driver) Delete(ctx context.Context, id string) error {
-	if err := checkID(id); err != nil {
+	if err := bundle.CheckID(id); err != nil {
 		return err
 	}
 	c, err := d.load(id)
@@ -103,7 +104,7 @@ func (c *container) endCreation(ctx context.Context) error {
 		if err := c.endRound(ctx); err != nil {
 			return err
 		}
-		held, err := lock(c.path(lockFile))
+		held, err := conmon.Lock(c.path(lockFile))
 		if err == nil {
 			return held.Close()
 		}

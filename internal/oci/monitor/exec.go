@@ -2,20 +2,20 @@ package monitor
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/oci/conmon"
+	"github.com/huskd/husk/internal/oci/mark"
+	"github.com/huskd/husk/internal/oci/stdio"
 	"github.com/huskd/husk/internal/pidfd"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -60,7 +60,7 @@ func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 		return fail(err)
 	}
 	defer os.RemoveAll(dir)
-	e := &execution{container: c, files: dir, mark: newMark(), streams: req.Streams}
+	e := &execution{container: c, files: dir, mark: mark.New(), streams: req.Streams}
 	code, err := e.run(ctx, req.Args)
 	if err != nil {
 		return fail(err)
@@ -72,7 +72,7 @@ func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 type execution struct {
 	*container
 	files   string // the directory for its own
-	mark    mark
+	mark    mark.Mark
 	streams oci.Streams
 }
 
@@ -90,22 +90,24 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 		}
 		defer console.close()
 	}
-	stdio, err := newStdio(e.streams)
+	// There is always one for stderr: the runtime says there why it can't start
+	// the program.
+	s := e.streams
+	pipes, err := stdio.New([3]bool{s.Stdin != nil && !s.TTY, s.Stdout != nil && !s.TTY, true})
 	if err != nil {
 		return 0, err
 	}
-	defer stdio.close()
-	if err := stdio.own(e.StdioOwner); err != nil {
-		stdio.closeTheirs()
+	defer pipes.Close()
+	if err := pipes.Own(e.StdioOwner); err != nil {
 		return 0, err
 	}
-	m, err := conmon.Start(conmon.Launch{Path: e.Runtime.Conmon, Dir: e.files, Args: e.conmonArgs(), Stdio: stdio.theirs})
-	stdio.closeTheirs()
+	m, err := conmon.Start(conmon.Launch{Path: e.Runtime.Conmon, Dir: e.files, Args: e.conmonArgs(), Stdio: pipes.Theirs()})
+	pipes.CloseTheirs()
 	if err != nil {
 		return 0, err
 	}
 	defer m.Close()
-	code, err := e.follow(ctx, m, stdio, console)
+	code, err := e.follow(ctx, m, pipes, console)
 	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()
 	if err != nil {
@@ -115,41 +117,50 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 }
 
 // follow waits until the program runs, connects it, and waits until it ends.
-func (e *execution) follow(ctx context.Context, m *conmon.Conmon, stdio *stdio, console *consoleSocket) (int, error) {
+func (e *execution) follow(ctx context.Context, m *conmon.Conmon, pipes *stdio.Pipes, console *consoleSocket) (int, error) {
 	_, err := m.Next(ctx)
 	if errors.Is(err, io.EOF) {
 		// The runtime wrote to what would have been the program's stderr.
-		return 0, refusal(stdio.words())
+		return 0, oci.Refusal(pipes.Words())
 	}
 	if err != nil {
 		return 0, err
 	}
-	if console != nil {
-		if err := stdio.useTerminal(console); err != nil {
-			return 0, err
-		}
-	}
 	session, end := context.WithCancel(ctx)
 	defer end()
-	stdio.connect(session, e.streams)
+	if console != nil {
+		terminal, err := console.terminal()
+		if err != nil {
+			return 0, err
+		}
+		pipes.UseTerminal(terminal)
+		if e.streams.Resize != nil {
+			go stdio.EachSize(session, e.streams.Resize, func(size oci.Size) { resize(terminal, size) })
+		}
+	}
+	pipes.Connect(e.streams, func() {})
 	ended, err := m.Next(ctx)
 	if errors.Is(err, io.EOF) {
 		err = errors.New("its monitor was killed")
 	}
-	stdio.finish(ctx)
+	pipes.Finish(ctx)
 	return ended.Value, err
 }
 
 // kill ends the program with all that it forked, and conmon. Should the runtime
 // be about to start the program, that dies with conmon, or is found then.
 func (e *execution) kill(ctx context.Context, m *conmon.Conmon) error {
-	if err := e.killMarked(ctx); err != nil {
+	tree, err := e.tree()
+	if err != nil {
+		return err
+	}
+	if err := e.mark.Kill(ctx, tree, e.Cgroup); err != nil {
 		return err
 	}
 	if err := pidfd.End(ctx, m.Process); err != nil {
 		return err
 	}
-	return e.killMarked(ctx)
+	return e.mark.Kill(ctx, tree, e.Cgroup)
 }
 
 func (e *execution) conmonArgs() []string {
@@ -171,49 +182,13 @@ func (e *execution) conmonArgs() []string {
 // writeProcess writes the process to run: the container's own but for the
 // program.
 func (e *execution) writeProcess(args []string) error {
-	raw, err := os.ReadFile(filepath.Join(e.Bundle, specFile))
+	raw, err := os.ReadFile(filepath.Join(e.Bundle, bundle.SpecFile))
 	if err != nil {
 		return err
 	}
-	process, err := execProcess(raw, args, e.streams.TTY, e.mark)
+	process, err := bundle.ExecProcess(raw, args, e.streams.TTY, e.mark)
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(e.files, processFile), process, 0o600)
-}
-
-// execProcess takes the process from a spec and makes it that of an exec. What
-// is not concerned is passed on as it is, known to us or not.
-func execProcess(spec []byte, args []string, tty bool, m mark) ([]byte, error) {
-	var s struct {
-		Process map[string]json.RawMessage `json:"process"`
-	}
-	if err := json.Unmarshal(spec, &s); err != nil {
-		return nil, err
-	}
-	if s.Process == nil {
-		return nil, errors.New("its spec has no process")
-	}
-	var rlimits []rlimit
-	var env []string
-	for field, value := range map[string]any{"rlimits": &rlimits, "env": &env} {
-		if raw, ok := s.Process[field]; ok {
-			if err := json.Unmarshal(raw, value); err != nil {
-				return nil, fmt.Errorf("its spec's process.%s: %w", field, err)
-			}
-		}
-	}
-	hasTerm := func(v string) bool { return strings.HasPrefix(v, "TERM=") }
-	if tty && !slices.ContainsFunc(env, hasTerm) {
-		env = append(env, "TERM=xterm")
-	}
-	delete(s.Process, "consoleSize")
-	for field, value := range map[string]any{"args": args, "terminal": tty, "rlimits": m.add(rlimits), "env": env} {
-		raw, err := json.Marshal(value)
-		if err != nil {
-			return nil, err
-		}
-		s.Process[field] = raw
-	}
-	return json.Marshal(s.Process)
 }

@@ -21,6 +21,9 @@ type Handlers struct {
 	// Rejected went before the default and can't be used.
 	Rejected []Rejected
 
+	// Also are names of handlers of another driver.
+	Also []string
+
 	named map[string]handler
 }
 
@@ -109,10 +112,12 @@ func (h Handlers) called(name string) Runtime {
 }
 
 func (h Handlers) known() string {
-	if len(h.named) == 0 {
+	names := slices.Concat(slices.Collect(maps.Keys(h.named)), h.Also)
+	if len(names) == 0 {
 		return "there is none"
 	}
-	return fmt.Sprintf("use %s, or none for the default", strings.Join(slices.Sorted(maps.Keys(h.named)), ", "))
+	slices.Sort(names)
+	return fmt.Sprintf("use %s, or none for the default", strings.Join(slices.Compact(names), ", "))
 }
 
 // List returns the handlers, the default one first, without a name of its own,

@@ -84,3 +84,14 @@ func TestNoHandlers(t *testing.T) {
 		t.Errorf("%+v", list)
 	}
 }
+
+// TestRunscIsRefused: gVisor is for package shim.
+func TestRunscIsRefused(t *testing.T) {
+	hosttest.Root(t)
+	path := filepath.Join(t.TempDir(), "runsc")
+	must(t, os.WriteFile(path, []byte("#!/bin/sh\necho runsc version release-1\n"), 0o755))
+	h := FindHandlers(t.Context(), config(t), map[string]string{"gvisor": path})
+	if _, err := h.Get("gvisor"); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "use a runtime handler of type shim") {
+		t.Error(err)
+	}
+}

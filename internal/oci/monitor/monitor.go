@@ -34,11 +34,8 @@
 package monitor
 
 import (
-	"fmt"
 	"path/filepath"
 	"sync"
-
-	"github.com/containerd/errdefs"
 
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/pod"
@@ -52,6 +49,8 @@ type Config struct {
 	// Instance names the cgroup of the container that Find tries.
 	Instance pod.Instance
 	Host     host.Facts
+	// Systemd has it ask systemd for the cgroups that are scopes.
+	Systemd bool
 	// Conmon is its path; if empty it is looked for.
 	Conmon string
 	// Runtimes are names or paths, best first; if empty the preferred ones.
@@ -95,18 +94,3 @@ func (cfg Config) containers() string { return filepath.Join(cfg.StateDir, "cont
 // roots is the directory with one for each runtime, where it keeps its
 // containers. They don't understand each other's files.
 func (cfg Config) roots() string { return filepath.Join(cfg.StateDir, "runtime") }
-
-// checkID keeps an ID from leading out of a directory. What it lets through
-// the runtimes take too.
-func checkID(id string) error {
-	const longest = 128
-	valid := len(id) > 0 && len(id) <= longest && id[0] != '.' && id[0] != '-'
-	for _, c := range []byte(id) {
-		alnum := c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
-		valid = valid && (alnum || c == '-' || c == '_' || c == '.')
-	}
-	if !valid {
-		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("container ID %q: want up to %d letters, digits, '_' and, but first, '-' and '.'", id, longest))
-	}
-	return nil
-}

@@ -13,11 +13,10 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/oci/conmon"
-	"github.com/huskd/husk/internal/oci/pause"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/userns"
 )
@@ -114,21 +113,13 @@ func (cfg Config) programs() (monitor program, candidates []program) {
 
 // locate finds a program by its path or its name.
 func locate(name string) program {
-	paths := []string{name}
-	if !filepath.IsAbs(name) {
-		paths = nil
-		for _, dir := range filepath.SplitList(conmon.Path) {
-			paths = append(paths, filepath.Join(dir, name))
-		}
+	path := conmon.Locate(name)
+	info, err := os.Stat(path)
+	if err != nil {
+		return program{Name: name}
 	}
-	for _, path := range paths {
-		info, err := os.Stat(path)
-		if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
-			// UTC, as it comes back from the file.
-			return program{Name: name, Path: path, Size: info.Size(), MTime: info.ModTime().UTC()}
-		}
-	}
-	return program{Name: name}
+	// UTC, as it comes back from the file.
+	return program{Name: name, Path: path, Size: info.Size(), MTime: info.ModTime().UTC()}
 }
 
 // try runs a container with the candidate from beginning to end.
@@ -147,7 +138,12 @@ func (cfg Config) try(ctx context.Context, c program, monitor string) (Runtime, 
 	runtime := Runtime{Path: c.Path, Conmon: monitor}
 	runtime.Name, runtime.Version = parseVersion(string(out))
 	if runtime.Name == "" {
-		return Runtime{}, fmt.Errorf("%s --version says %q: not an OCI runtime", c.Path, oneLine(string(out)))
+		return Runtime{}, fmt.Errorf("%s --version says %q: not an OCI runtime", c.Path, oci.OneLine(string(out)))
+	}
+	if runtime.Name == "runsc" {
+		// The process that it names is the sandbox: a signal for one container would
+		// be for all of the pod.
+		return Runtime{}, errors.New("gVisor's runsc runs pods by its shim only: use a runtime handler of type shim")
 	}
 	if err := cfg.runOnce(ctx, runtime, ""); err != nil {
 		return runtime, err
@@ -162,7 +158,7 @@ func (cfg Config) runInUserNamespace(ctx context.Context, runtime Runtime) error
 	if !cfg.Host.IDMap {
 		return errors.New("the kernel or the file system can't map the owners of files")
 	}
-	ns, err := userns.Open(userns.Whole(probeIDs, probeIDs))
+	ns, err := userns.Open(userns.Whole(bundle.ProbeIDs, bundle.ProbeIDs))
 	if err != nil {
 		return err
 	}
@@ -170,15 +166,11 @@ func (cfg Config) runInUserNamespace(ctx context.Context, runtime Runtime) error
 	return cfg.runOnce(ctx, runtime, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.Fd()))
 }
 
-// probeIDs is how many IDs a pod's user namespace has, and the first of those on
-// the host that the trial takes: no file or process has them.
-const probeIDs = 1 << 16
-
 // parseVersion takes "runc" and "1.1.5" from "runc version 1.1.5\n…".
 func parseVersion(out string) (name, version string) {
 	line, _, _ := strings.Cut(out, "\n")
 	name, version, ok := strings.Cut(strings.TrimSpace(line), " version ")
-	if !ok || checkID(name) != nil { // the name becomes that of a directory
+	if !ok || bundle.CheckID(name) != nil { // the name becomes that of a directory
 		return "", ""
 	}
 	return name, version
@@ -190,19 +182,19 @@ func (cfg Config) runOnce(ctx context.Context, runtime Runtime, user string) (er
 	if err := os.MkdirAll(cfg.StateDir, 0o711); err != nil {
 		return err
 	}
-	bundle, err := os.MkdirTemp(cfg.StateDir, "probe-")
+	dir, err := os.MkdirTemp(cfg.StateDir, "probe-")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(bundle)
+	defer os.RemoveAll(dir)
 	id := "husk-" + string(cfg.Instance) + "-probe-" + pod.Short(pod.NewID())
 	// The root of a user namespace has to find its way through.
-	for _, dir := range []string{cfg.StateDir, bundle} {
+	for _, dir := range []string{cfg.StateDir, dir} {
 		if err := os.Chmod(dir, 0o711); err != nil {
 			return err
 		}
 	}
-	if err := writeProbe(bundle, "/"+id, user, "/pause", "now"); err != nil {
+	if err := bundle.WriteProbe(dir, "/"+id, user, "/pause", "now"); err != nil {
 		return err
 	}
 	d := New(cfg, Only(runtime, nil))
@@ -213,7 +205,7 @@ func (cfg Config) runOnce(ctx context.Context, runtime Runtime, user string) (er
 			err = deleteErr
 		}
 	}()
-	if _, err := d.Create(ctx, oci.Create{ID: id, Bundle: bundle}); err != nil {
+	if _, err := d.Create(ctx, oci.Create{ID: id, Bundle: dir}); err != nil {
 		var refused *oci.StartError
 		if errors.As(err, &refused) {
 			return refused // its words are enough
@@ -228,40 +220,4 @@ func (cfg Config) runOnce(ctx context.Context, runtime Runtime, user string) (er
 		err = fmt.Errorf("a container that should end with 0 ended with %d", exit.Code)
 	}
 	return err
-}
-
-// writeProbe makes the smallest bundle that has what matters: namespaces, a
-// cgroup and a program.
-func writeProbe(bundle, cgroup, user string, args ...string) error {
-	rootfs := filepath.Join(bundle, "rootfs")
-	for _, dir := range []string{"proc", "dev"} {
-		if err := os.MkdirAll(filepath.Join(rootfs, dir), 0o755); err != nil {
-			return err
-		}
-	}
-	if err := pause.Write(filepath.Join(rootfs, "pause")); err != nil {
-		return err
-	}
-	spec := specs.Spec{
-		Version: "1.0.0",
-		Process: &specs.Process{Args: args, Cwd: "/", NoNewPrivileges: true},
-		// The remount for read-only drops the noexec that /run often has.
-		Root: &specs.Root{Path: "rootfs", Readonly: true},
-		Mounts: []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"},
-			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"}},
-		Linux: &specs.Linux{
-			CgroupsPath: cgroup,
-			Namespaces:  []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}},
-		},
-	}
-	if user != "" {
-		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: user})
-		ids := []specs.LinuxIDMapping{{HostID: probeIDs, Size: probeIDs}}
-		spec.Linux.UIDMappings, spec.Linux.GIDMappings = ids, ids
-	}
-	raw, err := json.Marshal(spec)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(bundle, specFile), raw, 0o600)
 }

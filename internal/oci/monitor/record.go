@@ -6,16 +6,15 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/containerd/errdefs"
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/huskd/husk/internal/cgroup"
+	"github.com/huskd/husk/internal/cgroup/systemd"
 	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -32,8 +31,12 @@ type record struct {
 	Terminal bool   `json:"terminal,omitempty"`
 	Stdin    bool   `json:"stdin,omitempty"`
 	// StdinOnce: conmon closes stdin when a client of attach leaves.
-	StdinOnce bool    `json:"stdinOnce,omitempty"`
-	Runtime   Runtime `json:"runtime"`
+	StdinOnce bool `json:"stdinOnce,omitempty"`
+	// Restore is the directory that its processes come from, if they do.
+	Restore string `json:"restore,omitempty"`
+	// Systemd says that its cgroup is a scope that the runtime asks systemd for.
+	Systemd bool    `json:"systemd,omitempty"`
+	Runtime Runtime `json:"runtime"`
 	// StdioOwner is the user of the host that may open the processes' pipes; nil
 	// where the runtime sees to that.
 	StdioOwner *int `json:"stdioOwner,omitempty"`
@@ -107,7 +110,7 @@ func (d *Driver) blank(id string) *container {
 
 // load returns a container with its record, errdefs.ErrNotFound if there is none.
 func (d *Driver) load(id string) (*container, error) {
-	if err := checkID(id); err != nil {
+	if err := bundle.CheckID(id); err != nil {
 		return nil, err
 	}
 	c := d.blank(id)
@@ -150,76 +153,25 @@ func (d *Driver) List() ([]string, error) {
 	return ids, err
 }
 
-// bundleSpec is what of a bundle's config.json concerns the driver.
-type bundleSpec struct {
-	Process *struct {
-		Terminal bool `json:"terminal"`
-		User     struct {
-			UID uint32 `json:"uid"`
-		} `json:"user"`
-	} `json:"process"`
-	Hooks struct {
-		Poststart []json.RawMessage `json:"poststart"`
-		Poststop  []json.RawMessage `json:"poststop"`
-	} `json:"hooks"`
-	Linux struct {
-		CgroupsPath string                 `json:"cgroupsPath"`
-		UIDMappings []specs.LinuxIDMapping `json:"uidMappings"`
-		IntelRdt    json.RawMessage        `json:"intelRdt"`
-	} `json:"linux"`
-}
-
 // request checks what is asked against its bundle.
 func (d *Driver) request(req oci.Create, runtime Runtime) (*container, error) {
-	if err := checkID(req.ID); err != nil {
+	b, err := bundle.Read(req)
+	if err != nil {
 		return nil, err
 	}
 	c := d.blank(req.ID)
-	c.Bundle, c.Log, c.Runtime = filepath.Clean(req.Bundle), req.Log, runtime
+	c.Bundle, c.Log, c.Runtime = b.Dir, req.Log, runtime
 	c.Terminal, c.Stdin, c.StdinOnce = req.Terminal, req.Stdin, req.StdinOnce
-	invalid := func(format string, args ...any) (*container, error) {
-		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("create container %s: ", pod.Short(req.ID)) + fmt.Sprintf(format, args...))
-	}
-	if !filepath.IsAbs(req.Bundle) || req.Log != "" && !filepath.IsAbs(req.Log) {
-		return invalid("bundle %q and log %q must be absolute paths", req.Bundle, req.Log)
-	}
-	// conmon takes what is before a colon for the name of a log driver, and
-	// what is after the next one for nothing.
-	if strings.Contains(req.Log, ":") {
-		return invalid("log %q has a colon, which conmon can't do: use another directory", req.Log)
-	}
-	file := filepath.Join(c.Bundle, specFile)
-	raw, err := os.ReadFile(file)
-	if err != nil {
-		return invalid("read the spec: %v", err)
-	}
-	var spec bundleSpec
-	if err := json.Unmarshal(raw, &spec); err != nil {
-		return invalid("spec %s: %v", file, err)
-	}
-	if spec.Process == nil {
-		return invalid("spec %s has no process", file)
-	}
-	if spec.Process.Terminal != req.Terminal {
-		return invalid("spec %s says terminal %v, the request %v", file, spec.Process.Terminal, req.Terminal)
-	}
-	// Everything in this cgroup is killed when the container is deleted, so it
-	// must be nobody else's.
-	c.Cgroup = spec.Linux.CgroupsPath
-	if !path.IsAbs(c.Cgroup) || path.Clean(c.Cgroup) != c.Cgroup || !strings.Contains(path.Base(c.Cgroup), req.ID) {
-		return invalid("spec %s: linux.cgroupsPath %q must be absolute and end in a name with the container's ID in it", file, c.Cgroup)
-	}
-	for _, m := range spec.Linux.UIDMappings {
-		if uid := spec.Process.User.UID; uid >= m.ContainerID && uid-m.ContainerID < m.Size {
-			owner := int(m.HostID + uid - m.ContainerID)
-			c.StdioOwner = &owner
+	c.Restore = req.Restore
+	c.Cgroup, c.StdioOwner = b.Cgroup(), b.Owner()
+	known := slices.Contains(preferred, runtime.Name)
+	c.RuntimeStarts = !known || len(b.Hooks.Poststart) > 0
+	if unit, ok := systemd.Unit(c.Cgroup); ok && d.cfg.Systemd {
+		c.Systemd = true
+		if err := b.SetCgroup(unit); err != nil {
+			return nil, err
 		}
 	}
-	known := slices.Contains(preferred, runtime.Name)
-	c.RuntimeStarts = !known || len(spec.Hooks.Poststart) > 0
-	c.RuntimeDeletes = !known || len(spec.Hooks.Poststop) > 0 || len(spec.Linux.IntelRdt) > 0
+	c.RuntimeDeletes = c.Systemd || !known || len(b.Hooks.Poststop) > 0 || len(b.Linux.IntelRdt) > 0
 	return c, nil
 }
-
-// specFile is the runtime spec in a bundle.
-const specFile = "config.json"

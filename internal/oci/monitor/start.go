@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/conmon"
 	"github.com/huskd/husk/internal/pidfd"
 	"github.com/huskd/husk/internal/pod"
@@ -24,7 +25,11 @@ func (d *Driver) Start(ctx context.Context, id string) error {
 		return err
 	}
 	started := false
-	if !c.RuntimeStarts {
+	switch {
+	case c.Restore != "":
+		err = c.resume()
+		started = true
+	case !c.RuntimeStarts:
 		started, err = c.release(ctx)
 	}
 	if err == nil && !started {
@@ -127,7 +132,7 @@ func (c *container) runRuntime(ctx context.Context, args ...string) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case errors.As(err, &failed):
-		return refusal(string(out))
+		return oci.Refusal(string(out))
 	}
 	return err
 }

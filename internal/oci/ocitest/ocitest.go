@@ -5,6 +5,7 @@ package ocitest
 import (
 	"context"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -54,8 +55,9 @@ type Subject struct {
 // patience is how long the suite waits for what should be there at once.
 const patience = 30 * time.Second
 
-// Suite runs all tests on subjects that newSubject makes, one for each.
-func Suite(t *testing.T, newSubject func(t *testing.T) Subject) {
+// Suite runs all tests on subjects that newSubject makes, one for each. Those
+// named in except are not run: what they ask for is another kind of runtime's.
+func Suite(t *testing.T, newSubject func(t *testing.T) Subject, except ...string) {
 	hosttest.Root(t)
 	env := newEnvironment(t)
 	for _, test := range []struct {
@@ -92,6 +94,9 @@ func Suite(t *testing.T, newSubject func(t *testing.T) Subject) {
 		{"exec times out", execTimeouts},
 		{"long paths", longPaths},
 	} {
+		if slices.Contains(except, test.name) {
+			continue
+		}
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			subject := newSubject(t)

@@ -1,5 +1,7 @@
 package spec
 
+import runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 // The annotations by which containerd's CRI plugin tells a runtime what a
 // container is. Kata and gVisor rely on them.
 const (
@@ -20,10 +22,16 @@ func (b *builder) annotations() {
 }
 
 func (b *builder) annotateSandbox(kind string) {
-	meta := b.Sandbox.GetMetadata()
-	b.spec.Annotations = map[string]string{
-		annotationType:        kind,
-		annotationSandboxID:   b.SandboxID,
+	b.spec.Annotations = SandboxAnnotations(b.SandboxID, b.Sandbox)
+	b.spec.Annotations[annotationType] = kind
+}
+
+// SandboxAnnotations are those of a sandbox by itself.
+func SandboxAnnotations(id string, config *runtimeapi.PodSandboxConfig) map[string]string {
+	meta := config.GetMetadata()
+	return map[string]string{
+		annotationType:        "sandbox",
+		annotationSandboxID:   id,
 		annotationSandboxName: meta.GetName(),
 		annotationNamespace:   meta.GetNamespace(),
 		annotationSandboxUID:  meta.GetUid(),

@@ -107,7 +107,7 @@ func (b confiner) seccomp() error {
 			b.note("container %q: it runs without a seccomp filter: this host's kernel has none", b.name)
 			return nil
 		}
-		b.spec.Linux.Seccomp, err = seccomp.GetDefaultProfile(b.spec)
+		b.spec.Linux.Seccomp, err = defaultSeccomp(b.spec)
 		if err != nil {
 			return b.bad(field, "the default profile: %v", err)
 		}
@@ -116,6 +116,17 @@ func (b confiner) seccomp() error {
 		return b.localSeccomp(field, asked.GetLocalhostRef())
 	}
 	return b.bad(field, "unknown profile type %d", kind)
+}
+
+// defaultSeccomp leaves x32 out, for which a filter kills: the runtime compiles
+// the filter anew for each architecture, at 5 ms each, and kernels run programs
+// for x32 only if their command line says so, if at all.
+func defaultSeccomp(s *specs.Spec) (*specs.LinuxSeccomp, error) {
+	profile, err := seccomp.GetDefaultProfile(s)
+	if profile != nil {
+		profile.Architectures = slices.DeleteFunc(profile.Architectures, func(a specs.Arch) bool { return a == specs.ArchX32 })
+	}
+	return profile, err
 }
 
 func (b confiner) localSeccomp(field, ref string) error {

@@ -73,6 +73,9 @@ func TestSeccompFollowsCapabilities(t *testing.T) {
 	if !allows(plain, "read") || allows(plain, "mount") || !allows(mighty, "mount") {
 		t.Errorf("read %t, mount %t, mount with SYS_ADMIN %t", allows(plain, "read"), allows(plain, "mount"), allows(mighty, "mount"))
 	}
+	if slices.Contains(plain.Linux.Seccomp.Architectures, specs.ArchX32) {
+		t.Error("the filter is compiled for x32 too")
+	}
 	if len(plain.Linux.Seccomp.Architectures) == 0 {
 		t.Error("no architectures")
 	}

@@ -79,17 +79,19 @@ func Of(order Order) *lifecycle.Table[State, Event, Action] {
 }
 
 // Table has every event that is allowed in every state. A down-going action
-// that failed is repeated, with backoff, until it succeeds.
+// that failed is repeated, with backoff, until it succeeds. What was being made
+// when huskd was lost goes the whole way down: a damaged journal may have lost a
+// later record, and every action succeeds on what isn't there.
 var Table = table(way{
-	Pinning:   {Done: Attaching, Fail: Unpinning, Lost: Unpinning, Reboot: Unpinning},
-	Attaching: {Done: Starting, Fail: Detaching, Lost: Detaching, Reboot: Detaching},
+	Pinning:   {Done: Attaching, Fail: Unpinning, Lost: Killing, Reboot: Unpinning},
+	Attaching: {Done: Starting, Fail: Detaching, Lost: Killing, Reboot: Detaching},
 	Starting:  {Done: Ready, Fail: Killing, Lost: Killing, Reboot: Detaching},
 })
 
 // Late is the table of sandboxes that are attached after their infra process is
 // started.
 var Late = table(way{
-	Pinning:   {Done: Starting, Fail: Unpinning, Lost: Unpinning, Reboot: Unpinning},
+	Pinning:   {Done: Starting, Fail: Unpinning, Lost: Killing, Reboot: Unpinning},
 	Starting:  {Done: Attaching, Fail: Killing, Lost: Killing, Reboot: Unpinning},
 	Attaching: {Done: Ready, Fail: Killing, Lost: Killing, Reboot: Detaching},
 })
@@ -99,7 +101,7 @@ type way map[State]map[Event]State
 // table completes the way from the namespaces to Ready.
 func table(to way) lifecycle.Table[State, Event, Action] {
 	maps.Copy(to, way{
-		Reserved:  {Run: Pinning, Fail: Stopped, Stop: Stopped, Lost: Stopped, Reboot: Stopped},
+		Reserved:  {Run: Pinning, Fail: Stopped, Stop: Stopped, Lost: Killing, Reboot: Stopped},
 		Ready:     {Stop: Killing, Lost: Ready, Reboot: Detaching},
 		Killing:   {Done: Detaching, Fail: Killing, Stop: Killing, Lost: Killing, Reboot: Detaching},
 		Detaching: {Done: Unpinning, Fail: Detaching, Stop: Detaching, Lost: Detaching, Reboot: Detaching},
@@ -133,3 +135,7 @@ func (s State) Down() bool {
 	}
 	return false
 }
+
+// Owes says whether s is one in which something is still to be done on the way
+// to less: it is gone on with until it succeeds.
+func (s State) Owes() bool { return s.Down() && Table.Actions[s] != None }

@@ -7,12 +7,15 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -38,38 +41,37 @@ import (
 // cluster is a machine with an API server, whose only node it is.
 type cluster struct {
 	*machine
-	control []*process // etcd, kube-apiserver
+	control []*process // kube-apiserver, etcd
+	flags   []string   // the former's
 	config  *rest.Config
 	api     kubernetes.Interface
 }
 
-// token is that of the cluster's only user, who may do everything.
-const token = "letmein"
+// token is that of the user who may do everything, nodeToken that of the node.
+const (
+	token     = "letmein"
+	nodeToken = "iamthenode"
+)
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	m := newMachine(t)
-	etcd := m.start("etcd", "--data-dir", m.Dir+"/etcd", "--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
-		"--listen-peer-urls", "http://127.0.0.1:2380", "--log-level", "error")
 	key := m.write("service-accounts.key", newKey(t))
-	server := m.start("kube-apiserver", "--etcd-servers", "http://127.0.0.1:2379", "--cert-dir", m.Dir+"/apiserver",
+	m.authority()
+	flags := []string{"--etcd-servers", "http://127.0.0.1:2379", "--cert-dir", m.Dir + "/apiserver",
 		"--bind-address", "127.0.0.1", "--secure-port", "6443", "--advertise-address", node.Address4, "--service-cluster-ip-range", "10.96.0.0/16",
-		"--token-auth-file", m.write("tokens.csv", token+",admin,admin,system:masters\n"), "--authorization-mode", "AlwaysAllow",
+		"--token-auth-file", m.write("tokens.csv", token+",admin,admin,system:masters\n"+nodeToken+",system:node:node,node,system:nodes\n"),
+		"--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
 		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", key, "--service-account-signing-key-file", key,
-		"--kubelet-preferred-address-types", "InternalIP", "--endpoint-reconciler-type", "none")
-	c := &cluster{machine: m, control: []*process{server, etcd}, config: &rest.Config{
+		"--kubelet-preferred-address-types", "InternalIP", "--endpoint-reconciler-type", "none",
+		"--kubelet-client-certificate", m.Dir + "/client.crt", "--kubelet-client-key", m.Dir + "/client.key"}
+	c := &cluster{machine: m, flags: flags, config: &rest.Config{
 		Host: "https://" + m.forward("127.0.0.1:6443"), BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: 100, Burst: 100,
 	}}
 	var err error
 	c.api, err = kubernetes.NewForConfig(c.config)
 	c.must(err)
-	node.Eventually(t, 3*time.Minute, func() string {
-		server.mustRun()
-		if body, err := c.api.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(t.Context()); err != nil {
-			return fmt.Sprintf("the API server isn't ready: %v %s", err, body)
-		}
-		return ""
-	})
+	c.serve()
 	// There are no controllers to make them.
 	node.Eventually(t, time.Minute, func() string {
 		_, err := c.api.CoreV1().ServiceAccounts("default").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
@@ -80,6 +82,58 @@ func newCluster(t *testing.T) *cluster {
 	})
 	c.createConfigMap("kube-root-ca.crt", map[string]string{"ca.crt": "unused"})
 	return c
+}
+
+// serve starts etcd and the API server, with what the former has.
+func (c *cluster) serve() {
+	c.t.Helper()
+	etcd := c.start("etcd", "--data-dir", c.Dir+"/etcd", "--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
+		"--listen-peer-urls", "http://127.0.0.1:2380", "--log-level", "error")
+	server := c.start("kube-apiserver", c.flags...)
+	c.control = []*process{server, etcd}
+	node.Eventually(c.t, 3*time.Minute, func() string {
+		server.mustRun()
+		if body, err := c.api.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(c.t.Context()); err != nil {
+			return fmt.Sprintf("the API server isn't ready: %v %s", err, body)
+		}
+		return ""
+	})
+}
+
+// authority writes ca.crt, and the certificate by which the API server is known
+// to nodes, client.crt and client.key.
+func (m *machine) authority() {
+	m.t.Helper()
+	must := func(err error) {
+		m.t.Helper()
+		if err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	ca := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(err)
+	client := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}},
+		NotBefore: ca.NotBefore, NotAfter: ca.NotAfter, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	clientKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(err)
+	for name, cert := range map[string]*x509.Certificate{"ca.crt": ca, "client.crt": client} {
+		public := caKey.Public()
+		if cert == client {
+			public = clientKey.Public()
+		}
+		der, err := x509.CreateCertificate(rand.Reader, cert, ca, public, caKey)
+		must(err)
+		m.write(name, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
+	}
+	der, err := x509.MarshalECPrivateKey(clientKey)
+	must(err)
+	m.write("client.key", string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})))
 }
 
 func newKey(t *testing.T) string {
@@ -289,7 +343,7 @@ func (c *cluster) volumes() {
 	_, err = c.api.CoreV1().ConfigMaps("default").Update(c.t.Context(), settings, metav1.UpdateOptions{})
 	c.must(err)
 	node.Eventually(c.t, 3*time.Minute, func() string {
-		if got := c.run("configured/web", "cat /settings/colour"); got != "blue" {
+		if got := c.read("configured", "web", "/settings/colour"); got != "blue" {
 			return "colour is " + got
 		}
 		return ""
@@ -305,11 +359,28 @@ func (c *cluster) logs() {
 	}
 }
 
+// execURL is where the API server runs a command.
+func (c *cluster) execURL(pod string, options *corev1.PodExecOptions) *url.URL {
+	return c.api.CoreV1().RESTClient().Get().Resource("pods").Namespace("default").Name(pod).SubResource("exec").VersionedParams(options, scheme.ParameterCodec).URL()
+}
+
+// read returns what a file of a container has, which may change meanwhile.
+func (c *cluster) read(pod, container, path string) string {
+	c.t.Helper()
+	u := c.execURL(pod, &corev1.PodExecOptions{Container: container, Command: []string{"cat", path}, Stdout: true})
+	e, err := remotecommand.NewWebSocketExecutor(c.config, http.MethodGet, u.String())
+	c.must(err)
+	var out bytes.Buffer
+	if err := e.StreamWithContext(c.t.Context(), remotecommand.StreamOptions{Stdout: &out}); err != nil {
+		c.t.Logf("read %s: %v", path, err)
+	}
+	return out.String()
+}
+
 // exec runs a command through the API server, by both protocols.
 func (c *cluster) exec(pod, container string, stdin []byte, command ...string) (stdout string, err error) {
 	c.t.Helper()
-	options := &corev1.PodExecOptions{Container: container, Command: command, Stdin: stdin != nil, Stdout: true, Stderr: true}
-	u := c.api.CoreV1().RESTClient().Get().Resource("pods").Namespace("default").Name(pod).SubResource("exec").VersionedParams(options, scheme.ParameterCodec).URL()
+	u := c.execURL(pod, &corev1.PodExecOptions{Container: container, Command: command, Stdin: stdin != nil, Stdout: true, Stderr: true})
 	byWebSocket, err := remotecommand.NewWebSocketExecutor(c.config, http.MethodGet, u.String())
 	c.must(err)
 	bySPDY, err := remotecommand.NewSPDYExecutor(c.config, http.MethodPost, u)

@@ -32,7 +32,7 @@ spec:
     command: [sh, -c, "echo serving; test -e /data/sidecar && exec httpd -f -p 80 -h /data"]
     ports: [{containerPort: 80, hostPort: 8080}]
     readinessProbe: {httpGet: {path: /index.html, port: 80}, periodSeconds: 1}
-    livenessProbe: {exec: {command: [sh, -c, "test ! -e /tmp/sick"]}, periodSeconds: 1, failureThreshold: 1}
+    livenessProbe: {exec: {command: [sh, -c, "test ! -e /tmp/sick"]}, periodSeconds: 1, failureThreshold: 1, timeoutSeconds: 10}
     resources: {requests: {cpu: 50m, memory: 16Mi}, limits: {cpu: 500m, memory: 64Mi}}
     volumeMounts: [{name: data, mountPath: /data}, {name: host, mountPath: /host, readOnly: true}, {name: memory, mountPath: /memory}]
   - name: tcp

@@ -1,0 +1,149 @@
+package apiserver
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func list(cpu string) corev1.ResourceList {
+	return corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu)}
+}
+
+func asks(cpu string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests = list(cpu) }
+}
+
+func hostPort(ip string, port int32) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Containers[0].Ports = []corev1.ContainerPort{{HostIP: ip, HostPort: port, ContainerPort: 80}}
+	}
+}
+
+func affine(terms ...corev1.NodeSelectorTerm) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}}
+	}
+}
+
+func term(key string, operator corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorTerm {
+	return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: operator, Values: values}}}
+}
+
+func TestAdmit(t *testing.T) {
+	t.Parallel()
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "here", Labels: map[string]string{"zone": "a", "size": "5"}},
+		Spec:       corev1.NodeSpec{Taints: []corev1.Taint{{Key: "dedicated", Value: "x", Effect: corev1.TaintEffectNoExecute}, {Key: "no", Effect: corev1.TaintEffectNoSchedule}}},
+		Status:     corev1.NodeStatus{Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourcePods: resource.MustParse("2")}},
+	}
+	tolerant := func(p *corev1.Pod) {
+		p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: "dedicated", Operator: corev1.TolerationOpExists})
+	}
+	for name, c := range map[string]struct {
+		pod    []func(*corev1.Pod)
+		others []*corev1.Pod
+		want   string
+	}{
+		"fits":          {nil, nil, ""},
+		"windows":       {[]func(*corev1.Pod){func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} }}, nil, "PodOSNotSupported"},
+		"exactly":       {[]func(*corev1.Pod){asks("1")}, []*corev1.Pod{pod("o", asks("1"))}, ""},
+		"too much":      {[]func(*corev1.Pod){asks("1001m")}, []*corev1.Pod{pod("o", asks("1"))}, "OutOfcpu"},
+		"nothing asked": {nil, []*corev1.Pod{pod("o", asks("3"))}, ""},
+		"as a whole":    {[]func(*corev1.Pod){asks("1"), func(p *corev1.Pod) { p.Spec.Resources = &corev1.ResourceRequirements{Requests: list("3")} }}, nil, "OutOfcpu"},
+		"overhead":      {[]func(*corev1.Pod){asks("2"), func(p *corev1.Pod) { p.Spec.Overhead = list("1m") }}, nil, "OutOfcpu"},
+		"init": {[]func(*corev1.Pod){func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: list("3")}}}
+		}}, nil, "OutOfcpu"},
+		"full":             {nil, []*corev1.Pod{pod("o"), pod("p")}, "OutOfpods"},
+		"port":             {[]func(*corev1.Pod){hostPort("", 80)}, []*corev1.Pod{pod("o", hostPort("0.0.0.0", 80))}, "NodePorts"},
+		"port there":       {[]func(*corev1.Pod){hostPort("192.0.2.1", 80)}, []*corev1.Pod{pod("o", hostPort("192.0.2.2", 80))}, ""},
+		"other port":       {[]func(*corev1.Pod){hostPort("", 80)}, []*corev1.Pod{pod("o", hostPort("", 81))}, ""},
+		"selector":         {[]func(*corev1.Pod){func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"zone": "b"} }}, nil, "NodeAffinity"},
+		"selected":         {[]func(*corev1.Pod){func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"zone": "a"} }}, nil, ""},
+		"in":               {[]func(*corev1.Pod){affine(term("zone", corev1.NodeSelectorOpIn, "b", "a"))}, nil, ""},
+		"not in":           {[]func(*corev1.Pod){affine(term("zone", corev1.NodeSelectorOpNotIn, "a"))}, nil, "NodeAffinity"},
+		"exists":           {[]func(*corev1.Pod){affine(term("none", corev1.NodeSelectorOpExists))}, nil, "NodeAffinity"},
+		"one of the terms": {[]func(*corev1.Pod){affine(term("none", corev1.NodeSelectorOpExists), term("none", corev1.NodeSelectorOpDoesNotExist))}, nil, ""},
+		"greater":          {[]func(*corev1.Pod){affine(term("size", corev1.NodeSelectorOpGt, "4"))}, nil, ""},
+		"less":             {[]func(*corev1.Pod){affine(term("size", corev1.NodeSelectorOpLt, "5"))}, nil, "NodeAffinity"},
+		"no number":        {[]func(*corev1.Pod){affine(term("zone", corev1.NodeSelectorOpGt, "4"))}, nil, "NodeAffinity"},
+		"an empty term":    {[]func(*corev1.Pod){affine(corev1.NodeSelectorTerm{})}, nil, "NodeAffinity"},
+		"by name":          {[]func(*corev1.Pod){affine(corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"there"}}}})}, nil, "NodeAffinity"},
+	} {
+		reason, message := admit(node, pod("p", append(c.pod, tolerant)...), c.others)
+		if reason != c.want || (message == "") != (reason == "") {
+			t.Errorf("%s: %s: %s, want %q", name, reason, message, c.want)
+		}
+	}
+	for name, c := range map[string]struct {
+		toleration corev1.Toleration
+		want       string
+	}{
+		"none":           {corev1.Toleration{Key: "other", Operator: corev1.TolerationOpExists}, "TaintToleration"},
+		"equal":          {corev1.Toleration{Key: "dedicated", Value: "x"}, ""},
+		"another value":  {corev1.Toleration{Key: "dedicated", Value: "y"}, "TaintToleration"},
+		"another effect": {corev1.Toleration{Key: "dedicated", Value: "x", Effect: corev1.TaintEffectNoSchedule}, "TaintToleration"},
+		"everything":     {corev1.Toleration{Operator: corev1.TolerationOpExists}, ""},
+	} {
+		p := pod("p", func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{c.toleration} })
+		if reason, _ := admit(node, p, nil); reason != c.want {
+			t.Errorf("toleration %s: %q, want %q", name, reason, c.want)
+		}
+	}
+}
+
+func TestVariables(t *testing.T) {
+	t.Parallel()
+	service := func(namespace, name, ip string, ports ...corev1.ServicePort) *corev1.Service {
+		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: corev1.ServiceSpec{ClusterIP: ip, Ports: ports}}
+	}
+	services := []*corev1.Service{
+		service("default", "kubernetes", "10.0.0.1", corev1.ServicePort{Name: "https", Port: 443, Protocol: corev1.ProtocolTCP}),
+		service("team", "my-db", "fd00::1", corev1.ServicePort{Port: 5432}, corev1.ServicePort{Name: "dns-udp", Port: 53, Protocol: corev1.ProtocolUDP}),
+		service("team", "headless", corev1.ClusterIPNone, corev1.ServicePort{Port: 1}),
+		service("team", "portless", "10.0.0.3"),
+		service("other", "elsewhere", "10.0.0.4", corev1.ServicePort{Port: 1}),
+	}
+	show := func(namespace string, links bool) string {
+		var out []string
+		o := variables(services, namespace, links)
+		for _, key := range slices.Sorted(maps.Keys(o)) {
+			out = append(out, key+"="+string(o[key]))
+		}
+		return strings.Join(out, "\n")
+	}
+	master := `KUBERNETES_PORT=tcp://10.0.0.1:443
+KUBERNETES_PORT_443_TCP=tcp://10.0.0.1:443
+KUBERNETES_PORT_443_TCP_ADDR=10.0.0.1
+KUBERNETES_PORT_443_TCP_PORT=443
+KUBERNETES_PORT_443_TCP_PROTO=tcp
+KUBERNETES_SERVICE_HOST=10.0.0.1
+KUBERNETES_SERVICE_PORT=443
+KUBERNETES_SERVICE_PORT_HTTPS=443`
+	for _, namespace := range []string{"team", "default", "none"} {
+		if got := show(namespace, false); got != master {
+			t.Errorf("without links in %s:\n%s", namespace, got)
+		}
+	}
+	if got, want := show("team", true), master+`
+MY_DB_PORT=tcp://[fd00::1]:5432
+MY_DB_PORT_53_UDP=udp://[fd00::1]:53
+MY_DB_PORT_53_UDP_ADDR=fd00::1
+MY_DB_PORT_53_UDP_PORT=53
+MY_DB_PORT_53_UDP_PROTO=udp
+MY_DB_PORT_5432_TCP=tcp://[fd00::1]:5432
+MY_DB_PORT_5432_TCP_ADDR=fd00::1
+MY_DB_PORT_5432_TCP_PORT=5432
+MY_DB_PORT_5432_TCP_PROTO=tcp
+MY_DB_SERVICE_HOST=fd00::1
+MY_DB_SERVICE_PORT=5432
+MY_DB_SERVICE_PORT_DNS_UDP=53`; got != want {
+		t.Errorf("with links:\n%s", got)
+	}
+}

@@ -1,0 +1,339 @@
+// Package apiserver declares to the agent the pods that an API server has bound
+// to this node, with the config maps, secrets and tokens that they refer to.
+//
+// Whatever the server answers but a list of pods leaves the pods as they are,
+// and so does silence: they stop only when the server says that they are
+// deleted, or no longer has them.
+package apiserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/cluster"
+	"github.com/huskd/husk/internal/manifest"
+)
+
+// Source follows an API server.
+type Source struct {
+	Client *cluster.Client
+	// Node is this node as it is registered: its name, labels and what it has.
+	Node func() *corev1.Node
+	// Known says whether the agent has a pod.
+	Known func(types.UID) bool
+	// Deliver gets the complete set when it is first known and whenever it changes.
+	Deliver func(source.Set)
+	// Refused gets a pod that this node won't run, and why: a word and a line.
+	Refused func(pod *corev1.Pod, reason, message string)
+	// Changed is called after each change of the server's pods.
+	Changed func()
+	Log     *slog.Logger
+
+	wake     chan struct{}
+	pods     *cluster.Mirror[*corev1.Pod]
+	services *cluster.Mirror[*corev1.Service]
+	classes  *cluster.Mirror[*nodev1.RuntimeClass]
+	watching map[string]*watched // config maps and secrets, by their keys
+	tokens   tokens
+	bound    map[types.UID]*bound
+	last     summary
+	group    sync.WaitGroup
+}
+
+// bound is a pod of the server's that is or was to run here.
+type bound struct {
+	at  string
+	raw *corev1.Pod // that was translated
+	pod *corev1.Pod // for the agent; nil if it can't be
+	// tokens that its volumes have.
+	tokens []tokenSpec
+	// refused is why it can't be, or can't be as it now is.
+	refused error
+	waits   time.Time // since when it does for something that the server is to tell
+}
+
+// waiting is what a pod waits for.
+type waiting struct{ error }
+
+// patience is how long a pod waits before that is said.
+const patience = 5 * time.Second
+
+// summary is a set, for telling whether another one differs.
+type summary struct {
+	pods    map[types.UID]member
+	objects map[string]string // their versions
+	unread  []string
+}
+
+type member struct {
+	pod    *corev1.Pod
+	ending time.Duration // -1 if it isn't
+}
+
+// Start begins to follow the server, until ctx ends. The mirror of its pods is
+// for others to look at too.
+func (s *Source) Start(ctx context.Context) *cluster.Mirror[*corev1.Pod] {
+	s.wake = make(chan struct{}, 1)
+	s.watching, s.bound = map[string]*watched{}, map[types.UID]*bound{}
+	s.tokens = tokens{Client: s.Client, wake: s.nudge, known: map[string]*token{}}
+	s.pods = cluster.Follow[*corev1.Pod](ctx, s.Client, cluster.List{
+		Path: "/api/v1/pods", Fields: "spec.nodeName=" + s.Node().Name, Item: &corev1.Pod{}, List: &corev1.PodList{},
+	}, func() {
+		s.nudge()
+		s.Changed()
+	})
+	s.services = cluster.Follow[*corev1.Service](ctx, s.Client, cluster.List{
+		Path: "/api/v1/services", Item: &corev1.Service{}, List: &corev1.ServiceList{},
+	}, s.nudge)
+	s.classes = cluster.Follow[*nodev1.RuntimeClass](ctx, s.Client, cluster.List{
+		Path: "/apis/node.k8s.io/v1/runtimeclasses", Item: &nodev1.RuntimeClass{}, List: &nodev1.RuntimeClassList{},
+	}, s.nudge)
+	return s.pods
+}
+
+// Run delivers what Start follows, until ctx ends.
+func (s *Source) Run(ctx context.Context) error {
+	defer s.group.Wait()
+	for ctx.Err() == nil {
+		var alarm <-chan time.Time
+		if next := s.pass(ctx); !next.IsZero() {
+			alarm = time.After(time.Until(next))
+		}
+		select {
+		case <-ctx.Done():
+		case <-s.wake:
+		case <-alarm:
+		}
+	}
+	return nil
+}
+
+// Nudge has the source look at its pods again.
+func (s *Source) nudge() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// pass delivers the set as it is now if it is another than before, and returns
+// when to look again.
+func (s *Source) pass(ctx context.Context) (next time.Time) {
+	if !s.pods.Synced() {
+		return time.Time{}
+	}
+	set := source.Set{Kind: source.API, Objects: manifest.Objects{}}
+	now := summary{pods: map[types.UID]member{}, objects: map[string]string{}}
+	all := s.pods.All()
+	slices.SortFunc(all, func(a, b *corev1.Pod) int {
+		if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
+			return c
+		}
+		return strings.Compare(string(a.UID), string(b.UID))
+	})
+	needed := map[string]bool{}
+	present := map[types.UID]bool{}
+	for _, pod := range all {
+		if cluster.IsMirror(pod) {
+			continue
+		}
+		present[pod.UID] = true
+		at := placeOf(pod)
+		b, err := s.take(ctx, pod, needed)
+		if late := s.bound[pod.UID].late(err); late.IsZero() {
+			s.Client.Complain(at, err)
+		} else if next.IsZero() || late.Before(next) {
+			next = late
+		}
+		switch {
+		case err != nil:
+			set.Unread = append(set.Unread, at)
+		case b != nil:
+			p := source.Pod{Pod: b.pod, At: at}
+			m := member{b.pod, -1}
+			if pod.DeletionTimestamp != nil {
+				m.ending = graceOf(pod)
+				p.Ending = &m.ending
+			}
+			set.Pods = append(set.Pods, p)
+			now.pods[pod.UID] = m
+		}
+	}
+	maps.DeleteFunc(s.bound, func(uid types.UID, b *bound) bool {
+		if !present[uid] {
+			s.Client.Forget(b.at)
+		}
+		return !present[uid]
+	})
+	s.collect(needed, set.Objects, now.objects)
+	now.unread = set.Unread
+	if s.last.pods == nil || !maps.Equal(s.last.pods, now.pods) || !maps.Equal(s.last.objects, now.objects) || !slices.Equal(s.last.unread, now.unread) {
+		s.last = now
+		s.Deliver(set)
+	}
+	if due := s.tokens.due(); next.IsZero() || !due.IsZero() && due.Before(next) {
+		next = due
+	}
+	return next
+}
+
+// late is when what a pod waits for is to be said; zero if now, or if it doesn't
+// wait.
+func (b *bound) late(err error) time.Time {
+	if b == nil {
+		return time.Time{}
+	}
+	if _, ok := errors.AsType[waiting](err); !ok {
+		b.waits = time.Time{}
+		return time.Time{}
+	}
+	if b.waits.IsZero() {
+		b.waits = time.Now()
+	}
+	if late := b.waits.Add(patience); time.Now().Before(late) {
+		return late
+	}
+	return time.Time{}
+}
+
+// placeOf is where a pod is declared. One that takes the place of another of its
+// name is declared elsewhere: of the two, only one may be unknown.
+func placeOf(pod *corev1.Pod) string {
+	return cluster.Pod(pod.Namespace, pod.Name) + "?uid=" + string(pod.UID)
+}
+
+// graceOf is what a pod that is being deleted has to end.
+func graceOf(pod *corev1.Pod) time.Duration {
+	switch {
+	case pod.DeletionGracePeriodSeconds != nil:
+		return time.Duration(max(*pod.DeletionGracePeriodSeconds, 0)) * time.Second
+	case pod.Spec.TerminationGracePeriodSeconds != nil:
+		return time.Duration(max(*pod.Spec.TerminationGracePeriodSeconds, 0)) * time.Second
+	}
+	return 0
+}
+
+// IsOver says whether a pod has ended for good, by the server's word.
+func isOver(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// take returns a pod for the agent, nil if it is none of its, or an error if
+// that can't be said now: then it stays as it is. What it refers to is needed.
+func (s *Source) take(ctx context.Context, pod *corev1.Pod, needed map[string]bool) (*bound, error) {
+	node := s.Node()
+	if pod.Spec.NodeName != node.Name || pod.UID == "" {
+		return nil, fmt.Errorf("its pod %s/%s is of node %q and has the UID %q: it isn't taken for one of node %s", pod.Namespace, pod.Name, pod.Spec.NodeName, pod.UID, node.Name)
+	}
+	known := s.Known(pod.UID)
+	if !known && (isOver(pod) || pod.DeletionTimestamp != nil) {
+		return nil, nil
+	}
+	b := s.bound[pod.UID]
+	if b == nil {
+		b = &bound{at: placeOf(pod)}
+		s.bound[pod.UID] = b
+	}
+	if b.raw == nil || b.pod == nil || changed(b.raw, pod) {
+		if err := s.translate(b, pod); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case b.refused != nil && known:
+		return nil, fmt.Errorf("the pod stays as it was: %s", reasons(b.refused))
+	case b.refused != nil:
+		s.Refused(pod, "NotSupported", reasons(b.refused))
+		return nil, nil
+	case pod.DeletionTimestamp != nil:
+		return b, nil
+	}
+	if !known {
+		if reason, message := admit(node, pod, s.others(pod)); reason != "" {
+			s.Refused(pod, reason, message)
+			return nil, nil
+		}
+		if !s.services.Synced() {
+			return nil, waiting{errors.New("the pod waits for the list of services, of which it has variables")}
+		}
+	}
+	return b, s.resolve(ctx, b, needed)
+}
+
+// reasons are what is wrong with a pod, without the lines of a file that there
+// isn't.
+func reasons(err error) string {
+	wrong, ok := errors.AsType[*manifest.Error](err)
+	if !ok {
+		return cluster.OneLine(err)
+	}
+	var out []string
+	for _, p := range wrong.Problems {
+		out = append(out, strings.TrimPrefix(p.Path+": "+p.Text, ": "))
+	}
+	return cluster.OneLine(errors.New(strings.Join(out, "; ")))
+}
+
+// changed says whether the agent is to know of a change of a pod.
+func changed(before, after *corev1.Pod) bool {
+	return before != after && (!equality.Semantic.DeepEqual(before.Spec, after.Spec) ||
+		!maps.Equal(before.Labels, after.Labels) || !maps.Equal(before.Annotations, after.Annotations))
+}
+
+// translate makes of the pod one for the agent. What it finds wrong with it is
+// in b.refused.
+func (s *Source) translate(b *bound, pod *corev1.Pod) error {
+	handler, err := s.handler(pod)
+	if err != nil {
+		return err
+	}
+	plain, tokens := plainOf(pod, handler)
+	data, err := json.Marshal(plain)
+	if err != nil {
+		return err
+	}
+	at := placeOf(pod)
+	f, err := manifest.Parse(data, manifest.Origin{File: "pod", Node: pod.Spec.NodeName, Source: string(source.API) + at})
+	b.raw, b.refused = pod, err
+	if err == nil {
+		b.pod, b.tokens = &f.Pods[0], tokens
+	}
+	return nil
+}
+
+// handler is that of the pod's runtime class.
+func (s *Source) handler(pod *corev1.Pod) (string, error) {
+	if pod.Spec.RuntimeClassName == nil || *pod.Spec.RuntimeClassName == "" {
+		return "", nil
+	}
+	class, ok := s.classes.Get("", *pod.Spec.RuntimeClassName)
+	if !ok {
+		return "", waiting{fmt.Errorf("the pod waits for its runtime class %s: create it", *pod.Spec.RuntimeClassName)}
+	}
+	return class.Handler, nil
+}
+
+// others are the pods, but this one, that the node has room set aside for.
+func (s *Source) others(pod *corev1.Pod) []*corev1.Pod {
+	var out []*corev1.Pod
+	for _, other := range s.pods.All() {
+		if other.UID != pod.UID && !isOver(other) && s.Known(other.UID) {
+			out = append(out, other)
+		}
+	}
+	return out
+}

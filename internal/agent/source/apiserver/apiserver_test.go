@@ -1,0 +1,404 @@
+package apiserver
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/cluster"
+	"github.com/huskd/husk/internal/cluster/clustertest"
+	"github.com/huskd/husk/internal/manifest"
+)
+
+func TestMain(m *testing.M) {
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	goleak.VerifyTestMain(m)
+}
+
+const (
+	podList     = "/api/v1/pods"
+	serviceList = "/api/v1/services"
+	classList   = "/apis/node.k8s.io/v1/runtimeclasses"
+)
+
+// followed is a source and what came of it. Pods that it delivers are known from
+// then on, as they would be to the agent.
+type followed struct {
+	*clustertest.Server
+	t    *testing.T
+	node *corev1.Node
+
+	mu      sync.Mutex
+	set     source.Set
+	sets    int
+	known   map[types.UID]bool
+	refused map[string]string // reasons, by the pod's name
+	log     bytes.Buffer
+}
+
+func (f *followed) Write(p []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.log.Write(p)
+}
+
+func follow(t *testing.T) *followed {
+	t.Parallel()
+	f := &followed{
+		Server: clustertest.New(t), t: t, known: map[types.UID]bool{}, refused: map[string]string{},
+		node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", Labels: map[string]string{"zone": "a"}}},
+	}
+	log := slog.New(slog.NewTextHandler(f, nil))
+	client, err := cluster.New(f.Kubeconfig, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Source{
+		Client: client, Node: func() *corev1.Node { return f.node }, Log: log, Changed: func() {},
+		Known: func(uid types.UID) bool {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.known[uid]
+		},
+		Refused: func(pod *corev1.Pod, reason, message string) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.refused[pod.Name] = reason + ": " + message
+		},
+		Deliver: func(set source.Set) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.set = set
+			f.sets++
+			for _, p := range set.Pods {
+				f.known[p.UID] = true
+			}
+		},
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s.Start(ctx)
+	done := make(chan error)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		client.Close()
+	})
+	return f
+}
+
+func (f *followed) eventually(what string, ok func() bool) {
+	f.t.Helper()
+	clustertest.Eventually(f.t, func() string {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if ok() {
+			return ""
+		}
+		return fmt.Sprintf("never: %s; set %d is %v, unread %v, refused %v, log:\n%s", what, f.sets, f.names(), f.set.Unread, f.refused, f.log.String())
+	})
+}
+
+// names of the pods of the last set, those that are to end with their grace.
+func (f *followed) names() []string {
+	out := []string{}
+	for _, p := range f.set.Pods {
+		name := p.Name
+		if p.Ending != nil {
+			name += " within " + p.Ending.String()
+		}
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (f *followed) expect(names ...string) {
+	f.t.Helper()
+	f.eventually(fmt.Sprint(names), func() bool { return f.sets > 0 && slices.Equal(f.names(), names) })
+}
+
+func (f *followed) says(text string) {
+	f.t.Helper()
+	f.eventually("log says "+text, func() bool { return strings.Contains(f.log.String(), text) })
+}
+
+// pod is one of this node as an API server has it.
+func pod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name), CreationTimestamp: metav1.Unix(1, 0)},
+		Spec: corev1.PodSpec{
+			NodeName: "here", ServiceAccountName: "default", SchedulerName: "default-scheduler", EnableServiceLinks: new(true),
+			TerminationGracePeriodSeconds: new(int64(30)),
+			Containers:                    []corev1.Container{{Name: "c", Image: "localhost/x", TerminationMessagePath: "/dev/termination-log"}},
+		},
+	}
+	for _, c := range change {
+		c(p)
+	}
+	return p
+}
+
+func TestFollows(t *testing.T) {
+	f := follow(t)
+	f.expect()
+	f.Put(podList, pod("a"))
+	f.Put(podList, pod("b"))
+	f.expect("a", "b")
+	f.Put(podList, pod("mirror", func(p *corev1.Pod) { p.Annotations = map[string]string{cluster.MirrorAnnotation: "x"} }))
+	f.Put(podList, pod("over", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }))
+	f.Put(podList, pod("gone", func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }))
+	f.Put(podList, pod("a", func(p *corev1.Pod) { p.Spec.Containers[0].Image = "localhost/y" }))
+	f.eventually("a's other image", func() bool {
+		i := slices.IndexFunc(f.set.Pods, func(p source.Pod) bool { return p.Name == "a" })
+		return i >= 0 && f.set.Pods[i].Spec.Containers[0].Image == "localhost/y"
+	})
+	f.expect("a", "b")
+	f.Put(podList, pod("b", func(p *corev1.Pod) {
+		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{Time: time.Now()}, new(int64(7))
+	}))
+	f.expect("a", "b within 7s")
+	f.Put(podList, pod("a", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }))
+	f.Remove(podList, "default", "b")
+	f.expect("a") // it has ended, but is still there to be looked at
+	f.Remove(podList, "default", "a")
+	f.expect()
+}
+
+// TestStatusesAreNotNews: the reporter's own words come back as changes.
+func TestStatusesAreNotNews(t *testing.T) {
+	f := follow(t)
+	f.Put(podList, pod("a"))
+	f.expect("a")
+	f.mu.Lock()
+	before := f.sets
+	f.mu.Unlock()
+	for i := range 20 {
+		f.Put(podList, pod("a", func(p *corev1.Pod) { p.Status.Message = fmt.Sprint(i) }))
+	}
+	f.Put(podList, pod("b"))
+	f.expect("a", "b")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.sets != before+1 {
+		t.Errorf("%d sets", f.sets-before)
+	}
+}
+
+func answer(code int, kind, body string) func(http.ResponseWriter, *http.Request) bool {
+	return func(w http.ResponseWriter, _ *http.Request) bool {
+		w.Header().Set("Content-Type", kind)
+		w.WriteHeader(code)
+		_, _ = io.WriteString(w, body)
+		return true
+	}
+}
+
+// TestALieKillsNothing: whatever the server answers but a list without them, the
+// pods stay, and it is said once.
+func TestALieKillsNothing(t *testing.T) {
+	list := func(pods ...*corev1.Pod) string {
+		text, _ := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "PodList", "metadata": map[string]string{"resourceVersion": "100"}, "items": pods})
+		return string(text)
+	}
+	onlyPods := func(fault func(http.ResponseWriter, *http.Request) bool) func(http.ResponseWriter, *http.Request) bool {
+		return func(w http.ResponseWriter, r *http.Request) bool { return r.URL.Path == podList && fault(w, r) }
+	}
+	for name, c := range map[string]struct {
+		fault func(http.ResponseWriter, *http.Request) bool
+		says  string
+	}{
+		"HTML":                         {answer(200, "text/html", "<html><body>Welcome to the portal</body></html>"), "level=ERROR"},
+		"HTML as JSON":                 {answer(200, "application/json", "<html></html>"), "level=ERROR"},
+		"an object":                    {answer(200, "application/json", "{}"), "level=ERROR"},
+		"a list of nothing, by nobody": {answer(200, "application/json", `{"apiVersion":"v1","kind":"PodList","items":[]}`), "no resourceVersion"},
+		"a list of rubbish":            {answer(200, "application/json", `{"apiVersion":"v1","kind":"PodList","metadata":{"resourceVersion":"9"},"items":[{"metadata":{"name":7}}]}`), "level=ERROR"},
+		"unauthorized":                 {answer(401, "text/plain", ""), "level=ERROR"},
+		"another node's pods": {answer(200, "application/json", list(
+			pod("a", func(p *corev1.Pod) { p.Spec.NodeName = "there" }), pod("b", func(p *corev1.Pod) { p.UID = "" }))), "isn't taken for one of node here"},
+		"a pod that can't be": {answer(200, "application/json", list(
+			pod("a", func(p *corev1.Pod) { p.Spec.RestartPolicy = "Sometimes" }),
+			pod("b", func(p *corev1.Pod) { p.Spec.Containers[0].Image = "UPPER/:" }))), "the pod stays as it was"},
+		"a reset": {func(w http.ResponseWriter, _ *http.Request) bool {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err == nil {
+				_ = conn.Close()
+			}
+			return true
+		}, ""}, // as any connection that ends
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := follow(t)
+			f.Put(podList, pod("a"))
+			f.Put(podList, pod("b"))
+			f.expect("a", "b")
+			f.Misbehave(onlyPods(c.fault))
+			f.says(c.says)
+			clustertest.Eventually(t, func() string {
+				if n := f.Asked(); n < 3 {
+					return fmt.Sprintf("it has asked %d times", n)
+				}
+				return ""
+			})
+			f.mu.Lock()
+			// What isn't in the set is unread, so that the agent keeps it.
+			if len(f.set.Pods)+len(f.set.Unread) != 2 {
+				t.Errorf("the set is %v, unread are %v", f.names(), f.set.Unread)
+			}
+			lines := strings.Split(strings.TrimSpace(f.log.String()), "\n")
+			for i, line := range lines {
+				_, text, _ := strings.Cut(line, "level=")
+				if slices.ContainsFunc(lines[:i], func(earlier string) bool { return strings.HasSuffix(earlier, text) }) && strings.HasPrefix(text, "ERROR") {
+					t.Errorf("it is said again: %s", line)
+				}
+			}
+			f.mu.Unlock()
+			f.Misbehave(nil)
+			f.Put(podList, pod("c"))
+			f.expect("a", "b", "c")
+		})
+	}
+}
+
+// TestGone has the server forget its history while a watch goes on.
+func TestGone(t *testing.T) {
+	f := follow(t)
+	f.Put(podList, pod("a"))
+	f.expect("a")
+	f.Misbehave(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != podList || r.URL.Query().Get("watch") == "" || r.URL.Query().Get("sendInitialEvents") != "" {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","code":410,"reason":"Expired"}}`+"\n")
+		return true
+	})
+	f.Put(podList, pod("b"))
+	f.expect("a", "b")
+}
+
+func TestObjects(t *testing.T) {
+	f := follow(t)
+	const configs, secrets = "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/default/secrets"
+	f.Put(configs, &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: "settings", Namespace: "default"}, Data: map[string]string{"a": "1"}})
+	f.Put(secrets, &corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, ObjectMeta: metav1.ObjectMeta{Name: "key", Namespace: "default"}, Data: map[string][]byte{"b": []byte("2")}})
+	f.Put(serviceList, &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Name: "https", Port: 443}}}})
+	f.Put(podList, pod("a", func(p *corev1.Pod) {
+		p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}}
+		p.Spec.Volumes = []corev1.Volume{{Name: "key", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "key"}}}}
+	}))
+	f.expect("a")
+	object := func(kind, name string) manifest.Object {
+		return f.set.Objects[manifest.ObjectKey(kind, "default", name)]
+	}
+	f.eventually("all objects", func() bool {
+		return string(object(manifest.KindConfigMap, "settings")["a"]) == "1" && string(object(manifest.KindSecret, "key")["b"]) == "2" &&
+			string(object(manifest.KindConfigMap, "services.uid-a")["KUBERNETES_SERVICE_HOST"]) == "10.96.0.1"
+	})
+	f.Put(configs, &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: "settings", Namespace: "default"}, Data: map[string]string{"a": "3"}})
+	f.eventually("the change", func() bool { return string(object(manifest.KindConfigMap, "settings")["a"]) == "3" })
+	f.Remove(configs, "default", "settings")
+	f.eventually("that it is gone", func() bool { return object(manifest.KindConfigMap, "settings") == nil && len(f.set.Pods) == 1 })
+	f.Remove(podList, "default", "a")
+	f.expect()
+}
+
+// TestTokens: a pod waits for its token, which is asked for again in time.
+func TestTokens(t *testing.T) {
+	f := follow(t)
+	asked := make(chan string, 100)
+	var mu sync.Mutex
+	refuse, seconds := true, int64(7)
+	f.Misbehave(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, "/serviceaccounts/robot/token") {
+			return false
+		}
+		body, _ := io.ReadAll(r.Body)
+		asked <- string(body)
+		mu.Lock()
+		defer mu.Unlock()
+		if refuse {
+			clustertest.Refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
+			return true
+		}
+		return answer(201, "application/json", fmt.Sprintf(`{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{"expirationSeconds":%d},"status":{"token":"t-%d"}}`, seconds, len(asked)))(w, r)
+	})
+	f.Put(podList, pod("a", func(p *corev1.Pod) {
+		p.Spec.ServiceAccountName = "robot"
+		p.Spec.Volumes = []corev1.Volume{{Name: "access", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+			{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token", Audience: "me", ExpirationSeconds: new(int64(3607))}},
+		}}}}}
+	}))
+	body := <-asked
+	for _, want := range []string{`"audiences":["me"]`, `"expirationSeconds":3607`, `"uid":"uid-a"`} {
+		if !strings.Contains(body, want) {
+			t.Errorf("it has asked with %s", body)
+		}
+	}
+	f.says("no: Forbidden")
+	f.mu.Lock()
+	if len(f.set.Pods) != 0 {
+		t.Error("the pod is run without its token")
+	}
+	f.mu.Unlock()
+	mu.Lock()
+	refuse = false
+	mu.Unlock()
+	f.expect("a")
+	text := func() string {
+		return string(f.set.Objects[manifest.ObjectKey(manifest.KindSecret, "default", "token.uid-a.0")]["token"])
+	}
+	f.eventually("a token", func() bool { return strings.HasPrefix(text(), "t-") })
+	f.mu.Lock()
+	first := text()
+	f.mu.Unlock()
+	f.eventually("another token", func() bool { return text() != first })
+}
+
+func TestRuntimeClass(t *testing.T) {
+	f := follow(t)
+	f.Put(podList, pod("a", func(p *corev1.Pod) { p.Spec.RuntimeClassName = new("fast") }))
+	f.says("waits for its runtime class fast")
+	f.Put(classList, &nodev1.RuntimeClass{TypeMeta: metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"}, ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Handler: "crun"})
+	f.expect("a")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if got := f.set.Pods[0].Spec.RuntimeClassName; got == nil || *got != "crun" {
+		t.Errorf("its handler is %v", got)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	f := follow(t)
+	f.node.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
+	f.Put(podList, pod("claims", func(p *corev1.Pod) {
+		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}}}}
+	}))
+	f.Put(podList, pod("greedy", func(p *corev1.Pod) {
+		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2")}
+	}))
+	f.eventually("both refused", func() bool {
+		return strings.HasPrefix(f.refused["claims"], "NotSupported: spec.volumes[0].persistentVolumeClaim: ") && strings.HasPrefix(f.refused["greedy"], "OutOfcpu: ")
+	})
+}

@@ -1,0 +1,111 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/cluster"
+	"github.com/huskd/husk/internal/manifest"
+)
+
+// watched is a config map or a secret that a pod refers to. A node may see those
+// only, each by its name.
+type watched struct {
+	cancel func()
+	synced func() bool
+	get    func() (object manifest.Object, version string)
+	what   string
+}
+
+// resolve has all that a pod refers to be followed, and says what of it isn't
+// known yet.
+func (s *Source) resolve(ctx context.Context, b *bound, needed map[string]bool) error {
+	var missing error
+	manifest.References(b.pod, func(kind, name string) {
+		if b.isOwn(kind, name) {
+			return
+		}
+		key := manifest.ObjectKey(kind, b.pod.Namespace, name)
+		needed[key] = true
+		w := s.watching[key]
+		if w == nil {
+			w = s.watch(ctx, kind, b.pod.Namespace, name)
+			s.watching[key] = w
+		}
+		if !w.synced() {
+			missing = waiting{fmt.Errorf("the pod waits for %s", key)}
+		}
+	})
+	for _, t := range b.tokens {
+		key := manifest.ObjectKey(manifest.KindSecret, t.namespace, t.name)
+		needed[key] = true
+		if !s.tokens.want(ctx, key, t, &s.group) && missing == nil {
+			missing = waiting{fmt.Errorf("the pod waits for a token of service account %s/%s", t.namespace, t.account)}
+		}
+	}
+	needed[manifest.ObjectKey(manifest.KindConfigMap, b.pod.Namespace, servicesName(b.pod))] = true
+	return missing
+}
+
+// watch follows one config map or secret.
+func (s *Source) watch(ctx context.Context, kind, namespace, name string) *watched {
+	ctx, cancel := context.WithCancel(ctx)
+	list := cluster.List{Fields: "metadata.name=" + name}
+	if kind == manifest.KindSecret {
+		list.Path, list.Item, list.List = "/api/v1/namespaces/"+namespace+"/secrets", &corev1.Secret{}, &corev1.SecretList{}
+		m := cluster.Follow[*corev1.Secret](ctx, s.Client, list, s.nudge)
+		return &watched{cancel, m.Synced, func() (manifest.Object, string) {
+			secret, ok := m.Get(namespace, name)
+			if !ok {
+				return nil, ""
+			}
+			return manifest.Object(secret.Data), secret.ResourceVersion
+		}, list.String()}
+	}
+	list.Path, list.Item, list.List = "/api/v1/namespaces/"+namespace+"/configmaps", &corev1.ConfigMap{}, &corev1.ConfigMapList{}
+	m := cluster.Follow[*corev1.ConfigMap](ctx, s.Client, list, s.nudge)
+	return &watched{cancel, m.Synced, func() (manifest.Object, string) {
+		config, ok := m.Get(namespace, name)
+		if !ok {
+			return nil, ""
+		}
+		object := manifest.Object{}
+		maps.Copy(object, config.BinaryData)
+		for key, value := range config.Data {
+			object[key] = []byte(value)
+		}
+		return object, config.ResourceVersion
+	}, list.String()}
+}
+
+// collect gathers the objects of the set, and stops following what no pod refers
+// to any more.
+func (s *Source) collect(needed map[string]bool, objects manifest.Objects, versions map[string]string) {
+	for key, w := range s.watching {
+		if !needed[key] {
+			w.cancel()
+			s.Client.Forget(w.what)
+			delete(s.watching, key)
+			continue
+		}
+		if object, version := w.get(); version != "" {
+			objects[key], versions[key] = object, version
+		}
+	}
+	s.tokens.collect(needed, objects, versions)
+	for _, b := range s.bound {
+		if b.pod == nil {
+			continue
+		}
+		key := manifest.ObjectKey(manifest.KindConfigMap, b.pod.Namespace, servicesName(b.pod))
+		if !needed[key] {
+			continue
+		}
+		links := b.raw.Spec.EnableServiceLinks == nil || *b.raw.Spec.EnableServiceLinks
+		objects[key] = variables(s.services.All(), b.pod.Namespace, links)
+		versions[key] = fingerprint(objects[key])
+	}
+}

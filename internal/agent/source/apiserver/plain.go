@@ -1,0 +1,104 @@
+package apiserver
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/huskd/husk/internal/manifest"
+)
+
+// tokenSpec is a token of a service account that a pod has in a volume.
+type tokenSpec struct {
+	name      string // of the secret that stands for it
+	namespace string
+	account   string
+	audience  string
+	seconds   int64
+	pod       metav1.ObjectMeta
+}
+
+// The key of a token in the secret that stands for it, and the least time that
+// a server gives one.
+const (
+	tokenKey     = "token"
+	tokenSeconds = 3600
+)
+
+// servicesName is the name of the config map that stands for the variables that
+// tell of services.
+func servicesName(pod *corev1.Pod) string { return "services." + string(pod.UID) }
+
+// plainOf is a pod as it would be written in a manifest for this node alone:
+// without what others have already acted on, and with secrets and config maps
+// in place of what only an API server has. Their names depend on nothing but
+// the pod, so that the same pod is always the same.
+func plainOf(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
+	m := &pod.ObjectMeta
+	out := &corev1.Pod{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, Labels: m.Labels, Annotations: m.Annotations},
+		Spec:       *pod.Spec.DeepCopy(),
+	}
+	spec := &out.Spec
+	account := spec.ServiceAccountName
+	if account == "" {
+		account = "default"
+	}
+	spec.ServiceAccountName, spec.DeprecatedServiceAccount, spec.AutomountServiceAccountToken = "", "", nil
+	// The scheduler has heeded the former, the reporter of statuses the latter.
+	spec.Affinity, spec.SchedulingGates, spec.ReadinessGates = nil, nil, nil
+	spec.EphemeralContainers = nil
+	spec.RuntimeClassName = nil
+	if handler != "" {
+		spec.RuntimeClassName = &handler
+	}
+	var tokens []tokenSpec
+	for i := range spec.Volumes {
+		if spec.Volumes[i].Projected == nil {
+			continue
+		}
+		for j := range spec.Volumes[i].Projected.Sources {
+			from := &spec.Volumes[i].Projected.Sources[j]
+			if from.ServiceAccountToken == nil {
+				continue
+			}
+			t := tokenSpec{
+				name: fmt.Sprintf("token.%s.%d", pod.UID, len(tokens)), namespace: pod.Namespace, account: account,
+				audience: from.ServiceAccountToken.Audience, seconds: tokenSeconds, pod: out.ObjectMeta,
+			}
+			if s := from.ServiceAccountToken.ExpirationSeconds; s != nil {
+				t.seconds = *s
+			}
+			from.Secret = &corev1.SecretProjection{
+				LocalObjectReference: corev1.LocalObjectReference{Name: t.name},
+				Items:                []corev1.KeyToPath{{Key: tokenKey, Path: from.ServiceAccountToken.Path}},
+			}
+			from.ServiceAccountToken = nil
+			tokens = append(tokens, t)
+		}
+	}
+	for _, list := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
+		for i := range list {
+			list[i].EnvFrom = append([]corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{
+				LocalObjectReference: corev1.LocalObjectReference{Name: servicesName(pod)}, Optional: new(true),
+			}}}, list[i].EnvFrom...)
+		}
+	}
+	return out, tokens
+}
+
+// isOwn says whether an object that a plain pod refers to is one that stands for
+// something, so that the server has none of that name.
+func (b *bound) isOwn(kind, name string) bool {
+	if kind == manifest.KindConfigMap {
+		return name == servicesName(b.pod)
+	}
+	for _, t := range b.tokens {
+		if t.name == name {
+			return true
+		}
+	}
+	return false
+}

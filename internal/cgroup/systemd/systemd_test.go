@@ -1,0 +1,63 @@
+package systemd
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/huskd/husk/internal/pod"
+)
+
+func TestPath(t *testing.T) {
+	for name, want := range map[string]string{
+		"kubepods.slice":                        "/kubepods.slice",
+		"kubepods-burstable-pod1_2.slice":       "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice",
+		"-.slice":                               "/",
+		"":                                      "",
+		".slice":                                "",
+		"kubepods":                              "",
+		"a--b.slice":                            "",
+		"-a.slice":                              "",
+		"a-.slice":                              "",
+		"a/b.slice":                             "",
+		"a b.slice":                             "",
+		"../x.slice":                            "",
+		"é.slice":                               "",
+		strings.Repeat("a", longest) + ".slice": "",
+		"kubepods-besteffort-pod0123abcd-x.scope": "",
+	} {
+		got, err := Path(name)
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: %q, %v, want %q", name, got, err, want)
+		}
+	}
+}
+
+func TestUnit(t *testing.T) {
+	parent, err := Path("kubepods-burstable-podX.slice")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cgroup := pod.ContainerCgroup(parent, "0123")
+	if cgroup != "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podX.slice/cri-husk-0123.scope" {
+		t.Error(cgroup)
+	}
+	unit, ok := Unit(cgroup)
+	if unit != "kubepods-burstable-podX.slice:cri-husk:0123" || !ok {
+		t.Errorf("%q %v", unit, ok)
+	}
+	if back, ok := Cgroup(unit); back != cgroup || !ok {
+		t.Errorf("%q %v", back, ok)
+	}
+	for _, other := range []string{
+		"/husk-1/pod-2/3", "/kubepods.slice/0123", "/x/kubepods.slice/cri-husk-1.scope", "/kubepods.slice/other-1.scope", "", "/",
+	} {
+		if unit, ok := Unit(other); ok {
+			t.Errorf("%q is %q", other, unit)
+		}
+	}
+	for _, other := range []string{"/a/b", "a.slice:b", "a:b:c", "a.slice::c", "a.slice:b:", "a.slice:b:../c", "a.slice:b:c:d"} {
+		if cgroup, ok := Cgroup(other); ok {
+			t.Errorf("%q is %q", other, cgroup)
+		}
+	}
+}

@@ -1,0 +1,29 @@
+package cli
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/huskd/husk/internal/cli/arguments"
+	"github.com/huskd/husk/internal/cli/bench"
+	"github.com/huskd/husk/internal/cli/render"
+)
+
+func newBench(a *app) *cobra.Command {
+	return bench.New(bench.App{
+		Out: a.out, Errs: a.errs, Misuse: arguments.Misuse,
+		Clears: func() { a.clears.Store(true) },
+		Socket: a.address,
+		For: func(flags *pflag.FlagSet, name string, value time.Duration, usage string) *time.Duration {
+			d := duration(value)
+			flags.Var(&d, name, usage)
+			return (*time.Duration)(&d)
+		},
+		Shows: func(cmd *cobra.Command) func(any, func() *render.Table) error {
+			o := addOutput(cmd, asJSON, asYAML)
+			return func(v any, table func() *render.Table) error { return a.show(*o, v, table) }
+		},
+	})
+}

@@ -1,0 +1,131 @@
+package cli
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+)
+
+// forwarding is a husk port-forward under way.
+type forwarding struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	lines *bufio.Reader
+	errs  *strings.Builder
+}
+
+func startForwarding(t *testing.T, env []string, args ...string) *forwarding {
+	t.Helper()
+	f := &forwarding{t: t, cmd: exec.Command("husk", append([]string{"port-forward"}, args...)...), errs: &strings.Builder{}}
+	f.cmd.Env, f.cmd.Stderr = append(os.Environ(), env...), f.errs
+	out, err := f.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.cmd.Process.Kill() })
+	f.lines = bufio.NewReader(out)
+	return f
+}
+
+// line reads the next line of its output, which must be as wanted.
+func (f *forwarding) line(want string) []string {
+	f.t.Helper()
+	line, err := f.lines.ReadString('\n')
+	found := regexp.MustCompile("^" + want + "\n$").FindStringSubmatch(line)
+	if err != nil || found == nil {
+		f.t.Fatalf("it said %q, %v, want %s; %s", line, err, want, f.errs)
+	}
+	return found[1:]
+}
+
+func say(t *testing.T, port, words string) string {
+	t.Helper()
+	conn, err := net.Dial("tcp", "127.0.0.1:"+port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := io.WriteString(conn, words); err != nil {
+		return err.Error()
+	}
+	_ = conn.(*net.TCPConn).CloseWrite()
+	answer, err := io.ReadAll(conn)
+	if err != nil {
+		return err.Error()
+	}
+	return string(answer)
+}
+
+// end waits for it to end and returns its exit code and what it complained of.
+func (f *forwarding) end() (int, string) {
+	f.t.Helper()
+	_, _ = io.Copy(io.Discard, f.lines)
+	_ = f.cmd.Wait() // the code tells
+	return f.cmd.ProcessState.ExitCode(), f.errs.String()
+}
+
+func TestPortForward(t *testing.T) {
+	t.Parallel()
+	h, env := serve(t, web("cat", false))
+	f := startForwarding(t, env, "pod/web", ":echo", "0:81")
+	port := f.line(`Forwarding from 127\.0\.0\.1:([0-9]+) -> 80`)[0]
+	if six, err := net.Listen("tcp", "[::1]:0"); err == nil {
+		_ = six.Close()
+		f.line(`Forwarding from \[::1\]:` + port + ` -> 80`)
+	}
+	shut := f.line(`Forwarding from 127\.0\.0\.1:([0-9]+) -> 81`)[0]
+	for i := range 3 {
+		words := fmt.Sprintf("words %d ", i) + strings.Repeat("x", i*100_000)
+		if got := say(t, port, words); got != strings.ToUpper(words) {
+			t.Errorf("%d bytes came back of %d", len(got), len(words))
+		}
+	}
+	if got := say(t, shut, "x"); !strings.Contains(got, "reset") {
+		t.Errorf("where nobody listens: %q", got)
+	}
+	if got := say(t, port, "on"); got != "ON" {
+		t.Errorf("after that it answers %q", got)
+	}
+	_ = f.cmd.Process.Signal(syscall.SIGINT)
+	if code, errs := f.end(); code != 130 || errs != "husk: port 81 of pod default/web: forward port 81: connection refused\n" {
+		t.Errorf("exit code %d, %q", code, errs)
+	}
+	// A free number of one's own choice; and a pod that goes away.
+	f = startForwarding(t, env, "web", port+":80", "--address", "127.0.0.1")
+	f.line(`Forwarding from 127\.0\.0\.1:` + port + ` -> 80`)
+	h.SetPod(&huskv1.Pod{Namespace: "default", Name: "web", Uid: "another"})
+	say(t, port, "x")
+	if code, errs := f.end(); code != 1 || !strings.HasPrefix(errs, "husk: lost pod default/web: ") {
+		t.Errorf("exit code %d, %q", code, errs)
+	}
+}
+
+func TestTopOnTerminal(t *testing.T) {
+	t.Parallel()
+	_, env := serve(t, web("cat", false))
+	p := newPTY(t, 100, 30)
+	p.start(env, "husk", "top")
+	table := regexp.MustCompile(`^(\^C)?POD +CPU\(cores\) .*\nweb +[0-9]+m +5Mi +64Mi +3 .*$`)
+	p.until("table that is redrawn in place", func() bool {
+		return frames(p.output()) > 12 && table.MatchString(draw(p.output(), 100, 30).String())
+	})
+	p.typeKeys("\x03")
+	code, out := p.end()
+	if shown := draw(out, 100, 30).String(); code != 130 || !table.MatchString(shown) {
+		t.Errorf("exit code %d, on the screen:\n%s", code, shown)
+	}
+}

@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"context"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/huskd/husk/internal/cli/arguments"
+	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/forward"
+)
+
+func newPortForward(a *app) *cobra.Command {
+	var f forward.Forwarding
+	cmd := &cobra.Command{
+		Use:   "port-forward POD [LOCAL:]REMOTE...",
+		Short: "Have ports of this machine lead to those of a pod.",
+		Long: `Have ports of this machine lead to those of a pod.
+
+That ends with ctrl-c, or when the pod is gone. REMOTE is a TCP port of the pod:
+a number, or the name that a container has for it. It is reached on the pod's
+loopback, so that the server need not listen elsewhere. LOCAL is the same number
+if it is left out, and any free one if it is 0 or nothing before the colon.`,
+		Example: `husk port-forward web 8080:80
+husk port-forward web 5000 8443:https
+husk port-forward web :http
+husk port-forward --address localhost,198.51.100.1 web 8080:80`,
+		Args:              arguments.Takes(2, -1, "the NAME of a pod and a PORT"),
+		ValidArgsFunction: completer{a}.pod,
+	}
+	cmd.Flags().StringSliceVar(&f.Addresses, "address", []string{forward.Localhost}, "IP addresses of this machine to listen at, or localhost")
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
+		for _, arg := range args[1:] {
+			p, err := forward.Parse(arg)
+			if err != nil {
+				return arguments.Misuse(cmd, "%v", err)
+			}
+			f.Ports = append(f.Ports, p)
+		}
+		for _, address := range f.Addresses {
+			if err := forward.CheckAddress(address); err != nil {
+				return arguments.Misuse(cmd, "--address: %v", err)
+			}
+		}
+		f.Pod = strings.TrimPrefix(args[0], "pod/") // as kubectl names it
+		return nil
+	}
+	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, _ []string) error {
+		f.Client, f.Out, f.Errs = c, a.out, a.errs
+		return f.Run(ctx)
+	})
+	return cmd
+}

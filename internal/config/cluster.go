@@ -1,0 +1,87 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// Cluster is what a node of a cluster says of itself, and how its API server
+// reaches it. It is of use with a kubeconfig only.
+type Cluster struct {
+	NodeName      string   `key:"node-name" help:"name of this node; its host name if empty"`
+	NodeLabels    []string `key:"node-labels" help:"labels of the node, KEY=VALUE, beside those that every node has"`
+	NodeTaints    []string `key:"node-taints" help:"taints that the node is registered with, KEY=VALUE:EFFECT or KEY:EFFECT"`
+	NodeListen    string   `key:"node-listen" help:"address to serve kubectl logs, exec, attach and port-forward at, which reach the node by way of the API server"`
+	NodeTLSCert   string   `key:"node-tls-cert-file" help:"certificate of that server; one that it signs for itself if empty"`
+	NodeTLSKey    string   `key:"node-tls-private-key-file" help:"key of that certificate"`
+	NodeClientCA  string   `key:"node-client-ca-file" help:"authorities of the certificates of that server's clients; those of the kubeconfig if empty"`
+	ClusterDNS    []string `key:"cluster-dns" help:"name servers of pods with dnsPolicy ClusterFirst; the node's if empty"`
+	ClusterDomain string   `key:"cluster-domain" help:"domain of the cluster's services, which those pods search"`
+}
+
+func (c *Cluster) checkCluster(bad func(key, format string, args ...any)) {
+	if c.NodeName != "" && len(validation.IsDNS1123Subdomain(c.NodeName)) > 0 {
+		bad("node-name", "%q can't be one: use lower-case letters, digits, - and .", c.NodeName)
+	}
+	if _, err := c.Labels(); err != nil {
+		bad("node-labels", "%w", err)
+	}
+	if _, err := c.Taints(); err != nil {
+		bad("node-taints", "%w", err)
+	}
+	if _, _, err := net.SplitHostPort(c.NodeListen); err != nil {
+		bad("node-listen", "%q is not of the form 198.51.100.1:10250 or :10250", c.NodeListen)
+	}
+	if (c.NodeTLSCert == "") != (c.NodeTLSKey == "") {
+		bad("node-tls-cert-file", "set it and node-tls-private-key-file, or neither")
+	}
+	for key, path := range map[string]string{"node-tls-cert-file": c.NodeTLSCert, "node-tls-private-key-file": c.NodeTLSKey, "node-client-ca-file": c.NodeClientCA} {
+		if path != "" && !filepath.IsAbs(path) {
+			bad(key, "%q is not an absolute path", path)
+		}
+	}
+	for _, server := range c.ClusterDNS {
+		if _, err := netip.ParseAddr(server); err != nil {
+			bad("cluster-dns", "%q is not an IP address", server)
+		}
+	}
+	if len(validation.IsDNS1123Subdomain(c.ClusterDomain)) > 0 {
+		bad("cluster-domain", "%q is not a domain such as cluster.local", c.ClusterDomain)
+	}
+}
+
+// Labels are the node's, by their keys.
+func (c *Cluster) Labels() (map[string]string, error) {
+	out := map[string]string{}
+	for _, text := range c.NodeLabels {
+		key, value, ok := strings.Cut(text, "=")
+		if !ok || len(validation.IsQualifiedName(key)) > 0 || len(validation.IsValidLabelValue(value)) > 0 {
+			return nil, fmt.Errorf("%q is not of the form KEY=VALUE", text)
+		}
+		out[key] = value
+	}
+	return out, nil
+}
+
+// Taints are those that the node is registered with.
+func (c *Cluster) Taints() ([]corev1.Taint, error) {
+	var out []corev1.Taint
+	effects := []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute}
+	for _, text := range c.NodeTaints {
+		name, effect, ok := strings.Cut(text, ":")
+		key, value, _ := strings.Cut(name, "=")
+		t := corev1.Taint{Key: key, Value: value, Effect: corev1.TaintEffect(effect)}
+		if !ok || len(validation.IsQualifiedName(key)) > 0 || len(validation.IsValidLabelValue(value)) > 0 || !slices.Contains(effects, t.Effect) {
+			return nil, fmt.Errorf("%q is not of the form KEY=VALUE:EFFECT with an effect of NoSchedule, PreferNoSchedule or NoExecute", text)
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}

@@ -1,0 +1,38 @@
+package config
+
+import (
+	"io"
+	"strings"
+	"testing"
+)
+
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	cfg, err := Parse([]string{"--config", "/dev/null", "--kubeconfig", "/etc/k", "--node-labels", "a=b,example.com/c=", "--node-taints", "k=v:NoSchedule,x:NoExecute"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if labels, err := cfg.Labels(); err != nil || labels["a"] != "b" || len(labels) != 2 {
+		t.Errorf("%v %v", labels, err)
+	}
+	if taints, err := cfg.Taints(); err != nil || len(taints) != 2 || taints[0].Value != "v" || taints[1].Effect != "NoExecute" {
+		t.Errorf("%v %v", taints, err)
+	}
+	for flag, want := range map[string]string{
+		"--kubeconfig=k":                "kubeconfig: \"k\" is not an absolute path",
+		"--node-name=UPPER":             "node-name: ",
+		"--node-labels=a":               "node-labels: ",
+		"--node-labels=a=b c":           "node-labels: ",
+		"--node-taints=a=b":             "node-taints: ",
+		"--node-taints=a:Never":         "node-taints: ",
+		"--node-listen=10250":           "node-listen: ",
+		"--node-tls-cert-file=/x":       "node-tls-cert-file: set it and node-tls-private-key-file",
+		"--node-client-ca-file=ca.crt":  "node-client-ca-file: ",
+		"--cluster-dns=dns.example.com": "cluster-dns: ",
+		"--cluster-domain=a b":          "cluster-domain: ",
+	} {
+		if _, err := Parse([]string{"--config", "/dev/null", flag}, io.Discard); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v", flag, err)
+		}
+	}
+}

@@ -1,0 +1,64 @@
+package daemon
+
+import (
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/volume"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/housekeeping"
+	"github.com/huskd/husk/internal/logs"
+)
+
+func (d *daemon) volumes() volume.Volumes {
+	return volume.Volumes{Root: d.cfg.Root, State: d.cfg.State}
+}
+
+func (d *daemon) logs() string { return filepath.Join(d.cfg.Root, "logs") }
+
+// housekeeper keeps the disk from filling up.
+func (d *daemon) housekeeper() *housekeeping.Housekeeper {
+	return housekeeping.New(housekeeping.Config{
+		Containers: d.containers,
+		Ours:       func(st container.Status) bool { return st.Config.GetLabels()[agent.Label] != "" },
+		Rotation:   logs.Rotation{MaxSize: int64(d.cfg.LogMaxSize) << 20, MaxFiles: d.cfg.LogMaxFiles},
+		Images:     d.images, Disk: d.disk(), Log: d.log,
+	})
+}
+
+func (d *daemon) disk() housekeeping.Disk {
+	return housekeeping.Disk{
+		High: d.cfg.ImageHigh, Low: d.cfg.ImageLow, MinAge: time.Duration(d.cfg.ImageAge) * time.Second, Pinned: d.cfg.Pinned,
+		Usage: func() (used, all uint64, err error) {
+			var st unix.Statfs_t
+			if err := unix.Statfs(d.cfg.Root, &st); err != nil {
+				return 0, 0, fmt.Errorf("size of the disk of %s: %w", d.cfg.Root, err)
+			}
+			// What is reserved for root is nobody's.
+			used = (st.Blocks - st.Bfree) * uint64(st.Bsize)
+			return used, used + st.Bavail*uint64(st.Bsize), nil
+		},
+	}
+}
+
+// explainOrphans removes what pods have left of which no record speaks, and says
+// so.
+func (d *daemon) explainOrphans() {
+	var uids []string
+	for _, p := range d.agent.List() {
+		uids = append(uids, string(p.Manifest.UID))
+	}
+	d.orphans = map[string]error{}
+	for _, o := range housekeeping.Orphans(d.volumes(), d.logs(), uids) {
+		if o.Left != nil {
+			d.log.Error("a pod's directory stays, though no record speaks of the pod", "path", o.Path, "because", o.Left)
+			d.orphans[o.Path] = o.Left
+			continue
+		}
+		d.log.Warn("a pod's directory was removed, as no record speaks of the pod", "path", o.Path)
+	}
+}

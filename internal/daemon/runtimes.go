@@ -1,0 +1,159 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/oci/monitor"
+	"github.com/huskd/husk/internal/oci/shim"
+)
+
+// handlers are all runtime handlers, those that are OCI runtimes and those that
+// are shims. Of two with one name the shim counts, which was configured.
+type handlers struct {
+	monitor.Handlers
+	shims shim.Handlers
+}
+
+// List returns the handlers, the default one first, and then the others by name.
+func (h handlers) List() []oci.Handler {
+	list := slices.DeleteFunc(h.Handlers.List(), func(w oci.Handler) bool { return h.shims.Has(w.Name) })
+	list = append(list, h.shims.List()...)
+	slices.SortFunc(list, func(a, b oci.Handler) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+// Check says why a handler can't be used: see those of the drivers.
+func (h handlers) Check(name string, userns bool) error {
+	if h.shims.Has(name) {
+		return h.shims.Check(name, userns)
+	}
+	return h.Handlers.Check(name, userns)
+}
+
+// findHandlers tries all that are configured.
+func (d *daemon) findHandlers(ctx context.Context) handlers {
+	paths, settings := map[string]string{}, map[string]shim.Setting{}
+	for name, r := range d.cfg.Runtimes {
+		if r.Shim() {
+			settings[name] = shim.Setting{Path: r.Path, Config: r.Config}
+		} else {
+			paths[name] = r.Path
+		}
+	}
+	h := handlers{monitor.FindHandlers(ctx, d.monitor(), paths), shim.Find(ctx, d.shim(), settings)}
+	h.Also = h.shims.Names()
+	for _, h := range h.List() {
+		switch {
+		case h.Missing != nil && h.Name == "":
+			d.log.Error("no container can be started", "error", h.Missing)
+		case h.Missing != nil:
+			d.log.Error("no pod of a runtime handler can be started", "handler", h.Name, "error", h.Missing)
+		}
+	}
+	return h
+}
+
+func (d *daemon) monitor() monitor.Config {
+	return monitor.Config{StateDir: filepath.Join(d.cfg.State, "monitor"), Instance: d.instance, Host: d.facts, Systemd: d.cfg.Systemd()}
+}
+
+func (d *daemon) shim() shim.Config {
+	return shim.Config{StateDir: filepath.Join(d.cfg.State, "shim"), Instance: d.instance, Host: d.facts}
+}
+
+// drivers has each container in the hands of the driver of its handler.
+type drivers struct {
+	handlers handlers
+	monitor  *monitor.Driver
+	shim     *shim.Driver
+}
+
+// driver is what both can do.
+type driver interface {
+	container.Runtime
+	container.Sessions
+	container.Limiter
+}
+
+func (d *daemon) drivers() drivers {
+	return drivers{d.handlers, monitor.New(d.monitor(), d.handlers.Handlers), shim.New(d.shim(), d.handlers.shims)}
+}
+
+// inside tells of containers that a shim runs, if their cgroup doesn't: see
+// stats.Inside.
+func (d *daemon) inside(cgroup string) (oci.Usage, bool) {
+	id := path.Base(cgroup)
+	if !d.driver.shim.Has(id) {
+		return oci.Usage{}, false
+	}
+	u, err := d.driver.shim.Usage(context.Background(), id)
+	return u, err == nil
+}
+
+// of returns the driver that has a container.
+func (d drivers) of(id string) driver {
+	if d.shim.Has(id) {
+		return d.shim
+	}
+	return d.monitor
+}
+
+func (d drivers) Create(ctx context.Context, c oci.Create) (oci.Process, error) {
+	switch shim := d.handlers.shims.Has(c.Handler); {
+	case shim && c.Restore != "":
+		return oci.Process{}, errNoCRIU
+	case shim:
+		return d.shim.Create(ctx, c)
+	}
+	return d.monitor.Create(ctx, c)
+}
+
+// Delete has both look for a container: a record may be lost.
+func (d drivers) Delete(ctx context.Context, id string) error {
+	return errors.Join(d.shim.Delete(ctx, id), d.monitor.Delete(ctx, id))
+}
+
+func (d drivers) Start(ctx context.Context, id string) error { return d.of(id).Start(ctx, id) }
+
+func (d drivers) Signal(ctx context.Context, id string, sig syscall.Signal) error {
+	return d.of(id).Signal(ctx, id, sig)
+}
+
+func (d drivers) KillAll(ctx context.Context, id string) error { return d.of(id).KillAll(ctx, id) }
+
+func (d drivers) Wait(ctx context.Context, id string) (oci.Exit, error) {
+	return d.of(id).Wait(ctx, id)
+}
+
+func (d drivers) Exec(ctx context.Context, e oci.Exec) (int, error) { return d.of(e.ID).Exec(ctx, e) }
+
+func (d drivers) Attach(ctx context.Context, id string, s oci.Streams) error {
+	return d.of(id).Attach(ctx, id, s)
+}
+
+func (d drivers) ReopenLog(ctx context.Context, id string) error { return d.of(id).ReopenLog(ctx, id) }
+
+func (d drivers) Update(ctx context.Context, id string, limits *specs.LinuxResources) error {
+	return d.of(id).Update(ctx, id, limits)
+}
+
+// Checkpoint is for containers that a runtime with CRIU runs.
+func (d drivers) Checkpoint(ctx context.Context, id, to string, meanwhile func() error) error {
+	if d.shim.Has(id) {
+		return errNoCRIU
+	}
+	return d.monitor.Checkpoint(ctx, id, to, meanwhile)
+}
+
+var errNoCRIU = errdefs.ErrNotImplemented.WithMessage("a runtime of type shim makes and restores no checkpoints: use a runtime handler of type oci")

@@ -1,0 +1,130 @@
+package housekeeping
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/agent/volume"
+	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/internal/image"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestCandidates(t *testing.T) {
+	t.Parallel()
+	start := time.Unix(1_000_000, 0)
+	img := func(id string, inUse bool, names ...string) image.Image {
+		return image.Image{ID: id, InUse: inUse, Tags: names}
+	}
+	d := Disk{MinAge: 2 * time.Minute, Pinned: []string{"reg.test/base/*", "localhost/keep:1"}}
+	var known map[string]seen
+	look := func(after time.Duration, want string, images ...image.Image) {
+		t.Helper()
+		known = note(known, images, start.Add(after))
+		var got []string
+		for _, img := range d.candidates(images, known, start.Add(after)) {
+			got = append(got, img.ID)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("after %v: %v, want %s", after, got, want)
+		}
+	}
+	base, keep := img("base", false, "reg.test/base/os:1"), img("keep", false, "localhost/keep:1")
+	look(0, "", img("a", true), img("b", true), base, keep)
+	look(time.Minute, "", img("a", true), img("b", false), img("c", false), base, keep)
+	// c was never used. b was, until a minute ago; a is.
+	look(3*time.Minute, "c b", img("a", true), img("b", false), img("c", false), base, keep)
+	look(4*time.Minute, "c b a", img("a", false), img("b", false), img("c", false), base, keep)
+	look(5*time.Minute, "c b", img("a", true), img("b", false), img("c", false))
+	// What is gone and comes back is new.
+	look(6*time.Minute, "a", img("a", false))
+	look(7*time.Minute, "a", img("a", false), img("c", false))
+	look(9*time.Minute, "c a", img("a", false), img("c", false))
+	if len(known) != 2 {
+		t.Errorf("known are %v", known)
+	}
+}
+
+func TestThresholds(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		used, all uint64
+		limit     int
+		above     bool
+	}{{84, 100, 85, false}, {85, 100, 85, true}, {0, 100, 0, true}, {1 << 62, 1 << 63, 51, false}, {1 << 62, 1 << 63, 50, true}} {
+		if got := above(c.used, c.all, c.limit); got != c.above {
+			t.Errorf("%+v: %t", c, got)
+		}
+	}
+}
+
+func TestOrphans(t *testing.T) {
+	hosttest.Root(t)
+	dir := t.TempDir()
+	v := volume.Volumes{Root: filepath.Join(dir, "root"), State: filepath.Join(dir, "state")}
+	logs := filepath.Join(v.Root, "logs")
+	make := func(path string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exists := func(path string) bool {
+		_, err := os.Lstat(path)
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	behind := filepath.Join(dir, "behind", "f")
+	make(behind)
+	make(filepath.Join(v.Root, "pods/known/volumes/v/f"))
+	make(filepath.Join(v.Root, "pods/gone/volumes/v/f"))
+	make(filepath.Join(v.State, "pods/gone/volumes/m/f"))
+	make(filepath.Join(v.Root, "pods/more/volumes/v/f"))
+	make(filepath.Join(v.Root, "pods/more/else"))
+	make(filepath.Join(logs, "default_web_known/c/0.log"))
+	make(filepath.Join(logs, "default_web_gone/c/0.log"))
+	make(filepath.Join(logs, "theirs/0.log"))
+	mounted := filepath.Join(v.Root, "pods/gone/volumes/v/mounted")
+	if err := os.Mkdir(mounted, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(filepath.Dir(behind), mounted, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH) })
+	var told []string
+	for _, o := range Orphans(v, logs, []string{"known"}) {
+		path := strings.TrimPrefix(o.Path, dir)
+		if o.Left != nil {
+			path += " stays: " + strings.ReplaceAll(o.Left.Error(), dir, "")
+		}
+		told = append(told, path)
+	}
+	if want := []string{
+		"/root/pods/gone",
+		"/root/pods/more stays: /root/pods/more has more in it than volumes: see what that is, and remove it",
+		"/root/logs/default_web_gone",
+	}; !slices.Equal(told, want) {
+		t.Errorf("told %q", told)
+	}
+	for path, there := range map[string]bool{
+		"root/pods/known/volumes/v/f": true, "root/logs/default_web_known/c/0.log": true, "behind/f": true, "root/logs/theirs/0.log": true, "root/pods/more/else": true,
+		"root/pods/gone": false, "state/pods/gone": false, "root/pods/more/volumes": false, "root/logs/default_web_gone": false,
+	} {
+		if exists(filepath.Join(dir, path)) != there {
+			t.Errorf("%s is there: %t", path, !there)
+		}
+	}
+}

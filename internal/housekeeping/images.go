@@ -1,0 +1,109 @@
+package housekeeping
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/huskd/husk/internal/image"
+)
+
+// Disk is the file system of the images and when it is too full.
+type Disk struct {
+	// Usage tells how many bytes can be used in all, and are.
+	Usage func() (used, all uint64, err error)
+	// High is the part of it, in percent, from which on images are removed until
+	// it is Low; at 100 none ever is.
+	High, Low int
+	// MinAge is how long an image must have been here, as far as is known.
+	MinAge time.Duration
+	// Pinned are patterns of names, as path.Match has them, of images that stay.
+	Pinned []string
+}
+
+// seen is what is known of an image.
+type seen struct{ first, used time.Time }
+
+// collectImages removes images that nobody uses, those first that have not been
+// used for the longest time, when there is too little room.
+func (h *Housekeeper) collectImages(ctx context.Context, now time.Time) {
+	all := h.Images.List()
+	h.seen = note(h.seen, all, now)
+	used, size, err := h.Disk.Usage()
+	if err != nil || size == 0 || h.Disk.High >= 100 || !above(used, size, h.Disk.High) {
+		h.stuck = h.stuck && err != nil
+		return
+	}
+	for _, img := range h.Disk.candidates(all, h.seen, now) {
+		gone, err := h.Images.Remove(ctx, img.ID, false)
+		if err != nil {
+			continue // it is in use by now
+		}
+		h.Log.Info("housekeeping: removed an image, as the disk is nearly full", "image", strings.Join(gone, " "), "used", percent(used, size))
+		if used, size, err = h.Disk.Usage(); err != nil || !above(used, size, h.Disk.Low) {
+			return
+		}
+	}
+	if !h.stuck && above(used, size, h.Disk.High) {
+		h.Log.Warn("housekeeping: the disk of the images stays nearly full: what is left of them is in use, pinned or new", "used", percent(used, size))
+		h.stuck = true
+	}
+}
+
+func percent(used, all uint64) int { return int(float64(used) / float64(all) * 100) }
+
+// above says whether so many percent or more are used.
+func above(used, all uint64, limit int) bool {
+	return float64(used) >= float64(all)/100*float64(limit)
+}
+
+// note takes note of which images are here, and used, now.
+func note(before map[string]seen, images []image.Image, now time.Time) map[string]seen {
+	after := map[string]seen{}
+	maps.Copy(after, before)
+	here := map[string]bool{}
+	for _, img := range images {
+		here[img.ID] = true
+		s, known := after[img.ID]
+		if !known {
+			s.first = now
+		}
+		if img.InUse {
+			s.used = now
+		}
+		after[img.ID] = s
+	}
+	maps.DeleteFunc(after, func(id string, _ seen) bool { return !here[id] })
+	return after
+}
+
+// candidates are the images that may be removed, in the order in which they are.
+func (d Disk) candidates(images []image.Image, known map[string]seen, now time.Time) []image.Image {
+	var out []image.Image
+	for _, img := range images {
+		if !img.InUse && !d.IsPinned(img) && now.Sub(known[img.ID].first) >= d.MinAge {
+			out = append(out, img)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b image.Image) int {
+		x, y := known[a.ID], known[b.ID]
+		return cmp.Or(x.used.Compare(y.used), x.first.Compare(y.first), cmp.Compare(a.ID, b.ID))
+	})
+	return out
+}
+
+// IsPinned says whether an image stays whatever happens.
+func (d Disk) IsPinned(img image.Image) bool {
+	for _, name := range slices.Concat(img.Tags, img.Digests) {
+		for _, pattern := range d.Pinned {
+			if ok, _ := path.Match(pattern, name); ok {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,76 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Disk is the directory that has a journal. A simulated one stands for it where
+// power is lost.
+type Disk interface {
+	// Open opens a file for reading and writing, made if need be, and keeps
+	// everybody else from opening it until it is closed.
+	Open(name string) (File, error)
+	Rename(from, to string) error
+	Remove(name string) error
+	// Sync makes the names survive a power loss.
+	Sync() error
+	// String is the directory's path.
+	String() string
+}
+
+// File is one of a Disk.
+type File interface {
+	io.ReaderAt
+	io.WriterAt
+	io.Closer
+	Truncate(size int64) error
+	// Allocate gets disk space for bytes to come, and leaves the file's size.
+	Allocate(offset, size int64) error
+	// Sync makes the content survive a power loss.
+	Sync() error
+}
+
+// directory is a Disk that is one.
+type directory string
+
+func (d directory) String() string { return string(d) }
+
+func (d directory) path(name string) string { return filepath.Join(string(d), name) }
+
+func (d directory) Open(name string) (File, error) {
+	f, err := os.OpenFile(d.path(name), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s is in use by another process: %w", d.path(name), err), f.Close())
+	}
+	return file{f}, nil
+}
+
+func (d directory) Rename(from, to string) error { return os.Rename(d.path(from), d.path(to)) }
+
+func (d directory) Remove(name string) error { return os.Remove(d.path(name)) }
+
+func (d directory) Sync() error {
+	f, err := os.Open(string(d))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Sync()
+}
+
+type file struct{ *os.File }
+
+func (f file) Allocate(offset, size int64) error {
+	return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, offset, size)
+}
+
+func (f file) Sync() error { return unix.Fdatasync(int(f.Fd())) }

@@ -1,0 +1,167 @@
+package logs
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+)
+
+// part is a file of a log that was moved away, opened.
+type part struct{ file *os.File }
+
+// openParts opens those before the present file, the oldest first. Present may be
+// among them by now.
+func openParts(path string, present *os.File) (open []part, err error) {
+	defer func() {
+		if err != nil {
+			closeParts(open)
+		}
+	}()
+	files, err := parts(path)
+	if err != nil {
+		return nil, err
+	}
+	for i, name := range files {
+		if i > 0 && files[i-1]+compressed == name {
+			continue // the same, compressed: a crash has left both
+		}
+		f, err := os.Open(name)
+		if errors.Is(err, fs.ErrNotExist) && !strings.HasSuffix(name, compressed) {
+			f, err = os.Open(name + compressed) // since a moment ago
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it was the oldest
+		}
+		if err != nil {
+			return open, err
+		}
+		open = append(open, part{f})
+		if isSame(f, present) {
+			open = open[:len(open)-1]
+			_ = f.Close()
+		}
+	}
+	return open, nil
+}
+
+func isSame(a, b *os.File) bool {
+	if b == nil {
+		return false
+	}
+	x, err := a.Stat()
+	if err != nil {
+		return false
+	}
+	y, err := b.Stat()
+	return err == nil && os.SameFile(x, y)
+}
+
+func closeParts(open []part) {
+	for _, p := range open {
+		_ = p.file.Close()
+	}
+}
+
+// reader reads the part from its beginning.
+func (p part) reader() (io.Reader, error) {
+	if _, err := p.file.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	if !strings.HasSuffix(p.file.Name(), compressed) {
+		return p.file, nil
+	}
+	return gzip.NewReader(p.file)
+}
+
+// head is the beginning of the part.
+func (p part) head() []byte {
+	out := make([]byte, stampAndTags)
+	in, err := p.reader()
+	if err != nil {
+		return nil
+	}
+	n, _ := io.ReadFull(in, out) // it may be shorter
+	return out[:n]
+}
+
+// earlier gives the lines of earlier parts that are wanted beside those of the
+// present file, all of which are.
+func (r *reader) earlier() error {
+	open, err := openParts(r.path, r.file)
+	if err != nil || len(open) == 0 {
+		return err
+	}
+	defer closeParts(open)
+	first := 0
+	if r.options.Tail >= 0 {
+		have, err := r.present()
+		if err != nil {
+			return err
+		}
+		for first = len(open); first > 0 && have < r.options.Tail; first-- {
+			in, err := open[first-1].reader()
+			if err == nil {
+				var n int
+				n, err = count(in)
+				have += n
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", open[first-1].file.Name(), err)
+			}
+		}
+		if first < len(open) {
+			r.skip = max(0, have-r.options.Tail)
+		}
+	}
+	for _, p := range open[first:] {
+		in, err := p.reader()
+		if err == nil {
+			err = r.take(in)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.file.Name(), err)
+		}
+	}
+	return nil
+}
+
+// present counts the lines of the present file, as far as that matters.
+func (r *reader) present() (int, error) {
+	if r.file == nil {
+		return 0, nil
+	}
+	defer func() { _, _ = r.file.Seek(0, io.SeekStart) }()
+	return count(r.file)
+}
+
+// count counts the ends of lines.
+func count(in io.Reader) (n int, err error) {
+	lines := bufio.NewReaderSize(in, 64<<10)
+	var record []byte
+	for {
+		piece, err := lines.ReadSlice('\n')
+		if len(record) < stampAndTags {
+			record = append(record, piece...)
+		}
+		switch {
+		case err == nil:
+			if _, _, partial, _, ok := parse(bytes.TrimSuffix(record, []byte("\n"))); ok && !partial {
+				n++
+			}
+			record = record[:0]
+		case errors.Is(err, io.EOF):
+			return n, nil
+		case !errors.Is(err, bufio.ErrBufferFull):
+			return n, err
+		}
+	}
+}
+
+// stampAndTags is more than a record has before its text.
+const stampAndTags = 256

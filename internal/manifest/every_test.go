@@ -1,0 +1,124 @@
+package manifest
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/manifest/fields"
+)
+
+// everyField calls f for each field of a pod's spec that Kubernetes has, by its
+// pattern, and goes on below it if f says so.
+func everyField(t reflect.Type, pattern string, f func(pattern string) bool) {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		if t.Kind() == reflect.Slice {
+			pattern += "[]"
+		}
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct {
+		return
+	}
+	names := map[string][]int{}
+	jsonFields(t, nil, names)
+	for name, index := range names {
+		of := t.FieldByIndex(index).Type
+		below := pattern + "." + name
+		if f(below) {
+			everyField(of, below, f)
+		}
+	}
+}
+
+// documentWith is a pod that has a value at a pattern.
+func documentWith(t *testing.T, pattern string) []byte {
+	t.Helper()
+	var value any = "x"
+	parts := strings.Split(pattern, ".")
+	for i := len(parts) - 1; i >= 0; i-- {
+		name, list := strings.CutSuffix(parts[i], "[]")
+		if list {
+			value = []any{value}
+		}
+		value = map[string]any{name: value}
+	}
+	doc := value.(map[string]any)
+	doc["apiVersion"], doc["kind"], doc["metadata"] = "v1", "Pod", map[string]any{"name": "a"}
+	out, err := json.Marshal(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// TestEveryField: each field that a pod's spec can have is in the table, or is
+// refused by its path. None is passed over.
+func TestEveryField(t *testing.T) {
+	t.Parallel()
+	listed, refused := 0, 0
+	everyField(reflect.TypeFor[corev1.PodSpec](), "spec", func(pattern string) bool {
+		standing, _ := fields.Look(pattern)
+		switch standing {
+		case fields.Listed:
+			listed++
+			return false
+		case fields.Partial:
+			return true
+		}
+		refused++
+		_, err := Parse(documentWith(t, pattern), Origin{File: "f", Node: "n"})
+		path := strings.ReplaceAll(pattern, "[]", "[0]")
+		if err == nil || !strings.Contains(err.Error(), path+": ") {
+			t.Errorf("%s is neither honoured nor refused: %v", pattern, err)
+		}
+		return false
+	})
+	t.Logf("%d are honoured or have no effect, with all that is below them, %d are refused", listed, refused)
+	if listed < 100 || refused < 50 {
+		t.Errorf("only %d and %d: the test looks at too few", listed, refused)
+	}
+}
+
+// TestIgnored: what is set and makes no difference is told, and nothing else.
+func TestIgnored(t *testing.T) {
+	t.Parallel()
+	text := func(spec string) string {
+		return "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers: [{name: c, image: i}]\n" + spec
+	}
+	parsed := func(spec string) *corev1.Pod {
+		file, err := Parse([]byte(text(spec)), Origin{Node: "n"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &file.Pods[0]
+	}
+	if got := Ignored(parsed("  nodeName: x\n  enableServiceLinks: false\n  tolerations: []\n")); len(got) > 0 {
+		t.Errorf("of what isn't set %v is told", got)
+	}
+	var want []string
+	for path, value := range map[string]string{
+		"nodeSelector": "{a: b}", "tolerations": "[{operator: Exists}]", "priority: 7\n  #": "", "schedulerName": "x", "priorityClassName": "x",
+		"preemptionPolicy": "Never", "enableServiceLinks": "true", "topologySpreadConstraints": "[{maxSkew: 1, topologyKey: a, whenUnsatisfiable: DoNotSchedule}]",
+		"securityContext": "{fsGroupChangePolicy: Always}",
+	} {
+		name, _, _ := strings.Cut(path, ":")
+		if name == "securityContext" {
+			name += ".fsGroupChangePolicy"
+		}
+		want = append(want, "spec."+name)
+		if got := Ignored(parsed(fmt.Sprintf("  %s: %s\n", path, value))); !slices.Equal(got, []string{"spec." + name}) {
+			t.Errorf("%s: told are %v", path, got)
+		}
+	}
+	for _, f := range fields.All() {
+		if f.How == fields.Ignored && strings.HasPrefix(f.Path, "spec.") && f.Path != "spec.nodeName" && !slices.Contains(want, f.Path) {
+			t.Errorf("nothing tests whether %s is told", f.Path)
+		}
+	}
+}

@@ -1,0 +1,40 @@
+package manifest
+
+import (
+	"reflect"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/manifest/fields"
+)
+
+// Ignored returns the fields of a pod's spec that are set and make no difference
+// here, sorted. Whose pod it is should be told.
+func Ignored(pod *corev1.Pod) []string {
+	var out []string
+	for _, f := range fields.All() {
+		if path, ok := strings.CutPrefix(f.Path, "spec."); ok && f.How == fields.Ignored && path != "nodeName" && isSet(reflect.ValueOf(&pod.Spec), path) {
+			out = append(out, f.Path)
+		}
+	}
+	return out
+}
+
+// isSet says whether the field at the path below v has a value that counts.
+func isSet(v reflect.Value, path string) bool {
+	for v.Kind() == reflect.Pointer {
+		if v.IsNil() {
+			return false
+		}
+		v = v.Elem()
+	}
+	if path == "" {
+		return !v.IsZero() && (v.Kind() != reflect.Slice && v.Kind() != reflect.Map || v.Len() > 0)
+	}
+	names := map[string][]int{}
+	jsonFields(v.Type(), nil, names)
+	name, rest, _ := strings.Cut(path, ".")
+	index, ok := names[name]
+	return ok && isSet(v.FieldByIndex(index), rest)
+}

@@ -1,0 +1,285 @@
+package nri
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"go.uber.org/goleak"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/container"
+	clife "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/sandbox"
+	slife "github.com/huskd/husk/internal/sandbox/lifecycle"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world are sandboxes and containers that are nothing but known.
+type world struct {
+	mu         sync.Mutex
+	containers []container.Status
+}
+
+func (w *world) add(n int) container.Status {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	st := container.Status{ID: fmt.Sprintf("c%d", n), Sandbox: "p", State: clife.Created, Config: &runtimeapi.ContainerConfig{}}
+	w.containers = append(w.containers, st)
+	return st
+}
+
+type sandboxes struct{}
+
+var onePod = sandbox.Status{ID: "p", State: slife.Ready, Config: &runtimeapi.PodSandboxConfig{}}
+
+func (sandboxes) Get(string) (sandbox.Status, error)               { return onePod, nil }
+func (sandboxes) List() []sandbox.Status                           { return []sandbox.Status{onePod} }
+func (sandboxes) Files(sandbox.Status) (f sandbox.Files)           { return f }
+func (sandboxes) Cgroup(sandbox.Status) string                     { return "/p" }
+func (w *world) Spec(string) json.RawMessage                       { return nil }
+func (w *world) Stop(context.Context, string, time.Duration) error { return nil }
+func (w *world) Limit(context.Context, string, *runtimeapi.LinuxContainerResources) error {
+	return nil
+}
+
+func (w *world) List(string) []container.Status {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.containers)
+}
+
+// serve starts a Relay on w.
+func serve(t testing.TB, w *world, log io.Writer) *Relay {
+	t.Helper()
+	r, err := New(Config{Socket: filepath.Join(t.TempDir(), "nri.sock"), Log: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Start(sandboxes{}, w); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Stop)
+	return r
+}
+
+// slow is a plugin that takes its time to look at what there is.
+type slow struct {
+	looking, look chan struct{}
+
+	mu   sync.Mutex
+	seen []string
+}
+
+func (s *slow) Synchronize(_ context.Context, _ []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
+	close(s.looking)
+	<-s.look
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range containers {
+		s.seen = append(s.seen, c.GetId())
+	}
+	return nil, nil
+}
+
+func (s *slow) CreateContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = append(s.seen, c.GetId())
+	return nil, nil, nil
+}
+
+// TestNothingIsLostWhileAPluginRegisters: it sees each container once, whether
+// that was created before, while or after it looked.
+func TestNothingIsLostWhileAPluginRegisters(t *testing.T) {
+	w := &world{}
+	r := serve(t, w, io.Discard)
+	create := func(n int) {
+		spec := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}
+		if _, err := r.Hooks().Create(t.Context(), w.add(n), spec); err != nil {
+			t.Error(err)
+		}
+	}
+	for n := range 3 {
+		create(n)
+	}
+	p := &slow{looking: make(chan struct{}), look: make(chan struct{})}
+	s, err := stub.New(p, stub.WithPluginName("slow"), stub.WithPluginIdx("10"), stub.WithSocketPath(r.cfg.Socket), stub.WithLogger(logger{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		s.Stop()
+		s.Wait()
+	}()
+	<-p.looking
+	var during sync.WaitGroup
+	for n := 3; n < 6; n++ {
+		during.Go(func() { create(n) })
+	}
+	close(p.look)
+	during.Wait()
+	create(6)
+	slices.Sort(p.seen)
+	if got := strings.Join(p.seen, " "); got != "c0 c1 c2 c3 c4 c5 c6" {
+		t.Errorf("it saw %s", got)
+	}
+}
+
+func TestChangesOfOneContainerAreMadeInOrder(t *testing.T) {
+	t.Parallel()
+	c := changes{last: map[string]chan struct{}{}}
+	var mu sync.Mutex
+	var made []int
+	var done []<-chan error
+	blocked := make(chan struct{})
+	for n := range 20 {
+		done = append(done, c.add("a", func() error {
+			<-blocked
+			mu.Lock()
+			defer mu.Unlock()
+			made = append(made, n)
+			return nil
+		}))
+	}
+	failed := errors.New("failed")
+	if err := <-c.add("b", func() error { return failed }); !errors.Is(err, failed) {
+		t.Errorf("of another container: %v", err)
+	}
+	close(blocked)
+	for _, d := range done {
+		<-d
+	}
+	if !slices.IsSorted(made) || len(made) != 20 {
+		t.Errorf("made in the order %v", made)
+	}
+}
+
+// TestAnothersSocket: whose it is keeps it.
+func TestAnothersSocket(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "nri.sock")
+	other, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	var log bytes.Buffer
+	r, err := New(Config{Socket: socket, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Start(sandboxes{}, &world{}); err != nil {
+		t.Fatal(err)
+	}
+	r.Stop()
+	if !strings.Contains(log.String(), "another runtime has the socket") {
+		t.Errorf("log: %s", log.String())
+	}
+	if conn, err := net.Dial("unix", socket); err != nil {
+		t.Errorf("the other's socket: %v", err)
+	} else {
+		_ = conn.Close()
+	}
+}
+
+// TestBadPluginDirectory: huskd goes on without what can't be started.
+func TestBadPluginDirectory(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	log := slog.New(slog.DiscardHandler)
+	for name, mode := range map[string]os.FileMode{"README": 0o644, "10-good": 0o755} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "directory"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := usable(dir, log); got != dir {
+		t.Errorf("a good one: %q", got)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "plugin"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := usable(dir, log); got != "" {
+		t.Errorf("a bad name: %q", got)
+	}
+	if got := usable(filepath.Join(dir, "plugin"), log); got != "" {
+		t.Errorf("a file: %q", got)
+	}
+	if got := usable(filepath.Join(dir, "none"), log); got == "" {
+		t.Error("none yet is as good as an empty one")
+	}
+}
+
+// TestRequiredPluginsCantRegister: without them no container is created.
+func TestRequiredPluginsCantRegister(t *testing.T) {
+	blocked := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(blocked, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, required := range [][]string{nil, {"mine"}} {
+		r, err := New(Config{Socket: filepath.Join(blocked, "nri.sock"), Required: required, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := &world{}
+		if err := r.Start(sandboxes{}, w); err == nil {
+			t.Error("a socket below a file")
+		}
+		spec := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}
+		if _, err := r.Hooks().Create(t.Context(), w.add(1), spec); (err == nil) != (required == nil) {
+			t.Errorf("required %q: %v", required, err)
+		}
+	}
+}
+
+// TestStopAndRemoveAreToldOnce, and only of what was told of before.
+func TestStopAndRemoveAreToldOnce(t *testing.T) {
+	t.Parallel()
+	r := &Relay{met: map[string]bool{}}
+	if r.stopping("a") || r.leaving("a") {
+		t.Error("of one that nobody knows")
+	}
+	r.meet("a")
+	if !r.stopping("a") || r.stopping("a") {
+		t.Error("stopped: not once")
+	}
+	if !r.leaving("a") || r.leaving("a") || r.stopping("a") {
+		t.Error("removed: not once")
+	}
+}
+
+// BenchmarkNoPlugin is what a container's whole life costs while nobody listens.
+func BenchmarkNoPlugin(b *testing.B) {
+	w := &world{}
+	r := serve(b, w, io.Discard)
+	st, spec, ctx := w.add(1), &specs.Spec{}, context.Background()
+	hooks := r.Hooks()
+	b.ReportAllocs()
+	for b.Loop() {
+		_, _ = hooks.Create(ctx, st, spec)
+		for _, e := range []container.Event{container.AfterCreate, container.BeforeStart, container.AfterStart, container.AfterStop, container.BeforeRemove} {
+			_ = hooks.Tell(ctx, e, st)
+		}
+	}
+}

@@ -1,0 +1,174 @@
+package nri
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/container"
+	clife "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/nri/adjust"
+	"github.com/huskd/husk/internal/sandbox"
+	slife "github.com/huskd/husk/internal/sandbox/lifecycle"
+)
+
+// shown says whether plugins that register are told of a sandbox.
+func shown(st sandbox.Status) bool {
+	return st.State == slife.Ready || st.State == slife.Stopped || st.State.Down() && st.State != slife.Removing && st.State != slife.Removed
+}
+
+// present is what there is, for a plugin that registers: what others were told of
+// and that was not told as gone.
+func (r *Relay) present() (pods []*api.PodSandbox, containers []*api.Container) {
+	for _, st := range r.sandboxes.List() {
+		if met, _ := r.knows(st.ID); met {
+			pods = append(pods, r.pod(st))
+		}
+	}
+	for _, st := range r.containers.List("") {
+		if met, stopped := r.knows(st.ID); met && !stopped {
+			containers = append(containers, r.running(st))
+		}
+	}
+	return pods, containers
+}
+
+func (r *Relay) pod(st sandbox.Status) *api.PodSandbox {
+	config, files, ref := st.Config, r.sandboxes.Files(st), st.Ref()
+	out := &api.PodSandbox{
+		Id: st.ID, Name: ref.Name, Uid: ref.UID, Namespace: ref.Namespace,
+		Labels: maps.Clone(config.GetLabels()), Annotations: maps.Clone(config.GetAnnotations()), RuntimeHandler: st.Handler,
+		Linux: &api.LinuxPodSandbox{
+			PodOverhead:  adjust.FromCRI(config.GetLinux().GetOverhead()),
+			PodResources: adjust.FromCRI(config.GetLinux().GetResources()),
+			CgroupParent: r.sandboxes.Cgroup(st),
+		},
+	}
+	for _, prefix := range st.Addresses() {
+		out.Ips = append(out.Ips, prefix.Addr().String())
+	}
+	for _, ns := range []struct {
+		kind specs.LinuxNamespaceType
+		path string
+	}{{specs.NetworkNamespace, files.Net}, {specs.IPCNamespace, files.IPC}, {specs.UTSNamespace, files.UTS}, {specs.UserNamespace, files.User}} {
+		if _, err := os.Stat(ns.path); err == nil {
+			out.Linux.Namespaces = append(out.Linux.Namespaces, &api.LinuxNamespace{Type: string(ns.kind), Path: ns.path})
+		}
+	}
+	if st.Infra != nil {
+		out.Pid = uint32(st.Infra.PID)
+		out.Linux.CgroupsPath = out.Linux.CgroupParent + "/" + st.ID
+	}
+	return out
+}
+
+// podOf is the pod of a container.
+func (r *Relay) podOf(st container.Status) *api.PodSandbox {
+	sandbox, err := r.sandboxes.Get(st.Sandbox)
+	if err != nil {
+		return &api.PodSandbox{Id: st.Sandbox}
+	}
+	return r.pod(sandbox)
+}
+
+// running is a container with the spec that it was created with, as long as that
+// is there, and the limits that it has now.
+func (r *Relay) running(st container.Status) *api.Container {
+	spec := &specs.Spec{}
+	if content := r.containers.Spec(st.ID); content != nil {
+		if err := json.Unmarshal(content, spec); err != nil {
+			r.cfg.Log.Warn("NRI: a container's spec can't be read", "container", st.ID, "error", err)
+		}
+	}
+	out := r.container(st, spec)
+	out.Linux.Resources = adjust.Over(out.Linux.Resources, st.Resources())
+	return out
+}
+
+// annotationImage is what the spec calls the container's image by.
+const annotationImage = "io.kubernetes.cri.image-name"
+
+func (r *Relay) container(st container.Status, spec *specs.Spec) *api.Container {
+	config := st.Config
+	out := &api.Container{
+		Id: st.ID, PodSandboxId: st.Sandbox, Name: st.Name(), State: state(st),
+		Labels: maps.Clone(config.GetLabels()), Annotations: maps.Clone(spec.Annotations),
+		Mounts: api.FromOCIMounts(spec.Mounts), Hooks: api.FromOCIHooks(spec.Hooks), Linux: &api.LinuxContainer{},
+		CreatedAt: nanoseconds(st.Created), StartedAt: nanoseconds(st.Started), FinishedAt: nanoseconds(st.Exit.At),
+		ExitCode: int32(st.Exit.Code), StatusReason: st.Reason, StatusMessage: st.Message,
+		Image: &api.Image{Name: spec.Annotations[annotationImage], ConfigDigest: st.ImageID},
+	}
+	if out.Annotations == nil {
+		out.Annotations = map[string]string{}
+	}
+	maps.Copy(out.Annotations, config.GetAnnotations())
+	if st.Exit.At.IsZero() {
+		out.Pid = uint32(st.Process.PID)
+	}
+	for _, d := range config.GetCDIDevices() {
+		out.CDIDevices = append(out.CDIDevices, &api.CDIDevice{Name: d.GetName()})
+	}
+	if u := st.User; u != nil {
+		out.User = &api.User{Uid: u.UID, Gid: u.GID, AdditionalGids: u.AdditionalGids}
+	}
+	if p := spec.Process; p != nil {
+		out.Args, out.Env = slices.Clone(p.Args), slices.Clone(p.Env)
+		out.Linux.IoPriority, out.Linux.OomScoreAdj = api.FromOCILinuxIOPriority(p.IOPriority), api.Int(p.OOMScoreAdj)
+		if p.Scheduler != nil {
+			out.Linux.Scheduler = api.FromOCILinuxScheduler(p.Scheduler)
+		}
+		for _, l := range p.Rlimits {
+			out.Rlimits = append(out.Rlimits, &api.POSIXRlimit{Type: l.Type, Hard: l.Hard, Soft: l.Soft})
+		}
+	}
+	if spec.Linux != nil {
+		linux(out.Linux, spec.Linux)
+	}
+	out.Linux.SeccompProfile = seccompProfile(config.GetLinux().GetSecurityContext().GetSeccomp())
+	return out
+}
+
+func linux(out *api.LinuxContainer, spec *specs.Linux) {
+	out.Namespaces, out.Devices = api.FromOCILinuxNamespaces(spec.Namespaces), api.FromOCILinuxDevices(spec.Devices)
+	out.Resources = api.FromOCILinuxResources(spec.Resources, nil)
+	out.CgroupsPath, out.Sysctl = spec.CgroupsPath, maps.Clone(spec.Sysctl)
+	out.NetDevices = api.FromOCILinuxNetDevices(spec.NetDevices)
+	if spec.Seccomp != nil {
+		out.SeccompPolicy = api.FromOCILinuxSeccomp(spec.Seccomp)
+	}
+	if rdt := spec.IntelRdt; rdt != nil {
+		out.Rdt = &api.LinuxRdt{ClosId: api.String(rdt.ClosID), Schemata: api.RepeatedString(rdt.Schemata), EnableMonitoring: api.Bool(rdt.EnableMonitoring)}
+	}
+}
+
+func seccompProfile(p *runtimeapi.SecurityProfile) *api.SecurityProfile {
+	if p == nil {
+		return nil
+	}
+	return &api.SecurityProfile{ProfileType: api.SecurityProfile_ProfileType(p.GetProfileType()), LocalhostRef: p.GetLocalhostRef()}
+}
+
+func state(st container.Status) api.ContainerState {
+	switch {
+	case !st.Exit.At.IsZero():
+		return api.ContainerState_CONTAINER_STOPPED
+	case st.State == clife.Running:
+		return api.ContainerState_CONTAINER_RUNNING
+	case st.State.Live():
+		return api.ContainerState_CONTAINER_CREATED
+	}
+	return api.ContainerState_CONTAINER_UNKNOWN
+}
+
+func nanoseconds(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}

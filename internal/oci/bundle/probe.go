@@ -1,0 +1,51 @@
+package bundle
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/huskd/husk/internal/oci/pause"
+)
+
+// ProbeIDs is how many IDs a pod's user namespace has, and the first of those on
+// the host that the trial takes: no file or process has them.
+const ProbeIDs = 1 << 16
+
+// WriteProbe makes the smallest bundle that has what matters: namespaces, a
+// cgroup and a program.
+func WriteProbe(dir, cgroup, user string, args ...string) error {
+	rootfs := filepath.Join(dir, "rootfs")
+	for _, dir := range []string{"proc", "dev"} {
+		if err := os.MkdirAll(filepath.Join(rootfs, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := pause.Write(filepath.Join(rootfs, "pause")); err != nil {
+		return err
+	}
+	spec := specs.Spec{
+		Version: "1.0.0",
+		Process: &specs.Process{Args: args, Cwd: "/", NoNewPrivileges: true},
+		// The remount for read-only drops the noexec that /run often has.
+		Root: &specs.Root{Path: "rootfs", Readonly: true},
+		Mounts: []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"}},
+		Linux: &specs.Linux{
+			CgroupsPath: cgroup,
+			Namespaces:  []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}},
+		},
+	}
+	if user != "" {
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: user})
+		ids := []specs.LinuxIDMapping{{HostID: ProbeIDs, Size: ProbeIDs}}
+		spec.Linux.UIDMappings, spec.Linux.GIDMappings = ids, ids
+	}
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, SpecFile), raw, 0o600)
+}

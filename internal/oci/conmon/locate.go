@@ -1,0 +1,25 @@
+package conmon
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// Locate finds a program by its path or its name, which is looked for in Path;
+// empty if there is none that can be executed.
+func Locate(name string) string {
+	paths := []string{name}
+	if !filepath.IsAbs(name) {
+		paths = nil
+		for _, dir := range filepath.SplitList(Path) {
+			paths = append(paths, filepath.Join(dir, name))
+		}
+	}
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return path
+		}
+	}
+	return ""
+}

@@ -1,0 +1,77 @@
+package monitor
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/oci/stdio"
+	"github.com/huskd/husk/internal/poll"
+)
+
+// consoleFile is the name of the socket through which the runtime hands out the
+// terminal. It goes by its name alone, in the working directory: the whole
+// path may be too long for a socket.
+const consoleFile = "console"
+
+type consoleSocket struct{ *net.UnixListener }
+
+func (c *consoleSocket) close() { _ = c.UnixListener.Close() }
+
+func listenConsole(dir string) (*consoleSocket, error) {
+	d, err := os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	name := filepath.Join(fmt.Sprintf("/proc/self/fd/%d", d.Fd()), consoleFile)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false) // the name is void by then; the directory goes
+	return &consoleSocket{l}, nil
+}
+
+// terminal takes the terminal from the socket, where the runtime has left it.
+func (c *consoleSocket) terminal() (*os.File, error) {
+	deadline := time.Now().Add(stdio.Stalled)
+	_ = c.SetDeadline(deadline)
+	conn, err := c.AcceptUnix()
+	if err != nil {
+		return nil, fmt.Errorf("the runtime hands out no terminal: %w", err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(deadline)
+	control := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := conn.ReadMsgUnix(make([]byte, 4096), control)
+	if err != nil {
+		return nil, fmt.Errorf("take the terminal: %w", err)
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:n])
+	if err != nil || len(messages) == 0 {
+		return nil, fmt.Errorf("take the terminal: no file in the message (%v)", err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil {
+		return nil, fmt.Errorf("take the terminal: %w", err)
+	}
+	unix.CloseOnExec(fds[0])
+	return poll.New(fds[0], "terminal")
+}
+
+// resize sets the size of the terminal.
+func resize(terminal *os.File, size oci.Size) {
+	raw, err := terminal.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: size.Height, Col: size.Width})
+	})
+}

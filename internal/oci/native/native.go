@@ -1,0 +1,95 @@
+// Package native wraps a few hundred bytes of machine code into a static ELF
+// executable: the programs that containers need beside huskd and that no image
+// brings. They need no libc and one page of memory.
+package native
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// base is where a program is loaded. Its alignment is the largest page size of
+// any arm64 kernel, 64 KiB.
+const (
+	base  = 0x400000
+	align = 0x10000
+)
+
+// Executable makes an ELF file of code, which begins with its entry: one
+// segment, the file itself, readable and executable. Without code it is nil.
+func Executable(code []byte, machine elf.Machine) []byte {
+	if code == nil {
+		return nil
+	}
+	var header elf.Header64
+	var segment elf.Prog64
+	headers := binary.Size(header) + 2*binary.Size(segment)
+	size := uint64(headers + len(code))
+
+	copy(header.Ident[:], elf.ELFMAG)
+	header.Ident[elf.EI_CLASS] = byte(elf.ELFCLASS64)
+	header.Ident[elf.EI_DATA] = byte(elf.ELFDATA2LSB)
+	header.Ident[elf.EI_VERSION] = byte(elf.EV_CURRENT)
+	header.Type = uint16(elf.ET_EXEC)
+	header.Machine = uint16(machine)
+	header.Version = uint32(elf.EV_CURRENT)
+	header.Entry = base + uint64(headers)
+	header.Phoff = uint64(binary.Size(header))
+	header.Ehsize = uint16(binary.Size(header))
+	header.Phentsize = uint16(binary.Size(segment))
+	header.Phnum = 2
+
+	load := elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X),
+		Vaddr: base, Paddr: base, Filesz: size, Memsz: size, Align: align}
+	// Without this entry the kernel would make the stack executable.
+	stack := elf.Prog64{Type: uint32(elf.PT_GNU_STACK), Flags: uint32(elf.PF_R | elf.PF_W), Align: 16}
+
+	var out bytes.Buffer
+	for _, part := range []any{header, load, stack, code} {
+		_ = binary.Write(&out, binary.LittleEndian, part) // of fixed size into memory: can't fail
+	}
+	return out.Bytes()
+}
+
+// Write puts a program at path, mode 0755, in one step: whoever runs path
+// meanwhile runs the old or the new one. A file that is already right is left
+// alone.
+func Write(path string, program []byte) error {
+	if upToDate(path, program) {
+		return nil
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+	if err != nil {
+		return fmt.Errorf("write program: %w", err)
+	}
+	defer func() { _ = os.Remove(tmp.Name()) }() // fails after the rename
+	_, err = tmp.Write(program)
+	if err == nil {
+		err = tmp.Chmod(0o755)
+	}
+	// Executing a file that is open for writing fails with ETXTBSY, so it is
+	// closed before it gets its name.
+	if closeErr := tmp.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("write program %s: %w", path, err)
+	}
+	return nil
+}
+
+func upToDate(path string, program []byte) bool {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode() != 0o755 || info.Size() != int64(len(program)) {
+		return false
+	}
+	got, err := os.ReadFile(path)
+	return err == nil && bytes.Equal(got, program)
+}

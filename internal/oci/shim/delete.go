@@ -1,0 +1,242 @@
+package shim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/oci/bundle"
+	"github.com/huskd/husk/internal/oci/conmon"
+	"github.com/huskd/husk/internal/pidfd"
+)
+
+const (
+	// killGrace is how long a shim may take to tell that a killed container
+	// has ended.
+	killGrace = 10 * time.Second
+	// shutdownGrace is how long one without containers may take to end.
+	shutdownGrace = 5 * time.Second
+)
+
+// Delete kills what is left of a container and removes all traces of it: its
+// processes, conmon, the shim if it has none left, the cgroup and our files. It
+// is safe to call again, at any point of a creation that was cut off, after a
+// reboot, and for a container that isn't there. If it fails the record stays.
+func (d *Driver) Delete(ctx context.Context, id string) error {
+	if err := bundle.CheckID(id); err != nil {
+		return err
+	}
+	if !d.Has(id) {
+		return nil
+	}
+	c, err := d.load(id)
+	if err != nil {
+		c = d.reconstruct(id)
+	}
+	return c.wrap("delete", c.remove(ctx))
+}
+
+// reconstruct finds out what it can about a container whose record can't be
+// read: from its spec, which is written before any process is started.
+func (d *Driver) reconstruct(id string) *container {
+	c := d.blank(id)
+	var spec bundle.Bundle
+	raw, err := os.ReadFile(c.spec())
+	if err != nil || json.Unmarshal(raw, &spec) != nil {
+		return c
+	}
+	c.Cgroup = spec.Cgroup()
+	if spec.Annotations[annotationType] == typeContainer {
+		c.Sandbox = spec.Annotations[annotationSandbox]
+		if s, err := d.find(c.Sandbox); err == nil {
+			c.Handler, c.Endpoint, c.Shim = s.Handler, s.Endpoint, s.Shim
+		}
+	}
+	return c
+}
+
+// remove does what Delete promises.
+func (c *container) remove(ctx context.Context) error {
+	if !c.booted() {
+		if err := c.end(ctx); err != nil {
+			return err
+		}
+	}
+	c.driver.forget(c.ID)
+	if c.Bundle != "" {
+		conmon.RemoveFiles(c.Bundle)
+	}
+	err := os.RemoveAll(c.copied)
+	// A Wait that is under way may leave its mark meanwhile.
+	for tries := 0; err == nil || errors.Is(err, unix.ENOTEMPTY) && tries < 3; tries++ {
+		if err = os.RemoveAll(c.dir); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// end ends every process of the container.
+func (c *container) end(ctx context.Context) error {
+	var err error
+	if c.created() {
+		err = c.endContainer(ctx)
+	} else {
+		err = c.endCreation(ctx)
+	}
+	if err == nil && c.Sandbox == "" {
+		err = c.endShim(ctx)
+	}
+	if err == nil {
+		err = c.endConmon(ctx)
+	}
+	if err != nil || c.Cgroup == "" {
+		return err
+	}
+	tree, err := c.tree()
+	if err != nil {
+		return err
+	}
+	return tree.Remove(ctx, c.Cgroup)
+}
+
+// endContainer kills a container and waits until it is settled. A shim that
+// doesn't answer goes with it, and all that it serves.
+func (c *container) endContainer(ctx context.Context) error {
+	_, w, err := c.driver.watched(c.ID)
+	if err != nil {
+		if err := pidfd.End(ctx, c.Shim); err != nil {
+			return err
+		}
+		_, w, err = c.driver.watched(c.ID)
+	}
+	if err != nil || w.over() {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, killGrace)
+	defer cancel()
+	_ = c.killAll(limited, w) // what it did shows in a moment
+	if w.wait(limited) == nil {
+		return nil
+	}
+	if err := pidfd.End(ctx, c.Shim); err != nil {
+		return err
+	}
+	return w.wait(ctx)
+}
+
+// endCreation ends a creation that failed or was cut off. A shim of its own
+// goes first: as long as it lives, it makes more.
+func (c *container) endCreation(ctx context.Context) error {
+	if c.Sandbox != "" {
+		t, err := connect(ctx, c.Endpoint)
+		if err != nil {
+			return nil //nolint:nilerr // without its shim there is no container
+		}
+		defer t.close()
+		limited, cancel := context.WithTimeout(ctx, killGrace)
+		defer cancel()
+		_ = t.kill(limited, c.ID, "", unix.SIGKILL)
+		_ = c.deleteTask(limited, t)
+		return nil
+	}
+	if err := c.killShim(ctx); err != nil {
+		return err
+	}
+	if c.Handler.Path != "" && c.Endpoint.Address != "" {
+		// It fails if nothing had been made; what else it leaves is in the cgroup.
+		_ = c.Handler.cleanUp(ctx, c.copied, c.ID)
+	}
+	if tree, err := c.tree(); err == nil && c.Cgroup != "" {
+		return tree.Kill(ctx, c.Cgroup)
+	}
+	return nil
+}
+
+// endShim ends a shim that has no container left.
+func (c *container) endShim(ctx context.Context) error {
+	limited, cancel := context.WithTimeout(ctx, shutdownGrace)
+	defer cancel()
+	if t, err := connect(limited, c.Endpoint); err == nil {
+		_ = t.shutdown(limited, c.ID)
+		t.close()
+		if f, err := pidfd.Open(c.Shim); err == nil {
+			_ = pidfd.Wait(limited, f)
+			_ = f.Close()
+		}
+	}
+	if err := c.killShim(ctx); err != nil {
+		return err
+	}
+	path, ok := strings.CutPrefix(c.Endpoint.Address, unixScheme)
+	if !ok {
+		return nil
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// killShim kills the container's own shim, recorded or not: its program is told
+// the container's ID by a flag, also by itself when it goes into the background.
+func (c *container) killShim(ctx context.Context) error {
+	if err := pidfd.End(ctx, c.Shim); err != nil {
+		return err
+	}
+	for {
+		shims := shimsOf(c.ID)
+		if len(shims) == 0 {
+			return nil
+		}
+		for _, p := range shims {
+			if err := pidfd.End(ctx, p); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func shimsOf(id string) []oci.Process {
+	return processes(func(args []string) bool {
+		i := slices.Index(args, "-id")
+		return i > 0 && i+1 < len(args) && args[i+1] == id && strings.HasPrefix(filepath.Base(args[0]), shimPrefix)
+	})
+}
+
+// withArgument finds the processes with an argument.
+func withArgument(arg string) []oci.Process {
+	return processes(func(args []string) bool { return len(args) > 1 && args[1] == arg })
+}
+
+// processes returns those whose command line match says yes to.
+func processes(match func(args []string) bool) []oci.Process {
+	entries, _ := os.ReadDir("/proc")
+	var out []oci.Process
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		p, err := pidfd.Identify(pid)
+		if err != nil {
+			continue
+		}
+		// Should the number change hands now, the start time no longer fits.
+		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if match(strings.Split(string(raw), "\x00")) {
+			out = append(out, p)
+		}
+	}
+	return out
+}

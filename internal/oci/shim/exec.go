@@ -1,0 +1,235 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/oci/bundle"
+	"github.com/huskd/husk/internal/oci/mark"
+	"github.com/huskd/husk/internal/oci/stdio"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// execLimit bounds the start of an exec'd program, and the ending of one that
+// timed out.
+const execLimit = 30 * time.Second
+
+// processType is what a shim expects to find in an exec's message: JSON of the
+// runtime spec.
+const processType = "types.containerd.io/opencontainers/runtime-spec/1/Process"
+
+// Exec runs a further program in a running container, as the user and with the
+// environment, capabilities and directory of its own, and returns its exit
+// code. A program that can't be started is an *oci.StartError.
+//
+// The shim copies between the program and our pipes, which it opens by their
+// names in /proc.
+//
+// When the timeout passes (context.DeadlineExceeded) or ctx ends, everything
+// that the program forked is killed, as far as its processes are the host's:
+// see package mark. In a sandbox of the runtime's own it is the program alone.
+// A Read of req.Stdin may go on after Exec has returned, until the client's
+// side is closed.
+func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
+	c, w, err := d.watched(req.ID)
+	if err != nil {
+		return -1, err
+	}
+	fail := func(err error) (int, error) { return -1, c.wrap("exec in", err) }
+	if len(req.Args) == 0 {
+		return fail(errdefs.ErrInvalidArgument.WithMessage("no command given"))
+	}
+	t, ok := w.task()
+	if !ok {
+		return fail(errEnded)
+	}
+	if req.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, req.Timeout, fmt.Errorf("timed out after %v: %w", req.Timeout, context.DeadlineExceeded))
+		defer cancel()
+	}
+	e := &execution{container: c, task: t, id: "exec-" + pod.Short(pod.NewID()), mark: mark.New(), streams: req.Streams}
+	code, err := e.run(ctx, req.Args)
+	if err != nil {
+		return fail(err)
+	}
+	return code, nil
+}
+
+var errEnded = errdefs.ErrFailedPrecondition.WithMessage("it has ended")
+
+// execution is one Exec in progress.
+type execution struct {
+	*container
+	task    *task
+	id      string
+	mark    mark.Mark
+	streams oci.Streams
+}
+
+func (e *execution) run(ctx context.Context, args []string) (int, error) {
+	spec, err := os.ReadFile(e.spec())
+	if err != nil {
+		return 0, err
+	}
+	process, err := bundle.ExecProcess(spec, args, e.streams.TTY, e.mark)
+	if err != nil {
+		return 0, err
+	}
+	// The program gets a pipe for each stream of output, wanted or not: a shim
+	// knows all or none.
+	pipes, err := stdio.New([3]bool{e.streams.Stdin != nil, true, !e.streams.TTY})
+	if err != nil {
+		return 0, err
+	}
+	defer pipes.Close()
+	if err := e.start(ctx, process, pipes); err != nil {
+		return 0, err
+	}
+	code, err := e.follow(ctx, pipes)
+	if _, limited := ctx.Deadline(); limited && errors.Is(err, context.DeadlineExceeded) {
+		<-ctx.Done() // a shim is told the deadline, and may see it first
+	}
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), execLimit)
+	defer cancel()
+	if err != nil {
+		err = e.kill(cleanup, err)
+	}
+	// It waits for the last words, and then some for those of others.
+	flush, cancel := context.WithTimeout(cleanup, flushLimit)
+	defer cancel()
+	_ = e.task.delete(flush, e.ID, e.id)
+	pipes.Finish(ctx)
+	return code, err
+}
+
+// start starts the program. That can't be cut off: it would be started all the
+// same, and nobody knew.
+func (e *execution) start(ctx context.Context, process []byte, pipes *stdio.Pipes) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), execLimit)
+	defer cancel()
+	var names [3]string
+	for n, fd := range pipes.Theirs() {
+		if fd != stdio.None {
+			names[n] = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
+		}
+	}
+	err := e.task.exec(ctx, &taskapi.ExecProcessRequest{
+		ID: e.ID, ExecID: e.id, Terminal: e.streams.TTY, Stdin: names[0], Stdout: names[1], Stderr: names[2],
+		Spec: &anypb.Any{TypeUrl: processType, Value: process},
+	})
+	if err != nil {
+		return e.orEnded(err)
+	}
+	if err := e.task.start(ctx, e.ID, e.id); err != nil {
+		_ = e.task.delete(ctx, e.ID, e.id)
+		return e.orEnded(err)
+	}
+	pipes.CloseTheirs()
+	return nil
+}
+
+// orEnded is the error of a program that can't be started, or that the container
+// is to blame.
+func (e *execution) orEnded(err error) error {
+	if _, w, findErr := e.driver.watched(e.ID); findErr == nil && w.over() || errors.Is(err, errClosed) {
+		return errEnded
+	}
+	return err
+}
+
+// follow connects the program and waits until it ends.
+func (e *execution) follow(ctx context.Context, pipes *stdio.Pipes) (int, error) {
+	session, end := context.WithCancel(ctx)
+	defer end()
+	if e.streams.TTY && e.streams.Resize != nil {
+		go stdio.EachSize(session, e.streams.Resize, e.resizer(session, e.task, e.id))
+	}
+	pipes.Connect(e.streams, func() {
+		limited, cancel := context.WithTimeout(session, callLimit)
+		defer cancel()
+		_ = e.task.closeInput(limited, e.ID, e.id)
+	})
+	exit, err := e.task.wait(ctx, e.ID, e.id)
+	if errors.Is(err, errClosed) {
+		err = errors.New("its shim was killed")
+	}
+	return exit.Code, err
+}
+
+// kill ends the program with all that it forked.
+func (e *execution) kill(ctx context.Context, cause error) error {
+	err := e.task.kill(ctx, e.ID, e.id, syscall.SIGKILL)
+	if err != nil && gone(err) {
+		err = nil
+	}
+	tree, treeErr := e.tree()
+	if treeErr == nil {
+		treeErr = e.mark.Kill(ctx, tree, e.Cgroup)
+	}
+	if err == nil {
+		err = treeErr
+	}
+	if err == nil {
+		_, err = e.task.wait(ctx, e.ID, e.id)
+		if err != nil && gone(err) {
+			err = nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%w (and then: %w)", cause, err)
+	}
+	return cause
+}
+
+// resizeGrace is how long a new size waits for the one before.
+const resizeGrace = 100 * time.Millisecond
+
+// resizer returns a function that sets the size of a terminal. It doesn't wait
+// for a shim that doesn't answer: of several sizes the last one counts.
+func (c *container) resizer(ctx context.Context, t *task, exec string) func(oci.Size) {
+	latest, set := make(chan oci.Size, 1), make(chan struct{}, 1)
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case size := <-latest:
+				_ = t.resize(ctx, c.ID, exec, size)
+				select {
+				case set <- struct{}{}:
+				default:
+				}
+			}
+		}
+	}()
+	return func(size oci.Size) {
+		drop(latest)
+		drop(set)
+		latest <- size // there is room, for nobody else fills it
+		select {
+		case <-set:
+		case <-time.After(resizeGrace):
+		}
+	}
+}
+
+// drop takes out what nobody has taken.
+func drop[T any](from chan T) {
+	select {
+	case <-from:
+	default:
+	}
+}

@@ -1,0 +1,105 @@
+package sandbox
+
+import (
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/journal"
+	"github.com/huskd/husk/internal/journal/journaltest"
+	"github.com/huskd/husk/internal/pod"
+)
+
+const fuzzID = "f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0"
+
+func discard(t testing.TB) Config {
+	j, _, err := journal.OpenOn((&journaltest.Disk{}).Mount())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Config{Instance: "f0f0", State: "/nowhere", Journal: j, Host: host.Facts{BootID: "this"}, Log: slog.New(slog.DiscardHandler)}
+}
+
+// FuzzConfig: whatever a CRI client asks for is refused in one line, or makes a
+// sandbox whose paths are below its own directories.
+func FuzzConfig(f *testing.F) {
+	for _, c := range []*runtimeapi.PodSandboxConfig{valid(), {}, {Metadata: &runtimeapi.PodSandboxMetadata{Name: "\x00/../..", Namespace: "n", Uid: "u"}, Hostname: "a b"}} {
+		data, err := proto.Marshal(c)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		config := &runtimeapi.PodSandboxConfig{}
+		if proto.Unmarshal(data, config) != nil {
+			return
+		}
+		order, err := orderOf(config, "")
+		if invalid := validate(config); invalid != nil || err != nil {
+			for _, err := range []error{invalid, err} {
+				if err != nil && strings.Contains(err.Error(), "\n") {
+					t.Errorf("more than one line: %q", err)
+				}
+			}
+			return
+		}
+		s := New(discard(t))
+		b := s.newBox(fuzzID, config)
+		b.rec.Order, b.rec.Attachment = order, b.attachment()
+		b.publish()
+		files := s.Files(b.status())
+		for _, path := range []string{files.IPC, files.UTS, files.Hosts, files.ResolvConf, files.Hostname} {
+			if path != "" && !strings.HasPrefix(path, "/nowhere/sandboxes/"+fuzzID+"/") {
+				t.Errorf("a file of it is at %s", path)
+			}
+		}
+		if cgroup := s.Cgroup(b.status()); !filepath.IsAbs(cgroup) || filepath.Clean(cgroup) != cgroup {
+			t.Errorf("its cgroup is %q", cgroup)
+		}
+		for _, p := range b.rec.Attachment.Ports {
+			if p.HostPort == 0 || p.Protocol == "" {
+				t.Errorf("it asks the network for %+v", p)
+			}
+		}
+	})
+}
+
+// FuzzRecord: a record that can't be read is set aside, and what it speaks of
+// is not taken for ready.
+func FuzzRecord(f *testing.F) {
+	config, err := proto.Marshal(valid())
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, rec := range []string{
+		`{"state":"ready","boot":"this","attachment":{"netns":"/run/netns/x","sandbox":"` + fuzzID + `"}}`,
+		`{"state":"killing","boot":"other"}`, `{"state":"no such state"}`, `{}`, `[]`, `{"state":1}`, `{"attached":[{}]}`, "",
+	} {
+		f.Add([]byte(rec), config)
+	}
+	f.Fuzz(func(t *testing.T, rec, config []byte) {
+		cfg := discard(t)
+		for key, value := range map[string][]byte{"sandbox/" + fuzzID: rec, "sandbox-config/" + fuzzID: config, "sandbox/../../etc": rec} {
+			if err := cfg.Journal.Put(key, value); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s := New(cfg)
+		bad := s.Load()
+		if len(bad)+len(s.List()) != 2 {
+			t.Fatalf("of two records %d are served and %d refused: %v", len(s.List()), len(bad), bad)
+		}
+		for _, st := range s.List() {
+			if !pod.ValidID(st.ID) {
+				t.Errorf("a sandbox is called %q", st.ID)
+			}
+		}
+		_ = s.Attachments()
+	})
+}

@@ -1,0 +1,62 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/netns"
+)
+
+// Kernel has what sandboxes need of it beside their cgroups. All calls can be
+// repeated.
+type Kernel interface {
+	// Pin makes namespaces and pins them. On error nothing is left.
+	Pin(p netns.Pins) error
+	// Unpin gives them up. Empty and missing paths are fine.
+	Unpin(paths ...string) error
+	// Pinned says whether a namespace is pinned at path.
+	Pinned(path string) bool
+	// Pins are the paths of network namespaces whose names begin with prefix.
+	Pins(prefix string) ([]string, error)
+	// MountShm mounts an empty /dev/shm at path, in place of what was mounted there.
+	MountShm(path string, uid, gid int) error
+	// Unmount unmounts what is mounted at path, if anything is.
+	Unmount(path string) error
+}
+
+// node is the kernel of the node that huskd runs on.
+type node struct{}
+
+func (node) Pin(p netns.Pins) error               { return netns.Create(p) }
+func (node) Unpin(paths ...string) error          { return netns.Remove(paths...) }
+func (node) Pinned(path string) bool              { return netns.Pinned(path) }
+func (node) Pins(prefix string) ([]string, error) { return netns.List(netns.Dir, prefix) }
+
+// shmSize is what docker, containerd and CRI-O give a pod's /dev/shm.
+const shmSize = "size=67108864"
+
+func (n node) MountShm(path string, uid, gid int) error {
+	if err := n.Unmount(path); err != nil {
+		return err
+	}
+	options := fmt.Sprintf("mode=1777,%s,uid=%d,gid=%d", shmSize, uid, gid)
+	if err := unix.Mount("shm", path, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return fmt.Errorf("mount /dev/shm at %s: %w", path, err)
+	}
+	return nil
+}
+
+// Unmount unmounts lazily, and all of it if stacked.
+func (node) Unmount(path string) error {
+	for {
+		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		switch {
+		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
+			return nil
+		case err != nil:
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+	}
+}

@@ -1,0 +1,634 @@
+package simulation
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/container"
+	containerlife "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/sandbox/lifecycle"
+)
+
+// run is a schedule being carried out.
+type run struct {
+	*machine
+	life  *life
+	calls sync.WaitGroup // by clients
+	ended sync.WaitGroup // lives that are over, until nothing is left of them
+	// kept are the sandboxes and containers that a client was told of and that
+	// nobody has asked for the end of: they go on whatever becomes of huskd.
+	kept map[string]bool
+	// asked has, of what is there, how many calls for its change are under way or
+	// have failed.
+	asked map[string]int
+	// known are the sandboxes and containers that some client knows of.
+	known map[string]bool
+}
+
+func newRun(s schedule, dir string) *run {
+	return &run{machine: newMachine(s, dir), kept: map[string]bool{}, asked: map[string]int{}, known: map[string]bool{}}
+}
+
+// carryOut runs a schedule to its end, and returns what went wrong.
+func carryOut(t *testing.T, s schedule, tracing bool) *machine {
+	dir, err := os.MkdirTemp(scratch, "life-*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	r := newRun(s, dir)
+	r.tracing = tracing
+	r.start()
+	for _, st := range s.Steps {
+		if r.broken() {
+			break
+		}
+		// At least so long that whatever can happen now has.
+		time.Sleep(max(time.Until(r.began.Add(st.At.Duration)), time.Microsecond))
+		r.note("%v", st)
+		r.mu.Lock()
+		r.steps++
+		r.mu.Unlock()
+		r.step(st)
+	}
+	r.finish()
+	return r.machine
+}
+
+func (r *run) broken() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.wrong) > 0
+}
+
+func (r *run) start() {
+	l, err := r.begin()
+	r.life = l
+	if err != nil {
+		r.violate("huskd doesn't start: %v", err)
+		return
+	}
+	r.checkKept()
+}
+
+// after starts the next huskd, once the last is over.
+func (r *run) after(gap time.Duration) {
+	last := r.life
+	r.ended.Go(last.close)
+	time.Sleep(gap)
+	r.start()
+}
+
+func (r *run) step(st step) {
+	l := r.life
+	switch st.Do {
+	case "crash":
+		l.kill()
+		r.after(st.For.Duration)
+	case "term":
+		l.end()
+		r.after(st.For.Duration)
+	case "reboot":
+		clear(r.kept)
+		if err := l.cutPower(); err != nil {
+			r.violate("%v", err)
+		}
+		r.after(st.For.Duration)
+	case "damage":
+		clear(r.kept)
+		l.kill()
+		r.damage()
+		r.after(st.For.Duration)
+	case "full":
+		r.disk.SetFull(true)
+		time.AfterFunc(st.For.Duration, func() { r.disk.SetFull(false) })
+	case "exit", "infra-exit", "unpin":
+		r.disturb(st)
+	default:
+		ctx, cancel := context.WithTimeout(context.Background(), st.For.Duration)
+		r.calls.Go(func() {
+			defer cancel()
+			r.call(ctx, l, st)
+		})
+	}
+}
+
+// damage damages the journal: bits of it flip, or its end is lost. What the
+// records were of must be found without them.
+func (r *run) damage() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rnd := r.chance(fmt.Sprint("damage ", r.lives))
+	r.recordsLost = true
+	r.everLost = true
+	for range 1 + rnd.IntN(3) {
+		// The header has the format's version: another one is refused.
+		const header = 16
+		if size := len(r.disk.Content("journal")) - header; size > 0 {
+			r.disk.Damage("journal", header+rnd.IntN(size), rnd.IntN(4) == 0)
+		}
+	}
+}
+
+// disturb has something happen that nobody asked huskd for.
+func (r *run) disturb(st step) {
+	for _, sb := range r.ofPod(r.life, st.Pod) {
+		r.mu.Lock()
+		switch st.Do {
+		case "unpin":
+			if sb.Attachment.Netns != "" && r.pins[sb.Attachment.Netns] {
+				r.forgo(sb.ID)
+				r.marred[sb.ID] = true
+				delete(r.pins, sb.Attachment.Netns)
+			}
+		case "infra-exit":
+			if p := r.procs[sb.ID]; p != nil && p.running {
+				r.forgo(sb.ID)
+				r.marred[sb.ID] = true
+				p.end(1)
+			}
+		case "exit":
+			for _, c := range r.life.containers.List(sb.ID) {
+				if p := r.procs[c.ID]; c.Name() == st.Container && p != nil && p.running {
+					delete(r.kept, c.ID)
+					p.end(3)
+				}
+			}
+		}
+		r.mu.Unlock()
+	}
+}
+
+// forgo ends the promise that a sandbox goes on, with what is in it. The caller
+// holds m.mu.
+func (r *run) forgo(sandbox string) {
+	delete(r.kept, sandbox)
+	for _, c := range r.life.containers.List(sandbox) {
+		delete(r.kept, c.ID)
+	}
+}
+
+// ofPod are the sandboxes of a pod, in an order that doesn't depend on their IDs.
+func (r *run) ofPod(l *life, name string) []sandbox.Status {
+	list := slices.DeleteFunc(l.sandboxes.List(), func(st sandbox.Status) bool { return st.Ref().Name != name })
+	slices.SortFunc(list, func(a, b sandbox.Status) int { return strings.Compare(r.name(a.ID), r.name(b.ID)) })
+	return list
+}
+
+// call is one of a client's.
+func (r *run) call(ctx context.Context, l *life, st step) {
+	switch st.Do {
+	case "run":
+		r.runPod(ctx, l, st)
+		return
+	case "create":
+		r.create(ctx, l, st)
+		return
+	}
+	for _, sb := range r.ofPod(l, st.Pod) {
+		switch st.Do {
+		case "stop", "remove":
+			r.mu.Lock()
+			r.forgo(sb.ID)
+			r.mu.Unlock()
+			answered := r.ask(sb.ID)
+			call, gone := l.sandboxes.Stop, r.nothingRuns
+			if st.Do == "remove" {
+				call, gone = l.sandboxes.Remove, r.nothingIsLeft
+			}
+			err := call(ctx, sb.ID)
+			answered(err)
+			if r.told(l, st, err) {
+				gone(l, sb.ID)
+			}
+			continue
+		}
+		for _, c := range l.containers.List(sb.ID) {
+			if c.Name() == st.Container {
+				r.callContainer(ctx, l, st, c)
+			}
+		}
+	}
+}
+
+// ask notes a call under way, until it has succeeded: after an error there is
+// nothing to hold huskd to, and after a timeout the call goes on.
+func (r *run) ask(id string) (answered func(error)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asked[id]++
+	r.known[id] = true
+	return func(err error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if err == nil {
+			r.asked[id]--
+		}
+	}
+}
+
+// told says whether a call succeeded, for a client that lives to hear it.
+func (r *run) told(l *life, st step, err error) bool {
+	if l.over() {
+		return false
+	}
+	r.note("%v -> %v", st, err)
+	return err == nil
+}
+
+// config is what a pod's manifest says: its name decides.
+func config(st step) *runtimeapi.PodSandboxConfig {
+	c := &runtimeapi.PodSandboxConfig{
+		Metadata:  &runtimeapi.PodSandboxMetadata{Name: st.Pod, Namespace: "default", Uid: st.Pod, Attempt: uint32(st.Attempt)},
+		Hostname:  st.Pod,
+		DnsConfig: &runtimeapi.DNSConfig{Servers: []string{"10.0.0.10"}},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+			NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
+		}},
+	}
+	options := c.Linux.SecurityContext.NamespaceOptions
+	switch st.Pod {
+	case "shared": // one PID namespace, and so an infra process
+		options.Pid = runtimeapi.NamespaceMode_POD
+	case "late": // attached after that
+		c.Annotations = map[string]string{"cni.husk.dev/network": string(lifecycle.AfterStart)}
+	case "host":
+		options.Network, options.Ipc = runtimeapi.NamespaceMode_NODE, runtimeapi.NamespaceMode_NODE
+	}
+	return c
+}
+
+func (r *run) runPod(ctx context.Context, l *life, st step) {
+	got, err := l.sandboxes.Run(ctx, config(st), "")
+	if ctx.Err() != nil {
+		r.unanswered(l, st)
+	}
+	if !r.told(l, st, err) {
+		return
+	}
+	r.mu.Lock()
+	r.known[got.ID] = true
+	r.mu.Unlock()
+	now, err := l.sandboxes.Get(got.ID)
+	if err != nil || now.State != ready {
+		r.mu.Lock()
+		ended := r.asked[got.ID] > 0 || r.marred[got.ID] // meanwhile
+		r.mu.Unlock()
+		if !ended {
+			r.violate("a client was given %s, which is %s", r.name(got.ID), now.State)
+		}
+		return
+	}
+	r.mu.Lock()
+	r.kept[got.ID] = !r.marred[got.ID] && r.asked[got.ID] == 0
+	r.mu.Unlock()
+	r.checkReady(l, now)
+}
+
+// unanswered notes that a client which didn't wait may ask again for what is
+// being made.
+func (r *run) unanswered(l *life, st step) {
+	for _, sb := range r.ofPod(l, st.Pod) {
+		containers := l.containers.List(sb.ID)
+		r.mu.Lock()
+		r.known[sb.ID] = true
+		for _, c := range containers {
+			r.known[c.ID] = true
+		}
+		r.mu.Unlock()
+	}
+}
+
+func (r *run) create(ctx context.Context, l *life, st step) {
+	sbs := r.ofPod(l, st.Pod)
+	if len(sbs) == 0 {
+		return
+	}
+	sb := slices.MaxFunc(sbs, func(a, b sandbox.Status) int { return a.Created.Compare(b.Created) })
+	got, err := l.containers.Create(ctx, sb.ID, &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: st.Container, Attempt: uint32(st.Attempt)},
+		Image:    &runtimeapi.ImageSpec{Image: "image"},
+		Command:  []string{"/bin/true"},
+		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+			NamespaceOptions: config(st).GetLinux().GetSecurityContext().GetNamespaceOptions(),
+		}},
+	})
+	if ctx.Err() != nil {
+		r.unanswered(l, st)
+	}
+	if r.told(l, st, err) {
+		r.mu.Lock()
+		r.known[got.ID] = true
+		r.mu.Unlock()
+		r.keep(l, got.ID)
+	}
+}
+
+// keep notes that a container has a process, which goes on.
+func (r *run) keep(l *life, id string) {
+	st, err := l.containers.Get(id)
+	if err != nil || !st.State.Live() {
+		return // it has ended meanwhile
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if sb, err := l.sandboxes.Get(st.Sandbox); err != nil || sb.State != ready || !r.kept[st.Sandbox] || r.asked[id] > 0 {
+		return // it is about to
+	}
+	if p := r.procs[id]; p == nil {
+		r.wrong = append(r.wrong, fmt.Sprintf("%s is %s and has no process", r.names[id], st.State))
+	} else if p.exit == nil {
+		r.kept[id] = true
+	}
+}
+
+func (r *run) callContainer(ctx context.Context, l *life, st step, c container.Status) {
+	r.mu.Lock()
+	delete(r.kept, c.ID)
+	r.mu.Unlock()
+	answered := r.ask(c.ID)
+	var err error
+	switch st.Do {
+	case "start":
+		err = l.containers.Start(ctx, c.ID)
+	case "end":
+		err = l.containers.Stop(ctx, c.ID, time.Duration(st.Attempt)*time.Second)
+	case "delete":
+		err = l.containers.Remove(ctx, c.ID)
+	}
+	answered(err)
+	if !r.told(l, st, err) {
+		return
+	}
+	switch st.Do {
+	case "start":
+		r.keep(l, c.ID)
+	default:
+		r.noProcess(c.ID)
+		if st.Do == "delete" {
+			if _, err := l.containers.Get(c.ID); err == nil {
+				r.violate("%s was removed and is there", r.name(c.ID))
+			}
+		}
+	}
+}
+
+func (r *run) noProcess(id string) {
+	r.mu.Lock()
+	p := r.procs[id]
+	alive := p != nil && p.exit == nil
+	r.mu.Unlock()
+	if alive {
+		r.violate("%s was ended and has a process", r.name(id))
+	}
+}
+
+// checkReady compares a ready sandbox with the machine.
+func (r *run) checkReady(l *life, st sandbox.Status) {
+	f := l.sandboxes.Files(st)
+	r.mu.Lock()
+	var missing []string
+	for _, path := range []string{f.Net, f.IPC, f.UTS} {
+		if path != "" && !r.pins[l.rel(path)] {
+			missing = append(missing, filepath.Base(path))
+		}
+	}
+	if _, leased := r.leases[st.ID]; !leased && !st.HostNetwork() {
+		missing = append(missing, "address")
+	}
+	if p := r.procs[st.ID]; st.Infra != nil && (p == nil || p.exit != nil) {
+		missing = append(missing, "infra process")
+	}
+	if !r.cgroups[l.sandboxes.Cgroup(st)] {
+		missing = append(missing, "cgroup")
+	}
+	r.mu.Unlock()
+	if len(missing) > 0 && r.keeps(st.ID) {
+		r.violate("%s is ready without its %s", r.name(st.ID), strings.Join(missing, " and "))
+	}
+}
+
+func (r *run) keeps(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.kept[id]
+}
+
+// checkKept holds huskd to what its clients were told.
+func (r *run) checkKept() {
+	for id, kept := range r.kept {
+		if !kept {
+			continue
+		}
+		if st, err := r.life.sandboxes.Get(id); err == nil {
+			if st.State != ready {
+				r.violate("%s was ready, nobody has stopped it, and it is %s: %s", r.name(id), st.State, st.Reason)
+			}
+			r.checkReady(r.life, st)
+			continue
+		}
+		st, err := r.life.containers.Get(id)
+		r.mu.Lock()
+		p := r.procs[id]
+		alive := p != nil && p.exit == nil
+		r.mu.Unlock()
+		if err != nil || !st.State.Live() || !alive {
+			r.violate("%s was made, nobody has ended it, and it is %q, its process alive: %v (%v)", r.name(id), st.State, alive, err)
+		}
+	}
+}
+
+// nothingRuns is what a stopped sandbox leaves.
+func (r *run) nothingRuns(_ *life, id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var left []string
+	if _, ok := r.leases[id]; ok && !r.owed[id] {
+		left = append(left, "its address")
+	}
+	for _, p := range r.procs {
+		if p.exit == nil && (p.id == id || strings.HasSuffix(p.cgroup, p.sandbox+"/"+p.id) && p.sandbox == "pod-"+id[:12]) {
+			left = append(left, "process "+r.names[p.id])
+		}
+	}
+	for _, things := range []map[string]bool{r.pins, r.mounts, r.cgroups} {
+		for path := range things {
+			if strings.Contains(path, id[:12]) {
+				left = append(left, path)
+			}
+		}
+	}
+	if len(left) > 0 {
+		r.wrong = append(r.wrong, fmt.Sprintf("%s was stopped and left %v", r.names[id], left))
+	}
+}
+
+func (r *run) nothingIsLeft(l *life, id string) {
+	r.nothingRuns(l, id)
+	if _, err := l.sandboxes.Get(id); err == nil {
+		r.violate("%s was removed and is there", r.name(id))
+	}
+	for _, c := range l.containers.List(id) {
+		// One that comes too late is about to find that out.
+		if c.State.Live() || c.State == containerlife.Exited {
+			r.violate("%s was removed and has container %s", r.name(id), r.name(c.ID))
+		}
+	}
+}
+
+// calmTime is in which everything that is begun comes to an end, once nothing
+// fails any more.
+const calmTime = time.Hour
+
+// finish lets things settle, and counts what is there: first beside what lives,
+// and then without any.
+func (r *run) finish() {
+	r.mu.Lock()
+	r.calm = true
+	r.mu.Unlock()
+	r.disk.SetFull(false)
+	if !r.broken() && r.unswept {
+		r.life.end()
+		r.after(0)
+	}
+	if !r.broken() {
+		time.Sleep(calmTime)
+		r.pay()
+		r.checkKept()
+		r.checkSettled()
+	}
+	if !r.broken() {
+		r.removeAll()
+		r.checkEmpty()
+	}
+	if l := r.life; l != nil {
+		l.kill()
+		l.close()
+		defer l.journal.Close()
+	}
+	r.calls.Wait()
+	r.ended.Wait()
+}
+
+// checkKnown holds that what has ended is there for somebody: what nobody was
+// told of goes by itself. Only where records are lost may it be what it was.
+func (r *run) checkKnown(id string) {
+	r.mu.Lock()
+	known := r.known[id] || r.everLost
+	r.mu.Unlock()
+	if !known {
+		r.violate("%s has ended, nobody was told of it, and it is there", r.name(id))
+	}
+}
+
+func (r *run) checkSettled() {
+	var pins, procs, cgroups []string
+	leases := 0
+	for _, st := range r.life.sandboxes.List() {
+		switch st.State {
+		case ready:
+		case lifecycle.Stopped:
+			r.checkKnown(st.ID)
+			continue
+		default:
+			r.violate("%s is %s for ever: %s", r.name(st.ID), st.State, st.Reason)
+		}
+		f := r.life.sandboxes.Files(st)
+		for _, path := range []string{f.Net, f.IPC, f.UTS} {
+			if path != "" {
+				pins = append(pins, r.life.rel(path))
+			}
+		}
+		if !st.HostNetwork() {
+			leases++
+		}
+		if st.Infra != nil {
+			procs = append(procs, st.ID)
+		}
+		cgroups = append(cgroups, r.life.sandboxes.Cgroup(st))
+	}
+	for _, st := range r.life.containers.List("") {
+		switch st.State {
+		case containerlife.Created, containerlife.Running:
+			procs = append(procs, st.ID)
+		case containerlife.Exited:
+			r.checkKnown(st.ID)
+		default:
+			r.violate("%s is %s for ever: %s", r.name(st.ID), st.State, st.Message)
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for path := range r.pins {
+		if !slices.Contains(pins, path) {
+			r.wrong = append(r.wrong, "a namespace of nobody is left: "+path)
+		}
+	}
+	for id, p := range r.procs {
+		if !slices.Contains(procs, id) {
+			r.wrong = append(r.wrong, fmt.Sprintf("a process of nobody is left: %s (%+v)", r.names[id], p.exit))
+		}
+	}
+	for path := range r.cgroups {
+		if !slices.Contains(cgroups, path) {
+			r.wrong = append(r.wrong, "a cgroup of nobody is left: "+path)
+		}
+	}
+	if missing := leases - len(r.leases); missing < 0 || missing > 0 && !r.everLost {
+		r.wrong = append(r.wrong, fmt.Sprintf("%d addresses are leased to %d sandboxes", len(r.leases), leases))
+	}
+}
+
+func (r *run) removeAll() {
+	for _, st := range r.life.sandboxes.List() {
+		if err := r.life.sandboxes.Remove(context.Background(), st.ID); err != nil {
+			r.violate("%s can't be removed: %v", r.name(st.ID), err)
+		}
+	}
+	// Containers of sandboxes whose records a power loss took.
+	for _, st := range r.life.containers.List("") {
+		if err := r.life.containers.Remove(context.Background(), st.ID); err != nil {
+			r.violate("%s can't be removed: %v", r.name(st.ID), err)
+		}
+	}
+}
+
+// checkEmpty says what is left when nothing should be.
+func (r *run) checkEmpty() {
+	time.Sleep(2 * quarantine)
+	r.pay()
+	for key := range r.life.journal.All("") {
+		if !strings.HasPrefix(key, "aside/") {
+			r.violate("a record is left: %s", key)
+		}
+	}
+	for _, dir := range []string{"root/containers", "state/containers", "state/sandboxes"} {
+		entries, _ := os.ReadDir(filepath.Join(r.life.dir, dir))
+		for _, e := range entries {
+			r.violate("a directory is left: %s/%s", dir, r.name(e.Name()))
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for what, n := range map[string]int{
+		"namespaces": len(r.pins), "mounts": len(r.mounts), "cgroups": len(r.cgroups), "processes": len(r.procs),
+		"addresses": len(r.leases), "debts": len(r.owed), "holds of the image": r.life.holds,
+	} {
+		if n > 0 {
+			r.wrong = append(r.wrong, fmt.Sprintf("%d %s are left", n, what))
+		}
+	}
+	if usage := r.alloc.Usage(); usage[0].Used+usage[0].Quarantined > 0 {
+		r.wrong = append(r.wrong, fmt.Sprintf("addresses are not given back: %+v", usage))
+	}
+}

@@ -1,0 +1,435 @@
+package simulation
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/image/rootfs"
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/network/ipam"
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/sandbox"
+)
+
+// kernel implements sandbox.Kernel.
+type kernel struct{ *life }
+
+func (k kernel) label(what, path string) string {
+	path = k.rel(path)
+	dir, base := filepath.Split(path)
+	if id := filepath.Base(dir); pod.ValidID(id) { // …/sandboxes/ID/shm
+		return what + " " + k.m.name(id) + " " + base
+	}
+	k.m.mu.Lock()
+	defer k.m.mu.Unlock()
+	short := base[strings.LastIndexByte(base, '-')+1:] // …/husk-INSTANCE-SHORT
+	for id, name := range k.m.names {
+		if pod.Short(id) == short {
+			return what + " " + name
+		}
+	}
+	return what + " " + path
+}
+
+func (k kernel) Pin(p netns.Pins) error {
+	var paths []string
+	for _, path := range []string{p.Net, p.IPC, p.UTS, p.User} {
+		if path != "" {
+			paths = append(paths, k.rel(path))
+		}
+	}
+	// A crash may leave some of them.
+	for i, path := range paths {
+		err := k.do(context.Background(), k.label("pin", path), func() error {
+			k.m.pins[path] = true
+			return nil
+		})
+		if err != nil {
+			_ = k.alive(func() error {
+				for _, path := range paths[:i+1] {
+					delete(k.m.pins, path)
+				}
+				return nil
+			})
+			return err
+		}
+	}
+	return nil
+}
+
+func (k kernel) Unpin(paths ...string) error {
+	for _, path := range paths {
+		if path == "" || !k.Pinned(path) {
+			continue
+		}
+		if err := k.do(context.Background(), k.label("unpin", path), func() error {
+			delete(k.m.pins, k.rel(path))
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k kernel) Pinned(path string) bool {
+	k.m.mu.Lock()
+	defer k.m.mu.Unlock()
+	return k.m.pins[k.rel(path)]
+}
+
+func (k kernel) Pins(prefix string) ([]string, error) {
+	k.m.mu.Lock()
+	defer k.m.mu.Unlock()
+	var paths []string
+	for path := range k.m.pins {
+		if strings.HasPrefix(path, filepath.Join(netns.Dir, prefix)) {
+			paths = append(paths, path)
+		}
+	}
+	return paths, nil
+}
+
+func (k kernel) MountShm(path string, _, _ int) error {
+	return k.do(context.Background(), k.label("mount", path), func() error {
+		k.m.mounts[k.rel(path)] = true
+		return nil
+	})
+}
+
+func (k kernel) Unmount(path string) error {
+	return k.do(context.Background(), k.label("unmount", path), func() error {
+		delete(k.m.mounts, k.rel(path))
+		return nil
+	})
+}
+
+// mounts implements container.Mounts.
+type mounts struct{ *life }
+
+func (f mounts) Mount(s rootfs.Spec) (string, error) {
+	path := rootfs.Path(s.Dir)
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return "", err
+	}
+	return path, f.do(context.Background(), "rootfs "+f.m.name(filepath.Base(s.Dir)), func() error {
+		f.m.mounts[f.rel(s.Dir)] = true
+		return nil
+	})
+}
+
+func (f mounts) Unmount(dir string) error {
+	return f.do(context.Background(), "unroot "+f.m.name(filepath.Base(dir)), func() error {
+		delete(f.m.mounts, f.rel(dir))
+		return nil
+	})
+}
+
+// cgroupName is how acts on a cgroup are told apart.
+func (l *life) cgroupName(path string) string {
+	short := path[strings.LastIndexByte(path, '-')+1:]
+	l.m.mu.Lock()
+	defer l.m.mu.Unlock()
+	for id, name := range l.m.names {
+		if pod.Short(id) == short {
+			return name
+		}
+	}
+	return path
+}
+
+func (l *life) createCgroup(path string, _ *runtimeapi.LinuxContainerResources) error {
+	return l.do(context.Background(), "cgroup "+l.cgroupName(path), func() error {
+		l.m.cgroups[path] = true
+		return nil
+	})
+}
+
+func (l *life) removeCgroup(path string) error {
+	return l.do(context.Background(), "uncgroup "+l.cgroupName(path), func() error {
+		for _, p := range l.m.procs {
+			if p.exit == nil && strings.HasPrefix(p.cgroup, path+"/") {
+				return fmt.Errorf("cgroup %s: %w", path, syscall.EBUSY)
+			}
+		}
+		delete(l.m.cgroups, path)
+		return nil
+	})
+}
+
+// runtime implements the Runtime of sandboxes and containers.
+type runtime struct{ *life }
+
+func (r runtime) Create(ctx context.Context, c oci.Create) (oci.Process, error) {
+	config, err := os.ReadFile(filepath.Join(c.Bundle, "config.json"))
+	if err != nil {
+		return oci.Process{}, err
+	}
+	var s specs.Spec
+	if err := json.Unmarshal(config, &s); err != nil {
+		return oci.Process{}, err
+	}
+	p := &process{id: c.ID, cgroup: s.Linux.CgroupsPath, ended: make(chan struct{}), sandbox: filepath.Base(filepath.Dir(s.Linux.CgroupsPath))}
+	var missing []string
+	err = r.do(ctx, "create "+r.m.name(c.ID), func() error {
+		if r.m.procs[c.ID] != nil {
+			return errdefs.ErrAlreadyExists.WithMessage("container exists")
+		}
+		for _, ns := range s.Linux.Namespaces {
+			if ns.Path == "" || strings.HasPrefix(ns.Path, "/proc/") {
+				continue
+			}
+			if !r.m.pins[r.rel(ns.Path)] {
+				missing = append(missing, ns.Path)
+			}
+			if ns.Type == specs.NetworkNamespace {
+				p.net = r.rel(ns.Path)
+			}
+		}
+		if len(missing) > 0 {
+			return fmt.Errorf("no namespace is pinned at %v", missing)
+		}
+		r.m.known["pid"]++
+		p.pid = 100 + r.m.known["pid"]
+		r.m.procs[c.ID] = p
+		return nil
+	})
+	return oci.Process{PID: p.pid, Start: uint64(p.pid)}, err
+}
+
+func (r runtime) Start(ctx context.Context, id string) error {
+	return r.do(ctx, "start "+r.m.name(id), func() error {
+		p := r.m.procs[id]
+		if p == nil || p.exit != nil {
+			return errdefs.ErrNotFound.WithMessage("no such process")
+		}
+		p.running = true
+		return nil
+	})
+}
+
+func (r runtime) Signal(ctx context.Context, id string, _ syscall.Signal) error {
+	return r.do(ctx, "signal "+r.m.name(id), func() error {
+		if p := r.m.procs[id]; p != nil && r.m.chance(r.m.names[id]).IntN(2) == 0 {
+			p.end(0)
+		}
+		return nil
+	})
+}
+
+func (r runtime) KillAll(ctx context.Context, id string) error {
+	return r.do(ctx, "kill "+r.m.name(id), func() error {
+		if p := r.m.procs[id]; p != nil {
+			p.end(137)
+		}
+		return nil
+	})
+}
+
+func (r runtime) Wait(ctx context.Context, id string) (oci.Exit, error) {
+	var p *process
+	err := r.do(ctx, "wait "+r.m.name(id), func() error {
+		if p = r.m.procs[id]; p == nil {
+			return errdefs.ErrNotFound.WithMessage("no such container")
+		}
+		return nil
+	})
+	if err != nil {
+		return oci.Exit{}, err
+	}
+	select {
+	case <-p.ended:
+		return *p.exit, nil
+	case <-ctx.Done():
+		return oci.Exit{}, ctx.Err()
+	}
+}
+
+func (r runtime) Delete(ctx context.Context, id string) error {
+	return r.do(ctx, "delete "+r.m.name(id), func() error {
+		if p := r.m.procs[id]; p != nil {
+			p.end(137)
+		}
+		delete(r.m.procs, id)
+		return nil
+	})
+}
+
+// network implements sandbox.Network. The records of its leases are as good as
+// the machine: the network has a journal of its own.
+type network struct{ *life }
+
+const ifName = "eth0"
+
+func (n network) Attach(ctx context.Context, a pod.Attachment) ([]pod.Attached, error) {
+	var lease ipam.Lease
+	err := n.do(ctx, "attach "+n.m.name(a.Sandbox), func() (err error) {
+		owner := ipam.Owner{Sandbox: a.Sandbox, IfName: ifName}
+		if lease, err = n.m.alloc.Reserve(owner, time.Now()); err != nil {
+			return err
+		}
+		for other, has := range n.m.leases {
+			if other != a.Sandbox && has.Addresses[0] == lease.Addresses[0] {
+				n.m.wrong = append(n.m.wrong, fmt.Sprintf("%v is given to %s while %s has it", lease.Addresses[0], n.m.names[a.Sandbox], n.m.names[other]))
+			}
+		}
+		if !n.m.pins[n.rel(a.Netns)] {
+			return fmt.Errorf("no namespace is pinned at %s", a.Netns)
+		}
+		n.m.alloc.Bind(owner)
+		lease.State = ipam.Bound
+		n.m.leases[a.Sandbox] = lease
+		return nil
+	})
+	if err != nil {
+		_ = n.alive(func() error { // what failed is owed
+			if _, ok := n.m.leases[a.Sandbox]; ok {
+				n.m.owed[a.Sandbox] = true
+			}
+			n.m.alloc.Forget(ipam.Owner{Sandbox: a.Sandbox, IfName: ifName})
+			if l, ok := n.m.leases[a.Sandbox]; ok {
+				return n.m.alloc.Restore(l)
+			}
+			return nil
+		})
+		return nil, err
+	}
+	return []pod.Attached{{IfName: ifName, Addresses: []netip.Prefix{netip.PrefixFrom(lease.Addresses[0], subnet.Bits())}}}, nil
+}
+
+func (n network) Detach(ctx context.Context, a pod.Attachment) error {
+	return n.do(ctx, "detach "+n.m.name(a.Sandbox), func() error {
+		for _, p := range n.m.procs {
+			if p.exit == nil && p.net != "" && p.net == n.rel(a.Netns) {
+				n.m.wrong = append(n.m.wrong, fmt.Sprintf("%s is detached while process %s is in it", n.m.names[a.Sandbox], n.m.names[p.id]))
+			}
+		}
+		n.m.release(a.Sandbox)
+		return nil
+	})
+}
+
+// release ends a lease, whose address then rests. The caller holds m.mu.
+func (m *machine) release(sandbox string) {
+	if _, ok := m.leases[sandbox]; !ok {
+		return
+	}
+	owner := ipam.Owner{Sandbox: sandbox, IfName: ifName}
+	m.alloc.Release(owner)
+	m.rests = append(m.rests, m.alloc.Quarantine(owner, time.Now())...)
+	delete(m.leases, sandbox)
+	delete(m.owed, sandbox)
+}
+
+// reconcile is what the network does when a huskd begins: what isn't live is
+// released, and the allocator is what the records say.
+func (m *machine) reconcile(live []pod.Attachment) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.alloc, _ = ipam.New(quarantine, subnet)
+	for _, lease := range m.leases {
+		if err := m.alloc.Restore(lease); err != nil {
+			return err
+		}
+	}
+	m.alloc.RestoreQuarantine(time.Now(), m.rests)
+	var lost error
+	keep := map[string]bool{}
+	for _, a := range live {
+		keep[a.Sandbox] = true
+		if _, ok := m.leases[a.Sandbox]; !ok {
+			m.marred[a.Sandbox] = true
+			lost = fmt.Errorf("%s is ready and has no address", m.names[a.Sandbox])
+		}
+	}
+	for sandbox := range m.leases {
+		if !keep[sandbox] {
+			m.release(sandbox)
+		}
+	}
+	return lost
+}
+
+// pay pays the debts of the network and ends the rests that are over.
+func (m *machine) pay() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for sandbox := range m.owed {
+		m.release(sandbox)
+	}
+	m.alloc.Expire(time.Now(), len(m.rests))
+	var still []ipam.Quarantined
+	for _, q := range m.rests {
+		if q.Until.After(time.Now()) {
+			still = append(still, q)
+		}
+	}
+	m.rests = still
+}
+
+// images implements container.Images: there is one.
+type images struct{ *life }
+
+const imageID = "sha256:0000"
+
+func (i images) Image(context.Context, string) (container.Image, error) {
+	return container.Image{ID: imageID, Name: "image", Lower: []string{"/layer"}}, nil
+}
+
+func (i images) Hold(string, string) (func(), error) {
+	i.m.mu.Lock()
+	defer i.m.mu.Unlock()
+	i.holds++
+	return func() {
+		i.m.mu.Lock()
+		defer i.m.mu.Unlock()
+		i.holds--
+	}, nil
+}
+
+// sandboxes implements container.Sandboxes.
+type sandboxes struct{ *life }
+
+func (s sandboxes) Pod(id string) pod.Ref {
+	st, err := s.sandboxes.Get(id)
+	if err != nil {
+		return pod.Ref{}
+	}
+	return st.Ref()
+}
+
+func (s sandboxes) Sandbox(id string) (container.Sandbox, error) {
+	st, err := s.sandboxes.Get(id)
+	if err != nil {
+		return container.Sandbox{}, err
+	}
+	if st.State != ready {
+		return container.Sandbox{}, errdefs.ErrFailedPrecondition.WithMessage("sandbox is " + string(st.State))
+	}
+	return s.seen(st), nil
+}
+
+// seen is what containers see of a sandbox.
+func (l *life) seen(st sandbox.Status) container.Sandbox {
+	files := l.sandboxes.Files(st)
+	out := container.Sandbox{Config: st.Config, Cgroup: l.sandboxes.Cgroup(st)}
+	out.Namespaces.Net, out.Namespaces.IPC, out.Namespaces.UTS = files.Net, files.IPC, files.UTS
+	out.Files.Hosts, out.Files.ResolvConf, out.Files.Hostname, out.Files.Shm = files.Hosts, files.ResolvConf, files.Hostname, files.Shm
+	if st.Infra != nil {
+		out.Namespaces.PID = fmt.Sprintf("/proc/%d/ns/pid", st.Infra.PID)
+	}
+	return out
+}

@@ -1,0 +1,75 @@
+package trace
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"go.opentelemetry.io/otel/codes"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+)
+
+func TestSpansAreBelowTheirCallers(t *testing.T) {
+	to := tracetest.NewInMemoryExporter()
+	provider := sdk.NewTracerProvider(sdk.WithSyncer(to))
+	ctx, root := provider.Tracer("test").Start(t.Context(), "call")
+	ctx, outer := Start(ctx, "stage", Sandbox, "s1", Plugin, "")
+	ctx, cancel := context.WithCancel(ctx)
+	cancel()
+	alone := Follow(context.Background(), ctx)
+	if alone.Err() != nil {
+		t.Error("what goes on alone ends with who asked for it")
+	}
+	_, inner := Start(alone, "step")
+	inner.End(errors.New("no space"))
+	outer.End(nil)
+	root.End()
+	spans := to.GetSpans()
+	if len(spans) != 3 {
+		t.Fatalf("%d spans, want 3", len(spans))
+	}
+	step, stage, call := spans[0], spans[1], spans[2]
+	if step.Parent.SpanID() != stage.SpanContext.SpanID() || stage.Parent.SpanID() != call.SpanContext.SpanID() {
+		t.Error("they are not below each other")
+	}
+	if step.Status.Code != codes.Error || step.Status.Description != "no space" || stage.Status.Code == codes.Error {
+		t.Errorf("the errors are %v and %v", step.Status, stage.Status)
+	}
+	if len(stage.Attributes) != 1 || stage.Attributes[0].Value.AsString() != "s1" {
+		t.Errorf("it is about %v", stage.Attributes)
+	}
+}
+
+func TestNothingIsBegunBelowNothing(t *testing.T) {
+	ctx, span := Start(t.Context(), "stage", Sandbox, "s1")
+	if span != nil || ctx != t.Context() || Follow(ctx, ctx) != ctx {
+		t.Error("a span without a call's")
+	}
+	span.End(nil)
+	id := "s1"
+	if n := testing.AllocsPerRun(100, func() {
+		_, span := Start(ctx, "stage", Sandbox, id)
+		span.End(nil)
+	}); n > 0 {
+		t.Errorf("%v allocations for nothing", n)
+	}
+}
+
+func BenchmarkStart(b *testing.B) {
+	id := "0123456789abcdef"
+	run := func(b *testing.B, ctx context.Context) {
+		b.ReportAllocs()
+		for b.Loop() {
+			_, span := Start(ctx, "sandbox/attach", PodNamespace, "default", PodName, "web", Sandbox, id)
+			span.End(nil)
+		}
+	}
+	ctx, cancel := context.WithTimeout(b.Context(), 1<<40)
+	defer cancel()
+	b.Run("off", func(b *testing.B) { run(b, ctx) })
+	provider := sdk.NewTracerProvider(sdk.WithBatcher(tracetest.NewNoopExporter()))
+	ctx, root := provider.Tracer("bench").Start(ctx, "call")
+	defer root.End()
+	b.Run("on", func(b *testing.B) { run(b, ctx) })
+}

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/huskd/husk/internal/bench"
+	"github.com/huskd/husk/internal/bench/report"
+)
+
+// findings are the reports of all series, by their names.
+type findings struct {
+	reports   map[string]report.Report
+	hostLocal hostLocalTimes
+}
+
+// row is a line of the table: a figure of containerd and of Husk. One that
+// wasn't measured is nil.
+type row struct {
+	what, unit string
+	peer, husk *float64
+	goal       goal
+}
+
+// goal is what a figure of Husk wants to be, beside containerd's.
+type goal struct {
+	text    string
+	reached func(peer, husk float64) bool // nil if there is no goal
+	alone   bool                          // it doesn't need containerd's
+}
+
+func atMost(limit float64, unit string) goal {
+	return goal{"≤ " + report.Number(limit) + unit, func(_, husk float64) bool { return husk <= limit }, true}
+}
+
+// part is a goal of at most so much of containerd's.
+func part(limit float64, text string) goal {
+	return goal{"≤ " + text, func(peer, husk float64) bool { return husk <= limit*peer }, false}
+}
+
+// fold is a goal of at least so many times containerd's.
+func fold(times float64) goal {
+	return goal{fmt.Sprintf("≥ %g×", times), func(peer, husk float64) bool { return husk >= times*peer }, false}
+}
+
+// The endpoints, by their names.
+const (
+	peerName = "containerd"
+	huskName = "husk"
+	crunName = "husk-crun"
+)
+
+// source is where in the findings a value is.
+type source struct{ series, workload, name string }
+
+// p50 is the median of an operation; nil if it wasn't measured.
+func (f findings) p50(s source, endpoint string) *float64 {
+	if o := f.reports[s.series].Result(s.workload, endpoint).Operation(s.name); o != nil {
+		return &o.P50
+	}
+	return nil
+}
+
+func (f findings) figure(s source, endpoint string) *float64 {
+	if g := f.reports[s.series].Result(s.workload, endpoint).Figure(s.name); g != nil {
+		return &g.Value
+	}
+	return nil
+}
+
+// rows are the lines of the table, those with goals first.
+func rows(f findings) []row {
+	batch := "pods, " + fmt.Sprintf(bench.AtATime, atATime)
+	held := f.held("list")
+	ms := func(what string, s source, g goal) row {
+		return row{what, "ms", f.p50(s, peerName), f.p50(s, huskName), g}
+	}
+	crun := func(what string, s source, g goal) row {
+		return row{what, "ms", f.p50(s, peerName), f.p50(s, crunName), g}
+	}
+	fig := func(what, unit string, s source, g goal) row {
+		return row{what, unit, f.figure(s, peerName), f.figure(s, huskName), g}
+	}
+	none := goal{}
+	made := source{"one", "containers", bench.CreateStart}
+	answer := source{"one", "agent", bench.Answers}
+	return []row{
+		ms("RunPodSandbox", source{"one", "pods", bench.RunPod}, part(1.0/15, "1/15")),
+		ms("StopPodSandbox and RemovePodSandbox", source{"one", "pods", bench.EndPod}, part(0.1, "1/10")),
+		ms("CreateContainer and StartContainer, runc", made, part(0.8, "0.8×")),
+		crun("the same, Husk with crun", made, part(1.0/3, "1/3")),
+		fig(fmt.Sprintf("pods made, %d at a time", atATime), "a second", source{"batch", batch, bench.PodsUp}, fold(10)),
+		fig("resident for an idle pod, PSS", "MB", source{"batch", batch, bench.PodMemory}, atMost(0.1, " MB")),
+		fig("resident for a container, PSS", "MB", source{"many", held, bench.MonitorMemory}, atMost(0.6, " MB")),
+		fig("daemon with all those pods, PSS", "MB", source{"batch", batch, bench.DaemonMemory}, atMost(40, " MB")),
+		ms("manifest to TCP answer, runc", answer, atMost(60, " ms")),
+		crun("the same with crun", answer, atMost(40, " ms")),
+		{"in-process CNI ADD", "ms", nil, f.p50(source{"one", "net", bench.Attach}, bench.BuiltIn), atMost(3, " ms")},
+		f.fill(),
+		ms("ExecSync", source{"one", "exec", bench.Exec}, none),
+		fig("pods made and removed", "a second", source{"batch", batch, bench.PodsThrough}, none),
+		ms("ListPodSandbox with all those pods", source{"many", held, bench.ListPods}, none),
+		ms("ListContainers with all those pods", source{"many", held, bench.ListAll}, none),
+		ms("killed, until it serves again", source{"restart", f.held("restart"), bench.Serves}, none),
+		ms("killed, until it knows all those pods again", source{"restart", f.held("restart"), bench.Adopts}, none),
+		fig("processor time for a pod's life", "ms", source{"one", "pods", bench.CPUTime}, none),
+		fig("programs run for a pod's life", "", source{"one", "pods", bench.Programs}, none),
+		fig("disk flushes for a pod's life", "", source{"one", "pods", bench.Flushes}, none),
+		fig("processor time for a container's life", "ms", source{"one", "containers", bench.CPUTime}, none),
+		fig("programs run for a container's life", "", source{"one", "containers", bench.Programs}, none),
+		fig("disk flushes for a container's life", "", source{"one", "containers", bench.Flushes}, none),
+	}
+}
+
+// held is the title of a workload that has pods meanwhile, however many.
+func (f findings) held(workload string) string {
+	for _, r := range f.reports {
+		for _, res := range r.Results {
+			if strings.HasPrefix(res.Workload, workload+", ") {
+				return res.Workload
+			}
+		}
+	}
+	return workload
+}
+
+// fill is how much longer an ADD takes when many addresses are leased: of
+// host-local alone, and of Husk's whole ADD, of which that is a part.
+func (f findings) fill() row {
+	r := row{what: fmt.Sprintf("ADD with %d leases, beside one with none", hostLocalFill), unit: "×", goal: atMost(1.2, "×")}
+	if f.hostLocal.empty > 0 {
+		ratio := f.hostLocal.full / f.hostLocal.empty
+		r.peer = &ratio
+	}
+	add := f.p50(source{"one", "net", bench.Attach}, bench.BuiltIn)
+	empty := f.p50(source{"one", "ipam", bench.LeaseRecord}, bench.Leased(0))
+	full := f.p50(source{"one", "ipam", bench.LeaseRecord}, bench.Leased(hostLocalFill))
+	if add != nil && empty != nil && full != nil {
+		ratio := (*add + *full - *empty) / *add
+		r.husk = &ratio
+	}
+	return r
+}
+
+// cells are the fields of a row: what, containerd, Husk, ratio, goal, reached.
+func (r row) cells() []string {
+	value := func(v *float64) string {
+		if v == nil {
+			return "–"
+		}
+		return strings.TrimSpace(report.Number(*v) + " " + r.unit)
+	}
+	out := []string{r.what, value(r.peer), value(r.husk), "", r.goal.text, ""}
+	if r.peer != nil && r.husk != nil {
+		out[3] = report.Ratio(*r.husk, *r.peer)
+	}
+	if r.goal.reached == nil || r.husk == nil || r.peer == nil && !r.goal.alone {
+		return out
+	}
+	var peer float64
+	if r.peer != nil {
+		peer = *r.peer
+	}
+	out[5] = "no"
+	if r.goal.reached(peer, *r.husk) {
+		out[5] = "yes"
+	}
+	return out
+}
+
+var header = []string{"", "containerd", "Husk", "ratio", "goal", "reached"}
+
+// plain draws the table for a terminal.
+func plain(rows []row) string {
+	all := [][]string{header}
+	for _, r := range rows {
+		all = append(all, r.cells())
+	}
+	widths := make([]int, len(header))
+	for _, cells := range all {
+		for i, c := range cells {
+			widths[i] = max(widths[i], len([]rune(c)))
+		}
+	}
+	var b strings.Builder
+	for _, cells := range all {
+		line := ""
+		for i, c := range cells {
+			line += c + strings.Repeat(" ", widths[i]-len([]rune(c))+3)
+		}
+		b.WriteString(strings.TrimRight(line, " ") + "\n")
+	}
+	return b.String()
+}
+
+// markdown draws the table for the document.
+func markdown(rows []row) string {
+	var b strings.Builder
+	b.WriteString("| " + strings.Join(header, " | ") + " |\n|---|--:|--:|--:|--:|---|\n")
+	for _, r := range rows {
+		b.WriteString("| " + strings.Join(r.cells(), " | ") + " |\n")
+	}
+	return b.String()
+}

@@ -1,0 +1,199 @@
+package crash
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+var (
+	seed   = flag.Uint64("seed", 1, "of the schedules")
+	length = flag.Duration("for", 12*time.Second, "how long each schedule goes on")
+)
+
+// verbs are what happens, the frequent more than once.
+var verbs = strings.Fields(`
+	up up up up up up down down down gone gone gone gone list
+	huskd huskd conmon runc runc container pause plugin
+	full files readonly hang reopen`)
+
+// TestSchedule carries out a schedule with Husk's own network.
+func TestSchedule(t *testing.T) {
+	t.Parallel()
+	carryOut(t, newMachine(t, *seed, false))
+}
+
+// TestScheduleOfCNI does so with the network of a CNI plugin.
+func TestScheduleOfCNI(t *testing.T) {
+	t.Parallel()
+	carryOut(t, newMachine(t, *seed+1, true))
+}
+
+func carryOut(t *testing.T, m *machine) {
+	steps := 0
+	for end := time.Now().Add(*length); time.Now().Before(end) && !t.Failed(); steps++ {
+		m.step(verbs[m.r.IntN(len(verbs))])
+	}
+	m.calm()
+	m.checkRock()
+	m.empty()
+	kills := 0
+	var did []string
+	for _, what := range slices.Sorted(maps.Keys(m.did)) {
+		if strings.HasPrefix(what, "kill") {
+			kills += m.did[what]
+		}
+		did = append(did, fmt.Sprintf("%d × %s", m.did[what], what))
+	}
+	t.Logf("seed %d: %d steps with %d kills: %s", *seed, steps, kills, strings.Join(did, ", "))
+	if t.Failed() {
+		t.Logf("again: go test ./test/crash -run '%s$' -seed %d -for %v", t.Name(), *seed, *length)
+	}
+}
+
+// pause lets what was begun go on for a moment, of which many are short.
+func (m *machine) pause() {
+	time.Sleep(time.Duration(m.r.ExpFloat64() * float64(15*time.Millisecond)))
+}
+
+func (m *machine) step(verb string) {
+	m.pause()
+	pods := []string{"a", "b", "c", "shared-a", "shared-b"}
+	name, attempt := pods[m.r.IntN(len(pods))], m.r.IntN(3)/2
+	switch verb {
+	case "up":
+		m.call("up "+name, func(ctx context.Context) error {
+			_, _, err := m.up(ctx, name, attempt)
+			return err
+		})
+	case "down", "gone":
+		m.call(verb+" "+name, func(ctx context.Context) error { return m.end(ctx, name, verb == "gone") })
+	case "list":
+		m.call(verb, func(ctx context.Context) error {
+			_, err := m.cri.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
+			return err
+		})
+	case "huskd":
+		m.note("kill huskd")
+		m.did["kill huskd"]++
+		m.d.Kill()
+		m.pause()
+		m.restart()
+	case "reopen":
+		m.note("end huskd in good order")
+		m.did[verb]++
+		m.d.Stop()
+		m.restart()
+	case "conmon":
+		m.kill("conmon")
+	case "runc":
+		m.kill("runc", "runc:[1:CHILD]", "runc:[2:INIT]", "exe")
+	case "container":
+		m.kill("sleep", "busybox")
+	case "pause":
+		m.kill("pause")
+	case "plugin":
+		m.kill("moody", "ptp", "host-local")
+	case "full", "files", "hang":
+		m.hardship(verb)
+	case "readonly":
+		m.note("a read-only disk")
+		m.did[verb]++
+		m.readOnly()
+	}
+}
+
+// hardship makes something fail for a while, during which things happen.
+func (m *machine) hardship(kind string) {
+	var begin, end func()
+	switch kind {
+	case "full":
+		begin, end = func() { m.fill(true) }, func() { m.fill(false) }
+	case "files":
+		begin, end = func() { m.limitFiles(true) }, func() { m.limitFiles(false) }
+	case "hang":
+		if m.hang == "" {
+			return
+		}
+		begin = func() { m.hangs = os.WriteFile(m.hang, nil, 0o600) == nil }
+		end = func() { m.hangs = os.Remove(m.hang) != nil }
+	}
+	m.note("%s begins", kind)
+	m.did[kind]++
+	begin()
+	for range 3 + m.r.IntN(8) {
+		m.step([]string{"up", "up", "down", "gone", "gone", "list", "conmon", "runc", "plugin"}[m.r.IntN(9)])
+	}
+	if m.r.IntN(3) == 0 && kind == "hang" {
+		m.step("huskd")
+	}
+	end()
+	m.note("%s ends", kind)
+}
+
+// call has a client ask for something, and not always wait for the answer.
+func (m *machine) call(what string, fn func(context.Context) error) {
+	m.did[strings.Fields(what)[0]]++
+	m.note("%s", what)
+	wait := 20 * time.Second
+	if m.hangs || m.r.IntN(4) == 0 {
+		wait = time.Duration(m.r.IntN(300)) * time.Millisecond
+	}
+	m.places <- struct{}{}
+	m.calls.Go(func() {
+		defer func() { <-m.places }()
+		ctx, cancel := context.WithTimeout(m.t.Context(), wait)
+		defer cancel()
+		_ = fn(ctx) // that it may fail is what this is about
+	})
+}
+
+// end stops the sandboxes of a pod, or removes them.
+func (m *machine) end(ctx context.Context, name string, remove bool) error {
+	list, err := m.cri.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		return err
+	}
+	for _, sb := range list.GetItems() {
+		switch {
+		case sb.GetMetadata().GetName() != name:
+		case remove:
+			_, err = m.cri.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: sb.GetId()})
+		default:
+			_, err = m.cri.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: sb.GetId()})
+		}
+	}
+	return err
+}
+
+// calm ends the plugins that huskd waits for, and waits for the answers that are
+// due.
+func (m *machine) calm() {
+	for _, p := range m.processes() {
+		if p.command == "sleep 1000 " && strings.Contains(m.parentOf(p.pid), "huskd") {
+			_ = syscall.Kill(p.pid, syscall.SIGKILL)
+		}
+	}
+	m.calls.Wait()
+}
+
+// parentOf is the name of a process's parent. What has lost it is nobody's to
+// wait for: huskd must have ended it.
+func (m *machine) parentOf(pid int) string {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	if len(fields) < 2 {
+		return ""
+	}
+	name, _ := os.ReadFile("/proc/" + fields[1] + "/comm")
+	return string(name)
+}

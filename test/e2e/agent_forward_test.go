@@ -1,0 +1,181 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/test/node"
+)
+
+// forwarding starts husk port-forward and returns the ports of the node that
+// lead to the pod's, in their order, and what ends it.
+func (w *ward) forwarding(args ...string) (local []string, end func() (errs string)) {
+	w.t.Helper()
+	cmd := w.Command(w.t.Context(), w.Binary("husk"), append([]string{"--socket", "unix://" + w.State + "/husk.sock", "port-forward", "--address", "127.0.0.1"}, args...)...)
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	lines := bufio.NewReader(out)
+	for range args[1:] {
+		line, err := lines.ReadString('\n')
+		found := regexp.MustCompile(`^Forwarding from 127\.0\.0\.1:([0-9]+) -> [0-9]+\n$`).FindStringSubmatch(line)
+		if err != nil || found == nil {
+			w.t.Fatalf("it said %q, %v; %s", line, err, errs.String())
+		}
+		local = append(local, found[1])
+	}
+	go func() { _, _ = lines.WriteTo(&bytes.Buffer{}) }() // what else it says
+	return local, func() string {
+		w.t.Helper()
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGINT)
+		_ = cmd.Wait() // it was interrupted
+		return errs.String()
+	}
+}
+
+// TestPortForward: what listens on a pod's loopback only is reached from the
+// node, by the number of the port or by its name.
+func TestPortForward(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	const ports = "ports: [{name: web, containerPort: 8080}, {name: dns, containerPort: 53, protocol: UDP}], "
+	w.run(podOf("inner", only(ports+"command: "+shell("mkdir /tmp/w; dd if=/dev/urandom of=/tmp/w/big bs=1M count=20 2>/dev/null; echo inside >/tmp/w/index.html; exec httpd -f -p 127.0.0.1:8080 -h /tmp/w")+
+		", readinessProbe: {exec: {command: [wget, -qO, /dev/null, 'http://127.0.0.1:8080/']}, periodSeconds: 1}")), "--wait")
+	local, end := w.forwarding("inner", ":8080", ":web", "0:81")
+	for _, port := range local[:2] {
+		if got := w.Must("busybox", "wget", "-qO-", "http://127.0.0.1:"+port+"/"); got != "inside\n" {
+			t.Errorf("through port %s: %q", port, got)
+		}
+	}
+	// Many at a time, each whole.
+	want := strings.Fields(w.in("inner", "sha256sum /tmp/w/big"))[0]
+	sums := make(chan string)
+	for range 4 {
+		go func() {
+			out, err := w.Command(t.Context(), "sh", "-c", "busybox wget -qO- http://127.0.0.1:"+local[0]+"/big | sha256sum").Output()
+			sums <- fmt.Sprint(strings.TrimSuffix(string(out), "  -\n"), err)
+		}()
+	}
+	for range 4 {
+		if got := <-sums; got != want+"<nil>" {
+			t.Errorf("a file came through as %s, not %s", got, want)
+		}
+	}
+	if r := w.Run("busybox", "wget", "-qO-", "http://127.0.0.1:"+local[2]+"/"); r.Code == 0 {
+		t.Error("somebody listens on port 81")
+	}
+	if errs := end(); !strings.Contains(errs, "husk: port 81 of pod default/inner: forward port 81: ") || !strings.Contains(errs, "connection refused") {
+		t.Error(errs)
+	}
+	w.fails("UDP", w.Husk("port-forward", "inner", ":dns"), 1, "husk: port dns of pod default/inner is UDP: only TCP can be forwarded")
+	w.fails("no name", w.Husk("port-forward", "inner", ":none"), 1, `husk: pod default/inner has no port "none": it names web, dns`)
+	w.fails("no name at all", w.Husk("port-forward", "other", ":none"), 1, `husk: pod default/other has no port "none", and names none: give a number from 1 to 65535`)
+	w.fails("no pod", w.Husk("port-forward", "nobody", ":80"), 1, `husk: no pod "nobody": husk ps -a lists them`)
+
+	// It ends when the pod does.
+	local, end = w.forwarding("inner", ":web")
+	w.MustHusk("stop", "inner")
+	if r := w.Run("busybox", "wget", "-qO-", "http://127.0.0.1:"+local[0]+"/"); r.Code == 0 {
+		t.Error("a stopped pod answers")
+	}
+	if errs := end(); !strings.Contains(errs, "husk: lost pod default/inner: pod default/inner has no network now: it is Stopped") {
+		t.Error(errs)
+	}
+	w.fails("a stopped pod", w.Husk("port-forward", "inner", ":web"), 1, "husk: pod default/inner has no network now: it is Stopped")
+	w.rid("inner")
+
+	// A pod in the node's network has its loopback too.
+	w.run(podOf("host", "hostNetwork: true, "+only("command: "+shell("exec httpd -f -p 127.0.0.1:8099 -h /www"))), "--wait")
+	local, end = w.forwarding("host", ":8099")
+	node.Eventually(t, 30*time.Second, func() string {
+		if r := w.Run("busybox", "wget", "-qO-", "http://127.0.0.1:"+local[0]+"/cgi-bin/index.cgi"); r.Code != 0 {
+			return r.Stderr
+		}
+		return ""
+	})
+	end()
+	w.rid("host")
+	w.end()
+}
+
+// TestTop: what a pod uses is told of it and of each container, and adds up.
+func TestTop(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	w.run(podOf("busy", "containers: [{name: spins, image: 'localhost/web:1', resources: {limits: {cpu: 200m, memory: 64Mi}}, command: "+shell("while :; do :; done")+"}, "+
+		"{name: hoards, image: 'localhost/web:1', resources: {limits: {memory: 128Mi}}, command: "+shell("a=$(yes xxxxxxxx | head -c 20000000); sleep 1000 & sleep 1000; echo $a")+"}]"), "--wait")
+	type used struct {
+		Name                                string
+		CPUCores                            float64
+		MemoryBytes, MemoryLimit, Processes uint64
+	}
+	type pod struct {
+		used
+		Network *struct{ ReceivedBytes, SentBytes float64 }
+		// Of each container.
+		Containers []struct {
+			used
+			MemoryLimitBytes uint64
+		}
+	}
+	// It takes a moment to hoard.
+	node.Eventually(t, 30*time.Second, func() string {
+		var pods []pod
+		out := w.MustHusk("top", "busy", "-o", "json")
+		if err := json.Unmarshal([]byte(out), &pods); err != nil {
+			t.Fatal(err)
+		}
+		if len(pods) != 1 || len(pods[0].Containers) != 2 {
+			return out
+		}
+		p, spins, hoards := pods[0], pods[0].Containers[0], pods[0].Containers[1]
+		switch {
+		case spins.CPUCores < 0.05 || spins.CPUCores > 0.4 || p.CPUCores < spins.CPUCores/2,
+			hoards.MemoryBytes < 19<<20 || p.MemoryBytes < hoards.MemoryBytes,
+			spins.MemoryLimitBytes != 64<<20 || hoards.MemoryLimitBytes != 128<<20,
+			hoards.Processes < 2 || p.Processes < spins.Processes+hoards.Processes,
+			p.Network == nil:
+			return out
+		}
+		return ""
+	})
+	if out := w.MustHusk("top"); !regexp.MustCompile(`(?m)^busy +[0-9]+m +[0-9]+Mi .* +[0-9]+ .*/s$`).MatchString(out) || !strings.Contains(out, "\nother ") {
+		t.Error(out)
+	}
+	w.rid("busy")
+	w.end()
+}
+
+// TestRunWaits for pods that aren't to run for good until they have ended, and
+// a sidecar that is ended after them doesn't speak for them.
+func TestRunWaits(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	sidecar := "restartPolicy: Never, initContainers: [{name: s, image: 'localhost/web:1', restartPolicy: Always, command: " + shell("trap '' TERM; while :; do sleep 0.1; done") + "}], "
+	r := w.run(podOf("job", sidecar+only("command: "+shell("sleep 1; exit 0"))), "--wait")
+	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "pod default/job completed in ") || !strings.Contains(r.Stderr, "pod default/job ready at ") {
+		t.Errorf("%+v", r)
+	}
+	if p := w.eventually("job", "ended", func(p listed) bool { return p.Phase == "Succeeded" && p.Containers[0].State == "Terminated" }); p.Status != "Completed" {
+		t.Errorf("its sidecar was killed, and it is %+v", p)
+	}
+	r = w.run(podOf("long", "restartPolicy: Never, "+only("command: [sleep, '1000']")), "--wait", "--timeout", "3s")
+	if r.Code != 1 || !strings.HasSuffix(r.Stderr, "husk: not completed within 3s: default/long (running): they go on, see husk ps -a\n") {
+		t.Errorf("%+v", r)
+	}
+	w.rid("job", "long")
+	w.end()
+}

@@ -1,0 +1,171 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/test/node"
+	"github.com/huskd/husk/test/testimage"
+)
+
+// TestLogRotation: a log that grows is rotated, compressed and bounded, and no
+// line is lost of what is kept, also not by a huskd that is killed meanwhile.
+func TestLogRotation(t *testing.T) {
+	t.Parallel()
+	flags := node.Flags("--log-max-size", "1", "--log-max-files", "3")
+	w := newWard(t, flags)
+	const burst = 8000
+	text := strings.Repeat("x", 150)
+	w.run(podOf("talks", "volumes: [{name: h, hostPath: {path: "+w.Dir+"}}], "+only("volumeMounts: [{name: h, mountPath: /h}], command: "+
+		shell("i=0; b=1; while :; do end=$((b*"+strconv.Itoa(burst)+")); while [ $i -lt $end ]; do echo $i "+text+"; i=$((i+1)); done; touch /h/said.$b; b=$((b+1)); while [ ! -e /h/say.$b ]; do sleep 0.1; done; done"))), "--wait")
+	files := func() (names []string) {
+		logs, _ := filepath.Glob(w.Root + "/logs/default_talks_*/c/0.log*")
+		for _, path := range logs {
+			names = append(names, filepath.Base(path))
+		}
+		return names
+	}
+	rotated := func() (n int) { return len(files()) - 1 }
+	for b := 1; b <= 4; b++ {
+		write(t, w.Node, fmt.Sprintf("say.%d", b), "")
+		node.Eventually(t, time.Minute, func() string {
+			if _, err := os.Stat(fmt.Sprintf("%s/said.%d", w.Dir, b)); err != nil {
+				return "it still talks"
+			}
+			return ""
+		})
+		node.Eventually(t, time.Minute, func() string {
+			log, err := os.Stat(filepath.Join(w.logs("talks"), "0.log"))
+			if err != nil || log.Size() >= 1<<20 || rotated() < min(b, 2) {
+				return fmt.Sprintf("the log isn't rotated: %v", files())
+			}
+			return ""
+		})
+		if b == 2 {
+			w.d.Kill()
+			w.d = w.Huskd(flags)
+		}
+	}
+	if names := files(); len(names) != 3 || !strings.HasSuffix(names[1], ".gz") || strings.HasSuffix(names[2], ".gz") {
+		t.Errorf("the files are %v", names)
+	}
+	lines := strings.Split(strings.TrimSpace(w.MustHusk("logs", "talks")), "\n")
+	for i, line := range lines {
+		if want := fmt.Sprintf("%d %s", 4*burst-len(lines)+i, text); line != want {
+			t.Fatalf("line %d of %d is %.20q, want %.20q", i, len(lines), line, want)
+		}
+	}
+	if len(lines) < burst {
+		t.Errorf("%d lines are kept", len(lines))
+	}
+	if tail := strings.Split(strings.TrimSpace(w.MustHusk("logs", "--tail", strconv.Itoa(burst-5), "talks")), "\n"); !slices.Equal(tail, lines[len(lines)-burst+5:]) {
+		t.Errorf("the tail has %d lines", len(tail))
+	}
+	w.rid("talks")
+	if names := files(); len(names) > 0 {
+		t.Errorf("left are %v", names)
+	}
+	w.end()
+}
+
+// logs is the directory of the logs of a pod's container c.
+func (w *ward) logs(pod string) string {
+	w.t.Helper()
+	dirs, _ := filepath.Glob(w.Root + "/logs/default_" + pod + "_*/c")
+	if len(dirs) != 1 {
+		w.t.Fatalf("the logs of pod %s are in %v", pod, dirs)
+	}
+	return dirs[0]
+}
+
+// loadLayers loads the web image with so many layers, which is another with each
+// number, under a name.
+func loadLayers(t testing.TB, n *node.Node, name string, layers int) {
+	t.Helper()
+	image, err := testimage.Build(t.Context(), testimage.Spec{Flavour: testimage.Web, Layers: layers})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := testimage.WriteArchive(&out, testimage.Named{Image: image, Names: []string{name}}); err != nil {
+		t.Fatal(err)
+	}
+	n.MustHusk("image", "load", write(t, n, "layers.tar", out.String()))
+}
+
+// TestImageCollection: when the disk is nearly full, images go that nobody uses,
+// has used lately or wants to stay.
+func TestImageCollection(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	first := n.Huskd()
+	for i, name := range []string{"pinned", "unused", "used"} {
+		loadLayers(t, n, "localhost/"+name+":1", 2+i)
+	}
+	first.Stop()
+	// As if the disk were full from the first byte on.
+	w := wardOn(t, n, node.Flags("--image-gc-high", "0", "--image-gc-low", "0", "--image-gc-min-age", "3", "--pinned-images", "localhost/pin*:1"))
+	w.run(strings.Replace(podOf("web", only("command: [sleep, '1000']")), "localhost/web:1", "localhost/used:1", 1), "--wait")
+	left := func() string { return w.MustHusk("image", "ls") }
+	node.Eventually(t, time.Minute, func() string {
+		if strings.Contains(left(), "localhost/unused") {
+			return "the image that nobody uses is still here"
+		}
+		return ""
+	})
+	for _, name := range []string{"pinned", "used", "web"} {
+		if !strings.Contains(left(), "localhost/"+name) {
+			t.Errorf("image %s is gone:\n%s", name, left())
+		}
+	}
+	if !strings.Contains(w.d.Log(), "removed an image, as the disk is nearly full") {
+		t.Error(w.d.Log())
+	}
+	w.rid("web")
+	node.Eventually(t, time.Minute, func() string {
+		if strings.Contains(left(), "localhost/used") {
+			return "the image that nobody uses any more is still here"
+		}
+		return ""
+	})
+	w.end()
+}
+
+// TestOrphans: what a pod has left of which no record speaks is removed, or said
+// why it isn't.
+func TestOrphans(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	w.run(podOf("web", "volumes: [{name: v, emptyDir: {}}], "+only("volumeMounts: [{name: v, mountPath: /v}], command: [sleep, '1000']")), "--wait")
+	w.in("web", "echo x >/v/f")
+	w.d.Stop()
+	for _, dir := range []string{"/pods/gone/volumes/v", "/pods/odd/else", "/logs/default_gone_gone/c"} {
+		if err := os.MkdirAll(w.Root+dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.d = w.Huskd()
+	for dir, there := range map[string]bool{"/pods/gone": false, "/logs/default_gone_gone": false, "/pods/odd": true} {
+		if _, err := os.Stat(w.Root + dir); (err == nil) != there {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+	if log := w.d.Log(); strings.Count(log, "as no record speaks of the pod") != 2 || !strings.Contains(log, "a pod's directory stays") {
+		t.Error(log)
+	}
+	w.examined(0, "pod directories", `^.*/pods/odd is of a pod that no record speaks of, and stays: .* has more in it than volumes`)
+	if got := w.in("web", "cat /v/f"); got != "x" {
+		t.Errorf("the pod that is known has %q", got)
+	}
+	if err := os.RemoveAll(w.Root + "/pods/odd"); err != nil {
+		t.Fatal(err)
+	}
+	w.rid("web")
+	w.end()
+}

@@ -1,0 +1,89 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/test/node"
+)
+
+// TestChange: of a manifest that was changed what can be changed of a running pod
+// is, by hand and in a directory, and only what has to be is started again.
+func TestChange(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	dir := n.Dir + "/manifests"
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	flags := node.Flags("--manifests", dir)
+	w := wardOn(t, n, flags)
+	text := func(memory, image, command string) string {
+		sleep := "command: " + shell("trap 'exit 0' TERM; sleep 1000 & wait")
+		return podOf("web", "containers: [{name: c, image: 'localhost/web:1', resources: {limits: {memory: "+memory+"}, requests: {cpu: 100m}}, "+command+sleep+"}, {name: d, image: '"+image+"', "+sleep+"}]")
+	}
+	limits := func(memory int) {
+		t.Helper()
+		id := w.pod("web").Containers[0].ID
+		node.Eventually(t, 30*time.Second, func() string {
+			got := w.cgroupFile("web", id, "memory.limit_in_bytes", "memory.max")
+			if got == fmt.Sprint(memory<<20) {
+				return ""
+			}
+			return "its memory is limited to " + got
+		})
+	}
+	began := func() (c, d string) {
+		p := w.eventually("web", "ready", isReady)
+		return p.Containers[0].Started, p.Containers[1].Started
+	}
+	check := func(apply func(text string)) {
+		t.Helper()
+		apply(text("64Mi", "localhost/web:1", ""))
+		c, d := began()
+		limits(64)
+		apply(text("96Mi", "localhost/web:1", ""))
+		limits(96)
+		if c2, d2 := began(); c2 != c || d2 != d {
+			t.Error("a resize has started something again")
+		}
+		w.d.Kill()
+		w.d = w.Huskd(flags)
+		limits(96)
+		apply(text("96Mi", "localhost/again:1", ""))
+		node.Eventually(t, 30*time.Second, func() string {
+			if p := w.pod("web"); !p.Ready || p.Containers[1].Started == d {
+				return fmt.Sprintf("the other image doesn't run: %+v", p)
+			}
+			return ""
+		})
+		if c2, _ := began(); c2 != c {
+			t.Error("another container was started again")
+		}
+	}
+	loadLayers(t, n, "localhost/again:1", 2)
+	check(func(text string) {
+		if r := w.run(text); r.Code != 0 {
+			t.Fatal(r)
+		}
+	})
+	other := text("96Mi", "localhost/again:1", "env: [{name: A, value: b}], ")
+	w.fails("more than can be changed", w.run(other), 1, `husk: pod default/web is there with another manifest \(from run\): husk run --replace replaces it, husk rm -f default/web removes it`)
+	c, _ := began()
+	if r := w.run(other, "--replace", "--wait"); r.Code != 0 || !strings.HasPrefix(r.Stdout, "pod default/web ready ") {
+		t.Errorf("%+v", r)
+	}
+	if c2, _ := began(); c2 == c {
+		t.Error("it was not replaced")
+	}
+	w.rid("web")
+	check(func(text string) { write(t, n, "manifests/web.yaml", text) })
+	if err := os.Remove(dir + "/web.yaml"); err != nil {
+		t.Fatal(err)
+	}
+	w.unharmed("removal of the file")
+	w.end()
+}

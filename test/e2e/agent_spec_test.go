@@ -1,0 +1,165 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestWholeName: a subdomain makes a whole name, which can be the host name.
+func TestWholeName(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	const script = "hostname; hostname -f; grep -c 'name.sub.default.svc.cluster.local.name$' /etc/hosts; sleep 1000"
+	w.run(podOf("plain", "hostname: name, subdomain: sub, "+only("command: "+shell(script))), "--wait")
+	w.run(podOf("whole", "hostname: name, subdomain: sub, setHostnameAsFQDN: true, "+only("command: "+shell(script))), "--wait")
+	const fqdn = "name.sub.default.svc.cluster.local"
+	addresses := fmt.Sprint(len(inspect(t, w.Node, "plain").IPs))
+	for pod, lines := range map[string][]string{"plain": {"name", fqdn, addresses}, "whole": {fqdn, fqdn, addresses}} {
+		w.eventually(pod, "ready", isReady)
+		if got := strings.TrimSpace(w.in(pod, "hostname; hostname -f; grep -c 'name.sub.default.svc.cluster.local.name$' /etc/hosts")); got != strings.Join(lines, "\n") {
+			t.Errorf("pod %s says %q, want %q", pod, got, lines)
+		}
+	}
+	w.run(podOf("long", "subdomain: "+strings.Repeat("s", 63)+", setHostnameAsFQDN: true, "+only("command: [sleep, '1000']")))
+	w.turnOut(map[string]string{"long": `CreatePodSandboxError: .*hostname "long\.s+\.default.* has \d+ characters: at most 64`})
+	w.rid("plain", "whole", "long")
+	w.end()
+}
+
+// TestImageVolume: the files of an image are in a container that runs another.
+func TestImageVolume(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	volume := func(ref, policy string) string {
+		return "volumes: [{name: v, image: {reference: '" + ref + "', pullPolicy: " + policy + "}}], " +
+			only("volumeMounts: [{name: v, mountPath: /v}, {name: v, mountPath: /part, subPath: www/cgi-bin}], command: [sleep, '1000']")
+	}
+	w.run(podOf("has", volume("localhost/web:1", "Never")), "--wait")
+	if got := w.in("has", "set +e; cat /v/etc/passwd | head -n 1; ls /part; touch /v/x 2>&1; true"); got != "root:x:0:0:root:/root:/bin/sh\nindex.cgi\ntouch: /v/x: Read-only file system" {
+		t.Errorf("it has %q", got)
+	}
+	w.run(podOf("lacks", volume("localhost/none:1", "Never")))
+	w.turnOut(map[string]string{"lacks": `CreateContainerConfigError: volume v: .*localhost/none:1.*, and pullPolicy is Never: load it with husk image load`})
+	w.rid("has", "lacks")
+	w.end()
+}
+
+// TestMessage: what a container leaves in its file, or at the end of its log, says
+// how it ended.
+func TestMessage(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	const fallback = "terminationMessagePolicy: FallbackToLogsOnError, "
+	for name, c := range map[string]struct{ spec, script, want string }{
+		"file":     {"", "echo -n gone fishing >/dev/termination-log; exit 3", "gone fishing"},
+		"else":     {"terminationMessagePath: /tmp/why, securityContext: {runAsUser: 1000, readOnlyRootFilesystem: true}, ", "echo -n no fish >/tmp/why; exit 3", "no fish"},
+		"log":      {fallback, "echo one; echo two >&2; exit 3", "one\ntwo\n"},
+		"both":     {fallback, "echo one; echo -n rather this >/dev/termination-log; exit 3", "rather this"},
+		"well":     {fallback, "echo one; exit 0", ""},
+		"without":  {"", "echo one; exit 3", ""},
+		"too-long": {"", "yes | head -c 10000 >/dev/termination-log; exit 3", strings.Repeat("y\n", 2048)},
+	} {
+		w.run(podOf(name, "restartPolicy: Never, "+only(c.spec+"command: "+shell(c.script))), "--wait")
+		if p := w.pod(name); p.Containers[0].Message != c.want {
+			t.Errorf("%s: it says %q, want %q", name, p.Containers[0].Message, c.want)
+		}
+		w.rid(name)
+	}
+	// The next run begins with none, and a huskd that is restarted knows it too.
+	w.run(podOf("again", "restartPolicy: Never, "+only("command: "+shell("cat /dev/termination-log; echo -n bye >/dev/termination-log"))), "--wait")
+	w.d.Kill()
+	w.d = w.Huskd()
+	if p := w.pod("again"); p.Containers[0].Message != "bye" || w.MustHusk("logs", "again") != "" {
+		t.Errorf("it says %q", p.Containers[0].Message)
+	}
+	w.rid("again")
+	w.end()
+}
+
+// cgroupFile reads the first file that there is in a pod's cgroup or, if below is
+// not empty, below it.
+func (w *ward) cgroupFile(pod, above string, names ...string) string {
+	w.t.Helper()
+	var about struct{ Sandbox struct{ Cgroup string } }
+	if err := json.Unmarshal([]byte(w.MustHusk("inspect", pod)), &about); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, name := range names {
+		for _, mount := range []string{"", "cpu", "memory", "cpu,cpuacct"} {
+			raw, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", mount, about.Sandbox.Cgroup, above, name))
+			if err == nil {
+				return strings.TrimSpace(string(raw))
+			}
+		}
+	}
+	w.t.Fatalf("cgroup %s of pod %s has none of %v", about.Sandbox.Cgroup, pod, names)
+	return ""
+}
+
+// TestQuality: pods are in the cgroup of their class, which weighs what they asked
+// for, and what the pod has as a whole holds for its containers together.
+func TestQuality(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	pod := func(name, spec, resources string) {
+		w.run(podOf(name, spec+only(resources+"command: [sleep, '1000']")), "--wait")
+	}
+	shares := func(pod, above string) string { return w.cgroupFile(pod, above, "cpu.shares", "cpu.weight") }
+	v2 := func(v1, v2 string) string {
+		if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
+			return v2
+		}
+		return v1
+	}
+	same := func(what, got, want string) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s is %s, want %s", what, got, want)
+		}
+	}
+	pod("guaranteed", "", "resources: {limits: {cpu: 100m, memory: 64Mi}}, ")
+	pod("burst", "", "resources: {requests: {cpu: 250m, memory: 16Mi}}, ")
+	pod("whole", "resources: {requests: {cpu: 500m}, limits: {cpu: '1', memory: 32Mi}}, overhead: {cpu: 250m, memory: 32Mi}, ", "")
+	pod("nothing", "", "")
+	same("a guaranteed pod's weight", shares("guaranteed", ""), v2("102", "4"))
+	same("a burstable pod's weight", shares("burst", ""), v2("256", "10"))
+	same("the weight of a pod with resources of its own", shares("whole", ""), v2("768", "30"))
+	same("its memory", w.cgroupFile("whole", "", "memory.limit_in_bytes", "memory.max"), fmt.Sprint(64<<20))
+	if quota := w.cgroupFile("whole", "", "cpu.cfs_quota_us", "cpu.max"); !strings.HasPrefix(quota, "125000") {
+		t.Errorf("its quota is %s", quota)
+	}
+	same("the class of burstable pods weighs", shares("burst", ".."), v2("1024", "39"))
+	same("the class of those that asked for nothing weighs", shares("nothing", ".."), v2("2", "1"))
+	score := func(pod string) string {
+		raw, err := os.ReadFile(w.Path(fmt.Sprintf("/proc/%d/oom_score_adj", w.pod(pod).Containers[0].Pid)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(raw))
+	}
+	same("who asked for nothing is killed", score("nothing"), "1000")
+	if burst := score("burst"); burst == "1000" || len(burst) != 3 {
+		t.Errorf("who asked for something is killed at %s", burst)
+	}
+	// Who can't go below its own gets that.
+	if best := score("guaranteed"); best != "-997" && best > score("burst") {
+		t.Errorf("who pays for it is killed at %s", best)
+	}
+	w.d.Kill()
+	w.d = w.Huskd()
+	w.MustHusk("rm", "-f", "burst")
+	same("after huskd has come again the class weighs", shares("whole", ".."), v2("768", "30"))
+	pod("more", "", "resources: {requests: {cpu: 250m}}, ")
+	same("and with another pod", shares("more", ".."), v2("1024", "39"))
+	// More than the pod may have, though the container has no limit.
+	w.run(podOf("greedy", "restartPolicy: Never, resources: {limits: {memory: 16Mi}}, "+only("command: "+shell("a=$(yes | head -c 40000000); echo $a | wc -c"))), "--wait")
+	if p := w.pod("greedy"); p.Phase != "Failed" {
+		t.Errorf("it took more than its pod may have, and is %+v", p)
+	}
+	w.rid("guaranteed", "whole", "nothing", "more", "greedy")
+	w.end()
+}
