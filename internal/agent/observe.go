@@ -64,7 +64,7 @@ func (w *worker) observe(sandboxes []sandbox.Status, containers []container.Stat
 			ID: st.ID, Name: st.Name(), Sandbox: st.Sandbox, Attempt: st.Config.GetMetadata().GetAttempt(),
 			State:   view.Container(st),
 			Started: st.Started, Finished: st.Exit.At,
-			ExitCode: st.Exit.Code, OOMKilled: st.Exit.OOMKilled, Message: care{w}.message(st),
+			ExitCode: st.Exit.Code, OOMKilled: st.Exit.OOMKilled, Reason: st.Reason, Message: care{w}.message(st),
 			Deadline: w.underWay.deadlines[st.ID],
 			Health:   care{w}.health(st.ID),
 			Outdated: outdated(w.rec.Pod, st),

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	corev1 "k8s.io/api/core/v1"
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
@@ -138,9 +139,12 @@ func (s *Server) findContainer(name, containerName string) (agent.Pod, string, e
 	if err != nil {
 		return p, "", err
 	}
+	// The status knows none yet of a pod that has only just come.
 	var names []string
-	for _, c := range p.Status.Containers {
-		names = append(names, c.Name)
+	for _, list := range [][]corev1.Container{p.Manifest.Spec.InitContainers, p.Manifest.Spec.Containers} {
+		for i := range list {
+			names = append(names, list[i].Name)
+		}
 	}
 	if containerName == "" {
 		containerName = byID

@@ -113,8 +113,8 @@ type Container struct {
 	Started, Finished time.Time
 	ExitCode          int
 	OOMKilled         bool
-	// Message says more about how it ended.
-	Message string
+	// Reason is the runtime's word for how it ended, Message says more.
+	Reason, Message string
 	// Deadline is when a stop that is under way will kill it; zero if none is.
 	Deadline time.Time
 	// Health is kept after the end.

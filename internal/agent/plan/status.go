@@ -219,6 +219,8 @@ func (p reporter) containerStatus(c member, initialized bool) ContainerStatus {
 
 func exitReason(run Container) string {
 	switch {
+	case run.Reason != "":
+		return run.Reason
 	case run.OOMKilled:
 		return reasonOOM
 	case run.ExitCode == 0:

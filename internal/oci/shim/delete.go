@@ -72,7 +72,9 @@ func (c *container) remove(ctx context.Context) error {
 			return err
 		}
 	}
-	c.driver.forget(c.ID)
+	if err := c.driver.forget(ctx, c.ID); err != nil {
+		return err
+	}
 	if c.Bundle != "" {
 		conmon.RemoveFiles(c.Bundle)
 	}

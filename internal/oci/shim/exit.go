@@ -154,14 +154,18 @@ func lives(p oci.Process) bool {
 	return pidfd.Wait(ctx, f) != nil
 }
 
-// forget drops the watch of a container that is deleted.
-func (d *Driver) forget(id string) {
+// forget drops the watch of a container that is deleted, once that does nothing
+// more to it.
+func (d *Driver) forget(ctx context.Context, id string) error {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if w, ok := d.watches[id]; ok {
-		w.giveUp()
-		delete(d.watches, id)
+	w, ok := d.watches[id]
+	delete(d.watches, id)
+	d.mu.Unlock()
+	if !ok {
+		return nil
 	}
+	w.giveUp()
+	return w.wait(ctx)
 }
 
 // await waits until the container's first process has ended. A call that fails

@@ -51,7 +51,7 @@ spec:
     image: localhost/web:1
     command: [/bin/sh, -c, "x=0123456789abcdef; while :; do x=$x$x; done"]
     resources:
-      limits: {memory: 16Mi}
+      limits: {memory: 32Mi} # runc itself needs up to 20 of them before the program is there
 `
 
 // TestPods takes pods through their lives with each runtime alone.
