@@ -117,12 +117,15 @@ func (l *lab) rules() string {
 	return strings.Join(out, "")
 }
 
-// leases returns the addresses that host-local has given.
+// leases returns the addresses that host-local has given. One that was killed
+// between making a lease's file and writing into it has given the address to
+// nobody, and no DEL can name it.
 func (l *lab) leases() []string {
 	var out []string
 	files, _ := filepath.Glob(filepath.Join(l.dir, "ipam", "*", "*"))
 	for _, f := range files {
-		if _, err := netip.ParseAddr(filepath.Base(f)); err == nil {
+		info, _ := os.Stat(f)
+		if _, err := netip.ParseAddr(filepath.Base(f)); err == nil && info != nil && info.Size() > 0 {
 			out = append(out, filepath.Base(f))
 		}
 	}

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"io"
 	"sync"
 	"time"
 
@@ -15,8 +16,8 @@ const (
 	attempts   = 6
 )
 
-// behind deletes links behind the back of DEL, those of a network that come
-// within a while together.
+// behind does what calls leave: it deletes links behind the back of DEL, those
+// of a network that come within a while together, and closes sockets.
 type behind struct {
 	mu      sync.Mutex
 	pending map[string][]*oneshot.Remains // by the network's directory
@@ -56,6 +57,20 @@ func (b *behind) bury(p *Plugin, dir string, n *oneshot.Network) {
 		time.Sleep(pause)
 		pause *= 2
 	}
+}
+
+// freed is when the kernel has freed what was deleted: sockets that are closed
+// earlier keep others waiting (see oneshot.Config.Close).
+const freed = 100 * time.Millisecond
+
+// close closes a call's sockets behind its back. Closing changes nothing in the
+// kernel, so that there is no error to tell.
+func (b *behind) close(c io.Closer) error {
+	b.working.Go(func() {
+		time.Sleep(freed)
+		_ = c.Close()
+	})
+	return nil
 }
 
 // closeTime is how long Close waits.

@@ -74,7 +74,8 @@ type Plugin struct {
 	Quarantine time.Duration
 	// Linger is for who lives longer than a call: DEL ends the traffic and leaves
 	// the deletion of the link, which takes 20 ms or more, to be done together
-	// with others that come within this time. 0 is that DEL does it.
+	// with others that come within this time; and nobody waits for sockets to be
+	// closed. 0 is that each call does it all.
 	Linger time.Duration
 	Log    *slog.Logger // nil is slog.Default()
 
@@ -127,6 +128,9 @@ func (p *Plugin) call(ctx context.Context, args Args, stdin []byte) ([]byte, err
 	defer cancel()
 	cfg := c.network
 	cfg.Netns, cfg.Quarantine, cfg.Log = p.Netns, p.Quarantine, p.Log
+	if p.Linger > 0 {
+		cfg.Close = p.behind.close
+	}
 	n, err := oneshot.New(cfg)
 	if err != nil {
 		return nil, err

@@ -37,6 +37,9 @@ const (
 	// drainTime is how long a process outside of the group, that holds the
 	// plugin's stdout or stderr open, is listened to after the plugin's end.
 	drainTime = 100 * time.Millisecond
+	// vanishTime is how long killed processes are waited for. The kernel takes
+	// less than a millisecond, unless the host's init leaves them as zombies.
+	vanishTime = time.Second
 )
 
 // Runner runs plugins.
@@ -106,8 +109,11 @@ func (r Runner) once(ctx context.Context, path string, stdin []byte, env []strin
 		status = nil
 	}
 	// The kernel gives numbers out in turn: this one isn't another's yet.
-	if unix.Kill(group, unix.SIGKILL) == nil && ended == nil {
-		r.Log.Warn("cni: a plugin left processes behind; they are killed", "plugin", path)
+	if unix.Kill(group, unix.SIGKILL) == nil {
+		if ended == nil {
+			r.Log.Warn("cni: a plugin left processes behind; they are killed", "plugin", path)
+		}
+		vanish(group)
 	}
 	answer, complaint := stdout.end(), stderr.end()
 	if ended == nil {
@@ -123,6 +129,15 @@ func (r Runner) once(ctx context.Context, path string, stdin []byte, env []strin
 		r.Log.Debug("cni: a plugin says", "plugin", path, "line", line)
 	}
 	return answer, nil
+}
+
+// vanish waits for a killed process group to be gone. Until then a process of it
+// may be in the middle of a system call, and complete that: an ADD could give an
+// address after the DEL that follows it.
+func vanish(group int) {
+	for end := time.Now().Add(vanishTime); unix.Kill(group, 0) == nil && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
 }
 
 func (r Runner) start(cmd *exec.Cmd) error {

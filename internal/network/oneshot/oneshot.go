@@ -20,6 +20,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -61,8 +62,14 @@ type Config struct {
 	// Quarantine is how long an address rests after use; 0 is
 	// DefaultQuarantine, negative is not at all.
 	Quarantine time.Duration
-	Log        *slog.Logger // nil is slog.Default()
-	Boot       string       // empty is the ID of the kernel's
+	// Close, if set, closes a call's sockets, and may do so later. As long as what
+	// some call has deleted is still to be freed, after an RCU grace period,
+	// closing a socket of nftables' waits for that, 10 ms and more, and so does
+	// whoever changes a table meanwhile (nft_rcv_nl_event in the kernel's
+	// net/netfilter/nf_tables_api.c).
+	Close func(io.Closer) error
+	Log   *slog.Logger // nil is slog.Default()
+	Boot  string       // empty is the ID of the kernel's
 }
 
 // Network is one network of the node. Its methods may be called concurrently.
@@ -135,7 +142,11 @@ func (n *Network) kernel(fn func(*datapath.Datapath) error) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(fn(dp), dp.Close())
+	err = fn(dp)
+	if n.cfg.Close == nil {
+		return errors.Join(err, dp.Close())
+	}
+	return errors.Join(err, n.cfg.Close(dp))
 }
 
 // Status returns nil if a pod could be attached now. An error of kind resource
