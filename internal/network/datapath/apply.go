@@ -258,9 +258,9 @@ var errInTheWay = errors.New("another link of this name was there")
 func (d *Datapath) makePair(c *nlsock.Conn, p plan.Pair, bridge, ns int, inPod func() (*nlsock.Conn, error)) (linkInfo, error) {
 	answers := c.Do(
 		newVeth(p, bridge, ns),
-		setLink(linkChange{name: p.Host, up: true, alias: p.Alias, master: bridge, noAutoAddress: true, forwarding: true, routeLocalnet: p.RouteLocalnet}),
-		getLink(p.Host, 0))
-	made, set, got := answers[0].Err, answers[1].Err, answers[2]
+		getLink(p.Host, 0),
+		setLink(linkChange{name: p.Host, up: true, alias: p.Alias, master: bridge, noAutoAddress: true, forwarding: true, routeLocalnet: p.RouteLocalnet}))
+	made, got, set := answers[0].Err, answers[1], answers[2].Err
 	if made != nil && !errors.Is(made, unix.EEXIST) {
 		return linkInfo{}, made
 	}
