@@ -109,6 +109,8 @@ type Config struct {
 	// Classes, if set, returns the limits of the classes that annotations of a
 	// container and of its pod name.
 	Classes func(container string, own, pod map[string]string) (*specs.LinuxBlockIO, *specs.LinuxIntelRdt, error)
+	// Coming, if set, is called as soon as a process is known to come. It must not block.
+	Coming func()
 	// Changed is told of every change of a container's state. It must not block.
 	Changed func(Status)
 	// Stepped, if set, is told of every action, and how it failed if it did.
@@ -167,6 +169,9 @@ const creations = 4
 // New returns the owner of the containers recorded in the journal, which Load
 // reads.
 func New(cfg Config) *Service {
+	if cfg.Coming == nil {
+		cfg.Coming = func() {}
+	}
 	if cfg.Mounts == nil {
 		cfg.Mounts = overlays{}
 	}
@@ -200,6 +205,7 @@ func (s *Service) Create(ctx context.Context, sandbox string, config *runtimeapi
 		return Status{}, err
 	}
 	if fresh {
+		s.cfg.Coming()
 		s.background.Go(func() { b.create(ctx) })
 	}
 	select {
@@ -311,6 +317,7 @@ func (s *Service) Exec(ctx context.Context, e oci.Exec) (int, error) {
 	if _, err := s.running(e.ID); err != nil {
 		return 0, err
 	}
+	s.cfg.Coming()
 	return s.cfg.Sessions.Exec(ctx, e)
 }
 

@@ -201,6 +201,7 @@ func (d *daemon) wire() {
 		Runtime: driver, Sessions: driver, Limiter: driver, Images: images{d.images}, Sandboxes: sandboxes{d}, Hooks: containers,
 		Host: d.facts, Limits: spec.Limits{Pids: int64(d.cfg.PidsLimit)}, Log: d.log,
 		Checkpoints: checkpoints{driver, d.cfg.RestoreCheckpoints}, Classes: d.classes.Limits, Relabel: selinux.Policy{}.Relabel,
+		Coming: cgroup.NewHastener(d.facts.Cgroup).Begin,
 		Changed: func(st container.Status) {
 			d.agent.ContainerChanged(st)
 			d.events.Container(st)
