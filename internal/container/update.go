@@ -82,7 +82,7 @@ func (b limited) set(asked *runtimeapi.LinuxContainerResources) error {
 		return err
 	}
 	for _, note := range notes {
-		teller{b.box}.log().Info("container: " + note)
+		teller(b).log().Info("container: " + note)
 	}
 	ctx, cancel := context.WithTimeout(b.s.closing, actionTimeout)
 	defer cancel()

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -48,10 +49,23 @@ func (d directory) Open(name string) (File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := lock(f); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s is in use by another process: %w", d.path(name), err), f.Close())
 	}
 	return file{f}, nil
+}
+
+// lockTime is how long the lock is waited for. A child that an owner who is gone
+// was about to make has its files, and so its lock, until it executes.
+const lockTime = time.Second
+
+func lock(f *os.File) error {
+	for late := time.Now().Add(lockTime); ; time.Sleep(5 * time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(late) {
+			return err
+		}
+	}
 }
 
 func (d directory) Rename(from, to string) error { return os.Rename(d.path(from), d.path(to)) }

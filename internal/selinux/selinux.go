@@ -41,7 +41,8 @@ func (Policy) Allocate(o *runtimeapi.SELinuxOption) (spec.Labels, error) {
 // another pod.
 func (Policy) Reserve(l spec.Labels) {
 	if l.Process != "" {
-		selinux.ReserveLabel(l.Process)
+		// It fails if another container of the pod has reserved it.
+		_ = selinux.ReserveLabelV2(l.Process)
 	}
 }
 

@@ -58,7 +58,7 @@ func (p Probing) After(spec *corev1.Probe, success bool) Probing {
 func NextProbe(spec *corev1.Probe, due, now time.Time) time.Time {
 	period := time.Duration(spec.PeriodSeconds) * time.Second
 	if late := now.Sub(due); late > 0 {
-		due = due.Add(late / period * period)
+		due = due.Add(late - late%period)
 	}
 	return due.Add(period)
 }

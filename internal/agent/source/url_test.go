@@ -122,7 +122,7 @@ func TestURL(t *testing.T) {
 		answer func(http.ResponseWriter, *http.Request)
 		line   string
 	}{
-		{func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "broken", 500) }, "it answers 500 Internal Server Error"},
+		{func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "broken", http.StatusInternalServerError) }, "it answers 500 Internal Server Error"},
 		{says(""), "there is no pod in it"},
 		{says("<!DOCTYPE html><html><body>Log in, please</body></html>"), "the pods from the URL are kept"},
 		{says(fmt.Sprintf(pod, "A B")), "metadata.name"},

@@ -90,7 +90,7 @@ func (f *Forwarding) listen(local uint16, remote int32) (doors []door, err error
 				failures = append(failures, fmt.Errorf("can't listen: %w", err))
 				continue
 			}
-			at := l.Addr().(*net.TCPAddr) //nolint:errcheck // of a TCP listener
+			at := l.Addr().(*net.TCPAddr)
 			local = uint16(at.Port)
 			doors = append(doors, door{l, at.Port, remote})
 			f.print(f.Out, fmt.Sprintf("Forwarding from %s -> %d", at, remote))
