@@ -305,6 +305,7 @@ func TestCrashEverywhere(t *testing.T) {
 		return err
 	}
 	h.serve("pod", 80)
+	forwarding := func() string { return h.Must("sysctl", "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding") }
 	for _, point := range points {
 		for name, then := range map[string]func(){
 			"DEL": func() { must(t, h.cni.DelNetworkList(ctx, list, rt)) },
@@ -318,6 +319,9 @@ func TestCrashEverywhere(t *testing.T) {
 			},
 		} {
 			t.Run(point+"/"+name, func(t *testing.T) {
+				// The last one out takes the node's own part along.
+				must(t, h.cni.GCNetworkList(ctx, list, &libcni.GCArgs{}))
+				before := forwarding()
 				os.Setenv("HUSK_CRASHPOINT", point)
 				_, err := h.cni.AddNetworkList(ctx, list, rt)
 				if err == nil {
@@ -336,6 +340,10 @@ func TestCrashEverywhere(t *testing.T) {
 				}
 				if links := h.Must("ip", "-o", "link"); strings.Contains(links, ": hk") || strings.Contains(links, ": hf") {
 					t.Errorf("links:\n%s", links)
+				}
+				must(t, h.cni.GCNetworkList(ctx, list, &libcni.GCArgs{}))
+				if now := forwarding(); now != before {
+					t.Errorf("forwarding was %q and is %q", before, now)
 				}
 			})
 		}

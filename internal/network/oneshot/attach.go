@@ -94,10 +94,10 @@ func (l *locked) reserve(dp *datapath.Datapath, a pod.Attachment) (r *record, fr
 		}}
 		return t.reserve(r, n.cfg.Ranges, now())
 	}
-	err = l.update(try)
+	err = l.prepare(dp, try)
 	if err == nil && former != nil {
 		if err = l.remove(dp, former); err == nil {
-			err = l.update(try)
+			err = l.prepare(dp, try)
 		}
 	}
 	return r, fresh, err

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/crashpoint"
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/foreign"
@@ -79,30 +80,61 @@ func (t *tx) ensure(n *Network, dp *datapath.Datapath) error {
 	if err := dp.InNode(func() error { return t.setSysctls(base) }); err != nil {
 		return err
 	}
+	crashpoint.Hit("oneshot.forwarding")
 	if err := dp.Ensure(base); err != nil {
 		return err
 	}
 	return t.meta.Put(baseKey, text)
 }
 
-// setSysctls sets those that routing needs, and records what they were.
+// errUnrecorded says that sysctls would be changed of which it isn't on disk yet
+// what they were.
+var errUnrecorded = errors.New("former values of sysctls aren't recorded")
+
+// setSysctls sets those that routing needs, once it is recorded what they were:
+// who is killed in the middle leaves it to others to restore them.
 func (t *tx) setSysctls(base plan.Base) error {
 	changes, err := datapath.Missing(base.Sysctls)
 	if err != nil {
 		return err
 	}
 	for _, c := range changes {
-		key := []byte(sysctlPrefix + c.Name)
-		if t.meta.Get(key) == nil {
-			if err := t.meta.Put(key, []byte(c.Was)); err != nil {
-				return err
-			}
+		if t.meta.Get([]byte(sysctlPrefix+c.Name)) == nil {
+			return errUnrecorded
 		}
+	}
+	for _, c := range changes {
 		if err := netns.SetSysctl(c.Name, c.Want); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}
 	return nil
+}
+
+// prepare calls change in a transaction that makes the node's own part.
+func (l *locked) prepare(dp *datapath.Datapath, change func(*tx) error) error {
+	record := func(t *tx) error { return dp.InNode(func() error { return t.recordSysctls(t.base(l.n)) }) }
+	err := l.update(change)
+	// Others may reset some, or take the records with the last attachment.
+	for tries := 0; errors.Is(err, errUnrecorded) && tries < 5; tries++ {
+		if err := l.update(record); err != nil {
+			return err
+		}
+		crashpoint.Hit("oneshot.recorded")
+		err = l.update(change)
+	}
+	return err
+}
+
+// recordSysctls records what those are that setSysctls would change.
+func (t *tx) recordSysctls(base plan.Base) error {
+	changes, err := datapath.Missing(base.Sysctls)
+	for _, c := range changes {
+		if key := []byte(sysctlPrefix + c.Name); err == nil && t.meta.Get(key) == nil {
+			err = t.meta.Put(key, []byte(c.Was))
+		}
+	}
+	return err
 }
 
 // rebuild makes the node's own part anew after somebody removed some of it, and
