@@ -58,6 +58,9 @@ func measure() (err error) {
 	if all.hostLocal, err = hostLocal(ctx, p); err != nil {
 		return err
 	}
+	if all.plugins, err = plugins(ctx, p); err != nil {
+		return err
+	}
 	lines := rows(all)
 	fmt.Print("\n" + plain(lines))
 	return writePage(p.Page, document(all, lines, describe(p)))

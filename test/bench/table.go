@@ -12,6 +12,7 @@ import (
 type findings struct {
 	reports   map[string]report.Report
 	hostLocal hostLocalTimes
+	plugins   benchmarks
 }
 
 // row is a line of the table: a figure of containerd and of Husk. One that
@@ -96,6 +97,11 @@ func rows(f findings) []row {
 		ms("manifest to TCP answer, runc", answer, atMost(60, " ms")),
 		crun("the same with crun", answer, atMost(40, " ms")),
 		{"in-process CNI ADD", "ms", nil, f.p50(source{"one", "net", bench.Attach}, bench.BuiltIn), atMost(3, " ms")},
+		{"ADD by a CNI list, port mapped: husk-cni in huskd", "ms", f.plugins.of(listByPrograms, addUnit), f.plugins.of(listInHuskd, addUnit), atMost(3, " ms")},
+		{"its DEL", "ms", f.plugins.of(listByPrograms, delUnit), f.plugins.of(listInHuskd, delUnit), atMost(3, " ms")},
+		{"the same by programs, ADD: husk-cni alone", "ms", f.plugins.of(chain, addUnit), f.plugins.of(huskCNI, addUnit), atMost(8, " ms")},
+		{"its DEL", "ms", f.plugins.of(chain, delUnit), f.plugins.of(huskCNI, delUnit), none},
+		{"husk-cni from start to exit, VERSION", "ms", nil, f.plugins.of(huskCNIVersion, startUnit), atMost(5, " ms")},
 		f.fill(),
 		ms("ExecSync", source{"one", "exec", bench.Exec}, none),
 		fig("pods made and removed", "a second", source{"batch", batch, bench.PodsThrough}, none),

@@ -52,7 +52,7 @@ func measuredSample() findings {
 	many := report.Report{Results: []report.Result{
 		{Workload: "list, 7 pods", Endpoint: huskName, Figures: []report.Figure{{Name: bench.MonitorMemory, Value: 0.5}}},
 	}}
-	return findings{map[string]report.Report{"one": one, "many": many}, hostLocalTimes{2, 198}}
+	return findings{map[string]report.Report{"one": one, "many": many}, hostLocalTimes{2, 198}, benchmarks{listInHuskd: {addUnit: 2.5}, listByPrograms: {addUnit: 75}}}
 }
 
 func TestRows(t *testing.T) {
@@ -66,6 +66,7 @@ func TestRows(t *testing.T) {
 		"the same, Husk with crun 60.0 ms 15.0 ms 0.250× ≤ 1/3 yes",
 		"resident for a container, PSS – 0.500 MB ≤ 0.600 MB yes",
 		"ADD with 20000 leases, beside one with none 99.0 × 1.10 × 0.0111× ≤ 1.20× yes",
+		"ADD by a CNI list, port mapped: husk-cni in huskd 75.0 ms 2.50 ms 0.0333× ≤ 3.00 ms yes",
 		"ExecSync – –",
 	} {
 		if !slices.Contains(got, want) {
