@@ -102,7 +102,7 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 		return 0, err
 	}
 	m, err := conmon.Start(conmon.Launch{Path: e.Runtime.Conmon, Dir: e.files, Args: e.conmonArgs(), Stdio: pipes.Theirs()})
-	pipes.CloseTheirs()
+	pipes.CloseTheirs(0, 1, 2)
 	if err != nil {
 		return 0, err
 	}

@@ -137,7 +137,9 @@ func (e *execution) start(ctx context.Context, process []byte, pipes *stdio.Pipe
 		_ = e.task.delete(ctx, e.ID, e.id)
 		return e.orEnded(err)
 	}
-	pipes.CloseTheirs()
+	// A shim may open the input only after it has answered, and until then ours
+	// is all there is: without it a write met a pipe that nobody reads.
+	pipes.CloseTheirs(1, 2)
 	return nil
 }
 

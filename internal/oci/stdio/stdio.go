@@ -80,19 +80,20 @@ func (p *Pipes) Own(uid *int) error {
 	return nil
 }
 
-// CloseTheirs closes the program's ends, of which it has its own copies.
-func (p *Pipes) CloseTheirs() {
-	for i, fd := range p.theirs {
-		if fd != None {
+// CloseTheirs closes the program's ends of the given streams, of which it has
+// copies of its own.
+func (p *Pipes) CloseTheirs(streams ...int) {
+	for _, n := range streams {
+		if fd := p.theirs[n]; fd != None {
 			_ = unix.Close(fd)
-			p.theirs[i] = None
+			p.theirs[n] = None
 		}
 	}
 }
 
 // Close closes all that is open.
 func (p *Pipes) Close() {
-	p.CloseTheirs()
+	p.CloseTheirs(0, 1, 2)
 	for _, f := range []*os.File{p.stdin, p.stdout, p.stderr, p.terminal} {
 		if f != nil {
 			_ = f.Close()
