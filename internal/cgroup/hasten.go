@@ -1,10 +1,12 @@
 package cgroup
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
+	"sync"
+	"time"
 
 	"github.com/huskd/husk/internal/host"
 )
@@ -13,13 +15,25 @@ import (
 // cgroup waits for: an RCU grace period, 12 ms and more on an idle machine,
 // unless another move was no longer ago (cgroup_attach_lock in the kernel's
 // kernel/cgroup/cgroup.c, rcu_sync_enter in kernel/rcu/sync.c). An OCI runtime
-// makes that move some ten milliseconds after a container was asked for.
+// makes that move some ten milliseconds after a container was asked for, or
+// twenty and more, before which the kernel has forgotten a single one.
 //
-// The zero value is of a host without cgroups, and does nothing.
+// One whose host has no cgroups does nothing.
 type Hastener struct {
 	point, controller string // a hierarchy, any
-	busy              atomic.Bool
+
+	mu    sync.Mutex
+	until map[int]time.Time // of those who wait for a move, by number
+	last  int
+	busy  bool // keep runs
 }
+
+const (
+	// again is how long a move does for the next one: less than a grace period.
+	again = 10 * time.Millisecond
+	// longest is how long a move is waited for. Forks are dearer meanwhile.
+	longest = 150 * time.Millisecond
+)
 
 // NewHastener returns one for a host.
 func NewHastener(c host.Cgroup) *Hastener {
@@ -27,26 +41,58 @@ func NewHastener(c host.Cgroup) *Hastener {
 	if !c.Mode.Unified() && len(c.Controllers) > 0 {
 		controller = c.Controllers[0]
 	}
-	return &Hastener{point: c.Mounts[controller], controller: controller}
+	return &Hastener{point: c.Mounts[controller], controller: controller, until: map[int]time.Time{}}
 }
 
-// Begin lets it begin, behind the caller's back. Nothing is changed by it: this
-// process is moved to the cgroup where it is.
-func (h *Hastener) Begin() {
-	if h.point == "" || !h.busy.CompareAndSwap(false, true) {
+// Begin lets it begin, behind the caller's back, until end is called or a while
+// has passed. Nothing is changed by it: this process is moved to the cgroup
+// where it is.
+func (h *Hastener) Begin() (end func()) {
+	if h.point == "" {
+		return func() {}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.last++
+	n := h.last
+	h.until[n] = time.Now().Add(longest)
+	if !h.busy {
+		h.busy = true
+		go h.keep()
+	}
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.until, n)
+	}
+}
+
+// keep moves this process as long as somebody waits.
+func (h *Hastener) keep() {
+	for h.wanted() {
+		h.move()
+		time.Sleep(again)
+	}
+}
+
+func (h *Hastener) wanted() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(h.until, func(_ int, until time.Time) bool { return until.Before(now) })
+	h.busy = len(h.until) > 0
+	return h.busy
+}
+
+func (h *Hastener) move() {
+	table, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
 		return
 	}
-	go func() {
-		defer h.busy.Store(false)
-		table, err := os.ReadFile("/proc/self/cgroup")
-		if err != nil {
-			return
-		}
-		// Where it fails, somebody waits that much longer.
-		if own, ok := own(string(table), h.controller); ok {
-			_ = os.WriteFile(filepath.Join(h.point, own, "cgroup.procs"), []byte("0"), 0)
-		}
-	}()
+	// Where it fails, somebody waits that much longer.
+	if own, ok := own(string(table), h.controller); ok {
+		_ = os.WriteFile(filepath.Join(h.point, own, "cgroup.procs"), []byte("0"), 0)
+	}
 }
 
 // own finds a process's cgroup in its table, /proc/PID/cgroup: lines such as

@@ -109,8 +109,9 @@ type Config struct {
 	// Classes, if set, returns the limits of the classes that annotations of a
 	// container and of its pod name.
 	Classes func(container string, own, pod map[string]string) (*specs.LinuxBlockIO, *specs.LinuxIntelRdt, error)
-	// Coming, if set, is called as soon as a process is known to come. It must not block.
-	Coming func()
+	// Coming, if set, is called as soon as a process is known to come, and what it
+	// returns once that is there. Neither may block.
+	Coming func() (there func())
 	// Changed is told of every change of a container's state. It must not block.
 	Changed func(Status)
 	// Stepped, if set, is told of every action, and how it failed if it did.
@@ -170,7 +171,7 @@ const creations = 4
 // reads.
 func New(cfg Config) *Service {
 	if cfg.Coming == nil {
-		cfg.Coming = func() {}
+		cfg.Coming = func() func() { return func() {} }
 	}
 	if cfg.Mounts == nil {
 		cfg.Mounts = overlays{}
@@ -205,8 +206,11 @@ func (s *Service) Create(ctx context.Context, sandbox string, config *runtimeapi
 		return Status{}, err
 	}
 	if fresh {
-		s.cfg.Coming()
-		s.background.Go(func() { b.create(ctx) })
+		there := s.cfg.Coming()
+		s.background.Go(func() {
+			defer there()
+			b.create(ctx)
+		})
 	}
 	select {
 	case <-b.up:
@@ -317,7 +321,7 @@ func (s *Service) Exec(ctx context.Context, e oci.Exec) (int, error) {
 	if _, err := s.running(e.ID); err != nil {
 		return 0, err
 	}
-	s.cfg.Coming()
+	defer s.cfg.Coming()()
 	return s.cfg.Sessions.Exec(ctx, e)
 }
 
