@@ -18,15 +18,17 @@ const servePort = "80"
 // manifests measures huskd's own agent: from a manifest to the answer of the
 // pod's server.
 func manifests(ctx context.Context, s *session) error {
+	if s.Parallel > 1 {
+		return s.crowds(ctx)
+	}
 	all, end := s.records("agent")
 	defer end()
 	s.turns(ctx, all, s.Samples, func(r *record, _ int) error {
-		name := r.podName()
-		data, err := manifest(name, r.run, s.Image, s.Serve)
+		name, err := r.timedAnswer(ctx, s)
 		if err != nil {
 			return err
 		}
-		if err := r.time(Answers, func() error { return r.answer(ctx, data) }); err != nil {
+		if err := r.stages(ctx, name); err != nil {
 			return err
 		}
 		return r.time(EndPod, func() error { return r.removeManifest(ctx, name) })
@@ -34,6 +36,81 @@ func manifests(ctx context.Context, s *session) error {
 	for _, r := range all {
 		r.spent(s.Samples)
 		r.residentDaemon()
+	}
+	return nil
+}
+
+// crowds gives an endpoint all its manifests, many at a time, and removes their
+// pods when all have answered. As long as it has pods, no other is at work.
+func (s *session) crowds(ctx context.Context) error {
+	all, end := s.records(title("agent", fmt.Sprintf(AtATime, s.Parallel)))
+	defer end()
+	s.turns(ctx, all, batchRounds, func(r *record, _ int) error {
+		names := make([]string, s.Samples)
+		began := time.Now()
+		err := r.time(AllAnswer, func() error {
+			errs := make([]error, s.Samples)
+			atOnce(ctx, s.Samples, s.Parallel, func(i int) { names[i], errs[i] = r.timedAnswer(ctx, s) })
+			return errors.Join(errs...)
+		})
+		r.together(time.Since(began), Answers)
+		r.residentDaemon()
+		began = time.Now()
+		atOnce(context.WithoutCancel(ctx), len(names), s.Parallel, func(i int) {
+			if names[i] != "" {
+				_ = r.time(EndPod, func() error { return r.removeManifest(ctx, names[i]) })
+			}
+		})
+		r.together(time.Since(began), EndPod)
+		return err
+	})
+	return nil
+}
+
+// timedAnswer runs a pod by a manifest until its server answers. Its name is
+// returned as soon as there may be such a pod.
+func (r *record) timedAnswer(ctx context.Context, s *session) (name string, err error) {
+	name = r.podName()
+	data, err := manifest(name, r.run, s.Image, s.Serve)
+	if err != nil {
+		return "", err
+	}
+	return name, r.time(Answers, func() error { return r.answer(ctx, data) })
+}
+
+// stageNames are the steps of a pod's life that its answer waits for, by their
+// names in inspect.
+var stageNames = map[string]string{
+	"pin": "of it, namespaces", "attach": "of it, network", "mount": "of it, root file system", "create": CreateStage, "start": "of it, start",
+}
+
+// stages samples the steps of a pod, as huskd took them down.
+func (r *record) stages(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	answer, err := r.husk.Inspect(ctx, &huskv1.InspectRequest{Name: namespace + "/" + name})
+	if err != nil {
+		return plain(err)
+	}
+	type steps []struct {
+		Name        string
+		Nanoseconds time.Duration
+	}
+	var pod struct {
+		Sandbox    struct{ Steps steps }
+		Containers []struct{ Steps steps }
+	}
+	if err := json.Unmarshal(answer.Json, &pod); err != nil {
+		return err
+	}
+	all := pod.Sandbox.Steps
+	for _, c := range pod.Containers {
+		all = append(all, c.Steps...)
+	}
+	for _, step := range all {
+		if of, ok := stageNames[step.Name]; ok {
+			r.sample(of, step.Nanoseconds, nil)
+		}
 	}
 	return nil
 }

@@ -25,6 +25,8 @@ const (
 	Serves      = "serves again"
 	Adopts      = "knows its pods again"
 	Answers     = "manifest to answer"
+	AllAnswer   = "until all answer"
+	CreateStage = "of it, create"
 	WholePod    = "whole life of a pod"
 )
 

@@ -78,6 +78,7 @@ func (p plan) measureAll(ctx context.Context, daemons []*daemon) (f findings, er
 		{"one", append([]string{"pods", "containers", "exec", "agent", "net", "ipam", "-n", one}, endpoints...)},
 		{"batch", append([]string{"pods", "-n", many, "--parallel", strconv.Itoa(atATime)}, endpoints...)},
 		{"many", append([]string{"list", "-n", one, "--pods", many}, endpoints...)},
+		{"crowd", append([]string{"agent", "-n", many, "--parallel", many}, endpoints...)},
 		{"restart", append(append([]string{"restart", "-n", "5", "--pods", many}, endpoints...), restarts...)},
 	} {
 		r, err := p.bench(ctx, s)

@@ -85,6 +85,7 @@ func rows(f findings) []row {
 	none := goal{}
 	made := source{"one", "containers", bench.CreateStart}
 	answer := source{"one", "agent", bench.Answers}
+	crowd := source{"crowd", f.held("agent"), bench.AllAnswer}
 	return []row{
 		ms("RunPodSandbox", source{"one", "pods", bench.RunPod}, part(1.0/15, "1/15")),
 		ms("StopPodSandbox and RemovePodSandbox", source{"one", "pods", bench.EndPod}, part(0.1, "1/10")),
@@ -96,6 +97,10 @@ func rows(f findings) []row {
 		fig("daemon with all those pods, PSS", "MB", source{"batch", batch, bench.DaemonMemory}, atMost(40, " MB")),
 		ms("manifest to TCP answer, runc", answer, atMost(60, " ms")),
 		crun("the same with crun", answer, atMost(40, " ms")),
+		ms("of runc's, create", source{"one", "agent", bench.CreateStage}, none),
+		crun("of crun's, create", source{"one", "agent", bench.CreateStage}, none),
+		ms(strings.Replace(f.held("agent"), "agent", "manifests", 1)+", until all answer, runc", crowd, atMost(8000, " ms")),
+		crun("the same with crun", crowd, atMost(8000, " ms")),
 		{"in-process CNI ADD", "ms", nil, f.p50(source{"one", "net", bench.Attach}, bench.BuiltIn), atMost(3, " ms")},
 		{"ADD by a CNI list, port mapped: husk-cni in huskd", "ms", f.plugins.of(listByPrograms, addUnit), f.plugins.of(listInHuskd, addUnit), atMost(3, " ms")},
 		{"its DEL", "ms", f.plugins.of(listByPrograms, delUnit), f.plugins.of(listInHuskd, delUnit), atMost(3, " ms")},
@@ -118,7 +123,7 @@ func rows(f findings) []row {
 	}
 }
 
-// held is the title of a workload that has pods meanwhile, however many.
+// held is the title of a workload that has several pods at a time, however many.
 func (f findings) held(workload string) string {
 	for _, r := range f.reports {
 		for _, res := range r.Results {

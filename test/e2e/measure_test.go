@@ -38,7 +38,7 @@ func TestBench(t *testing.T) {
 	for _, want := range []struct{ workload, operation string }{
 		{"pods", bench.RunPod}, {"pods", bench.StopPod}, {"pods", bench.RemovePod}, {"pods", bench.EndPod},
 		{"containers", bench.Create}, {"containers", bench.Start}, {"containers", bench.Stop}, {"containers", bench.Remove},
-		{"exec", bench.Exec}, {"list, 2 pods", bench.ListPods}, {"list, 2 pods", bench.PodStatus}, {"agent", bench.Answers},
+		{"exec", bench.Exec}, {"list, 2 pods", bench.ListPods}, {"list, 2 pods", bench.PodStatus}, {"agent", bench.Answers}, {"agent", bench.CreateStage},
 	} {
 		if o := r.Result(want.workload, "husk").Operation(want.operation); o == nil || o.Count != 3 || o.Errors > 0 || o.P50 <= 0 || o.P50 > o.Max {
 			t.Errorf("%v: %+v", want, o)
@@ -56,6 +56,10 @@ func TestBench(t *testing.T) {
 	table := n.MustHusk("bench", "pods", "-n", "1", "--parallel", "2", "--compare", earlier)
 	if !strings.Contains(table, "CHANGE") || !strings.Contains(table, bench.PodsUp) {
 		t.Errorf("the table:\n%s", table)
+	}
+	crowd := measured(t, n, "agent", "-n", "3", "--parallel", "3", "--image", "localhost/web:1").Result("agent, 3 at a time", "husk")
+	if all, each := crowd.Operation(bench.AllAnswer), crowd.Operation(bench.Answers); all == nil || each == nil || all.Errors > 0 || each.Count != 3*all.Count || all.P50 < each.P50 {
+		t.Errorf("several manifests at once: %+v", crowd)
 	}
 	// A command that restarts nothing is told of, and the pods go all the same.
 	if r := n.Husk("bench", "restart", "-n", "1", "--pods", "1", "--image", "localhost/web:1", "--restart", "cat "+pids+"-gone"); r.Code != 1 || !strings.Contains(r.Stderr, "No such file") {
