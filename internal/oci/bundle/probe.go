@@ -8,11 +8,15 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/huskd/husk/internal/oci/pause"
+	"github.com/huskd/husk/internal/userns"
 )
 
-// ProbeIDs is how many IDs a pod's user namespace has, and the first of those on
+// probeIDs is how many IDs a pod's user namespace has, and the first of those on
 // the host that the trial takes: no file or process has them.
-const ProbeIDs = 1 << 16
+const probeIDs = 1 << 16
+
+// ProbeUserns opens a user namespace for a probe's container.
+func ProbeUserns() (*os.File, error) { return userns.Open(userns.Whole(probeIDs, probeIDs)) }
 
 // WriteProbe makes the smallest bundle that has what matters: namespaces, a
 // cgroup and a program.
@@ -40,7 +44,7 @@ func WriteProbe(dir, cgroup, user string, args ...string) error {
 	}
 	if user != "" {
 		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: user})
-		ids := []specs.LinuxIDMapping{{HostID: ProbeIDs, Size: ProbeIDs}}
+		ids := []specs.LinuxIDMapping{{HostID: probeIDs, Size: probeIDs}}
 		spec.Linux.UIDMappings, spec.Linux.GIDMappings = ids, ids
 	}
 	raw, err := json.Marshal(spec)

@@ -17,6 +17,7 @@ import (
 	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/oci/conmon"
 	"github.com/huskd/husk/internal/oci/ocitest"
+	"github.com/huskd/husk/internal/oci/record"
 	"github.com/huskd/husk/internal/pidfd"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -216,7 +217,7 @@ func TestUnreadableRecord(t *testing.T) {
 		i.newBundle()
 		_, err := i.Create(i.ctx(), i.request())
 		must(t, err)
-		must(t, os.WriteFile(filepath.Join(i.dir(i.id), recordFile), []byte(content), 0o600))
+		must(t, os.WriteFile(filepath.Join(i.dir(i.id), record.File), []byte(content), 0o600))
 		restarted := New(i.cfg, i.handlers)
 		if _, err := restarted.Wait(i.ctx(), i.id); err == nil {
 			t.Errorf("%q was read", content)

@@ -10,9 +10,9 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/conmon"
+	"github.com/huskd/husk/internal/oci/record"
 	"github.com/huskd/husk/internal/pidfd"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -37,13 +37,7 @@ func (d *Driver) Create(ctx context.Context, req oci.Create) (oci.Process, error
 	if err != nil {
 		return oci.Process{}, err
 	}
-	if err := os.MkdirAll(d.cfg.containers(), 0o700); err != nil {
-		return oci.Process{}, err
-	}
-	// The directory is what two creations of one ID fight for.
-	if err := os.Mkdir(c.dir, 0o700); errors.Is(err, fs.ErrExist) {
-		return oci.Process{}, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("container %s exists: delete it first", pod.Short(req.ID)))
-	} else if err != nil {
+	if err := record.Take(d.cfg.containers(), c.ID); err != nil {
 		return oci.Process{}, err
 	}
 	if err := c.create(ctx); err != nil {

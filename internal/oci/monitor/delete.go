@@ -68,14 +68,14 @@ func (c *container) remove(ctx context.Context) error {
 // end. With a creation cut off it is the other way round: as long as conmon
 // lives, its runtime makes more. What is left in the cgroup goes with it.
 func (c *container) end(ctx context.Context) error {
-	if !c.created() {
+	if !c.Created() {
 		return c.endCreation(ctx)
 	}
 	if err := pidfd.Signal(c.Init, unix.SIGKILL); err != nil && !errors.Is(err, pidfd.ErrGone) {
 		return err
 	}
 	w, err := c.watching()
-	if errors.Is(err, pidfd.ErrGone) || err == nil && w.over() {
+	if errors.Is(err, pidfd.ErrGone) || err == nil && w.Over() {
 		return nil
 	}
 	if err != nil {
@@ -83,13 +83,13 @@ func (c *container) end(ctx context.Context) error {
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, monitorGrace, errGrace)
 	defer cancel()
-	if err := w.wait(limited); !errors.Is(err, errGrace) {
+	if err := w.Wait(limited); !errors.Is(err, errGrace) {
 		return err
 	}
 	if err := pidfd.End(ctx, c.Monitor); err != nil {
 		return err
 	}
-	return w.wait(ctx)
+	return w.Wait(ctx)
 }
 
 // endCreation ends a creation that was cut off, and returns when no process

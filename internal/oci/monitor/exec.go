@@ -47,7 +47,7 @@ func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 		return fail(errdefs.ErrInvalidArgument.WithMessage("no command given"))
 	}
 	w, err := c.watching()
-	if err != nil || w.over() {
+	if err != nil || w.Over() {
 		return fail(errdefs.ErrFailedPrecondition.WithMessage("it has ended"))
 	}
 	if req.Timeout > 0 {

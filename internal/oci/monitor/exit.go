@@ -24,40 +24,11 @@ const (
 	lostFile = "lost"
 )
 
-// lostCode is the exit code where none is known.
-const lostCode = 255
-
 // leftoverLimit bounds the killing of what an ended container left running.
 const leftoverLimit = 10 * time.Second
 
-// watch waits for the conmon of one container.
-type watch struct {
-	done chan struct{} // closed when conmon has ended
-	exit oci.Exit      // set before
-}
-
-// over says whether the watch is done.
-func (w *watch) over() bool {
-	select {
-	case <-w.done:
-		return true
-	default:
-		return false
-	}
-}
-
-// wait returns when the watch is done, or with ctx's error.
-func (w *watch) wait(ctx context.Context) error {
-	select {
-	case <-w.done:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
 // watch starts waiting for the conmon behind fd, which it then owns.
-func (c *container) watch(fd *os.File) *watch {
+func (c *container) watch(fd *os.File) *oci.Ending {
 	d := c.driver
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -65,20 +36,19 @@ func (c *container) watch(fd *os.File) *watch {
 		_ = fd.Close()
 		return w
 	}
-	w := &watch{done: make(chan struct{})}
+	w := oci.NewEnding()
 	d.watches[c.ID] = w
 	go func() {
 		_ = pidfd.Wait(context.Background(), fd)
 		_ = fd.Close()
-		w.exit = c.settle()
-		close(w.done)
+		w.Come(c.settle())
 	}()
 	return w
 }
 
 // watching returns the watch of the container, or pidfd.ErrGone if its conmon
 // is.
-func (c *container) watching() (*watch, error) {
+func (c *container) watching() (*oci.Ending, error) {
 	c.driver.mu.Lock()
 	w, ok := c.driver.watches[c.ID]
 	c.driver.mu.Unlock()
@@ -99,7 +69,7 @@ func (c *container) watching() (*watch, error) {
 // that error if it has.
 func (c *container) alive(ctx context.Context) (context.Context, func(), error) {
 	w, err := c.watching()
-	if err == nil && w.over() {
+	if err == nil && w.Over() {
 		err = pidfd.ErrGone
 	}
 	if err != nil {
@@ -107,7 +77,7 @@ func (c *container) alive(ctx context.Context) (context.Context, func(), error) 
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
-		if w.wait(ctx) == nil {
+		if w.Wait(ctx) == nil {
 			cancel(pidfd.ErrGone)
 		}
 	}()
@@ -136,10 +106,10 @@ func (d *Driver) Wait(ctx context.Context, id string) (oci.Exit, error) {
 	if err != nil {
 		return oci.Exit{}, fmt.Errorf("wait for container %s: %w", pod.Short(id), err)
 	}
-	if err := w.wait(ctx); err != nil {
+	if err := w.Wait(ctx); err != nil {
 		return oci.Exit{}, err
 	}
-	return w.exit, nil
+	return w.Exit(), nil
 }
 
 // Status says how a container stands, without waiting for anything.
@@ -154,8 +124,8 @@ func (d *Driver) Status(_ context.Context, id string) (oci.Status, error) {
 		return oci.Status{State: oci.Exited, Process: c.Init, Exit: c.settle()}, nil
 	case err != nil:
 		return oci.Status{}, fmt.Errorf("container %s: %w", pod.Short(id), err)
-	case w.over():
-		return oci.Status{State: oci.Exited, Process: c.Init, Exit: w.exit}, nil
+	case w.Over():
+		return oci.Status{State: oci.Exited, Process: c.Init, Exit: w.Exit()}, nil
 	}
 	// Both runtimes remove the FIFO when they start the program.
 	if _, err := os.Stat(c.fifo()); err == nil {
@@ -207,7 +177,7 @@ func readExit(file string) (oci.Exit, error) {
 
 // lost leaves a mark, for a later call to give the same time.
 func lost(file string) oci.Exit {
-	exit := oci.Exit{Code: lostCode, Lost: true, At: time.Now()}
+	exit := oci.LostExit()
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return exit

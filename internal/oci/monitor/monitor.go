@@ -38,6 +38,7 @@ import (
 	"sync"
 
 	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -79,13 +80,13 @@ type Driver struct {
 	handlers Handlers
 
 	mu      sync.Mutex
-	watches map[string]*watch // by container ID
+	watches map[string]*oci.Ending // by container ID
 }
 
 // New returns a driver for what was found. With a handler that is missing every
 // Create fails, while containers of before can still be handled and deleted.
 func New(cfg Config, handlers Handlers) *Driver {
-	return &Driver{cfg: cfg, handlers: handlers, watches: map[string]*watch{}}
+	return &Driver{cfg: cfg, handlers: handlers, watches: map[string]*oci.Ending{}}
 }
 
 // containers is the directory with one of ours for each container.

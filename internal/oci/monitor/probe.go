@@ -17,8 +17,8 @@ import (
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/oci/conmon"
+	"github.com/huskd/husk/internal/oci/record"
 	"github.com/huskd/husk/internal/pod"
-	"github.com/huskd/husk/internal/userns"
 )
 
 // Rejected is a runtime that is not used, and why.
@@ -83,7 +83,7 @@ func find(ctx context.Context, cfg Config, file string) (Runtime, []Rejected, er
 		}
 		now.Runtime = runtime
 		if raw, err := json.Marshal(now); err == nil {
-			_ = replace(cache, raw) // else the next start tries again
+			_ = record.Replace(cache, raw) // else the next start tries again
 		}
 		return runtime, now.Rejected, nil
 	}
@@ -158,7 +158,7 @@ func (cfg Config) runInUserNamespace(ctx context.Context, runtime Runtime) error
 	if !cfg.Host.IDMap {
 		return errors.New("the kernel or the file system can't map the owners of files")
 	}
-	ns, err := userns.Open(userns.Whole(bundle.ProbeIDs, bundle.ProbeIDs))
+	ns, err := bundle.ProbeUserns()
 	if err != nil {
 		return err
 	}

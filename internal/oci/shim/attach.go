@@ -81,7 +81,7 @@ func (d *Driver) ReopenLog(ctx context.Context, id string) error {
 	switch {
 	case c.Log == "":
 		err = errdefs.ErrFailedPrecondition.WithMessage("it has no log")
-	case w.over():
+	case w.Over():
 		err = errEnded
 	default:
 		err = c.reopen(ctx, w)
@@ -95,7 +95,7 @@ func (c *container) reopen(ctx context.Context, w *watch) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	go func() {
-		if w.wait(ctx) == nil {
+		if w.Wait(ctx) == nil {
 			end(errEnded)
 		}
 	}()

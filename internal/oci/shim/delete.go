@@ -91,7 +91,7 @@ func (c *container) remove(ctx context.Context) error {
 // end ends every process of the container.
 func (c *container) end(ctx context.Context) error {
 	var err error
-	if c.created() {
+	if c.Created() {
 		err = c.endContainer(ctx)
 	} else {
 		err = c.endCreation(ctx)
@@ -122,19 +122,19 @@ func (c *container) endContainer(ctx context.Context) error {
 		}
 		_, w, err = c.driver.watched(c.ID)
 	}
-	if err != nil || w.over() {
+	if err != nil || w.Over() {
 		return err
 	}
 	limited, cancel := context.WithTimeout(ctx, killGrace)
 	defer cancel()
 	_ = c.killAll(limited, w) // what it did shows in a moment
-	if w.wait(limited) == nil {
+	if w.Wait(limited) == nil {
 		return nil
 	}
 	if err := pidfd.End(ctx, c.Shim); err != nil {
 		return err
 	}
-	return w.wait(ctx)
+	return w.Wait(ctx)
 }
 
 // endCreation ends a creation that failed or was cut off. A shim of its own

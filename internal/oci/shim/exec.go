@@ -146,7 +146,7 @@ func (e *execution) start(ctx context.Context, process []byte, pipes *stdio.Pipe
 // orEnded is the error of a program that can't be started, or that the container
 // is to blame.
 func (e *execution) orEnded(err error) error {
-	if _, w, findErr := e.driver.watched(e.ID); findErr == nil && w.over() || errors.Is(err, errClosed) {
+	if _, w, findErr := e.driver.watched(e.ID); findErr == nil && w.Over() || errors.Is(err, errClosed) {
 		return errEnded
 	}
 	return err

@@ -22,9 +22,6 @@ import (
 // container is deleted, and after that the only one to know.
 const exitFile = "exit.json"
 
-// lostCode is the exit code where none is known.
-const lostCode = 255
-
 const (
 	// leftoverLimit bounds the ending of what an ended container left.
 	leftoverLimit = 30 * time.Second
@@ -35,8 +32,7 @@ const (
 
 // watch waits for one container.
 type watch struct {
-	done chan struct{} // closed when nothing of it runs any more
-	exit oci.Exit      // set before
+	*oci.Ending // it has come when nothing of the container runs any more
 
 	current atomic.Pointer[task]
 	logLost atomic.Bool // conmon died before the container did
@@ -45,30 +41,10 @@ type watch struct {
 	giveUp  context.CancelFunc
 }
 
-// over says whether the watch is done.
-func (w *watch) over() bool {
-	select {
-	case <-w.done:
-		return true
-	default:
-		return false
-	}
-}
-
-// wait returns when the watch is done, or with ctx's error.
-func (w *watch) wait(ctx context.Context) error {
-	select {
-	case <-w.done:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
 // task is the connection to the shim; not ok if the container has ended.
 func (w *watch) task() (t *task, ok bool) {
 	t = w.current.Load()
-	return t, t != nil && !w.over()
+	return t, t != nil && !w.Over()
 }
 
 // watch starts waiting for the container through t, which it then owns; nil if
@@ -83,7 +59,7 @@ func (c *container) watch(t *task) *watch {
 		}
 		return w
 	}
-	w := &watch{done: make(chan struct{})}
+	w := &watch{Ending: oci.NewEnding()}
 	w.waiting, w.giveUp = context.WithCancel(context.Background())
 	w.current.Store(t)
 	d.watches[c.ID] = w
@@ -93,11 +69,11 @@ func (c *container) watch(t *task) *watch {
 		if !known {
 			exit = c.await(w)
 		}
-		w.exit = c.settle(w, exit)
+		exit = c.settle(w, exit)
 		if t := w.current.Load(); t != nil {
 			t.close()
 		}
-		close(w.done)
+		w.Come(exit)
 	}()
 	return w
 }
@@ -115,8 +91,8 @@ func (d *Driver) watched(id string) (*container, *watch, error) {
 		return c, w, nil
 	}
 	if c.booted() {
-		w := &watch{done: make(chan struct{}), exit: c.keepExit(lost())}
-		close(w.done)
+		w := &watch{Ending: oci.NewEnding()}
+		w.Come(c.keepExit(oci.LostExit()))
 		return c, w, nil
 	}
 	t, err := c.reach()
@@ -165,7 +141,7 @@ func (d *Driver) forget(ctx context.Context, id string) error {
 		return nil
 	}
 	w.giveUp()
-	return w.wait(ctx)
+	return w.Wait(ctx)
 }
 
 // await waits until the container's first process has ended. A call that fails
@@ -179,7 +155,7 @@ func (c *container) await(w *watch) oci.Exit {
 			case w.waiting.Err() != nil:
 				return oci.Exit{Code: 128 + int(unix.SIGKILL), At: time.Now()}
 			case err == nil && w.logLost.Load(), err != nil && errdefs.IsNotFound(err):
-				return lost()
+				return oci.LostExit()
 			case err == nil:
 				return exit
 			}
@@ -187,7 +163,7 @@ func (c *container) await(w *watch) oci.Exit {
 		}
 		if !lives(c.Shim) {
 			w.current.Store(nil)
-			return lost()
+			return oci.LostExit()
 		}
 		select {
 		case <-time.After(pause):
@@ -270,8 +246,6 @@ func (c *container) endLog(ctx context.Context) error {
 	return pidfd.End(ctx, c.Monitor)
 }
 
-func lost() oci.Exit { return oci.Exit{Code: lostCode, Lost: true, At: time.Now()} }
-
 // keepExit writes down how the container ended. The first to do so is right:
 // it returns that.
 func (c *container) keepExit(exit oci.Exit) oci.Exit {
@@ -309,12 +283,12 @@ func readExit(file string) (exit oci.Exit, ok bool) {
 func (d *Driver) Wait(ctx context.Context, id string) (oci.Exit, error) {
 	_, w, err := d.watched(id)
 	if err == nil {
-		err = w.wait(ctx)
+		err = w.Wait(ctx)
 	}
 	if err != nil {
 		return oci.Exit{}, err
 	}
-	return w.exit, nil
+	return w.Exit(), nil
 }
 
 // Status says how a container stands.
@@ -324,10 +298,10 @@ func (d *Driver) Status(ctx context.Context, id string) (oci.Status, error) {
 		return oci.Status{}, err
 	}
 	ended := func() (oci.Status, error) {
-		if err := w.wait(ctx); err != nil {
+		if err := w.Wait(ctx); err != nil {
 			return oci.Status{}, c.wrap("find", err)
 		}
-		return oci.Status{State: oci.Exited, Process: c.Init, Exit: w.exit}, nil
+		return oci.Status{State: oci.Exited, Process: c.Init, Exit: w.Exit()}, nil
 	}
 	t, ok := w.task()
 	if !ok {

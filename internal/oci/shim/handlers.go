@@ -18,6 +18,7 @@ import (
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/oci/conmon"
+	"github.com/huskd/husk/internal/oci/record"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -189,7 +190,7 @@ func (cfg Config) find(ctx context.Context, name string, s Setting) (Handler, er
 	}
 	now.Handler = h
 	if raw, err := json.Marshal(now); err == nil {
-		_ = replace(cache, raw) // else the next start tries again
+		_ = record.Replace(cache, raw) // else the next start tries again
 	}
 	return h, nil
 }

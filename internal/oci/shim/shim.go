@@ -115,12 +115,12 @@ func (d *Driver) KillAll(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if !w.over() {
+	if !w.Over() {
 		err = c.killAll(ctx, w)
 	}
 	if err == nil {
 		// A process that is not in the cgroup is gone when the shim says so.
-		err = w.wait(ctx)
+		err = w.Wait(ctx)
 	}
 	return c.wrap("kill", err)
 }
@@ -159,7 +159,7 @@ func (c *container) kill(ctx context.Context, w *watch) error {
 	}
 	moment, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	if w.wait(moment) == nil {
+	if w.Wait(moment) == nil {
 		return nil
 	}
 	if err := c.deleteTask(ctx, t); err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/oci/conmon"
 	"github.com/huskd/husk/internal/oci/ocitest"
+	"github.com/huskd/husk/internal/oci/record"
 	"github.com/huskd/husk/internal/pidfd"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -157,7 +158,7 @@ func TestLogLost(t *testing.T) {
 	} {
 		d, c := installed(t)
 		must(t, pidfd.Signal(of(c), syscall.SIGKILL))
-		if exit, err := d.Wait(t.Context(), c.ID); err != nil || !exit.Lost || exit.Code != lostCode {
+		if exit, err := d.Wait(t.Context(), c.ID); err != nil || !exit.Lost || exit.Code != oci.LostExit().Code {
 			t.Errorf("%s: %+v, %v", name, exit, err)
 		}
 	}
@@ -167,7 +168,7 @@ func TestLogLost(t *testing.T) {
 func TestUnreadableRecord(t *testing.T) {
 	for _, content := range []string{"", "{", "null", `{"id":"other"}`} {
 		d, c := installed(t)
-		must(t, os.WriteFile(c.path(recordFile), []byte(content), 0o600))
+		must(t, os.WriteFile(c.path(record.File), []byte(content), 0o600))
 		restarted := New(d.cfg, d.handlers)
 		if _, err := restarted.Wait(t.Context(), c.ID); err == nil {
 			t.Errorf("%q was read", content)

@@ -1,0 +1,50 @@
+package oci
+
+import (
+	"context"
+	"time"
+)
+
+// lostCode is the exit code where none is known.
+const lostCode = 255
+
+// LostExit is how a container ended, just now, whose monitor is gone.
+func LostExit() Exit { return Exit{Code: lostCode, Lost: true, At: time.Now()} }
+
+// Ending is the end of a container, for which many wait.
+type Ending struct {
+	done chan struct{}
+	exit Exit // set before done is closed
+}
+
+// NewEnding returns one that is yet to come.
+func NewEnding() *Ending { return &Ending{done: make(chan struct{})} }
+
+// Come says how the container ended, once.
+func (e *Ending) Come(exit Exit) {
+	e.exit = exit
+	close(e.done)
+}
+
+// Over says whether it has come.
+func (e *Ending) Over() bool {
+	select {
+	case <-e.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Wait returns when it has come, or with ctx's cause.
+func (e *Ending) Wait(ctx context.Context) error {
+	select {
+	case <-e.done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Exit is how it ended, once it is over.
+func (e *Ending) Exit() Exit { return e.exit }
