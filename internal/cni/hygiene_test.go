@@ -51,7 +51,7 @@ func TestBadPlugins(t *testing.T) {
 			l := newLab(t)
 			l.plugin("bad", delWorks+strings.ReplaceAll(c.script, "DIR", l.dir))
 			l.conf("1.conflist", `{"cniVersion":"1.0.0","name":"web","plugins":[{"type":"ptp",`+hostLocal+`},{"type":"bad"}]}`)
-			h, _ := l.host(nil, func(c *Config) { c.Timeout = 3 * time.Second })
+			h, _ := l.host(nil, func(c *Config) { c.Timeout = 6 * time.Second })
 			refused(t, h, l.pod(), append(c.want, "network web: ")...)
 			l.nothingLeft()
 			l.owed(h, 0)

@@ -391,9 +391,9 @@ func TestPullStalls(t *testing.T) {
 		next.ServeHTTP(paused, r)
 	}))
 	s := newStore(t)
-	s.stall = 700 * time.Millisecond
+	s.stall = 2 * time.Second
 	_, err := s.Pull(t.Context(), r.push(t, "web", "v1", makeImage(t, 1, 2, 200_000)), PullOptions{})
-	wantError(t, err, "not a byte", "700ms", "try again")
+	wantError(t, err, "not a byte", "2s", "try again")
 
 	slow := newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		next.ServeHTTP(slowWriter{w}, r)

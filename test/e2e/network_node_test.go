@@ -197,7 +197,7 @@ func TestAddressesRest(t *testing.T) {
 		}
 	}
 	// The last link is deleted in the background.
-	node.Eventually(t, 5*time.Second, func() string {
+	node.Eventually(t, time.Minute, func() string {
 		if found := fmt.Sprint(w.doctor("addresses")); !strings.Contains(found, "0 in use, 6 resting after use") {
 			return "doctor: " + found
 		}
@@ -237,7 +237,7 @@ func TestGonePodIsForgotten(t *testing.T) {
 				p := w.run(name, ports8080)
 				for _, s := range in.stacks {
 					w.reaches("other", w.OtherNet(), "tcp"+s.suffix, s.node, 8080, name+" "+s.other)
-					node.Eventually(t, 5*time.Second, func() string {
+					node.Eventually(t, time.Minute, func() string {
 						if got, want := hears(s), name+" "+s.other; got != want {
 							return fmt.Sprintf("from %s: %q, want %q", s.node, got, want)
 						}
@@ -248,7 +248,7 @@ func TestGonePodIsForgotten(t *testing.T) {
 				for _, s := range in.stacks {
 					w.fails("other", w.OtherNet(), "tcp"+s.suffix, s.node, 8080)
 					w.fails("node", w.Net(), "tcp"+s.suffix, s.loopback, 8080)
-					node.Eventually(t, 5*time.Second, func() string {
+					node.Eventually(t, time.Minute, func() string {
 						if got := hears(s); got != "" {
 							return fmt.Sprintf("%s, which is gone, answers %q", name, got)
 						}
