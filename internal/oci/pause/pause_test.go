@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/internal/oci/native/nativetest"
 )
 
 func TestExecutableIsWellFormed(t *testing.T) {
@@ -54,28 +55,11 @@ func TestExecutableIsWellFormed(t *testing.T) {
 	}
 }
 
-// TestCodeIsTheSource runs where an assembler for the architecture is installed
-// (binutils, binutils-aarch64-linux-gnu).
 func TestCodeIsTheSource(t *testing.T) {
-	for arch, prefix := range map[string]string{"amd64": "x86_64-linux-gnu-", "arm64": "aarch64-linux-gnu-"} {
-		t.Run(arch, func(t *testing.T) {
-			for _, tool := range []string{"as", "objcopy"} {
-				if _, err := exec.LookPath(prefix + tool); err != nil {
-					t.Skip(err)
-				}
-			}
-			object, binary := filepath.Join(t.TempDir(), "o"), filepath.Join(t.TempDir(), "bin")
-			run(t, prefix+"as", "-o", object, arch+".asm")
-			run(t, prefix+"objcopy", "-O", "binary", "-j", ".text", object, binary)
-			want, err := os.ReadFile(binary)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got, _ := program(arch); !bytes.Equal(got, want) {
-				t.Errorf("code.go has\n% x\n%s.asm assembles to\n% x", got, arch, want)
-			}
-		})
-	}
+	nativetest.IsTheSource(t, func(arch string) []byte {
+		code, _ := program(arch)
+		return code
+	})
 }
 
 // TestRunsEmulated runs the program of the other architecture where an
