@@ -95,7 +95,10 @@ func New(cfg Config) *Agent {
 
 // record is what the journal keeps of a pod. It outlives a boot.
 type record struct {
-	Pod     *corev1.Pod      `json:"pod"`
+	Pod *corev1.Pod `json:"pod"`
+	// Desired is the pod as it is declared while there is no room for its
+	// resources, which Pod has not got then.
+	Desired *corev1.Pod      `json:"desired,omitempty"`
 	Objects manifest.Objects `json:"objects,omitempty"` // that the pod refers to
 	Source  string           `json:"source"`
 	Want    plan.Want        `json:"want"`
@@ -146,10 +149,11 @@ func (a *Agent) Load() []error {
 		})
 	}
 	for _, w := range a.workers {
-		if sandboxes, _ := w.look(); occupies(sandboxes) { // before those that wait take it
+		if sandboxes, _ := w.look(); occupies(sandboxes) || w.rec.Desired != nil { // before those that wait take it
 			a.room.take(w.rec.Pod, a.cfg.Node, true)
 		}
 	}
+	a.roomFreed() // what a resize waited for may be gone
 	for _, w := range a.workers {
 		w.step() // so that it is known how the pod is
 		w.start()
@@ -200,8 +204,8 @@ func (a *Agent) admit(d declaration) (w, before *worker, err error) {
 		switch {
 		case rec.Want == plan.Remove:
 			return nil, w, nil
-		case manifest.Hash(rec.Pod) != manifest.Hash(pod):
-			changed, ok := inPlace(pod, rec.Pod)
+		case manifest.Hash(rec.declared()) != manifest.Hash(pod):
+			changed, ok := inPlace(pod, rec.declared())
 			if !ok || rec.Source != d.source {
 				return nil, nil, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf(
 					"pod %s is there with another manifest (from %s): husk run --replace replaces it, husk rm -f %s removes it", name, rec.Source, name))

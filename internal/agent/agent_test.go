@@ -79,8 +79,10 @@ func (h *house) start() {
 	h.Agent = New(Config{
 		Journal: h.journal, Sandboxes: sandboxes, Containers: containers, Images: h.images,
 		Volumes: volume.Volumes{Root: h.dir, State: state},
-		Node:    func() cri.Node { return cri.Node{Name: "n", Logs: filepath.Join(h.dir, "logs")} },
-		Log:     log,
+		Node: func() cri.Node {
+			return cri.Node{Name: "n", CPUs: 2, Memory: 1 << 30, Logs: filepath.Join(h.dir, "logs")}
+		},
+		Log: log,
 	})
 	bad := append(sandboxes.Load(), containers.Load()...)
 	if err := sandboxes.Resume(); err != nil {

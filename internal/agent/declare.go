@@ -57,7 +57,7 @@ func (a *Agent) Declare(set source.Set) {
 		}
 		d, ok := declared[name]
 		switch {
-		case !ok || another(set.Kind, d.pod, rec.Pod):
+		case !ok || another(set.Kind, d.pod, rec.declared()):
 			going = append(going, w)
 		case len(set.Unread) > 0: // they may have those that are missing
 			objects := manifest.Objects{}
@@ -75,7 +75,7 @@ func (a *Agent) Declare(set source.Set) {
 		}
 		d := declared[nameOf(w.manifest)]
 		if set.Kind != source.API {
-			d.pod, _ = inPlace(d.pod, w.record().Pod)
+			d.pod, _ = inPlace(d.pod, w.record().declared())
 		}
 		if d.pod != nil {
 			if err := (care{w}).follow(d); err != nil {
@@ -137,7 +137,7 @@ func (a *Agent) busy(name string, d declaration) bool {
 		return a.draining || a.closing.Err() != nil
 	}
 	rec := w.record()
-	return rec.Want == plan.Remove || manifest.Hash(rec.Pod) == manifest.Hash(d.pod)
+	return rec.Want == plan.Remove || manifest.Hash(rec.declared()) == manifest.Hash(d.pod)
 }
 
 // complain logs why a declared pod isn't run, once until it is something else.

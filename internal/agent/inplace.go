@@ -16,15 +16,17 @@ import (
 // inPlace returns the pod that is there with what has changed of it in the
 // declared one, if that can be changed while it runs: the images of containers,
 // one of which is then started again, and the resources of containers, unless the
-// pod's quality of service class would be another or they ask for a restart.
+// pod's quality of service class would be another, or they ask for a restart that
+// the pod's policy doesn't have.
 func inPlace(declared, there *corev1.Pod) (*corev1.Pod, bool) {
 	out := there.DeepCopy()
+	never := there.Spec.RestartPolicy == corev1.RestartPolicyNever
 	take := func(to, from []corev1.Container, restarts bool) bool {
 		for i := range min(len(to), len(from)) {
 			if to[i].Image != from[i].Image && !restarts {
 				return false
 			}
-			if !equality.Semantic.DeepEqual(to[i].Resources, from[i].Resources) && wantsRestart(&from[i]) {
+			if !equality.Semantic.DeepEqual(to[i].Resources, from[i].Resources) && wantsRestart(&from[i]) && never {
 				return false
 			}
 			to[i].Image, to[i].ImagePullPolicy = from[i].Image, from[i].ImagePullPolicy
@@ -54,7 +56,7 @@ func (a *Agent) Replace(pod *corev1.Pod, source string) error {
 		return nil
 	}
 	rec := w.record()
-	if _, ok := inPlace(pod, rec.Pod); ok || rec.Source != source || rec.Want == plan.Remove {
+	if _, ok := inPlace(pod, rec.declared()); ok || rec.Source != source || rec.Want == plan.Remove {
 		return nil
 	}
 	return w.want(plan.Remove, nil)

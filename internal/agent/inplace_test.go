@@ -41,7 +41,7 @@ func TestInPlace(t *testing.T) {
 		"another request":     {"cpu: 50m", "cpu: 80m", true},
 		"another image":       {"'reg.test/web:1', resources", "'reg.test/web:2', resources", true},
 		"another class":       {"{limits: {cpu: 100m, memory: 64Mi}, requests: {cpu: 50m}}", "{}", false},
-		"a restart is wanted": {"'reg.test/web:1', resizePolicy", "'reg.test/web:1', resources: {limits: {memory: 1Gi}}, resizePolicy", false},
+		"a restart is wanted": {"'reg.test/web:1', resizePolicy", "'reg.test/web:1', resources: {limits: {memory: 1Gi}}, resizePolicy", true},
 		"another init image":  {"init:1", "init:2", false},
 		"a label":             {"a: b", "a: c", false},
 		"a command":           {"{name: c, ", "{name: c, command: [x], ", false},
@@ -62,6 +62,10 @@ func TestInPlace(t *testing.T) {
 	declared := podFrom(t, strings.Replace(strings.Replace(sized, "spec:", "spec:\n  restartPolicy: Never", 1), "'reg.test/web:1', resources", "'reg.test/web:2', resources", 1))
 	if _, ok := inPlace(declared, never); ok {
 		t.Error("an image was changed that nothing is started of again")
+	}
+	declared = podFrom(t, strings.Replace(strings.Replace(sized, "spec:", "spec:\n  restartPolicy: Never", 1), "'reg.test/web:1', resizePolicy", "'reg.test/web:1', resources: {limits: {memory: 1Gi}}, resizePolicy", 1))
+	if _, ok := inPlace(declared, never); ok {
+		t.Error("resources were changed for which nothing is started again")
 	}
 }
 

@@ -29,6 +29,8 @@ type Pod struct {
 	Settled bool
 	// Problem is the last failure of taking the pod down, until that succeeds.
 	Problem string
+	// Resize is how far it is with other resources.
+	Resize Resize
 	// Newer is closed when this is no longer the latest that is known.
 	Newer <-chan struct{}
 }

@@ -35,23 +35,12 @@ func (r *room) take(pod *corev1.Pod, node func() cri.Node, force bool) (reason, 
 	if _, has := r.taken[string(pod.UID)]; has {
 		return "", ""
 	}
-	asked := map[corev1.ResourceName]resource.Quantity{}
-	for _, name := range rationed {
-		if q := cri.Requested(pod, name); !q.IsZero() {
-			asked[name] = q
-		}
-	}
+	asked := asks(pod)
 	if len(asked) > 0 && !force {
 		has := capacity(node())
 		for _, name := range rationed {
-			used := resource.Quantity{}
-			for _, other := range r.taken {
-				used.Add(other[name])
-			}
-			all := used.DeepCopy()
-			q := asked[name]
-			all.Add(q)
-			if limit := has[name]; !q.IsZero() && !limit.IsZero() && all.Cmp(limit) > 0 {
+			used, q, limit := r.used(name, ""), asked[name], has[name]
+			if beyond(used, q, limit) {
 				return "OutOf" + string(name), fmt.Sprintf("the pod asks for %s of %s; %s of the node's %s are taken: it starts when there is room", q.String(), name, used.String(), limit.String())
 			}
 		}
@@ -61,6 +50,77 @@ func (r *room) take(pod *corev1.Pod, node func() cri.Node, force bool) (reason, 
 	}
 	r.taken[string(pod.UID)] = asked
 	return "", ""
+}
+
+// used is what others than that pod have of a resource. The caller holds r.mu.
+func (r *room) used(name corev1.ResourceName, but string) resource.Quantity {
+	sum := resource.Quantity{}
+	for uid, has := range r.taken {
+		if uid != but {
+			sum.Add(has[name])
+		}
+	}
+	return sum
+}
+
+// beyond says whether somebody asks for more than there is. Nobody knows of a
+// limit that is zero.
+func beyond(used, asked, limit resource.Quantity) bool {
+	all := used.DeepCopy()
+	all.Add(asked)
+	return !asked.IsZero() && !limit.IsZero() && all.Cmp(limit) > 0
+}
+
+// refusal is why a pod doesn't get the resources that it is to have while it runs;
+// nothing if it does.
+type refusal struct{ reason, message string }
+
+// resize gives a pod that has room what it asks for now, and says whether some
+// came free by that, or says why it stays as it is. Of what it asks no more of
+// than it has, it may always have less.
+func (r *room) resize(pod *corev1.Pod, node func() cri.Node) (held refusal, freed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	uid := string(pod.UID)
+	had, has := r.taken[uid]
+	if !has {
+		return refusal{}, false // it asks for room when it starts
+	}
+	all := capacity(node())
+	for _, name := range rationed {
+		asked, before, limit := cri.Requested(pod, name), had[name], all[name]
+		used := r.used(name, uid)
+		switch {
+		case asked.Cmp(before) <= 0:
+			freed = freed || asked.Cmp(before) < 0
+		case beyond(resource.Quantity{}, asked, limit):
+			return refusal{corev1.PodReasonInfeasible, fmt.Sprintf("the pod asks for %s of %s; the node has %s: it stays as it is", asked.String(), name, limit.String())}, false
+		case beyond(used, asked, limit):
+			return refusal{corev1.PodReasonDeferred, fmt.Sprintf("the pod asks for %s of %s; others have %s of the node's %s: it is resized when there is room", asked.String(), name, used.String(), limit.String())}, false
+		}
+	}
+	r.taken[uid] = asks(pod)
+	return refusal{}, freed
+}
+
+// restore has a pod that has room ask for what that pod does.
+func (r *room) restore(pod *corev1.Pod) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, has := r.taken[string(pod.UID)]; has {
+		r.taken[string(pod.UID)] = asks(pod)
+	}
+}
+
+// asks is what a pod asks for of what pods share.
+func asks(pod *corev1.Pod) map[corev1.ResourceName]resource.Quantity {
+	asked := map[corev1.ResourceName]resource.Quantity{}
+	for _, name := range rationed {
+		if q := cri.Requested(pod, name); !q.IsZero() {
+			asked[name] = q
+		}
+	}
+	return asked
 }
 
 // leave gives back what a pod has, and says whether that was anything.
@@ -92,7 +152,7 @@ func (w care) ration(d *plan.Decision, sandboxes []sandbox.Status) {
 	ended := w.spec().Want != plan.Run || d.Status.Phase == plan.PhaseSucceeded || d.Status.Phase == plan.PhaseFailed
 	if ended {
 		if (d.Gone || d.Status.Phase != plan.PhaseRunning && d.Status.Phase != plan.PhasePending) && w.a.room.leave(uid) {
-			w.a.background.Go(w.a.ImagesChanged) // others may wait for it
+			w.a.background.Go(w.a.roomFreed)
 		}
 		return
 	}

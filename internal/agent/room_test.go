@@ -10,12 +10,18 @@ import (
 	"github.com/huskd/husk/internal/manifest/cri"
 )
 
+// asking is a pod that asks for that.
+func asking(t *testing.T, name, requests string) *corev1.Pod {
+	t.Helper()
+	return podFrom(t, fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s, uid: %s}\nspec: {hostNetwork: true, hostIPC: true, containers: [{name: c, image: 'reg.test/none:1', imagePullPolicy: Never, resources: {requests: {%s}}}]}\n", name, name, requests))
+}
+
+func twoCPUs() cri.Node { return cri.Node{CPUs: 2, Memory: 1 << 30} }
+
 func TestRoom(t *testing.T) {
 	t.Parallel()
-	node := func() cri.Node { return cri.Node{CPUs: 2, Memory: 1 << 30} }
-	pod := func(name, requests string) *corev1.Pod {
-		return podFrom(t, fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s, uid: %s}\nspec: {containers: [{name: c, image: i, resources: {requests: {%s}}}]}\n", name, name, requests))
-	}
+	node := twoCPUs
+	pod := func(name, requests string) *corev1.Pod { return asking(t, name, requests) }
 	r := &room{}
 	take := func(p *corev1.Pod, force bool, want string) {
 		t.Helper()

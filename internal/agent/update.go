@@ -7,7 +7,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/agent/plan"
@@ -35,58 +34,49 @@ func (w care) follow(d declaration) error {
 func (w care) change(pod *corev1.Pod) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	rec := w.rec
-	if manifest.Hash(rec.Pod) == manifest.Hash(pod) {
+	if manifest.Hash(w.rec.declared()) == manifest.Hash(pod) {
 		return nil
 	}
-	rec.Resize = rec.Resize || resized(rec.Pod, pod)
-	rec.Pod = pod
-	if err := w.a.records.Put(string(pod.UID), rec); err != nil {
-		return fmt.Errorf("pod %s: %w", nameOf(pod), err)
+	if err := w.allot(pod); err != nil {
+		return err
 	}
-	w.rec = rec
 	w.backoffs = w.backoffs.Reset()
 	clear(w.seen.startFailures)
 	w.nudge()
-	if rec.Want == plan.Run && len(w.sandboxes) > 0 { // its labels may be in a volume
+	if w.rec.Want == plan.Run && len(w.sandboxes) > 0 { // its labels may be in a volume
 		w.a.background.Go(w.refresh)
 	}
 	return nil
 }
 
-// resized says whether a container has other limits or requests.
-func resized(before, after *corev1.Pod) bool {
-	changed := false
-	for _, list := range [][]corev1.Container{after.Spec.InitContainers, after.Spec.Containers} {
-		for i := range list {
-			was := find(before, list[i].Name)
-			changed = changed || was != nil && !equality.Semantic.DeepEqual(was.Resources, list[i].Resources)
-		}
-	}
-	return changed
-}
-
-// outdated says whether a run has another image than its container now has.
+// outdated says whether a run is to make way for another because its container
+// now has another image, or resources for which it asks to be started anew.
 func outdated(pod *corev1.Pod, run container.Status) bool {
 	c := find(pod, run.Name())
+	if c == nil {
+		return false
+	}
 	image := run.Config.GetImage().GetUserSpecifiedImage()
-	return c != nil && image != "" && image != c.Image
+	return image != "" && image != c.Image || changes(pod, c, run)
 }
 
 // resizing stands for a resize among what is ending: both are tried again after
 // a while when they fail.
 const resizing = "resize"
 
-// resize gives the running containers the limits that the pod has now. The
-// caller holds w.mu.
+// resize gives the running containers the limits that the pod has now, once those
+// are gone that make way for others. The caller holds w.mu.
 func (w care) resize(containers []container.Status) {
-	if !w.rec.Resize || w.spec().Want != plan.Run {
+	if !w.rec.Resize || w.spec().Want != plan.Run || len(w.underWay.starting) > 0 { // what is being started may have the limits of before
 		return
 	}
 	pod, node := w.rec.Pod, w.a.cfg.Node()
 	limits := map[string]*runtimeapi.LinuxContainerResources{}
 	for _, st := range containers {
 		if c := find(pod, st.Name()); c != nil && view.Container(st) == plan.ContainerRunning {
+			if changes(pod, c, st) {
+				return
+			}
 			limits[st.ID] = cri.Resources(pod, c, node)
 		}
 	}
@@ -125,5 +115,6 @@ func (w care) resized(pod *corev1.Pod) error {
 		return err
 	}
 	w.rec = rec
+	w.tell(false, "", "ResizeCompleted", "its containers have the resources that it has now")
 	return nil
 }

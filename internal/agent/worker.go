@@ -67,6 +67,7 @@ type seen struct {
 	postStart      map[string]string // how the hooks of runs failed, by ID
 	messages       map[string]string // of runs that have ended, by ID
 	problem        string
+	held           refusal // of a resize
 }
 
 type publication struct {
@@ -252,7 +253,7 @@ func (w *worker) publish(d plan.Decision, sandboxes []sandbox.Status, containers
 	}
 	p := Pod{
 		Manifest: w.rec.Pod, Source: w.rec.Source, Want: w.rec.Want, Created: w.rec.Started,
-		Status: d.Status, Sandboxes: sandboxes, Containers: containers, Settled: settled, Problem: w.seen.problem,
+		Status: d.Status, Sandboxes: sandboxes, Containers: containers, Settled: settled, Problem: w.seen.problem, Resize: care{w}.resizeNow(),
 	}
 	for _, progress := range w.underWay.pulls {
 		p.Pulls = append(p.Pulls, progress)

@@ -74,9 +74,12 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 	})
 	pods := &apiserver.Source{
 		Client: m.client, Node: self.Object, Deliver: m.agent.Declare, Log: m.log,
-		Known: func(uid types.UID) bool {
-			_, err := m.agent.Get(string(uid))
-			return err == nil
+		Known: func(uid types.UID) *corev1.Pod {
+			p, err := m.agent.Get(string(uid))
+			if err != nil {
+				return nil
+			}
+			return p.Manifest
 		},
 		Refused: func(pod *corev1.Pod, reason, message string) { m.reporter.Load().Refuse(pod, reason, message) },
 		Changed: m.nudge,

@@ -87,3 +87,51 @@ func TestChange(t *testing.T) {
 	w.unharmed("removal of the file")
 	w.end()
 }
+
+// TestHeldResize: of a manifest that asks for more than there is room for, the pod
+// keeps what it has, which its events say, and has the rest once there is room. A
+// container that asks for it is started again with what it gets, and no other.
+func TestHeldResize(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	raw, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kilobytes int
+	if _, err := fmt.Sscanf(string(raw), "MemTotal: %d kB", &kilobytes); err != nil {
+		t.Fatal(err)
+	}
+	asks := func(name string, percent int) string {
+		return podOf(name, "containers: [{name: c, image: 'localhost/web:1', resources: {limits: {memory: "+fmt.Sprint(kilobytes/100*percent)+"Ki}}, "+
+			"resizePolicy: [{resourceName: memory, restartPolicy: RestartContainer}], command: [sleep, '1000']}, {name: d, image: 'localhost/web:1', command: [sleep, '1000']}]")
+	}
+	w.run(asks("first", 30), "--wait")
+	w.run(asks("second", 60), "--wait")
+	before := w.eventually("first", "ready", isReady)
+	for percent, reason := range map[int]string{200: "ResizeInfeasible", 50: "ResizeDeferred"} {
+		if r := w.run(asks("first", percent)); r.Code != 0 {
+			t.Fatal(r)
+		}
+		node.Eventually(t, 30*time.Second, func() string {
+			if out := w.MustHusk("events", "first"); !strings.Contains(out, reason) {
+				return out
+			}
+			return ""
+		})
+	}
+	w.run(asks("first", 50))
+	if p := w.pod("first"); p.Containers[0].ID != before.Containers[0].ID || !p.Ready {
+		t.Errorf("it was changed without room: %+v", p)
+	}
+	w.d.Kill()
+	w.d = w.Huskd()
+	w.MustHusk("rm", "-f", "second")
+	after := w.eventually("first", "started again", func(p listed) bool { return p.Ready && p.Containers[0].Restarts == 1 })
+	want := fmt.Sprint(kilobytes / 100 * 50 << 10 &^ (os.Getpagesize() - 1))
+	if got := w.cgroupFile("first", after.Containers[0].ID, "memory.limit_in_bytes", "memory.max"); got != want || after.Containers[1].ID != before.Containers[1].ID {
+		t.Errorf("its memory is limited to %s, want %s: %+v", got, want, after)
+	}
+	w.rid("first")
+	w.end()
+}

@@ -353,6 +353,31 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+// A resize that is held, one that is under way and one that fails are told, and
+// no longer once it is done.
+func TestResizeConditions(t *testing.T) {
+	t.Parallel()
+	pod := ofServer(parse(t, web))
+	for _, c := range []struct {
+		resize  agent.Resize
+		pending corev1.PodCondition
+		applies corev1.PodCondition
+	}{
+		{resize: agent.Resize{Held: "Deferred", Message: "no room"}, pending: corev1.PodCondition{Status: "True", Reason: "Deferred", Message: "no room"}},
+		{resize: agent.Resize{Held: "Infeasible", Message: "never", Applying: true}, pending: corev1.PodCondition{Status: "True", Reason: "Infeasible", Message: "never"}, applies: corev1.PodCondition{Status: "True"}},
+		{resize: agent.Resize{Applying: true, Problem: "busy"}, applies: corev1.PodCondition{Status: "True", Reason: "Error", Message: "busy"}},
+		{},
+	} {
+		pod.Status = statusOf(pod, agent.Pod{Manifest: pod, Resize: c.resize, Status: plan.Status{Phase: plan.PhaseRunning}}, cri.Node{}, time.Unix(1, 0))
+		for of, want := range map[corev1.PodConditionType]corev1.PodCondition{corev1.PodResizePending: c.pending, corev1.PodResizeInProgress: c.applies} {
+			got := condition(pod.Status, of)
+			if got.Status != want.Status || got.Reason != want.Reason || got.Message != want.Message {
+				t.Errorf("%+v: %s is %+v", c.resize, of, got)
+			}
+		}
+	}
+}
+
 func TestPhase(t *testing.T) {
 	t.Parallel()
 	ended := func(code int) []plan.ContainerStatus {

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -255,7 +254,7 @@ func (c conditions) set(p agent.Pod) {
 	if !slices.ContainsFunc(c.Conditions, func(o corev1.PodCondition) bool { return o.Type == corev1.PodScheduled }) {
 		c.put(corev1.PodScheduled, true, "", "")
 	}
-	c.resize(p)
+	c.resize(p.Resize)
 }
 
 // closedGates are the pod's readiness gates whose conditions aren't met.
@@ -268,21 +267,21 @@ func (c conditions) closedGates() (closed []string) {
 	return closed
 }
 
-// resize says that running containers don't have yet what the pod asks for.
-func (c conditions) resize(p agent.Pod) {
-	for _, s := range c.ContainerStatuses {
-		spec := containerOf(c.pod, s.Name)
-		if s.Resources == nil || spec == nil || equality.Semantic.DeepEqual(s.Resources.Limits, spec.Resources.Limits) && equality.Semantic.DeepEqual(s.Resources.Requests, spec.Resources.Requests) {
-			continue
-		}
-		reason := ""
-		if p.Problem != "" {
-			reason = corev1.PodReasonError
-		}
-		c.put(corev1.PodResizeInProgress, true, reason, p.Problem)
-		return
+// resize says how far the pod is with other resources.
+func (c conditions) resize(r agent.Resize) {
+	if r.Held != "" {
+		c.put(corev1.PodResizePending, true, r.Held, r.Message)
+	} else {
+		c.drop(corev1.PodResizePending)
 	}
-	c.drop(corev1.PodResizeInProgress)
+	switch {
+	case !r.Applying:
+		c.drop(corev1.PodResizeInProgress)
+	case r.Problem != "":
+		c.put(corev1.PodResizeInProgress, true, corev1.PodReasonError, r.Problem)
+	default:
+		c.put(corev1.PodResizeInProgress, true, "", "")
+	}
 }
 
 func listed(what string, names []string) string {

@@ -154,7 +154,7 @@ var containerFields = []Field{
 	{"stdin", Honoured, "standard input stays open for attach"},
 	{"stdinOnce", Honoured, "it is closed when the first client leaves"},
 	{"tty", Honoured, "a terminal"},
-	{"resizePolicy", Honoured, "NotRequired (if absent) has the resources of a manifest that was changed given to what runs, RestartContainer has the pod made anew"},
+	{"resizePolicy", Honoured, "NotRequired (if absent) has the resources of a manifest that was changed given to what runs, RestartContainer has the container started again with them"},
 }
 
 // sidecarField is the one that only init containers have.

@@ -84,6 +84,7 @@ func TestHuskd(t *testing.T) {
 	t.Run("port-forward", func(t *testing.T) { o.part(t).forwards() })
 	t.Run("guard", func(t *testing.T) { o.part(t).guarded() })
 	t.Run("resize", func(t *testing.T) { o.part(t).resizes() })
+	t.Run("held resize", func(t *testing.T) { o.part(t).holdsResizes() })
 	t.Run("statuses", func(t *testing.T) { o.part(t).statuses() })
 	t.Run("refusals", func(t *testing.T) { o.part(t).refusals() })
 	t.Run("mirror", func(t *testing.T) { o.part(t).mirrors() })

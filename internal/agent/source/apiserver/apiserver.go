@@ -33,8 +33,8 @@ type Source struct {
 	Client *cluster.Client
 	// Node is this node as it is registered: its name, labels and what it has.
 	Node func() *corev1.Node
-	// Known says whether the agent has a pod.
-	Known func(types.UID) bool
+	// Known returns the pod of that UID as the agent has it, nil if it doesn't.
+	Known func(types.UID) *corev1.Pod
 	// Deliver gets the complete set when it is first known and whenever it changes.
 	Deliver func(source.Set)
 	// Refused gets a pod that this node won't run, and why: a word and a line.
@@ -239,7 +239,7 @@ func (s *Source) take(ctx context.Context, pod *corev1.Pod, needed map[string]bo
 	if pod.Spec.NodeName != node.Name || pod.UID == "" {
 		return nil, fmt.Errorf("its pod %s/%s is of node %q and has the UID %q: it isn't taken for one of node %s", pod.Namespace, pod.Name, pod.Spec.NodeName, pod.UID, node.Name)
 	}
-	known := s.Known(pod.UID)
+	known := s.Known(pod.UID) != nil
 	if !known && (isOver(pod) || pod.DeletionTimestamp != nil) {
 		return nil, nil
 	}
@@ -327,12 +327,16 @@ func (s *Source) handler(pod *corev1.Pod) (string, error) {
 	return class.Handler, nil
 }
 
-// others are the pods, but this one, that the node has room set aside for.
+// others are the pods, but this one, that the node has room set aside for, with
+// what it has set aside: a resize that there is no room for takes none.
 func (s *Source) others(pod *corev1.Pod) []*corev1.Pod {
 	var out []*corev1.Pod
 	for _, other := range s.pods.All() {
-		if other.UID != pod.UID && !isOver(other) && s.Known(other.UID) {
-			out = append(out, other)
+		if other.UID == pod.UID || isOver(other) {
+			continue
+		}
+		if known := s.Known(other.UID); known != nil {
+			out = append(out, known)
 		}
 	}
 	return out

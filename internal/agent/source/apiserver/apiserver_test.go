@@ -49,7 +49,7 @@ type followed struct {
 	mu      sync.Mutex
 	set     source.Set
 	sets    int
-	known   map[types.UID]bool
+	known   map[types.UID]*corev1.Pod
 	refused map[string]string // reasons, by the pod's name
 	log     bytes.Buffer
 }
@@ -63,7 +63,7 @@ func (f *followed) Write(p []byte) (int, error) {
 func follow(t *testing.T) *followed {
 	t.Parallel()
 	f := &followed{
-		Server: clustertest.New(t), t: t, known: map[types.UID]bool{}, refused: map[string]string{},
+		Server: clustertest.New(t), t: t, known: map[types.UID]*corev1.Pod{}, refused: map[string]string{},
 		node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", Labels: map[string]string{"zone": "a"}}},
 	}
 	log := slog.New(slog.NewTextHandler(f, nil))
@@ -73,7 +73,7 @@ func follow(t *testing.T) *followed {
 	}
 	s := &Source{
 		Client: client, Node: func() *corev1.Node { return f.node }, Log: log, Changed: func() {},
-		Known: func(uid types.UID) bool {
+		Known: func(uid types.UID) *corev1.Pod {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			return f.known[uid]
@@ -89,7 +89,7 @@ func follow(t *testing.T) *followed {
 			f.set = set
 			f.sets++
 			for _, p := range set.Pods {
-				f.known[p.UID] = true
+				f.known[p.UID] = p.Pod
 			}
 		},
 	}

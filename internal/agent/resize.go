@@ -1,0 +1,158 @@
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+
+	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/manifest/cri"
+)
+
+// Resize is how far a pod is with resources that it is to have while it runs.
+type Resize struct {
+	// Held is why it doesn't get them: corev1.PodReasonDeferred until there is
+	// room, corev1.PodReasonInfeasible for good. Message says more.
+	Held, Message string
+	// Applying says that what it gets isn't in force in all that runs, Problem why
+	// that failed the last time.
+	Applying bool
+	Problem  string
+}
+
+// declared is the pod as it is to be. The record's own Pod is what there is room
+// for of it.
+func (rec record) declared() *corev1.Pod {
+	if rec.Desired != nil {
+		return rec.Desired
+	}
+	return rec.Pod
+}
+
+// withResources is a pod with the resources of another.
+func withResources(pod, from *corev1.Pod) *corev1.Pod {
+	out := pod.DeepCopy()
+	out.Spec.Resources = from.Spec.Resources.DeepCopy()
+	for _, list := range [][]corev1.Container{out.Spec.InitContainers, out.Spec.Containers} {
+		for i := range list {
+			if was := find(from, list[i].Name); was != nil {
+				list[i].Resources = *was.Resources.DeepCopy()
+			}
+		}
+	}
+	return out
+}
+
+// resized says whether the pod or a container has other limits or requests.
+func resized(before, after *corev1.Pod) bool {
+	return !equality.Semantic.DeepEqual(withResources(after, before).Spec, after.Spec)
+}
+
+// changes says whether a container is to be started anew for the resources that
+// it has: those for which it asks so, and that are not what the run began with.
+// What has been changed of a run since, by a plugin for one, doesn't count.
+func changes(pod *corev1.Pod, c *corev1.Container, run container.Status) bool {
+	was, now := run.Config.GetLinux().GetResources(), cri.Resources(pod, c, cri.Node{})
+	return pod.Spec.RestartPolicy != corev1.RestartPolicyNever && slices.ContainsFunc(c.ResizePolicy, func(p corev1.ContainerResizePolicy) bool {
+		switch {
+		case p.RestartPolicy != corev1.RestartContainer:
+			return false
+		case p.ResourceName == corev1.ResourceMemory:
+			return was.GetMemoryLimitInBytes() != now.GetMemoryLimitInBytes()
+		}
+		return was.GetCpuShares() != now.GetCpuShares() || was.GetCpuQuota() != now.GetCpuQuota()
+	})
+}
+
+// allot has the pod be as it is declared, but for resources that there is no room
+// for: those it keeps as they are until there is. The caller holds w.mu.
+func (w care) allot(declared *corev1.Pod) error {
+	rec := w.rec
+	rec.Pod, rec.Desired = declared, nil
+	held, freed := refusal{}, false
+	if resized(w.rec.Pod, declared) {
+		if held, freed = w.a.room.resize(declared, w.a.cfg.Node); held.reason == "" {
+			rec.Resize = true
+		} else {
+			rec.Pod, rec.Desired = withResources(declared, w.rec.Pod), declared
+		}
+	}
+	if err := w.a.records.Put(string(declared.UID), rec); err != nil {
+		w.a.room.restore(w.rec.Pod)
+		return fmt.Errorf("pod %s: %w", nameOf(declared), err)
+	}
+	switch {
+	case held.reason != "" && held != w.seen.held:
+		w.tell(true, "", "Resize"+held.reason, held.message)
+	case held.reason == "" && rec.Resize && !w.rec.Resize:
+		w.tell(false, "", "ResizeStarted", "its containers get the resources that it has now")
+	}
+	w.rec, w.seen.held = rec, held
+	if freed {
+		w.a.background.Go(w.a.roomFreed)
+	}
+	return nil
+}
+
+// roomFreed has those looked at again that wait for room: first the resizes, those
+// of the highest priority and the better class before the others, then the pods
+// that wait to start.
+func (a *Agent) roomFreed() {
+	type waiting struct {
+		*worker
+		record
+	}
+	var resizes []waiting
+	a.mu.RLock()
+	for _, w := range a.workers {
+		if rec := w.record(); rec.Desired != nil {
+			resizes = append(resizes, waiting{w, rec})
+		}
+	}
+	a.mu.RUnlock()
+	slices.SortFunc(resizes, func(x, y waiting) int {
+		return cmp.Or(-cmp.Compare(priorityOf(x.Pod), priorityOf(y.Pod)), cmp.Compare(classOf(x.Pod), classOf(y.Pod)), x.Started.Compare(y.Started))
+	})
+	for _, r := range resizes {
+		care{r.worker}.retryResize()
+	}
+	a.ImagesChanged()
+}
+
+// retryResize tries a resize again that was held.
+func (w care) retryResize() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.rec.Desired == nil {
+		return
+	}
+	if err := w.allot(w.rec.Desired); err != nil {
+		w.a.cfg.Log.Error("agent: a resize stays held", "error", err)
+	}
+	w.nudge()
+}
+
+func priorityOf(pod *corev1.Pod) int32 {
+	if pod.Spec.Priority == nil {
+		return 0
+	}
+	return *pod.Spec.Priority
+}
+
+// classOf is the place of a pod's class among the classes, the best first.
+func classOf(pod *corev1.Pod) int {
+	return slices.Index([]corev1.PodQOSClass{corev1.PodQOSGuaranteed, corev1.PodQOSBurstable, corev1.PodQOSBestEffort}, cri.QOS(pod))
+}
+
+// resizeNow is how far a resize is. The caller holds w.mu.
+func (w care) resizeNow() Resize {
+	r := Resize{Held: w.seen.held.reason, Message: w.seen.held.message, Applying: w.rec.Resize && w.spec().Want == plan.Run}
+	if w.underWay.tries[resizing] > 0 {
+		r.Problem = w.seen.problem
+	}
+	return r
+}

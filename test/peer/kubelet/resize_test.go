@@ -1,0 +1,98 @@
+package kubelet
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// resizeTo asks for other requests and limits of a pod's only container.
+func (o own) resizeTo(name string, resources corev1.ResourceRequirements) {
+	o.t.Helper()
+	pods := o.api.CoreV1().Pods("default")
+	p, err := pods.Get(o.t.Context(), name, metav1.GetOptions{})
+	o.must(err)
+	p.Spec.Containers[0].Resources = resources
+	_, err = pods.UpdateResize(o.t.Context(), name, p, metav1.UpdateOptions{})
+	o.must(err)
+}
+
+func conditionOf(p *corev1.Pod, of corev1.PodConditionType) corev1.PodCondition {
+	for _, c := range p.Status.Conditions {
+		if c.Type == of {
+			return c
+		}
+	}
+	return corev1.PodCondition{}
+}
+
+// holdsResizes asks for a resize that there is no room for yet, and for one that
+// starts the container anew.
+func (o own) holdsResizes() {
+	n, err := o.api.CoreV1().Nodes().Get(o.t.Context(), "node", metav1.GetOptions{})
+	o.must(err)
+	most := n.Status.Allocatable.Cpu().MilliValue()
+	cpu := func(part int64) corev1.ResourceRequirements {
+		return corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: *resource.NewMilliQuantity(most*part/100, resource.DecimalSI)}}
+	}
+	pending := func(reason string) func(*corev1.Pod) bool {
+		return func(p *corev1.Pod) bool {
+			c := conditionOf(p, corev1.PodResizePending)
+			return c.Reason == reason && (c.Status == corev1.ConditionTrue) == (reason != "") && (reason == "" || c.ObservedGeneration == p.Generation)
+		}
+	}
+	sleep := "command: [sleep, '1000'], resources: {requests: {cpu: %dm}}"
+	o.create(simple("grows", "", fmt.Sprintf(sleep, most*20/100)))
+	o.create(simple("blocks", "", fmt.Sprintf(sleep, most*50/100)))
+	before := o.await("grows", ready)
+	o.await("blocks", ready)
+	o.resizeTo("grows", cpu(60))
+	// One that no node could have the API server has refused before it comes here.
+	p := o.await("grows", pending(corev1.PodReasonDeferred))
+	if got := p.Status.ContainerStatuses[0].AllocatedResources.Cpu().MilliValue(); got != most*20/100 {
+		o.t.Errorf("it is allocated %dm of cpu while its resize is deferred", got)
+	}
+	// What isn't allocated takes no room: another pod is admitted.
+	o.create(simple("beside", "", fmt.Sprintf(sleep, most*5/100)))
+	o.await("beside", ready)
+	o.huskd.Kill()
+	o.enlist()
+	o.await("grows", pending(corev1.PodReasonDeferred))
+	o.must(o.api.CoreV1().Pods("default").Delete(o.t.Context(), "blocks", metav1.DeleteOptions{}))
+	after := o.await("grows", func(p *corev1.Pod) bool {
+		s := p.Status.ContainerStatuses[0]
+		return pending("")(p) && conditionOf(p, corev1.PodResizeInProgress).Status == "" && s.AllocatedResources.Cpu().MilliValue() == most*60/100
+	})
+	if restarts(after) != 0 || after.Status.ContainerStatuses[0].ContainerID != before.Status.ContainerStatuses[0].ContainerID {
+		o.t.Error("the resize has started it again")
+	}
+	list, err := o.api.CoreV1().Events("default").List(o.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(before.UID)})
+	o.must(err)
+	if !slices.ContainsFunc(list.Items, func(e corev1.Event) bool { return e.Type == corev1.EventTypeWarning && e.Reason == "ResizeDeferred" }) {
+		o.t.Errorf("its events are %+v", list.Items)
+	}
+
+	// A container that asks for it is started again, which its grace keeps in
+	// progress for long enough to be seen.
+	o.create(strings.Replace(simple("anew", "", `command: [sh, -c, "trap 'sleep 3; exit 0' TERM; while :; do sleep 1000 & wait; done"],
+    resizePolicy: [{resourceName: memory, restartPolicy: RestartContainer}], resources: {limits: {memory: 32Mi}, requests: {memory: 32Mi}}`),
+		"terminationGracePeriodSeconds: 1", "terminationGracePeriodSeconds: 20", 1))
+	o.await("anew", ready)
+	memory := corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("48Mi")}
+	o.resizeTo("anew", corev1.ResourceRequirements{Limits: memory, Requests: memory})
+	o.await("anew", func(p *corev1.Pod) bool {
+		c := conditionOf(p, corev1.PodResizeInProgress)
+		return c.Status == corev1.ConditionTrue && c.Reason == ""
+	})
+	o.await("anew", func(p *corev1.Pod) bool {
+		s := p.Status.ContainerStatuses[0]
+		return ready(p) && restarts(p) == 1 && conditionOf(p, corev1.PodResizeInProgress).Status == "" && s.Resources != nil && s.Resources.Limits.Memory().String() == "48Mi"
+	})
+	if got, _ := o.exec("anew", "c", nil, "sh", "-c", "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null"); got != fmt.Sprintln(48<<20) {
+		o.t.Errorf("its limit is %q", got)
+	}
+}
