@@ -110,6 +110,8 @@ type record struct {
 	First uint32 `json:"first,omitempty"`
 	// Resize says that the limits of running containers may not be the pod's yet.
 	Resize bool `json:"resize,omitempty"`
+	// Evicted is set from an eviction until the pod is to run again.
+	Evicted *plan.Eviction `json:"evicted,omitempty"`
 }
 
 func nameOf(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }

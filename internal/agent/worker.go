@@ -138,6 +138,7 @@ func (w *worker) step() (next time.Time, gone bool) {
 		w.begin(action)
 	}
 	w.publish(d, sandboxes, containers)
+	care{w}.recover()
 	return d.Next, d.Gone && w.idle()
 }
 
@@ -146,7 +147,7 @@ func (w *worker) spec() plan.Spec {
 	if w.drained != nil && rec.Want == plan.Run {
 		rec = *w.drained
 	}
-	return plan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace, First: rec.First}
+	return plan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace, First: rec.First, Evicted: rec.Evicted}
 }
 
 func (w *worker) record() record {
@@ -166,7 +167,7 @@ func (w *worker) want(want plan.Want, grace *time.Duration) error {
 	}
 	rec.Grace = grace
 	if want == plan.Run {
-		rec.Since, rec.Started, rec.First = time.Time{}, time.Now(), w.nextAttempt()
+		rec.Since, rec.Started, rec.First, rec.Evicted = time.Time{}, time.Now(), w.nextAttempt(), nil
 	} else if rec.Want == plan.Run {
 		rec.Since = time.Now()
 	}

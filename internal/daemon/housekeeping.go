@@ -3,11 +3,14 @@ package daemon
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/plan"
 	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/housekeeping"
@@ -27,7 +30,37 @@ func (d *daemon) housekeeper() *housekeeping.Housekeeper {
 		Ours:       func(st container.Status) bool { return st.Config.GetLabels()[agent.Label] != "" },
 		Rotation:   logs.Rotation{MaxSize: int64(d.cfg.LogMaxSize) << 20, MaxFiles: d.cfg.LogMaxFiles},
 		Images:     d.images, Disk: d.disk(), Log: d.log,
+		Storage: housekeeping.Storage{Pods: storage{d}.running, EmptyDir: d.volumes().EmptyDir, Layers: storage{d}.written, Evict: d.agent.Evict},
 	})
+}
+
+// storage is what housekeeping sees of who writes to the disk.
+type storage struct{ *daemon }
+
+// running are the pods of which something runs.
+func (d storage) running() (pods []*corev1.Pod) {
+	for _, p := range d.agent.List() {
+		if p.Want == plan.Run && (p.Status.Phase == plan.PhaseRunning || p.Status.Phase == plan.PhasePending) {
+			pods = append(pods, p.Manifest)
+		}
+	}
+	return pods
+}
+
+// written are the directories that a container writes to: the layers of its runs,
+// and its log.
+func (d storage) written(pod *corev1.Pod, name string) (dirs []string) {
+	p, err := d.agent.Get(string(pod.UID))
+	if err != nil {
+		return nil // it is gone
+	}
+	for _, st := range p.Runs(name) {
+		dirs = append(dirs, filepath.Join(d.containers.Layer(st.ID), "upper"))
+		if logs := filepath.Dir(st.Log); st.Log != "" && !slices.Contains(dirs, logs) {
+			dirs = append(dirs, logs)
+		}
+	}
+	return dirs
 }
 
 func (d *daemon) disk() housekeeping.Disk {

@@ -1,11 +1,13 @@
 // Package housekeeping keeps the disk from filling up: it rotates the logs of the
 // agent's containers, removes images that nobody uses when the disk is nearly
-// full, and what pods have left that are gone.
+// full, and what pods have left that are gone, and evicts pods that take more of
+// it than they may.
 package housekeeping
 
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/huskd/husk/internal/container"
@@ -26,6 +28,7 @@ type Config struct {
 	Rotation logs.Rotation
 	Images   *image.Store
 	Disk     Disk
+	Storage  Storage
 	Log      *slog.Logger
 }
 
@@ -41,6 +44,9 @@ func New(cfg Config) *Housekeeper { return &Housekeeper{Config: cfg, seen: map[s
 
 // Run keeps house until ctx ends.
 func (h *Housekeeper) Run(ctx context.Context) error {
+	var guard sync.WaitGroup
+	defer guard.Wait()
+	guard.Go(func() { h.guardStorage(ctx) })
 	tick := time.NewTicker(gap)
 	defer tick.Stop()
 	for {

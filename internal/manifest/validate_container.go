@@ -195,7 +195,10 @@ func (v *validator) quantity(list string, name corev1.ResourceName, q resource.Q
 	path := list + "." + string(name)
 	size, huge := HugePageSize(name)
 	switch {
-	case name == corev1.ResourceEphemeralStorage && strings.HasSuffix(list, ".requests"):
+	case name == corev1.ResourceEphemeralStorage && list != "spec.overhead":
+		if q.Sign() < 0 {
+			v.invalid(path, "%s is negative", q.String())
+		}
 	case !knownResource(name):
 		v.invalid(path, "not supported, cpu, memory and hugepages-<size> are: remove it")
 	case q.Sign() < 0:

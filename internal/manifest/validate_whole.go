@@ -11,9 +11,11 @@ func (v *validator) whole() {
 	s := &v.pod.Spec
 	if r := s.Resources; r != nil {
 		v.resources(r, "spec.resources")
-		for name := range r.Requests {
-			if _, huge := HugePageSize(name); huge || name == corev1.ResourceEphemeralStorage {
-				v.invalid("spec.resources.requests."+string(name), "only containers have it: set it there")
+		for list, has := range map[string]corev1.ResourceList{"requests": r.Requests, "limits": r.Limits} {
+			for name := range has {
+				if _, huge := HugePageSize(name); huge && list == "requests" || name == corev1.ResourceEphemeralStorage {
+					v.invalid("spec.resources."+list+"."+string(name), "only containers have it: set it there")
+				}
 			}
 		}
 		forEachContainer(v.pod, func(c *corev1.Container, at string, _ bool) {

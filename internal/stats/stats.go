@@ -3,6 +3,7 @@
 package stats
 
 import (
+	"context"
 	"io/fs"
 	"maps"
 	"path/filepath"
@@ -109,18 +110,23 @@ func (m *Meter) Layer(id, dir string) Layer {
 	known.mu.Lock()
 	defer known.mu.Unlock()
 	if now.Sub(known.At) > layerAge {
-		known.Layer = walk(filepath.Join(dir, "upper"))
+		known.Layer = Tree(context.Background(), filepath.Join(dir, "upper"))
 		known.At = now
 	}
 	return known.Layer
 }
 
-// walk counts what is below dir, a file with several names once. What can't be
-// seen, because it goes away meanwhile, takes nothing.
-func walk(dir string) Layer {
+// Tree counts what is below dir on its file system, a file with several names
+// once, until ctx ends. What can't be seen, because it goes away meanwhile, takes
+// nothing.
+func Tree(ctx context.Context, dir string) Layer {
 	var l Layer
+	var device uint64
 	seen := map[uint64]bool{}
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if ctx.Err() != nil {
+			return filepath.SkipAll
+		}
 		if err != nil {
 			return nil // it is gone
 		}
@@ -130,6 +136,15 @@ func walk(dir string) Layer {
 		}
 		st, ok := info.Sys().(*syscall.Stat_t)
 		if !ok || st.Nlink > 1 && !d.IsDir() && seen[st.Ino] {
+			return nil
+		}
+		if path == dir {
+			device = st.Dev
+		}
+		if st.Dev != device {
+			if d.IsDir() {
+				return filepath.SkipDir // something is mounted there
+			}
 			return nil
 		}
 		seen[st.Ino] = st.Nlink > 1

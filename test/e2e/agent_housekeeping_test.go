@@ -169,3 +169,54 @@ func TestOrphans(t *testing.T) {
 	w.rid("web")
 	w.end()
 }
+
+// TestEviction: a pod that takes more of the disk than it may is evicted, and gives
+// it back; one whose containers are always started again begins anew. Others are
+// left alone, and huskd's death changes nothing.
+func TestEviction(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	fill := func(dir string) string {
+		return "command: " + shell("trap '' TERM; echo $(hostname) fills; dd if=/dev/zero of="+dir+"/fill bs=1M count=3 2>/dev/null; while :; do sleep 1000 & wait; done")
+	}
+	volume := "volumes: [{name: v, emptyDir: {sizeLimit: 2Mi}}], "
+	w.run(podOf("volume", "restartPolicy: Never, "+volume+only("volumeMounts: [{name: v, mountPath: /v}], "+fill("/v"))))
+	w.run(podOf("layer", "restartPolicy: Never, "+only("resources: {limits: {ephemeral-storage: 2Mi}}, "+fill("/tmp"))))
+	w.run(podOf("again", volume+only("volumeMounts: [{name: v, mountPath: /v}], "+fill("/v"))))
+	w.run(podOf("modest", strings.ReplaceAll(volume, "2Mi", "9Mi")+only("volumeMounts: [{name: v, mountPath: /v}], "+fill("/v"))), "--wait")
+	evicted := func(p listed) bool { return p.Phase == "Failed" && p.Reason == "Evicted" }
+	for name, message := range map[string]string{
+		"volume": "volume v takes .*, more than the emptyDir's sizeLimit of 2Mi", "again": "volume v takes .*, more than the emptyDir's sizeLimit of 2Mi",
+		"layer": "the pod takes .* of the disk, more than its containers' limits of ephemeral-storage, 2Mi together",
+	} {
+		said(t, name, w.eventually(name, "evicted", evicted).Message, message)
+		if out := w.MustHusk("events", name); !strings.Contains(out, "Evicted") {
+			t.Error(out)
+		}
+	}
+	w.d.Kill()
+	w.d = w.Huskd()
+	node.Eventually(t, 30*time.Second, func() string {
+		left, _ := filepath.Glob(w.Root + "/pods/*/volumes/v/fill")
+		layers, _ := filepath.Glob(w.Root + "/containers/*/upper/tmp/fill")
+		if len(left) != 1 || len(layers) != 0 {
+			return fmt.Sprintf("left are %v %v", left, layers)
+		}
+		return ""
+	})
+	if p := w.pod("modest"); !p.Ready || p.Containers[0].Restarts != 0 {
+		t.Errorf("%+v", p)
+	}
+	again := func(p listed) bool { return p.Phase == "Running" }
+	node.Eventually(t, 3*time.Minute, func() string {
+		if p := w.pod("again"); !again(p) {
+			return fmt.Sprintf("it doesn't begin anew: %+v", p)
+		}
+		return ""
+	})
+	if p := w.pod("volume"); !evicted(p) {
+		t.Errorf("%+v", p)
+	}
+	w.rid("volume", "layer", "again", "modest")
+	w.end()
+}

@@ -45,7 +45,21 @@ type Spec struct {
 	// First is the first attempt at a sandbox since the pod was last told to
 	// run. What ran in earlier ones was stopped, and tells nothing of the pod.
 	First uint32
+	// Evicted, if not nil, says that the pod has to go from the node at once.
+	Evicted *Eviction
 }
+
+// Eviction is why a pod has failed, though its program may not have.
+type Eviction struct {
+	At      time.Time `json:"at"`
+	Message string    `json:"message"`
+	// Emptied says that its disk space was given back.
+	Emptied bool `json:"emptied,omitempty"`
+}
+
+// Pause is how long a pod that is begun anew after an eviction waits for that:
+// it may fill the disk at once again.
+const Pause = time.Minute
 
 // Observed is what is there.
 type Observed struct {
@@ -214,7 +228,9 @@ func Plan(s Spec, o Observed, now time.Time) Decision {
 			p.removeAll()
 		}
 	case p.outcome != nil:
-		p.stopAll(p.outcome.at)
+		if p.stopAll(p.outcome.at) && s.Evicted != nil {
+			p.removeContainers() // with what they have written
+		}
 	default:
 		p.run()
 	}
@@ -244,7 +260,12 @@ func (p *planner) lookAt(t time.Time) {
 // decideOutcome says how the pod has ended, or nil.
 func (p *planner) decideOutcome() *outcome {
 	end := p.end()
-	if d := p.Pod.Spec.ActiveDeadlineSeconds; d != nil {
+	if e := p.Evicted; e != nil {
+		end = &outcome{PhaseFailed, reasonEvicted, e.Message, e.At}
+		if p.Pod.Spec.RestartPolicy == corev1.RestartPolicyAlways {
+			p.lookAt(e.At.Add(Pause))
+		}
+	} else if d := p.Pod.Spec.ActiveDeadlineSeconds; d != nil {
 		deadline := p.Started.Add(time.Duration(*d) * time.Second)
 		if end == nil && p.Want == Run {
 			p.lookAt(deadline)

@@ -81,7 +81,11 @@ const (
 	reasonOOM          = "OOMKilled"
 	reasonUnknown      = "ContainerStatusUnknown"
 	reasonSandbox      = "CreatePodSandboxError"
+	reasonEvicted      = "Evicted"
 )
+
+// exitKilled is the exit code of what SIGKILL has ended.
+const exitKilled = 137
 
 // reporter says how the pod is, once all is decided.
 type reporter struct{ *planner }
@@ -209,6 +213,11 @@ func (p reporter) containerStatus(c member, initialized bool) ContainerStatus {
 	if f, refused := p.refused(c.name); refused {
 		out.State, out.Reason, out.Message = Terminated, reasonRefused, f.Message
 		out.ExitCode, out.Finished = f.ExitCode, f.At
+		return out
+	}
+	if p.Evicted != nil && !ok {
+		out.State, out.Reason, out.Message = Terminated, reasonUnknown, "what was known of it went with the pod's eviction"
+		out.ExitCode, out.Finished = exitKilled, p.Evicted.At
 		return out
 	}
 	if reason, message := p.waitReason(c, run, ok, initialized); reason != "" {

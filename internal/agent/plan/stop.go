@@ -87,15 +87,17 @@ func (p *planner) grace() time.Duration {
 	if p.Want != Run && p.Grace != nil {
 		return max(*p.Grace, 0)
 	}
-	return time.Duration(*p.Pod.Spec.TerminationGracePeriodSeconds) * time.Second
+	own := time.Duration(*p.Pod.Spec.TerminationGracePeriodSeconds) * time.Second
+	if p.Evicted != nil {
+		return min(own, Floor)
+	}
+	return own
 }
 
 // removeAll removes all records of a pod that is stopped: containers first,
 // then the sandboxes that they were in.
 func (p *planner) removeAll() {
-	for _, c := range p.o.Containers {
-		p.do(RemoveContainer{c.ID})
-	}
+	p.removeContainers()
 	if len(p.o.Containers) > 0 {
 		return
 	}
@@ -103,6 +105,12 @@ func (p *planner) removeAll() {
 		p.do(RemoveSandbox{s.ID})
 	}
 	p.decision.Gone = len(p.o.Sandboxes) == 0
+}
+
+func (p *planner) removeContainers() {
+	for _, c := range p.o.Containers {
+		p.do(RemoveContainer{c.ID})
+	}
 }
 
 // kept is how many runs of a container are remembered: the present one and the

@@ -68,6 +68,11 @@ func (v Volumes) SetUp(uid string, volume corev1.Volume, group *int64) (string, 
 	return path, nil
 }
 
+// EmptyDir is where an emptyDir on disk is, if it was set up.
+func (v Volumes) EmptyDir(uid, name string) string {
+	return filepath.Join(v.Root, "pods", uid, "volumes", name)
+}
+
 // makeOpen makes a directory that every user of the pod may write to, as
 // kubelet's emptyDir is.
 //

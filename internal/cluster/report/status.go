@@ -254,6 +254,9 @@ func (c conditions) set(p agent.Pod) {
 	if !slices.ContainsFunc(c.Conditions, func(o corev1.PodCondition) bool { return o.Type == corev1.PodScheduled }) {
 		c.put(corev1.PodScheduled, true, "", "")
 	}
+	if c.Reason == "Evicted" {
+		c.put(corev1.DisruptionTarget, true, corev1.PodReasonTerminationByKubelet, c.Message)
+	}
 	c.resize(p.Resize)
 }
 

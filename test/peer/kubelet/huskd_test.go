@@ -85,6 +85,7 @@ func TestHuskd(t *testing.T) {
 	t.Run("guard", func(t *testing.T) { o.part(t).guarded() })
 	t.Run("resize", func(t *testing.T) { o.part(t).resizes() })
 	t.Run("held resize", func(t *testing.T) { o.part(t).holdsResizes() })
+	t.Run("eviction", func(t *testing.T) { o.part(t).evicts() })
 	t.Run("statuses", func(t *testing.T) { o.part(t).statuses() })
 	t.Run("refusals", func(t *testing.T) { o.part(t).refusals() })
 	t.Run("mirror", func(t *testing.T) { o.part(t).mirrors() })

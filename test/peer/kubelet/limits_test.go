@@ -1,13 +1,19 @@
 package kubelet
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/huskd/husk/test/node"
 )
 
 // resizeTo asks for other requests and limits of a pod's only container.
@@ -94,5 +100,24 @@ func (o own) holdsResizes() {
 	})
 	if got, _ := o.exec("anew", "c", nil, "sh", "-c", "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null"); got != fmt.Sprintln(48<<20) {
 		o.t.Errorf("its limit is %q", got)
+	}
+}
+
+// evicts has a pod take more of a volume than it may.
+func (o own) evicts() {
+	o.create(simple("fills", "volumes: [{name: v, emptyDir: {sizeLimit: 1Mi}}]", `volumeMounts: [{name: v, mountPath: /v}], command: [sh, -c, "dd if=/dev/zero of=/v/fill bs=1M count=2; sleep 1000"]`))
+	p := o.await("fills", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed && p.Status.Reason == "Evicted" })
+	if c := conditionOf(p, corev1.DisruptionTarget); !strings.Contains(p.Status.Message, "volume v takes") || c.Reason != corev1.PodReasonTerminationByKubelet || c.Status != corev1.ConditionTrue {
+		o.t.Errorf("%s: %+v", describe(p), p.Status)
+	}
+	node.Eventually(o.t, time.Minute, func() string {
+		if _, err := os.Stat(o.Root + "/pods/" + string(p.UID) + "/volumes"); !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Sprintf("its volumes are still there: %v", err)
+		}
+		return ""
+	})
+	p = o.await("fills", func(p *corev1.Pod) bool { return p.Status.ContainerStatuses[0].State.Terminated != nil })
+	if p.Status.Reason != "Evicted" {
+		o.t.Errorf("%s", describe(p))
 	}
 }

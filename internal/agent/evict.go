@@ -1,0 +1,81 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/source"
+)
+
+// emptying stands for the disk space of an evicted pod among what is ending.
+const emptying = "disk"
+
+// Evict has a pod that runs fail at once, for that reason, and give back what it
+// takes on the disk.
+func (a *Agent) Evict(uid, message string) error {
+	w, err := a.worker(uid)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	rec := w.rec
+	if phase := w.published.Load().pod.Status.Phase; rec.Want != plan.Run || rec.Evicted != nil || phase == plan.PhaseFailed || phase == plan.PhaseSucceeded {
+		return nil
+	}
+	rec.Evicted = &plan.Eviction{At: time.Now(), Message: message}
+	if err := a.records.Unwind(uid, rec); err != nil {
+		return fmt.Errorf("pod %s: %w", nameOf(rec.Pod), err)
+	}
+	w.rec = rec
+	w.unwanted()
+	w.tell(true, "", "Evicted", message)
+	a.cfg.Log.Warn("agent: a pod is evicted", "pod", nameOf(rec.Pod), "because", message)
+	w.nudge()
+	return nil
+}
+
+// recover gives back the disk space of an evicted pod that has ended. One that
+// only a manifest declares, and whose containers are always started again, is
+// begun anew after a pause: nobody else would do so. The caller holds w.mu.
+func (w care) recover() {
+	e := w.rec.Evicted
+	if e == nil || !w.published.Load().pod.Settled || w.rec.Want == plan.Remove {
+		return
+	}
+	if !e.Emptied {
+		w.end(emptying, func(context.Context) error { return w.empty() })
+		return
+	}
+	anew := w.rec.Pod.Spec.RestartPolicy == corev1.RestartPolicyAlways && !strings.HasPrefix(w.rec.Source, string(source.API))
+	if anew && w.spec().Want == plan.Run && !time.Now().Before(e.At.Add(plan.Pause)) {
+		w.end(emptying, func(context.Context) error { return w.want(plan.Run, nil) })
+	}
+}
+
+// empty removes the volumes of an evicted pod.
+func (w care) empty() error {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	err := w.a.cfg.Volumes.TearDown(string(w.manifest.UID))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	rec := w.rec
+	if err == nil && rec.Evicted != nil {
+		done := *rec.Evicted
+		done.Emptied = true
+		rec.Evicted = &done
+		if err = w.a.records.Put(string(rec.Pod.UID), rec); err == nil {
+			w.rec = rec
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("pod %s: %w", nameOf(rec.Pod), err)
+	}
+	return nil
+}
