@@ -90,6 +90,7 @@ var layer = map[string]int{
 	"internal/cluster/door":           edge,
 	"internal/cluster/node":           edge,
 	"internal/cluster/report":         edge,
+	"internal/cluster/usage":          edge,
 	"internal/agent/view":             agent,
 	"internal/housekeeping":           agent,
 	"internal/agent/event":            driver,

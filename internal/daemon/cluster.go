@@ -19,6 +19,8 @@ import (
 	"github.com/huskd/husk/internal/cluster/door"
 	"github.com/huskd/husk/internal/cluster/node"
 	"github.com/huskd/husk/internal/cluster/report"
+	"github.com/huskd/husk/internal/cluster/usage"
+	"github.com/huskd/husk/internal/stats"
 )
 
 // membership is huskd's part in a cluster. Without a cluster it is nil, and does
@@ -108,7 +110,19 @@ func (m *membership) openDoor() (*door.Server, error) {
 			return nil, fmt.Errorf("--node-client-ca-file: %w", err)
 		}
 	}
+	images := func() (bytes, inodes int64) {
+		bytes, inodes = m.images.Usage()
+		for _, i := range m.images.List() {
+			bytes += i.Size
+		}
+		return bytes, inodes
+	}
+	used := usage.Source{
+		Node: nodeName(m.cfg), Pods: m.agent.List, Meter: stats.New(m.facts.Cgroup, m.inside), Cgroup: m.sandboxes.Cgroup,
+		Layer: m.containers.Layer, EmptyDir: m.volumes().EmptyDir, Images: images, Root: m.cfg.Root, Booted: stats.Booted(),
+	}
 	return door.New(door.Config{
+		Summary: used.ServeSummary, Resource: used.ServeResource,
 		Client: m.client, Node: nodeName(m.cfg), Listen: m.cfg.NodeListen, CertFile: m.cfg.NodeTLSCert, KeyFile: m.cfg.NodeTLSKey,
 		ClientCA: ca, Hosts: append(nodeIPs(), hostname()), Pods: m.agent.List, Ended: m.containers.Ended, Sessions: m.streams, Log: m.log,
 	})

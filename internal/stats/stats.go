@@ -97,20 +97,26 @@ type measure struct {
 // Layer measures the writable layer of the container with this ID, which is
 // below dir.
 func (m *Meter) Layer(id, dir string) Layer {
+	return m.Tree(id, filepath.Join(dir, "upper"), layerAge)
+}
+
+// Tree measures what is below dir, and is known by that name, unless that was done
+// a shorter time ago than age.
+func (m *Meter) Tree(name, dir string, age time.Duration) Layer {
 	now := time.Now()
 	m.mu.Lock()
-	known := m.layers[id]
+	known := m.layers[name]
 	if known == nil {
 		m.forget(now)
 		known = &measure{}
-		m.layers[id] = known
+		m.layers[name] = known
 	}
 	known.asked = now
 	m.mu.Unlock()
 	known.mu.Lock()
 	defer known.mu.Unlock()
-	if now.Sub(known.At) > layerAge {
-		known.Layer = Tree(context.Background(), filepath.Join(dir, "upper"))
+	if now.Sub(known.At) > age {
+		known.Layer = Tree(context.Background(), dir)
 		known.At = now
 	}
 	return known.Layer
@@ -160,7 +166,7 @@ const blockSize = 512
 
 // Disk is a file system.
 type Disk struct {
-	Bytes, Inodes, InodesFree uint64
+	Bytes, BytesFree, Inodes, InodesFree uint64
 }
 
 // Filesystem returns the size of the file system at path; false if it can't be
@@ -170,5 +176,5 @@ func Filesystem(path string) (Disk, bool) {
 	if unix.Statfs(path, &st) != nil {
 		return Disk{}, false
 	}
-	return Disk{Bytes: st.Blocks * uint64(st.Bsize), Inodes: st.Files, InodesFree: st.Ffree}, true
+	return Disk{Bytes: st.Blocks * uint64(st.Bsize), BytesFree: st.Bavail * uint64(st.Bsize), Inodes: st.Files, InodesFree: st.Ffree}, true
 }

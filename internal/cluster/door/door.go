@@ -1,5 +1,5 @@
 // Package door is where the API server and others come to a node over HTTPS: for
-// kubectl logs, exec, attach and port-forward. Everybody is asked who they are
+// kubectl logs, exec, attach, port-forward and top. Everybody is asked who they are
 // and whether they may.
 package door
 
@@ -48,7 +48,9 @@ type Config struct {
 	Pods     func() []agent.Pod
 	Ended    func(container string) (<-chan struct{}, error)
 	Sessions *stream.Server
-	Log      *slog.Logger
+	// Summary and Resource tell what the node and its pods use.
+	Summary, Resource http.HandlerFunc
+	Log               *slog.Logger
 }
 
 // Server serves kubectl's requests.
@@ -80,6 +82,8 @@ func (s *Server) Serve(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) })
 	mux.HandleFunc("GET /pods", s.list)
+	mux.HandleFunc("GET /stats/summary", s.Summary)
+	mux.HandleFunc("GET /metrics/resource", s.Resource)
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.logs)
 	for _, name := range []string{"exec", "attach"} {
 		for _, path := range []string{"/{namespace}/{pod}/{container}", "/{namespace}/{pod}/{uid}/{container}"} {

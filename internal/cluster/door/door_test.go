@@ -73,6 +73,8 @@ func TestGuard(t *testing.T) {
 		{"GET", "/pods", "Bearer bad", 401},
 		{"GET", "/pods", "Bearer good", 418},
 		{"GET", "/containerLogs/a/b/c", "Bearer good", 403},
+		{"GET", "/stats/summary", "Bearer good", 403},
+		{"GET", "/metrics/resource", "Bearer good", 403},
 		{"GET", "/exec/a/b/c", "Bearer good", 403},
 		{"POST", "/pods", "Bearer good", 403},
 	} {

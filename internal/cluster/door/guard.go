@@ -149,7 +149,7 @@ func attributes(r *http.Request) (verb, subresource string) {
 		verb = "get"
 	}
 	switch first {
-	case "pods", "healthz":
+	case "pods", "healthz", "stats", "metrics":
 		return verb, first
 	}
 	return verb, "proxy"

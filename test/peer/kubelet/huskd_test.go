@@ -86,6 +86,7 @@ func TestHuskd(t *testing.T) {
 	t.Run("resize", func(t *testing.T) { o.part(t).resizes() })
 	t.Run("held resize", func(t *testing.T) { o.part(t).holdsResizes() })
 	t.Run("eviction", func(t *testing.T) { o.part(t).evicts() })
+	t.Run("usage", func(t *testing.T) { o.part(t).uses() })
 	t.Run("statuses", func(t *testing.T) { o.part(t).statuses() })
 	t.Run("refusals", func(t *testing.T) { o.part(t).refusals() })
 	t.Run("mirror", func(t *testing.T) { o.part(t).mirrors() })
