@@ -1,0 +1,134 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/test/node"
+	"github.com/huskd/husk/test/testimage"
+)
+
+// loggedIn sends requests from within a node as somebody.
+type loggedIn struct {
+	http.RoundTripper
+	user, password string
+}
+
+func (l loggedIn) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.SetBasicAuth(l.user, l.password)
+	return l.RoundTripper.RoundTrip(r)
+}
+
+// dockerRegistry starts the registry that everybody runs on a node, which wants the
+// login of registryUser, with the image team/web:1. It returns its address, and what
+// ends it.
+func dockerRegistry(t *testing.T, n *node.Node) (host string, end func()) {
+	t.Helper()
+	program, err := exec.LookPath("docker-registry")
+	if err != nil {
+		t.Skip("there is no docker-registry here")
+	}
+	// What htpasswd -B makes of registryPassword.
+	users := write(t, n, "users", registryUser+":$2a$04$GOIAIhnTI5412FvlBZHFvugAJy/69f0ji5GaR772jeUKb8pyKgP2y\n")
+	conf := write(t, n, "registry.yml", "version: 0.1\nstorage: {filesystem: {rootdirectory: "+n.Dir+"/registry}}\nhttp: {addr: 127.0.0.1:0}\nlog: {level: info, formatter: json}\n"+
+		"auth: {htpasswd: {realm: tests, path: "+users+"}}\n")
+	log, err := os.Create(n.Dir + "/registry.log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	cmd := n.Command(ctx, program, "serve", conf)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end = sync.OnceFunc(func() {
+		cancel()
+		_ = cmd.Wait() // it was killed
+	})
+	t.Cleanup(end)
+	listening := regexp.MustCompile(`listening on ([0-9.:]+)`)
+	node.Eventually(t, time.Minute, func() string {
+		raw, err := os.ReadFile(log.Name())
+		if err != nil {
+			return err.Error()
+		}
+		found := listening.FindSubmatch(raw)
+		if found == nil {
+			return "the registry doesn't listen: " + string(raw)
+		}
+		host = string(found[1])
+		return ""
+	})
+	image, err := testimage.Build(t.Context(), testimage.Spec{Flavour: testimage.Web, Layers: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	within := &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, network, address string) (conn net.Conn, err error) {
+		err = netns.Do(n.Net(), func() error {
+			conn, err = net.Dial(network, address)
+			return err
+		})
+		return conn, err
+	}}
+	client := &http.Client{Transport: loggedIn{within, registryUser, registryPassword}}
+	if err := (testimage.Registry{URL: "http://" + host, Client: client}).Push(t.Context(), "team/web", "1", image); err != nil {
+		t.Fatal(err)
+	}
+	return host, end
+}
+
+// TestImagePullSecrets: an image of a registry that wants a login is pulled with the
+// Secret beside the pod, and with no other; who has none, or a wrong one, is told
+// so, and gets it as soon as the Secret is right.
+func TestImagePullSecrets(t *testing.T) {
+	t.Parallel()
+	w := newWard(t)
+	host, end := dockerRegistry(t, w.Node)
+	secret := func(at, password string) string {
+		file := fmt.Sprintf(`{"auths":{%q:{"username":%q,"password":%q}}}`, at, registryUser, password)
+		return "apiVersion: v1\nkind: Secret\nmetadata: {name: login}\ntype: kubernetes.io/dockerconfigjson\ndata: {.dockerconfigjson: " + base64.StdEncoding.EncodeToString([]byte(file)) + "}\n---\n"
+	}
+	pod := func(name, more string) string {
+		return podOf(name, more+"containers: [{name: c, image: '"+host+"/team/web:1', imagePullPolicy: Always, command: [sleep, '1000']}]")
+	}
+	const login = "imagePullSecrets: [{name: login}], "
+	w.run(pod("nobody", ""))
+	w.run(secret(host, "wrong") + pod("wrong", login))
+	w.run(secret("other.test", registryPassword) + pod("elsewhere", login))
+	refused := `(ErrImagePull|ImagePullBackOff): .*` + regexp.QuoteMeta(host) + `/team/web:1.*(login|log in|authoriz|credentials|password).*`
+	w.turnOut(map[string]string{"nobody": refused, "wrong": refused, "elsewhere": refused})
+	for _, name := range []string{"nobody", "wrong", "elsewhere"} {
+		t.Logf("%s: %s", name, w.pod(name).Message)
+	}
+	w.run(secret(host, registryPassword)+pod("right", login), "--wait")
+	w.eventually("right", "ready", isReady)
+	// The Secret of a pod that is there may be set right.
+	if r := w.run(secret(host, registryPassword) + pod("wrong", login)); r.Code != 0 {
+		t.Fatal(r)
+	}
+	w.eventually("wrong", "ready", isReady)
+	if p := w.pod("nobody"); p.Ready {
+		t.Errorf("a pod without a login has the image: %+v", p)
+	}
+	if strings.Contains(w.d.Log(), registryPassword) || bytes.Contains([]byte(w.MustHusk("events", "wrong")), []byte(registryPassword)) {
+		t.Error("the password is told")
+	}
+	end()
+	w.rid("nobody", "wrong", "elsewhere", "right")
+	w.end()
+}
