@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/housekeeping"
@@ -37,9 +39,16 @@ func (d *daemon) housekeeper() *housekeeping.Housekeeper {
 // storage is what housekeeping sees of who writes to the disk.
 type storage struct{ *daemon }
 
-// running are the pods of which something runs.
+// critical is the least priority of pods that a cluster can't do without, which a
+// kubelet doesn't evict either.
+const critical = 2_000_000_000
+
+// running are the pods of which something runs, and that may be evicted.
 func (d storage) running() (pods []*corev1.Pod) {
 	for _, p := range d.agent.List() {
+		if strings.HasPrefix(p.Source, string(source.API)) && p.Manifest.Spec.Priority != nil && *p.Manifest.Spec.Priority >= critical {
+			continue
+		}
 		if p.Want == plan.Run && (p.Status.Phase == plan.PhaseRunning || p.Status.Phase == plan.PhasePending) {
 			pods = append(pods, p.Manifest)
 		}
