@@ -392,3 +392,37 @@ func TestCreateOnThisHost(t *testing.T) {
 	}
 	runIn(t, tree, pod, "echo ready; exec sleep 1000")
 }
+
+func TestOtherOOMKills(t *testing.T) {
+	mount := t.TempDir()
+	for dir, kills := range map[string]int{"": 7, "a": 2, "a/deep": 2, "b": 1} {
+		path := filepath.Join(mount, "pod", dir)
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(path, "memory.events"), fmt.Appendf(nil, "max 40\noom_kill %d\noom_group_kill 3\n", kills), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	none := func(string) bool { return false }
+	for _, test := range []struct {
+		root string
+		mode host.CgroupMode
+		keep func(string) bool
+		want int
+	}{
+		{"/pod", host.CgroupV2, none, 7},
+		{"/pod", host.CgroupV2, func(string) bool { return true }, 4},
+		{"/pod", host.CgroupV2, func(child string) bool { return child != "/pod/a" }, 6},
+		{"/other", host.CgroupV2, none, 0},
+		{"/pod", host.CgroupV1, none, 0},
+	} {
+		tree, err := New(host.Cgroup{Mode: test.mode, Mounts: map[string]string{"": mount}}, test.root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := tree.OtherOOMKills(test.keep); got != test.want {
+			t.Errorf("%s %s: %d, want %d", test.root, test.mode, got, test.want)
+		}
+	}
+}

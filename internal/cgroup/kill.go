@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -197,7 +198,12 @@ func (t *Tree) OOMKills(cgroup string) int {
 	if t.owns(cgroup) != nil {
 		return 0
 	}
-	raw, _ := os.ReadFile(filepath.Join(dir, file))
+	return oomKills(filepath.Join(dir, file))
+}
+
+// oomKills reads a file of lines such as "oom_kill 3".
+func oomKills(file string) int {
+	raw, _ := os.ReadFile(file)
 	for line := range strings.Lines(string(raw)) {
 		if count, ok := strings.CutPrefix(line, "oom_kill "); ok {
 			n, _ := strconv.Atoi(strings.TrimSpace(count))
@@ -205,4 +211,25 @@ func (t *Tree) OOMKills(cgroup string) int {
 		}
 	}
 	return 0
+}
+
+// OtherOOMKills returns how many processes the kernel has killed for want of
+// memory in the tree but not in the children of its root that keep wants: so
+// many as cgroups had that are no more, if it wants all. It can be told of v2
+// only, where a cgroup's count has those of its descendants and outlives them.
+func (t *Tree) OtherOOMKills(keep func(child string) bool) int {
+	if !t.host.Mode.Unified() {
+		return 0
+	}
+	const events = "memory.events"
+	dir := filepath.Join(t.host.Mounts[""], t.root)
+	// What is killed meanwhile isn't counted yet.
+	n := oomKills(filepath.Join(dir, events))
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if e.IsDir() && keep(path.Join(t.root, e.Name())) {
+			n -= oomKills(filepath.Join(dir, e.Name(), events))
+		}
+	}
+	return max(n, 0)
 }

@@ -81,7 +81,7 @@ func (c *container) create(ctx context.Context) error {
 		err = c.ownStdio()
 	}
 	if err == nil {
-		err = c.save()
+		err = c.saveCreated()
 	}
 	if err != nil {
 		// As long as conmon lives, its runtime makes what is to be removed.

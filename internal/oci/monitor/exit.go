@@ -153,8 +153,11 @@ func (c *container) settle() oci.Exit {
 	_ = pidfd.Signal(c.Init, unix.SIGKILL)
 	_ = tree.Kill(ctx, c.Cgroup)
 	// conmon may be dead, or slow to hear of it. The cgroup itself is there until
-	// the container is deleted.
+	// the container is deleted, unless it is systemd's.
 	exit.OOMKilled = exit.OOMKilled || tree.OOMKills(c.Cgroup) > 0
+	if c.Systemd {
+		exit.OOMKilled = c.blame(exit.OOMKilled)
+	}
 	return exit
 }
 

@@ -81,6 +81,8 @@ type Driver struct {
 
 	mu      sync.Mutex
 	watches map[string]*oci.Ending // by container ID
+
+	blaming sync.Mutex // see blame
 }
 
 // New returns a driver for what was found. With a handler that is missing every

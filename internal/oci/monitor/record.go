@@ -19,8 +19,11 @@ type entry struct {
 	// Restore is the directory that its processes come from, if they do.
 	Restore string `json:"restore,omitempty"`
 	// Systemd says that its cgroup is a scope that the runtime asks systemd for.
-	Systemd bool    `json:"systemd,omitempty"`
-	Runtime Runtime `json:"runtime"`
+	Systemd bool `json:"systemd,omitempty"`
+	// OthersKilled is how many processes of the slice's other scopes the kernel
+	// has killed for want of memory, with what is known of it now: see blame.
+	OthersKilled int     `json:"othersKilled,omitempty"`
+	Runtime      Runtime `json:"runtime"`
 	// StdioOwner is the user of the host that may open the processes' pipes; nil
 	// where the runtime sees to that.
 	StdioOwner *int `json:"stdioOwner,omitempty"`
