@@ -22,7 +22,7 @@ const module = "github.com/huskd/husk/"
 // cgroups themselves.
 func TestCgroupV2(t *testing.T) {
 	hosttest.Root(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	began := time.Now()
 	root, kernel := NewInitrd(), Kernel{}
@@ -103,11 +103,12 @@ func fill(ctx context.Context, root *Initrd, kernel Kernel, dir string) error {
 		if err := root.Copy(name, testBinary(dir, p.pkg)); err != nil {
 			return err
 		}
-		fmt.Fprintf(&programs, "%s -test.v -test.timeout=5m -test.run=%s\n", name, p.run)
+		fmt.Fprintf(&programs, "%s -test.v -test.timeout=12m -test.run=%s\n", name, p.run)
 	}
 	root.File(Programs, 0o644, []byte(programs.String()))
 	for _, program := range []string{
 		"runc", "crun", "conmon", "modprobe", // what a node has
+		"mkfs.ext4", // for a file system whose owners can be mapped
 		"criu", "iptables-restore", "ip6tables-restore", "tar", "gzip", // what checkpoints need
 		"busybox", "sh", "cat", "hostname", "ip", "nft", "nsenter", "setsid", "sleep", "sysctl", // what tests use
 	} {
@@ -127,7 +128,7 @@ func fill(ctx context.Context, root *Initrd, kernel Kernel, dir string) error {
 		}
 	}
 	err = kernel.AddModules(root, "kernel/fs/overlayfs/", "kernel/net/netfilter/", "kernel/net/ipv4/", "kernel/net/ipv6/", "kernel/net/bridge/", "kernel/drivers/net/veth",
-		"kernel/net/unix/", "kernel/net/packet/", "kernel/net/netlink/") // by which CRIU lists sockets
+		"kernel/drivers/block/loop", "kernel/net/unix/", "kernel/net/packet/", "kernel/net/netlink/") // by which CRIU lists sockets
 	if err != nil {
 		return err
 	}

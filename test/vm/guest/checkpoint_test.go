@@ -4,7 +4,6 @@ package guest
 
 import (
 	"archive/tar"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -21,9 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -34,79 +31,18 @@ import (
 // changes its files.
 const counting = `echo mine > /made; rm -r /etc/group; i=0; while :; do i=$((i+1)); echo $i; sleep 0.1; done`
 
-// client is one of a node's CRI.
-type client struct {
-	runtimeapi.RuntimeServiceClient
-	t   *testing.T
-	n   *node.Node
-	ctx context.Context
+// of makes it a container of another image, or of a checkpoint's archive.
+func of(image string) func(*runtimeapi.ContainerConfig) {
+	return func(k *runtimeapi.ContainerConfig) { k.Image.Image = image }
 }
 
-func dial(t *testing.T, n *node.Node) client {
-	t.Helper()
-	conn, err := grpc.NewClient("unix://"+n.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	return client{runtimeapi.NewRuntimeServiceClient(conn), t, n, t.Context()}
-}
-
-func (c client) must(err error) {
-	c.t.Helper()
-	if err != nil {
-		c.t.Fatal(err)
-	}
-}
-
-func (c client) sandbox(name string, change ...func(*runtimeapi.PodSandboxConfig)) (string, *runtimeapi.PodSandboxConfig) {
-	c.t.Helper()
-	config := &runtimeapi.PodSandboxConfig{
-		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "default", Uid: "uid-" + name},
-		LogDirectory: filepath.Join(c.n.Dir, "logs", name),
-		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-			NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
-		}},
-	}
-	for _, fn := range change {
-		fn(config)
-	}
-	r, err := c.RunPodSandbox(c.ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
-	c.must(err)
-	return r.GetPodSandboxId(), config
-}
-
-// create creates a container and returns its ID and the path of its log.
-func (c client) create(pod string, config *runtimeapi.PodSandboxConfig, image string) (id, log string, err error) {
-	c.t.Helper()
-	r, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, SandboxConfig: config, Config: &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: "counter"},
-		Image:    &runtimeapi.ImageSpec{Image: image},
-		Command:  []string{"/bin/sh", "-c", counting},
-		LogPath:  "counter.log",
-		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
-			Seccomp:          &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
-			NamespaceOptions: config.GetLinux().GetSecurityContext().GetNamespaceOptions(),
-		}},
-	}})
-	return r.GetContainerId(), filepath.Join(config.GetLogDirectory(), "counter.log"), err
-}
-
-func (c client) start(id string) {
-	c.t.Helper()
-	_, err := c.StartContainer(c.ctx, &runtimeapi.StartContainerRequest{ContainerId: id})
-	c.must(err)
-}
-
-func (c client) remove(pod string) {
-	c.t.Helper()
-	_, err := c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})
-	c.must(err)
+func logOf(config *runtimeapi.PodSandboxConfig) string {
+	return filepath.Join(config.GetLogDirectory(), "counter.log")
 }
 
 // counted are the numbers in a log.
-func (c client) counted(log string) (list []int) {
-	content, _ := os.ReadFile(c.n.Path(log))
+func counted(log string) (list []int) {
+	content, _ := os.ReadFile(log)
 	for line := range strings.Lines(string(content)) {
 		if _, said, ok := strings.Cut(line, " stdout F "); ok {
 			if n, err := strconv.Atoi(strings.TrimSpace(said)); err == nil {
@@ -118,11 +54,11 @@ func (c client) counted(log string) (list []int) {
 }
 
 // counts waits until a log has more numbers than before.
-func (c client) counts(log string, before int) []int {
-	c.t.Helper()
+func counts(t *testing.T, log string, before int) []int {
+	t.Helper()
 	var list []int
-	node.Eventually(c.t, 60*time.Second, func() string {
-		if list = c.counted(log); len(list) <= before {
+	node.Eventually(t, 60*time.Second, func() string {
+		if list = counted(log); len(list) <= before {
 			return fmt.Sprintf("%s has %d numbers", log, len(list))
 		}
 		return ""
@@ -136,26 +72,27 @@ func TestCheckpoint(t *testing.T) {
 	n := node.New(t)
 	d := n.Huskd()
 	n.MustHusk("image", "load", "/web.tar")
-	c := dial(t, n)
-	pod, config := c.sandbox("first")
-	id, log, err := c.create(pod, config, "localhost/web:1")
+	c := dial(t, n.Socket(), n.Dir)
+	pod, config := c.sandbox("first", "")
+	id, err := c.create(pod, config, counting)
 	c.must(err)
+	log := logOf(config)
 	c.start(id)
-	c.counts(log, 3)
+	counts(t, log, 3)
 	archive := filepath.Join(n.Dir, "checkpoint.tar")
 	_, err = c.CheckpointContainer(c.ctx, &runtimeapi.CheckpointContainerRequest{ContainerId: id, Location: archive, Timeout: 120})
 	c.must(err)
-	at := c.counted(log)
+	at := counted(log)
 	checkArchive(t, n.Path(archive))
-	c.counts(log, len(at)) // it goes on
+	counts(t, log, len(at)) // it goes on
 	c.remove(pod)
 	_, err = c.CheckpointContainer(c.ctx, &runtimeapi.CheckpointContainerRequest{ContainerId: id, Location: archive})
 	if status.Code(err) != codes.NotFound {
 		t.Errorf("a checkpoint of a container that is gone: %v", err)
 	}
 
-	pod, config = c.sandbox("untrusted")
-	_, _, err = c.create(pod, config, archive)
+	pod, config = c.sandbox("untrusted", "")
+	_, err = c.create(pod, config, counting, of(archive))
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(status.Convert(err).Message(), "restore-checkpoints") {
 		t.Errorf("a restore that nobody allowed: %v", err)
 	}
@@ -165,14 +102,15 @@ func TestCheckpoint(t *testing.T) {
 
 	load(t, n, archive)
 	for image, from := range map[string]string{"archive": archive, "image": "localhost/checkpoint:1"} {
-		pod, config := c.sandbox(image)
-		id, log, err := c.create(pod, config, from)
+		pod, config := c.sandbox(image, "")
+		id, err := c.create(pod, config, counting, of(from))
 		c.must(err)
-		if early := c.counted(log); len(early) > 0 {
+		log := logOf(config)
+		if early := counted(log); len(early) > 0 {
 			t.Errorf("of an %s: it counts before it is started: %v", image, early)
 		}
 		c.start(id)
-		list := c.counts(log, 2)
+		list := counts(t, log, 2)
 		if list[0] < 3 || list[0] > at[len(at)-1]+1 || !slices.IsSorted(list) {
 			t.Errorf("of an %s: it goes on with %v, and the checkpoint was made at about %d", image, list, at[len(at)-1])
 		}

@@ -64,6 +64,7 @@ func TestPods(t *testing.T) {
 				t.Logf("%s after %v", what, time.Since(began).Round(time.Millisecond))
 				began = time.Now()
 			}
+			t.Setenv("TMPDIR", disk(t))
 			n := node.New(t)
 			done("a machine")
 			d := n.Huskd()
@@ -82,7 +83,11 @@ func TestPods(t *testing.T) {
 			done("exec and logs seen")
 			checkOOM(t, n)
 			done("out of memory")
+			users := runApart(t, n)
+			checkHostUsers(t, n)
+			done("users of their own seen")
 			d = checkAdopts(t, n, d)
+			users.end(t)
 			done("adopted")
 			n.MustHusk("stop", "web")
 			for _, c := range inspect(t, n, "web").Containers {
@@ -167,9 +172,15 @@ type inspected struct {
 	Containers []container
 }
 
-func inspect(t *testing.T, n *node.Node, name string) (out inspected) {
+func inspect(t *testing.T, n *node.Node, name string) inspected {
 	t.Helper()
-	if err := json.Unmarshal([]byte(n.MustHusk("inspect", name)), &out); err != nil {
+	return decode(t, n.MustHusk("inspect", name))
+}
+
+// decode reads what husk inspect says.
+func decode(t *testing.T, said string) (out inspected) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(said), &out); err != nil {
 		t.Fatal(err)
 	}
 	return out
