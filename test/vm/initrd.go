@@ -58,6 +58,13 @@ func (i *Initrd) File(name string, perm uint32, body []byte) {
 	i.Dir(path.Dir(name))
 }
 
+// Link adds a symbolic link.
+func (i *Initrd) Link(name, target string) {
+	name = settled(name)
+	i.files[name] = file{symlink | 0o777, []byte(target)}
+	i.Dir(path.Dir(name))
+}
+
 // Copy adds a file of this host under a name of its own.
 func (i *Initrd) Copy(name, host string) error {
 	body, err := os.ReadFile(host)
@@ -131,10 +138,11 @@ func (i *Initrd) binary(name, host string) error {
 	return nil
 }
 
-// library looks where Debian's loader does: in /usr/lib and in the directory
-// there that is named after the architecture.
+// library looks where Debian's loader does: in /usr/lib, in the directory there
+// that is named after the architecture, and where systemd's programs have it
+// look for what is theirs.
 func library(name string) (string, error) {
-	for _, pattern := range []string{"/usr/lib/*-linux-gnu/", "/usr/lib/", "/usr/lib64/"} {
+	for _, pattern := range []string{"/usr/lib/*-linux-gnu/", "/usr/lib/", "/usr/lib64/", "/usr/lib/*-linux-gnu/systemd/"} {
 		if found, _ := filepath.Glob(pattern + name); len(found) > 0 {
 			return found[0], nil
 		}

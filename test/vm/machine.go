@@ -17,8 +17,13 @@ import (
 )
 
 // Programs is the file that tells a machine's init what to run, one after the
-// other: a line for each, of words that blanks separate.
-const Programs = "/etc/programs"
+// other: a line for each, of words that blanks separate. Then, if there is a
+// file SystemdPrograms, systemd takes init's place, and what that lists runs as
+// a unit of its.
+const (
+	Programs        = "/etc/programs"
+	SystemdPrograms = "/etc/programs.systemd"
+)
 
 // Protocol between a machine's init and this package: on the second serial
 // port, a line that begins with Began names a program whose output follows, a

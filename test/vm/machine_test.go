@@ -61,7 +61,8 @@ func TestInitrdFollowsMergedUsr(t *testing.T) {
 	root := NewInitrd()
 	root.File("/bin/x", 0o755, nil)
 	root.File("/lib64/ld", 0o755, nil)
-	for _, name := range []string{"/usr/bin/x", "/usr/lib64/ld", "/usr/bin", "/usr"} {
+	root.Link("/sbin/y", "/bin/x")
+	for _, name := range []string{"/usr/bin/x", "/usr/lib64/ld", "/usr/sbin/y", "/usr/bin", "/usr"} {
 		if _, ok := root.files[name]; !ok {
 			t.Errorf("there is no %s", name)
 		}

@@ -19,7 +19,7 @@ const module = "github.com/huskd/husk/"
 
 // TestCgroupV2 runs tests in a machine whose kernel has cgroup v2 and loads its
 // modules on demand: package guest, and those of the packages that deal with
-// cgroups themselves.
+// cgroups themselves; then again with systemd as the machine's init.
 func TestCgroupV2(t *testing.T) {
 	hosttest.Root(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
@@ -41,8 +41,8 @@ func TestCgroupV2(t *testing.T) {
 		}
 	})
 	t.Logf("the machine has ended after %v", time.Since(began).Round(time.Millisecond))
-	if err != nil || len(outcomes) != len(testPrograms) {
-		t.Errorf("%d programs of %d ran: %v; the kernel said:\n%s", len(outcomes), len(testPrograms), err, console)
+	if err != nil || len(outcomes) != len(testPrograms)+len(systemdPrograms) {
+		t.Errorf("%d programs of %d ran: %v; the kernel said:\n%s", len(outcomes), len(testPrograms)+len(systemdPrograms), err, console)
 	}
 	for _, o := range outcomes {
 		t.Run(o.Program, func(t *testing.T) {
@@ -58,15 +58,21 @@ func TestCgroupV2(t *testing.T) {
 	}
 }
 
-// testPrograms are the packages whose tests run in the machine, and which tests.
-// Guest comes first, to find the kernel as it has booted.
-var testPrograms = []struct{ pkg, run string }{
-	{"test/vm/guest", "."},
-	{"internal/cgroup", "."},
-	{"internal/host", "."},
-	{"internal/pidfd", "."},
-	{"internal/oci/monitor", "Conformance/^(out_of_memory|processes_left_behind)$"},
+// program is the tests of a package, and the arguments that choose among them.
+type program struct{ name, pkg, choice string }
+
+// testPrograms are the packages whose tests run in the machine. Guest comes
+// first, to find the kernel as it has booted.
+var testPrograms = []program{
+	{"guest", "test/vm/guest", "-test.skip=^TestSystemd$"},
+	{"cgroup", "internal/cgroup", ""},
+	{"host", "internal/host", ""},
+	{"pidfd", "internal/pidfd", ""},
+	{"monitor", "internal/oci/monitor", "-test.run=Conformance/^(out_of_memory|processes_left_behind)$"},
 }
+
+// systemdPrograms run once systemd is the machine's init.
+var systemdPrograms = []program{{"systemd", "test/vm/guest", "-test.run=^TestSystemd$"}}
 
 // build makes the programs of ours that the machine has.
 func build(ctx context.Context, dir string) error {
@@ -76,7 +82,7 @@ func build(ctx context.Context, dir string) error {
 		{"build", "-ldflags", "-s -w", "-o", filepath.Join(dir, "husk"), module + "cmd/husk"},
 	}
 	for _, p := range testPrograms {
-		commands = append(commands, []string{"test", "-c", "-ldflags", "-s -w", "-tags", "vm", "-o", testBinary(dir, p.pkg), module + p.pkg})
+		commands = append(commands, []string{"test", "-c", "-ldflags", "-s -w", "-tags", "vm", "-o", filepath.Join(dir, p.name), module + p.pkg})
 	}
 	for _, args := range commands {
 		cmd := exec.CommandContext(ctx, "go", args...)
@@ -88,27 +94,36 @@ func build(ctx context.Context, dir string) error {
 	return nil
 }
 
-func testBinary(dir, pkg string) string { return filepath.Join(dir, filepath.Base(pkg)+".test") }
+// binary is where the machine has a program.
+func binary(p program) string { return "/usr/lib/husk/" + p.name }
+
+// list is what a file that init reads has of programs.
+func list(programs []program) (out []byte) {
+	for _, p := range programs {
+		out = fmt.Appendf(out, "%s -test.v -test.timeout=12m %s\n", binary(p), p.choice)
+	}
+	return out
+}
 
 // fill puts everything into the root.
 func fill(ctx context.Context, root *Initrd, kernel Kernel, dir string) error {
-	for name, host := range map[string]string{"/init": "init", "/usr/bin/huskd": "huskd", "/usr/bin/husk": "husk"} {
+	for name, host := range map[string]string{"/init": "init", "/usr/local/bin/huskd": "huskd", "/usr/local/bin/husk": "husk"} {
 		if err := root.Copy(name, filepath.Join(dir, host)); err != nil {
 			return err
 		}
 	}
-	var programs strings.Builder
 	for _, p := range testPrograms {
-		name := "/usr/lib/husk/" + filepath.Base(p.pkg)
-		if err := root.Copy(name, testBinary(dir, p.pkg)); err != nil {
+		if err := root.Copy(binary(p), filepath.Join(dir, p.name)); err != nil {
 			return err
 		}
-		fmt.Fprintf(&programs, "%s -test.v -test.timeout=12m -test.run=%s\n", name, p.run)
 	}
-	root.File(Programs, 0o644, []byte(programs.String()))
+	root.File(Programs, 0o644, list(testPrograms))
+	if err := addSystemd(root); err != nil {
+		return err
+	}
 	for _, program := range []string{
 		"runc", "crun", "conmon", "modprobe", // what a node has
-		"mkfs.ext4", // for a file system whose owners can be mapped
+		"mkfs.ext4",                                                    // for a file system whose owners can be mapped
 		"criu", "iptables-restore", "ip6tables-restore", "tar", "gzip", // what checkpoints need
 		"busybox", "sh", "cat", "hostname", "ip", "nft", "nsenter", "setsid", "sleep", "sysctl", // what tests use
 	} {
@@ -133,7 +148,7 @@ func fill(ctx context.Context, root *Initrd, kernel Kernel, dir string) error {
 		return err
 	}
 	for name, body := range map[string]string{
-		"/etc/passwd": "root:x:0:0:root:/tmp:/bin/sh\n", "/etc/group": "root:x:0:\n",
+		"/etc/passwd": "root:x:0:0:root:/tmp:/bin/sh\nmessagebus:x:100:100::/nonexistent:/usr/sbin/nologin\n", "/etc/group": "root:x:0:\nmessagebus:x:100:\n",
 		// As libc-bin's ldd does it, which is a script for bash.
 		"/usr/bin/ldd": "#!/bin/sh\nexec /lib64/ld-linux-x86-64.so.2 --list \"$@\"\n",
 		"/etc/hosts":   "127.0.0.1 localhost\n", "/etc/resolv.conf": "nameserver 192.0.2.53\n",

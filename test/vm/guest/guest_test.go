@@ -49,7 +49,7 @@ spec:
   containers:
   - name: eater
     image: localhost/web:1
-    command: [/bin/sh, -c, "x=0123456789abcdef; while :; do x=$x$x; done"]
+    command: [dd, if=/dev/zero, of=/dev/null, bs=256M, count=1]
     resources:
       limits: {memory: 32Mi} # runc itself needs up to 20 of them before the program is there
 `

@@ -1,11 +1,14 @@
 // Command init is the first process of a virtual machine: it mounts what a
 // host has, runs the programs of vm.Programs, tells on the second serial port
-// what they said and how they ended, and powers the machine off.
+// what they said and how they ended, and powers the machine off, or leaves that
+// to systemd. As a unit of systemd's it does the same with the programs of
+// vm.SystemdPrograms.
 package main
 
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +23,13 @@ import (
 const port = "/dev/ttyS1"
 
 func main() {
+	if os.Getpid() != 1 {
+		if err := runTests(vm.SystemdPrograms); err != nil {
+			fmt.Fprintln(os.Stderr, "init:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	// What fails from here on shows on the kernel's console, and in that no
 	// program is told of.
 	if err := run(); err != nil {
@@ -61,7 +71,27 @@ func run() error {
 	if err != nil {
 		return fmt.Errorf("lo: %w", err)
 	}
-	return runTests()
+	if err := runTests(vm.Programs); err != nil {
+		return err
+	}
+	if _, err := os.Stat(vm.SystemdPrograms); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return becomeSystemd()
+}
+
+// becomeSystemd begins a host's boot anew as far as a process can: what tells
+// of it and of its cgroups is unmounted, for systemd to mount in its way.
+func becomeSystemd() error {
+	for _, target := range []string{"/sys/fs/cgroup", "/run", "/dev/shm", "/dev/mqueue", "/dev/pts"} {
+		if err := unix.Unmount(target, 0); err != nil {
+			return fmt.Errorf("unmount %s: %w", target, err)
+		}
+	}
+	const systemd = "/lib/systemd/systemd"
+	// Without a journal yet, what it has to say goes to the kernel's console.
+	err := unix.Exec(systemd, []string{systemd, "--log-target=journal-or-kmsg"}, []string{"PATH=" + searched})
+	return fmt.Errorf("%s: %w", systemd, err)
 }
 
 // leaveInitramfs makes the same files the root of a mount that has a parent:
@@ -86,13 +116,16 @@ func leaveInitramfs() error {
 	return unix.Chdir("/")
 }
 
-func runTests() error {
+const searched = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// runTests runs what a file lists.
+func runTests(list string) error {
 	out, err := os.OpenFile(port, os.O_WRONLY|unix.O_NOCTTY, 0)
 	if err != nil {
 		return err
 	}
 	defer out.Close()
-	programs, err := os.ReadFile(vm.Programs)
+	programs, err := os.ReadFile(list)
 	if err != nil {
 		return err
 	}
@@ -102,8 +135,8 @@ func runTests() error {
 		fmt.Fprintf(out, "\n%s%s\n", vm.Began, name)
 		cmd := exec.Command(args[0], args[1:]...)
 		cmd.Env = []string{
-			"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/tmp",
-			"HUSK_HOST_TESTS=1", "HUSK_TEST_BINARIES=/usr/bin",
+			"PATH=" + searched, "HOME=/tmp",
+			"HUSK_HOST_TESTS=1", "HUSK_TEST_BINARIES=/usr/local/bin",
 		}
 		cmd.Stdout, cmd.Stderr = out, out
 		if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
