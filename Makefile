@@ -41,10 +41,10 @@ check: deps ## check format, lint, both architectures, and test with the race de
 	HUSK_HOST_TESTS=1 CGO_ENABLED=1 $(GO) test -race -timeout 40m ./...
 
 test-kubelet: PACKAGES += etcd-server
-test-kubelet: deps ## run a kubelet and an API server, built here, against huskd, as root
+test-kubelet: deps ## run a kubelet and a control plane, built here, against huskd, as root
 	$(GO) build -tags crashpoint -o test/peer/kubelet/out/ ./cmd/...
-	cd test/peer/kubelet && $(GO) build -o out/ k8s.io/kubernetes/cmd/kubelet k8s.io/kubernetes/cmd/kube-apiserver
-	cd test/peer/kubelet && HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$$PWD/out $(GO) test -timeout 20m .
+	cd test/peer/kubelet && $(GO) build -o out/ $(addprefix k8s.io/kubernetes/cmd/,kubelet kube-apiserver kube-controller-manager kube-scheduler)
+	cd test/peer/kubelet && HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$$PWD/out $(GO) test -timeout 60m .
 
 test-gvisor: deps ## run pods and the drivers' suite with gVisor, built here, as root
 	$(GO) run ./test/peer/gvisor out/gvisor

@@ -16,6 +16,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -241,19 +243,7 @@ func TestCluster(t *testing.T) {
 	c := newCluster(t)
 	c.join()
 	c.nodeReady()
-	c.createConfigMap("settings", map[string]string{"colour": "green"})
-	_, err := c.api.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: "password"}, StringData: map[string]string{"password": "opensesame"},
-	}, metav1.CreateOptions{})
-	c.must(err)
-	c.create(full)
-	c.create(host)
-	c.create(configured)
-	c.answers(c.await("full", ready), "version 1\n")
-	if p := c.await("host", ready); p.Status.PodIP != node.Address4 {
-		t.Errorf("the pod on the node's network has the address %s", p.Status.PodIP)
-	}
-	c.await("configured", ready)
+	c.populate()
 	for _, line := range c.kubelet.matches("Observed pod startup duration") {
 		t.Log(line)
 	}
@@ -261,7 +251,9 @@ func TestCluster(t *testing.T) {
 	t.Run("volumes", func(t *testing.T) { c.part(t).volumes() })
 	t.Run("logs", func(t *testing.T) { c.part(t).logs() })
 	t.Run("exec", func(t *testing.T) { c.part(t).execs() })
+	t.Run("attach", func(t *testing.T) { c.part(t).attaches() })
 	t.Run("port-forward", func(t *testing.T) { c.part(t).forwards() })
+	t.Run("probes", func(t *testing.T) { c.part(t).probes() })
 	t.Run("resize", func(t *testing.T) { c.part(t).resizes() })
 	c.huskd.Kill()
 	before := c.await("full", ready)
@@ -270,10 +262,43 @@ func TestCluster(t *testing.T) {
 	t.Run("deletion", func(t *testing.T) { c.part(t).deletes() })
 	c.gone()
 	c.figures()
+	c.end()
+}
+
+// end ends the cluster, of which nothing may be left.
+func (c *cluster) end() {
+	c.t.Helper()
 	for _, p := range c.control {
 		p.kill()
 	}
-	c.end()
+	c.machine.end()
+}
+
+// configure makes what the pod configured is configured by.
+func (c *cluster) configure() {
+	c.t.Helper()
+	c.createConfigMap("settings", map[string]string{"colour": "green"})
+	_, err := c.api.CoreV1().Secrets("default").Create(c.t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "password"}, StringData: map[string]string{"password": "opensesame"},
+	}, metav1.CreateOptions{})
+	c.must(err)
+}
+
+// populate makes a pod of each kind.
+func (c *cluster) populate() {
+	c.t.Helper()
+	c.configure()
+	for _, manifest := range []string{full, host, configured} {
+		c.create(manifest)
+	}
+	c.answers(c.await("full", ready), "version 1\n")
+	if p := c.await("host", ready); p.Status.PodIP != node.Address4 {
+		c.t.Errorf("the pod on the node's network has the address %s", p.Status.PodIP)
+	}
+	if got, err := c.get("http://" + node.Address4 + ":8090/hostname"); err != nil {
+		c.t.Errorf("the pod on the node's network answers %q %v", got, err)
+	}
+	c.await("configured", ready)
 }
 
 // part is the cluster for a part of the test.
@@ -336,6 +361,9 @@ func (c *cluster) volumes() {
 			c.t.Errorf("the token of %s is that of %+v", path, review.Status)
 		}
 	}
+	if got, _ := c.exec("configured", "web", nil, "stat", "-L", "-c", "%a", "/secret/password"); got != "400\n" {
+		c.t.Errorf("the secret's mode is %s", got)
+	}
 	// A changed config map comes to the running pod.
 	settings, err := c.api.CoreV1().ConfigMaps("default").Get(c.t.Context(), "settings", metav1.GetOptions{})
 	c.must(err)
@@ -343,7 +371,7 @@ func (c *cluster) volumes() {
 	_, err = c.api.CoreV1().ConfigMaps("default").Update(c.t.Context(), settings, metav1.UpdateOptions{})
 	c.must(err)
 	node.Eventually(c.t, 3*time.Minute, func() string {
-		if got := c.read("configured", "web", "/settings/colour"); got != "blue" {
+		if got := c.run("configured", "web", "cat", "/settings/colour"); got != "blue" {
 			return "colour is " + got
 		}
 		return ""
@@ -364,15 +392,15 @@ func (c *cluster) execURL(pod string, options *corev1.PodExecOptions) *url.URL {
 	return c.api.CoreV1().RESTClient().Get().Resource("pods").Namespace("default").Name(pod).SubResource("exec").VersionedParams(options, scheme.ParameterCodec).URL()
 }
 
-// read returns what a file of a container has, which may change meanwhile.
-func (c *cluster) read(pod, container, path string) string {
+// run runs a command once, in a container that may end meanwhile.
+func (c *cluster) run(pod, container string, command ...string) string {
 	c.t.Helper()
-	u := c.execURL(pod, &corev1.PodExecOptions{Container: container, Command: []string{"cat", path}, Stdout: true})
+	u := c.execURL(pod, &corev1.PodExecOptions{Container: container, Command: command, Stdout: true})
 	e, err := remotecommand.NewWebSocketExecutor(c.config, http.MethodGet, u.String())
 	c.must(err)
 	var out bytes.Buffer
 	if err := e.StreamWithContext(c.t.Context(), remotecommand.StreamOptions{Stdout: &out}); err != nil {
-		c.t.Logf("read %s: %v", path, err)
+		c.t.Logf("%v: %v", command, err)
 	}
 	return out.String()
 }
@@ -450,33 +478,41 @@ func (c *cluster) forwards() {
 	}
 }
 
-// resizes gives a running container more memory.
+// resizes gives containers more memory and less of the processors: one that
+// runs on, and one that wants to be restarted for it.
 func (c *cluster) resizes() {
-	before := c.await("full", ready)
-	want := resource.MustParse("96Mi")
-	pod := before.DeepCopy()
-	pod.Spec.Containers[0].Resources.Limits[corev1.ResourceMemory] = want
-	_, err := c.api.CoreV1().Pods("default").UpdateResize(c.t.Context(), "full", pod, metav1.UpdateOptions{})
-	c.must(err)
-	after := c.await("full", func(p *corev1.Pod) bool {
-		for _, s := range p.Status.ContainerStatuses {
-			if s.Name == "web" && s.Resources != nil {
-				got := s.Resources.Limits[corev1.ResourceMemory]
-				return got.Equal(want)
-			}
+	c.create(simple("restarting", "", `command: [sleep, "1000"], resizePolicy: [{resourceName: memory, restartPolicy: RestartContainer}], resources: {requests: {cpu: 50m, memory: 16Mi}, limits: {cpu: 500m, memory: 64Mi}}`))
+	memory, cpu := resource.MustParse("96Mi"), resource.MustParse("250m")
+	for name, restarted := range map[string]int32{"full": 0, "restarting": 1} {
+		before := c.await(name, ready)
+		pod := before.DeepCopy()
+		resources := &pod.Spec.Containers[0].Resources
+		resources.Limits[corev1.ResourceMemory], resources.Limits[corev1.ResourceCPU] = memory, cpu
+		_, err := c.api.CoreV1().Pods("default").UpdateResize(c.t.Context(), name, pod, metav1.UpdateOptions{})
+		c.must(err)
+		after := c.await(name, func(p *corev1.Pod) bool {
+			i := slices.IndexFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.Name == pod.Spec.Containers[0].Name })
+			r := p.Status.ContainerStatuses[i].Resources
+			return ready(p) && r != nil && r.Limits.Memory().Equal(memory) && r.Limits.Cpu().Equal(cpu) && restarts(p) >= restarts(before)+restarted
+		})
+		if got := restarts(after) - restarts(before); got != restarted {
+			c.t.Errorf("pod %s was restarted %d times, not %d", name, got, restarted)
 		}
-		return false
-	})
-	if restarts(after) != restarts(before) {
-		c.t.Error("the pod was restarted")
-	}
-	if got, _ := c.exec("full", "web", nil, "sh", "-c", "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null"); got != fmt.Sprintln(want.Value()) {
-		c.t.Errorf("the container's limit is %q", got)
+		limits := "cd /sys/fs/cgroup; cat memory/memory.limit_in_bytes cpu/cpu.cfs_quota_us memory.max cpu.max 2>/dev/null"
+		got, _ := c.exec(name, pod.Spec.Containers[0].Name, nil, "sh", "-c", limits)
+		if want := fmt.Sprintf("%d\n25000", memory.Value()); !strings.HasPrefix(got, want) {
+			c.t.Errorf("the limits of a container of %s are %q", name, got)
+		}
 	}
 }
 
 // deletes removes all pods, which end as they are asked to.
 func (c *cluster) deletes() {
+	c.must(os.Mkdir(c.Dir+"/tales", 0o755))
+	c.create(fmt.Sprintf(graceful, c.Dir+"/tales"))
+	c.create(deaf)
+	c.await("graceful", ready)
+	c.await("deaf", ready)
 	pods := c.api.CoreV1().Pods("default")
 	list, err := pods.List(c.t.Context(), metav1.ListOptions{})
 	c.must(err)
@@ -503,5 +539,14 @@ func (c *cluster) deletes() {
 	}
 	if ended := last["configured"].Status.ContainerStatuses[0].State.Terminated; ended == nil || ended.ExitCode != 0 {
 		c.t.Errorf("the container that heeds SIGTERM has ended with %+v", ended)
+	}
+	tale, err := os.ReadFile(c.Dir + "/tales/tale")
+	if want := "started\nis to stop\nmay stop\nstops\nthe sidecar stops\n"; err != nil || string(tale) != want {
+		c.t.Errorf("the containers of graceful tell %q %v, want %q", tale, err, want)
+	}
+	// The API server's times are whole seconds.
+	ended, until := last["deaf"].Status.ContainerStatuses[0].State.Terminated, last["deaf"].DeletionTimestamp
+	if ended == nil || ended.ExitCode != 137 || ended.FinishedAt.Time.Before(until.Add(-time.Second)) {
+		c.t.Errorf("the container that is deaf to SIGTERM had until %v and has ended with %+v", until, ended)
 	}
 }

@@ -64,25 +64,15 @@ func TestHuskd(t *testing.T) {
 	o.enlist()
 	o.nodeReady()
 	o.registered()
-	o.createConfigMap("settings", map[string]string{"colour": "green"})
-	_, err := o.api.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: "password"}, StringData: map[string]string{"password": "opensesame"},
-	}, metav1.CreateOptions{})
-	o.must(err)
-	o.create(full)
-	o.create(host)
-	o.create(configured)
-	o.answers(o.await("full", ready), "version 1\n")
-	if p := o.await("host", ready); p.Status.PodIP != node.Address4 {
-		t.Errorf("the pod on the node's network has the address %s", p.Status.PodIP)
-	}
-	o.await("configured", ready)
+	o.populate()
 
 	t.Run("volumes", func(t *testing.T) { o.part(t).volumes() })
 	t.Run("logs", func(t *testing.T) { o.part(t).logs() })
 	t.Run("exec", func(t *testing.T) { o.part(t).execs() })
+	t.Run("attach", func(t *testing.T) { o.part(t).attaches() })
 	t.Run("port-forward", func(t *testing.T) { o.part(t).forwards() })
 	t.Run("guard", func(t *testing.T) { o.part(t).guarded() })
+	t.Run("probes", func(t *testing.T) { o.part(t).probes() })
 	t.Run("resize", func(t *testing.T) { o.part(t).resizes() })
 	t.Run("held resize", func(t *testing.T) { o.part(t).holdsResizes() })
 	t.Run("eviction", func(t *testing.T) { o.part(t).evicts() })

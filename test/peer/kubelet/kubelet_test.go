@@ -50,20 +50,26 @@ type machine struct {
 	kubelet *process
 	cgroup  string // of the kubelet's pods
 	gates   string // the kubelet's featureGates
+	reclaim string // of its configuration: when it makes room
 	client  *http.Client
 }
 
 // newMachine starts a node whose huskd has the image.
 func newMachine(t *testing.T) *machine {
 	t.Helper()
+	m := &machine{t: t, reclaim: roomy}
+	t.Cleanup(func() {
+		if m.Node != nil {
+			m.removeCgroups() // which are free once the node has ended
+		}
+	})
 	n := node.New(t)
-	m := &machine{Node: n, t: t, cgroup: n.Instance().Cgroup() + "-kubelet"}
+	m.Node, m.cgroup = n, n.Instance().Cgroup()+"-kubelet"
 	m.client = &http.Client{Transport: &http.Transport{
 		DialContext:       m.dial,
 		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // the kubelet signs for itself
 		DisableKeepAlives: true,
 	}}
-	t.Cleanup(m.removeCgroups)
 	keepSysctls(t)
 	m.boot()
 	built, err := testimage.Build(t.Context(), testimage.Spec{Flavour: testimage.Web})
@@ -143,12 +149,14 @@ syncFrequency: 5s
 oomScoreAdj: 0
 makeIPTablesUtilChains: false
 enforceNodeAllocatable: [pods]
-evictionHard: {memory.available: 1Mi}
-imageGCHighThresholdPercent: 100
+%[5]s
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
 featureGates: {%[4]s}
 `
+
+// roomy is a kubelet that has all the room it wants.
+const roomy = "imageGCHighThresholdPercent: 100\nevictionHard: {memory.available: 1Mi}"
 
 // startKubelet starts the kubelet and waits until it says that it is well.
 func (m *machine) startKubelet(flags ...string) {
@@ -161,7 +169,7 @@ func (m *machine) startKubelet(flags ...string) {
 	if err := os.MkdirAll(filepath.Join(m.Dir, "manifests"), 0o755); err != nil {
 		m.t.Fatal(err)
 	}
-	path := m.write("kubelet.yaml", fmt.Sprintf(config, m.State+"/husk.sock", m.Dir, m.cgroup, m.gates))
+	path := m.write("kubelet.yaml", fmt.Sprintf(config, m.State+"/husk.sock", m.Dir, m.cgroup, m.gates, m.reclaim))
 	m.kubelet = m.start("kubelet", append([]string{
 		"--config", path, "--root-dir", m.Dir + "/kubelet", "--cert-dir", m.Dir + "/pki", "--hostname-override", "node",
 		"--node-ip", node.Address4 + "," + node.Address6, "--v", "2",
@@ -268,6 +276,9 @@ func (m *machine) gone() {
 		m.kubelet.mustRun()
 		if rows := strings.Split(strings.TrimSpace(m.MustHusk("ps", "-a")), "\n"); len(rows) > 1 {
 			return "huskd has\n" + strings.Join(rows, "\n")
+		}
+		if r := m.runtime(); len(r.sandboxes)+len(r.containers) > 0 {
+			return "huskd has\n" + r.String()
 		}
 		if dirs, _ := filepath.Glob(filepath.Join(m.Dir, "kubelet/pods/*")); len(dirs) > 0 {
 			return "the kubelet has " + strings.Join(dirs, " ")

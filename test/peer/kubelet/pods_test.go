@@ -97,3 +97,121 @@ spec:
       - {downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}
       - {serviceAccountToken: {path: token, expirationSeconds: 3600}}
 `
+
+// graceful is a pod whose containers tell how they begin and end, in a directory
+// of the node.
+const graceful = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: graceful
+  namespace: default
+spec:
+  terminationGracePeriodSeconds: 60
+  initContainers:
+  - name: sidecar
+    image: localhost/web:1
+    imagePullPolicy: Never
+    restartPolicy: Always
+    command: [sh, -c, "trap 'echo the sidecar stops >> /tales/tale; exit 0' TERM; while :; do sleep 3600 & wait; done"]
+    volumeMounts: [{name: tales, mountPath: /tales}]
+  containers:
+  - name: c
+    image: localhost/web:1
+    imagePullPolicy: Never
+    command: [sh, -c, "trap 'echo stops >> /tales/tale; exit 0' TERM; while :; do sleep 3600 & wait; done"]
+    lifecycle:
+      postStart: {exec: {command: [sh, -c, "echo started >> /tales/tale"]}}
+      preStop: {exec: {command: [sh, -c, "echo is to stop >> /tales/tale; sleep 1; echo may stop >> /tales/tale"]}}
+    volumeMounts: [{name: tales, mountPath: /tales}]
+  volumes:
+  - {name: tales, hostPath: {path: %s, type: Directory}}
+`
+
+// deaf is a pod that doesn't end when it is asked to.
+const deaf = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: deaf
+  namespace: default
+spec:
+  terminationGracePeriodSeconds: 3
+  containers:
+  - name: c
+    image: localhost/web:1
+    imagePullPolicy: Never
+    command: [sh, -c, "trap '' TERM; while :; do sleep 3600; done"]
+`
+
+// starting is a pod that has started when a test says so, unstarted one that
+// never has.
+const (
+	starting = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: starting
+  namespace: default
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: c
+    image: localhost/web:1
+    imagePullPolicy: Never
+    command: [sleep, "3600"]
+    startupProbe: {exec: {command: [test, -e, /tmp/started]}, periodSeconds: 1, failureThreshold: 1000}
+    livenessProbe: {exec: {command: [test, -e, /tmp/started]}, periodSeconds: 1, failureThreshold: 1}
+`
+	unstarted = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: unstarted
+  namespace: default
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: c
+    image: localhost/web:1
+    imagePullPolicy: Never
+    command: [sleep, "3600"]
+    startupProbe: {tcpSocket: {port: 9}, periodSeconds: 1, failureThreshold: 2}
+`
+)
+
+// attached is a pod whose containers listen. Two of them end with their input.
+const attached = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: attached
+  namespace: default
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: lines
+    image: localhost/web:1
+    imagePullPolicy: Never
+    stdin: true
+    command: [sh, -c, "while read line; do echo heard $line; echo noted $line >&2; done"]
+  - name: terminal
+    image: localhost/web:1
+    imagePullPolicy: Never
+    stdin: true
+    tty: true
+    command: [sh, -c, "while read line; do stty size; done"]
+  - name: once-websocket
+    image: localhost/web:1
+    imagePullPolicy: Never
+    stdin: true
+    stdinOnce: true
+    command: [cat]
+  - name: once-spdy
+    image: localhost/web:1
+    imagePullPolicy: Never
+    stdin: true
+    stdinOnce: true
+    command: [cat]
+`

@@ -142,6 +142,11 @@ func (m *machine) answers(pod *corev1.Pod, want string) {
 			m.t.Errorf("%s answers %q %v, want %q", u, got, err, want)
 		}
 	}
+	for _, ip := range []string{node.Address4, node.Address6} {
+		if got, err := node.Get(m.OtherNet(), net.JoinHostPort(ip, "8080")); err != nil || got != want {
+			m.t.Errorf("the node's port at %s answers another host %q %v, want %q", ip, got, err, want)
+		}
+	}
 	if got, err := m.get(urls[0] + "/labels"); err != nil || !strings.Contains(got, `app="full"`) {
 		m.t.Errorf("downward API: %q %v", got, err)
 	}

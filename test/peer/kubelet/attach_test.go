@@ -1,0 +1,157 @@
+package kubelet
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/remotecommand"
+
+	"github.com/huskd/husk/test/node"
+)
+
+// protocols are those by which a session goes through the API server.
+var protocols = []string{"websocket", "spdy"}
+
+// session is somebody who is attached to a container.
+type session struct {
+	in        io.WriteCloser
+	out, errs *bufio.Reader
+	size      chan remotecommand.TerminalSize
+	done      chan error
+	leave     context.CancelFunc
+}
+
+// Next has the terminal take a size that is sent, see remotecommand.TerminalSizeQueue.
+func (s *session) Next() *remotecommand.TerminalSize {
+	size, ok := <-s.size
+	if !ok {
+		return nil
+	}
+	return &size
+}
+
+// attach attaches to a container through the API server. A session that takes
+// long is ended, and with it whoever reads from it.
+func (c *cluster) attach(protocol, container string, tty bool) *session {
+	c.t.Helper()
+	u := c.api.CoreV1().RESTClient().Get().Resource("pods").Namespace("default").Name("attached").SubResource("attach").
+		VersionedParams(&corev1.PodAttachOptions{Container: container, Stdin: true, Stdout: true, Stderr: !tty, TTY: tty}, scheme.ParameterCodec).URL()
+	e, err := remotecommand.NewWebSocketExecutor(c.config, http.MethodGet, u.String())
+	if protocol == "spdy" {
+		e, err = remotecommand.NewSPDYExecutor(c.config, http.MethodPost, u)
+	}
+	c.must(err)
+	stdin, in := io.Pipe()
+	out, stdout := io.Pipe()
+	errs, stderr := io.Pipe()
+	ctx, cancel := context.WithTimeout(c.t.Context(), 2*time.Minute)
+	s := &session{in: in, out: bufio.NewReader(out), errs: bufio.NewReader(errs), size: make(chan remotecommand.TerminalSize), done: make(chan error, 1), leave: cancel}
+	options := remotecommand.StreamOptions{Stdin: stdin, Stdout: stdout, Stderr: stderr}
+	if tty {
+		options.Stderr, options.Tty, options.TerminalSizeQueue = nil, true, s
+	}
+	go func() {
+		err := e.StreamWithContext(ctx, options)
+		for _, end := range []*io.PipeWriter{stdout, stderr} {
+			_ = end.CloseWithError(err) // nil is the end
+		}
+		_ = stdin.CloseWithError(io.ErrClosedPipe)
+		s.done <- err
+	}()
+	return s
+}
+
+// attaches attaches to containers by both protocols: to one that goes on when
+// its listener leaves, to a terminal, and to those that end with their input.
+func (c *cluster) attaches() {
+	c.create(attached)
+	before := c.await("attached", ready)
+	for _, protocol := range protocols {
+		c.converses(protocol)
+		c.resizesTerminal(protocol)
+		c.endsInput(protocol)
+	}
+	after := c.await("attached", func(p *corev1.Pod) bool { return len(containers(p)) == 2 })
+	for _, s := range after.Status.ContainerStatuses {
+		switch ended := s.State.Terminated; {
+		case !strings.HasPrefix(s.Name, "once") && (s.State.Running == nil || !slices.Contains(containers(before), s.ContainerID)):
+			c.t.Errorf("container %s has ended with its session: %+v", s.Name, s.State)
+		case strings.HasPrefix(s.Name, "once") && (ended == nil || ended.ExitCode != 0):
+			c.t.Errorf("container %s hasn't ended with its input: %+v", s.Name, s.State)
+		}
+	}
+	log, err := c.api.CoreV1().Pods("default").GetLogs("attached", &corev1.PodLogOptions{Container: "lines"}).DoRaw(c.t.Context())
+	for _, protocol := range protocols {
+		if err != nil || !strings.Contains(string(log), "heard hello by "+protocol+"\n") {
+			c.t.Errorf("the log has %q %v", log, err)
+		}
+	}
+	c.must(c.api.CoreV1().Pods("default").Delete(c.t.Context(), "attached", metav1.DeleteOptions{}))
+}
+
+// converses says something to a container, hears what it answers, and leaves.
+func (c *cluster) converses(protocol string) {
+	s := c.attach(protocol, "lines", false)
+	_, err := fmt.Fprintf(s.in, "hello by %s\n", protocol)
+	c.must(err)
+	if got, err := s.out.ReadString('\n'); err != nil || got != "heard hello by "+protocol+"\n" {
+		c.t.Errorf("by %s the container answers %q %v", protocol, got, err)
+	}
+	if got, err := s.errs.ReadString('\n'); err != nil || got != "noted hello by "+protocol+"\n" {
+		c.t.Errorf("by %s the container answers to stderr %q %v", protocol, got, err)
+	}
+	s.leave()
+	<-s.done
+}
+
+// resizesTerminal has a terminal be of several sizes, of which it tells.
+func (c *cluster) resizesTerminal(protocol string) {
+	s := c.attach(protocol, "terminal", true)
+	for _, size := range []remotecommand.TerminalSize{{Width: 77, Height: 33}, {Width: 88, Height: 44}} {
+		s.size <- size
+		want := fmt.Sprintf("%d %d\r\n", size.Height, size.Width)
+		node.Eventually(c.t, time.Minute, func() string {
+			_, err := fmt.Fprintln(s.in, "size")
+			c.must(err)
+			echo, err := s.out.ReadString('\n')
+			c.must(err)
+			got, err := s.out.ReadString('\n')
+			c.must(err)
+			if echo != "size\r\n" || got != want {
+				return fmt.Sprintf("by %s the terminal says %q %q, not %q", protocol, echo, got, want)
+			}
+			return ""
+		})
+	}
+	s.leave()
+	<-s.done
+	close(s.size)
+}
+
+// endsInput sends a container all it is to hear, and hears all of it.
+func (c *cluster) endsInput(protocol string) {
+	megabyte := bytes.Repeat([]byte("0123456789abcde\n"), 1<<16)
+	s := c.attach(protocol, "once-"+protocol, false)
+	go func() {
+		_, _ = s.in.Write(megabyte)
+		_ = s.in.Close()
+	}()
+	got, err := io.ReadAll(s.out)
+	if err != nil || !bytes.Equal(got, megabyte) {
+		c.t.Errorf("by %s %d bytes come back of %d: %v", protocol, len(got), len(megabyte), err)
+	}
+	if err := <-s.done; err != nil {
+		c.t.Errorf("by %s the session ends with %v", protocol, err)
+	}
+	s.leave()
+}

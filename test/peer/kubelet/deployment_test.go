@@ -1,0 +1,380 @@
+package kubelet
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/yaml"
+
+	"github.com/huskd/husk/test/node"
+)
+
+// TestDeployments is a whole cluster of one node, with the controllers that
+// make a Deployment's pods and the scheduler that binds them.
+func TestDeployments(t *testing.T) {
+	c := newCluster(t)
+	c.manage()
+	c.join()
+	c.nodeReady()
+	c.configure()
+
+	// One has everything that a pod can have, the other is one of many.
+	c.deploy("full", full, 1)
+	c.deploy("configured", configured, 1)
+	c.deploy("web", web, 3)
+	c.answers(&c.rolled("full")[0], "version 1\n")
+	c.serves("web", "version 1\n")
+	c.rolled("configured")
+
+	c.scale("web", 6)
+	c.serves("web", "version 1\n")
+	c.rollsOut()
+	c.rollsBack()
+	c.recreates()
+	c.scale("web", 2)
+	c.serves("web", "version 2\n")
+
+	c.reboots()
+	c.answers(&c.rolled("full")[0], "version 2\n")
+	c.serves("web", "version 2\n")
+
+	for _, name := range []string{"full", "configured", "web"} {
+		c.undeploy(name)
+	}
+	c.gone()
+	c.figures()
+	c.end()
+}
+
+// web is a pod of which there can be many. What it serves is its template's.
+const web = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: web
+  labels: {app: web}
+spec:
+  terminationGracePeriodSeconds: 10
+  initContainers:
+  - name: prepare
+    image: localhost/web:1
+    imagePullPolicy: Never
+    command: [sh, -c, "echo version $VERSION > /data/index.html"]
+    env: [{name: VERSION, value: "1"}]
+    volumeMounts: [{name: data, mountPath: /data}]
+  containers:
+  - name: web
+    image: localhost/web:1
+    imagePullPolicy: Never
+    command: [sh, -c, "trap 'exit 0' TERM; httpd -f -p 80 -h /data & wait"]
+    readinessProbe: {httpGet: {path: /index.html, port: 80}, periodSeconds: 1}
+    volumeMounts: [{name: data, mountPath: /data}]
+  volumes:
+  - {name: data, emptyDir: {}}
+`
+
+// manage starts the controllers and the scheduler.
+func (c *cluster) manage() {
+	c.t.Helper()
+	path := c.write("admin.kubeconfig", fmt.Sprintf(kubeconfig, token))
+	for name, flags := range map[string][]string{
+		"kube-controller-manager": {"--service-account-private-key-file", c.Dir + "/service-accounts.key"},
+		"kube-scheduler":          {},
+	} {
+		c.control = append(c.control, c.start(name, append(flags, "--kubeconfig", path, "--leader-elect=false", "--secure-port", "0")...))
+	}
+}
+
+// deploy makes a Deployment of a pod's manifest. Its pods bear its name as the
+// label app. If there is to be one, it may have a port of the node, so that there
+// can't be two at a time.
+func (c *cluster) deploy(name, manifest string, replicas int32) {
+	c.t.Helper()
+	var pod corev1.Pod
+	c.must(yaml.UnmarshalStrict([]byte(manifest), &pod))
+	labels := map[string]string{}
+	maps.Copy(labels, pod.Labels)
+	labels["app"] = name
+	strategy := appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType}
+	if replicas != 1 {
+		strategy = appsv1.DeploymentStrategy{RollingUpdate: &appsv1.RollingUpdateDeployment{MaxUnavailable: new(intstr.FromInt32(0)), MaxSurge: new(intstr.FromInt32(2))}}
+	}
+	_, err := c.api.AppsV1().Deployments("default").Create(c.t.Context(), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas,
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}},
+			Strategy: strategy,
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod.Spec},
+		},
+	}, metav1.CreateOptions{})
+	c.must(err)
+}
+
+// change changes a Deployment, however often somebody else does meanwhile.
+func (c *cluster) change(name string, how func(*appsv1.Deployment)) {
+	c.t.Helper()
+	deployments := c.api.AppsV1().Deployments("default")
+	node.Eventually(c.t, time.Minute, func() string {
+		d, err := deployments.Get(c.t.Context(), name, metav1.GetOptions{})
+		c.must(err)
+		how(d)
+		if _, err = deployments.Update(c.t.Context(), d, metav1.UpdateOptions{}); apierrors.IsConflict(err) {
+			return err.Error()
+		}
+		c.must(err)
+		return ""
+	})
+}
+
+func (c *cluster) scale(name string, replicas int32) {
+	c.t.Helper()
+	c.change(name, func(d *appsv1.Deployment) { d.Spec.Replicas = &replicas })
+}
+
+// pods are those that bear an application's name, also those that are ending.
+func (c *cluster) pods(app string) []corev1.Pod {
+	c.t.Helper()
+	list, err := c.api.CoreV1().Pods("default").List(c.t.Context(), metav1.ListOptions{LabelSelector: "app=" + app})
+	c.must(err)
+	return list.Items
+}
+
+// rolled waits until a Deployment has as many pods as it should, all of its
+// template and ready, and no others are left.
+func (c *cluster) rolled(name string) (pods []corev1.Pod) {
+	c.t.Helper()
+	node.Eventually(c.t, 4*time.Minute, func() string {
+		c.running()
+		d, err := c.api.AppsV1().Deployments("default").Get(c.t.Context(), name, metav1.GetOptions{})
+		c.must(err)
+		s, want := d.Status, *d.Spec.Replicas
+		if s.ObservedGeneration < d.Generation || s.Replicas != want || s.UpdatedReplicas != want || s.AvailableReplicas != want {
+			return fmt.Sprintf("deployment %s is to have %d pods and is %+v", name, want, s)
+		}
+		if pods = c.pods(name); len(pods) != int(want) {
+			return fmt.Sprintf("deployment %s has %d pods, not %d", name, len(pods), want)
+		}
+		for _, p := range pods {
+			if !ready(&p) {
+				return "pod " + p.Name + " is " + describe(&p)
+			}
+		}
+		return ""
+	})
+	return pods
+}
+
+// running fails the test if a program of the cluster has ended by itself.
+func (c *cluster) running() {
+	c.t.Helper()
+	c.kubelet.mustRun()
+	for _, p := range c.control {
+		p.mustRun()
+	}
+}
+
+// serves fails unless each pod of a Deployment answers, with what its template
+// has it say, at an address that is its alone.
+func (c *cluster) serves(name, want string) {
+	c.t.Helper()
+	seen := map[string]bool{}
+	for _, p := range c.rolled(name) {
+		for _, ip := range p.Status.PodIPs {
+			if seen[ip.IP] {
+				c.t.Errorf("two pods have the address %s", ip.IP)
+			}
+			seen[ip.IP] = true
+			if got, err := c.get("http://" + net.JoinHostPort(ip.IP, "80") + "/index.html"); err != nil || got != want {
+				c.t.Errorf("pod %s at %s answers %q %v, want %q", p.Name, ip.IP, got, err, want)
+			}
+		}
+	}
+}
+
+// rollsOut gives the web servers a new template, during which as many answer as
+// there should be.
+func (c *cluster) rollsOut() {
+	c.t.Helper()
+	before := c.rolled("web")
+	c.change("web", func(d *appsv1.Deployment) {
+		d.Spec.Template.Spec.Containers[0].Image = another
+		d.Spec.Template.Spec.InitContainers[0].Env[0].Value = "2"
+	})
+	node.Eventually(c.t, 4*time.Minute, func() string {
+		c.running()
+		fresh, available := 0, 0
+		pods := c.pods("web")
+		for _, p := range pods {
+			if ready(&p) && p.DeletionTimestamp == nil {
+				available++
+			}
+			if p.Spec.Containers[0].Image == another && ready(&p) {
+				fresh++
+			}
+		}
+		if available < len(before) {
+			c.t.Fatalf("%d pods are available while the template changes, of %d", available, len(before))
+		}
+		if fresh < len(before) || len(pods) > fresh {
+			return fmt.Sprintf("%d of %d pods are of the new template", fresh, len(pods))
+		}
+		return ""
+	})
+	c.serves("web", "version 2\n")
+	for _, p := range c.rolled("web") {
+		if slices.ContainsFunc(before, func(q corev1.Pod) bool { return q.UID == p.UID }) {
+			c.t.Errorf("pod %s is of the old template", p.Name)
+		}
+		if restarts(&p) > 0 {
+			c.t.Errorf("pod %s was restarted: %s", p.Name, describe(&p))
+		}
+	}
+}
+
+// rollsBack gives the web servers a template that can't run, of which those
+// that run must not know, and takes it back.
+func (c *cluster) rollsBack() {
+	c.t.Helper()
+	before := c.rolled("web")
+	c.change("web", func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = "localhost/none:1" })
+	node.Eventually(c.t, 2*time.Minute, func() string {
+		c.running()
+		for _, p := range c.pods("web") {
+			for _, s := range p.Status.ContainerStatuses {
+				if s.State.Waiting != nil && s.State.Waiting.Reason == "ErrImageNeverPull" {
+					return ""
+				}
+			}
+		}
+		return "no pod lacks its image"
+	})
+	c.change("web", func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = another })
+	after := c.rolled("web")
+	if got, want := instances(after), instances(before); !slices.Equal(got, want) {
+		c.t.Errorf("containers %v run, before it were %v", got, want)
+	}
+}
+
+// instances are the containers of pods that run, in order.
+func instances(pods []corev1.Pod) (ids []string) {
+	for _, p := range pods {
+		ids = append(ids, containers(&p)...)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// recreates gives the pod with a port of the node a new template, which can
+// have the port only when the old pod has gone.
+func (c *cluster) recreates() {
+	c.t.Helper()
+	c.change("full", func(d *appsv1.Deployment) { d.Spec.Template.Labels["version"] = "2" })
+	c.answers(&c.rolled("full")[0], "version 2\n")
+}
+
+// undeploy deletes a Deployment, whose pods the garbage collector deletes.
+func (c *cluster) undeploy(name string) {
+	c.t.Helper()
+	first := metav1.DeletePropagationForeground
+	c.must(c.api.AppsV1().Deployments("default").Delete(c.t.Context(), name, metav1.DeleteOptions{PropagationPolicy: &first}))
+	node.Eventually(c.t, 2*time.Minute, func() string {
+		c.running()
+		if left := c.pods(name); len(left) > 0 {
+			return fmt.Sprintf("%d pods of %s are left, the first %s", len(left), name, describe(&left[0]))
+		}
+		_, err := c.api.AppsV1().Deployments("default").Get(c.t.Context(), name, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Sprintf("deployment %s is still there: %v", name, err)
+		}
+		return ""
+	})
+}
+
+// reboots ends everything at once, as a power loss does, and boots the node
+// again. The pods must come back: the same pods, in containers of this boot.
+func (c *cluster) reboots() {
+	c.t.Helper()
+	before := map[string]corev1.Pod{}
+	for _, p := range c.everyPod() {
+		before[p.Name] = p
+	}
+	boot := c.bootID()
+	c.Reboot() // control plane and kubelet go with it
+	c.removeCgroups()
+	c.boot()
+	c.serve()
+	c.manage()
+	c.join()
+	node.Eventually(c.t, 2*time.Minute, func() string {
+		c.running()
+		if now := c.bootID(); now == boot {
+			return "the kubelet hasn't told of the boot"
+		}
+		return ""
+	})
+	c.nodeReady()
+	for name, p := range before {
+		// Until the kubelet says otherwise the API server has what was before.
+		after := c.await(name, func(q *corev1.Pod) bool {
+			return ready(q) && len(containers(q)) == len(containers(&p)) && !slices.ContainsFunc(containers(q), func(id string) bool { return slices.Contains(containers(&p), id) })
+		})
+		if after.UID != p.UID {
+			c.t.Errorf("pod %s was made anew", name)
+		}
+		for i, s := range after.Status.ContainerStatuses {
+			if was := p.Status.ContainerStatuses[i].RestartCount; s.RestartCount <= was {
+				c.t.Errorf("container %s of %s: %d restarts, before the reboot %d", s.Name, name, s.RestartCount, was)
+			}
+		}
+	}
+	c.accounted()
+}
+
+func (c *cluster) bootID() string {
+	c.t.Helper()
+	n, err := c.api.CoreV1().Nodes().Get(c.t.Context(), "node", metav1.GetOptions{})
+	c.must(err)
+	return n.Status.NodeInfo.BootID
+}
+
+// everyPod lists all pods.
+func (c *cluster) everyPod() []corev1.Pod {
+	c.t.Helper()
+	list, err := c.api.CoreV1().Pods("default").List(c.t.Context(), metav1.ListOptions{})
+	c.must(err)
+	return list.Items
+}
+
+// accounted waits until huskd runs the pods of the API server and no others,
+// with a monitor for each of their containers.
+func (c *cluster) accounted() {
+	c.t.Helper()
+	node.Eventually(c.t, 2*time.Minute, func() string {
+		c.running()
+		pods := c.everyPod()
+		if what := c.runtime().astray(pods); what != "" {
+			return what
+		}
+		monitors := 0
+		for _, line := range c.Inventory().Processes {
+			if strings.Contains(line, "/conmon --sync") {
+				monitors++
+			}
+		}
+		if want := len(instances(pods)); monitors != want {
+			return fmt.Sprintf("%d monitors run for %d containers", monitors, want)
+		}
+		return ""
+	})
+}

@@ -1,0 +1,106 @@
+package kubelet
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/test/node"
+	"github.com/huskd/husk/test/testimage"
+)
+
+// Images that no pod uses.
+const (
+	unused = "localhost/unused:1"
+	pinned = "localhost/pinned:1"
+)
+
+// TestImageGC has the kubelet remove images that nobody uses: because they are
+// old, and because the disk is full. It must not remove those that pods use, nor
+// those that huskd says are pinned.
+func TestImageGC(t *testing.T) {
+	m := newMachine(t)
+	m.huskd.Stop()
+	m.huskd = m.Huskd(node.Flags("--pinned-images", "localhost/pinned:*", "--image-gc-high", "100"))
+	m.loadUnused()
+
+	// The kubelet looks for old images every five minutes, which can't be changed.
+	m.reclaim = roomy + "\nimageMinimumGCAge: 1s\nimageMaximumGCAge: 1m"
+	m.startKubelet()
+	m.write("manifests/full.yaml", full)
+	before := m.eventually("full-node", ready)
+	m.has(7*time.Minute, pinned, image, another)
+	m.collected("age", 1)
+	m.unchanged(before)
+
+	// A disk is never as empty as this asks for. The pod is one of those that the
+	// kubelet evicts for no such reason.
+	m.loadUnused()
+	m.kubelet.stop()
+	m.reclaim = "imageGCHighThresholdPercent: 100\nimageMinimumGCAge: 1s\nevictionHard: {imagefs.available: 100%}"
+	m.startKubelet()
+	m.has(3*time.Minute, pinned, image, another)
+	m.collected("space", 1)
+	m.unchanged(before)
+
+	m.Must("rm", m.Dir+"/manifests/full.yaml")
+	m.has(3*time.Minute, pinned)
+	m.collected("space", 2)
+	m.end()
+}
+
+// loadUnused loads the images that no pod uses.
+func (m *machine) loadUnused() {
+	m.t.Helper()
+	var images []testimage.Named
+	for i, name := range []string{unused, pinned} {
+		built, err := testimage.Build(m.t.Context(), testimage.Spec{Layers: 2 + i})
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		images = append(images, testimage.Named{Image: built, Names: []string{name}})
+	}
+	var archive bytes.Buffer
+	if err := testimage.WriteArchive(&archive, images...); err != nil {
+		m.t.Fatal(err)
+	}
+	m.MustHusk("image", "load", m.write("unused.tar", archive.String()))
+	m.has(time.Minute, pinned, unused, image, another)
+}
+
+// has waits until huskd has these images and no others, in the order of names.
+func (m *machine) has(within time.Duration, names ...string) {
+	m.t.Helper()
+	node.Eventually(m.t, within, func() string {
+		m.kubelet.mustRun()
+		var got []string
+		var images []struct{ Tags []string }
+		if err := json.Unmarshal([]byte(m.MustHusk("image", "ls", "-o", "json")), &images); err != nil {
+			m.t.Fatal(err)
+		}
+		for _, i := range images {
+			got = append(got, i.Tags...)
+		}
+		if slices.Sort(got); !slices.Equal(got, names) {
+			return fmt.Sprintf("the images are %v, not %v", got, names)
+		}
+		return ""
+	})
+}
+
+// collected waits until the kubelet says that it has removed so many images for a
+// reason.
+func (m *machine) collected(reason string, times int) {
+	m.t.Helper()
+	want := fmt.Sprintf("\nkubelet_image_garbage_collected_total{reason=%q} %d\n", reason, times)
+	node.Eventually(m.t, time.Minute, func() string {
+		if metrics, err := m.get("https://127.0.0.1:10250/metrics"); err != nil || !strings.Contains(metrics, want) {
+			return fmt.Sprintf("the kubelet's metrics lack %s: %v", strings.TrimSpace(want), err)
+		}
+		return ""
+	})
+}

@@ -1,0 +1,112 @@
+package kubelet
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/huskd/husk/test/node"
+)
+
+const (
+	rounds = 3
+	most   = 24 // pods that come in a round
+	fewest = 4  // that stay
+)
+
+// TestHuskdKilledUnderLoad kills huskd while the kubelet makes pods and while
+// it deletes them. What ran before must never notice.
+func TestHuskdKilledUnderLoad(t *testing.T) {
+	c := newCluster(t)
+	c.manage()
+	c.join()
+	c.nodeReady()
+	c.deploy("steady", web, 3)
+	c.deploy("load", web, fewest)
+	steady := c.rolled("steady")
+	c.rolled("load")
+	ran := map[types.UID][]string{}
+	kills, began := 0, time.Now()
+	kill := func() {
+		c.remember(ran)
+		c.huskd.Kill()
+		kills++
+	}
+	for round := range rounds {
+		c.scale("load", most)
+		for _, share := range []int{most / 4, most / 2} {
+			c.awaitLoad(func(ready int) bool { return ready >= share })
+			kill()
+			if round == 1 { // also while it takes up what it finds
+				c.huskd = c.Launch()
+				kill()
+			}
+			c.huskd = c.Huskd()
+		}
+		c.rolled("load")
+		c.scale("load", fewest)
+		for _, share := range []int{most - 2, most / 2} {
+			c.awaitLoad(func(ready int) bool { return ready <= share })
+			kill()
+			c.huskd = c.Huskd()
+		}
+	}
+	c.rolled("load")
+	c.remember(ran)
+	if got, want := instances(c.rolled("steady")), instances(steady); !slices.Equal(got, want) {
+		t.Errorf("containers %v run, before the load it were %v", got, want)
+	}
+	t.Logf("%d pods came and went %d times in %v, huskd was killed %d times", most-fewest, rounds, time.Since(began).Round(time.Second), kills)
+	c.serves("steady", "version 1\n")
+	c.serves("load", "version 1\n")
+	c.accounted()
+	c.undeploy("load")
+	c.undeploy("steady")
+	c.gone()
+	c.figures()
+	c.end()
+}
+
+// awaitLoad waits for a number of pods of the load that are ready and are to
+// stay.
+func (c *cluster) awaitLoad(is func(ready int) bool) {
+	c.t.Helper()
+	node.Eventually(c.t, 4*time.Minute, func() string {
+		c.running()
+		n := 0
+		for _, p := range c.pods("load") {
+			if ready(&p) {
+				n++
+			}
+		}
+		if !is(n) {
+			return fmt.Sprintf("%d pods of the load are ready", n)
+		}
+		return ""
+	})
+}
+
+// remember fails the test if a container doesn't run that ran when it was called
+// before, in a pod that is to stay, and notes those that run now.
+func (c *cluster) remember(ran map[types.UID][]string) {
+	c.t.Helper()
+	for _, p := range c.everyPod() {
+		if p.DeletionTimestamp != nil {
+			delete(ran, p.UID)
+			continue
+		}
+		now := containers(&p)
+		for _, id := range ran[p.UID] {
+			if !slices.Contains(now, id) {
+				c.t.Errorf("pod %s: container %s has ended though nobody asked for it: %s", p.Name, id, describe(&p))
+			}
+		}
+		if p.Status.Phase == corev1.PodRunning { // its init containers have ended
+			ran[p.UID] = now
+		}
+	}
+}

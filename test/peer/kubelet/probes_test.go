@@ -1,0 +1,90 @@
+package kubelet
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/huskd/husk/test/node"
+)
+
+// probes has probes of each kind fail, and looks at what follows from it.
+func (c *cluster) probes() {
+	c.unready()
+	c.sick()
+	c.starts()
+}
+
+// unready has readiness fail, from which nothing follows but that.
+func (c *cluster) unready() {
+	before := c.await("full", ready)
+	c.run("full", "web", "rm", "/data/index.html")
+	c.await("full", func(p *corev1.Pod) bool { return !ready(p) })
+	c.run("full", "web", "sh", "-c", "echo version 1 > /data/index.html")
+	after := c.await("full", ready)
+	if restarts(after) != restarts(before) {
+		c.t.Errorf("a container that wasn't ready was restarted: %s", describe(after))
+	}
+}
+
+// sick has liveness fail, for which the container, and no other, is restarted.
+func (c *cluster) sick() {
+	before := c.await("full", ready)
+	c.run("full", "web", "touch", "/tmp/sick")
+	after := c.await("full", func(p *corev1.Pod) bool { return ready(p) && restarts(p) > restarts(before) })
+	for i, s := range after.Status.ContainerStatuses {
+		want := before.Status.ContainerStatuses[i].RestartCount
+		if s.Name == "web" {
+			want++
+		}
+		if s.RestartCount != want {
+			c.t.Errorf("container %s has %d restarts, want %d", s.Name, s.RestartCount, want)
+		}
+	}
+	if after.Status.PodIP != before.Status.PodIP {
+		c.t.Errorf("the address was %s and is %s", before.Status.PodIP, after.Status.PodIP)
+	}
+	c.answers(after, "version 1\n")
+}
+
+// starts has start-up take long, during which liveness isn't asked for; and
+// never succeed, for which the container is restarted.
+func (c *cluster) starts() {
+	c.create(starting)
+	c.create(unstarted)
+	node.Eventually(c.t, 2*time.Minute, func() string {
+		if n := c.failures("starting", "Startup probe failed"); n < 3 {
+			return fmt.Sprintf("the probe has failed %d times", n)
+		}
+		return ""
+	})
+	p := c.await("starting", func(p *corev1.Pod) bool { return len(containers(p)) == 1 })
+	if s := p.Status.ContainerStatuses[0]; s.Ready || s.Started == nil || *s.Started || s.RestartCount > 0 {
+		c.t.Errorf("before it has started the container is %+v", s)
+	}
+	c.run("starting", "c", "touch", "/tmp/started")
+	p = c.await("starting", ready)
+	if s := p.Status.ContainerStatuses[0]; s.Started == nil || !*s.Started || s.RestartCount > 0 {
+		c.t.Errorf("when it has started the container is %+v", s)
+	}
+	c.await("unstarted", func(p *corev1.Pod) bool { return restarts(p) > 0 && !ready(p) })
+	for _, name := range []string{"starting", "unstarted"} {
+		c.must(c.api.CoreV1().Pods("default").Delete(c.t.Context(), name, metav1.DeleteOptions{}))
+	}
+}
+
+// failures is how often a pod's events say that a probe has failed.
+func (c *cluster) failures(pod, message string) (times int32) {
+	c.t.Helper()
+	list, err := c.api.CoreV1().Events("default").List(c.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
+	c.must(err)
+	for _, e := range list.Items {
+		if e.Reason == "Unhealthy" && strings.Contains(e.Message, message) {
+			times += e.Count
+		}
+	}
+	return times
+}
