@@ -56,7 +56,7 @@ func (c *cluster) starts() {
 	c.create(starting)
 	c.create(unstarted)
 	node.Eventually(c.t, 2*time.Minute, func() string {
-		if n := c.failures("starting", "Startup probe failed"); n < 3 {
+		if n := c.failures("starting", "startup probe failed"); n < 3 {
 			return fmt.Sprintf("the probe has failed %d times", n)
 		}
 		return ""
@@ -82,7 +82,7 @@ func (c *cluster) failures(pod, message string) (times int32) {
 	list, err := c.api.CoreV1().Events("default").List(c.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
 	c.must(err)
 	for _, e := range list.Items {
-		if e.Reason == "Unhealthy" && strings.Contains(e.Message, message) {
+		if e.Reason == "Unhealthy" && strings.Contains(strings.ToLower(e.Message), message) {
 			times += e.Count
 		}
 	}
