@@ -157,8 +157,15 @@ func (d *Daemon) Pid() int {
 	return pid
 }
 
-// Signal sends a signal to huskd itself, not to the nsenter around it.
-func (d *Daemon) Signal(sig syscall.Signal) { _ = syscall.Kill(d.Pid(), sig) }
+// Signal sends a signal to huskd itself, not to the nsenter around it, unless it
+// has ended: others may have its number by now.
+func (d *Daemon) Signal(sig syscall.Signal) {
+	select {
+	case <-d.done:
+	default:
+		_ = syscall.Kill(d.Pid(), sig)
+	}
+}
 
 // Kill ends huskd with SIGKILL.
 func (d *Daemon) Kill() {

@@ -41,7 +41,7 @@ func TestImageGC(t *testing.T) {
 	// kubelet evicts for no such reason.
 	m.loadUnused()
 	m.kubelet.stop()
-	m.reclaim = "imageGCHighThresholdPercent: 100\nimageMinimumGCAge: 1s\nevictionHard: {imagefs.available: 100%}"
+	m.reclaim = "imageGCHighThresholdPercent: 100\nimageMinimumGCAge: 1s\nevictionHard: {imagefs.available: 99%}"
 	m.startKubelet()
 	m.has(3*time.Minute, pinned, image, another)
 	m.collected("space", 1)

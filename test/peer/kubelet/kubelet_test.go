@@ -412,8 +412,15 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// signal sends a signal to the program and the nsenter around it.
-func (p *process) signal(sig syscall.Signal) { _ = syscall.Kill(-p.cmd.Process.Pid, sig) }
+// signal sends a signal to the program and the nsenter around it, unless they
+// have ended: others may have their number by now.
+func (p *process) signal(sig syscall.Signal) {
+	select {
+	case <-p.done:
+	default:
+		_ = syscall.Kill(-p.cmd.Process.Pid, sig)
+	}
+}
 
 // mustRun fails the test if the program has ended. None, as where huskd is the
 // node itself, needn't run.
