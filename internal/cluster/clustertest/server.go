@@ -209,6 +209,13 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	since, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	s.mu.Lock()
+	unknown := since > s.version
+	s.mu.Unlock()
+	if unknown { // a fault's: events after it never come
+		Refuse(w, http.StatusGone, metav1.StatusReasonExpired)
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	flush := http.NewResponseController(w)
 	_ = flush.Flush()
