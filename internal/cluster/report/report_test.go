@@ -84,12 +84,17 @@ func open(t *testing.T) *house {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
+	made := make(chan struct{}) // the mirror may have its list before there is a reporter
 	here := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "node-uid"}}
 	h.Reporter = New(Config{
 		Client: client, Agent: h.pods, Node: func() *corev1.Node { return here }, Events: event.NewLog(),
 		CRI:  func() cri.Node { return cri.Node{Name: "here", IPs: []string{"198.51.100.1"}} },
-		Pods: cluster.Follow[*corev1.Pod](ctx, client, cluster.List{Path: list, Item: &corev1.Pod{}, List: &corev1.PodList{}}, func() { h.Nudge() }),
+		Pods: cluster.Follow[*corev1.Pod](ctx, client, cluster.List{Path: list, Item: &corev1.Pod{}, List: &corev1.PodList{}}, func() {
+			<-made
+			h.Nudge()
+		}),
 	})
+	close(made)
 	done := make(chan error)
 	go func() { done <- h.Run(ctx) }()
 	t.Cleanup(func() {
