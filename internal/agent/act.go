@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -136,7 +135,7 @@ func (w *worker) createSandbox(do plan.CreateSandbox) {
 func (w *worker) startContainer(ctx context.Context, do plan.StartContainer) {
 	id, err := w.createAndStart(do)
 	if err == nil {
-		care{w}.postStart(ctx, id, find(w.manifest, do.Name))
+		care{w}.postStart(ctx, id, cri.Find(w.record().Pod, do.Name))
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -148,6 +147,7 @@ func (w *worker) startContainer(ctx context.Context, do plan.StartContainer) {
 			f.Reason = "CreateContainerConfigError"
 		}
 		w.seen.startFailures[do.Name] = f
+		refuse(w, do.Name, f)
 		teller{w}.warn("agent: start", err)
 	}
 }
@@ -239,7 +239,7 @@ func (w *worker) bury() bool {
 // needs on the node in place.
 func (w *worker) containerConfig(do plan.StartContainer) (*runtimeapi.ContainerConfig, error) {
 	pod, node := w.record().Pod, w.a.cfg.Node()
-	c := find(pod, do.Name)
+	c := cri.Find(pod, do.Name)
 	st, err := w.a.cfg.Sandboxes.Get(do.Sandbox)
 	if err != nil {
 		return nil, err
@@ -264,16 +264,11 @@ func (w *worker) containerConfig(do plan.StartContainer) (*runtimeapi.ContainerC
 	if err := (care{w}).mountMessage(c, &run); err != nil {
 		return nil, err
 	}
-	return cri.ContainerConfig(pod, c, run, node)
-}
-
-func find(pod *corev1.Pod, name string) *corev1.Container {
-	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		if i := slices.IndexFunc(list, func(c corev1.Container) bool { return c.Name == name }); i >= 0 {
-			return &list[i]
-		}
+	config, err := cri.ContainerConfig(pod, c, run, node)
+	if err == nil {
+		err = w.a.aim(config, pod, do.Sandbox)
 	}
-	return nil
+	return config, err
 }
 
 // writeHosts writes the pod's /etc/hosts, which running containers have

@@ -112,6 +112,8 @@ type record struct {
 	Resize bool `json:"resize,omitempty"`
 	// Evicted is set from an eviction until the pod is to run again.
 	Evicted *plan.Eviction `json:"evicted,omitempty"`
+	// Refused has the ephemeral containers whose program can't be started.
+	Refused map[string]plan.Failure `json:"refused,omitempty"`
 }
 
 func nameOf(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }

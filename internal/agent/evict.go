@@ -40,9 +40,8 @@ func (a *Agent) Evict(uid, message string) error {
 	return nil
 }
 
-// recover gives back the disk space of an evicted pod that has ended. One that
-// only a manifest declares, and whose containers are always started again, is
-// begun anew after a pause: nobody else would do so. The caller holds w.mu.
+// recover gives back the disk space of an evicted pod that has ended. One of a
+// manifest is begun anew after a pause, if its policy is Always. The caller holds w.mu.
 func (w care) recover() {
 	e := w.rec.Evicted
 	if e == nil || !w.published.Load().pod.Settled || w.rec.Want == plan.Remove {

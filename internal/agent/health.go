@@ -11,6 +11,7 @@ import (
 	"github.com/huskd/husk/internal/agent/probe"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/manifest/cri"
 	"github.com/huskd/husk/internal/sandbox"
 )
 
@@ -29,7 +30,7 @@ func (w care) watch(sandboxes []sandbox.Status, containers []container.Status) {
 	}
 	var runs []probe.Run
 	for _, st := range containers {
-		c := find(w.manifest, st.Name())
+		c := cri.Find(w.manifest, st.Name())
 		if c == nil || !probe.Probed(c) || st.Started.IsZero() || w.underWay.starting[st.Name()] || w.spec().Want != plan.Run {
 			continue
 		}

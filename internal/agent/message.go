@@ -38,7 +38,7 @@ func (w care) message(st container.Status) string {
 		return text
 	}
 	text := w.a.cfg.Volumes.ReadMessage(string(w.manifest.UID), messageName(st.Name(), st.Config.GetMetadata().GetAttempt()))
-	c := find(w.manifest, st.Name())
+	c := cri.Find(w.manifest, st.Name())
 	if text == "" && st.Exit.Code != 0 && c != nil && c.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError {
 		text = view.LastLines(st)
 	}

@@ -75,6 +75,11 @@ func (w *worker) observe(sandboxes []sandbox.Status, containers []container.Stat
 			o.Images[list[i].Image] = w.image(list[i].Image)
 		}
 	}
+	maps.Copy(o.StartFailures, w.rec.Refused)
+	for i := range w.rec.Pod.Spec.EphemeralContainers {
+		name := w.rec.Pod.Spec.EphemeralContainers[i].Image
+		o.Images[name] = w.image(name)
+	}
 	return o
 }
 

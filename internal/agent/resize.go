@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 
 	"github.com/huskd/husk/internal/agent/plan"
 	"github.com/huskd/husk/internal/container"
@@ -24,32 +23,12 @@ type Resize struct {
 	Problem  string
 }
 
-// declared is the pod as it is to be. The record's own Pod is what there is room
-// for of it.
+// declared is the pod as it is to be; Pod is what there is room for of it.
 func (rec record) declared() *corev1.Pod {
 	if rec.Desired != nil {
 		return rec.Desired
 	}
 	return rec.Pod
-}
-
-// withResources is a pod with the resources of another.
-func withResources(pod, from *corev1.Pod) *corev1.Pod {
-	out := pod.DeepCopy()
-	out.Spec.Resources = from.Spec.Resources.DeepCopy()
-	for _, list := range [][]corev1.Container{out.Spec.InitContainers, out.Spec.Containers} {
-		for i := range list {
-			if was := find(from, list[i].Name); was != nil {
-				list[i].Resources = *was.Resources.DeepCopy()
-			}
-		}
-	}
-	return out
-}
-
-// resized says whether the pod or a container has other limits or requests.
-func resized(before, after *corev1.Pod) bool {
-	return !equality.Semantic.DeepEqual(withResources(after, before).Spec, after.Spec)
 }
 
 // changes says whether a container is to be started anew for the resources that
@@ -74,11 +53,11 @@ func (w care) allot(declared *corev1.Pod) error {
 	rec := w.rec
 	rec.Pod, rec.Desired = declared, nil
 	held, freed := refusal{}, false
-	if resized(w.rec.Pod, declared) {
+	if cri.Resized(w.rec.Pod, declared) {
 		if held, freed = w.a.room.resize(declared, w.a.cfg.Node); held.reason == "" {
 			rec.Resize = true
 		} else {
-			rec.Pod, rec.Desired = withResources(declared, w.rec.Pod), declared
+			rec.Pod, rec.Desired = cri.WithResources(declared, w.rec.Pod), declared
 		}
 	}
 	if err := w.a.records.Put(string(declared.UID), rec); err != nil {
@@ -98,9 +77,8 @@ func (w care) allot(declared *corev1.Pod) error {
 	return nil
 }
 
-// roomFreed has those looked at again that wait for room: first the resizes, those
-// of the highest priority and the better class before the others, then the pods
-// that wait to start.
+// roomFreed has those looked at again that wait for room: first the resizes, in
+// their order, then the pods that wait to start.
 func (a *Agent) roomFreed() {
 	type waiting struct {
 		*worker
@@ -115,7 +93,7 @@ func (a *Agent) roomFreed() {
 	}
 	a.mu.RUnlock()
 	slices.SortFunc(resizes, func(x, y waiting) int {
-		return cmp.Or(-cmp.Compare(priorityOf(x.Pod), priorityOf(y.Pod)), cmp.Compare(classOf(x.Pod), classOf(y.Pod)), x.Started.Compare(y.Started))
+		return cmp.Or(cri.Precede(x.Pod, y.Pod), x.Started.Compare(y.Started))
 	})
 	for _, r := range resizes {
 		care{r.worker}.retryResize()
@@ -134,18 +112,6 @@ func (w care) retryResize() {
 		w.a.cfg.Log.Error("agent: a resize stays held", "error", err)
 	}
 	w.nudge()
-}
-
-func priorityOf(pod *corev1.Pod) int32 {
-	if pod.Spec.Priority == nil {
-		return 0
-	}
-	return *pod.Spec.Priority
-}
-
-// classOf is the place of a pod's class among the classes, the best first.
-func classOf(pod *corev1.Pod) int {
-	return slices.Index([]corev1.PodQOSClass{corev1.PodQOSGuaranteed, corev1.PodQOSBurstable, corev1.PodQOSBestEffort}, cri.QOS(pod))
 }
 
 // resizeNow is how far a resize is. The caller holds w.mu.

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container"
@@ -135,22 +134,5 @@ func TestChangesOfResources(t *testing.T) {
 		if got := changes(pod, &pod.Spec.Containers[0], run); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
-	}
-}
-
-func TestResized(t *testing.T) {
-	t.Parallel()
-	before, after := podFrom(t, sized), podFrom(t, sized)
-	after.Spec.Containers[0].Image, after.Labels = "other", nil
-	if resized(before, after) {
-		t.Error("another image is no resize")
-	}
-	after.Spec.Resources = &corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")}}
-	if !resized(before, after) {
-		t.Error("those of the pod as a whole are not seen")
-	}
-	after = podFrom(t, strings.Replace(sized, "64Mi", "65Mi", 1))
-	if !resized(before, after) || resized(before, withResources(after, before)) {
-		t.Error("a container's are not seen")
 	}
 }

@@ -75,9 +75,8 @@ func beyond(used, asked, limit resource.Quantity) bool {
 // nothing if it does.
 type refusal struct{ reason, message string }
 
-// resize gives a pod that has room what it asks for now, and says whether some
-// came free by that, or says why it stays as it is. Of what it asks no more of
-// than it has, it may always have less.
+// resize gives a pod that has room what it asks for now, and says whether some came
+// free by that, or why it stays as it is. Less than it has it always gets.
 func (r *room) resize(pod *corev1.Pod, node func() cri.Node) (held refusal, freed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/huskd/husk/internal/agent/plan"
 	"github.com/huskd/husk/internal/agent/view"
+	"github.com/huskd/husk/internal/manifest/cri"
 )
 
 // preStop is a hook before a container's stop.
@@ -64,7 +65,7 @@ func (w care) preStopOf(id string) (*corev1.Container, *corev1.LifecycleHandler)
 	if err != nil || view.Container(st) != plan.ContainerRunning {
 		return nil, nil
 	}
-	if c := find(w.manifest, st.Name()); c != nil && c.Lifecycle != nil {
+	if c := cri.Find(w.manifest, st.Name()); c != nil && c.Lifecycle != nil {
 		return c, c.Lifecycle.PreStop
 	}
 	return nil, nil

@@ -52,7 +52,7 @@ func (w care) change(pod *corev1.Pod) error {
 // outdated says whether a run is to make way for another because its container
 // now has another image, or resources for which it asks to be started anew.
 func outdated(pod *corev1.Pod, run container.Status) bool {
-	c := find(pod, run.Name())
+	c := cri.Find(pod, run.Name())
 	if c == nil {
 		return false
 	}
@@ -73,7 +73,7 @@ func (w care) resize(containers []container.Status) {
 	pod, node := w.rec.Pod, w.a.cfg.Node()
 	limits := map[string]*runtimeapi.LinuxContainerResources{}
 	for _, st := range containers {
-		if c := find(pod, st.Name()); c != nil && view.Container(st) == plan.ContainerRunning {
+		if c := cri.Find(pod, st.Name()); c != nil && view.Container(st) == plan.ContainerRunning {
 			if changes(pod, c, st) {
 				return
 			}

@@ -131,6 +131,15 @@ func forEachContainer(pod *corev1.Pod, f func(c *corev1.Container, path string, 
 	for i := range pod.Spec.Containers {
 		f(&pod.Spec.Containers[i], indexed("spec.containers", i), false)
 	}
+	for i := range pod.Spec.EphemeralContainers {
+		f(Ephemeral(&pod.Spec.EphemeralContainers[i]), indexed("spec.ephemeralContainers", i), false)
+	}
+}
+
+// Ephemeral is an ephemeral container, which only pods of an API server have, as
+// what it is but for its target: a container.
+func Ephemeral(c *corev1.EphemeralContainer) *corev1.Container {
+	return (*corev1.Container)(&c.EphemeralContainerCommon)
 }
 
 // oneOf names the choices of a field.

@@ -85,10 +85,11 @@ func Between(pod string, before, after plan.Status) []Event {
 	if len(before.IPs) == 0 && len(after.IPs) > 0 {
 		add("", false, "SandboxReady", "its addresses are %s", strings.Join(after.IPs, ", "))
 	}
-	for i, c := range after.Containers {
+	known := slices.Concat(before.Containers, before.Ephemeral)
+	for i, c := range slices.Concat(after.Containers, after.Ephemeral) {
 		was := plan.ContainerStatus{}
-		if i < len(before.Containers) {
-			was = before.Containers[i]
+		if i < len(known) {
+			was = known[i]
 		}
 		if !c.Finished.IsZero() && !c.Finished.Equal(was.Finished) {
 			message := fmt.Sprintf("ended with exit code %d", c.ExitCode)

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"maps"
+	"slices"
 	"time"
 )
 
@@ -101,7 +102,7 @@ func (p *planner) countFailures() {
 			p.failed(key, image.Failure.At)
 		}
 	}
-	for _, c := range p.allContainers() {
+	for _, c := range slices.Concat(p.allContainers(), p.ephemerals()) {
 		p.countContainer(c.name, c.once)
 	}
 }

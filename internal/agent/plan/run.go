@@ -17,6 +17,11 @@ func (p *planner) run() {
 		return
 	}
 	p.stopDoomed()
+	for _, c := range p.ephemerals() {
+		if _, refused := p.refused(c.name); len(p.runs[c.name]) == 0 && !refused {
+			p.start(c)
+		}
+	}
 	for _, c := range p.due() {
 		p.start(c)
 	}

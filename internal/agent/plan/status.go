@@ -34,6 +34,8 @@ type Status struct {
 	Initialized, Ready bool
 	// Containers in the order of their start.
 	Containers []ContainerStatus
+	// Ephemeral are those that were added while the pod runs.
+	Ephemeral []ContainerStatus
 }
 
 // Display is how a container appears.
@@ -100,6 +102,11 @@ func (p reporter) status() Status {
 		s := p.containerStatus(c, out.Initialized)
 		out.Ready = out.Ready && (s.Ready || c.once)
 		out.Containers = append(out.Containers, s)
+	}
+	for _, c := range p.ephemerals() {
+		s := p.containerStatus(c, true)
+		s.Ready = false
+		out.Ephemeral = append(out.Ephemeral, s)
 	}
 	out.Phase = p.phase(out.Initialized)
 	out.Reason, out.Message = p.reason(out)
@@ -248,7 +255,7 @@ func (p reporter) waitReason(c member, run Container, ok, initialized bool) (str
 			return "", ""
 		}
 		return p.idle(initialized), ""
-	case c.once && ended && run.ExitCode == 0, !c.init && ended && !p.restarts(run):
+	case c.once && ended && run.ExitCode == 0, !c.init && ended && !p.restarts(run), c.ephemeral && ended:
 		return "", ""
 	case c.once && initialized:
 		return "", ""

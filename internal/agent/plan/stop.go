@@ -122,7 +122,7 @@ const kept = 2
 // that have no run left.
 func (p *planner) collect() {
 	names := map[string]bool{}
-	for _, c := range p.allContainers() {
+	for _, c := range slices.Concat(p.allContainers(), p.ephemerals()) {
 		names[c.name] = true
 	}
 	used := map[string]bool{}

@@ -51,6 +51,9 @@ type member struct {
 	// init containers are those of spec.initContainers. Of these, once says
 	// that it runs to its end, not beside the others.
 	init, once bool
+	// ephemeral ones were added while the pod runs, for somebody to look around.
+	// They run once, and the pod's fate doesn't hang on them.
+	ephemeral bool
 }
 
 // allContainers are in the order of their start.
@@ -59,11 +62,21 @@ func (v *view) allContainers() []member {
 	for i := range v.Pod.Spec.InitContainers {
 		c := &v.Pod.Spec.InitContainers[i]
 		sidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
-		out = append(out, member{c, c.Name, true, !sidecar})
+		out = append(out, member{Container: c, name: c.Name, init: true, once: !sidecar})
 	}
 	for i := range v.Pod.Spec.Containers {
 		c := &v.Pod.Spec.Containers[i]
-		out = append(out, member{c, c.Name, false, false})
+		out = append(out, member{Container: c, name: c.Name})
+	}
+	return out
+}
+
+// ephemerals are the containers that were added while the pod runs.
+func (v *view) ephemerals() []member {
+	var out []member
+	for i := range v.Pod.Spec.EphemeralContainers {
+		c := (*corev1.Container)(&v.Pod.Spec.EphemeralContainers[i].EphemeralContainerCommon)
+		out = append(out, member{Container: c, name: c.Name, ephemeral: true})
 	}
 	return out
 }
@@ -123,12 +136,15 @@ func (v *view) initialized() bool {
 	return done
 }
 
-// refused returns how the start of a container's program failed if the pod's
-// policy has that count as its end, as that of a program which ran and failed.
+// refused returns how the start of a container's program failed if that counts as
+// its end, as that of a program which ran and failed: by the pod's policy, or
+// because it is ephemeral.
 func (v *view) refused(name string) (Failure, bool) {
 	_, ran := v.newest(name)
 	f := v.o.StartFailures[name]
-	return f, !ran && f.ExitCode != 0 && v.Pod.Spec.RestartPolicy == corev1.RestartPolicyNever
+	never := v.Pod.Spec.RestartPolicy == corev1.RestartPolicyNever ||
+		slices.ContainsFunc(v.Pod.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == name })
+	return f, !ran && f.ExitCode != 0 && never
 }
 
 // wantsStart says whether a regular container is to be started. In a sandbox

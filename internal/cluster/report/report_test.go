@@ -88,7 +88,7 @@ func open(t *testing.T) *house {
 	here := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "node-uid"}}
 	h.Reporter = New(Config{
 		Client: client, Agent: h.pods, Node: func() *corev1.Node { return here }, Events: event.NewLog(),
-		CRI:  func() cri.Node { return cri.Node{Name: "here", IPs: []string{"198.51.100.1"}} },
+		CRI: func() cri.Node { return cri.Node{Name: "here", IPs: []string{"198.51.100.1"}} },
 		Pods: cluster.Follow[*corev1.Pod](ctx, client, cluster.List{Path: list, Item: &corev1.Pod{}, List: &corev1.PodList{}}, func() {
 			<-made
 			h.Nudge()

@@ -54,12 +54,8 @@ func statusOf(pod *corev1.Pod, p agent.Pod, node cri.Node, now time.Time) corev1
 		}
 	}
 	s.EphemeralContainerStatuses = nil
-	for _, c := range pod.Spec.EphemeralContainers {
-		s.EphemeralContainerStatuses = append(s.EphemeralContainerStatuses, corev1.ContainerStatus{
-			Name: c.Name, Image: c.Image, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{
-				Reason: "NotSupported", Message: "this node runs no ephemeral containers: use kubectl exec, or husk exec",
-			}},
-		})
+	for _, c := range p.Status.Ephemeral {
+		s.EphemeralContainerStatuses = append(s.EphemeralContainerStatuses, containerStatus(p, c, node))
 	}
 	s.Phase = phaseOf(p, pod.DeletionTimestamp != nil)
 	s.Reason, s.Message = "", ""
@@ -138,7 +134,7 @@ func containerStatus(p agent.Pod, c plan.ContainerStatus, node cri.Node) corev1.
 			StartedAt: *stamp(run.Started), FinishedAt: *stamp(run.Exit.At), ContainerID: scheme + run.ID,
 		}
 	}
-	if spec := containerOf(p.Manifest, c.Name); spec != nil {
+	if spec := cri.Find(p.Manifest, c.Name); spec != nil {
 		for _, m := range spec.VolumeMounts {
 			out.VolumeMounts = append(out.VolumeMounts, corev1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly, RecursiveReadOnly: m.RecursiveReadOnly})
 		}
@@ -148,17 +144,6 @@ func containerStatus(p agent.Pod, c plan.ContainerStatus, node cri.Node) corev1.
 		}
 	}
 	return out
-}
-
-func containerOf(pod *corev1.Pod, name string) *corev1.Container {
-	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for i := range list {
-			if list[i].Name == name {
-				return &list[i]
-			}
-		}
-	}
-	return nil
 }
 
 // resourcesOf are those of the spec, but where the run has others they are the

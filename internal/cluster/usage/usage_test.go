@@ -2,6 +2,7 @@ package usage
 
 import (
 	"encoding/json"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -52,7 +53,7 @@ func TestNodeAlone(t *testing.T) {
 	}
 	for query, full := range map[string]bool{"": true, "?only_cpu_and_memory=true": false} {
 		w := httptest.NewRecorder()
-		s.ServeSummary(w, httptest.NewRequest("GET", "/stats/summary"+query, nil))
+		s.ServeSummary(w, httptest.NewRequest(http.MethodGet, "/stats/summary"+query, nil))
 		var got summary
 		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
 			t.Fatal(err)

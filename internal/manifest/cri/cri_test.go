@@ -44,7 +44,7 @@ const plain = "  containers: [{name: a, image: 'a:1'}]\n"
 // container makes the message of the pod's container of that name.
 func container(t testing.TB, p *corev1.Pod, name string, r Run) *runtimeapi.ContainerConfig {
 	t.Helper()
-	out, err := ContainerConfig(p, find(p, name), r, node())
+	out, err := ContainerConfig(p, Find(p, name), r, node())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -176,7 +176,7 @@ func first(values []string) string {
 func resourceValue(pod *corev1.Pod, own *corev1.Container, ref *corev1.ResourceFieldSelector, n Node) (string, error) {
 	c := own
 	if ref.ContainerName != "" {
-		if c = find(pod, ref.ContainerName); c == nil {
+		if c = Find(pod, ref.ContainerName); c == nil {
 			return "", fmt.Errorf("there is no container %q", ref.ContainerName)
 		}
 	}
@@ -208,19 +208,4 @@ func quotient(value, divisor int64) string {
 		result++
 	}
 	return strconv.FormatInt(result, 10)
-}
-
-// find returns the container of that name.
-func find(pod *corev1.Pod, name string) *corev1.Container {
-	for i := range pod.Spec.InitContainers {
-		if c := &pod.Spec.InitContainers[i]; c.Name == name {
-			return c
-		}
-	}
-	for i := range pod.Spec.Containers {
-		if c := &pod.Spec.Containers[i]; c.Name == name {
-			return c
-		}
-	}
-	return nil
 }

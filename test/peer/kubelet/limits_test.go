@@ -37,8 +37,8 @@ func conditionOf(p *corev1.Pod, of corev1.PodConditionType) corev1.PodCondition 
 }
 
 // holdsResizes asks for a resize that there is no room for yet, and for one that
-// starts the container anew.
-func (o own) holdsResizes() {
+// starts the container anew. It returns the huskd that runs then.
+func (o own) holdsResizes() *node.Daemon {
 	n, err := o.api.CoreV1().Nodes().Get(o.t.Context(), "node", metav1.GetOptions{})
 	o.must(err)
 	most := n.Status.Allocatable.Cpu().MilliValue()
@@ -101,6 +101,7 @@ func (o own) holdsResizes() {
 	if got, _ := o.exec("anew", "c", nil, "sh", "-c", "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null"); got != fmt.Sprintln(48<<20) {
 		o.t.Errorf("its limit is %q", got)
 	}
+	return o.huskd
 }
 
 // evicts has a pod take more of a volume than it may.

@@ -311,6 +311,7 @@ func (s *Source) translate(b *bound, pod *corev1.Pod) error {
 	b.raw, b.refused = pod, err
 	if err == nil {
 		b.pod, b.tokens = &f.Pods[0], tokens
+		split(b.pod, pod)
 	}
 	return nil
 }

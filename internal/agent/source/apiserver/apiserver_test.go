@@ -402,3 +402,28 @@ func TestRefused(t *testing.T) {
 		return strings.HasPrefix(f.refused["claims"], "NotSupported: spec.volumes[0].persistentVolumeClaim: ") && strings.HasPrefix(f.refused["greedy"], "OutOfcpu: ")
 	})
 }
+
+// Ephemeral containers are to the agent what they are on the server, with the
+// defaults of containers, and those of the pod stay as many as they were.
+func TestEphemeralContainers(t *testing.T) {
+	t.Parallel()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "a-1"}, Spec: corev1.PodSpec{
+		NodeName: "here", Containers: []corev1.Container{{Name: "c", Image: "x:1"}},
+		EphemeralContainers: []corev1.EphemeralContainer{
+			{TargetContainerName: "c", EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "d", Image: "y:1", Stdin: true, TTY: true}},
+			{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "e", Image: "y:2"}},
+		},
+	}}
+	b, s := &bound{}, &Source{}
+	if err := s.translate(b, pod); err != nil || b.refused != nil {
+		t.Fatal(err, b.refused)
+	}
+	got := b.pod.Spec
+	if len(got.Containers) != 1 || len(got.EphemeralContainers) != 2 {
+		t.Fatalf("%+v", got)
+	}
+	d, e := got.EphemeralContainers[0], got.EphemeralContainers[1]
+	if d.Name != "d" || d.TargetContainerName != "c" || !d.TTY || d.ImagePullPolicy != corev1.PullIfNotPresent || len(d.EnvFrom) != 1 || e.Name != "e" || e.TargetContainerName != "" {
+		t.Errorf("%+v\n%+v", d, e)
+	}
+}

@@ -49,6 +49,10 @@ func plainOf(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 	spec.ServiceAccountName, spec.DeprecatedServiceAccount, spec.AutomountServiceAccountToken = "", "", nil
 	// The scheduler has heeded the former, the reporter of statuses the latter.
 	spec.Affinity, spec.SchedulingGates, spec.ReadinessGates = nil, nil, nil
+	// Ephemeral containers are containers to who reads manifests: split undoes it.
+	for i := range spec.EphemeralContainers {
+		spec.Containers = append(spec.Containers, *manifest.Ephemeral(&spec.EphemeralContainers[i]))
+	}
 	spec.EphemeralContainers = nil
 	spec.RuntimeClassName = nil
 	if handler != "" {
@@ -101,4 +105,16 @@ func (b *bound) isOwn(kind, name string) bool {
 		}
 	}
 	return false
+}
+
+// split makes the last containers of a plain pod ephemeral ones again, with the
+// targets that those of the pod on the server have.
+func split(plain, pod *corev1.Pod) {
+	spec, n := &plain.Spec, len(pod.Spec.Containers)
+	for i, c := range spec.Containers[n:] {
+		spec.EphemeralContainers = append(spec.EphemeralContainers, corev1.EphemeralContainer{
+			EphemeralContainerCommon: corev1.EphemeralContainerCommon(c), TargetContainerName: pod.Spec.EphemeralContainers[i].TargetContainerName,
+		})
+	}
+	spec.Containers = spec.Containers[:n:n]
 }
