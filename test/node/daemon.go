@@ -1,10 +1,10 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -59,7 +59,7 @@ func removeBinaries() {
 type Daemon struct {
 	n    *Node
 	cmd  *exec.Cmd
-	log  *syncBuffer
+	log  *os.File
 	done chan struct{}
 	// Ready is how long it took from exec to serving.
 	Ready time.Duration
@@ -83,7 +83,13 @@ func (n *Node) Launch(options ...Option) *Daemon {
 	n.t.Helper()
 	cmd := n.Command(context.Background(), n.Binary("huskd"), "--root", n.Root, "--state", n.State, "--certs-dir", filepath.Join(n.Dir, "certs.d"), "--cni-conf-dir", n.CNI, "--config", "/dev/null")
 	cmd.Env = os.Environ()
-	d := &Daemon{n: n, cmd: cmd, log: &syncBuffer{}, done: make(chan struct{})}
+	// Through a pipe, what huskd has written could still be on its way when it serves.
+	log, err := os.CreateTemp("", "husk-log-")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	_ = os.Remove(log.Name())
+	d := &Daemon{n: n, cmd: cmd, log: log, done: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = d.log, d.log
 	for _, o := range options {
 		o(cmd)
@@ -100,6 +106,7 @@ func (n *Node) Launch(options ...Option) *Daemon {
 		if n.t.Failed() {
 			n.t.Logf("huskd's log:\n%s", d.Log())
 		}
+		_ = log.Close()
 	})
 	return d
 }
@@ -147,7 +154,13 @@ func (n *Node) Serves() bool {
 }
 
 // Log is what huskd has written.
-func (d *Daemon) Log() string { return d.log.String() }
+func (d *Daemon) Log() string {
+	text, err := io.ReadAll(io.NewSectionReader(d.log, 0, math.MaxInt64))
+	if err != nil {
+		d.n.t.Errorf("huskd's log: %v", err)
+	}
+	return string(text)
+}
 
 // Pid is huskd's on the host.
 func (d *Daemon) Pid() int {
@@ -212,22 +225,4 @@ func (n *Node) MustHusk(args ...string) string {
 		n.t.Fatalf("husk %s: exit code %d\n%s%s", strings.Join(args, " "), r.Code, r.Stdout, r.Stderr)
 	}
 	return r.Stdout
-}
-
-// syncBuffer is a buffer that is written and read at the same time.
-type syncBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }
