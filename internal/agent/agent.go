@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -157,8 +158,8 @@ func (a *Agent) Load() []error {
 			a.room.take(w.rec.Pod, a.cfg.Node, true)
 		}
 	}
-	a.roomFreed() // what a resize waited for may be gone
-	for _, w := range a.workers {
+	a.roomFreed()                                              // what a resize waited for may be gone
+	for _, w := range slices.Collect(maps.Values(a.workers)) { // one that is started may be gone at once
 		w.step() // so that it is known how the pod is
 		w.start()
 	}

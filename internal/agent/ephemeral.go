@@ -38,8 +38,7 @@ func (a *Agent) aim(config *runtimeapi.ContainerConfig, pod *corev1.Pod, sandbox
 // is an ephemeral one: it has ended by that, and isn't tried again. The caller
 // holds w.mu.
 func refuse(w *worker, name string, f plan.Failure) {
-	ephemeral := slices.ContainsFunc(w.rec.Pod.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == name })
-	if !ephemeral || f.ExitCode == 0 {
+	if f.ExitCode == 0 || !slices.ContainsFunc(w.rec.Pod.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == name }) {
 		return
 	}
 	rec := w.rec
