@@ -218,6 +218,12 @@ func TestRefused(t *testing.T) {
 	h := open(t)
 	pod := ofServer(parse(t, web))
 	h.Put(list, pod)
+	clustertest.Eventually(t, func() string { // only a pod that is there can be refused
+		if len(h.Pods.All()) == 0 {
+			return "the pod is not in the list"
+		}
+		return ""
+	})
 	h.Refuse(pod, "OutOfcpu", "there is none")
 	body := h.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/web/status", phase("Failed"))
 	if s := body["status"].(map[string]any); s["reason"] != "OutOfcpu" || s["message"] != "there is none" {
