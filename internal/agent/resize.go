@@ -35,15 +35,14 @@ func (rec record) declared() *corev1.Pod {
 // it has: those for which it asks so, and that are not what the run began with.
 // What has been changed of a run since, by a plugin for one, doesn't count.
 func changes(pod *corev1.Pod, c *corev1.Container, run container.Status) bool {
+	if !wantsRestart(c) || pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
+		return false
+	}
 	was, now := run.Config.GetLinux().GetResources(), cri.Resources(pod, c, cri.Node{})
-	return pod.Spec.RestartPolicy != corev1.RestartPolicyNever && slices.ContainsFunc(c.ResizePolicy, func(p corev1.ContainerResizePolicy) bool {
-		switch {
-		case p.RestartPolicy != corev1.RestartContainer:
-			return false
-		case p.ResourceName == corev1.ResourceMemory:
-			return was.GetMemoryLimitInBytes() != now.GetMemoryLimitInBytes()
-		}
-		return was.GetCpuShares() != now.GetCpuShares() || was.GetCpuQuota() != now.GetCpuQuota()
+	memory := was.GetMemoryLimitInBytes() != now.GetMemoryLimitInBytes()
+	cpu := was.GetCpuShares() != now.GetCpuShares() || was.GetCpuQuota() != now.GetCpuQuota()
+	return slices.ContainsFunc(c.ResizePolicy, func(p corev1.ContainerResizePolicy) bool {
+		return p.RestartPolicy == corev1.RestartContainer && (p.ResourceName == corev1.ResourceMemory && memory || p.ResourceName != corev1.ResourceMemory && cpu)
 	})
 }
 

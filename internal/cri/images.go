@@ -183,9 +183,6 @@ func (s *imageService) RemoveImage(ctx context.Context, req *runtimeapi.RemoveIm
 // ImageFsInfo tells how much images and containers take on disk.
 func (s *imageService) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
 	bytes, inodes := s.Images.Usage()
-	for _, img := range s.Images.List() {
-		bytes += img.Size
-	}
 	r := &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{s.filesystem(bytes, inodes)}}
 	bytes, inodes = 0, 0
 	for _, st := range s.Containers.List("") {

@@ -110,16 +110,9 @@ func (m *membership) openDoor() (*door.Server, error) {
 			return nil, fmt.Errorf("--node-client-ca-file: %w", err)
 		}
 	}
-	images := func() (bytes, inodes int64) {
-		bytes, inodes = m.images.Usage()
-		for _, i := range m.images.List() {
-			bytes += i.Size
-		}
-		return bytes, inodes
-	}
 	used := usage.Source{
 		Node: nodeName(m.cfg), Pods: m.agent.List, Meter: stats.New(m.facts.Cgroup, m.inside), Cgroup: m.sandboxes.Cgroup,
-		Layer: m.containers.Layer, EmptyDir: m.volumes().EmptyDir, Images: images, Root: m.cfg.Root, Booted: stats.Booted(),
+		Layer: m.containers.Layer, EmptyDir: m.volumes().EmptyDir, Images: m.images.Usage, Root: m.cfg.Root, Booted: stats.Booted(),
 	}
 	return door.New(door.Config{
 		Summary: used.ServeSummary, Resource: used.ServeResource,

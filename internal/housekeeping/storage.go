@@ -65,15 +65,10 @@ func excess(pod *corev1.Pod, s stored) string {
 
 func bytes(n int64) string { return resource.NewQuantity(n, resource.BinarySI).String() }
 
-// onDisk says whether a volume takes disk space that is the pod's.
-func onDisk(v *corev1.Volume) bool {
-	return v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumDefault
-}
-
 // limitOf is the limit of a volume on disk, or nil. One in memory is no larger
 // than it may be.
 func limitOf(v *corev1.Volume) *resource.Quantity {
-	if !onDisk(v) || v.EmptyDir.SizeLimit == nil || v.EmptyDir.SizeLimit.Sign() <= 0 {
+	if !manifest.OnDisk(v) || v.EmptyDir.SizeLimit == nil || v.EmptyDir.SizeLimit.Sign() <= 0 {
 		return nil
 	}
 	return v.EmptyDir.SizeLimit
@@ -110,7 +105,7 @@ func limited(pod *corev1.Pod) (volumes []string, containers bool) {
 	limit := podLimit(pod)
 	containers = !limit.IsZero()
 	for i := range pod.Spec.Volumes {
-		if v := &pod.Spec.Volumes[i]; limitOf(v) != nil || containers && onDisk(v) {
+		if v := &pod.Spec.Volumes[i]; limitOf(v) != nil || containers && manifest.OnDisk(v) {
 			volumes = append(volumes, v.Name)
 		}
 	}

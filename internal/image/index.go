@@ -247,8 +247,12 @@ func (s *Store) Hold(id, holder string) (release func(), err error) {
 	}), nil
 }
 
-// Usage returns what the unpacked layers of all images take on disk.
+// Usage returns what all images take on disk: as they were pulled, and their
+// layers unpacked. The inodes are the latter's.
 func (s *Store) Usage() (bytes, inodes int64) {
+	for _, img := range s.List() {
+		bytes += img.Size
+	}
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	seen := map[digest.Digest]bool{}

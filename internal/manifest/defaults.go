@@ -136,6 +136,11 @@ func forEachContainer(pod *corev1.Pod, f func(c *corev1.Container, path string, 
 	}
 }
 
+// OnDisk says whether a volume takes disk space that is the pod's own.
+func OnDisk(v *corev1.Volume) bool {
+	return v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumDefault
+}
+
 // Ephemeral is an ephemeral container, which only pods of an API server have, as
 // what it is but for its target: a container.
 func Ephemeral(c *corev1.EphemeralContainer) *corev1.Container {

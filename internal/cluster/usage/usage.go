@@ -13,13 +13,12 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/plan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/stats"
 )
@@ -183,7 +182,7 @@ func (s Source) pod(p running, disk stats.Disk, brief bool) podStats {
 		return out
 	}
 	for _, v := range p.Manifest.Spec.Volumes {
-		if v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumDefault {
+		if manifest.OnDisk(&v) {
 			dir := s.EmptyDir(uid, v.Name)
 			out.Volumes = append(out.Volumes, volumeStats{*add(s.Meter.Tree(dir, dir, volumeAge)), v.Name})
 		}
