@@ -80,7 +80,7 @@ husk bench restart --pods 50 --restart /usr/local/sbin/restart-huskd`,
 	f.StringArrayVar(&c.endpoints, "endpoint", nil, "`[NAME=]SOCKET` of a CRI runtime, repeatable (default: huskd's)")
 	f.StringArrayVar(&c.restarts, "restart", nil, "`COMMAND` that restarts the endpoint, repeatable in their order; not run by a shell")
 	f.IntVarP(&c.cfg.Samples, "samples", "n", 20, "how often each operation is measured; with --parallel how many pods there are")
-	f.IntVar(&c.cfg.Parallel, "parallel", 1, "how many pods are made at a time by pods and churn")
+	f.IntVar(&c.cfg.Parallel, "parallel", 1, "how many pods are made at a time by pods, churn and agent")
 	f.IntVar(&c.cfg.Pods, "pods", 100, "how many pods there are during list and restart")
 	c.wait = c.For(f, "for", 30*time.Second, "how long churn goes on for each endpoint")
 	f.StringVar(&c.cfg.Image, "image", defaultImage, "`REF` of the image of containers, pulled if it isn't there; it has sleep and true")
