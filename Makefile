@@ -42,12 +42,12 @@ check: deps ## check format, lint, both architectures, and test with the race de
 
 test-kubelet: PACKAGES += etcd-server
 test-kubelet: deps ## run a kubelet and a control plane, built here, against huskd, as root
-	$(GO) build -tags crashpoint -o test/peer/kubelet/out/ ./cmd/...
-	cd test/peer/kubelet && $(GO) build -o out/ $(addprefix k8s.io/kubernetes/cmd/,kubelet kube-apiserver kube-controller-manager kube-scheduler)
-	cd test/peer/kubelet && HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$$PWD/out $(GO) test -timeout 60m .
+	$(GO) build -tags crashpoint -o test/interop/kubelet/out/ ./cmd/...
+	cd test/interop/kubelet && $(GO) build -o out/ $(addprefix k8s.io/kubernetes/cmd/,kubelet kube-apiserver kube-controller-manager kube-scheduler)
+	cd test/interop/kubelet && HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$$PWD/out $(GO) test -timeout 60m .
 
 test-gvisor: deps ## run pods and the drivers' suite with gVisor, built here, as root
-	$(GO) run ./test/peer/gvisor out/gvisor
+	$(GO) run ./test/interop/gvisor out/gvisor
 	HUSK_HOST_TESTS=1 HUSK_TEST_SHIM=$(CURDIR)/out/gvisor/containerd-shim-runsc-v1 HUSK_TEST_SHIM_CONFIG=$(CURDIR)/out/gvisor/runsc.toml \
 	$(GO) test -count=1 -timeout 20m ./internal/oci/shim ./test/e2e -run 'Sandboxed$$|^TestShim$$|^TestShimKilled$$'
 
@@ -78,6 +78,6 @@ deps: ## install the Debian packages that are missing
 	if [ -n "$$missing" ]; then echo "installing$$missing"; apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; fi
 
 clean: ## remove what was built
-	rm -rf bin out test/peer/kubelet/out
+	rm -rf bin out test/interop/kubelet/out
 
 .PHONY: help build demo test test-kubelet test-gvisor check bench microbench soak fuzz generate deps clean

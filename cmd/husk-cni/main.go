@@ -17,7 +17,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/huskd/husk/internal/plugin"
-	"github.com/huskd/husk/internal/plugin/door"
+	"github.com/huskd/husk/internal/plugin/rpc"
 )
 
 func main() {
@@ -50,7 +50,7 @@ func call(args plugin.Args) ([]byte, error) {
 			return nil, types.NewError(types.ErrIOFailure, "read stdin: "+err.Error(), "")
 		}
 	}
-	p := plugin.Plugin{Forward: door.Call[plugin.Args]}
+	p := plugin.Plugin{Forward: rpc.Call[plugin.Args]}
 	return p.Call(ctx, args, stdin)
 }
 

@@ -11,33 +11,33 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/image"
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
 // begin begins an action, and notes that it is under way. The caller holds w.mu.
-func (w *worker) begin(action plan.Action) {
+func (w *worker) begin(action podplan.Action) {
 	switch do := action.(type) {
-	case plan.CreateSandbox:
+	case podplan.CreateSandbox:
 		w.underWay.creating = true
 		w.a.background.Go(func() { w.createSandbox(do) })
-	case plan.StartContainer:
+	case podplan.StartContainer:
 		w.underWay.starting[do.Name] = true
 		ctx := w.wanted
 		w.a.background.Go(func() { w.startContainer(ctx, do) })
-	case plan.PullImage:
+	case podplan.PullImage:
 		w.underWay.pulls[do.Image] = image.Progress{Ref: do.Image, Stage: image.Resolving}
 		ctx := w.wanted
 		w.a.background.Go(func() { w.pullImage(ctx, do) })
-	case plan.StopContainer:
+	case podplan.StopContainer:
 		care{w}.stopContainer(do)
-	case plan.StopSandbox:
+	case podplan.StopSandbox:
 		w.end(do.ID, func(ctx context.Context) error { return w.a.cfg.Sandboxes.Stop(ctx, do.ID) })
-	case plan.RemoveSandbox:
+	case podplan.RemoveSandbox:
 		w.end(do.ID, func(ctx context.Context) error { return w.a.cfg.Sandboxes.Remove(ctx, do.ID) })
-	case plan.RemoveContainer:
+	case podplan.RemoveContainer:
 		delete(w.seen.postStart, do.ID)
 		delete(w.seen.messages, do.ID)
 		w.end(do.ID, func(ctx context.Context) error { return w.removeContainer(ctx, do.ID) })
@@ -109,11 +109,11 @@ type unconfigured struct{ error }
 
 func (u unconfigured) Unwrap() error { return u.error }
 
-func (w *worker) createSandbox(do plan.CreateSandbox) {
-	config := cri.SandboxConfig(w.record().Pod, do.Attempt, w.a.cfg.Node())
+func (w *worker) createSandbox(do podplan.CreateSandbox) {
+	config := criconfig.SandboxConfig(w.record().Pod, do.Attempt, w.a.cfg.Node())
 	config.Labels[Label] = "true"
 	ctx, end := teller{w}.span(w.a.closing, "agent/CreateSandbox")
-	st, err := w.runSandbox(ctx, config, cri.Handler(w.manifest))
+	st, err := w.runSandbox(ctx, config, criconfig.Handler(w.manifest))
 	end(err)
 	if err == nil {
 		w.a.owner.Store(st.ID, w)
@@ -132,10 +132,10 @@ func (w *worker) createSandbox(do plan.CreateSandbox) {
 
 // startContainer starts a container, and runs its postStart hook unless ctx
 // ends.
-func (w *worker) startContainer(ctx context.Context, do plan.StartContainer) {
+func (w *worker) startContainer(ctx context.Context, do podplan.StartContainer) {
 	id, err := w.createAndStart(do)
 	if err == nil {
-		care{w}.postStart(ctx, id, cri.Find(w.record().Pod, do.Name))
+		care{w}.postStart(ctx, id, criconfig.Find(w.record().Pod, do.Name))
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -154,7 +154,7 @@ func (w *worker) startContainer(ctx context.Context, do plan.StartContainer) {
 
 // createAndStart returns an error if the container never ran, which then is
 // gone. One that did has ended and tells itself why.
-func (w *worker) createAndStart(do plan.StartContainer) (id string, err error) {
+func (w *worker) createAndStart(do podplan.StartContainer) (id string, err error) {
 	ctx, end := teller{w}.span(w.a.closing, "agent/StartContainer", view.ContainerName, do.Name)
 	defer func() { end(err) }()
 	config, err := w.containerConfig(do)
@@ -180,10 +180,10 @@ func (w *worker) createAndStart(do plan.StartContainer) (id string, err error) {
 	return st.ID, err
 }
 
-func (w *worker) pullImage(ctx context.Context, do plan.PullImage) {
+func (w *worker) pullImage(ctx context.Context, do podplan.PullImage) {
 	w.tell(false, "", "Pulling", "pulling image "+do.Image)
 	ctx, end := teller{w}.span(ctx, "agent/PullImage", view.ImageName, do.Image)
-	login := cri.LoginFor(w.manifest, do.Image, w.record().Objects)
+	login := criconfig.LoginFor(w.manifest, do.Image, w.record().Objects)
 	_, err := w.a.cfg.Images.Pull(ctx, do.Image, image.PullOptions{Username: login.Username, Password: login.Password, Progress: func(p image.Progress) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -218,7 +218,7 @@ func (w *worker) bury() bool {
 	err := w.a.cfg.Volumes.TearDown(string(pod.UID))
 	w.writing.Unlock()
 	if err == nil {
-		err = os.RemoveAll(cri.LogDirectory(pod, w.a.cfg.Node()))
+		err = os.RemoveAll(criconfig.LogDirectory(pod, w.a.cfg.Node()))
 	}
 	if err == nil {
 		err = w.a.records.Delete(string(pod.UID))
@@ -237,9 +237,9 @@ func (w *worker) bury() bool {
 
 // containerConfig is CRI's message for a run of a container, with all that it
 // needs on the node in place.
-func (w *worker) containerConfig(do plan.StartContainer) (*runtimeapi.ContainerConfig, error) {
+func (w *worker) containerConfig(do podplan.StartContainer) (*runtimeapi.ContainerConfig, error) {
 	pod, node := w.record().Pod, w.a.cfg.Node()
-	c := cri.Find(pod, do.Name)
+	c := criconfig.Find(pod, do.Name)
 	st, err := w.a.cfg.Sandboxes.Get(do.Sandbox)
 	if err != nil {
 		return nil, err
@@ -248,7 +248,7 @@ func (w *worker) containerConfig(do plan.StartContainer) (*runtimeapi.ContainerC
 	if err != nil {
 		return nil, err
 	}
-	run := cri.Run{
+	run := criconfig.Run{
 		Attempt:   do.Attempt,
 		PodIPs:    w.a.addresses(st),
 		ImageRef:  img.ID,
@@ -264,7 +264,7 @@ func (w *worker) containerConfig(do plan.StartContainer) (*runtimeapi.ContainerC
 	if err := (care{w}).mountMessage(c, &run); err != nil {
 		return nil, err
 	}
-	config, err := cri.ContainerConfig(pod, c, run, node)
+	config, err := criconfig.ContainerConfig(pod, c, run, node)
 	if err == nil {
 		err = w.a.aim(config, pod, do.Sandbox)
 	}
@@ -273,12 +273,12 @@ func (w *worker) containerConfig(do plan.StartContainer) (*runtimeapi.ContainerC
 
 // writeHosts writes the pod's /etc/hosts, which running containers have
 // mounted: it is left alone if it is right.
-func writeHosts(path string, pod *corev1.Pod, ips []string, n cri.Node) error {
+func writeHosts(path string, pod *corev1.Pod, ips []string, n criconfig.Node) error {
 	node, err := os.ReadFile("/etc/hosts")
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	want := cri.HostsFile(pod, ips, node, n)
+	want := criconfig.HostsFile(pod, ips, node, n)
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, want) {
 		return nil
 	}

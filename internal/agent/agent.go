@@ -20,7 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent/event"
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/probe"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/agent/volume"
@@ -28,7 +28,7 @@ import (
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/manifest"
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/sandbox"
 )
 
@@ -44,7 +44,7 @@ type Config struct {
 	Images     *image.Store
 	Volumes    volume.Volumes
 	// Node says how the node is now.
-	Node func() cri.Node
+	Node func() criconfig.Node
 	// Begin, if set, begins a span of what is done for a pod; about has names and
 	// values in turn. The function that it returns is told how that ended.
 	Begin func(ctx context.Context, name string, about ...string) (context.Context, func(error))
@@ -102,7 +102,7 @@ type record struct {
 	Desired *corev1.Pod      `json:"desired,omitempty"`
 	Objects manifest.Objects `json:"objects,omitempty"` // that the pod refers to
 	Source  string           `json:"source"`
-	Want    plan.Want        `json:"want"`
+	Want    podplan.Want     `json:"want"`
 	// Started is when the pod was first wanted, Since when its stop or removal was.
 	Started time.Time      `json:"started"`
 	Since   time.Time      `json:"since,omitzero"`
@@ -112,9 +112,9 @@ type record struct {
 	// Resize says that the limits of running containers may not be the pod's yet.
 	Resize bool `json:"resize,omitempty"`
 	// Evicted is set from an eviction until the pod is to run again.
-	Evicted *plan.Eviction `json:"evicted,omitempty"`
+	Evicted *podplan.Eviction `json:"evicted,omitempty"`
 	// Refused has the ephemeral containers whose program can't be started.
-	Refused map[string]plan.Failure `json:"refused,omitempty"`
+	Refused map[string]podplan.Failure `json:"refused,omitempty"`
 }
 
 func nameOf(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }
@@ -207,7 +207,7 @@ func (a *Agent) admit(d declaration) (w, before *worker, err error) {
 	if w := a.workers[name]; w != nil {
 		rec := w.record()
 		switch {
-		case rec.Want == plan.Remove:
+		case rec.Want == podplan.Remove:
 			return nil, w, nil
 		case manifest.Hash(rec.declared()) != manifest.Hash(pod):
 			changed, ok := inPlace(pod, rec.declared())
@@ -218,15 +218,15 @@ func (a *Agent) admit(d declaration) (w, before *worker, err error) {
 			if err := (care{w}).change(changed); err != nil {
 				return nil, nil, err
 			}
-			if err := (care{w}).give(d.objects); err != nil || rec.Want == plan.Run {
+			if err := (care{w}).give(d.objects); err != nil || rec.Want == podplan.Run {
 				return w, nil, err
 			}
-			return w, nil, w.want(plan.Run, nil)
+			return w, nil, w.want(podplan.Run, nil)
 		}
-		if err := (care{w}).give(d.objects); err != nil || rec.Want == plan.Run {
+		if err := (care{w}).give(d.objects); err != nil || rec.Want == podplan.Run {
 			return w, w, err
 		}
-		return w, nil, w.want(plan.Run, nil)
+		return w, nil, w.want(podplan.Run, nil)
 	}
 	for _, other := range a.workers {
 		if other.manifest.UID == pod.UID {
@@ -234,7 +234,7 @@ func (a *Agent) admit(d declaration) (w, before *worker, err error) {
 				"pod %s has the UID of pod %s: leave metadata.uid out of its manifest", name, nameOf(other.manifest)))
 		}
 	}
-	rec := record{Pod: pod, Objects: d.objects, Source: d.source, Want: plan.Run, Started: time.Now()}
+	rec := record{Pod: pod, Objects: d.objects, Source: d.source, Want: podplan.Run, Started: time.Now()}
 	if err := a.records.Put(string(pod.UID), rec); err != nil {
 		return nil, nil, fmt.Errorf("pod %s: %w", name, err)
 	}
@@ -252,8 +252,8 @@ func (a *Agent) Stop(ctx context.Context, uid string, grace *time.Duration) erro
 	if err != nil {
 		return err
 	}
-	if w.record().Want == plan.Run || grace != nil {
-		if err := w.want(plan.Stop, grace); err != nil {
+	if w.record().Want == podplan.Run || grace != nil {
+		if err := w.want(podplan.Stop, grace); err != nil {
 			return err
 		}
 		if err := a.cfg.Journal.Sync(ctx); err != nil {
@@ -274,8 +274,8 @@ func (a *Agent) Remove(ctx context.Context, uid string) error {
 	if at, ok := a.declaredAt(rec); ok {
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("pod %s is declared in %s: remove it there, or husk stop %s", nameOf(rec.Pod), at, rec.Pod.Name))
 	}
-	if rec.Want != plan.Remove {
-		if err := w.want(plan.Remove, nil); err != nil {
+	if rec.Want != podplan.Remove {
+		if err := w.want(podplan.Remove, nil); err != nil {
 			return err
 		}
 		if err := a.cfg.Journal.Sync(ctx); err != nil {

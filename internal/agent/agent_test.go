@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/container"
@@ -24,7 +24,7 @@ import (
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/manifest"
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
 )
@@ -79,8 +79,8 @@ func (h *house) start() {
 	h.Agent = New(Config{
 		Journal: h.journal, Sandboxes: sandboxes, Containers: containers, Images: h.images,
 		Volumes: volume.Volumes{Root: h.dir, State: state},
-		Node: func() cri.Node {
-			return cri.Node{Name: "n", CPUs: 2, Memory: 1 << 30, Logs: filepath.Join(h.dir, "logs")}
+		Node: func() criconfig.Node {
+			return criconfig.Node{Name: "n", CPUs: 2, Memory: 1 << 30, Logs: filepath.Join(h.dir, "logs")}
 		},
 		Log: log,
 	})
@@ -180,7 +180,7 @@ func TestApply(t *testing.T) {
 	h := open(t)
 	web := parse(t, "web", "")
 	first, unchanged, err := h.Apply(h.ctx(), web, nil, "run")
-	if err != nil || unchanged || first.Status.Phase != plan.PhasePending || first.Source != "run" {
+	if err != nil || unchanged || first.Status.Phase != podplan.PhasePending || first.Source != "run" {
 		t.Fatal(first.Status, unchanged, err)
 	}
 	uid := string(web.UID)
@@ -228,11 +228,11 @@ func TestStopAndRunAgain(t *testing.T) {
 		}
 	}
 	p, _ := h.Get(uid)
-	if st, _ := p.Sandbox(); p.Status.Phase != plan.PhaseStopped || st.State != "stopped" {
+	if st, _ := p.Sandbox(); p.Status.Phase != podplan.PhaseStopped || st.State != "stopped" {
 		t.Errorf("stopped, it is %+v with a sandbox %s", p.Status, st.State)
 	}
 	h.restart()
-	if p, _ = h.Get(uid); p.Want != plan.Stop {
+	if p, _ = h.Get(uid); p.Want != podplan.Stop {
 		t.Errorf("after a restart, its fate is %s", p.Want)
 	}
 	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), nil, "run"); err != nil || unchanged {
@@ -261,15 +261,15 @@ func TestStopDuringRemoval(t *testing.T) {
 	w.mu.Unlock()
 	removed := make(chan error, 1)
 	go func() { removed <- h.Remove(h.ctx(), uid) }()
-	h.until(uid, "being removed", func(p Pod) bool { return p.Want == plan.Remove })
+	h.until(uid, "being removed", func(p Pod) bool { return p.Want == podplan.Remove })
 	short, cancel := context.WithCancel(h.ctx())
 	cancel()
 	grace := time.Second
 	_ = h.Stop(short, uid, &grace)
-	if err := w.want(plan.Run, nil); err != nil {
+	if err := w.want(podplan.Run, nil); err != nil {
 		t.Error(err)
 	}
-	if rec := w.record(); rec.Want != plan.Remove {
+	if rec := w.record(); rec.Want != podplan.Remove {
 		t.Errorf("its fate is now %s", rec.Want)
 	}
 	w.mu.Lock()
@@ -291,7 +291,7 @@ func TestApplyDuringRemoval(t *testing.T) {
 	w.mu.Lock()
 	w.underWay.ending["held"] = true
 	w.mu.Unlock()
-	if err := w.want(plan.Remove, nil); err != nil {
+	if err := w.want(podplan.Remove, nil); err != nil {
 		t.Fatal(err)
 	}
 	cut, cancel := context.WithCancel(h.ctx())
@@ -383,7 +383,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	logs := cri.LogDirectory(web, h.cfg.Node())
+	logs := criconfig.LogDirectory(web, h.cfg.Node())
 	if err := os.MkdirAll(logs, 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent/event"
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/manifest"
 )
@@ -52,7 +52,7 @@ func (a *Agent) Declare(set source.Set) {
 	changed := map[*worker]manifest.Objects{}
 	for name, w := range a.workers {
 		rec := w.record()
-		if !strings.HasPrefix(rec.Source, string(set.Kind)) || rec.Want == plan.Remove || unread[rec.Source] {
+		if !strings.HasPrefix(rec.Source, string(set.Kind)) || rec.Want == podplan.Remove || unread[rec.Source] {
 			continue
 		}
 		d, ok := declared[name]
@@ -84,7 +84,7 @@ func (a *Agent) Declare(set source.Set) {
 		}
 	}
 	for _, w := range going {
-		if err := w.want(plan.Remove, nil); err != nil {
+		if err := w.want(podplan.Remove, nil); err != nil {
 			a.cfg.Log.Error("agent: removing a pod that is no longer declared", "pod", nameOf(w.manifest), "error", err)
 		}
 	}
@@ -137,7 +137,7 @@ func (a *Agent) busy(name string, d declaration) bool {
 		return a.draining || a.closing.Err() != nil
 	}
 	rec := w.record()
-	return rec.Want == plan.Remove || manifest.Hash(rec.declared()) == manifest.Hash(d.pod)
+	return rec.Want == podplan.Remove || manifest.Hash(rec.declared()) == manifest.Hash(d.pod)
 }
 
 // complain logs why a declared pod isn't run, once until it is something else.

@@ -8,7 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 )
 
@@ -25,10 +25,10 @@ func (a *Agent) Evict(uid, message string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	rec := w.rec
-	if phase := w.published.Load().pod.Status.Phase; rec.Want != plan.Run || rec.Evicted != nil || phase == plan.PhaseFailed || phase == plan.PhaseSucceeded {
+	if phase := w.published.Load().pod.Status.Phase; rec.Want != podplan.Run || rec.Evicted != nil || phase == podplan.PhaseFailed || phase == podplan.PhaseSucceeded {
 		return nil
 	}
-	rec.Evicted = &plan.Eviction{At: time.Now(), Message: message}
+	rec.Evicted = &podplan.Eviction{At: time.Now(), Message: message}
 	if err := a.records.Unwind(uid, rec); err != nil {
 		return fmt.Errorf("pod %s: %w", nameOf(rec.Pod), err)
 	}
@@ -44,7 +44,7 @@ func (a *Agent) Evict(uid, message string) error {
 // manifest is begun anew after a pause, if its policy is Always. The caller holds w.mu.
 func (w care) recover() {
 	e := w.rec.Evicted
-	if e == nil || !w.published.Load().pod.Settled || w.rec.Want == plan.Remove {
+	if e == nil || !w.published.Load().pod.Settled || w.rec.Want == podplan.Remove {
 		return
 	}
 	if !e.Emptied {
@@ -52,8 +52,8 @@ func (w care) recover() {
 		return
 	}
 	anew := w.rec.Pod.Spec.RestartPolicy == corev1.RestartPolicyAlways && !strings.HasPrefix(w.rec.Source, string(source.API))
-	if anew && w.spec().Want == plan.Run && !time.Now().Before(e.At.Add(plan.Pause)) {
-		w.end(emptying, func(context.Context) error { return w.want(plan.Run, nil) })
+	if anew && w.spec().Want == podplan.Run && !time.Now().Before(e.At.Add(podplan.Pause)) {
+		w.end(emptying, func(context.Context) error { return w.want(podplan.Run, nil) })
 	}
 }
 

@@ -7,11 +7,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/probe"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/sandbox"
 )
 
@@ -30,15 +30,15 @@ func (w care) watch(sandboxes []sandbox.Status, containers []container.Status) {
 	}
 	var runs []probe.Run
 	for _, st := range containers {
-		c := cri.Find(w.manifest, st.Name())
-		if c == nil || !probe.Probed(c) || st.Started.IsZero() || w.underWay.starting[st.Name()] || w.spec().Want != plan.Run {
+		c := criconfig.Find(w.manifest, st.Name())
+		if c == nil || !probe.Probed(c) || st.Started.IsZero() || w.underWay.starting[st.Name()] || w.spec().Want != podplan.Run {
 			continue
 		}
 		i := slices.IndexFunc(sandboxes, func(s sandbox.Status) bool { return s.ID == st.Sandbox })
 		_, stopping := w.underWay.deadlines[st.ID]
 		runs = append(runs, probe.Run{
 			Target: w.target(c, st.ID, sandboxes[i]), Started: st.Started,
-			Ended: stopping || view.Container(st) != plan.ContainerRunning || view.Sandbox(sandboxes[i]) != plan.SandboxReady,
+			Ended: stopping || view.Container(st) != podplan.ContainerRunning || view.Sandbox(sandboxes[i]) != podplan.SandboxReady,
 		})
 	}
 	w.a.probes.Watch(string(w.manifest.UID), runs, probe.Watcher{Changed: w.nudge, Failed: func(t probe.Target, message string) {
@@ -57,13 +57,13 @@ func (w care) target(c *corev1.Container, id string, st sandbox.Status) probe.Ta
 }
 
 // health is what is known of a run. The caller holds w.mu.
-func (w care) health(id string) plan.Health {
-	var h plan.Health
+func (w care) health(id string) podplan.Health {
+	var h podplan.Health
 	if w.probed {
 		h = w.a.probes.Health(string(w.manifest.UID), id)
 	}
 	if message, failed := w.seen.postStart[id]; failed {
-		h.PostStart, h.Message = plan.Failing, message
+		h.PostStart, h.Message = podplan.Failing, message
 	}
 	return h
 }
@@ -97,7 +97,7 @@ func (w care) hook(ctx context.Context, id string, c *corev1.Container, h *corev
 	ctx, cancel := w.untilEnd(ctx, id)
 	defer cancel()
 	err = probe.In(w.a.cfg.Containers).Hook(ctx, w.target(c, id, sb), h)
-	if st, gone := w.a.cfg.Containers.Get(id); gone != nil || view.Container(st) != plan.ContainerRunning || ctx.Err() != nil {
+	if st, gone := w.a.cfg.Containers.Get(id); gone != nil || view.Container(st) != podplan.ContainerRunning || ctx.Err() != nil {
 		return nil
 	}
 	return err

@@ -7,10 +7,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/manifest"
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
 // inPlace returns the pod that is there with what has changed of it in the
@@ -36,7 +36,7 @@ func inPlace(declared, there *corev1.Pod) (*corev1.Pod, bool) {
 	}
 	restarts := there.Spec.RestartPolicy == corev1.RestartPolicyAlways
 	ok := take(out.Spec.Containers, declared.Spec.Containers, restarts) && take(out.Spec.InitContainers, declared.Spec.InitContainers, false)
-	if !ok || manifest.Hash(out) != manifest.Hash(declared) || cri.QOS(out) != cri.QOS(there) {
+	if !ok || manifest.Hash(out) != manifest.Hash(declared) || criconfig.QOS(out) != criconfig.QOS(there) {
 		return nil, false
 	}
 	return out, true
@@ -56,10 +56,10 @@ func (a *Agent) Replace(pod *corev1.Pod, source string) error {
 		return nil
 	}
 	rec := w.record()
-	if _, ok := inPlace(pod, rec.declared()); ok || rec.Source != source || rec.Want == plan.Remove {
+	if _, ok := inPlace(pod, rec.declared()); ok || rec.Source != source || rec.Want == podplan.Remove {
 		return nil
 	}
-	return w.want(plan.Remove, nil)
+	return w.want(podplan.Remove, nil)
 }
 
 // tellIgnored says which fields of the manifest make no difference here.

@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/manifest"
 )
@@ -110,7 +110,7 @@ func (m *matrix) begin() {
 		for _, p := range places {
 			if p.broken && p.version != "" {
 				there, _, err := m.Find(p.name)
-				p.unsure = p.unsure || err != nil || there.Want != plan.Run || there.Source != string(kind)+p.at || there.Manifest.Labels["v"] != p.version
+				p.unsure = p.unsure || err != nil || there.Want != podplan.Run || there.Source != string(kind)+p.at || there.Manifest.Labels["v"] != p.version
 			}
 		}
 	}
@@ -142,7 +142,7 @@ func (m *matrix) off() string {
 	for _, p := range m.List() {
 		name, version := p.Manifest.Name, p.Manifest.Labels["v"]
 		switch {
-		case p.Want != plan.Run:
+		case p.Want != podplan.Run:
 			return name + " is still being removed"
 		case !slices.Contains(allowed[name], version):
 			return fmt.Sprintf("%s runs version %s of %v, from %s", name, version, allowed[name], p.Source)

@@ -8,18 +8,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
 // messageName names the message of a run of a container.
 func messageName(name string, attempt uint32) string { return fmt.Sprintf("%s.%d", name, attempt) }
 
 // mountMessage gives a run the file in which it may leave a message of its end.
-func (w care) mountMessage(c *corev1.Container, run *cri.Run) error {
+func (w care) mountMessage(c *corev1.Container, run *criconfig.Run) error {
 	path, err := w.a.cfg.Volumes.Message(string(w.manifest.UID), messageName(c.Name, run.Attempt))
 	if err != nil {
 		return err
@@ -31,14 +31,14 @@ func (w care) mountMessage(c *corev1.Container, run *cri.Run) error {
 // message is what a run that has ended has left to say or, if that is nothing,
 // what is known of its end. The caller holds w.mu.
 func (w care) message(st container.Status) string {
-	if view.Container(st) != plan.ContainerExited {
+	if view.Container(st) != podplan.ContainerExited {
 		return st.Message
 	}
 	if text, known := w.seen.messages[st.ID]; known {
 		return text
 	}
 	text := w.a.cfg.Volumes.ReadMessage(string(w.manifest.UID), messageName(st.Name(), st.Config.GetMetadata().GetAttempt()))
-	c := cri.Find(w.manifest, st.Name())
+	c := criconfig.Find(w.manifest, st.Name())
 	if text == "" && st.Exit.Code != 0 && c != nil && c.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError {
 		text = view.LastLines(st)
 	}
@@ -75,7 +75,7 @@ func (w care) imageVolume(v *corev1.Volume) (string, error) {
 
 func (w care) pullVolume(ctx context.Context, ref string) (image.Image, error) {
 	w.tell(false, "", "Pulling", "pulling image "+ref)
-	login := cri.LoginFor(w.manifest, ref, w.record().Objects)
+	login := criconfig.LoginFor(w.manifest, ref, w.record().Objects)
 	img, err := w.a.cfg.Images.Pull(ctx, ref, image.PullOptions{Username: login.Username, Password: login.Password})
 	if err == nil {
 		w.tell(false, "", "Pulled", "pulled image "+ref)

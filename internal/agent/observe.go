@@ -7,7 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/sandbox"
@@ -39,9 +39,9 @@ func (w *worker) look() ([]sandbox.Status, []container.Status) {
 }
 
 // observe says in the planner's words what is there.
-func (w *worker) observe(sandboxes []sandbox.Status, containers []container.Status) plan.Observed {
-	o := plan.Observed{
-		Images:         map[string]plan.Image{},
+func (w *worker) observe(sandboxes []sandbox.Status, containers []container.Status) podplan.Observed {
+	o := podplan.Observed{
+		Images:         map[string]podplan.Image{},
 		Creating:       w.underWay.creating,
 		Starting:       maps.Clone(w.underWay.starting),
 		SandboxFailure: w.seen.sandboxFailure,
@@ -49,7 +49,7 @@ func (w *worker) observe(sandboxes []sandbox.Status, containers []container.Stat
 		Backoffs:       w.backoffs,
 	}
 	for _, st := range sandboxes {
-		o.Sandboxes = append(o.Sandboxes, plan.Sandbox{
+		o.Sandboxes = append(o.Sandboxes, podplan.Sandbox{
 			ID:      st.ID,
 			Attempt: st.Config.GetMetadata().GetAttempt(),
 			State:   view.Sandbox(st),
@@ -60,7 +60,7 @@ func (w *worker) observe(sandboxes []sandbox.Status, containers []container.Stat
 		if w.underWay.starting[st.Name()] && st.Started.IsZero() {
 			continue
 		}
-		o.Containers = append(o.Containers, plan.Container{
+		o.Containers = append(o.Containers, podplan.Container{
 			ID: st.ID, Name: st.Name(), Sandbox: st.Sandbox, Attempt: st.Config.GetMetadata().GetAttempt(),
 			State:   view.Container(st),
 			Started: st.Started, Finished: st.Exit.At,
@@ -83,14 +83,14 @@ func (w *worker) observe(sandboxes []sandbox.Status, containers []container.Stat
 	return o
 }
 
-func (w *worker) image(name string) plan.Image {
+func (w *worker) image(name string) podplan.Image {
 	out := w.seen.images[name]
-	out.State = plan.ImageAbsent
+	out.State = podplan.ImageAbsent
 	if _, err := w.a.cfg.Images.Get(name); err == nil {
-		out.State = plan.ImagePresent
+		out.State = podplan.ImagePresent
 	}
 	if _, ok := w.underWay.pulls[name]; ok {
-		out.State = plan.ImagePulling
+		out.State = podplan.ImagePulling
 	}
 	return out
 }

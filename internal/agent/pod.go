@@ -5,7 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/sandbox"
@@ -16,9 +16,9 @@ type Pod struct {
 	// Manifest as it was given, with its defaults and a UID.
 	Manifest *corev1.Pod
 	Source   string // "run" or "file:/path"
-	Want     plan.Want
+	Want     podplan.Want
 	Created  time.Time
-	Status   plan.Status
+	Status   podplan.Status
 	// Sandboxes and Containers of the pod, newest first.
 	Sandboxes  []sandbox.Status
 	Containers []container.Status

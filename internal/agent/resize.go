@@ -7,9 +7,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/container"
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
 // Resize is how far a pod is with resources that it is to have while it runs.
@@ -38,7 +38,7 @@ func changes(pod *corev1.Pod, c *corev1.Container, run container.Status) bool {
 	if !wantsRestart(c) || pod.Spec.RestartPolicy == corev1.RestartPolicyNever {
 		return false
 	}
-	was, now := run.Config.GetLinux().GetResources(), cri.Resources(pod, c, cri.Node{})
+	was, now := run.Config.GetLinux().GetResources(), criconfig.Resources(pod, c, criconfig.Node{})
 	memory := was.GetMemoryLimitInBytes() != now.GetMemoryLimitInBytes()
 	cpu := was.GetCpuShares() != now.GetCpuShares() || was.GetCpuQuota() != now.GetCpuQuota()
 	return slices.ContainsFunc(c.ResizePolicy, func(p corev1.ContainerResizePolicy) bool {
@@ -52,11 +52,11 @@ func (w care) allot(declared *corev1.Pod) error {
 	rec := w.rec
 	rec.Pod, rec.Desired = declared, nil
 	held, freed := refusal{}, false
-	if cri.Resized(w.rec.Pod, declared) {
+	if criconfig.Resized(w.rec.Pod, declared) {
 		if held, freed = w.a.room.resize(declared, w.a.cfg.Node); held.reason == "" {
 			rec.Resize = true
 		} else {
-			rec.Pod, rec.Desired = cri.WithResources(declared, w.rec.Pod), declared
+			rec.Pod, rec.Desired = criconfig.WithResources(declared, w.rec.Pod), declared
 		}
 	}
 	if err := w.a.records.Put(string(declared.UID), rec); err != nil {
@@ -92,7 +92,7 @@ func (a *Agent) roomFreed() {
 	}
 	a.mu.RUnlock()
 	slices.SortFunc(resizes, func(x, y waiting) int {
-		return cmp.Or(cri.Precede(x.Pod, y.Pod), x.Started.Compare(y.Started))
+		return cmp.Or(criconfig.Precede(x.Pod, y.Pod), x.Started.Compare(y.Started))
 	})
 	for _, r := range resizes {
 		care{r.worker}.retryResize()
@@ -115,7 +115,7 @@ func (w care) retryResize() {
 
 // resizeNow is how far a resize is. The caller holds w.mu.
 func (w care) resizeNow() Resize {
-	r := Resize{Held: w.seen.held.reason, Message: w.seen.held.message, Applying: w.rec.Resize && w.spec().Want == plan.Run}
+	r := Resize{Held: w.seen.held.reason, Message: w.seen.held.message, Applying: w.rec.Resize && w.spec().Want == podplan.Run}
 	if w.underWay.tries[resizing] > 0 {
 		r.Problem = w.seen.problem
 	}

@@ -9,10 +9,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/agent/view"
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/sandbox"
 )
 
@@ -29,7 +29,7 @@ var rationed = []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory}
 
 // take gives a pod what it asks for, once, or says why there isn't that much. With
 // force it gets it anyhow.
-func (r *room) take(pod *corev1.Pod, node func() cri.Node, force bool) (reason, message string) {
+func (r *room) take(pod *corev1.Pod, node func() criconfig.Node, force bool) (reason, message string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, has := r.taken[string(pod.UID)]; has {
@@ -77,7 +77,7 @@ type refusal struct{ reason, message string }
 
 // resize gives a pod that has room what it asks for now, and says whether some came
 // free by that, or why it stays as it is. Less than it has it always gets.
-func (r *room) resize(pod *corev1.Pod, node func() cri.Node) (held refusal, freed bool) {
+func (r *room) resize(pod *corev1.Pod, node func() criconfig.Node) (held refusal, freed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	uid := string(pod.UID)
@@ -87,7 +87,7 @@ func (r *room) resize(pod *corev1.Pod, node func() cri.Node) (held refusal, free
 	}
 	all := capacity(node())
 	for _, name := range rationed {
-		asked, before, limit := cri.Requested(pod, name), had[name], all[name]
+		asked, before, limit := criconfig.Requested(pod, name), had[name], all[name]
 		used := r.used(name, uid)
 		switch {
 		case asked.Cmp(before) <= 0:
@@ -115,7 +115,7 @@ func (r *room) restore(pod *corev1.Pod) {
 func asks(pod *corev1.Pod) map[corev1.ResourceName]resource.Quantity {
 	asked := map[corev1.ResourceName]resource.Quantity{}
 	for _, name := range rationed {
-		if q := cri.Requested(pod, name); !q.IsZero() {
+		if q := criconfig.Requested(pod, name); !q.IsZero() {
 			asked[name] = q
 		}
 	}
@@ -133,10 +133,10 @@ func (r *room) leave(uid string) bool {
 
 // occupies says whether something of a pod may be there.
 func occupies(sandboxes []sandbox.Status) bool {
-	return slices.ContainsFunc(sandboxes, func(st sandbox.Status) bool { return view.Sandbox(st) != plan.SandboxStopped })
+	return slices.ContainsFunc(sandboxes, func(st sandbox.Status) bool { return view.Sandbox(st) != podplan.SandboxStopped })
 }
 
-func capacity(n cri.Node) corev1.ResourceList {
+func capacity(n criconfig.Node) corev1.ResourceList {
 	return corev1.ResourceList{
 		corev1.ResourceCPU:    *resource.NewQuantity(int64(n.CPUs), resource.DecimalSI),
 		corev1.ResourceMemory: *resource.NewQuantity(n.Memory, resource.BinarySI),
@@ -146,11 +146,11 @@ func capacity(n cri.Node) corev1.ResourceList {
 // ration makes a pod wait that there is no room for, and has one that runs no more
 // make room. What is there of a pod has its room: also if the clients of an API
 // server, who count for themselves, have asked for it. The caller holds w.mu.
-func (w care) ration(d *plan.Decision, sandboxes []sandbox.Status) {
+func (w care) ration(d *podplan.Decision, sandboxes []sandbox.Status) {
 	uid := string(w.manifest.UID)
-	ended := w.spec().Want != plan.Run || d.Status.Phase == plan.PhaseSucceeded || d.Status.Phase == plan.PhaseFailed
+	ended := w.spec().Want != podplan.Run || d.Status.Phase == podplan.PhaseSucceeded || d.Status.Phase == podplan.PhaseFailed
 	if ended {
-		if (d.Gone || d.Status.Phase != plan.PhaseRunning && d.Status.Phase != plan.PhasePending) && w.a.room.leave(uid) {
+		if (d.Gone || d.Status.Phase != podplan.PhaseRunning && d.Status.Phase != podplan.PhasePending) && w.a.room.leave(uid) {
 			w.a.background.Go(w.a.roomFreed)
 		}
 		return

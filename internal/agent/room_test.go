@@ -7,7 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
 // asking is a pod that asks for that.
@@ -16,7 +16,7 @@ func asking(t *testing.T, name, requests string) *corev1.Pod {
 	return podFrom(t, fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s, uid: %s}\nspec: {hostNetwork: true, hostIPC: true, containers: [{name: c, image: 'reg.test/none:1', imagePullPolicy: Never, resources: {requests: {%s}}}]}\n", name, name, requests))
 }
 
-func twoCPUs() cri.Node { return cri.Node{CPUs: 2, Memory: 1 << 30} }
+func twoCPUs() criconfig.Node { return criconfig.Node{CPUs: 2, Memory: 1 << 30} }
 
 func TestRoom(t *testing.T) {
 	t.Parallel()

@@ -6,9 +6,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/view"
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
 // preStop is a hook before a container's stop.
@@ -21,7 +21,7 @@ type preStop struct {
 
 // stopContainer begins to stop a container, or hurries the stop. The caller
 // holds w.mu.
-func (w care) stopContainer(do plan.StopContainer) {
+func (w care) stopContainer(do podplan.StopContainer) {
 	if h := w.health(do.ID); h.Doomed() && w.underWay.deadlines[do.ID].IsZero() {
 		w.tell(true, w.nameOf(do.ID), "Killing", h.Message+": it is stopped")
 		w.a.cfg.Log.Warn("agent: stopping a container", "pod", nameOf(w.manifest), "id", do.ID, "because", h.Message)
@@ -62,10 +62,10 @@ func (w care) nameOf(id string) string {
 // preStopOf returns the hook of the container that a run is of, or nil.
 func (w care) preStopOf(id string) (*corev1.Container, *corev1.LifecycleHandler) {
 	st, err := w.a.cfg.Containers.Get(id)
-	if err != nil || view.Container(st) != plan.ContainerRunning {
+	if err != nil || view.Container(st) != podplan.ContainerRunning {
 		return nil, nil
 	}
-	if c := cri.Find(w.manifest, st.Name()); c != nil && c.Lifecycle != nil {
+	if c := criconfig.Find(w.manifest, st.Name()); c != nil && c.Lifecycle != nil {
 		return c, c.Lifecycle.PreStop
 	}
 	return nil, nil
@@ -81,7 +81,7 @@ func (w care) afterHook(id string, hook *preStop) time.Duration {
 	if hook.kill {
 		return 0
 	}
-	grace := max(time.Until(w.underWay.deadlines[id]), plan.Floor)
+	grace := max(time.Until(w.underWay.deadlines[id]), podplan.Floor)
 	w.underWay.deadlines[id] = time.Now().Add(grace)
 	return grace
 }

@@ -9,11 +9,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/manifest"
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
 // follow has a pod be as it is declared now, without being made anew: what an
@@ -24,10 +24,10 @@ func (w care) follow(d declaration) error {
 		return err
 	}
 	rec := w.record()
-	if rec.Want == plan.Remove || rec.Want == plan.Stop && rec.Grace != nil && *rec.Grace <= *d.ending {
+	if rec.Want == podplan.Remove || rec.Want == podplan.Stop && rec.Grace != nil && *rec.Grace <= *d.ending {
 		return nil
 	}
-	return w.want(plan.Stop, d.ending)
+	return w.want(podplan.Stop, d.ending)
 }
 
 // change gives the pod another content.
@@ -43,7 +43,7 @@ func (w care) change(pod *corev1.Pod) error {
 	w.backoffs = w.backoffs.Reset()
 	clear(w.seen.startFailures)
 	w.nudge()
-	if w.rec.Want == plan.Run && len(w.sandboxes) > 0 { // its labels may be in a volume
+	if w.rec.Want == podplan.Run && len(w.sandboxes) > 0 { // its labels may be in a volume
 		w.a.background.Go(w.refresh)
 	}
 	return nil
@@ -52,7 +52,7 @@ func (w care) change(pod *corev1.Pod) error {
 // outdated says whether a run is to make way for another because its container
 // now has another image, or resources for which it asks to be started anew.
 func outdated(pod *corev1.Pod, run container.Status) bool {
-	c := cri.Find(pod, run.Name())
+	c := criconfig.Find(pod, run.Name())
 	if c == nil {
 		return false
 	}
@@ -67,30 +67,30 @@ const resizing = "resize"
 // resize gives the running containers the limits that the pod has now, once those
 // are gone that make way for others. The caller holds w.mu.
 func (w care) resize(containers []container.Status) {
-	if !w.rec.Resize || w.spec().Want != plan.Run || len(w.underWay.starting) > 0 { // what is being started may have the limits of before
+	if !w.rec.Resize || w.spec().Want != podplan.Run || len(w.underWay.starting) > 0 { // what is being started may have the limits of before
 		return
 	}
 	pod, node := w.rec.Pod, w.a.cfg.Node()
 	limits := map[string]*runtimeapi.LinuxContainerResources{}
 	for _, st := range containers {
-		if c := cri.Find(pod, st.Name()); c != nil && view.Container(st) == plan.ContainerRunning {
+		if c := criconfig.Find(pod, st.Name()); c != nil && view.Container(st) == podplan.ContainerRunning {
 			if changes(pod, c, st) {
 				return
 			}
-			limits[st.ID] = cri.Resources(pod, c, node)
+			limits[st.ID] = criconfig.Resources(pod, c, node)
 		}
 	}
 	sandboxes := append([]string(nil), w.sandboxes...)
 	w.end(resizing, func(ctx context.Context) error {
 		var errs []error
 		for _, id := range sandboxes {
-			if err := w.a.cfg.Sandboxes.Update(ctx, id, cri.PodResources(pod), nil); !errdefs.IsFailedPrecondition(err) && !errdefs.IsNotFound(err) {
+			if err := w.a.cfg.Sandboxes.Update(ctx, id, criconfig.PodResources(pod), nil); !errdefs.IsFailedPrecondition(err) && !errdefs.IsNotFound(err) {
 				errs = append(errs, err)
 			}
 		}
 		for id, to := range limits {
 			if err := w.a.cfg.Containers.Update(ctx, id, to); err != nil {
-				if st, gone := w.a.cfg.Containers.Get(id); gone == nil && view.Container(st) == plan.ContainerRunning {
+				if st, gone := w.a.cfg.Containers.Get(id); gone == nil && view.Container(st) == podplan.ContainerRunning {
 					errs = append(errs, err)
 				}
 			}

@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 )
 
@@ -66,7 +66,7 @@ func TestEnding(t *testing.T) {
 		return set
 	}
 	h.Declare(ending(30))
-	h.until("a-1", "stopped", func(p Pod) bool { return p.Settled && p.Want == plan.Stop })
+	h.until("a-1", "stopped", func(p Pod) bool { return p.Settled && p.Want == podplan.Stop })
 	h.restart()
 	h.Declare(ending(60))
 	w, err := h.worker("a-1")

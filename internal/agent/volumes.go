@@ -6,14 +6,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/manifest"
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
 // mounts makes available what a container mounts, and notes where it is.
-func (w care) mounts(c *corev1.Container, run *cri.Run) (err error) {
+func (w care) mounts(c *corev1.Container, run *criconfig.Run) (err error) {
 	uid, spec := string(w.manifest.UID), &w.manifest.Spec
 	run.Volumes, run.Images = map[string]string{}, map[string]string{}
 	for i := range spec.Volumes {
@@ -30,7 +30,7 @@ func (w care) mounts(c *corev1.Container, run *cri.Run) (err error) {
 			return err
 		}
 	}
-	if run.SubPaths, err = cri.SubPaths(w.manifest, c, *run, w.a.cfg.Node()); err != nil {
+	if run.SubPaths, err = criconfig.SubPaths(w.manifest, c, *run, w.a.cfg.Node()); err != nil {
 		return err
 	}
 	for i, part := range run.SubPaths {
@@ -50,7 +50,7 @@ func (w care) write(v *corev1.Volume) (string, error) {
 	w.writing.Lock()
 	defer w.writing.Unlock()
 	rec := w.record()
-	files, err := cri.Files(rec.Pod, v, rec.Objects, w.a.cfg.Node())
+	files, err := criconfig.Files(rec.Pod, v, rec.Objects, w.a.cfg.Node())
 	if err != nil {
 		return "", err
 	}
@@ -79,7 +79,7 @@ func (w care) give(objects manifest.Objects) error {
 	w.backoffs = w.backoffs.Reset()
 	clear(w.seen.startFailures)
 	w.nudge()
-	if rec.Want == plan.Run && len(w.sandboxes) > 0 {
+	if rec.Want == podplan.Run && len(w.sandboxes) > 0 {
 		w.a.background.Go(w.refresh)
 	}
 	return nil
@@ -89,7 +89,7 @@ func (w care) give(objects manifest.Objects) error {
 func (w care) refresh() {
 	for i := range w.manifest.Spec.Volumes {
 		v := &w.manifest.Spec.Volumes[i]
-		if len(manifest.Projections(v)) == 0 || w.record().Want != plan.Run {
+		if len(manifest.Projections(v)) == 0 || w.record().Want != podplan.Run {
 			continue
 		}
 		if _, err := w.write(v); err != nil {

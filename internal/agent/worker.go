@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent/event"
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
@@ -42,7 +42,7 @@ type worker struct {
 	sandboxes []string
 	underWay  underWay
 	seen      seen
-	backoffs  plan.Backoffs
+	backoffs  podplan.Backoffs
 	published atomic.Pointer[publication]
 }
 
@@ -61,9 +61,9 @@ type underWay struct {
 
 // seen is how things went.
 type seen struct {
-	images         map[string]plan.Image
-	sandboxFailure plan.Failure
-	startFailures  map[string]plan.Failure
+	images         map[string]podplan.Image
+	sandboxFailure podplan.Failure
+	startFailures  map[string]podplan.Failure
 	postStart      map[string]string // how the hooks of runs failed, by ID
 	messages       map[string]string // of runs that have ended, by ID
 	problem        string
@@ -88,10 +88,10 @@ func (a *Agent) newWorker(rec record) *worker {
 			ending:    map[string]bool{},
 			tries:     map[string]int{},
 		},
-		seen: seen{images: map[string]plan.Image{}, startFailures: map[string]plan.Failure{}, postStart: map[string]string{}, messages: map[string]string{}},
+		seen: seen{images: map[string]podplan.Image{}, startFailures: map[string]podplan.Failure{}, postStart: map[string]string{}, messages: map[string]string{}},
 	}
 	w.wanted, w.unwanted = context.WithCancel(a.closing)
-	w.publish(plan.Decision{Status: plan.Status{Phase: plan.PhasePending}}, nil, nil)
+	w.publish(podplan.Decision{Status: podplan.Status{Phase: podplan.PhasePending}}, nil, nil)
 	return w
 }
 
@@ -131,7 +131,7 @@ func (w *worker) step() (next time.Time, gone bool) {
 	sandboxes, containers := w.look()
 	care{w}.watch(sandboxes, containers)
 	care{w}.resize(containers)
-	d := plan.Plan(w.spec(), w.observe(sandboxes, containers), time.Now())
+	d := podplan.Plan(w.spec(), w.observe(sandboxes, containers), time.Now())
 	care{w}.ration(&d, sandboxes)
 	w.backoffs = d.Backoffs
 	for _, action := range d.Actions {
@@ -142,12 +142,12 @@ func (w *worker) step() (next time.Time, gone bool) {
 	return d.Next, d.Gone && w.idle()
 }
 
-func (w *worker) spec() plan.Spec {
+func (w *worker) spec() podplan.Spec {
 	rec := w.rec
-	if w.drained != nil && rec.Want == plan.Run {
+	if w.drained != nil && rec.Want == podplan.Run {
 		rec = *w.drained
 	}
-	return plan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace, First: rec.First, Evicted: rec.Evicted}
+	return podplan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace, First: rec.First, Evicted: rec.Evicted}
 }
 
 func (w *worker) record() record {
@@ -158,22 +158,22 @@ func (w *worker) record() record {
 
 // want changes what is to become of the pod. One that is being removed goes on
 // to be: of that only the grace can still change.
-func (w *worker) want(want plan.Want, grace *time.Duration) error {
+func (w *worker) want(want podplan.Want, grace *time.Duration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	rec := w.rec
-	if rec.Want == plan.Remove {
-		want = plan.Remove
+	if rec.Want == podplan.Remove {
+		want = podplan.Remove
 	}
 	rec.Grace = grace
-	if want == plan.Run {
+	if want == podplan.Run {
 		rec.Since, rec.Started, rec.First, rec.Evicted = time.Time{}, time.Now(), w.nextAttempt(), nil
-	} else if rec.Want == plan.Run {
+	} else if rec.Want == podplan.Run {
 		rec.Since = time.Now()
 	}
 	rec.Want = want
 	put := w.a.records.Put
-	if want != plan.Run {
+	if want != podplan.Run {
 		put = w.a.records.Unwind
 	}
 	if err := put(string(rec.Pod.UID), rec); err != nil {
@@ -181,7 +181,7 @@ func (w *worker) want(want plan.Want, grace *time.Duration) error {
 	}
 	w.rec = rec
 	w.unwanted()
-	if want == plan.Run {
+	if want == podplan.Run {
 		w.wanted, w.unwanted = context.WithCancel(w.a.closing)
 		w.backoffs = w.backoffs.Reset()
 		clear(w.seen.startFailures)
@@ -211,7 +211,7 @@ func (w *worker) drain(budget time.Duration) {
 	defer w.mu.Unlock()
 	grace := min(budget, time.Duration(*w.manifest.Spec.TerminationGracePeriodSeconds)*time.Second)
 	rec := w.rec
-	rec.Want, rec.Since, rec.Grace = plan.Stop, time.Now(), &grace
+	rec.Want, rec.Since, rec.Grace = podplan.Stop, time.Now(), &grace
 	w.drained = &rec
 	w.unwanted()
 	last := w.published.Load().pod
@@ -246,11 +246,11 @@ func (w *worker) await(ctx context.Context, what string, ok func(Pod) bool) erro
 func (w *worker) pod() Pod { return w.published.Load().pod }
 
 // publish makes a decision what List and Get show. The caller holds w.mu.
-func (w *worker) publish(d plan.Decision, sandboxes []sandbox.Status, containers []container.Status) {
-	settled := w.spec().Want != plan.Run || d.Status.Phase == plan.PhaseSucceeded || d.Status.Phase == plan.PhaseFailed
+func (w *worker) publish(d podplan.Decision, sandboxes []sandbox.Status, containers []container.Status) {
+	settled := w.spec().Want != podplan.Run || d.Status.Phase == podplan.PhaseSucceeded || d.Status.Phase == podplan.PhaseFailed
 	settled = settled && len(d.Actions) == 0 && w.idle()
 	for _, s := range sandboxes {
-		settled = settled && view.Sandbox(s) == plan.SandboxStopped
+		settled = settled && view.Sandbox(s) == podplan.SandboxStopped
 	}
 	p := Pod{
 		Manifest: w.rec.Pod, Source: w.rec.Source, Want: w.rec.Want, Created: w.rec.Started,

@@ -28,7 +28,7 @@ import (
 	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/journal"
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
 )
@@ -75,7 +75,7 @@ func serve(t *testing.T) served {
 	a = agent.New(agent.Config{
 		Journal: records, Sandboxes: sandboxes, Containers: containers, Images: images, Log: log,
 		Volumes: volume.Volumes{Root: dir, State: state},
-		Node:    func() cri.Node { return cri.Node{Name: "n", Logs: filepath.Join(dir, "logs")} },
+		Node:    func() criconfig.Node { return criconfig.Node{Name: "n", Logs: filepath.Join(dir, "logs")} },
 	})
 	s := served{ended: make(chan struct{})}
 	server := grpc.NewServer(grpc.UnaryInterceptor(Unary), grpc.StreamInterceptor(Stream))

@@ -14,7 +14,7 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -47,11 +47,11 @@ type conditionDocument struct {
 
 // probesDocument is what the probes of a container have found.
 type probesDocument struct {
-	Startup   plan.Verdict `json:"Startup,omitempty" doc:"healthy or failing; empty while that isn't known, as below"`
-	Liveness  plan.Verdict `json:"Liveness,omitempty"`
-	Readiness plan.Verdict `json:"Readiness,omitempty"`
-	PostStart plan.Verdict `json:"PostStart,omitempty" doc:"failing if that hook has failed"`
-	Message   string       `json:"Message,omitempty" doc:"what the last check that failed said"`
+	Startup   podplan.Verdict `json:"Startup,omitempty" doc:"healthy or failing; empty while that isn't known, as below"`
+	Liveness  podplan.Verdict `json:"Liveness,omitempty"`
+	Readiness podplan.Verdict `json:"Readiness,omitempty"`
+	PostStart podplan.Verdict `json:"PostStart,omitempty" doc:"failing if that hook has failed"`
+	Message   string          `json:"Message,omitempty" doc:"what the last check that failed said"`
 }
 
 // sandboxDocument is what inspect shows of a sandbox.
@@ -101,7 +101,7 @@ func (s *Server) Inspect(_ context.Context, req *huskv1.InspectRequest) (*huskv1
 	}
 	var document any = s.podDocument(p)
 	if name != "" {
-		i := slices.IndexFunc(p.Status.Containers, func(c plan.ContainerStatus) bool { return c.Name == name })
+		i := slices.IndexFunc(p.Status.Containers, func(c podplan.ContainerStatus) bool { return c.Name == name })
 		document = s.containerDocument(p, p.Status.Containers[i])
 	}
 	var out bytes.Buffer
@@ -144,12 +144,12 @@ func (s *Server) podDocument(p agent.Pod) podDocument {
 	return out
 }
 
-func (s *Server) containerDocument(p agent.Pod, c plan.ContainerStatus) containerDocument {
+func (s *Server) containerDocument(p agent.Pod, c podplan.ContainerStatus) containerDocument {
 	out := containerDocument{
 		ID: c.ID, Name: c.Name, Pod: p.Name(), Image: c.Image, State: string(c.State), Reason: c.Reason, Message: c.Message,
 		Ready: c.Ready, Restarts: c.Restarts, ExitCode: c.ExitCode, Started: c.Started, Finished: c.Finished,
 	}
-	if h := c.Health; h != (plan.Health{}) {
+	if h := c.Health; h != (podplan.Health{}) {
 		out.Probes = &probesDocument{h.Startup, h.Liveness, h.Readiness, h.PostStart, h.Message}
 	}
 	i := slices.IndexFunc(p.Containers, func(st container.Status) bool { return st.ID == c.ID })
@@ -158,7 +158,7 @@ func (s *Server) containerDocument(p agent.Pod, c plan.ContainerStatus) containe
 	}
 	run := p.Containers[i]
 	out.ImageID, out.OOMKilled, out.LogPath, out.Steps = run.ImageID, run.Exit.OOMKilled, run.Log, run.Steps
-	if c.State == plan.Running {
+	if c.State == podplan.Running {
 		out.Pid = run.Process.PID
 	}
 	for _, st := range p.Sandboxes {

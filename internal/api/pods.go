@@ -12,7 +12,7 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/manifest"
 )
@@ -29,7 +29,7 @@ func (s *Server) ListPods(_ context.Context, req *huskv1.ListPodsRequest) (*husk
 }
 
 func running(p agent.Pod) bool {
-	return p.Status.Phase == plan.PhaseRunning || p.Status.Phase == plan.PhasePending
+	return p.Status.Phase == podplan.PhaseRunning || p.Status.Phase == podplan.PhasePending
 }
 
 func podMessage(p agent.Pod) *huskv1.Pod {
@@ -58,7 +58,7 @@ func podMessage(p agent.Pod) *huskv1.Pod {
 	return out
 }
 
-func containerMessage(p agent.Pod, c plan.ContainerStatus) *huskv1.Container {
+func containerMessage(p agent.Pod, c podplan.ContainerStatus) *huskv1.Container {
 	out := &huskv1.Container{
 		Id: c.ID, Name: c.Name, Image: c.Image,
 		State: string(c.State), Reason: c.Reason, Message: c.Message,
@@ -73,7 +73,7 @@ func containerMessage(p agent.Pod, c plan.ContainerStatus) *huskv1.Container {
 	}
 	if i := slices.IndexFunc(p.Containers, func(st container.Status) bool { return st.ID == c.ID }); i >= 0 {
 		out.CreatedNs = nanoseconds(p.Containers[i].Created)
-		if c.State == plan.Running {
+		if c.State == podplan.Running {
 			out.Pid = int32(p.Containers[i].Process.PID)
 		}
 	}

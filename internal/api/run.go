@@ -13,7 +13,7 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/manifest"
 )
 
@@ -92,7 +92,7 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.O
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if p, err = s.Agent.Get(string(pod.UID)); err != nil || p.Want != plan.Run {
+		if p, err = s.Agent.Get(string(pod.UID)); err != nil || p.Want != podplan.Run {
 			return errdefs.ErrAborted.WithMessage(fmt.Sprintf("pod %s was stopped while it was waited for", agentName(pod)))
 		}
 	}
@@ -103,7 +103,7 @@ func agentName(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }
 // turnedOut says whether there is nothing more to wait for: the pod is ready,
 // or, if it isn't to run for good, at its end.
 func turnedOut(p agent.Pod) bool {
-	ended := p.Status.Phase == plan.PhaseSucceeded || p.Status.Phase == plan.PhaseFailed
+	ended := p.Status.Phase == podplan.PhaseSucceeded || p.Status.Phase == podplan.PhaseFailed
 	return ended || p.Status.Ready && p.Manifest.Spec.RestartPolicy == corev1.RestartPolicyAlways
 }
 
@@ -130,9 +130,9 @@ func runEvent(p agent.Pod) *huskv1.RunEvent {
 func runMessage(p agent.Pod) string {
 	st := p.Status
 	switch {
-	case st.Phase == plan.PhaseSucceeded:
+	case st.Phase == podplan.PhaseSucceeded:
 		return "completed"
-	case st.Phase == plan.PhaseFailed:
+	case st.Phase == podplan.PhaseFailed:
 		return failureOf(p)
 	case st.Ready:
 		return "ready"
@@ -147,7 +147,7 @@ func runMessage(p agent.Pod) string {
 // failureOf says what of a failed pod has failed.
 func failureOf(p agent.Pod) string {
 	for _, c := range p.Status.Containers {
-		if c.State != plan.Terminated || c.ExitCode == 0 {
+		if c.State != podplan.Terminated || c.ExitCode == 0 {
 			continue
 		}
 		text := fmt.Sprintf("container %s ended with exit code %d", c.Name, c.ExitCode)

@@ -5,7 +5,7 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 )
 
 // Meter reads what is used.
@@ -46,7 +46,7 @@ func (s *Server) usageOf(p agent.Pod) *huskv1.PodUsage {
 	cgroup := s.Sandboxes.Cgroup(st)
 	out.Total = s.Meter.Used(cgroup)
 	for _, c := range p.Status.Containers {
-		if c.State != plan.Running {
+		if c.State != podplan.Running {
 			continue
 		}
 		run, err := s.Containers.Get(c.ID)

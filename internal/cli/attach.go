@@ -8,10 +8,10 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/session"
 	"github.com/huskd/husk/internal/cli/terminal"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newAttach(a *app) *cobra.Command {
@@ -27,7 +27,7 @@ ctrl-c one that has none. Exit codes: the program's own once it ends, 0 after
 ctrl-p ctrl-q, 125 if it's husk or huskd that failed.`,
 		Example: `husk attach web
 husk attach game -c server`,
-		Args:              arguments.Takes(1, 1, "the NAME of a pod or the ID of a container"),
+		Args:              usageerror.Takes(1, 1, "the NAME of a pod or the ID of a container"),
 		ValidArgsFunction: completer{a}.pod,
 	}
 	a.addContainer(cmd, &start.Container)

@@ -6,14 +6,14 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/huskd/husk/internal/cli/arguments"
-	"github.com/huskd/husk/internal/cli/bench"
+	"github.com/huskd/husk/internal/cli/benchcmd"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newBench(a *app) *cobra.Command {
-	return bench.New(bench.App{
-		Out: a.out, Errs: a.errs, Misuse: arguments.Misuse,
+	return benchcmd.New(benchcmd.App{
+		Out: a.out, Errs: a.errs, Misuse: usageerror.Misuse,
 		Clears: func() { a.clears.Store(true) },
 		Socket: a.address,
 		For: func(flags *pflag.FlagSet, name string, value time.Duration, usage string) *time.Duration {

@@ -17,10 +17,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
-	"github.com/huskd/husk/internal/cli/manual"
+	"github.com/huskd/husk/internal/cli/help"
 	"github.com/huskd/husk/internal/cli/terminal"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 // app is what the commands share.
@@ -134,7 +134,7 @@ or 125 if it's husk or huskd that failed.`,
 		Example: `husk run web.yaml --wait
 husk ps -a
 husk exec -it web -- sh`,
-		Args:              arguments.NoSuchCommand,
+		Args:              usageerror.NoSuchCommand,
 		RunE:              showHelp,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
@@ -142,8 +142,8 @@ husk exec -it web -- sh`,
 	}
 	root.PersistentFlags().String("socket", client.DefaultSocket, "where huskd listens; also $"+socketVariable)
 	a.socket = root.PersistentFlags().Lookup("socket")
-	root.SetFlagErrorFunc(arguments.BadFlag)
-	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { _, _ = cmd.OutOrStdout().Write([]byte(manual.Help(cmd))) })
+	root.SetFlagErrorFunc(usageerror.BadFlag)
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { _, _ = cmd.OutOrStdout().Write([]byte(help.Help(cmd))) })
 	root.SetHelpCommand(newHelp())
 	root.AddGroup(
 		&cobra.Group{ID: groupPods, Title: "Pods:"},

@@ -3,7 +3,7 @@ package cli
 import (
 	"io"
 
-	"github.com/huskd/husk/internal/cli/arguments"
+	"github.com/huskd/husk/internal/cli/usageerror"
 	"github.com/spf13/cobra"
 )
 
@@ -21,12 +21,12 @@ func newCompletion() *cobra.Command {
 		Example: `source <(husk completion bash)
 husk completion zsh > "${fpath[1]}/_husk"
 husk completion fish > ~/.config/fish/completions/husk.fish`,
-		Args:              arguments.Takes(1, 1, "a SHELL: bash, zsh or fish"),
+		Args:              usageerror.Takes(1, 1, "a SHELL: bash, zsh or fish"),
 		ValidArgsFunction: cobra.FixedCompletions([]cobra.Completion{"bash", "zsh", "fish"}, cobra.ShellCompDirectiveNoFileComp),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			write := shells[args[0]]
 			if write == nil {
-				return arguments.Misuse(cmd, "no completion for %q, only for bash, zsh and fish", args[0])
+				return usageerror.Misuse(cmd, "no completion for %q, only for bash, zsh and fish", args[0])
 			}
 			return write(cmd.Root(), cmd.OutOrStdout())
 		},

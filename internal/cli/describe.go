@@ -8,9 +8,9 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newDescribe(a *app) *cobra.Command {
@@ -19,7 +19,7 @@ func newDescribe(a *app) *cobra.Command {
 		Short: "Tell how a pod is: its network, containers, probes, mounts and events.",
 		Example: `husk describe web
 husk describe kube-system/dns`,
-		Args:              arguments.Takes(1, 1, "the NAME of a pod"),
+		Args:              usageerror.Takes(1, 1, "the NAME of a pod"),
 		ValidArgsFunction: completer{a}.pod,
 	}
 	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {

@@ -9,9 +9,9 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newDoctor(a *app) *cobra.Command {
@@ -20,7 +20,7 @@ func newDoctor(a *app) *cobra.Command {
 		Short: "Check what this machine can do and what follows; 1 if something won't work.",
 		Example: `husk doctor
 husk doctor -o json`,
-		Args:              arguments.Takes(0, 0, ""),
+		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	o := addOutput(cmd, asJSON, asYAML)

@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newEvents(a *app) *cobra.Command {
@@ -23,7 +23,7 @@ func newEvents(a *app) *cobra.Command {
 		Example: `husk events
 husk events web
 husk events -f`,
-		Args:              arguments.Takes(0, 1, "the NAME of a pod"),
+		Args:              usageerror.Takes(0, 1, "the NAME of a pod"),
 		ValidArgsFunction: completer{a}.pod,
 	}
 	cmd.Flags().BoolVarP(&req.Follow, "follow", "f", false, "go on with what happens from now on")

@@ -7,10 +7,10 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/session"
 	"github.com/huskd/husk/internal/cli/terminal"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newExec(a *app) *cobra.Command {
@@ -30,13 +30,13 @@ husk exec -i db -c postgres -- psql < dump.sql`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch dash := cmd.ArgsLenAtDash(); {
 			case len(args) == 0 || dash == 0:
-				return arguments.Misuse(cmd, "husk exec needs the name of a POD, then -- and the program")
+				return usageerror.Misuse(cmd, "husk exec needs the name of a POD, then -- and the program")
 			case dash < 0 && len(args) > 1:
-				return arguments.Misuse(cmd, "husk exec needs -- before the program: husk exec %s -- %s", args[0], strings.Join(args[1:], " "))
+				return usageerror.Misuse(cmd, "husk exec needs -- before the program: husk exec %s -- %s", args[0], strings.Join(args[1:], " "))
 			case dash > 1:
-				return arguments.Misuse(cmd, "husk exec takes one POD, but got %q too", args[1])
+				return usageerror.Misuse(cmd, "husk exec takes one POD, but got %q too", args[1])
 			case len(args) == 1:
-				return arguments.Misuse(cmd, "husk exec needs a program: husk exec %s -- sh", args[0])
+				return usageerror.Misuse(cmd, "husk exec needs a program: husk exec %s -- sh", args[0])
 			}
 			return nil
 		},
@@ -48,7 +48,7 @@ husk exec -i db -c postgres -- psql < dump.sql`,
 	a.addContainer(cmd, &start.Container)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if start.Tty && start.Stdin && !terminal.Is(a.in) {
-			return arguments.Misuse(cmd, "exec -t needs a terminal on standard input: leave out -t")
+			return usageerror.Misuse(cmd, "exec -t needs a terminal on standard input: leave out -t")
 		}
 		return nil
 	}

@@ -8,9 +8,9 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 // The exit codes that are husk's own.
@@ -58,7 +58,7 @@ func (a *app) report(err error) int {
 	if e, ok := errors.AsType[exit](err); ok {
 		code, err = e.code, e.err
 	}
-	if errors.As(err, new(arguments.Error)) || errors.As(err, new(client.AddressError)) {
+	if errors.As(err, new(usageerror.Error)) || errors.As(err, new(client.AddressError)) {
 		code = exitUsage
 	}
 	(&complaints{w: a.errs}).add(err)

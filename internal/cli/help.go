@@ -3,7 +3,7 @@ package cli
 import (
 	"strings"
 
-	"github.com/huskd/husk/internal/cli/arguments"
+	"github.com/huskd/husk/internal/cli/usageerror"
 	"github.com/spf13/cobra"
 )
 
@@ -18,7 +18,7 @@ husk help image pull`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			about, rest, err := cmd.Root().Find(args)
 			if err != nil || len(rest) > 0 {
-				return arguments.Misuse(cmd.Root(), "no command %q", "husk "+strings.Join(args, " "))
+				return usageerror.Misuse(cmd.Root(), "no command %q", "husk "+strings.Join(args, " "))
 			}
 			return about.Help()
 		},

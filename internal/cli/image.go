@@ -6,8 +6,8 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newImage(a *app) *cobra.Command {
@@ -17,7 +17,7 @@ func newImage(a *app) *cobra.Command {
 		Example: `husk image pull docker.io/library/nginx:latest
 husk image load web.tar
 husk image ls`,
-		Args: arguments.NoSuchCommand,
+		Args: usageerror.NoSuchCommand,
 		RunE: showHelp,
 	}
 	cmd.AddCommand(newImagePull(a), newImageLoad(a), newImageLs(a), newImageRm(a), newImagePrune(a))

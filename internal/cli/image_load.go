@@ -13,9 +13,9 @@ import (
 	"google.golang.org/grpc"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/terminal"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newImageLoad(a *app) *cobra.Command {
@@ -24,14 +24,14 @@ func newImageLoad(a *app) *cobra.Command {
 		Short: "Load images from an OCI or docker archive, or from standard input.",
 		Example: `husk image load web.tar
 docker save web | husk image load`,
-		Args: arguments.Takes(0, 1, "one FILE"),
+		Args: usageerror.Takes(0, 1, "one FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := stdin
 			if len(args) > 0 {
 				name = args[0]
 			}
 			if name == stdin && terminal.Is(a.in) {
-				return arguments.Misuse(cmd, "husk image load reads an archive: name its FILE, or pipe it in")
+				return usageerror.Misuse(cmd, "husk image load reads an archive: name its FILE, or pipe it in")
 			}
 			file, size, err := a.openArchive(name)
 			if err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newImageLs(a *app) *cobra.Command {
@@ -23,7 +23,7 @@ func newImageLs(a *app) *cobra.Command {
 		Example: `husk image ls
 husk image ls -o wide
 husk image ls -o json`,
-		Args:              arguments.Takes(0, 0, ""),
+		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	o := addOutput(cmd, asJSON, asYAML, asWide)

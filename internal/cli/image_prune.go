@@ -7,9 +7,9 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newImagePrune(a *app) *cobra.Command {
@@ -19,7 +19,7 @@ func newImagePrune(a *app) *cobra.Command {
 		Short: "Remove the images that have no name and no container.",
 		Example: `husk image prune
 husk image prune -a`,
-		Args:              arguments.Takes(0, 0, ""),
+		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also those that have a name, if no container uses them")

@@ -10,10 +10,10 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/render"
 	"github.com/huskd/husk/internal/cli/terminal"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newImagePull(a *app) *cobra.Command {
@@ -25,7 +25,7 @@ func newImagePull(a *app) *cobra.Command {
 		Example: `husk image pull docker.io/library/nginx:latest
 husk image pull quay.io/me/web --platform linux/arm64
 husk image pull registry.local/web --username me --password-stdin < secret`,
-		Args:              arguments.Takes(1, 1, "the REF of an image"),
+		Args:              usageerror.Takes(1, 1, "the REF of an image"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	f := cmd.Flags()
@@ -37,11 +37,11 @@ husk image pull registry.local/web --username me --password-stdin < secret`,
 		var err error
 		switch {
 		case fromStdin && req.Username == "":
-			return arguments.Misuse(cmd, "--password-stdin needs --username too")
+			return usageerror.Misuse(cmd, "--password-stdin needs --username too")
 		case fromStdin:
 			req.Password, err = readPassword(cmd.Context(), a.in)
 		case req.Username != "" && !terminal.Is(a.in):
-			return arguments.Misuse(cmd, "--username needs a password: pipe it in and add --password-stdin")
+			return usageerror.Misuse(cmd, "--username needs a password: pipe it in and add --password-stdin")
 		case req.Username != "":
 			prompt := fmt.Sprintf("password of %s for %s: ", render.Clean(req.Username), render.Clean(req.Ref))
 			req.Password, err = terminal.Password(cmd.Context(), a.in, a.errs, prompt)

@@ -7,9 +7,9 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newImageRm(a *app) *cobra.Command {
@@ -19,7 +19,7 @@ func newImageRm(a *app) *cobra.Command {
 		Short: "Remove images.",
 		Example: `husk image rm localhost/web:old
 husk image rm -f 3f2a1b4c5d6e`,
-		Args:              arguments.Takes(1, -1, "the NAME or ID of an image"),
+		Args:              usageerror.Takes(1, -1, "the NAME or ID of an image"),
 		ValidArgsFunction: completer{a}.images,
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "even if a container uses it")

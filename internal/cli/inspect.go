@@ -6,8 +6,8 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newInspect(a *app) *cobra.Command {
@@ -17,7 +17,7 @@ func newInspect(a *app) *cobra.Command {
 		Example: `husk inspect web
 husk inspect kube-system/dns -o yaml
 husk inspect 3f2a1b4c5d6e`,
-		Args:              arguments.Takes(1, 1, "the NAME of a pod or the ID of a container"),
+		Args:              usageerror.Takes(1, 1, "the NAME of a pod or the ID of a container"),
 		ValidArgsFunction: completer{a}.pod,
 	}
 	o := addOutput(cmd, asJSON, asYAML)

@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/terminal"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newLogs(a *app) *cobra.Command {
@@ -26,7 +26,7 @@ func newLogs(a *app) *cobra.Command {
 husk logs -f --tail 20 web
 husk logs web -c sidecar --since 10m --timestamps
 husk logs web --previous`,
-		Args:              arguments.Takes(1, 1, "the NAME of a pod or the ID of a container"),
+		Args:              usageerror.Takes(1, 1, "the NAME of a pod or the ID of a container"),
 		ValidArgsFunction: completer{a}.pod,
 	}
 	f := cmd.Flags()
@@ -38,7 +38,7 @@ husk logs web --previous`,
 	f.StringVar(&since, "since", "", "only what is younger than a `TIME`: 10m, or 2026-01-02T15:04:05Z")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if req.SinceNs, err = parseSince(since, time.Now()); err != nil {
-			return arguments.Misuse(cmd, "%v", err)
+			return usageerror.Misuse(cmd, "%v", err)
 		}
 		return nil
 	}

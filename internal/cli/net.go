@@ -8,15 +8,15 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
-	"github.com/huskd/husk/internal/cli/network"
+	"github.com/huskd/husk/internal/cli/netcmd"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newNet(a *app) *cobra.Command {
-	return network.New(network.App{
-		Out: a.out, Errs: a.errs, Takes: arguments.Takes, Pod: a.namespace, Huskd: attachments{a},
-		Group: func(cmd *cobra.Command) { cmd.Args, cmd.RunE = arguments.NoSuchCommand, showHelp },
+	return netcmd.New(netcmd.App{
+		Out: a.out, Errs: a.errs, Takes: usageerror.Takes, Pod: a.namespace, Huskd: attachments{a},
+		Group: func(cmd *cobra.Command) { cmd.Args, cmd.RunE = usageerror.NoSuchCommand, showHelp },
 		Shows: func(cmd *cobra.Command) func(any, func() *render.Table) error {
 			o := addOutput(cmd, asJSON, asYAML)
 			return func(v any, table func() *render.Table) error { return a.show(*o, v, table) }
@@ -45,7 +45,7 @@ func (a *app) namespace(ctx context.Context, pod string) (string, error) {
 // attachments asks huskd for those of pods.
 type attachments struct{ a *app }
 
-func (h attachments) Attachments(ctx context.Context) ([]network.Attachment, error) {
+func (h attachments) Attachments(ctx context.Context) ([]netcmd.Attachment, error) {
 	c, err := h.a.dial()
 	if err != nil {
 		return nil, err
@@ -55,9 +55,9 @@ func (h attachments) Attachments(ctx context.Context) ([]network.Attachment, err
 	if err != nil {
 		return nil, err
 	}
-	var list []network.Attachment
+	var list []netcmd.Attachment
 	for _, x := range answer.Attachments {
-		one := network.Attachment{
+		one := netcmd.Attachment{
 			Network: x.Network, Netns: x.Netns, IfName: x.Interface, Container: x.Sandbox, Addresses: x.Addresses,
 			Pod: x.Namespace + "/" + x.Name, Owed: x.Owed, Tries: int(x.Tries), Error: x.Error,
 		}

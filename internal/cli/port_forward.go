@@ -6,13 +6,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
-	"github.com/huskd/husk/internal/cli/forward"
+	"github.com/huskd/husk/internal/cli/portforward"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newPortForward(a *app) *cobra.Command {
-	var f forward.Forwarding
+	var f portforward.Forwarding
 	cmd := &cobra.Command{
 		Use:   "port-forward POD [LOCAL:]REMOTE...",
 		Short: "Have ports of this machine lead to those of a pod.",
@@ -26,21 +26,21 @@ if it is left out, and any free one if it is 0 or nothing before the colon.`,
 husk port-forward web 5000 8443:https
 husk port-forward web :http
 husk port-forward --address localhost,198.51.100.1 web 8080:80`,
-		Args:              arguments.Takes(2, -1, "the NAME of a pod and a PORT"),
+		Args:              usageerror.Takes(2, -1, "the NAME of a pod and a PORT"),
 		ValidArgsFunction: completer{a}.pod,
 	}
-	cmd.Flags().StringSliceVar(&f.Addresses, "address", []string{forward.Localhost}, "IP addresses of this machine to listen at, or localhost")
+	cmd.Flags().StringSliceVar(&f.Addresses, "address", []string{portforward.Localhost}, "IP addresses of this machine to listen at, or localhost")
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
 		for _, arg := range args[1:] {
-			p, err := forward.Parse(arg)
+			p, err := portforward.Parse(arg)
 			if err != nil {
-				return arguments.Misuse(cmd, "%v", err)
+				return usageerror.Misuse(cmd, "%v", err)
 			}
 			f.Ports = append(f.Ports, p)
 		}
 		for _, address := range f.Addresses {
-			if err := forward.CheckAddress(address); err != nil {
-				return arguments.Misuse(cmd, "--address: %v", err)
+			if err := portforward.CheckAddress(address); err != nil {
+				return usageerror.Misuse(cmd, "--address: %v", err)
 			}
 		}
 		f.Pod = strings.TrimPrefix(args[0], "pod/") // as kubectl names it

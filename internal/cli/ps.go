@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newPs(a *app) *cobra.Command {
@@ -25,7 +25,7 @@ func newPs(a *app) *cobra.Command {
 husk ps -a -o wide
 husk ps --containers
 husk ps -o json`,
-		Args:              arguments.Takes(0, 0, ""),
+		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also the pods that ended or were stopped")

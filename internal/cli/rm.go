@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newRm(a *app) *cobra.Command {
@@ -18,7 +18,7 @@ func newRm(a *app) *cobra.Command {
 		Short: "Remove stopped pods and all that belongs to them.",
 		Example: `husk rm web
 husk rm -f web db`,
-		Args:              arguments.Takes(1, -1, "the NAME of a pod"),
+		Args:              usageerror.Takes(1, -1, "the NAME of a pod"),
 		ValidArgsFunction: completer{a}.pods,
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "stop them first")

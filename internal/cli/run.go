@@ -13,9 +13,9 @@ import (
 	"google.golang.org/grpc/codes"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/terminal"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newRun(a *app) *cobra.Command {
@@ -35,7 +35,7 @@ changed, without being made anew; whatever else was changed needs --replace.`,
 husk run --replace web.yaml
 husk run job.yaml --wait --timeout 1m
 generate-manifest | husk run -`,
-		Args: arguments.Takes(1, -1, "the FILE of a manifest"),
+		Args: usageerror.Takes(1, -1, "the FILE of a manifest"),
 		ValidArgsFunction: cobra.FixedCompletions([]cobra.Completion{"yaml", "yml", "json"},
 			cobra.ShellCompDirectiveFilterFileExt),
 	}
@@ -44,7 +44,7 @@ generate-manifest | husk run -`,
 	cmd.Flags().Var(&timeout, "timeout", "with --wait: give up after this time, the pods go on (default: none)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if cmd.Flags().Changed("timeout") && !wait {
-			return arguments.Misuse(cmd, "--timeout needs --wait")
+			return usageerror.Misuse(cmd, "--timeout needs --wait")
 		}
 		manifests, err := a.readManifests(cmd.Context(), args)
 		if err != nil {
@@ -74,7 +74,7 @@ func (a *app) readManifests(ctx context.Context, names []string) ([]*huskv1.RunR
 	seen := map[string]bool{}
 	for _, name := range names {
 		if seen[name] {
-			failures = append(failures, arguments.Bad("%s is named twice: name each file once", name))
+			failures = append(failures, usageerror.Bad("%s is named twice: name each file once", name))
 			continue
 		}
 		seen[name] = true

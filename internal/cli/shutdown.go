@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 // shutdownBudget is the grace period that a pod has by default.
@@ -25,7 +25,7 @@ func newShutdown(a *app) *cobra.Command {
 		Short: "Stop every pod, then end huskd.",
 		Example: `husk shutdown
 husk shutdown --budget 5s`,
-		Args:              arguments.Takes(0, 0, ""),
+		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().Var(&budget, "budget", "for all pods together, then what still runs is killed")

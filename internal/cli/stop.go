@@ -8,9 +8,9 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/terminal"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newStop(a *app) *cobra.Command {
@@ -21,7 +21,7 @@ func newStop(a *app) *cobra.Command {
 		Example: `husk stop web
 husk stop web db --time 2s
 husk stop --time 0 web`,
-		Args:              arguments.Takes(1, -1, "the NAME of a pod"),
+		Args:              usageerror.Takes(1, -1, "the NAME of a pod"),
 		ValidArgsFunction: completer{a}.pods,
 	}
 	cmd.Flags().VarP(&grace, "time", "t", "until what still runs is killed (default: the pod's own grace period)")

@@ -7,10 +7,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/terminal"
-	"github.com/huskd/husk/internal/cli/usage"
+	"github.com/huskd/husk/internal/cli/top"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newTop(a *app) *cobra.Command {
@@ -30,7 +30,7 @@ has a row.`,
 husk top web
 husk top --containers --sort-by memory --once
 husk top -o json`,
-		Args:              arguments.Takes(0, 1, "the NAME of a pod"),
+		Args:              usageerror.Takes(0, 1, "the NAME of a pod"),
 		ValidArgsFunction: completer{a}.pod,
 	}
 	cmd.Flags().BoolVar(&once, "once", false, "print the table once")
@@ -39,13 +39,13 @@ husk top -o json`,
 	o := addOutput(cmd, asJSON, asYAML)
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
 		if by != "name" && by != "cpu" && by != "memory" {
-			return arguments.Misuse(cmd, "--sort-by: %q is none of name, cpu, memory", by)
+			return usageerror.Misuse(cmd, "--sort-by: %q is none of name, cpu, memory", by)
 		}
 		containers = containers || len(args) > 0
 		return nil
 	}
 	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
-		t := &usage.Top{Client: c, By: by, Containers: containers, Pod: strings.Join(args, "")}
+		t := &top.Top{Client: c, By: by, Containers: containers, Pod: strings.Join(args, "")}
 		if err := t.Begin(ctx); err != nil {
 			return err
 		}

@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
-	"github.com/huskd/husk/internal/cli/arguments"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/usageerror"
 	"github.com/huskd/husk/internal/version"
 )
 
@@ -40,7 +40,7 @@ func newVersion(a *app) *cobra.Command {
 		Example: `husk version
 husk version --client
 husk version -o json`,
-		Args:              arguments.Takes(0, 0, ""),
+		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().BoolVar(&clientOnly, "client", false, "only that of husk, without asking huskd")

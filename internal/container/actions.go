@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/image/rootfs"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/spec"
@@ -26,8 +26,8 @@ import (
 
 // act performs one action. Each of the way down can be repeated and succeeds
 // on what isn't there.
-func (b *box) act(ctx context.Context, do lifecycle.Action) error {
-	if do == lifecycle.Create { // the wait for one's turn is not a part of it
+func (b *box) act(ctx context.Context, do containerstate.Action) error {
+	if do == containerstate.Create { // the wait for one's turn is not a part of it
 		select {
 		case b.s.creating <- struct{}{}:
 			defer func() { <-b.s.creating }()
@@ -38,9 +38,9 @@ func (b *box) act(ctx context.Context, do lifecycle.Action) error {
 	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
 	defer cancel()
 	switch do {
-	case lifecycle.Mount:
+	case containerstate.Mount:
 		return b.mount(ctx)
-	case lifecycle.Create:
+	case containerstate.Create:
 		process, err := b.s.cfg.Runtime.Create(ctx, b.request())
 		b.rec.Process = process
 		if refusal, ok := errors.AsType[*oci.StartError](err); ok {
@@ -48,7 +48,7 @@ func (b *box) act(ctx context.Context, do lifecycle.Action) error {
 			return nil
 		}
 		return err
-	case lifecycle.Start:
+	case containerstate.Start:
 		if b.rec.Refusal != nil {
 			return b.rec.Refusal
 		}
@@ -57,9 +57,9 @@ func (b *box) act(ctx context.Context, do lifecycle.Action) error {
 		}
 		b.rec.Started = time.Now()
 		return b.s.cfg.Runtime.Start(ctx, b.id)
-	case lifecycle.Release:
+	case containerstate.Release:
 		return b.releaseAll(ctx)
-	case lifecycle.Clean:
+	case containerstate.Clean:
 		_ = hooked{b}.tell(ctx, BeforeRemove)
 		if b.release != nil {
 			b.release()

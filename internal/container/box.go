@@ -15,13 +15,13 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/chansync"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/crashpoint"
-	life "github.com/huskd/husk/internal/lifecycle"
+	"github.com/huskd/husk/internal/lifecycle"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/trace"
-	"github.com/huskd/husk/internal/turn"
 )
 
 // actionTimeout bounds one action. It is the container's own: the deadline of
@@ -35,12 +35,12 @@ const killTimeout = 30 * time.Second
 
 // record is what the journal keeps of a container beside its config.
 type record struct {
-	Sandbox string          `json:"sandbox"`
-	State   lifecycle.State `json:"state"`
-	Boot    string          `json:"boot"`
-	ImageID string          `json:"imageID,omitempty"`
-	Handler string          `json:"handler,omitempty"`
-	Log     string          `json:"log,omitempty"`
+	Sandbox string               `json:"sandbox"`
+	State   containerstate.State `json:"state"`
+	Boot    string               `json:"boot"`
+	ImageID string               `json:"imageID,omitempty"`
+	Handler string               `json:"handler,omitempty"`
+	Log     string               `json:"log,omitempty"`
 	// StopSignal is what the image says.
 	StopSignal string      `json:"stopSignal,omitempty"`
 	Created    time.Time   `json:"created"`
@@ -73,7 +73,7 @@ type box struct {
 	config  *runtimeapi.ContainerConfig
 
 	updating sync.Mutex // had by who asks the hooks for a change of limits
-	turn     turn.Lock
+	turn     chansync.Mutex
 	rec      record
 	steps    []pod.Step // of this huskd's, in their order
 	release  func()     // of the image
@@ -93,7 +93,7 @@ type box struct {
 
 func (s *Service) newBox(id, sandbox string, config *runtimeapi.ContainerConfig) *box {
 	b := &box{
-		s: s, id: id, key: key(sandbox, config), sandbox: sandbox, config: config, turn: turn.New(),
+		s: s, id: id, key: key(sandbox, config), sandbox: sandbox, config: config, turn: chansync.NewMutex(),
 		up: make(chan struct{}), ended: make(chan struct{}),
 	}
 	b.upCtx, b.cancelUp = context.WithCancel(s.closing)
@@ -119,7 +119,7 @@ func (b *box) layer() string  { return filepath.Join(b.s.cfg.Root, "containers",
 
 // store journals the container for the first time, unless it was stopped before.
 func (b *box) store() error {
-	if b.rec.State != lifecycle.Reserved {
+	if b.rec.State != containerstate.Reserved {
 		return nil
 	}
 	return b.s.records.Create(b.id, b.config, b.rec)
@@ -142,7 +142,7 @@ func (b *box) view() Status {
 		Steps: slices.Clip(b.steps), User: b.rec.User, record: b.rec,
 	}
 	if b.rec.Exit != nil {
-		st.Exit, st.Finished = *b.rec.Exit, b.gone || b.rec.State != lifecycle.Releasing
+		st.Exit, st.Finished = *b.rec.Exit, b.gone || b.rec.State != containerstate.Releasing
 	}
 	return st
 }
@@ -151,12 +151,12 @@ func (b *box) status() Status { return *b.published.Load() }
 
 // enter journals the state to, and only then makes it the container's own. On
 // the way down a record that can't be written stops nothing.
-func (b *box) enter(to lifecycle.State) error {
+func (b *box) enter(to containerstate.State) error {
 	next := b.rec
 	next.State = to
 	var err error
 	switch {
-	case to == lifecycle.Removed:
+	case to == containerstate.Removed:
 		err = b.s.records.Delete(b.id)
 	case to.Down():
 		err = b.s.records.Unwind(b.id, next)
@@ -171,13 +171,13 @@ func (b *box) enter(to lifecycle.State) error {
 	}
 	b.rec = next
 	switch to {
-	case lifecycle.Exited:
+	case containerstate.Exited:
 		b.s.free(b)
-	case lifecycle.Removed:
+	case containerstate.Removed:
 		b.s.forget(b)
 	}
 	b.publish()
-	if to == lifecycle.Exited { // whoever waits for that sees it in the status
+	if to == containerstate.Exited { // whoever waits for that sees it in the status
 		b.once.Do(func() { close(b.ended) })
 	}
 	return nil
@@ -185,8 +185,8 @@ func (b *box) enter(to lifecycle.State) error {
 
 // drive lets ev happen and performs the actions that follow: see lifecycle.Drive.
 // Of ctx, that of whoever asked for it, they have the span and not the end.
-func (b *box) drive(ctx context.Context, ev lifecycle.Event) error {
-	if err := life.Drive(&lifecycle.Table, walk{b, ctx}, ev); err != nil {
+func (b *box) drive(ctx context.Context, ev containerstate.Event) error {
+	if err := lifecycle.Drive(&containerstate.Table, walk{b, ctx}, ev); err != nil {
 		if b.rec.State.Owes() {
 			b.settleLater()
 		}
@@ -203,9 +203,9 @@ type walk struct {
 
 func (w walk) String() string { return "it" }
 
-func (w walk) State() lifecycle.State { return w.rec.State }
+func (w walk) State() containerstate.State { return w.rec.State }
 
-func (w walk) Enter(to lifecycle.State) error { return w.enter(to) }
+func (w walk) Enter(to containerstate.State) error { return w.enter(to) }
 
 // Failed notes that nobody is told of a container that could not be created: the
 // record of its way down says so, should huskd not live to see the end of it.
@@ -214,7 +214,7 @@ func (w walk) Failed(err error) {
 	w.failed(fmt.Errorf("container %q: %w", w.name(), err))
 }
 
-func (w walk) Act(in lifecycle.State, do lifecycle.Action) error {
+func (w walk) Act(in containerstate.State, do containerstate.Action) error {
 	crashpoint.Hit("container/" + string(in) + "/begin")
 	began := time.Now()
 	err := w.traced(in, do)
@@ -234,7 +234,7 @@ func (w walk) Act(in lifecycle.State, do lifecycle.Action) error {
 }
 
 // traced performs an action in a span of its own.
-func (w walk) traced(in lifecycle.State, do lifecycle.Action) error {
+func (w walk) traced(in containerstate.State, do containerstate.Action) error {
 	ctx := w.upCtx
 	if in.Down() {
 		ctx = context.Background() // nobody can cut cleaning up short
@@ -265,12 +265,12 @@ func (b *box) create(ctx context.Context) {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	defer close(b.up)
-	ev := lifecycle.Make
+	ev := containerstate.Make
 	stored := b.store()
 	if stored != nil {
 		stored = fmt.Errorf("container %q: %w", b.name(), stored)
 		b.failed(stored)
-		ev = lifecycle.Fail
+		ev = containerstate.Fail
 	}
 	b.upErr = errors.Join(stored, b.drive(ctx, ev))
 	if b.upErr == nil {
@@ -284,21 +284,21 @@ func (b *box) create(ctx context.Context) {
 // discard removes a container that nobody was told of.
 func (b *box) discard(ctx context.Context, err *error) {
 	b.rec.Unwanted = true
-	if b.rec.State == lifecycle.Exited {
-		*err = errors.Join(*err, b.drive(ctx, lifecycle.Destroy))
+	if b.rec.State == containerstate.Exited {
+		*err = errors.Join(*err, b.drive(ctx, containerstate.Destroy))
 	}
 }
 
 func (b *box) start(ctx context.Context) error {
 	b.turn.Lock()
 	defer b.turn.Unlock()
-	if b.rec.State == lifecycle.Running && b.rec.Exit == nil {
+	if b.rec.State == containerstate.Running && b.rec.Exit == nil {
 		return nil
 	}
 	if b.rec.State.Down() {
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %q (%s) has ended: create another", b.name(), pod.Short(b.id)))
 	}
-	err := b.drive(ctx, lifecycle.Run)
+	err := b.drive(ctx, containerstate.Run)
 	if err == nil {
 		_ = hooked{b}.tell(ctx, AfterStart)
 	}
@@ -310,12 +310,12 @@ func (b *box) start(ctx context.Context) error {
 func (b *box) stop(ctx context.Context, grace time.Duration) error {
 	b.cancelUp()
 	<-b.up
-	if b.status().State == lifecycle.Running && grace > 0 {
+	if b.status().State == containerstate.Running && grace > 0 {
 		if ended, err := b.terminate(grace); ended || err != nil {
 			return err
 		}
 	}
-	if b.status().State == lifecycle.Running {
+	if b.status().State == containerstate.Running {
 		limited, cancel := context.WithTimeout(context.Background(), killTimeout)
 		defer cancel()
 		if err := b.s.cfg.Runtime.KillAll(limited, b.id); err != nil {
@@ -330,14 +330,14 @@ func (b *box) stop(ctx context.Context, grace time.Duration) error {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	switch b.rec.State {
-	case lifecycle.Exited, lifecycle.Removing, lifecycle.Removed:
+	case containerstate.Exited, containerstate.Removing, containerstate.Removed:
 		return nil
 	}
 	if b.rec.Exit == nil {
 		b.rec.Exit = &oci.Exit{Code: 137, At: time.Now()}
 		b.rec.Reason = "Error"
 	}
-	return b.drive(ctx, lifecycle.Exit)
+	return b.drive(ctx, containerstate.Exit)
 }
 
 // terminate asks the first process to end and says whether it did so in time.
@@ -360,10 +360,10 @@ func (b *box) terminate(grace time.Duration) (ended bool, err error) {
 func (b *box) remove(ctx context.Context) error {
 	b.turn.Lock()
 	defer b.turn.Unlock()
-	if b.rec.State == lifecycle.Removed {
+	if b.rec.State == containerstate.Removed {
 		return nil
 	}
-	return b.drive(ctx, lifecycle.Destroy)
+	return b.drive(ctx, containerstate.Destroy)
 }
 
 // watch waits for the end of a created container's process.
@@ -387,7 +387,7 @@ func (b *box) watch() {
 		b.gone = err == nil
 		b.rec.Exit = &exit
 		b.rec.Reason, b.rec.Message = reason(exit)
-		if err := b.drive(b.s.closing, lifecycle.Exit); err != nil {
+		if err := b.drive(b.s.closing, containerstate.Exit); err != nil {
 			teller{b}.log().Warn("container: releasing it failed, will be tried again", "error", err)
 		}
 	})
@@ -454,11 +454,11 @@ func (b *box) settle() bool {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	var err error
-	if b.rec.State == lifecycle.Releasing {
-		err = b.drive(b.s.closing, lifecycle.Exit)
+	if b.rec.State == containerstate.Releasing {
+		err = b.drive(b.s.closing, containerstate.Exit)
 	}
-	if err == nil && (b.rec.State == lifecycle.Removing || b.rec.State == lifecycle.Exited && b.rec.Unwanted) {
-		err = b.drive(b.s.closing, lifecycle.Destroy)
+	if err == nil && (b.rec.State == containerstate.Removing || b.rec.State == containerstate.Exited && b.rec.Unwanted) {
+		err = b.drive(b.s.closing, containerstate.Destroy)
 	}
 	if err != nil {
 		teller{b}.log().Warn("container: releasing it failed, will be tried again", "error", err)

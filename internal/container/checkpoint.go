@@ -9,7 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/image/rootfs"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
@@ -73,7 +73,7 @@ type checkpointer struct{ *box }
 func (c checkpointer) write(ctx context.Context, path string) error {
 	c.turn.Lock()
 	defer c.turn.Unlock()
-	if c.rec.State != lifecycle.Running || c.rec.Exit != nil {
+	if c.rec.State != containerstate.Running || c.rec.Exit != nil {
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("(%s) is not running: there is nothing to checkpoint", pod.Short(c.id)))
 	}
 	sandbox, err := c.s.cfg.Sandboxes.Sandbox(c.sandbox)

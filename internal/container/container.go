@@ -23,13 +23,13 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/chansync"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
-	"github.com/huskd/husk/internal/turn"
 )
 
 // Runtime drives the processes. Signal and Delete succeed on what is gone.
@@ -125,7 +125,7 @@ type Status struct {
 	ID       string
 	Sandbox  string
 	Config   *runtimeapi.ContainerConfig
-	State    lifecycle.State
+	State    containerstate.State
 	Handler  string // the runtime handler of its sandbox
 	ImageID  string
 	Log      string // path; empty if it has none
@@ -158,7 +158,7 @@ type Service struct {
 
 	creating chan struct{} // has one for each creation by the runtime
 
-	background turn.Group
+	background chansync.WaitGroup
 	closing    context.Context
 	close      context.CancelFunc
 }
@@ -231,7 +231,7 @@ func (s *Service) reserve(sandbox string, config *runtimeapi.ContainerConfig) (*
 		return b, false, nil
 	}
 	b := s.newBox(pod.NewID(), sandbox, config)
-	b.rec = record{Sandbox: sandbox, State: lifecycle.Reserved, Boot: s.cfg.Host.BootID, Created: time.Now()}
+	b.rec = record{Sandbox: sandbox, State: containerstate.Reserved, Boot: s.cfg.Host.BootID, Created: time.Now()}
 	b.publish()
 	s.boxes[b.id], s.live[k] = b, b
 	return b, true, nil
@@ -347,7 +347,7 @@ func (s *Service) running(id string) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	if st.State != lifecycle.Running || st.Finished {
+	if st.State != containerstate.Running || st.Finished {
 		return Status{}, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %q (%s) is not running", st.Name(), pod.Short(id)))
 	}
 	return st, nil

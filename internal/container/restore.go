@@ -12,7 +12,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -24,7 +24,7 @@ func (s *Service) Load() []error {
 		if !pod.ValidID(id) {
 			return errors.New("not a container ID")
 		}
-		if lifecycle.Table.To[rec.State] == nil {
+		if containerstate.Table.To[rec.State] == nil {
 			return fmt.Errorf("state %q is unknown", rec.State)
 		}
 		b := s.newBox(id, rec.Sandbox, config)
@@ -33,7 +33,7 @@ func (s *Service) Load() []error {
 		b.publish()
 		s.boxes[id] = b
 		switch rec.State {
-		case lifecycle.Exited, lifecycle.Removing:
+		case containerstate.Exited, containerstate.Removing:
 			b.once.Do(func() { close(b.ended) })
 		default:
 			s.live[b.key] = b
@@ -50,11 +50,11 @@ func (s *Service) Resume(ctx context.Context) error {
 	swept := s.sweep(ctx)
 	for _, b := range slices.Collect(maps.Values(s.boxes)) { // some are forgotten meanwhile
 		b.holdAgain(ctx)
-		ev := lifecycle.Lost
+		ev := containerstate.Lost
 		if b.rec.Boot != s.cfg.Host.BootID {
-			ev = lifecycle.Reboot
+			ev = containerstate.Reboot
 		}
-		to, _, _ := lifecycle.Table.Next(b.rec.State, ev)
+		to, _, _ := containerstate.Table.Next(b.rec.State, ev)
 		if to.Live() {
 			b.watch()
 			continue
@@ -66,7 +66,7 @@ func (s *Service) Resume(ctx context.Context) error {
 
 // holdAgain keeps the container's image, as before the restart.
 func (b *box) holdAgain(ctx context.Context) {
-	if b.rec.ImageID == "" || b.rec.State == lifecycle.Removing {
+	if b.rec.ImageID == "" || b.rec.State == containerstate.Removing {
 		return
 	}
 	for _, id := range append([]string{b.rec.ImageID}, slices.Collect(maps.Values(b.rec.Volumes))...) {
@@ -75,23 +75,23 @@ func (b *box) holdAgain(ctx context.Context) {
 }
 
 // resumeDown continues to take down what doesn't run after a restart.
-func (b *box) resumeDown(ev lifecycle.Event) {
+func (b *box) resumeDown(ev containerstate.Event) {
 	b.turn.Lock()
 	switch {
 	case b.rec.State.Down():
-	case ev == lifecycle.Reboot:
+	case ev == containerstate.Reboot:
 		b.rec.Boot = b.s.cfg.Host.BootID
 		b.lost("the host was restarted")
 	default:
 		b.lost("huskd was restarted while it was being made")
 		// Whoever asked for its creation was told nothing; whoever asked for
 		// its start knows it.
-		b.rec.Unwanted = b.rec.State != lifecycle.Starting
+		b.rec.Unwanted = b.rec.State != containerstate.Starting
 	}
 	b.s.background.Go(func() {
 		err := b.drive(b.s.closing, ev)
-		if err == nil && b.rec.Unwanted && b.rec.State == lifecycle.Exited {
-			err = b.drive(b.s.closing, lifecycle.Destroy)
+		if err == nil && b.rec.Unwanted && b.rec.State == containerstate.Exited {
+			err = b.drive(b.s.closing, containerstate.Destroy)
 		}
 		b.turn.Unlock()
 		if err != nil {

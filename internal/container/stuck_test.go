@@ -12,7 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/oci"
@@ -53,7 +53,7 @@ const stuckID = "5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5
 
 // resumeStuck returns the owner of a container that was recorded in the state
 // and whose runtime is stuck.
-func resumeStuck(t *testing.T, state lifecycle.State) (*Service, stuck) {
+func resumeStuck(t *testing.T, state containerstate.State) (*Service, stuck) {
 	t.Helper()
 	j, _, err := journal.Open(t.TempDir())
 	if err != nil {
@@ -82,7 +82,7 @@ func resumeStuck(t *testing.T, state lifecycle.State) (*Service, stuck) {
 // container must not begin.
 func TestFinishedIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, r := resumeStuck(t, lifecycle.Starting)
+		s, r := resumeStuck(t, containerstate.Starting)
 		<-r.deleting
 		if st, err := s.Get(stuckID); err != nil || st.Finished {
 			t.Errorf("it is %s and finished, while its process has not been killed (%v)", st.State, err)
@@ -93,7 +93,7 @@ func TestFinishedIsGone(t *testing.T) {
 // TestStopOfUnkillable ends, with an error, for Stop to be tried again.
 func TestStopOfUnkillable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _ := resumeStuck(t, lifecycle.Running)
+		s, _ := resumeStuck(t, containerstate.Running)
 		err := s.Stop(t.Context(), stuckID, 0)
 		if err == nil || !strings.Contains(err.Error(), "kill") {
 			t.Errorf("stop says %v", err)

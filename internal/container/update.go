@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/trace"
@@ -43,7 +43,7 @@ func (s *Service) Limit(ctx context.Context, id string, limits *runtimeapi.Linux
 // limited is a container whose limits are to be changed.
 type limited struct{ *box }
 
-func (b limited) fixed(in lifecycle.State) error {
+func (b limited) fixed(in containerstate.State) error {
 	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %q (%s) is %s: its limits can't be changed", b.name(), pod.Short(b.id), in))
 }
 
@@ -73,7 +73,7 @@ func (b limited) update(ctx context.Context, asked *runtimeapi.LinuxContainerRes
 func (b limited) set(asked *runtimeapi.LinuxContainerResources) error {
 	b.turn.Lock()
 	defer b.turn.Unlock()
-	if b.rec.State != lifecycle.Created && b.rec.State != lifecycle.Running || b.rec.Exit != nil {
+	if b.rec.State != containerstate.Created && b.rec.State != containerstate.Running || b.rec.Exit != nil {
 		return b.fixed(b.rec.State)
 	}
 	want := b.status().ResourcesWith(asked)

@@ -10,7 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container"
-	"github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 )
 
 // containers are the calls about containers.
@@ -138,7 +138,7 @@ func (v *view) containers(id, sandbox string, labels map[string]string) ([]conta
 // announced says whether somebody was told of the container.
 func announced(st container.Status) bool {
 	switch st.State {
-	case lifecycle.Reserved, lifecycle.Mounting, lifecycle.Creating:
+	case containerstate.Reserved, containerstate.Mounting, containerstate.Creating:
 		return false
 	}
 	return true
@@ -148,9 +148,9 @@ func containerState(st container.Status) runtimeapi.ContainerState {
 	switch {
 	case st.Finished:
 		return runtimeapi.ContainerState_CONTAINER_EXITED
-	case st.State == lifecycle.Running:
+	case st.State == containerstate.Running:
 		return runtimeapi.ContainerState_CONTAINER_RUNNING
-	case st.State == lifecycle.Releasing, st.State == lifecycle.Exited, st.State == lifecycle.Removing:
+	case st.State == containerstate.Releasing, st.State == containerstate.Exited, st.State == containerstate.Removing:
 		return runtimeapi.ContainerState_CONTAINER_EXITED
 	}
 	return runtimeapi.ContainerState_CONTAINER_CREATED

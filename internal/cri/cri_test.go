@@ -16,12 +16,12 @@ import (
 
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/container"
-	containerlife "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 	"github.com/huskd/husk/internal/stats"
 )
 
@@ -195,7 +195,7 @@ func TestMetricsHaveDescriptors(t *testing.T) {
 	}
 }
 
-func box(state lifecycle.State, labels map[string]string) sandbox.Status {
+func box(state sandboxstate.State, labels map[string]string) sandbox.Status {
 	return sandbox.Status{ID: pod.NewID(), State: state, Config: &runtimeapi.PodSandboxConfig{Labels: labels}}
 }
 
@@ -203,13 +203,13 @@ func box(state lifecycle.State, labels map[string]string) sandbox.Status {
 // is told if it can't keep up.
 func TestEvents(t *testing.T) {
 	e := &Events{}
-	e.Sandbox(box(lifecycle.Ready, nil)) // before
+	e.Sandbox(box(sandboxstate.Ready, nil)) // before
 	l, leave := e.listen()
-	e.Sandbox(box(lifecycle.Attaching, nil))
-	e.Sandbox(box(lifecycle.Ready, map[string]string{agent.Label: "true"}))
-	st := box(lifecycle.Ready, nil)
+	e.Sandbox(box(sandboxstate.Attaching, nil))
+	e.Sandbox(box(sandboxstate.Ready, map[string]string{agent.Label: "true"}))
+	st := box(sandboxstate.Ready, nil)
 	e.Sandbox(st)
-	k := container.Status{ID: pod.NewID(), Sandbox: st.ID, Config: &runtimeapi.ContainerConfig{}, State: containerlife.Releasing}
+	k := container.Status{ID: pod.NewID(), Sandbox: st.ID, Config: &runtimeapi.ContainerConfig{}, State: containerstate.Releasing}
 	e.Container(k) // it was never there
 	k.Process.PID = 1
 	e.Container(k)

@@ -9,9 +9,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container"
-	containerlife "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/sandbox"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // backlog is how many events may wait for a client: some thousand pods that all
@@ -43,12 +43,12 @@ func (e *Events) Sandbox(st sandbox.Status) {
 	}
 	tell := func(kind runtimeapi.ContainerEventType) { e.tell(st.ID, st.ID, kind) }
 	switch st.State {
-	case lifecycle.Ready:
+	case sandboxstate.Ready:
 		tell(runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 		tell(runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
-	case lifecycle.Stopped:
+	case sandboxstate.Stopped:
 		tell(runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
-	case lifecycle.Removed:
+	case sandboxstate.Removed:
 		tell(runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 	}
 }
@@ -59,13 +59,13 @@ func (e *Events) Container(st container.Status) {
 		return
 	}
 	switch st.State {
-	case containerlife.Created:
+	case containerstate.Created:
 		e.tell(st.ID, st.Sandbox, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
-	case containerlife.Running:
+	case containerstate.Running:
 		e.tell(st.ID, st.Sandbox, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
-	case containerlife.Releasing:
+	case containerstate.Releasing:
 		e.tell(st.ID, st.Sandbox, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
-	case containerlife.Removed:
+	case containerstate.Removed:
 		e.tell(st.ID, st.Sandbox, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 	}
 }

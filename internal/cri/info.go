@@ -7,7 +7,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container"
-	"github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
@@ -117,7 +117,7 @@ type containerInfo struct {
 
 func (v *view) containerInfo(st container.Status) (map[string]string, error) {
 	info := containerInfo{
-		SandboxID: st.Sandbox, State: string(st.State), Removing: st.State == lifecycle.Removing, SnapshotKey: v.Containers.Layer(st.ID), Snapshotter: "overlayfs",
+		SandboxID: st.Sandbox, State: string(st.State), Removing: st.State == containerstate.Removing, SnapshotKey: v.Containers.Layer(st.ID), Snapshotter: "overlayfs",
 		RuntimeType: v.handler(st.Handler).Runtime, Steps: st.Steps, Config: st.Config, RuntimeSpec: v.Containers.Spec(st.ID),
 	}
 	if !st.Finished {

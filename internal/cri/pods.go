@@ -8,7 +8,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/sandbox"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // pods are the calls about pod sandboxes.
@@ -97,7 +97,7 @@ func namespaces(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 }
 
 func sandboxState(st sandbox.Status) runtimeapi.PodSandboxState {
-	if st.State == lifecycle.Ready {
+	if st.State == sandboxstate.Ready {
 		return runtimeapi.PodSandboxState_SANDBOX_READY
 	}
 	return runtimeapi.PodSandboxState_SANDBOX_NOTREADY
@@ -161,7 +161,7 @@ func (v *view) sandboxes(id string, labels map[string]string) ([]sandbox.Status,
 // would show as dead what is not yet born.
 func settled(st sandbox.Status) bool {
 	switch st.State {
-	case lifecycle.Reserved, lifecycle.Pinning, lifecycle.Attaching, lifecycle.Starting:
+	case sandboxstate.Reserved, sandboxstate.Pinning, sandboxstate.Attaching, sandboxstate.Starting:
 		return false
 	}
 	return true

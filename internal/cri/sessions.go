@@ -9,10 +9,10 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
-	sandboxlife "github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // sessions are the ways into a container or a sandbox.
@@ -78,7 +78,7 @@ func (s sessions) running(id string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if st.State != lifecycle.Running || st.Finished {
+	if st.State != containerstate.Running || st.Finished {
 		return "", errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %q (%s) is not running", st.Name(), pod.Short(st.ID)))
 	}
 	return st.ID, nil
@@ -117,7 +117,7 @@ func (s sessions) PortForward(_ context.Context, req *runtimeapi.PortForwardRequ
 	if err != nil {
 		return nil, err
 	}
-	if st.State != sandboxlife.Ready {
+	if st.State != sandboxstate.Ready {
 		return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("sandbox %s of pod %s is %s: nothing listens in it", pod.Short(st.ID), st.Ref(), st.State))
 	}
 	for _, port := range req.GetPort() {

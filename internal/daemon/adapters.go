@@ -16,12 +16,12 @@ import (
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/image"
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/plugin"
-	"github.com/huskd/husk/internal/plugin/door"
+	"github.com/huskd/husk/internal/plugin/rpc"
 	"github.com/huskd/husk/internal/pod"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // images are what containers see of the image store.
@@ -48,7 +48,7 @@ func (s sandboxes) Sandbox(id string) (container.Sandbox, error) {
 	if err != nil {
 		return container.Sandbox{}, err
 	}
-	if st.State != lifecycle.Ready {
+	if st.State != sandboxstate.Ready {
 		return container.Sandbox{}, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("sandbox %s of pod %s is %s: no container can be created in it", pod.Short(id), st.Ref(), st.State))
 	}
 	files := s.d.sandboxes.Files(st)
@@ -120,7 +120,7 @@ func (d *daemon) createCgroup(path string, r *runtimeapi.LinuxContainerResources
 // knowCgroups takes note of what the pods of before weigh.
 func (d *daemon) knowCgroups() {
 	for _, st := range d.sandboxes.List() {
-		if st.State != lifecycle.Stopped && st.State != lifecycle.Removing {
+		if st.State != sandboxstate.Stopped && st.State != sandboxstate.Removing {
 			d.cgroups.Know(d.sandboxes.Cgroup(st), uint64(st.Config.GetLinux().GetResources().GetCpuShares()))
 		}
 	}
@@ -131,17 +131,17 @@ func (d *daemon) knowCgroups() {
 // begun when huskd ends is cut, as a crash would: the next call goes on.
 func (d *daemon) attend(ctx context.Context) func(net.Conn) {
 	p := &plugin.Plugin{Log: d.log}
-	return func(conn net.Conn) { door.Serve(ctx, conn, p.Call) }
+	return func(conn net.Conn) { rpc.Serve(ctx, conn, p.Call) }
 }
 
 // nodeFacts returns what says how the node is now.
-func nodeFacts(cfg config.Config, f host.Facts) func() cri.Node {
-	fixed := cri.Node{
+func nodeFacts(cfg config.Config, f host.Facts) func() criconfig.Node {
+	fixed := criconfig.Node{
 		Name: nodeName(cfg), ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, Memory: f.Memory, CPUs: f.CPUs, Unified: f.Cgroup.Mode.Unified(),
 		HugePages: f.Cgroup.HugePages, RecursiveReadOnly: f.RecursiveReadOnly,
 		Logs: filepath.Join(cfg.Root, "logs"), Seccomp: "/var/lib/kubelet/seccomp",
 	}
-	return func() cri.Node {
+	return func() criconfig.Node {
 		n := fixed
 		n.IPs = nodeIPs()
 		n.ResolvConf, _ = os.ReadFile(resolvConf)

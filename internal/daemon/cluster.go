@@ -16,10 +16,10 @@ import (
 
 	"github.com/huskd/husk/internal/agent/source/apiserver"
 	"github.com/huskd/husk/internal/cluster"
-	"github.com/huskd/husk/internal/cluster/door"
-	"github.com/huskd/husk/internal/cluster/node"
-	"github.com/huskd/husk/internal/cluster/report"
-	"github.com/huskd/husk/internal/cluster/usage"
+	"github.com/huskd/husk/internal/cluster/kubeletapi"
+	"github.com/huskd/husk/internal/cluster/nodestats"
+	"github.com/huskd/husk/internal/cluster/podstatus"
+	"github.com/huskd/husk/internal/cluster/registration"
 	"github.com/huskd/husk/internal/stats"
 )
 
@@ -28,7 +28,7 @@ import (
 type membership struct {
 	*daemon
 	client   *cluster.Client
-	reporter atomic.Pointer[report.Reporter]
+	reporter atomic.Pointer[podstatus.Reporter]
 }
 
 // apply reads how the API server is reached, if there is one. It asks nothing yet.
@@ -70,7 +70,7 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 	if err != nil {
 		return err
 	}
-	self := node.Start(ctx, node.Config{
+	self := registration.Start(ctx, registration.Config{
 		Client: m.client, Machine: machine.Object(), IPs: nodeIPs, Images: m.toldImages,
 		Ready: m.ready, SetRanges: m.cni.SetRanges,
 	})
@@ -86,7 +86,7 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 		Refused: func(pod *corev1.Pod, reason, message string) { m.reporter.Load().Refuse(pod, reason, message) },
 		Changed: m.nudge,
 	}
-	reporter := report.New(report.Config{
+	reporter := podstatus.New(podstatus.Config{
 		Client: m.client, Agent: m.agent, Pods: pods.Start(ctx), Node: self.Object, CRI: nodeFacts(m.cfg, m.facts), Events: m.agent.Events,
 	})
 	m.reporter.Store(reporter)
@@ -102,7 +102,7 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 }
 
 // openDoor listens where kubectl's requests come in by way of the API server.
-func (m *membership) openDoor() (*door.Server, error) {
+func (m *membership) openDoor() (*kubeletapi.Server, error) {
 	ca := m.client.CA
 	if path := m.cfg.NodeClientCA; path != "" {
 		var err error
@@ -110,11 +110,11 @@ func (m *membership) openDoor() (*door.Server, error) {
 			return nil, fmt.Errorf("--node-client-ca-file: %w", err)
 		}
 	}
-	used := usage.Source{
+	used := nodestats.Source{
 		Node: nodeName(m.cfg), Pods: m.agent.List, Meter: stats.New(m.facts.Cgroup, m.inside), Cgroup: m.sandboxes.Cgroup,
 		Layer: m.containers.Layer, EmptyDir: m.volumes().EmptyDir, Images: m.images.Usage, Root: m.cfg.Root, Booted: stats.Booted(),
 	}
-	return door.New(door.Config{
+	return kubeletapi.New(kubeletapi.Config{
 		Summary: used.ServeSummary, Resource: used.ServeResource,
 		Client: m.client, Node: nodeName(m.cfg), Listen: m.cfg.NodeListen, CertFile: m.cfg.NodeTLSCert, KeyFile: m.cfg.NodeTLSKey,
 		ClientCA: ca, Hosts: append(nodeIPs(), hostname()), Pods: m.agent.List, Ended: m.containers.Ended, Sessions: m.streams, Log: m.log,
@@ -122,28 +122,28 @@ func (m *membership) openDoor() (*door.Server, error) {
 }
 
 // machine is this machine as the cluster is to know it.
-func (m *membership) machine() (node.Machine, error) {
+func (m *membership) machine() (registration.Machine, error) {
 	labels, err := m.cfg.Labels()
 	if err != nil {
-		return node.Machine{}, err
+		return registration.Machine{}, err
 	}
 	taints, err := m.cfg.Taints()
 	if err != nil {
-		return node.Machine{}, err
+		return registration.Machine{}, err
 	}
 	_, text, err := net.SplitHostPort(m.cfg.NodeListen)
 	if err != nil {
-		return node.Machine{}, err
+		return registration.Machine{}, err
 	}
 	port, err := strconv.ParseInt(text, 10, 32)
 	if err != nil {
-		return node.Machine{}, err
+		return registration.Machine{}, err
 	}
 	var disk unix.Statfs_t
 	if err := unix.Statfs(m.cfg.Root, &disk); err != nil {
-		return node.Machine{}, err
+		return registration.Machine{}, err
 	}
-	return node.Machine{
+	return registration.Machine{
 		Name: nodeName(m.cfg), Hostname: hostname(), Labels: labels, Taints: taints, Facts: m.facts, Handlers: m.handlers.List(),
 		Disk: int64(disk.Blocks) * disk.Bsize, Port: int32(port),
 	}, nil

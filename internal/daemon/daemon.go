@@ -21,7 +21,6 @@ import (
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/api"
 	"github.com/huskd/husk/internal/cgroup"
-	"github.com/huskd/husk/internal/classes"
 	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/config"
 	"github.com/huskd/husk/internal/container"
@@ -38,10 +37,11 @@ import (
 	"github.com/huskd/husk/internal/oci/pause"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/plugin"
-	"github.com/huskd/husk/internal/plugin/door"
+	"github.com/huskd/husk/internal/plugin/rpc"
 	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/resourceclass"
 	"github.com/huskd/husk/internal/sandbox"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 	"github.com/huskd/husk/internal/selinux"
 	"github.com/huskd/husk/internal/stats"
 	"github.com/huskd/husk/internal/stream"
@@ -85,7 +85,7 @@ type daemon struct {
 // upkeep is what keeps pods, and what they leave, in bounds.
 type upkeep struct {
 	cgroups *cgroup.Classes
-	classes *classes.Classes
+	classes *resourceclass.Classes
 	orphans map[string]error // directories of pods that stay, and why
 }
 
@@ -139,7 +139,7 @@ func (d *daemon) open(ctx context.Context) error {
 	if err := checkDriver(d.cfg, d.facts); err != nil {
 		return err
 	}
-	if d.classes, err = classes.Open(classes.Config{BlockIO: d.cfg.BlockIO, RDT: d.cfg.RDT}); err != nil {
+	if d.classes, err = resourceclass.Open(resourceclass.Config{BlockIO: d.cfg.BlockIO, RDT: d.cfg.RDT}); err != nil {
 		return err
 	}
 	tree, err := cgroup.New(d.facts.Cgroup, d.instance.Cgroup())
@@ -189,9 +189,9 @@ const linger = 50 * time.Millisecond
 
 // wire makes the owners known to each other.
 func (d *daemon) wire() {
-	orders := map[string]lifecycle.Order{}
+	orders := map[string]sandboxstate.Order{}
 	for name, r := range d.cfg.Runtimes {
-		orders[name] = lifecycle.Order(r.Network)
+		orders[name] = sandboxstate.Order(r.Network)
 	}
 	pods, containers := hooks(d)
 	driver := d.drivers()
@@ -315,7 +315,7 @@ func (d *daemon) serve(ctx context.Context, socket listener) error {
 		d.streams.Close()
 		return nil
 	})
-	err := server.Serve(door.Split(socket, d.attend(ctx)))
+	err := server.Serve(rpc.Split(socket, d.attend(ctx)))
 	end()
 	return errors.Join(err, running.Wait())
 }
@@ -388,7 +388,7 @@ func (d *daemon) shut() {
 // that are being deleted are waited for.
 func (d *daemon) vacant() bool {
 	for _, st := range d.sandboxes.List() {
-		if st.State != lifecycle.Stopped {
+		if st.State != sandboxstate.Stopped {
 			return false
 		}
 	}

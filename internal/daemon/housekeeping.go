@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent"
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/container"
@@ -49,7 +49,7 @@ func (d storage) running() (pods []*corev1.Pod) {
 		if strings.HasPrefix(p.Source, string(source.API)) && p.Manifest.Spec.Priority != nil && *p.Manifest.Spec.Priority >= critical {
 			continue
 		}
-		if p.Want == plan.Run && (p.Status.Phase == plan.PhaseRunning || p.Status.Phase == plan.PhasePending) {
+		if p.Want == podplan.Run && (p.Status.Phase == podplan.PhaseRunning || p.Status.Phase == podplan.PhasePending) {
 			pods = append(pods, p.Manifest)
 		}
 	}

@@ -17,19 +17,21 @@ import (
 
 	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/container"
-	containerlife "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestMetrics(t *testing.T) {
 	m := New(Sources{
-		Sandboxes:  func() []sandbox.Status { return []sandbox.Status{{State: lifecycle.Ready}, {State: lifecycle.Ready}} },
-		Containers: func() []container.Status { return []container.Status{{State: containerlife.Exited}} },
+		Sandboxes: func() []sandbox.Status {
+			return []sandbox.Status{{State: sandboxstate.Ready}, {State: sandboxstate.Ready}}
+		},
+		Containers: func() []container.Status { return []container.Status{{State: containerstate.Exited}} },
 		Images:     func() []image.Image { return []image.Image{{Size: 40}, {Size: 2}} },
 		Debts:      func() int { return 7 },
 	})

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/crashpoint"
-	"github.com/huskd/husk/internal/network/foreign"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/preflight"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -58,7 +58,7 @@ func (n *Network) reserve(a pod.Attachment) (*record, error) {
 		return r, nil
 	}
 	if len(ports) > 0 {
-		if err := n.dp.InNode(func() error { return foreign.PortsFree(ports) }); err != nil {
+		if err := n.dp.InNode(func() error { return preflight.PortsFree(ports) }); err != nil {
 			return nil, err
 		}
 	}

@@ -35,9 +35,9 @@ import (
 	"github.com/huskd/husk/internal/keylock"
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network/datapath"
-	"github.com/huskd/husk/internal/network/foreign"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/preflight"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -181,7 +181,7 @@ func (n *Network) openNode() error {
 	if len(n.base.Subnets) == 0 {
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("this node has no IPv6 (%s) and pod-subnets has only that: add an IPv4 subnet", why))
 	}
-	if err := dp.InNode(func() error { return foreign.Overlap(n.cfg.Instance, "", n.base.Subnets) }); err != nil {
+	if err := dp.InNode(func() error { return preflight.Overlap(n.cfg.Instance, "", n.base.Subnets) }); err != nil {
 		return err
 	}
 	if err := n.ledger.restore(n.base.Subnets, time.Now()); err != nil {

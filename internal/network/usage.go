@@ -11,9 +11,9 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/huskd/husk/internal/network/datapath"
-	"github.com/huskd/husk/internal/network/foreign"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/preflight"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -94,9 +94,9 @@ func (n *Network) Usage() Usage {
 
 // Blockades returns the firewalls on the node that drop pods' traffic, with
 // the commands that let it pass.
-func (n *Network) Blockades() (out []foreign.Blockade, err error) {
+func (n *Network) Blockades() (out []preflight.Blockade, err error) {
 	err = n.dp.InNode(func() error {
-		out, err = foreign.ForwardPolicy(n.cfg.Instance, n.cfg.Mode)
+		out, err = preflight.ForwardPolicy(n.cfg.Instance, n.cfg.Mode)
 		return err
 	})
 	return out, err

@@ -24,9 +24,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container"
-	clife "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/sandbox"
-	slife "github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -40,14 +40,14 @@ type world struct {
 func (w *world) add(n int) container.Status {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	st := container.Status{ID: fmt.Sprintf("c%d", n), Sandbox: "p", State: clife.Created, Config: &runtimeapi.ContainerConfig{}}
+	st := container.Status{ID: fmt.Sprintf("c%d", n), Sandbox: "p", State: containerstate.Created, Config: &runtimeapi.ContainerConfig{}}
 	w.containers = append(w.containers, st)
 	return st
 }
 
 type sandboxes struct{}
 
-var onePod = sandbox.Status{ID: "p", State: slife.Ready, Config: &runtimeapi.PodSandboxConfig{}}
+var onePod = sandbox.Status{ID: "p", State: sandboxstate.Ready, Config: &runtimeapi.PodSandboxConfig{}}
 
 func (sandboxes) Get(string) (sandbox.Status, error)               { return onePod, nil }
 func (sandboxes) List() []sandbox.Status                           { return []sandbox.Status{onePod} }

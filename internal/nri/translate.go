@@ -12,15 +12,15 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container"
-	clife "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/nri/adjust"
 	"github.com/huskd/husk/internal/sandbox"
-	slife "github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // shown says whether plugins that register are told of a sandbox.
 func shown(st sandbox.Status) bool {
-	return st.State == slife.Ready || st.State == slife.Stopped || st.State.Down() && st.State != slife.Removing && st.State != slife.Removed
+	return st.State == sandboxstate.Ready || st.State == sandboxstate.Stopped || st.State.Down() && st.State != sandboxstate.Removing && st.State != sandboxstate.Removed
 }
 
 // present is what there is, for a plugin that registers: what others were told of
@@ -158,7 +158,7 @@ func state(st container.Status) api.ContainerState {
 	switch {
 	case !st.Exit.At.IsZero():
 		return api.ContainerState_CONTAINER_STOPPED
-	case st.State == clife.Running:
+	case st.State == containerstate.Running:
 		return api.ContainerState_CONTAINER_RUNNING
 	case st.State.Live():
 		return api.ContainerState_CONTAINER_CREATED

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/huskd/husk/internal/network/oneshot"
+	"github.com/huskd/husk/internal/network/daemonless"
 )
 
 // Between attempts of what failed, and how many there are. After those, what is
@@ -20,15 +20,15 @@ const (
 // of a network that come within a while together, and closes sockets.
 type behind struct {
 	mu      sync.Mutex
-	pending map[string][]*oneshot.Remains // by the network's directory
+	pending map[string][]*daemonless.Remains // by the network's directory
 	working sync.WaitGroup
 }
 
-func (b *behind) add(p *Plugin, dir string, n *oneshot.Network, r *oneshot.Remains) {
+func (b *behind) add(p *Plugin, dir string, n *daemonless.Network, r *daemonless.Remains) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.pending == nil {
-		b.pending = map[string][]*oneshot.Remains{}
+		b.pending = map[string][]*daemonless.Remains{}
 	}
 	first := len(b.pending[dir]) == 0
 	b.pending[dir] = append(b.pending[dir], r)
@@ -40,7 +40,7 @@ func (b *behind) add(p *Plugin, dir string, n *oneshot.Network, r *oneshot.Remai
 	}
 }
 
-func (b *behind) bury(p *Plugin, dir string, n *oneshot.Network) {
+func (b *behind) bury(p *Plugin, dir string, n *daemonless.Network) {
 	b.mu.Lock()
 	remains := b.pending[dir]
 	delete(b.pending, dir)

@@ -13,8 +13,8 @@ import (
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/huskd/husk/internal/network/daemonless"
 	"github.com/huskd/husk/internal/network/ipam"
-	"github.com/huskd/husk/internal/network/oneshot"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -51,7 +51,7 @@ type conf struct {
 
 // parsed is what a conf means.
 type parsed struct {
-	network    oneshot.Config
+	network    daemonless.Config
 	attachment pod.Attachment
 	valid      []types.GCAttachment
 }
@@ -106,7 +106,7 @@ func parse(stdin []byte, args Args) (*conf, error) {
 	if err := c.identity(args.Command); err != nil {
 		return nil, err
 	}
-	c.network = oneshot.Config{
+	c.network = daemonless.Config{
 		Dir: filepath.Join(c.DataDir, c.Name), Mode: plan.Mode(c.Mode), Bridge: c.Bridge,
 		Masquerade: c.Masquerade == nil || *c.Masquerade, MTU: c.MTU, Routes: c.Routes,
 		NoHairpin: c.Hairpin != nil && !*c.Hairpin,

@@ -21,7 +21,7 @@ import (
 	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/netns/netnstest"
-	"github.com/huskd/husk/internal/network/oneshot"
+	"github.com/huskd/husk/internal/network/daemonless"
 	"github.com/huskd/husk/internal/network/plan"
 )
 
@@ -149,16 +149,16 @@ func refused(t testing.TB, err error) (uint, string) {
 }
 
 // network is the one of a configuration.
-func (l *lab) network(conf map[string]any) *oneshot.Network {
+func (l *lab) network(conf map[string]any) *daemonless.Network {
 	l.t.Helper()
-	n, err := oneshot.New(oneshot.Config{
+	n, err := daemonless.New(daemonless.Config{
 		Dir: filepath.Join(l.dir, "data", conf["name"].(string)), Netns: l.node, Mode: plan.PTP, Quarantine: l.plugin.Quarantine,
 	})
 	must(l.t, err)
 	return n
 }
 
-func (l *lab) usage() oneshot.Usage {
+func (l *lab) usage() daemonless.Usage {
 	l.t.Helper()
 	u, err := l.network(l.conf).Usage(l.t.Context())
 	must(l.t, err)

@@ -1,6 +1,6 @@
 // Package plugin is Husk's pod network as a CNI plugin: it understands what a
 // runtime says by the Container Network Interface, versions 0.1.0 to 1.1.0, has
-// network/oneshot do it, and answers as the specification wants.
+// network/daemonless do it, and answers as the specification wants.
 //
 // Call is the whole of it. The program husk-cni puts it behind environment,
 // stdin and stdout; huskd calls it as a function, for configurations that name
@@ -21,7 +21,7 @@ import (
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/huskd/husk/internal/network/oneshot"
+	"github.com/huskd/husk/internal/network/daemonless"
 )
 
 // Type is the plugin's name in a configuration.
@@ -131,11 +131,11 @@ func (p *Plugin) call(ctx context.Context, args Args, stdin []byte) ([]byte, err
 	if p.Linger > 0 {
 		cfg.Close = p.behind.close
 	}
-	n, err := oneshot.New(cfg)
+	n, err := daemonless.New(cfg)
 	if err != nil {
 		return nil, err
 	}
-	sandbox := oneshot.SandboxOf(args.ContainerID, args.IfName)
+	sandbox := daemonless.SandboxOf(args.ContainerID, args.IfName)
 	switch args.Command {
 	case Add:
 		return p.add(ctx, n, c, args)
@@ -152,12 +152,12 @@ func (p *Plugin) call(ctx context.Context, args Args, stdin []byte) ([]byte, err
 	}
 	live := map[string]bool{}
 	for _, a := range c.valid {
-		live[oneshot.SandboxOf(a.ContainerID, a.IfName)] = true
+		live[daemonless.SandboxOf(a.ContainerID, a.IfName)] = true
 	}
 	return nil, n.Collect(ctx, live)
 }
 
-func (p *Plugin) add(ctx context.Context, n *oneshot.Network, c *conf, args Args) ([]byte, error) {
+func (p *Plugin) add(ctx context.Context, n *daemonless.Network, c *conf, args Args) ([]byte, error) {
 	prev, err := previous(c.PrevResult, c.CNIVersion)
 	if err != nil {
 		return nil, err
@@ -166,7 +166,7 @@ func (p *Plugin) add(ctx context.Context, n *oneshot.Network, c *conf, args Args
 		return nil, err
 	}
 	a := c.attachment
-	a.Sandbox = oneshot.SandboxOf(args.ContainerID, args.IfName)
+	a.Sandbox = daemonless.SandboxOf(args.ContainerID, args.IfName)
 	a.Netns, a.IfName = args.Netns, args.IfName
 	made, err := n.Attach(ctx, a)
 	if err != nil {
@@ -175,7 +175,7 @@ func (p *Plugin) add(ctx context.Context, n *oneshot.Network, c *conf, args Args
 	return render(answer(prev, made, c.dns()), c.CNIVersion)
 }
 
-func (p *Plugin) del(ctx context.Context, n *oneshot.Network, dir, sandbox string) error {
+func (p *Plugin) del(ctx context.Context, n *daemonless.Network, dir, sandbox string) error {
 	if p.Linger == 0 {
 		return n.Detach(ctx, sandbox)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 	"go.etcd.io/bbolt"
 
-	"github.com/huskd/husk/internal/network/oneshot"
+	"github.com/huskd/husk/internal/network/daemonless"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -523,7 +523,7 @@ func TestUnreadableLease(t *testing.T) {
 	db, err := bbolt.Open(files[0], 0, nil)
 	must(t, err)
 	must(t, db.Update(func(tx *bbolt.Tx) error {
-		return tx.Bucket([]byte("leases")).Put([]byte(oneshot.SandboxOf("bad", "eth0")), []byte(`{"attachment":`))
+		return tx.Bucket([]byte("leases")).Put([]byte(daemonless.SandboxOf("bad", "eth0")), []byte(`{"attachment":`))
 	}))
 	must(t, db.Close())
 	for command, want := range map[string]uint{Check: ErrDiffers, Add: types.ErrInvalidNetworkConfig} {

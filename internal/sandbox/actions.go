@@ -14,31 +14,31 @@ import (
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // act performs one action. Each can be repeated, and each of the way down
 // succeeds on what isn't there.
-func (b *box) act(ctx context.Context, do lifecycle.Action) error {
+func (b *box) act(ctx context.Context, do sandboxstate.Action) error {
 	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
 	defer cancel()
 	switch do {
-	case lifecycle.Pin:
+	case sandboxstate.Pin:
 		return b.pin()
-	case lifecycle.Attach:
+	case sandboxstate.Attach:
 		return b.attach(ctx)
-	case lifecycle.StartInfra:
+	case sandboxstate.StartInfra:
 		return b.startInfra(ctx)
-	case lifecycle.Kill:
+	case sandboxstate.Kill:
 		return b.kill(ctx)
-	case lifecycle.Detach:
+	case sandboxstate.Detach:
 		if b.rec.Attachment.Netns == "" {
 			return nil
 		}
 		return b.s.cfg.Network.Detach(ctx, b.detachment())
-	case lifecycle.Unpin:
+	case sandboxstate.Unpin:
 		return b.unpin()
-	case lifecycle.Clean:
+	case sandboxstate.Clean:
 		if err := b.s.cfg.Containers.RemoveAll(ctx, b.id); err != nil {
 			return err
 		}

@@ -14,15 +14,15 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/huskd/husk/internal/chansync"
 	"github.com/huskd/husk/internal/crashpoint"
-	life "github.com/huskd/husk/internal/lifecycle"
+	"github.com/huskd/husk/internal/lifecycle"
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 	"github.com/huskd/husk/internal/trace"
-	"github.com/huskd/husk/internal/turn"
 )
 
 // actionTimeout bounds one action. It is the sandbox's own: the deadline of
@@ -34,18 +34,18 @@ const ifName = "eth0"
 
 // record is what the journal keeps of a sandbox beside its config.
 type record struct {
-	State   lifecycle.State `json:"state"`
-	Boot    string          `json:"boot"`
-	Created time.Time       `json:"created"`
-	Handler string          `json:"handler,omitempty"`
-	Boxed   bool            `json:"boxed,omitempty"` // see Config
+	State   sandboxstate.State `json:"state"`
+	Boot    string             `json:"boot"`
+	Created time.Time          `json:"created"`
+	Handler string             `json:"handler,omitempty"`
+	Boxed   bool               `json:"boxed,omitempty"` // see Config
 	// Order is that in which it is made; empty is lifecycle.BeforeStart.
-	Order      lifecycle.Order `json:"order,omitempty"`
-	Attachment pod.Attachment  `json:"attachment"`
-	Attached   []pod.Attached  `json:"attached,omitempty"`
-	Infra      *oci.Process    `json:"infra,omitempty"`
-	Labels     spec.Labels     `json:"labels,omitzero"`
-	Reason     string          `json:"reason,omitempty"`
+	Order      sandboxstate.Order `json:"order,omitempty"`
+	Attachment pod.Attachment     `json:"attachment"`
+	Attached   []pod.Attached     `json:"attached,omitempty"`
+	Infra      *oci.Process       `json:"infra,omitempty"`
+	Labels     spec.Labels        `json:"labels,omitzero"`
+	Reason     string             `json:"reason,omitempty"`
 	// Unwanted says that nobody was told of it: it goes as soon as it is down.
 	Unwanted bool `json:"unwanted,omitempty"`
 }
@@ -57,7 +57,7 @@ type box struct {
 	key    string
 	config *runtimeapi.PodSandboxConfig
 
-	turn turn.Lock
+	turn chansync.Mutex
 	rec  record
 	// settling says that it goes on being taken down by itself.
 	settling bool
@@ -78,7 +78,7 @@ type box struct {
 
 func (s *Service) newBox(id string, config *runtimeapi.PodSandboxConfig) *box {
 	b := &box{
-		s: s, id: id, key: key(config), config: config, turn: turn.New(),
+		s: s, id: id, key: key(config), config: config, turn: chansync.NewMutex(),
 		up: make(chan struct{}), down: make(chan struct{}),
 	}
 	b.upCtx, b.cancelUp = context.WithCancel(s.closing)
@@ -128,7 +128,7 @@ var protocols = map[runtimeapi.Protocol]pod.Protocol{
 
 // store journals the sandbox for the first time, unless it was stopped before.
 func (b *box) store() error {
-	if b.rec.State != lifecycle.Reserved {
+	if b.rec.State != sandboxstate.Reserved {
 		return nil
 	}
 	return b.s.records.Create(b.id, b.config, b.rec)
@@ -157,12 +157,12 @@ func (b *box) status() Status { return *b.published.Load() }
 // enter journals the state to, and only then makes it the sandbox's own. On
 // the way down a record that can't be written stops nothing: what is on disk
 // then names a state that allows for more, and repeating its action is harmless.
-func (b *box) enter(to lifecycle.State) error {
+func (b *box) enter(to sandboxstate.State) error {
 	next := b.rec
 	next.State = to
 	var err error
 	switch {
-	case to == lifecycle.Removed:
+	case to == sandboxstate.Removed:
 		err = b.s.records.Delete(b.id)
 	case to.Down():
 		err = b.s.records.Unwind(b.id, next)
@@ -178,10 +178,10 @@ func (b *box) enter(to lifecycle.State) error {
 	b.rec = next
 	b.publish()
 	switch to {
-	case lifecycle.Stopped:
+	case sandboxstate.Stopped:
 		b.s.free(b)
 		b.once.Do(func() { close(b.down) })
-	case lifecycle.Removed:
+	case sandboxstate.Removed:
 		b.s.forget(b)
 	}
 	return nil
@@ -189,8 +189,8 @@ func (b *box) enter(to lifecycle.State) error {
 
 // drive lets ev happen and performs the actions that follow: see lifecycle.Drive.
 // Of ctx, that of whoever asked for it, they have the span and not the end.
-func (b *box) drive(ctx context.Context, ev lifecycle.Event) error {
-	err := life.Drive(lifecycle.Of(b.rec.Order), walk{b, ctx}, ev)
+func (b *box) drive(ctx context.Context, ev sandboxstate.Event) error {
+	err := lifecycle.Drive(sandboxstate.Of(b.rec.Order), walk{b, ctx}, ev)
 	if err != nil && b.rec.State.Owes() {
 		b.settleLater()
 	}
@@ -205,10 +205,10 @@ type walk struct {
 
 func (w walk) String() string { return "sandbox " + pod.Short(w.id) }
 
-func (w walk) State() lifecycle.State { return w.rec.State }
+func (w walk) State() sandboxstate.State { return w.rec.State }
 
-func (w walk) Enter(to lifecycle.State) error {
-	if to == lifecycle.Ready {
+func (w walk) Enter(to sandboxstate.State) error {
+	if to == sandboxstate.Ready {
 		if err := (hooked{w.box}).tell(w.asked, BeforeReady); err != nil {
 			return fmt.Errorf("pod %s: %w", w.ref(), err)
 		}
@@ -220,7 +220,7 @@ func (w walk) Enter(to lifecycle.State) error {
 // its way down says so, should huskd not live to see the end of it.
 func (w walk) Failed(err error) { w.rec.Reason, w.rec.Unwanted = err.Error(), true }
 
-func (w walk) Act(in lifecycle.State, do lifecycle.Action) error {
+func (w walk) Act(in sandboxstate.State, do sandboxstate.Action) error {
 	crashpoint.Hit("sandbox/" + string(in) + "/begin")
 	began := time.Now()
 	err := w.traced(in, do)
@@ -242,7 +242,7 @@ func (w walk) Act(in lifecycle.State, do lifecycle.Action) error {
 }
 
 // traced performs an action in a span of its own.
-func (w walk) traced(in lifecycle.State, do lifecycle.Action) error {
+func (w walk) traced(in sandboxstate.State, do sandboxstate.Action) error {
 	ctx := w.upCtx
 	if in.Down() {
 		ctx = context.Background() // nobody can cut cleaning up short
@@ -256,10 +256,10 @@ func (w walk) traced(in lifecycle.State, do lifecycle.Action) error {
 }
 
 // verbs say to a person what an action was about.
-var verbs = map[lifecycle.Action]string{
-	lifecycle.Pin:        "make namespaces of",
-	lifecycle.Attach:     "attach network to",
-	lifecycle.StartInfra: "start infra process of",
+var verbs = map[sandboxstate.Action]string{
+	sandboxstate.Pin:        "make namespaces of",
+	sandboxstate.Attach:     "attach network to",
+	sandboxstate.StartInfra: "start infra process of",
 }
 
 // run makes the sandbox; if that fails, it unwinds it and removes the record.
@@ -267,11 +267,11 @@ func (b *box) run(ctx context.Context) {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	defer close(b.up)
-	ev := lifecycle.Run
+	ev := sandboxstate.Run
 	stored := b.store()
 	if stored != nil {
 		stored = fmt.Errorf("sandbox of pod %s: %w", b.ref(), stored)
-		b.rec.Reason, ev = stored.Error(), lifecycle.Fail
+		b.rec.Reason, ev = stored.Error(), sandboxstate.Fail
 	}
 	b.upErr = errors.Join(stored, b.drive(ctx, ev))
 	if b.upErr == nil {
@@ -279,8 +279,8 @@ func (b *box) run(ctx context.Context) {
 		return
 	}
 	b.rec.Unwanted = true
-	if b.rec.State == lifecycle.Stopped {
-		b.upErr = errors.Join(b.upErr, b.drive(ctx, lifecycle.Remove))
+	if b.rec.State == sandboxstate.Stopped {
+		b.upErr = errors.Join(b.upErr, b.drive(ctx, sandboxstate.Remove))
 	}
 }
 
@@ -290,22 +290,22 @@ func (b *box) stop(ctx context.Context, reason string) error {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	switch b.rec.State {
-	case lifecycle.Stopped, lifecycle.Removing, lifecycle.Removed:
+	case sandboxstate.Stopped, sandboxstate.Removing, sandboxstate.Removed:
 		return nil
-	case lifecycle.Ready:
+	case sandboxstate.Ready:
 		b.rec.Reason = reason
 	}
-	return b.drive(ctx, lifecycle.Stop)
+	return b.drive(ctx, sandboxstate.Stop)
 }
 
 // remove removes a stopped sandbox, or joins whoever is doing that.
 func (b *box) remove(ctx context.Context) error {
 	b.turn.Lock()
 	defer b.turn.Unlock()
-	if b.rec.State == lifecycle.Removed {
+	if b.rec.State == sandboxstate.Removed {
 		return nil
 	}
-	return b.drive(ctx, lifecycle.Remove)
+	return b.drive(ctx, sandboxstate.Remove)
 }
 
 // settleLater goes on taking down what could not be, whether or not anybody asks
@@ -334,11 +334,11 @@ func (b *box) settle() bool {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	var err error
-	if b.rec.State.Owes() && b.rec.State != lifecycle.Removing {
-		err = b.drive(b.s.closing, lifecycle.Stop)
+	if b.rec.State.Owes() && b.rec.State != sandboxstate.Removing {
+		err = b.drive(b.s.closing, sandboxstate.Stop)
 	}
-	if err == nil && (b.rec.State == lifecycle.Removing || b.rec.State == lifecycle.Stopped && b.rec.Unwanted) {
-		err = b.drive(b.s.closing, lifecycle.Remove)
+	if err == nil && (b.rec.State == sandboxstate.Removing || b.rec.State == sandboxstate.Stopped && b.rec.Unwanted) {
+		err = b.drive(b.s.closing, sandboxstate.Remove)
 	}
 	if err != nil {
 		b.s.cfg.Log.Warn("sandbox: taking it down failed, will be tried again", "sandbox", b.id, "pod", b.ref(), "error", err)
@@ -356,7 +356,7 @@ func watchInfra(b *box) {
 	}
 	b.s.background.Go(func() {
 		err := infraEnd(b)
-		if b.s.closing.Err() != nil || b.status().State != lifecycle.Ready {
+		if b.s.closing.Err() != nil || b.status().State != sandboxstate.Ready {
 			return
 		}
 		if err := b.stop(b.s.closing, fmt.Sprintf("its infra process is gone: %v", err)); err != nil {

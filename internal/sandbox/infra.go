@@ -11,7 +11,7 @@ import (
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // needsInfra says whether the sandbox must have a process of its own: because
@@ -19,7 +19,7 @@ import (
 // outlives each of them, because the network must find the sandbox running, or
 // because it makes the sandbox that the runtime runs the pod's containers in.
 func (b *box) needsInfra() bool {
-	return b.rec.Boxed || b.options().GetPid() == runtimeapi.NamespaceMode_POD || b.rec.Order == lifecycle.AfterStart
+	return b.rec.Boxed || b.options().GetPid() == runtimeapi.NamespaceMode_POD || b.rec.Order == sandboxstate.AfterStart
 }
 
 // startInfra starts the infra process if one is needed.

@@ -5,7 +5,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // The annotations by which a pod chooses when it is attached to the network. The
@@ -18,12 +18,12 @@ const (
 
 // orderOf returns when a sandbox is attached: as its annotations say, or else as
 // its runtime handler has it.
-func orderOf(config *runtimeapi.PodSandboxConfig, handlers lifecycle.Order) (lifecycle.Order, error) {
+func orderOf(config *runtimeapi.PodSandboxConfig, handlers sandboxstate.Order) (sandboxstate.Order, error) {
 	annotations := config.GetAnnotations()
 	if v, ok := annotations[annotationNetwork]; ok {
-		o := lifecycle.Order(v)
-		if o != lifecycle.BeforeStart && o != lifecycle.AfterStart {
-			return "", bad("annotation %s: %.80q is neither %s nor %s", annotationNetwork, v, lifecycle.BeforeStart, lifecycle.AfterStart)
+		o := sandboxstate.Order(v)
+		if o != sandboxstate.BeforeStart && o != sandboxstate.AfterStart {
+			return "", bad("annotation %s: %.80q is neither %s nor %s", annotationNetwork, v, sandboxstate.BeforeStart, sandboxstate.AfterStart)
 		}
 		return o, nil
 	}
@@ -36,7 +36,7 @@ func orderOf(config *runtimeapi.PodSandboxConfig, handlers lifecycle.Order) (lif
 		return "", bad("annotation %s: %.80q is neither true nor false", annotationISulad, v)
 	}
 	if first {
-		return lifecycle.BeforeStart, nil
+		return sandboxstate.BeforeStart, nil
 	}
-	return lifecycle.AfterStart, nil
+	return sandboxstate.AfterStart, nil
 }

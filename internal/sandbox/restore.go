@@ -13,7 +13,7 @@ import (
 
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/pod"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // Load reads the recorded sandboxes. Those that were ready in this boot are
@@ -24,7 +24,7 @@ func (s *Service) Load() []error {
 		if !pod.ValidID(id) {
 			return errors.New("not a sandbox ID")
 		}
-		if lifecycle.Of(rec.Order).To[rec.State] == nil {
+		if sandboxstate.Of(rec.Order).To[rec.State] == nil {
 			return fmt.Errorf("state %q is unknown", rec.State)
 		}
 		b := s.newBox(id, config)
@@ -36,7 +36,7 @@ func (s *Service) Load() []error {
 		b.publish()
 		s.boxes[id] = b
 		switch rec.State {
-		case lifecycle.Stopped, lifecycle.Removing:
+		case sandboxstate.Stopped, sandboxstate.Removing:
 			b.once.Do(func() { close(b.down) })
 		default:
 			s.live[b.key] = b
@@ -52,7 +52,7 @@ func (s *Service) Attachments() []pod.Attachment {
 	defer s.mu.RUnlock()
 	var list []pod.Attachment
 	for _, b := range s.boxes {
-		if b.rec.State == lifecycle.Ready && b.rec.Boot == s.cfg.Host.BootID && b.rec.Attachment.Netns != "" {
+		if b.rec.State == sandboxstate.Ready && b.rec.Boot == s.cfg.Host.BootID && b.rec.Attachment.Netns != "" {
 			a := b.rec.Attachment
 			a.Taken = b.rec.Boxed
 			list = append(list, a)
@@ -67,11 +67,11 @@ func (s *Service) Attachments() []pod.Attachment {
 func (s *Service) Resume() error {
 	swept := s.sweep()
 	for _, b := range slices.Collect(maps.Values(s.boxes)) { // some are forgotten meanwhile
-		ev := lifecycle.Lost
+		ev := sandboxstate.Lost
 		if b.rec.Boot != s.cfg.Host.BootID {
-			ev = lifecycle.Reboot
+			ev = sandboxstate.Reboot
 		}
-		if b.rec.State == lifecycle.Ready && ev == lifecycle.Lost && b.intact() {
+		if b.rec.State == sandboxstate.Ready && ev == sandboxstate.Lost && b.intact() {
 			watchInfra(b)
 			continue
 		}
@@ -95,22 +95,22 @@ func (b *box) intact() bool {
 }
 
 // resumeDown continues to take down what isn't ready after a restart.
-func (b *box) resumeDown(ev lifecycle.Event) {
+func (b *box) resumeDown(ev sandboxstate.Event) {
 	b.turn.Lock()
 	switch {
-	case ev == lifecycle.Reboot:
+	case ev == sandboxstate.Reboot:
 		b.rec.Reason = "the host was restarted"
 		b.rec.Boot = b.s.cfg.Host.BootID
-	case b.rec.State == lifecycle.Ready:
-		b.rec.Reason, ev = "its namespaces are gone", lifecycle.Stop
+	case b.rec.State == sandboxstate.Ready:
+		b.rec.Reason, ev = "its namespaces are gone", sandboxstate.Stop
 	case !b.rec.State.Down():
 		// The caller of Run is gone and was told nothing.
 		b.rec.Reason, b.rec.Unwanted = "huskd was restarted while it was being made", true
 	}
 	b.s.background.Go(func() {
 		err := b.drive(b.s.closing, ev)
-		if err == nil && b.rec.Unwanted && b.rec.State == lifecycle.Stopped {
-			err = b.drive(b.s.closing, lifecycle.Remove)
+		if err == nil && b.rec.Unwanted && b.rec.State == sandboxstate.Stopped {
+			err = b.drive(b.s.closing, sandboxstate.Remove)
 		}
 		b.turn.Unlock()
 		if err != nil {

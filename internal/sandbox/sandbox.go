@@ -21,13 +21,13 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/huskd/husk/internal/chansync"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
-	"github.com/huskd/husk/internal/turn"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // Network attaches sandboxes. Both calls are idempotent by sandbox.
@@ -93,7 +93,7 @@ type Config struct {
 	// RemoveCgroup removes an empty or left-over cgroup of ours.
 	RemoveCgroup func(path string) error
 	// Orders are those of runtime handlers by their names.
-	Orders map[string]lifecycle.Order
+	Orders map[string]sandboxstate.Order
 	// WritePause writes the infra program to path.
 	WritePause func(path string) error
 	Hooks      Hooks // nil for none
@@ -110,7 +110,7 @@ type Status struct {
 	ID      string
 	Config  *runtimeapi.PodSandboxConfig
 	Handler string
-	State   lifecycle.State
+	State   sandboxstate.State
 	Created time.Time
 	// Attachment is what was asked of the network; its Netns is empty for a
 	// sandbox in the host's network namespace.
@@ -151,7 +151,7 @@ type Service struct {
 	boxes map[string]*box
 	live  map[string]*box // by key, those that aren't on their way down
 
-	background turn.Group
+	background chansync.WaitGroup
 	closing    context.Context
 	close      context.CancelFunc
 }
@@ -214,7 +214,7 @@ func (s *Service) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, 
 
 // reserve finds the sandbox that config asks for, or takes its place. One that
 // is on its way down under the same name is waited for.
-func (s *Service) reserve(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string, order lifecycle.Order) (*box, bool, error) {
+func (s *Service) reserve(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string, order sandboxstate.Order) (*box, bool, error) {
 	k := key(config)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -239,7 +239,7 @@ func (s *Service) reserve(ctx context.Context, config *runtimeapi.PodSandboxConf
 		}
 	}
 	b := s.newBox(s.newID(), config)
-	b.rec = record{State: lifecycle.Reserved, Boot: s.cfg.Host.BootID, Created: time.Now(), Handler: handler}
+	b.rec = record{State: sandboxstate.Reserved, Boot: s.cfg.Host.BootID, Created: time.Now(), Handler: handler}
 	b.rec.Boxed = s.cfg.Boxed != nil && s.cfg.Boxed(handler)
 	b.rec.Attachment = b.attachment()
 	if b.rec.Attachment.Netns != "" { // in the host's network there is nothing to wait for

@@ -8,7 +8,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/pod"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 	"github.com/huskd/husk/internal/trace"
 )
 
@@ -22,7 +22,7 @@ func (s *Service) Update(ctx context.Context, id string, limits, overhead *runti
 	return s.change(ctx, id, func(b *box) error {
 		b.turn.Lock()
 		defer b.turn.Unlock()
-		if b.rec.State != lifecycle.Ready {
+		if b.rec.State != sandboxstate.Ready {
 			return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("sandbox %s of pod %s is %s: its limits can't be changed", pod.Short(b.id), b.ref(), b.rec.State))
 		}
 		return hooked{b}.update(ctx, limits, overhead)

@@ -7,7 +7,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 func valid() *runtimeapi.PodSandboxConfig {
@@ -27,11 +27,11 @@ func valid() *runtimeapi.PodSandboxConfig {
 }
 
 func TestOrder(t *testing.T) {
-	const before, after = lifecycle.BeforeStart, lifecycle.AfterStart
+	const before, after = sandboxstate.BeforeStart, sandboxstate.AfterStart
 	for _, c := range []struct {
 		annotations map[string]string
-		handlers    lifecycle.Order
-		want        lifecycle.Order
+		handlers    sandboxstate.Order
+		want        sandboxstate.Order
 		words       string
 	}{
 		{want: ""},

@@ -14,9 +14,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container"
-	containerlife "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/sandbox"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // run is a schedule being carried out.
@@ -261,7 +261,7 @@ func config(st step) *runtimeapi.PodSandboxConfig {
 	case "shared": // one PID namespace, and so an infra process
 		options.Pid = runtimeapi.NamespaceMode_POD
 	case "late": // attached after that
-		c.Annotations = map[string]string{"cni.husk.dev/network": string(lifecycle.AfterStart)}
+		c.Annotations = map[string]string{"cni.husk.dev/network": string(sandboxstate.AfterStart)}
 	case "host":
 		options.Network, options.Ipc = runtimeapi.NamespaceMode_NODE, runtimeapi.NamespaceMode_NODE
 	}
@@ -480,7 +480,7 @@ func (r *run) nothingIsLeft(l *life, id string) {
 	}
 	for _, c := range l.containers.List(id) {
 		// One that comes too late is about to find that out.
-		if c.State.Live() || c.State == containerlife.Exited {
+		if c.State.Live() || c.State == containerstate.Exited {
 			r.violate("%s was removed and has container %s", r.name(id), r.name(c.ID))
 		}
 	}
@@ -537,7 +537,7 @@ func (r *run) checkSettled() {
 	for _, st := range r.life.sandboxes.List() {
 		switch st.State {
 		case ready:
-		case lifecycle.Stopped:
+		case sandboxstate.Stopped:
 			r.checkKnown(st.ID)
 			continue
 		default:
@@ -559,9 +559,9 @@ func (r *run) checkSettled() {
 	}
 	for _, st := range r.life.containers.List("") {
 		switch st.State {
-		case containerlife.Created, containerlife.Running:
+		case containerstate.Created, containerstate.Running:
 			procs = append(procs, st.ID)
-		case containerlife.Exited:
+		case containerstate.Exited:
 			r.checkKnown(st.ID)
 		default:
 			r.violate("%s is %s for ever: %s", r.name(st.ID), st.State, st.Message)

@@ -14,10 +14,10 @@ import (
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
-const ready = lifecycle.Ready
+const ready = sandboxstate.Ready
 
 // errDead is what the dead are told.
 var errDead = errors.New("this huskd is dead")

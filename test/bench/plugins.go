@@ -29,7 +29,7 @@ const (
 // plugins measures husk-cni beside the reference plugins.
 func plugins(ctx context.Context, p plan) (benchmarks, error) {
 	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "^BenchmarkAttach$/.|^BenchmarkPrograms$/^VERSION$|^BenchmarkPrograms$/^(husk-cni|ptp.*)$/^0$",
-		"-benchtime", strconv.Itoa(p.Rounds)+"x", "./internal/cni", "./internal/network/oneshot")
+		"-benchtime", strconv.Itoa(p.Rounds)+"x", "./internal/cni", "./internal/network/daemonless")
 	cmd.Env = append(os.Environ(), "HUSK_BENCH_NETNS=own")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()

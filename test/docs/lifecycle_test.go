@@ -11,9 +11,9 @@ import (
 	"strings"
 	"testing"
 
-	container "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/lifecycle"
-	sandbox "github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // life is a lifecycle table, and what its words mean.
@@ -34,7 +34,7 @@ func lifecycles(t *testing.T) string {
 	var b strings.Builder
 	b.WriteString(`# Lifecycles
 
-Generated from the tables of ` + "`internal/sandbox/lifecycle` and `internal/container/lifecycle`" + `. They are all that
+Generated from the tables of ` + "`internal/sandbox/sandboxstate` and `internal/container/containerstate`" + `. They are all that
 moves a sandbox or a container from one state to the next.
 
 A state is recorded in the journal before its action begins, and named for what may exist while it is recorded:
@@ -44,10 +44,10 @@ the tables have it all.
 `)
 	sandboxes := words(t, "sandbox")
 	sandboxes.title = "A sandbox"
-	sandboxes.rows = rowsOf(&sandbox.Table, sandboxes)
+	sandboxes.rows = rowsOf(&sandboxstate.Table, sandboxes)
 	containers := words(t, "container")
 	containers.title = "A container"
-	containers.rows = rowsOf(&container.Table, containers)
+	containers.rows = rowsOf(&containerstate.Table, containers)
 	sandboxes.write(&b)
 	b.WriteString(`
 ### Attached after the start
@@ -56,7 +56,7 @@ With ` + "`network: after-start`" + `, see [CNI networks](cni.md), a sandbox has
 there before the network is. This is what is different; all else is as above.
 
 `)
-	late := rowsOf(&sandbox.Late, sandboxes)
+	late := rowsOf(&sandboxstate.Late, sandboxes)
 	sandboxes.states = slices.DeleteFunc(sandboxes.states, func(s word) bool {
 		return slices.Equal(rowsIn(s.name, late), rowsIn(s.name, sandboxes.rows))
 	})
@@ -86,7 +86,7 @@ func rowsIn(state string, rows []row) []row {
 // words reads the constants of a lifecycle package with their comments.
 func words(t *testing.T, owner string) life {
 	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(top, "internal", owner, "lifecycle/lifecycle.go"), nil, parser.ParseComments)
+	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(top, "internal", owner, owner+"state", "lifecycle.go"), nil, parser.ParseComments)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,11 +185,11 @@ func edges(rows []row, without ...string) []row {
 // picture is the life of a sandbox, up and down, for the README.
 func picture(t *testing.T) string {
 	var rows []row
-	for _, r := range rowsOf(&sandbox.Table, words(t, "sandbox")) {
-		if r.from == string(sandbox.Reserved) && r.on != string(sandbox.Run) {
+	for _, r := range rowsOf(&sandboxstate.Table, words(t, "sandbox")) {
+		if r.from == string(sandboxstate.Reserved) && r.on != string(sandboxstate.Run) {
 			continue
 		}
-		if r.on == string(sandbox.Done) {
+		if r.on == string(sandboxstate.Done) {
 			r.on = ""
 		}
 		rows = append(rows, r)

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	containers "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/crashpoint"
-	sandboxes "github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 	"github.com/huskd/husk/test/node"
 )
 
@@ -39,10 +39,10 @@ func edges() []string {
 			list = append(list, owner+"/"+state+"/begin"+n, owner+"/"+state+"/end"+n)
 		}
 	}
-	for state := range sandboxes.Table.Actions {
+	for state := range sandboxstate.Table.Actions {
 		add("sandbox", string(state), "")
 	}
-	for state := range containers.Table.Actions {
+	for state := range containerstate.Table.Actions {
 		add("container", string(state), "", "#2")
 	}
 	slices.Sort(list)
@@ -62,7 +62,7 @@ func TestCrash(t *testing.T) {
 func TestCrashAttachedLate(t *testing.T) {
 	t.Parallel()
 	var list []string
-	for _, state := range []sandboxes.State{sandboxes.Pinning, sandboxes.Starting, sandboxes.Attaching, sandboxes.Killing} {
+	for _, state := range []sandboxstate.State{sandboxstate.Pinning, sandboxstate.Starting, sandboxstate.Attaching, sandboxstate.Killing} {
 		list = append(list, "sandbox/"+string(state)+"/begin", "sandbox/"+string(state)+"/end")
 	}
 	crashes(t, latePod, list)

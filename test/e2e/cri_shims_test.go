@@ -13,7 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/hosttest"
-	sandboxes "github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 	"github.com/huskd/husk/test/node"
 )
 
@@ -238,7 +238,7 @@ func TestShimCrash(t *testing.T) {
 	for _, edge := range edges() {
 		of, _, _ := strings.Cut(edge, "#")
 		state := strings.Split(of, "/")
-		infra := state[0] == "sandbox" && (state[1] == string(sandboxes.Starting) || state[1] == string(sandboxes.Killing))
+		infra := state[0] == "sandbox" && (state[1] == string(sandboxstate.Starting) || state[1] == string(sandboxstate.Killing))
 		if infra || state[0] == "container" && of == edge {
 			list = append(list, edge)
 		}

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 )
 
 // Event is something that happened, once or several times.
@@ -77,7 +77,7 @@ func (l *Log) After(mark uint64) (events []Event, next uint64, newer <-chan stru
 }
 
 // Between are the events that lie between two statuses of a pod. It is pure.
-func Between(pod string, before, after plan.Status) []Event {
+func Between(pod string, before, after podplan.Status) []Event {
 	var out []Event
 	add := func(container string, warning bool, reason, format string, args ...any) {
 		out = append(out, Event{Pod: pod, Container: container, Warning: warning, Reason: reason, Message: fmt.Sprintf(format, args...)})
@@ -87,25 +87,25 @@ func Between(pod string, before, after plan.Status) []Event {
 	}
 	known := slices.Concat(before.Containers, before.Ephemeral)
 	for i, c := range slices.Concat(after.Containers, after.Ephemeral) {
-		was := plan.ContainerStatus{}
+		was := podplan.ContainerStatus{}
 		if i < len(known) {
 			was = known[i]
 		}
 		if !c.Finished.IsZero() && !c.Finished.Equal(was.Finished) {
 			message := fmt.Sprintf("ended with exit code %d", c.ExitCode)
-			if c.Message != "" && c.State == plan.Terminated {
+			if c.Message != "" && c.State == podplan.Terminated {
 				message += ": " + c.Message
 			}
 			add(c.Name, c.ExitCode != 0, "Ended", "%s", message)
 		}
 		switch {
-		case c.State == plan.Running && (was.State != plan.Running || was.ID != c.ID):
+		case c.State == podplan.Running && (was.State != podplan.Running || was.ID != c.ID):
 			add(c.Name, false, "Started", "run %d has started", c.Restarts+1)
-		case c.State == plan.Waiting && c.Message != "" && (c.Reason != was.Reason || c.Message != was.Message):
+		case c.State == podplan.Waiting && c.Message != "" && (c.Reason != was.Reason || c.Message != was.Message):
 			add(c.Name, true, c.Reason, "%s", c.Message)
 		}
 		switch {
-		case c.State != plan.Running || c.ID != was.ID:
+		case c.State != podplan.Running || c.ID != was.ID:
 		case c.Ready && !was.Ready:
 			add(c.Name, false, "Ready", "is ready")
 		case !c.Ready && was.Ready:
@@ -113,17 +113,17 @@ func Between(pod string, before, after plan.Status) []Event {
 		}
 	}
 	if after.Phase != before.Phase || after.Reason != before.Reason {
-		ended := after.Phase == plan.PhaseSucceeded || after.Phase == plan.PhaseFailed || after.Phase == plan.PhaseStopped
+		ended := after.Phase == podplan.PhaseSucceeded || after.Phase == podplan.PhaseFailed || after.Phase == podplan.PhaseStopped
 		switch {
 		case ended && after.Phase != before.Phase:
 			message := "the pod has ended"
-			if after.Phase == plan.PhaseStopped {
+			if after.Phase == podplan.PhaseStopped {
 				message = "the pod is stopped"
 			}
 			if after.Message != "" {
 				message = after.Message
 			}
-			add("", after.Phase == plan.PhaseFailed, string(after.Phase), "%s", message)
+			add("", after.Phase == podplan.PhaseFailed, string(after.Phase), "%s", message)
 		case !ended && after.Message != "" && !slices.ContainsFunc(out, func(e Event) bool { return e.Message == after.Message }) && !mentions(after):
 			add("", true, after.Reason, "%s", after.Message)
 		}
@@ -132,6 +132,6 @@ func Between(pod string, before, after plan.Status) []Event {
 }
 
 // mentions says whether what the pod's message says is a container's.
-func mentions(s plan.Status) bool {
-	return slices.ContainsFunc(s.Containers, func(c plan.ContainerStatus) bool { return c.Message == s.Message })
+func mentions(s podplan.Status) bool {
+	return slices.ContainsFunc(s.Containers, func(c podplan.ContainerStatus) bool { return c.Message == s.Message })
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 )
 
 func show(events []Event) string {
@@ -24,34 +24,34 @@ func show(events []Event) string {
 func TestBetween(t *testing.T) {
 	t.Parallel()
 	at := time.Unix(1, 0)
-	of := func(phase plan.Phase, c ...plan.ContainerStatus) plan.Status {
-		return plan.Status{Phase: phase, Containers: c}
+	of := func(phase podplan.Phase, c ...podplan.ContainerStatus) podplan.Status {
+		return podplan.Status{Phase: phase, Containers: c}
 	}
-	waiting := plan.ContainerStatus{Name: "a", State: plan.Waiting, Reason: "ContainerCreating"}
-	running := plan.ContainerStatus{Name: "a", ID: "1", State: plan.Running, Ready: true}
-	unready := plan.ContainerStatus{Name: "a", ID: "1", State: plan.Running}
-	again := plan.ContainerStatus{Name: "a", ID: "2", State: plan.Running, Restarts: 1, Finished: at, ExitCode: 3}
-	crash := plan.ContainerStatus{Name: "a", ID: "1", State: plan.Waiting, Reason: "CrashLoopBackOff", Message: "back-off 10s", Finished: at, ExitCode: 3}
-	ended := plan.ContainerStatus{Name: "a", ID: "1", State: plan.Terminated, Reason: "Completed", Finished: at}
-	lost := plan.Status{Phase: plan.PhasePending, Reason: "CreatePodSandboxError", Message: "no address", Containers: []plan.ContainerStatus{waiting}}
-	up := of(plan.PhaseRunning, running)
+	waiting := podplan.ContainerStatus{Name: "a", State: podplan.Waiting, Reason: "ContainerCreating"}
+	running := podplan.ContainerStatus{Name: "a", ID: "1", State: podplan.Running, Ready: true}
+	unready := podplan.ContainerStatus{Name: "a", ID: "1", State: podplan.Running}
+	again := podplan.ContainerStatus{Name: "a", ID: "2", State: podplan.Running, Restarts: 1, Finished: at, ExitCode: 3}
+	crash := podplan.ContainerStatus{Name: "a", ID: "1", State: podplan.Waiting, Reason: "CrashLoopBackOff", Message: "back-off 10s", Finished: at, ExitCode: 3}
+	ended := podplan.ContainerStatus{Name: "a", ID: "1", State: podplan.Terminated, Reason: "Completed", Finished: at}
+	lost := podplan.Status{Phase: podplan.PhasePending, Reason: "CreatePodSandboxError", Message: "no address", Containers: []podplan.ContainerStatus{waiting}}
+	up := of(podplan.PhaseRunning, running)
 	up.IPs = []string{"10.0.0.1", "fd00::1"}
 	for _, c := range []struct {
-		before, after plan.Status
+		before, after podplan.Status
 		want          string
 	}{
-		{plan.Status{}, of(plan.PhasePending, waiting), ""},
-		{of(plan.PhasePending, waiting), lost, "! CreatePodSandboxError: no address"},
+		{podplan.Status{}, of(podplan.PhasePending, waiting), ""},
+		{of(podplan.PhasePending, waiting), lost, "! CreatePodSandboxError: no address"},
 		{lost, lost, ""},
-		{of(plan.PhasePending, waiting), up, "- SandboxReady: its addresses are 10.0.0.1, fd00::1\n-a Started: run 1 has started"},
+		{of(podplan.PhasePending, waiting), up, "- SandboxReady: its addresses are 10.0.0.1, fd00::1\n-a Started: run 1 has started"},
 		{up, up, ""},
-		{up, of(plan.PhaseRunning, unready), "!a Unready: is not ready any more"},
-		{of(plan.PhaseRunning, unready), up, "- SandboxReady: its addresses are 10.0.0.1, fd00::1\n-a Ready: is ready"},
-		{of(plan.PhaseRunning, running), of(plan.PhaseRunning, again), "!a Ended: ended with exit code 3\n-a Started: run 2 has started"},
-		{of(plan.PhaseRunning, running), of(plan.PhaseRunning, crash), "!a Ended: ended with exit code 3\n!a CrashLoopBackOff: back-off 10s"},
-		{of(plan.PhaseRunning, crash), of(plan.PhaseRunning, crash), ""},
-		{of(plan.PhaseRunning, running), of(plan.PhaseSucceeded, ended), "-a Ended: ended with exit code 0\n- Succeeded: the pod has ended"},
-		{of(plan.PhaseRunning, ended), of(plan.PhaseStopped, ended), "- Stopped: the pod is stopped"},
+		{up, of(podplan.PhaseRunning, unready), "!a Unready: is not ready any more"},
+		{of(podplan.PhaseRunning, unready), up, "- SandboxReady: its addresses are 10.0.0.1, fd00::1\n-a Ready: is ready"},
+		{of(podplan.PhaseRunning, running), of(podplan.PhaseRunning, again), "!a Ended: ended with exit code 3\n-a Started: run 2 has started"},
+		{of(podplan.PhaseRunning, running), of(podplan.PhaseRunning, crash), "!a Ended: ended with exit code 3\n!a CrashLoopBackOff: back-off 10s"},
+		{of(podplan.PhaseRunning, crash), of(podplan.PhaseRunning, crash), ""},
+		{of(podplan.PhaseRunning, running), of(podplan.PhaseSucceeded, ended), "-a Ended: ended with exit code 0\n- Succeeded: the pod has ended"},
+		{of(podplan.PhaseRunning, ended), of(podplan.PhaseStopped, ended), "- Stopped: the pod is stopped"},
 	} {
 		if got := show(Between("default/p", c.before, c.after)); got != c.want {
 			t.Errorf("from %+v\nto %+v\ngot\n%s\nwant\n%s", c.before, c.after, got, c.want)

@@ -17,7 +17,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 )
 
 // Run is a run of a container that has probes.
@@ -68,7 +68,7 @@ func Probed(c *corev1.Container) bool {
 type run struct {
 	Run
 	Watcher
-	courses [kinds]plan.Probing
+	courses [kinds]podplan.Probing
 	said    [kinds]string // by the last check, if it failed
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -175,14 +175,14 @@ func (p *Prober) schedule(t turn) {
 }
 
 // Health is what is known of a run.
-func (p *Prober) Health(pod, id string) plan.Health {
+func (p *Prober) Health(pod, id string) podplan.Health {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.pods[pod][id]
 	if r == nil {
-		return plan.Health{}
+		return podplan.Health{}
 	}
-	h := plan.Health{Startup: r.courses[startup].Verdict, Liveness: r.courses[liveness].Verdict, Readiness: r.courses[readiness].Verdict}
+	h := podplan.Health{Startup: r.courses[startup].Verdict, Liveness: r.courses[liveness].Verdict, Readiness: r.courses[readiness].Verdict}
 	for _, said := range r.said {
 		if h.Message == "" {
 			h.Message = said
@@ -268,13 +268,13 @@ func (p *Prober) note(t turn, err error) {
 		r.Failed(r.Target, r.said[t.kind])
 	}
 	switch {
-	case t.kind == startup && course.Verdict == plan.Healthy:
+	case t.kind == startup && course.Verdict == podplan.Healthy:
 		p.first(r, liveness)
 		p.first(r, readiness)
-	case t.kind != readiness && course.Verdict == plan.Failing:
+	case t.kind != readiness && course.Verdict == podplan.Failing:
 		// It will be stopped. The next run is another.
 	default:
-		p.schedule(turn{plan.NextProbe(spec, t.at, time.Now()), r, t.kind})
+		p.schedule(turn{podplan.NextProbe(spec, t.at, time.Now()), r, t.kind})
 	}
 	if course.Verdict != before.Verdict || said != r.said[t.kind] {
 		r.Changed()

@@ -13,7 +13,7 @@ import (
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -128,7 +128,7 @@ func TestPeriods(t *testing.T) {
 		c.watch(c.of("a", map[string]string{"liveness": "0:10:1:3", "readiness": "5:4:1:1"}))
 		time.Sleep(20 * time.Second)
 		expect(t, "asked", c.since(), "a.liveness@0 a.readiness@5 a.readiness@9 a.liveness@10 a.readiness@13 a.readiness@17 a.liveness@20")
-		if h := c.Health("p", "a"); h != (plan.Health{Liveness: plan.Healthy, Readiness: plan.Healthy}) || c.changes != 2 {
+		if h := c.Health("p", "a"); h != (podplan.Health{Liveness: podplan.Healthy, Readiness: podplan.Healthy}) || c.changes != 2 {
 			t.Errorf("%+v after %d changes", h, c.changes)
 		}
 		c.watch()
@@ -147,13 +147,13 @@ func TestStartupHoldsBackTheOthers(t *testing.T) {
 		c.watch(c.of("a", map[string]string{"startup": "0:2:1:10", "liveness": "1:100:1:1", "readiness": "7:100:1:1"}))
 		time.Sleep(5 * time.Second)
 		expect(t, "asked", c.since(), "a.startup@0 a.startup@2 a.startup@4")
-		if h := c.Health("p", "a"); h.Startup != plan.Unknown || h.Message != "startup probe failed: startup: exit code 1" {
+		if h := c.Health("p", "a"); h.Startup != podplan.Unknown || h.Message != "startup probe failed: startup: exit code 1" {
 			t.Errorf("%+v", h)
 		}
 		c.set("a.startup", 0)
 		time.Sleep(5 * time.Second)
 		expect(t, "asked then", c.since(), "a.liveness@6 a.startup@6 a.readiness@7")
-		if h := c.Health("p", "a"); h != (plan.Health{Startup: plan.Healthy, Liveness: plan.Healthy, Readiness: plan.Healthy}) {
+		if h := c.Health("p", "a"); h != (podplan.Health{Startup: podplan.Healthy, Liveness: podplan.Healthy, Readiness: podplan.Healthy}) {
 			t.Errorf("%+v", h)
 		}
 	})
@@ -172,7 +172,7 @@ func TestFailing(t *testing.T) {
 		// Of the dead nothing more is asked than whether it is ready.
 		expect(t, "asked", c.since(), "a.liveness@4 a.readiness@4 a.liveness@5 a.readiness@5 a.liveness@6 a.readiness@6 a.readiness@7")
 		h := c.Health("p", "a")
-		if h.Liveness != plan.Failing || h.Readiness != plan.Failing || h.Message != "liveness probe failed: liveness: exit code 7" || len(c.failed) != 7 {
+		if h.Liveness != podplan.Failing || h.Readiness != podplan.Failing || h.Message != "liveness probe failed: liveness: exit code 7" || len(c.failed) != 7 {
 			t.Errorf("%+v %v", h, c.failed)
 		}
 		c.set("a.readiness", 0)
@@ -197,7 +197,7 @@ func TestSlow(t *testing.T) {
 		c.watch(a, b)
 		time.Sleep(8 * time.Second)
 		expect(t, "asked", c.since(), "a.liveness@0 b.liveness@1 b.liveness@3 a.liveness@4 b.liveness@5 b.liveness@7")
-		if h := c.Health("p", "a"); h.Liveness != plan.Failing || !strings.Contains(h.Message, "did not end in time") {
+		if h := c.Health("p", "a"); h.Liveness != podplan.Failing || !strings.Contains(h.Message, "did not end in time") {
 			t.Errorf("%+v", h)
 		}
 	})
@@ -211,7 +211,7 @@ func TestNoCheck(t *testing.T) {
 		c.watch(c.of("a", map[string]string{"liveness": "0:5:1:1"}))
 		time.Sleep(6 * time.Second)
 		expect(t, "asked", c.since(), "a.liveness@0 a.liveness@0 a.liveness@0 a.liveness@5 a.liveness@5 a.liveness@5")
-		if h := c.Health("p", "a"); h.Liveness != plan.Unknown || !strings.Contains(h.Message, "runtime is away") {
+		if h := c.Health("p", "a"); h.Liveness != podplan.Unknown || !strings.Contains(h.Message, "runtime is away") {
 			t.Errorf("%+v", h)
 		}
 	})
@@ -230,7 +230,7 @@ func TestEndDuringProbe(t *testing.T) {
 		c.watch(a)
 		time.Sleep(10 * time.Second)
 		expect(t, "asked", c.since(), "a.liveness@0")
-		if h := c.Health("p", "a"); h != (plan.Health{}) || c.changes != 0 {
+		if h := c.Health("p", "a"); h != (podplan.Health{}) || c.changes != 0 {
 			t.Errorf("%+v", h)
 		}
 	})

@@ -5,48 +5,48 @@ import (
 	"errors"
 	"time"
 
-	"github.com/huskd/husk/internal/agent/plan"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/container"
-	container_lifecycle "github.com/huskd/husk/internal/container/lifecycle"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/sandbox"
-	"github.com/huskd/husk/internal/sandbox/lifecycle"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // Sandbox says how far a sandbox is.
-func Sandbox(st sandbox.Status) plan.SandboxState {
+func Sandbox(st sandbox.Status) podplan.SandboxState {
 	switch st.State {
-	case lifecycle.Ready:
-		return plan.SandboxReady
-	case lifecycle.Stopped, lifecycle.Removing, lifecycle.Removed:
-		return plan.SandboxStopped
-	case lifecycle.Killing, lifecycle.Detaching, lifecycle.Unpinning:
-		return plan.SandboxStopping
+	case sandboxstate.Ready:
+		return podplan.SandboxReady
+	case sandboxstate.Stopped, sandboxstate.Removing, sandboxstate.Removed:
+		return podplan.SandboxStopped
+	case sandboxstate.Killing, sandboxstate.Detaching, sandboxstate.Unpinning:
+		return podplan.SandboxStopping
 	}
-	return plan.SandboxLost
+	return podplan.SandboxLost
 }
 
 // Container says how far a container is.
-func Container(st container.Status) plan.ContainerState {
+func Container(st container.Status) podplan.ContainerState {
 	switch {
 	case st.Started.IsZero():
-		return plan.ContainerCreated
+		return podplan.ContainerCreated
 	case st.Finished:
-		return plan.ContainerExited
+		return podplan.ContainerExited
 	}
 	switch st.State {
-	case container_lifecycle.Running:
-		return plan.ContainerRunning
-	case container_lifecycle.Exited, container_lifecycle.Removing:
-		return plan.ContainerExited
+	case containerstate.Running:
+		return podplan.ContainerRunning
+	case containerstate.Exited, containerstate.Removing:
+		return podplan.ContainerExited
 	}
-	return plan.ContainerUnknown
+	return podplan.ContainerUnknown
 }
 
 // Addresses are the sandbox's, or the node's for one in the node's network. One
 // that is stopped has none.
 func Addresses(st sandbox.Status, node func() []string) []string {
-	if Sandbox(st) == plan.SandboxStopped {
+	if Sandbox(st) == podplan.SandboxStopped {
 		return nil
 	}
 	if st.HostNetwork() {
@@ -60,8 +60,8 @@ func Addresses(st sandbox.Status, node func() []string) []string {
 }
 
 // Failure is an action that failed just now.
-func Failure(err error) plan.Failure {
-	f := plan.Failure{At: time.Now(), Message: err.Error()}
+func Failure(err error) podplan.Failure {
+	f := podplan.Failure{At: time.Now(), Message: err.Error()}
 	if refusal, ok := errors.AsType[*oci.StartError](err); ok && (refusal.Code == 126 || refusal.Code == 127) {
 		f.ExitCode = refusal.Code
 	}

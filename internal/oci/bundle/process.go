@@ -7,12 +7,12 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/huskd/husk/internal/oci/mark"
+	"github.com/huskd/husk/internal/oci/exectag"
 )
 
 // ExecProcess takes the process from a spec and makes it that of an exec. What
 // is not concerned is passed on as it is, known to us or not.
-func ExecProcess(spec []byte, args []string, tty bool, m mark.Mark) ([]byte, error) {
+func ExecProcess(spec []byte, args []string, tty bool, m exectag.Mark) ([]byte, error) {
 	var s struct {
 		Process map[string]json.RawMessage `json:"process"`
 	}
@@ -22,7 +22,7 @@ func ExecProcess(spec []byte, args []string, tty bool, m mark.Mark) ([]byte, err
 	if s.Process == nil {
 		return nil, errors.New("its spec has no process")
 	}
-	var rlimits []mark.Limit
+	var rlimits []exectag.Limit
 	var env []string
 	for field, value := range map[string]any{"rlimits": &rlimits, "env": &env} {
 		if raw, ok := s.Process[field]; ok {

@@ -14,7 +14,7 @@ import (
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/oci/conmon"
-	"github.com/huskd/husk/internal/oci/mark"
+	"github.com/huskd/husk/internal/oci/exectag"
 	"github.com/huskd/husk/internal/oci/stdio"
 	"github.com/huskd/husk/internal/pidfd"
 	"github.com/huskd/husk/internal/pod"
@@ -60,7 +60,7 @@ func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 		return fail(err)
 	}
 	defer os.RemoveAll(dir)
-	e := &execution{container: c, files: dir, mark: mark.New(), streams: req.Streams}
+	e := &execution{container: c, files: dir, mark: exectag.New(), streams: req.Streams}
 	code, err := e.run(ctx, req.Args)
 	if err != nil {
 		return fail(err)
@@ -72,7 +72,7 @@ func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 type execution struct {
 	*container
 	files   string // the directory for its own
-	mark    mark.Mark
+	mark    exectag.Mark
 	streams oci.Streams
 }
 

@@ -12,8 +12,8 @@ import (
 
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/conmon"
-	"github.com/huskd/husk/internal/oci/holder"
 	"github.com/huskd/husk/internal/oci/record"
+	"github.com/huskd/husk/internal/oci/stdioholder"
 	"github.com/huskd/husk/internal/pidfd"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -127,13 +127,13 @@ func (c *container) createTask(ctx context.Context, t *task) error {
 	}
 	req := &taskapi.CreateTaskRequest{
 		ID: c.ID, Bundle: c.copied, Terminal: c.Terminal, Options: options,
-		Stdout: holder.Stream(c.Holder.PID, 1),
+		Stdout: stdioholder.Stream(c.Holder.PID, 1),
 	}
 	if !c.Terminal {
-		req.Stderr = holder.Stream(c.Holder.PID, 2)
+		req.Stderr = stdioholder.Stream(c.Holder.PID, 2)
 	}
 	if c.Stdin {
-		req.Stdin = holder.Stream(c.Holder.PID, 0)
+		req.Stdin = stdioholder.Stream(c.Holder.PID, 0)
 	}
 	pid, err := t.create(ctx, req)
 	if err != nil {
@@ -148,7 +148,7 @@ func (c *container) createTask(ctx context.Context, t *task) error {
 // keepLog starts conmon, for the log and for attach, and in it the holder of
 // the container's pipes.
 func (c *container) keepLog(ctx context.Context) error {
-	program, err := holder.Open()
+	program, err := stdioholder.Open()
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/bundle"
-	"github.com/huskd/husk/internal/oci/mark"
+	"github.com/huskd/husk/internal/oci/exectag"
 	"github.com/huskd/husk/internal/oci/stdio"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -57,7 +57,7 @@ func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 		ctx, cancel = context.WithTimeoutCause(ctx, req.Timeout, fmt.Errorf("timed out after %v: %w", req.Timeout, context.DeadlineExceeded))
 		defer cancel()
 	}
-	e := &execution{container: c, task: t, id: "exec-" + pod.Short(pod.NewID()), mark: mark.New(), streams: req.Streams}
+	e := &execution{container: c, task: t, id: "exec-" + pod.Short(pod.NewID()), mark: exectag.New(), streams: req.Streams}
 	code, err := e.run(ctx, req.Args)
 	if err != nil {
 		return fail(err)
@@ -72,7 +72,7 @@ type execution struct {
 	*container
 	task    *task
 	id      string
-	mark    mark.Mark
+	mark    exectag.Mark
 	streams oci.Streams
 }
 

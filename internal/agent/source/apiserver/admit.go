@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/huskd/husk/internal/manifest/cri"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
 // admit says why a node can't run a pod beside the others that it has, or
@@ -23,10 +23,10 @@ func admit(node *corev1.Node, pod *corev1.Pod, others []*corev1.Pod) (reason, me
 		return "OutOfpods", fmt.Sprintf("the node has %d pods, which is all that it may have", len(others))
 	}
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
-		asked := cri.Requested(pod, name)
+		asked := criconfig.Requested(pod, name)
 		used := resource.Quantity{}
 		for _, o := range others {
-			used.Add(cri.Requested(o, name))
+			used.Add(criconfig.Requested(o, name))
 		}
 		total := used.DeepCopy()
 		total.Add(asked)

@@ -1,0 +1,68 @@
+package podplan
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Ephemeral containers start once, whenever there is a sandbox, and are never
+// started again; the pod's fate doesn't hang on them.
+func TestEphemeral(t *testing.T) {
+	t.Parallel()
+	debug := func(more func(*Spec, *Observed)) func(*Spec, *Observed) {
+		return func(s *Spec, o *Observed) {
+			s.Pod.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "e", Image: "img-e:1", ImagePullPolicy: corev1.PullIfNotPresent}}}
+			o.Images["img-e:1"] = Image{State: ImagePresent}
+			if more != nil {
+				more(s, o)
+			}
+		}
+	}
+	for _, c := range []struct {
+		scene
+		ephemeral string
+	}{
+		{scene{name: "is started", containers: "a", see: "sb0 a.0:run", actions: "start:e.0@sb0", status: "Running ready a=Running"}, "Waiting/ContainerCreating"},
+		{scene{name: "beside init containers", containers: "i:x a", see: "sb0 x.0:run", actions: "start:e.0@sb0"}, "Waiting/ContainerCreating"},
+		{scene{name: "not without a sandbox", containers: "a", actions: "sandbox+0"}, "Waiting/ContainerCreating"},
+		{scene{name: "runs", containers: "a", see: "sb0 a.0:run e.0:run", status: "Running ready a=Running"}, "Running/"},
+		{scene{name: "has ended", containers: "a", see: "sb0 a.0:run e.0:exit=3@5", now: 900, status: "Running ready a=Running"}, "Terminated/Error"},
+		{scene{name: "not in another sandbox", containers: "a", see: "sb0:stopped e.0:exit=3@5 sb1 a.1:run", now: 900, status: "Running ready a=Running"}, "Terminated/Error"},
+		{scene{name: "its image is absent", containers: "a", see: "sb0 a.0:run", change: func(_ *Spec, o *Observed) { o.Images["img-e:1"] = Image{} }, actions: "pull:e"}, "Waiting/ContainerCreating"},
+		{scene{name: "its program isn't there", containers: "a", see: "sb0 a.0:run", now: 900, change: func(_ *Spec, o *Observed) {
+			o.StartFailures["e"] = Failure{At: at(5), ExitCode: 127, Message: "no such file"}
+		}}, "Terminated/StartError"},
+		{scene{name: "fails to start, and waits", containers: "a", see: "sb0 a.0:run", now: 5, change: func(_ *Spec, o *Observed) {
+			o.StartFailures["e"] = Failure{At: at(5), Message: "busy"}
+		}, next: 15}, "Waiting/CreateContainerError"},
+		{scene{name: "the pod ends without it", policy: "Never", containers: "a", see: "sb0 a.0:exit=0@5 e.0:run", now: 6, actions: "stop:e.0/29s"}, "Running/"},
+		{scene{name: "ends with the pod", containers: "s:p a", see: "sb0 p.0:run a.0:run e.0:run", now: 10, change: func(s *Spec, _ *Observed) { s.Want, s.Since = Stop, at(10) }, actions: "stop:a.0/30s stop:e.0/30s"}, "Running/"},
+	} {
+		more := c.change
+		c.change = debug(more)
+		c.play(t)
+		s := makeSpec(t, orElse(c.policy, "Always"), c.containers)
+		o := see(t, s.Pod, c.see)
+		c.change(&s, &o)
+		e := Plan(s, o, at(c.now)).Status.Ephemeral[0]
+		if got := string(e.State) + "/" + e.Reason; got != c.ephemeral || e.Ready {
+			t.Errorf("%s: the container is %s, ready %t, want %s", c.name, got, e.Ready, c.ephemeral)
+		}
+	}
+}
+
+// The run of an ephemeral container stays known, or it would be started again.
+func TestEphemeralIsKept(t *testing.T) {
+	t.Parallel()
+	s := makeSpec(t, "Always", "a")
+	o := see(t, s.Pod, "sb0 a.0:run e.0:exit=0@5")
+	if got := show(Plan(s, o, at(6)).Actions); got != "remove:e.0" {
+		t.Errorf("one that the pod doesn't have: %s", got)
+	}
+	s.Pod.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "e"}}}
+	if got := show(Plan(s, o, at(6)).Actions); strings.Contains(got, "e") {
+		t.Errorf("one that it has: %s", got)
+	}
+}

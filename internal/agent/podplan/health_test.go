@@ -1,0 +1,113 @@
+package podplan
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// probed gives all containers that can have them all three probes, and the
+// runs of them that health.
+func probed(health map[string]Health) func(*Spec, *Observed) {
+	return func(s *Spec, o *Observed) {
+		give := func(c *corev1.Container) {
+			c.StartupProbe, c.LivenessProbe, c.ReadinessProbe = &corev1.Probe{}, &corev1.Probe{}, &corev1.Probe{}
+			c.LivenessProbe.TerminationGracePeriodSeconds = new(int64(7))
+		}
+		for i := range s.Pod.Spec.InitContainers {
+			if c := &s.Pod.Spec.InitContainers[i]; c.RestartPolicy != nil {
+				give(c)
+			}
+		}
+		for i := range s.Pod.Spec.Containers {
+			give(&s.Pod.Spec.Containers[i])
+		}
+		for i := range o.Containers {
+			o.Containers[i].Health = health[o.Containers[i].ID]
+		}
+	}
+}
+
+func TestHealth(t *testing.T) {
+	t.Parallel()
+	up := Health{Startup: Healthy, Readiness: Healthy}
+	for _, c := range []scene{
+		{name: "nothing known", containers: "a", see: "sb0 a.0:run", change: probed(nil), status: "Running a=Running"},
+		{name: "started, not ready", containers: "a", see: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy}}), status: "Running a=Running"},
+		{name: "ready before it has started", containers: "a", see: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Readiness: Healthy}}), status: "Running a=Running"},
+		{name: "ready", containers: "a", see: "sb0 a.0:run", change: probed(map[string]Health{"a.0": up}), status: "Running ready a=Running"},
+		{name: "one of two is ready", containers: "a b", see: "sb0 a.0:run b.0:run", change: probed(map[string]Health{"a.0": up}), status: "Running a=Running b=Running"},
+		{name: "not ready any more", containers: "a", see: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy, Readiness: Failing}}), status: "Running a=Running"},
+
+		{name: "never started", containers: "a", see: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Failing}}), actions: "stop:a.0/30s", status: "Running a=Running"},
+		{name: "dead, with a grace of the probe's", containers: "a b", see: "sb0 a.0:run b.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy, Readiness: Healthy, Liveness: Failing}, "b.0": up}), actions: "stop:a.0/7s"},
+		{name: "hook failed", containers: "a", see: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {PostStart: Failing}}), actions: "stop:a.0/30s"},
+		{name: "dead and gone", containers: "a", see: "sb0 a.0:exit=0@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "start:a.1@sb0"},
+		{name: "dead and gone, OnFailure", policy: "OnFailure", containers: "a", see: "sb0 a.0:exit=0@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "start:a.1@sb0"},
+		{name: "dead and gone, Never", policy: "Never", containers: "a", see: "sb0 a.0:exit=143@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "stop:sb0"},
+		{name: "what is in doubt is stopped once", containers: "a", see: "sb0 a.0:unknown", change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "stop:a.0/30s"},
+
+		{name: "a sidecar holds back what comes after", containers: "s:p i:x a", see: "sb0 p.0:run", change: probed(nil),
+			status: "Pending(Init:0/2) p=Running x=Waiting/PodInitializing a=Waiting/PodInitializing"},
+		{name: "until it has started", containers: "s:p i:x a", see: "sb0 p.0:run", change: probed(map[string]Health{"p.0": {Startup: Healthy}}), actions: "start:x.0@sb0",
+			status: "Pending(Init:1/2) p=Running x=Waiting/PodInitializing a=Waiting/PodInitializing"},
+		{name: "which it is stopped for if it doesn't", containers: "s:p a", see: "sb0 p.0:run", change: probed(map[string]Health{"p.0": {Startup: Failing}}), actions: "stop:p.0/30s"},
+		{name: "a sidecar with its hook under way", containers: "s:p a", see: "sb0 p.0:run starting:p"},
+		{name: "a sidecar that isn't ready", containers: "s:p a", see: "sb0 p.0:run a.0:run", change: probed(map[string]Health{"p.0": {Startup: Healthy}, "a.0": up}), status: "Running p=Running a=Running"},
+		{name: "a sidecar started anew doesn't hold back what runs", containers: "s:p a", see: "sb0 p.1:run a.0:run", change: probed(map[string]Health{"a.0": up}), status: "Running p=Running a=Running"},
+	} {
+		c.play(t)
+	}
+}
+
+func TestStopOfTheDoomedIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	scene{name: "under way", containers: "a", see: "sb0 a.0:run", now: 3, next: 9, change: func(s *Spec, o *Observed) {
+		probed(map[string]Health{"a.0": {Startup: Healthy, Liveness: Failing}})(s, o)
+		o.Containers[0].Deadline = at(9)
+	}}.play(t)
+	scene{name: "cut short by a stop", containers: "a", see: "sb0 a.0:run", now: 3, actions: "stop:a.0/2s", change: func(s *Spec, o *Observed) {
+		probed(map[string]Health{"a.0": {Liveness: Failing}})(s, o)
+		o.Containers[0].Deadline = at(9)
+		grace := time.Second
+		s.Want, s.Since, s.Grace = Stop, at(3), &grace
+	}}.play(t)
+}
+
+func TestProbing(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		success, failure int32
+		results, want    string // a letter each: + and -, then verdicts
+	}{
+		{1, 3, "+", "h"},
+		{1, 3, "--+--", "..hhh"},
+		{1, 3, "---", "..f"},
+		{1, 3, "+--+---+", "hhhhhhfh"},
+		{2, 1, "+-++-+", ".ffhff"},
+		{3, 2, "++-+++--", ".....hhf"},
+		{1, 1, "-+-", "fhf"},
+	} {
+		spec := &corev1.Probe{SuccessThreshold: c.success, FailureThreshold: c.failure}
+		var p Probing
+		got := ""
+		for _, r := range c.results {
+			p = p.After(spec, r == '+')
+			got += map[Verdict]string{Unknown: ".", Healthy: "h", Failing: "f"}[p.Verdict]
+		}
+		if got != c.want {
+			t.Errorf("%d/%d %s: %s, want %s", c.success, c.failure, c.results, got, c.want)
+		}
+	}
+}
+
+func TestNextProbe(t *testing.T) {
+	t.Parallel()
+	spec := &corev1.Probe{PeriodSeconds: 10}
+	for _, c := range []struct{ due, now, want int }{{0, 0, 10}, {0, 9, 10}, {0, 10, 20}, {0, 35, 40}, {5, 4, 15}} {
+		if got := NextProbe(spec, at(c.due), at(c.now)); got != at(c.want) {
+			t.Errorf("due %d, now %d: %v", c.due, c.now, got.Sub(start))
+		}
+	}
+}

@@ -1,0 +1,598 @@
+package podplan
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/manifest"
+)
+
+var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// at returns the moment so many seconds after the start.
+func at(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
+
+// makePod returns a pod of that restart policy. Containers are written a, plain
+// init containers i:name, sidecars s:name.
+func makePod(t testing.TB, policy, containers string) *corev1.Pod {
+	t.Helper()
+	var init, regular []string
+	for _, c := range strings.Fields(containers) {
+		switch kind, name, ok := strings.Cut(c, ":"); {
+		case !ok:
+			regular = append(regular, fmt.Sprintf("{name: %s, image: 'img-%s:1'}", c, c))
+		case kind == "i":
+			init = append(init, fmt.Sprintf("{name: %s, image: 'img-%s:1'}", name, name))
+		default:
+			init = append(init, fmt.Sprintf("{name: %s, image: 'img-%s:1', restartPolicy: Always}", name, name))
+		}
+	}
+	text := fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {restartPolicy: %s, initContainers: [%s], containers: [%s]}\n",
+		policy, strings.Join(init, ", "), strings.Join(regular, ", "))
+	pods, err := manifest.Parse([]byte(text), manifest.Origin{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &pods.Pods[0]
+}
+
+// makeSpec wants a pod to run.
+func makeSpec(t testing.TB, policy, containers string) Spec {
+	return Spec{Pod: makePod(t, policy, containers), Want: Run, Started: start}
+}
+
+// see builds what is observed. Each word is one of
+//
+//	SANDBOX   sbN (ready), sbN:lost, sbN:stopping, sbN:stopped, sbN:noip
+//	CONTAINER NAME.ATTEMPT:run, :created, :unknown, :exit=CODE@FINISHED[-STARTED], :oom@FINISHED; of the last sandbox named
+//	OTHER     creating, starting:NAME, pulling:NAME, absent:NAME
+//
+// All images not mentioned are there.
+func see(t testing.TB, pod *corev1.Pod, words string) Observed {
+	t.Helper()
+	o := Observed{Images: map[string]Image{}, Starting: map[string]bool{}, StartFailures: map[string]Failure{}}
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for _, c := range list {
+			o.Images[c.Image] = Image{State: ImagePresent}
+		}
+	}
+	sandbox := ""
+	for _, word := range strings.Fields(words) {
+		head, tail, _ := strings.Cut(word, ":")
+		name, attempt, isContainer := strings.Cut(head, ".")
+		switch {
+		case head == "creating":
+			o.Creating = true
+		case head == "starting":
+			o.Starting[tail] = true
+		case head == "pulling":
+			o.Images["img-"+tail+":1"] = Image{State: ImagePulling}
+		case head == "absent":
+			o.Images["img-"+tail+":1"] = Image{State: ImageAbsent}
+		case strings.HasPrefix(head, "sb"):
+			s := Sandbox{ID: head, State: SandboxReady, IPs: []string{"10.0.0.1"}}
+			_, _ = fmt.Sscanf(head, "sb%d", &s.Attempt)
+			switch tail {
+			case "":
+			case "noip":
+				s.IPs = nil
+			default:
+				s.State = SandboxState(tail)
+			}
+			o.Sandboxes, sandbox = append(o.Sandboxes, s), head
+		case isContainer:
+			o.Containers = append(o.Containers, makeContainer(t, name, attempt, sandbox, tail))
+		default:
+			t.Fatalf("can't see %q", word)
+		}
+	}
+	return o
+}
+
+func makeContainer(t testing.TB, name, attempt, sandbox, state string) Container {
+	t.Helper()
+	c := Container{ID: name + "." + attempt, Name: name, Sandbox: sandbox}
+	if _, err := fmt.Sscanf(attempt, "%d", &c.Attempt); err != nil {
+		t.Fatal(err)
+	}
+	switch {
+	case state == "run":
+		c.State, c.Started = ContainerRunning, start
+	case state == "created":
+		c.State = ContainerCreated
+	case state == "unknown":
+		c.State = ContainerUnknown
+	case strings.HasPrefix(state, "oom@"):
+		var finished int
+		_, _ = fmt.Sscanf(state, "oom@%d", &finished)
+		c.State, c.ExitCode, c.OOMKilled, c.Finished, c.Started = ContainerExited, 137, true, at(finished), at(finished)
+	default:
+		var finished, started int
+		n, _ := fmt.Sscanf(state, "exit=%d@%d-%d", &c.ExitCode, &finished, &started)
+		if n < 2 {
+			t.Fatalf("can't make a container of %q", state)
+		}
+		if n == 2 {
+			started = finished
+		}
+		c.State, c.Started, c.Finished = ContainerExited, at(started), at(finished)
+	}
+	return c
+}
+
+// show writes actions in a few words each.
+func show(actions []Action) string {
+	var out []string
+	for _, a := range actions {
+		switch a := a.(type) {
+		case CreateSandbox:
+			out = append(out, fmt.Sprintf("sandbox+%d", a.Attempt))
+		case StopSandbox:
+			out = append(out, "stop:"+a.ID)
+		case RemoveSandbox:
+			out = append(out, "remove:"+a.ID)
+		case PullImage:
+			out = append(out, "pull:"+strings.TrimSuffix(strings.TrimPrefix(a.Image, "img-"), ":1"))
+		case StartContainer:
+			out = append(out, fmt.Sprintf("start:%s.%d@%s", a.Name, a.Attempt, a.Sandbox))
+		case StopContainer:
+			out = append(out, fmt.Sprintf("stop:%s/%gs", a.ID, a.Grace.Seconds()))
+		case RemoveContainer:
+			out = append(out, "remove:"+a.ID)
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+// describe writes a status in a few words.
+func describe(s Status) string {
+	out := string(s.Phase)
+	if s.Reason != "" {
+		out += "(" + s.Reason + ")"
+	}
+	if s.Ready {
+		out += " ready"
+	}
+	for _, c := range s.Containers {
+		out += " " + c.Name + "=" + string(c.State)
+		if c.Reason != "" {
+			out += "/" + c.Reason
+		}
+	}
+	return out
+}
+
+// scene is one decision. Time is in seconds from the start.
+type scene struct {
+	name, policy, containers string
+	see                      string
+	now                      int
+	change                   func(s *Spec, o *Observed)
+	actions                  string
+	next                     int // 0 is never
+	status                   string
+}
+
+func (c scene) play(t *testing.T) {
+	t.Helper()
+	if c.policy == "" {
+		c.policy = "Always"
+	}
+	s := makeSpec(t, c.policy, c.containers)
+	o := see(t, s.Pod, c.see)
+	if c.change != nil {
+		c.change(&s, &o)
+	}
+	d := Plan(s, o, at(c.now))
+	if got := show(d.Actions); got != c.actions {
+		t.Errorf("%s: actions\n got %s\nwant %s", c.name, got, c.actions)
+	}
+	next := 0
+	if !d.Next.IsZero() {
+		next = int(d.Next.Sub(start).Seconds())
+	}
+	if next != c.next {
+		t.Errorf("%s: looks again at %d, want %d", c.name, next, c.next)
+	}
+	if got := describe(d.Status); c.status != "" && got != c.status {
+		t.Errorf("%s: status\n got %s\nwant %s", c.name, got, c.status)
+	}
+}
+
+func TestStartUp(t *testing.T) {
+	t.Parallel()
+	for _, c := range []scene{
+		{name: "nothing there", containers: "a", actions: "sandbox+0", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating"},
+		{name: "no image", containers: "a b", see: "absent:a absent:b", actions: "pull:a pull:b sandbox+0", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating b=Waiting/ContainerCreating"},
+		{name: "sandbox under way", containers: "a", see: "creating absent:a", actions: "pull:a"},
+		{name: "all under way", containers: "a", see: "creating pulling:a"},
+		{name: "sandbox ready", containers: "a b", see: "sb0", actions: "start:a.0@sb0 start:b.0@sb0", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating b=Waiting/ContainerCreating"},
+		{name: "one image missing", containers: "a b", see: "sb0 pulling:a", actions: "start:b.0@sb0"},
+		{name: "starting", containers: "a b", see: "sb0 starting:a b.0:run", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating b=Running"},
+		{name: "running", containers: "a b", see: "sb0 a.0:run b.0:run", status: "Running ready a=Running b=Running"},
+		{name: "left behind", containers: "a", see: "sb0 a.0:created", actions: "remove:a.0"},
+		{name: "in doubt", containers: "a", see: "sb0 a.0:unknown", actions: "stop:a.0/30s", status: "Running a=Running/ContainerStatusUnknown"},
+		{name: "an older run still there", containers: "a", see: "sb0 a.0:run a.1:exit=1@0", actions: "stop:a.0/30s"},
+	} {
+		c.play(t)
+	}
+}
+
+func TestInitContainers(t *testing.T) {
+	t.Parallel()
+	for _, c := range []scene{
+		{name: "before the sandbox", containers: "i:x i:z a", actions: "sandbox+0",
+			status: "Pending(Init:0/2) x=Waiting/PodInitializing z=Waiting/PodInitializing a=Waiting/PodInitializing"},
+		{name: "the first", containers: "i:x i:z a", see: "sb0", actions: "start:x.0@sb0"},
+		{name: "the first runs", containers: "i:x i:z a", see: "sb0 x.0:run", status: "Pending(Init:0/2) x=Running z=Waiting/PodInitializing a=Waiting/PodInitializing"},
+		{name: "the second", containers: "i:x i:z a", see: "sb0 x.0:exit=0@1", now: 1, actions: "start:z.0@sb0",
+			status: "Pending(Init:1/2) x=Terminated/Completed z=Waiting/PodInitializing a=Waiting/PodInitializing"},
+		{name: "both done", containers: "i:x i:z a", see: "sb0 x.0:exit=0@1 z.0:exit=0@2", now: 2, actions: "start:a.0@sb0"},
+		{name: "all up", containers: "i:x a", see: "sb0 x.0:exit=0@1 a.0:run", now: 2, status: "Running ready x=Terminated/Completed a=Running"},
+		{name: "record lost, but a container tells", containers: "i:x i:z a b", see: "sb0 a.0:run", actions: "start:b.0@sb0"},
+		{name: "failed once", containers: "i:x a", see: "sb0 x.0:exit=1@1", now: 1, actions: "start:x.1@sb0", status: "Pending(Init:Error) x=Terminated/Error a=Waiting/PodInitializing"},
+		{name: "failed twice", containers: "i:x a", see: "sb0 x.0:exit=1@1 x.1:exit=1@5", now: 5, next: 15,
+			status: "Pending(Init:CrashLoopBackOff) x=Waiting/CrashLoopBackOff a=Waiting/PodInitializing"},
+		{name: "failed twice, waited", containers: "i:x a", see: "sb0 x.0:exit=1@1 x.1:exit=1@5", now: 15, actions: "start:x.2@sb0"},
+		{name: "failed, OnFailure", policy: "OnFailure", containers: "i:x a", see: "sb0 x.0:exit=1@1", now: 1, actions: "start:x.1@sb0"},
+		{name: "failed, Never", policy: "Never", containers: "i:x a", see: "sb0 x.0:exit=3@1", now: 1, actions: "stop:sb0",
+			status: "Failed(Init:Error) x=Terminated/Error a=Waiting/PodInitializing"},
+		{name: "failed, Never, with a sidecar", policy: "Never", containers: "s:p i:x a", see: "sb0 p.0:run x.0:exit=3@1", now: 2, actions: "stop:p.0/29s"},
+		{name: "failed, Never, down", policy: "Never", containers: "i:x a", see: "sb0:stopped x.0:exit=3@1", now: 9},
+		{name: "again in a new sandbox", containers: "i:x a", see: "sb0:stopped x.0:exit=0@1 a.0:exit=1@2 sb1", now: 3, actions: "start:x.1@sb1"},
+		{name: "new sandbox, done again", containers: "i:x a", see: "sb0:stopped x.0:exit=0@1 a.0:exit=1@2 sb1 x.1:exit=0@4", now: 4, actions: "start:a.1@sb1"},
+	} {
+		c.play(t)
+	}
+}
+
+func TestSidecars(t *testing.T) {
+	t.Parallel()
+	for _, c := range []scene{
+		{name: "first", containers: "s:p s:q i:x a", see: "sb0", actions: "start:p.0@sb0"},
+		{name: "second waits for the first", containers: "s:p s:q a", see: "sb0 starting:p"},
+		{name: "second", containers: "s:p s:q i:x a", see: "sb0 p.0:run", actions: "start:q.0@sb0", status: "Pending(Init:1/3) p=Running q=Waiting/PodInitializing x=Waiting/PodInitializing a=Waiting/PodInitializing"},
+		{name: "init beside them", containers: "s:p i:x a", see: "sb0 p.0:run", actions: "start:x.0@sb0"},
+		{name: "containers after them", containers: "s:p i:x a", see: "sb0 p.0:run x.0:exit=0@1", now: 1, actions: "start:a.0@sb0"},
+		{name: "restarted before it counts", containers: "s:p i:x a", see: "sb0 p.0:exit=1@1", now: 1, actions: "start:p.1@sb0"},
+		{name: "next waits for the restart", containers: "s:p i:x a", see: "sb0 p.0:exit=1@1 p.1:exit=1@2", now: 2, next: 12},
+		{name: "restarted beside the containers", containers: "s:p a", see: "sb0 p.0:exit=0@1 a.0:run", now: 1, actions: "start:p.1@sb0"},
+		{name: "restarted whatever the policy", policy: "Never", containers: "s:p a", see: "sb0 p.0:exit=0@1 a.0:run", now: 1, actions: "start:p.1@sb0"},
+		{name: "a container restarts without them", containers: "s:p a", see: "sb0 p.0:exit=1@1 p.1:exit=1@2 a.0:exit=1@2", now: 2, next: 12, actions: "start:a.1@sb0"},
+		{name: "ready needs them", containers: "s:p a", see: "sb0 starting:p a.0:run", status: "Running(ContainerCreating) p=Waiting/ContainerCreating a=Running"},
+		{name: "stopped when all is done", policy: "Never", containers: "s:p s:q a b", see: "sb0 p.0:run q.0:run a.0:exit=0@5 b.0:exit=1@6", now: 7, actions: "stop:q.0/29s",
+			status: "Running p=Running q=Running a=Terminated/Completed b=Terminated/Error"},
+		{name: "in reverse", policy: "Never", containers: "s:p s:q a", see: "sb0 p.0:run q.0:exit=143@8 a.0:exit=0@5", now: 33, actions: "stop:p.0/2s"},
+		{name: "the sandbox last", policy: "Never", containers: "s:p a", see: "sb0 p.0:exit=143@8 a.0:exit=0@5", now: 9, actions: "stop:sb0",
+			status: "Succeeded(Completed) p=Terminated/Error a=Terminated/Completed"},
+	} {
+		c.play(t)
+	}
+}
+
+func TestRestarts(t *testing.T) {
+	t.Parallel()
+	for _, c := range []scene{
+		{name: "Always, success", containers: "a", see: "sb0 a.0:exit=0@5", now: 5, actions: "start:a.1@sb0", status: "Running(Completed) a=Terminated/Completed"},
+		{name: "Always, failure", containers: "a", see: "sb0 a.0:exit=1@5", now: 5, actions: "start:a.1@sb0"},
+		{name: "OnFailure, success", policy: "OnFailure", containers: "a b", see: "sb0 a.0:exit=0@5 b.0:run", now: 5, status: "Running a=Terminated/Completed b=Running"},
+		{name: "OnFailure, failure", policy: "OnFailure", containers: "a", see: "sb0 a.0:exit=2@5", now: 5, actions: "start:a.1@sb0"},
+		{name: "OnFailure, all done", policy: "OnFailure", containers: "a b", see: "sb0 a.0:exit=0@5 b.0:exit=1@4 b.1:exit=0@6", now: 6, actions: "stop:sb0", status: "Succeeded(Completed) a=Terminated/Completed b=Terminated/Completed"},
+		{name: "Never, one failed", policy: "Never", containers: "a b", see: "sb0 a.0:exit=0@5 b.0:exit=7@6", now: 6, actions: "stop:sb0", status: "Failed(Error) a=Terminated/Completed b=Terminated/Error"},
+		{name: "Never, out of memory", policy: "Never", containers: "a", see: "sb0 a.0:oom@5", now: 6, actions: "stop:sb0", status: "Failed(OOMKilled) a=Terminated/OOMKilled"},
+		{name: "Never, one left", policy: "Never", containers: "a b", see: "sb0 a.0:exit=1@5 b.0:run", now: 6, status: "Running a=Terminated/Error b=Running"},
+		{name: "Never, one not started yet", policy: "Never", containers: "a b", see: "sb0 a.0:exit=1@5", now: 6, actions: "start:b.0@sb0"},
+		{name: "Never, done and down", policy: "Never", containers: "a", see: "sb0:stopped a.0:exit=0@5", now: 60, status: "Succeeded(Completed) a=Terminated/Completed"},
+		{name: "second crash waits", containers: "a", see: "sb0 a.0:exit=1@5 a.1:exit=1@7", now: 8, next: 17, status: "Running(CrashLoopBackOff) a=Waiting/CrashLoopBackOff"},
+		{name: "second crash, waited", containers: "a", see: "sb0 a.0:exit=1@5 a.1:exit=1@7", now: 17, actions: "start:a.2@sb0"},
+		{name: "long run resets", containers: "a", see: "sb0 a.0:exit=1@5 a.1:exit=1@700-100", now: 700, actions: "start:a.2@sb0"},
+		{name: "not so long a run doesn't", containers: "a", see: "sb0 a.0:exit=1@5 a.1:exit=1@699-100", now: 700, next: 709},
+		{name: "old runs are collected", containers: "a", see: "sb0 a.0:exit=1@1 a.1:exit=1@2 a.2:exit=1@3 a.3:run", now: 99, actions: "remove:a.0 remove:a.1"},
+		{name: "of containers it doesn't have", containers: "a", see: "sb0 a.0:run z.0:exit=0@1", now: 99, actions: "remove:z.0"},
+	} {
+		c.play(t)
+	}
+}
+
+func TestBackoffDelays(t *testing.T) {
+	t.Parallel()
+	delays := func(f func(Backoff) time.Duration) string {
+		var out []string
+		for n := range 9 {
+			out = append(out, fmt.Sprint(f(Backoff{Count: n}).Seconds()))
+		}
+		return strings.Join(out, " ")
+	}
+	for name, c := range map[string][2]string{
+		"container": {delays(Backoff.containerDelay), "0 0 10 20 40 80 160 300 300"},
+		"image":     {delays(Backoff.imageDelay), "0 10 20 40 80 160 300 300 300"},
+		"sandbox":   {delays(Backoff.sandboxDelay), "0 1 2 4 8 16 32 60 60"},
+	} {
+		if c[0] != c[1] {
+			t.Errorf("%s: %s, want %s", name, c[0], c[1])
+		}
+	}
+	if d := (Backoff{Count: 1 << 40}).containerDelay(); d != longest {
+		t.Errorf("very many: %s", d)
+	}
+}
+
+func TestLostSandbox(t *testing.T) {
+	t.Parallel()
+	for _, c := range []scene{
+		{name: "lost with processes", containers: "s:p a b", see: "sb0:lost p.0:run a.0:run b.0:run", now: 9, actions: "stop:a.0/30s stop:b.0/30s"},
+		{name: "sidecars after them", containers: "s:p a", see: "sb0:lost p.0:run a.0:exit=137@8", now: 9, actions: "stop:p.0/30s"},
+		{name: "then its network", containers: "a", see: "sb0:lost a.0:exit=137@8", now: 9, actions: "stop:sb0"},
+		{name: "which takes a while", containers: "a", see: "sb0:stopping a.0:exit=137@8", now: 9},
+		{name: "then the next", containers: "a", see: "sb0:stopped a.0:exit=137@8", now: 99, actions: "sandbox+1", status: "Running(Error) a=Terminated/Error"},
+		{name: "and its containers", containers: "a", see: "sb0:stopped a.0:exit=137@8 sb1", now: 99, actions: "start:a.1@sb1"},
+		{name: "old one collected when empty", containers: "a", see: "sb0:stopped sb1 a.1:run", now: 99, actions: "remove:sb0"},
+		{name: "not while it has the run before", containers: "a", see: "sb0:stopped a.0:exit=137@8 sb1 a.1:run", now: 99},
+		{name: "two ready ones", containers: "a", see: "sb0 a.0:run sb1", now: 99, actions: "stop:a.0/30s"},
+		{name: "two ready ones, empty", containers: "a", see: "sb0 sb1 a.0:run", now: 99, actions: "stop:sb0"},
+		{name: "no address", containers: "a", see: "sb0:noip", now: 99, actions: "stop:sb0"},
+		{name: "no address needed", containers: "a", see: "sb0:noip", change: func(s *Spec, _ *Observed) { s.Pod.Spec.HostNetwork = true }, actions: "start:a.0@sb0"},
+		{name: "a start under way in it", containers: "a", see: "sb0:lost starting:a"},
+		{name: "Never, had run", policy: "Never", containers: "a", see: "sb0:stopped a.0:exit=0@8", now: 99, status: "Succeeded(Completed) a=Terminated/Completed"},
+		{name: "Never, one had not started", policy: "Never", containers: "a b", see: "sb0:lost a.0:exit=0@8", now: 99, actions: "stop:sb0",
+			status: "Failed(ContainerStatusUnknown) a=Terminated/Completed b=Waiting/ContainerCreating"},
+		{name: "Never, none had started", policy: "Never", containers: "a", see: "sb0:stopped", now: 99, actions: "sandbox+1"},
+		{name: "Never, still running", policy: "Never", containers: "a b", see: "sb0:lost a.0:run", now: 99, actions: "stop:a.0/30s"},
+		{name: "OnFailure, done stays done", policy: "OnFailure", containers: "a b", see: "sb0:stopped a.0:exit=0@8 b.0:exit=1@8 sb1", now: 99, actions: "start:b.1@sb1"},
+		{name: "OnFailure, all done", policy: "OnFailure", containers: "a", see: "sb0:stopped a.0:exit=0@8", now: 99, status: "Succeeded(Completed) a=Terminated/Completed"},
+	} {
+		c.play(t)
+	}
+}
+
+func TestSandboxFailures(t *testing.T) {
+	t.Parallel()
+	failed := func(count, last, failure int) func(*Spec, *Observed) {
+		return func(_ *Spec, o *Observed) {
+			o.Backoffs = Backoffs{keySandbox: {Count: count, Last: at(last)}}
+			o.SandboxFailure = Failure{At: at(failure), Message: "no network"}
+		}
+	}
+	for _, c := range []scene{
+		{name: "failed once", containers: "a", now: 5, change: failed(1, 4, 5), next: 6, status: "Pending(CreatePodSandboxError) a=Waiting/ContainerCreating"},
+		{name: "waited", containers: "a", now: 6, change: failed(1, 4, 5), actions: "sandbox+0"},
+		{name: "failed slowly", containers: "a", now: 100, change: failed(3, 4, 99), next: 103},
+		{name: "failed often", containers: "a", now: 10, change: failed(9, 4, 5), next: 65},
+		{name: "an attempt is used up", containers: "a", see: "sb4:stopped", now: 10, change: failed(1, 4, 5), actions: "sandbox+5"},
+		{name: "made and lost at once", containers: "a", see: "sb0:stopped", now: 5, change: failed(3, 4, 0), next: 8},
+		{name: "made and lost later", containers: "a", see: "sb0:stopped", now: 64, change: failed(3, 4, 0), actions: "sandbox+1"},
+	} {
+		c.play(t)
+	}
+	s := makeSpec(t, "Always", "a")
+	d := Plan(s, see(t, s.Pod, ""), at(1))
+	if got := d.Backoffs[keySandbox]; got != (Backoff{Count: 1, Last: at(1)}) {
+		t.Errorf("the first creation is not counted: %+v", got)
+	}
+	later := see(t, s.Pod, "sb0:stopped")
+	later.Backoffs = Backoffs{keySandbox: {Count: 7, Last: at(1)}}
+	if got := Plan(s, later, at(100)).Backoffs[keySandbox]; got != (Backoff{Count: 1, Last: at(100)}) {
+		t.Errorf("a sandbox that held doesn't reset: %+v", got)
+	}
+}
+
+func TestStartFailures(t *testing.T) {
+	t.Parallel()
+	failed := func(reason string, second int) func(*Spec, *Observed) {
+		return func(_ *Spec, o *Observed) {
+			o.StartFailures["a"] = Failure{At: at(second), Reason: reason, Message: "no such user"}
+		}
+	}
+	refused := func(name string, second int) func(*Spec, *Observed) {
+		return func(_ *Spec, o *Observed) { o.StartFailures[name] = Failure{At: at(second), ExitCode: 127} }
+	}
+	for _, c := range []scene{
+		{name: "waits", containers: "a b", see: "sb0 b.0:run", now: 5, change: failed("", 5), next: 15, status: "Pending(CreateContainerError) a=Waiting/CreateContainerError b=Running"},
+		{name: "with its reason", containers: "a", see: "sb0", now: 5, change: failed("CreateContainerConfigError", 5), next: 15, status: "Pending(CreateContainerConfigError) a=Waiting/CreateContainerConfigError"},
+		{name: "waited", containers: "a", see: "sb0", now: 15, change: failed("", 5), actions: "start:a.0@sb0"},
+		{name: "after a crash", containers: "a", see: "sb0 a.0:exit=1@4", now: 5, change: failed("", 5), next: 15},
+		{name: "before a crash", containers: "a", see: "sb0 a.0:exit=1@20", now: 20, change: func(_ *Spec, o *Observed) {
+			o.StartFailures["a"] = Failure{At: at(5)}
+			o.Backoffs = Backoffs{keyContainer("a"): {Count: 2, Last: at(5)}}
+		}, next: 40},
+		{name: "Never tries on", policy: "Never", containers: "a", see: "sb0", now: 15, change: failed("", 5), actions: "start:a.0@sb0"},
+		{name: "no program", containers: "a", see: "sb0", now: 5, change: refused("a", 5), next: 15, status: "Pending(CreateContainerError) a=Waiting/CreateContainerError"},
+		{name: "no program, Never", policy: "Never", containers: "a", see: "sb0", now: 5, change: refused("a", 5), actions: "stop:sb0", status: "Failed(StartError) a=Terminated/StartError"},
+		{name: "no program, Never, beside another", policy: "Never", containers: "a b", see: "sb0 b.0:run", now: 99, change: refused("a", 5), status: "Running a=Terminated/StartError b=Running"},
+		{name: "no program, Never, after another", policy: "Never", containers: "a b", see: "sb0 b.0:exit=0@9", now: 9, change: refused("a", 5), actions: "stop:sb0", status: "Failed(StartError) a=Terminated/StartError b=Terminated/Completed"},
+		{name: "no program, Never, of init", policy: "Never", containers: "i:x a", see: "sb0", now: 5, change: refused("x", 5), actions: "stop:sb0", status: "Failed(Init:StartError) x=Terminated/StartError a=Waiting/PodInitializing"},
+	} {
+		c.play(t)
+	}
+}
+
+func TestImages(t *testing.T) {
+	t.Parallel()
+	policy := func(p corev1.PullPolicy, f func(i *Image)) func(*Spec, *Observed) {
+		return func(s *Spec, o *Observed) {
+			s.Pod.Spec.Containers[0].ImagePullPolicy = p
+			i := o.Images["img-a:1"]
+			if f != nil {
+				f(&i)
+			}
+			o.Images["img-a:1"] = i
+		}
+	}
+	failure := func(second int, reason string) func(*Image) {
+		return func(i *Image) { i.Failure = Failure{At: at(second), Reason: reason, Message: "not found"} }
+	}
+	for _, c := range []scene{
+		{name: "IfNotPresent, absent", containers: "a", see: "sb0 absent:a", actions: "pull:a", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating"},
+		{name: "IfNotPresent, pulling", containers: "a", see: "sb0 pulling:a", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating"},
+		{name: "unknown image is absent", containers: "a", see: "sb0", change: func(_ *Spec, o *Observed) { o.Images = nil }, actions: "pull:a"},
+		{name: "Never, absent", containers: "a", see: "sb0 absent:a", change: policy(corev1.PullNever, nil), status: "Pending(ErrImageNeverPull) a=Waiting/ErrImageNeverPull"},
+		{name: "Never, present", containers: "a", see: "sb0", change: policy(corev1.PullNever, nil), actions: "start:a.0@sb0"},
+		{name: "Always, present", containers: "a", see: "sb0", change: policy(corev1.PullAlways, nil), actions: "pull:a"},
+		{name: "Always, pulled", containers: "a", see: "sb0", now: 5, change: policy(corev1.PullAlways, func(i *Image) { i.Pulled = at(4) }), actions: "start:a.0@sb0"},
+		{name: "Always, restart", containers: "a", see: "sb0 a.0:exit=1@9-5", now: 9, change: policy(corev1.PullAlways, func(i *Image) { i.Pulled = at(4) }), actions: "pull:a"},
+		{name: "Always, pulled for the restart", containers: "a", see: "sb0 a.0:exit=1@9-5", now: 11, change: policy(corev1.PullAlways, func(i *Image) { i.Pulled = at(10) }), actions: "start:a.1@sb0"},
+		{name: "failed once", containers: "a", see: "sb0 absent:a", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "")), next: 15, status: "Pending(ErrImagePull) a=Waiting/ErrImagePull"},
+		{name: "failed, waited", containers: "a", see: "sb0 absent:a", now: 15, change: policy(corev1.PullIfNotPresent, failure(5, "")), actions: "pull:a"},
+		{name: "failed with a reason", containers: "a", see: "sb0 absent:a", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "InvalidImageName")), next: 15, status: "Pending(InvalidImageName) a=Waiting/InvalidImageName"},
+		{name: "failed again", containers: "a", see: "sb0 absent:a", now: 25, change: func(s *Spec, o *Observed) {
+			policy(corev1.PullIfNotPresent, failure(25, ""))(s, o)
+			o.Backoffs = Backoffs{keyImage("img-a:1"): {Count: 1, Last: at(5)}}
+		}, next: 45, status: "Pending(ImagePullBackOff) a=Waiting/ImagePullBackOff"},
+		{name: "failed before it was loaded", containers: "a", see: "sb0", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "")), actions: "start:a.0@sb0"},
+		{name: "failed before it was pulled", containers: "a", see: "sb0", now: 9, change: policy(corev1.PullAlways, func(i *Image) {
+			failure(5, "")(i)
+			i.Pulled = at(8)
+		}), actions: "start:a.0@sb0"},
+		{name: "fails with sandbox to come", containers: "a", see: "absent:a creating", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "")), next: 15, status: "Pending(ErrImagePull) a=Waiting/ErrImagePull"},
+	} {
+		c.play(t)
+	}
+	// One pull serves all containers of the same image.
+	s := makeSpec(t, "Always", "a b")
+	s.Pod.Spec.Containers[1].Image = "img-a:1"
+	if got := show(Plan(s, see(t, s.Pod, "sb0 absent:a"), start).Actions); got != "pull:a" {
+		t.Errorf("same image: %s", got)
+	}
+	// A success ends the row of failures.
+	o := see(t, s.Pod, "sb0 a.0:run b.0:run")
+	o.Backoffs = Backoffs{keyImage("img-a:1"): {Count: 5, Last: at(5)}}
+	o.Images["img-a:1"] = Image{State: ImagePresent, Pulled: at(9), Failure: Failure{At: at(5)}}
+	if got := Plan(s, o, at(10)).Backoffs[keyImage("img-a:1")]; got.Count != 0 {
+		t.Errorf("after a success: %+v", got)
+	}
+}
+
+func TestDeadline(t *testing.T) {
+	t.Parallel()
+	deadline := func(s *Spec, _ *Observed) { s.Pod.Spec.ActiveDeadlineSeconds = new(int64(60)) }
+	for _, c := range []scene{
+		{name: "to come", containers: "a", see: "sb0 a.0:run", now: 5, change: deadline, next: 60, status: "Running ready a=Running"},
+		{name: "come", containers: "a b", see: "sb0 a.0:run b.0:run", now: 61, change: deadline, actions: "stop:a.0/29s stop:b.0/29s", status: "Running(DeadlineExceeded) a=Running b=Running"},
+		{name: "come before it ran", containers: "a", see: "absent:a", now: 60, change: deadline, status: "Failed(DeadlineExceeded) a=Waiting/ContainerCreating"},
+		{name: "past", containers: "a", see: "sb0 a.0:exit=143@62", now: 63, change: deadline, actions: "stop:sb0", status: "Failed(DeadlineExceeded) a=Terminated/Error"},
+		{name: "killed by it, Never", policy: "Never", containers: "a", see: "sb0:stopped a.0:exit=143@62", now: 99, change: deadline, status: "Failed(DeadlineExceeded) a=Terminated/Error"},
+		{name: "ended before", policy: "Never", containers: "a", see: "sb0:stopped a.0:exit=0@59", now: 99, change: deadline, status: "Succeeded(Completed) a=Terminated/Completed"},
+		{name: "stopped before", containers: "a", see: "sb0:stopped a.0:exit=143@41", now: 99, change: func(s *Spec, o *Observed) {
+			deadline(s, o)
+			s.Want, s.Since = Stop, at(40)
+		}, status: "Stopped a=Terminated/Error"},
+	} {
+		c.play(t)
+	}
+}
+
+func TestStop(t *testing.T) {
+	t.Parallel()
+	want := func(w Want, since int, f func(s *Spec, o *Observed)) func(*Spec, *Observed) {
+		return func(s *Spec, o *Observed) {
+			s.Want, s.Since = w, at(since)
+			if f != nil {
+				f(s, o)
+			}
+		}
+	}
+	grace := func(seconds int) func(*Spec, *Observed) {
+		return func(s *Spec, _ *Observed) { s.Grace = new(time.Duration(seconds) * time.Second) }
+	}
+	under := func(seconds int, f func(*Spec, *Observed)) func(*Spec, *Observed) {
+		return func(s *Spec, o *Observed) {
+			for i := range o.Containers {
+				o.Containers[i].Deadline = at(seconds)
+			}
+			if f != nil {
+				f(s, o)
+			}
+		}
+	}
+	for _, c := range []scene{
+		{name: "containers first", containers: "s:p a b", see: "sb0 p.0:run a.0:run b.0:exit=0@1", now: 10, change: want(Stop, 10, nil), actions: "stop:a.0/30s",
+			status: "Running(Terminating) p=Running a=Running b=Terminated/Completed"},
+		{name: "then sidecars", containers: "s:p s:q a", see: "sb0 p.0:run q.0:run a.0:exit=143@12", now: 12, change: want(Stop, 10, nil), actions: "stop:q.0/28s"},
+		{name: "one by one", containers: "s:p s:q a", see: "sb0 p.0:run q.0:exit=143@13 a.0:exit=143@12", now: 13, change: want(Stop, 10, nil), actions: "stop:p.0/27s"},
+		{name: "not at once when late", containers: "s:p a", see: "sb0 p.0:run a.0:exit=137@40", now: 40, change: want(Stop, 10, nil), actions: "stop:p.0/2s"},
+		{name: "an init container with them", containers: "s:p i:x a", see: "sb0 p.0:run x.0:run", now: 10, change: want(Stop, 10, nil), actions: "stop:x.0/30s"},
+		{name: "then the sandbox", containers: "a", see: "sb0 a.0:exit=143@12", now: 12, change: want(Stop, 10, nil), actions: "stop:sb0"},
+		{name: "stopping", containers: "a", see: "sb0:stopping a.0:exit=143@12", now: 12, change: want(Stop, 10, nil)},
+		{name: "stopped", containers: "a", see: "sb0:stopped a.0:exit=143@12", now: 12, change: want(Stop, 10, nil), status: "Stopped a=Terminated/Error"},
+		{name: "ended before", policy: "Never", containers: "a", see: "sb0:stopped a.0:exit=0@5", now: 12, change: want(Stop, 10, nil), status: "Succeeded(Completed) a=Terminated/Completed"},
+		{name: "never ran", containers: "a", now: 12, change: want(Stop, 10, nil), status: "Stopped a=Waiting/ContainerCreating"},
+		{name: "Never, never ran", policy: "Never", containers: "i:x a", see: "sb0:stopped x.0:exit=0@1", now: 12, change: want(Stop, 10, nil), status: "Stopped x=Terminated/Completed a=Waiting/ContainerCreating"},
+		{name: "a sandbox on its way", containers: "a", see: "creating", now: 12, change: want(Stop, 10, nil), status: "Pending(Terminating) a=Waiting/ContainerCreating"},
+		{name: "a container on its way", containers: "s:p a", see: "sb0 p.0:run starting:a", now: 12, change: want(Stop, 10, nil)},
+		{name: "own grace", containers: "a", see: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(5)), actions: "stop:a.0/5s"},
+		{name: "no grace", containers: "a", see: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(0)), actions: "stop:a.0/0s"},
+		{name: "negative grace", containers: "a", see: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(-5)), actions: "stop:a.0/0s"},
+		{name: "under way", containers: "a", see: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, nil)), next: 40},
+		{name: "longer is not asked", containers: "a", see: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, grace(100))), next: 40},
+		{name: "shorter is", containers: "a", see: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, grace(15))), actions: "stop:a.0/5s"},
+		{name: "at once is", containers: "a", see: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, grace(0))), actions: "stop:a.0/0s"},
+		{name: "being killed", containers: "a", see: "sb0 a.0:run", now: 41, change: want(Stop, 10, under(40, nil))},
+		{name: "remove stops", containers: "a", see: "sb0 a.0:run", now: 10, change: want(Remove, 10, nil), actions: "stop:a.0/30s"},
+		{name: "remove containers", containers: "a", see: "sb0:stopped a.0:exit=0@1 a.1:created", now: 10, change: want(Remove, 10, nil), actions: "remove:a.0 remove:a.1"},
+		{name: "remove sandboxes", containers: "a", see: "sb0:stopped sb1:stopped", now: 10, change: want(Remove, 10, nil), actions: "remove:sb0 remove:sb1"},
+	} {
+		c.play(t)
+	}
+	s := makeSpec(t, "Always", "a")
+	s.Want = Remove
+	for words, gone := range map[string]bool{"": true, "creating": false, "sb0:stopped": false, "starting:a": false} {
+		if d := Plan(s, see(t, s.Pod, words), start); d.Gone != gone {
+			t.Errorf("%q: gone %t", words, d.Gone)
+		}
+	}
+}
+
+func TestStatusDetails(t *testing.T) {
+	t.Parallel()
+	s := makeSpec(t, "Always", "i:x a")
+	o := see(t, s.Pod, "sb0 x.0:exit=0@1 a.2:exit=3@5-4")
+	o.Containers[1].Message = "panic"
+	o.Backoffs = Backoffs{keyContainer("a"): {Count: 3, Last: at(4)}}
+	d := Plan(s, o, at(6))
+	got := d.Status.Containers[1]
+	want := ContainerStatus{
+		Name: "a", Image: "img-a:1", ID: "a.2", State: Waiting, Reason: "CrashLoopBackOff", Message: "back-off 40s restarting failed container a: panic",
+		Restarts: 2, ExitCode: 3, Started: at(4), Finished: at(5),
+	}
+	if got != want {
+		t.Errorf("\n got %+v\nwant %+v", got, want)
+	}
+	if x := d.Status.Containers[0]; !x.Init || !x.Ready || x.Restarts != 0 {
+		t.Errorf("%+v", x)
+	}
+	if !slices.Equal(d.Status.IPs, []string{"10.0.0.1"}) || !d.Status.Initialized || d.Status.Ready {
+		t.Errorf("%+v", d.Status)
+	}
+	o = see(t, s.Pod, "sb0 x.0:exit=0@1 a.0:exit=3@5")
+	o.Containers[1].Message = "panic"
+	if got := Plan(s, o, at(5)).Status; got.Containers[1].Message != "panic" || got.Message != "panic" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestObservedIsNotChanged: the same observation may be planned for again.
+func TestObservedIsNotChanged(t *testing.T) {
+	t.Parallel()
+	s := makeSpec(t, "Always", "a")
+	o := see(t, s.Pod, "sb0 a.0:exit=1@5 a.1:exit=1@6")
+	o.Backoffs = Backoffs{}
+	first := Plan(s, o, at(6))
+	if len(o.Backoffs) > 0 {
+		t.Errorf("%v", o.Backoffs)
+	}
+	second := Plan(s, o, at(6))
+	if show(first.Actions) != show(second.Actions) || describe(first.Status) != describe(second.Status) {
+		t.Error("not the same decision")
+	}
+	o.Backoffs = first.Backoffs
+	third := Plan(s, o, at(6))
+	if show(third.Actions) != show(first.Actions) || third.Backoffs[keyContainer("a")] != first.Backoffs[keyContainer("a")] {
+		t.Errorf("counted twice: %+v", third.Backoffs)
+	}
+}

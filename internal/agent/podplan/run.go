@@ -1,0 +1,166 @@
+package podplan
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// run brings the pod up, or keeps it up.
+func (p *planner) run() {
+	p.collect()
+	if !p.clearOld() {
+		return
+	}
+	if !p.usable() {
+		p.createSandbox()
+		return
+	}
+	p.stopDoomed()
+	for _, c := range p.ephemerals() {
+		if _, refused := p.refused(c.name); len(p.runs[c.name]) == 0 && !refused {
+			p.start(c)
+		}
+	}
+	for _, c := range p.due() {
+		p.start(c)
+	}
+}
+
+// clearOld stops what is left of sandboxes that can't be used, and says
+// whether nothing is: only then may there be another, as it may need the same
+// ports and volumes.
+func (p *planner) clearOld() bool {
+	old := func(sandbox string) bool { return !p.usable() || sandbox != p.current.ID }
+	var left []Container
+	for _, c := range p.o.Containers {
+		if old(c.Sandbox) && live(c) {
+			left = append(left, c)
+		}
+	}
+	if len(left) > 0 {
+		p.stopInOrder(left, p.now)
+		return false
+	}
+	if !p.usable() && len(p.o.Starting) > 0 {
+		return false // one of them may yet come to run
+	}
+	clear := true
+	for _, s := range p.o.Sandboxes {
+		if !old(s.ID) || s.State == SandboxStopped {
+			continue
+		}
+		clear = false
+		if s.State != SandboxStopping {
+			p.do(StopSandbox{s.ID})
+		}
+	}
+	return clear
+}
+
+// createSandbox makes the next attempt, and has the images fetched meanwhile.
+func (p *planner) createSandbox() {
+	for _, c := range p.allContainers() {
+		if c.init || p.wantsStart(c, Container{}, false) {
+			p.image(c)
+		}
+	}
+	if p.o.Creating || p.waitsForSandbox() {
+		return
+	}
+	attempt := uint32(0)
+	if p.current != nil {
+		attempt = p.current.Attempt + 1
+	}
+	p.do(CreateSandbox{attempt})
+}
+
+// due are the containers that should run and don't.
+func (p *planner) due() []member {
+	var out []member
+	initialized := p.initialized()
+	for _, c := range p.allContainers() {
+		run, ok := p.here(c.name)
+		switch {
+		case !c.init:
+			if !initialized {
+				return out
+			}
+			if p.wantsStart(c, run, ok) {
+				out = append(out, c)
+			}
+		case c.once:
+			if initialized || ok && succeeded(run) {
+				continue
+			}
+			if !ok || run.State != ContainerRunning {
+				out = append(out, c)
+			}
+			return out
+		default:
+			if !ok || run.State != ContainerRunning {
+				out = append(out, c)
+			} else if p.hasStarted(c, run) {
+				continue
+			}
+			if !initialized {
+				return out
+			}
+		}
+	}
+	return out
+}
+
+// start takes a container one step further: away with what is left of earlier
+// runs, then the image, then the start.
+func (p *planner) start(c member) {
+	if p.o.Starting[c.name] || len(p.broken[c.name]) > 0 {
+		return
+	}
+	attempt := uint32(0)
+	for _, run := range p.runs[c.name] {
+		if live(run) {
+			p.stop(run, p.now)
+			return
+		}
+		attempt = max(attempt, run.Attempt+1)
+	}
+	key := keyContainer(c.name)
+	if p.waits(key, p.backoffs[key].containerDelay()) || !p.image(c) {
+		return
+	}
+	p.do(StartContainer{c.name, p.current.ID, attempt})
+}
+
+// image says whether a container's image is at hand for its next start, and if
+// not has it pulled. Policy Always wants a pull for each start.
+func (p *planner) image(c member) bool {
+	image := p.o.Images[c.Image]
+	var since time.Time
+	if run, ok := p.newest(c.name); ok && !run.Started.After(p.now) { // else the clock was set back
+		since = run.Started
+	}
+	switch {
+	case image.State == ImagePulling:
+		return false
+	case image.State == ImagePresent && (c.ImagePullPolicy != corev1.PullAlways || image.Pulled.After(since)):
+		return true
+	case c.ImagePullPolicy == corev1.PullNever:
+		return false
+	}
+	key := keyImage(c.Image)
+	if !p.waits(key, p.backoffs[key].imageDelay()) {
+		p.pull(c.Image)
+	}
+	return false
+}
+
+// pull asks for an image once, however many containers have it.
+func (p *planner) pull(image string) {
+	for _, a := range p.decision.Actions {
+		if a == (PullImage{image}) {
+			return
+		}
+	}
+	p.do(PullImage{image})
+}

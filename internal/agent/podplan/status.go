@@ -1,0 +1,319 @@
+package podplan
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Phase of a pod.
+type Phase string
+
+// The phases: Kubernetes' and, of a pod that was told to stop, Stopped.
+const (
+	PhasePending   Phase = "Pending"
+	PhaseRunning   Phase = "Running"
+	PhaseSucceeded Phase = "Succeeded"
+	PhaseFailed    Phase = "Failed"
+	PhaseStopped   Phase = "Stopped"
+)
+
+// Status of a pod, for people.
+type Status struct {
+	Phase Phase
+	// Reason is one word on why the pod isn't running, as kubectl shows it
+	// (ImagePullBackOff, Init:0/2); empty while all is well. Message says more.
+	Reason, Message string
+	IPs             []string
+	// Sandboxed says that containers can be started in its sandbox.
+	Sandboxed bool
+	// Initialized says that the init containers have done their work, Ready
+	// that all containers run.
+	Initialized, Ready bool
+	// Containers in the order of their start.
+	Containers []ContainerStatus
+	// Ephemeral are those that were added while the pod runs.
+	Ephemeral []ContainerStatus
+}
+
+// Display is how a container appears.
+type Display string
+
+// The states of a container, as Kubernetes has them.
+const (
+	Waiting    Display = "Waiting"
+	Running    Display = "Running"
+	Terminated Display = "Terminated"
+)
+
+// ContainerStatus is how a container of the pod is.
+type ContainerStatus struct {
+	Name, Image string
+	// ID of its newest run; empty before there is one.
+	ID    string
+	Init  bool
+	State Display
+	// Reason is one word: why it waits (CrashLoopBackOff), or how it ended.
+	Reason, Message string
+	// Up says that the container runs and that its startup probe, if it has
+	// one, has succeeded; Ready that it can serve.
+	Up, Ready bool
+	Health    Health // of its newest run
+	Restarts  int
+	// ExitCode, Started and Finished are the newest run's, also while the next
+	// one is waited for.
+	ExitCode          int
+	Started, Finished time.Time
+}
+
+// The reasons for which a container waits or has ended.
+const (
+	reasonCreating     = "ContainerCreating"
+	reasonInitializing = "PodInitializing"
+	reasonCrashLoop    = "CrashLoopBackOff"
+	reasonStart        = "CreateContainerError"
+	reasonRefused      = "StartError"
+	reasonPull         = "ErrImagePull"
+	reasonPullBackOff  = "ImagePullBackOff"
+	reasonNeverPull    = "ErrImageNeverPull"
+	reasonCompleted    = "Completed"
+	reasonError        = "Error"
+	reasonOOM          = "OOMKilled"
+	reasonUnknown      = "ContainerStatusUnknown"
+	reasonSandbox      = "CreatePodSandboxError"
+	reasonEvicted      = "Evicted"
+)
+
+// exitKilled is the exit code of what SIGKILL has ended.
+const exitKilled = 137
+
+// reporter says how the pod is, once all is decided.
+type reporter struct{ *planner }
+
+func (p reporter) status() Status {
+	out := Status{Sandboxed: p.usable(), Initialized: p.initialized()}
+	if p.current != nil {
+		out.IPs = p.current.IPs
+	}
+	out.Ready = p.usable() && p.Want == Run && p.outcome == nil && out.Initialized
+	for _, c := range p.allContainers() {
+		s := p.containerStatus(c, out.Initialized)
+		out.Ready = out.Ready && (s.Ready || c.once)
+		out.Containers = append(out.Containers, s)
+	}
+	for _, c := range p.ephemerals() {
+		s := p.containerStatus(c, true)
+		s.Ready = false
+		out.Ephemeral = append(out.Ephemeral, s)
+	}
+	out.Phase = p.phase(out.Initialized)
+	out.Reason, out.Message = p.reason(out)
+	return out
+}
+
+// phase says where the pod is in its life. It has ended when nothing of it is
+// left running, and is stopped when it has given back its address too.
+func (p reporter) phase(initialized bool) Phase {
+	busy := p.o.Creating || len(p.o.Starting) > 0 || slices.ContainsFunc(p.o.Containers, live)
+	switch {
+	case p.outcome != nil && !busy:
+		return p.outcome.phase
+	case p.Want != Run && !busy && !slices.ContainsFunc(p.o.Sandboxes, func(s Sandbox) bool { return s.State != SandboxStopped }):
+		return PhaseStopped
+	case !initialized:
+		return PhasePending
+	}
+	for i := range p.Pod.Spec.Containers {
+		name := p.Pod.Spec.Containers[i].Name
+		_, ran := p.newest(name)
+		if _, refused := p.refused(name); !ran && !refused {
+			return PhasePending
+		}
+	}
+	return PhaseRunning
+}
+
+// reason is what kubectl shows for a pod: its end, or what the first container
+// that doesn't run waits for.
+func (p reporter) reason(s Status) (string, string) {
+	switch {
+	case p.outcome != nil && (s.Phase == PhaseFailed || s.Phase == PhaseSucceeded):
+		return orElse(p.outcome.reason, p.endReason(s)), p.outcome.message
+	case p.outcome != nil:
+		return p.outcome.reason, p.outcome.message
+	case s.Phase == PhaseStopped:
+		return "", ""
+	case p.Want != Run:
+		return "Terminating", ""
+	case !p.usable() && !p.o.Creating && !p.o.SandboxFailure.At.IsZero() && !p.o.SandboxFailure.At.Before(p.backoffs[keySandbox].Last):
+		return orElse(p.o.SandboxFailure.Reason, reasonSandbox), p.o.SandboxFailure.Message
+	}
+	done := 0
+	for i, c := range p.allContainers() {
+		cs := s.Containers[i]
+		switch {
+		case cs.State == Running && (!c.once && cs.Up || s.Initialized), c.once && cs.State == Terminated && cs.ExitCode == 0:
+			done++
+		case cs.State == Waiting && cs.Reason != reasonInitializing && cs.Reason != reasonCreating,
+			cs.State == Terminated && (p.restarts(Container{State: ContainerExited, ExitCode: cs.ExitCode}) || c.init):
+			return prefix(c) + cs.Reason, cs.Message
+		case c.init && !s.Initialized:
+			return fmt.Sprintf("Init:%d/%d", done, len(p.Pod.Spec.InitContainers)), ""
+		case cs.State == Waiting:
+			return cs.Reason, cs.Message
+		}
+	}
+	return "", ""
+}
+
+func prefix(c member) string {
+	if c.init {
+		return "Init:"
+	}
+	return ""
+}
+
+// endReason is how the container that failed has ended or, if none has, that
+// all are complete.
+func (p reporter) endReason(s Status) string {
+	for i, c := range p.allContainers() {
+		if cs := s.Containers[i]; cs.State == Terminated && cs.ExitCode != 0 && (c.once || !c.init) {
+			return prefix(c) + cs.Reason
+		}
+	}
+	if s.Phase == PhaseFailed {
+		return reasonUnknown
+	}
+	return reasonCompleted
+}
+
+func (p reporter) containerStatus(c member, initialized bool) ContainerStatus {
+	out := ContainerStatus{Name: c.name, Image: c.Image, Init: c.init, State: Waiting}
+	run, ok := p.newest(c.name)
+	if ok {
+		out.ID, out.Restarts, out.Health = run.ID, int(run.Attempt), run.Health
+		out.ExitCode, out.Started, out.Finished = run.ExitCode, run.Started, run.Finished
+	}
+	if _, here := p.here(c.name); c.init && ok && !here && p.usable() && p.Want == Run && p.outcome == nil {
+		ok = false // it is to run anew
+	}
+	if p.o.Starting[c.name] {
+		out.Reason = reasonCreating
+		return out
+	}
+	switch {
+	case ok && run.State == ContainerRunning:
+		out.State, out.Up, out.Ready = Running, p.hasStarted(c, run), p.ready(c, run)
+		if !out.Ready || run.Health.Doomed() {
+			out.Message = run.Health.Message
+		}
+		return out
+	case ok && run.State == ContainerUnknown:
+		out.State, out.Reason = Running, reasonUnknown
+		return out
+	case ok && run.State == ContainerExited:
+		out.State, out.Reason, out.Message = Terminated, exitReason(run), run.Message
+		out.Ready = c.once && run.ExitCode == 0
+	}
+	if f, refused := p.refused(c.name); refused {
+		out.State, out.Reason, out.Message = Terminated, reasonRefused, f.Message
+		out.ExitCode, out.Finished = f.ExitCode, f.At
+		return out
+	}
+	if p.Evicted != nil && !ok {
+		out.State, out.Reason, out.Message = Terminated, reasonUnknown, "what was known of it went with the pod's eviction"
+		out.ExitCode, out.Finished = exitKilled, p.Evicted.At
+		return out
+	}
+	if reason, message := p.waitReason(c, run, ok, initialized); reason != "" {
+		out.State, out.Reason, out.Message = Waiting, reason, message
+	}
+	return out
+}
+
+func exitReason(run Container) string {
+	switch {
+	case run.Reason != "":
+		return run.Reason
+	case run.OOMKilled:
+		return reasonOOM
+	case run.ExitCode == 0:
+		return reasonCompleted
+	}
+	return reasonError
+}
+
+// waitReason says what a container that doesn't run waits for; nothing if it
+// has ended for good or is about to start again.
+func (p reporter) waitReason(c member, run Container, ok, initialized bool) (string, string) {
+	ended := ok && run.State == ContainerExited
+	switch {
+	case p.Want != Run || p.outcome != nil:
+		if ended {
+			return "", ""
+		}
+		return p.idle(initialized), ""
+	case c.once && ended && run.ExitCode == 0, !c.init && ended && !p.restarts(run), c.ephemeral && ended:
+		return "", ""
+	case c.once && initialized:
+		return "", ""
+	case !c.init && !initialized && !ended:
+		return p.idle(initialized), ""
+	}
+	if reason, message := p.imageReason(c); reason != "" {
+		return reason, message
+	}
+	key := keyContainer(c.name)
+	b := p.backoffs[key]
+	if delay := b.containerDelay(); delay > 0 && p.now.Before(b.Last.Add(delay)) {
+		if f := p.o.StartFailures[c.name]; f.At.Equal(b.Last) {
+			return orElse(f.Reason, reasonStart), f.Message
+		}
+		message := fmt.Sprintf("back-off %s restarting failed container %s", delay, c.name)
+		if ended && run.Message != "" {
+			message += ": " + run.Message
+		}
+		return reasonCrashLoop, message
+	}
+	if ended {
+		return "", ""
+	}
+	return p.idle(initialized), ""
+}
+
+// idle is why a container that nothing is wrong with has not started.
+func (p reporter) idle(initialized bool) string {
+	if !initialized && len(p.Pod.Spec.InitContainers) > 0 {
+		return reasonInitializing
+	}
+	return reasonCreating
+}
+
+// imageReason says why a container's image is not there.
+func (p reporter) imageReason(c member) (string, string) {
+	image := p.o.Images[c.Image]
+	key := keyImage(c.Image)
+	b := p.backoffs[key]
+	switch {
+	case image.State == ImagePulling:
+		return "", ""
+	case image.State != ImagePresent && c.ImagePullPolicy == corev1.PullNever:
+		return reasonNeverPull, fmt.Sprintf("image %s is not here, and imagePullPolicy is Never: load it with husk image load", c.Image)
+	case b.Count == 0 || image.State == ImagePresent && c.ImagePullPolicy != corev1.PullAlways:
+		return "", ""
+	case image.Failure.Reason != "":
+		return image.Failure.Reason, image.Failure.Message
+	case b.Count == 1:
+		return reasonPull, image.Failure.Message
+	}
+	return reasonPullBackOff, fmt.Sprintf("back-off %s pulling image %s: %s", b.imageDelay(), c.Image, image.Failure.Message)
+}
+
+func orElse(text, fallback string) string {
+	if text == "" {
+		return fallback
+	}
+	return text
+}

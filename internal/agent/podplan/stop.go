@@ -1,0 +1,150 @@
+package podplan
+
+import (
+	"slices"
+	"time"
+)
+
+// Floor is the least time that a process gets to end, unless the grace is 0:
+// one that comes late, as a sidecar does, is not to be cut off at once.
+const Floor = 2 * time.Second
+
+// stopAll stops containers, then sandboxes, and says whether all are. The grace
+// is one for the whole pod, and counts from since.
+func (p *planner) stopAll(since time.Time) bool {
+	var left []Container
+	for _, c := range p.o.Containers {
+		if live(c) {
+			left = append(left, c)
+		}
+	}
+	if len(left) > 0 {
+		p.stopInOrder(left, since)
+		return false
+	}
+	if p.o.Creating || len(p.o.Starting) > 0 {
+		return false
+	}
+	stopped := true
+	for _, s := range p.o.Sandboxes {
+		if s.State == SandboxStopped {
+			continue
+		}
+		stopped = false
+		if s.State != SandboxStopping {
+			p.do(StopSandbox{s.ID})
+		}
+	}
+	return stopped
+}
+
+// stopInOrder stops containers at once, but sidecars only when no other is
+// left, and the one started last first.
+func (p *planner) stopInOrder(left []Container, since time.Time) {
+	var sidecars []string
+	for _, c := range p.allContainers() {
+		if c.init && !c.once {
+			sidecars = append(sidecars, c.name)
+		}
+	}
+	position := func(name string) int {
+		if i := slices.Index(sidecars, name); i >= 0 {
+			return i
+		}
+		return len(sidecars)
+	}
+	last := 0
+	for _, c := range left {
+		last = max(last, position(c.Name))
+	}
+	for name := range p.o.Starting {
+		last = max(last, position(name))
+	}
+	for _, c := range left {
+		if position(c.Name) == last {
+			p.stop(c, since)
+		}
+	}
+}
+
+// stop asks a container to end by since plus the grace. One that is ending is
+// asked again only to end sooner.
+func (p *planner) stop(c Container, since time.Time) { p.stopWithin(c, since, p.grace()) }
+
+func (p *planner) stopWithin(c Container, since time.Time, grace time.Duration) {
+	if grace > 0 {
+		grace = max(since.Add(grace).Sub(p.now), Floor)
+	}
+	deadline := p.now.Add(grace)
+	if !c.Deadline.IsZero() && !deadline.Before(c.Deadline.Add(-time.Second)) {
+		p.lookAt(c.Deadline)
+		return
+	}
+	p.do(StopContainer{c.ID, grace})
+}
+
+func (p *planner) grace() time.Duration {
+	if p.Want != Run && p.Grace != nil {
+		return max(*p.Grace, 0)
+	}
+	own := time.Duration(*p.Pod.Spec.TerminationGracePeriodSeconds) * time.Second
+	if p.Evicted != nil {
+		return min(own, Floor)
+	}
+	return own
+}
+
+// removeAll removes all records of a pod that is stopped: containers first,
+// then the sandboxes that they were in.
+func (p *planner) removeAll() {
+	p.removeContainers()
+	if len(p.o.Containers) > 0 {
+		return
+	}
+	for _, s := range p.o.Sandboxes {
+		p.do(RemoveSandbox{s.ID})
+	}
+	p.decision.Gone = len(p.o.Sandboxes) == 0
+}
+
+func (p *planner) removeContainers() {
+	for _, c := range p.o.Containers {
+		p.do(RemoveContainer{c.ID})
+	}
+}
+
+// kept is how many runs of a container are remembered: the present one and the
+// one before, whose log a person may still want.
+const kept = 2
+
+// collect removes old records: runs before the last two, those that never
+// began or are of containers that the pod doesn't have, and stopped sandboxes
+// that have no run left.
+func (p *planner) collect() {
+	names := map[string]bool{}
+	for _, c := range slices.Concat(p.allContainers(), p.ephemerals()) {
+		names[c.name] = true
+	}
+	used := map[string]bool{}
+	rank := map[string]int{}
+	for _, runs := range p.runs {
+		for _, c := range runs {
+			used[c.Sandbox] = true
+			if c.State == ContainerExited && (rank[c.Name] >= kept || !names[c.Name]) {
+				p.do(RemoveContainer{c.ID})
+			}
+			rank[c.Name]++
+		}
+	}
+	for _, broken := range p.broken {
+		for _, c := range broken {
+			used[c.Sandbox] = true
+			p.do(RemoveContainer{c.ID})
+		}
+	}
+	for _, s := range p.o.Sandboxes {
+		if s.State == SandboxStopped && !used[s.ID] && s.ID != p.current.ID {
+			p.do(RemoveSandbox{s.ID})
+		}
+	}
+}

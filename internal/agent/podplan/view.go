@@ -1,0 +1,227 @@
+package podplan
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// view is what is wanted and observed, in order, and what follows of it
+// without deciding anything.
+type view struct {
+	Spec
+	o   Observed
+	now time.Time
+	// runs has the containers by name, the newest first. Those that never ran
+	// are in broken instead: they count for nothing, and are removed.
+	runs   map[string][]Container
+	broken map[string][]Container
+	// former are the sandboxes, by ID, from before the pod was last told to run.
+	former map[string]bool
+	// current is the newest sandbox, or nil.
+	current *Sandbox
+}
+
+func newView(s Spec, o Observed, now time.Time) *view {
+	v := &view{Spec: s, o: o, now: now, runs: map[string][]Container{}, broken: map[string][]Container{}, former: map[string]bool{}}
+	for _, c := range o.Containers {
+		by := v.runs
+		if c.State == ContainerCreated {
+			by = v.broken
+		}
+		by[c.Name] = append(by[c.Name], c)
+	}
+	for _, runs := range v.runs {
+		slices.SortFunc(runs, func(a, b Container) int { return int(b.Attempt) - int(a.Attempt) })
+	}
+	for i := range o.Sandboxes {
+		v.former[o.Sandboxes[i].ID] = o.Sandboxes[i].Attempt < s.First
+		if v.current == nil || o.Sandboxes[i].Attempt > v.current.Attempt {
+			v.current = &o.Sandboxes[i]
+		}
+	}
+	return v
+}
+
+// member is a container of the pod's spec.
+type member struct {
+	*corev1.Container
+	name string
+	// init containers are those of spec.initContainers. Of these, once says
+	// that it runs to its end, not beside the others.
+	init, once bool
+	// ephemeral ones were added while the pod runs, for somebody to look around.
+	// They run once, and the pod's fate doesn't hang on them.
+	ephemeral bool
+}
+
+// allContainers are in the order of their start.
+func (v *view) allContainers() []member {
+	var out []member
+	for i := range v.Pod.Spec.InitContainers {
+		c := &v.Pod.Spec.InitContainers[i]
+		sidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+		out = append(out, member{Container: c, name: c.Name, init: true, once: !sidecar})
+	}
+	for i := range v.Pod.Spec.Containers {
+		c := &v.Pod.Spec.Containers[i]
+		out = append(out, member{Container: c, name: c.Name})
+	}
+	return out
+}
+
+// ephemerals are the containers that were added while the pod runs.
+func (v *view) ephemerals() []member {
+	var out []member
+	for i := range v.Pod.Spec.EphemeralContainers {
+		c := (*corev1.Container)(&v.Pod.Spec.EphemeralContainers[i].EphemeralContainerCommon)
+		out = append(out, member{Container: c, name: c.Name, ephemeral: true})
+	}
+	return out
+}
+
+// newest returns the newest run of a container, of any sandbox since the pod
+// was last told to run.
+func (v *view) newest(name string) (Container, bool) {
+	if runs := v.runs[name]; len(runs) > 0 && !v.former[runs[0].Sandbox] {
+		return runs[0], true
+	}
+	return Container{}, false
+}
+
+// here returns the newest run of a container in the current sandbox.
+func (v *view) here(name string) (Container, bool) {
+	c, ok := v.newest(name)
+	if !ok || v.current == nil || c.Sandbox != v.current.ID {
+		return Container{}, false
+	}
+	return c, true
+}
+
+// live says whether a process of the container may exist.
+func live(c Container) bool { return c.State == ContainerRunning || c.State == ContainerUnknown }
+
+// succeeded says whether a container has ended well.
+func succeeded(c Container) bool { return c.State == ContainerExited && c.ExitCode == 0 }
+
+// restarts says whether the pod's policy has a container started again after
+// that end.
+func (v *view) restarts(c Container) bool {
+	switch v.Pod.Spec.RestartPolicy {
+	case corev1.RestartPolicyNever:
+		return false
+	case corev1.RestartPolicyOnFailure:
+		return !succeeded(c) || c.Health.Doomed() || c.Outdated
+	}
+	return true
+}
+
+// initialized says whether the init containers have done their work in the
+// current sandbox. Once a regular container has run there they have, even if
+// their own records are gone.
+func (v *view) initialized() bool {
+	done := true
+	for _, c := range v.allContainers() {
+		run, ok := v.here(c.name)
+		switch {
+		case !c.init && ok:
+			return true
+		case c.once:
+			done = done && ok && succeeded(run)
+		case c.init:
+			done = done && ok && v.hasStarted(c, run)
+		}
+	}
+	return done
+}
+
+// refused returns how the start of a container's program failed if that counts as
+// its end, as that of a program which ran and failed: by the pod's policy, or
+// because it is ephemeral.
+func (v *view) refused(name string) (Failure, bool) {
+	_, ran := v.newest(name)
+	f := v.o.StartFailures[name]
+	never := v.Pod.Spec.RestartPolicy == corev1.RestartPolicyNever ||
+		slices.ContainsFunc(v.Pod.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == name })
+	return f, !ran && f.ExitCode != 0 && never
+}
+
+// wantsStart says whether a regular container is to be started. In a sandbox
+// that took the place of another, what has succeeded before stays done.
+func (v *view) wantsStart(c member, run Container, here bool) bool {
+	if !here {
+		before, ok := v.newest(c.name)
+		_, refused := v.refused(c.name)
+		return !refused && (!ok || v.restarts(before))
+	}
+	switch run.State {
+	case ContainerRunning:
+		return false
+	case ContainerExited:
+		return v.restarts(run)
+	}
+	return true // it is in doubt, which comes to an end first
+}
+
+// outcome is how a pod has ended, though some of it may still have to stop.
+type outcome struct {
+	phase           Phase
+	reason, message string
+	at              time.Time
+}
+
+// end says how the pod has ended by itself, or nil.
+func (v *view) end() *outcome {
+	policy := v.Pod.Spec.RestartPolicy
+	if policy == corev1.RestartPolicyNever && !v.initialized() {
+		for _, c := range v.allContainers() {
+			if run, ok := v.newest(c.name); c.once && ok && run.State == ContainerExited && run.ExitCode != 0 {
+				return &outcome{PhaseFailed, "", "init container " + c.name + " failed", run.Finished}
+			}
+			if f, refused := v.refused(c.name); c.init && refused {
+				return &outcome{PhaseFailed, "", "init container " + c.name + " failed", f.At}
+			}
+		}
+	}
+	if policy == corev1.RestartPolicyAlways {
+		return nil
+	}
+	out := &outcome{phase: PhaseSucceeded}
+	for i := range v.Pod.Spec.Containers {
+		name := v.Pod.Spec.Containers[i].Name
+		run, ok := v.newest(name)
+		if f, refused := v.refused(name); refused && !v.o.Starting[name] {
+			run, ok = Container{State: ContainerExited, ExitCode: f.ExitCode, Finished: f.At}, true
+		}
+		if !ok && v.barred() {
+			out.phase, out.message = PhaseFailed, "its sandbox was lost before all containers had started"
+			continue
+		}
+		if !ok || run.State != ContainerExited || v.restarts(run) || v.o.Starting[name] {
+			return nil
+		}
+		if run.ExitCode != 0 {
+			out.phase = PhaseFailed
+		}
+		if run.Finished.After(out.at) {
+			out.at = run.Finished
+		}
+	}
+	return out
+}
+
+// barred says that the pod may have no further sandbox: with restartPolicy
+// Never containers that have run once are not run in another.
+func (v *view) barred() bool {
+	ran := func(c corev1.Container) bool { _, ok := v.newest(c.Name); return ok }
+	return v.Pod.Spec.RestartPolicy == corev1.RestartPolicyNever &&
+		(slices.ContainsFunc(v.Pod.Spec.InitContainers, ran) || slices.ContainsFunc(v.Pod.Spec.Containers, ran)) &&
+		v.Want == Run && !v.o.Creating && !v.usable() && len(v.o.Sandboxes) > 0
+}
+
+// usable says whether containers can be started in the current sandbox. One
+// without an address never gets one.
+func (v *view) usable() bool {
+	return v.current != nil && v.current.State == SandboxReady && !v.former[v.current.ID] && (v.Pod.Spec.HostNetwork || len(v.current.IPs) > 0)
+}

@@ -1,0 +1,131 @@
+package benchcmd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/huskd/husk/internal/bench"
+	"github.com/huskd/husk/internal/bench/report"
+	"github.com/huskd/husk/internal/cli/render"
+)
+
+// parsed is the configuration of a command line; problem is what is wrong with it.
+func parsed(t *testing.T, args ...string) (cfg bench.Config, problem string) {
+	t.Helper()
+	app := App{
+		Out: os.Stdout, Errs: os.Stderr, Socket: func() string { return "unix:///run/husk.sock" }, Clears: func() {},
+		Misuse: func(_ *cobra.Command, format string, args ...any) error {
+			problem = fmt.Sprintf(format, args...)
+			return errors.New(problem)
+		},
+		Shows: func(*cobra.Command) func(any, func() *render.Table) error { return nil },
+		For: func(flags *pflag.FlagSet, name string, value time.Duration, usage string) *time.Duration {
+			return flags.Duration(name, value, usage)
+		},
+	}
+	c := &command{App: app}
+	cmd := c.command()
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		cfg, err = c.config(cmd, args)
+		return err
+	}
+	cmd.SetArgs(args)
+	if err := cmd.Execute(); err != nil && problem == "" {
+		problem = err.Error()
+	}
+	return cfg, problem
+}
+
+func TestEndpoints(t *testing.T) {
+	for args, want := range map[string][]bench.Endpoint{
+		"pods": {{Socket: "/run/husk.sock"}},
+		"net":  nil,
+		"pods --endpoint /a.sock --endpoint unix:/b.sock --endpoint c=unix:///c=d.sock": {{Socket: "/a.sock"}, {Socket: "/b.sock"}, {Name: "c", Socket: "/c=d.sock"}},
+		"restart --restart true": {{Socket: "/run/husk.sock", Restart: []string{"true"}}},
+	} {
+		cfg, problem := parsed(t, strings.Fields(args)...)
+		if problem != "" || !reflect.DeepEqual(cfg.Endpoints, want) {
+			t.Errorf("%s: %+v, %s", args, cfg.Endpoints, problem)
+		}
+	}
+	for args, want := range map[string]string{
+		"":                             "needs a WORKLOAD",
+		"pods --endpoint relative":     "is no Unix socket",
+		"pods --endpoint a=":           "is no Unix socket",
+		"pods --endpoint http://x/y":   "is no Unix socket",
+		"pods --restart a --restart b": "more --restart",
+		"pods nap":                     "no workload",
+		"pods -n 0":                    "--samples is at least 1",
+		"churn --for 0s":               "--for is more than nothing",
+	} {
+		if _, problem := parsed(t, strings.Fields(args)...); !strings.Contains(problem, want) {
+			t.Errorf("%s: %q, want %q", args, problem, want)
+		}
+	}
+}
+
+func TestView(t *testing.T) {
+	v := &view{}
+	if lines := v.frame(render.Canvas{Width: 80}); len(lines) != 1 {
+		t.Errorf("before anything: %q", lines)
+	}
+	step := func(workload, endpoint string, took time.Duration, err error) bool {
+		return v.take(bench.Step{Workload: workload, Endpoint: endpoint, Operation: "run", Took: took, Err: err, Done: 1, Total: 2})
+	}
+	if !step("pods", "a", 9*time.Millisecond, nil) || step("pods", "a", time.Millisecond, nil) || step("pods", "longer", time.Millisecond, errors.New("no")) {
+		t.Error("which step is the first isn't known")
+	}
+	step("pods", "a", 5*time.Millisecond, nil)
+	got := strings.Join(v.frame(render.Canvas{Width: 80}), "\n")
+	for _, want := range []string{"pods  ############............ 1 of 2", "  run  a       3     p50 5.00", "  run  longer  0     p50 0 ", "1 failed"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+	if !step("exec", "a", 0, nil) || len(v.rows) != 1 {
+		t.Error("the next workload begins with what the last one had")
+	}
+	if lines := v.frame(render.Canvas{Width: 80, UTF8: true}); !strings.Contains(lines[0], "█") {
+		t.Errorf("%q", lines)
+	}
+}
+
+func TestEarlier(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "r.json")
+	c := &command{}
+	if r, err := c.earlier(); r != nil || err != nil {
+		t.Errorf("without a file: %v, %v", r, err)
+	}
+	c.compare = path
+	if _, err := c.earlier(); err == nil {
+		t.Error("a file that isn't there is read")
+	}
+	for _, text := range []string{"", "[]", "{}", `{"format": 2}`, `{"format": "1"}`} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.earlier(); err == nil || !strings.Contains(err.Error(), "no report of husk bench") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestFailures(t *testing.T) {
+	r := report.Report{Results: []report.Result{{Workload: "pods", Endpoint: "a", Operations: []report.Operation{{Name: "run", Errors: 2}}, Failures: []string{"run: no"}}}}
+	if err := failures(r); err == nil || err.Error() != "pods: a: run: no\n2 operations failed" {
+		t.Errorf("%v", err)
+	}
+	if err := failures(report.Report{}); err != nil {
+		t.Error(err)
+	}
+}

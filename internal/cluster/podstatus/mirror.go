@@ -1,0 +1,60 @@
+package podstatus
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/cluster"
+)
+
+// The annotations of static pods and their mirrors, which kubectl and the
+// cluster's controllers know them by.
+const (
+	hashAnnotation   = "kubernetes.io/config.hash"
+	sourceAnnotation = "kubernetes.io/config.source"
+)
+
+// mirrorName is that of the mirror of a pod, which is told from those of the
+// other nodes by this one's name, as the kubelet does.
+func mirrorName(pod *corev1.Pod, node string) string { return pod.Name + "-" + node }
+
+// mirrorOf is what the API server is shown of a pod that was declared elsewhere.
+// It may refer to no object there, so that what refers to one is left out.
+func mirrorOf(p agent.Pod, kind string, node *corev1.Node) *corev1.Pod {
+	pod := p.Manifest
+	out := &corev1.Pod{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: mirrorName(pod, node.Name), Namespace: pod.Namespace, Labels: pod.Labels, Annotations: map[string]string{},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: new(true)}},
+		},
+		Spec: *pod.Spec.DeepCopy(),
+	}
+	for key, value := range pod.Annotations {
+		out.Annotations[key] = value
+	}
+	hash := string(pod.UID)
+	out.Annotations[cluster.MirrorAnnotation], out.Annotations[hashAnnotation], out.Annotations[sourceAnnotation] = hash, hash, kind
+	out.Spec.NodeName = node.Name
+	out.Spec.RuntimeClassName = nil
+	out.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}}
+	left := map[string]bool{}
+	out.Spec.Volumes = slices.DeleteFunc(out.Spec.Volumes, func(v corev1.Volume) bool {
+		left[v.Name] = v.ConfigMap != nil || v.Secret != nil || v.Projected != nil
+		return left[v.Name]
+	})
+	for _, list := range [][]corev1.Container{out.Spec.InitContainers, out.Spec.Containers} {
+		for i := range list {
+			c := &list[i]
+			c.EnvFrom = nil
+			c.Env = slices.DeleteFunc(c.Env, func(e corev1.EnvVar) bool {
+				return e.ValueFrom != nil && (e.ValueFrom.ConfigMapKeyRef != nil || e.ValueFrom.SecretKeyRef != nil)
+			})
+			c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return left[m.Name] })
+		}
+	}
+	return out
+}

@@ -1,0 +1,417 @@
+package podstatus
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/event"
+	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/cluster"
+	"github.com/huskd/husk/internal/cluster/clustertest"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/oci"
+)
+
+func TestMain(m *testing.M) {
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	goleak.VerifyTestMain(m)
+}
+
+const list = "/api/v1/pods"
+
+// pods are an agent's.
+type pods struct {
+	mu   sync.Mutex
+	pods map[string]agent.Pod // by UID
+}
+
+func (p *pods) List() (out []agent.Pod) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, pod := range p.pods {
+		out = append(out, pod)
+	}
+	return out
+}
+
+func (p *pods) Get(uid string) (agent.Pod, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	pod, ok := p.pods[uid]
+	if !ok {
+		return agent.Pod{}, errdefs.ErrNotFound
+	}
+	return pod, nil
+}
+
+func (p *pods) set(pod agent.Pod) {
+	pod.Newer = make(chan struct{})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pods[string(pod.Manifest.UID)] = pod
+}
+
+// house has a reporter, its agent and its server.
+type house struct {
+	*clustertest.Server
+	*Reporter
+	t    *testing.T
+	pods *pods
+}
+
+func open(t *testing.T) *house {
+	t.Parallel()
+	h := &house{Server: clustertest.New(t), t: t, pods: &pods{pods: map[string]agent.Pod{}}}
+	client, err := cluster.New(h.Kubeconfig, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	made := make(chan struct{}) // the mirror may have its list before there is a reporter
+	here := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "node-uid"}}
+	h.Reporter = New(Config{
+		Client: client, Agent: h.pods, Node: func() *corev1.Node { return here }, Events: event.NewLog(),
+		CRI: func() criconfig.Node { return criconfig.Node{Name: "here", IPs: []string{"198.51.100.1"}} },
+		Pods: cluster.Follow[*corev1.Pod](ctx, client, cluster.List{Path: list, Item: &corev1.Pod{}, List: &corev1.PodList{}}, func() {
+			<-made
+			h.Nudge()
+		}),
+	})
+	close(made)
+	done := make(chan error)
+	go func() { done <- h.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		client.Close()
+	})
+	return h
+}
+
+// sent waits for a request and returns its body, decoded.
+func (h *house) sent(method, path string, of func(map[string]any) bool) (body map[string]any) {
+	h.t.Helper()
+	clustertest.Eventually(h.t, func() string {
+		for _, r := range h.Requests() {
+			var b map[string]any
+			if r.Method != method || r.Path != path || json.Unmarshal(r.Body, &b) != nil {
+				continue
+			}
+			if of == nil || of(b) {
+				body = b
+				return ""
+			}
+		}
+		return fmt.Sprintf("no %s %s among %s", method, path, h.Requests())
+	})
+	return body
+}
+
+func (h *house) never(method, path string) {
+	h.t.Helper()
+	for _, r := range h.Requests() {
+		if r.Method == method && r.Path == path {
+			h.t.Errorf("%s %s %s", method, path, r.Body)
+		}
+	}
+}
+
+func parse(t testing.TB, text string) *corev1.Pod {
+	t.Helper()
+	f, err := manifest.Parse([]byte(text), manifest.Origin{File: "x", Node: "here", Source: "x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &f.Pods[0]
+}
+
+const web = `{apiVersion: v1, kind: Pod, metadata: {name: web, uid: uid-web}, spec: {restartPolicy: Always, containers: [{name: c, image: localhost/x}]}}`
+
+func ofServer(p *corev1.Pod) *corev1.Pod {
+	p = p.DeepCopy()
+	p.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+	p.Generation = 3
+	return p
+}
+
+func phase(want string) func(map[string]any) bool {
+	return func(b map[string]any) bool {
+		s, _ := b["status"].(map[string]any)
+		return s["phase"] == want
+	}
+}
+
+func TestTellsAndDeletes(t *testing.T) {
+	h := open(t)
+	pod := parse(t, web)
+	status := podplan.Status{Phase: podplan.PhaseRunning, Ready: true, Initialized: true, Sandboxed: true, IPs: []string{"10.0.0.2"}, Containers: []podplan.ContainerStatus{
+		{Name: "c", State: podplan.Running, Up: true, Ready: true, Started: time.Now()},
+	}}
+	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Run, Status: status})
+	h.Put(list, ofServer(pod))
+	const at = "/api/v1/namespaces/default/pods/web"
+	body := h.sent(http.MethodPatch, at+"/status", phase("Running"))
+	if uid := body["metadata"].(map[string]any)["uid"]; uid != "uid-web" {
+		t.Errorf("the status is for UID %v", uid)
+	}
+	// It is deleted there, but still runs here.
+	gone := ofServer(pod)
+	gone.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+	h.Put(list, gone)
+	status.Ready = false
+	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Stop, Status: status})
+	h.Nudge()
+	h.sent(http.MethodPatch, at+"/status", func(b map[string]any) bool { return strings.Contains(fmt.Sprint(b), "ContainersNotReady") })
+	h.never(http.MethodDelete, at)
+	status.Phase, status.Sandboxed = podplan.PhaseStopped, false
+	status.Containers = []podplan.ContainerStatus{{Name: "c", State: podplan.Terminated, Reason: "Completed", Started: time.Now(), Finished: time.Now()}}
+	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Stop, Settled: true, Status: status})
+	h.Nudge()
+	h.sent(http.MethodPatch, at+"/status", phase("Succeeded"))
+	body = h.sent(http.MethodDelete, at, nil)
+	if fmt.Sprint(body["gracePeriodSeconds"]) != "0" || fmt.Sprint(body["preconditions"]) != "map[uid:uid-web]" {
+		t.Errorf("it is deleted with %v", body)
+	}
+}
+
+// TestNeverRan: one that is deleted before it was run is deleted at once.
+func TestNeverRan(t *testing.T) {
+	h := open(t)
+	gone := ofServer(parse(t, web))
+	gone.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+	h.Put(list, gone)
+	h.sent(http.MethodDelete, "/api/v1/namespaces/default/pods/web", nil)
+}
+
+func TestAnothersPodIsLeftAlone(t *testing.T) {
+	h := open(t)
+	theirs, mine := ofServer(parse(t, web)), ofServer(parse(t, strings.ReplaceAll(web, "web", "mine")))
+	theirs.Spec.NodeName = "there"
+	for _, p := range []*corev1.Pod{theirs, mine} {
+		p.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+		h.Put(list, p)
+	}
+	h.sent(http.MethodDelete, "/api/v1/namespaces/default/pods/mine", nil)
+	h.never(http.MethodDelete, "/api/v1/namespaces/default/pods/web")
+}
+
+func TestRefused(t *testing.T) {
+	h := open(t)
+	pod := ofServer(parse(t, web))
+	h.Put(list, pod)
+	clustertest.Eventually(t, func() string { // only a pod that is there can be refused
+		if len(h.Pods.All()) == 0 {
+			return "the pod is not in the list"
+		}
+		return ""
+	})
+	h.Refuse(pod, "OutOfcpu", "there is none")
+	body := h.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/web/status", phase("Failed"))
+	if s := body["status"].(map[string]any); s["reason"] != "OutOfcpu" || s["message"] != "there is none" {
+		t.Errorf("it is told %v", s)
+	}
+}
+
+func TestMirrors(t *testing.T) {
+	h := open(t)
+	pod := parse(t, `{apiVersion: v1, kind: Pod, metadata: {name: web}, spec: {volumes: [{name: s, secret: {secretName: x}}, {name: h, hostPath: {path: /}}],
+		containers: [{name: c, image: localhost/x, envFrom: [{secretRef: {name: x}}], env: [{name: A, value: a}, {name: B, valueFrom: {secretKeyRef: {name: x, key: k}}}],
+		volumeMounts: [{name: s, mountPath: /s}, {name: h, mountPath: /h}]}]}}`)
+	old := ofServer(parse(t, strings.ReplaceAll(web, "web", "old-here")))
+	old.Annotations = map[string]string{cluster.MirrorAnnotation: "x"}
+	h.Put(list, old)
+	h.pods.set(agent.Pod{Manifest: pod, Source: "file:/x.yaml", Want: podplan.Run})
+	h.Nudge()
+	body := h.sent(http.MethodPost, "/api/v1/namespaces/default/pods", nil)
+	h.sent(http.MethodDelete, "/api/v1/namespaces/default/pods/old-here", nil)
+	text, _ := json.Marshal(body)
+	var mirror corev1.Pod
+	if err := json.Unmarshal(text, &mirror); err != nil {
+		t.Fatal(err)
+	}
+	if mirror.Name != "web-here" || mirror.Annotations[cluster.MirrorAnnotation] == "" || mirror.OwnerReferences[0].UID != "node-uid" || mirror.Spec.NodeName != "here" {
+		t.Errorf("the mirror is %s", text)
+	}
+	if strings.Contains(string(text), "ecret") || len(mirror.Spec.Volumes) != 1 || len(mirror.Spec.Containers[0].VolumeMounts) != 1 || len(mirror.Spec.Containers[0].Env) != 1 {
+		t.Errorf("the mirror refers to objects: %s", text)
+	}
+}
+
+func TestEvents(t *testing.T) {
+	h := open(t)
+	pod := parse(t, web)
+	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Run})
+	h.Misbehave(func(w http.ResponseWriter, r *http.Request) bool { // there is none yet
+		if r.Method == http.MethodPatch {
+			clustertest.Refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+		}
+		return r.Method == http.MethodPatch
+	})
+	for range 2 {
+		h.Events.Add(event.Event{Pod: "default/web", Container: "c", Warning: true, Reason: "Unhealthy", Message: "no answer"})
+		h.Events.Add(event.Event{Pod: "default/other", Reason: "Started", Message: "nobody knows it"})
+	}
+	body := h.sent(http.MethodPost, "/api/v1/namespaces/default/events", func(b map[string]any) bool { return b["reason"] == "Unhealthy" })
+	if about := body["involvedObject"].(map[string]any); about["uid"] != "uid-web" || about["fieldPath"] != "spec.containers{c}" || body["type"] != "Warning" {
+		t.Errorf("the event is %v", body)
+	}
+}
+
+// TestAnswersAgain: a server that takes nothing for a while is told later.
+func TestAnswersAgain(t *testing.T) {
+	h := open(t)
+	pod := parse(t, web)
+	h.Misbehave(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodPatch {
+			clustertest.Refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)
+		}
+		return r.Method == http.MethodPatch
+	})
+	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Run, Status: podplan.Status{Phase: podplan.PhasePending}})
+	h.Put(list, ofServer(pod))
+	clustertest.Eventually(t, func() string {
+		if h.Asked() < 3 {
+			return "it doesn't ask"
+		}
+		return ""
+	})
+	h.Misbehave(nil)
+	h.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/web/status", phase("Pending"))
+}
+
+func run(name string, attempt uint32, ended bool) container.Status {
+	st := container.Status{
+		ID: fmt.Sprint(name, attempt), ImageID: "sha256:x", Started: time.Unix(int64(attempt)*10, 0),
+		Config: &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: name, Attempt: attempt}},
+	}
+	if ended {
+		st.Exit, st.Reason = oci.Exit{Code: 3, At: time.Unix(int64(attempt)*10+5, 0)}, "Error"
+	}
+	return st
+}
+
+func condition(s corev1.PodStatus, of corev1.PodConditionType) corev1.PodCondition {
+	for _, c := range s.Conditions {
+		if c.Type == of {
+			return c
+		}
+	}
+	return corev1.PodCondition{}
+}
+
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	pod := parse(t, web)
+	node := criconfig.Node{IPs: []string{"198.51.100.1", "2001:db8::1"}}
+	now := time.Unix(1000, 0)
+	crashing := agent.Pod{Manifest: pod, Want: podplan.Run, Created: time.Unix(1, 0), Containers: []container.Status{run("c", 1, true), run("c", 0, true)},
+		Status: podplan.Status{Phase: podplan.PhaseRunning, Reason: "CrashLoopBackOff", Initialized: true, Sandboxed: true, IPs: []string{"10.0.0.2", "fd00::2"}, Containers: []podplan.ContainerStatus{
+			{Name: "c", Image: "localhost/x", State: podplan.Waiting, Reason: "CrashLoopBackOff", Message: "back-off 10s", Restarts: 1, ExitCode: 3},
+		}}}
+	s := statusOf(ofServer(pod), crashing, node, now)
+	c := s.ContainerStatuses[0]
+	switch {
+	case s.Phase != corev1.PodRunning || s.Reason != "" || s.ObservedGeneration != 3 || s.QOSClass != corev1.PodQOSBestEffort:
+		t.Errorf("the status is %+v", s)
+	case s.PodIP != "10.0.0.2" || len(s.PodIPs) != 2 || s.HostIP != "198.51.100.1" || len(s.HostIPs) != 2 || s.StartTime.Unix() != 1:
+		t.Errorf("the addresses are %+v", s)
+	case c.State.Waiting == nil || c.State.Waiting.Reason != "CrashLoopBackOff" || c.RestartCount != 1 || c.ContainerID != "husk://c1" || *c.Started:
+		t.Errorf("the container is %+v", c)
+	case c.LastTerminationState.Terminated == nil || c.LastTerminationState.Terminated.ExitCode != 3 || c.LastTerminationState.Terminated.ContainerID != "husk://c1":
+		t.Errorf("its last state is %+v", c.LastTerminationState)
+	case condition(s, corev1.PodReady).Message != "containers with unready status: [c]" || condition(s, corev1.PodInitialized).Status != corev1.ConditionTrue:
+		t.Errorf("the conditions are %+v", s.Conditions)
+	}
+	// What hasn't changed keeps its time, what others wrote stays, and a pod that
+	// has ended keeps its address.
+	before := ofServer(pod)
+	before.Status = s
+	before.Status.Conditions = append(before.Status.Conditions, corev1.PodCondition{Type: "example.com/gate", Status: corev1.ConditionFalse})
+	before.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "example.com/gate"}}
+	running := crashing
+	running.Status.IPs, running.Status.Ready = nil, true
+	running.Status.Containers = []podplan.ContainerStatus{{Name: "c", State: podplan.Running, Up: true, Ready: true, Started: now}}
+	running.Containers = []container.Status{run("c", 2, false), run("c", 1, true)}
+	s = statusOf(before, running, node, now.Add(time.Hour))
+	switch {
+	case condition(s, corev1.PodInitialized).LastTransitionTime.Unix() != now.Unix() || condition(s, corev1.ContainersReady).LastTransitionTime.Unix() != now.Add(time.Hour).Unix():
+		t.Errorf("the conditions are %+v", s.Conditions)
+	case condition(s, corev1.ContainersReady).Status != corev1.ConditionTrue || condition(s, corev1.PodReady).Reason != "ReadinessGatesNotReady":
+		t.Errorf("the gate isn't heeded: %+v", s.Conditions)
+	case condition(s, "example.com/gate").Type == "" || s.PodIP != "10.0.0.2":
+		t.Errorf("something was dropped: %+v", s)
+	case s.ContainerStatuses[0].LastTerminationState.Terminated == nil:
+		t.Error("the run before is forgotten")
+	}
+}
+
+// A resize that is held, one that is under way and one that fails are told, and
+// no longer once it is done.
+func TestResizeConditions(t *testing.T) {
+	t.Parallel()
+	pod := ofServer(parse(t, web))
+	for _, c := range []struct {
+		resize  agent.Resize
+		pending corev1.PodCondition
+		applies corev1.PodCondition
+	}{
+		{resize: agent.Resize{Held: "Deferred", Message: "no room"}, pending: corev1.PodCondition{Status: "True", Reason: "Deferred", Message: "no room"}},
+		{resize: agent.Resize{Held: "Infeasible", Message: "never", Applying: true}, pending: corev1.PodCondition{Status: "True", Reason: "Infeasible", Message: "never"}, applies: corev1.PodCondition{Status: "True"}},
+		{resize: agent.Resize{Applying: true, Problem: "busy"}, applies: corev1.PodCondition{Status: "True", Reason: "Error", Message: "busy"}},
+		{},
+	} {
+		pod.Status = statusOf(pod, agent.Pod{Manifest: pod, Resize: c.resize, Status: podplan.Status{Phase: podplan.PhaseRunning}}, criconfig.Node{}, time.Unix(1, 0))
+		for of, want := range map[corev1.PodConditionType]corev1.PodCondition{corev1.PodResizePending: c.pending, corev1.PodResizeInProgress: c.applies} {
+			got := condition(pod.Status, of)
+			if got.Status != want.Status || got.Reason != want.Reason || got.Message != want.Message {
+				t.Errorf("%+v: %s is %+v", c.resize, of, got)
+			}
+		}
+	}
+}
+
+func TestPhase(t *testing.T) {
+	t.Parallel()
+	ended := func(code int) []podplan.ContainerStatus {
+		return []podplan.ContainerStatus{{Name: "c", State: podplan.Terminated, ExitCode: code}}
+	}
+	for _, c := range []struct {
+		phase      podplan.Phase
+		policy     corev1.RestartPolicy
+		containers []podplan.ContainerStatus
+		deleted    bool
+		want       corev1.PodPhase
+	}{
+		{podplan.PhaseRunning, corev1.RestartPolicyAlways, nil, false, corev1.PodRunning},
+		{podplan.PhaseSucceeded, corev1.RestartPolicyNever, ended(0), true, corev1.PodSucceeded},
+		{podplan.PhaseStopped, corev1.RestartPolicyAlways, ended(0), true, corev1.PodSucceeded},
+		{podplan.PhaseStopped, corev1.RestartPolicyAlways, ended(137), true, corev1.PodFailed},
+		{podplan.PhaseStopped, corev1.RestartPolicyAlways, []podplan.ContainerStatus{{Name: "c", State: podplan.Waiting}}, true, corev1.PodFailed},
+		{podplan.PhaseStopped, corev1.RestartPolicyAlways, ended(137), false, corev1.PodRunning}, // husk start runs it again
+		{podplan.PhaseStopped, corev1.RestartPolicyNever, ended(137), false, corev1.PodFailed},
+	} {
+		p := agent.Pod{Manifest: &corev1.Pod{Spec: corev1.PodSpec{RestartPolicy: c.policy}}, Status: podplan.Status{Phase: c.phase, Containers: c.containers}}
+		if got := phaseOf(p, c.deleted); got != c.want {
+			t.Errorf("%+v: %s", c, got)
+		}
+	}
+}

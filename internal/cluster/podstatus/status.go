@@ -1,0 +1,287 @@
+package podstatus
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/manifest/criconfig"
+)
+
+// scheme begins the IDs of containers, as the runtime's name does for a kubelet.
+const scheme = "husk://"
+
+// StatusOf is how a pod is, in the words of the API server, whose pod is given
+// as it last was: what others have written into its status stays, and times of
+// what hasn't changed do.
+func statusOf(pod *corev1.Pod, p agent.Pod, node criconfig.Node, now time.Time) corev1.PodStatus {
+	s := *pod.Status.DeepCopy()
+	s.ObservedGeneration = pod.Generation
+	s.HostIP, s.HostIPs, s.NominatedNodeName = "", nil, ""
+	for _, ip := range node.IPs {
+		s.HostIPs = append(s.HostIPs, corev1.HostIP{IP: ip})
+	}
+	if len(node.IPs) > 0 {
+		s.HostIP = node.IPs[0]
+	}
+	if len(p.Status.IPs) > 0 { // a pod that has ended keeps those that it had
+		s.PodIP, s.PodIPs = p.Status.IPs[0], nil
+		for _, ip := range p.Status.IPs {
+			s.PodIPs = append(s.PodIPs, corev1.PodIP{IP: ip})
+		}
+	}
+	if s.StartTime == nil {
+		s.StartTime = stamp(p.Created)
+	}
+	if s.QOSClass == "" {
+		s.QOSClass = criconfig.QOS(p.Manifest)
+	}
+	s.InitContainerStatuses, s.ContainerStatuses = nil, nil
+	for _, c := range p.Status.Containers {
+		status := containerStatus(p, c, node)
+		if c.Init {
+			s.InitContainerStatuses = append(s.InitContainerStatuses, status)
+		} else {
+			s.ContainerStatuses = append(s.ContainerStatuses, status)
+		}
+	}
+	s.EphemeralContainerStatuses = nil
+	for _, c := range p.Status.Ephemeral {
+		s.EphemeralContainerStatuses = append(s.EphemeralContainerStatuses, containerStatus(p, c, node))
+	}
+	s.Phase = phaseOf(p, pod.DeletionTimestamp != nil)
+	s.Reason, s.Message = "", ""
+	if s.Phase == corev1.PodFailed && ownReason(p) {
+		s.Reason, s.Message = p.Status.Reason, p.Status.Message
+	}
+	conditions{&s, pod, now}.set(p)
+	return s
+}
+
+// ownReason says whether the pod's reason is its own, not that of one of its
+// containers, which says it itself.
+func ownReason(p agent.Pod) bool {
+	return p.Status.Reason == "DeadlineExceeded" || p.Status.Reason == "Evicted"
+}
+
+// phaseOf is the pod's phase. One that is stopped has ended when it is deleted;
+// otherwise whoever stopped it may start it again.
+func phaseOf(p agent.Pod, deleted bool) corev1.PodPhase {
+	switch p.Status.Phase {
+	case podplan.PhaseSucceeded:
+		return corev1.PodSucceeded
+	case podplan.PhaseFailed:
+		return corev1.PodFailed
+	case podplan.PhasePending:
+		return corev1.PodPending
+	case podplan.PhaseRunning:
+		return corev1.PodRunning
+	}
+	if !deleted && p.Manifest.Spec.RestartPolicy == corev1.RestartPolicyAlways {
+		return corev1.PodRunning
+	}
+	for _, c := range p.Status.Containers {
+		if !c.Init && (c.State != podplan.Terminated || c.ExitCode != 0) {
+			return corev1.PodFailed
+		}
+	}
+	return corev1.PodSucceeded
+}
+
+func stamp(t time.Time) *metav1.Time {
+	at := metav1.NewTime(t).Rfc3339Copy()
+	return &at
+}
+
+func containerStatus(p agent.Pod, c podplan.ContainerStatus, node criconfig.Node) corev1.ContainerStatus {
+	out := corev1.ContainerStatus{
+		Name: c.Name, Image: c.Image, Ready: c.Ready, RestartCount: int32(c.Restarts), Started: new(c.State == podplan.Running && c.Up),
+	}
+	runs := p.Runs(c.Name)
+	if len(runs) > 0 {
+		out.ContainerID, out.ImageID = scheme+runs[0].ID, runs[0].ImageID
+	}
+	past := runs
+	switch c.State {
+	case podplan.Running:
+		out.State.Running = &corev1.ContainerStateRunning{StartedAt: *stamp(c.Started)}
+	case podplan.Terminated:
+		out.State.Terminated = &corev1.ContainerStateTerminated{
+			ExitCode: int32(c.ExitCode), Reason: c.Reason, Message: c.Message, FinishedAt: *stamp(c.Finished), ContainerID: out.ContainerID,
+		}
+		if !c.Started.IsZero() {
+			out.State.Terminated.StartedAt = *stamp(c.Started)
+		}
+		past = runs[min(1, len(runs)):]
+	default:
+		out.State.Waiting = &corev1.ContainerStateWaiting{Reason: c.Reason, Message: c.Message}
+		if c.Reason == "" {
+			out.State.Waiting.Reason = "ContainerCreating"
+		}
+	}
+	if i := slices.IndexFunc(past, func(run container.Status) bool { return !run.Exit.At.IsZero() }); i >= 0 {
+		run := past[i]
+		out.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{
+			ExitCode: int32(run.Exit.Code), Reason: run.Reason, Message: run.Message,
+			StartedAt: *stamp(run.Started), FinishedAt: *stamp(run.Exit.At), ContainerID: scheme + run.ID,
+		}
+	}
+	if spec := criconfig.Find(p.Manifest, c.Name); spec != nil {
+		for _, m := range spec.VolumeMounts {
+			out.VolumeMounts = append(out.VolumeMounts, corev1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly, RecursiveReadOnly: m.RecursiveReadOnly})
+		}
+		if c.State == podplan.Running && len(runs) > 0 {
+			out.AllocatedResources = spec.Resources.Requests.DeepCopy()
+			out.Resources = resourcesOf(p.Manifest, spec, runs[0], node)
+		}
+	}
+	return out
+}
+
+// resourcesOf are those of the spec, but where the run has others they are the
+// run's: a change is under way.
+func resourcesOf(pod *corev1.Pod, c *corev1.Container, run container.Status, node criconfig.Node) *corev1.ResourceRequirements {
+	out := c.Resources.DeepCopy()
+	want, has := criconfig.Resources(pod, c, node), run.Resources()
+	set := func(list corev1.ResourceList, name corev1.ResourceName, q *resource.Quantity) {
+		if _, ok := list[name]; ok {
+			list[name] = *q
+		}
+	}
+	if has.GetMemoryLimitInBytes() != want.GetMemoryLimitInBytes() {
+		set(out.Limits, corev1.ResourceMemory, resource.NewQuantity(has.GetMemoryLimitInBytes(), resource.BinarySI))
+	}
+	if has.GetCpuQuota() != want.GetCpuQuota() && has.GetCpuPeriod() > 0 {
+		set(out.Limits, corev1.ResourceCPU, resource.NewMilliQuantity(has.GetCpuQuota()*1000/has.GetCpuPeriod(), resource.DecimalSI))
+	}
+	if has.GetCpuShares() != want.GetCpuShares() {
+		const sharesPerCPU = 1024
+		set(out.Requests, corev1.ResourceCPU, resource.NewMilliQuantity(has.GetCpuShares()*1000/sharesPerCPU, resource.DecimalSI))
+	}
+	return out
+}
+
+// conditions are those of a status in the making.
+type conditions struct {
+	*corev1.PodStatus
+	pod *corev1.Pod
+	now time.Time
+}
+
+// put sets a condition. Its time is that of its last change.
+func (c conditions) put(of corev1.PodConditionType, is bool, reason, message string) {
+	status := corev1.ConditionFalse
+	if is {
+		status = corev1.ConditionTrue
+	}
+	next := corev1.PodCondition{Type: of, Status: status, Reason: reason, Message: message, LastTransitionTime: *stamp(c.now), ObservedGeneration: c.pod.Generation}
+	i := slices.IndexFunc(c.Conditions, func(o corev1.PodCondition) bool { return o.Type == of })
+	if i < 0 {
+		c.Conditions = append(c.Conditions, next)
+		return
+	}
+	if last := c.Conditions[i]; last.Status == status {
+		next.LastTransitionTime, next.LastProbeTime = last.LastTransitionTime, last.LastProbeTime
+	}
+	c.Conditions[i] = next
+}
+
+func (c conditions) drop(of corev1.PodConditionType) {
+	c.Conditions = slices.DeleteFunc(c.Conditions, func(o corev1.PodCondition) bool { return o.Type == of })
+}
+
+// set sets the conditions that are the node's to say.
+func (c conditions) set(p agent.Pod) {
+	c.put(corev1.PodReadyToStartContainers, p.Status.Sandboxed, "", "")
+	var unready, uninitialized []string
+	initialized := p.Status.Initialized
+	for _, s := range p.Status.Containers {
+		switch {
+		case s.Init && !initialized && !s.Ready && !s.Up:
+			uninitialized = append(uninitialized, s.Name)
+		case !s.Init && !s.Ready:
+			unready = append(unready, s.Name)
+		}
+	}
+	over := ""
+	switch c.Phase {
+	case corev1.PodSucceeded:
+		over, initialized = "PodCompleted", true
+	case corev1.PodFailed:
+		over = "PodFailed"
+	}
+	if initialized {
+		c.put(corev1.PodInitialized, true, strings.TrimPrefix(over, "PodFailed"), "")
+	} else {
+		c.put(corev1.PodInitialized, false, orElse(over, "ContainersNotInitialized"), listed("containers with incomplete status", uninitialized))
+	}
+	switch {
+	case over != "":
+		c.put(corev1.ContainersReady, false, over, "")
+		c.put(corev1.PodReady, false, over, "")
+	case !p.Status.Ready:
+		message := listed("containers with unready status", unready)
+		c.put(corev1.ContainersReady, false, "ContainersNotReady", message)
+		c.put(corev1.PodReady, false, "ContainersNotReady", message)
+	default:
+		c.put(corev1.ContainersReady, true, "", "")
+		gates := c.closedGates()
+		c.put(corev1.PodReady, len(gates) == 0, map[bool]string{false: "ReadinessGatesNotReady"}[len(gates) == 0], listed("readiness gates that are not met", gates))
+	}
+	if !slices.ContainsFunc(c.Conditions, func(o corev1.PodCondition) bool { return o.Type == corev1.PodScheduled }) {
+		c.put(corev1.PodScheduled, true, "", "")
+	}
+	if c.Reason == "Evicted" {
+		c.put(corev1.DisruptionTarget, true, corev1.PodReasonTerminationByKubelet, c.Message)
+	}
+	c.resize(p.Resize)
+}
+
+// closedGates are the pod's readiness gates whose conditions aren't met.
+func (c conditions) closedGates() (closed []string) {
+	for _, g := range c.pod.Spec.ReadinessGates {
+		if !slices.ContainsFunc(c.Conditions, func(o corev1.PodCondition) bool { return o.Type == g.ConditionType && o.Status == corev1.ConditionTrue }) {
+			closed = append(closed, string(g.ConditionType))
+		}
+	}
+	return closed
+}
+
+// resize says how far the pod is with other resources.
+func (c conditions) resize(r agent.Resize) {
+	if r.Held != "" {
+		c.put(corev1.PodResizePending, true, r.Held, r.Message)
+	} else {
+		c.drop(corev1.PodResizePending)
+	}
+	switch {
+	case !r.Applying:
+		c.drop(corev1.PodResizeInProgress)
+	case r.Problem != "":
+		c.put(corev1.PodResizeInProgress, true, corev1.PodReasonError, r.Problem)
+	default:
+		c.put(corev1.PodResizeInProgress, true, "", "")
+	}
+}
+
+func listed(what string, names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s: [%s]", what, strings.Join(names, " "))
+}
+
+func orElse(text, fallback string) string {
+	if text == "" {
+		return fallback
+	}
+	return text
+}

@@ -1,0 +1,90 @@
+package registration
+
+import (
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/version"
+)
+
+const (
+	operatingSystem = runtime.GOOS
+	architecture    = runtime.GOARCH
+
+	// maxPods is how many pods a node has room for, as the kubelet has it.
+	maxPods = 110
+	// kubeletVersion is the version of Kubernetes whose words are spoken here:
+	// controllers look whether a node is too old for what they want of it.
+	kubeletVersion = "v1.37.2"
+)
+
+// Machine describes what of a node doesn't change while huskd runs.
+type Machine struct {
+	Name, Hostname string
+	Labels         map[string]string
+	Taints         []corev1.Taint
+	Facts          host.Facts
+	Handlers       []oci.Handler
+	// Disk is the size in bytes of the file system that pods write to.
+	Disk int64
+	// Port is where the node answers kubectl's requests.
+	Port int32
+}
+
+// Object is the node as it is to be registered.
+func (m Machine) Object() *corev1.Node {
+	capacity := corev1.ResourceList{
+		corev1.ResourceCPU:              *resource.NewQuantity(int64(m.Facts.CPUs), resource.DecimalSI),
+		corev1.ResourceMemory:           *resource.NewQuantity(m.Facts.Memory, resource.BinarySI),
+		corev1.ResourceEphemeralStorage: *resource.NewQuantity(m.Disk, resource.BinarySI),
+		corev1.ResourcePods:             *resource.NewQuantity(maxPods, resource.DecimalSI),
+	}
+	out := &corev1.Node{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+		ObjectMeta: metav1.ObjectMeta{Name: m.Name, Labels: labels(m.Hostname, m.Labels)},
+		Spec:       corev1.NodeSpec{Taints: slices.Clone(m.Taints)},
+		Status: corev1.NodeStatus{
+			Capacity: capacity, Allocatable: capacity.DeepCopy(),
+			DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: m.Port}},
+			NodeInfo: corev1.NodeSystemInfo{
+				MachineID: line("/etc/machine-id"), SystemUUID: line("/sys/class/dmi/id/product_uuid"), BootID: m.Facts.BootID,
+				KernelVersion: m.Facts.Kernel, OSImage: osImage(), OperatingSystem: operatingSystem, Architecture: architecture,
+				ContainerRuntimeVersion: "husk://" + version.Version, KubeletVersion: kubeletVersion,
+			},
+		},
+	}
+	for _, h := range m.Handlers {
+		if h.Missing != nil {
+			continue
+		}
+		out.Status.RuntimeHandlers = append(out.Status.RuntimeHandlers, corev1.NodeRuntimeHandler{Name: h.Name, Features: &corev1.NodeRuntimeHandlerFeatures{
+			RecursiveReadOnlyMounts: new(m.Facts.RecursiveReadOnly), UserNamespaces: new(h.UserNamespaces),
+		}})
+	}
+	return out
+}
+
+// line is the content of a file of one line; empty if it can't be read.
+func line(path string) string {
+	content, _ := os.ReadFile(path)
+	return strings.TrimSpace(string(content))
+}
+
+// osImage is the distribution's name for itself, see os-release(5).
+func osImage() string {
+	content, _ := os.ReadFile("/etc/os-release")
+	for l := range strings.Lines(string(content)) {
+		if name, ok := strings.CutPrefix(l, "PRETTY_NAME="); ok {
+			return strings.Trim(strings.TrimSpace(name), `"'`)
+		}
+	}
+	return operatingSystem
+}

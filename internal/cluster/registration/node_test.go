@@ -1,0 +1,159 @@
+package registration
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/huskd/husk/internal/cluster"
+	"github.com/huskd/husk/internal/cluster/clustertest"
+	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/oci"
+)
+
+func TestMain(m *testing.M) {
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	goleak.VerifyTestMain(m)
+}
+
+// self is a node, and what it is.
+type self struct {
+	*clustertest.Server
+	*Node
+	t *testing.T
+
+	mu     sync.Mutex
+	ready  error
+	ranges []netip.Prefix
+}
+
+func start(t *testing.T) *self {
+	t.Parallel()
+	s := &self{Server: clustertest.New(t), t: t, ready: errors.New("no network\nyet")}
+	client, err := cluster.New(s.Kubeconfig, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine := Machine{
+		Name: "here", Hostname: "host", Labels: map[string]string{"zone": "a"}, Taints: []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}},
+		Facts: host.Facts{CPUs: 2, Memory: 4 << 30, Kernel: "6.1", BootID: "boot"}, Disk: 1 << 30, Port: 10250,
+		Handlers: []oci.Handler{{}, {Name: "gone", Missing: errors.New("x")}},
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s.Node = Start(ctx, Config{
+		Client: client, Machine: machine.Object(), Images: func() []corev1.ContainerImage { return nil },
+		IPs: func() []string { return []string{"198.51.100.1", "2001:db8::1"} },
+		Ready: func(context.Context) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.ready
+		},
+		SetRanges: func(ranges []netip.Prefix) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.ranges = ranges
+			return nil
+		},
+	})
+	done := make(chan error)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		client.Close()
+	})
+	return s
+}
+
+// sent waits for a request that is as it should be and decodes it.
+func (s *self) sent(method, path string, into any, is func() bool) {
+	s.t.Helper()
+	clustertest.Eventually(s.t, func() string {
+		for _, r := range slices.Backward(s.Requests()) {
+			if r.Method == method && r.Path == path && json.Unmarshal(r.Body, into) == nil && (is == nil || is()) {
+				return ""
+			}
+		}
+		return fmt.Sprintf("no %s %s among %s", method, path, s.Requests())
+	})
+}
+
+func TestRegisters(t *testing.T) {
+	s := start(t)
+	var created corev1.Node
+	s.sent(http.MethodPost, nodes, &created, nil)
+	if created.Labels["zone"] != "a" || created.Labels[corev1.LabelHostname] != "host" || len(created.Spec.Taints) != 1 || created.Status.Capacity.Cpu().Value() != 2 || created.Status.DaemonEndpoints.KubeletEndpoint.Port != 10250 {
+		t.Errorf("the node is %+v", created)
+	}
+	if len(created.Status.RuntimeHandlers) != 1 || len(created.Status.Addresses) != 3 {
+		t.Errorf("its status is %+v", created.Status)
+	}
+	// It is there, with a label that somebody took away and none of the status.
+	s.Put(nodes, &corev1.Node{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "u"},
+		Spec: corev1.NodeSpec{PodCIDRs: []string{"10.1.2.0/24"}},
+	})
+	var patch struct {
+		Metadata metav1.ObjectMeta
+		Status   struct{ Conditions []corev1.NodeCondition }
+	}
+	s.sent(http.MethodPatch, nodes+"/here", &patch, func() bool { return patch.Metadata.Labels["zone"] == "a" })
+	is := func(status corev1.ConditionStatus) func() bool {
+		return func() bool {
+			return slices.ContainsFunc(patch.Status.Conditions, func(c corev1.NodeCondition) bool {
+				return c.Type == corev1.NodeReady && c.Status == status && (status == corev1.ConditionTrue || c.Message == "no network yet")
+			})
+		}
+	}
+	s.sent(http.MethodPatch, nodes+"/here/status", &patch, is(corev1.ConditionFalse))
+	var lease metav1.PartialObjectMetadata
+	s.sent(http.MethodPost, leases, &lease, nil)
+	if lease.Name != "here" || len(lease.OwnerReferences) != 1 || lease.OwnerReferences[0].UID != "u" {
+		t.Errorf("the lease is %+v", lease)
+	}
+	s.mu.Lock()
+	s.ready = nil
+	if len(s.ranges) != 1 || s.ranges[0].String() != "10.1.2.0/24" {
+		t.Errorf("the ranges are %v", s.ranges)
+	}
+	s.mu.Unlock()
+	s.sent(http.MethodPatch, nodes+"/here/status", &patch, is(corev1.ConditionTrue))
+	// One that is deleted registers again.
+	before := len(s.Requests())
+	s.Remove(nodes, "", "here")
+	clustertest.Eventually(t, func() string {
+		for _, r := range s.Requests()[before:] {
+			if r.Method == http.MethodPost && r.Path == nodes {
+				return ""
+			}
+		}
+		return "it doesn't register again"
+	})
+}
+
+// TestBadRange: the rest of what the server says is taken all the same.
+func TestBadRange(t *testing.T) {
+	s := start(t)
+	s.Put(nodes, &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "u"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"rubbish"}}})
+	var patch map[string]any
+	s.sent(http.MethodPatch, nodes+"/here/status", &patch, nil)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ranges != nil {
+		t.Errorf("the ranges are %v", s.ranges)
+	}
+}

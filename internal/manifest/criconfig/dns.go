@@ -1,0 +1,128 @@
+package criconfig
+
+import (
+	"bytes"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Resolvers read no more than these of a resolv.conf; they are Kubernetes' and
+// glibc's limits.
+const (
+	maxServers  = 3
+	maxSearches = 32
+)
+
+// clusterOption has a name with few dots looked up in the cluster's domains first.
+const clusterOption = "ndots:5"
+
+// dnsConfig is the policy's configuration and the pod's own. Without a cluster's
+// name servers ClusterFirst is the node's configuration, as the kubelet has it.
+func dnsConfig(pod *corev1.Pod, n Node) *runtimeapi.DNSConfig {
+	out := &runtimeapi.DNSConfig{}
+	if pod.Spec.DNSPolicy != corev1.DNSNone {
+		out = parseResolvConf(n.ResolvConf)
+		if !pod.Spec.HostNetwork {
+			// A resolver on the node's loopback is not on the pod's.
+			out.Servers = slices.DeleteFunc(out.Servers, loopback)
+		}
+		if len(n.ClusterDNS) > 0 && (pod.Spec.DNSPolicy == corev1.DNSClusterFirstWithHostNet || pod.Spec.DNSPolicy == corev1.DNSClusterFirst && !pod.Spec.HostNetwork) {
+			services := "svc." + n.ClusterDomain
+			out.Servers = slices.Clone(n.ClusterDNS)
+			out.Searches = merge([]string{pod.Namespace + "." + services, services, n.ClusterDomain}, out.Searches)
+			out.Options = []string{clusterOption}
+		}
+	}
+	if own := pod.Spec.DNSConfig; own != nil {
+		out.Servers = merge(out.Servers, own.Nameservers)
+		out.Searches = merge(out.Searches, own.Searches)
+		for _, o := range own.Options {
+			out.Options = setOption(out.Options, o)
+		}
+	}
+	out.Servers = out.Servers[:min(len(out.Servers), maxServers)]
+	out.Searches = out.Searches[:min(len(out.Searches), maxSearches)]
+	return out
+}
+
+// parseResolvConf reads resolv.conf(5).
+func parseResolvConf(content []byte) *runtimeapi.DNSConfig {
+	out := &runtimeapi.DNSConfig{}
+	for line := range bytes.Lines(content) {
+		words := strings.Fields(string(line))
+		if len(words) < 2 {
+			continue
+		}
+		switch words[0] {
+		case "nameserver":
+			if _, err := netip.ParseAddr(words[1]); err == nil {
+				out.Servers = append(out.Servers, words[1])
+			}
+		case "search", "domain": // the last one counts
+			out.Searches = words[1:]
+		case "options":
+			out.Options = append(out.Options, words[1:]...)
+		}
+	}
+	return out
+}
+
+func loopback(server string) bool {
+	addr, err := netip.ParseAddr(server)
+	return err == nil && addr.IsLoopback()
+}
+
+// merge appends what is not there yet.
+func merge(values, more []string) []string {
+	for _, v := range more {
+		if !slices.Contains(values, v) {
+			values = append(values, v)
+		}
+	}
+	return values
+}
+
+// setOption replaces an option of the same name, or adds it.
+func setOption(options []string, o corev1.PodDNSConfigOption) []string {
+	text := o.Name
+	if o.Value != nil && *o.Value != "" {
+		text += ":" + *o.Value
+	}
+	for i, other := range options {
+		if name, _, _ := strings.Cut(other, ":"); name == o.Name {
+			options[i] = text
+			return options
+		}
+	}
+	return append(options, text)
+}
+
+// HostsFile returns the content of the pod's /etc/hosts. A pod in the node's
+// network has the node's.
+func HostsFile(pod *corev1.Pod, podIPs []string, node []byte, n Node) []byte {
+	var b bytes.Buffer
+	if pod.Spec.HostNetwork {
+		b.Write(node)
+		if len(node) > 0 && node[len(node)-1] != '\n' {
+			b.WriteByte('\n')
+		}
+	} else {
+		b.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" +
+			"fe00::0\tip6-localnet\nff00::0\tip6-mcastprefix\nff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n")
+		for _, ip := range podIPs {
+			b.WriteString(ip + "\t")
+			if pod.Spec.Subdomain != "" {
+				b.WriteString(fqdn(pod, n) + "\t")
+			}
+			b.WriteString(Hostname(pod) + "\n")
+		}
+	}
+	for _, alias := range pod.Spec.HostAliases {
+		b.WriteString(alias.IP + "\t" + strings.Join(alias.Hostnames, "\t") + "\n")
+	}
+	return b.Bytes()
+}

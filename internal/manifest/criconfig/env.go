@@ -1,0 +1,211 @@
+package criconfig
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/huskd/husk/internal/manifest"
+)
+
+// bad returns an error about a field of a container.
+func bad(c *corev1.Container, field, format string, args ...any) error {
+	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("container %q: %s: %s", c.Name, field, fmt.Sprintf(format, args...)))
+}
+
+type variable struct{ name, value string }
+
+// environment resolves a container's variables in their order, each of which
+// may use those before it.
+func environment(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]variable, error) {
+	var out []variable
+	for i, from := range c.EnvFrom {
+		variables, err := variablesFrom(pod, &from, r.Objects)
+		if err != nil {
+			return nil, bad(c, fmt.Sprintf("envFrom[%d]", i), "%v", err)
+		}
+		out = append(out, variables...)
+	}
+	for i, e := range c.Env {
+		value, set := expand(e.Value, lookup(out)), true
+		if e.ValueFrom != nil {
+			var err error
+			if value, set, err = valueFrom(pod, c, e.ValueFrom, r, n); err != nil {
+				return nil, bad(c, fmt.Sprintf("env[%d].valueFrom", i), "%v", err)
+			}
+		}
+		if set {
+			out = append(out, variable{e.Name, value})
+		}
+	}
+	return out, nil
+}
+
+// variablesFrom are a variable for each key that can be one.
+func variablesFrom(pod *corev1.Pod, from *corev1.EnvFromSource, objects manifest.Objects) ([]variable, error) {
+	var object manifest.Object
+	var err error
+	if ref := from.ConfigMapRef; ref != nil {
+		object, err = objectOf(pod, objects, manifest.KindConfigMap, ref.Name, ref.Optional)
+	} else {
+		object, err = objectOf(pod, objects, manifest.KindSecret, from.SecretRef.Name, from.SecretRef.Optional)
+	}
+	var out []variable
+	for _, key := range slices.Sorted(maps.Keys(object)) {
+		if name := from.Prefix + key; len(validation.IsRelaxedEnvVarName(name)) == 0 {
+			out = append(out, variable{name, string(object[key])})
+		}
+	}
+	return out, err
+}
+
+// valueFrom resolves a variable. One that is optional may be not set.
+func valueFrom(pod *corev1.Pod, c *corev1.Container, from *corev1.EnvVarSource, r Run, n Node) (value string, set bool, err error) {
+	switch {
+	case from.FieldRef != nil:
+		value, err = fieldValue(pod, from.FieldRef.FieldPath, r, n)
+		return value, true, err
+	case from.ResourceFieldRef != nil:
+		value, err = resourceValue(pod, c, from.ResourceFieldRef, n)
+		return value, true, err
+	case from.ConfigMapKeyRef != nil:
+		ref := from.ConfigMapKeyRef
+		return keyValue(pod, r.Objects, manifest.KindConfigMap, (*corev1.SecretKeySelector)(ref))
+	}
+	return keyValue(pod, r.Objects, manifest.KindSecret, from.SecretKeyRef)
+}
+
+// keyValue is the value of a key of an object of either kind: the selectors of
+// both have the same fields.
+func keyValue(pod *corev1.Pod, objects manifest.Objects, kind string, ref *corev1.SecretKeySelector) (value string, set bool, err error) {
+	object, err := objectOf(pod, objects, kind, ref.Name, ref.Optional)
+	if err != nil {
+		return "", false, err
+	}
+	data, set := object[ref.Key]
+	if !set && !isTrue(ref.Optional) {
+		err = fmt.Errorf("%s has no key %q", objectName(kind, pod.Namespace, ref.Name), ref.Key)
+	}
+	return string(data), set, err
+}
+
+func objectName(kind, namespace, name string) string {
+	if kind == manifest.KindSecret {
+		return fmt.Sprintf("secret %s/%s", namespace, name)
+	}
+	return fmt.Sprintf("config map %s/%s", namespace, name)
+}
+
+// objectOf returns an object, or nothing if it is optional and not there.
+func objectOf(pod *corev1.Pod, objects manifest.Objects, kind, name string, optional *bool) (manifest.Object, error) {
+	object, ok := objects[manifest.ObjectKey(kind, pod.Namespace, name)]
+	if !ok && !isTrue(optional) {
+		return nil, fmt.Errorf("there is no %s: write it beside the pod", objectName(kind, pod.Namespace, name))
+	}
+	return object, nil
+}
+
+// lookup finds the last variable of a name.
+func lookup(env []variable) func(string) (string, bool) {
+	return func(name string) (string, bool) {
+		for i := len(env) - 1; i >= 0; i-- {
+			if env[i].name == name {
+				return env[i].value, true
+			}
+		}
+		return "", false
+	}
+}
+
+func expandAll(words []string, env []variable) []string {
+	var out []string
+	for _, w := range words {
+		out = append(out, expand(w, lookup(env)))
+	}
+	return out
+}
+
+func fieldValue(pod *corev1.Pod, path string, r Run, n Node) (string, error) {
+	if field, key, ok := manifest.SplitFieldPath(path); ok {
+		if field == "labels" {
+			return pod.Labels[key], nil
+		}
+		return pod.Annotations[key], nil
+	}
+	podIPs := r.PodIPs
+	if pod.Spec.HostNetwork && len(podIPs) == 0 {
+		podIPs = n.IPs
+	}
+	switch path {
+	case "metadata.name":
+		return pod.Name, nil
+	case "metadata.namespace":
+		return pod.Namespace, nil
+	case "metadata.uid":
+		return string(pod.UID), nil
+	case "spec.nodeName":
+		return n.Name, nil
+	case "status.hostIP":
+		return first(n.IPs), nil
+	case "status.hostIPs":
+		return strings.Join(n.IPs, ","), nil
+	case "status.podIP":
+		return first(podIPs), nil
+	case "status.podIPs":
+		return strings.Join(podIPs, ","), nil
+	}
+	return "", fmt.Errorf("there is no field %q", path)
+}
+
+func first(values []string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return values[0]
+}
+
+// resourceValue is a limit or request of a container, in units of the divisor,
+// rounded up. A limit that is not set is all that the node has.
+func resourceValue(pod *corev1.Pod, own *corev1.Container, ref *corev1.ResourceFieldSelector, n Node) (string, error) {
+	c := own
+	if ref.ContainerName != "" {
+		if c = Find(pod, ref.ContainerName); c == nil {
+			return "", fmt.Errorf("there is no container %q", ref.ContainerName)
+		}
+	}
+	kind, name, _ := strings.Cut(ref.Resource, ".")
+	values := c.Resources.Requests
+	if kind == "limits" {
+		values = c.Resources.Limits
+	}
+	q, set := values[corev1.ResourceName(name)]
+	if !set && kind == "limits" {
+		switch corev1.ResourceName(name) {
+		case corev1.ResourceCPU:
+			q = *resource.NewQuantity(int64(n.CPUs), resource.DecimalSI)
+		case corev1.ResourceMemory:
+			q = *resource.NewQuantity(n.Memory, resource.BinarySI)
+		}
+	}
+	if corev1.ResourceName(name) == corev1.ResourceCPU {
+		return quotient(q.MilliValue(), ref.Divisor.MilliValue()), nil
+	}
+	return quotient(q.Value(), ref.Divisor.Value()), nil
+}
+
+// quotient divides and rounds up; a divisor of nothing is one.
+func quotient(value, divisor int64) string {
+	divisor = max(divisor, 1)
+	result := value / divisor
+	if value%divisor != 0 {
+		result++
+	}
+	return strconv.FormatInt(result, 10)
+}

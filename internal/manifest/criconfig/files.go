@@ -1,0 +1,143 @@
+package criconfig
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/manifest"
+)
+
+// File of a volume that comes from the manifest. Its path leads down from the
+// volume.
+type File struct {
+	Path string
+	Data []byte
+	Mode int32
+}
+
+// Files are those of a volume that manifest.Projections has parts of, sorted by
+// their paths. Of two with the same path the later one counts.
+func Files(pod *corev1.Pod, v *corev1.Volume, objects manifest.Objects, n Node) ([]File, error) {
+	p := projection{pod: pod, objects: objects, node: n, mode: *manifest.DefaultMode(v), files: map[string]File{}}
+	for _, part := range manifest.Projections(v) {
+		var err error
+		switch {
+		case part.ConfigMap != nil:
+			err = p.object(manifest.KindConfigMap, part.ConfigMap.Name, part.ConfigMap.Items, part.ConfigMap.Optional)
+		case part.Secret != nil:
+			err = p.object(manifest.KindSecret, part.Secret.Name, part.Secret.Items, part.Secret.Optional)
+		case part.DownwardAPI != nil:
+			err = p.downward(part.DownwardAPI.Items)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
+		}
+	}
+	var out []File
+	for _, name := range slices.Sorted(maps.Keys(p.files)) {
+		out = append(out, p.files[name])
+	}
+	return out, nil
+}
+
+// projection is a volume in the making.
+type projection struct {
+	pod     *corev1.Pod
+	objects manifest.Objects
+	node    Node
+	mode    int32
+	files   map[string]File
+}
+
+func (p *projection) add(name string, data []byte, mode *int32) {
+	f := File{path.Clean(name), data, p.mode}
+	if mode != nil {
+		f.Mode = *mode
+	}
+	p.files[f.Path] = f
+}
+
+func (p *projection) object(kind, name string, items []corev1.KeyToPath, optional *bool) error {
+	object, err := objectOf(p.pod, p.objects, kind, name, optional)
+	if err != nil {
+		return err
+	}
+	if len(items) == 0 {
+		for key, data := range object {
+			p.add(key, data, nil)
+		}
+	}
+	for _, item := range items {
+		data, ok := object[item.Key]
+		if !ok && !isTrue(optional) {
+			return fmt.Errorf("%s has no key %q", objectName(kind, p.pod.Namespace, name), item.Key)
+		}
+		if ok {
+			p.add(item.Path, data, item.Mode)
+		}
+	}
+	return nil
+}
+
+func (p *projection) downward(items []corev1.DownwardAPIVolumeFile) error {
+	for _, item := range items {
+		var value string
+		var err error
+		switch ref := item.FieldRef; {
+		case ref == nil:
+			value, err = resourceValue(p.pod, nil, item.ResourceFieldRef, p.node)
+		case ref.FieldPath == "metadata.labels":
+			value = lines(p.pod.Labels)
+		case ref.FieldPath == "metadata.annotations":
+			value = lines(p.pod.Annotations)
+		default:
+			value, err = fieldValue(p.pod, ref.FieldPath, Run{}, p.node)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", item.Path, err)
+		}
+		p.add(item.Path, []byte(value), item.Mode)
+	}
+	return nil
+}
+
+// lines writes a map as the kubelet does: key="value", sorted.
+func lines(m map[string]string) string {
+	var out []string
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, fmt.Sprintf("%s=%q", key, m[key]))
+	}
+	return strings.Join(out, "\n")
+}
+
+// SubPaths are the parts of volumes that a container mounts, by the index of
+// the mount, with their variables replaced.
+func SubPaths(pod *corev1.Pod, c *corev1.Container, r Run, n Node) (map[int]string, error) {
+	out := map[int]string{}
+	env, err := environment(pod, c, r, n)
+	if err != nil {
+		return nil, err
+	}
+	for i, m := range c.VolumeMounts {
+		field := fmt.Sprintf("volumeMounts[%d].subPathExpr", i)
+		part := m.SubPath
+		if m.SubPathExpr != "" {
+			part = expand(m.SubPathExpr, lookup(env))
+			switch {
+			case part == "" || strings.Contains(part, "$("):
+				return nil, bad(c, field, "%q is %q: set all of its variables in env", m.SubPathExpr, part)
+			case path.IsAbs(part) || slices.Contains(strings.Split(part, "/"), "..") || strings.ContainsRune(part, 0):
+				return nil, bad(c, field, "%q doesn't lead down from the volume", part)
+			}
+		}
+		if part != "" {
+			out[i] = part
+		}
+	}
+	return out, nil
+}

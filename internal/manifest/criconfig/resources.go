@@ -1,0 +1,244 @@
+package criconfig
+
+import (
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/manifest"
+)
+
+// How processor time in thousandths becomes shares and quota, with the
+// kernel's bounds of both.
+const (
+	sharesPerCPU = 1024
+	minShares    = 2
+	maxShares    = 262144
+	period       = 100000
+	minQuota     = 1000
+)
+
+func shares(milli int64) int64 {
+	return min(max(milli*sharesPerCPU/1000, minShares), maxShares)
+}
+
+// setQuota limits a container to so much processor time; 0 is no limit.
+func setQuota(r *runtimeapi.LinuxContainerResources, milli int64) {
+	if milli > 0 {
+		r.CpuPeriod, r.CpuQuota = period, max(milli*period/1000, minQuota)
+	}
+}
+
+func containerResources(pod *corev1.Pod, c *corev1.Container, n Node) *runtimeapi.LinuxContainerResources {
+	limits, requests := c.Resources.Limits, c.Resources.Requests
+	out := &runtimeapi.LinuxContainerResources{
+		CpuShares:          shares(requests.Cpu().MilliValue()),
+		MemoryLimitInBytes: limits.Memory().Value(),
+		OomScoreAdj:        oomScore(pod, c, n),
+		HugepageLimits:     hugePageLimits(limits, n),
+	}
+	setQuota(out, limits.Cpu().MilliValue())
+	if n.Unified {
+		// A container is killed for memory as a whole, as with Kubernetes: half
+		// a program is worse than none.
+		out.Unified = map[string]string{"memory.oom.group": "1"}
+	}
+	return out
+}
+
+// hugePageLimits has each size that can be limited: none of it unless the
+// container has a limit.
+func hugePageLimits(limits corev1.ResourceList, n Node) []*runtimeapi.HugepageLimit {
+	asked := map[string]uint64{}
+	for name, q := range limits {
+		if size, ok := manifest.HugePageSize(name); ok {
+			asked[pageSize(size.Value())] = uint64(q.Value())
+		}
+	}
+	sizes := slices.Clone(n.HugePages)
+	for size := range asked {
+		if !slices.Contains(sizes, size) {
+			sizes = append(sizes, size) // the runtime says that it can't
+		}
+	}
+	slices.Sort(sizes)
+	var out []*runtimeapi.HugepageLimit
+	for _, size := range sizes {
+		out = append(out, &runtimeapi.HugepageLimit{PageSize: size, Limit: asked[size]})
+	}
+	return out
+}
+
+// pageSize spells a size as the cgroup files do: 2MB, 1GB, 64KB.
+func pageSize(bytes int64) string {
+	units := []string{"B", "KB", "MB", "GB", "TB", "PB"}
+	unit := 0
+	for bytes%1024 == 0 && bytes >= 1024 && unit+1 < len(units) {
+		bytes /= 1024
+		unit++
+	}
+	return strconv.FormatInt(bytes, 10) + units[unit]
+}
+
+// Quality of service classes, by which the kernel chooses whom to kill first
+// when memory runs out.
+const (
+	scoreGuaranteed = -997
+	scoreBestEffort = 1000
+)
+
+// oomScore is the kubelet's: the more of the node's memory a container asked
+// for, the later it is killed. A sidecar is killed no sooner than the
+// containers that it serves.
+func oomScore(pod *corev1.Pod, c *corev1.Container, n Node) int64 {
+	switch QOS(pod) {
+	case corev1.PodQOSGuaranteed:
+		return scoreGuaranteed
+	case corev1.PodQOSBestEffort:
+		return scoreBestEffort
+	}
+	share := unasked(pod)
+	score := burstable(c.Resources.Requests.Memory().Value()+share, n.Memory)
+	if manifest.IsSidecar(c) {
+		for i := range pod.Spec.Containers {
+			score = min(score, burstable(pod.Spec.Containers[i].Resources.Requests.Memory().Value()+share, n.Memory))
+		}
+	}
+	return score
+}
+
+// unasked is each container's part of the memory that the pod asks for as a whole
+// beyond what its containers do, as the kubelet shares it out.
+func unasked(pod *corev1.Pod) int64 {
+	whole := pod.Spec.Resources
+	if whole == nil {
+		return 0
+	}
+	more := whole.Requests.Memory().Value() - total(pod, requestOf, corev1.ResourceMemory).Value()
+	return max(more, 0) / int64(len(pod.Spec.Containers)+len(pod.Spec.InitContainers))
+}
+
+func burstable(request, capacity int64) int64 {
+	if capacity <= 0 {
+		return scoreBestEffort - 1
+	}
+	// In floating point, as 1000 times an exbibyte is no int64.
+	score := 1000 - int64(1000*float64(request)/float64(capacity))
+	return min(max(score, 1000+scoreGuaranteed), scoreBestEffort-1)
+}
+
+// QOS returns a pod's class: Guaranteed if each container has equal requests
+// and limits of processor and memory, BestEffort if none has any.
+func QOS(pod *corev1.Pod) corev1.PodQOSClass {
+	guaranteed, bestEffort := true, true
+	var all []corev1.ResourceRequirements
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		all = append(all, c.Resources)
+	}
+	if whole := pod.Spec.Resources; whole != nil && len(whole.Limits)+len(whole.Requests) > 0 {
+		all = []corev1.ResourceRequirements{*whole} // which then says it
+	}
+	for _, r := range all {
+		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+			limit, request := r.Limits[name], r.Requests[name]
+			if !limit.IsZero() || !request.IsZero() {
+				bestEffort = false
+			}
+			if limit.IsZero() || limit.Cmp(request) != 0 {
+				guaranteed = false
+			}
+		}
+	}
+	switch {
+	case bestEffort:
+		return corev1.PodQOSBestEffort
+	case guaranteed:
+		return corev1.PodQOSGuaranteed
+	}
+	return corev1.PodQOSBurstable
+}
+
+// podResources are those of all containers that run at the same time, at the
+// most. The pod has a limit only if each container has one.
+func podResources(pod *corev1.Pod) *runtimeapi.LinuxContainerResources {
+	out := &runtimeapi.LinuxContainerResources{
+		CpuShares:          shares(podRequest(pod, corev1.ResourceCPU).MilliValue()),
+		MemoryLimitInBytes: podLimit(pod, corev1.ResourceMemory).Value(),
+	}
+	setQuota(out, podLimit(pod, corev1.ResourceCPU).MilliValue())
+	return out
+}
+
+// podRequest is what a pod asks for: as a whole or, if it doesn't say that, its
+// containers together; and its overhead.
+func podRequest(pod *corev1.Pod, name corev1.ResourceName) *resource.Quantity {
+	sum := total(pod, requestOf, name)
+	if whole := pod.Spec.Resources; whole != nil {
+		if q, ok := whole.Requests[name]; ok {
+			sum = new(q.DeepCopy())
+		}
+	}
+	sum.Add(pod.Spec.Overhead[name])
+	return sum
+}
+
+// podLimit is the most that a pod may have; zero is no limit.
+func podLimit(pod *corev1.Pod, name corev1.ResourceName) *resource.Quantity {
+	sum := total(pod, limitOf, name)
+	if whole := pod.Spec.Resources; whole != nil {
+		if q, ok := whole.Limits[name]; ok {
+			sum = new(q.DeepCopy())
+		}
+	}
+	if !sum.IsZero() {
+		sum.Add(pod.Spec.Overhead[name])
+	}
+	return sum
+}
+
+// requestOf returns a copy, as sums of quantities may share memory.
+func requestOf(c *corev1.Container, name corev1.ResourceName) (resource.Quantity, bool) {
+	return c.Resources.Requests[name].DeepCopy(), true
+}
+
+func limitOf(c *corev1.Container, name corev1.ResourceName) (resource.Quantity, bool) {
+	q, ok := c.Resources.Limits[name]
+	return q.DeepCopy(), ok && !q.IsZero()
+}
+
+// total adds up what the containers and sidecars have, or what an init
+// container has beside the sidecars before it if that is more. It is zero if
+// one has no value.
+func total(pod *corev1.Pod, of func(*corev1.Container, corev1.ResourceName) (resource.Quantity, bool), name corev1.ResourceName) *resource.Quantity {
+	var sidecars, most resource.Quantity
+	for i := range pod.Spec.InitContainers {
+		c := &pod.Spec.InitContainers[i]
+		q, ok := of(c, name)
+		if !ok {
+			return &resource.Quantity{}
+		}
+		if manifest.IsSidecar(c) {
+			sidecars.Add(q)
+			continue
+		}
+		q.Add(sidecars)
+		if q.Cmp(most) > 0 {
+			most = q
+		}
+	}
+	sum := sidecars
+	for i := range pod.Spec.Containers {
+		q, ok := of(&pod.Spec.Containers[i], name)
+		if !ok {
+			return &resource.Quantity{}
+		}
+		sum.Add(q)
+	}
+	if most.Cmp(sum) > 0 {
+		sum = most
+	}
+	return &sum
+}

@@ -1,0 +1,206 @@
+package criconfig
+
+import (
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/oci/spec"
+)
+
+func sandboxSecurity(pod *corev1.Pod) *runtimeapi.LinuxSandboxSecurityContext {
+	s := pod.Spec.SecurityContext
+	out := &runtimeapi.LinuxSandboxSecurityContext{
+		NamespaceOptions:         namespaces(pod),
+		SelinuxOptions:           seLinux(s.SELinuxOptions),
+		SupplementalGroups:       groups(s),
+		SupplementalGroupsPolicy: groupsPolicy(s.SupplementalGroupsPolicy),
+		Seccomp:                  &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+		RunAsUser:                int64Value(s.RunAsUser),
+	}
+	if s.RunAsUser != nil { // CRI knows no group without a user
+		out.RunAsGroup = int64Value(s.RunAsGroup)
+	}
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			out.Privileged = out.Privileged || isTrue(own(&list[i]).Privileged)
+		}
+	}
+	return out
+}
+
+// groups are the further ones of all processes of the pod.
+func groups(s *corev1.PodSecurityContext) []int64 {
+	if s.FSGroup == nil {
+		return s.SupplementalGroups
+	}
+	return append(slices.Clone(s.SupplementalGroups), *s.FSGroup)
+}
+
+func namespaces(pod *corev1.Pod) *runtimeapi.NamespaceOption {
+	out := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
+	s := &pod.Spec
+	if s.HostNetwork {
+		out.Network = runtimeapi.NamespaceMode_NODE
+	}
+	if s.HostIPC {
+		out.Ipc = runtimeapi.NamespaceMode_NODE
+	}
+	switch {
+	case s.HostPID:
+		out.Pid = runtimeapi.NamespaceMode_NODE
+	case isTrue(s.ShareProcessNamespace):
+		out.Pid = runtimeapi.NamespaceMode_POD
+	}
+	return out
+}
+
+// own returns a container's security context, never nil.
+func own(c *corev1.Container) *corev1.SecurityContext {
+	if c.SecurityContext == nil {
+		return &corev1.SecurityContext{}
+	}
+	return c.SecurityContext
+}
+
+// containerSecurity is the container's context, and the pod's where that says
+// nothing.
+func containerSecurity(pod *corev1.Pod, c *corev1.Container, imageUser string, n Node) (*runtimeapi.LinuxContainerSecurityContext, error) {
+	s, p := own(c), pod.Spec.SecurityContext
+	out := &runtimeapi.LinuxContainerSecurityContext{
+		Privileged:               isTrue(s.Privileged),
+		NamespaceOptions:         namespaces(pod),
+		SelinuxOptions:           seLinux(either(s.SELinuxOptions, p.SELinuxOptions)),
+		RunAsUser:                int64Value(either(s.RunAsUser, p.RunAsUser)),
+		RunAsGroup:               int64Value(either(s.RunAsGroup, p.RunAsGroup)),
+		ReadonlyRootfs:           isTrue(s.ReadOnlyRootFilesystem),
+		SupplementalGroups:       groups(p),
+		SupplementalGroupsPolicy: groupsPolicy(p.SupplementalGroupsPolicy),
+		NoNewPrivs:               s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation,
+		Seccomp:                  seccompProfile(either(s.SeccompProfile, p.SeccompProfile), n),
+		Apparmor:                 appArmorProfile(either(s.AppArmorProfile, p.AppArmorProfile)),
+	}
+	if s.ProcMount == nil || *s.ProcMount != corev1.UnmaskedProcMount {
+		out.MaskedPaths, out.ReadonlyPaths = spec.DefaultMaskedPaths(), spec.DefaultReadonlyPaths()
+	}
+	if caps := s.Capabilities; caps != nil {
+		out.Capabilities = &runtimeapi.Capability{AddCapabilities: words(caps.Add), DropCapabilities: words(caps.Drop)}
+	}
+	if out.RunAsUser == nil && out.RunAsGroup != nil {
+		nameImageUser(out, imageUser)
+	}
+	if isTrue(either(s.RunAsNonRoot, p.RunAsNonRoot)) {
+		if err := checkNonRoot(c, out.RunAsUser, imageUser); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// nameImageUser says the image's user, which CRI must be told when it is told
+// a group.
+func nameImageUser(out *runtimeapi.LinuxContainerSecurityContext, imageUser string) {
+	if uid, ok := numeric(imageUser); ok {
+		out.RunAsUser = &runtimeapi.Int64Value{Value: uid}
+		return
+	}
+	out.RunAsUsername, _, _ = strings.Cut(imageUser, ":")
+}
+
+// numeric returns the user ID that a USER of an image names; none is 0.
+func numeric(imageUser string) (int64, bool) {
+	user, _, _ := strings.Cut(imageUser, ":")
+	if user == "" {
+		return 0, true
+	}
+	uid, err := strconv.ParseInt(user, 10, 64)
+	return uid, err == nil
+}
+
+func checkNonRoot(c *corev1.Container, asked *runtimeapi.Int64Value, imageUser string) error {
+	const field = "securityContext.runAsNonRoot"
+	if asked != nil {
+		if asked.GetValue() == 0 {
+			return bad(c, field, "true, though runAsUser is 0: set another user")
+		}
+		return nil
+	}
+	switch uid, ok := numeric(imageUser); {
+	case !ok:
+		return bad(c, field, "true, and the image's user %q may have any number: set runAsUser", imageUser)
+	case uid == 0:
+		return bad(c, field, "true, though the image runs as root: set runAsUser")
+	}
+	return nil
+}
+
+func seccompProfile(p *corev1.SeccompProfile, n Node) *runtimeapi.SecurityProfile {
+	if p == nil {
+		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
+	}
+	out := &runtimeapi.SecurityProfile{ProfileType: profileTypes[string(p.Type)]}
+	if p.LocalhostProfile != nil && p.Type == corev1.SeccompProfileTypeLocalhost {
+		out.LocalhostRef = path.Join(n.Seccomp, *p.LocalhostProfile)
+	}
+	return out
+}
+
+func appArmorProfile(p *corev1.AppArmorProfile) *runtimeapi.SecurityProfile {
+	if p == nil {
+		return nil
+	}
+	out := &runtimeapi.SecurityProfile{ProfileType: profileTypes[string(p.Type)]}
+	if p.LocalhostProfile != nil && p.Type == corev1.AppArmorProfileTypeLocalhost {
+		out.LocalhostRef = *p.LocalhostProfile
+	}
+	return out
+}
+
+var profileTypes = map[string]runtimeapi.SecurityProfile_ProfileType{
+	"RuntimeDefault": runtimeapi.SecurityProfile_RuntimeDefault,
+	"Unconfined":     runtimeapi.SecurityProfile_Unconfined,
+	"Localhost":      runtimeapi.SecurityProfile_Localhost,
+}
+
+func groupsPolicy(p *corev1.SupplementalGroupsPolicy) runtimeapi.SupplementalGroupsPolicy {
+	if p != nil && *p == corev1.SupplementalGroupsPolicyStrict {
+		return runtimeapi.SupplementalGroupsPolicy_Strict
+	}
+	return runtimeapi.SupplementalGroupsPolicy_Merge
+}
+
+func seLinux(o *corev1.SELinuxOptions) *runtimeapi.SELinuxOption {
+	if o == nil {
+		return nil
+	}
+	return &runtimeapi.SELinuxOption{User: o.User, Role: o.Role, Type: o.Type, Level: o.Level}
+}
+
+// either returns the first that is set.
+func either[T any](a, b *T) *T {
+	if a != nil {
+		return a
+	}
+	return b
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }
+
+func int64Value(v *int64) *runtimeapi.Int64Value {
+	if v == nil {
+		return nil
+	}
+	return &runtimeapi.Int64Value{Value: *v}
+}
+
+func words(caps []corev1.Capability) []string {
+	var out []string
+	for _, c := range caps {
+		out = append(out, string(c))
+	}
+	return out
+}

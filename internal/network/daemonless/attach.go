@@ -1,0 +1,202 @@
+package daemonless
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/huskd/husk/internal/crashpoint"
+	"github.com/huskd/husk/internal/network/conntrack"
+	"github.com/huskd/husk/internal/network/datapath"
+	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/preflight"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// Attach gives a sandbox its interface and addresses and returns what was made.
+// For the same sandbox it makes the same again, and repairs what is missing. If
+// it fails, nothing of it is left.
+//
+// The error's kind is invalid argument for what can never be, resource
+// exhausted when no address is left, unavailable or already exists when a port,
+// an address or a link is taken.
+func (n *Network) Attach(ctx context.Context, a pod.Attachment) (plan.Plan, error) {
+	if err := plan.Check(a); err != nil {
+		return plan.Plan{}, err
+	}
+	if len(n.cfg.Ranges) == 0 {
+		return plan.Plan{}, errdefs.ErrInvalidArgument.WithMessage("no subnet to allocate from")
+	}
+	l, err := n.lock(ctx, scope(a.Sandbox))
+	if err != nil {
+		return plan.Plan{}, err
+	}
+	defer l.release()
+	var p plan.Plan
+	err = n.kernel(func(dp *datapath.Datapath) error {
+		r, fresh, err := l.reserve(dp, a)
+		if err != nil {
+			return err
+		}
+		p = r.plan()
+		crashpoint.Hit("oneshot.reserved")
+		if err := l.make(dp, p, fresh); err != nil {
+			if fresh {
+				return errors.Join(err, l.undo(dp, r))
+			}
+			return err
+		}
+		crashpoint.Hit("oneshot.applied")
+		n.forget(dp, conntrack.Flows{Ports: udpPorts(a)})
+		return nil
+	})
+	if err != nil {
+		return plan.Plan{}, fmt.Errorf("attach %v: %w", a.Pod, err)
+	}
+	return p, nil
+}
+
+// reserve returns the sandbox's record, made if need be.
+func (l *locked) reserve(dp *datapath.Datapath, a pod.Attachment) (r *record, fresh bool, err error) {
+	n := l.n
+	uplink, err := dp.Uplink()
+	if err != nil {
+		return nil, false, err
+	}
+	var former *record // of which something is left
+	try := func(t *tx) error {
+		found := t.find(a.Sandbox)
+		if found != nil && found.Releasing > 0 {
+			former = found
+			return nil
+		}
+		if err := t.ensure(n, dp); err != nil {
+			return err
+		}
+		if found != nil {
+			r = found
+			return r.same(a)
+		}
+		if ports := plan.Mappings(a); len(ports) > 0 {
+			if err := dp.InNode(func() error { return preflight.PortsFree(ports) }); err != nil {
+				return err
+			}
+		}
+		fresh = true
+		r = &record{Attachment: a, Node: plan.Node{
+			Instance: n.instance, Mode: n.cfg.Mode, Bridge: n.cfg.Bridge, Routes: n.cfg.Routes, NoHairpin: n.cfg.NoHairpin,
+			MTU: cmp.Or(n.cfg.MTU, uplink.MTU), Source: uplink.Source,
+		}}
+		return t.reserve(r, n.cfg.Ranges, now())
+	}
+	err = l.prepare(dp, try)
+	if err == nil && former != nil {
+		if err = l.remove(dp, former); err == nil {
+			err = l.prepare(dp, try)
+		}
+	}
+	return r, fresh, err
+}
+
+// same returns an error if a sandbox is attached in another way than it asks.
+func (r *record) same(asks pod.Attachment) error {
+	has := r.Attachment
+	if r.guessed {
+		return errUnreadable
+	}
+	if has.Netns != asks.Netns || has.MAC != asks.MAC || has.Bandwidth != asks.Bandwidth ||
+		!slices.Equal(plan.Mappings(has), plan.Mappings(asks)) || !slices.Equal(has.IPs, asks.IPs) {
+		return errdefs.ErrFailedPrecondition.WithMessage("it is attached with another namespace, address, bandwidth or other ports: detach it first")
+	}
+	return nil
+}
+
+// errUnreadable says that of an attachment not all is known any more.
+var errUnreadable = errdefs.ErrFailedPrecondition.WithMessage("its lease was unreadable: detach it, and attach it again")
+
+// make makes the kernel agree with a plan.
+func (l *locked) make(dp *datapath.Datapath, p plan.Plan, fresh bool) error {
+	if err := l.ctx.Err(); err != nil {
+		return err
+	}
+	if !fresh {
+		diffs, err := dp.Verify(p)
+		if err != nil || len(diffs) == 0 {
+			return err
+		}
+	}
+	err := dp.Apply(p)
+	if !torn(err) {
+		return err
+	}
+	if healErr := l.update(func(t *tx) error { return t.rebuild(l.n, dp) }); healErr != nil {
+		return errors.Join(err, healErr)
+	}
+	return dp.Apply(p)
+}
+
+// undo removes all of a record whose addresses were never used.
+func (l *locked) undo(dp *datapath.Datapath, r *record) error {
+	undo := &locked{n: l.n, ctx: context.WithoutCancel(l.ctx), file: l.file}
+	if err := errors.Join(dp.Cut(r.plan()), dp.Reap()); err != nil {
+		return fmt.Errorf("undo it: %w: detach it", err)
+	}
+	return undo.update(func(t *tx) error { return t.end(r, time.Time{}) })
+}
+
+// udpPorts returns the hostPorts of a that UDP flows may still bypass.
+func udpPorts(a pod.Attachment) (out []uint16) {
+	for _, m := range plan.Mappings(a) {
+		if m.Protocol == pod.UDP {
+			out = append(out, m.HostPort)
+		}
+	}
+	return out
+}
+
+// Verify returns an error of kind not found if the sandbox isn't attached, and
+// of kind failed precondition if the kernel isn't as it was made, naming each
+// difference.
+func (n *Network) Verify(ctx context.Context, sandbox string) (plan.Plan, error) {
+	unknown := errdefs.ErrNotFound.WithMessage("it isn't attached to this network")
+	made, err := n.exists()
+	if err != nil || !made {
+		return plan.Plan{}, cmp.Or(err, error(unknown))
+	}
+	l, err := n.lock(ctx, scope(sandbox))
+	if err != nil {
+		return plan.Plan{}, err
+	}
+	defer l.release()
+	var r *record
+	var base plan.Base
+	err = l.view(func(t *tx) error {
+		base, _ = t.made()
+		r = t.find(sandbox)
+		return nil
+	})
+	switch {
+	case err != nil:
+		return plan.Plan{}, err
+	case r == nil || r.Releasing > 0:
+		return plan.Plan{}, unknown
+	case r.guessed:
+		return plan.Plan{}, errUnreadable
+	}
+	p := r.plan()
+	return p, n.kernel(func(dp *datapath.Datapath) error {
+		if err := verifyBase(dp, base); err != nil {
+			return err
+		}
+		diffs, err := dp.Verify(p)
+		if err == nil && len(diffs[sandbox]) > 0 {
+			err = errdefs.ErrFailedPrecondition.WithMessage(describe(diffs[sandbox]))
+		}
+		return err
+	})
+}

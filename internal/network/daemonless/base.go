@@ -1,0 +1,218 @@
+package daemonless
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/crashpoint"
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/network/datapath"
+	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/preflight"
+)
+
+// Keys of the meta bucket.
+var baseKey = []byte("base") // the node's own part, as it was made last
+
+const (
+	subnetPrefix = "subnet/" // mode/prefix of what was ever configured
+	sysctlPrefix = "sysctl/" // former values
+)
+
+// base returns the node's own part. It has what the attachments need too that
+// were made under other configurations.
+func (t *tx) base(n *Network) plan.Base {
+	c := plan.BaseConfig{
+		Instance: n.instance, Tag: n.tag, Mode: n.cfg.Mode, Bridge: n.cfg.Bridge,
+		Owner: n.owner(), Subnets: n.subnets(), Masquerade: n.cfg.Masquerade,
+		Leased: map[plan.Mode][]netip.Prefix{},
+	}
+	cursor := t.meta.Cursor()
+	for k, _ := cursor.Seek([]byte(subnetPrefix)); strings.HasPrefix(string(k), subnetPrefix); k, _ = cursor.Next() {
+		mode, subnet, _ := strings.Cut(string(k[len(subnetPrefix):]), "/")
+		if p, err := netip.ParsePrefix(subnet); err == nil {
+			c.Leased[plan.Mode(mode)] = append(c.Leased[plan.Mode(mode)], p)
+		}
+	}
+	return plan.ForNode(c)
+}
+
+// owner is the digest of which the instance is four digits.
+func (n *Network) owner() string {
+	sum := sha256.Sum256([]byte(filepath.Clean(n.cfg.Dir)))
+	return hex.EncodeToString(sum[:8])
+}
+
+// made returns the node's own part as it was made last, if it was.
+func (t *tx) made() (b plan.Base, ok bool) {
+	text := t.meta.Get(baseKey)
+	return b, text != nil && json.Unmarshal(text, &b) == nil
+}
+
+// ensure makes the node's own part, if it isn't recorded as made.
+func (t *tx) ensure(n *Network, dp *datapath.Datapath) error {
+	for _, s := range n.subnets() {
+		if err := t.meta.Put([]byte(subnetPrefix+string(n.cfg.Mode)+"/"+s.String()), []byte{1}); err != nil {
+			return err
+		}
+	}
+	base := t.base(n)
+	text, err := json.Marshal(base)
+	if err != nil {
+		return err
+	}
+	if bytes.Equal(t.meta.Get(baseKey), text) {
+		return nil
+	}
+	if err := dp.InNode(func() error { return preflight.Overlap(n.instance, n.cfg.Bridge, n.subnets()) }); err != nil {
+		return err
+	}
+	if err := dp.InNode(func() error { return t.setSysctls(base) }); err != nil {
+		return err
+	}
+	crashpoint.Hit("oneshot.forwarding")
+	if err := dp.Ensure(base); err != nil {
+		return err
+	}
+	return t.meta.Put(baseKey, text)
+}
+
+// errUnrecorded says that sysctls would be changed of which it isn't on disk yet
+// what they were.
+var errUnrecorded = errors.New("former values of sysctls aren't recorded")
+
+// setSysctls sets those that routing needs, once it is recorded what they were:
+// who is killed in the middle leaves it to others to restore them.
+func (t *tx) setSysctls(base plan.Base) error {
+	changes, err := datapath.Missing(base.Sysctls)
+	if err != nil {
+		return err
+	}
+	for _, c := range changes {
+		if t.meta.Get([]byte(sysctlPrefix+c.Name)) == nil {
+			return errUnrecorded
+		}
+	}
+	for _, c := range changes {
+		if err := netns.SetSysctl(c.Name, c.Want); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// prepare calls change in a transaction that makes the node's own part.
+func (l *locked) prepare(dp *datapath.Datapath, change func(*tx) error) error {
+	record := func(t *tx) error { return dp.InNode(func() error { return t.recordSysctls(t.base(l.n)) }) }
+	err := l.update(change)
+	// Others may reset some, or take the records with the last attachment.
+	for tries := 0; errors.Is(err, errUnrecorded) && tries < 5; tries++ {
+		if err := l.update(record); err != nil {
+			return err
+		}
+		crashpoint.Hit("oneshot.recorded")
+		err = l.update(change)
+	}
+	return err
+}
+
+// recordSysctls records what those are that setSysctls would change.
+func (t *tx) recordSysctls(base plan.Base) error {
+	changes, err := datapath.Missing(base.Sysctls)
+	for _, c := range changes {
+		if key := []byte(sysctlPrefix + c.Name); err == nil && t.meta.Get(key) == nil {
+			err = t.meta.Put(key, []byte(c.Was))
+		}
+	}
+	return err
+}
+
+// rebuild makes the node's own part anew after somebody removed some of it, and
+// puts back what belongs to the attachments there.
+func (t *tx) rebuild(n *Network, dp *datapath.Datapath) error {
+	n.cfg.Log.Warn("network: somebody removed a part of the node's; it is made anew", "table", n.instance.Table())
+	if err := dp.Ensure(t.base(n)); err != nil {
+		return err
+	}
+	var elements []plan.Element
+	err := t.each(func(r *record) error {
+		if r.Releasing == 0 {
+			elements = append(elements, r.plan().Elements...)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return dp.Add(elements)
+}
+
+// torn says whether an error is of a missing table or bridge.
+func torn(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }
+
+// teardown removes the node's own part, and restores the sysctls if nobody else
+// of Husk's is there.
+func (t *tx) teardown(dp *datapath.Datapath) error {
+	if err := dp.Teardown(); err != nil {
+		return err
+	}
+	beside, err := dp.InstancesBeside()
+	if err != nil {
+		return err
+	}
+	former := map[string]string{}
+	var keys [][]byte
+	err = t.meta.ForEach(func(k, v []byte) error {
+		if name, ok := strings.CutPrefix(string(k), sysctlPrefix); ok {
+			former[name] = string(v)
+		}
+		if !strings.HasPrefix(string(k), "cursor/") {
+			keys = append(keys, k)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if beside == 0 {
+		if err := dp.InNode(func() error { return restoreSysctls(former) }); err != nil {
+			return err
+		}
+	}
+	for _, k := range keys {
+		if err := t.meta.Delete(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restoreSysctls sets them back, forwarding first: without it, accept_ra 1
+// means yes again.
+func restoreSysctls(former map[string]string) error {
+	var errs []error
+	set := func(name string) {
+		if err := netns.SetSysctl(name, former[name]); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("restore: %w", err))
+		}
+	}
+	if _, ok := former[plan.Forward6]; ok {
+		set(plan.Forward6)
+	}
+	for name := range former {
+		if name != plan.Forward6 {
+			set(name)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,356 @@
+package daemonless
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"go.etcd.io/bbolt"
+
+	"github.com/huskd/husk/internal/network/ipam"
+	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// Addresses are keys of 16 bytes, so that both families sort in one order.
+func addressKey(a netip.Addr) []byte {
+	b := a.As16()
+	return b[:]
+}
+
+func keyAddress(b []byte) netip.Addr {
+	if len(b) != 16 {
+		return netip.Addr{}
+	}
+	return netip.AddrFrom16([16]byte(b)).Unmap()
+}
+
+// resting is the value of an address that nobody has and nobody may have yet.
+// (An empty one would be none to bbolt, until the transaction ends.)
+var resting = []byte{0}
+
+func isResting(holder []byte) bool { return bytes.Equal(holder, resting) }
+
+// runs is a bucket as ipam.Runs.
+type runs struct{ *bbolt.Bucket }
+
+func (r runs) Floor(a netip.Addr) (first, last netip.Addr, ok bool) {
+	c := r.Cursor()
+	key := addressKey(a)
+	k, v := c.Seek(key)
+	if !bytes.Equal(k, key) {
+		k, v = c.Prev()
+		if k == nil {
+			return first, last, false
+		}
+	}
+	first, last = keyAddress(k), keyAddress(v)
+	return first, last, first.Is4() == a.Is4()
+}
+
+func (r runs) Put(first, last netip.Addr) error {
+	return r.Bucket.Put(addressKey(first), addressKey(last))
+}
+
+func (r runs) Delete(first netip.Addr) error { return r.Bucket.Delete(addressKey(first)) }
+
+// reserve records a new lease with an address of each of the sets, the host's
+// end of its link and its ports.
+func (t *tx) reserve(r *record, sets []ipam.Ranges, now time.Time) error {
+	if err := t.expire(now, 16); err != nil {
+		return err
+	}
+	if err := t.clashes(r); err != nil {
+		return err
+	}
+	wanted, err := choose(r.Attachment.IPs, sets)
+	if err != nil {
+		return err
+	}
+	for i, set := range sets {
+		a, err := t.address(set, wanted[i], now)
+		if err != nil {
+			return err
+		}
+		of, _ := set.Contains(a)
+		r.Addresses = append(r.Addresses, netip.PrefixFrom(a, of.Subnet.Bits()))
+		if err := t.take(a, r.Attachment.Sandbox); err != nil {
+			return err
+		}
+	}
+	for _, m := range plan.Mappings(r.Attachment) {
+		value, err := json.Marshal(m)
+		if err == nil {
+			err = t.ports.Put(portKey(m, r.Attachment.Sandbox), value)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return t.put(r)
+}
+
+// choose returns the wanted address of each set, the zero Addr where any will do.
+func choose(want []netip.Addr, sets []ipam.Ranges) ([]netip.Addr, error) {
+	out := make([]netip.Addr, len(sets))
+next:
+	for _, w := range want {
+		for i, set := range sets {
+			if _, ok := set.Contains(w); !ok {
+				continue
+			}
+			if out[i].IsValid() {
+				return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("addresses %v and %v are of the same range: ask for one of them", out[i], w))
+			}
+			out[i] = w
+			continue next
+		}
+		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("address %v is in no range of this network", w))
+	}
+	return out, nil
+}
+
+func (t *tx) address(set ipam.Ranges, want netip.Addr, now time.Time) (netip.Addr, error) {
+	if want.IsValid() {
+		return want, t.request(want, now)
+	}
+	key := cursorKey(set)
+	a, ok := set.Next(runs{t.runs}, keyAddress(t.meta.Get(key)))
+	if !ok {
+		return a, t.none(set, now)
+	}
+	return a, t.meta.Put(key, addressKey(a))
+}
+
+// cursorKey is where the address is recorded that was given out last.
+func cursorKey(set ipam.Ranges) []byte { return []byte("cursor/" + set[0].Subnet.String()) }
+
+// request makes a certain address free to take, or says why it isn't.
+func (t *tx) request(a netip.Addr, now time.Time) error {
+	holder := t.addresses.Get(addressKey(a))
+	if holder != nil && !isResting(holder) {
+		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("address %v is in use: %s has it", a, t.nameOf(string(holder))))
+	}
+	if holder == nil {
+		return nil
+	}
+	c := t.rests.Cursor()
+	for k, _ := c.First(); k != nil; k, _ = c.Next() {
+		until, addr := parseRest(k)
+		if addr != a {
+			continue
+		}
+		if until.After(now) {
+			return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("address %v was in use a moment ago: free again in %v", a, until.Sub(now).Round(time.Second)))
+		}
+		return t.wake(k)
+	}
+	return t.free(a)
+}
+
+// nameOf says whose a lease is.
+func (t *tx) nameOf(sandbox string) string {
+	if r := t.find(sandbox); r != nil && !r.guessed {
+		return "pod " + r.Attachment.Pod.String()
+	}
+	return "sandbox " + pod.Short(sandbox)
+}
+
+// none is the error of an exhausted set.
+func (t *tx) none(set ipam.Ranges, now time.Time) error {
+	rest, next := 0, time.Time{}
+	_ = t.rests.ForEach(func(k, _ []byte) error {
+		until, a := parseRest(k)
+		if _, ok := set.Contains(a); ok {
+			if rest++; next.IsZero() {
+				next = until
+			}
+		}
+		return nil
+	})
+	msg := fmt.Sprintf("no address is left in %v", set[0].Subnet)
+	if len(set) > 1 {
+		msg += fmt.Sprintf(" and %d more", len(set)-1)
+	}
+	if rest > 0 {
+		msg += fmt.Sprintf(": %d rest after use, the next is free in %v", rest, next.Sub(now).Round(time.Second))
+	}
+	return errdefs.ErrResourceExhausted.WithMessage(msg + ": remove pods or configure a larger subnet")
+}
+
+// exhausted returns the error that reserve would, if a set has nothing left.
+func (t *tx) exhausted(sets []ipam.Ranges, now time.Time) error {
+	if k, _ := t.rests.Cursor().First(); k != nil {
+		if until, _ := parseRest(k); !until.After(now) {
+			return nil
+		}
+	}
+	for _, set := range sets {
+		if _, ok := set.Next(runs{t.runs}, keyAddress(t.meta.Get(cursorKey(set)))); !ok {
+			return t.none(set, now)
+		}
+	}
+	return nil
+}
+
+// clashes returns an error if another sandbox has the name of the link or a port.
+func (t *tx) clashes(r *record) error {
+	prefix := r.Attachment.Sandbox[:linkDigits]
+	if k, _ := t.leases.Cursor().Seek([]byte(prefix)); k != nil && pod.Clash(string(k), r.Attachment.Sandbox) {
+		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("the link's name is that of %s: detach that first", t.nameOf(string(k))))
+	}
+	for _, m := range plan.Mappings(r.Attachment) {
+		prefix := portKey(m, "")
+		c := t.ports.Cursor()
+		for k, v := c.Seek(prefix); k != nil && bytes.HasPrefix(k, prefix); k, v = c.Next() {
+			if theirs, holder := parsePort(k, v); plan.Clash(m, theirs) {
+				return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("host port %d/%s is in use on this node: %s has it; stop that pod or use another hostPort", m.HostPort, m.Protocol, t.nameOf(holder)))
+			}
+		}
+	}
+	return nil
+}
+
+// linkDigits are those of a sandbox ID that its link's name has, see pod.Clash.
+const linkDigits = 9
+
+func portKey(m pod.PortMapping, sandbox string) []byte {
+	key := binary.BigEndian.AppendUint16(nil, m.HostPort)
+	return append(append(key, (m.Protocol+"/")...), sandbox...)
+}
+
+// parsePort reads an entry of the ports. One that can't be read whole is of all
+// addresses.
+func parsePort(key, value []byte) (m pod.PortMapping, sandbox string) {
+	if len(key) < 2 {
+		return m, ""
+	}
+	protocol, sandbox, _ := strings.Cut(string(key[2:]), "/")
+	if json.Unmarshal(value, &m) != nil {
+		m = pod.PortMapping{}
+	}
+	m.HostPort, m.Protocol = binary.BigEndian.Uint16(key), pod.Protocol(protocol)
+	return m, sandbox
+}
+
+// take gives an address to a sandbox.
+func (t *tx) take(a netip.Addr, sandbox string) error {
+	if ipam.Taken(runs{t.runs}, a) || t.addresses.Get(addressKey(a)) != nil {
+		return errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("address %v is recorded as free and as in use", a))
+	}
+	return errors.Join(t.addresses.Put(addressKey(a), []byte(sandbox)), ipam.Take(runs{t.runs}, a))
+}
+
+// free lets anybody have an address.
+func (t *tx) free(a netip.Addr) error {
+	return errors.Join(t.addresses.Delete(addressKey(a)), ipam.Free(runs{t.runs}, a))
+}
+
+// release records that an attachment is being removed.
+func (t *tx) release(r *record) error {
+	if r.Releasing > 0 {
+		return nil
+	}
+	r.Releasing = now().UnixNano()
+	return errors.Join(t.put(r), t.releasing.Put(releasingKey(r), []byte{1}))
+}
+
+func releasingKey(r *record) []byte {
+	return append(binary.BigEndian.AppendUint64(nil, uint64(r.Releasing)), r.Attachment.Sandbox...)
+}
+
+// left returns the sandboxes whose removal began before a time, and hasn't ended
+// because who was about it died.
+func (t *tx) left(before time.Time, limit int) (out []string) {
+	c := t.releasing.Cursor()
+	for k, _ := c.First(); k != nil && len(out) < limit; k, _ = c.Next() {
+		since, sandbox := parseReleasing(k)
+		if since >= before.UnixNano() {
+			break
+		}
+		out = append(out, sandbox)
+	}
+	return out
+}
+
+func parseReleasing(key []byte) (since int64, sandbox string) {
+	if len(key) <= 8 {
+		return 0, ""
+	}
+	return int64(binary.BigEndian.Uint64(key)), string(key[8:])
+}
+
+// end forgets a lease. Its addresses rest until the time is up, or are free at
+// once if that is the zero Time: then they were never used.
+func (t *tx) end(r *record, until time.Time) error {
+	var errs []error
+	for _, a := range r.addrs() {
+		if holder := t.addresses.Get(addressKey(a)); string(holder) != r.Attachment.Sandbox {
+			continue
+		}
+		if until.IsZero() {
+			errs = append(errs, t.free(a))
+			continue
+		}
+		errs = append(errs, t.addresses.Put(addressKey(a), resting), t.rests.Put(restKey(until, a), nil))
+	}
+	if r.Releasing > 0 {
+		errs = append(errs, t.releasing.Delete(releasingKey(r)))
+	}
+	return errors.Join(append(errs, t.freePorts(r), t.leases.Delete([]byte(r.Attachment.Sandbox)))...)
+}
+
+// freePorts lets others have the ports of an attachment that is cut off. It
+// forgets them: who cuts it off again must not take those of the next.
+func (t *tx) freePorts(r *record) error {
+	var errs []error
+	for _, m := range plan.Mappings(r.Attachment) {
+		errs = append(errs, t.ports.Delete(portKey(m, r.Attachment.Sandbox)))
+	}
+	r.Attachment.Ports = nil
+	return errors.Join(append(errs, t.put(r))...)
+}
+
+func restKey(until time.Time, a netip.Addr) []byte {
+	return append(binary.BigEndian.AppendUint64(nil, uint64(until.UnixNano())), addressKey(a)...)
+}
+
+func parseRest(key []byte) (until time.Time, a netip.Addr) {
+	if len(key) != 24 {
+		return until, a
+	}
+	return time.Unix(0, int64(binary.BigEndian.Uint64(key))), keyAddress(key[8:])
+}
+
+// expire frees addresses whose rest is over, a few at a time.
+func (t *tx) expire(now time.Time, limit int) error {
+	for range limit {
+		k, _ := t.rests.Cursor().First()
+		if k == nil {
+			return nil
+		}
+		if until, _ := parseRest(k); until.After(now) {
+			return nil
+		}
+		if err := t.wake(bytes.Clone(k)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wake ends a rest.
+func (t *tx) wake(key []byte) error {
+	_, a := parseRest(key)
+	err := t.rests.Delete(key)
+	if isResting(t.addresses.Get(addressKey(a))) {
+		err = errors.Join(err, t.free(a))
+	}
+	return err
+}

@@ -1,0 +1,124 @@
+package daemonless
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// One file has all locks, as ranges of its bytes: the kernel drops them with
+// the process. They belong to the open file, so that they keep goroutines of
+// one process apart too. Whoever takes several takes the whole first and the store last.
+const (
+	wholeByte = 0 // shared by those who work on one sandbox each
+	sandboxes = 2 // and behind
+	storeByte = 1
+)
+
+// scope is what a lock is for: a sandbox, or one of these.
+type scope string
+
+const (
+	wholeShared    scope = ""
+	wholeExclusive scope = "*"
+)
+
+// locked is the right to work on a network, or on one sandbox of it.
+type locked struct {
+	n    *Network
+	ctx  context.Context
+	file *os.File
+	// abandoned says that a lock is still waited for, by who closes the file.
+	abandoned bool
+}
+
+// lock waits for the right to work on a scope.
+func (n *Network) lock(ctx context.Context, s scope) (*locked, error) {
+	if err := os.MkdirAll(n.cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("network: %w", err)
+	}
+	file, err := os.OpenFile(filepath.Join(n.cfg.Dir, "lock"), os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("network: %w", err)
+	}
+	l := &locked{n: n, ctx: ctx, file: file}
+	kind := int16(unix.F_RDLCK)
+	if s == wholeExclusive {
+		kind = unix.F_WRLCK
+	}
+	err = l.take(kind, wholeByte)
+	if err == nil && s != wholeShared && s != wholeExclusive {
+		err = l.take(unix.F_WRLCK, sandboxByte(string(s)))
+	}
+	if err != nil {
+		l.release()
+		return nil, err
+	}
+	return l, nil
+}
+
+// sandboxByte is the place of a sandbox in the file. Two may share one: then
+// they wait for each other.
+func sandboxByte(id string) int64 {
+	raw, err := hex.DecodeString(id[:min(len(id), 16)])
+	if err != nil || len(raw) < 8 {
+		return sandboxes
+	}
+	return sandboxes + int64(binary.BigEndian.Uint64(raw)>>2)
+}
+
+// take waits for a lock. If the context ends first, the file is closed when the
+// lock has come, and only then: until then the kernel is at work on it.
+func (l *locked) take(kind int16, at int64) error {
+	lock := unix.Flock_t{Type: kind, Start: at, Len: 1}
+	if err := unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLK, &lock); err == nil {
+		return nil
+	}
+	done := make(chan error, 1)
+	go func() {
+		lock := unix.Flock_t{Type: kind, Start: at, Len: 1}
+		for {
+			err := unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLKW, &lock)
+			if !errors.Is(err, unix.EINTR) {
+				done <- err
+				return
+			}
+		}
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("network: lock %s: %w", l.file.Name(), err)
+		}
+		return nil
+	case <-l.ctx.Done():
+		l.abandoned = true
+		go func() {
+			<-done
+			_ = l.file.Close()
+		}()
+		return fmt.Errorf("network: wait for lock %s: %w", l.file.Name(), l.ctx.Err())
+	}
+}
+
+// try takes the lock of another sandbox, if nobody is at work on that.
+func (l *locked) try(sandbox string) bool {
+	return unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: sandboxByte(sandbox), Len: 1}) == nil
+}
+
+func (l *locked) drop(at int64) {
+	_ = unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Start: at, Len: 1})
+}
+
+// release gives all locks back.
+func (l *locked) release() {
+	if !l.abandoned {
+		_ = l.file.Close()
+	}
+}

@@ -1,0 +1,167 @@
+package preflight
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/netns/netnstest"
+	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/pod"
+)
+
+const instance = pod.Instance("be0f")
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// node is a network namespace.
+type node struct {
+	t    *testing.T
+	path string
+}
+
+func newNode(t *testing.T) node {
+	t.Helper()
+	n := node{t, t.TempDir() + "/node"}
+	netnstest.Make(t, n.path)
+	return n
+}
+
+func (n node) run(args ...string) string {
+	n.t.Helper()
+	return netnstest.Run(n.t, n.path, args...)
+}
+
+func (n node) sh(commands ...string) {
+	n.t.Helper()
+	for _, c := range commands {
+		n.run("sh", "-c", c)
+	}
+}
+
+func (n node) blockades(mode plan.Mode) (out []Blockade) {
+	n.t.Helper()
+	must(n.t, netns.Do(n.path, func() (err error) {
+		out, err = ForwardPolicy(instance, mode)
+		return err
+	}))
+	return out
+}
+
+// TestForwardPolicy sets policies as others do, and takes the cures literally.
+func TestForwardPolicy(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		setup []string
+		where []string
+	}{
+		{"nothing", nil, nil},
+		{"accept", []string{"iptables-legacy -P FORWARD ACCEPT", "nft add table ip f", "nft 'add chain ip f c { type filter hook forward priority 0; }'"}, nil},
+		{"legacy", []string{"iptables-legacy -P FORWARD DROP"}, []string{"iptables-legacy table filter, chain FORWARD"}},
+		{"legacy IPv6", []string{"ip6tables-legacy -P FORWARD DROP"}, []string{"ip6tables-legacy table filter, chain FORWARD"}},
+		{"legacy with rules of others", []string{
+			"iptables-legacy -P FORWARD DROP", "iptables-legacy -N DOCKER-USER", "iptables-legacy -A FORWARD -j DOCKER-USER",
+			"iptables-legacy -A FORWARD -i docker0 -j ACCEPT", "iptables-legacy -A FORWARD -i hk+ -p tcp -j ACCEPT",
+			"iptables-legacy -A FORWARD -i hk+ -s 10.0.0.0/8 -j ACCEPT", "iptables-legacy -A FORWARD -i hk+ -m state --state NEW -j ACCEPT",
+			"iptables-legacy -A FORWARD ! -i hk+ -j ACCEPT", "iptables-legacy -A FORWARD -o hk+ -j DROP", "iptables-legacy -A INPUT -i hk+ -j ACCEPT",
+			"iptables-legacy -A FORWARD -i hkbe0f -j ACCEPT", "iptables-legacy -A FORWARD -i hkbe0fa+ -j ACCEPT",
+		}, []string{"iptables-legacy table filter, chain FORWARD"}},
+		{"legacy, let through by a wider rule", []string{"iptables-legacy -P FORWARD DROP", "iptables-legacy -A FORWARD -i hk+ -j ACCEPT", "iptables-legacy -A FORWARD -o hk+ -j ACCEPT"}, nil},
+		{"nft", []string{"nft add table inet fw", "nft 'add chain inet fw forward { type filter hook forward priority 10; policy drop; }'"}, []string{"nftables table inet fw, chain forward"}},
+		{"nft of one family", []string{"nft add table ip6 fw", "nft 'add chain ip6 fw forward { type filter hook forward priority 0; policy drop; }'"}, []string{"nftables table ip6 fw, chain forward"}},
+		{"nft with rules of others", []string{
+			"nft add table inet fw", "nft 'add chain inet fw forward { type filter hook forward priority 0; policy drop; }'",
+			"nft add rule inet fw forward ct state established accept", "nft 'add rule inet fw forward iifname \"hk*\" tcp dport 80 accept'",
+			"nft 'add rule inet fw forward oifname \"hk*\" drop'", "nft 'add rule inet fw forward iifname != \"hk*\" accept'", "nft 'add rule inet fw forward oifname \"eth0\" accept'",
+		}, []string{"nftables table inet fw, chain forward"}},
+		{"other hooks", []string{"nft add table inet fw", "nft 'add chain inet fw in { type filter hook input priority 0; policy drop; }'", "nft 'add chain inet fw out { type filter hook output priority 0; policy drop; }'"}, nil},
+		{"iptables-nft", []string{"iptables-nft -P FORWARD DROP"}, []string{"nftables table ip filter, chain FORWARD"}},
+		{"all at once", []string{"iptables-nft -P FORWARD DROP", "iptables-legacy -P FORWARD DROP", "ip6tables-legacy -P FORWARD DROP"}, []string{
+			"nftables table ip filter, chain FORWARD", "iptables-legacy table filter, chain FORWARD", "ip6tables-legacy table filter, chain FORWARD"}},
+	} {
+		for _, mode := range []plan.Mode{plan.PTP, plan.Bridge} {
+			t.Run(fmt.Sprint(c.name, " ", mode), func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t)
+				n.sh(c.setup...)
+				before := n.run("nft", "list", "ruleset")
+				found := n.blockades(mode)
+				if after := n.run("nft", "list", "ruleset"); after != before {
+					t.Errorf("looking changed the rules:\n%s", after)
+				}
+				var where []string
+				for _, b := range found {
+					where = append(where, b.Where)
+					if !strings.HasSuffix(b.String(), " drops forwarded packets") {
+						t.Errorf("finding %q", b)
+					}
+				}
+				if fmt.Sprint(where) != fmt.Sprint(c.where) {
+					t.Errorf("found %q, want %q", where, c.where)
+				}
+				for _, b := range found {
+					n.sh(b.Cure...)
+				}
+				if left := n.blockades(mode); len(left) > 0 {
+					t.Errorf("not cured by %q: %q", found, left)
+				}
+			})
+		}
+	}
+}
+
+// TestLookingCreatesNoLegacyTable: asking the kernel for a table makes it.
+func TestLookingCreatesNoLegacyTable(t *testing.T) {
+	n := newNode(t)
+	n.blockades(plan.PTP)
+	for _, file := range []string{"ip_tables_names", "ip6_tables_names"} {
+		if got := n.run("cat", "/proc/net/"+file); got != "" {
+			t.Errorf("%s: %s", file, got)
+		}
+	}
+}
+
+func TestOverlap(t *testing.T) {
+	n := newNode(t)
+	n.sh("ip link add hkbe0f012345678 type veth peer name up0", "ip link set up0 up", "ip link set hkbe0f012345678 up",
+		"ip addr add 10.1.0.1/24 dev up0", "ip route add 10.2.0.0/16 via 10.1.0.9", "ip route add unreachable 10.3.0.0/24",
+		"ip -6 addr add fd01::1/64 dev up0 nodad", "ip route add default via 10.1.0.9", "ip route add 128.0.0.0/1 via 10.1.0.9",
+		"ip route add 10.4.0.1/32 dev hkbe0f012345678", "ip addr add 10.4.1.1/32 dev hkbe0f012345678",
+		fmt.Sprintf("ip route add unreachable 10.5.0.0/24 proto %d metric %d", plan.Protocol, uint32('h')<<24|'u'<<16|0xbe0f),
+		fmt.Sprintf("ip route add unreachable 10.6.0.0/24 proto %d metric %d", plan.Protocol, uint32('h')<<24|'u'<<16|0xbe10))
+	for subnet, want := range map[string]string{
+		"10.1.0.0/16":   "overlaps address 10.1.0.1/24 of up0",
+		"10.2.3.0/24":   "overlaps route 10.2.0.0/16 dev up0",
+		"10.0.0.0/14":   "overlaps route 10.2.0.0/16 dev up0",
+		"10.3.0.128/25": "overlaps route 10.3.0.0/24:",
+		"10.6.0.0/24":   "overlaps route 10.6.0.0/24:",
+		"fd01::/48":     "overlaps address fd01::1/64 of up0",
+		"127.0.0.0/24":  "overlaps address 127.0.0.1/8 of lo",
+		"10.4.0.0/16":   "",
+		"10.5.0.0/24":   "",
+		"200.0.0.0/24":  "",
+		"fd02::/64":     "",
+	} {
+		err := netns.Do(n.path, func() error { return Overlap(instance, "", []netip.Prefix{netip.MustParsePrefix(subnet)}) })
+		if (err != nil) != (want != "") || err != nil && (!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "pod-subnets")) {
+			t.Errorf("%s: got %v, want …%s…", subnet, err, want)
+		}
+	}
+	if err := Overlap("bad!", "", nil); err == nil {
+		t.Error("an instance that isn't one")
+	}
+}
+
+func TestPortsFreeOfProtocolsThatTheKernelLacks(t *testing.T) {
+	n := newNode(t)
+	must(t, netns.Do(n.path, func() error {
+		return PortsFree([]pod.PortMapping{{Protocol: pod.SCTP, HostPort: 80, Port: 80}, {Protocol: pod.TCP, HostIP: netip.MustParseAddr("203.0.113.9"), HostPort: 80, Port: 80}})
+	}))
+}

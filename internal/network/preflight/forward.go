@@ -1,0 +1,152 @@
+package preflight
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+
+	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// Blockade is somebody's rule set that drops what is forwarded, and with it
+// pods' traffic. In netfilter a drop is final: no table of ours could undo it.
+type Blockade struct {
+	// Where it is, for people: "nftables table ip filter, chain FORWARD" or
+	// "iptables-legacy table filter, chain FORWARD".
+	Where string
+	// Cure are the commands, line by line, that let pods' traffic pass and
+	// change nothing else.
+	Cure []string
+}
+
+// String returns the finding as one line.
+func (b Blockade) String() string { return b.Where + " drops forwarded packets" }
+
+// podLink is the link, or all whose names begin with it, by which pods' packets
+// come to be routed.
+type podLink struct {
+	name string
+	open bool
+}
+
+// within says whether a match for a link's name, or open for all that begin
+// with it, takes in every link that l stands for.
+func (l podLink) within(name string, open bool) bool {
+	if open {
+		return strings.HasPrefix(l.name, name)
+	}
+	return !l.open && l.name == name
+}
+
+// ForwardPolicy finds the chains at hook forward whose policy is drop and that
+// have no rules that accept what comes from and goes to an instance's pods. It
+// looks at nftables, which includes iptables-nft, and at legacy iptables of
+// both families.
+func ForwardPolicy(i pod.Instance, mode plan.Mode) ([]Blockade, error) {
+	link := podLink{i.HostLinkPrefix(), true}
+	if mode == plan.Bridge {
+		link = podLink{i.Bridge(), false}
+	}
+	out, err := nftForward(link)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range []legacyFamily{legacy4, legacy6} {
+		open, err := f.forwards(link)
+		if err != nil {
+			return nil, err
+		}
+		if !open {
+			out = append(out, f.blockade(link))
+		}
+	}
+	return out, nil
+}
+
+var families = map[nftables.TableFamily]string{
+	nftables.TableFamilyIPv4: "ip",
+	nftables.TableFamilyIPv6: "ip6",
+	nftables.TableFamilyINet: "inet",
+}
+
+func nftForward(link podLink) ([]Blockade, error) {
+	conn, err := nftables.New()
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	chains, err := conn.ListChains()
+	if err != nil {
+		return nil, fmt.Errorf("list nftables chains: %w", err)
+	}
+	var out []Blockade
+	for _, c := range chains {
+		family, routed := families[c.Table.Family]
+		if !routed || c.Type != nftables.ChainTypeFilter || c.Hooknum == nil || *c.Hooknum != *nftables.ChainHookForward ||
+			c.Policy == nil || *c.Policy != nftables.ChainPolicyDrop {
+			continue
+		}
+		rules, err := conn.GetRules(c.Table, c)
+		if err != nil {
+			return nil, fmt.Errorf("list nftables chain %s %s %s: %w", family, c.Table.Name, c.Name, err)
+		}
+		b := Blockade{Where: fmt.Sprintf("nftables table %s %s, chain %s", family, c.Table.Name, c.Name)}
+		for _, dir := range []expr.MetaKey{expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME} {
+			if !accepts(rules, dir, link) {
+				b.Cure = append(b.Cure, nftCure(family, c, dir, link))
+			}
+		}
+		if len(b.Cure) > 0 {
+			out = append(out, b)
+		}
+	}
+	return out, nil
+}
+
+func nftCure(family string, c *nftables.Chain, dir expr.MetaKey, link podLink) string {
+	match, name := "iifname", link.name
+	if dir == expr.MetaKeyOIFNAME {
+		match = "oifname"
+	}
+	if link.open {
+		name += "*"
+	}
+	return fmt.Sprintf("nft insert rule %s %s %s %s '\"%s\"' accept", family, c.Table.Name, c.Name, match, name)
+}
+
+// accepts says whether one of the rules accepts whatever comes by (or goes to)
+// the link, without a further condition. Counters and comments are none.
+func accepts(rules []*nftables.Rule, dir expr.MetaKey, link podLink) bool {
+	for _, r := range rules {
+		matched, other, accepted := false, false, false
+		var register uint32
+		for _, e := range r.Exprs {
+			switch e := e.(type) {
+			case *expr.Meta:
+				if e.Key != dir {
+					other = true
+				}
+				register = e.Register
+			case *expr.Cmp:
+				name := string(bytes.TrimRight(e.Data, "\x00"))
+				if e.Op == expr.CmpOpEq && e.Register == register && link.within(name, len(name) == len(e.Data)) {
+					matched = true
+				} else {
+					other = true
+				}
+			case *expr.Counter:
+			case *expr.Verdict:
+				accepted = e.Kind == expr.VerdictAccept
+			default:
+				other = true
+			}
+		}
+		if accepted && !other && matched {
+			return true
+		}
+	}
+	return false
+}

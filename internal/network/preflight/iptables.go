@@ -1,0 +1,168 @@
+package preflight
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// legacyFamily is where legacy iptables of a family keeps its tables: behind
+// socket options, laid out as in linux/netfilter_ipv4/ip_tables.h and
+// linux/netfilter_ipv6/ip6_tables.h.
+type legacyFamily struct {
+	command string
+	names   string // file in /proc/net that lists the tables
+	domain  int
+	level   int
+	entry   int // size of struct ipt_entry
+	// Offsets in the entry: of the interface names iniface, outiface (16
+	// bytes each), followed by their masks; and of target_offset, next_offset.
+	ifaces, offsets int
+}
+
+var (
+	legacy4 = legacyFamily{"iptables-legacy", "ip_tables_names", unix.AF_INET, unix.IPPROTO_IP, 112, 16, 88}
+	legacy6 = legacyFamily{"ip6tables-legacy", "ip6_tables_names", unix.AF_INET6, unix.IPPROTO_IPV6, 168, 64, 140}
+)
+
+const (
+	soGetInfo    = 64 // IPT_SO_GET_INFO and IP6T_SO_GET_INFO
+	soGetEntries = 65
+	tableName    = 32
+	hooks        = 5
+	forwardHook  = 2
+	acceptCode   = -2 // -NF_ACCEPT - 1
+)
+
+// forwards says whether the FORWARD chain lets pass what comes from and goes to
+// the link: by its policy, or by rules with no other condition. Asking for a table makes the kernel create it: that is
+// done only if it exists.
+func (f legacyFamily) forwards(link podLink) (bool, error) {
+	names, err := os.ReadFile("/proc/thread-self/net/" + f.names)
+	if errors.Is(err, os.ErrNotExist) || err == nil && !slices.Contains(strings.Fields(string(names)), "filter") {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", f.command, err)
+	}
+	chain, policy, err := f.readForward()
+	if err != nil {
+		return false, fmt.Errorf("%s: read table filter: %w", f.command, err)
+	}
+	if policy == acceptCode {
+		return true, nil
+	}
+	return f.accepts(chain, link, false) && f.accepts(chain, link, true), nil
+}
+
+func (f legacyFamily) blockade(link podLink) Blockade {
+	name := link.name
+	if link.open {
+		name += "+"
+	}
+	return Blockade{
+		Where: f.command + " table filter, chain FORWARD",
+		Cure: []string{
+			fmt.Sprintf("%s -I FORWARD -i %s -j ACCEPT", f.command, name),
+			fmt.Sprintf("%s -I FORWARD -o %s -j ACCEPT", f.command, name),
+		},
+	}
+}
+
+// readForward returns the entries of chain FORWARD, its policy's last, and the
+// policy.
+func (f legacyFamily) readForward() (chain []byte, policy int, err error) {
+	fd, err := unix.Socket(f.domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer unix.Close(fd)
+	// struct ipt_getinfo: name, valid_hooks, hook_entry[5], underflow[5],
+	// num_entries, size.
+	info := make([]byte, tableName+4*(1+2*hooks+2))
+	copy(info, "filter")
+	if err := f.get(fd, soGetInfo, info); err != nil {
+		return nil, 0, err
+	}
+	word := func(i int) int { return int(binary.NativeEndian.Uint32(info[tableName+4*i:])) }
+	begin, end, size := word(1+forwardHook), word(1+hooks+forwardHook), word(1+2*hooks+1)
+	// struct ipt_get_entries: name, size, entries aligned to 8.
+	const header = tableName + 8
+	table := make([]byte, header+size)
+	copy(table, "filter")
+	binary.NativeEndian.PutUint32(table[tableName:], uint32(size))
+	if err := f.get(fd, soGetEntries, table); err != nil {
+		return nil, 0, err // EAGAIN: it was changed just now
+	}
+	entries := table[header:]
+	if begin > end || end+f.entry > len(entries) {
+		return nil, 0, fmt.Errorf("chain FORWARD at %d to %d of %d bytes", begin, end, len(entries))
+	}
+	policy, ok := f.verdict(entries[end:])
+	if !ok {
+		return nil, 0, errors.New("chain FORWARD has no policy")
+	}
+	return entries[begin:end], policy, nil
+}
+
+func (f legacyFamily) get(fd, option int, buf []byte) error {
+	size := uint32(len(buf))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(f.level), uintptr(option),
+		uintptr(unsafe.Pointer(&buf[0])), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// verdict returns the verdict of an entry whose target is a standard one:
+// struct xt_entry_target with an empty name, then the verdict.
+func (f legacyFamily) verdict(entry []byte) (int, bool) {
+	at := int(binary.NativeEndian.Uint16(entry[f.offsets:]))
+	const name, data = 2, 32
+	if len(entry) < at+data+4 || entry[at+name] != 0 {
+		return 0, false
+	}
+	return int(int32(binary.NativeEndian.Uint32(entry[at+data:]))), true
+}
+
+// accepts says whether one of the entries accepts all that comes by (or goes
+// out by) the link.
+func (f legacyFamily) accepts(chain []byte, link podLink, out bool) bool {
+	for len(chain) >= f.entry {
+		next := int(binary.NativeEndian.Uint16(chain[f.offsets+2:]))
+		if next < f.entry || next > len(chain) {
+			return false
+		}
+		entry := chain[:next]
+		chain = chain[next:]
+		target := int(binary.NativeEndian.Uint16(entry[f.offsets:]))
+		if v, ok := f.verdict(entry); !ok || v != acceptCode || target != f.entry {
+			continue // another verdict, or it has matches
+		}
+		// Apart from one interface, everything before the offsets is zero in an
+		// entry without conditions.
+		rest := slices.Clone(entry[:f.offsets-4])
+		ifname, mask := f.ifaces, f.ifaces+2*unix.IFNAMSIZ
+		if out {
+			ifname, mask = ifname+unix.IFNAMSIZ, mask+unix.IFNAMSIZ
+		}
+		name := unix.ByteSliceToString(entry[ifname : ifname+unix.IFNAMSIZ])
+		masked := 0
+		for masked < unix.IFNAMSIZ && entry[mask+masked] == 0xff {
+			masked++
+		}
+		clear(rest[ifname : ifname+unix.IFNAMSIZ])
+		clear(rest[mask : mask+unix.IFNAMSIZ])
+		if slices.Max(rest) == 0 && name != "" && link.within(name[:min(len(name), masked)], masked <= len(name)) {
+			return true
+		}
+	}
+	return false
+}

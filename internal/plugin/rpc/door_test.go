@@ -1,0 +1,160 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type word struct {
+	Say string `json:"say"`
+}
+
+// open serves a socket: requests by handle, all else by echoing a line.
+func open(t *testing.T, handle Handler[word]) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "sock")
+	below, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	l := Split(below, func(c net.Conn) {
+		serving.Add(1)
+		defer serving.Done()
+		Serve(t.Context(), c, handle)
+	})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.Copy(c, c)
+				_ = c.Close()
+			}()
+		}
+	}()
+	t.Cleanup(func() { _ = l.Close(); <-done; serving.Wait() })
+	return path
+}
+
+func TestOneSocketIsTwoDoors(t *testing.T) {
+	path := open(t, func(_ context.Context, a word, stdin []byte) ([]byte, error) {
+		switch a.Say {
+		case "known":
+			return nil, types.NewError(types.ErrIOFailure, "a disk", "is full")
+		case "unknown":
+			return nil, errors.New("something")
+		}
+		return append([]byte(a.Say+" "), stdin...), nil
+	})
+	if out, err := Call(t.Context(), path, word{"hello"}, []byte("{\n}")); err != nil || string(out) != "hello {\n}" {
+		t.Errorf("got %q, %v", out, err)
+	}
+	for say, want := range map[string]uint{"known": types.ErrIOFailure, "unknown": types.ErrInternal} {
+		_, err := Call(t.Context(), path, word{say}, nil)
+		var e *types.Error
+		if !errors.As(err, &e) || e.Code != want {
+			t.Errorf("%s: %v", say, err)
+		}
+	}
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprint(c, "PRI * HTTP/2.0")
+	got := make([]byte, 14)
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != "PRI * HTTP/2.0" {
+		t.Errorf("the other door answers %q, %v", got, err)
+	}
+}
+
+func TestGarbage(t *testing.T) {
+	path := open(t, func(context.Context, word, []byte) ([]byte, error) {
+		t.Error("garbage is handled")
+		return nil, nil
+	})
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprint(c, "{garbage\n")
+	answer, err := io.ReadAll(c)
+	if err != nil || !strings.Contains(string(answer), `"code":6`) {
+		t.Errorf("got %s, %v", answer, err)
+	}
+}
+
+// TestAway: a daemon that isn't there, or dies over a call, means "try again".
+func TestAway(t *testing.T) {
+	_, err := Call(t.Context(), filepath.Join(t.TempDir(), "none"), word{}, nil)
+	tryAgain(t, err)
+	path := filepath.Join(t.TempDir(), "sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		if c, err := l.Accept(); err == nil {
+			_, _ = c.Read(make([]byte, 10))
+			_ = c.Close()
+		}
+	}()
+	_, err = Call(t.Context(), path, word{"hello"}, nil)
+	tryAgain(t, err)
+}
+
+func tryAgain(t *testing.T, err error) {
+	t.Helper()
+	var e *types.Error
+	if !errors.As(err, &e) || e.Code != types.ErrTryAgainLater || !strings.Contains(e.Msg, "huskd doesn't answer at") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestHangUp: the work for a caller that is gone is told so.
+func TestHangUp(t *testing.T) {
+	told := make(chan struct{})
+	began := make(chan struct{})
+	path := open(t, func(ctx context.Context, _ word, _ []byte) ([]byte, error) {
+		close(began)
+		select {
+		case <-ctx.Done():
+			close(told)
+		case <-time.After(10 * time.Second):
+		}
+		return nil, ctx.Err()
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-began
+		cancel()
+	}()
+	if _, err := Call(ctx, path, word{}, nil); err == nil {
+		t.Error("no error")
+	}
+	select {
+	case <-told:
+	case <-time.After(10 * time.Second):
+		t.Error("the handler isn't told")
+	}
+}

@@ -1,0 +1,92 @@
+package rpc
+
+import (
+	"net"
+	"sync"
+	"time"
+)
+
+// Split returns a listener for what comes by l, but for the connections that
+// begin with a request: those are given to serve, each in a goroutine of its
+// own. So one socket is a door for gRPC and for husk-cni.
+func Split(l net.Listener, serve func(net.Conn)) net.Listener {
+	s := &splitter{Listener: l, serve: serve, others: make(chan net.Conn), failed: make(chan error, 1), closed: make(chan struct{})}
+	go s.run()
+	return s
+}
+
+type splitter struct {
+	net.Listener
+	serve  func(net.Conn)
+	others chan net.Conn
+	failed chan error
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (s *splitter) run() {
+	for {
+		conn, err := s.Listener.Accept()
+		if err != nil {
+			s.failed <- err
+			return
+		}
+		go s.sort(conn)
+	}
+}
+
+// sort looks at the first byte of a connection: JSON begins with a brace, HTTP/2
+// with a letter.
+func (s *splitter) sort(conn net.Conn) {
+	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	var first [1]byte
+	if _, err := conn.Read(first[:]); err != nil {
+		_ = conn.Close()
+		return
+	}
+	_ = conn.SetReadDeadline(time.Time{})
+	conn = &unread{Conn: conn, first: first[:]}
+	if first[0] == '{' {
+		s.serve(conn)
+		return
+	}
+	select {
+	case s.others <- conn:
+	case <-s.closed:
+		_ = conn.Close()
+	}
+}
+
+// Accept waits for the next connection that isn't a request.
+func (s *splitter) Accept() (net.Conn, error) {
+	select {
+	case conn := <-s.others:
+		return conn, nil
+	case err := <-s.failed:
+		s.failed <- err // and the next one gets it too
+		return nil, err
+	case <-s.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close closes the listener below.
+func (s *splitter) Close() error {
+	s.once.Do(func() { close(s.closed) })
+	return s.Listener.Close()
+}
+
+// unread is a connection that gives back what was read of it.
+type unread struct {
+	net.Conn
+	first []byte
+}
+
+func (u *unread) Read(p []byte) (int, error) {
+	if len(u.first) == 0 {
+		return u.Conn.Read(p)
+	}
+	n := copy(p, u.first)
+	u.first = u.first[n:]
+	return n, nil
+}
