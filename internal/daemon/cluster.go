@@ -111,7 +111,7 @@ func (m *membership) openDoor() (*kubeletapi.Server, error) {
 		}
 	}
 	used := nodestats.Source{
-		Node: nodeName(m.cfg), Pods: m.agent.List, Meter: stats.New(m.facts.Cgroup, m.inside), Cgroup: m.sandboxes.Cgroup,
+		Node: nodeName(m.cfg), Pods: m.agent.List, Meter: m.usage, Cgroup: m.sandboxes.Cgroup,
 		Layer: m.containers.Layer, EmptyDir: m.volumes().EmptyDir, Images: m.images.Usage, Root: m.cfg.Root, Booted: stats.Booted(),
 	}
 	return kubeletapi.New(kubeletapi.Config{

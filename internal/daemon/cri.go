@@ -9,7 +9,6 @@ import (
 	"github.com/huskd/husk/internal/cni/conf"
 	"github.com/huskd/husk/internal/config"
 	"github.com/huskd/husk/internal/cri"
-	"github.com/huskd/husk/internal/stats"
 	"github.com/huskd/husk/internal/stream"
 )
 
@@ -29,7 +28,7 @@ func (d *daemon) serveCRI(server *grpc.Server) (err error) {
 	}
 	cri.Register(server, cri.Config{
 		Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images, Events: &d.events,
-		Meter: stats.New(d.facts.Cgroup, d.inside), Streams: d.streams,
+		Meter: d.usage, Streams: d.streams,
 		NetworkReady:  d.cni.Status,
 		Networks:      func() cri.Networks { return networksOf(d.cni.Networks(), d.cfg.Plugins) },
 		SetRanges:     d.cni.SetRanges,

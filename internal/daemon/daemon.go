@@ -87,6 +87,7 @@ type upkeep struct {
 	cgroups *cgroup.Classes
 	classes *resourceclass.Classes
 	orphans map[string]error // directories of pods that stay, and why
+	usage   *stats.Meter     // one for all who ask, as it caches what it reads
 }
 
 // Run runs huskd until ctx ends. Pods run on after that.
@@ -122,6 +123,7 @@ func Run(ctx context.Context, cfg config.Config) error {
 func (d *daemon) open(ctx context.Context) error {
 	d.measure()
 	d.facts = host.Probe(d.cfg.Root)
+	d.usage = stats.New(d.facts.Cgroup, d.inside)
 	var damaged []journal.Damage
 	var err error
 	if err = d.trace(ctx); err != nil {
@@ -278,7 +280,7 @@ func (d *daemon) serve(ctx context.Context, socket listener) error {
 	}
 	api.Register(server, api.Config{
 		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images, Networks: networks{d},
-		Meter: meter{stats.New(d.facts.Cgroup, d.inside)}, Dial: d.dial,
+		Meter: meter{d.usage}, Dial: d.dial,
 		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), End: end,
 	})
 	if err := d.serveCRI(server); err != nil {
