@@ -7,7 +7,7 @@
 // A Tree is one cgroup and all below it. Paths are those of the runtime spec's
 // linux.cgroupsPath: absolute, the same in each hierarchy. Nothing outside the
 // tree is ever written to, except that on v2 the ancestors must hand the
-// controllers down, and that a Hastener moves this process to where it is.
+// controllers down, and that a Prewarmer moves this process to where it is.
 package cgroup
 
 import (

@@ -109,9 +109,9 @@ type Config struct {
 	// Classes, if set, returns the limits of the classes that annotations of a
 	// container and of its pod name.
 	Classes func(container string, own, pod map[string]string) (*specs.LinuxBlockIO, *specs.LinuxIntelRdt, error)
-	// Coming, if set, is called as soon as a process is known to come, and what it
-	// returns once that is there. Neither may block.
-	Coming func() (there func())
+	// Prewarm, if set, is called as soon as a process is requested, and the function that it
+	// returns once the process exists. Neither may block. See cgroup.Prewarmer.
+	Prewarm func() (stop func())
 	// Changed is told of every change of a container's state. It must not block.
 	Changed func(Status)
 	// Stepped, if set, is told of every action, and how it failed if it did.
@@ -170,8 +170,8 @@ const creations = 4
 // New returns the owner of the containers recorded in the journal, which Load
 // reads.
 func New(cfg Config) *Service {
-	if cfg.Coming == nil {
-		cfg.Coming = func() func() { return func() {} }
+	if cfg.Prewarm == nil {
+		cfg.Prewarm = func() func() { return func() {} }
 	}
 	if cfg.Mounts == nil {
 		cfg.Mounts = overlays{}
@@ -206,9 +206,9 @@ func (s *Service) Create(ctx context.Context, sandbox string, config *runtimeapi
 		return Status{}, err
 	}
 	if fresh {
-		there := s.cfg.Coming()
+		stop := s.cfg.Prewarm()
 		s.background.Go(func() {
-			defer there()
+			defer stop()
 			b.create(ctx)
 		})
 	}
@@ -321,7 +321,7 @@ func (s *Service) Exec(ctx context.Context, e oci.Exec) (int, error) {
 	if _, err := s.running(e.ID); err != nil {
 		return 0, err
 	}
-	defer s.cfg.Coming()()
+	defer s.cfg.Prewarm()()
 	return s.cfg.Sessions.Exec(ctx, e)
 }
 

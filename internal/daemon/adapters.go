@@ -121,10 +121,10 @@ func (d *daemon) createCgroup(path string, r *runtimeapi.LinuxContainerResources
 func (d *daemon) knowCgroups() {
 	for _, st := range d.sandboxes.List() {
 		if st.State != sandboxstate.Stopped && st.State != sandboxstate.Removing {
-			d.cgroups.Know(d.sandboxes.Cgroup(st), uint64(st.Config.GetLinux().GetResources().GetCpuShares()))
+			d.cgroups.Adopt(d.sandboxes.Cgroup(st), uint64(st.Config.GetLinux().GetResources().GetCpuShares()))
 		}
 	}
-	d.cgroups.Tidy(pod.Classes...)
+	d.cgroups.RemoveEmpty(pod.Classes...)
 }
 
 // attend answers husk-cni, which comes to the same socket as everybody. What is

@@ -84,7 +84,7 @@ type daemon struct {
 
 // upkeep is what keeps pods, and what they leave, in bounds.
 type upkeep struct {
-	cgroups *cgroup.Classes
+	cgroups *cgroup.QoSTree
 	classes *resourceclass.Classes
 	orphans map[string]error // directories of pods that stay, and why
 	usage   *stats.Meter     // one for all who ask, as it caches what it reads
@@ -148,7 +148,7 @@ func (d *daemon) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.cgroups = cgroup.NewClasses(tree)
+	d.cgroups = cgroup.NewQoSTree(tree)
 	subnets, err := d.cfg.Prefixes()
 	if err != nil {
 		return err
@@ -203,7 +203,7 @@ func (d *daemon) wire() {
 		Runtime: driver, Sessions: driver, Limiter: driver, Images: images{d.images}, Sandboxes: sandboxes{d}, Hooks: containers,
 		Host: d.facts, Limits: spec.Limits{Pids: int64(d.cfg.PidsLimit)}, Log: d.log,
 		Checkpoints: checkpoints{driver, d.cfg.RestoreCheckpoints}, Classes: d.classes.Limits, Relabel: selinux.Policy{}.Relabel,
-		Coming: cgroup.NewHastener(d.facts.Cgroup).Begin,
+		Prewarm: cgroup.NewPrewarmer(d.facts.Cgroup).Start,
 		Changed: func(st container.Status) {
 			d.agent.ContainerChanged(st)
 			d.events.Container(st)

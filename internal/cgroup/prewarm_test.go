@@ -9,39 +9,38 @@ import (
 	"github.com/huskd/husk/internal/hosttest"
 )
 
-func TestOwn(t *testing.T) {
+func TestOwnCgroup(t *testing.T) {
 	t.Parallel()
 	const table = "12:pids:/one\n4:cpu,cpuacct:/a:b/c\n3:freezer:/../other\n2:memory:/gone (deleted)\n1:name=systemd:/s\n0::/u\nnonsense\n"
 	for controller, want := range map[string]string{
 		"pids": "/one", "cpuacct": "/a:b/c", "": "/u", "freezer": "", "memory": "/gone (deleted)", "blkio": "", "cp": "",
 	} {
-		if got, ok := own(table, controller); got != want || ok != (want != "") {
-			t.Errorf("%q is in %q, %v: want %q", controller, got, ok, want)
+		if got, ok := ownCgroup(table, controller); got != want || ok != (want != "") {
+			t.Errorf("cgroup of controller %q is %q, %v; want %q", controller, got, ok, want)
 		}
 	}
 }
 
-// TestHasten: the hastener leaves this process where it is. It stops when nobody
-// waits any more, or when it was too long, and can be used again; also where
-// there is nothing to do.
-func TestHasten(t *testing.T) {
+// TestPrewarmer checks that this process stays in its cgroup, that the loop ends after the last
+// stop or after warmLimit, and that it can be started again; also on a host without cgroups.
+func TestPrewarmer(t *testing.T) {
 	hosttest.Root(t)
 	before := table(t)
 	for _, c := range []host.Cgroup{host.Probe("/").Cgroup, {}} {
-		h := NewHastener(c)
+		p := NewPrewarmer(c)
 		for range 3 {
-			h.Begin()
-			h.Begin()()
-			runs := func() bool { h.mu.Lock(); defer h.mu.Unlock(); return h.busy }
-			for end := time.Now().Add(10 * time.Second); runs(); time.Sleep(time.Millisecond) {
+			p.Start()
+			p.Start()()
+			running := func() bool { p.mu.Lock(); defer p.mu.Unlock(); return p.running }
+			for end := time.Now().Add(10 * time.Second); running(); time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
-					t.Fatal("it doesn't end")
+					t.Fatal("the loop still runs after 10 s")
 				}
 			}
 		}
 	}
 	if after := table(t); after != before {
-		t.Errorf("this process is in %s, and was in %s", after, before)
+		t.Errorf("this process was moved from %s to %s", before, after)
 	}
 }
 

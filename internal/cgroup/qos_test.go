@@ -11,8 +11,8 @@ import (
 	"github.com/huskd/husk/internal/hosttest"
 )
 
-// TestClasses: a class weighs what its pods do, and goes with the last of them.
-func TestClasses(t *testing.T) {
+// TestQoSTree checks that a class has the weight of its pods and is removed with the last one.
+func TestQoSTree(t *testing.T) {
 	hosttest.Root(t)
 	h := host.Probe("/").Cgroup
 	tree := newTree(t, h)
@@ -27,25 +27,25 @@ func TestClasses(t *testing.T) {
 	want := func(cgroup string, shares uint64) {
 		t.Helper()
 		got := weightOf(tree.Root() + cgroup)
-		spelt := fmt.Sprint(shares)
+		wanted := fmt.Sprint(shares)
 		switch {
 		case shares == 0:
-			spelt = ""
+			wanted = ""
 		case h.Mode.Unified():
-			spelt = fmt.Sprint(weight(shares))
+			wanted = fmt.Sprint(weight(shares))
 		}
-		if got != spelt {
-			t.Errorf("%s weighs %q, want %q", cgroup, got, spelt)
+		if got != wanted {
+			t.Errorf("weight of %s is %q, want %q", cgroup, got, wanted)
 		}
 	}
-	c := NewClasses(tree)
+	c := NewQoSTree(tree)
 	create := func(cgroup string, shares uint64) {
 		t.Helper()
 		if err := c.Create(tree.Root()+cgroup, Limits{CPUShares: shares}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	remove := func(c *Classes, cgroup string) {
+	remove := func(c *QoSTree, cgroup string) {
 		t.Helper()
 		if err := c.Remove(t.Context(), tree.Root()+cgroup); err != nil {
 			t.Fatal(err)
@@ -60,9 +60,9 @@ func TestClasses(t *testing.T) {
 	want("/burstable", 1536)
 	want("/burstable/pod-a", 512)
 	want("/besteffort", 2)
-	create("/burstable/pod-a", 256) // it was resized
+	create("/burstable/pod-a", 256) // resized
 	want("/burstable", 1280)
-	create("/burstable/pod-a", 0) // and something else of it
+	create("/burstable/pod-a", 0) // a change of other limits only
 	want("/burstable", 1280)
 	remove(c, "/burstable/pod-b")
 	want("/burstable", 256)
@@ -71,18 +71,18 @@ func TestClasses(t *testing.T) {
 	remove(c, "/besteffort/pod-d")
 	want("/besteffort", 0)
 
-	// Another process takes over.
-	c = NewClasses(tree)
-	c.Know(tree.Root()+"/burstable/pod-a", 256)
-	c.Know(tree.Root()+"/pod-guaranteed", 2048)
+	// After a restart the pods are adopted.
+	c = NewQoSTree(tree)
+	c.Adopt(tree.Root()+"/burstable/pod-a", 256)
+	c.Adopt(tree.Root()+"/pod-guaranteed", 2048)
 	create("/burstable/pod-e", 1024)
 	want("/burstable", 1280)
-	// One that knows nothing takes nothing away, but what is empty.
+	// Without adopted pods, only empty classes are removed.
 	if err := tree.Create(tree.Root()+"/besteffort", Limits{}); err != nil {
 		t.Fatal(err)
 	}
-	c = NewClasses(tree)
-	c.Tidy("burstable", "besteffort", "none")
+	c = NewQoSTree(tree)
+	c.RemoveEmpty("burstable", "besteffort", "none")
 	want("/burstable/pod-e", 1024)
 	want("/besteffort", 0)
 	remove(c, "/burstable/pod-e")
@@ -91,9 +91,9 @@ func TestClasses(t *testing.T) {
 	want("/burstable", 0)
 	remove(c, "/pod-guaranteed")
 	if left, err := tree.List(); err != nil || len(left) > 0 {
-		t.Errorf("left are %v, %v", left, err)
+		t.Errorf("cgroups left: %v, %v", left, err)
 	}
 	if err := c.Create("/elsewhere/pod", Limits{}); err == nil {
-		t.Error("a cgroup that isn't ours was made")
+		t.Error("created a cgroup outside of the tree")
 	}
 }
