@@ -241,9 +241,9 @@ func (h *Host) pay(ctx context.Context, r *record, within time.Duration) error {
 	stop := context.AfterFunc(h.closing, cancel)
 	defer stop()
 	undo := debt
-	undo.Attachment.Netns = h.spare.find(r.Attachment)
+	undo.Attachment.Netns = h.retained.find(r.Attachment)
 	if err := h.plugins.del(ctx, &undo); err != nil {
-		if err := h.spare.keep(r.Attachment); err != nil {
+		if err := h.retained.keep(r.Attachment); err != nil {
 			h.cfg.Log.Warn("cni: what is owed may not find its network namespace", "sandbox", pod.Short(r.Attachment.Sandbox), "error", err)
 		}
 		debt.Tries++
@@ -259,7 +259,7 @@ func (h *Host) pay(ctx context.Context, r *record, within time.Duration) error {
 	crashpoint.Hit("cni.deleted")
 	var err error
 	if sandbox := r.Attachment.Sandbox; len(h.of(sandbox)) == 1 { // it was the last one
-		err = h.spare.release(sandbox)
+		err = h.retained.release(sandbox)
 	}
 	return errors.Join(err, h.forget(&debt))
 }

@@ -84,11 +84,11 @@ const DefaultTimeout = 90 * time.Second
 
 // Host is the owner. Its methods may be called concurrently.
 type Host struct {
-	cfg     Config
-	plugins *plugins
-	spare   spare
-	watch   *conf.Watch // nil without ConfDir
-	records journal.Table[record]
+	cfg      Config
+	plugins  *plugins
+	retained retained
+	watch    *conf.Watch // nil without ConfDir
+	records  journal.Table[record]
 
 	mu          sync.Mutex
 	attachments map[string]*record // by key; a value isn't changed once in it
@@ -148,7 +148,7 @@ func New(cfg Config) (*Host, []error) {
 	h := &Host{
 		cfg:         cfg,
 		records:     journal.NewTable[record](cfg.Journal, "cni"),
-		spare:       spare(filepath.Join(cfg.State, "cni")),
+		retained:    retained(filepath.Join(cfg.State, "cni")),
 		attachments: map[string]*record{},
 		ranges:      cfg.loadRanges(),
 		wake:        make(chan struct{}, 1),

@@ -69,7 +69,7 @@ func (h *Host) Reconcile(ctx context.Context, live []pod.Attachment) error {
 			builtin = append(builtin, a)
 		}
 	}
-	errs = append(errs, h.spare.sweep(func(sandbox string) bool { return len(h.of(sandbox)) > 0 }), h.cfg.Builtin.Reconcile(ctx, builtin))
+	errs = append(errs, h.retained.sweep(func(sandbox string) bool { return len(h.of(sandbox)) > 0 }), h.cfg.Builtin.Reconcile(ctx, builtin))
 	h.background.Go(h.payDebts)
 	h.background.Go(func() { h.examine(kept) })
 	h.background.Go(h.collect)

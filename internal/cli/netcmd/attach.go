@@ -13,7 +13,7 @@ import (
 )
 
 // on makes a command about a network and a namespace.
-func (t *tool) on(cmd *cobra.Command, gone bool, do func(context.Context, *cni.ByHand, cni.Order) error) *cobra.Command {
+func (t *tool) on(cmd *cobra.Command, gone bool, do func(context.Context, *cni.Standalone, cni.Target) error) *cobra.Command {
 	var o order
 	o.flags(cmd)
 	cmd.Args = t.Takes(2, 2, "NETWORK and NETNS")
@@ -30,7 +30,7 @@ func (t *tool) on(cmd *cobra.Command, gone bool, do func(context.Context, *cni.B
 		if err != nil {
 			return err
 		}
-		return t.with(cmd.Context(), func(b *cni.ByHand) error { return do(cmd.Context(), b, order) })
+		return t.with(cmd.Context(), func(b *cni.Standalone) error { return do(cmd.Context(), b, order) })
 	}
 	return cmd
 }
@@ -42,7 +42,7 @@ func (t *tool) add() *cobra.Command {
 		Example: `husk net add web testing
 husk net add web /run/netns/testing --ifname net1 --args "IP=10.1.2.3"
 husk net add web 4711 --cap 'portMappings=[{"hostPort":80,"containerPort":80}]'`,
-	}, false, func(ctx context.Context, b *cni.ByHand, o cni.Order) error {
+	}, false, func(ctx context.Context, b *cni.Standalone, o cni.Target) error {
 		result, err := b.Add(ctx, o)
 		if err != nil {
 			return err
@@ -57,7 +57,7 @@ func (t *tool) del() *cobra.Command {
 		Short: "Detach a namespace, which may be gone, from a network.",
 		Example: `husk net del web testing
 husk net del web /run/netns/testing --ifname net1`,
-	}, true, func(ctx context.Context, b *cni.ByHand, o cni.Order) error { return b.Del(ctx, o) })
+	}, true, func(ctx context.Context, b *cni.Standalone, o cni.Target) error { return b.Del(ctx, o) })
 }
 
 func (t *tool) check() *cobra.Command {
@@ -66,7 +66,7 @@ func (t *tool) check() *cobra.Command {
 		Short: "Check that an attachment is as it was made.",
 		Example: `husk net check web testing
 husk net check web testing --ifname net1`,
-	}, false, func(ctx context.Context, b *cni.ByHand, o cni.Order) error { return b.Check(ctx, o) })
+	}, false, func(ctx context.Context, b *cni.Standalone, o cni.Target) error { return b.Check(ctx, o) })
 }
 
 func (t *tool) explain() *cobra.Command {
@@ -76,7 +76,7 @@ func (t *tool) explain() *cobra.Command {
 		Short: "Show what would be run, and run nothing.",
 		Example: `husk net explain web testing
 husk net explain web testing --operation DEL`,
-	}, true, func(_ context.Context, b *cni.ByHand, o cni.Order) error {
+	}, true, func(_ context.Context, b *cni.Standalone, o cni.Target) error {
 		if ops := []string{"ADD", "DEL", "CHECK"}; !slices.Contains(ops, op) {
 			return fmt.Errorf("--operation: %q is none of %s", op, strings.Join(ops, ", "))
 		}

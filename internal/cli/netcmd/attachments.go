@@ -34,7 +34,7 @@ type Huskd interface {
 }
 
 // byHand returns what was attached by hand, or what of it is owed.
-func byHand(b *cni.ByHand, owed bool) []Attachment {
+func byHand(b *cni.Standalone, owed bool) []Attachment {
 	list := []Attachment{}
 	for _, a := range b.Attachments() {
 		if a.Owed() || !owed {
@@ -77,7 +77,7 @@ husk net attachments -o json`,
 	}
 	show := t.Shows(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return t.with(cmd.Context(), func(b *cni.ByHand) error {
+		return t.with(cmd.Context(), func(b *cni.Standalone) error {
 			list := append(byHand(b, false), t.ofPods(cmd.Context(), false)...)
 			return show(list, func() *render.Table {
 				table := render.NewTable("NETWORK", "NETNS", "INTERFACE", "POD", "CONTAINER")
@@ -108,7 +108,7 @@ husk net debts --retry`,
 	show := t.Shows(cmd)
 	cmd.Flags().BoolVar(&retry, "retry", false, "try to detach it now")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return t.with(cmd.Context(), func(b *cni.ByHand) error {
+		return t.with(cmd.Context(), func(b *cni.Standalone) error {
 			var failed []error
 			pods := t.ofPods(cmd.Context(), true)
 			if retry {

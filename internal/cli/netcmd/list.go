@@ -32,7 +32,7 @@ husk net ls --conf-dir /tmp/net.d -o json`,
 	}
 	show := t.Shows(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return t.with(cmd.Context(), func(b *cni.ByHand) error {
+		return t.with(cmd.Context(), func(b *cni.Standalone) error {
 			now := b.Networks()
 			list := []network{}
 			for _, n := range now.Networks {
@@ -72,7 +72,7 @@ func (t *tool) validate() *cobra.Command {
 husk net validate new.conflist --bin-dir /tmp/bin`,
 		Args: t.Takes(1, 1, "a FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return t.with(cmd.Context(), func(b *cni.ByHand) error {
+			return t.with(cmd.Context(), func(b *cni.Standalone) error {
 				list, err := b.Validate(args[0])
 				if err != nil {
 					return fmt.Errorf("%s: %w", args[0], err)
@@ -93,7 +93,7 @@ husk net status web --conf-dir /tmp/net.d`,
 		Args:              t.Takes(1, 1, "a NETWORK"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return t.with(cmd.Context(), func(b *cni.ByHand) error { return b.Status(cmd.Context(), args[0]) })
+			return t.with(cmd.Context(), func(b *cni.Standalone) error { return b.Status(cmd.Context(), args[0]) })
 		},
 	}
 }
@@ -109,7 +109,7 @@ husk net version web -o json`,
 	}
 	show := t.Shows(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return t.with(cmd.Context(), func(b *cni.ByHand) error {
+		return t.with(cmd.Context(), func(b *cni.Standalone) error {
 			list, err := b.Versions(args[0])
 			if err != nil {
 				return err
@@ -155,7 +155,7 @@ husk net gc web --keep-none`,
 			}
 			valid = append(valid, types.GCAttachment{ContainerID: id, IfName: ifName})
 		}
-		return t.with(cmd.Context(), func(b *cni.ByHand) error { return b.GC(cmd.Context(), args[0], valid) })
+		return t.with(cmd.Context(), func(b *cni.Standalone) error { return b.GC(cmd.Context(), args[0], valid) })
 	}
 	return cmd
 }

@@ -75,13 +75,13 @@ husk net explain web testing`,
 const lockTime = 10 * time.Second
 
 // with opens the tool for one operation.
-func (t *tool) with(ctx context.Context, do func(*cni.ByHand) error) error {
+func (t *tool) with(ctx context.Context, do func(*cni.Standalone) error) error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("plugins make links and rules: root is needed, try sudo husk")
 	}
 	bounded, cancel := context.WithTimeout(ctx, lockTime)
 	defer cancel()
-	b, err := cni.OpenByHand(bounded, filepath.Join(t.state, "journal"), cni.Config{
+	b, err := cni.OpenStandalone(bounded, filepath.Join(t.state, "journal"), cni.Config{
 		Instance: "hand", State: t.state, ConfDir: t.conf, BinDirs: t.bin,
 		Log: slog.New(slog.DiscardHandler), // errors tell it all
 	})
@@ -106,8 +106,8 @@ func (o *order) flags(cmd *cobra.Command) {
 }
 
 // of returns the order for the arguments NETWORK and NETNS.
-func (o *order) of(network, path string) (cni.Order, error) {
-	out := cni.Order{Network: network, Netns: path, IfName: o.ifName, Caps: map[string]json.RawMessage{}}
+func (o *order) of(network, path string) (cni.Target, error) {
+	out := cni.Target{Network: network, Netns: path, IfName: o.ifName, Caps: map[string]json.RawMessage{}}
 	for pair := range strings.SplitSeq(o.args, ";") {
 		if pair == "" {
 			continue
