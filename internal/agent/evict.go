@@ -52,7 +52,7 @@ func (w care) recover() {
 		return
 	}
 	anew := w.rec.Pod.Spec.RestartPolicy == corev1.RestartPolicyAlways && !strings.HasPrefix(w.rec.Source, string(source.API))
-	if anew && w.spec().Want == podplan.Run && !time.Now().Before(e.At.Add(podplan.Pause)) {
+	if anew && w.spec().Want == podplan.Run && !time.Now().Before(e.At.Add(podplan.EvictionBackoff)) {
 		w.end(emptying, func(context.Context) error { return w.want(podplan.Run, nil) })
 	}
 }

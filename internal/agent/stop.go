@@ -22,7 +22,7 @@ type preStop struct {
 // stopContainer begins to stop a container, or hurries the stop. The caller
 // holds w.mu.
 func (w care) stopContainer(do podplan.StopContainer) {
-	if h := w.health(do.ID); h.Doomed() && w.underWay.deadlines[do.ID].IsZero() {
+	if h := w.health(do.ID); h.MustStop() && w.underWay.deadlines[do.ID].IsZero() {
 		w.tell(true, w.nameOf(do.ID), "Killing", h.Message+": it is stopped")
 		w.a.cfg.Log.Warn("agent: stopping a container", "pod", nameOf(w.manifest), "id", do.ID, "because", h.Message)
 	}
@@ -81,7 +81,7 @@ func (w care) afterHook(id string, hook *preStop) time.Duration {
 	if hook.kill {
 		return 0
 	}
-	grace := max(time.Until(w.underWay.deadlines[id]), podplan.Floor)
+	grace := max(time.Until(w.underWay.deadlines[id]), podplan.MinGrace)
 	w.underWay.deadlines[id] = time.Now().Add(grace)
 	return grace
 }

@@ -147,7 +147,7 @@ func (w *worker) spec() podplan.Spec {
 	if w.drained != nil && rec.Want == podplan.Run {
 		rec = *w.drained
 	}
-	return podplan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace, First: rec.First, Evicted: rec.Evicted}
+	return podplan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace, FirstAttempt: rec.First, Evicted: rec.Evicted}
 }
 
 func (w *worker) record() record {

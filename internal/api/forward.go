@@ -39,7 +39,7 @@ func (s *Server) FindPorts(_ context.Context, req *huskv1.FindPortsRequest) (*hu
 
 // reachable says why nothing of a pod can be connected to.
 func reachable(p agent.Pod) error {
-	if p.Status.Sandboxed {
+	if p.Status.SandboxReady {
 		return nil
 	}
 	why := string(p.Status.Phase)

@@ -123,7 +123,7 @@ func (s *Server) podDocument(p agent.Pod) podDocument {
 		out.Message = p.Problem
 	}
 	out.Conditions = []conditionDocument{
-		{"PodReadyToStartContainers", p.Status.Sandboxed}, {"Initialized", p.Status.Initialized},
+		{"PodReadyToStartContainers", p.Status.SandboxReady}, {"Initialized", p.Status.Initialized},
 		{"ContainersReady", p.Status.Ready}, {"Ready", p.Status.Ready},
 	}
 	if st, ok := p.Sandbox(); ok {

@@ -31,7 +31,7 @@ func (s *Server) Usage(_ context.Context, req *huskv1.UsageRequest) (*huskv1.Usa
 	}
 	out := &huskv1.UsageResponse{}
 	for _, p := range pods {
-		if p.Status.Sandboxed {
+		if p.Status.SandboxReady {
 			out.Pods = append(out.Pods, s.usageOf(p))
 		}
 	}

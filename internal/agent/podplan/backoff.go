@@ -13,7 +13,7 @@ type Backoff struct {
 	Last time.Time
 	// Runs is the first attempt at a container that is not counted yet. Their
 	// times wouldn't tell: the host's clock may have been set since.
-	Runs uint32
+	NextAttempt uint32
 }
 
 // Backoffs of a pod, by what failed. It is never changed in place.
@@ -31,7 +31,7 @@ func (b Backoffs) clone() Backoffs {
 func (b Backoffs) Reset() Backoffs {
 	out := b.clone()
 	for key := range out {
-		out[key] = Backoff{Last: b[key].Last, Runs: b[key].Runs}
+		out[key] = Backoff{Last: b[key].Last, NextAttempt: b[key].NextAttempt}
 	}
 	return out
 }
@@ -41,17 +41,17 @@ func (b Backoffs) Reset() Backoffs {
 // kubelet's. A sandbox is mostly waiting for the network's configuration, so
 // that it is tried sooner.
 const (
-	shortest        = 10 * time.Second
-	longest         = 300 * time.Second
-	shortestSandbox = time.Second
-	longestSandbox  = 60 * time.Second
+	minDelay        = 10 * time.Second
+	maxDelay        = 300 * time.Second
+	minSandboxDelay = time.Second
+	maxSandboxDelay = 60 * time.Second
 	// steady is how long a container must have run for its end not to count
 	// with the ones before.
-	steady = 10 * time.Minute
+	steadyRun = 10 * time.Minute
 )
 
 // doubled returns the n-th delay from the first, at most the longest.
-func doubled(n int, first, longest time.Duration) time.Duration {
+func exponential(n int, first, longest time.Duration) time.Duration {
 	d := first
 	for ; n > 1 && d < longest; n-- {
 		d *= 2
@@ -63,21 +63,21 @@ func (b Backoff) containerDelay() time.Duration {
 	if b.Count < 2 {
 		return 0
 	}
-	return doubled(b.Count-1, shortest, longest)
+	return exponential(b.Count-1, minDelay, maxDelay)
 }
 
 func (b Backoff) imageDelay() time.Duration {
 	if b.Count < 1 {
 		return 0
 	}
-	return doubled(b.Count, shortest, longest)
+	return exponential(b.Count, minDelay, maxDelay)
 }
 
 func (b Backoff) sandboxDelay() time.Duration {
 	if b.Count < 1 {
 		return 0
 	}
-	return doubled(b.Count, shortestSandbox, longestSandbox)
+	return exponential(b.Count, minSandboxDelay, maxSandboxDelay)
 }
 
 // Keys of what can fail.
@@ -90,7 +90,7 @@ func keyImage(image string) string    { return "image/" + image }
 // record is never dropped, as its time tells which failures are counted.
 func (p *planner) countFailures() {
 	for key, b := range p.backoffs {
-		b.Last = p.past(b.Last)
+		b.Last = p.clampToNow(b.Last)
 		p.backoffs[key] = b
 	}
 	for name, image := range p.o.Images {
@@ -99,15 +99,15 @@ func (p *planner) countFailures() {
 			p.backoffs[key] = Backoff{Last: b.Last}
 		}
 		if image.Failure.At.After(image.Pulled) {
-			p.failed(key, image.Failure.At)
+			p.countFailure(key, image.Failure.At)
 		}
 	}
 	for _, c := range slices.Concat(p.allContainers(), p.ephemerals()) {
-		p.countContainer(c.name, c.once)
+		p.countContainer(c.name, c.runsToCompletion)
 	}
 }
 
-func (p *planner) failed(key string, at time.Time) {
+func (p *planner) countFailure(key string, at time.Time) {
 	if b := p.backoffs[key]; at.After(b.Last) {
 		p.backoffs[key] = Backoff{Count: b.Count + 1, Last: at}
 	}
@@ -121,11 +121,11 @@ func (p *planner) countContainer(name string, once bool) {
 	for i := len(p.runs[name]) - 1; i >= 0; i-- {
 		run := p.runs[name][i]
 		b := p.backoffs[key]
-		if run.State != ContainerExited || run.Attempt < b.Runs {
+		if run.State != ContainerExited || run.Attempt < b.NextAttempt {
 			continue
 		}
-		b.Last, b.Runs = p.past(run.Finished), run.Attempt+1
-		if !run.Started.IsZero() && run.Finished.Sub(run.Started) >= steady {
+		b.Last, b.NextAttempt = p.clampToNow(run.Finished), run.Attempt+1
+		if !run.Started.IsZero() && run.Finished.Sub(run.Started) >= steadyRun {
 			b.Count = 0
 		}
 		if b.Count++; once && run.ExitCode == 0 || run.Outdated {
@@ -135,13 +135,13 @@ func (p *planner) countContainer(name string, once bool) {
 	}
 	// A start that failed would fail at once again: it always waits.
 	if at := p.o.StartFailures[name].At; at.After(p.backoffs[key].Last) {
-		p.backoffs[key] = Backoff{max(p.backoffs[key].Count+1, 2), at, p.backoffs[key].Runs}
+		p.backoffs[key] = Backoff{max(p.backoffs[key].Count+1, 2), at, p.backoffs[key].NextAttempt}
 	}
 }
 
 // past is when something was of which the clock says t. A clock that was set
 // back would have it in the future, and us wait for that.
-func (p *planner) past(t time.Time) time.Time {
+func (p *planner) clampToNow(t time.Time) time.Time {
 	if t.After(p.now) {
 		return p.now
 	}
@@ -150,16 +150,16 @@ func (p *planner) past(t time.Time) time.Time {
 
 // waitsForSandbox says whether it is too soon for another sandbox, and if not
 // counts it. A sandbox that was made and soon lost counts as one that failed.
-func (p *planner) waitsForSandbox() bool {
+func (p *planner) sandboxBackingOff() bool {
 	b, failed := p.backoffs[keySandbox], p.o.SandboxFailure.At
 	switch {
 	case failed.After(b.Last):
 		b.Last = failed
-	case p.now.Sub(b.Last) >= longestSandbox:
+	case p.now.Sub(b.Last) >= maxSandboxDelay:
 		b.Count = 0
 	}
 	p.backoffs[keySandbox] = b
-	if p.waits(keySandbox, b.sandboxDelay()) {
+	if p.backingOff(keySandbox, b.sandboxDelay()) {
 		return true
 	}
 	p.backoffs[keySandbox] = Backoff{Count: b.Count + 1, Last: p.now}
@@ -168,11 +168,11 @@ func (p *planner) waitsForSandbox() bool {
 
 // waits says whether a delay since the last failure has yet to pass, and if so
 // asks to look again then.
-func (p *planner) waits(key string, delay time.Duration) bool {
+func (p *planner) backingOff(key string, delay time.Duration) bool {
 	until := p.backoffs[key].Last.Add(delay)
 	if delay == 0 || !p.now.Before(until) {
 		return false
 	}
-	p.lookAt(until)
+	p.wakeAt(until)
 	return true
 }

@@ -10,7 +10,7 @@ import (
 func TestClockIsSetBack(t *testing.T) {
 	s := makeSpec(t, "Always", "a")
 	s.Started = start.Add(-time.Hour)
-	o := see(t, s.Pod, "sb0 a.0:exit=1@3000 a.1:exit=1@3600")
+	o := observe(t, s.Pod, "sb0 a.0:exit=1@3000 a.1:exit=1@3600")
 	// It is decided an hour before the second end.
 	d := Plan(s, o, at(0))
 	if got := d.Backoffs[keyContainer("a")]; got.Count != 2 || !got.Last.Equal(at(0)) {
@@ -28,7 +28,7 @@ func TestClockIsSetBack(t *testing.T) {
 		t.Errorf("does %q after its wait", show(d.Actions))
 	}
 	// It fails again, at a time before that of the others: that counts too.
-	o = see(t, s.Pod, "sb0 a.1:exit=1@3600 a.2:exit=1@12")
+	o = observe(t, s.Pod, "sb0 a.1:exit=1@3600 a.2:exit=1@12")
 	o.Backoffs = d.Backoffs
 	if d = Plan(s, o, at(12)); d.Backoffs[keyContainer("a")].Count != 3 || show(d.Actions) != "" || !d.Next.Equal(at(32)) {
 		t.Errorf("%+v, does %q, next at %v", d.Backoffs, show(d.Actions), d.Next.Sub(start))
@@ -44,7 +44,7 @@ func TestClockIsSetBack(t *testing.T) {
 func TestPullAlwaysWithClockSetBack(t *testing.T) {
 	s := makeSpec(t, "Always", "a")
 	s.Pod.Spec.Containers[0].ImagePullPolicy = "Always"
-	o := see(t, s.Pod, "sb0 a.0:exit=0@3600")
+	o := observe(t, s.Pod, "sb0 a.0:exit=0@3600")
 	if d := Plan(s, o, at(0)); show(d.Actions) != "pull:a" {
 		t.Fatalf("does %q, want a pull", show(d.Actions))
 	}
@@ -59,7 +59,7 @@ func TestReset(t *testing.T) {
 	t.Parallel()
 	s := makeSpec(t, "Always", "a")
 	words := "sb0 a.0:exit=143@5 a.1:exit=143@9"
-	o := see(t, s.Pod, words)
+	o := observe(t, s.Pod, words)
 	s.Want, s.Since = Stop, at(9)
 	o.Backoffs = Plan(s, o, at(10)).Backoffs.Reset()
 	s.Want = Run

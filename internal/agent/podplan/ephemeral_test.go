@@ -21,30 +21,30 @@ func TestEphemeral(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		scene
+		planCase
 		ephemeral string
 	}{
-		{scene{name: "is started", containers: "a", see: "sb0 a.0:run", actions: "start:e.0@sb0", status: "Running ready a=Running"}, "Waiting/ContainerCreating"},
-		{scene{name: "beside init containers", containers: "i:x a", see: "sb0 x.0:run", actions: "start:e.0@sb0"}, "Waiting/ContainerCreating"},
-		{scene{name: "not without a sandbox", containers: "a", actions: "sandbox+0"}, "Waiting/ContainerCreating"},
-		{scene{name: "runs", containers: "a", see: "sb0 a.0:run e.0:run", status: "Running ready a=Running"}, "Running/"},
-		{scene{name: "has ended", containers: "a", see: "sb0 a.0:run e.0:exit=3@5", now: 900, status: "Running ready a=Running"}, "Terminated/Error"},
-		{scene{name: "not in another sandbox", containers: "a", see: "sb0:stopped e.0:exit=3@5 sb1 a.1:run", now: 900, status: "Running ready a=Running"}, "Terminated/Error"},
-		{scene{name: "its image is absent", containers: "a", see: "sb0 a.0:run", change: func(_ *Spec, o *Observed) { o.Images["img-e:1"] = Image{} }, actions: "pull:e"}, "Waiting/ContainerCreating"},
-		{scene{name: "its program isn't there", containers: "a", see: "sb0 a.0:run", now: 900, change: func(_ *Spec, o *Observed) {
+		{planCase{name: "is started", containers: "a", observed: "sb0 a.0:run", actions: "start:e.0@sb0", status: "Running ready a=Running"}, "Waiting/ContainerCreating"},
+		{planCase{name: "beside init containers", containers: "i:x a", observed: "sb0 x.0:run", actions: "start:e.0@sb0"}, "Waiting/ContainerCreating"},
+		{planCase{name: "not without a sandbox", containers: "a", actions: "sandbox+0"}, "Waiting/ContainerCreating"},
+		{planCase{name: "runs", containers: "a", observed: "sb0 a.0:run e.0:run", status: "Running ready a=Running"}, "Running/"},
+		{planCase{name: "has ended", containers: "a", observed: "sb0 a.0:run e.0:exit=3@5", now: 900, status: "Running ready a=Running"}, "Terminated/Error"},
+		{planCase{name: "not in another sandbox", containers: "a", observed: "sb0:stopped e.0:exit=3@5 sb1 a.1:run", now: 900, status: "Running ready a=Running"}, "Terminated/Error"},
+		{planCase{name: "its image is absent", containers: "a", observed: "sb0 a.0:run", change: func(_ *Spec, o *Observed) { o.Images["img-e:1"] = Image{} }, actions: "pull:e"}, "Waiting/ContainerCreating"},
+		{planCase{name: "its program isn't there", containers: "a", observed: "sb0 a.0:run", now: 900, change: func(_ *Spec, o *Observed) {
 			o.StartFailures["e"] = Failure{At: at(5), ExitCode: 127, Message: "no such file"}
 		}}, "Terminated/StartError"},
-		{scene{name: "fails to start, and waits", containers: "a", see: "sb0 a.0:run", now: 5, change: func(_ *Spec, o *Observed) {
+		{planCase{name: "fails to start, and waits", containers: "a", observed: "sb0 a.0:run", now: 5, change: func(_ *Spec, o *Observed) {
 			o.StartFailures["e"] = Failure{At: at(5), Message: "busy"}
 		}, next: 15}, "Waiting/CreateContainerError"},
-		{scene{name: "the pod ends without it", policy: "Never", containers: "a", see: "sb0 a.0:exit=0@5 e.0:run", now: 6, actions: "stop:e.0/29s"}, "Running/"},
-		{scene{name: "ends with the pod", containers: "s:p a", see: "sb0 p.0:run a.0:run e.0:run", now: 10, change: func(s *Spec, _ *Observed) { s.Want, s.Since = Stop, at(10) }, actions: "stop:a.0/30s stop:e.0/30s"}, "Running/"},
+		{planCase{name: "the pod ends without it", policy: "Never", containers: "a", observed: "sb0 a.0:exit=0@5 e.0:run", now: 6, actions: "stop:e.0/29s"}, "Running/"},
+		{planCase{name: "ends with the pod", containers: "s:p a", observed: "sb0 p.0:run a.0:run e.0:run", now: 10, change: func(s *Spec, _ *Observed) { s.Want, s.Since = Stop, at(10) }, actions: "stop:a.0/30s stop:e.0/30s"}, "Running/"},
 	} {
 		more := c.change
 		c.change = debug(more)
-		c.play(t)
+		c.check(t)
 		s := makeSpec(t, orElse(c.policy, "Always"), c.containers)
-		o := see(t, s.Pod, c.see)
+		o := observe(t, s.Pod, c.observed)
 		c.change(&s, &o)
 		e := Plan(s, o, at(c.now)).Status.Ephemeral[0]
 		if got := string(e.State) + "/" + e.Reason; got != c.ephemeral || e.Ready {
@@ -57,7 +57,7 @@ func TestEphemeral(t *testing.T) {
 func TestEphemeralIsKept(t *testing.T) {
 	t.Parallel()
 	s := makeSpec(t, "Always", "a")
-	o := see(t, s.Pod, "sb0 a.0:run e.0:exit=0@5")
+	o := observe(t, s.Pod, "sb0 a.0:run e.0:exit=0@5")
 	if got := show(Plan(s, o, at(6)).Actions); got != "remove:e.0" {
 		t.Errorf("one that the pod doesn't have: %s", got)
 	}

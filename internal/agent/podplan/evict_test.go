@@ -10,27 +10,27 @@ import (
 func TestEvicted(t *testing.T) {
 	t.Parallel()
 	evicted := func(s *Spec, _ *Observed) { s.Evicted = &Eviction{At: at(10), Message: "too much"} }
-	for _, c := range []scene{
-		{name: "running", policy: "Never", containers: "a b", see: "sb0 a.0:run b.0:exit=0@3", now: 10, change: evicted, actions: "stop:a.0/2s", status: "Running(Evicted) a=Running b=Terminated/Completed"},
-		{name: "ended", policy: "Never", containers: "a", see: "sb0 a.0:exit=137@12", now: 12, change: evicted, actions: "stop:sb0", status: "Failed(Evicted) a=Terminated/Error"},
-		{name: "stopped", policy: "Never", containers: "a", see: "sb0:stopped a.0:exit=137@12", now: 13, change: evicted, actions: "remove:a.0", status: "Failed(Evicted) a=Terminated/Error"},
-		{name: "gone", policy: "Never", containers: "a", see: "sb0:stopped", now: 14, change: evicted, status: "Failed(Evicted) a=Terminated/ContainerStatusUnknown"},
-		{name: "looks again when it may begin anew", containers: "a", see: "sb0:stopped", now: 14, change: evicted, next: 70, status: "Failed(Evicted) a=Terminated/ContainerStatusUnknown"},
-		{name: "before it ran", policy: "Never", containers: "a", see: "absent:a", now: 10, change: evicted, status: "Failed(Evicted) a=Terminated/ContainerStatusUnknown"},
-		{name: "stopped by hand after", policy: "Never", containers: "a", see: "sb0:stopped", now: 30, change: func(s *Spec, o *Observed) {
+	for _, c := range []planCase{
+		{name: "running", policy: "Never", containers: "a b", observed: "sb0 a.0:run b.0:exit=0@3", now: 10, change: evicted, actions: "stop:a.0/2s", status: "Running(Evicted) a=Running b=Terminated/Completed"},
+		{name: "ended", policy: "Never", containers: "a", observed: "sb0 a.0:exit=137@12", now: 12, change: evicted, actions: "stop:sb0", status: "Failed(Evicted) a=Terminated/Error"},
+		{name: "stopped", policy: "Never", containers: "a", observed: "sb0:stopped a.0:exit=137@12", now: 13, change: evicted, actions: "remove:a.0", status: "Failed(Evicted) a=Terminated/Error"},
+		{name: "gone", policy: "Never", containers: "a", observed: "sb0:stopped", now: 14, change: evicted, status: "Failed(Evicted) a=Terminated/ContainerStatusUnknown"},
+		{name: "looks again when it may begin anew", containers: "a", observed: "sb0:stopped", now: 14, change: evicted, next: 70, status: "Failed(Evicted) a=Terminated/ContainerStatusUnknown"},
+		{name: "before it ran", policy: "Never", containers: "a", observed: "absent:a", now: 10, change: evicted, status: "Failed(Evicted) a=Terminated/ContainerStatusUnknown"},
+		{name: "stopped by hand after", policy: "Never", containers: "a", observed: "sb0:stopped", now: 30, change: func(s *Spec, o *Observed) {
 			evicted(s, o)
 			s.Want, s.Since = Stop, at(20)
 		}, status: "Failed(Evicted) a=Terminated/ContainerStatusUnknown"},
-		{name: "removed", policy: "Never", containers: "a", see: "sb0:stopped", now: 30, change: func(s *Spec, o *Observed) {
+		{name: "removed", policy: "Never", containers: "a", observed: "sb0:stopped", now: 30, change: func(s *Spec, o *Observed) {
 			evicted(s, o)
 			s.Want, s.Since = Remove, at(20)
 		}, actions: "remove:sb0"},
 	} {
-		c.play(t)
+		c.check(t)
 	}
 	s := makeSpec(t, "Never", "a")
 	s.Evicted = &Eviction{At: at(10), Message: "too much"}
-	if got := Plan(s, see(t, s.Pod, "sb0:stopped"), at(20).Add(time.Second)).Status; got.Message != "too much" || got.Containers[0].ExitCode != 137 {
+	if got := Plan(s, observe(t, s.Pod, "sb0:stopped"), at(20).Add(time.Second)).Status; got.Message != "too much" || got.Containers[0].ExitCode != 137 {
 		t.Errorf("%+v", got)
 	}
 }

@@ -26,20 +26,20 @@ type Health struct {
 }
 
 // Doomed says that the run is to be stopped.
-func (h Health) Doomed() bool {
+func (h Health) MustStop() bool {
 	return h.Startup == Failing || h.Liveness == Failing || h.PostStart == Failing
 }
 
 // Probing is the course of one probe of a run: its verdict and the results in
 // a row that speak against it.
-type Probing struct {
+type ProbeProgress struct {
 	Verdict Verdict
 	streak  int32
 	last    bool
 }
 
 // After returns the course after another result.
-func (p Probing) After(spec *corev1.Probe, success bool) Probing {
+func (p ProbeProgress) Add(spec *corev1.Probe, success bool) ProbeProgress {
 	if success != p.last {
 		p.streak = 0
 	}
@@ -65,22 +65,22 @@ func NextProbe(spec *corev1.Probe, due, now time.Time) time.Time {
 
 // hasStarted says whether what comes after a container may start, and its other
 // probes begin.
-func (v *view) hasStarted(c member, run Container) bool {
+func (v *view) hasStarted(c podContainer, run Container) bool {
 	return run.State == ContainerRunning && !v.o.Starting[c.name] && (c.StartupProbe == nil || run.Health.Startup == Healthy)
 }
 
 // ready says whether a run can serve.
-func (v *view) ready(c member, run Container) bool {
+func (v *view) ready(c podContainer, run Container) bool {
 	return v.hasStarted(c, run) && (c.ReadinessProbe == nil || run.Health.Readiness == Healthy)
 }
 
 // stopDoomed stops the containers that are not healthy, and those that run an
 // image that the pod no longer has; what becomes of them then is as after any
 // other end. One that is never started again is left to run as it is.
-func (p *planner) stopDoomed() {
+func (p *planner) stopUnhealthy() {
 	for _, c := range p.allContainers() {
-		run, ok := p.here(c.name)
-		if !ok || run.State != ContainerRunning || !run.Health.Doomed() && !(run.Outdated && p.restarts(run)) {
+		run, ok := p.inCurrentSandbox(c.name)
+		if !ok || run.State != ContainerRunning || !run.Health.MustStop() && !(run.Outdated && p.shouldRestart(run)) {
 			continue
 		}
 		grace := p.grace()

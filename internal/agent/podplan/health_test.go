@@ -32,47 +32,47 @@ func probed(health map[string]Health) func(*Spec, *Observed) {
 func TestHealth(t *testing.T) {
 	t.Parallel()
 	up := Health{Startup: Healthy, Readiness: Healthy}
-	for _, c := range []scene{
-		{name: "nothing known", containers: "a", see: "sb0 a.0:run", change: probed(nil), status: "Running a=Running"},
-		{name: "started, not ready", containers: "a", see: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy}}), status: "Running a=Running"},
-		{name: "ready before it has started", containers: "a", see: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Readiness: Healthy}}), status: "Running a=Running"},
-		{name: "ready", containers: "a", see: "sb0 a.0:run", change: probed(map[string]Health{"a.0": up}), status: "Running ready a=Running"},
-		{name: "one of two is ready", containers: "a b", see: "sb0 a.0:run b.0:run", change: probed(map[string]Health{"a.0": up}), status: "Running a=Running b=Running"},
-		{name: "not ready any more", containers: "a", see: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy, Readiness: Failing}}), status: "Running a=Running"},
+	for _, c := range []planCase{
+		{name: "nothing known", containers: "a", observed: "sb0 a.0:run", change: probed(nil), status: "Running a=Running"},
+		{name: "started, not ready", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy}}), status: "Running a=Running"},
+		{name: "ready before it has started", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Readiness: Healthy}}), status: "Running a=Running"},
+		{name: "ready", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": up}), status: "Running ready a=Running"},
+		{name: "one of two is ready", containers: "a b", observed: "sb0 a.0:run b.0:run", change: probed(map[string]Health{"a.0": up}), status: "Running a=Running b=Running"},
+		{name: "not ready any more", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy, Readiness: Failing}}), status: "Running a=Running"},
 
-		{name: "never started", containers: "a", see: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Failing}}), actions: "stop:a.0/30s", status: "Running a=Running"},
-		{name: "dead, with a grace of the probe's", containers: "a b", see: "sb0 a.0:run b.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy, Readiness: Healthy, Liveness: Failing}, "b.0": up}), actions: "stop:a.0/7s"},
-		{name: "hook failed", containers: "a", see: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {PostStart: Failing}}), actions: "stop:a.0/30s"},
-		{name: "dead and gone", containers: "a", see: "sb0 a.0:exit=0@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "start:a.1@sb0"},
-		{name: "dead and gone, OnFailure", policy: "OnFailure", containers: "a", see: "sb0 a.0:exit=0@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "start:a.1@sb0"},
-		{name: "dead and gone, Never", policy: "Never", containers: "a", see: "sb0 a.0:exit=143@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "stop:sb0"},
-		{name: "what is in doubt is stopped once", containers: "a", see: "sb0 a.0:unknown", change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "stop:a.0/30s"},
+		{name: "never started", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Failing}}), actions: "stop:a.0/30s", status: "Running a=Running"},
+		{name: "dead, with a grace of the probe's", containers: "a b", observed: "sb0 a.0:run b.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy, Readiness: Healthy, Liveness: Failing}, "b.0": up}), actions: "stop:a.0/7s"},
+		{name: "hook failed", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {PostStart: Failing}}), actions: "stop:a.0/30s"},
+		{name: "dead and gone", containers: "a", observed: "sb0 a.0:exit=0@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "start:a.1@sb0"},
+		{name: "dead and gone, OnFailure", policy: "OnFailure", containers: "a", observed: "sb0 a.0:exit=0@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "start:a.1@sb0"},
+		{name: "dead and gone, Never", policy: "Never", containers: "a", observed: "sb0 a.0:exit=143@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "stop:sb0"},
+		{name: "what is in doubt is stopped once", containers: "a", observed: "sb0 a.0:unknown", change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "stop:a.0/30s"},
 
-		{name: "a sidecar holds back what comes after", containers: "s:p i:x a", see: "sb0 p.0:run", change: probed(nil),
+		{name: "a sidecar holds back what comes after", containers: "s:p i:x a", observed: "sb0 p.0:run", change: probed(nil),
 			status: "Pending(Init:0/2) p=Running x=Waiting/PodInitializing a=Waiting/PodInitializing"},
-		{name: "until it has started", containers: "s:p i:x a", see: "sb0 p.0:run", change: probed(map[string]Health{"p.0": {Startup: Healthy}}), actions: "start:x.0@sb0",
+		{name: "until it has started", containers: "s:p i:x a", observed: "sb0 p.0:run", change: probed(map[string]Health{"p.0": {Startup: Healthy}}), actions: "start:x.0@sb0",
 			status: "Pending(Init:1/2) p=Running x=Waiting/PodInitializing a=Waiting/PodInitializing"},
-		{name: "which it is stopped for if it doesn't", containers: "s:p a", see: "sb0 p.0:run", change: probed(map[string]Health{"p.0": {Startup: Failing}}), actions: "stop:p.0/30s"},
-		{name: "a sidecar with its hook under way", containers: "s:p a", see: "sb0 p.0:run starting:p"},
-		{name: "a sidecar that isn't ready", containers: "s:p a", see: "sb0 p.0:run a.0:run", change: probed(map[string]Health{"p.0": {Startup: Healthy}, "a.0": up}), status: "Running p=Running a=Running"},
-		{name: "a sidecar started anew doesn't hold back what runs", containers: "s:p a", see: "sb0 p.1:run a.0:run", change: probed(map[string]Health{"a.0": up}), status: "Running p=Running a=Running"},
+		{name: "which it is stopped for if it doesn't", containers: "s:p a", observed: "sb0 p.0:run", change: probed(map[string]Health{"p.0": {Startup: Failing}}), actions: "stop:p.0/30s"},
+		{name: "a sidecar with its hook under way", containers: "s:p a", observed: "sb0 p.0:run starting:p"},
+		{name: "a sidecar that isn't ready", containers: "s:p a", observed: "sb0 p.0:run a.0:run", change: probed(map[string]Health{"p.0": {Startup: Healthy}, "a.0": up}), status: "Running p=Running a=Running"},
+		{name: "a sidecar started anew doesn't hold back what runs", containers: "s:p a", observed: "sb0 p.1:run a.0:run", change: probed(map[string]Health{"a.0": up}), status: "Running p=Running a=Running"},
 	} {
-		c.play(t)
+		c.check(t)
 	}
 }
 
 func TestStopOfTheDoomedIsNotRepeated(t *testing.T) {
 	t.Parallel()
-	scene{name: "under way", containers: "a", see: "sb0 a.0:run", now: 3, next: 9, change: func(s *Spec, o *Observed) {
+	planCase{name: "under way", containers: "a", observed: "sb0 a.0:run", now: 3, next: 9, change: func(s *Spec, o *Observed) {
 		probed(map[string]Health{"a.0": {Startup: Healthy, Liveness: Failing}})(s, o)
 		o.Containers[0].Deadline = at(9)
-	}}.play(t)
-	scene{name: "cut short by a stop", containers: "a", see: "sb0 a.0:run", now: 3, actions: "stop:a.0/2s", change: func(s *Spec, o *Observed) {
+	}}.check(t)
+	planCase{name: "cut short by a stop", containers: "a", observed: "sb0 a.0:run", now: 3, actions: "stop:a.0/2s", change: func(s *Spec, o *Observed) {
 		probed(map[string]Health{"a.0": {Liveness: Failing}})(s, o)
 		o.Containers[0].Deadline = at(9)
 		grace := time.Second
 		s.Want, s.Since, s.Grace = Stop, at(3), &grace
-	}}.play(t)
+	}}.check(t)
 }
 
 func TestProbing(t *testing.T) {
@@ -90,10 +90,10 @@ func TestProbing(t *testing.T) {
 		{1, 1, "-+-", "fhf"},
 	} {
 		spec := &corev1.Probe{SuccessThreshold: c.success, FailureThreshold: c.failure}
-		var p Probing
+		var p ProbeProgress
 		got := ""
 		for _, r := range c.results {
-			p = p.After(spec, r == '+')
+			p = p.Add(spec, r == '+')
 			got += map[Verdict]string{Unknown: ".", Healthy: "h", Failing: "f"}[p.Verdict]
 		}
 		if got != c.want {

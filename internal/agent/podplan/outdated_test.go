@@ -8,7 +8,7 @@ func TestOutdated(t *testing.T) {
 	t.Parallel()
 	for policy, stops := range map[string]bool{"Always": true, "OnFailure": true, "Never": false} {
 		spec := makeSpec(t, policy, "a b")
-		o := see(t, spec.Pod, "sb0 a.0:run b.0:run")
+		o := observe(t, spec.Pod, "sb0 a.0:run b.0:run")
 		o.Containers[0].Outdated = true
 		d := Plan(spec, o, at(5))
 		if got := len(d.Actions) == 1; got != stops {
@@ -22,7 +22,7 @@ func TestOutdated(t *testing.T) {
 		}
 		// Its end is no failure, even if it was the third in a row.
 		for i, end := range []string{"0@10", "137@10"} {
-			o = see(t, spec.Pod, "sb0 a.0:exit="+end+" b.0:run")
+			o = observe(t, spec.Pod, "sb0 a.0:exit="+end+" b.0:run")
 			o.Containers[0].Outdated = true
 			o.Backoffs = Backoffs{keyContainer("a"): {Count: 3, Last: at(1)}}
 			d = Plan(spec, o, at(11))

@@ -44,7 +44,7 @@ type Spec struct {
 	Grace *time.Duration
 	// First is the first attempt at a sandbox since the pod was last told to
 	// run. What ran in earlier ones was stopped, and tells nothing of the pod.
-	First uint32
+	FirstAttempt uint32
 	// Evicted, if not nil, says that the pod has to go from the node at once.
 	Evicted *Eviction
 }
@@ -59,7 +59,7 @@ type Eviction struct {
 
 // Pause is how long a pod that is begun anew after an eviction waits for that:
 // it may fill the disk at once again.
-const Pause = time.Minute
+const EvictionBackoff = time.Minute
 
 // Observed is what is there.
 type Observed struct {
@@ -251,7 +251,7 @@ type planner struct {
 func (p *planner) do(a Action) { p.decision.Actions = append(p.decision.Actions, a) }
 
 // lookAt asks for another decision at t.
-func (p *planner) lookAt(t time.Time) {
+func (p *planner) wakeAt(t time.Time) {
 	if next := p.decision.Next; t.After(p.now) && (next.IsZero() || t.Before(next)) {
 		p.decision.Next = t
 	}
@@ -259,16 +259,16 @@ func (p *planner) lookAt(t time.Time) {
 
 // decideOutcome says how the pod has ended, or nil.
 func (p *planner) decideOutcome() *outcome {
-	end := p.end()
+	end := p.containersOutcome()
 	if e := p.Evicted; e != nil {
 		end = &outcome{PhaseFailed, reasonEvicted, e.Message, e.At}
 		if p.Pod.Spec.RestartPolicy == corev1.RestartPolicyAlways {
-			p.lookAt(e.At.Add(Pause))
+			p.wakeAt(e.At.Add(EvictionBackoff))
 		}
 	} else if d := p.Pod.Spec.ActiveDeadlineSeconds; d != nil {
 		deadline := p.Started.Add(time.Duration(*d) * time.Second)
 		if end == nil && p.Want == Run {
-			p.lookAt(deadline)
+			p.wakeAt(deadline)
 		}
 		if !p.now.Before(deadline) && (end == nil || end.at.After(deadline)) {
 			end = &outcome{PhaseFailed, "DeadlineExceeded", "the pod was active for longer than its activeDeadlineSeconds", deadline}

@@ -53,7 +53,7 @@ func makeSpec(t testing.TB, policy, containers string) Spec {
 //	OTHER     creating, starting:NAME, pulling:NAME, absent:NAME
 //
 // All images not mentioned are there.
-func see(t testing.TB, pod *corev1.Pod, words string) Observed {
+func observe(t testing.TB, pod *corev1.Pod, words string) Observed {
 	t.Helper()
 	o := Observed{Images: map[string]Image{}, Starting: map[string]bool{}, StartFailures: map[string]Failure{}}
 	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
@@ -169,9 +169,9 @@ func describe(s Status) string {
 }
 
 // scene is one decision. Time is in seconds from the start.
-type scene struct {
+type planCase struct {
 	name, policy, containers string
-	see                      string
+	observed                 string
 	now                      int
 	change                   func(s *Spec, o *Observed)
 	actions                  string
@@ -179,13 +179,13 @@ type scene struct {
 	status                   string
 }
 
-func (c scene) play(t *testing.T) {
+func (c planCase) check(t *testing.T) {
 	t.Helper()
 	if c.policy == "" {
 		c.policy = "Always"
 	}
 	s := makeSpec(t, c.policy, c.containers)
-	o := see(t, s.Pod, c.see)
+	o := observe(t, s.Pod, c.observed)
 	if c.change != nil {
 		c.change(&s, &o)
 	}
@@ -207,96 +207,96 @@ func (c scene) play(t *testing.T) {
 
 func TestStartUp(t *testing.T) {
 	t.Parallel()
-	for _, c := range []scene{
+	for _, c := range []planCase{
 		{name: "nothing there", containers: "a", actions: "sandbox+0", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating"},
-		{name: "no image", containers: "a b", see: "absent:a absent:b", actions: "pull:a pull:b sandbox+0", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating b=Waiting/ContainerCreating"},
-		{name: "sandbox under way", containers: "a", see: "creating absent:a", actions: "pull:a"},
-		{name: "all under way", containers: "a", see: "creating pulling:a"},
-		{name: "sandbox ready", containers: "a b", see: "sb0", actions: "start:a.0@sb0 start:b.0@sb0", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating b=Waiting/ContainerCreating"},
-		{name: "one image missing", containers: "a b", see: "sb0 pulling:a", actions: "start:b.0@sb0"},
-		{name: "starting", containers: "a b", see: "sb0 starting:a b.0:run", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating b=Running"},
-		{name: "running", containers: "a b", see: "sb0 a.0:run b.0:run", status: "Running ready a=Running b=Running"},
-		{name: "left behind", containers: "a", see: "sb0 a.0:created", actions: "remove:a.0"},
-		{name: "in doubt", containers: "a", see: "sb0 a.0:unknown", actions: "stop:a.0/30s", status: "Running a=Running/ContainerStatusUnknown"},
-		{name: "an older run still there", containers: "a", see: "sb0 a.0:run a.1:exit=1@0", actions: "stop:a.0/30s"},
+		{name: "no image", containers: "a b", observed: "absent:a absent:b", actions: "pull:a pull:b sandbox+0", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating b=Waiting/ContainerCreating"},
+		{name: "sandbox under way", containers: "a", observed: "creating absent:a", actions: "pull:a"},
+		{name: "all under way", containers: "a", observed: "creating pulling:a"},
+		{name: "sandbox ready", containers: "a b", observed: "sb0", actions: "start:a.0@sb0 start:b.0@sb0", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating b=Waiting/ContainerCreating"},
+		{name: "one image missing", containers: "a b", observed: "sb0 pulling:a", actions: "start:b.0@sb0"},
+		{name: "starting", containers: "a b", observed: "sb0 starting:a b.0:run", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating b=Running"},
+		{name: "running", containers: "a b", observed: "sb0 a.0:run b.0:run", status: "Running ready a=Running b=Running"},
+		{name: "left behind", containers: "a", observed: "sb0 a.0:created", actions: "remove:a.0"},
+		{name: "in doubt", containers: "a", observed: "sb0 a.0:unknown", actions: "stop:a.0/30s", status: "Running a=Running/ContainerStatusUnknown"},
+		{name: "an older run still there", containers: "a", observed: "sb0 a.0:run a.1:exit=1@0", actions: "stop:a.0/30s"},
 	} {
-		c.play(t)
+		c.check(t)
 	}
 }
 
 func TestInitContainers(t *testing.T) {
 	t.Parallel()
-	for _, c := range []scene{
+	for _, c := range []planCase{
 		{name: "before the sandbox", containers: "i:x i:z a", actions: "sandbox+0",
 			status: "Pending(Init:0/2) x=Waiting/PodInitializing z=Waiting/PodInitializing a=Waiting/PodInitializing"},
-		{name: "the first", containers: "i:x i:z a", see: "sb0", actions: "start:x.0@sb0"},
-		{name: "the first runs", containers: "i:x i:z a", see: "sb0 x.0:run", status: "Pending(Init:0/2) x=Running z=Waiting/PodInitializing a=Waiting/PodInitializing"},
-		{name: "the second", containers: "i:x i:z a", see: "sb0 x.0:exit=0@1", now: 1, actions: "start:z.0@sb0",
+		{name: "the first", containers: "i:x i:z a", observed: "sb0", actions: "start:x.0@sb0"},
+		{name: "the first runs", containers: "i:x i:z a", observed: "sb0 x.0:run", status: "Pending(Init:0/2) x=Running z=Waiting/PodInitializing a=Waiting/PodInitializing"},
+		{name: "the second", containers: "i:x i:z a", observed: "sb0 x.0:exit=0@1", now: 1, actions: "start:z.0@sb0",
 			status: "Pending(Init:1/2) x=Terminated/Completed z=Waiting/PodInitializing a=Waiting/PodInitializing"},
-		{name: "both done", containers: "i:x i:z a", see: "sb0 x.0:exit=0@1 z.0:exit=0@2", now: 2, actions: "start:a.0@sb0"},
-		{name: "all up", containers: "i:x a", see: "sb0 x.0:exit=0@1 a.0:run", now: 2, status: "Running ready x=Terminated/Completed a=Running"},
-		{name: "record lost, but a container tells", containers: "i:x i:z a b", see: "sb0 a.0:run", actions: "start:b.0@sb0"},
-		{name: "failed once", containers: "i:x a", see: "sb0 x.0:exit=1@1", now: 1, actions: "start:x.1@sb0", status: "Pending(Init:Error) x=Terminated/Error a=Waiting/PodInitializing"},
-		{name: "failed twice", containers: "i:x a", see: "sb0 x.0:exit=1@1 x.1:exit=1@5", now: 5, next: 15,
+		{name: "both done", containers: "i:x i:z a", observed: "sb0 x.0:exit=0@1 z.0:exit=0@2", now: 2, actions: "start:a.0@sb0"},
+		{name: "all up", containers: "i:x a", observed: "sb0 x.0:exit=0@1 a.0:run", now: 2, status: "Running ready x=Terminated/Completed a=Running"},
+		{name: "record lost, but a container tells", containers: "i:x i:z a b", observed: "sb0 a.0:run", actions: "start:b.0@sb0"},
+		{name: "failed once", containers: "i:x a", observed: "sb0 x.0:exit=1@1", now: 1, actions: "start:x.1@sb0", status: "Pending(Init:Error) x=Terminated/Error a=Waiting/PodInitializing"},
+		{name: "failed twice", containers: "i:x a", observed: "sb0 x.0:exit=1@1 x.1:exit=1@5", now: 5, next: 15,
 			status: "Pending(Init:CrashLoopBackOff) x=Waiting/CrashLoopBackOff a=Waiting/PodInitializing"},
-		{name: "failed twice, waited", containers: "i:x a", see: "sb0 x.0:exit=1@1 x.1:exit=1@5", now: 15, actions: "start:x.2@sb0"},
-		{name: "failed, OnFailure", policy: "OnFailure", containers: "i:x a", see: "sb0 x.0:exit=1@1", now: 1, actions: "start:x.1@sb0"},
-		{name: "failed, Never", policy: "Never", containers: "i:x a", see: "sb0 x.0:exit=3@1", now: 1, actions: "stop:sb0",
+		{name: "failed twice, waited", containers: "i:x a", observed: "sb0 x.0:exit=1@1 x.1:exit=1@5", now: 15, actions: "start:x.2@sb0"},
+		{name: "failed, OnFailure", policy: "OnFailure", containers: "i:x a", observed: "sb0 x.0:exit=1@1", now: 1, actions: "start:x.1@sb0"},
+		{name: "failed, Never", policy: "Never", containers: "i:x a", observed: "sb0 x.0:exit=3@1", now: 1, actions: "stop:sb0",
 			status: "Failed(Init:Error) x=Terminated/Error a=Waiting/PodInitializing"},
-		{name: "failed, Never, with a sidecar", policy: "Never", containers: "s:p i:x a", see: "sb0 p.0:run x.0:exit=3@1", now: 2, actions: "stop:p.0/29s"},
-		{name: "failed, Never, down", policy: "Never", containers: "i:x a", see: "sb0:stopped x.0:exit=3@1", now: 9},
-		{name: "again in a new sandbox", containers: "i:x a", see: "sb0:stopped x.0:exit=0@1 a.0:exit=1@2 sb1", now: 3, actions: "start:x.1@sb1"},
-		{name: "new sandbox, done again", containers: "i:x a", see: "sb0:stopped x.0:exit=0@1 a.0:exit=1@2 sb1 x.1:exit=0@4", now: 4, actions: "start:a.1@sb1"},
+		{name: "failed, Never, with a sidecar", policy: "Never", containers: "s:p i:x a", observed: "sb0 p.0:run x.0:exit=3@1", now: 2, actions: "stop:p.0/29s"},
+		{name: "failed, Never, down", policy: "Never", containers: "i:x a", observed: "sb0:stopped x.0:exit=3@1", now: 9},
+		{name: "again in a new sandbox", containers: "i:x a", observed: "sb0:stopped x.0:exit=0@1 a.0:exit=1@2 sb1", now: 3, actions: "start:x.1@sb1"},
+		{name: "new sandbox, done again", containers: "i:x a", observed: "sb0:stopped x.0:exit=0@1 a.0:exit=1@2 sb1 x.1:exit=0@4", now: 4, actions: "start:a.1@sb1"},
 	} {
-		c.play(t)
+		c.check(t)
 	}
 }
 
 func TestSidecars(t *testing.T) {
 	t.Parallel()
-	for _, c := range []scene{
-		{name: "first", containers: "s:p s:q i:x a", see: "sb0", actions: "start:p.0@sb0"},
-		{name: "second waits for the first", containers: "s:p s:q a", see: "sb0 starting:p"},
-		{name: "second", containers: "s:p s:q i:x a", see: "sb0 p.0:run", actions: "start:q.0@sb0", status: "Pending(Init:1/3) p=Running q=Waiting/PodInitializing x=Waiting/PodInitializing a=Waiting/PodInitializing"},
-		{name: "init beside them", containers: "s:p i:x a", see: "sb0 p.0:run", actions: "start:x.0@sb0"},
-		{name: "containers after them", containers: "s:p i:x a", see: "sb0 p.0:run x.0:exit=0@1", now: 1, actions: "start:a.0@sb0"},
-		{name: "restarted before it counts", containers: "s:p i:x a", see: "sb0 p.0:exit=1@1", now: 1, actions: "start:p.1@sb0"},
-		{name: "next waits for the restart", containers: "s:p i:x a", see: "sb0 p.0:exit=1@1 p.1:exit=1@2", now: 2, next: 12},
-		{name: "restarted beside the containers", containers: "s:p a", see: "sb0 p.0:exit=0@1 a.0:run", now: 1, actions: "start:p.1@sb0"},
-		{name: "restarted whatever the policy", policy: "Never", containers: "s:p a", see: "sb0 p.0:exit=0@1 a.0:run", now: 1, actions: "start:p.1@sb0"},
-		{name: "a container restarts without them", containers: "s:p a", see: "sb0 p.0:exit=1@1 p.1:exit=1@2 a.0:exit=1@2", now: 2, next: 12, actions: "start:a.1@sb0"},
-		{name: "ready needs them", containers: "s:p a", see: "sb0 starting:p a.0:run", status: "Running(ContainerCreating) p=Waiting/ContainerCreating a=Running"},
-		{name: "stopped when all is done", policy: "Never", containers: "s:p s:q a b", see: "sb0 p.0:run q.0:run a.0:exit=0@5 b.0:exit=1@6", now: 7, actions: "stop:q.0/29s",
+	for _, c := range []planCase{
+		{name: "first", containers: "s:p s:q i:x a", observed: "sb0", actions: "start:p.0@sb0"},
+		{name: "second waits for the first", containers: "s:p s:q a", observed: "sb0 starting:p"},
+		{name: "second", containers: "s:p s:q i:x a", observed: "sb0 p.0:run", actions: "start:q.0@sb0", status: "Pending(Init:1/3) p=Running q=Waiting/PodInitializing x=Waiting/PodInitializing a=Waiting/PodInitializing"},
+		{name: "init beside them", containers: "s:p i:x a", observed: "sb0 p.0:run", actions: "start:x.0@sb0"},
+		{name: "containers after them", containers: "s:p i:x a", observed: "sb0 p.0:run x.0:exit=0@1", now: 1, actions: "start:a.0@sb0"},
+		{name: "restarted before it counts", containers: "s:p i:x a", observed: "sb0 p.0:exit=1@1", now: 1, actions: "start:p.1@sb0"},
+		{name: "next waits for the restart", containers: "s:p i:x a", observed: "sb0 p.0:exit=1@1 p.1:exit=1@2", now: 2, next: 12},
+		{name: "restarted beside the containers", containers: "s:p a", observed: "sb0 p.0:exit=0@1 a.0:run", now: 1, actions: "start:p.1@sb0"},
+		{name: "restarted whatever the policy", policy: "Never", containers: "s:p a", observed: "sb0 p.0:exit=0@1 a.0:run", now: 1, actions: "start:p.1@sb0"},
+		{name: "a container restarts without them", containers: "s:p a", observed: "sb0 p.0:exit=1@1 p.1:exit=1@2 a.0:exit=1@2", now: 2, next: 12, actions: "start:a.1@sb0"},
+		{name: "ready needs them", containers: "s:p a", observed: "sb0 starting:p a.0:run", status: "Running(ContainerCreating) p=Waiting/ContainerCreating a=Running"},
+		{name: "stopped when all is done", policy: "Never", containers: "s:p s:q a b", observed: "sb0 p.0:run q.0:run a.0:exit=0@5 b.0:exit=1@6", now: 7, actions: "stop:q.0/29s",
 			status: "Running p=Running q=Running a=Terminated/Completed b=Terminated/Error"},
-		{name: "in reverse", policy: "Never", containers: "s:p s:q a", see: "sb0 p.0:run q.0:exit=143@8 a.0:exit=0@5", now: 33, actions: "stop:p.0/2s"},
-		{name: "the sandbox last", policy: "Never", containers: "s:p a", see: "sb0 p.0:exit=143@8 a.0:exit=0@5", now: 9, actions: "stop:sb0",
+		{name: "in reverse", policy: "Never", containers: "s:p s:q a", observed: "sb0 p.0:run q.0:exit=143@8 a.0:exit=0@5", now: 33, actions: "stop:p.0/2s"},
+		{name: "the sandbox last", policy: "Never", containers: "s:p a", observed: "sb0 p.0:exit=143@8 a.0:exit=0@5", now: 9, actions: "stop:sb0",
 			status: "Succeeded(Completed) p=Terminated/Error a=Terminated/Completed"},
 	} {
-		c.play(t)
+		c.check(t)
 	}
 }
 
 func TestRestarts(t *testing.T) {
 	t.Parallel()
-	for _, c := range []scene{
-		{name: "Always, success", containers: "a", see: "sb0 a.0:exit=0@5", now: 5, actions: "start:a.1@sb0", status: "Running(Completed) a=Terminated/Completed"},
-		{name: "Always, failure", containers: "a", see: "sb0 a.0:exit=1@5", now: 5, actions: "start:a.1@sb0"},
-		{name: "OnFailure, success", policy: "OnFailure", containers: "a b", see: "sb0 a.0:exit=0@5 b.0:run", now: 5, status: "Running a=Terminated/Completed b=Running"},
-		{name: "OnFailure, failure", policy: "OnFailure", containers: "a", see: "sb0 a.0:exit=2@5", now: 5, actions: "start:a.1@sb0"},
-		{name: "OnFailure, all done", policy: "OnFailure", containers: "a b", see: "sb0 a.0:exit=0@5 b.0:exit=1@4 b.1:exit=0@6", now: 6, actions: "stop:sb0", status: "Succeeded(Completed) a=Terminated/Completed b=Terminated/Completed"},
-		{name: "Never, one failed", policy: "Never", containers: "a b", see: "sb0 a.0:exit=0@5 b.0:exit=7@6", now: 6, actions: "stop:sb0", status: "Failed(Error) a=Terminated/Completed b=Terminated/Error"},
-		{name: "Never, out of memory", policy: "Never", containers: "a", see: "sb0 a.0:oom@5", now: 6, actions: "stop:sb0", status: "Failed(OOMKilled) a=Terminated/OOMKilled"},
-		{name: "Never, one left", policy: "Never", containers: "a b", see: "sb0 a.0:exit=1@5 b.0:run", now: 6, status: "Running a=Terminated/Error b=Running"},
-		{name: "Never, one not started yet", policy: "Never", containers: "a b", see: "sb0 a.0:exit=1@5", now: 6, actions: "start:b.0@sb0"},
-		{name: "Never, done and down", policy: "Never", containers: "a", see: "sb0:stopped a.0:exit=0@5", now: 60, status: "Succeeded(Completed) a=Terminated/Completed"},
-		{name: "second crash waits", containers: "a", see: "sb0 a.0:exit=1@5 a.1:exit=1@7", now: 8, next: 17, status: "Running(CrashLoopBackOff) a=Waiting/CrashLoopBackOff"},
-		{name: "second crash, waited", containers: "a", see: "sb0 a.0:exit=1@5 a.1:exit=1@7", now: 17, actions: "start:a.2@sb0"},
-		{name: "long run resets", containers: "a", see: "sb0 a.0:exit=1@5 a.1:exit=1@700-100", now: 700, actions: "start:a.2@sb0"},
-		{name: "not so long a run doesn't", containers: "a", see: "sb0 a.0:exit=1@5 a.1:exit=1@699-100", now: 700, next: 709},
-		{name: "old runs are collected", containers: "a", see: "sb0 a.0:exit=1@1 a.1:exit=1@2 a.2:exit=1@3 a.3:run", now: 99, actions: "remove:a.0 remove:a.1"},
-		{name: "of containers it doesn't have", containers: "a", see: "sb0 a.0:run z.0:exit=0@1", now: 99, actions: "remove:z.0"},
+	for _, c := range []planCase{
+		{name: "Always, success", containers: "a", observed: "sb0 a.0:exit=0@5", now: 5, actions: "start:a.1@sb0", status: "Running(Completed) a=Terminated/Completed"},
+		{name: "Always, failure", containers: "a", observed: "sb0 a.0:exit=1@5", now: 5, actions: "start:a.1@sb0"},
+		{name: "OnFailure, success", policy: "OnFailure", containers: "a b", observed: "sb0 a.0:exit=0@5 b.0:run", now: 5, status: "Running a=Terminated/Completed b=Running"},
+		{name: "OnFailure, failure", policy: "OnFailure", containers: "a", observed: "sb0 a.0:exit=2@5", now: 5, actions: "start:a.1@sb0"},
+		{name: "OnFailure, all done", policy: "OnFailure", containers: "a b", observed: "sb0 a.0:exit=0@5 b.0:exit=1@4 b.1:exit=0@6", now: 6, actions: "stop:sb0", status: "Succeeded(Completed) a=Terminated/Completed b=Terminated/Completed"},
+		{name: "Never, one failed", policy: "Never", containers: "a b", observed: "sb0 a.0:exit=0@5 b.0:exit=7@6", now: 6, actions: "stop:sb0", status: "Failed(Error) a=Terminated/Completed b=Terminated/Error"},
+		{name: "Never, out of memory", policy: "Never", containers: "a", observed: "sb0 a.0:oom@5", now: 6, actions: "stop:sb0", status: "Failed(OOMKilled) a=Terminated/OOMKilled"},
+		{name: "Never, one left", policy: "Never", containers: "a b", observed: "sb0 a.0:exit=1@5 b.0:run", now: 6, status: "Running a=Terminated/Error b=Running"},
+		{name: "Never, one not started yet", policy: "Never", containers: "a b", observed: "sb0 a.0:exit=1@5", now: 6, actions: "start:b.0@sb0"},
+		{name: "Never, done and down", policy: "Never", containers: "a", observed: "sb0:stopped a.0:exit=0@5", now: 60, status: "Succeeded(Completed) a=Terminated/Completed"},
+		{name: "second crash waits", containers: "a", observed: "sb0 a.0:exit=1@5 a.1:exit=1@7", now: 8, next: 17, status: "Running(CrashLoopBackOff) a=Waiting/CrashLoopBackOff"},
+		{name: "second crash, waited", containers: "a", observed: "sb0 a.0:exit=1@5 a.1:exit=1@7", now: 17, actions: "start:a.2@sb0"},
+		{name: "long run resets", containers: "a", observed: "sb0 a.0:exit=1@5 a.1:exit=1@700-100", now: 700, actions: "start:a.2@sb0"},
+		{name: "not so long a run doesn't", containers: "a", observed: "sb0 a.0:exit=1@5 a.1:exit=1@699-100", now: 700, next: 709},
+		{name: "old runs are collected", containers: "a", observed: "sb0 a.0:exit=1@1 a.1:exit=1@2 a.2:exit=1@3 a.3:run", now: 99, actions: "remove:a.0 remove:a.1"},
+		{name: "of containers it doesn't have", containers: "a", observed: "sb0 a.0:run z.0:exit=0@1", now: 99, actions: "remove:z.0"},
 	} {
-		c.play(t)
+		c.check(t)
 	}
 }
 
@@ -318,36 +318,36 @@ func TestBackoffDelays(t *testing.T) {
 			t.Errorf("%s: %s, want %s", name, c[0], c[1])
 		}
 	}
-	if d := (Backoff{Count: 1 << 40}).containerDelay(); d != longest {
+	if d := (Backoff{Count: 1 << 40}).containerDelay(); d != maxDelay {
 		t.Errorf("very many: %s", d)
 	}
 }
 
 func TestLostSandbox(t *testing.T) {
 	t.Parallel()
-	for _, c := range []scene{
-		{name: "lost with processes", containers: "s:p a b", see: "sb0:lost p.0:run a.0:run b.0:run", now: 9, actions: "stop:a.0/30s stop:b.0/30s"},
-		{name: "sidecars after them", containers: "s:p a", see: "sb0:lost p.0:run a.0:exit=137@8", now: 9, actions: "stop:p.0/30s"},
-		{name: "then its network", containers: "a", see: "sb0:lost a.0:exit=137@8", now: 9, actions: "stop:sb0"},
-		{name: "which takes a while", containers: "a", see: "sb0:stopping a.0:exit=137@8", now: 9},
-		{name: "then the next", containers: "a", see: "sb0:stopped a.0:exit=137@8", now: 99, actions: "sandbox+1", status: "Running(Error) a=Terminated/Error"},
-		{name: "and its containers", containers: "a", see: "sb0:stopped a.0:exit=137@8 sb1", now: 99, actions: "start:a.1@sb1"},
-		{name: "old one collected when empty", containers: "a", see: "sb0:stopped sb1 a.1:run", now: 99, actions: "remove:sb0"},
-		{name: "not while it has the run before", containers: "a", see: "sb0:stopped a.0:exit=137@8 sb1 a.1:run", now: 99},
-		{name: "two ready ones", containers: "a", see: "sb0 a.0:run sb1", now: 99, actions: "stop:a.0/30s"},
-		{name: "two ready ones, empty", containers: "a", see: "sb0 sb1 a.0:run", now: 99, actions: "stop:sb0"},
-		{name: "no address", containers: "a", see: "sb0:noip", now: 99, actions: "stop:sb0"},
-		{name: "no address needed", containers: "a", see: "sb0:noip", change: func(s *Spec, _ *Observed) { s.Pod.Spec.HostNetwork = true }, actions: "start:a.0@sb0"},
-		{name: "a start under way in it", containers: "a", see: "sb0:lost starting:a"},
-		{name: "Never, had run", policy: "Never", containers: "a", see: "sb0:stopped a.0:exit=0@8", now: 99, status: "Succeeded(Completed) a=Terminated/Completed"},
-		{name: "Never, one had not started", policy: "Never", containers: "a b", see: "sb0:lost a.0:exit=0@8", now: 99, actions: "stop:sb0",
+	for _, c := range []planCase{
+		{name: "lost with processes", containers: "s:p a b", observed: "sb0:lost p.0:run a.0:run b.0:run", now: 9, actions: "stop:a.0/30s stop:b.0/30s"},
+		{name: "sidecars after them", containers: "s:p a", observed: "sb0:lost p.0:run a.0:exit=137@8", now: 9, actions: "stop:p.0/30s"},
+		{name: "then its network", containers: "a", observed: "sb0:lost a.0:exit=137@8", now: 9, actions: "stop:sb0"},
+		{name: "which takes a while", containers: "a", observed: "sb0:stopping a.0:exit=137@8", now: 9},
+		{name: "then the next", containers: "a", observed: "sb0:stopped a.0:exit=137@8", now: 99, actions: "sandbox+1", status: "Running(Error) a=Terminated/Error"},
+		{name: "and its containers", containers: "a", observed: "sb0:stopped a.0:exit=137@8 sb1", now: 99, actions: "start:a.1@sb1"},
+		{name: "old one collected when empty", containers: "a", observed: "sb0:stopped sb1 a.1:run", now: 99, actions: "remove:sb0"},
+		{name: "not while it has the run before", containers: "a", observed: "sb0:stopped a.0:exit=137@8 sb1 a.1:run", now: 99},
+		{name: "two ready ones", containers: "a", observed: "sb0 a.0:run sb1", now: 99, actions: "stop:a.0/30s"},
+		{name: "two ready ones, empty", containers: "a", observed: "sb0 sb1 a.0:run", now: 99, actions: "stop:sb0"},
+		{name: "no address", containers: "a", observed: "sb0:noip", now: 99, actions: "stop:sb0"},
+		{name: "no address needed", containers: "a", observed: "sb0:noip", change: func(s *Spec, _ *Observed) { s.Pod.Spec.HostNetwork = true }, actions: "start:a.0@sb0"},
+		{name: "a start under way in it", containers: "a", observed: "sb0:lost starting:a"},
+		{name: "Never, had run", policy: "Never", containers: "a", observed: "sb0:stopped a.0:exit=0@8", now: 99, status: "Succeeded(Completed) a=Terminated/Completed"},
+		{name: "Never, one had not started", policy: "Never", containers: "a b", observed: "sb0:lost a.0:exit=0@8", now: 99, actions: "stop:sb0",
 			status: "Failed(ContainerStatusUnknown) a=Terminated/Completed b=Waiting/ContainerCreating"},
-		{name: "Never, none had started", policy: "Never", containers: "a", see: "sb0:stopped", now: 99, actions: "sandbox+1"},
-		{name: "Never, still running", policy: "Never", containers: "a b", see: "sb0:lost a.0:run", now: 99, actions: "stop:a.0/30s"},
-		{name: "OnFailure, done stays done", policy: "OnFailure", containers: "a b", see: "sb0:stopped a.0:exit=0@8 b.0:exit=1@8 sb1", now: 99, actions: "start:b.1@sb1"},
-		{name: "OnFailure, all done", policy: "OnFailure", containers: "a", see: "sb0:stopped a.0:exit=0@8", now: 99, status: "Succeeded(Completed) a=Terminated/Completed"},
+		{name: "Never, none had started", policy: "Never", containers: "a", observed: "sb0:stopped", now: 99, actions: "sandbox+1"},
+		{name: "Never, still running", policy: "Never", containers: "a b", observed: "sb0:lost a.0:run", now: 99, actions: "stop:a.0/30s"},
+		{name: "OnFailure, done stays done", policy: "OnFailure", containers: "a b", observed: "sb0:stopped a.0:exit=0@8 b.0:exit=1@8 sb1", now: 99, actions: "start:b.1@sb1"},
+		{name: "OnFailure, all done", policy: "OnFailure", containers: "a", observed: "sb0:stopped a.0:exit=0@8", now: 99, status: "Succeeded(Completed) a=Terminated/Completed"},
 	} {
-		c.play(t)
+		c.check(t)
 	}
 }
 
@@ -359,23 +359,23 @@ func TestSandboxFailures(t *testing.T) {
 			o.SandboxFailure = Failure{At: at(failure), Message: "no network"}
 		}
 	}
-	for _, c := range []scene{
+	for _, c := range []planCase{
 		{name: "failed once", containers: "a", now: 5, change: failed(1, 4, 5), next: 6, status: "Pending(CreatePodSandboxError) a=Waiting/ContainerCreating"},
 		{name: "waited", containers: "a", now: 6, change: failed(1, 4, 5), actions: "sandbox+0"},
 		{name: "failed slowly", containers: "a", now: 100, change: failed(3, 4, 99), next: 103},
 		{name: "failed often", containers: "a", now: 10, change: failed(9, 4, 5), next: 65},
-		{name: "an attempt is used up", containers: "a", see: "sb4:stopped", now: 10, change: failed(1, 4, 5), actions: "sandbox+5"},
-		{name: "made and lost at once", containers: "a", see: "sb0:stopped", now: 5, change: failed(3, 4, 0), next: 8},
-		{name: "made and lost later", containers: "a", see: "sb0:stopped", now: 64, change: failed(3, 4, 0), actions: "sandbox+1"},
+		{name: "an attempt is used up", containers: "a", observed: "sb4:stopped", now: 10, change: failed(1, 4, 5), actions: "sandbox+5"},
+		{name: "made and lost at once", containers: "a", observed: "sb0:stopped", now: 5, change: failed(3, 4, 0), next: 8},
+		{name: "made and lost later", containers: "a", observed: "sb0:stopped", now: 64, change: failed(3, 4, 0), actions: "sandbox+1"},
 	} {
-		c.play(t)
+		c.check(t)
 	}
 	s := makeSpec(t, "Always", "a")
-	d := Plan(s, see(t, s.Pod, ""), at(1))
+	d := Plan(s, observe(t, s.Pod, ""), at(1))
 	if got := d.Backoffs[keySandbox]; got != (Backoff{Count: 1, Last: at(1)}) {
 		t.Errorf("the first creation is not counted: %+v", got)
 	}
-	later := see(t, s.Pod, "sb0:stopped")
+	later := observe(t, s.Pod, "sb0:stopped")
 	later.Backoffs = Backoffs{keySandbox: {Count: 7, Last: at(1)}}
 	if got := Plan(s, later, at(100)).Backoffs[keySandbox]; got != (Backoff{Count: 1, Last: at(100)}) {
 		t.Errorf("a sandbox that held doesn't reset: %+v", got)
@@ -392,23 +392,23 @@ func TestStartFailures(t *testing.T) {
 	refused := func(name string, second int) func(*Spec, *Observed) {
 		return func(_ *Spec, o *Observed) { o.StartFailures[name] = Failure{At: at(second), ExitCode: 127} }
 	}
-	for _, c := range []scene{
-		{name: "waits", containers: "a b", see: "sb0 b.0:run", now: 5, change: failed("", 5), next: 15, status: "Pending(CreateContainerError) a=Waiting/CreateContainerError b=Running"},
-		{name: "with its reason", containers: "a", see: "sb0", now: 5, change: failed("CreateContainerConfigError", 5), next: 15, status: "Pending(CreateContainerConfigError) a=Waiting/CreateContainerConfigError"},
-		{name: "waited", containers: "a", see: "sb0", now: 15, change: failed("", 5), actions: "start:a.0@sb0"},
-		{name: "after a crash", containers: "a", see: "sb0 a.0:exit=1@4", now: 5, change: failed("", 5), next: 15},
-		{name: "before a crash", containers: "a", see: "sb0 a.0:exit=1@20", now: 20, change: func(_ *Spec, o *Observed) {
+	for _, c := range []planCase{
+		{name: "waits", containers: "a b", observed: "sb0 b.0:run", now: 5, change: failed("", 5), next: 15, status: "Pending(CreateContainerError) a=Waiting/CreateContainerError b=Running"},
+		{name: "with its reason", containers: "a", observed: "sb0", now: 5, change: failed("CreateContainerConfigError", 5), next: 15, status: "Pending(CreateContainerConfigError) a=Waiting/CreateContainerConfigError"},
+		{name: "waited", containers: "a", observed: "sb0", now: 15, change: failed("", 5), actions: "start:a.0@sb0"},
+		{name: "after a crash", containers: "a", observed: "sb0 a.0:exit=1@4", now: 5, change: failed("", 5), next: 15},
+		{name: "before a crash", containers: "a", observed: "sb0 a.0:exit=1@20", now: 20, change: func(_ *Spec, o *Observed) {
 			o.StartFailures["a"] = Failure{At: at(5)}
 			o.Backoffs = Backoffs{keyContainer("a"): {Count: 2, Last: at(5)}}
 		}, next: 40},
-		{name: "Never tries on", policy: "Never", containers: "a", see: "sb0", now: 15, change: failed("", 5), actions: "start:a.0@sb0"},
-		{name: "no program", containers: "a", see: "sb0", now: 5, change: refused("a", 5), next: 15, status: "Pending(CreateContainerError) a=Waiting/CreateContainerError"},
-		{name: "no program, Never", policy: "Never", containers: "a", see: "sb0", now: 5, change: refused("a", 5), actions: "stop:sb0", status: "Failed(StartError) a=Terminated/StartError"},
-		{name: "no program, Never, beside another", policy: "Never", containers: "a b", see: "sb0 b.0:run", now: 99, change: refused("a", 5), status: "Running a=Terminated/StartError b=Running"},
-		{name: "no program, Never, after another", policy: "Never", containers: "a b", see: "sb0 b.0:exit=0@9", now: 9, change: refused("a", 5), actions: "stop:sb0", status: "Failed(StartError) a=Terminated/StartError b=Terminated/Completed"},
-		{name: "no program, Never, of init", policy: "Never", containers: "i:x a", see: "sb0", now: 5, change: refused("x", 5), actions: "stop:sb0", status: "Failed(Init:StartError) x=Terminated/StartError a=Waiting/PodInitializing"},
+		{name: "Never tries on", policy: "Never", containers: "a", observed: "sb0", now: 15, change: failed("", 5), actions: "start:a.0@sb0"},
+		{name: "no program", containers: "a", observed: "sb0", now: 5, change: refused("a", 5), next: 15, status: "Pending(CreateContainerError) a=Waiting/CreateContainerError"},
+		{name: "no program, Never", policy: "Never", containers: "a", observed: "sb0", now: 5, change: refused("a", 5), actions: "stop:sb0", status: "Failed(StartError) a=Terminated/StartError"},
+		{name: "no program, Never, beside another", policy: "Never", containers: "a b", observed: "sb0 b.0:run", now: 99, change: refused("a", 5), status: "Running a=Terminated/StartError b=Running"},
+		{name: "no program, Never, after another", policy: "Never", containers: "a b", observed: "sb0 b.0:exit=0@9", now: 9, change: refused("a", 5), actions: "stop:sb0", status: "Failed(StartError) a=Terminated/StartError b=Terminated/Completed"},
+		{name: "no program, Never, of init", policy: "Never", containers: "i:x a", observed: "sb0", now: 5, change: refused("x", 5), actions: "stop:sb0", status: "Failed(Init:StartError) x=Terminated/StartError a=Waiting/PodInitializing"},
 	} {
-		c.play(t)
+		c.check(t)
 	}
 }
 
@@ -427,40 +427,40 @@ func TestImages(t *testing.T) {
 	failure := func(second int, reason string) func(*Image) {
 		return func(i *Image) { i.Failure = Failure{At: at(second), Reason: reason, Message: "not found"} }
 	}
-	for _, c := range []scene{
-		{name: "IfNotPresent, absent", containers: "a", see: "sb0 absent:a", actions: "pull:a", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating"},
-		{name: "IfNotPresent, pulling", containers: "a", see: "sb0 pulling:a", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating"},
-		{name: "unknown image is absent", containers: "a", see: "sb0", change: func(_ *Spec, o *Observed) { o.Images = nil }, actions: "pull:a"},
-		{name: "Never, absent", containers: "a", see: "sb0 absent:a", change: policy(corev1.PullNever, nil), status: "Pending(ErrImageNeverPull) a=Waiting/ErrImageNeverPull"},
-		{name: "Never, present", containers: "a", see: "sb0", change: policy(corev1.PullNever, nil), actions: "start:a.0@sb0"},
-		{name: "Always, present", containers: "a", see: "sb0", change: policy(corev1.PullAlways, nil), actions: "pull:a"},
-		{name: "Always, pulled", containers: "a", see: "sb0", now: 5, change: policy(corev1.PullAlways, func(i *Image) { i.Pulled = at(4) }), actions: "start:a.0@sb0"},
-		{name: "Always, restart", containers: "a", see: "sb0 a.0:exit=1@9-5", now: 9, change: policy(corev1.PullAlways, func(i *Image) { i.Pulled = at(4) }), actions: "pull:a"},
-		{name: "Always, pulled for the restart", containers: "a", see: "sb0 a.0:exit=1@9-5", now: 11, change: policy(corev1.PullAlways, func(i *Image) { i.Pulled = at(10) }), actions: "start:a.1@sb0"},
-		{name: "failed once", containers: "a", see: "sb0 absent:a", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "")), next: 15, status: "Pending(ErrImagePull) a=Waiting/ErrImagePull"},
-		{name: "failed, waited", containers: "a", see: "sb0 absent:a", now: 15, change: policy(corev1.PullIfNotPresent, failure(5, "")), actions: "pull:a"},
-		{name: "failed with a reason", containers: "a", see: "sb0 absent:a", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "InvalidImageName")), next: 15, status: "Pending(InvalidImageName) a=Waiting/InvalidImageName"},
-		{name: "failed again", containers: "a", see: "sb0 absent:a", now: 25, change: func(s *Spec, o *Observed) {
+	for _, c := range []planCase{
+		{name: "IfNotPresent, absent", containers: "a", observed: "sb0 absent:a", actions: "pull:a", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating"},
+		{name: "IfNotPresent, pulling", containers: "a", observed: "sb0 pulling:a", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating"},
+		{name: "unknown image is absent", containers: "a", observed: "sb0", change: func(_ *Spec, o *Observed) { o.Images = nil }, actions: "pull:a"},
+		{name: "Never, absent", containers: "a", observed: "sb0 absent:a", change: policy(corev1.PullNever, nil), status: "Pending(ErrImageNeverPull) a=Waiting/ErrImageNeverPull"},
+		{name: "Never, present", containers: "a", observed: "sb0", change: policy(corev1.PullNever, nil), actions: "start:a.0@sb0"},
+		{name: "Always, present", containers: "a", observed: "sb0", change: policy(corev1.PullAlways, nil), actions: "pull:a"},
+		{name: "Always, pulled", containers: "a", observed: "sb0", now: 5, change: policy(corev1.PullAlways, func(i *Image) { i.Pulled = at(4) }), actions: "start:a.0@sb0"},
+		{name: "Always, restart", containers: "a", observed: "sb0 a.0:exit=1@9-5", now: 9, change: policy(corev1.PullAlways, func(i *Image) { i.Pulled = at(4) }), actions: "pull:a"},
+		{name: "Always, pulled for the restart", containers: "a", observed: "sb0 a.0:exit=1@9-5", now: 11, change: policy(corev1.PullAlways, func(i *Image) { i.Pulled = at(10) }), actions: "start:a.1@sb0"},
+		{name: "failed once", containers: "a", observed: "sb0 absent:a", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "")), next: 15, status: "Pending(ErrImagePull) a=Waiting/ErrImagePull"},
+		{name: "failed, waited", containers: "a", observed: "sb0 absent:a", now: 15, change: policy(corev1.PullIfNotPresent, failure(5, "")), actions: "pull:a"},
+		{name: "failed with a reason", containers: "a", observed: "sb0 absent:a", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "InvalidImageName")), next: 15, status: "Pending(InvalidImageName) a=Waiting/InvalidImageName"},
+		{name: "failed again", containers: "a", observed: "sb0 absent:a", now: 25, change: func(s *Spec, o *Observed) {
 			policy(corev1.PullIfNotPresent, failure(25, ""))(s, o)
 			o.Backoffs = Backoffs{keyImage("img-a:1"): {Count: 1, Last: at(5)}}
 		}, next: 45, status: "Pending(ImagePullBackOff) a=Waiting/ImagePullBackOff"},
-		{name: "failed before it was loaded", containers: "a", see: "sb0", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "")), actions: "start:a.0@sb0"},
-		{name: "failed before it was pulled", containers: "a", see: "sb0", now: 9, change: policy(corev1.PullAlways, func(i *Image) {
+		{name: "failed before it was loaded", containers: "a", observed: "sb0", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "")), actions: "start:a.0@sb0"},
+		{name: "failed before it was pulled", containers: "a", observed: "sb0", now: 9, change: policy(corev1.PullAlways, func(i *Image) {
 			failure(5, "")(i)
 			i.Pulled = at(8)
 		}), actions: "start:a.0@sb0"},
-		{name: "fails with sandbox to come", containers: "a", see: "absent:a creating", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "")), next: 15, status: "Pending(ErrImagePull) a=Waiting/ErrImagePull"},
+		{name: "fails with sandbox to come", containers: "a", observed: "absent:a creating", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "")), next: 15, status: "Pending(ErrImagePull) a=Waiting/ErrImagePull"},
 	} {
-		c.play(t)
+		c.check(t)
 	}
 	// One pull serves all containers of the same image.
 	s := makeSpec(t, "Always", "a b")
 	s.Pod.Spec.Containers[1].Image = "img-a:1"
-	if got := show(Plan(s, see(t, s.Pod, "sb0 absent:a"), start).Actions); got != "pull:a" {
+	if got := show(Plan(s, observe(t, s.Pod, "sb0 absent:a"), start).Actions); got != "pull:a" {
 		t.Errorf("same image: %s", got)
 	}
 	// A success ends the row of failures.
-	o := see(t, s.Pod, "sb0 a.0:run b.0:run")
+	o := observe(t, s.Pod, "sb0 a.0:run b.0:run")
 	o.Backoffs = Backoffs{keyImage("img-a:1"): {Count: 5, Last: at(5)}}
 	o.Images["img-a:1"] = Image{State: ImagePresent, Pulled: at(9), Failure: Failure{At: at(5)}}
 	if got := Plan(s, o, at(10)).Backoffs[keyImage("img-a:1")]; got.Count != 0 {
@@ -471,19 +471,19 @@ func TestImages(t *testing.T) {
 func TestDeadline(t *testing.T) {
 	t.Parallel()
 	deadline := func(s *Spec, _ *Observed) { s.Pod.Spec.ActiveDeadlineSeconds = new(int64(60)) }
-	for _, c := range []scene{
-		{name: "to come", containers: "a", see: "sb0 a.0:run", now: 5, change: deadline, next: 60, status: "Running ready a=Running"},
-		{name: "come", containers: "a b", see: "sb0 a.0:run b.0:run", now: 61, change: deadline, actions: "stop:a.0/29s stop:b.0/29s", status: "Running(DeadlineExceeded) a=Running b=Running"},
-		{name: "come before it ran", containers: "a", see: "absent:a", now: 60, change: deadline, status: "Failed(DeadlineExceeded) a=Waiting/ContainerCreating"},
-		{name: "past", containers: "a", see: "sb0 a.0:exit=143@62", now: 63, change: deadline, actions: "stop:sb0", status: "Failed(DeadlineExceeded) a=Terminated/Error"},
-		{name: "killed by it, Never", policy: "Never", containers: "a", see: "sb0:stopped a.0:exit=143@62", now: 99, change: deadline, status: "Failed(DeadlineExceeded) a=Terminated/Error"},
-		{name: "ended before", policy: "Never", containers: "a", see: "sb0:stopped a.0:exit=0@59", now: 99, change: deadline, status: "Succeeded(Completed) a=Terminated/Completed"},
-		{name: "stopped before", containers: "a", see: "sb0:stopped a.0:exit=143@41", now: 99, change: func(s *Spec, o *Observed) {
+	for _, c := range []planCase{
+		{name: "to come", containers: "a", observed: "sb0 a.0:run", now: 5, change: deadline, next: 60, status: "Running ready a=Running"},
+		{name: "come", containers: "a b", observed: "sb0 a.0:run b.0:run", now: 61, change: deadline, actions: "stop:a.0/29s stop:b.0/29s", status: "Running(DeadlineExceeded) a=Running b=Running"},
+		{name: "come before it ran", containers: "a", observed: "absent:a", now: 60, change: deadline, status: "Failed(DeadlineExceeded) a=Waiting/ContainerCreating"},
+		{name: "past", containers: "a", observed: "sb0 a.0:exit=143@62", now: 63, change: deadline, actions: "stop:sb0", status: "Failed(DeadlineExceeded) a=Terminated/Error"},
+		{name: "killed by it, Never", policy: "Never", containers: "a", observed: "sb0:stopped a.0:exit=143@62", now: 99, change: deadline, status: "Failed(DeadlineExceeded) a=Terminated/Error"},
+		{name: "ended before", policy: "Never", containers: "a", observed: "sb0:stopped a.0:exit=0@59", now: 99, change: deadline, status: "Succeeded(Completed) a=Terminated/Completed"},
+		{name: "stopped before", containers: "a", observed: "sb0:stopped a.0:exit=143@41", now: 99, change: func(s *Spec, o *Observed) {
 			deadline(s, o)
 			s.Want, s.Since = Stop, at(40)
 		}, status: "Stopped a=Terminated/Error"},
 	} {
-		c.play(t)
+		c.check(t)
 	}
 }
 
@@ -510,39 +510,39 @@ func TestStop(t *testing.T) {
 			}
 		}
 	}
-	for _, c := range []scene{
-		{name: "containers first", containers: "s:p a b", see: "sb0 p.0:run a.0:run b.0:exit=0@1", now: 10, change: want(Stop, 10, nil), actions: "stop:a.0/30s",
+	for _, c := range []planCase{
+		{name: "containers first", containers: "s:p a b", observed: "sb0 p.0:run a.0:run b.0:exit=0@1", now: 10, change: want(Stop, 10, nil), actions: "stop:a.0/30s",
 			status: "Running(Terminating) p=Running a=Running b=Terminated/Completed"},
-		{name: "then sidecars", containers: "s:p s:q a", see: "sb0 p.0:run q.0:run a.0:exit=143@12", now: 12, change: want(Stop, 10, nil), actions: "stop:q.0/28s"},
-		{name: "one by one", containers: "s:p s:q a", see: "sb0 p.0:run q.0:exit=143@13 a.0:exit=143@12", now: 13, change: want(Stop, 10, nil), actions: "stop:p.0/27s"},
-		{name: "not at once when late", containers: "s:p a", see: "sb0 p.0:run a.0:exit=137@40", now: 40, change: want(Stop, 10, nil), actions: "stop:p.0/2s"},
-		{name: "an init container with them", containers: "s:p i:x a", see: "sb0 p.0:run x.0:run", now: 10, change: want(Stop, 10, nil), actions: "stop:x.0/30s"},
-		{name: "then the sandbox", containers: "a", see: "sb0 a.0:exit=143@12", now: 12, change: want(Stop, 10, nil), actions: "stop:sb0"},
-		{name: "stopping", containers: "a", see: "sb0:stopping a.0:exit=143@12", now: 12, change: want(Stop, 10, nil)},
-		{name: "stopped", containers: "a", see: "sb0:stopped a.0:exit=143@12", now: 12, change: want(Stop, 10, nil), status: "Stopped a=Terminated/Error"},
-		{name: "ended before", policy: "Never", containers: "a", see: "sb0:stopped a.0:exit=0@5", now: 12, change: want(Stop, 10, nil), status: "Succeeded(Completed) a=Terminated/Completed"},
+		{name: "then sidecars", containers: "s:p s:q a", observed: "sb0 p.0:run q.0:run a.0:exit=143@12", now: 12, change: want(Stop, 10, nil), actions: "stop:q.0/28s"},
+		{name: "one by one", containers: "s:p s:q a", observed: "sb0 p.0:run q.0:exit=143@13 a.0:exit=143@12", now: 13, change: want(Stop, 10, nil), actions: "stop:p.0/27s"},
+		{name: "not at once when late", containers: "s:p a", observed: "sb0 p.0:run a.0:exit=137@40", now: 40, change: want(Stop, 10, nil), actions: "stop:p.0/2s"},
+		{name: "an init container with them", containers: "s:p i:x a", observed: "sb0 p.0:run x.0:run", now: 10, change: want(Stop, 10, nil), actions: "stop:x.0/30s"},
+		{name: "then the sandbox", containers: "a", observed: "sb0 a.0:exit=143@12", now: 12, change: want(Stop, 10, nil), actions: "stop:sb0"},
+		{name: "stopping", containers: "a", observed: "sb0:stopping a.0:exit=143@12", now: 12, change: want(Stop, 10, nil)},
+		{name: "stopped", containers: "a", observed: "sb0:stopped a.0:exit=143@12", now: 12, change: want(Stop, 10, nil), status: "Stopped a=Terminated/Error"},
+		{name: "ended before", policy: "Never", containers: "a", observed: "sb0:stopped a.0:exit=0@5", now: 12, change: want(Stop, 10, nil), status: "Succeeded(Completed) a=Terminated/Completed"},
 		{name: "never ran", containers: "a", now: 12, change: want(Stop, 10, nil), status: "Stopped a=Waiting/ContainerCreating"},
-		{name: "Never, never ran", policy: "Never", containers: "i:x a", see: "sb0:stopped x.0:exit=0@1", now: 12, change: want(Stop, 10, nil), status: "Stopped x=Terminated/Completed a=Waiting/ContainerCreating"},
-		{name: "a sandbox on its way", containers: "a", see: "creating", now: 12, change: want(Stop, 10, nil), status: "Pending(Terminating) a=Waiting/ContainerCreating"},
-		{name: "a container on its way", containers: "s:p a", see: "sb0 p.0:run starting:a", now: 12, change: want(Stop, 10, nil)},
-		{name: "own grace", containers: "a", see: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(5)), actions: "stop:a.0/5s"},
-		{name: "no grace", containers: "a", see: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(0)), actions: "stop:a.0/0s"},
-		{name: "negative grace", containers: "a", see: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(-5)), actions: "stop:a.0/0s"},
-		{name: "under way", containers: "a", see: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, nil)), next: 40},
-		{name: "longer is not asked", containers: "a", see: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, grace(100))), next: 40},
-		{name: "shorter is", containers: "a", see: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, grace(15))), actions: "stop:a.0/5s"},
-		{name: "at once is", containers: "a", see: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, grace(0))), actions: "stop:a.0/0s"},
-		{name: "being killed", containers: "a", see: "sb0 a.0:run", now: 41, change: want(Stop, 10, under(40, nil))},
-		{name: "remove stops", containers: "a", see: "sb0 a.0:run", now: 10, change: want(Remove, 10, nil), actions: "stop:a.0/30s"},
-		{name: "remove containers", containers: "a", see: "sb0:stopped a.0:exit=0@1 a.1:created", now: 10, change: want(Remove, 10, nil), actions: "remove:a.0 remove:a.1"},
-		{name: "remove sandboxes", containers: "a", see: "sb0:stopped sb1:stopped", now: 10, change: want(Remove, 10, nil), actions: "remove:sb0 remove:sb1"},
+		{name: "Never, never ran", policy: "Never", containers: "i:x a", observed: "sb0:stopped x.0:exit=0@1", now: 12, change: want(Stop, 10, nil), status: "Stopped x=Terminated/Completed a=Waiting/ContainerCreating"},
+		{name: "a sandbox on its way", containers: "a", observed: "creating", now: 12, change: want(Stop, 10, nil), status: "Pending(Terminating) a=Waiting/ContainerCreating"},
+		{name: "a container on its way", containers: "s:p a", observed: "sb0 p.0:run starting:a", now: 12, change: want(Stop, 10, nil)},
+		{name: "own grace", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(5)), actions: "stop:a.0/5s"},
+		{name: "no grace", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(0)), actions: "stop:a.0/0s"},
+		{name: "negative grace", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(-5)), actions: "stop:a.0/0s"},
+		{name: "under way", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, nil)), next: 40},
+		{name: "longer is not asked", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, grace(100))), next: 40},
+		{name: "shorter is", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, grace(15))), actions: "stop:a.0/5s"},
+		{name: "at once is", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, grace(0))), actions: "stop:a.0/0s"},
+		{name: "being killed", containers: "a", observed: "sb0 a.0:run", now: 41, change: want(Stop, 10, under(40, nil))},
+		{name: "remove stops", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Remove, 10, nil), actions: "stop:a.0/30s"},
+		{name: "remove containers", containers: "a", observed: "sb0:stopped a.0:exit=0@1 a.1:created", now: 10, change: want(Remove, 10, nil), actions: "remove:a.0 remove:a.1"},
+		{name: "remove sandboxes", containers: "a", observed: "sb0:stopped sb1:stopped", now: 10, change: want(Remove, 10, nil), actions: "remove:sb0 remove:sb1"},
 	} {
-		c.play(t)
+		c.check(t)
 	}
 	s := makeSpec(t, "Always", "a")
 	s.Want = Remove
 	for words, gone := range map[string]bool{"": true, "creating": false, "sb0:stopped": false, "starting:a": false} {
-		if d := Plan(s, see(t, s.Pod, words), start); d.Gone != gone {
+		if d := Plan(s, observe(t, s.Pod, words), start); d.Gone != gone {
 			t.Errorf("%q: gone %t", words, d.Gone)
 		}
 	}
@@ -551,7 +551,7 @@ func TestStop(t *testing.T) {
 func TestStatusDetails(t *testing.T) {
 	t.Parallel()
 	s := makeSpec(t, "Always", "i:x a")
-	o := see(t, s.Pod, "sb0 x.0:exit=0@1 a.2:exit=3@5-4")
+	o := observe(t, s.Pod, "sb0 x.0:exit=0@1 a.2:exit=3@5-4")
 	o.Containers[1].Message = "panic"
 	o.Backoffs = Backoffs{keyContainer("a"): {Count: 3, Last: at(4)}}
 	d := Plan(s, o, at(6))
@@ -569,7 +569,7 @@ func TestStatusDetails(t *testing.T) {
 	if !slices.Equal(d.Status.IPs, []string{"10.0.0.1"}) || !d.Status.Initialized || d.Status.Ready {
 		t.Errorf("%+v", d.Status)
 	}
-	o = see(t, s.Pod, "sb0 x.0:exit=0@1 a.0:exit=3@5")
+	o = observe(t, s.Pod, "sb0 x.0:exit=0@1 a.0:exit=3@5")
 	o.Containers[1].Message = "panic"
 	if got := Plan(s, o, at(5)).Status; got.Containers[1].Message != "panic" || got.Message != "panic" {
 		t.Errorf("%+v", got)
@@ -580,7 +580,7 @@ func TestStatusDetails(t *testing.T) {
 func TestObservedIsNotChanged(t *testing.T) {
 	t.Parallel()
 	s := makeSpec(t, "Always", "a")
-	o := see(t, s.Pod, "sb0 a.0:exit=1@5 a.1:exit=1@6")
+	o := observe(t, s.Pod, "sb0 a.0:exit=1@5 a.1:exit=1@6")
 	o.Backoffs = Backoffs{}
 	first := Plan(s, o, at(6))
 	if len(o.Backoffs) > 0 {

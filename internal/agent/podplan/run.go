@@ -8,21 +8,21 @@ import (
 
 // run brings the pod up, or keeps it up.
 func (p *planner) run() {
-	p.collect()
-	if !p.clearOld() {
+	p.removeOldRecords()
+	if !p.stopOldSandboxes() {
 		return
 	}
-	if !p.usable() {
+	if !p.sandboxUsable() {
 		p.createSandbox()
 		return
 	}
-	p.stopDoomed()
+	p.stopUnhealthy()
 	for _, c := range p.ephemerals() {
-		if _, refused := p.refused(c.name); len(p.runs[c.name]) == 0 && !refused {
+		if _, refused := p.finalStartFailure(c.name); len(p.runs[c.name]) == 0 && !refused {
 			p.start(c)
 		}
 	}
-	for _, c := range p.due() {
+	for _, c := range p.toStart() {
 		p.start(c)
 	}
 }
@@ -30,8 +30,8 @@ func (p *planner) run() {
 // clearOld stops what is left of sandboxes that can't be used, and says
 // whether nothing is: only then may there be another, as it may need the same
 // ports and volumes.
-func (p *planner) clearOld() bool {
-	old := func(sandbox string) bool { return !p.usable() || sandbox != p.current.ID }
+func (p *planner) stopOldSandboxes() bool {
+	old := func(sandbox string) bool { return !p.sandboxUsable() || sandbox != p.current.ID }
 	var left []Container
 	for _, c := range p.o.Containers {
 		if old(c.Sandbox) && live(c) {
@@ -42,7 +42,7 @@ func (p *planner) clearOld() bool {
 		p.stopInOrder(left, p.now)
 		return false
 	}
-	if !p.usable() && len(p.o.Starting) > 0 {
+	if !p.sandboxUsable() && len(p.o.Starting) > 0 {
 		return false // one of them may yet come to run
 	}
 	clear := true
@@ -61,11 +61,11 @@ func (p *planner) clearOld() bool {
 // createSandbox makes the next attempt, and has the images fetched meanwhile.
 func (p *planner) createSandbox() {
 	for _, c := range p.allContainers() {
-		if c.init || p.wantsStart(c, Container{}, false) {
-			p.image(c)
+		if c.init || p.shouldStart(c, Container{}, false) {
+			p.ensureImage(c)
 		}
 	}
-	if p.o.Creating || p.waitsForSandbox() {
+	if p.o.Creating || p.sandboxBackingOff() {
 		return
 	}
 	attempt := uint32(0)
@@ -76,20 +76,20 @@ func (p *planner) createSandbox() {
 }
 
 // due are the containers that should run and don't.
-func (p *planner) due() []member {
-	var out []member
+func (p *planner) toStart() []podContainer {
+	var out []podContainer
 	initialized := p.initialized()
 	for _, c := range p.allContainers() {
-		run, ok := p.here(c.name)
+		run, ok := p.inCurrentSandbox(c.name)
 		switch {
 		case !c.init:
 			if !initialized {
 				return out
 			}
-			if p.wantsStart(c, run, ok) {
+			if p.shouldStart(c, run, ok) {
 				out = append(out, c)
 			}
-		case c.once:
+		case c.runsToCompletion:
 			if initialized || ok && succeeded(run) {
 				continue
 			}
@@ -113,8 +113,8 @@ func (p *planner) due() []member {
 
 // start takes a container one step further: away with what is left of earlier
 // runs, then the image, then the start.
-func (p *planner) start(c member) {
-	if p.o.Starting[c.name] || len(p.broken[c.name]) > 0 {
+func (p *planner) start(c podContainer) {
+	if p.o.Starting[c.name] || len(p.neverRan[c.name]) > 0 {
 		return
 	}
 	attempt := uint32(0)
@@ -126,7 +126,7 @@ func (p *planner) start(c member) {
 		attempt = max(attempt, run.Attempt+1)
 	}
 	key := keyContainer(c.name)
-	if p.waits(key, p.backoffs[key].containerDelay()) || !p.image(c) {
+	if p.backingOff(key, p.backoffs[key].containerDelay()) || !p.ensureImage(c) {
 		return
 	}
 	p.do(StartContainer{c.name, p.current.ID, attempt})
@@ -134,7 +134,7 @@ func (p *planner) start(c member) {
 
 // image says whether a container's image is at hand for its next start, and if
 // not has it pulled. Policy Always wants a pull for each start.
-func (p *planner) image(c member) bool {
+func (p *planner) ensureImage(c podContainer) bool {
 	image := p.o.Images[c.Image]
 	var since time.Time
 	if run, ok := p.newest(c.name); ok && !run.Started.After(p.now) { // else the clock was set back
@@ -149,7 +149,7 @@ func (p *planner) image(c member) bool {
 		return false
 	}
 	key := keyImage(c.Image)
-	if !p.waits(key, p.backoffs[key].imageDelay()) {
+	if !p.backingOff(key, p.backoffs[key].imageDelay()) {
 		p.pull(c.Image)
 	}
 	return false

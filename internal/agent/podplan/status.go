@@ -28,7 +28,7 @@ type Status struct {
 	Reason, Message string
 	IPs             []string
 	// Sandboxed says that containers can be started in its sandbox.
-	Sandboxed bool
+	SandboxReady bool
 	// Initialized says that the init containers have done their work, Ready
 	// that all containers run.
 	Initialized, Ready bool
@@ -74,7 +74,7 @@ const (
 	reasonInitializing = "PodInitializing"
 	reasonCrashLoop    = "CrashLoopBackOff"
 	reasonStart        = "CreateContainerError"
-	reasonRefused      = "StartError"
+	reasonStartError   = "StartError"
 	reasonPull         = "ErrImagePull"
 	reasonPullBackOff  = "ImagePullBackOff"
 	reasonNeverPull    = "ErrImageNeverPull"
@@ -93,14 +93,14 @@ const exitKilled = 137
 type reporter struct{ *planner }
 
 func (p reporter) status() Status {
-	out := Status{Sandboxed: p.usable(), Initialized: p.initialized()}
+	out := Status{SandboxReady: p.sandboxUsable(), Initialized: p.initialized()}
 	if p.current != nil {
 		out.IPs = p.current.IPs
 	}
-	out.Ready = p.usable() && p.Want == Run && p.outcome == nil && out.Initialized
+	out.Ready = p.sandboxUsable() && p.Want == Run && p.outcome == nil && out.Initialized
 	for _, c := range p.allContainers() {
 		s := p.containerStatus(c, out.Initialized)
-		out.Ready = out.Ready && (s.Ready || c.once)
+		out.Ready = out.Ready && (s.Ready || c.runsToCompletion)
 		out.Containers = append(out.Containers, s)
 	}
 	for _, c := range p.ephemerals() {
@@ -128,7 +128,7 @@ func (p reporter) phase(initialized bool) Phase {
 	for i := range p.Pod.Spec.Containers {
 		name := p.Pod.Spec.Containers[i].Name
 		_, ran := p.newest(name)
-		if _, refused := p.refused(name); !ran && !refused {
+		if _, refused := p.finalStartFailure(name); !ran && !refused {
 			return PhasePending
 		}
 	}
@@ -147,18 +147,18 @@ func (p reporter) reason(s Status) (string, string) {
 		return "", ""
 	case p.Want != Run:
 		return "Terminating", ""
-	case !p.usable() && !p.o.Creating && !p.o.SandboxFailure.At.IsZero() && !p.o.SandboxFailure.At.Before(p.backoffs[keySandbox].Last):
+	case !p.sandboxUsable() && !p.o.Creating && !p.o.SandboxFailure.At.IsZero() && !p.o.SandboxFailure.At.Before(p.backoffs[keySandbox].Last):
 		return orElse(p.o.SandboxFailure.Reason, reasonSandbox), p.o.SandboxFailure.Message
 	}
 	done := 0
 	for i, c := range p.allContainers() {
 		cs := s.Containers[i]
 		switch {
-		case cs.State == Running && (!c.once && cs.Up || s.Initialized), c.once && cs.State == Terminated && cs.ExitCode == 0:
+		case cs.State == Running && (!c.runsToCompletion && cs.Up || s.Initialized), c.runsToCompletion && cs.State == Terminated && cs.ExitCode == 0:
 			done++
 		case cs.State == Waiting && cs.Reason != reasonInitializing && cs.Reason != reasonCreating,
-			cs.State == Terminated && (p.restarts(Container{State: ContainerExited, ExitCode: cs.ExitCode}) || c.init):
-			return prefix(c) + cs.Reason, cs.Message
+			cs.State == Terminated && (p.shouldRestart(Container{State: ContainerExited, ExitCode: cs.ExitCode}) || c.init):
+			return initPrefix(c) + cs.Reason, cs.Message
 		case c.init && !s.Initialized:
 			return fmt.Sprintf("Init:%d/%d", done, len(p.Pod.Spec.InitContainers)), ""
 		case cs.State == Waiting:
@@ -168,7 +168,7 @@ func (p reporter) reason(s Status) (string, string) {
 	return "", ""
 }
 
-func prefix(c member) string {
+func initPrefix(c podContainer) string {
 	if c.init {
 		return "Init:"
 	}
@@ -179,8 +179,8 @@ func prefix(c member) string {
 // all are complete.
 func (p reporter) endReason(s Status) string {
 	for i, c := range p.allContainers() {
-		if cs := s.Containers[i]; cs.State == Terminated && cs.ExitCode != 0 && (c.once || !c.init) {
-			return prefix(c) + cs.Reason
+		if cs := s.Containers[i]; cs.State == Terminated && cs.ExitCode != 0 && (c.runsToCompletion || !c.init) {
+			return initPrefix(c) + cs.Reason
 		}
 	}
 	if s.Phase == PhaseFailed {
@@ -189,14 +189,14 @@ func (p reporter) endReason(s Status) string {
 	return reasonCompleted
 }
 
-func (p reporter) containerStatus(c member, initialized bool) ContainerStatus {
+func (p reporter) containerStatus(c podContainer, initialized bool) ContainerStatus {
 	out := ContainerStatus{Name: c.name, Image: c.Image, Init: c.init, State: Waiting}
 	run, ok := p.newest(c.name)
 	if ok {
 		out.ID, out.Restarts, out.Health = run.ID, int(run.Attempt), run.Health
 		out.ExitCode, out.Started, out.Finished = run.ExitCode, run.Started, run.Finished
 	}
-	if _, here := p.here(c.name); c.init && ok && !here && p.usable() && p.Want == Run && p.outcome == nil {
+	if _, here := p.inCurrentSandbox(c.name); c.init && ok && !here && p.sandboxUsable() && p.Want == Run && p.outcome == nil {
 		ok = false // it is to run anew
 	}
 	if p.o.Starting[c.name] {
@@ -206,7 +206,7 @@ func (p reporter) containerStatus(c member, initialized bool) ContainerStatus {
 	switch {
 	case ok && run.State == ContainerRunning:
 		out.State, out.Up, out.Ready = Running, p.hasStarted(c, run), p.ready(c, run)
-		if !out.Ready || run.Health.Doomed() {
+		if !out.Ready || run.Health.MustStop() {
 			out.Message = run.Health.Message
 		}
 		return out
@@ -215,10 +215,10 @@ func (p reporter) containerStatus(c member, initialized bool) ContainerStatus {
 		return out
 	case ok && run.State == ContainerExited:
 		out.State, out.Reason, out.Message = Terminated, exitReason(run), run.Message
-		out.Ready = c.once && run.ExitCode == 0
+		out.Ready = c.runsToCompletion && run.ExitCode == 0
 	}
-	if f, refused := p.refused(c.name); refused {
-		out.State, out.Reason, out.Message = Terminated, reasonRefused, f.Message
+	if f, refused := p.finalStartFailure(c.name); refused {
+		out.State, out.Reason, out.Message = Terminated, reasonStartError, f.Message
 		out.ExitCode, out.Finished = f.ExitCode, f.At
 		return out
 	}
@@ -247,20 +247,20 @@ func exitReason(run Container) string {
 
 // waitReason says what a container that doesn't run waits for; nothing if it
 // has ended for good or is about to start again.
-func (p reporter) waitReason(c member, run Container, ok, initialized bool) (string, string) {
+func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool) (string, string) {
 	ended := ok && run.State == ContainerExited
 	switch {
 	case p.Want != Run || p.outcome != nil:
 		if ended {
 			return "", ""
 		}
-		return p.idle(initialized), ""
-	case c.once && ended && run.ExitCode == 0, !c.init && ended && !p.restarts(run), c.ephemeral && ended:
+		return p.notStartedReason(initialized), ""
+	case c.runsToCompletion && ended && run.ExitCode == 0, !c.init && ended && !p.shouldRestart(run), c.ephemeral && ended:
 		return "", ""
-	case c.once && initialized:
+	case c.runsToCompletion && initialized:
 		return "", ""
 	case !c.init && !initialized && !ended:
-		return p.idle(initialized), ""
+		return p.notStartedReason(initialized), ""
 	}
 	if reason, message := p.imageReason(c); reason != "" {
 		return reason, message
@@ -280,11 +280,11 @@ func (p reporter) waitReason(c member, run Container, ok, initialized bool) (str
 	if ended {
 		return "", ""
 	}
-	return p.idle(initialized), ""
+	return p.notStartedReason(initialized), ""
 }
 
 // idle is why a container that nothing is wrong with has not started.
-func (p reporter) idle(initialized bool) string {
+func (p reporter) notStartedReason(initialized bool) string {
 	if !initialized && len(p.Pod.Spec.InitContainers) > 0 {
 		return reasonInitializing
 	}
@@ -292,7 +292,7 @@ func (p reporter) idle(initialized bool) string {
 }
 
 // imageReason says why a container's image is not there.
-func (p reporter) imageReason(c member) (string, string) {
+func (p reporter) imageReason(c podContainer) (string, string) {
 	image := p.o.Images[c.Image]
 	key := keyImage(c.Image)
 	b := p.backoffs[key]

@@ -7,7 +7,7 @@ import (
 
 // Floor is the least time that a process gets to end, unless the grace is 0:
 // one that comes late, as a sidecar does, is not to be cut off at once.
-const Floor = 2 * time.Second
+const MinGrace = 2 * time.Second
 
 // stopAll stops containers, then sandboxes, and says whether all are. The grace
 // is one for the whole pod, and counts from since.
@@ -43,7 +43,7 @@ func (p *planner) stopAll(since time.Time) bool {
 func (p *planner) stopInOrder(left []Container, since time.Time) {
 	var sidecars []string
 	for _, c := range p.allContainers() {
-		if c.init && !c.once {
+		if c.init && !c.runsToCompletion {
 			sidecars = append(sidecars, c.name)
 		}
 	}
@@ -73,11 +73,11 @@ func (p *planner) stop(c Container, since time.Time) { p.stopWithin(c, since, p.
 
 func (p *planner) stopWithin(c Container, since time.Time, grace time.Duration) {
 	if grace > 0 {
-		grace = max(since.Add(grace).Sub(p.now), Floor)
+		grace = max(since.Add(grace).Sub(p.now), MinGrace)
 	}
 	deadline := p.now.Add(grace)
 	if !c.Deadline.IsZero() && !deadline.Before(c.Deadline.Add(-time.Second)) {
-		p.lookAt(c.Deadline)
+		p.wakeAt(c.Deadline)
 		return
 	}
 	p.do(StopContainer{c.ID, grace})
@@ -89,7 +89,7 @@ func (p *planner) grace() time.Duration {
 	}
 	own := time.Duration(*p.Pod.Spec.TerminationGracePeriodSeconds) * time.Second
 	if p.Evicted != nil {
-		return min(own, Floor)
+		return min(own, MinGrace)
 	}
 	return own
 }
@@ -115,12 +115,12 @@ func (p *planner) removeContainers() {
 
 // kept is how many runs of a container are remembered: the present one and the
 // one before, whose log a person may still want.
-const kept = 2
+const keptRuns = 2
 
 // collect removes old records: runs before the last two, those that never
 // began or are of containers that the pod doesn't have, and stopped sandboxes
 // that have no run left.
-func (p *planner) collect() {
+func (p *planner) removeOldRecords() {
 	names := map[string]bool{}
 	for _, c := range slices.Concat(p.allContainers(), p.ephemerals()) {
 		names[c.name] = true
@@ -130,13 +130,13 @@ func (p *planner) collect() {
 	for _, runs := range p.runs {
 		for _, c := range runs {
 			used[c.Sandbox] = true
-			if c.State == ContainerExited && (rank[c.Name] >= kept || !names[c.Name]) {
+			if c.State == ContainerExited && (rank[c.Name] >= keptRuns || !names[c.Name]) {
 				p.do(RemoveContainer{c.ID})
 			}
 			rank[c.Name]++
 		}
 	}
-	for _, broken := range p.broken {
+	for _, broken := range p.neverRan {
 		for _, c := range broken {
 			used[c.Sandbox] = true
 			p.do(RemoveContainer{c.ID})

@@ -15,20 +15,20 @@ type view struct {
 	now time.Time
 	// runs has the containers by name, the newest first. Those that never ran
 	// are in broken instead: they count for nothing, and are removed.
-	runs   map[string][]Container
-	broken map[string][]Container
+	runs     map[string][]Container
+	neverRan map[string][]Container
 	// former are the sandboxes, by ID, from before the pod was last told to run.
-	former map[string]bool
+	formerSandboxes map[string]bool
 	// current is the newest sandbox, or nil.
 	current *Sandbox
 }
 
 func newView(s Spec, o Observed, now time.Time) *view {
-	v := &view{Spec: s, o: o, now: now, runs: map[string][]Container{}, broken: map[string][]Container{}, former: map[string]bool{}}
+	v := &view{Spec: s, o: o, now: now, runs: map[string][]Container{}, neverRan: map[string][]Container{}, formerSandboxes: map[string]bool{}}
 	for _, c := range o.Containers {
 		by := v.runs
 		if c.State == ContainerCreated {
-			by = v.broken
+			by = v.neverRan
 		}
 		by[c.Name] = append(by[c.Name], c)
 	}
@@ -36,7 +36,7 @@ func newView(s Spec, o Observed, now time.Time) *view {
 		slices.SortFunc(runs, func(a, b Container) int { return int(b.Attempt) - int(a.Attempt) })
 	}
 	for i := range o.Sandboxes {
-		v.former[o.Sandboxes[i].ID] = o.Sandboxes[i].Attempt < s.First
+		v.formerSandboxes[o.Sandboxes[i].ID] = o.Sandboxes[i].Attempt < s.FirstAttempt
 		if v.current == nil || o.Sandboxes[i].Attempt > v.current.Attempt {
 			v.current = &o.Sandboxes[i]
 		}
@@ -45,38 +45,38 @@ func newView(s Spec, o Observed, now time.Time) *view {
 }
 
 // member is a container of the pod's spec.
-type member struct {
+type podContainer struct {
 	*corev1.Container
 	name string
 	// init containers are those of spec.initContainers. Of these, once says
 	// that it runs to its end, not beside the others.
-	init, once bool
+	init, runsToCompletion bool
 	// ephemeral ones were added while the pod runs, for somebody to look around.
 	// They run once, and the pod's fate doesn't hang on them.
 	ephemeral bool
 }
 
 // allContainers are in the order of their start.
-func (v *view) allContainers() []member {
-	var out []member
+func (v *view) allContainers() []podContainer {
+	var out []podContainer
 	for i := range v.Pod.Spec.InitContainers {
 		c := &v.Pod.Spec.InitContainers[i]
 		sidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
-		out = append(out, member{Container: c, name: c.Name, init: true, once: !sidecar})
+		out = append(out, podContainer{Container: c, name: c.Name, init: true, runsToCompletion: !sidecar})
 	}
 	for i := range v.Pod.Spec.Containers {
 		c := &v.Pod.Spec.Containers[i]
-		out = append(out, member{Container: c, name: c.Name})
+		out = append(out, podContainer{Container: c, name: c.Name})
 	}
 	return out
 }
 
 // ephemerals are the containers that were added while the pod runs.
-func (v *view) ephemerals() []member {
-	var out []member
+func (v *view) ephemerals() []podContainer {
+	var out []podContainer
 	for i := range v.Pod.Spec.EphemeralContainers {
 		c := (*corev1.Container)(&v.Pod.Spec.EphemeralContainers[i].EphemeralContainerCommon)
-		out = append(out, member{Container: c, name: c.Name, ephemeral: true})
+		out = append(out, podContainer{Container: c, name: c.Name, ephemeral: true})
 	}
 	return out
 }
@@ -84,14 +84,14 @@ func (v *view) ephemerals() []member {
 // newest returns the newest run of a container, of any sandbox since the pod
 // was last told to run.
 func (v *view) newest(name string) (Container, bool) {
-	if runs := v.runs[name]; len(runs) > 0 && !v.former[runs[0].Sandbox] {
+	if runs := v.runs[name]; len(runs) > 0 && !v.formerSandboxes[runs[0].Sandbox] {
 		return runs[0], true
 	}
 	return Container{}, false
 }
 
 // here returns the newest run of a container in the current sandbox.
-func (v *view) here(name string) (Container, bool) {
+func (v *view) inCurrentSandbox(name string) (Container, bool) {
 	c, ok := v.newest(name)
 	if !ok || v.current == nil || c.Sandbox != v.current.ID {
 		return Container{}, false
@@ -107,12 +107,12 @@ func succeeded(c Container) bool { return c.State == ContainerExited && c.ExitCo
 
 // restarts says whether the pod's policy has a container started again after
 // that end.
-func (v *view) restarts(c Container) bool {
+func (v *view) shouldRestart(c Container) bool {
 	switch v.Pod.Spec.RestartPolicy {
 	case corev1.RestartPolicyNever:
 		return false
 	case corev1.RestartPolicyOnFailure:
-		return !succeeded(c) || c.Health.Doomed() || c.Outdated
+		return !succeeded(c) || c.Health.MustStop() || c.Outdated
 	}
 	return true
 }
@@ -123,11 +123,11 @@ func (v *view) restarts(c Container) bool {
 func (v *view) initialized() bool {
 	done := true
 	for _, c := range v.allContainers() {
-		run, ok := v.here(c.name)
+		run, ok := v.inCurrentSandbox(c.name)
 		switch {
 		case !c.init && ok:
 			return true
-		case c.once:
+		case c.runsToCompletion:
 			done = done && ok && succeeded(run)
 		case c.init:
 			done = done && ok && v.hasStarted(c, run)
@@ -139,7 +139,7 @@ func (v *view) initialized() bool {
 // refused returns how the start of a container's program failed if that counts as
 // its end, as that of a program which ran and failed: by the pod's policy, or
 // because it is ephemeral.
-func (v *view) refused(name string) (Failure, bool) {
+func (v *view) finalStartFailure(name string) (Failure, bool) {
 	_, ran := v.newest(name)
 	f := v.o.StartFailures[name]
 	never := v.Pod.Spec.RestartPolicy == corev1.RestartPolicyNever ||
@@ -149,17 +149,17 @@ func (v *view) refused(name string) (Failure, bool) {
 
 // wantsStart says whether a regular container is to be started. In a sandbox
 // that took the place of another, what has succeeded before stays done.
-func (v *view) wantsStart(c member, run Container, here bool) bool {
+func (v *view) shouldStart(c podContainer, run Container, here bool) bool {
 	if !here {
 		before, ok := v.newest(c.name)
-		_, refused := v.refused(c.name)
-		return !refused && (!ok || v.restarts(before))
+		_, refused := v.finalStartFailure(c.name)
+		return !refused && (!ok || v.shouldRestart(before))
 	}
 	switch run.State {
 	case ContainerRunning:
 		return false
 	case ContainerExited:
-		return v.restarts(run)
+		return v.shouldRestart(run)
 	}
 	return true // it is in doubt, which comes to an end first
 }
@@ -172,14 +172,14 @@ type outcome struct {
 }
 
 // end says how the pod has ended by itself, or nil.
-func (v *view) end() *outcome {
+func (v *view) containersOutcome() *outcome {
 	policy := v.Pod.Spec.RestartPolicy
 	if policy == corev1.RestartPolicyNever && !v.initialized() {
 		for _, c := range v.allContainers() {
-			if run, ok := v.newest(c.name); c.once && ok && run.State == ContainerExited && run.ExitCode != 0 {
+			if run, ok := v.newest(c.name); c.runsToCompletion && ok && run.State == ContainerExited && run.ExitCode != 0 {
 				return &outcome{PhaseFailed, "", "init container " + c.name + " failed", run.Finished}
 			}
-			if f, refused := v.refused(c.name); c.init && refused {
+			if f, refused := v.finalStartFailure(c.name); c.init && refused {
 				return &outcome{PhaseFailed, "", "init container " + c.name + " failed", f.At}
 			}
 		}
@@ -191,14 +191,14 @@ func (v *view) end() *outcome {
 	for i := range v.Pod.Spec.Containers {
 		name := v.Pod.Spec.Containers[i].Name
 		run, ok := v.newest(name)
-		if f, refused := v.refused(name); refused && !v.o.Starting[name] {
+		if f, refused := v.finalStartFailure(name); refused && !v.o.Starting[name] {
 			run, ok = Container{State: ContainerExited, ExitCode: f.ExitCode, Finished: f.At}, true
 		}
-		if !ok && v.barred() {
+		if !ok && v.sandboxForbidden() {
 			out.phase, out.message = PhaseFailed, "its sandbox was lost before all containers had started"
 			continue
 		}
-		if !ok || run.State != ContainerExited || v.restarts(run) || v.o.Starting[name] {
+		if !ok || run.State != ContainerExited || v.shouldRestart(run) || v.o.Starting[name] {
 			return nil
 		}
 		if run.ExitCode != 0 {
@@ -213,15 +213,15 @@ func (v *view) end() *outcome {
 
 // barred says that the pod may have no further sandbox: with restartPolicy
 // Never containers that have run once are not run in another.
-func (v *view) barred() bool {
+func (v *view) sandboxForbidden() bool {
 	ran := func(c corev1.Container) bool { _, ok := v.newest(c.Name); return ok }
 	return v.Pod.Spec.RestartPolicy == corev1.RestartPolicyNever &&
 		(slices.ContainsFunc(v.Pod.Spec.InitContainers, ran) || slices.ContainsFunc(v.Pod.Spec.Containers, ran)) &&
-		v.Want == Run && !v.o.Creating && !v.usable() && len(v.o.Sandboxes) > 0
+		v.Want == Run && !v.o.Creating && !v.sandboxUsable() && len(v.o.Sandboxes) > 0
 }
 
 // usable says whether containers can be started in the current sandbox. One
 // without an address never gets one.
-func (v *view) usable() bool {
-	return v.current != nil && v.current.State == SandboxReady && !v.former[v.current.ID] && (v.Pod.Spec.HostNetwork || len(v.current.IPs) > 0)
+func (v *view) sandboxUsable() bool {
+	return v.current != nil && v.current.State == SandboxReady && !v.formerSandboxes[v.current.ID] && (v.Pod.Spec.HostNetwork || len(v.current.IPs) > 0)
 }

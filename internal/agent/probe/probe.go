@@ -68,7 +68,7 @@ func Probed(c *corev1.Container) bool {
 type run struct {
 	Run
 	Watcher
-	courses [kinds]podplan.Probing
+	courses [kinds]podplan.ProbeProgress
 	said    [kinds]string // by the last check, if it failed
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -258,7 +258,7 @@ func (p *Prober) note(t turn, err error) {
 	before, said := r.courses[t.kind], r.said[t.kind]
 	course, how := before, "failed"
 	if _, judged := errors.AsType[failed](err); err == nil || judged {
-		course = before.After(spec, err == nil)
+		course = before.Add(spec, err == nil)
 	} else {
 		how = "can't be made"
 	}

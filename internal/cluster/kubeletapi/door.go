@@ -195,7 +195,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	st, ok := p.Sandbox()
-	if !ok || !p.Status.Sandboxed {
+	if !ok || !p.Status.SandboxReady {
 		refuse(w, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("pod %q isn't running", p.Manifest.Name)))
 		return
 	}

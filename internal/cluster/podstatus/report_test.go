@@ -163,7 +163,7 @@ func phase(want string) func(map[string]any) bool {
 func TestTellsAndDeletes(t *testing.T) {
 	h := open(t)
 	pod := parse(t, web)
-	status := podplan.Status{Phase: podplan.PhaseRunning, Ready: true, Initialized: true, Sandboxed: true, IPs: []string{"10.0.0.2"}, Containers: []podplan.ContainerStatus{
+	status := podplan.Status{Phase: podplan.PhaseRunning, Ready: true, Initialized: true, SandboxReady: true, IPs: []string{"10.0.0.2"}, Containers: []podplan.ContainerStatus{
 		{Name: "c", State: podplan.Running, Up: true, Ready: true, Started: time.Now()},
 	}}
 	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Run, Status: status})
@@ -182,7 +182,7 @@ func TestTellsAndDeletes(t *testing.T) {
 	h.Nudge()
 	h.sent(http.MethodPatch, at+"/status", func(b map[string]any) bool { return strings.Contains(fmt.Sprint(b), "ContainersNotReady") })
 	h.never(http.MethodDelete, at)
-	status.Phase, status.Sandboxed = podplan.PhaseStopped, false
+	status.Phase, status.SandboxReady = podplan.PhaseStopped, false
 	status.Containers = []podplan.ContainerStatus{{Name: "c", State: podplan.Terminated, Reason: "Completed", Started: time.Now(), Finished: time.Now()}}
 	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Stop, Settled: true, Status: status})
 	h.Nudge()
@@ -324,7 +324,7 @@ func TestStatus(t *testing.T) {
 	node := criconfig.Node{IPs: []string{"198.51.100.1", "2001:db8::1"}}
 	now := time.Unix(1000, 0)
 	crashing := agent.Pod{Manifest: pod, Want: podplan.Run, Created: time.Unix(1, 0), Containers: []container.Status{run("c", 1, true), run("c", 0, true)},
-		Status: podplan.Status{Phase: podplan.PhaseRunning, Reason: "CrashLoopBackOff", Initialized: true, Sandboxed: true, IPs: []string{"10.0.0.2", "fd00::2"}, Containers: []podplan.ContainerStatus{
+		Status: podplan.Status{Phase: podplan.PhaseRunning, Reason: "CrashLoopBackOff", Initialized: true, SandboxReady: true, IPs: []string{"10.0.0.2", "fd00::2"}, Containers: []podplan.ContainerStatus{
 			{Name: "c", Image: "localhost/x", State: podplan.Waiting, Reason: "CrashLoopBackOff", Message: "back-off 10s", Restarts: 1, ExitCode: 3},
 		}}}
 	s := statusOf(ofServer(pod), crashing, node, now)

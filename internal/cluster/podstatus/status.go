@@ -200,7 +200,7 @@ func (c conditions) drop(of corev1.PodConditionType) {
 
 // set sets the conditions that are the node's to say.
 func (c conditions) set(p agent.Pod) {
-	c.put(corev1.PodReadyToStartContainers, p.Status.Sandboxed, "", "")
+	c.put(corev1.PodReadyToStartContainers, p.Status.SandboxReady, "", "")
 	var unready, uninitialized []string
 	initialized := p.Status.Initialized
 	for _, s := range p.Status.Containers {

@@ -13,9 +13,9 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// world is a node with one pod, on which anything may fail at any moment. It
+// simulation is a node with one pod, on which anything may fail at any moment. It
 // does what Plan says and holds it to the rules, which it knows independently.
-type world struct {
+type simulation struct {
 	t    testing.TB
 	r    *rand.Rand
 	spec Spec
@@ -24,7 +24,7 @@ type world struct {
 	// events to come, the next one first.
 	events []event
 	// calm: nothing fails by itself any more.
-	calm bool
+	faultless bool
 	// ends has the unsteady ends in a row of each container.
 	ends map[string]end
 	// log of what happened, for a failure's message.
@@ -46,8 +46,8 @@ type end struct {
 	last  time.Time
 }
 
-func newWorld(t testing.TB, seed uint64) *world {
-	w := &world{t: t, r: rand.New(rand.NewPCG(seed, 1)), now: start, ends: map[string]end{}}
+func newSimulation(t testing.TB, seed uint64) *simulation {
+	w := &simulation{t: t, r: rand.New(rand.NewPCG(seed, 1)), now: start, ends: map[string]end{}}
 	policies := []string{"Always", "OnFailure", "Never"}
 	pods := []string{"a", "a b c", "i:x a", "i:x i:z a b", "s:p a", "s:p s:q a b", "s:p i:x s:q i:z a b", "i:x s:p a"}
 	w.spec = makeSpec(t, policies[w.r.IntN(len(policies))], pods[w.r.IntN(len(pods))])
@@ -63,7 +63,7 @@ func newWorld(t testing.TB, seed uint64) *world {
 	return w
 }
 
-func (w *world) containers() []*corev1.Container {
+func (w *simulation) containers() []*corev1.Container {
 	var out []*corev1.Container
 	for i := range w.spec.Pod.Spec.InitContainers {
 		out = append(out, &w.spec.Pod.Spec.InitContainers[i])
@@ -75,28 +75,28 @@ func (w *world) containers() []*corev1.Container {
 }
 
 // chance is true once in n times; never in calm.
-func (w *world) chance(n int) bool { return !w.calm && w.r.IntN(n) == 0 }
+func (w *simulation) chance(n int) bool { return !w.faultless && w.r.IntN(n) == 0 }
 
-func (w *world) soon(seconds int) time.Time {
+func (w *simulation) soon(seconds int) time.Time {
 	return w.now.Add(time.Duration(w.r.Int64N(int64(seconds)*int64(time.Second))) + 1)
 }
 
-func (w *world) schedule(at time.Time, lost bool, what string, do func()) {
+func (w *simulation) schedule(at time.Time, lost bool, what string, do func()) {
 	w.events = append(w.events, event{at, what, do, lost})
 	slices.SortStableFunc(w.events, func(a, b event) int { return a.at.Compare(b.at) })
 }
 
-func (w *world) note(format string, args ...any) {
+func (w *simulation) note(format string, args ...any) {
 	w.log = append(w.log, fmt.Sprintf("%9.1f ", w.now.Sub(start).Seconds())+fmt.Sprintf(format, args...))
 }
 
-func (w *world) fail(format string, args ...any) {
+func (w *simulation) fail(format string, args ...any) {
 	w.t.Helper()
 	tail := w.log[max(0, len(w.log)-60):]
 	w.t.Fatalf("%s\npod: %s %s\n%s", fmt.Sprintf(format, args...), w.spec.Pod.Spec.RestartPolicy, w.names(), strings.Join(tail, "\n"))
 }
 
-func (w *world) names() string {
+func (w *simulation) names() string {
 	var out []string
 	for _, c := range w.containers() {
 		name := c.Name
@@ -108,7 +108,7 @@ func (w *world) names() string {
 	return strings.Join(out, " ")
 }
 
-func (w *world) container(id string) *Container {
+func (w *simulation) container(id string) *Container {
 	for i := range w.o.Containers {
 		if w.o.Containers[i].ID == id {
 			return &w.o.Containers[i]
@@ -117,7 +117,7 @@ func (w *world) container(id string) *Container {
 	return nil
 }
 
-func (w *world) sandbox(id string) *Sandbox {
+func (w *simulation) sandbox(id string) *Sandbox {
 	for i := range w.o.Sandboxes {
 		if w.o.Sandboxes[i].ID == id {
 			return &w.o.Sandboxes[i]
@@ -128,7 +128,7 @@ func (w *world) sandbox(id string) *Sandbox {
 
 // step decides, does what was decided, and lets the next thing happen. It says
 // whether there is anything left to happen.
-func (w *world) step() (Decision, bool) {
+func (w *simulation) step() (Decision, bool) {
 	w.steps++
 	d := Plan(w.spec, w.o, w.now)
 	w.o.Backoffs = d.Backoffs
@@ -140,7 +140,7 @@ func (w *world) step() (Decision, bool) {
 	for _, a := range d.Actions {
 		w.do(a)
 	}
-	if !w.calm && w.disturb() {
+	if !w.faultless && w.injectFault() {
 		return d, true
 	}
 	if !d.Next.IsZero() && !d.Next.After(w.now) {
@@ -163,7 +163,7 @@ func (w *world) step() (Decision, bool) {
 }
 
 // disturb lets something go wrong now and then, and says whether it has.
-func (w *world) disturb() bool {
+func (w *simulation) injectFault() bool {
 	switch w.r.IntN(60) {
 	case 0:
 		w.restartDaemon()
@@ -191,7 +191,7 @@ func (w *world) disturb() bool {
 }
 
 // restartDaemon loses what is only in its memory.
-func (w *world) restartDaemon() {
+func (w *simulation) restartDaemon() {
 	w.note("!! the daemon restarts")
 	for name := range w.o.Starting {
 		switch w.r.IntN(3) {
@@ -223,7 +223,7 @@ func (w *world) restartDaemon() {
 	}
 }
 
-func (w *world) newest(name string) *Container {
+func (w *simulation) newest(name string) *Container {
 	var out *Container
 	for i := range w.o.Containers {
 		if c := &w.o.Containers[i]; c.Name == name && (out == nil || c.Attempt > out.Attempt) {
@@ -234,7 +234,7 @@ func (w *world) newest(name string) *Container {
 }
 
 // addContainer puts the next run of a container into the newest sandbox.
-func (w *world) addContainer(name string, state ContainerState) *Container {
+func (w *simulation) addContainer(name string, state ContainerState) *Container {
 	sandbox := slices.MaxFunc(w.o.Sandboxes, func(a, b Sandbox) int { return int(a.Attempt) - int(b.Attempt) })
 	c := Container{Name: name, Sandbox: sandbox.ID, State: state}
 	if last := w.newest(name); last != nil {
@@ -252,13 +252,13 @@ func (w *world) addContainer(name string, state ContainerState) *Container {
 }
 
 // planExit has a process end by itself, if it is of the kind that does.
-func (w *world) planExit(id, name string) {
+func (w *simulation) planExit(id, name string) {
 	spec := w.specOf(name)
 	once := w.isInit(name) && !manifest.IsSidecar(spec)
 	switch {
-	case once && w.calm:
+	case once && w.faultless:
 		w.schedule(w.soon(5), false, "done", func() { w.exit(id, 0) })
-	case w.calm:
+	case w.faultless:
 	case once:
 		w.schedule(w.soon(30), false, "done", func() { w.exit(id, w.r.IntN(3)/2) })
 	case w.r.IntN(3) > 0:
@@ -266,7 +266,7 @@ func (w *world) planExit(id, name string) {
 	}
 }
 
-func (w *world) specOf(name string) *corev1.Container {
+func (w *simulation) specOf(name string) *corev1.Container {
 	for _, c := range w.containers() {
 		if c.Name == name {
 			return c
@@ -275,11 +275,11 @@ func (w *world) specOf(name string) *corev1.Container {
 	return nil
 }
 
-func (w *world) isInit(name string) bool {
+func (w *simulation) isInit(name string) bool {
 	return slices.ContainsFunc(w.spec.Pod.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == name })
 }
 
-func (w *world) exit(id string, code int) {
+func (w *simulation) exit(id string, code int) {
 	c := w.container(id)
 	if c == nil || !live(*c) {
 		return
@@ -288,7 +288,7 @@ func (w *world) exit(id string, code int) {
 	c.State, c.ExitCode, c.Finished, c.Deadline = ContainerExited, code, w.now, time.Time{}
 	w.note("   %s exits with %d", id, code)
 	e := w.ends[c.Name]
-	if c.Finished.Sub(c.Started) >= steady {
+	if c.Finished.Sub(c.Started) >= steadyRun {
 		e.count = 0
 	}
 	e.count, e.last = e.count+1, w.now
@@ -298,7 +298,7 @@ func (w *world) exit(id string, code int) {
 	w.ends[c.Name] = e
 }
 
-func (w *world) do(a Action) {
+func (w *simulation) do(a Action) {
 	switch a := a.(type) {
 	case CreateSandbox:
 		w.createSandbox(a)
@@ -317,7 +317,7 @@ func (w *world) do(a Action) {
 	}
 }
 
-func (w *world) createSandbox(a CreateSandbox) {
+func (w *simulation) createSandbox(a CreateSandbox) {
 	if w.o.Creating {
 		w.fail("a second sandbox while one is being created")
 	}
@@ -349,7 +349,7 @@ func (w *world) createSandbox(a CreateSandbox) {
 	})
 }
 
-func (w *world) stopSandbox(a StopSandbox) {
+func (w *simulation) stopSandbox(a StopSandbox) {
 	s := w.sandbox(a.ID)
 	if s == nil || s.State == SandboxStopping || s.State == SandboxStopped {
 		w.fail("sandbox %s can't be stopped", a.ID)
@@ -370,7 +370,7 @@ func (w *world) stopSandbox(a StopSandbox) {
 	})
 }
 
-func (w *world) removeSandbox(a RemoveSandbox) {
+func (w *simulation) removeSandbox(a RemoveSandbox) {
 	s := w.sandbox(a.ID)
 	if s == nil || s.State != SandboxStopped {
 		w.fail("sandbox %s can't be removed", a.ID)
@@ -383,7 +383,7 @@ func (w *world) removeSandbox(a RemoveSandbox) {
 	}
 }
 
-func (w *world) pullImage(a PullImage) {
+func (w *simulation) pullImage(a PullImage) {
 	i := w.o.Images[a.Image]
 	if i.State == ImagePulling {
 		w.fail("%s is pulled twice", a.Image)
@@ -401,7 +401,7 @@ func (w *world) pullImage(a PullImage) {
 	})
 }
 
-func (w *world) startContainer(a StartContainer) {
+func (w *simulation) startContainer(a StartContainer) {
 	w.checkStart(a)
 	w.o.Starting[a.Name] = true
 	w.schedule(w.soon(3), true, "start", func() {
@@ -422,7 +422,7 @@ func (w *world) startContainer(a StartContainer) {
 }
 
 // checkStart holds a start to all the rules there are.
-func (w *world) checkStart(a StartContainer) {
+func (w *simulation) checkStart(a StartContainer) {
 	w.t.Helper()
 	s := w.sandbox(a.Sandbox)
 	if s == nil || s.State != SandboxReady || len(s.IPs) == 0 || w.spec.Want != Run {
@@ -460,7 +460,7 @@ func (w *world) checkStart(a StartContainer) {
 }
 
 // checkOrder: init containers one after the other, all of them before others.
-func (w *world) checkOrder(a StartContainer) {
+func (w *simulation) checkOrder(a StartContainer) {
 	w.t.Helper()
 	if slices.ContainsFunc(w.spec.Pod.Spec.Containers, func(c corev1.Container) bool {
 		return slices.ContainsFunc(w.o.Containers, func(run Container) bool {
@@ -483,7 +483,7 @@ func (w *world) checkOrder(a StartContainer) {
 	}
 }
 
-func (w *world) checkPolicy(a StartContainer) {
+func (w *simulation) checkPolicy(a StartContainer) {
 	w.t.Helper()
 	last := w.newest(a.Name)
 	if last == nil || last.State != ContainerExited || manifest.IsSidecar(w.specOf(a.Name)) {
@@ -496,7 +496,7 @@ func (w *world) checkPolicy(a StartContainer) {
 	}
 }
 
-func (w *world) stopContainer(a StopContainer) {
+func (w *simulation) stopContainer(a StopContainer) {
 	w.t.Helper()
 	c := w.container(a.ID)
 	if c == nil || !live(*c) || a.Grace < 0 {
@@ -516,7 +516,7 @@ func (w *world) stopContainer(a StopContainer) {
 }
 
 // checkSidecars: a sidecar is stopped when nothing is left that it serves.
-func (w *world) checkSidecars(c *Container) {
+func (w *simulation) checkSidecars(c *Container) {
 	w.t.Helper()
 	var order []string
 	for i := range w.spec.Pod.Spec.InitContainers {
@@ -536,7 +536,7 @@ func (w *world) checkSidecars(c *Container) {
 	}
 }
 
-func (w *world) removeContainer(a RemoveContainer) {
+func (w *simulation) removeContainer(a RemoveContainer) {
 	w.t.Helper()
 	c := w.container(a.ID)
 	if c == nil || live(*c) {
@@ -549,7 +549,7 @@ func (w *world) removeContainer(a RemoveContainer) {
 				newer++
 			}
 		}
-		if newer < kept {
+		if newer < keptRuns {
 			w.fail("%s is removed too soon", a.ID)
 		}
 	}
@@ -559,7 +559,7 @@ func (w *world) removeContainer(a RemoveContainer) {
 }
 
 // checkStatus: what is shown must agree with what is there.
-func (w *world) checkStatus(d Decision) {
+func (w *simulation) checkStatus(d Decision) {
 	w.t.Helper()
 	s := d.Status
 	running := slices.ContainsFunc(w.o.Containers, live)
@@ -580,7 +580,7 @@ func (w *world) checkStatus(d Decision) {
 }
 
 // settle runs until nothing is left to happen, which must come.
-func (w *world) settle(what string) Decision {
+func (w *simulation) runUntilIdle(what string) Decision {
 	w.t.Helper()
 	for range 3000 {
 		if d, more := w.step(); !more {
@@ -591,7 +591,7 @@ func (w *world) settle(what string) Decision {
 	return Decision{}
 }
 
-func (w *world) checkSettled(d Decision) {
+func (w *simulation) checkIdle(d Decision) {
 	w.t.Helper()
 	phase := d.Status.Phase
 	switch policy := w.spec.Pod.Spec.RestartPolicy; {
@@ -615,7 +615,7 @@ func (w *world) checkSettled(d Decision) {
 	}
 }
 
-func (w *world) checkStopped(d Decision) {
+func (w *simulation) checkStopped(d Decision) {
 	w.t.Helper()
 	for _, s := range w.o.Sandboxes {
 		if s.State != SandboxStopped {
@@ -626,34 +626,34 @@ func (w *world) checkStopped(d Decision) {
 
 // TestWorlds lets pods live through bad times, then calm ones, in which they
 // must settle; then they are stopped, and removed in the end.
-func TestWorlds(t *testing.T) {
+func TestSimulation(t *testing.T) {
 	t.Parallel()
 	const atLeast = 100_000
 	steps := 0
 	for seed := uint64(0); steps < atLeast; seed++ {
-		w := newWorld(t, seed)
-		w.note("world %d", seed)
+		w := newSimulation(t, seed)
+		w.note("simulation %d", seed)
 		for range w.r.IntN(600) {
 			if _, more := w.step(); !more && w.r.IntN(20) == 0 {
 				break
 			}
 		}
 		if w.r.IntN(2) == 0 {
-			w.calm = true
+			w.faultless = true
 			w.note("!! calm")
-			w.checkSettled(w.settle("run"))
-			w.calm = false
+			w.checkIdle(w.runUntilIdle("run"))
+			w.faultless = false
 		}
 		if w.r.IntN(2) == 0 {
 			w.want(Stop)
-			if d := w.settle("stop"); d.Status.Phase == PhaseRunning || d.Status.Phase == PhasePending {
+			if d := w.runUntilIdle("stop"); d.Status.Phase == PhaseRunning || d.Status.Phase == PhasePending {
 				w.fail("stopped, but %s", describe(d.Status))
 			} else {
 				w.checkStopped(d)
 			}
 		}
 		w.want(Remove)
-		if d := w.settle("be removed"); !d.Gone || len(w.o.Containers)+len(w.o.Sandboxes) > 0 {
+		if d := w.runUntilIdle("be removed"); !d.Gone || len(w.o.Containers)+len(w.o.Sandboxes) > 0 {
 			w.fail("not gone")
 		}
 		steps += w.steps
@@ -662,7 +662,7 @@ func TestWorlds(t *testing.T) {
 }
 
 // want changes what the pod is to do, while actions are under way.
-func (w *world) want(want Want) {
+func (w *simulation) want(want Want) {
 	w.note("!! %s", want)
 	w.spec.Want, w.spec.Since = want, w.now
 	if w.r.IntN(2) == 0 {
