@@ -12,7 +12,7 @@ import (
 
 // ExecProcess takes the process from a spec and makes it that of an exec. What
 // is not concerned is passed on as it is, known to us or not.
-func ExecProcess(spec []byte, args []string, tty bool, m exectag.Mark) ([]byte, error) {
+func ExecProcess(spec []byte, args []string, tty bool, tag exectag.Tag) ([]byte, error) {
 	var s struct {
 		Process map[string]json.RawMessage `json:"process"`
 	}
@@ -36,7 +36,7 @@ func ExecProcess(spec []byte, args []string, tty bool, m exectag.Mark) ([]byte, 
 		env = append(env, "TERM=xterm")
 	}
 	delete(s.Process, "consoleSize")
-	for field, value := range map[string]any{"args": args, "terminal": tty, "rlimits": m.Add(rlimits), "env": env} {
+	for field, value := range map[string]any{"args": args, "terminal": tty, "rlimits": tag.Add(rlimits), "env": env} {
 		raw, err := json.Marshal(value)
 		if err != nil {
 			return nil, err

@@ -33,7 +33,7 @@ const killLimit = 10 * time.Second
 // does. What it wrote until then is delivered.
 //
 // When the timeout passes (context.DeadlineExceeded) or ctx ends, everything
-// that the program forked is killed, see mark. A Read of req.Stdin may go on
+// that the program forked is killed, see package exectag. A Read of req.Stdin may go on
 // after Exec has returned, until the client's side is closed.
 func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 	fail := func(err error) (int, error) {
@@ -60,7 +60,7 @@ func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 		return fail(err)
 	}
 	defer os.RemoveAll(dir)
-	e := &execution{container: c, files: dir, mark: exectag.New(), streams: req.Streams}
+	e := &execution{container: c, files: dir, tag: exectag.New(), streams: req.Streams}
 	code, err := e.run(ctx, req.Args)
 	if err != nil {
 		return fail(err)
@@ -72,7 +72,7 @@ func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 type execution struct {
 	*container
 	files   string // the directory for its own
-	mark    exectag.Mark
+	tag     exectag.Tag
 	streams oci.Streams
 }
 
@@ -154,13 +154,13 @@ func (e *execution) kill(ctx context.Context, m *conmon.Conmon) error {
 	if err != nil {
 		return err
 	}
-	if err := e.mark.Kill(ctx, tree, e.Cgroup); err != nil {
+	if err := e.tag.Kill(ctx, tree, e.Cgroup); err != nil {
 		return err
 	}
 	if err := pidfd.End(ctx, m.Process); err != nil {
 		return err
 	}
-	return e.mark.Kill(ctx, tree, e.Cgroup)
+	return e.tag.Kill(ctx, tree, e.Cgroup)
 }
 
 func (e *execution) conmonArgs() []string {
@@ -186,7 +186,7 @@ func (e *execution) writeProcess(args []string) error {
 	if err != nil {
 		return err
 	}
-	process, err := bundle.ExecProcess(raw, args, e.streams.TTY, e.mark)
+	process, err := bundle.ExecProcess(raw, args, e.streams.TTY, e.tag)
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ const processType = "types.containerd.io/opencontainers/runtime-spec/1/Process"
 //
 // When the timeout passes (context.DeadlineExceeded) or ctx ends, everything
 // that the program forked is killed, as far as its processes are the host's:
-// see package mark. In a sandbox of the runtime's own it is the program alone.
+// see package exectag. In a sandbox of the runtime's own it is the program alone.
 // A Read of req.Stdin may go on after Exec has returned, until the client's
 // side is closed.
 func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
@@ -57,7 +57,7 @@ func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 		ctx, cancel = context.WithTimeoutCause(ctx, req.Timeout, fmt.Errorf("timed out after %v: %w", req.Timeout, context.DeadlineExceeded))
 		defer cancel()
 	}
-	e := &execution{container: c, task: t, id: "exec-" + pod.Short(pod.NewID()), mark: exectag.New(), streams: req.Streams}
+	e := &execution{container: c, task: t, id: "exec-" + pod.Short(pod.NewID()), tag: exectag.New(), streams: req.Streams}
 	code, err := e.run(ctx, req.Args)
 	if err != nil {
 		return fail(err)
@@ -72,7 +72,7 @@ type execution struct {
 	*container
 	task    *task
 	id      string
-	mark    exectag.Mark
+	tag     exectag.Tag
 	streams oci.Streams
 }
 
@@ -81,7 +81,7 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	process, err := bundle.ExecProcess(spec, args, e.streams.TTY, e.mark)
+	process, err := bundle.ExecProcess(spec, args, e.streams.TTY, e.tag)
 	if err != nil {
 		return 0, err
 	}
@@ -179,7 +179,7 @@ func (e *execution) kill(ctx context.Context, cause error) error {
 	}
 	tree, treeErr := e.tree()
 	if treeErr == nil {
-		treeErr = e.mark.Kill(ctx, tree, e.Cgroup)
+		treeErr = e.tag.Kill(ctx, tree, e.Cgroup)
 	}
 	if err == nil {
 		err = treeErr
