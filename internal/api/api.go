@@ -18,7 +18,9 @@ import (
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/stats"
 	"github.com/huskd/husk/internal/version"
 )
 
@@ -28,9 +30,12 @@ type Config struct {
 	Containers *container.Service
 	Sandboxes  *sandbox.Service
 	Images     *image.Store
-	Networks   Networks
+	Meter      *stats.Meter
+	// Debts returns the attachments of removed pods whose DEL has not succeeded yet.
+	Debts func() []pod.Debt
+	// RetryDebts retries those DELs now and returns what failed.
+	RetryDebts func(context.Context) error
 	Doctor     func(context.Context) []*huskv1.Check
-	Meter      Meter
 	// Dial connects a client to a port on a sandbox's loopback, until one of
 	// them leaves.
 	Dial func(ctx context.Context, sandbox string, port int32, client io.ReadWriteCloser) error

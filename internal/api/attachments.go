@@ -8,17 +8,9 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Networks are what pods are attached to.
-type Networks interface {
-	// Owed returns what is still to be detached of pods that are gone.
-	Owed() []pod.Debt
-	// Retry tries that now and says what is in the way.
-	Retry(ctx context.Context) error
-}
-
 // ListAttachments tells what pods have of their networks, and what is owed.
 func (s *Server) ListAttachments(context.Context, *huskv1.ListAttachmentsRequest) (*huskv1.ListAttachmentsResponse, error) {
-	owed := s.Networks.Owed()
+	owed := s.Debts()
 	var list []*huskv1.Attachment
 	for _, st := range s.Sandboxes.List() {
 		gone := slices.ContainsFunc(owed, func(d pod.Debt) bool { return d.Attachment.Sandbox == st.ID })
@@ -49,5 +41,5 @@ func attachment(a pod.Attachment) *huskv1.Attachment {
 
 // RetryDebts tries to pay what is owed.
 func (s *Server) RetryDebts(ctx context.Context, _ *huskv1.RetryDebtsRequest) (*huskv1.RetryDebtsResponse, error) {
-	return &huskv1.RetryDebtsResponse{}, s.Networks.Retry(ctx)
+	return &huskv1.RetryDebtsResponse{}, s.Config.RetryDebts(ctx)
 }

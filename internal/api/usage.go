@@ -6,15 +6,8 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/stats"
 )
-
-// Meter reads what is used.
-type Meter interface {
-	// Used is what a cgroup has used; nil if there is none.
-	Used(cgroup string) *huskv1.Used
-	// Traffic is what went through the interfaces in a network namespace.
-	Traffic(netns string) (received, sent uint64)
-}
 
 // Usage tells what running pods use.
 func (s *Server) Usage(_ context.Context, req *huskv1.UsageRequest) (*huskv1.UsageResponse, error) {
@@ -44,7 +37,7 @@ func (s *Server) usageOf(p agent.Pod) *huskv1.PodUsage {
 	}
 	st, _ := p.Sandbox()
 	cgroup := s.Sandboxes.Cgroup(st)
-	out.Total = s.Meter.Used(cgroup)
+	out.Total = used(s.Meter, cgroup)
 	for _, c := range p.Status.Containers {
 		if c.State != podplan.Running {
 			continue
@@ -53,12 +46,37 @@ func (s *Server) usageOf(p agent.Pod) *huskv1.PodUsage {
 		if err != nil {
 			continue
 		}
-		if used := s.Meter.Used(run.Cgroup(cgroup)); used != nil {
+		if used := used(s.Meter, run.Cgroup(cgroup)); used != nil {
 			out.Containers = append(out.Containers, &huskv1.ContainerUsage{Name: c.Name, Used: used})
 		}
 	}
 	if !out.HostNetwork {
-		out.ReceivedBytes, out.SentBytes = s.Meter.Traffic(st.Attachment.Netns)
+		out.ReceivedBytes, out.SentBytes = traffic(st.Attachment.Netns)
 	}
 	return out
+}
+
+// used returns the usage of a cgroup, or nil if nothing has run in it yet or it is gone.
+func used(m *stats.Meter, cgroup string) *huskv1.Used {
+	u, err := m.Cgroup(cgroup)
+	if err != nil {
+		return nil
+	}
+	return &huskv1.Used{
+		AtNs: u.At.UnixNano(), CpuNs: u.CPU.Used,
+		MemoryBytes: u.Memory.WorkingSet, MemoryLimitBytes: u.Memory.Limit, Processes: u.Processes,
+	}
+}
+
+// traffic sums the traffic of all interfaces in a network namespace. It is 0 if the namespace is gone.
+func traffic(netns string) (received, sent uint64) {
+	interfaces, err := stats.Network(netns)
+	if err != nil {
+		return 0, 0
+	}
+	for _, i := range interfaces {
+		received += i.Received.Bytes
+		sent += i.Sent.Bytes
+	}
+	return received, sent
 }

@@ -188,6 +188,13 @@ func ours(f sourceFile) []string {
 	return out
 }
 
+// fanOutMaxima are the limits of the packages that may import more of ours than maxFanOut.
+var fanOutMaxima = map[string]int{
+	// It translates for every owner. An interface for one of them, to save an import, had one
+	// implementation that only forwarded.
+	"internal/api": 13,
+}
+
 func TestFanOut(t *testing.T) {
 	for pkg, files := range load(t, false) {
 		seen := map[string]bool{}
@@ -196,8 +203,8 @@ func TestFanOut(t *testing.T) {
 				seen[imp] = true
 			}
 		}
-		if len(seen) > maxFanOut && pkg != "internal/daemon" {
-			t.Errorf("package %s imports %d packages of ours, at most %d", pkg, len(seen), maxFanOut)
+		if limit := max(maxFanOut, fanOutMaxima[pkg]); len(seen) > limit && pkg != "internal/daemon" {
+			t.Errorf("package %s imports %d packages of ours, at most %d", pkg, len(seen), limit)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -84,26 +85,26 @@ const (
 	stub           = "nameserver 127.0.0.53"
 )
 
-// networks are what the API sees of the networks of pods.
-type networks struct{ d *daemon }
-
-// Owed has, of the built-in network, only what failed: each link that is deleted
-// waits a moment for others.
-func (n networks) Owed() (list []pod.Debt) {
-	for _, a := range n.d.cni.Attachments() {
+// debts returns the DELs that are owed. Of the built-in network only those that failed count: each
+// deleted link waits a moment for others, to be deleted with them.
+func (d *daemon) debts() (list []pod.Debt) {
+	for _, a := range d.cni.Attachments() {
 		if a.Owed() {
 			list = append(list, pod.Debt{Attachment: a.Attachment, Network: a.Network, Since: a.Since, Tries: a.Tries, Error: a.Error})
 		}
 	}
-	for _, d := range n.d.network.Usage().Debts {
-		if d.Error != "" {
-			list = append(list, d)
+	for _, debt := range d.network.Usage().Debts {
+		if debt.Error != "" {
+			list = append(list, debt)
 		}
 	}
 	return list
 }
 
-func (n networks) Retry(ctx context.Context) error { return n.d.cni.Retry(ctx) }
+// dial connects a client of the API to a port of a sandbox.
+func (d *daemon) dial(ctx context.Context, sandbox string, port int32, client io.ReadWriteCloser) error {
+	return d.streams.Dial(ctx, sandbox, port, client)
+}
 
 // callPlugin is the plugin husk-cni for configurations that name it.
 func (d *daemon) callPlugin(ctx context.Context, getenv func(string) string, stdin []byte) ([]byte, error) {

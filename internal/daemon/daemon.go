@@ -279,8 +279,8 @@ func (d *daemon) serve(ctx context.Context, socket listener) error {
 		name = r.Name + " " + r.Version
 	}
 	api.Register(server, api.Config{
-		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images, Networks: networks{d},
-		Meter: meter{d.usage}, Dial: d.dial,
+		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
+		Meter: d.usage, Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.dial,
 		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), End: end,
 	})
 	if err := d.serveCRI(server); err != nil {

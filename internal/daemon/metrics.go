@@ -21,7 +21,7 @@ func (d *daemon) measure() {
 		Sandboxes:  func() []sandbox.Status { return d.sandboxes.List() },
 		Containers: func() []container.Status { return d.containers.List("") },
 		Images:     func() []image.Image { return d.images.List() },
-		Debts:      func() int { return len(networks{d}.Owed()) },
+		Debts:      func() int { return len(d.debts()) },
 	})
 }
 
