@@ -1,127 +1,133 @@
 package nodestats
 
 import (
+	"encoding/json"
+	"net/http"
+	"path/filepath"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
+	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/stats"
 )
 
-// What follows are the words of /stats/summary, which are the kubelet's. What
-// isn't known is left out.
+// treeAge is how old the measured size of a volume or a log directory may be. Each measurement
+// walks the directory.
+const treeAge = time.Minute
 
-type summary struct {
-	Node nodeStats  `json:"node"`
-	Pods []podStats `json:"pods"`
+// ServeSummary serves /stats/summary.
+func (s Source) ServeSummary(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(s.summary(r.URL.Query().Get("only_cpu_and_memory") == "true"))
 }
 
-type nodeStats struct {
-	NodeName  string        `json:"nodeName"`
-	StartTime metav1.Time   `json:"startTime"`
-	CPU       *cpuStats     `json:"cpu,omitempty"`
-	Memory    *memoryStats  `json:"memory,omitempty"`
-	Network   *networkStats `json:"network,omitempty"`
-	Fs        *fsStats      `json:"fs,omitempty"`
-	Runtime   *runtimeStats `json:"runtime,omitempty"`
-	Swap      *swapStats    `json:"swap,omitempty"`
+// summary reads all figures or, if brief, only processors, memory and processes.
+func (s Source) summary(brief bool) v1alpha1.Summary {
+	out := v1alpha1.Summary{
+		Node: v1alpha1.NodeStats{NodeName: s.Node, StartTime: timestamp(s.Booted)},
+		Pods: []v1alpha1.PodStats{},
+	}
+	disk, _ := stats.Filesystem(s.Root)
+	if u, err := stats.Node(); err == nil {
+		out.Node.CPU, out.Node.Memory, out.Node.Swap = s.cpu("node", u), memory(u), swap(u)
+	}
+	now := time.Now()
+	layers := stats.Layer{At: now}
+	for _, p := range s.running() {
+		pod := s.pod(p, disk, brief)
+		for _, c := range pod.Containers {
+			if c.Rootfs != nil {
+				layers.Bytes += int64(*c.Rootfs.UsedBytes)
+				layers.Inodes += int64(*c.Rootfs.InodesUsed)
+			}
+		}
+		out.Pods = append(out.Pods, pod)
+	}
+	if brief {
+		return out
+	}
+	if list, err := stats.Network(""); err == nil {
+		out.Node.Network = network(list, now)
+	}
+	used := stats.Layer{
+		Bytes:  int64(disk.Bytes - min(disk.BytesFree, disk.Bytes)),
+		Inodes: int64(disk.Inodes - min(disk.InodesFree, disk.Inodes)),
+		At:     now,
+	}
+	images := stats.Layer{At: now}
+	images.Bytes, images.Inodes = s.Images()
+	out.Node.Fs = filesystem(used, disk)
+	out.Node.Runtime = &v1alpha1.RuntimeStats{ImageFs: filesystem(images, disk), ContainerFs: filesystem(layers, disk)}
+	return out
 }
 
-type runtimeStats struct {
-	ImageFs     *fsStats `json:"imageFs,omitempty"`
-	ContainerFs *fsStats `json:"containerFs,omitempty"`
+func (s Source) pod(p running, disk stats.Disk, brief bool) v1alpha1.PodStats {
+	uid := string(p.Manifest.UID)
+	out := v1alpha1.PodStats{
+		PodRef:    v1alpha1.PodReference{Name: p.name, Namespace: p.Manifest.Namespace, UID: uid},
+		StartTime: timestamp(p.Created), Containers: []v1alpha1.ContainerStats{},
+	}
+	cgroup := s.Cgroup(p.sandbox)
+	if u, err := s.Meter.Cgroup(cgroup); err == nil {
+		out.CPU, out.Memory, out.Swap = s.cpu(p.sandbox.ID, u), memory(u), swap(u)
+		out.ProcessStats = &v1alpha1.ProcessStats{ProcessCount: &u.Processes}
+	}
+	var total stats.Layer
+	add := func(l stats.Layer) *v1alpha1.FsStats {
+		total.Bytes, total.Inodes, total.At = total.Bytes+l.Bytes, total.Inodes+l.Inodes, l.At
+		return filesystem(l, disk)
+	}
+	for _, c := range p.containers {
+		status := v1alpha1.ContainerStats{Name: c.Name(), StartTime: timestamp(c.Started)}
+		if u, err := s.Meter.Cgroup(c.Cgroup(cgroup)); err == nil {
+			status.CPU, status.Memory, status.Swap = s.cpu(c.ID, u), memory(u), swap(u)
+		}
+		if !brief {
+			status.Rootfs = add(s.Meter.Layer(c.ID, s.Layer(c.ID)))
+			if c.Log != "" {
+				dir := filepath.Dir(c.Log)
+				status.Logs = add(s.Meter.Tree(dir, dir, treeAge))
+			}
+		}
+		out.Containers = append(out.Containers, status)
+	}
+	if brief {
+		return out
+	}
+	for _, v := range p.Manifest.Spec.Volumes {
+		if manifest.OnDisk(&v) {
+			dir := s.EmptyDir(uid, v.Name)
+			out.VolumeStats = append(out.VolumeStats, v1alpha1.VolumeStats{FsStats: *add(s.Meter.Tree(dir, dir, treeAge)), Name: v.Name})
+		}
+	}
+	if total.At.IsZero() {
+		total.At = time.Now()
+	}
+	out.EphemeralStorage = filesystem(total, disk)
+	if !p.sandbox.HostNetwork() {
+		if list, err := stats.Network(p.sandbox.Attachment.Netns); err == nil {
+			out.Network = network(list, time.Now())
+		}
+	}
+	return out
 }
 
-type podStats struct {
-	PodRef           podReference     `json:"podRef"`
-	StartTime        metav1.Time      `json:"startTime"`
-	Containers       []containerStats `json:"containers"`
-	CPU              *cpuStats        `json:"cpu,omitempty"`
-	Memory           *memoryStats     `json:"memory,omitempty"`
-	Network          *networkStats    `json:"network,omitempty"`
-	Volumes          []volumeStats    `json:"volume,omitempty"`
-	EphemeralStorage *fsStats         `json:"ephemeral-storage,omitempty"`
-	Processes        *processStats    `json:"process_stats,omitempty"`
-	Swap             *swapStats       `json:"swap,omitempty"`
+func timestamp(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
+
+func (s Source) cpu(id string, u *stats.Usage) *v1alpha1.CPUStats {
+	out := &v1alpha1.CPUStats{Time: timestamp(u.At), UsageCoreNanoSeconds: &u.CPU.Used}
+	if rate, ok := s.Meter.Rate(id, u.At, u.CPU.Used); ok {
+		out.UsageNanoCores = &rate
+	}
+	return out
 }
 
-type podReference struct {
-	Name      string `json:"name"`
-	Namespace string `json:"namespace"`
-	UID       string `json:"uid"`
-}
-
-type containerStats struct {
-	Name      string       `json:"name"`
-	StartTime metav1.Time  `json:"startTime"`
-	CPU       *cpuStats    `json:"cpu,omitempty"`
-	Memory    *memoryStats `json:"memory,omitempty"`
-	Rootfs    *fsStats     `json:"rootfs,omitempty"`
-	Logs      *fsStats     `json:"logs,omitempty"`
-	Swap      *swapStats   `json:"swap,omitempty"`
-}
-
-type cpuStats struct {
-	Time                 metav1.Time `json:"time"`
-	UsageNanoCores       *uint64     `json:"usageNanoCores,omitempty"`
-	UsageCoreNanoSeconds uint64      `json:"usageCoreNanoSeconds"`
-}
-
-type memoryStats struct {
-	Time            metav1.Time `json:"time"`
-	AvailableBytes  *uint64     `json:"availableBytes,omitempty"`
-	UsageBytes      uint64      `json:"usageBytes"`
-	WorkingSetBytes uint64      `json:"workingSetBytes"`
-	RSSBytes        uint64      `json:"rssBytes"`
-	PageFaults      uint64      `json:"pageFaults"`
-	MajorPageFaults uint64      `json:"majorPageFaults"`
-}
-
-type swapStats struct {
-	Time               metav1.Time `json:"time"`
-	SwapAvailableBytes *uint64     `json:"swapAvailableBytes,omitempty"`
-	SwapUsageBytes     uint64      `json:"swapUsageBytes"`
-}
-
-type networkStats struct {
-	Time metav1.Time `json:"time"`
-	interfaceStats
-	Interfaces []interfaceStats `json:"interfaces"`
-}
-
-type interfaceStats struct {
-	Name     string `json:"name"`
-	RxBytes  uint64 `json:"rxBytes"`
-	RxErrors uint64 `json:"rxErrors"`
-	TxBytes  uint64 `json:"txBytes"`
-	TxErrors uint64 `json:"txErrors"`
-}
-
-type fsStats struct {
-	Time           metav1.Time `json:"time"`
-	AvailableBytes *uint64     `json:"availableBytes,omitempty"`
-	CapacityBytes  *uint64     `json:"capacityBytes,omitempty"`
-	UsedBytes      uint64      `json:"usedBytes"`
-	InodesFree     *uint64     `json:"inodesFree,omitempty"`
-	Inodes         *uint64     `json:"inodes,omitempty"`
-	InodesUsed     uint64      `json:"inodesUsed"`
-}
-
-type volumeStats struct {
-	fsStats
-	Name string `json:"name"`
-}
-
-type processStats struct {
-	Count uint64 `json:"process_count"`
-}
-
-func stamp(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
-
-func memoryOf(u *stats.Usage) *memoryStats {
-	out := &memoryStats{
-		Time: stamp(u.At), UsageBytes: u.Memory.Used, WorkingSetBytes: u.Memory.WorkingSet, RSSBytes: u.Memory.RSS,
-		PageFaults: u.Memory.Faults.Minor, MajorPageFaults: u.Memory.Faults.Major,
+func memory(u *stats.Usage) *v1alpha1.MemoryStats {
+	out := &v1alpha1.MemoryStats{
+		Time: timestamp(u.At), UsageBytes: &u.Memory.Used, WorkingSetBytes: &u.Memory.WorkingSet, RSSBytes: &u.Memory.RSS,
+		PageFaults: &u.Memory.Faults.Minor, MajorPageFaults: &u.Memory.Faults.Major,
 	}
 	if u.Memory.Limit > 0 {
 		out.AvailableBytes = new(u.Memory.Limit - min(u.Memory.WorkingSet, u.Memory.Limit))
@@ -129,34 +135,35 @@ func memoryOf(u *stats.Usage) *memoryStats {
 	return out
 }
 
-func swapOf(u *stats.Usage) *swapStats {
-	out := &swapStats{Time: stamp(u.At), SwapUsageBytes: u.Memory.Swap}
+func swap(u *stats.Usage) *v1alpha1.SwapStats {
+	out := &v1alpha1.SwapStats{Time: timestamp(u.At), SwapUsageBytes: &u.Memory.Swap}
 	if u.Memory.SwapLimit > 0 {
 		out.SwapAvailableBytes = new(u.Memory.SwapLimit - min(u.Memory.Swap, u.Memory.SwapLimit))
 	}
 	return out
 }
 
-// networkOf has the interface of the pod's network, or of the node's, first.
-func networkOf(list []stats.Interface, at time.Time) *networkStats {
-	out := &networkStats{Time: stamp(at)}
+// mainInterface is the interface whose figures are reported as those of the pod.
+const mainInterface = "eth0"
+
+func network(list []stats.Interface, at time.Time) *v1alpha1.NetworkStats {
+	out := &v1alpha1.NetworkStats{Time: timestamp(at)}
 	for _, i := range list {
-		one := interfaceStats{Name: i.Name, RxBytes: i.Received.Bytes, RxErrors: i.Received.Errors, TxBytes: i.Sent.Bytes, TxErrors: i.Sent.Errors}
+		one := v1alpha1.InterfaceStats{
+			Name: i.Name, RxBytes: &i.Received.Bytes, RxErrors: &i.Received.Errors, TxBytes: &i.Sent.Bytes, TxErrors: &i.Sent.Errors,
+		}
 		if len(out.Interfaces) == 0 || i.Name == mainInterface {
-			out.interfaceStats = one
+			out.InterfaceStats = one
 		}
 		out.Interfaces = append(out.Interfaces, one)
 	}
 	return out
 }
 
-// mainInterface is the one that a pod's figures are of.
-const mainInterface = "eth0"
-
-// filesystem is what something takes of a disk.
-func filesystem(l stats.Layer, on stats.Disk) *fsStats {
-	return &fsStats{
-		Time: stamp(l.At), UsedBytes: uint64(l.Bytes), InodesUsed: uint64(l.Inodes),
-		AvailableBytes: &on.BytesFree, CapacityBytes: &on.Bytes, InodesFree: &on.InodesFree, Inodes: &on.Inodes,
+// filesystem returns the share of a disk that l takes.
+func filesystem(l stats.Layer, disk stats.Disk) *v1alpha1.FsStats {
+	return &v1alpha1.FsStats{
+		Time: timestamp(l.At), UsedBytes: new(uint64(l.Bytes)), InodesUsed: new(uint64(l.Inodes)),
+		AvailableBytes: &disk.BytesFree, CapacityBytes: &disk.Bytes, InodesFree: &disk.InodesFree, Inodes: &disk.Inodes,
 	}
 }

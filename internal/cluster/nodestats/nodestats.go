@@ -1,0 +1,69 @@
+// Package nodestats reports what the node and its pods use, in the kubelet's formats:
+// /metrics/resource, which metrics-server reads for kubectl top, and /stats/summary.
+package nodestats
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/agent/view"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/stats"
+)
+
+// Source reads the usage of the node and its pods and serves it over HTTP.
+type Source struct {
+	// Node is the node's name.
+	Node  string
+	Pods  func() []agent.Pod
+	Meter *stats.Meter
+	// Cgroup returns the cgroup of a sandbox.
+	Cgroup func(sandbox.Status) string
+	// Layer returns the directory of a container's writable layer.
+	Layer func(container string) string
+	// EmptyDir returns the directory of a pod's emptyDir volume.
+	EmptyDir func(uid, name string) string
+	// Images returns the disk space of all images.
+	Images func() (bytes, inodes int64)
+	// Root is a path on the file system that holds images, layers, volumes and logs.
+	Root string
+	// Booted is when the node was booted.
+	Booted time.Time
+}
+
+// running is a pod whose sandbox is ready, with its running containers.
+type running struct {
+	agent.Pod
+	name       string // its name on the API server
+	sandbox    sandbox.Status
+	containers []container.Status
+}
+
+// running returns the running pods, sorted by namespace and name.
+func (s Source) running() (out []running) {
+	for _, p := range s.Pods() {
+		st, ok := p.Sandbox()
+		if !ok || view.Sandbox(st) != podplan.SandboxReady {
+			continue
+		}
+		r := running{Pod: p, name: p.Manifest.Name, sandbox: st}
+		if !strings.HasPrefix(p.Source, string(source.API)) {
+			r.name += "-" + s.Node // the name of its mirror pod
+		}
+		for _, c := range p.Containers {
+			if c.Sandbox == st.ID && view.Container(c) == podplan.ContainerRunning {
+				r.containers = append(r.containers, c)
+			}
+		}
+		out = append(out, r)
+	}
+	slices.SortFunc(out, func(a, b running) int {
+		return strings.Compare(a.Manifest.Namespace+"/"+a.name, b.Manifest.Namespace+"/"+b.name)
+	})
+	return out
+}
