@@ -9,7 +9,7 @@ BUILD := -trimpath -tags grpcnotrace -ldflags '-s -w -X github.com/huskd/husk/in
 
 # Debian packages: what pods need, what tests need beside that, what the race detector needs.
 PODS  := runc conmon
-TESTS := busybox crun dbus e2fsprogs iproute2 iputils-ping nftables procps kmod qemu-system-x86 skopeo docker-registry containernetworking-plugins containerd iptables criu systemd
+TESTS := binutils binutils-aarch64-linux-gnu busybox crun dbus e2fsprogs iproute2 iputils-ping nftables procps kmod qemu-system-x86 qemu-user-static skopeo docker-registry containernetworking-plugins containerd iptables criu systemd
 RACE  := gcc libc6-dev
 PACKAGES = $(PODS) $(TESTS)
 

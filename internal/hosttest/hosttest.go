@@ -1,25 +1,40 @@
-// Package hosttest serves tests that need a real host: root, namespaces,
-// mounts, cgroups. It decides whether such a test can run and proves that it
-// left nothing behind.
+// Package hosttest decides whether a test can run that needs something of the host: root or an
+// installed program. Where `make test` requires host tests, what is missing fails the test.
 package hosttest
 
 import (
 	"os"
+	"os/exec"
 	"testing"
 )
 
-// Required is the environment variable by which `make test` says that host
-// tests must run: a missing privilege then fails the test and doesn't skip it.
+// Required is the environment variable by which `make test` requires host tests: what a test needs
+// and the host doesn't have then fails the test instead of skipping it.
 const Required = "HUSK_HOST_TESTS"
 
-// Root skips t unless the process is root, which `make test` requires.
+// Root skips t unless the process is root, or fails it if host tests are required.
 func Root(t testing.TB) {
 	t.Helper()
-	if os.Geteuid() == 0 {
-		return
+	if os.Geteuid() != 0 {
+		missing(t, "needs root: run make test")
 	}
+}
+
+// Program returns the path of an installed program. Without it, t is skipped, or fails if host
+// tests are required.
+func Program(t testing.TB, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		missing(t, name+" is not installed: run make deps")
+	}
+	return path
+}
+
+func missing(t testing.TB, why string) {
+	t.Helper()
 	if os.Getenv(Required) != "" {
-		t.Fatal("host tests are required, but this is not root")
+		t.Fatal(why)
 	}
-	t.Skip("needs root: run by make test")
+	t.Skip(why)
 }

@@ -1,6 +1,6 @@
-// Package native wraps a few hundred bytes of machine code into a static ELF
-// executable: the programs that containers need beside huskd and that no image
-// brings. They need no libc and one page of memory.
+// Package native wraps a few hundred bytes of machine code into a static ELF executable. These are
+// the programs that containers need beside huskd and that no image brings. They need no libc and
+// one page of memory.
 package native
 
 import (
@@ -12,15 +12,15 @@ import (
 	"path/filepath"
 )
 
-// base is where a program is loaded. Its alignment is the largest page size of
-// any arm64 kernel, 64 KiB.
 const (
-	base  = 0x400000
+	// base is the address that a program is loaded at.
+	base = 0x400000
+	// align is the largest page size of any arm64 kernel, 64 KiB.
 	align = 0x10000
 )
 
-// Executable makes an ELF file of code, which begins with its entry: one
-// segment, the file itself, readable and executable. Without code it is nil.
+// Executable returns an ELF file with code, which begins with the entry point. Its only segment is
+// the file itself, readable and executable. Executable returns nil for nil code.
 func Executable(code []byte, machine elf.Machine) []byte {
 	if code == nil {
 		return nil
@@ -50,14 +50,13 @@ func Executable(code []byte, machine elf.Machine) []byte {
 
 	var out bytes.Buffer
 	for _, part := range []any{header, load, stack, code} {
-		_ = binary.Write(&out, binary.LittleEndian, part) // of fixed size into memory: can't fail
+		_ = binary.Write(&out, binary.LittleEndian, part) // can't fail: fixed size, into memory
 	}
 	return out.Bytes()
 }
 
-// Write puts a program at path, mode 0755, in one step: whoever runs path
-// meanwhile runs the old or the new one. A file that is already right is left
-// alone.
+// Write writes a program to path with mode 0755, atomically: a concurrent exec of path runs the old
+// or the new program. A file that is already right is left alone.
 func Write(path string, program []byte) error {
 	if upToDate(path, program) {
 		return nil
@@ -71,8 +70,7 @@ func Write(path string, program []byte) error {
 	if err == nil {
 		err = tmp.Chmod(0o755)
 	}
-	// Executing a file that is open for writing fails with ETXTBSY, so it is
-	// closed before it gets its name.
+	// Closed before the rename: to execute a file that is open for writing fails with ETXTBSY.
 	if closeErr := tmp.Close(); err == nil {
 		err = closeErr
 	}

@@ -1,14 +1,14 @@
-# The pause program, amd64 Linux. code_amd64 in code.go holds these bytes;
-# TestCodeIsTheSource assembles this file and compares.
+# The pause program for amd64 Linux. codeAMD64 in code.go holds the bytes that
+# this assembles to, which TestSource checks.
 #
-#   if argc > 1 goto out                           with an argument it ends at once
-#   rt_sigaction(SIGCHLD, {SIG_IGN}, NULL, 8)      orphans are reaped by the kernel
+#   if argc > 1 goto out                           with an argument it exits at once
+#   rt_sigaction(SIGCHLD, {SIG_IGN}, NULL, 8)      the kernel reaps orphans
 #   rt_sigprocmask(SIG_BLOCK, {INT, TERM}, NULL, 8)
 #   do r = rt_sigtimedwait({INT, TERM}, NULL, NULL, 8) while r < 0
 #   out: exit_group(0)
 #
-# A blocked signal is never dropped, also not for PID 1 of a namespace, which
-# ignores every signal whose action is the default.
+# PID 1 of a namespace ignores signals whose action is the default, but a blocked
+# signal stays pending even there.
 
         .intel_syntax noprefix
         .text
@@ -27,7 +27,7 @@ _start:
         xor     edi, edi                # SIG_BLOCK
         lea     rsi, set[rip]
         xor     edx, edx
-        syscall                         # r10 is kept by the kernel
+        syscall                         # the kernel preserves r10
 
 wait:
         mov     eax, 128                # rt_sigtimedwait

@@ -1,6 +1,6 @@
-// The pause program, arm64 Linux. code_arm64 in code.go holds these bytes;
-// TestCodeIsTheSource assembles this file and compares. See amd64.asm for what
-// it does and why.
+// The pause program for arm64 Linux. codeARM64 in code.go holds the bytes that
+// this assembles to, which TestSource checks. See amd64.asm for what it does and
+// why.
 
         .text
 _start:
@@ -19,7 +19,7 @@ _start:
         mov     x0, xzr                 // SIG_BLOCK
         adr     x1, set
         mov     x2, xzr
-        svc     #0                      // x1 to x7 are kept by the kernel
+        svc     #0                      // the kernel preserves x1 to x7
 
 wait:
         mov     x8, #137                // rt_sigtimedwait

@@ -5,8 +5,7 @@ import (
 	"slices"
 )
 
-// program returns the machine code for arch (as GOARCH spells it) with its
-// data, and the ELF number of the machine.
+// program returns the machine code for arch, a GOARCH, with its data, and the ELF number of the machine.
 func program(arch string) ([]byte, elf.Machine) {
 	switch arch {
 	case "amd64":
@@ -17,7 +16,7 @@ func program(arch string) ([]byte, elf.Machine) {
 	return nil, elf.EM_NONE
 }
 
-// codeAMD64 is amd64.asm, one instruction a line.
+// codeAMD64 is amd64.asm, one instruction per line.
 var codeAMD64 = []byte{
 	0x83, 0x3c, 0x24, 0x01, // cmp dword ptr [rsp], 1
 	0x77, 0x43, // ja out
@@ -50,7 +49,7 @@ var codeAMD64 = []byte{
 	0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc,
 }
 
-// codeARM64 is arm64.asm, one instruction a line.
+// codeARM64 is arm64.asm, one instruction per line.
 var codeARM64 = []byte{
 	0xe0, 0x03, 0x40, 0xf9, // ldr x0, [sp]
 	0x1f, 0x04, 0x00, 0xf1, // cmp x0, #1
@@ -83,8 +82,8 @@ var codeARM64 = []byte{
 	0x00, 0x00, 0x00, 0x00,
 }
 
-// data is what both programs point to. The kernel's struct sigaction is the
-// same on both.
+// data is what both programs point to. The kernel's struct sigaction is the same on both
+// architectures.
 var data = []byte{
 	1, 0, 0, 0, 0, 0, 0, 0, // action: SIG_IGN
 	0, 0, 0, 0, 0, 0, 0, 0, // flags

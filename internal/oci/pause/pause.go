@@ -1,10 +1,9 @@
-// Package pause is the first process of a pod whose containers share a PID
-// namespace: a static ELF executable of a few hundred bytes that reaps orphans
-// and ends on SIGTERM or SIGINT. It needs no libc, no image and no root file
-// system beside itself, and one page of memory. With an argument it ends at
-// once, which is how an OCI runtime is tried.
+// Package pause holds the first process of a pod whose containers share a PID namespace: a static
+// ELF executable of a few hundred bytes that reaps orphans and exits on SIGTERM or SIGINT. It needs
+// no libc, no image, no root file system, and one page of memory. With an argument it exits at once,
+// which is how an OCI runtime is probed.
 //
-// Its source is amd64.asm and arm64.asm; the bytes are in code.go.
+// Its source is amd64.asm and arm64.asm; code.go holds the bytes.
 package pause
 
 import (
@@ -15,11 +14,10 @@ import (
 	"github.com/huskd/husk/internal/oci/native"
 )
 
-// Bytes returns the executable for this machine, nil if there is none for its
-// architecture.
+// Bytes returns the executable for this machine; nil if its architecture has none.
 func Bytes() []byte { return executable(runtime.GOARCH) }
 
-// Write puts the executable at path: see native.Write.
+// Write writes the executable to path: see native.Write.
 func Write(path string) error {
 	program := Bytes()
 	if program == nil {

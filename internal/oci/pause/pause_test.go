@@ -25,58 +25,59 @@ func TestExecutableIsWellFormed(t *testing.T) {
 		t.Run(arch, func(t *testing.T) {
 			raw := executable(arch)
 			if len(raw) > 512 {
-				t.Errorf("%d bytes, want a few hundred", len(raw))
+				t.Errorf("the executable has %d bytes, want 512 at most", len(raw))
 			}
 			f, err := elf.NewFile(bytes.NewReader(raw))
 			if err != nil {
 				t.Fatal(err)
 			}
 			if f.Type != elf.ET_EXEC || len(f.Progs) != 2 {
-				t.Fatalf("type %v with %d segments", f.Type, len(f.Progs))
+				t.Fatalf("type %v with %d segments, want ET_EXEC with 2", f.Type, len(f.Progs))
 			}
 			load, stack := f.Progs[0], f.Progs[1]
 			if load.Type != elf.PT_LOAD || load.Flags != elf.PF_R|elf.PF_X || load.Filesz != uint64(len(raw)) {
 				t.Errorf("load segment %+v", load.ProgHeader)
 			}
 			if load.Vaddr%load.Align != load.Off%load.Align {
-				t.Errorf("load segment isn't congruent to its offset: %+v", load.ProgHeader)
+				t.Errorf("address and offset of the load segment are not congruent: %+v", load.ProgHeader)
 			}
 			if stack.Type != elf.PT_GNU_STACK || stack.Flags&elf.PF_X != 0 {
 				t.Errorf("stack segment %+v", stack.ProgHeader)
 			}
 			code, _ := program(arch)
 			if got := raw[f.Entry-load.Vaddr:]; !bytes.Equal(got, code) {
-				t.Error("the entry isn't the start of the code")
+				t.Error("the entry point is not the start of the code")
 			}
 		})
 	}
 	if executable("mips") != nil {
-		t.Error("there is no program for mips")
+		t.Error("got a program for mips, want none")
 	}
 }
 
-func TestCodeIsTheSource(t *testing.T) {
-	nativetest.IsTheSource(t, func(arch string) []byte {
+func TestSource(t *testing.T) {
+	nativetest.CheckSource(t, func(arch string) []byte {
 		code, _ := program(arch)
 		return code
 	})
 }
 
-// TestRunsEmulated runs the program of the other architecture where an
-// emulator for it is installed (qemu-user-static).
-func TestRunsEmulated(t *testing.T) {
-	qemu, err := exec.LookPath("qemu-aarch64-static")
-	if err != nil || runtime.GOARCH == "arm64" {
-		t.Skip("no emulator of arm64")
+// TestARM64 runs the program for arm64 in an emulator (Debian package qemu-user-static).
+func TestARM64(t *testing.T) {
+	if runtime.GOARCH == "arm64" {
+		t.Skip("TestAsInit runs this program without an emulator")
 	}
+	qemu := hosttest.Program(t, "qemu-aarch64-static")
 	path := filepath.Join(t.TempDir(), "pause")
 	if err := os.WriteFile(path, executable("arm64"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	run(t, qemu, path, "now")
-	ends(t, exec.Command(qemu, path), func(cmd *exec.Cmd) bool {
-		return waits(cmd.Process.Pid)
-	}, syscall.SIGTERM)
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		exitsOn(t, exec.Command(qemu, path), func(cmd *exec.Cmd) bool {
+			return waits(cmd.Process.Pid) && ignores(cmd.Process.Pid, syscall.SIGCHLD)
+		}, sig)
+	}
 }
 
 func TestWrite(t *testing.T) {
@@ -97,10 +98,10 @@ func TestWrite(t *testing.T) {
 		}
 		info, err := os.Lstat(path)
 		if err != nil || info.Mode() != 0o755 {
-			t.Fatalf("%v, %v", info, err)
+			t.Fatalf("file is %v, %v; want mode 0755", info, err)
 		}
 		if got, _ := os.ReadFile(path); !bytes.Equal(got, Bytes()) {
-			t.Fatal("not the program")
+			t.Fatal("the file is not the program")
 		}
 	}
 	old, _ := os.Stat(path)
@@ -108,17 +109,17 @@ func TestWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, _ := os.Stat(path); !os.SameFile(old, again) {
-		t.Error("a file that was right was replaced")
+		t.Error("replaced a file that was up to date")
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 1 {
 		t.Errorf("left behind: %v", left)
 	}
 	if err := Write(filepath.Join(dir, "missing", "pause")); err == nil {
-		t.Error("wrote into a directory that isn't there")
+		t.Error("no error for a directory that doesn't exist")
 	}
 }
 
-// TestAsInit runs it for real: PID 1 of a PID namespace that is handed orphans.
+// TestAsInit runs the program as PID 1 of a PID namespace with orphans.
 func TestAsInit(t *testing.T) {
 	hosttest.Root(t)
 	path := filepath.Join(t.TempDir(), "pause")
@@ -130,13 +131,13 @@ func TestAsInit(t *testing.T) {
 		t.Run(sig.String(), func(t *testing.T) {
 			cmd := exec.Command(path)
 			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
-			ends(t, cmd, func(cmd *exec.Cmd) bool {
+			exitsOn(t, cmd, func(cmd *exec.Cmd) bool {
 				pid := cmd.Process.Pid
 				if !waits(pid) || !ignores(pid, syscall.SIGCHLD) {
 					return false
 				}
 				orphans(t, pid)
-				// Signals that nobody asked it to end on must leave it alone.
+				// Other signals must not end it.
 				_ = cmd.Process.Signal(syscall.SIGCHLD)
 				_ = cmd.Process.Signal(syscall.SIGSTOP)
 				_ = cmd.Process.Signal(syscall.SIGCONT)
@@ -146,25 +147,25 @@ func TestAsInit(t *testing.T) {
 	}
 }
 
-// orphans makes processes in pid's namespace whose parents end first, and
-// waits until init has reaped all of them.
+// orphans starts processes in pid's namespace whose parents exit first, and waits until init has
+// reaped all of them.
 func orphans(t *testing.T, pid int) {
 	t.Helper()
 	run(t, "nsenter", "-t", fmt.Sprint(pid), "-p", "sh", "-c", "for i in 1 2 3 4 5; do (sleep 0.05 &) ; done")
-	eventually(t, "orphans are reaped", func() bool {
+	eventually(t, "all orphans are reaped", func() bool {
 		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 		return err == nil && len(children) == 0
 	})
 }
 
-// ends starts cmd, waits until it is ready, signals it and expects exit code 0.
-func ends(t *testing.T, cmd *exec.Cmd, ready func(*exec.Cmd) bool, sig syscall.Signal) {
+// exitsOn starts cmd, waits until it is ready, signals it and expects exit code 0.
+func exitsOn(t *testing.T, cmd *exec.Cmd, ready func(*exec.Cmd) bool, sig syscall.Signal) {
 	t.Helper()
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = cmd.Process.Kill() }()
-	eventually(t, "the program waits", func() bool { return ready(cmd) })
+	eventually(t, "the program waits for a signal", func() bool { return ready(cmd) })
 	if err := cmd.Process.Signal(sig); err != nil {
 		t.Fatal(err)
 	}
@@ -173,14 +174,14 @@ func ends(t *testing.T, cmd *exec.Cmd, ready func(*exec.Cmd) bool, sig syscall.S
 	select {
 	case err := <-done:
 		if err != nil {
-			t.Errorf("ended with %v, want exit code 0", err)
+			t.Errorf("exited with %v after %v, want exit code 0", err, sig)
 		}
 	case <-time.After(10 * time.Second):
-		t.Errorf("still there 10 s after %v", sig)
+		t.Errorf("still running 10 s after %v", sig)
 	}
 }
 
-// waits says whether pid sits in rt_sigtimedwait.
+// waits reports whether pid is blocked in rt_sigtimedwait.
 func waits(pid int) bool {
 	syscall, _ := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
 	return strings.HasPrefix(string(syscall), fmt.Sprintf("%d ", unix.SYS_RT_SIGTIMEDWAIT))
@@ -202,7 +203,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("after 10 s it isn't so that %s", what)
+			t.Fatalf("timed out after 10 s: want that %s", what)
 		}
 	}
 }

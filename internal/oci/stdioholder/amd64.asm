@@ -1,5 +1,5 @@
-# The holder, amd64 Linux. codeAMD64 in code.go holds these bytes;
-# TestCodeIsTheSource assembles this file and compares.
+# The stdio holder for amd64 Linux. codeAMD64 in code.go holds the bytes that
+# this assembles to, which TestSource checks.
 #
 #   fd = open(argv[1], O_WRONLY|O_CREAT|O_TRUNC|O_CLOEXEC, 0600)
 #   if fd < 0 goto fail
@@ -27,7 +27,7 @@ _start:
         js      fail
         jz      hold
 
-        mov     rsi, rsp                # digits, last one first, below the stack
+        mov     rsi, rsp                # writes digits below the stack, the last one first
         mov     ecx, 10
 digit:
         xor     edx, edx

@@ -1,6 +1,6 @@
-// The holder, arm64 Linux. codeARM64 in code.go holds these bytes;
-// TestCodeIsTheSource assembles this file and compares. What it does is told
-// in amd64.asm; fork() is clone(SIGCHLD) here.
+// The stdio holder for arm64 Linux. codeARM64 in code.go holds the bytes that
+// this assembles to, which TestSource checks. See amd64.asm for what it does;
+// fork() is clone(SIGCHLD) here.
 
         .text
 _start:
@@ -24,7 +24,7 @@ _start:
         tbnz    w0, #31, fail
         cbz     w0, hold
 
-        mov     x1, sp                  // digits, last one first, below the stack
+        mov     x1, sp                  // writes digits below the stack, the last one first
         mov     x2, #10
 digit:
         udiv    x3, x0, x2

@@ -2,8 +2,7 @@ package stdioholder
 
 import "debug/elf"
 
-// program returns the machine code for arch (as GOARCH spells it), and the ELF
-// number of the machine.
+// program returns the machine code for arch, a GOARCH, and the ELF number of the machine.
 func program(arch string) ([]byte, elf.Machine) {
 	switch arch {
 	case "amd64":
@@ -14,7 +13,7 @@ func program(arch string) ([]byte, elf.Machine) {
 	return nil, elf.EM_NONE
 }
 
-// codeAMD64 is amd64.asm, one instruction a line.
+// codeAMD64 is amd64.asm, one instruction per line.
 var codeAMD64 = []byte{
 	0xb8, 0x02, 0x00, 0x00, 0x00, // mov eax, 2
 	0x48, 0x8b, 0x7c, 0x24, 0x10, // mov rdi, [rsp+16]
@@ -64,7 +63,7 @@ var codeAMD64 = []byte{
 	0xeb, 0xeb, // jmp hold
 }
 
-// codeARM64 is arm64.asm, one instruction a line.
+// codeARM64 is arm64.asm, one instruction per line.
 var codeARM64 = []byte{
 	0x08, 0x07, 0x80, 0xd2, // mov x8, #56
 	0x60, 0x0c, 0x80, 0x92, // mov x0, #-100

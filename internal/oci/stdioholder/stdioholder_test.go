@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/oci/native/nativetest"
 )
 
@@ -25,43 +26,42 @@ func TestExecutableIsWellFormed(t *testing.T) {
 		}
 	}
 	if executable("mips") != nil {
-		t.Error("there is no program for mips")
+		t.Error("got a program for mips, want none")
 	}
 }
 
-func TestCodeIsTheSource(t *testing.T) {
-	nativetest.IsTheSource(t, func(arch string) []byte {
+func TestSource(t *testing.T) {
+	nativetest.CheckSource(t, func(arch string) []byte {
 		code, _ := program(arch)
 		return code
 	})
 }
 
-// TestHolds: whoever knows the holder's number can write into its pipes, as
-// long as it lives.
+// TestHolds checks that the holder's pipes can be opened by its PID, and that they are closed when
+// it is killed.
 func TestHolds(t *testing.T) {
 	file, err := Open()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	holds(t, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd()))
+	testHolds(t, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd()))
 }
 
-// TestHoldsEmulated does so with the program of the other architecture where an
-// emulator for it is installed (qemu-user-static).
-func TestHoldsEmulated(t *testing.T) {
-	qemu, err := exec.LookPath("qemu-aarch64-static")
-	if err != nil || runtime.GOARCH == "arm64" {
-		t.Skip("no emulator of arm64")
+// TestHoldsARM64 runs the program for arm64 in an emulator (Debian package qemu-user-static).
+func TestHoldsARM64(t *testing.T) {
+	if runtime.GOARCH == "arm64" {
+		t.Skip("TestHolds runs this program without an emulator")
 	}
+	qemu := hosttest.Program(t, "qemu-aarch64-static")
 	path := filepath.Join(t.TempDir(), "holder")
 	if err := os.WriteFile(path, executable("arm64"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	holds(t, qemu, path)
+	testHolds(t, qemu, path)
 }
 
-func holds(t *testing.T, command ...string) {
+func testHolds(t *testing.T, command ...string) {
 	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -71,7 +71,7 @@ func holds(t *testing.T, command ...string) {
 	file := filepath.Join(t.TempDir(), "pid")
 	cmd := exec.Command(command[0], append(command[1:], file, "create", "--whatever")...)
 	cmd.Stdout = w
-	if err := cmd.Run(); err != nil { // it doesn't wait for the child
+	if err := cmd.Run(); err != nil { // returns while the child runs
 		t.Fatal(err)
 	}
 	_ = w.Close()
@@ -88,21 +88,21 @@ func holds(t *testing.T, command ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := stream.WriteString("said"); err != nil {
+	if _, err := stream.WriteString("text"); err != nil {
 		t.Error(err)
 	}
 	_ = stream.Close()
-	if got, err := io.ReadAll(io.LimitReader(r, 4)); err != nil || string(got) != "said" {
-		t.Errorf("%q, %v", got, err)
+	if got, err := io.ReadAll(io.LimitReader(r, 4)); err != nil || string(got) != "text" {
+		t.Errorf("read %q, %v from the pipe, want what was written", got, err)
 	}
 	_ = r.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 	if n, err := r.Read(make([]byte, 1)); err == nil || err == io.EOF {
-		t.Errorf("the pipe is closed while it is held: %d, %v", n, err)
+		t.Errorf("read %d bytes, %v while the holder runs; want the pipe open and empty", n, err)
 	}
 	_ = syscall.Kill(pid, syscall.SIGKILL)
 	_ = r.SetReadDeadline(time.Now().Add(10 * time.Second))
 	if _, err := r.Read(make([]byte, 1)); err != io.EOF {
-		t.Errorf("after its end: %v", err)
+		t.Errorf("read error %v after the holder was killed, want EOF", err)
 	}
 }
 
@@ -115,7 +115,7 @@ func TestFails(t *testing.T) {
 	program := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd())
 	for _, args := range [][]string{nil, {filepath.Join(t.TempDir(), "missing", "pid")}} {
 		if err := exec.Command(program, args...).Run(); err == nil {
-			t.Errorf("%q: no error", args)
+			t.Errorf("the program succeeded with arguments %q", args)
 		}
 	}
 }
