@@ -135,7 +135,7 @@ func (w *worker) createSandbox(do podplan.CreateSandbox) {
 func (w *worker) startContainer(ctx context.Context, do podplan.StartContainer) {
 	id, err := w.createAndStart(do)
 	if err == nil {
-		care{w}.postStart(ctx, id, criconfig.Find(w.record().Pod, do.Name))
+		care{w}.postStart(ctx, id, criconfig.FindContainer(w.record().Pod, do.Name))
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -239,7 +239,7 @@ func (w *worker) bury() bool {
 // needs on the node in place.
 func (w *worker) containerConfig(do podplan.StartContainer) (*runtimeapi.ContainerConfig, error) {
 	pod, node := w.record().Pod, w.a.cfg.Node()
-	c := criconfig.Find(pod, do.Name)
+	c := criconfig.FindContainer(pod, do.Name)
 	st, err := w.a.cfg.Sandboxes.Get(do.Sandbox)
 	if err != nil {
 		return nil, err

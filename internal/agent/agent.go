@@ -89,7 +89,7 @@ func New(cfg Config) *Agent {
 		Events:   event.NewLog(),
 		declared: map[source.Kind]map[string]declaration{},
 	}
-	a.probes = probe.New(probe.In(cfg.Containers))
+	a.probes = probe.New(probe.NewExec(cfg.Containers.Exec))
 	a.closing, a.close = context.WithCancel(context.Background())
 	return a
 }

@@ -362,7 +362,7 @@ func TestDrain(t *testing.T) {
 	if _, _, err := h.Apply(h.ctx(), parse(t, "late", ""), nil, "run"); !errdefs.IsUnavailable(err) {
 		t.Errorf("a pod that comes late: %v", err)
 	}
-	h.Declare(source.Set{Kind: source.File, Pods: []source.Pod{{Pod: parse(t, "declared", ""), At: "/x"}}})
+	h.Declare(source.Set{Kind: source.File, Pods: []source.Pod{{Pod: parse(t, "declared", ""), Location: "/x"}}})
 	if h.names() != "b a" && h.names() != "a b" {
 		t.Errorf("there is %q", h.names())
 	}

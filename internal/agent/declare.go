@@ -38,8 +38,8 @@ func (a *Agent) Declare(set source.Set) {
 	for _, p := range set.Pods {
 		name := nameOf(p.Pod)
 		declared[name] = declaration{
-			pod: p.Pod, objects: set.Objects.Of(p.Pod), source: string(set.Kind) + p.At,
-			said: a.declared[set.Kind][name].said, ending: p.Ending,
+			pod: p.Pod, objects: set.Objects.Of(p.Pod), source: string(set.Kind) + p.Location,
+			said: a.declared[set.Kind][name].said, ending: p.DeletionGrace,
 		}
 	}
 	for name, d := range a.declared[set.Kind] {

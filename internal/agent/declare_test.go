@@ -13,7 +13,7 @@ import (
 func declared(t testing.TB, further string, names ...string) source.Set {
 	set := source.Set{Kind: source.File}
 	for _, name := range names {
-		set.Pods = append(set.Pods, source.Pod{Pod: parse(t, name, further), At: "/m/" + name + ".yaml"})
+		set.Pods = append(set.Pods, source.Pod{Pod: parse(t, name, further), Location: "/m/" + name + ".yaml"})
 	}
 	return set
 }

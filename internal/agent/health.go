@@ -19,7 +19,7 @@ import (
 type care struct{ *worker }
 
 func probed(pod *corev1.Pod) bool {
-	is := func(c corev1.Container) bool { return probe.Probed(&c) }
+	is := func(c corev1.Container) bool { return probe.HasProbes(&c) }
 	return slices.ContainsFunc(pod.Spec.InitContainers, is) || slices.ContainsFunc(pod.Spec.Containers, is)
 }
 
@@ -30,8 +30,8 @@ func (w care) watch(sandboxes []sandbox.Status, containers []container.Status) {
 	}
 	var runs []probe.Run
 	for _, st := range containers {
-		c := criconfig.Find(w.manifest, st.Name())
-		if c == nil || !probe.Probed(c) || st.Started.IsZero() || w.underWay.starting[st.Name()] || w.spec().Want != podplan.Run {
+		c := criconfig.FindContainer(w.manifest, st.Name())
+		if c == nil || !probe.HasProbes(c) || st.Started.IsZero() || w.underWay.starting[st.Name()] || w.spec().Want != podplan.Run {
 			continue
 		}
 		i := slices.IndexFunc(sandboxes, func(s sandbox.Status) bool { return s.ID == st.Sandbox })
@@ -96,7 +96,7 @@ func (w care) hook(ctx context.Context, id string, c *corev1.Container, h *corev
 	}
 	ctx, cancel := w.untilEnd(ctx, id)
 	defer cancel()
-	err = probe.In(w.a.cfg.Containers).Hook(ctx, w.target(c, id, sb), h)
+	err = probe.NewExec(w.a.cfg.Containers.Exec).Hook(ctx, w.target(c, id, sb), h)
 	if st, gone := w.a.cfg.Containers.Get(id); gone != nil || view.Container(st) != podplan.ContainerRunning || ctx.Err() != nil {
 		return nil
 	}

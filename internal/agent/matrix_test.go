@@ -51,7 +51,7 @@ func (m *matrix) deliver(kind source.Kind) {
 		case p.broken:
 			set.Unread = append(set.Unread, p.at)
 		case p.version != "":
-			set.Pods = append(set.Pods, source.Pod{Pod: m.pod(p.name, p.version), At: p.at})
+			set.Pods = append(set.Pods, source.Pod{Pod: m.pod(p.name, p.version), Location: p.at})
 		}
 	}
 	m.Declare(set)

@@ -20,7 +20,7 @@ func messageName(name string, attempt uint32) string { return fmt.Sprintf("%s.%d
 
 // mountMessage gives a run the file in which it may leave a message of its end.
 func (w care) mountMessage(c *corev1.Container, run *criconfig.Run) error {
-	path, err := w.a.cfg.Volumes.Message(string(w.manifest.UID), messageName(c.Name, run.Attempt))
+	path, err := w.a.cfg.Volumes.CreateMessageFile(string(w.manifest.UID), messageName(c.Name, run.Attempt))
 	if err != nil {
 		return err
 	}
@@ -38,7 +38,7 @@ func (w care) message(st container.Status) string {
 		return text
 	}
 	text := w.a.cfg.Volumes.ReadMessage(string(w.manifest.UID), messageName(st.Name(), st.Config.GetMetadata().GetAttempt()))
-	c := criconfig.Find(w.manifest, st.Name())
+	c := criconfig.FindContainer(w.manifest, st.Name())
 	if text == "" && st.Exit.Code != 0 && c != nil && c.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError {
 		text = view.LastLines(st)
 	}

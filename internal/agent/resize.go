@@ -92,7 +92,7 @@ func (a *Agent) roomFreed() {
 	}
 	a.mu.RUnlock()
 	slices.SortFunc(resizes, func(x, y waiting) int {
-		return cmp.Or(criconfig.Precede(x.Pod, y.Pod), x.Started.Compare(y.Started))
+		return cmp.Or(criconfig.ComparePriority(x.Pod, y.Pod), x.Started.Compare(y.Started))
 	})
 	for _, r := range resizes {
 		care{r.worker}.retryResize()

@@ -65,7 +65,7 @@ func (w care) preStopOf(id string) (*corev1.Container, *corev1.LifecycleHandler)
 	if err != nil || view.Container(st) != podplan.ContainerRunning {
 		return nil, nil
 	}
-	if c := criconfig.Find(w.manifest, st.Name()); c != nil && c.Lifecycle != nil {
+	if c := criconfig.FindContainer(w.manifest, st.Name()); c != nil && c.Lifecycle != nil {
 		return c, c.Lifecycle.PreStop
 	}
 	return nil, nil

@@ -52,7 +52,7 @@ func (w care) change(pod *corev1.Pod) error {
 // outdated says whether a run is to make way for another because its container
 // now has another image, or resources for which it asks to be started anew.
 func outdated(pod *corev1.Pod, run container.Status) bool {
-	c := criconfig.Find(pod, run.Name())
+	c := criconfig.FindContainer(pod, run.Name())
 	if c == nil {
 		return false
 	}
@@ -73,7 +73,7 @@ func (w care) resize(containers []container.Status) {
 	pod, node := w.rec.Pod, w.a.cfg.Node()
 	limits := map[string]*runtimeapi.LinuxContainerResources{}
 	for _, st := range containers {
-		if c := criconfig.Find(pod, st.Name()); c != nil && view.Container(st) == podplan.ContainerRunning {
+		if c := criconfig.FindContainer(pod, st.Name()); c != nil && view.Container(st) == podplan.ContainerRunning {
 			if changes(pod, c, st) {
 				return
 			}

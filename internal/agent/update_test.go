@@ -15,7 +15,7 @@ import (
 func bound(pods ...*corev1.Pod) source.Set {
 	set := source.Set{Kind: source.API}
 	for _, p := range pods {
-		set.Pods = append(set.Pods, source.Pod{Pod: p, At: "/" + p.Name})
+		set.Pods = append(set.Pods, source.Pod{Pod: p, Location: "/" + p.Name})
 	}
 	return set
 }
@@ -62,7 +62,7 @@ func TestEnding(t *testing.T) {
 	ending := func(seconds int) source.Set {
 		set := bound(parse(t, "a", ", uid: a-1"))
 		grace := time.Duration(seconds) * time.Second
-		set.Pods[0].Ending = &grace
+		set.Pods[0].DeletionGrace = &grace
 		return set
 	}
 	h.Declare(ending(30))
@@ -83,7 +83,7 @@ func TestEnding(t *testing.T) {
 	// One that never ran here is not begun.
 	set := ending(1)
 	never := parse(t, "b", ", uid: b-1")
-	set.Pods = append(set.Pods, source.Pod{Pod: never, At: "/b", Ending: set.Pods[0].Ending})
+	set.Pods = append(set.Pods, source.Pod{Pod: never, Location: "/b", DeletionGrace: set.Pods[0].DeletionGrace})
 	h.Declare(set)
 	if h.names() != "a" {
 		t.Errorf("there is %q", h.names())

@@ -260,7 +260,7 @@ func (w *worker) publish(d podplan.Decision, sandboxes []sandbox.Status, contain
 		p.Pulls = append(p.Pulls, progress)
 	}
 	if last := w.published.Load(); last != nil {
-		for _, e := range event.Between(p.Name(), last.pod.Status, p.Status) {
+		for _, e := range event.Diff(p.Name(), last.pod.Status, p.Status) {
 			w.a.Events.Add(e)
 		}
 	}

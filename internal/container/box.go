@@ -230,7 +230,7 @@ func (w walk) Act(in containerstate.State, do containerstate.Action) error {
 	if in.Down() {
 		err = fmt.Errorf("%s: %w", do, err)
 	}
-	return &pod.Failure{Sandbox: w.sandbox, Container: w.id, Stage: string(do), Err: err}
+	return &pod.StageError{Sandbox: w.sandbox, Container: w.id, Stage: string(do), Err: err}
 }
 
 // traced performs an action in a span of its own.

@@ -41,7 +41,7 @@ func Unary(log *slog.Logger, sandboxes *sandbox.Service, containers *container.S
 // subject names what a call was about, as far as the request and the error tell:
 // pod, sandbox, container and stage.
 func (v *view) subject(req any, err error) (about []any) {
-	where := pod.Where(err)
+	where := pod.LogAttrs(err)
 	ofSandbox := func(id string) {
 		if st, err := v.sandbox(id); err == nil {
 			about = append(about, "pod", st.Ref())

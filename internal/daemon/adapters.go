@@ -125,7 +125,7 @@ func (d *daemon) knowCgroups() {
 			d.cgroups.Adopt(d.sandboxes.Cgroup(st), uint64(st.Config.GetLinux().GetResources().GetCpuShares()))
 		}
 	}
-	d.cgroups.RemoveEmpty(pod.Classes...)
+	d.cgroups.RemoveEmpty(pod.QOSClasses...)
 }
 
 // attend answers husk-cni, which comes to the same socket as everybody. What is

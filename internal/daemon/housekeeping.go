@@ -96,9 +96,9 @@ func (d *daemon) explainOrphans() {
 	}
 	d.orphans = map[string]error{}
 	for _, o := range housekeeping.Orphans(d.volumes(), d.logs(), uids) {
-		if o.Left != nil {
-			d.log.Error("a pod's directory stays, though no record speaks of the pod", "path", o.Path, "because", o.Left)
-			d.orphans[o.Path] = o.Left
+		if o.Err != nil {
+			d.log.Error("a pod's directory stays, though no record speaks of the pod", "path", o.Path, "because", o.Err)
+			d.orphans[o.Path] = o.Err
 			continue
 		}
 		d.log.Warn("a pod's directory was removed, as no record speaks of the pod", "path", o.Path)

@@ -17,7 +17,7 @@ import (
 
 // gap is the time between two looks. To look costs a system call for each log and
 // one for the disk.
-const gap = 5 * time.Second
+const interval = 5 * time.Second
 
 // Config is what is kept in order, and how.
 type Config struct {
@@ -35,19 +35,19 @@ type Config struct {
 // Housekeeper keeps house.
 type Housekeeper struct {
 	Config
-	seen  map[string]seen // images by ID
-	stuck bool            // it was said that the disk stays full
+	images     map[string]imageTimes // images by ID
+	warnedFull bool                  // it was said that the disk stays full
 }
 
 // New returns one that has seen nothing yet.
-func New(cfg Config) *Housekeeper { return &Housekeeper{Config: cfg, seen: map[string]seen{}} }
+func New(cfg Config) *Housekeeper { return &Housekeeper{Config: cfg, images: map[string]imageTimes{}} }
 
 // Run keeps house until ctx ends.
 func (h *Housekeeper) Run(ctx context.Context) error {
 	var guard sync.WaitGroup
 	defer guard.Wait()
 	guard.Go(func() { h.guardStorage(ctx) })
-	tick := time.NewTicker(gap)
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
 		h.collectImages(ctx, time.Now())

@@ -27,10 +27,10 @@ func TestCandidates(t *testing.T) {
 		return image.Image{ID: id, InUse: inUse, Tags: names}
 	}
 	d := Disk{MinAge: 2 * time.Minute, Pinned: []string{"reg.test/base/*", "localhost/keep:1"}}
-	var known map[string]seen
+	var known map[string]imageTimes
 	look := func(after time.Duration, want string, images ...image.Image) {
 		t.Helper()
-		known = note(known, images, start.Add(after))
+		known = trackImages(known, images, start.Add(after))
 		var got []string
 		for _, img := range d.candidates(images, known, start.Add(after)) {
 			got = append(got, img.ID)
@@ -62,7 +62,7 @@ func TestThresholds(t *testing.T) {
 		limit     int
 		above     bool
 	}{{84, 100, 85, false}, {85, 100, 85, true}, {0, 100, 0, true}, {1 << 62, 1 << 63, 51, false}, {1 << 62, 1 << 63, 50, true}} {
-		if got := above(c.used, c.all, c.limit); got != c.above {
+		if got := atLeastPercent(c.used, c.all, c.limit); got != c.above {
 			t.Errorf("%+v: %t", c, got)
 		}
 	}
@@ -107,8 +107,8 @@ func TestOrphans(t *testing.T) {
 	var told []string
 	for _, o := range Orphans(v, logs, []string{"known"}) {
 		path := strings.TrimPrefix(o.Path, dir)
-		if o.Left != nil {
-			path += " stays: " + strings.ReplaceAll(o.Left.Error(), dir, "")
+		if o.Err != nil {
+			path += " stays: " + strings.ReplaceAll(o.Err.Error(), dir, "")
 		}
 		told = append(told, path)
 	}

@@ -26,44 +26,44 @@ type Disk struct {
 }
 
 // seen is what is known of an image.
-type seen struct{ first, used time.Time }
+type imageTimes struct{ first, used time.Time }
 
 // collectImages removes images that nobody uses, those first that have not been
 // used for the longest time, when there is too little room.
 func (h *Housekeeper) collectImages(ctx context.Context, now time.Time) {
 	all := h.Images.List()
-	h.seen = note(h.seen, all, now)
+	h.images = trackImages(h.images, all, now)
 	used, size, err := h.Disk.Usage()
-	if err != nil || size == 0 || h.Disk.High >= 100 || !above(used, size, h.Disk.High) {
-		h.stuck = h.stuck && err != nil
+	if err != nil || size == 0 || h.Disk.High >= 100 || !atLeastPercent(used, size, h.Disk.High) {
+		h.warnedFull = h.warnedFull && err != nil
 		return
 	}
-	for _, img := range h.Disk.candidates(all, h.seen, now) {
+	for _, img := range h.Disk.candidates(all, h.images, now) {
 		gone, err := h.Images.Remove(ctx, img.ID, false)
 		if err != nil {
 			continue // it is in use by now
 		}
 		h.Log.Info("housekeeping: removed an image, as the disk is nearly full", "image", strings.Join(gone, " "), "used", percent(used, size))
-		if used, size, err = h.Disk.Usage(); err != nil || !above(used, size, h.Disk.Low) {
+		if used, size, err = h.Disk.Usage(); err != nil || !atLeastPercent(used, size, h.Disk.Low) {
 			return
 		}
 	}
-	if !h.stuck && above(used, size, h.Disk.High) {
+	if !h.warnedFull && atLeastPercent(used, size, h.Disk.High) {
 		h.Log.Warn("housekeeping: the disk of the images stays nearly full: what is left of them is in use, pinned or new", "used", percent(used, size))
-		h.stuck = true
+		h.warnedFull = true
 	}
 }
 
 func percent(used, all uint64) int { return int(float64(used) / float64(all) * 100) }
 
 // above says whether so many percent or more are used.
-func above(used, all uint64, limit int) bool {
+func atLeastPercent(used, all uint64, limit int) bool {
 	return float64(used) >= float64(all)/100*float64(limit)
 }
 
 // note takes note of which images are here, and used, now.
-func note(before map[string]seen, images []image.Image, now time.Time) map[string]seen {
-	after := map[string]seen{}
+func trackImages(before map[string]imageTimes, images []image.Image, now time.Time) map[string]imageTimes {
+	after := map[string]imageTimes{}
 	maps.Copy(after, before)
 	here := map[string]bool{}
 	for _, img := range images {
@@ -77,12 +77,12 @@ func note(before map[string]seen, images []image.Image, now time.Time) map[strin
 		}
 		after[img.ID] = s
 	}
-	maps.DeleteFunc(after, func(id string, _ seen) bool { return !here[id] })
+	maps.DeleteFunc(after, func(id string, _ imageTimes) bool { return !here[id] })
 	return after
 }
 
 // candidates are the images that may be removed, in the order in which they are.
-func (d Disk) candidates(images []image.Image, known map[string]seen, now time.Time) []image.Image {
+func (d Disk) candidates(images []image.Image, known map[string]imageTimes, now time.Time) []image.Image {
 	var out []image.Image
 	for _, img := range images {
 		if !img.InUse && !d.IsPinned(img) && now.Sub(known[img.ID].first) >= d.MinAge {

@@ -17,7 +17,7 @@ import (
 type Orphan struct {
 	Path string
 	// Left says why it is still there; nil if it was removed.
-	Left error
+	Err error
 }
 
 // Orphans removes what pods have left in the directories of volumes and of logs,
@@ -25,7 +25,7 @@ type Orphan struct {
 // unmounted first, so that nothing behind a mount is deleted.
 func Orphans(volumes volume.Volumes, logs string, uids []string) (out []Orphan) {
 	for _, dir := range []string{filepath.Join(volumes.Root, "pods"), filepath.Join(volumes.State, "pods")} {
-		for _, uid := range names(dir) {
+		for _, uid := range subdirectories(dir) {
 			if slices.Contains(uids, uid) {
 				continue
 			}
@@ -37,7 +37,7 @@ func Orphans(volumes volume.Volumes, logs string, uids []string) (out []Orphan) 
 			out = append(out, Orphan{path, err})
 		}
 	}
-	for _, name := range names(logs) {
+	for _, name := range subdirectories(logs) {
 		// NAMESPACE_NAME_UID
 		if parts := strings.Split(name, "_"); len(parts) == 3 && !slices.Contains(uids, parts[2]) {
 			path := filepath.Join(logs, name)
@@ -48,7 +48,7 @@ func Orphans(volumes volume.Volumes, logs string, uids []string) (out []Orphan) 
 }
 
 // names of the directories in a directory.
-func names(dir string) (out []string) {
+func subdirectories(dir string) (out []string) {
 	entries, _ := os.ReadDir(dir) // it need not be there
 	for _, e := range entries {
 		if e.IsDir() {

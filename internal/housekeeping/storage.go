@@ -17,8 +17,8 @@ import (
 // To measure a pod is to walk its files: that is done at most once in measureGap,
 // and for no more than a part in measureShare of the time.
 const (
-	measureGap   = 10 * time.Second
-	measureShare = 20
+	measureInterval = 10 * time.Second
+	measureShare    = 20
 )
 
 // Storage is what pods take on the disk, of those that have a limit for it.
@@ -34,14 +34,14 @@ type Storage struct {
 }
 
 // stored is what a pod takes, in bytes: its volumes and containers by their names.
-type stored struct{ volumes, containers map[string]int64 }
+type diskUsage struct{ volumes, containers map[string]int64 }
 
 // excess says which limit a pod goes beyond, or nothing. The limits, and their
 // order, are the kubelet's. It is pure.
-func excess(pod *corev1.Pod, s stored) string {
+func exceededLimit(pod *corev1.Pod, s diskUsage) string {
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		if limit := limitOf(v); limit != nil && s.volumes[v.Name] > limit.Value() {
+		if limit := sizeLimit(v); limit != nil && s.volumes[v.Name] > limit.Value() {
 			return fmt.Sprintf("volume %s takes %s, more than the emptyDir's sizeLimit of %s", v.Name, bytes(s.volumes[v.Name]), limit.String())
 		}
 	}
@@ -67,7 +67,7 @@ func bytes(n int64) string { return resource.NewQuantity(n, resource.BinarySI).S
 
 // limitOf is the limit of a volume on disk, or nil. One in memory is no larger
 // than it may be.
-func limitOf(v *corev1.Volume) *resource.Quantity {
+func sizeLimit(v *corev1.Volume) *resource.Quantity {
 	if !manifest.OnDisk(v) || v.EmptyDir.SizeLimit == nil || v.EmptyDir.SizeLimit.Sign() <= 0 {
 		return nil
 	}
@@ -101,11 +101,11 @@ func podLimit(pod *corev1.Pod) resource.Quantity {
 
 // limited says what of a pod has to be measured: all of it if its containers have
 // limits, else the volumes that have one, or nothing.
-func limited(pod *corev1.Pod) (volumes []string, containers bool) {
+func toMeasure(pod *corev1.Pod) (volumes []string, containers bool) {
 	limit := podLimit(pod)
 	containers = !limit.IsZero()
 	for i := range pod.Spec.Volumes {
-		if v := &pod.Spec.Volumes[i]; limitOf(v) != nil || containers && manifest.OnDisk(v) {
+		if v := &pod.Spec.Volumes[i]; sizeLimit(v) != nil || containers && manifest.OnDisk(v) {
 			volumes = append(volumes, v.Name)
 		}
 	}
@@ -113,9 +113,9 @@ func limited(pod *corev1.Pod) (volumes []string, containers bool) {
 }
 
 // measure walks what has to be measured of a pod.
-func (s Storage) measure(ctx context.Context, pod *corev1.Pod) stored {
-	out := stored{map[string]int64{}, map[string]int64{}}
-	volumes, containers := limited(pod)
+func (s Storage) measure(ctx context.Context, pod *corev1.Pod) diskUsage {
+	out := diskUsage{map[string]int64{}, map[string]int64{}}
+	volumes, containers := toMeasure(pod)
 	for _, name := range volumes {
 		out.volumes[name] = stats.Tree(ctx, s.EmptyDir(string(pod.UID), name)).Bytes
 	}
@@ -133,7 +133,7 @@ func (s Storage) measure(ctx context.Context, pod *corev1.Pod) stored {
 // guardStorage evicts pods that take more of the disk than they may, until ctx
 // ends.
 func (h *Housekeeper) guardStorage(ctx context.Context) {
-	for pause := measureGap; ; {
+	for pause := measureInterval; ; {
 		select {
 		case <-ctx.Done():
 			return
@@ -141,10 +141,10 @@ func (h *Housekeeper) guardStorage(ctx context.Context) {
 		}
 		began := time.Now()
 		for _, pod := range h.Storage.Pods() {
-			if volumes, containers := limited(pod); len(volumes) == 0 && !containers {
+			if volumes, containers := toMeasure(pod); len(volumes) == 0 && !containers {
 				continue
 			}
-			message := excess(pod, h.Storage.measure(ctx, pod))
+			message := exceededLimit(pod, h.Storage.measure(ctx, pod))
 			if message == "" || ctx.Err() != nil {
 				continue
 			}
@@ -152,6 +152,6 @@ func (h *Housekeeper) guardStorage(ctx context.Context) {
 				h.Log.Error("housekeeping: evict a pod", "pod", filepath.Join(pod.Namespace, pod.Name), "error", err)
 			}
 		}
-		pause = max(measureGap, time.Since(began)*measureShare)
+		pause = max(measureInterval, time.Since(began)*measureShare)
 	}
 }

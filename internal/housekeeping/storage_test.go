@@ -45,25 +45,25 @@ func TestExcess(t *testing.T) {
 	plain := podFrom(t, "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: x}], volumes: [{name: free, emptyDir: {}}]}\n")
 	for _, c := range []struct {
 		pod  *corev1.Pod
-		has  stored
+		has  diskUsage
 		want string
 	}{
-		{pod, stored{}, ""},
-		{pod, stored{volumes: map[string]int64{"small": mi, "free": 2 * mi}}, ""},
-		{pod, stored{volumes: map[string]int64{"small": mi + 1}}, "volume small takes 1048577, more than the emptyDir's sizeLimit of 1Mi"},
-		{pod, stored{volumes: map[string]int64{"free": 4 * mi}, containers: map[string]int64{"c": 2 * mi}}, "the pod takes 6Mi of the disk, more than its containers' limits of ephemeral-storage, 5Mi together"},
-		{pod, stored{containers: map[string]int64{"c": 3 * mi}}, "container c takes 3Mi of the disk, more than its limit of ephemeral-storage of 2Mi"},
-		{pod, stored{containers: map[string]int64{"i": 5 * mi}}, ""},
-		{plain, stored{volumes: map[string]int64{"free": 1 << 40}}, ""},
+		{pod, diskUsage{}, ""},
+		{pod, diskUsage{volumes: map[string]int64{"small": mi, "free": 2 * mi}}, ""},
+		{pod, diskUsage{volumes: map[string]int64{"small": mi + 1}}, "volume small takes 1048577, more than the emptyDir's sizeLimit of 1Mi"},
+		{pod, diskUsage{volumes: map[string]int64{"free": 4 * mi}, containers: map[string]int64{"c": 2 * mi}}, "the pod takes 6Mi of the disk, more than its containers' limits of ephemeral-storage, 5Mi together"},
+		{pod, diskUsage{containers: map[string]int64{"c": 3 * mi}}, "container c takes 3Mi of the disk, more than its limit of ephemeral-storage of 2Mi"},
+		{pod, diskUsage{containers: map[string]int64{"i": 5 * mi}}, ""},
+		{plain, diskUsage{volumes: map[string]int64{"free": 1 << 40}}, ""},
 	} {
-		if got := excess(c.pod, c.has); got != c.want {
+		if got := exceededLimit(c.pod, c.has); got != c.want {
 			t.Errorf("%+v: %q, want %q", c.has, got, c.want)
 		}
 	}
-	if volumes, containers := limited(pod); strings.Join(volumes, " ") != "small free" || !containers {
+	if volumes, containers := toMeasure(pod); strings.Join(volumes, " ") != "small free" || !containers {
 		t.Errorf("measured are %v, containers %t", volumes, containers)
 	}
-	if volumes, containers := limited(plain); len(volumes) > 0 || containers {
+	if volumes, containers := toMeasure(plain); len(volumes) > 0 || containers {
 		t.Errorf("of a pod without limits %v are measured, containers %t", volumes, containers)
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 // recheck is how often a followed log is looked at without having been told
 // of a change: a safety net for file systems without inotify.
-const recheck = 2 * time.Second
+const pollInterval = 2 * time.Second
 
 // follow reads what there is and what comes, until the container has ended and
 // all is read.
@@ -28,11 +28,11 @@ func (r *reader) follow(ctx context.Context) error {
 	if err := watch.Add(filepath.Dir(r.path)); err != nil {
 		return fmt.Errorf("log %s: watch: %w", r.path, err)
 	}
-	tick := time.NewTicker(recheck)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	ended := r.options.Ended
 	for {
-		if err := r.drain(); err != nil {
+		if err := r.readToEnd(); err != nil {
 			return err
 		}
 		moved, err := r.reopen()
@@ -78,13 +78,13 @@ func (r *reader) reopen() (bool, error) {
 			return false, nil
 		}
 		// What came between the last read and the move.
-		if err := r.drain(); err != nil {
+		if err := r.readToEnd(); err != nil {
 			return false, err
 		}
 	}
 	f, err := os.Open(r.path)
 	if err == nil && r.file != nil {
-		err = r.between(f)
+		err = r.readMissed(f)
 	}
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
@@ -99,18 +99,18 @@ func (r *reader) reopen() (bool, error) {
 
 // between reads the files that were moved away after the one that was read to its
 // end and before the present one: it may have been a while.
-func (r *reader) between(present *os.File) error {
-	open, err := openParts(r.path, present)
+func (r *reader) readMissed(present *os.File) error {
+	open, err := openRotated(r.path, present)
 	if err != nil {
 		return err
 	}
-	defer closeParts(open)
+	defer closeRotated(open)
 	// It may have been compressed, so that it is known by how it begins: by a time.
-	last := part{r.file}.head()
-	for i := slices.IndexFunc(open, func(p part) bool { return bytes.Equal(p.head(), last) }) + 1; i > 0 && i < len(open); i++ {
+	last := rotatedFile{r.file}.header()
+	for i := slices.IndexFunc(open, func(p rotatedFile) bool { return bytes.Equal(p.header(), last) }) + 1; i > 0 && i < len(open); i++ {
 		in, err := open[i].reader()
 		if err == nil {
-			err = r.take(in)
+			err = r.readFrom(in)
 		}
 		if err != nil {
 			return err

@@ -44,11 +44,11 @@ func Read(ctx context.Context, path string, o Options, yield func(Line) error) e
 	}
 	r := &reader{path: path, file: f, options: o, yield: yield}
 	defer r.close()
-	if err := r.begin(); err != nil {
+	if err := r.start(); err != nil {
 		return err
 	}
 	if !o.Follow {
-		if err := r.drain(); err != nil {
+		if err := r.readToEnd(); err != nil {
 			return err
 		}
 		return r.flush()
@@ -58,24 +58,24 @@ func Read(ctx context.Context, path string, o Options, yield func(Line) error) e
 
 // reader joins the parts of lines, of each stream by itself.
 type reader struct {
-	path    string
-	file    *os.File
-	options Options
-	yield   func(Line) error
-	rest    []byte   // the beginning of a record that isn't wholly there
-	open    [2]*Line // by stream: a line whose end isn't there
-	skip    int      // lines that are too early
+	path       string
+	file       *os.File
+	options    Options
+	yield      func(Line) error
+	incomplete []byte   // the beginning of a record that isn't wholly there
+	unfinished [2]*Line // by stream: a line whose end isn't there
+	skip       int      // lines that are too early
 }
 
 // begin gives what is wanted of earlier files, and goes to where the present one
 // is to be read from.
-func (r *reader) begin() error {
+func (r *reader) start() error {
 	at, err := int64(0), error(nil)
 	if r.file != nil && r.options.Tail >= 0 {
 		at, err = tailOffset(r.file, r.options.Tail)
 	}
 	if err == nil && at == 0 {
-		err = r.earlier()
+		err = r.readRotated()
 	}
 	if err == nil && r.file != nil {
 		_, err = r.file.Seek(at, io.SeekStart)
@@ -93,27 +93,27 @@ func (r *reader) close() {
 }
 
 // drain reads to the present end of the file.
-func (r *reader) drain() error {
+func (r *reader) readToEnd() error {
 	if r.file == nil {
 		return nil
 	}
-	if err := r.take(r.file); err != nil {
+	if err := r.readFrom(r.file); err != nil {
 		return fmt.Errorf("log %s: %w", r.path, err)
 	}
 	return nil
 }
 
 // take reads what there is to read.
-func (r *reader) take(from io.Reader) error {
+func (r *reader) readFrom(from io.Reader) error {
 	in := bufio.NewReaderSize(from, 64<<10)
 	for {
 		piece, err := in.ReadSlice('\n')
-		r.rest = append(r.rest, piece...)
+		r.incomplete = append(r.incomplete, piece...)
 		switch {
 		case err == nil:
-			record := r.rest[:len(r.rest)-1]
-			r.rest = r.rest[len(r.rest):]
-			if err := r.record(record); err != nil {
+			record := r.incomplete[:len(r.incomplete)-1]
+			r.incomplete = r.incomplete[len(r.incomplete):]
+			if err := r.handleRecord(record); err != nil {
 				return err
 			}
 		case errors.Is(err, io.EOF):
@@ -126,7 +126,7 @@ func (r *reader) take(from io.Reader) error {
 
 // record takes one record. What isn't one, as a crash of the host can leave
 // behind, is passed over.
-func (r *reader) record(data []byte) error {
+func (r *reader) handleRecord(data []byte) error {
 	at, stderr, partial, text, ok := parse(data)
 	if !ok || at.Before(r.options.Since) {
 		return nil
@@ -135,16 +135,16 @@ func (r *reader) record(data []byte) error {
 	if stderr {
 		stream = 1
 	}
-	line := r.open[stream]
+	line := r.unfinished[stream]
 	if line == nil {
 		line = &Line{Time: at, Stderr: stderr}
-		r.open[stream] = line
+		r.unfinished[stream] = line
 	}
 	line.Text = append(line.Text, text...)
 	if partial && len(line.Text) < maxLine {
 		return nil
 	}
-	r.open[stream] = nil
+	r.unfinished[stream] = nil
 	if r.skip > 0 {
 		r.skip--
 		return nil
@@ -154,11 +154,11 @@ func (r *reader) record(data []byte) error {
 
 // flush gives the lines that never got an end.
 func (r *reader) flush() error {
-	for stream, line := range r.open {
+	for stream, line := range r.unfinished {
 		if line == nil {
 			continue
 		}
-		r.open[stream] = nil
+		r.unfinished[stream] = nil
 		if err := r.yield(*line); err != nil {
 			return err
 		}

@@ -51,7 +51,7 @@ func read(t *testing.T, path string, o Options) []string {
 	return got
 }
 
-func TestReadJoinsPartsAndPassesOverRubbish(t *testing.T) {
+func TestReadJoinsPartsAndSkipsGarbage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	write(t, path,
 		stamp(1)+" stdout F one\n",

@@ -32,7 +32,7 @@ const compressed = ".gz"
 
 // parts returns the files of the log at path that were moved away, the oldest
 // first.
-func parts(path string) ([]string, error) {
+func rotatedPaths(path string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -51,8 +51,8 @@ func parts(path string) ([]string, error) {
 
 // Remove removes a log with all its parts.
 func Remove(path string) error {
-	old, err := parts(path)
-	for _, file := range append(old, path, path+unfinished) {
+	old, err := rotatedPaths(path)
+	for _, file := range append(old, path, path+tmpSuffix) {
 		if rmErr := os.Remove(file); !errors.Is(rmErr, fs.ErrNotExist) {
 			err = errors.Join(err, rmErr)
 		}
@@ -75,7 +75,7 @@ func (r Rotation) Rotate(path string, now time.Time, reopen func() error) error 
 	if info.Size() < r.MaxSize {
 		return nil
 	}
-	old, err := parts(path)
+	old, err := rotatedPaths(path)
 	if err != nil {
 		return fmt.Errorf("log: %w", err)
 	}
@@ -127,7 +127,7 @@ func nextStamp(path string, old []string, now time.Time) string {
 }
 
 // unfinished ends the names of files in the making.
-const unfinished = ".tmp"
+const tmpSuffix = ".tmp"
 
 // compress puts a compressed file in the place of a file. A crash leaves one of
 // them whole.
@@ -137,7 +137,7 @@ func compress(path string) (err error) {
 		return err
 	}
 	defer in.Close()
-	making := path + unfinished
+	making := path + tmpSuffix
 	out, err := os.OpenFile(making, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err

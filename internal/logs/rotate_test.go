@@ -96,7 +96,7 @@ func TestRotate(t *testing.T) {
 		}
 	}
 	rotate() // nothing is there to be
-	if old, _ := parts(path); len(old) > 0 {
+	if old, _ := rotatedPaths(path); len(old) > 0 {
 		t.Errorf("an empty log was rotated: %v", old)
 	}
 	for range 3 {
@@ -107,7 +107,7 @@ func TestRotate(t *testing.T) {
 	if first := inOrder(t, read(t, path, Options{Tail: -1}), m.next); first != 0 {
 		t.Errorf("lines before %d are lost", first)
 	}
-	old, _ := parts(path)
+	old, _ := rotatedPaths(path)
 	var names []string
 	for _, p := range old {
 		names = append(names, strings.TrimPrefix(p, path))

@@ -20,7 +20,7 @@ import (
 type decoder struct {
 	*report
 	// whole says that it is not a pod, whose fields have a table.
-	whole bool
+	anyField bool
 }
 
 // place is where a value stands: its path, with indexes, and its pattern, by
@@ -59,13 +59,13 @@ func (d *decoder) decode(n *document.Node, v reflect.Value, at place) {
 	}
 	if q, ok := v.Addr().Interface().(*resource.Quantity); ok {
 		if *q, ok = parseQuantity(n.Text); !ok || n.Kind != document.Text && n.Kind != document.Number {
-			d.misread(at.path, at.path, n.Line, "%s is not a quantity such as 250m, 1.5 or 64Mi", short(n))
+			d.misread(at.path, at.path, n.Line, "%s is not a quantity such as 250m, 1.5 or 64Mi", abbreviate(n))
 		}
 		return
 	}
 	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
 		if err := u.UnmarshalJSON(n.AppendJSON(nil)); err != nil {
-			d.misread(at.path, at.path, n.Line, "%s is not %s", short(n), example(v.Type()))
+			d.misread(at.path, at.path, n.Line, "%s is not %s", abbreviate(n), exampleOf(v.Type()))
 		}
 		return
 	}
@@ -135,7 +135,7 @@ func (d *decoder) is(n *document.Node, want document.Kind, at place) bool {
 	remedy := ""
 	if want == document.Text && (n.Kind == document.Number || n.Kind == document.Boolean) {
 		remedy = fmt.Sprintf(": quote it (%q)", n.Raw)
-		if d.whole { // it may be secret
+		if d.anyField { // it may be secret
 			remedy = ": quote it"
 		}
 	}
@@ -160,7 +160,7 @@ func (d *decoder) mapping(n *document.Node, v reflect.Value, at place) {
 	seen := map[string]int{}
 	for _, f := range n.Fields {
 		to := place{path: join(at.path, f.Key)}
-		if !d.first(seen, f, at, to) {
+		if !d.checkNotRepeated(seen, f, at, to) {
 			continue
 		}
 		value := reflect.New(v.Type().Elem()).Elem()
@@ -175,7 +175,7 @@ func (d *decoder) object(n *document.Node, v reflect.Value, at place) {
 	seen := map[string]int{}
 	for _, f := range n.Fields {
 		to := at.field(f.Key)
-		if !d.first(seen, f, at, to) {
+		if !d.checkNotRepeated(seen, f, at, to) {
 			continue
 		}
 		index, ok := names[f.Key]
@@ -187,12 +187,12 @@ func (d *decoder) object(n *document.Node, v reflect.Value, at place) {
 			d.misread(at.path, to.path, f.Line, "unknown field%s", hint)
 			continue
 		}
-		if to.pattern != "" && !d.whole {
-			switch how, remedy := fields.Look(to.pattern); {
+		if to.pattern != "" && !d.anyField {
+			switch how, remedy := fields.Lookup(to.pattern); {
 			case how == fields.Listed:
 				to.pattern = ""
-			case how == fields.Absent:
-				if !f.Value.Zero() {
+			case how == fields.Unlisted:
+				if !f.Value.IsZero() {
 					d.misread(at.path, to.path, f.Line, "%s", remedy)
 				}
 				continue
@@ -206,7 +206,7 @@ func (d *decoder) object(n *document.Node, v reflect.Value, at place) {
 }
 
 // first says whether a key is met for the first time, or notes that it isn't.
-func (d *decoder) first(seen map[string]int, f document.Field, at, to place) bool {
+func (d *decoder) checkNotRepeated(seen map[string]int, f document.Field, at, to place) bool {
 	if line, ok := seen[f.Key]; ok {
 		d.misread(at.path, to.path, f.Line, "given twice: line %d has it too", line)
 		return false
@@ -233,7 +233,7 @@ func jsonFields(t reflect.Type, prefix []int, out map[string][]int) {
 }
 
 // short shows a value in a message.
-func short(n *document.Node) string {
+func abbreviate(n *document.Node) string {
 	const most = 40
 	text := string(n.AppendJSON(nil))
 	if len(text) > most {
@@ -243,7 +243,7 @@ func short(n *document.Node) string {
 }
 
 // example names what a type that reads itself wants.
-func example(t reflect.Type) string {
+func exampleOf(t reflect.Type) string {
 	if strings.HasSuffix(t.Name(), "Time") {
 		return "a time such as 2026-01-31T12:00:00Z"
 	}

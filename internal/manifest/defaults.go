@@ -17,10 +17,10 @@ const (
 
 // setDefaults fills in what the manifest leaves out, as an API server would.
 func setDefaults(pod *corev1.Pod) {
-	fill(&pod.Namespace, DefaultNamespace)
+	setDefault(&pod.Namespace, DefaultNamespace)
 	spec := &pod.Spec
-	fill(&spec.RestartPolicy, corev1.RestartPolicyAlways)
-	fill(&spec.DNSPolicy, corev1.DNSClusterFirst)
+	setDefault(&spec.RestartPolicy, corev1.RestartPolicyAlways)
+	setDefault(&spec.DNSPolicy, corev1.DNSClusterFirst)
 	if spec.TerminationGracePeriodSeconds == nil {
 		spec.TerminationGracePeriodSeconds = new(defaultGrace)
 	}
@@ -28,19 +28,19 @@ func setDefaults(pod *corev1.Pod) {
 		spec.SecurityContext = &corev1.PodSecurityContext{}
 	}
 	for i := range spec.Volumes {
-		if v := &spec.Volumes[i]; len(kindsOf(v)) == 0 {
+		if v := &spec.Volumes[i]; len(volumeKinds(v)) == 0 {
 			v.EmptyDir = &corev1.EmptyDirVolumeSource{}
 		}
 		setVolumeDefaults(&spec.Volumes[i])
 		if image := spec.Volumes[i].Image; image != nil {
-			fill(&image.PullPolicy, pullPolicy(image.Reference))
+			setDefault(&image.PullPolicy, pullPolicy(image.Reference))
 		}
 		if h := spec.Volumes[i].HostPath; h != nil && h.Type == nil {
 			h.Type = new(corev1.HostPathUnset)
 		}
 	}
 	if spec.Resources != nil {
-		setRequests(spec.Resources)
+		setDefaultRequests(spec.Resources)
 	}
 	for i := range spec.InitContainers {
 		setContainerDefaults(&spec.InitContainers[i], spec.HostNetwork)
@@ -51,34 +51,34 @@ func setDefaults(pod *corev1.Pod) {
 }
 
 func setContainerDefaults(c *corev1.Container, hostNetwork bool) {
-	fill(&c.ImagePullPolicy, pullPolicy(c.Image))
-	fill(&c.TerminationMessagePath, defaultMessagePath)
-	fill(&c.TerminationMessagePolicy, corev1.TerminationMessageReadFile)
+	setDefault(&c.ImagePullPolicy, pullPolicy(c.Image))
+	setDefault(&c.TerminationMessagePath, defaultMessagePath)
+	setDefault(&c.TerminationMessagePolicy, corev1.TerminationMessageReadFile)
 	for _, p := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe, c.StartupProbe} {
 		setProbeDefaults(p)
 	}
 	setLifecycleDefaults(c.Lifecycle)
 	for i := range c.Ports {
 		p := &c.Ports[i]
-		fill(&p.Protocol, corev1.ProtocolTCP)
+		setDefault(&p.Protocol, corev1.ProtocolTCP)
 		if hostNetwork {
-			fill(&p.HostPort, p.ContainerPort)
+			setDefault(&p.HostPort, p.ContainerPort)
 		}
 	}
 	for i := range c.Env {
 		from := c.Env[i].ValueFrom
 		if from != nil && from.FieldRef != nil {
-			fill(&from.FieldRef.APIVersion, "v1")
+			setDefault(&from.FieldRef.APIVersion, "v1")
 		}
 		if from != nil {
-			setDivisor(from.ResourceFieldRef)
+			setDefaultDivisor(from.ResourceFieldRef)
 		}
 	}
-	setRequests(&c.Resources)
+	setDefaultRequests(&c.Resources)
 }
 
 // setRequests has what is limited and not asked for be asked for.
-func setRequests(r *corev1.ResourceRequirements) {
+func setDefaultRequests(r *corev1.ResourceRequirements) {
 	for name, limit := range r.Limits {
 		if _, ok := r.Requests[name]; ok {
 			continue
@@ -90,14 +90,14 @@ func setRequests(r *corev1.ResourceRequirements) {
 	}
 }
 
-func setDivisor(ref *corev1.ResourceFieldSelector) {
+func setDefaultDivisor(ref *corev1.ResourceFieldSelector) {
 	if ref != nil && ref.Divisor.IsZero() {
 		ref.Divisor = resource.MustParse("1")
 	}
 }
 
 // fill sets a value that is not set.
-func fill[T comparable](value *T, fallback T) {
+func setDefault[T comparable](value *T, fallback T) {
 	var zero T
 	if *value == zero {
 		*value = fallback

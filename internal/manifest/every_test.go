@@ -63,7 +63,7 @@ func TestEveryField(t *testing.T) {
 	t.Parallel()
 	listed, refused := 0, 0
 	everyField(reflect.TypeFor[corev1.PodSpec](), "spec", func(pattern string) bool {
-		standing, _ := fields.Look(pattern)
+		standing, _ := fields.Lookup(pattern)
 		switch standing {
 		case fields.Listed:
 			listed++

@@ -90,7 +90,7 @@ func (p *parser) document(doc *document.Node, subject string) {
 		p.problem(doc.Line, subject, "", "must be an object, not %s", doc.Kind)
 		return
 	}
-	version, kind := word(doc, "apiVersion"), word(doc, "kind")
+	version, kind := textField(doc, "apiVersion"), textField(doc, "kind")
 	switch {
 	case kind == "":
 		p.problem(doc.Line, subject, "kind", "missing: begin with apiVersion: v1 and kind: Pod")
@@ -108,7 +108,7 @@ func (p *parser) document(doc *document.Node, subject string) {
 }
 
 // word returns the text of a field, or nothing.
-func word(n *document.Node, key string) string {
+func textField(n *document.Node, key string) string {
 	if value := n.Get(key); value != nil && value.Kind == document.Text {
 		return value.Text
 	}
@@ -142,7 +142,7 @@ func (p *parser) item(item *document.Node, subject, kind string) {
 			}
 		}
 	}
-	if item.Kind == document.Object && strings.HasSuffix(word(item, "kind"), "List") {
+	if item.Kind == document.Object && strings.HasSuffix(textField(item, "kind"), "List") {
 		p.problem(item.Line, subject, "kind", "a list in a list is not supported: write its pods as items")
 		return
 	}
@@ -157,12 +157,12 @@ func (p *parser) pod(doc *document.Node, subject string) {
 	d := &decoder{report: r}
 	var pod corev1.Pod
 	d.decode(doc, reflect.ValueOf(&pod).Elem(), place{})
-	forget(&pod)
+	dropServerFields(&pod)
 	setDefaults(&pod)
 	validate(&pod, r)
 	p.problems = append(p.problems, r.sorted()...)
 	p.more += r.more
-	p.first(doc, "Pod", &pod.ObjectMeta, subject)
+	p.checkUnique(doc, "Pod", &pod.ObjectMeta, subject)
 	if len(p.problems) > 0 {
 		return
 	}
@@ -174,7 +174,7 @@ func (p *parser) pod(doc *document.Node, subject string) {
 }
 
 // first notes that there is another of the same kind and name, if there is.
-func (p *parser) first(doc *document.Node, kind string, m *metav1.ObjectMeta, subject string) {
+func (p *parser) checkUnique(doc *document.Node, kind string, m *metav1.ObjectMeta, subject string) {
 	key := ObjectKey(kind, m.Namespace, m.Name)
 	if line, ok := p.seen[key]; ok && m.Name != "" {
 		p.problem(doc.Line, subject, "metadata.name", "there is another %s of this name at line %d: use another", strings.ToLower(kind), line)
@@ -185,18 +185,18 @@ func (p *parser) first(doc *document.Node, kind string, m *metav1.ObjectMeta, su
 // nameOf returns namespace/name of a pod's document, if it has a name.
 func nameOf(doc *document.Node) string {
 	meta := doc.Get("metadata")
-	if meta == nil || word(meta, "name") == "" {
+	if meta == nil || textField(meta, "name") == "" {
 		return ""
 	}
-	namespace := word(meta, "namespace")
+	namespace := textField(meta, "namespace")
 	if namespace == "" {
 		namespace = DefaultNamespace
 	}
-	return namespace + "/" + word(meta, "name")
+	return namespace + "/" + textField(meta, "name")
 }
 
 // forget drops what an API server has set.
-func forget(pod *corev1.Pod) {
+func dropServerFields(pod *corev1.Pod) {
 	m := &pod.ObjectMeta
 	*m = metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, Labels: m.Labels, Annotations: m.Annotations}
 	pod.Status = corev1.PodStatus{}

@@ -88,7 +88,7 @@ func TestGoodManifests(t *testing.T) {
 }
 
 // parse1 reads a manifest of one pod that must be good.
-func parse1(t *testing.T, text string) corev1.Pod {
+func parseOne(t *testing.T, text string) corev1.Pod {
 	t.Helper()
 	f, err := Parse([]byte(text), origin("pod.yaml"))
 	if err != nil {
@@ -109,7 +109,7 @@ func TestSize(t *testing.T) {
 	if _, err := Parse([]byte(large), origin("f")); err == nil || err.Error() != "f: larger than 10 MiB" {
 		t.Errorf("%v", err)
 	}
-	parse1(t, large[:document.MaxSize])
+	parseOne(t, large[:document.MaxSize])
 }
 
 // TestBombs: what is small in the file and large in memory.
@@ -188,7 +188,7 @@ func TestIdentity(t *testing.T) {
 	if got := uidOf(strings.Replace(web, "name: web", "name: web, uid: mine", 1), origin("a")); got != "mine" {
 		t.Errorf("own UID: %q", got)
 	}
-	a, b := parse1(t, web), parse1(t, strings.Replace(web, "name: web", "name: web, uid: mine", 1))
+	a, b := parseOne(t, web), parseOne(t, strings.Replace(web, "name: web", "name: web, uid: mine", 1))
 	if Hash(&a) != Hash(&b) {
 		t.Error("the hash depends on the UID")
 	}
@@ -233,7 +233,7 @@ func TestFieldsExist(t *testing.T) {
 		if !fieldExists(path) {
 			t.Errorf("no pod has %s", path)
 		}
-		if standing, _ := fields.Look(path); standing != fields.Absent {
+		if standing, _ := fields.Lookup(path); standing != fields.Unlisted {
 			t.Errorf("%s has a remedy, but is not refused", path)
 		}
 	}

@@ -96,7 +96,7 @@ func Projections(v *corev1.Volume) []corev1.VolumeProjection {
 }
 
 // maxObject is the most data of an object, as an API server has it.
-const maxObject = 1 << 20
+const maxObjectSize = 1 << 20
 
 // object reads a config map or a secret.
 func (p *parser) object(doc *document.Node, kind, subject string) {
@@ -104,7 +104,7 @@ func (p *parser) object(doc *document.Node, kind, subject string) {
 		subject = map[string]string{KindConfigMap: "config map ", KindSecret: "secret "}[kind] + name
 	}
 	r := newReport(subject)
-	d := &decoder{report: r, whole: true}
+	d := &decoder{report: r, anyField: true}
 	data := Object{}
 	var secret corev1.Secret
 	config := corev1.ConfigMap{}
@@ -126,7 +126,7 @@ func (p *parser) object(doc *document.Node, kind, subject string) {
 			data[key] = []byte(value)
 		}
 	}
-	fill(&m.Namespace, DefaultNamespace)
+	setDefault(&m.Namespace, DefaultNamespace)
 	if m.Name == "" {
 		r.missing("metadata.name", "")
 	} else if len(validation.IsDNS1123Subdomain(m.Name)) > 0 {
@@ -142,11 +142,11 @@ func (p *parser) object(doc *document.Node, kind, subject string) {
 			r.invalid("data."+key, "%q can't be a key: use at most 253 letters, digits, -, _ and ., which don't begin with two dots", key)
 		}
 	}
-	if size > maxObject {
-		r.invalid("data", "%d bytes in all: at most %d", size, maxObject)
+	if size > maxObjectSize {
+		r.invalid("data", "%d bytes in all: at most %d", size, maxObjectSize)
 	}
 	p.problems = append(p.problems, r.sorted()...)
 	p.more += r.more
-	p.first(doc, kind, m, subject)
+	p.checkUnique(doc, kind, m, subject)
 	p.objects[ObjectKey(kind, m.Namespace, m.Name)] = data
 }

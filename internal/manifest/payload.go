@@ -10,7 +10,7 @@ import (
 )
 
 // kindsOf returns the kinds that a volume is said to be of.
-func kindsOf(v *corev1.Volume) []string {
+func volumeKinds(v *corev1.Volume) []string {
 	var out []string
 	for _, kind := range []struct {
 		name string
@@ -63,9 +63,9 @@ func setVolumeDefaults(v *corev1.Volume) {
 		}
 		for i := range p.DownwardAPI.Items {
 			if f := p.DownwardAPI.Items[i].FieldRef; f != nil {
-				fill(&f.APIVersion, "v1")
+				setDefault(&f.APIVersion, "v1")
 			}
-			setDivisor(p.DownwardAPI.Items[i].ResourceFieldRef)
+			setDefaultDivisor(p.DownwardAPI.Items[i].ResourceFieldRef)
 		}
 	}
 }
@@ -138,7 +138,7 @@ func (v contents) envFrom(c *corev1.Container, at string) {
 
 // payload checks a volume whose files come from the manifest.
 func (v contents) payload(vol *corev1.Volume, at string) {
-	v.mode(at+"."+kindsOf(vol)[0]+".defaultMode", DefaultMode(vol))
+	v.mode(at+"."+volumeKinds(vol)[0]+".defaultMode", DefaultMode(vol))
 	taken := map[string]bool{}
 	for i, p := range Projections(vol) {
 		at := at
@@ -188,7 +188,7 @@ func (v contents) filePath(at, p string, taken map[string]bool) {
 	switch {
 	case p == "":
 		v.missing(at, "")
-	case path.IsAbs(p) || unsafePath(p) || strings.HasPrefix(p, "..") || strings.ContainsRune(p, 0) || path.Clean(p) == ".":
+	case path.IsAbs(p) || hasDotDot(p) || strings.HasPrefix(p, "..") || strings.ContainsRune(p, 0) || path.Clean(p) == ".":
 		v.invalid(at, "%q doesn't lead down from the volume: begin it with a name, without two dots", p)
 	case taken[path.Clean(p)]:
 		v.invalid(at, "%q is another file's too: use another", p)
@@ -227,7 +227,7 @@ func (v contents) subPath(m *corev1.VolumeMount, at string) {
 		v.invalid(at+".subPathExpr", "subPath is set too: set one of them")
 	}
 	for _, p := range []struct{ field, path string }{{".subPath", m.SubPath}, {".subPathExpr", m.SubPathExpr}} {
-		if path.IsAbs(p.path) || unsafePath(p.path) || strings.ContainsRune(p.path, 0) {
+		if path.IsAbs(p.path) || hasDotDot(p.path) || strings.ContainsRune(p.path, 0) {
 			v.invalid(at+p.field, "%q doesn't lead down from the volume: begin it with a name, without two dots", p.path)
 		}
 	}

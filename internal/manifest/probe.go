@@ -15,10 +15,10 @@ func setProbeDefaults(p *corev1.Probe) {
 	if p == nil {
 		return
 	}
-	fill(&p.TimeoutSeconds, 1)
-	fill(&p.PeriodSeconds, 10)
-	fill(&p.SuccessThreshold, 1)
-	fill(&p.FailureThreshold, 3)
+	setDefault(&p.TimeoutSeconds, 1)
+	setDefault(&p.PeriodSeconds, 10)
+	setDefault(&p.SuccessThreshold, 1)
+	setDefault(&p.FailureThreshold, 3)
 	setHTTPDefaults(p.HTTPGet)
 	if g := p.GRPC; g != nil && g.Service == nil {
 		g.Service = new("")
@@ -27,8 +27,8 @@ func setProbeDefaults(p *corev1.Probe) {
 
 func setHTTPDefaults(h *corev1.HTTPGetAction) {
 	if h != nil {
-		fill(&h.Path, "/")
-		fill(&h.Scheme, corev1.URISchemeHTTP)
+		setDefault(&h.Path, "/")
+		setDefault(&h.Scheme, corev1.URISchemeHTTP)
 	}
 }
 

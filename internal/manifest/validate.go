@@ -14,7 +14,7 @@ import (
 // Limits that an API server sets.
 const (
 	maxAnnotations = 256 << 10
-	maxUser        = math.MaxInt32
+	maxID          = math.MaxInt32
 	maxNameservers = 3
 	maxSearches    = 32
 	maxSearchBytes = 2048
@@ -215,8 +215,8 @@ func (v *validator) podSecurity() {
 }
 
 func (v *validator) id(path string, id *int64) {
-	if id != nil && (*id < 0 || *id > maxUser) {
-		v.invalid(path, "%d is not within 0…%d", *id, maxUser)
+	if id != nil && (*id < 0 || *id > maxID) {
+		v.invalid(path, "%d is not within 0…%d", *id, maxID)
 	}
 }
 
@@ -241,7 +241,7 @@ func (v *validator) profiles(path string, seccomp *corev1.SeccompProfile, appArm
 	}
 	if seccomp != nil {
 		check(path+".seccompProfile", string(seccomp.Type), seccomp.LocalhostProfile)
-		if p := seccomp.LocalhostProfile; p != nil && unsafePath(*p) {
+		if p := seccomp.LocalhostProfile; p != nil && hasDotDot(*p) {
 			v.invalid(path+".seccompProfile.localhostProfile", "%q has a ..: write where it leads", *p)
 		}
 	}
@@ -287,7 +287,7 @@ func (v *validator) sysctls() {
 }
 
 // unsafePath says whether a path leads up.
-func unsafePath(path string) bool {
+func hasDotDot(path string) bool {
 	for part := range strings.SplitSeq(path, "/") {
 		if part == ".." {
 			return true
@@ -298,8 +298,8 @@ func unsafePath(path string) bool {
 
 // Places that a hostPort can be on beside one address.
 const (
-	everywhere = ""          // an address that is not named
-	somewhere  = "somewhere" // any of them
+	allAddresses = ""          // an address that is not named
+	anyAddress   = "somewhere" // any of them
 )
 
 // hostPorts can be taken once on each address.
@@ -316,10 +316,10 @@ func (v *validator) hostPorts() {
 				continue
 			}
 			path := indexed(container+".ports", i) + ".hostPort"
-			on, clashes := everywhere, []string{somewhere}
+			on, clashes := allAddresses, []string{anyAddress}
 			if addr, err := netip.ParseAddr(p.HostIP); err == nil && !addr.IsUnspecified() {
 				on = addr.String()
-				clashes = []string{everywhere, on}
+				clashes = []string{allAddresses, on}
 			}
 			for _, other := range clashes {
 				if by, ok := taken[place{p.HostPort, p.Protocol, other}]; ok {
@@ -327,7 +327,7 @@ func (v *validator) hostPorts() {
 					break
 				}
 			}
-			for _, at := range []string{on, somewhere} {
+			for _, at := range []string{on, anyAddress} {
 				if place := (place{p.HostPort, p.Protocol, at}); taken[place] == "" {
 					taken[place] = path
 				}

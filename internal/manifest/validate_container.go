@@ -37,7 +37,7 @@ func (v *validator) container(c *corev1.Container, at string, init bool) {
 	if p := c.RestartPolicy; p != nil {
 		choice(v, at+".restartPolicy", *p, corev1.ContainerRestartPolicyAlways)
 	}
-	if p := c.TerminationMessagePath; !path.IsAbs(p) || unsafePath(p) || path.Clean(p) == "/" {
+	if p := c.TerminationMessagePath; !path.IsAbs(p) || hasDotDot(p) || path.Clean(p) == "/" {
 		v.invalid(at+".terminationMessagePath", "%q is not the absolute path of a file", p)
 	}
 	choice(v, at+".terminationMessagePolicy", c.TerminationMessagePolicy, corev1.TerminationMessageReadFile, corev1.TerminationMessageFallbackToLogsOnError)
@@ -255,7 +255,7 @@ func (v *validator) volumes() {
 			v.invalid(at+".name", "%q is another volume's too: use another", vol.Name)
 		}
 		names[vol.Name] = true
-		switch kinds := kindsOf(&vol); {
+		switch kinds := volumeKinds(&vol); {
 		case len(kinds) > 1:
 			v.invalid(at, "%s are all set: set one of them", strings.Join(kinds, " and "))
 		case vol.Image != nil:
@@ -279,7 +279,7 @@ func (v *validator) hostPath(h *corev1.HostPathVolumeSource, at string) {
 		v.missing(at+".path", "")
 	case !path.IsAbs(h.Path):
 		v.invalid(at+".path", "%q is not absolute: begin it with /", h.Path)
-	case unsafePath(h.Path):
+	case hasDotDot(h.Path):
 		v.invalid(at+".path", "%q has a ..: write where it leads", h.Path)
 	}
 	choice(v, at+".type", *h.Type, corev1.HostPathUnset, corev1.HostPathDirectoryOrCreate, corev1.HostPathDirectory,
@@ -323,7 +323,7 @@ func (v *validator) mountPath(p, at string, taken map[string]bool) {
 		v.missing(at, "")
 	case !path.IsAbs(p):
 		v.invalid(at, "%q is not absolute: begin it with /", p)
-	case unsafePath(p):
+	case hasDotDot(p):
 		v.invalid(at, "%q has a ..: write where it leads", p)
 	case strings.ContainsAny(p, ":\x00"):
 		v.invalid(at, "%q has a colon or a zero byte", p)

@@ -78,7 +78,7 @@ func (n *Network) mend(ctx context.Context, keep []*record, live map[ipam.Owner]
 	var plans []plan.Plan
 	for _, r := range keep {
 		p := n.plan(r)
-		if live[r.owner()].Taken {
+		if live[r.owner()].RuntimeManaged {
 			p.Pod = plan.Side{}
 		}
 		plans = append(plans, p)

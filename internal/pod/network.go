@@ -51,7 +51,7 @@ type Attachment struct {
 	// Taken says that the pod's runtime may have taken over what is set in its
 	// namespace, as gVisor does for a network stack of its own: what is missing
 	// there is not to be repaired. It is read when reconciling only.
-	Taken bool `json:"-"`
+	RuntimeManaged bool `json:"-"`
 }
 
 // DNS is how the pod resolves names, as CNI's capability dns spells it.

@@ -57,7 +57,7 @@ func TestNetworkSettingsOfTheHost(t *testing.T) {
 }
 
 // Attachments are in the journal: one that is read back is the one written.
-func TestAttachmentIsKept(t *testing.T) {
+func TestAttachmentRoundTrip(t *testing.T) {
 	t.Parallel()
 	for _, a := range []Attachment{
 		{Sandbox: "id", Pod: Ref{"ns", "name", "uid"}, Netns: "/run/netns/x", IfName: "eth0"},

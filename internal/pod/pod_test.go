@@ -24,7 +24,7 @@ func TestIDs(t *testing.T) {
 	}
 }
 
-func TestInstanceIsOfItsRoot(t *testing.T) {
+func TestInstanceDependsOnRoot(t *testing.T) {
 	t.Parallel()
 	if a, b := InstanceOf("/var/lib/husk"), InstanceOf("/var/lib/husk2"); a == b {
 		t.Errorf("two roots are one instance, %s", a)

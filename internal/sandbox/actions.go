@@ -91,7 +91,7 @@ func (s *Service) Cgroup(st Status) string {
 		}
 		return parent
 	}
-	return filepath.Join(s.cfg.Instance.Cgroup(), pod.Class(st.Config.GetLabels()), "pod-"+pod.Short(st.ID))
+	return filepath.Join(s.cfg.Instance.Cgroup(), pod.QOSClass(st.Config.GetLabels()), "pod-"+pod.Short(st.ID))
 }
 
 // ownsCgroup says that the pod's cgroup is ours: who names one makes it, limits

@@ -238,7 +238,7 @@ func (w walk) Act(in sandboxstate.State, do sandboxstate.Action) error {
 	default:
 		err = fmt.Errorf("pod %s: %s sandbox: %w", w.ref(), verbs[do], err)
 	}
-	return &pod.Failure{Sandbox: w.id, Stage: string(do), Err: err}
+	return &pod.StageError{Sandbox: w.id, Stage: string(do), Err: err}
 }
 
 // traced performs an action in a span of its own.

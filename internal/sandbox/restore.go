@@ -54,7 +54,7 @@ func (s *Service) Attachments() []pod.Attachment {
 	for _, b := range s.boxes {
 		if b.rec.State == sandboxstate.Ready && b.rec.Boot == s.cfg.Host.BootID && b.rec.Attachment.Netns != "" {
 			a := b.rec.Attachment
-			a.Taken = b.rec.Boxed
+			a.RuntimeManaged = b.rec.Boxed
 			list = append(list, a)
 		}
 	}

@@ -26,7 +26,7 @@ type Event struct {
 }
 
 // kept is how many events are remembered.
-const kept = 2000
+const maxEvents = 2000
 
 // Log has the events, the latest last.
 type Log struct {
@@ -55,7 +55,7 @@ func (l *Log) Add(e Event) {
 	}
 	l.seq++
 	e.seq = l.seq
-	if len(l.events) == kept {
+	if len(l.events) == maxEvents {
 		l.events = slices.Delete(l.events, 0, 1)
 	}
 	l.events = append(l.events, e)
@@ -77,7 +77,7 @@ func (l *Log) After(mark uint64) (events []Event, next uint64, newer <-chan stru
 }
 
 // Between are the events that lie between two statuses of a pod. It is pure.
-func Between(pod string, before, after podplan.Status) []Event {
+func Diff(pod string, before, after podplan.Status) []Event {
 	var out []Event
 	add := func(container string, warning bool, reason, format string, args ...any) {
 		out = append(out, Event{Pod: pod, Container: container, Warning: warning, Reason: reason, Message: fmt.Sprintf(format, args...)})
@@ -124,7 +124,7 @@ func Between(pod string, before, after podplan.Status) []Event {
 				message = after.Message
 			}
 			add("", after.Phase == podplan.PhaseFailed, string(after.Phase), "%s", message)
-		case !ended && after.Message != "" && !slices.ContainsFunc(out, func(e Event) bool { return e.Message == after.Message }) && !mentions(after):
+		case !ended && after.Message != "" && !slices.ContainsFunc(out, func(e Event) bool { return e.Message == after.Message }) && !containerHasMessage(after):
 			add("", true, after.Reason, "%s", after.Message)
 		}
 	}
@@ -132,6 +132,6 @@ func Between(pod string, before, after podplan.Status) []Event {
 }
 
 // mentions says whether what the pod's message says is a container's.
-func mentions(s podplan.Status) bool {
+func containerHasMessage(s podplan.Status) bool {
 	return slices.ContainsFunc(s.Containers, func(c podplan.ContainerStatus) bool { return c.Message == s.Message })
 }

@@ -21,7 +21,7 @@ func show(events []Event) string {
 	return strings.Join(out, "\n")
 }
 
-func TestBetween(t *testing.T) {
+func TestDiff(t *testing.T) {
 	t.Parallel()
 	at := time.Unix(1, 0)
 	of := func(phase podplan.Phase, c ...podplan.ContainerStatus) podplan.Status {
@@ -53,7 +53,7 @@ func TestBetween(t *testing.T) {
 		{of(podplan.PhaseRunning, running), of(podplan.PhaseSucceeded, ended), "-a Ended: ended with exit code 0\n- Succeeded: the pod has ended"},
 		{of(podplan.PhaseRunning, ended), of(podplan.PhaseStopped, ended), "- Stopped: the pod is stopped"},
 	} {
-		if got := show(Between("default/p", c.before, c.after)); got != c.want {
+		if got := show(Diff("default/p", c.before, c.after)); got != c.want {
 			t.Errorf("from %+v\nto %+v\ngot\n%s\nwant\n%s", c.before, c.after, got, c.want)
 		}
 	}
@@ -79,10 +79,10 @@ func TestLog(t *testing.T) {
 	if events, _, _ = l.After(mark); len(events) != 0 {
 		t.Errorf("%+v", events)
 	}
-	for i := range kept + 10 {
+	for i := range maxEvents + 10 {
 		l.Add(Event{Pod: fmt.Sprint(i)})
 	}
-	if events, _, _ = l.After(0); len(events) != kept || events[0].Pod != "10" {
+	if events, _, _ = l.After(0); len(events) != maxEvents || events[0].Pod != "10" {
 		t.Errorf("%d events are kept, the first is %+v", len(events), events[0])
 	}
 }

@@ -43,11 +43,11 @@ const agentName = "kube-probe/husk"
 
 // failed is a check that was made and failed. Another error is of a check that
 // could not be made, which says nothing of the container.
-type failed struct{ message string }
+type checkFailure struct{ message string }
 
-func (f failed) Error() string { return f.message }
+func (f checkFailure) Error() string { return f.message }
 
-func failedf(format string, args ...any) error { return failed{fmt.Sprintf(format, args...)} }
+func failuref(format string, args ...any) error { return checkFailure{fmt.Sprintf(format, args...)} }
 
 // check makes the check of a probe once. It returns nil, or what is wrong.
 func (e Exec) check(ctx context.Context, t Target, p *corev1.Probe) error {
@@ -57,16 +57,16 @@ func (e Exec) check(ctx context.Context, t Target, p *corev1.Probe) error {
 	case p.Exec != nil:
 		return e.run(ctx, t, p.Exec.Command)
 	case p.HTTPGet != nil:
-		return get(ctx, t, p.HTTPGet, func(r *http.Response) error {
+		return checkHTTP(ctx, t, p.HTTPGet, func(r *http.Response) error {
 			if r.StatusCode < http.StatusOK || r.StatusCode >= http.StatusBadRequest {
-				return failedf("answers %s", r.Status)
+				return failuref("answers %s", r.Status)
 			}
 			return nil
 		})
 	case p.TCPSocket != nil:
-		return connect(ctx, t, p.TCPSocket)
+		return checkTCP(ctx, t, p.TCPSocket)
 	}
-	return serving(ctx, t, p.GRPC)
+	return checkGRPC(ctx, t, p.GRPC)
 }
 
 // Hook does what a lifecycle handler says. It returns nil, or why that failed;
@@ -76,9 +76,9 @@ func (e Exec) Hook(ctx context.Context, t Target, h *corev1.LifecycleHandler) er
 	case h.Exec != nil:
 		return e.run(ctx, t, h.Exec.Command)
 	case h.HTTPGet != nil:
-		return get(ctx, t, h.HTTPGet, func(*http.Response) error { return nil })
+		return checkHTTP(ctx, t, h.HTTPGet, func(*http.Response) error { return nil })
 	case h.TCPSocket != nil:
-		return connect(ctx, t, h.TCPSocket)
+		return checkTCP(ctx, t, h.TCPSocket)
 	}
 	select {
 	case <-time.After(time.Duration(h.Sleep.Seconds) * time.Second):
@@ -92,17 +92,17 @@ func (e Exec) run(ctx context.Context, t Target, args []string) error {
 	code, output, err := e(ctx, t.ID, args)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return failedf("%s: did not end in time", args[0])
+		return failuref("%s: did not end in time", args[0])
 	case err != nil:
 		return fmt.Errorf("%s: %w", args[0], err)
 	case code != 0:
-		return failedf("%s: exit code %d%s", args[0], code, quote(output))
+		return failuref("%s: exit code %d%s", args[0], code, quote(output))
 	}
 	return nil
 }
 
 // mostWords is how much of an answer becomes part of a message.
-const mostWords = 200
+const maxQuoted = 200
 
 // quote returns the beginning of what somebody said, as the end of a message.
 func quote(text string) string {
@@ -110,8 +110,8 @@ func quote(text string) string {
 	if text == "" {
 		return ""
 	}
-	if len(text) > mostWords {
-		text = strings.ToValidUTF8(text[:mostWords], "") + "…"
+	if len(text) > maxQuoted {
+		text = strings.ToValidUTF8(text[:maxQuoted], "") + "…"
 	}
 	return ": " + text
 }
@@ -149,7 +149,7 @@ const (
 	maxBody      = 10 << 10
 )
 
-func get(ctx context.Context, t Target, h *corev1.HTTPGetAction, judge func(*http.Response) error) error {
+func checkHTTP(ctx context.Context, t Target, h *corev1.HTTPGetAction, judge func(*http.Response) error) error {
 	address, err := t.address(h.Host, func() (int, bool) { return manifest.Port(t.Container, h.Port) })
 	if err != nil {
 		return err
@@ -177,31 +177,31 @@ func get(ctx context.Context, t Target, h *corev1.HTTPGetAction, judge func(*htt
 	}
 	answer, err := client.Do(req)
 	if err != nil {
-		return failed{err.Error()}
+		return checkFailure{err.Error()}
 	}
 	defer answer.Body.Close()
 	body, _ := io.ReadAll(io.LimitReader(answer.Body, maxBody))
 	if err := judge(answer); err != nil {
-		return failedf("Get %q: %v%s", to, err, quote(string(body)))
+		return failuref("Get %q: %v%s", to, err, quote(string(body)))
 	}
 	return nil
 }
 
-func connect(ctx context.Context, t Target, s *corev1.TCPSocketAction) error {
+func checkTCP(ctx context.Context, t Target, s *corev1.TCPSocketAction) error {
 	address, err := t.address(s.Host, func() (int, bool) { return manifest.Port(t.Container, s.Port) })
 	if err != nil {
 		return err
 	}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
-		return failed{err.Error()}
+		return checkFailure{err.Error()}
 	}
 	_ = conn.Close()
 	return nil
 }
 
 // serving asks a server of the gRPC health protocol.
-func serving(ctx context.Context, t Target, g *corev1.GRPCAction) error {
+func checkGRPC(ctx context.Context, t Target, g *corev1.GRPCAction) error {
 	address := net.JoinHostPort(t.Address, strconv.Itoa(int(g.Port)))
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent(agentName),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
@@ -214,13 +214,13 @@ func serving(ctx context.Context, t Target, g *corev1.GRPCAction) error {
 	answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: *g.Service})
 	switch {
 	case status.Code(err) == codes.Unimplemented:
-		return failedf("grpc %s: the server doesn't speak the gRPC health protocol", address)
+		return failuref("grpc %s: the server doesn't speak the gRPC health protocol", address)
 	case status.Code(err) == codes.DeadlineExceeded:
-		return failedf("grpc %s: no answer in time", address)
+		return failuref("grpc %s: no answer in time", address)
 	case err != nil:
-		return failedf("grpc %s: %s", address, status.Convert(err).Message())
+		return failuref("grpc %s: %s", address, status.Convert(err).Message())
 	case answer.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING:
-		return failedf("grpc %s: service %q is %s", address, *g.Service, answer.GetStatus())
+		return failuref("grpc %s: service %q is %s", address, *g.Service, answer.GetStatus())
 	}
 	return nil
 }

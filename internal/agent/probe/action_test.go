@@ -87,7 +87,7 @@ func TestHTTP(t *testing.T) {
 			spec := &corev1.Probe{TimeoutSeconds: 1}
 			spec.HTTPGet = &corev1.HTTPGetAction{Path: c.path, Port: p, Scheme: corev1.URIScheme(c.scheme), HTTPHeaders: []corev1.HTTPHeader{{Name: "host", Value: "a.test"}, {Name: "x-a", Value: "1"}, {Name: "X-A", Value: "2"}}}
 			err := Exec(none).check(t.Context(), to, spec)
-			switch _, judged := errors.AsType[failed](err); {
+			switch _, judged := errors.AsType[checkFailure](err); {
 			case err == nil && c.want == "":
 			case err == nil || c.want == "" || !judged || !strings.Contains(err.Error(), c.want):
 				t.Errorf("%s %s: %v, want %q", c.scheme, c.path, err, c.want)
@@ -161,7 +161,7 @@ func TestGRPC(t *testing.T) {
 		spec := &corev1.Probe{TimeoutSeconds: 1}
 		spec.GRPC = &corev1.GRPCAction{Port: int32(c.port), Service: &c.service}
 		err := Exec(none).check(t.Context(), Target{Address: "127.0.0.1"}, spec)
-		if _, judged := errors.AsType[failed](err); (err == nil) != (c.want == "") || err != nil && (!judged || !strings.Contains(err.Error(), c.want)) {
+		if _, judged := errors.AsType[checkFailure](err); (err == nil) != (c.want == "") || err != nil && (!judged || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%q: %v, want %q", c.service, err, c.want)
 		}
 	}
@@ -191,7 +191,7 @@ func TestExec(t *testing.T) {
 		spec := &corev1.Probe{TimeoutSeconds: 2}
 		spec.Exec = &corev1.ExecAction{Command: []string{"check"}}
 		err := e.check(t.Context(), Target{ID: "c"}, spec)
-		_, judged := errors.AsType[failed](err)
+		_, judged := errors.AsType[checkFailure](err)
 		if err == nil && c.want != "" || err != nil && err.Error() != c.want || judged != c.saysOfTarget {
 			t.Errorf("%+v: %v", c, err)
 		}

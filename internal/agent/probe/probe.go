@@ -30,17 +30,17 @@ type Run struct {
 
 // Prober makes the probes of all pods.
 type Prober struct {
-	exec  Exec
-	execs chan struct{} // has one for each program that may be run at once
+	exec      Exec
+	execSlots chan struct{} // has one for each program that may be run at once
 
 	mu    sync.Mutex
 	pods  map[string]map[string]*run // by pod and run
 	queue queue
 	wake  chan struct{}
 
-	ctx    context.Context
-	cancel context.CancelFunc
-	ended  sync.WaitGroup
+	ctx        context.Context
+	cancel     context.CancelFunc
+	background sync.WaitGroup
 }
 
 // kind of a probe.
@@ -60,7 +60,7 @@ func (k kind) of(c *corev1.Container) *corev1.Probe {
 }
 
 // Probed says whether a container has probes.
-func Probed(c *corev1.Container) bool {
+func HasProbes(c *corev1.Container) bool {
 	return c.StartupProbe != nil || c.LivenessProbe != nil || c.ReadinessProbe != nil
 }
 
@@ -68,14 +68,14 @@ func Probed(c *corev1.Container) bool {
 type run struct {
 	Run
 	Watcher
-	courses [kinds]podplan.ProbeProgress
-	said    [kinds]string // by the last check, if it failed
-	ctx     context.Context
-	cancel  context.CancelFunc
+	progress [kinds]podplan.ProbeProgress
+	messages [kinds]string // by the last check, if it failed
+	ctx      context.Context
+	cancel   context.CancelFunc
 }
 
 // turn is when a probe is due.
-type turn struct {
+type scheduledProbe struct {
 	at  time.Time
 	run *run
 	kind
@@ -95,20 +95,20 @@ type Watcher struct {
 // New returns a prober of nothing yet.
 func New(exec Exec) *Prober {
 	p := &Prober{
-		exec:  exec,
-		execs: make(chan struct{}, execsPerCPU*runtime.NumCPU()),
-		pods:  map[string]map[string]*run{},
-		wake:  make(chan struct{}, 1),
+		exec:      exec,
+		execSlots: make(chan struct{}, execsPerCPU*runtime.NumCPU()),
+		pods:      map[string]map[string]*run{},
+		wake:      make(chan struct{}, 1),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	p.ended.Go(p.wait)
+	p.background.Go(p.wait)
 	return p
 }
 
 // Close ends all probes.
 func (p *Prober) Close() {
 	p.cancel()
-	p.ended.Wait()
+	p.background.Wait()
 }
 
 // Watch makes the runs be those of the pod that are probed; others are
@@ -122,7 +122,7 @@ func (p *Prober) Watch(pod string, runs []Run, watcher Watcher) {
 		known := before[r.ID]
 		switch {
 		case known == nil:
-			known = p.begin(r, watcher)
+			known = p.start(r, watcher)
 		case r.Ended:
 			known.cancel()
 		}
@@ -138,23 +138,23 @@ func (p *Prober) Watch(pod string, runs []Run, watcher Watcher) {
 }
 
 // begin has a run probed. The caller holds p.mu.
-func (p *Prober) begin(r Run, watcher Watcher) *run {
+func (p *Prober) start(r Run, watcher Watcher) *run {
 	known := &run{Run: r, Watcher: watcher}
 	known.ctx, known.cancel = context.WithCancel(p.ctx)
 	switch {
 	case r.Ended:
 		known.cancel()
 	case r.Container.StartupProbe != nil:
-		p.first(known, startup)
+		p.scheduleFirst(known, startup)
 	default:
-		p.first(known, liveness)
-		p.first(known, readiness)
+		p.scheduleFirst(known, liveness)
+		p.scheduleFirst(known, readiness)
 	}
 	return known
 }
 
 // first has a probe, if there is one, made as soon as its delay is over.
-func (p *Prober) first(r *run, k kind) {
+func (p *Prober) scheduleFirst(r *run, k kind) {
 	spec := k.of(r.Container)
 	if spec == nil {
 		return
@@ -163,10 +163,10 @@ func (p *Prober) first(r *run, k kind) {
 	if now := time.Now(); at.Before(now) {
 		at = now
 	}
-	p.schedule(turn{at, r, k})
+	p.schedule(scheduledProbe{at, r, k})
 }
 
-func (p *Prober) schedule(t turn) {
+func (p *Prober) schedule(t scheduledProbe) {
 	heap.Push(&p.queue, t)
 	select {
 	case p.wake <- struct{}{}:
@@ -182,8 +182,8 @@ func (p *Prober) Health(pod, id string) podplan.Health {
 	if r == nil {
 		return podplan.Health{}
 	}
-	h := podplan.Health{Startup: r.courses[startup].Verdict, Liveness: r.courses[liveness].Verdict, Readiness: r.courses[readiness].Verdict}
-	for _, said := range r.said {
+	h := podplan.Health{Startup: r.progress[startup].Verdict, Liveness: r.progress[liveness].Verdict, Readiness: r.progress[readiness].Verdict}
+	for _, said := range r.messages {
 		if h.Message == "" {
 			h.Message = said
 		}
@@ -195,7 +195,7 @@ func (p *Prober) Health(pod, id string) podplan.Health {
 func (p *Prober) wait() {
 	for {
 		select {
-		case <-time.After(p.due()):
+		case <-time.After(p.runDue()):
 		case <-p.wake:
 		case <-p.ctx.Done():
 			return
@@ -204,10 +204,10 @@ func (p *Prober) wait() {
 }
 
 // idle is how long is waited while there is nothing to do.
-const idle = time.Hour
+const idleWait = time.Hour
 
 // due makes the probes that are, and returns how long to wait for the next.
-func (p *Prober) due() time.Duration {
+func (p *Prober) runDue() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for len(p.queue) > 0 {
@@ -217,83 +217,83 @@ func (p *Prober) due() time.Duration {
 		}
 		heap.Pop(&p.queue)
 		if t.run.ctx.Err() == nil {
-			p.ended.Go(func() { p.make(t) })
+			p.background.Go(func() { p.runProbe(t) })
 		}
 	}
-	return idle
+	return idleWait
 }
 
 // attempts at a check that can't be made, before its turn is let pass.
-const attempts = 3
+const maxAttempts = 3
 
 // make makes a check and notes its result.
-func (p *Prober) make(t turn) {
+func (p *Prober) runProbe(t scheduledProbe) {
 	spec := t.of(t.run.Container)
 	if spec.Exec != nil {
 		select {
-		case p.execs <- struct{}{}:
-			defer func() { <-p.execs }()
+		case p.execSlots <- struct{}{}:
+			defer func() { <-p.execSlots }()
 		case <-t.run.ctx.Done():
 			return
 		}
 	}
 	var err error
-	for range attempts {
+	for range maxAttempts {
 		err = p.exec.check(t.run.ctx, t.run.Target, spec)
-		if _, judged := errors.AsType[failed](err); err == nil || judged || t.run.ctx.Err() != nil {
+		if _, judged := errors.AsType[checkFailure](err); err == nil || judged || t.run.ctx.Err() != nil {
 			break
 		}
 	}
 	if t.run.ctx.Err() != nil {
 		return // it ended meanwhile: who knows who has answered
 	}
-	p.note(t, err)
+	p.record(t, err)
 }
 
 // note draws the consequences of a check.
-func (p *Prober) note(t turn, err error) {
+func (p *Prober) record(t scheduledProbe, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r, spec := t.run, t.of(t.run.Container)
-	before, said := r.courses[t.kind], r.said[t.kind]
+	before, said := r.progress[t.kind], r.messages[t.kind]
 	course, how := before, "failed"
-	if _, judged := errors.AsType[failed](err); err == nil || judged {
+	if _, judged := errors.AsType[checkFailure](err); err == nil || judged {
 		course = before.Add(spec, err == nil)
 	} else {
 		how = "can't be made"
 	}
-	r.courses[t.kind], r.said[t.kind] = course, ""
+	r.progress[t.kind], r.messages[t.kind] = course, ""
 	if err != nil {
-		r.said[t.kind] = fmt.Sprintf("%s probe %s: %v", t.kind, how, err)
-		r.Failed(r.Target, r.said[t.kind])
+		r.messages[t.kind] = fmt.Sprintf("%s probe %s: %v", t.kind, how, err)
+		r.Failed(r.Target, r.messages[t.kind])
 	}
 	switch {
 	case t.kind == startup && course.Verdict == podplan.Healthy:
-		p.first(r, liveness)
-		p.first(r, readiness)
+		p.scheduleFirst(r, liveness)
+		p.scheduleFirst(r, readiness)
 	case t.kind != readiness && course.Verdict == podplan.Failing:
 		// It will be stopped. The next run is another.
 	default:
-		p.schedule(turn{podplan.NextProbe(spec, t.at, time.Now()), r, t.kind})
+		p.schedule(scheduledProbe{podplan.NextProbe(spec, t.at, time.Now()), r, t.kind})
 	}
-	if course.Verdict != before.Verdict || said != r.said[t.kind] {
+	if course.Verdict != before.Verdict || said != r.messages[t.kind] {
 		r.Changed()
 	}
 }
 
 // queue has the turns, the next one first. Those of a run that has ended stay
 // until they are due.
-type queue []turn
+type queue []scheduledProbe
 
 func (q queue) Len() int           { return len(q) }
 func (q queue) Less(i, j int) bool { return q[i].at.Before(q[j].at) }
 func (q queue) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
-func (q *queue) Push(t any)        { *q = append(*q, t.(turn)) }
+func (q *queue) Push(t any)        { *q = append(*q, t.(scheduledProbe)) }
 
 func (q *queue) Pop() any {
 	last := len(*q) - 1
 	t := (*q)[last]
-	(*q)[last] = turn{}
+	(*q)[last] = scheduledProbe{}
 	*q = (*q)[:last]
 	return t
 }

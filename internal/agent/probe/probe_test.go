@@ -20,11 +20,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // clinic is a prober whose programs answer what is written, in a bubble of
 // time of its own.
-type clinic struct {
+type fixture struct {
 	*Prober
 	mu      sync.Mutex
 	began   time.Time
-	asked   []string          // program@second
+	calls   []string          // program@second
 	code    map[string]int    // of programs
 	stuck   map[string]bool   // those that don't end
 	errs    map[string]string // those that can't be run
@@ -32,19 +32,19 @@ type clinic struct {
 	failed  []string
 }
 
-func inClinic(t *testing.T, fn func(t *testing.T, c *clinic)) {
+func withFixture(t *testing.T, fn func(t *testing.T, c *fixture)) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &clinic{began: time.Now(), code: map[string]int{}, stuck: map[string]bool{}, errs: map[string]string{}}
+		c := &fixture{began: time.Now(), code: map[string]int{}, stuck: map[string]bool{}, errs: map[string]string{}}
 		c.Prober = New(c.run)
 		fn(t, c)
 		c.Close()
 	})
 }
 
-func (c *clinic) run(ctx context.Context, id string, args []string) (int, string, error) {
+func (c *fixture) run(ctx context.Context, id string, args []string) (int, string, error) {
 	name := id + "." + args[0]
 	c.mu.Lock()
-	c.asked = append(c.asked, fmt.Sprintf("%s@%g", name, time.Since(c.began).Seconds()))
+	c.calls = append(c.calls, fmt.Sprintf("%s@%g", name, time.Since(c.began).Seconds()))
 	code, stuck, err := c.code[name], c.stuck[name], c.errs[name]
 	c.mu.Unlock()
 	if stuck {
@@ -57,29 +57,29 @@ func (c *clinic) run(ctx context.Context, id string, args []string) (int, string
 	return code, "", nil
 }
 
-func (c *clinic) set(name string, code int) {
+func (c *fixture) set(name string, code int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.code[name] = code
 }
 
 // since returns who was asked since the last time.
-func (c *clinic) since() string {
+func (c *fixture) takeCalls() string {
 	synctest.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	slices.SortStableFunc(c.asked, func(a, b string) int { // at one moment, by name
+	slices.SortStableFunc(c.calls, func(a, b string) int { // at one moment, by name
 		if _, x, _ := strings.Cut(a, "@"); !strings.HasSuffix(b, "@"+x) {
 			return 0
 		}
 		return strings.Compare(a, b)
 	})
-	out := strings.Join(c.asked, " ")
-	c.asked = nil
+	out := strings.Join(c.calls, " ")
+	c.calls = nil
 	return out
 }
 
-func (c *clinic) change() {
+func (c *fixture) change() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.changes++
@@ -87,7 +87,7 @@ func (c *clinic) change() {
 
 // of makes a run of a container whose probes run programs of their names. Each
 // is delay:period:success:failure.
-func (c *clinic) of(id string, probes map[string]string) Run {
+func (c *fixture) newRun(id string, probes map[string]string) Run {
 	container := &corev1.Container{Name: id}
 	for name, times := range probes {
 		p := &corev1.Probe{TimeoutSeconds: 1}
@@ -107,13 +107,13 @@ func (c *clinic) of(id string, probes map[string]string) Run {
 	return Run{Target: Target{ID: id, Container: container}, Started: time.Now()}
 }
 
-func (c *clinic) fail(t Target, message string) {
+func (c *fixture) fail(t Target, message string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failed = append(c.failed, t.ID+" "+message)
 }
 
-func (c *clinic) watch(runs ...Run) { c.Watch("p", runs, Watcher{c.change, c.fail}) }
+func (c *fixture) watch(runs ...Run) { c.Watch("p", runs, Watcher{c.change, c.fail}) }
 
 func expect(t *testing.T, what, got, want string) {
 	t.Helper()
@@ -124,16 +124,16 @@ func expect(t *testing.T, what, got, want string) {
 
 func TestPeriods(t *testing.T) {
 	t.Parallel()
-	inClinic(t, func(t *testing.T, c *clinic) {
-		c.watch(c.of("a", map[string]string{"liveness": "0:10:1:3", "readiness": "5:4:1:1"}))
+	withFixture(t, func(t *testing.T, c *fixture) {
+		c.watch(c.newRun("a", map[string]string{"liveness": "0:10:1:3", "readiness": "5:4:1:1"}))
 		time.Sleep(20 * time.Second)
-		expect(t, "asked", c.since(), "a.liveness@0 a.readiness@5 a.readiness@9 a.liveness@10 a.readiness@13 a.readiness@17 a.liveness@20")
+		expect(t, "asked", c.takeCalls(), "a.liveness@0 a.readiness@5 a.readiness@9 a.liveness@10 a.readiness@13 a.readiness@17 a.liveness@20")
 		if h := c.Health("p", "a"); h != (podplan.Health{Liveness: podplan.Healthy, Readiness: podplan.Healthy}) || c.changes != 2 {
 			t.Errorf("%+v after %d changes", h, c.changes)
 		}
 		c.watch()
 		time.Sleep(time.Minute)
-		expect(t, "asked though forgotten", c.since(), "")
+		expect(t, "asked though forgotten", c.takeCalls(), "")
 		if len(c.pods) != 0 || len(c.queue) != 0 {
 			t.Errorf("left: %v %v", c.pods, c.queue)
 		}
@@ -142,17 +142,17 @@ func TestPeriods(t *testing.T) {
 
 func TestStartupHoldsBackTheOthers(t *testing.T) {
 	t.Parallel()
-	inClinic(t, func(t *testing.T, c *clinic) {
+	withFixture(t, func(t *testing.T, c *fixture) {
 		c.set("a.startup", 1)
-		c.watch(c.of("a", map[string]string{"startup": "0:2:1:10", "liveness": "1:100:1:1", "readiness": "7:100:1:1"}))
+		c.watch(c.newRun("a", map[string]string{"startup": "0:2:1:10", "liveness": "1:100:1:1", "readiness": "7:100:1:1"}))
 		time.Sleep(5 * time.Second)
-		expect(t, "asked", c.since(), "a.startup@0 a.startup@2 a.startup@4")
+		expect(t, "asked", c.takeCalls(), "a.startup@0 a.startup@2 a.startup@4")
 		if h := c.Health("p", "a"); h.Startup != podplan.Unknown || h.Message != "startup probe failed: startup: exit code 1" {
 			t.Errorf("%+v", h)
 		}
 		c.set("a.startup", 0)
 		time.Sleep(5 * time.Second)
-		expect(t, "asked then", c.since(), "a.liveness@6 a.startup@6 a.readiness@7")
+		expect(t, "asked then", c.takeCalls(), "a.liveness@6 a.startup@6 a.readiness@7")
 		if h := c.Health("p", "a"); h != (podplan.Health{Startup: podplan.Healthy, Liveness: podplan.Healthy, Readiness: podplan.Healthy}) {
 			t.Errorf("%+v", h)
 		}
@@ -161,16 +161,16 @@ func TestStartupHoldsBackTheOthers(t *testing.T) {
 
 func TestFailing(t *testing.T) {
 	t.Parallel()
-	inClinic(t, func(t *testing.T, c *clinic) {
-		a := c.of("a", map[string]string{"liveness": "0:1:1:3", "readiness": "0:1:2:2"})
+	withFixture(t, func(t *testing.T, c *fixture) {
+		a := c.newRun("a", map[string]string{"liveness": "0:1:1:3", "readiness": "0:1:2:2"})
 		c.watch(a)
 		time.Sleep(3500 * time.Millisecond)
-		c.since()
+		c.takeCalls()
 		c.set("a.liveness", 7)
 		c.set("a.readiness", 8)
 		time.Sleep(4 * time.Second)
 		// Of the dead nothing more is asked than whether it is ready.
-		expect(t, "asked", c.since(), "a.liveness@4 a.readiness@4 a.liveness@5 a.readiness@5 a.liveness@6 a.readiness@6 a.readiness@7")
+		expect(t, "asked", c.takeCalls(), "a.liveness@4 a.readiness@4 a.liveness@5 a.readiness@5 a.liveness@6 a.readiness@6 a.readiness@7")
 		h := c.Health("p", "a")
 		if h.Liveness != podplan.Failing || h.Readiness != podplan.Failing || h.Message != "liveness probe failed: liveness: exit code 7" || len(c.failed) != 7 {
 			t.Errorf("%+v %v", h, c.failed)
@@ -179,7 +179,7 @@ func TestFailing(t *testing.T) {
 		a.Ended = true
 		c.watch(a)
 		time.Sleep(time.Minute)
-		expect(t, "asked of the ended", c.since(), "")
+		expect(t, "asked of the ended", c.takeCalls(), "")
 		if c.Health("p", "a") != h {
 			t.Errorf("what was found of it is now %+v", c.Health("p", "a"))
 		}
@@ -190,13 +190,13 @@ func TestFailing(t *testing.T) {
 // and doesn't hold up others.
 func TestSlow(t *testing.T) {
 	t.Parallel()
-	inClinic(t, func(t *testing.T, c *clinic) {
+	withFixture(t, func(t *testing.T, c *fixture) {
 		c.stuck["a.liveness"] = true
-		a, b := c.of("a", map[string]string{"liveness": "0:2:1:2"}), c.of("b", map[string]string{"liveness": "1:2:1:1"})
+		a, b := c.newRun("a", map[string]string{"liveness": "0:2:1:2"}), c.newRun("b", map[string]string{"liveness": "1:2:1:1"})
 		a.Container.LivenessProbe.TimeoutSeconds = 3
 		c.watch(a, b)
 		time.Sleep(8 * time.Second)
-		expect(t, "asked", c.since(), "a.liveness@0 b.liveness@1 b.liveness@3 a.liveness@4 b.liveness@5 b.liveness@7")
+		expect(t, "asked", c.takeCalls(), "a.liveness@0 b.liveness@1 b.liveness@3 a.liveness@4 b.liveness@5 b.liveness@7")
 		if h := c.Health("p", "a"); h.Liveness != podplan.Failing || !strings.Contains(h.Message, "did not end in time") {
 			t.Errorf("%+v", h)
 		}
@@ -206,11 +206,11 @@ func TestSlow(t *testing.T) {
 // A check that can't be made is tried thrice, and says nothing.
 func TestNoCheck(t *testing.T) {
 	t.Parallel()
-	inClinic(t, func(t *testing.T, c *clinic) {
+	withFixture(t, func(t *testing.T, c *fixture) {
 		c.errs["a.liveness"] = "runtime is away"
-		c.watch(c.of("a", map[string]string{"liveness": "0:5:1:1"}))
+		c.watch(c.newRun("a", map[string]string{"liveness": "0:5:1:1"}))
 		time.Sleep(6 * time.Second)
-		expect(t, "asked", c.since(), "a.liveness@0 a.liveness@0 a.liveness@0 a.liveness@5 a.liveness@5 a.liveness@5")
+		expect(t, "asked", c.takeCalls(), "a.liveness@0 a.liveness@0 a.liveness@0 a.liveness@5 a.liveness@5 a.liveness@5")
 		if h := c.Health("p", "a"); h.Liveness != podplan.Unknown || !strings.Contains(h.Message, "runtime is away") {
 			t.Errorf("%+v", h)
 		}
@@ -220,16 +220,16 @@ func TestNoCheck(t *testing.T) {
 // A probe under way when its run ends neither counts nor holds up the end.
 func TestEndDuringProbe(t *testing.T) {
 	t.Parallel()
-	inClinic(t, func(t *testing.T, c *clinic) {
+	withFixture(t, func(t *testing.T, c *fixture) {
 		c.stuck["a.liveness"] = true
-		a := c.of("a", map[string]string{"liveness": "0:5:1:1"})
+		a := c.newRun("a", map[string]string{"liveness": "0:5:1:1"})
 		a.Container.LivenessProbe.TimeoutSeconds = 100
 		c.watch(a)
 		time.Sleep(time.Second)
 		a.Ended = true
 		c.watch(a)
 		time.Sleep(10 * time.Second)
-		expect(t, "asked", c.since(), "a.liveness@0")
+		expect(t, "asked", c.takeCalls(), "a.liveness@0")
 		if h := c.Health("p", "a"); h != (podplan.Health{}) || c.changes != 0 {
 			t.Errorf("%+v", h)
 		}
@@ -239,18 +239,18 @@ func TestEndDuringProbe(t *testing.T) {
 // A thousand idle probes are one goroutine.
 func TestIdleProbesAreCheap(t *testing.T) {
 	t.Parallel()
-	inClinic(t, func(t *testing.T, c *clinic) {
+	withFixture(t, func(t *testing.T, c *fixture) {
 		var runs []Run
 		for i := range 1000 {
-			runs = append(runs, c.of(fmt.Sprint("r", i), map[string]string{"liveness": "1:10:1:3", "readiness": "1:10:1:3"}))
+			runs = append(runs, c.newRun(fmt.Sprint("r", i), map[string]string{"liveness": "1:10:1:3", "readiness": "1:10:1:3"}))
 		}
 		c.watch(runs...)
 		time.Sleep(12 * time.Second)
 		synctest.Wait()
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if len(c.asked) != 4000 || c.changes != 2000 {
-			t.Errorf("asked %d times, %d changes", len(c.asked), c.changes)
+		if len(c.calls) != 4000 || c.changes != 2000 {
+			t.Errorf("asked %d times, %d changes", len(c.calls), c.changes)
 		}
 	})
 }

@@ -30,7 +30,7 @@ import (
 const resync = 5 * time.Second
 
 // watching stands for a file in complaints about inotify.
-const watching = "inotify"
+const inotifyKey = "inotify"
 
 // maxFile is the largest manifest that is read, as kubelet has it.
 const maxFile = 10 << 20
@@ -38,10 +38,10 @@ const maxFile = 10 << 20
 // Pod is a declared pod and where it was declared: a path or a URL.
 type Pod struct {
 	*corev1.Pod
-	At string
+	Location string
 	// Ending, if not nil, says that the pod is to be stopped within that grace,
 	// and to stay known until it is no longer declared.
-	Ending *time.Duration
+	DeletionGrace *time.Duration
 }
 
 // Kind of a source. What a pod's source is called begins with it.
@@ -76,9 +76,9 @@ type Directory struct {
 	// Deliver gets the complete set when it is first known and whenever it changes.
 	Deliver func(Set)
 
-	files   map[string]*file
-	present map[string]bool   // the files of the last listing
-	said    map[string]string // the last complaint about each file
+	files      map[string]*file
+	present    map[string]bool   // the files of the last listing
+	lastErrors map[string]string // the last complaint about each file
 }
 
 // file is a manifest as it was last understood.
@@ -89,7 +89,7 @@ type file struct {
 
 // Run watches the directory until ctx ends.
 func (d *Directory) Run(ctx context.Context) error {
-	d.files, d.said = map[string]*file{}, map[string]string{}
+	d.files, d.lastErrors = map[string]*file{}, map[string]string{}
 	watch, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("manifests: watch %s: %w", d.Path, err)
@@ -101,7 +101,7 @@ func (d *Directory) Run(ctx context.Context) error {
 		// Adding it again is harmless, and finds a directory that was replaced.
 		// That there is none is told by the scan.
 		if err := watch.Add(d.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			d.complain(watching, fmt.Errorf("%s is read every %v only, as it can't be watched: %w", d.Path, resync, err))
+			d.logOnce(inotifyKey, fmt.Errorf("%s is read every %v only, as it can't be watched: %w", d.Path, resync, err))
 		}
 		if d.scan() {
 			d.Deliver(d.set())
@@ -112,7 +112,7 @@ func (d *Directory) Run(ctx context.Context) error {
 		case <-tick.C:
 		case err := <-watch.Errors:
 			if err != nil && !errors.Is(err, fsnotify.ErrEventOverflow) {
-				d.complain(d.Path, err)
+				d.logOnce(d.Path, err)
 			}
 		case <-watch.Events:
 			drain(watch.Events)
@@ -135,10 +135,10 @@ func drain(events <-chan fsnotify.Event) {
 func (d *Directory) scan() bool {
 	entries, err := os.ReadDir(d.Path)
 	if err != nil {
-		d.complain(d.Path, fmt.Errorf("the pods from it are kept: %w", err))
+		d.logOnce(d.Path, fmt.Errorf("the pods from it are kept: %w", err))
 		return false
 	}
-	d.settle(d.Path)
+	d.clearError(d.Path)
 	present := map[string]bool{}
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), ".") {
@@ -154,9 +154,9 @@ func (d *Directory) scan() bool {
 		}
 	}
 	maps.DeleteFunc(d.files, func(path string, _ *file) bool { return !present[path] })
-	for path := range d.said {
-		if path != d.Path && path != watching && !present[path] {
-			delete(d.said, path)
+	for path := range d.lastErrors {
+		if path != d.Path && path != inotifyKey && !present[path] {
+			delete(d.lastErrors, path)
 		}
 	}
 	return changed
@@ -170,25 +170,25 @@ func (d *Directory) read(path string) bool {
 		return false // removed since it was listed: the next scan knows
 	}
 	if err != nil {
-		d.complain(path, d.keeping(path, err))
+		d.logOnce(path, d.notePodsKept(path, err))
 		return false
 	}
 	sum := sha256.Sum256(data)
 	if had := d.files[path]; had != nil && had.sum == sum {
-		d.settle(path)
+		d.clearError(path)
 		return false
 	}
 	parsed, err := manifest.Parse(data, manifest.Origin{File: path, Node: d.Node, Source: string(File) + path})
 	if err != nil {
-		d.complain(path, d.keeping(path, err))
+		d.logOnce(path, d.notePodsKept(path, err))
 		return false
 	}
-	d.settle(path)
+	d.clearError(path)
 	d.files[path] = &file{sum, parsed}
 	return true
 }
 
-func (d *Directory) keeping(path string, err error) error {
+func (d *Directory) notePodsKept(path string, err error) error {
 	if had := d.files[path]; had != nil && len(had.Pods) > 0 {
 		return fmt.Errorf("%w (its running pods are kept)", err)
 	}
@@ -232,15 +232,15 @@ func (d *Directory) set() Set {
 			pod := &d.files[path].Pods[i]
 			name := pod.Namespace + "/" + pod.Name
 			if first, ok := from[name]; ok {
-				d.complain(path, fmt.Errorf("pod %s is declared in %s too, which counts: rename one", name, first))
+				d.logOnce(path, fmt.Errorf("pod %s is declared in %s too, which counts: rename one", name, first))
 				continue
 			}
 			from[name] = path
-			set.Pods = append(set.Pods, Pod{Pod: pod, At: path})
+			set.Pods = append(set.Pods, Pod{Pod: pod, Location: path})
 		}
 		for key, object := range d.files[path].Objects {
 			if first, ok := from[key]; ok {
-				d.complain(path, fmt.Errorf("%s is declared in %s too, which counts: rename one", strings.ToLower(key), first))
+				d.logOnce(path, fmt.Errorf("%s is declared in %s too, which counts: rename one", strings.ToLower(key), first))
 				continue
 			}
 			from[key] = path
@@ -251,12 +251,12 @@ func (d *Directory) set() Set {
 }
 
 // complain logs what is wrong with a file, once until it is another thing.
-func (d *Directory) complain(path string, err error) {
-	if d.said[path] == err.Error() {
+func (d *Directory) logOnce(path string, err error) {
+	if d.lastErrors[path] == err.Error() {
 		return
 	}
-	d.said[path] = err.Error()
+	d.lastErrors[path] = err.Error()
 	d.Log.Error("manifests: "+strings.ReplaceAll(err.Error(), "\n", "; "), "file", path)
 }
 
-func (d *Directory) settle(path string) { delete(d.said, path) }
+func (d *Directory) clearError(path string) { delete(d.lastErrors, path) }

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec: {containers: [{name: c, image: localhost/x}]}\n"
 
 // watched is a directory being watched, and what came of it.
-type watched struct {
+type directoryTest struct {
 	t   *testing.T
 	dir string
 	mu  sync.Mutex
@@ -33,14 +33,14 @@ type watched struct {
 	log    bytes.Buffer
 }
 
-func (w *watched) Write(p []byte) (int, error) {
+func (w *directoryTest) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.log.Write(p)
 }
 
-func watch(t *testing.T, dir string) *watched {
-	w := &watched{t: t, dir: dir}
+func watch(t *testing.T, dir string) *directoryTest {
+	w := &directoryTest{t: t, dir: dir}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	d := &Directory{Path: dir, Node: "node", Log: slog.New(slog.NewTextHandler(w, nil)), Deliver: func(set Set) {
@@ -65,7 +65,7 @@ func watch(t *testing.T, dir string) *watched {
 	return w
 }
 
-func (w *watched) eventually(what string, ok func() bool) {
+func (w *directoryTest) eventually(what string, ok func() bool) {
 	w.t.Helper()
 	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(2 * time.Millisecond) {
 		w.mu.Lock()
@@ -81,32 +81,32 @@ func (w *watched) eventually(what string, ok func() bool) {
 	}
 }
 
-func (w *watched) expect(names ...string) {
+func (w *directoryTest) expect(names ...string) {
 	w.t.Helper()
 	w.eventually(fmt.Sprint(names), func() bool { return w.seq > 0 && slices.Equal(w.set, names) })
 }
 
-func (w *watched) says(text string) {
+func (w *directoryTest) expectLog(text string) {
 	w.t.Helper()
 	w.eventually("log says "+text, func() bool { return strings.Contains(w.log.String(), text) })
 }
 
-func (w *watched) put(name, content string) {
+func (w *directoryTest) write(name, content string) {
 	w.t.Helper()
 	if err := os.WriteFile(filepath.Join(w.dir, name), []byte(content), 0o600); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-func TestDeliversWhatIsThereAndWhatChanges(t *testing.T) {
+func TestDeliversInitialSetAndChanges(t *testing.T) {
 	w := watch(t, t.TempDir())
 	w.expect()
-	w.put("b.yaml", fmt.Sprintf(pod, "b"))
+	w.write("b.yaml", fmt.Sprintf(pod, "b"))
 	w.expect("b")
-	w.put("a.yaml", fmt.Sprintf(pod, "a1")+"---\n"+fmt.Sprintf(pod, "a2"))
+	w.write("a.yaml", fmt.Sprintf(pod, "a1")+"---\n"+fmt.Sprintf(pod, "a2"))
 	w.expect("a1", "a2", "b")
-	w.put(".hidden.yaml", fmt.Sprintf(pod, "hidden"))
-	w.put(".tmp", fmt.Sprintf(pod, "c"))
+	w.write(".hidden.yaml", fmt.Sprintf(pod, "hidden"))
+	w.write(".tmp", fmt.Sprintf(pod, "c"))
 	if err := os.Rename(filepath.Join(w.dir, ".tmp"), filepath.Join(w.dir, "c")); err != nil {
 		t.Fatal(err)
 	}
@@ -117,27 +117,27 @@ func TestDeliversWhatIsThereAndWhatChanges(t *testing.T) {
 	w.expect("b", "c")
 }
 
-func TestAFaultRemovesNothing(t *testing.T) {
+func TestFaultRemovesNothing(t *testing.T) {
 	w := watch(t, t.TempDir())
-	w.put("web.yaml", fmt.Sprintf(pod, "web"))
+	w.write("web.yaml", fmt.Sprintf(pod, "web"))
 	w.expect("web")
-	w.put("web.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: web")
-	w.says("its running pods are kept")
-	w.put("other.yaml", fmt.Sprintf(pod, "other"))
+	w.write("web.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: web")
+	w.expectLog("its running pods are kept")
+	w.write("other.yaml", fmt.Sprintf(pod, "other"))
 	w.expect("other", "web")
 	if err := os.Rename(w.dir, w.dir+".away"); err != nil {
 		t.Fatal(err)
 	}
-	w.says("the pods from it are kept")
+	w.expectLog("the pods from it are kept")
 	w.expect("other", "web")
 	if err := os.Rename(w.dir+".away", w.dir); err != nil {
 		t.Fatal(err)
 	}
-	w.put("web.yaml", fmt.Sprintf(pod, "web2"))
+	w.write("web.yaml", fmt.Sprintf(pod, "web2"))
 	w.expect("other", "web2") // found again by the resync
 }
 
-func TestWhatIsNoManifestIsNamed(t *testing.T) {
+func TestUnreadableFilesAreReported(t *testing.T) {
 	w := watch(t, t.TempDir())
 	if err := os.Mkdir(filepath.Join(w.dir, "dir"), 0o700); err != nil {
 		t.Fatal(err)
@@ -148,14 +148,14 @@ func TestWhatIsNoManifestIsNamed(t *testing.T) {
 	if err := os.Symlink("loop", filepath.Join(w.dir, "loop")); err != nil {
 		t.Fatal(err)
 	}
-	w.put("big", strings.Repeat("#", maxFile+1))
-	w.put("a", fmt.Sprintf(pod, "web"))
-	w.put("b", fmt.Sprintf(pod, "web"))
-	w.says("dir: is not a regular file")
-	w.says("fifo: is not a regular file")
-	w.says("loop: too many levels")
-	w.says("big: is larger than 10 MiB")
-	w.says("pod default/web is declared in " + filepath.Join(w.dir, "a") + " too")
+	w.write("big", strings.Repeat("#", maxFile+1))
+	w.write("a", fmt.Sprintf(pod, "web"))
+	w.write("b", fmt.Sprintf(pod, "web"))
+	w.expectLog("dir: is not a regular file")
+	w.expectLog("fifo: is not a regular file")
+	w.expectLog("loop: too many levels")
+	w.expectLog("big: is larger than 10 MiB")
+	w.expectLog("pod default/web is declared in " + filepath.Join(w.dir, "a") + " too")
 	w.expect("web")
 	w.eventually("the unread files are told", func() bool { return slices.Equal(w.unread, []string{"big", "dir", "fifo", "loop"}) })
 }

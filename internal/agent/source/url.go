@@ -32,30 +32,30 @@ type URL struct {
 	// content had the sum.
 	etag, modified string
 	sum            [sha256.Size]byte
-	said           string // the last complaint
+	lastError      string // the last complaint
 }
 
 // answerTime is how long the server may take to answer, as the kubelet has it.
-const answerTime = 10 * time.Second
+const requestTimeout = 10 * time.Second
 
 // Run asks until ctx ends.
 func (u *URL) Run(ctx context.Context) error {
-	u.client = http.Client{Timeout: answerTime, CheckRedirect: stayInside, Transport: http.DefaultTransport.(*http.Transport).Clone()}
+	u.client = http.Client{Timeout: requestTimeout, CheckRedirect: checkRedirect, Transport: http.DefaultTransport.(*http.Transport).Clone()}
 	defer u.client.CloseIdleConnections()
 	tick := time.NewTicker(u.Interval)
 	defer tick.Stop()
 	for {
-		set, err := u.ask(ctx)
+		set, err := u.fetch(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
-			u.complain(err)
+			u.logOnce(err)
 		case set != nil:
 			u.Deliver(*set)
 		}
 		if err == nil {
-			u.said = ""
+			u.lastError = ""
 		}
 		select {
 		case <-ctx.Done():
@@ -68,7 +68,7 @@ func (u *URL) Run(ctx context.Context) error {
 const maxRedirects = 10
 
 // stayInside follows a redirect unless it leads from TLS to where there is none.
-func stayInside(r *http.Request, via []*http.Request) error {
+func checkRedirect(r *http.Request, via []*http.Request) error {
 	switch {
 	case via[0].URL.Scheme == "https" && r.URL.Scheme != "https":
 		return fmt.Errorf("it leads to %s, without TLS", redacted(r.URL.String()))
@@ -88,7 +88,7 @@ func redacted(text string) string {
 }
 
 // ask returns what is declared, or nil if that hasn't changed.
-func (u *URL) ask(ctx context.Context) (*Set, error) {
+func (u *URL) fetch(ctx context.Context) (*Set, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.URL, nil)
 	if err != nil {
 		return nil, err
@@ -139,17 +139,17 @@ func (u *URL) ask(ctx context.Context) (*Set, error) {
 	u.sum, u.etag, u.modified = sum, answer.Header.Get("ETag"), answer.Header.Get("Last-Modified")
 	set := &Set{Kind: Web, Objects: f.Objects}
 	for i := range f.Pods {
-		set.Pods = append(set.Pods, Pod{Pod: &f.Pods[i], At: at})
+		set.Pods = append(set.Pods, Pod{Pod: &f.Pods[i], Location: at})
 	}
 	return set, nil
 }
 
 // complain logs why nothing new is known, once until it is another reason.
-func (u *URL) complain(err error) {
+func (u *URL) logOnce(err error) {
 	text := strings.ReplaceAll(err.Error(), "\n", "; ")
-	if text == u.said {
+	if text == u.lastError {
 		return
 	}
-	u.said = text
+	u.lastError = text
 	u.Log.Error("manifests: the pods from the URL are kept: "+text, "url", redacted(u.URL))
 }

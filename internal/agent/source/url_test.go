@@ -14,31 +14,31 @@ import (
 )
 
 // office is a web server with a manifest, and somebody who asks it.
-type office struct {
-	t      *testing.T
-	server *httptest.Server
-	mu     sync.Mutex
-	answer func(w http.ResponseWriter, r *http.Request)
-	asked  int
-	sets   []string // names of the pods of each delivery
-	log    bytes.Buffer
+type manifestServer struct {
+	t        *testing.T
+	server   *httptest.Server
+	mu       sync.Mutex
+	answer   func(w http.ResponseWriter, r *http.Request)
+	requests int
+	sets     []string // names of the pods of each delivery
+	log      bytes.Buffer
 }
 
-func (o *office) Write(p []byte) (int, error) {
+func (o *manifestServer) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.log.Write(p)
 }
 
-func ask(t *testing.T, start func(http.Handler) *httptest.Server, change func(*URL)) *office {
-	o := &office{t: t}
+func newManifestServer(t *testing.T, start func(http.Handler) *httptest.Server, change func(*URL)) *manifestServer {
+	o := &manifestServer{t: t}
 	o.server = start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.asked++
+		o.requests++
 		o.answer(w, r)
 	}))
-	o.answer = says("apiVersion: v1\nkind: List\nitems: []\n")
+	o.answer = respond("apiVersion: v1\nkind: List\nitems: []\n")
 	u := &URL{URL: o.server.URL + "/pods?x=1", Node: "node", Interval: 5 * time.Millisecond, Log: slog.New(slog.NewTextHandler(o, nil)), Deliver: func(set Set) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -65,18 +65,18 @@ func ask(t *testing.T, start func(http.Handler) *httptest.Server, change func(*U
 	return o
 }
 
-func says(text string) func(http.ResponseWriter, *http.Request) {
+func respond(text string) func(http.ResponseWriter, *http.Request) {
 	return func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, text) }
 }
 
-func (o *office) then(answer func(http.ResponseWriter, *http.Request)) {
+func (o *manifestServer) setAnswer(answer func(http.ResponseWriter, *http.Request)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.answer = answer
 }
 
 // until waits for the deliveries, and for a line of the log if one is given.
-func (o *office) until(sets, line string) {
+func (o *manifestServer) waitFor(sets, line string) {
 	o.t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		o.mu.Lock()
@@ -92,14 +92,14 @@ func (o *office) until(sets, line string) {
 }
 
 // rounds waits until it was asked some more times.
-func (o *office) rounds(n int) {
+func (o *manifestServer) waitRequests(n int) {
 	o.t.Helper()
 	o.mu.Lock()
-	want := o.asked + n
+	want := o.requests + n
 	o.mu.Unlock()
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		o.mu.Lock()
-		now := o.asked
+		now := o.requests
 		o.mu.Unlock()
 		if now >= want {
 			return
@@ -110,23 +110,23 @@ func (o *office) rounds(n int) {
 
 func TestURL(t *testing.T) {
 	t.Parallel()
-	o := ask(t, httptest.NewServer, func(*URL) {})
-	o.until("none", "")
-	o.then(says(fmt.Sprintf(pod, "a")))
-	o.until("none, a", "")
-	o.rounds(3) // the same, again and again
-	o.then(says(fmt.Sprintf(pod, "a") + "---\n" + fmt.Sprintf(pod, "b")))
-	o.until("none, a, a b", "")
+	o := newManifestServer(t, httptest.NewServer, func(*URL) {})
+	o.waitFor("none", "")
+	o.setAnswer(respond(fmt.Sprintf(pod, "a")))
+	o.waitFor("none, a", "")
+	o.waitRequests(3) // the same, again and again
+	o.setAnswer(respond(fmt.Sprintf(pod, "a") + "---\n" + fmt.Sprintf(pod, "b")))
+	o.waitFor("none, a, a b", "")
 	// Nothing of this takes a pod away.
 	for _, c := range []struct {
 		answer func(http.ResponseWriter, *http.Request)
 		line   string
 	}{
 		{func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "broken", http.StatusInternalServerError) }, "it answers 500 Internal Server Error"},
-		{says(""), "there is no pod in it"},
-		{says("<!DOCTYPE html><html><body>Log in, please</body></html>"), "the pods from the URL are kept"},
-		{says(fmt.Sprintf(pod, "A B")), "metadata.name"},
-		{says(strings.Repeat("#", maxFile+1)), "larger than 10 MiB"},
+		{respond(""), "there is no pod in it"},
+		{respond("<!DOCTYPE html><html><body>Log in, please</body></html>"), "the pods from the URL are kept"},
+		{respond(fmt.Sprintf(pod, "A B")), "metadata.name"},
+		{respond(strings.Repeat("#", maxFile+1)), "larger than 10 MiB"},
 		{func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/more", http.StatusFound) }, "more than 10 redirects"},
 		{func(w http.ResponseWriter, _ *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
 		{func(w http.ResponseWriter, _ *http.Request) {
@@ -134,8 +134,8 @@ func TestURL(t *testing.T) {
 			fmt.Fprintf(w, pod, "a")
 		}, "unexpected EOF"},
 	} {
-		o.then(c.answer)
-		o.until("none, a, a b", c.line)
+		o.setAnswer(c.answer)
+		o.waitFor("none, a, a b", c.line)
 	}
 	o.mu.Lock()
 	said := strings.Count(o.log.String(), "it answers 500")
@@ -143,20 +143,20 @@ func TestURL(t *testing.T) {
 	if said != 1 {
 		t.Errorf("it complained %d times of the same", said)
 	}
-	o.then(says(fmt.Sprintf(pod, "b")))
-	o.until("none, a, a b, b", "")
-	o.then(says("apiVersion: v1\nkind: PodList\nitems: []\n"))
-	o.until("none, a, a b, b, none", "")
+	o.setAnswer(respond(fmt.Sprintf(pod, "b")))
+	o.waitFor("none, a, a b, b", "")
+	o.setAnswer(respond("apiVersion: v1\nkind: PodList\nitems: []\n"))
+	o.waitFor("none, a, a b, b, none", "")
 }
 
 func TestURLConditions(t *testing.T) {
 	t.Parallel()
 	var tags []string
-	o := ask(t, httptest.NewServer, func(u *URL) {
+	o := newManifestServer(t, httptest.NewServer, func(u *URL) {
 		u.URL = strings.Replace(u.URL, "//", "//me:secret@", 1)
 		u.Header = http.Header{"X-A": {"1", "2"}, "Host": {"pods.test"}}
 	})
-	o.then(func(w http.ResponseWriter, r *http.Request) {
+	o.setAnswer(func(w http.ResponseWriter, r *http.Request) {
 		tags = append(tags, r.Header.Get("If-None-Match")+r.Header.Get("If-Modified-Since"))
 		user, password, _ := r.BasicAuth()
 		if user+password != "mesecret" || r.Host != "pods.test" || len(r.Header["X-A"]) != 2 || r.URL.RawQuery != "x=1" {
@@ -171,9 +171,9 @@ func TestURLConditions(t *testing.T) {
 		w.Header().Set("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
 		fmt.Fprintf(w, pod, "a")
 	})
-	o.rounds(5)
-	o.then(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "", http.StatusForbidden) })
-	o.rounds(2)
+	o.waitRequests(5)
+	o.setAnswer(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "", http.StatusForbidden) })
+	o.waitRequests(2)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if got := o.sets[len(o.sets)-1]; got != "a" || tags[len(tags)-1] != `"1"Thu, 01 Jan 2026 00:00:00 GMT` {
@@ -188,14 +188,14 @@ func TestURLConditions(t *testing.T) {
 // that leads away from TLS.
 func TestURLWithTLS(t *testing.T) {
 	t.Parallel()
-	o := ask(t, httptest.NewTLSServer, func(*URL) {})
-	o.until("", "certificate")
+	o := newManifestServer(t, httptest.NewTLSServer, func(*URL) {})
+	o.waitFor("", "certificate")
 	for _, c := range []struct{ from, to, want string }{
 		{"https://a/", "http://a/", "without TLS"}, {"https://a/", "https://b/", ""}, {"http://a/", "https://b/", ""},
 	} {
 		from, _ := http.NewRequest(http.MethodGet, c.from, nil)
 		to, _ := http.NewRequest(http.MethodGet, c.to, nil)
-		if err := stayInside(to, []*http.Request{from}); (err == nil) != (c.want == "") {
+		if err := checkRedirect(to, []*http.Request{from}); (err == nil) != (c.want == "") {
 			t.Errorf("%s to %s: %v", c.from, c.to, err)
 		}
 	}

@@ -20,4 +20,4 @@ func About(p *corev1.Pod) []string {
 
 // Where says for a log in which sandbox and stage an error was: names and values
 // in turn.
-func Where(err error) []any { return pod.Where(err) }
+func Where(err error) []any { return pod.LogAttrs(err) }

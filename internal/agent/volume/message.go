@@ -11,7 +11,7 @@ const maxMessage = 4096
 
 // Message makes the file in which a run of a container may leave a message of its
 // end, and returns its path.
-func (v Volumes) Message(uid, run string) (string, error) {
+func (v Volumes) CreateMessageFile(uid, run string) (string, error) {
 	dirs, err := v.dirs(uid)
 	if err != nil {
 		return "", err

@@ -6,7 +6,7 @@ import (
 )
 
 // An init container may have closed the volume to others, as databases want it.
-func TestModeIsThePods(t *testing.T) {
+func TestModeIsKept(t *testing.T) {
 	v := Volumes{Root: t.TempDir(), State: t.TempDir()}
 	mode := func() os.FileMode {
 		t.Helper()

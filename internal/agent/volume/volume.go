@@ -52,13 +52,13 @@ func (v Volumes) SetUp(uid string, volume corev1.Volume, group *int64) (string, 
 	var path string
 	switch {
 	case volume.HostPath != nil:
-		path, err = volume.HostPath.Path, hostPath(volume.HostPath)
+		path, err = volume.HostPath.Path, prepareHostPath(volume.HostPath)
 	case volume.EmptyDir != nil && volume.EmptyDir.Medium == corev1.StorageMediumDefault:
 		path = filepath.Join(dirs[0], volume.Name)
-		err = makeOpen(path, group)
+		err = createEmptyDir(path, group)
 	case volume.EmptyDir != nil:
 		path = filepath.Join(dirs[1], volume.Name)
-		err = inMemory(path, volume.EmptyDir, group)
+		err = mountMemory(path, volume.EmptyDir, group)
 	default:
 		err = errors.New("of a kind that is not supported")
 	}
@@ -77,7 +77,7 @@ func (v Volumes) EmptyDir(uid, name string) string {
 // kubelet's emptyDir is.
 //
 // Its name is that of one that is finished: a pod may have changed its mode.
-func makeOpen(path string, group *int64) error {
+func createEmptyDir(path string, group *int64) error {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -85,13 +85,13 @@ func makeOpen(path string, group *int64) error {
 	if err := os.MkdirAll(making, 0o755); err != nil {
 		return err
 	}
-	if err := own(making, group, 0o777); err != nil {
+	if err := setOwner(making, group, 0o777); err != nil {
 		return err
 	}
 	return os.Rename(making, path)
 }
 
-func inMemory(path string, dir *corev1.EmptyDirVolumeSource, group *int64) error {
+func mountMemory(path string, dir *corev1.EmptyDirVolumeSource, group *int64) error {
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func inMemory(path string, dir *corev1.EmptyDirVolumeSource, group *int64) error
 }
 
 // hostPath checks, or makes, what a hostPath volume's type asks for.
-func hostPath(v *corev1.HostPathVolumeSource) error {
+func prepareHostPath(v *corev1.HostPathVolumeSource) error {
 	kind := corev1.HostPathUnset
 	if v.Type != nil {
 		kind = *v.Type

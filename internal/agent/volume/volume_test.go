@@ -126,7 +126,7 @@ func TestHostPathTypes(t *testing.T) {
 	}
 }
 
-func TestUIDsThatLeadElsewhere(t *testing.T) {
+func TestUIDsThatAreNoNames(t *testing.T) {
 	v := Volumes{Root: t.TempDir(), State: t.TempDir()}
 	for _, uid := range []string{"", ".", "..", "a/b", "../../x"} {
 		if _, err := v.SetUp(uid, emptyDir("e", "", ""), nil); err == nil {

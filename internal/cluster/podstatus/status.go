@@ -134,7 +134,7 @@ func containerStatus(p agent.Pod, c podplan.ContainerStatus, node criconfig.Node
 			StartedAt: *stamp(run.Started), FinishedAt: *stamp(run.Exit.At), ContainerID: scheme + run.ID,
 		}
 	}
-	if spec := criconfig.Find(p.Manifest, c.Name); spec != nil {
+	if spec := criconfig.FindContainer(p.Manifest, c.Name); spec != nil {
 		for _, m := range spec.VolumeMounts {
 			out.VolumeMounts = append(out.VolumeMounts, corev1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly, RecursiveReadOnly: m.RecursiveReadOnly})
 		}

@@ -90,7 +90,7 @@ func SandboxConfig(pod *corev1.Pod, attempt uint32, n Node) *runtimeapi.PodSandb
 		},
 	}
 	if class := QOS(pod); class != corev1.PodQOSGuaranteed {
-		out.Labels[huskpod.ClassLabel] = strings.ToLower(string(class))
+		out.Labels[huskpod.QOSClassLabel] = strings.ToLower(string(class))
 	}
 	if !pod.Spec.HostNetwork {
 		out.Hostname = Hostname(pod)
@@ -284,7 +284,7 @@ func mounts(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]*runtimeapi.
 			continue
 		}
 		if !ok {
-			return nil, bad(c, fmt.Sprintf("volumeMounts[%d].name", i), "volume %q is not on this node", m.Name)
+			return nil, invalidField(c, fmt.Sprintf("volumeMounts[%d].name", i), "volume %q is not on this node", m.Name)
 		}
 		if part, ok := r.SubPaths[i]; ok {
 			source = part
@@ -302,7 +302,7 @@ func mounts(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]*runtimeapi.
 		if mode := m.RecursiveReadOnly; mode != nil && *mode != corev1.RecursiveReadOnlyDisabled {
 			mount.RecursiveReadOnly = n.RecursiveReadOnly
 			if *mode == corev1.RecursiveReadOnlyEnabled && !n.RecursiveReadOnly {
-				return nil, bad(c, fmt.Sprintf("volumeMounts[%d].recursiveReadOnly", i), "this node's kernel can't (Linux 5.12 can): set IfPossible")
+				return nil, invalidField(c, fmt.Sprintf("volumeMounts[%d].recursiveReadOnly", i), "this node's kernel can't (Linux 5.12 can): set IfPossible")
 			}
 		}
 		taken[mount.ContainerPath] = true

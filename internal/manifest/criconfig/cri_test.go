@@ -44,7 +44,7 @@ const plain = "  containers: [{name: a, image: 'a:1'}]\n"
 // container makes the message of the pod's container of that name.
 func container(t testing.TB, p *corev1.Pod, name string, r Run) *runtimeapi.ContainerConfig {
 	t.Helper()
-	out, err := ContainerConfig(p, Find(p, name), r, node())
+	out, err := ContainerConfig(p, FindContainer(p, name), r, node())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestPorts(t *testing.T) {
 `
 	var got []string
 	for _, m := range SandboxConfig(pod(t, ports), 0, node()).PortMappings {
-		got = append(got, strings.Join([]string{m.Protocol.String(), m.HostIp, quotient(int64(m.HostPort), 1), quotient(int64(m.ContainerPort), 1)}, " "))
+		got = append(got, strings.Join([]string{m.Protocol.String(), m.HostIp, divideUp(int64(m.HostPort), 1), divideUp(int64(m.ContainerPort), 1)}, " "))
 	}
 	if want := []string{"UDP  53 53", "TCP 127.0.0.1 8081 81", "SCTP  9 9"}; !slices.Equal(got, want) {
 		t.Errorf("%q", got)
@@ -380,7 +380,7 @@ func TestHugePages(t *testing.T) {
 	p := pod(t, "  containers: [{name: a, image: 'a:1', resources: {limits: {hugepages-2Mi: 4Mi, hugepages-64Ki: 128Ki}}}]\n")
 	var got []string
 	for _, h := range container(t, p, "a", Run{}).Linux.Resources.HugepageLimits {
-		got = append(got, h.PageSize+"="+quotient(int64(h.Limit), 1))
+		got = append(got, h.PageSize+"="+divideUp(int64(h.Limit), 1))
 	}
 	if !slices.Equal(got, []string{"1GB=0", "2MB=4194304", "64KB=131072"}) {
 		t.Errorf("%q", got)

@@ -28,18 +28,18 @@ func dnsConfig(pod *corev1.Pod, n Node) *runtimeapi.DNSConfig {
 		out = parseResolvConf(n.ResolvConf)
 		if !pod.Spec.HostNetwork {
 			// A resolver on the node's loopback is not on the pod's.
-			out.Servers = slices.DeleteFunc(out.Servers, loopback)
+			out.Servers = slices.DeleteFunc(out.Servers, isLoopback)
 		}
 		if len(n.ClusterDNS) > 0 && (pod.Spec.DNSPolicy == corev1.DNSClusterFirstWithHostNet || pod.Spec.DNSPolicy == corev1.DNSClusterFirst && !pod.Spec.HostNetwork) {
 			services := "svc." + n.ClusterDomain
 			out.Servers = slices.Clone(n.ClusterDNS)
-			out.Searches = merge([]string{pod.Namespace + "." + services, services, n.ClusterDomain}, out.Searches)
+			out.Searches = appendNew([]string{pod.Namespace + "." + services, services, n.ClusterDomain}, out.Searches)
 			out.Options = []string{clusterOption}
 		}
 	}
 	if own := pod.Spec.DNSConfig; own != nil {
-		out.Servers = merge(out.Servers, own.Nameservers)
-		out.Searches = merge(out.Searches, own.Searches)
+		out.Servers = appendNew(out.Servers, own.Nameservers)
+		out.Searches = appendNew(out.Searches, own.Searches)
 		for _, o := range own.Options {
 			out.Options = setOption(out.Options, o)
 		}
@@ -71,13 +71,13 @@ func parseResolvConf(content []byte) *runtimeapi.DNSConfig {
 	return out
 }
 
-func loopback(server string) bool {
+func isLoopback(server string) bool {
 	addr, err := netip.ParseAddr(server)
 	return err == nil && addr.IsLoopback()
 }
 
 // merge appends what is not there yet.
-func merge(values, more []string) []string {
+func appendNew(values, more []string) []string {
 	for _, v := range more {
 		if !slices.Contains(values, v) {
 			values = append(values, v)

@@ -16,7 +16,7 @@ import (
 )
 
 // bad returns an error about a field of a container.
-func bad(c *corev1.Container, field, format string, args ...any) error {
+func invalidField(c *corev1.Container, field, format string, args ...any) error {
 	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("container %q: %s: %s", c.Name, field, fmt.Sprintf(format, args...)))
 }
 
@@ -29,7 +29,7 @@ func environment(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]variabl
 	for i, from := range c.EnvFrom {
 		variables, err := variablesFrom(pod, &from, r.Objects)
 		if err != nil {
-			return nil, bad(c, fmt.Sprintf("envFrom[%d]", i), "%v", err)
+			return nil, invalidField(c, fmt.Sprintf("envFrom[%d]", i), "%v", err)
 		}
 		out = append(out, variables...)
 	}
@@ -38,7 +38,7 @@ func environment(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]variabl
 		if e.ValueFrom != nil {
 			var err error
 			if value, set, err = valueFrom(pod, c, e.ValueFrom, r, n); err != nil {
-				return nil, bad(c, fmt.Sprintf("env[%d].valueFrom", i), "%v", err)
+				return nil, invalidField(c, fmt.Sprintf("env[%d].valueFrom", i), "%v", err)
 			}
 		}
 		if set {
@@ -176,7 +176,7 @@ func first(values []string) string {
 func resourceValue(pod *corev1.Pod, own *corev1.Container, ref *corev1.ResourceFieldSelector, n Node) (string, error) {
 	c := own
 	if ref.ContainerName != "" {
-		if c = Find(pod, ref.ContainerName); c == nil {
+		if c = FindContainer(pod, ref.ContainerName); c == nil {
 			return "", fmt.Errorf("there is no container %q", ref.ContainerName)
 		}
 	}
@@ -195,13 +195,13 @@ func resourceValue(pod *corev1.Pod, own *corev1.Container, ref *corev1.ResourceF
 		}
 	}
 	if corev1.ResourceName(name) == corev1.ResourceCPU {
-		return quotient(q.MilliValue(), ref.Divisor.MilliValue()), nil
+		return divideUp(q.MilliValue(), ref.Divisor.MilliValue()), nil
 	}
-	return quotient(q.Value(), ref.Divisor.Value()), nil
+	return divideUp(q.Value(), ref.Divisor.Value()), nil
 }
 
 // quotient divides and rounds up; a divisor of nothing is one.
-func quotient(value, divisor int64) string {
+func divideUp(value, divisor int64) string {
 	divisor = max(divisor, 1)
 	result := value / divisor
 	if value%divisor != 0 {

@@ -130,9 +130,9 @@ func SubPaths(pod *corev1.Pod, c *corev1.Container, r Run, n Node) (map[int]stri
 			part = expand(m.SubPathExpr, lookup(env))
 			switch {
 			case part == "" || strings.Contains(part, "$("):
-				return nil, bad(c, field, "%q is %q: set all of its variables in env", m.SubPathExpr, part)
+				return nil, invalidField(c, field, "%q is %q: set all of its variables in env", m.SubPathExpr, part)
 			case path.IsAbs(part) || slices.Contains(strings.Split(part, "/"), "..") || strings.ContainsRune(part, 0):
-				return nil, bad(c, field, "%q doesn't lead down from the volume", part)
+				return nil, invalidField(c, field, "%q doesn't lead down from the volume", part)
 			}
 		}
 		if part != "" {

@@ -26,7 +26,7 @@ func Requested(pod *corev1.Pod, name corev1.ResourceName) resource.Quantity {
 func PodResources(pod *corev1.Pod) *runtimeapi.LinuxContainerResources { return podResources(pod) }
 
 // Find returns the pod's container of that name, also an ephemeral one, or nil.
-func Find(pod *corev1.Pod, name string) *corev1.Container {
+func FindContainer(pod *corev1.Pod, name string) *corev1.Container {
 	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
 			if list[i].Name == name {
@@ -48,7 +48,7 @@ func WithResources(pod, from *corev1.Pod) *corev1.Pod {
 	out.Spec.Resources = from.Spec.Resources.DeepCopy()
 	for _, list := range [][]corev1.Container{out.Spec.InitContainers, out.Spec.Containers} {
 		for i := range list {
-			if was := Find(from, list[i].Name); was != nil {
+			if was := FindContainer(from, list[i].Name); was != nil {
 				list[i].Resources = *was.Resources.DeepCopy()
 			}
 		}
@@ -63,7 +63,7 @@ func Resized(before, after *corev1.Pod) bool {
 
 // Precede compares pods by who comes first where there isn't enough for all: those
 // of the higher priority, then those of the better class.
-func Precede(a, b *corev1.Pod) int {
+func ComparePriority(a, b *corev1.Pod) int {
 	priority := func(pod *corev1.Pod) int32 {
 		if pod.Spec.Priority == nil {
 			return 0

@@ -28,23 +28,23 @@ func TestResized(t *testing.T) {
 	}
 }
 
-func TestFind(t *testing.T) {
+func TestFindContainer(t *testing.T) {
 	t.Parallel()
 	pod := &corev1.Pod{Spec: corev1.PodSpec{
 		InitContainers: []corev1.Container{{Name: "i"}}, Containers: []corev1.Container{{Name: "c"}},
 		EphemeralContainers: []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "e"}}},
 	}}
 	for _, name := range []string{"i", "c", "e"} {
-		if c := Find(pod, name); c == nil || c.Name != name {
+		if c := FindContainer(pod, name); c == nil || c.Name != name {
 			t.Errorf("%s: %+v", name, c)
 		}
 	}
-	if Find(pod, "x") != nil {
+	if FindContainer(pod, "x") != nil {
 		t.Error("there is one that there isn't")
 	}
 }
 
-func TestPrecede(t *testing.T) {
+func TestComparePriority(t *testing.T) {
 	t.Parallel()
 	of := func(priority *int32, memory string) *corev1.Pod {
 		p := &corev1.Pod{Spec: corev1.PodSpec{Priority: priority, Containers: []corev1.Container{{Name: "c"}}}}
@@ -56,7 +56,7 @@ func TestPrecede(t *testing.T) {
 	order := []*corev1.Pod{of(new(int32(9)), ""), of(nil, "1Mi"), of(nil, ""), of(new(int32(-1)), "1Mi")}
 	for i := range order {
 		for j := range order {
-			if got := Precede(order[i], order[j]); (got < 0) != (i < j) || (got == 0) != (i == j) {
+			if got := ComparePriority(order[i], order[j]); (got < 0) != (i < j) || (got == 0) != (i == j) {
 				t.Errorf("%d and %d: %d", i, j, got)
 			}
 		}

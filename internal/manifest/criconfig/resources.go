@@ -100,11 +100,11 @@ func oomScore(pod *corev1.Pod, c *corev1.Container, n Node) int64 {
 	case corev1.PodQOSBestEffort:
 		return scoreBestEffort
 	}
-	share := unasked(pod)
-	score := burstable(c.Resources.Requests.Memory().Value()+share, n.Memory)
+	share := unassignedShare(pod)
+	score := burstableScore(c.Resources.Requests.Memory().Value()+share, n.Memory)
 	if manifest.IsSidecar(c) {
 		for i := range pod.Spec.Containers {
-			score = min(score, burstable(pod.Spec.Containers[i].Resources.Requests.Memory().Value()+share, n.Memory))
+			score = min(score, burstableScore(pod.Spec.Containers[i].Resources.Requests.Memory().Value()+share, n.Memory))
 		}
 	}
 	return score
@@ -112,7 +112,7 @@ func oomScore(pod *corev1.Pod, c *corev1.Container, n Node) int64 {
 
 // unasked is each container's part of the memory that the pod asks for as a whole
 // beyond what its containers do, as the kubelet shares it out.
-func unasked(pod *corev1.Pod) int64 {
+func unassignedShare(pod *corev1.Pod) int64 {
 	whole := pod.Spec.Resources
 	if whole == nil {
 		return 0
@@ -121,7 +121,7 @@ func unasked(pod *corev1.Pod) int64 {
 	return max(more, 0) / int64(len(pod.Spec.Containers)+len(pod.Spec.InitContainers))
 }
 
-func burstable(request, capacity int64) int64 {
+func burstableScore(request, capacity int64) int64 {
 	if capacity <= 0 {
 		return scoreBestEffort - 1
 	}

@@ -27,7 +27,7 @@ func sandboxSecurity(pod *corev1.Pod) *runtimeapi.LinuxSandboxSecurityContext {
 	}
 	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
-			out.Privileged = out.Privileged || isTrue(own(&list[i]).Privileged)
+			out.Privileged = out.Privileged || isTrue(securityContextOf(&list[i]).Privileged)
 		}
 	}
 	return out
@@ -60,7 +60,7 @@ func namespaces(pod *corev1.Pod) *runtimeapi.NamespaceOption {
 }
 
 // own returns a container's security context, never nil.
-func own(c *corev1.Container) *corev1.SecurityContext {
+func securityContextOf(c *corev1.Container) *corev1.SecurityContext {
 	if c.SecurityContext == nil {
 		return &corev1.SecurityContext{}
 	}
@@ -70,7 +70,7 @@ func own(c *corev1.Container) *corev1.SecurityContext {
 // containerSecurity is the container's context, and the pod's where that says
 // nothing.
 func containerSecurity(pod *corev1.Pod, c *corev1.Container, imageUser string, n Node) (*runtimeapi.LinuxContainerSecurityContext, error) {
-	s, p := own(c), pod.Spec.SecurityContext
+	s, p := securityContextOf(c), pod.Spec.SecurityContext
 	out := &runtimeapi.LinuxContainerSecurityContext{
 		Privileged:               isTrue(s.Privileged),
 		NamespaceOptions:         namespaces(pod),
@@ -88,10 +88,10 @@ func containerSecurity(pod *corev1.Pod, c *corev1.Container, imageUser string, n
 		out.MaskedPaths, out.ReadonlyPaths = spec.DefaultMaskedPaths(), spec.DefaultReadonlyPaths()
 	}
 	if caps := s.Capabilities; caps != nil {
-		out.Capabilities = &runtimeapi.Capability{AddCapabilities: words(caps.Add), DropCapabilities: words(caps.Drop)}
+		out.Capabilities = &runtimeapi.Capability{AddCapabilities: capabilityNames(caps.Add), DropCapabilities: capabilityNames(caps.Drop)}
 	}
 	if out.RunAsUser == nil && out.RunAsGroup != nil {
-		nameImageUser(out, imageUser)
+		setImageUser(out, imageUser)
 	}
 	if isTrue(either(s.RunAsNonRoot, p.RunAsNonRoot)) {
 		if err := checkNonRoot(c, out.RunAsUser, imageUser); err != nil {
@@ -103,8 +103,8 @@ func containerSecurity(pod *corev1.Pod, c *corev1.Container, imageUser string, n
 
 // nameImageUser says the image's user, which CRI must be told when it is told
 // a group.
-func nameImageUser(out *runtimeapi.LinuxContainerSecurityContext, imageUser string) {
-	if uid, ok := numeric(imageUser); ok {
+func setImageUser(out *runtimeapi.LinuxContainerSecurityContext, imageUser string) {
+	if uid, ok := numericUser(imageUser); ok {
 		out.RunAsUser = &runtimeapi.Int64Value{Value: uid}
 		return
 	}
@@ -112,7 +112,7 @@ func nameImageUser(out *runtimeapi.LinuxContainerSecurityContext, imageUser stri
 }
 
 // numeric returns the user ID that a USER of an image names; none is 0.
-func numeric(imageUser string) (int64, bool) {
+func numericUser(imageUser string) (int64, bool) {
 	user, _, _ := strings.Cut(imageUser, ":")
 	if user == "" {
 		return 0, true
@@ -125,15 +125,15 @@ func checkNonRoot(c *corev1.Container, asked *runtimeapi.Int64Value, imageUser s
 	const field = "securityContext.runAsNonRoot"
 	if asked != nil {
 		if asked.GetValue() == 0 {
-			return bad(c, field, "true, though runAsUser is 0: set another user")
+			return invalidField(c, field, "true, though runAsUser is 0: set another user")
 		}
 		return nil
 	}
-	switch uid, ok := numeric(imageUser); {
+	switch uid, ok := numericUser(imageUser); {
 	case !ok:
-		return bad(c, field, "true, and the image's user %q may have any number: set runAsUser", imageUser)
+		return invalidField(c, field, "true, and the image's user %q may have any number: set runAsUser", imageUser)
 	case uid == 0:
-		return bad(c, field, "true, though the image runs as root: set runAsUser")
+		return invalidField(c, field, "true, though the image runs as root: set runAsUser")
 	}
 	return nil
 }
@@ -197,7 +197,7 @@ func int64Value(v *int64) *runtimeapi.Int64Value {
 	return &runtimeapi.Int64Value{Value: *v}
 }
 
-func words(caps []corev1.Capability) []string {
+func capabilityNames(caps []corev1.Capability) []string {
 	var out []string
 	for _, c := range caps {
 		out = append(out, string(c))

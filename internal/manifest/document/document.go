@@ -72,7 +72,7 @@ func (n *Node) Get(key string) *Node {
 }
 
 // Zero says whether the value is as good as absent.
-func (n *Node) Zero() bool {
+func (n *Node) IsZero() bool {
 	switch n.Kind {
 	case Boolean:
 		return n.Text == "false"
@@ -83,7 +83,7 @@ func (n *Node) Zero() bool {
 	case List:
 		return len(n.Items) == 0
 	case Object:
-		return !slices.ContainsFunc(n.Fields, func(f Field) bool { return !f.Value.Zero() })
+		return !slices.ContainsFunc(n.Fields, func(f Field) bool { return !f.Value.IsZero() })
 	}
 	return true
 }
@@ -408,14 +408,14 @@ func (n *Node) merge(m *Node, written map[string]bool) error {
 // yaml11 are the booleans that YAML 1.1 has beside true and false. Kubernetes'
 // tools read them so, and then refuse them where a string belongs; to read
 // them otherwise would let a manifest mean two things.
-var yaml11 = map[string]string{
+var yaml11Booleans = map[string]string{
 	"y": "true", "yes": "true", "on": "true", "n": "false", "no": "false", "off": "false",
 }
 
 func (n *Node) scalar(y *yaml.Node, tag string) error {
 	n.Text, n.Raw = y.Value, y.Value
 	plain := y.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle|yaml.TaggedStyle) == 0
-	if word, ok := yaml11[strings.ToLower(y.Value)]; ok && plain && oneCase(y.Value) {
+	if word, ok := yaml11Booleans[strings.ToLower(y.Value)]; ok && plain && consistentCase(y.Value) {
 		n.Kind, n.Text = Boolean, word
 		return nil
 	}
@@ -436,7 +436,7 @@ func (n *Node) scalar(y *yaml.Node, tag string) error {
 }
 
 // oneCase says whether a word is written as no, No or NO, not as nO.
-func oneCase(word string) bool {
+func consistentCase(word string) bool {
 	return word == strings.ToLower(word) || word == strings.ToUpper(word) ||
 		word[:1] == strings.ToUpper(word[:1]) && word[1:] == strings.ToLower(word[1:])
 }

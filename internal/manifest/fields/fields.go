@@ -177,7 +177,7 @@ var Remedies = map[string]string{
 }
 
 // NotYet is said of all others.
-const NotYet = "not supported yet: remove it"
+const NotSupported = "not supported yet: remove it"
 
 // All returns all fields that may be set, sorted by path.
 func All() []Field {
@@ -194,20 +194,20 @@ func All() []Field {
 }
 
 // Standing says what the table knows of a pattern.
-type Standing int
+type Coverage int
 
 // The standings of a pattern.
 const (
-	Absent  Standing = iota // refused if set
-	Partial                 // some fields below it are listed
+	Unlisted Coverage = iota // refused if set
+	Partial                  // some fields below it are listed
 	Listed
 )
 
 // known has the standing of each pattern.
-var known = standings()
+var coverage = coverages()
 
-func standings() map[string]Standing {
-	known := map[string]Standing{}
+func coverages() map[string]Coverage {
+	known := map[string]Coverage{}
 	for _, f := range All() {
 		known[f.Path] = Listed
 		for p := Parent(f.Path); p != ""; p = Parent(p) {
@@ -218,15 +218,15 @@ func standings() map[string]Standing {
 }
 
 // Look returns the standing of a pattern and, if it is absent, what to say.
-func Look(pattern string) (Standing, string) {
-	s := known[pattern]
-	if s != Absent {
+func Lookup(pattern string) (Coverage, string) {
+	s := coverage[pattern]
+	if s != Unlisted {
 		return s, ""
 	}
 	if remedy, ok := Remedies[strings.Replace(pattern, "spec.initContainers[]", "spec.containers[]", 1)]; ok {
-		return Absent, remedy
+		return Unlisted, remedy
 	}
-	return Absent, NotYet
+	return Unlisted, NotSupported
 }
 
 // maxFieldName is longer than any field's, with a typo.
@@ -253,7 +253,7 @@ func Suggest(name, parentPattern string, siblings map[string][]int) string {
 			return "; did you mean " + f.Path + "?"
 		}
 	}
-	if p := "spec." + name; known[p] == Partial {
+	if p := "spec." + name; coverage[p] == Partial {
 		return "; did you mean " + p + "?"
 	}
 	return ": remove it"

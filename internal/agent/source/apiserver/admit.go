@@ -19,7 +19,7 @@ func admit(node *corev1.Node, pod *corev1.Pod, others []*corev1.Pod) (reason, me
 	if os := pod.Spec.OS; os != nil && os.Name != corev1.Linux {
 		return "PodOSNotSupported", fmt.Sprintf("the pod is for %s, the node runs %s", os.Name, corev1.Linux)
 	}
-	if has := len(others) + 1; beyond(node, corev1.ResourcePods, int64(has)) {
+	if has := len(others) + 1; exceeds(node, corev1.ResourcePods, int64(has)) {
 		return "OutOfpods", fmt.Sprintf("the node has %d pods, which is all that it may have", len(others))
 	}
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
@@ -34,27 +34,27 @@ func admit(node *corev1.Node, pod *corev1.Pod, others []*corev1.Pod) (reason, me
 			return "OutOf" + string(name), fmt.Sprintf("the pod asks for %s of %s; %s of the node's %s are taken", asked.String(), name, used.String(), has.String())
 		}
 	}
-	if !selects(node, pod) {
+	if !matchesNode(node, pod) {
 		return "NodeAffinity", "the node's labels are not those that the pod's nodeSelector and affinity ask for"
 	}
-	if taken := conflict(pod, others); taken != "" {
+	if taken := portConflict(pod, others); taken != "" {
 		return "NodePorts", "host port " + taken + " is another pod's"
 	}
 	for _, t := range node.Spec.Taints {
-		if t.Effect == corev1.TaintEffectNoExecute && !tolerated(pod, t) {
+		if t.Effect == corev1.TaintEffectNoExecute && !tolerates(pod, t) {
 			return "TaintToleration", fmt.Sprintf("the pod doesn't tolerate the node's taint %s", t.ToString())
 		}
 	}
 	return "", ""
 }
 
-func beyond(node *corev1.Node, name corev1.ResourceName, n int64) bool {
+func exceeds(node *corev1.Node, name corev1.ResourceName, n int64) bool {
 	has, limited := node.Status.Allocatable[name]
 	return limited && n > has.Value()
 }
 
 // conflict names a host port that another pod has too.
-func conflict(pod *corev1.Pod, others []*corev1.Pod) string {
+func portConflict(pod *corev1.Pod, others []*corev1.Pod) string {
 	type port struct {
 		on       string
 		number   int32
@@ -91,7 +91,7 @@ func conflict(pod *corev1.Pod, others []*corev1.Pod) string {
 	return ""
 }
 
-func tolerated(pod *corev1.Pod, taint corev1.Taint) bool {
+func tolerates(pod *corev1.Pod, taint corev1.Taint) bool {
 	return slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool {
 		if t.Effect != "" && t.Effect != taint.Effect || t.Key != "" && t.Key != taint.Key {
 			return false
@@ -107,7 +107,7 @@ func tolerated(pod *corev1.Pod, taint corev1.Taint) bool {
 }
 
 // selects says whether the node is one that the pod asks for.
-func selects(node *corev1.Node, pod *corev1.Pod) bool {
+func matchesNode(node *corev1.Node, pod *corev1.Pod) bool {
 	for key, value := range pod.Spec.NodeSelector {
 		if has, ok := node.Labels[key]; !ok || has != value {
 			return false

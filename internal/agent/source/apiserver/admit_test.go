@@ -112,7 +112,7 @@ func TestVariables(t *testing.T) {
 	}
 	show := func(namespace string, links bool) string {
 		var out []string
-		o := variables(services, namespace, links)
+		o := serviceVariables(services, namespace, links)
 		for _, key := range slices.Sorted(maps.Keys(o)) {
 			out = append(out, key+"="+string(o[key]))
 		}

@@ -47,7 +47,7 @@ type Source struct {
 	pods     *cluster.Mirror[*corev1.Pod]
 	services *cluster.Mirror[*corev1.Service]
 	classes  *cluster.Mirror[*nodev1.RuntimeClass]
-	watching map[string]*watched // config maps and secrets, by their keys
+	watching map[string]*objectWatch // config maps and secrets, by their keys
 	tokens   tokens
 	bound    map[types.UID]*bound
 	last     summary
@@ -56,21 +56,21 @@ type Source struct {
 
 // bound is a pod of the server's that is or was to run here.
 type bound struct {
-	at  string
-	raw *corev1.Pod // that was translated
-	pod *corev1.Pod // for the agent; nil if it can't be
+	location string
+	raw      *corev1.Pod // that was translated
+	pod      *corev1.Pod // for the agent; nil if it can't be
 	// tokens that its volumes have.
 	tokens []tokenSpec
 	// refused is why it can't be, or can't be as it now is.
-	refused error
-	waits   time.Time // since when it does for something that the server is to tell
+	refused      error
+	waitingSince time.Time // since when it does for something that the server is to tell
 }
 
 // waiting is what a pod waits for.
-type waiting struct{ error }
+type waitError struct{ error }
 
 // patience is how long a pod waits before that is said.
-const patience = 5 * time.Second
+const waitReportDelay = 5 * time.Second
 
 // summary is a set, for telling whether another one differs.
 type summary struct {
@@ -88,7 +88,7 @@ type member struct {
 // for others to look at too.
 func (s *Source) Start(ctx context.Context) *cluster.Mirror[*corev1.Pod] {
 	s.wake = make(chan struct{}, 1)
-	s.watching, s.bound = map[string]*watched{}, map[types.UID]*bound{}
+	s.watching, s.bound = map[string]*objectWatch{}, map[types.UID]*bound{}
 	s.tokens = tokens{Client: s.Client, wake: s.nudge, known: map[string]*token{}}
 	s.pods = cluster.Follow[*corev1.Pod](ctx, s.Client, cluster.List{
 		Path: "/api/v1/pods", Fields: "spec.nodeName=" + s.Node().Name, Item: &corev1.Pod{}, List: &corev1.PodList{},
@@ -152,9 +152,9 @@ func (s *Source) pass(ctx context.Context) (next time.Time) {
 			continue
 		}
 		present[pod.UID] = true
-		at := placeOf(pod)
-		b, err := s.take(ctx, pod, needed)
-		if late := s.bound[pod.UID].late(err); late.IsZero() {
+		at := locationOf(pod)
+		b, err := s.prepare(ctx, pod, needed)
+		if late := s.bound[pod.UID].reportWaitAt(err); late.IsZero() {
 			s.Client.Complain(at, err)
 		} else if next.IsZero() || late.Before(next) {
 			next = late
@@ -163,11 +163,11 @@ func (s *Source) pass(ctx context.Context) (next time.Time) {
 		case err != nil:
 			set.Unread = append(set.Unread, at)
 		case b != nil:
-			p := source.Pod{Pod: b.pod, At: at}
+			p := source.Pod{Pod: b.pod, Location: at}
 			m := member{b.pod, -1}
 			if pod.DeletionTimestamp != nil {
-				m.ending = graceOf(pod)
-				p.Ending = &m.ending
+				m.ending = deletionGrace(pod)
+				p.DeletionGrace = &m.ending
 			}
 			set.Pods = append(set.Pods, p)
 			now.pods[pod.UID] = m
@@ -175,17 +175,17 @@ func (s *Source) pass(ctx context.Context) (next time.Time) {
 	}
 	maps.DeleteFunc(s.bound, func(uid types.UID, b *bound) bool {
 		if !present[uid] {
-			s.Client.Forget(b.at)
+			s.Client.Forget(b.location)
 		}
 		return !present[uid]
 	})
-	s.collect(needed, set.Objects, now.objects)
+	s.collectObjects(needed, set.Objects, now.objects)
 	now.unread = set.Unread
 	if s.last.pods == nil || !maps.Equal(s.last.pods, now.pods) || !maps.Equal(s.last.objects, now.objects) || !slices.Equal(s.last.unread, now.unread) {
 		s.last = now
 		s.Deliver(set)
 	}
-	if due := s.tokens.due(); next.IsZero() || !due.IsZero() && due.Before(next) {
+	if due := s.tokens.nextRequest(); next.IsZero() || !due.IsZero() && due.Before(next) {
 		next = due
 	}
 	return next
@@ -193,18 +193,18 @@ func (s *Source) pass(ctx context.Context) (next time.Time) {
 
 // late is when what a pod waits for is to be said; zero if now, or if it doesn't
 // wait.
-func (b *bound) late(err error) time.Time {
+func (b *bound) reportWaitAt(err error) time.Time {
 	if b == nil {
 		return time.Time{}
 	}
-	if _, ok := errors.AsType[waiting](err); !ok {
-		b.waits = time.Time{}
+	if _, ok := errors.AsType[waitError](err); !ok {
+		b.waitingSince = time.Time{}
 		return time.Time{}
 	}
-	if b.waits.IsZero() {
-		b.waits = time.Now()
+	if b.waitingSince.IsZero() {
+		b.waitingSince = time.Now()
 	}
-	if late := b.waits.Add(patience); time.Now().Before(late) {
+	if late := b.waitingSince.Add(waitReportDelay); time.Now().Before(late) {
 		return late
 	}
 	return time.Time{}
@@ -212,12 +212,12 @@ func (b *bound) late(err error) time.Time {
 
 // placeOf is where a pod is declared. One that takes the place of another of its
 // name is declared elsewhere: of the two, only one may be unknown.
-func placeOf(pod *corev1.Pod) string {
+func locationOf(pod *corev1.Pod) string {
 	return cluster.Pod(pod.Namespace, pod.Name) + "?uid=" + string(pod.UID)
 }
 
 // graceOf is what a pod that is being deleted has to end.
-func graceOf(pod *corev1.Pod) time.Duration {
+func deletionGrace(pod *corev1.Pod) time.Duration {
 	switch {
 	case pod.DeletionGracePeriodSeconds != nil:
 		return time.Duration(max(*pod.DeletionGracePeriodSeconds, 0)) * time.Second
@@ -234,7 +234,7 @@ func isOver(pod *corev1.Pod) bool {
 
 // take returns a pod for the agent, nil if it is none of its, or an error if
 // that can't be said now: then it stays as it is. What it refers to is needed.
-func (s *Source) take(ctx context.Context, pod *corev1.Pod, needed map[string]bool) (*bound, error) {
+func (s *Source) prepare(ctx context.Context, pod *corev1.Pod, needed map[string]bool) (*bound, error) {
 	node := s.Node()
 	if pod.Spec.NodeName != node.Name || pod.UID == "" {
 		return nil, fmt.Errorf("its pod %s/%s is of node %q and has the UID %q: it isn't taken for one of node %s", pod.Namespace, pod.Name, pod.Spec.NodeName, pod.UID, node.Name)
@@ -245,7 +245,7 @@ func (s *Source) take(ctx context.Context, pod *corev1.Pod, needed map[string]bo
 	}
 	b := s.bound[pod.UID]
 	if b == nil {
-		b = &bound{at: placeOf(pod)}
+		b = &bound{location: locationOf(pod)}
 		s.bound[pod.UID] = b
 	}
 	if b.raw == nil || b.pod == nil || changed(b.raw, pod) {
@@ -255,9 +255,9 @@ func (s *Source) take(ctx context.Context, pod *corev1.Pod, needed map[string]bo
 	}
 	switch {
 	case b.refused != nil && known:
-		return nil, fmt.Errorf("the pod stays as it was: %s", reasons(b.refused))
+		return nil, fmt.Errorf("the pod stays as it was: %s", problemText(b.refused))
 	case b.refused != nil:
-		s.Refused(pod, "NotSupported", reasons(b.refused))
+		s.Refused(pod, "NotSupported", problemText(b.refused))
 		return nil, nil
 	case pod.DeletionTimestamp != nil:
 		return b, nil
@@ -268,7 +268,7 @@ func (s *Source) take(ctx context.Context, pod *corev1.Pod, needed map[string]bo
 			return nil, nil
 		}
 		if !s.services.Synced() {
-			return nil, waiting{errors.New("the pod waits for the list of services, of which it has variables")}
+			return nil, waitError{errors.New("the pod waits for the list of services, of which it has variables")}
 		}
 	}
 	return b, s.resolve(ctx, b, needed)
@@ -276,7 +276,7 @@ func (s *Source) take(ctx context.Context, pod *corev1.Pod, needed map[string]bo
 
 // reasons are what is wrong with a pod, without the lines of a file that there
 // isn't.
-func reasons(err error) string {
+func problemText(err error) string {
 	wrong, ok := errors.AsType[*manifest.Error](err)
 	if !ok {
 		return cluster.OneLine(err)
@@ -301,17 +301,17 @@ func (s *Source) translate(b *bound, pod *corev1.Pod) error {
 	if err != nil {
 		return err
 	}
-	plain, tokens := plainOf(pod, handler)
+	plain, tokens := standalonePod(pod, handler)
 	data, err := json.Marshal(plain)
 	if err != nil {
 		return err
 	}
-	at := placeOf(pod)
+	at := locationOf(pod)
 	f, err := manifest.Parse(data, manifest.Origin{File: "pod", Node: pod.Spec.NodeName, Source: string(source.API) + at})
 	b.raw, b.refused = pod, err
 	if err == nil {
 		b.pod, b.tokens = &f.Pods[0], tokens
-		split(b.pod, pod)
+		restoreEphemeral(b.pod, pod)
 	}
 	return nil
 }
@@ -323,7 +323,7 @@ func (s *Source) handler(pod *corev1.Pod) (string, error) {
 	}
 	class, ok := s.classes.Get("", *pod.Spec.RuntimeClassName)
 	if !ok {
-		return "", waiting{fmt.Errorf("the pod waits for its runtime class %s: create it", *pod.Spec.RuntimeClassName)}
+		return "", waitError{fmt.Errorf("the pod waits for its runtime class %s: create it", *pod.Spec.RuntimeClassName)}
 	}
 	return class.Handler, nil
 }

@@ -41,7 +41,7 @@ const (
 
 // followed is a source and what came of it. Pods that it delivers are known from
 // then on, as they would be to the agent.
-type followed struct {
+type fixture struct {
 	*clustertest.Server
 	t    *testing.T
 	node *corev1.Node
@@ -54,15 +54,15 @@ type followed struct {
 	log     bytes.Buffer
 }
 
-func (f *followed) Write(p []byte) (int, error) {
+func (f *fixture) Write(p []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.log.Write(p)
 }
 
-func follow(t *testing.T) *followed {
+func newFixture(t *testing.T) *fixture {
 	t.Parallel()
-	f := &followed{
+	f := &fixture{
 		Server: clustertest.New(t), t: t, known: map[types.UID]*corev1.Pod{}, refused: map[string]string{},
 		node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", Labels: map[string]string{"zone": "a"}}},
 	}
@@ -107,7 +107,7 @@ func follow(t *testing.T) *followed {
 	return f
 }
 
-func (f *followed) eventually(what string, ok func() bool) {
+func (f *fixture) eventually(what string, ok func() bool) {
 	f.t.Helper()
 	clustertest.Eventually(f.t, func() string {
 		f.mu.Lock()
@@ -120,12 +120,12 @@ func (f *followed) eventually(what string, ok func() bool) {
 }
 
 // names of the pods of the last set, those that are to end with their grace.
-func (f *followed) names() []string {
+func (f *fixture) names() []string {
 	out := []string{}
 	for _, p := range f.set.Pods {
 		name := p.Name
-		if p.Ending != nil {
-			name += " within " + p.Ending.String()
+		if p.DeletionGrace != nil {
+			name += " within " + p.DeletionGrace.String()
 		}
 		out = append(out, name)
 	}
@@ -133,12 +133,12 @@ func (f *followed) names() []string {
 	return out
 }
 
-func (f *followed) expect(names ...string) {
+func (f *fixture) expect(names ...string) {
 	f.t.Helper()
 	f.eventually(fmt.Sprint(names), func() bool { return f.sets > 0 && slices.Equal(f.names(), names) })
 }
 
-func (f *followed) says(text string) {
+func (f *fixture) expectLog(text string) {
 	f.t.Helper()
 	f.eventually("log says "+text, func() bool { return strings.Contains(f.log.String(), text) })
 }
@@ -160,8 +160,8 @@ func pod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	return p
 }
 
-func TestFollows(t *testing.T) {
-	f := follow(t)
+func TestPodLifecycle(t *testing.T) {
+	f := newFixture(t)
 	f.expect()
 	f.Put(podList, pod("a"))
 	f.Put(podList, pod("b"))
@@ -187,8 +187,8 @@ func TestFollows(t *testing.T) {
 }
 
 // TestStatusesAreNotNews: the reporter's own words come back as changes.
-func TestStatusesAreNotNews(t *testing.T) {
-	f := follow(t)
+func TestStatusUpdatesDeliverNothing(t *testing.T) {
+	f := newFixture(t)
 	f.Put(podList, pod("a"))
 	f.expect("a")
 	f.mu.Lock()
@@ -217,7 +217,7 @@ func answer(code int, kind, body string) func(http.ResponseWriter, *http.Request
 
 // TestALieKillsNothing: whatever the server answers but a list without them, the
 // pods stay, and it is said once.
-func TestALieKillsNothing(t *testing.T) {
+func TestBadAnswersRemoveNothing(t *testing.T) {
 	list := func(pods ...*corev1.Pod) string {
 		text, _ := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "PodList", "metadata": map[string]string{"resourceVersion": "100"}, "items": pods})
 		return string(text)
@@ -249,12 +249,12 @@ func TestALieKillsNothing(t *testing.T) {
 		}, ""}, // as any connection that ends
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := follow(t)
+			f := newFixture(t)
 			f.Put(podList, pod("a"))
 			f.Put(podList, pod("b"))
 			f.expect("a", "b")
 			f.Misbehave(onlyPods(c.fault))
-			f.says(c.says)
+			f.expectLog(c.says)
 			clustertest.Eventually(t, func() string {
 				if n := f.Asked(); n < 3 {
 					return fmt.Sprintf("it has asked %d times", n)
@@ -282,8 +282,8 @@ func TestALieKillsNothing(t *testing.T) {
 }
 
 // TestGone has the server forget its history while a watch goes on.
-func TestGone(t *testing.T) {
-	f := follow(t)
+func TestHistoryExpired(t *testing.T) {
+	f := newFixture(t)
 	f.Put(podList, pod("a"))
 	f.expect("a")
 	f.Misbehave(func(w http.ResponseWriter, r *http.Request) bool {
@@ -299,7 +299,7 @@ func TestGone(t *testing.T) {
 }
 
 func TestObjects(t *testing.T) {
-	f := follow(t)
+	f := newFixture(t)
 	const configs, secrets = "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/default/secrets"
 	f.Put(configs, &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: "settings", Namespace: "default"}, Data: map[string]string{"a": "1"}})
 	f.Put(secrets, &corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, ObjectMeta: metav1.ObjectMeta{Name: "key", Namespace: "default"}, Data: map[string][]byte{"b": []byte("2")}})
@@ -326,7 +326,7 @@ func TestObjects(t *testing.T) {
 
 // TestTokens: a pod waits for its token, which is asked for again in time.
 func TestTokens(t *testing.T) {
-	f := follow(t)
+	f := newFixture(t)
 	asked := make(chan string, 100)
 	var mu sync.Mutex
 	refuse, seconds := true, int64(7)
@@ -356,7 +356,7 @@ func TestTokens(t *testing.T) {
 			t.Errorf("it has asked with %s", body)
 		}
 	}
-	f.says("no: Forbidden")
+	f.expectLog("no: Forbidden")
 	f.mu.Lock()
 	if len(f.set.Pods) != 0 {
 		t.Error("the pod is run without its token")
@@ -377,9 +377,9 @@ func TestTokens(t *testing.T) {
 }
 
 func TestRuntimeClass(t *testing.T) {
-	f := follow(t)
+	f := newFixture(t)
 	f.Put(podList, pod("a", func(p *corev1.Pod) { p.Spec.RuntimeClassName = new("fast") }))
-	f.says("waits for its runtime class fast")
+	f.expectLog("waits for its runtime class fast")
 	f.Put(classList, &nodev1.RuntimeClass{TypeMeta: metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"}, ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Handler: "crun"})
 	f.expect("a")
 	f.mu.Lock()
@@ -390,7 +390,7 @@ func TestRuntimeClass(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
-	f := follow(t)
+	f := newFixture(t)
 	f.node.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
 	f.Put(podList, pod("claims", func(p *corev1.Pod) {
 		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}}}}

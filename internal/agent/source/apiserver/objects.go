@@ -13,11 +13,11 @@ import (
 
 // watched is a config map or a secret that a pod refers to. A node may see those
 // only, each by its name.
-type watched struct {
+type objectWatch struct {
 	cancel func()
 	synced func() bool
 	get    func() (object manifest.Object, version string)
-	what   string
+	list   string
 }
 
 // resolve has all that a pod refers to be followed, and says what of it isn't
@@ -25,7 +25,7 @@ type watched struct {
 func (s *Source) resolve(ctx context.Context, b *bound, needed map[string]bool) error {
 	var missing error
 	manifest.References(b.pod, func(kind, name string) {
-		if b.isOwn(kind, name) {
+		if b.isSynthetic(kind, name) {
 			return
 		}
 		key := manifest.ObjectKey(kind, b.pod.Namespace, name)
@@ -36,14 +36,14 @@ func (s *Source) resolve(ctx context.Context, b *bound, needed map[string]bool) 
 			s.watching[key] = w
 		}
 		if !w.synced() {
-			missing = waiting{fmt.Errorf("the pod waits for %s", key)}
+			missing = waitError{fmt.Errorf("the pod waits for %s", key)}
 		}
 	})
 	for _, t := range b.tokens {
 		key := manifest.ObjectKey(manifest.KindSecret, t.namespace, t.name)
 		needed[key] = true
-		if !s.tokens.want(ctx, key, t, &s.group) && missing == nil {
-			missing = waiting{fmt.Errorf("the pod waits for a token of service account %s/%s", t.namespace, t.account)}
+		if !s.tokens.ensure(ctx, key, t, &s.group) && missing == nil {
+			missing = waitError{fmt.Errorf("the pod waits for a token of service account %s/%s", t.namespace, t.account)}
 		}
 	}
 	needed[manifest.ObjectKey(manifest.KindConfigMap, b.pod.Namespace, servicesName(b.pod))] = true
@@ -51,13 +51,13 @@ func (s *Source) resolve(ctx context.Context, b *bound, needed map[string]bool) 
 }
 
 // watch follows one config map or secret.
-func (s *Source) watch(ctx context.Context, kind, namespace, name string) *watched {
+func (s *Source) watch(ctx context.Context, kind, namespace, name string) *objectWatch {
 	ctx, cancel := context.WithCancel(ctx)
 	list := cluster.List{Fields: "metadata.name=" + name}
 	if kind == manifest.KindSecret {
 		list.Path, list.Item, list.List = "/api/v1/namespaces/"+namespace+"/secrets", &corev1.Secret{}, &corev1.SecretList{}
 		m := cluster.Follow[*corev1.Secret](ctx, s.Client, list, s.nudge)
-		return &watched{cancel, m.Synced, func() (manifest.Object, string) {
+		return &objectWatch{cancel, m.Synced, func() (manifest.Object, string) {
 			secret, ok := m.Get(namespace, name)
 			if !ok {
 				return nil, ""
@@ -67,7 +67,7 @@ func (s *Source) watch(ctx context.Context, kind, namespace, name string) *watch
 	}
 	list.Path, list.Item, list.List = "/api/v1/namespaces/"+namespace+"/configmaps", &corev1.ConfigMap{}, &corev1.ConfigMapList{}
 	m := cluster.Follow[*corev1.ConfigMap](ctx, s.Client, list, s.nudge)
-	return &watched{cancel, m.Synced, func() (manifest.Object, string) {
+	return &objectWatch{cancel, m.Synced, func() (manifest.Object, string) {
 		config, ok := m.Get(namespace, name)
 		if !ok {
 			return nil, ""
@@ -83,11 +83,11 @@ func (s *Source) watch(ctx context.Context, kind, namespace, name string) *watch
 
 // collect gathers the objects of the set, and stops following what no pod refers
 // to any more.
-func (s *Source) collect(needed map[string]bool, objects manifest.Objects, versions map[string]string) {
+func (s *Source) collectObjects(needed map[string]bool, objects manifest.Objects, versions map[string]string) {
 	for key, w := range s.watching {
 		if !needed[key] {
 			w.cancel()
-			s.Client.Forget(w.what)
+			s.Client.Forget(w.list)
 			delete(s.watching, key)
 			continue
 		}
@@ -105,7 +105,7 @@ func (s *Source) collect(needed map[string]bool, objects manifest.Objects, versi
 			continue
 		}
 		links := b.raw.Spec.EnableServiceLinks == nil || *b.raw.Spec.EnableServiceLinks
-		objects[key] = variables(s.services.All(), b.pod.Namespace, links)
+		objects[key] = serviceVariables(s.services.All(), b.pod.Namespace, links)
 		versions[key] = fingerprint(objects[key])
 	}
 }

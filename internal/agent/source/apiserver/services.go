@@ -23,7 +23,7 @@ const (
 
 // variables tell a container of services as the kubelet does: of that of the
 // API server always, of its namespace's if links are wanted.
-func variables(services []*corev1.Service, namespace string, links bool) manifest.Object {
+func serviceVariables(services []*corev1.Service, namespace string, links bool) manifest.Object {
 	chosen := map[string]*corev1.Service{}
 	for _, s := range services {
 		master := s.Namespace == masterNamespace && s.Name == masterService

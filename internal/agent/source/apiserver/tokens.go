@@ -16,8 +16,8 @@ import (
 // A token is asked for anew when four fifths of its time are over, or a day, as
 // the kubelet does; one that couldn't be had a while later.
 const (
-	longestUse = 24 * time.Hour
-	tokenRetry = 5 * time.Second
+	maxTokenAge = 24 * time.Hour
+	tokenRetry  = 5 * time.Second
 )
 
 // tokens of service accounts, for the pods that have them in volumes.
@@ -30,11 +30,11 @@ type tokens struct {
 }
 
 type token struct {
-	spec   tokenSpec
-	text   []byte // empty before there is one
-	serial int
-	asking bool
-	next   time.Time // when to ask again
+	spec       tokenSpec
+	value      []byte // empty before there is one
+	serial     int
+	requesting bool
+	next       time.Time // when to ask again
 }
 
 func (t tokenSpec) path() string {
@@ -42,7 +42,7 @@ func (t tokenSpec) path() string {
 }
 
 // want has a token be there and stay valid, and says whether it is there.
-func (t *tokens) want(ctx context.Context, key string, spec tokenSpec, group *sync.WaitGroup) bool {
+func (t *tokens) ensure(ctx context.Context, key string, spec tokenSpec, group *sync.WaitGroup) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	k := t.known[key]
@@ -50,14 +50,14 @@ func (t *tokens) want(ctx context.Context, key string, spec tokenSpec, group *sy
 		k = &token{spec: spec}
 		t.known[key] = k
 	}
-	if !k.asking && !time.Now().Before(k.next) {
-		k.asking = true
-		group.Go(func() { t.ask(ctx, k) })
+	if !k.requesting && !time.Now().Before(k.next) {
+		k.requesting = true
+		group.Go(func() { t.request(ctx, k) })
 	}
-	return len(k.text) > 0
+	return len(k.value) > 0
 }
 
-func (t *tokens) ask(ctx context.Context, k *token) {
+func (t *tokens) request(ctx context.Context, k *token) {
 	asked := time.Now()
 	r := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: &k.spec.seconds,
@@ -74,7 +74,7 @@ func (t *tokens) ask(ctx context.Context, k *token) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	defer t.wake()
-	k.asking = false
+	k.requesting = false
 	if err != nil {
 		k.next = time.Now().Add(tokenRetry)
 		return
@@ -84,16 +84,16 @@ func (t *tokens) ask(ctx context.Context, k *token) {
 	if s := r.Spec.ExpirationSeconds; s != nil {
 		lasts = time.Duration(*s) * time.Second
 	}
-	k.text, k.next = []byte(r.Status.Token), asked.Add(min(max(lasts*4/5, tokenRetry), longestUse))
+	k.value, k.next = []byte(r.Status.Token), asked.Add(min(max(lasts*4/5, tokenRetry), maxTokenAge))
 	k.serial++
 }
 
 // due is when the next token is to be asked for; zero is never.
-func (t *tokens) due() (next time.Time) {
+func (t *tokens) nextRequest() (next time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, k := range t.known {
-		if !k.asking && (next.IsZero() || k.next.Before(next)) {
+		if !k.requesting && (next.IsZero() || k.next.Before(next)) {
 			next = k.next
 		}
 	}
@@ -109,8 +109,8 @@ func (t *tokens) collect(needed map[string]bool, objects manifest.Objects, versi
 		case !needed[key]:
 			delete(t.known, key)
 			t.Forget(k.spec.path() + " of pod " + k.spec.pod.Namespace + "/" + k.spec.pod.Name)
-		case len(k.text) > 0:
-			objects[key], versions[key] = manifest.Object{tokenKey: k.text}, strconv.Itoa(k.serial)
+		case len(k.value) > 0:
+			objects[key], versions[key] = manifest.Object{tokenKey: k.value}, strconv.Itoa(k.serial)
 		}
 	}
 }

@@ -13,17 +13,17 @@ import (
 )
 
 // part is a file of a log that was moved away, opened.
-type part struct{ file *os.File }
+type rotatedFile struct{ file *os.File }
 
 // openParts opens those before the present file, the oldest first. Present may be
 // among them by now.
-func openParts(path string, present *os.File) (open []part, err error) {
+func openRotated(path string, present *os.File) (open []rotatedFile, err error) {
 	defer func() {
 		if err != nil {
-			closeParts(open)
+			closeRotated(open)
 		}
 	}()
-	files, err := parts(path)
+	files, err := rotatedPaths(path)
 	if err != nil {
 		return nil, err
 	}
@@ -41,8 +41,8 @@ func openParts(path string, present *os.File) (open []part, err error) {
 		if err != nil {
 			return open, err
 		}
-		open = append(open, part{f})
-		if isSame(f, present) {
+		open = append(open, rotatedFile{f})
+		if sameFile(f, present) {
 			open = open[:len(open)-1]
 			_ = f.Close()
 		}
@@ -50,7 +50,7 @@ func openParts(path string, present *os.File) (open []part, err error) {
 	return open, nil
 }
 
-func isSame(a, b *os.File) bool {
+func sameFile(a, b *os.File) bool {
 	if b == nil {
 		return false
 	}
@@ -62,14 +62,14 @@ func isSame(a, b *os.File) bool {
 	return err == nil && os.SameFile(x, y)
 }
 
-func closeParts(open []part) {
+func closeRotated(open []rotatedFile) {
 	for _, p := range open {
 		_ = p.file.Close()
 	}
 }
 
 // reader reads the part from its beginning.
-func (p part) reader() (io.Reader, error) {
+func (p rotatedFile) reader() (io.Reader, error) {
 	if _, err := p.file.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
@@ -80,8 +80,8 @@ func (p part) reader() (io.Reader, error) {
 }
 
 // head is the beginning of the part.
-func (p part) head() []byte {
-	out := make([]byte, stampAndTags)
+func (p rotatedFile) header() []byte {
+	out := make([]byte, maxHeader)
 	in, err := p.reader()
 	if err != nil {
 		return nil
@@ -92,15 +92,15 @@ func (p part) head() []byte {
 
 // earlier gives the lines of earlier parts that are wanted beside those of the
 // present file, all of which are.
-func (r *reader) earlier() error {
-	open, err := openParts(r.path, r.file)
+func (r *reader) readRotated() error {
+	open, err := openRotated(r.path, r.file)
 	if err != nil || len(open) == 0 {
 		return err
 	}
-	defer closeParts(open)
+	defer closeRotated(open)
 	first := 0
 	if r.options.Tail >= 0 {
-		have, err := r.present()
+		have, err := r.countCurrent()
 		if err != nil {
 			return err
 		}
@@ -108,7 +108,7 @@ func (r *reader) earlier() error {
 			in, err := open[first-1].reader()
 			if err == nil {
 				var n int
-				n, err = count(in)
+				n, err = countLines(in)
 				have += n
 			}
 			if err != nil {
@@ -122,7 +122,7 @@ func (r *reader) earlier() error {
 	for _, p := range open[first:] {
 		in, err := p.reader()
 		if err == nil {
-			err = r.take(in)
+			err = r.readFrom(in)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.file.Name(), err)
@@ -132,21 +132,21 @@ func (r *reader) earlier() error {
 }
 
 // present counts the lines of the present file, as far as that matters.
-func (r *reader) present() (int, error) {
+func (r *reader) countCurrent() (int, error) {
 	if r.file == nil {
 		return 0, nil
 	}
 	defer func() { _, _ = r.file.Seek(0, io.SeekStart) }()
-	return count(r.file)
+	return countLines(r.file)
 }
 
 // count counts the ends of lines.
-func count(in io.Reader) (n int, err error) {
+func countLines(in io.Reader) (n int, err error) {
 	lines := bufio.NewReaderSize(in, 64<<10)
 	var record []byte
 	for {
 		piece, err := lines.ReadSlice('\n')
-		if len(record) < stampAndTags {
+		if len(record) < maxHeader {
 			record = append(record, piece...)
 		}
 		switch {
@@ -164,4 +164,4 @@ func count(in io.Reader) (n int, err error) {
 }
 
 // stampAndTags is more than a record has before its text.
-const stampAndTags = 256
+const maxHeader = 256

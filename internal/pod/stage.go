@@ -4,7 +4,7 @@ import "errors"
 
 // Failure is an error of a stage in the life of a sandbox, or of a container in
 // it. Its text is that of the error alone: what it names besides is for logs.
-type Failure struct {
+type StageError struct {
 	Sandbox   string
 	Container string // empty if it is the sandbox that failed
 	Stage     string
@@ -12,15 +12,15 @@ type Failure struct {
 }
 
 // Error is the error's own text.
-func (f *Failure) Error() string { return f.Err.Error() }
+func (f *StageError) Error() string { return f.Err.Error() }
 
 // Unwrap returns the error.
-func (f *Failure) Unwrap() error { return f.Err }
+func (f *StageError) Unwrap() error { return f.Err }
 
 // Where returns what a log line of err is to have beside it: names and values in
 // turn, none if it is of no stage.
-func Where(err error) []any {
-	f, ok := errors.AsType[*Failure](err)
+func LogAttrs(err error) []any {
+	f, ok := errors.AsType[*StageError](err)
 	if !ok {
 		return nil
 	}

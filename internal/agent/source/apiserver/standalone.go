@@ -34,7 +34,7 @@ func servicesName(pod *corev1.Pod) string { return "services." + string(pod.UID)
 // without what others have already acted on, and with secrets and config maps
 // in place of what only an API server has. Their names depend on nothing but
 // the pod, so that the same pod is always the same.
-func plainOf(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
+func standalonePod(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 	m := &pod.ObjectMeta
 	out := &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -95,7 +95,7 @@ func plainOf(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 
 // isOwn says whether an object that a plain pod refers to is one that stands for
 // something, so that the server has none of that name.
-func (b *bound) isOwn(kind, name string) bool {
+func (b *bound) isSynthetic(kind, name string) bool {
 	if kind == manifest.KindConfigMap {
 		return name == servicesName(b.pod)
 	}
@@ -109,7 +109,7 @@ func (b *bound) isOwn(kind, name string) bool {
 
 // split makes the last containers of a plain pod ephemeral ones again, with the
 // targets that those of the pod on the server have.
-func split(plain, pod *corev1.Pod) {
+func restoreEphemeral(plain, pod *corev1.Pod) {
 	spec, n := &plain.Spec, len(pod.Spec.Containers)
 	for i, c := range spec.Containers[n:] {
 		spec.EphemeralContainers = append(spec.EphemeralContainers, corev1.EphemeralContainer{

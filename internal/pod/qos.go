@@ -2,15 +2,15 @@ package pod
 
 // ClassLabel is the label of a sandbox whose pod is of a quality of service class
 // that has a cgroup of its own.
-const ClassLabel = "huskd.github.io/qos-class"
+const QOSClassLabel = "huskd.github.io/qos-class"
 
 // Classes are the cgroups, below an instance's, of the classes that have one.
-var Classes = []string{"burstable", "besteffort"}
+var QOSClasses = []string{"burstable", "besteffort"}
 
 // Class returns that of a sandbox with these labels; empty if it has none.
-func Class(labels map[string]string) string {
-	for _, class := range Classes {
-		if labels[ClassLabel] == class {
+func QOSClass(labels map[string]string) string {
+	for _, class := range QOSClasses {
+		if labels[QOSClassLabel] == class {
 			return class
 		}
 	}

@@ -1,0 +1,122 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// SubPath makes a part of a volume available by itself, at a path that is
+// returned: what is there is mounted as it is now, whatever links the pod makes
+// lead elsewhere. If nothing is there, a directory is made. The mount is named
+// by the container and the index of its mount, and replaces an earlier one.
+func (v Volumes) SubPath(uid, volume, part, name string) (string, error) {
+	dirs, err := v.dirs(uid)
+	if err != nil {
+		return "", err
+	}
+	if strings.ContainsAny(name, "/\x00") {
+		return "", fmt.Errorf("%q can't name a mount", name)
+	}
+	target := filepath.Join(dirs[2], name)
+	if err := bindSubPath(volume, part, target); err != nil {
+		return "", fmt.Errorf("subPath %s: %w", part, err)
+	}
+	return target, nil
+}
+
+func bindSubPath(volume, part, target string) error {
+	fd, err := openSubPath(volume, filepath.Clean(part))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if err := unmountBelow(target); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(target); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(target), 0o700); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		err = os.Mkdir(target, 0o700)
+	} else {
+		err = os.WriteFile(target, nil, 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", fd), target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("bind at %s: %w", target, err)
+	}
+	return nil
+}
+
+// beneath keeps the kernel from following a link out of the volume, also one
+// that is made at this moment.
+const resolveBeneath = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS
+
+var errEscapes = errors.New("leads out of the volume: let its links lead down from where they are")
+
+// openPart opens a part of a volume, making the directories that are missing
+// with the mode and the owner of the volume's own.
+func openSubPath(volume, part string) (int, error) {
+	root, err := unix.Open(volume, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(root)
+	var st unix.Stat_t
+	if err := unix.Fstat(root, &st); err != nil {
+		return -1, err
+	}
+	open := func(path string) (int, error) {
+		fd, err := unix.Openat2(root, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: resolveBeneath})
+		if errors.Is(err, unix.EXDEV) {
+			return -1, errEscapes
+		}
+		return fd, err
+	}
+	fd, err := open(part)
+	if !errors.Is(err, unix.ENOENT) {
+		return fd, err
+	}
+	parts := strings.Split(part, "/")
+	for i := range parts {
+		above, err := open(filepath.Join(".", filepath.Join(parts[:i]...)))
+		if err != nil {
+			return -1, err
+		}
+		err = mkdirLike(above, parts[i], &st)
+		_ = unix.Close(above)
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return -1, err
+		}
+	}
+	return open(part)
+}
+
+func mkdirLike(dir int, name string, like *unix.Stat_t) error {
+	if err := unix.Mkdirat(dir, name, 0o700); err != nil {
+		return err
+	}
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Fchown(fd, int(like.Uid), int(like.Gid)); err != nil {
+		return err
+	}
+	return unix.Fchmod(fd, like.Mode&0o7777)
+}
