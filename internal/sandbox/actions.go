@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -183,7 +182,11 @@ func (b *box) attach(ctx context.Context) error {
 		return err
 	}
 	b.rec.Attached = attached
-	return os.WriteFile(b.files().Hosts, []byte(hostsFile(b.hostname(), attached[0].Addresses)), 0o644)
+	var addresses []string
+	for _, prefix := range attached[0].Addresses {
+		addresses = append(addresses, prefix.Addr().String())
+	}
+	return os.WriteFile(b.files().Hosts, []byte(pod.HostsFile(addresses, b.hostname())), 0o644)
 }
 
 // detachment is the attachment to be undone. Once the pin is gone there is no
@@ -247,14 +250,4 @@ func resolvConf(dns *runtimeapi.DNSConfig) (string, error) {
 		fmt.Fprintf(&out, "options %s\n", strings.Join(dns.GetOptions(), " "))
 	}
 	return out.String(), nil
-}
-
-// hostsFile is the /etc/hosts of a pod whose maker did not bring one.
-func hostsFile(hostname string, addresses []netip.Prefix) string {
-	var out strings.Builder
-	out.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
-	for _, p := range addresses {
-		fmt.Fprintf(&out, "%s\t%s\n", p.Addr(), hostname)
-	}
-	return out.String()
 }

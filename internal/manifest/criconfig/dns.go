@@ -8,6 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	huskpod "github.com/huskd/husk/internal/pod"
 )
 
 // Resolvers read no more than these of a resolv.conf; they are Kubernetes' and
@@ -111,15 +113,11 @@ func HostsFile(pod *corev1.Pod, podIPs []string, node []byte, n Node) []byte {
 			b.WriteByte('\n')
 		}
 	} else {
-		b.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n" +
-			"fe00::0\tip6-localnet\nff00::0\tip6-mcastprefix\nff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n")
-		for _, ip := range podIPs {
-			b.WriteString(ip + "\t")
-			if pod.Spec.Subdomain != "" {
-				b.WriteString(fqdn(pod, n) + "\t")
-			}
-			b.WriteString(Hostname(pod) + "\n")
+		names := []string{Hostname(pod)}
+		if pod.Spec.Subdomain != "" {
+			names = []string{fqdn(pod, n), Hostname(pod)}
 		}
+		b.WriteString(huskpod.HostsFile(podIPs, names...))
 	}
 	for _, alias := range pod.Spec.HostAliases {
 		b.WriteString(alias.IP + "\t" + strings.Join(alias.Hostnames, "\t") + "\n")
