@@ -29,7 +29,7 @@ func (a *Agent) Evict(uid, message string) error {
 		return nil
 	}
 	rec.Evicted = &podplan.Eviction{At: time.Now(), Message: message}
-	if err := a.records.Unwind(uid, rec); err != nil {
+	if err := a.records.PutUsingReserve(uid, rec); err != nil {
 		return fmt.Errorf("pod %s: %w", nameOf(rec.Pod), err)
 	}
 	w.rec = rec

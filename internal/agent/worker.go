@@ -174,7 +174,7 @@ func (w *worker) want(want podplan.Want, grace *time.Duration) error {
 	rec.Want = want
 	put := w.a.records.Put
 	if want != podplan.Run {
-		put = w.a.records.Unwind
+		put = w.a.records.PutUsingReserve
 	}
 	if err := put(string(rec.Pod.UID), rec); err != nil {
 		return fmt.Errorf("pod %s: %w", nameOf(rec.Pod), err)

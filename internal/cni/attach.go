@@ -235,7 +235,7 @@ func (h *Host) pay(ctx context.Context, r *record, within time.Duration) error {
 	}
 	// A record that can't be written stops nothing: the one that is there leads
 	// to the same.
-	_ = h.store(debt, h.records.Unwind)
+	_ = h.store(debt, h.records.PutUsingReserve)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()
 	stop := context.AfterFunc(h.closing, cancel)
@@ -249,7 +249,7 @@ func (h *Host) pay(ctx context.Context, r *record, within time.Duration) error {
 		debt.Tries++
 		debt.Error = err.Error()
 		debt.next = time.Now().Add(pause(debt.Tries))
-		unwritten := h.store(debt, h.records.Unwind)
+		unwritten := h.store(debt, h.records.PutUsingReserve)
 		select {
 		case h.wake <- struct{}{}:
 		default:

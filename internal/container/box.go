@@ -159,7 +159,7 @@ func (b *box) enter(to containerstate.State) error {
 	case to == containerstate.Removed:
 		err = b.s.records.Delete(b.id)
 	case to.Down():
-		err = b.s.records.Unwind(b.id, next)
+		err = b.s.records.PutUsingReserve(b.id, next)
 	default:
 		err = b.s.records.Put(b.id, next)
 	}

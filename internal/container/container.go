@@ -150,7 +150,7 @@ func (s Status) Name() string { return s.Config.GetMetadata().GetName() }
 // Service owns the containers.
 type Service struct {
 	cfg     Config
-	records journal.Configured[record, runtimeapi.ContainerConfig, *runtimeapi.ContainerConfig]
+	records journal.ConfigTable[record, *runtimeapi.ContainerConfig]
 
 	mu    sync.RWMutex
 	boxes map[string]*box
@@ -178,7 +178,7 @@ func New(cfg Config) *Service {
 	}
 	s := &Service{
 		cfg:     cfg,
-		records: journal.NewConfigured[record, runtimeapi.ContainerConfig](cfg.Journal, "container"),
+		records: journal.NewConfigTable[record, *runtimeapi.ContainerConfig](cfg.Journal, "container"),
 		boxes:   map[string]*box{},
 		live:    map[string]*box{},
 

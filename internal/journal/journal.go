@@ -8,7 +8,7 @@
 // loss nothing is left in the kernel that a record could describe, so only the
 // few records that outlive a boot need Sync.
 //
-// Space is kept back on disk for undoing: on a full disk Put fails, and Unwind
+// Space is kept back on disk for undoing: on a full disk Put fails, and PutUsingReserve
 // and Delete still work.
 //
 // A damaged stretch of the file is copied to a file beside it and reported;
@@ -38,7 +38,7 @@ const (
 	newName  = "journal.new"
 
 	// step is how far ahead of its end the file is allocated; reserve is the
-	// part of it that only Unwind and Delete may fill.
+	// part of it that only PutUsingReserve and Delete may fill.
 	step    = 256 << 10
 	reserve = 64 << 10
 
@@ -207,9 +207,9 @@ func (j *Journal) Put(key string, value []byte) error {
 	return j.write(opPut, key, value, reserve)
 }
 
-// Unwind is Put for a record that leads to less on the host, not more: it may
+// PutUsingReserve is Put for a record that leads to less on the host, not more: it may
 // use the space kept back for a full disk.
-func (j *Journal) Unwind(key string, value []byte) error {
+func (j *Journal) PutUsingReserve(key string, value []byte) error {
 	return j.write(opPut, key, value, 0)
 }
 

@@ -274,7 +274,7 @@ func TestFullDisk(t *testing.T) {
 	if !errors.Is(full, unix.ENOSPC) || !strings.Contains(full.Error(), "free some space") {
 		t.Fatalf("put on a full disk: %v", full)
 	}
-	must(t, j.Unwind("pod", []byte("stopping")))
+	must(t, j.PutUsingReserve("pod", []byte("stopping")))
 	must(t, j.Delete("more0"))
 	must(t, filler.Truncate(0))
 	must(t, filler.Close())

@@ -23,8 +23,10 @@ func NewTable[T any](j *Journal, name string) Table[T] {
 // Put records v under id.
 func (t Table[T]) Put(id string, v T) error { return t.put(id, v, t.journal.Put) }
 
-// Unwind records v under id as Journal.Unwind does.
-func (t Table[T]) Unwind(id string, v T) error { return t.put(id, v, t.journal.Unwind) }
+// PutUsingReserve records v under id as Journal.PutUsingReserve does.
+func (t Table[T]) PutUsingReserve(id string, v T) error {
+	return t.put(id, v, t.journal.PutUsingReserve)
+}
 
 func (t Table[T]) put(id string, v T, write func(string, []byte) error) error {
 	data, err := json.Marshal(v)
@@ -53,7 +55,7 @@ func (t Table[T]) Load(yield func(id string, v T) error) []error {
 			continue
 		}
 		bad = append(bad, fmt.Errorf("record %s is set aside: %w", key, err))
-		if t.journal.Unwind(asidePrefix+key, data) == nil {
+		if t.journal.PutUsingReserve(asidePrefix+key, data) == nil {
 			_ = t.journal.Delete(key)
 		}
 	}

@@ -252,7 +252,7 @@ func (l *ledger) bind(r *record) error {
 
 // release journals that the record's attachment is being removed.
 func (l *ledger) release(r *record) error {
-	err := l.setState(r, ipam.Releasing, l.leases.Unwind)
+	err := l.setState(r, ipam.Releasing, l.leases.PutUsingReserve)
 	crashpoint.Hit("network.releasing")
 	return err
 }
@@ -294,7 +294,7 @@ func (l *ledger) end(r *record) {
 	defer l.mu.Unlock()
 	var errs []error
 	for _, q := range l.alloc.Quarantine(r.owner(), time.Now()) {
-		errs = append(errs, l.rests.Unwind(q.Addr.String(), q))
+		errs = append(errs, l.rests.PutUsingReserve(q.Addr.String(), q))
 	}
 	crashpoint.Hit("network.resting")
 	errs = append(errs, l.leases.Delete(r.owner().String()))

@@ -165,7 +165,7 @@ func (b *box) enter(to sandboxstate.State) error {
 	case to == sandboxstate.Removed:
 		err = b.s.records.Delete(b.id)
 	case to.Down():
-		err = b.s.records.Unwind(b.id, next)
+		err = b.s.records.PutUsingReserve(b.id, next)
 	default:
 		err = b.s.records.Put(b.id, next)
 	}

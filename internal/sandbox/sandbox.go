@@ -145,7 +145,7 @@ func (s Status) Ref() pod.Ref {
 // Service owns the sandboxes.
 type Service struct {
 	cfg     Config
-	records journal.Configured[record, runtimeapi.PodSandboxConfig, *runtimeapi.PodSandboxConfig]
+	records journal.ConfigTable[record, *runtimeapi.PodSandboxConfig]
 
 	mu    sync.RWMutex
 	boxes map[string]*box
@@ -164,7 +164,7 @@ func New(cfg Config) *Service {
 	}
 	s := &Service{
 		cfg:     cfg,
-		records: journal.NewConfigured[record, runtimeapi.PodSandboxConfig](cfg.Journal, "sandbox"),
+		records: journal.NewConfigTable[record, *runtimeapi.PodSandboxConfig](cfg.Journal, "sandbox"),
 		boxes:   map[string]*box{},
 		live:    map[string]*box{},
 	}

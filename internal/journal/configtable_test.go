@@ -7,11 +7,11 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// A record is served with its config; what has only one of the two is set
-// aside or removed.
-func TestConfiguredServesPairs(t *testing.T) {
+// TestConfigTableLoadsPairs: Load yields each record with its config. A record without a config is set
+// aside, and a config without a record is removed.
+func TestConfigTableLoadsPairs(t *testing.T) {
 	j := open(t, t.TempDir())
-	table := NewConfigured[int, wrapperspb.StringValue](j, "thing")
+	table := NewConfigTable[int, *wrapperspb.StringValue](j, "thing")
 	for i, id := range []string{"a", "b", "c", "d", "e"} {
 		must(t, table.Create(id, wrapperspb.String("of "+id), i))
 	}
@@ -27,19 +27,19 @@ func TestConfiguredServesPairs(t *testing.T) {
 			return errors.New("not wanted")
 		}
 		if config.Value != "of "+id {
-			t.Errorf("%s has the config %q", id, config.Value)
+			t.Errorf("%s is loaded with config %q", id, config.Value)
 		}
 		got[id] = v
 		return nil
 	})
 	if len(got) != 1 || got["a"] != 10 || len(bad) != 3 {
-		t.Errorf("%v is served, set aside: %v", got, bad)
+		t.Errorf("Load yielded %v and set aside: %v", got, bad)
 	}
 	for key := range contents(j) {
 		switch key {
 		case "thing/a", "thing-config/a", "aside/thing/c", "aside/thing/d", "aside/thing/e":
 		default:
-			t.Errorf("%s is left", key)
+			t.Errorf("key %s is left", key)
 		}
 	}
 }
