@@ -13,11 +13,11 @@ import (
 	"github.com/huskd/husk/internal/userns"
 )
 
-// own returns the lower directories as the owner sees them. What is copied up
-// from there, or made by the owner, then is the owner's in the writable layer.
+// mapLower returns the lower directories on an ID-mapped mount, so that files appear
+// with the owner's IDs and are copied up with them.
 //
-// One mount is enough for all of them, of the directory that they are in.
-func (s Spec) own() ([]string, error) {
+// A single mount of their common parent directory serves all of them.
+func (s Spec) mapLower() ([]string, error) {
 	if s.Owner == nil || len(s.Lower) == 0 {
 		return s.Lower, nil
 	}
@@ -27,23 +27,23 @@ func (s Spec) own() ([]string, error) {
 			parent = filepath.Dir(parent)
 		}
 	}
-	at := filepath.Join(s.Dir, ownedDir)
+	at := filepath.Join(s.Dir, mappedDir)
 	if err := os.Mkdir(at, 0o700); err != nil {
 		return nil, fmt.Errorf("root filesystem: %w", err)
 	}
 	if err := userns.Mount(parent, at, s.Owner.Namespace); err != nil {
 		return nil, fmt.Errorf("root filesystem: %w", err)
 	}
-	owned := make([]string, len(s.Lower))
+	mapped := make([]string, len(s.Lower))
 	for i, dir := range s.Lower {
-		owned[i] = at + strings.TrimPrefix(dir, strings.TrimSuffix(parent, "/"))
+		mapped[i] = at + strings.TrimPrefix(dir, strings.TrimSuffix(parent, "/"))
 	}
-	return owned, nil
+	return mapped, nil
 }
 
-// disown undoes own, which may not have been done.
-func disown(dir string) error {
-	at := filepath.Join(dir, ownedDir)
+// unmapLower undoes mapLower, if that was done.
+func unmapLower(dir string) error {
+	at := filepath.Join(dir, mappedDir)
 	err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("root filesystem: %w", &fs.PathError{Op: "unmount", Path: at, Err: err})

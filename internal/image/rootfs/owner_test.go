@@ -47,8 +47,8 @@ func TestOwner(t *testing.T) {
 					t.Errorf("%s is owned by %d, want %d", file, got, want)
 				}
 			}
-			if _, err := os.Lstat(filepath.Join(dir, ownedDir)); !os.IsNotExist(err) {
-				t.Errorf("the layers' mount is left: %v", err)
+			if _, err := os.Lstat(filepath.Join(dir, mappedDir)); !os.IsNotExist(err) {
+				t.Errorf("the ID-mapped mount of the layers is left: %v", err)
 			}
 			if readOnly {
 				return
@@ -56,22 +56,22 @@ func TestOwner(t *testing.T) {
 			if got := owns(t, root); got != first {
 				t.Errorf("/ is owned by %d", got)
 			}
-			// What is copied up keeps its owner, on the disk too.
+			// A file that is copied up keeps its owner, on disk too.
 			write(t, filepath.Join(root, "theirs"), "changed")
 			for _, path := range []string{filepath.Join(root, "theirs"), filepath.Join(dir, upperDir, "theirs")} {
 				if got := owns(t, path); got != first+33 {
-					t.Errorf("once changed, %s is owned by %d", path, got)
+					t.Errorf("after a change %s is owned by %d", path, got)
 				}
 			}
 			if got := owns(t, theirs); got != 33 || read(t, theirs) != "x" {
-				t.Errorf("the image's own file has changed: owner %d", got)
+				t.Errorf("the image's file has changed: owner %d", got)
 			}
 		})
 	}
 	t.Run("after a crash", func(t *testing.T) {
 		dir := t.TempDir()
 		spec := Spec{Dir: dir, Lower: lower, Owner: &Owner{Namespace: path, UID: first, GID: first}}
-		if _, err := spec.own(); err != nil {
+		if _, err := spec.mapLower(); err != nil {
 			t.Fatal(err)
 		}
 		root := mustMount(t, spec)

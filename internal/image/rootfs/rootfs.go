@@ -1,8 +1,8 @@
 // Package rootfs mounts the root filesystems of containers: the layers of an
 // image, shared and read-only, below a writable layer of the container's own.
 //
-// A writable layer lives as long as its mount. Nothing of it is ever flushed
-// to disk on purpose, so after a reboot it can't be trusted and is thrown away.
+// A writable layer lives as long as its mount. It is never synced to disk, so after a
+// reboot its content may be damaged and is deleted.
 package rootfs
 
 import (
@@ -24,28 +24,28 @@ const (
 	upperDir   = "upper"
 	workDir    = "work"
 	emptyDir   = "empty" // a second lower directory where the kernel wants two
-	ownedDir   = "owned" // the layers, as files of the owner
+	mappedDir  = "owned" // the layers, ID-mapped to the owner
 )
 
 // Spec describes a root filesystem.
 type Spec struct {
-	// Dir is the container's own directory. Mount makes it if it isn't there
-	// and puts its files into it; it must not be on an overlay filesystem.
+	// Dir is the container's own directory. Mount creates it if it doesn't exist. It
+	// must not be on an overlay filesystem.
 	Dir string
 	// Lower are the directories of the image's layers, topmost first.
 	Lower []string
 	// ReadOnly leaves out the writable layer.
 	ReadOnly bool
-	// Owner is who owns the files, if it isn't the node's users.
+	// Owner maps the owners of files; nil doesn't map them.
 	Owner *Owner
-	// Label is what SELinux has all files of it for; empty without.
+	// Label is the SELinux label of all files; empty without SELinux.
 	Label string
 }
 
-// Owner is a user namespace: the owners of files in the image are users of it.
+// Owner is a user namespace, to whose IDs the owners of files in the image are mapped.
 type Owner struct {
 	Namespace string // path
-	// UID and GID are the node's IDs of its user and group 0.
+	// UID and GID are the host's IDs for its user and group 0.
 	UID, GID int
 }
 
@@ -55,10 +55,9 @@ func Path(dir string) string { return filepath.Join(dir, mountPoint) }
 // Upper is the writable layer of the container that owns dir.
 func Upper(dir string) string { return filepath.Join(dir, upperDir) }
 
-// Mount mounts a root filesystem and returns its path. One that is mounted
-// already, by an earlier run of the program, is taken as it is. A writable
-// layer that isn't mounted is what a crash or a reboot left: Mount begins with
-// an empty one.
+// Mount mounts a root filesystem and returns its path. If it is already mounted, by
+// an earlier run of huskd, it is left as it is. A writable layer that isn't mounted
+// is left from a crash or a reboot: Mount replaces it by an empty one.
 func Mount(spec Spec) (string, error) {
 	path := Path(spec.Dir)
 	if err := os.MkdirAll(path, 0o755); err != nil {
@@ -72,22 +71,22 @@ func Mount(spec Spec) (string, error) {
 		return "", err
 	}
 	if err := mount(spec, path); err != nil {
-		_ = discard(spec.Dir) // if not now, then by the next Mount or Unmount
+		_ = discard(spec.Dir) // the next Mount or Unmount tries again
 		return "", err
 	}
 	return path, nil
 }
 
-// Unmount undoes Mount and deletes the writable layer. It does what is left to
-// do after a crash half-way, and nothing if there is nothing.
+// Unmount undoes Mount and deletes the writable layer. It completes a Mount or
+// Unmount that a crash interrupted, and does nothing if nothing is left.
 func Unmount(dir string) error {
 	path := Path(dir)
 	for {
-		// Detached, because a submount or an open file of somebody who looks
-		// on must not keep a removed container alive.
+		// Detach, because a submount or another process's open file must not prevent the
+		// removal of a container.
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-			break // not a mount point (any more), as there may be several
+			break // not a mount point, or no longer: there may be several mounts on it
 		}
 		if err != nil {
 			return fmt.Errorf("root filesystem: %w", &fs.PathError{Op: "unmount", Path: path, Err: err})
@@ -96,8 +95,7 @@ func Unmount(dir string) error {
 	if err := discard(dir); err != nil {
 		return err
 	}
-	// Not RemoveAll: should something be mounted here against all odds, its
-	// files are not ours to delete.
+	// Not RemoveAll: if something is still mounted here, its files must not be deleted.
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("root filesystem: %w", err)
 	}
@@ -106,7 +104,7 @@ func Unmount(dir string) error {
 
 // discard deletes the writable layer.
 func discard(dir string) error {
-	if err := disown(dir); err != nil {
+	if err := unmapLower(dir); err != nil {
 		return err
 	}
 	for _, name := range []string{upperDir, workDir, emptyDir} {
@@ -117,8 +115,8 @@ func discard(dir string) error {
 	return nil
 }
 
-// isMounted says whether the mount point in dir has something mounted on it.
-// An overlay always has a device number of its own.
+// isMounted reports whether something is mounted on the mount point in dir. An
+// overlay always has its own device number.
 func isMounted(dir string) (bool, error) {
 	var outside, inside unix.Stat_t
 	if err := unix.Stat(dir, &outside); err != nil {
@@ -131,15 +129,15 @@ func isMounted(dir string) (bool, error) {
 }
 
 func mount(spec Spec, path string) error {
-	lower, err := spec.own()
+	lower, err := spec.mapLower()
 	if err != nil {
 		return err
 	}
-	// The overlay has private copies of the mounts that it is made of.
-	defer func() { _ = disown(spec.Dir) }()
+	// The overlay has private copies of its layers' mounts.
+	defer func() { _ = unmapLower(spec.Dir) }()
 	var options, dirs []string
 	if spec.ReadOnly {
-		// Without a writable layer the kernel wants two layers at least.
+		// Without an upper directory the kernel requires at least two lower ones.
 		lower = append(lower[:len(lower):len(lower)], filepath.Join(spec.Dir, emptyDir))
 		dirs = []string{emptyDir}
 	} else {
@@ -157,8 +155,8 @@ func mount(spec Spec, path string) error {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return fmt.Errorf("writable layer: %w", err)
 		}
-		// The upper directory's mode is that of / in the container, so the
-		// process's umask must not show in it.
+		// The upper directory's mode becomes that of / in the container, so undo the
+		// effect of the umask.
 		if err := os.Chmod(dir, 0o755); err != nil {
 			return fmt.Errorf("writable layer: %w", err)
 		}
@@ -183,9 +181,9 @@ func mount(spec Spec, path string) error {
 	return nil
 }
 
-// joinLower returns the option that names the lower directories. The kernel
-// takes one page of options; where the paths are too long for that, descriptors
-// stand for them until release is called.
+// joinLower returns the lowerdir option. others is the length of the other options.
+// The kernel takes one page of options. If the paths don't fit, they are replaced
+// by paths of file descriptors, which release closes.
 func joinLower(lower []string, others int) (option string, release func(), err error) {
 	room := os.Getpagesize() - others - len(",\x00")
 	var b strings.Builder
@@ -227,13 +225,13 @@ func joinLower(lower []string, others int) (option string, release func(), err e
 	return b.String(), release, nil
 }
 
-// escape keeps the kernel from taking a character of a path for the end of it.
+// escape escapes the characters that separate paths and options.
 func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `,`, `\,`).Replace(path)
 }
 
-// hasVolatile says whether overlay can leave out all syncing, as it can since
-// Linux 5.10 (Documentation/filesystems/overlayfs.rst, "Volatile mount").
+// hasVolatile reports whether overlay supports mounts that never sync, which it does
+// since Linux 5.10 (Documentation/filesystems/overlayfs.rst, "Volatile mount").
 var hasVolatile = sync.OnceValue(func() bool {
 	var uts unix.Utsname
 	if err := unix.Uname(&uts); err != nil {
@@ -244,7 +242,7 @@ var hasVolatile = sync.OnceValue(func() bool {
 	return err == nil && (major > 5 || major == 5 && minor >= 10)
 })
 
-// explain makes one clear line of mount's bare errno.
+// explain turns mount's errno into one clear line.
 func explain(err error, spec Spec) error {
 	path := Path(spec.Dir)
 	for _, dir := range spec.Lower {
@@ -257,9 +255,9 @@ func explain(err error, spec Spec) error {
 	case errors.Is(err, unix.ENODEV):
 		return fmt.Errorf("root filesystem %s: this kernel has no overlay filesystem: %w", path, err)
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("root filesystem %s: may not mount: %w: run as root", path, err)
+		return fmt.Errorf("root filesystem %s: not permitted to mount: %w: run as root", path, err)
 	case unix.Statfs(spec.Dir, &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC:
-		return fmt.Errorf("root filesystem %s: an overlay can't lie on an overlay: %w: put the state on a disk of the host", path, err)
+		return fmt.Errorf("root filesystem %s: an overlay can't be mounted on an overlay: %w: put the state on a disk of the host", path, err)
 	}
 	return fmt.Errorf("root filesystem %s: mount overlay of %d layers: %w: see the kernel's log", path, len(spec.Lower), err)
 }

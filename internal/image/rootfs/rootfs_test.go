@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// layers makes n layer directories; each holds a file of its own and "top",
-// which names the layer.
+// layers creates n layer directories. Each has a file of its own and a file "top" with
+// the layer's number.
 func layers(t testing.TB, n int) []string {
 	t.Helper()
 	base := t.TempDir()
@@ -67,7 +67,7 @@ func mustUnmount(t testing.TB, dir string) {
 	}
 }
 
-// mountsBelow counts the mounts below dir, from the kernel's own list.
+// mountsBelow returns the number of mounts below dir.
 func mountsBelow(t testing.TB, dir string) int {
 	t.Helper()
 	return strings.Count(read(t, "/proc/self/mountinfo"), strings.NewReplacer(" ", `\040`).Replace(dir)+"/"+mountPoint+" ")
@@ -103,7 +103,7 @@ func TestMountLayersAndWrite(t *testing.T) {
 			if mountsBelow(t, dir) != 0 {
 				t.Error("still mounted")
 			}
-			mustUnmount(t, dir) // again: nothing to do
+			mustUnmount(t, dir) // a second Unmount does nothing
 		})
 	}
 }
@@ -118,7 +118,7 @@ func TestReadOnly(t *testing.T) {
 			t.Errorf("top layer is %s, want %d", got, n)
 		}
 		if err := os.WriteFile(path+"/new", nil, 0o644); err == nil {
-			t.Error("could write to a read-only root filesystem")
+			t.Error("writing to a read-only root filesystem succeeded")
 		}
 		if _, err := os.Stat(filepath.Join(dir, upperDir)); err == nil {
 			t.Error("a read-only root filesystem has a writable layer")
@@ -132,7 +132,7 @@ func TestManyLayers(t *testing.T) {
 	dir := t.TempDir()
 	lower := layers(t, 150)
 	if size := len(strings.Join(lower, ":")); size < os.Getpagesize() {
-		t.Fatalf("%d bytes of options prove nothing", size)
+		t.Fatalf("%d bytes of options fit into a page: the test proves nothing", size)
 	}
 	path := mustMount(t, Spec{Dir: dir, Lower: lower})
 	read(t, path+"/file1")
@@ -141,7 +141,7 @@ func TestManyLayers(t *testing.T) {
 	}
 	tooMany := layers(t, 480)
 	if _, err := Mount(Spec{Dir: t.TempDir(), Lower: tooMany}); err == nil || !strings.Contains(err.Error(), "480 layers") {
-		t.Errorf("480 layers: %v, want an error that says so", err)
+		t.Errorf("480 layers: %v, want an error with the number", err)
 	}
 	fds, err := filepath.Glob("/proc/self/fd/*")
 	if err != nil {
@@ -154,7 +154,7 @@ func TestManyLayers(t *testing.T) {
 	}
 }
 
-func TestAdoptsWhatIsMounted(t *testing.T) {
+func TestMountAdoptsExistingMount(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
 	spec := Spec{Dir: t.TempDir(), Lower: layers(t, 2)}
@@ -169,8 +169,8 @@ func TestAdoptsWhatIsMounted(t *testing.T) {
 	}
 }
 
-// TestAfterReboot has what a reboot leaves: the writable layer, which volatile
-// forbids to be mounted again, but no mount.
+// TestAfterReboot mounts over the remains of a reboot: a writable layer without its
+// mount. The kernel refuses to mount a volatile layer again.
 func TestAfterReboot(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -181,15 +181,15 @@ func TestAfterReboot(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(spec.Dir, workDir, "work/incompat/volatile")); err != nil {
-		t.Fatalf("the kernel left no mark of a volatile mount: %v", err)
+		t.Fatalf("the kernel left no marker of a volatile mount: %v", err)
 	}
 	mustMount(t, spec)
 	if _, err := os.Stat(path + "/mine"); err == nil {
-		t.Error("a writable layer that can't be trusted was taken again")
+		t.Error("the writable layer of an earlier boot was reused")
 	}
 }
 
-func TestAfterCrashHalfway(t *testing.T) {
+func TestAfterInterruptedMount(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
 	lower := layers(t, 1)
@@ -203,7 +203,7 @@ func TestAfterCrashHalfway(t *testing.T) {
 		}
 		path := mustMount(t, Spec{Dir: dir, Lower: lower})
 		if _, err := os.Stat(path + "/stray"); err == nil {
-			t.Errorf("with %v left: a stray file shows in the root filesystem", left)
+			t.Errorf("with %v left: a stray file is in the root filesystem", left)
 		}
 		mustUnmount(t, dir)
 		for _, name := range left {
