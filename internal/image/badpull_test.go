@@ -25,8 +25,8 @@ import (
 	"github.com/huskd/husk/test/testimage"
 )
 
-// TestPullBadLayer: one clear line that names layer and image, and nothing
-// kept, whatever is wrong with a layer.
+// TestPullBadLayer checks that a pull with a bad layer fails with one clear line that
+// names layer and image, and stores nothing.
 func TestPullBadLayer(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -53,10 +53,10 @@ func TestPullBadLayer(t *testing.T) {
 		layer testimage.Layer
 		want  string
 	}{
-		{"not a tar", pack([]byte(strings.Repeat("no tar at all", 100))), "is not a tar archive"},
+		{"not a tar", pack([]byte(strings.Repeat("no tar at all", 100))), "is not a valid tar archive"},
 		{"empty", pack(nil), ""},
-		{"tar cut in a file", pack(whole[:20_000]), "is not a tar archive"},
-		{"tar cut in a header", pack(whole[:700]), "is not a tar archive"},
+		{"tar cut in a file", pack(whole[:20_000]), "is not a valid tar archive"},
+		{"tar cut in a header", pack(whole[:700]), "is not a valid tar archive"},
 		{"climbs", entries(testimage.File("../../etc/passwd", 0o644, []byte("x"))), `leaves the root directory: "../../etc/passwd"`},
 		{"climbs later", entries(testimage.File("a/../../b", 0o644, []byte("x"))), "leaves the root directory"},
 		{"through absolute link", entries(testimage.Symlink("x", "/etc"), testimage.File("x/passwd", 0o644, []byte("x"))), "goes through the symbolic link x -> /etc"},
@@ -64,18 +64,18 @@ func TestPullBadLayer(t *testing.T) {
 		{"through climbing link", entries(testimage.Symlink("a/x", "../../etc"), testimage.File("a/x/passwd", 0o644, []byte("x"))), "goes through"},
 		{"hard link out", entries(hardlink("shadow", "../../../etc/shadow")), "hard link"},
 		{"hard link to nothing", entries(hardlink("a", "b")), "can't be unpacked"},
-		{"wrong diffID", broken(func(l *testimage.Layer) { l.DiffID = digest.FromString("other") }), "is not what the image's config says"},
-		{"wrong digest", broken(func(l *testimage.Layer) { l.Blob = slices.Clone(l.Blob); l.Blob[30_000] ^= 1 }), "is not what its digest says"},
-		{"cut gzip", broken(func(l *testimage.Layer) { l.Blob = l.Blob[:30_000]; l.Descriptor = describe(l, l.Blob) }), "is not a tar archive"},
+		{"wrong diffID", broken(func(l *testimage.Layer) { l.DiffID = digest.FromString("other") }), "does not match the diff ID"},
+		{"wrong digest", broken(func(l *testimage.Layer) { l.Blob = slices.Clone(l.Blob); l.Blob[30_000] ^= 1 }), "does not match its digest"},
+		{"cut gzip", broken(func(l *testimage.Layer) { l.Blob = l.Blob[:30_000]; l.Descriptor = describe(l, l.Blob) }), "is not a valid tar archive"},
 		{"damaged gzip", broken(func(l *testimage.Layer) {
 			l.Blob = slices.Clone(l.Blob)
 			l.Blob[len(l.Blob)-6] ^= 1 // its checksum
 			l.Descriptor = describe(l, l.Blob)
-		}), "is not a tar archive"},
-		{"too short", broken(func(l *testimage.Layer) { l.Descriptor.Size += 100 }), "is not what its digest says"},
-		{"too long", broken(func(l *testimage.Layer) { l.Descriptor.Size -= 100 }), "is not what its digest says"},
-		{"strange type", broken(func(l *testimage.Layer) { l.Descriptor.MediaType = "application/x-strange" }), `of type "application/x-strange"`},
-		{"encrypted", broken(func(l *testimage.Layer) { l.Descriptor.MediaType += "+encrypted" }), "can't be unpacked"},
+		}), "is not a valid tar archive"},
+		{"too short", broken(func(l *testimage.Layer) { l.Descriptor.Size += 100 }), "does not match its digest"},
+		{"too long", broken(func(l *testimage.Layer) { l.Descriptor.Size -= 100 }), "does not match its digest"},
+		{"strange type", broken(func(l *testimage.Layer) { l.Descriptor.MediaType = "application/x-strange" }), `unsupported media type "application/x-strange"`},
+		{"encrypted", broken(func(l *testimage.Layer) { l.Descriptor.MediaType += "+encrypted" }), "unsupported media type"},
 		{"no digest", broken(func(l *testimage.Layer) { l.Descriptor.Digest = "sha256:12" }), "malformed"},
 		{"odd digest", broken(func(l *testimage.Layer) { l.DiffID = "../../x" }), "malformed"},
 		{"no size", broken(func(l *testimage.Layer) { l.Descriptor.Size = 0 }), "0 bytes"},
@@ -86,7 +86,7 @@ func TestPullBadLayer(t *testing.T) {
 			s := newStore(t)
 			keep := makeLayer(t, testimage.Gzip, 1, 1000)
 			img := assemble(t, keep, test.layer, makeLayer(t, testimage.Gzip, 3, 1000))
-			// The registry takes no bad blob: this one lies.
+			// The in-memory registry rejects bad blobs, so a handler serves this one.
 			r := newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 				if strings.HasSuffix(r.URL.Path, test.layer.Descriptor.Digest.String()) {
 					http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(test.layer.Blob))
@@ -98,9 +98,9 @@ func TestPullBadLayer(t *testing.T) {
 			mustPull(t, s, good)
 			before := disk(t, s)
 
-			name := r.lie(t, "bad", img)
+			name := r.pushUnverified(t, "bad", img)
 			_, err := s.Pull(t.Context(), name, PullOptions{})
-			if test.name == "empty" { // an archive without entries, as some tools write it
+			if test.name == "empty" { // some tools write archives without entries
 				if err != nil {
 					t.Error(err)
 				}
@@ -111,7 +111,7 @@ func TestPullBadLayer(t *testing.T) {
 				wantError(t, err, d)
 			}
 			if _, err := s.Get(name); !errdefs.IsNotFound(err) {
-				t.Errorf("the image is here: %v", err)
+				t.Errorf("the image exists: %v", err)
 			}
 			wantDisk(t, s, before)
 			if _, err := s.Get(good); err != nil {
@@ -128,18 +128,18 @@ func describe(l *testimage.Layer, blob []byte) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: l.Descriptor.MediaType, Digest: digest.FromBytes(blob), Size: int64(len(blob))}
 }
 
-// lie makes the registry have an image whose blobs it may not have, and which
-// need not be what they are said to be.
-func (r *testRegistry) lie(t testing.TB, repository string, img *testimage.Image) string {
+// pushUnverified pushes an image without those of its layers that don't match their
+// digests.
+func (r *testRegistry) pushUnverified(t testing.TB, repository string, img *testimage.Image) string {
 	t.Helper()
-	honest := *img
-	honest.Layers = slices.DeleteFunc(slices.Clone(img.Layers), func(l testimage.Layer) bool {
+	valid := *img
+	valid.Layers = slices.DeleteFunc(slices.Clone(img.Layers), func(l testimage.Layer) bool {
 		return digest.FromBytes(l.Blob) != l.Descriptor.Digest
 	})
-	return r.push(t, repository, "v1", &honest)
+	return r.push(t, repository, "v1", &valid)
 }
 
-// TestPullBadManifest has what can be wrong before any layer.
+// TestPullBadManifest checks manifests, indexes and configs that are wrong.
 func TestPullBadManifest(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -168,8 +168,8 @@ func TestPullBadManifest(t *testing.T) {
 		{"no JSON", []byte("<html>"), "malformed"},
 		{"empty", []byte("{}"), "neither a manifest nor an index"},
 		{"schema 1", []byte(`{"schemaVersion":1,"name":"x","fsLayers":[]}`), "schema 1"},
-		{"both at once", set(img.Manifest, "manifests", []any{}), "an index and a manifest at once"},
-		{"an artifact", set(img.Manifest, "config", ocispec.Descriptor{MediaType: "application/vnd.cncf.helm.config.v1+json", Digest: digest.FromBytes(img.Config), Size: 1}), "not of a container image"},
+		{"both at once", set(img.Manifest, "manifests", []any{}), "both an index and a manifest"},
+		{"an artifact", set(img.Manifest, "config", ocispec.Descriptor{MediaType: "application/vnd.cncf.helm.config.v1+json", Digest: digest.FromBytes(img.Config), Size: 1}), "not for a container image"},
 		{"too few layers", set(img.Manifest, "layers", []any{}), "0 layers, but its config 1"},
 		{"no config", set(img.Manifest, "config", ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig, Digest: digest.FromString("x"), Size: 1}), "doesn't have it"},
 		{"huge config", set(img.Manifest, "config", ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig, Digest: digest.FromString("x"), Size: 1 << 40}), "more than"},
@@ -197,7 +197,7 @@ func TestPullBadManifest(t *testing.T) {
 	}
 }
 
-// TestPullMissing: each part of a name that can be wrong is told.
+// TestPullMissing checks that the error says which part of an image's name is wrong.
 func TestPullMissing(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -208,16 +208,16 @@ func TestPullMissing(t *testing.T) {
 		"/team/web:v3":   `has no tag "v3": it has v1, v2`,
 		"/team/web":      `has no tag "latest"`,
 		"/team/other:v1": "has no such image: check the name",
-		"/team/web@" + digest.FromString("x").String(): "nothing with this digest",
+		"/team/web@" + digest.FromString("x").String(): "no image with this digest",
 	} {
 		_, err := s.Pull(t.Context(), r.host+ref, PullOptions{})
 		wantError(t, err, r.host+ref, want)
 		if !errdefs.IsNotFound(err) {
-			t.Errorf("kind of %v", err)
+			t.Errorf("wrong kind of error: %v", err)
 		}
 	}
 	_, err := s.Pull(t.Context(), "registry.invalid/web:v1", PullOptions{})
-	wantError(t, err, "registry.invalid/web:v1", "there is no host registry.invalid")
+	wantError(t, err, "registry.invalid/web:v1", "host registry.invalid not found")
 	closed := httptest.NewServer(http.NotFoundHandler())
 	closed.Close()
 	_, err = s.Pull(t.Context(), strings.TrimPrefix(closed.URL, "http://")+"/web:v1", PullOptions{})
@@ -225,17 +225,17 @@ func TestPullMissing(t *testing.T) {
 	wantDisk(t, s, nil)
 }
 
-// TestPullServerErrors: a registry that is ill for a while is waited for; one
-// that stays ill is named.
+// TestPullServerErrors checks that a pull retries temporary server errors, and that the
+// error names a registry that keeps failing.
 func TestPullServerErrors(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
 	for _, status := range []int{http.StatusServiceUnavailable, http.StatusTooManyRequests, http.StatusBadGateway} {
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
 			t.Parallel()
-			var ill, tries int
+			var failures, tries int
 			r := newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
-				if tries++; tries <= ill {
+				if tries++; tries <= failures {
 					w.WriteHeader(status)
 					return
 				}
@@ -243,20 +243,20 @@ func TestPullServerErrors(t *testing.T) {
 			}))
 			s := newStore(t)
 			name := r.push(t, "web", "v1", makeImage(t, 1, 0, 0))
-			ill = 2
+			failures = 2
 			mustPull(t, s, name)
-			ill = 1 << 30
+			failures = 1 << 30
 			name = r.push(t, "web", "v2", makeImage(t, 1, 1, 1000))
 			_, err := s.Pull(t.Context(), name, PullOptions{})
 			wantError(t, err, name, r.host, fmt.Sprint(status))
 			if !errdefs.IsUnavailable(err) {
-				t.Errorf("kind of %v", err)
+				t.Errorf("wrong kind of error: %v", err)
 			}
 		})
 	}
 }
 
-// login makes a handler that wants a user name and a password: by themselves,
+// login returns a handler that requires a user name and a password: with each request,
 // or for a token.
 func login(token bool) handler {
 	const bearer = "Bearer let-me-in"
@@ -292,12 +292,12 @@ func TestPullLogin(t *testing.T) {
 			s, r := newStore(t), newRegistry(t, login(token))
 			name := r.push(t, "private", "v1", makeImage(t, 1, 2, 1000))
 			_, err := s.Pull(t.Context(), name, PullOptions{})
-			wantError(t, err, name, "denies it to strangers", "give a login")
+			wantError(t, err, name, "denied anonymous access", "give a login")
 			if !errdefs.IsUnauthorized(err) {
-				t.Errorf("kind of %v", err)
+				t.Errorf("wrong kind of error: %v", err)
 			}
 			_, err = s.Pull(t.Context(), name, PullOptions{Username: "alice", Password: "wrong"})
-			wantError(t, err, name, "denies it to this login")
+			wantError(t, err, name, "denied access with this login")
 			wantDisk(t, s, nil)
 			if _, err = s.Pull(t.Context(), name, PullOptions{Username: "alice", Password: "secret"}); err != nil {
 				t.Error(err)
@@ -306,14 +306,14 @@ func TestPullLogin(t *testing.T) {
 	}
 }
 
-// TestPullToken: a token that the registry has given is shown to it and to
-// nobody else, and no other is asked for.
+// TestPullToken checks that a given token is sent to the registry only, and that no
+// other token is requested.
 func TestPullToken(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
-	var strangers []string
+	var leaked []string
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		strangers = append(strangers, r.Header.Get("Authorization"))
+		leaked = append(leaked, r.Header.Get("Authorization"))
 		w.WriteHeader(http.StatusNotFound)
 	}))
 	defer elsewhere.Close()
@@ -334,26 +334,26 @@ func TestPullToken(t *testing.T) {
 	name := r.push(t, "private", "v1", makeImage(t, 1, 1, 1000))
 	_, err := s.Pull(t.Context(), name, PullOptions{Token: "other"})
 	wantError(t, err, name)
-	if len(strangers) > 0 {
-		t.Error("another token was asked for")
+	if len(leaked) > 0 {
+		t.Error("another token was requested")
 	}
 	if _, err := s.Pull(t.Context(), name, PullOptions{Token: "given"}); err != nil {
 		t.Error(err)
 	}
 	redirecting = true
 	again := newStore(t)
-	if _, err = again.Pull(t.Context(), name, PullOptions{Token: "given"}); err == nil || len(strangers) == 0 {
-		t.Error("nobody was redirected: the test proves nothing")
+	if _, err = again.Pull(t.Context(), name, PullOptions{Token: "given"}); err == nil || len(leaked) == 0 {
+		t.Error("no request was redirected: the test proves nothing")
 	}
-	for _, shown := range strangers {
+	for _, shown := range leaked {
 		if shown != "" {
-			t.Errorf("told %q to a stranger", shown)
+			t.Errorf("sent %q to another host", shown)
 		}
 	}
 }
 
-// TestPullLoginStaysWithRegistry: a server that a blob is redirected to doesn't
-// get the login that it asks for.
+// TestPullLoginStaysWithRegistry checks that a server to which a blob is redirected
+// doesn't get the login that it asks for.
 func TestPullLoginStaysWithRegistry(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -364,7 +364,7 @@ func TestPullLoginStaysWithRegistry(t *testing.T) {
 		w.WriteHeader(http.StatusUnauthorized)
 	}))
 	defer elsewhere.Close()
-	// By another name, so that it counts as another host.
+	// Under another name, so that it counts as another host.
 	target := strings.Replace(elsewhere.URL, "127.0.0.1", "localhost", 1)
 	s, r := newStore(t), newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		http.Redirect(w, r, target+r.URL.Path, http.StatusTemporaryRedirect)
@@ -373,11 +373,11 @@ func TestPullLoginStaysWithRegistry(t *testing.T) {
 	_, err := s.Pull(t.Context(), name, PullOptions{Username: "alice", Password: "secret"})
 	wantError(t, err, name)
 	if len(seen) == 0 {
-		t.Error("nobody was redirected: the test proves nothing")
+		t.Error("no request was redirected: the test proves nothing")
 	}
 	for _, authorization := range seen {
 		if authorization != "" {
-			t.Errorf("told %q to a stranger", authorization)
+			t.Errorf("sent %q to another host", authorization)
 		}
 	}
 }
@@ -418,8 +418,8 @@ func TestPullMirror(t *testing.T) {
 	}
 }
 
-// TestPullBadHosts: a hosts.toml that can't be understood is an error, and no
-// reason to ask somebody else than the mirror.
+// TestPullBadHosts checks that a malformed hosts.toml is an error, rather than a reason
+// to bypass the mirror.
 func TestPullBadHosts(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -428,7 +428,7 @@ func TestPullBadHosts(t *testing.T) {
 	for text, want := range map[string]string{
 		"server = ":                "hosts.toml:1",
 		"\n\n[host.\"http://x\"\n": "hosts.toml:3",
-		"[host.\"http://x\"]\ncapabilities=[\"fly\"]": `capability "fly" is unknown`,
+		"[host.\"http://x\"]\ncapabilities=[\"fly\"]": `unknown capability "fly"`,
 		"server = 7":            "hosts.toml",
 		"skip_verify = \"yes\"": "hosts.toml",
 	} {
@@ -447,11 +447,11 @@ func TestPullTLS(t *testing.T) {
 	secure := httptest.NewTLSServer(r.Config.Handler)
 	defer secure.Close()
 	secure.Config.ErrorLog = r.Config.ErrorLog
-	// A name that isn't taken for this host, for which certificates don't count.
+	// Not a name of this host, for which containerd skips the verification of certificates.
 	name := "registry.invalid/web:v1"
 	certs(t, s, "registry.invalid", "hosts.toml", fmt.Sprintf("server = %q\n", secure.URL))
 	_, err := s.Pull(t.Context(), name, PullOptions{})
-	wantError(t, err, name, "can't be trusted", "ca.crt")
+	wantError(t, err, name, "is not trusted", "ca.crt")
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw})
 	certs(t, s, "registry.invalid", "ca.pem", string(ca))
 	certs(t, s, "registry.invalid", "hosts.toml", fmt.Sprintf("server = %q\nca = \"ca.pem\"\n", secure.URL))
@@ -462,7 +462,7 @@ func TestPullTLS(t *testing.T) {
 	wantError(t, err, "plain.invalid", "speaks plain http", "hosts.toml")
 }
 
-// TestPullDiskFull fills a small disk at different places of a pull.
+// TestPullDiskFull fills a small disk at several points of a pull.
 func TestPullDiskFull(t *testing.T) {
 	hosttest.Root(t)
 	for _, size := range []string{"1500k", "2500k", "3500k", "4500k"} {
@@ -487,13 +487,13 @@ func TestPullDiskFull(t *testing.T) {
 			_, err = s.Pull(t.Context(), name, PullOptions{})
 			wantError(t, err, name, "no space left below "+s.root, "prune")
 			if !errdefs.IsResourceExhausted(err) {
-				t.Errorf("kind of %v", err)
+				t.Errorf("wrong kind of error: %v", err)
 			}
 			wantDisk(t, s, before)
 			_, err = s.Load(t.Context(), bytes.NewReader(archiveOf(t, testimage.Named{Image: makeImage(t, 1, 3, 1_500_000)})), nil)
 			wantError(t, err, "image archive", "no space left below "+s.root)
 			wantDisk(t, s, before)
-			// And it goes on working.
+			// The store still works.
 			small := r.push(t, "small", "v1", makeImage(t, 2, 1, 1000))
 			mustPull(t, s, small)
 			if _, err := s.Remove(t.Context(), small, false); err != nil {
@@ -503,13 +503,13 @@ func TestPullDiskFull(t *testing.T) {
 	}
 }
 
-// TestPullFromDockerRegistry pulls from the registry that everybody runs.
+// TestPullFromDockerRegistry pulls from Docker's registry.
 func TestPullFromDockerRegistry(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
 	program, err := exec.LookPath("docker-registry")
 	if err != nil {
-		t.Skip("there is no docker-registry here")
+		t.Skip("docker-registry is not installed")
 	}
 	dir := t.TempDir()
 	conf := filepath.Join(dir, "config.yml")

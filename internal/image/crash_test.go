@@ -21,13 +21,13 @@ import (
 	"github.com/huskd/husk/test/testimage"
 )
 
-// The environment of the test binary when it runs as the process to be killed.
+// Environment variables of the process to be killed.
 const (
-	crashDir = "HUSK_TEST_CRASH_DIR" // of images; the variable makes it that
-	crashRef = "HUSK_TEST_CRASH_REF" // what it pulls and removes, again and again
+	crashDir = "HUSK_TEST_CRASH_DIR" // directory of images; makes the test binary that process
+	crashRef = "HUSK_TEST_CRASH_REF" // images that it pulls and removes in a loop
 )
 
-// crash is that process. It says when it is at work.
+// crash is the main function of that process. It prints "open" when it starts.
 func crash(dir string) {
 	s, err := Open(context.Background(), Config{Root: dir})
 	if err != nil {
@@ -62,7 +62,7 @@ func startCrasher(t testing.TB, root string, refs ...string) *exec.Cmd {
 	}
 	line := make([]byte, 1000)
 	if n, err := out.Read(line); err != nil || string(line[:n]) != "open\n" {
-		t.Fatalf("the process to be killed says %q %v", line[:n], err)
+		t.Fatalf("the process to be killed printed %q %v", line[:n], err)
 	}
 	return cmd
 }
@@ -74,13 +74,13 @@ func kill(t testing.TB, cmd *exec.Cmd) {
 	}
 	var exit *exec.ExitError
 	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != -1 {
-		t.Fatalf("the process was not killed, but ended by itself: %v", err)
+		t.Fatalf("the process was not killed, but exited: %v", err)
 	}
 }
 
-// TestKilledAnywhere kills a process that pulls and removes images, at many
-// moments, and looks whether the images can be opened, are whole and
-// leave nothing when they go.
+// TestKilledAnywhere kills a process that pulls and removes images, at many moments. It
+// checks that the store can be opened, that its images are complete, and that removing
+// them leaves nothing.
 func TestKilledAnywhere(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -102,7 +102,7 @@ func TestKilledAnywhere(t *testing.T) {
 	}
 	for i := range times {
 		cmd := startCrasher(t, root, refs...)
-		time.Sleep(time.Duration(i*7%150) * time.Millisecond) // any moment will do
+		time.Sleep(time.Duration(i*7%150) * time.Millisecond) // any moment
 		kill(t, cmd)
 
 		s := openStore(t, root)
@@ -111,7 +111,7 @@ func TestKilledAnywhere(t *testing.T) {
 		for _, got := range list {
 			at := slices.IndexFunc(images, func(img *testimage.Image) bool { return img.ID() == got.ID })
 			if at < 0 {
-				t.Fatalf("found an image that never was: %+v", got)
+				t.Fatalf("found an unknown image: %+v", got)
 			}
 			wantFiles(t, s, images[at])
 		}
@@ -132,10 +132,10 @@ func TestKilledAnywhere(t *testing.T) {
 		}
 		wantNoOperations(t, root)
 	}
-	t.Logf("images found after a kill: %v times each", found)
+	t.Logf("number of images found after a kill: %v", found)
 }
 
-// wantNoOperations fails if the database has operations that never ended.
+// wantNoOperations fails if the database has leases.
 func wantNoOperations(t testing.TB, root string) {
 	t.Helper()
 	db, err := bbolt.Open(filepath.Join(root, "images.db"), 0o600, &bbolt.Options{Timeout: time.Second})
@@ -154,15 +154,15 @@ func wantNoOperations(t testing.TB, root string) {
 		if bucket == nil {
 			return nil
 		}
-		return bucket.ForEach(func(k, _ []byte) error { return fmt.Errorf("operation %s never ended", k) })
+		return bucket.ForEach(func(k, _ []byte) error { return fmt.Errorf("operation %s has not ended", k) })
 	})
 	if err != nil {
 		t.Error(err)
 	}
 }
 
-// TestKilledInTheMiddle kills a process at a known place: in the middle of a
-// layer, with others here and unpacked.
+// TestKilledInTheMiddle kills a process in the middle of a layer's download, with two
+// other layers unpacked.
 func TestKilledInTheMiddle(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -183,7 +183,7 @@ func TestKilledInTheMiddle(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "images")
 	cmd := startCrasher(t, root, name)
 	<-halfway
-	eventually(t, "two layers are unpacked and a third has begun", func() bool {
+	eventually(t, "two layers are unpacked and a third is being downloaded", func() bool {
 		layers, _ := filepath.Glob(filepath.Join(root, "layers/snapshots/[0-9]*/fs/data/*"))
 		data, _ := filepath.Glob(filepath.Join(root, "content/ingest/*/data"))
 		return len(layers) == 2 && len(data) == 1
@@ -221,7 +221,7 @@ func TestOpenErrors(t *testing.T) {
 	wantError(t, err, "invalid database", "delete "+root)
 }
 
-// TestRestart: what was here is here after a restart, by all its names.
+// TestRestart checks that images are found after a restart, under all their names.
 func TestRestart(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -249,8 +249,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// setBoot makes the database say that images were unpacked in another boot,
-// and are not settled.
+// setBoot records that images were unpacked in an earlier boot and are not synced.
 func setBoot(t testing.TB, root string, ids ...string) {
 	t.Helper()
 	db, err := bbolt.Open(filepath.Join(root, "images.db"), 0o600, nil)
@@ -272,8 +271,8 @@ func setBoot(t testing.TB, root string, ids ...string) {
 	}
 }
 
-// TestPowerFailure: layers that had not reached the disk, as the database
-// knows, are unpacked again from their blobs; also those that images share.
+// TestPowerFailure checks that layers which were not synced before a reboot are unpacked
+// again from their blobs, including shared ones.
 func TestPowerFailure(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -291,12 +290,12 @@ func TestPowerFailure(t *testing.T) {
 		}
 		damaged = append(damaged, lower...)
 	}
-	eventually(t, "all is settled", func() bool {
+	eventually(t, "all layers are synced", func() bool {
 		records, err := s.db.Records()
 		if err != nil {
 			t.Fatal(err)
 		}
-		return !slices.ContainsFunc(records, func(r database.Record) bool { return r.Unsettled })
+		return !slices.ContainsFunc(records, func(r database.Record) bool { return r.Unsynced })
 	})
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -326,8 +325,8 @@ func TestPowerFailure(t *testing.T) {
 	wantDisk(t, s, nil)
 }
 
-// TestDamagedImages: what is gone from disk is unpacked again; an image whose
-// blobs are gone too is not here any more, and the others are not disturbed.
+// TestDamagedImages checks that missing layers are unpacked again, that an image whose
+// blobs are missing too is removed, and that other images stay.
 func TestDamagedImages(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -358,13 +357,14 @@ func TestDamagedImages(t *testing.T) {
 	wantFiles(t, s, good)
 	wantFiles(t, s, layerLost)
 	_, err := s.Get("localhost/2:v1")
-	wantError(t, err, "is not here")
+	wantError(t, err, "not found")
 	loadAs(t, s, blobLost, "localhost/2:v1")
 	wantFiles(t, s, blobLost)
 }
 
-// TestAbandonedPullIsDropped: what an interrupted pull leaves goes with a prune.
-func TestAbandonedPullIsDropped(t *testing.T) {
+// TestPruneDeletesInterruptedPull checks that Prune deletes the data of an interrupted
+// pull.
+func TestPruneDeletesInterruptedPull(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
 	r := newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) { cut(w, r, next, 50_000, true) }))
@@ -376,11 +376,11 @@ func TestAbandonedPullIsDropped(t *testing.T) {
 			cancel()
 		}
 	}})
-	wantError(t, err, "cut")
+	wantError(t, err, "interrupted")
 	eventually(t, "the pull has ended", func() bool {
-		s.partial.mu.Lock()
-		defer s.partial.mu.Unlock()
-		return len(s.partial.timers) == 1
+		s.partials.mu.Lock()
+		defer s.partials.mu.Unlock()
+		return len(s.partials.timers) == 1
 	})
 	if ingested(t, s) < 100_000 {
 		t.Error("nothing is kept for the next attempt")

@@ -9,159 +9,97 @@ import (
 	"github.com/huskd/husk/internal/image/database"
 )
 
-// resumeWindow is how long what an interrupted pull fetched is kept for the
-// next attempt.
-const resumeWindow = 10 * time.Minute
+// flushDelay is how long new layers are left to the kernel's writeback before
+// they are synced. It keeps the disk free for the container that an image is
+// usually pulled for, and lets several pulls share one sync.
+const flushDelay = 3 * time.Second
 
-// settleDelay is how long layers are left to the kernel, which may well have
-// written them by then. It keeps the disk free for the container that an image
-// is usually pulled for, and makes one sync of many pulls.
-const settleDelay = 3 * time.Second
-
-// settler makes sure that layers are on disk. They are written without waiting
-// for that, because it can take as long as the pull; should the power fail in
-// between, they are unpacked again from the blobs, which were waited for.
-type settler struct {
+// flusher syncs new layers to disk in the background. A pull doesn't wait for
+// that, because it can take as long as the pull itself. After a power failure in
+// between, layers are unpacked again from their blobs, which were synced.
+type flusher struct {
 	db  *database.DB
 	log *slog.Logger
 
 	mu      sync.Mutex
-	ids     []string // of images that have yet to be settled
-	running bool
+	pending []string // IDs of images whose layers are not synced yet
+	running bool     // run is running
 	stopped bool
 	end     chan struct{} // closed by stop
 }
 
-func newSettler(db *database.DB, log *slog.Logger) *settler {
-	return &settler{db: db, log: log, end: make(chan struct{})}
+func newFlusher(db *database.DB, log *slog.Logger) *flusher {
+	return &flusher{db: db, log: log, end: make(chan struct{})}
 }
 
-// settle waits, in the background, until the layers of images are on disk, and
-// records that.
-func (t *settler) settle(ids ...string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.ids = append(t.ids, ids...)
-	if len(t.ids) > 0 && !t.running {
-		t.running = true
-		go t.run()
+// flush syncs the layers of images in the background, and records that.
+func (f *flusher) flush(ids ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pending = append(f.pending, ids...)
+	if len(f.pending) > 0 && !f.running {
+		f.running = true
+		go f.run()
 	}
 }
 
-func (t *settler) run() {
+func (f *flusher) run() {
 	for {
 		select {
-		case <-time.After(settleDelay):
-		case <-t.end:
+		case <-time.After(flushDelay):
+		case <-f.end:
 		}
-		ids := t.take()
+		ids := f.take()
 		if len(ids) == 0 {
 			return
 		}
-		// What a pull took of memory, decompressing, is not needed again soon.
+		// Return the memory that decompression took: it isn't needed again soon.
 		debug.FreeOSMemory()
-		err := t.db.Sync()
+		err := f.db.Sync()
 		if err == nil {
-			err = t.record(ids)
+			err = f.record(ids)
 		}
-		if err != nil && !t.isStopped() {
-			t.log.Warn("image layers may not be on disk; they would be unpacked again after a power failure", "error", err)
+		if err != nil && !f.isStopped() {
+			f.log.Warn("image layers could not be synced to disk; after a power failure they are unpacked again", "error", err)
 		}
 	}
 }
 
-// take returns what is to be settled now. The last to be told that it is
-// nothing, ends.
-func (t *settler) take() []string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	ids := t.ids
-	t.ids = nil
-	if t.stopped {
+// take returns and clears the pending IDs. If there are none, it marks run as ended.
+func (f *flusher) take() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	ids := f.pending
+	f.pending = nil
+	if f.stopped {
 		ids = nil
 	}
-	t.running = len(ids) > 0
+	f.running = len(ids) > 0
 	return ids
 }
 
-func (t *settler) record(ids []string) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.stopped {
+func (f *flusher) record(ids []string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.stopped {
 		return nil // the next process does it
 	}
-	return t.db.Settle(ids...)
+	return f.db.MarkSynced(ids...)
 }
 
-func (t *settler) isStopped() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.stopped
+func (f *flusher) isStopped() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.stopped
 }
 
-// stop keeps the settler away from the database from now on. It doesn't wait
-// for what the kernel is writing.
-func (t *settler) stop() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if !t.stopped {
-		t.stopped = true
-		close(t.end)
-	}
-}
-
-// partial is what interrupted pulls leave for a while, so that the next attempt
-// need not begin at nothing.
-type partial struct {
-	mu     sync.Mutex
-	timers map[*database.Operation]*time.Timer
-}
-
-// add keeps what an operation has made for the resumeWindow, then aborts it.
-func (p *partial) add(op *database.Operation) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.timers == nil {
-		p.timers = map[*database.Operation]*time.Timer{}
-	}
-	p.timers[op] = time.AfterFunc(resumeWindow, func() { _ = p.drop(op) })
-}
-
-// drop aborts an operation that was added, unless somebody else has.
-func (p *partial) drop(op *database.Operation) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	timer := p.timers[op]
-	if timer == nil {
-		return nil
-	}
-	timer.Stop()
-	delete(p.timers, op)
-	return op.Abort()
-}
-
-// dropAll aborts all operations.
-func (p *partial) dropAll() error {
-	p.mu.Lock()
-	var all []*database.Operation
-	for op := range p.timers {
-		all = append(all, op)
-	}
-	p.mu.Unlock()
-	for _, op := range all {
-		if err := p.drop(op); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// stop leaves it to the next process to delete what was kept.
-func (p *partial) stop() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for op, timer := range p.timers {
-		timer.Stop()
-		delete(p.timers, op)
+// stop makes the flusher leave the database alone. It doesn't wait for a sync
+// in progress.
+func (f *flusher) stop() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.stopped {
+		f.stopped = true
+		close(f.end)
 	}
 }

@@ -29,20 +29,20 @@ import (
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(crashDir); dir != "" {
-		crash(dir) // the test binary, run again to be killed
+		crash(dir) // the test binary, started again as a process to be killed
 		return
 	}
 	goleak.VerifyTestMain(m)
 }
 
-// testRegistry is a registry in memory that can be told to misbehave.
+// testRegistry is an in-memory registry whose handlers can misbehave.
 type testRegistry struct {
 	*httptest.Server
-	host string // as in an image's name
+	host string // host:port, as in image names
 
 	mu     sync.Mutex
 	blobs  map[string]int64 // sizes, by digest
-	served map[string]int   // how often a GET of a path was answered
+	served map[string]int   // number of GETs, by path
 }
 
 // handler may answer a request itself, or call next.
@@ -66,8 +66,8 @@ func newRegistry(t testing.TB, handlers ...handler) *testRegistry {
 
 var blobPath = regexp.MustCompile(`/blobs/(sha256:[0-9a-f]{64})$`)
 
-// serve counts what is got, and helps the registry, which only knows ranges
-// that have an end.
+// serve counts GETs. It adds an end to open ranges, because the in-memory registry
+// requires one.
 func (r *testRegistry) serve(next http.Handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		if req.Method == http.MethodGet {
@@ -84,7 +84,7 @@ func (r *testRegistry) serve(next http.Handler) http.HandlerFunc {
 	}
 }
 
-// gets returns how often something whose path contains part was downloaded.
+// gets returns the number of GETs whose path contains part.
 func (r *testRegistry) gets(part string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,14 +97,14 @@ func (r *testRegistry) gets(part string) int {
 	return n
 }
 
-// push stores an image under repository:tag and returns its whole name. The
-// way in is not the way that misbehaves.
+// push stores an image under repository:tag and returns its full name. Pushes don't
+// go through the misbehaving handlers.
 func (r *testRegistry) push(t testing.TB, repository, tag string, img *testimage.Image) string {
 	t.Helper()
 	if err := r.pushTo().Push(t.Context(), repository, tag, img); err != nil {
 		t.Fatal(err)
 	}
-	r.known(img)
+	r.remember(img)
 	return r.host + "/" + repository + ":" + tag
 }
 
@@ -112,7 +112,8 @@ func (r *testRegistry) pushTo() testimage.Registry {
 	return testimage.Registry{URL: r.URL, Client: &http.Client{Transport: inside{r.Config.Handler}}}
 }
 
-func (r *testRegistry) known(images ...*testimage.Image) {
+// remember records the sizes of the images' blobs.
+func (r *testRegistry) remember(images ...*testimage.Image) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, img := range images {
@@ -122,7 +123,7 @@ func (r *testRegistry) known(images ...*testimage.Image) {
 	}
 }
 
-// inside calls a handler without a network, and marks the request as ours.
+// inside is a transport that calls a handler directly and marks the request as a push.
 type inside struct{ http.Handler }
 
 func (i inside) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -134,7 +135,7 @@ func (i inside) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// onBlobs makes a handler of what is done to downloads of blobs.
+// onBlobs returns a handler that calls do for downloads of blobs.
 func onBlobs(do func(w http.ResponseWriter, r *http.Request, next http.Handler)) handler {
 	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		if r.Method == http.MethodGet && blobPath.MatchString(r.URL.Path) && r.Header.Get("Inside") == "" {
@@ -145,8 +146,7 @@ func onBlobs(do func(w http.ResponseWriter, r *http.Request, next http.Handler))
 	}
 }
 
-// cut ends the connection after n bytes of body, with a reset or an orderly
-// end.
+// cut closes the connection after n bytes of the body, with a reset or orderly.
 func cut(w http.ResponseWriter, r *http.Request, next http.Handler, n int, reset bool) {
 	next.ServeHTTP(&cutWriter{ResponseWriter: w, left: n, reset: reset}, r)
 }
@@ -195,8 +195,8 @@ func newStore(t testing.TB) *Store {
 
 var here = ocispec.Platform{OS: "linux", Architecture: runtime.GOARCH}
 
-// makeImage makes an image of layers that hold size random bytes each. The same
-// seed makes the same image.
+// makeImage returns an image whose layers hold size random bytes each. The same seed
+// gives the same image.
 func makeImage(t testing.TB, seed uint64, layers, size int) *testimage.Image {
 	t.Helper()
 	var list []testimage.Layer
@@ -236,7 +236,7 @@ func mustPull(t testing.TB, s *Store, ref string) Image {
 	return img
 }
 
-// disk lists the blobs, the downloads that have begun and the layers on disk.
+// disk lists the blobs, the partial downloads and the layers on disk.
 func disk(t testing.TB, s *Store) []string {
 	t.Helper()
 	var list []string
@@ -253,7 +253,7 @@ func disk(t testing.TB, s *Store) []string {
 	return list
 }
 
-// wantDisk fails if the disk isn't as it was.
+// wantDisk fails if the disk doesn't hold exactly want.
 func wantDisk(t testing.TB, s *Store, want []string) {
 	t.Helper()
 	if got := disk(t, s); !slices.Equal(got, want) {
@@ -261,7 +261,7 @@ func wantDisk(t testing.TB, s *Store, want []string) {
 	}
 }
 
-// wantFiles fails if an image's layers don't hold what they should.
+// wantFiles fails if a layer of an image has no content on disk.
 func wantFiles(t testing.TB, s *Store, img *testimage.Image) {
 	t.Helper()
 	lower, err := s.Rootfs(img.ID())
@@ -269,7 +269,7 @@ func wantFiles(t testing.TB, s *Store, img *testimage.Image) {
 		t.Fatal(err)
 	}
 	if len(lower) != max(len(img.Layers), 1) {
-		t.Fatalf("%d lower directories of %d layers", len(lower), len(img.Layers))
+		t.Fatalf("%d lower directories for %d layers", len(lower), len(img.Layers))
 	}
 	for i := range img.Layers {
 		var size int64
@@ -295,13 +295,13 @@ func eventually(t testing.TB, what string, condition func() bool) {
 	deadline := time.Now().Add(20 * time.Second)
 	for !condition() {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within time: %s", what)
+			t.Fatalf("timeout: %s", what)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// wantError fails unless err is one line that has all of these words.
+// wantError fails unless err is one line that contains all of words.
 func wantError(t testing.TB, err error, words ...string) {
 	t.Helper()
 	if err == nil {

@@ -1,8 +1,8 @@
 // Package image owns images. It pulls and loads them, keeps them unpacked, and
-// says from which directories a container's root filesystem is mounted.
+// returns the layer directories that a container's root filesystem is mounted from.
 //
-// What is durable lies in the database (internal/image/database). Everything
-// about whole images is also in memory: to list, find or use one costs no
+// Durable state is in the database (internal/image/database). All metadata of
+// images is also in memory: listing, finding or using an image needs no
 // transaction and no system call.
 package image
 
@@ -23,68 +23,66 @@ import (
 	"github.com/huskd/husk/internal/image/database"
 )
 
-// stallTimeout is how long a pull may go without a single byte.
+// stallTimeout is how long a pull may go without receiving a byte.
 const stallTimeout = 5 * time.Minute
 
-// Config says where a store keeps its state.
+// Config configures a Store.
 type Config struct {
-	// Root is the directory of all images. It needs a filesystem that can hold
-	// the layers of an overlay, such as ext4 or xfs.
+	// Root is the directory of all images. Its filesystem must support overlay
+	// lower directories, as ext4 and xfs do.
 	Root string
-	// CertsDir has a directory for each registry that needs one, with a
-	// hosts.toml (mirrors, plain http, headers) or certificates, as containerd
-	// and docker lay them out. It need not be there.
+	// CertsDir has a directory per registry with a hosts.toml (mirrors, plain http, headers)
+	// or certificates, in the layout of containerd and docker. It need not exist.
 	CertsDir string
-	// Pulled, if set, is told how long each pull took, and how it failed if it did.
+	// Pulled, if set, is called after every pull with its duration and error.
 	Pulled func(time.Duration, error)
-	// Log gets what nobody is there to be told; nil is the default logger.
+	// Log receives what can't be returned to a caller; nil is the default logger.
 	Log *slog.Logger
 }
 
-// Image describes an image that is here, unpacked.
+// Image describes an unpacked image.
 type Image struct {
 	ID       string   // digest of its config
-	Tags     []string // whole names with a tag, sorted
-	Digests  []string // whole names with a digest, sorted
+	Tags     []string // full names with a tag, sorted
+	Digests  []string // full names with a digest, sorted
 	Size     int64    // bytes of its blobs, compressed
 	Unpacked int64    // bytes of its layers on disk; layers may be shared
 	Created  time.Time
 	Platform string // for example linux/amd64
-	InUse    bool   // somebody holds it
+	InUse    bool   // it is held, see Hold
 	Config   ocispec.ImageConfig
 }
 
-// Store is the one owner of a directory of images. Its methods may be called
-// from any goroutine.
+// Store owns a directory of images. Its methods are safe for concurrent use.
 type Store struct {
 	root, certsDir string
 	pulled         func(time.Duration, error) // may be nil
 	log            *slog.Logger
 	db             *database.DB
 
-	// ctx ends when the store is closed; ops counts what runs under it. Nothing
-	// is added to ops after that, because both happen under closing.
+	// ctx ends when the store is closed; ops counts the operations running under it.
+	// Invariant: ops isn't incremented once ctx has ended. closing guards both.
 	ctx     context.Context
 	cancel  context.CancelFunc
 	ops     sync.WaitGroup
 	closing sync.Mutex
 
-	// changing is held while records of images change, in the database and in
-	// index, so that both always say the same. It is locked before index.mu.
+	// Invariant: the image records in db equal those in index while changing is not held.
+	// It is locked before index.mu.
 	changing sync.Mutex
 	index    index
 
-	assembler assembler
-	flights   flights
-	partial   partial
-	settler   *settler
+	unpacker unpacker
+	inflight inflight
+	partials partials
+	flusher  *flusher
 
 	stall time.Duration // stallTimeout; shorter in tests
 }
 
-// Open opens the images below cfg.Root, and makes the directory if it isn't
-// there. It finishes or undoes what an earlier process left half-done. Only one
-// process at a time can have the images open.
+// Open opens the images below cfg.Root and creates the directory if it doesn't
+// exist. It completes or undoes operations that an earlier process left
+// unfinished. Only one process at a time can have the images open.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	db, err := database.Open(cfg.Root)
 	if err != nil {
@@ -92,15 +90,15 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	log := cmp.Or(cfg.Log, slog.Default())
 	s := &Store{
-		root:      cfg.Root,
-		certsDir:  cfg.CertsDir,
-		pulled:    cfg.Pulled,
-		log:       log,
-		db:        db,
-		index:     newIndex(),
-		assembler: assembler{db: db, root: cfg.Root},
-		settler:   newSettler(db, log),
-		stall:     stallTimeout,
+		root:     cfg.Root,
+		certsDir: cfg.CertsDir,
+		pulled:   cfg.Pulled,
+		log:      log,
+		db:       db,
+		index:    newIndex(),
+		unpacker: unpacker{db: db, root: cfg.Root},
+		flusher:  newFlusher(db, log),
+		stall:    stallTimeout,
 	}
 	s.ctx, s.cancel = context.WithCancel(db.Context(context.Background()))
 	if err := s.recover(ctx); err != nil {
@@ -110,15 +108,15 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Close cuts what is going on, waits for it to end and closes the store. What
-// has been handed out by Rootfs stays valid.
+// Close cancels running operations, waits for them to end and closes the store.
+// Directories returned by Rootfs stay valid.
 func (s *Store) Close() error {
 	s.closing.Lock()
 	s.cancel()
 	s.closing.Unlock()
 	s.ops.Wait()
-	s.partial.stop()
-	s.settler.stop()
+	s.partials.stop()
+	s.flusher.stop()
 	return s.db.Close()
 }
 
@@ -127,15 +125,15 @@ func (s *Store) enter() (exit func(), err error) {
 	s.closing.Lock()
 	defer s.closing.Unlock()
 	if s.ctx.Err() != nil {
-		return nil, errdefs.ErrUnavailable.WithMessage("images are closed: the daemon is about to exit")
+		return nil, errdefs.ErrUnavailable.WithMessage("image store is closed: huskd is shutting down")
 	}
 	s.ops.Add(1)
 	return s.ops.Done, nil
 }
 
-// commit makes the images of an operation be there, all or none, and returns
-// each once.
-func (s *Store) commit(op *database.Operation, list ...named) ([]Image, error) {
+// commit records the images of an operation, all or none, and returns each
+// image once.
+func (s *Store) commit(op *database.Operation, list ...namedEntry) ([]Image, error) {
 	s.changing.Lock()
 	defer s.changing.Unlock()
 	var records []database.Record
@@ -148,11 +146,11 @@ func (s *Store) commit(op *database.Operation, list ...named) ([]Image, error) {
 	var ids []string
 	for _, n := range list {
 		s.index.put(n.entry, n.names)
-		if !slices.Contains(ids, n.id) { // several names may be of one image
+		if !slices.Contains(ids, n.id) { // several names may be for one image
 			ids = append(ids, n.id)
 		}
 	}
-	s.settler.settle(ids...)
+	s.flusher.flush(ids...)
 	var images []Image
 	for _, id := range ids {
 		images = append(images, s.index.image(id))
@@ -160,23 +158,24 @@ func (s *Store) commit(op *database.Operation, list ...named) ([]Image, error) {
 	return images, nil
 }
 
-// diskFull explains the error of a full disk, and no other.
-func (s *Store) diskFull(err error) error {
+// explainDiskFull adds advice to the error of a full disk and returns any other
+// error unchanged.
+func (s *Store) explainDiskFull(err error) error {
 	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
 		return err
 	}
-	return errdefs.ErrResourceExhausted.WithMessage(fmt.Sprintf("no space left below %s: prune images, or make room there (%v)", s.root, err))
+	return errdefs.ErrResourceExhausted.WithMessage(fmt.Sprintf("no space left below %s: prune images or free disk space (%v)", s.root, err))
 }
 
-// undo aborts an operation that failed with err.
-func (s *Store) undo(op *database.Operation, err error) error {
+// abort aborts an operation that failed with err, and returns err.
+func (s *Store) abort(op *database.Operation, err error) error {
 	abortErr := op.Abort()
 	if abortErr == nil && errdefs.IsResourceExhausted(err) {
-		// Not all could be deleted while there was no room to record it.
-		abortErr = s.db.Scour()
+		// Files whose creation could not be recorded on the full disk are orphans.
+		abortErr = s.db.CollectOrphans()
 	}
 	if abortErr != nil {
-		return fmt.Errorf("%w (and what there is of it is only deleted at the next start: %v)", err, abortErr)
+		return fmt.Errorf("%w (its files are deleted only at the next start: %v)", err, abortErr)
 	}
 	return err
 }

@@ -16,33 +16,33 @@ import (
 	"github.com/huskd/husk/internal/image/database"
 )
 
-// shortestPrefix is how many digits of an ID name an image.
-const shortestPrefix = 4
+// minPrefix is the least number of digits of an ID prefix that can name an image.
+const minPrefix = 4
 
-// entry is all that is known of one image.
+// entry is the metadata of one image.
 type entry struct {
 	id       string
 	manifest ocispec.Descriptor
 	platform ocispec.Platform
 	config   ocispec.ImageConfig
 	created  time.Time
-	size     int64           // of all blobs
-	blobs    []digest.Digest // beside the manifest
+	size     int64           // sum of its blobs
+	blobs    []digest.Digest // without the manifest
 
 	layers []database.Layer // topmost first
-	lower  []string         // topmost first, never empty
+	lower  []string         // lower directories, topmost first; never empty
 
-	names   []string       // whole names, sorted
-	holders map[string]int // by name, how many times each holds the image
+	names   []string       // full names, sorted
+	holders map[string]int // number of holds, by holder
 }
 
-// named is an image and names that it is to have.
-type named struct {
+// namedEntry is an image and the names to give it.
+type namedEntry struct {
 	*entry
 	names []string
 }
 
-func (n named) record() database.Record {
+func (n namedEntry) record() database.Record {
 	r := database.Record{ID: n.id, Names: n.names, Manifest: n.manifest, Blobs: n.blobs}
 	if len(n.layers) > 0 {
 		r.Top = n.layers[0].ChainID
@@ -50,19 +50,18 @@ func (n named) record() database.Record {
 	return r
 }
 
-// index is the images of a store in memory.
+// index holds the images of a store in memory.
 type index struct {
 	mu      sync.RWMutex
 	entries map[string]*entry // by ID
-	names   map[string]string // IDs by whole name
+	names   map[string]string // IDs by full name
 }
 
 func newIndex() index {
 	return index{entries: map[string]*entry{}, names: map[string]string{}}
 }
 
-// put adds an image, if it isn't there, and gives it names, which other images
-// lose.
+// put adds an image, unless it is there, and moves names to it.
 func (x *index) put(e *entry, names []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -71,43 +70,43 @@ func (x *index) put(e *entry, names []string) {
 	}
 	x.entries[e.id] = e
 	for _, name := range names {
-		x.unname(name)
+		x.removeName(name)
 		x.names[name] = e.id
 		e.names = append(e.names, name)
 	}
 	slices.Sort(e.names)
 }
 
-// unname takes a name from the image that has it. The caller holds the lock.
-func (x *index) unname(name string) {
+// removeName takes a name away from its image. The caller holds mu.
+func (x *index) removeName(name string) {
 	if e := x.entries[x.names[name]]; e != nil {
 		e.names = slices.DeleteFunc(e.names, func(n string) bool { return n == name })
 	}
 	delete(x.names, name)
 }
 
-// drop forgets names and images.
-func (x *index) drop(names, ids []string) {
+// remove removes names and images.
+func (x *index) remove(names, ids []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, name := range names {
-		x.unname(name)
+		x.removeName(name)
 	}
 	for _, id := range ids {
 		delete(x.entries, id)
 	}
 }
 
-// image returns the image with this ID, which must be there.
+// image returns the image with this ID, which must exist.
 func (x *index) image(id string) Image {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return x.entries[id].image()
 }
 
-// find returns the image with a name, an ID or an unambiguous prefix of an ID,
-// and the whole name if it was found by one. The caller holds the lock.
-func (x *index) find(name string) (e *entry, whole string, err error) {
+// find returns the image with a name, an ID or an unambiguous prefix of an ID.
+// full is the full name that it was found by, if any. The caller holds mu.
+func (x *index) find(name string) (e *entry, full string, err error) {
 	for _, id := range []string{name, "sha256:" + name} {
 		if e := x.entries[id]; e != nil {
 			return e, "", nil
@@ -120,8 +119,8 @@ func (x *index) find(name string) (e *entry, whole string, err error) {
 		}
 	}
 	prefix := strings.TrimPrefix(name, "sha256:")
-	if len(prefix) >= shortestPrefix && strings.Trim(prefix, "0123456789abcdef") == "" {
-		// It may be malformed as a name, but is well-formed as an ID.
+	if len(prefix) >= minPrefix && strings.Trim(prefix, "0123456789abcdef") == "" {
+		// A malformed name can be a well-formed ID.
 		e, err = x.findPrefix("sha256:" + prefix)
 		if e != nil || err != nil {
 			return e, "", err
@@ -130,10 +129,10 @@ func (x *index) find(name string) (e *entry, whole string, err error) {
 	if err != nil {
 		return nil, "", err
 	}
-	return nil, "", errdefs.ErrNotFound.WithMessage(fmt.Sprintf("image %q is not here: pull or load it", name))
+	return nil, "", errdefs.ErrNotFound.WithMessage(fmt.Sprintf("image %q not found: pull or load it", name))
 }
 
-// findPrefix returns the image, if any, whose ID begins with prefix.
+// findPrefix returns the image, if any, whose ID begins with prefix. The caller holds mu.
 func (x *index) findPrefix(prefix string) (*entry, error) {
 	var found *entry
 	for id, e := range x.entries {
@@ -166,12 +165,12 @@ func (e *entry) image() Image {
 	return img
 }
 
-// tagged says whether a tag names the image.
+// tagged reports whether the image has a tag.
 func (e *entry) tagged() bool {
 	return slices.ContainsFunc(e.names, func(name string) bool { return !isDigestName(name) })
 }
 
-// users names who holds the image, for people.
+// users lists the holders of the image for an error message.
 func (e *entry) users() string {
 	const most = 3
 	holders := slices.Sorted(maps.Keys(e.holders))
@@ -181,7 +180,7 @@ func (e *entry) users() string {
 	return strings.Join(holders, ", ")
 }
 
-// List returns all images, in the order of their names.
+// List returns all images, sorted by tags.
 func (s *Store) List() []Image {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
@@ -198,9 +197,8 @@ func (s *Store) List() []Image {
 	return list
 }
 
-// Get returns the image with this name, which is a tag, a name with a digest,
-// an ID or an unambiguous prefix of an ID. The error of one that isn't here is
-// of the kind errdefs.ErrNotFound.
+// Get returns the image with this name: a tag, a name with a digest, an ID or an
+// unambiguous prefix of an ID. For an unknown image it returns errdefs.ErrNotFound.
 func (s *Store) Get(name string) (Image, error) {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
@@ -211,28 +209,27 @@ func (s *Store) Get(name string) (Image, error) {
 	return e.image(), nil
 }
 
-// Rootfs returns the directories of the layers of the image with this ID,
-// topmost first, to be mounted as the lower directories of an overlay. They
-// stay while the image is held.
+// Rootfs returns the lower directories of an overlay for the image with this ID,
+// topmost first. They exist as long as the image is held.
 func (s *Store) Rootfs(id string) (lower []string, err error) {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	e := s.index.entries[id]
 	if e == nil {
-		return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("image %s is not here: pull or load it", id))
+		return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("image %s not found: pull or load it", id))
 	}
 	return slices.Clone(e.lower), nil
 }
 
-// Hold keeps the image with this ID from being removed until release is
-// called. The holder, such as "container 0123abcd", is named to whoever wants to
-// remove it. Holds are in memory: they are made anew after a restart.
+// Hold prevents the removal of the image with this ID until release is called.
+// The holder, such as "container 0123abcd", is named in errors of Remove. Holds
+// are only in memory, so callers hold images again after a restart.
 func (s *Store) Hold(id, holder string) (release func(), err error) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
 	e := s.index.entries[id]
 	if e == nil {
-		return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("image %s is not here: pull or load it", id))
+		return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("image %s not found: pull or load it", id))
 	}
 	if e.holders == nil {
 		e.holders = map[string]int{}
@@ -247,8 +244,8 @@ func (s *Store) Hold(id, holder string) (release func(), err error) {
 	}), nil
 }
 
-// Usage returns what all images take on disk: as they were pulled, and their
-// layers unpacked. The inodes are the latter's.
+// Usage returns the disk usage of all images: the bytes of blobs and of unpacked
+// layers, and the inodes of unpacked layers.
 func (s *Store) Usage() (bytes, inodes int64) {
 	for _, img := range s.List() {
 		bytes += img.Size

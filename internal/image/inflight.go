@@ -9,81 +9,81 @@ import (
 	"github.com/huskd/husk/internal/image/registry"
 )
 
-// flightKey is what must be the same for two calls to share one pull. The
-// login is part of it, so that nobody gets by another's what is denied to him.
-type flightKey struct {
+// pullKey identifies a pull that several calls can share. It includes the
+// login: a pull is not shared across credentials.
+type pullKey struct {
 	name, platform string
 	login          registry.Login
 }
 
-// flight is a pull that is going on, and who waits for it.
-type flight struct {
+// inflightPull is a running pull and the number of calls that wait for it.
+type inflightPull struct {
 	tracker *tracker
 	cancel  context.CancelFunc
-	waiters int
+	waiters int           // guarded by inflight.mu
 	done    chan struct{} // closed when image and err are set
 	image   Image
 	err     error
 }
 
-// flights are all of them. The zero value is ready for use.
-type flights struct {
-	mu sync.Mutex
-	by map[flightKey]*flight
+// inflight holds the running pulls. Its zero value is ready for use.
+type inflight struct {
+	mu    sync.Mutex
+	pulls map[pullKey]*inflightPull
 }
 
-// add is called with the lock held.
-func (x *flights) add(key flightKey, f *flight) {
-	if x.by == nil {
-		x.by = map[flightKey]*flight{}
+// add adds a pull. The caller holds mu.
+func (x *inflight) add(key pullKey, p *inflightPull) {
+	if x.pulls == nil {
+		x.pulls = map[pullKey]*inflightPull{}
 	}
-	x.by[key] = f
+	x.pulls[key] = p
 }
 
-// land tells all who wait that the flight has ended.
-func (x *flights) land(key flightKey, f *flight) {
+// finish removes a pull and wakes its waiters.
+func (x *inflight) finish(key pullKey, p *inflightPull) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.forget(key, f)
-	close(f.done)
+	x.remove(key, p)
+	close(p.done)
 }
 
-// leave is called once by each who waited. The last one cancels the flight.
-func (x *flights) leave(key flightKey, f *flight) {
+// leave is called once by each waiter. The last one cancels the pull.
+func (x *inflight) leave(key pullKey, p *inflightPull) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if f.waiters--; f.waiters == 0 {
-		x.forget(key, f) // so that nobody joins what is being cut
-		f.cancel()
+	if p.waiters--; p.waiters == 0 {
+		x.remove(key, p) // no call may join a cancelled pull
+		p.cancel()
 	}
 }
 
-// forget is called with the lock held.
-func (x *flights) forget(key flightKey, f *flight) {
-	if x.by[key] == f {
-		delete(x.by, key)
+// remove removes a pull unless another has taken its place. The caller holds mu.
+func (x *inflight) remove(key pullKey, p *inflightPull) {
+	if x.pulls[key] == p {
+		delete(x.pulls, key)
 	}
 }
 
-// wait waits for the end of the flight or of ctx. listen may be nil.
-func (f *flight) wait(ctx context.Context, listen func(Progress)) (Image, error) {
+// wait waits until the pull or ctx ends. onProgress may be nil.
+func (p *inflightPull) wait(ctx context.Context, onProgress func(Progress)) (Image, error) {
 	var tick <-chan time.Time
-	if listen != nil {
+	if onProgress != nil {
 		ticker := time.NewTicker(progressInterval)
 		defer ticker.Stop()
 		tick = ticker.C
 	}
 	for {
 		select {
-		case <-f.done:
-			if f.err == nil && listen != nil {
-				listen(f.tracker.snapshot())
+		case <-p.done:
+			if p.err == nil && onProgress != nil {
+				onProgress(p.tracker.snapshot())
 			}
-			return f.image, f.err
+			return p.image, p.err
 		case <-ctx.Done():
-			return Image{}, fmt.Errorf("pull was cut while %s: %w", f.tracker.snapshot().Stage, ctx.Err())
+			return Image{}, fmt.Errorf("pull interrupted while %s: %w", p.tracker.snapshot().Stage, ctx.Err())
 		case <-tick:
-			listen(f.tracker.snapshot())
+			onProgress(p.tracker.snapshot())
 		}
 	}
 }

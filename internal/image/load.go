@@ -19,21 +19,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/image/database"
-	layers "github.com/huskd/husk/internal/image/layer"
+	"github.com/huskd/husk/internal/image/layer"
 )
 
-// Load makes the images of an archive be here, all or none. The archive is an
-// OCI image layout or what docker save writes, in a tar file, compressed or
-// not. Images without a name are kept by their ID. progress, if not nil, is
-// called about ten times a second while something moves.
+// Load stores and unpacks the images of an archive, all or none. The archive is a
+// tar file, compressed or not, of an OCI image layout or from docker save. Images
+// without a name are kept under their ID. progress, if not nil, is called about
+// ten times a second while the load advances.
 func (s *Store) Load(ctx context.Context, r io.Reader, progress func(Progress)) ([]Image, error) {
 	exit, err := s.enter()
 	if err != nil {
 		return nil, err
 	}
 	defer exit()
-	// One at a time: the archive reader names what it stores by file names.
-	unlock, err := s.assembler.locks.Lock(ctx, "load")
+	// One load at a time: containerd's archive reader stores blobs under their file names.
+	unlock, err := s.unpacker.locks.Lock(ctx, "load")
 	if err != nil {
 		return nil, fmt.Errorf("image archive: %w", err)
 	}
@@ -44,9 +44,9 @@ func (s *Store) Load(ctx context.Context, r io.Reader, progress func(Progress)) 
 	if err != nil {
 		return nil, s.explainLoad(ctx, err)
 	}
-	l := &loader{Store: s, op: op, tracker: s.assembler.track("")}
+	l := &loader{Store: s, op: op, tracker: s.unpacker.newTracker("")}
 	l.tracker.enter(Downloading)
-	list, err := l.load(l.tell(r, progress))
+	list, err := l.load(l.reader(r, progress))
 	if err == nil {
 		var loaded []Image
 		if loaded, err = s.commit(op, list...); err == nil {
@@ -54,17 +54,17 @@ func (s *Store) Load(ctx context.Context, r io.Reader, progress func(Progress)) 
 			if progress != nil {
 				progress(l.tracker.snapshot())
 			}
-			// The archive's own files, such as its index, are of no more use.
+			// The archive's own files, such as its index, are no longer needed.
 			if err := s.db.Collect(); err != nil {
-				s.log.Warn("what an image archive held beside images is not deleted yet", "error", err)
+				s.log.Warn("image archive: leftover blobs could not be deleted", "error", err)
 			}
 			return loaded, nil
 		}
 	}
-	return nil, s.undo(op, s.explainLoad(ctx, err))
+	return nil, s.abort(op, s.explainLoad(ctx, err))
 }
 
-// merge returns ctx, which is also cancelled when the store is closed.
+// merge returns a copy of ctx that is also cancelled when the store is closed.
 func (s *Store) merge(ctx context.Context) (context.Context, context.CancelFunc) {
 	merged, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(s.ctx, cancel)
@@ -73,26 +73,26 @@ func (s *Store) merge(ctx context.Context) (context.Context, context.CancelFunc)
 
 func (s *Store) explainLoad(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		err = fmt.Errorf("load was cut: %w", ctx.Err())
+		err = fmt.Errorf("load interrupted: %w", ctx.Err())
 	}
-	return fmt.Errorf("image archive: %w", s.diskFull(err))
+	return fmt.Errorf("image archive: %w", s.explainDiskFull(err))
 }
 
 // loader is one load.
 type loader struct {
 	*Store
-	op      *database.Operation
-	tracker *tracker
-	told    time.Time // when progress was told last
+	op       *database.Operation
+	tracker  *tracker
+	reported time.Time // when progress was last reported
 }
 
-// tell returns r. From now on, progress is told while r is read and while
-// layers are unpacked.
-func (l *loader) tell(r io.Reader, progress func(Progress)) io.Reader {
+// reader returns a reader of r. From now on, progress is reported while it is read
+// and while layers are unpacked.
+func (l *loader) reader(r io.Reader, progress func(Progress)) io.Reader {
 	if progress != nil {
-		l.tracker.listen = func() {
-			if time.Since(l.told) >= progressInterval {
-				l.told = time.Now()
+		l.tracker.onMove = func() {
+			if time.Since(l.reported) >= progressInterval {
+				l.reported = time.Now()
 				progress(l.tracker.snapshot())
 			}
 		}
@@ -109,16 +109,16 @@ func (l *loader) tell(r io.Reader, progress func(Progress)) io.Reader {
 }
 
 // load stores and unpacks the archive's images.
-func (l *loader) load(r io.Reader) ([]named, error) {
+func (l *loader) load(r io.Reader) ([]namedEntry, error) {
 	top, err := l.store(r)
 	if err != nil {
 		return nil, err
 	}
 	if len(top) == 0 {
-		return nil, errdefs.ErrInvalidArgument.WithMessage("there is no image in it")
+		return nil, errdefs.ErrInvalidArgument.WithMessage("it contains no image")
 	}
-	var list []named
-	var other error // of an image for another platform
+	var list []namedEntry
+	var mismatch error // for an image of another platform
 	for _, desc := range top {
 		name, err := nameInArchive(desc)
 		if err != nil {
@@ -131,36 +131,36 @@ func (l *loader) load(r io.Reader) ([]named, error) {
 		}
 		switch {
 		case errors.As(err, &platformError{}):
-			other = err // as may be, as long as one is for this
+			mismatch = err // allowed if another image matches
 		case err != nil:
 			return nil, err
 		case name == "":
-			list = append(list, named{entry: e})
+			list = append(list, namedEntry{entry: e})
 		default:
-			list = append(list, named{e, []string{name}})
+			list = append(list, namedEntry{e, []string{name}})
 		}
 	}
 	if len(list) == 0 {
-		return nil, other
+		return nil, mismatch
 	}
 	return list, nil
 }
 
 // store stores the blobs of the archive and returns what its index lists.
 func (l *loader) store(r io.Reader) ([]ocispec.Descriptor, error) {
-	plain, err := layers.Decompress(r)
+	plain, err := layer.Decompress(r)
 	if err != nil {
 		return nil, notAnArchive(err)
 	}
 	defer plain.Close()
 	desc, err := archive.ImportIndex(l.op.Context, l.db.Content, plain)
 	if err == nil {
-		_, err = io.Copy(io.Discard, plain) // to see that the compressed end is there
+		_, err = io.Copy(io.Discard, plain) // detects a truncated compressed stream
 	}
 	if err != nil {
 		return nil, notAnArchive(err)
 	}
-	raw, err := l.assembler.document(l.op.Context, nil, desc)
+	raw, err := l.unpacker.document(l.op.Context, nil, desc)
 	if err != nil {
 		return nil, err
 	}
@@ -171,54 +171,54 @@ func (l *loader) store(r io.Reader) ([]ocispec.Descriptor, error) {
 	return index.Manifests, nil
 }
 
-// notAnArchive says in one line why an archive can't be read.
+// notAnArchive explains in one line why an archive can't be read.
 func notAnArchive(err error) error {
-	var refused unix.Errno // by the kernel: nothing wrong with the archive
+	var errno unix.Errno // from the kernel: the archive isn't at fault
 	switch {
-	case errors.As(err, &refused), errors.Is(err, context.Canceled):
+	case errors.As(err, &errno), errors.Is(err, context.Canceled):
 		return err
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return errdefs.ErrInvalidArgument.WithMessage("it is cut short: save or copy it again")
+		return errdefs.ErrInvalidArgument.WithMessage("it is truncated: save or copy it again")
 	}
-	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("it is neither an OCI image layout nor of docker save (%v)", err))
+	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("it is neither an OCI image layout nor a docker save archive (%v)", err))
 }
 
-// image unpacks the image of an entry of the archive's index.
+// image unpacks the image that an entry of the archive's index refers to.
 func (l *loader) image(desc ocispec.Descriptor) (*entry, error) {
 	m, err := l.manifest(desc)
 	if err != nil {
 		return nil, err
 	}
 	ctx := l.op.Context
-	first, err := l.assembler.unpacked(ctx, m.layers)
+	first, err := l.unpacker.unpacked(ctx, m.layers)
 	if err != nil {
 		return nil, err
 	}
-	for i, layer := range m.layers {
+	for i, ml := range m.layers {
 		if i < first {
-			layer.progress.enter(Unpacked)
+			ml.progress.enter(Unpacked)
 		} else {
-			layer.progress.enter(Downloaded)
+			ml.progress.enter(Downloaded)
 		}
 	}
 	l.tracker.reset(l.tracker.ref, m.trackers())
 	l.tracker.enter(Unpacking)
 	var parent digest.Digest
-	for i, layer := range m.layers {
+	for i, ml := range m.layers {
 		if i >= first {
-			if _, err := l.db.Content.Info(ctx, layer.blob.Digest); err != nil {
-				return nil, fmt.Errorf("layer %w", notInArchive(layer.blob, err))
+			if _, err := l.db.Content.Info(ctx, ml.blob.Digest); err != nil {
+				return nil, fmt.Errorf("layer %w", notInArchive(ml.blob, err))
 			}
-			if err := l.assembler.unpack(ctx, layer, parent); err != nil {
+			if err := l.unpacker.unpack(ctx, ml, parent); err != nil {
 				return nil, err
 			}
 		}
-		parent = layer.chainID
+		parent = ml.chainID
 	}
-	return l.assembler.describe(ctx, m)
+	return l.unpacker.describe(ctx, m)
 }
 
-// manifest finds the manifest for this host in what desc names.
+// manifest returns the manifest for this host; desc refers to it or to an index.
 func (l *loader) manifest(desc ocispec.Descriptor) (*manifest, error) {
 	here := platforms.DefaultSpec()
 	index := []ocispec.Descriptor{desc}
@@ -227,7 +227,7 @@ func (l *loader) manifest(desc ocispec.Descriptor) (*manifest, error) {
 		if err != nil {
 			return nil, err
 		}
-		raw, err := l.assembler.document(l.op.Context, nil, desc)
+		raw, err := l.unpacker.document(l.op.Context, nil, desc)
 		if err != nil {
 			return nil, notInArchive(desc, err)
 		}
@@ -238,7 +238,7 @@ func (l *loader) manifest(desc ocispec.Descriptor) (*manifest, error) {
 		if index = doc.index; index != nil {
 			continue
 		}
-		if raw, err = l.assembler.document(l.op.Context, nil, doc.manifest.Config); err != nil {
+		if raw, err = l.unpacker.document(l.op.Context, nil, doc.manifest.Config); err != nil {
 			return nil, notInArchive(doc.manifest.Config, err)
 		}
 		if err := doc.manifest.parse(raw, l.tracker.layer); err != nil {
@@ -251,16 +251,16 @@ func (l *loader) manifest(desc ocispec.Descriptor) (*manifest, error) {
 
 func notInArchive(desc ocispec.Descriptor, err error) error {
 	if errdefs.IsNotFound(err) {
-		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s is not in the archive, or is not what its name says: save it again", desc.Digest))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s is missing from the archive, or does not match its digest: save it again", desc.Digest))
 	}
 	return err
 }
 
-// nameInArchive returns the whole name that an archive gives an image, or "".
+// nameInArchive returns the full name that an archive gives an image, or "".
 func nameInArchive(desc ocispec.Descriptor) (string, error) {
 	name := desc.Annotations[images.AnnotationImageName]
 	if ref := desc.Annotations[ocispec.AnnotationRefName]; name == "" && strings.ContainsAny(ref, "/:") {
-		name = ref // else it is a tag alone, which names nothing
+		name = ref // otherwise it is only a tag
 	}
 	if name == "" {
 		return "", nil

@@ -98,7 +98,7 @@ func TestLoad(t *testing.T) {
 			if list := disk(t, s); len(list) != 2+2+2 {
 				t.Errorf("more on disk than the image: %v", list)
 			}
-			// Again: nothing changes.
+			// Loading it again changes nothing.
 			if _, err := s.Load(t.Context(), bytes.NewReader(raw), nil); err != nil {
 				t.Error(err)
 			}
@@ -109,7 +109,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// smallReads gives few bytes at a time.
+// smallReads returns few bytes per read.
 type smallReads struct{ io.Reader }
 
 func (s smallReads) Read(p []byte) (int, error) { return s.Reader.Read(p[:min(len(p), 7)]) }
@@ -145,7 +145,7 @@ func TestLoadNames(t *testing.T) {
 	_, err = s.Pull(t.Context(), "web", PullOptions{})
 	wantError(t, err, `image "web": a name without a registry is not pulled`)
 
-	// A name that another archive gives to another image moves.
+	// A name moves to the image that the last archive gives it to.
 	if _, err := s.Load(t.Context(), bytes.NewReader(dockerArchiveOf(t, testimage.Named{Image: c, Names: []string{"web:latest"}})), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +175,7 @@ func files(t testing.TB, raw []byte) map[string][]byte {
 	}
 }
 
-// tarOf is the reverse of files.
+// tarOf returns a tar archive of list. It is the inverse of files.
 func tarOf(t testing.TB, list map[string][]byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -194,8 +194,7 @@ func tarOf(t testing.TB, list map[string][]byte) []byte {
 	return b.Bytes()
 }
 
-// change returns an archive of one image with some files changed; nil removes
-// a file.
+// change returns an archive with some files replaced; nil removes a file.
 func change(t testing.TB, raw []byte, changes map[string][]byte) []byte {
 	t.Helper()
 	list := files(t, raw)
@@ -239,32 +238,32 @@ func TestLoadBad(t *testing.T) {
 		raw  []byte
 		want string
 	}{
-		{"nothing", nil, "neither an OCI image layout nor of docker save"},
+		{"nothing", nil, "neither an OCI image layout nor a docker save archive"},
 		{"text", []byte(strings.Repeat("hello ", 1000)), "neither"},
 		{"zeros", make([]byte, 100_000), "neither"},
 		{"a tar of something", tarOf(t, map[string][]byte{"readme": []byte("x")}), "neither"},
 		{"gzip of text", gzipped(t, []byte(strings.Repeat("hello ", 1000))), "neither"},
-		{"cut at the start", good[:300], "cut short"},
-		{"cut in a blob", good[:len(good)/2], "cut short"},
-		{"cut gzip", gzipped(t, good)[:60_000], "cut short"},
-		{"cut zstd", zstdCompressed(t, good)[:60_000], "cut short"},
-		{"cut docker", docker[:len(docker)-40_000], "cut short"},
+		{"cut at the start", good[:300], "truncated"},
+		{"cut in a blob", good[:len(good)/2], "truncated"},
+		{"cut gzip", gzipped(t, good)[:60_000], "truncated"},
+		{"cut zstd", zstdCompressed(t, good)[:60_000], "truncated"},
+		{"cut docker", docker[:len(docker)-40_000], "truncated"},
 		{"no index", change(t, good, map[string][]byte{"index.json": nil}), "index.json"},
 		{"bad index", change(t, good, map[string][]byte{"index.json": []byte("{")}), "index.json is malformed"},
-		{"empty index", change(t, good, map[string][]byte{"index.json": index()}), "no image in it"},
+		{"empty index", change(t, good, map[string][]byte{"index.json": index()}), "contains no image"},
 		{"bad layout", change(t, good, map[string][]byte{"oci-layout": []byte(`{"imageLayoutVersion":"7"}`)}), "7"},
-		{"no manifest", change(t, good, map[string][]byte{blob(img.Descriptor.Digest): nil}), "is not in the archive"},
-		{"no config", change(t, good, map[string][]byte{blob(digest.FromBytes(img.Config)): nil}), "is not in the archive"},
-		{"no layer", change(t, good, map[string][]byte{layer: nil}), img.Layers[1].Descriptor.Digest.String() + " is not in the archive"},
-		{"layer is another", change(t, good, map[string][]byte{layer: []byte("x")}), "is not what its name says"},
-		{"layer is no tar", archiveOf(t, testimage.Named{Image: assemble(t, noTar), Names: []string{"localhost/web:v1"}}), "is not a tar archive"},
+		{"no manifest", change(t, good, map[string][]byte{blob(img.Descriptor.Digest): nil}), "is missing from the archive"},
+		{"no config", change(t, good, map[string][]byte{blob(digest.FromBytes(img.Config)): nil}), "is missing from the archive"},
+		{"no layer", change(t, good, map[string][]byte{layer: nil}), img.Layers[1].Descriptor.Digest.String() + " is missing from the archive"},
+		{"layer is another", change(t, good, map[string][]byte{layer: []byte("x")}), "does not match its digest"},
+		{"layer is no tar", archiveOf(t, testimage.Named{Image: assemble(t, noTar), Names: []string{"localhost/web:v1"}}), "is not a valid tar archive"},
 		{"other platform", archiveOf(t, testimage.Named{Image: other, Names: []string{"localhost/web:v1"}}), "only for linux/s390x"},
 		{"bad name", change(t, good, map[string][]byte{"index.json": index(badName)}), `image name "Not A Name" is malformed`},
 		{"docker: no layer", change(t, docker, map[string][]byte{img.Layers[0].Descriptor.Digest.Encoded() + "/layer.tar": nil}), "layer"},
 		{"docker: no config", change(t, docker, map[string][]byte{digest.FromBytes(img.Config).Encoded() + ".json": nil}), "config"},
 		{"docker: bad manifest", change(t, docker, map[string][]byte{"manifest.json": []byte("[{]")}), "manifest"},
-		{"docker: empty manifest", change(t, docker, map[string][]byte{"manifest.json": []byte("[]")}), "no image in it"},
-		{"one bad of two", change(t, archiveOf(t, testimage.Named{Image: makeImage(t, 5, 1, 100), Names: []string{"localhost/good:v1"}}, named), map[string][]byte{layer: nil}), "is not in the archive"},
+		{"docker: empty manifest", change(t, docker, map[string][]byte{"manifest.json": []byte("[]")}), "contains no image"},
+		{"one bad of two", change(t, archiveOf(t, testimage.Named{Image: makeImage(t, 5, 1, 100), Names: []string{"localhost/good:v1"}}, named), map[string][]byte{layer: nil}), "is missing from the archive"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -273,9 +272,9 @@ func TestLoadBad(t *testing.T) {
 			wantError(t, err, "image archive", test.want)
 			wantDisk(t, s, nil)
 			if len(s.List()) != 0 {
-				t.Errorf("here: %v", s.List())
+				t.Errorf("images: %v", s.List())
 			}
-			// And the next one isn't disturbed.
+			// The next load works.
 			if _, err := s.Load(t.Context(), bytes.NewReader(good), nil); err != nil {
 				t.Error(err)
 			}
@@ -299,11 +298,11 @@ func TestLoadForThisPlatform(t *testing.T) {
 		t.Errorf("loaded %+v %v", got, err)
 	}
 	if list := disk(t, s); len(list) != 2+1+1 {
-		t.Errorf("the other platform's is kept: %v", list)
+		t.Errorf("the other platform's image is kept: %v", list)
 	}
 }
 
-func TestLoadIsCut(t *testing.T) {
+func TestLoadInterrupted(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
 	s := newStore(t)
@@ -316,20 +315,20 @@ func TestLoadIsCut(t *testing.T) {
 		}
 		return copy(p, raw[n-1000:n]), nil
 	}), nil)
-	wantError(t, err, "load was cut")
+	wantError(t, err, "load interrupted")
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("kind of %v", err)
+		t.Errorf("wrong kind of error: %v", err)
 	}
 	wantDisk(t, s, nil)
 }
 
-// TestLoadWhatOthersWrite loads archives of skopeo, in the forms that it has.
-func TestLoadWhatOthersWrite(t *testing.T) {
+// TestLoadSkopeoArchives loads archives that skopeo writes, in each of its formats.
+func TestLoadSkopeoArchives(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
 	skopeo, err := exec.LookPath("skopeo")
 	if err != nil {
-		t.Skip("there is no skopeo here")
+		t.Skip("skopeo is not installed")
 	}
 	r, img := newRegistry(t), makeImage(t, 1, 3, 10_000)
 	name := r.push(t, "team/web", "v1", img)

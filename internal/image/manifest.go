@@ -14,37 +14,36 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// maxIndexDepth bounds how deep indexes lie in indexes.
+// maxIndexDepth bounds the nesting of indexes.
 const maxIndexDepth = 3
 
-var errTooDeep = errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("its indexes lie more than %d deep", maxIndexDepth))
+var errTooDeep = errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("its indexes are nested more than %d deep", maxIndexDepth))
 
 // manifest is a manifest with its config and layers.
 type manifest struct {
 	ocispec.Manifest
 	desc   ocispec.Descriptor
 	config ocispec.Image
-	layers []*layer // lowest first
+	layers []*imageLayer // lowest first
 }
 
-// layer is one layer of an image on its way from a blob to a directory.
-type layer struct {
+// imageLayer is a layer of an image that is being pulled or loaded.
+type imageLayer struct {
 	blob     ocispec.Descriptor
-	diffID   digest.Digest // of the archive, uncompressed
-	chainID  digest.Digest // of the archive on top of those below it
+	diffID   digest.Digest // of the uncompressed archive
+	chainID  digest.Digest // of this layer and those below it
 	progress *layerTracker
-	fetched  chan struct{} // closed when the blob is here
+	fetched  chan struct{} // closed when the blob is stored
 }
 
-// document is what a registry or an archive has under an image's name: one of
-// the two.
+// document is what an image's name resolves to: either an index or a manifest.
 type document struct {
 	index    []ocispec.Descriptor
 	manifest *manifest
 }
 
-// parseDocument finds out what a document is: by its fields, because its media
-// type may be missing or wrong.
+// parseDocument parses an index or a manifest. It tells them apart by their
+// fields, because the media type may be missing or wrong.
 func parseDocument(desc ocispec.Descriptor, raw []byte) (document, error) {
 	var fields struct {
 		SchemaVersion int
@@ -61,15 +60,15 @@ func parseDocument(desc ocispec.Descriptor, raw []byte) (document, error) {
 	}
 	switch {
 	case fields.SchemaVersion == 1:
-		return fail("is of the old schema 1: push the image again with a newer tool")
+		return fail("has the obsolete schema 1: push the image again with a newer tool")
 	case fields.Manifests != nil && (fields.Config != nil || fields.Layers != nil):
-		return fail("is an index and a manifest at once")
+		return fail("is both an index and a manifest")
 	case fields.Manifests != nil:
 		return document{index: fields.Manifests}, nil
 	case fields.Config == nil:
 		return fail("is neither a manifest nor an index")
 	case !images.IsConfigType(fields.Config.MediaType):
-		return fail("is not of a container image, but of %q", fields.Config.MediaType)
+		return fail("is not for a container image, but for %q", fields.Config.MediaType)
 	}
 	if fields.MediaType != "" {
 		desc.MediaType = fields.MediaType
@@ -82,19 +81,19 @@ func parseDocument(desc ocispec.Descriptor, raw []byte) (document, error) {
 // choose returns the best entry of an index for a platform.
 func choose(index []ocispec.Descriptor, platform ocispec.Platform) (ocispec.Descriptor, error) {
 	matcher := platforms.Only(platform)
-	var fit, unsaid []ocispec.Descriptor
+	var matching, unspecified []ocispec.Descriptor
 	var others []string
 	for _, d := range index {
 		switch {
 		case d.Platform == nil:
-			unsaid = append(unsaid, d)
+			unspecified = append(unspecified, d)
 		case matcher.Match(*d.Platform):
-			fit = append(fit, d)
-		case d.Platform.OS != "unknown": // as attestations have it
+			matching = append(matching, d)
+		case d.Platform.OS != "unknown": // as in attestations
 			others = append(others, platforms.Format(*d.Platform))
 		}
 	}
-	slices.SortStableFunc(fit, func(a, b ocispec.Descriptor) int {
+	slices.SortStableFunc(matching, func(a, b ocispec.Descriptor) int {
 		switch {
 		case matcher.Less(*a.Platform, *b.Platform):
 			return -1
@@ -103,33 +102,32 @@ func choose(index []ocispec.Descriptor, platform ocispec.Platform) (ocispec.Desc
 		}
 		return 0
 	})
-	// One that doesn't say may fit: its config tells.
-	if fit = append(fit, unsaid...); len(fit) > 0 {
-		return fit[0], nil
+	// An entry without a platform may match: its config tells.
+	if matching = append(matching, unspecified...); len(matching) > 0 {
+		return matching[0], nil
 	}
 	slices.Sort(others)
 	return ocispec.Descriptor{}, platformError{platform, slices.Compact(others)}
 }
 
-// platformError says that an image has only others than the platform that is
-// asked for.
+// platformError means that an image is not available for the wanted platform.
 type platformError struct {
 	want ocispec.Platform
 	has  []string
 }
 
 func (e platformError) Error() string {
-	what := "and names no platform at all"
+	what := "and names no platform"
 	if len(e.has) > 0 {
 		what = "only for " + strings.Join(e.has, ", ")
 	}
-	return fmt.Sprintf("it is not for %s, %s: ask for another tag or platform", platforms.Format(e.want), what)
+	return fmt.Sprintf("it is not available for %s, %s: choose another tag or platform", platforms.Format(e.want), what)
 }
 
-// NotFound makes it of that kind for errdefs.
+// NotFound makes it an errdefs.ErrNotFound.
 func (platformError) NotFound() {}
 
-// parse understands a manifest's config and what its layers are.
+// parse parses the config and sets the layers.
 func (m *manifest) parse(config []byte, track func(digest.Digest, int64) *layerTracker) error {
 	if err := json.Unmarshal(config, &m.config); err != nil {
 		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("its config %s is malformed: %v", m.Config.Digest, err))
@@ -137,11 +135,11 @@ func (m *manifest) parse(config []byte, track func(digest.Digest, int64) *layerT
 	diffIDs := m.config.RootFS.DiffIDs
 	if len(m.Layers) != len(diffIDs) {
 		return errdefs.ErrInvalidArgument.WithMessage(
-			fmt.Sprintf("its manifest has %d layers, but its config %d: build the image again", len(m.Layers), len(diffIDs)))
+			fmt.Sprintf("its manifest has %d layers, but its config %d: rebuild the image", len(m.Layers), len(diffIDs)))
 	}
 	for i, blob := range m.Layers {
 		if !images.IsLayerType(blob.MediaType) || strings.HasSuffix(blob.MediaType, "encrypted") {
-			return errdefs.ErrNotImplemented.WithMessage(fmt.Sprintf("layer %s is of type %q, which can't be unpacked", blob.Digest, blob.MediaType))
+			return errdefs.ErrNotImplemented.WithMessage(fmt.Sprintf("layer %s has the unsupported media type %q", blob.Digest, blob.MediaType))
 		}
 		if err := checkDescriptor(blob); err != nil {
 			return fmt.Errorf("layer %d: %w", i+1, err)
@@ -149,7 +147,7 @@ func (m *manifest) parse(config []byte, track func(digest.Digest, int64) *layerT
 		if err := diffIDs[i].Validate(); err != nil {
 			return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("layer %s: its uncompressed digest %q is malformed: %v", blob.Digest, diffIDs[i], err))
 		}
-		m.layers = append(m.layers, &layer{
+		m.layers = append(m.layers, &imageLayer{
 			blob:     blob,
 			diffID:   diffIDs[i],
 			chainID:  identity.ChainID(diffIDs[:i+1]),
@@ -160,8 +158,8 @@ func (m *manifest) parse(config []byte, track func(digest.Digest, int64) *layerT
 	return nil
 }
 
-// runsOn returns an error if the image's config names another platform. Images
-// made by hand may name none.
+// runsOn returns an error if the image's config names another platform. Configs of
+// hand-made images may name none.
 func (m *manifest) runsOn(platform ocispec.Platform) error {
 	p := m.config.Platform
 	if p.OS == "" || p.Architecture == "" || platforms.Only(platform).Match(p) {
@@ -178,14 +176,13 @@ func (m *manifest) trackers() []*layerTracker {
 	return list
 }
 
-// checkDescriptor returns an error if a blob is described in a way that no blob
-// can be.
+// checkDescriptor returns an error if no blob can match the descriptor.
 func checkDescriptor(desc ocispec.Descriptor) error {
 	if err := desc.Digest.Validate(); err != nil {
 		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("digest %q is malformed: %v", desc.Digest, err))
 	}
 	if desc.Size <= 0 {
-		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s is said to have %d bytes", desc.Digest, desc.Size))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s has an invalid size of %d bytes", desc.Digest, desc.Size))
 	}
 	return nil
 }

@@ -10,27 +10,25 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// parseName returns the whole name that name stands for, as docker reads it:
-// web is docker.io/library/web:latest. Of a name with both, the digest counts
-// and not the tag.
+// parseName returns the full form of an image name, as docker does: web is
+// docker.io/library/web:latest. A digest takes precedence over a tag.
 func parseName(name string) (reference.Named, error) {
 	named, err := reference.ParseDockerRef(name)
 	if err != nil {
-		reason := strings.Join(strings.Fields(err.Error()), " ") // it may quote line breaks as they are
+		reason := strings.Join(strings.Fields(err.Error()), " ") // it may quote line breaks unescaped
 		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("image name %q is malformed: %s", name, reason))
 	}
 	return named, nil
 }
 
-// hasRegistry says whether a name, parsed as named, begins with that of a
-// registry, and so says itself where it is to be pulled from.
+// hasRegistry reports whether name, parsed as named, starts with a registry.
 func hasRegistry(name string, named reference.Named) bool {
-	const docker = "docker.io" // which is what a name without one is taken to be of
+	const docker = "docker.io" // the registry of names without one
 	return reference.Domain(named) != docker || strings.HasPrefix(name, docker+"/") || strings.HasPrefix(name, "index."+docker+"/")
 }
 
-// namesOf returns the names that an image gets when it is pulled as named and
-// its manifest or index has this digest.
+// namesOf returns the names of an image that is pulled as named and whose
+// manifest or index is target.
 func namesOf(named reference.Named, target ocispec.Descriptor) ([]string, error) {
 	byDigest, err := reference.WithDigest(reference.TrimNamed(named), target.Digest)
 	if err != nil {
@@ -42,7 +40,7 @@ func namesOf(named reference.Named, target ocispec.Descriptor) ([]string, error)
 	return []string{named.String(), byDigest.String()}, nil
 }
 
-// repository returns a whole name without its tag or digest.
+// repository returns a full name without its tag or digest.
 func repository(name string) string {
 	if before, _, found := strings.Cut(name, "@"); found {
 		return before
@@ -53,10 +51,10 @@ func repository(name string) string {
 	return name
 }
 
-// isDigestName says whether a whole name ends in a digest.
+// isDigestName reports whether a full name ends in a digest.
 func isDigestName(name string) bool { return strings.ContainsRune(name, '@') }
 
-// parsePlatform reads a platform such as linux/arm64; empty is this host's.
+// parsePlatform parses a platform such as linux/arm64; empty is this host's.
 func parsePlatform(platform string) (ocispec.Platform, error) {
 	if platform == "" {
 		return platforms.DefaultSpec(), nil

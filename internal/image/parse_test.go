@@ -14,7 +14,7 @@ func TestNames(t *testing.T) {
 	t.Parallel()
 	d := digest.FromString("x").String()
 	for name, want := range map[string]struct {
-		whole      string
+		full       string
 		repository string
 		registry   bool
 	}{
@@ -36,7 +36,7 @@ func TestNames(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		if named.String() != want.whole || repository(named.String()) != want.repository || hasRegistry(name, named) != want.registry {
+		if named.String() != want.full || repository(named.String()) != want.repository || hasRegistry(name, named) != want.registry {
 			t.Errorf("%s: %s, repository %s, registry %v", name, named, repository(named.String()), hasRegistry(name, named))
 		}
 	}
@@ -93,7 +93,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// FuzzManifest: no document from outside makes more than an error of one line.
+// FuzzManifest checks that any document is parsed or refused with a one-line error.
 func FuzzManifest(f *testing.F) {
 	img := makeImage(f, 1, 2, 10)
 	f.Add(img.Manifest, img.Config)
@@ -121,13 +121,13 @@ func FuzzManifest(f *testing.F) {
 		if err == nil {
 			check(doc.manifest.runsOn(here))
 			if len(doc.manifest.layers) != len(doc.manifest.Layers) {
-				t.Error("layers lost")
+				t.Error("layers are missing")
 			}
 		}
 	})
 }
 
-// FuzzName: whatever is taken for a name means the same when it is read again.
+// FuzzName checks that parsing a parsed name returns the same name.
 func FuzzName(f *testing.F) {
 	for _, name := range []string{"web", "reg.example:5000/a/b:v1@sha256:0123", "", "a@b", "sha256:abcd", "A\n"} {
 		f.Add(name)
@@ -142,7 +142,7 @@ func FuzzName(f *testing.F) {
 		}
 		again, err := parseName(named.String())
 		if err != nil || again.String() != named.String() {
-			t.Errorf("%q is %s, and that is %v %v", name, named, again, err)
+			t.Errorf("%q parses to %s, which parses to %v, %v", name, named, again, err)
 		}
 		if !strings.HasPrefix(named.String(), repository(named.String())) {
 			t.Errorf("repository of %s: %s", named, repository(named.String()))
@@ -150,11 +150,11 @@ func FuzzName(f *testing.F) {
 	})
 }
 
-// TestProgress: stages as the protocol names them, and bytes over all layers.
+// TestProgress checks the stages and that bytes are summed up over the layers.
 func TestProgress(t *testing.T) {
 	t.Parallel()
-	a := &assembler{}
-	tr := a.track("web")
+	u := &unpacker{}
+	tr := u.newTracker("web")
 	m := &manifest{}
 	config, err := json.Marshal(ocispec.Image{RootFS: ocispec.RootFS{DiffIDs: []digest.Digest{digest.FromString("1"), digest.FromString("2")}}})
 	if err != nil {
@@ -191,7 +191,7 @@ func TestProgress(t *testing.T) {
 		t.Errorf("stages %v, want %v", got, want)
 	}
 	if p := seen[2]; p.Done != 60 || p.Total != 150 || p.Layers[0].Stage != Downloading || p.Layers[1].Stage != Waiting {
-		t.Errorf("in the middle: %+v", p)
+		t.Errorf("halfway: %+v", p)
 	}
 	if p := seen[4]; p.Done != 150 || p.Layers[0].Stage != Unpacked {
 		t.Errorf("at the end: %+v", p)

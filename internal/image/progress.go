@@ -11,10 +11,10 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// progressInterval is how often whoever listens is told of progress.
+// progressInterval is how often progress is reported.
 const progressInterval = 100 * time.Millisecond
 
-// The stages of a pull or load. The archive that is loaded counts as a download.
+// The stages of a pull or load. Reading an archive counts as a download.
 const (
 	Resolving   = "resolving"
 	Downloading = "downloading"
@@ -22,14 +22,14 @@ const (
 	Done        = "done"
 )
 
-// The stages of a layer, beside Downloading and Unpacking.
+// Further stages of a layer, in addition to Downloading and Unpacking.
 const (
 	Waiting    = "waiting"
 	Downloaded = "downloaded"
 	Unpacked   = "unpacked"
 )
 
-// Progress tells how far a pull or load is.
+// Progress is the progress of a pull or load.
 type Progress struct {
 	Ref   string // the image; empty while an archive is read
 	Stage string
@@ -39,26 +39,25 @@ type Progress struct {
 	Layers      []LayerProgress
 }
 
-// LayerProgress tells how far one layer is.
+// LayerProgress is the progress of one layer.
 type LayerProgress struct {
 	Digest      string
 	Stage       string
 	Done, Total int64 // downloaded bytes
 }
 
-// tracker collects the progress of one pull or load. Whoever works on it says
-// what happens; whoever listens takes snapshots.
+// tracker tracks the progress of one pull or load.
 type tracker struct {
 	ref string
-	// moved counts bytes, of downloads and unpacking, in no particular unit: a
-	// pull is stuck when it stays the same.
+	// moved changes whenever the download or unpacking advances. A pull whose moved
+	// stays the same is stalled.
 	moved atomic.Int64
 	read  atomic.Int64 // bytes of an archive
-	// listen, if set, is called when something has moved.
-	listen func()
+	// onMove, if set, is called when moved changes.
+	onMove func()
 
-	// leaders are the trackers of the layers that are being downloaded, by
-	// digest, of this pull or of another that it waits for.
+	// leaders are the trackers of all layers being downloaded, by digest. When a pull
+	// waits for another's download of a layer, it reports the progress of its leader.
 	leaders *sync.Map
 
 	mu     sync.Mutex
@@ -72,17 +71,17 @@ type layerTracker struct {
 	total     int64
 	done      atomic.Int64
 	stage     atomic.Pointer[string]
-	following atomic.Bool // another pull may be downloading it
+	following atomic.Bool // waits for the lock on the blob, which another pull may hold
 }
 
-func (a *assembler) track(ref string) *tracker {
-	return &tracker{ref: ref, stage: Resolving, leaders: &a.leaders}
+func (u *unpacker) newTracker(ref string) *tracker {
+	return &tracker{ref: ref, stage: Resolving, leaders: &u.leaders}
 }
 
 func (t *tracker) move(n int) {
 	t.moved.Add(int64(n))
-	if t.listen != nil {
-		t.listen()
+	if t.onMove != nil {
+		t.onMove()
 	}
 }
 
@@ -93,7 +92,7 @@ func (t *tracker) enter(stage string) {
 	t.stage = stage
 }
 
-// reset names the image that is worked on now and its layers.
+// reset sets the current image and its layers.
 func (t *tracker) reset(ref string, layers []*layerTracker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -113,13 +112,13 @@ func (l *layerTracker) enter(stage string) {
 	}
 }
 
-// lead makes the layer's progress that of all who wait for it, until left.
+// lead makes l the leader of its layer until leave is called.
 func (l *layerTracker) lead() (leave func()) {
 	l.tracker.leaders.Store(l.digest, l)
 	return func() { l.tracker.leaders.CompareAndDelete(l.digest, l) }
 }
 
-// leader returns the tracker that knows how far the layer is.
+// leader returns the tracker of the pull that downloads the layer.
 func (l *layerTracker) leader() *layerTracker {
 	if l.following.Load() {
 		if leader, ok := l.tracker.leaders.Load(l.digest); ok {
@@ -129,13 +128,13 @@ func (l *layerTracker) leader() *layerTracker {
 	return l
 }
 
-// at says that the download has reached offset.
+// at records that the download has reached offset.
 func (l *layerTracker) at(offset int64) {
 	l.tracker.move(1)
 	l.done.Store(offset)
 }
 
-// reader counts what is read from r as movement.
+// reader returns r, counting reads from it as movement.
 func (l *layerTracker) reader(r io.Reader) io.Reader {
 	return readerFunc(func(p []byte) (int, error) {
 		n, err := r.Read(p)
@@ -153,7 +152,7 @@ func (t *tracker) snapshot() Progress {
 	defer t.mu.Unlock()
 	p := Progress{Ref: t.ref, Stage: t.stage, Done: t.read.Load()}
 	if len(t.layers) > 0 {
-		p.Done = 0 // counted by layer
+		p.Done = 0 // summed up over the layers
 	}
 	unpacking := len(t.layers) > 0
 	for _, l := range t.layers {
@@ -170,9 +169,9 @@ func (t *tracker) snapshot() Progress {
 	return p
 }
 
-// watch calls cut when nothing has moved for limit, twice that at most. It
+// watch calls cancel once nothing has moved for between limit and twice that. It
 // ends with the context.
-func (t *tracker) watch(ctx context.Context, limit time.Duration, cut func()) {
+func (t *tracker) watch(ctx context.Context, limit time.Duration, cancel func()) {
 	ticker := time.NewTicker(limit)
 	defer ticker.Stop()
 	last := t.position()
@@ -184,14 +183,14 @@ func (t *tracker) watch(ctx context.Context, limit time.Duration, cut func()) {
 		}
 		now := t.position()
 		if now == last {
-			cut()
+			cancel()
 			return
 		}
 		last = now
 	}
 }
 
-// position changes whenever the pull, or one that it waits for, has moved.
+// position returns a number that changes whenever this pull, or one it waits for, moves.
 func (t *tracker) position() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -19,41 +19,41 @@ import (
 	"github.com/huskd/husk/internal/trace"
 )
 
-// parallelLayers is how many layers of an image are downloaded at once.
+// parallelLayers is how many layers of an image are downloaded concurrently.
 const parallelLayers = 3
 
-// errStalled is why a pull is cut that gets no further.
+// errStalled is the cause with which a stalled pull is cancelled.
 var errStalled = errors.New("stalled")
 
-// PullOptions are what a pull needs beside a name.
+// PullOptions are the options of Pull.
 type PullOptions struct {
-	// Platform is for example linux/arm64; empty is this host's.
+	// Platform is, for example, linux/arm64; empty is this host's.
 	Platform string
 	// Username and Password are a login at the registry. A password without a
 	// user name is a token.
 	Username, Password string
-	// Token is a bearer token of the registry's, which goes before a login.
+	// Token is a bearer token of the registry. It overrides the login.
 	Token string
 	// Progress, if set, is called about ten times a second from the goroutine
 	// that called Pull, and once more at the end of a successful pull.
 	Progress func(Progress)
 }
 
-// Pull makes the image that ref names at its registry be here, unpacked. Calls
-// for the same image share one download; it is cut when the last of them gives
-// up, and what it fetched serves the next attempt.
+// Pull fetches the image that ref names from its registry and unpacks it. Calls
+// for the same image with the same login share one download. It is cancelled when
+// the last caller's context ends; the next attempt resumes it.
 func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, error) {
 	named, err := parseName(ref)
 	if err != nil {
 		return Image{}, err
 	}
 	if !hasRegistry(ref, named) {
-		where := "not here, and "
+		missing := "not found, and "
 		if _, err := s.Get(ref); err == nil {
-			where = ""
+			missing = ""
 		}
 		return Image{}, errdefs.ErrInvalidArgument.WithMessage(
-			fmt.Sprintf("image %q: %sa name without a registry is not pulled: write it whole, such as %s", ref, where, named))
+			fmt.Sprintf("image %q: %sa name without a registry is not pulled: use the full name, such as %s", ref, missing, named))
 	}
 	platform, err := parsePlatform(opts.Platform)
 	if err != nil {
@@ -65,42 +65,42 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 		platform: platform,
 		login:    registry.Login{Username: opts.Username, Password: opts.Password, Token: opts.Token},
 	}
-	key := flightKey{named.String(), platforms.Format(platform), p.login}
-	f, err := s.join(ctx, key, p.measured)
+	key := pullKey{named.String(), platforms.Format(platform), p.login}
+	shared, err := s.join(ctx, key, p.run)
 	if err != nil {
 		return Image{}, fmt.Errorf("image %q: %w", ref, err)
 	}
-	defer s.flights.leave(key, f)
-	img, err := f.wait(ctx, opts.Progress)
+	defer s.inflight.leave(key, shared)
+	img, err := shared.wait(ctx, opts.Progress)
 	if err != nil {
 		return Image{}, fmt.Errorf("image %q: %w", ref, err)
 	}
 	return img, nil
 }
 
-// join returns the flight with this key. If there is none, it starts run, which
-// goes on for as long as anybody waits, and has the span of from.
-func (s *Store) join(from context.Context, key flightKey, run func(context.Context, *tracker) (Image, error)) (*flight, error) {
-	s.flights.mu.Lock()
-	defer s.flights.mu.Unlock()
-	if f := s.flights.by[key]; f != nil {
-		f.waiters++
-		return f, nil
+// join returns the running pull with this key. If there is none, it starts run,
+// which continues while anyone waits and is traced as part of from's span.
+func (s *Store) join(from context.Context, key pullKey, run func(context.Context, *tracker) (Image, error)) (*inflightPull, error) {
+	s.inflight.mu.Lock()
+	defer s.inflight.mu.Unlock()
+	if p := s.inflight.pulls[key]; p != nil {
+		p.waiters++
+		return p, nil
 	}
 	exit, err := s.enter()
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(trace.Follow(s.ctx, from))
-	f := &flight{tracker: s.assembler.track(key.name), cancel: cancel, waiters: 1, done: make(chan struct{})}
-	s.flights.add(key, f)
+	p := &inflightPull{tracker: s.unpacker.newTracker(key.name), cancel: cancel, waiters: 1, done: make(chan struct{})}
+	s.inflight.add(key, p)
 	go func() {
 		defer exit()
 		defer cancel()
-		f.image, f.err = run(ctx, f.tracker)
-		s.flights.land(key, f)
+		p.image, p.err = run(ctx, p.tracker)
+		s.inflight.finish(key, p)
 	}()
-	return f, nil
+	return p, nil
 }
 
 // puller is one pull.
@@ -115,8 +115,8 @@ type puller struct {
 	op       *database.Operation
 }
 
-// measured pulls, in a span of its own.
-func (p *puller) measured(ctx context.Context, t *tracker) (Image, error) {
+// run pulls the image in a span of its own and reports how long that took.
+func (p *puller) run(ctx context.Context, t *tracker) (Image, error) {
 	began := time.Now()
 	ctx, span := trace.Start(ctx, "image/pull", trace.Image, p.name.String())
 	img, err := p.pull(ctx, t)
@@ -127,11 +127,11 @@ func (p *puller) measured(ctx context.Context, t *tracker) (Image, error) {
 	return img, err
 }
 
-// pull does all of it, from the name to the record.
+// pull resolves, fetches, unpacks and records the image.
 func (p *puller) pull(ctx context.Context, t *tracker) (Image, error) {
-	ctx, cut := context.WithCancelCause(ctx)
-	defer cut(nil)
-	go t.watch(ctx, p.stall, func() { cut(errStalled) })
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go t.watch(ctx, p.stall, func() { cancel(errStalled) })
 
 	p.tracker = t
 	var err error
@@ -158,30 +158,30 @@ func (p *puller) pull(ctx context.Context, t *tracker) (Image, error) {
 	span.End(err)
 	if err == nil {
 		var list []Image
-		if list, err = p.commit(p.op, named{e, names}); err == nil {
+		if list, err = p.commit(p.op, namedEntry{e, names}); err == nil {
 			t.enter(Done)
 			return list[0], nil
 		}
 	}
 	if ctx.Err() != nil || registry.Transient(err) {
-		p.partial.add(p.op)
+		p.partials.add(p.op)
 		return Image{}, p.explain(ctx, err)
 	}
-	return Image{}, p.undo(p.op, p.explain(ctx, err))
+	return Image{}, p.abort(p.op, p.explain(ctx, err))
 }
 
-// explain makes one clear line of an error.
+// explain turns an error into one clear line.
 func (p *puller) explain(ctx context.Context, err error) error {
 	if errors.Is(context.Cause(ctx), errStalled) {
-		return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("not a byte came from registry %s for %v: try again", p.registry.Name(), p.stall))
+		return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("registry %s sent no data for %v: try again", p.registry.Name(), p.stall))
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("pull was cut: %w", ctx.Err())
+		return fmt.Errorf("pull interrupted: %w", ctx.Err())
 	}
-	return p.diskFull(p.registry.Explain(err))
+	return p.explainDiskFull(p.registry.Explain(err))
 }
 
-// assemble makes the layers of what target names be here, unpacked.
+// assemble fetches and unpacks the image that target refers to.
 func (p *puller) assemble(target ocispec.Descriptor) (*entry, error) {
 	m, err := p.manifest(target)
 	if err != nil {
@@ -190,7 +190,7 @@ func (p *puller) assemble(target ocispec.Descriptor) (*entry, error) {
 	if err := p.config(m); err != nil {
 		return nil, err
 	}
-	first, err := p.assembler.unpacked(p.op.Context, m.layers)
+	first, err := p.unpacker.unpacked(p.op.Context, m.layers)
 	if err != nil {
 		return nil, err
 	}
@@ -202,19 +202,19 @@ func (p *puller) assemble(target ocispec.Descriptor) (*entry, error) {
 	if err := p.layers(m.layers, first); err != nil {
 		return nil, err
 	}
-	return p.assembler.describe(p.op.Context, m)
+	return p.unpacker.describe(p.op.Context, m)
 }
 
-// layers downloads the layers from the first one that isn't unpacked, several
-// at once, and unpacks each as soon as it and those below it are here.
-func (p *puller) layers(list []*layer, first int) error {
+// layers downloads the layers from index first on, several concurrently, and
+// unpacks each as soon as it is downloaded and those below it are unpacked.
+func (p *puller) layers(list []*imageLayer, first int) error {
 	group, ctx := errgroup.WithContext(p.op.Context)
 	group.Go(func() error {
 		downloads, ctx := errgroup.WithContext(ctx)
 		downloads.SetLimit(parallelLayers)
 		for _, l := range list[first:] {
 			downloads.Go(func() error {
-				if err := p.assembler.fetch(ctx, p.registry, l); err != nil {
+				if err := p.unpacker.fetch(ctx, p.registry, l); err != nil {
 					return fmt.Errorf("layer %s %w", l.blob.Digest, err)
 				}
 				close(l.fetched)
@@ -234,7 +234,7 @@ func (p *puller) layers(list []*layer, first int) error {
 				if ctx.Err() != nil {
 					return ctx.Err()
 				}
-				if err := p.assembler.unpack(ctx, l, parent); err != nil {
+				if err := p.unpacker.unpack(ctx, l, parent); err != nil {
 					return err
 				}
 			}
@@ -245,14 +245,14 @@ func (p *puller) layers(list []*layer, first int) error {
 	return group.Wait()
 }
 
-// manifest finds and stores the manifest for the platform in what desc names.
+// manifest fetches and stores the manifest for the platform; desc refers to it or to an index.
 func (p *puller) manifest(desc ocispec.Descriptor) (*manifest, error) {
 	for range maxIndexDepth {
 		if !images.IsManifestType(desc.MediaType) && !images.IsIndexType(desc.MediaType) {
-			// Some registries don't tell. What it is, is seen when it is here.
+			// Some registries don't send the type. parseDocument doesn't need it.
 			desc.MediaType = ocispec.MediaTypeImageManifest
 		}
-		raw, err := p.assembler.document(p.op.Context, p.registry, desc)
+		raw, err := p.unpacker.document(p.op.Context, p.registry, desc)
 		if err != nil {
 			return nil, err
 		}
@@ -261,7 +261,7 @@ func (p *puller) manifest(desc ocispec.Descriptor) (*manifest, error) {
 			return nil, err
 		}
 		if doc.manifest != nil {
-			return doc.manifest, p.assembler.keep(p.op.Context, doc.manifest.desc, raw)
+			return doc.manifest, p.unpacker.store(p.op.Context, doc.manifest.desc, raw)
 		}
 		if desc, err = choose(doc.index, p.platform); err != nil {
 			return nil, err
@@ -272,7 +272,7 @@ func (p *puller) manifest(desc ocispec.Descriptor) (*manifest, error) {
 
 // config fetches and stores a manifest's config.
 func (p *puller) config(m *manifest) error {
-	raw, err := p.assembler.document(p.op.Context, p.registry, m.Config)
+	raw, err := p.unpacker.document(p.op.Context, p.registry, m.Config)
 	if err != nil {
 		return err
 	}
@@ -282,5 +282,5 @@ func (p *puller) config(m *manifest) error {
 	if err := m.runsOn(p.platform); err != nil {
 		return err
 	}
-	return p.assembler.keep(p.op.Context, m.Config, raw)
+	return p.unpacker.store(p.op.Context, m.Config, raw)
 }

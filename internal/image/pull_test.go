@@ -67,14 +67,14 @@ func TestPullByDigest(t *testing.T) {
 	other := r.push(t, "web", "other", makeImage(t, 9, 1, 1000))
 	byDigest := r.host + "/web@" + img.Descriptor.Digest.String()
 
-	// The digest counts, though the tag says otherwise.
+	// The digest takes precedence over the tag.
 	got := mustPull(t, s, other+"@"+img.Descriptor.Digest.String())
 	if got.ID != img.ID() || len(got.Tags) != 0 || !slices.Equal(got.Digests, []string{byDigest}) {
 		t.Errorf("pulled %+v", got)
 	}
 	got = mustPull(t, s, name)
 	if got.ID != img.ID() || !slices.Equal(got.Tags, []string{name}) || len(got.Digests) != 1 {
-		t.Errorf("then by tag: %+v", got)
+		t.Errorf("pulled by tag afterwards: %+v", got)
 	}
 }
 
@@ -97,7 +97,7 @@ func TestPullForPlatform(t *testing.T) {
 	name := r.host + "/multi:v1"
 	got := mustPull(t, s, name)
 	if got.ID != images[1].ID() || !slices.Equal(got.Digests, []string{r.host + "/multi@" + index.String()}) {
-		t.Errorf("pulled %+v, want that of this host, with the digest of the index", got)
+		t.Errorf("pulled %+v, want the one for this host, with the digest of the index", got)
 	}
 	got, err = s.Pull(t.Context(), name, PullOptions{Platform: "linux/s390x"})
 	if err != nil || got.ID != images[0].ID() || got.Platform != "linux/s390x" {
@@ -105,9 +105,9 @@ func TestPullForPlatform(t *testing.T) {
 	}
 	before := disk(t, s)
 	_, err = s.Pull(t.Context(), name, PullOptions{Platform: "linux/ppc64le"})
-	wantError(t, err, name, "linux/ppc64le", "linux/riscv64, linux/s390x", "ask for another")
+	wantError(t, err, name, "linux/ppc64le", "linux/riscv64, linux/s390x", "choose another")
 	if !errdefs.IsNotFound(err) {
-		t.Errorf("kind of %v", err)
+		t.Errorf("wrong kind of error: %v", err)
 	}
 	single := r.push(t, "single", "v1", images[0])
 	_, err = s.Pull(t.Context(), single, PullOptions{})
@@ -136,8 +136,8 @@ func TestPullDockerManifest(t *testing.T) {
 	wantFiles(t, s, img)
 }
 
-// TestPullSharesLayers: what is here is not fetched again, and what another
-// image needs stays.
+// TestPullSharesLayers checks that shared blobs are downloaded once, and kept while an
+// image needs them.
 func TestPullSharesLayers(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -145,7 +145,7 @@ func TestPullSharesLayers(t *testing.T) {
 	base := makeLayer(t, testimage.Gzip, 1, 50_000)
 	one := assemble(t, base, makeLayer(t, testimage.Gzip, 2, 1000))
 	two := assemble(t, base, makeLayer(t, testimage.Gzip, 3, 1000))
-	moved := assemble(t, makeLayer(t, testimage.Gzip, 4, 1000), base) // not the same layer on disk, but the same blob
+	moved := assemble(t, makeLayer(t, testimage.Gzip, 4, 1000), base) // the same blob, but not the same layer on disk
 	for i, img := range []*testimage.Image{one, two, moved} {
 		mustPull(t, s, r.push(t, "shared", string(rune('a'+i)), img))
 		wantFiles(t, s, img)
@@ -192,9 +192,9 @@ func TestPullImageWithoutLayers(t *testing.T) {
 	wantFiles(t, s, img)
 }
 
-// TestPullTogether: pulls of one image by tag and by digest at once make one
-// download, and everybody sees how far it is.
-func TestPullTogether(t *testing.T) {
+// TestConcurrentPullsShareDownload checks that concurrent pulls of an image, by tag and
+// by digest, download it once, and that each reports progress.
+func TestConcurrentPullsShareDownload(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
 	halfway, goOn := make(chan struct{}, 100), make(chan struct{})
@@ -223,7 +223,7 @@ func TestPullTogether(t *testing.T) {
 	for range 3 {
 		<-halfway
 	}
-	eventually(t, "everybody sees the progress", func() bool {
+	eventually(t, "all pulls report progress", func() bool {
 		n := 0
 		seen.Range(func(any, any) bool { n++; return true })
 		return n == 10
@@ -238,7 +238,7 @@ func TestPullTogether(t *testing.T) {
 	wantFiles(t, s, img)
 }
 
-// pausedWriter stops once in the middle of a body.
+// pausedWriter pauses once in the middle of a body, until goOn.
 type pausedWriter struct {
 	http.ResponseWriter
 	at            int
@@ -263,9 +263,9 @@ func (p *pausedWriter) Write(b []byte) (int, error) {
 	return n + m, err
 }
 
-// TestPullIsCutByTheLast: a pull goes on while anybody waits, and is cut when
-// nobody does. The next one goes on where it was.
-func TestPullIsCutByTheLast(t *testing.T) {
+// TestLastWaiterCancelsPull checks that a pull runs while a caller waits, that the last
+// one cancels it, and that the next pull resumes the download.
+func TestLastWaiterCancelsPull(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
 	halfway, goOn := make(chan struct{}, 100), make(chan struct{})
@@ -286,8 +286,8 @@ func TestPullIsCutByTheLast(t *testing.T) {
 	s := newStore(t)
 	img := makeImage(t, 1, 1, 300_000)
 	name := r.push(t, "web", "v1", img)
-	first, leaveFirst := context.WithCancel(t.Context())
-	second, leaveSecond := context.WithCancel(t.Context())
+	first, cancelFirst := context.WithCancel(t.Context())
+	second, cancelSecond := context.WithCancel(t.Context())
 	errs := make(chan error)
 	for _, ctx := range []context.Context{first, second} {
 		go func() {
@@ -296,29 +296,29 @@ func TestPullIsCutByTheLast(t *testing.T) {
 		}()
 	}
 	<-halfway
-	eventually(t, "both wait", func() bool {
-		s.flights.mu.Lock()
-		defer s.flights.mu.Unlock()
-		for _, f := range s.flights.by {
-			return f.waiters == 2
+	eventually(t, "both callers wait", func() bool {
+		s.inflight.mu.Lock()
+		defer s.inflight.mu.Unlock()
+		for _, p := range s.inflight.pulls {
+			return p.waiters == 2
 		}
 		return false
 	})
 	eventually(t, "the first half is on disk", func() bool { return ingested(t, s) >= 64_000 })
-	leaveFirst()
+	cancelFirst()
 	err := <-errs
 	wantError(t, err, name, "downloading")
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("kind of %v", err)
+		t.Errorf("wrong kind of error: %v", err)
 	}
-	s.flights.mu.Lock()
-	if len(s.flights.by) != 1 {
-		t.Error("the pull was cut while somebody waited")
+	s.inflight.mu.Lock()
+	if len(s.inflight.pulls) != 1 {
+		t.Error("the pull was cancelled while a caller waited")
 	}
-	s.flights.mu.Unlock()
-	leaveSecond()
+	s.inflight.mu.Unlock()
+	cancelSecond()
 	if err := <-errs; !errors.Is(err, context.Canceled) {
-		t.Errorf("kind of %v", err)
+		t.Errorf("wrong kind of error: %v", err)
 	}
 	close(goOn)
 	mustPull(t, s, name)
@@ -326,11 +326,11 @@ func TestPullIsCutByTheLast(t *testing.T) {
 	resumed := false
 	ranges.Range(func(any, any) bool { resumed = true; return true })
 	if !resumed {
-		t.Error("the second pull began at nothing")
+		t.Error("the second pull started from the beginning")
 	}
 }
 
-// ingested returns the bytes of downloads that have begun.
+// ingested returns the number of bytes in partial downloads.
 func ingested(t testing.TB, s *Store) (total int64) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(s.root, "content/ingest/*/data"))
@@ -357,8 +357,8 @@ func TestPullDeadline(t *testing.T) {
 	}
 }
 
-// TestPullCutConnections cuts every download of a layer at many places, in
-// both ways, and lets the next attempt get further.
+// TestPullCutConnections closes every layer download at several offsets, both orderly
+// and by reset, and lets the next attempt get further.
 func TestPullCutConnections(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -379,8 +379,7 @@ func TestPullCutConnections(t *testing.T) {
 	}
 }
 
-// TestPullStalls: a pull that gets no further is cut; one that does, however
-// slowly, is not.
+// TestPullStalls checks that a stalled pull is cancelled, and a slow one is not.
 func TestPullStalls(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -393,7 +392,7 @@ func TestPullStalls(t *testing.T) {
 	s := newStore(t)
 	s.stall = 2 * time.Second
 	_, err := s.Pull(t.Context(), r.push(t, "web", "v1", makeImage(t, 1, 2, 200_000)), PullOptions{})
-	wantError(t, err, "not a byte", "2s", "try again")
+	wantError(t, err, "sent no data", "2s", "try again")
 
 	slow := newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		next.ServeHTTP(slowWriter{w}, r)
@@ -401,7 +400,7 @@ func TestPullStalls(t *testing.T) {
 	mustPull(t, s, slow.push(t, "web", "v1", makeImage(t, 1, 1, 20_000)))
 }
 
-// slowWriter takes a second for 10,000 bytes.
+// slowWriter writes 10,000 bytes per second.
 type slowWriter struct{ http.ResponseWriter }
 
 func (s slowWriter) Write(p []byte) (int, error) {
@@ -410,13 +409,13 @@ func (s slowWriter) Write(p []byte) (int, error) {
 			return i, err
 		}
 		_ = http.NewResponseController(s.ResponseWriter).Flush()
-		time.Sleep(50 * time.Millisecond) // is what the test is about
+		time.Sleep(50 * time.Millisecond) // the slowness under test
 	}
 	return len(p), nil
 }
 
-// TestPullUnpacksWhileItDownloads: three layers are downloaded at once, and
-// what is here is unpacked meanwhile.
+// TestPullUnpacksWhileItDownloads checks that three layers are downloaded concurrently
+// and that finished ones are unpacked meanwhile.
 func TestPullUnpacksWhileItDownloads(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -453,7 +452,7 @@ func TestPullUnpacksWhileItDownloads(t *testing.T) {
 		t.Fatal(err)
 	}
 	if most != 3 {
-		t.Errorf("%d layers were downloaded at once, want 3", most)
+		t.Errorf("%d layers were downloaded concurrently, want 3", most)
 	}
 	wantFiles(t, s, img)
 }
@@ -462,19 +461,19 @@ func TestPullShortName(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
 	s := newStore(t)
-	for ref, whole := range map[string]string{
+	for ref, full := range map[string]string{
 		"web":         "docker.io/library/web:latest",
 		"web:v2":      "docker.io/library/web:v2",
 		"library/web": "docker.io/library/web:latest",
 	} {
 		_, err := s.Pull(t.Context(), ref, PullOptions{})
-		wantError(t, err, ref, "not here, and a name without a registry is not pulled: write it whole, such as "+whole)
+		wantError(t, err, ref, "not found, and a name without a registry is not pulled: use the full name, such as "+full)
 	}
 	for _, ref := range []string{"", "Web", "a b", "reg.example/x:", "reg.example/x@sha256:12", "http://reg.example/x", strings.Repeat("a/", 200) + "x", "reg.example/../x", "\x00"} {
 		_, err := s.Pull(t.Context(), ref, PullOptions{})
 		wantError(t, err, "malformed")
 		if !errdefs.IsInvalidArgument(err) {
-			t.Errorf("kind of %v", err)
+			t.Errorf("wrong kind of error: %v", err)
 		}
 	}
 }
@@ -492,8 +491,8 @@ func TestPullAfterClose(t *testing.T) {
 	wantError(t, err, "closed")
 }
 
-// TestCloseCutsPulls: Close doesn't wait for a registry.
-func TestCloseCutsPulls(t *testing.T) {
+// TestCloseCancelsPulls checks that Close doesn't wait for a registry.
+func TestCloseCancelsPulls(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
 	halfway := make(chan struct{}, 100)
@@ -514,6 +513,6 @@ func TestCloseCutsPulls(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	wantError(t, <-errs, name, "cut")
+	wantError(t, <-errs, name, "interrupted")
 	wantDisk(t, openStore(t, root), nil)
 }

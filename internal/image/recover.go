@@ -11,28 +11,28 @@ import (
 	"github.com/huskd/husk/internal/image/database"
 )
 
-// recover fills the index from the database. Layers that can't be trusted are
-// unpacked again from their blobs; an image of which that fails is removed.
+// recover fills the index from the database. Layers that may be damaged are
+// unpacked again from their blobs. Images for which that fails are removed.
 func (s *Store) recover(ctx context.Context) error {
 	records, err := s.db.Records()
 	if err != nil {
 		return err
 	}
-	var unsettled, lost []string
-	// First of all images, because they may share layers.
+	var unsynced, lost []string
+	// Images may share layers, so suspect layers of all images go first.
 	for _, r := range records {
 		if s.suspect(r) {
-			s.db.Layers.Forget(s.ctx, r.Top)
+			s.db.Layers.Remove(s.ctx, r.Top)
 		}
-		if r.Unsettled {
-			unsettled = append(unsettled, r.ID)
+		if r.Unsynced {
+			unsynced = append(unsynced, r.ID)
 		}
 	}
 	for _, r := range records {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		e, err := s.revive(r.Manifest)
+		e, err := s.restore(r.Manifest)
 		switch {
 		case err == nil:
 			s.index.put(e, r.Names)
@@ -40,17 +40,17 @@ func (s *Store) recover(ctx context.Context) error {
 			s.log.Warn("image is damaged and was removed: pull or load it again", "image", r.ID, "names", r.Names, "error", err)
 			lost = append(append(lost, r.ID), r.Names...)
 		default:
-			s.log.Warn("image can't be used: pull or load it again, or restart", "image", r.ID, "names", r.Names, "error", err)
+			s.log.Warn("image can't be used: pull or load it again, or restart huskd", "image", r.ID, "names", r.Names, "error", err)
 		}
 	}
-	if err := s.db.Erase(lost...); err != nil {
+	if err := s.db.Delete(lost...); err != nil {
 		return err
 	}
-	s.settler.settle(unsettled...)
+	s.flusher.flush(unsynced...)
 	return nil
 }
 
-// suspect says whether a record is of an image whose layers can't be trusted.
+// suspect reports whether the layers of a recorded image may be missing or damaged.
 func (s *Store) suspect(r database.Record) bool {
 	if r.Suspect || r.Top == "" {
 		return r.Suspect
@@ -64,10 +64,9 @@ func (s *Store) suspect(r database.Record) bool {
 	return err != nil
 }
 
-// revive describes a recorded image, after unpacking again those of its layers
-// that are not there.
-func (s *Store) revive(desc ocispec.Descriptor) (*entry, error) {
-	raw, err := s.assembler.document(s.ctx, nil, desc)
+// restore returns the entry of a recorded image. It unpacks missing layers again.
+func (s *Store) restore(desc ocispec.Descriptor) (*entry, error) {
+	raw, err := s.unpacker.document(s.ctx, nil, desc)
 	if err != nil {
 		return nil, err
 	}
@@ -77,15 +76,15 @@ func (s *Store) revive(desc ocispec.Descriptor) (*entry, error) {
 	}
 	m := doc.manifest
 	if m == nil {
-		return nil, errdefs.ErrInvalidArgument.WithMessage("its record is of an index")
+		return nil, errdefs.ErrInvalidArgument.WithMessage("its record refers to an index, not a manifest")
 	}
-	if raw, err = s.assembler.document(s.ctx, nil, m.Config); err != nil {
+	if raw, err = s.unpacker.document(s.ctx, nil, m.Config); err != nil {
 		return nil, err
 	}
-	if err := m.parse(raw, s.assembler.track("").layer); err != nil {
+	if err := m.parse(raw, s.unpacker.newTracker("").layer); err != nil {
 		return nil, err
 	}
-	if e, err := s.assembler.describe(s.ctx, m); !errdefs.IsNotFound(err) {
+	if e, err := s.unpacker.describe(s.ctx, m); !errdefs.IsNotFound(err) {
 		return e, err
 	}
 	op, err := s.db.Begin(s.ctx)
@@ -94,7 +93,7 @@ func (s *Store) revive(desc ocispec.Descriptor) (*entry, error) {
 	}
 	var parent digest.Digest
 	for _, l := range m.layers {
-		if err := s.assembler.unpack(op.Context, l, parent); err != nil {
+		if err := s.unpacker.unpack(op.Context, l, parent); err != nil {
 			_ = op.Abort()
 			return nil, err
 		}
@@ -103,5 +102,5 @@ func (s *Store) revive(desc ocispec.Descriptor) (*entry, error) {
 	if err := op.End(); err != nil {
 		return nil, err
 	}
-	return s.assembler.describe(s.ctx, m)
+	return s.unpacker.describe(s.ctx, m)
 }

@@ -9,12 +9,12 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Remove removes an image, with all that no other image needs of it, and
-// returns the names and the ID that are gone. By an ID it removes the image with
-// all its names; by a name only that, and the image with its last one.
+// Remove removes an image, with the blobs and layers that no other image needs, and
+// returns the removed names and ID. Given an ID, it removes the image with all its
+// names. Given a name, it removes only that name, and the image with its last name.
 //
-// An image that is held is not removed. With force, its names are: then it goes
-// with the first Prune after its last holder has left.
+// A held image is not removed. With force, only its names are removed; the first
+// Prune after its last release removes the image.
 func (s *Store) Remove(ctx context.Context, name string, force bool) (removed []string, err error) {
 	exit, err := s.enter()
 	if err != nil {
@@ -26,7 +26,7 @@ func (s *Store) Remove(ctx context.Context, name string, force bool) (removed []
 	}
 	s.changing.Lock()
 	defer s.changing.Unlock()
-	names, id, err := s.doomed(name, force)
+	names, id, err := s.unlink(name, force)
 	if err != nil {
 		return nil, err
 	}
@@ -40,19 +40,18 @@ func (s *Store) Remove(ctx context.Context, name string, force bool) (removed []
 	return slices.Concat(names, ids), nil
 }
 
-// doomed returns what goes when an image is removed by name: names of it, and
-// its ID if nothing of it stays. From then on the image can't be found, and so
-// not be held, if it goes.
-func (s *Store) doomed(name string, force bool) (names []string, id string, err error) {
+// unlink returns what Remove removes: names, and the ID unless the image stays. An
+// image that is removed can't be found or held from now on.
+func (s *Store) unlink(name string, force bool) (names []string, id string, err error) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
-	e, whole, err := s.index.find(name)
+	e, full, err := s.index.find(name)
 	if err != nil {
 		return nil, "", err
 	}
 	names = e.names
-	if whole != "" {
-		names = e.goneWith(whole)
+	if full != "" {
+		names = e.removedWith(full)
 	}
 	if len(names) < len(e.names) {
 		return slices.Clone(names), "", nil
@@ -67,12 +66,12 @@ func (s *Store) doomed(name string, force bool) (names []string, id string, err 
 	return slices.Clone(names), "", nil
 }
 
-// goneWith returns the names that an image loses when it loses one of them: the
-// last tag of a repository takes the digests of that repository along.
-func (e *entry) goneWith(name string) []string {
-	gone := []string{name}
+// removedWith returns the names that are removed together with name: the last tag
+// of a repository takes the digests of that repository along.
+func (e *entry) removedWith(name string) []string {
+	removed := []string{name}
 	if isDigestName(name) {
-		return gone
+		return removed
 	}
 	for _, other := range e.names {
 		if other == name || repository(other) != repository(name) {
@@ -81,29 +80,29 @@ func (e *entry) goneWith(name string) []string {
 		if !isDigestName(other) {
 			return []string{name}
 		}
-		gone = append(gone, other)
+		removed = append(removed, other)
 	}
-	return gone
+	return removed
 }
 
-// remove deletes the records of names and IDs, and what only they kept.
-// changing is held.
+// remove deletes the records of names and IDs, with the blobs and layers that only
+// they referenced. The caller holds changing.
 func (s *Store) remove(names []string, ids ...string) error {
-	s.index.drop(names, ids)
-	if err := s.db.Erase(slices.Concat(names, ids)...); err != nil {
-		return fmt.Errorf("what was removed will be back at the next start: %w", s.diskFull(err))
+	s.index.remove(names, ids)
+	if err := s.db.Delete(slices.Concat(names, ids)...); err != nil {
+		return fmt.Errorf("the removal is not recorded, so the image is back at the next start: %w", s.explainDiskFull(err))
 	}
 	return nil
 }
 
-// PruneReport tells what a Prune has removed.
+// PruneReport is what Prune has removed.
 type PruneReport struct {
 	Removed []string // names and IDs
 	Freed   int64    // bytes of blobs and layers
 }
 
-// Prune removes the images that nobody holds and that no tag names; with all,
-// also those that a tag names. What interrupted pulls left goes too.
+// Prune removes the images that are neither held nor tagged; with all, tagged images
+// too. It also deletes the data of interrupted pulls.
 func (s *Store) Prune(ctx context.Context, all bool) (PruneReport, error) {
 	exit, err := s.enter()
 	if err != nil {
@@ -119,7 +118,7 @@ func (s *Store) Prune(ctx context.Context, all bool) (PruneReport, error) {
 	if err != nil {
 		return PruneReport{}, fmt.Errorf("prune images: %w", err)
 	}
-	if err := s.partial.dropAll(); err != nil {
+	if err := s.partials.abortAll(); err != nil {
 		return PruneReport{}, fmt.Errorf("prune images: %w", err)
 	}
 	names, ids := s.unused(all)
@@ -133,7 +132,7 @@ func (s *Store) Prune(ctx context.Context, all bool) (PruneReport, error) {
 	return PruneReport{Removed: slices.Concat(names, ids), Freed: before - after}, nil
 }
 
-// unused takes the images that Prune removes out of the index.
+// unused removes the images that Prune removes from the index, and returns them.
 func (s *Store) unused(all bool) (names, ids []string) {
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()

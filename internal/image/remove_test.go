@@ -43,9 +43,9 @@ func TestRemoveByNames(t *testing.T) {
 	mustRemove(t, s, "localhost/a:v2", "localhost/a:v2", img.ID())
 	wantDisk(t, s, nil)
 	_, err := s.Remove(t.Context(), "localhost/a:v2", false)
-	wantError(t, err, "localhost/a:v2", "is not here")
+	wantError(t, err, "localhost/a:v2", "not found")
 	if !errdefs.IsNotFound(err) {
-		t.Errorf("kind of %v", err)
+		t.Errorf("wrong kind of error: %v", err)
 	}
 }
 
@@ -64,8 +64,8 @@ func TestRemoveByID(t *testing.T) {
 	wantDisk(t, s, nil)
 }
 
-// TestRemoveTagTakesDigests: a digest that came with a tag goes with the last
-// tag of its repository.
+// TestRemoveTagTakesDigests checks that the last tag of a repository takes the digests of
+// that repository along.
 func TestRemoveTagTakesDigests(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -99,14 +99,14 @@ func TestRemoveHeld(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, _ := s.Get(img.ID()); !got.InUse {
-		t.Error("held, but not in use")
+		t.Error("a held image is not in use")
 	}
-	mustRemove(t, s, "localhost/a:v1", "localhost/a:v1") // one of several
+	mustRemove(t, s, "localhost/a:v1", "localhost/a:v1") // not its last name
 	for _, name := range []string{"localhost/a:v2", img.ID()} {
 		_, err := s.Remove(t.Context(), name, false)
 		wantError(t, err, name, "in use by container web of pod default/web", "remove that first")
 		if !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("kind of %v", err)
+			t.Errorf("wrong kind of error: %v", err)
 		}
 	}
 	if report, err := s.Prune(t.Context(), true); err != nil || len(report.Removed) != 0 {
@@ -118,7 +118,7 @@ func TestRemoveHeld(t *testing.T) {
 	}
 	wantFiles(t, s, img)
 	release()
-	release() // counts once
+	release() // a second call has no effect
 	if report, err := s.Prune(t.Context(), false); err != nil || len(report.Removed) != 0 {
 		t.Errorf("pruned %v %v, though it is still held", report, err)
 	}
@@ -129,10 +129,10 @@ func TestRemoveHeld(t *testing.T) {
 	}
 	wantDisk(t, s, nil)
 	if _, err := s.Hold(img.ID(), "x"); !errdefs.IsNotFound(err) {
-		t.Errorf("hold of what is gone: %v", err)
+		t.Errorf("hold a removed image: %v", err)
 	}
 	if _, err := s.Rootfs(img.ID()); !errdefs.IsNotFound(err) {
-		t.Errorf("rootfs of what is gone: %v", err)
+		t.Errorf("rootfs of a removed image: %v", err)
 	}
 }
 
@@ -170,7 +170,7 @@ func TestPrune(t *testing.T) {
 	if err != nil || !slices.Equal(report.Removed, []string{dangling.ID()}) {
 		t.Errorf("pruned %+v %v", report, err)
 	}
-	if report.Freed < 100_000 || report.Freed > 120_000 { // as a blob and as files, but not the base
+	if report.Freed < 100_000 || report.Freed > 120_000 { // its blob and its files, without the shared base
 		t.Errorf("freed %d bytes, want a little more than 100000", report.Freed)
 	}
 	wantFiles(t, s, tagged)

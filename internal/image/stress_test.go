@@ -19,10 +19,10 @@ import (
 	"github.com/huskd/husk/test/testimage"
 )
 
-// TestEverythingAtOnce pulls, loads, removes, prunes and uses images that
-// share layers, all at the same time: what is held is whole, and in the end
-// nothing is left.
-func TestEverythingAtOnce(t *testing.T) {
+// TestConcurrentOperations pulls, loads, removes, prunes and uses images that share
+// layers, all concurrently. It checks that held images are complete and that nothing is
+// left in the end.
+func TestConcurrentOperations(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
 	s, r := newStore(t), newRegistry(t)
@@ -64,12 +64,12 @@ func TestEverythingAtOnce(t *testing.T) {
 		defer release()
 		lower, err := s.Rootfs(images[i].ID())
 		if err != nil {
-			return errors.New("gone though held") // not of a kind that is expected
+			return errors.New("a held image was removed") // not one of the expected kinds
 		}
 		for _, dir := range lower {
 			files, err := filepath.Glob(dir + "/data/*")
 			if err != nil || len(files) != 1 {
-				return fmt.Errorf("a layer of a held image has files %v %v", files, err)
+				return fmt.Errorf("a layer of a held image has files %v %v, want one", files, err)
 			}
 		}
 		used++
@@ -121,8 +121,8 @@ func TestDebianImage(t *testing.T) {
 	}
 }
 
-// BenchmarkContainerLayer is what an image costs a container that is created
-// and removed.
+// BenchmarkContainerLayer measures what creating and removing a container needs of its
+// image.
 func BenchmarkContainerLayer(b *testing.B) {
 	hosttest.Root(b)
 	s := newStore(b)
@@ -153,7 +153,7 @@ func BenchmarkContainerLayer(b *testing.B) {
 	}
 }
 
-// BenchmarkLookup is the part of that which doesn't touch the disk.
+// BenchmarkLookup measures the part of that which doesn't touch the disk.
 func BenchmarkLookup(b *testing.B) {
 	s := newStore(b)
 	for i := range 100 {
@@ -190,7 +190,7 @@ func BenchmarkPull(b *testing.B) {
 	}
 }
 
-// BenchmarkPullAgain is a pull of an image that is here.
+// BenchmarkPullAgain pulls an image that exists.
 func BenchmarkPullAgain(b *testing.B) {
 	hosttest.Root(b)
 	s, r := newStore(b), newRegistry(b)

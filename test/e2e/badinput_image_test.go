@@ -28,11 +28,11 @@ func TestBadImage(t *testing.T) {
 	}{
 		{filepath.Join(w.Dir, "missing.tar"), `husk: .*/missing.tar: no such file or directory`},
 		{filepath.Join(w.Dir, "dir"), `husk: .*/dir is a directory: pack it first, as in tar -C .*`},
-		{file("empty.tar", nil), `husk: image archive: it is neither an OCI image layout nor of docker save .*`},
-		{file("rubbish.tar", bytes.Repeat([]byte("rubbish "), 1000)), `husk: image archive: it is neither an OCI image layout nor of docker save .*`},
-		{file("short.tar", whole[:len(whole)/2]), `husk: image archive: it is cut short: save or copy it again`},
+		{file("empty.tar", nil), `husk: image archive: it is neither an OCI image layout nor a docker save archive .*`},
+		{file("rubbish.tar", bytes.Repeat([]byte("rubbish "), 1000)), `husk: image archive: it is neither an OCI image layout nor a docker save archive .*`},
+		{file("short.tar", whole[:len(whole)/2]), `husk: image archive: it is truncated: save or copy it again`},
 		{file("flipped.tar", flipped), `husk: .*`},
-		{file("zeros.tar", make([]byte, 1<<20)), `husk: image archive: it is neither an OCI image layout nor of docker save .*`},
+		{file("zeros.tar", make([]byte, 1<<20)), `husk: image archive: it is neither an OCI image layout nor a docker save archive .*`},
 	} {
 		r := w.Husk("image", "load", c.path)
 		w.fails(filepath.Base(c.path), node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1, c.line)

@@ -337,7 +337,7 @@ func TestFullDisk(t *testing.T) {
 	n.Run("sh", "-c", "cat /dev/zero >"+n.Root+"/filler")
 	archive := filepath.Join(n.Dir, "web.tar")
 	r := n.Husk("image", "load", archive)
-	w.fails("load", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1, `husk: image archive: no space left below .*/root/images: prune images, or make room there.*`)
+	w.fails("load", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1, `husk: image archive: no space left below .*/root/images: prune images or free disk space.*`)
 	w.examined(0, "disk", `^0 MiB are free below .*/root$`)
 	// The journal has some room in store. These soon need more than that.
 	pad := strings.Repeat("x", 200<<10)

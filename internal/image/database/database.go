@@ -1,12 +1,10 @@
-// Package database keeps the blobs, the unpacked layers and the records of
-// images: blobs in containerd's content store, layers in its overlay
-// snapshotter, and what belongs together in its metadata database, all three
-// in process.
+// Package database stores the blobs, the unpacked layers and the records of
+// images: blobs in containerd's content store, layers in its overlay snapshotter,
+// and references between them in its metadata database, all three in process.
 //
-// Whatever makes blobs and layers happens under a lease, from the first of them
-// to the one transaction that records what they are for and ends the lease. A
-// lease that Open finds is of an operation that was cut: all it did is swept
-// away.
+// Blobs and layers are created under a lease. One transaction records the image
+// that they belong to and deletes the lease. A lease that Open finds belongs to an
+// operation that a crash interrupted: Open deletes what it created.
 package database
 
 import (
@@ -36,18 +34,18 @@ import (
 )
 
 const (
-	// namespace is containerd's word for one of many users of a database.
+	// namespace is the containerd namespace of all data.
 	namespace = "husk"
 	// snapshotter is the name of the overlay snapshotter in the database.
 	snapshotter = "overlayfs"
-	// lockTimeout is how long Open waits for another process to let go of the
-	// database, such as one that is just exiting.
+	// lockTimeout is how long Open waits for another process to close the database,
+	// such as one that is just exiting.
 	lockTimeout = 2 * time.Second
 )
 
-// DB is the images' database. Its methods may be called from any goroutine.
+// DB is the database of images. Its methods are safe for concurrent use.
 type DB struct {
-	// Content has the blobs. A context for it comes from Context or from an
+	// Content stores the blobs. Its methods need a context from Context or from an
 	// Operation.
 	Content content.Store
 	Layers  Layers
@@ -56,16 +54,14 @@ type DB struct {
 	meta    *metadata.DB
 	images  images.Store
 	leases  leases.Manager
-	overlay snapshots.Cleaner // what Layers lie in
+	overlay snapshots.Cleaner // the snapshotter below Layers
 }
 
-// Open opens the database below root, makes it if it isn't there, and sweeps
-// away what operations left that were cut. Only one process at a time can have
-// it open.
+// Open opens the database below root, creates it if it doesn't exist, and deletes
+// what interrupted operations created. Only one process at a time can have it open.
 func Open(root string) (*DB, error) {
-	// The libraries log by a logger of their own. What they say below a warning,
-	// their errors say again; and that of missing fs-verity, at the start, is of
-	// no use to anybody.
+	// containerd's packages have a global logger. Their errors repeat what they log
+	// below a warning, and the warning at start about missing fs-verity is noise.
 	log.UseSlog()
 	_ = log.SetLevel(log.ErrorLevel)
 	defer func() { _ = log.SetLevel(log.WarnLevel) }()
@@ -84,7 +80,7 @@ func Open(root string) (*DB, error) {
 		_ = file.Close()
 		return nil, err
 	}
-	if err := db.sweep(); err != nil {
+	if err := db.abortAbandoned(); err != nil {
 		_ = db.Close()
 		return nil, err
 	}
@@ -96,8 +92,8 @@ func open(file *bbolt.DB, root string) (*DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Removed layers are deleted after the database is free again; and the
-	// directory of each layer is told as a label.
+	// Files of removed layers are deleted outside of the database transaction. Each
+	// snapshot gets a label with its directory.
 	layers, err := overlay.NewSnapshotter(filepath.Join(root, "layers"), overlay.AsynchronousRemove, overlay.WithUpperdirLabel)
 	if err != nil {
 		return nil, err
@@ -124,12 +120,12 @@ func (db *DB) Close() error {
 	return errors.Join(db.Layers.snapshots.Close(), db.meta.Close())
 }
 
-// Context returns ctx made fit for the database.
+// Context returns ctx with the database's namespace.
 func (db *DB) Context(ctx context.Context) context.Context {
 	return namespaces.WithNamespace(ctx, namespace)
 }
 
-// background is the context of what must be finished once begun.
+// background is the context of steps that must not be interrupted.
 func (db *DB) background() context.Context { return db.Context(context.Background()) }
 
 // transact runs fn in one transaction.
@@ -140,13 +136,13 @@ func (db *DB) transact(fn func(ctx context.Context) error) error {
 }
 
 // Collect deletes the blobs and layers that neither a record nor an operation
-// keeps.
+// references.
 func (db *DB) Collect() error {
 	_, err := db.meta.GarbageCollect(db.background())
 	return err
 }
 
-// Usage returns the bytes of all blobs and layers.
+// Usage returns the size of all blobs and layers in bytes.
 func (db *DB) Usage() (int64, error) {
 	var total int64
 	err := db.Content.Walk(db.background(), func(blob content.Info) error {
@@ -160,17 +156,17 @@ func (db *DB) Usage() (int64, error) {
 	return total + layers, err
 }
 
-// Operation is something that makes blobs and layers, and keeps them until it
-// ends.
+// Operation holds a lease on the blobs and layers created or retained with its
+// Context, until it ends.
 type Operation struct {
-	// Context is for whatever the operation does.
+	// Context carries the lease.
 	Context context.Context
 	db      *DB
 	lease   leases.Lease
 }
 
-// Begin begins an operation, whose context derives from ctx. It ends by one of
-// its methods, or by the end of the process.
+// Begin starts an operation whose context derives from ctx. Commit, End or Abort
+// ends it, or the next Open if the process dies.
 func (db *DB) Begin(ctx context.Context) (*Operation, error) {
 	ctx = db.Context(ctx)
 	lease, err := db.leases.Create(ctx, leases.WithRandomID())
@@ -192,7 +188,7 @@ func (op *Operation) Commit(records ...Record) error {
 	})
 }
 
-// End ends an operation whose blobs and layers older records keep.
+// End ends an operation without records, such as one that repaired recorded images.
 func (op *Operation) End() error {
 	err := op.db.leases.Delete(op.db.background(), op.lease)
 	if errdefs.IsNotFound(err) {
@@ -201,24 +197,24 @@ func (op *Operation) End() error {
 	return err
 }
 
-// Abort ends an operation and deletes what only it kept.
-func (op *Operation) Abort() error { return op.db.collectFor(op.db.Collect, op.lease) }
+// Abort ends an operation and deletes what only it referenced.
+func (op *Operation) Abort() error { return op.db.release(op.db.Collect, op.lease) }
 
-// sweep deletes all that operations left that an earlier process did not end.
-func (db *DB) sweep() error {
-	left, err := db.leases.List(db.background())
-	if err != nil || len(left) == 0 {
+// abortAbandoned aborts the operations that an earlier process did not end.
+func (db *DB) abortAbandoned() error {
+	abandoned, err := db.leases.List(db.background())
+	if err != nil || len(abandoned) == 0 {
 		return err
 	}
 	if err := os.RemoveAll(filepath.Join(db.root, "content", "ingest")); err != nil {
 		return err
 	}
-	return db.collectFor(db.Scour, left...)
+	return db.release(db.CollectOrphans, abandoned...)
 }
 
-// collectFor ends leases and collects what they kept. One of them stays, empty,
-// until that is done: should it be cut, the next process does it again.
-func (db *DB) collectFor(collect func() error, list ...leases.Lease) error {
+// release deletes leases and then collects garbage. One lease stays, empty, until the
+// collection is done, so that after a crash the next process repeats it.
+func (db *DB) release(collect func() error, list ...leases.Lease) error {
 	err := db.transact(func(ctx context.Context) error {
 		for _, lease := range list {
 			if err := db.leases.Delete(ctx, lease); err != nil && !errdefs.IsNotFound(err) {
@@ -237,35 +233,36 @@ func (db *DB) collectFor(collect func() error, list ...leases.Lease) error {
 	return db.leases.Delete(db.background(), list[0])
 }
 
-// Scour is Collect, and deletes also what the database knows nothing of: when
-// a process has died, or the disk was full, between the database's change and
-// that of the files.
-func (db *DB) Scour() error {
+// CollectOrphans is like Collect, but also deletes files that the database doesn't
+// know. They are left when the process dies, or the disk is full, between a change
+// of the database and that of the files.
+func (db *DB) CollectOrphans() error {
 	ctx := db.background()
-	if err := db.transact(db.removeStillborn); err != nil {
+	if err := db.transact(db.removeUnnamedIngests); err != nil {
 		return err
 	}
-	// The snapshotter gives the number of a directory that it doesn't know
-	// again, and can't make it then.
-	if err := db.overlay.Cleanup(ctx); err != nil && !errdefs.IsNotFound(err) { // as when it never had any
+	// An unknown directory would be in the way: the snapshotter reuses its number for
+	// a new snapshot and then can't create it.
+	if err := db.overlay.Cleanup(ctx); err != nil && !errdefs.IsNotFound(err) { // there never was a snapshot
 		return err
 	}
-	// The collector compares files with the database only where it has removed
-	// something itself. So there must be something of each kind to remove.
+	// The collector compares files with the database only in stores where it has
+	// removed something. So create something to remove in each store.
 	blob := []byte("to be removed")
 	desc := ocispec.Descriptor{Digest: digest.FromBytes(blob), Size: int64(len(blob))}
-	if err := content.WriteBlob(ctx, db.Content, "scour", bytes.NewReader(blob), desc); err != nil {
+	if err := content.WriteBlob(ctx, db.Content, "orphans", bytes.NewReader(blob), desc); err != nil {
 		return err
 	}
-	if _, err := db.Layers.snapshots.Prepare(ctx, "scour", ""); err != nil && !errdefs.IsAlreadyExists(err) {
+	if _, err := db.Layers.snapshots.Prepare(ctx, "orphans", ""); err != nil && !errdefs.IsAlreadyExists(err) {
 		return err
 	}
 	return db.Collect()
 }
 
-// removeStillborn removes downloads that never got as far as to be named. It
-// is called in a transaction, as is whatever begins a download.
-func (db *DB) removeStillborn(context.Context) error {
+// removeUnnamedIngests removes downloads that a crash interrupted before their ref
+// file was written. It is called in a transaction, like everything that starts a
+// download, so it can't remove a running one.
+func (db *DB) removeUnnamedIngests(context.Context) error {
 	dirs, err := filepath.Glob(filepath.Join(db.root, "content", "ingest", "*"))
 	if err != nil {
 		return err

@@ -11,12 +11,12 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// upperdirLabel is where the overlay snapshotter, when asked to, tells the
-// directory of a snapshot.
+// upperdirLabel is the label in which the overlay snapshotter stores the directory of
+// a snapshot (overlay.WithUpperdirLabel).
 const upperdirLabel = "containerd.io/snapshot/overlay.upperdir"
 
 // Layers are the unpacked layers, by chain ID: the digest of a layer and all
-// below it. The contexts of its methods come from an Operation or from Context.
+// below it. Its methods need a context from an Operation or from Context.
 type Layers struct {
 	snapshots snapshots.Snapshotter
 	leases    leases.Manager
@@ -30,7 +30,7 @@ type Layer struct {
 	Inodes  int64
 }
 
-// Stack returns the layer with a chain ID and those below it, topmost first.
+// Stack returns the layer with the chain ID top and those below it, topmost first.
 func (l Layers) Stack(ctx context.Context, top digest.Digest) ([]Layer, error) {
 	var stack []Layer
 	for key := top.String(); key != ""; {
@@ -48,8 +48,8 @@ func (l Layers) Stack(ctx context.Context, top digest.Digest) ([]Layer, error) {
 	return stack, nil
 }
 
-// Keep says whether a layer is unpacked, and if so makes the operation keep it.
-func (l Layers) Keep(ctx context.Context, chainID digest.Digest) (bool, error) {
+// Retain reports whether a layer is unpacked, and if so adds it to the operation of ctx.
+func (l Layers) Retain(ctx context.Context, chainID digest.Digest) (bool, error) {
 	key := chainID.String()
 	if _, err := l.snapshots.Stat(ctx, key); errdefs.IsNotFound(err) {
 		return false, nil
@@ -61,14 +61,14 @@ func (l Layers) Keep(ctx context.Context, chainID digest.Digest) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	_, err = l.snapshots.Stat(ctx, key) // it may have gone before the lease came
+	_, err = l.snapshots.Stat(ctx, key) // it may have been removed before the lease had it
 	return err == nil, nil
 }
 
-// Add makes a layer on top of parent, which is empty for the lowest: fill puts
-// the layer's files into dir and is told the directories of the layers below,
-// topmost first. If the layer is there, fill isn't called. Nothing stays of it
-// when fill fails.
+// Add creates a layer on top of parent, which is empty for the lowest layer. It calls
+// fill to write the layer's files into dir; below are the directories of the layers
+// below, topmost first. If the layer exists, Add does nothing. If fill fails, Add
+// deletes the layer.
 func (l Layers) Add(ctx context.Context, chainID, parent digest.Digest, fill func(dir string, below []string) error) error {
 	key := "unpacking-" + rand.Text()
 	labels := snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotRef: chainID.String()})
@@ -80,7 +80,7 @@ func (l Layers) Add(ctx context.Context, chainID, parent digest.Digest, fill fun
 		return err
 	}
 	if err := l.fill(ctx, key, parent, fill); err != nil {
-		_ = l.snapshots.Remove(context.WithoutCancel(ctx), key) // or else the operation's end does
+		_ = l.snapshots.Remove(context.WithoutCancel(ctx), key) // otherwise the end of the operation does
 		return err
 	}
 	return l.snapshots.Commit(ctx, chainID.String(), key, labels)
@@ -97,15 +97,15 @@ func (l Layers) fill(ctx context.Context, key string, parent digest.Digest, fill
 	}
 	dir := info.Labels[upperdirLabel]
 	if err := fill(dir, Dirs(below)); err != nil {
-		// At once, because the disk may be full, and the database then can't
-		// grow to say that the layer is gone.
+		// If the disk is full, the database can't grow to record the removal. So free
+		// the space first.
 		_ = os.RemoveAll(dir)
 		return err
 	}
 	return nil
 }
 
-// Dirs returns the directories of layers.
+// Dirs returns the directories of the layers of a stack.
 func Dirs(stack []Layer) []string {
 	var dirs []string
 	for _, l := range stack {
@@ -114,8 +114,9 @@ func Dirs(stack []Layer) []string {
 	return dirs
 }
 
-// Forget removes layers, from the topmost down to one that another lies on.
-func (l Layers) Forget(ctx context.Context, top digest.Digest) {
+// Remove removes the layer top and those below it, down to the first one that another
+// layer is on.
+func (l Layers) Remove(ctx context.Context, top digest.Digest) {
 	for key := top.String(); key != ""; {
 		info, err := l.snapshots.Stat(ctx, key)
 		if err != nil {

@@ -15,36 +15,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An image is, in the database, one record whose name is its ID, which keeps
-// its blobs and layers from being collected, and one record more for each of
-// its names. All of them point to a manifest.
+// In the database, an image is a record named by its ID, which references its blobs
+// and layers, and one more record for each of its names. All refer to its manifest.
 const (
-	// idLabel is, on a name's record, the ID of the image that it names.
+	// idLabel, on the record of a name, is the image's ID.
 	idLabel = "husk.image"
-	// bootLabel is, on an ID's record, the boot in which its layers were
-	// unpacked, until they are on disk for sure.
+	// bootLabel, on the record of an ID, is the boot ID at the time when its layers
+	// were unpacked. It is removed once they are synced to disk.
 	bootLabel = "husk.boot"
 
 	contentRef  = "containerd.io/gc.ref.content."
 	snapshotRef = "containerd.io/gc.ref.snapshot." + snapshotter
 )
 
-// Record is what is recorded of an image.
+// Record is the record of an image.
 type Record struct {
 	ID       string
-	Names    []string // whole names
+	Names    []string // full names
 	Manifest ocispec.Descriptor
-	Blobs    []digest.Digest // beside the manifest; only for Commit
+	Blobs    []digest.Digest // without the manifest; only for Commit
 	// Top is the chain ID of the topmost layer; empty if there is none.
 	Top digest.Digest
-	// Unsettled says that Settle has not been called for it. Suspect says
-	// that, moreover, the machine has been restarted since: any file of its
-	// layers may be empty.
-	Unsettled, Suspect bool
+	// Unsynced means that MarkSynced has not been called for the image. Suspect means
+	// that the machine has also rebooted since: any file of its layers may be empty.
+	Unsynced, Suspect bool
 }
 
-// put adds an image, if it isn't there, and gives it names, which other images
-// lose.
+// put adds an image, unless it is there, and moves names to it.
 func (db *DB) put(ctx context.Context, r Record) error {
 	labels := map[string]string{bootLabel: bootID(), snapshotRef: r.Top.String()}
 	for i, d := range r.Blobs {
@@ -67,7 +64,7 @@ func (db *DB) put(ctx context.Context, r Record) error {
 	return nil
 }
 
-// Records returns what is recorded of all images.
+// Records returns the records of all images.
 func (db *DB) Records() ([]Record, error) {
 	list, err := db.images.List(db.background())
 	if err != nil {
@@ -86,23 +83,23 @@ func (db *DB) Records() ([]Record, error) {
 		}
 		boot := r.Labels[bootLabel]
 		records = append(records, Record{
-			ID:        r.Name,
-			Names:     names[r.Name],
-			Manifest:  r.Target,
-			Top:       digest.Digest(r.Labels[snapshotRef]),
-			Unsettled: boot != "",
-			Suspect:   boot != "" && boot != bootID(),
+			ID:       r.Name,
+			Names:    names[r.Name],
+			Manifest: r.Target,
+			Top:      digest.Digest(r.Labels[snapshotRef]),
+			Unsynced: boot != "",
+			Suspect:  boot != "" && boot != bootID(),
 		})
 	}
 	return records, nil
 }
 
-// Erase deletes the records of names and IDs, and what only they kept.
-func (db *DB) Erase(names ...string) error {
+// Delete deletes the records of names and IDs, and what only they referenced.
+func (db *DB) Delete(names ...string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	// An operation, so that the collection is made up for should it be cut.
+	// With an operation, a collection that a crash interrupts is repeated by Open.
 	op, err := db.Begin(context.Background())
 	if err != nil {
 		return err
@@ -134,8 +131,8 @@ func (db *DB) Sync() error {
 	return nil
 }
 
-// Settle records that the layers of images are on disk.
-func (db *DB) Settle(ids ...string) error {
+// MarkSynced records that the layers of images are on disk.
+func (db *DB) MarkSynced(ids ...string) error {
 	return db.transact(func(ctx context.Context) error {
 		for _, id := range ids {
 			_, err := db.images.Update(ctx, images.Image{Name: id}, "labels."+bootLabel)
@@ -147,11 +144,11 @@ func (db *DB) Settle(ids ...string) error {
 	})
 }
 
-// bootID tells one boot of this machine from another.
+// bootID identifies the current boot of this machine.
 var bootID = sync.OnceValue(func() string {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return time.Now().String() // never seen again: every start counts as a boot
+		return time.Now().String() // unique, so that every start counts as a boot
 	}
 	return strings.TrimSpace(string(id))
 })

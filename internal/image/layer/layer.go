@@ -1,5 +1,5 @@
-// Package layer turns the blob of an image's layer into a directory that can
-// be a layer of an overlay.
+// Package layer unpacks the blob of an image layer into a directory that can be a
+// layer of an overlay.
 package layer
 
 import (
@@ -20,10 +20,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Extract writes the files of a layer's archive, which blob holds compressed or
-// not, into dir. The directories of the layers below it lend their attributes
-// to directories that the archive only implies. When there is an error, dir
-// holds whatever came before it; the error's words continue "layer X".
+// Extract unpacks a layer's tar archive, compressed or not, into dir. Directories
+// that the archive only implies get the attributes that they have in parents, the
+// directories of the layers below. On error, dir holds the files unpacked so far.
+// The error is worded to follow "layer X".
 func Extract(ctx context.Context, blob io.Reader, diffID digest.Digest, dir string, parents []string) error {
 	plain, err := Decompress(blob)
 	if err != nil {
@@ -38,34 +38,34 @@ func Extract(ctx context.Context, blob io.Reader, diffID digest.Digest, dir stri
 		archive.WithParents(parents),
 		archive.WithFilter(func(h *tar.Header) (bool, error) { return true, links.check(h) }))
 	if err == nil {
-		_, err = io.Copy(io.Discard, stream) // an archive may be padded
+		_, err = io.Copy(io.Discard, stream) // the archive may be padded
 	}
 	if err != nil {
 		return explain(err)
 	}
 	if !verifier.Verified() {
-		return errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("is not what the image's config says (%s when uncompressed): build the image again", diffID))
+		return errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("does not match the diff ID %s in the image's config: rebuild the image", diffID))
 	}
 	return nil
 }
 
-// explain says in one line what is wrong with a layer's archive.
+// explain explains in one line what is wrong with a layer's archive.
 func explain(err error) error {
-	var refused unix.Errno // by the kernel: nothing wrong with the archive
-	if errors.As(err, &refused) || errors.Is(err, context.Canceled) || errors.Is(err, errEscape) {
+	var errno unix.Errno // from the kernel: the archive isn't at fault
+	if errors.As(err, &errno) || errors.Is(err, context.Canceled) || errors.Is(err, errEscape) {
 		return fmt.Errorf("can't be unpacked: %w", err)
 	}
-	return errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("is not a tar archive, whole and well-formed (%v): build the image again", err))
+	return errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("is not a valid tar archive (%v): rebuild the image", err))
 }
 
 var errEscape = errdefs.ErrInvalidArgument.WithMessage("an entry leaves the root directory")
 
-// links finds archive entries that would reach a place outside the root
-// directory if they were taken at their word. Extraction confines them anyhow;
-// but an archive that has them is not meant well.
+// links detects archive entries whose paths lead outside the root directory.
+// Extraction confines such entries anyway, but an archive that has them is
+// malicious.
 //
-// It holds the symbolic links of this archive, by path, that lead to an
-// absolute path or above the root.
+// It holds the targets of the archive's symbolic links that are absolute or lead
+// above the root, by path.
 type links map[string]string
 
 func (l links) check(h *tar.Header) error {
@@ -92,13 +92,13 @@ func (l links) check(h *tar.Header) error {
 	return nil
 }
 
-// relative returns a path of an archive as one below the root.
+// relative returns a path in an archive, relative to the root.
 func relative(name string) string { return path.Clean(strings.TrimLeft(name, "/")) }
 
 func leaves(name string) bool { return name == ".." || strings.HasPrefix(name, "../") }
 
-// Decompress returns what r holds, by its first bytes and not by what anybody
-// says of it: gzip, zstd or itself.
+// Decompress returns the decompressed content of r. It detects gzip and zstd by
+// their magic numbers and returns anything else as it is.
 func Decompress(r io.Reader) (io.ReadCloser, error) {
 	const bufferSize = 64 << 10
 	buffered := bufio.NewReaderSize(r, bufferSize)
@@ -110,7 +110,7 @@ func Decompress(r io.Reader) (io.ReadCloser, error) {
 	case strings.HasPrefix(string(magic), "\x1f\x8b"): // RFC 1952
 		return gzip.NewReader(buffered)
 	case string(magic) == "\x28\xb5\x2f\xfd": // RFC 8878
-		// One thread and little memory: several layers unpack at once.
+		// One thread and little memory, because several layers are unpacked concurrently.
 		d, err := zstd.NewReader(buffered, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true))
 		if err != nil {
 			return nil, err

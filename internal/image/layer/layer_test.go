@@ -45,7 +45,7 @@ func mustExtract(t testing.TB, below []string, entries ...testimage.Entry) strin
 	return dir
 }
 
-// TestExtract checks a layer as a container sees it: mounted.
+// TestExtract checks layers as a container sees them, mounted.
 func TestExtract(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -75,8 +75,8 @@ func TestExtract(t *testing.T) {
 		testimage.Dir("opaque", 0o755),
 		entry(tar.TypeReg, "opaque/.wh..wh..opq", "", 0),
 		testimage.File("opaque/new", 0o644, []byte("x")),
-		testimage.File("home/alice/more", 0o600, nil), // implies a directory that it doesn't have
-		testimage.File("var/run/x", 0o644, nil),       // a directory here, a link below
+		testimage.File("home/alice/more", 0o600, nil), // without an entry for its directory
+		testimage.File("var/run/x", 0o644, nil),       // a directory in this layer, a link below
 	)
 	dir := t.TempDir()
 	root, err := rootfs.Mount(rootfs.Spec{Dir: dir, Lower: []string{upper, lower}})
@@ -97,7 +97,7 @@ func TestExtract(t *testing.T) {
 		info, err := os.Lstat(filepath.Join(root, name))
 		switch {
 		case want == "" && !errors.Is(err, os.ErrNotExist):
-			t.Errorf("%s is there: %v", name, err)
+			t.Errorf("%s exists: %v", name, err)
 		case want != "" && err != nil:
 			t.Error(err)
 		case want != "" && info.Mode().String() != want:
@@ -115,7 +115,7 @@ func TestExtract(t *testing.T) {
 		t.Errorf("owner %d:%d", s.Uid, s.Gid)
 	}
 	if s := stat("home/alice"); s.Uid != 1000 {
-		t.Errorf("a directory that a layer implies has owner %d, want that of below", s.Uid)
+		t.Errorf("a directory that the layer only implies has owner %d, want that of the layer below", s.Uid)
 	}
 	if stat("bin/su").Ino != stat("bin/su2").Ino {
 		t.Error("a hard link is a copy")
@@ -149,12 +149,12 @@ func TestEscapes(t *testing.T) {
 			t.Parallel()
 			dir, err := extract(t, nil, bad...)
 			if err == nil {
-				t.Fatal("extracted")
+				t.Fatal("extracted, want an error")
 			}
 			t.Log(err)
 			around, _ := os.ReadDir(filepath.Dir(dir))
 			if len(around) != 1 {
-				t.Errorf("something beside the directory: %v", around)
+				t.Errorf("files outside of the directory: %v", around)
 			}
 		})
 	}
@@ -203,7 +203,7 @@ func TestDecompress(t *testing.T) {
 	}
 }
 
-// FuzzExtract: no archive reaches a place outside its directory.
+// FuzzExtract checks that no archive writes outside of its directory.
 func FuzzExtract(f *testing.F) {
 	for _, entries := range [][]testimage.Entry{
 		{testimage.File("a/b", 0o644, []byte("x")), testimage.Symlink("l", "../.."), testimage.File("l/x", 0o644, nil)},

@@ -21,22 +21,21 @@ import (
 )
 
 const (
-	// maxAttempts bounds how often a download is tried again without having
-	// got any further.
+	// maxAttempts bounds the attempts without progress.
 	maxAttempts = 5
-	// firstBackoff is the pause before the second attempt; it doubles.
+	// firstBackoff is the pause before the second attempt. It doubles with each one.
 	firstBackoff = 100 * time.Millisecond
 )
 
-// Retry calls try until it succeeds, fails for good, or has failed several
-// times in a row without having moved on. It pauses in between.
-func Retry(ctx context.Context, try func() (moved bool, err error)) error {
+// Retry calls try until it succeeds, fails with an error that isn't transient, or has
+// failed several times in a row without progress. It pauses between attempts.
+func Retry(ctx context.Context, try func() (progress bool, err error)) error {
 	for attempt, pause := 1, firstBackoff; ; attempt, pause = attempt+1, pause*2 {
-		moved, err := try()
+		progress, err := try()
 		if err == nil || ctx.Err() != nil || !Transient(err) {
 			return err
 		}
-		if moved {
+		if progress {
 			attempt, pause = 0, firstBackoff
 		}
 		if attempt == maxAttempts {
@@ -50,7 +49,7 @@ func Retry(ctx context.Context, try func() (moved bool, err error)) error {
 	}
 }
 
-// Transient says whether an error of a registry may be gone the next time.
+// Transient reports whether a request that failed with err may succeed when it is repeated.
 func Transient(err error) bool {
 	if status := (remoteerrors.ErrUnexpectedStatus{}); errors.As(err, &status) {
 		return status.StatusCode >= http.StatusInternalServerError || status.StatusCode == http.StatusTooManyRequests
@@ -61,15 +60,14 @@ func Transient(err error) bool {
 		errors.As(err, &network) && network.Timeout()
 }
 
-// BeyondEnd says whether an error is a registry's answer that a blob ends before
-// the place that was asked for.
+// BeyondEnd reports whether err means that a blob ends before the requested offset.
 func BeyondEnd(err error) bool {
 	status := remoteerrors.ErrUnexpectedStatus{}
 	return errors.As(err, &status) && status.StatusCode == http.StatusRequestedRangeNotSatisfiable
 }
 
-// Explain makes one line of an error of the registry: what is wrong and what to
-// do. Other errors it returns as they are.
+// Explain turns an error of the registry into one line: what is wrong and what to do.
+// It returns other errors unchanged.
 func (r *Registry) Explain(err error) error {
 	var (
 		status    remoteerrors.ErrUnexpectedStatus
@@ -86,17 +84,17 @@ func (r *Registry) Explain(err error) error {
 	case errors.Is(err, docker.ErrInvalidAuthorization), errors.As(err, &status) && denies(status.StatusCode):
 		return r.denial()
 	case errors.As(err, &dns) && dns.IsNotFound:
-		return unavailable("there is no host %s: check the name of the registry", dns.Name)
+		return unavailable("host %s not found: check the name of the registry", dns.Name)
 	case errors.As(err, &authority), errors.As(err, &untrusted):
-		return unavailable("the certificate of registry %s can't be trusted (%s): put that of its authority into %s/ca.crt", r.name, oneLine(err), dir)
+		return unavailable("the certificate of registry %s is not trusted (%s): put its CA certificate into %s/ca.crt", r.name, oneLine(err), dir)
 	case strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"): // net/http has no type for it
 		return unavailable("registry %s speaks plain http: allow that with server = \"http://%s\" in %s/hosts.toml", r.name, r.name, dir)
 	case errors.As(err, &network) && network.Op == "dial":
 		return unavailable("registry %s can't be reached: %s", r.name, oneLine(network))
 	case errors.As(err, &status):
-		return unavailable("registry %s answers %s: %s", r.name, status.Status, oneLine(err))
+		return unavailable("registry %s returned %s: %s", r.name, status.Status, oneLine(err))
 	case Transient(err):
-		return unavailable("the connection with registry %s breaks again and again: %s", r.name, oneLine(err))
+		return unavailable("connections to registry %s keep breaking: %s", r.name, oneLine(err))
 	}
 	return err
 }
@@ -108,13 +106,13 @@ func denies(status int) bool {
 func (r *Registry) denial() error {
 	if r.login.Password != "" {
 		return errdefs.ErrPermissionDenied.WithMessage(
-			fmt.Sprintf("registry %s denies it to this login: check the user name and the password, and that they may pull it", r.name))
+			fmt.Sprintf("registry %s denied access with this login: check the user name and the password, and that they may pull it", r.name))
 	}
 	return errdefs.ErrUnauthenticated.WithMessage(
-		fmt.Sprintf("registry %s denies it to strangers, or has no such image: check the name, or give a login that may pull it", r.name))
+		fmt.Sprintf("registry %s denied anonymous access, or has no such image: check the name, or give a login that may pull it", r.name))
 }
 
-// missing says which part of a name is wrong that the registry doesn't know.
+// missing explains which part of an unknown image name is wrong.
 func (r *Registry) missing(ctx context.Context, err error) error {
 	tags, found := r.tags(ctx)
 	tagged, ok := r.image.(reference.Tagged)
@@ -123,14 +121,14 @@ func (r *Registry) missing(ctx context.Context, err error) error {
 	case !found:
 		message = fmt.Sprintf("registry %s has no such image: check the name (%s)", r.name, oneLine(err))
 	case !ok:
-		message = fmt.Sprintf("%s has nothing with this digest: check it (%s)", r.image.Name(), oneLine(err))
+		message = fmt.Sprintf("%s has no image with this digest: check the digest (%s)", r.image.Name(), oneLine(err))
 	default:
 		message = fmt.Sprintf("%s has no tag %q: it has %s", r.image.Name(), tagged.Tag(), strings.Join(tags, ", "))
 	}
 	return errdefs.ErrNotFound.WithMessage(message)
 }
 
-// oneLine puts the lines of an error into one.
+// oneLine joins the lines of an error.
 func oneLine(err error) string {
 	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' }), "; ")
 }

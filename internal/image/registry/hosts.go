@@ -14,9 +14,9 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// hostDir returns what finds a registry's directory in certsDir, and checks
-// its hosts.toml: containerd's own reader would log an error and go to the
-// registry itself, behind the mirror's back.
+// hostDir returns a function that finds a registry's directory in certsDir and checks
+// its hosts.toml. Without the check, containerd would only log an error and bypass the
+// mirror.
 func hostDir(certsDir string) func(host string) (string, error) {
 	find := config.HostDirFromRoot(certsDir)
 	return func(host string) (string, error) {
@@ -30,7 +30,7 @@ func hostDir(certsDir string) func(host string) (string, error) {
 
 var capabilities = []string{"pull", "resolve", "push", "referrers"}
 
-// checkHosts returns an error if a hosts.toml is there and can't be understood.
+// checkHosts returns an error if a hosts.toml exists and is malformed.
 func checkHosts(path string) error {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -58,13 +58,13 @@ func checkHosts(path string) error {
 				where += ": " + key
 			}
 		}
-		reason, _, _ := strings.Cut(err.Error(), " into struct field") // which is of no use to whoever wrote the file
+		reason, _, _ := strings.Cut(err.Error(), " into struct field") // a Go type means nothing to the file's author
 		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s: %s", where, reason))
 	}
 	for _, h := range append(slices.Collect(maps.Values(file.Hosts)), file.host) {
 		for _, c := range h.Capabilities {
 			if !slices.Contains(capabilities, c) {
-				return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s: capability %q is unknown: it is one of %v", path, c, capabilities))
+				return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s: unknown capability %q: use one of %v", path, c, capabilities))
 			}
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// FuzzHosts: whatever hosts.toml says is understood or refused in one line that
-// names the file.
+// FuzzHosts checks that any hosts.toml is accepted, or refused with one line that names
+// the file.
 func FuzzHosts(f *testing.F) {
 	for _, seed := range []string{
 		"", "server = \"https://registry.example\"\n[host.\"https://mirror.example\"]\n  capabilities = [\"pull\", \"resolve\"]\n  skip_verify = true\n",

@@ -1,6 +1,6 @@
-// Package registry speaks with image registries: it finds out what an image's
-// name stands for and fetches blobs, and makes one clear line of each of the
-// many ways in which that fails.
+// Package registry is a client of image registries. It resolves names of images,
+// fetches blobs, and turns each of the many ways in which that fails into one clear
+// line.
 package registry
 
 import (
@@ -20,36 +20,37 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Login is what a registry may ask for; the zero Login is none.
+// Login are credentials for a registry; the zero Login is none.
 type Login struct {
 	Username string
-	// Password without a user name is a token to ask the registry's for tokens.
+	// Password without a user name is a refresh token, which is exchanged for access
+	// tokens.
 	Password string
-	// Token is one of those: it is shown as it is.
+	// Token is an access token. It is sent as it is.
 	Token string
 }
 
-// holder shows a registry a token that it has given, instead of asking for one.
-type holder struct {
+// tokenAuthorizer sends a given access token to a host instead of requesting one.
+type tokenAuthorizer struct {
 	docker.Authorizer
 	host, token string
 }
 
-// Authorize shows the token to the host that it is for.
-func (h holder) Authorize(ctx context.Context, req *http.Request) error {
-	if req.URL.Host != h.host {
-		return h.Authorizer.Authorize(ctx, req)
+// Authorize adds the token to requests to its host.
+func (a tokenAuthorizer) Authorize(ctx context.Context, req *http.Request) error {
+	if req.URL.Host != a.host {
+		return a.Authorizer.Authorize(ctx, req)
 	}
-	req.Header.Set("Authorization", "Bearer "+h.token)
+	req.Header.Set("Authorization", "Bearer "+a.token)
 	return nil
 }
 
-// AddResponses says that there is no other way in.
-func (h holder) AddResponses(context.Context, []*http.Response) error {
+// AddResponses rejects challenges: there are no other credentials.
+func (tokenAuthorizer) AddResponses(context.Context, []*http.Response) error {
 	return errdefs.ErrNotImplemented
 }
 
-// Registry is the registry that an image's name begins with, or mirrors of it.
+// Registry is a client of the registry of one image, or of its mirrors.
 type Registry struct {
 	name       string
 	certsDir   string
@@ -61,8 +62,8 @@ type Registry struct {
 	fetcher    remotes.Fetcher
 }
 
-// New prepares to speak with the registry of an image. It connects to nobody.
-// What certsDir has about the registry is read, if it is there.
+// New returns a client of the image's registry, configured by certsDir. It doesn't
+// connect.
 func New(ctx context.Context, certsDir string, image distribution.Named, login Login) (*Registry, error) {
 	r := &Registry{name: distribution.Domain(image), certsDir: certsDir, image: image, login: login}
 	options := config.HostOptions{
@@ -78,10 +79,10 @@ func New(ctx context.Context, certsDir string, image distribution.Named, login L
 	}
 	if login.Token != "" {
 		for i, h := range r.hosts {
-			r.hosts[i].Authorizer = holder{h.Authorizer, h.Host, login.Token}
+			r.hosts[i].Authorizer = tokenAuthorizer{h.Authorizer, h.Host, login.Token}
 		}
 	}
-	// Resolver and fetcher share hosts, and with them connections and tokens.
+	// Resolver and fetcher share the hosts, and so connections and tokens.
 	r.resolver = docker.NewResolver(docker.ResolverOptions{
 		Hosts:   func(string) ([]docker.RegistryHost, error) { return r.hosts, nil },
 		Headers: http.Header{"User-Agent": {"husk"}},
@@ -90,8 +91,8 @@ func New(ctx context.Context, certsDir string, image distribution.Named, login L
 	return r, err
 }
 
-// credentials gives the login to the registry and its mirrors. Whoever else
-// asks for one, such as a server that a blob is redirected to, gets none.
+// credentials returns the login for the registry and its mirrors, and none for other
+// hosts, such as a server to which a blob is redirected.
 func (r *Registry) credentials(host string) (username, secret string, err error) {
 	if slices.ContainsFunc(r.hosts, func(h docker.RegistryHost) bool { return h.Host == host }) {
 		return r.login.Username, r.login.Password, nil
@@ -106,7 +107,7 @@ func (r *Registry) keepTransport(client *http.Client) error {
 	return nil
 }
 
-// Close drops idle connections.
+// Close closes idle connections.
 func (r *Registry) Close() {
 	for _, t := range r.transports {
 		t.CloseIdleConnections()
@@ -116,8 +117,7 @@ func (r *Registry) Close() {
 // Name returns the registry's name, such as docker.io.
 func (r *Registry) Name() string { return r.name }
 
-// Resolve asks the registry what the image's name stands for now: a manifest
-// or an index.
+// Resolve returns the manifest or index that the image's name currently refers to.
 func (r *Registry) Resolve(ctx context.Context) (ocispec.Descriptor, error) {
 	_, desc, err := r.resolver.Resolve(ctx, r.image.String())
 	if errdefs.IsNotFound(err) {
@@ -127,13 +127,13 @@ func (r *Registry) Resolve(ctx context.Context) (ocispec.Descriptor, error) {
 }
 
 // Fetch returns the content of a blob or manifest of the image's repository.
-// The reader is also an io.Seeker, to begin elsewhere than at the start.
+// The reader is also an io.Seeker, so that a download can be resumed.
 func (r *Registry) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
 	return r.fetcher.Fetch(ctx, desc)
 }
 
-// tags returns some tags of the image's repository, for an error message.
-// found is false if the registry has no such repository, or doesn't tell.
+// tags returns some tags of the image's repository for an error message. found is
+// false if the repository doesn't exist or can't be listed.
 func (r *Registry) tags(ctx context.Context) (tags []string, found bool) {
 	const most = 5
 	spec, err := reference.Parse(r.image.String())
