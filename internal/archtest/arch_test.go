@@ -30,6 +30,12 @@ const (
 // imposed are methods whose parameters are those of an interface of a library.
 var imposed = []string{"internal/stream/session.go: ExecInContainer", "internal/stream/session.go: AttachContainer"}
 
+// fieldMaxima are the limits of the structs that may have more fields than maxStructFields.
+var fieldMaxima = map[string]int{
+	// It has one field for each part of huskd.
+	"internal/daemon.daemon": 26,
+}
+
 const module = "github.com/huskd/husk"
 
 // sourceFile is one hand-written Go file that is not a test.
@@ -138,8 +144,9 @@ func checkNode(t *testing.T, f sourceFile, n ast.Node) {
 				t.Errorf("%s: interface %s has %d methods, at most %d", f.path, n.Name.Name, got, maxInterface)
 			}
 		case *ast.StructType:
-			if got := typ.Fields.NumFields(); got > maxStructFields {
-				t.Errorf("%s: struct %s has %d fields, at most %d", f.path, n.Name.Name, got, maxStructFields)
+			limit := max(maxStructFields, fieldMaxima[filepath.ToSlash(filepath.Dir(f.path))+"."+n.Name.Name])
+			if got := typ.Fields.NumFields(); got > limit {
+				t.Errorf("%s: struct %s has %d fields, at most %d", f.path, n.Name.Name, got, limit)
 			}
 		}
 	}

@@ -27,8 +27,6 @@ var methodMaxima = map[string]int{
 	"internal/container.box":         42,
 	"internal/container.volumes":     45,
 	"internal/container.walk":        48,
-	"internal/daemon.daemon":         35,
-	"internal/daemon.membership":     42,
 	"internal/nri.Relay":             37,
 	"internal/oci/monitor.execution": 35,
 	"internal/oci/shim.execution":    35,

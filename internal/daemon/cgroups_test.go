@@ -10,34 +10,34 @@ import (
 func TestParents(t *testing.T) {
 	const slice = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podX.slice"
 	for _, test := range []struct {
-		driven      bool
-		named, want string
+		systemdDriver bool
+		named, want   string
 	}{
 		{false, "/kubepods/burstable/podX", "/kubepods/burstable/podX"},
 		{true, "/kubepods/burstable/podX", "/kubepods/burstable/podX"},
-		{true, slice, slice}, // as the kubelet says it
+		{true, slice, slice}, // as the kubelet writes it
 		{true, "kubepods-burstable-podX.slice", slice},
-		{true, "/elsewhere/kubepods-burstable-podX.slice", slice}, // its place follows from its name
-		{false, slice, slice},                                     // a directory like others
+		{true, "/elsewhere/kubepods-burstable-podX.slice", slice}, // its path follows from its name
+		{false, slice, slice},                                     // an ordinary directory
 		{false, "kubepods.slice", ""},
 		{true, "kubepods--x.slice", ""},
 		{true, "relative", ""},
 	} {
-		got, err := parents(test.driven)(test.named)
+		got, err := parents(test.systemdDriver)(test.named)
 		if got != test.want || (err == nil) != (test.want != "") {
 			t.Errorf("%+v: %q, %v", test, got, err)
 		}
 	}
 }
 
-func TestTheSystemdDriverNeedsSystemd(t *testing.T) {
+func TestSystemdDriverNeedsSystemd(t *testing.T) {
 	cfg := config.New()
 	if err := checkDriver(cfg, host.Facts{}); err != nil {
 		t.Error(err)
 	}
 	cfg.CgroupDriver = "systemd"
 	if err := checkDriver(cfg, host.Facts{}); err == nil {
-		t.Error("it is taken without systemd")
+		t.Error("the systemd driver is accepted without systemd")
 	}
 	if err := checkDriver(cfg, host.Facts{Systemd: true}); err != nil {
 		t.Error(err)

@@ -9,13 +9,13 @@ import (
 	"github.com/huskd/husk/internal/container"
 )
 
-// checkpoints are what containers see of those of them.
+// checkpoints implements container.Checkpoints.
 type checkpoints struct {
 	drivers drivers
 	trusted bool
 }
 
-// Trusted says what is configured.
+// Trusted reports whether the configuration allows restores.
 func (c checkpoints) Trusted() bool { return c.trusted }
 
 // Unpack unpacks an archive.
@@ -23,7 +23,7 @@ func (c checkpoints) Unpack(ctx context.Context, path, into string) error {
 	return checkpoint.Unpack(ctx, path, into)
 }
 
-// Open opens a directory that is one.
+// Open opens dir as a checkpoint.
 func (c checkpoints) Open(dir string) (container.Checkpoint, error) {
 	d := checkpoint.Dir(dir)
 	if !d.Is() {
@@ -33,7 +33,7 @@ func (c checkpoints) Open(dir string) (container.Checkpoint, error) {
 	return container.Checkpoint{Images: info.Names(), Processes: d.Processes(), Files: d.Restore}, err
 }
 
-// Write has the driver that runs a container take a checkpoint of it.
+// Write writes a checkpoint of a container by the driver that runs it.
 func (c checkpoints) Write(ctx context.Context, of container.Checkpointed, path string) error {
 	image := of.Config.GetImage()
 	return checkpoint.Write(ctx, checkpoint.Request{

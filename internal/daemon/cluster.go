@@ -20,19 +20,20 @@ import (
 	"github.com/huskd/husk/internal/cluster/nodestats"
 	"github.com/huskd/husk/internal/cluster/podstatus"
 	"github.com/huskd/husk/internal/cluster/registration"
+	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/stats"
 )
 
-// membership is huskd's part in a cluster. Without a cluster it is nil, and does
-// nothing.
+// membership makes huskd a node of a cluster. It is nil, and its methods do nothing, if no cluster
+// is configured.
 type membership struct {
-	*daemon
+	d        *daemon
 	client   *cluster.Client
 	reporter atomic.Pointer[podstatus.Reporter]
 }
 
-// apply reads how the API server is reached, if there is one. It asks nothing yet.
-func apply(d *daemon) (*membership, error) {
+// newMembership reads the kubeconfig, if one is configured. It sends no request yet.
+func newMembership(d *daemon) (*membership, error) {
 	if d.cfg.Kubeconfig == "" {
 		return nil, nil
 	}
@@ -40,10 +41,10 @@ func apply(d *daemon) (*membership, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &membership{daemon: d, client: client}, nil
+	return &membership{d: d, client: client}, nil
 }
 
-// podChanged returns what the agent is to call when a pod has changed.
+// podChanged returns the function that the agent calls when a pod has changed.
 func (m *membership) podChanged() func(uid string) {
 	if m == nil {
 		return nil
@@ -57,7 +58,7 @@ func (m *membership) nudge() {
 	}
 }
 
-// join makes this machine a node of the cluster until ctx ends, if there is one.
+// join runs this machine as a node of the cluster until ctx ends.
 func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 	if m == nil {
 		return nil
@@ -66,18 +67,18 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 	if err != nil {
 		return err
 	}
-	server, err := m.openDoor()
+	server, err := m.kubeletAPI()
 	if err != nil {
 		return err
 	}
 	self := registration.Start(ctx, registration.Config{
-		Client: m.client, Machine: machine.Object(), IPs: nodeIPs, Images: m.toldImages,
-		Ready: m.ready, SetRanges: m.cni.SetRanges,
+		Client: m.client, Machine: machine.Object(), IPs: nodeIPs, Images: func() []corev1.ContainerImage { return reportedImages(m.d.images.List()) },
+		Ready: m.ready, SetRanges: m.d.cni.SetRanges,
 	})
 	pods := &apiserver.Source{
-		Client: m.client, Node: self.Object, Deliver: m.agent.Declare, Log: m.log,
+		Client: m.client, Node: self.Object, Deliver: m.d.agent.Declare, Log: m.d.log,
 		Known: func(uid types.UID) *corev1.Pod {
-			p, err := m.agent.Get(string(uid))
+			p, err := m.d.agent.Get(string(uid))
 			if err != nil {
 				return nil
 			}
@@ -87,7 +88,7 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 		Changed: m.nudge,
 	}
 	reporter := podstatus.New(podstatus.Config{
-		Client: m.client, Agent: m.agent, Pods: pods.Start(ctx), Node: self.Object, CRI: nodeFacts(m.cfg, m.facts), Events: m.agent.Events,
+		Client: m.client, Agent: m.d.agent, Pods: pods.Start(ctx), Node: self.Object, CRI: nodeFacts(m.d.cfg, m.d.facts), Events: m.d.agent.Events,
 	})
 	m.reporter.Store(reporter)
 	for _, run := range []func(context.Context) error{self.Run, pods.Run, reporter.Run, server.Serve} {
@@ -101,37 +102,37 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 	return nil
 }
 
-// openDoor listens where kubectl's requests come in by way of the API server.
-func (m *membership) openDoor() (*kubeletapi.Server, error) {
+// kubeletAPI returns the server of the kubelet API, to which the API server passes kubectl's requests.
+func (m *membership) kubeletAPI() (*kubeletapi.Server, error) {
 	ca := m.client.CA
-	if path := m.cfg.NodeClientCA; path != "" {
+	if path := m.d.cfg.NodeClientCA; path != "" {
 		var err error
 		if ca, err = os.ReadFile(path); err != nil {
 			return nil, fmt.Errorf("--node-client-ca-file: %w", err)
 		}
 	}
-	used := nodestats.Source{
-		Node: nodeName(m.cfg), Pods: m.agent.List, Meter: m.usage, Cgroup: m.sandboxes.Cgroup,
-		Layer: m.containers.Layer, EmptyDir: m.volumes().EmptyDir, Images: m.images.Usage, Root: m.cfg.Root, Booted: stats.Booted(),
+	usage := nodestats.Source{
+		Node: nodeName(m.d.cfg), Pods: m.d.agent.List, Meter: m.d.meter, Cgroup: m.d.sandboxes.Cgroup,
+		Layer: m.d.containers.Layer, EmptyDir: m.d.volumes().EmptyDir, Images: m.d.images.Usage, Root: m.d.cfg.Root, Booted: stats.Booted(),
 	}
 	return kubeletapi.New(kubeletapi.Config{
-		Summary: used.ServeSummary, Resource: used.ServeResource,
-		Client: m.client, Node: nodeName(m.cfg), Listen: m.cfg.NodeListen, CertFile: m.cfg.NodeTLSCert, KeyFile: m.cfg.NodeTLSKey,
-		ClientCA: ca, Hosts: append(nodeIPs(), hostname()), Pods: m.agent.List, Ended: m.containers.Ended, Sessions: m.streams, Log: m.log,
+		Summary: usage.ServeSummary, Resource: usage.ServeResource,
+		Client: m.client, Node: nodeName(m.d.cfg), Listen: m.d.cfg.NodeListen, CertFile: m.d.cfg.NodeTLSCert, KeyFile: m.d.cfg.NodeTLSKey,
+		ClientCA: ca, Hosts: append(nodeIPs(), hostname()), Pods: m.d.agent.List, Ended: m.d.containers.Ended, Sessions: m.d.streams, Log: m.d.log,
 	})
 }
 
-// machine is this machine as the cluster is to know it.
+// machine describes this machine for its registration.
 func (m *membership) machine() (registration.Machine, error) {
-	labels, err := m.cfg.Labels()
+	labels, err := m.d.cfg.Labels()
 	if err != nil {
 		return registration.Machine{}, err
 	}
-	taints, err := m.cfg.Taints()
+	taints, err := m.d.cfg.Taints()
 	if err != nil {
 		return registration.Machine{}, err
 	}
-	_, text, err := net.SplitHostPort(m.cfg.NodeListen)
+	_, text, err := net.SplitHostPort(m.d.cfg.NodeListen)
 	if err != nil {
 		return registration.Machine{}, err
 	}
@@ -140,38 +141,38 @@ func (m *membership) machine() (registration.Machine, error) {
 		return registration.Machine{}, err
 	}
 	var disk unix.Statfs_t
-	if err := unix.Statfs(m.cfg.Root, &disk); err != nil {
+	if err := unix.Statfs(m.d.cfg.Root, &disk); err != nil {
 		return registration.Machine{}, err
 	}
 	return registration.Machine{
-		Name: nodeName(m.cfg), Hostname: hostname(), Labels: labels, Taints: taints, Facts: m.facts, Handlers: m.handlers.List(),
+		Name: nodeName(m.d.cfg), Hostname: hostname(), Labels: labels, Taints: taints, Facts: m.d.facts, Handlers: m.d.handlers.List(),
 		Disk: int64(disk.Blocks) * disk.Bsize, Port: int32(port),
 	}, nil
 }
 
-// ready says why no pod can be started, if none can.
+// ready returns why no pod can be started, or nil.
 func (m *membership) ready(ctx context.Context) error {
-	if m.handlers.Missing != nil {
-		return m.handlers.Missing
+	if m.d.handlers.Missing != nil {
+		return m.d.handlers.Missing
 	}
-	return m.cni.Status(ctx)
+	return m.d.cni.Status(ctx)
 }
 
-// Those images are told whose pull would take longest, as the kubelet does: a
-// node is not to be an endless list.
+// Limits of the images in the node's status, as the kubelet has them.
 const (
-	mostImages = 50
-	mostNames  = 5
+	maxReportedImages = 50
+	maxReportedNames  = 5
 )
 
-func (m *membership) toldImages() []corev1.ContainerImage {
+// reportedImages returns the largest images, whose pull would take longest.
+func reportedImages(list []image.Image) []corev1.ContainerImage {
 	var out []corev1.ContainerImage
-	for _, i := range m.images.List() {
+	for _, i := range list {
 		names := slices.Concat(i.Digests, i.Tags)
 		if len(names) == 0 {
 			continue
 		}
-		out = append(out, corev1.ContainerImage{Names: names[:min(len(names), mostNames)], SizeBytes: i.Size})
+		out = append(out, corev1.ContainerImage{Names: names[:min(len(names), maxReportedNames)], SizeBytes: i.Size})
 	}
 	slices.SortStableFunc(out, func(a, b corev1.ContainerImage) int {
 		if a.SizeBytes != b.SizeBytes {
@@ -179,5 +180,5 @@ func (m *membership) toldImages() []corev1.ContainerImage {
 		}
 		return slices.Compare(a.Names, b.Names)
 	})
-	return out[:min(len(out), mostImages)]
+	return out[:min(len(out), maxReportedImages)]
 }

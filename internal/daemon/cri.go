@@ -12,10 +12,9 @@ import (
 	"github.com/huskd/husk/internal/stream"
 )
 
-// serveCRI adds CRI's services to the server, and makes the one of interactive
-// sessions.
-func (d *daemon) serveCRI(server *grpc.Server) (err error) {
-	d.streams, err = stream.New(stream.Config{
+// newStreams returns the server of interactive sessions.
+func (d *daemon) newStreams() (*stream.Server, error) {
+	return stream.New(stream.Config{
 		Containers: d.containers,
 		Netns: func(sandbox string) (string, error) {
 			st, err := d.sandboxes.Get(sandbox)
@@ -23,12 +22,13 @@ func (d *daemon) serveCRI(server *grpc.Server) (err error) {
 		},
 		Log: d.log,
 	})
-	if err != nil {
-		return err
-	}
+}
+
+// registerCRI adds CRI's services to the server.
+func (d *daemon) registerCRI(server *grpc.Server) {
 	cri.Register(server, cri.Config{
 		Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images, Events: &d.events,
-		Meter: d.usage, Streams: d.streams,
+		Meter: d.meter, Streams: d.streams,
 		NetworkReady:  d.cni.Status,
 		Networks:      func() cri.Networks { return networksOf(d.cni.Networks(), d.cfg.Plugins) },
 		SetRanges:     d.cni.SetRanges,
@@ -39,11 +39,10 @@ func (d *daemon) serveCRI(server *grpc.Server) (err error) {
 		Systemd:       d.cfg.Systemd(),
 		Root:          d.cfg.Root, State: d.cfg.State, Subnets: d.cfg.Subnets,
 	})
-	return nil
 }
 
-// networksOf tells which networks pods are attached to: without any, the
-// built-in one.
+// networksOf returns the networks that pods are attached to: the built-in one if no other is
+// configured.
 func networksOf(found conf.State, cfg config.Plugins) cri.Networks {
 	out := cri.Networks{Dirs: cfg.CNIBin, ConfDir: cfg.CNIConf, Max: cfg.CNIMax, Prefix: "eth", Fault: found.Stale}
 	if found.Err != nil {

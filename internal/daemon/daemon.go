@@ -1,4 +1,4 @@
-// Package daemon is the wiring of huskd: who owns what, and who knows whom.
+// Package daemon wires huskd together: it makes the owners, connects them, and runs the servers.
 package daemon
 
 import (
@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,48 +50,38 @@ import (
 	"github.com/huskd/husk/internal/version"
 )
 
-// extensions are the interfaces by which others have a part in what huskd does.
-type extensions struct {
-	cni    *cni.Host
-	plugin *plugin.Plugin // husk-cni, in process
-	nri    *nri.Relay     // nil if there is none
-}
-
-// daemon has the parts, in the order in which they are made.
+// daemon holds the parts of huskd, in the order in which they are made.
 type daemon struct {
-	cfg      config.Config
-	log      *slog.Logger
-	instance pod.Instance
-	locks    []*os.File
-	facts    host.Facts
-	journal  *journal.Journal
+	cfg        config.Config
+	log        *slog.Logger
+	instance   pod.Instance
+	locks      locks
+	metrics    *metrics.Metrics
+	facts      host.Facts
+	meter      *stats.Meter   // shared by all readers, because it caches what it reads
+	tracer     *export.Tracer // nil if tracing is off
+	membership *membership    // nil outside of a cluster
+	journal    *journal.Journal
+	classes    *resourceclass.Classes
+	cgroups    *cgroup.QoSTree
 
-	images  *image.Store
-	network *network.Network
-	extensions
+	images   *image.Store
+	network  *network.Network
 	handlers handlers
+	plugin   *plugin.Plugin // husk-cni, in process
+	cni      *cni.Host
+	nri      *nri.Relay // nil if NRI is off
 	driver   drivers
-	upkeep
 
-	sandboxes  *sandbox.Service
 	containers *container.Service
+	sandboxes  *sandbox.Service
 	agent      *agent.Agent
+	orphans    map[string]error // directories of pods without a record, and why they were kept
 	events     cri.Events
 	streams    *stream.Server
-	metrics    *metrics.Metrics
-	tracer     *export.Tracer // nil if nothing is traced
-	membership *membership    // nil if this is no node of a cluster
 }
 
-// upkeep is what keeps pods, and what they leave, in bounds.
-type upkeep struct {
-	cgroups *cgroup.QoSTree
-	classes *resourceclass.Classes
-	orphans map[string]error // directories of pods that stay, and why
-	usage   *stats.Meter     // one for all who ask, as it caches what it reads
-}
-
-// Run runs huskd until ctx ends. Pods run on after that.
+// Run runs huskd until ctx ends. Pods keep running after that.
 func Run(ctx context.Context, cfg config.Config) error {
 	d := &daemon{cfg: cfg, log: logger(cfg, os.Stderr), instance: pod.InstanceOf(cfg.Root)}
 	slog.SetDefault(d.log)
@@ -98,8 +89,10 @@ func Run(ctx context.Context, cfg config.Config) error {
 		return fmt.Errorf("user %d can't make namespaces and mounts: start huskd as root", uid)
 	}
 	began := time.Now()
-	defer d.unlock()
-	if err := d.lock(); err != nil {
+	var err error
+	d.locks, err = lockDirs(cfg)
+	defer d.locks.release()
+	if err != nil {
 		return err
 	}
 	socket, err := listen(cfg.Listen)
@@ -108,35 +101,39 @@ func Run(ctx context.Context, cfg config.Config) error {
 	}
 	defer os.Remove(strings.TrimPrefix(cfg.Listen, scheme))
 	defer socket.Close()
+	defer d.close()
 	if err := d.open(ctx); err != nil {
-		d.shut()
 		return err
 	}
-	defer d.shut()
 	d.wire()
 	d.resume(ctx)
-	d.log.Info("huskd serves", "socket", cfg.Listen, "version", version.Version, "instance", d.instance, "after", time.Since(began).Round(time.Millisecond))
+	d.log.Info("huskd is serving", "socket", cfg.Listen, "version", version.Version, "instance", d.instance, "after", time.Since(began).Round(time.Millisecond))
 	return d.serve(ctx, socket)
 }
 
-// open opens what has state: none of it changes what runs.
+// open opens all parts that have state. It changes nothing that runs.
 func (d *daemon) open(ctx context.Context) error {
-	d.measure()
+	d.metrics = d.newMetrics()
 	d.facts = host.Probe(d.cfg.Root)
-	d.usage = stats.New(d.facts.Cgroup, d.inside)
+	d.meter = stats.New(d.facts.Cgroup, d.inside)
 	var damaged []journal.Damage
 	var err error
-	if err = d.trace(ctx); err != nil {
-		return err
+	if d.cfg.Tracing.Endpoint != "" {
+		d.tracer, err = export.New(ctx, export.Config{
+			Endpoint: d.cfg.Tracing.Endpoint, Sampling: d.cfg.Tracing.Sampling, Node: nodeName(d.cfg), Log: d.log,
+		})
+		if err != nil {
+			return err
+		}
 	}
-	if d.membership, err = apply(d); err != nil {
+	if d.membership, err = newMembership(d); err != nil {
 		return err
 	}
 	if d.journal, damaged, err = journal.Open(filepath.Join(d.cfg.Root, "journal")); err != nil {
 		return err
 	}
 	for _, part := range damaged {
-		d.log.Error("journal: a part was unreadable and is set aside; what it spoke of is swept away", "bytes", part.Length, "saved", part.Saved)
+		d.log.Error("journal: an unreadable part was set aside; what it recorded is removed", "bytes", part.Length, "saved", part.Saved)
 	}
 	if err := checkDriver(d.cfg, d.facts); err != nil {
 		return err
@@ -177,8 +174,10 @@ func (d *daemon) open(ctx context.Context) error {
 	d.cni, bad = cni.New(cni.Config{
 		Instance: d.instance, Journal: d.journal, State: d.cfg.State, Builtin: d.network,
 		ConfDir: d.cfg.CNIConf, BinDirs: d.cfg.CNIBin, MaxNetworks: d.cfg.CNIMax, CacheDir: libcni.CacheDir,
-		Plugins: map[string]cni.Plugin{plugin.Type: d.callPlugin},
-		Ranges:  subnets, Ran: d.metrics.Plugin, Log: d.log,
+		Plugins: map[string]cni.Plugin{plugin.Type: func(ctx context.Context, getenv func(string) string, stdin []byte) ([]byte, error) {
+			return d.plugin.Call(ctx, plugin.ArgsOf(getenv), stdin)
+		}},
+		Ranges: subnets, Ran: d.metrics.Plugin, Log: d.log,
 	})
 	for _, err := range bad {
 		d.log.Error("a record was set aside", "error", err)
@@ -186,16 +185,16 @@ func (d *daemon) open(ctx context.Context) error {
 	return nil
 }
 
-// linger is how long links that are to be deleted wait for others.
+// linger is how long a link waits to be deleted together with others.
 const linger = 50 * time.Millisecond
 
-// wire makes the owners known to each other.
+// wire makes the owners and connects them.
 func (d *daemon) wire() {
 	orders := map[string]sandboxstate.Order{}
 	for name, r := range d.cfg.Runtimes {
 		orders[name] = sandboxstate.Order(r.Network)
 	}
-	pods, containers := hooks(d)
+	pods, containers := d.openNRI()
 	driver := d.drivers()
 	d.driver = driver
 	d.containers = container.New(container.Config{
@@ -238,35 +237,34 @@ func (d *daemon) wire() {
 	})
 }
 
-// resume takes up what is recorded. A part that fails is logged: the others
-// must not wait for it.
+// resume continues with what is recorded. It logs the errors of a part and goes on with the others.
 func (d *daemon) resume(ctx context.Context) {
-	tell := func(what string, errs ...error) {
+	logAll := func(what string, errs ...error) {
 		for _, err := range errs {
 			if err != nil {
 				d.log.Error(what, "error", err)
 			}
 		}
 	}
-	tell("a record was set aside", d.sandboxes.Load()...)
-	d.knowCgroups()
-	tell("a record was set aside", d.containers.Load()...)
-	tell("network: what was there before", d.cni.Reconcile(ctx, d.sandboxes.Attachments()))
-	tell("containers: what was there before", d.containers.Resume(ctx))
-	tell("sandboxes: what was there before", d.sandboxes.Resume())
-	tell("no plugin follows what happens to pods", startNRI(d))
-	tell("a record was set aside", d.agent.Load()...)
-	d.explainOrphans()
+	logAll("a record was set aside", d.sandboxes.Load()...)
+	d.adoptCgroups()
+	logAll("a record was set aside", d.containers.Load()...)
+	logAll("network: reconciling failed", d.cni.Reconcile(ctx, d.sandboxes.Attachments()))
+	logAll("containers: resuming failed", d.containers.Resume(ctx))
+	logAll("sandboxes: resuming failed", d.sandboxes.Resume())
+	logAll("NRI is off: no plugin can register", d.startNRI())
+	logAll("a record was set aside", d.agent.Load()...)
+	d.removeOrphans()
 }
 
-// answerTime is how long calls in flight may take to be answered when huskd
-// ends. Then sessions and followed logs are cut.
+// answerTime is how long calls in flight may take once huskd stops. Then all are cut off, such as
+// sessions and followed logs.
 const answerTime = time.Second
 
-func (d *daemon) serve(ctx context.Context, socket listener) error {
+func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	end := func() {
-		d.ends()
+		d.locks.markStopping()
 		cancel()
 	}
 	defer end()
@@ -278,14 +276,16 @@ func (d *daemon) serve(ctx context.Context, socket listener) error {
 	if r := d.handlers.Default; d.handlers.Missing == nil {
 		name = r.Name + " " + r.Version
 	}
-	api.Register(server, api.Config{
-		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
-		Meter: d.usage, Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.dial,
-		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), End: end,
-	})
-	if err := d.serveCRI(server); err != nil {
+	var err error
+	if d.streams, err = d.newStreams(); err != nil {
 		return err
 	}
+	api.Register(server, api.Config{
+		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
+		Meter: d.meter, Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
+		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), End: end,
+	})
+	d.registerCRI(server)
 	var running errgroup.Group
 	if err := d.serveMetrics(ctx, &running); err != nil {
 		return err
@@ -309,20 +309,20 @@ func (d *daemon) serve(ctx context.Context, socket listener) error {
 	}
 	running.Go(func() error {
 		<-ctx.Done()
-		d.ends()
-		d.log.Info("huskd ends: pods run on")
+		d.locks.markStopping()
+		d.log.Info("huskd is stopping; pods keep running")
 		cut := time.AfterFunc(answerTime, server.Stop)
 		defer cut.Stop()
 		server.GracefulStop()
 		d.streams.Close()
 		return nil
 	})
-	err := server.Serve(rpc.Split(socket, d.attend(ctx)))
+	err = server.Serve(rpc.Split(socket, d.servePlugin(ctx)))
 	end()
 	return errors.Join(err, running.Wait())
 }
 
-// maxMessage bounds what a client may send at once.
+// maxMessage is the largest message that huskd accepts, in bytes.
 const maxMessage = 16 << 20
 
 func (d *daemon) examine(context.Context) []*huskv1.Check {
@@ -332,13 +332,13 @@ func (d *daemon) examine(context.Context) []*huskv1.Check {
 	})
 }
 
-// closeTime is what work in flight may take to come to a safe point. What takes
-// longer is cut: that is what the journal is for.
+// closeTime is how long work in flight may take to reach a safe point. Work that takes longer is cut
+// off: the journal lets the next huskd complete it.
 const closeTime = 5 * time.Second
 
-// shut closes everything. If no pod is left, nothing of huskd is left either,
-// beside what is in its directories.
-func (d *daemon) shut() {
+// close closes everything that open and wire have opened. If no pod is left, it also removes
+// everything of huskd from the kernel.
+func (d *daemon) close() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -348,12 +348,12 @@ func (d *daemon) shut() {
 			d.containers.Close()
 		}
 	}()
-	calm := true
+	finished := true
 	select {
 	case <-done:
 	case <-time.After(closeTime):
-		calm = false
-		d.log.Warn("huskd ends in the middle of something: it goes on at the next start")
+		finished = false
+		d.log.Warn("huskd stops with work in flight; it continues at the next start")
 	}
 	if d.nri != nil {
 		d.nri.Stop()
@@ -368,11 +368,11 @@ func (d *daemon) shut() {
 	}
 	if d.network != nil {
 		switch {
-		case d.agent == nil: // it was ended before it served: only the network knows whether there are pods
+		case d.agent == nil: // open failed: only the network knows whether there are pods
 			if err := d.network.Teardown(); !errdefs.IsFailedPrecondition(err) {
 				errs = append(errs, err)
 			}
-		case calm && d.vacant():
+		case finished && d.vacant():
 			errs = append(errs, d.network.Teardown(), netns.ReleaseDir(), d.cgroups.Remove(context.Background(), d.cgroups.Root()))
 		}
 		errs = append(errs, d.network.Close())
@@ -382,12 +382,12 @@ func (d *daemon) shut() {
 	}
 	d.tracer.Close()
 	if err := errors.Join(errs...); err != nil {
-		d.log.Error("huskd ends", "error", err)
+		d.log.Error("closing failed", "error", err)
 	}
 }
 
-// vacant says whether nothing is in the kernel that a record speaks of. Links
-// that are being deleted are waited for.
+// vacant reports whether nothing of a pod is left in the kernel. It waits for links that are being
+// deleted.
 func (d *daemon) vacant() bool {
 	for _, st := range d.sandboxes.List() {
 		if st.State != sandboxstate.Stopped {
@@ -403,7 +403,7 @@ func (d *daemon) vacant() bool {
 	return err == nil && len(cgroups) == 0
 }
 
-// reapTime is about what the deletion of a group of links takes.
+// reapTime is about how long the kernel takes to delete a group of links.
 const reapTime = 20 * time.Millisecond
 
 func logger(cfg config.Config, to *os.File) *slog.Logger {
@@ -414,19 +414,4 @@ func logger(cfg config.Config, to *os.File) *slog.Logger {
 		return slog.New(slog.NewJSONHandler(to, options))
 	}
 	return slog.New(slog.NewTextHandler(to, options))
-}
-
-func nodeName(cfg config.Config) string {
-	if cfg.NodeName != "" {
-		return cfg.NodeName
-	}
-	return hostname()
-}
-
-func hostname() string {
-	name, err := os.Hostname()
-	if err != nil {
-		return "localhost"
-	}
-	return strings.ToLower(name)
 }

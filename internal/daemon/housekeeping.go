@@ -32,20 +32,20 @@ func (d *daemon) housekeeper() *housekeeping.Housekeeper {
 		Ours:       func(st container.Status) bool { return st.Config.GetLabels()[agent.Label] != "" },
 		Rotation:   logs.Rotation{MaxSize: int64(d.cfg.LogMaxSize) << 20, MaxFiles: d.cfg.LogMaxFiles},
 		Images:     d.images, Disk: d.disk(), Log: d.log,
-		Storage: housekeeping.Storage{Pods: storage{d}.running, EmptyDir: d.volumes().EmptyDir, Layers: storage{d}.written, Evict: d.agent.Evict},
+		Storage: housekeeping.Storage{
+			Pods:     func() []*corev1.Pod { return evictable(d.agent.List()) },
+			EmptyDir: d.volumes().EmptyDir, Layers: d.writtenDirs, Evict: d.agent.Evict,
+		},
 	})
 }
 
-// storage is what housekeeping sees of who writes to the disk.
-type storage struct{ *daemon }
-
-// critical is the least priority of pods that a cluster can't do without, which a
-// kubelet doesn't evict either.
+// critical is the lowest priority of the pods that a cluster can't do without. A kubelet doesn't
+// evict them either.
 const critical = 2_000_000_000
 
-// running are the pods of which something runs, and that may be evicted.
-func (d storage) running() (pods []*corev1.Pod) {
-	for _, p := range d.agent.List() {
+// evictable returns the pods that are running or starting and may be evicted.
+func evictable(list []agent.Pod) (pods []*corev1.Pod) {
+	for _, p := range list {
 		if strings.HasPrefix(p.Source, string(source.API)) && p.Manifest.Spec.Priority != nil && *p.Manifest.Spec.Priority >= critical {
 			continue
 		}
@@ -56,9 +56,9 @@ func (d storage) running() (pods []*corev1.Pod) {
 	return pods
 }
 
-// written are the directories that a container writes to: the layers of its runs,
-// and its log.
-func (d storage) written(pod *corev1.Pod, name string) (dirs []string) {
+// writtenDirs returns the directories that a container writes to: the layers of its runs, and its
+// logs.
+func (d *daemon) writtenDirs(pod *corev1.Pod, name string) (dirs []string) {
 	p, err := d.agent.Get(string(pod.UID))
 	if err != nil {
 		return nil // it is gone
@@ -80,16 +80,15 @@ func (d *daemon) disk() housekeeping.Disk {
 			if err := unix.Statfs(d.cfg.Root, &st); err != nil {
 				return 0, 0, fmt.Errorf("size of the disk of %s: %w", d.cfg.Root, err)
 			}
-			// What is reserved for root is nobody's.
+			// Blocks reserved for root count neither as used nor as available.
 			used = (st.Blocks - st.Bfree) * uint64(st.Bsize)
 			return used, used + st.Bavail*uint64(st.Bsize), nil
 		},
 	}
 }
 
-// explainOrphans removes what pods have left of which no record speaks, and says
-// so.
-func (d *daemon) explainOrphans() {
+// removeOrphans removes the directories of pods that have no record, and logs each.
+func (d *daemon) removeOrphans() {
 	var uids []string
 	for _, p := range d.agent.List() {
 		uids = append(uids, string(p.Manifest.UID))
@@ -97,10 +96,10 @@ func (d *daemon) explainOrphans() {
 	d.orphans = map[string]error{}
 	for _, o := range housekeeping.Orphans(d.volumes(), d.logs(), uids) {
 		if o.Err != nil {
-			d.log.Error("a pod's directory stays, though no record speaks of the pod", "path", o.Path, "because", o.Err)
+			d.log.Error("orphaned pod directory was kept", "path", o.Path, "error", o.Err)
 			d.orphans[o.Path] = o.Err
 			continue
 		}
-		d.log.Warn("a pod's directory was removed, as no record speaks of the pod", "path", o.Path)
+		d.log.Warn("orphaned pod directory was removed", "path", o.Path)
 	}
 }

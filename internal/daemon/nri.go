@@ -13,8 +13,8 @@ import (
 	"github.com/huskd/husk/internal/selinux"
 )
 
-// hooks are NRI's; nil without it.
-func hooks(d *daemon) (pods sandbox.Hooks, containers container.Hooks) {
+// openNRI opens NRI and returns its hooks, which are nil if NRI is off or fails.
+func (d *daemon) openNRI() (pods sandbox.Hooks, containers container.Hooks) {
 	if d.cfg.NRISocket == "" {
 		return nil, nil
 	}
@@ -32,13 +32,14 @@ func hooks(d *daemon) (pods sandbox.Hooks, containers container.Hooks) {
 		Log: d.log,
 	})
 	if err != nil {
-		d.log.Error("no plugin follows what happens to pods", "error", err)
+		d.log.Error("NRI is off: no plugin can register", "error", err)
 		return nil, nil
 	}
 	return d.nri.Pods(), d.nri.Hooks()
 }
 
-func startNRI(d *daemon) error {
+// startNRI starts the configured plugins and lets others register.
+func (d *daemon) startNRI() error {
 	if d.nri == nil {
 		return nil
 	}

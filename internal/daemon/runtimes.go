@@ -18,14 +18,14 @@ import (
 	"github.com/huskd/husk/internal/oci/shim"
 )
 
-// handlers are all runtime handlers, those that are OCI runtimes and those that
-// are shims. Of two with one name the shim counts, which was configured.
+// handlers are all runtime handlers: OCI runtimes and shims. A shim, which is always configured,
+// hides an OCI runtime of the same name that was found.
 type handlers struct {
 	monitor.Handlers
 	shims shim.Handlers
 }
 
-// List returns the handlers, the default one first, and then the others by name.
+// List returns the handlers: the default first, the others by name.
 func (h handlers) List() []oci.Handler {
 	list := slices.DeleteFunc(h.Handlers.List(), func(w oci.Handler) bool { return h.shims.Has(w.Name) })
 	list = append(list, h.shims.List()...)
@@ -33,7 +33,7 @@ func (h handlers) List() []oci.Handler {
 	return list
 }
 
-// Check says why a handler can't be used: see those of the drivers.
+// Check returns an error if a handler can't be used, or not with a user namespace.
 func (h handlers) Check(name string, userns bool) error {
 	if h.shims.Has(name) {
 		return h.shims.Check(name, userns)
@@ -41,7 +41,7 @@ func (h handlers) Check(name string, userns bool) error {
 	return h.Handlers.Check(name, userns)
 }
 
-// findHandlers tries all that are configured.
+// findHandlers tries each configured handler.
 func (d *daemon) findHandlers(ctx context.Context) handlers {
 	paths, settings := map[string]string{}, map[string]shim.Setting{}
 	for name, r := range d.cfg.Runtimes {
@@ -58,7 +58,7 @@ func (d *daemon) findHandlers(ctx context.Context) handlers {
 		case h.Missing != nil && h.Name == "":
 			d.log.Error("no container can be started", "error", h.Missing)
 		case h.Missing != nil:
-			d.log.Error("no pod of a runtime handler can be started", "handler", h.Name, "error", h.Missing)
+			d.log.Error("pods with this runtime handler can't be started", "handler", h.Name, "error", h.Missing)
 		}
 	}
 	return h
@@ -72,14 +72,14 @@ func (d *daemon) shim() shim.Config {
 	return shim.Config{StateDir: filepath.Join(d.cfg.State, "shim"), Instance: d.instance, Host: d.facts}
 }
 
-// drivers has each container in the hands of the driver of its handler.
+// drivers passes each call to the driver that runs the container.
 type drivers struct {
 	handlers handlers
 	monitor  *monitor.Driver
 	shim     *shim.Driver
 }
 
-// driver is what both can do.
+// driver is the part that both drivers implement alike.
 type driver interface {
 	container.Runtime
 	container.Sessions
@@ -90,8 +90,7 @@ func (d *daemon) drivers() drivers {
 	return drivers{d.handlers, monitor.New(d.monitor(), d.handlers.Handlers), shim.New(d.shim(), d.handlers.shims)}
 }
 
-// inside tells of containers that a shim runs, if their cgroup doesn't: see
-// stats.Inside.
+// inside implements stats.Inside for the containers of shims, whose cgroup may be empty.
 func (d *daemon) inside(cgroup string) (oci.Usage, bool) {
 	id := path.Base(cgroup)
 	if !d.driver.shim.Has(id) {
@@ -101,7 +100,7 @@ func (d *daemon) inside(cgroup string) (oci.Usage, bool) {
 	return u, err == nil
 }
 
-// of returns the driver that has a container.
+// of returns the driver that runs a container.
 func (d drivers) of(id string) driver {
 	if d.shim.Has(id) {
 		return d.shim
@@ -119,7 +118,7 @@ func (d drivers) Create(ctx context.Context, c oci.Create) (oci.Process, error) 
 	return d.monitor.Create(ctx, c)
 }
 
-// Delete has both look for a container: a record may be lost.
+// Delete asks both drivers: the record that says which one ran the container may be lost.
 func (d drivers) Delete(ctx context.Context, id string) error {
 	return errors.Join(d.shim.Delete(ctx, id), d.monitor.Delete(ctx, id))
 }
@@ -148,7 +147,7 @@ func (d drivers) Update(ctx context.Context, id string, limits *specs.LinuxResou
 	return d.of(id).Update(ctx, id, limits)
 }
 
-// Checkpoint is for containers that a runtime with CRIU runs.
+// Checkpoint fails for containers that a shim runs: only OCI runtimes use CRIU.
 func (d drivers) Checkpoint(ctx context.Context, id, to string, meanwhile func() error) error {
 	if d.shim.Has(id) {
 		return errNoCRIU
@@ -156,4 +155,4 @@ func (d drivers) Checkpoint(ctx context.Context, id, to string, meanwhile func()
 	return d.monitor.Checkpoint(ctx, id, to, meanwhile)
 }
 
-var errNoCRIU = errdefs.ErrNotImplemented.WithMessage("a runtime of type shim makes and restores no checkpoints: use a runtime handler of type oci")
+var errNoCRIU = errdefs.ErrNotImplemented.WithMessage("a runtime of type shim can't checkpoint or restore: use a runtime handler of type oci")

@@ -156,7 +156,7 @@ func TestOrphans(t *testing.T) {
 			t.Errorf("%s: %v", dir, err)
 		}
 	}
-	if log := w.d.Log(); strings.Count(log, "as no record speaks of the pod") != 2 || !strings.Contains(log, "a pod's directory stays") {
+	if log := w.d.Log(); strings.Count(log, "orphaned pod directory was removed") != 2 || !strings.Contains(log, "orphaned pod directory was kept") {
 		t.Error(log)
 	}
 	w.examined(0, "pod directories", `^.*/pods/odd is of a pod that no record speaks of, and stays: .* has more in it than volumes`)

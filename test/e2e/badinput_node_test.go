@@ -83,11 +83,11 @@ func TestBadStart(t *testing.T) {
 		flags []string
 		lines []string
 	}{
-		{"a second one", 1, nil, []string{`huskd: another huskd \(pid \d+\) has .*/root in use: stop that one, or give this one another --root`}},
-		{"its root in other words", 1, []string{"--root", w.Dir + "/x/../root"}, []string{`huskd: another huskd \(pid \d+\) has .*/root in use: .*`}},
-		{"its state", 1, []string{"--root", dir("root2")}, []string{`huskd: another huskd \(pid \d+\) has /run/husk in use: stop that one, or give this one another --state`}},
-		{"its socket", 1, apart, []string{`huskd: --listen: somebody serves /run/husk/husk.sock already: stop that, or choose another socket`}},
-		{"a file for a socket", 1, append([]string{"--listen", "unix://" + dir("occupied")}, apart...), []string{`huskd: --listen: .*/occupied is there and is no socket: remove it, or choose another path`}},
+		{"a second one", 1, nil, []string{`huskd: another huskd \(pid \d+\) uses .*/root: stop it, or give this one another --root`}},
+		{"its root in other words", 1, []string{"--root", w.Dir + "/x/../root"}, []string{`huskd: another huskd \(pid \d+\) uses .*/root: .*`}},
+		{"its state", 1, []string{"--root", dir("root2")}, []string{`huskd: another huskd \(pid \d+\) uses /run/husk: stop it, or give this one another --state`}},
+		{"its socket", 1, apart, []string{`huskd: --listen: /run/husk/husk.sock is in use: stop the process that serves it, or choose another socket`}},
+		{"a file for a socket", 1, append([]string{"--listen", "unix://" + dir("occupied")}, apart...), []string{`huskd: --listen: .*/occupied exists and is not a socket: remove it, or choose another path`}},
 		{"a long path", 1, append([]string{"--listen", "unix:///run/" + strings.Repeat("x", 110)}, apart...), []string{`huskd: --listen: /run/x+ is too long for a socket: at most 107 characters`}},
 		{"a file for a directory", 1, []string{"--root", dir("occupied/root")}, []string{`huskd: --root: mkdir .*/occupied: not a directory`}},
 		{"no address", 2, []string{"--listen", "tcp://:80"}, []string{`huskd: listen: "tcp://:80" is not of the form unix:///path`}},

@@ -1,0 +1,72 @@
+package daemon
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/huskd/husk/internal/config"
+	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/manifest/criconfig"
+)
+
+// The node's resolver configuration. Where resolvConf names systemd-resolved's stub on the node's
+// loopback, which no pod can reach, the configuration behind the stub is in realResolvConf.
+const (
+	resolvConf     = "/etc/resolv.conf"
+	realResolvConf = "/run/systemd/resolve/resolv.conf"
+	stub           = "nameserver 127.0.0.53"
+)
+
+// nodeFacts returns a function that describes the node as it is when called.
+func nodeFacts(cfg config.Config, f host.Facts) func() criconfig.Node {
+	fixed := criconfig.Node{
+		Name: nodeName(cfg), ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, Memory: f.Memory, CPUs: f.CPUs, Unified: f.Cgroup.Mode.Unified(),
+		HugePages: f.Cgroup.HugePages, RecursiveReadOnly: f.RecursiveReadOnly,
+		Logs: filepath.Join(cfg.Root, "logs"), Seccomp: "/var/lib/kubelet/seccomp",
+	}
+	return func() criconfig.Node {
+		n := fixed
+		n.IPs = nodeIPs()
+		n.ResolvConf, _ = os.ReadFile(resolvConf)
+		if strings.Contains(string(n.ResolvConf), stub) {
+			if content, err := os.ReadFile(realResolvConf); err == nil {
+				n.ResolvConf = content
+			}
+		}
+		return n
+	}
+}
+
+// nodeIPs returns the addresses from which the node reaches others, at most one per family. It sends
+// no packet: connecting a datagram socket only looks up the route.
+func nodeIPs() []string {
+	var ips []string
+	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
+		conn, err := net.Dial("udp", to)
+		if err != nil {
+			continue
+		}
+		if a, ok := conn.LocalAddr().(*net.UDPAddr); ok {
+			ips = append(ips, a.IP.String())
+		}
+		_ = conn.Close()
+	}
+	return ips
+}
+
+func nodeName(cfg config.Config) string {
+	if cfg.NodeName != "" {
+		return cfg.NodeName
+	}
+	return hostname()
+}
+
+func hostname() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return "localhost"
+	}
+	return strings.ToLower(name)
+}
