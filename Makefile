@@ -1,13 +1,13 @@
-# Husk's build. `make help` lists what can be made.
+# Husk's build. `make help` lists the targets.
 
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LINT    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-# Without gRPC's own tracing, and so without net/http's templates, huskd is a fifth smaller.
+# Without gRPC's tracing, which needs html/template, huskd is a fifth smaller.
 BUILD := -trimpath -tags grpcnotrace -ldflags '-s -w -X github.com/huskd/husk/internal/version.Version=$(VERSION)'
 
-# Debian packages: what pods need, what tests need beside that, what the race detector needs.
+# Debian packages: for pods, for tests, and for the race detector.
 PODS  := runc conmon
 TESTS := binutils binutils-aarch64-linux-gnu busybox crun dbus e2fsprogs iproute2 iputils-ping nftables procps kmod qemu-system-x86 qemu-user-static skopeo docker-registry containernetworking-plugins containerd iptables criu systemd
 RACE  := gcc libc6-dev
@@ -24,20 +24,25 @@ build: ## build bin/huskd and bin/husk; GOARCH=arm64 for another machine
 	$(GO) build $(BUILD) -o bin/ ./cmd/...
 
 demo: PACKAGES = $(PODS)
-demo: deps build ## show a pod's life on this machine, as root; KEEP=1 leaves it running
+demo: deps build ## show a pod's life on this host, as root; KEEP=1 leaves it running
 	@$(GO) build $(BUILD) -o bin/demo ./test/demo
 	@bin/demo $(if $(KEEP),-keep)
 
-test: deps ## run every test, as root
-	HUSK_HOST_TESTS=1 $(GO) test -timeout 20m ./...
+unit: ## run the tests that need no host
+	$(GO) test -short ./...
 
-check: PACKAGES += $(RACE)
-check: deps ## check format, lint, both architectures, and test with the race detector
+lint: ## check format, vet, golangci-lint, and that both architectures build
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(LINT) run
 	GOARCH=amd64 $(GO) build $(BUILD) -o /dev/null ./cmd/...
 	GOARCH=arm64 $(GO) build $(BUILD) -o /dev/null ./cmd/...
+
+test: deps ## run every test, as root
+	HUSK_HOST_TESTS=1 $(GO) test -timeout 20m ./...
+
+check: PACKAGES += $(RACE)
+check: deps lint ## lint, and run every test with the race detector, as root
 	HUSK_HOST_TESTS=1 CGO_ENABLED=1 $(GO) test -race -timeout 40m ./...
 
 test-kubelet: PACKAGES += etcd-server
@@ -55,22 +60,22 @@ bench: deps build ## measure huskd beside containerd, built here, as root
 	@$(GO) build $(BUILD) -o bin/bench ./test/bench
 	@bin/bench
 
-microbench: deps ## run the benchmarks of packages, as root; ONLY=Adopt for those of that name
+microbench: deps ## run the Go benchmarks, as root; ONLY=Adopt for those of that name
 	@$(GO) test -run '^$$' -bench '$(or $(ONLY),.)' $$(grep -rl --include='*_test.go' '^func Benchmark' . | xargs dirname | sort -u) | \
 	awk '/^Benchmark/ { sub(/-[0-9]+$$/, "", $$1); print substr($$1, 10); for (i = 3; i < NF; i += 2) printf "%14s %s\n", $$i, $$(i+1) } \
 	/^(---|FAIL|panic)/ { print; bad = 1 } END { exit bad }'
 
-soak: deps ## break things at random for long, and churn pods, as root; STEPS, FOR, PODS and SEED say how long and which
+soak: deps ## run long random fault tests and churn pods, as root; set STEPS, FOR, PODS and SEED
 	$(GO) test -count=1 -timeout 0 -v ./internal/simulation -steps $(or $(STEPS),10000000)
 	HUSK_HOST_TESTS=1 $(GO) test -count=1 -timeout 0 -v ./test/crash -run TestSchedule -seed $(or $(SEED),1) -for $(or $(FOR),20m)
 	HUSK_HOST_TESTS=1 $(GO) test -count=1 -timeout 0 -v ./test/crash -run TestChurn -pods $(or $(PODS),10000)
 
-fuzz: ## fuzz every parser of what comes from outside; FUZZTIME=5m each
+fuzz: ## fuzz every parser of outside input; FUZZTIME=5m each
 	@grep -rl --include='*_test.go' '^func Fuzz' . | sort | while read -r file; do \
 	for name in $$(sed -n 's/^func \(Fuzz[A-Za-z]*\)(.*/\1/p' $$file); do echo "$$(dirname $$file) $$name"; \
 	$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(or $(FUZZTIME),30s) $$(dirname $$file) || exit 1; done; done
 
-generate: ## write docs/reference out of the code
+generate: ## write docs/reference from the code
 	$(GO) test ./test/docs -run TestReference -count 1 -update
 
 deps: ## install the Debian packages that are missing
@@ -80,4 +85,4 @@ deps: ## install the Debian packages that are missing
 clean: ## remove what was built
 	rm -rf bin out test/interop/kubelet/out
 
-.PHONY: help build demo test test-kubelet test-gvisor check bench microbench soak fuzz generate deps clean
+.PHONY: help build demo unit lint test test-kubelet test-gvisor check bench microbench soak fuzz generate deps clean

@@ -12,9 +12,11 @@ import (
 // and the host doesn't have then fails the test instead of skipping it.
 const Required = "HUSK_HOST_TESTS"
 
-// Root skips t unless the process is root, or fails it if host tests are required.
+// Root skips t unless the process is root, or fails it if host tests are required. It also skips t
+// under -short, as in `make unit`.
 func Root(t testing.TB) {
 	t.Helper()
+	short(t)
 	if os.Geteuid() != 0 {
 		missing(t, "needs root: run make test")
 	}
@@ -24,11 +26,19 @@ func Root(t testing.TB) {
 // tests are required.
 func Program(t testing.TB, name string) string {
 	t.Helper()
+	short(t)
 	path, err := exec.LookPath(name)
 	if err != nil {
 		missing(t, name+" is not installed: run make deps")
 	}
 	return path
+}
+
+func short(t testing.TB) {
+	t.Helper()
+	if testing.Short() && os.Getenv(Required) == "" {
+		t.Skip("needs a host: run make test")
+	}
 }
 
 func missing(t testing.TB, why string) {
