@@ -1,14 +1,155 @@
 package conntrack
 
 import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/netns/netnstest"
+	"github.com/huskd/husk/internal/network/nlsock"
 )
 
-// FuzzAnswers: nothing that comes from a socket may crash.
-func FuzzAnswers(f *testing.F) {
+// rules make the kernel track connections in a namespace, which it does only while a rule needs it,
+// and forward two hostPorts to pods.
+const rules = `table inet t {
+	chain output {
+		type nat hook output priority -100
+		ct state new meta l4proto udp ip daddr 10.9.0.1 udp dport 8080 dnat ip to 10.9.0.2:80
+		ct state new meta l4proto udp ip daddr 10.9.0.1 udp dport 8081 dnat ip to 10.9.0.4:80
+	}
+}`
+
+// entries lists the conntrack entries of the calling thread's namespace, as "udp A>B:port", where
+// B:port is where the client sends to. vishvananda/netlink reads them independently of Forget.
+func entries() (out []string, err error) {
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range flows {
+			name := map[uint8]string{unix.IPPROTO_UDP: "udp", unix.IPPROTO_TCP: "tcp"}[f.Forward.Protocol]
+			out = append(out, fmt.Sprintf("%s %v>%v:%d", name, f.Forward.SrcIP, f.Forward.DstIP, f.Forward.DstPort))
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// TestForget tracks real connections and checks exactly which entries Forget deletes. It needs a
+// kernel with NF_CT_NETLINK, which Forget itself needs.
+func TestForget(t *testing.T) {
+	path := t.TempDir() + "/net"
+	netnstest.Make(t, path)
+	for i := range 4 {
+		netnstest.IP(t, path, fmt.Sprintf("address add 10.9.0.%d/32 dev lo", i+1))
+		netnstest.IP(t, path, fmt.Sprintf("address add fd09::%d/128 dev lo nodad", i+1))
+	}
+	netnstest.Run(t, path, "nft", rules)
+
+	udp := func(from, to string) error {
+		c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from)), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.Write([]byte("hello"))
+		return err
+	}
+	var gone, kept []string
+	err := netns.Do(path, func() error {
+		for _, flow := range []struct {
+			from, to string
+			kept     bool
+		}{
+			{"10.9.0.2:0", "10.9.0.3:53", false},     // from the pod
+			{"10.9.0.3:0", "10.9.0.2:53", false},     // to the pod
+			{"10.9.0.3:0", "10.9.0.1:8080", false},   // to the pod's hostPort: only the reply has its address
+			{"[fd09::2]:0", "[fd09::3]:53", false},   // from the pod, IPv6
+			{"10.9.0.3:0", "10.9.0.1:9090", false},   // to the node itself, past a hostPort
+			{"10.9.0.3:0", "10.9.0.1:8081", true},    // to that hostPort, and forwarded to another pod
+			{"10.9.0.3:0", "10.9.0.4:53", true},      // between other pods
+			{"10.9.0.3:0", "10.9.0.1:53", true},      // to another port of the node
+			{"[fd09::3]:0", "[fd09::4]:53", true},    // between other pods, IPv6
+			{"10.9.0.3:9090", "10.9.0.1:9091", true}, // from a port of the same number
+		} {
+			if err := udp(flow.from, flow.to); err != nil {
+				return err
+			}
+			from := netip.MustParseAddrPort(flow.from).Addr()
+			to := netip.MustParseAddrPort(flow.to)
+			entry := fmt.Sprintf("udp %v>%v:%d", from, to.Addr(), to.Port())
+			if flow.kept {
+				kept = append(kept, entry)
+			} else {
+				gone = append(gone, entry)
+			}
+		}
+		// More than are deleted in one batch.
+		for range 100 {
+			if err := udp("10.9.0.2:0", "10.9.0.4:53"); err != nil {
+				return err
+			}
+			gone = append(gone, "udp 10.9.0.2>10.9.0.4:53")
+		}
+		// TCP clients connect again, so their entries on a hostPort may stay.
+		l, err := net.Listen("tcp", "10.9.0.1:9090")
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		kept = append(kept, "tcp 10.9.0.1>10.9.0.1:9090")
+
+		all := append(slices.Clone(gone), kept...)
+		slices.Sort(all)
+		if got, err := entries(); err != nil || !slices.Equal(got, all) {
+			return fmt.Errorf("before: entries %v, %w, want %v", got, err, all)
+		}
+		s, err := nlsock.Dial(unix.NETLINK_NETFILTER)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		flows := Flows{
+			Pods:  []netip.Addr{netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("fd09::2")},
+			Ports: []uint16{9090, 8081},
+		}
+		slices.Sort(kept)
+		for range 2 { // the second time finds nothing to delete
+			if err := Forget(s, flows); err != nil {
+				return err
+			}
+			if got, err := entries(); err != nil || !slices.Equal(got, kept) {
+				return fmt.Errorf("after: entries %v, %w, want %v", got, err, kept)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestForgetNothing(t *testing.T) {
+	if err := Forget(nil, Flows{}); err != nil {
+		t.Errorf("no flows: %v", err)
+	}
+}
+
+// FuzzParse checks that malformed answers from a socket don't crash the parser.
+func FuzzParse(f *testing.F) {
 	f.Add([]byte{})
 	entry := nl.NewRtAttr(ctaTupleOrig|unix.NLA_F_NESTED, nil)
 	entry.AddRtAttr(ctaTupleIP|unix.NLA_F_NESTED, nil).AddRtAttr(1, []byte{1, 2, 3, 4})
