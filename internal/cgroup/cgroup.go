@@ -1,13 +1,12 @@
-// Package cgroup makes, empties and removes cgroups through the cgroup file
-// system, on v1, hybrid and v2 hosts alike. The OCI runtimes make the cgroups
-// of containers; this package serves what lies around them: a pod's parent
-// cgroup with its limits, what a crash left behind, and killing everything
-// that a container ever forked.
+// Package cgroup creates, empties and removes cgroups through the cgroup file system, on v1, hybrid
+// and v2 hosts. OCI runtimes create the cgroups of containers. This package does the rest: it creates
+// a pod's parent cgroup with its limits, removes what a crash left behind, and kills everything that
+// a container ever forked. docs/decisions/0029 says why no library does.
 //
-// A Tree is one cgroup and all below it. Paths are those of the runtime spec's
-// linux.cgroupsPath: absolute, the same in each hierarchy. Nothing outside the
-// tree is ever written to, except that on v2 the ancestors must hand the
-// controllers down, and that a Prewarmer moves this process to where it is.
+// A Tree is one cgroup and all below it. Paths are those of the runtime spec's linux.cgroupsPath:
+// absolute, and the same in each hierarchy. Nothing outside of the tree is written to, with two
+// exceptions: on v2 the ancestors must delegate their controllers, and a Prewarmer moves this process
+// to the cgroup that it is in.
 package cgroup
 
 import (
@@ -26,8 +25,8 @@ import (
 	"github.com/huskd/husk/internal/host"
 )
 
-// Tree is a cgroup of ours in all hierarchies, and everything below it. Its
-// methods are safe for concurrent use.
+// Tree is a cgroup that Husk owns in all hierarchies, and everything below it. Its methods are safe
+// for concurrent use.
 type Tree struct {
 	root string
 	host host.Cgroup
@@ -35,8 +34,8 @@ type Tree struct {
 	mounts []string
 }
 
-// New returns the tree at root, whether it exists or not. Root must be an
-// absolute path and can't be the root of the hierarchies.
+// New returns the tree at root, which need not exist. Root must be an absolute path below the root
+// of the hierarchies.
 func New(c host.Cgroup, root string) (*Tree, error) {
 	if !path.IsAbs(root) || path.Clean(root) != root || root == "/" {
 		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("cgroup %q: want a clean absolute path below /", root))
@@ -54,7 +53,7 @@ func New(c host.Cgroup, root string) (*Tree, error) {
 // Root returns the path of the tree's topmost cgroup.
 func (t *Tree) Root() string { return t.root }
 
-// Exists says whether the cgroup is there in any hierarchy.
+// Exists reports whether the cgroup exists in any hierarchy.
 func (t *Tree) Exists(cgroup string) bool {
 	return t.owns(cgroup) == nil && len(t.dirs(cgroup)) > 0
 }
@@ -77,12 +76,12 @@ func (t *Tree) List() ([]string, error) {
 	return slices.Compact(out), nil
 }
 
-// owns refuses what is not in the tree.
+// owns returns an error unless the cgroup is in the tree.
 func (t *Tree) owns(cgroup string) error {
 	if cgroup == t.root || strings.HasPrefix(cgroup, t.root+"/") && path.Clean(cgroup) == cgroup {
 		return nil
 	}
-	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("cgroup %q is not below %s, which is ours: left alone", cgroup, t.root))
+	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("cgroup %q is not below %s: not touched", cgroup, t.root))
 }
 
 // dirs returns the directories of a cgroup, one for each hierarchy that has it.
@@ -97,8 +96,8 @@ func (t *Tree) dirs(cgroup string) []string {
 	return out
 }
 
-// walk calls visit with dir and each directory below it, parents first. What
-// vanishes meanwhile is passed over.
+// walk calls visit with dir and each directory below it, parents first. It skips directories that
+// are removed meanwhile.
 func walk(dir string, visit func(string) error) error {
 	var st unix.Stat_t
 	err := unix.Stat(dir, &st)
@@ -108,8 +107,8 @@ func walk(dir string, visit func(string) error) error {
 	if err == nil {
 		err = visit(dir)
 	}
-	// A directory is linked to by its name, by itself and by each directory in
-	// it: that saves listing the forty files of a cgroup that has no other.
+	// A directory has two links, and one more for each directory in it. So a cgroup without
+	// children is recognized without listing its forty files.
 	const leaf = 2
 	if err != nil || st.Nlink == leaf {
 		return err

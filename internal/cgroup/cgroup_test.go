@@ -23,7 +23,7 @@ import (
 func TestNewRefuses(t *testing.T) {
 	for _, root := range []string{"", "/", "husk", "/husk/", "/husk/..", "//husk", "/a/../b", "."} {
 		if _, err := New(host.Cgroup{}, root); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%q: %v", root, err)
+			t.Errorf("New(%q): %v, want an invalid argument", root, err)
 		}
 	}
 }
@@ -44,20 +44,19 @@ func TestOutsideIsRefused(t *testing.T) {
 			"kill": tree.Kill(t.Context(), cgroup), "remove": tree.Remove(t.Context(), cgroup),
 		} {
 			if !errdefs.IsInvalidArgument(err) {
-				t.Errorf("%s %q: %v", op, cgroup, err)
+				t.Errorf("%s %q: %v, want an invalid argument", op, cgroup, err)
 			}
 		}
 		if tree.Exists(cgroup) {
-			t.Errorf("%q counts as ours", cgroup)
+			t.Errorf("%q exists in the tree", cgroup)
 		}
 		if _, err := os.Stat(filepath.Join(mount, cgroup)); err != nil {
-			t.Errorf("%q was touched: %v", cgroup, err)
+			t.Errorf("%q was removed: %v", cgroup, err)
 		}
 	}
 }
 
-// TestLimitFiles looks at what is written where, in directories that stand for
-// the hierarchies.
+// TestLimitFiles checks which files are written, with plain directories in place of the hierarchies.
 func TestLimitFiles(t *testing.T) {
 	cpu, memory, unified := t.TempDir(), t.TempDir(), t.TempDir()
 	v1 := host.Cgroup{Mode: host.CgroupHybrid, Mounts: map[string]string{"cpu": cpu, "cpuacct": cpu, "memory": memory, "": t.TempDir()}}
@@ -71,7 +70,7 @@ func TestLimitFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range 2 { // again is fine
+		for range 2 { // Create can be repeated
 			if err := tree.Create("/husk-1/pod", limits); err != nil {
 				t.Fatal(err)
 			}
@@ -93,7 +92,7 @@ func TestLimitFiles(t *testing.T) {
 	} {
 		got, _ := os.ReadFile(file)
 		if string(got) != want {
-			t.Errorf("%s: %q, want %q", file, got, want)
+			t.Errorf("%s is %q, want %q", file, got, want)
 		}
 	}
 }
@@ -132,7 +131,7 @@ func TestOOMKills(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := tree.OOMKills(test.cgroup); got != test.want {
-			t.Errorf("%s %s: %d, want %d", test.c.Mode, test.cgroup, got, test.want)
+			t.Errorf("OOM kills of %s on %s: %d, want %d", test.cgroup, test.c.Mode, got, test.want)
 		}
 	}
 }
@@ -140,27 +139,27 @@ func TestOOMKills(t *testing.T) {
 func TestWeight(t *testing.T) {
 	for shares, want := range map[uint64]uint64{0: 1, 1: 1, 2: 1, 1024: 39, 512: 20, 262144: 10000, 1 << 40: 10000} {
 		if got := weight(shares); got != want {
-			t.Errorf("%d shares: %d, want %d", shares, got, want)
+			t.Errorf("weight of %d shares is %d, want %d", shares, got, want)
 		}
 	}
 }
 
-// modes are the ways to see this host's cgroups: as they are, and each kind of
-// hierarchy on its own if the host has it.
+// modes returns this host's cgroups as they are and, on a hybrid host, as if it had only v1, only v2,
+// or no freezer.
 func modes(t *testing.T) map[string]host.Cgroup {
 	t.Helper()
 	hosttest.Root(t)
 	real := host.Probe("/").Cgroup
-	out := map[string]host.Cgroup{"as it is": real}
+	out := map[string]host.Cgroup{"host": real}
 	if unified, ok := real.Mounts[""]; ok && real.Mode == host.CgroupHybrid {
-		out["v2 alone"] = host.Cgroup{Mode: host.CgroupV2, Mounts: map[string]string{"": unified}}
+		out["only v2"] = host.Cgroup{Mode: host.CgroupV2, Mounts: map[string]string{"": unified}}
 		v1 := host.Cgroup{Mode: host.CgroupV1, Controllers: real.Controllers, Mounts: map[string]string{}}
 		for name, mount := range real.Mounts {
 			if name != "" {
 				v1.Mounts[name] = mount
 			}
 		}
-		out["v1 alone"] = v1
+		out["only v1"] = v1
 		thawed := v1
 		thawed.Mounts = maps.Clone(v1.Mounts)
 		delete(thawed.Mounts, "freezer")
@@ -169,7 +168,7 @@ func modes(t *testing.T) map[string]host.Cgroup {
 	return out
 }
 
-// newTree returns a tree of the test's own and removes it at the end.
+// newTree returns a tree for one test, which is removed at its end.
 func newTree(t *testing.T, c host.Cgroup) *Tree {
 	t.Helper()
 	tree, err := New(c, fmt.Sprintf("/husk-test-%d-%d", os.Getpid(), time.Now().UnixNano()))
@@ -181,13 +180,13 @@ func newTree(t *testing.T, c host.Cgroup) *Tree {
 			t.Error(err)
 		}
 		if tree.Exists(tree.Root()) {
-			t.Error("the tree is still there")
+			t.Error("the tree still exists")
 		}
 	})
 	return tree
 }
 
-// mkdir makes the cgroup in all hierarchies but cpuset, which wants filling.
+// mkdir creates the cgroup in all hierarchies but cpuset, which takes no process until it is filled in.
 func mkdir(t *testing.T, tree *Tree, cgroup string) {
 	t.Helper()
 	for _, mount := range tree.mounts {
@@ -200,8 +199,9 @@ func mkdir(t *testing.T, tree *Tree, cgroup string) {
 	}
 }
 
-// runIn runs a shell script in the cgroup and returns when it says "ready".
-func runIn(t *testing.T, tree *Tree, cgroup, script string) *exec.Cmd {
+// runIn runs a shell script in the cgroup, and in those at the further directories, and returns when
+// the script prints "ready".
+func runIn(t *testing.T, tree *Tree, cgroup, script string, further ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", "read go; "+script)
 	stdin, _ := cmd.StdinPipe()
@@ -210,24 +210,24 @@ func runIn(t *testing.T, tree *Tree, cgroup, script string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	for _, dir := range tree.dirs(cgroup) {
+	for _, dir := range append(tree.dirs(cgroup), further...) {
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(fmt.Sprint(cmd.Process.Pid)), 0); err != nil {
 			t.Fatal(err)
 		}
 	}
 	fmt.Fprintln(stdin, "go")
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
-		t.Fatalf("%q, %v", line, err)
+		t.Fatalf("the script printed %q, %v; want ready", line, err)
 	}
 	return cmd
 }
 
 func TestKillAndRemove(t *testing.T) {
 	scripts := map[string]string{
-		"one process":           "echo ready; exec sleep 1000",
-		"that ignores TERM":     "trap '' TERM INT; echo ready; while :; do sleep 1000; done",
-		"that left its session": "setsid sh -c 'sleep 1000 & setsid sleep 1000 &' & echo ready; wait; sleep 1000",
-		"that forks and forks":  "f() { sleep 0.01 & f & }; f; f; echo ready; while :; do (sleep 0.01 &); (sleep 0.01 &) done",
+		"one process":       "echo ready; exec sleep 1000",
+		"ignoring TERM":     "trap '' TERM INT; echo ready; while :; do sleep 1000; done",
+		"in other sessions": "setsid sh -c 'sleep 1000 & setsid sleep 1000 &' & echo ready; wait; sleep 1000",
+		"that keep forking": "f() { sleep 0.01 & f & }; f; f; echo ready; while :; do (sleep 0.01 &); (sleep 0.01 &) done",
 	}
 	for mode, c := range modes(t) {
 		for name, script := range scripts {
@@ -236,15 +236,16 @@ func TestKillAndRemove(t *testing.T) {
 				tree := newTree(t, c)
 				pod, ctr := tree.Root()+"/pod", tree.Root()+"/pod/ctr"
 				mkdir(t, tree, ctr)
-				if strings.Contains(name, "forks") {
-					capPids(t, tree)
+				var further []string
+				if name == "that keep forking" {
+					further = limitPIDs(t, tree)
 				}
-				runIn(t, tree, ctr, script)
+				runIn(t, tree, ctr, script, further...)
 				if got, err := tree.PIDs(tree.Root()); err != nil || len(got) == 0 {
-					t.Fatalf("PIDs: %v, %v", got, err)
+					t.Fatalf("PIDs of the running tree: %v, %v", got, err)
 				}
 				if list, err := tree.List(); err != nil || !slices.Equal(list, []string{pod, ctr}) {
-					t.Fatalf("List: %v, %v", list, err)
+					t.Fatalf("cgroups of the running tree: %v, %v", list, err)
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 				defer cancel()
@@ -252,35 +253,45 @@ func TestKillAndRemove(t *testing.T) {
 					t.Fatal(err)
 				}
 				if got, err := tree.PIDs(tree.Root()); err != nil || len(got) != 0 {
-					t.Errorf("PIDs: %v, %v", got, err)
+					t.Errorf("PIDs after Remove: %v, %v", got, err)
 				}
 				if list, err := tree.List(); err != nil || len(list) != 0 {
-					t.Errorf("List: %v, %v", list, err)
+					t.Errorf("cgroups after Remove: %v, %v", list, err)
 				}
 				if err := tree.Remove(ctx, pod); err != nil {
-					t.Errorf("again: %v", err)
+					t.Errorf("second Remove: %v", err)
 				}
 			})
 		}
 	}
 }
 
-// capPids keeps a fork bomb from taking the machine.
-func capPids(t *testing.T, tree *Tree) {
+// limitPIDs keeps a fork bomb in the tree from taking the machine. It returns the cgroups outside of
+// the tree that the fork bomb must join for that.
+func limitPIDs(t *testing.T, tree *Tree) (further []string) {
 	t.Helper()
 	mount, ok := tree.host.Mounts["pids"]
 	if tree.host.Mode.Unified() {
 		mount, ok = tree.host.Mounts[""], tree.host.Has("pids")
 	}
-	if !ok {
-		t.Skip("no pids controller to bound a fork bomb with")
+	if !ok { // "only v2" of a hybrid host, whose pids controller is on v1
+		c := host.Probe("/").Cgroup
+		if mount, ok = c.Mounts["pids"]; !ok {
+			t.Fatal("this host has no pids controller to limit a fork bomb with")
+		}
+		tree = newTree(t, c)
+		further = append(further, filepath.Join(mount, tree.Root()))
+		if err := os.Mkdir(further[0], 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := tree.Create(tree.Root(), Limits{}); err != nil { // on v2 the root hands pids down
+	if err := tree.Create(tree.Root(), Limits{}); err != nil { // on v2 this enables pids in the root
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(mount, tree.Root(), "pids.max"), []byte("64"), 0); err != nil {
 		t.Fatal(err)
 	}
+	return further
 }
 
 func TestKillFrozen(t *testing.T) {
@@ -300,11 +311,11 @@ func TestKillFrozen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err == nil {
-		t.Error("the process ended by itself")
+		t.Error("the process exited by itself")
 	}
 }
 
-func TestKillSparesOthers(t *testing.T) {
+func TestKillLeavesSiblings(t *testing.T) {
 	for mode, c := range modes(t) {
 		t.Run(mode, func(t *testing.T) {
 			tree := newTree(t, c)
@@ -316,7 +327,7 @@ func TestKillSparesOthers(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got, err := tree.PIDs(tree.Root()); err != nil || !slices.Equal(got, []int{other.Process.Pid}) {
-				t.Errorf("left: %v, %v, want %d", got, err, other.Process.Pid)
+				t.Errorf("processes left: %v, %v; want %d", got, err, other.Process.Pid)
 			}
 		})
 	}
@@ -328,7 +339,7 @@ func TestKillRefusesItself(t *testing.T) {
 	hosttest.Root(t)
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "PASS") {
-		t.Errorf("%v: %s", err, out)
+		t.Errorf("the child process failed: %v: %s", err, out)
 	}
 }
 
@@ -345,7 +356,7 @@ func TestKillRefusesItselfChild(t *testing.T) {
 		}
 	}
 	if err := tree.Remove(t.Context(), tree.Root()); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("%v", err)
+		t.Errorf("Remove: %v, want a failed precondition", err)
 	}
 	for _, dir := range dirs {
 		if err := os.WriteFile(filepath.Join(filepath.Dir(dir), "cgroup.procs"), []byte("0"), 0); err != nil {
@@ -354,8 +365,8 @@ func TestKillRefusesItselfChild(t *testing.T) {
 	}
 }
 
-// TestKillGivesUp: a process may be stuck in the kernel for ever, the caller
-// isn't.
+// TestKillGivesUp checks that Kill returns when its context ends, as it must if a process is stuck
+// in the kernel.
 func TestKillGivesUp(t *testing.T) {
 	hosttest.Root(t)
 	tree := newTree(t, host.Probe("/").Cgroup)
@@ -365,7 +376,7 @@ func TestKillGivesUp(t *testing.T) {
 	reason := errors.New("enough")
 	cancel(reason)
 	if err := tree.Kill(ctx, tree.Root()+"/ctr"); !errors.Is(err, reason) {
-		t.Errorf("%v, want %v", err, reason)
+		t.Errorf("Kill: %v, want %v", err, reason)
 	}
 }
 
@@ -384,11 +395,11 @@ func TestCreateOnThisHost(t *testing.T) {
 		}
 		got, err := os.ReadFile(file)
 		if strings.TrimSpace(string(got)) != fmt.Sprint(memory) {
-			t.Errorf("%s: %q, %v", file, got, err)
+			t.Errorf("%s is %q, %v; want %d", file, got, err, memory)
 		}
 	}
 	if err := tree.Create(pod, Limits{CPUQuota: 1}); err == nil || !strings.Contains(err.Error(), "create cgroup "+pod) {
-		t.Errorf("a quota of 1 µs: %v", err)
+		t.Errorf("Create with a quota of 1 µs: %v", err)
 	}
 	runIn(t, tree, pod, "echo ready; exec sleep 1000")
 }
@@ -422,7 +433,7 @@ func TestOtherOOMKills(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := tree.OtherOOMKills(test.keep); got != test.want {
-			t.Errorf("%s %s: %d, want %d", test.root, test.mode, got, test.want)
+			t.Errorf("other OOM kills of %s on %s: %d, want %d", test.root, test.mode, got, test.want)
 		}
 	}
 }

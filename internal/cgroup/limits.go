@@ -11,14 +11,12 @@ import (
 	"strings"
 )
 
-// Limits of a pod's cgroup, of which its containers' are children. Zero sets
-// none.
+// Limits are the limits of a pod's cgroup, whose children are those of its containers. A zero field
+// sets no limit.
 type Limits struct {
-	// CPUShares is the weight against siblings, 2 to 262144; 1024 is one CPU's
-	// worth by convention.
+	// CPUShares is the weight relative to siblings, 2 to 262144; by convention 1024 is one CPU.
 	CPUShares uint64
-	// CPUQuota is the time in microseconds that may be used in each CPUPeriod;
-	// a period of zero is 100 ms.
+	// CPUQuota is the CPU time in microseconds per CPUPeriod; a zero period means 100 ms.
 	CPUQuota  int64
 	CPUPeriod uint64
 	// Memory is in bytes.
@@ -27,7 +25,7 @@ type Limits struct {
 
 const defaultPeriod = 100_000
 
-// Create makes the cgroup, which may be there already, and sets its limits.
+// Create creates the cgroup, which may exist already, and sets its limits.
 func (t *Tree) Create(cgroup string, limits Limits) error {
 	if err := t.owns(cgroup); err != nil {
 		return err
@@ -44,8 +42,8 @@ func (t *Tree) Create(cgroup string, limits Limits) error {
 	return nil
 }
 
-// createV1 makes the directory where a limit goes. The runtime makes the other
-// hierarchies' when it makes a container's, and knows how to fill a cpuset.
+// createV1 creates the cgroup in the hierarchies that have limits. The runtime creates it in the
+// others with the container's, since it knows how to fill in a cpuset.
 func (t *Tree) createV1(cgroup string, limits Limits) error {
 	for _, controller := range []string{"cpu", "memory"} {
 		mount, ok := t.host.Mounts[controller]
@@ -69,9 +67,9 @@ func (t *Tree) createV1(cgroup string, limits Limits) error {
 	return nil
 }
 
-// createV2 makes the directory and has each ancestor hand its controllers down.
-// A controller that an ancestor can't hand down (a realtime process in the root
-// keeps cpu from it) shows when a limit of it is set.
+// createV2 creates the cgroup and enables all controllers in each ancestor. It ignores errors of
+// that: an ancestor may be unable to delegate a controller (cpu, if a realtime process is in the
+// root), and to set a limit of that controller fails later.
 func (t *Tree) createV2(cgroup string, limits Limits) error {
 	mount := t.host.Mounts[""]
 	dir := mount
@@ -88,10 +86,10 @@ func (t *Tree) createV2(cgroup string, limits Limits) error {
 	return write(dir, limits.v2())
 }
 
-// setting is a file of a cgroup and what to write into it.
+// setting is a file of a cgroup and the value to write into it.
 type setting struct {
 	file, value string
-	// optional settings may be refused: they are there on old kernels only.
+	// optional settings may fail: only old kernels have them.
 	optional bool
 }
 
@@ -107,8 +105,8 @@ func (l Limits) cpuV1() []setting {
 	return out
 }
 
-// memoryV1 makes the limit hold for the children too, which Linux before 5.11
-// did on demand only.
+// memoryV1 returns settings whose limit includes the children, which Linux before 5.11 does only
+// with memory.use_hierarchy.
 func (l Limits) memoryV1() []setting {
 	out := []setting{{file: "memory.use_hierarchy", value: "1", optional: true}}
 	if l.Memory != 0 {
@@ -138,12 +136,11 @@ func (l Limits) period() uint64 {
 	return l.CPUPeriod
 }
 
-// weight maps the range of v1's cpu.shares onto that of v2's cpu.weight, 1 to
-// 10000, by the line through their ends, as the kubelet does (KEP-2254).
+// weight maps v1's cpu.shares linearly to v2's cpu.weight, 1 to 10000, as the kubelet does
+// (KEP-2254).
 func weight(shares uint64) uint64 {
-	const lowest, highest = 2, 262144
-	shares = min(max(shares, lowest), highest)
-	return 1 + (shares-lowest)*9999/(highest-lowest)
+	shares = min(max(shares, minShares), maxShares)
+	return 1 + (shares-minShares)*9999/(maxShares-minShares)
 }
 
 func write(dir string, settings []setting) error {

@@ -1,8 +1,6 @@
-// Package systemd translates between cgroups and the units of systemd that have
-// them: the slices of pods and the scopes of containers. It is pure. A cgroup is
-// everywhere else the path that it has in the file system, which follows from
-// the names of the units; the runtimes, which ask systemd for a scope, take
-// SLICE:PREFIX:NAME.
+// Package systemd translates between cgroups and systemd units: the slices of pods and the scopes of
+// containers. It is pure. Elsewhere in Husk a cgroup is its path in the file system, which follows
+// from the units' names. Runtimes, which ask systemd for a scope, take SLICE:PREFIX:NAME instead.
 package systemd
 
 import (
@@ -16,13 +14,13 @@ import (
 const (
 	slice = ".slice"
 	scope = ".scope"
-	// root is the slice that all others are below.
+	// root is the slice above all others.
 	root = "-.slice"
-	// longest is what systemd takes for a unit's name.
-	longest = 255
+	// maxName is the maximum length of a unit's name.
+	maxName = 255
 )
 
-// IsSlice says whether a cgroup is that of a slice.
+// IsSlice reports whether a cgroup is that of a slice.
 func IsSlice(cgroup string) bool { return strings.HasSuffix(cgroup, slice) }
 
 // Path returns the cgroup of a slice: a-b.slice is /a.slice/a-b.slice.
@@ -31,13 +29,13 @@ func Path(name string) (string, error) {
 		return "/", nil
 	}
 	stem, ok := strings.CutSuffix(name, slice)
-	if !ok || stem == "" || len(name) > longest || strings.ContainsFunc(stem, unfit) {
+	if !ok || stem == "" || len(name) > maxName || strings.ContainsFunc(stem, invalid) {
 		return "", fmt.Errorf("%.80q is not the name of a slice, such as kubepods-burstable.slice", name)
 	}
 	out, above := "", ""
 	for part := range strings.SplitSeq(stem, "-") {
 		if part == "" {
-			return "", fmt.Errorf("%.80q is not the name of a slice: between two - there must be a name", name)
+			return "", fmt.Errorf("%.80q is not the name of a slice: it has an empty part", name)
 		}
 		above += part
 		out += "/" + above + slice
@@ -46,14 +44,14 @@ func Path(name string) (string, error) {
 	return out, nil
 }
 
-// unfit is what a unit's name can't have, by systemd.unit(5).
-func unfit(r rune) bool {
+// invalid reports whether a unit's name can't contain r: see systemd.unit(5).
+func invalid(r rune) bool {
 	letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
 	return !letter && !strings.ContainsRune(`:-_.\@`, r)
 }
 
-// Unit is how a runtime is told of a scope's cgroup; ok is false for a cgroup
-// that is none.
+// Unit returns the SLICE:PREFIX:NAME of a scope's cgroup; not ok if the cgroup isn't that of one of
+// Husk's scopes.
 func Unit(cgroup string) (unit string, ok bool) {
 	name, isScope := strings.CutSuffix(path.Base(cgroup), scope)
 	id, ours := strings.CutPrefix(name, pod.ScopePrefix+"-")
@@ -64,7 +62,7 @@ func Unit(cgroup string) (unit string, ok bool) {
 	return above + ":" + pod.ScopePrefix + ":" + id, true
 }
 
-// Cgroup is what Unit was made of.
+// Cgroup is the inverse of Unit. It takes any prefix.
 func Cgroup(unit string) (cgroup string, ok bool) {
 	parts := strings.Split(unit, ":")
 	if len(parts) != 3 || parts[1] == "" || parts[2] == "" || strings.Contains(unit, "/") {

@@ -22,12 +22,12 @@ func TestPath(t *testing.T) {
 		"a b.slice":                             "",
 		"../x.slice":                            "",
 		"é.slice":                               "",
-		strings.Repeat("a", longest) + ".slice": "",
+		strings.Repeat("a", maxName) + ".slice": "",
 		"kubepods-besteffort-pod0123abcd-x.scope": "",
 	} {
 		got, err := Path(name)
 		if got != want || (err == nil) != (want != "") {
-			t.Errorf("%q: %q, %v, want %q", name, got, err, want)
+			t.Errorf("path of %q is %q, %v; want %q", name, got, err, want)
 		}
 	}
 }
@@ -39,25 +39,25 @@ func TestUnit(t *testing.T) {
 	}
 	cgroup := pod.ContainerCgroup(parent, "0123")
 	if cgroup != "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podX.slice/cri-husk-0123.scope" {
-		t.Error(cgroup)
+		t.Errorf("cgroup of the container is %q", cgroup)
 	}
 	unit, ok := Unit(cgroup)
 	if unit != "kubepods-burstable-podX.slice:cri-husk:0123" || !ok {
-		t.Errorf("%q %v", unit, ok)
+		t.Errorf("unit of %q is %q, %v", cgroup, unit, ok)
 	}
 	if back, ok := Cgroup(unit); back != cgroup || !ok {
-		t.Errorf("%q %v", back, ok)
+		t.Errorf("cgroup of %q is %q, %v; want %q", unit, back, ok, cgroup)
 	}
 	for _, other := range []string{
 		"/husk-1/pod-2/3", "/kubepods.slice/0123", "/x/kubepods.slice/cri-husk-1.scope", "/kubepods.slice/other-1.scope", "", "/",
 	} {
 		if unit, ok := Unit(other); ok {
-			t.Errorf("%q is %q", other, unit)
+			t.Errorf("%q has the unit %q, want none", other, unit)
 		}
 	}
 	for _, other := range []string{"/a/b", "a.slice:b", "a:b:c", "a.slice::c", "a.slice:b:", "a.slice:b:../c", "a.slice:b:c:d"} {
 		if cgroup, ok := Cgroup(other); ok {
-			t.Errorf("%q is %q", other, cgroup)
+			t.Errorf("%q has the cgroup %q, want none", other, cgroup)
 		}
 	}
 }
