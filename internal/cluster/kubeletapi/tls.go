@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-// identity is what the server shows of itself and asks of clients, whose
-// certificates are looked at later: without a good one, a token will do.
-func (s *Server) identity() (*tls.Config, error) {
-	config := &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert, ClientCAs: s.guard.roots}
+// tlsConfig returns the TLS configuration. It requests a client certificate, which auth verifies: a
+// client without a valid one can still send a token.
+func (s *Server) tlsConfig() (*tls.Config, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert, ClientCAs: s.auth.roots}
 	if s.CertFile == "" {
 		cert, err := selfSigned(s.Node, s.Hosts)
 		if err != nil {
@@ -35,11 +35,11 @@ func (s *Server) identity() (*tls.Config, error) {
 	if _, err := load(nil); err != nil {
 		return nil, err
 	}
-	config.GetCertificate = load // at each handshake, as it is renewed while huskd runs
+	config.GetCertificate = load // at each handshake: the file may be renewed while huskd runs
 	return config, nil
 }
 
-// lifetime of a certificate that the server signs for itself at its start.
+// lifetime of the self-signed certificate, which huskd makes at each start.
 const lifetime = 10 * 365 * 24 * time.Hour
 
 func selfSigned(node string, hosts []string) (tls.Certificate, error) {

@@ -1,6 +1,5 @@
-// Package kubeletapi is where the API server and others come to a node over HTTPS: for
-// kubectl logs, exec, attach, port-forward and top. Everybody is asked who they are
-// and whether they may.
+// Package kubeletapi serves the kubelet's HTTPS API, which the API server and others use for kubectl
+// logs, exec, attach, port-forward and top. Every request is authenticated and authorized.
 package kubeletapi
 
 import (
@@ -27,48 +26,50 @@ import (
 	"github.com/huskd/husk/internal/stream"
 )
 
-// headerTimeout is how long a client may take to say what it wants.
+// headerTimeout is how long a client may take to send the header of a request.
 const headerTimeout = 10 * time.Second
 
-// Config is what the server works with.
+// Config configures a Server.
 type Config struct {
 	Client *cluster.Client
-	Node   string
-	// Listen is the address to serve at.
+	// Node is the node's name.
+	Node string
+	// Listen is the address to listen on.
 	Listen string
-	// CertFile and KeyFile are the server's certificate; it signs one for itself
-	// if they are empty.
+	// CertFile and KeyFile are the server's certificate. If they are empty, the server makes a
+	// self-signed one.
 	CertFile, KeyFile string
-	// ClientCA has the certificates, in PEM, of those who vouch for clients;
-	// without any, only tokens are asked for.
+	// ClientCA holds the CA certificates for client certificates, in PEM. If it is empty, only
+	// bearer tokens are accepted.
 	ClientCA []byte
-	// Hosts are the names and addresses of the node.
+	// Hosts are the names and addresses of the node, for a self-signed certificate.
 	Hosts []string
 
-	Pods     func() []agent.Pod
+	Pods func() []agent.Pod
+	// Ended returns a channel that is closed when the container has ended.
 	Ended    func(container string) (<-chan struct{}, error)
 	Sessions *stream.Server
-	// Summary and Resource tell what the node and its pods use.
+	// Summary and Resource serve the usage of the node and its pods.
 	Summary, Resource http.HandlerFunc
 	Log               *slog.Logger
 }
 
-// Server serves kubectl's requests.
+// Server serves the kubelet API.
 type Server struct {
 	Config
 	listener net.Listener
-	guard    *guard
+	auth     *auth
 	tls      *tls.Config
 }
 
-// New listens.
+// New returns a server that listens already.
 func New(cfg Config) (*Server, error) {
-	s := &Server{Config: cfg, guard: newGuard(cfg.Client, cfg.Node)}
-	if err := s.guard.trust(cfg.ClientCA); err != nil {
+	s := &Server{Config: cfg, auth: &auth{client: cfg.Client, node: cfg.Node}}
+	if err := s.auth.trust(cfg.ClientCA); err != nil {
 		return nil, err
 	}
 	var err error
-	if s.tls, err = s.identity(); err != nil {
+	if s.tls, err = s.tlsConfig(); err != nil {
 		return nil, err
 	}
 	if s.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
@@ -93,9 +94,9 @@ func (s *Server) Serve(ctx context.Context) error {
 	mux.HandleFunc("/portForward/{namespace}/{pod}", s.forward)
 	mux.HandleFunc("/portForward/{namespace}/{pod}/{uid}", s.forward)
 	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true) // a session takes its connection over
+	protocols.SetHTTP1(true) // sessions hijack their connection
 	server := &http.Server{
-		Handler: s.guard.protect(mux), TLSConfig: s.tls, Protocols: protocols, ReadHeaderTimeout: headerTimeout,
+		Handler: s.auth.protect(mux), TLSConfig: s.tls, Protocols: protocols, ReadHeaderTimeout: headerTimeout,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog:    slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 	}
@@ -106,7 +107,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	return nil
 }
 
-// refuse answers with an error, in one line.
+// refuse responds with an error, in one line.
 func refuse(w http.ResponseWriter, err error) {
 	code := http.StatusInternalServerError
 	switch {
@@ -118,21 +119,20 @@ func refuse(w http.ResponseWriter, err error) {
 	http.Error(w, err.Error(), code)
 }
 
-// find returns the pod that a path names: by its name, or by that of its mirror.
+// find returns the pod in the request's path, which may have the name of its mirror pod.
 func (s *Server) find(r *http.Request) (agent.Pod, error) {
 	namespace, name, uid := r.PathValue("namespace"), r.PathValue("pod"), r.PathValue("uid")
-	plain, isMirror := strings.CutSuffix(name, "-"+s.Node)
+	declared, isMirror := strings.CutSuffix(name, "-"+s.Node)
 	for _, p := range s.Pods() {
 		m := p.Manifest
-		if m.Namespace == namespace && (m.Name == name || isMirror && m.Name == plain) && (uid == "" || string(m.UID) == uid) {
+		if m.Namespace == namespace && (m.Name == name || isMirror && m.Name == declared) && (uid == "" || string(m.UID) == uid) {
 			return p, nil
 		}
 	}
 	return agent.Pod{}, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("pod %s/%s is not on node %s", namespace, name, s.Node))
 }
 
-// run returns the newest run of the container that a path names, or the one
-// before.
+// run returns the last run of the container in the request's path, or the one before it.
 func (s *Server) run(r *http.Request, previous bool) (container.Status, error) {
 	p, err := s.find(r)
 	if err != nil {
@@ -151,7 +151,7 @@ func (s *Server) run(r *http.Request, previous bool) (container.Status, error) {
 	return runs[0], nil
 }
 
-// list answers with the pods of the node.
+// list responds with the pods of the node.
 func (s *Server) list(w http.ResponseWriter, _ *http.Request) {
 	list := corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}}
 	for _, p := range s.Pods() {
@@ -166,7 +166,7 @@ func (s *Server) list(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(list)
 }
 
-// session serves an exec or an attach.
+// session serves exec and attach.
 func (s *Server) session(w http.ResponseWriter, r *http.Request, kind string) {
 	st, err := s.run(r, false)
 	if err != nil {
@@ -174,20 +174,20 @@ func (s *Server) session(w http.ResponseWriter, r *http.Request, kind string) {
 		return
 	}
 	q := r.URL.Query()
-	is := func(name string) bool { return q.Get(name) == "1" || q.Get(name) == "true" }
-	of := stream.Session{Kind: kind, ID: st.ID, Args: q["command"], Stdin: is("input"), Stdout: is("output"), TTY: is("tty")}
-	of.Stderr = is("error") && !of.TTY
+	set := func(name string) bool { return q.Get(name) == "1" || q.Get(name) == "true" }
+	session := stream.Session{Kind: kind, ID: st.ID, Args: q["command"], Stdin: set("input"), Stdout: set("output"), TTY: set("tty")}
+	session.Stderr = set("error") && !session.TTY
 	switch {
-	case !of.Stdin && !of.Stdout && !of.Stderr:
+	case !session.Stdin && !session.Stdout && !session.Stderr:
 		refuse(w, errdefs.ErrInvalidArgument.WithMessage(kind+": ask for input, output or error"))
-	case kind == stream.Exec && len(of.Args) == 0:
-		refuse(w, errdefs.ErrInvalidArgument.WithMessage("exec: there is no command"))
+	case kind == stream.Exec && len(session.Args) == 0:
+		refuse(w, errdefs.ErrInvalidArgument.WithMessage("exec: the command is missing"))
 	default:
-		s.Sessions.Join(w, r, of)
+		s.Sessions.Join(w, r, session)
 	}
 }
 
-// forward serves ports of a pod.
+// forward serves port forwarding to a pod.
 func (s *Server) forward(w http.ResponseWriter, r *http.Request) {
 	p, err := s.find(r)
 	if err != nil {
@@ -203,7 +203,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request) {
 	for _, text := range r.URL.Query()["port"] {
 		port, err := strconv.ParseUint(text, 10, 16)
 		if err != nil {
-			refuse(w, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("port %.20q is none", text)))
+			refuse(w, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("port %.20q is not a number from 0 to 65535", text)))
 			return
 		}
 		ports = append(ports, int32(port))
@@ -211,16 +211,16 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request) {
 	s.Sessions.Join(w, r, stream.Session{Kind: stream.PortForward, ID: st.ID, Ports: ports})
 }
 
-// logs answers with what a container has written.
+// logs responds with the log of a container.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
-	want, err := wantOf(r.URL.Query(), time.Now())
+	query, err := parseLogQuery(r.URL.Query(), time.Now())
 	if err != nil {
 		refuse(w, err)
 		return
 	}
-	st, err := s.run(r, want.previous)
+	st, err := s.run(r, query.previous)
 	if err == nil {
-		want.options.Ended, err = s.Ended(st.ID)
+		query.options.Ended, err = s.Ended(st.ID)
 	}
 	if err != nil {
 		refuse(w, err)
@@ -228,23 +228,23 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	flush := http.NewResponseController(w)
-	if want.options.Follow {
-		_ = flush.Flush() // the client is to know that there is a log
+	if query.options.Follow {
+		_ = flush.Flush() // send the header before the first line
 	}
-	err = logs.Read(r.Context(), st.Log, want.options, func(l logs.Line) error {
-		text, over := want.text(l)
+	err = logs.Read(r.Context(), st.Log, query.options, func(l logs.Line) error {
+		text, done := query.format(l)
 		if _, err := w.Write(text); err != nil {
 			return err
 		}
-		if over {
-			return errEnough
+		if done {
+			return errLimit
 		}
-		if want.options.Follow {
+		if query.options.Follow {
 			return flush.Flush()
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, errEnough) && r.Context().Err() == nil {
-		s.Log.Warn("log of a container", "container", st.ID, "error", err)
+	if err != nil && !errors.Is(err, errLimit) && r.Context().Err() == nil {
+		s.Log.Warn("reading the log of a container failed", "container", st.ID, "error", err)
 	}
 }

@@ -23,8 +23,8 @@ import (
 	"github.com/huskd/husk/internal/logs"
 )
 
-// authority answers reviews: the token good is alice's, and she may get pods.
-func authority(t *testing.T) (*clustertest.Server, *guard) {
+// testAuth returns an auth whose API server knows the token good as alice's, and lets her get pods.
+func testAuth(t *testing.T) (*clustertest.Server, *auth) {
 	t.Helper()
 	s := clustertest.New(t)
 	client, err := cluster.New(s.Kubeconfig, slog.New(slog.DiscardHandler))
@@ -47,13 +47,13 @@ func authority(t *testing.T) (*clustertest.Server, *guard) {
 		}
 		return true
 	})
-	return s, newGuard(client, "here")
+	return s, &auth{client: client, node: "here"}
 }
 
-func TestGuard(t *testing.T) {
+func TestAuth(t *testing.T) {
 	t.Parallel()
-	s, g := authority(t)
-	h := g.protect(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
+	s, a := testAuth(t)
+	h := a.protect(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
 	ask := func(method, path, authorization string) int {
 		r := httptest.NewRequest(method, path, nil)
 		if authorization != "" {
@@ -79,30 +79,30 @@ func TestGuard(t *testing.T) {
 		{"POST", "/pods", "Bearer good", 403},
 	} {
 		if got := ask(c.method, c.path, c.authorization); got != c.want {
-			t.Errorf("%+v: %d", c, got)
+			t.Errorf("%+v: got %d", c, got)
 		}
 	}
 	before := s.Asked()
 	if ask("GET", "/pods", "Bearer good") != 418 || s.Asked() != before {
-		t.Error("the answer isn't remembered")
+		t.Error("the answer isn't cached")
 	}
-	// A server that can't say lets nobody in, but those who were.
+	// While the API server fails, only users with cached answers are let in.
 	s.Misbehave(func(w http.ResponseWriter, _ *http.Request) bool {
 		clustertest.Refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
 		return true
 	})
 	if got := ask("GET", "/pods", "Bearer other"); got != 500 {
-		t.Errorf("without a review: %d", got)
+		t.Errorf("without a cached review: got %d, want 500", got)
 	}
 	if got := ask("GET", "/pods", "Bearer good"); got != 418 {
-		t.Errorf("with one from before: %d", got)
+		t.Errorf("with a cached review: got %d, want 418", got)
 	}
 }
 
-// TestCertificates: a certificate that signs for itself is nobody's.
-func TestCertificates(t *testing.T) {
+// TestInvalidCertificates: a certificate names a user only if a CA has signed it for clients.
+func TestInvalidCertificates(t *testing.T) {
 	t.Parallel()
-	_, g := authority(t)
+	_, a := testAuth(t)
 	cert, err := selfSigned("alice", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -113,19 +113,19 @@ func TestCertificates(t *testing.T) {
 	}
 	r := httptest.NewRequest(http.MethodGet, "/pods", nil)
 	r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}}
-	if user := g.certified(r); user != nil {
-		t.Errorf("without authorities it is %v", user)
+	if user := a.userOfCertificate(r); user != nil {
+		t.Errorf("without CAs: got %v", user)
 	}
-	g.roots = x509.NewCertPool()
-	if user := g.certified(r); user != nil {
-		t.Errorf("with others it is %v", user)
+	a.roots = x509.NewCertPool()
+	if user := a.userOfCertificate(r); user != nil {
+		t.Errorf("with another CA: got %v", user)
 	}
-	g.roots.AddCert(leaf) // but it is for servers
-	if user := g.certified(r); user != nil {
-		t.Errorf("as a server it is %v", user)
+	a.roots.AddCert(leaf) // it is a certificate for servers
+	if user := a.userOfCertificate(r); user != nil {
+		t.Errorf("with a server's certificate: got %v", user)
 	}
-	if err := g.trust([]byte("rubbish")); err == nil {
-		t.Error("rubbish is trusted")
+	if err := a.trust([]byte("rubbish")); err == nil {
+		t.Error("a CA file without a certificate is accepted")
 	}
 }
 
@@ -138,15 +138,15 @@ func TestAttributes(t *testing.T) {
 		method, at, _ := strings.Cut(path, " ")
 		verb, sub := attributes(httptest.NewRequest(method, at, nil))
 		if got := verb + " " + sub; got != want {
-			t.Errorf("%s: %s, want %s", path, got, want)
+			t.Errorf("%s: got %s, want %s", path, got, want)
 		}
 	}
 }
 
-func TestWantedLogs(t *testing.T) {
+func TestLogQuery(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)
-	for query, want := range map[string]want{
+	for query, want := range map[string]logQuery{
 		"":                               {stdout: true, stderr: true, left: math.MaxInt64, options: logs.Options{Tail: -1}},
 		"tailLines=0&follow=true":        {stdout: true, stderr: true, left: math.MaxInt64, options: logs.Options{Follow: true}},
 		"limitBytes=5&stream=Stderr":     {stderr: true, left: 5, options: logs.Options{Tail: -1}},
@@ -155,25 +155,25 @@ func TestWantedLogs(t *testing.T) {
 		"sinceTime=1970-01-01T00:00:09Z": {stdout: true, stderr: true, left: math.MaxInt64, options: logs.Options{Tail: -1, Since: time.Unix(9, 0).UTC()}},
 	} {
 		q, _ := url.ParseQuery(query)
-		got, err := wantOf(q, now)
+		got, err := parseLogQuery(q, now)
 		if err != nil || got != want {
-			t.Errorf("%q: %+v %v, want %+v", query, got, err, want)
+			t.Errorf("%q: got %+v, %v, want %+v", query, got, err, want)
 		}
 	}
 	for _, query := range []string{"tailLines=-1", "tailLines=x", "limitBytes=0", "sinceSeconds=0", "sinceTime=yesterday", "stream=stdin", "tailLines=99999999999999999999"} {
 		q, _ := url.ParseQuery(query)
-		if _, err := wantOf(q, now); err == nil {
-			t.Errorf("%q is taken", query)
+		if _, err := parseLogQuery(q, now); err == nil {
+			t.Errorf("%q is accepted", query)
 		}
 	}
-	w := want{stdout: true, left: 6}
-	if text, over := w.text(logs.Line{Stderr: true, Text: []byte("no")}); text != nil || over {
+	w := logQuery{stdout: true, left: 6}
+	if text, done := w.format(logs.Line{Stderr: true, Text: []byte("no")}); text != nil || done {
 		t.Errorf("stderr: %q", text)
 	}
-	if text, over := w.text(logs.Line{Text: []byte("abc")}); string(text) != "abc\n" || over {
-		t.Errorf("%q %v", text, over)
+	if text, done := w.format(logs.Line{Text: []byte("abc")}); string(text) != "abc\n" || done {
+		t.Errorf("%q %v", text, done)
 	}
-	if text, over := w.text(logs.Line{Text: []byte("def")}); string(text) != "de" || !over {
-		t.Errorf("%q %v", text, over)
+	if text, done := w.format(logs.Line{Text: []byte("def")}); string(text) != "de" || !done {
+		t.Errorf("%q %v", text, done)
 	}
 }
