@@ -106,7 +106,7 @@ var layer = map[string]int{
 	"internal/cli":                      edge,
 	"internal/cli/client":               driver,
 	"internal/cli/portforward":          driver,
-	"internal/cli/top":                  driver,
+	"internal/cli/flags":                driver,
 	"internal/cli/help":                 pure,
 	"internal/cli/usageerror":           pure,
 	"internal/cli/netcmd":               edge,
@@ -160,7 +160,7 @@ var allowed = map[string][]string{
 	"internal/cli":                      {"internal/cli/netcmd", "internal/cli/benchcmd"},
 	"internal/cli/session":              {"internal/cli/terminal"},
 	"internal/cli/portforward":          {"internal/cli/client"},
-	"internal/cli/top":                  {"internal/cli/client", "internal/cli/terminal"},
+	"internal/cli/flags":                {"internal/cli/terminal"},
 	"internal/stats":                    {"internal/host", "internal/netns"},
 	"internal/oci/spec":                 {"internal/host"}, // its Facts, a value
 	"internal/manifest":                 {"internal/manifest/document", "internal/manifest/fields"},

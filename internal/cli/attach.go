@@ -19,23 +19,23 @@ func newAttach(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:                   "attach NAME [-c NAME]",
 		DisableFlagsInUseLine: true,
-		Short:                 "Connect this terminal to a container's own program.",
-		Long: `Connect this terminal to a container's own program.
+		Short:                 "Connect this terminal to a container's main program.",
+		Long: `Connect this terminal to a container's main program.
 
-Ctrl-p ctrl-q leaves a program that has a terminal and lets it go on; so does
-ctrl-c one that has none. Exit codes: the program's own once it ends, 0 after
-ctrl-p ctrl-q, 125 if it's husk or huskd that failed.`,
+To detach and leave the program running, type ctrl-p ctrl-q, or ctrl-c if the
+container has no terminal. Exit codes: the program's own when it ends, 0 after
+ctrl-p ctrl-q, 125 if husk or huskd failed.`,
 		Example: `husk attach web
 husk attach game -c server`,
 		Args:              usageerror.Takes(1, 1, "the NAME of a pod or the ID of a container"),
-		ValidArgsFunction: completer{a}.pod,
+		ValidArgsFunction: a.completePod,
 	}
 	a.addContainer(cmd, &start.Container)
-	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 		start.Name, start.Tty = args[0], terminal.Is(a.in)
 		code, err := a.streams().Run(ctx, c.Attach, start)
 		if errors.Is(err, session.ErrDetached) {
-			_, _ = fmt.Fprintf(a.errs, "\ndetached: husk attach %s comes back\n", start.Name)
+			_, _ = fmt.Fprintf(a.errs, "\ndetached: husk attach %s reattaches\n", start.Name)
 			return nil
 		}
 		return exited(code, err)

@@ -1,9 +1,9 @@
-// Package cli is the husk command line: it asks huskd over its socket and
-// shows the answers. Each command is in the file of its name; what a command
-// group has is in files that begin with the group's.
+// Package cli is the command line of husk: it sends requests to huskd over its socket and prints
+// the answers. Each command is in the file of its name; the files of a group of commands begin with
+// the name of the group.
 //
-// It holds nothing and never touches the host itself, except for the terminal
-// and the commands husk net and husk bench.
+// It keeps no state and never acts on the host itself, except for the terminal and the commands
+// husk net and husk bench.
 package cli
 
 import (
@@ -23,18 +23,18 @@ import (
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
-// app is what the commands share.
+// app is the state that the commands share.
 type app struct {
 	in, out, errs *os.File
 	socket        *pflag.Flag
-	// clears is set by a command that clears away before it leaves.
-	clears atomic.Bool
+	// cleansUp is set by a command that cleans up before it ends.
+	cleansUp atomic.Bool
 }
 
-// socketVariable replaces the default of --socket.
+// socketVariable is the environment variable that replaces the default of --socket.
 const socketVariable = "HUSK_SOCKET"
 
-// address is where huskd listens.
+// address returns the address of the socket that huskd listens on.
 func (a *app) address() string {
 	if env := os.Getenv(socketVariable); env != "" && !a.socket.Changed {
 		return env
@@ -44,8 +44,8 @@ func (a *app) address() string {
 
 func (a *app) dial() (*client.Client, error) { return client.New(a.address()) }
 
-// asks makes the RunE of a command that asks huskd.
-func (a *app) asks(do func(ctx context.Context, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
+// withClient returns the RunE of a command that sends requests to huskd.
+func (a *app) withClient(do func(ctx context.Context, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		c, err := a.dial()
 		if err != nil {
@@ -56,23 +56,21 @@ func (a *app) asks(do func(ctx context.Context, c *client.Client, args []string)
 	}
 }
 
-// leaveTime is how long a command that was interrupted may take to leave,
-// clearTime if it has to clear away first.
+// exitTimeout is how long a command may take to end after it was interrupted, cleanupTimeout if it
+// has to clean up first.
 const (
-	leaveTime = 2 * time.Second
-	clearTime = 5 * time.Minute
+	exitTimeout    = 2 * time.Second
+	cleanupTimeout = 5 * time.Minute
 )
 
-// Main runs the command line args, the program's name not among them, and
-// returns its exit code.
+// Main runs the command line args, which exclude the program's name, and returns the exit code.
 func Main(args []string) int {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	// Whatever happens, the terminal is handed back as it was.
 	defer terminal.Restore()
 	signals := make(chan os.Signal, 1)
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-		if !signal.Ignored(s) { // as nohup asks
+		if !signal.Ignored(s) { // nohup ignores SIGHUP
 			signal.Notify(signals, s)
 		}
 	}
@@ -90,20 +88,20 @@ func Main(args []string) int {
 		why.signal, _ = s.(syscall.Signal)
 	}
 	cancel(why)
-	patience := leaveTime
-	if a.clears.Load() {
-		patience = clearTime
+	timeout := exitTimeout
+	if a.cleansUp.Load() {
+		timeout = cleanupTimeout
 	}
-	// A read or a write that hangs doesn't notice; a second signal doesn't wait.
+	// A blocked read or write doesn't notice the cancellation. A second signal ends the wait.
 	select {
 	case <-done:
 	case <-signals:
-	case <-time.After(patience):
+	case <-time.After(timeout):
 	}
 	return why.code()
 }
 
-// execute runs one command line and reports its failure.
+// execute runs one command line, reports its failure and returns the exit code.
 func (a *app) execute(ctx context.Context, args []string) int {
 	root := newRoot(a)
 	root.SetArgs(args)
@@ -112,7 +110,7 @@ func (a *app) execute(ctx context.Context, args []string) int {
 	return a.report(root.ExecuteContext(ctx))
 }
 
-// The groups under which help lists the commands.
+// The groups by which the help lists the commands.
 const (
 	groupPods   = "pods"
 	groupImages = "images"
@@ -128,9 +126,9 @@ func newRoot(a *app) *cobra.Command {
 
 A pod is named by [NAMESPACE/]NAME or by an unambiguous prefix of its ID or UID.
 
-Exit codes: 0 is success, 1 a failure, 2 a command line that makes no sense,
-128+N an end by signal N. "exec" and "attach" return the program's own code,
-or 125 if it's husk or huskd that failed.`,
+Exit codes: 0 on success, 1 on failure, 2 for an invalid command line, and 128+N
+if signal N ended husk. "exec" and "attach" return the exit code of the program,
+or 125 if husk or huskd failed.`,
 		Example: `husk run web.yaml --wait
 husk ps -a
 husk exec -it web -- sh`,
@@ -140,10 +138,10 @@ husk exec -it web -- sh`,
 		SilenceUsage:      true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	root.PersistentFlags().String("socket", client.DefaultSocket, "where huskd listens; also $"+socketVariable)
+	root.PersistentFlags().String("socket", client.DefaultSocket, "huskd's socket; overrides $"+socketVariable)
 	a.socket = root.PersistentFlags().Lookup("socket")
 	root.SetFlagErrorFunc(usageerror.BadFlag)
-	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { _, _ = cmd.OutOrStdout().Write([]byte(help.Help(cmd))) })
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { _, _ = cmd.OutOrStdout().Write([]byte(help.Text(cmd))) })
 	root.SetHelpCommand(newHelp())
 	root.AddGroup(
 		&cobra.Group{ID: groupPods, Title: "Pods:"},

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// every calls do for each command that a user can give.
+// every calls do for each command.
 func every(do func(*cobra.Command)) {
 	var walk func(*cobra.Command)
 	walk = func(cmd *cobra.Command) {
@@ -26,17 +26,16 @@ func every(do func(*cobra.Command)) {
 	walk(newRoot(&app{}))
 }
 
-// Every command's help is one sentence, two to four examples and a line for
-// each flag.
+// Every command's help has one sentence, two to four examples and a usage for each flag.
 func TestHelpIsComplete(t *testing.T) {
 	t.Parallel()
 	every(func(cmd *cobra.Command) {
 		name := cmd.CommandPath()
 		if strings.Count(cmd.Short, ".") != 1 || !strings.HasSuffix(cmd.Short, ".") || len(cmd.Short) > 80 {
-			t.Errorf("%s: %q isn't one short sentence", name, cmd.Short)
+			t.Errorf("%s: %q is not one short sentence", name, cmd.Short)
 		}
 		if cmd.Long != "" && !strings.HasPrefix(cmd.Long, cmd.Short) {
-			t.Errorf("%s: the long help doesn't begin with the sentence", name)
+			t.Errorf("%s: the long help doesn't begin with the short one", name)
 		}
 		examples := strings.Split(cmd.Example, "\n")
 		if n := len(examples); n < 2 || n > 4 {
@@ -44,11 +43,11 @@ func TestHelpIsComplete(t *testing.T) {
 		}
 		for _, e := range examples {
 			if !strings.Contains(e, name+" ") && !strings.HasSuffix(e, name) && cmd.Name() != "husk" {
-				t.Errorf("%s: the example %q is of something else", name, e)
+				t.Errorf("%s: the example %q is for another command", name, e)
 			}
 		}
 		if cmd.Args == nil && cmd.Name() != "help" {
-			t.Errorf("%s takes arguments unchecked", name)
+			t.Errorf("%s doesn't check its arguments", name)
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			if f.Usage == "" || len(f.Usage) > 90 || strings.HasSuffix(f.Usage, ".") {
@@ -63,7 +62,7 @@ func TestHelpIsComplete(t *testing.T) {
 	})
 }
 
-// What the examples say is understood: the command and its flags exist.
+// The examples parse: the commands, flags and arguments exist.
 func TestExamplesParse(t *testing.T) {
 	t.Parallel()
 	every(func(cmd *cobra.Command) {
@@ -95,7 +94,7 @@ func TestReference(t *testing.T) {
 	t.Parallel()
 	text := Reference()
 	if text != Reference() {
-		t.Error("it isn't the same each time")
+		t.Error("two calls differ")
 	}
 	every(func(cmd *cobra.Command) {
 		if title := "\n## " + cmd.CommandPath() + "\n"; cmd.HasParent() && cmd.Name() != "help" && strings.Count(text, title) != 1 {
@@ -112,9 +111,9 @@ func TestReference(t *testing.T) {
 	})
 	for _, want := range []string{
 		"# The husk command line\n",
-		"| `-o`, `--output format` | show as json, yaml, wide |\n",
-		"| `--socket string` | where huskd listens; also $HUSK_SOCKET (default unix:///run/husk/husk.sock) |\n",
-		"| `--budget duration` | for all pods together, then what still runs is killed (default 30s) |\n",
+		"| `-o`, `--output format` | print as json, yaml, wide |\n",
+		"| `--socket string` | huskd's socket; overrides $HUSK_SOCKET (default unix:///run/husk/husk.sock) |\n",
+		"| `--budget duration` | time for all pods to stop; what still runs is then killed (default 30s) |\n",
 		"| `-c`, `--container NAME` | NAME of the container, if the pod has several |\n",
 	} {
 		if !strings.Contains(text, want) {
@@ -122,33 +121,33 @@ func TestReference(t *testing.T) {
 		}
 	}
 	if strings.Contains(text, "__complete") || strings.Contains(text, "--help") && strings.Contains(text, "| `-h`") {
-		t.Error("what is hidden is documented")
+		t.Error("hidden commands or flags are documented")
 	}
 }
 
-func TestComplain(t *testing.T) {
+func TestErrorPrinter(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
-	c := &complaints{w: &b}
-	c.add(nil)
-	if err := c.outcome(); err != nil {
-		t.Errorf("nothing failed, but the outcome is %v", err)
+	p := &errorPrinter{w: &b}
+	p.add(nil)
+	if err := p.result(); err != nil {
+		t.Errorf("nothing failed, but the result is %v", err)
 	}
-	c.add(errors.Join(errors.New("one"), nil, errors.Join(errors.New("two\nlines"), errors.New("one"))))
-	c.add(fmt.Errorf("wrapped: %w", errors.New("three\x1b[2J")))
+	p.add(errors.Join(errors.New("one"), nil, errors.Join(errors.New("two\nlines"), errors.New("one"))))
+	p.add(fmt.Errorf("wrapped: %w", errors.New("three\x1b[2J")))
 	if want := "husk: one\nhusk: two; lines\nhusk: wrapped: three\\x1b[2J\n"; b.String() != want {
 		t.Errorf("got %q, want %q", b.String(), want)
 	}
-	if e, ok := errors.AsType[exit](c.outcome()); !ok || e.code != exitFailure || e.err != nil {
-		t.Errorf("the outcome is %v", e)
+	if e, ok := errors.AsType[exit](p.result()); !ok || e.code != exitFailure || e.err != nil {
+		t.Errorf("the result is %v", e)
 	}
-	c.add(fmt.Errorf("stopped: %w", interrupted{syscall.SIGTERM}))
-	if why, ok := errors.AsType[interrupted](c.outcome()); !ok || why.code() != 143 {
-		t.Errorf("the outcome is %v", c.outcome())
+	p.add(fmt.Errorf("stopped: %w", interrupted{syscall.SIGTERM}))
+	if why, ok := errors.AsType[interrupted](p.result()); !ok || why.code() != 143 {
+		t.Errorf("the result is %v", p.result())
 	}
 }
 
-// A user who may not use the socket is told so.
+// A user without access to the socket gets a helpful error.
 func TestPermission(t *testing.T) {
 	t.Parallel()
 	h, env := serve(t)
@@ -163,7 +162,7 @@ func TestPermission(t *testing.T) {
 	}
 	cmd := exec.Command(program, "ps")
 	if os.Geteuid() == 0 {
-		// Root may everything: somebody else asks, with a husk within their reach.
+		// Root may always connect, so another user runs a husk that it can execute.
 		dir := filepath.Dir(socket)
 		cmd = exec.Command(filepath.Join(dir, "husk"), "ps")
 		if err := errors.Join(os.Chmod(dir, 0o755), os.Link(program, cmd.Path)); err != nil {
@@ -173,7 +172,7 @@ func TestPermission(t *testing.T) {
 	}
 	cmd.Env = append(os.Environ(), env...)
 	out, err := cmd.CombinedOutput()
-	want := "husk: no permission to use unix://" + socket + ": root is needed, try sudo husk\n"
+	want := "husk: no permission to use unix://" + socket + ": try sudo husk\n"
 	if !strings.HasPrefix(string(out), want) || cmd.ProcessState.ExitCode() != exitFailure {
 		t.Errorf("%v: %s, want %s", err, out, want)
 	}

@@ -12,28 +12,25 @@ import (
 	"github.com/huskd/husk/internal/cli/render"
 )
 
-// completeTime is how long a shell waits for names. Completion that fails is
-// silent: the user is in the middle of a line.
-const completeTime = time.Second
+// completionTimeout is how long the shell waits for names. A completion that fails is silent, since
+// the user is in the middle of a line.
+const completionTimeout = time.Second
 
-// completer offers names that huskd knows to the shell.
-type completer struct{ *app }
-
-// from asks huskd for names that may stand where the cursor is.
-func (o completer) from(cmd *cobra.Command, names func(context.Context, *client.Client) []string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	c, err := o.dial()
+// complete returns the names that huskd knows for the argument under the cursor.
+func (a *app) complete(cmd *cobra.Command, names func(context.Context, *client.Client) []string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	c, err := a.dial()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(cmd.Context(), completeTime)
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
 	defer cancel()
 	return names(ctx, c), cobra.ShellCompDirectiveNoFileComp
 }
 
-// pods offers pods that aren't on the line yet.
-func (o completer) pods(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return o.from(cmd, func(ctx context.Context, c *client.Client) []string {
+// completePods completes the names of pods that are not on the line yet.
+func (a *app) completePods(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return a.complete(cmd, func(ctx context.Context, c *client.Client) []string {
 		var names []string
 		for _, p := range listPods(ctx, c) {
 			if name := render.PodName(p.Namespace, p.Name); !slices.Contains(args, name) {
@@ -44,20 +41,20 @@ func (o completer) pods(cmd *cobra.Command, args []string, _ string) ([]cobra.Co
 	})
 }
 
-// pod offers pods for the only argument.
-func (o completer) pod(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+// completePod completes the name of a pod as the only argument.
+func (a *app) completePod(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return o.pods(cmd, args, typed)
+	return a.completePods(cmd, args, typed)
 }
 
-// container offers the containers of the pod on the line.
-func (o completer) container(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+// completeContainer completes the containers of the pod that is on the line.
+func (a *app) completeContainer(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return o.from(cmd, func(ctx context.Context, c *client.Client) []string {
+	return a.complete(cmd, func(ctx context.Context, c *client.Client) []string {
 		var names []string
 		for _, p := range listPods(ctx, c) {
 			if args[0] != render.PodName(p.Namespace, p.Name) && args[0] != p.Namespace+"/"+p.Name {
@@ -71,9 +68,9 @@ func (o completer) container(cmd *cobra.Command, args []string, _ string) ([]cob
 	})
 }
 
-// images offers images that aren't on the line yet.
-func (o completer) images(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return o.from(cmd, func(ctx context.Context, c *client.Client) []string {
+// completeImages completes the names of images that are not on the line yet.
+func (a *app) completeImages(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return a.complete(cmd, func(ctx context.Context, c *client.Client) []string {
 		answer, err := c.ListImages(ctx, &huskv1.ListImagesRequest{})
 		if err != nil {
 			return nil

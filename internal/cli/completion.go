@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// shells are the writers of completion scripts by the shell's name.
+// shells generate the completion scripts, by the shell's name.
 var shells = map[string]func(root *cobra.Command, w io.Writer) error{
 	"bash": func(root *cobra.Command, w io.Writer) error { return root.GenBashCompletionV2(w, true) },
 	"zsh":  (*cobra.Command).GenZshCompletion,
@@ -17,7 +17,7 @@ var shells = map[string]func(root *cobra.Command, w io.Writer) error{
 func newCompletion() *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion SHELL",
-		Short: "Print the script that completes husk's command lines in bash, zsh or fish.",
+		Short: "Print the completion script for bash, zsh or fish.",
 		Example: `source <(husk completion bash)
 husk completion zsh > "${fpath[1]}/_husk"
 husk completion fish > ~/.config/fish/completions/husk.fish`,

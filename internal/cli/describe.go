@@ -16,13 +16,13 @@ import (
 func newDescribe(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "describe POD",
-		Short: "Tell how a pod is: its network, containers, probes, mounts and events.",
+		Short: "Describe a pod: its network, containers, probes, mounts and events.",
 		Example: `husk describe web
 husk describe kube-system/dns`,
 		Args:              usageerror.Takes(1, 1, "the NAME of a pod"),
-		ValidArgsFunction: completer{a}.pod,
+		ValidArgsFunction: a.completePod,
 	}
-	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 		answer, err := c.Inspect(ctx, &huskv1.InspectRequest{Name: args[0]})
 		if err != nil {
 			return err

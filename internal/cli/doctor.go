@@ -10,6 +10,7 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/flags"
 	"github.com/huskd/husk/internal/cli/render"
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
@@ -17,19 +18,19 @@ import (
 func newDoctor(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Check what this machine can do and what follows; 1 if something won't work.",
+		Short: "Check this machine; the exit code is 1 if something won't work.",
 		Example: `husk doctor
 husk doctor -o json`,
 		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	o := addOutput(cmd, asJSON, asYAML)
-	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, _ []string) error {
+	o := flags.AddOutput(cmd, flags.JSON, flags.YAML)
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, _ []string) error {
 		answer, err := c.Doctor(ctx, &huskv1.DoctorRequest{})
 		if err != nil {
 			return err
 		}
-		if err := a.show(*o, render.CheckViews(answer.Checks), func() *render.Table { return render.CheckTable(answer.Checks) }); err != nil {
+		if err := o.Print(a.out, render.CheckViews(answer.Checks), func() *render.Table { return render.CheckTable(answer.Checks) }); err != nil {
 			return err
 		}
 		return failedChecks(answer.Checks)
@@ -37,7 +38,7 @@ husk doctor -o json`,
 	return cmd
 }
 
-// failing is the level of a check that ends husk doctor with exit code 1.
+// failing is the level of a check that makes husk doctor exit with 1.
 const failing = "fail"
 
 func failedChecks(checks []*huskv1.Check) error {
@@ -51,7 +52,7 @@ func failedChecks(checks []*huskv1.Check) error {
 		return nil
 	}
 	if len(names) == 1 {
-		return errors.New("1 check fails: " + names[0])
+		return errors.New("1 check failed: " + names[0])
 	}
-	return fmt.Errorf("%d checks fail: %s", len(names), strings.Join(names, ", "))
+	return fmt.Errorf("%d checks failed: %s", len(names), strings.Join(names, ", "))
 }

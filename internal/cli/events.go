@@ -12,6 +12,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cli/client"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/terminal"
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
@@ -19,27 +20,27 @@ func newEvents(a *app) *cobra.Command {
 	req := &huskv1.EventsRequest{}
 	cmd := &cobra.Command{
 		Use:   "events [POD]",
-		Short: "Show what happened to pods lately.",
+		Short: "Show recent events of pods.",
 		Example: `husk events
 husk events web
 husk events -f`,
 		Args:              usageerror.Takes(0, 1, "the NAME of a pod"),
-		ValidArgsFunction: completer{a}.pod,
+		ValidArgsFunction: a.completePod,
 	}
-	cmd.Flags().BoolVarP(&req.Follow, "follow", "f", false, "go on with what happens from now on")
-	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.Flags().BoolVarP(&req.Follow, "follow", "f", false, "keep printing new events")
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 		if len(args) > 0 {
 			req.Name = args[0]
 		}
 		if !req.Follow {
 			events, err := collectEvents(ctx, c, req)
 			if err == nil && len(events) == 0 {
-				_, _ = fmt.Fprintln(a.errs, "nothing has happened since huskd started")
+				_, _ = fmt.Fprintln(a.errs, "no events since huskd started")
 			}
 			if err != nil {
 				return err
 			}
-			return a.show(asTable, nil, func() *render.Table { return render.EventTable(events, true, time.Now()) })
+			return render.EventTable(events, true, time.Now()).Write(a.out, terminal.Fancy(a.out))
 		}
 		stream, err := c.Events(ctx, req)
 		for err == nil {
@@ -53,7 +54,7 @@ husk events -f`,
 	return cmd
 }
 
-// collectEvents fetches those that are known.
+// collectEvents returns the events that huskd remembers.
 func collectEvents(ctx context.Context, c *client.Client, req *huskv1.EventsRequest) ([]*huskv1.Event, error) {
 	stream, err := c.Events(ctx, req)
 	var events []*huskv1.Event

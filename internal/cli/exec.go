@@ -22,8 +22,8 @@ func newExec(a *app) *cobra.Command {
 		Long: `Run a program in a running container.
 
 Exit codes: the program's own; 128+N if signal N killed it; 126 if it can't be
-executed and 127 if it isn't there; 125 if it's husk or huskd that failed; 2 if
-the command line makes no sense. Ctrl-c without -t ends the program.`,
+executed and 127 if it doesn't exist; 125 if husk or huskd failed; 2 for an
+invalid command line. Without -t, ctrl-c ends the program.`,
 		Example: `husk exec web -- ls -l /etc
 husk exec -it web -- sh
 husk exec -i db -c postgres -- psql < dump.sql`,
@@ -34,17 +34,17 @@ husk exec -i db -c postgres -- psql < dump.sql`,
 			case dash < 0 && len(args) > 1:
 				return usageerror.Misuse(cmd, "husk exec needs -- before the program: husk exec %s -- %s", args[0], strings.Join(args[1:], " "))
 			case dash > 1:
-				return usageerror.Misuse(cmd, "husk exec takes one POD, but got %q too", args[1])
+				return usageerror.Misuse(cmd, "husk exec takes only one POD, but got %q too", args[1])
 			case len(args) == 1:
 				return usageerror.Misuse(cmd, "husk exec needs a program: husk exec %s -- sh", args[0])
 			}
 			return nil
 		},
-		ValidArgsFunction: completer{a}.pod,
+		ValidArgsFunction: a.completePod,
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&start.Stdin, "stdin", "i", false, "pass standard input on")
-	f.BoolVarP(&start.Tty, "tty", "t", false, "give the program a terminal")
+	f.BoolVarP(&start.Stdin, "stdin", "i", false, "pass standard input to the program")
+	f.BoolVarP(&start.Tty, "tty", "t", false, "run the program on a terminal")
 	a.addContainer(cmd, &start.Container)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if start.Tty && start.Stdin && !terminal.Is(a.in) {
@@ -52,17 +52,17 @@ husk exec -i db -c postgres -- psql < dump.sql`,
 		}
 		return nil
 	}
-	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 		start.Name, start.Args = args[0], args[1:]
 		return exited(a.streams().Run(ctx, c.Exec, start))
 	})
 	return cmd
 }
 
-// streams are what a program in a container gets connected with.
+// streams returns the streams that a program in a container is connected to.
 func (a *app) streams() session.Streams { return session.Streams{In: a.in, Out: a.out, Errs: a.errs} }
 
-// exited makes the end of a program that of husk.
+// exited returns the error that makes husk end with the program's exit code.
 func exited(code int, err error) error {
 	switch {
 	case err != nil:

@@ -18,7 +18,7 @@ husk help image pull`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			about, rest, err := cmd.Root().Find(args)
 			if err != nil || len(rest) > 0 {
-				return usageerror.Misuse(cmd.Root(), "no command %q", "husk "+strings.Join(args, " "))
+				return usageerror.Misuse(cmd.Root(), "unknown command %q", "husk "+strings.Join(args, " "))
 			}
 			return about.Help()
 		},

@@ -24,7 +24,7 @@ husk image ls`,
 	return cmd
 }
 
-// gotImage tells that an image is there now.
-func (a *app) gotImage(verb string, i *huskv1.Image) {
+// printImage reports an image that was pulled or loaded.
+func (a *app) printImage(verb string, i *huskv1.Image) {
 	_, _ = fmt.Fprintf(a.out, "%s %s %s %s\n", verb, render.Clean(render.ImageName(i)), render.ShortID(i.Id), render.Size(i.Size))
 }

@@ -47,10 +47,10 @@ docker save web | husk image load`,
 	}
 }
 
-// stdin is the name of standard input on the command line.
+// stdin names standard input on the command line.
 const stdin = "-"
 
-// openArchive opens the named file. Its size is 0 if it can't be known.
+// openArchive opens the named file. The size is 0 if it isn't known.
 func (a *app) openArchive(name string) (*os.File, int64, error) {
 	if name == stdin {
 		info, err := a.in.Stat()
@@ -61,7 +61,7 @@ func (a *app) openArchive(name string) (*os.File, int64, error) {
 	}
 	file, err := os.Open(name)
 	if err != nil {
-		return nil, 0, fileFault(name, err)
+		return nil, 0, fileError(name, err)
 	}
 	info, err := file.Stat()
 	if err == nil && info.IsDir() {
@@ -81,27 +81,27 @@ func regularSize(info fs.FileInfo) int64 {
 	return 0
 }
 
-// fileFault is err without the name of the system call.
-func fileFault(name string, err error) error {
+// fileError returns err with the file's name, without that of the system call.
+func fileError(name string, err error) error {
 	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		err = path.Err
 	}
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// archive is a file on its way to huskd.
+// archive is a file that is sent to huskd.
 type archive struct {
-	r    io.Reader
-	name string
-	size int64
-	sent int64
-	all  atomic.Bool // everything was sent
+	r       io.Reader
+	name    string
+	size    int64
+	sent    int64
+	sentAll atomic.Bool // set when all of it was sent
 }
 
-// archiveChunk is how much of an archive one message carries.
+// archiveChunk is the size of the chunks in which an archive is sent.
 const archiveChunk = 256 << 10
 
-// loadStream is a load under way.
+// loadStream is the stream of a LoadImage call.
 type loadStream = grpc.BidiStreamingClient[huskv1.LoadImageRequest, huskv1.ImageEvent]
 
 func (a *app) load(ctx context.Context, c *client.Client, file *archive) error {
@@ -111,7 +111,7 @@ func (a *app) load(ctx context.Context, c *client.Client, file *archive) error {
 	if err != nil {
 		return err
 	}
-	v := a.newTransferView()
+	v := a.newProgressView()
 	go func() {
 		defer terminal.Guard()
 		if err := file.send(stream, v.update); err != nil {
@@ -119,7 +119,7 @@ func (a *app) load(ctx context.Context, c *client.Client, file *archive) error {
 		}
 	}()
 	images, err := receiveImages(stream, func(p *huskv1.Progress) {
-		if file.all.Load() { // until then, how much was sent tells more
+		if file.sentAll.Load() { // until then the bytes sent are the better measure
 			v.update(p)
 		}
 	})
@@ -128,12 +128,12 @@ func (a *app) load(ctx context.Context, c *client.Client, file *archive) error {
 		return err
 	}
 	for _, i := range images {
-		a.gotImage("loaded", i)
+		a.printImage("loaded", i)
 	}
 	return nil
 }
 
-// send sends the whole file. What made a Send fail is told by Recv.
+// send sends the whole file. Recv returns the reason of a failed Send.
 func (f *archive) send(stream loadStream, update func(*huskv1.Progress)) error {
 	for {
 		chunk := make([]byte, archiveChunk)
@@ -147,10 +147,10 @@ func (f *archive) send(stream loadStream, update func(*huskv1.Progress)) error {
 		}
 		switch {
 		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-			f.all.Store(true)
+			f.sentAll.Store(true)
 			return stream.CloseSend()
 		case err != nil:
-			return fileFault(f.name, err)
+			return fileError(f.name, err)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/flags"
 	"github.com/huskd/husk/internal/cli/render"
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
@@ -19,15 +20,15 @@ import (
 func newImageLs(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls",
-		Short: "List the images.",
+		Short: "List images.",
 		Example: `husk image ls
 husk image ls -o wide
 husk image ls -o json`,
 		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	o := addOutput(cmd, asJSON, asYAML, asWide)
-	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, _ []string) error {
+	o := flags.AddOutput(cmd, flags.JSON, flags.YAML, flags.Wide)
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, _ []string) error {
 		answer, err := c.ListImages(ctx, &huskv1.ListImagesRequest{})
 		if err != nil {
 			return err
@@ -35,11 +36,11 @@ husk image ls -o json`,
 		slices.SortStableFunc(answer.Images, func(x, y *huskv1.Image) int {
 			return cmp.Or(strings.Compare(render.ImageName(x), render.ImageName(y)), strings.Compare(x.Id, y.Id))
 		})
-		if len(answer.Images) == 0 && *o != asJSON && *o != asYAML {
-			_, _ = fmt.Fprintln(a.errs, "no images: husk image pull or husk image load gets one")
+		if len(answer.Images) == 0 && !o.Structured() {
+			_, _ = fmt.Fprintln(a.errs, "no images: get one with husk image pull or husk image load")
 		}
-		return a.show(*o, render.ImageViews(answer.Images), func() *render.Table {
-			return render.ImageTable(answer.Images, *o == asWide, time.Now())
+		return o.Print(a.out, render.ImageViews(answer.Images), func() *render.Table {
+			return render.ImageTable(answer.Images, *o == flags.Wide, time.Now())
 		})
 	})
 	return cmd

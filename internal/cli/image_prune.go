@@ -16,19 +16,19 @@ func newImagePrune(a *app) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "prune",
-		Short: "Remove the images that have no name and no container.",
+		Short: "Remove images that have no name and that no container uses.",
 		Example: `husk image prune
 husk image prune -a`,
 		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	cmd.Flags().BoolVarP(&all, "all", "a", false, "also those that have a name, if no container uses them")
-	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, _ []string) error {
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "also remove images that have a name, if no container uses them")
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, _ []string) error {
 		r, err := c.PruneImages(ctx, &huskv1.PruneImagesRequest{All: all})
 		if err != nil {
 			return err
 		}
-		a.removed(r.Removed)
+		a.printRemoved(r.Removed)
 		_, _ = fmt.Fprintf(a.out, "freed %s\n", render.Size(r.FreedBytes))
 		return nil
 	})

@@ -30,14 +30,14 @@ husk image pull registry.local/web --username me --password-stdin < secret`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&req.Platform, "platform", "", "`OS/ARCH` of the image (default: this machine's)")
-	f.StringVarP(&req.Username, "username", "u", "", "`NAME` at the registry; the password is asked for")
+	f.StringVarP(&req.Username, "username", "u", "", "user `NAME` at the registry; husk prompts for the password")
 	f.BoolVar(&fromStdin, "password-stdin", false, "read the password from standard input")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		req.Ref = args[0]
 		var err error
 		switch {
 		case fromStdin && req.Username == "":
-			return usageerror.Misuse(cmd, "--password-stdin needs --username too")
+			return usageerror.Misuse(cmd, "--password-stdin needs --username")
 		case fromStdin:
 			req.Password, err = readPassword(cmd.Context(), a.in)
 		case req.Username != "" && !terminal.Is(a.in):
@@ -58,10 +58,10 @@ husk image pull registry.local/web --username me --password-stdin < secret`,
 	return cmd
 }
 
-// passwordMax is far above any password or token: more is a wrong file.
+// passwordMax is far above the length of any password or token: anything longer is the wrong file.
 const passwordMax = 64 << 10
 
-// readPassword returns what r holds, without the newline that ends it.
+// readPassword returns the content of r without its final newline.
 func readPassword(ctx context.Context, r io.Reader) (string, error) {
 	data, err := readAll(ctx, io.LimitReader(r, passwordMax+1))
 	password := strings.TrimRight(string(data), "\r\n")
@@ -69,9 +69,9 @@ func readPassword(ctx context.Context, r io.Reader) (string, error) {
 	case err != nil:
 		return "", fmt.Errorf("can't read the password from standard input: %w", err)
 	case password == "":
-		return "", errors.New("standard input holds no password")
+		return "", errors.New("standard input contains no password")
 	case len(data) > passwordMax:
-		return "", errors.New("standard input holds no password but something much longer")
+		return "", errors.New("standard input is too long for a password")
 	}
 	return password, nil
 }
@@ -83,31 +83,31 @@ func (a *app) pull(ctx context.Context, c *client.Client, req *huskv1.PullImageR
 	if err != nil {
 		return err
 	}
-	v := a.newTransferView()
+	v := a.newProgressView()
 	images, err := receiveImages(stream, v.update)
 	v.close()
 	if err != nil {
 		return err
 	}
 	for _, i := range images {
-		a.gotImage("pulled", i)
+		a.printImage("pulled", i)
 	}
 	return nil
 }
 
-// imageEvents is the answer to a pull or a load.
+// imageEvents is the stream of answers to a pull or a load.
 type imageEvents interface {
 	Recv() (*huskv1.ImageEvent, error)
 }
 
-// receiveImages returns the images that a pull or a load ends with.
+// receiveImages returns the images that were pulled or loaded.
 func receiveImages(events imageEvents, update func(*huskv1.Progress)) ([]*huskv1.Image, error) {
 	var images []*huskv1.Image
 	for {
 		ev, err := events.Recv()
 		switch {
 		case errors.Is(err, io.EOF) && len(images) == 0:
-			return nil, errors.New("huskd ended without an image: see its log")
+			return nil, errors.New("huskd returned no image: see its log")
 		case errors.Is(err, io.EOF):
 			return images, nil
 		case err != nil:

@@ -20,14 +20,14 @@ func newImageRm(a *app) *cobra.Command {
 		Example: `husk image rm localhost/web:old
 husk image rm -f 3f2a1b4c5d6e`,
 		Args:              usageerror.Takes(1, -1, "the NAME or ID of an image"),
-		ValidArgsFunction: completer{a}.images,
+		ValidArgsFunction: a.completeImages,
 	}
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "even if a container uses it")
-	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "remove images even if a container uses them")
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 		return a.each(args, func(name string) error {
 			r, err := c.RemoveImage(ctx, &huskv1.RemoveImageRequest{Name: name, Force: force})
 			if err == nil {
-				a.removed(r.Removed)
+				a.printRemoved(r.Removed)
 			}
 			return err
 		})
@@ -35,8 +35,8 @@ husk image rm -f 3f2a1b4c5d6e`,
 	return cmd
 }
 
-// removed tells which names and images are gone.
-func (a *app) removed(names []string) {
+// printRemoved reports the names and images that were removed.
+func (a *app) printRemoved(names []string) {
 	for _, name := range names {
 		_, _ = fmt.Fprintf(a.out, "removed %s\n", render.Clean(name))
 	}

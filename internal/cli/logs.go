@@ -21,28 +21,28 @@ func newLogs(a *app) *cobra.Command {
 	var since string
 	cmd := &cobra.Command{
 		Use:   "logs NAME",
-		Short: "Print what a container wrote, its standard error to standard error.",
+		Short: "Print the logs of a container; its standard error goes to standard error.",
 		Example: `husk logs web
 husk logs -f --tail 20 web
 husk logs web -c sidecar --since 10m --timestamps
 husk logs web --previous`,
 		Args:              usageerror.Takes(1, 1, "the NAME of a pod or the ID of a container"),
-		ValidArgsFunction: completer{a}.pod,
+		ValidArgsFunction: a.completePod,
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&req.Follow, "follow", "f", false, "go on with what it writes from now on")
-	f.Int64Var(&req.Tail, "tail", -1, "only the last `N` lines; -1 is all")
+	f.BoolVarP(&req.Follow, "follow", "f", false, "keep printing new lines")
+	f.Int64Var(&req.Tail, "tail", -1, "print only the last `N` lines; -1 for all")
 	a.addContainer(cmd, &req.Container)
-	f.BoolVar(&req.Timestamps, "timestamps", false, "begin each line with its time")
-	f.BoolVar(&req.Previous, "previous", false, "of the container's run before the present one")
-	f.StringVar(&since, "since", "", "only what is younger than a `TIME`: 10m, or 2026-01-02T15:04:05Z")
+	f.BoolVar(&req.Timestamps, "timestamps", false, "print the time before each line")
+	f.BoolVar(&req.Previous, "previous", false, "print the logs of the container's previous run")
+	f.StringVar(&since, "since", "", "print only lines since `TIME`: a duration such as 10m, or 2026-01-02T15:04:05Z")
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if req.SinceNs, err = parseSince(since, time.Now()); err != nil {
 			return usageerror.Misuse(cmd, "%v", err)
 		}
 		return nil
 	}
-	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 		req.Name = args[0]
 		return a.logs(ctx, c, req)
 	})
@@ -52,24 +52,24 @@ husk logs web --previous`,
 // addContainer gives cmd the flag -c.
 func (a *app) addContainer(cmd *cobra.Command, name *string) {
 	cmd.Flags().StringVarP(name, "container", "c", "", "`NAME` of the container, if the pod has several")
-	_ = cmd.RegisterFlagCompletionFunc("container", completer{a}.container)
+	_ = cmd.RegisterFlagCompletionFunc("container", a.completeContainer)
 }
 
-// parseSince returns the Unix time in nanoseconds that s means: so long before
-// now, or a time of RFC 3339. Empty is 0, from the beginning.
+// parseSince returns the Unix time in nanoseconds for a duration before now or a time in RFC 3339;
+// 0 for "", which means from the beginning.
 func parseSince(s string, now time.Time) (int64, error) {
 	if s == "" {
 		return 0, nil
 	}
 	if d, err := time.ParseDuration(s); err == nil {
 		if d < 0 {
-			return 0, fmt.Errorf("--since %s lies in the future", s)
+			return 0, fmt.Errorf("--since %s is in the future", s)
 		}
 		return now.Add(-d).UnixNano(), nil
 	}
 	t, err := time.Parse(time.RFC3339, s)
 	if err != nil {
-		return 0, fmt.Errorf("--since can't be %q: give a duration as 10m or a time as 2026-01-02T15:04:05Z", s)
+		return 0, fmt.Errorf("--since %q must be a duration such as 10m or a time such as 2026-01-02T15:04:05Z", s)
 	}
 	return t.UnixNano(), nil
 }
@@ -109,9 +109,9 @@ func (a *app) logs(ctx context.Context, c *client.Client, req *huskv1.LogsReques
 	return failure
 }
 
-// writeLines prints lines until the channel is closed. It collects those that
-// are there already, so that a long log isn't a write for each line, and keeps
-// the two outputs in order, should they be the same terminal.
+// writeLines prints lines until the channel is closed. It collects the lines that have arrived
+// already, so that a long log needs few writes, and keeps the two outputs in order in case they are
+// the same terminal.
 func (a *app) writeLines(lines <-chan *huskv1.LogsResponse, timestamps bool) error {
 	out := bufio.NewWriterSize(a.out, 64<<10)
 	errs := bufio.NewWriterSize(a.errs, 64<<10)

@@ -12,12 +12,12 @@ import (
 	"github.com/huskd/husk/internal/cli/terminal"
 )
 
-// TestMain makes the test binary husk too: tests run it as a process of its
-// own, on real pipes and terminals.
+// TestMain lets the test binary run as husk too: tests start it as a separate process on real pipes
+// and terminals.
 func TestMain(m *testing.M) {
-	testscript.Main(leakless{m}, map[string]func(){
+	testscript.Main(leakCheck{m}, map[string]func(){
 		"husk": func() { os.Exit(Main(os.Args[1:])) },
-		// What a fault of ours leaves of a terminal in raw mode.
+		// A panic while the terminal is in raw mode.
 		"husk-panic": func() {
 			if err := terminal.Raw(os.Stdin); err != nil {
 				panic(err)
@@ -32,12 +32,12 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// leakless fails a run that leaves goroutines behind.
-type leakless struct{ m *testing.M }
+// leakCheck fails a run that leaves goroutines behind.
+type leakCheck struct{ m *testing.M }
 
-func (l leakless) Run() int {
-	// A program with the race detector waits a second before it ends, and
-	// husk is started some hundred times.
+func (l leakCheck) Run() int {
+	// A program with the race detector waits a second before it exits, and husk is started about a
+	// hundred times.
 	os.Setenv("GORACE", "atexit_sleep_ms=0")
 	code := l.m.Run()
 	if err := goleak.Find(); err != nil {

@@ -15,21 +15,21 @@ func newPortForward(a *app) *cobra.Command {
 	var f portforward.Forwarding
 	cmd := &cobra.Command{
 		Use:   "port-forward POD [LOCAL:]REMOTE...",
-		Short: "Have ports of this machine lead to those of a pod.",
-		Long: `Have ports of this machine lead to those of a pod.
+		Short: "Forward ports of this machine to a pod.",
+		Long: `Forward ports of this machine to a pod.
 
-That ends with ctrl-c, or when the pod is gone. REMOTE is a TCP port of the pod:
-a number, or the name that a container has for it. It is reached on the pod's
-loopback, so that the server need not listen elsewhere. LOCAL is the same number
-if it is left out, and any free one if it is 0 or nothing before the colon.`,
+Forwarding ends with ctrl-c, or when the pod is gone. REMOTE is a TCP port of
+the pod: a number, or the name of a container's port. Connections reach it on
+the pod's loopback, so the server need not listen elsewhere. LOCAL defaults to
+the same number; if it is 0 or empty before the colon, a free port is chosen.`,
 		Example: `husk port-forward web 8080:80
 husk port-forward web 5000 8443:https
 husk port-forward web :http
 husk port-forward --address localhost,198.51.100.1 web 8080:80`,
 		Args:              usageerror.Takes(2, -1, "the NAME of a pod and a PORT"),
-		ValidArgsFunction: completer{a}.pod,
+		ValidArgsFunction: a.completePod,
 	}
-	cmd.Flags().StringSliceVar(&f.Addresses, "address", []string{portforward.Localhost}, "IP addresses of this machine to listen at, or localhost")
+	cmd.Flags().StringSliceVar(&f.Addresses, "address", []string{portforward.Localhost}, "IP addresses of this machine to listen on, or localhost")
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
 		for _, arg := range args[1:] {
 			p, err := portforward.Parse(arg)
@@ -43,10 +43,10 @@ husk port-forward --address localhost,198.51.100.1 web 8080:80`,
 				return usageerror.Misuse(cmd, "--address: %v", err)
 			}
 		}
-		f.Pod = strings.TrimPrefix(args[0], "pod/") // as kubectl names it
+		f.Pod = strings.TrimPrefix(args[0], "pod/") // kubectl allows this prefix
 		return nil
 	}
-	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, _ []string) error {
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, _ []string) error {
 		f.Client, f.Out, f.Errs = c, a.out, a.errs
 		return f.Run(ctx)
 	})

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// draw replays what the terminal got, at the width it had then.
+// draw replays what the terminal received, at its size then.
 func draw(out string, width, height int) *screen {
 	s := &screen{width: width, height: height}
 	s.write([]byte(out))
@@ -22,27 +22,27 @@ func frames(out string) int { return strings.Count(out, "\x1b[J") }
 func TestPullOnTerminal(t *testing.T) {
 	t.Parallel()
 	h, env := serve(t)
-	h.SetPace(80 * time.Millisecond) // some 26 steps
+	h.SetPace(80 * time.Millisecond) // about 26 steps
 	p := newPTY(t, 100, 30)
 	p.start(env, "husk", "image", "pull", "localhost/web:latest")
 	bar := regexp.MustCompile(`(?m)^  [0-9a-f]{12}  downloading  ━+·*  +[0-9.]+[MkB]+ / 27\.0MB +[0-9.]+MB/s +[0-9]+s left$`)
 	p.until("bar with speed and time", func() bool { return bar.MatchString(draw(p.output(), 100, 30).String()) })
 	now := draw(p.output(), 100, 30).String()
 	if n := strings.Count(now, "\n") + 1; n > 4 {
-		t.Errorf("the region isn't redrawn in place, %d lines:\n%s", n, now)
+		t.Errorf("the region is not redrawn in place: %d lines:\n%s", n, now)
 	}
 	code, out := p.end()
 	if frames(out) < 5 {
 		t.Errorf("only %d frames: %q", frames(out), out)
 	}
-	// Only the result stays.
+	// Only the result remains.
 	final := draw(out, 100, 30).String()
 	if code != 0 || !regexp.MustCompile(`^pulled localhost/web:latest [0-9a-f]{12} 30\.1MB$`).MatchString(final) {
 		t.Errorf("exit code %d, on the screen:\n%s", code, final)
 	}
 }
 
-// The bars follow the window: none of their lines wraps, whatever its width.
+// The bars follow the size of the window: no line wraps.
 func TestPullResized(t *testing.T) {
 	t.Parallel()
 	h, env := serve(t)
@@ -104,12 +104,12 @@ func TestRunInterrupted(t *testing.T) {
 	p.expect("can't pull none")
 	p.typeKeys("\x03")
 	code, out := p.end()
-	if final := draw(out, 80, 24).String(); code != 130 || !strings.HasSuffix(final, "interrupted: the pods go on, see husk ps -a") {
+	if final := draw(out, 80, 24).String(); code != 130 || !strings.HasSuffix(final, "interrupted: the pods keep running, see husk ps -a") {
 		t.Errorf("exit code %d, on the screen:\n%s", code, final)
 	}
 }
 
-// What is typed on a terminal may never end, but ctrl-c does.
+// Input on a terminal may never end, but ctrl-c interrupts it.
 func TestRunReadsTerminal(t *testing.T) {
 	t.Parallel()
 	_, env := serve(t)
@@ -127,7 +127,7 @@ func TestRunReadsTerminal(t *testing.T) {
 		p.until("read of the terminal", p.isRead)
 		began := time.Now()
 		p.typeKeys("\x03")
-		if code, _ := p.end(); code != 130 || time.Since(began) > leaveTime {
+		if code, _ := p.end(); code != 130 || time.Since(began) > exitTimeout {
 			t.Errorf("exit code %d after %s", code, time.Since(began))
 		}
 	})
@@ -155,7 +155,7 @@ func TestLoadOnTerminal(t *testing.T) {
 	}
 }
 
-// Colour is for terminals that want it.
+// Colour is used only on terminals that want it.
 func TestColour(t *testing.T) {
 	t.Parallel()
 	_, env := serve(t, web("cat", false))
@@ -178,7 +178,7 @@ func TestColour(t *testing.T) {
 			p.start(append(env, c.env...), "husk", "image", "pull", "localhost/db:1")
 			_, out = p.end()
 			if strings.Contains(out, "\x1b") && !c.colour {
-				t.Errorf("sequences on a terminal that wants none: %q", out)
+				t.Errorf("escape sequences on a terminal without colour: %q", out)
 			}
 		})
 	}

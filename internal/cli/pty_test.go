@@ -19,21 +19,21 @@ import (
 	"github.com/huskd/husk/internal/cli/huskdtest"
 )
 
-// pty is a terminal with husk on it.
+// pty is a pseudoterminal that husk runs on.
 type pty struct {
 	t      *testing.T
-	user   *os.File // where a person types and looks
-	screen *os.File // where husk reads and writes
+	user   *os.File // the side of the user: keys and output
+	screen *os.File // the side of husk
 	before unix.Termios
-	stdout *os.File // husk's standard output, if not the screen
+	stdout *os.File // husk's standard output if not the screen
 
 	mu   sync.Mutex
 	seen bytes.Buffer
 	cmd  *exec.Cmd
-	read chan struct{} // closed when all was read
+	read chan struct{} // closed when all output was read
 }
 
-// newPTY opens a terminal of the kernel.
+// newPTY opens a pseudoterminal.
 func newPTY(t *testing.T, width, height int) *pty {
 	t.Helper()
 	user, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
@@ -82,8 +82,7 @@ func (p *pty) isRaw() bool {
 	return m.Lflag&(unix.ECHO|unix.ICANON|unix.ISIG) == 0
 }
 
-// isRead says whether the program waits for keys: one of its threads is in
-// read(0, …).
+// isRead reports whether the program waits for keys: one of its threads is in read(0, …).
 func (p *pty) isRead() bool {
 	calls, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", p.cmd.Process.Pid))
 	for _, file := range calls {
@@ -95,7 +94,7 @@ func (p *pty) isRead() bool {
 	return false
 }
 
-// start runs a program on the terminal, as the leader of a session of its own.
+// start runs a program on the terminal as the leader of a new session.
 func (p *pty) start(env []string, name string, args ...string) {
 	p.t.Helper()
 	p.cmd = exec.Command(name, args...)
@@ -153,8 +152,8 @@ func (p *pty) typeKeys(keys string) {
 	}
 }
 
-// end waits for the program's end, checks that the terminal is as it was, and
-// returns the exit code and all output.
+// end waits for the program's exit, checks that the terminal was restored, and returns the exit
+// code and all output.
 func (p *pty) end() (code int, output string) {
 	p.t.Helper()
 	err := p.cmd.Wait()
@@ -163,7 +162,7 @@ func (p *pty) end() (code int, output string) {
 		p.t.Fatal(err)
 	}
 	if after := p.modes(); after != p.before {
-		p.t.Errorf("the terminal's modes are %+v, were %+v", after, p.before)
+		p.t.Errorf("the terminal's modes are %+v, want %+v", after, p.before)
 	}
 	p.screen.Close()
 	<-p.read
@@ -173,7 +172,7 @@ func (p *pty) end() (code int, output string) {
 // serve starts a huskd and returns it with the environment of its clients.
 func serve(t *testing.T, manifests ...string) (*huskdtest.Huskd, []string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "husk") // t.TempDir may be too long for a socket
+	dir, err := os.MkdirTemp("", "husk") // the path of t.TempDir may be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +198,7 @@ func serve(t *testing.T, manifests ...string) (*huskdtest.Huskd, []string) {
 	return h, env
 }
 
-// web is a manifest of a pod whose program has a terminal if asked.
+// web returns the manifest of a pod with a program that has a terminal if tty is set.
 func web(command string, tty bool) string {
 	return fmt.Sprintf("{kind: Pod, metadata: {name: web}, spec: {containers: [{name: app, image: localhost/web:latest, command: [%s], stdin: true, tty: %v}]}}", command, tty)
 }

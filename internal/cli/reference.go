@@ -2,6 +2,5 @@ package cli
 
 import "github.com/huskd/husk/internal/cli/help"
 
-// Reference is the manual of the command line in Markdown, made from the
-// commands themselves: docs/reference/cli.md.
+// Reference returns docs/reference/cli.md, generated from the commands themselves.
 func Reference() string { return help.Reference(newRoot(&app{})) }

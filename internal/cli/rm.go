@@ -15,14 +15,14 @@ func newRm(a *app) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "rm NAME...",
-		Short: "Remove stopped pods and all that belongs to them.",
+		Short: "Remove stopped pods and everything that belongs to them.",
 		Example: `husk rm web
 husk rm -f web db`,
 		Args:              usageerror.Takes(1, -1, "the NAME of a pod"),
-		ValidArgsFunction: completer{a}.pods,
+		ValidArgsFunction: a.completePods,
 	}
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "stop them first")
-	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "stop running pods first")
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 		return a.each(args, func(name string) error {
 			r, err := c.Remove(ctx, &huskv1.RemoveRequest{Name: name, Force: force})
 			if err == nil {

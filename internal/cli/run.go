@@ -14,23 +14,24 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/flags"
 	"github.com/huskd/husk/internal/cli/terminal"
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newRun(a *app) *cobra.Command {
 	var wait, replace bool
-	var timeout duration
+	var timeout flags.Duration
 	cmd := &cobra.Command{
 		Use:   "run FILE...",
 		Short: "Start the pods of manifest files.",
 		Long: `Start the pods of manifest files.
 
-A file holds one or several YAML or JSON documents; "-" is standard input. With
+A file holds one or more YAML or JSON documents; "-" is standard input. With
 --wait the exit code is 1 if a pod fails.
 
-A pod that runs already gets the images and the resources of a manifest that was
-changed, without being made anew; whatever else was changed needs --replace.`,
+If a pod is already running, changed images and resources are applied in place.
+Any other change needs --replace.`,
 		Example: `husk run web.yaml
 husk run --replace web.yaml
 husk run job.yaml --wait --timeout 1m
@@ -39,9 +40,9 @@ generate-manifest | husk run -`,
 		ValidArgsFunction: cobra.FixedCompletions([]cobra.Completion{"yaml", "yml", "json"},
 			cobra.ShellCompDirectiveFilterFileExt),
 	}
-	cmd.Flags().BoolVar(&wait, "wait", false, "until the pods are ready or, if they don't run for good, completed")
-	cmd.Flags().BoolVar(&replace, "replace", false, "stop and make anew what runs with another manifest and can't be changed into this one")
-	cmd.Flags().Var(&timeout, "timeout", "with --wait: give up after this time, the pods go on (default: none)")
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait until the pods are ready or, if they run to completion, have completed")
+	cmd.Flags().BoolVar(&replace, "replace", false, "replace running pods whose changes can't be applied in place")
+	cmd.Flags().Var(&timeout, "timeout", "with --wait: stop waiting after this time; the pods keep running (default: none)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if cmd.Flags().Changed("timeout") && !wait {
 			return usageerror.Misuse(cmd, "--timeout needs --wait")
@@ -62,19 +63,19 @@ generate-manifest | husk run -`,
 	return cmd
 }
 
-// manifestMax is the size of a manifest that fits into a message to huskd with
-// room to spare, and far more than a person writes.
+// manifestMax bounds the size of a manifest. It leaves room in a gRPC message, and is far more than
+// a person writes.
 const manifestMax = 3 << 20
 
-// readManifests reads all files before any pod is started, so that a misspelt
-// name doesn't leave half of them running.
+// readManifests reads all files before any pod is started, so that a misspelt name doesn't leave
+// only some of them running.
 func (a *app) readManifests(ctx context.Context, names []string) ([]*huskv1.RunRequest, error) {
 	var requests []*huskv1.RunRequest
 	var failures []error
 	seen := map[string]bool{}
 	for _, name := range names {
 		if seen[name] {
-			failures = append(failures, usageerror.Bad("%s is named twice: name each file once", name))
+			failures = append(failures, usageerror.New("%s is given twice: name each file once", name))
 			continue
 		}
 		seen[name] = true
@@ -95,7 +96,7 @@ func (a *app) readManifest(ctx context.Context, name string) ([]byte, error) {
 	} else {
 		var err error
 		if file, err = os.Open(name); err != nil {
-			return nil, fileFault(name, err)
+			return nil, fileError(name, err)
 		}
 		defer file.Close()
 		if info, err := file.Stat(); err == nil && info.IsDir() {
@@ -105,17 +106,16 @@ func (a *app) readManifest(ctx context.Context, name string) ([]byte, error) {
 	data, err := readAll(ctx, io.LimitReader(file, manifestMax+1))
 	switch {
 	case err != nil:
-		return nil, fileFault(shown, err)
+		return nil, fileError(shown, err)
 	case len(data) > manifestMax:
-		return nil, fmt.Errorf("%s is no manifest: it has more than %d MiB", shown, manifestMax>>20)
+		return nil, fmt.Errorf("%s is too large for a manifest: it has more than %d MiB", shown, manifestMax>>20)
 	case len(data) == 0:
-		return nil, fmt.Errorf("%s is empty: a manifest is wanted", shown)
+		return nil, fmt.Errorf("%s is empty: it must contain a manifest", shown)
 	}
 	return data, nil
 }
 
-// readAll reads r to its end, or as long as ctx lasts: a person may never
-// finish what is read from a terminal.
+// readAll reads r until EOF or until ctx ends: input typed on a terminal may never end.
 func readAll(ctx context.Context, r io.Reader) ([]byte, error) {
 	var data []byte
 	var err error
@@ -133,12 +133,12 @@ func readAll(ctx context.Context, r io.Reader) ([]byte, error) {
 	}
 }
 
-// run starts the pods of all manifests at once. A limit of 0 is none.
-func (a *app) run(ctx context.Context, c *client.Client, manifests []*huskv1.RunRequest, limit time.Duration) error {
+// run starts the pods of all manifests at once. A timeout of 0 means none.
+func (a *app) run(ctx context.Context, c *client.Client, manifests []*huskv1.RunRequest, timeout time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if limit > 0 {
-		ctx, cancel = context.WithTimeout(ctx, limit)
+	if timeout > 0 {
+		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
 	v := a.newRunView(manifests[0].Wait)
@@ -147,22 +147,22 @@ func (a *app) run(ctx context.Context, c *client.Client, manifests []*huskv1.Run
 		all.Go(func() {
 			defer terminal.Guard()
 			err := runOne(ctx, c, m, v)
-			v.fail(err, limit > 0 && timeIsUp(err))
+			v.fail(err, timeout > 0 && timedOut(err))
 		})
 	}
 	all.Wait()
 	v.close()
-	if v.failures.quiet != nil {
-		_, _ = fmt.Fprintln(a.errs, "interrupted: the pods go on, see husk ps -a")
+	if v.errors.interrupted != nil {
+		_, _ = fmt.Fprintln(a.errs, "interrupted: the pods keep running, see husk ps -a")
 	}
-	v.failures.add(v.late(limit))
-	v.failures.add(v.failed())
-	return v.failures.outcome()
+	v.errors.add(v.unfinished(timeout))
+	v.errors.add(v.failed())
+	return v.errors.result()
 }
 
-// timeIsUp says whether a request was given up at its deadline, by us or by
-// huskd, which is told of it and may be the first to notice.
-func timeIsUp(err error) bool {
+// timedOut reports whether a request failed because of its deadline. husk or huskd, which is told
+// the deadline, may notice it first.
+func timedOut(err error) bool {
 	r, ok := errors.AsType[client.Refused](err)
 	return ok && r.Code == codes.DeadlineExceeded
 }

@@ -13,36 +13,35 @@ import (
 	"github.com/huskd/husk/internal/cli/terminal"
 )
 
-// runView shows how pods start. With wait, how each turned out is a line on
-// standard output, and what happens until then is on standard error: a region
-// with the pods under way on a terminal, else a line for each step. Without
-// wait all lines are on standard output.
+// runView shows how pods start. With wait, the result of each pod is a line on standard output, and
+// its steps go to standard error: as a live region with the unfinished pods on a terminal, or else
+// a line for each step. Without wait, all lines go to standard output.
 type runView struct {
 	a    *app
 	wait bool
-	live *terminal.Live // nil if there is no region
-	mu   sync.Mutex     // of what follows, if there is no live
-	pods []*podStart    // as they first appeared
-	// tooLate says that time was up before the pods were.
-	tooLate  bool
-	failures complaints
+	live *terminal.Live // nil without a live region
+	mu   sync.Mutex     // guards the fields below if live is nil
+	pods []*podStart    // in the order of their first event
+	// timedOut is set when the timeout passed before all pods had finished.
+	timedOut bool
+	errors   errorPrinter
 }
 
-// podStart is a pod on its way.
+// podStart is the progress of one pod.
 type podStart struct {
 	name    string // namespace/name
 	began   time.Time
 	message string
 	pulling bool
-	bars    render.Transfer
+	bars    render.Progress
 	stages  render.Stages
-	up      bool // it runs, and has yet to end
-	over    bool // how it turned out was told
+	up      bool // running, but expected to complete
+	done    bool // the result was printed
 	failed  bool
 }
 
 func (a *app) newRunView(wait bool) *runView {
-	v := &runView{a: a, wait: wait, failures: complaints{w: a.errs}}
+	v := &runView{a: a, wait: wait, errors: errorPrinter{w: a.errs}}
 	if wait && terminal.Fancy(a.errs) {
 		v.live = terminal.NewLive(a.errs, v.frame)
 	}
@@ -55,30 +54,29 @@ func (v *runView) close() {
 	}
 }
 
-// update takes what huskd says of a pod.
+// update processes an event of a pod.
 func (v *runView) update(ev *huskv1.RunEvent) {
 	if v.live == nil {
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		v.print(v.take(ev))
+		v.print(v.apply(ev))
 		return
 	}
-	var outcome string
-	v.live.Update(func() { _, outcome = v.take(ev) }) // the region shows the steps
-	if outcome != "" {
-		v.live.Above(func() { v.print("", outcome) })
+	var result string
+	v.live.Update(func() { _, result = v.apply(ev) }) // the region shows the steps
+	if result != "" {
+		v.live.Above(func() { v.print("", result) })
 	}
 }
 
-// fail takes the error, if any, that ended the run of a file; timeUp if it
-// only says that.
-func (v *runView) fail(err error, timeUp bool) {
+// fail records the error that ended the request for a file; timedOut if the timeout did.
+func (v *runView) fail(err error, timedOut bool) {
 	note := func() {
-		if timeUp {
-			v.tooLate = true
+		if timedOut {
+			v.timedOut = true
 			return
 		}
-		v.failures.add(err)
+		v.errors.add(err)
 	}
 	if v.live != nil {
 		v.live.Above(note)
@@ -89,29 +87,29 @@ func (v *runView) fail(err error, timeUp bool) {
 	note()
 }
 
-// print writes the lines of steps and of the outcome, if any.
-func (v *runView) print(steps, outcome string) {
+// print writes the lines for steps and for a result, if any.
+func (v *runView) print(steps, result string) {
 	to := v.a.out
 	if v.wait {
 		to = v.a.errs
 	}
 	_, _ = to.WriteString(steps)
-	_, _ = v.a.out.WriteString(outcome)
+	_, _ = v.a.out.WriteString(result)
 }
 
-// take notes the event in its pod and returns the lines that tell of it: steps
-// on the way and how the pod turned out.
-func (v *runView) take(ev *huskv1.RunEvent) (steps, outcome string) {
+// apply records the event in its pod and returns the lines to print: for steps on the way, and for
+// the result of the pod.
+func (v *runView) apply(ev *huskv1.RunEvent) (steps, result string) {
 	p := v.pod(ev)
 	p.failed = p.failed || ev.Phase == "Failed"
-	if p.over {
+	if p.done {
 		return "", ""
 	}
 	line := func(s string) string { return "pod " + p.name + " " + render.OneLine(s) + "\n" }
-	if s := turnedOut(ev, v.wait); s != "" && (ev.Settled || !v.wait) {
-		p.over = true
+	if s := resultText(ev, v.wait); s != "" && (ev.Settled || !v.wait) {
+		p.done = true
 		return "", line(s)
-	} else if s != "" { // it is to end, and hasn't yet
+	} else if s != "" { // it is expected to complete, and has not yet
 		p.pulling = false
 		if !p.up {
 			p.up, p.message = true, "running"
@@ -143,8 +141,8 @@ func (v *runView) pod(ev *huskv1.RunEvent) *podStart {
 	return v.pods[i]
 }
 
-// turnedOut says how the pod of ev turned out; "" if that is still open.
-func turnedOut(ev *huskv1.RunEvent, wait bool) string {
+// resultText describes the result that ev reports for its pod; "" if there is none yet.
+func resultText(ev *huskv1.RunEvent, wait bool) string {
 	took := " in " + render.Elapsed(time.Duration(ev.ElapsedNs))
 	at := ""
 	if len(ev.Ips) > 0 {
@@ -168,7 +166,7 @@ func turnedOut(ev *huskv1.RunEvent, wait bool) string {
 	}
 }
 
-// frame draws the pods under way.
+// frame draws the unfinished pods.
 func (v *runView) frame(c render.Canvas) []string {
 	now := time.Now()
 	width := 0
@@ -177,7 +175,7 @@ func (v *runView) frame(c render.Canvas) []string {
 	}
 	var lines []string
 	for _, p := range v.pods {
-		if p.over {
+		if p.done {
 			continue
 		}
 		age := "  " + render.Age(now.Sub(p.began))
@@ -192,15 +190,16 @@ func (v *runView) frame(c render.Canvas) []string {
 	return lines
 }
 
-// late says which pods were still under way when time was up; nil if it wasn't.
-func (v *runView) late(limit time.Duration) error {
-	if !v.tooLate {
+// unfinished returns an error that names the pods which had not finished at the timeout; nil if it
+// has not passed.
+func (v *runView) unfinished(timeout time.Duration) error {
+	if !v.timedOut {
 		return nil
 	}
 	var names []string
 	missed := "completed"
 	for _, p := range v.pods {
-		if p.over {
+		if p.done {
 			continue
 		}
 		names = append(names, fmt.Sprintf("%s (%s)", p.name, p.message))
@@ -209,12 +208,12 @@ func (v *runView) late(limit time.Duration) error {
 		}
 	}
 	if len(names) == 0 {
-		return fmt.Errorf("not ready within %s: huskd has not begun, see its log", limit)
+		return fmt.Errorf("not ready within %s: huskd has not started any pod, see its log", timeout)
 	}
-	return fmt.Errorf("not %s within %s: %s: they go on, see husk ps -a", missed, limit, strings.Join(names, ", "))
+	return fmt.Errorf("not %s within %s: %s: they keep running, see husk ps -a", missed, timeout, strings.Join(names, ", "))
 }
 
-// failed says how many pods failed; nil if none did.
+// failed returns an error that names the failed pods; nil if there are none.
 func (v *runView) failed() error {
 	var names []string
 	for _, p := range v.pods {

@@ -6,13 +6,12 @@ import (
 	"unicode/utf8"
 )
 
-// screen is what a terminal shows of the bytes that it gets: enough of one to
-// see whether a region is redrawn in place.
+// screen emulates enough of a terminal to tell whether a region is redrawn in place.
 type screen struct {
 	width, height int
-	rows          []string // from the first that ever scrolled away
+	rows          []string // including those that scrolled away
 	row, col      int      // of the cursor, in rows
-	pending       []byte   // of an unfinished sequence
+	pending       []byte   // an unfinished sequence
 }
 
 func (s *screen) write(data []byte) {
@@ -28,8 +27,7 @@ func (s *screen) write(data []byte) {
 	}
 }
 
-// one takes the first character or sequence and returns its length, 0 if it
-// isn't there as a whole.
+// one processes the first character or sequence and returns its length, 0 if it is incomplete.
 func (s *screen) one(data []byte) int {
 	switch data[0] {
 	case '\r':
@@ -45,7 +43,7 @@ func (s *screen) one(data []byte) int {
 		return 0
 	}
 	r, size := utf8.DecodeRune(data)
-	if s.col == s.width { // it wraps
+	if s.col == s.width { // wrap
 		s.row, s.col = s.row+1, 0
 	}
 	line := []rune(s.line(s.row))
@@ -90,7 +88,7 @@ func (s *screen) line(row int) string {
 	return s.rows[row]
 }
 
-// String is all that can be seen, and what scrolled away.
+// String returns all rows, including those that scrolled away.
 func (s *screen) String() string {
 	var b strings.Builder
 	for _, r := range s.rows {

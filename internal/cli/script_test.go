@@ -19,8 +19,8 @@ import (
 	"github.com/huskd/husk/internal/cli/huskdtest"
 )
 
-// TestScripts runs husk as a user does. Each script has a huskd of its own,
-// which the command "huskd" of the script steers.
+// TestScripts runs husk as a user does. Each script has its own huskd, which the script controls
+// with the command "huskd".
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
@@ -48,14 +48,14 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// steer makes the script's huskd do something:
+// steer is the command huskd of a script:
 //
-//	huskd stop                     listens no longer
-//	huskd pods FILE                has the pods of the file, a ListPodsResponse
-//	huskd images FILE              has the images too, a ListImagesResponse
-//	huskd checks FILE              finds what the file says, a DoctorResponse
-//	huskd debts FILE               owes what the file says, a ListAttachmentsResponse
-//	huskd events FILE              has happened what the file says, an Event a line
+//	huskd stop                     stops it
+//	huskd pods FILE                adds the pods of a ListPodsResponse
+//	huskd images FILE              adds the images of a ListImagesResponse
+//	huskd checks FILE              sets the checks of a DoctorResponse
+//	huskd debts FILE               sets the debts of a ListAttachmentsResponse
+//	huskd events FILE              adds events, one Event per line
 //	huskd log POD/CONTAINER TIME out|err LINE...
 func steer(ts *testscript.TestScript, _ bool, args []string) {
 	h := ts.Value("huskd").(*huskdtest.Huskd)
@@ -96,14 +96,14 @@ func steer(ts *testscript.TestScript, _ bool, args []string) {
 			h.AddLog(filepath.Clean(pod), container, line, args[3] == "err", at.Add(time.Duration(i)*time.Second))
 		}
 	default:
-		ts.Fatalf("huskd can't %s", args[0])
+		ts.Fatalf("unknown command huskd %s", args[0])
 	}
 }
 
-// ago stands for a Unix time in nanoseconds.
+// ago matches a placeholder for a Unix time in nanoseconds.
 var ago = regexp.MustCompile(`"ago:([0-9a-z]+)"`)
 
-// dated reads a file and puts times into it.
+// dated reads a file and replaces the placeholders for times.
 func dated(ts *testscript.TestScript, file string) []byte {
 	now := time.Now()
 	return ago.ReplaceAllFunc([]byte(ts.ReadFile(file)), func(m []byte) []byte {

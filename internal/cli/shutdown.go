@@ -11,25 +11,26 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/flags"
 	"github.com/huskd/husk/internal/cli/render"
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
-// shutdownBudget is the grace period that a pod has by default.
+// shutdownBudget is the default grace period of pods.
 const shutdownBudget = 30 * time.Second
 
 func newShutdown(a *app) *cobra.Command {
-	budget := duration(shutdownBudget)
+	budget := flags.Duration(shutdownBudget)
 	cmd := &cobra.Command{
 		Use:   "shutdown",
-		Short: "Stop every pod, then end huskd.",
+		Short: "Stop all pods, then huskd.",
 		Example: `husk shutdown
 husk shutdown --budget 5s`,
 		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	cmd.Flags().Var(&budget, "budget", "for all pods together, then what still runs is killed")
-	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, _ []string) error {
+	cmd.Flags().Var(&budget, "budget", "time for all pods to stop; what still runs is then killed")
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, _ []string) error {
 		stream, err := c.Shutdown(ctx, &huskv1.ShutdownRequest{BudgetNs: int64(budget)})
 		if err != nil {
 			return err
@@ -38,7 +39,7 @@ husk shutdown --budget 5s`,
 			ev, err := stream.Recv()
 			switch {
 			case errors.Is(err, io.EOF):
-				_, _ = fmt.Fprintln(a.out, "huskd ends")
+				_, _ = fmt.Fprintln(a.out, "huskd is exiting")
 				return nil
 			case err != nil:
 				return err

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Ctrl-c and a plain kill end what would go on for ever, without a word.
-func TestSignalsEnd(t *testing.T) {
+// Commands that run forever end silently on SIGINT and SIGTERM.
+func TestSignalEndsCommand(t *testing.T) {
 	t.Parallel()
 	h, env := serve(t, web("hang", false))
 	h.AddLog("default/web", "app", "first", false, time.Now())
@@ -49,8 +49,7 @@ func TestSignalsEnd(t *testing.T) {
 	}
 }
 
-// A command whose output nobody takes any more ends by a signal, even if it
-// is in the middle of a write.
+// A command whose output is no longer read ends on a signal, even in the middle of a write.
 func TestSignalWhileBlocked(t *testing.T) {
 	t.Parallel()
 	_, env := serve(t, web("cat", false))
@@ -78,7 +77,7 @@ func TestSignalWhileBlocked(t *testing.T) {
 	}
 }
 
-// A reader that has seen enough ends us as it ends every program of a pipe.
+// When the reader of a pipe is gone, SIGPIPE ends husk like any program.
 func TestClosedPipe(t *testing.T) {
 	t.Parallel()
 	_, env := serve(t, web("cat", false))
@@ -104,7 +103,7 @@ func TestClosedPipe(t *testing.T) {
 	}
 }
 
-// A signal that was ignored at the start stays so, as nohup wants it.
+// A signal that was ignored at the start stays ignored, as nohup expects.
 func TestIgnoredSignal(t *testing.T) {
 	t.Parallel()
 	_, env := serve(t, web("cat", false))
@@ -122,7 +121,7 @@ func TestIgnoredSignal(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := bufio.NewReader(out)
-	for range 2 { // the first answer says that husk is there
+	for range 2 { // the first answer shows that husk is up
 		if _, err := in.Write([]byte("here\n")); err != nil {
 			t.Fatal(err)
 		}

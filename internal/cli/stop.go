@@ -9,23 +9,24 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/flags"
 	"github.com/huskd/husk/internal/cli/terminal"
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newStop(a *app) *cobra.Command {
-	var grace duration
+	var grace flags.Duration
 	cmd := &cobra.Command{
 		Use:   "stop NAME...",
-		Short: "Stop pods and keep them, so that they can be looked at.",
+		Short: "Stop pods, keeping their status and logs until husk rm.",
 		Example: `husk stop web
 husk stop web db --time 2s
 husk stop --time 0 web`,
 		Args:              usageerror.Takes(1, -1, "the NAME of a pod"),
-		ValidArgsFunction: completer{a}.pods,
+		ValidArgsFunction: a.completePods,
 	}
-	cmd.Flags().VarP(&grace, "time", "t", "until what still runs is killed (default: the pod's own grace period)")
-	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
+	cmd.Flags().VarP(&grace, "time", "t", "time to wait before killing what still runs (default: the pod's grace period)")
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
 		has := cmd.Flags().Changed("time")
 		return a.each(args, func(name string) error {
 			r, err := c.Stop(ctx, &huskv1.StopRequest{Name: name, GraceNs: int64(grace), HasGrace: has})
@@ -38,9 +39,9 @@ husk stop --time 0 web`,
 	return cmd
 }
 
-// each does what is asked to all the names at once: grace periods overlap.
+// each calls do for all names at once, so that grace periods overlap.
 func (a *app) each(names []string, do func(string) error) error {
-	failures := &complaints{w: a.errs}
+	failures := &errorPrinter{w: a.errs}
 	var all sync.WaitGroup
 	for _, name := range names {
 		all.Go(func() {
@@ -49,5 +50,5 @@ func (a *app) each(names []string, do func(string) error) error {
 		})
 	}
 	all.Wait()
-	return failures.outcome()
+	return failures.result()
 }

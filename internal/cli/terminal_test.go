@@ -25,7 +25,7 @@ func TestExecOnTerminal(t *testing.T) {
 	p.expect("size=80x24\r\n")
 	p.resize(200, 50)
 	p.expect("size=200x50\r\n")
-	// Every key is the program's, those that would signal us as well.
+	// Every key goes to the program, including those that would signal us.
 	p.typeKeys("a\x03\x1a\x1c\x04\x11\x13\x10\x11\r")
 	for _, key := range []int{'a', 3, 26, 28, 4, 17, 19, 16, 17, 13} {
 		p.expect(fmt.Sprintf("key=%d\r\n", key))
@@ -46,8 +46,7 @@ func TestExecOnTerminalReturnsCode(t *testing.T) {
 	}
 }
 
-// Without -i the program has a terminal, but nothing is typed into it: the
-// keys stay ours.
+// Without -i the program has a terminal but no input: the keys still signal us.
 func TestExecOnTerminalWithoutInput(t *testing.T) {
 	t.Parallel()
 	_, env := serve(t, web("cat", true))
@@ -133,7 +132,7 @@ func TestTerminalIsRestored(t *testing.T) {
 		p.until("raw mode", p.isRaw)
 		r.Close()
 		p.typeKeys("a")
-		if code, out := p.end(); code != exitSession || !strings.Contains(out, "husk: can't pass the program's output on: ") {
+		if code, out := p.end(); code != exitSession || !strings.Contains(out, "husk: can't write the program's output: ") {
 			t.Errorf("exit code %d: %s", code, out)
 		}
 	})
@@ -156,13 +155,13 @@ func TestAttachDetaches(t *testing.T) {
 	p.expect("type")
 	p.until("raw mode", p.isRaw)
 	p.typeKeys("\x03")
-	p.expect("key=3\r\n") // not ours
+	p.expect("key=3\r\n") // sent to the program
 	p.typeKeys("\x10x")
 	p.expect("key=16\r\nkey=120\r\n") // held back, then passed on
 	p.typeKeys("\x10")
 	p.typeKeys("\x11")
 	code, out := p.end()
-	if code != 0 || !strings.HasSuffix(out, "\r\ndetached: husk attach web comes back\r\n") {
+	if code != 0 || !strings.HasSuffix(out, "\r\ndetached: husk attach web reattaches\r\n") {
 		t.Errorf("exit code %d: %q", code, out)
 	}
 	if strings.Contains(out, "key=17") {
@@ -170,7 +169,7 @@ func TestAttachDetaches(t *testing.T) {
 	}
 }
 
-// A container without a terminal leaves ours in its own mode: ctrl-c detaches.
+// If the container has no terminal, ours is not put into raw mode, and ctrl-c detaches.
 func TestAttachWithoutTerminal(t *testing.T) {
 	t.Parallel()
 	_, env := serve(t, web("cat", false))
@@ -196,7 +195,7 @@ func TestAttachEnds(t *testing.T) {
 	}
 }
 
-// Much data of all values gets through unharmed, in both directions.
+// Large binary data is passed unchanged in both directions.
 func TestExecIsTransparent(t *testing.T) {
 	t.Parallel()
 	_, env := serve(t, web("cat", false))
@@ -219,20 +218,20 @@ func TestExecIsTransparent(t *testing.T) {
 	}
 	began := time.Now()
 	if got, want := string(husk(data, "sha256")), fmt.Sprintf("%d bytes %x\n", size, sha256.Sum256(data)); got != want {
-		t.Errorf("to the program: %s, want %s", got, want)
+		t.Errorf("sent to the program: %s, want %s", got, want)
 	}
 	t.Logf("%d MiB to the program in %s", size>>20, time.Since(began))
 	began = time.Now()
 	if !bytes.Equal(husk(nil, "bytes", fmt.Sprint(size)), data) {
-		t.Error("from the program: not what it wrote")
+		t.Error("output of the program differs from what it wrote")
 	}
 	t.Logf("%d MiB from the program in %s", size>>20, time.Since(began))
 	if !bytes.Equal(husk(data[:5<<20], "cat"), data[:5<<20]) {
-		t.Error("there and back: not what was sent")
+		t.Error("data copied by cat differs from what was sent")
 	}
 }
 
-// A program that ends without reading its input doesn't hang us.
+// A program that exits without reading its input doesn't make us hang.
 func TestExecEndsBeforeInput(t *testing.T) {
 	t.Parallel()
 	_, env := serve(t, web("cat", false))
@@ -256,7 +255,7 @@ func TestPasswordPrompt(t *testing.T) {
 		p := newPTY(t, 80, 24)
 		p.start(env, "husk", "image", "pull", "localhost/private:latest", "-u", "me")
 		p.expect("password of me for localhost/private:latest: ")
-		p.until("silence", func() bool { return p.modes().Lflag&syscall.ECHO == 0 })
+		p.until("disabled echo", func() bool { return p.modes().Lflag&syscall.ECHO == 0 })
 		p.typeKeys("secret\n")
 		code, out := p.end()
 		if code != 0 || !strings.Contains(out, "pulled localhost/private:latest") {
@@ -269,7 +268,7 @@ func TestPasswordPrompt(t *testing.T) {
 	t.Run("interrupted", func(t *testing.T) {
 		p := newPTY(t, 80, 24)
 		p.start(env, "husk", "image", "pull", "localhost/private:latest", "-u", "me")
-		p.until("silence", func() bool { return p.modes().Lflag&syscall.ECHO == 0 })
+		p.until("disabled echo", func() bool { return p.modes().Lflag&syscall.ECHO == 0 })
 		p.typeKeys("\x03")
 		if code, out := p.end(); code != 130 {
 			t.Errorf("exit code %d: %q", code, out)

@@ -3,59 +3,124 @@ package cli
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cli/client"
+	"github.com/huskd/husk/internal/cli/flags"
+	"github.com/huskd/husk/internal/cli/render"
 	"github.com/huskd/husk/internal/cli/terminal"
-	"github.com/huskd/husk/internal/cli/top"
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
 func newTop(a *app) *cobra.Command {
-	var once, containers bool
-	var by string
+	var t top
+	var once bool
 	cmd := &cobra.Command{
 		Use:   "top [POD]",
-		Short: "Show what pods use of the machine.",
-		Long: `Show what pods use of the machine.
+		Short: "Show the resource usage of pods.",
+		Long: `Show the resource usage of pods.
 
-That are processors, memory that can't be dropped, processes and threads, and
-their network's traffic. Rates are those of the last second.
+The columns are CPU time, memory that can't be reclaimed (the working set),
+processes and threads, and network traffic. Rates cover the last second.
 
-On a terminal the table is kept current until ctrl-c. Of one POD, each container
-has a row.`,
+On a terminal the table is redrawn until ctrl-c. With a POD, each of its
+containers has a row.`,
 		Example: `husk top
 husk top web
 husk top --containers --sort-by memory --once
 husk top -o json`,
 		Args:              usageerror.Takes(0, 1, "the NAME of a pod"),
-		ValidArgsFunction: completer{a}.pod,
+		ValidArgsFunction: a.completePod,
 	}
 	cmd.Flags().BoolVar(&once, "once", false, "print the table once")
-	cmd.Flags().BoolVar(&containers, "containers", false, "a row for each container")
-	cmd.Flags().StringVar(&by, "sort-by", "name", "name, cpu or memory, the most first")
-	o := addOutput(cmd, asJSON, asYAML)
+	cmd.Flags().BoolVar(&t.containers, "containers", false, "print a row for each container")
+	cmd.Flags().StringVar(&t.sortBy, "sort-by", "name", "name, cpu or memory; the largest usage comes first")
+	o := flags.AddOutput(cmd, flags.JSON, flags.YAML)
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
-		if by != "name" && by != "cpu" && by != "memory" {
-			return usageerror.Misuse(cmd, "--sort-by: %q is none of name, cpu, memory", by)
+		if t.sortBy != "name" && t.sortBy != "cpu" && t.sortBy != "memory" {
+			return usageerror.Misuse(cmd, "--sort-by: %q is not one of name, cpu, memory", t.sortBy)
 		}
-		containers = containers || len(args) > 0
+		t.containers = t.containers || len(args) > 0
 		return nil
 	}
-	cmd.RunE = a.asks(func(ctx context.Context, c *client.Client, args []string) error {
-		t := &top.Top{Client: c, By: by, Containers: containers, Pod: strings.Join(args, "")}
-		if err := t.Begin(ctx); err != nil {
+	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, args []string) error {
+		t.client, t.pod = c, strings.Join(args, "")
+		if err := t.update(ctx); err != nil {
 			return err
 		}
-		if *o == asTable && !once && terminal.Fancy(a.out) {
-			return t.Follow(ctx, a.out)
+		if err := t.next(ctx); err != nil {
+			return err
 		}
-		if len(t.Views) == 0 && *o == asTable {
-			_, _ = fmt.Fprintln(a.errs, "no pods run: husk ps -a lists those that ended too")
+		if *o == flags.Table && !once && terminal.Fancy(a.out) {
+			return t.follow(ctx, a.out)
 		}
-		return a.show(*o, t.Views, t.Table)
+		if len(t.views) == 0 && *o == flags.Table {
+			_, _ = fmt.Fprintln(a.errs, noRunningPods)
+		}
+		return o.Print(a.out, t.views, t.table)
 	})
 	return cmd
+}
+
+// usageInterval is the time between two samples, over which rates are computed.
+const usageInterval = time.Second
+
+// top samples the usage of pods.
+type top struct {
+	client     *client.Client
+	pod        string // empty for all
+	sortBy     string // name, cpu or memory
+	containers bool   // a row for each container
+
+	last  []*huskv1.PodUsage
+	views []render.UsageView // of the last sample
+}
+
+func (t *top) table() *render.Table { return render.UsageTable(t.views, t.containers) }
+
+// update takes a sample and computes the views from it and the one before.
+func (t *top) update(ctx context.Context) error {
+	answer, err := t.client.Usage(ctx, &huskv1.UsageRequest{Name: t.pod})
+	if err != nil {
+		return err
+	}
+	t.views = render.UsageViews(t.last, answer.Pods)
+	render.SortUsage(t.views, t.sortBy)
+	t.last = answer.Pods
+	return nil
+}
+
+// next waits for the interval to pass, then updates.
+func (t *top) next(ctx context.Context) error {
+	select {
+	case <-time.After(usageInterval):
+		return t.update(ctx)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// follow redraws the table in place on a terminal until ctx ends or an update fails. The last table
+// stays on the screen.
+func (t *top) follow(ctx context.Context, on *os.File) error {
+	draw := func() []string {
+		var b strings.Builder
+		_ = t.table().Write(&b, true) // a Builder doesn't fail
+		return strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
+	}
+	lines := draw()
+	live := terminal.NewLive(on, func(render.Canvas) []string { return lines })
+	for {
+		if err := t.next(ctx); err != nil {
+			live.Close()
+			_ = t.table().Write(on, true) // the error that ended it matters more
+			return err
+		}
+		live.Update(func() { lines = draw() })
+	}
 }

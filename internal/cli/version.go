@@ -7,12 +7,13 @@ import (
 	"github.com/spf13/cobra"
 
 	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/cli/flags"
 	"github.com/huskd/husk/internal/cli/render"
 	"github.com/huskd/husk/internal/cli/usageerror"
 	"github.com/huskd/husk/internal/version"
 )
 
-// versions is the answer of husk version.
+// versions is the output of husk version.
 type versions struct {
 	Client build          `json:"client"`
 	Server *serverVersion `json:"server,omitempty"`
@@ -36,22 +37,22 @@ func newVersion(a *app) *cobra.Command {
 	var clientOnly bool
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Show the versions of husk and of the huskd that answers.",
+		Short: "Show the versions of husk and of the running huskd.",
 		Example: `husk version
 husk version --client
 husk version -o json`,
 		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	cmd.Flags().BoolVar(&clientOnly, "client", false, "only that of husk, without asking huskd")
-	o := addOutput(cmd, asJSON, asYAML)
+	cmd.Flags().BoolVar(&clientOnly, "client", false, "print only the version of husk, without asking huskd")
+	o := flags.AddOutput(cmd, flags.JSON, flags.YAML)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		v := versions{Client: build{version.Version, version.Commit(), version.Go()}}
 		var failure error
 		if !clientOnly {
 			v.Server, failure = a.askVersion(cmd)
 		}
-		if err := a.show(*o, v, func() *render.Table { return versionTable(v) }); err != nil {
+		if err := o.Print(a.out, v, func() *render.Table { return versionTable(v) }); err != nil {
 			return err
 		}
 		return failure
@@ -76,7 +77,7 @@ func versionTable(v versions) *render.Table {
 	t.Row("husk", v.Client.String())
 	if s := v.Server; s != nil {
 		t.Row("huskd", s.String())
-		t.Row("runtime", cmp.Or(s.Runtime, "none that works: see husk doctor"))
+		t.Row("runtime", cmp.Or(s.Runtime, "none usable: see husk doctor"))
 		t.Row("root", s.Root)
 		t.Row("state", s.State)
 		t.Row("pid", strconv.Itoa(int(s.PID)))

@@ -52,7 +52,7 @@ func TestDemo(t *testing.T) {
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, want := range []string{"from the manifest to this answer: ", `"SandboxKey": "/run/netns/husk-`, "inet 10.202.0.2/32", "huskd ends"} {
+	for _, want := range []string{"from the manifest to this answer: ", `"SandboxKey": "/run/netns/husk-`, "inet 10.202.0.2/32", "huskd is exiting"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("it doesn't show %q:\n%s", want, out)
 		}

@@ -173,7 +173,7 @@ func TestRunWaits(t *testing.T) {
 		t.Errorf("its sidecar was killed, and it is %+v", p)
 	}
 	r = w.run(podOf("long", "restartPolicy: Never, "+only("command: [sleep, '1000']")), "--wait", "--timeout", "3s")
-	if r.Code != 1 || !strings.HasSuffix(r.Stderr, "husk: not completed within 3s: default/long (running): they go on, see husk ps -a\n") {
+	if r.Code != 1 || !strings.HasSuffix(r.Stderr, "husk: not completed within 3s: default/long (running): they keep running, see husk ps -a\n") {
 		t.Errorf("%+v", r)
 	}
 	w.rid("job", "long")

@@ -54,12 +54,12 @@ func TestBadName(t *testing.T) {
 	w.fails("exec of a file", w.Husk("exec", "other", "--", "/etc/passwd"), 126, `.*/etc/passwd.*permission denied.*`)
 	w.fails("image rm", w.Husk("image", "rm", "localhost/absent:1"), 1, `husk: .*localhost/absent:1.*`)
 	w.fails("image rm in use", w.Husk("image", "rm", "localhost/web:1"), 1, `husk: .*localhost/web:1.*`)
-	w.fails("no verb", w.Husk("strat"), 2, `husk: no command "husk strat": see husk --help`)
+	w.fails("no verb", w.Husk("strat"), 2, `husk: unknown command "husk strat": see husk --help`)
 	w.fails("no flag", w.Husk("ps", "--absent"), 2, `husk: .*--absent.*`)
 	w.fails("no output", w.Husk("ps", "-o", "xml"), 2, `husk: .*xml.*`)
 	w.fails("no duration", w.Husk("stop", "other", "--time", "soon"), 2, `husk: .*soon.*`)
-	w.fails("no number", w.Husk("logs", "other", "--tail", "few"), 2, `husk: invalid argument "few" for "--tail" flag: it is a number: see husk logs --help`)
-	w.fails("neither true nor false", w.Husk("run", "--wait=perhaps", "x.yaml"), 2, `husk: invalid argument "perhaps" for "--wait" flag: it is true or false: see husk run --help`)
+	w.fails("no number", w.Husk("logs", "other", "--tail", "few"), 2, `husk: invalid argument "few" for "--tail" flag: must be a number: see husk logs --help`)
+	w.fails("neither true nor false", w.Husk("run", "--wait=perhaps", "x.yaml"), 2, `husk: invalid argument "perhaps" for "--wait" flag: must be true or false: see husk run --help`)
 	w.rid("red/twin", "blue/twin")
 	w.end()
 }
@@ -193,7 +193,7 @@ func TestNoRuntime(t *testing.T) {
 	}
 	manifest := write(t, n, "pod.yaml", podOf("web", only("tty: false")))
 	r := n.Husk("run", "--wait", "--timeout", "2s", manifest)
-	said(t, "run", lastLine(r.Stderr), `husk: not ready within 2s: default/web \(.*no OCI runtime works here .*; install one with: apt-get install runc conmon\): they go on, see husk ps -a`)
+	said(t, "run", lastLine(r.Stderr), `husk: not ready within 2s: default/web \(.*no OCI runtime works here .*; install one with: apt-get install runc conmon\): they keep running, see husk ps -a`)
 	d.Stop()
 	// Installed, it works after a restart, and the pod that was wanted runs.
 	show(n, "/usr/sbin/runc", "/usr/bin/crun")

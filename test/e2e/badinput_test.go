@@ -201,8 +201,8 @@ func TestBadManifest(t *testing.T) {
 	}{
 		{filepath.Join(w.Dir, "missing.yaml"), 1, []string{`husk: .*/missing.yaml.*no such file.*`}},
 		{filepath.Join(w.Dir, "dir"), 1, []string{`husk: .*/dir is a directory: name its files, as in husk run .*/dir/\*\.yaml`}},
-		{huge, 1, []string{`husk: .*/huge.yaml is no manifest: it has more than 3 MiB`}},
-		{file("empty.yaml", ""), 1, []string{`husk: .*/empty.yaml is empty: a manifest is wanted`}},
+		{huge, 1, []string{`husk: .*/huge.yaml is too large for a manifest: it has more than 3 MiB`}},
+		{file("empty.yaml", ""), 1, []string{`husk: .*/empty.yaml is empty: it must contain a manifest`}},
 		{file("comment.yaml", "# nothing\n"), 1, []string{`husk: .*/comment.yaml: there is no pod in it: begin one with apiVersion: v1 and kind: Pod`}},
 		{file("noyaml.yaml", "a: [1, 2\nb: }\n"), 1, []string{`husk: .*/noyaml.yaml:\d+: .*`}},
 		{file("binary.yaml", string(binary[:64<<10])), 1, []string{`husk: .*/binary.yaml.*`}},
@@ -283,7 +283,7 @@ func TestBadPod(t *testing.T) {
 	}
 	r := w.run(podOf("late", "containers: [{name: c, image: 'localhost/absent:1', imagePullPolicy: Never}]"), "--wait", "--timeout", "1s")
 	w.fails("run --wait", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1,
-		`husk: not ready within 1s: default/late \(ErrImageNeverPull: image localhost/absent:1 is not here, and .*\): they go on, see husk ps -a`)
+		`husk: not ready within 1s: default/late \(ErrImageNeverPull: image localhost/absent:1 is not here, and .*\): they keep running, see husk ps -a`)
 	// A job whose program isn't there has failed; nobody waits for it in vain.
 	r = w.run(podOf("job", only("command: [/bin/absent]")+", restartPolicy: Never"), "--wait", "--timeout", "30s")
 	w.fails("run --wait of a job", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1, `husk: failed: default/job: see husk logs and husk ps -a`)

@@ -177,7 +177,7 @@ func TestTerminal(t *testing.T) {
 	s.types("echo att''ached\n")
 	s.shows("attached\r\n")
 	s.types("\x10\x11") // ctrl-p ctrl-q
-	s.shows("detached: husk attach shell comes back")
+	s.shows("detached: husk attach shell reattaches")
 	if code := s.ends(); code != 0 {
 		t.Errorf("leaving attach ends with %d", code)
 	}

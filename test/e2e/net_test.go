@@ -64,7 +64,7 @@ func TestNetByHand(t *testing.T) {
 			t.Errorf("husk net ls has no %q:\n%s", want, list)
 		}
 	}
-	if got := must("validate", filepath.Join(n.CNI, "10-cluster.conflist")); got != "network cluster is usable, with cniVersion 1.0.0\n" {
+	if got := must("validate", filepath.Join(n.CNI, "10-cluster.conflist")); got != "network cluster is valid, cniVersion 1.0.0\n" {
 		t.Errorf("validate: %s", got)
 	}
 	fails("05-bad.conf: names no plugin", "validate", filepath.Join(n.CNI, "05-bad.conf"))
@@ -100,7 +100,7 @@ func TestNetByHand(t *testing.T) {
 	nothingLeased(t, n, leases)
 
 	fails("network modern: plugin modern: STATUS: no address is left", "status", "modern")
-	fails("either --keep for every attachment or --keep-none is needed", "gc", "modern")
+	fails("give either --keep for every attachment or --keep-none", "gc", "modern")
 	must("gc", "modern", "--keep", "a1/eth0,b2/eth1")
 	if told, _ := os.ReadFile(filepath.Join(n.Dir, "gc")); !strings.Contains(string(told), `"cni.dev/valid-attachments":[{"containerID":"a1","ifname":"eth0"},{"containerID":"b2","ifname":"eth1"}]`) {
 		t.Errorf("gc told %s", told)
@@ -126,7 +126,7 @@ func TestNetByHand(t *testing.T) {
 	fails("testing is neither a name in /run/netns nor a pod", "add", "modern", "testing")
 	fails(`--args: "x" is not K=V`, "add", "modern", "1", "--args", "x")
 	fails(`--cap: "x=}" is not KEY=JSON`, "add", "modern", "1", "--cap", "x=}")
-	fails("is no network namespace", "add", "modern", "/etc/hosts")
+	fails("is not a network namespace", "add", "modern", "/etc/hosts")
 	cleanCNI(n)
 	n.Run("umount", "/run/netns") // ip netns has mounted it
 	n.Run("rmdir", "/run/netns")

@@ -12,8 +12,8 @@ import (
 	"github.com/huskd/husk/internal/cli/terminal"
 )
 
-// view shows what is measured: a region with the medians so far on a terminal,
-// else a line when a workload begins.
+// view shows what is measured: a region with the medians so far on a terminal, else a line when a
+// workload begins.
 type view struct {
 	c        *command
 	live     *terminal.Live // nil if there is no region

@@ -1,5 +1,5 @@
-// Package client connects to huskd. What fails, whether huskd refused it or
-// doesn't answer at all, becomes one line for people that says what to do.
+// Package client connects to huskd. Its errors are single lines for people that say what to do,
+// whether huskd refused a request or is not running.
 package client
 
 import (
@@ -18,15 +18,14 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// DefaultSocket is where huskd listens unless told otherwise.
+// DefaultSocket is the address of huskd's socket by default.
 const DefaultSocket = "unix:///run/husk/husk.sock"
 
-// socketPathMax is what the kernel's sockaddr_un holds, see unix(7).
+// socketPathMax is the longest path that the kernel's sockaddr_un holds, see unix(7).
 const socketPathMax = 107
 
-// atOnce are the calls that huskd answers from what it knows. The others take
-// as long as the pods do.
-var atOnce = map[string]bool{
+// immediate are the calls that huskd answers from memory. The others take as long as the pods do.
+var immediate = map[string]bool{
 	huskv1.Husk_Version_FullMethodName:         true,
 	huskv1.Husk_ListPods_FullMethodName:        true,
 	huskv1.Husk_Inspect_FullMethodName:         true,
@@ -36,13 +35,13 @@ var atOnce = map[string]bool{
 	huskv1.Husk_Usage_FullMethodName:           true,
 }
 
-// connectTime is how long a huskd that is there may take to greet.
-const connectTime = 15 * time.Second
+// connectTimeout is how long a listening huskd may take to complete the HTTP/2 handshake.
+const connectTimeout = 15 * time.Second
 
-// answerTime is the longest that a call of atOnce may take.
-const answerTime = 30 * time.Second
+// immediateTimeout bounds a call in immediate.
+const immediateTimeout = 30 * time.Second
 
-// answerMax bounds one message of huskd, such as the list of all pods.
+// answerMax bounds one message from huskd, such as the list of all pods.
 const answerMax = 64 << 20
 
 // Client is a connection to huskd.
@@ -50,12 +49,11 @@ type Client struct {
 	huskv1.HuskClient
 	cc     *grpc.ClientConn
 	socket string
-	denied atomic.Bool // the socket is there, but not for us
+	denied atomic.Bool // we may not open the socket
 }
 
-// New returns a client of the huskd that listens at socket: unix:///path,
-// unix:path or the path alone. It connects with the first call. An error is an
-// AddressError.
+// New returns a client of the huskd that listens at socket: unix:///path, unix:path or a plain
+// path. It connects with the first call. Its error is an AddressError.
 func New(socket string) (*Client, error) {
 	path, err := socketPath(socket)
 	if err != nil {
@@ -64,7 +62,7 @@ func New(socket string) (*Client, error) {
 	c := &Client{socket: "unix://" + path}
 	c.cc, err = grpc.NewClient("passthrough:///huskd",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectTime}),
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectTimeout}),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(answerMax)),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
@@ -72,37 +70,37 @@ func New(socket string) (*Client, error) {
 			c.denied.Store(errors.Is(err, fs.ErrPermission))
 			return conn, err
 		}),
-		grpc.WithStatsHandler(watcher{}),
+		grpc.WithStatsHandler(callTracker{}),
 	)
 	if err != nil {
 		return nil, AddressError(err.Error())
 	}
-	c.HuskClient = huskv1.NewHuskClient(conn{c})
+	c.HuskClient = huskv1.NewHuskClient(explainingConn{c})
 	return c, nil
 }
 
-// Close ends what goes on over the connection.
-func (c *Client) Close() { _ = c.cc.Close() } // fails only if closed before
+// Close closes the connection and ends the calls on it.
+func (c *Client) Close() { _ = c.cc.Close() } // fails only if it is closed already
 
-// AddressError says why an address can't be huskd's.
+// AddressError is the error of an invalid socket address.
 type AddressError string
 
 func (e AddressError) Error() string { return string(e) }
 
-// socketPath returns the path of the socket that s names.
+// socketPath returns the path in the address s.
 func socketPath(s string) (string, error) {
 	path := s
 	if scheme, rest, found := strings.Cut(s, ":"); found && !strings.Contains(scheme, "/") {
 		if scheme != "unix" {
-			return "", AddressError(fmt.Sprintf("huskd's socket can't be %q: only a unix socket can, as in %s", s, DefaultSocket))
+			return "", AddressError(fmt.Sprintf("invalid socket %q: huskd listens on a unix socket, such as %s", s, DefaultSocket))
 		}
 		path = strings.TrimPrefix(rest, "//")
 	}
 	switch {
 	case path == "" || strings.ContainsRune(path, 0):
-		return "", AddressError(fmt.Sprintf("huskd's socket can't be %q: give its path, as in %s", s, DefaultSocket))
+		return "", AddressError(fmt.Sprintf("invalid socket %q: give its path, as in %s", s, DefaultSocket))
 	case len(path) > socketPathMax:
-		return "", AddressError(fmt.Sprintf("the path of huskd's socket has %d bytes, more than the kernel's %d: use a shorter one", len(path), socketPathMax))
+		return "", AddressError(fmt.Sprintf("the path of huskd's socket has %d bytes, more than the kernel's limit of %d: use a shorter one", len(path), socketPathMax))
 	}
 	return path, nil
 }

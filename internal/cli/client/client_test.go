@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// answers is a huskd that answers as a test wants.
+// answers is a huskd whose answers the test provides.
 type answers struct {
 	huskv1.UnimplementedHuskServer
 	inspect func(context.Context) (*huskv1.InspectResponse, error)
@@ -36,7 +36,7 @@ func (a answers) Logs(_ *huskv1.LogsRequest, s grpc.ServerStreamingServer[huskv1
 	return a.logs(s)
 }
 
-// serve returns a client of a, and what ends a at once.
+// serve returns a client of a, and a function that stops a at once.
 func serve(t *testing.T, a answers) (*Client, func()) {
 	t.Helper()
 	path := socket(t)
@@ -83,7 +83,7 @@ func inspect(ctx context.Context, c *Client) error {
 	return err
 }
 
-// What huskd says is told in its own words.
+// Errors of huskd are passed on in its own words.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	for name, x := range map[string]struct {
@@ -93,9 +93,9 @@ func TestRefusals(t *testing.T) {
 		"not found":     {status.Error(codes.NotFound, "no pod web: husk ps -a lists them"), "no pod web: husk ps -a lists them"},
 		"going away":    {status.Error(codes.Unavailable, "huskd is shutting down"), "huskd is shutting down"},
 		"too long":      {status.Error(codes.DeadlineExceeded, "runc took longer than 2m"), "runc took longer than 2m"},
-		"denied":        {status.Error(codes.PermissionDenied, "only root may"), "only root may"},
+		"denied":        {status.Error(codes.PermissionDenied, "only root may do this"), "only root may do this"},
 		"older":         {status.Error(codes.Unimplemented, "unknown method Inspect"), "doesn't know this command: it is older than husk, see husk version"},
-		"silent":        {status.Error(codes.Internal, ""), "huskd failed without a reason: Internal"},
+		"silent":        {status.Error(codes.Internal, ""), "huskd failed without a message: Internal"},
 		"no status":     {errors.New("plain"), "plain"},
 		"canceled here": {status.Error(codes.Canceled, "the pod was removed"), "the pod was removed"},
 	} {
@@ -121,21 +121,21 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestNobodyAnswers(t *testing.T) {
+func TestNoServer(t *testing.T) {
 	t.Parallel()
-	nothing := socket(t)
+	missing := socket(t)
 	file := socket(t)
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	left := socket(t) // as a killed huskd leaves it
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: left, Net: "unix"})
+	stale := socket(t) // as a killed huskd leaves it
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: stale, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.SetUnlinkOnClose(false)
 	l.Close()
-	for name, path := range map[string]string{"no socket": nothing, "a file": file, "a socket that is left": left} {
+	for name, path := range map[string]string{"no socket": missing, "a file": file, "a stale socket": stale} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			err := inspect(t.Context(), dial(t, path))
@@ -147,13 +147,13 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 }
 
-// Something that listens but isn't huskd doesn't hang us.
-func TestSomebodyElseAnswers(t *testing.T) {
+// A server that isn't huskd doesn't make us hang.
+func TestServerIsNotHuskd(t *testing.T) {
 	t.Parallel()
 	for name, talk := range map[string]func(net.Conn){
-		"silence":    func(net.Conn) {},
-		"hangs up":   func(c net.Conn) { c.Close() },
-		"other talk": func(c net.Conn) { _, _ = c.Write(bytes.Repeat([]byte("HTTP/1.1 400 Bad Request\r\n"), 10)) },
+		"silence":        func(net.Conn) {},
+		"hangs up":       func(c net.Conn) { c.Close() },
+		"other protocol": func(c net.Conn) { _, _ = c.Write(bytes.Repeat([]byte("HTTP/1.1 400 Bad Request\r\n"), 10)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -183,14 +183,14 @@ func TestSomebodyElseAnswers(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "huskd doesn't answer at unix://") {
 				t.Errorf("got %v", err)
 			}
-			if took := time.Since(began); took > 2*connectTime {
-				t.Errorf("it took %s", took)
+			if took := time.Since(began); took > 2*connectTimeout {
+				t.Errorf("the call took %s", took)
 			}
 		})
 	}
 }
 
-func TestHuskdGoesAway(t *testing.T) {
+func TestConnectionIsLost(t *testing.T) {
 	t.Parallel()
 	c, stop := serve(t, answers{logs: func(s grpc.ServerStreamingServer[huskv1.LogsResponse]) error {
 		_ = s.Send(&huskv1.LogsResponse{Line: []byte("one")})
@@ -211,8 +211,8 @@ func TestHuskdGoesAway(t *testing.T) {
 	}
 }
 
-// Whoever ends a call finds the reason that it gave.
-func TestCause(t *testing.T) {
+// A canceled call returns the cause given by the caller.
+func TestCancellationCause(t *testing.T) {
 	t.Parallel()
 	wait := func(ctx context.Context) error {
 		<-ctx.Done()

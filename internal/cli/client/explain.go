@@ -12,22 +12,22 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// call is what is known of one request beyond its error.
+// call tracks how far one request got, which its error alone does not tell.
 type call struct {
-	answered atomic.Bool // anything came back at all
-	ended    atomic.Bool // its status is huskd's own words
+	answered atomic.Bool // huskd sent headers
+	ended    atomic.Bool // the status came from huskd, not from gRPC on this side
 }
 
 type callKey struct{}
 
-// watcher notes in a call how far it got.
-type watcher struct{}
+// callTracker is a stats.Handler that records the progress of a request in the call of its context.
+type callTracker struct{}
 
-func (watcher) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
-func (watcher) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
-func (watcher) HandleConn(context.Context, stats.ConnStats)                       {}
+func (callTracker) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
+func (callTracker) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (callTracker) HandleConn(context.Context, stats.ConnStats)                       {}
 
-func (watcher) HandleRPC(ctx context.Context, s stats.RPCStats) {
+func (callTracker) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	k, _ := ctx.Value(callKey{}).(*call)
 	if k == nil {
 		return
@@ -40,20 +40,20 @@ func (watcher) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	}
 }
 
-// conn explains the errors of the connection below a client.
-type conn struct{ c *Client }
+// explainingConn turns the errors of a connection into ones for people.
+type explainingConn struct{ c *Client }
 
-func (n conn) Invoke(ctx context.Context, method string, req, reply any, opts ...grpc.CallOption) error {
-	if atOnce[method] {
+func (n explainingConn) Invoke(ctx context.Context, method string, req, reply any, opts ...grpc.CallOption) error {
+	if immediate[method] {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, answerTime)
+		ctx, cancel = context.WithTimeout(ctx, immediateTimeout)
 		defer cancel()
 	}
 	k := &call{}
 	return n.c.explain(ctx, k, n.c.cc.Invoke(context.WithValue(ctx, callKey{}, k), method, req, reply, opts...))
 }
 
-func (n conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func (n explainingConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	k := &call{}
 	s, err := n.c.cc.NewStream(context.WithValue(ctx, callKey{}, k), desc, method, opts...)
 	if err != nil {
@@ -62,24 +62,24 @@ func (n conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method strin
 	return &explained{s, ctx, n.c, k}, nil
 }
 
-// explained is a stream whose errors are made for people. io.EOF stays itself.
+// explained is a stream with errors for people. io.EOF stays as it is.
 type explained struct {
 	grpc.ClientStream
-	// asked is the caller's context: the stream's own ends with the stream.
-	asked context.Context
-	c     *Client
-	k     *call
+	// ctx is the caller's context. The stream's own is canceled when the stream ends.
+	ctx context.Context
+	c   *Client
+	k   *call
 }
 
 func (s *explained) RecvMsg(m any) error {
-	return s.c.explain(s.asked, s.k, s.ClientStream.RecvMsg(m))
+	return s.c.explain(s.ctx, s.k, s.ClientStream.RecvMsg(m))
 }
 
 func (s *explained) SendMsg(m any) error {
-	return s.c.explain(s.asked, s.k, s.ClientStream.SendMsg(m))
+	return s.c.explain(s.ctx, s.k, s.ClientStream.SendMsg(m))
 }
 
-// Refused is what huskd answered instead of doing what it was asked.
+// Refused is an error that huskd returned for a request.
 type Refused struct {
 	Code    codes.Code
 	message string
@@ -87,8 +87,8 @@ type Refused struct {
 
 func (r Refused) Error() string { return r.message }
 
-// explain makes an error of gRPC one line that says what to do. A context that
-// ended for a cause of its own says that.
+// explain turns an error of gRPC into one line that says what to do. If ctx was canceled with a
+// cause, that cause is the error.
 func (c *Client) explain(ctx context.Context, k *call, err error) error {
 	s, ok := status.FromError(err)
 	if err == nil || !ok {
@@ -101,9 +101,9 @@ func (c *Client) explain(ctx context.Context, k *call, err error) error {
 	case code == codes.Unavailable && !k.ended.Load():
 		switch {
 		case c.denied.Load():
-			return fmt.Errorf("no permission to use %s: root is needed, try sudo husk", c.socket)
+			return fmt.Errorf("no permission to use %s: try sudo husk", c.socket)
 		case k.answered.Load():
-			return fmt.Errorf("lost huskd at %s in the middle of its answer: see whether it still runs", c.socket)
+			return fmt.Errorf("lost huskd at %s in the middle of its answer: check whether it is still running", c.socket)
 		}
 		return fmt.Errorf("huskd doesn't answer at %s: is it running? start it with huskd, or name its socket with --socket", c.socket)
 	case code == codes.DeadlineExceeded && !k.ended.Load():
@@ -111,7 +111,7 @@ func (c *Client) explain(ctx context.Context, k *call, err error) error {
 	case code == codes.Unimplemented:
 		return Refused{code, fmt.Sprintf("huskd at %s doesn't know this command: it is older than husk, see husk version", c.socket)}
 	case s.Message() == "":
-		return Refused{code, "huskd failed without a reason: " + code.String()}
+		return Refused{code, "huskd failed without a message: " + code.String()}
 	default:
 		return Refused{code, s.Message()}
 	}

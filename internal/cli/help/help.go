@@ -1,5 +1,5 @@
-// Package help writes what a command line says of itself: the help of each
-// command and the reference of them all. It knows no command.
+// Package help generates the help of each command and the reference page of them all. It knows no
+// command.
 package help
 
 import (
@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Help is the help of a command. It is written by hand, because a template
-// would make the linker keep every method there is.
-func Help(cmd *cobra.Command) string {
+// Text returns the help of a command. It doesn't use a template, which would make the linker keep
+// every exported method.
+func Text(cmd *cobra.Command) string {
 	var b strings.Builder
 	b.WriteString(about(cmd) + "\n")
 	section := func(title, body string) {
@@ -28,14 +28,14 @@ func Help(cmd *cobra.Command) string {
 	if cmd.HasAvailableSubCommands() {
 		title := "Commands:"
 		if len(cmd.Groups()) > 0 {
-			title = "Others:"
+			title = "Other commands:"
 		}
 		section(title, list(cmd, ""))
 	}
 	section("Flags:", flagLines(cmd.LocalFlags()))
 	section("Global flags:", flagLines(cmd.InheritedFlags()))
 	if cmd.HasAvailableSubCommands() {
-		fmt.Fprintf(&b, "\n%s COMMAND --help tells more of a command.\n", cmd.CommandPath())
+		fmt.Fprintf(&b, "\nRun \"%s COMMAND --help\" for more about a command.\n", cmd.CommandPath())
 	}
 	return b.String()
 }
@@ -54,7 +54,7 @@ func usageLine(cmd *cobra.Command) string {
 	return cmd.UseLine()
 }
 
-// list has a line for each command of the group.
+// list returns a line for each command of the group.
 func list(cmd *cobra.Command, group string) string {
 	var b strings.Builder
 	for _, c := range cmd.Commands() {

@@ -11,7 +11,7 @@ import (
 // Reference documents root and all its commands in Markdown.
 func Reference(root *cobra.Command) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# The %s command line\n\nGenerated from the commands. Don't edit: change their help.\n", root.Name())
+	fmt.Fprintf(&b, "# The %s command line\n\nGenerated from the help of the commands: change it there.\n", root.Name())
 	document(&b, root)
 	return b.String()
 }

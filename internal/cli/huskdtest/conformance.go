@@ -19,21 +19,19 @@ import (
 // Fixture is what Conformance needs of the host of a huskd.
 type Fixture struct {
 	Client huskv1.HuskClient
-	// Manifest is of one pod in the namespace default, called Pod, with one
-	// container that runs until it is stopped and takes standard input but has
-	// no terminal.
+	// Manifest is of one pod in the namespace default, called Pod, with one container that runs
+	// until it is stopped and takes standard input but has no terminal.
 	Manifest []byte
 	Pod      string
-	// Cat copies its input to its output; Exit7 ends with 7; Both writes
-	// "to stdout" and "to stderr", each with a newline; Missing isn't there.
+	// Cat copies its input to its output; Exit7 ends with 7; Both writes "to stdout" and "to
+	// stderr", each with a newline; Missing isn't there.
 	Cat, Exit7, Both, Missing []string
 }
 
 // conformanceTime bounds each call.
 const conformanceTime = time.Minute
 
-// Conformance tests what husk relies on. The pod must not be there before,
-// and is gone afterwards.
+// Conformance tests what husk relies on. The pod must not be there before, and is gone afterwards.
 func Conformance(t *testing.T, f Fixture) {
 	ctx, cancel := context.WithTimeout(t.Context(), conformanceTime)
 	defer cancel()

@@ -7,7 +7,7 @@ import (
 )
 
 // AddEvent has something happen to a pod.
-func (h *state) AddEvent(e *huskv1.Event) { h.change(func() { h.events = append(h.events, e) }) }
+func (h *Huskd) AddEvent(e *huskv1.Event) { h.change(func() { h.events = append(h.events, e) }) }
 
 // Events tells what happened.
 func (h *Huskd) Events(req *huskv1.EventsRequest, stream grpc.ServerStreamingServer[huskv1.Event]) error {

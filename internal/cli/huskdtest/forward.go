@@ -14,8 +14,8 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// echoPort is the port, also called "echo", on which every pod says in capitals
-// what it is told. On others nobody listens.
+// echoPort is the port, also called "echo", on which every pod says in capitals what it is told. On
+// others nobody listens.
 const echoPort = 80
 
 // FindPorts tells which ports are meant.

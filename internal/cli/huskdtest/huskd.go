@@ -1,6 +1,6 @@
-// Package huskdtest has a huskd for tests that needs no host: its pods and
-// images live in memory, their programs are functions. Conformance is what a
-// client may expect of it and of the real one alike.
+// Package huskdtest has a huskd for tests that needs no host: its pods and images live in memory,
+// their programs are functions. Conformance is what a client may expect of it and of the real one
+// alike.
 package huskdtest
 
 import (
@@ -21,18 +21,13 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// Huskd answers as huskd does.
+// Huskd is a fake of huskd's API.
 type Huskd struct {
 	huskv1.UnimplementedHuskServer
-	*state
-}
-
-// state is what a Huskd knows.
-type state struct {
 	registry map[string]*remote
 
-	mu      sync.Mutex
-	changed chan struct{} // closed and replaced whenever what follows changes
+	mu      sync.Mutex    // guards the fields below
+	changed chan struct{} // closed and replaced whenever they change
 	pace    time.Duration // between the steps of what takes time, such as a pull
 	checks  []*huskv1.Check
 	debts   []*huskv1.Attachment
@@ -53,7 +48,7 @@ type remote struct {
 
 // New returns a huskd with a few images to pull, which doesn't listen yet.
 func New() *Huskd {
-	return &Huskd{state: &state{
+	return &Huskd{
 		registry: map[string]*remote{
 			"localhost/web:latest":     {layers: []int64{27_000_000, 3_000_000, 100_000}},
 			"localhost/db:1":           {layers: []int64{90_000_000}},
@@ -63,17 +58,17 @@ func New() *Huskd {
 		changed: make(chan struct{}),
 		given:   map[string]*document{},
 		logs:    map[string][]*huskv1.LogsResponse{},
-	}}
+	}
 }
 
 // SetPace sets the time between the steps of what takes time, such as a pull.
-func (h *state) SetPace(d time.Duration) { h.change(func() { h.pace = d }) }
+func (h *Huskd) SetPace(d time.Duration) { h.change(func() { h.pace = d }) }
 
 // SetChecks sets what Doctor finds.
-func (h *state) SetChecks(checks []*huskv1.Check) { h.change(func() { h.checks = checks }) }
+func (h *Huskd) SetChecks(checks []*huskv1.Check) { h.change(func() { h.checks = checks }) }
 
 // SetDebts sets what is owed. A retry pays what has no error.
-func (h *state) SetDebts(debts []*huskv1.Attachment) { h.change(func() { h.debts = debts }) }
+func (h *Huskd) SetDebts(debts []*huskv1.Attachment) { h.change(func() { h.debts = debts }) }
 
 // Listen serves on the unix socket at path until Close.
 func (h *Huskd) Listen(path string) error {
@@ -94,7 +89,7 @@ func (h *Huskd) Listen(path string) error {
 }
 
 // Close drops every connection and stops to listen.
-func (h *state) Close() {
+func (h *Huskd) Close() {
 	h.mu.Lock()
 	server := h.server
 	h.server = nil
@@ -105,10 +100,10 @@ func (h *state) Close() {
 }
 
 // crash is Close for one who is served by it: Close would wait for itself.
-func (h *state) crash() { go h.Close() }
+func (h *Huskd) crash() { go h.Close() }
 
 // change runs do, then wakes who waits for a change.
-func (h *state) change(do func()) {
+func (h *Huskd) change(do func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	do()
@@ -117,7 +112,7 @@ func (h *state) change(do func()) {
 }
 
 // until waits for done to hold; it is asked with the lock held.
-func (h *state) until(ctx context.Context, done func() bool) error {
+func (h *Huskd) until(ctx context.Context, done func() bool) error {
 	for {
 		h.mu.Lock()
 		ok, changed := done(), h.changed
@@ -134,7 +129,7 @@ func (h *state) until(ctx context.Context, done func() bool) error {
 }
 
 // step lets the time of one step pass.
-func (h *state) step(ctx context.Context) error {
+func (h *Huskd) step(ctx context.Context) error {
 	h.mu.Lock()
 	pace := h.pace
 	h.mu.Unlock()
@@ -146,9 +141,9 @@ func (h *state) step(ctx context.Context) error {
 	}
 }
 
-// find resolves what a user calls a pod; the container only if its ID was
-// given. The caller holds the lock.
-func (h *state) find(name string) (*huskv1.Pod, *huskv1.Container, error) {
+// find resolves what a user calls a pod; the container only if its ID was given. The caller holds
+// the lock.
+func (h *Huskd) find(name string) (*huskv1.Pod, *huskv1.Container, error) {
 	ref := name
 	if !strings.Contains(ref, "/") {
 		ref = "default/" + ref
@@ -182,7 +177,7 @@ func (h *state) find(name string) (*huskv1.Pod, *huskv1.Container, error) {
 func key(p *huskv1.Pod) string { return p.Namespace + "/" + p.Name }
 
 // findContainer resolves a pod and one of its containers.
-func (h *state) findContainer(name, container string) (*huskv1.Pod, *huskv1.Container, error) {
+func (h *Huskd) findContainer(name, container string) (*huskv1.Pod, *huskv1.Container, error) {
 	p, c, err := h.find(name)
 	if err != nil || c != nil && container == "" {
 		return p, c, err
@@ -222,8 +217,7 @@ func (h *Huskd) Doctor(context.Context, *huskv1.DoctorRequest) (*huskv1.DoctorRe
 	return &huskv1.DoctorResponse{Checks: h.checks}, nil
 }
 
-// ListAttachments answers with an attachment of each pod that runs, and the
-// debts.
+// ListAttachments answers with an attachment of each pod that runs, and the debts.
 func (h *Huskd) ListAttachments(context.Context, *huskv1.ListAttachmentsRequest) (*huskv1.ListAttachmentsResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

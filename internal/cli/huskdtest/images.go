@@ -22,7 +22,7 @@ import (
 const transferSteps = 4
 
 // transfer goes through the stages of a pull and adds the image.
-func (h *state) transfer(ctx context.Context, ref string, layers []int64, tell func(*huskv1.Progress) error) error {
+func (h *Huskd) transfer(ctx context.Context, ref string, layers []int64, tell func(*huskv1.Progress) error) error {
 	p := &huskv1.Progress{Ref: ref, Stage: "resolving"}
 	step := func() error {
 		if err := tell(proto.CloneOf(p)); err != nil {
@@ -68,7 +68,7 @@ func repository(ref string) string {
 }
 
 // AddImage adds or replaces an image as it is.
-func (h *state) AddImage(i *huskv1.Image) {
+func (h *Huskd) AddImage(i *huskv1.Image) {
 	h.change(func() {
 		h.images = slices.DeleteFunc(h.images, func(old *huskv1.Image) bool { return old.Id == i.Id })
 		h.images = append(h.images, i)
@@ -76,7 +76,7 @@ func (h *state) AddImage(i *huskv1.Image) {
 }
 
 // image returns the image of that tag, nil if there is none.
-func (h *state) image(ref string) *huskv1.Image {
+func (h *Huskd) image(ref string) *huskv1.Image {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	i := slices.IndexFunc(h.images, func(i *huskv1.Image) bool { return slices.Contains(i.Tags, ref) })
@@ -174,7 +174,7 @@ func (h *Huskd) LoadImage(stream grpc.BidiStreamingServer[huskv1.LoadImageReques
 }
 
 // used says whether a pod has the image. The caller holds the lock.
-func (h *state) used(i *huskv1.Image) bool {
+func (h *Huskd) used(i *huskv1.Image) bool {
 	for _, p := range h.pods {
 		for _, c := range p.Containers {
 			if slices.Contains(i.Tags, c.Image) {

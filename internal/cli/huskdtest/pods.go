@@ -95,7 +95,7 @@ func (h *Huskd) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[hu
 	return nil
 }
 
-func (h *state) start(ctx context.Context, d *document, wait bool, tell func(*huskv1.RunEvent) error) error {
+func (h *Huskd) start(ctx context.Context, d *document, wait bool, tell func(*huskv1.RunEvent) error) error {
 	p, unchanged, err := h.admit(d)
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ func (h *state) start(ctx context.Context, d *document, wait bool, tell func(*hu
 }
 
 // admit notes the pod; unchanged if it was there with the same manifest.
-func (h *state) admit(d *document) (pod *huskv1.Pod, unchanged bool, err error) {
+func (h *Huskd) admit(d *document) (pod *huskv1.Pod, unchanged bool, err error) {
 	h.change(func() {
 		name := d.Metadata.Namespace + "/" + d.Metadata.Name
 		i := slices.IndexFunc(h.pods, func(p *huskv1.Pod) bool { return key(p) == name })
@@ -168,9 +168,9 @@ func (h *state) admit(d *document) (pod *huskv1.Pod, unchanged bool, err error) 
 	return pod, unchanged, err
 }
 
-// need pulls an image that isn't there. One that can't be pulled is tried
-// until ctx ends, as a pod does.
-func (h *state) need(ctx context.Context, ref string, tell func(*huskv1.RunEvent) error) error {
+// need pulls an image that isn't there. One that can't be pulled is tried until ctx ends, as a pod
+// does.
+func (h *Huskd) need(ctx context.Context, ref string, tell func(*huskv1.RunEvent) error) error {
 	if h.image(ref) != nil {
 		return nil
 	}
@@ -190,7 +190,7 @@ func (h *state) need(ctx context.Context, ref string, tell func(*huskv1.RunEvent
 }
 
 // begin runs the pod's containers and returns the event that tells of it.
-func (h *state) begin(p *huskv1.Pod, d *document) *huskv1.RunEvent {
+func (h *Huskd) begin(p *huskv1.Pod, d *document) *huskv1.RunEvent {
 	ev := &huskv1.RunEvent{Id: p.Id}
 	h.change(func() {
 		now := time.Now().UnixNano()
@@ -221,7 +221,7 @@ func (h *state) begin(p *huskv1.Pod, d *document) *huskv1.RunEvent {
 }
 
 // makeWay removes the pod of that name that has another manifest.
-func (h *state) makeWay(d *document) {
+func (h *Huskd) makeWay(d *document) {
 	h.change(func() {
 		name := d.Metadata.Namespace + "/" + d.Metadata.Name
 		x, _ := json.Marshal(d)
@@ -259,7 +259,7 @@ func stop(p *huskv1.Pod) {
 }
 
 // SetPod adds or replaces a pod as it is.
-func (h *state) SetPod(p *huskv1.Pod) {
+func (h *Huskd) SetPod(p *huskv1.Pod) {
 	h.change(func() {
 		h.pods = slices.DeleteFunc(h.pods, func(old *huskv1.Pod) bool { return key(old) == key(p) })
 		h.pods = append(h.pods, p)

@@ -20,7 +20,7 @@ import (
 )
 
 // AddLog adds a line that the container wrote.
-func (h *state) AddLog(pod, container, line string, stderr bool, at time.Time) {
+func (h *Huskd) AddLog(pod, container, line string, stderr bool, at time.Time) {
 	h.change(func() {
 		name := pod + "/" + container
 		h.logs[name] = append(h.logs[name], &huskv1.LogsResponse{Line: []byte(line), Stderr: stderr, TimeNs: at.UnixNano(), Container: container})
@@ -208,7 +208,7 @@ func (h *Huskd) Attach(stream sessionStream) error {
 }
 
 // begun takes the start of a session.
-func (h *state) begun(stream sessionStream) (*huskv1.SessionStart, *huskv1.Pod, *huskv1.Container, error) {
+func (h *Huskd) begun(stream sessionStream) (*huskv1.SessionStart, *huskv1.Pod, *huskv1.Container, error) {
 	m, err := stream.Recv()
 	if err != nil {
 		return nil, nil, nil, err
@@ -240,7 +240,7 @@ func (o output) Write(b []byte) (int, error) {
 	return len(b), o.stream.Send(m)
 }
 
-func (h *state) converse(stream sessionStream, start *huskv1.SessionStart, container string) error {
+func (h *Huskd) converse(stream sessionStream, start *huskv1.SessionStart, container string) error {
 	h.mu.Lock()
 	p, _, err := h.findContainer(start.Name, start.Container)
 	h.mu.Unlock()

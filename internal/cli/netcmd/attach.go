@@ -8,42 +8,44 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/huskd/husk/internal/cli/usageerror"
 	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/netns"
 )
 
-// on makes a command about a network and a namespace.
-func (t *tool) on(cmd *cobra.Command, gone bool, do func(context.Context, *cni.Standalone, cni.Target) error) *cobra.Command {
-	var o order
-	o.flags(cmd)
-	cmd.Args = t.Takes(2, 2, "NETWORK and NETNS")
+// operation completes a command that takes a network and a namespace. With mayBeGone, the namespace
+// need not exist.
+func (t *tool) operation(cmd *cobra.Command, mayBeGone bool, do func(context.Context, *cni.Standalone, cni.Target) error) *cobra.Command {
+	var f attachFlags
+	f.add(cmd)
+	cmd.Args = usageerror.Takes(2, 2, "NETWORK and NETNS")
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		path, err := t.namespace(cmd.Context(), args[1])
 		if err == nil && !netns.Pinned(path) {
-			err = fmt.Errorf("%s is no network namespace", path)
+			err = fmt.Errorf("%s is not a network namespace", path)
 		}
-		if err != nil && !gone {
+		if err != nil && !mayBeGone {
 			return err
 		}
-		order, err := o.of(args[0], path)
+		target, err := f.target(args[0], path)
 		if err != nil {
 			return err
 		}
-		return t.with(cmd.Context(), func(b *cni.Standalone) error { return do(cmd.Context(), b, order) })
+		return t.with(cmd.Context(), func(s *cni.Standalone) error { return do(cmd.Context(), s, target) })
 	}
 	return cmd
 }
 
 func (t *tool) add() *cobra.Command {
-	return t.on(&cobra.Command{
+	return t.operation(&cobra.Command{
 		Use:   "add NETWORK NETNS",
 		Short: "Attach a namespace to a network and print the result.",
 		Example: `husk net add web testing
 husk net add web /run/netns/testing --ifname net1 --args "IP=10.1.2.3"
 husk net add web 4711 --cap 'portMappings=[{"hostPort":80,"containerPort":80}]'`,
-	}, false, func(ctx context.Context, b *cni.Standalone, o cni.Target) error {
-		result, err := b.Add(ctx, o)
+	}, false, func(ctx context.Context, s *cni.Standalone, target cni.Target) error {
+		result, err := s.Add(ctx, target)
 		if err != nil {
 			return err
 		}
@@ -52,35 +54,35 @@ husk net add web 4711 --cap 'portMappings=[{"hostPort":80,"containerPort":80}]'`
 }
 
 func (t *tool) del() *cobra.Command {
-	return t.on(&cobra.Command{
+	return t.operation(&cobra.Command{
 		Use:   "del NETWORK NETNS",
-		Short: "Detach a namespace, which may be gone, from a network.",
+		Short: "Detach a namespace, which may already be gone, from a network.",
 		Example: `husk net del web testing
 husk net del web /run/netns/testing --ifname net1`,
-	}, true, func(ctx context.Context, b *cni.Standalone, o cni.Target) error { return b.Del(ctx, o) })
+	}, true, func(ctx context.Context, s *cni.Standalone, target cni.Target) error { return s.Del(ctx, target) })
 }
 
 func (t *tool) check() *cobra.Command {
-	return t.on(&cobra.Command{
+	return t.operation(&cobra.Command{
 		Use:   "check NETWORK NETNS",
-		Short: "Check that an attachment is as it was made.",
+		Short: "Check that an attachment is still as add left it.",
 		Example: `husk net check web testing
 husk net check web testing --ifname net1`,
-	}, false, func(ctx context.Context, b *cni.Standalone, o cni.Target) error { return b.Check(ctx, o) })
+	}, false, func(ctx context.Context, s *cni.Standalone, target cni.Target) error { return s.Check(ctx, target) })
 }
 
 func (t *tool) explain() *cobra.Command {
 	var op string
-	cmd := t.on(&cobra.Command{
+	cmd := t.operation(&cobra.Command{
 		Use:   "explain NETWORK NETNS",
-		Short: "Show what would be run, and run nothing.",
+		Short: "Show which plugins would be run and with what input, without running them.",
 		Example: `husk net explain web testing
 husk net explain web testing --operation DEL`,
-	}, true, func(_ context.Context, b *cni.Standalone, o cni.Target) error {
+	}, true, func(_ context.Context, s *cni.Standalone, target cni.Target) error {
 		if ops := []string{"ADD", "DEL", "CHECK"}; !slices.Contains(ops, op) {
-			return fmt.Errorf("--operation: %q is none of %s", op, strings.Join(ops, ", "))
+			return fmt.Errorf("--operation: %q is not one of %s", op, strings.Join(ops, ", "))
 		}
-		steps, err := b.Explain(o, op)
+		steps, err := s.Explain(target, op)
 		if err != nil {
 			return err
 		}

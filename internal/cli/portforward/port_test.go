@@ -37,7 +37,7 @@ func TestAddress(t *testing.T) {
 	}
 	for _, bad := range []string{"", "host", "127.0.0.1:80", "[::1]", "1.2.3", "10.0.0.0/8"} {
 		if CheckAddress(bad) == nil {
-			t.Errorf("%q is an address", bad)
+			t.Errorf("CheckAddress accepts %q", bad)
 		}
 	}
 }

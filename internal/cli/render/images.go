@@ -19,8 +19,7 @@ func ImageName(i *huskv1.Image) string {
 	return cmp.Or(ShortID(i.Id), none)
 }
 
-// ImageTable has a row for each tag; an image without one is shown by its
-// digest's repository.
+// ImageTable has a row for each tag; an image without one is shown by its digest's repository.
 func ImageTable(images []*huskv1.Image, wide bool, now time.Time) *Table {
 	header := []string{"REPOSITORY", "TAG", "ID", "SIZE", "AGE", "USED"}
 	if wide {
@@ -52,8 +51,8 @@ func names(i *huskv1.Image) []string {
 	}
 }
 
-// splitTag splits a reference into its repository and its tag. The colon of a
-// registry's port is no tag's.
+// splitTag splits a reference into its repository and its tag. The colon of a registry's port is no
+// tag's.
 func splitTag(ref string) (repository, tag string) {
 	ref, _, _ = strings.Cut(ref, "@")
 	if colon := strings.LastIndexByte(ref, ':'); colon > strings.LastIndexByte(ref, '/') {

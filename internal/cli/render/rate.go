@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// rateWindow is how far back a speed looks: long enough to be calm, short
-// enough to show a stall.
+// rateWindow is how far back a speed looks: long enough to be calm, short enough to show a stall.
 const rateWindow = 4 * time.Second
 
 // sampleGap keeps the samples of a window few, however many events come.
@@ -20,8 +19,8 @@ type sample struct {
 	done int64
 }
 
-// Add tells that done bytes were there at now. A number below the last one is
-// a transfer that began anew.
+// Add tells that done bytes were there at now. A number below the last one is a transfer that began
+// anew.
 func (r *Rate) Add(now time.Time, done int64) {
 	n := len(r.samples)
 	if n > 0 && done < r.samples[n-1].done {

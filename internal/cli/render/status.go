@@ -28,8 +28,8 @@ type Status struct {
 	restarted    int64 // Unix time in ns of the last restart, 0 if none
 }
 
-// StatusOf computes what to say of a pod: the first init container that isn't
-// done speaks for it, else the first container that isn't well.
+// StatusOf computes what to say of a pod: the first init container that isn't done speaks for it,
+// else the first container that isn't well.
 func StatusOf(p *huskv1.Pod) Status {
 	s := Status{Word: p.Phase}
 	if p.Reason != "" {
@@ -90,8 +90,8 @@ func (s *Status) addInit(p *huskv1.Pod) bool {
 	return true
 }
 
-// initWord says whether the next init container's turn has come and, if not,
-// why; just "Init" means that there is no trouble to tell of.
+// initWord says whether the next init container's turn has come and, if not, why; just "Init" means
+// that there is no trouble to tell of.
 func initWord(c *huskv1.Container) (word string, over bool) {
 	switch {
 	case c.State == terminated && c.ExitCode == 0, c.Sidecar && c.State == running:
@@ -171,8 +171,7 @@ func (s Status) RestartsText(now time.Time) string {
 	return n + " (" + AgeAt(now, s.restarted) + " ago)"
 }
 
-// Style colours a status word, of a pod or a container: red is what needs
-// somebody to look.
+// Style colours a status word, of a pod or a container: red is what needs somebody to look.
 func (s Status) Style() Style {
 	switch s.Word {
 	case running:

@@ -88,8 +88,8 @@ func TestRestarts(t *testing.T) {
 	}
 }
 
-// TestStatusOfSidecars: once a pod is initialized, its sidecars don't speak for
-// it. They are ended when its containers have ended.
+// TestStatusOfSidecars: once a pod is initialized, its sidecars don't speak for it. They are ended
+// when its containers have ended.
 func TestStatusOfSidecars(t *testing.T) {
 	t.Parallel()
 	type c = huskv1.Container

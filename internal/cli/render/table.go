@@ -1,6 +1,6 @@
-// Package render draws values as text for people: tables, ages, sizes, the
-// status of a pod, progress bars. It is pure: the caller says what time it is,
-// how wide the screen is and whether it shows colour.
+// Package render draws values as text for people: tables, ages, sizes, the status of a pod,
+// progress bars. It is pure: the caller says what time it is, how wide the screen is and whether it
+// shows colour.
 package render
 
 import (
@@ -35,8 +35,8 @@ type Cell struct {
 	Style Style
 }
 
-// columnGap separates columns: as much as kubectl's, so that words with one
-// space in them stay apart from the next column.
+// columnGap separates columns: as much as kubectl's, so that words with one space in them stay
+// apart from the next column.
 const columnGap = 3
 
 // Table aligns rows under a header.
@@ -45,12 +45,12 @@ type Table struct {
 	rows   [][]Cell
 }
 
-// NewTable returns a table with the names of its columns, or one without a
-// header. Every row has as many cells as the first.
+// NewTable returns a table with the names of its columns, or one without a header. Every row has as
+// many cells as the first.
 func NewTable(header ...string) *Table { return &Table{header: header} }
 
-// Row adds a row: a Cell where there is a style, else plain values. Control
-// characters become visible, since text may come from outside.
+// Row adds a row: a Cell where there is a style, else plain values. Control characters become
+// visible, since text may come from outside.
 func (t *Table) Row(cells ...any) {
 	row := make([]Cell, len(cells))
 	for i, c := range cells {
@@ -64,8 +64,7 @@ func (t *Table) Row(cells ...any) {
 	t.rows = append(t.rows, row)
 }
 
-// Write draws the table, without trailing spaces. A table without rows is
-// nothing at all.
+// Write draws the table, without trailing spaces. A table without rows is nothing at all.
 func (t *Table) Write(w io.Writer, colour bool) error {
 	if len(t.rows) == 0 {
 		return nil

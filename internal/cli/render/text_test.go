@@ -69,8 +69,8 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// Whatever comes from outside, what is shown of it is one line of visible
-// characters, and cutting never exceeds the width.
+// Whatever comes from outside, what is shown of it is one line of visible characters, and cutting
+// never exceeds the width.
 func FuzzText(f *testing.F) {
 	f.Add("plain", 3)
 	f.Add("a\x1b[31mb\n\xff\u202e", 2)

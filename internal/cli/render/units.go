@@ -8,8 +8,8 @@ import (
 
 const day = 24 * time.Hour
 
-// Age spells how long ago something was, as kubectl does: two units while the
-// smaller still matters, then one.
+// Age spells how long ago something was, as kubectl does: two units while the smaller still
+// matters, then one.
 func Age(d time.Duration) string {
 	switch {
 	case d < -time.Second: // a clock that differs by more than rounding
@@ -73,8 +73,8 @@ func Elapsed(d time.Duration) string {
 	}
 }
 
-// Size spells a number of bytes in three digits and decimal units, as
-// registries and docker count: 999B, 1.23kB, 30.1MB.
+// Size spells a number of bytes in three digits and decimal units, as registries and docker count:
+// 999B, 1.23kB, 30.1MB.
 func Size(n int64) string {
 	if n < 0 {
 		n = 0

@@ -42,8 +42,8 @@ type ContainerUsageView struct {
 	UsedView
 }
 
-// UsageViews are the views of what pods use, from two looks at them. What was
-// not there at the first has no rates yet.
+// UsageViews are the views of what pods use, from two looks at them. What was not there at the
+// first has no rates yet.
 func UsageViews(before, now []*huskv1.PodUsage) []UsageView {
 	earlier := map[string]*huskv1.PodUsage{}
 	for _, p := range before {

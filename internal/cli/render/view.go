@@ -6,8 +6,8 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// PodView is a pod in the JSON and YAML of husk ps. Its fields are for
-// scripts: they may get more, but stay what they are.
+// PodView is a pod in the JSON and YAML of husk ps. Its fields are for scripts: they may get more,
+// but stay what they are.
 type PodView struct {
 	Namespace   string          `json:"namespace"`
 	Name        string          `json:"name"`

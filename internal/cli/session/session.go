@@ -1,5 +1,5 @@
-// Package session connects this process's terminal or pipes with a program in
-// a container, for exec and attach.
+// Package session connects the terminal or pipes of this process to a program in a container, for
+// exec and attach.
 package session
 
 import (
@@ -17,37 +17,36 @@ import (
 	"github.com/huskd/husk/internal/cli/terminal"
 )
 
-// Streams are this process's own: terminals, pipes or files.
+// Streams are the standard streams of this process: terminals, pipes or files.
 type Streams struct{ In, Out, Errs *os.File }
 
-// Opener is how an exec or an attach begins.
+// Opener starts an exec or an attach.
 type Opener func(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[huskv1.SessionInput, huskv1.SessionOutput], error)
 
-// ErrDetached says that the user left a program that goes on.
+// ErrDetached is returned when the user detached from a program that keeps running.
 var ErrDetached = errors.New("detached")
 
 // stdinChunk is how much input one message carries at most.
 const stdinChunk = 32 << 10
 
-// session is an exec or an attach under way.
+// session is an exec or an attach in progress.
 type session struct {
 	Streams
 	stream grpc.BidiStreamingClient[huskv1.SessionInput, huskv1.SessionOutput]
-	// sending keeps the two that send, of keys and of sizes, apart.
+	// sending serializes messages with input and with terminal sizes.
 	sending sync.Mutex
-	detach  *terminal.Detach // nil if its keys mean nothing
+	detach  *terminal.Detach // nil if its keys have no meaning
 	cancel  context.CancelCauseFunc
 }
 
-// Run connects the streams with a program until it ends, and returns its exit
-// code. An attach, which has no args, may end with ErrDetached. When Run
-// returns, the terminal is as it was; a read of standard input may be left
-// behind, so the process should end soon.
+// Run connects the streams to a program until it ends, and returns its exit code. An attach, which
+// has no args, may end with ErrDetached. When Run returns, the terminal is restored; a goroutine
+// may still be blocked reading standard input, so the process should end soon.
 func (s Streams) Run(ctx context.Context, open Opener, start *huskv1.SessionStart) (code int, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer terminal.Restore()
-	// Watched before the first look, so that no change of size is missed.
+	// Subscribe before the first look at the size, so that no change is missed.
 	resized, stop := terminal.Resized()
 	defer stop()
 	if start.Tty {
@@ -79,9 +78,9 @@ func (s Streams) Run(ctx context.Context, open Opener, start *huskv1.SessionStar
 	return n.receive()
 }
 
-// begin sends the start and waits for the session to stand.
+// begin sends the start and waits until the session is established.
 func (s *session) begin(start *huskv1.SessionStart) (*huskv1.SessionStarted, error) {
-	// A failed Send is told by Recv.
+	// Recv returns the reason of a failed Send.
 	_ = s.send(&huskv1.SessionInput{Of: &huskv1.SessionInput_Start{Start: start}})
 	first, err := s.recv()
 	if err != nil {
@@ -89,7 +88,7 @@ func (s *session) begin(start *huskv1.SessionStart) (*huskv1.SessionStarted, err
 	}
 	started := first.GetStarted()
 	if started == nil {
-		return nil, errors.New("huskd began the session with something else than its start: see husk version")
+		return nil, errors.New("huskd answered with something other than the start of the session: compare versions with husk version")
 	}
 	return started, nil
 }
@@ -108,7 +107,7 @@ func (s *session) send(in *huskv1.SessionInput) error {
 	return s.stream.Send(in)
 }
 
-// receive prints what the program writes until it ends.
+// receive writes the program's output until it ends.
 func (s *session) receive() (code int, err error) {
 	for {
 		m, err := s.recv()
@@ -124,12 +123,12 @@ func (s *session) receive() (code int, err error) {
 			return exitByte(of.ExitCode), nil
 		}
 		if err != nil {
-			return 0, fmt.Errorf("can't pass the program's output on: %w", err)
+			return 0, fmt.Errorf("can't write the program's output: %w", err)
 		}
 	}
 }
 
-// exitByte is an exit code as a process can have it.
+// exitByte returns an exit code that a process can have.
 func exitByte(code int32) int {
 	if code < 0 || code > 255 {
 		return 255
@@ -137,8 +136,8 @@ func exitByte(code int32) int {
 	return int(code)
 }
 
-// sendInput passes standard input on until it ends, or until the session does
-// and this process with it.
+// sendInput sends standard input until it ends. It stays blocked in a read when the session ends,
+// until the process does.
 func (s *session) sendInput() {
 	defer terminal.Guard()
 	buf := make([]byte, stdinChunk)
@@ -162,16 +161,16 @@ func (s *session) sendInput() {
 	}
 }
 
-// sendSizes tells of the terminal's size when it is no longer what was told.
-func (s *session) sendSizes(resized <-chan os.Signal, told *huskv1.TerminalSize) {
+// sendSizes sends the terminal's size whenever it differs from the last one sent.
+func (s *session) sendSizes(resized <-chan os.Signal, sent *huskv1.TerminalSize) {
 	defer terminal.Guard()
 	for {
 		size := s.size()
-		if size != nil && (size.Width != told.GetWidth() || size.Height != told.GetHeight()) {
+		if size != nil && (size.Width != sent.GetWidth() || size.Height != sent.GetHeight()) {
 			if s.send(&huskv1.SessionInput{Of: &huskv1.SessionInput_Resize{Resize: size}}) != nil {
 				return
 			}
-			told = size
+			sent = size
 		}
 		select {
 		case <-resized:
@@ -181,7 +180,7 @@ func (s *session) sendSizes(resized <-chan os.Signal, told *huskv1.TerminalSize)
 	}
 }
 
-// size of the terminal that shows the output, else of that which takes the
+// size returns the size of the terminal that shows the output, or else of the one that reads the
 // input; nil if there is none.
 func (s Streams) size() *huskv1.TerminalSize {
 	for _, f := range []*os.File{s.Out, s.In} {

@@ -2,18 +2,18 @@ package terminal
 
 import "bytes"
 
-// The keys that leave an attached terminal, as docker and podman have them.
+// The keys that detach from a terminal, as in docker and podman.
 const (
 	ctrlP = 0x10
 	ctrlQ = 0x11
 )
 
-// Detach finds ctrl-p ctrl-q in what is typed. A ctrl-p is held back until
-// the next key decides what it meant.
+// Detach finds ctrl-p ctrl-q in what is typed. A ctrl-p is held back until the next key shows what
+// it meant.
 type Detach struct{ held bool }
 
-// Filter returns what is to be passed on of typed, and whether the user asked
-// to leave; what follows the keys is dropped. The result may share typed's memory.
+// Filter returns the part of typed to pass on, and whether the user asked to detach, in which case
+// the rest is dropped. The result may share the memory of typed.
 func (d *Detach) Filter(typed []byte) (pass []byte, leave bool) {
 	if !d.held && bytes.IndexByte(typed, ctrlP) < 0 {
 		return typed, false

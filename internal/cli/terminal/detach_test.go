@@ -9,7 +9,7 @@ func TestDetach(t *testing.T) {
 	t.Parallel()
 	const p, q = "\x10", "\x11"
 	for name, c := range map[string]struct {
-		typed []string // as the reads return it
+		typed []string // by read
 		pass  string
 		leave bool
 	}{
@@ -47,7 +47,7 @@ func TestDetach(t *testing.T) {
 	}
 }
 
-// However the keys are spread over reads, the same is passed on.
+// The result does not depend on how the keys are split over reads.
 func FuzzDetach(f *testing.F) {
 	f.Add([]byte("a\x10b\x10\x10\x11c"), 2)
 	f.Fuzz(func(t *testing.T, typed []byte, split int) {

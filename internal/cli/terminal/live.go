@@ -10,30 +10,28 @@ import (
 	"github.com/huskd/husk/internal/cli/render"
 )
 
-// frameGap is the time between two drawings: ten a second look alive and cost
-// nothing.
-const frameGap = 100 * time.Millisecond
+// frameInterval is the time between two drawings: ten per second look alive and cost little.
+const frameInterval = 100 * time.Millisecond
 
-// Live is a region at the end of a terminal's output that is redrawn in place.
+// Live is a region at the end of the output on a terminal that is redrawn in place.
 type Live struct {
 	f     *os.File
 	frame func(render.Canvas) []string
 	utf8  bool
 
 	mu    sync.Mutex
-	drawn []string // as they are on the screen, above the cursor
+	drawn []string // the lines on the screen, above the cursor
 	done  chan struct{}
 	ended sync.WaitGroup
 }
 
-// NewLive starts to draw what frame returns, until Close. The terminal's size
-// is looked up each time; frame is never called by two at once, nor while a
-// function given to Update or Above runs.
+// NewLive draws what frame returns at regular intervals until Close, at the current size of the
+// terminal. Calls of frame and of the functions given to Update and Above never overlap.
 func NewLive(f *os.File, frame func(render.Canvas) []string) *Live {
 	l := &Live{f: f, frame: frame, utf8: UTF8(), done: make(chan struct{})}
 	l.ended.Go(func() {
 		defer Guard()
-		tick := time.NewTicker(frameGap)
+		tick := time.NewTicker(frameInterval)
 		defer tick.Stop()
 		for {
 			select {
@@ -47,14 +45,14 @@ func NewLive(f *os.File, frame func(render.Canvas) []string) *Live {
 	return l
 }
 
-// Update runs change, which may touch what frame reads. The next frame shows it.
+// Update runs change, which may modify what frame reads. The next frame shows it.
 func (l *Live) Update(change func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	change()
 }
 
-// Above runs write, whose output goes above the region, to this terminal or elsewhere.
+// Above runs write, whose output appears above the region or goes elsewhere.
 func (l *Live) Above(write func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,7 +61,7 @@ func (l *Live) Above(write func()) {
 	l.draw()
 }
 
-// Close ends the drawing and removes the region.
+// Close stops drawing and removes the region.
 func (l *Live) Close() {
 	close(l.done)
 	l.ended.Wait()
@@ -72,8 +70,8 @@ func (l *Live) Close() {
 	l.clear()
 }
 
-// size leaves the last column free, where some terminals would wrap, and the
-// last row, where the cursor is.
+// size returns the terminal's size without the last column, where some terminals wrap, and without
+// the last row, where the cursor is.
 func (l *Live) size() render.Canvas {
 	w, h, ok := Size(l.f)
 	if !ok {
@@ -82,8 +80,8 @@ func (l *Live) size() render.Canvas {
 	return render.Canvas{Width: max(1, w-1), Height: max(1, h-1), UTF8: l.utf8}
 }
 
-// draw replaces the region by a new frame, in one write so that it doesn't
-// flicker. The caller holds the lock, as for clear.
+// draw replaces the region with a new frame, in one write so that it doesn't flicker. The caller
+// holds l.mu, as for clear.
 func (l *Live) draw() {
 	size := l.size()
 	lines := l.frame(size)
@@ -96,9 +94,9 @@ func (l *Live) draw() {
 	for _, line := range lines {
 		line = render.Cut(line, size.Width)
 		l.drawn = append(l.drawn, line)
-		fmt.Fprintf(&b, "%s\x1b[K\n", line) // clear what the old line had more
+		fmt.Fprintf(&b, "%s\x1b[K\n", line) // clear the rest of the old line
 	}
-	b.WriteString("\x1b[J") // and the rows that it had more
+	b.WriteString("\x1b[J") // and any further rows
 	_, _ = l.f.Write(b.Bytes())
 }
 
@@ -113,8 +111,8 @@ func (l *Live) clear() {
 	_, _ = l.f.Write(b.Bytes())
 }
 
-// rewind moves the cursor to the region's first row. A window that became
-// narrower has wrapped its lines, which then take more rows.
+// rewind moves the cursor to the region's first row. If the window became narrower, its lines have
+// wrapped and take more rows.
 func (l *Live) rewind(b *bytes.Buffer, size render.Canvas) {
 	rows := 0
 	for _, line := range l.drawn {

@@ -1,6 +1,5 @@
-// Package terminal owns what a command does to the terminal it runs on: raw
-// mode, the unechoed password, the region that is redrawn in place. Whatever
-// it changed, Restore puts back, from any goroutine and at any time.
+// Package terminal changes the terminal that a command runs on: raw mode, password prompts, regions
+// that are redrawn in place. Restore undoes all changes, from any goroutine and at any time.
 package terminal
 
 import (
@@ -15,24 +14,23 @@ import (
 	"golang.org/x/term"
 )
 
-// changed holds the state that each changed terminal had before. It is the
-// process's own because the terminal is: a signal or a panic anywhere must
-// find it.
+// changed holds the original state of each changed terminal. It is global, as the terminal is:
+// after a signal or a panic anywhere, Restore must find it.
 var changed = struct {
 	sync.Mutex
 	before map[int]*term.State
 }{before: map[int]*term.State{}}
 
-// Is says whether f is a terminal.
+// Is reports whether f is a terminal.
 func Is(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
-// Fancy says whether f is a terminal on which colour and redrawing are wanted.
+// Fancy reports whether f is a terminal on which colours and redrawing are wanted.
 func Fancy(f *os.File) bool {
 	kind := os.Getenv("TERM")
 	return os.Getenv("NO_COLOR") == "" && kind != "" && kind != "dumb" && Is(f)
 }
 
-// UTF8 says whether the locale has characters beyond ASCII.
+// UTF8 reports whether the locale uses UTF-8.
 func UTF8() bool {
 	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
 		if v := os.Getenv(name); v != "" {
@@ -43,23 +41,23 @@ func UTF8() bool {
 	return false
 }
 
-// Size of the terminal f in characters; ok is false if f is none or doesn't know.
+// Size returns the size of the terminal f in characters; ok is false if f is not a terminal or
+// doesn't know.
 func Size(f *os.File) (width, height int, ok bool) {
 	width, height, err := term.GetSize(int(f.Fd()))
 	return width, height, err == nil && width > 0 && height > 0
 }
 
-// Resized returns a channel that gets a signal whenever the window has
-// changed, and what ends that.
+// Resized returns a channel that receives a signal when the size of the window has changed, and a
+// function that ends that.
 func Resized() (<-chan os.Signal, func()) {
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, syscall.SIGWINCH)
 	return ch, func() { signal.Stop(ch) }
 }
 
-// Raw puts the terminal f into raw mode until Restore. Meanwhile a write to a
-// closed pipe is an error as any other: the signal would end the process and
-// leave the terminal raw.
+// Raw puts the terminal f into raw mode until Restore. It also ignores SIGPIPE until then: the
+// signal would end the process and leave the terminal raw.
 func Raw(f *os.File) error {
 	changed.Lock()
 	defer changed.Unlock()
@@ -73,14 +71,14 @@ func Raw(f *os.File) error {
 	return nil
 }
 
-// remember keeps the oldest state of a terminal. The caller holds the lock.
+// remember keeps the original state of a terminal. The caller holds changed.Mutex.
 func remember(fd int, state *term.State) {
 	if changed.before[fd] == nil {
 		changed.before[fd] = state
 	}
 }
 
-// Restore puts every changed terminal back as it was.
+// Restore restores the original state of every changed terminal.
 func Restore() {
 	changed.Lock()
 	defer changed.Unlock()
@@ -94,8 +92,8 @@ func Restore() {
 	signal.Reset(syscall.SIGPIPE)
 }
 
-// Guard is deferred by every goroutine that runs while a terminal may be
-// changed: a panic in it restores the terminal before it goes on.
+// Guard is deferred by every goroutine that runs while a terminal may be changed, so that a panic
+// in it restores the terminal first.
 func Guard() {
 	if r := recover(); r != nil {
 		Restore()
@@ -103,8 +101,7 @@ func Guard() {
 	}
 }
 
-// Password asks for a password on the terminal in, without echo. The prompt
-// is written to out.
+// Password prompts for a password on the terminal in, without echo. The prompt is written to out.
 func Password(ctx context.Context, in, out *os.File, prompt string) (string, error) {
 	fd := int(in.Fd())
 	state, err := term.GetState(fd)
@@ -123,14 +120,14 @@ func Password(ctx context.Context, in, out *os.File, prompt string) (string, err
 		err      error
 	}
 	answers := make(chan answer, 1)
-	go func() { // left behind reading when ctx ends: the command is over then
+	go func() { // blocked in its read if ctx ends; the command is over then
 		defer Guard()
 		p, err := term.ReadPassword(fd)
 		answers <- answer{p, err}
 	}()
 	select {
 	case a := <-answers:
-		_, _ = out.WriteString("\n") // the one that was typed isn't echoed
+		_, _ = out.WriteString("\n") // the typed newline isn't echoed
 		if a.err == nil && len(a.password) == 0 {
 			a.err = errors.New("no password was typed")
 		}

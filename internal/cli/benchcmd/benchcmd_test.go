@@ -2,7 +2,6 @@ package benchcmd
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -11,28 +10,16 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/huskd/husk/internal/bench"
 	"github.com/huskd/husk/internal/bench/report"
 	"github.com/huskd/husk/internal/cli/render"
 )
 
-// parsed is the configuration of a command line; problem is what is wrong with it.
-func parsed(t *testing.T, args ...string) (cfg bench.Config, problem string) {
+// parse parses a command line. problem is the error, if any.
+func parse(t *testing.T, args ...string) (cfg bench.Config, problem string) {
 	t.Helper()
-	app := App{
-		Out: os.Stdout, Errs: os.Stderr, Socket: func() string { return "unix:///run/husk.sock" }, Clears: func() {},
-		Misuse: func(_ *cobra.Command, format string, args ...any) error {
-			problem = fmt.Sprintf(format, args...)
-			return errors.New(problem)
-		},
-		Shows: func(*cobra.Command) func(any, func() *render.Table) error { return nil },
-		For: func(flags *pflag.FlagSet, name string, value time.Duration, usage string) *time.Duration {
-			return flags.Duration(name, value, usage)
-		},
-	}
-	c := &command{App: app}
+	c := &command{App: App{Out: os.Stdout, Errs: os.Stderr, Socket: func() string { return "unix:///run/husk.sock" }, CleansUp: func() {}}}
 	cmd := c.command()
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
@@ -40,7 +27,7 @@ func parsed(t *testing.T, args ...string) (cfg bench.Config, problem string) {
 		return err
 	}
 	cmd.SetArgs(args)
-	if err := cmd.Execute(); err != nil && problem == "" {
+	if err := cmd.Execute(); err != nil {
 		problem = err.Error()
 	}
 	return cfg, problem
@@ -53,22 +40,22 @@ func TestEndpoints(t *testing.T) {
 		"pods --endpoint /a.sock --endpoint unix:/b.sock --endpoint c=unix:///c=d.sock": {{Socket: "/a.sock"}, {Socket: "/b.sock"}, {Name: "c", Socket: "/c=d.sock"}},
 		"restart --restart true": {{Socket: "/run/husk.sock", Restart: []string{"true"}}},
 	} {
-		cfg, problem := parsed(t, strings.Fields(args)...)
+		cfg, problem := parse(t, strings.Fields(args)...)
 		if problem != "" || !reflect.DeepEqual(cfg.Endpoints, want) {
 			t.Errorf("%s: %+v, %s", args, cfg.Endpoints, problem)
 		}
 	}
 	for args, want := range map[string]string{
 		"":                             "needs a WORKLOAD",
-		"pods --endpoint relative":     "is no Unix socket",
-		"pods --endpoint a=":           "is no Unix socket",
-		"pods --endpoint http://x/y":   "is no Unix socket",
+		"pods --endpoint relative":     "is not a Unix socket",
+		"pods --endpoint a=":           "is not a Unix socket",
+		"pods --endpoint http://x/y":   "is not a Unix socket",
 		"pods --restart a --restart b": "more --restart",
-		"pods nap":                     "no workload",
-		"pods -n 0":                    "--samples is at least 1",
-		"churn --for 0s":               "--for is more than nothing",
+		"pods nap":                     "unknown workload",
+		"pods -n 0":                    "--samples must be at least 1",
+		"churn --for 0s":               "--for must be positive",
 	} {
-		if _, problem := parsed(t, strings.Fields(args)...); !strings.Contains(problem, want) {
+		if _, problem := parse(t, strings.Fields(args)...); !strings.Contains(problem, want) {
 			t.Errorf("%s: %q, want %q", args, problem, want)
 		}
 	}
@@ -77,13 +64,13 @@ func TestEndpoints(t *testing.T) {
 func TestView(t *testing.T) {
 	v := &view{}
 	if lines := v.frame(render.Canvas{Width: 80}); len(lines) != 1 {
-		t.Errorf("before anything: %q", lines)
+		t.Errorf("before the first step: %q", lines)
 	}
 	step := func(workload, endpoint string, took time.Duration, err error) bool {
 		return v.take(bench.Step{Workload: workload, Endpoint: endpoint, Operation: "run", Took: took, Err: err, Done: 1, Total: 2})
 	}
 	if !step("pods", "a", 9*time.Millisecond, nil) || step("pods", "a", time.Millisecond, nil) || step("pods", "longer", time.Millisecond, errors.New("no")) {
-		t.Error("which step is the first isn't known")
+		t.Error("take doesn't report the first step of a workload")
 	}
 	step("pods", "a", 5*time.Millisecond, nil)
 	got := strings.Join(v.frame(render.Canvas{Width: 80}), "\n")
@@ -93,7 +80,7 @@ func TestView(t *testing.T) {
 		}
 	}
 	if !step("exec", "a", 0, nil) || len(v.rows) != 1 {
-		t.Error("the next workload begins with what the last one had")
+		t.Error("rows of the previous workload are still shown")
 	}
 	if lines := v.frame(render.Canvas{Width: 80, UTF8: true}); !strings.Contains(lines[0], "█") {
 		t.Errorf("%q", lines)
@@ -108,13 +95,13 @@ func TestEarlier(t *testing.T) {
 	}
 	c.compare = path
 	if _, err := c.earlier(); err == nil {
-		t.Error("a file that isn't there is read")
+		t.Error("a missing file is accepted")
 	}
 	for _, text := range []string{"", "[]", "{}", `{"format": 2}`, `{"format": "1"}`} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.earlier(); err == nil || !strings.Contains(err.Error(), "no report of husk bench") {
+		if _, err := c.earlier(); err == nil || !strings.Contains(err.Error(), "not a report of husk bench") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

@@ -13,24 +13,24 @@ import (
 	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
-// The exit codes that are husk's own.
+// Exit codes of husk itself.
 const (
 	exitFailure = 1
 	exitUsage   = 2
-	// exitSession is of an exec or attach that failed before the program or
-	// beside it. docker and podman have the same.
+	// exitSession is for an exec or attach that failed, rather than its program. docker and podman
+	// use the same code.
 	exitSession = 125
 )
 
-// interrupted says that a signal ended the command.
+// interrupted is the error of a command that a signal ended.
 type interrupted struct{ signal syscall.Signal }
 
 func (i interrupted) Error() string { return "interrupted: " + i.signal.String() }
 
-// code is that of a shell for a program that the signal killed.
+// code returns the exit code that a shell reports for a program killed by the signal.
 func (i interrupted) code() int { return 128 + int(i.signal) }
 
-// exit asks for an exit code; err may be nil if there is nothing more to say.
+// exit is an error with an exit code of its own. err is nil if there is nothing left to print.
 type exit struct {
 	code int
 	err  error
@@ -45,7 +45,7 @@ func (e exit) Error() string {
 
 func (e exit) Unwrap() error { return e.err }
 
-// report prints what failed, one line for each failure, and returns the exit code.
+// report prints err, one line for each failure, and returns the exit code.
 func (a *app) report(err error) int {
 	if err == nil {
 		return 0
@@ -61,43 +61,44 @@ func (a *app) report(err error) int {
 	if errors.As(err, new(usageerror.Error)) || errors.As(err, new(client.AddressError)) {
 		code = exitUsage
 	}
-	(&complaints{w: a.errs}).add(err)
+	(&errorPrinter{w: a.errs}).add(err)
 	return code
 }
 
-// complaints tells people what failed, as soon as it did.
-type complaints struct {
-	w    io.Writer
-	mu   sync.Mutex
-	told map[string]bool
-	// quiet is an end that needs no words: a signal's.
-	quiet error
+// errorPrinter prints the errors of concurrent requests as they happen. Each line is printed once:
+// several requests fail alike when huskd doesn't answer.
+type errorPrinter struct {
+	w       io.Writer
+	mu      sync.Mutex
+	printed map[string]bool
+	// interrupted is the error of a command that a signal ended. It is not printed.
+	interrupted error
 }
 
-// add prints err, joined errors a line each. The same line is printed only
-// once: several requests fail alike when huskd doesn't answer.
-func (c *complaints) add(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.tell(err)
+// add prints err; joined errors get a line each.
+func (p *errorPrinter) add(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.print(err)
 }
 
-func (c *complaints) tell(err error) {
+// The caller holds p.mu.
+func (p *errorPrinter) print(err error) {
 	if err == nil {
 		return
 	}
 	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, one := range many.Unwrap() {
-			c.tell(one)
+			p.print(one)
 		}
 		return
 	}
 	if errors.As(err, new(interrupted)) {
-		c.quiet = err
+		p.interrupted = err
 		return
 	}
-	if c.told == nil {
-		c.told = map[string]bool{}
+	if p.printed == nil {
+		p.printed = map[string]bool{}
 	}
 	lines := []string{err.Error()}
 	if errors.As(err, new(client.Refused)) {
@@ -105,19 +106,19 @@ func (c *complaints) tell(err error) {
 	}
 	for _, line := range lines {
 		line = render.OneLine(line)
-		if !c.told[line] {
-			c.told[line] = true
-			_, _ = fmt.Fprintln(c.w, "husk: "+line)
+		if !p.printed[line] {
+			p.printed[line] = true
+			_, _ = fmt.Fprintln(p.w, "husk: "+line)
 		}
 	}
 }
 
-// outcome is the error to end with after all is told; nil if nothing failed.
-func (c *complaints) outcome() error {
+// result returns the error that the command ends with; nil if nothing failed.
+func (p *errorPrinter) result() error {
 	switch {
-	case c.quiet != nil:
-		return c.quiet
-	case len(c.told) > 0:
+	case p.interrupted != nil:
+		return p.interrupted
+	case len(p.printed) > 0:
 		return exit{code: exitFailure}
 	}
 	return nil

@@ -17,36 +17,36 @@ import (
 	"github.com/huskd/husk/internal/cli/render"
 )
 
-// Localhost stands for the loopback's addresses, of which one suffices.
+// Localhost stands for the loopback addresses, of which at least one must be available.
 const Localhost = "localhost"
 
-// Forwarding has ports lead to a pod until its context ends or the pod is gone.
+// Forwarding forwards ports to a pod until its context ends or the pod is gone.
 type Forwarding struct {
 	Client    *client.Client
 	Pod       string
 	Ports     []Port
-	Addresses []string // to listen at: Localhost, or IP addresses
-	// Out gets a line for each port and each connection, Errs one for each
-	// connection that failed.
+	Addresses []string // to listen on: Localhost, or IP addresses
+	// Out receives a line for each port and each connection, Errs one for each connection that
+	// failed.
 	Out, Errs io.Writer
 
-	writing sync.Mutex
+	writing sync.Mutex // serializes lines
 }
 
 func (f *Forwarding) print(to io.Writer, line string) {
 	f.writing.Lock()
 	defer f.writing.Unlock()
-	_, _ = io.WriteString(to, render.OneLine(line)+"\n") // who doesn't listen isn't told
+	_, _ = io.WriteString(to, render.OneLine(line)+"\n") // the output may be closed
 }
 
-// door is a port that is listened at.
-type door struct {
+// listener is a local port that is forwarded.
+type listener struct {
 	net.Listener
 	local  int
 	remote int32
 }
 
-// Run listens, and returns once the pod is gone or ctx ends.
+// Run forwards connections until the pod is gone or ctx ends.
 func (f *Forwarding) Run(ctx context.Context) error {
 	ask := &huskv1.FindPortsRequest{Name: f.Pod}
 	for _, p := range f.Ports {
@@ -56,10 +56,10 @@ func (f *Forwarding) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var doors []door
+	var listeners []listener
 	defer func() {
-		for _, d := range doors {
-			_ = d.Close()
+		for _, l := range listeners {
+			_ = l.Close()
 		}
 	}()
 	for i, p := range f.Ports {
@@ -67,16 +67,16 @@ func (f *Forwarding) Run(ctx context.Context) error {
 			p.Local = uint16(found.Ports[i])
 		}
 		opened, err := f.listen(p.Local, found.Ports[i])
-		doors = append(doors, opened...)
+		listeners = append(listeners, opened...)
 		if err != nil {
 			return err
 		}
 	}
-	return f.serve(ctx, found, doors)
+	return f.serve(ctx, found, listeners)
 }
 
-// listen opens a port at all addresses. Any free one is the same at all.
-func (f *Forwarding) listen(local uint16, remote int32) (doors []door, err error) {
+// listen listens on a port of all addresses. If local is 0, they share the same free port.
+func (f *Forwarding) listen(local uint16, remote int32) (listeners []listener, err error) {
 	for _, address := range f.Addresses {
 		hosts := []string{address}
 		if address == Localhost {
@@ -92,49 +92,49 @@ func (f *Forwarding) listen(local uint16, remote int32) (doors []door, err error
 			}
 			at := l.Addr().(*net.TCPAddr)
 			local = uint16(at.Port)
-			doors = append(doors, door{l, at.Port, remote})
+			listeners = append(listeners, listener{l, at.Port, remote})
 			f.print(f.Out, fmt.Sprintf("Forwarding from %s -> %d", at, remote))
 			opened++
 		}
 		if opened == 0 {
-			return doors, errors.Join(failures...)
+			return listeners, errors.Join(failures...)
 		}
 	}
-	return doors, nil
+	return listeners, nil
 }
 
-// CheckAddress says whether an address can be listened at.
+// CheckAddress returns an error if address can't be listened on.
 func CheckAddress(address string) error {
 	if address == Localhost {
 		return nil
 	}
 	if _, err := netip.ParseAddr(address); err != nil {
-		return fmt.Errorf("%q is not an IP address and not %s", address, Localhost)
+		return fmt.Errorf("%q is neither an IP address nor %s", address, Localhost)
 	}
 	return nil
 }
 
-// serve passes connections on.
-func (f *Forwarding) serve(ctx context.Context, pod *huskv1.FindPortsResponse, doors []door) error {
+// serve accepts connections and forwards them.
+func (f *Forwarding) serve(ctx context.Context, pod *huskv1.FindPortsResponse, listeners []listener) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	name := pod.Namespace + "/" + pod.Name
 	var all sync.WaitGroup
-	for _, d := range doors {
+	for _, l := range listeners {
 		all.Go(func() {
 			for {
-				conn, err := d.Accept()
+				conn, err := l.Accept()
 				if err != nil {
-					end(fmt.Errorf("can't listen any more: %w", err))
+					end(fmt.Errorf("can't accept connections: %w", err))
 					return
 				}
-				f.print(f.Out, fmt.Sprintf("Handling connection for %d", d.local))
+				f.print(f.Out, fmt.Sprintf("Handling connection for %d", l.local))
 				all.Go(func() {
-					err := f.pass(ctx, conn, &huskv1.ForwardStart{Uid: pod.Uid, Port: d.remote})
+					err := f.forward(ctx, conn, &huskv1.ForwardStart{Uid: pod.Uid, Port: l.remote})
 					switch refused, is := errors.AsType[client.Refused](err); {
 					case err == nil || ctx.Err() != nil:
 					case is && refused.Code != codes.NotFound && refused.Code != codes.FailedPrecondition:
-						f.print(f.Errs, fmt.Sprintf("husk: port %d of pod %s: %v", d.remote, name, err))
+						f.print(f.Errs, fmt.Sprintf("husk: port %d of pod %s: %v", l.remote, name, err))
 					default: // the pod or huskd is gone
 						end(fmt.Errorf("lost pod %s: %w", name, err))
 					}
@@ -144,19 +144,19 @@ func (f *Forwarding) serve(ctx context.Context, pod *huskv1.FindPortsResponse, d
 	}
 	<-ctx.Done()
 	err := context.Cause(ctx)
-	for _, d := range doors {
-		_ = d.Close()
+	for _, l := range listeners {
+		_ = l.Close()
 	}
 	all.Wait()
 	return err
 }
 
-// chunk is how much one message carries at most.
+// chunk is how much data one message carries at most.
 const chunk = 32 << 10
 
-// pass holds one connection. Its client gets a reset if the pod's end can't be
-// reached, as it would there.
-func (f *Forwarding) pass(ctx context.Context, conn net.Conn, start *huskv1.ForwardStart) (err error) {
+// forward forwards one connection. If the pod's port can't be reached, the client's connection is
+// reset, as it would be there.
+func (f *Forwarding) forward(ctx context.Context, conn net.Conn, start *huskv1.ForwardStart) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
@@ -171,7 +171,7 @@ func (f *Forwarding) pass(ctx context.Context, conn net.Conn, start *huskv1.Forw
 		return err
 	}
 	if err := stream.Send(&huskv1.ForwardInput{Of: &huskv1.ForwardInput_Start{Start: start}}); err != nil && !errors.Is(err, io.EOF) {
-		return err // after io.EOF it is Recv that knows why
+		return err // after io.EOF, Recv returns the reason
 	}
 	go func() {
 		buf := make([]byte, chunk)
@@ -195,7 +195,7 @@ func (f *Forwarding) pass(ctx context.Context, conn net.Conn, start *huskv1.Forw
 			return err
 		}
 		if _, err := conn.Write(m.Data); err != nil {
-			return nil //nolint:nilerr // its client has left
+			return nil //nolint:nilerr // the client closed the connection
 		}
 	}
 }

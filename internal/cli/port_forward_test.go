@@ -16,7 +16,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// forwarding is a husk port-forward under way.
+// forwarding is a running husk port-forward.
 type forwarding struct {
 	t     *testing.T
 	cmd   *exec.Cmd
@@ -40,13 +40,13 @@ func startForwarding(t *testing.T, env []string, args ...string) *forwarding {
 	return f
 }
 
-// line reads the next line of its output, which must be as wanted.
+// line reads the next line of output, which must match want, and returns the submatches.
 func (f *forwarding) line(want string) []string {
 	f.t.Helper()
 	line, err := f.lines.ReadString('\n')
 	found := regexp.MustCompile("^" + want + "\n$").FindStringSubmatch(line)
 	if err != nil || found == nil {
-		f.t.Fatalf("it said %q, %v, want %s; %s", line, err, want, f.errs)
+		f.t.Fatalf("output %q, %v, want %s; %s", line, err, want, f.errs)
 	}
 	return found[1:]
 }
@@ -55,7 +55,7 @@ func say(t *testing.T, port, words string) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", "127.0.0.1:"+port)
 	if err != nil {
-		return err.Error() // a reset may come before connect has returned
+		return err.Error() // a reset may come before connect returns
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
@@ -70,11 +70,11 @@ func say(t *testing.T, port, words string) string {
 	return string(answer)
 }
 
-// end waits for it to end and returns its exit code and what it complained of.
+// end waits for the exit and returns the exit code and standard error.
 func (f *forwarding) end() (int, string) {
 	f.t.Helper()
 	_, _ = io.Copy(io.Discard, f.lines)
-	_ = f.cmd.Wait() // the code tells
+	_ = f.cmd.Wait() // the exit code is checked by the caller
 	return f.cmd.ProcessState.ExitCode(), f.errs.String()
 }
 
@@ -91,20 +91,20 @@ func TestPortForward(t *testing.T) {
 	for i := range 3 {
 		words := fmt.Sprintf("words %d ", i) + strings.Repeat("x", i*100_000)
 		if got := say(t, port, words); got != strings.ToUpper(words) {
-			t.Errorf("%d bytes came back of %d", len(got), len(words))
+			t.Errorf("%d bytes of %d came back", len(got), len(words))
 		}
 	}
 	if got := say(t, shut, "x"); !strings.Contains(got, "reset") {
-		t.Errorf("where nobody listens: %q", got)
+		t.Errorf("port without a listener: %q", got)
 	}
 	if got := say(t, port, "on"); got != "ON" {
-		t.Errorf("after that it answers %q", got)
+		t.Errorf("after a failed connection, the other port answers %q", got)
 	}
 	_ = f.cmd.Process.Signal(syscall.SIGINT)
 	if code, errs := f.end(); code != 130 || errs != "husk: port 81 of pod default/web: forward port 81: connection refused\n" {
 		t.Errorf("exit code %d, %q", code, errs)
 	}
-	// A free number of one's own choice; and a pod that goes away.
+	// A local port chosen by the user, and a pod that is replaced.
 	f = startForwarding(t, env, "web", port+":80", "--address", "127.0.0.1")
 	f.line(`Forwarding from 127\.0\.0\.1:` + port + ` -> 80`)
 	h.SetPod(&huskv1.Pod{Namespace: "default", Name: "web", Uid: "another"})

@@ -71,9 +71,9 @@ func progress(stage string, layers ...*huskv1.Layer) *huskv1.Progress {
 	return p
 }
 
-func TestTransferLines(t *testing.T) {
+func TestProgressLines(t *testing.T) {
 	t.Parallel()
-	var tr Transfer
+	var tr Progress
 	at := time.Unix(1000, 0)
 	canvas := Canvas{Width: 90, Height: 20, UTF8: true}
 	if got := tr.Lines(at, canvas); got != nil || tr.Line(at, canvas) != "" {
@@ -125,9 +125,9 @@ func TestTransferLines(t *testing.T) {
 	}
 }
 
-func TestTransferIsClean(t *testing.T) {
+func TestProgressIsClean(t *testing.T) {
 	t.Parallel()
-	var tr Transfer
+	var tr Progress
 	at := time.Unix(1000, 0)
 	tr.Update(at, &huskv1.Progress{Ref: "evil\x1b[2J", Stage: "down\nloading", TotalBytes: 10, Layers: []*huskv1.Layer{{Digest: "a:\x1b[2J", Stage: "\r", TotalBytes: 5}}})
 	for _, line := range tr.Lines(at, Canvas{Width: 80, Height: 10}) {

@@ -9,24 +9,24 @@ import (
 	"github.com/huskd/husk/internal/cli/terminal"
 )
 
-// transferView shows a pull or a load on standard error while it goes on: as
-// bars on a terminal, else a line for each stage.
-type transferView struct {
+// progressView shows the progress of a pull or a load on standard error: as bars on a terminal, or
+// else a line for each stage.
+type progressView struct {
 	a      *app
-	live   *terminal.Live // nil if not on a terminal
-	bars   render.Transfer
+	live   *terminal.Live // nil if standard error is not a terminal
+	bars   render.Progress
 	stages render.Stages
 }
 
-func (a *app) newTransferView() *transferView {
-	v := &transferView{a: a}
+func (a *app) newProgressView() *progressView {
+	v := &progressView{a: a}
 	if terminal.Fancy(a.errs) {
 		v.live = terminal.NewLive(a.errs, func(c render.Canvas) []string { return v.bars.Lines(time.Now(), c) })
 	}
 	return v
 }
 
-func (v *transferView) update(p *huskv1.Progress) {
+func (v *progressView) update(p *huskv1.Progress) {
 	if v.live != nil {
 		v.live.Update(func() { v.bars.Update(time.Now(), p) })
 		return
@@ -36,7 +36,7 @@ func (v *transferView) update(p *huskv1.Progress) {
 	}
 }
 
-func (v *transferView) close() {
+func (v *progressView) close() {
 	if v.live != nil {
 		v.live.Close()
 	}

@@ -1,5 +1,5 @@
-// Package benchcmd has the command husk bench, which measures container runtimes
-// by their sockets and, for some workloads, in namespaces of its own.
+// Package benchcmd implements husk bench, which measures container runtimes through their sockets
+// and, for some workloads, in namespaces of its own.
 package benchcmd
 
 import (
@@ -12,62 +12,57 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/huskd/husk/internal/bench"
 	"github.com/huskd/husk/internal/bench/report"
+	"github.com/huskd/husk/internal/cli/flags"
 	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/usageerror"
 )
 
-// App is what the command needs of the command line that it is part of.
+// App is the command line that the command is part of.
 type App struct {
 	Out, Errs *os.File
-	// Socket is huskd's.
+	// Socket returns the address of huskd's socket.
 	Socket func() string
-	// Misuse says what is wrong with the command line of cmd.
-	Misuse func(cmd *cobra.Command, format string, args ...any) error
-	// Shows gives cmd the flag -o and returns what shows a value by it.
-	Shows func(cmd *cobra.Command) func(v any, table func() *render.Table) error
-	// Clears says that a signal has to wait until the command has cleared away.
-	Clears func()
-	// For adds a flag that takes a time.
-	For func(flags *pflag.FlagSet, name string, value time.Duration, usage string) *time.Duration
+	// CleansUp tells the command line that the command cleans up before it ends, which takes time.
+	CleansUp func()
 }
 
-// command is husk bench with its flags.
+// command is husk bench with the values of its flags.
 type command struct {
 	App
 	cfg       bench.Config
-	wait      *time.Duration
+	churn     flags.Duration
 	endpoints []string
 	restarts  []string
 	serve     string
 	compare   string
 	page      string
-	show      func(v any, table func() *render.Table) error
+	output    *flags.Output
 }
 
-// The defaults of the flags.
+// Defaults of the flags.
 const (
 	defaultImage = "docker.io/library/busybox:latest"
 	defaultServe = "httpd -f -p 80"
 )
 
-// New returns husk bench.
+// New returns the command husk bench.
 func New(app App) *cobra.Command { return (&command{App: app}).command() }
 
 func (c *command) command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench WORKLOAD...",
-		Short: "Measure huskd, or any CRI runtime beside it.",
-		Long: `Measure huskd, or any CRI runtime beside it.
+		Short: "Benchmark huskd and other CRI runtimes.",
+		Long: `Benchmark huskd and other CRI runtimes.
 
 ` + list() + `
-Several endpoints take turns, so that what changes on the machine meanwhile
-changes for all. Times are in milliseconds; RATIO is to the first endpoint.
+Several endpoints take turns, so that changes of the machine's load affect them
+all alike. Times are in milliseconds; RATIO is relative to the first endpoint.
 
-All that a run makes is in the namespace husk-bench, and is removed when it ends
-or is interrupted; what a run left that was killed, the next one removes.`,
+All pods of a run are in the namespace husk-bench. They are removed when the run
+ends or is interrupted; the next run removes those of a run that was killed.`,
 		Example: `husk bench pods
 husk bench pods -n 100 --parallel 10 --endpoint unix:///run/containerd/containerd.sock --endpoint unix:///run/husk/husk.sock
 husk bench containers exec --image localhost/web:1 --compare before.json --html now.html
@@ -77,17 +72,18 @@ husk bench restart --pods 50 --restart /usr/local/sbin/restart-huskd`,
 		RunE:              func(cmd *cobra.Command, args []string) error { return c.run(cmd, args) },
 	}
 	f := cmd.Flags()
-	f.StringArrayVar(&c.endpoints, "endpoint", nil, "`[NAME=]SOCKET` of a CRI runtime, repeatable (default: huskd's)")
-	f.StringArrayVar(&c.restarts, "restart", nil, "`COMMAND` that restarts the endpoint, repeatable in their order; not run by a shell")
-	f.IntVarP(&c.cfg.Samples, "samples", "n", 20, "how often each operation is measured; with --parallel how many pods there are")
-	f.IntVar(&c.cfg.Parallel, "parallel", 1, "how many pods are made at a time by pods, churn and agent")
-	f.IntVar(&c.cfg.Pods, "pods", 100, "how many pods there are during list and restart")
-	c.wait = c.For(f, "for", 30*time.Second, "how long churn goes on for each endpoint")
-	f.StringVar(&c.cfg.Image, "image", defaultImage, "`REF` of the image of containers, pulled if it isn't there; it has sleep and true")
-	f.StringVar(&c.serve, "serve", defaultServe, "`COMMAND` of the image that listens at port 80, for agent")
-	f.StringVar(&c.compare, "compare", "", "`FILE` of an earlier run's -o json to compare with")
-	f.StringVar(&c.page, "html", "", "`FILE` to write a page with plots to")
-	c.show = c.Shows(cmd)
+	f.StringArrayVar(&c.endpoints, "endpoint", nil, "`[NAME=]SOCKET` of a CRI runtime; repeatable (default: huskd's)")
+	f.StringArrayVar(&c.restarts, "restart", nil, "`COMMAND` that restarts an endpoint, one for each in order; not run by a shell")
+	f.IntVarP(&c.cfg.Samples, "samples", "n", 20, "samples of each operation; with --parallel, the number of pods")
+	f.IntVar(&c.cfg.Parallel, "parallel", 1, "number of pods that pods, churn and agent create at a time")
+	f.IntVar(&c.cfg.Pods, "pods", 100, "number of pods that exist during list and restart")
+	c.churn = flags.Duration(30 * time.Second)
+	f.Var(&c.churn, "for", "how long churn runs for each endpoint")
+	f.StringVar(&c.cfg.Image, "image", defaultImage, "`REF` of the containers' image, with sleep and true; pulled if missing")
+	f.StringVar(&c.serve, "serve", defaultServe, "`COMMAND` in the image that listens on port 80, for agent")
+	f.StringVar(&c.compare, "compare", "", "`FILE` with an earlier report, from -o json, to compare with")
+	f.StringVar(&c.page, "html", "", "`FILE` to write an HTML page with plots to")
+	c.output = flags.AddOutput(cmd, flags.JSON, flags.YAML)
 	return cmd
 }
 
@@ -99,7 +95,7 @@ func names() []string {
 	return all
 }
 
-// list tells what there is to measure.
+// list describes the workloads, one per line.
 func list() string {
 	var b strings.Builder
 	for _, w := range bench.Workloads {
@@ -108,14 +104,14 @@ func list() string {
 	return b.String()
 }
 
-// check is the Args of the command.
+// check validates the arguments and flags.
 func (c *command) check(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return c.Misuse(cmd, "husk bench needs a WORKLOAD: %s", strings.Join(names(), ", "))
+		return usageerror.Misuse(cmd, "husk bench needs a WORKLOAD: %s", strings.Join(names(), ", "))
 	}
 	for _, name := range args {
 		if _, ok := bench.Find(name); !ok {
-			return c.Misuse(cmd, "no workload %q: it is one of %s", name, strings.Join(names(), ", "))
+			return usageerror.Misuse(cmd, "unknown workload %q: must be one of %s", name, strings.Join(names(), ", "))
 		}
 	}
 	for _, n := range []struct {
@@ -123,25 +119,25 @@ func (c *command) check(cmd *cobra.Command, args []string) error {
 		value int
 	}{{"samples", c.cfg.Samples}, {"parallel", c.cfg.Parallel}, {"pods", c.cfg.Pods}} {
 		if n.value < 1 {
-			return c.Misuse(cmd, "--%s is at least 1", n.flag)
+			return usageerror.Misuse(cmd, "--%s must be at least 1", n.flag)
 		}
 	}
-	if *c.wait <= 0 {
-		return c.Misuse(cmd, "--for is more than nothing")
+	if c.churn <= 0 {
+		return usageerror.Misuse(cmd, "--for must be positive")
 	}
 	if len(strings.Fields(c.serve)) == 0 {
-		return c.Misuse(cmd, "--serve is empty: name a program of the image")
+		return usageerror.Misuse(cmd, "--serve must name a program in the image")
 	}
 	if len(c.restarts) > max(1, len(c.endpoints)) {
-		return c.Misuse(cmd, "there are more --restart than --endpoint")
+		return usageerror.Misuse(cmd, "more --restart than --endpoint: give one for each endpoint at most")
 	}
 	return nil
 }
 
-// config completes the configuration from flags and arguments.
+// config returns the configuration for the flags and the named workloads.
 func (c *command) config(cmd *cobra.Command, args []string) (bench.Config, error) {
 	cfg := c.cfg
-	cfg.Workloads, cfg.For, cfg.Serve = args, *c.wait, strings.Fields(c.serve)
+	cfg.Workloads, cfg.For, cfg.Serve = args, time.Duration(c.churn), strings.Fields(c.serve)
 	asks := false
 	for _, name := range args {
 		w, _ := bench.Find(name)
@@ -161,7 +157,7 @@ func (c *command) config(cmd *cobra.Command, args []string) (bench.Config, error
 		}
 		e.Socket = strings.TrimPrefix(strings.TrimPrefix(e.Socket, "unix:"), "//")
 		if !strings.HasPrefix(e.Socket, "/") {
-			return cfg, c.Misuse(cmd, "--endpoint %q is no Unix socket, as unix:///run/containerd/containerd.sock is", given)
+			return cfg, usageerror.Misuse(cmd, "--endpoint %q is not a Unix socket such as unix:///run/containerd/containerd.sock", given)
 		}
 		cfg.Endpoints = append(cfg.Endpoints, e)
 	}
@@ -173,7 +169,7 @@ func (c *command) config(cmd *cobra.Command, args []string) (bench.Config, error
 
 func (c *command) run(cmd *cobra.Command, args []string) error {
 	if os.Geteuid() != 0 {
-		return errors.New("runtimes and namespaces are root's: try sudo husk")
+		return errors.New("husk bench needs root: try sudo husk")
 	}
 	cfg, err := c.config(cmd, args)
 	if err != nil {
@@ -183,14 +179,14 @@ func (c *command) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	c.Clears()
+	c.CleansUp()
 	view := c.newView()
 	cfg.Progress = view.step
 	out, err := bench.Run(cmd.Context(), cfg)
 	view.close()
 	if err != nil {
 		if cause := context.Cause(cmd.Context()); cause != nil && errors.Is(err, cause) {
-			_, _ = fmt.Fprintln(c.Errs, "interrupted: what it made is removed")
+			_, _ = fmt.Fprintln(c.Errs, "interrupted: everything that was created is removed")
 		}
 		return err
 	}
@@ -199,7 +195,7 @@ func (c *command) run(cmd *cobra.Command, args []string) error {
 			return err
 		}
 	}
-	if err := c.show(out, func() *render.Table { return table(out, before) }); err != nil {
+	if err := c.output.Print(c.Out, out, func() *render.Table { return table(out, before) }); err != nil {
 		return err
 	}
 	return failures(out)
@@ -216,7 +212,7 @@ func (c *command) earlier() (*report.Report, error) {
 	}
 	r := &report.Report{}
 	if err := json.Unmarshal(data, r); err != nil || r.Format != report.Format {
-		return nil, fmt.Errorf("%s is no report of husk bench: make one with -o json", c.compare)
+		return nil, fmt.Errorf("%s is not a report of husk bench: create one with -o json", c.compare)
 	}
 	return r, nil
 }
@@ -237,7 +233,8 @@ func table(r report.Report, before *report.Report) *render.Table {
 	return t
 }
 
-// failures are the operations that failed, a line for each kind.
+// failures returns the different failures of all operations and their total count; nil if there are
+// none.
 func failures(r report.Report) error {
 	if r.Errors() == 0 {
 		return nil

@@ -22,16 +22,16 @@ const (
 )
 
 // Transfer draws a pull or a load while it goes on.
-type Transfer struct {
+type Progress struct {
 	last   *huskv1.Progress
 	total  Rate
 	layers map[string]*Rate
 }
 
 // Update takes the progress as it is at now.
-func (t *Transfer) Update(now time.Time, p *huskv1.Progress) {
+func (t *Progress) Update(now time.Time, p *huskv1.Progress) {
 	if t.last != nil && t.last.Ref != p.Ref {
-		*t = Transfer{}
+		*t = Progress{}
 	}
 	if t.layers == nil {
 		t.layers = map[string]*Rate{}
@@ -48,9 +48,9 @@ func (t *Transfer) Update(now time.Time, p *huskv1.Progress) {
 	}
 }
 
-// Lines draws the whole transfer and one line for each layer. When they are
-// more than fit, those that have something to tell go first.
-func (t *Transfer) Lines(now time.Time, c Canvas) []string {
+// Lines draws the whole transfer and one line for each layer. When they are more than fit, those
+// that have something to tell go first.
+func (t *Progress) Lines(now time.Time, c Canvas) []string {
 	if t.last == nil {
 		return nil
 	}
@@ -70,7 +70,7 @@ func (t *Transfer) Lines(now time.Time, c Canvas) []string {
 }
 
 // Line draws the whole transfer in one line.
-func (t *Transfer) Line(now time.Time, c Canvas) string {
+func (t *Progress) Line(now time.Time, c Canvas) string {
 	if t.last == nil {
 		return ""
 	}
@@ -85,8 +85,8 @@ func (t *Transfer) Line(now time.Time, c Canvas) string {
 	return meter{head, p.DoneBytes, p.TotalBytes, &t.total}.draw(now, c)
 }
 
-// busiest picks at most room layers, those under way before those that wait
-// and those that are done, each group in its own order.
+// busiest picks at most room layers, those under way before those that wait and those that are
+// done, each group in its own order.
 func busiest(layers []*huskv1.Layer, room int) (picked []*huskv1.Layer, hidden int) {
 	rank := func(l *huskv1.Layer) int {
 		switch l.Stage {
@@ -119,7 +119,7 @@ func busiest(layers []*huskv1.Layer, room int) (picked []*huskv1.Layer, hidden i
 // stageWidth is that of the longest stage of a layer, "downloading".
 const stageWidth = 11
 
-func (t *Transfer) layerLine(now time.Time, l *huskv1.Layer, c Canvas) string {
+func (t *Progress) layerLine(now time.Time, l *huskv1.Layer, c Canvas) string {
 	head := "  " + Clean(ShortID(l.Digest)) + "  " + Pad(Clean(l.Stage), stageWidth)
 	if l.Stage == layerWaiting || l.DoneBytes >= l.TotalBytes { // nothing moves
 		if l.TotalBytes > 0 {
@@ -169,7 +169,7 @@ func (m meter) draw(now time.Time, c Canvas) string {
 	return Cut(strings.TrimRight(line+"  "+tail, " "), c.Width)
 }
 
-// tailWidth is that of "30.1MB / 30.1MB  5.20MB/s  5m30s left".
+// tailWidth is that of "30.1MB / 30.1MB 5.20MB/s 5m30s left".
 const tailWidth = 6 + 3 + 6 + 2 + 9 + 2 + 10
 
 // Bar draws how much of total is done in width columns.
@@ -190,8 +190,8 @@ func Bar(width int, done, total int64, utf8 bool) string {
 // Stages tells of a transfer in plain lines: one for each change of stage.
 type Stages struct{ ref, stage string }
 
-// Next returns the line to print for p, or "" if its stage was told already.
-// Downloading is told only once its size is known.
+// Next returns the line to print for p, or "" if its stage was told already. Downloading is told
+// only once its size is known.
 func (s *Stages) Next(p *huskv1.Progress) string {
 	if p.Ref == s.ref && p.Stage == s.stage || p.Stage == "" || p.Stage == "done" {
 		return ""

@@ -1,0 +1,103 @@
+// Package flags holds the values of flags that several commands share.
+package flags
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"github.com/huskd/husk/internal/cli/render"
+	"github.com/huskd/husk/internal/cli/terminal"
+)
+
+// Output is the value of the flag -o.
+type Output string
+
+// The output formats. The zero Output is a table.
+const (
+	Table Output = ""
+	Wide  Output = "wide"
+	JSON  Output = "json"
+	YAML  Output = "yaml"
+)
+
+// outputValue is the pflag.Value of -o. The table, which is the default, can't be named.
+type outputValue struct {
+	output  *Output
+	allowed []Output
+}
+
+func (v outputValue) String() string { return string(*v.output) }
+func (v outputValue) Type() string   { return "format" }
+
+func (v outputValue) Set(s string) error {
+	for _, o := range v.allowed {
+		if s == string(o) {
+			*v.output = o
+			return nil
+		}
+	}
+	return fmt.Errorf("must be one of %s", v.list())
+}
+
+func (v outputValue) list() string {
+	names := make([]string, len(v.allowed))
+	for i, o := range v.allowed {
+		names[i] = string(o)
+	}
+	return strings.Join(names, ", ")
+}
+
+// AddOutput gives cmd the flag -o with the allowed formats.
+func AddOutput(cmd *cobra.Command, allowed ...Output) *Output {
+	o := new(Output)
+	v := outputValue{o, allowed}
+	cmd.Flags().VarP(v, "output", "o", "print as "+v.list())
+	complete := make([]cobra.Completion, len(allowed))
+	for i, o := range allowed {
+		complete[i] = string(o)
+	}
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(complete, cobra.ShellCompDirectiveNoFileComp))
+	return o
+}
+
+// Structured reports whether o is for programs: JSON or YAML.
+func (o Output) Structured() bool { return o == JSON || o == YAML }
+
+// Print prints v in a structured format, or else the table.
+func (o Output) Print(to *os.File, v any, table func() *render.Table) error {
+	if !o.Structured() {
+		return table().Write(to, terminal.Fancy(to))
+	}
+	var data bytes.Buffer
+	e := json.NewEncoder(&data)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	return o.PrintJSON(to, data.Bytes())
+}
+
+// PrintJSON prints a JSON document from huskd, indented or converted to YAML.
+func (o Output) PrintJSON(to *os.File, data []byte) error {
+	var text bytes.Buffer
+	if o == YAML {
+		y, err := yaml.JSONToYAML(data)
+		if err != nil {
+			return fmt.Errorf("huskd's answer is not valid JSON: %w", err)
+		}
+		text.Write(y)
+	} else {
+		if err := json.Indent(&text, bytes.TrimSpace(data), "", "  "); err != nil {
+			return fmt.Errorf("huskd's answer is not valid JSON: %w", err)
+		}
+		text.WriteByte('\n')
+	}
+	_, err := to.Write(text.Bytes())
+	return err
+}
