@@ -15,7 +15,7 @@ import (
 	"github.com/huskd/husk/internal/logs"
 )
 
-// gap is the time between two looks. To look costs a system call for each log and
+// interval is the time between two looks. To look costs a system call for each log and
 // one for the disk.
 const interval = 5 * time.Second
 

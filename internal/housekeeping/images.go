@@ -25,7 +25,7 @@ type Disk struct {
 	Pinned []string
 }
 
-// seen is what is known of an image.
+// imageTimes is what is known of an image.
 type imageTimes struct{ first, used time.Time }
 
 // collectImages removes images that nobody uses, those first that have not been
@@ -56,12 +56,12 @@ func (h *Housekeeper) collectImages(ctx context.Context, now time.Time) {
 
 func percent(used, all uint64) int { return int(float64(used) / float64(all) * 100) }
 
-// above says whether so many percent or more are used.
+// atLeastPercent says whether so many percent or more are used.
 func atLeastPercent(used, all uint64, limit int) bool {
 	return float64(used) >= float64(all)/100*float64(limit)
 }
 
-// note takes note of which images are here, and used, now.
+// trackImages takes note of which images are here, and used, now.
 func trackImages(before map[string]imageTimes, images []image.Image, now time.Time) map[string]imageTimes {
 	after := map[string]imageTimes{}
 	maps.Copy(after, before)

@@ -16,7 +16,7 @@ import (
 // are lost.
 type Orphan struct {
 	Path string
-	// Left says why it is still there; nil if it was removed.
+	// Err says why it is still there; nil if it was removed.
 	Err error
 }
 
@@ -47,7 +47,7 @@ func Orphans(volumes volume.Volumes, logs string, uids []string) (out []Orphan) 
 	return out
 }
 
-// names of the directories in a directory.
+// subdirectories of the directories in a directory.
 func subdirectories(dir string) (out []string) {
 	entries, _ := os.ReadDir(dir) // it need not be there
 	for _, e := range entries {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/stats"
 )
 
@@ -33,10 +34,10 @@ type Storage struct {
 	Evict func(uid, message string) error
 }
 
-// stored is what a pod takes, in bytes: its volumes and containers by their names.
+// diskUsage is what a pod takes, in bytes: its volumes and containers by their names.
 type diskUsage struct{ volumes, containers map[string]int64 }
 
-// excess says which limit a pod goes beyond, or nothing. The limits, and their
+// exceededLimit says which limit a pod goes beyond, or nothing. The limits, and their
 // order, are the kubelet's. It is pure.
 func exceededLimit(pod *corev1.Pod, s diskUsage) string {
 	for i := range pod.Spec.Volumes {
@@ -52,7 +53,7 @@ func exceededLimit(pod *corev1.Pod, s diskUsage) string {
 	for _, n := range s.containers {
 		all += n
 	}
-	if limit := podLimit(pod); !limit.IsZero() && all > limit.Value() {
+	if limit := criconfig.StorageLimit(pod); !limit.IsZero() && all > limit.Value() {
 		return fmt.Sprintf("the pod takes %s of the disk, more than its containers' limits of ephemeral-storage, %s together", bytes(all), limit.String())
 	}
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
@@ -65,7 +66,7 @@ func exceededLimit(pod *corev1.Pod, s diskUsage) string {
 
 func bytes(n int64) string { return resource.NewQuantity(n, resource.BinarySI).String() }
 
-// limitOf is the limit of a volume on disk, or nil. One in memory is no larger
+// sizeLimit is the limit of a volume on disk, or nil. One in memory is no larger
 // than it may be.
 func sizeLimit(v *corev1.Volume) *resource.Quantity {
 	if !manifest.OnDisk(v) || v.EmptyDir.SizeLimit == nil || v.EmptyDir.SizeLimit.Sign() <= 0 {
@@ -74,35 +75,10 @@ func sizeLimit(v *corev1.Volume) *resource.Quantity {
 	return v.EmptyDir.SizeLimit
 }
 
-// podLimit is what all containers may take that run at once; zero if none has a
-// limit.
-func podLimit(pod *corev1.Pod) resource.Quantity {
-	var sum, most resource.Quantity
-	for i := range pod.Spec.InitContainers {
-		c := &pod.Spec.InitContainers[i]
-		if manifest.IsSidecar(c) {
-			sum.Add(*c.Resources.Limits.StorageEphemeral())
-			continue
-		}
-		with := sum.DeepCopy()
-		with.Add(*c.Resources.Limits.StorageEphemeral())
-		if with.Cmp(most) > 0 {
-			most = with
-		}
-	}
-	for i := range pod.Spec.Containers {
-		sum.Add(*pod.Spec.Containers[i].Resources.Limits.StorageEphemeral())
-	}
-	if most.Cmp(sum) > 0 {
-		return most
-	}
-	return sum
-}
-
-// limited says what of a pod has to be measured: all of it if its containers have
+// toMeasure says what of a pod has to be measured: all of it if its containers have
 // limits, else the volumes that have one, or nothing.
 func toMeasure(pod *corev1.Pod) (volumes []string, containers bool) {
-	limit := podLimit(pod)
+	limit := criconfig.StorageLimit(pod)
 	containers = !limit.IsZero()
 	for i := range pod.Spec.Volumes {
 		if v := &pod.Spec.Volumes[i]; sizeLimit(v) != nil || containers && manifest.OnDisk(v) {

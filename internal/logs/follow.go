@@ -13,7 +13,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// recheck is how often a followed log is looked at without having been told
+// pollInterval is how often a followed log is looked at without having been told
 // of a change: a safety net for file systems without inotify.
 const pollInterval = 2 * time.Second
 
@@ -97,7 +97,7 @@ func (r *reader) reopen() (bool, error) {
 	return true, nil
 }
 
-// between reads the files that were moved away after the one that was read to its
+// readMissed reads the files that were moved away after the one that was read to its
 // end and before the present one: it may have been a while.
 func (r *reader) readMissed(present *os.File) error {
 	open, err := openRotated(r.path, present)

@@ -67,7 +67,7 @@ type reader struct {
 	skip       int      // lines that are too early
 }
 
-// begin gives what is wanted of earlier files, and goes to where the present one
+// start gives what is wanted of earlier files, and goes to where the present one
 // is to be read from.
 func (r *reader) start() error {
 	at, err := int64(0), error(nil)
@@ -92,7 +92,7 @@ func (r *reader) close() {
 	}
 }
 
-// drain reads to the present end of the file.
+// readToEnd reads to the present end of the file.
 func (r *reader) readToEnd() error {
 	if r.file == nil {
 		return nil
@@ -103,7 +103,7 @@ func (r *reader) readToEnd() error {
 	return nil
 }
 
-// take reads what there is to read.
+// readFrom reads what there is to read.
 func (r *reader) readFrom(from io.Reader) error {
 	in := bufio.NewReaderSize(from, 64<<10)
 	for {
@@ -124,7 +124,7 @@ func (r *reader) readFrom(from io.Reader) error {
 	}
 }
 
-// record takes one record. What isn't one, as a crash of the host can leave
+// handleRecord takes one record. What isn't one, as a crash of the host can leave
 // behind, is passed over.
 func (r *reader) handleRecord(data []byte) error {
 	at, stderr, partial, text, ok := parse(data)

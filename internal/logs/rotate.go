@@ -30,7 +30,7 @@ var stampForm = regexp.MustCompile(`^\.[0-9]{8}-[0-9]{6}(\.gz)?$`)
 
 const compressed = ".gz"
 
-// parts returns the files of the log at path that were moved away, the oldest
+// rotatedPaths returns the files of the log at path that were moved away, the oldest
 // first.
 func rotatedPaths(path string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Dir(path))
@@ -126,7 +126,7 @@ func nextStamp(path string, old []string, now time.Time) string {
 	return at.Add(time.Second).Format(stampLayout)
 }
 
-// unfinished ends the names of files in the making.
+// tmpSuffix ends the names of files in the making.
 const tmpSuffix = ".tmp"
 
 // compress puts a compressed file in the place of a file. A crash leaves one of

@@ -12,10 +12,10 @@ import (
 	"strings"
 )
 
-// part is a file of a log that was moved away, opened.
+// rotatedFile is a file of a log that was moved away, opened.
 type rotatedFile struct{ file *os.File }
 
-// openParts opens those before the present file, the oldest first. Present may be
+// openRotated opens those before the present file, the oldest first. Present may be
 // among them by now.
 func openRotated(path string, present *os.File) (open []rotatedFile, err error) {
 	defer func() {
@@ -79,7 +79,7 @@ func (p rotatedFile) reader() (io.Reader, error) {
 	return gzip.NewReader(p.file)
 }
 
-// head is the beginning of the part.
+// header is the beginning of the part.
 func (p rotatedFile) header() []byte {
 	out := make([]byte, maxHeader)
 	in, err := p.reader()
@@ -90,7 +90,7 @@ func (p rotatedFile) header() []byte {
 	return out[:n]
 }
 
-// earlier gives the lines of earlier parts that are wanted beside those of the
+// readRotated gives the lines of earlier parts that are wanted beside those of the
 // present file, all of which are.
 func (r *reader) readRotated() error {
 	open, err := openRotated(r.path, r.file)
@@ -131,7 +131,7 @@ func (r *reader) readRotated() error {
 	return nil
 }
 
-// present counts the lines of the present file, as far as that matters.
+// countCurrent counts the lines of the present file, as far as that matters.
 func (r *reader) countCurrent() (int, error) {
 	if r.file == nil {
 		return 0, nil
@@ -140,7 +140,7 @@ func (r *reader) countCurrent() (int, error) {
 	return countLines(r.file)
 }
 
-// count counts the ends of lines.
+// countLines counts the ends of lines.
 func countLines(in io.Reader) (n int, err error) {
 	lines := bufio.NewReaderSize(in, 64<<10)
 	var record []byte
@@ -163,5 +163,5 @@ func countLines(in io.Reader) (n int, err error) {
 	}
 }
 
-// stampAndTags is more than a record has before its text.
+// maxHeader is more than a record has before its text.
 const maxHeader = 256

@@ -15,17 +15,17 @@ import (
 	"github.com/huskd/husk/internal/manifest/fields"
 )
 
-// decoder reads a document into a Kubernetes type. It reads on after a
-// problem, so that all of them are told at once.
+// decoder decodes a document into a Kubernetes type. It continues after a problem, to report all
+// problems at once.
 type decoder struct {
 	*report
-	// whole says that it is not a pod, whose fields have a table.
+	// anyField accepts every field of the type. It is set for config maps and secrets; the fields
+	// of pods must be in the table of package fields.
 	anyField bool
 }
 
-// place is where a value stands: its path, with indexes, and its pattern, by
-// which the table of fields knows it. Below a field that is listed as a whole
-// the pattern is empty.
+// place is the position of a value: its path with indexes, and the pattern under which the table of
+// fields lists it. The pattern is empty below a field that is listed as a whole.
 type place struct{ path, pattern string }
 
 func (p place) field(name string) place {
@@ -51,7 +51,7 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// decode reads n into v, which is settable. A null leaves v as it is.
+// decode decodes n into v, which is settable. A null leaves v unchanged.
 func (d *decoder) decode(n *document.Node, v reflect.Value, at place) {
 	d.lines[at.path] = n.Line
 	if n.Kind == document.Null {
@@ -110,24 +110,24 @@ func (d *decoder) decode(n *document.Node, v reflect.Value, at place) {
 			d.integer(n, v, at)
 		}
 	default:
-		d.misread(at.path, at.path, n.Line, "can't be read")
+		d.misread(at.path, at.path, n.Line, "this type of field is not supported")
 	}
 }
 
-// bytes are written in base64, which may be wrapped.
+// bytes decodes base64, which may be wrapped over several lines.
 func (d *decoder) bytes(n *document.Node, v reflect.Value, at place) {
 	if !d.is(n, document.Text, at) {
 		return
 	}
 	data, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(n.Text), ""))
 	if err != nil {
-		d.misread(at.path, at.path, n.Line, "is not base64: encode it, or write it as stringData of a Secret or data of a ConfigMap")
+		d.misread(at.path, at.path, n.Line, "is not base64: encode it, or use stringData of a Secret or data of a ConfigMap")
 		return
 	}
 	v.SetBytes(data)
 }
 
-// is says whether n has the kind that is wanted, or notes that it hasn't.
+// is reports whether n has the wanted kind, and adds a problem if not.
 func (d *decoder) is(n *document.Node, want document.Kind, at place) bool {
 	if n.Kind == want {
 		return true
@@ -135,7 +135,7 @@ func (d *decoder) is(n *document.Node, want document.Kind, at place) bool {
 	remedy := ""
 	if want == document.Text && (n.Kind == document.Number || n.Kind == document.Boolean) {
 		remedy = fmt.Sprintf(": quote it (%q)", n.Raw)
-		if d.anyField { // it may be secret
+		if d.anyField { // the value may be a secret
 			remedy = ": quote it"
 		}
 	}
@@ -205,18 +205,18 @@ func (d *decoder) object(n *document.Node, v reflect.Value, at place) {
 	}
 }
 
-// first says whether a key is met for the first time, or notes that it isn't.
+// checkNotRepeated reports whether this is the first field with its key, and adds a problem if not.
 func (d *decoder) checkNotRepeated(seen map[string]int, f document.Field, at, to place) bool {
 	if line, ok := seen[f.Key]; ok {
-		d.misread(at.path, to.path, f.Line, "given twice: line %d has it too", line)
+		d.misread(at.path, to.path, f.Line, "set twice: also at line %d", line)
 		return false
 	}
 	seen[f.Key] = f.Line
 	return true
 }
 
-// jsonFields collects the fields of a struct by their JSON names, those of
-// inlined structs among them.
+// jsonFields collects the fields of a struct by their JSON names, including those of embedded
+// structs.
 func jsonFields(t reflect.Type, prefix []int, out map[string][]int) {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -232,7 +232,7 @@ func jsonFields(t reflect.Type, prefix []int, out map[string][]int) {
 	}
 }
 
-// short shows a value in a message.
+// abbreviate returns a value as it appears in messages.
 func abbreviate(n *document.Node) string {
 	const most = 40
 	text := string(n.AppendJSON(nil))
@@ -242,7 +242,7 @@ func abbreviate(n *document.Node) string {
 	return text
 }
 
-// example names what a type that reads itself wants.
+// exampleOf describes the values that a type with its own UnmarshalJSON accepts.
 func exampleOf(t reflect.Type) string {
 	if strings.HasSuffix(t.Name(), "Time") {
 		return "a time such as 2026-01-31T12:00:00Z"
@@ -250,8 +250,8 @@ func exampleOf(t reflect.Type) string {
 	return "a " + t.Name()
 }
 
-// quantityForm bounds the exponent: Kubernetes' parser takes the time and
-// memory that 1e2000000000 stands for.
+// quantityForm bounds the exponent: for 1e2000000000, Kubernetes' parser needs time and memory in
+// proportion to the value.
 var quantityForm = regexp.MustCompile(`^[+-]?[0-9]{0,18}(\.[0-9]{0,18})?([numkKMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?$`)
 
 func parseQuantity(text string) (resource.Quantity, bool) {

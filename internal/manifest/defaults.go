@@ -8,14 +8,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// The defaults that an API server gives to a pod.
+// Defaults that an API server gives to a pod.
 const (
 	DefaultNamespace   = "default"
 	defaultGrace       = int64(30)
 	defaultMessagePath = "/dev/termination-log"
 )
 
-// setDefaults fills in what the manifest leaves out, as an API server would.
+// setDefaults sets the fields that the manifest leaves out, as an API server would.
 func setDefaults(pod *corev1.Pod) {
 	setDefault(&pod.Namespace, DefaultNamespace)
 	spec := &pod.Spec
@@ -77,7 +77,7 @@ func setContainerDefaults(c *corev1.Container, hostNetwork bool) {
 	setDefaultRequests(&c.Resources)
 }
 
-// setRequests has what is limited and not asked for be asked for.
+// setDefaultRequests sets each missing request to the limit of the same resource.
 func setDefaultRequests(r *corev1.ResourceRequirements) {
 	for name, limit := range r.Limits {
 		if _, ok := r.Requests[name]; ok {
@@ -96,7 +96,7 @@ func setDefaultDivisor(ref *corev1.ResourceFieldSelector) {
 	}
 }
 
-// fill sets a value that is not set.
+// setDefault sets *value to fallback if it is zero.
 func setDefault[T comparable](value *T, fallback T) {
 	var zero T
 	if *value == zero {
@@ -104,8 +104,7 @@ func setDefault[T comparable](value *T, fallback T) {
 	}
 }
 
-// pullPolicy: what a tag latest stands for may change at any time; other tags
-// are taken to stay, as digests do.
+// pullPolicy returns the default pull policy of an image. Only the tag latest is expected to move.
 func pullPolicy(image string) corev1.PullPolicy {
 	name, _, digest := strings.Cut(image, "@")
 	if digest {
@@ -118,12 +117,12 @@ func pullPolicy(image string) corev1.PullPolicy {
 	return corev1.PullAlways
 }
 
-// IsSidecar says whether an init container runs beside the others.
+// IsSidecar reports whether an init container keeps running beside the containers.
 func IsSidecar(c *corev1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
 
-// forEachContainer calls f for all containers, in the order of their start.
+// forEachContainer calls f for all containers, in the order in which they start.
 func forEachContainer(pod *corev1.Pod, f func(c *corev1.Container, path string, init bool)) {
 	for i := range pod.Spec.InitContainers {
 		f(&pod.Spec.InitContainers[i], indexed("spec.initContainers", i), true)
@@ -136,18 +135,18 @@ func forEachContainer(pod *corev1.Pod, f func(c *corev1.Container, path string, 
 	}
 }
 
-// OnDisk says whether a volume takes disk space that is the pod's own.
+// OnDisk reports whether a volume uses disk space on behalf of the pod.
 func OnDisk(v *corev1.Volume) bool {
 	return v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumDefault
 }
 
-// Ephemeral is an ephemeral container, which only pods of an API server have, as
-// what it is but for its target: a container.
+// Ephemeral returns an ephemeral container as a container, without its target. Only pods from an API
+// server have ephemeral containers.
 func Ephemeral(c *corev1.EphemeralContainer) *corev1.Container {
 	return (*corev1.Container)(&c.EphemeralContainerCommon)
 }
 
-// oneOf names the choices of a field.
+// oneOf lists the choices for a message, and reports whether value is one of them.
 func oneOf[T ~string](value T, choices ...T) (string, bool) {
 	words := make([]string, len(choices))
 	for i, c := range choices {

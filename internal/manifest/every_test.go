@@ -13,8 +13,7 @@ import (
 	"github.com/huskd/husk/internal/manifest/fields"
 )
 
-// everyField calls f for each field of a pod's spec that Kubernetes has, by its
-// pattern, and goes on below it if f says so.
+// everyField calls f with the pattern of each field of t, and descends into the field if f returns true.
 func everyField(t reflect.Type, pattern string, f func(pattern string) bool) {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		if t.Kind() == reflect.Slice {
@@ -36,7 +35,7 @@ func everyField(t reflect.Type, pattern string, f func(pattern string) bool) {
 	}
 }
 
-// documentWith is a pod that has a value at a pattern.
+// documentWith returns a pod with a value at a pattern.
 func documentWith(t *testing.T, pattern string) []byte {
 	t.Helper()
 	var value any = "x"
@@ -57,8 +56,7 @@ func documentWith(t *testing.T, pattern string) []byte {
 	return out
 }
 
-// TestEveryField: each field that a pod's spec can have is in the table, or is
-// refused by its path. None is passed over.
+// TestEveryField checks that each field of a pod's spec is either in the table or refused by its path.
 func TestEveryField(t *testing.T) {
 	t.Parallel()
 	listed, refused := 0, 0
@@ -79,13 +77,13 @@ func TestEveryField(t *testing.T) {
 		}
 		return false
 	})
-	t.Logf("%d are honoured or have no effect, with all that is below them, %d are refused", listed, refused)
+	t.Logf("%d fields are listed, including those below them; %d are refused", listed, refused)
 	if listed < 100 || refused < 50 {
-		t.Errorf("only %d and %d: the test looks at too few", listed, refused)
+		t.Errorf("only %d listed and %d refused fields: the test doesn't visit all of them", listed, refused)
 	}
 }
 
-// TestIgnored: what is set and makes no difference is told, and nothing else.
+// TestIgnored checks that exactly those fields are returned that are set and have no effect.
 func TestIgnored(t *testing.T) {
 	t.Parallel()
 	text := func(spec string) string {
@@ -99,7 +97,7 @@ func TestIgnored(t *testing.T) {
 		return &file.Pods[0]
 	}
 	if got := Ignored(parsed("  nodeName: x\n  enableServiceLinks: false\n  tolerations: []\n")); len(got) > 0 {
-		t.Errorf("of what isn't set %v is told", got)
+		t.Errorf("%v are returned, but nothing is set", got)
 	}
 	var want []string
 	for path, value := range map[string]string{
@@ -113,12 +111,12 @@ func TestIgnored(t *testing.T) {
 		}
 		want = append(want, "spec."+name)
 		if got := Ignored(parsed(fmt.Sprintf("  %s: %s\n", path, value))); !slices.Equal(got, []string{"spec." + name}) {
-			t.Errorf("%s: told are %v", path, got)
+			t.Errorf("%s: got %v", path, got)
 		}
 	}
 	for _, f := range fields.All() {
 		if f.How == fields.Ignored && strings.HasPrefix(f.Path, "spec.") && f.Path != "spec.nodeName" && !slices.Contains(want, f.Path) {
-			t.Errorf("nothing tests whether %s is told", f.Path)
+			t.Errorf("the test doesn't cover %s", f.Path)
 		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// fieldExists says whether a pod has a field of that pattern.
+// fieldExists reports whether a pod has a field with the pattern.
 func fieldExists(pattern string) bool {
 	t := reflect.TypeFor[corev1.Pod]()
 	for _, part := range strings.Split(pattern, ".") {

@@ -9,20 +9,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// identityLength is how many hex digits of a hash a UID or Hash has, as the
-// UIDs of kubelet's static pods.
+// identityLength is the number of hex digits in a UID or Hash. It is that of the UIDs that kubelet
+// gives to static pods.
 const identityLength = 32
 
-// Hash tells one content of a pod from another: its names, labels, annotations
-// and spec, with all defaults. A pod whose hash has changed must be made anew.
+// Hash returns a hash of the pod's name, namespace, labels, annotations and spec, with all defaults. A
+// pod whose hash has changed must be recreated.
 func Hash(pod *corev1.Pod) string {
 	return digest(string(content(pod)))
 }
 
-// uid identifies a pod of a manifest that names no UID: by its content, the
-// node and the source, as kubelet does for static pods. So the same manifest
-// read again is the same pod, also after a restart, and an edited or moved one
-// is another.
+// uid derives the UID of a pod whose manifest sets none from its content, the node and the source, as
+// kubelet does for static pods. The same manifest thus yields the same pod after a restart, and an
+// edited or moved manifest yields a new pod.
 func uid(pod *corev1.Pod, o Origin) types.UID {
 	return types.UID(digest(string(content(pod)), o.Node, o.Source))
 }
@@ -30,7 +29,7 @@ func uid(pod *corev1.Pod, o Origin) types.UID {
 func content(pod *corev1.Pod) []byte {
 	spec := pod.Spec
 	dropIgnored(&spec)
-	// Neither of these can fail to be written: they were read from JSON.
+	// Marshalling can't fail: all of this was decoded from JSON.
 	raw, _ := json.Marshal(struct {
 		Name, Namespace     string
 		Labels, Annotations map[string]string
@@ -39,7 +38,7 @@ func content(pod *corev1.Pod) []byte {
 	return raw
 }
 
-// dropIgnored drops what makes no difference, to the identity of a pod neither.
+// dropIgnored clears the fields that have no effect, so that they don't change a pod's identity.
 func dropIgnored(s *corev1.PodSpec) {
 	s.NodeName, s.NodeSelector, s.SchedulerName, s.Tolerations, s.TopologySpreadConstraints = "", nil, "", nil, nil
 	s.EnableServiceLinks, s.PreemptionPolicy, s.Priority, s.PriorityClassName = nil, nil, nil, ""
@@ -50,7 +49,7 @@ func dropIgnored(s *corev1.PodSpec) {
 	}
 }
 
-// digest hashes parts so that no two lists of parts are hashed alike.
+// digest hashes a list of parts unambiguously: ("a", "bc") and ("ab", "c") differ.
 func digest(parts ...string) string {
 	raw, _ := json.Marshal(parts)
 	sum := sha256.Sum256(raw)

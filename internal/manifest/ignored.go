@@ -9,8 +9,8 @@ import (
 	"github.com/huskd/husk/internal/manifest/fields"
 )
 
-// Ignored returns the fields of a pod's spec that are set and make no difference
-// here, sorted. Whose pod it is should be told.
+// Ignored returns the sorted paths of the fields in a pod's spec that are set but have no effect. The
+// caller should warn about them.
 func Ignored(pod *corev1.Pod) []string {
 	var out []string
 	for _, f := range fields.All() {
@@ -21,7 +21,7 @@ func Ignored(pod *corev1.Pod) []string {
 	return out
 }
 
-// isSet says whether the field at the path below v has a value that counts.
+// isSet reports whether the field at path below v has a value that is not empty.
 func isSet(v reflect.Value, path string) bool {
 	for v.Kind() == reflect.Pointer {
 		if v.IsNil() {

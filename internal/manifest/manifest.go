@@ -1,10 +1,10 @@
-// Package manifest reads pod manifests: the bytes of a file in, complete and
-// valid pods out, or a line for each thing that is wrong. It is pure.
+// Package manifest parses pod manifests. It turns the bytes of a file into complete, valid pods, or
+// into an error with a line for each problem. It is pure.
 //
-// It is stricter than an API server. A field that Husk would not honour is
-// refused, not dropped, unless it means nothing on one node; fields.go has the
-// tables. A file is taken whole or not at all, so that a mistake in one pod
-// can't be taken for the removal of another.
+// It is stricter than an API server. A field that Husk doesn't honour is refused rather than
+// dropped, unless the field has no meaning on a single node; package fields has the tables. A file
+// is accepted or refused as a whole, so that a mistake in one pod is never read as the removal of
+// another.
 package manifest
 
 import (
@@ -22,24 +22,24 @@ import (
 
 // Origin says where a manifest comes from.
 type Origin struct {
-	// File is its name in messages.
+	// File is the file's name in messages.
 	File string
-	// Node is the name of the node, which becomes spec.nodeName.
+	// Node is the name of the node. It becomes spec.nodeName.
 	Node string
-	// Source is what the UIDs of the pods depend on: another manifest from the
-	// same source must have the same, such as file:/etc/husk/web.yaml.
+	// Source identifies the source, for example file:/etc/husk/web.yaml. The UIDs of the pods are
+	// derived from it, so it must stay the same for all versions of a file.
 	Source string
 }
 
-// File is what a manifest declares.
+// File is the parsed content of a manifest file.
 type File struct {
 	Pods []corev1.Pod
-	// Objects are what stands beside the pods, for them and others to refer to.
+	// Objects are the config maps and secrets of the file. Pods of any file may reference them.
 	Objects Objects
 }
 
-// Parse returns the pods of a manifest, with an API server's defaults, the
-// node's name and a UID, and what is beside them. The error is an *Error.
+// Parse returns the pods and objects of a manifest. Each pod has an API server's defaults, the
+// node's name and a UID. The error is an *Error.
 func Parse(data []byte, o Origin) (File, error) {
 	p := &parser{origin: o, seen: map[string]int{}, objects: Objects{}}
 	docs, err := document.Read(data)
@@ -66,10 +66,10 @@ type parser struct {
 	origin   Origin
 	pods     []corev1.Pod
 	objects  Objects
-	listed   bool // there is a list, which may say that there are none
+	listed   bool // the file has a list, which may be empty
 	problems []Problem
-	more     int            // problems beyond those
-	seen     map[string]int // lines of the pods and objects by kind, namespace and name
+	more     int            // number of problems that are not in problems
+	seen     map[string]int // line of each pod and object, by ObjectKey
 }
 
 func (p *parser) fail(err error) {
@@ -84,7 +84,7 @@ func (p *parser) problem(line int, subject, path, format string, args ...any) {
 	p.problems = append(p.problems, Problem{line, subject, path, fmt.Sprintf(format, args...)})
 }
 
-// document reads a pod or a list of them.
+// document parses a pod, an object, or a list of them.
 func (p *parser) document(doc *document.Node, subject string) {
 	if doc.Kind != document.Object {
 		p.problem(doc.Line, subject, "", "must be an object, not %s", doc.Kind)
@@ -95,9 +95,9 @@ func (p *parser) document(doc *document.Node, subject string) {
 	case kind == "":
 		p.problem(doc.Line, subject, "kind", "missing: begin with apiVersion: v1 and kind: Pod")
 	case version == "":
-		p.problem(doc.Line, subject, "apiVersion", "missing: it is v1")
+		p.problem(doc.Line, subject, "apiVersion", "missing: set it to v1")
 	case version != "v1" || !slices.Contains([]string{"Pod", "PodList", "List", KindConfigMap, KindSecret}, kind):
-		p.problem(doc.Get("kind").Line, subject, "kind", "%s of %s is not supported: write a v1 Pod", kind, version)
+		p.problem(doc.Get("kind").Line, subject, "kind", "%s of %s is not supported: use a v1 Pod", kind, version)
 	case kind == "Pod":
 		p.pod(doc, subject)
 	case kind == KindConfigMap || kind == KindSecret:
@@ -107,7 +107,7 @@ func (p *parser) document(doc *document.Node, subject string) {
 	}
 }
 
-// word returns the text of a field, or nothing.
+// textField returns the value of a string field, or "".
 func textField(n *document.Node, key string) string {
 	if value := n.Get(key); value != nil && value.Kind == document.Text {
 		return value.Text
@@ -128,12 +128,12 @@ func (p *parser) list(doc *document.Node, subject, kind string) {
 				p.item(item, fmt.Sprintf("%s: items[%d]", subject, i), kind)
 			}
 		default:
-			p.problem(f.Line, subject, f.Key, "unknown field: a %s has items", kind)
+			p.problem(f.Line, subject, f.Key, "unknown field: a %s has only items", kind)
 		}
 	}
 }
 
-// item reads one of a list. Those of a PodList need not say that they are pods.
+// item parses an item of a list. The items of a PodList may leave out apiVersion and kind.
 func (p *parser) item(item *document.Node, subject, kind string) {
 	if item.Kind == document.Object && kind == "PodList" {
 		for _, f := range []struct{ key, value string }{{"apiVersion", "v1"}, {"kind", "Pod"}} {
@@ -143,7 +143,7 @@ func (p *parser) item(item *document.Node, subject, kind string) {
 		}
 	}
 	if item.Kind == document.Object && strings.HasSuffix(textField(item, "kind"), "List") {
-		p.problem(item.Line, subject, "kind", "a list in a list is not supported: write its pods as items")
+		p.problem(item.Line, subject, "kind", "nested lists are not supported: write the pods as items of the outer list")
 		return
 	}
 	p.document(item, subject)
@@ -173,16 +173,16 @@ func (p *parser) pod(doc *document.Node, subject string) {
 	p.pods = append(p.pods, pod)
 }
 
-// first notes that there is another of the same kind and name, if there is.
+// checkUnique adds a problem if the file has already declared an object of this kind and name.
 func (p *parser) checkUnique(doc *document.Node, kind string, m *metav1.ObjectMeta, subject string) {
 	key := ObjectKey(kind, m.Namespace, m.Name)
 	if line, ok := p.seen[key]; ok && m.Name != "" {
-		p.problem(doc.Line, subject, "metadata.name", "there is another %s of this name at line %d: use another", strings.ToLower(kind), line)
+		p.problem(doc.Line, subject, "metadata.name", "line %d declares a %s of the same name: rename one", line, strings.ToLower(kind))
 	}
 	p.seen[key] = doc.Line
 }
 
-// nameOf returns namespace/name of a pod's document, if it has a name.
+// nameOf returns the namespace/name that a document declares, or "" if it has no name.
 func nameOf(doc *document.Node) string {
 	meta := doc.Get("metadata")
 	if meta == nil || textField(meta, "name") == "" {
@@ -195,7 +195,7 @@ func nameOf(doc *document.Node) string {
 	return namespace + "/" + textField(meta, "name")
 }
 
-// forget drops what an API server has set.
+// dropServerFields clears the fields that an API server sets.
 func dropServerFields(pod *corev1.Pod) {
 	m := &pod.ObjectMeta
 	*m = metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, Labels: m.Labels, Annotations: m.Annotations}

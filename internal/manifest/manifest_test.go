@@ -23,7 +23,7 @@ func origin(file string) Origin {
 	return Origin{File: file, Node: "node", Source: "file:/etc/husk/" + file}
 }
 
-// inputs returns the manifests of a directory of testdata.
+// inputs returns the manifests in a directory of testdata.
 func inputs(t *testing.T, dir string) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("testdata", dir, "*"))
@@ -58,7 +58,7 @@ func TestBadManifests(t *testing.T) {
 			}
 			for _, line := range strings.Split(err.Error(), "\n") {
 				if !strings.HasPrefix(line, filepath.Base(file)+":") {
-					t.Errorf("%q doesn't begin with the file", line)
+					t.Errorf("line %q doesn't begin with the name of the file", line)
 				}
 			}
 			golden.Check(t, file+".golden", err.Error()+"\n")
@@ -87,7 +87,7 @@ func TestGoodManifests(t *testing.T) {
 	}
 }
 
-// parse1 reads a manifest of one pod that must be good.
+// parseOne parses a valid manifest with one pod.
 func parseOne(t *testing.T, text string) corev1.Pod {
 	t.Helper()
 	f, err := Parse([]byte(text), origin("pod.yaml"))
@@ -112,7 +112,7 @@ func TestSize(t *testing.T) {
 	parseOne(t, large[:document.MaxSize])
 }
 
-// TestBombs: what is small in the file and large in memory.
+// TestBombs parses small files that would be large in memory.
 func TestBombs(t *testing.T) {
 	t.Parallel()
 	laughs := "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
@@ -213,7 +213,7 @@ func TestReference(t *testing.T) {
 	golden.Check(t, "testdata/reference.golden", fields.Reference())
 }
 
-// TestFieldsExist: a misspelt path in the tables would refuse a good field.
+// TestFieldsExist checks the paths in the tables. A misspelt one would make a valid field be refused.
 func TestFieldsExist(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
@@ -226,15 +226,15 @@ func TestFieldsExist(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 		if !fieldExists(f.Path) {
-			t.Errorf("no pod has %s", f.Path)
+			t.Errorf("%s is not a field of a pod", f.Path)
 		}
 	}
 	for path := range fields.Remedies {
 		if !fieldExists(path) {
-			t.Errorf("no pod has %s", path)
+			t.Errorf("%s is not a field of a pod", path)
 		}
 		if standing, _ := fields.Lookup(path); standing != fields.Unlisted {
-			t.Errorf("%s has a remedy, but is not refused", path)
+			t.Errorf("%s has a remedy but is not refused", path)
 		}
 	}
 }
@@ -260,7 +260,7 @@ func FuzzParse(f *testing.F) {
 		if len(pods) == 0 {
 			t.Error("no pods and no error")
 		}
-		// What was read can be written and read again, and is the same.
+		// A parsed pod survives marshalling and parsing.
 		for _, pod := range pods {
 			raw, err := json.Marshal(pod)
 			if err != nil {

@@ -11,27 +11,27 @@ import (
 	"github.com/huskd/husk/internal/manifest/document"
 )
 
-// The kinds of objects that pods can refer to.
+// The kinds of objects that pods can reference.
 const (
 	KindConfigMap = "ConfigMap"
 	KindSecret    = "Secret"
 )
 
-// Object is a config map or a secret: its data by their keys.
+// Object is the data of a config map or a secret, by key.
 type Object map[string][]byte
 
-// Objects are what pods refer to, by ObjectKey.
+// Objects holds config maps and secrets by their ObjectKey.
 type Objects map[string]Object
 
-// ObjectKey names an object among others.
+// ObjectKey returns the key of an object in Objects.
 func ObjectKey(kind, namespace, name string) string { return kind + " " + namespace + "/" + name }
 
-// Equal says whether both have the same objects with the same data.
+// Equal reports whether both hold the same objects with the same data.
 func (o Objects) Equal(other Objects) bool {
 	return maps.EqualFunc(o, other, func(x, y Object) bool { return maps.EqualFunc(x, y, bytes.Equal) })
 }
 
-// Of returns those that a pod refers to, as far as they are there.
+// Of returns the objects that a pod references. Missing ones are left out.
 func (o Objects) Of(pod *corev1.Pod) Objects {
 	out := Objects{}
 	References(pod, func(kind, name string) {
@@ -43,7 +43,7 @@ func (o Objects) Of(pod *corev1.Pod) Objects {
 	return out
 }
 
-// References calls f for all objects that the pod refers to.
+// References calls f for each reference of the pod to an object. An object may occur several times.
 func References(pod *corev1.Pod, f func(kind, name string)) {
 	for _, login := range pod.Spec.ImagePullSecrets {
 		f(KindSecret, login.Name)
@@ -77,8 +77,8 @@ func References(pod *corev1.Pod, f func(kind, name string)) {
 	}
 }
 
-// Projections are the parts of a volume whose files come from the manifest;
-// there are none for another. A volume of one kind is a projection of it alone.
+// Projections returns the sources of a volume whose files come from the manifest, and nil for other
+// volumes. A configMap, secret or downwardAPI volume is returned as a single source.
 func Projections(v *corev1.Volume) []corev1.VolumeProjection {
 	switch {
 	case v.ConfigMap != nil:
@@ -95,10 +95,10 @@ func Projections(v *corev1.Volume) []corev1.VolumeProjection {
 	return nil
 }
 
-// maxObject is the most data of an object, as an API server has it.
+// maxObjectSize is the maximum size of an object's data. It is the API server's.
 const maxObjectSize = 1 << 20
 
-// object reads a config map or a secret.
+// object parses a config map or a secret.
 func (p *parser) object(doc *document.Node, kind, subject string) {
 	if name := nameOf(doc); name != "" {
 		subject = map[string]string{KindConfigMap: "config map ", KindSecret: "secret "}[kind] + name
@@ -121,7 +121,7 @@ func (p *parser) object(doc *document.Node, kind, subject string) {
 		maps.Copy(data, config.BinaryData)
 		for key, value := range config.Data {
 			if _, ok := data[key]; ok {
-				r.invalid("data."+key, "binaryData has it too: remove one")
+				r.invalid("data."+key, "binaryData has the same key: remove one")
 			}
 			data[key] = []byte(value)
 		}
@@ -130,20 +130,20 @@ func (p *parser) object(doc *document.Node, kind, subject string) {
 	if m.Name == "" {
 		r.missing("metadata.name", "")
 	} else if len(validation.IsDNS1123Subdomain(m.Name)) > 0 {
-		r.invalid("metadata.name", "%q can't be one: %s", m.Name, subdomainRule)
+		r.invalid("metadata.name", "%q is not valid: %s", m.Name, subdomainRule)
 	}
 	if len(validation.IsDNS1123Label(m.Namespace)) > 0 {
-		r.invalid("metadata.namespace", "%q can't be one: %s", m.Namespace, labelRule)
+		r.invalid("metadata.namespace", "%q is not valid: %s", m.Namespace, labelRule)
 	}
 	size := 0
 	for key, value := range data {
 		size += len(value)
 		if len(validation.IsConfigMapKey(key)) > 0 {
-			r.invalid("data."+key, "%q can't be a key: use at most 253 letters, digits, -, _ and ., which don't begin with two dots", key)
+			r.invalid("data."+key, "%q is not a valid key: use at most 253 letters, digits, -, _ and ., and don't begin with two dots", key)
 		}
 	}
 	if size > maxObjectSize {
-		r.invalid("data", "%d bytes in all: at most %d", size, maxObjectSize)
+		r.invalid("data", "%d bytes in total: at most %d are allowed", size, maxObjectSize)
 	}
 	p.problems = append(p.problems, r.sorted()...)
 	p.more += r.more

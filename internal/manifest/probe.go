@@ -10,7 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// setProbeDefaults fills in a probe, if there is one, as an API server would.
+// setProbeDefaults sets the defaults of a probe as an API server would. p may be nil.
 func setProbeDefaults(p *corev1.Probe) {
 	if p == nil {
 		return
@@ -43,7 +43,7 @@ func setLifecycleDefaults(l *corev1.Lifecycle) {
 	}
 }
 
-// Port is the number of a port that may be given by its name in the container.
+// Port resolves a port that is given by number or by its name in the container.
 func Port(c *corev1.Container, port intstr.IntOrString) (number int, ok bool) {
 	if port.Type == intstr.Int {
 		return port.IntValue(), len(validation.IsValidPortNum(port.IntValue())) == 0
@@ -56,10 +56,10 @@ func Port(c *corev1.Container, port intstr.IntOrString) (number int, ok bool) {
 	return 0, false
 }
 
-// care checks what looks after a container while it runs.
-type care struct{ *validator }
+// onlySidecars is the problem of an init container with probes or hooks.
+const onlySidecars = "an init container has none unless it is a sidecar: remove it, or set restartPolicy: Always"
 
-func (v care) probes(c *corev1.Container, at string, init bool) {
+func checkProbes(r *report, c *corev1.Container, at string, init bool) {
 	for _, p := range []struct {
 		name  string
 		probe *corev1.Probe
@@ -67,28 +67,20 @@ func (v care) probes(c *corev1.Container, at string, init bool) {
 		switch {
 		case p.probe == nil:
 		case init && !IsSidecar(c):
-			v.invalid(at+"."+p.name, "an init container that runs to its end has none: remove it, or make it a sidecar by restartPolicy: Always")
+			r.invalid(at+"."+p.name, onlySidecars)
 		default:
-			v.probe(c, p.probe, at+"."+p.name, p.name == "readinessProbe")
+			checkProbe(r, c, p.probe, at+"."+p.name, p.name == "readinessProbe")
 		}
 	}
-	if c.Lifecycle == nil {
-		return
-	}
-	if init && !IsSidecar(c) {
-		v.invalid(at+".lifecycle", "an init container that runs to its end has none: remove it, or make it a sidecar by restartPolicy: Always")
-		return
-	}
-	v.lifecycle(c, at+".lifecycle")
 }
 
-func (v care) probe(c *corev1.Container, p *corev1.Probe, at string, readiness bool) {
-	v.handler(at, map[string]bool{
+func checkProbe(r *report, c *corev1.Container, p *corev1.Probe, at string, readiness bool) {
+	checkHandler(r, at, map[string]bool{
 		"exec": p.Exec != nil, "httpGet": p.HTTPGet != nil, "tcpSocket": p.TCPSocket != nil, "grpc": p.GRPC != nil,
 	})
-	v.actions(c, at, p.Exec, p.HTTPGet, p.TCPSocket)
+	checkActions(r, c, at, &corev1.LifecycleHandler{Exec: p.Exec, HTTPGet: p.HTTPGet, TCPSocket: p.TCPSocket})
 	if g := p.GRPC; g != nil && len(validation.IsValidPortNum(int(g.Port))) > 0 {
-		v.invalid(at+".grpc.port", "%d is not within 1…65535", g.Port)
+		r.invalid(at+".grpc.port", "%d is not within 1…65535", g.Port)
 	}
 	for _, n := range []struct {
 		name  string
@@ -99,23 +91,23 @@ func (v care) probe(c *corev1.Container, p *corev1.Probe, at string, readiness b
 		{"successThreshold", p.SuccessThreshold, 1}, {"failureThreshold", p.FailureThreshold, 1},
 	} {
 		if n.value < n.least {
-			v.invalid(at+"."+n.name, "%d is less than %d", n.value, n.least)
+			r.invalid(at+"."+n.name, "%d is less than %d", n.value, n.least)
 		}
 	}
 	if !readiness && p.SuccessThreshold > 1 {
-		v.invalid(at+".successThreshold", "%d, only a readinessProbe may need more than 1: remove it", p.SuccessThreshold)
+		r.invalid(at+".successThreshold", "%d, but only a readinessProbe may have more than 1: remove it", p.SuccessThreshold)
 	}
 	switch g := p.TerminationGracePeriodSeconds; {
 	case g == nil:
 	case readiness:
-		v.invalid(at+".terminationGracePeriodSeconds", "a readinessProbe stops nothing: remove it")
+		r.invalid(at+".terminationGracePeriodSeconds", "a readinessProbe never stops the container: remove it")
 	case *g < 1 || *g > math.MaxInt32:
-		v.invalid(at+".terminationGracePeriodSeconds", "%d is not within 1…%d", *g, math.MaxInt32)
+		r.invalid(at+".terminationGracePeriodSeconds", "%d is not within 1…%d", *g, math.MaxInt32)
 	}
 }
 
-// handler notes what has not exactly one of the kinds.
-func (v care) handler(at string, kinds map[string]bool) {
+// checkHandler reports a probe or hook without exactly one action.
+func checkHandler(r *report, at string, kinds map[string]bool) {
 	set := 0
 	for _, is := range kinds {
 		if is {
@@ -128,50 +120,59 @@ func (v care) handler(at string, kinds map[string]bool) {
 	}
 	switch {
 	case set > 1:
-		v.invalid(at, "more than one of %s is set: set one of them", words)
-	case set == 0 && !v.faulty[at]:
-		v.invalid(at, "nothing to do: set one of %s", words)
+		r.invalid(at, "more than one of %s is set: set only one of them", words)
+	case set == 0 && !r.faulty[at]:
+		r.invalid(at, "it has no action: set one of %s", words)
 	}
 }
 
-// actions checks those that probes and hooks have in common.
-func (v care) actions(c *corev1.Container, at string, exec *corev1.ExecAction, get *corev1.HTTPGetAction, tcp *corev1.TCPSocketAction) {
+// checkActions checks the actions that probes and hooks have in common.
+func checkActions(r *report, c *corev1.Container, at string, h *corev1.LifecycleHandler) {
+	exec, get, tcp := h.Exec, h.HTTPGet, h.TCPSocket
 	if exec != nil && len(exec.Command) == 0 {
-		v.missing(at+".exec.command", "")
+		r.missing(at+".exec.command", "")
 	}
 	if tcp != nil {
-		v.port(c, at+".tcpSocket.port", tcp.Port)
+		checkPort(r, c, at+".tcpSocket.port", tcp.Port)
 	}
 	if get == nil {
 		return
 	}
-	v.port(c, at+".httpGet.port", get.Port)
-	choice(v.validator, at+".httpGet.scheme", get.Scheme, corev1.URISchemeHTTP, corev1.URISchemeHTTPS)
+	checkPort(r, c, at+".httpGet.port", get.Port)
+	choice(r, at+".httpGet.scheme", get.Scheme, corev1.URISchemeHTTP, corev1.URISchemeHTTPS)
 	if strings.ContainsAny(get.Path, " \r\n\x00") {
-		v.invalid(at+".httpGet.path", "%q has white space or a zero byte: write it as %%20", get.Path)
+		r.invalid(at+".httpGet.path", "%q contains white space or a NUL byte: write a space as %%20", get.Path)
 	}
 	for i, h := range get.HTTPHeaders {
 		if len(validation.IsHTTPHeaderName(h.Name)) > 0 {
-			v.invalid(indexed(at+".httpGet.httpHeaders", i)+".name", "%q can't be one: use letters, digits and -", h.Name)
+			r.invalid(indexed(at+".httpGet.httpHeaders", i)+".name", "%q is not valid: use letters, digits and -", h.Name)
 		}
 		if strings.ContainsAny(h.Value, "\r\n\x00") {
-			v.invalid(indexed(at+".httpGet.httpHeaders", i)+".value", "has a line break or a zero byte: remove it")
+			r.invalid(indexed(at+".httpGet.httpHeaders", i)+".value", "contains a line break or a NUL byte: remove it")
 		}
 	}
 }
 
-func (v care) port(c *corev1.Container, at string, port intstr.IntOrString) {
+func checkPort(r *report, c *corev1.Container, at string, port intstr.IntOrString) {
 	if _, ok := Port(c, port); ok {
 		return
 	}
 	if port.Type == intstr.String {
-		v.invalid(at, "the container has no port %q: name one in ports, or write its number", port.StrVal)
+		r.invalid(at, "the container has no port %q: name it in ports, or use its number", port.StrVal)
 		return
 	}
-	v.invalid(at, "%d is not within 1…65535", port.IntValue())
+	r.invalid(at, "%d is not within 1…65535", port.IntValue())
 }
 
-func (v care) lifecycle(c *corev1.Container, at string) {
+// checkLifecycle checks the hooks of a container. grace is the pod's terminationGracePeriodSeconds.
+func checkLifecycle(r *report, c *corev1.Container, at string, init bool, grace int64) {
+	switch {
+	case c.Lifecycle == nil:
+		return
+	case init && !IsSidecar(c):
+		r.invalid(at, onlySidecars)
+		return
+	}
 	for _, h := range []struct {
 		name string
 		*corev1.LifecycleHandler
@@ -180,23 +181,22 @@ func (v care) lifecycle(c *corev1.Container, at string) {
 			continue
 		}
 		at := at + "." + h.name
-		v.handler(at, map[string]bool{
+		checkHandler(r, at, map[string]bool{
 			"exec": h.Exec != nil, "httpGet": h.HTTPGet != nil, "tcpSocket": h.TCPSocket != nil, "sleep": h.Sleep != nil,
 		})
-		v.actions(c, at, h.Exec, h.HTTPGet, h.TCPSocket)
-		grace := *v.pod.Spec.TerminationGracePeriodSeconds
+		checkActions(r, c, at, h.LifecycleHandler)
 		if s := h.Sleep; s != nil && (s.Seconds < 0 || s.Seconds > grace) {
-			v.invalid(at+".sleep.seconds", "%d is not within 0…%d, the terminationGracePeriodSeconds", s.Seconds, grace)
+			r.invalid(at+".sleep.seconds", "%d is not within 0…%d, the terminationGracePeriodSeconds", s.Seconds, grace)
 		}
 	}
 	if s := c.Lifecycle.StopSignal; s != nil {
 		if _, ok := StopSignal(*s); !ok {
-			v.invalid(at+".stopSignal", "%q is not a signal such as SIGTERM or SIGRTMIN+3", *s)
+			r.invalid(at+".stopSignal", "%q is not a signal such as SIGTERM or SIGRTMIN+3", *s)
 		}
 	}
 }
 
-// StopSignal is a signal as CRI spells it.
+// StopSignal converts a signal to CRI's enumeration.
 func StopSignal(s corev1.Signal) (runtimeapi.Signal, bool) {
 	name := strings.NewReplacer("+", "PLUS", "-", "MINUS").Replace(string(s))
 	n, ok := runtimeapi.Signal_value["SIGNAL_"+name]

@@ -11,12 +11,12 @@ import (
 	"github.com/huskd/husk/internal/manifest/fields"
 )
 
-// Problem is one thing wrong with a manifest.
+// Problem is one mistake in a manifest.
 type Problem struct {
-	// Line in the file, from 1; 0 if it isn't known.
+	// Line in the file, from 1; 0 if unknown.
 	Line int
-	// Subject is the pod ("pod default/web"), or the document of one that has
-	// no name; empty for a problem of the file.
+	// Subject is the pod ("pod default/web") or, if it has no name, its document ("document 2").
+	// It is empty for a problem of the file.
 	Subject string
 	// Path of the field, such as spec.containers[0].image; may be empty.
 	Path string
@@ -24,16 +24,15 @@ type Problem struct {
 	Text string
 }
 
-// Error is a manifest that was refused. It is of the kind invalid argument and
-// has a line of its own for each problem, with the file's name first.
+// Error lists the problems of a manifest that was refused. It is of the kind invalid argument.
 type Error struct {
 	File     string
 	Problems []Problem
-	// More is how many further problems are not listed.
+	// More is the number of problems that are not in Problems.
 	More int
 }
 
-// Error has a line for each problem.
+// Error returns a line for each problem. Each line begins with the file's name.
 func (e *Error) Error() string {
 	var lines []string
 	for _, p := range e.Problems {
@@ -58,24 +57,23 @@ func (e *Error) Error() string {
 // Unwrap makes errdefs.IsInvalidArgument true.
 func (e *Error) Unwrap() error { return errdefs.ErrInvalidArgument }
 
-// maxProblems that are listed; a file of rubbish has thousands.
+// maxProblems is the number of problems that are listed. A file of garbage has thousands.
 const maxProblems = 50
 
 // report collects the problems of one pod.
 type report struct {
 	subject  string
-	lines    map[string]int // of each path that the document has
+	lines    map[string]int // line of each path in the document
 	problems []Problem
-	faulty   map[string]bool // paths of what was not read whole
-	more     int             // problems beyond those that will be listed
+	faulty   map[string]bool // paths of values that could not be decoded completely
+	more     int             // number of problems that are not in problems
 }
 
 func newReport(subject string) *report {
 	return &report{subject: subject, lines: map[string]int{}, faulty: map[string]bool{}}
 }
 
-// misread notes a problem of reading: what the object at parent says is then
-// not known for sure.
+// misread adds a problem of decoding. The object at parent counts as decoded incompletely.
 func (r *report) misread(parent, path string, line int, format string, args ...any) {
 	r.faulty[parent], r.faulty[path] = true, true
 	r.add(path, line, fmt.Sprintf(format, args...))
@@ -89,25 +87,25 @@ func (r *report) add(path string, line int, text string) {
 	r.problems = append(r.problems, Problem{line, r.subject, path, text})
 }
 
-// full says that further problems are only counted.
+// full reports whether further problems are only counted.
 func (r *report) full() bool { return len(r.problems) >= maxProblems }
 
-// invalid notes a problem with a value that was read.
+// invalid adds a problem of a decoded value. It adds nothing if the value was decoded incompletely.
 func (r *report) invalid(path, format string, args ...any) {
 	if !r.faulty[path] {
 		r.add(path, r.line(path), fmt.Sprintf(format, args...))
 	}
 }
 
-// missing notes a value that has to be there, unless its object was misread:
-// then it may be there under a misspelt name.
+// missing adds a problem for a required value, unless its object was decoded incompletely: then the
+// value may be there under a misspelt name.
 func (r *report) missing(path, hint string) {
 	if !r.faulty[fields.Parent(path)] {
 		r.invalid(path, "missing%s", hint)
 	}
 }
 
-// line of path, or of the nearest object around it.
+// line returns the line of path, or else of the nearest object around it.
 func (r *report) line(path string) int {
 	for ; path != ""; path = fields.Parent(path) {
 		if line, ok := r.lines[path]; ok {
@@ -117,7 +115,7 @@ func (r *report) line(path string) int {
 	return r.lines[""]
 }
 
-// sorted returns the problems in the order of the file.
+// sorted returns the problems in the order of their lines.
 func (r *report) sorted() []Problem {
 	slices.SortFunc(r.problems, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Text, b.Text))

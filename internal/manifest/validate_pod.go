@@ -6,15 +6,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// whole checks what a pod gets as a whole, beside what its containers do.
-func (v *validator) whole() {
+// podLevel checks the resources, overhead and host name of the pod as a whole.
+func (v *validator) podLevel() {
 	s := &v.pod.Spec
 	if r := s.Resources; r != nil {
-		v.resources(r, "spec.resources")
+		checkResources(v.report, r, "spec.resources")
 		for list, has := range map[string]corev1.ResourceList{"requests": r.Requests, "limits": r.Limits} {
 			for name := range has {
 				if _, huge := HugePageSize(name); huge && list == "requests" || name == corev1.ResourceEphemeralStorage {
-					v.invalid("spec.resources."+list+"."+string(name), "only containers have it: set it there")
+					v.invalid("spec.resources."+list+"."+string(name), "not supported for the pod as a whole: set it on the containers")
 				}
 			}
 		}
@@ -27,20 +27,20 @@ func (v *validator) whole() {
 		})
 	}
 	for name, q := range s.Overhead {
-		v.quantity("spec.overhead", name, q)
+		checkQuantity(v.report, "spec.overhead", name, q)
 	}
 	if s.SetHostnameAsFQDN != nil && *s.SetHostnameAsFQDN && s.HostNetwork {
-		v.invalid("spec.setHostnameAsFQDN", "the node's name is the pod's with hostNetwork: set one of them")
+		v.invalid("spec.setHostnameAsFQDN", "conflicts with hostNetwork, which gives the pod the node's name: set only one of them")
 	}
 }
 
-// image checks a volume that is one.
-func (v *validator) image(i *corev1.ImageVolumeSource, at string) {
+// checkImageVolume checks a volume with the files of an image.
+func checkImageVolume(r *report, i *corev1.ImageVolumeSource, at string) {
 	switch {
 	case i.Reference == "":
-		v.missing(at+".reference", "")
+		r.missing(at+".reference", "")
 	case strings.TrimSpace(i.Reference) != i.Reference:
-		v.invalid(at+".reference", "%q has white space around it", i.Reference)
+		r.invalid(at+".reference", "%q has leading or trailing white space", i.Reference)
 	}
-	choice(v, at+".pullPolicy", i.PullPolicy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)
+	choice(r, at+".pullPolicy", i.PullPolicy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)
 }

@@ -48,7 +48,7 @@ type Attachment struct {
 	DNS         *DNS              `json:"-"`
 	Cgroup      string            `json:"-"` // parent of the containers' cgroups
 
-	// Taken says that the pod's runtime may have taken over what is set in its
+	// RuntimeManaged says that the pod's runtime may have taken over what is set in its
 	// namespace, as gVisor does for a network stack of its own: what is missing
 	// there is not to be repaired. It is read when reconciling only.
 	RuntimeManaged bool `json:"-"`

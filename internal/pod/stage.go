@@ -2,7 +2,7 @@ package pod
 
 import "errors"
 
-// Failure is an error of a stage in the life of a sandbox, or of a container in
+// StageError is an error of a stage in the life of a sandbox, or of a container in
 // it. Its text is that of the error alone: what it names besides is for logs.
 type StageError struct {
 	Sandbox   string
@@ -17,7 +17,7 @@ func (f *StageError) Error() string { return f.Err.Error() }
 // Unwrap returns the error.
 func (f *StageError) Unwrap() error { return f.Err }
 
-// Where returns what a log line of err is to have beside it: names and values in
+// LogAttrs returns what a log line of err is to have beside it: names and values in
 // turn, none if it is of no stage.
 func LogAttrs(err error) []any {
 	f, ok := errors.AsType[*StageError](err)

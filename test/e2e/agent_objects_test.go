@@ -92,7 +92,7 @@ func TestObjectsChange(t *testing.T) {
 	write(t, n, "manifests/pod.yaml", podOf("waits", "volumes: [{name: s, configMap: {name: settings}}], "+
 		only("env: [{name: C, valueFrom: {configMapKeyRef: {name: settings, key: color}}}], volumeMounts: [{name: s, mountPath: /s}, {name: s, mountPath: /part, subPath: color}], command: [sleep, '1000']")))
 	p := w.eventually("waits", "waiting", func(p listed) bool { return p.Reason == "CreateContainerConfigError" })
-	if !strings.Contains(p.Message, "there is no config map default/settings: write it beside the pod") {
+	if !strings.Contains(p.Message, "config map default/settings not found: declare it beside the pod") {
 		t.Errorf("it says %q", p.Message)
 	}
 	declared := func(color string) {

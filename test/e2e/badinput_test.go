@@ -207,15 +207,15 @@ func TestBadManifest(t *testing.T) {
 		{file("noyaml.yaml", "a: [1, 2\nb: }\n"), 1, []string{`husk: .*/noyaml.yaml:\d+: .*`}},
 		{file("binary.yaml", string(binary[:64<<10])), 1, []string{`husk: .*/binary.yaml.*`}},
 		{file("word.yaml", "hello\n"), 1, []string{`husk: .*/word.yaml:1: document 1: must be an object, not .*`}},
-		{file("service.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n"), 1, []string{`husk: .*/service.yaml:2: document 1: kind: Service of v1 is not supported: write a v1 Pod`}},
-		{file("deployment.json", `{"apiVersion": "apps/v1", "kind": "Deployment"}`), 1, []string{`husk: .*/deployment.json:1: document 1: kind: Deployment of apps/v1 is not supported: write a v1 Pod`}},
+		{file("service.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n"), 1, []string{`husk: .*/service.yaml:2: document 1: kind: Service of v1 is not supported: use a v1 Pod`}},
+		{file("deployment.json", `{"apiVersion": "apps/v1", "kind": "Deployment"}`), 1, []string{`husk: .*/deployment.json:1: document 1: kind: Deployment of apps/v1 is not supported: use a v1 Pod`}},
 		{file("two.yaml", podOf("two", "containers: [{name: C, command: [x]}]")), 1, []string{
 			`husk: .*/two.yaml:4: pod default/two: spec.containers\[0\].image: missing`,
-			`husk: .*/two.yaml:4: pod default/two: spec.containers\[0\].name: "C" can't be one: use .*`}},
+			`husk: .*/two.yaml:4: pod default/two: spec.containers\[0\].name: "C" is not valid: use .*`}},
 		{file("field.yaml", podOf("field", only("volumeDevices: [{name: v, devicePath: /dev/x}]"))), 1, []string{
 			`husk: .*/field.yaml:4: pod default/field: spec.containers\[0\].volumeDevices: not supported yet: remove it`}},
 		{file("claim.yaml", podOf("claim", "volumes: [{name: v, persistentVolumeClaim: {claimName: c}}], "+only("volumeMounts: [{name: v, mountPath: /v}]"))), 1, []string{
-			`husk: .*/claim.yaml:4: pod default/claim: spec.volumes\[0\].persistentVolumeClaim: there are no claims: mount a directory with hostPath`}},
+			`husk: .*/claim.yaml:4: pod default/claim: spec.volumes\[0\].persistentVolumeClaim: claims are not supported: mount a directory with hostPath`}},
 		{file("typo.yaml", podOf("typo", only("imagePulPolicy: Never"))), 1, []string{
 			`husk: .*/typo.yaml:4: pod default/typo: spec.containers\[0\].imagePulPolicy: .*did you mean imagePullPolicy\?`}},
 		{file("type.yaml", podOf("type", only("stdin: 'yes'"))), 1, []string{`husk: .*/type.yaml:4: pod default/type: spec.containers\[0\].stdin: .*`}},
@@ -226,11 +226,11 @@ func TestBadManifest(t *testing.T) {
 		{file("upmount.yaml", podOf("upmount", "volumes: [{name: v, emptyDir: {}}], "+only("volumeMounts: [{name: v, mountPath: /v/../../x}]"))), 1, []string{
 			`husk: .*/upmount.yaml:4: pod default/upmount: spec.containers\[0\].volumeMounts\[0\].mountPath: .*\.\..*`}},
 		{file("upname.yaml", podOf("upname", "volumes: [{name: ../v, emptyDir: {}}], "+only("volumeMounts: [{name: ../v, mountPath: /v}]"))), 1, []string{
-			`husk: .*/upname.yaml:4: pod default/upname: spec.volumes\[0\].name: "../v" can't be one: .*`}},
+			`husk: .*/upname.yaml:4: pod default/upname: spec.volumes\[0\].name: "../v" is not valid: .*`}},
 		{file("uppod.yaml", podOf("../../etc", only("tty: false"))), 1, []string{
-			`husk: .*/uppod.yaml:3: pod default/../../etc: metadata.name: "../../etc" can't be one: use .*`}},
+			`husk: .*/uppod.yaml:3: pod default/../../etc: metadata.name: "../../etc" is not valid: use .*`}},
 		{file("twice.yaml", podOf("twice", only("tty: false"))+"---\n"+podOf("twice", only("tty: true"))), 1, []string{
-			`husk: .*/twice.yaml:\d+: pod default/twice: metadata.name: there is another pod of this name at line 1: use another`}},
+			`husk: .*/twice.yaml:\d+: pod default/twice: metadata.name: line 1 declares a pod of the same name: rename one`}},
 		{file("ports.yaml", podOf("ports", only("ports: [{containerPort: 80, hostPort: 9}, {containerPort: 81, hostPort: 9}]"))), 1, []string{
 			`husk: .*/ports.yaml:4: pod default/ports: spec.containers\[0\].ports\[1\].hostPort: 9/TCP is taken by spec.containers\[0\].ports\[0\].hostPort: use another`}},
 	} {
@@ -265,7 +265,7 @@ func TestBadPod(t *testing.T) {
 		{"nopath", only("command: [absent]"), `CreateContainerError: container "c": create container [0-9a-f]{12}: runc create failed: .*"absent": executable file not found in .PATH`},
 		{"noexec", only("command: [/etc/passwd]"), `CreateContainerError: container "c": create container [0-9a-f]{12}: runc create failed: .*"/etc/passwd": permission denied`},
 		{"nodir", only("command: [/bin/true], workingDir: /etc/passwd"), `CreateContainerError: container "c": create container [0-9a-f]{12}: runc create failed: .*/etc/passwd: not a directory`},
-		{"nouser", only("securityContext: {runAsNonRoot: true}"), `CreateContainerConfigError: container "c": securityContext.runAsNonRoot: true, though the image runs as root: set runAsUser`},
+		{"nouser", only("securityContext: {runAsNonRoot: true}"), `CreateContainerConfigError: container "c": securityContext.runAsNonRoot: true, but the image runs as root: set runAsUser`},
 		{"nohost", "volumes: [{name: v, hostPath: {path: /absent, type: Directory}}], " + only("volumeMounts: [{name: v, mountPath: /v}]"), `CreateContainerConfigError: volume v: hostPath of type Directory: stat /absent: no such file or directory`},
 		{"noport", only(fmt.Sprintf("ports: [{containerPort: 80, hostPort: %d}]", foreign.Addr().(*net.TCPAddr).Port)), `CreatePodSandboxError: .*host port \d+/tcp is in use on this node: a process listens on .*; stop it or use another hostPort`},
 		{"taker", only("ports: [{containerPort: 80, hostPort: 8080}]"), `CreatePodSandboxError: .*host port 8080/tcp .*default/keeper.*`},

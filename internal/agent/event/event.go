@@ -25,7 +25,7 @@ type Event struct {
 	seq uint64
 }
 
-// kept is how many events are remembered.
+// maxEvents is how many events are remembered.
 const maxEvents = 2000
 
 // Log has the events, the latest last.
@@ -76,7 +76,7 @@ func (l *Log) After(mark uint64) (events []Event, next uint64, newer <-chan stru
 	return events, l.seq, l.newer
 }
 
-// Between are the events that lie between two statuses of a pod. It is pure.
+// Diff are the events that lie between two statuses of a pod. It is pure.
 func Diff(pod string, before, after podplan.Status) []Event {
 	var out []Event
 	add := func(container string, warning bool, reason, format string, args ...any) {
@@ -131,7 +131,7 @@ func Diff(pod string, before, after podplan.Status) []Event {
 	return out
 }
 
-// mentions says whether what the pod's message says is a container's.
+// containerHasMessage says whether what the pod's message says is a container's.
 func containerHasMessage(s podplan.Status) bool {
 	return slices.ContainsFunc(s.Containers, func(c podplan.ContainerStatus) bool { return c.Message == s.Message })
 }

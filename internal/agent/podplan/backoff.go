@@ -11,7 +11,7 @@ type Backoff struct {
 	Count int
 	// Last is when the last of them was.
 	Last time.Time
-	// Runs is the first attempt at a container that is not counted yet. Their
+	// NextAttempt is the first attempt at a container that is not counted yet. Their
 	// times wouldn't tell: the host's clock may have been set since.
 	NextAttempt uint32
 }
@@ -45,12 +45,12 @@ const (
 	maxDelay        = 300 * time.Second
 	minSandboxDelay = time.Second
 	maxSandboxDelay = 60 * time.Second
-	// steady is how long a container must have run for its end not to count
+	// steadyRun is how long a container must have run for its end not to count
 	// with the ones before.
 	steadyRun = 10 * time.Minute
 )
 
-// doubled returns the n-th delay from the first, at most the longest.
+// exponential returns the n-th delay from the first, at most the longest.
 func exponential(n int, first, longest time.Duration) time.Duration {
 	d := first
 	for ; n > 1 && d < longest; n-- {
@@ -139,7 +139,7 @@ func (p *planner) countContainer(name string, once bool) {
 	}
 }
 
-// past is when something was of which the clock says t. A clock that was set
+// clampToNow is when something was of which the clock says t. A clock that was set
 // back would have it in the future, and us wait for that.
 func (p *planner) clampToNow(t time.Time) time.Time {
 	if t.After(p.now) {
@@ -148,7 +148,7 @@ func (p *planner) clampToNow(t time.Time) time.Time {
 	return t
 }
 
-// waitsForSandbox says whether it is too soon for another sandbox, and if not
+// sandboxBackingOff says whether it is too soon for another sandbox, and if not
 // counts it. A sandbox that was made and soon lost counts as one that failed.
 func (p *planner) sandboxBackingOff() bool {
 	b, failed := p.backoffs[keySandbox], p.o.SandboxFailure.At
@@ -166,7 +166,7 @@ func (p *planner) sandboxBackingOff() bool {
 	return false
 }
 
-// waits says whether a delay since the last failure has yet to pass, and if so
+// backingOff says whether a delay since the last failure has yet to pass, and if so
 // asks to look again then.
 func (p *planner) backingOff(key string, delay time.Duration) bool {
 	until := p.backoffs[key].Last.Add(delay)

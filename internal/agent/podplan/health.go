@@ -25,12 +25,12 @@ type Health struct {
 	Message string
 }
 
-// Doomed says that the run is to be stopped.
+// MustStop says that the run is to be stopped.
 func (h Health) MustStop() bool {
 	return h.Startup == Failing || h.Liveness == Failing || h.PostStart == Failing
 }
 
-// Probing is the course of one probe of a run: its verdict and the results in
+// ProbeProgress is the course of one probe of a run: its verdict and the results in
 // a row that speak against it.
 type ProbeProgress struct {
 	Verdict Verdict
@@ -38,7 +38,7 @@ type ProbeProgress struct {
 	last    bool
 }
 
-// After returns the course after another result.
+// Add returns the course after another result.
 func (p ProbeProgress) Add(spec *corev1.Probe, success bool) ProbeProgress {
 	if success != p.last {
 		p.streak = 0
@@ -74,7 +74,7 @@ func (v *view) ready(c podContainer, run Container) bool {
 	return v.hasStarted(c, run) && (c.ReadinessProbe == nil || run.Health.Readiness == Healthy)
 }
 
-// stopDoomed stops the containers that are not healthy, and those that run an
+// stopUnhealthy stops the containers that are not healthy, and those that run an
 // image that the pod no longer has; what becomes of them then is as after any
 // other end. One that is never started again is left to run as it is.
 func (p *planner) stopUnhealthy() {

@@ -42,7 +42,7 @@ type Spec struct {
 	Since time.Time
 	// Grace replaces the pod's own for Stop and Remove, if it is not nil.
 	Grace *time.Duration
-	// First is the first attempt at a sandbox since the pod was last told to
+	// FirstAttempt is the first attempt at a sandbox since the pod was last told to
 	// run. What ran in earlier ones was stopped, and tells nothing of the pod.
 	FirstAttempt uint32
 	// Evicted, if not nil, says that the pod has to go from the node at once.
@@ -57,7 +57,7 @@ type Eviction struct {
 	Emptied bool `json:"emptied,omitempty"`
 }
 
-// Pause is how long a pod that is begun anew after an eviction waits for that:
+// EvictionBackoff is how long a pod that is begun anew after an eviction waits for that:
 // it may fill the disk at once again.
 const EvictionBackoff = time.Minute
 
@@ -250,7 +250,7 @@ type planner struct {
 
 func (p *planner) do(a Action) { p.decision.Actions = append(p.decision.Actions, a) }
 
-// lookAt asks for another decision at t.
+// wakeAt asks for another decision at t.
 func (p *planner) wakeAt(t time.Time) {
 	if next := p.decision.Next; t.After(p.now) && (next.IsZero() || t.Before(next)) {
 		p.decision.Next = t

@@ -46,7 +46,7 @@ func makeSpec(t testing.TB, policy, containers string) Spec {
 	return Spec{Pod: makePod(t, policy, containers), Want: Run, Started: start}
 }
 
-// see builds what is observed. Each word is one of
+// observe builds what is observed. Each word is one of
 //
 //	SANDBOX   sbN (ready), sbN:lost, sbN:stopping, sbN:stopped, sbN:noip
 //	CONTAINER NAME.ATTEMPT:run, :created, :unknown, :exit=CODE@FINISHED[-STARTED], :oom@FINISHED; of the last sandbox named
@@ -168,7 +168,7 @@ func describe(s Status) string {
 	return out
 }
 
-// scene is one decision. Time is in seconds from the start.
+// planCase is one decision. Time is in seconds from the start.
 type planCase struct {
 	name, policy, containers string
 	observed                 string

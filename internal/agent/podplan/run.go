@@ -27,7 +27,7 @@ func (p *planner) run() {
 	}
 }
 
-// clearOld stops what is left of sandboxes that can't be used, and says
+// stopOldSandboxes stops what is left of sandboxes that can't be used, and says
 // whether nothing is: only then may there be another, as it may need the same
 // ports and volumes.
 func (p *planner) stopOldSandboxes() bool {
@@ -75,7 +75,7 @@ func (p *planner) createSandbox() {
 	p.do(CreateSandbox{attempt})
 }
 
-// due are the containers that should run and don't.
+// toStart are the containers that should run and don't.
 func (p *planner) toStart() []podContainer {
 	var out []podContainer
 	initialized := p.initialized()
@@ -132,7 +132,7 @@ func (p *planner) start(c podContainer) {
 	p.do(StartContainer{c.name, p.current.ID, attempt})
 }
 
-// image says whether a container's image is at hand for its next start, and if
+// ensureImage says whether a container's image is at hand for its next start, and if
 // not has it pulled. Policy Always wants a pull for each start.
 func (p *planner) ensureImage(c podContainer) bool {
 	image := p.o.Images[c.Image]

@@ -23,7 +23,7 @@ type simulation struct {
 	now  time.Time
 	// events to come, the next one first.
 	events []event
-	// calm: nothing fails by itself any more.
+	// faultless: nothing fails by itself any more.
 	faultless bool
 	// ends has the unsteady ends in a row of each container.
 	ends map[string]end
@@ -162,7 +162,7 @@ func (w *simulation) step() (Decision, bool) {
 	return d, len(d.Actions) > 0
 }
 
-// disturb lets something go wrong now and then, and says whether it has.
+// injectFault lets something go wrong now and then, and says whether it has.
 func (w *simulation) injectFault() bool {
 	switch w.r.IntN(60) {
 	case 0:
@@ -579,7 +579,7 @@ func (w *simulation) checkStatus(d Decision) {
 	}
 }
 
-// settle runs until nothing is left to happen, which must come.
+// runUntilIdle runs until nothing is left to happen, which must come.
 func (w *simulation) runUntilIdle(what string) Decision {
 	w.t.Helper()
 	for range 3000 {
@@ -624,7 +624,7 @@ func (w *simulation) checkStopped(d Decision) {
 	}
 }
 
-// TestWorlds lets pods live through bad times, then calm ones, in which they
+// TestSimulation lets pods live through bad times, then calm ones, in which they
 // must settle; then they are stopped, and removed in the end.
 func TestSimulation(t *testing.T) {
 	t.Parallel()

@@ -27,7 +27,7 @@ type Status struct {
 	// (ImagePullBackOff, Init:0/2); empty while all is well. Message says more.
 	Reason, Message string
 	IPs             []string
-	// Sandboxed says that containers can be started in its sandbox.
+	// SandboxReady says that containers can be started in its sandbox.
 	SandboxReady bool
 	// Initialized says that the init containers have done their work, Ready
 	// that all containers run.
@@ -283,7 +283,7 @@ func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool
 	return p.notStartedReason(initialized), ""
 }
 
-// idle is why a container that nothing is wrong with has not started.
+// notStartedReason is why a container that nothing is wrong with has not started.
 func (p reporter) notStartedReason(initialized bool) string {
 	if !initialized && len(p.Pod.Spec.InitContainers) > 0 {
 		return reasonInitializing

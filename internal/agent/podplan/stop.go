@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Floor is the least time that a process gets to end, unless the grace is 0:
+// MinGrace is the least time that a process gets to end, unless the grace is 0:
 // one that comes late, as a sidecar does, is not to be cut off at once.
 const MinGrace = 2 * time.Second
 
@@ -113,11 +113,11 @@ func (p *planner) removeContainers() {
 	}
 }
 
-// kept is how many runs of a container are remembered: the present one and the
+// keptRuns is how many runs of a container are remembered: the present one and the
 // one before, whose log a person may still want.
 const keptRuns = 2
 
-// collect removes old records: runs before the last two, those that never
+// removeOldRecords removes old records: runs before the last two, those that never
 // began or are of containers that the pod doesn't have, and stopped sandboxes
 // that have no run left.
 func (p *planner) removeOldRecords() {

@@ -17,7 +17,7 @@ type view struct {
 	// are in broken instead: they count for nothing, and are removed.
 	runs     map[string][]Container
 	neverRan map[string][]Container
-	// former are the sandboxes, by ID, from before the pod was last told to run.
+	// formerSandboxes are the sandboxes, by ID, from before the pod was last told to run.
 	formerSandboxes map[string]bool
 	// current is the newest sandbox, or nil.
 	current *Sandbox
@@ -44,7 +44,7 @@ func newView(s Spec, o Observed, now time.Time) *view {
 	return v
 }
 
-// member is a container of the pod's spec.
+// podContainer is a container of the pod's spec.
 type podContainer struct {
 	*corev1.Container
 	name string
@@ -90,7 +90,7 @@ func (v *view) newest(name string) (Container, bool) {
 	return Container{}, false
 }
 
-// here returns the newest run of a container in the current sandbox.
+// inCurrentSandbox returns the newest run of a container in the current sandbox.
 func (v *view) inCurrentSandbox(name string) (Container, bool) {
 	c, ok := v.newest(name)
 	if !ok || v.current == nil || c.Sandbox != v.current.ID {
@@ -105,7 +105,7 @@ func live(c Container) bool { return c.State == ContainerRunning || c.State == C
 // succeeded says whether a container has ended well.
 func succeeded(c Container) bool { return c.State == ContainerExited && c.ExitCode == 0 }
 
-// restarts says whether the pod's policy has a container started again after
+// shouldRestart says whether the pod's policy has a container started again after
 // that end.
 func (v *view) shouldRestart(c Container) bool {
 	switch v.Pod.Spec.RestartPolicy {
@@ -136,7 +136,7 @@ func (v *view) initialized() bool {
 	return done
 }
 
-// refused returns how the start of a container's program failed if that counts as
+// finalStartFailure returns how the start of a container's program failed if that counts as
 // its end, as that of a program which ran and failed: by the pod's policy, or
 // because it is ephemeral.
 func (v *view) finalStartFailure(name string) (Failure, bool) {
@@ -147,7 +147,7 @@ func (v *view) finalStartFailure(name string) (Failure, bool) {
 	return f, !ran && f.ExitCode != 0 && never
 }
 
-// wantsStart says whether a regular container is to be started. In a sandbox
+// shouldStart says whether a regular container is to be started. In a sandbox
 // that took the place of another, what has succeeded before stays done.
 func (v *view) shouldStart(c podContainer, run Container, here bool) bool {
 	if !here {
@@ -171,7 +171,7 @@ type outcome struct {
 	at              time.Time
 }
 
-// end says how the pod has ended by itself, or nil.
+// containersOutcome says how the pod has ended by itself, or nil.
 func (v *view) containersOutcome() *outcome {
 	policy := v.Pod.Spec.RestartPolicy
 	if policy == corev1.RestartPolicyNever && !v.initialized() {
@@ -211,7 +211,7 @@ func (v *view) containersOutcome() *outcome {
 	return out
 }
 
-// barred says that the pod may have no further sandbox: with restartPolicy
+// sandboxForbidden says that the pod may have no further sandbox: with restartPolicy
 // Never containers that have run once are not run in another.
 func (v *view) sandboxForbidden() bool {
 	ran := func(c corev1.Container) bool { _, ok := v.newest(c.Name); return ok }
@@ -220,7 +220,7 @@ func (v *view) sandboxForbidden() bool {
 		v.Want == Run && !v.o.Creating && !v.sandboxUsable() && len(v.o.Sandboxes) > 0
 }
 
-// usable says whether containers can be started in the current sandbox. One
+// sandboxUsable says whether containers can be started in the current sandbox. One
 // without an address never gets one.
 func (v *view) sandboxUsable() bool {
 	return v.current != nil && v.current.State == SandboxReady && !v.formerSandboxes[v.current.ID] && (v.Pod.Spec.HostNetwork || len(v.current.IPs) > 0)

@@ -41,7 +41,7 @@ type Exec func(ctx context.Context, id string, args []string) (code int, output 
 // agentName is what programs look for to leave probes out of their logs.
 const agentName = "kube-probe/husk"
 
-// failed is a check that was made and failed. Another error is of a check that
+// checkFailure is a check that was made and failed. Another error is of a check that
 // could not be made, which says nothing of the container.
 type checkFailure struct{ message string }
 
@@ -101,7 +101,7 @@ func (e Exec) run(ctx context.Context, t Target, args []string) error {
 	return nil
 }
 
-// mostWords is how much of an answer becomes part of a message.
+// maxQuoted is how much of an answer becomes part of a message.
 const maxQuoted = 200
 
 // quote returns the beginning of what somebody said, as the end of a message.
@@ -200,7 +200,7 @@ func checkTCP(ctx context.Context, t Target, s *corev1.TCPSocketAction) error {
 	return nil
 }
 
-// serving asks a server of the gRPC health protocol.
+// checkGRPC asks a server of the gRPC health protocol.
 func checkGRPC(ctx context.Context, t Target, g *corev1.GRPCAction) error {
 	address := net.JoinHostPort(t.Address, strconv.Itoa(int(g.Port)))
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent(agentName),

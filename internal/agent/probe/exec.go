@@ -10,7 +10,7 @@ import (
 // maxOutput is how much is kept of what a program writes.
 const maxOutput = 10 << 10
 
-// beginning keeps the first bytes that are written to it, and drops the rest:
+// prefixBuffer keeps the first bytes that are written to it, and drops the rest:
 // the program must not notice.
 type prefixBuffer struct{ bytes.Buffer }
 
@@ -19,7 +19,7 @@ func (b *prefixBuffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// In runs programs in containers. One that isn't there or can't be executed is
+// NewExec runs programs in containers. One that isn't there or can't be executed is
 // an error: like the kubelet, we take that to say nothing of the container.
 func NewExec(run func(ctx context.Context, e oci.Exec) (code int, err error)) Exec {
 	return func(ctx context.Context, id string, args []string) (int, string, error) {

@@ -59,7 +59,7 @@ func (k kind) of(c *corev1.Container) *corev1.Probe {
 	return [kinds]*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe}[k]
 }
 
-// Probed says whether a container has probes.
+// HasProbes says whether a container has probes.
 func HasProbes(c *corev1.Container) bool {
 	return c.StartupProbe != nil || c.LivenessProbe != nil || c.ReadinessProbe != nil
 }
@@ -74,7 +74,7 @@ type run struct {
 	cancel   context.CancelFunc
 }
 
-// turn is when a probe is due.
+// scheduledProbe is when a probe is due.
 type scheduledProbe struct {
 	at  time.Time
 	run *run
@@ -137,7 +137,7 @@ func (p *Prober) Watch(pod string, runs []Run, watcher Watcher) {
 	}
 }
 
-// begin has a run probed. The caller holds p.mu.
+// start has a run probed. The caller holds p.mu.
 func (p *Prober) start(r Run, watcher Watcher) *run {
 	known := &run{Run: r, Watcher: watcher}
 	known.ctx, known.cancel = context.WithCancel(p.ctx)
@@ -153,7 +153,7 @@ func (p *Prober) start(r Run, watcher Watcher) *run {
 	return known
 }
 
-// first has a probe, if there is one, made as soon as its delay is over.
+// scheduleFirst has a probe, if there is one, made as soon as its delay is over.
 func (p *Prober) scheduleFirst(r *run, k kind) {
 	spec := k.of(r.Container)
 	if spec == nil {
@@ -203,10 +203,10 @@ func (p *Prober) wait() {
 	}
 }
 
-// idle is how long is waited while there is nothing to do.
+// idleWait is how long is waited while there is nothing to do.
 const idleWait = time.Hour
 
-// due makes the probes that are, and returns how long to wait for the next.
+// runDue makes the probes that are, and returns how long to wait for the next.
 func (p *Prober) runDue() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -223,10 +223,10 @@ func (p *Prober) runDue() time.Duration {
 	return idleWait
 }
 
-// attempts at a check that can't be made, before its turn is let pass.
+// maxAttempts at a check that can't be made, before its turn is let pass.
 const maxAttempts = 3
 
-// make makes a check and notes its result.
+// runProbe makes a check and notes its result.
 func (p *Prober) runProbe(t scheduledProbe) {
 	spec := t.of(t.run.Container)
 	if spec.Exec != nil {
@@ -250,7 +250,7 @@ func (p *Prober) runProbe(t scheduledProbe) {
 	p.record(t, err)
 }
 
-// note draws the consequences of a check.
+// record draws the consequences of a check.
 func (p *Prober) record(t scheduledProbe, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// clinic is a prober whose programs answer what is written, in a bubble of
+// fixture is a prober whose programs answer what is written, in a bubble of
 // time of its own.
 type fixture struct {
 	*Prober
@@ -63,7 +63,7 @@ func (c *fixture) set(name string, code int) {
 	c.code[name] = code
 }
 
-// since returns who was asked since the last time.
+// takeCalls returns who was asked since the last time.
 func (c *fixture) takeCalls() string {
 	synctest.Wait()
 	c.mu.Lock()
@@ -85,7 +85,7 @@ func (c *fixture) change() {
 	c.changes++
 }
 
-// of makes a run of a container whose probes run programs of their names. Each
+// newRun makes a run of a container whose probes run programs of their names. Each
 // is delay:period:success:failure.
 func (c *fixture) newRun(id string, probes map[string]string) Run {
 	container := &corev1.Container{Name: id}

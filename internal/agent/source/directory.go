@@ -29,7 +29,7 @@ import (
 // replaced.
 const resync = 5 * time.Second
 
-// watching stands for a file in complaints about inotify.
+// inotifyKey stands for a file in complaints about inotify.
 const inotifyKey = "inotify"
 
 // maxFile is the largest manifest that is read, as kubelet has it.
@@ -39,7 +39,7 @@ const maxFile = 10 << 20
 type Pod struct {
 	*corev1.Pod
 	Location string
-	// Ending, if not nil, says that the pod is to be stopped within that grace,
+	// DeletionGrace, if not nil, says that the pod is to be stopped within that grace,
 	// and to stay known until it is no longer declared.
 	DeletionGrace *time.Duration
 }
@@ -250,7 +250,7 @@ func (d *Directory) set() Set {
 	return set
 }
 
-// complain logs what is wrong with a file, once until it is another thing.
+// logOnce logs what is wrong with a file, once until it is another thing.
 func (d *Directory) logOnce(path string, err error) {
 	if d.lastErrors[path] == err.Error() {
 		return

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec: {containers: [{name: c, image: localhost/x}]}\n"
 
-// watched is a directory being watched, and what came of it.
+// directoryTest is a directory being watched, and what came of it.
 type directoryTest struct {
 	t   *testing.T
 	dir string

@@ -35,7 +35,7 @@ type URL struct {
 	lastError      string // the last complaint
 }
 
-// answerTime is how long the server may take to answer, as the kubelet has it.
+// requestTimeout is how long the server may take to answer, as the kubelet has it.
 const requestTimeout = 10 * time.Second
 
 // Run asks until ctx ends.
@@ -67,7 +67,7 @@ func (u *URL) Run(ctx context.Context) error {
 
 const maxRedirects = 10
 
-// stayInside follows a redirect unless it leads from TLS to where there is none.
+// checkRedirect follows a redirect unless it leads from TLS to where there is none.
 func checkRedirect(r *http.Request, via []*http.Request) error {
 	switch {
 	case via[0].URL.Scheme == "https" && r.URL.Scheme != "https":
@@ -87,7 +87,7 @@ func redacted(text string) string {
 	return u.Redacted()
 }
 
-// ask returns what is declared, or nil if that hasn't changed.
+// fetch returns what is declared, or nil if that hasn't changed.
 func (u *URL) fetch(ctx context.Context) (*Set, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.URL, nil)
 	if err != nil {
@@ -144,7 +144,7 @@ func (u *URL) fetch(ctx context.Context) (*Set, error) {
 	return set, nil
 }
 
-// complain logs why nothing new is known, once until it is another reason.
+// logOnce logs why nothing new is known, once until it is another reason.
 func (u *URL) logOnce(err error) {
 	text := strings.ReplaceAll(err.Error(), "\n", "; ")
 	if text == u.lastError {

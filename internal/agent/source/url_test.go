@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// office is a web server with a manifest, and somebody who asks it.
+// manifestServer is a web server with a manifest, and somebody who asks it.
 type manifestServer struct {
 	t        *testing.T
 	server   *httptest.Server
@@ -75,7 +75,7 @@ func (o *manifestServer) setAnswer(answer func(http.ResponseWriter, *http.Reques
 	o.answer = answer
 }
 
-// until waits for the deliveries, and for a line of the log if one is given.
+// waitFor waits for the deliveries, and for a line of the log if one is given.
 func (o *manifestServer) waitFor(sets, line string) {
 	o.t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -91,7 +91,7 @@ func (o *manifestServer) waitFor(sets, line string) {
 	}
 }
 
-// rounds waits until it was asked some more times.
+// waitRequests waits until it was asked some more times.
 func (o *manifestServer) waitRequests(n int) {
 	o.t.Helper()
 	o.mu.Lock()

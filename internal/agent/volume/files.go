@@ -110,7 +110,7 @@ func writeFile(dir string, f File, group *int64) error {
 	return setOwner(path, group, mode)
 }
 
-// same says whether a directory has these files and no other.
+// sameFiles says whether a directory has these files and no other.
 func sameFiles(dir string, files []File) bool {
 	var found []string
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -131,7 +131,7 @@ func sameFiles(dir string, files []File) bool {
 	return true
 }
 
-// tidy makes the links by which users find the files, and removes those to files
+// updateLinks makes the links by which users find the files, and removes those to files
 // that are no more and what an interrupted Write left.
 func updateLinks(root string, files []File) error {
 	current, err := os.Readlink(filepath.Join(root, dataLink))
@@ -161,7 +161,7 @@ func updateLinks(root string, files []File) error {
 	return nil
 }
 
-// own gives a file its mode and, if there is one, the group of the pod. A
+// setOwner gives a file its mode and, if there is one, the group of the pod. A
 // directory of the group gives it to what is made in it.
 func setOwner(path string, group *int64, mode os.FileMode) error {
 	if group == nil {

@@ -9,7 +9,7 @@ import (
 // maxMessage is how much is read of one, as the kubelet has it.
 const maxMessage = 4096
 
-// Message makes the file in which a run of a container may leave a message of its
+// CreateMessageFile makes the file in which a run of a container may leave a message of its
 // end, and returns its path.
 func (v Volumes) CreateMessageFile(uid, run string) (string, error) {
 	dirs, err := v.dirs(uid)

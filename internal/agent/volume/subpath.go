@@ -62,13 +62,13 @@ func bindSubPath(volume, part, target string) error {
 	return nil
 }
 
-// beneath keeps the kernel from following a link out of the volume, also one
+// resolveBeneath keeps the kernel from following a link out of the volume, also one
 // that is made at this moment.
 const resolveBeneath = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS
 
 var errEscapes = errors.New("leads out of the volume: let its links lead down from where they are")
 
-// openPart opens a part of a volume, making the directories that are missing
+// openSubPath opens a part of a volume, making the directories that are missing
 // with the mode and the owner of the volume's own.
 func openSubPath(volume, part string) (int, error) {
 	root, err := unix.Open(volume, unix.O_PATH|unix.O_CLOEXEC, 0)

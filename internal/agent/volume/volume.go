@@ -73,7 +73,7 @@ func (v Volumes) EmptyDir(uid, name string) string {
 	return filepath.Join(v.Root, "pods", uid, "volumes", name)
 }
 
-// makeOpen makes a directory that every user of the pod may write to, as
+// createEmptyDir makes a directory that every user of the pod may write to, as
 // kubelet's emptyDir is.
 //
 // Its name is that of one that is finished: a pod may have changed its mode.
@@ -118,7 +118,7 @@ func mountMemory(path string, dir *corev1.EmptyDirVolumeSource, group *int64) er
 	return nil
 }
 
-// hostPath checks, or makes, what a hostPath volume's type asks for.
+// prepareHostPath checks, or makes, what a hostPath volume's type asks for.
 func prepareHostPath(v *corev1.HostPathVolumeSource) error {
 	kind := corev1.HostPathUnset
 	if v.Type != nil {

@@ -1,8 +1,7 @@
-// Package criconfig turns a pod into the CRI messages that ask a runtime for its
-// sandbox and containers, as the kubelet does, so that tools which read their
-// labels, annotations and log paths find what they expect. It is pure.
+// Package criconfig converts a pod to the CRI messages that create its sandbox and containers. Labels,
+// annotations and log paths are kubelet's, for tools that read them. It is pure.
 //
-// The pod must come from the manifest package: with its defaults and valid.
+// The pod must come from package manifest: it must be valid and have its defaults.
 package criconfig
 
 import (
@@ -21,32 +20,31 @@ import (
 	huskpod "github.com/huskd/husk/internal/pod"
 )
 
-// Node is what of the node the messages depend on.
+// Node holds the properties of the node that the messages depend on.
 type Node struct {
 	Name string
 	// IPs of the node, the primary one first.
 	IPs []string
-	// Memory in bytes and CPUs: what a container without a limit can have.
+	// Memory in bytes, and CPUs: the values for containers without a limit.
 	Memory int64
 	CPUs   int
-	// Unified says that cgroups are v2.
+	// Unified tells that the node uses cgroup v2.
 	Unified bool
-	// HugePages are the sizes that can be limited: "2MB".
+	// HugePages are the page sizes that can be limited, such as "2MB".
 	HugePages []string
-	// RecursiveReadOnly says that mounts can be.
+	// RecursiveReadOnly tells that the kernel supports recursive read-only mounts.
 	RecursiveReadOnly bool
 	// ResolvConf is the content of the node's resolver configuration.
 	ResolvConf []byte
-	// ClusterDNS are the cluster's name servers, if it has any, and ClusterDomain
-	// the domain of its services.
+	// ClusterDNS are the name servers of the cluster, if any. ClusterDomain is the domain of its
+	// services.
 	ClusterDNS    []string
 	ClusterDomain string
-	// Logs is the directory of all pods' logs, Seccomp that of local profiles.
+	// Logs is the directory of all pods' logs, Seccomp that of local seccomp profiles.
 	Logs, Seccomp string
 }
 
-// The labels and annotations by which a runtime's clients know pods and
-// containers.
+// Labels and annotations by which CRI clients identify pods and containers.
 const (
 	labelPodName      = "io.kubernetes.pod.name"
 	labelPodNamespace = "io.kubernetes.pod.namespace"
@@ -61,18 +59,18 @@ const (
 	annotationGrace         = "io.kubernetes.pod.terminationGracePeriod"
 )
 
-// LogDirectory is where the logs of a pod are.
+// LogDirectory returns the directory of a pod's logs.
 func LogDirectory(pod *corev1.Pod, n Node) string {
 	return path.Join(n.Logs, fmt.Sprintf("%s_%s_%s", pod.Namespace, pod.Name, pod.UID))
 }
 
-// LogPath is where in it a run of a container has its log.
+// LogPath returns the path of the log of a container's run, relative to LogDirectory.
 func LogPath(container string, attempt uint32) string {
 	return path.Join(container, strconv.FormatUint(uint64(attempt), 10)+".log")
 }
 
-// SandboxConfig asks for the pod's sandbox. Attempt counts the sandboxes that
-// the pod had before.
+// SandboxConfig returns the config of the pod's sandbox. attempt is the number of sandboxes that the
+// pod had before.
 func SandboxConfig(pod *corev1.Pod, attempt uint32, n Node) *runtimeapi.PodSandboxConfig {
 	out := &runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{
@@ -86,7 +84,7 @@ func SandboxConfig(pod *corev1.Pod, attempt uint32, n Node) *runtimeapi.PodSandb
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
 			SecurityContext: sandboxSecurity(pod),
 			Sysctls:         sysctls(pod),
-			Resources:       podResources(pod),
+			Resources:       PodResources(pod),
 		},
 	}
 	if class := QOS(pod); class != corev1.PodQOSGuaranteed {
@@ -101,7 +99,7 @@ func SandboxConfig(pod *corev1.Pod, attempt uint32, n Node) *runtimeapi.PodSandb
 	return out
 }
 
-// Handler is the runtime handler that the pod names; empty if it names none.
+// Handler returns the runtime handler of the pod, or "" if it sets none.
 func Handler(pod *corev1.Pod) string {
 	if pod.Spec.RuntimeClassName == nil {
 		return ""
@@ -116,10 +114,10 @@ func podLabels(pod *corev1.Pod) map[string]string {
 	return labels
 }
 
-// maxHostname is the kernel's limit of 64 less one that DNS allows in a label.
+// maxHostname is the maximum length of a DNS label. It is one less than the kernel's limit.
 const maxHostname = 63
 
-// Hostname is the pod's host name, in a network of its own.
+// Hostname returns the pod's host name. It doesn't apply to a pod in the node's network.
 func Hostname(pod *corev1.Pod) string {
 	if pod.Spec.Hostname != "" {
 		return pod.Spec.Hostname
@@ -131,10 +129,10 @@ func Hostname(pod *corev1.Pod) string {
 	return name
 }
 
-// defaultDomain is that of a cluster that names no other.
+// defaultDomain is the domain of a cluster that doesn't configure one.
 const defaultDomain = "cluster.local"
 
-// fqdn is the pod's whole host name, with the domain that its subdomain makes.
+// fqdn returns the pod's fully qualified name. Without a subdomain that is its host name.
 func fqdn(pod *corev1.Pod, n Node) string {
 	if pod.Spec.Subdomain == "" {
 		return Hostname(pod)
@@ -146,11 +144,10 @@ func fqdn(pod *corev1.Pod, n Node) string {
 	return strings.Join([]string{Hostname(pod), pod.Spec.Subdomain, pod.Namespace, "svc", domain}, ".")
 }
 
-// portMappings are those of the containers that serve: a plain init container
-// can have none.
+// portMappings returns the host ports of the pod. Valid pods have none on plain init containers.
 func portMappings(pod *corev1.Pod) []*runtimeapi.PortMapping {
 	if pod.Spec.HostNetwork {
-		return nil // they are the node's ports already
+		return nil // the containers listen on the node's ports directly
 	}
 	var out []*runtimeapi.PortMapping
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
@@ -177,32 +174,31 @@ func sysctls(pod *corev1.Pod) map[string]string {
 	return out
 }
 
-// Run is what a container's message needs beyond the pod.
+// Run holds what a container's config depends on besides the pod and the node.
 type Run struct {
-	// Attempt counts the runs of the container before this one.
+	// Attempt is the number of earlier runs of the container.
 	Attempt uint32
 	// PodIPs are the sandbox's addresses, the primary one first.
 	PodIPs []string
-	// ImageRef is what the runtime calls the pulled image, ImageUser the USER
-	// of its config.
+	// ImageRef is the runtime's reference of the pulled image, ImageUser the USER in its config.
 	ImageRef, ImageUser string
-	// Volumes has the path on the node of each of the pod's volumes.
+	// Volumes maps the pod's volumes to their paths on the node.
 	Volumes map[string]string
-	// Images has the ID of each of the pod's volumes that is an image.
+	// Images maps the pod's image volumes to the IDs of their images.
 	Images map[string]string
-	// SubPaths has the path on the node of each of the container's mounts that
-	// is of a part of a volume only, by its index; of an image, that in it.
+	// SubPaths has the mounts with a subPath, by their index in the container: the path on the
+	// node or, for an image volume, the path in the image.
 	SubPaths map[int]string
-	// Objects are those that the pod refers to.
+	// Objects are the config maps and secrets that the pod references.
 	Objects manifest.Objects
-	// Mounts are further ones, such as /etc/hosts, unless the container has
-	// one of its own at the same place.
+	// Mounts are additional mounts, such as /etc/hosts. A mount of the container's own at the same
+	// path takes precedence.
 	Mounts []*runtimeapi.Mount
 }
 
-// ContainerConfig asks for a run of one of the pod's containers. It fails if
-// the container must not run as the user that it would run as, or if it names
-// what this node doesn't have; the error is of the kind invalid argument.
+// ContainerConfig returns the config of a run of one of the pod's containers. It returns an error of
+// the kind invalid argument if runAsNonRoot forbids the user, or if the container needs something
+// that this node doesn't have.
 func ContainerConfig(pod *corev1.Pod, c *corev1.Container, r Run, n Node) (*runtimeapi.ContainerConfig, error) {
 	env, err := environment(pod, c, r, n)
 	if err != nil {
@@ -232,12 +228,12 @@ func ContainerConfig(pod *corev1.Pod, c *corev1.Container, r Run, n Node) (*runt
 		StdinOnce:   c.StdinOnce,
 		Tty:         c.TTY,
 		Linux: &runtimeapi.LinuxContainerConfig{
-			Resources:       containerResources(pod, c, n),
+			Resources:       Resources(pod, c, n),
 			SecurityContext: security,
 		},
 	}
 	if l := c.Lifecycle; l != nil && l.StopSignal != nil {
-		out.StopSignal, _ = manifest.StopSignal(*l.StopSignal) // which has validated it
+		out.StopSignal, _ = manifest.StopSignal(*l.StopSignal) // it is valid in a valid pod
 	}
 	for _, v := range env {
 		out.Envs = append(out.Envs, &runtimeapi.KeyValue{Key: v.name, Value: []byte(v.value)})
@@ -245,7 +241,8 @@ func ContainerConfig(pod *corev1.Pod, c *corev1.Container, r Run, n Node) (*runt
 	return out, nil
 }
 
-// containerAnnotations let a pod be stopped rightly by who has lost its spec.
+// containerAnnotations returns kubelet's annotations, from which a client that has lost the pod's spec
+// knows how to stop the container.
 func containerAnnotations(pod *corev1.Pod, c *corev1.Container, r Run) map[string]string {
 	out := map[string]string{
 		annotationHash:          ContainerHash(c),
@@ -255,22 +252,22 @@ func containerAnnotations(pod *corev1.Pod, c *corev1.Container, r Run) map[strin
 		annotationGrace:         strconv.FormatInt(*pod.Spec.TerminationGracePeriodSeconds, 10),
 	}
 	if len(c.Ports) > 0 {
-		ports, _ := json.Marshal(c.Ports) // plain fields can be written always
+		ports, _ := json.Marshal(c.Ports) // never fails for plain fields
 		out[annotationPorts] = string(ports)
 	}
 	return out
 }
 
-// hashLength is that of the kubelet's hashes: 32 bits.
+// hashLength is the number of hex digits of kubelet's container hashes, which have 32 bits.
 const hashLength = 8
 
-// ContainerHash tells one definition of a container from another.
+// ContainerHash returns a hash of a container's definition.
 func ContainerHash(c *corev1.Container) string {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{*c}}}
 	return manifest.Hash(pod)[:hashLength]
 }
 
-// mounts puts the volumes where the container has them.
+// mounts returns the container's volume mounts and the additional mounts of r.
 func mounts(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]*runtimeapi.Mount, error) {
 	var out []*runtimeapi.Mount
 	taken := map[string]bool{}
@@ -302,7 +299,7 @@ func mounts(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]*runtimeapi.
 		if mode := m.RecursiveReadOnly; mode != nil && *mode != corev1.RecursiveReadOnlyDisabled {
 			mount.RecursiveReadOnly = n.RecursiveReadOnly
 			if *mode == corev1.RecursiveReadOnlyEnabled && !n.RecursiveReadOnly {
-				return nil, invalidField(c, fmt.Sprintf("volumeMounts[%d].recursiveReadOnly", i), "this node's kernel can't (Linux 5.12 can): set IfPossible")
+				return nil, invalidField(c, fmt.Sprintf("volumeMounts[%d].recursiveReadOnly", i), "requires Linux 5.12 or later: set IfPossible")
 			}
 		}
 		taken[mount.ContainerPath] = true
@@ -316,14 +313,14 @@ func mounts(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]*runtimeapi.
 	return out, nil
 }
 
-// ownVolume says whether a volume is the pod's own, which alone may be
-// relabelled: what is behind a hostPath others use too.
+// ownVolume reports whether a volume belongs to the pod alone, so that it may be relabelled for
+// SELinux. Others may use the files behind a hostPath.
 func ownVolume(pod *corev1.Pod, name string) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name && v.HostPath == nil })
 }
 
-// fromManifest says whether the files of a volume come from the manifest. No
-// container may write to them.
+// fromManifest reports whether the files of a volume come from the manifest. Containers must not
+// write to them.
 func fromManifest(pod *corev1.Pod, name string) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name && len(manifest.Projections(&v)) > 0 })
 }

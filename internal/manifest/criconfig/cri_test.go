@@ -28,7 +28,7 @@ func node() Node {
 	}
 }
 
-// pod reads the spec of a manifest.
+// pod returns a pod with the spec, which is in YAML.
 func pod(t testing.TB, spec string) *corev1.Pod {
 	t.Helper()
 	text := "apiVersion: v1\nkind: Pod\nmetadata: {name: web, namespace: shop, uid: u1, labels: {app: web}, annotations: {note: x}}\nspec:\n" + spec
@@ -41,7 +41,7 @@ func pod(t testing.TB, spec string) *corev1.Pod {
 
 const plain = "  containers: [{name: a, image: 'a:1'}]\n"
 
-// container makes the message of the pod's container of that name.
+// container returns the config of the pod's container with the name.
 func container(t testing.TB, p *corev1.Pod, name string, r Run) *runtimeapi.ContainerConfig {
 	t.Helper()
 	out, err := ContainerConfig(p, FindContainer(p, name), r, node())
@@ -57,7 +57,7 @@ func compare(t *testing.T, name string, m proto.Message) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var value any // protojson's own spacing is not stable
+	var value any // decoded again because protojson's spacing is not stable
 	if err := json.Unmarshal(raw, &value); err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func TestGolden(t *testing.T) {
 	compare(t, "full-sidecar", container(t, &pods.Pods[0], "proxy", Run{}))
 }
 
-// TestPodIsNotChanged: the pod is shared by all who run it.
+// TestPodIsNotChanged checks that configs share no memory with the pod.
 func TestPodIsNotChanged(t *testing.T) {
 	t.Parallel()
 	p := pod(t, "  securityContext: {supplementalGroups: [5]}\n"+plain)
@@ -278,18 +278,18 @@ func TestSecurity(t *testing.T) {
 	s := container(t, p, "plain", Run{}).Linux.SecurityContext
 	if s.RunAsUser.GetValue() != 1 || s.RunAsGroup.GetValue() != 2 || s.Seccomp.ProfileType != runtimeapi.SecurityProfile_Unconfined ||
 		s.Apparmor.ProfileType != runtimeapi.SecurityProfile_RuntimeDefault || s.SelinuxOptions.Level != "s0" || len(s.MaskedPaths) == 0 || s.Privileged {
-		t.Errorf("the pod's: %v", s)
+		t.Errorf("inherited from the pod: %v", s)
 	}
 	s = container(t, p, "own", Run{}).Linux.SecurityContext
 	if s.RunAsUser.GetValue() != 5 || s.RunAsGroup.GetValue() != 6 || s.Seccomp.LocalhostRef != "/etc/husk/seccomp/p.json" ||
 		s.Apparmor.LocalhostRef != "web" || s.SelinuxOptions.Level != "" || s.SelinuxOptions.Type != "t" || len(s.MaskedPaths) > 0 || s.NoNewPrivs {
-		t.Errorf("its own: %v", s)
+		t.Errorf("set on the container: %v", s)
 	}
 	if !SandboxConfig(p, 0, node()).Linux.SecurityContext.Privileged || !container(t, p, "mighty", Run{}).Linux.SecurityContext.Privileged {
-		t.Error("not privileged")
+		t.Error("a pod with a privileged container is not privileged")
 	}
 	if SandboxConfig(pod(t, plain), 0, node()).Linux.SecurityContext.Privileged {
-		t.Error("privileged")
+		t.Error("a pod without a privileged container is privileged")
 	}
 }
 
@@ -301,16 +301,16 @@ func TestUser(t *testing.T) {
 		username        string
 		err             string
 	}{
-		{"", "", "nginx", -1, "", ""}, // the runtime takes the image's
+		{"", "", "nginx", -1, "", ""}, // the runtime uses the image's user
 		{"", "runAsGroup: 5", "", 0, "", ""},
 		{"", "runAsGroup: 5", "7:8", 7, "", ""},
 		{"", "runAsGroup: 5", "nginx:web", -1, "nginx", ""},
 		{"", "runAsNonRoot: true", "1000", -1, "", ""},
 		{"runAsNonRoot: true", "runAsUser: 3", "", 3, "", ""},
 		{"runAsNonRoot: true", "runAsNonRoot: false", "", -1, "", ""},
-		{"runAsNonRoot: true", "", "", -1, "", "the image runs as root"},
-		{"runAsNonRoot: true", "", "0:5", -1, "", "the image runs as root"},
-		{"", "runAsNonRoot: true", "nginx", -1, "", `user "nginx" may have any number`},
+		{"runAsNonRoot: true", "", "", -1, "", "but the image runs as root"},
+		{"runAsNonRoot: true", "", "0:5", -1, "", "but the image runs as root"},
+		{"", "runAsNonRoot: true", "nginx", -1, "", `the user ID of the image's user "nginx" is not known`},
 		{"runAsNonRoot: true", "runAsUser: 0", "5", -1, "", "runAsUser is 0"},
 	} {
 		p := pod(t, "  securityContext: {"+c.pod+"}\n  containers: [{name: a, image: 'a:1', securityContext: {"+c.own+"}}]\n")
@@ -335,7 +335,7 @@ func TestUser(t *testing.T) {
 	}
 	sandbox := SandboxConfig(pod(t, "  securityContext: {runAsGroup: 5}\n"+plain), 0, node()).Linux.SecurityContext
 	if sandbox.RunAsGroup != nil {
-		t.Error("a sandbox with a group and no user")
+		t.Error("the sandbox has a group but no user")
 	}
 }
 
@@ -426,7 +426,7 @@ func TestPodResources(t *testing.T) {
 			return "[" + strings.Join(out, ", ") + "]"
 		}
 		p := pod(t, "  initContainers: "+list(c.init)+"\n  containers: "+list(c.containers)+"\n")
-		for range 2 { // adding up must not change the pod
+		for range 2 { // computing the sum must not modify the pod
 			r := SandboxConfig(p, 0, node()).Linux.Resources
 			if r.CpuShares != c.shares || r.CpuQuota != c.quota || r.MemoryLimitInBytes != c.memory {
 				t.Errorf("%q %q: %v", c.init, c.containers, r)

@@ -12,24 +12,23 @@ import (
 	huskpod "github.com/huskd/husk/internal/pod"
 )
 
-// Resolvers read no more than these of a resolv.conf; they are Kubernetes' and
-// glibc's limits.
+// The limits of a resolv.conf in Kubernetes and glibc.
 const (
 	maxServers  = 3
 	maxSearches = 32
 )
 
-// clusterOption has a name with few dots looked up in the cluster's domains first.
+// clusterOption makes resolvers try names with few dots in the cluster's domains first.
 const clusterOption = "ndots:5"
 
-// dnsConfig is the policy's configuration and the pod's own. Without a cluster's
-// name servers ClusterFirst is the node's configuration, as the kubelet has it.
+// dnsConfig returns the configuration of the pod's dnsPolicy, merged with its dnsConfig. As in
+// kubelet, ClusterFirst without name servers of a cluster means the node's configuration.
 func dnsConfig(pod *corev1.Pod, n Node) *runtimeapi.DNSConfig {
 	out := &runtimeapi.DNSConfig{}
 	if pod.Spec.DNSPolicy != corev1.DNSNone {
 		out = parseResolvConf(n.ResolvConf)
 		if !pod.Spec.HostNetwork {
-			// A resolver on the node's loopback is not on the pod's.
+			// The pod can't reach a resolver on the node's loopback interface.
 			out.Servers = slices.DeleteFunc(out.Servers, isLoopback)
 		}
 		if len(n.ClusterDNS) > 0 && (pod.Spec.DNSPolicy == corev1.DNSClusterFirstWithHostNet || pod.Spec.DNSPolicy == corev1.DNSClusterFirst && !pod.Spec.HostNetwork) {
@@ -51,7 +50,7 @@ func dnsConfig(pod *corev1.Pod, n Node) *runtimeapi.DNSConfig {
 	return out
 }
 
-// parseResolvConf reads resolv.conf(5).
+// parseResolvConf parses a resolv.conf(5).
 func parseResolvConf(content []byte) *runtimeapi.DNSConfig {
 	out := &runtimeapi.DNSConfig{}
 	for line := range bytes.Lines(content) {
@@ -78,7 +77,7 @@ func isLoopback(server string) bool {
 	return err == nil && addr.IsLoopback()
 }
 
-// merge appends what is not there yet.
+// appendNew appends the values of more that values doesn't contain.
 func appendNew(values, more []string) []string {
 	for _, v := range more {
 		if !slices.Contains(values, v) {
@@ -88,7 +87,7 @@ func appendNew(values, more []string) []string {
 	return values
 }
 
-// setOption replaces an option of the same name, or adds it.
+// setOption replaces the option with the same name, or appends o.
 func setOption(options []string, o corev1.PodDNSConfigOption) []string {
 	text := o.Name
 	if o.Value != nil && *o.Value != "" {
@@ -103,8 +102,8 @@ func setOption(options []string, o corev1.PodDNSConfigOption) []string {
 	return append(options, text)
 }
 
-// HostsFile returns the content of the pod's /etc/hosts. A pod in the node's
-// network has the node's.
+// HostsFile returns the content of the pod's /etc/hosts. For a pod in the node's network it begins with
+// node, the content of the node's file.
 func HostsFile(pod *corev1.Pod, podIPs []string, node []byte, n Node) []byte {
 	var b bytes.Buffer
 	if pod.Spec.HostNetwork {

@@ -15,15 +15,14 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// bad returns an error about a field of a container.
+// invalidField returns an error of the kind invalid argument about a field of a container.
 func invalidField(c *corev1.Container, field, format string, args ...any) error {
 	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("container %q: %s: %s", c.Name, field, fmt.Sprintf(format, args...)))
 }
 
 type variable struct{ name, value string }
 
-// environment resolves a container's variables in their order, each of which
-// may use those before it.
+// environment resolves a container's variables in order. Each one may refer to earlier ones.
 func environment(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]variable, error) {
 	var out []variable
 	for i, from := range c.EnvFrom {
@@ -48,7 +47,7 @@ func environment(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]variabl
 	return out, nil
 }
 
-// variablesFrom are a variable for each key that can be one.
+// variablesFrom returns a variable for each key of an object that is a valid name.
 func variablesFrom(pod *corev1.Pod, from *corev1.EnvFromSource, objects manifest.Objects) ([]variable, error) {
 	var object manifest.Object
 	var err error
@@ -66,7 +65,7 @@ func variablesFrom(pod *corev1.Pod, from *corev1.EnvFromSource, objects manifest
 	return out, err
 }
 
-// valueFrom resolves a variable. One that is optional may be not set.
+// valueFrom resolves a variable. set is false for an optional variable without a value.
 func valueFrom(pod *corev1.Pod, c *corev1.Container, from *corev1.EnvVarSource, r Run, n Node) (value string, set bool, err error) {
 	switch {
 	case from.FieldRef != nil:
@@ -82,8 +81,8 @@ func valueFrom(pod *corev1.Pod, c *corev1.Container, from *corev1.EnvVarSource, 
 	return keyValue(pod, r.Objects, manifest.KindSecret, from.SecretKeyRef)
 }
 
-// keyValue is the value of a key of an object of either kind: the selectors of
-// both have the same fields.
+// keyValue returns the value of a key in a config map or secret. The selectors of both kinds have the
+// same fields.
 func keyValue(pod *corev1.Pod, objects manifest.Objects, kind string, ref *corev1.SecretKeySelector) (value string, set bool, err error) {
 	object, err := objectOf(pod, objects, kind, ref.Name, ref.Optional)
 	if err != nil {
@@ -103,16 +102,16 @@ func objectName(kind, namespace, name string) string {
 	return fmt.Sprintf("config map %s/%s", namespace, name)
 }
 
-// objectOf returns an object, or nothing if it is optional and not there.
+// objectOf returns an object, or nil if it doesn't exist but is optional.
 func objectOf(pod *corev1.Pod, objects manifest.Objects, kind, name string, optional *bool) (manifest.Object, error) {
 	object, ok := objects[manifest.ObjectKey(kind, pod.Namespace, name)]
 	if !ok && !isTrue(optional) {
-		return nil, fmt.Errorf("there is no %s: write it beside the pod", objectName(kind, pod.Namespace, name))
+		return nil, fmt.Errorf("%s not found: declare it beside the pod", objectName(kind, pod.Namespace, name))
 	}
 	return object, nil
 }
 
-// lookup finds the last variable of a name.
+// lookup returns a function that finds the last variable with a name.
 func lookup(env []variable) func(string) (string, bool) {
 	return func(name string) (string, bool) {
 		for i := len(env) - 1; i >= 0; i-- {
@@ -171,8 +170,8 @@ func first(values []string) string {
 	return values[0]
 }
 
-// resourceValue is a limit or request of a container, in units of the divisor,
-// rounded up. A limit that is not set is all that the node has.
+// resourceValue returns a limit or request of a container in units of the divisor, rounded up. A
+// limit that isn't set defaults to the node's capacity.
 func resourceValue(pod *corev1.Pod, own *corev1.Container, ref *corev1.ResourceFieldSelector, n Node) (string, error) {
 	c := own
 	if ref.ContainerName != "" {
@@ -200,7 +199,7 @@ func resourceValue(pod *corev1.Pod, own *corev1.Container, ref *corev1.ResourceF
 	return divideUp(q.Value(), ref.Divisor.Value()), nil
 }
 
-// quotient divides and rounds up; a divisor of nothing is one.
+// divideUp divides and rounds up. A divisor of 0 counts as 1.
 func divideUp(value, divisor int64) string {
 	divisor = max(divisor, 1)
 	result := value / divisor

@@ -2,9 +2,8 @@ package criconfig
 
 import "strings"
 
-// expand replaces each $(NAME) in text by what lookup knows of it. A name that
-// it doesn't know stays as it is written, $$ is a $, and a $ before anything
-// else is itself. What a variable brings is not expanded again.
+// expand replaces each $(NAME) in text by the variable's value. References to unknown variables stay
+// as they are. $$ becomes $, and a $ before any other character stays. Values aren't expanded again.
 func expand(text string, lookup func(name string) (string, bool)) string {
 	if !strings.Contains(text, "$") {
 		return text

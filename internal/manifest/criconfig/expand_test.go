@@ -10,7 +10,7 @@ func TestExpand(t *testing.T) {
 		"plain":           "plain",
 		"$(A)":            "1",
 		"x$(A)y$(A)z":     "x1y1z",
-		"$(B)":            "$(A)", // not again
+		"$(B)":            "$(A)", // not expanded again
 		"$(E)":            "",
 		"$(NONE)":         "$(NONE)",
 		"$$(A)":           "$(A)",

@@ -12,16 +12,15 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// File of a volume that comes from the manifest. Its path leads down from the
-// volume.
+// File is a file of a volume whose content comes from the manifest. Path is relative to the volume.
 type File struct {
 	Path string
 	Data []byte
 	Mode int32
 }
 
-// Files are those of a volume that manifest.Projections has parts of, sorted by
-// their paths. Of two with the same path the later one counts.
+// Files returns the files of a volume with manifest.Projections, sorted by path. Of several files with
+// the same path it returns the last.
 func Files(pod *corev1.Pod, v *corev1.Volume, objects manifest.Objects, n Node) ([]File, error) {
 	p := projection{pod: pod, objects: objects, node: n, mode: *manifest.DefaultMode(v), files: map[string]File{}}
 	for _, part := range manifest.Projections(v) {
@@ -45,7 +44,7 @@ func Files(pod *corev1.Pod, v *corev1.Volume, objects manifest.Objects, n Node) 
 	return out, nil
 }
 
-// projection is a volume in the making.
+// projection collects the files of a volume.
 type projection struct {
 	pod     *corev1.Pod
 	objects manifest.Objects
@@ -106,7 +105,7 @@ func (p *projection) downward(items []corev1.DownwardAPIVolumeFile) error {
 	return nil
 }
 
-// lines writes a map as the kubelet does: key="value", sorted.
+// lines formats a map as kubelet does: a sorted line key="value" for each key.
 func lines(m map[string]string) string {
 	var out []string
 	for _, key := range slices.Sorted(maps.Keys(m)) {
@@ -115,8 +114,8 @@ func lines(m map[string]string) string {
 	return strings.Join(out, "\n")
 }
 
-// SubPaths are the parts of volumes that a container mounts, by the index of
-// the mount, with their variables replaced.
+// SubPaths returns the subPath of each mount of a container that has one, by the mount's index. It
+// expands the variables of subPathExpr.
 func SubPaths(pod *corev1.Pod, c *corev1.Container, r Run, n Node) (map[int]string, error) {
 	out := map[int]string{}
 	env, err := environment(pod, c, r, n)
@@ -130,9 +129,9 @@ func SubPaths(pod *corev1.Pod, c *corev1.Container, r Run, n Node) (map[int]stri
 			part = expand(m.SubPathExpr, lookup(env))
 			switch {
 			case part == "" || strings.Contains(part, "$("):
-				return nil, invalidField(c, field, "%q is %q: set all of its variables in env", m.SubPathExpr, part)
+				return nil, invalidField(c, field, "%q expands to %q: set all of its variables in env", m.SubPathExpr, part)
 			case path.IsAbs(part) || slices.Contains(strings.Split(part, "/"), "..") || strings.ContainsRune(part, 0):
-				return nil, invalidField(c, field, "%q doesn't lead down from the volume", part)
+				return nil, invalidField(c, field, "%q is not a path inside the volume", part)
 			}
 		}
 		if part != "" {

@@ -8,7 +8,7 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// objects are what the pods here refer to.
+// objects are the objects that the test's pods reference.
 var objects = manifest.Objects{
 	"ConfigMap default/c": {"a": []byte("1"), "b": []byte("2")},
 	"Secret default/s":    {"user": []byte("me")},
@@ -26,8 +26,8 @@ func TestFiles(t *testing.T) {
 		{"downwardAPI: {items: [{path: l, fieldRef: {fieldPath: metadata.labels}}, {path: me, fieldRef: {fieldPath: metadata.name}}, {path: k, fieldRef: {fieldPath: \"metadata.labels['app']\"}}, {path: m, resourceFieldRef: {containerName: a, resource: limits.memory, divisor: 1Mi}}]}",
 			"k=web 644, l=app=\"web\"\nq=\"\\\"\" 644, m=8 644, me=p 644"},
 		{"projected: {sources: [{configMap: {name: c}}, {secret: {name: s, items: [{key: user, path: a}]}}]}", "a=me 644, b=2 644"},
-		{"configMap: {name: none}", "! volume v: there is no config map default/none: write it beside the pod"},
-		{"configMap: {name: far}", "! volume v: there is no config map default/far: write it beside the pod"},
+		{"configMap: {name: none}", "! volume v: config map default/none not found: declare it beside the pod"},
+		{"configMap: {name: far}", "! volume v: config map default/far not found: declare it beside the pod"},
 		{"secret: {secretName: s, items: [{key: key, path: x}]}", "! volume v: secret default/s has no key \"key\""},
 	} {
 		p := pod(t, "  volumes: [{name: v, "+c.volume+"}]\n  containers: [{name: a, image: 'a:1', resources: {limits: {memory: 8Mi}}}]\n")
@@ -55,10 +55,10 @@ func TestSubPaths(t *testing.T) {
 		{"readOnly: true", "map[]"},
 		{"subPathExpr: $(A)/x", "map[0:one/x]"},
 		{"subPathExpr: $(C)", "map[0:1]"},
-		{"subPathExpr: $(NONE)", `! container "a": volumeMounts[0].subPathExpr: "$(NONE)" is "$(NONE)": set all of its variables in env`},
-		{"subPathExpr: $(EMPTY)", `! container "a": volumeMounts[0].subPathExpr: "$(EMPTY)" is "": set all of its variables in env`},
-		{"subPathExpr: $(UP)/etc", `! container "a": volumeMounts[0].subPathExpr: "../../etc" doesn't lead down from the volume`},
-		{"subPathExpr: $(ROOT)", `! container "a": volumeMounts[0].subPathExpr: "/etc" doesn't lead down from the volume`},
+		{"subPathExpr: $(NONE)", `! container "a": volumeMounts[0].subPathExpr: "$(NONE)" expands to "$(NONE)": set all of its variables in env`},
+		{"subPathExpr: $(EMPTY)", `! container "a": volumeMounts[0].subPathExpr: "$(EMPTY)" expands to "": set all of its variables in env`},
+		{"subPathExpr: $(UP)/etc", `! container "a": volumeMounts[0].subPathExpr: "../../etc" is not a path inside the volume`},
+		{"subPathExpr: $(ROOT)", `! container "a": volumeMounts[0].subPathExpr: "/etc" is not a path inside the volume`},
 	} {
 		p := pod(t, "  volumes: [{name: v}]\n  containers: [{name: a, image: 'a:1', volumeMounts: [{name: v, mountPath: /v, "+c.mount+
 			"}], env: [{name: A, value: one}, {name: EMPTY}, {name: UP, value: ../..}, {name: ROOT, value: /etc}, {name: C, valueFrom: {configMapKeyRef: {name: c, key: a}}}]}]\n")

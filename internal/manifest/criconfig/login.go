@@ -11,20 +11,17 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// Login is how a registry is to know who asks it for an image. The zero value is
-// nobody.
+// Login holds the credentials for a registry. The zero value is anonymous.
 type Login struct{ Username, Password string }
 
-// The hosts of the registry that has images without one, as docker login writes
-// them.
+// The default registry, and the host under which docker login stores its credentials.
 const (
 	defaultRegistry = "docker.io"
 	dockerIndex     = "index.docker.io"
 )
 
-// LoginFor is that of the pod's imagePullSecrets which is for an image: the one
-// whose host and path are the longest that the image's name begins with. One
-// that can't be read is none.
+// LoginFor returns the login in the pod's imagePullSecrets for an image. If several match, it returns
+// the one with the longest host and path. Secrets that can't be parsed are skipped.
 func LoginFor(pod *corev1.Pod, image string, objects manifest.Objects) Login {
 	var found Login
 	longest := -1
@@ -39,8 +36,8 @@ func LoginFor(pod *corev1.Pod, image string, objects manifest.Objects) Login {
 	return found
 }
 
-// logins reads a secret of one of the types kubernetes.io/dockerconfigjson and
-// kubernetes.io/dockercfg: logins by host and path.
+// logins parses a secret of type kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg. It returns
+// the logins by host and path.
 func logins(secret manifest.Object) map[string]Login {
 	type entry struct{ Username, Password, Auth string }
 	var file struct{ Auths map[string]entry }
@@ -59,7 +56,7 @@ func logins(secret manifest.Object) map[string]Login {
 			at = strings.TrimPrefix(at, scheme)
 		}
 		at = strings.TrimSuffix(at, "/")
-		if host, _, _ := strings.Cut(at, "/"); host == dockerIndex { // /v1 and /v2 are no part of a name
+		if host, _, _ := strings.Cut(at, "/"); host == dockerIndex { // its paths, /v1 and /v2, aren't part of image names
 			at = defaultRegistry
 		}
 		out[at] = login
@@ -67,8 +64,8 @@ func logins(secret manifest.Object) map[string]Login {
 	return out
 }
 
-// covers says whether an image is below a host and path. In each part of the
-// host * stands for anything.
+// covers reports whether an image is below a host and path. Each label of the host may be a pattern
+// such as *.
 func covers(at, image string) bool {
 	host, below, _ := strings.Cut(at, "/")
 	imageHost, name, _ := strings.Cut(image, "/")

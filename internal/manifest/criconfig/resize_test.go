@@ -16,15 +16,15 @@ func TestResized(t *testing.T) {
 	before, after := of("64Mi"), of("65536Ki")
 	after.Spec.Containers[0].Image, after.Labels = "other", map[string]string{"a": "b"}
 	if Resized(before, after) {
-		t.Error("another image is no resize")
+		t.Error("a different image counts as a resize")
 	}
 	after.Spec.Resources = &corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")}}
 	if !Resized(before, after) {
-		t.Error("those of the pod as a whole are not seen")
+		t.Error("a resize of the pod as a whole is not detected")
 	}
 	after = of("65Mi")
 	if held := WithResources(after, before); !Resized(before, after) || Resized(before, held) || !Resized(held, after) {
-		t.Error("a container's are not seen")
+		t.Error("a resize of a container is not detected")
 	}
 }
 
@@ -40,7 +40,7 @@ func TestFindContainer(t *testing.T) {
 		}
 	}
 	if FindContainer(pod, "x") != nil {
-		t.Error("there is one that there isn't")
+		t.Error("it found a container that doesn't exist")
 	}
 }
 

@@ -11,8 +11,7 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// How processor time in thousandths becomes shares and quota, with the
-// kernel's bounds of both.
+// Conversion of CPU time, in thousandths of a processor, to shares and quota, and the kernel's bounds.
 const (
 	sharesPerCPU = 1024
 	minShares    = 2
@@ -25,14 +24,15 @@ func shares(milli int64) int64 {
 	return min(max(milli*sharesPerCPU/1000, minShares), maxShares)
 }
 
-// setQuota limits a container to so much processor time; 0 is no limit.
+// setQuota sets the CPU quota. milli is in thousandths of a processor; 0 means no limit.
 func setQuota(r *runtimeapi.LinuxContainerResources, milli int64) {
 	if milli > 0 {
 		r.CpuPeriod, r.CpuQuota = period, max(milli*period/1000, minQuota)
 	}
 }
 
-func containerResources(pod *corev1.Pod, c *corev1.Container, n Node) *runtimeapi.LinuxContainerResources {
+// Resources returns the resources of a container of the pod.
+func Resources(pod *corev1.Pod, c *corev1.Container, n Node) *runtimeapi.LinuxContainerResources {
 	limits, requests := c.Resources.Limits, c.Resources.Requests
 	out := &runtimeapi.LinuxContainerResources{
 		CpuShares:          shares(requests.Cpu().MilliValue()),
@@ -42,15 +42,14 @@ func containerResources(pod *corev1.Pod, c *corev1.Container, n Node) *runtimeap
 	}
 	setQuota(out, limits.Cpu().MilliValue())
 	if n.Unified {
-		// A container is killed for memory as a whole, as with Kubernetes: half
-		// a program is worse than none.
+		// The OOM killer ends all processes of a container, as with Kubernetes: a program rarely
+		// works without some of its processes.
 		out.Unified = map[string]string{"memory.oom.group": "1"}
 	}
 	return out
 }
 
-// hugePageLimits has each size that can be limited: none of it unless the
-// container has a limit.
+// hugePageLimits returns a limit for each page size of the node. It is 0 unless the container sets one.
 func hugePageLimits(limits corev1.ResourceList, n Node) []*runtimeapi.HugepageLimit {
 	asked := map[string]uint64{}
 	for name, q := range limits {
@@ -61,7 +60,7 @@ func hugePageLimits(limits corev1.ResourceList, n Node) []*runtimeapi.HugepageLi
 	sizes := slices.Clone(n.HugePages)
 	for size := range asked {
 		if !slices.Contains(sizes, size) {
-			sizes = append(sizes, size) // the runtime says that it can't
+			sizes = append(sizes, size) // the runtime will report that it isn't supported
 		}
 	}
 	slices.Sort(sizes)
@@ -72,7 +71,7 @@ func hugePageLimits(limits corev1.ResourceList, n Node) []*runtimeapi.HugepageLi
 	return out
 }
 
-// pageSize spells a size as the cgroup files do: 2MB, 1GB, 64KB.
+// pageSize formats a size as in the names of cgroup files: 2MB, 1GB, 64KB.
 func pageSize(bytes int64) string {
 	units := []string{"B", "KB", "MB", "GB", "TB", "PB"}
 	unit := 0
@@ -83,16 +82,14 @@ func pageSize(bytes int64) string {
 	return strconv.FormatInt(bytes, 10) + units[unit]
 }
 
-// Quality of service classes, by which the kernel chooses whom to kill first
-// when memory runs out.
+// OOM scores by QoS class. The kernel kills processes with the highest score first.
 const (
 	scoreGuaranteed = -997
 	scoreBestEffort = 1000
 )
 
-// oomScore is the kubelet's: the more of the node's memory a container asked
-// for, the later it is killed. A sidecar is killed no sooner than the
-// containers that it serves.
+// oomScore returns kubelet's OOM score of a container. The larger its share of the node's memory, the
+// later it is killed. A sidecar is killed no earlier than the containers that it serves.
 func oomScore(pod *corev1.Pod, c *corev1.Container, n Node) int64 {
 	switch QOS(pod) {
 	case corev1.PodQOSGuaranteed:
@@ -110,8 +107,8 @@ func oomScore(pod *corev1.Pod, c *corev1.Container, n Node) int64 {
 	return score
 }
 
-// unasked is each container's part of the memory that the pod asks for as a whole
-// beyond what its containers do, as the kubelet shares it out.
+// unassignedShare returns each container's share of the memory that the pod requests beyond its
+// containers' requests. Like kubelet, it divides that memory evenly.
 func unassignedShare(pod *corev1.Pod) int64 {
 	whole := pod.Spec.Resources
 	if whole == nil {
@@ -125,13 +122,13 @@ func burstableScore(request, capacity int64) int64 {
 	if capacity <= 0 {
 		return scoreBestEffort - 1
 	}
-	// In floating point, as 1000 times an exbibyte is no int64.
+	// In floating point, as 1000 times an exbibyte overflows int64.
 	score := 1000 - int64(1000*float64(request)/float64(capacity))
 	return min(max(score, 1000+scoreGuaranteed), scoreBestEffort-1)
 }
 
-// QOS returns a pod's class: Guaranteed if each container has equal requests
-// and limits of processor and memory, BestEffort if none has any.
+// QOS returns a pod's QoS class: Guaranteed if each container has equal requests and limits of CPU and
+// memory, BestEffort if none has any. Resources of the pod as a whole take precedence.
 func QOS(pod *corev1.Pod) corev1.PodQOSClass {
 	guaranteed, bestEffort := true, true
 	var all []corev1.ResourceRequirements
@@ -139,7 +136,7 @@ func QOS(pod *corev1.Pod) corev1.PodQOSClass {
 		all = append(all, c.Resources)
 	}
 	if whole := pod.Spec.Resources; whole != nil && len(whole.Limits)+len(whole.Requests) > 0 {
-		all = []corev1.ResourceRequirements{*whole} // which then says it
+		all = []corev1.ResourceRequirements{*whole}
 	}
 	for _, r := range all {
 		for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
@@ -161,20 +158,21 @@ func QOS(pod *corev1.Pod) corev1.PodQOSClass {
 	return corev1.PodQOSBurstable
 }
 
-// podResources are those of all containers that run at the same time, at the
-// most. The pod has a limit only if each container has one.
-func podResources(pod *corev1.Pod) *runtimeapi.LinuxContainerResources {
+// PodResources returns the limits of the pod as a whole, for the containers that run at the same time.
+// A pod has a limit if it sets one itself, or if each of its containers has one.
+func PodResources(pod *corev1.Pod) *runtimeapi.LinuxContainerResources {
+	cpu := Requested(pod, corev1.ResourceCPU)
 	out := &runtimeapi.LinuxContainerResources{
-		CpuShares:          shares(podRequest(pod, corev1.ResourceCPU).MilliValue()),
+		CpuShares:          shares(cpu.MilliValue()),
 		MemoryLimitInBytes: podLimit(pod, corev1.ResourceMemory).Value(),
 	}
 	setQuota(out, podLimit(pod, corev1.ResourceCPU).MilliValue())
 	return out
 }
 
-// podRequest is what a pod asks for: as a whole or, if it doesn't say that, its
-// containers together; and its overhead.
-func podRequest(pod *corev1.Pod, name corev1.ResourceName) *resource.Quantity {
+// Requested returns what a pod requests of a resource: the request of the pod as a whole or, without
+// one, the sum of its containers' requests; plus its overhead.
+func Requested(pod *corev1.Pod, name corev1.ResourceName) resource.Quantity {
 	sum := total(pod, requestOf, name)
 	if whole := pod.Spec.Resources; whole != nil {
 		if q, ok := whole.Requests[name]; ok {
@@ -182,10 +180,10 @@ func podRequest(pod *corev1.Pod, name corev1.ResourceName) *resource.Quantity {
 		}
 	}
 	sum.Add(pod.Spec.Overhead[name])
-	return sum
+	return *sum
 }
 
-// podLimit is the most that a pod may have; zero is no limit.
+// podLimit returns the limit of a pod including its overhead. Zero means no limit.
 func podLimit(pod *corev1.Pod, name corev1.ResourceName) *resource.Quantity {
 	sum := total(pod, limitOf, name)
 	if whole := pod.Spec.Resources; whole != nil {
@@ -199,7 +197,7 @@ func podLimit(pod *corev1.Pod, name corev1.ResourceName) *resource.Quantity {
 	return sum
 }
 
-// requestOf returns a copy, as sums of quantities may share memory.
+// requestOf returns a copy, because Quantity.Add may modify memory that quantities share.
 func requestOf(c *corev1.Container, name corev1.ResourceName) (resource.Quantity, bool) {
 	return c.Resources.Requests[name].DeepCopy(), true
 }
@@ -209,9 +207,17 @@ func limitOf(c *corev1.Container, name corev1.ResourceName) (resource.Quantity, 
 	return q.DeepCopy(), ok && !q.IsZero()
 }
 
-// total adds up what the containers and sidecars have, or what an init
-// container has beside the sidecars before it if that is more. It is zero if
-// one has no value.
+// StorageLimit returns the sum of the containers' limits of ephemeral storage, counting those that run at
+// the same time. Zero means that no container has a limit.
+func StorageLimit(pod *corev1.Pod) resource.Quantity {
+	return *total(pod, func(c *corev1.Container, name corev1.ResourceName) (resource.Quantity, bool) {
+		return c.Resources.Limits[name].DeepCopy(), true
+	}, corev1.ResourceEphemeralStorage)
+}
+
+// total returns the largest sum of values that run at the same time: those of the containers and
+// sidecars, or that of an init container and the sidecars before it. It is zero if a container has no
+// value.
 func total(pod *corev1.Pod, of func(*corev1.Container, corev1.ResourceName) (resource.Quantity, bool), name corev1.ResourceName) *resource.Quantity {
 	var sidecars, most resource.Quantity
 	for i := range pod.Spec.InitContainers {

@@ -1,6 +1,7 @@
 package criconfig
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strconv"
@@ -22,7 +23,7 @@ func sandboxSecurity(pod *corev1.Pod) *runtimeapi.LinuxSandboxSecurityContext {
 		Seccomp:                  &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
 		RunAsUser:                int64Value(s.RunAsUser),
 	}
-	if s.RunAsUser != nil { // CRI knows no group without a user
+	if s.RunAsUser != nil { // CRI doesn't allow a group without a user
 		out.RunAsGroup = int64Value(s.RunAsGroup)
 	}
 	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
@@ -33,7 +34,7 @@ func sandboxSecurity(pod *corev1.Pod) *runtimeapi.LinuxSandboxSecurityContext {
 	return out
 }
 
-// groups are the further ones of all processes of the pod.
+// groups returns the supplementary groups of all processes of the pod.
 func groups(s *corev1.PodSecurityContext) []int64 {
 	if s.FSGroup == nil {
 		return s.SupplementalGroups
@@ -59,7 +60,7 @@ func namespaces(pod *corev1.Pod) *runtimeapi.NamespaceOption {
 	return out
 }
 
-// own returns a container's security context, never nil.
+// securityContextOf returns a container's security context. It is never nil.
 func securityContextOf(c *corev1.Container) *corev1.SecurityContext {
 	if c.SecurityContext == nil {
 		return &corev1.SecurityContext{}
@@ -67,22 +68,22 @@ func securityContextOf(c *corev1.Container) *corev1.SecurityContext {
 	return c.SecurityContext
 }
 
-// containerSecurity is the container's context, and the pod's where that says
-// nothing.
+// containerSecurity converts the container's security context. Fields that it doesn't set are those of
+// the pod.
 func containerSecurity(pod *corev1.Pod, c *corev1.Container, imageUser string, n Node) (*runtimeapi.LinuxContainerSecurityContext, error) {
 	s, p := securityContextOf(c), pod.Spec.SecurityContext
 	out := &runtimeapi.LinuxContainerSecurityContext{
 		Privileged:               isTrue(s.Privileged),
 		NamespaceOptions:         namespaces(pod),
-		SelinuxOptions:           seLinux(either(s.SELinuxOptions, p.SELinuxOptions)),
-		RunAsUser:                int64Value(either(s.RunAsUser, p.RunAsUser)),
-		RunAsGroup:               int64Value(either(s.RunAsGroup, p.RunAsGroup)),
+		SelinuxOptions:           seLinux(cmp.Or(s.SELinuxOptions, p.SELinuxOptions)),
+		RunAsUser:                int64Value(cmp.Or(s.RunAsUser, p.RunAsUser)),
+		RunAsGroup:               int64Value(cmp.Or(s.RunAsGroup, p.RunAsGroup)),
 		ReadonlyRootfs:           isTrue(s.ReadOnlyRootFilesystem),
 		SupplementalGroups:       groups(p),
 		SupplementalGroupsPolicy: groupsPolicy(p.SupplementalGroupsPolicy),
 		NoNewPrivs:               s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation,
-		Seccomp:                  seccompProfile(either(s.SeccompProfile, p.SeccompProfile), n),
-		Apparmor:                 appArmorProfile(either(s.AppArmorProfile, p.AppArmorProfile)),
+		Seccomp:                  seccompProfile(cmp.Or(s.SeccompProfile, p.SeccompProfile), n),
+		Apparmor:                 appArmorProfile(cmp.Or(s.AppArmorProfile, p.AppArmorProfile)),
 	}
 	if s.ProcMount == nil || *s.ProcMount != corev1.UnmaskedProcMount {
 		out.MaskedPaths, out.ReadonlyPaths = spec.DefaultMaskedPaths(), spec.DefaultReadonlyPaths()
@@ -93,7 +94,7 @@ func containerSecurity(pod *corev1.Pod, c *corev1.Container, imageUser string, n
 	if out.RunAsUser == nil && out.RunAsGroup != nil {
 		setImageUser(out, imageUser)
 	}
-	if isTrue(either(s.RunAsNonRoot, p.RunAsNonRoot)) {
+	if isTrue(cmp.Or(s.RunAsNonRoot, p.RunAsNonRoot)) {
 		if err := checkNonRoot(c, out.RunAsUser, imageUser); err != nil {
 			return nil, err
 		}
@@ -101,8 +102,7 @@ func containerSecurity(pod *corev1.Pod, c *corev1.Container, imageUser string, n
 	return out, nil
 }
 
-// nameImageUser says the image's user, which CRI must be told when it is told
-// a group.
+// setImageUser sets the image's user, because CRI requires a user where a group is set.
 func setImageUser(out *runtimeapi.LinuxContainerSecurityContext, imageUser string) {
 	if uid, ok := numericUser(imageUser); ok {
 		out.RunAsUser = &runtimeapi.Int64Value{Value: uid}
@@ -111,8 +111,9 @@ func setImageUser(out *runtimeapi.LinuxContainerSecurityContext, imageUser strin
 	out.RunAsUsername, _, _ = strings.Cut(imageUser, ":")
 }
 
-// numeric returns the user ID that a USER of an image names; none is 0.
-func numericUser(imageUser string) (int64, bool) {
+// numericUser returns the user ID in an image's USER, which is 0 if USER is empty. ok is false for a
+// user name.
+func numericUser(imageUser string) (uid int64, ok bool) {
 	user, _, _ := strings.Cut(imageUser, ":")
 	if user == "" {
 		return 0, true
@@ -125,15 +126,15 @@ func checkNonRoot(c *corev1.Container, asked *runtimeapi.Int64Value, imageUser s
 	const field = "securityContext.runAsNonRoot"
 	if asked != nil {
 		if asked.GetValue() == 0 {
-			return invalidField(c, field, "true, though runAsUser is 0: set another user")
+			return invalidField(c, field, "true, but runAsUser is 0: set another user")
 		}
 		return nil
 	}
 	switch uid, ok := numericUser(imageUser); {
 	case !ok:
-		return invalidField(c, field, "true, and the image's user %q may have any number: set runAsUser", imageUser)
+		return invalidField(c, field, "true, but the user ID of the image's user %q is not known: set runAsUser", imageUser)
 	case uid == 0:
-		return invalidField(c, field, "true, though the image runs as root: set runAsUser")
+		return invalidField(c, field, "true, but the image runs as root: set runAsUser")
 	}
 	return nil
 }
@@ -178,14 +179,6 @@ func seLinux(o *corev1.SELinuxOptions) *runtimeapi.SELinuxOption {
 		return nil
 	}
 	return &runtimeapi.SELinuxOption{User: o.User, Role: o.Role, Type: o.Type, Level: o.Level}
-}
-
-// either returns the first that is set.
-func either[T any](a, b *T) *T {
-	if a != nil {
-		return a
-	}
-	return b
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }

@@ -1,5 +1,5 @@
-// Package document reads the documents of a file, in YAML or JSON, into values
-// that know where they stand. It is pure, and bounds what a document may cost.
+// Package document parses YAML and JSON files into nodes that know their line. It is pure. It bounds
+// the time and memory that a document can take.
 package document
 
 import (
@@ -17,12 +17,12 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MaxSize is how many bytes a file may have, and what its aliases expand to.
+// MaxSize is the maximum size in bytes of a file, and of a document with all its aliases expanded.
 const MaxSize = 10 << 20
 
 const maxDepth = 100
 
-// Kind of a node, as JSON has them.
+// Kind is the kind of a node, one of JSON's.
 type Kind int
 
 // The kinds.
@@ -35,33 +35,33 @@ const (
 	Object
 )
 
-// String names a kind for a message.
+// String returns the kind as it appears in messages.
 func (k Kind) String() string {
 	return [...]string{"null", "a boolean", "a number", "a string", "a list", "an object"}[k]
 }
 
-// Node is a value of a document, of YAML or JSON alike, and where it stands.
+// Node is a value of a YAML or JSON document.
 type Node struct {
 	Kind Kind
 	Line int
-	// Text is a string's value, or a boolean or number as JSON writes it; Raw
-	// is what the document has.
+	// Text is the value of a string, or a boolean or number in JSON's notation. Raw is what the
+	// document contains.
 	Text   string
 	Raw    string
 	Items  []*Node
-	Fields []Field // of an object, in order, a key as often as it is written
-	// size of the value in bytes, about, with all aliases expanded.
+	Fields []Field // of an object, in order, including duplicates
+	// size is the approximate size in bytes with all aliases expanded.
 	size int
 }
 
-// Field of an object.
+// Field is a field of an object.
 type Field struct {
 	Key   string
 	Line  int
 	Value *Node
 }
 
-// Get returns the first field of that name, or nil.
+// Get returns the value of the first field with the key, or nil.
 func (n *Node) Get(key string) *Node {
 	for _, f := range n.Fields {
 		if f.Key == key {
@@ -71,7 +71,7 @@ func (n *Node) Get(key string) *Node {
 	return nil
 }
 
-// Zero says whether the value is as good as absent.
+// IsZero reports whether the value is empty, so that it counts as absent.
 func (n *Node) IsZero() bool {
 	switch n.Kind {
 	case Boolean:
@@ -88,13 +88,13 @@ func (n *Node) IsZero() bool {
 	return true
 }
 
-// AppendJSON writes the value as JSON.
+// AppendJSON appends the value to out, as JSON.
 func (n *Node) AppendJSON(out []byte) []byte {
 	switch n.Kind {
 	case Null:
 		return append(out, "null"...)
 	case Text:
-		quoted, _ := json.Marshal(n.Text) // a string always can be
+		quoted, _ := json.Marshal(n.Text) // never fails for a string
 		return append(out, quoted...)
 	case List:
 		out = append(out, '[')
@@ -119,9 +119,9 @@ func (n *Node) AppendJSON(out []byte) []byte {
 	return append(out, n.Text...)
 }
 
-// SyntaxError is a document that can't be read, at a line if that is known.
+// SyntaxError is an error of a document that can't be parsed.
 type SyntaxError struct {
-	Line int // 0 if it is not known
+	Line int // 0 if unknown
 	text string
 }
 
@@ -131,13 +131,13 @@ func syntaxf(line int, format string, args ...any) error {
 	return &SyntaxError{line, fmt.Sprintf(format, args...)}
 }
 
-// Read returns the documents of a file that are not empty.
+// Read parses a file and returns its documents. Empty ones are left out.
 func Read(data []byte) ([]*Node, error) {
 	if len(data) > MaxSize {
 		return nil, syntaxf(0, "larger than %d MiB", MaxSize>>20)
 	}
-	// YAML contains JSON but for tabs and surrogate escapes, so what looks
-	// like JSON is read as that first.
+	// YAML is a superset of JSON except for tabs and surrogate escapes. So what looks like JSON is
+	// first parsed as JSON.
 	trimmed := bytes.TrimLeft(data, " \t\r\n\ufeff")
 	if bytes.HasPrefix(trimmed, []byte("{")) {
 		docs, err := jsonDocuments(data)
@@ -166,7 +166,7 @@ func jsonDocuments(data []byte) ([]*Node, error) {
 				return nil, err
 			}
 			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-				return nil, syntaxf(r.at(), "JSON ends too early")
+				return nil, syntaxf(r.at(), "JSON ends unexpectedly")
 			}
 			return nil, syntaxf(r.at(), "JSON: %v", err)
 		}
@@ -174,11 +174,11 @@ func jsonDocuments(data []byte) ([]*Node, error) {
 	}
 }
 
-// jsonReader builds nodes from tokens and counts lines as it goes.
+// jsonReader builds nodes from tokens and counts lines.
 type jsonReader struct {
 	dec  *json.Decoder
 	data []byte
-	seen int // bytes of data counted
+	seen int // number of bytes of data before line
 	line int
 }
 
@@ -235,7 +235,7 @@ func (r *jsonReader) compound(n *Node, open json.Delim, depth int) error {
 			return err
 		}
 		f := Field{Line: r.at()}
-		f.Key, _ = key.(string) // the decoder lets nothing else be a key
+		f.Key, _ = key.(string) // the decoder accepts only strings as keys
 		if f.Value, err = r.value(depth + 1); err != nil {
 			return err
 		}
@@ -245,8 +245,8 @@ func (r *jsonReader) compound(n *Node, open json.Delim, depth int) error {
 	return err
 }
 
-// measure sets the size from the parts'. It stops growing past the limit, so
-// that aliases of aliases can't make it overflow.
+// measure sets the size from the sizes of the parts. It caps it just above the limit, so that nested
+// aliases can't make it overflow.
 func (n *Node) measure() {
 	n.size = 1 + len(n.Text)
 	for _, item := range n.Items {
@@ -290,10 +290,9 @@ func yamlDocuments(data []byte) ([]*Node, error) {
 	}
 }
 
-// yamlConverter turns YAML's nodes into ours. An anchored Node is converted
-// once, however many aliases it has.
+// yamlConverter converts YAML nodes. An anchored node is converted once, however many aliases it has.
 type yamlConverter struct {
-	done map[*yaml.Node]*Node // nil while it is being converted
+	done map[*yaml.Node]*Node // by anchored node; nil while it is being converted
 }
 
 func (c *yamlConverter) convert(y *yaml.Node, depth int) (*Node, error) {
@@ -385,8 +384,8 @@ func (c *yamlConverter) mapping(n *Node, y *yaml.Node, depth int) error {
 	return nil
 }
 
-// merge takes what a << brings: an object, or several of which the first goes
-// before the others. What is written beside it goes before them all.
+// merge adds the fields of a << key: those of an object, or of a list of objects. Earlier objects
+// take precedence over later ones, and the fields in written over all of them.
 func (n *Node) merge(m *Node, written map[string]bool) error {
 	sources := []*Node{m}
 	if m.Kind == List {
@@ -405,9 +404,9 @@ func (n *Node) merge(m *Node, written map[string]bool) error {
 	return nil
 }
 
-// yaml11 are the booleans that YAML 1.1 has beside true and false. Kubernetes'
-// tools read them so, and then refuse them where a string belongs; to read
-// them otherwise would let a manifest mean two things.
+// yaml11Booleans are YAML 1.1's booleans besides true and false. Kubernetes' tools parse them as
+// booleans, and so refuse them in place of a string. Parsing them as strings here would give the same
+// manifest two meanings.
 var yaml11Booleans = map[string]string{
 	"y": "true", "yes": "true", "on": "true", "n": "false", "no": "false", "off": "false",
 }
@@ -435,13 +434,13 @@ func (n *Node) scalar(y *yaml.Node, tag string) error {
 	return nil
 }
 
-// oneCase says whether a word is written as no, No or NO, not as nO.
+// consistentCase reports whether a word is written like no, No or NO, not like nO.
 func consistentCase(word string) bool {
 	return word == strings.ToLower(word) || word == strings.ToUpper(word) ||
 		word[:1] == strings.ToUpper(word[:1]) && word[1:] == strings.ToLower(word[1:])
 }
 
-// number writes YAML's hexadecimal, octal and grouped numbers as JSON does.
+// number converts YAML's hexadecimal, octal and grouped numbers to JSON's notation.
 func (n *Node) number(y *yaml.Node) error {
 	if json.Valid([]byte(y.Value)) {
 		return nil
@@ -455,7 +454,7 @@ func (n *Node) number(y *yaml.Node) error {
 		n.Text = fmt.Sprint(v)
 	case float64:
 		if math.IsInf(v, 0) || math.IsNaN(v) {
-			return syntaxf(y.Line, "YAML: %s is no number that JSON has", y.Value)
+			return syntaxf(y.Line, "YAML: %s can't be written as a number in JSON", y.Value)
 		}
 		n.Text = strconv.FormatFloat(v, 'g', -1, 64)
 	default:

@@ -1,6 +1,5 @@
-// Package fields has the table of the fields of a pod manifest: which are
-// honoured, which make no difference on one node, and what is said of the
-// others. It is pure.
+// Package fields has the tables of the fields of a pod manifest: the fields that Husk honours, those
+// that have no effect on a single node, and advice for some of those that are refused. It is pure.
 package fields
 
 import (
@@ -11,76 +10,75 @@ import (
 // How says what Husk does with a field.
 type How string
 
-// What Husk does with a field that is in the tables. One that is not is
-// refused if it is set.
+// What Husk does with the fields in the tables. It refuses other fields if they are set.
 const (
 	Honoured How = "honoured"
-	// Ignored fields are accepted for the sake of manifests written for a
-	// cluster: on one node they mean nothing.
+	// Ignored fields have no meaning on a single node. They are accepted so that manifests written
+	// for a cluster work.
 	Ignored How = "ignored"
 )
 
 // Field is a field of a pod manifest that may be set.
 type Field struct {
-	// Path, such as spec.containers[].image. What is below it is as it is.
+	// Path, such as spec.containers[].image. It includes all fields below it.
 	Path    string
 	How     How
 	Meaning string
 }
 
-// podFields are the fields of a pod but for its containers'.
+// podFields are the fields of a pod, except those of its containers.
 var podFields = []Field{
 	{"apiVersion", Honoured, "v1"},
-	{"kind", Honoured, "Pod, or PodList and List with pods as items; ConfigMap and Secret beside them"},
-	{"metadata.name", Honoured, "name of the pod; its host name too, unless spec.hostname is set"},
-	{"metadata.namespace", Honoured, "tells pods of one name apart; default if absent"},
-	{"metadata.uid", Honoured, "identity of the pod; made from the manifest, the node and the source if absent, so that an edit makes a new pod"},
-	{"metadata.labels", Honoured, "kept, and passed to the sandbox and to network plugins"},
-	{"metadata.annotations", Honoured, "kept, and passed to the sandbox and to network plugins"},
-	{"spec.restartPolicy", Honoured, "Always (if absent), OnFailure or Never"},
-	{"spec.terminationGracePeriodSeconds", Honoured, "time that processes have between SIGTERM and SIGKILL; 30 if absent"},
-	{"spec.activeDeadlineSeconds", Honoured, "time after which the pod is stopped and has failed"},
-	{"spec.hostNetwork", Honoured, "the node's network instead of one of its own"},
-	{"spec.hostPID", Honoured, "the node's processes are visible"},
-	{"spec.hostIPC", Honoured, "the node's IPC objects and /dev/shm"},
-	{"spec.hostUsers", Honoured, "false gives the pod users of its own: root in it is nobody on the node. Files of volumes keep their owners"},
-	{"spec.runtimeClassName", Honoured, "runtime handler to run the containers with, one of [runtimes.NAME] in the [configuration](config.md#runtime-handlers)"},
-	{"spec.shareProcessNamespace", Honoured, "the containers see each other's processes"},
+	{"kind", Honoured, "Pod, or a PodList or List whose items are pods; ConfigMap and Secret beside pods"},
+	{"metadata.name", Honoured, "name of the pod; also its host name, unless spec.hostname is set"},
+	{"metadata.namespace", Honoured, "namespace of the pod; default if absent"},
+	{"metadata.uid", Honoured, "identity of the pod; if absent, derived from the manifest, the node and the source, so that an edited manifest makes a new pod"},
+	{"metadata.labels", Honoured, "passed to the sandbox and to network plugins"},
+	{"metadata.annotations", Honoured, "passed to the sandbox and to network plugins"},
+	{"spec.restartPolicy", Honoured, "Always (default), OnFailure or Never"},
+	{"spec.terminationGracePeriodSeconds", Honoured, "time between SIGTERM and SIGKILL when the pod is stopped; 30 if absent"},
+	{"spec.activeDeadlineSeconds", Honoured, "time after which the pod is stopped and counts as failed"},
+	{"spec.hostNetwork", Honoured, "uses the node's network namespace"},
+	{"spec.hostPID", Honoured, "uses the node's PID namespace: the pod sees the node's processes"},
+	{"spec.hostIPC", Honoured, "uses the node's IPC namespace and /dev/shm"},
+	{"spec.hostUsers", Honoured, "false gives the pod its own user namespace: its root user has no privileges on the node. Files in volumes keep their owners"},
+	{"spec.runtimeClassName", Honoured, "runtime handler of the containers, one of [runtimes.NAME] in the [configuration](config.md#runtime-handlers)"},
+	{"spec.shareProcessNamespace", Honoured, "the containers share one PID namespace"},
 	{"spec.hostname", Honoured, "host name of the pod"},
-	{"spec.subdomain", Honoured, "makes the pod's whole name HOSTNAME.SUBDOMAIN.NAMESPACE.svc.DOMAIN, which /etc/hosts has; DOMAIN is the cluster's, or cluster.local"},
-	{"spec.setHostnameAsFQDN", Honoured, "host name is that whole name"},
-	{"spec.resources.limits", Honoured, "cpu, memory: the most that the pod's containers get together"},
-	{"spec.resources.requests", Honoured, "cpu, memory: as the containers', of the pod as a whole"},
-	{"spec.overhead", Honoured, "cpu, memory: what the pod needs beside its containers; added to its share and limits"},
-	{"spec.hostAliases", Honoured, "further lines of /etc/hosts"},
-	{"spec.dnsPolicy", Honoured, "Default, None, or ClusterFirst (if absent) and ClusterFirstWithHostNet, which without a cluster are as Default"},
-	{"spec.dnsConfig", Honoured, "name servers, search domains and options, added to those of the policy"},
-	{"spec.os.name", Honoured, "only linux"},
-	{"spec.securityContext.runAsUser", Honoured, "user ID of the containers that name none"},
-	{"spec.securityContext.runAsGroup", Honoured, "group ID of the containers that name none"},
-	{"spec.securityContext.runAsNonRoot", Honoured, "refuses to run a container as user 0"},
-	{"spec.securityContext.supplementalGroups", Honoured, "further groups of the containers' processes"},
-	{"spec.securityContext.fsGroup", Honoured, "group of the volumes' files, hostPath's aside, and a further group of the containers' processes"},
-	{"spec.securityContext.supplementalGroupsPolicy", Honoured, "Merge (if absent) adds the groups that the image's /etc/group has the user in, Strict doesn't"},
+	{"spec.subdomain", Honoured, "makes the pod's fully qualified name HOSTNAME.SUBDOMAIN.NAMESPACE.svc.DOMAIN, which is added to /etc/hosts; DOMAIN is the cluster's domain, or cluster.local"},
+	{"spec.setHostnameAsFQDN", Honoured, "uses the fully qualified name as host name"},
+	{"spec.resources.limits", Honoured, "cpu, memory: limits of the pod as a whole"},
+	{"spec.resources.requests", Honoured, "cpu, memory: requests of the pod as a whole"},
+	{"spec.overhead", Honoured, "cpu, memory: needs of the pod beyond its containers; added to its requests and limits"},
+	{"spec.hostAliases", Honoured, "additional lines of /etc/hosts"},
+	{"spec.dnsPolicy", Honoured, "Default, None, ClusterFirst (default) or ClusterFirstWithHostNet; the last two equal Default outside of a cluster"},
+	{"spec.dnsConfig", Honoured, "name servers, search domains and resolver options, added to those of dnsPolicy"},
+	{"spec.os.name", Honoured, "must be linux"},
+	{"spec.securityContext.runAsUser", Honoured, "user ID of containers that set none"},
+	{"spec.securityContext.runAsGroup", Honoured, "group ID of containers that set none"},
+	{"spec.securityContext.runAsNonRoot", Honoured, "refuses to start a container as user 0"},
+	{"spec.securityContext.supplementalGroups", Honoured, "supplementary groups of the containers' processes"},
+	{"spec.securityContext.fsGroup", Honoured, "group that owns the files of volumes other than hostPath; also a supplementary group of the containers' processes"},
+	{"spec.securityContext.supplementalGroupsPolicy", Honoured, "Merge (default) adds the user's groups in the image's /etc/group, Strict does not"},
 	{"spec.securityContext.sysctls", Honoured, "kernel parameters of the pod's own namespaces"},
-	{"spec.securityContext.seccompProfile", Honoured, "RuntimeDefault (if absent), Unconfined or Localhost"},
-	{"spec.securityContext.appArmorProfile", Honoured, "RuntimeDefault, Unconfined or Localhost with a profile that is loaded"},
-	{"spec.securityContext.seLinuxOptions", Honoured, "parts of the containers' SELinux labels"},
-	{"spec.imagePullSecrets", Honoured, "logins at registries: Secrets beside the pod with a .dockerconfigjson or .dockercfg"},
-	{"spec.volumes[].name", Honoured, "what mounts call the volume"},
-	{"spec.volumes[].emptyDir.medium", Honoured, "empty for the disk, Memory for a tmpfs"},
-	{"spec.volumes[].emptyDir.sizeLimit", Honoured, "size of a tmpfs; a pod whose volume on disk takes more is evicted"},
-	{"spec.volumes[].configMap", Honoured, "files of the keys of a ConfigMap beside the pod, or of those that items names; they change with it"},
-	{"spec.volumes[].secret", Honoured, "files of the keys of a Secret beside the pod, in memory; as configMap"},
-	{"spec.volumes[].downwardAPI", Honoured, "files of fields of the pod: metadata.name, .namespace, .uid, .labels, .annotations, and of its containers' resources"},
+	{"spec.securityContext.seccompProfile", Honoured, "RuntimeDefault (default), Unconfined or Localhost"},
+	{"spec.securityContext.appArmorProfile", Honoured, "RuntimeDefault, Unconfined, or Localhost with a loaded profile"},
+	{"spec.securityContext.seLinuxOptions", Honoured, "parts of the containers' SELinux label"},
+	{"spec.imagePullSecrets", Honoured, "registry credentials: Secrets beside the pod with a .dockerconfigjson or .dockercfg"},
+	{"spec.volumes[].name", Honoured, "name of the volume, which volumeMounts refer to"},
+	{"spec.volumes[].emptyDir.medium", Honoured, "absent for a directory on disk, Memory for a tmpfs"},
+	{"spec.volumes[].emptyDir.sizeLimit", Honoured, "size of a tmpfs; a pod whose volume on disk grows beyond it is evicted"},
+	{"spec.volumes[].configMap", Honoured, "a file for each key of a ConfigMap beside the pod, or for the keys in items; files follow changes of the ConfigMap"},
+	{"spec.volumes[].secret", Honoured, "a file in memory for each key of a Secret beside the pod, or for the keys in items; files follow changes of the Secret"},
+	{"spec.volumes[].downwardAPI", Honoured, "files with fields of the pod: metadata.name, .namespace, .uid, .labels, .annotations, and limits and requests of its containers"},
 	{"spec.volumes[].projected.defaultMode", Honoured, "mode of the files; 0644 if absent"},
-	{"spec.volumes[].projected.sources[].configMap", Honoured, "as the volume, together with others in one directory"},
-	{"spec.volumes[].projected.sources[].secret", Honoured, "as the volume, together with others in one directory"},
-	{"spec.volumes[].projected.sources[].downwardAPI", Honoured, "as the volume, together with others in one directory"},
-	{"spec.volumes[].image.reference", Honoured, "image whose files are the volume; nobody can write to them"},
-	{"spec.volumes[].image.pullPolicy", Honoured, "as imagePullPolicy"},
-	{"spec.volumes[].hostPath.path", Honoured, "file or directory of the node"},
-	{"spec.volumes[].hostPath.type", Honoured, "what must be there or is made: DirectoryOrCreate, Directory, FileOrCreate, File, Socket, CharDevice, BlockDevice"},
+	{"spec.volumes[].projected.sources[].configMap", Honoured, "like the volume; all sources share one directory"},
+	{"spec.volumes[].projected.sources[].secret", Honoured, "like the volume; all sources share one directory"},
+	{"spec.volumes[].projected.sources[].downwardAPI", Honoured, "like the volume; all sources share one directory"},
+	{"spec.volumes[].image.reference", Honoured, "image whose files make up the volume; it is read-only"},
+	{"spec.volumes[].image.pullPolicy", Honoured, "like imagePullPolicy"},
+	{"spec.volumes[].hostPath.path", Honoured, "file or directory on the node"},
+	{"spec.volumes[].hostPath.type", Honoured, "what must exist, or is created: DirectoryOrCreate, Directory, FileOrCreate, File, Socket, CharDevice, BlockDevice"},
 
 	{"metadata.creationTimestamp", Ignored, "set by an API server"},
 	{"metadata.generation", Ignored, "set by an API server"},
@@ -91,92 +89,92 @@ var podFields = []Field{
 	{"spec.enableServiceLinks", Ignored, "there are no services to link to"},
 	{"spec.nodeName", Ignored, "the pod runs on this node"},
 	{"spec.nodeSelector", Ignored, "the pod runs on this node"},
-	{"spec.securityContext.fsGroupChangePolicy", Ignored, "files get their group when they are made, and nothing is gone through later"},
-	{"spec.preemptionPolicy", Ignored, "no pod makes way for another"},
-	{"spec.priority", Ignored, "no pod makes way for another"},
-	{"spec.priorityClassName", Ignored, "no pod makes way for another"},
+	{"spec.securityContext.fsGroupChangePolicy", Ignored, "files get their group when they are created and are not changed later"},
+	{"spec.preemptionPolicy", Ignored, "pods are not preempted"},
+	{"spec.priority", Ignored, "pods are not preempted"},
+	{"spec.priorityClassName", Ignored, "pods are not preempted"},
 	{"spec.schedulerName", Ignored, "the pod runs on this node"},
 	{"spec.tolerations", Ignored, "this node has no taints"},
-	{"spec.topologySpreadConstraints", Ignored, "there is one node"},
-	{"status", Ignored, "set by whoever runs the pod"},
+	{"spec.topologySpreadConstraints", Ignored, "there is only one node"},
+	{"status", Ignored, "set by the node that runs the pod"},
 }
 
-// containerFields are those of each of spec.containers and spec.initContainers.
+// containerFields are the fields of the items of spec.containers and spec.initContainers.
 var containerFields = []Field{
 	{"name", Honoured, "name of the container"},
-	{"image", Honoured, "image to run"},
-	{"imagePullPolicy", Honoured, "Always, IfNotPresent or Never; if absent, Always for the tag latest and IfNotPresent for others"},
-	{"command", Honoured, "program and first arguments, instead of the image's entrypoint; $(VAR) is replaced"},
-	{"args", Honoured, "arguments, instead of the image's; $(VAR) is replaced"},
+	{"image", Honoured, "image of the container"},
+	{"imagePullPolicy", Honoured, "Always, IfNotPresent or Never; default is Always for the tag latest, IfNotPresent otherwise"},
+	{"command", Honoured, "program and its first arguments, instead of the image's entrypoint; $(VAR) is expanded"},
+	{"args", Honoured, "arguments, instead of the image's; $(VAR) is expanded"},
 	{"workingDir", Honoured, "working directory, instead of the image's"},
 	{"env[].name", Honoured, "name of the variable"},
-	{"env[].value", Honoured, "its value; $(VAR) is replaced by variables that come before it"},
+	{"env[].value", Honoured, "value of the variable; $(VAR) is expanded, for variables defined earlier"},
 	{"env[].valueFrom.fieldRef", Honoured, "metadata.name, .namespace, .uid, .labels['key'], .annotations['key'], spec.nodeName, status.podIP, .podIPs, .hostIP, .hostIPs"},
-	{"env[].valueFrom.configMapKeyRef", Honoured, "a key of a ConfigMap beside the pod; read at the container's start"},
-	{"env[].valueFrom.secretKeyRef", Honoured, "a key of a Secret beside the pod; read at the container's start"},
-	{"envFrom", Honoured, "a variable for each key of a ConfigMap or Secret beside the pod, unless env has it; read at the container's start"},
+	{"env[].valueFrom.configMapKeyRef", Honoured, "a key of a ConfigMap beside the pod; read when the container starts"},
+	{"env[].valueFrom.secretKeyRef", Honoured, "a key of a Secret beside the pod; read when the container starts"},
+	{"envFrom", Honoured, "a variable for each key of a ConfigMap or Secret beside the pod; read when the container starts. Variables in env override them"},
 	{"env[].valueFrom.resourceFieldRef", Honoured, "a limit or request of a container, in units of divisor"},
-	{"ports[].name", Honoured, "name of the port, which probes and hooks may use"},
+	{"ports[].name", Honoured, "name of the port, for use in probes and hooks"},
 	{"ports[].containerPort", Honoured, "port that the container listens on"},
-	{"ports[].hostPort", Honoured, "port of the node that leads to it"},
-	{"ports[].hostIP", Honoured, "address of the node that hostPort is on; all of them if absent"},
-	{"ports[].protocol", Honoured, "TCP (if absent), UDP or SCTP"},
-	{"resources.limits", Honoured, "cpu, memory, hugepages-<size>: the most that the container gets; ephemeral-storage: a pod that takes more of the disk is evicted"},
-	{"resources.requests", Honoured, "cpu, memory, hugepages-<size>: share of the processor, and how late it is killed when memory runs out; ephemeral-storage has no effect"},
-	{"volumeMounts[].name", Honoured, "volume to mount"},
-	{"volumeMounts[].mountPath", Honoured, "where the container has it"},
-	{"volumeMounts[].subPath", Honoured, "what is mounted of the volume, instead of all; a directory is made of it if nothing is there"},
-	{"volumeMounts[].subPathExpr", Honoured, "as subPath; $(VAR) is replaced"},
-	{"volumeMounts[].readOnly", Honoured, "can't be written"},
-	{"volumeMounts[].recursiveReadOnly", Honoured, "what is mounted below it can't be written either: Disabled (if absent), IfPossible, Enabled"},
-	{"volumeMounts[].mountPropagation", Honoured, "None (if absent), HostToContainer or, privileged only, Bidirectional"},
+	{"ports[].hostPort", Honoured, "port of the node that is forwarded to containerPort"},
+	{"ports[].hostIP", Honoured, "address of the node for hostPort; all addresses if absent"},
+	{"ports[].protocol", Honoured, "TCP (default), UDP or SCTP"},
+	{"resources.limits", Honoured, "cpu, memory, hugepages-<size>: limits of the container; ephemeral-storage: a pod that uses more disk space is evicted"},
+	{"resources.requests", Honoured, "cpu: share of processor time; memory: the more, the later the container is killed when memory runs out; hugepages-<size>: must equal the limit; ephemeral-storage has no effect"},
+	{"volumeMounts[].name", Honoured, "name of the volume"},
+	{"volumeMounts[].mountPath", Honoured, "path in the container"},
+	{"volumeMounts[].subPath", Honoured, "path inside the volume to mount instead of its root; created as a directory if it does not exist"},
+	{"volumeMounts[].subPathExpr", Honoured, "like subPath, with $(VAR) expanded"},
+	{"volumeMounts[].readOnly", Honoured, "mounts the volume read-only"},
+	{"volumeMounts[].recursiveReadOnly", Honoured, "whether mounts below are read-only too: Disabled (default), IfPossible or Enabled"},
+	{"volumeMounts[].mountPropagation", Honoured, "None (default), HostToContainer or, for privileged containers, Bidirectional"},
 	{"volumeMounts[].bindMountOptions", Honoured, "noexec, nodev, nosuid"},
 	{"securityContext.runAsUser", Honoured, "user ID"},
 	{"securityContext.runAsGroup", Honoured, "group ID"},
-	{"securityContext.runAsNonRoot", Honoured, "refuses to run as user 0"},
-	{"securityContext.privileged", Honoured, "all capabilities and devices, and no confinement"},
+	{"securityContext.runAsNonRoot", Honoured, "refuses to start the container as user 0"},
+	{"securityContext.privileged", Honoured, "grants all capabilities and devices, without seccomp, AppArmor or SELinux confinement"},
 	{"securityContext.allowPrivilegeEscalation", Honoured, "false keeps setuid programs from gaining privileges"},
-	{"securityContext.readOnlyRootFilesystem", Honoured, "the image's files can't be written"},
-	{"securityContext.capabilities.add", Honoured, "capabilities beyond the default ones"},
-	{"securityContext.capabilities.drop", Honoured, "default capabilities to be without"},
-	{"securityContext.procMount", Honoured, "Default, or Unmasked for all of /proc"},
-	{"securityContext.seccompProfile", Honoured, "as the pod's"},
-	{"securityContext.appArmorProfile", Honoured, "as the pod's"},
-	{"securityContext.seLinuxOptions", Honoured, "as the pod's"},
-	{"livenessProbe", Honoured, "exec, httpGet, tcpSocket or grpc that has the container stopped, and started again by restartPolicy, when it fails"},
-	{"readinessProbe", Honoured, "exec, httpGet, tcpSocket or grpc that says whether the container is ready"},
-	{"startupProbe", Honoured, "exec, httpGet, tcpSocket or grpc that holds back the other two, and what comes after a sidecar, until it succeeds; when it fails, as livenessProbe"},
-	{"lifecycle.postStart", Honoured, "exec, httpGet, tcpSocket or sleep right after the start; when it fails, the container is stopped"},
-	{"lifecycle.preStop", Honoured, "exec, httpGet, tcpSocket or sleep before the stop signal; its time is part of the grace"},
-	{"lifecycle.stopSignal", Honoured, "signal that asks the container to end, instead of the image's or SIGTERM"},
-	{"terminationMessagePath", Honoured, "file that is the message of the container's end, at most 4096 bytes of it; /dev/termination-log if absent"},
-	{"terminationMessagePolicy", Honoured, "File (if absent), or FallbackToLogsOnError for the end of the log if the container fails and the file is empty"},
-	{"stdin", Honoured, "standard input stays open for attach"},
-	{"stdinOnce", Honoured, "it is closed when the first client leaves"},
-	{"tty", Honoured, "a terminal"},
-	{"resizePolicy", Honoured, "NotRequired (if absent) has the resources of a manifest that was changed given to what runs, RestartContainer has the container started again with them"},
+	{"securityContext.readOnlyRootFilesystem", Honoured, "mounts the root file system read-only"},
+	{"securityContext.capabilities.add", Honoured, "capabilities in addition to the default ones"},
+	{"securityContext.capabilities.drop", Honoured, "capabilities to remove from the default ones"},
+	{"securityContext.procMount", Honoured, "Default, or Unmasked for an unrestricted /proc"},
+	{"securityContext.seccompProfile", Honoured, "like the pod's, which it overrides"},
+	{"securityContext.appArmorProfile", Honoured, "like the pod's, which it overrides"},
+	{"securityContext.seLinuxOptions", Honoured, "like the pod's, which it overrides"},
+	{"livenessProbe", Honoured, "exec, httpGet, tcpSocket or grpc; if it fails, the container is stopped, and restarted according to restartPolicy"},
+	{"readinessProbe", Honoured, "exec, httpGet, tcpSocket or grpc; tells whether the container is ready"},
+	{"startupProbe", Honoured, "exec, httpGet, tcpSocket or grpc; the other probes, and the containers after a sidecar, wait until it succeeds. If it fails, the container is stopped as with livenessProbe"},
+	{"lifecycle.postStart", Honoured, "exec, httpGet, tcpSocket or sleep; runs right after the start. If it fails, the container is stopped"},
+	{"lifecycle.preStop", Honoured, "exec, httpGet, tcpSocket or sleep; runs before the stop signal is sent. Its duration counts towards the grace period"},
+	{"lifecycle.stopSignal", Honoured, "signal that asks the container to stop, instead of the image's or SIGTERM"},
+	{"terminationMessagePath", Honoured, "file from which the container's termination message is read, at most 4096 bytes; /dev/termination-log if absent"},
+	{"terminationMessagePolicy", Honoured, "File (default), or FallbackToLogsOnError to use the end of the log if the container fails and the file is empty"},
+	{"stdin", Honoured, "keeps standard input open for attach"},
+	{"stdinOnce", Honoured, "closes standard input when the first client disconnects"},
+	{"tty", Honoured, "allocates a terminal"},
+	{"resizePolicy", Honoured, "how changed resources take effect: NotRequired (default) applies them to the running container, RestartContainer restarts it"},
 }
 
-// sidecarField is the one that only init containers have.
+// sidecarField is the field that only init containers have.
 var sidecarField = Field{"spec.initContainers[].restartPolicy", Honoured,
-	"Always makes a sidecar: it starts before the containers, runs beside them and stops after them"}
+	"Always makes the container a sidecar, which starts before the containers, runs beside them and stops after them"}
 
-// Remedies are words for fields that are refused, where "not supported yet:
-// remove it" doesn't say enough. They hold for what is below the path too.
+// Remedies are the messages for refused fields where NotSupported isn't helpful enough, by path. They
+// apply to all fields below the path too.
 var Remedies = map[string]string{
-	"metadata.deletionTimestamp":                             "set by an API server: remove it, or the manifest if the pod is not to run",
-	"metadata.generateName":                                  "a pod of a manifest needs a name of its own: set metadata.name",
-	"spec.serviceAccountName":                                "there is no API server whose account it could be: remove it",
-	"spec.serviceAccount":                                    "there is no API server whose account it could be: remove it",
-	"spec.automountServiceAccountToken":                      "there is no API server to give a token: remove it",
-	"spec.ephemeralContainers":                               "an API server adds these to a running pod: use husk exec",
-	"spec.containers[].restartPolicy":                        "only an init container has one of its own: use spec.restartPolicy",
-	"spec.volumes[].projected.sources[].serviceAccountToken": "there is no API server to give a token: remove it",
-	"spec.volumes[].persistentVolumeClaim":                   "there are no claims: mount a directory with hostPath",
-	"spec.securityContext.windowsOptions":                    "only Linux pods run here: remove it",
+	"metadata.deletionTimestamp":                             "set by an API server: remove it, or the whole manifest if the pod should not run",
+	"metadata.generateName":                                  "the pod of a manifest needs a fixed name: set metadata.name",
+	"spec.serviceAccountName":                                "there are no service accounts without an API server: remove it",
+	"spec.serviceAccount":                                    "there are no service accounts without an API server: remove it",
+	"spec.automountServiceAccountToken":                      "there are no tokens without an API server: remove it",
+	"spec.ephemeralContainers":                               "only an API server can add these, to a running pod: use husk exec",
+	"spec.containers[].restartPolicy":                        "only init containers have one: use spec.restartPolicy",
+	"spec.volumes[].projected.sources[].serviceAccountToken": "there are no tokens without an API server: remove it",
+	"spec.volumes[].persistentVolumeClaim":                   "claims are not supported: mount a directory with hostPath",
+	"spec.securityContext.windowsOptions":                    "only Linux is supported: remove it",
 }
 
-// NotYet is said of all others.
+// NotSupported is the message for all other refused fields.
 const NotSupported = "not supported yet: remove it"
 
 // All returns all fields that may be set, sorted by path.
@@ -193,17 +191,17 @@ func All() []Field {
 	return out
 }
 
-// Standing says what the table knows of a pattern.
+// Coverage is how much of a pattern the table lists.
 type Coverage int
 
-// The standings of a pattern.
+// The coverages of a pattern.
 const (
 	Unlisted Coverage = iota // refused if set
-	Partial                  // some fields below it are listed
-	Listed
+	Partial                  // some of the fields below are listed
+	Listed                   // listed with all fields below
 )
 
-// known has the standing of each pattern.
+// coverage is the Coverage of each pattern that isn't Unlisted.
 var coverage = coverages()
 
 func coverages() map[string]Coverage {
@@ -217,7 +215,7 @@ func coverages() map[string]Coverage {
 	return known
 }
 
-// Look returns the standing of a pattern and, if it is absent, what to say.
+// Lookup returns the coverage of a pattern and, if it is Unlisted, the message for a user who sets it.
 func Lookup(pattern string) (Coverage, string) {
 	s := coverage[pattern]
 	if s != Unlisted {
@@ -229,11 +227,11 @@ func Lookup(pattern string) (Coverage, string) {
 	return Unlisted, NotSupported
 }
 
-// maxFieldName is longer than any field's, with a typo.
+// maxFieldName bounds the names for which Suggest looks for similar ones.
 const maxFieldName = 64
 
-// Suggest returns words about an unknown field: the sibling that it looks
-// like, or the place where a field of that name belongs.
+// Suggest returns the rest of a message about an unknown field. It names a sibling with a similar
+// name, or a field of the same name elsewhere.
 func Suggest(name, parentPattern string, siblings map[string][]int) string {
 	if len(name) > maxFieldName {
 		return ": remove it"
@@ -259,8 +257,8 @@ func Suggest(name, parentPattern string, siblings map[string][]int) string {
 	return ": remove it"
 }
 
-// editDistance is the number of letters to insert, delete, replace or swap
-// with a neighbour to make b of a.
+// editDistance returns the least number of letters to insert, delete, replace or swap with a
+// neighbour to turn a into b.
 func editDistance(a, b string) int {
 	rows := make([][]int, len(a)+1)
 	for i := range rows {
@@ -285,7 +283,7 @@ func editDistance(a, b string) int {
 	return rows[len(a)][len(b)]
 }
 
-// Parent returns the path of what contains path: a.b[0] has a.b, that has a.
+// Parent returns the path that contains path: a.b for a.b[0], a for a.b, "" for a.
 func Parent(path string) string {
 	if i := strings.LastIndexAny(path, ".["); i >= 0 {
 		return path[:i]

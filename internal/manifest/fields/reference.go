@@ -5,27 +5,25 @@ import (
 	"strings"
 )
 
-// escape keeps Markdown from reading a table's border or HTML into a text.
+// escape escapes text for the cells of a Markdown table.
 var escape = strings.NewReplacer("|", `\|`, "<", "&lt;")
 
-// Reference returns the reference page of manifests, in Markdown.
+// Reference returns the reference page of manifests in Markdown.
 func Reference() string {
 	var b strings.Builder
 	b.WriteString(`# Pod manifests
 
-A manifest is a file in YAML or JSON with one or more documents, each a
-Kubernetes v1 Pod, PodList or List of pods, or a ConfigMap or Secret that pods
-of the same file, or of the same directory of manifests, refer to. It is read strictly: a field that
-doesn't exist, is given twice or is not in one of the tables below makes the
-whole file be refused, with a line for each problem. A field set to what it
-would be anyway (false, 0, an empty string or list, null) counts as not set.
+A manifest is a YAML or JSON file with one or more documents. Each document is a Kubernetes v1 Pod, PodList or List of
+pods, or a ConfigMap or Secret that pods of the same file or directory reference. Manifests are parsed strictly: if a
+field doesn't exist, is set twice or is not in one of the tables below, the whole file is refused, with a line for each
+problem. A field with an empty value (false, 0, an empty string or list, null) counts as absent.
 `)
 	for _, section := range []struct {
-		how          How
-		title, intro string
+		how   How
+		title string
 	}{
-		{Honoured, "Fields that are honoured", ""},
-		{Ignored, "Fields that are accepted and have no effect", ""},
+		{Honoured, "Fields that are honoured"},
+		{Ignored, "Fields that are accepted and have no effect"},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n\n| field | meaning |\n|---|---|\n", section.title)
 		for _, f := range All() {
@@ -35,7 +33,7 @@ would be anyway (false, 0, an empty string or list, null) counts as not set.
 			fmt.Fprintf(&b, "| `%s` | %s |\n", f.Path, escape.Replace(f.Meaning))
 		}
 		if section.how == Honoured {
-			b.WriteString("\nWhat `spec.containers[]` may have, `spec.initContainers[]` may have too.\n")
+			b.WriteString("\nThe fields of `spec.containers[]` apply to `spec.initContainers[]` too.\n")
 		}
 	}
 	return b.String()

@@ -53,7 +53,7 @@ func exceeds(node *corev1.Node, name corev1.ResourceName, n int64) bool {
 	return limited && n > has.Value()
 }
 
-// conflict names a host port that another pod has too.
+// portConflict names a host port that another pod has too.
 func portConflict(pod *corev1.Pod, others []*corev1.Pod) string {
 	type port struct {
 		on       string
@@ -106,7 +106,7 @@ func tolerates(pod *corev1.Pod, taint corev1.Taint) bool {
 	})
 }
 
-// selects says whether the node is one that the pod asks for.
+// matchesNode says whether the node is one that the pod asks for.
 func matchesNode(node *corev1.Node, pod *corev1.Pod) bool {
 	for key, value := range pod.Spec.NodeSelector {
 		if has, ok := node.Labels[key]; !ok || has != value {

@@ -66,10 +66,10 @@ type bound struct {
 	waitingSince time.Time // since when it does for something that the server is to tell
 }
 
-// waiting is what a pod waits for.
+// waitError is what a pod waits for.
 type waitError struct{ error }
 
-// patience is how long a pod waits before that is said.
+// waitReportDelay is how long a pod waits before that is said.
 const waitReportDelay = 5 * time.Second
 
 // summary is a set, for telling whether another one differs.
@@ -191,7 +191,7 @@ func (s *Source) pass(ctx context.Context) (next time.Time) {
 	return next
 }
 
-// late is when what a pod waits for is to be said; zero if now, or if it doesn't
+// reportWaitAt is when what a pod waits for is to be said; zero if now, or if it doesn't
 // wait.
 func (b *bound) reportWaitAt(err error) time.Time {
 	if b == nil {
@@ -210,13 +210,13 @@ func (b *bound) reportWaitAt(err error) time.Time {
 	return time.Time{}
 }
 
-// placeOf is where a pod is declared. One that takes the place of another of its
+// locationOf is where a pod is declared. One that takes the place of another of its
 // name is declared elsewhere: of the two, only one may be unknown.
 func locationOf(pod *corev1.Pod) string {
 	return cluster.Pod(pod.Namespace, pod.Name) + "?uid=" + string(pod.UID)
 }
 
-// graceOf is what a pod that is being deleted has to end.
+// deletionGrace is what a pod that is being deleted has to end.
 func deletionGrace(pod *corev1.Pod) time.Duration {
 	switch {
 	case pod.DeletionGracePeriodSeconds != nil:
@@ -232,7 +232,7 @@ func isOver(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// take returns a pod for the agent, nil if it is none of its, or an error if
+// prepare returns a pod for the agent, nil if it is none of its, or an error if
 // that can't be said now: then it stays as it is. What it refers to is needed.
 func (s *Source) prepare(ctx context.Context, pod *corev1.Pod, needed map[string]bool) (*bound, error) {
 	node := s.Node()
@@ -274,7 +274,7 @@ func (s *Source) prepare(ctx context.Context, pod *corev1.Pod, needed map[string
 	return b, s.resolve(ctx, b, needed)
 }
 
-// reasons are what is wrong with a pod, without the lines of a file that there
+// problemText are what is wrong with a pod, without the lines of a file that there
 // isn't.
 func problemText(err error) string {
 	wrong, ok := errors.AsType[*manifest.Error](err)

@@ -39,7 +39,7 @@ const (
 	classList   = "/apis/node.k8s.io/v1/runtimeclasses"
 )
 
-// followed is a source and what came of it. Pods that it delivers are known from
+// fixture is a source and what came of it. Pods that it delivers are known from
 // then on, as they would be to the agent.
 type fixture struct {
 	*clustertest.Server
@@ -186,7 +186,7 @@ func TestPodLifecycle(t *testing.T) {
 	f.expect()
 }
 
-// TestStatusesAreNotNews: the reporter's own words come back as changes.
+// TestStatusUpdatesDeliverNothing: the reporter's own words come back as changes.
 func TestStatusUpdatesDeliverNothing(t *testing.T) {
 	f := newFixture(t)
 	f.Put(podList, pod("a"))
@@ -215,7 +215,7 @@ func answer(code int, kind, body string) func(http.ResponseWriter, *http.Request
 	}
 }
 
-// TestALieKillsNothing: whatever the server answers but a list without them, the
+// TestBadAnswersRemoveNothing: whatever the server answers but a list without them, the
 // pods stay, and it is said once.
 func TestBadAnswersRemoveNothing(t *testing.T) {
 	list := func(pods ...*corev1.Pod) string {
@@ -281,7 +281,7 @@ func TestBadAnswersRemoveNothing(t *testing.T) {
 	}
 }
 
-// TestGone has the server forget its history while a watch goes on.
+// TestHistoryExpired has the server forget its history while a watch goes on.
 func TestHistoryExpired(t *testing.T) {
 	f := newFixture(t)
 	f.Put(podList, pod("a"))

@@ -11,7 +11,7 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// watched is a config map or a secret that a pod refers to. A node may see those
+// objectWatch is a config map or a secret that a pod refers to. A node may see those
 // only, each by its name.
 type objectWatch struct {
 	cancel func()
@@ -81,7 +81,7 @@ func (s *Source) watch(ctx context.Context, kind, namespace, name string) *objec
 	}, list.String()}
 }
 
-// collect gathers the objects of the set, and stops following what no pod refers
+// collectObjects gathers the objects of the set, and stops following what no pod refers
 // to any more.
 func (s *Source) collectObjects(needed map[string]bool, objects manifest.Objects, versions map[string]string) {
 	for key, w := range s.watching {

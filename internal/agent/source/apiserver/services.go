@@ -21,7 +21,7 @@ const (
 	masterNamespace = "default"
 )
 
-// variables tell a container of services as the kubelet does: of that of the
+// serviceVariables tell a container of services as the kubelet does: of that of the
 // API server always, of its namespace's if links are wanted.
 func serviceVariables(services []*corev1.Service, namespace string, links bool) manifest.Object {
 	chosen := map[string]*corev1.Service{}

@@ -30,7 +30,7 @@ const (
 // tell of services.
 func servicesName(pod *corev1.Pod) string { return "services." + string(pod.UID) }
 
-// plainOf is a pod as it would be written in a manifest for this node alone:
+// standalonePod is a pod as it would be written in a manifest for this node alone:
 // without what others have already acted on, and with secrets and config maps
 // in place of what only an API server has. Their names depend on nothing but
 // the pod, so that the same pod is always the same.
@@ -93,7 +93,7 @@ func standalonePod(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 	return out, tokens
 }
 
-// isOwn says whether an object that a plain pod refers to is one that stands for
+// isSynthetic says whether an object that a plain pod refers to is one that stands for
 // something, so that the server has none of that name.
 func (b *bound) isSynthetic(kind, name string) bool {
 	if kind == manifest.KindConfigMap {
@@ -107,7 +107,7 @@ func (b *bound) isSynthetic(kind, name string) bool {
 	return false
 }
 
-// split makes the last containers of a plain pod ephemeral ones again, with the
+// restoreEphemeral makes the last containers of a plain pod ephemeral ones again, with the
 // targets that those of the pod on the server have.
 func restoreEphemeral(plain, pod *corev1.Pod) {
 	spec, n := &plain.Spec, len(pod.Spec.Containers)

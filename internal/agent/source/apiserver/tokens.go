@@ -41,7 +41,7 @@ func (t tokenSpec) path() string {
 	return "/api/v1/namespaces/" + t.namespace + "/serviceaccounts/" + t.account + "/token"
 }
 
-// want has a token be there and stay valid, and says whether it is there.
+// ensure has a token be there and stay valid, and says whether it is there.
 func (t *tokens) ensure(ctx context.Context, key string, spec tokenSpec, group *sync.WaitGroup) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -88,7 +88,7 @@ func (t *tokens) request(ctx context.Context, k *token) {
 	k.serial++
 }
 
-// due is when the next token is to be asked for; zero is never.
+// nextRequest is when the next token is to be asked for; zero is never.
 func (t *tokens) nextRequest() (next time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// kindsOf returns the kinds that a volume is said to be of.
+// volumeKinds returns the names of the volume sources that are set. A valid volume has exactly one.
 func volumeKinds(v *corev1.Volume) []string {
 	var out []string
 	for _, kind := range []struct {
@@ -26,10 +26,10 @@ func volumeKinds(v *corev1.Volume) []string {
 	return out
 }
 
-// defaultMode of files that come from the manifest.
+// defaultMode is the mode of files that come from the manifest.
 const defaultMode = int32(0o644)
 
-// DefaultMode is the mode of the files of a volume of Projections.
+// DefaultMode returns the mode of the files in a volume. The volume must have Projections.
 func DefaultMode(v *corev1.Volume) *int32 {
 	switch {
 	case v.ConfigMap != nil:
@@ -70,12 +70,8 @@ func setVolumeDefaults(v *corev1.Volume) {
 	}
 }
 
-// contents checks what is put into a container from elsewhere: variables, files
-// and parts of volumes.
-type contents struct{ *validator }
-
-// valueFrom has exactly one of its kinds.
-func (v contents) valueFrom(from *corev1.EnvVarSource, at string) {
+// valueFrom checks that exactly one source is set, and that source.
+func (v *validator) valueFrom(from *corev1.EnvVarSource, at string) {
 	set := 0
 	if f := from.FieldRef; f != nil {
 		set++
@@ -87,58 +83,58 @@ func (v contents) valueFrom(from *corev1.EnvVarSource, at string) {
 	}
 	if f := from.ConfigMapKeyRef; f != nil {
 		set++
-		v.keyRef(at+".configMapKeyRef", f.Name, f.Key)
+		checkKeyRef(v.report, at+".configMapKeyRef", f.Name, f.Key)
 	}
 	if f := from.SecretKeyRef; f != nil {
 		set++
-		v.keyRef(at+".secretKeyRef", f.Name, f.Key)
+		checkKeyRef(v.report, at+".secretKeyRef", f.Name, f.Key)
 	}
 	switch {
 	case set == 0 && !v.faulty[at]:
-		v.invalid(at, "nothing in it: set one of fieldRef, resourceFieldRef, configMapKeyRef and secretKeyRef, or remove it")
+		v.invalid(at, "empty: set one of fieldRef, resourceFieldRef, configMapKeyRef and secretKeyRef, or remove it")
 	case set > 1:
-		v.invalid(at, "more than one of fieldRef, resourceFieldRef, configMapKeyRef and secretKeyRef is set: set one of them")
+		v.invalid(at, "more than one of fieldRef, resourceFieldRef, configMapKeyRef and secretKeyRef is set: set only one of them")
 	}
 }
 
-// objectName notes a name that no config map and no secret can have.
-func (v contents) objectName(at, name string) {
+// checkObjectName reports a name that is missing or not valid for a config map or secret.
+func checkObjectName(r *report, at, name string) {
 	if name == "" {
-		v.missing(at, "")
+		r.missing(at, "")
 	} else if len(validation.IsDNS1123Subdomain(name)) > 0 {
-		v.invalid(at, "%q can't be one: %s", name, subdomainRule)
+		r.invalid(at, "%q is not valid: %s", name, subdomainRule)
 	}
 }
 
-func (v contents) keyRef(at, name, key string) {
-	v.objectName(at+".name", name)
+func checkKeyRef(r *report, at, name, key string) {
+	checkObjectName(r, at+".name", name)
 	if key == "" {
-		v.missing(at+".key", "")
+		r.missing(at+".key", "")
 	} else if len(validation.IsConfigMapKey(key)) > 0 {
-		v.invalid(at+".key", "%q can't be a key: use letters, digits, -, _ and .", key)
+		r.invalid(at+".key", "%q is not a valid key: use letters, digits, -, _ and .", key)
 	}
 }
 
-func (v contents) envFrom(c *corev1.Container, at string) {
+func checkEnvFrom(r *report, c *corev1.Container, at string) {
 	for i, from := range c.EnvFrom {
 		at := indexed(at+".envFrom", i)
 		if from.Prefix != "" && len(validation.IsRelaxedEnvVarName(from.Prefix)) > 0 {
-			v.invalid(at+".prefix", "%q can't begin a variable: use printable ASCII letters but =", from.Prefix)
+			r.invalid(at+".prefix", "%q is not a valid prefix: use printable ASCII characters except =", from.Prefix)
 		}
 		switch {
 		case (from.ConfigMapRef == nil) == (from.SecretRef == nil):
-			v.invalid(at, "set one of configMapRef and secretRef")
+			r.invalid(at, "set one of configMapRef and secretRef")
 		case from.ConfigMapRef != nil:
-			v.objectName(at+".configMapRef.name", from.ConfigMapRef.Name)
+			checkObjectName(r, at+".configMapRef.name", from.ConfigMapRef.Name)
 		default:
-			v.objectName(at+".secretRef.name", from.SecretRef.Name)
+			checkObjectName(r, at+".secretRef.name", from.SecretRef.Name)
 		}
 	}
 }
 
-// payload checks a volume whose files come from the manifest.
-func (v contents) payload(vol *corev1.Volume, at string) {
-	v.mode(at+"."+volumeKinds(vol)[0]+".defaultMode", DefaultMode(vol))
+// projections checks a volume whose files come from the manifest: one with Projections.
+func (v *validator) projections(vol *corev1.Volume, at string) {
+	checkMode(v.report, at+"."+volumeKinds(vol)[0]+".defaultMode", DefaultMode(vol))
 	taken := map[string]bool{}
 	for i, p := range Projections(vol) {
 		at := at
@@ -149,15 +145,15 @@ func (v contents) payload(vol *corev1.Volume, at string) {
 		case (p.ConfigMap != nil && p.Secret != nil) || (p.DownwardAPI != nil && (p.ConfigMap != nil || p.Secret != nil)):
 			v.invalid(at, "set one of configMap, secret and downwardAPI")
 		case p.ConfigMap != nil:
-			v.objectName(at+".configMap.name", p.ConfigMap.Name)
-			v.items(at+".configMap.items", p.ConfigMap.Items, taken)
+			checkObjectName(v.report, at+".configMap.name", p.ConfigMap.Name)
+			checkItems(v.report, at+".configMap.items", p.ConfigMap.Items, taken)
 		case p.Secret != nil:
 			name := at + ".secret.name"
 			if vol.Secret != nil {
 				name = at + ".secret.secretName"
 			}
-			v.objectName(name, p.Secret.Name)
-			v.items(at+".secret.items", p.Secret.Items, taken)
+			checkObjectName(v.report, name, p.Secret.Name)
+			checkItems(v.report, at+".secret.items", p.Secret.Items, taken)
 		case p.DownwardAPI != nil:
 			v.downward(at+".downwardAPI.items", p.DownwardAPI.Items, taken)
 		case !v.faulty[at]:
@@ -166,45 +162,44 @@ func (v contents) payload(vol *corev1.Volume, at string) {
 	}
 }
 
-func (v contents) mode(at string, mode *int32) {
+func checkMode(r *report, at string, mode *int32) {
 	if mode != nil && (*mode < 0 || *mode > 0o777) {
-		v.invalid(at, "%d is not within 0…511, which is 0777: a number that begins with 0 is octal in YAML, not in JSON", *mode)
+		r.invalid(at, "%d is not within 0…511 (0777): a leading 0 means octal in YAML, but not in JSON", *mode)
 	}
 }
 
-func (v contents) items(at string, items []corev1.KeyToPath, taken map[string]bool) {
+func checkItems(r *report, at string, items []corev1.KeyToPath, taken map[string]bool) {
 	for i, item := range items {
 		at := indexed(at, i)
 		if item.Key == "" {
-			v.missing(at+".key", "")
+			r.missing(at+".key", "")
 		}
-		v.filePath(at+".path", item.Path, taken)
-		v.mode(at+".mode", item.Mode)
+		checkFilePath(r, at+".path", item.Path, taken)
+		checkMode(r, at+".mode", item.Mode)
 	}
 }
 
-// filePath notes a path that leads out of a volume, or that another file has.
-func (v contents) filePath(at, p string, taken map[string]bool) {
+// checkFilePath reports a path that leads out of the volume or is already taken.
+func checkFilePath(r *report, at, p string, taken map[string]bool) {
 	switch {
 	case p == "":
-		v.missing(at, "")
+		r.missing(at, "")
 	case path.IsAbs(p) || hasDotDot(p) || strings.HasPrefix(p, "..") || strings.ContainsRune(p, 0) || path.Clean(p) == ".":
-		v.invalid(at, "%q doesn't lead down from the volume: begin it with a name, without two dots", p)
+		r.invalid(at, "%q is not a path inside the volume: begin it with a name, and don't use ..", p)
 	case taken[path.Clean(p)]:
-		v.invalid(at, "%q is another file's too: use another", p)
+		r.invalid(at, "%q is already the path of another file: use another", p)
 	}
 	taken[path.Clean(p)] = true
 }
 
-// volumeFields are the fields of a pod that a file can have. Others may change
-// while it is there.
+// volumeFields are the fields of a pod that a file can contain. They don't change while the pod runs.
 var volumeFields = []string{"metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels", "metadata.annotations"}
 
-func (v contents) downward(at string, items []corev1.DownwardAPIVolumeFile, taken map[string]bool) {
+func (v *validator) downward(at string, items []corev1.DownwardAPIVolumeFile, taken map[string]bool) {
 	for i, item := range items {
 		at := indexed(at, i)
-		v.filePath(at+".path", item.Path, taken)
-		v.mode(at+".mode", item.Mode)
+		checkFilePath(v.report, at+".path", item.Path, taken)
+		checkMode(v.report, at+".mode", item.Mode)
 		switch f, r := item.FieldRef, item.ResourceFieldRef; {
 		case (f == nil) == (r == nil):
 			v.invalid(at, "set one of fieldRef and resourceFieldRef")
@@ -214,7 +209,7 @@ func (v contents) downward(at string, items []corev1.DownwardAPIVolumeFile, take
 			}
 			v.resourceFieldRef(at+".resourceFieldRef", r)
 		default:
-			choice(v.validator, at+".fieldRef.apiVersion", f.APIVersion, "v1")
+			choice(v.report, at+".fieldRef.apiVersion", f.APIVersion, "v1")
 			if _, _, keyed := SplitFieldPath(f.FieldPath); !keyed && !slices.Contains(volumeFields, f.FieldPath) {
 				v.invalid(at+".fieldRef.fieldPath", "%q is not one of metadata.labels['key'], metadata.annotations['key'], %s", f.FieldPath, strings.Join(volumeFields, ", "))
 			}
@@ -222,13 +217,13 @@ func (v contents) downward(at string, items []corev1.DownwardAPIVolumeFile, take
 	}
 }
 
-func (v contents) subPath(m *corev1.VolumeMount, at string) {
+func checkSubPath(r *report, m *corev1.VolumeMount, at string) {
 	if m.SubPath != "" && m.SubPathExpr != "" {
-		v.invalid(at+".subPathExpr", "subPath is set too: set one of them")
+		r.invalid(at+".subPathExpr", "subPath is also set: set only one of them")
 	}
 	for _, p := range []struct{ field, path string }{{".subPath", m.SubPath}, {".subPathExpr", m.SubPathExpr}} {
 		if path.IsAbs(p.path) || hasDotDot(p.path) || strings.ContainsRune(p.path, 0) {
-			v.invalid(at+p.field, "%q doesn't lead down from the volume: begin it with a name, without two dots", p.path)
+			r.invalid(at+p.field, "%q is not a path inside the volume: begin it with a name, and don't use ..", p.path)
 		}
 	}
 }
