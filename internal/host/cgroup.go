@@ -21,8 +21,8 @@ func probeCgroup() Cgroup {
 	return c
 }
 
-// cgroupOf reads the mode, the controllers and where they are from a mountinfo
-// table; on v2 the controllers are in a file.
+// cgroupOf finds out the mode, the controllers and their mount points from a mountinfo table. On v2
+// it reads the controllers from a file.
 func cgroupOf(mountinfo string) Cgroup {
 	c := Cgroup{Mounts: cgroupMounts(mountinfo)}
 	unified, hasUnified := c.Mounts[""]
@@ -48,14 +48,13 @@ func cgroupOf(mountinfo string) Cgroup {
 	return c
 }
 
-// v1Controllers are the names that may stand among the options of a v1
-// hierarchy's mount, to be told from options such as "rw" and "xattr".
+// v1Controllers are the names of controllers among a v1 hierarchy's mount options, which also has
+// options such as "rw" and "xattr".
 var v1Controllers = []string{"blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "hugetlb",
 	"memory", "misc", "net_cls", "net_prio", "perf_event", "pids", "rdma"}
 
-// cgroupMounts reads from a mountinfo table where each controller and named
-// hierarchy is; "" is the v2 one. Only what is mounted below /sys/fs/cgroup
-// counts, for that is where the OCI runtimes look.
+// cgroupMounts returns the mount point of each controller and named hierarchy in a mountinfo table,
+// with "" for v2's. Only mounts below /sys/fs/cgroup count, because OCI runtimes look nowhere else.
 func cgroupMounts(mountinfo string) map[string]string {
 	mounts := map[string]string{}
 	for line := range strings.Lines(mountinfo) {
@@ -83,9 +82,9 @@ func cgroupMounts(mountinfo string) map[string]string {
 	return mounts
 }
 
-// swap finds out whether swap is accounted for. On v2 the root cgroup has no
-// such file, so any other will do; a kernel with swap but with no cgroup yet
-// accounts for it unless booted with swapaccount=0.
+// swap reports whether the kernel accounts for swap. On v2 the root cgroup has no file for it, so
+// any other cgroup is looked at. If there is none yet, a kernel with swap accounts for it unless it
+// was booted with swapaccount=0.
 func (c Cgroup) swap() bool {
 	if !c.Has("memory") {
 		return false
@@ -117,7 +116,7 @@ func hugePages() []string {
 	return out
 }
 
-// hugePageSize takes the KiB from a name like "hugepages-2048kB".
+// hugePageSize returns the KiB in a name like "hugepages-2048kB".
 func hugePageSize(name string) (int, bool) {
 	digits, ok := strings.CutPrefix(name, "hugepages-")
 	digits, ok2 := strings.CutSuffix(digits, "kB")
@@ -125,7 +124,7 @@ func hugePageSize(name string) (int, bool) {
 	return size, ok && ok2 && err == nil && size > 0
 }
 
-// pageSizeName spells a size in KiB as the files of the hugetlb controller do.
+// pageSizeName formats a size in KiB as in the file names of the hugetlb controller.
 func pageSizeName(kib int) string {
 	switch {
 	case kib%(1<<20) == 0:

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Probe asks the kernel. Root is Husk's root directory, or where it will be:
-// its file system is the one that IDMap is about. What can't be found out,
-// for want of a privilege say, counts as missing. It takes a few milliseconds.
+// Probe finds out the Facts in a few milliseconds. IDMap is about the file system of root, Husk's
+// root directory, which need not exist yet. What can't be found out, for example without a
+// privilege, counts as missing.
 func Probe(root string) Facts {
 	current, floor := oomScores()
 	return Facts{
@@ -37,7 +37,7 @@ func Probe(root string) Facts {
 	}
 }
 
-// boundingSet is that of this process, see proc_pid_status(5).
+// boundingSet returns the bounding set of this process: see proc_pid_status(5).
 func boundingSet() uint64 {
 	for line := range strings.Lines(readString("/proc/self/status")) {
 		if set, ok := strings.CutPrefix(line, "CapBnd:"); ok {
@@ -64,7 +64,7 @@ func totalMemory() int64 {
 	return int64(info.Totalram) * int64(info.Unit)
 }
 
-// onlineCPUs counts those of the machine, not those that this process may use.
+// onlineCPUs counts the machine's CPUs, not those that this process may use.
 func onlineCPUs() int {
 	return countRanges(readString("/sys/devices/system/cpu/online"))
 }
@@ -88,10 +88,9 @@ func countRanges(list string) int {
 
 const oomScoreAdj = "/proc/self/oom_score_adj"
 
-// oomScores returns this process's oom_score_adj and the lowest that it can
-// give. Capability bits don't tell that: the kernel wants CAP_SYS_RESOURCE in
-// the initial user namespace, and a security module may object too. So for an
-// instant this process lets itself become unkillable.
+// oomScores returns this process's oom_score_adj and the lowest that it can set. Capability bits
+// don't say that: the kernel requires CAP_SYS_RESOURCE in the initial user namespace, and a security
+// module may object too. So this process sets its own to the lowest for a moment.
 func oomScores() (current, floor int) {
 	const lowest = -1000
 	current, err := strconv.Atoi(readString(oomScoreAdj))
@@ -101,19 +100,19 @@ func oomScores() (current, floor int) {
 	if os.WriteFile(oomScoreAdj, []byte(strconv.Itoa(lowest)), 0) != nil {
 		return current, current
 	}
-	// Raising it again is always allowed.
+	// Raising it is always allowed.
 	_ = os.WriteFile(oomScoreAdj, []byte(strconv.Itoa(current)), 0)
 	return current, lowest
 }
 
-// seccomp offers the kernel a filter at address 0: EFAULT says that it looked.
+// seccomp sets a filter at address 0: EFAULT says that the kernel tried to read it.
 func seccomp() bool {
 	err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, 0, 0, 0)
 	return errors.Is(err, unix.EFAULT)
 }
 
-// overlay opens a file system context, which loads the module if need be.
-// Without privilege only what is loaded counts.
+// overlay opens a file system context, which loads the module if necessary. Without the privilege
+// for that, overlay reports whether the module is loaded.
 func overlay() bool {
 	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err == nil {
@@ -127,14 +126,14 @@ func overlay() bool {
 	return bytes.Contains(known, []byte("\toverlay\n"))
 }
 
-// mountSetattr says whether the system call is there, by a call that it must
-// refuse. Some seccomp sandboxes answer ENOSYS or EPERM for all new calls.
+// mountSetattr reports whether the system call exists. Its arguments are invalid: EBADF comes from
+// the system call itself, ENOSYS or EPERM from an old kernel or a seccomp filter.
 func mountSetattr() bool {
 	err := unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 	return errors.Is(err, unix.EBADF)
 }
 
-// existing returns path or the nearest directory above it that is there.
+// existing returns path or its nearest ancestor that exists.
 func existing(path string) string {
 	for path = filepath.Clean(path); !exists(path) && path != "/" && path != "."; {
 		path = filepath.Dir(path)
@@ -147,7 +146,7 @@ func exists(path string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// fsType returns the magic number of the file system at path, 0 if there is none.
+// fsType returns the magic number of the file system at path; 0 if path doesn't exist.
 func fsType(path string) int64 {
 	var st unix.Statfs_t
 	if unix.Statfs(path, &st) != nil {
@@ -156,7 +155,7 @@ func fsType(path string) int64 {
 	return int64(st.Type)
 }
 
-// readString returns the trimmed content of a small file, "" if it can't be read.
+// readString returns the trimmed content of a small file; "" if it can't be read.
 func readString(path string) string {
 	raw, _ := os.ReadFile(path)
 	return strings.TrimSpace(string(raw))

@@ -24,7 +24,7 @@ func TestCgroupOf(t *testing.T) {
 	}{{
 		name: "none", mountinfo: other, mode: CgroupNone,
 	}, {
-		name: "nothing at all", mountinfo: "", mode: CgroupNone,
+		name: "empty", mountinfo: "", mode: CgroupNone,
 	}, {
 		name: "v1 with two controllers on one mount",
 		mountinfo: other + `31 30 0:27 / /sys/fs/cgroup ro shared:8 - tmpfs tmpfs ro,mode=755
@@ -45,10 +45,10 @@ func TestCgroupOf(t *testing.T) {
 	}, {
 		name:      "v2",
 		mountinfo: other + "35 30 0:31 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n",
-		mode:      CgroupV2, controllers: nil, // read from the file of this host, see below
+		mode:      CgroupV2, controllers: nil, // read from a file of this host, so not compared
 		mounts: map[string]string{"": "/sys/fs/cgroup"},
 	}, {
-		name:      "a v2 hierarchy alone, but not where runtimes look",
+		name:      "only v2, but not where runtimes look",
 		mountinfo: other + "35 30 0:31 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
 		mode:      CgroupNone,
 	}, {
@@ -56,7 +56,7 @@ func TestCgroupOf(t *testing.T) {
 		mountinfo: other + "35 30 0:31 / /mnt/cgroup rw - cgroup cgroup rw,cpu\n36 30 0:31 / /sys/fs/cgroupx rw - cgroup cgroup rw,cpu\n",
 		mode:      CgroupNone,
 	}, {
-		name:      "torn lines",
+		name:      "truncated lines",
 		mountinfo: "35 30 0:31 / /sys/fs/cgroup/cpu\n35 30 - cgroup cgroup rw,cpu\n35 30 0:31 / /sys/fs/cgroup/cpu rw - cgroup\n - \n\n",
 		mode:      CgroupNone,
 	}}
@@ -92,12 +92,12 @@ func TestSwap(t *testing.T) {
 		{"v1 not accounted", v1("memory.limit_in_bytes"), false},
 		{"v2 accounted", v2("a.slice/memory.max", "a.slice/memory.swap.max"), true},
 		{"v2 not accounted", v2("a.slice/memory.max"), false},
-		{"v2 accounted, seen one level down", v2("a/cgroup.procs", "a/b/memory.max", "a/b/memory.swap.max"), true},
+		{"v2 accounted, one level down", v2("a/cgroup.procs", "a/b/memory.max", "a/b/memory.swap.max"), true},
 		{"no memory controller", Cgroup{Mode: CgroupV2}, false},
 	}
 	for _, tt := range tests {
 		if got := tt.c.swap(); got != tt.want {
-			t.Errorf("%s: %v", tt.name, got)
+			t.Errorf("%s: swap is %v", tt.name, got)
 		}
 	}
 }
@@ -121,7 +121,7 @@ func tree(t *testing.T, files ...string) string {
 func TestCountRanges(t *testing.T) {
 	for list, want := range map[string]int{"": 0, "0": 1, "0-3": 4, "0-1,4,6-7": 5, "3-1": 0, "x,1": 1, "0-": 0} {
 		if got := countRanges(list); got != want {
-			t.Errorf("%q: %d, want %d", list, got, want)
+			t.Errorf("count of %q is %d, want %d", list, got, want)
 		}
 	}
 }
@@ -132,12 +132,12 @@ func TestHugePageNames(t *testing.T) {
 	} {
 		size, ok := hugePageSize(name)
 		if got := pageSizeName(size); !ok || got != want {
-			t.Errorf("%s: %s, want %s", name, got, want)
+			t.Errorf("size of %s is %s, want %s", name, got, want)
 		}
 	}
 	for _, name := range []string{"", "hugepages-", "hugepages-kB", "hugepages-0kB", "hugepages--1kB", "2048kB", "hugepages-2MB"} {
 		if size, ok := hugePageSize(name); ok {
-			t.Errorf("%q is taken for %d KiB", name, size)
+			t.Errorf("size of %q is %d KiB, want none", name, size)
 		}
 	}
 }
@@ -146,7 +146,7 @@ func TestExisting(t *testing.T) {
 	dir := t.TempDir()
 	for path, want := range map[string]string{dir: dir, dir + "/a/b": dir, "/": "/", "no/such": ".", "": "."} {
 		if got := existing(path); got != want {
-			t.Errorf("%q: %q, want %q", path, got, want)
+			t.Errorf("existing(%q) is %q, want %q", path, got, want)
 		}
 	}
 }
@@ -157,45 +157,45 @@ func TestProbe(t *testing.T) {
 	children := readString("/proc/thread-self/children")
 	got := Probe(filepath.Join(t.TempDir(), "not", "yet", "there"))
 	if after := readString(oomScoreAdj); after != before {
-		t.Errorf("oom_score_adj was %s and is %s", before, after)
+		t.Errorf("oom_score_adj changed from %s to %s", before, after)
 	}
 	if left := readString("/proc/thread-self/children"); left != children {
 		t.Errorf("processes left behind: %s", left)
 	}
 	if got.Kernel == "" || got.BootID == "" || got.CPUs < 1 || got.Memory < 1<<26 {
-		t.Errorf("the machine itself wasn't found: %+v", got)
+		t.Errorf("facts of the machine are missing: %+v", got)
 	}
 	if got.Cgroup.Mode == CgroupNone || !got.Cgroup.Has("memory") || !slices.IsSorted(got.Cgroup.Controllers) {
-		t.Errorf("no cgroups: %+v", got.Cgroup)
+		t.Errorf("cgroups are %+v, want controllers", got.Cgroup)
 	}
 	if got.OOMScoreFloor > got.OOMScoreAdj {
-		t.Errorf("floor %d above the current %d", got.OOMScoreFloor, got.OOMScoreAdj)
+		t.Errorf("the floor %d is above the current score %d", got.OOMScoreFloor, got.OOMScoreAdj)
 	}
 	if again := Probe("/"); again.OOMScoreFloor != got.OOMScoreFloor || !reflect.DeepEqual(again.Cgroup, got.Cgroup) {
-		t.Errorf("asked twice: %+v, %+v", got, again)
+		t.Errorf("two probes differ: %+v, %+v", got, again)
 	}
 }
 
-// TestFloorIsTheKernels lowers a child's score as an OCI runtime would.
-func TestFloorIsTheKernels(t *testing.T) {
+// TestOOMScoreFloor checks that the kernel refuses scores below the floor.
+func TestOOMScoreFloor(t *testing.T) {
 	hosttest.Root(t)
 	_, floor := oomScores()
 	if floor == -1000 {
-		t.Skip("any score can be given here")
+		t.Skip("this process can set the lowest score, so there is no floor to check")
 	}
 	err := os.WriteFile(oomScoreAdj, []byte("-1000"), 0)
 	if err == nil || !strings.Contains(err.Error(), "permission denied") {
-		t.Errorf("lowering it below the floor: %v", err)
+		t.Errorf("setting a score below the floor: %v, want permission denied", err)
 	}
 }
 
-func TestIDMapNeedsAFileSystemThatCan(t *testing.T) {
+func TestIDMapUnsupported(t *testing.T) {
 	hosttest.Root(t)
 	if idmap("/proc") {
-		t.Error("mounts of proc can't be idmapped")
+		t.Error("mounts of proc can be ID-mapped")
 	}
 	if idmap("/no/such/directory") {
-		t.Error("a directory that isn't there")
+		t.Error("mounts of a directory that doesn't exist can be ID-mapped")
 	}
 }
 

@@ -1,7 +1,6 @@
-// Package pidfd identifies, signals and waits for processes that this one
-// didn't start, or started in an earlier life. A process is its number and its
-// start time, and is only ever touched through a pidfd, so that another that
-// got the same number later is never hit.
+// Package pidfd identifies, signals and waits for processes that this process didn't start, or that
+// it started before a restart. A process is identified by its PID and start time and only ever
+// signalled through a pidfd, so another process that got the same PID later is never hit.
 package pidfd
 
 import (
@@ -19,10 +18,10 @@ import (
 	"github.com/huskd/husk/internal/poll"
 )
 
-// ErrGone says that a process has ended, and that its number may be another's.
+// ErrGone says that a process has exited. Its PID may be another's.
 var ErrGone = errors.New("the process is gone")
 
-// Identify returns the identity of the process that now has a number.
+// Identify returns the identity of the process that has the PID now, or ErrGone.
 func Identify(pid int) (oci.Process, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -35,13 +34,13 @@ func Identify(pid int) (oci.Process, error) {
 	return oci.Process{PID: pid, Start: start}, nil
 }
 
-// startTime takes field 22 from a process's stat. The second field is the
-// program's name in parentheses, which may hold anything.
+// startTime returns field 22 of a process's stat. The second field is the program's name in
+// parentheses, which can contain anything.
 func startTime(stat []byte) (uint64, error) {
 	const field = 22 - 3 // the fields after the name begin with the third
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) <= field {
-		return 0, fmt.Errorf("unknown form %q", stat)
+		return 0, fmt.Errorf("unknown format %q", stat)
 	}
 	return strconv.ParseUint(string(fields[field]), 10, 64)
 }
@@ -54,9 +53,9 @@ func Open(p oci.Process) (*os.File, error) {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	switch {
 	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
-		// A number may outlive its process as that of a session or process group
-		// with others in it, for which Linux 6.1 says EINVAL and 6.18 ESRCH, or be
-		// a thread's by now: EINVAL and ENOENT.
+		// A PID may outlive its process as the ID of a session or process group that others
+		// are in: EINVAL on Linux 6.1, ESRCH on 6.18. Or it is a thread's by now: EINVAL or
+		// ENOENT.
 		return nil, ErrGone
 	case err != nil:
 		return nil, fmt.Errorf("open process %d: %w", p.PID, err)
@@ -65,7 +64,7 @@ func Open(p oci.Process) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	// If p has the number now, it had it when that was opened.
+	// If p has the PID now, it had it when the pidfd was opened.
 	now, err := Identify(p.PID)
 	if err == nil && now != p {
 		err = ErrGone
@@ -77,8 +76,8 @@ func Open(p oci.Process) (*os.File, error) {
 	return f, nil
 }
 
-// Wait returns once the process of a pidfd has ended, or with ctx's error. If
-// it was a child of ours it is reaped.
+// Wait returns once the process of a pidfd has exited, or with ctx's cause. It reaps a child of this
+// process.
 func Wait(ctx context.Context, pidfd *os.File) error {
 	return poll.Until(ctx, pidfd, func(fd int) bool {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
@@ -90,7 +89,7 @@ func Wait(ctx context.Context, pidfd *os.File) error {
 	})
 }
 
-// Send sends a signal to the process of a pidfd; ErrGone if it was reaped.
+// Send sends a signal to the process of a pidfd, or returns ErrGone if it was reaped.
 func Send(pidfd *os.File, sig unix.Signal) error {
 	raw, err := pidfd.SyscallConn()
 	if err != nil {
@@ -116,7 +115,7 @@ func Signal(p oci.Process, sig unix.Signal) error {
 	return Send(f, sig)
 }
 
-// Children returns the child processes of a process with one thread.
+// Children returns the PIDs of the children of a process with one thread.
 func Children(pid int) []int {
 	raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 	var out []int
@@ -128,7 +127,7 @@ func Children(pid int) []int {
 	return out
 }
 
-// End kills p and its children, and returns when all are gone.
+// End kills p and its children, and returns when all of them have exited.
 func End(ctx context.Context, p oci.Process) error {
 	parent, err := Open(p)
 	if errors.Is(err, ErrGone) {

@@ -1,5 +1,5 @@
-// Package poll waits for file descriptors in Go's network poller, so that a
-// wait costs a goroutine and no thread: pidfds, FIFOs, inotify.
+// Package poll waits for file descriptors such as pidfds, FIFOs and inotify in Go's network poller,
+// so that a wait blocks a goroutine but no thread.
 package poll
 
 import (
@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// New hands fd to the poller. It is closed if that fails.
+// New registers fd with the poller. If that fails it closes fd.
 func New(fd int, name string) (*os.File, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		_ = unix.Close(fd)
@@ -19,8 +19,8 @@ func New(fd int, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// Until calls ready at once and then each time that f has become readable,
-// until it says true or ctx ends. After that f is of no more use for waiting.
+// Until calls ready at once, and again each time that f becomes readable, until it returns true or
+// ctx ends. After ctx has ended f can't be read or waited for any more.
 func Until(ctx context.Context, f *os.File, ready func(fd int) bool) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -35,6 +35,5 @@ func Until(ctx context.Context, f *os.File, ready func(fd int) bool) error {
 	return err
 }
 
-// Interrupt ends the reads of f that wait, and all later ones, with
-// os.ErrDeadlineExceeded.
+// Interrupt makes blocked and all later reads of f return os.ErrDeadlineExceeded.
 func Interrupt(f *os.File) { _ = f.SetReadDeadline(time.Unix(1, 0)) }

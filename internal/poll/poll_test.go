@@ -29,7 +29,7 @@ func pipe(t *testing.T) (r *os.File, w int) {
 
 func TestUntil(t *testing.T) {
 	r, w := pipe(t)
-	asked := make(chan struct{}, 10)
+	called := make(chan struct{}, 10)
 	done := make(chan error, 1)
 	var got byte
 	go func() {
@@ -37,23 +37,23 @@ func TestUntil(t *testing.T) {
 			var b [1]byte
 			n, _ := unix.Read(fd, b[:])
 			got = b[0]
-			asked <- struct{}{}
+			called <- struct{}{}
 			return n == 1 && got == '2'
 		})
 	}()
-	<-asked // before anything can be read
+	<-called // before anything can be read
 	for _, b := range []string{"1", "2"} {
 		if _, err := unix.Write(w, []byte(b)); err != nil {
 			t.Fatal(err)
 		}
-		<-asked
+		<-called
 	}
 	if err := <-done; err != nil || got != '2' {
-		t.Errorf("%q, %v", got, err)
+		t.Errorf("the last byte is %q, %v; want 2", got, err)
 	}
 }
 
-func TestUntilEndsWithItsContext(t *testing.T) {
+func TestUntilContext(t *testing.T) {
 	reason := errors.New("enough")
 	for _, early := range []bool{true, false} {
 		r, _ := pipe(t)
@@ -64,7 +64,7 @@ func TestUntilEndsWithItsContext(t *testing.T) {
 			time.AfterFunc(5*time.Millisecond, func() { cancel(reason) })
 		}
 		if err := Until(ctx, r, func(int) bool { return false }); !errors.Is(err, reason) {
-			t.Errorf("%v, want %v", err, reason)
+			t.Errorf("Until: %v, want %v", err, reason)
 		}
 	}
 }
@@ -74,13 +74,13 @@ func TestInterrupt(t *testing.T) {
 	time.AfterFunc(5*time.Millisecond, func() { Interrupt(r) })
 	for range 2 {
 		if _, err := r.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%v", err)
+			t.Errorf("Read: %v, want %v", err, os.ErrDeadlineExceeded)
 		}
 	}
 }
 
-func TestNewOfNothing(t *testing.T) {
-	if f, err := New(-1, "nothing"); err == nil {
-		t.Errorf("%v", f)
+func TestNewFails(t *testing.T) {
+	if f, err := New(-1, "bad"); err == nil {
+		t.Errorf("New(-1) returned %v, want an error", f)
 	}
 }

@@ -1,5 +1,4 @@
-// Package userns makes user namespaces, and mounts that show files as owned by
-// the users of one.
+// Package userns creates user namespaces and ID-mapped mounts.
 package userns
 
 import (
@@ -14,17 +13,16 @@ import (
 	"github.com/huskd/husk/internal/oci/pause"
 )
 
-// Mapping says which IDs of the host are those of a user namespace.
+// Mapping maps the IDs of a user namespace to the host's.
 type Mapping struct{ UIDs, GIDs []syscall.SysProcIDMap }
 
-// Whole maps size users and groups from 0 on to those of the host from first on.
+// Whole maps size users and groups, beginning with 0, to the host's, beginning with first.
 func Whole(first, size int) Mapping {
 	ids := []syscall.SysProcIDMap{{HostID: first, Size: size}}
 	return Mapping{UIDs: ids, GIDs: ids}
 }
 
-// Root returns the host's IDs of the namespace's user and group 0; -1 if they
-// aren't mapped.
+// Root returns the host's IDs of the namespace's user and group 0; -1 for one that isn't mapped.
 func (m Mapping) Root() (uid, gid int) { return root(m.UIDs), root(m.GIDs) }
 
 func root(ids []syscall.SysProcIDMap) int {
@@ -36,9 +34,9 @@ func root(ids []syscall.SysProcIDMap) int {
 	return -1
 }
 
-// Hold makes a user namespace and further ones, by their clone flags, that it
-// owns. It calls fn with the ID of a process in them, which then ends. Only a
-// process can make a user namespace: clone(2) must write its maps from outside.
+// Hold creates a user namespace, and the namespaces that flags, of clone(2), name as owned by it. It
+// calls fn with the PID of a process in them, and kills the process when fn returns. A process of its
+// own is needed because the ID maps must be written from outside of the namespace.
 func Hold(m Mapping, flags uintptr, fn func(pid int) error) error {
 	program, err := unix.MemfdCreate("husk-userns", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -48,19 +46,19 @@ func Hold(m Mapping, flags uintptr, fn func(pid int) error) error {
 	if _, err := unix.Write(program, pause.Bytes()); err != nil {
 		return fmt.Errorf("new user namespace: %w", err)
 	}
-	// The process dies with the thread that has made it.
+	// Pdeathsig kills the process when the thread that started it exits.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	process, err := os.StartProcess(fmt.Sprintf("/proc/self/fd/%d", program), []string{"husk-userns"}, &os.ProcAttr{
 		Sys: &syscall.SysProcAttr{
 			Cloneflags: syscall.CLONE_NEWUSER | flags, UidMappings: m.UIDs, GidMappings: m.GIDs,
-			// Else no process in the namespace could ever set its groups.
+			// Without this no process in the namespace could call setgroups.
 			GidMappingsEnableSetgroups: true,
 			Pdeathsig:                  syscall.SIGKILL,
 		},
 	})
 	if errors.Is(err, syscall.EINVAL) {
-		return fmt.Errorf("new user namespace: the kernel refuses its mappings, do they overlap? %w", err)
+		return fmt.Errorf("new user namespace: the kernel refuses its mappings: do they overlap? %w", err)
 	}
 	if err != nil {
 		return fmt.Errorf("new user namespace: %w", err)
@@ -72,7 +70,7 @@ func Hold(m Mapping, flags uintptr, fn func(pid int) error) error {
 	return fn(process.Pid)
 }
 
-// Open returns a new user namespace, which lives as long as the file is open.
+// Open returns a new user namespace, which exists as long as the file is open.
 func Open(m Mapping) (ns *os.File, err error) {
 	err = Hold(m, 0, func(pid int) error {
 		ns, err = os.Open(fmt.Sprintf("/proc/%d/ns/user", pid))
@@ -81,11 +79,10 @@ func Open(m Mapping) (ns *os.File, err error) {
 	return ns, err
 }
 
-// Mount mounts the file or directory source, with all that is mounted below it,
-// at target, which must be of the same kind. What is owned by an ID in source is
-// shown, to the host, as owned by the one that the user namespace at the path ns
-// has mapped it to. What is mounted below source keeps its owners. Mounts made
-// there later appear in target, but not the other way.
+// Mount bind mounts the file or directory source at target, which must be of the same kind. The
+// owners of files in target are those of source, mapped by the user namespace at the path ns. The
+// mounts below source are mounted too, with their owners unchanged. Later mounts below source
+// appear below target, but not the other way.
 func Mount(source, target, ns string) error {
 	f, err := os.Open(ns)
 	if err != nil {
@@ -97,7 +94,7 @@ func Mount(source, target, ns string) error {
 		return fmt.Errorf("mount %s for a user namespace: %w", source, err)
 	}
 	defer unix.Close(tree)
-	// A peer of source would, when it is unmounted, have all below source unmounted too.
+	// Slave, because unmounting a peer of source would unmount everything below source too.
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &unix.MountAttr{Propagation: unix.MS_SLAVE}); err != nil {
 		return fmt.Errorf("mount %s for a user namespace: %w", source, err)
 	}
@@ -110,7 +107,7 @@ func Mount(source, target, ns string) error {
 	return nil
 }
 
-// Map makes a detached mount show its files as owned by the users of ns.
+// Map maps the owners of files in a detached mount by the user namespace ns.
 func Map(tree int, ns *os.File) error {
 	err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(ns.Fd())})
 	switch {

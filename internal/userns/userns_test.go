@@ -24,7 +24,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func owns(t testing.TB, path string) uint32 {
+func owner(t testing.TB, path string) uint32 {
 	t.Helper()
 	info, err := os.Stat(path)
 	must(t, err)
@@ -51,23 +51,23 @@ func TestHold(t *testing.T) {
 		for file, want := range map[string]string{"uid_map": "0 1048576 65536", "gid_map": "0 1048576 65536", "setgroups": "allow"} {
 			got, err := os.ReadFile(dir + file)
 			if text := strings.Join(strings.Fields(string(got)), " "); err != nil || text != want {
-				t.Errorf("%s is %q, %v", file, text, err)
+				t.Errorf("%s is %q, %v; want %q", file, text, err, want)
 			}
 		}
 		if theirs, err := os.Readlink(dir + "ns/net"); err != nil || theirs == must2(os.Readlink("/proc/self/ns/net")) {
-			t.Errorf("network namespace %s, %v", theirs, err)
+			t.Errorf("network namespace of the process is %s, %v; want a new one", theirs, err)
 		}
 		return nil
 	}))
 	if err := unix.Kill(process, 0); err != unix.ESRCH {
-		t.Errorf("its process is left: %v", err)
+		t.Errorf("the process still exists: %v", err)
 	}
-	said := fmt.Errorf("said")
-	if err := Hold(Whole(first, 1), 0, func(int) error { return said }); err != said {
-		t.Error(err)
+	failed := fmt.Errorf("failed")
+	if err := Hold(Whole(first, 1), 0, func(int) error { return failed }); err != failed {
+		t.Errorf("Hold returned %v, want the error of fn", err)
 	}
 	if err := Hold(Whole(1<<32-2, 5), 0, func(int) error { return nil }); err == nil || !strings.Contains(err.Error(), "refuses its mappings") {
-		t.Errorf("IDs that there aren't: %v", err)
+		t.Errorf("mapping to IDs that don't exist: %v", err)
 	}
 }
 
@@ -75,10 +75,10 @@ func must2(s string, _ error) string { return s }
 
 func TestRoot(t *testing.T) {
 	if uid, gid := Whole(7, 1).Root(); uid != 7 || gid != 7 {
-		t.Error(uid, gid)
+		t.Errorf("root is %d, %d; want 7, 7", uid, gid)
 	}
 	if uid, gid := (Mapping{UIDs: []syscall.SysProcIDMap{{ContainerID: 1, HostID: 7, Size: 1}}}).Root(); uid != -1 || gid != -1 {
-		t.Error(uid, gid)
+		t.Errorf("root is %d, %d; want -1, -1", uid, gid)
 	}
 }
 
@@ -92,7 +92,7 @@ func TestMount(t *testing.T) {
 	must(t, os.Mkdir(target, 0o755))
 	must(t, os.WriteFile(filepath.Join(source, "file"), nil, 0o644))
 	must(t, os.Chown(filepath.Join(source, "file"), 33, 33))
-	// Shared, with a mount below it, as most of a host is.
+	// Shared and with a mount below it, as directories of a host usually are.
 	must(t, unix.Mount(source, source, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { must(t, unix.Unmount(source, unix.MNT_DETACH)) })
 	must(t, unix.Mount("", source, "", unix.MS_SHARED, ""))
@@ -100,33 +100,33 @@ func TestMount(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(below, "deep"), nil, 0o644))
 
 	must(t, Mount(source, target, ns))
-	if got := owns(t, filepath.Join(target, "file")); got != first+33 {
-		t.Errorf("owned by %d", got)
+	if got := owner(t, filepath.Join(target, "file")); got != first+33 {
+		t.Errorf("the file is owned by %d, want %d", got, first+33)
 	}
 	if _, err := os.Stat(filepath.Join(target, "below", "deep")); err != nil {
-		t.Error(err)
+		t.Errorf("the mount below source is not below target: %v", err)
 	}
-	// Who is root there makes files that are root's in source.
+	// The namespace's root creates files that root owns in source, and has no rights on others'.
 	out, err := exec.Command("setpriv", "--reuid", fmt.Sprint(first), "--regid", fmt.Sprint(first), "--clear-groups", "touch", filepath.Join(target, "file")).CombinedOutput()
 	if err == nil {
-		t.Errorf("another user's file could be touched: %s", out)
+		t.Errorf("could touch another user's file: %s", out)
 	}
 	must(t, os.Chmod(dir, 0o755))
 	must(t, os.Chmod(filepath.Dir(dir), 0o755))
 	out, err = exec.Command("setpriv", "--reuid", fmt.Sprint(first), "--regid", fmt.Sprint(first), "--clear-groups", "touch", filepath.Join(target, "new")).CombinedOutput()
-	if err != nil || owns(t, filepath.Join(source, "new")) != 0 {
-		t.Errorf("%v: %s", err, out)
+	if err != nil || owner(t, filepath.Join(source, "new")) != 0 {
+		t.Errorf("create a file as the namespace's root: %v: %s", err, out)
 	}
 	must(t, unix.Unmount(target, unix.MNT_DETACH))
 	if _, err := os.Stat(filepath.Join(below, "deep")); err != nil {
-		t.Errorf("the mount below source went too: %v", err)
+		t.Errorf("the mount below source was unmounted with target: %v", err)
 	}
 
 	file := filepath.Join(dir, "file")
 	must(t, os.WriteFile(file, nil, 0o644))
 	must(t, Mount(filepath.Join(source, "file"), file, ns))
-	if got := owns(t, file); got != first+33 {
-		t.Errorf("a file: owned by %d", got)
+	if got := owner(t, file); got != first+33 {
+		t.Errorf("the mounted file is owned by %d, want %d", got, first+33)
 	}
 	must(t, unix.Unmount(file, unix.MNT_DETACH))
 
@@ -136,7 +136,7 @@ func TestMount(t *testing.T) {
 		"/no/such":        Mount(source, target, "/no/such"),
 	} {
 		if err == nil || !strings.Contains(err.Error(), words) {
-			t.Errorf("%s: %v", words, err)
+			t.Errorf("error is %v, want one with %q", err, words)
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Package resourceclass knows what the classes of block I/O and of Intel RDT are that
-// pods may name by annotations, from files that the node's administrator writes.
+// Package resourceclass resolves the block I/O and Intel RDT classes that pods name by annotations.
+// The node's administrator defines them in files.
 package resourceclass
 
 import (
@@ -11,15 +11,14 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Config names the files; an empty name is none.
+// Config holds the paths of the files; an empty path is no file.
 type Config struct{ BlockIO, RDT string }
 
-// Classes are those of a process: the library that reads the files keeps one of
-// each.
+// Classes resolves classes. There can be one in a process: the library keeps a file's content in
+// global variables.
 type Classes struct{ cfg Config }
 
-// Open reads the files, and has the kernel's resctrl file system have the classes
-// of RDT.
+// Open reads the files, and configures the RDT classes in the kernel's resctrl file system.
 func Open(cfg Config) (*Classes, error) {
 	if cfg.BlockIO != "" {
 		if err := blockio.SetConfigFromFile(cfg.BlockIO, true); err != nil {
@@ -28,7 +27,7 @@ func Open(cfg Config) (*Classes, error) {
 	}
 	if cfg.RDT != "" {
 		if err := rdt.Initialize(""); err != nil {
-			return nil, fmt.Errorf("rdt-config: this host can't do it: %w", err)
+			return nil, fmt.Errorf("rdt-config: this host doesn't support it: %w", err)
 		}
 		if err := rdt.SetConfigFromFile(cfg.RDT, true); err != nil {
 			return nil, fmt.Errorf("rdt-config: %s: %w", cfg.RDT, err)
@@ -37,9 +36,8 @@ func Open(cfg Config) (*Classes, error) {
 	return &Classes{cfg}, nil
 }
 
-// Limits returns what the classes stand for that annotations of a container or
-// of its pod name, io.kubernetes.cri.blockio-class and .rdt-class among them.
-// Where no file was given, annotations name nothing.
+// Limits returns the limits of the classes that the annotations of a container or of its pod name,
+// such as io.kubernetes.cri.blockio-class and .rdt-class. Without a file its annotations are ignored.
 func (c *Classes) Limits(container string, own, pod map[string]string) (io *specs.LinuxBlockIO, cache *specs.LinuxIntelRdt, err error) {
 	fail := func(err error) error {
 		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("container %q: %v", container, err))

@@ -41,22 +41,22 @@ func TestBlockIO(t *testing.T) {
 	} {
 		io, cache, err := c.Limits("web", test.own, test.pod)
 		if err != nil || cache != nil || (io == nil) != (test.want == 0) || io != nil && *io.Weight != test.want {
-			t.Errorf("%v %v: %+v, %v", test.own, test.pod, io, err)
+			t.Errorf("limits by annotations %v and the pod's %v: %+v, %v; want weight %d", test.own, test.pod, io, err, test.want)
 		}
 	}
 	if _, _, err := c.Limits("web", of("none"), nil); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "none") {
-		t.Errorf("a class that isn't there: %v", err)
+		t.Errorf("an unknown class: %v, want an invalid argument", err)
 	}
 }
 
-func TestNothingConfigured(t *testing.T) {
+func TestNotConfigured(t *testing.T) {
 	c, err := Open(Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	io, cache, err := c.Limits("web", map[string]string{"io.kubernetes.cri.blockio-class": "x", "io.kubernetes.cri.rdt-class": "y"}, nil)
 	if io != nil || cache != nil || err != nil {
-		t.Errorf("%v %v %v", io, cache, err)
+		t.Errorf("limits without files: %v, %v, %v", io, cache, err)
 	}
 }
 
@@ -68,7 +68,7 @@ func TestBadFiles(t *testing.T) {
 	}
 	for _, cfg := range []Config{{BlockIO: file}, {BlockIO: filepath.Join(dir, "none")}, {RDT: filepath.Join(dir, "none")}} {
 		if _, err := Open(cfg); err == nil || !strings.Contains(err.Error(), "-config: ") {
-			t.Errorf("%+v: %v", cfg, err)
+			t.Errorf("Open(%+v): %v, want an error that names the setting", cfg, err)
 		}
 	}
 }
