@@ -142,9 +142,9 @@ func (c *Client) Delete(ctx context.Context, path string, uid types.UID) error {
 	return err
 }
 
-// Complain logs what is wrong with a thing, once until it is something else or
+// LogOnce logs what is wrong with a thing, once until it is something else or
 // nothing: a server that is away for an hour is one line.
-func (c *Client) Complain(what string, err error) {
+func (c *Client) LogOnce(what string, err error) {
 	text := ""
 	if err != nil && !errors.Is(err, context.Canceled) {
 		text = OneLine(err)

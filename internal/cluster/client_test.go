@@ -37,11 +37,11 @@ func TestComplaints(t *testing.T) {
 	var out bytes.Buffer
 	c := &Client{log: slog.New(slog.NewTextHandler(&out, nil)), said: map[string]string{}}
 	for range 3 {
-		c.Complain("pods", errors.New("no\nanswer  today"))
+		c.LogOnce("pods", errors.New("no\nanswer  today"))
 	}
-	c.Complain("pods", errors.New(strings.Repeat("<p>é", 1000)))
-	c.Complain("pods", nil)
-	c.Complain("pods", nil)
+	c.LogOnce("pods", errors.New(strings.Repeat("<p>é", 1000)))
+	c.LogOnce("pods", nil)
+	c.LogOnce("pods", nil)
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	if len(lines) != 3 || !strings.Contains(lines[0], "no answer today") || len(lines[1]) > 700 || !strings.Contains(lines[2], "answers again") {
 		t.Errorf("it is said:\n%s", out.String())

@@ -84,7 +84,7 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 			}
 			return p.Manifest
 		},
-		Refused: func(pod *corev1.Pod, reason, message string) { m.reporter.Load().Refuse(pod, reason, message) },
+		Refused: func(pod *corev1.Pod, reason, message string) { m.reporter.Load().Reject(pod, reason, message) },
 		Changed: m.nudge,
 	}
 	reporter := podstatus.New(podstatus.Config{

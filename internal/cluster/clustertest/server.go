@@ -72,17 +72,17 @@ func New(t testing.TB) *Server {
 	return s
 }
 
-// Misbehave has fault answer requests, as long as it says that it did; nil ends
+// Intercept has fault answer requests, as long as it says that it did; nil ends
 // that. Connections are cut.
-func (s *Server) Misbehave(fault func(w http.ResponseWriter, r *http.Request) bool) {
+func (s *Server) Intercept(fault func(w http.ResponseWriter, r *http.Request) bool) {
 	s.mu.Lock()
 	s.fault, s.asked = fault, 0
 	s.mu.Unlock()
 	s.http.CloseClientConnections()
 }
 
-// Asked is how many requests there were since it last began to misbehave.
-func (s *Server) Asked() int {
+// RequestCount is how many requests there were since it last began to misbehave.
+func (s *Server) RequestCount() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.asked
@@ -159,7 +159,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case r.URL.Query().Get("sendInitialEvents") != "":
-		Refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
+		RespondError(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 	case r.URL.Query().Get("watch") != "":
 		s.watch(w, r)
 	default:
@@ -167,8 +167,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Refuse answers as an API server that doesn't want to.
-func Refuse(w http.ResponseWriter, code int, reason metav1.StatusReason) {
+// RespondError answers as an API server that doesn't want to.
+func RespondError(w http.ResponseWriter, code int, reason metav1.StatusReason) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(metav1.Status{
@@ -190,7 +190,7 @@ func selected(r *http.Request, o Object) bool {
 func (s *Server) list(w http.ResponseWriter, r *http.Request) {
 	kind, ok := kinds[r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]]
 	if !ok {
-		Refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+		RespondError(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 		return
 	}
 	s.mu.Lock()
@@ -213,7 +213,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	unknown := since > s.version
 	s.mu.Unlock()
 	if unknown { // a fault's: events after it never come
-		Refuse(w, http.StatusGone, metav1.StatusReasonExpired)
+		RespondError(w, http.StatusGone, metav1.StatusReasonExpired)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")

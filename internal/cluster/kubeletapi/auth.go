@@ -59,7 +59,7 @@ func (a *auth) protect(next http.Handler) http.Handler {
 		user, err := a.authenticate(r)
 		switch {
 		case err != nil:
-			a.client.Complain("token review", err)
+			a.client.LogOnce("token review", err)
 			http.Error(w, "the API server can't be asked for authentication now", http.StatusInternalServerError)
 			return
 		case user == nil:
@@ -70,7 +70,7 @@ func (a *auth) protect(next http.Handler) http.Handler {
 		allowed, err := a.authorize(r.Context(), user, verb, sub)
 		switch {
 		case err != nil:
-			a.client.Complain("access review", err)
+			a.client.LogOnce("access review", err)
 			http.Error(w, "the API server can't be asked for authorization now", http.StatusInternalServerError)
 		case !allowed:
 			http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource=%s)", user.Username, verb, sub), http.StatusForbidden)

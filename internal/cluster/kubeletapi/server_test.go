@@ -32,7 +32,7 @@ func testAuth(t *testing.T) (*clustertest.Server, *auth) {
 		t.Fatal(err)
 	}
 	t.Cleanup(client.Close)
-	s.Misbehave(func(w http.ResponseWriter, r *http.Request) bool {
+	s.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		body, _ := io.ReadAll(r.Body)
 		w.Header().Set("Content-Type", "application/json")
 		switch r.URL.Path {
@@ -82,13 +82,13 @@ func TestAuth(t *testing.T) {
 			t.Errorf("%+v: got %d", c, got)
 		}
 	}
-	before := s.Asked()
-	if ask("GET", "/pods", "Bearer good") != 418 || s.Asked() != before {
+	before := s.RequestCount()
+	if ask("GET", "/pods", "Bearer good") != 418 || s.RequestCount() != before {
 		t.Error("the answer isn't cached")
 	}
 	// While the API server fails, only users with cached answers are let in.
-	s.Misbehave(func(w http.ResponseWriter, _ *http.Request) bool {
-		clustertest.Refuse(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
+	s.Intercept(func(w http.ResponseWriter, _ *http.Request) bool {
+		clustertest.RespondError(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
 		return true
 	})
 	if got := ask("GET", "/pods", "Bearer other"); got != 500 {

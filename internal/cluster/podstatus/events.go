@@ -37,7 +37,7 @@ func (r *Reporter) tellEvents(ctx context.Context) {
 				return
 			case <-time.After(eventPause):
 			}
-			r.Client.Complain("events", r.tellEvent(ctx, e))
+			r.Client.LogOnce("events", r.tellEvent(ctx, e))
 		}
 		select {
 		case <-ctx.Done():

@@ -35,7 +35,7 @@ type Config struct {
 	Client *cluster.Client
 	Agent  Agent
 	// Pods are the server's, of this node.
-	Pods *cluster.Mirror[*corev1.Pod]
+	Pods *cluster.Cache[*corev1.Pod]
 	// Node is this node as it is registered, and CRI what its pods see of it.
 	Node   func() *corev1.Node
 	CRI    func() criconfig.Node
@@ -95,8 +95,8 @@ func (r *Reporter) Nudge() {
 	}
 }
 
-// Refuse has a pod that this node won't run be told to have failed.
-func (r *Reporter) Refuse(pod *corev1.Pod, reason, message string) {
+// Reject has a pod that this node won't run be told to have failed.
+func (r *Reporter) Reject(pod *corev1.Pod, reason, message string) {
 	r.mu.Lock()
 	r.refused[pod.UID] = refusal{pod, reason, message}
 	r.mu.Unlock()
@@ -132,7 +132,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 func (r *Reporter) pass(ctx context.Context) bool {
 	good := true
 	try := func(what string, err error) {
-		r.Client.Complain(what, err)
+		r.Client.LogOnce(what, err)
 		good = good && err == nil
 	}
 	node := r.Node().Name

@@ -89,7 +89,7 @@ func open(t *testing.T) *house {
 	h.Reporter = New(Config{
 		Client: client, Agent: h.pods, Node: func() *corev1.Node { return here }, Events: event.NewLog(),
 		CRI: func() criconfig.Node { return criconfig.Node{Name: "here", IPs: []string{"198.51.100.1"}} },
-		Pods: cluster.Follow[*corev1.Pod](ctx, client, cluster.List{Path: list, Item: &corev1.Pod{}, List: &corev1.PodList{}}, func() {
+		Pods: cluster.Watch[*corev1.Pod](ctx, client, cluster.List{Path: list, Item: &corev1.Pod{}, List: &corev1.PodList{}}, func() {
 			<-made
 			h.Nudge()
 		}),
@@ -224,7 +224,7 @@ func TestRefused(t *testing.T) {
 		}
 		return ""
 	})
-	h.Refuse(pod, "OutOfcpu", "there is none")
+	h.Reject(pod, "OutOfcpu", "there is none")
 	body := h.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/web/status", phase("Failed"))
 	if s := body["status"].(map[string]any); s["reason"] != "OutOfcpu" || s["message"] != "there is none" {
 		t.Errorf("it is told %v", s)
@@ -260,9 +260,9 @@ func TestEvents(t *testing.T) {
 	h := open(t)
 	pod := parse(t, web)
 	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Run})
-	h.Misbehave(func(w http.ResponseWriter, r *http.Request) bool { // there is none yet
+	h.Intercept(func(w http.ResponseWriter, r *http.Request) bool { // there is none yet
 		if r.Method == http.MethodPatch {
-			clustertest.Refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+			clustertest.RespondError(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 		}
 		return r.Method == http.MethodPatch
 	})
@@ -280,21 +280,21 @@ func TestEvents(t *testing.T) {
 func TestAnswersAgain(t *testing.T) {
 	h := open(t)
 	pod := parse(t, web)
-	h.Misbehave(func(w http.ResponseWriter, r *http.Request) bool {
+	h.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodPatch {
-			clustertest.Refuse(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)
+			clustertest.RespondError(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)
 		}
 		return r.Method == http.MethodPatch
 	})
 	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Run, Status: podplan.Status{Phase: podplan.PhasePending}})
 	h.Put(list, ofServer(pod))
 	clustertest.Eventually(t, func() string {
-		if h.Asked() < 3 {
+		if h.RequestCount() < 3 {
 			return "it doesn't ask"
 		}
 		return ""
 	})
-	h.Misbehave(nil)
+	h.Intercept(nil)
 	h.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/web/status", phase("Pending"))
 }
 

@@ -54,7 +54,7 @@ type Config struct {
 // Node is this node.
 type Node struct {
 	Config
-	mirror  *cluster.Mirror[*corev1.Node]
+	mirror  *cluster.Cache[*corev1.Node]
 	changed chan struct{}
 	now     atomic.Pointer[corev1.Node]
 
@@ -66,7 +66,7 @@ type Node struct {
 func Start(ctx context.Context, cfg Config) *Node {
 	n := &Node{Config: cfg, changed: make(chan struct{}, 1)}
 	n.now.Store(cfg.Machine)
-	n.mirror = cluster.Follow[*corev1.Node](ctx, cfg.Client, cluster.List{
+	n.mirror = cluster.Watch[*corev1.Node](ctx, cfg.Client, cluster.List{
 		Path: nodes, Fields: "metadata.name=" + cfg.Machine.Name, Item: &corev1.Node{}, List: &corev1.NodeList{},
 	}, func() {
 		select {
@@ -88,7 +88,7 @@ func (n *Node) Run(ctx context.Context) error {
 	defer beat.Stop()
 	for {
 		err := n.look(ctx)
-		n.Client.Complain("this node", err)
+		n.Client.LogOnce("this node", err)
 		var soon <-chan time.Time
 		if err != nil || !n.isReady() {
 			soon = time.After(retry)
@@ -97,7 +97,7 @@ func (n *Node) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-beat.C:
-			n.Client.Complain("this node's lease", n.renew(ctx))
+			n.Client.LogOnce("this node's lease", n.renew(ctx))
 		case <-n.changed:
 		case <-soon:
 		}

@@ -44,9 +44,9 @@ type Source struct {
 	Log     *slog.Logger
 
 	wake     chan struct{}
-	pods     *cluster.Mirror[*corev1.Pod]
-	services *cluster.Mirror[*corev1.Service]
-	classes  *cluster.Mirror[*nodev1.RuntimeClass]
+	pods     *cluster.Cache[*corev1.Pod]
+	services *cluster.Cache[*corev1.Service]
+	classes  *cluster.Cache[*nodev1.RuntimeClass]
 	watching map[string]*objectWatch // config maps and secrets, by their keys
 	tokens   tokens
 	bound    map[types.UID]*bound
@@ -86,20 +86,20 @@ type member struct {
 
 // Start begins to follow the server, until ctx ends. The mirror of its pods is
 // for others to look at too.
-func (s *Source) Start(ctx context.Context) *cluster.Mirror[*corev1.Pod] {
+func (s *Source) Start(ctx context.Context) *cluster.Cache[*corev1.Pod] {
 	s.wake = make(chan struct{}, 1)
 	s.watching, s.bound = map[string]*objectWatch{}, map[types.UID]*bound{}
 	s.tokens = tokens{Client: s.Client, wake: s.nudge, known: map[string]*token{}}
-	s.pods = cluster.Follow[*corev1.Pod](ctx, s.Client, cluster.List{
+	s.pods = cluster.Watch[*corev1.Pod](ctx, s.Client, cluster.List{
 		Path: "/api/v1/pods", Fields: "spec.nodeName=" + s.Node().Name, Item: &corev1.Pod{}, List: &corev1.PodList{},
 	}, func() {
 		s.nudge()
 		s.Changed()
 	})
-	s.services = cluster.Follow[*corev1.Service](ctx, s.Client, cluster.List{
+	s.services = cluster.Watch[*corev1.Service](ctx, s.Client, cluster.List{
 		Path: "/api/v1/services", Item: &corev1.Service{}, List: &corev1.ServiceList{},
 	}, s.nudge)
-	s.classes = cluster.Follow[*nodev1.RuntimeClass](ctx, s.Client, cluster.List{
+	s.classes = cluster.Watch[*nodev1.RuntimeClass](ctx, s.Client, cluster.List{
 		Path: "/apis/node.k8s.io/v1/runtimeclasses", Item: &nodev1.RuntimeClass{}, List: &nodev1.RuntimeClassList{},
 	}, s.nudge)
 	return s.pods
@@ -155,7 +155,7 @@ func (s *Source) pass(ctx context.Context) (next time.Time) {
 		at := locationOf(pod)
 		b, err := s.prepare(ctx, pod, needed)
 		if late := s.bound[pod.UID].reportWaitAt(err); late.IsZero() {
-			s.Client.Complain(at, err)
+			s.Client.LogOnce(at, err)
 		} else if next.IsZero() || late.Before(next) {
 			next = late
 		}

@@ -253,10 +253,10 @@ func TestBadAnswersRemoveNothing(t *testing.T) {
 			f.Put(podList, pod("a"))
 			f.Put(podList, pod("b"))
 			f.expect("a", "b")
-			f.Misbehave(onlyPods(c.fault))
+			f.Intercept(onlyPods(c.fault))
 			f.expectLog(c.says)
 			clustertest.Eventually(t, func() string {
-				if n := f.Asked(); n < 3 {
+				if n := f.RequestCount(); n < 3 {
 					return fmt.Sprintf("it has asked %d times", n)
 				}
 				return ""
@@ -274,7 +274,7 @@ func TestBadAnswersRemoveNothing(t *testing.T) {
 				}
 			}
 			f.mu.Unlock()
-			f.Misbehave(nil)
+			f.Intercept(nil)
 			f.Put(podList, pod("c"))
 			f.expect("a", "b", "c")
 		})
@@ -286,7 +286,7 @@ func TestHistoryExpired(t *testing.T) {
 	f := newFixture(t)
 	f.Put(podList, pod("a"))
 	f.expect("a")
-	f.Misbehave(func(w http.ResponseWriter, r *http.Request) bool {
+	f.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.URL.Path != podList || r.URL.Query().Get("watch") == "" || r.URL.Query().Get("sendInitialEvents") != "" {
 			return false
 		}
@@ -330,7 +330,7 @@ func TestTokens(t *testing.T) {
 	asked := make(chan string, 100)
 	var mu sync.Mutex
 	refuse, seconds := true, int64(7)
-	f.Misbehave(func(w http.ResponseWriter, r *http.Request) bool {
+	f.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if !strings.HasSuffix(r.URL.Path, "/serviceaccounts/robot/token") {
 			return false
 		}
@@ -339,7 +339,7 @@ func TestTokens(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if refuse {
-			clustertest.Refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
+			clustertest.RespondError(w, http.StatusForbidden, metav1.StatusReasonForbidden)
 			return true
 		}
 		return answer(201, "application/json", fmt.Sprintf(`{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{"expirationSeconds":%d},"status":{"token":"t-%d"}}`, seconds, len(asked)))(w, r)

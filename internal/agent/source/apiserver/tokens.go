@@ -70,7 +70,7 @@ func (t *tokens) request(ctx context.Context, k *token) {
 	if err == nil && r.Status.Token == "" {
 		err = errors.New("its answer has no token")
 	}
-	t.Complain(k.spec.path()+" of pod "+k.spec.pod.Namespace+"/"+k.spec.pod.Name, err)
+	t.LogOnce(k.spec.path()+" of pod "+k.spec.pod.Namespace+"/"+k.spec.pod.Name, err)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	defer t.wake()

@@ -36,9 +36,9 @@ func (l List) String() string {
 	return l.Path + "?" + l.Fields
 }
 
-// Mirror has the objects of a list as the server last had them: while it can't
+// Cache has the objects of a list as the server last had them: while it can't
 // be reached, they stay. They are not to be changed.
-type Mirror[T Object] struct {
+type Cache[T Object] struct {
 	changed, good func()
 
 	mu      sync.Mutex
@@ -46,11 +46,11 @@ type Mirror[T Object] struct {
 	synced  bool
 }
 
-// Follow has a mirror follow a list until ctx ends. It calls changed, which must
+// Watch has a mirror follow a list until ctx ends. It calls changed, which must
 // not block, after each change and when the first complete list is there.
-func Follow[T Object](ctx context.Context, c *Client, list List, changed func()) *Mirror[T] {
+func Watch[T Object](ctx context.Context, c *Client, list List, changed func()) *Cache[T] {
 	what := list.String()
-	m := &Mirror[T]{objects: map[string]T{}, changed: changed, good: func() { c.Complain(what, nil) }}
+	m := &Cache[T]{objects: map[string]T{}, changed: changed, good: func() { c.LogOnce(what, nil) }}
 	request := func(o metav1.ListOptions) *rest.Request {
 		o.FieldSelector = list.Fields
 		return c.rest.Get().AbsPath(list.Path).SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.SchemeGroupVersion)
@@ -63,7 +63,7 @@ func Follow[T Object](ctx context.Context, c *Client, list List, changed func())
 				err = errVersionless
 			}
 			if err != nil {
-				c.Complain(what, err)
+				c.LogOnce(what, err)
 			}
 			return into, err
 		},
@@ -71,7 +71,7 @@ func Follow[T Object](ctx context.Context, c *Client, list List, changed func())
 			o.Watch = true
 			w, err := request(o).Watch(ctx)
 			if err != nil && !(apierrors.IsInvalid(err) && o.SendInitialEvents != nil) { // an older server is asked for a list then
-				c.Complain(what, err)
+				c.LogOnce(what, err)
 			}
 			return w, err
 		},
@@ -86,14 +86,14 @@ func Follow[T Object](ctx context.Context, c *Client, list List, changed func())
 var errVersionless = errors.New("its answer has no resourceVersion, so that it isn't an API server's list")
 
 // Synced says whether there was a complete list.
-func (m *Mirror[T]) Synced() bool {
+func (m *Cache[T]) Synced() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.synced
 }
 
 // Get returns the object of that name.
-func (m *Mirror[T]) Get(namespace, name string) (T, bool) {
+func (m *Cache[T]) Get(namespace, name string) (T, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	o, ok := m.objects[namespace+"/"+name]
@@ -101,7 +101,7 @@ func (m *Mirror[T]) Get(namespace, name string) (T, bool) {
 }
 
 // All returns all objects, in no order.
-func (m *Mirror[T]) All() []T {
+func (m *Cache[T]) All() []T {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	out := make([]T, 0, len(m.objects))
@@ -116,7 +116,7 @@ func (m *Mirror[T]) All() []T {
 func key(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 
 // Add takes an object in.
-func (m *Mirror[T]) Add(item any) error {
+func (m *Cache[T]) Add(item any) error {
 	o, ok := item.(T)
 	if !ok {
 		return fmt.Errorf("%T is not what was asked for", item)
@@ -131,10 +131,10 @@ func (m *Mirror[T]) Add(item any) error {
 }
 
 // Update is Add.
-func (m *Mirror[T]) Update(item any) error { return m.Add(item) }
+func (m *Cache[T]) Update(item any) error { return m.Add(item) }
 
 // Delete lets go of an object.
-func (m *Mirror[T]) Delete(item any) error {
+func (m *Cache[T]) Delete(item any) error {
 	if gone, ok := item.(cache.DeletedFinalStateUnknown); ok {
 		item = gone.Obj
 	}
@@ -151,7 +151,7 @@ func (m *Mirror[T]) Delete(item any) error {
 }
 
 // Replace takes a complete list.
-func (m *Mirror[T]) Replace(items []any, _ string) error {
+func (m *Cache[T]) Replace(items []any, _ string) error {
 	objects := make(map[string]T, len(items))
 	for _, item := range items {
 		o, ok := item.(T)
@@ -170,10 +170,10 @@ func (m *Mirror[T]) Replace(items []any, _ string) error {
 }
 
 // Bookmark is how a server says that nothing has changed.
-func (m *Mirror[T]) Bookmark(string) error {
+func (m *Cache[T]) Bookmark(string) error {
 	m.good()
 	return nil
 }
 
 // Resync does nothing.
-func (m *Mirror[T]) Resync() error { return nil }
+func (m *Cache[T]) Resync() error { return nil }
