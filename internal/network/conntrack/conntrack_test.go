@@ -93,8 +93,8 @@ func TestForget(t *testing.T) {
 			}
 		}
 		// More than are deleted in one batch.
-		for range 100 {
-			if err := udp("10.9.0.2:0", "10.9.0.4:53"); err != nil {
+		for i := range 100 {
+			if err := udp(fmt.Sprintf("10.9.0.2:%d", 20_000+i), "10.9.0.4:53"); err != nil {
 				return err
 			}
 			gone = append(gone, "udp 10.9.0.2>10.9.0.4:53")
