@@ -163,7 +163,7 @@ func (d *diagnosis) network(n *network.Network) {
 	}
 	usage := n.Usage()
 	for _, r := range usage.Ranges {
-		d.add("addresses", ok, fmt.Sprintf("%s: %d in use, %d resting after use, %d free", r.Range, r.Used, r.Quarantined, r.Free), "")
+		d.add("addresses", ok, fmt.Sprintf("%s: %d in use, %d in quarantine, %d free", r.Range, r.Used, r.Quarantined, r.Free), "")
 	}
 	for _, debt := range usage.Debts {
 		finding := fmt.Sprintf("the link of pod %s is still to be deleted, since %s", debt.Pod, debt.Since.Format("15:04:05"))

@@ -156,7 +156,7 @@ func TestCrashAnywhere(t *testing.T) {
 				}
 			}
 			// And while the start itself sets things right.
-			for _, point := range []string{"network.releasing", "network.cut", "network.reaped", "network.resting", "network.gone"} {
+			for _, point := range []string{"network.releasing", "network.cut", "network.reaped", "network.quarantined", "network.gone"} {
 				left := script()
 				left.Detach = false
 				play(t, binary, left, "network.bound")

@@ -45,14 +45,14 @@ func (r *record) addrs() (out []netip.Addr) {
 // ledger knows who has which addresses, links and ports, in memory and in the
 // journal. It does nothing to the kernel.
 type ledger struct {
-	instance   pod.Instance
-	quarantine time.Duration
-	log        *slog.Logger
-	journal    *journal.Journal
-	leases     journal.Table[record]
-	rests      journal.Table[ipam.Quarantined]
-	sysctls    journal.Table[string] // former values
-	subnets    []netip.Prefix
+	instance    pod.Instance
+	quarantine  time.Duration
+	log         *slog.Logger
+	journal     *journal.Journal
+	leases      journal.Table[record]
+	quarantined journal.Table[ipam.Quarantined]
+	sysctls     journal.Table[string] // former values
+	subnets     []netip.Prefix
 
 	mu      sync.Mutex // guards what follows
 	alloc   *ipam.Allocator
@@ -72,16 +72,16 @@ func openLedger(cfg Config, boot string) (*ledger, error) {
 		cfg.Log.Error("network: part of the journal is damaged; a pod whose lease was there loses its network", "saved", d.Saved, "bytes", d.Length)
 	}
 	l := &ledger{
-		instance:   cfg.Instance,
-		quarantine: cfg.Quarantine,
-		log:        cfg.Log,
-		journal:    j,
-		leases:     journal.NewTable[record](j, "lease"),
-		rests:      journal.NewTable[ipam.Quarantined](j, "quarantine"),
-		sysctls:    journal.NewTable[string](j, "sysctl"),
-		records:    map[ipam.Owner]*record{},
-		links:      map[string]ipam.Owner{},
-		ports:      map[uint16][]*record{},
+		instance:    cfg.Instance,
+		quarantine:  cfg.Quarantine,
+		log:         cfg.Log,
+		journal:     j,
+		leases:      journal.NewTable[record](j, "lease"),
+		quarantined: journal.NewTable[ipam.Quarantined](j, "quarantine"),
+		sysctls:     journal.NewTable[string](j, "sysctl"),
+		records:     map[ipam.Owner]*record{},
+		links:       map[string]ipam.Owner{},
+		ports:       map[uint16][]*record{},
 	}
 	if was, ok := j.Get("boot"); ok && string(was) == boot {
 		return l, nil
@@ -119,16 +119,16 @@ func (l *ledger) restore(subnets []netip.Prefix, now time.Time) error {
 		l.keep(&r)
 		return nil
 	})
-	var rests []ipam.Quarantined
-	bad = append(bad, l.rests.Load(func(_ string, q ipam.Quarantined) error {
-		rests = append(rests, q)
+	var quarantined []ipam.Quarantined
+	bad = append(bad, l.quarantined.Load(func(_ string, q ipam.Quarantined) error {
+		quarantined = append(quarantined, q)
 		return nil
 	})...)
 	for _, err := range bad {
 		l.log.Error("network: a record is unusable; if it was a pod's, that loses its network", "error", err)
 	}
-	for _, addr := range alloc.RestoreQuarantine(now, rests) {
-		if err := l.rests.Delete(addr.String()); err != nil {
+	for _, addr := range alloc.RestoreQuarantine(now, quarantined) {
+		if err := l.quarantined.Delete(addr.String()); err != nil {
 			return err
 		}
 	}
@@ -197,7 +197,7 @@ func (l *ledger) reserve(r *record) error {
 	err := l.leases.Put(r.owner().String(), *r)
 	for _, addr := range r.addrs() {
 		if err == nil { // one that rested until now doesn't any more
-			err = l.rests.Delete(addr.String())
+			err = l.quarantined.Delete(addr.String())
 		}
 	}
 	if err != nil {
@@ -294,9 +294,9 @@ func (l *ledger) end(r *record) {
 	defer l.mu.Unlock()
 	var errs []error
 	for _, q := range l.alloc.Quarantine(r.owner(), time.Now()) {
-		errs = append(errs, l.rests.PutUsingReserve(q.Addr.String(), q))
+		errs = append(errs, l.quarantined.PutUsingReserve(q.Addr.String(), q))
 	}
-	crashpoint.Hit("network.resting")
+	crashpoint.Hit("network.quarantined")
 	errs = append(errs, l.leases.Delete(r.owner().String()))
 	crashpoint.Hit("network.gone")
 	l.drop(r)
@@ -314,7 +314,7 @@ func (l *ledger) expire() {
 		l.mu.Lock()
 		expired := l.alloc.Expire(time.Now(), limit)
 		for _, addr := range expired {
-			if err := l.rests.Delete(addr.String()); err != nil {
+			if err := l.quarantined.Delete(addr.String()); err != nil {
 				l.log.Error("network: the end of a quarantine isn't recorded", "address", addr, "error", err)
 			}
 		}

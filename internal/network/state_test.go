@@ -229,7 +229,7 @@ func TestExhaustionAndRecovery(t *testing.T) {
 		pods = append(pods, l.attach(n))
 	}
 	one := l.attachment()
-	const want = "range 10.88.0.0/29 is exhausted: 5 of 5 addresses in use, 0 resting"
+	const want = "range 10.88.0.0/29 is exhausted: 5 of 5 addresses in use, 0 in quarantine"
 	if _, err := n.Attach(t.Context(), one); !errors.Is(err, errdefs.ErrResourceExhausted) || !strings.Contains(err.Error(), want) {
 		t.Fatalf("a sixth pod: %v", err)
 	}

@@ -67,7 +67,7 @@ func TestVerbsOfEveryVersion(t *testing.T) {
 			}
 		})
 	}
-	if u := l.usage(); u.Leases != 0 || u.Resting != 14 {
+	if u := l.usage(); u.Leases != 0 || u.Quarantined != 14 {
 		t.Errorf("usage %+v", u)
 	}
 	l.gc(l.conf)
@@ -211,7 +211,7 @@ func TestCheckFinds(t *testing.T) {
 			"rules":       "nft flush chain inet TABLE postrouting",
 			"table":       "nft delete table inet TABLE",
 			"rate":        "tc qdisc del dev HOST root",
-			"funnel":      "tc filter del dev HOST parent ffff:",
+			"IFB":         "tc filter del dev HOST parent ffff:",
 			"forwarding":  "sysctl -w net.ipv4.ip_forward=0",
 			"host's link": "ip link del HOST",
 		}
@@ -427,7 +427,7 @@ func TestBehind(t *testing.T) {
 	}
 	l.plugin.Close()
 	t.Logf("after %v", time.Since(start))
-	if u := l.usage(); u.Leases != 2 || u.Resting != 6 {
+	if u := l.usage(); u.Leases != 2 || u.Quarantined != 6 {
 		t.Errorf("usage %+v", u)
 	}
 	l.do(Check, "pod1", pods[1], l.conf)
@@ -543,7 +543,7 @@ func TestUnreadableLease(t *testing.T) {
 	if rules, err := l.run(l.node, "nft", "list", "ruleset"); err != nil || strings.Contains(rules, "8083") || !strings.Contains(rules, "8084") {
 		t.Errorf("%v: after DEL the rules are\n%s", err, rules)
 	}
-	if u := l.usage(); u.Leases != 1 || u.Resting != 2 {
+	if u := l.usage(); u.Leases != 1 || u.Quarantined != 2 {
 		t.Errorf("usage %+v", u)
 	}
 	l.do(Check, "good", filepath.Join(l.dir, "good"), l.conf)

@@ -46,14 +46,14 @@ func previous(raw json.RawMessage, cniVersion string) (*current.Result, error) {
 func answer(prev *current.Result, made plan.Plan, dns types.DNS) *current.Result {
 	r := prev
 	add := func(name, mac, sandbox string) {
-		r.Interfaces = append(r.Interfaces, &current.Interface{Name: name, Mac: mac, Mtu: made.Pair.MTU, Sandbox: sandbox})
+		r.Interfaces = append(r.Interfaces, &current.Interface{Name: name, Mac: mac, Mtu: made.Veth.MTU, Sandbox: sandbox})
 	}
-	if made.Pair.Bridge != "" {
-		add(made.Pair.Bridge, "", "")
+	if made.Veth.Bridge != "" {
+		add(made.Veth.Bridge, "", "")
 		r.Interfaces[len(r.Interfaces)-1].Mtu = 0
 	}
-	add(made.Pair.Host, made.Pair.HostMAC.String(), "")
-	add(made.Pair.Pod, made.Pair.PodMAC.String(), made.Netns)
+	add(made.Veth.Host, made.Veth.HostMAC.String(), "")
+	add(made.Veth.Pod, made.Veth.PodMAC.String(), made.Netns)
 	eth := len(r.Interfaces) - 1
 	for _, a := range addresses(made) {
 		r.IPs = append(r.IPs, &current.IPConfig{Interface: current.Int(eth), Address: ipNet(a), Gateway: gateway(made, a.Addr())})
@@ -111,10 +111,10 @@ func compare(raw json.RawMessage, cniVersion string, made plan.Plan) error {
 		return err
 	}
 	eth := slices.IndexFunc(prev.Interfaces, func(i *current.Interface) bool {
-		return i != nil && i.Name == made.Pair.Pod && i.Sandbox != ""
+		return i != nil && i.Name == made.Veth.Pod && i.Sandbox != ""
 	})
 	if eth < 0 {
-		return errdefs.ErrFailedPrecondition.WithMessage("prevResult has no interface " + made.Pair.Pod)
+		return errdefs.ErrFailedPrecondition.WithMessage("prevResult has no interface " + made.Veth.Pod)
 	}
 	for _, a := range addresses(made) {
 		want := ipNet(a)
@@ -122,7 +122,7 @@ func compare(raw json.RawMessage, cniVersion string, made plan.Plan) error {
 			return ip.Interface != nil && *ip.Interface == eth && ip.Address.String() == want.String()
 		})
 		if !listed {
-			return errdefs.ErrFailedPrecondition.WithMessage("prevResult doesn't have address " + a.String() + " of " + made.Pair.Pod)
+			return errdefs.ErrFailedPrecondition.WithMessage("prevResult doesn't have address " + a.String() + " of " + made.Veth.Pod)
 		}
 	}
 	return nil

@@ -227,7 +227,7 @@ func lastLine(text string) string {
 func TestExhaustedSubnet(t *testing.T) {
 	t.Parallel()
 	w := newWard(t, node.Flags("--pod-subnets", "10.77.0.0/29"))
-	const exhausted = `range 10\.77\.0\.0/29 is exhausted: 5 of 5 addresses in use, 0 resting after use: remove pods or configure a larger pod-subnets`
+	const exhausted = `range 10\.77\.0\.0/29 is exhausted: 5 of 5 addresses in use, 0 in quarantine: remove pods or configure a larger pod-subnets`
 	var names []string
 	for i := range 6 {
 		name := fmt.Sprintf("p%d", i)
@@ -251,7 +251,7 @@ func TestExhaustedSubnet(t *testing.T) {
 	})
 	w.examined(1, "network", exhausted)
 	w.rid(names...)
-	w.examined(1, "addresses", `10\.77\.0\.0/29: 1 in use, 4 resting after use, 0 free`)
+	w.examined(1, "addresses", `10\.77\.0\.0/29: 1 in use, 4 in quarantine, 0 free`)
 	w.end()
 }
 

@@ -198,7 +198,7 @@ func TestAddressesRest(t *testing.T) {
 	}
 	// The last link is deleted in the background.
 	node.Eventually(t, time.Minute, func() string {
-		if found := fmt.Sprint(w.doctor("addresses")); !strings.Contains(found, "0 in use, 6 resting after use") {
+		if found := fmt.Sprint(w.doctor("addresses")); !strings.Contains(found, "0 in use, 6 in quarantine") {
 			return "doctor: " + found
 		}
 		return ""

@@ -162,7 +162,7 @@ func TestContainerd(t *testing.T) {
 			must(t, err)
 		}
 	}
-	if u := h.usage("pods"); u.Leases != 0 || u.Resting != 6 {
+	if u := h.usage("pods"); u.Leases != 0 || u.Quarantined != 6 {
 		t.Errorf("usage %+v", u)
 	}
 	for _, id := range ids {

@@ -61,7 +61,7 @@ events_logger = "none"
 		t.Errorf("inspect: %s", got)
 	}
 	podman("rm", "-f", "-t", "1", id)
-	if u := h.usage("pods"); u.Leases != 0 || u.Resting != 2 {
+	if u := h.usage("pods"); u.Leases != 0 || u.Quarantined != 2 {
 		t.Errorf("usage %+v", u)
 	}
 	h.gone(h.list("1.1.0", "pods", dual()))

@@ -44,14 +44,14 @@ func (n *Network) Attach(ctx context.Context, a pod.Attachment) (plan.Plan, erro
 			return err
 		}
 		p = r.plan()
-		crashpoint.Hit("oneshot.reserved")
+		crashpoint.Hit("daemonless.reserved")
 		if err := l.make(dp, p, fresh); err != nil {
 			if fresh {
 				return errors.Join(err, l.undo(dp, r))
 			}
 			return err
 		}
-		crashpoint.Hit("oneshot.applied")
+		crashpoint.Hit("daemonless.applied")
 		n.forget(dp, conntrack.Flows{Ports: udpPorts(a)})
 		return nil
 	})

@@ -80,7 +80,7 @@ func (t *tx) ensure(n *Network, dp *datapath.Datapath) error {
 	if err := dp.InNode(func() error { return t.setSysctls(base) }); err != nil {
 		return err
 	}
-	crashpoint.Hit("oneshot.forwarding")
+	crashpoint.Hit("daemonless.forwarding")
 	if err := dp.Ensure(base); err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (l *locked) prepare(dp *datapath.Datapath, change func(*tx) error) error {
 		if err := l.update(record); err != nil {
 			return err
 		}
-		crashpoint.Hit("oneshot.recorded")
+		crashpoint.Hit("daemonless.recorded")
 		err = l.update(change)
 	}
 	return err

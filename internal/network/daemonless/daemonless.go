@@ -199,8 +199,8 @@ func describe(diffs []datapath.Difference) string {
 
 // Usage counts what is in use.
 type Usage struct {
-	Leases  int // of attached pods, and of what isn't detached wholly
-	Resting int // addresses
+	Leases      int // of attached pods, and of what isn't detached wholly
+	Quarantined int // addresses
 }
 
 // Usage returns what is in use now.
@@ -216,7 +216,7 @@ func (n *Network) Usage(ctx context.Context) (u Usage, err error) {
 	defer l.release()
 	err = l.view(func(t *tx) error {
 		u.Leases = t.leases.Stats().KeyN
-		u.Resting = t.rests.Stats().KeyN
+		u.Quarantined = t.quarantined.Stats().KeyN
 		return nil
 	})
 	return u, err

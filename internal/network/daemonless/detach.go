@@ -57,12 +57,12 @@ func (n *Network) Sever(ctx context.Context, sandbox string) (*Remains, error) {
 	if err != nil || r == nil {
 		return nil, err
 	}
-	crashpoint.Hit("oneshot.releasing")
+	crashpoint.Hit("daemonless.releasing")
 	err = n.kernel(func(dp *datapath.Datapath) error { return dp.Cut(r.plan()) })
 	if err != nil {
 		return nil, fmt.Errorf("detach %v: %w", r.Attachment.Pod, err)
 	}
-	crashpoint.Hit("oneshot.cut")
+	crashpoint.Hit("daemonless.cut")
 	if len(r.Attachment.Ports) > 0 {
 		if err := l.update(func(t *tx) error { return t.freePorts(r) }); err != nil {
 			return nil, err
@@ -128,7 +128,7 @@ func (l *locked) bury(dp *datapath.Datapath, records []*record) error {
 	if err := dp.Reap(); err != nil {
 		return err
 	}
-	crashpoint.Hit("oneshot.reaped")
+	crashpoint.Hit("daemonless.reaped")
 	var addrs []netip.Addr
 	err := l.update(func(t *tx) error {
 		for _, r := range records {
@@ -143,7 +143,7 @@ func (l *locked) bury(dp *datapath.Datapath, records []*record) error {
 		}
 		return nil
 	})
-	crashpoint.Hit("oneshot.gone")
+	crashpoint.Hit("daemonless.gone")
 	if err != nil {
 		return err
 	}

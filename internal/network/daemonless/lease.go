@@ -33,9 +33,9 @@ func keyAddress(b []byte) netip.Addr {
 
 // resting is the value of an address that nobody has and nobody may have yet.
 // (An empty one would be none to bbolt, until the transaction ends.)
-var resting = []byte{0}
+var inQuarantine = []byte{0}
 
-func isResting(holder []byte) bool { return bytes.Equal(holder, resting) }
+func isQuarantined(holder []byte) bool { return bytes.Equal(holder, inQuarantine) }
 
 // runs is a bucket as ipam.Runs.
 type runs struct{ *bbolt.Bucket }
@@ -134,22 +134,22 @@ func cursorKey(set ipam.Ranges) []byte { return []byte("cursor/" + set[0].Subnet
 // request makes a certain address free to take, or says why it isn't.
 func (t *tx) request(a netip.Addr, now time.Time) error {
 	holder := t.addresses.Get(addressKey(a))
-	if holder != nil && !isResting(holder) {
+	if holder != nil && !isQuarantined(holder) {
 		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("address %v is in use: %s has it", a, t.nameOf(string(holder))))
 	}
 	if holder == nil {
 		return nil
 	}
-	c := t.rests.Cursor()
+	c := t.quarantined.Cursor()
 	for k, _ := c.First(); k != nil; k, _ = c.Next() {
-		until, addr := parseRest(k)
+		until, addr := parseQuarantine(k)
 		if addr != a {
 			continue
 		}
 		if until.After(now) {
 			return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("address %v was in use a moment ago: free again in %v", a, until.Sub(now).Round(time.Second)))
 		}
-		return t.wake(k)
+		return t.endQuarantine(k)
 	}
 	return t.free(a)
 }
@@ -164,11 +164,11 @@ func (t *tx) nameOf(sandbox string) string {
 
 // none is the error of an exhausted set.
 func (t *tx) none(set ipam.Ranges, now time.Time) error {
-	rest, next := 0, time.Time{}
-	_ = t.rests.ForEach(func(k, _ []byte) error {
-		until, a := parseRest(k)
+	quarantined, next := 0, time.Time{}
+	_ = t.quarantined.ForEach(func(k, _ []byte) error {
+		until, a := parseQuarantine(k)
 		if _, ok := set.Contains(a); ok {
-			if rest++; next.IsZero() {
+			if quarantined++; next.IsZero() {
 				next = until
 			}
 		}
@@ -178,16 +178,16 @@ func (t *tx) none(set ipam.Ranges, now time.Time) error {
 	if len(set) > 1 {
 		msg += fmt.Sprintf(" and %d more", len(set)-1)
 	}
-	if rest > 0 {
-		msg += fmt.Sprintf(": %d rest after use, the next is free in %v", rest, next.Sub(now).Round(time.Second))
+	if quarantined > 0 {
+		msg += fmt.Sprintf(": %d in quarantine, the next is free in %v", quarantined, next.Sub(now).Round(time.Second))
 	}
 	return errdefs.ErrResourceExhausted.WithMessage(msg + ": remove pods or configure a larger subnet")
 }
 
 // exhausted returns the error that reserve would, if a set has nothing left.
 func (t *tx) exhausted(sets []ipam.Ranges, now time.Time) error {
-	if k, _ := t.rests.Cursor().First(); k != nil {
-		if until, _ := parseRest(k); !until.After(now) {
+	if k, _ := t.quarantined.Cursor().First(); k != nil {
+		if until, _ := parseQuarantine(k); !until.After(now) {
 			return nil
 		}
 	}
@@ -298,7 +298,7 @@ func (t *tx) end(r *record, until time.Time) error {
 			errs = append(errs, t.free(a))
 			continue
 		}
-		errs = append(errs, t.addresses.Put(addressKey(a), resting), t.rests.Put(restKey(until, a), nil))
+		errs = append(errs, t.addresses.Put(addressKey(a), inQuarantine), t.quarantined.Put(quarantineKey(until, a), nil))
 	}
 	if r.Releasing > 0 {
 		errs = append(errs, t.releasing.Delete(releasingKey(r)))
@@ -317,11 +317,11 @@ func (t *tx) freePorts(r *record) error {
 	return errors.Join(append(errs, t.put(r))...)
 }
 
-func restKey(until time.Time, a netip.Addr) []byte {
+func quarantineKey(until time.Time, a netip.Addr) []byte {
 	return append(binary.BigEndian.AppendUint64(nil, uint64(until.UnixNano())), addressKey(a)...)
 }
 
-func parseRest(key []byte) (until time.Time, a netip.Addr) {
+func parseQuarantine(key []byte) (until time.Time, a netip.Addr) {
 	if len(key) != 24 {
 		return until, a
 	}
@@ -331,14 +331,14 @@ func parseRest(key []byte) (until time.Time, a netip.Addr) {
 // expire frees addresses whose rest is over, a few at a time.
 func (t *tx) expire(now time.Time, limit int) error {
 	for range limit {
-		k, _ := t.rests.Cursor().First()
+		k, _ := t.quarantined.Cursor().First()
 		if k == nil {
 			return nil
 		}
-		if until, _ := parseRest(k); until.After(now) {
+		if until, _ := parseQuarantine(k); until.After(now) {
 			return nil
 		}
-		if err := t.wake(bytes.Clone(k)); err != nil {
+		if err := t.endQuarantine(bytes.Clone(k)); err != nil {
 			return err
 		}
 	}
@@ -346,10 +346,10 @@ func (t *tx) expire(now time.Time, limit int) error {
 }
 
 // wake ends a rest.
-func (t *tx) wake(key []byte) error {
-	_, a := parseRest(key)
-	err := t.rests.Delete(key)
-	if isResting(t.addresses.Get(addressKey(a))) {
+func (t *tx) endQuarantine(key []byte) error {
+	_, a := parseQuarantine(key)
+	err := t.quarantined.Delete(key)
+	if isQuarantined(t.addresses.Get(addressKey(a))) {
 		err = errors.Join(err, t.free(a))
 	}
 	return err

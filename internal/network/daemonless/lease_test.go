@@ -97,8 +97,8 @@ func contents(t testing.TB, n *Network) (leases map[string][]netip.Addr, held ma
 			}
 			return nil
 		}))
-		must(t, b.rests.ForEach(func(k, _ []byte) error {
-			until, a := parseRest(k)
+		must(t, b.quarantined.ForEach(func(k, _ []byte) error {
+			until, a := parseQuarantine(k)
 			if _, twice := held[a]; twice {
 				t.Fatalf("%v rests and is in use", a)
 			}
@@ -109,7 +109,7 @@ func contents(t testing.TB, n *Network) (leases map[string][]netip.Addr, held ma
 		must(t, b.addresses.ForEach(func(k, v []byte) error {
 			n++
 			h, ok := held[keyAddress(k)]
-			if !ok || h.sandbox != "" && h.sandbox != string(v) || h.sandbox == "" && !isResting(v) {
+			if !ok || h.sandbox != "" && h.sandbox != string(v) || h.sandbox == "" && !isQuarantined(v) {
 				t.Fatalf("%v is recorded as %q's and held by %+v", keyAddress(k), v, h)
 			}
 			return nil
@@ -395,7 +395,7 @@ func TestReserveRefuses(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	must(t, n.change(func(b *tx) error { return b.end(first, start.Add(time.Minute)) }))
-	if err := reserve(fresh("too soon"), start.Add(20*time.Second)); !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "1 rest after use, the next is free in 40s") {
+	if err := reserve(fresh("too soon"), start.Add(20*time.Second)); !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "1 in quarantine, the next is free in 40s") {
 		t.Errorf("got %v", err)
 	}
 	if err := reserve(asking("too soon", "10.9.0.5"), start.Add(20*time.Second)); !errdefs.IsUnavailable(err) {
@@ -516,8 +516,8 @@ func TestUnreadableLease(t *testing.T) {
 			if !r.guessed || !slices.Equal(r.addrs(), bad.addrs()) || !slices.Equal(r.Attachment.Ports, bad.Attachment.Ports) {
 				t.Errorf("%s: guessed %+v", damage, r)
 			}
-			if r.plan().Pair.Host != n.instance.HostLink(bad.Attachment.Sandbox) {
-				t.Errorf("%s: link %s", damage, r.plan().Pair.Host)
+			if r.plan().Veth.Host != n.instance.HostLink(bad.Attachment.Sandbox) {
+				t.Errorf("%s: link %s", damage, r.plan().Veth.Host)
 			}
 			return nil
 		}))

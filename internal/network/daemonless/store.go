@@ -44,14 +44,14 @@ func (r *record) addrs() (out []netip.Addr) {
 
 // tx is a transaction on the database: all of it or none.
 type tx struct {
-	n         *Network
-	leases    *bbolt.Bucket // sandbox → record
-	addresses *bbolt.Bucket // address → sandbox, or resting
-	runs      *bbolt.Bucket // first → last: the same addresses, as ipam.Runs
-	rests     *bbolt.Bucket // until, address → nothing
-	ports     *bbolt.Bucket // port, protocol, sandbox → pod.PortMapping
-	releasing *bbolt.Bucket // since, sandbox → nothing
-	meta      *bbolt.Bucket
+	n           *Network
+	leases      *bbolt.Bucket // sandbox → record
+	addresses   *bbolt.Bucket // address → sandbox, or resting
+	runs        *bbolt.Bucket // first → last: the same addresses, as ipam.Runs
+	quarantined *bbolt.Bucket // until, address → nothing
+	ports       *bbolt.Bucket // port, protocol, sandbox → pod.PortMapping
+	releasing   *bbolt.Bucket // since, sandbox → nothing
+	meta        *bbolt.Bucket
 }
 
 const databasePrefix = "leases-"
@@ -131,7 +131,7 @@ func (n *Network) buckets(bucket func(name []byte) *bbolt.Bucket) (t *tx, ok boo
 	t = &tx{n: n}
 	for name, b := range map[string]**bbolt.Bucket{
 		"leases": &t.leases, "addresses": &t.addresses, "runs": &t.runs,
-		"rests": &t.rests, "ports": &t.ports, "releasing": &t.releasing, "meta": &t.meta,
+		"rests": &t.quarantined, "ports": &t.ports, "releasing": &t.releasing, "meta": &t.meta,
 	} {
 		if *b = bucket([]byte(name)); *b == nil {
 			return nil, false

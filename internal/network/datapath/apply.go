@@ -34,7 +34,7 @@ func (d *Datapath) link(p plan.Plan) error {
 	}
 	defer unix.Close(ns)
 	inPod := dialAt(p.Netns) // takes a new thread: meanwhile, the pair
-	links, eth, err := d.pair(p, ns, inPod)
+	links, eth, err := d.ensureVeth(p, ns, inPod)
 	pod, dialErr := inPod()
 	if dialErr != nil {
 		return dialErr
@@ -46,8 +46,8 @@ func (d *Datapath) link(p plan.Plan) error {
 	crashpoint.Hit("network.link")
 	err = d.withConn(func(c *nlsock.Conn) error {
 		requests, names := side(links, p.Host)
-		if p.Pair.Bridge != "" {
-			requests, names = append(requests, hairpin(links[p.Pair.Host], p.Pair.Hairpin)), append(names, "hairpin mode of "+p.Pair.Host)
+		if p.Veth.Bridge != "" {
+			requests, names = append(requests, hairpin(links[p.Veth.Host], p.Veth.Hairpin)), append(names, "hairpin mode of "+p.Veth.Host)
 		}
 		return check(c.Do(requests...), names, "the node")
 	})
@@ -55,18 +55,18 @@ func (d *Datapath) link(p plan.Plan) error {
 		return err
 	}
 	crashpoint.Hit("network.host")
-	if p.Shape != (plan.Shape{}) {
-		if err := d.shape(p.Shape); err != nil {
+	if p.Bandwidth != (plan.Bandwidth{}) {
+		if err := d.setBandwidth(p.Bandwidth); err != nil {
 			return err
 		}
-		crashpoint.Hit("network.shape")
+		crashpoint.Hit("network.bandwidth")
 	}
 	err = podSide(pod, eth, p)
 	crashpoint.Hit("network.pod")
 	if err != nil {
 		return err
 	}
-	return d.withConn(func(c *nlsock.Conn) error { return settle(c, p.Pair) })
+	return d.withConn(func(c *nlsock.Conn) error { return waitForCarrier(c, p.Veth) })
 }
 
 // settle returns when packets to the pod go through. That the link has a carrier
@@ -74,7 +74,7 @@ func (d *Datapath) link(p plan.Plan) error {
 // a worker of the kernel, and until then they drop what goes out. To be asked for
 // a link, the kernel has it take effect first (since Linux 6.8, "net: core:
 // synchronize link-watch when carrier is queried").
-func settle(c *nlsock.Conn, p plan.Pair) error {
+func waitForCarrier(c *nlsock.Conn, p plan.Veth) error {
 	links := []*nl.NetlinkRequest{getLink(p.Host, 0)}
 	if p.Bridge != "" {
 		links = append(links, getLink(p.Bridge, 0))
@@ -89,11 +89,11 @@ func settle(c *nlsock.Conn, p plan.Pair) error {
 
 // podSide sets the pod's end up, over a socket in its namespace.
 func podSide(c *nlsock.Conn, eth int, p plan.Plan) error {
-	requests, names := side(map[string]int{p.Pair.Pod: eth}, p.Pod)
+	requests, names := side(map[string]int{p.Veth.Pod: eth}, p.Pod)
 	// Two messages: of one, the kernel would set the link up first, and that
 	// gives it an address.
 	requests = append([]*nl.NetlinkRequest{setLink(linkChange{index: eth, noAutoAddress: true}), setLink(linkChange{index: eth, up: true})}, requests...)
-	names = append([]string{"settings of " + p.Pair.Pod, "set " + p.Pair.Pod + " up"}, names...)
+	names = append([]string{"settings of " + p.Veth.Pod, "set " + p.Veth.Pod + " up"}, names...)
 	return check(c.Do(requests...), names, p.Netns)
 }
 
@@ -222,22 +222,22 @@ func linkByName(c *nlsock.Conn, name string) (linkInfo, error) {
 // pair makes the veth pair, or takes the one that is there if it is the plan's.
 // It returns the indexes of the node's links that the plan names, and that of
 // the pod's end.
-func (d *Datapath) pair(p plan.Plan, ns int, inPod func() (*nlsock.Conn, error)) (links map[string]int, eth int, err error) {
+func (d *Datapath) ensureVeth(p plan.Plan, ns int, inPod func() (*nlsock.Conn, error)) (links map[string]int, eth int, err error) {
 	links = map[string]int{}
 	err = d.withConn(func(c *nlsock.Conn) error {
-		if p.Pair.Bridge != "" {
-			bridge, err := linkByName(c, p.Pair.Bridge)
+		if p.Veth.Bridge != "" {
+			bridge, err := linkByName(c, p.Veth.Bridge)
 			if err != nil {
 				return err
 			}
-			links[p.Pair.Bridge] = bridge.index
+			links[p.Veth.Bridge] = bridge.index
 		}
 		for range 2 {
-			host, err := d.makePair(c, p.Pair, links[p.Pair.Bridge], ns, inPod)
+			host, err := d.tryVeth(c, p.Veth, links[p.Veth.Bridge], ns, inPod)
 			if errors.Is(err, errInTheWay) {
 				continue // it has been removed
 			}
-			links[p.Pair.Host], eth = host.index, host.peer
+			links[p.Veth.Host], eth = host.index, host.peer
 			return wrapLink(err, p)
 		}
 		return wrapLink(errInTheWay, p)
@@ -249,13 +249,13 @@ func wrapLink(err error, p plan.Plan) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("link %s with %s in %s: %w", p.Pair.Host, p.Pair.Pod, p.Netns, err)
+	return fmt.Errorf("link %s with %s in %s: %w", p.Veth.Host, p.Veth.Pod, p.Netns, err)
 }
 
 var errInTheWay = errors.New("another link of this name was there")
 
-// makePair is one attempt. It returns the host's end.
-func (d *Datapath) makePair(c *nlsock.Conn, p plan.Pair, bridge, ns int, inPod func() (*nlsock.Conn, error)) (linkInfo, error) {
+// tryVeth is one attempt. It returns the host's end.
+func (d *Datapath) tryVeth(c *nlsock.Conn, p plan.Veth, bridge, ns int, inPod func() (*nlsock.Conn, error)) (linkInfo, error) {
 	answers := c.Do(
 		newVeth(p, bridge, ns),
 		getLink(p.Host, 0),
@@ -300,12 +300,12 @@ func (d *Datapath) Cut(p plan.Plan) error {
 	}()
 	err := d.withConn(func(c *nlsock.Conn) error {
 		group := d.doomed.next()
-		requests := []*nl.NetlinkRequest{setLink(linkChange{name: p.Pair.Host, down: true, group: group})}
-		if p.Shape.Funnel != "" {
-			requests = append(requests, setLink(linkChange{name: p.Shape.Funnel, down: true, group: group}))
+		requests := []*nl.NetlinkRequest{setLink(linkChange{name: p.Veth.Host, down: true, group: group})}
+		if p.Bandwidth.IFB != "" {
+			requests = append(requests, setLink(linkChange{name: p.Bandwidth.IFB, down: true, group: group}))
 		}
-		if p.Pair.Bridge != "" {
-			if bridge, err := linkByName(c, p.Pair.Bridge); err == nil {
+		if p.Veth.Bridge != "" {
+			if bridge, err := linkByName(c, p.Veth.Bridge); err == nil {
 				for _, n := range p.Host.Neighbours {
 					requests = append(requests, neighbour(unix.RTM_DELNEIGH, bridge.index, n))
 				}
@@ -313,7 +313,7 @@ func (d *Datapath) Cut(p plan.Plan) error {
 		}
 		for _, a := range c.Do(requests...) {
 			if a.Err != nil && !errors.Is(a.Err, unix.ENODEV) && !errors.Is(a.Err, unix.ENOENT) {
-				return fmt.Errorf("link %s: set it down: %w", p.Pair.Host, a.Err)
+				return fmt.Errorf("link %s: set it down: %w", p.Veth.Host, a.Err)
 			}
 		}
 		return nil

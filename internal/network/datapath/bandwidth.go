@@ -17,25 +17,25 @@ import (
 const queueTime = 0.025
 
 // shape bounds the rates of a pair that is there.
-func (d *Datapath) shape(s plan.Shape) error {
+func (d *Datapath) setBandwidth(s plan.Bandwidth) error {
 	host, err := d.handle.LinkByName(s.Link)
 	if err != nil {
 		return fmt.Errorf("bandwidth of %s: %w", s.Link, err)
 	}
 	if s.ToPod.Bits > 0 {
-		if err := d.handle.QdiscReplace(tokens(host, s.ToPod)); err != nil {
+		if err := d.handle.QdiscReplace(tokenBucket(host, s.ToPod)); err != nil {
 			return unsupported(err, "bandwidth of %s: token bucket", s.Link)
 		}
 	}
 	if s.FromPod.Bits == 0 {
 		return nil
 	}
-	funnel, err := d.funnel(s.Funnel, host.Attrs().MTU)
+	ifb, err := d.ensureIFB(s.IFB, host.Attrs().MTU)
 	if err != nil {
 		return err
 	}
-	if err := d.handle.QdiscReplace(tokens(funnel, s.FromPod)); err != nil {
-		return unsupported(err, "bandwidth of %s: token bucket", s.Funnel)
+	if err := d.handle.QdiscReplace(tokenBucket(ifb, s.FromPod)); err != nil {
+		return unsupported(err, "bandwidth of %s: token bucket", s.IFB)
 	}
 	entry := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: host.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
 	if err := d.handle.QdiscAdd(entry); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -45,10 +45,10 @@ func (d *Datapath) shape(s plan.Shape) error {
 	err = d.handle.FilterReplace(&netlink.U32{
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: host.Attrs().Index, Parent: entry.Handle, Priority: 1, Handle: u32Handle, Protocol: unix.ETH_P_ALL},
 		ClassId:     netlink.MakeHandle(1, 1),
-		Actions:     []netlink.Action{netlink.NewMirredAction(funnel.Attrs().Index)},
+		Actions:     []netlink.Action{netlink.NewMirredAction(ifb.Attrs().Index)},
 	})
 	if err != nil {
-		return unsupported(err, "bandwidth of %s: redirection to %s", s.Link, s.Funnel)
+		return unsupported(err, "bandwidth of %s: redirection to %s", s.Link, s.IFB)
 	}
 	return nil
 }
@@ -57,7 +57,7 @@ func (d *Datapath) shape(s plan.Shape) error {
 const u32Handle = 0x800<<20 | 0x800
 
 // funnel makes an IFB, or takes the one that is there.
-func (d *Datapath) funnel(name string, mtu int) (netlink.Link, error) {
+func (d *Datapath) ensureIFB(name string, mtu int) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.Flags = name, mtu, unix.IFF_UP
 	if err := d.handle.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -83,7 +83,7 @@ func unsupported(err error, format string, args ...any) error {
 }
 
 // tokens is the discipline that holds a link to a rate.
-func tokens(link netlink.Link, r plan.Rate) *netlink.Tbf {
+func tokenBucket(link netlink.Link, r plan.Rate) *netlink.Tbf {
 	bytes := max(1, r.Bits/8)
 	burst := min(r.Burst/8, math.MaxUint32)
 	// In ticks, the burst must fit 32 bits.
@@ -99,8 +99,8 @@ func tokens(link netlink.Link, r plan.Rate) *netlink.Tbf {
 	}
 }
 
-// compareShape returns what is missing of the bounds of a pair that is there.
-func (d *Datapath) compareShape(s plan.Shape) (diffs []Difference, err error) {
+// compareBandwidth returns what is missing of the bounds of a pair that is there.
+func (d *Datapath) compareBandwidth(s plan.Bandwidth) (diffs []Difference, err error) {
 	check := func(name string, r plan.Rate) error {
 		if r.Bits == 0 {
 			return nil
@@ -118,14 +118,14 @@ func (d *Datapath) compareShape(s plan.Shape) (diffs []Difference, err error) {
 			return fmt.Errorf("list queueing disciplines of %s: %w", name, err)
 		}
 		for _, q := range disciplines {
-			if t, ok := q.(*netlink.Tbf); ok && t.Rate == tokens(link, r).Rate {
+			if t, ok := q.(*netlink.Tbf); ok && t.Rate == tokenBucket(link, r).Rate {
 				return nil
 			}
 		}
 		diffs = append(diffs, Difference{Object: fmt.Sprintf("rate of %d bits per second on %s", r.Bits, name), Problem: missing})
 		return nil
 	}
-	err = errors.Join(check(s.Link, s.ToPod), check(s.Funnel, s.FromPod))
+	err = errors.Join(check(s.Link, s.ToPod), check(s.IFB, s.FromPod))
 	if err != nil || s.FromPod.Bits == 0 || len(diffs) > 0 {
 		return diffs, err
 	}
@@ -137,7 +137,7 @@ func (d *Datapath) compareShape(s plan.Shape) (diffs []Difference, err error) {
 		return d.handle.FilterList(host, netlink.MakeHandle(0xffff, 0))
 	})
 	if err != nil || len(filters) == 0 {
-		diffs = append(diffs, Difference{Object: "redirection of " + s.Link + " to " + s.Funnel, Problem: missing})
+		diffs = append(diffs, Difference{Object: "redirection of " + s.Link + " to " + s.IFB, Problem: missing})
 	}
 	return diffs, nil
 }

@@ -38,7 +38,7 @@ func BenchmarkStages(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		links, eth, err := n.pair(p, ns, inPod)
+		links, eth, err := n.ensureVeth(p, ns, inPod)
 		stage("pair", err)
 		_ = unix.Close(ns)
 		requests, names := side(links, p.Host)
@@ -47,7 +47,7 @@ func BenchmarkStages(b *testing.B) {
 		_ = pod.Close()
 		last = time.Now()
 		stage("elements", n.table.add(p.Elements))
-		stage("cut-link", n.mark(p.Pair.Host))
+		stage("cut-link", n.mark(p.Veth.Host))
 		stage("cut-elements", n.table.remove(p.Elements))
 		b.StopTimer()
 		if len(stages["pair"])%40 == 0 {

@@ -89,7 +89,7 @@ func (n *node) differences(p plan.Plan) (out []string) {
 	all, err := n.Verify(p)
 	must(n.t, err)
 	for _, d := range all[p.Sandbox] {
-		out = append(out, strings.NewReplacer(p.Pair.Host, "HOST", p.Netns, "NS", p.Pair.HostMAC.String(), "HOSTMAC", p.Pair.PodMAC.String(), "PODMAC").Replace(d.String()))
+		out = append(out, strings.NewReplacer(p.Veth.Host, "HOST", p.Netns, "NS", p.Veth.HostMAC.String(), "HOSTMAC", p.Veth.PodMAC.String(), "PODMAC").Replace(d.String()))
 	}
 	slices.Sort(out)
 	return out
@@ -119,9 +119,9 @@ func TestApplyAndCutCanBeRepeated(t *testing.T) {
 					t.Errorf("after Apply: %v", diffs)
 				}
 			}
-			index := n.ip(n.path, "-o link show "+p.Pair.Host)[:3]
+			index := n.ip(n.path, "-o link show "+p.Veth.Host)[:3]
 			must(t, n.Apply(p))
-			if again := n.ip(n.path, "-o link show "+p.Pair.Host)[:3]; again != index {
+			if again := n.ip(n.path, "-o link show "+p.Veth.Host)[:3]; again != index {
 				t.Error("Apply made another link")
 			}
 			for range 2 {
@@ -173,7 +173,7 @@ func TestVerifyNamesWhatDiffers(t *testing.T) {
 		{p.Netns, "ip -6 route del default", "route ::/0 via fe80::1 dev eth0 in NS: missing"},
 		{p.Netns, "ip neigh del 169.254.1.1 dev eth0", "neighbour 169.254.1.1 lladdr HOSTMAC dev eth0 in NS: missing"},
 	} {
-		command := strings.ReplaceAll(c.command, "HOST", p.Pair.Host)
+		command := strings.ReplaceAll(c.command, "HOST", p.Veth.Host)
 		netnstest.Run(t, c.ns, strings.Fields(command)...)
 		if got := n.differences(p); !slices.Contains(got, c.want) || len(got) > 3 { // without its last address, a link has no routes
 			t.Errorf("%s: %q, want %q", command, got, c.want)
@@ -189,7 +189,7 @@ func TestVerifyNamesWhatDiffers(t *testing.T) {
 		{p.Netns, "ip link set eth0 address 02:00:00:00:00:01", "link eth0 in NS: MAC 02:00:00:00:00:01, not PODMAC"},
 		{n.path, "ip link del HOST", "link HOST: missing"},
 	} {
-		command := strings.ReplaceAll(c.command, "HOST", p.Pair.Host)
+		command := strings.ReplaceAll(c.command, "HOST", p.Veth.Host)
 		netnstest.Run(t, c.ns, strings.Fields(command)...)
 		if got := n.differences(p); !slices.Contains(got, c.want) {
 			t.Errorf("%s: %q, want %q", command, got, c.want)
@@ -204,7 +204,7 @@ func TestVerifyNamesWhatDiffers(t *testing.T) {
 		{n.path, "ip addr add 10.66.0.1/32 dev HOST", "address 10.66.0.1/32 dev HOST: foreign"},
 		{n.path, fmt.Sprintf("ip route add 10.66.0.2/32 dev HOST proto %d", plan.Protocol), "route 10.66.0.2/32 dev HOST: foreign"},
 	} {
-		command := strings.ReplaceAll(c.command, "HOST", p.Pair.Host)
+		command := strings.ReplaceAll(c.command, "HOST", p.Veth.Host)
 		netnstest.Run(t, c.ns, strings.Fields(command)...)
 		if got := n.differences(p); !slices.Contains(got, c.want) {
 			t.Errorf("%s: %q, want %q", command, got, c.want)

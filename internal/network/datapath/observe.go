@@ -150,24 +150,24 @@ func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
 	}
 	out := map[string][]Difference{}
 	for _, p := range plans {
-		diffs := node.compareLink("", p.Pair.Host, p.Pair.HostMAC, p.Pair.MTU)
-		if l, ok := node.links[p.Pair.Host]; ok {
-			object := "link " + p.Pair.Host
+		diffs := node.compareLink("", p.Veth.Host, p.Veth.HostMAC, p.Veth.MTU)
+		if l, ok := node.links[p.Veth.Host]; ok {
+			object := "link " + p.Veth.Host
 			if d.doomed.has(l) {
 				diffs = append(diffs, Difference{Object: object, Problem: "marked for deletion"})
 			}
-			if p.Pair.Bridge != "" && l.port != node.links[p.Pair.Bridge].index {
-				diffs = append(diffs, Difference{Object: object, Problem: "not a port of " + p.Pair.Bridge})
+			if p.Veth.Bridge != "" && l.port != node.links[p.Veth.Bridge].index {
+				diffs = append(diffs, Difference{Object: object, Problem: "not a port of " + p.Veth.Bridge})
 			}
 			if !l.forwarding {
 				diffs = append(diffs, Difference{Object: object, Problem: "doesn't forward"})
 			}
-			if p.Pair.RouteLocalnet && !l.routeLocalnet {
+			if p.Veth.RouteLocalnet && !l.routeLocalnet {
 				diffs = append(diffs, Difference{Object: object, Problem: "route_localnet is off"})
 			}
 		}
-		if p.Shape != (plan.Shape{}) {
-			rates, err := d.compareShape(p.Shape)
+		if p.Bandwidth != (plan.Bandwidth{}) {
+			rates, err := d.compareBandwidth(p.Bandwidth)
 			if err != nil {
 				return nil, err
 			}
@@ -180,7 +180,7 @@ func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
 				diffs = append(diffs, Difference{Object: e.String(), Problem: missing})
 			}
 		}
-		inPod, err := verifyPod(p, node.links[p.Pair.Host])
+		inPod, err := verifyPod(p, node.links[p.Veth.Host])
 		if err != nil {
 			return nil, err
 		}
@@ -195,7 +195,7 @@ func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
 func (d *Datapath) observeNode() (node *observed, elements map[plan.Element]bool, err error) {
 	err = d.withConn(func(c *nlsock.Conn) error {
 		node, err = observe(c, d.handle, func(link string) bool {
-			return link == d.bridge || strings.HasPrefix(link, d.instance.HostLinkPrefix()) || strings.HasPrefix(link, plan.FunnelPrefix(d.instance))
+			return link == d.bridge || strings.HasPrefix(link, d.instance.HostLinkPrefix()) || strings.HasPrefix(link, plan.IFBPrefix(d.instance))
 		})
 		return err
 	})
@@ -228,13 +228,13 @@ func verifyPod(p plan.Plan, host linkInfo) (diffs []Difference, err error) {
 			return err
 		}
 		defer h.Close()
-		pod, err := observe(c, h, func(link string) bool { return link == p.Pair.Pod })
+		pod, err := observe(c, h, func(link string) bool { return link == p.Veth.Pod })
 		if err != nil {
 			return err
 		}
-		diffs = pod.compareLink(p.Netns, p.Pair.Pod, p.Pair.PodMAC, p.Pair.MTU)
-		if l, ok := pod.links[p.Pair.Pod]; ok && l.index != host.peer {
-			diffs = append(diffs, Difference{p.Netns, "link " + p.Pair.Pod, "not the other end of " + p.Pair.Host})
+		diffs = pod.compareLink(p.Netns, p.Veth.Pod, p.Veth.PodMAC, p.Veth.MTU)
+		if l, ok := pod.links[p.Veth.Pod]; ok && l.index != host.peer {
+			diffs = append(diffs, Difference{p.Netns, "link " + p.Veth.Pod, "not the other end of " + p.Veth.Host})
 		}
 		diffs = append(diffs, pod.compare(p.Netns, p.Pod)...)
 		return nil
@@ -295,12 +295,12 @@ func (o *observed) extra(p plan.Plan) []Difference {
 	}
 	var out []Difference
 	for a := range o.addresses {
-		if a.Link == p.Pair.Host && !expected[a] {
+		if a.Link == p.Veth.Host && !expected[a] {
 			out = append(out, Difference{Object: a.String(), Problem: foreign})
 		}
 	}
 	for r := range o.routes {
-		if r.Link == p.Pair.Host && !expected[r] {
+		if r.Link == p.Veth.Host && !expected[r] {
 			out = append(out, Difference{Object: r.String(), Problem: foreign})
 		}
 	}
@@ -337,8 +337,8 @@ func (d *Datapath) Sweep(b plan.Base, plans []plan.Plan) ([]Difference, error) {
 	}
 	for _, p := range plans {
 		own(p.Host)
-		owned[p.Pair.Host] = true
-		owned[p.Shape.Funnel] = true
+		owned[p.Veth.Host] = true
+		owned[p.Bandwidth.IFB] = true
 		for _, e := range p.Elements {
 			owned[e] = true
 		}

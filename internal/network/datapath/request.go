@@ -27,7 +27,7 @@ const (
 // newVeth makes a pair whose peer is born in the namespace of the open file
 // netns, with its final name. One queue each is what the kernel would use, of
 // as many as there are CPUs that it would make.
-func newVeth(p plan.Pair, bridge, netns int) *nl.NetlinkRequest {
+func newVeth(p plan.Veth, bridge, netns int) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	end := func(add func(int, []byte), name string, mac plan.MAC) {

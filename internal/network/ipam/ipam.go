@@ -75,7 +75,7 @@ type Allocator struct {
 
 // New returns an allocator without leases over one range, or one of each
 // family. Of a range, its first 2^20 addresses are used, but for the network,
-// broadcast and gateway address. An address rests for the quarantine after use.
+// broadcast and gateway address. After use an address is in quarantine.
 func New(quarantine time.Duration, ranges ...netip.Prefix) (*Allocator, error) {
 	if quarantine < 0 {
 		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("quarantine of %v: not a duration to wait", quarantine))

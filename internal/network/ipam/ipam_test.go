@@ -156,7 +156,7 @@ func TestReleasedAddressesRest(t *testing.T) {
 		t.Errorf("quarantined: %v", q)
 	}
 	_, err := a.Reserve(owner(9), epoch.Add(20*time.Second))
-	want := "range 10.0.0.0/29 is exhausted: 3 of 5 addresses in use, 2 resting after use, the next is free in 40s: remove pods or configure a larger pod-subnets"
+	want := "range 10.0.0.0/29 is exhausted: 3 of 5 addresses in use, 2 in quarantine, the next is free in 40s: remove pods or configure a larger pod-subnets"
 	if !errors.Is(err, errdefs.ErrResourceExhausted) || err.Error() != want {
 		t.Errorf("got %v", err)
 	}
@@ -314,7 +314,7 @@ func TestRestore(t *testing.T) {
 		t.Errorf("of owner 1: %v", got)
 	}
 	if q := a.Quarantine(owner(2), epoch); len(q) != 0 {
-		t.Errorf("an address of no range rests: %v", q)
+		t.Errorf("an address of no range is in quarantine: %v", q)
 	}
 	if n := len(a.leases); n != 1 {
 		t.Errorf("%d leases", n)

@@ -20,10 +20,10 @@ type model struct {
 }
 
 type modelRange struct {
-	free   []netip.Addr // in the order of the range
-	last   netip.Addr   // handed out last
-	prefix netip.Prefix
-	rest   []Quarantined
+	free        []netip.Addr // in the order of the range
+	last        netip.Addr   // handed out last
+	prefix      netip.Prefix
+	quarantined []Quarantined
 }
 
 func newModel(quarantine time.Duration, ranges ...netip.Prefix) *model {
@@ -49,9 +49,9 @@ func (r *modelRange) take(now time.Time) (netip.Addr, bool) {
 		r.last = a
 		return a, true
 	}
-	if len(r.rest) > 0 && !r.rest[0].Until.After(now) {
-		a := r.rest[0].Addr
-		r.rest = r.rest[1:]
+	if len(r.quarantined) > 0 && !r.quarantined[0].Until.After(now) {
+		a := r.quarantined[0].Addr
+		r.quarantined = r.quarantined[1:]
 		r.last = a
 		return a, true
 	}
@@ -82,10 +82,10 @@ func (m *model) reserve(o Owner, now time.Time) ([]netip.Addr, bool) {
 	return out, true
 }
 
-func (m *model) end(o Owner, now time.Time, rest bool) {
+func (m *model) end(o Owner, now time.Time, quarantine bool) {
 	for i, a := range m.leases[o] {
-		if rest && m.quarantine > 0 {
-			m.ranges[i].rest = append(m.ranges[i].rest, Quarantined{a, now.Add(m.quarantine)})
+		if quarantine && m.quarantine > 0 {
+			m.ranges[i].quarantined = append(m.ranges[i].quarantined, Quarantined{a, now.Add(m.quarantine)})
 		} else {
 			m.ranges[i].putBack(a)
 		}
@@ -97,9 +97,9 @@ func (m *model) end(o Owner, now time.Time, rest bool) {
 func (m *model) expire(now time.Time) {
 	for i := range m.ranges {
 		r := &m.ranges[i]
-		for len(r.rest) > 0 && !r.rest[0].Until.After(now) {
-			r.putBack(r.rest[0].Addr)
-			r.rest = r.rest[1:]
+		for len(r.quarantined) > 0 && !r.quarantined[0].Until.After(now) {
+			r.putBack(r.quarantined[0].Addr)
+			r.quarantined = r.quarantined[1:]
 		}
 	}
 }
@@ -172,14 +172,14 @@ func FuzzAllocator(f *testing.F) {
 func restored(t *testing.T, a *Allocator, now time.Time) *Allocator {
 	t.Helper()
 	var ranges []netip.Prefix
-	var rests []Quarantined
+	var quarantined []Quarantined
 	for _, p := range a.ranges {
 		ranges = append(ranges, p.prefix)
 		// In the order of the queue: which of two that rest equally long goes
 		// first is not recorded, and the model remembers.
 		for _, r := range p.queue {
-			if until, ok := p.rest[r.index]; ok && until.Equal(r.until) {
-				rests = append(rests, Quarantined{p.addr(r.index), until})
+			if until, ok := p.quarantined[r.index]; ok && until.Equal(r.until) {
+				quarantined = append(quarantined, Quarantined{p.addr(r.index), until})
 			}
 		}
 	}
@@ -197,7 +197,7 @@ func restored(t *testing.T, a *Allocator, now time.Time) *Allocator {
 			t.Fatal(err)
 		}
 	}
-	if stale := b.RestoreQuarantine(now, rests); len(stale) > 0 {
+	if stale := b.RestoreQuarantine(now, quarantined); len(stale) > 0 {
 		t.Fatalf("stale: %v", stale)
 	}
 	for i := range a.ranges {
@@ -222,8 +222,8 @@ func agree(t *testing.T, step int, a *Allocator, m *model) {
 	}
 	for i, u := range a.Usage() {
 		r := m.ranges[i]
-		if u.Free != len(r.free) || u.Quarantined != len(r.rest) || u.Used != len(m.leases) || u.Size != u.Free+u.Used+u.Quarantined {
-			t.Fatalf("step %d: %+v, want %d free, %d resting, %d used", step, u, len(r.free), len(r.rest), len(m.leases))
+		if u.Free != len(r.free) || u.Quarantined != len(r.quarantined) || u.Used != len(m.leases) || u.Size != u.Free+u.Used+u.Quarantined {
+			t.Fatalf("step %d: %+v, want %d free, %d in quarantine, %d used", step, u, len(r.free), len(r.quarantined), len(m.leases))
 		}
 	}
 }

@@ -23,11 +23,11 @@ type pool struct {
 
 	// rest has the time at which each quarantined address is free again; queue
 	// has the same oldest first, with stale entries for those taken by request.
-	rest  map[int]time.Time
-	queue []resting
+	quarantined map[int]time.Time
+	queue       []expiry
 }
 
-type resting struct {
+type expiry struct {
 	index int
 	until time.Time
 }
@@ -61,7 +61,7 @@ func newPool(prefix netip.Prefix) (*pool, error) {
 	if hostBits := addr.BitLen() - prefix.Bits(); hostBits < 20 {
 		span = 1 << hostBits
 	}
-	p := &pool{prefix: prefix, span: span, free: newBitmap(span), rest: map[int]time.Time{}}
+	p := &pool{prefix: prefix, span: span, free: newBitmap(span), quarantined: map[int]time.Time{}}
 	for i := 2; i < span; i++ { // 0 is the network, 1 the gateway
 		p.free.set(i)
 		p.size++
@@ -111,7 +111,7 @@ func (p *pool) next(now time.Time) (netip.Addr, error) {
 		if i, ok = p.oldest(now); !ok {
 			return netip.Addr{}, p.exhausted(now)
 		}
-		p.wake(i)
+		p.endQuarantine(i)
 	}
 	p.free.clear(i)
 	p.cursor = i + 1
@@ -121,11 +121,11 @@ func (p *pool) next(now time.Time) (netip.Addr, error) {
 // request takes a certain address of the range, which no lease has.
 func (p *pool) request(addr netip.Addr, now time.Time) error {
 	i, ok := p.index(addr)
-	if until, resting := p.rest[i]; ok && resting {
+	if until, quarantined := p.quarantined[i]; ok && quarantined {
 		if until.After(now) {
 			return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("address %v was in use a moment ago: free again in %v", addr, until.Sub(now).Round(time.Second)))
 		}
-		p.wake(i)
+		p.endQuarantine(i)
 		return nil
 	}
 	if !ok || !p.free.has(i) {
@@ -135,11 +135,11 @@ func (p *pool) request(addr netip.Addr, now time.Time) error {
 	return nil
 }
 
-// hold takes addr out of what is free and what rests.
+// hold takes addr out of what is free and what is in quarantine.
 func (p *pool) hold(addr netip.Addr) {
 	if i, ok := p.index(addr); ok {
 		p.free.clear(i)
-		p.wake(i)
+		p.endQuarantine(i)
 	}
 }
 
@@ -156,8 +156,8 @@ func (p *pool) quarantine(q Quarantined) bool {
 	if !ok || !p.assignable(i) {
 		return false
 	}
-	p.rest[i] = q.Until
-	p.queue = append(p.queue, resting{i, q.Until})
+	p.quarantined[i] = q.Until
+	p.queue = append(p.queue, expiry{i, q.Until})
 	return true
 }
 
@@ -170,7 +170,7 @@ func (p *pool) assignable(i int) bool {
 func (p *pool) oldest(now time.Time) (int, bool) {
 	for len(p.queue) > 0 {
 		head := p.queue[0]
-		until, ok := p.rest[head.index]
+		until, ok := p.quarantined[head.index]
 		if ok && until.Equal(head.until) {
 			return head.index, !until.After(now)
 		}
@@ -179,7 +179,7 @@ func (p *pool) oldest(now time.Time) (int, bool) {
 	return 0, false
 }
 
-func (p *pool) wake(i int) { delete(p.rest, i) }
+func (p *pool) endQuarantine(i int) { delete(p.quarantined, i) }
 
 // expire frees the address that has been resting longest, if its time is up.
 func (p *pool) expire(now time.Time) (netip.Addr, bool) {
@@ -187,14 +187,14 @@ func (p *pool) expire(now time.Time) (netip.Addr, bool) {
 	if !ok {
 		return netip.Addr{}, false
 	}
-	p.wake(i)
+	p.endQuarantine(i)
 	p.free.set(i)
 	return p.addr(i), true
 }
 
 func (p *pool) usage() Usage {
-	free, rest := p.free.count, len(p.rest)
-	return Usage{p.prefix, p.size, p.size - free - rest, rest, free}
+	free, quarantined := p.free.count, len(p.quarantined)
+	return Usage{p.prefix, p.size, p.size - free - quarantined, quarantined, free}
 }
 
 func (p *pool) available(now time.Time) bool {
@@ -204,9 +204,9 @@ func (p *pool) available(now time.Time) bool {
 
 func (p *pool) exhausted(now time.Time) error {
 	u := p.usage()
-	msg := fmt.Sprintf("range %v is exhausted: %d of %d addresses in use, %d resting after use", u.Range, u.Used, u.Size, u.Quarantined)
+	msg := fmt.Sprintf("range %v is exhausted: %d of %d addresses in use, %d in quarantine", u.Range, u.Used, u.Size, u.Quarantined)
 	if i, _ := p.oldest(now); u.Quarantined > 0 {
-		msg += fmt.Sprintf(", the next is free in %v", p.rest[i].Sub(now).Round(time.Second))
+		msg += fmt.Sprintf(", the next is free in %v", p.quarantined[i].Sub(now).Round(time.Second))
 	}
 	return errdefs.ErrResourceExhausted.WithMessage(msg + ": remove pods or configure a larger pod-subnets")
 }

@@ -2,21 +2,21 @@ package plan
 
 import "github.com/huskd/husk/internal/pod"
 
-// Shape bounds the rates of a pair. What goes to the pod waits on the host's
+// Bandwidth bounds the rates of a pair. What goes to the pod waits on the host's
 // end. What comes from it is led through a funnel, an IFB, and waits there:
 // Linux can't delay what arrives.
-type Shape struct {
+type Bandwidth struct {
 	Link    string
 	ToPod   Rate
-	Funnel  string
+	IFB     string
 	FromPod Rate
 }
 
 // Rate is bits per second with a burst of bits. The zero Rate is no bound.
 type Rate struct{ Bits, Burst uint64 }
 
-// FunnelPrefix begins the names of an instance's funnels.
-func FunnelPrefix(i pod.Instance) string { return "hf" + string(i) }
+// IFBPrefix begins the names of an instance's funnels.
+func IFBPrefix(i pod.Instance) string { return "hf" + string(i) }
 
 // Bursts that aren't asked for are what the rate lets through in this part of
 // a second, and at least enough for one packet of the largest kind.
@@ -35,15 +35,15 @@ func rate(bits, burst uint64) Rate {
 	return Rate{bits, max(burst, smallestBurst)}
 }
 
-func shapeOf(i pod.Instance, a pod.Attachment) Shape {
+func bandwidthOf(i pod.Instance, a pod.Attachment) Bandwidth {
 	b := a.Bandwidth
-	s := Shape{ToPod: rate(b.IngressRate, b.IngressBurst), FromPod: rate(b.EgressRate, b.EgressBurst)}
+	s := Bandwidth{ToPod: rate(b.IngressRate, b.IngressBurst), FromPod: rate(b.EgressRate, b.EgressBurst)}
 	link := i.HostLink(a.Sandbox)
-	if s != (Shape{}) {
+	if s != (Bandwidth{}) {
 		s.Link = link
 	}
 	if s.FromPod.Bits > 0 {
-		s.Funnel = FunnelPrefix(i) + link[len(i.HostLinkPrefix()):]
+		s.IFB = IFBPrefix(i) + link[len(i.HostLinkPrefix()):]
 	}
 	return s
 }

@@ -17,7 +17,7 @@ type Base struct {
 }
 
 // BridgeLink is the instance's bridge. It serves every pod, so it always has
-// what Pair.RouteLocalnet is to a pair.
+// what Veth.RouteLocalnet is to a pair.
 type BridgeLink struct {
 	Name string
 	MAC  MAC

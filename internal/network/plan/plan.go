@@ -74,17 +74,17 @@ type Destination struct {
 
 // Plan is everything that an attachment consists of.
 type Plan struct {
-	Sandbox  string
-	Netns    string // path
-	Pair     Pair
-	Host     Side
-	Pod      Side
-	Elements []Element
-	Shape    Shape
+	Sandbox   string
+	Netns     string // path
+	Veth      Veth
+	Host      Side
+	Pod       Side
+	Elements  []Element
+	Bandwidth Bandwidth
 }
 
-// Pair is a veth pair.
-type Pair struct {
+// Veth is a veth pair.
+type Veth struct {
 	Host, Pod       string // names of the ends
 	HostMAC, PodMAC MAC
 	MTU             int
@@ -176,7 +176,7 @@ func For(node Node, a pod.Attachment, addresses []netip.Prefix) Plan {
 	p := Plan{
 		Sandbox: a.Sandbox,
 		Netns:   a.Netns,
-		Pair: Pair{
+		Veth: Veth{
 			Host:    host,
 			Pod:     a.IfName,
 			HostMAC: macOf(string(node.Instance), a.Sandbox, a.IfName, "host"),
@@ -188,7 +188,7 @@ func For(node Node, a pod.Attachment, addresses []netip.Prefix) Plan {
 	entry := host // the link by which the pod's packets come to be routed
 	if node.Mode == Bridge {
 		entry = BridgeName(node.Instance, node.Bridge)
-		p.Pair.Bridge, p.Pair.Hairpin = entry, !node.NoHairpin
+		p.Veth.Bridge, p.Veth.Hairpin = entry, !node.NoHairpin
 		p.bridged(node, addresses)
 	} else {
 		p.routed(node, a, addresses)
@@ -197,12 +197,12 @@ func For(node Node, a pod.Attachment, addresses []netip.Prefix) Plan {
 	if node.NoHairpin {
 		p.Elements = slices.DeleteFunc(p.Elements, func(e Element) bool { return e.Set == setName(Hairpin, e.Addr.Is6()) })
 	}
-	p.Shape = shapeOf(node.Instance, a)
+	p.Bandwidth = bandwidthOf(node.Instance, a)
 	for _, prefix := range addresses {
 		if prefix.Addr().Is6() {
-			own := p.Pair.PodMAC.linkLocal()
+			own := p.Veth.PodMAC.linkLocal()
 			p.Pod.Addresses = append(p.Pod.Addresses, Address{Link: a.IfName, Prefix: netip.PrefixFrom(own, 64)})
-			p.Host.Neighbours = append(p.Host.Neighbours, Neighbour{entry, own, p.Pair.PodMAC})
+			p.Host.Neighbours = append(p.Host.Neighbours, Neighbour{entry, own, p.Veth.PodMAC})
 		}
 	}
 	return p
@@ -220,19 +220,19 @@ func everything(a netip.Addr) netip.Prefix {
 func alone(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 func (p *Plan) routed(node Node, a pod.Attachment, addresses []netip.Prefix) {
-	host, eth := p.Pair.Host, p.Pair.Pod
+	host, eth := p.Veth.Host, p.Veth.Pod
 	for _, prefix := range addresses {
 		addr, gateway := prefix.Addr(), Gateway(prefix.Addr())
-		p.Host.Neighbours = append(p.Host.Neighbours, Neighbour{host, addr, p.Pair.PodMAC})
+		p.Host.Neighbours = append(p.Host.Neighbours, Neighbour{host, addr, p.Veth.PodMAC})
 		p.Host.Routes = append(p.Host.Routes, hostRoutes(host, prefix, node.Source)...)
 		p.Pod.Addresses = append(p.Pod.Addresses, Address{Link: eth, Prefix: alone(addr)})
-		p.Pod.Neighbours = append(p.Pod.Neighbours, Neighbour{eth, gateway, p.Pair.HostMAC})
+		p.Pod.Neighbours = append(p.Pod.Neighbours, Neighbour{eth, gateway, p.Veth.HostMAC})
 		p.Pod.Routes = append(p.Pod.Routes, podRoutes(node, eth, addr, gateway)...)
 		if !onLoopback(a, addr) {
 			continue
 		}
 		if addr.Is4() {
-			p.Pair.RouteLocalnet = true
+			p.Veth.RouteLocalnet = true
 		} else {
 			p.Host.Routes = append(p.Host.Routes, loopbackRoute(host))
 		}
@@ -266,11 +266,11 @@ func loopbackRoute(link string) Route {
 }
 
 func (p *Plan) bridged(node Node, addresses []netip.Prefix) {
-	bridge, eth := p.Pair.Bridge, p.Pair.Pod
+	bridge, eth := p.Veth.Bridge, p.Veth.Pod
 	mac := BridgeMAC(node.Instance)
 	for _, prefix := range addresses {
 		addr, gateway := prefix.Addr(), First(prefix)
-		p.Host.Neighbours = append(p.Host.Neighbours, Neighbour{bridge, addr, p.Pair.PodMAC})
+		p.Host.Neighbours = append(p.Host.Neighbours, Neighbour{bridge, addr, p.Veth.PodMAC})
 		p.Pod.Addresses = append(p.Pod.Addresses, Address{Link: eth, Prefix: prefix})
 		p.Pod.Neighbours = append(p.Pod.Neighbours, Neighbour{eth, gateway, mac})
 		p.Pod.Routes = append(p.Pod.Routes, podRoutes(node, eth, addr, gateway)...)
@@ -326,10 +326,10 @@ func First(subnet netip.Prefix) netip.Addr { return subnet.Masked().Addr().Next(
 func (p Plan) Attached(network string) *pod.Attached {
 	out := &pod.Attached{
 		Network:  network,
-		IfName:   p.Pair.Pod,
-		MAC:      p.Pair.PodMAC.String(),
-		MTU:      p.Pair.MTU,
-		HostLink: p.Pair.Host,
+		IfName:   p.Veth.Pod,
+		MAC:      p.Veth.PodMAC.String(),
+		MTU:      p.Veth.MTU,
+		HostLink: p.Veth.Host,
 	}
 	for _, a := range p.Pod.Addresses {
 		if !a.Prefix.Addr().IsLinkLocalUnicast() {

@@ -39,7 +39,7 @@ func at(hostIP string, protocol pod.Protocol, hostPort uint16) pod.PortMapping {
 func render(p Plan) string {
 	var b strings.Builder
 	line := func(where string, what ...any) { fmt.Fprintln(&b, append([]any{where}, what...)...) }
-	line("pair", p.Pair.Host, p.Pair.Pod, p.Pair.MTU, p.Pair.RouteLocalnet, p.Pair.Bridge)
+	line("pair", p.Veth.Host, p.Veth.Pod, p.Veth.MTU, p.Veth.RouteLocalnet, p.Veth.Bridge)
 	for _, s := range []struct {
 		name string
 		Side
@@ -62,8 +62,8 @@ func render(p Plan) string {
 
 func TestRoutedPod(t *testing.T) {
 	p := For(node(PTP), attachment(at("", pod.TCP, 8080), at("192.0.2.2", pod.UDP, 53)), []netip.Prefix{four, six})
-	h, m := p.Pair.HostMAC.String(), p.Pair.PodMAC.String()
-	own := p.Pair.PodMAC.linkLocal().String()
+	h, m := p.Veth.HostMAC.String(), p.Veth.PodMAC.String()
+	own := p.Veth.PodMAC.linkLocal().String()
 	want := strings.NewReplacer("HOST", h, "POD", m, "OWN", own).Replace(`pair hk1a2b012345678 eth0 1450 true 
 host neighbour 10.88.0.7 lladdr POD dev hk1a2b012345678
 host neighbour fd88::7 lladdr POD dev hk1a2b012345678
@@ -101,8 +101,8 @@ table element hairpin6 { fd88::7 . fd88::7 }
 
 func TestBridgedPod(t *testing.T) {
 	p := For(node(Bridge), attachment(), []netip.Prefix{six, four})
-	bridge, m := BridgeMAC("1a2b").String(), p.Pair.PodMAC.String()
-	own := p.Pair.PodMAC.linkLocal().String()
+	bridge, m := BridgeMAC("1a2b").String(), p.Veth.PodMAC.String()
+	own := p.Veth.PodMAC.linkLocal().String()
 	want := strings.NewReplacer("BRIDGE", bridge, "POD", m, "OWN", own).Replace(`pair hk1a2b012345678 eth0 1450 false hkbr1a2b
 host neighbour fd88::7 lladdr POD dev hkbr1a2b
 host neighbour 10.88.0.7 lladdr POD dev hkbr1a2b
@@ -260,17 +260,17 @@ func FuzzPlan(f *testing.F) {
 		if render(p) != render(For(node(mode), a, addresses)) {
 			t.Fatal("not the same again")
 		}
-		if len(p.Pair.Host) > 15 || p.Pair.HostMAC == p.Pair.PodMAC {
-			t.Fatalf("pair %+v", p.Pair)
+		if len(p.Veth.Host) > 15 || p.Veth.HostMAC == p.Veth.PodMAC {
+			t.Fatalf("pair %+v", p.Veth)
 		}
-		for _, m := range []MAC{p.Pair.HostMAC, p.Pair.PodMAC} {
+		for _, m := range []MAC{p.Veth.HostMAC, p.Veth.PodMAC} {
 			if m[0]&1 != 0 || m[0]&2 == 0 {
 				t.Fatalf("MAC %v isn't one of an own link", m)
 			}
 		}
-		onNode := []string{p.Pair.Host}
+		onNode := []string{p.Veth.Host}
 		if bridge {
-			onNode = append(onNode, p.Pair.Bridge)
+			onNode = append(onNode, p.Veth.Bridge)
 		}
 		checkLinks(t, p.Host, onNode)
 		checkLinks(t, p.Pod, []string{a.IfName})
@@ -327,7 +327,7 @@ func TestSandboxesShareNothing(t *testing.T) {
 		a := attachment()
 		a.Sandbox = pod.NewID()
 		p := For(node(PTP), a, []netip.Prefix{four})
-		for _, name := range []string{p.Pair.HostMAC.String(), p.Pair.PodMAC.String(), p.Pair.Host} {
+		for _, name := range []string{p.Veth.HostMAC.String(), p.Veth.PodMAC.String(), p.Veth.Host} {
 			if other, ok := seen[name]; ok {
 				t.Fatalf("%s is of %s and %s", name, other, a.Sandbox)
 			}
@@ -336,7 +336,7 @@ func TestSandboxesShareNothing(t *testing.T) {
 	}
 	other := node(PTP)
 	other.Instance = "ffff"
-	if For(node(PTP), attachment(), nil).Pair.PodMAC == For(other, attachment(), nil).Pair.PodMAC {
+	if For(node(PTP), attachment(), nil).Veth.PodMAC == For(other, attachment(), nil).Veth.PodMAC {
 		t.Error("two instances give the same MAC")
 	}
 }

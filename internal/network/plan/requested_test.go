@@ -19,12 +19,12 @@ func wish(node Node, change func(*pod.Attachment)) Plan {
 }
 
 func TestMACIsTheOneAskedFor(t *testing.T) {
-	derived := wish(Node{}, nil).Pair.PodMAC
+	derived := wish(Node{}, nil).Veth.PodMAC
 	if derived[0]&3 != 2 {
 		t.Errorf("derived %v: not local, or of a group", derived)
 	}
 	p := wish(Node{}, func(a *pod.Attachment) { a.MAC = "02:00:00:AA:bb:01" })
-	if got := p.Pair.PodMAC.String(); got != "02:00:00:aa:bb:01" {
+	if got := p.Veth.PodMAC.String(); got != "02:00:00:aa:bb:01" {
 		t.Errorf("got %s", got)
 	}
 	for _, a := range p.Pod.Addresses {
@@ -76,8 +76,8 @@ func TestBridgeName(t *testing.T) {
 	for name, want := range map[string]string{"": "hkbrbe0f", "simplecni0": "simplecni0"} {
 		p := wish(Node{Mode: Bridge, Bridge: name}, nil)
 		b := ForNode(BaseConfig{Instance: "be0f", Mode: Bridge, Bridge: name, Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}})
-		if p.Pair.Bridge != want || b.Link.Name != want || b.Table.Bridge != want || b.Host.Addresses[0].Link != want {
-			t.Errorf("%q: pair %s, base %+v", name, p.Pair.Bridge, b)
+		if p.Veth.Bridge != want || b.Link.Name != want || b.Table.Bridge != want || b.Host.Addresses[0].Link != want {
+			t.Errorf("%q: pair %s, base %+v", name, p.Veth.Bridge, b)
 		}
 	}
 }
@@ -91,8 +91,8 @@ func TestHairpinCanBeOff(t *testing.T) {
 				n++
 			}
 		}
-		if n != want || p.Pair.Hairpin == off {
-			t.Errorf("off %v: %d elements, port %v", off, n, p.Pair.Hairpin)
+		if n != want || p.Veth.Hairpin == off {
+			t.Errorf("off %v: %d elements, port %v", off, n, p.Veth.Hairpin)
 		}
 	}
 }
@@ -100,17 +100,17 @@ func TestHairpinCanBeOff(t *testing.T) {
 func TestShape(t *testing.T) {
 	for _, c := range []struct {
 		asks pod.Bandwidth
-		want Shape
+		want Bandwidth
 	}{
-		{pod.Bandwidth{}, Shape{}},
-		{pod.Bandwidth{IngressBurst: 1000}, Shape{}},
-		{pod.Bandwidth{IngressRate: 1000}, Shape{Link: "hkbe0f012345678", ToPod: Rate{1000, smallestBurst}}},
-		{pod.Bandwidth{EgressRate: 1e9}, Shape{Link: "hkbe0f012345678", Funnel: "hfbe0f012345678", FromPod: Rate{1e9, 1e9 / burstPart}}},
-		{pod.Bandwidth{IngressRate: 1e6, IngressBurst: 1e9, EgressRate: 2e6, EgressBurst: 1}, Shape{
-			Link: "hkbe0f012345678", ToPod: Rate{1e6, 1e9}, Funnel: "hfbe0f012345678", FromPod: Rate{2e6, smallestBurst},
+		{pod.Bandwidth{}, Bandwidth{}},
+		{pod.Bandwidth{IngressBurst: 1000}, Bandwidth{}},
+		{pod.Bandwidth{IngressRate: 1000}, Bandwidth{Link: "hkbe0f012345678", ToPod: Rate{1000, smallestBurst}}},
+		{pod.Bandwidth{EgressRate: 1e9}, Bandwidth{Link: "hkbe0f012345678", IFB: "hfbe0f012345678", FromPod: Rate{1e9, 1e9 / burstPart}}},
+		{pod.Bandwidth{IngressRate: 1e6, IngressBurst: 1e9, EgressRate: 2e6, EgressBurst: 1}, Bandwidth{
+			Link: "hkbe0f012345678", ToPod: Rate{1e6, 1e9}, IFB: "hfbe0f012345678", FromPod: Rate{2e6, smallestBurst},
 		}},
 	} {
-		if got := wish(Node{}, func(a *pod.Attachment) { a.Bandwidth = c.asks }).Shape; got != c.want {
+		if got := wish(Node{}, func(a *pod.Attachment) { a.Bandwidth = c.asks }).Bandwidth; got != c.want {
 			t.Errorf("%+v: got %+v, want %+v", c.asks, got, c.want)
 		}
 	}
