@@ -31,31 +31,30 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is what anything here may take on a busy machine.
+// patience is how long anything here may take on a busy machine.
 const patience = 30 * time.Second
 
-// house has the agent and the owners that it works with, all of them real. Its
-// pods are in the host's namespaces and their images nowhere, so that neither
-// a network nor a runtime is ever called.
-type house struct {
+// harness runs an agent with real owners. Its pods use the host's namespaces and images that don't
+// exist, so that neither a network nor a runtime is ever called.
+type harness struct {
 	*Agent
 	t       testing.TB
 	dir     string
 	journal *journal.Journal
 	images  *image.Store
-	shut    bool
+	closed  bool
 }
 
-func open(t testing.TB) *house {
+func newHarness(t testing.TB) *harness {
 	t.Helper()
 	hosttest.Root(t)
-	h := &house{t: t, dir: t.TempDir()}
+	h := &harness{t: t, dir: t.TempDir()}
 	h.start()
 	t.Cleanup(h.close)
 	return h
 }
 
-func (h *house) start() {
+func (h *harness) start() {
 	h.t.Helper()
 	var err error
 	var damage []journal.Damage
@@ -91,14 +90,14 @@ func (h *house) start() {
 	if bad = append(bad, h.Load()...); len(bad) > 0 {
 		h.t.Fatal(bad)
 	}
-	h.shut = false
+	h.closed = false
 }
 
-func (h *house) close() {
-	if h.shut {
+func (h *harness) close() {
+	if h.closed {
 		return
 	}
-	h.shut = true
+	h.closed = true
 	h.Close()
 	h.cfg.Sandboxes.Close()
 	h.cfg.Containers.Close()
@@ -110,24 +109,24 @@ func (h *house) close() {
 	}
 }
 
-// restart ends the agent and its owners and begins them anew.
-func (h *house) restart() {
+// restart closes the agent and its owners and opens them again.
+func (h *harness) restart() {
 	h.t.Helper()
 	h.close()
 	h.start()
 }
 
-func (h *house) ctx() context.Context {
+func (h *harness) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	h.t.Cleanup(cancel)
 	return ctx
 }
 
-// parse makes a pod of that name whose image is nowhere. Further is more of its
-// metadata, as YAML.
-func parse(t testing.TB, name, further string) *corev1.Pod {
+// parse returns a pod of that name whose image doesn't exist. metadata is more of its metadata, as
+// YAML.
+func parse(t testing.TB, name, metadata string) *corev1.Pod {
 	t.Helper()
-	text := fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s%s}\nspec: {hostNetwork: true, hostIPC: true, containers: [{name: c, image: 'reg.test/none:1', imagePullPolicy: Never}]}\n", name, further)
+	text := fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s%s}\nspec: {hostNetwork: true, hostIPC: true, containers: [{name: c, image: 'reg.test/none:1', imagePullPolicy: Never}]}\n", name, metadata)
 	pods, err := manifest.Parse([]byte(text), manifest.Origin{Node: "n"})
 	if err != nil {
 		t.Fatal(err)
@@ -135,15 +134,15 @@ func parse(t testing.TB, name, further string) *corev1.Pod {
 	return &pods.Pods[0]
 }
 
-func (h *house) apply(p *corev1.Pod) {
+func (h *harness) apply(p *corev1.Pod) {
 	h.t.Helper()
 	if _, _, err := h.Apply(h.ctx(), p, nil, "run"); err != nil {
 		h.t.Fatal(err)
 	}
 }
 
-// until waits for the pod to be as ok says.
-func (h *house) until(uid, what string, ok func(Pod) bool) Pod {
+// waitFor waits until ok returns true for the pod.
+func (h *harness) waitFor(uid, what string, ok func(Pod) bool) Pod {
 	h.t.Helper()
 	for ctx := h.ctx(); ; {
 		p, err := h.Get(uid)
@@ -161,13 +160,13 @@ func (h *house) until(uid, what string, ok func(Pod) bool) Pod {
 	}
 }
 
-// waits says that a pod has a sandbox, and no image.
-func waits(p Pod) bool {
+// imageMissing reports whether a pod has a sandbox, and lacks only its image.
+func imageMissing(p Pod) bool {
 	st, _ := p.Sandbox()
 	return st.State == "ready" && p.Status.Reason == "ErrImageNeverPull"
 }
 
-func (h *house) names() string {
+func (h *harness) names() string {
 	var names []string
 	for _, p := range h.List() {
 		names = append(names, p.Manifest.Name)
@@ -177,33 +176,33 @@ func (h *house) names() string {
 
 func TestApply(t *testing.T) {
 	t.Parallel()
-	h := open(t)
+	h := newHarness(t)
 	web := parse(t, "web", "")
 	first, unchanged, err := h.Apply(h.ctx(), web, nil, "run")
 	if err != nil || unchanged || first.Status.Phase != podplan.PhasePending || first.Source != "run" {
 		t.Fatal(first.Status, unchanged, err)
 	}
 	uid := string(web.UID)
-	h.until(uid, "waiting", waits)
+	h.waitFor(uid, "waiting for its image", imageMissing)
 	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), nil, "run"); err != nil || !unchanged {
-		t.Errorf("the same once more: unchanged %t, %v", unchanged, err)
+		t.Errorf("applied again: unchanged %t, %v", unchanged, err)
 	}
 	_, _, err = h.Apply(h.ctx(), parse(t, "web", ", labels: {a: b}"), nil, "run")
 	if !errdefs.IsAlreadyExists(err) || !strings.Contains(err.Error(), "husk rm -f default/web") {
-		t.Errorf("with another manifest: %v", err)
+		t.Errorf("applied with another manifest: %v", err)
 	}
 	if err := h.Remove(h.ctx(), uid); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := h.Get(uid); !errdefs.IsNotFound(err) || h.names() != "" || len(h.cfg.Sandboxes.List()) > 0 {
-		t.Errorf("left of it: %q, %v", h.names(), err)
+		t.Errorf("after its removal there is %q, %v", h.names(), err)
 	}
 }
 
-// Records, volumes and sandboxes go by the UID, so that two pods can't have one.
-func TestUIDOfAnotherPod(t *testing.T) {
+// Two pods can't have the same UID: it identifies records, volumes and sandboxes.
+func TestApplyUIDInUse(t *testing.T) {
 	t.Parallel()
-	h := open(t)
+	h := newHarness(t)
 	h.apply(parse(t, "one", ", uid: 11111111-2222-3333-4444-555555555555"))
 	_, _, err := h.Apply(h.ctx(), parse(t, "two", ", uid: 11111111-2222-3333-4444-555555555555"), nil, "run")
 	if !errdefs.IsAlreadyExists(err) || !strings.Contains(err.Error(), "has the UID of pod default/one") {
@@ -217,11 +216,11 @@ func TestUIDOfAnotherPod(t *testing.T) {
 
 func TestStopAndRunAgain(t *testing.T) {
 	t.Parallel()
-	h := open(t)
+	h := newHarness(t)
 	web := parse(t, "web", "")
 	uid := string(web.UID)
 	h.apply(web)
-	h.until(uid, "waiting", waits)
+	h.waitFor(uid, "waiting for its image", imageMissing)
 	for range 2 { // a stop may be repeated
 		if err := h.Stop(h.ctx(), uid, nil); err != nil {
 			t.Fatal(err)
@@ -229,39 +228,39 @@ func TestStopAndRunAgain(t *testing.T) {
 	}
 	p, _ := h.Get(uid)
 	if st, _ := p.Sandbox(); p.Status.Phase != podplan.PhaseStopped || st.State != "stopped" {
-		t.Errorf("stopped, it is %+v with a sandbox %s", p.Status, st.State)
+		t.Errorf("after a stop: %+v with a sandbox %s", p.Status, st.State)
 	}
 	h.restart()
 	if p, _ = h.Get(uid); p.Want != podplan.Stop {
-		t.Errorf("after a restart, its fate is %s", p.Want)
+		t.Errorf("after a restart the pod should %s", p.Want)
 	}
 	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), nil, "run"); err != nil || unchanged {
-		t.Errorf("run again: unchanged %t, %v", unchanged, err)
+		t.Errorf("applied again: unchanged %t, %v", unchanged, err)
 	}
-	p = h.until(uid, "waiting again", waits)
+	p = h.waitFor(uid, "waiting for its image again", imageMissing)
 	if st, _ := p.Sandbox(); st.Config.GetMetadata().GetAttempt() != 1 {
-		t.Errorf("it waits in its attempt %d", st.Config.GetMetadata().GetAttempt())
+		t.Errorf("the sandbox is attempt %d", st.Config.GetMetadata().GetAttempt())
 	}
 }
 
-// A removal is for good: a stop with another grace only hurries it.
+// A removal can't be taken back: a stop with another grace only shortens it.
 func TestStopDuringRemoval(t *testing.T) {
 	t.Parallel()
-	h := open(t)
+	h := newHarness(t)
 	web := parse(t, "web", "")
 	uid := string(web.UID)
 	h.apply(web)
-	h.until(uid, "waiting", waits)
+	h.waitFor(uid, "waiting for its image", imageMissing)
 	w, err := h.worker(uid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.mu.Lock() // so that all that follows comes before the removal's end
-	w.underWay.ending["held"] = true
+	w.mu.Lock() // keep the removal from ending before the rest is done
+	w.tasks.running["held"] = true
 	w.mu.Unlock()
 	removed := make(chan error, 1)
 	go func() { removed <- h.Remove(h.ctx(), uid) }()
-	h.until(uid, "being removed", func(p Pod) bool { return p.Want == podplan.Remove })
+	h.waitFor(uid, "being removed", func(p Pod) bool { return p.Want == podplan.Remove })
 	short, cancel := context.WithCancel(h.ctx())
 	cancel()
 	grace := time.Second
@@ -270,10 +269,10 @@ func TestStopDuringRemoval(t *testing.T) {
 		t.Error(err)
 	}
 	if rec := w.record(); rec.Want != podplan.Remove {
-		t.Errorf("its fate is now %s", rec.Want)
+		t.Errorf("the pod should now %s", rec.Want)
 	}
 	w.mu.Lock()
-	delete(w.underWay.ending, "held")
+	delete(w.tasks.running, "held")
 	w.mu.Unlock()
 	w.nudge()
 	if err := <-removed; err != nil {
@@ -281,15 +280,15 @@ func TestStopDuringRemoval(t *testing.T) {
 	}
 }
 
-// Whoever applies a pod while one of its name is being removed waits for that.
+// Apply waits while another pod of that name is being removed.
 func TestApplyDuringRemoval(t *testing.T) {
 	t.Parallel()
-	h := open(t)
+	h := newHarness(t)
 	web := parse(t, "web", "")
 	h.apply(web)
 	w, _ := h.worker(string(web.UID))
 	w.mu.Lock()
-	w.underWay.ending["held"] = true
+	w.tasks.running["held"] = true
 	w.mu.Unlock()
 	if err := w.want(podplan.Remove, nil); err != nil {
 		t.Fatal(err)
@@ -297,7 +296,7 @@ func TestApplyDuringRemoval(t *testing.T) {
 	cut, cancel := context.WithCancel(h.ctx())
 	cancel()
 	if _, _, err := h.Apply(cut, parse(t, "web", ""), nil, "run"); err == nil || !strings.Contains(err.Error(), "still being removed") {
-		t.Errorf("whoever doesn't wait is told %v", err)
+		t.Errorf("Apply without waiting: %v", err)
 	}
 	applied := make(chan error, 1)
 	go func() {
@@ -305,7 +304,7 @@ func TestApplyDuringRemoval(t *testing.T) {
 		applied <- err
 	}()
 	w.mu.Lock()
-	delete(w.underWay.ending, "held")
+	delete(w.tasks.running, "held")
 	w.mu.Unlock()
 	w.nudge()
 	if err := <-applied; err != nil {
@@ -316,13 +315,13 @@ func TestApplyDuringRemoval(t *testing.T) {
 	}
 }
 
-func TestRestartAdopts(t *testing.T) {
+func TestRestartAdoptsPods(t *testing.T) {
 	t.Parallel()
-	h := open(t)
+	h := newHarness(t)
 	web := parse(t, "web", "")
 	uid := string(web.UID)
 	h.apply(web)
-	before, _ := h.until(uid, "waiting", waits).Sandbox()
+	before, _ := h.waitFor(uid, "waiting for its image", imageMissing).Sandbox()
 	h.restart()
 	p, err := h.Get(uid)
 	if st, ok := p.Sandbox(); err != nil || !ok || st.ID != before.ID || st.State != "ready" {
@@ -331,36 +330,36 @@ func TestRestartAdopts(t *testing.T) {
 	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), nil, "run"); err != nil || !unchanged {
 		t.Errorf("the same manifest after a restart: unchanged %t, %v", unchanged, err)
 	}
-	// A sandbox without a record, as a journal that was damaged leaves it.
+	// A damaged journal can leave a sandbox without a record.
 	if err := h.records.Delete(uid); err != nil {
 		t.Fatal(err)
 	}
 	h.restart()
 	for deadline := time.Now().Add(patience); len(h.cfg.Sandboxes.List()) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("a sandbox that no record speaks of is kept")
+			t.Fatal("a sandbox without a record is kept")
 		}
 	}
 }
 
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	h := open(t)
+	h := newHarness(t)
 	for _, name := range []string{"a", "b"} {
 		p := parse(t, name, "")
 		h.apply(p)
-		h.until(string(p.UID), "waiting", waits)
+		h.waitFor(string(p.UID), "waiting for its image", imageMissing)
 	}
-	told := 0
+	stopped := 0
 	if err := h.Drain(h.ctx(), time.Second, func(p Pod, err error) {
-		if told++; err != nil || !p.Settled {
-			t.Errorf("%s: settled %t, %v", p.Name(), p.Settled, err)
+		if stopped++; err != nil || !p.Finished {
+			t.Errorf("%s: finished %t, %v", p.Name(), p.Finished, err)
 		}
-	}); err != nil || told != 2 {
-		t.Errorf("told of %d, %v", told, err)
+	}); err != nil || stopped != 2 {
+		t.Errorf("%d pods stopped, %v", stopped, err)
 	}
 	if _, _, err := h.Apply(h.ctx(), parse(t, "late", ""), nil, "run"); !errdefs.IsUnavailable(err) {
-		t.Errorf("a pod that comes late: %v", err)
+		t.Errorf("a pod applied after Drain: %v", err)
 	}
 	h.Declare(source.Set{Kind: source.File, Pods: []source.Pod{{Pod: parse(t, "declared", ""), Location: "/x"}}})
 	if h.names() != "b a" && h.names() != "a b" {
@@ -368,17 +367,17 @@ func TestDrain(t *testing.T) {
 	}
 	h.restart()
 	for _, p := range h.List() {
-		h.until(string(p.Manifest.UID), "waiting again", waits)
+		h.waitFor(string(p.Manifest.UID), "waiting for its image again", imageMissing)
 	}
 }
 
 func TestRemoveLeavesNothing(t *testing.T) {
 	t.Parallel()
-	h := open(t)
+	h := newHarness(t)
 	web := parse(t, "web", "")
 	uid := string(web.UID)
 	h.apply(web)
-	h.until(uid, "waiting", waits)
+	h.waitFor(uid, "waiting for its image", imageMissing)
 	path, err := h.cfg.Volumes.SetUp(uid, corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -392,11 +391,11 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	}
 	for _, path := range []string{path, logs} {
 		if _, err := os.Lstat(path); err == nil {
-			t.Errorf("%s is left", path)
+			t.Errorf("%s still exists", path)
 		}
 	}
 	if err := h.Remove(h.ctx(), uid); !errdefs.IsNotFound(err) {
-		t.Errorf("removed once more: %v", err)
+		t.Errorf("removed again: %v", err)
 	}
 	h.restart()
 	if h.names() != "" {

@@ -17,15 +17,15 @@ import (
 
 // declaration is a pod that a source declares.
 type declaration struct {
-	pod     *corev1.Pod
-	objects manifest.Objects // that it refers to
-	source  string
-	said    string         // the last complaint about it
-	ending  *time.Duration // the grace within which it is to be stopped, if it is
+	pod       *corev1.Pod
+	objects   manifest.Objects // that the pod references
+	source    string
+	lastError string         // why the pod was last refused
+	ending    *time.Duration // if not nil, the pod should stop within this grace
 }
 
-// Declare makes the pods of a source be the declared ones. A pod that no longer
-// is goes; one that was changed goes and comes back as it is now.
+// Declare makes set what a source declares. Pods that are no longer declared are removed. Pods that
+// have changed are changed while they run, or recreated if that isn't possible.
 func (a *Agent) Declare(set source.Set) {
 	unread := map[string]bool{}
 	for _, path := range set.Unread {
@@ -39,16 +39,16 @@ func (a *Agent) Declare(set source.Set) {
 		name := nameOf(p.Pod)
 		declared[name] = declaration{
 			pod: p.Pod, objects: set.Objects.Of(p.Pod), source: string(set.Kind) + p.Location,
-			said: a.declared[set.Kind][name].said, ending: p.DeletionGrace,
+			lastError: a.declared[set.Kind][name].lastError, ending: p.DeletionGrace,
 		}
 	}
 	for name, d := range a.declared[set.Kind] {
-		if _, again := declared[name]; !again && unread[d.source] {
-			declared[name] = d // what can't be read is as it last was
+		if _, ok := declared[name]; !ok && unread[d.source] {
+			declared[name] = d // a file that can't be read now still declares what it did
 		}
 	}
 	a.declared[set.Kind] = declared
-	var going []*worker
+	var obsolete []*worker
 	changed := map[*worker]manifest.Objects{}
 	for name, w := range a.workers {
 		rec := w.record()
@@ -57,9 +57,9 @@ func (a *Agent) Declare(set source.Set) {
 		}
 		d, ok := declared[name]
 		switch {
-		case !ok || another(set.Kind, d.pod, rec.declared()):
-			going = append(going, w)
-		case len(set.Unread) > 0: // they may have those that are missing
+		case !ok || mustRecreate(set.Kind, d.pod, rec.declared()):
+			obsolete = append(obsolete, w)
+		case len(set.Unread) > 0: // an object that is missing may be in an unreadable file
 			objects := manifest.Objects{}
 			maps.Copy(objects, rec.Objects)
 			maps.Copy(objects, d.objects)
@@ -70,92 +70,90 @@ func (a *Agent) Declare(set source.Set) {
 	}
 	a.mu.Unlock()
 	for w, objects := range changed {
-		if err := (care{w}).give(objects); err != nil {
-			a.cfg.Log.Error("agent: config maps and secrets of a pod", "pod", nameOf(w.manifest), "error", err)
+		if err := w.setObjects(objects); err != nil {
+			a.cfg.Log.Error("agent: updating the objects of a pod failed", "pod", w.name(), "error", err)
 		}
-		d := declared[nameOf(w.manifest)]
+		d := declared[w.name()]
 		if set.Kind != source.API {
 			d.pod, _ = inPlace(d.pod, w.record().declared())
 		}
 		if d.pod != nil {
-			if err := (care{w}).follow(d); err != nil {
-				a.cfg.Log.Error("agent: changing a pod", "pod", nameOf(w.manifest), "error", err)
+			if err := w.follow(d); err != nil {
+				a.cfg.Log.Error("agent: changing a pod failed", "pod", w.name(), "error", err)
 			}
 		}
 	}
-	for _, w := range going {
+	for _, w := range obsolete {
 		if err := w.want(podplan.Remove, nil); err != nil {
-			a.cfg.Log.Error("agent: removing a pod that is no longer declared", "pod", nameOf(w.manifest), "error", err)
+			a.cfg.Log.Error("agent: removing a pod that is no longer declared failed", "pod", w.name(), "error", err)
 		}
 	}
-	a.settleDeclared()
+	a.reconcileDeclared()
 }
 
-// another says whether a declared pod is another than the one that is there, so
-// that it has to be made anew.
-func another(kind source.Kind, declared, there *corev1.Pod) bool {
+// mustRecreate reports whether an existing pod can't be changed into the declared one.
+func mustRecreate(kind source.Kind, declared, existing *corev1.Pod) bool {
 	if kind == source.API {
-		return declared.UID != there.UID
+		return declared.UID != existing.UID
 	}
-	if manifest.Hash(declared) == manifest.Hash(there) {
+	if manifest.Hash(declared) == manifest.Hash(existing) {
 		return false
 	}
-	_, same := inPlace(declared, there)
-	return !same
+	_, ok := inPlace(declared, existing)
+	return !ok
 }
 
-// settleDeclared starts the declared pods whose name is free. What a file
-// declares goes before what is at a URL. The caller holds a.declaring.
-func (a *Agent) settleDeclared() {
+// reconcileDeclared starts the declared pods whose name is free. Files come before URLs, and URLs
+// before the API server. The caller holds a.declaring.
+func (a *Agent) reconcileDeclared() {
 	for _, kind := range []source.Kind{source.File, source.Web, source.API} {
 		a.mu.RLock()
 		todo := maps.Clone(a.declared[kind])
 		a.mu.RUnlock()
 		for _, name := range slices.Sorted(maps.Keys(todo)) {
 			d := todo[name]
-			if d.ending != nil || a.busy(name, d) {
+			if d.ending != nil || !a.mustApply(name, d) {
 				continue
 			}
 			_, before, err := a.admit(d)
 			switch {
 			case err != nil:
-				a.complain(kind, name, fmt.Sprintf("not run: %v", err))
+				a.reportRefused(kind, name, fmt.Sprintf("not run: %v", err))
 			case before == nil:
-				a.cfg.Log.Info("agent: runs a declared pod", "pod", name, "source", d.source)
+				a.cfg.Log.Info("agent: running a declared pod", "pod", name, "source", d.source)
 			}
 		}
 	}
 }
 
-// busy says whether nothing is to be done for a declared pod now: it is there,
-// as declared, also if somebody stopped it, or its name is still in use.
-func (a *Agent) busy(name string, d declaration) bool {
+// mustApply reports whether a declared pod has to be applied. It hasn't if it exists as declared,
+// even if a user has stopped it, or while another pod of its name is being removed.
+func (a *Agent) mustApply(name string, d declaration) bool {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	w := a.workers[name]
 	if w == nil {
-		return a.draining || a.closing.Err() != nil
+		return !a.draining && a.closing.Err() == nil
 	}
 	rec := w.record()
-	return rec.Want == podplan.Remove || manifest.Hash(rec.declared()) == manifest.Hash(d.pod)
+	return rec.Want != podplan.Remove && manifest.Hash(rec.declared()) != manifest.Hash(d.pod)
 }
 
-// complain logs why a declared pod isn't run, once until it is something else.
-func (a *Agent) complain(kind source.Kind, name, text string) {
+// reportRefused reports why a declared pod isn't run, but not the same reason twice in a row.
+func (a *Agent) reportRefused(kind source.Kind, name, text string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	d, ok := a.declared[kind][name]
-	if !ok || d.said == text {
+	if !ok || d.lastError == text {
 		return
 	}
-	d.said = text
+	d.lastError = text
 	a.declared[kind][name] = d
 	a.Events.Add(event.Event{Pod: name, Warning: true, Reason: "NotRun", Message: text + " (from " + d.source + ")"})
 	a.cfg.Log.Error("agent: declared pod "+text, "pod", name, "source", d.source)
 }
 
-// declaredAt returns where a pod is declared that was run because of that, if
-// it still is.
+// declaredAt returns where a pod comes from, if it is still declared there.
 func (a *Agent) declaredAt(rec record) (at string, ok bool) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()

@@ -9,18 +9,17 @@ import (
 	"github.com/huskd/husk/internal/agent/source"
 )
 
-// declared is a set of pods that /m/NAME.yaml declares each.
-func declared(t testing.TB, further string, names ...string) source.Set {
+// declared returns a set of pods, each declared in /m/NAME.yaml.
+func declared(t testing.TB, metadata string, names ...string) source.Set {
 	set := source.Set{Kind: source.File}
 	for _, name := range names {
-		set.Pods = append(set.Pods, source.Pod{Pod: parse(t, name, further), Location: "/m/" + name + ".yaml"})
+		set.Pods = append(set.Pods, source.Pod{Pod: parse(t, name, metadata), Location: "/m/" + name + ".yaml"})
 	}
 	return set
 }
 
-// goneFrom waits until the pod of that name is another than the one with uid,
-// or none.
-func (h *house) goneFrom(uid string) {
+// waitGone waits until the pod with that UID is gone.
+func (h *harness) waitGone(uid string) {
 	h.t.Helper()
 	w, err := h.worker(uid)
 	if err != nil {
@@ -29,11 +28,11 @@ func (h *house) goneFrom(uid string) {
 	select {
 	case <-w.gone:
 	case <-h.ctx().Done():
-		h.t.Fatalf("pod %s is still there", uid)
+		h.t.Fatalf("pod %s still exists", uid)
 	}
 }
 
-func (h *house) uid(name string) string {
+func (h *harness) uid(name string) string {
 	h.t.Helper()
 	p, _, err := h.Find(name)
 	if err != nil {
@@ -44,67 +43,67 @@ func (h *house) uid(name string) string {
 
 func TestDeclare(t *testing.T) {
 	t.Parallel()
-	h := open(t)
+	h := newHarness(t)
 	h.Declare(declared(t, "", "a", "b"))
 	a, b := h.uid("a"), h.uid("b")
 	if p, _ := h.Get(a); p.Source != "file:/m/a.yaml" {
-		t.Errorf("its source is %s", p.Source)
+		t.Errorf("the source is %s", p.Source)
 	}
 	err := h.Remove(h.ctx(), a)
 	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "/m/a.yaml") {
 		t.Errorf("removing a declared pod: %v", err)
 	}
-	// The same again changes nothing, also for one that somebody has stopped.
+	// Declaring the same again changes nothing, not even for a stopped pod.
 	if err := h.Stop(h.ctx(), a, nil); err != nil {
 		t.Fatal(err)
 	}
 	h.Declare(declared(t, "", "a", "b"))
 	if p, _ := h.Get(a); p.Want != "stop" {
-		t.Errorf("its fate is %s", p.Want)
+		t.Errorf("the pod should %s", p.Want)
 	}
-	// One is changed and one is gone.
+	// a has changed, and b is no longer declared.
 	h.Declare(declared(t, ", labels: {v: '2'}", "a"))
-	h.goneFrom(a)
-	h.goneFrom(b)
+	h.waitGone(a)
+	h.waitGone(b)
 	if p, _, err := h.Find("a"); err != nil || p.Manifest.Labels["v"] != "2" || h.names() != "a" {
 		t.Errorf("there is %q: %v, %v", h.names(), p.Manifest, err)
 	}
 }
 
-// What a file that can't be read declared before a restart stays.
+// A pod whose file can't be read stays after a restart.
 func TestDeclareUnread(t *testing.T) {
 	t.Parallel()
-	h := open(t)
+	h := newHarness(t)
 	h.Declare(declared(t, "", "a", "b"))
 	a, b := h.uid("a"), h.uid("b")
 	h.restart()
 	h.Declare(source.Set{Kind: source.File, Unread: []string{"/m/a.yaml"}})
-	h.goneFrom(b)
+	h.waitGone(b)
 	if p, err := h.Get(a); err != nil || p.Want != "run" {
 		t.Errorf("%v, %v", p.Want, err)
 	}
 }
 
-// A name that a pod of husk run has is free once that is removed.
+// A declared pod waits until the pod that a user runs under its name is removed.
 func TestDeclareNameInUse(t *testing.T) {
 	t.Parallel()
-	h := open(t)
+	h := newHarness(t)
 	h.apply(parse(t, "a", ", labels: {by: hand}"))
-	mine := h.uid("a")
+	existing := h.uid("a")
 	h.Declare(declared(t, "", "a"))
-	if p, err := h.Get(mine); err != nil || p.Want != "run" || h.names() != "a" {
+	if p, err := h.Get(existing); err != nil || p.Want != "run" || h.names() != "a" {
 		t.Errorf("%q: %v, %v", h.names(), p.Want, err)
 	}
-	if err := h.Remove(h.ctx(), mine); err != nil {
+	if err := h.Remove(h.ctx(), existing); err != nil {
 		t.Fatal(err)
 	}
 	if p, _, err := h.Find("a"); err != nil || p.Source != "file:/m/a.yaml" {
-		t.Errorf("after its removal: %v, %v", p.Source, err)
+		t.Errorf("after the removal: %v, %v", p.Source, err)
 	}
-	// No longer declared, it goes; nothing takes its place.
+	// A pod that is no longer declared is removed, and nothing takes its place.
 	uid := h.uid("a")
 	h.Declare(source.Set{Kind: source.File})
-	h.goneFrom(uid)
+	h.waitGone(uid)
 	if h.names() != "" {
 		t.Errorf("there is %q", h.names())
 	}
@@ -112,22 +111,22 @@ func TestDeclareNameInUse(t *testing.T) {
 
 func TestFind(t *testing.T) {
 	t.Parallel()
-	h := open(t)
+	h := newHarness(t)
 	h.apply(parse(t, "web", ", uid: abcd-1"))
 	h.apply(parse(t, "web", ", namespace: other, uid: abce-2"))
 	h.apply(parse(t, "db", ", namespace: other, uid: dddd-3"))
-	h.until("dddd-3", "waiting", waits)
+	h.waitFor("dddd-3", "waiting for its image", imageMissing)
 	p, _ := h.Get("dddd-3")
 	st, _ := p.Sandbox()
 	for _, c := range []struct{ name, want string }{
-		{"web", "default/web"}, // its namespace is the default
+		{"web", "default/web"}, // the default namespace is preferred
 		{"other/web", "other/web"},
 		{"db", "other/db"},
 		{"dddd-3", "other/db"},
 		{"abcd", "default/web"},
 		{st.ID, "other/db"},
 		{st.ID[:12], "other/db"},
-		{"abc", `! "abc" could be`},
+		{"abc", `! "abc" is ambiguous, it may be`},
 		{"dd", `! no pod "dd"`}, // too short for an ID
 		{"none", `! no pod "none"`},
 		{"", `! no pod ""`},

@@ -15,23 +15,23 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// matrix has files, URLs and people declare pods at random, some of one name,
-// and knows which must run.
+// matrix declares pods at random in files, at URLs and by hand, some under the same name, and knows
+// which must run.
 type matrix struct {
-	*house
+	*harness
 	random *rand.Rand
-	// places by kind; a place is where a pod may be declared.
+	// places are where a pod can be declared, by kind of source.
 	places map[source.Kind][]*place
-	ran    map[string]string // versions by name, of pods that were run by hand
+	ran    map[string]string // versions of the pods that were run by hand, by name
 	pods   map[string]*corev1.Pod
 }
 
-// place declares a version of a pod, or of none; broken, it can't be read.
+// place declares a version of a pod, or none if version is empty.
 type place struct {
 	at, name, version string
-	broken            bool
-	// unsure says that it became unreadable, and the agent was restarted, before
-	// its last version ran.
+	broken            bool // it can't be read
+	// unsure says that the place became unreadable and the agent restarted before the last version
+	// ran.
 	unsure bool
 }
 
@@ -43,7 +43,7 @@ func (m *matrix) pod(name, version string) *corev1.Pod {
 	return m.pods[key]
 }
 
-// deliver has a source tell what it declares.
+// deliver declares the pods of a source.
 func (m *matrix) deliver(kind source.Kind) {
 	set := source.Set{Kind: kind}
 	for _, p := range m.places[kind] {
@@ -57,36 +57,36 @@ func (m *matrix) deliver(kind source.Kind) {
 	m.Declare(set)
 }
 
-// step does something to the world.
+// step changes one place, runs or removes a pod by hand, or restarts the agent.
 func (m *matrix) step() {
 	kind := []source.Kind{source.File, source.File, source.Web}[m.random.IntN(3)]
 	p := m.places[kind][m.random.IntN(len(m.places[kind]))]
 	version := fmt.Sprint(m.random.IntN(3))
 	switch what := m.random.IntN(1000); {
-	case what < 350: // added, edited or mended
+	case what < 350: // add, edit or repair
 		p.version, p.broken, p.unsure = version, false, false
 		m.deliver(kind)
-	case what < 550: // removed
+	case what < 550: // remove
 		p.version, p.broken, p.unsure = "", false, false
 		m.deliver(kind)
 	case what < 700:
 		p.broken = true
 		m.deliver(kind)
-	case what < 750: // a source that tells the same again
+	case what < 750: // declare the same again
 		m.deliver(kind)
 	case what < 850:
 		m.runByHand(version)
 	case what < 995:
 		m.removeByHand()
 	default:
-		m.begin()
+		m.restartAgent()
 	}
 }
 
 func (m *matrix) runByHand(version string) {
 	name := fmt.Sprintf("r%d", m.random.IntN(3))
 	if m.ran[name] != "" {
-		return // it is there, or being removed
+		return // it exists or is being removed
 	}
 	m.apply(m.pod(name, version))
 	m.ran[name] = version
@@ -104,13 +104,13 @@ func (m *matrix) removeByHand() {
 	}
 }
 
-// begin restarts the agent: all sources tell what they have once more.
-func (m *matrix) begin() {
+// restartAgent restarts the agent, after which all sources declare their pods again.
+func (m *matrix) restartAgent() {
 	for kind, places := range m.places {
 		for _, p := range places {
 			if p.broken && p.version != "" {
-				there, _, err := m.Find(p.name)
-				p.unsure = p.unsure || err != nil || there.Want != podplan.Run || there.Source != string(kind)+p.at || there.Manifest.Labels["v"] != p.version
+				existing, _, err := m.Find(p.name)
+				p.unsure = p.unsure || err != nil || existing.Want != podplan.Run || existing.Source != string(kind)+p.at || existing.Manifest.Labels["v"] != p.version
 			}
 		}
 	}
@@ -119,9 +119,8 @@ func (m *matrix) begin() {
 	m.deliver(source.Web)
 }
 
-// off says what runs and should not, or doesn't and should; nothing if all is
-// right.
-func (m *matrix) off() string {
+// deviation returns how the pods that run differ from those that should; it is empty if they don't.
+func (m *matrix) deviation() string {
 	allowed, required := map[string][]string{}, map[string]bool{}
 	for name, version := range m.ran {
 		allowed[name], required[name] = []string{version}, true
@@ -147,7 +146,7 @@ func (m *matrix) off() string {
 		case !slices.Contains(allowed[name], version):
 			return fmt.Sprintf("%s runs version %s of %v, from %s", name, version, allowed[name], p.Source)
 		case manifest.Hash(p.Manifest) != manifest.Hash(m.pod(name, version)):
-			return name + " is not what it was declared to be"
+			return name + " runs with another manifest than declared"
 		}
 		seen[name] = true
 	}
@@ -159,40 +158,41 @@ func (m *matrix) off() string {
 	return ""
 }
 
-func (m *matrix) converges() {
+// converge waits until the right pods run.
+func (m *matrix) converge() {
 	m.t.Helper()
 	deadline := time.Now().Add(patience)
-	for off := m.off(); off != ""; off = m.off() {
+	for d := m.deviation(); d != ""; d = m.deviation() {
 		if time.Now().After(deadline) {
-			m.t.Fatalf("%s; it runs %s", off, m.names())
+			m.t.Fatalf("%s; the pods are %s", d, m.names())
 		}
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// TestSourceMatrix: whatever sources and people declare, and in whatever order,
-// what is declared in the end is what runs.
+// TestSourceMatrix checks that the pods that are declared in the end run, whatever was declared
+// before and in whatever order.
 func TestSourceMatrix(t *testing.T) {
 	t.Parallel()
-	const steps, look = 10_000, 40
+	const steps, checkEvery = 10_000, 40
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	m := &matrix{
-		house: open(t), random: rand.New(rand.NewPCG(seed, 0)),
+		harness: newHarness(t), random: rand.New(rand.NewPCG(seed, 0)),
 		places: map[source.Kind][]*place{}, ran: map[string]string{}, pods: map[string]*corev1.Pod{},
 	}
-	// Of the names beginning with s, both kinds have one.
+	// Both kinds of source declare the names that begin with s.
 	for kind, names := range map[source.Kind]string{source.File: "f0 f1 f2 f3 s0 s1", source.Web: "u0 u1 s0 s1"} {
 		for _, name := range strings.Fields(names) {
 			m.places[kind] = append(m.places[kind], &place{at: "/" + name, name: name})
 		}
 	}
-	m.begin()
+	m.restartAgent()
 	for i := range steps {
 		m.step()
-		if i%look == 0 {
-			m.converges()
+		if i%checkEvery == 0 {
+			m.converge()
 		}
 	}
-	m.converges()
+	m.converge()
 }

@@ -11,31 +11,31 @@ import (
 	"github.com/huskd/husk/internal/sandbox"
 )
 
-// Pod is what is known of a pod at one moment. It isn't changed once handed out.
+// Pod is the state of a pod at one moment. It is not changed once it is handed out.
 type Pod struct {
-	// Manifest as it was given, with its defaults and a UID.
+	// Manifest is the pod as it runs, with its defaults and a UID.
 	Manifest *corev1.Pod
-	Source   string // "run" or "file:/path"
+	Source   string // "run", or where it is declared: "file:/path"
 	Want     podplan.Want
 	Created  time.Time
 	Status   podplan.Status
-	// Sandboxes and Containers of the pod, newest first.
+	// Sandboxes and Containers are those of the pod, newest first.
 	Sandboxes  []sandbox.Status
 	Containers []container.Status
-	// Pulls under way.
+	// Pulls are the image pulls under way.
 	Pulls []image.Progress
-	// Settled says that nothing of the pod is on the host and nothing will be
-	// done, so that it is stopped or has ended.
-	Settled bool
-	// Problem is the last failure of taking the pod down, until that succeeds.
+	// Finished says that the pod is stopped or has ended: nothing of it runs, nothing is under way,
+	// and nothing more will be done.
+	Finished bool
+	// Problem is the last failure to stop or remove something; empty after a success.
 	Problem string
-	// Resize is how far it is with other resources.
+	// Resize is the progress of a change of its resources.
 	Resize Resize
-	// Newer is closed when this is no longer the latest that is known.
+	// Newer is closed when a newer state is available.
 	Newer <-chan struct{}
 }
 
-// Name is namespace/name.
+// Name returns namespace/name.
 func (p Pod) Name() string { return nameOf(p.Manifest) }
 
 // Sandbox returns the newest sandbox, if there is one.
@@ -48,8 +48,7 @@ func (p Pod) Sandbox() (st sandbox.Status, ok bool) {
 	return st, ok
 }
 
-// Runs returns the runs of a container of the pod, newest first. Those that
-// never began are left out.
+// Runs returns the runs of a container of the pod, newest first, without those that never started.
 func (p Pod) Runs(name string) []container.Status {
 	var runs []container.Status
 	for _, c := range p.Containers {

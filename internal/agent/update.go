@@ -1,25 +1,44 @@
 package agent
 
 import (
-	"context"
-	"errors"
-	"fmt"
-
-	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 
 	"github.com/huskd/husk/internal/agent/podplan"
-	"github.com/huskd/husk/internal/agent/view"
-	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
-// follow has a pod be as it is declared now, without being made anew: what an
-// API server lets be changed of a pod can be changed while it runs. Its grace
-// only shrinks.
-func (w care) follow(d declaration) error {
+// inPlace returns existing with the changes of declared, if a running pod can be changed that way.
+// The images of containers can change if the containers restart. The resources can change unless the
+// pod's QoS class would change, or a container would have to restart and the pod's policy forbids it.
+func inPlace(declared, existing *corev1.Pod) (*corev1.Pod, bool) {
+	out := existing.DeepCopy()
+	never := existing.Spec.RestartPolicy == corev1.RestartPolicyNever
+	merge := func(to, from []corev1.Container, restarts bool) bool {
+		for i := range min(len(to), len(from)) {
+			if to[i].Image != from[i].Image && !restarts {
+				return false
+			}
+			if !equality.Semantic.DeepEqual(to[i].Resources, from[i].Resources) && wantsRestart(&from[i]) && never {
+				return false
+			}
+			to[i].Image, to[i].ImagePullPolicy = from[i].Image, from[i].ImagePullPolicy
+			to[i].Resources, to[i].ResizePolicy = from[i].Resources, from[i].ResizePolicy
+		}
+		return true
+	}
+	restarts := existing.Spec.RestartPolicy == corev1.RestartPolicyAlways
+	ok := merge(out.Spec.Containers, declared.Spec.Containers, restarts) && merge(out.Spec.InitContainers, declared.Spec.InitContainers, false)
+	if !ok || manifest.Hash(out) != manifest.Hash(declared) || criconfig.QOS(out) != criconfig.QOS(existing) {
+		return nil, false
+	}
+	return out, true
+}
+
+// follow changes a running pod into what is declared now, and stops it if the declaration ends. The
+// grace of a stop only shrinks.
+func (w *worker) follow(d declaration) error {
 	if err := w.change(d.pod); err != nil || d.ending == nil {
 		return err
 	}
@@ -30,91 +49,43 @@ func (w care) follow(d declaration) error {
 	return w.want(podplan.Stop, d.ending)
 }
 
-// change gives the pod another content.
-func (w care) change(pod *corev1.Pod) error {
+// change changes a running pod into pod.
+func (w *worker) change(pod *corev1.Pod) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if manifest.Hash(w.rec.declared()) == manifest.Hash(pod) {
 		return nil
 	}
-	if err := w.allot(pod); err != nil {
+	if err := w.resizer.set(pod); err != nil {
 		return err
 	}
-	w.backoffs = w.backoffs.Reset()
-	clear(w.seen.startFailures)
-	w.nudge()
-	if w.rec.Want == podplan.Run && len(w.sandboxes) > 0 { // its labels may be in a volume
-		w.a.background.Go(w.refresh)
-	}
+	w.changed() // a volume may hold the pod's labels
 	return nil
 }
 
-// outdated says whether a run is to make way for another because its container
-// now has another image, or resources for which it asks to be started anew.
-func outdated(pod *corev1.Pod, run container.Status) bool {
-	c := criconfig.FindContainer(pod, run.Name())
-	if c == nil {
-		return false
-	}
-	image := run.Config.GetImage().GetUserSpecifiedImage()
-	return image != "" && image != c.Image || changes(pod, c, run)
-}
-
-// resizing stands for a resize among what is ending: both are tried again after
-// a while when they fail.
-const resizing = "resize"
-
-// resize gives the running containers the limits that the pod has now, once those
-// are gone that make way for others. The caller holds w.mu.
-func (w care) resize(containers []container.Status) {
-	if !w.rec.Resize || w.spec().Want != podplan.Run || len(w.underWay.starting) > 0 { // what is being started may have the limits of before
-		return
-	}
-	pod, node := w.rec.Pod, w.a.cfg.Node()
-	limits := map[string]*runtimeapi.LinuxContainerResources{}
-	for _, st := range containers {
-		if c := criconfig.FindContainer(pod, st.Name()); c != nil && view.Container(st) == podplan.ContainerRunning {
-			if changes(pod, c, st) {
-				return
-			}
-			limits[st.ID] = criconfig.Resources(pod, c, node)
-		}
-	}
-	sandboxes := append([]string(nil), w.sandboxes...)
-	w.end(resizing, func(ctx context.Context) error {
-		var errs []error
-		for _, id := range sandboxes {
-			if err := w.a.cfg.Sandboxes.Update(ctx, id, criconfig.PodResources(pod), nil); !errdefs.IsFailedPrecondition(err) && !errdefs.IsNotFound(err) {
-				errs = append(errs, err)
-			}
-		}
-		for id, to := range limits {
-			if err := w.a.cfg.Containers.Update(ctx, id, to); err != nil {
-				if st, gone := w.a.cfg.Containers.Get(id); gone == nil && view.Container(st) == podplan.ContainerRunning {
-					errs = append(errs, err)
-				}
-			}
-		}
-		if err := errors.Join(errs...); err != nil {
-			return fmt.Errorf("pod %s: %w", nameOf(pod), err)
-		}
-		return w.resized(pod)
-	})
-}
-
-// resized notes that the limits are those of the pod, unless it has changed since.
-func (w care) resized(pod *corev1.Pod) error {
+// setObjects replaces the pod's copies of the objects it references. Its volumes follow; a running
+// container keeps the environment that it started with.
+func (w *worker) setObjects(objects manifest.Objects) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.rec.Pod != pod {
+	rec := w.rec
+	if rec.Objects.Equal(objects) {
 		return nil
 	}
-	rec := w.rec
-	rec.Resize = false
-	if err := w.a.records.Put(string(pod.UID), rec); err != nil {
+	rec.Objects = objects
+	if err := w.save(w.a.records.Put, rec); err != nil {
 		return err
 	}
-	w.rec = rec
-	w.tell(false, "", "ResizeCompleted", "its containers have the resources that it has now")
+	w.changed() // a container may have failed for lack of an object
 	return nil
+}
+
+// changed makes the worker act on a change of its record: it tries again what has failed, and
+// updates the volumes of running containers. The caller holds w.mu.
+func (w *worker) changed() {
+	w.resetBackoffs()
+	w.nudge()
+	if w.rec.Want == podplan.Run && len(w.inventory.ids) > 0 {
+		w.a.background.Go(w.volumes.refresh)
+	}
 }

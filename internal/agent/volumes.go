@@ -1,8 +1,11 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -12,25 +15,33 @@ import (
 	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
-// mounts makes available what a container mounts, and notes where it is.
-func (w care) mounts(c *corev1.Container, run *criconfig.Run) (err error) {
-	uid, spec := string(w.manifest.UID), &w.manifest.Spec
+// volumes sets up and removes the volumes of a pod.
+type volumes struct {
+	*podState
+	images *puller
+	// writing is held while volumes are written or removed. It is locked before mu.
+	writing sync.Mutex
+}
+
+// mount sets up the volumes that a container mounts and puts their paths into run.
+func (v *volumes) mount(c *corev1.Container, run *criconfig.Run) (err error) {
+	spec := &v.manifest.Spec
 	run.Volumes, run.Images = map[string]string{}, map[string]string{}
 	for i := range spec.Volumes {
-		v := &spec.Volumes[i]
+		vol := &spec.Volumes[i]
 		switch {
-		case len(manifest.Projections(v)) > 0:
-			run.Volumes[v.Name], err = w.write(v)
-		case v.Image == nil:
-			run.Volumes[v.Name], err = w.a.cfg.Volumes.SetUp(uid, *v, spec.SecurityContext.FSGroup)
-		case mounted(c, v.Name): // what others mount is not waited for
-			run.Images[v.Name], err = w.imageVolume(v)
+		case len(manifest.Projections(vol)) > 0:
+			run.Volumes[vol.Name], err = v.write(vol)
+		case vol.Image == nil:
+			run.Volumes[vol.Name], err = v.a.cfg.Volumes.SetUp(v.uid(), *vol, spec.SecurityContext.FSGroup)
+		case mounts(c, vol.Name): // an image that only other containers mount isn't pulled
+			run.Images[vol.Name], err = v.image(vol)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if run.SubPaths, err = criconfig.SubPaths(w.manifest, c, *run, w.a.cfg.Node()); err != nil {
+	if run.SubPaths, err = criconfig.SubPaths(v.manifest, c, *run, v.a.cfg.Node()); err != nil {
 		return err
 	}
 	for i, part := range run.SubPaths {
@@ -38,19 +49,42 @@ func (w care) mounts(c *corev1.Container, run *criconfig.Run) (err error) {
 			continue
 		}
 		name := fmt.Sprintf("%s.%d", c.Name, i)
-		if run.SubPaths[i], err = w.a.cfg.Volumes.SubPath(uid, run.Volumes[c.VolumeMounts[i].Name], part, name); err != nil {
+		if run.SubPaths[i], err = v.a.cfg.Volumes.SubPath(v.uid(), run.Volumes[c.VolumeMounts[i].Name], part, name); err != nil {
 			return fmt.Errorf("container %q: volumeMounts[%d]: %w", c.Name, i, err)
 		}
 	}
 	return nil
 }
 
-// write writes the files of a volume that come from the manifest.
-func (w care) write(v *corev1.Volume) (string, error) {
-	w.writing.Lock()
-	defer w.writing.Unlock()
-	rec := w.record()
-	files, err := criconfig.Files(rec.Pod, v, rec.Objects, w.a.cfg.Node())
+func mounts(c *corev1.Container, volume string) bool {
+	return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume })
+}
+
+// image returns the ID of an image volume's image, which it pulls if the pull policy says so.
+func (v *volumes) image(vol *corev1.Volume) (string, error) {
+	ref, policy := vol.Image.Reference, vol.Image.PullPolicy
+	img, err := v.a.cfg.Images.Get(ref)
+	switch {
+	case policy == corev1.PullAlways, err != nil && policy != corev1.PullNever:
+		v.mu.Lock()
+		ctx := v.startCtx
+		v.mu.Unlock()
+		img, err = v.images.fetch(ctx, ref, nil)
+	case err != nil:
+		err = fmt.Errorf("%w, and pullPolicy is Never: load it with husk image load", err)
+	}
+	if err != nil {
+		return "", fmt.Errorf("volume %s: %w", vol.Name, err)
+	}
+	return img.ID, nil
+}
+
+// write writes the files of a projected volume and returns its path.
+func (v *volumes) write(vol *corev1.Volume) (string, error) {
+	v.writing.Lock()
+	defer v.writing.Unlock()
+	rec := v.record()
+	files, err := criconfig.Files(rec.Pod, vol, rec.Objects, v.a.cfg.Node())
 	if err != nil {
 		return "", err
 	}
@@ -58,42 +92,45 @@ func (w care) write(v *corev1.Volume) (string, error) {
 	for _, f := range files {
 		out = append(out, volume.File{Path: f.Path, Data: f.Data, Mode: os.FileMode(f.Mode)})
 	}
-	return w.a.cfg.Volumes.Write(string(rec.Pod.UID), v.Name, out, rec.Pod.Spec.SecurityContext.FSGroup)
+	return v.a.cfg.Volumes.Write(v.uid(), vol.Name, out, rec.Pod.Spec.SecurityContext.FSGroup)
 }
 
-// give gives the pod the objects that it refers to as they are now. Its volumes
-// follow; a container has in its environment what there was when it started.
-func (w care) give(objects manifest.Objects) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	rec := w.rec
-	if rec.Objects.Equal(objects) {
-		return nil
-	}
-	rec.Objects = objects
-	if err := w.a.records.Put(string(rec.Pod.UID), rec); err != nil {
-		return fmt.Errorf("pod %s: %w", nameOf(rec.Pod), err)
-	}
-	w.rec = rec
-	// What could not be started for want of them is tried at once.
-	w.backoffs = w.backoffs.Reset()
-	clear(w.seen.startFailures)
-	w.nudge()
-	if rec.Want == podplan.Run && len(w.sandboxes) > 0 {
-		w.a.background.Go(w.refresh)
-	}
-	return nil
-}
-
-// refresh writes anew what running containers may have mounted.
-func (w care) refresh() {
-	for i := range w.manifest.Spec.Volumes {
-		v := &w.manifest.Spec.Volumes[i]
-		if len(manifest.Projections(v)) == 0 || w.record().Want != podplan.Run {
+// refresh writes the projected volumes again, for running containers that mount them.
+func (v *volumes) refresh() {
+	for i := range v.manifest.Spec.Volumes {
+		vol := &v.manifest.Spec.Volumes[i]
+		if len(manifest.Projections(vol)) == 0 || v.record().Want != podplan.Run {
 			continue
 		}
-		if _, err := w.write(v); err != nil {
-			w.a.cfg.Log.Warn("agent: the volume stays as it was", "pod", nameOf(w.manifest), "error", err)
+		if _, err := v.write(vol); err != nil {
+			v.a.cfg.Log.Warn("agent: updating a volume failed", "pod", v.name(), "error", err)
 		}
 	}
+}
+
+// remove removes all volumes.
+func (v *volumes) remove() error {
+	v.writing.Lock()
+	defer v.writing.Unlock()
+	return v.a.cfg.Volumes.TearDown(v.uid())
+}
+
+// removeEvicted removes the volumes of an evicted pod and records that.
+func (v *volumes) removeEvicted(context.Context) error {
+	v.writing.Lock()
+	defer v.writing.Unlock()
+	err := v.a.cfg.Volumes.TearDown(v.uid())
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("pod %s: %w", v.name(), err)
+	}
+	rec := v.rec
+	if rec.Evicted == nil {
+		return nil
+	}
+	done := *rec.Evicted
+	done.Emptied = true
+	rec.Evicted = &done
+	return v.save(v.a.records.Put, rec)
 }

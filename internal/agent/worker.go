@@ -4,112 +4,70 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"sync"
-	"sync/atomic"
+	"os"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
-	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/logs"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
-// worker looks after one pod.
+// worker runs one pod. It asks podplan what to do and has its parts do it. Each part has its own
+// fields, which podState.mu guards.
 type worker struct {
-	a *Agent
-	// manifest is the pod as it first was: for what can't change of it.
-	manifest *corev1.Pod
-	probed   bool
-	wake     chan struct{}
-	// gone is closed once nothing of a pod to be removed is left.
-	gone chan struct{}
-	// wanted ends what is done to bring the pod up: a pull, for one.
-	wanted   context.Context
-	unwanted context.CancelFunc
+	*podState
+	// gone is closed once nothing of a removed pod is left.
+	gone     chan struct{}
+	backoffs podplan.Backoffs
 
-	// writing is held while volumes are written or removed; it comes before mu.
-	writing sync.Mutex
-
-	mu  sync.Mutex
-	rec record
-	// drained replaces what the record wants, while huskd shuts down.
-	drained *record
-	// sandboxes of the pod, by ID.
-	sandboxes []string
-	underWay  underWay
-	seen      seen
-	backoffs  podplan.Backoffs
-	published atomic.Pointer[publication]
-}
-
-// underWay is what is being done.
-type underWay struct {
-	creating  bool
-	starting  map[string]bool           // containers, by name
-	pulls     map[string]image.Progress // by image
-	deadlines map[string]time.Time      // of containers that are being stopped, by ID
-	preStops  map[string]*preStop       // their hooks
-	// ending has the IDs of what is being stopped or removed, and those for
-	// which that failed a moment ago.
-	ending map[string]bool
-	tries  map[string]int // failures in a row of ending something
-}
-
-// seen is how things went.
-type seen struct {
-	images         map[string]podplan.Image
-	sandboxFailure podplan.Failure
-	startFailures  map[string]podplan.Failure
-	postStart      map[string]string // how the hooks of runs failed, by ID
-	messages       map[string]string // of runs that have ended, by ID
-	problem        string
-	held           refusal // of a resize
-}
-
-type publication struct {
-	pod   Pod
-	newer chan struct{}
+	inventory *inventory
+	images    *puller
+	volumes   *volumes
+	messages  *messages
+	prober    *prober
+	launcher  *launcher
+	stopper   *stopper
+	resizer   *resizer
+	tasks     *retrier
+	published *publisher
 }
 
 func (a *Agent) newWorker(rec record) *worker {
-	w := &worker{
-		a: a, manifest: rec.Pod, probed: probed(rec.Pod), rec: rec,
-		wake: make(chan struct{}, 1),
-		gone: make(chan struct{}),
-		underWay: underWay{
-			starting:  map[string]bool{},
-			pulls:     map[string]image.Progress{},
-			deadlines: map[string]time.Time{},
-			preStops:  map[string]*preStop{},
-			ending:    map[string]bool{},
-			tries:     map[string]int{},
-		},
-		seen: seen{images: map[string]podplan.Image{}, startFailures: map[string]podplan.Failure{}, postStart: map[string]string{}, messages: map[string]string{}},
+	s := &podState{a: a, manifest: rec.Pod, wake: make(chan struct{}, 1), rec: rec}
+	s.startCtx, s.cancelStarts = context.WithCancel(a.closing)
+	w := &worker{podState: s, gone: make(chan struct{})}
+	w.inventory = &inventory{podState: s}
+	w.published = &publisher{podState: s}
+	w.tasks = &retrier{podState: s, running: map[string]bool{}, failures: map[string]int{}}
+	w.images = &puller{podState: s, published: w.published, pulls: map[string]image.Progress{}, results: map[string]podplan.Image{}}
+	w.volumes = &volumes{podState: s, images: w.images}
+	w.messages = &messages{podState: s, known: map[string]string{}}
+	w.prober = &prober{podState: s, hasProbes: hasProbes(rec.Pod), postStart: map[string]string{}}
+	w.launcher = &launcher{
+		podState: s, inventory: w.inventory, volumes: w.volumes, messages: w.messages, prober: w.prober,
+		starting: map[string]bool{}, startFailures: map[string]podplan.Failure{},
 	}
-	w.wanted, w.unwanted = context.WithCancel(a.closing)
-	w.publish(podplan.Decision{Status: podplan.Status{Phase: podplan.PhasePending}}, nil, nil)
+	w.stopper = &stopper{podState: s, prober: w.prober, tasks: w.tasks, deadlines: map[string]time.Time{}, hooks: map[string]*preStop{}}
+	w.resizer = &resizer{podState: s, tasks: w.tasks}
+	w.publish(podplan.Decision{Status: podplan.Status{Phase: podplan.PhasePending}}, snapshot{})
 	return w
 }
 
 func (w *worker) start() { w.a.background.Go(w.run) }
 
-// nudge has the worker look again.
-func (w *worker) nudge() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
-}
-
-// run decides and acts until the pod is gone or the agent closed.
+// run decides and acts until the pod is gone or the agent is closed.
 func (w *worker) run() {
 	for w.a.closing.Err() == nil {
 		next, gone := w.step()
-		if gone && w.bury() {
+		if gone && w.cleanUp() {
 			return
 		}
 		var alarm <-chan time.Time
@@ -124,40 +82,164 @@ func (w *worker) run() {
 	}
 }
 
-// step decides what is due and begins it.
+// step decides what to do now and starts it. It returns when to decide again, if nothing changes
+// before, and whether only the cleanup of the pod is left.
 func (w *worker) step() (next time.Time, gone bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	sandboxes, containers := w.look()
-	care{w}.watch(sandboxes, containers)
-	care{w}.resize(containers)
-	d := podplan.Plan(w.spec(), w.observe(sandboxes, containers), time.Now())
-	care{w}.ration(&d, sandboxes)
+	seen := w.inventory.list()
+	w.prober.watch(seen, w.launcher.starting, w.stopper.stopping)
+	if len(w.launcher.starting) == 0 {
+		w.resizer.apply(seen)
+	}
+	d := podplan.Plan(w.spec(), w.observe(seen), time.Now())
+	w.checkAdmission(&d, seen)
 	w.backoffs = d.Backoffs
 	for _, action := range d.Actions {
 		w.begin(action)
 	}
-	w.publish(d, sandboxes, containers)
-	care{w}.recover()
+	w.publish(d, seen)
+	w.continueEviction()
 	return d.Next, d.Gone && w.idle()
 }
 
-func (w *worker) spec() podplan.Spec {
-	rec := w.rec
-	if w.drained != nil && rec.Want == podplan.Run {
-		rec = *w.drained
+// observe translates what exists and what is under way into podplan's terms. The caller holds w.mu.
+func (w *worker) observe(seen snapshot) podplan.Observed {
+	o := podplan.Observed{
+		Images:         map[string]podplan.Image{},
+		Creating:       w.launcher.creating,
+		Starting:       maps.Clone(w.launcher.starting),
+		SandboxFailure: w.launcher.sandboxFailure,
+		StartFailures:  maps.Clone(w.launcher.startFailures),
+		Backoffs:       w.backoffs,
 	}
-	return podplan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace, FirstAttempt: rec.First, Evicted: rec.Evicted}
+	maps.Copy(o.StartFailures, w.rec.Refused)
+	for _, st := range seen.sandboxes {
+		o.Sandboxes = append(o.Sandboxes, podplan.Sandbox{
+			ID:      st.ID,
+			Attempt: st.Config.GetMetadata().GetAttempt(),
+			State:   view.SandboxState(st),
+			IPs:     w.a.addresses(st),
+		})
+	}
+	for _, st := range seen.containers {
+		if w.launcher.starting[st.Name()] && st.Started.IsZero() {
+			continue
+		}
+		o.Containers = append(o.Containers, podplan.Container{
+			ID: st.ID, Name: st.Name(), Sandbox: st.Sandbox, Attempt: st.Config.GetMetadata().GetAttempt(),
+			State:   view.ContainerState(st),
+			Started: st.Started, Finished: st.Exit.At,
+			ExitCode: st.Exit.Code, OOMKilled: st.Exit.OOMKilled, Reason: st.Reason, Message: w.messages.of(st),
+			Deadline: w.stopper.deadlines[st.ID],
+			Health:   w.prober.health(st.ID),
+			Outdated: outdated(w.rec.Pod, st),
+		})
+	}
+	spec := &w.rec.Pod.Spec
+	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
+		o.Images[c.Image] = w.images.state(c.Image)
+	}
+	for _, c := range spec.EphemeralContainers {
+		o.Images[c.Image] = w.images.state(c.Image)
+	}
+	return o
 }
 
-func (w *worker) record() record {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.rec
+// outdated reports whether a run must make way for a new one, because its container now has another
+// image, or resources that need a restart.
+func outdated(pod *corev1.Pod, run container.Status) bool {
+	c := criconfig.FindContainer(pod, run.Name())
+	if c == nil {
+		return false
+	}
+	image := run.Config.GetImage().GetUserSpecifiedImage()
+	return image != "" && image != c.Image || resizeRestarts(pod, c, run)
 }
 
-// want changes what is to become of the pod. One that is being removed goes on
-// to be: of that only the grace can still change.
+// checkAdmission drops the actions of a pod that doesn't fit on the node, and releases the capacity
+// of one that has ended. What already runs is admitted even if it doesn't fit, and so are the pods of
+// an API server, whose scheduler has done the counting. The caller holds w.mu.
+func (w *worker) checkAdmission(d *podplan.Decision, seen snapshot) {
+	ended := w.spec().Want != podplan.Run || d.Status.Phase == podplan.PhaseSucceeded || d.Status.Phase == podplan.PhaseFailed
+	if ended {
+		if (d.Gone || d.Status.Phase != podplan.PhaseRunning && d.Status.Phase != podplan.PhasePending) && w.a.admitted.Release(w.uid()) {
+			w.a.background.Go(w.a.capacityFreed)
+		}
+		return
+	}
+	force := seen.occupied() || w.launcher.creating || strings.HasPrefix(w.rec.Source, string(source.API))
+	if refusal := w.a.admitted.Admit(w.rec.Pod, force); refusal.Reason != "" {
+		d.Actions, d.Backoffs = nil, w.backoffs
+		d.Status.Reason, d.Status.Message = refusal.Reason, refusal.Message
+	}
+}
+
+// begin starts an action in the background. The caller holds w.mu.
+func (w *worker) begin(action podplan.Action) {
+	switch do := action.(type) {
+	case podplan.CreateSandbox:
+		w.launcher.creating = true
+		w.a.background.Go(func() { w.launcher.createSandbox(do.Attempt) })
+	case podplan.StartContainer:
+		w.launcher.starting[do.Name] = true
+		ctx := w.startCtx
+		w.a.background.Go(func() { w.launcher.startContainer(ctx, do) })
+	case podplan.PullImage:
+		w.images.start(do.Image)
+	case podplan.StopContainer:
+		w.stopper.stop(do)
+	case podplan.StopSandbox:
+		w.tasks.run(do.ID, func(ctx context.Context) error { return w.a.cfg.Sandboxes.Stop(ctx, do.ID) })
+	case podplan.RemoveSandbox:
+		w.tasks.run(do.ID, func(ctx context.Context) error { return w.a.cfg.Sandboxes.Remove(ctx, do.ID) })
+	case podplan.RemoveContainer:
+		delete(w.prober.postStart, do.ID)
+		delete(w.messages.known, do.ID)
+		w.tasks.run(do.ID, func(ctx context.Context) error { return w.removeContainer(ctx, do.ID) })
+	}
+}
+
+func (w *worker) removeContainer(ctx context.Context, id string) error {
+	st, err := w.a.cfg.Containers.Get(id)
+	if err != nil {
+		return nil //nolint:nilerr // it is gone already
+	}
+	if err := w.a.cfg.Containers.Remove(ctx, id); err != nil || st.Log == "" {
+		return err
+	}
+	return logs.Remove(st.Log)
+}
+
+// idle reports whether nothing is under way. The caller holds w.mu.
+func (w *worker) idle() bool {
+	return !w.launcher.creating && len(w.launcher.starting) == 0 && len(w.images.pulls) == 0 && len(w.tasks.running) == 0 && len(w.stopper.deadlines) == 0
+}
+
+// cleanUp removes what the pod has besides its sandboxes, then its record. It reports whether that
+// succeeded.
+func (w *worker) cleanUp() bool {
+	err := w.volumes.remove()
+	if err == nil {
+		err = os.RemoveAll(criconfig.LogDirectory(w.manifest, w.a.cfg.Node()))
+	}
+	if err == nil {
+		err = w.a.records.Delete(w.uid())
+	}
+	if err != nil {
+		w.mu.Lock()
+		w.tasks.running[cleanupTask] = true
+		w.mu.Unlock()
+		w.tasks.finish(cleanupTask, fmt.Errorf("pod %s: %w", w.name(), err), func() { delete(w.tasks.running, cleanupTask) })
+		return false
+	}
+	w.a.forget(w)
+	close(w.gone)
+	return true
+}
+
+// want changes what should become of the pod. A removal can't be taken back: only its grace can
+// still change.
 func (w *worker) want(want podplan.Want, grace *time.Duration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -167,7 +249,7 @@ func (w *worker) want(want podplan.Want, grace *time.Duration) error {
 	}
 	rec.Grace = grace
 	if want == podplan.Run {
-		rec.Since, rec.Started, rec.First, rec.Evicted = time.Time{}, time.Now(), w.nextAttempt(), nil
+		rec.Since, rec.Started, rec.First, rec.Evicted = time.Time{}, time.Now(), w.inventory.nextAttempt(), nil
 	} else if rec.Want == podplan.Run {
 		rec.Since = time.Now()
 	}
@@ -176,36 +258,27 @@ func (w *worker) want(want podplan.Want, grace *time.Duration) error {
 	if want != podplan.Run {
 		put = w.a.records.PutUsingReserve
 	}
-	if err := put(string(rec.Pod.UID), rec); err != nil {
-		return fmt.Errorf("pod %s: %w", nameOf(rec.Pod), err)
+	if err := w.save(put, rec); err != nil {
+		return err
 	}
-	w.rec = rec
-	w.unwanted()
+	w.cancelStarts()
 	if want == podplan.Run {
-		w.wanted, w.unwanted = context.WithCancel(w.a.closing)
-		w.backoffs = w.backoffs.Reset()
-		clear(w.seen.startFailures)
+		w.startCtx, w.cancelStarts = context.WithCancel(w.a.closing)
+		w.resetBackoffs()
 	}
-	// Whoever waits for the pod to be as wanted must not see it as it was.
-	last := w.published.Load().pod
-	last.Want, last.Settled = want, false
-	w.show(last)
+	// A caller of await must not see the state of before.
+	w.published.update(func(p *Pod) { p.Want, p.Finished = want, false })
 	w.nudge()
 	return nil
 }
 
-// nextAttempt is that of the next sandbox. The caller holds w.mu.
-func (w *worker) nextAttempt() uint32 {
-	next := uint32(0)
-	for _, id := range w.sandboxes {
-		if st, err := w.a.cfg.Sandboxes.Get(id); err == nil {
-			next = max(next, st.Config.GetMetadata().GetAttempt()+1)
-		}
-	}
-	return next
+// resetBackoffs makes what has failed be tried again at once. The caller holds w.mu.
+func (w *worker) resetBackoffs() {
+	w.backoffs = w.backoffs.Reset()
+	clear(w.launcher.startFailures)
 }
 
-// drain has the pod stop within the budget, until huskd is started again.
+// drain stops the pod within the budget, until huskd is started again.
 func (w *worker) drain(budget time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -213,17 +286,15 @@ func (w *worker) drain(budget time.Duration) {
 	rec := w.rec
 	rec.Want, rec.Since, rec.Grace = podplan.Stop, time.Now(), &grace
 	w.drained = &rec
-	w.unwanted()
-	last := w.published.Load().pod
-	last.Settled = false
-	w.show(last)
+	w.cancelStarts()
+	w.published.update(func(p *Pod) { p.Finished = false })
 	w.nudge()
 }
 
-// await waits until the pod is as it should be, or gone.
+// await waits until ok returns true for the pod, or the pod is gone.
 func (w *worker) await(ctx context.Context, what string, ok func(Pod) bool) error {
 	for {
-		p := w.pod()
+		p := w.published.pod()
 		if ok(p) {
 			return nil
 		}
@@ -232,7 +303,7 @@ func (w *worker) await(ctx context.Context, what string, ok func(Pod) bool) erro
 			return nil
 		case <-p.Newer:
 		case <-w.a.closing.Done():
-			return fmt.Errorf("pod %s is not %s yet: huskd ends, ask again when it is back", p.Name(), what)
+			return fmt.Errorf("pod %s is not %s yet: huskd is shutting down, try again once it is back", p.Name(), what)
 		case <-ctx.Done():
 			why := ""
 			if p.Problem != "" {
@@ -243,59 +314,13 @@ func (w *worker) await(ctx context.Context, what string, ok func(Pod) bool) erro
 	}
 }
 
-func (w *worker) pod() Pod { return w.published.Load().pod }
-
-// publish makes a decision what List and Get show. The caller holds w.mu.
-func (w *worker) publish(d podplan.Decision, sandboxes []sandbox.Status, containers []container.Status) {
-	settled := w.spec().Want != podplan.Run || d.Status.Phase == podplan.PhaseSucceeded || d.Status.Phase == podplan.PhaseFailed
-	settled = settled && len(d.Actions) == 0 && w.idle()
-	for _, s := range sandboxes {
-		settled = settled && view.Sandbox(s) == podplan.SandboxStopped
-	}
-	p := Pod{
+// publish makes a decision visible to List and Get. The caller holds w.mu.
+func (w *worker) publish(d podplan.Decision, seen snapshot) {
+	finished := w.spec().Want != podplan.Run || d.Status.Phase == podplan.PhaseSucceeded || d.Status.Phase == podplan.PhaseFailed
+	finished = finished && len(d.Actions) == 0 && w.idle() && !seen.occupied()
+	w.published.publish(Pod{
 		Manifest: w.rec.Pod, Source: w.rec.Source, Want: w.rec.Want, Created: w.rec.Started,
-		Status: d.Status, Sandboxes: sandboxes, Containers: containers, Settled: settled, Problem: w.seen.problem, Resize: care{w}.resizeNow(),
-	}
-	for _, progress := range w.underWay.pulls {
-		p.Pulls = append(p.Pulls, progress)
-	}
-	if last := w.published.Load(); last != nil {
-		for _, e := range event.Diff(p.Name(), last.pod.Status, p.Status) {
-			w.a.Events.Add(e)
-		}
-	}
-	w.show(p)
-}
-
-// tell notes an event of the pod.
-func (w *worker) tell(warning bool, container, reason, message string) {
-	w.a.Events.Add(event.Event{Pod: nameOf(w.manifest), Container: container, Warning: warning, Reason: reason, Message: message})
-}
-
-func (w *worker) show(p Pod) {
-	next := &publication{newer: make(chan struct{})}
-	next.pod = p
-	next.pod.Newer = next.newer
-	if last := w.published.Swap(next); last != nil {
-		close(last.newer)
-	}
-	if w.a.cfg.Changed != nil {
-		w.a.cfg.Changed(string(w.manifest.UID))
-	}
-}
-
-// showPulls publishes how far the pulls are.
-func (w *worker) showPulls() {
-	last := w.published.Load().pod
-	last.Pulls = nil
-	for _, progress := range maps.Clone(w.underWay.pulls) {
-		last.Pulls = append(last.Pulls, progress)
-	}
-	w.show(last)
-}
-
-// idle says that nothing is under way.
-func (w *worker) idle() bool {
-	u := w.underWay
-	return !u.creating && len(u.starting) == 0 && len(u.pulls) == 0 && len(u.ending) == 0 && len(u.deadlines) == 0
+		Status: d.Status, Sandboxes: seen.sandboxes, Containers: seen.containers, Pulls: w.images.progress(),
+		Finished: finished, Problem: w.tasks.problem, Resize: w.resizer.status(),
+	})
 }

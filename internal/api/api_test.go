@@ -180,8 +180,8 @@ func TestRunTellsEachFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	events, err := s.run(s.ctx, yaml("a", "x: z")+"---\n"+yaml("b", "x: z")+"---\n"+yaml("c", ""), false)
-	want(t, err, codes.AlreadyExists, "pod default/a is there with another manifest")
-	want(t, err, codes.AlreadyExists, "pod default/b is there with another manifest")
+	want(t, err, codes.AlreadyExists, "pod default/a exists with another manifest")
+	want(t, err, codes.AlreadyExists, "pod default/b exists with another manifest")
 	if len(events) != 1 || events[0].Name != "c" {
 		t.Errorf("of the good one: %v", events)
 	}

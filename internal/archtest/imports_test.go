@@ -93,6 +93,8 @@ var layer = map[string]int{
 	"internal/cluster/nodestats":        edge,
 	"internal/agent/view":               agent,
 	"internal/housekeeping":             agent,
+	"internal/agent/admission":          driver,
+	"internal/agent/idrange":            agent,
 	"internal/agent/event":              driver,
 	"internal/agent/probe":              driver,
 	"internal/agent/volume":             driver,
@@ -135,7 +137,7 @@ var layer = map[string]int{
 
 // allowed are the arrows within a layer, and the few that go up.
 var allowed = map[string][]string{
-	"internal/agent":                    {"internal/agent/source", "internal/agent/view"},
+	"internal/agent":                    {"internal/agent/idrange", "internal/agent/source", "internal/agent/view"},
 	"internal/trace/export":             {"internal/trace"},
 	"internal/agent/source/apiserver":   {"internal/agent/source"},
 	"internal/cluster/kubeletapi":       {"internal/stream"},

@@ -21,7 +21,6 @@ var methodMaxima = map[string]int{
 	// Only tests use it.
 	"internal/cli/huskdtest.Huskd": 47,
 	// To be split by the state that they have.
-	"internal/agent.worker":          62,
 	"internal/bench.record":          44,
 	"internal/cli.app":               31,
 	"internal/container.box":         42,

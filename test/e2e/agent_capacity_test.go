@@ -25,12 +25,12 @@ func TestCapacity(t *testing.T) {
 	}
 	most := fmt.Sprintf("memory: %dKi", kilobytes/10*6)
 	w.run(asks("huge", "cpu: 1000", ""))
-	w.turnOut(map[string]string{"huge": `OutOfcpu: the pod asks for 1k of cpu; .* of the node's \d+ are taken: it starts when there is room`})
+	w.turnOut(map[string]string{"huge": `OutOfcpu: the pod requests 1k of cpu; other pods have .* of the node's \d+: it starts when enough is free`})
 	if out := w.MustHusk("ps"); !strings.Contains(out, "OutOfcpu") {
 		t.Error(out)
 	}
 	for _, command := range []string{"events", "describe"} {
-		if out := w.MustHusk(command, "huge"); !strings.Contains(out, "OutOfcpu") || !strings.Contains(out, "it starts when there is room") {
+		if out := w.MustHusk(command, "huge"); !strings.Contains(out, "OutOfcpu") || !strings.Contains(out, "it starts when enough is free") {
 			t.Errorf("husk %s: %s", command, out)
 		}
 	}

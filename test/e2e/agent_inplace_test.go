@@ -71,7 +71,7 @@ func TestChange(t *testing.T) {
 		}
 	})
 	other := text("96Mi", "localhost/again:1", "env: [{name: A, value: b}], ")
-	w.fails("more than can be changed", w.run(other), 1, `husk: pod default/web is there with another manifest \(from run\): husk run --replace replaces it, husk rm -f default/web removes it`)
+	w.fails("more than can be changed", w.run(other), 1, `husk: pod default/web exists with another manifest \(from run\): husk run --replace replaces it, husk rm -f default/web removes it`)
 	c, _ := began()
 	if r := w.run(other, "--replace", "--wait"); r.Code != 0 || !strings.HasPrefix(r.Stdout, "pod default/web ready ") {
 		t.Errorf("%+v", r)

@@ -24,7 +24,7 @@ func TestBadName(t *testing.T) {
 	}
 	const (
 		unknown   = `husk: no pod "absent": husk ps -a lists them`
-		ambiguous = `husk: "twin" could be (blue/twin or red/twin|red/twin or blue/twin): give more of it`
+		ambiguous = `husk: "twin" is ambiguous, it may be (blue/twin or red/twin|red/twin or blue/twin): give the namespace or more of the ID`
 	)
 	for _, verb := range []struct {
 		before, after []string

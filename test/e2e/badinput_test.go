@@ -240,7 +240,7 @@ func TestBadManifest(t *testing.T) {
 	w.fails("good and bad", w.Husk("run", file("good.yaml", podOf("good", only("tty: false"))), filepath.Join(w.Dir, "missing.yaml")), 1, `husk: .*/missing.yaml.*`)
 	// Another pod of a name that is taken: the one that runs stays.
 	w.fails("another other", w.run(podOf("other", only("command: [/bin/sleep, '1']"))), 1,
-		`husk: pod default/other is there with another manifest \(from .*\): husk run --replace replaces it, husk rm -f default/other removes it`)
+		`husk: pod default/other exists with another manifest \(from .*\): husk run --replace replaces it, husk rm -f default/other removes it`)
 	if out := w.MustHusk("ps", "-a"); strings.Count(out, "\n") != 2 {
 		t.Errorf("there are more pods than one:\n%s", out)
 	}

@@ -1,4 +1,4 @@
-// Package view says in the planner's words how sandboxes and containers are.
+// Package view translates the states of sandboxes and containers into those of podplan.
 package view
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
-// Sandbox says how far a sandbox is.
-func Sandbox(st sandbox.Status) podplan.SandboxState {
+// SandboxState returns the state of a sandbox.
+func SandboxState(st sandbox.Status) podplan.SandboxState {
 	switch st.State {
 	case sandboxstate.Ready:
 		return podplan.SandboxReady
@@ -26,8 +26,8 @@ func Sandbox(st sandbox.Status) podplan.SandboxState {
 	return podplan.SandboxLost
 }
 
-// Container says how far a container is.
-func Container(st container.Status) podplan.ContainerState {
+// ContainerState returns the state of a container.
+func ContainerState(st container.Status) podplan.ContainerState {
 	switch {
 	case st.Started.IsZero():
 		return podplan.ContainerCreated
@@ -43,10 +43,10 @@ func Container(st container.Status) podplan.ContainerState {
 	return podplan.ContainerUnknown
 }
 
-// Addresses are the sandbox's, or the node's for one in the node's network. One
-// that is stopped has none.
+// Addresses returns the IP addresses of a sandbox: the node's if it uses the node's network, none
+// if it is stopped.
 func Addresses(st sandbox.Status, node func() []string) []string {
-	if Sandbox(st) == podplan.SandboxStopped {
+	if SandboxState(st) == podplan.SandboxStopped {
 		return nil
 	}
 	if st.HostNetwork() {
@@ -59,7 +59,7 @@ func Addresses(st sandbox.Status, node func() []string) []string {
 	return out
 }
 
-// Failure is an action that failed just now.
+// Failure returns err as the failure of an action that failed just now.
 func Failure(err error) podplan.Failure {
 	f := podplan.Failure{At: time.Now(), Message: err.Error()}
 	if refusal, ok := errors.AsType[*oci.StartError](err); ok && (refusal.Code == 126 || refusal.Code == 127) {

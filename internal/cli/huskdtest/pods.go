@@ -146,7 +146,7 @@ func (h *Huskd) admit(d *document) (pod *huskv1.Pod, unchanged bool, err error) 
 			x, _ := json.Marshal(d)
 			y, _ := json.Marshal(h.given[name])
 			if unchanged = bytes.Equal(x, y); !unchanged {
-				err = status.Errorf(codes.AlreadyExists, "pod %s is there with another manifest: husk rm -f %s removes it", name, name)
+				err = status.Errorf(codes.AlreadyExists, "pod %s exists with another manifest: husk rm -f %s removes it", name, name)
 			}
 			return
 		}

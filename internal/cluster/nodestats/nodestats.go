@@ -48,7 +48,7 @@ type running struct {
 func (s Source) running() (out []running) {
 	for _, p := range s.Pods() {
 		st, ok := p.Sandbox()
-		if !ok || view.Sandbox(st) != podplan.SandboxReady {
+		if !ok || view.SandboxState(st) != podplan.SandboxReady {
 			continue
 		}
 		r := running{Pod: p, name: p.Manifest.Name, sandbox: st}
@@ -56,7 +56,7 @@ func (s Source) running() (out []running) {
 			r.name += "-" + s.Node // the name of its mirror pod
 		}
 		for _, c := range p.Containers {
-			if c.Sandbox == st.ID && view.Container(c) == podplan.ContainerRunning {
+			if c.Sandbox == st.ID && view.ContainerState(c) == podplan.ContainerRunning {
 				r.containers = append(r.containers, c)
 			}
 		}

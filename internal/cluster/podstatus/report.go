@@ -196,7 +196,7 @@ func (r *Reporter) tell(ctx context.Context, pod *corev1.Pod, p agent.Pod, known
 	switch {
 	case known:
 		next.status = statusOf(pod, p, r.CRI(), time.Now())
-		ended = p.Settled && p.Want != podplan.Run
+		ended = p.Finished && p.Want != podplan.Run
 	case pod.DeletionTimestamp != nil:
 		next.status, ended = pod.Status, true
 	case isRefused:

@@ -184,7 +184,7 @@ func TestTellsAndDeletes(t *testing.T) {
 	h.never(http.MethodDelete, at)
 	status.Phase, status.SandboxReady = podplan.PhaseStopped, false
 	status.Containers = []podplan.ContainerStatus{{Name: "c", State: podplan.Terminated, Reason: "Completed", Started: time.Now(), Finished: time.Now()}}
-	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Stop, Settled: true, Status: status})
+	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Stop, Finished: true, Status: status})
 	h.Nudge()
 	h.sent(http.MethodPatch, at+"/status", phase("Succeeded"))
 	body = h.sent(http.MethodDelete, at, nil)

@@ -10,12 +10,43 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// minPrefix is how much of an ID must be given.
+// List returns all pods, newest first.
+func (a *Agent) List() []Pod {
+	a.mu.RLock()
+	list := make([]Pod, 0, len(a.workers))
+	for _, w := range a.workers {
+		list = append(list, w.published.pod())
+	}
+	a.mu.RUnlock()
+	slices.SortFunc(list, func(x, y Pod) int { return y.Created.Compare(x.Created) })
+	return list
+}
+
+// Get returns the pod with that UID.
+func (a *Agent) Get(uid string) (Pod, error) {
+	w, err := a.worker(uid)
+	if err != nil {
+		return Pod{}, err
+	}
+	return w.published.pod(), nil
+}
+
+func (a *Agent) worker(uid string) (*worker, error) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	for _, w := range a.workers {
+		if w.uid() == uid {
+			return w, nil
+		}
+	}
+	return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("pod %s not found: it was removed", uid))
+}
+
+// minPrefix is the least length of the prefix of an ID.
 const minPrefix = 3
 
-// Find returns the pod that a person means: by [namespace/]name, or by the
-// beginning of its UID, of a sandbox's ID or of a container's. With a
-// container's, the container's name is returned too.
+// Find returns the pod that a user names: by [namespace/]name, or by a prefix of its UID, of a
+// sandbox's ID or of a container's ID. For a container's ID it returns the container's name too.
 func (a *Agent) Find(name string) (p Pod, containerName string, err error) {
 	pods := a.List()
 	for _, full := range []string{name, manifest.DefaultNamespace + "/" + name} {
@@ -53,9 +84,10 @@ func (a *Agent) Find(name string) (p Pod, containerName string, err error) {
 	for _, m := range matches {
 		names = append(names, strings.TrimSuffix(m.pod.Name()+" "+m.container, " "))
 	}
-	return Pod{}, "", errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%q could be %s: give more of it", name, strings.Join(names, " or ")))
+	return Pod{}, "", errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%q is ambiguous, it may be %s: give the namespace or more of the ID", name, strings.Join(names, " or ")))
 }
 
+// hasID reports whether the UID or a sandbox's ID begins with prefix.
 func (p Pod) hasID(prefix string) bool {
 	if strings.HasPrefix(string(p.Manifest.UID), prefix) {
 		return true

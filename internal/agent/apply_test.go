@@ -31,7 +31,7 @@ func podFrom(t *testing.T, text string) *corev1.Pod {
 
 func TestInPlace(t *testing.T) {
 	t.Parallel()
-	there := podFrom(t, sized)
+	existing := podFrom(t, sized)
 	for name, c := range map[string]struct {
 		from, to string
 		ok       bool
@@ -49,44 +49,44 @@ func TestInPlace(t *testing.T) {
 		"another policy":      {"spec:", "spec:\n  restartPolicy: Never", false},
 	} {
 		declared := podFrom(t, strings.Replace(sized, c.from, c.to, 1))
-		got, ok := inPlace(declared, there)
+		got, ok := inPlace(declared, existing)
 		if ok != c.ok {
-			t.Errorf("%s: %t", name, ok)
+			t.Errorf("%s: in place: %t, want %t", name, ok, c.ok)
 		}
-		if ok && (got.UID != there.UID || manifest.Hash(got) != manifest.Hash(declared)) {
-			t.Errorf("%s: it is %+v", name, got)
+		if ok && (got.UID != existing.UID || manifest.Hash(got) != manifest.Hash(declared)) {
+			t.Errorf("%s: got %+v", name, got)
 		}
 	}
-	// What isn't started again can't get another image.
+	// A container that is never restarted can't get another image.
 	never := podFrom(t, strings.Replace(sized, "spec:", "spec:\n  restartPolicy: Never", 1))
 	declared := podFrom(t, strings.Replace(strings.Replace(sized, "spec:", "spec:\n  restartPolicy: Never", 1), "'reg.test/web:1', resources", "'reg.test/web:2', resources", 1))
 	if _, ok := inPlace(declared, never); ok {
-		t.Error("an image was changed that nothing is started of again")
+		t.Error("changed an image that needs a restart, though restartPolicy is Never")
 	}
 	declared = podFrom(t, strings.Replace(strings.Replace(sized, "spec:", "spec:\n  restartPolicy: Never", 1), "'reg.test/web:1', resizePolicy", "'reg.test/web:1', resources: {limits: {memory: 1Gi}}, resizePolicy", 1))
 	if _, ok := inPlace(declared, never); ok {
-		t.Error("resources were changed for which nothing is started again")
+		t.Error("changed resources that need a restart, though restartPolicy is Never")
 	}
 }
 
 func TestReplace(t *testing.T) {
 	t.Parallel()
-	h := open(t)
+	h := newHarness(t)
 	web := parse(t, "web", "")
 	h.apply(web)
-	h.until(string(web.UID), "waiting", waits)
+	h.waitFor(string(web.UID), "waiting for its image", imageMissing)
 	other := parse(t, "web", ", labels: {a: b}")
 	if err := h.Replace(other, "file:/x"); err != nil {
 		t.Fatal(err)
 	}
 	if p, err := h.Get(string(web.UID)); err != nil || p.Want != "run" {
-		t.Errorf("a pod of another source made way: %v, %v", p.Want, err)
+		t.Errorf("replaced a pod of another source: %v, %v", p.Want, err)
 	}
 	if err := h.Replace(other, "run"); err != nil {
 		t.Fatal(err)
 	}
 	h.apply(other)
 	if p, err := h.Get(string(other.UID)); err != nil || p.Manifest.Labels["a"] != "b" || h.names() != "web" {
-		t.Errorf("there is %s: %v", h.names(), err)
+		t.Errorf("the pods are %s: %v", h.names(), err)
 	}
 }

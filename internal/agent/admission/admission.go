@@ -1,0 +1,139 @@
+// Package admission decides which pods fit on the node. It adds up the CPU and memory requests of
+// the pods that run and refuses what would exceed the node's capacity.
+package admission
+
+import (
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/huskd/husk/internal/manifest/criconfig"
+)
+
+// Ledger holds the requests of the admitted pods. Unlike with the kubelet, a pod that doesn't fit
+// has not failed: it starts once enough is free.
+type Ledger struct {
+	node func() criconfig.Node
+
+	mu       sync.Mutex
+	admitted map[string]requests // by UID
+}
+
+type requests map[corev1.ResourceName]resource.Quantity
+
+// counted are the resources whose requests must not exceed the node's capacity.
+var counted = []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory}
+
+// Refusal is why a pod is not admitted or not resized: a reason of one word and a message. The
+// zero value is no refusal.
+type Refusal struct{ Reason, Message string }
+
+// NewLedger returns a ledger for the node, without pods.
+func NewLedger(node func() criconfig.Node) *Ledger {
+	return &Ledger{node: node, admitted: map[string]requests{}}
+}
+
+// Admit admits a pod if it fits. A pod that is already admitted keeps what it has. With force the
+// pod is admitted even if it doesn't fit.
+func (l *Ledger) Admit(pod *corev1.Pod, force bool) Refusal {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.admitted[string(pod.UID)]; ok {
+		return Refusal{}
+	}
+	wanted := requestsOf(pod)
+	if len(wanted) > 0 && !force {
+		capacity := capacityOf(l.node())
+		for _, name := range counted {
+			used, q, limit := l.used(name, ""), wanted[name], capacity[name]
+			if exceeds(used, q, limit) {
+				return Refusal{"OutOf" + string(name), fmt.Sprintf("the pod requests %s of %s; other pods have %s of the node's %s: it starts when enough is free", q.String(), name, used.String(), limit.String())}
+			}
+		}
+	}
+	l.admitted[string(pod.UID)] = wanted
+	return Refusal{}
+}
+
+// Resize changes the requests of an admitted pod to those that it has now. It reports whether that
+// freed anything, or why the pod keeps its former requests. A request can always shrink. A pod that
+// is not admitted is ignored: it is checked when it starts.
+func (l *Ledger) Resize(pod *corev1.Pod) (refusal Refusal, freed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	uid := string(pod.UID)
+	former, ok := l.admitted[uid]
+	if !ok {
+		return Refusal{}, false
+	}
+	wanted, capacity := requestsOf(pod), capacityOf(l.node())
+	for _, name := range counted {
+		q, before, limit := wanted[name], former[name], capacity[name]
+		used := l.used(name, uid)
+		switch {
+		case q.Cmp(before) <= 0:
+			freed = freed || q.Cmp(before) < 0
+		case exceeds(resource.Quantity{}, q, limit):
+			return Refusal{corev1.PodReasonInfeasible, fmt.Sprintf("the pod requests %s of %s; the node has %s: the pod is not resized", q.String(), name, limit.String())}, false
+		case exceeds(used, q, limit):
+			return Refusal{corev1.PodReasonDeferred, fmt.Sprintf("the pod requests %s of %s; other pods have %s of the node's %s: it is resized when enough is free", q.String(), name, used.String(), limit.String())}, false
+		}
+	}
+	l.admitted[uid] = wanted
+	return Refusal{}, freed
+}
+
+// Restore sets the requests of an admitted pod back to those of pod, whether they fit or not.
+func (l *Ledger) Restore(pod *corev1.Pod) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.admitted[string(pod.UID)]; ok {
+		l.admitted[string(pod.UID)] = requestsOf(pod)
+	}
+}
+
+// Release removes a pod and reports whether that freed anything.
+func (l *Ledger) Release(uid string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	freed := len(l.admitted[uid]) > 0
+	delete(l.admitted, uid)
+	return freed
+}
+
+// used adds up what all pods but one request of a resource. The caller holds l.mu.
+func (l *Ledger) used(name corev1.ResourceName, except string) resource.Quantity {
+	sum := resource.Quantity{}
+	for uid, r := range l.admitted {
+		if uid != except {
+			sum.Add(r[name])
+		}
+	}
+	return sum
+}
+
+// exceeds reports whether a request doesn't fit. A limit of zero is unknown, and never exceeded.
+func exceeds(used, request, limit resource.Quantity) bool {
+	sum := used.DeepCopy()
+	sum.Add(request)
+	return !request.IsZero() && !limit.IsZero() && sum.Cmp(limit) > 0
+}
+
+func requestsOf(pod *corev1.Pod) requests {
+	out := requests{}
+	for _, name := range counted {
+		if q := criconfig.Requested(pod, name); !q.IsZero() {
+			out[name] = q
+		}
+	}
+	return out
+}
+
+func capacityOf(n criconfig.Node) corev1.ResourceList {
+	return corev1.ResourceList{
+		corev1.ResourceCPU:    *resource.NewQuantity(int64(n.CPUs), resource.DecimalSI),
+		corev1.ResourceMemory: *resource.NewQuantity(n.Memory, resource.BinarySI),
+	}
+}

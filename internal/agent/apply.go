@@ -1,0 +1,180 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/manifest"
+)
+
+// Apply starts a pod. It returns once the pod is recorded on disk, and doesn't wait for the start. A
+// pod that exists unchanged is left as it is, but is started again if it was stopped. Apply waits
+// for a pod of the same name that is being removed. The pod keeps copies of the objects it
+// references.
+func (a *Agent) Apply(ctx context.Context, pod *corev1.Pod, objects manifest.Objects, source string) (p Pod, unchanged bool, err error) {
+	for {
+		w, before, err := a.admit(declaration{pod: pod, objects: objects.Of(pod), source: source})
+		if err != nil {
+			return Pod{}, false, err
+		}
+		if w == nil {
+			select {
+			case <-before.gone:
+				continue
+			case <-ctx.Done():
+				return Pod{}, false, fmt.Errorf("pod %s is still being removed: %w", nameOf(pod), ctx.Err())
+			}
+		}
+		if unchanged := before != nil; unchanged {
+			return w.published.pod(), true, nil
+		}
+		if err := a.cfg.Journal.Sync(ctx); err != nil {
+			return Pod{}, false, fmt.Errorf("pod %s runs, but would be lost in a power failure: %w", nameOf(pod), err)
+		}
+		return w.published.pod(), false, nil
+	}
+}
+
+// admit returns the worker that runs the pod. before is that worker if it ran the same pod already.
+// If another pod of that name must be gone first, w is nil and before is that pod's worker.
+func (a *Agent) admit(d declaration) (w, before *worker, err error) {
+	pod := d.pod
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.draining {
+		return nil, nil, errdefs.ErrUnavailable.WithMessage("huskd is shutting down: run the pod once it is up again")
+	}
+	name := nameOf(pod)
+	if w := a.workers[name]; w != nil {
+		rec := w.record()
+		if rec.Want == podplan.Remove {
+			return nil, w, nil
+		}
+		if manifest.Hash(rec.declared()) == manifest.Hash(pod) {
+			before = w
+		} else {
+			changed, ok := inPlace(pod, rec.declared())
+			if !ok || rec.Source != d.source {
+				return nil, nil, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf(
+					"pod %s exists with another manifest (from %s): husk run --replace replaces it, husk rm -f %s removes it", name, rec.Source, name))
+			}
+			if err := w.change(changed); err != nil {
+				return nil, nil, err
+			}
+		}
+		if err := w.setObjects(d.objects); err != nil || rec.Want == podplan.Run {
+			return w, before, err
+		}
+		return w, nil, w.want(podplan.Run, nil)
+	}
+	for _, other := range a.workers {
+		if other.manifest.UID == pod.UID {
+			return nil, nil, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf(
+				"pod %s has the UID of pod %s: leave metadata.uid out of its manifest", name, other.name()))
+		}
+	}
+	rec := record{Pod: pod, Objects: d.objects, Source: d.source, Want: podplan.Run, Started: time.Now()}
+	if err := a.records.Put(string(pod.UID), rec); err != nil {
+		return nil, nil, fmt.Errorf("pod %s: %w", name, err)
+	}
+	w = a.newWorker(rec)
+	a.workers[name] = w
+	if ignored := manifest.Ignored(pod); len(ignored) > 0 && !strings.HasPrefix(rec.Source, string(source.API)) {
+		w.normalEvent("Ignored", "no effect without a cluster: "+strings.Join(ignored, ", "))
+	}
+	w.start()
+	return w, nil, nil
+}
+
+// Replace removes the pod of that name, so that this one can be applied. It does nothing if the
+// existing pod is of another source, or can be changed into this one while it runs.
+func (a *Agent) Replace(pod *corev1.Pod, source string) error {
+	a.mu.RLock()
+	w := a.workers[nameOf(pod)]
+	a.mu.RUnlock()
+	if w == nil {
+		return nil
+	}
+	rec := w.record()
+	if _, ok := inPlace(pod, rec.declared()); ok || rec.Source != source || rec.Want == podplan.Remove {
+		return nil
+	}
+	return w.want(podplan.Remove, nil)
+}
+
+// Stop stops a pod and waits until nothing of it runs. The pod stays known. A grace that is not nil
+// replaces the pod's own.
+func (a *Agent) Stop(ctx context.Context, uid string, grace *time.Duration) error {
+	w, err := a.worker(uid)
+	if err != nil {
+		return err
+	}
+	if w.record().Want == podplan.Run || grace != nil {
+		if err := w.want(podplan.Stop, grace); err != nil {
+			return err
+		}
+		if err := a.cfg.Journal.Sync(ctx); err != nil {
+			return fmt.Errorf("pod %s is being stopped, but would run again after a power failure: %w", w.name(), err)
+		}
+	}
+	return w.await(ctx, "stopped", func(p Pod) bool { return p.Finished })
+}
+
+// Remove stops a pod and removes it with its volumes and logs. It refuses a pod that is declared:
+// that one has to be removed where it is declared.
+func (a *Agent) Remove(ctx context.Context, uid string) error {
+	w, err := a.worker(uid)
+	if err != nil {
+		return err
+	}
+	rec := w.record()
+	if at, ok := a.declaredAt(rec); ok {
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("pod %s is declared in %s: remove it there, or husk stop %s", w.name(), at, rec.Pod.Name))
+	}
+	if rec.Want != podplan.Remove {
+		if err := w.want(podplan.Remove, nil); err != nil {
+			return err
+		}
+		if err := a.cfg.Journal.Sync(ctx); err != nil {
+			return fmt.Errorf("pod %s is being removed, but would exist again after a power failure: %w", w.name(), err)
+		}
+	}
+	return w.await(ctx, "removed", func(Pod) bool { return false })
+}
+
+// Drain stops all pods within the budget, and refuses new ones. The pods run again when huskd
+// starts. Drain calls stopped for each pod with the error if it did not stop in time, and returns
+// all errors.
+func (a *Agent) Drain(ctx context.Context, budget time.Duration, stopped func(p Pod, err error)) error {
+	a.mu.Lock()
+	a.draining = true
+	all := make([]*worker, 0, len(a.workers))
+	for _, w := range a.workers {
+		all = append(all, w)
+	}
+	a.mu.Unlock()
+	type result struct {
+		w   *worker
+		err error
+	}
+	results := make(chan result)
+	for _, w := range all {
+		w.drain(budget)
+		go func() { results <- result{w, w.await(ctx, "stopped", func(p Pod) bool { return p.Finished })} }()
+	}
+	var failures []error
+	for range all {
+		r := <-results
+		stopped(r.w.published.pod(), r.err)
+		failures = append(failures, r.err)
+	}
+	return errors.Join(failures...)
+}

@@ -1,0 +1,52 @@
+package agent
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/agent/source"
+)
+
+// Evict makes a running pod fail at once, with that message, and frees its disk space.
+func (a *Agent) Evict(uid, message string) error {
+	w, err := a.worker(uid)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	rec := w.rec
+	if phase := w.published.pod().Status.Phase; rec.Want != podplan.Run || rec.Evicted != nil || phase == podplan.PhaseFailed || phase == podplan.PhaseSucceeded {
+		return nil
+	}
+	rec.Evicted = &podplan.Eviction{At: time.Now(), Message: message}
+	if err := w.save(a.records.PutUsingReserve, rec); err != nil {
+		return err
+	}
+	w.cancelStarts()
+	w.warningEvent("", "Evicted", message)
+	a.cfg.Log.Warn("agent: evicting a pod", "pod", w.name(), "reason", message)
+	w.nudge()
+	return nil
+}
+
+// continueEviction frees the disk space of an evicted pod that has ended. A pod whose restartPolicy
+// is Always runs again after a pause, unless it is an API server's. The caller holds mu.
+func (w *worker) continueEviction() {
+	e := w.rec.Evicted
+	if e == nil || !w.published.pod().Finished || w.rec.Want == podplan.Remove {
+		return
+	}
+	if !e.Emptied {
+		w.tasks.run(evictTask, w.volumes.removeEvicted)
+		return
+	}
+	restart := w.rec.Pod.Spec.RestartPolicy == corev1.RestartPolicyAlways && !strings.HasPrefix(w.rec.Source, string(source.API))
+	if restart && w.spec().Want == podplan.Run && !time.Now().Before(e.At.Add(podplan.EvictionBackoff)) {
+		w.tasks.run(evictTask, func(context.Context) error { return w.want(podplan.Run, nil) })
+	}
+}

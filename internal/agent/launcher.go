@@ -1,0 +1,208 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/agent/idrange"
+	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/agent/view"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/trace"
+)
+
+// launcher creates the sandboxes of a pod and starts its containers.
+type launcher struct {
+	*podState
+	inventory *inventory
+	volumes   *volumes
+	messages  *messages
+	prober    *prober
+
+	creating       bool            // a sandbox
+	starting       map[string]bool // containers, by name
+	sandboxFailure podplan.Failure
+	startFailures  map[string]podplan.Failure // by container name
+}
+
+func (l *launcher) createSandbox(attempt uint32) {
+	config := criconfig.SandboxConfig(l.record().Pod, attempt, l.a.cfg.Node())
+	config.Labels[Label] = "true"
+	ctx, end := l.span(l.a.closing, "agent/CreateSandbox")
+	st, err := l.runSandbox(ctx, config, criconfig.Handler(l.manifest))
+	end(err)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.nudge()
+	l.creating = false
+	if err != nil {
+		l.sandboxFailure = view.Failure(err)
+		l.warn("agent: creating a sandbox failed", err)
+		return
+	}
+	l.inventory.add(st.ID)
+}
+
+// runSandbox runs a sandbox, with its own user IDs if the pod sets hostUsers: false.
+func (l *launcher) runSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (sandbox.Status, error) {
+	if users := l.manifest.Spec.HostUsers; users != nil && !*users {
+		release, err := l.a.idRanges.Assign(config, l.a.cfg.Sandboxes.List)
+		if err != nil {
+			return sandbox.Status{}, err
+		}
+		defer release()
+	}
+	return l.a.cfg.Sandboxes.Run(ctx, config, handler)
+}
+
+// startContainer starts a container and runs its postStart hook, which ctx cancels.
+func (l *launcher) startContainer(ctx context.Context, do podplan.StartContainer) {
+	id, err := l.createAndStart(do)
+	if err == nil {
+		l.prober.runPostStart(ctx, id, criconfig.FindContainer(l.record().Pod, do.Name))
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.nudge()
+	delete(l.starting, do.Name)
+	if err != nil {
+		f := view.Failure(err)
+		if _, is := errors.AsType[configError](err); is {
+			f.Reason = "CreateContainerConfigError"
+		}
+		l.startFailures[do.Name] = f
+		l.refuseEphemeral(do.Name, f)
+		l.warn("agent: starting a container failed", err)
+	}
+}
+
+// configError is an error of a container that has no config, because something that its manifest
+// references is missing.
+type configError struct{ error }
+
+func (e configError) Unwrap() error { return e.error }
+
+// createAndStart returns an error if the container never ran; the container is removed then. If it
+// did run, its status says how it ended.
+func (l *launcher) createAndStart(do podplan.StartContainer) (id string, err error) {
+	ctx, end := l.span(l.a.closing, "agent/StartContainer", trace.ContainerName, do.Name)
+	defer func() { end(err) }()
+	config, err := l.containerConfig(do)
+	if err != nil {
+		return "", configError{err}
+	}
+	config.Labels[Label] = "true"
+	if st, err := l.a.cfg.Sandboxes.Get(do.Sandbox); err == nil {
+		idrange.Apply(config, st.Config)
+	}
+	st, err := l.a.cfg.Containers.Create(ctx, do.Sandbox, config)
+	if err != nil {
+		return "", err
+	}
+	err = l.a.cfg.Containers.Start(ctx, st.ID)
+	if st, getErr := l.a.cfg.Containers.Get(st.ID); err != nil && getErr == nil && !st.Started.IsZero() {
+		l.warn("agent: starting a container failed", err)
+		return st.ID, nil
+	}
+	if err != nil {
+		err = errors.Join(err, l.a.cfg.Containers.Remove(ctx, st.ID))
+	}
+	return st.ID, err
+}
+
+// containerConfig returns CRI's config of a container, after preparing what it needs on the node.
+func (l *launcher) containerConfig(do podplan.StartContainer) (*runtimeapi.ContainerConfig, error) {
+	rec, node := l.record(), l.a.cfg.Node()
+	c := criconfig.FindContainer(rec.Pod, do.Name)
+	st, err := l.a.cfg.Sandboxes.Get(do.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	img, err := l.a.cfg.Images.Get(c.Image)
+	if err != nil {
+		return nil, err
+	}
+	run := criconfig.Run{
+		Attempt:   do.Attempt,
+		PodIPs:    l.a.addresses(st),
+		ImageRef:  img.ID,
+		ImageUser: img.Config.User,
+		Objects:   rec.Objects,
+	}
+	if err := l.volumes.mount(c, &run); err != nil {
+		return nil, err
+	}
+	if err := writeHosts(l.a.cfg.Sandboxes.Files(st).Hosts, rec.Pod, run.PodIPs, node); err != nil {
+		return nil, err
+	}
+	if err := l.messages.mount(c, &run); err != nil {
+		return nil, err
+	}
+	config, err := criconfig.ContainerConfig(rec.Pod, c, run, node)
+	if err == nil {
+		err = l.targetProcesses(config, rec.Pod, do.Sandbox)
+	}
+	return config, err
+}
+
+// writeHosts writes the pod's /etc/hosts. Running containers have it mounted, so that it is left
+// alone if it is right.
+func writeHosts(path string, pod *corev1.Pod, ips []string, n criconfig.Node) error {
+	node, err := os.ReadFile("/etc/hosts")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	want := criconfig.HostsFile(pod, ips, node, n)
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, want) {
+		return nil
+	}
+	return os.WriteFile(path, want, 0o644)
+}
+
+// targetProcesses makes an ephemeral container share the processes of the container that it
+// targets, which must run. It leaves other containers as they are.
+func (l *launcher) targetProcesses(config *runtimeapi.ContainerConfig, pod *corev1.Pod, sandbox string) error {
+	i := ephemeralIndex(pod, config.GetMetadata().GetName())
+	if i < 0 || pod.Spec.EphemeralContainers[i].TargetContainerName == "" {
+		return nil
+	}
+	c := pod.Spec.EphemeralContainers[i]
+	runs := l.a.cfg.Containers.List(sandbox)
+	at := slices.IndexFunc(runs, func(st container.Status) bool {
+		return st.Name() == c.TargetContainerName && view.ContainerState(st) == podplan.ContainerRunning
+	})
+	if at < 0 {
+		return fmt.Errorf("container %q: its target, container %q, is not running", c.Name, c.TargetContainerName)
+	}
+	options := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	options.Pid, options.TargetId = runtimeapi.NamespaceMode_TARGET, runs[at].ID
+	return nil
+}
+
+// refuseEphemeral records that the program of an ephemeral container can't be started. The
+// container has ended by that, and isn't tried again. The caller holds mu.
+func (l *launcher) refuseEphemeral(name string, f podplan.Failure) {
+	if f.ExitCode == 0 || ephemeralIndex(l.rec.Pod, name) < 0 {
+		return
+	}
+	rec := l.rec
+	rec.Refused = map[string]podplan.Failure{name: f}
+	maps.Copy(rec.Refused, l.rec.Refused)
+	if err := l.save(l.a.records.Put, rec); err != nil {
+		l.a.cfg.Log.Error("agent: an ephemeral container will be tried again", "container", name, "error", err)
+	}
+}
+
+func ephemeralIndex(pod *corev1.Pod, name string) int {
+	return slices.IndexFunc(pod.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == name })
+}
