@@ -18,14 +18,14 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// firstLink is a pod's interface in its first network.
+// firstLink is the name of a pod's interface in its first network.
 const firstLink = "eth0"
 
-// Attach attaches a sandbox to its networks: those that the node has by
-// default, then those that the pod names. For the same sandbox it answers the
-// same again. If it fails, all that was attached is detached, or owed.
+// Attach attaches a sandbox to its networks: the node's default networks, then those
+// that the pod's annotations name. It is idempotent. If it fails, it detaches the
+// sandbox from all of them.
 func (h *Host) Attach(ctx context.Context, a pod.Attachment) ([]pod.Attached, error) {
-	asked, err := request.Read(a.Annotations)
+	requested, err := request.Read(a.Annotations)
 	if err != nil {
 		return nil, errdefs.ErrInvalidArgument.WithMessage(strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
@@ -33,12 +33,12 @@ func (h *Host) Attach(ctx context.Context, a pod.Attachment) ([]pod.Attached, er
 	if networks.Err != nil {
 		return nil, networks.Err
 	}
-	wants, err := h.wants(networks, a, asked)
+	wants, err := h.wants(networks, a, requested)
 	if err != nil {
 		return nil, err
 	}
 	if len(wants) == 0 {
-		a.IPs, a.MAC, a.Bandwidth = asked.First.Addresses(), asked.First.MAC, asked.Bandwidth
+		a.IPs, a.MAC, a.Bandwidth = requested.First.Addresses(), requested.First.MAC, requested.Bandwidth
 		one, err := h.cfg.Builtin.Attach(ctx, a)
 		if err != nil {
 			return nil, err
@@ -62,24 +62,24 @@ func (h *Host) Attach(ctx context.Context, a pod.Attachment) ([]pod.Attached, er
 	return all, nil
 }
 
-// want is one network that a sandbox shall be attached to.
+// want is a network that a sandbox should be attached to.
 type want struct {
 	network conf.Network
 	facts   request.Facts
 	link    request.Interface
 }
 
-// wants returns the networks for a sandbox. None means the built-in one.
-func (h *Host) wants(networks conf.State, a pod.Attachment, asked request.Request) ([]want, error) {
+// wants returns the networks of a sandbox; none means Builtin.
+func (h *Host) wants(networks conf.State, a pod.Attachment, requested request.Request) ([]want, error) {
 	h.mu.Lock()
-	about := request.Facts{Attachment: a, Ranges: h.ranges, Bandwidth: asked.Bandwidth}
+	facts := request.Facts{Attachment: a, Ranges: h.ranges, Bandwidth: requested.Bandwidth}
 	h.mu.Unlock()
 	defaults := h.defaults(networks)
-	if len(defaults) == 0 && len(asked.More) > 0 {
-		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("pod %s asks for network %s, and no CNI network is configured", a.Pod, asked.More[0].Network))
+	if len(defaults) == 0 && len(requested.More) > 0 {
+		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("pod %s requests network %s, but no CNI network is configured", a.Pod, requested.More[0].Network))
 	}
 	taken := []string{a.IfName}
-	for _, link := range asked.More {
+	for _, link := range requested.More {
 		taken = append(taken, link.IfName)
 	}
 	next := func() string {
@@ -94,31 +94,31 @@ func (h *Host) wants(networks conf.State, a pod.Attachment, asked request.Reques
 	for i, n := range defaults {
 		link := request.Interface{}
 		if i == 0 {
-			link = asked.First
+			link = requested.First
 			link.IfName = a.IfName
 		} else {
 			link.IfName = next()
 		}
-		list = append(list, want{n, about, link})
+		list = append(list, want{n, facts, link})
 	}
-	for _, link := range asked.More {
+	for _, link := range requested.More {
 		n, ok := networks.Network(link.Network)
 		if !ok {
-			return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("pod %s asks for network %s, which is not configured", a.Pod, link.Network))
+			return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("pod %s requests network %s, which is not configured", a.Pod, link.Network))
 		}
 		switch link.IfName {
 		case a.IfName:
-			return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("pod %s asks for network %s on %s, which is the node's default network's", a.Pod, link.Network, link.IfName))
+			return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("pod %s requests network %s on %s, which belongs to the node's default network", a.Pod, link.Network, link.IfName))
 		case "":
 			link.IfName = next()
 		}
-		list = append(list, want{n, about, link})
+		list = append(list, want{n, facts, link})
 	}
 	return list, nil
 }
 
-// record returns the attachment that is wanted. It keeps the capability
-// arguments that a plugin of the network asks for.
+// record returns the record of a new attachment. It has the capability arguments that
+// some plugin of the network supports.
 func (w want) record() (record, error) {
 	r := record{Attachment: w.facts.Attachment, Network: w.network.List.Name, State: adding}
 	r.Attachment.IfName = w.link.IfName
@@ -145,35 +145,36 @@ func (w want) record() (record, error) {
 			return r, err
 		}
 	}
-	for name, chosen := range map[string]bool{"ips": len(w.link.IPs) > 0, "mac": w.link.MAC != ""} {
-		if chosen && !has[name] {
-			return r, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("the pod chooses its %s, and no plugin of network %s has the capability %s", name, r.Network, name))
+	for name, requested := range map[string]bool{"ips": len(w.link.IPs) > 0, "mac": w.link.MAC != ""} {
+		if requested && !has[name] {
+			return r, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("the pod requests its own %s, but no plugin of network %s has the capability %s", name, r.Network, name))
 		}
 	}
 	return r, nil
 }
 
-// attach attaches to one network. The caller has the sandbox's lock.
+// attach attaches a sandbox to one network. The caller holds the sandbox's lock.
 func (h *Host) attach(ctx context.Context, w want) (pod.Attached, error) {
 	r, err := w.record()
 	if err != nil {
 		return pod.Attached{}, fmt.Errorf("pod %s: %w", w.facts.Attachment.Pod, err)
 	}
-	if former := h.find(r.key()); former != nil {
-		if former.State == attached && former.Network == r.Network && former.Attachment.Netns == r.Attachment.Netns {
-			return former.Attached, nil
+	if previous := h.find(r.key()); previous != nil {
+		if previous.State == attached && previous.Network == r.Network && previous.Attachment.Netns == r.Attachment.Netns {
+			return previous.Attached, nil
 		}
-		if err := h.pay(ctx, former, h.cfg.Timeout); err != nil {
-			return pod.Attached{}, fmt.Errorf("its former attachment is still there: %w", err)
+		if err := h.del(ctx, previous, h.cfg.Timeout); err != nil {
+			return pod.Attached{}, fmt.Errorf("its previous attachment can't be deleted: %w", err)
 		}
 	}
-	h.warn(r)
-	err = h.make(ctx, &r)
+	h.warnPorts(r)
+	err = h.add(ctx, &r)
 	return r.Attached, err
 }
 
-// make runs ADD for a record, which it journals before, on the way and after.
-func (h *Host) make(ctx context.Context, r *record) error {
+// add runs ADD for a record. It journals the record before, after each plugin, and at the
+// end.
+func (h *Host) add(ctx context.Context, r *record) error {
 	put := func(r record) error { return h.store(r, h.records.Put) }
 	if err := put(*r); err != nil {
 		return err
@@ -189,15 +190,15 @@ func (h *Host) make(ctx context.Context, r *record) error {
 	return err
 }
 
-// warn tells of wishes that no plugin of the network is told.
-func (h *Host) warn(r record) {
+// warnPorts warns if hostPorts can't be passed to any plugin of the network.
+func (h *Host) warnPorts(r record) {
 	if _, ok := r.Caps["portMappings"]; !ok && len(r.Attachment.Ports) > 0 && r.Attachment.IfName == firstLink {
-		h.cfg.Log.Warn("cni: the pod's hostPorts are left to the network: no plugin of it has the capability portMappings", "pod", r.Attachment.Pod, "network", r.Network)
+		h.cfg.Log.Warn("cni: no plugin of the network has the capability portMappings; the pod's hostPorts work only if the network maps them by itself", "pod", r.Attachment.Pod, "network", r.Network)
 	}
 }
 
-// Detach detaches a sandbox from all its networks. What fails is owed and
-// tried again: see Attachments. What isn't attached is no error.
+// Detach detaches a sandbox from all its networks. A failed DEL is not an error, but
+// becomes a debt. Nor is it an error if the sandbox isn't attached.
 func (h *Host) Detach(ctx context.Context, a pod.Attachment) error {
 	leave, err := h.enter(ctx, a.Sandbox)
 	if err != nil {
@@ -211,32 +212,31 @@ func (h *Host) Detach(ctx context.Context, a pod.Attachment) error {
 	return nil
 }
 
-// detachTime is how long a pod that is stopped waits for DEL. What takes longer
-// is owed, and then has the whole time of an operation.
-const detachTime = 20 * time.Second
+// detachTimeout is how long stopping a pod waits for DEL. A DEL that takes longer
+// becomes a debt; retries have the timeout of Config.
+const detachTimeout = 20 * time.Second
 
-// detach detaches or owes. The caller has the sandbox's lock.
+// detach runs DEL for a sandbox's attachments. The caller holds the sandbox's lock.
 func (h *Host) detach(ctx context.Context, sandbox string) {
 	for _, r := range h.of(sandbox) {
-		if err := h.pay(ctx, r, min(detachTime, h.cfg.Timeout)); err != nil {
-			h.cfg.Log.Warn("cni: a detach is owed and will be tried again", "pod", r.Attachment.Pod, "sandbox", pod.Short(sandbox), "error", err)
+		if err := h.del(ctx, r, min(detachTimeout, h.cfg.Timeout)); err != nil {
+			h.cfg.Log.Warn("cni: DEL failed, is owed and will be retried", "pod", r.Attachment.Pod, "sandbox", pod.Short(sandbox), "error", err)
 		}
 	}
 }
 
-// pay deletes an attachment, or records that this is owed and why. The
-// caller's deadline doesn't cut it short, only within does. The caller has the
-// sandbox's lock.
-func (h *Host) pay(ctx context.Context, r *record, within time.Duration) error {
+// del runs DEL for an attachment and deletes its record, or makes it a debt. It ignores
+// the end of ctx; only timeout and Close interrupt it. The caller holds the sandbox's
+// lock.
+func (h *Host) del(ctx context.Context, r *record, timeout time.Duration) error {
 	debt := *r
 	debt.State = deleting
 	if debt.Since.IsZero() {
 		debt.Since = time.Now()
 	}
-	// A record that can't be written stops nothing: the one that is there leads
-	// to the same.
+	// If this can't be written, go on: the existing record leads to DEL as well.
 	_ = h.store(debt, h.records.PutUsingReserve)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
 	stop := context.AfterFunc(h.closing, cancel)
 	defer stop()
@@ -244,17 +244,17 @@ func (h *Host) pay(ctx context.Context, r *record, within time.Duration) error {
 	undo.Attachment.Netns = h.retained.find(r.Attachment)
 	if err := h.plugins.del(ctx, &undo); err != nil {
 		if err := h.retained.keep(r.Attachment); err != nil {
-			h.cfg.Log.Warn("cni: what is owed may not find its network namespace", "sandbox", pod.Short(r.Attachment.Sandbox), "error", err)
+			h.cfg.Log.Warn("cni: the network namespace could not be retained for DEL", "sandbox", pod.Short(r.Attachment.Sandbox), "error", err)
 		}
 		debt.Tries++
 		debt.Error = err.Error()
-		debt.next = time.Now().Add(pause(debt.Tries))
-		unwritten := h.store(debt, h.records.PutUsingReserve)
+		debt.retryAt = time.Now().Add(pause(debt.Tries))
+		storeErr := h.store(debt, h.records.PutUsingReserve)
 		select {
 		case h.wake <- struct{}{}:
 		default:
 		}
-		return errors.Join(err, unwritten)
+		return errors.Join(err, storeErr)
 	}
 	crashpoint.Hit("cni.deleted")
 	var err error

@@ -11,16 +11,15 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// settles is how long the kernel is given to free what the DEL before deleted:
-// an ADD meanwhile waits for that, on top of its own work.
-const settles = 30 * time.Millisecond
+// freeTime is how long to wait after DEL for the kernel to free what it deleted.
+// Otherwise the next ADD would wait for that.
+const freeTime = 30 * time.Millisecond
 
-// BenchmarkAttach is what a pod waits for its network, and its end for DEL, by
-// what is configured: husk-cni, which runs in this process, and the reference
-// plugins, which are programs. Both map a port. The network is made in a
-// namespace of the benchmark's; or in this process's, as huskd does it, which
-// spares a thread for each visit, if HUSK_BENCH_NETNS is own, for who has made
-// one for it.
+// BenchmarkAttach measures ADD and DEL of a pod with a mapped port, by husk-cni, which
+// runs in this process, and by the reference plugins, which are programs. The network is
+// in a namespace of the benchmark. With HUSK_BENCH_NETNS=own it is in this process's
+// namespace, as in huskd, which saves a thread for each operation; then run the benchmark
+// in a network namespace of its own.
 func BenchmarkAttach(b *testing.B) {
 	for _, c := range []struct{ name, conf string }{
 		{"husk-cni in process", `{"cniVersion":"1.0.0","name":"web","plugins":[{"type":"husk-cni","subnet":"10.66.0.0/16","dataDir":"DATA","capabilities":{"portMappings":true}}]}`},
@@ -44,7 +43,7 @@ func BenchmarkAttach(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
 				a := l.pod(pod.PortMapping{Protocol: pod.TCP, HostPort: 8080, Port: 80})
-				time.Sleep(settles)
+				time.Sleep(freeTime)
 				b.StartTimer()
 				began := time.Now()
 				attach(b, h, a)

@@ -36,24 +36,24 @@ const (
 	opVersion = "VERSION"
 )
 
-// mark is the variable by which a plugin's processes are found after a crash.
-const mark = "HUSK_CNI"
+// markVar is the environment variable by which plugin processes are found after a crash.
+const markVar = "HUSK_CNI"
 
 // plugins runs the plugins of this node.
 type plugins struct {
-	instance pod.Instance
-	dirs     []string
-	inside   map[string]Plugin // those of this process
-	run      process.Runner
-	ran      func(Run) // may be nil
-	life     string    // differs from that of any huskd before
-	closing  context.Context
+	instance  pod.Instance
+	dirs      []string
+	inProcess map[string]Plugin
+	runner    process.Runner
+	ran       func(Run) // may be nil
+	runID     string    // unique to this huskd process
+	closing   context.Context
 
 	mu       sync.Mutex
 	versions map[string]supported // by path
 }
 
-// call is one run of one plugin.
+// call is one run of a plugin.
 type call struct {
 	list   *libcni.NetworkConfigList
 	plugin *libcni.PluginConfig
@@ -63,13 +63,13 @@ type call struct {
 	mark   string
 }
 
-// speaks says whether list is of that version of CNI or a later one.
-func speaks(list *libcni.NetworkConfigList, since string) bool {
+// atLeast reports whether the version of list is at least since.
+func atLeast(list *libcni.NetworkConfigList, since string) bool {
 	ok, err := version.GreaterThanOrEqualTo(list.CNIVersion, since)
 	return ok && err == nil
 }
 
-// Run is one run of a plugin.
+// Run describes one run of a plugin.
 type Run struct {
 	Network, Plugin string
 	Op              string // ADD, DEL, …
@@ -77,7 +77,7 @@ type Run struct {
 	Err             error // if it failed
 }
 
-// do runs the plugin. Its error names network, plugin and operation.
+// do runs a plugin. Its error names network, plugin and operation.
 func (p *plugins) do(ctx context.Context, c call) ([]byte, error) {
 	r := Run{Network: c.list.Name, Plugin: c.plugin.Network.Type, Op: c.op}
 	ctx, span := trace.Start(ctx, "cni/"+r.Op, trace.Network, r.Network, trace.Plugin, r.Plugin, trace.Sandbox, c.args.ContainerID)
@@ -100,17 +100,17 @@ func (p *plugins) exec(ctx context.Context, c call) ([]byte, error) {
 	}
 	c.args.Command = c.op
 	c.args.Path = strings.Join(p.path(c.plugin.Network.Type), string(os.PathListSeparator))
-	if run, ok := p.inside[c.plugin.Network.Type]; ok {
+	if run, ok := p.inProcess[c.plugin.Network.Type]; ok {
 		return run(ctx, c.getenv(), stdin)
 	}
 	path, err := p.lookup(c.plugin.Network.Type)
 	if err != nil {
 		return nil, err
 	}
-	return p.run.Run(ctx, path, stdin, append(c.args.AsEnv(), mark+"="+cmp.Or(c.mark, p.askMark())))
+	return p.runner.Run(ctx, path, stdin, append(c.args.AsEnv(), markVar+"="+cmp.Or(c.mark, p.queryMark())))
 }
 
-// getenv looks up a variable of the run's environment.
+// getenv returns a function that looks up variables of the run's environment.
 func (c call) getenv() func(string) string {
 	vars := map[string]string{}
 	for _, kv := range c.args.AsEnv() {
@@ -120,7 +120,7 @@ func (c call) getenv() func(string) string {
 	return func(name string) string { return vars[name] }
 }
 
-// path is CNI_PATH for a plugin: where vendors put it goes before.
+// path returns the CNI_PATH for a plugin: the vendor's directory, then dirs.
 func (p *plugins) path(plugin string) []string {
 	return append([]string{filepath.Join("/opt", plugin, "bin")}, p.dirs...)
 }
@@ -134,14 +134,13 @@ func (p *plugins) lookup(plugin string) (string, error) {
 	return path, nil
 }
 
-// stdin returns the plugin's configuration as it is given to it. What isn't
-// known here is passed on as it is.
+// stdin returns the plugin's configuration as passed to it. Unknown fields are kept.
 func (c call) stdin() ([]byte, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(c.plugin.Bytes, &fields); err != nil {
 		return nil, fmt.Errorf("its configuration: %w", err)
 	}
-	delete(fields, "capabilities") // the runtime's business
+	delete(fields, "capabilities") // only for the runtime
 	set := map[string]any{"name": c.list.Name, "cniVersion": c.list.CNIVersion}
 	for k, v := range c.inject {
 		set[k] = v
@@ -156,8 +155,8 @@ func (c call) stdin() ([]byte, error) {
 	return json.Marshal(fields)
 }
 
-// call returns the run of a plugin for an attachment, which needs its
-// capabilities and, for all but the first ADD, a previous result.
+// call returns the run of a plugin for an attachment, with its capability arguments and
+// the previous result, if there is one.
 func (p *plugins) call(r *record, list *libcni.NetworkConfigList, plugin *libcni.PluginConfig, op string) call {
 	a := r.Attachment
 	c := call{
@@ -180,16 +179,16 @@ func (p *plugins) call(r *record, list *libcni.NetworkConfigList, plugin *libcni
 	return c
 }
 
-// askMark marks what is asked of a plugin for no attachment.
-// Each huskd has one of its own, as it asks before it looks for what another
-// has left running.
-func (p *plugins) askMark() string { return p.askMarks() + p.life }
+// queryMark is the mark of runs that are not for an attachment. It is unique to this huskd
+// process, because such runs start before Reconcile kills those of an earlier one.
+func (p *plugins) queryMark() string { return p.queryMarks() + p.runID }
 
-func (p *plugins) askMarks() string { return string(p.instance) + "/ask/" }
+// queryMarks is the prefix of the query marks of all huskd processes of this instance.
+func (p *plugins) queryMarks() string { return string(p.instance) + "/ask/" }
 
 func (p *plugins) markOf(r *record) string { return string(p.instance) + "/" + r.key() }
 
-// add runs ADD of all plugins and has r saved with each result.
+// add runs ADD of all plugins and saves r with each result.
 func (p *plugins) add(ctx context.Context, r *record, save func(record) error) error {
 	list := r.list()
 	for i, plugin := range list.Plugins {
@@ -218,12 +217,12 @@ func (p *plugins) add(ctx context.Context, r *record, save func(record) error) e
 	return nil
 }
 
-// del runs DEL of all plugins, the last first, each whatever became of the
-// others. r's namespace may be none.
+// del runs DEL of all plugins in reverse order, even if some fail. r's namespace may be
+// empty.
 func (p *plugins) del(ctx context.Context, r *record) error {
 	list := r.list()
 	undo := *r
-	if !speaks(list, "0.4.0") {
+	if !atLeast(list, "0.4.0") {
 		undo.Result = nil
 	}
 	var errs []error
@@ -231,17 +230,17 @@ func (p *plugins) del(ctx context.Context, r *record) error {
 		crashpoint.Hit(fmt.Sprintf("cni.del.%d.begin", i))
 		_, err := p.do(ctx, p.call(&undo, list, plugin, opDel))
 		crashpoint.Hit(fmt.Sprintf("cni.del.%d.end", i))
-		var told *types.Error
-		if errors.As(err, &told) && told.Code == types.ErrUnknownContainer {
-			err = nil // there is nothing of it
+		var cniErr *types.Error
+		if errors.As(err, &cniErr) && cniErr.Code == types.ErrUnknownContainer {
+			err = nil // nothing is left to delete
 		}
 		errs = append(errs, err)
 	}
-	return lines(errs)
+	return joinLine(errs)
 }
 
-// lines joins errors in one line.
-func lines(errs []error) error {
+// joinLine joins errors into one line.
+func joinLine(errs []error) error {
 	var out error
 	for _, err := range errs {
 		switch {
@@ -255,10 +254,10 @@ func lines(errs []error) error {
 	return out
 }
 
-// check runs CHECK of all plugins, if the network has it.
+// check runs CHECK of all plugins, if the network's version has it.
 func (p *plugins) check(ctx context.Context, r *record) error {
 	list := r.list()
-	if list.DisableCheck || !speaks(list, "0.4.0") {
+	if list.DisableCheck || !atLeast(list, "0.4.0") {
 		return nil
 	}
 	for _, plugin := range list.Plugins {
@@ -269,12 +268,12 @@ func (p *plugins) check(ctx context.Context, r *record) error {
 	return nil
 }
 
-// status runs STATUS of all plugins, if the network has it.
+// status runs STATUS of all plugins, if the network's version has it.
 func (p *plugins) status(ctx context.Context, list *libcni.NetworkConfigList) error {
-	if !speaks(list, "1.1.0") {
+	if !atLeast(list, "1.1.0") {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	for _, plugin := range list.Plugins {
 		if _, err := p.do(ctx, call{list: list, plugin: plugin, op: opStatus}); err != nil {
@@ -284,25 +283,24 @@ func (p *plugins) status(ctx context.Context, list *libcni.NetworkConfigList) er
 	return nil
 }
 
-// askTime bounds what only asks.
-const askTime = 10 * time.Second
+// queryTimeout bounds STATUS and VERSION, and killing processes at start.
+const queryTimeout = 10 * time.Second
 
-// supported is what a program said of itself, as long as it is that program.
+// supported caches the versions that a plugin supports, until its program changes.
 type supported struct {
 	modified time.Time
 	size     int64
 	versions []string
 	err      error
-	until    time.Time // of an err, which may pass
+	until    time.Time // err is cached until then
 }
 
-// doubtTime is how long a program that couldn't tell its versions isn't asked
-// again.
-const doubtTime = time.Minute
+// versionRetry is how long a failed VERSION is cached.
+const versionRetry = time.Minute
 
-// usable says why a network can't be used now: a plugin is missing, or they
-// speak no version that the configuration is for. It gives list the highest
-// that all of them do.
+// usable returns an error if a network can't be used now: a plugin is missing, or its
+// plugins support no common version of the configuration. Otherwise it sets the
+// highest common version in list.
 func (p *plugins) usable(list *libcni.NetworkConfigList) error {
 	versions := conf.Versions(list)
 	for _, plugin := range list.Plugins {
@@ -312,7 +310,7 @@ func (p *plugins) usable(list *libcni.NetworkConfigList) error {
 		}
 		common := slices.DeleteFunc(slices.Clone(versions), func(v string) bool { return !slices.Contains(s.versions, v) })
 		if len(common) == 0 {
-			return fmt.Errorf("plugin %s doesn't speak cniVersion %s, only %s", plugin.Network.Type, strings.Join(versions, ", "), strings.Join(s.versions, ", "))
+			return fmt.Errorf("plugin %s doesn't support cniVersion %s, only %s", plugin.Network.Type, strings.Join(versions, ", "), strings.Join(s.versions, ", "))
 		}
 		versions = common
 	}
@@ -320,10 +318,11 @@ func (p *plugins) usable(list *libcni.NetworkConfigList) error {
 	return nil
 }
 
+// supports returns the versions that a plugin supports, from the cache if possible.
 func (p *plugins) supports(list *libcni.NetworkConfigList, plugin *libcni.PluginConfig) supported {
 	var s supported
 	path := plugin.Network.Type
-	if _, ok := p.inside[path]; !ok {
+	if _, ok := p.inProcess[path]; !ok {
 		var err error
 		if path, err = p.lookup(path); err != nil {
 			return supported{err: err}
@@ -341,31 +340,31 @@ func (p *plugins) supports(list *libcni.NetworkConfigList, plugin *libcni.Plugin
 		return known
 	}
 	s.versions, s.err = p.version(list, plugin)
-	s.until = time.Now().Add(doubtTime)
+	s.until = time.Now().Add(versionRetry)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.versions[path] = s
 	return s
 }
 
-// version asks a plugin which versions it speaks.
+// version runs VERSION of a plugin.
 func (p *plugins) version(list *libcni.NetworkConfigList, plugin *libcni.PluginConfig) ([]string, error) {
-	ctx, cancel := context.WithTimeout(p.closing, askTime)
+	ctx, cancel := context.WithTimeout(p.closing, queryTimeout)
 	defer cancel()
 	c := call{list: list, plugin: plugin, op: opVersion}
-	// The oldest plugins want these whatever they are asked.
+	// The oldest plugins require these even for VERSION.
 	c.args.NetNS, c.args.IfName, c.args.ContainerID = "none", "none", "none"
 	out, err := p.do(ctx, c)
-	var told *types.Error
-	if errors.As(err, &told) && told.Msg == "unknown CNI_COMMAND: VERSION" {
-		return []string{"0.1.0"}, nil // before 0.2.0 there was no VERSION
+	var cniErr *types.Error
+	if errors.As(err, &cniErr) && cniErr.Msg == "unknown CNI_COMMAND: VERSION" {
+		return []string{"0.1.0"}, nil // VERSION came with 0.2.0
 	}
 	if err != nil {
 		return nil, err
 	}
 	info, err := (&version.PluginDecoder{}).Decode(out)
 	if err != nil {
-		return nil, fmt.Errorf("plugin %s: VERSION: its answer is none: %w", plugin.Network.Type, err)
+		return nil, fmt.Errorf("plugin %s: VERSION: its answer is malformed: %w", plugin.Network.Type, err)
 	}
 	return info.SupportedVersions(), nil
 }

@@ -8,10 +8,10 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// hostLocal is an IPAM section for a subnet of the lab's.
+// hostLocal is an IPAM section for a subnet of the lab.
 const hostLocal = `"ipam":{"type":"host-local","dataDir":"DATA","ranges":[[{"subnet":"10.66.0.0/24"}]],"routes":[{"dst":"0.0.0.0/0"}]}`
 
-// bridgeChain is the chain of most nodes.
+// bridgeChain is a typical chain of plugins.
 const bridgeChain = `{"cniVersion":"1.0.0","name":"web","plugins":[
  {"type":"bridge","bridge":"br0","isGateway":true,"ipMasq":true,"hairpinMode":true,` + hostLocal + `},
  {"type":"portmap","capabilities":{"portMappings":true}}]}`
@@ -27,7 +27,7 @@ func TestBridgeWithPorts(t *testing.T) {
 	}
 	again := attach(t, h, a)
 	if pretty(again) != pretty(got) {
-		t.Errorf("asked again: %+v, and %+v before", again, got)
+		t.Errorf("the second Attach returned %+v, the first %+v", again, got)
 	}
 	b := l.pod()
 	other := attach(t, h, b)
@@ -54,16 +54,16 @@ func TestBridgeWithPorts(t *testing.T) {
 	}
 }
 
-// Chains as the documentation of the plugins shows them. Each pod must reach
-// what it says, and leave nothing.
+// TestReferenceChains runs chains from the plugins' documentation. The pod must be reachable
+// and leave nothing behind.
 func TestReferenceChains(t *testing.T) {
 	for _, c := range []struct {
 		name, conf string
 		annotate   map[string]string
 		reach      string // node or other
 		check      func(*lab, pod.Attachment) string
-		six        bool // an IPv6 address too
-		untrue     bool // its CHECK finds fault with its own ADD
+		six        bool // also has an IPv6 address
+		badCheck   bool // its CHECK fails although nothing has changed
 	}{
 		{name: "ptp", reach: "other", conf: `{"cniVersion":"0.4.0","name":"n","plugins":[{"type":"ptp","ipMasq":true,` + hostLocal + `}]}`},
 		{name: "single conf", reach: "node", conf: `{"cniVersion":"0.3.1","name":"n","type":"ptp",` + hostLocal + `}`},
@@ -101,7 +101,7 @@ func TestReferenceChains(t *testing.T) {
 			check: func(l *lab, a pod.Attachment) string {
 				return l.run(l.node, "sh", "-c", "iptables-save | grep 'CNI-FORWARD.*10.66.0'")
 			}},
-		{name: "sbr", reach: "node", untrue: true, // ptp looks for the routes that sbr has moved
+		{name: "sbr", reach: "node", badCheck: true, // ptp misses the routes that sbr has moved
 			conf: `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"ptp",` + hostLocal + `},{"type":"sbr"}]}`,
 			check: func(l *lab, a pod.Attachment) string {
 				return l.run(a.Netns, "sh", "-c", "ip rule | grep 'from 10.66.0'")
@@ -128,7 +128,7 @@ func TestReferenceChains(t *testing.T) {
 			if c.reach == "other" {
 				from = l.other
 			}
-			if c.name == "macvlan" { // its master can't talk to it
+			if c.name == "macvlan" { // the master interface can't reach it
 				l.ip(l.other, "neigh flush dev eth0")
 			}
 			if answer := l.ask(from, got.Addresses[0].Addr(), 80); answer != "pod" {
@@ -139,7 +139,7 @@ func TestReferenceChains(t *testing.T) {
 					t.Errorf("%+v answers %q", got, answer)
 				}
 			}
-			if err := h.Check(t.Context(), a.Sandbox); err != nil && !c.untrue {
+			if err := h.Check(t.Context(), a.Sandbox); err != nil && !c.badCheck {
 				t.Error(err)
 			}
 			must(t, h.Detach(t.Context(), a))
@@ -151,7 +151,7 @@ func TestReferenceChains(t *testing.T) {
 	}
 }
 
-// Two default networks, and two more that the pod names.
+// TestSeveralNetworks attaches a pod to two default networks and two that it names.
 func TestSeveralNetworks(t *testing.T) {
 	l := newLab(t)
 	for i := range 4 {
@@ -187,7 +187,7 @@ func TestSeveralNetworks(t *testing.T) {
 	l.nothingLeft()
 }
 
-// When one of several networks fails, those before it are detached.
+// TestOneOfSeveralFails checks that a failing network detaches the ones before it.
 func TestOneOfSeveralFails(t *testing.T) {
 	l := newLab(t)
 	l.conf("1.conflist", bridgeChain)
@@ -201,9 +201,8 @@ func TestOneOfSeveralFails(t *testing.T) {
 	}
 }
 
-// The addresses that the cluster has for the node's pods are given by plugins
-// that can be told, also after a restart of huskd. Those that are attached keep
-// what they have.
+// TestRangesOfTheCluster checks that new attachments use the pod CIDRs of SetRanges, also
+// after a restart of huskd, and that existing ones keep their addresses.
 func TestRangesOfTheCluster(t *testing.T) {
 	l := newLab(t)
 	l.conf("1.conflist", `{"cniVersion":"1.0.0","name":"web","plugins":[{"type":"ptp","capabilities":{"ipRanges":true},"ipam":{"type":"host-local","dataDir":"DATA"}}]}`)

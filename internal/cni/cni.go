@@ -1,16 +1,19 @@
-// Package cni owns what sandboxes have of CNI networks: it attaches them by
-// the plugins that the node's configuration names, and owes what it could not
-// detach until that is done.
+// Package cni attaches sandboxes to the CNI networks that the node's configuration
+// defines, and detaches them. Host does so for huskd's pods, and Standalone for the
+// commands of husk net. On a node without CNI configuration, Host delegates to the
+// built-in network.
 //
-// Without any configuration, the built-in network does it, and nothing here is
-// involved. A configuration names programs, which are run, or plugins that this
-// process has itself, in one chain.
+// The plugins of a network are run in order. A plugin is a program, or a function in
+// this process (husk-cni).
 //
-// Each attachment is journaled before its first plugin runs, with the
-// configuration, arguments and capability arguments that it is made with, and
-// after each plugin with its result. So DEL is given what ADD was given,
-// whatever has become of the configuration, of huskd or of the host since. An
-// ADD that fails, or that a crash cut short, is followed by DEL.
+// An attachment is journaled before its first plugin runs, with its configuration,
+// arguments and capability arguments, and again with the result of each plugin. So
+// DEL gets the same input as ADD, even if the configuration has changed or huskd or
+// the host has restarted since. An ADD that fails, or that a crash interrupts, is
+// followed by DEL.
+//
+// A DEL that fails becomes a debt: it is owed to the plugins and retried until it
+// succeeds, also after a restart. GC cleans up what is in no record.
 package cni
 
 import (
@@ -38,51 +41,50 @@ import (
 type Builtin interface {
 	Attach(ctx context.Context, a pod.Attachment) (*pod.Attached, error)
 	Detach(ctx context.Context, a pod.Attachment) error
-	// Reconcile releases what isn't live.
+	// Reconcile detaches sandboxes that are not in live.
 	Reconcile(ctx context.Context, live []pod.Attachment) error
-	// Status says why no pod can be attached now.
+	// Status returns an error if no pod can be attached now.
 	Status() error
 }
 
-// Plugin is a CNI plugin in this process. What it is given and answers is what
-// a program would be given in its environment (CNI_…) and on stdin, and answer
-// on stdout. Its error may be a *types.Error.
+// Plugin is a CNI plugin in this process. Like a program, it gets CNI_ variables and
+// stdin, and returns what a program writes to stdout. Its error may be a *types.Error.
 type Plugin func(ctx context.Context, getenv func(string) string, stdin []byte) ([]byte, error)
 
-// Config of the host side of CNI.
+// Config configures a Host.
 type Config struct {
 	Instance pod.Instance
 	Journal  *journal.Journal
-	// State is a directory for what doesn't outlive a boot: the namespaces of
-	// sandboxes that are gone but for a debt.
+	// State is a directory for runtime state, which a reboot may delete: the network
+	// namespaces retained for debts.
 	State string
-	// ConfDir has the configurations; empty leaves everything to Builtin.
+	// ConfDir is the directory of configurations. If it is empty, Builtin does everything.
 	ConfDir string
-	BinDirs []string // of plugins, the first goes before
-	// MaxNetworks is how many of the configured networks a pod is attached to
-	// that names none: the first.
+	BinDirs []string // directories of plugins, searched in order
+	// MaxNetworks is how many of the configured networks, in order, every pod is
+	// attached to.
 	MaxNetworks int
-	// CacheDir is where runtimes that use libcni record their attachments.
+	// CacheDir is where other runtimes, which use libcni, record their attachments.
 	CacheDir string
-	// Netns is the path of the node's network namespace. Empty is the one that
-	// the process is in.
+	// Netns is the path of the node's network namespace. If it is empty, that is the one
+	// of this process.
 	Netns string
-	// Ranges are the addresses that plugins are told to give, until SetRanges.
+	// Ranges are the pod CIDRs passed to plugins, until SetRanges is called.
 	Ranges  []netip.Prefix
 	Builtin Builtin
 	Plugins map[string]Plugin `json:"-"` // by type
-	// Timeout bounds one operation on one attachment; 0 is DefaultTimeout.
+	// Timeout bounds each operation on an attachment; 0 is DefaultTimeout.
 	Timeout time.Duration
-	// Ran, if set, is told of every run of a plugin.
+	// Ran, if set, is called after every run of a plugin.
 	Ran func(Run) `json:"-"`
 	Log *slog.Logger
 }
 
-// DefaultTimeout bounds an operation unless Config says otherwise. It is
-// shorter than what kubelet waits for a sandbox.
+// DefaultTimeout is the default of Config.Timeout. It is shorter than kubelet's timeout
+// for a sandbox.
 const DefaultTimeout = 90 * time.Second
 
-// Host is the owner. Its methods may be called concurrently.
+// Host owns the attachments of sandboxes. Its methods are safe for concurrent use.
 type Host struct {
 	cfg      Config
 	plugins  *plugins
@@ -91,20 +93,20 @@ type Host struct {
 	records  journal.Table[record]
 
 	mu          sync.Mutex
-	attachments map[string]*record // by key; a value isn't changed once in it
-	ranges      []netip.Prefix     // nor is this one
+	attachments map[string]*record // by key. Invariant: a record in it is not modified
+	ranges      []netip.Prefix     // Invariant: the slice is not modified
 
-	sandboxes keylock.Locks // held while something is done for a sandbox
-	whole     sync.RWMutex  // held for reading by whoever has a sandbox's lock, for writing by GC
-	damaged   bool          // a record was unreadable: the attachments aren't all known
+	sandboxes keylock.Locks // held during an operation on a sandbox
+	gcLock    sync.RWMutex  // held for reading with a lock of sandboxes, for writing by GC
+	damaged   bool          // a record was unreadable, so not all attachments are known
 
-	wake       chan struct{} // there is a new debt
+	wake       chan struct{} // signals a new debt
 	background sync.WaitGroup
 	closing    context.Context
 	close      context.CancelFunc
 }
 
-// state of an attachment, named for what may exist while it is recorded.
+// state is the state of an attachment. It is recorded before the operation starts.
 type state string
 
 const (
@@ -113,7 +115,7 @@ const (
 	deleting state = "deleting"
 )
 
-// record is what the journal keeps of an attachment: everything that DEL needs.
+// record is the journal's record of an attachment: everything that DEL needs.
 type record struct {
 	Attachment pod.Attachment             `json:"attachment"`
 	Network    string                     `json:"network"`
@@ -121,23 +123,23 @@ type record struct {
 	Args       [][2]string                `json:"args"`
 	Caps       map[string]json.RawMessage `json:"caps,omitempty"`
 	State      state                      `json:"state"`
-	// Result is what the last plugin answered of those that were run.
+	// Result is the result of the last plugin that succeeded.
 	Result   json.RawMessage `json:"result,omitempty"`
 	Attached pod.Attached    `json:"attached"`
 
-	// Of a debt.
-	Since time.Time `json:"since,omitzero"`
-	Tries int       `json:"tries,omitempty"`
-	Error string    `json:"error,omitempty"`
-	next  time.Time // when it is tried again
+	// Set for debts.
+	Since   time.Time `json:"since,omitzero"`
+	Tries   int       `json:"tries,omitempty"`
+	Error   string    `json:"error,omitempty"`
+	retryAt time.Time
 }
 
 func key(sandbox, ifName string) string { return sandbox + "/" + ifName }
 
 func (r *record) key() string { return key(r.Attachment.Sandbox, r.Attachment.IfName) }
 
-// New returns the owner of the attachments in the journal, and what was wrong
-// with records that are set aside. Call Reconcile next.
+// New returns the Host of the attachments in the journal, and the errors of records
+// that were set aside. Call Reconcile next.
 func New(cfg Config) (*Host, []error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = DefaultTimeout
@@ -155,12 +157,12 @@ func New(cfg Config) (*Host, []error) {
 	}
 	h.closing, h.close = context.WithCancel(context.Background())
 	h.plugins = &plugins{
-		instance: cfg.Instance, dirs: cfg.BinDirs, inside: cfg.Plugins,
-		run: process.Runner{Netns: cfg.Netns, Log: cfg.Log}, ran: cfg.Ran, life: pod.NewID(), closing: h.closing, versions: map[string]supported{},
+		instance: cfg.Instance, dirs: cfg.BinDirs, inProcess: cfg.Plugins,
+		runner: process.Runner{Netns: cfg.Netns, Log: cfg.Log}, ran: cfg.Ran, runID: pod.NewID(), closing: h.closing, versions: map[string]supported{},
 	}
 	bad := h.records.Load(func(id string, r record) error {
 		if id != r.key() {
-			return fmt.Errorf("is of %s", r.key())
+			return fmt.Errorf("is the record of %s", r.key())
 		}
 		if _, err := conf.Unmarshal(r.Conf); err != nil {
 			return err
@@ -176,13 +178,13 @@ func New(cfg Config) (*Host, []error) {
 	return h, bad
 }
 
-// Close ends the work in the background. Attachments and debts stay.
+// Close stops the background work. Attachments and debts stay.
 func (h *Host) Close() {
 	h.close()
 	h.background.Wait()
 }
 
-// Networks tells what is configured.
+// Networks returns the configured networks.
 func (h *Host) Networks() conf.State {
 	if h.watch == nil {
 		return conf.State{}
@@ -190,12 +192,12 @@ func (h *Host) Networks() conf.State {
 	return h.watch.State()
 }
 
-// defaults returns the networks of a pod that names none; none means Builtin.
+// defaults returns the networks that every pod is attached to; none means Builtin.
 func (h *Host) defaults(s conf.State) []conf.Network {
 	return s.Networks[:min(len(s.Networks), max(h.cfg.MaxNetworks, 1))]
 }
 
-// Status returns nil if a pod could be attached now, and otherwise why not.
+// Status returns an error if no pod can be attached now.
 func (h *Host) Status(ctx context.Context) error {
 	now := h.Networks()
 	if now.Err != nil {
@@ -213,23 +215,22 @@ func (h *Host) Status(ctx context.Context) error {
 	return nil
 }
 
-// Attachment is one that the journal speaks of.
+// Attachment is a recorded attachment to a CNI network.
 type Attachment struct {
 	pod.Attachment
 	Network string
 	State   string
-	// Of a debt: since when it is one, how often DEL was tried, and what was in
-	// the way.
+	// For a debt: since when it is owed, how often DEL was tried, and its last error.
 	Since time.Time
 	Tries int
 	Error string
 }
 
-// Owed says whether a is a debt.
+// Owed reports whether a is a debt.
 func (a Attachment) Owed() bool { return a.State == string(deleting) }
 
-// Attachments returns those of CNI networks, debts too, in the order of their
-// sandboxes and interfaces.
+// Attachments returns all recorded attachments, including debts, sorted by sandbox and
+// interface.
 func (h *Host) Attachments() []Attachment {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -249,7 +250,7 @@ func (h *Host) find(k string) *record {
 	return h.attachments[k]
 }
 
-// of returns a sandbox's attachments, the last interface first.
+// of returns a sandbox's attachments in reverse order of the interfaces' names.
 func (h *Host) of(sandbox string) []*record {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -263,7 +264,7 @@ func (h *Host) of(sandbox string) []*record {
 	return list
 }
 
-// store journals a record and makes it the attachment's.
+// store journals a record and replaces the attachment's record by it.
 func (h *Host) store(r record, write func(string, record) error) error {
 	if err := write(r.key(), r); err != nil {
 		return err
@@ -274,7 +275,7 @@ func (h *Host) store(r record, write func(string, record) error) error {
 	return nil
 }
 
-// forget removes the record of an attachment that is no more.
+// forget removes the record of a deleted attachment.
 func (h *Host) forget(r *record) error {
 	err := h.records.Delete(r.key())
 	h.mu.Lock()
@@ -283,21 +284,21 @@ func (h *Host) forget(r *record) error {
 	return err
 }
 
-// enter waits for the sandbox's turn, and for GC to end.
+// enter locks a sandbox, and waits for GC to end.
 func (h *Host) enter(ctx context.Context, sandbox string) (leave func(), err error) {
 	unlock, err := h.sandboxes.Lock(ctx, sandbox)
 	if err != nil {
 		return nil, fmt.Errorf("wait for another operation on the sandbox: %w", err)
 	}
-	h.whole.RLock()
+	h.gcLock.RLock()
 	return func() {
-		h.whole.RUnlock()
+		h.gcLock.RUnlock()
 		unlock()
 	}, nil
 }
 
-// list is the configuration that a record was made with.
+// list returns the configuration of a record.
 func (r *record) list() *libcni.NetworkConfigList {
-	list, _ := conf.Unmarshal(r.Conf) // New has refused what can't be read
+	list, _ := conf.Unmarshal(r.Conf) // New refuses what can't be parsed
 	return list
 }

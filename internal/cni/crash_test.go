@@ -20,21 +20,22 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// crashEnv has the life that a second process shall lead, to be killed in it.
+// crashEnv is the environment variable with the life of a process to be killed.
 const crashEnv = "HUSK_CNI_CRASH"
 
+// life is what a process to be killed does.
 type life struct {
 	Config     Config
 	Journal    string
 	Attachment pod.Attachment
 	Detach     bool
-	// Pairs is a file that gets a byte for each ADD and DEL, of which there is
-	// no end, in each of Netns.
+	// Pairs, if set, is a file. The process attaches and detaches in each of Netns in a
+	// loop and appends a byte to the file for each pair.
 	Pairs string
 	Netns []string
 }
 
-// live leads the life of crashEnv: it attaches, and detaches if asked to.
+// live runs the life of crashEnv.
 func live() int {
 	var l life
 	if err := json.Unmarshal([]byte(os.Getenv(crashEnv)), &l); err != nil {
@@ -64,13 +65,13 @@ func live() int {
 		fmt.Println(err)
 		return 1
 	}
-	time.Sleep(time.Hour) // it is killed
+	time.Sleep(time.Hour) // until it is killed
 	return 0
 }
 
-// churn attaches and detaches side by side until it is killed.
+// churn attaches and detaches concurrently until it is killed.
 func churn(h *Host, l life) int {
-	for len(h.Attachments()) > 0 { // a namespace may still have the former life's
+	for len(h.Attachments()) > 0 { // debts of the previous process may use the same namespaces
 		time.Sleep(5 * time.Millisecond)
 	}
 	pairs, err := os.OpenFile(l.Pairs, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
@@ -84,7 +85,7 @@ func churn(h *Host, l life) int {
 			for {
 				a := l.Attachment
 				a.Sandbox, a.Netns = pod.NewID(), ns
-				_, _ = h.Attach(context.Background(), a) // plugins are killed too
+				_, _ = h.Attach(context.Background(), a) // fails if its plugin is killed
 				_ = h.Detach(context.Background(), a)
 				for len(h.of(a.Sandbox)) > 0 {
 					time.Sleep(5 * time.Millisecond)
@@ -97,10 +98,10 @@ func churn(h *Host, l life) int {
 	return 0
 }
 
-// Pairs of ADD and DEL, 16 at a time, of which plugins and huskd are killed at
-// any moment. At the end nothing is left of any.
+// TestKilledAtRandom runs pairs of ADD and DEL, 16 concurrently, while plugins and huskd are
+// killed at random. At the end nothing is left.
 func TestKilledAtRandom(t *testing.T) {
-	const sideBySide = 16
+	const parallel = 16
 	pairs := 1000
 	if testing.Short() {
 		pairs = 100
@@ -110,7 +111,7 @@ func TestKilledAtRandom(t *testing.T) {
 	cfg := l.config()
 	cfg.Builtin, cfg.Log = nil, nil
 	a := life{Config: cfg, Journal: filepath.Join(l.dir, "journal"), Attachment: l.pod(), Pairs: filepath.Join(l.dir, "pairs")}
-	for range sideBySide {
+	for range parallel {
 		a.Netns = append(a.Netns, l.pod().Netns)
 	}
 	data, err := json.Marshal(a)
@@ -143,7 +144,7 @@ func TestKilledAtRandom(t *testing.T) {
 	t.Logf("%d pairs in %d lives, %d plugins killed", done, lives, killed)
 }
 
-// children are the processes that any thread of a process has started.
+// children returns the processes that any thread of a process has started.
 func children(pid int) (list []int) {
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, f := range files {
@@ -157,8 +158,7 @@ func children(pid int) (list []int) {
 	return list
 }
 
-// crash leads a life in another process and kills that once the file exists,
-// which a plugin makes.
+// crash runs a life in another process and kills it once a plugin has created file.
 func (l *lab) crash(a pod.Attachment, detach bool, file string) {
 	l.t.Helper()
 	cfg := l.config()
@@ -172,7 +172,7 @@ func (l *lab) crash(a pod.Attachment, detach bool, file string) {
 	must(l.t, cmd.Start())
 	l.eventually(func() string {
 		if _, err := os.Stat(file); err != nil {
-			return "the plugin isn't reached"
+			return "the plugin is not reached"
 		}
 		return ""
 	})

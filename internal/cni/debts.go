@@ -12,38 +12,38 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// The pauses between tries to pay a debt.
+// The shortest and the longest pause between retries of a debt.
 const (
 	firstPause = time.Second
 	lastPause  = 5 * time.Minute
 )
 
-// sideBySide is how many debts are paid at once.
-const sideBySide = 8
+// parallelRetries is how many debts are retried concurrently.
+const parallelRetries = 8
 
-// pause is how long to wait after so many tries.
+// pause returns how long to wait after the given number of tries.
 func pause(tries int) time.Duration {
 	return min(firstPause<<min(tries-1, 16), lastPause)
 }
 
-// Reconcile takes up, at start and before anything is attached, what is
-// recorded: plugins that a former huskd had running are ended, and what isn't
-// of a live attachment is owed. Debts are paid, GC is run and live attachments
-// are checked from then on in the background, until Close.
+// Reconcile adopts the recorded attachments of live sandboxes and makes all others debts.
+// It kills plugins that an earlier huskd left running. Call it at start, before Attach.
+// It starts background work that lasts until Close: retrying debts, running GC, and
+// checking the adopted attachments once.
 func (h *Host) Reconcile(ctx context.Context, live []pod.Attachment) error {
 	alive := map[string]bool{}
 	for _, a := range live {
 		alive[a.Sandbox] = true
 	}
 	interrupted := []string{h.plugins.gcMark()}
-	var foreign []string // sandboxes
-	var kept []*record
+	var known []string // sandboxes with CNI attachments
+	var adopted []*record
 	h.mu.Lock()
 	for k, r := range h.attachments {
-		foreign = append(foreign, r.Attachment.Sandbox)
-		interrupted = append(interrupted, h.plugins.markOf(r)) // of one that is attached, a CHECK
+		known = append(known, r.Attachment.Sandbox)
+		interrupted = append(interrupted, h.plugins.markOf(r)) // CHECK may run for one that is attached
 		if r.State == attached && alive[r.Attachment.Sandbox] {
-			kept = append(kept, r)
+			adopted = append(adopted, r)
 			continue
 		}
 		debt := *r
@@ -55,36 +55,36 @@ func (h *Host) Reconcile(ctx context.Context, live []pod.Attachment) error {
 	}
 	h.mu.Unlock()
 	errs := []error{}
-	if h.watch != nil || len(foreign) > 0 {
-		bounded, cancel := context.WithTimeout(ctx, askTime)
-		errs = append(errs, process.End(bounded, mark, func(value string) bool {
-			asked := strings.HasPrefix(value, h.plugins.askMarks()) && value != h.plugins.askMark()
-			return asked || slices.Contains(interrupted, value)
+	if h.watch != nil || len(known) > 0 {
+		bounded, cancel := context.WithTimeout(ctx, queryTimeout)
+		errs = append(errs, process.Kill(bounded, markVar, func(value string) bool {
+			query := strings.HasPrefix(value, h.plugins.queryMarks()) && value != h.plugins.queryMark()
+			return query || slices.Contains(interrupted, value)
 		}))
 		cancel()
 	}
 	var builtin []pod.Attachment
 	for _, a := range live {
-		if !slices.Contains(foreign, a.Sandbox) {
+		if !slices.Contains(known, a.Sandbox) {
 			builtin = append(builtin, a)
 		}
 	}
 	errs = append(errs, h.retained.sweep(func(sandbox string) bool { return len(h.of(sandbox)) > 0 }), h.cfg.Builtin.Reconcile(ctx, builtin))
-	h.background.Go(h.payDebts)
-	h.background.Go(func() { h.examine(kept) })
-	h.background.Go(h.collect)
-	return lines(errs)
+	h.background.Go(h.retryDebts)
+	h.background.Go(func() { h.checkAdopted(adopted) })
+	h.background.Go(h.runGC)
+	return joinLine(errs)
 }
 
-// payDebts pays what is owed, each debt after a pause that grows.
-func (h *Host) payDebts() {
+// retryDebts retries debts, each with growing pauses.
+func (h *Host) retryDebts() {
 	for h.closing.Err() == nil {
 		now := time.Now()
-		due := slices.DeleteFunc(h.debts(), func(r *record) bool { return r.next.After(now) })
-		_ = h.settleAll(h.closing, due) // or the next time
+		due := slices.DeleteFunc(h.debts(), func(r *record) bool { return r.retryAt.After(now) })
+		_ = h.retryAll(h.closing, due)
 		next := time.Now().Add(lastPause)
 		for _, r := range h.debts() {
-			next = earlier(next, r.next)
+			next = earlier(next, r.retryAt)
 		}
 		timer := time.NewTimer(time.Until(next))
 		select {
@@ -96,23 +96,23 @@ func (h *Host) payDebts() {
 	}
 }
 
-// Retry tries to pay all debts now, and returns what is in the way.
-func (h *Host) Retry(ctx context.Context) error { return h.settleAll(ctx, h.debts()) }
+// Retry retries all debts now and returns the errors.
+func (h *Host) Retry(ctx context.Context) error { return h.retryAll(ctx, h.debts()) }
 
-func (h *Host) settleAll(ctx context.Context, debts []*record) error {
-	var paying errgroup.Group
-	paying.SetLimit(sideBySide)
+func (h *Host) retryAll(ctx context.Context, debts []*record) error {
+	var retries errgroup.Group
+	retries.SetLimit(parallelRetries)
 	errs := make([]error, len(debts))
 	for i, r := range debts {
-		paying.Go(func() error {
-			if errs[i] = h.settle(ctx, r.key()); errs[i] != nil && ctx.Err() == nil {
-				h.cfg.Log.Warn("cni: a detach is still owed", "pod", r.Attachment.Pod, "sandbox", pod.Short(r.Attachment.Sandbox), "interface", r.Attachment.IfName, "tries", r.Tries+1, "error", errs[i])
+		retries.Go(func() error {
+			if errs[i] = h.retry(ctx, r.key()); errs[i] != nil && ctx.Err() == nil {
+				h.cfg.Log.Warn("cni: DEL failed again and is still owed", "pod", r.Attachment.Pod, "sandbox", pod.Short(r.Attachment.Sandbox), "interface", r.Attachment.IfName, "tries", r.Tries+1, "error", errs[i])
 			}
 			return nil
 		})
 	}
-	_ = paying.Wait()
-	return lines(errs)
+	_ = retries.Wait()
+	return joinLine(errs)
 }
 
 func earlier(a, b time.Time) time.Time {
@@ -135,8 +135,8 @@ func (h *Host) debts() []*record {
 	return list
 }
 
-// settle pays one debt, if it is one still.
-func (h *Host) settle(ctx context.Context, k string) error {
+// retry retries a debt, if it still is one.
+func (h *Host) retry(ctx context.Context, k string) error {
 	r := h.find(k)
 	if r == nil {
 		return nil
@@ -149,15 +149,14 @@ func (h *Host) settle(ctx context.Context, k string) error {
 	if r = h.find(k); r == nil || r.State != deleting {
 		return nil
 	}
-	if err := h.pay(ctx, r, h.cfg.Timeout); err != nil {
+	if err := h.del(ctx, r, h.cfg.Timeout); err != nil {
 		return err
 	}
-	h.cfg.Log.Info("cni: what was owed is detached", "pod", r.Attachment.Pod, "sandbox", pod.Short(r.Attachment.Sandbox), "interface", r.Attachment.IfName, "since", r.Since)
+	h.cfg.Log.Info("cni: the owed DEL succeeded", "pod", r.Attachment.Pod, "sandbox", pod.Short(r.Attachment.Sandbox), "interface", r.Attachment.IfName, "since", r.Since)
 	return nil
 }
 
-// Check asks the plugins of a sandbox's networks whether its attachments are
-// as they were made.
+// Check runs CHECK for the attachments of a sandbox.
 func (h *Host) Check(ctx context.Context, sandbox string) error {
 	leave, err := h.enter(ctx, sandbox)
 	if err != nil {
@@ -173,20 +172,20 @@ func (h *Host) Check(ctx context.Context, sandbox string) error {
 		errs = append(errs, h.plugins.check(bounded, r))
 		cancel()
 	}
-	return lines(errs)
+	return joinLine(errs)
 }
 
-// examine checks the attachments that were found at start.
-func (h *Host) examine(kept []*record) {
+// checkAdopted runs CHECK for the attachments that Reconcile has adopted.
+func (h *Host) checkAdopted(adopted []*record) {
 	seen := map[string]bool{}
-	for _, r := range kept {
+	for _, r := range adopted {
 		sandbox := r.Attachment.Sandbox
 		if seen[sandbox] || h.closing.Err() != nil {
 			continue
 		}
 		seen[sandbox] = true
 		if err := h.Check(h.closing, sandbox); err != nil && h.closing.Err() == nil {
-			h.cfg.Log.Info("cni: CHECK says that an attachment isn't as it was made", "pod", r.Attachment.Pod, "sandbox", pod.Short(sandbox), "error", err)
+			h.cfg.Log.Info("cni: CHECK of an attachment failed", "pod", r.Attachment.Pod, "sandbox", pod.Short(sandbox), "error", err)
 		}
 	}
 }

@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	// gcTime is between two rounds of GC.
-	gcTime = 30 * time.Minute
-	// gcRetry is when a round is tried again that found an operation in flight.
+	// gcInterval is the time between two runs of GC.
+	gcInterval = 30 * time.Minute
+	// gcRetry is the pause before GC is retried if an operation is running.
 	gcRetry = 2 * time.Second
 )
 
-// errBusy says that GC excludes operations, and one is in flight.
-var errBusy = errors.New("an attachment is being made or deleted: try again")
+// errBusy means that GC can't run now, because an operation is running.
+var errBusy = errors.New("an attachment is being created or deleted: try again")
 
-// collect runs GC at start and from time to time.
-func (h *Host) collect() {
+// runGC runs GC at start and periodically.
+func (h *Host) runGC() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -39,20 +39,20 @@ func (h *Host) collect() {
 			timer.Reset(gcRetry)
 			continue
 		case err != nil && h.closing.Err() == nil:
-			h.cfg.Log.Warn("cni: garbage collection", "error", err)
+			h.cfg.Log.Warn("cni: garbage collection failed", "error", err)
 		}
-		timer.Reset(gcTime)
+		timer.Reset(gcInterval)
 	}
 }
 
-// GC has the plugins of all networks remove what isn't of an attachment that
-// is valid: one of ours, or one that another runtime on this node has recorded.
-// It does nothing for a network whose attachments can't all be known.
+// GC makes the plugins of all networks remove the resources of attachments that are not
+// valid. Attachments of husk and those recorded by other runtimes on this node are
+// valid, debts are not. GC doesn't run unless all attachments are known.
 func (h *Host) GC(ctx context.Context) error {
 	networks := h.Networks()
 	var lists []*libcni.NetworkConfigList
 	for _, n := range networks.Networks {
-		if !n.List.DisableGC && speaks(n.List, "1.1.0") {
+		if !n.List.DisableGC && atLeast(n.List, "1.1.0") {
 			lists = append(lists, n.List)
 		}
 	}
@@ -60,32 +60,32 @@ func (h *Host) GC(ctx context.Context) error {
 		return nil
 	}
 	if h.damaged {
-		return errors.New("not every attachment is known: records of some were unreadable")
+		return errors.New("not every attachment is known: some records were unreadable")
 	}
-	// Never wait for the lock: whoever comes after would wait for all before.
-	if !h.whole.TryLock() {
+	// Don't wait for the lock: a waiting writer blocks new readers.
+	if !h.gcLock.TryLock() {
 		return errBusy
 	}
-	defer h.whole.Unlock()
-	others, err := others(h.cfg.CacheDir)
+	defer h.gcLock.Unlock()
+	foreign, err := foreignAttachments(h.cfg.CacheDir)
 	if err != nil {
 		return fmt.Errorf("not every attachment is known: %w", err)
 	}
 	var errs []error
 	for _, list := range lists {
-		errs = append(errs, h.gc(ctx, list, others))
+		errs = append(errs, h.gc(ctx, list, foreign))
 	}
-	return lines(errs)
+	return joinLine(errs)
 }
 
-func (h *Host) gc(ctx context.Context, list *libcni.NetworkConfigList, others []*libcni.NetworkAttachment) error {
-	valid := []types.GCAttachment{} // never null, which would be: not known
+func (h *Host) gc(ctx context.Context, list *libcni.NetworkConfigList, foreign []*libcni.NetworkAttachment) error {
+	valid := []types.GCAttachment{} // never null, which means unknown
 	for _, a := range h.Attachments() {
 		if a.Network == list.Name && !a.Owed() {
 			valid = append(valid, types.GCAttachment{ContainerID: a.Sandbox, IfName: a.IfName})
 		}
 	}
-	for _, a := range others {
+	for _, a := range foreign {
 		if a.Network == list.Name {
 			valid = append(valid, types.GCAttachment{ContainerID: a.ContainerID, IfName: a.IfName})
 		}
@@ -93,27 +93,27 @@ func (h *Host) gc(ctx context.Context, list *libcni.NetworkConfigList, others []
 	return h.plugins.gc(ctx, list, valid)
 }
 
-// gcMark marks what GC runs. One that went on behind a huskd that was killed
-// would take what the next one attaches for garbage.
+// gcMark is the mark of processes that run GC. A GC that survives a killed huskd would
+// take the next huskd's attachments for garbage.
 func (p *plugins) gcMark() string { return string(p.instance) + "/gc" }
 
-// gc runs GC of all plugins, each whatever became of the others.
+// gc runs GC of all plugins, even if some fail.
 func (p *plugins) gc(ctx context.Context, list *libcni.NetworkConfigList, valid []types.GCAttachment) error {
 	ctx, cancel := context.WithTimeout(ctx, DefaultTimeout)
 	defer cancel()
-	// The second is how libcni spelled it before its issue 1101.
+	// libcni used the second spelling before its issue 1101.
 	inject := map[string]any{"cni.dev/valid-attachments": valid, "cni.dev/attachments": valid}
 	var errs []error
 	for _, plugin := range list.Plugins {
 		_, err := p.do(ctx, call{list: list, plugin: plugin, op: opGC, inject: inject, mark: p.gcMark()})
 		errs = append(errs, err)
 	}
-	return lines(errs)
+	return joinLine(errs)
 }
 
-// others returns the attachments that runtimes with libcni have recorded below
-// cache. A record that can't be read makes them unknown.
-func others(cache string) ([]*libcni.NetworkAttachment, error) {
+// foreignAttachments returns the attachments that other runtimes, which use libcni, have
+// recorded below cache. It fails if any record can't be read.
+func foreignAttachments(cache string) ([]*libcni.NetworkAttachment, error) {
 	if cache == "" {
 		return nil, nil
 	}
@@ -127,7 +127,7 @@ func others(cache string) ([]*libcni.NetworkAttachment, error) {
 	}
 	list, err := libcni.NewCNIConfigWithCacheDir(nil, cache, nil).GetCachedAttachments("")
 	if err == nil && len(list) < len(entries) {
-		err = fmt.Errorf("%s has files that are no records of attachments", dir)
+		err = fmt.Errorf("%s has files that are not attachment records", dir)
 	}
 	return list, err
 }

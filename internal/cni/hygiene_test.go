@@ -16,35 +16,35 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// delWorks is the part of a bad plugin that lets its ADD be undone.
+// delWorks is the part of a bad plugin that makes its DEL succeed.
 const delWorks = answersVersion + "[ $CNI_COMMAND = DEL ] && exit 0\n"
 
-// A plugin that misbehaves in ADD gets one clear line, and no attachment is
-// lost: the plugin before it is undone.
+// TestBadPlugins checks that a plugin that misbehaves in ADD leads to one clear line, and
+// that the plugin before it is undone.
 func TestBadPlugins(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
 		want         []string
 	}{
-		{"garbage", `printf 'Segmentation\n\033[31mfault\n'`, []string{"plugin bad: ADD: its answer is not a CNI result: invalid character 'S'"}},
-		{"nothing", `exit 0`, []string{"plugin bad: ADD: it answered nothing"}},
+		{"garbage", `printf 'Segmentation\n\033[31mfault\n'`, []string{"plugin bad: ADD: its output is not a CNI result: invalid character 'S'"}},
+		{"nothing", `exit 0`, []string{"plugin bad: ADD: it returned nothing"}},
 		{"null", `echo null`, []string{"not a CNI result: null"}},
 		{"a list", `echo '[1]'`, []string{"not a CNI result"}},
-		{"dies silently", `exit 1`, []string{"plugin bad: ADD: exit status 1, and says nothing"}},
+		{"dies silently", `exit 1`, []string{"plugin bad: ADD: exit status 1, without an error message"}},
 		{"dies with words", `echo 'panic: no
 		such thing' >&2; exit 2`, []string{"exit status 2: panic: no such thing"}},
 		{"dies with garbage", `echo '<html>'; exit 1`, []string{"exit status 1: <html>"}},
-		{"killed", `kill -9 $$`, []string{"signal: killed, and says nothing"}},
+		{"killed", `kill -9 $$`, []string{"signal: killed, without an error message"}},
 		{"error with code", `printf '%s' '{"cniVersion":"1.0.0","code":11,"msg":"try again","details":"x"}'; exit 1`, []string{"plugin bad: ADD: try again; x"}},
 		{"hangs with a child", `sleep 1000 & echo $! > DIR/child; sleep 1000`, []string{"it took too long and was killed"}},
 		{"ignores signals", `trap '' TERM INT HUP; echo $$ > DIR/child; while :; do sleep 1; done`, []string{"it took too long and was killed"}},
 		{"100 MB", `echo $$ > DIR/child; exec head -c 100000000 /dev/zero`, []string{"it wrote more than 1048576 bytes and was killed"}},
-		{"100 MB of complaint", `head -c 100000000 /dev/zero | tr '\0' 'x' >&2; echo END >&2; exit 1`, []string{"exit status 1: …xxx", "xEND"}},
-		{"another version", `echo '{"cniVersion":"9.9.9","ips":[]}'`, []string{`it answered as cniVersion "9.9.9", and was asked as 1.0.0: unknown version`}},
-		{"bad index", `echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"s"}],"ips":[{"address":"10.0.0.1/8","interface":1}]}'`, []string{"ips[0] of its result is of interface 1, and there are 1"}},
+		{"100 MB of stderr", `head -c 100000000 /dev/zero | tr '\0' 'x' >&2; echo END >&2; exit 1`, []string{"exit status 1: …xxx", "xEND"}},
+		{"another version", `echo '{"cniVersion":"9.9.9","ips":[]}'`, []string{`it returned a result of cniVersion "9.9.9" instead of 1.0.0: unknown version`}},
+		{"bad index", `echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"s"}],"ips":[{"address":"10.0.0.1/8","interface":1}]}'`, []string{"ips[0] of its result refers to interface 1 of 1"}},
 		{"null entries", `echo '{"cniVersion":"0.4.0","interfaces":[null],"ips":[null]}'`, []string{"interfaces[0] of its result is null"}},
-		{"twice", `echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.1/8"},{"address":"10.0.0.1/16"}]}'`, []string{"10.0.0.1 is there twice"}},
-		{"no input", `exec <&-; exit 1`, []string{"exit status 1, and says nothing"}},
+		{"twice", `echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.1/8"},{"address":"10.0.0.1/16"}]}'`, []string{"10.0.0.1 is listed twice"}},
+		{"no input", `exec <&-; exit 1`, []string{"exit status 1, without an error message"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -62,7 +62,7 @@ func TestBadPlugins(t *testing.T) {
 	}
 }
 
-// gone waits for a process to end.
+// gone waits until a process has ended.
 func (l *lab) gone(pid string) {
 	l.t.Helper()
 	l.eventually(func() string {
@@ -73,8 +73,8 @@ func (l *lab) gone(pid string) {
 	})
 }
 
-// A plugin that succeeds and leaves a child behind, with its stdout open, is
-// believed, at once, and the child is killed.
+// TestPluginLeavesChild checks that a plugin that succeeds and leaves a child behind, with
+// its stdout open, succeeds immediately, and that the child is killed.
 func TestPluginLeavesChild(t *testing.T) {
 	l := newLab(t)
 	l.plugin("parent", delWorks+`sleep 1000 & echo $! > `+l.dir+`/child; echo '{"cniVersion":"1.0.0","ips":[{"address":"10.66.0.5/24"}]}'`)
@@ -92,13 +92,13 @@ func TestPluginLeavesChild(t *testing.T) {
 	must(t, err)
 	l.gone(strings.TrimSpace(string(pid)))
 	if !l.log.has("left processes behind") {
-		t.Error("it is not told of")
+		t.Error("it is not logged")
 	}
 	must(t, h.Detach(t.Context(), a))
 }
 
-// A plugin whose DEL hangs holds up nobody longer than the deadline, and its
-// processes are gone then.
+// TestDelHangs checks that a DEL that hangs is killed at its deadline, with its child
+// processes.
 func TestDelHangs(t *testing.T) {
 	l := newLab(t)
 	l.plugin("bad", answersVersion+`[ $CNI_COMMAND = ADD ] && { echo '{"cniVersion":"1.0.0","ips":[{"address":"10.66.0.5/24"}]}'; exit; }
@@ -115,7 +115,7 @@ func TestDelHangs(t *testing.T) {
 	l.owed(h, 0)
 }
 
-// A program that is being written is waited for.
+// TestProgramBusy checks that a program that is being written is retried.
 func TestProgramBusy(t *testing.T) {
 	l := newLab(t)
 	program := filepath.Join(l.dir, "bin", "host-local")
@@ -134,8 +134,8 @@ func TestProgramBusy(t *testing.T) {
 	l.nothingLeft()
 }
 
-// What plugins are told, in both orders: environment and stdin.
-func TestWhatPluginsAreTold(t *testing.T) {
+// TestPluginInput checks the environment and stdin of plugins.
+func TestPluginInput(t *testing.T) {
 	l := newLab(t)
 	l.plugin("spy", answersVersion+`f=`+l.dir+`/$CNI_COMMAND; env | grep ^CNI_ > $f.env; cat > $f.stdin; echo '{"cniVersion":"0.4.0","interfaces":[{"name":"eth0","sandbox":"s"}],"ips":[{"version":"4","address":"10.66.0.5/24","interface":0}]}'`)
 	l.conf("1.conflist", `{"cniVersion":"0.4.0","name":"web","plugins":[{"type":"spy","x":{"y":[1]},"capabilities":{
@@ -171,15 +171,14 @@ func TestWhatPluginsAreTold(t *testing.T) {
 		`"dns":{"servers":["10.0.0.10"],"options":["ndots:5"]},"io.kubernetes.cri.pod-annotations":{"cni.husk.dev/ips":"10.66.0.5/24,fd00::5","cni.husk.dev/mac":"02:00:00:00:00:01","kubernetes.io/egress-bandwidth":"10M"},` +
 		`"ips":["10.66.0.5/24","fd00::5"],"mac":"02:00:00:00:00:01","portMappings":[{"protocol":"udp","hostPort":53,"containerPort":5353}]},"type":"spy","x":{"y":[1]}}`
 	if stdin["ADD"] != want {
-		t.Errorf("ADD is told\n%s\nwant\n%s", stdin["ADD"], want)
+		t.Errorf("ADD gets\n%s\nwant\n%s", stdin["ADD"], want)
 	}
 	if stdin["DEL"] != stdin["CHECK"] || !strings.Contains(stdin["DEL"], `"prevResult":{"cniVersion":"0.4.0"`) || !strings.Contains(stdin["DEL"], "portMappings") {
-		t.Errorf("CHECK is told\n%s\nDEL\n%s", stdin["CHECK"], stdin["DEL"])
+		t.Errorf("CHECK gets\n%s\nDEL\n%s", stdin["CHECK"], stdin["DEL"])
 	}
 }
 
-// recorder is a plugin that tells when it begins and ends in a file, and takes
-// its time.
+// recorder writes a slow plugin that records in a file when it begins and ends.
 func (l *lab) recorder() (lines func() []string) {
 	file := filepath.Join(l.dir, "operations")
 	l.plugin("recorder", answersVersion+`echo "$CNI_COMMAND begins" >> `+file+`; sleep 0.1; echo "$CNI_COMMAND ends" >> `+file+`
@@ -191,8 +190,9 @@ func (l *lab) recorder() (lines func() []string) {
 	}
 }
 
-// No two operations are at work on one sandbox, whoever asks.
-func TestOperationsOfASandboxFollowEachOther(t *testing.T) {
+// TestOperationsOfASandboxAreSerialized checks that no two operations on one sandbox run
+// concurrently.
+func TestOperationsOfASandboxAreSerialized(t *testing.T) {
 	l := newLab(t)
 	lines := l.recorder()
 	h, _ := l.host(nil)
@@ -209,9 +209,9 @@ func TestOperationsOfASandboxFollowEachOther(t *testing.T) {
 	for _, line := range lines() {
 		op, what, _ := strings.Cut(line, " ")
 		switch {
-		case op == opGC: // of the start, before
+		case op == opGC: // runs at start
 		case what == "begins" && open != "":
-			t.Errorf("%s begins in %s", op, open)
+			t.Errorf("%s begins during %s", op, open)
 		case what == "begins":
 			open = op
 		default:
@@ -221,7 +221,7 @@ func TestOperationsOfASandboxFollowEachOther(t *testing.T) {
 	l.owed(h, 0)
 }
 
-// GC and the operations on attachments exclude each other.
+// TestGCExcludesOperations checks that GC and operations on attachments exclude each other.
 func TestGCExcludesOperations(t *testing.T) {
 	l := newLab(t)
 	lines := l.recorder()
@@ -254,24 +254,24 @@ func TestGCExcludesOperations(t *testing.T) {
 		}
 		at[op]++
 		if at[opGC] > 0 && at[opAdd]+at[opDel] > 0 || at[opGC] > 1 {
-			t.Fatalf("GC beside others: %v", lines())
+			t.Fatalf("GC runs concurrently with others: %v", lines())
 		}
 	}
 	if busy == 0 {
-		t.Log("GC was never asked for at the same time")
+		t.Log("GC never met a running operation")
 	}
 }
 
-// Of the versions that a configuration is for, the highest is used that all
-// plugins speak. One that they don't is no reason to wait for a pod's ADD.
+// TestVersions checks that the highest version is used that the configuration and all its
+// plugins support, and that a network without one is skipped before any ADD.
 func TestVersions(t *testing.T) {
 	l := newLab(t)
-	speaks := func(versions string) string {
+	supports := func(versions string) string {
 		return `[ $CNI_COMMAND = VERSION ] && echo '{"cniVersion":"1.1.0","supportedVersions":[` + versions + `]}'; exit 0`
 	}
-	l.plugin("new", speaks(`"0.4.0","1.0.0","1.1.0"`))
-	l.plugin("middle", speaks(`"0.3.1","0.4.0","1.0.0"`))
-	l.plugin("old", speaks(`"0.3.1","0.4.0"`))
+	l.plugin("new", supports(`"0.4.0","1.0.0","1.1.0"`))
+	l.plugin("middle", supports(`"0.3.1","0.4.0","1.0.0"`))
+	l.plugin("old", supports(`"0.3.1","0.4.0"`))
 	l.plugin("first", `echo '{"code":4,"msg":"unknown CNI_COMMAND: VERSION"}'; exit 1`)
 	l.plugin("mute", `exit 0`)
 	l.conf("1.conflist", `{"cniVersion":"0.3.1","cniVersions":["0.4.0","1.0.0","1.1.0"],"name":"a","plugins":[{"type":"new"},{"type":"middle"}]}`)
@@ -290,8 +290,8 @@ func TestVersions(t *testing.T) {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	for i, want := range []string{
-		"plugin old doesn't speak cniVersion 1.1.0, only 0.3.1, 0.4.0",
-		"plugin mute: VERSION: its answer is none",
+		"plugin old doesn't support cniVersion 1.1.0, only 0.3.1, 0.4.0",
+		"plugin mute: VERSION: its answer is malformed",
 		"the program absent is in none of " + l.dir + "/bin, " + debian,
 	} {
 		if i >= len(now.Skipped) || !strings.Contains(now.Skipped[i].Why, want) {
@@ -302,13 +302,13 @@ func TestVersions(t *testing.T) {
 	l.plugin("absent", answersVersion)
 	l.eventually(func() string {
 		if _, ok := h.Networks().Network("f"); !ok {
-			return "the program isn't noticed"
+			return "the new program is not noticed"
 		}
 		return ""
 	})
 }
 
-// STATUS decides whether pods can be attached, from 1.1.0 on.
+// TestStatus checks that STATUS decides whether pods can be attached, from 1.1.0 on.
 func TestStatus(t *testing.T) {
 	l := newLab(t)
 	l.plugin("full", answersVersion+`[ $CNI_COMMAND = STATUS ] && { printf '%s' '{"code":50,"msg":"no address is left"}'; exit 1; }; exit 0`)
@@ -319,13 +319,13 @@ func TestStatus(t *testing.T) {
 	l.remove("1.conflist")
 	l.eventually(func() string {
 		if h.Status(t.Context()) != nil {
-			return "the change isn't seen"
+			return "the change is not noticed"
 		}
 		return ""
 	})
 }
 
-// A plugin of this process beside programs, before and after.
+// TestPluginInProcess runs a plugin of this process between two programs.
 func TestPluginInProcess(t *testing.T) {
 	l := newLab(t)
 	var mu sync.Mutex
@@ -359,8 +359,8 @@ func TestPluginInProcess(t *testing.T) {
 	}
 }
 
-// Operations on one sandbox follow each other, those on many run side by side;
-// nothing is left of any.
+// TestMany attaches and detaches many sandboxes concurrently and checks that nothing is
+// left.
 func TestMany(t *testing.T) {
 	l := newLab(t)
 	l.conf("10-web.conflist", bridgeChain)
@@ -369,13 +369,13 @@ func TestMany(t *testing.T) {
 	for i := range 12 {
 		pods = append(pods, l.pod(pod.PortMapping{Protocol: pod.TCP, HostPort: uint16(9000 + i), Port: 80}))
 	}
-	// Two portmaps that find none of their chains both make them, and one fails.
+	// Concurrent portmaps fail if their chains don't exist yet, because both create them.
 	attach(t, h, pods[0])
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	addresses := make([]string, len(pods))
 	for i, a := range pods {
-		for range 2 { // asked twice at once
+		for range 2 { // the same request twice
 			wg.Go(func() {
 				got, err := h.Attach(t.Context(), a)
 				if err != nil {
@@ -392,7 +392,7 @@ func TestMany(t *testing.T) {
 	seen := map[string]bool{}
 	for _, s := range addresses {
 		if seen[s] {
-			t.Errorf("%s was given twice", s)
+			t.Errorf("%s was leased twice", s)
 		}
 		seen[s] = true
 	}

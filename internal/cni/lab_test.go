@@ -29,21 +29,21 @@ import (
 
 func verify(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// debian is where Debian has the reference plugins.
+// debian is Debian's directory of the reference plugins.
 const debian = "/usr/lib/cni"
 
-// The wire between a lab's node and the other host.
+// The addresses of a lab's node and of the other host, on the link between them.
 const node4, other4 = "192.0.2.2", "192.0.2.1"
 
-// lab is a node and another host beside it, each a network namespace, with
-// directories for configurations and plugins of its own.
+// lab is a node and another host, each a network namespace, with their own directories
+// for configurations and plugins.
 type lab struct {
 	t           testing.TB
 	dir         string
 	node, other string // paths of the namespaces
 	log         logs
 	builtin     *builtin
-	before      string // what the node had
+	before      string // the node's inventory at the start
 	pods        int
 }
 
@@ -51,7 +51,7 @@ func newLab(t testing.TB) *lab {
 	t.Helper()
 	hosttest.Root(t)
 	l := &lab{t: t, dir: t.TempDir(), builtin: &builtin{}}
-	t.Cleanup(func() { // what a failed test still owes
+	t.Cleanup(func() { // for the debts of a failed test
 		kept, _ := filepath.Glob(filepath.Join(l.dir, "state", "cni", "*"))
 		_ = netns.Remove(kept...)
 	})
@@ -70,7 +70,7 @@ func newLab(t testing.TB) *lab {
 	return l
 }
 
-// namespace makes a network namespace and returns its path.
+// namespace creates a network namespace and returns its path.
 func (l *lab) namespace(name string) string {
 	l.t.Helper()
 	path := filepath.Join(l.dir, name)
@@ -88,7 +88,7 @@ func (l *lab) ip(ns, args string) string {
 	return netnstest.IP(l.t, ns, args)
 }
 
-// inventory is what a leak would add to: links, addresses leased, rules.
+// inventory lists what can leak: links, leased addresses and rules.
 func (l *lab) inventory() string {
 	l.t.Helper()
 	return l.links() + l.rules() + strings.Join(l.leases(), "\n")
@@ -98,7 +98,7 @@ func (l *lab) links() string {
 	var names []string
 	for line := range strings.Lines(l.ip(l.node, "-o link show")) {
 		if name := strings.TrimSuffix(strings.Fields(line)[1], ":"); !strings.HasPrefix(name, "br") {
-			names = append(names, name) // a plugin's bridge stays, as its documentation says
+			names = append(names, name) // bridges stay, as the plugin documents
 		}
 	}
 	return strings.Join(names, "\n")
@@ -106,7 +106,7 @@ func (l *lab) links() string {
 
 var counted = regexp.MustCompile(`\[\d+:\d+\]`)
 
-// rules returns the rules that speak of pods.
+// rules returns the iptables rules for pods.
 func (l *lab) rules() string {
 	var out []string
 	for line := range strings.Lines(l.run(l.node, "iptables-save")) {
@@ -117,9 +117,9 @@ func (l *lab) rules() string {
 	return strings.Join(out, "")
 }
 
-// leases returns the addresses that host-local has given. One that was killed
-// between making a lease's file and writing into it has given the address to
-// nobody, and no DEL can name it.
+// leases returns the addresses that host-local has leased. It skips empty files: a
+// host-local that was killed after creating a lease's file has not leased the address,
+// and no DEL can release it.
 func (l *lab) leases() []string {
 	var out []string
 	files, _ := filepath.Glob(filepath.Join(l.dir, "ipam", "*", "*"))
@@ -132,7 +132,7 @@ func (l *lab) leases() []string {
 	return out
 }
 
-// nothingLeft waits until nothing is left of any pod.
+// nothingLeft waits until the inventory is as at the start.
 func (l *lab) nothingLeft() {
 	l.t.Helper()
 	l.eventually(func() string {
@@ -156,7 +156,7 @@ func (l *lab) eventually(ok func() string) {
 	}
 }
 
-// conf writes a configuration, with DATA for the lab's own directory of leases.
+// conf writes a configuration. DATA stands for the lab's directory of leases.
 func (l *lab) conf(file, content string) {
 	l.t.Helper()
 	content = strings.ReplaceAll(content, "DATA", filepath.Join(l.dir, "ipam"))
@@ -165,7 +165,7 @@ func (l *lab) conf(file, content string) {
 
 func (l *lab) remove(file string) { must(l.t, os.Remove(filepath.Join(l.dir, "conf", file))) }
 
-// plugin writes a plugin that is a program of the test's own.
+// plugin writes a plugin as a shell script.
 func (l *lab) plugin(name, script string) {
 	l.t.Helper()
 	path := filepath.Join(l.dir, "bin", name)
@@ -173,7 +173,7 @@ func (l *lab) plugin(name, script string) {
 	must(l.t, os.Rename(path+".tmp", path))
 }
 
-// answersVersion is the part of a plugin that tells what it speaks.
+// answersVersion is the part of a plugin that handles VERSION.
 const answersVersion = `
 if [ "$CNI_COMMAND" = VERSION ]; then echo '{"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}'; exit; fi
 `
@@ -193,8 +193,7 @@ func (l *lab) config(options ...option) Config {
 	return cfg
 }
 
-// host starts a host on the lab's node, which lives until the test ends or
-// stop is called.
+// host starts a Host on the lab's node. It is closed by stop or at the end of the test.
 func (l *lab) host(live []pod.Attachment, options ...option) (h *Host, stop func()) {
 	l.t.Helper()
 	cfg := l.config(options...)
@@ -214,7 +213,7 @@ func (l *lab) host(live []pod.Attachment, options ...option) (h *Host, stop func
 	return h, stop
 }
 
-// pod makes a namespace for a pod, and what it asks of its network.
+// pod creates a namespace for a pod and returns its attachment.
 func (l *lab) pod(ports ...pod.PortMapping) pod.Attachment {
 	l.t.Helper()
 	l.pods++
@@ -225,7 +224,7 @@ func (l *lab) pod(ports ...pod.PortMapping) pod.Attachment {
 	}
 }
 
-// serve answers every TCP connection to port in a namespace with name.
+// serve accepts TCP connections to port in a namespace and writes name to each.
 func (l *lab) serve(ns, name string, port int) {
 	l.t.Helper()
 	var listener net.Listener
@@ -251,7 +250,7 @@ func (l *lab) serve(ns, name string, port int) {
 	})
 }
 
-// ask connects from a namespace and returns what it is answered.
+// ask connects from a namespace and returns what the server writes.
 func (l *lab) ask(ns string, addr netip.Addr, port uint16) string {
 	l.t.Helper()
 	var out []byte
@@ -273,7 +272,7 @@ func (l *lab) ask(ns string, addr netip.Addr, port uint16) string {
 	return string(out)
 }
 
-// builtin stands for the built-in network.
+// builtin is a fake of the built-in network.
 type builtin struct {
 	mu       sync.Mutex
 	attached []string // sandboxes
@@ -303,7 +302,7 @@ func (b *builtin) Reconcile(_ context.Context, live []pod.Attachment) error {
 	return nil
 }
 
-func (b *builtin) Status() error { return errors.New("builtin is asked") }
+func (b *builtin) Status() error { return errors.New("status of builtin") }
 
 func must(t testing.TB, err error) {
 	t.Helper()
@@ -319,7 +318,7 @@ func attach(t testing.TB, h *Host, a pod.Attachment) pod.Attached {
 	return all[0]
 }
 
-// refused attaches, which must fail in one line that has all of want.
+// refused checks that attaching fails with one line that contains all of want.
 func refused(t testing.TB, h *Host, a pod.Attachment, want ...string) {
 	t.Helper()
 	_, err := h.Attach(t.Context(), a)
@@ -341,7 +340,7 @@ func oneLine(t testing.TB, err error, want ...string) {
 	}
 }
 
-// logs is what was logged.
+// logs collects the log.
 type logs struct {
 	mu  sync.Mutex
 	buf strings.Builder
@@ -366,7 +365,7 @@ func (w testLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// pretty is v as JSON, for comparing.
+// pretty returns v as JSON for comparison.
 func pretty(v any) string {
 	data, _ := json.Marshal(v)
 	return string(data)

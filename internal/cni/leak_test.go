@@ -13,12 +13,12 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// web is a pod with a port, which makes every plugin of bridgeChain act.
+// web returns a pod with a port, so that every plugin of bridgeChain has something to do.
 func (l *lab) web() pod.Attachment {
 	return l.pod(pod.PortMapping{Protocol: pod.TCP, HostPort: 8080, Port: 80})
 }
 
-// owed waits until exactly so many debts are there.
+// owed waits until there are exactly want debts.
 func (l *lab) owed(h *Host, want int) []Attachment {
 	l.t.Helper()
 	var list []Attachment
@@ -37,8 +37,8 @@ func (l *lab) owed(h *Host, want int) []Attachment {
 	return list
 }
 
-// Leak 1: ADD fails behind plugins that have succeeded. Theirs is undone, with
-// what they had answered: firewall removes its rules only by that.
+// Leak 1: ADD fails after other plugins have succeeded. DEL of those gets their result,
+// which firewall needs to remove its rules.
 func TestHalfDoneAdd(t *testing.T) {
 	l := newLab(t)
 	l.plugin("last", answersVersion+`[ $CNI_COMMAND = DEL ] && exit 0; printf '%s' '{"code":7,"msg":"bad subnet","details":"see\nlog"}'; exit 1`)
@@ -51,7 +51,7 @@ func TestHalfDoneAdd(t *testing.T) {
 	l.owed(h, 0)
 }
 
-// Leak 2: every plugin succeeds, and what they answer can't be used.
+// Leak 2: every plugin succeeds, but the result is unusable.
 func TestUnusableResult(t *testing.T) {
 	l := newLab(t)
 	l.plugin("noip", answersVersion+`[ $CNI_COMMAND = DEL ] && exit 0; echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"x"}]}'`)
@@ -62,8 +62,8 @@ func TestUnusableResult(t *testing.T) {
 	l.owed(h, 0)
 }
 
-// Leak 3: DEL fails. It is owed, the address isn't given to another, and the
-// others of the chain are deleted all the same.
+// Leak 3: DEL fails. It becomes a debt, the address stays leased, and the other plugins'
+// DEL is run anyway.
 func TestFailedDelIsOwed(t *testing.T) {
 	l := newLab(t)
 	closed := filepath.Join(l.dir, "closed")
@@ -75,7 +75,7 @@ func TestFailedDelIsOwed(t *testing.T) {
 	a := l.web()
 	attach(t, h, a)
 	must(t, os.WriteFile(closed, nil, 0o600))
-	must(t, h.Detach(t.Context(), a)) // owed: no error
+	must(t, h.Detach(t.Context(), a)) // a debt is not an error
 	debt := l.owed(h, 1)[0]
 	if debt.Error != "network web: plugin gate: DEL: exit status 3: gate is closed" || debt.Pod != a.Pod || debt.Since.IsZero() {
 		t.Errorf("debt: %+v", debt)
@@ -85,7 +85,7 @@ func TestFailedDelIsOwed(t *testing.T) {
 	}
 	oneLine(t, h.Retry(t.Context()), "gate is closed")
 	stop()
-	must(t, netns.Remove(a.Netns)) // and huskd restarted
+	must(t, netns.Remove(a.Netns)) // before huskd restarts
 	h, _ = l.host(nil)
 	l.owed(h, 1)
 	must(t, os.Remove(closed))
@@ -93,9 +93,9 @@ func TestFailedDelIsOwed(t *testing.T) {
 	l.owed(h, 0)
 }
 
-// Leak 3, later: the bridge's masquerading is removed only by who finds the
-// interface, so the namespace of the pod stays until the debt is paid.
-func TestNamespaceOfDebtIsKept(t *testing.T) {
+// Leak 3, continued: bridge removes its masquerading rules only if it finds the interface,
+// so the pod's namespace is retained until DEL succeeds.
+func TestNamespaceOfDebtIsRetained(t *testing.T) {
 	l := newLab(t)
 	for _, name := range []string{"bridge", "host-local", "portmap"} {
 		must(t, os.Symlink(filepath.Join(debian, name), filepath.Join(l.dir, "bin", name)))
@@ -109,7 +109,7 @@ func TestNamespaceOfDebtIsKept(t *testing.T) {
 	must(t, h.Detach(t.Context(), a))
 	must(t, netns.Remove(a.Netns))
 	if !strings.Contains(l.rules(), "MASQUERADE") {
-		t.Fatal("the bridge has no rule for the pod: nothing is tested")
+		t.Fatal("the bridge has no rule for the pod: the test proves nothing")
 	}
 	stop()
 	h, _ = l.host(nil, short)
@@ -121,7 +121,7 @@ func TestNamespaceOfDebtIsKept(t *testing.T) {
 	}
 }
 
-// Leak 4: the configuration is gone, or another's, when the pod goes.
+// Leak 4: the configuration is removed or replaced before DEL.
 func TestDelWithoutConfiguration(t *testing.T) {
 	for name, change := range map[string]func(l *lab){
 		"removed": func(l *lab) { l.remove("10-web.conflist") },
@@ -148,8 +148,8 @@ func TestDelWithoutConfiguration(t *testing.T) {
 	}
 }
 
-// Leak 5: DEL after a restart needs ADD's capability arguments, without which
-// portmap returns at once and leaves its rules. The caller knows of no ports.
+// Leak 5: DEL after a restart needs ADD's capability arguments. Without them portmap does
+// nothing and leaves its rules. The caller of Detach doesn't know the ports.
 func TestDelWithCapabilitiesOfAdd(t *testing.T) {
 	l := newLab(t)
 	l.conf("10-web.conflist", bridgeChain)
@@ -165,8 +165,8 @@ func TestDelWithCapabilitiesOfAdd(t *testing.T) {
 	l.nothingLeft()
 }
 
-// Leak 6: the plugin's program is missing when the pod goes. It is owed, and
-// paid when the program is back.
+// Leak 6: the plugin's program is missing at DEL. DEL becomes a debt and succeeds once the
+// program is back.
 func TestDelWithoutProgram(t *testing.T) {
 	l := newLab(t)
 	for _, name := range []string{"bridge", "host-local", "portmap"} {
@@ -186,12 +186,12 @@ func TestDelWithoutProgram(t *testing.T) {
 		t.Errorf("leases: %v", l.leases())
 	}
 	must(t, os.Symlink(filepath.Join(debian, "bridge"), filepath.Join(l.dir, "bin", "bridge")))
-	l.owed(h, 0) // by itself
+	l.owed(h, 0) // without Retry
 	l.nothingLeft()
 }
 
-// stuck is a plugin that passes on what was before, but stays in the operation
-// op as long as the file "go" isn't there.
+// stuck writes a plugin that returns the previous result, but blocks in operation op until
+// the file proceed exists. It creates the file reached when it blocks.
 func (l *lab) stuck(op string) (reached, proceed string) {
 	reached, proceed = filepath.Join(l.dir, "reached"), filepath.Join(l.dir, "go")
 	l.plugin("stuck", answersVersion+`
@@ -200,8 +200,8 @@ func (l *lab) stuck(op string) (reached, proceed string) {
 	return reached, proceed
 }
 
-// Leak 7: huskd is killed in the middle of ADD. The plugin that was running is
-// ended before DEL, so that it can't go on behind it.
+// Leak 7: huskd is killed during ADD. The running plugin is killed before DEL, so that it
+// can't continue after it.
 func TestKilledInAdd(t *testing.T) {
 	l := newLab(t)
 	reached, _ := l.stuck("ADD")
@@ -218,17 +218,17 @@ func TestKilledInAdd(t *testing.T) {
 		return err == nil
 	}
 	if !alive() {
-		t.Fatal("the plugin didn't outlive huskd: nothing is tested")
+		t.Fatal("the plugin didn't outlive huskd: the test proves nothing")
 	}
 	h, _ := l.host(nil)
 	if alive() {
-		t.Error("the plugin runs on")
+		t.Error("the plugin is still running")
 	}
 	l.owed(h, 0)
 	l.nothingLeft()
 }
 
-// Leak 7, earlier: in the first plugin, when nothing but the intent is recorded.
+// Leak 7, earlier: huskd is killed during the first plugin, before any result is recorded.
 func TestKilledInFirstPlugin(t *testing.T) {
 	l := newLab(t)
 	lease, reached := filepath.Join(l.dir, "ipam", "10.66.0.9"), filepath.Join(l.dir, "reached")
@@ -242,7 +242,7 @@ func TestKilledInFirstPlugin(t *testing.T) {
 	}
 }
 
-// Leak 8: huskd is killed in the middle of DEL.
+// Leak 8: huskd is killed during DEL.
 func TestKilledInDel(t *testing.T) {
 	l := newLab(t)
 	reached, proceed := l.stuck("DEL")
@@ -255,13 +255,13 @@ func TestKilledInDel(t *testing.T) {
 	l.nothingLeft()
 }
 
-// Leak 9: the host was restarted. The leases of host-local are on disk, the
-// namespaces are not: DEL has to be run without one.
+// Leak 9: the host reboots. host-local's leases survive on disk, network namespaces don't:
+// DEL is run without one.
 func TestReboot(t *testing.T) {
 	l := newLab(t)
-	// As some plugins do, this one fails on a namespace that isn't there.
+	// Some plugins fail if the namespace doesn't exist.
 	l.plugin("strict", answersVersion+`if [ $CNI_COMMAND = DEL ]; then [ -z "$CNI_NETNS" ] || [ -e "$CNI_NETNS" ]; exit; fi; sed 's/.*"prevResult"://; s/,"type":"strict"}$//'`)
-	conf := strings.Replace(bridgeChain, `"ipMasq":true,`, "", 1) // a reboot removes its rules, DEL without a namespace doesn't
+	conf := strings.Replace(bridgeChain, `"ipMasq":true,`, "", 1) // a reboot removes its rules, but DEL without a namespace doesn't
 	l.conf("10-web.conflist", strings.Replace(conf, `{"type":"portmap"`, `{"type":"strict"},{"type":"portmap"`, 1))
 	h, stop := l.host(nil)
 	a := l.web()
@@ -273,13 +273,13 @@ func TestReboot(t *testing.T) {
 	l.nothingLeft()
 }
 
-// Leak 10: a lease of which no record is left. GC is told of every attachment
-// that is valid, and only if all are known.
+// Leak 10: a lease without a record. GC gets all valid attachments, and is run only if all
+// are known.
 func TestGC(t *testing.T) {
 	l := newLab(t)
-	told := filepath.Join(l.dir, "told")
+	input := filepath.Join(l.dir, "input")
 	closed := filepath.Join(l.dir, "closed")
-	l.plugin("keeper", answersVersion+`case $CNI_COMMAND in GC) cat > `+told+`;; DEL) [ ! -e `+closed+` ]; exit;; ADD) echo '{"cniVersion":"1.1.0","ips":[{"address":"10.66.0.9/24"}]}';; esac; exit 0`)
+	l.plugin("keeper", answersVersion+`case $CNI_COMMAND in GC) cat > `+input+`;; DEL) [ ! -e `+closed+` ]; exit;; ADD) echo '{"cniVersion":"1.1.0","ips":[{"address":"10.66.0.9/24"}]}';; esac; exit 0`)
 	l.conf("10-web.conflist", `{"cniVersion":"1.1.0","name":"web","plugins":[{"type":"keeper"}]}`)
 	h, stop := l.host(nil)
 	a := l.pod()
@@ -288,41 +288,41 @@ func TestGC(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(l.dir, "cache", "results", "web-abc-eth0"), []byte(`{"kind":"cniCacheV1","containerId":"abc","ifName":"eth0","networkName":"web"}`), 0o600))
 	gc := func() string {
 		l.eventually(func() string {
-			_ = os.Remove(told)
+			_ = os.Remove(input)
 			if err := h.GC(t.Context()); err != nil {
 				return err.Error()
 			}
 			return ""
 		})
-		data, _ := os.ReadFile(told)
+		data, _ := os.ReadFile(input)
 		return string(data)
 	}
 	want := fmt.Sprintf(`"cni.dev/valid-attachments":[{"containerID":%q,"ifname":"eth0"},{"containerID":"abc","ifname":"eth0"}]`, a.Sandbox)
 	if got := gc(); !strings.Contains(got, want) || !strings.Contains(got, `"name":"web"`) {
-		t.Errorf("told %s\nwant %s", got, want)
+		t.Errorf("GC got %s\nwant %s", got, want)
 	}
 	must(t, os.WriteFile(closed, nil, 0o600))
-	must(t, h.Detach(t.Context(), a)) // owed, and valid no more
+	must(t, h.Detach(t.Context(), a)) // a debt is not valid
 	if got := gc(); strings.Contains(got, a.Sandbox) || !strings.Contains(got, "abc") {
-		t.Errorf("told %s", got)
+		t.Errorf("GC got %s", got)
 	}
 	must(t, os.Remove(closed))
 	must(t, h.Retry(t.Context()))
 
-	// What isn't known completely isn't told at all.
-	_ = os.Remove(told)
+	// GC is not run with an incomplete list.
+	_ = os.Remove(input)
 	must(t, os.WriteFile(filepath.Join(l.dir, "cache", "results", "web-def-eth0"), []byte(`{`), 0o600))
 	oneLine(t, h.GC(t.Context()), "not every attachment is known")
 	must(t, os.RemoveAll(filepath.Join(l.dir, "cache")))
 	stop()
 	must(t, h.cfg.Journal.Close())
-	if _, err := os.Stat(told); err == nil {
-		t.Error("GC was run without knowing all")
+	if _, err := os.Stat(input); err == nil {
+		t.Error("GC was run with an incomplete list")
 	}
 }
 
-// A GC that goes on behind a huskd that was killed knows nothing of what the
-// next one attaches: it is ended before.
+// TestKilledInGC checks that a GC that outlives a killed huskd is killed at start, because it
+// doesn't know what the next huskd attaches.
 func TestKilledInGC(t *testing.T) {
 	l := newLab(t)
 	reached, proceed := l.stuck("GC")
@@ -332,7 +332,7 @@ func TestKilledInGC(t *testing.T) {
 	pid, err := os.ReadFile(reached)
 	must(t, err)
 	if _, err := os.Stat("/proc/" + strings.TrimSpace(string(pid))); err != nil {
-		t.Fatal("the plugin didn't outlive huskd: nothing is tested")
+		t.Fatal("the plugin didn't outlive huskd: the test proves nothing")
 	}
 	h, _ := l.host(nil)
 	l.gone(strings.TrimSpace(string(pid)))
@@ -340,26 +340,25 @@ func TestKilledInGC(t *testing.T) {
 	l.owed(h, 0)
 }
 
-// GC is off where the configuration says so, and before 1.1.0.
+// TestGCDisabled checks that GC is not run if it is disabled, nor before version 1.1.0.
 func TestGCDisabled(t *testing.T) {
 	for _, conf := range []string{
 		`{"cniVersion":"1.1.0","disableGC":true,"name":"web","plugins":[{"type":"keeper"}]}`,
 		`{"cniVersion":"1.0.0","name":"web","plugins":[{"type":"keeper"}]}`,
 	} {
 		l := newLab(t)
-		told := filepath.Join(l.dir, "told")
-		l.plugin("keeper", answersVersion+`touch `+told)
+		input := filepath.Join(l.dir, "input")
+		l.plugin("keeper", answersVersion+`touch `+input)
 		l.conf("10-web.conflist", conf)
 		h, _ := l.host(nil)
 		must(t, h.GC(t.Context()))
-		if _, err := os.Stat(told); err == nil {
+		if _, err := os.Stat(input); err == nil {
 			t.Errorf("GC was run with %s", conf)
 		}
 	}
 }
 
-// Leak 11: the caller gives up in the middle of ADD. What it began is undone
-// all the same.
+// Leak 11: the caller's context ends during ADD. DEL is run anyway.
 func TestCallerGivesUp(t *testing.T) {
 	l := newLab(t)
 	reached, proceed := l.stuck("ADD")
@@ -378,13 +377,14 @@ func TestCallerGivesUp(t *testing.T) {
 	_, err := h.Attach(ctx, l.web())
 	oneLine(t, err, "plugin stuck: ADD")
 	if left := h.Attachments(); len(left) != 0 {
-		t.Errorf("not undone at once: %+v", left)
+		t.Errorf("not undone immediately: %+v", left)
 	}
 	must(t, os.WriteFile(proceed, nil, 0o600))
 	l.nothingLeft()
 }
 
-// Attachments of the built-in network, and only those, are reconciled by it.
+// TestBuiltinWithoutConfiguration checks that the built-in network reconciles its own
+// attachments only.
 func TestBuiltinWithoutConfiguration(t *testing.T) {
 	l := newLab(t)
 	h, stop := l.host(nil)
@@ -396,12 +396,12 @@ func TestBuiltinWithoutConfiguration(t *testing.T) {
 	if last := l.builtin.last; fmt.Sprint(last.IPs) != "[10.1.2.3]" || last.Bandwidth.IngressRate != 1e6 || len(last.Ports) != 1 {
 		t.Errorf("asked %+v", last)
 	}
-	oneLine(t, h.Status(t.Context()), "builtin is asked")
-	// A network is configured later: who was attached before stays where it is.
+	oneLine(t, h.Status(t.Context()), "status of builtin")
+	// A network that is configured later doesn't affect existing attachments.
 	l.conf("10-web.conflist", bridgeChain)
 	l.eventually(func() string {
 		if len(h.Networks().Networks) == 0 {
-			return "the new network isn't seen"
+			return "the new network is not noticed"
 		}
 		return ""
 	})

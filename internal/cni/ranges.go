@@ -7,12 +7,11 @@ import (
 	"slices"
 )
 
-// rangesKey is where the journal has what SetRanges was told.
+// rangesKey is the journal key of the ranges that SetRanges has set.
 const rangesKey = "cni-ranges"
 
-// SetRanges says which addresses the cluster has for this node's pods. They go
-// before those of Config, for the attachments to come, and after a restart too:
-// a kubelet says it once.
+// SetRanges sets the pod CIDRs of this node for new attachments. They override those of
+// Config, also after a restart, because a kubelet sends them only once.
 func (h *Host) SetRanges(ranges []netip.Prefix) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -24,13 +23,13 @@ func (h *Host) SetRanges(ranges []netip.Prefix) error {
 		err = h.cfg.Journal.Put(rangesKey, data)
 	}
 	if err != nil {
-		return fmt.Errorf("addresses of this node's pods: %w", err)
+		return fmt.Errorf("record the pod CIDRs of this node: %w", err)
 	}
 	h.ranges = slices.Clone(ranges)
 	return nil
 }
 
-// loadRanges returns what was told before, or those of Config.
+// loadRanges returns the recorded ranges, or those of Config.
 func (c Config) loadRanges() (ranges []netip.Prefix) {
 	data, ok := c.Journal.Get(rangesKey)
 	if !ok || json.Unmarshal(data, &ranges) != nil {

@@ -9,16 +9,15 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// retained is a directory that has the namespaces of sandboxes that are gone but
-// for a debt: some plugins remove all of an attachment only if they find its
-// interface.
+// retained is a directory of pinned network namespaces, one for each sandbox that is gone
+// but has debts: some plugins clean up completely only if they find the interface.
 type retained string
 
-// path is where the namespace of a sandbox is pinned.
+// path returns the path at which the namespace of a sandbox is pinned.
 func (s retained) path(sandbox string) string { return filepath.Join(string(s), sandbox) }
 
-// find returns where the namespace of an attachment is pinned. It is empty if
-// there is none any more, as after a reboot: DEL has to do without.
+// find returns the path of an attachment's namespace. It is empty if that no longer
+// exists, as after a reboot.
 func (s retained) find(a pod.Attachment) string {
 	for _, path := range []string{a.Netns, s.path(a.Sandbox)} {
 		if netns.Pinned(path) {
@@ -28,7 +27,7 @@ func (s retained) find(a pod.Attachment) string {
 	return ""
 }
 
-// keep keeps the namespace of an attachment, if there is one.
+// keep pins the namespace of an attachment, if that exists.
 func (s retained) keep(a pod.Attachment) error {
 	if from := s.find(a); from != "" {
 		return netns.Keep(from, s.path(a.Sandbox))
@@ -36,14 +35,14 @@ func (s retained) keep(a pod.Attachment) error {
 	return nil
 }
 
-// release lets go of the namespace of a sandbox.
+// release unpins the namespace of a sandbox.
 func (s retained) release(sandbox string) error {
 	err := netns.Remove(s.path(sandbox))
-	_ = os.Remove(string(s)) // if it was the last
+	_ = os.Remove(string(s)) // succeeds only for the last one
 	return err
 }
 
-// sweep releases what isn't wanted.
+// sweep releases the namespaces of sandboxes that are not wanted.
 func (s retained) sweep(wanted func(sandbox string) bool) error {
 	paths, err := netns.List(string(s), "")
 	for _, path := range paths {

@@ -20,15 +20,15 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Standalone does single operations for a person, on any namespace, without huskd.
-// What it has attached is in a journal of its own.
+// Standalone runs single CNI operations on any network namespace, without huskd. It
+// records its attachments in a journal of its own.
 type Standalone struct {
 	host    *Host
 	journal *journal.Journal
 }
 
-// OpenStandalone opens the journal in dir, for which it waits until ctx ends if
-// another has it open.
+// OpenStandalone opens the journal in dir. If another process has it open, it waits
+// until ctx ends.
 func OpenStandalone(ctx context.Context, dir string, cfg Config) (*Standalone, error) {
 	for {
 		j, _, err := journal.Open(dir)
@@ -51,34 +51,34 @@ func OpenStandalone(ctx context.Context, dir string, cfg Config) (*Standalone, e
 	}
 }
 
-// Close ends it. What is attached stays so.
+// Close closes the journal. Attachments stay.
 func (s *Standalone) Close() error {
 	s.host.Close()
 	return s.journal.Close()
 }
 
-// Target is what an operation is about.
+// Target names the network, namespace and interface of an operation.
 type Target struct {
 	Network string
-	Netns   string // path; may be gone for Del
+	Netns   string // path; need not exist for Del
 	IfName  string
 	Args    [][2]string
 	Caps    map[string]json.RawMessage // by capability
 }
 
-// ContainerID is what plugins know the namespace by.
+// ContainerID returns the CNI_CONTAINERID for the namespace.
 func (t Target) ContainerID() string {
 	sum := sha256.Sum256([]byte(t.Netns))
 	return "husk-net-" + hex.EncodeToString(sum[:10])
 }
 
-// Networks tells what is configured.
+// Networks returns the configured networks.
 func (s *Standalone) Networks() conf.State { return s.host.Networks() }
 
-// Attachments returns what was attached by hand, and what of it is owed.
+// Attachments returns the attachments that Standalone has made, including debts.
 func (s *Standalone) Attachments() []Attachment { return s.host.Attachments() }
 
-// Validate says what is wrong with a file, or with the plugins that it names.
+// Validate reads a configuration file and checks that its network is usable.
 func (s *Standalone) Validate(file string) (*libcni.NetworkConfigList, error) {
 	list, err := conf.Read(file)
 	if err == nil {
@@ -102,7 +102,7 @@ func (s *Standalone) network(name string) (*libcni.NetworkConfigList, error) {
 	return nil, fmt.Errorf("no network %s is configured in %s, only: %s", name, s.host.cfg.ConfDir, strings.Join(names, ", "))
 }
 
-// record returns the attachment that an order is about, made or to be made.
+// record returns the record of a target: the existing one, or one for a new attachment.
 func (s *Standalone) record(t Target) (record, error) {
 	id := t.ContainerID()
 	if r := s.host.find(key(id, t.IfName)); r != nil {
@@ -116,12 +116,12 @@ func (s *Standalone) record(t Target) (record, error) {
 		return record{}, err
 	}
 	data, err := conf.Marshal(list)
-	a := pod.Attachment{Sandbox: id, Netns: t.Netns, IfName: t.IfName, Pod: pod.Ref{Namespace: "by-hand", Name: t.Netns}}
+	a := pod.Attachment{Sandbox: id, Netns: t.Netns, IfName: t.IfName, Pod: pod.Ref{Namespace: "standalone", Name: t.Netns}}
 	return record{Attachment: a, Network: t.Network, Conf: data, Args: t.Args, Caps: t.Caps}, err
 }
 
-// Add attaches and returns the result, again if it is attached already. If it
-// fails, it is undone or owed.
+// Add attaches a target and returns the result. It is idempotent. If it fails, it runs
+// DEL.
 func (s *Standalone) Add(ctx context.Context, t Target) (json.RawMessage, error) {
 	r, err := s.record(t)
 	if err != nil {
@@ -136,24 +136,25 @@ func (s *Standalone) Add(ctx context.Context, t Target) (json.RawMessage, error)
 		return r.Result, nil
 	}
 	if r.State != "" {
-		if err := s.host.pay(ctx, &r, s.host.cfg.Timeout); err != nil {
-			return nil, fmt.Errorf("its former attachment is still there: %w", err)
+		if err := s.host.del(ctx, &r, s.host.cfg.Timeout); err != nil {
+			return nil, fmt.Errorf("its previous attachment can't be deleted: %w", err)
 		}
 		if r, err = s.record(t); err != nil {
 			return nil, err
 		}
 	}
 	r.State = adding
-	if err := s.host.make(ctx, &r); err != nil {
-		if owed := s.host.pay(ctx, &r, s.host.cfg.Timeout); owed != nil {
-			err = fmt.Errorf("%w; undoing it is owed: %w", err, owed)
+	if err := s.host.add(ctx, &r); err != nil {
+		if delErr := s.host.del(ctx, &r, s.host.cfg.Timeout); delErr != nil {
+			err = fmt.Errorf("%w; DEL failed too and is owed: %w", err, delErr)
 		}
 		return nil, err
 	}
 	return r.Result, nil
 }
 
-// Del detaches, also what it knows nothing of. What fails is owed.
+// Del runs DEL for a target, even if that isn't recorded. If it fails for a recorded one,
+// that becomes a debt.
 func (s *Standalone) Del(ctx context.Context, t Target) error {
 	r, err := s.record(t)
 	if err != nil {
@@ -165,17 +166,17 @@ func (s *Standalone) Del(ctx context.Context, t Target) error {
 	}
 	defer leave()
 	if r.State != "" {
-		return s.host.pay(ctx, &r, s.host.cfg.Timeout)
+		return s.host.del(ctx, &r, s.host.cfg.Timeout)
 	}
 	r.Attachment.Netns = s.host.retained.find(r.Attachment)
 	return s.host.plugins.del(ctx, &r)
 }
 
-// Check says what of an attachment isn't as it was made.
+// Check runs CHECK for an attachment.
 func (s *Standalone) Check(ctx context.Context, t Target) error {
 	r, err := s.record(t)
 	if err == nil && r.State != attached {
-		err = fmt.Errorf("%s of %s was not attached to network %s by hand", t.IfName, t.Netns, t.Network)
+		err = fmt.Errorf("%s of %s was not attached to network %s by husk net", t.IfName, t.Netns, t.Network)
 	}
 	if err != nil {
 		return err
@@ -183,7 +184,7 @@ func (s *Standalone) Check(ctx context.Context, t Target) error {
 	return s.host.plugins.check(ctx, &r)
 }
 
-// Status says why nothing can be attached to a network.
+// Status returns an error if nothing can be attached to a network now.
 func (s *Standalone) Status(ctx context.Context, network string) error {
 	list, err := s.network(network)
 	if err != nil {
@@ -192,13 +193,13 @@ func (s *Standalone) Status(ctx context.Context, network string) error {
 	return s.host.plugins.status(ctx, list)
 }
 
-// PluginVersions tells which versions of CNI a plugin speaks.
+// PluginVersions are the CNI versions that a plugin supports.
 type PluginVersions struct {
 	Plugin   string   `json:"plugin"`
 	Versions []string `json:"versions"`
 }
 
-// Versions asks the plugins of a network which versions they speak.
+// Versions returns the versions that the plugins of a network support.
 func (s *Standalone) Versions(network string) ([]PluginVersions, error) {
 	list, err := s.network(network)
 	if err != nil {
@@ -206,16 +207,17 @@ func (s *Standalone) Versions(network string) ([]PluginVersions, error) {
 	}
 	var out []PluginVersions
 	for _, plugin := range list.Plugins {
-		s := s.host.plugins.supports(list, plugin)
-		if s.err != nil {
-			return nil, s.err
+		known := s.host.plugins.supports(list, plugin)
+		if known.err != nil {
+			return nil, known.err
 		}
-		out = append(out, PluginVersions{plugin.Network.Type, s.versions})
+		out = append(out, PluginVersions{plugin.Network.Type, known.versions})
 	}
 	return out, nil
 }
 
-// GC has the plugins of a network remove all that isn't of a valid attachment.
+// GC runs GC of a network's plugins: they remove all resources of attachments that are
+// not in valid.
 func (s *Standalone) GC(ctx context.Context, network string, valid []types.GCAttachment) error {
 	list, err := s.network(network)
 	switch {
@@ -223,23 +225,23 @@ func (s *Standalone) GC(ctx context.Context, network string, valid []types.GCAtt
 		return err
 	case list.DisableGC:
 		return fmt.Errorf("network %s has disableGC", network)
-	case !speaks(list, "1.1.0"):
-		return fmt.Errorf("network %s has cniVersion %s: GC came with 1.1.0", network, list.CNIVersion)
+	case !atLeast(list, "1.1.0"):
+		return fmt.Errorf("network %s has cniVersion %s: GC requires 1.1.0", network, list.CNIVersion)
 	}
 	return s.host.plugins.gc(ctx, list, valid)
 }
 
-// Retry tries to pay what is owed and returns what is in the way.
+// Retry retries all debts and returns the errors.
 func (s *Standalone) Retry(ctx context.Context) error { return s.host.Retry(ctx) }
 
-// Step is one run of one plugin.
+// Step is one run of a plugin.
 type Step struct {
 	Program string          `json:"program"`
 	Env     []string        `json:"env"`
 	Stdin   json.RawMessage `json:"stdin"`
 }
 
-// Explain tells what an operation, "ADD" or another, would run.
+// Explain returns the runs of plugins that an operation, such as ADD, would make.
 func (s *Standalone) Explain(t Target, op string) ([]Step, error) {
 	r, err := s.record(t)
 	if err != nil {

@@ -87,7 +87,7 @@ func TestNetByHand(t *testing.T) {
 		t.Error("the port isn't mapped")
 	}
 	must("add", "cluster", "/run/netns/testing") // again: the same
-	fails("net9 of /run/netns/testing was not attached to network cluster by hand", "check", "cluster", "testing", "--ifname", "net9")
+	fails("net9 of /run/netns/testing was not attached to network cluster by husk net", "check", "cluster", "testing", "--ifname", "net9")
 	if got := must("attachments"); !strings.Contains(got, "cluster   /run/netns/testing   eth0") {
 		t.Errorf("attachments:\n%s", got)
 	}

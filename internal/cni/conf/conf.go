@@ -1,7 +1,6 @@
-// Package conf finds the CNI networks that a directory configures: which are
-// usable, in which order, and why each other file is skipped. A Watch keeps
-// what was found last when the directory can't be read, or holds nothing
-// usable for a moment.
+// Package conf reads the CNI networks that a directory configures, in order, and why
+// other files are skipped. A Watch follows the directory. It keeps the last good
+// networks while the directory can't be read, or has nothing usable for a moment.
 package conf
 
 import (
@@ -20,15 +19,14 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// extensions are those of configuration files; others are nobody's business.
-// CNI agents park a file by giving it another.
+// extensions are those of configuration files. Other files are ignored: CNI agents
+// rename a configuration to disable it.
 var extensions = []string{".conf", ".conflist", ".json"}
 
-// maxFile bounds the size of a file in bytes: what is larger is no
-// configuration.
+// maxFile is the maximum size of a configuration file in bytes.
 const maxFile = 1 << 20
 
-// Network is a usable configuration.
+// Network is a usable network.
 type Network struct {
 	File string // its base name
 	List *libcni.NetworkConfigList
@@ -46,7 +44,7 @@ type Found struct {
 	Skipped  []Skipped
 }
 
-// Network returns the one with that name.
+// Network returns the network with this name.
 func (f Found) Network(name string) (Network, bool) {
 	i := slices.IndexFunc(f.Networks, func(n Network) bool { return n.List.Name == name })
 	if i < 0 {
@@ -55,8 +53,8 @@ func (f Found) Network(name string) (Network, bool) {
 	return f.Networks[i], true
 }
 
-// Load reads the directory dir. One that doesn't exist configures nothing.
-// usable refuses a network that can't work now, as when a plugin is missing.
+// Load reads the directory dir. A missing directory configures nothing. usable returns
+// an error for a network that can't work now, for example because a plugin is missing.
 func Load(dir string, usable func(*libcni.NetworkConfigList) error) (Found, error) {
 	entries, err := os.ReadDir(dir) // sorted by name
 	if errors.Is(err, fs.ErrNotExist) {
@@ -78,14 +76,14 @@ func Load(dir string, usable func(*libcni.NetworkConfigList) error) (Found, erro
 		var list *libcni.NetworkConfigList
 		switch {
 		case err != nil:
-			err = errors.Unwrap(err) // the file is named by whoever reports it
+			err = errors.Unwrap(err) // Skipped has the name of the file
 		case !info.Mode().IsRegular():
 			err = errors.New("is not a regular file")
 		default:
 			list, err = Read(path)
 		}
 		if err == nil {
-			err = found.fits(list, usable)
+			err = found.accept(list, usable)
 		}
 		if err != nil {
 			found.Skipped = append(found.Skipped, Skipped{e.Name(), err.Error()})
@@ -96,15 +94,16 @@ func Load(dir string, usable func(*libcni.NetworkConfigList) error) (Found, erro
 	return found, nil
 }
 
-func (f Found) fits(list *libcni.NetworkConfigList, usable func(*libcni.NetworkConfigList) error) error {
+// accept returns an error if list can't be added to the networks.
+func (f Found) accept(list *libcni.NetworkConfigList, usable func(*libcni.NetworkConfigList) error) error {
 	if other, ok := f.Network(list.Name); ok {
-		return fmt.Errorf("network %s is configured by %s already", list.Name, other.File)
+		return fmt.Errorf("network %s is already configured by %s", list.Name, other.File)
 	}
 	return usable(list)
 }
 
-// Read reads one file: a list of plugins, or a single one as before 1.0.0. Its
-// content says which, whatever its extension.
+// Read reads one file: a list of plugins, or a single plugin as before version 1.0.0.
+// It tells them apart by content, not by the file's extension.
 func Read(path string) (*libcni.NetworkConfigList, error) {
 	data, err := readFile(path)
 	if err != nil {
@@ -159,7 +158,7 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// upgrade makes a list of a single plugin's configuration.
+// upgrade turns a single plugin's configuration into a list.
 func upgrade(data []byte) (*libcni.NetworkConfigList, error) {
 	plugin, err := libcni.NetworkPluginConfFromBytes(data)
 	if err != nil {
@@ -176,7 +175,7 @@ func check(list *libcni.NetworkConfigList) error {
 		return errors.New("has no name")
 	}
 	if err := utils.ValidateNetworkName(list.Name); err != nil {
-		return fmt.Errorf("name %q: may have letters, digits, and _ . - behind the first", list.Name)
+		return fmt.Errorf("name %q: use letters and digits, and after the first one also _ . -", list.Name)
 	}
 	if list.CNIVersion == "" {
 		list.CNIVersion = "0.1.0" // as the specification says
@@ -187,13 +186,13 @@ func check(list *libcni.NetworkConfigList) error {
 	return nil
 }
 
-// Versions returns the versions of CNI that list may be used with, the highest
-// first: those of its key cniVersions, and cniVersion.
+// Versions returns the known CNI versions in list's cniVersions and cniVersion, the
+// highest first.
 func Versions(list *libcni.NetworkConfigList) []string {
 	var form struct {
 		Versions []string `json:"cniVersions"`
 	}
-	_ = json.Unmarshal(list.Bytes, &form) // read before
+	_ = json.Unmarshal(list.Bytes, &form) // was parsed by Read
 	var out []string
 	for _, v := range slices.Backward(version.All.SupportedVersions()) {
 		if v == list.CNIVersion || slices.Contains(form.Versions, v) {
@@ -205,7 +204,7 @@ func Versions(list *libcni.NetworkConfigList) []string {
 
 func checkPlugins(list *libcni.NetworkConfigList) error {
 	if len(list.Plugins) == 1 && list.Plugins[0].Network.Type == "loopback" {
-		return errors.New("is of the loopback, which every pod has anyway")
+		return errors.New("configures the loopback, which every pod has anyway")
 	}
 	for i, p := range list.Plugins {
 		if t := p.Network.Type; t == "." || t == ".." || strings.ContainsAny(t, "/\x00") {
@@ -215,8 +214,8 @@ func checkPlugins(list *libcni.NetworkConfigList) error {
 	return nil
 }
 
-// Marshal returns list with all of its plugins, those from other files too, so
-// that Unmarshal gives it back when no file is left.
+// Marshal encodes list with all its plugins, including those from other files, so that
+// Unmarshal needs no file.
 func Marshal(list *libcni.NetworkConfigList) ([]byte, error) {
 	whole := stored{
 		Name: list.Name, CNIVersion: list.CNIVersion, DisableCheck: list.DisableCheck, DisableGC: list.DisableGC,
@@ -237,7 +236,7 @@ type stored struct {
 	Plugins      []json.RawMessage `json:"plugins"`
 }
 
-// Unmarshal reads what Marshal returned.
+// Unmarshal decodes what Marshal returned.
 func Unmarshal(data []byte) (*libcni.NetworkConfigList, error) {
 	list, err := libcni.NetworkConfFromBytes(data)
 	if err == nil {

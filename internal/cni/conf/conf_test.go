@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func any(*libcni.NetworkConfigList) error { return nil }
+func acceptAll(*libcni.NetworkConfigList) error { return nil }
 
 const good = `{"cniVersion":"1.0.0","name":"NAME","plugins":[{"type":"bridge"}]}`
 
@@ -55,7 +55,7 @@ func TestLoadOrderAndForms(t *testing.T) {
 	write(t, dir, "05-net.conf~", named("editor"))
 	write(t, dir, "README", "hello")
 	write(t, dir, "dir.conf/x", "")
-	found, err := Load(dir, any)
+	found, err := Load(dir, acceptAll)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func TestLoadOrderAndForms(t *testing.T) {
 		}
 	}
 	if n, _ := found.Network("single"); !strings.Contains(string(n.List.Plugins[0].Bytes), "9007199254740993") {
-		t.Errorf("a number is not passed on as it is: %s", n.List.Plugins[0].Bytes)
+		t.Errorf("a large number is changed: %s", n.List.Plugins[0].Bytes)
 	}
 }
 
@@ -82,7 +82,7 @@ func TestPluginsOfFolder(t *testing.T) {
 	write(t, dir, "only/1.conf", `{"type":"b"}`)
 	write(t, dir, "3.conflist", `{"cniVersion":"1.1.0","name":"folder"}`)
 	write(t, dir, "folder/1.conf", `{"type":"z"}`)
-	found, err := Load(dir, any)
+	found, err := Load(dir, acceptAll)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestPluginsOfFolder(t *testing.T) {
 		if n.List == nil {
 			t.Fatalf("%s is skipped: %v", name, found.Skipped)
 		}
-		// What is recorded has all of them, with no file to read.
+		// The recorded form has all plugins inlined.
 		data, err := Marshal(n.List)
 		if err != nil {
 			t.Fatal(err)
@@ -132,9 +132,9 @@ func TestSkippedFilesSayWhy(t *testing.T) {
 		"11.conflist": {`{"name":"s","cniVersion":"1.0.0","plugins":[{"type":".."}]}`, "is not the name of a program"},
 		"12.conflist": {`{"name":1,"plugins":[{"type":"x"}]}`, "invalid name type"},
 		"13.conflist": {`{"name":"t","plugins":"x"}`, "invalid 'plugins' type"},
-		"14.conf":     {`{"name":"lo","type":"loopback"}`, "of the loopback"},
+		"14.conf":     {`{"name":"lo","type":"loopback"}`, "configures the loopback"},
 		"15.conflist": {named("dup"), ""},
-		"16.conflist": {named("dup"), "network dup is configured by 15.conflist already"},
+		"16.conflist": {named("dup"), "network dup is already configured by 15.conflist"},
 		"17.conflist": {named("unusable"), "no program"},
 		"18.conf":     {strings.Repeat(" ", 1<<20+1), "is larger than"},
 	} {
@@ -161,7 +161,7 @@ func TestSkippedFilesSayWhy(t *testing.T) {
 	if err := unix.Mkfifo(filepath.Join(dir, "18-pipe.conf"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	found, _ = Load(dir, any)
+	found, _ = Load(dir, acceptAll)
 	if pipe := found.Skipped[len(found.Skipped)-2]; pipe.File != "18.conf" && pipe.Why != "is not a regular file" {
 		t.Errorf("pipe: %+v", pipe)
 	}
@@ -177,7 +177,7 @@ func FuzzFile(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		dir := t.TempDir()
 		write(t, dir, "x.conf", string(data))
-		found, err := Load(dir, any)
+		found, err := Load(dir, acceptAll)
 		if err != nil || len(found.Networks)+len(found.Skipped) != 1 {
 			t.Fatalf("%v, %+v", err, found)
 		}
@@ -193,10 +193,10 @@ func FuzzFile(f *testing.F) {
 	})
 }
 
-// watched is a Watch on a directory that a test changes.
+// watched returns a running Watch.
 func watched(t *testing.T, dir string) *Watch {
 	t.Helper()
-	w := NewWatch(dir, any, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	w := NewWatch(dir, acceptAll, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	done := make(chan struct{})
 	ctx := t.Context()
 	go func() {
@@ -207,8 +207,8 @@ func watched(t *testing.T, dir string) *Watch {
 	return w
 }
 
-// becomes waits for the networks' names, which are followed by a star while
-// they are those of an earlier reading.
+// becomes waits until the watch has the networks or the error want. A star follows
+// stale networks.
 func becomes(t *testing.T, w *Watch, want string) {
 	t.Helper()
 	deadline := time.Now().Add(30 * time.Second)
@@ -245,7 +245,7 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	becomes(t, w, "b")
-	write(t, base, "outside", named("c")) // moved in from elsewhere: only a create
+	write(t, base, "outside", named("c")) // a move into the directory is only a create event
 	if err := os.Rename(filepath.Join(base, "outside"), filepath.Join(dir, "0.conf")); err != nil {
 		t.Fatal(err)
 	}
@@ -258,7 +258,7 @@ func TestWatch(t *testing.T) {
 	deadline := time.Now().Add(30 * time.Second)
 	for len(w.State().Networks[0].List.Plugins) != 2 {
 		if time.Now().After(deadline) {
-			t.Fatal("the plugin in the network's directory isn't seen")
+			t.Fatal("the plugin in the network's directory is not noticed")
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -266,7 +266,7 @@ func TestWatch(t *testing.T) {
 	becomes(t, w, "c*")
 	write(t, dir, "0.conf", named("d"))
 	becomes(t, w, "d")
-	// The directory is replaced by another.
+	// Replace the directory.
 	next := filepath.Join(base, "next")
 	write(t, next, "x.conf", named("e"))
 	if err := os.Rename(dir, filepath.Join(base, "away")); err != nil {
@@ -276,9 +276,9 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	becomes(t, w, "e")
-	write(t, dir, "x.conf", named("f")) // and is watched itself
+	write(t, dir, "x.conf", named("f")) // the new directory is watched
 	becomes(t, w, "f")
-	// All is removed: believed after a while.
+	// Remove everything: the networks go after emptyGrace.
 	if err := os.RemoveAll(filepath.Join(base, "etc")); err != nil {
 		t.Fatal(err)
 	}
@@ -288,8 +288,8 @@ func TestWatch(t *testing.T) {
 	becomes(t, w, "g")
 }
 
-// A directory that can't be read says nothing about its networks. Root can
-// read any, so a file stands where the directory was.
+// TestUnreadableDirectory checks that the networks of an unreadable directory are kept.
+// Root can read any directory, so a file takes its place.
 func TestUnreadableDirectory(t *testing.T) {
 	t.Parallel()
 	base := t.TempDir()
@@ -311,7 +311,8 @@ func TestUnreadableDirectory(t *testing.T) {
 	becomes(t, w, "a*")
 }
 
-// Files of which none is usable don't mean that there is no configuration.
+// TestNothingUsable checks that a directory with only unusable files is an error, rather
+// than one without configuration.
 func TestNothingUsable(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -323,9 +324,9 @@ func TestNothingUsable(t *testing.T) {
 	becomes(t, w, "b")
 }
 
-// Of a configuration that is rewritten all the time, a reader sees only whole
-// ones.
-func TestRewrittenAllTheTime(t *testing.T) {
+// TestConstantRewrites checks that a file that is rewritten all the time is never seen
+// incomplete.
+func TestConstantRewrites(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "1.conf", named("a"))

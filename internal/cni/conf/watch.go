@@ -14,41 +14,40 @@ import (
 )
 
 const (
-	// settleTime is how long a directory has to be left alone before it is
-	// read: agents write in several steps.
-	settleTime = 100 * time.Millisecond
-	// restlessTime is how long one that is never left alone isn't read.
-	restlessTime = time.Second
-	// vacantTime is how long a directory that had networks has to be without
-	// any file before that is believed: agents remove, then write.
-	vacantTime = 3 * time.Second
-	// resyncTime is between two looks at a directory of which nothing is heard:
+	// quietPeriod is how long a directory must be unchanged before it is read, because
+	// agents write files in several steps.
+	quietPeriod = 100 * time.Millisecond
+	// maxDelay is how long reading is delayed if the directory keeps changing.
+	maxDelay = time.Second
+	// emptyGrace is how long an empty directory keeps its last networks, because agents
+	// remove files before they write new ones.
+	emptyGrace = 3 * time.Second
+	// resyncInterval is how often the directory is read without any change, because
 	// plugins may have been installed.
-	resyncTime = 10 * time.Second
+	resyncInterval = 10 * time.Second
 )
 
-// State is what is known of a watched directory. It isn't changed once handed
-// out.
+// State is the result of reading a watched directory. It must not be modified.
 type State struct {
 	Found
-	// Stale says why Found.Networks are those of an earlier reading: what is
-	// there now can't be used. It is empty otherwise.
+	// Stale is the reason why Found.Networks are those of an earlier reading: the
+	// current ones can't be used. It is empty if they are current.
 	Stale string
-	// Err says why there is no network though there should be: the directory
-	// can't be read, or no file in it is usable.
+	// Err is set if there is no network although there should be: the directory can't
+	// be read, or none of its files is usable.
 	Err error
 }
 
 // Watch follows a directory of configurations.
 type Watch struct {
-	dir    string
-	usable func(*libcni.NetworkConfigList) error
-	log    *slog.Logger
-	state  atomic.Pointer[State]
-	vacant time.Time // since when it has no file though it had networks
+	dir        string
+	usable     func(*libcni.NetworkConfigList) error
+	log        *slog.Logger
+	state      atomic.Pointer[State]
+	emptySince time.Time // when the directory was first seen empty after it had networks
 }
 
-// NewWatch reads the directory for the first time. Run follows it.
+// NewWatch reads the directory once. Run follows it.
 func NewWatch(dir string, usable func(*libcni.NetworkConfigList) error, log *slog.Logger) *Watch {
 	w := &Watch{dir: filepath.Clean(dir), usable: usable, log: log}
 	w.state.Store(&State{})
@@ -56,25 +55,25 @@ func NewWatch(dir string, usable func(*libcni.NetworkConfigList) error, log *slo
 	return w
 }
 
-// State returns what is known now.
+// State returns the result of the last reading.
 func (w *Watch) State() State { return *w.state.Load() }
 
-// Run follows the directory until ctx ends. It may not exist, appear, or be
-// replaced by another.
+// Run follows the directory until ctx ends. The directory may be missing, appear, or be
+// replaced.
 func (w *Watch) Run(ctx context.Context) {
 	for ctx.Err() == nil {
-		w.turn(ctx)
+		w.readAndWait(ctx)
 	}
 }
 
-// turn reads the directory and returns when there may be something new. Each
-// time it watches afresh, before it reads: what was watched may have been
-// replaced.
-func (w *Watch) turn(ctx context.Context) {
+// readAndWait reads the directory and waits for a change. It creates a new watcher each
+// time, because a watched directory may have been replaced. It watches before it reads,
+// so that no change is missed.
+func (w *Watch) readAndWait(ctx context.Context) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		w.log.Warn("cni: changes of the configuration are seen late", "directory", w.dir, "error", err)
-		watcher = &fsnotify.Watcher{} // which tells nothing
+		w.log.Warn("cni: can't watch the configuration, so changes are noticed late", "directory", w.dir, "error", err)
+		watcher = &fsnotify.Watcher{} // without events
 	} else {
 		defer watcher.Close()
 		w.watch(watcher)
@@ -83,26 +82,26 @@ func (w *Watch) turn(ctx context.Context) {
 	if err == nil {
 		w.watch(watcher) // the directories of networks that are new
 	}
-	pause := resyncTime
-	if !w.vacant.IsZero() {
-		pause = vacantTime
+	pause := resyncInterval
+	if !w.emptySince.IsZero() {
+		pause = emptyGrace
 	}
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
-	var restless <-chan time.Time
+	var latest <-chan time.Time // set by the first change
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
 			return
-		case <-restless:
+		case <-latest:
 			return
 		case e := <-watcher.Events:
 			if w.concerns(e.Name) {
-				timer.Reset(settleTime)
-				if restless == nil {
-					restless = time.After(restlessTime)
+				timer.Reset(quietPeriod)
+				if latest == nil {
+					latest = time.After(maxDelay)
 				}
 			}
 		case <-watcher.Errors: // the queue overflowed
@@ -111,9 +110,9 @@ func (w *Watch) turn(ctx context.Context) {
 	}
 }
 
-// watch adds the directory, those that hold further plugins of its networks,
-// and every directory above, any of which may be replaced. What isn't there is
-// heard of through its parent.
+// watch adds the directory, the directories with further plugins of its networks, and
+// every directory above, because any of them may be replaced. Errors don't matter: the
+// parent's watch reports when a missing directory appears.
 func (w *Watch) watch(watcher *fsnotify.Watcher) {
 	_ = watcher.Add(w.dir)
 	for _, n := range w.State().Networks {
@@ -125,7 +124,7 @@ func (w *Watch) watch(watcher *fsnotify.Watcher) {
 	}
 }
 
-// concerns says whether a change of path can change what is configured.
+// concerns reports whether a change of path can affect the configuration.
 func (w *Watch) concerns(path string) bool {
 	return path == w.dir || strings.HasPrefix(path, w.dir+"/") || strings.HasPrefix(w.dir, path+"/")
 }
@@ -134,7 +133,7 @@ func same(a, b Found) bool {
 	return reflect.DeepEqual(a.Networks, b.Networks) && reflect.DeepEqual(a.Skipped, b.Skipped)
 }
 
-// reload reads the directory and decides what to go by.
+// reload reads the directory and updates the state.
 func (w *Watch) reload() {
 	before := w.State()
 	found, err := Load(w.dir, w.usable)
@@ -145,11 +144,11 @@ func (w *Watch) reload() {
 		now.Stale = err.Error()
 	case len(found.Networks) == 0 && !empty:
 		now.Stale = "no usable configuration is left in " + w.dir
-	case empty && len(before.Networks) > 0 && w.young():
+	case empty && len(before.Networks) > 0 && w.justEmptied():
 		now.Stale = w.dir + " is empty"
 	}
 	if now.Stale == "" || !empty {
-		w.vacant = time.Time{}
+		w.emptySince = time.Time{}
 	}
 	switch {
 	case now.Stale != "" && len(before.Networks) > 0:
@@ -160,19 +159,19 @@ func (w *Watch) reload() {
 		now.Stale, now.Err = "", &unusableError{w.dir, found.Skipped}
 	}
 	w.state.Store(&now)
-	w.tell(before, now)
+	w.logChange(before, now)
 }
 
-// young says whether the directory is empty only since a moment ago.
-func (w *Watch) young() bool {
-	if w.vacant.IsZero() {
-		w.vacant = time.Now()
+// justEmptied reports whether an empty directory has been so for less than emptyGrace.
+func (w *Watch) justEmptied() bool {
+	if w.emptySince.IsZero() {
+		w.emptySince = time.Now()
 	}
-	return time.Since(w.vacant) < vacantTime
+	return time.Since(w.emptySince) < emptyGrace
 }
 
-// tell logs what has changed, once.
-func (w *Watch) tell(before, now State) {
+// logChange logs the state if it has changed.
+func (w *Watch) logChange(before, now State) {
 	if before.Stale == now.Stale && same(before.Found, now.Found) && (before.Err == nil) == (now.Err == nil) {
 		return
 	}
@@ -191,7 +190,7 @@ func (w *Watch) tell(before, now State) {
 	}
 }
 
-// unusableError says that a directory has files, and none is usable.
+// unusableError means that a directory has files, but no usable one.
 type unusableError struct {
 	dir     string
 	skipped []Skipped

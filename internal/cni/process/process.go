@@ -1,6 +1,6 @@
-// Package process runs CNI plugins as processes: with a deadline after which
-// the whole process group is gone, a bound on what it may answer, and its
-// complaint as one line.
+// Package process runs CNI plugins as processes. It kills a plugin's process group when
+// the plugin ends or a deadline passes, bounds its output, and turns its error output
+// into one line.
 package process
 
 import (
@@ -26,42 +26,41 @@ import (
 )
 
 const (
-	// maxAnswer bounds a plugin's stdout in bytes. A result has some hundred.
-	maxAnswer = 1 << 20
-	// maxComplaint is how much of stderr is kept: its end.
-	maxComplaint = 4 << 10
-	// maxLine bounds what of a complaint is shown, in bytes.
+	// maxStdout bounds a plugin's stdout in bytes. A result has some hundred.
+	maxStdout = 1 << 20
+	// maxStderr is how many bytes at the end of stderr are kept.
+	maxStderr = 4 << 10
+	// maxLine bounds the length of an error message in bytes.
 	maxLine = 512
-	// busyTime is how long a program that is being written is waited for.
-	busyTime = 5 * time.Second
-	// drainTime is how long a process outside of the group, that holds the
-	// plugin's stdout or stderr open, is listened to after the plugin's end.
+	// busyTimeout is how long to wait for a program that is being written.
+	busyTimeout = 5 * time.Second
+	// drainTime is how long stdout and stderr are read after the plugin's end, if a
+	// process outside of its group holds them open.
 	drainTime = 100 * time.Millisecond
-	// vanishTime is how long killed processes are waited for. The kernel takes
-	// less than a millisecond, unless the host's init leaves them as zombies.
-	vanishTime = time.Second
+	// killTimeout is how long to wait for killed processes. The kernel takes less than a
+	// millisecond, unless the host's init doesn't reap them.
+	killTimeout = time.Second
 )
 
 // Runner runs plugins.
 type Runner struct {
-	// Netns is the path of the namespace in which they run. Empty is the one
-	// that this process is in.
+	// Netns is the path of the network namespace in which plugins run. If it is empty,
+	// that is the one of this process.
 	Netns string
 	Log   *slog.Logger
 }
 
-// errTooMuch says that a plugin's answer is none.
-var errTooMuch = fmt.Errorf("it wrote more than %d bytes and was killed", maxAnswer)
+// errTooMuch means that a plugin's output exceeds maxStdout.
+var errTooMuch = fmt.Errorf("it wrote more than %d bytes and was killed", maxStdout)
 
-// Run runs the program at path, with stdin as its input, and returns what it
-// wrote to stdout. When it has ended, or ctx has, what is left of its process
-// group is killed. The error of a plugin that says what is wrong as CNI has it
-// is a *types.Error.
+// Run runs the program at path with the given stdin and returns its stdout. When the
+// program or ctx ends, it kills what is left of the process group. If the plugin
+// reports an error in CNI's format, the error is a *types.Error.
 func (r Runner) Run(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
-	for began := time.Now(); ; {
+	for start := time.Now(); ; {
 		out, err := r.once(ctx, path, stdin, env)
-		// The program is open for writing: it is being installed.
-		if !errors.Is(err, unix.ETXTBSY) || time.Since(began) > busyTime {
+		// ETXTBSY: the program is open for writing, as it is being installed.
+		if !errors.Is(err, unix.ETXTBSY) || time.Since(start) > busyTimeout {
 			return out, err
 		}
 		select {
@@ -78,7 +77,7 @@ func (r Runner) once(ctx context.Context, path string, stdin []byte, env []strin
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stdout, err := newStream(maxAnswer, func() { cancel(errTooMuch) })
+	stdout, err := newStream(maxStdout, func() { cancel(errTooMuch) })
 	if err != nil {
 		return nil, err
 	}
@@ -92,13 +91,13 @@ func (r Runner) once(ctx context.Context, path string, stdin []byte, env []strin
 	cmd := &exec.Cmd{
 		Path: path, Args: []string{path}, Env: env, Stdin: bytes.NewReader(stdin), Stdout: stdout.write, Stderr: stderr.write,
 		SysProcAttr: &syscall.SysProcAttr{Setpgid: true, PidFD: &fd},
-		WaitDelay:   drainTime, // for a stdin that nobody reads
+		WaitDelay:   drainTime, // if the plugin doesn't read its stdin
 	}
 	if err := r.start(cmd); err != nil {
 		return nil, err
 	}
-	stdout.begin()
-	stderr.begin()
+	stdout.start()
+	stderr.start()
 	ended := wait(ctx, fd)
 	group := -cmd.Process.Pid
 	if ended != nil {
@@ -108,34 +107,34 @@ func (r Runner) once(ctx context.Context, path string, stdin []byte, env []strin
 	if errors.Is(status, exec.ErrWaitDelay) {
 		status = nil
 	}
-	// The kernel gives numbers out in turn: this one isn't another's yet.
+	// The kernel allocates PIDs cyclically, so the group's ID isn't reused yet.
 	if unix.Kill(group, unix.SIGKILL) == nil {
 		if ended == nil {
-			r.Log.Warn("cni: a plugin left processes behind; they are killed", "plugin", path)
+			r.Log.Warn("cni: a plugin left processes behind; they were killed", "plugin", path)
 		}
-		vanish(group)
+		awaitGone(group)
 	}
-	answer, complaint := stdout.end(), stderr.end()
+	output, message := stdout.end(), stderr.end()
 	if ended == nil {
-		ended = context.Cause(ctx) // it ended by itself, after having written too much
+		ended = context.Cause(ctx) // the plugin ended by itself, but wrote too much
 	}
 	if ended != nil {
 		return nil, explain(ended)
 	}
 	if status != nil {
-		return nil, failure(status, answer, complaint)
+		return nil, failure(status, output, message)
 	}
-	if line := Line(complaint); line != "" {
-		r.Log.Debug("cni: a plugin says", "plugin", path, "line", line)
+	if line := Line(message); line != "" {
+		r.Log.Debug("cni: a plugin wrote to stderr", "plugin", path, "line", line)
 	}
-	return answer, nil
+	return output, nil
 }
 
-// vanish waits for a killed process group to be gone. Until then a process of it
-// may be in the middle of a system call, and complete that: an ADD could give an
-// address after the DEL that follows it.
-func vanish(group int) {
-	for end := time.Now().Add(vanishTime); unix.Kill(group, 0) == nil && time.Now().Before(end); {
+// awaitGone waits until a killed process group is gone. Until then one of its processes
+// may complete a system call: an ADD could allocate an address after the DEL that
+// follows it.
+func awaitGone(group int) {
+	for end := time.Now().Add(killTimeout); unix.Kill(group, 0) == nil && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
 }
@@ -147,8 +146,7 @@ func (r Runner) start(cmd *exec.Cmd) error {
 	return netns.Do(r.Netns, cmd.Start)
 }
 
-// wait waits for the end of the process of a pidfd, which it closes, and
-// doesn't reap it.
+// wait waits for the process of a pidfd to end, without reaping it. It closes the pidfd.
 func wait(ctx context.Context, fd int) error {
 	f, err := poll.New(fd, "pidfd")
 	if err != nil {
@@ -169,22 +167,22 @@ func explain(err error) error {
 	return err
 }
 
-// failure says in one line why a plugin failed.
-func failure(status error, answer, complaint []byte) error {
-	var told types.Error
-	if json.Unmarshal(answer, &told) == nil && (told.Msg != "" || told.Code != 0) {
-		return &types.Error{Code: told.Code, Msg: Line([]byte(told.Msg)), Details: Line([]byte(told.Details))}
+// failure explains in one line why a plugin failed.
+func failure(status error, stdout, stderr []byte) error {
+	var cniErr types.Error
+	if json.Unmarshal(stdout, &cniErr) == nil && (cniErr.Msg != "" || cniErr.Code != 0) {
+		return &types.Error{Code: cniErr.Code, Msg: Line([]byte(cniErr.Msg)), Details: Line([]byte(cniErr.Details))}
 	}
-	for _, text := range [][]byte{complaint, answer} {
+	for _, text := range [][]byte{stderr, stdout} {
 		if line := Line(text); line != "" {
 			return fmt.Errorf("%w: %s", status, line)
 		}
 	}
-	return fmt.Errorf("%w, and says nothing", status)
+	return fmt.Errorf("%w, without an error message", status)
 }
 
-// Line makes one printable line of a text. Of a long one it is the end, where
-// programs say what went wrong.
+// Line turns a text into one printable line. It keeps the end of a long text, where
+// programs report what went wrong.
 func Line(text []byte) string {
 	line := strings.Join(strings.FieldsFunc(strings.ToValidUTF8(string(text), "?"), func(r rune) bool {
 		return unicode.IsSpace(r) || !unicode.IsPrint(r)
@@ -195,8 +193,8 @@ func Line(text []byte) string {
 	return line
 }
 
-// stream reads what a process writes. Bounded, it tells when that is too much;
-// unbounded, it keeps the end.
+// stream reads what a process writes. With a bound, it calls over when that is exceeded.
+// Without one, it keeps the last maxStderr bytes.
 type stream struct {
 	read, write *os.File
 	bound       int
@@ -213,8 +211,8 @@ func newStream(bound int, over func()) (*stream, error) {
 	return &stream{read: read, write: write, bound: bound, over: over}, nil
 }
 
-// begin begins to read, once the process has its copy of the other end.
-func (s *stream) begin() {
+// start starts reading. The process must have its copy of the other end.
+func (s *stream) start() {
 	_ = s.write.Close()
 	s.done = make(chan struct{})
 	go func() {
@@ -224,8 +222,8 @@ func (s *stream) begin() {
 			n, err := s.read.Read(buf)
 			s.kept = append(s.kept, buf[:n]...)
 			switch {
-			case s.bound == 0 && len(s.kept) > maxComplaint:
-				s.kept = append(s.kept[:0], s.kept[len(s.kept)-maxComplaint:]...)
+			case s.bound == 0 && len(s.kept) > maxStderr:
+				s.kept = append(s.kept[:0], s.kept[len(s.kept)-maxStderr:]...)
 			case s.bound > 0 && len(s.kept) > s.bound:
 				s.over()
 				_, _ = io.Copy(io.Discard, s.read)
@@ -238,7 +236,7 @@ func (s *stream) begin() {
 	}()
 }
 
-// end returns what was written.
+// end stops reading and returns what was read.
 func (s *stream) end() []byte {
 	_ = s.read.SetReadDeadline(time.Now().Add(drainTime))
 	<-s.done

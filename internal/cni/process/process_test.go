@@ -36,16 +36,16 @@ func TestRun(t *testing.T) {
 	if _, err := r.Run(t.Context(), "/nowhere/plugin", nil, nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("missing program: %v", err)
 	}
-	gone, cancel := context.WithCancel(t.Context())
+	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := r.Run(gone, path, nil, nil); !errors.Is(err, context.Canceled) {
+	if _, err := r.Run(cancelled, path, nil, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	// As much as a pipe can't hold, to a program that reads none of it.
+	// A stdin larger than a pipe's buffer, for a program that doesn't read it.
 	if out, err := r.Run(t.Context(), program(t, "echo ok"), make([]byte, 1<<20), nil); err != nil || string(out) != "ok\n" {
 		t.Errorf("unread stdin: %q, %v", out, err)
 	}
-	// A child in a session of its own is nobody's to kill, and holds up nobody.
+	// A child in its own session is neither killed nor waited for.
 	began := time.Now()
 	out, err = r.Run(t.Context(), program(t, "setsid sleep 10 & echo ok"), nil, []string{"PATH=/bin:/usr/bin"})
 	if took := time.Since(began); err != nil || string(out) != "ok\n" || took > 8*time.Second {
@@ -53,11 +53,11 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func TestEnd(t *testing.T) {
+func TestKill(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	mark := "HUSK_TEST=" + dir
-	is := func(want string) func(string) bool { return func(value string) bool { return value == want } }
+	equals := func(want string) func(string) bool { return func(value string) bool { return value == want } }
 	var waits []func() error
 	for _, env := range []string{mark, mark + "x"} {
 		cmd := exec.Command("/bin/sh", "-c", "sleep 1000 & wait")
@@ -68,16 +68,16 @@ func TestEnd(t *testing.T) {
 		waits = append(waits, cmd.Wait)
 		defer func() { _ = cmd.Process.Kill() }()
 	}
-	if err := End(t.Context(), "HUSK_TEST", is(dir)); err != nil {
+	if err := Kill(t.Context(), "HUSK_TEST", equals(dir)); err != nil {
 		t.Fatal(err)
 	}
 	if err := waits[0](); err == nil {
 		t.Error("the marked process was not killed")
 	}
-	if left, err := strays("HUSK_TEST", is(dir+"x")); err != nil || len(left) != 2 {
+	if left, err := find("HUSK_TEST", equals(dir+"x")); err != nil || len(left) != 2 {
 		t.Errorf("others: %v, %v", left, err)
 	}
-	if err := End(t.Context(), "HUSK_TEST", is(dir+"x")); err != nil {
+	if err := Kill(t.Context(), "HUSK_TEST", equals(dir+"x")); err != nil {
 		t.Fatal(err)
 	}
 	_ = waits[1]()

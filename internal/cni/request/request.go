@@ -1,5 +1,5 @@
-// Package request reads what a pod asks of its networks: from its annotations,
-// and from what else is known of it. It is pure.
+// Package request derives what a pod requests of its networks from its annotations and
+// other properties. It is pure.
 package request
 
 import (
@@ -19,25 +19,25 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// The annotations that are read.
+// The supported annotations.
 const (
-	// Networks names further networks: "a, b@net1", or a JSON list of objects
+	// Networks lists additional networks: "a, b@net1", or a JSON list of objects
 	// with name, interface, ips, mac, infiniband-guid and deviceID.
 	Networks = "k8s.v1.cni.cncf.io/networks"
-	// NetworksISulad is iSulad's name for it.
+	// NetworksISulad is iSulad's name for Networks.
 	NetworksISulad = "network.alpha.kubernetes.io/network"
-	// IPs are the addresses that the first interface shall have, with commas.
+	// IPs are the requested addresses of the first interface, separated by commas.
 	IPs = "cni.husk.dev/ips"
-	// MAC is the hardware address that the first interface shall have.
+	// MAC is the requested MAC address of the first interface.
 	MAC = "cni.husk.dev/mac"
-	// Ingress and Egress bound the pod's bandwidth, in bits a second.
+	// Ingress and Egress limit the pod's bandwidth in bits per second.
 	Ingress = "kubernetes.io/ingress-bandwidth"
 	Egress  = "kubernetes.io/egress-bandwidth"
 )
 
-// Interface is what a pod asks of one of its networks.
+// Interface is what a pod requests of one network.
 type Interface struct {
-	Network        string   `json:"name"` // empty is the node's default
+	Network        string   `json:"name"` // empty for the default network
 	IfName         string   `json:"interface"`
 	IPs            []string `json:"ips"`
 	MAC            string   `json:"mac"`
@@ -45,10 +45,10 @@ type Interface struct {
 	DeviceID       string   `json:"deviceID"`
 }
 
-// Request is what a pod asks of its networks.
+// Request is what a pod requests of its networks.
 type Request struct {
 	First     Interface   // its IfName and Network are empty
-	More      []Interface // IfName may be empty: the next that is free
+	More      []Interface // an empty IfName stands for the next free one
 	Bandwidth pod.Bandwidth
 }
 
@@ -62,7 +62,7 @@ func (i Interface) Addresses() []netip.Addr {
 	return list
 }
 
-// address parses an IP, with or without the length of its prefix.
+// address parses an IP address with or without a prefix length.
 func address(s string) (netip.Addr, error) {
 	if p, err := netip.ParsePrefix(s); err == nil {
 		return p.Addr(), nil
@@ -70,7 +70,7 @@ func address(s string) (netip.Addr, error) {
 	return netip.ParseAddr(s)
 }
 
-// Read reads a pod's annotations.
+// Read parses a pod's annotations.
 func Read(annotations map[string]string) (Request, error) {
 	var r Request
 	if v := annotations[IPs]; v != "" {
@@ -105,12 +105,12 @@ func networks(value string) ([]Interface, error) {
 	var list []Interface
 	if strings.HasPrefix(value, "[") {
 		if err := json.Unmarshal([]byte(value), &list); err != nil {
-			return nil, fmt.Errorf("is no JSON list of networks: %w", err)
+			return nil, fmt.Errorf("is not a JSON list of networks: %w", err)
 		}
 	} else {
 		for name := range strings.SplitSeq(value, ",") {
 			name, ifName, _ := strings.Cut(strings.TrimSpace(name), "@")
-			// A namespace before the name is that of the object in a cluster.
+			// A namespace before the name is that of the network's object in the cluster.
 			list = append(list, Interface{Network: name[strings.LastIndexByte(name, '/')+1:], IfName: ifName})
 		}
 	}
@@ -120,7 +120,7 @@ func networks(value string) ([]Interface, error) {
 			err = errors.Join(err, errors.New("has no name"))
 		}
 		if n.IfName != "" && !validLink(n.IfName) {
-			err = errors.Join(err, fmt.Errorf("interface %q can't be one's name", n.IfName))
+			err = errors.Join(err, fmt.Errorf("%q is not a valid interface name", n.IfName))
 		}
 		if err != nil {
 			return nil, fmt.Errorf("network %d: %w", i+1, err)
@@ -133,12 +133,12 @@ func validLink(name string) bool {
 	return utils.ValidateInterfaceName(name) == nil && name != "lo" && !strings.ContainsAny(name, "%\x00")
 }
 
-// distinct refuses one interface name for two networks.
+// distinct refuses two networks with the same interface name.
 func (r Request) distinct() error {
 	seen := map[string]bool{}
 	for _, n := range r.More {
 		if n.IfName != "" && seen[n.IfName] {
-			return fmt.Errorf("two networks want interface %s", n.IfName)
+			return fmt.Errorf("two networks request interface %s", n.IfName)
 		}
 		seen[n.IfName] = true
 	}
@@ -155,7 +155,7 @@ func checkIPs(ips []string) error {
 		case addr.IsUnspecified(), addr.IsMulticast(), addr.IsLoopback():
 			return fmt.Errorf("%s is not an address that a pod can have", addr)
 		case seen[addr]:
-			return fmt.Errorf("%s is there twice", addr)
+			return fmt.Errorf("%s is listed twice", addr)
 		}
 		seen[addr] = true
 	}
@@ -167,7 +167,7 @@ func checkMAC(mac string) error {
 		return err
 	}
 	if mac != "" && strings.ContainsRune("13579bdfBDF", rune(mac[1])) {
-		return fmt.Errorf("mac %q is a group's address", mac)
+		return fmt.Errorf("mac %q is a multicast address", mac)
 	}
 	return nil
 }
@@ -181,7 +181,7 @@ func checkHex(what, value string, bytes int) error {
 	return nil
 }
 
-// The rates that kubelet accepts, in bits a second.
+// The limits of the rates that kubelet accepts, in bits per second.
 var minRate, maxRate = resource.MustParse("1k"), resource.MustParse("1P")
 
 func bandwidth(annotations map[string]string) (pod.Bandwidth, error) {
@@ -197,7 +197,7 @@ func bandwidth(annotations map[string]string) (pod.Bandwidth, error) {
 		}
 		q, err := resource.ParseQuantity(value)
 		if err != nil || q.Cmp(minRate) < 0 || q.Cmp(maxRate) > 0 {
-			errs = append(errs, named(key, fmt.Errorf("%q is not a rate from 1k to 1P bits a second", value)))
+			errs = append(errs, named(key, fmt.Errorf("%q is not a rate from 1k to 1P bits per second", value)))
 			continue
 		}
 		*to.rate = uint64(q.Value())
@@ -206,23 +206,23 @@ func bandwidth(annotations map[string]string) (pod.Bandwidth, error) {
 	return b, errors.Join(errs...)
 }
 
-// burst is how many bits may come at once: a tenth of a second's, but some of
-// the largest packets that a host hands over. A larger one would let through
-// at full speed most of what a pod ever sends.
+// burst returns the burst for a rate, in bits: a tenth of a second, but at least four
+// packets of the largest size with segmentation offload. A larger burst would let most
+// pods never reach their limit.
 func burst(rate uint64) uint64 {
 	const packets = 4 * 64 << 10 * 8
 	return min(max(rate/10, packets), math.MaxInt32)
 }
 
-// Facts are what a plugin may be told beside its configuration.
+// Facts are the properties of a pod and its node that plugins may need.
 type Facts struct {
 	Attachment pod.Attachment
-	Ranges     []netip.Prefix // of the node's pods
+	Ranges     []netip.Prefix // the node's pod CIDRs
 	Bandwidth  pod.Bandwidth
 }
 
-// Capabilities returns the arguments for one interface, by the name of the
-// capability. A plugin is given those that it says it has.
+// Capabilities returns the capability arguments for one interface, by the name of the
+// capability.
 func (f Facts) Capabilities(i Interface) map[string]any {
 	a := f.Attachment
 	caps := map[string]any{
@@ -245,14 +245,14 @@ func (f Facts) Capabilities(i Interface) map[string]any {
 	set("mac", i.MAC, i.MAC != "")
 	set("infinibandGUID", i.InfinibandGUID, i.InfinibandGUID != "")
 	set("deviceID", i.DeviceID, i.DeviceID != "")
-	if i.IfName == a.IfName { // what is the pod's is done once, where it is reached
+	if i.IfName == a.IfName { // only for the pod's first interface
 		set("bandwidth", f.Bandwidth, f.Bandwidth != (pod.Bandwidth{}))
 		set("portMappings", slices.Clone(a.Ports), len(a.Ports) > 0)
 	}
 	return caps
 }
 
-// Args returns CNI_ARGS. It refuses a pod whose names would spoil them.
+// Args returns CNI_ARGS. It fails if the pod's names contain separators.
 func Args(a pod.Attachment) ([][2]string, error) {
 	args := [][2]string{
 		{"IgnoreUnknown", "1"},
@@ -263,7 +263,7 @@ func Args(a pod.Attachment) ([][2]string, error) {
 	}
 	for _, kv := range args {
 		if strings.ContainsAny(kv[1], ";=\x00\n") {
-			return nil, fmt.Errorf("%s %q can't be passed to a CNI plugin: it has one of ; = or a line break", kv[0], kv[1])
+			return nil, fmt.Errorf("%s %q can't be passed to a CNI plugin: it contains ; = a zero byte or a line break", kv[0], kv[1])
 		}
 	}
 	return args, nil

@@ -38,23 +38,23 @@ func TestRead(t *testing.T) {
 func TestBadAnnotations(t *testing.T) {
 	for _, c := range []struct{ key, value, want string }{
 		{IPs, "10.0.0.300", `"10.0.0.300" is not an IP address`},
-		{IPs, "10.0.0.5,10.0.0.5/24", "10.0.0.5 is there twice"},
+		{IPs, "10.0.0.5,10.0.0.5/24", "10.0.0.5 is listed twice"},
 		{IPs, "127.0.0.1", "not an address that a pod can have"},
 		{IPs, "fe80::1%eth0", "is not an IP address"},
 		{IPs, "10.0.0.5,,", `"" is not an IP address`},
 		{MAC, "02-00-00-00-00-01", "not 6 bytes in hex"},
 		{MAC, "02:00:00:00:00", "not 6 bytes in hex"},
-		{MAC, "01:00:00:00:00:01", "a group's address"},
+		{MAC, "01:00:00:00:00:01", "a multicast address"},
 		{Ingress, "fast", `"fast" is not a rate`},
 		{Ingress, "10", "from 1k to 1P"},
 		{Egress, "2P", "from 1k to 1P"},
 		{Egress, "-1M", "from 1k to 1P"},
 		{Networks, "a,,b", "network 2: has no name"},
-		{Networks, "a@lo", `interface "lo" can't be one's name`},
-		{Networks, "a@a-name-too-long-for-linux", "can't be one's name"},
-		{Networks, "a@x,b@x", "two networks want interface x"},
-		{Networks, "a@../x", "can't be one's name"},
-		{NetworksISulad, `[{"name":"c"`, "is no JSON list of networks"},
+		{Networks, "a@lo", `"lo" is not a valid interface name`},
+		{Networks, "a@a-name-too-long-for-linux", "is not a valid interface name"},
+		{Networks, "a@x,b@x", "two networks request interface x"},
+		{Networks, "a@../x", "is not a valid interface name"},
+		{NetworksISulad, `[{"name":"c"`, "is not a JSON list of networks"},
 		{NetworksISulad, `[{"name":"c","infiniband-guid":"1"}]`, "not 8 bytes"},
 		{NetworksISulad, `[{"interface":"eth1"}]`, "has no name"},
 	} {
@@ -79,7 +79,7 @@ func TestArgs(t *testing.T) {
 	}
 }
 
-func TestCapabilitiesOfFurtherInterfaces(t *testing.T) {
+func TestCapabilitiesPerInterface(t *testing.T) {
 	f := Facts{
 		Attachment: pod.Attachment{IfName: "eth0", Pod: pod.Ref{Name: "n"}, Ports: []pod.PortMapping{{Protocol: pod.TCP, HostPort: 1, Port: 1}}},
 		Ranges:     []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("fd00::/64")},
@@ -95,7 +95,7 @@ func TestCapabilitiesOfFurtherInterfaces(t *testing.T) {
 		t.Errorf("ipRanges %s", got)
 	}
 	if second["deviceID"] != "d" || first["deviceID"] != nil {
-		t.Error("deviceID is another interface's")
+		t.Error("deviceID is passed to the wrong interface")
 	}
 }
 

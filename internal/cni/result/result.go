@@ -1,5 +1,4 @@
-// Package result reads what a CNI plugin answers to ADD, and believes none of
-// it before it has been checked. It is pure.
+// Package result parses and validates the results of CNI plugins' ADD. It is pure.
 package result
 
 import (
@@ -17,7 +16,7 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// form is the part of a result that is looked at, of all versions.
+// form has the fields of a result that are used, of all versions.
 type form struct {
 	Version    *string  `json:"cniVersion"`
 	Interfaces []*iface `json:"interfaces"`
@@ -25,7 +24,7 @@ type form struct {
 	Routes     []*struct {
 		Dst string `json:"dst"`
 	} `json:"routes"`
-	// Of 0.1.0 and 0.2.0.
+	// In versions 0.1.0 and 0.2.0.
 	IP4 *oldIP `json:"ip4"`
 	IP6 *oldIP `json:"ip6"`
 }
@@ -49,12 +48,11 @@ type oldIP struct {
 	Gateway string `json:"gateway"`
 }
 
-// Parse returns a plugin's answer as a result of the given version of CNI. One
-// of another version is converted; one that doesn't tell its version is taken
-// to be of that version.
+// Parse returns a plugin's output as a result of the CNI version as. It converts a
+// result of another version. One without a version counts as one of that version.
 func Parse(answer []byte, as string) (json.RawMessage, error) {
 	if len(bytes.TrimSpace(answer)) == 0 {
-		return nil, errors.New("it answered nothing")
+		return nil, errors.New("it returned nothing")
 	}
 	var fields map[string]json.RawMessage
 	var f form
@@ -63,10 +61,10 @@ func Parse(answer []byte, as string) (json.RawMessage, error) {
 		err = json.Unmarshal(answer, &f)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("its answer is not a CNI result: %w", err)
+		return nil, fmt.Errorf("its output is not a CNI result: %w", err)
 	}
 	if fields == nil {
-		return nil, errors.New("its answer is not a CNI result: null")
+		return nil, errors.New("its output is not a CNI result: null")
 	}
 	if err := f.check(); err != nil {
 		return nil, err
@@ -83,7 +81,7 @@ func Parse(answer []byte, as string) (json.RawMessage, error) {
 
 func convert(answer []byte, from, to string) (json.RawMessage, error) {
 	fail := func(err error) (json.RawMessage, error) {
-		return nil, fmt.Errorf("it answered as cniVersion %q, and was asked as %s: %w", from, to, err)
+		return nil, fmt.Errorf("it returned a result of cniVersion %q instead of %s: %w", from, to, err)
 	}
 	if !slices.Contains(version.All.SupportedVersions(), from) {
 		return fail(errors.New("unknown version"))
@@ -98,7 +96,7 @@ func convert(answer []byte, from, to string) (json.RawMessage, error) {
 	return json.Marshal(r)
 }
 
-// check refuses what isn't one of the things that it stands for.
+// check refuses null entries and invalid indexes.
 func (f form) check() error {
 	for i, x := range f.Interfaces {
 		if x == nil {
@@ -115,14 +113,14 @@ func (f form) check() error {
 			return fmt.Errorf("ips[%d] of its result is null", i)
 		}
 		if n := x.Interface; n != nil && (*n < 0 || *n >= len(f.Interfaces)) {
-			return fmt.Errorf("ips[%d] of its result is of interface %d, and there are %d", i, *n, len(f.Interfaces))
+			return fmt.Errorf("ips[%d] of its result refers to interface %d of %d", i, *n, len(f.Interfaces))
 		}
 	}
 	return nil
 }
 
-// Attached is what a result that Parse returned says of the pod's interface
-// ifName. An address is required if needIP.
+// Attached returns what a result from Parse says about the pod's interface ifName. An
+// address is required if needIP.
 func Attached(raw json.RawMessage, ifName string, needIP bool) (pod.Attached, error) {
 	a := pod.Attached{IfName: ifName}
 	var f form
@@ -137,7 +135,7 @@ func Attached(raw json.RawMessage, ifName string, needIP bool) (pod.Attached, er
 	for i, x := range f.Interfaces {
 		switch {
 		case x.Sandbox == "":
-			a.HostLink = x.Name // that of a bridge comes before the pod's own
+			a.HostLink = x.Name // a bridge comes before the pod's host interface, which is kept
 		case x.Name == ifName:
 			own, a.MAC, a.MTU = i, x.MAC, x.MTU
 		}
@@ -149,7 +147,7 @@ func Attached(raw json.RawMessage, ifName string, needIP bool) (pod.Attached, er
 		if x.Interface != nil && *x.Interface != own {
 			continue
 		}
-		if err := take(&a, x); err != nil {
+		if err := addIP(&a, x); err != nil {
 			return a, fmt.Errorf("ips[%d] of its result: %w", i, err)
 		}
 	}
@@ -159,7 +157,7 @@ func Attached(raw json.RawMessage, ifName string, needIP bool) (pod.Attached, er
 	return a, nil
 }
 
-// unify makes the addresses of the oldest versions like those of the others.
+// unify converts the addresses of the oldest versions to those of the later ones.
 func (f *form) unify() {
 	for family, old := range map[string]*oldIP{"4": f.IP4, "6": f.IP6} {
 		if old != nil {
@@ -171,10 +169,10 @@ func (f *form) unify() {
 	}
 }
 
-func take(a *pod.Attached, x *ip) error {
+func addIP(a *pod.Attached, x *ip) error {
 	p, err := netip.ParsePrefix(x.Address)
 	if err != nil {
-		return fmt.Errorf("%q is not an address with its prefix length", x.Address)
+		return fmt.Errorf("%q is not an address with a prefix length", x.Address)
 	}
 	addr := p.Addr()
 	family := "6"
@@ -185,9 +183,9 @@ func take(a *pod.Attached, x *ip) error {
 	case addr.IsUnspecified(), addr.IsMulticast(), addr.IsLoopback(), addr.Is4In6():
 		return fmt.Errorf("%s is not an address that a pod can have", p)
 	case x.Family != "" && x.Family != family:
-		return fmt.Errorf("%s is not of IPv%s", p, x.Family)
+		return fmt.Errorf("%s is not an IPv%s address", p, x.Family)
 	case slices.ContainsFunc(a.Addresses, func(other netip.Prefix) bool { return other.Addr() == addr }):
-		return fmt.Errorf("%s is there twice", addr)
+		return fmt.Errorf("%s is listed twice", addr)
 	}
 	a.Addresses = append(a.Addresses, p)
 	if x.Gateway == "" {
@@ -198,7 +196,7 @@ func take(a *pod.Attached, x *ip) error {
 		return fmt.Errorf("gateway %q is not an address", x.Gateway)
 	}
 	if gateway.Is4() != addr.Is4() {
-		return fmt.Errorf("gateway %s is not of the family of %s", gateway, p)
+		return fmt.Errorf("gateway %s and address %s are of different families", gateway, p)
 	}
 	if !slices.ContainsFunc(a.Gateways, func(other netip.Addr) bool { return other.Is4() == gateway.Is4() }) {
 		a.Gateways = append(a.Gateways, gateway)

@@ -37,7 +37,7 @@ func TestResultsOfAllVersions(t *testing.T) {
 	}
 	raw, err := Parse([]byte(`{"ips":[],"x":{"later":1}}`), "1.0.0")
 	if err != nil || string(raw) != `{"cniVersion":"1.0.0","ips":[],"x":{"later":1}}` {
-		t.Errorf("what isn't known is lost: %s, %v", raw, err)
+		t.Errorf("unknown fields are lost: %s, %v", raw, err)
 	}
 	if _, err := Attached(raw, "eth1", false); err != nil {
 		t.Errorf("an interface without address: %v", err)
@@ -49,8 +49,8 @@ func TestBadResults(t *testing.T) {
 		return `{"cniVersion":"0.4.0","interfaces":[{"name":"eth0","sandbox":"/n"}],"ips":[` + ips + `]}`
 	}
 	for _, c := range []struct{ name, answer, want string }{
-		{"empty", ``, "answered nothing"},
-		{"blank", " \n", "answered nothing"},
+		{"empty", ``, "returned nothing"},
+		{"blank", " \n", "returned nothing"},
 		{"null", `null`, "null"},
 		{"text", `ok`, "not a CNI result: invalid character"},
 		{"two", `{}{}`, "not a CNI result"},
@@ -60,23 +60,23 @@ func TestBadResults(t *testing.T) {
 		{"null interface", `{"interfaces":[null]}`, "interfaces[0] of its result is null"},
 		{"null ip", with(`null`), "ips[0] of its result is null"},
 		{"null route", `{"routes":[null]}`, "routes[0]"},
-		{"index too large", with(`{"version":"4","address":"10.0.0.2/24","interface":1}`), "is of interface 1, and there are 1"},
-		{"index below", with(`{"version":"4","address":"10.0.0.2/24","interface":-1}`), "is of interface -1"},
-		{"index without interfaces", `{"cniVersion":"0.4.0","ips":[{"address":"10.0.0.2/24","interface":0}]}`, "there are 0"},
-		{"no prefix length", with(`{"version":"4","address":"10.0.0.2"}`), `"10.0.0.2" is not an address with its prefix length`},
+		{"index too large", with(`{"version":"4","address":"10.0.0.2/24","interface":1}`), "refers to interface 1 of 1"},
+		{"index below", with(`{"version":"4","address":"10.0.0.2/24","interface":-1}`), "refers to interface -1"},
+		{"index without interfaces", `{"cniVersion":"0.4.0","ips":[{"address":"10.0.0.2/24","interface":0}]}`, "interface 0 of 0"},
+		{"no prefix length", with(`{"version":"4","address":"10.0.0.2"}`), `"10.0.0.2" is not an address with a prefix length`},
 		{"no address", with(`{"version":"4"}`), `"" is not an address`},
-		{"wrong family", with(`{"version":"6","address":"10.0.0.2/24"}`), "10.0.0.2/24 is not of IPv6"},
+		{"wrong family", with(`{"version":"6","address":"10.0.0.2/24"}`), "10.0.0.2/24 is not an IPv6 address"},
 		{"mapped", with(`{"version":"6","address":"::ffff:10.0.0.2/120"}`), "is not an address that a pod can have"},
-		{"gateway of another family", with(`{"version":"4","address":"10.0.0.2/24","gateway":"fd00::1"}`), "gateway fd00::1 is not of the family"},
+		{"gateway of another family", with(`{"version":"4","address":"10.0.0.2/24","gateway":"fd00::1"}`), "gateway fd00::1 and address 10.0.0.2/24 are of different families"},
 		{"gateway", with(`{"version":"4","address":"10.0.0.2/24","gateway":"x"}`), `gateway "x" is not an address`},
-		{"twice", with(`{"address":"10.0.0.2/24"},{"address":"10.0.0.2/32"}`), "10.0.0.2 is there twice"},
+		{"twice", with(`{"address":"10.0.0.2/24"},{"address":"10.0.0.2/32"}`), "10.0.0.2 is listed twice"},
 		{"loopback", with(`{"address":"127.0.0.1/8"}`), "not an address that a pod can have"},
 		{"multicast", with(`{"address":"224.0.0.1/8"}`), "not an address that a pod can have"},
 		{"unspecified", with(`{"address":"0.0.0.0/0"}`), "not an address that a pod can have"},
 		{"none", with(``), "no address for eth0"},
 		{"of another interface", `{"cniVersion":"1.0.0","interfaces":[{"name":"net1","sandbox":"/n"}],"ips":[{"address":"10.0.0.2/24","interface":0}]}`, "no interface eth0 in the pod"},
 		{"of the host's", `{"cniVersion":"1.0.0","interfaces":[{"name":"eth0"}],"ips":[{"address":"10.0.0.2/24","interface":0}]}`, "no interface eth0 in the pod"},
-		{"old wrong family", `{"cniVersion":"0.2.0","ip6":{"ip":"10.0.0.2/24"}}`, "is not of IPv6"},
+		{"old wrong family", `{"cniVersion":"0.2.0","ip6":{"ip":"10.0.0.2/24"}}`, "is not an IPv6 address"},
 	} {
 		_, err := read(c.answer, "0.4.0")
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {

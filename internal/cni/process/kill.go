@@ -15,13 +15,12 @@ import (
 	"github.com/huskd/husk/internal/pidfd"
 )
 
-// End kills every process in whose environment, with which it was started, the
-// variable has a value that is marked, and returns when none is left. By it a
-// huskd finds the plugins that another had running when it was killed, and what
-// those had started.
-func End(ctx context.Context, variable string, marked func(value string) bool) error {
+// Kill kills every process whose initial environment has the variable with a value for
+// which marked is true, and returns when none is left. After a crash, huskd uses it to
+// kill the plugins of the previous huskd process, and what those have started.
+func Kill(ctx context.Context, variable string, marked func(value string) bool) error {
 	for {
-		found, err := strays(variable, marked)
+		found, err := find(variable, marked)
 		if err != nil || len(found) == 0 {
 			return err
 		}
@@ -31,19 +30,19 @@ func End(ctx context.Context, variable string, marked func(value string) bool) e
 				err = pidfd.Signal(p, unix.SIGKILL)
 			}
 			if err != nil && !errors.Is(err, pidfd.ErrGone) {
-				return fmt.Errorf("end plugin %d: %w", pid, err)
+				return fmt.Errorf("kill plugin process %d: %w", pid, err)
 			}
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("end plugin %d: %w", found[0], ctx.Err())
+			return fmt.Errorf("kill plugin process %d: %w", found[0], ctx.Err())
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
 }
 
-// strays returns those processes. A dead one has no environment any more.
-func strays(variable string, marked func(value string) bool) ([]int, error) {
+// find returns those processes. Zombies are not among them: they have no environment.
+func find(variable string, marked func(value string) bool) ([]int, error) {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return nil, err
@@ -52,7 +51,7 @@ func strays(variable string, marked func(value string) bool) ([]int, error) {
 	for _, dir := range dirs {
 		env, err := os.ReadFile(dir + "/environ")
 		if err != nil {
-			continue // it has ended, or is none of ours
+			continue // it has ended, or belongs to another user
 		}
 		_, value, ok := bytes.Cut(append([]byte{0}, env...), []byte("\x00"+variable+"="))
 		value, _, _ = bytes.Cut(value, []byte{0})
