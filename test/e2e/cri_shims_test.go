@@ -64,10 +64,16 @@ func (c *criNode) box() (id, ip string) {
 	return r.GetPodSandboxId(), st.GetStatus().GetNetwork().GetIp()
 }
 
-// log is what a container has written, without the times.
+// log returns what a container has written, without the times.
 func (c *criNode) log(id string) string {
 	c.t.Helper()
-	raw, err := os.ReadFile(c.Path(c.status(id).GetLogPath()))
+	return c.readLog(c.Path(c.status(id).GetLogPath()))
+}
+
+// readLog does the same for the log file at path, without asking huskd.
+func (c *criNode) readLog(path string) string {
+	c.t.Helper()
+	raw, err := os.ReadFile(path)
 	c.must(err)
 	var out strings.Builder
 	for line := range strings.Lines(string(raw)) {
@@ -122,9 +128,15 @@ func TestShim(t *testing.T) {
 
 	early := c.run(pod, "touch /tmp/ready; while test ! -e /tmp/go; do sleep 0.1; done; sleep 1; echo last words; exit 7")
 	c.ready(early)
+	log := c.Path(c.status(early).GetLogPath())
 	c.sh(early, "touch /tmp/go")
 	c.huskd.Stop()
-	time.Sleep(2 * time.Second) // it ends while nobody is there
+	node.Eventually(t, 20*time.Second, func() string { // the container ends while huskd is down
+		if got := c.readLog(log); !strings.Contains(got, "last words") {
+			return fmt.Sprintf("its log has %q", got)
+		}
+		return ""
+	})
 	c.restart()
 	if got := c.exited(early); got.GetExitCode() != 7 {
 		t.Errorf("it ended with %d while huskd was away, want 7", got.GetExitCode())

@@ -142,11 +142,11 @@ func execStreams(t *testing.T, c *criNode, id string) {
 		t.Errorf("WebSocket: %q", got)
 	}
 
-	ws = c.dialWebSocket(request(true, "/bin/sh", "-c", "read x; stty size; tty"), "v5.channel.k8s.io")
+	// The size reaches the terminal by a path of its own, so the program waits for it.
+	ws = c.dialWebSocket(request(true, "/bin/sh", "-c", "read x; until stty size | grep '37 91'; do sleep 0.1; done; tty"), "v5.channel.k8s.io")
 	for _, m := range []string{"\x04{\"Width\":91,\"Height\":37}", "\x00\n"} {
 		_, err = ws.Write([]byte(m))
 		c.must(err)
-		time.Sleep(50 * time.Millisecond) // the size goes its own way to the terminal
 	}
 	if got = messages(ws); !strings.Contains(got[1], "37 91") || !strings.Contains(got[1], "/dev/pts/") || !strings.Contains(got[3], "Success") {
 		t.Errorf("terminal: %q", got)
