@@ -16,24 +16,25 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// Fixture is what Conformance needs of the host of a huskd.
+// Fixture describes the huskd that Conformance tests.
 type Fixture struct {
 	Client huskv1.HuskClient
-	// Manifest is of one pod in the namespace default, called Pod, with one container that runs
-	// until it is stopped and takes standard input but has no terminal.
+	// Manifest describes one pod in the namespace default, named Pod, with one container that runs
+	// until it is stopped. It reads standard input and has no terminal.
 	Manifest []byte
 	Pod      string
-	// Cat copies its input to its output; Exit7 ends with 7; Both writes "to stdout" and "to
-	// stderr", each with a newline; Missing isn't there.
+	// Cat copies its input to its output; Exit7 exits with 7; Both writes "to stdout" and "to
+	// stderr", each with a newline; Missing doesn't exist.
 	Cat, Exit7, Both, Missing []string
 }
 
-// conformanceTime bounds each call.
-const conformanceTime = time.Minute
+// conformanceTimeout bounds the whole test, and each session.
+const conformanceTimeout = time.Minute
 
-// Conformance tests what husk relies on. The pod must not be there before, and is gone afterwards.
+// Conformance tests the behaviour of huskd that husk relies on. The pod must not exist before, and
+// is removed.
 func Conformance(t *testing.T, f Fixture) {
-	ctx, cancel := context.WithTimeout(t.Context(), conformanceTime)
+	ctx, cancel := context.WithTimeout(t.Context(), conformanceTimeout)
 	defer cancel()
 	id := f.run(ctx, t)
 	t.Run("names", func(t *testing.T) { f.names(t, id) })
@@ -49,7 +50,7 @@ func Conformance(t *testing.T, f Fixture) {
 		wantCode(t, err, codes.FailedPrecondition)
 	})
 	t.Run("stop", func(t *testing.T) {
-		for range 2 { // stopping what is stopped is no mistake
+		for range 2 { // stopping a stopped pod succeeds
 			r, err := f.Client.Stop(ctx, &huskv1.StopRequest{Name: f.Pod, GraceNs: int64(time.Second), HasGrace: true})
 			if err != nil || r.Namespace != "default" || r.Name != f.Pod {
 				t.Fatalf("%v, %v", r, err)
@@ -58,7 +59,7 @@ func Conformance(t *testing.T, f Fixture) {
 		f.list(ctx, t, true, "Stopped")
 		f.attachments(ctx, t, 0)
 		if p := f.pod(ctx, t, false); p != nil {
-			t.Errorf("a stopped pod is listed among those that run: %v", p)
+			t.Errorf("a stopped pod is listed as running: %v", p)
 		}
 	})
 	t.Run("remove", func(t *testing.T) {
@@ -82,7 +83,7 @@ func wantCode(t *testing.T, err error, want codes.Code) {
 	}
 }
 
-// events runs the manifest and returns what it is told.
+// events runs the manifest and returns the events.
 func (f Fixture) events(ctx context.Context, t *testing.T, wait bool) []*huskv1.RunEvent {
 	t.Helper()
 	stream, err := f.Client.Run(ctx, &huskv1.RunRequest{File: "pod.yaml", Manifest: f.Manifest, Wait: wait})
@@ -94,7 +95,7 @@ func (f Fixture) events(ctx context.Context, t *testing.T, wait bool) []*huskv1.
 		}
 	}
 	if !errors.Is(err, io.EOF) || len(all) == 0 {
-		t.Fatalf("run told %d events, then %v", len(all), err)
+		t.Fatalf("run sent %d events, then %v", len(all), err)
 	}
 	return all
 }
@@ -112,7 +113,7 @@ func (f Fixture) run(ctx context.Context, t *testing.T) string {
 	}
 	end := all[len(all)-1]
 	if !end.Ready || !end.Settled || end.Phase != "Running" || len(end.Ips) == 0 || end.Id == "" {
-		t.Fatalf("the last event is %v", end)
+		t.Fatalf("last event: %v", end)
 	}
 	for _, wait := range []bool{false, true} {
 		again := f.events(ctx, t, wait)
@@ -126,7 +127,7 @@ func (f Fixture) run(ctx context.Context, t *testing.T) string {
 	}
 	wantCode(t, err, codes.InvalidArgument)
 	if !strings.Contains(status.Convert(err).Message(), "bad.yaml") {
-		t.Errorf("the file isn't named: %v", err)
+		t.Errorf("the error doesn't name the file: %v", err)
 	}
 	return end.Id
 }
@@ -161,7 +162,7 @@ func (f Fixture) list(ctx context.Context, t *testing.T, all bool, phase string)
 	}
 }
 
-// attachments tests that the pod is attached so often, and that nothing is owed.
+// attachments tests that the pod has that many attachments, and that no DEL is owed.
 func (f Fixture) attachments(ctx context.Context, t *testing.T, want int) {
 	t.Helper()
 	if _, err := f.Client.RetryDebts(ctx, &huskv1.RetryDebtsRequest{}); err != nil {
@@ -200,7 +201,7 @@ func (f Fixture) names(t *testing.T, id string) {
 	wantCode(t, err, codes.NotFound)
 }
 
-// end is how a session ended.
+// end is the result of a session.
 type end struct {
 	started        *huskv1.SessionStarted
 	stdout, stderr bytes.Buffer
@@ -208,13 +209,13 @@ type end struct {
 	err            error
 }
 
-// converse holds a session: all of the input, then its end.
+// converse runs a session with all of the input.
 func converse(stream huskv1.Husk_ExecClient, err error, start *huskv1.SessionStart, input []byte) *end {
 	e := &end{code: -1, err: err}
 	if err != nil {
 		return e
 	}
-	send := func(m *huskv1.SessionInput) { _ = stream.Send(m) } // Recv tells
+	send := func(m *huskv1.SessionInput) { _ = stream.Send(m) } // Recv returns the error
 	send(&huskv1.SessionInput{Of: &huskv1.SessionInput_Start{Start: start}})
 	go func() {
 		for len(input) > 0 {
@@ -244,7 +245,7 @@ func converse(stream huskv1.Husk_ExecClient, err error, start *huskv1.SessionSta
 			e.code = of.ExitCode
 		}
 		if e.started == nil || e.code >= 0 && m.GetOf() != nil && !isExit(m) {
-			e.err = errors.New("the first message isn't the start, or the last isn't the exit")
+			e.err = errors.New("the first message is not the start, or the last is not the exit code")
 			return e
 		}
 	}
@@ -257,7 +258,7 @@ func isExit(m *huskv1.SessionOutput) bool {
 
 func (f Fixture) exec(t *testing.T) {
 	do := func(start *huskv1.SessionStart, input []byte) *end {
-		ctx, cancel := context.WithTimeout(t.Context(), conformanceTime)
+		ctx, cancel := context.WithTimeout(t.Context(), conformanceTimeout)
 		defer cancel()
 		stream, err := f.Client.Exec(ctx)
 		return converse(stream, err, start, input)
@@ -282,16 +283,16 @@ func (f Fixture) exec(t *testing.T) {
 		t.Errorf("no standard input: %+v", e)
 	}
 	if e := do(start(f.Missing), nil); e.err != nil || e.code != 127 || e.stderr.Len() == 0 {
-		t.Errorf("a program that isn't there: %+v", e)
+		t.Errorf("missing program: %+v", e)
 	}
 	wantCode(t, do(&huskv1.SessionStart{Name: "no-such-pod", Args: f.Cat}, nil).err, codes.NotFound)
 	wantCode(t, do(&huskv1.SessionStart{Name: f.Pod, Container: "no-such", Args: f.Cat}, nil).err, codes.NotFound)
 	wantCode(t, do(&huskv1.SessionStart{Name: f.Pod}, nil).err, codes.InvalidArgument)
 }
 
-// attach is left by its client; the program goes on.
+// attach detaches from the program, which keeps running.
 func (f Fixture) attach(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), conformanceTime)
+	ctx, cancel := context.WithTimeout(t.Context(), conformanceTimeout)
 	defer cancel()
 	stream, err := f.Client.Attach(ctx)
 	if err != nil {
@@ -304,7 +305,7 @@ func (f Fixture) attach(t *testing.T) {
 		t.Fatalf("the session began with %v, %v", m, err)
 	}
 	if s := m.GetStarted(); s.Tty || !s.Stdin || s.Namespace != "default" || s.Name != f.Pod || s.Container == "" {
-		t.Errorf("the session has %v, which isn't what the container has", s)
+		t.Errorf("the session has %v, which differs from the container", s)
 	}
 	cancel()
 	f.list(t.Context(), t, false, "Running")

@@ -8,7 +8,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// closed is a port on which nobody listens.
+// closed is a port without a listener.
 const closed = 81
 
 func (f Fixture) forward(t *testing.T) {
@@ -28,7 +28,7 @@ func (f Fixture) forward(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_ = stream.Send(&huskv1.ForwardInput{Of: &huskv1.ForwardInput_Start{Start: start}}) // Recv tells
+		_ = stream.Send(&huskv1.ForwardInput{Of: &huskv1.ForwardInput_Start{Start: start}}) // Recv returns the error
 		_, err = stream.Recv()
 		return err
 	}
@@ -50,10 +50,10 @@ func (f Fixture) usage(t *testing.T) {
 				continue
 			}
 			if p.Uid == "" || p.Total.GetAtNs() == 0 || len(p.Containers) != 1 {
-				t.Fatalf("used is %v", p)
+				t.Fatalf("usage: %v", p)
 			}
 			if u := p.Containers[0].Used; u.GetCpuNs() == 0 || u.GetMemoryBytes() == 0 || u.GetProcesses() == 0 {
-				t.Errorf("its container used %v", u)
+				t.Errorf("usage of its container: %v", u)
 			}
 		}
 	}

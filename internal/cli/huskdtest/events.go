@@ -6,10 +6,10 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// AddEvent has something happen to a pod.
+// AddEvent adds an event of a pod.
 func (h *Huskd) AddEvent(e *huskv1.Event) { h.change(func() { h.events = append(h.events, e) }) }
 
-// Events tells what happened.
+// Events streams the events.
 func (h *Huskd) Events(req *huskv1.EventsRequest, stream grpc.ServerStreamingServer[huskv1.Event]) error {
 	namespace, name := "", ""
 	if req.Name != "" {

@@ -14,11 +14,11 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// echoPort is the port, also called "echo", on which every pod says in capitals what it is told. On
-// others nobody listens.
+// echoPort is the port, also named "echo", on which every pod returns what it receives in capitals.
+// Other ports refuse connections.
 const echoPort = 80
 
-// FindPorts tells which ports are meant.
+// FindPorts resolves the ports of a pod.
 func (h *Huskd) FindPorts(_ context.Context, req *huskv1.FindPortsRequest) (*huskv1.FindPortsResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -43,7 +43,7 @@ func (h *Huskd) FindPorts(_ context.Context, req *huskv1.FindPortsRequest) (*hus
 	return out, nil
 }
 
-// Forward is one connection to the echo, if it is that.
+// Forward forwards one connection to the echo port.
 func (h *Huskd) Forward(stream grpc.BidiStreamingServer[huskv1.ForwardInput, huskv1.ForwardOutput]) error {
 	first, err := stream.Recv()
 	if err != nil {
@@ -65,7 +65,7 @@ func (h *Huskd) Forward(stream grpc.BidiStreamingServer[huskv1.ForwardInput, hus
 	for {
 		m, err := stream.Recv()
 		if err != nil {
-			return nil //nolint:nilerr // the client says no more
+			return nil //nolint:nilerr // the client sends no more
 		}
 		if err := stream.Send(&huskv1.ForwardOutput{Data: []byte(strings.ToUpper(string(m.GetData())))}); err != nil {
 			return err
@@ -73,7 +73,7 @@ func (h *Huskd) Forward(stream grpc.BidiStreamingServer[huskv1.ForwardInput, hus
 	}
 }
 
-// Usage tells what a pod would use that works a quarter of the time.
+// Usage returns the usage of pods that use a quarter of a CPU.
 func (h *Huskd) Usage(_ context.Context, req *huskv1.UsageRequest) (*huskv1.UsageResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

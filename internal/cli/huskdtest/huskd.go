@@ -1,6 +1,6 @@
-// Package huskdtest has a huskd for tests that needs no host: its pods and images live in memory,
-// their programs are functions. Conformance is what a client may expect of it and of the real one
-// alike.
+// Package huskdtest provides a fake huskd that needs no host: its pods and images are in memory,
+// and their programs are functions. Conformance tests the behaviour that clients may expect of both
+// the fake and the real huskd.
 package huskdtest
 
 import (
@@ -28,7 +28,7 @@ type Huskd struct {
 
 	mu      sync.Mutex    // guards the fields below
 	changed chan struct{} // closed and replaced whenever they change
-	pace    time.Duration // between the steps of what takes time, such as a pull
+	pace    time.Duration // time between the steps of a pull
 	checks  []*huskv1.Check
 	debts   []*huskv1.Attachment
 	events  []*huskv1.Event
@@ -39,14 +39,14 @@ type Huskd struct {
 	server  *grpc.Server
 }
 
-// remote is an image in a registry.
+// remote is an image in the registry.
 type remote struct {
 	layers []int64 // sizes
-	// username and password are needed to pull it, if set.
+	// username and password are required to pull it, if set.
 	username, password string
 }
 
-// New returns a huskd with a few images to pull, which doesn't listen yet.
+// New returns a huskd with a few images in its registry. It doesn't listen yet.
 func New() *Huskd {
 	return &Huskd{
 		registry: map[string]*remote{
@@ -61,13 +61,13 @@ func New() *Huskd {
 	}
 }
 
-// SetPace sets the time between the steps of what takes time, such as a pull.
+// SetPace sets the time between the steps of a pull.
 func (h *Huskd) SetPace(d time.Duration) { h.change(func() { h.pace = d }) }
 
-// SetChecks sets what Doctor finds.
+// SetChecks sets the answer of Doctor.
 func (h *Huskd) SetChecks(checks []*huskv1.Check) { h.change(func() { h.checks = checks }) }
 
-// SetDebts sets what is owed. A retry pays what has no error.
+// SetDebts sets the DELs that are owed. A retry succeeds for those without an error.
 func (h *Huskd) SetDebts(debts []*huskv1.Attachment) { h.change(func() { h.debts = debts }) }
 
 // Listen serves on the unix socket at path until Close.
@@ -84,11 +84,11 @@ func (h *Huskd) Listen(path string) error {
 	server := h.server
 	h.mu.Unlock()
 	huskv1.RegisterHuskServer(server, h)
-	go func() { _ = server.Serve(l) }() // ends by Close
+	go func() { _ = server.Serve(l) }() // ended by Close
 	return nil
 }
 
-// Close drops every connection and stops to listen.
+// Close closes all connections and stops listening.
 func (h *Huskd) Close() {
 	h.mu.Lock()
 	server := h.server
@@ -99,10 +99,10 @@ func (h *Huskd) Close() {
 	}
 }
 
-// crash is Close for one who is served by it: Close would wait for itself.
+// crash calls Close from within a call, for which Close would wait.
 func (h *Huskd) crash() { go h.Close() }
 
-// change runs do, then wakes who waits for a change.
+// change runs do, then wakes all waiters.
 func (h *Huskd) change(do func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -111,7 +111,7 @@ func (h *Huskd) change(do func()) {
 	h.changed = make(chan struct{})
 }
 
-// until waits for done to hold; it is asked with the lock held.
+// until waits until done returns true. done is called with the lock held.
 func (h *Huskd) until(ctx context.Context, done func() bool) error {
 	for {
 		h.mu.Lock()
@@ -128,7 +128,7 @@ func (h *Huskd) until(ctx context.Context, done func() bool) error {
 	}
 }
 
-// step lets the time of one step pass.
+// step waits for the time of one step.
 func (h *Huskd) step(ctx context.Context) error {
 	h.mu.Lock()
 	pace := h.pace
@@ -141,8 +141,8 @@ func (h *Huskd) step(ctx context.Context) error {
 	}
 }
 
-// find resolves what a user calls a pod; the container only if its ID was given. The caller holds
-// the lock.
+// find returns the pod with that name or ID, and the container if name is a container ID. The
+// caller holds h.mu.
 func (h *Huskd) find(name string) (*huskv1.Pod, *huskv1.Container, error) {
 	ref := name
 	if !strings.Contains(ref, "/") {
@@ -176,7 +176,7 @@ func (h *Huskd) find(name string) (*huskv1.Pod, *huskv1.Container, error) {
 
 func key(p *huskv1.Pod) string { return p.Namespace + "/" + p.Name }
 
-// findContainer resolves a pod and one of its containers.
+// findContainer returns a pod and one of its containers. The caller holds h.mu.
 func (h *Huskd) findContainer(name, container string) (*huskv1.Pod, *huskv1.Container, error) {
 	p, c, err := h.find(name)
 	if err != nil || c != nil && container == "" {
@@ -202,7 +202,7 @@ func (h *Huskd) findContainer(name, container string) (*huskv1.Pod, *huskv1.Cont
 	return p, p.Containers[i], nil
 }
 
-// Version answers with figures that don't change.
+// Version returns constant versions.
 func (h *Huskd) Version(context.Context, *huskv1.VersionRequest) (*huskv1.VersionResponse, error) {
 	return &huskv1.VersionResponse{
 		Version: "v1.2.3", Commit: "0123456789abcdef", GoVersion: "go1.26.8",
@@ -210,14 +210,14 @@ func (h *Huskd) Version(context.Context, *huskv1.VersionRequest) (*huskv1.Versio
 	}, nil
 }
 
-// Doctor answers with the checks that were set.
+// Doctor returns the checks that were set.
 func (h *Huskd) Doctor(context.Context, *huskv1.DoctorRequest) (*huskv1.DoctorResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return &huskv1.DoctorResponse{Checks: h.checks}, nil
 }
 
-// ListAttachments answers with an attachment of each pod that runs, and the debts.
+// ListAttachments returns an attachment for each running pod, and the debts.
 func (h *Huskd) ListAttachments(context.Context, *huskv1.ListAttachmentsRequest) (*huskv1.ListAttachmentsResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -235,7 +235,7 @@ func (h *Huskd) ListAttachments(context.Context, *huskv1.ListAttachmentsRequest)
 	return &huskv1.ListAttachmentsResponse{Attachments: append(list, h.debts...)}, nil
 }
 
-// RetryDebts pays the debts that nothing is in the way of.
+// RetryDebts removes the debts without an error.
 func (h *Huskd) RetryDebts(context.Context, *huskv1.RetryDebtsRequest) (*huskv1.RetryDebtsResponse, error) {
 	var failed error
 	h.change(func() {
@@ -248,7 +248,7 @@ func (h *Huskd) RetryDebts(context.Context, *huskv1.RetryDebtsRequest) (*huskv1.
 	return &huskv1.RetryDebtsResponse{}, failed
 }
 
-// Shutdown stops the pods one after the other, then drops every connection.
+// Shutdown stops the pods one after the other, then closes every connection.
 func (h *Huskd) Shutdown(_ *huskv1.ShutdownRequest, stream grpc.ServerStreamingServer[huskv1.ShutdownEvent]) error {
 	for {
 		var next *huskv1.Pod

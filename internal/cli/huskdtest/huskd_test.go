@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The huskd of the tests keeps what a client may expect of the real one.
+// The fake conforms like the real huskd.
 func TestConformance(t *testing.T) {
 	dir, err := os.MkdirTemp("", "husk")
 	if err != nil {

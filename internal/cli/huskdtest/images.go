@@ -18,14 +18,14 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// transferSteps is in how many steps a layer comes.
+// transferSteps is the number of steps in which a layer is transferred.
 const transferSteps = 4
 
 // transfer goes through the stages of a pull and adds the image.
-func (h *Huskd) transfer(ctx context.Context, ref string, layers []int64, tell func(*huskv1.Progress) error) error {
+func (h *Huskd) transfer(ctx context.Context, ref string, layers []int64, send func(*huskv1.Progress) error) error {
 	p := &huskv1.Progress{Ref: ref, Stage: "resolving"}
 	step := func() error {
-		if err := tell(proto.CloneOf(p)); err != nil {
+		if err := send(proto.CloneOf(p)); err != nil {
 			return err
 		}
 		return h.step(ctx)
@@ -57,7 +57,7 @@ func (h *Huskd) transfer(ctx context.Context, ref string, layers []int64, tell f
 		Id: "sha256:" + id("config", ref), Tags: []string{ref}, Digests: []string{repository(ref) + "@sha256:" + id("manifest", ref)},
 		Size: p.TotalBytes, CreatedNs: time.Now().Add(-48 * time.Hour).UnixNano(), Platform: "linux/amd64",
 	})
-	return tell(p)
+	return send(p)
 }
 
 func repository(ref string) string {
@@ -67,7 +67,7 @@ func repository(ref string) string {
 	return ref
 }
 
-// AddImage adds or replaces an image as it is.
+// AddImage adds or replaces an image.
 func (h *Huskd) AddImage(i *huskv1.Image) {
 	h.change(func() {
 		h.images = slices.DeleteFunc(h.images, func(old *huskv1.Image) bool { return old.Id == i.Id })
@@ -75,7 +75,7 @@ func (h *Huskd) AddImage(i *huskv1.Image) {
 	})
 }
 
-// image returns the image of that tag, nil if there is none.
+// image returns the image with that tag; nil if there is none.
 func (h *Huskd) image(ref string) *huskv1.Image {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -108,7 +108,7 @@ func (h *Huskd) PullImage(req *huskv1.PullImageRequest, stream grpc.ServerStream
 	return stream.Send(&huskv1.ImageEvent{Image: h.image(req.Ref)})
 }
 
-// chunks reads the archive of a load.
+// chunks is a reader of the archive in a load.
 type chunks struct {
 	stream grpc.BidiStreamingServer[huskv1.LoadImageRequest, huskv1.ImageEvent]
 	rest   []byte
@@ -129,7 +129,7 @@ func (c *chunks) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// LoadImage takes docker archives, of which it reads the names.
+// LoadImage loads docker archives, of which it reads only the names.
 func (h *Huskd) LoadImage(stream grpc.BidiStreamingServer[huskv1.LoadImageRequest, huskv1.ImageEvent]) error {
 	in := &chunks{stream: stream}
 	var manifest []struct{ RepoTags []string }
@@ -173,7 +173,7 @@ func (h *Huskd) LoadImage(stream grpc.BidiStreamingServer[huskv1.LoadImageReques
 	return nil
 }
 
-// used says whether a pod has the image. The caller holds the lock.
+// used reports whether a pod uses the image. The caller holds h.mu.
 func (h *Huskd) used(i *huskv1.Image) bool {
 	for _, p := range h.pods {
 		for _, c := range p.Containers {
@@ -198,7 +198,7 @@ func (h *Huskd) ListImages(context.Context, *huskv1.ListImagesRequest) (*huskv1.
 	return r, nil
 }
 
-// RemoveImage removes an image by a tag or by the beginning of its ID.
+// RemoveImage removes an image by a tag or by a prefix of its ID.
 func (h *Huskd) RemoveImage(_ context.Context, req *huskv1.RemoveImageRequest) (r *huskv1.RemoveImageResponse, err error) {
 	h.change(func() {
 		i := slices.IndexFunc(h.images, func(i *huskv1.Image) bool {
@@ -217,7 +217,7 @@ func (h *Huskd) RemoveImage(_ context.Context, req *huskv1.RemoveImageRequest) (
 	return r, err
 }
 
-// PruneImages removes what no pod uses.
+// PruneImages removes images that no pod uses.
 func (h *Huskd) PruneImages(_ context.Context, req *huskv1.PruneImagesRequest) (*huskv1.PruneImagesResponse, error) {
 	r := &huskv1.PruneImagesResponse{}
 	h.change(func() {

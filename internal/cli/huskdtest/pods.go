@@ -21,7 +21,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// document is what is read of a manifest.
+// document is the part of a manifest that is read.
 type document struct {
 	Kind     string `json:"kind"`
 	Metadata struct {
@@ -30,13 +30,13 @@ type document struct {
 	} `json:"metadata"`
 	Spec struct {
 		RestartPolicy  string `json:"restartPolicy"`
-		InitContainers []made `json:"initContainers"`
-		Containers     []made `json:"containers"`
+		InitContainers []containerSpec `json:"initContainers"`
+		Containers     []containerSpec `json:"containers"`
 	} `json:"spec"`
 }
 
-// made is what a container was made of. Command is a program of programs.
-type made struct {
+// containerSpec is the description of a container. Command names one of programs.
+type containerSpec struct {
 	Name    string   `json:"name"`
 	Image   string   `json:"image"`
 	Command []string `json:"command"`
@@ -44,7 +44,7 @@ type made struct {
 	TTY     bool     `json:"tty"`
 }
 
-// parse reads the documents of one file.
+// parse parses the documents of one file.
 func parse(file string, data []byte) ([]*document, error) {
 	var docs []*document
 	for i, part := range bytes.Split(data, []byte("\n---")) {
@@ -66,7 +66,7 @@ func parse(file string, data []byte) ([]*document, error) {
 	return docs, nil
 }
 
-// id derives an ID from words, so that tests can know it.
+// id derives an ID from words, which makes it predictable.
 func id(words ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(words, "\x00")))
 	return hex.EncodeToString(sum[:])
@@ -81,21 +81,21 @@ func (h *Huskd) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[hu
 	}
 	for _, d := range docs {
 		if req.Replace {
-			h.makeWay(d)
+			h.removeChanged(d)
 		}
-		tell := func(ev *huskv1.RunEvent) error {
+		send := func(ev *huskv1.RunEvent) error {
 			ev.Namespace, ev.Name = d.Metadata.Namespace, d.Metadata.Name
 			ev.ElapsedNs = int64(time.Since(began))
 			return stream.Send(ev)
 		}
-		if err := h.start(stream.Context(), d, req.Wait, tell); err != nil {
+		if err := h.start(stream.Context(), d, req.Wait, send); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (h *Huskd) start(ctx context.Context, d *document, wait bool, tell func(*huskv1.RunEvent) error) error {
+func (h *Huskd) start(ctx context.Context, d *document, wait bool, send func(*huskv1.RunEvent) error) error {
 	p, unchanged, err := h.admit(d)
 	if err != nil {
 		return err
@@ -111,32 +111,32 @@ func (h *Huskd) start(ctx context.Context, d *document, wait bool, tell func(*hu
 		if err != nil {
 			return err
 		}
-		return tell(&huskv1.RunEvent{Id: p.Id, Unchanged: true, Message: "unchanged", Phase: p.Phase, Ready: p.Phase == "Running", Settled: p.Phase != "Pending", Ips: p.Ips})
+		return send(&huskv1.RunEvent{Id: p.Id, Unchanged: true, Message: "unchanged", Phase: p.Phase, Ready: p.Phase == "Running", Settled: p.Phase != "Pending", Ips: p.Ips})
 	}
-	if err := tell(&huskv1.RunEvent{Id: p.Id, Message: "admitted", Phase: "Pending"}); err != nil {
+	if err := send(&huskv1.RunEvent{Id: p.Id, Message: "admitted", Phase: "Pending"}); err != nil {
 		return err
 	}
-	bring := func(ctx context.Context, tell func(*huskv1.RunEvent) error) error {
+	launch := func(ctx context.Context, send func(*huskv1.RunEvent) error) error {
 		for _, c := range slices.Concat(d.Spec.InitContainers, d.Spec.Containers) {
-			if err := h.need(ctx, c.Image, tell); err != nil {
+			if err := h.pull(ctx, c.Image, send); err != nil {
 				return err
 			}
 		}
-		ev := h.begin(p, d)
-		if err := tell(ev); err != nil || ev.Settled {
+		ev := h.startContainers(p, d)
+		if err := send(ev); err != nil || ev.Settled {
 			return err
 		}
-		<-ctx.Done() // it never ends
+		<-ctx.Done() // wait until the client gives up: this pod never completes
 		return status.FromContextError(ctx.Err()).Err()
 	}
 	if !wait {
-		go func() { _ = bring(context.Background(), func(*huskv1.RunEvent) error { return nil }) }()
+		go func() { _ = launch(context.Background(), func(*huskv1.RunEvent) error { return nil }) }()
 		return nil
 	}
-	return bring(ctx, tell)
+	return launch(ctx, send)
 }
 
-// admit notes the pod; unchanged if it was there with the same manifest.
+// admit adds the pod; unchanged is set if it exists with the same manifest.
 func (h *Huskd) admit(d *document) (pod *huskv1.Pod, unchanged bool, err error) {
 	h.change(func() {
 		name := d.Metadata.Namespace + "/" + d.Metadata.Name
@@ -168,16 +168,16 @@ func (h *Huskd) admit(d *document) (pod *huskv1.Pod, unchanged bool, err error) 
 	return pod, unchanged, err
 }
 
-// need pulls an image that isn't there. One that can't be pulled is tried until ctx ends, as a pod
-// does.
-func (h *Huskd) need(ctx context.Context, ref string, tell func(*huskv1.RunEvent) error) error {
+// pull pulls an image that is missing. If it can't be pulled, it waits until ctx ends, like a pod
+// in back-off.
+func (h *Huskd) pull(ctx context.Context, ref string, send func(*huskv1.RunEvent) error) error {
 	if h.image(ref) != nil {
 		return nil
 	}
 	remote := h.registry[ref]
 	if remote == nil {
 		ev := &huskv1.RunEvent{Message: "can't pull " + ref + ": the registry has no such image, trying again", Phase: "Pending"}
-		if err := tell(ev); err != nil {
+		if err := send(ev); err != nil {
 			return err
 		}
 		<-ctx.Done()
@@ -185,12 +185,12 @@ func (h *Huskd) need(ctx context.Context, ref string, tell func(*huskv1.RunEvent
 	}
 	message := "pulling " + ref
 	return h.transfer(ctx, ref, remote.layers, func(p *huskv1.Progress) error {
-		return tell(&huskv1.RunEvent{Message: message, Phase: "Pending", Progress: p})
+		return send(&huskv1.RunEvent{Message: message, Phase: "Pending", Progress: p})
 	})
 }
 
-// begin runs the pod's containers and returns the event that tells of it.
-func (h *Huskd) begin(p *huskv1.Pod, d *document) *huskv1.RunEvent {
+// startContainers starts the containers of the pod and returns the event for it.
+func (h *Huskd) startContainers(p *huskv1.Pod, d *document) *huskv1.RunEvent {
 	ev := &huskv1.RunEvent{Id: p.Id}
 	h.change(func() {
 		now := time.Now().UnixNano()
@@ -215,13 +215,13 @@ func (h *Huskd) begin(p *huskv1.Pod, d *document) *huskv1.RunEvent {
 			}
 		}
 		ev.Phase, ev.Ips = p.Phase, p.Ips
-		ev.Settled = p.Phase != "Running" || runsForGood(d)
+		ev.Settled = p.Phase != "Running" || restartsAlways(d)
 	})
 	return ev
 }
 
-// makeWay removes the pod of that name that has another manifest.
-func (h *Huskd) makeWay(d *document) {
+// removeChanged removes the pod of that name if its manifest differs.
+func (h *Huskd) removeChanged(d *document) {
 	h.change(func() {
 		name := d.Metadata.Namespace + "/" + d.Metadata.Name
 		x, _ := json.Marshal(d)
@@ -233,21 +233,21 @@ func (h *Huskd) makeWay(d *document) {
 	})
 }
 
-func runsForGood(d *document) bool {
+func restartsAlways(d *document) bool {
 	return d.Spec.RestartPolicy == "" || d.Spec.RestartPolicy == "Always"
 }
 
-// exitOf says how a pod ends that doesn't run for good: its command is "exit N".
+// exitOf returns the exit code of a pod that runs to completion: its command is "exit N".
 func exitOf(d *document) (code int, ends bool) {
 	c := d.Spec.Containers[0].Command
-	if runsForGood(d) || len(c) != 2 || c[0] != "exit" {
+	if restartsAlways(d) || len(c) != 2 || c[0] != "exit" {
 		return 0, false
 	}
 	code, err := strconv.Atoi(c[1])
 	return code, err == nil
 }
 
-// stop is what becomes of a stopped pod. The caller holds the lock.
+// stop marks a pod as stopped. The caller holds h.mu.
 func stop(p *huskv1.Pod) {
 	p.Phase, p.Reason = "Stopped", ""
 	for _, c := range p.Containers {
@@ -258,7 +258,7 @@ func stop(p *huskv1.Pod) {
 	}
 }
 
-// SetPod adds or replaces a pod as it is.
+// SetPod adds or replaces a pod.
 func (h *Huskd) SetPod(p *huskv1.Pod) {
 	h.change(func() {
 		h.pods = slices.DeleteFunc(h.pods, func(old *huskv1.Pod) bool { return key(old) == key(p) })
@@ -279,7 +279,7 @@ func (h *Huskd) ListPods(_ context.Context, req *huskv1.ListPodsRequest) (*huskv
 	return r, nil
 }
 
-// Inspect answers a document about a pod or a container.
+// Inspect returns a document about a pod or a container.
 func (h *Huskd) Inspect(_ context.Context, req *huskv1.InspectRequest) (*huskv1.InspectResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -295,7 +295,7 @@ func (h *Huskd) Inspect(_ context.Context, req *huskv1.InspectRequest) (*huskv1.
 	return &huskv1.InspectResponse{Json: data}, err
 }
 
-// Stop stops a pod; one that is stopped stays so.
+// Stop stops a pod. Stopping a stopped pod succeeds.
 func (h *Huskd) Stop(ctx context.Context, req *huskv1.StopRequest) (*huskv1.StopResponse, error) {
 	if err := h.step(ctx); err != nil {
 		return nil, err
@@ -313,7 +313,7 @@ func (h *Huskd) Stop(ctx context.Context, req *huskv1.StopRequest) (*huskv1.Stop
 	return &huskv1.StopResponse{Namespace: p.Namespace, Name: p.Name}, nil
 }
 
-// Remove removes a pod that doesn't run.
+// Remove removes a pod that isn't running.
 func (h *Huskd) Remove(_ context.Context, req *huskv1.RemoveRequest) (*huskv1.RemoveResponse, error) {
 	var p *huskv1.Pod
 	var err error

@@ -19,7 +19,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// AddLog adds a line that the container wrote.
+// AddLog adds a line to the log of a container.
 func (h *Huskd) AddLog(pod, container, line string, stderr bool, at time.Time) {
 	h.change(func() {
 		name := pod + "/" + container
@@ -27,7 +27,7 @@ func (h *Huskd) AddLog(pod, container, line string, stderr bool, at time.Time) {
 	})
 }
 
-// Logs streams what AddLog added.
+// Logs streams the lines added with AddLog.
 func (h *Huskd) Logs(req *huskv1.LogsRequest, stream grpc.ServerStreamingServer[huskv1.LogsResponse]) error {
 	h.mu.Lock()
 	p, c, err := h.findContainer(req.Name, req.Container)
@@ -73,10 +73,10 @@ func (h *Huskd) Logs(req *huskv1.LogsRequest, stream grpc.ServerStreamingServer[
 	}
 }
 
-// process is a program under way.
+// process is a running program.
 type process struct {
 	ctx    context.Context
-	crash  func() // ends huskd
+	crash  func() // closes huskd
 	args   []string
 	tty    bool
 	stdin  io.Reader
@@ -86,7 +86,7 @@ type process struct {
 	resize chan *huskv1.TerminalSize // closed with stdin
 }
 
-// programs are what can be executed.
+// programs are the programs that can be executed.
 var programs = map[string]func(*process) int{
 	"echo": func(p *process) int {
 		fmt.Fprintln(p.stdout, strings.Join(p.args, " "))
@@ -111,7 +111,7 @@ var programs = map[string]func(*process) int{
 		fmt.Fprintf(p.stdout, "%d bytes %x\n", n, sum.Sum(nil))
 		return 0
 	},
-	// bytes writes all byte values again and again, so many in all.
+	// bytes writes the given number of bytes, cycling through all values.
 	"bytes": func(p *process) int {
 		left, _ := strconv.Atoi(p.args[0])
 		chunk := make([]byte, 40000)
@@ -127,7 +127,7 @@ var programs = map[string]func(*process) int{
 		}
 		return 0
 	},
-	// sizes tells of the terminal and ends with a key q.
+	// sizes prints the size of the terminal and every change, and ends with the key q.
 	"sizes": func(p *process) int {
 		fmt.Fprintf(p.stdout, "tty=%v size=%dx%d\r\n", p.tty, p.size.GetWidth(), p.size.GetHeight())
 		go func() {
@@ -137,7 +137,7 @@ var programs = map[string]func(*process) int{
 		}()
 		return untilKey(p, 'q')
 	},
-	// keys tells each byte that it gets and ends with a key q.
+	// keys prints each byte that it reads and ends with the key q.
 	"keys": func(p *process) int {
 		fmt.Fprint(p.stdout, "type\r\n")
 		return untilKey(p, 'q')
@@ -147,7 +147,7 @@ var programs = map[string]func(*process) int{
 		<-p.ctx.Done()
 		return 137
 	},
-	// crash ends huskd in the middle, once a byte came in.
+	// crash makes huskd go away once a byte was read.
 	"crash": func(p *process) int {
 		fmt.Fprint(p.stdout, "type\r\n")
 		_, _ = p.stdin.Read(make([]byte, 1))
@@ -175,7 +175,7 @@ type sessionStream = grpc.BidiStreamingServer[huskv1.SessionInput, huskv1.Sessio
 
 // Exec runs one of the programs.
 func (h *Huskd) Exec(stream sessionStream) error {
-	start, _, c, err := h.begun(stream)
+	start, _, c, err := h.receiveStart(stream)
 	if err != nil {
 		return err
 	}
@@ -188,9 +188,9 @@ func (h *Huskd) Exec(stream sessionStream) error {
 	return h.converse(stream, start, c.Name)
 }
 
-// Attach runs the container's own program for this client.
+// Attach runs the container's main program for this client.
 func (h *Huskd) Attach(stream sessionStream) error {
-	start, p, c, err := h.begun(stream)
+	start, p, c, err := h.receiveStart(stream)
 	if err != nil {
 		return err
 	}
@@ -200,15 +200,15 @@ func (h *Huskd) Attach(stream sessionStream) error {
 	h.mu.Lock()
 	d := h.given[key(p)]
 	h.mu.Unlock()
-	i := slices.IndexFunc(d.Spec.Containers, func(m made) bool { return m.Name == c.Name })
+	i := slices.IndexFunc(d.Spec.Containers, func(m containerSpec) bool { return m.Name == c.Name })
 	m := d.Spec.Containers[i]
 	start.Args = m.Command
 	start.Stdin, start.Tty = start.Stdin && m.Stdin, m.TTY
 	return h.converse(stream, start, c.Name)
 }
 
-// begun takes the start of a session.
-func (h *Huskd) begun(stream sessionStream) (*huskv1.SessionStart, *huskv1.Pod, *huskv1.Container, error) {
+// receiveStart receives the start of a session.
+func (h *Huskd) receiveStart(stream sessionStream) (*huskv1.SessionStart, *huskv1.Pod, *huskv1.Container, error) {
 	m, err := stream.Recv()
 	if err != nil {
 		return nil, nil, nil, err
@@ -223,9 +223,9 @@ func (h *Huskd) begun(stream sessionStream) (*huskv1.SessionStart, *huskv1.Pod, 
 	return start, p, c, err
 }
 
-// output sends what a program writes.
+// output sends the output of a program.
 type output struct {
-	mu     *sync.Mutex // of the stream
+	mu     *sync.Mutex // serializes messages on the stream
 	stream sessionStream
 	stderr bool
 }
@@ -274,7 +274,7 @@ func (h *Huskd) converse(stream sessionStream, start *huskv1.SessionStart, conta
 	return stream.Send(&huskv1.SessionOutput{Of: &huskv1.SessionOutput_ExitCode{ExitCode: int32(code)}})
 }
 
-// receive passes on what the client sends until the session ends.
+// receive passes input on until the session ends.
 func (p *process) receive(stream sessionStream, typed *io.PipeWriter) {
 	defer close(p.resize)
 	for {
@@ -288,7 +288,7 @@ func (p *process) receive(stream sessionStream, typed *io.PipeWriter) {
 		}
 		switch of := m.Of.(type) {
 		case *huskv1.SessionInput_Stdin:
-			_, _ = typed.Write(of.Stdin) // fails once the program ended
+			_, _ = typed.Write(of.Stdin) // fails once the program has ended
 		case *huskv1.SessionInput_CloseStdin:
 			typed.Close()
 		case *huskv1.SessionInput_Resize:

@@ -2,7 +2,7 @@ package render
 
 import huskv1 "github.com/huskd/husk/api/v1"
 
-// marks are what is seen at a glance, by level.
+// marks are the cells for the levels of checks.
 var marks = map[string]Cell{
 	"ok":   {Text: "ok", Style: Good},
 	"note": {Text: "note", Style: Faint},
@@ -10,7 +10,7 @@ var marks = map[string]Cell{
 	"fail": {Text: "FAIL", Style: Bad},
 }
 
-// CheckTable has a row for each check and below it, what to do.
+// CheckTable returns a table with a row for each check, followed by its remedy if any.
 func CheckTable(checks []*huskv1.Check) *Table {
 	t := NewTable("LEVEL", "CHECK", "FINDING")
 	for _, c := range checks {

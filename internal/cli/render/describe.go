@@ -12,7 +12,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// described is what a description takes of Inspect's answer.
+// described holds the fields of Inspect's answer that a description uses.
 type described struct {
 	Name, Uid, Source, Phase, Reason, Message string
 	HostNetwork                               bool
@@ -40,7 +40,8 @@ type describedContainer struct {
 	Probes                                           struct{ Startup, Liveness, Readiness, Message string }
 }
 
-// Description tells of a pod what Inspect answered, and what happened to it.
+// Description returns the text of husk describe for a document of Inspect and the events of the
+// pod.
 func Description(document []byte, events []*huskv1.Event, now time.Time) (string, error) {
 	var p described
 	if err := json.Unmarshal(document, &p); err != nil {
@@ -57,7 +58,7 @@ func Description(document []byte, events []*huskv1.Event, now time.Time) (string
 		b.WriteString("  none\n")
 	}
 	var table strings.Builder
-	_ = EventTable(events, false, now).Write(&table, false) // a Builder takes all
+	_ = EventTable(events, false, now).Write(&table, false) // a Builder doesn't fail
 	b.WriteString(indent(table.String()))
 	return b.String(), nil
 }
@@ -69,7 +70,7 @@ func indent(text string) string {
 	return "  " + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n  ") + "\n"
 }
 
-// pairs writes names and their values, those that have one.
+// pairs writes the names and values of list, except for empty values.
 func pairs(b *strings.Builder, margin string, list ...string) {
 	for i := 0; i+1 < len(list); i += 2 {
 		if list[i+1] != "" {
@@ -136,7 +137,7 @@ func (p *described) spec(name string) *corev1.Container {
 	return nil
 }
 
-// probeLine is a probe in a line, with what it has found.
+// probeLine describes a probe and its verdict in one line.
 func probeLine(p *corev1.Probe, verdict string) string {
 	if p == nil {
 		return ""

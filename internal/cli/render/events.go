@@ -8,7 +8,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// EventTable has a row for each event; with pods, it says of which.
+// EventTable returns a table with a row for each event; with pods, the rows name the pod.
 func EventTable(events []*huskv1.Event, pods bool, now time.Time) *Table {
 	header := []string{"LAST", "COUNT", "TYPE", "REASON", "OF", "MESSAGE"}
 	t := NewTable(header...)
@@ -18,7 +18,7 @@ func EventTable(events []*huskv1.Event, pods bool, now time.Time) *Table {
 	return t
 }
 
-// EventLine is an event as it happens.
+// EventLine returns the line for an event that is followed.
 func EventLine(e *huskv1.Event) string {
 	text := fmt.Sprintf("%s %s %s %s", time.Unix(0, e.LastNs).UTC().Format(time.RFC3339), kindOf(e).Text, Clean(e.Reason), subjectOf(e, true))
 	if e.Count > 1 {

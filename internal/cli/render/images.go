@@ -8,7 +8,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// ImageName is how an image is called in a line: by a tag, a digest or its ID.
+// ImageName returns the name of an image for a line of text: its tags, a digest or its ID.
 func ImageName(i *huskv1.Image) string {
 	if len(i.Tags) > 0 {
 		return strings.Join(i.Tags, ", ")
@@ -19,7 +19,8 @@ func ImageName(i *huskv1.Image) string {
 	return cmp.Or(ShortID(i.Id), none)
 }
 
-// ImageTable has a row for each tag; an image without one is shown by its digest's repository.
+// ImageTable returns a table with a row for each tag. An image without tags is shown by the
+// repository of its digest.
 func ImageTable(images []*huskv1.Image, wide bool, now time.Time) *Table {
 	header := []string{"REPOSITORY", "TAG", "ID", "SIZE", "AGE", "USED"}
 	if wide {
@@ -39,7 +40,7 @@ func ImageTable(images []*huskv1.Image, wide bool, now time.Time) *Table {
 	return t
 }
 
-// names of i to list: its tags or, without any, one that has none.
+// names returns the names to list for i: its tags or else one name without a tag.
 func names(i *huskv1.Image) []string {
 	switch {
 	case len(i.Tags) > 0:
@@ -51,8 +52,8 @@ func names(i *huskv1.Image) []string {
 	}
 }
 
-// splitTag splits a reference into its repository and its tag. The colon of a registry's port is no
-// tag's.
+// splitTag splits a reference into repository and tag. The colon before a registry's port starts no
+// tag.
 func splitTag(ref string) (repository, tag string) {
 	ref, _, _ = strings.Cut(ref, "@")
 	if colon := strings.LastIndexByte(ref, ':'); colon > strings.LastIndexByte(ref, '/') {
@@ -61,7 +62,7 @@ func splitTag(ref string) (repository, tag string) {
 	return ref, ""
 }
 
-// digestOf is the digest that i has in the repository.
+// digestOf returns the digest of i in the repository.
 func digestOf(i *huskv1.Image, repository string) string {
 	for _, d := range i.Digests {
 		if name, digest, found := strings.Cut(d, "@"); found && name == repository {

@@ -12,12 +12,12 @@ import (
 
 const defaultNamespace = "default"
 
-// namespaced says whether the table needs to tell namespaces.
+// namespaced reports whether the table needs a column for namespaces.
 func namespaced(pods []*huskv1.Pod) bool {
 	return slices.ContainsFunc(pods, func(p *huskv1.Pod) bool { return p.Namespace != defaultNamespace })
 }
 
-// PodTable has a row for each pod.
+// PodTable returns a table with a row for each pod.
 func PodTable(pods []*huskv1.Pod, wide bool, now time.Time) *Table {
 	header := []string{"NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP"}
 	spaces := namespaced(pods)
@@ -43,7 +43,7 @@ func PodTable(pods []*huskv1.Pod, wide bool, now time.Time) *Table {
 	return t
 }
 
-// ContainerTable has a row for each container of the pods.
+// ContainerTable returns a table with a row for each container of the pods.
 func ContainerTable(pods []*huskv1.Pod, wide bool, now time.Time) *Table {
 	header := []string{"POD", "CONTAINER", "READY", "STATUS", "RESTARTS", "AGE", "IMAGE"}
 	if wide {
@@ -63,7 +63,7 @@ func ContainerTable(pods []*huskv1.Pod, wide bool, now time.Time) *Table {
 	return t
 }
 
-// PodName is how a person would name the pod: its namespace only if needed.
+// PodName returns the name of a pod, with its namespace unless that is the default.
 func PodName(namespace, name string) string {
 	if namespace == defaultNamespace {
 		return name
@@ -81,7 +81,8 @@ func images(p *huskv1.Pod) []string {
 	return out
 }
 
-// containerAge is of the present run: since it started or, if not, was created.
+// containerAge returns the age of the present run: since its start or, before that, since its
+// creation.
 func containerAge(c *huskv1.Container, now time.Time) string {
 	if c.StartedNs == 0 && c.CreatedNs == 0 {
 		return none
@@ -107,7 +108,7 @@ func exitText(c *huskv1.Container) string {
 	return strconv.Itoa(int(c.ExitCode))
 }
 
-// none is shown where there is nothing, so that columns can be counted.
+// none is shown for an empty value, so that scripts can count columns.
 const none = "<none>"
 
 func yesNo(b bool) string {

@@ -8,7 +8,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// Canvas is the room that there is to draw on, in characters.
+// Canvas is the size of the screen in characters.
 type Canvas struct {
 	Width, Height int
 	// UTF8 allows characters beyond ASCII.
@@ -21,14 +21,14 @@ const (
 	layerUnpacked = "unpacked"
 )
 
-// Transfer draws a pull or a load while it goes on.
+// Progress draws the progress of a pull or a load.
 type Progress struct {
 	last   *huskv1.Progress
 	total  Rate
 	layers map[string]*Rate
 }
 
-// Update takes the progress as it is at now.
+// Update records the progress at now.
 func (t *Progress) Update(now time.Time, p *huskv1.Progress) {
 	if t.last != nil && t.last.Ref != p.Ref {
 		*t = Progress{}
@@ -48,17 +48,17 @@ func (t *Progress) Update(now time.Time, p *huskv1.Progress) {
 	}
 }
 
-// Lines draws the whole transfer and one line for each layer. When they are more than fit, those
-// that have something to tell go first.
+// Lines draws the total and a line for each layer. If they don't fit, the layers in progress are
+// preferred.
 func (t *Progress) Lines(now time.Time, c Canvas) []string {
 	if t.last == nil {
 		return nil
 	}
 	lines := []string{t.Line(now, c)}
-	room := c.Height - len(lines)
+	space := c.Height - len(lines)
 	layers, hidden := t.last.Layers, 0
-	if len(layers) > room {
-		layers, hidden = busiest(layers, max(0, room-1))
+	if len(layers) > space {
+		layers, hidden = busiest(layers, max(0, space-1))
 	}
 	for _, l := range layers {
 		lines = append(lines, t.layerLine(now, l, c))
@@ -69,7 +69,7 @@ func (t *Progress) Lines(now time.Time, c Canvas) []string {
 	return lines
 }
 
-// Line draws the whole transfer in one line.
+// Line draws the total in one line.
 func (t *Progress) Line(now time.Time, c Canvas) string {
 	if t.last == nil {
 		return ""
@@ -77,7 +77,7 @@ func (t *Progress) Line(now time.Time, c Canvas) string {
 	p := t.last
 	head := Clean(p.Ref) + "  " + Clean(p.Stage)
 	if p.TotalBytes == 0 {
-		if p.DoneBytes > 0 { // of an end that isn't known
+		if p.DoneBytes > 0 { // the total size isn't known
 			head += "  " + Size(p.DoneBytes)
 		}
 		return Cut(head, c.Width)
@@ -85,9 +85,9 @@ func (t *Progress) Line(now time.Time, c Canvas) string {
 	return meter{head, p.DoneBytes, p.TotalBytes, &t.total}.draw(now, c)
 }
 
-// busiest picks at most room layers, those under way before those that wait and those that are
-// done, each group in its own order.
-func busiest(layers []*huskv1.Layer, room int) (picked []*huskv1.Layer, hidden int) {
+// busiest picks at most n layers: first those in progress, then those that wait, then those that
+// are done. It keeps their order.
+func busiest(layers []*huskv1.Layer, n int) (picked []*huskv1.Layer, hidden int) {
 	rank := func(l *huskv1.Layer) int {
 		switch l.Stage {
 		case layerWaiting:
@@ -99,12 +99,12 @@ func busiest(layers []*huskv1.Layer, room int) (picked []*huskv1.Layer, hidden i
 		}
 	}
 	keep := make([]bool, len(layers))
-	n := 0
+	kept := 0
 	for r := range 3 {
 		for i, l := range layers {
-			if n < room && rank(l) == r {
+			if kept < n && rank(l) == r {
 				keep[i] = true
-				n++
+				kept++
 			}
 		}
 	}
@@ -113,15 +113,15 @@ func busiest(layers []*huskv1.Layer, room int) (picked []*huskv1.Layer, hidden i
 			picked = append(picked, l)
 		}
 	}
-	return picked, len(layers) - n
+	return picked, len(layers) - kept
 }
 
-// stageWidth is that of the longest stage of a layer, "downloading".
+// stageWidth is the width of the longest stage of a layer, "downloading".
 const stageWidth = 11
 
 func (t *Progress) layerLine(now time.Time, l *huskv1.Layer, c Canvas) string {
 	head := "  " + Clean(ShortID(l.Digest)) + "  " + Pad(Clean(l.Stage), stageWidth)
-	if l.Stage == layerWaiting || l.DoneBytes >= l.TotalBytes { // nothing moves
+	if l.Stage == layerWaiting || l.DoneBytes >= l.TotalBytes { // not in progress
 		if l.TotalBytes > 0 {
 			head += "  " + Size(l.TotalBytes)
 		}
@@ -130,7 +130,7 @@ func (t *Progress) layerLine(now time.Time, l *huskv1.Layer, c Canvas) string {
 	return meter{head, l.DoneBytes, l.TotalBytes, t.layers[l.Digest+l.Stage]}.draw(now, c)
 }
 
-// ShortID is the part of a digest or an ID that people are shown.
+// ShortID returns the part of a digest or an ID that people are shown.
 func ShortID(digest string) string {
 	_, hex, found := strings.Cut(digest, ":")
 	if !found {
@@ -160,7 +160,7 @@ func (m meter) draw(now time.Time, c Canvas) string {
 			tail += fmt.Sprintf("  %4s left", Age(eta))
 		}
 	}
-	// The room of speed and time is kept free, so that the bar doesn't jump.
+	// Space for speed and time is reserved, so that the bar doesn't change its width.
 	bar := min(c.Width-Width(m.head)-2-2-tailWidth, barMax)
 	line := m.head
 	if bar >= barMin {
@@ -169,10 +169,10 @@ func (m meter) draw(now time.Time, c Canvas) string {
 	return Cut(strings.TrimRight(line+"  "+tail, " "), c.Width)
 }
 
-// tailWidth is that of "30.1MB / 30.1MB 5.20MB/s 5m30s left".
+// tailWidth is the width of "30.1MB / 30.1MB 5.20MB/s 5m30s left".
 const tailWidth = 6 + 3 + 6 + 2 + 9 + 2 + 10
 
-// Bar draws how much of total is done in width columns.
+// Bar draws a bar of width columns that shows done of total.
 func Bar(width int, done, total int64, utf8 bool) string {
 	full, empty, left, right := "=", " ", "[", "]"
 	if utf8 {
@@ -182,16 +182,16 @@ func Bar(width int, done, total int64, utf8 bool) string {
 	if width <= 0 || total <= 0 {
 		return ""
 	}
-	// In floating point, since bytes times columns may overflow.
+	// Floating point, since bytes times columns may overflow.
 	n := int(float64(width) * float64(min(max(done, 0), total)) / float64(total))
 	return left + strings.Repeat(full, n) + strings.Repeat(empty, width-n) + right
 }
 
-// Stages tells of a transfer in plain lines: one for each change of stage.
+// Stages returns a line of text for each stage of a pull or a load.
 type Stages struct{ ref, stage string }
 
-// Next returns the line to print for p, or "" if its stage was told already. Downloading is told
-// only once its size is known.
+// Next returns the line to print for p, or "" if its stage was printed already. Downloading is
+// printed once its size is known.
 func (s *Stages) Next(p *huskv1.Progress) string {
 	if p.Ref == s.ref && p.Stage == s.stage || p.Stage == "" || p.Stage == "done" {
 		return ""

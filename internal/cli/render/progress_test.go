@@ -33,9 +33,9 @@ func TestRate(t *testing.T) {
 	var r Rate
 	at := time.Unix(1000, 0)
 	if _, ok := r.ETA(at, 5); ok || r.PerSecond(at) != 0 {
-		t.Error("a speed without a sample")
+		t.Error("PerSecond or ETA without a sample")
 	}
-	for range 200 { // ten seconds at 1000 B/s, more often than is kept
+	for range 200 { // ten seconds at 1000 B/s, more samples than are kept
 		r.Add(at, at.Sub(time.Unix(1000, 0)).Milliseconds())
 		at = at.Add(50 * time.Millisecond)
 	}
@@ -43,22 +43,22 @@ func TestRate(t *testing.T) {
 		t.Errorf("%d B/s, want about 1000", got)
 	}
 	if n := len(r.samples); n > 60 {
-		t.Errorf("%d samples are kept", n)
+		t.Errorf("%d samples are kept, want at most 60", n)
 	}
 	if eta, ok := r.ETA(at, 5000); !ok || eta < 5*time.Second || eta > 6*time.Second {
 		t.Errorf("ETA %s, %v", eta, ok)
 	}
 	if eta, ok := r.ETA(at, 1<<60); ok {
-		t.Errorf("ETA of years: %s", eta)
+		t.Errorf("ETA of years is shown: %s", eta)
 	}
-	// A stall is seen, and a new beginning isn't negative.
+	// A stall lowers the speed, and a restart does not make it negative.
 	if got := r.PerSecond(at.Add(time.Minute)); got > 100 {
 		t.Errorf("%d B/s in a stall", got)
 	}
 	r.Add(at, 0)
 	r.Add(at.Add(time.Second), 10)
 	if got := r.PerSecond(at.Add(time.Second)); got != 10 {
-		t.Errorf("%d B/s after a new beginning", got)
+		t.Errorf("%d B/s after a restart", got)
 	}
 }
 
@@ -77,7 +77,7 @@ func TestProgressLines(t *testing.T) {
 	at := time.Unix(1000, 0)
 	canvas := Canvas{Width: 90, Height: 20, UTF8: true}
 	if got := tr.Lines(at, canvas); got != nil || tr.Line(at, canvas) != "" {
-		t.Errorf("lines of nothing: %q", got)
+		t.Errorf("lines without progress: %q", got)
 	}
 	tr.Update(at, progress("resolving"))
 	if got := tr.Lines(at, canvas); len(got) != 1 || got[0] != "localhost/web  resolving" {
@@ -110,7 +110,7 @@ func TestProgressLines(t *testing.T) {
 			}
 		}
 	}
-	// Room for three: what moves goes first, the rest is counted.
+	// Space for three layers: those in progress are shown and the rest is counted.
 	got := tr.Lines(at.Add(time.Second), Canvas{Width: 40, Height: 4})
 	if len(got) != 4 || !strings.HasPrefix(got[1], "  aaaa") || !strings.HasPrefix(got[2], "  dddd") || got[3] != "  and 2 more layers" {
 		t.Errorf("got:\n%s", strings.Join(got, "\n"))
@@ -118,7 +118,7 @@ func TestProgressLines(t *testing.T) {
 	if got := tr.Lines(at, Canvas{Width: 40, Height: 1}); len(got) > 2 {
 		t.Errorf("got %q", got)
 	}
-	// Another image begins anew; an end that isn't known has no bar.
+	// Another image starts afresh; an unknown total size has no bar.
 	tr.Update(at.Add(2*time.Second), &huskv1.Progress{Ref: "-", Stage: "sending", DoneBytes: 5_000_000})
 	if got := tr.Line(at.Add(2*time.Second), canvas); got != "-  sending  5.00MB" {
 		t.Errorf("got %q", got)

@@ -5,13 +5,15 @@ import (
 	"time"
 )
 
-// rateWindow is how far back a speed looks: long enough to be calm, short enough to show a stall.
+// rateWindow is the period over which a speed is averaged: long enough to be steady, short enough
+// to show a stall.
 const rateWindow = 4 * time.Second
 
-// sampleGap keeps the samples of a window few, however many events come.
-const sampleGap = 100 * time.Millisecond
+// sampleInterval is the least time between samples, which keeps them few however many events
+// arrive.
+const sampleInterval = 100 * time.Millisecond
 
-// Rate measures the speed of a transfer from what it has done at which time.
+// Rate measures the speed of a transfer.
 type Rate struct{ samples []sample }
 
 type sample struct {
@@ -19,14 +21,14 @@ type sample struct {
 	done int64
 }
 
-// Add tells that done bytes were there at now. A number below the last one is a transfer that began
-// anew.
+// Add records that done bytes were transferred at now. If done is less than before, the transfer
+// was restarted.
 func (r *Rate) Add(now time.Time, done int64) {
 	n := len(r.samples)
 	if n > 0 && done < r.samples[n-1].done {
 		r.samples, n = nil, 0
 	}
-	if n > 1 && r.samples[n-1].at.Sub(r.samples[n-2].at) < sampleGap { // too near to keep both
+	if n > 1 && r.samples[n-1].at.Sub(r.samples[n-2].at) < sampleInterval { // too close to keep both
 		r.samples[n-1] = sample{now, done}
 		return
 	}
@@ -36,7 +38,7 @@ func (r *Rate) Add(now time.Time, done int64) {
 	r.samples = append(r.samples, sample{now, done})
 }
 
-// PerSecond is the speed at now in bytes; 0 until it can be told.
+// PerSecond returns the speed at now in bytes per second; 0 if there are too few samples.
 func (r *Rate) PerSecond(now time.Time) int64 {
 	n := len(r.samples)
 	if n == 0 {
@@ -44,13 +46,14 @@ func (r *Rate) PerSecond(now time.Time) int64 {
 	}
 	first, last := r.samples[0], r.samples[n-1]
 	span := now.Sub(first.at)
-	if span < sampleGap {
+	if span < sampleInterval {
 		return 0
 	}
 	return int64(float64(last.done-first.done) / span.Seconds())
 }
 
-// ETA is the time until left more bytes are there; ok is false if it can't be told.
+// ETA returns the time until the remaining bytes are transferred; ok is false if it can't be
+// estimated.
 func (r *Rate) ETA(now time.Time, left int64) (eta time.Duration, ok bool) {
 	speed := r.PerSecond(now)
 	if speed <= 0 || left < 0 {

@@ -9,7 +9,7 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// The words of huskv1 that decide a pod's status.
+// The phases, states and reasons of huskv1 that decide a pod's status.
 const (
 	running     = "Running"
 	waiting     = "Waiting"
@@ -17,19 +17,19 @@ const (
 	stopped     = "Stopped"
 	terminating = "Terminating"
 	completed   = "Completed"
-	noRoom      = "OutOf" // and the resource
+	outOf       = "OutOf" // followed by the resource
 )
 
-// Status is a pod's row as kubectl computes it.
+// Status is the status of a pod as kubectl computes it.
 type Status struct {
 	Word         string // such as Running, CrashLoopBackOff, Init:0/1
 	Ready, Total int    // containers, sidecars included
 	Restarts     int32
-	restarted    int64 // Unix time in ns of the last restart, 0 if none
+	restarted    int64 // Unix time in ns of the last restart; 0 if none
 }
 
-// StatusOf computes what to say of a pod: the first init container that isn't done speaks for it,
-// else the first container that isn't well.
+// StatusOf returns the status of a pod. The first init container that has not completed decides it,
+// or else the first container with a problem.
 func StatusOf(p *huskv1.Pod) Status {
 	s := Status{Word: p.Phase}
 	if p.Reason != "" {
@@ -45,9 +45,9 @@ func StatusOf(p *huskv1.Pod) Status {
 			}
 		}
 	}
-	// What was asked of the pod outweighs how its containers took it.
+	// A request to stop or an eviction overrides the containers' states.
 	switch {
-	case p.Reason == terminating || strings.HasPrefix(p.Reason, noRoom):
+	case p.Reason == terminating || strings.HasPrefix(p.Reason, outOf):
 		s.Word = p.Reason
 	case p.Phase == stopped:
 		s.Word = stopped
@@ -55,7 +55,7 @@ func StatusOf(p *huskv1.Pod) Status {
 	return s
 }
 
-// addInit says whether the pod is still at its init containers.
+// addInit adds the init containers and reports whether the pod is still initializing.
 func (s *Status) addInit(p *huskv1.Pod) bool {
 	count, done, word := 0, 0, ""
 	for _, c := range p.Containers {
@@ -90,8 +90,8 @@ func (s *Status) addInit(p *huskv1.Pod) bool {
 	return true
 }
 
-// initWord says whether the next init container's turn has come and, if not, why; just "Init" means
-// that there is no trouble to tell of.
+// initWord reports whether the init container allows the next one to start and, if not, why. The
+// word "Init" means that it is making progress.
 func initWord(c *huskv1.Container) (word string, over bool) {
 	switch {
 	case c.State == terminated && c.ExitCode == 0, c.Sidecar && c.State == running:
@@ -107,7 +107,7 @@ func initWord(c *huskv1.Container) (word string, over bool) {
 
 func (s *Status) addContainers(p *huskv1.Pod) {
 	anyRunning := false
-	for i := len(p.Containers) - 1; i >= 0; i-- { // the first one has the last word
+	for i := len(p.Containers) - 1; i >= 0; i-- { // backwards, so that the first container decides
 		c := p.Containers[i]
 		if c.Init {
 			continue
@@ -147,7 +147,7 @@ func (s *Status) addRestarts(c *huskv1.Container) {
 	s.restarted = max(s.restarted, at)
 }
 
-// endWord says how a terminated container ended.
+// endWord returns the reason of a terminated container.
 func endWord(c *huskv1.Container) string {
 	switch {
 	case c.Reason != "":
@@ -159,10 +159,10 @@ func endWord(c *huskv1.Container) string {
 	}
 }
 
-// ReadyText is the READY column: "1/2".
+// ReadyText returns the column READY: "1/2".
 func (s Status) ReadyText() string { return fmt.Sprintf("%d/%d", s.Ready, s.Total) }
 
-// RestartsText is the RESTARTS column: "0", "3 (5m ago)".
+// RestartsText returns the column RESTARTS: "0", "3 (5m ago)".
 func (s Status) RestartsText(now time.Time) string {
 	n := strconv.Itoa(int(s.Restarts))
 	if s.restarted == 0 {
@@ -171,7 +171,7 @@ func (s Status) RestartsText(now time.Time) string {
 	return n + " (" + AgeAt(now, s.restarted) + " ago)"
 }
 
-// Style colours a status word, of a pod or a container: red is what needs somebody to look.
+// Style returns the colour for the status: red if someone should look.
 func (s Status) Style() Style {
 	switch s.Word {
 	case running:
@@ -191,7 +191,7 @@ func (s Status) Style() Style {
 	return Bad
 }
 
-// ContainerStatus is the status of one container, in the words of a pod's.
+// ContainerStatus returns the status of one container.
 func ContainerStatus(c *huskv1.Container) Status {
 	s := Status{Word: c.State, Total: 1}
 	switch {

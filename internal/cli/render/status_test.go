@@ -41,7 +41,7 @@ func TestStatus(t *testing.T) {
 		"failed":                 {"Failed", "", []*c{failed}, "Error", "0/1", Bad},
 		"failed, no reason":      {"Failed", "", []*c{{State: "Terminated", ExitCode: 137}}, "ExitCode:137", "0/1", Bad},
 		"out of memory":          {"Failed", "", []*c{{State: "Terminated", Reason: "OOMKilled", ExitCode: 137}}, "OOMKilled", "0/1", Bad},
-		"no room":                {"Pending", "OutOfcpu", []*c{initWaits, appWaits}, "OutOfcpu", "0/1", Bad},
+		"out of cpu":             {"Pending", "OutOfcpu", []*c{initWaits, appWaits}, "OutOfcpu", "0/1", Bad},
 		"evicted":                {"Failed", "Evicted", nil, "Evicted", "0/0", Bad},
 		"terminating":            {"Running", "Terminating", []*c{up}, "Terminating", "1/1", Soon},
 		"stopped":                {"Stopped", "", []*c{failed}, "Stopped", "0/1", Faint},
@@ -74,12 +74,12 @@ func TestRestarts(t *testing.T) {
 		containers []*c
 		want       string
 	}{
-		"none":          {[]*c{{State: "Running", Ready: true, StartedNs: before(time.Hour)}}, "0"},
-		"some":          {[]*c{{State: "Running", Restarts: 3, StartedNs: before(5 * time.Minute)}}, "3 (5m ago)"},
-		"latest counts": {[]*c{{State: "Running", Restarts: 3, StartedNs: before(time.Hour)}, {State: "Waiting", Reason: "CrashLoopBackOff", Restarts: 2, StartedNs: before(time.Minute), FinishedNs: before(30 * time.Second)}}, "5 (30s ago)"},
-		"unknown time":  {[]*c{{State: "Running", Restarts: 3}}, "3"},
-		"init's own":    {[]*c{{Init: true, State: "Waiting", Reason: "CrashLoopBackOff", Restarts: 4, FinishedNs: before(10 * time.Second)}, {State: "Waiting"}}, "4 (10s ago)"},
-		"init is over":  {[]*c{init, {State: "Running", Restarts: 1, StartedNs: before(time.Second)}}, "1 (1s ago)"},
+		"none":              {[]*c{{State: "Running", Ready: true, StartedNs: before(time.Hour)}}, "0"},
+		"some":              {[]*c{{State: "Running", Restarts: 3, StartedNs: before(5 * time.Minute)}}, "3 (5m ago)"},
+		"latest counts":     {[]*c{{State: "Running", Restarts: 3, StartedNs: before(time.Hour)}, {State: "Waiting", Reason: "CrashLoopBackOff", Restarts: 2, StartedNs: before(time.Minute), FinishedNs: before(30 * time.Second)}}, "5 (30s ago)"},
+		"unknown time":      {[]*c{{State: "Running", Restarts: 3}}, "3"},
+		"of init container": {[]*c{{Init: true, State: "Waiting", Reason: "CrashLoopBackOff", Restarts: 4, FinishedNs: before(10 * time.Second)}, {State: "Waiting"}}, "4 (10s ago)"},
+		"init completed":    {[]*c{init, {State: "Running", Restarts: 1, StartedNs: before(time.Second)}}, "1 (1s ago)"},
 	} {
 		s := StatusOf(&huskv1.Pod{Phase: "Running", Containers: x.containers})
 		if got := s.RestartsText(now); got != x.want {
@@ -88,8 +88,8 @@ func TestRestarts(t *testing.T) {
 	}
 }
 
-// TestStatusOfSidecars: once a pod is initialized, its sidecars don't speak for it. They are ended
-// when its containers have ended.
+// TestStatusOfSidecars checks that the sidecars of an initialized pod don't decide its status. They
+// are stopped when its containers have ended.
 func TestStatusOfSidecars(t *testing.T) {
 	t.Parallel()
 	type c = huskv1.Container

@@ -1,6 +1,6 @@
-// Package render draws values as text for people: tables, ages, sizes, the status of a pod,
-// progress bars. It is pure: the caller says what time it is, how wide the screen is and whether it
-// shows colour.
+// Package render formats values as text for people: tables, ages, sizes, the status of a pod,
+// progress bars. It is pure: the caller passes the time, the width of the screen and whether to use
+// colour.
 package render
 
 import (
@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Style colours a cell. The zero Style is plain.
+// Style is the colour of a cell. The zero Style is plain.
 type Style string
 
 // The styles, as parameters of the terminal's SGR sequence.
@@ -35,8 +35,8 @@ type Cell struct {
 	Style Style
 }
 
-// columnGap separates columns: as much as kubectl's, so that words with one space in them stay
-// apart from the next column.
+// columnGap is the space between columns: as wide as in kubectl, so that a single space inside a
+// cell doesn't look like a new column.
 const columnGap = 3
 
 // Table aligns rows under a header.
@@ -45,12 +45,12 @@ type Table struct {
 	rows   [][]Cell
 }
 
-// NewTable returns a table with the names of its columns, or one without a header. Every row has as
-// many cells as the first.
+// NewTable returns a table with the named columns, or without a header. All rows must have the same
+// number of cells.
 func NewTable(header ...string) *Table { return &Table{header: header} }
 
-// Row adds a row: a Cell where there is a style, else plain values. Control characters become
-// visible, since text may come from outside.
+// Row adds a row of Cells or plain values. Control characters are escaped, since text may come from
+// outside.
 func (t *Table) Row(cells ...any) {
 	row := make([]Cell, len(cells))
 	for i, c := range cells {
@@ -64,7 +64,8 @@ func (t *Table) Row(cells ...any) {
 	t.rows = append(t.rows, row)
 }
 
-// Write draws the table, without trailing spaces. A table without rows is nothing at all.
+// Write writes the table without trailing spaces. A table without rows is empty, even if it has a
+// header.
 func (t *Table) Write(w io.Writer, colour bool) error {
 	if len(t.rows) == 0 {
 		return nil
@@ -85,7 +86,7 @@ func (t *Table) Write(w io.Writer, colour bool) error {
 	}
 	var b strings.Builder
 	for _, row := range all {
-		pad := 0 // owed before the next text, so that a line never ends in spaces
+		pad := 0 // pending until the next text, so that no line ends in spaces
 		for i, c := range row {
 			if c.Text != "" {
 				b.WriteString(strings.Repeat(" ", pad))

@@ -28,7 +28,7 @@ größe           Bad\nthing
 		t.Errorf("colour changes the table:\n%s", got)
 	}
 	if !strings.Contains(colour.String(), "web             \x1b[32mRunning\x1b[0m\n") {
-		t.Errorf("no colour: %q", &colour)
+		t.Errorf("missing colour: %q", &colour)
 	}
 }
 

@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// Clean makes text from outside safe to show on one line of a terminal: control characters, line
-// ends and bytes that aren't UTF-8 become visible escapes. A name or a message can then neither
-// move the cursor nor fake a row.
+// Clean makes text from outside safe to show on one line of a terminal. It escapes control
+// characters, line ends and bytes that aren't UTF-8, so that a name or a message can neither move
+// the cursor nor fake a row.
 func Clean(s string) string {
 	if strings.IndexFunc(s, func(r rune) bool { return !visible(r) }) < 0 {
 		return s
@@ -29,8 +29,8 @@ func Clean(s string) string {
 
 func visible(r rune) bool { return r != utf8.RuneError && unicode.IsPrint(r) }
 
-// OneLine cleans a message that may have several lines: they are joined by semicolons, but for a
-// line that only announces the next.
+// OneLine cleans a message and joins its lines: with a semicolon, or with a space after a line that
+// ends in a colon.
 func OneLine(s string) string {
 	var b strings.Builder
 	last := ""
@@ -51,8 +51,8 @@ func OneLine(s string) string {
 	return b.String()
 }
 
-// Width is the number of columns that s takes, colour sequences not counted. Every character counts
-// as one: Husk's own words and the names that it shows are of that kind.
+// Width returns the number of columns that s takes, without colour sequences. Every character
+// counts as one column, which holds for the text that Husk shows.
 func Width(s string) int {
 	n := 0
 	for len(s) > 0 {
@@ -65,8 +65,8 @@ func Width(s string) int {
 	return n
 }
 
-// Cut shortens s to width columns. Colour sequences beyond the cut are kept, so that what was
-// switched on is switched off.
+// Cut shortens s to width columns. Colour sequences after the cut are kept, so that colours are
+// switched off again.
 func Cut(s string, width int) string {
 	if len(s) <= width {
 		return s

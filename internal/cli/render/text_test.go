@@ -69,8 +69,7 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// Whatever comes from outside, what is shown of it is one line of visible characters, and cutting
-// never exceeds the width.
+// Arbitrary text is shown as one line of visible characters, and never exceeds the width.
 func FuzzText(f *testing.F) {
 	f.Add("plain", 3)
 	f.Add("a\x1b[31mb\n\xff\u202e", 2)

@@ -8,11 +8,11 @@ import (
 
 const day = 24 * time.Hour
 
-// Age spells how long ago something was, as kubectl does: two units while the smaller still
-// matters, then one.
+// Age formats a duration as kubectl does: in two units as long as the smaller one matters, then in
+// one.
 func Age(d time.Duration) string {
 	switch {
-	case d < -time.Second: // a clock that differs by more than rounding
+	case d < -time.Second: // more than rounding: clocks differ
 		return "<invalid>"
 	case d < 0:
 		return "0s"
@@ -49,7 +49,7 @@ func two(d, big time.Duration, bigName string, small time.Duration, smallName st
 	return s
 }
 
-// AgeAt is the Age at now of a Unix time in nanoseconds; 0 is not known.
+// AgeAt returns the Age at now of a Unix time in nanoseconds; 0 means unknown.
 func AgeAt(now time.Time, ns int64) string {
 	if ns == 0 {
 		return "<unknown>"
@@ -57,7 +57,7 @@ func AgeAt(now time.Time, ns int64) string {
 	return Age(now.Sub(time.Unix(0, ns)))
 }
 
-// Elapsed spells how long something took: "143 ms", "2.31 s", "1m32s".
+// Elapsed formats how long something took: "143 ms", "2.31 s", "1m32s".
 func Elapsed(d time.Duration) string {
 	switch {
 	case d < time.Millisecond:
@@ -73,7 +73,7 @@ func Elapsed(d time.Duration) string {
 	}
 }
 
-// Size spells a number of bytes in three digits and decimal units, as registries and docker count:
+// Size formats a number of bytes with three digits and decimal units, as registries and docker do:
 // 999B, 1.23kB, 30.1MB.
 func Size(n int64) string {
 	if n < 0 {
@@ -92,7 +92,7 @@ func Size(n int64) string {
 	return strconv.FormatFloat(v/1000, 'f', decimals(v/1000), 64) + "EB"
 }
 
-// decimals leaves three digits of v, after rounding.
+// decimals returns the number of decimals that leaves three digits of v after rounding.
 func decimals(v float64) int {
 	switch {
 	case v < 9.995:

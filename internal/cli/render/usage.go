@@ -9,26 +9,26 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// UsageView is what a pod uses, in the JSON and YAML of husk top.
+// UsageView is the usage of a pod in the JSON and YAML of husk top.
 type UsageView struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	UsedView
-	// Network is absent for pods in the node's network.
+	// Network is absent for pods in the node's network namespace.
 	Network    *TrafficView         `json:"network,omitempty"`
 	Containers []ContainerUsageView `json:"containers"`
 }
 
-// UsedView has counters, and the rate between two looks at them.
+// UsedView holds counters, and the rate between two samples.
 type UsedView struct {
-	CPUCores         float64 `json:"cpuCores"` // 0.25 is a quarter of one
+	CPUCores         float64 `json:"cpuCores"` // 0.25 is a quarter of one core
 	CPUSeconds       float64 `json:"cpuSeconds"`
 	MemoryBytes      uint64  `json:"memoryBytes"`
 	MemoryLimitBytes uint64  `json:"memoryLimitBytes,omitempty"`
 	Processes        uint64  `json:"processes"`
 }
 
-// TrafficView has counters, and the rates between two looks at them.
+// TrafficView holds counters, and the rates between two samples.
 type TrafficView struct {
 	ReceivedBytes          uint64  `json:"receivedBytes"`
 	SentBytes              uint64  `json:"sentBytes"`
@@ -36,14 +36,14 @@ type TrafficView struct {
 	SentBytesPerSecond     float64 `json:"sentBytesPerSecond"`
 }
 
-// ContainerUsageView is what a container of it uses.
+// ContainerUsageView is the usage of one container of a pod.
 type ContainerUsageView struct {
 	Name string `json:"name"`
 	UsedView
 }
 
-// UsageViews are the views of what pods use, from two looks at them. What was not there at the
-// first has no rates yet.
+// UsageViews returns the usage of pods from two samples. Pods and containers that are missing in
+// the first have no rates yet.
 func UsageViews(before, now []*huskv1.PodUsage) []UsageView {
 	earlier := map[string]*huskv1.PodUsage{}
 	for _, p := range before {
@@ -83,7 +83,7 @@ func usedView(before, now *huskv1.Used) UsedView {
 	return v
 }
 
-// seconds are those between two looks; 0 if there weren't two.
+// seconds returns the time between two samples; 0 if there aren't two.
 func seconds(before, now *huskv1.Used) float64 {
 	if before == nil || now == nil {
 		return 0
@@ -91,7 +91,7 @@ func seconds(before, now *huskv1.Used) float64 {
 	return float64(now.AtNs-before.AtNs) / 1e9
 }
 
-// grown is by how much a counter grew. One that is lower began anew.
+// grown returns the increase of a counter; 0 if it was reset.
 func grown(before, now uint64) float64 {
 	if now < before {
 		return 0
@@ -99,7 +99,7 @@ func grown(before, now uint64) float64 {
 	return float64(now - before)
 }
 
-// SortUsage sorts by "cpu" or "memory", the most first, else by name.
+// SortUsage sorts by "cpu" or "memory" in descending order, or else by name.
 func SortUsage(views []UsageView, by string) {
 	slices.SortStableFunc(views, func(x, y UsageView) int {
 		switch by {
@@ -112,7 +112,7 @@ func SortUsage(views []UsageView, by string) {
 	})
 }
 
-// UsageTable has a row for each pod, or for each container.
+// UsageTable returns a table with a row for each pod or for each container.
 func UsageTable(views []UsageView, containers bool) *Table {
 	if containers {
 		t := NewTable("POD", "CONTAINER", "CPU(cores)", "MEMORY", "LIMIT", "PIDS")
@@ -136,10 +136,10 @@ func UsageTable(views []UsageView, containers bool) *Table {
 	return t
 }
 
-// millicores spells processors as Kubernetes does.
+// millicores formats CPU cores as Kubernetes does.
 func millicores(cores float64) string { return fmt.Sprintf("%.0fm", cores*1000) }
 
-// binarySize spells memory in the units that limits are given in.
+// binarySize formats memory in the units in which limits are given.
 func binarySize(n uint64) string {
 	switch {
 	case n < 1<<20:

@@ -6,15 +6,15 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// PodView is a pod in the JSON and YAML of husk ps. Its fields are for scripts: they may get more,
-// but stay what they are.
+// PodView is a pod in the JSON and YAML of husk ps. Scripts rely on its fields: new ones may be
+// added, existing ones stay.
 type PodView struct {
 	Namespace   string          `json:"namespace"`
 	Name        string          `json:"name"`
 	ID          string          `json:"id"`
 	UID         string          `json:"uid"`
 	Phase       string          `json:"phase"`
-	Status      string          `json:"status"` // the word of the table
+	Status      string          `json:"status"` // as in the table
 	Reason      string          `json:"reason,omitempty"`
 	Message     string          `json:"message,omitempty"`
 	Ready       bool            `json:"ready"`
@@ -37,15 +37,15 @@ type ContainerView struct {
 	Ready    bool       `json:"ready"`
 	Restarts int32      `json:"restarts"`
 	PID      int32      `json:"pid,omitempty"`
-	ExitCode *int32     `json:"exitCode,omitempty"` // once it ended
+	ExitCode *int32     `json:"exitCode,omitempty"` // once it has ended
 	Created  *time.Time `json:"created,omitempty"`
 	Started  *time.Time `json:"started,omitempty"`
 	Finished *time.Time `json:"finished,omitempty"`
 }
 
-// PodViews are the views of pods.
+// PodViews returns the views of pods.
 func PodViews(pods []*huskv1.Pod) []PodView {
-	out := make([]PodView, 0, len(pods)) // a list even if empty
+	out := make([]PodView, 0, len(pods)) // [] rather than null
 	for _, p := range pods {
 		s := StatusOf(p)
 		v := PodView{
@@ -86,7 +86,7 @@ type ImageView struct {
 	Platform string     `json:"platform"`
 }
 
-// ImageViews are the views of images.
+// ImageViews returns the views of images.
 func ImageViews(images []*huskv1.Image) []ImageView {
 	out := make([]ImageView, 0, len(images))
 	for _, i := range images {
@@ -95,7 +95,7 @@ func ImageViews(images []*huskv1.Image) []ImageView {
 	return out
 }
 
-// CheckView is a finding in the JSON and YAML of husk doctor.
+// CheckView is a check in the JSON and YAML of husk doctor.
 type CheckView struct {
 	Name    string `json:"name"`
 	Level   string `json:"level"`
@@ -103,7 +103,7 @@ type CheckView struct {
 	Remedy  string `json:"remedy,omitempty"`
 }
 
-// CheckViews are the views of checks.
+// CheckViews returns the views of checks.
 func CheckViews(checks []*huskv1.Check) []CheckView {
 	out := make([]CheckView, 0, len(checks))
 	for _, c := range checks {
@@ -119,7 +119,7 @@ func orEmpty(list []string) []string {
 	return list
 }
 
-// stamp is a Unix time in nanoseconds as JSON shows it; nil if it isn't known.
+// stamp returns a Unix time in nanoseconds for JSON; nil if it is unknown.
 func stamp(ns int64) *time.Time {
 	if ns == 0 {
 		return nil
