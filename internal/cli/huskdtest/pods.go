@@ -29,7 +29,7 @@ type document struct {
 		Namespace string `json:"namespace"`
 	} `json:"metadata"`
 	Spec struct {
-		RestartPolicy  string `json:"restartPolicy"`
+		RestartPolicy  string          `json:"restartPolicy"`
 		InitContainers []containerSpec `json:"initContainers"`
 		Containers     []containerSpec `json:"containers"`
 	} `json:"spec"`
