@@ -258,7 +258,7 @@ func TestBadPod(t *testing.T) {
 	wanted := map[string]string{}
 	var manifests []string
 	for _, c := range []struct{ name, spec, says string }{
-		{"never", "containers: [{name: c, image: 'localhost/absent:1', imagePullPolicy: Never}]", `ErrImageNeverPull: image localhost/absent:1 is not here, and imagePullPolicy is Never: load it with husk image load`},
+		{"never", "containers: [{name: c, image: 'localhost/absent:1', imagePullPolicy: Never}]", `ErrImageNeverPull: image localhost/absent:1 is not present, and imagePullPolicy is Never: load it with husk image load`},
 		{"unreachable", "containers: [{name: c, image: '127.0.0.1:1/absent:1'}]", `(ErrImagePull|ImagePullBackOff): .*127.0.0.1:1/absent:1.*connection refused`},
 		{"unnamed", "containers: [{name: c, image: 'Not A Name!'}]", `(ErrImagePull|ImagePullBackOff): .*image name "Not A Name!" is malformed: .*`},
 		{"nocommand", only("command: [/bin/absent]"), `CreateContainerError: container "c": create container [0-9a-f]{12}: runc create failed: .*/bin/absent: no such file or directory`},
@@ -283,7 +283,7 @@ func TestBadPod(t *testing.T) {
 	}
 	r := w.run(podOf("late", "containers: [{name: c, image: 'localhost/absent:1', imagePullPolicy: Never}]"), "--wait", "--timeout", "1s")
 	w.fails("run --wait", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1,
-		`husk: not ready within 1s: default/late \(ErrImageNeverPull: image localhost/absent:1 is not here, and .*\): they keep running, see husk ps -a`)
+		`husk: not ready within 1s: default/late \(ErrImageNeverPull: image localhost/absent:1 is not present, and .*\): they keep running, see husk ps -a`)
 	// A job whose program isn't there has failed; nobody waits for it in vain.
 	r = w.run(podOf("job", only("command: [/bin/absent]")+", restartPolicy: Never"), "--wait", "--timeout", "30s")
 	w.fails("run --wait of a job", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1, `husk: failed: default/job: see husk logs and husk ps -a`)

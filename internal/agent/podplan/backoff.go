@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// Backoff counts failures in a row of one thing; of a sandbox, its creations.
+// Backoff counts consecutive failures of a container or image, or creations of a sandbox.
 type Backoff struct {
 	Count int
-	// Last is when the last of them was.
+	// Last is the time of the last one.
 	Last time.Time
-	// NextAttempt is the first attempt at a container that is not counted yet. Their
-	// times wouldn't tell: the host's clock may have been set since.
+	// NextAttempt is the first attempt of a container that isn't counted yet. Times can't tell,
+	// because the host's clock may have been set.
 	NextAttempt uint32
 }
 
-// Backoffs of a pod, by what failed. It is never changed in place.
+// Backoffs are the backoffs of a pod, by key. Invariant: a map is never modified after Plan returned it.
 type Backoffs map[string]Backoff
 
 func (b Backoffs) clone() Backoffs {
@@ -27,7 +27,7 @@ func (b Backoffs) clone() Backoffs {
 	return out
 }
 
-// Reset forgets all that has failed, so that nothing is waited for.
+// Reset returns backoffs with all counts at zero, so that nothing waits.
 func (b Backoffs) Reset() Backoffs {
 	out := b.clone()
 	for key := range out {
@@ -36,21 +36,19 @@ func (b Backoffs) Reset() Backoffs {
 	return out
 }
 
-// How long to wait. The first restart of a container is at once and those that
-// follow wait for 10 s, 20 s … 300 s, as do repeated pulls; both are the
-// kubelet's. A sandbox is mostly waiting for the network's configuration, so
-// that it is tried sooner.
+// The delays. As in kubelet, the first restart of a container is immediate, and later ones wait for
+// 10 s, 20 s … 300 s, like repeated pulls. Delays of sandboxes are shorter, because sandboxes fail mostly
+// while the network isn't configured yet.
 const (
 	minDelay        = 10 * time.Second
 	maxDelay        = 300 * time.Second
 	minSandboxDelay = time.Second
 	maxSandboxDelay = 60 * time.Second
-	// steadyRun is how long a container must have run for its end not to count
-	// with the ones before.
+	// steadyRun is the length of a run after which earlier failures no longer count.
 	steadyRun = 10 * time.Minute
 )
 
-// exponential returns the n-th delay from the first, at most the longest.
+// exponential returns the n-th delay: first, doubled n-1 times, at most longest.
 func exponential(n int, first, longest time.Duration) time.Duration {
 	d := first
 	for ; n > 1 && d < longest; n-- {
@@ -80,14 +78,14 @@ func (b Backoff) sandboxDelay() time.Duration {
 	return exponential(b.Count, minSandboxDelay, maxSandboxDelay)
 }
 
-// Keys of what can fail.
+// Keys of Backoffs.
 const keySandbox = "sandbox"
 
 func keyContainer(name string) string { return "container/" + name }
 func keyImage(image string) string    { return "image/" + image }
 
-// countFailures takes note of what has failed since the last decision. A
-// record is never dropped, as its time tells which failures are counted.
+// countFailures counts the failures since the last decision. An entry is never deleted, because its
+// time tells which failures have been counted.
 func (p *planner) countFailures() {
 	for key, b := range p.backoffs {
 		b.Last = p.clampToNow(b.Last)
@@ -113,9 +111,8 @@ func (p *planner) countFailure(key string, at time.Time) {
 	}
 }
 
-// countContainer counts the ends of a container's runs. A plain init container
-// that succeeded has done what it should, and doesn't count; nor does the end of
-// a run that made way for another image.
+// countContainer counts the exits of a container. The success of a plain init container and the stop of
+// an outdated run reset the count.
 func (p *planner) countContainer(name string, once bool) {
 	key := keyContainer(name)
 	for i := len(p.runs[name]) - 1; i >= 0; i-- {
@@ -133,14 +130,14 @@ func (p *planner) countContainer(name string, once bool) {
 		}
 		p.backoffs[key] = b
 	}
-	// A start that failed would fail at once again: it always waits.
+	// A failed start would fail again at once, so it always waits.
 	if at := p.o.StartFailures[name].At; at.After(p.backoffs[key].Last) {
 		p.backoffs[key] = Backoff{max(p.backoffs[key].Count+1, 2), at, p.backoffs[key].NextAttempt}
 	}
 }
 
-// clampToNow is when something was of which the clock says t. A clock that was set
-// back would have it in the future, and us wait for that.
+// clampToNow returns t, or now if t is in the future because the clock was set back. Otherwise the pod
+// would wait until that time.
 func (p *planner) clampToNow(t time.Time) time.Time {
 	if t.After(p.now) {
 		return p.now
@@ -148,8 +145,8 @@ func (p *planner) clampToNow(t time.Time) time.Time {
 	return t
 }
 
-// sandboxBackingOff says whether it is too soon for another sandbox, and if not
-// counts it. A sandbox that was made and soon lost counts as one that failed.
+// sandboxBackingOff reports whether the next sandbox must wait, and counts it if not. A sandbox that is
+// lost soon after its creation counts like a failure.
 func (p *planner) sandboxBackingOff() bool {
 	b, failed := p.backoffs[keySandbox], p.o.SandboxFailure.At
 	switch {
@@ -166,8 +163,8 @@ func (p *planner) sandboxBackingOff() bool {
 	return false
 }
 
-// backingOff says whether a delay since the last failure has yet to pass, and if so
-// asks to look again then.
+// backingOff reports whether the delay since the last failure hasn't passed yet. If so, it requests a
+// decision for when it has.
 func (p *planner) backingOff(key string, delay time.Duration) bool {
 	until := p.backoffs[key].Last.Add(delay)
 	if delay == 0 || !p.now.Before(until) {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A pod that is evicted fails at once, whatever its programs do, and what is
-// known of its containers goes with what they have written.
+// TestEvicted checks that an evicted pod fails at once, whatever its containers do, and that their records
+// are removed to free their disk space.
 func TestEvicted(t *testing.T) {
 	t.Parallel()
 	evicted := func(s *Spec, _ *Observed) { s.Evicted = &Eviction{At: at(10), Message: "too much"} }
@@ -15,9 +15,9 @@ func TestEvicted(t *testing.T) {
 		{name: "ended", policy: "Never", containers: "a", observed: "sb0 a.0:exit=137@12", now: 12, change: evicted, actions: "stop:sb0", status: "Failed(Evicted) a=Terminated/Error"},
 		{name: "stopped", policy: "Never", containers: "a", observed: "sb0:stopped a.0:exit=137@12", now: 13, change: evicted, actions: "remove:a.0", status: "Failed(Evicted) a=Terminated/Error"},
 		{name: "gone", policy: "Never", containers: "a", observed: "sb0:stopped", now: 14, change: evicted, status: "Failed(Evicted) a=Terminated/ContainerStatusUnknown"},
-		{name: "looks again when it may begin anew", containers: "a", observed: "sb0:stopped", now: 14, change: evicted, next: 70, status: "Failed(Evicted) a=Terminated/ContainerStatusUnknown"},
+		{name: "decides again when it may be recreated", containers: "a", observed: "sb0:stopped", now: 14, change: evicted, next: 70, status: "Failed(Evicted) a=Terminated/ContainerStatusUnknown"},
 		{name: "before it ran", policy: "Never", containers: "a", observed: "absent:a", now: 10, change: evicted, status: "Failed(Evicted) a=Terminated/ContainerStatusUnknown"},
-		{name: "stopped by hand after", policy: "Never", containers: "a", observed: "sb0:stopped", now: 30, change: func(s *Spec, o *Observed) {
+		{name: "stopped by the user afterwards", policy: "Never", containers: "a", observed: "sb0:stopped", now: 30, change: func(s *Spec, o *Observed) {
 			evicted(s, o)
 			s.Want, s.Since = Stop, at(20)
 		}, status: "Failed(Evicted) a=Terminated/ContainerStatusUnknown"},

@@ -6,39 +6,37 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Verdict is what a probe, or a hook, has found of a container.
+// Verdict is the result of a probe after its thresholds, or of a hook.
 type Verdict string
 
-// The verdicts. One that is not known counts for a container without that
-// probe, and against one that has it.
+// The verdicts. Unknown means healthy for a container without the probe, and not yet healthy for a
+// container with it.
 const (
 	Unknown Verdict = ""
 	Healthy Verdict = "healthy"
 	Failing Verdict = "failing"
 )
 
-// Health is what the probes of a container's run have found, and how its
-// postStart hook ended.
+// Health holds the verdicts on a run of a container.
 type Health struct {
 	Startup, Liveness, Readiness, PostStart Verdict
-	// Message is what the last probe that failed, or the hook, said.
+	// Message is that of the probe or hook that failed last.
 	Message string
 }
 
-// MustStop says that the run is to be stopped.
+// MustStop reports whether the run has to be stopped.
 func (h Health) MustStop() bool {
 	return h.Startup == Failing || h.Liveness == Failing || h.PostStart == Failing
 }
 
-// ProbeProgress is the course of one probe of a run: its verdict and the results in
-// a row that speak against it.
+// ProbeProgress is the progress of one probe of a run: its verdict and the streak of equal results.
 type ProbeProgress struct {
 	Verdict Verdict
 	streak  int32
 	last    bool
 }
 
-// Add returns the course after another result.
+// Add returns the progress after another result.
 func (p ProbeProgress) Add(spec *corev1.Probe, success bool) ProbeProgress {
 	if success != p.last {
 		p.streak = 0
@@ -53,8 +51,8 @@ func (p ProbeProgress) Add(spec *corev1.Probe, success bool) ProbeProgress {
 	return p
 }
 
-// NextProbe is when a probe that was due at that moment is due again: a period
-// later or, if it took longer than that, at the next multiple.
+// NextProbe returns the next time of a probe that was due at due: one period later or, if the probe
+// took longer, the next multiple of the period after now.
 func NextProbe(spec *corev1.Probe, due, now time.Time) time.Time {
 	period := time.Duration(spec.PeriodSeconds) * time.Second
 	if late := now.Sub(due); late > 0 {
@@ -63,20 +61,19 @@ func NextProbe(spec *corev1.Probe, due, now time.Time) time.Time {
 	return due.Add(period)
 }
 
-// hasStarted says whether what comes after a container may start, and its other
-// probes begin.
+// hasStarted reports whether a container has started up: the containers after it may start, and its
+// other probes may run.
 func (v *view) hasStarted(c podContainer, run Container) bool {
 	return run.State == ContainerRunning && !v.o.Starting[c.name] && (c.StartupProbe == nil || run.Health.Startup == Healthy)
 }
 
-// ready says whether a run can serve.
+// ready reports whether a run can serve requests.
 func (v *view) ready(c podContainer, run Container) bool {
 	return v.hasStarted(c, run) && (c.ReadinessProbe == nil || run.Health.Readiness == Healthy)
 }
 
-// stopUnhealthy stops the containers that are not healthy, and those that run an
-// image that the pod no longer has; what becomes of them then is as after any
-// other end. One that is never started again is left to run as it is.
+// stopUnhealthy stops containers that failed a probe or hook, and containers with an outdated image. They
+// restart like after any other exit. Outdated containers that wouldn't restart keep running.
 func (p *planner) stopUnhealthy() {
 	for _, c := range p.allContainers() {
 		run, ok := p.inCurrentSandbox(c.name)

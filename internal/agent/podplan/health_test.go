@@ -7,8 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// probed gives all containers that can have them all three probes, and the
-// runs of them that health.
+// probed adds all three probes to the containers that can have them, and sets the health of runs by
+// their ID.
 func probed(health map[string]Health) func(*Spec, *Observed) {
 	return func(s *Spec, o *Observed) {
 		give := func(c *corev1.Container) {
@@ -33,29 +33,29 @@ func TestHealth(t *testing.T) {
 	t.Parallel()
 	up := Health{Startup: Healthy, Readiness: Healthy}
 	for _, c := range []planCase{
-		{name: "nothing known", containers: "a", observed: "sb0 a.0:run", change: probed(nil), status: "Running a=Running"},
+		{name: "no verdicts", containers: "a", observed: "sb0 a.0:run", change: probed(nil), status: "Running a=Running"},
 		{name: "started, not ready", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy}}), status: "Running a=Running"},
 		{name: "ready before it has started", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Readiness: Healthy}}), status: "Running a=Running"},
 		{name: "ready", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": up}), status: "Running ready a=Running"},
 		{name: "one of two is ready", containers: "a b", observed: "sb0 a.0:run b.0:run", change: probed(map[string]Health{"a.0": up}), status: "Running a=Running b=Running"},
-		{name: "not ready any more", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy, Readiness: Failing}}), status: "Running a=Running"},
+		{name: "no longer ready", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy, Readiness: Failing}}), status: "Running a=Running"},
 
-		{name: "never started", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Failing}}), actions: "stop:a.0/30s", status: "Running a=Running"},
-		{name: "dead, with a grace of the probe's", containers: "a b", observed: "sb0 a.0:run b.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy, Readiness: Healthy, Liveness: Failing}, "b.0": up}), actions: "stop:a.0/7s"},
+		{name: "startup failed", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {Startup: Failing}}), actions: "stop:a.0/30s", status: "Running a=Running"},
+		{name: "liveness failed, with the probe's grace period", containers: "a b", observed: "sb0 a.0:run b.0:run", change: probed(map[string]Health{"a.0": {Startup: Healthy, Readiness: Healthy, Liveness: Failing}, "b.0": up}), actions: "stop:a.0/7s"},
 		{name: "hook failed", containers: "a", observed: "sb0 a.0:run", change: probed(map[string]Health{"a.0": {PostStart: Failing}}), actions: "stop:a.0/30s"},
-		{name: "dead and gone", containers: "a", observed: "sb0 a.0:exit=0@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "start:a.1@sb0"},
-		{name: "dead and gone, OnFailure", policy: "OnFailure", containers: "a", observed: "sb0 a.0:exit=0@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "start:a.1@sb0"},
-		{name: "dead and gone, Never", policy: "Never", containers: "a", observed: "sb0 a.0:exit=143@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "stop:sb0"},
-		{name: "what is in doubt is stopped once", containers: "a", observed: "sb0 a.0:unknown", change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "stop:a.0/30s"},
+		{name: "liveness failed, exited", containers: "a", observed: "sb0 a.0:exit=0@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "start:a.1@sb0"},
+		{name: "liveness failed, exited, OnFailure", policy: "OnFailure", containers: "a", observed: "sb0 a.0:exit=0@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "start:a.1@sb0"},
+		{name: "liveness failed, exited, Never", policy: "Never", containers: "a", observed: "sb0 a.0:exit=143@5", now: 5, change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "stop:sb0"},
+		{name: "a container in an unknown state is stopped once", containers: "a", observed: "sb0 a.0:unknown", change: probed(map[string]Health{"a.0": {Liveness: Failing}}), actions: "stop:a.0/30s"},
 
-		{name: "a sidecar holds back what comes after", containers: "s:p i:x a", observed: "sb0 p.0:run", change: probed(nil),
+		{name: "containers wait for a sidecar before them", containers: "s:p i:x a", observed: "sb0 p.0:run", change: probed(nil),
 			status: "Pending(Init:0/2) p=Running x=Waiting/PodInitializing a=Waiting/PodInitializing"},
-		{name: "until it has started", containers: "s:p i:x a", observed: "sb0 p.0:run", change: probed(map[string]Health{"p.0": {Startup: Healthy}}), actions: "start:x.0@sb0",
+		{name: "and start after it has started up", containers: "s:p i:x a", observed: "sb0 p.0:run", change: probed(map[string]Health{"p.0": {Startup: Healthy}}), actions: "start:x.0@sb0",
 			status: "Pending(Init:1/2) p=Running x=Waiting/PodInitializing a=Waiting/PodInitializing"},
-		{name: "which it is stopped for if it doesn't", containers: "s:p a", observed: "sb0 p.0:run", change: probed(map[string]Health{"p.0": {Startup: Failing}}), actions: "stop:p.0/30s"},
-		{name: "a sidecar with its hook under way", containers: "s:p a", observed: "sb0 p.0:run starting:p"},
+		{name: "a sidecar that doesn't start up is stopped", containers: "s:p a", observed: "sb0 p.0:run", change: probed(map[string]Health{"p.0": {Startup: Failing}}), actions: "stop:p.0/30s"},
+		{name: "a sidecar with a running hook", containers: "s:p a", observed: "sb0 p.0:run starting:p"},
 		{name: "a sidecar that isn't ready", containers: "s:p a", observed: "sb0 p.0:run a.0:run", change: probed(map[string]Health{"p.0": {Startup: Healthy}, "a.0": up}), status: "Running p=Running a=Running"},
-		{name: "a sidecar started anew doesn't hold back what runs", containers: "s:p a", observed: "sb0 p.1:run a.0:run", change: probed(map[string]Health{"a.0": up}), status: "Running p=Running a=Running"},
+		{name: "a restarted sidecar doesn't affect running containers", containers: "s:p a", observed: "sb0 p.1:run a.0:run", change: probed(map[string]Health{"a.0": up}), status: "Running p=Running a=Running"},
 	} {
 		c.check(t)
 	}

@@ -1,17 +1,15 @@
-// Package podplan decides what is to be done for a pod next. It is pure: what is
-// wanted, what is there and the time go in, the actions that are due, the
-// moment to look again and the pod's status come out. Whoever runs pods calls
-// Plan after each change of what it sees, does what it says, and never decides
-// anything itself.
+// Package podplan decides the next actions for a pod. It is Husk's counterpart of kubelet's
+// computePodActions, and follows kubelet's rules: init containers start one after the other, sidecars
+// start among them and stop after the containers, restarts are backed off, and a lost sandbox is
+// replaced by a new one.
 //
-// The rules are the kubelet's: init containers one after the other, sidecars
-// before and beside them, restarts with backoff, a lost sandbox replaced by
-// the next attempt, everything stopped in the reverse order.
+// The package is pure. Plan takes the pod's spec, its observed state and the time. It returns the
+// actions that are due, the time of the next decision, and the pod's status. The caller calls Plan
+// after each change and carries out the actions. It decides nothing itself.
 //
-// The actions of one decision don't depend on each other: they may be done at
-// once and in any order, and each may fail. What depends on them is in a later
-// decision. An action under way shows in what is observed, so that it is not
-// asked for again.
+// The actions of one decision are independent: they may run concurrently, in any order, and each may
+// fail. Actions that depend on others follow in a later decision. Actions in progress are part of the
+// observed state, so that Plan doesn't return them again.
 package podplan
 
 import (
@@ -20,82 +18,77 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Want is what is to become of a pod.
+// Want is the desired state of a pod.
 type Want string
 
-// The fates of a pod.
+// The desired states of a pod.
 const (
 	Run    Want = "run"
-	Stop   Want = "stop"   // nothing of it runs; its records stay
-	Remove Want = "remove" // nothing of it is left
+	Stop   Want = "stop"   // stop the pod and keep its records
+	Remove Want = "remove" // stop the pod and remove its records
 )
 
-// Spec is what is wanted.
+// Spec is a pod and its desired state.
 type Spec struct {
-	// Pod is valid and has its defaults, as from the manifest package.
+	// Pod comes from package manifest: it is valid and has its defaults.
 	Pod  *corev1.Pod
 	Want Want
-	// Started is when the pod was first wanted: activeDeadlineSeconds counts
-	// from it.
+	// Started is when the pod was first told to run. activeDeadlineSeconds counts from then.
 	Started time.Time
-	// Since is when Stop or Remove was asked for: the grace counts from it.
+	// Since is when Stop or Remove was requested. The grace period counts from then.
 	Since time.Time
-	// Grace replaces the pod's own for Stop and Remove, if it is not nil.
+	// Grace overrides the pod's grace period for Stop and Remove. It may be nil.
 	Grace *time.Duration
-	// FirstAttempt is the first attempt at a sandbox since the pod was last told to
-	// run. What ran in earlier ones was stopped, and tells nothing of the pod.
+	// FirstAttempt is the first sandbox attempt since the pod was last told to run. Containers in
+	// earlier sandboxes have been stopped and don't count for the pod's outcome.
 	FirstAttempt uint32
-	// Evicted, if not nil, says that the pod has to go from the node at once.
+	// Evicted is set once the pod is evicted: it must be stopped at once, and has failed.
 	Evicted *Eviction
 }
 
-// Eviction is why a pod has failed, though its program may not have.
+// Eviction is the eviction of a pod.
 type Eviction struct {
 	At      time.Time `json:"at"`
 	Message string    `json:"message"`
-	// Emptied says that its disk space was given back.
+	// Emptied tells that the pod's disk space has been freed.
 	Emptied bool `json:"emptied,omitempty"`
 }
 
-// EvictionBackoff is how long a pod that is begun anew after an eviction waits for that:
-// it may fill the disk at once again.
+// EvictionBackoff is the wait before an evicted pod is recreated, because it may fill the disk again.
 const EvictionBackoff = time.Minute
 
-// Observed is what is there.
+// Observed is the observed state of a pod.
 type Observed struct {
-	// Sandboxes and Containers of the pod, in any order, also those that
-	// ended.
+	// Sandboxes and Containers of the pod, in any order, including those that have ended.
 	Sandboxes  []Sandbox
 	Containers []Container
-	// Images by the name that the pod's containers have for them. One that is
-	// not in the map is taken to be absent.
+	// Images by the names that the pod's containers use. Images not in the map are absent.
 	Images map[string]Image
-	// Creating says that a sandbox is being created. Starting has the names of
-	// containers that are being started.
+	// Creating tells that a sandbox is being created. Starting has the names of the containers that
+	// are being started.
 	Creating bool
 	Starting map[string]bool
-	// SandboxFailure is how the last creation of a sandbox failed, and
-	// StartFailures how the last start of each container did. They may stay
-	// after a success.
+	// SandboxFailure is the last failure to create a sandbox. StartFailures are the last failures to
+	// start each container. They may still be set after a success.
 	SandboxFailure Failure
 	StartFailures  map[string]Failure
-	// Backoffs is the last decision's.
+	// Backoffs are those of the previous decision.
 	Backoffs Backoffs
 }
 
-// SandboxState is how far a sandbox is.
+// SandboxState is the state of a sandbox.
 type SandboxState string
 
 // The states of a sandbox.
 const (
 	SandboxReady SandboxState = "ready"
-	// SandboxLost is neither ready nor stopped: it may hold an address.
+	// SandboxLost is neither ready nor stopped. The sandbox may still hold its address.
 	SandboxLost     SandboxState = "lost"
 	SandboxStopping SandboxState = "stopping"
 	SandboxStopped  SandboxState = "stopped"
 )
 
-// Sandbox is one attempt at the pod's environment.
+// Sandbox is one of the pod's sandboxes.
 type Sandbox struct {
 	ID      string
 	Attempt uint32
@@ -103,16 +96,16 @@ type Sandbox struct {
 	IPs     []string
 }
 
-// ContainerState is how far a container is.
+// ContainerState is the state of a container.
 type ContainerState string
 
 // The states of a container.
 const (
-	// ContainerCreated was left behind before its process began.
+	// ContainerCreated means that the container was left behind before its process started.
 	ContainerCreated ContainerState = "created"
 	ContainerRunning ContainerState = "running"
 	ContainerExited  ContainerState = "exited"
-	// ContainerUnknown may run or not.
+	// ContainerUnknown means that the container may or may not run.
 	ContainerUnknown ContainerState = "unknown"
 )
 
@@ -127,17 +120,17 @@ type Container struct {
 	Started, Finished time.Time
 	ExitCode          int
 	OOMKilled         bool
-	// Reason is the runtime's word for how it ended, Message says more.
+	// Reason is the runtime's reason for the end of the run, Message explains it.
 	Reason, Message string
-	// Deadline is when a stop that is under way will kill it; zero if none is.
+	// Deadline is when a stop in progress will kill the container; zero without one.
 	Deadline time.Time
 	// Health is kept after the end.
 	Health Health
-	// Outdated says that the pod has another image for it since.
+	// Outdated tells that the image in the pod's spec has changed since the run started.
 	Outdated bool
 }
 
-// ImageState is how far an image is.
+// ImageState is the state of an image.
 type ImageState string
 
 // The states of an image.
@@ -147,34 +140,34 @@ const (
 	ImagePresent ImageState = "present"
 )
 
-// Image is what is known of an image that the pod needs.
+// Image is an image that the pod needs.
 type Image struct {
 	State ImageState
 	// Pulled is when it was last pulled for this pod; zero if it never was.
 	Pulled time.Time
-	// Failure is how the last pull failed. It may stay after a success.
+	// Failure is the last failure to pull the image. It may still be set after a success.
 	Failure Failure
 }
 
-// Failure is an action that failed. Reason is one word, as Kubernetes has
-// them, or empty for the usual one. The zero value is no failure.
+// Failure is a failed action. Reason is a Kubernetes reason, or empty for the default one. The zero value
+// means that nothing failed.
 type Failure struct {
 	At              time.Time
 	Reason, Message string
-	// ExitCode is that of a shell whose program can't be executed or isn't
-	// there (126, 127), if that is what failed.
+	// ExitCode is 126 if the program could not be executed and 127 if it was not found, as in a
+	// shell. Otherwise it is 0.
 	ExitCode int
 }
 
-// Decision is what follows.
+// Decision is the result of Plan.
 type Decision struct {
 	Actions []Action
-	// Next is when to decide again if nothing changes before; zero is never.
+	// Next is when to call Plan again if nothing changes before; zero means never.
 	Next   time.Time
 	Status Status
-	// Backoffs are to be handed to the next call.
+	// Backoffs must be passed to the next call, in Observed.
 	Backoffs Backoffs
-	// Gone says that nothing of a pod to be removed is left.
+	// Gone tells that the pod should be removed and nothing of it is left.
 	Gone bool
 }
 
@@ -182,28 +175,27 @@ type Decision struct {
 type Action interface{ action() }
 
 type (
-	// CreateSandbox makes the environment: namespaces, network, files.
+	// CreateSandbox creates a sandbox: its namespaces, network and files.
 	CreateSandbox struct{ Attempt uint32 }
-	// StopSandbox ends what is left in a sandbox and gives back its address.
+	// StopSandbox kills all processes left in a sandbox and releases its address.
 	StopSandbox struct{ ID string }
-	// RemoveSandbox forgets a stopped sandbox. It may be asked for again.
+	// RemoveSandbox removes the record of a stopped sandbox. It may be returned repeatedly.
 	RemoveSandbox struct{ ID string }
-	// PullImage fetches an image under the name that the pod has for it.
+	// PullImage pulls an image. Image is the name in the pod's spec.
 	PullImage struct{ Image string }
-	// StartContainer creates a container in a sandbox and starts it: nothing
-	// can be decided in between.
+	// StartContainer creates a container in a sandbox and starts it.
 	StartContainer struct {
 		Name, Sandbox string
 		Attempt       uint32
 	}
-	// StopContainer sends SIGTERM and, after the grace, SIGKILL; with a grace of
-	// 0 at once. A stop that is under way is to be cut short to the new grace.
+	// StopContainer sends SIGTERM, and SIGKILL after the grace period. With a grace period of 0 it
+	// sends SIGKILL at once. It shortens the grace period of a stop in progress.
 	StopContainer struct {
 		ID    string
 		Grace time.Duration
 	}
-	// RemoveContainer forgets a container that doesn't run. It may be asked for
-	// again.
+	// RemoveContainer removes the record of a container that doesn't run. It may be returned
+	// repeatedly.
 	RemoveContainer struct{ ID string }
 )
 
@@ -215,7 +207,7 @@ func (StartContainer) action()  {}
 func (StopContainer) action()   {}
 func (RemoveContainer) action() {}
 
-// Plan decides what is to be done for a pod at the moment now.
+// Plan returns the actions for a pod at the time now, and its status.
 func Plan(s Spec, o Observed, now time.Time) Decision {
 	p := &planner{view: newView(s, o, now), backoffs: o.Backoffs.clone()}
 	p.countFailures()
@@ -229,35 +221,35 @@ func Plan(s Spec, o Observed, now time.Time) Decision {
 		}
 	case p.outcome != nil:
 		if p.stopAll(p.outcome.at) && s.Evicted != nil {
-			p.removeContainers() // with what they have written
+			p.removeContainers() // also frees the disk space of their writable layers
 		}
 	default:
 		p.run()
 	}
-	p.decision.Status = reporter{p}.status()
+	p.decision.Status = reporter{p.view, p.backoffs, p.outcome}.status()
 	p.decision.Backoffs = p.backoffs
 	return p.decision
 }
 
-// planner is one decision in the making.
+// planner makes one decision.
 type planner struct {
 	*view
 	backoffs Backoffs
 	decision Decision
-	// outcome is how the pod has ended, or nil.
+	// outcome is the pod's outcome, or nil if it hasn't ended.
 	outcome *outcome
 }
 
 func (p *planner) do(a Action) { p.decision.Actions = append(p.decision.Actions, a) }
 
-// wakeAt asks for another decision at t.
+// wakeAt requests another decision at t, unless an earlier one is already requested.
 func (p *planner) wakeAt(t time.Time) {
 	if next := p.decision.Next; t.After(p.now) && (next.IsZero() || t.Before(next)) {
 		p.decision.Next = t
 	}
 }
 
-// decideOutcome says how the pod has ended, or nil.
+// decideOutcome returns the pod's outcome, or nil if it hasn't ended.
 func (p *planner) decideOutcome() *outcome {
 	end := p.containersOutcome()
 	if e := p.Evicted; e != nil {
@@ -275,7 +267,7 @@ func (p *planner) decideOutcome() *outcome {
 		}
 	}
 	if end != nil && p.Want != Run && end.at.After(p.Since) {
-		return nil // it ended because it was stopped
+		return nil // the pod ended because it was stopped
 	}
 	return end
 }

@@ -14,11 +14,11 @@ import (
 
 var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// at returns the moment so many seconds after the start.
+// at returns the time that many seconds after start.
 func at(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
 
-// makePod returns a pod of that restart policy. Containers are written a, plain
-// init containers i:name, sidecars s:name.
+// makePod returns a pod. Containers are written as NAME, plain init containers as i:NAME, sidecars as
+// s:NAME.
 func makePod(t testing.TB, policy, containers string) *corev1.Pod {
 	t.Helper()
 	var init, regular []string
@@ -41,18 +41,18 @@ func makePod(t testing.TB, policy, containers string) *corev1.Pod {
 	return &pods.Pods[0]
 }
 
-// makeSpec wants a pod to run.
+// makeSpec returns the spec of a pod that should run.
 func makeSpec(t testing.TB, policy, containers string) Spec {
 	return Spec{Pod: makePod(t, policy, containers), Want: Run, Started: start}
 }
 
-// observe builds what is observed. Each word is one of
+// observe parses an observed state. Each word is one of
 //
 //	SANDBOX   sbN (ready), sbN:lost, sbN:stopping, sbN:stopped, sbN:noip
-//	CONTAINER NAME.ATTEMPT:run, :created, :unknown, :exit=CODE@FINISHED[-STARTED], :oom@FINISHED; of the last sandbox named
+//	CONTAINER NAME.ATTEMPT:run, :created, :unknown, :exit=CODE@FINISHED[-STARTED], :oom@FINISHED; in the sandbox before it
 //	OTHER     creating, starting:NAME, pulling:NAME, absent:NAME
 //
-// All images not mentioned are there.
+// Images that aren't mentioned are present.
 func observe(t testing.TB, pod *corev1.Pod, words string) Observed {
 	t.Helper()
 	o := Observed{Images: map[string]Image{}, Starting: map[string]bool{}, StartFailures: map[string]Failure{}}
@@ -88,7 +88,7 @@ func observe(t testing.TB, pod *corev1.Pod, words string) Observed {
 		case isContainer:
 			o.Containers = append(o.Containers, makeContainer(t, name, attempt, sandbox, tail))
 		default:
-			t.Fatalf("can't see %q", word)
+			t.Fatalf("unknown word %q", word)
 		}
 	}
 	return o
@@ -115,7 +115,7 @@ func makeContainer(t testing.TB, name, attempt, sandbox, state string) Container
 		var finished, started int
 		n, _ := fmt.Sscanf(state, "exit=%d@%d-%d", &c.ExitCode, &finished, &started)
 		if n < 2 {
-			t.Fatalf("can't make a container of %q", state)
+			t.Fatalf("unknown container state %q", state)
 		}
 		if n == 2 {
 			started = finished
@@ -125,7 +125,7 @@ func makeContainer(t testing.TB, name, attempt, sandbox, state string) Container
 	return c
 }
 
-// show writes actions in a few words each.
+// show formats actions.
 func show(actions []Action) string {
 	var out []string
 	for _, a := range actions {
@@ -150,7 +150,7 @@ func show(actions []Action) string {
 	return strings.Join(out, " ")
 }
 
-// describe writes a status in a few words.
+// describe formats a status.
 func describe(s Status) string {
 	out := string(s.Phase)
 	if s.Reason != "" {
@@ -168,14 +168,14 @@ func describe(s Status) string {
 	return out
 }
 
-// planCase is one decision. Time is in seconds from the start.
+// planCase is a test of one decision. Times are in seconds after start.
 type planCase struct {
 	name, policy, containers string
 	observed                 string
 	now                      int
 	change                   func(s *Spec, o *Observed)
 	actions                  string
-	next                     int // 0 is never
+	next                     int // 0 means never
 	status                   string
 }
 
@@ -198,7 +198,7 @@ func (c planCase) check(t *testing.T) {
 		next = int(d.Next.Sub(start).Seconds())
 	}
 	if next != c.next {
-		t.Errorf("%s: looks again at %d, want %d", c.name, next, c.next)
+		t.Errorf("%s: next decision at %d, want %d", c.name, next, c.next)
 	}
 	if got := describe(d.Status); c.status != "" && got != c.status {
 		t.Errorf("%s: status\n got %s\nwant %s", c.name, got, c.status)
@@ -216,9 +216,9 @@ func TestStartUp(t *testing.T) {
 		{name: "one image missing", containers: "a b", observed: "sb0 pulling:a", actions: "start:b.0@sb0"},
 		{name: "starting", containers: "a b", observed: "sb0 starting:a b.0:run", status: "Pending(ContainerCreating) a=Waiting/ContainerCreating b=Running"},
 		{name: "running", containers: "a b", observed: "sb0 a.0:run b.0:run", status: "Running ready a=Running b=Running"},
-		{name: "left behind", containers: "a", observed: "sb0 a.0:created", actions: "remove:a.0"},
-		{name: "in doubt", containers: "a", observed: "sb0 a.0:unknown", actions: "stop:a.0/30s", status: "Running a=Running/ContainerStatusUnknown"},
-		{name: "an older run still there", containers: "a", observed: "sb0 a.0:run a.1:exit=1@0", actions: "stop:a.0/30s"},
+		{name: "a container that never started", containers: "a", observed: "sb0 a.0:created", actions: "remove:a.0"},
+		{name: "unknown state", containers: "a", observed: "sb0 a.0:unknown", actions: "stop:a.0/30s", status: "Running a=Running/ContainerStatusUnknown"},
+		{name: "an older run still runs", containers: "a", observed: "sb0 a.0:run a.1:exit=1@0", actions: "stop:a.0/30s"},
 	} {
 		c.check(t)
 	}
@@ -235,7 +235,7 @@ func TestInitContainers(t *testing.T) {
 			status: "Pending(Init:1/2) x=Terminated/Completed z=Waiting/PodInitializing a=Waiting/PodInitializing"},
 		{name: "both done", containers: "i:x i:z a", observed: "sb0 x.0:exit=0@1 z.0:exit=0@2", now: 2, actions: "start:a.0@sb0"},
 		{name: "all up", containers: "i:x a", observed: "sb0 x.0:exit=0@1 a.0:run", now: 2, status: "Running ready x=Terminated/Completed a=Running"},
-		{name: "record lost, but a container tells", containers: "i:x i:z a b", observed: "sb0 a.0:run", actions: "start:b.0@sb0"},
+		{name: "records lost, but a container has run", containers: "i:x i:z a b", observed: "sb0 a.0:run", actions: "start:b.0@sb0"},
 		{name: "failed once", containers: "i:x a", observed: "sb0 x.0:exit=1@1", now: 1, actions: "start:x.1@sb0", status: "Pending(Init:Error) x=Terminated/Error a=Waiting/PodInitializing"},
 		{name: "failed twice", containers: "i:x a", observed: "sb0 x.0:exit=1@1 x.1:exit=1@5", now: 5, next: 15,
 			status: "Pending(Init:CrashLoopBackOff) x=Waiting/CrashLoopBackOff a=Waiting/PodInitializing"},
@@ -245,7 +245,7 @@ func TestInitContainers(t *testing.T) {
 			status: "Failed(Init:Error) x=Terminated/Error a=Waiting/PodInitializing"},
 		{name: "failed, Never, with a sidecar", policy: "Never", containers: "s:p i:x a", observed: "sb0 p.0:run x.0:exit=3@1", now: 2, actions: "stop:p.0/29s"},
 		{name: "failed, Never, down", policy: "Never", containers: "i:x a", observed: "sb0:stopped x.0:exit=3@1", now: 9},
-		{name: "again in a new sandbox", containers: "i:x a", observed: "sb0:stopped x.0:exit=0@1 a.0:exit=1@2 sb1", now: 3, actions: "start:x.1@sb1"},
+		{name: "runs again in a new sandbox", containers: "i:x a", observed: "sb0:stopped x.0:exit=0@1 a.0:exit=1@2 sb1", now: 3, actions: "start:x.1@sb1"},
 		{name: "new sandbox, done again", containers: "i:x a", observed: "sb0:stopped x.0:exit=0@1 a.0:exit=1@2 sb1 x.1:exit=0@4", now: 4, actions: "start:a.1@sb1"},
 	} {
 		c.check(t)
@@ -258,18 +258,18 @@ func TestSidecars(t *testing.T) {
 		{name: "first", containers: "s:p s:q i:x a", observed: "sb0", actions: "start:p.0@sb0"},
 		{name: "second waits for the first", containers: "s:p s:q a", observed: "sb0 starting:p"},
 		{name: "second", containers: "s:p s:q i:x a", observed: "sb0 p.0:run", actions: "start:q.0@sb0", status: "Pending(Init:1/3) p=Running q=Waiting/PodInitializing x=Waiting/PodInitializing a=Waiting/PodInitializing"},
-		{name: "init beside them", containers: "s:p i:x a", observed: "sb0 p.0:run", actions: "start:x.0@sb0"},
+		{name: "init container after them", containers: "s:p i:x a", observed: "sb0 p.0:run", actions: "start:x.0@sb0"},
 		{name: "containers after them", containers: "s:p i:x a", observed: "sb0 p.0:run x.0:exit=0@1", now: 1, actions: "start:a.0@sb0"},
-		{name: "restarted before it counts", containers: "s:p i:x a", observed: "sb0 p.0:exit=1@1", now: 1, actions: "start:p.1@sb0"},
+		{name: "restarted before the next starts", containers: "s:p i:x a", observed: "sb0 p.0:exit=1@1", now: 1, actions: "start:p.1@sb0"},
 		{name: "next waits for the restart", containers: "s:p i:x a", observed: "sb0 p.0:exit=1@1 p.1:exit=1@2", now: 2, next: 12},
-		{name: "restarted beside the containers", containers: "s:p a", observed: "sb0 p.0:exit=0@1 a.0:run", now: 1, actions: "start:p.1@sb0"},
+		{name: "restarted while containers run", containers: "s:p a", observed: "sb0 p.0:exit=0@1 a.0:run", now: 1, actions: "start:p.1@sb0"},
 		{name: "restarted whatever the policy", policy: "Never", containers: "s:p a", observed: "sb0 p.0:exit=0@1 a.0:run", now: 1, actions: "start:p.1@sb0"},
-		{name: "a container restarts without them", containers: "s:p a", observed: "sb0 p.0:exit=1@1 p.1:exit=1@2 a.0:exit=1@2", now: 2, next: 12, actions: "start:a.1@sb0"},
-		{name: "ready needs them", containers: "s:p a", observed: "sb0 starting:p a.0:run", status: "Running(ContainerCreating) p=Waiting/ContainerCreating a=Running"},
+		{name: "a container restarts while they wait", containers: "s:p a", observed: "sb0 p.0:exit=1@1 p.1:exit=1@2 a.0:exit=1@2", now: 2, next: 12, actions: "start:a.1@sb0"},
+		{name: "pod is not ready without them", containers: "s:p a", observed: "sb0 starting:p a.0:run", status: "Running(ContainerCreating) p=Waiting/ContainerCreating a=Running"},
 		{name: "stopped when all is done", policy: "Never", containers: "s:p s:q a b", observed: "sb0 p.0:run q.0:run a.0:exit=0@5 b.0:exit=1@6", now: 7, actions: "stop:q.0/29s",
 			status: "Running p=Running q=Running a=Terminated/Completed b=Terminated/Error"},
-		{name: "in reverse", policy: "Never", containers: "s:p s:q a", observed: "sb0 p.0:run q.0:exit=143@8 a.0:exit=0@5", now: 33, actions: "stop:p.0/2s"},
-		{name: "the sandbox last", policy: "Never", containers: "s:p a", observed: "sb0 p.0:exit=143@8 a.0:exit=0@5", now: 9, actions: "stop:sb0",
+		{name: "in reverse order", policy: "Never", containers: "s:p s:q a", observed: "sb0 p.0:run q.0:exit=143@8 a.0:exit=0@5", now: 33, actions: "stop:p.0/2s"},
+		{name: "sandbox last", policy: "Never", containers: "s:p a", observed: "sb0 p.0:exit=143@8 a.0:exit=0@5", now: 9, actions: "stop:sb0",
 			status: "Succeeded(Completed) p=Terminated/Error a=Terminated/Completed"},
 	} {
 		c.check(t)
@@ -292,9 +292,9 @@ func TestRestarts(t *testing.T) {
 		{name: "second crash waits", containers: "a", observed: "sb0 a.0:exit=1@5 a.1:exit=1@7", now: 8, next: 17, status: "Running(CrashLoopBackOff) a=Waiting/CrashLoopBackOff"},
 		{name: "second crash, waited", containers: "a", observed: "sb0 a.0:exit=1@5 a.1:exit=1@7", now: 17, actions: "start:a.2@sb0"},
 		{name: "long run resets", containers: "a", observed: "sb0 a.0:exit=1@5 a.1:exit=1@700-100", now: 700, actions: "start:a.2@sb0"},
-		{name: "not so long a run doesn't", containers: "a", observed: "sb0 a.0:exit=1@5 a.1:exit=1@699-100", now: 700, next: 709},
-		{name: "old runs are collected", containers: "a", observed: "sb0 a.0:exit=1@1 a.1:exit=1@2 a.2:exit=1@3 a.3:run", now: 99, actions: "remove:a.0 remove:a.1"},
-		{name: "of containers it doesn't have", containers: "a", observed: "sb0 a.0:run z.0:exit=0@1", now: 99, actions: "remove:z.0"},
+		{name: "shorter run doesn't reset", containers: "a", observed: "sb0 a.0:exit=1@5 a.1:exit=1@699-100", now: 700, next: 709},
+		{name: "old runs are removed", containers: "a", observed: "sb0 a.0:exit=1@1 a.1:exit=1@2 a.2:exit=1@3 a.3:run", now: 99, actions: "remove:a.0 remove:a.1"},
+		{name: "runs of containers not in the spec", containers: "a", observed: "sb0 a.0:run z.0:exit=0@1", now: 99, actions: "remove:z.0"},
 	} {
 		c.check(t)
 	}
@@ -319,7 +319,7 @@ func TestBackoffDelays(t *testing.T) {
 		}
 	}
 	if d := (Backoff{Count: 1 << 40}).containerDelay(); d != maxDelay {
-		t.Errorf("very many: %s", d)
+		t.Errorf("after very many failures: %s", d)
 	}
 }
 
@@ -328,17 +328,17 @@ func TestLostSandbox(t *testing.T) {
 	for _, c := range []planCase{
 		{name: "lost with processes", containers: "s:p a b", observed: "sb0:lost p.0:run a.0:run b.0:run", now: 9, actions: "stop:a.0/30s stop:b.0/30s"},
 		{name: "sidecars after them", containers: "s:p a", observed: "sb0:lost p.0:run a.0:exit=137@8", now: 9, actions: "stop:p.0/30s"},
-		{name: "then its network", containers: "a", observed: "sb0:lost a.0:exit=137@8", now: 9, actions: "stop:sb0"},
-		{name: "which takes a while", containers: "a", observed: "sb0:stopping a.0:exit=137@8", now: 9},
-		{name: "then the next", containers: "a", observed: "sb0:stopped a.0:exit=137@8", now: 99, actions: "sandbox+1", status: "Running(Error) a=Terminated/Error"},
-		{name: "and its containers", containers: "a", observed: "sb0:stopped a.0:exit=137@8 sb1", now: 99, actions: "start:a.1@sb1"},
-		{name: "old one collected when empty", containers: "a", observed: "sb0:stopped sb1 a.1:run", now: 99, actions: "remove:sb0"},
-		{name: "not while it has the run before", containers: "a", observed: "sb0:stopped a.0:exit=137@8 sb1 a.1:run", now: 99},
+		{name: "then the sandbox", containers: "a", observed: "sb0:lost a.0:exit=137@8", now: 9, actions: "stop:sb0"},
+		{name: "which is stopping", containers: "a", observed: "sb0:stopping a.0:exit=137@8", now: 9},
+		{name: "then a new one", containers: "a", observed: "sb0:stopped a.0:exit=137@8", now: 99, actions: "sandbox+1", status: "Running(Error) a=Terminated/Error"},
+		{name: "then its containers", containers: "a", observed: "sb0:stopped a.0:exit=137@8 sb1", now: 99, actions: "start:a.1@sb1"},
+		{name: "old one removed when empty", containers: "a", observed: "sb0:stopped sb1 a.1:run", now: 99, actions: "remove:sb0"},
+		{name: "kept while it has the previous run", containers: "a", observed: "sb0:stopped a.0:exit=137@8 sb1 a.1:run", now: 99},
 		{name: "two ready ones", containers: "a", observed: "sb0 a.0:run sb1", now: 99, actions: "stop:a.0/30s"},
 		{name: "two ready ones, empty", containers: "a", observed: "sb0 sb1 a.0:run", now: 99, actions: "stop:sb0"},
 		{name: "no address", containers: "a", observed: "sb0:noip", now: 99, actions: "stop:sb0"},
 		{name: "no address needed", containers: "a", observed: "sb0:noip", change: func(s *Spec, _ *Observed) { s.Pod.Spec.HostNetwork = true }, actions: "start:a.0@sb0"},
-		{name: "a start under way in it", containers: "a", observed: "sb0:lost starting:a"},
+		{name: "a start in progress in it", containers: "a", observed: "sb0:lost starting:a"},
 		{name: "Never, had run", policy: "Never", containers: "a", observed: "sb0:stopped a.0:exit=0@8", now: 99, status: "Succeeded(Completed) a=Terminated/Completed"},
 		{name: "Never, one had not started", policy: "Never", containers: "a b", observed: "sb0:lost a.0:exit=0@8", now: 99, actions: "stop:sb0",
 			status: "Failed(ContainerStatusUnknown) a=Terminated/Completed b=Waiting/ContainerCreating"},
@@ -364,9 +364,9 @@ func TestSandboxFailures(t *testing.T) {
 		{name: "waited", containers: "a", now: 6, change: failed(1, 4, 5), actions: "sandbox+0"},
 		{name: "failed slowly", containers: "a", now: 100, change: failed(3, 4, 99), next: 103},
 		{name: "failed often", containers: "a", now: 10, change: failed(9, 4, 5), next: 65},
-		{name: "an attempt is used up", containers: "a", observed: "sb4:stopped", now: 10, change: failed(1, 4, 5), actions: "sandbox+5"},
-		{name: "made and lost at once", containers: "a", observed: "sb0:stopped", now: 5, change: failed(3, 4, 0), next: 8},
-		{name: "made and lost later", containers: "a", observed: "sb0:stopped", now: 64, change: failed(3, 4, 0), actions: "sandbox+1"},
+		{name: "attempts continue", containers: "a", observed: "sb4:stopped", now: 10, change: failed(1, 4, 5), actions: "sandbox+5"},
+		{name: "lost soon after its creation", containers: "a", observed: "sb0:stopped", now: 5, change: failed(3, 4, 0), next: 8},
+		{name: "lost later", containers: "a", observed: "sb0:stopped", now: 64, change: failed(3, 4, 0), actions: "sandbox+1"},
 	} {
 		c.check(t)
 	}
@@ -378,7 +378,7 @@ func TestSandboxFailures(t *testing.T) {
 	later := observe(t, s.Pod, "sb0:stopped")
 	later.Backoffs = Backoffs{keySandbox: {Count: 7, Last: at(1)}}
 	if got := Plan(s, later, at(100)).Backoffs[keySandbox]; got != (Backoff{Count: 1, Last: at(100)}) {
-		t.Errorf("a sandbox that held doesn't reset: %+v", got)
+		t.Errorf("a sandbox that lasted doesn't reset the count: %+v", got)
 	}
 }
 
@@ -401,12 +401,12 @@ func TestStartFailures(t *testing.T) {
 			o.StartFailures["a"] = Failure{At: at(5)}
 			o.Backoffs = Backoffs{keyContainer("a"): {Count: 2, Last: at(5)}}
 		}, next: 40},
-		{name: "Never tries on", policy: "Never", containers: "a", observed: "sb0", now: 15, change: failed("", 5), actions: "start:a.0@sb0"},
-		{name: "no program", containers: "a", observed: "sb0", now: 5, change: refused("a", 5), next: 15, status: "Pending(CreateContainerError) a=Waiting/CreateContainerError"},
-		{name: "no program, Never", policy: "Never", containers: "a", observed: "sb0", now: 5, change: refused("a", 5), actions: "stop:sb0", status: "Failed(StartError) a=Terminated/StartError"},
-		{name: "no program, Never, beside another", policy: "Never", containers: "a b", observed: "sb0 b.0:run", now: 99, change: refused("a", 5), status: "Running a=Terminated/StartError b=Running"},
-		{name: "no program, Never, after another", policy: "Never", containers: "a b", observed: "sb0 b.0:exit=0@9", now: 9, change: refused("a", 5), actions: "stop:sb0", status: "Failed(StartError) a=Terminated/StartError b=Terminated/Completed"},
-		{name: "no program, Never, of init", policy: "Never", containers: "i:x a", observed: "sb0", now: 5, change: refused("x", 5), actions: "stop:sb0", status: "Failed(Init:StartError) x=Terminated/StartError a=Waiting/PodInitializing"},
+		{name: "Never, tries again", policy: "Never", containers: "a", observed: "sb0", now: 15, change: failed("", 5), actions: "start:a.0@sb0"},
+		{name: "program not found", containers: "a", observed: "sb0", now: 5, change: refused("a", 5), next: 15, status: "Pending(CreateContainerError) a=Waiting/CreateContainerError"},
+		{name: "program not found, Never", policy: "Never", containers: "a", observed: "sb0", now: 5, change: refused("a", 5), actions: "stop:sb0", status: "Failed(StartError) a=Terminated/StartError"},
+		{name: "program not found, Never, another runs", policy: "Never", containers: "a b", observed: "sb0 b.0:run", now: 99, change: refused("a", 5), status: "Running a=Terminated/StartError b=Running"},
+		{name: "program not found, Never, another has ended", policy: "Never", containers: "a b", observed: "sb0 b.0:exit=0@9", now: 9, change: refused("a", 5), actions: "stop:sb0", status: "Failed(StartError) a=Terminated/StartError b=Terminated/Completed"},
+		{name: "program not found, Never, init container", policy: "Never", containers: "i:x a", observed: "sb0", now: 5, change: refused("x", 5), actions: "stop:sb0", status: "Failed(Init:StartError) x=Terminated/StartError a=Waiting/PodInitializing"},
 	} {
 		c.check(t)
 	}
@@ -449,17 +449,17 @@ func TestImages(t *testing.T) {
 			failure(5, "")(i)
 			i.Pulled = at(8)
 		}), actions: "start:a.0@sb0"},
-		{name: "fails with sandbox to come", containers: "a", observed: "absent:a creating", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "")), next: 15, status: "Pending(ErrImagePull) a=Waiting/ErrImagePull"},
+		{name: "failed while the sandbox is created", containers: "a", observed: "absent:a creating", now: 5, change: policy(corev1.PullIfNotPresent, failure(5, "")), next: 15, status: "Pending(ErrImagePull) a=Waiting/ErrImagePull"},
 	} {
 		c.check(t)
 	}
-	// One pull serves all containers of the same image.
+	// One pull serves all containers with the same image.
 	s := makeSpec(t, "Always", "a b")
 	s.Pod.Spec.Containers[1].Image = "img-a:1"
 	if got := show(Plan(s, observe(t, s.Pod, "sb0 absent:a"), start).Actions); got != "pull:a" {
 		t.Errorf("same image: %s", got)
 	}
-	// A success ends the row of failures.
+	// A success resets the count of failures.
 	o := observe(t, s.Pod, "sb0 a.0:run b.0:run")
 	o.Backoffs = Backoffs{keyImage("img-a:1"): {Count: 5, Last: at(5)}}
 	o.Images["img-a:1"] = Image{State: ImagePresent, Pulled: at(9), Failure: Failure{At: at(5)}}
@@ -472,11 +472,11 @@ func TestDeadline(t *testing.T) {
 	t.Parallel()
 	deadline := func(s *Spec, _ *Observed) { s.Pod.Spec.ActiveDeadlineSeconds = new(int64(60)) }
 	for _, c := range []planCase{
-		{name: "to come", containers: "a", observed: "sb0 a.0:run", now: 5, change: deadline, next: 60, status: "Running ready a=Running"},
-		{name: "come", containers: "a b", observed: "sb0 a.0:run b.0:run", now: 61, change: deadline, actions: "stop:a.0/29s stop:b.0/29s", status: "Running(DeadlineExceeded) a=Running b=Running"},
-		{name: "come before it ran", containers: "a", observed: "absent:a", now: 60, change: deadline, status: "Failed(DeadlineExceeded) a=Waiting/ContainerCreating"},
-		{name: "past", containers: "a", observed: "sb0 a.0:exit=143@62", now: 63, change: deadline, actions: "stop:sb0", status: "Failed(DeadlineExceeded) a=Terminated/Error"},
-		{name: "killed by it, Never", policy: "Never", containers: "a", observed: "sb0:stopped a.0:exit=143@62", now: 99, change: deadline, status: "Failed(DeadlineExceeded) a=Terminated/Error"},
+		{name: "not reached", containers: "a", observed: "sb0 a.0:run", now: 5, change: deadline, next: 60, status: "Running ready a=Running"},
+		{name: "reached", containers: "a b", observed: "sb0 a.0:run b.0:run", now: 61, change: deadline, actions: "stop:a.0/29s stop:b.0/29s", status: "Running(DeadlineExceeded) a=Running b=Running"},
+		{name: "reached before it ran", containers: "a", observed: "absent:a", now: 60, change: deadline, status: "Failed(DeadlineExceeded) a=Waiting/ContainerCreating"},
+		{name: "stopped after it", containers: "a", observed: "sb0 a.0:exit=143@62", now: 63, change: deadline, actions: "stop:sb0", status: "Failed(DeadlineExceeded) a=Terminated/Error"},
+		{name: "stopped by it, Never", policy: "Never", containers: "a", observed: "sb0:stopped a.0:exit=143@62", now: 99, change: deadline, status: "Failed(DeadlineExceeded) a=Terminated/Error"},
 		{name: "ended before", policy: "Never", containers: "a", observed: "sb0:stopped a.0:exit=0@59", now: 99, change: deadline, status: "Succeeded(Completed) a=Terminated/Completed"},
 		{name: "stopped before", containers: "a", observed: "sb0:stopped a.0:exit=143@41", now: 99, change: func(s *Spec, o *Observed) {
 			deadline(s, o)
@@ -500,7 +500,7 @@ func TestStop(t *testing.T) {
 	grace := func(seconds int) func(*Spec, *Observed) {
 		return func(s *Spec, _ *Observed) { s.Grace = new(time.Duration(seconds) * time.Second) }
 	}
-	under := func(seconds int, f func(*Spec, *Observed)) func(*Spec, *Observed) {
+	stopping := func(seconds int, f func(*Spec, *Observed)) func(*Spec, *Observed) {
 		return func(s *Spec, o *Observed) {
 			for i := range o.Containers {
 				o.Containers[i].Deadline = at(seconds)
@@ -515,27 +515,27 @@ func TestStop(t *testing.T) {
 			status: "Running(Terminating) p=Running a=Running b=Terminated/Completed"},
 		{name: "then sidecars", containers: "s:p s:q a", observed: "sb0 p.0:run q.0:run a.0:exit=143@12", now: 12, change: want(Stop, 10, nil), actions: "stop:q.0/28s"},
 		{name: "one by one", containers: "s:p s:q a", observed: "sb0 p.0:run q.0:exit=143@13 a.0:exit=143@12", now: 13, change: want(Stop, 10, nil), actions: "stop:p.0/27s"},
-		{name: "not at once when late", containers: "s:p a", observed: "sb0 p.0:run a.0:exit=137@40", now: 40, change: want(Stop, 10, nil), actions: "stop:p.0/2s"},
-		{name: "an init container with them", containers: "s:p i:x a", observed: "sb0 p.0:run x.0:run", now: 10, change: want(Stop, 10, nil), actions: "stop:x.0/30s"},
+		{name: "at least the minimum grace period", containers: "s:p a", observed: "sb0 p.0:run a.0:exit=137@40", now: 40, change: want(Stop, 10, nil), actions: "stop:p.0/2s"},
+		{name: "init container together with the containers", containers: "s:p i:x a", observed: "sb0 p.0:run x.0:run", now: 10, change: want(Stop, 10, nil), actions: "stop:x.0/30s"},
 		{name: "then the sandbox", containers: "a", observed: "sb0 a.0:exit=143@12", now: 12, change: want(Stop, 10, nil), actions: "stop:sb0"},
 		{name: "stopping", containers: "a", observed: "sb0:stopping a.0:exit=143@12", now: 12, change: want(Stop, 10, nil)},
 		{name: "stopped", containers: "a", observed: "sb0:stopped a.0:exit=143@12", now: 12, change: want(Stop, 10, nil), status: "Stopped a=Terminated/Error"},
 		{name: "ended before", policy: "Never", containers: "a", observed: "sb0:stopped a.0:exit=0@5", now: 12, change: want(Stop, 10, nil), status: "Succeeded(Completed) a=Terminated/Completed"},
 		{name: "never ran", containers: "a", now: 12, change: want(Stop, 10, nil), status: "Stopped a=Waiting/ContainerCreating"},
 		{name: "Never, never ran", policy: "Never", containers: "i:x a", observed: "sb0:stopped x.0:exit=0@1", now: 12, change: want(Stop, 10, nil), status: "Stopped x=Terminated/Completed a=Waiting/ContainerCreating"},
-		{name: "a sandbox on its way", containers: "a", observed: "creating", now: 12, change: want(Stop, 10, nil), status: "Pending(Terminating) a=Waiting/ContainerCreating"},
-		{name: "a container on its way", containers: "s:p a", observed: "sb0 p.0:run starting:a", now: 12, change: want(Stop, 10, nil)},
-		{name: "own grace", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(5)), actions: "stop:a.0/5s"},
-		{name: "no grace", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(0)), actions: "stop:a.0/0s"},
-		{name: "negative grace", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(-5)), actions: "stop:a.0/0s"},
-		{name: "under way", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, nil)), next: 40},
-		{name: "longer is not asked", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, grace(100))), next: 40},
-		{name: "shorter is", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, grace(15))), actions: "stop:a.0/5s"},
-		{name: "at once is", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, under(40, grace(0))), actions: "stop:a.0/0s"},
-		{name: "being killed", containers: "a", observed: "sb0 a.0:run", now: 41, change: want(Stop, 10, under(40, nil))},
-		{name: "remove stops", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Remove, 10, nil), actions: "stop:a.0/30s"},
-		{name: "remove containers", containers: "a", observed: "sb0:stopped a.0:exit=0@1 a.1:created", now: 10, change: want(Remove, 10, nil), actions: "remove:a.0 remove:a.1"},
-		{name: "remove sandboxes", containers: "a", observed: "sb0:stopped sb1:stopped", now: 10, change: want(Remove, 10, nil), actions: "remove:sb0 remove:sb1"},
+		{name: "sandbox is being created", containers: "a", observed: "creating", now: 12, change: want(Stop, 10, nil), status: "Pending(Terminating) a=Waiting/ContainerCreating"},
+		{name: "container is being started", containers: "s:p a", observed: "sb0 p.0:run starting:a", now: 12, change: want(Stop, 10, nil)},
+		{name: "overridden grace period", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(5)), actions: "stop:a.0/5s"},
+		{name: "no grace period", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(0)), actions: "stop:a.0/0s"},
+		{name: "negative grace period", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(-5)), actions: "stop:a.0/0s"},
+		{name: "in progress", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, stopping(40, nil)), next: 40},
+		{name: "can't be extended", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, stopping(40, grace(100))), next: 40},
+		{name: "can be shortened", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, stopping(40, grace(15))), actions: "stop:a.0/5s"},
+		{name: "can be shortened to nothing", containers: "a", observed: "sb0 a.0:run", now: 20, change: want(Stop, 10, stopping(40, grace(0))), actions: "stop:a.0/0s"},
+		{name: "being killed", containers: "a", observed: "sb0 a.0:run", now: 41, change: want(Stop, 10, stopping(40, nil))},
+		{name: "remove stops first", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Remove, 10, nil), actions: "stop:a.0/30s"},
+		{name: "then removes containers", containers: "a", observed: "sb0:stopped a.0:exit=0@1 a.1:created", now: 10, change: want(Remove, 10, nil), actions: "remove:a.0 remove:a.1"},
+		{name: "then removes sandboxes", containers: "a", observed: "sb0:stopped sb1:stopped", now: 10, change: want(Remove, 10, nil), actions: "remove:sb0 remove:sb1"},
 	} {
 		c.check(t)
 	}
@@ -576,8 +576,8 @@ func TestStatusDetails(t *testing.T) {
 	}
 }
 
-// TestObservedIsNotChanged: the same observation may be planned for again.
-func TestObservedIsNotChanged(t *testing.T) {
+// TestObservedIsNotModified checks that Plan can be called again with the same observed state.
+func TestObservedIsNotModified(t *testing.T) {
 	t.Parallel()
 	s := makeSpec(t, "Always", "a")
 	o := observe(t, s.Pod, "sb0 a.0:exit=1@5 a.1:exit=1@6")
@@ -588,7 +588,7 @@ func TestObservedIsNotChanged(t *testing.T) {
 	}
 	second := Plan(s, o, at(6))
 	if show(first.Actions) != show(second.Actions) || describe(first.Status) != describe(second.Status) {
-		t.Error("not the same decision")
+		t.Error("the second decision differs")
 	}
 	o.Backoffs = first.Backoffs
 	third := Plan(s, o, at(6))

@@ -6,7 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// run brings the pod up, or keeps it up.
+// run starts the pod and keeps it running.
 func (p *planner) run() {
 	p.removeOldRecords()
 	if !p.stopOldSandboxes() {
@@ -27,9 +27,8 @@ func (p *planner) run() {
 	}
 }
 
-// stopOldSandboxes stops what is left of sandboxes that can't be used, and says
-// whether nothing is: only then may there be another, as it may need the same
-// ports and volumes.
+// stopOldSandboxes stops sandboxes other than the usable one, and reports whether all of them are
+// stopped. A new sandbox may need the same ports and volumes, so it must wait until then.
 func (p *planner) stopOldSandboxes() bool {
 	old := func(sandbox string) bool { return !p.sandboxUsable() || sandbox != p.current.ID }
 	var left []Container
@@ -43,7 +42,7 @@ func (p *planner) stopOldSandboxes() bool {
 		return false
 	}
 	if !p.sandboxUsable() && len(p.o.Starting) > 0 {
-		return false // one of them may yet come to run
+		return false // one of them may still start
 	}
 	clear := true
 	for _, s := range p.o.Sandboxes {
@@ -58,7 +57,7 @@ func (p *planner) stopOldSandboxes() bool {
 	return clear
 }
 
-// createSandbox makes the next attempt, and has the images fetched meanwhile.
+// createSandbox creates the next sandbox, and pulls images in the meantime.
 func (p *planner) createSandbox() {
 	for _, c := range p.allContainers() {
 		if c.init || p.shouldStart(c, Container{}, false) {
@@ -75,7 +74,7 @@ func (p *planner) createSandbox() {
 	p.do(CreateSandbox{attempt})
 }
 
-// toStart are the containers that should run and don't.
+// toStart returns the containers that should run but don't.
 func (p *planner) toStart() []podContainer {
 	var out []podContainer
 	initialized := p.initialized()
@@ -111,8 +110,8 @@ func (p *planner) toStart() []podContainer {
 	return out
 }
 
-// start takes a container one step further: away with what is left of earlier
-// runs, then the image, then the start.
+// start brings a container one step closer to running: earlier runs are stopped first, then the image
+// is pulled, then the container starts.
 func (p *planner) start(c podContainer) {
 	if p.o.Starting[c.name] || len(p.neverRan[c.name]) > 0 {
 		return
@@ -132,12 +131,12 @@ func (p *planner) start(c podContainer) {
 	p.do(StartContainer{c.name, p.current.ID, attempt})
 }
 
-// ensureImage says whether a container's image is at hand for its next start, and if
-// not has it pulled. Policy Always wants a pull for each start.
+// ensureImage reports whether a container's image is ready for its next start, and pulls it if not.
+// Policy Always requires a pull before each start.
 func (p *planner) ensureImage(c podContainer) bool {
 	image := p.o.Images[c.Image]
 	var since time.Time
-	if run, ok := p.newest(c.name); ok && !run.Started.After(p.now) { // else the clock was set back
+	if run, ok := p.newest(c.name); ok && !run.Started.After(p.now) { // otherwise the clock was set back
 		since = run.Started
 	}
 	switch {
@@ -155,7 +154,7 @@ func (p *planner) ensureImage(c podContainer) bool {
 	return false
 }
 
-// pull asks for an image once, however many containers have it.
+// pull pulls an image, once for all containers that use it.
 func (p *planner) pull(image string) {
 	for _, a := range p.decision.Actions {
 		if a == (PullImage{image}) {

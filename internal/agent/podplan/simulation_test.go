@@ -13,21 +13,21 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// simulation is a node with one pod, on which anything may fail at any moment. It
-// does what Plan says and holds it to the rules, which it knows independently.
+// simulation simulates a node with one pod, on which anything may fail at any time. It carries out the
+// actions of Plan and checks them against its own implementation of the rules.
 type simulation struct {
 	t    testing.TB
 	r    *rand.Rand
 	spec Spec
 	o    Observed
 	now  time.Time
-	// events to come, the next one first.
+	// events are future events, the next one first.
 	events []event
-	// faultless: nothing fails by itself any more.
+	// faultless turns faults off.
 	faultless bool
-	// ends has the unsteady ends in a row of each container.
+	// ends has the consecutive exits of each container that count for its backoff.
 	ends map[string]end
-	// log of what happened, for a failure's message.
+	// log of the events, for failure messages.
 	log   []string
 	ids   int
 	steps int
@@ -37,7 +37,7 @@ type event struct {
 	at   time.Time
 	what string
 	do   func()
-	// lost says that a restart of the daemon loses it.
+	// lost tells that a restart of the daemon drops the event.
 	lost bool
 }
 
@@ -74,7 +74,7 @@ func (w *simulation) containers() []*corev1.Container {
 	return out
 }
 
-// chance is true once in n times; never in calm.
+// chance returns true once in n times, and never while faultless.
 func (w *simulation) chance(n int) bool { return !w.faultless && w.r.IntN(n) == 0 }
 
 func (w *simulation) soon(seconds int) time.Time {
@@ -126,8 +126,7 @@ func (w *simulation) sandbox(id string) *Sandbox {
 	return nil
 }
 
-// step decides, does what was decided, and lets the next thing happen. It says
-// whether there is anything left to happen.
+// step makes a decision, carries it out, and runs the next event. It reports whether more can happen.
 func (w *simulation) step() (Decision, bool) {
 	w.steps++
 	d := Plan(w.spec, w.o, w.now)
@@ -144,7 +143,7 @@ func (w *simulation) step() (Decision, bool) {
 		return d, true
 	}
 	if !d.Next.IsZero() && !d.Next.After(w.now) {
-		w.fail("looks again in the past")
+		w.fail("the next decision is in the past")
 	}
 	if len(w.events) > 0 && (d.Next.IsZero() || !w.events[0].at.After(d.Next)) {
 		e := w.events[0]
@@ -162,7 +161,7 @@ func (w *simulation) step() (Decision, bool) {
 	return d, len(d.Actions) > 0
 }
 
-// injectFault lets something go wrong now and then, and says whether it has.
+// injectFault sometimes injects a fault, and reports whether it did.
 func (w *simulation) injectFault() bool {
 	switch w.r.IntN(60) {
 	case 0:
@@ -182,7 +181,7 @@ func (w *simulation) injectFault() bool {
 	case 2:
 		if i := w.r.IntN(len(w.o.Containers) + 1); i < len(w.o.Containers) && w.o.Containers[i].State == ContainerRunning {
 			w.o.Containers[i].State = ContainerUnknown
-			w.note("!! %s is in doubt", w.o.Containers[i].ID)
+			w.note("!! the state of %s is unknown", w.o.Containers[i].ID)
 		}
 	default:
 		return false
@@ -190,7 +189,7 @@ func (w *simulation) injectFault() bool {
 	return true
 }
 
-// restartDaemon loses what is only in its memory.
+// restartDaemon drops the state that is only in memory.
 func (w *simulation) restartDaemon() {
 	w.note("!! the daemon restarts")
 	for name := range w.o.Starting {
@@ -233,7 +232,7 @@ func (w *simulation) newest(name string) *Container {
 	return out
 }
 
-// addContainer puts the next run of a container into the newest sandbox.
+// addContainer adds the next run of a container to the newest sandbox.
 func (w *simulation) addContainer(name string, state ContainerState) *Container {
 	sandbox := slices.MaxFunc(w.o.Sandboxes, func(a, b Sandbox) int { return int(a.Attempt) - int(b.Attempt) })
 	c := Container{Name: name, Sandbox: sandbox.ID, State: state}
@@ -251,7 +250,7 @@ func (w *simulation) addContainer(name string, state ContainerState) *Container 
 	return w.container(c.ID)
 }
 
-// planExit has a process end by itself, if it is of the kind that does.
+// planExit schedules the exit of a process, if it is one that exits by itself.
 func (w *simulation) planExit(id, name string) {
 	spec := w.specOf(name)
 	once := w.isInit(name) && !manifest.IsSidecar(spec)
@@ -284,7 +283,7 @@ func (w *simulation) exit(id string, code int) {
 	if c == nil || !live(*c) {
 		return
 	}
-	w.now = w.now.Add(1) // no two things happen at once
+	w.now = w.now.Add(1) // no two events have the same time
 	c.State, c.ExitCode, c.Finished, c.Deadline = ContainerExited, code, w.now, time.Time{}
 	w.note("   %s exits with %d", id, code)
 	e := w.ends[c.Name]
@@ -319,18 +318,18 @@ func (w *simulation) do(a Action) {
 
 func (w *simulation) createSandbox(a CreateSandbox) {
 	if w.o.Creating {
-		w.fail("a second sandbox while one is being created")
+		w.fail("a second sandbox is created at the same time")
 	}
 	for _, s := range w.o.Sandboxes {
 		if s.State != SandboxStopped {
-			w.fail("a new sandbox while %s is %s", s.ID, s.State)
+			w.fail("a sandbox is created while %s is %s", s.ID, s.State)
 		}
 		if s.Attempt >= a.Attempt {
 			w.fail("attempt %d is not new", a.Attempt)
 		}
 	}
 	if slices.ContainsFunc(w.o.Containers, live) || w.spec.Want != Run {
-		w.fail("a new sandbox is out of place")
+		w.fail("a sandbox is created while containers run, or while the pod should not run")
 	}
 	w.o.Creating = true
 	w.schedule(w.soon(4), true, "sandbox", func() {
@@ -421,12 +420,12 @@ func (w *simulation) startContainer(a StartContainer) {
 	})
 }
 
-// checkStart holds a start to all the rules there are.
+// checkStart checks the start of a container.
 func (w *simulation) checkStart(a StartContainer) {
 	w.t.Helper()
 	s := w.sandbox(a.Sandbox)
 	if s == nil || s.State != SandboxReady || len(s.IPs) == 0 || w.spec.Want != Run {
-		w.fail("%s is started in no sandbox", a.Name)
+		w.fail("%s is started without a usable sandbox", a.Name)
 	}
 	for _, other := range w.o.Sandboxes {
 		if other.ID != a.Sandbox && other.State != SandboxStopped {
@@ -453,13 +452,13 @@ func (w *simulation) checkStart(a StartContainer) {
 	}
 	e := w.ends[a.Name]
 	if d := (Backoff{Count: e.count}).containerDelay(); w.now.Sub(e.last) < d {
-		w.fail("%s is started %s after end %d in a row, not %s", a.Name, w.now.Sub(e.last), e.count, d)
+		w.fail("%s is started %s after consecutive exit %d, want %s", a.Name, w.now.Sub(e.last), e.count, d)
 	}
 	w.checkOrder(a)
 	w.checkPolicy(a)
 }
 
-// checkOrder: init containers one after the other, all of them before others.
+// checkOrder checks that init containers start one after the other, and before the containers.
 func (w *simulation) checkOrder(a StartContainer) {
 	w.t.Helper()
 	if slices.ContainsFunc(w.spec.Pod.Spec.Containers, func(c corev1.Container) bool {
@@ -468,7 +467,7 @@ func (w *simulation) checkOrder(a StartContainer) {
 		})
 	}) {
 		if w.isInit(a.Name) && !manifest.IsSidecar(w.specOf(a.Name)) {
-			w.fail("init container %s is started after the others", a.Name)
+			w.fail("init container %s is started after the containers", a.Name)
 		}
 		return
 	}
@@ -478,7 +477,7 @@ func (w *simulation) checkOrder(a StartContainer) {
 		}
 		run := w.newest(c.Name)
 		if run == nil || run.Sandbox != a.Sandbox || manifest.IsSidecar(&c) && run.State != ContainerRunning || !manifest.IsSidecar(&c) && !succeeded(*run) {
-			w.fail("%s is started before %s is done", a.Name, c.Name)
+			w.fail("%s is started before %s has completed", a.Name, c.Name)
 		}
 	}
 }
@@ -504,7 +503,7 @@ func (w *simulation) stopContainer(a StopContainer) {
 	}
 	deadline := w.now.Add(a.Grace)
 	if !c.Deadline.IsZero() && !deadline.Before(c.Deadline) {
-		w.fail("%s gets more time, not less", a.ID)
+		w.fail("the grace period of %s is extended", a.ID)
 	}
 	w.checkSidecars(c)
 	c.Deadline = deadline
@@ -515,7 +514,7 @@ func (w *simulation) stopContainer(a StopContainer) {
 	w.schedule(at, false, "stopped", func() { w.exit(a.ID, 143) })
 }
 
-// checkSidecars: a sidecar is stopped when nothing is left that it serves.
+// checkSidecars checks that a sidecar is stopped after the containers that it serves.
 func (w *simulation) checkSidecars(c *Container) {
 	w.t.Helper()
 	var order []string
@@ -558,16 +557,16 @@ func (w *simulation) removeContainer(a RemoveContainer) {
 	}
 }
 
-// checkStatus: what is shown must agree with what is there.
+// checkStatus checks the status against the observed state.
 func (w *simulation) checkStatus(d Decision) {
 	w.t.Helper()
 	s := d.Status
 	running := slices.ContainsFunc(w.o.Containers, live)
 	if ended := s.Phase == PhaseSucceeded || s.Phase == PhaseFailed || s.Phase == PhaseStopped; ended && (running || s.Ready) {
-		w.fail("%s while something runs", describe(s))
+		w.fail("status is %s while containers run", describe(s))
 	}
 	if s.Ready && s.Phase != PhaseRunning {
-		w.fail("ready, but %s", describe(s))
+		w.fail("ready, but status is %s", describe(s))
 	}
 	for _, c := range s.Containers {
 		if c.State == Waiting && c.Reason == "" || c.State == Terminated && c.Reason == "" {
@@ -579,7 +578,7 @@ func (w *simulation) checkStatus(d Decision) {
 	}
 }
 
-// runUntilIdle runs until nothing is left to happen, which must come.
+// runUntilIdle makes steps until nothing more can happen. It fails if that doesn't come.
 func (w *simulation) runUntilIdle(what string) Decision {
 	w.t.Helper()
 	for range 3000 {
@@ -587,7 +586,7 @@ func (w *simulation) runUntilIdle(what string) Decision {
 			return d
 		}
 	}
-	w.fail("never settles when it is to %s", what)
+	w.fail("it is never idle after it was told to %s", what)
 	return Decision{}
 }
 
@@ -599,19 +598,19 @@ func (w *simulation) checkIdle(d Decision) {
 		for _, c := range w.spec.Pod.Spec.Containers {
 			run := w.newest(c.Name)
 			if done := run.State == ContainerExited && (policy == corev1.RestartPolicyNever || policy == corev1.RestartPolicyOnFailure && run.ExitCode == 0); run.State != ContainerRunning && !done {
-				w.fail("settled without %s: %s", c.Name, describe(d.Status))
+				w.fail("idle, but %s doesn't run: %s", c.Name, describe(d.Status))
 			}
 		}
 		if policy == corev1.RestartPolicyAlways && !d.Status.Ready {
-			w.fail("settled, not ready: %s", describe(d.Status))
+			w.fail("idle, but not ready: %s", describe(d.Status))
 		}
 	case phase == PhaseSucceeded, phase == PhaseFailed:
 		if policy == corev1.RestartPolicyAlways && d.Status.Reason != "DeadlineExceeded" {
-			w.fail("ended in spite of its policy: %s", describe(d.Status))
+			w.fail("ended despite its restartPolicy: %s", describe(d.Status))
 		}
 		w.checkStopped(d)
 	default:
-		w.fail("settled as %s", describe(d.Status))
+		w.fail("idle, but status is %s", describe(d.Status))
 	}
 }
 
@@ -624,8 +623,8 @@ func (w *simulation) checkStopped(d Decision) {
 	}
 }
 
-// TestSimulation lets pods live through bad times, then calm ones, in which they
-// must settle; then they are stopped, and removed in the end.
+// TestSimulation runs pods with faults, and some of them also without, until they are idle. Then it stops
+// some of them and removes all.
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	const atLeast = 100_000
@@ -640,7 +639,7 @@ func TestSimulation(t *testing.T) {
 		}
 		if w.r.IntN(2) == 0 {
 			w.faultless = true
-			w.note("!! calm")
+			w.note("!! no more faults")
 			w.checkIdle(w.runUntilIdle("run"))
 			w.faultless = false
 		}
@@ -661,7 +660,7 @@ func TestSimulation(t *testing.T) {
 	t.Logf("%d steps", steps)
 }
 
-// want changes what the pod is to do, while actions are under way.
+// want changes the desired state, while actions are in progress.
 func (w *simulation) want(want Want) {
 	w.note("!! %s", want)
 	w.spec.Want, w.spec.Since = want, w.now

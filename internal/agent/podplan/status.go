@@ -1,6 +1,7 @@
 package podplan
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -8,10 +9,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Phase of a pod.
+// Phase is the phase of a pod.
 type Phase string
 
-// The phases: Kubernetes' and, of a pod that was told to stop, Stopped.
+// The phases are those of Kubernetes, and Stopped for a pod that was told to stop.
 const (
 	PhasePending   Phase = "Pending"
 	PhaseRunning   Phase = "Running"
@@ -20,55 +21,55 @@ const (
 	PhaseStopped   Phase = "Stopped"
 )
 
-// Status of a pod, for people.
+// Status is the status of a pod as it is shown to users.
 type Status struct {
 	Phase Phase
-	// Reason is one word on why the pod isn't running, as kubectl shows it
-	// (ImagePullBackOff, Init:0/2); empty while all is well. Message says more.
+	// Reason is why the pod isn't running, as kubectl shows it (ImagePullBackOff, Init:0/2). It is
+	// empty if there is no problem. Message explains it.
 	Reason, Message string
 	IPs             []string
-	// SandboxReady says that containers can be started in its sandbox.
+	// SandboxReady tells that containers can be started in the pod's sandbox.
 	SandboxReady bool
-	// Initialized says that the init containers have done their work, Ready
-	// that all containers run.
+	// Initialized tells that the init containers have completed, Ready that all containers are
+	// ready.
 	Initialized, Ready bool
-	// Containers in the order of their start.
+	// Containers in their start order.
 	Containers []ContainerStatus
-	// Ephemeral are those that were added while the pod runs.
+	// Ephemeral are the ephemeral containers.
 	Ephemeral []ContainerStatus
 }
 
-// Display is how a container appears.
+// Display is the state of a container as Kubernetes shows it.
 type Display string
 
-// The states of a container, as Kubernetes has them.
+// The displayed states of a container.
 const (
 	Waiting    Display = "Waiting"
 	Running    Display = "Running"
 	Terminated Display = "Terminated"
 )
 
-// ContainerStatus is how a container of the pod is.
+// ContainerStatus is the status of a container of the pod.
 type ContainerStatus struct {
 	Name, Image string
 	// ID of its newest run; empty before there is one.
 	ID    string
 	Init  bool
 	State Display
-	// Reason is one word: why it waits (CrashLoopBackOff), or how it ended.
+	// Reason is why the container waits (CrashLoopBackOff), or how it ended.
 	Reason, Message string
-	// Up says that the container runs and that its startup probe, if it has
-	// one, has succeeded; Ready that it can serve.
+	// Up tells that the container runs and its startup probe, if any, has succeeded. Ready tells
+	// that it can serve requests.
 	Up, Ready bool
 	Health    Health // of its newest run
 	Restarts  int
-	// ExitCode, Started and Finished are the newest run's, also while the next
-	// one is waited for.
+	// ExitCode, Started and Finished are those of the newest run, even while the container waits for
+	// its next one.
 	ExitCode          int
 	Started, Finished time.Time
 }
 
-// The reasons for which a container waits or has ended.
+// The reasons why a container waits or has ended.
 const (
 	reasonCreating     = "ContainerCreating"
 	reasonInitializing = "PodInitializing"
@@ -86,11 +87,15 @@ const (
 	reasonEvicted      = "Evicted"
 )
 
-// exitKilled is the exit code of what SIGKILL has ended.
+// exitKilled is the exit code of a process that was killed by SIGKILL.
 const exitKilled = 137
 
-// reporter says how the pod is, once all is decided.
-type reporter struct{ *planner }
+// reporter derives the status of a pod after the decision.
+type reporter struct {
+	*view
+	backoffs Backoffs
+	outcome  *outcome
+}
 
 func (p reporter) status() Status {
 	out := Status{SandboxReady: p.sandboxUsable(), Initialized: p.initialized()}
@@ -113,8 +118,8 @@ func (p reporter) status() Status {
 	return out
 }
 
-// phase says where the pod is in its life. It has ended when nothing of it is
-// left running, and is stopped when it has given back its address too.
+// phase returns the phase of the pod. A pod has ended when none of its containers run. It is stopped
+// when its sandboxes are stopped too.
 func (p reporter) phase(initialized bool) Phase {
 	busy := p.o.Creating || len(p.o.Starting) > 0 || slices.ContainsFunc(p.o.Containers, live)
 	switch {
@@ -135,12 +140,12 @@ func (p reporter) phase(initialized bool) Phase {
 	return PhaseRunning
 }
 
-// reason is what kubectl shows for a pod: its end, or what the first container
-// that doesn't run waits for.
-func (p reporter) reason(s Status) (string, string) {
+// reason returns what kubectl shows for a pod: its outcome, or why the first container that doesn't run
+// waits.
+func (p reporter) reason(s Status) (reason, message string) {
 	switch {
 	case p.outcome != nil && (s.Phase == PhaseFailed || s.Phase == PhaseSucceeded):
-		return orElse(p.outcome.reason, p.endReason(s)), p.outcome.message
+		return cmp.Or(p.outcome.reason, p.endReason(s)), p.outcome.message
 	case p.outcome != nil:
 		return p.outcome.reason, p.outcome.message
 	case s.Phase == PhaseStopped:
@@ -148,7 +153,7 @@ func (p reporter) reason(s Status) (string, string) {
 	case p.Want != Run:
 		return "Terminating", ""
 	case !p.sandboxUsable() && !p.o.Creating && !p.o.SandboxFailure.At.IsZero() && !p.o.SandboxFailure.At.Before(p.backoffs[keySandbox].Last):
-		return orElse(p.o.SandboxFailure.Reason, reasonSandbox), p.o.SandboxFailure.Message
+		return cmp.Or(p.o.SandboxFailure.Reason, reasonSandbox), p.o.SandboxFailure.Message
 	}
 	done := 0
 	for i, c := range p.allContainers() {
@@ -175,8 +180,7 @@ func initPrefix(c podContainer) string {
 	return ""
 }
 
-// endReason is how the container that failed has ended or, if none has, that
-// all are complete.
+// endReason returns the reason of the first container that failed, or Completed.
 func (p reporter) endReason(s Status) string {
 	for i, c := range p.allContainers() {
 		if cs := s.Containers[i]; cs.State == Terminated && cs.ExitCode != 0 && (c.runsToCompletion || !c.init) {
@@ -197,7 +201,7 @@ func (p reporter) containerStatus(c podContainer, initialized bool) ContainerSta
 		out.ExitCode, out.Started, out.Finished = run.ExitCode, run.Started, run.Finished
 	}
 	if _, here := p.inCurrentSandbox(c.name); c.init && ok && !here && p.sandboxUsable() && p.Want == Run && p.outcome == nil {
-		ok = false // it is to run anew
+		ok = false // it will run again in the new sandbox
 	}
 	if p.o.Starting[c.name] {
 		out.Reason = reasonCreating
@@ -223,7 +227,7 @@ func (p reporter) containerStatus(c podContainer, initialized bool) ContainerSta
 		return out
 	}
 	if p.Evicted != nil && !ok {
-		out.State, out.Reason, out.Message = Terminated, reasonUnknown, "what was known of it went with the pod's eviction"
+		out.State, out.Reason, out.Message = Terminated, reasonUnknown, "its record was removed when the pod was evicted"
 		out.ExitCode, out.Finished = exitKilled, p.Evicted.At
 		return out
 	}
@@ -245,9 +249,9 @@ func exitReason(run Container) string {
 	return reasonError
 }
 
-// waitReason says what a container that doesn't run waits for; nothing if it
-// has ended for good or is about to start again.
-func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool) (string, string) {
+// waitReason returns why a container that doesn't run waits. The reason is empty if the container has
+// ended for good or is about to restart.
+func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool) (reason, message string) {
 	ended := ok && run.State == ContainerExited
 	switch {
 	case p.Want != Run || p.outcome != nil:
@@ -269,7 +273,7 @@ func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool
 	b := p.backoffs[key]
 	if delay := b.containerDelay(); delay > 0 && p.now.Before(b.Last.Add(delay)) {
 		if f := p.o.StartFailures[c.name]; f.At.Equal(b.Last) {
-			return orElse(f.Reason, reasonStart), f.Message
+			return cmp.Or(f.Reason, reasonStart), f.Message
 		}
 		message := fmt.Sprintf("back-off %s restarting failed container %s", delay, c.name)
 		if ended && run.Message != "" {
@@ -283,7 +287,7 @@ func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool
 	return p.notStartedReason(initialized), ""
 }
 
-// notStartedReason is why a container that nothing is wrong with has not started.
+// notStartedReason returns the reason of a container that hasn't started yet, without any failure.
 func (p reporter) notStartedReason(initialized bool) string {
 	if !initialized && len(p.Pod.Spec.InitContainers) > 0 {
 		return reasonInitializing
@@ -291,8 +295,8 @@ func (p reporter) notStartedReason(initialized bool) string {
 	return reasonCreating
 }
 
-// imageReason says why a container's image is not there.
-func (p reporter) imageReason(c podContainer) (string, string) {
+// imageReason returns why a container's image isn't present. The reason is empty if nothing has failed.
+func (p reporter) imageReason(c podContainer) (reason, message string) {
 	image := p.o.Images[c.Image]
 	key := keyImage(c.Image)
 	b := p.backoffs[key]
@@ -300,7 +304,7 @@ func (p reporter) imageReason(c podContainer) (string, string) {
 	case image.State == ImagePulling:
 		return "", ""
 	case image.State != ImagePresent && c.ImagePullPolicy == corev1.PullNever:
-		return reasonNeverPull, fmt.Sprintf("image %s is not here, and imagePullPolicy is Never: load it with husk image load", c.Image)
+		return reasonNeverPull, fmt.Sprintf("image %s is not present, and imagePullPolicy is Never: load it with husk image load", c.Image)
 	case b.Count == 0 || image.State == ImagePresent && c.ImagePullPolicy != corev1.PullAlways:
 		return "", ""
 	case image.Failure.Reason != "":
@@ -309,11 +313,4 @@ func (p reporter) imageReason(c podContainer) (string, string) {
 		return reasonPull, image.Failure.Message
 	}
 	return reasonPullBackOff, fmt.Sprintf("back-off %s pulling image %s: %s", b.imageDelay(), c.Image, image.Failure.Message)
-}
-
-func orElse(text, fallback string) string {
-	if text == "" {
-		return fallback
-	}
-	return text
 }

@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// MinGrace is the least time that a process gets to end, unless the grace is 0:
-// one that comes late, as a sidecar does, is not to be cut off at once.
+// MinGrace is the minimum grace period of a container, unless the pod's is 0. It matters for sidecars,
+// which are stopped when little of the pod's grace period is left.
 const MinGrace = 2 * time.Second
 
-// stopAll stops containers, then sandboxes, and says whether all are. The grace
-// is one for the whole pod, and counts from since.
+// stopAll stops the containers, then the sandboxes, and reports whether all of them are stopped. The
+// grace period covers the whole pod and counts from since.
 func (p *planner) stopAll(since time.Time) bool {
 	var left []Container
 	for _, c := range p.o.Containers {
@@ -38,8 +38,8 @@ func (p *planner) stopAll(since time.Time) bool {
 	return stopped
 }
 
-// stopInOrder stops containers at once, but sidecars only when no other is
-// left, and the one started last first.
+// stopInOrder stops all containers except sidecars together. Once only sidecars are left, it stops them
+// one by one in reverse start order.
 func (p *planner) stopInOrder(left []Container, since time.Time) {
 	var sidecars []string
 	for _, c := range p.allContainers() {
@@ -67,8 +67,8 @@ func (p *planner) stopInOrder(left []Container, since time.Time) {
 	}
 }
 
-// stop asks a container to end by since plus the grace. One that is ending is
-// asked again only to end sooner.
+// stop stops a container within the grace period, which counts from since. If a stop is in progress,
+// it can only be shortened.
 func (p *planner) stop(c Container, since time.Time) { p.stopWithin(c, since, p.grace()) }
 
 func (p *planner) stopWithin(c Container, since time.Time, grace time.Duration) {
@@ -94,8 +94,7 @@ func (p *planner) grace() time.Duration {
 	return own
 }
 
-// removeAll removes all records of a pod that is stopped: containers first,
-// then the sandboxes that they were in.
+// removeAll removes all records of a stopped pod: first the containers, then their sandboxes.
 func (p *planner) removeAll() {
 	p.removeContainers()
 	if len(p.o.Containers) > 0 {
@@ -113,13 +112,12 @@ func (p *planner) removeContainers() {
 	}
 }
 
-// keptRuns is how many runs of a container are remembered: the present one and the
-// one before, whose log a person may still want.
+// keptRuns is the number of runs whose records are kept for each container: the current one and the
+// previous one, for its log.
 const keptRuns = 2
 
-// removeOldRecords removes old records: runs before the last two, those that never
-// began or are of containers that the pod doesn't have, and stopped sandboxes
-// that have no run left.
+// removeOldRecords removes the records of runs before the last keptRuns, of containers that never
+// started or aren't in the pod's spec, and of stopped sandboxes without any run left.
 func (p *planner) removeOldRecords() {
 	names := map[string]bool{}
 	for _, c := range slices.Concat(p.allContainers(), p.ephemerals()) {

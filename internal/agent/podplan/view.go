@@ -7,17 +7,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// view is what is wanted and observed, in order, and what follows of it
-// without deciding anything.
+// view indexes the spec and the observed state, and derives facts from them. It decides nothing.
 type view struct {
 	Spec
 	o   Observed
 	now time.Time
-	// runs has the containers by name, the newest first. Those that never ran
-	// are in broken instead: they count for nothing, and are removed.
+	// runs has the runs of each container by name, the newest first. Containers that never started
+	// are in neverRan instead. They don't count as runs and are removed.
 	runs     map[string][]Container
 	neverRan map[string][]Container
-	// formerSandboxes are the sandboxes, by ID, from before the pod was last told to run.
+	// formerSandboxes has the IDs of the sandboxes from before the pod was last told to run.
 	formerSandboxes map[string]bool
 	// current is the newest sandbox, or nil.
 	current *Sandbox
@@ -44,19 +43,18 @@ func newView(s Spec, o Observed, now time.Time) *view {
 	return v
 }
 
-// podContainer is a container of the pod's spec.
+// podContainer is a container in the pod's spec.
 type podContainer struct {
 	*corev1.Container
 	name string
-	// init containers are those of spec.initContainers. Of these, once says
-	// that it runs to its end, not beside the others.
+	// init tells that it is in spec.initContainers. If runsToCompletion is false it is a sidecar.
 	init, runsToCompletion bool
-	// ephemeral ones were added while the pod runs, for somebody to look around.
-	// They run once, and the pod's fate doesn't hang on them.
+	// ephemeral tells that it is an ephemeral container. It runs at most once and doesn't affect the
+	// pod's outcome.
 	ephemeral bool
 }
 
-// allContainers are in the order of their start.
+// allContainers returns the containers in their start order, without ephemeral ones.
 func (v *view) allContainers() []podContainer {
 	var out []podContainer
 	for i := range v.Pod.Spec.InitContainers {
@@ -71,7 +69,7 @@ func (v *view) allContainers() []podContainer {
 	return out
 }
 
-// ephemerals are the containers that were added while the pod runs.
+// ephemerals returns the ephemeral containers.
 func (v *view) ephemerals() []podContainer {
 	var out []podContainer
 	for i := range v.Pod.Spec.EphemeralContainers {
@@ -81,8 +79,7 @@ func (v *view) ephemerals() []podContainer {
 	return out
 }
 
-// newest returns the newest run of a container, of any sandbox since the pod
-// was last told to run.
+// newest returns the newest run of a container since the pod was last told to run, in any sandbox.
 func (v *view) newest(name string) (Container, bool) {
 	if runs := v.runs[name]; len(runs) > 0 && !v.formerSandboxes[runs[0].Sandbox] {
 		return runs[0], true
@@ -90,7 +87,7 @@ func (v *view) newest(name string) (Container, bool) {
 	return Container{}, false
 }
 
-// inCurrentSandbox returns the newest run of a container in the current sandbox.
+// inCurrentSandbox returns the newest run of a container if it is in the current sandbox.
 func (v *view) inCurrentSandbox(name string) (Container, bool) {
 	c, ok := v.newest(name)
 	if !ok || v.current == nil || c.Sandbox != v.current.ID {
@@ -99,14 +96,13 @@ func (v *view) inCurrentSandbox(name string) (Container, bool) {
 	return c, true
 }
 
-// live says whether a process of the container may exist.
+// live reports whether processes of the container may exist.
 func live(c Container) bool { return c.State == ContainerRunning || c.State == ContainerUnknown }
 
-// succeeded says whether a container has ended well.
+// succeeded reports whether a container has exited with code 0.
 func succeeded(c Container) bool { return c.State == ContainerExited && c.ExitCode == 0 }
 
-// shouldRestart says whether the pod's policy has a container started again after
-// that end.
+// shouldRestart reports whether the restartPolicy restarts a container after this run.
 func (v *view) shouldRestart(c Container) bool {
 	switch v.Pod.Spec.RestartPolicy {
 	case corev1.RestartPolicyNever:
@@ -117,9 +113,8 @@ func (v *view) shouldRestart(c Container) bool {
 	return true
 }
 
-// initialized says whether the init containers have done their work in the
-// current sandbox. Once a regular container has run there they have, even if
-// their own records are gone.
+// initialized reports whether initialization has completed in the current sandbox. It has if a regular
+// container has run there, even if the records of the init containers are gone.
 func (v *view) initialized() bool {
 	done := true
 	for _, c := range v.allContainers() {
@@ -136,19 +131,18 @@ func (v *view) initialized() bool {
 	return done
 }
 
-// finalStartFailure returns how the start of a container's program failed if that counts as
-// its end, as that of a program which ran and failed: by the pod's policy, or
-// because it is ephemeral.
-func (v *view) finalStartFailure(name string) (Failure, bool) {
+// finalStartFailure returns the failure to execute a container's program. ok tells that the failure is
+// final, like a failed run: with restartPolicy Never, and for ephemeral containers.
+func (v *view) finalStartFailure(name string) (f Failure, ok bool) {
 	_, ran := v.newest(name)
-	f := v.o.StartFailures[name]
+	f = v.o.StartFailures[name]
 	never := v.Pod.Spec.RestartPolicy == corev1.RestartPolicyNever ||
 		slices.ContainsFunc(v.Pod.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == name })
 	return f, !ran && f.ExitCode != 0 && never
 }
 
-// shouldStart says whether a regular container is to be started. In a sandbox
-// that took the place of another, what has succeeded before stays done.
+// shouldStart reports whether a regular container should start. In a replaced sandbox, containers that
+// have completed don't run again. here tells that run is in the current sandbox.
 func (v *view) shouldStart(c podContainer, run Container, here bool) bool {
 	if !here {
 		before, ok := v.newest(c.name)
@@ -161,17 +155,17 @@ func (v *view) shouldStart(c podContainer, run Container, here bool) bool {
 	case ContainerExited:
 		return v.shouldRestart(run)
 	}
-	return true // it is in doubt, which comes to an end first
+	return true // its state is unknown: it is stopped first
 }
 
-// outcome is how a pod has ended, though some of it may still have to stop.
+// outcome is how a pod has ended. Some of its containers may still have to be stopped.
 type outcome struct {
 	phase           Phase
 	reason, message string
 	at              time.Time
 }
 
-// containersOutcome says how the pod has ended by itself, or nil.
+// containersOutcome returns the outcome that follows from the containers' exits, or nil.
 func (v *view) containersOutcome() *outcome {
 	policy := v.Pod.Spec.RestartPolicy
 	if policy == corev1.RestartPolicyNever && !v.initialized() {
@@ -211,8 +205,8 @@ func (v *view) containersOutcome() *outcome {
 	return out
 }
 
-// sandboxForbidden says that the pod may have no further sandbox: with restartPolicy
-// Never containers that have run once are not run in another.
+// sandboxForbidden reports whether the pod can't get another sandbox: with restartPolicy Never,
+// containers that have run don't run again in a new one.
 func (v *view) sandboxForbidden() bool {
 	ran := func(c corev1.Container) bool { _, ok := v.newest(c.Name); return ok }
 	return v.Pod.Spec.RestartPolicy == corev1.RestartPolicyNever &&
@@ -220,8 +214,8 @@ func (v *view) sandboxForbidden() bool {
 		v.Want == Run && !v.o.Creating && !v.sandboxUsable() && len(v.o.Sandboxes) > 0
 }
 
-// sandboxUsable says whether containers can be started in the current sandbox. One
-// without an address never gets one.
+// sandboxUsable reports whether containers can start in the current sandbox. A sandbox without an
+// address never gets one.
 func (v *view) sandboxUsable() bool {
 	return v.current != nil && v.current.State == SandboxReady && !v.formerSandboxes[v.current.ID] && (v.Pod.Spec.HostNetwork || len(v.current.IPs) > 0)
 }
