@@ -208,7 +208,7 @@ func parseReport(line []byte) (Report, error) {
 
 // Complaint returns what conmon wrote to its standard error before it let go
 // of that.
-func (c *Conmon) Complaint() string {
+func (c *Conmon) Stderr() string {
 	if c.stderr == None {
 		return ""
 	}

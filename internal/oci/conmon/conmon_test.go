@@ -87,7 +87,7 @@ func TestStart(t *testing.T) {
 	}
 	// Its arguments, environment and directory, and nothing on stdin.
 	want := "5 --sync --persist-dir --cid x y " + Path + " .\n" + l.Dir + "\n"
-	if got := c.Complaint(); got != want {
+	if got := c.Stderr(); got != want {
 		t.Errorf("it says %q, want %q", got, want)
 	}
 }

@@ -41,7 +41,7 @@ func (d *Driver) Attach(ctx context.Context, id string, s oci.Streams) error {
 	defer end()
 	if c.Terminal && s.Resize != nil {
 		// A container that ends meanwhile ends the session by itself.
-		go stdio.EachSize(session, s.Resize, func(size oci.Size) { _ = conmon.Resize(c.Bundle, size) })
+		go stdio.ForwardSizes(session, s.Resize, func(size oci.Size) { _ = conmon.Resize(c.Bundle, size) })
 	}
 	err = client.Serve(s, conmon.Input{Open: c.Stdin, Once: c.StdinOnce})
 	if ctx.Err() != nil {
@@ -69,7 +69,7 @@ func (d *Driver) ReopenLog(ctx context.Context, id string) error {
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, reopenLimit, fmt.Errorf("conmon did nothing for %v", reopenLimit))
 	defer cancel()
-	alive, done, err := c.alive(limited)
+	alive, done, err := c.whileRunning(limited)
 	if err == nil {
 		err = conmon.ReopenLog(alive, c.Bundle, c.Log)
 		done()

@@ -11,9 +11,9 @@ import (
 // saveCreated saves the record of a container that has been created.
 func (c *container) saveCreated() error {
 	if c.Systemd {
-		c.driver.blaming.Lock()
-		defer c.driver.blaming.Unlock()
-		c.OthersKilled = killed(c)
+		c.driver.oomMu.Lock()
+		defer c.driver.oomMu.Unlock()
+		c.OthersKilled = otherOOMKills(c)
 	}
 	return c.save()
 }
@@ -24,10 +24,10 @@ func (c *container) saveCreated() error {
 // the slice remains, and has those of all scopes that there ever were: what no
 // scope that is there accounts for, and none before did, was this one's. The
 // caller may know already, from conmon; then the others' records learn of it.
-func (c *container) blame(known bool) bool {
-	c.driver.blaming.Lock()
-	defer c.driver.blaming.Unlock()
-	all := killed(c)
+func (c *container) attributeOOM(known bool) bool {
+	c.driver.oomMu.Lock()
+	defer c.driver.oomMu.Unlock()
+	all := otherOOMKills(c)
 	if all <= c.OthersKilled {
 		return known
 	}
@@ -48,7 +48,7 @@ func (c *container) blame(known bool) bool {
 
 // killed counts for the container and for all in its slice that are no more. A
 // slice that isn't one pod's, and has others' units, tells nothing: it is zero.
-func killed(c *container) int {
+func otherOOMKills(c *container) int {
 	slice, err := cgroup.New(c.driver.cfg.Host.Cgroup, path.Dir(c.Cgroup))
 	if err != nil {
 		return 0

@@ -33,7 +33,7 @@ func TestBlame(t *testing.T) {
 	scope := func(id string) string { return "cri-husk-" + id + ".scope" }
 	made := func(id string) {
 		t.Helper()
-		c := d.blank(id)
+		c := d.newContainer(id)
 		c.Cgroup, c.Systemd, c.Init = "/pods.slice/"+scope(id), true, oci.Process{PID: 1}
 		if err := os.MkdirAll(c.dir, 0o700); err != nil {
 			t.Fatal(err)
@@ -55,7 +55,7 @@ func TestBlame(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := c.blame(known); got != want {
+		if got := c.attributeOOM(known); got != want {
 			t.Errorf("%s: %v, want %v", id, got, want)
 		}
 		if _, err := os.Stat(c.path(oomFile)); (err == nil) != want && !known {

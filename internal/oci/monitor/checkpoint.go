@@ -30,7 +30,7 @@ func (d *Driver) Checkpoint(ctx context.Context, id, to string, meanwhile func()
 	if err != nil {
 		return err
 	}
-	if c.booted() {
+	if c.rebooted() {
 		return fail(errdefs.ErrFailedPrecondition.WithMessage("it has ended"))
 	}
 	if err := c.canCheckpoint(ctx); err != nil {
@@ -98,7 +98,7 @@ const criuOptions = "leave-stopped\ntcp-close\nmanage-cgroups=ignore\n"
 
 // resume lets the processes of a restored container go on, which CRIU has left
 // stopped.
-func (c *container) resume() error {
+func (c *container) resumeRestored() error {
 	tree, err := c.tree()
 	if err != nil {
 		return err

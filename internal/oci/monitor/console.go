@@ -40,7 +40,7 @@ func listenConsole(dir string) (*consoleSocket, error) {
 
 // terminal takes the terminal from the socket, where the runtime has left it.
 func (c *consoleSocket) terminal() (*os.File, error) {
-	deadline := time.Now().Add(stdio.Stalled)
+	deadline := time.Now().Add(stdio.StallLimit)
 	_ = c.SetDeadline(deadline)
 	conn, err := c.AcceptUnix()
 	if err != nil {

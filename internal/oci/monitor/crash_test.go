@@ -43,7 +43,7 @@ func (i *installed) newBundle() {
 	must(i, bundle.WriteProbe(i.bundle, i.cgroup, "", "/pause"))
 }
 
-func (i *installed) dir(id string) string { return i.blank(id).dir }
+func (i *installed) dir(id string) string { return i.newContainer(id).dir }
 
 func (i *installed) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(i.Context(), 30*time.Second)
@@ -51,7 +51,7 @@ func (i *installed) ctx() context.Context {
 	return ctx
 }
 
-func (i *installed) request() oci.Create { return oci.Create{ID: i.id, Bundle: i.bundle} }
+func (i *installed) createRequest() oci.Create { return oci.Create{ID: i.id, Bundle: i.bundle} }
 
 // leftNothing checks that no trace of the container is there.
 func (i *installed) leftNothing(when string) {
@@ -74,7 +74,7 @@ func TestRuntimeKilled(t *testing.T) {
 		ctx, cancel := context.WithTimeout(i.ctx(), 2*time.Second)
 		done := make(chan error, 1)
 		go func() {
-			_, err := i.Create(ctx, i.request())
+			_, err := i.Create(ctx, i.createRequest())
 			done <- err
 		}()
 		found := i.conmon()
@@ -184,7 +184,7 @@ func TestBadRuntimes(t *testing.T) {
 			must(t, os.WriteFile(i.handlers.Default.Path, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			_, err := i.Create(ctx, i.request())
+			_, err := i.Create(ctx, i.createRequest())
 			if err == nil || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v, want an error of one line", err)
 			}
@@ -198,11 +198,11 @@ func TestMountLeftByRuntime(t *testing.T) {
 	hosttest.Root(t)
 	i := install(t)
 	i.newBundle()
-	_, err := i.Create(i.ctx(), i.request())
+	_, err := i.Create(i.ctx(), i.createRequest())
 	must(t, err)
 	c, err := i.find(i.id)
 	must(t, err)
-	file := filepath.Join(c.state(), "runc.XXXXXX")
+	file := filepath.Join(c.runtimeState(), "runc.XXXXXX")
 	must(t, os.WriteFile(file, nil, 0o600))
 	must(t, syscall.Mount("/bin/true", file, "", syscall.MS_BIND, ""))
 	must(t, i.Delete(i.ctx(), i.id))
@@ -215,7 +215,7 @@ func TestUnreadableRecord(t *testing.T) {
 	for _, content := range []string{"", "{", "null", `{"id":"other"}`} {
 		i := install(t)
 		i.newBundle()
-		_, err := i.Create(i.ctx(), i.request())
+		_, err := i.Create(i.ctx(), i.createRequest())
 		must(t, err)
 		must(t, os.WriteFile(filepath.Join(i.dir(i.id), record.File), []byte(content), 0o600))
 		restarted := New(i.cfg, i.handlers)
@@ -223,7 +223,7 @@ func TestUnreadableRecord(t *testing.T) {
 			t.Errorf("%q was read", content)
 		}
 		must(t, restarted.Delete(i.ctx(), i.id))
-		i.forget(i.id)
+		i.dropWatch(i.id)
 		i.bundle = i.cfg.StateDir // where the bundle is nobody knows any more
 		i.leftNothing("record " + content)
 	}

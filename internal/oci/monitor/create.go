@@ -33,17 +33,17 @@ func (d *Driver) Create(ctx context.Context, req oci.Create) (oci.Process, error
 	if err != nil {
 		return oci.Process{}, fmt.Errorf("create container %s: %w", pod.Short(req.ID), err)
 	}
-	c, err := d.request(req, runtime)
+	c, err := d.prepare(req, runtime)
 	if err != nil {
 		return oci.Process{}, err
 	}
-	if err := record.Take(d.cfg.containers(), c.ID); err != nil {
+	if err := record.Reserve(d.cfg.containers(), c.ID); err != nil {
 		return oci.Process{}, err
 	}
 	if err := c.create(ctx); err != nil {
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupLimit)
 		defer cancel()
-		return oci.Process{}, fmt.Errorf("create container %s: %w", pod.Short(req.ID), andThen(err, c.remove(cleanup)))
+		return oci.Process{}, fmt.Errorf("create container %s: %w", pod.Short(req.ID), withCleanupError(err, c.remove(cleanup)))
 	}
 	return c.Init, nil
 }
@@ -52,7 +52,7 @@ func (c *container) create(ctx context.Context) error {
 	if err := c.save(); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(c.root(), 0o700); err != nil {
+	if err := os.MkdirAll(c.runtimeRoot(), 0o700); err != nil {
 		return err
 	}
 	if c.Restore != "" {
@@ -76,9 +76,9 @@ func (c *container) create(ctx context.Context) error {
 	c.Monitor = m.Process
 	limited, cancel := context.WithTimeoutCause(ctx, createLimit, fmt.Errorf("%s took longer than %v", c.Runtime.Name, createLimit))
 	defer cancel()
-	err = c.await(limited, m)
+	err = c.awaitCreated(limited, m)
 	if err == nil {
-		err = c.ownStdio()
+		err = c.chownStdio()
 	}
 	if err == nil {
 		err = c.saveCreated()
@@ -93,10 +93,10 @@ func (c *container) create(ctx context.Context) error {
 	return nil
 }
 
-// ownStdio gives conmon's pipes to the user of the process, so that it can open
+// chownStdio gives conmon's pipes to the user of the process, so that it can open
 // /dev/stdout anew. In a user namespace the runtime, which does that otherwise,
 // may not: the node's root owns them.
-func (c *container) ownStdio() error {
+func (c *container) chownStdio() error {
 	if c.StdioOwner == nil {
 		return nil
 	}
@@ -151,7 +151,7 @@ func (c *container) createArgs() []string {
 // errors plainly to standard error, and their warnings not into the container's
 // log.
 func (c *container) globalArgs() []string {
-	args := []string{"--root=" + c.root(), "--log=" + c.path("runtime.log")}
+	args := []string{"--root=" + c.runtimeRoot(), "--log=" + c.path("runtime.log")}
 	if c.Systemd {
 		args = append(args, "--systemd-cgroup")
 	}
@@ -168,27 +168,27 @@ func (c *container) runtimeArgs() []string {
 }
 
 // await waits for conmon's word that the container is there.
-func (c *container) await(ctx context.Context, m *conmon.Conmon) error {
+func (c *container) awaitCreated(ctx context.Context, m *conmon.Conmon) error {
 	got, err := m.Next(ctx)
 	switch {
 	case errors.Is(err, io.EOF):
-		if said := oci.OneLine(m.Complaint()); said != "" {
+		if said := oci.OneLine(m.Stderr()); said != "" {
 			return errors.New(said)
 		}
 		return fmt.Errorf("%s or conmon died without a word", c.Runtime.Name)
 	case err != nil:
 		return err
 	case got.Value <= 0 && c.Restore != "":
-		return withReason(oci.Refusal(got.Message), filepath.Join(c.Bundle, "restore.log"))
+		return withReason(oci.NewStartError(got.Message), filepath.Join(c.Bundle, "restore.log"))
 	case got.Value <= 0:
-		return oci.Refusal(got.Message)
+		return oci.NewStartError(got.Message)
 	}
 	c.Init, err = pidfd.Identify(got.Value)
 	return err
 }
 
-// andThen adds to an error what went wrong in cleaning up after it.
-func andThen(err, then error) error {
+// withCleanupError adds to an error what went wrong in cleaning up after it.
+func withCleanupError(err, then error) error {
 	if then == nil {
 		return err
 	}

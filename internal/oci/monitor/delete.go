@@ -34,7 +34,7 @@ func (d *Driver) Delete(ctx context.Context, id string) error {
 	c, err := d.load(id)
 	if err != nil {
 		// None, or none that can be read: what it said is found in other ways.
-		c = d.blank(id)
+		c = d.newContainer(id)
 	}
 	if err := c.remove(ctx); err != nil {
 		return fmt.Errorf("delete container %s: %w", pod.Short(id), err)
@@ -44,7 +44,7 @@ func (d *Driver) Delete(ctx context.Context, id string) error {
 
 // remove does what Delete promises.
 func (c *container) remove(ctx context.Context) error {
-	if !c.booted() {
+	if !c.rebooted() {
 		if err := c.end(ctx); err != nil {
 			return err
 		}
@@ -55,7 +55,7 @@ func (c *container) remove(ctx context.Context) error {
 	if c.Bundle != "" {
 		conmon.RemoveFiles(c.Bundle)
 	}
-	c.driver.forget(c.ID)
+	c.driver.dropWatch(c.ID)
 	err := os.RemoveAll(c.dir)
 	// A Wait that is under way may leave its mark meanwhile.
 	for tries := 0; errors.Is(err, unix.ENOTEMPTY) && tries < 3; tries++ {
@@ -74,8 +74,8 @@ func (c *container) end(ctx context.Context) error {
 	if err := pidfd.Signal(c.Init, unix.SIGKILL); err != nil && !errors.Is(err, pidfd.ErrGone) {
 		return err
 	}
-	w, err := c.watching()
-	if errors.Is(err, pidfd.ErrGone) || err == nil && w.Over() {
+	w, err := c.findWatch()
+	if errors.Is(err, pidfd.ErrGone) || err == nil && w.Exited() {
 		return nil
 	}
 	if err != nil {
@@ -101,7 +101,7 @@ func (c *container) endCreation(ctx context.Context) error {
 		return nil // it is made before conmon is started
 	}
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
-		if err := c.endRound(ctx); err != nil {
+		if err := c.killFound(ctx); err != nil {
 			return err
 		}
 		held, err := conmon.Lock(c.path(lockFile))
@@ -124,7 +124,7 @@ func (c *container) endCreation(ctx context.Context) error {
 }
 
 // endRound kills what of a creation can be found.
-func (c *container) endRound(ctx context.Context) error {
+func (c *container) killFound(ctx context.Context) error {
 	p := c.Monitor
 	if p.PID == 0 {
 		p, _ = conmon.Find(c.dir)
@@ -144,11 +144,11 @@ func (c *container) removeState(ctx context.Context) error {
 	if c.Runtime.Name == "" {
 		return c.removeUnrecorded(ctx)
 	}
-	if _, err := os.Stat(c.state()); err == nil && c.RuntimeDeletes {
+	if _, err := os.Stat(c.runtimeState()); err == nil && c.RuntimeDeletes {
 		// Whether it says so or not: what it leaves goes now.
 		_ = c.runRuntime(ctx, "delete", "--force", c.ID)
 	}
-	if !c.booted() {
+	if !c.rebooted() {
 		tree, err := c.tree()
 		if err != nil {
 			return err
@@ -157,7 +157,7 @@ func (c *container) removeState(ctx context.Context) error {
 			return err
 		}
 	}
-	return removeMounted(c.state())
+	return removeMounted(c.runtimeState())
 }
 
 // removeMounted removes a directory in which files may be mounted on. runc
@@ -181,19 +181,19 @@ func removeMounted(dir string) error {
 // removeUnrecorded asks whichever runtime knows the container, for it alone can
 // tell then which processes and cgroups are the container's.
 func (c *container) removeUnrecorded(ctx context.Context) error {
-	roots, err := os.ReadDir(c.driver.cfg.roots())
+	roots, err := os.ReadDir(c.driver.cfg.runtimesDir())
 	if err != nil {
 		return ignoreMissing(err)
 	}
 	for _, root := range roots {
-		c.Runtime = c.driver.handlers.called(root.Name())
-		if _, err := os.Stat(c.state()); err != nil {
+		c.Runtime = c.driver.handlers.byRuntimeName(root.Name())
+		if _, err := os.Stat(c.runtimeState()); err != nil {
 			continue
 		}
 		if err := c.runRuntime(ctx, "delete", "--force", c.ID); err != nil {
 			return err
 		}
-		if err := removeMounted(c.state()); err != nil {
+		if err := removeMounted(c.runtimeState()); err != nil {
 			return err
 		}
 	}

@@ -46,8 +46,8 @@ func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 	if len(req.Args) == 0 {
 		return fail(errdefs.ErrInvalidArgument.WithMessage("no command given"))
 	}
-	w, err := c.watching()
-	if err != nil || w.Over() {
+	w, err := c.findWatch()
+	if err != nil || w.Exited() {
 		return fail(errdefs.ErrFailedPrecondition.WithMessage("it has ended"))
 	}
 	if req.Timeout > 0 {
@@ -98,11 +98,11 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 		return 0, err
 	}
 	defer pipes.Close()
-	if err := pipes.Own(e.StdioOwner); err != nil {
+	if err := pipes.Chown(e.StdioOwner); err != nil {
 		return 0, err
 	}
-	m, err := conmon.Start(conmon.Launch{Path: e.Runtime.Conmon, Dir: e.files, Args: e.conmonArgs(), Stdio: pipes.Theirs()})
-	pipes.CloseTheirs(0, 1, 2)
+	m, err := conmon.Start(conmon.Launch{Path: e.Runtime.Conmon, Dir: e.files, Args: e.conmonArgs(), Stdio: pipes.ProgramEnds()})
+	pipes.CloseProgramEnds(0, 1, 2)
 	if err != nil {
 		return 0, err
 	}
@@ -111,7 +111,7 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), killLimit)
 	defer cancel()
 	if err != nil {
-		return 0, andThen(err, e.kill(cleanup, m))
+		return 0, withCleanupError(err, e.kill(cleanup, m))
 	}
 	return code, pidfd.Wait(cleanup, m.PIDFD) // it ends with its last report
 }
@@ -121,7 +121,7 @@ func (e *execution) follow(ctx context.Context, m *conmon.Conmon, pipes *stdio.P
 	_, err := m.Next(ctx)
 	if errors.Is(err, io.EOF) {
 		// The runtime wrote to what would have been the program's stderr.
-		return 0, oci.Refusal(pipes.Words())
+		return 0, oci.NewStartError(pipes.ReadStderr())
 	}
 	if err != nil {
 		return 0, err
@@ -135,7 +135,7 @@ func (e *execution) follow(ctx context.Context, m *conmon.Conmon, pipes *stdio.P
 		}
 		pipes.UseTerminal(terminal)
 		if e.streams.Resize != nil {
-			go stdio.EachSize(session, e.streams.Resize, func(size oci.Size) { resize(terminal, size) })
+			go stdio.ForwardSizes(session, e.streams.Resize, func(size oci.Size) { resize(terminal, size) })
 		}
 	}
 	pipes.Connect(e.streams, func() {})

@@ -28,7 +28,7 @@ const (
 const leftoverLimit = 10 * time.Second
 
 // watch starts waiting for the conmon behind fd, which it then owns.
-func (c *container) watch(fd *os.File) *oci.Ending {
+func (c *container) watch(fd *os.File) *oci.ExitNotifier {
 	d := c.driver
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -36,26 +36,26 @@ func (c *container) watch(fd *os.File) *oci.Ending {
 		_ = fd.Close()
 		return w
 	}
-	w := oci.NewEnding()
+	w := oci.NewExitNotifier()
 	d.watches[c.ID] = w
 	go func() {
 		_ = pidfd.Wait(context.Background(), fd)
 		_ = fd.Close()
-		w.Come(c.settle())
+		w.Notify(c.collectExit())
 	}()
 	return w
 }
 
 // watching returns the watch of the container, or pidfd.ErrGone if its conmon
 // is.
-func (c *container) watching() (*oci.Ending, error) {
+func (c *container) findWatch() (*oci.ExitNotifier, error) {
 	c.driver.mu.Lock()
 	w, ok := c.driver.watches[c.ID]
 	c.driver.mu.Unlock()
 	if ok {
 		return w, nil
 	}
-	if c.booted() {
+	if c.rebooted() {
 		return nil, pidfd.ErrGone
 	}
 	fd, err := pidfd.Open(c.Monitor)
@@ -67,9 +67,9 @@ func (c *container) watching() (*oci.Ending, error) {
 
 // alive returns a context that ends with pidfd.ErrGone when conmon does, or
 // that error if it has.
-func (c *container) alive(ctx context.Context) (context.Context, func(), error) {
-	w, err := c.watching()
-	if err == nil && w.Over() {
+func (c *container) whileRunning(ctx context.Context) (context.Context, func(), error) {
+	w, err := c.findWatch()
+	if err == nil && w.Exited() {
 		err = pidfd.ErrGone
 	}
 	if err != nil {
@@ -85,7 +85,7 @@ func (c *container) alive(ctx context.Context) (context.Context, func(), error) 
 }
 
 // forget drops the watch of a container that is deleted.
-func (d *Driver) forget(id string) {
+func (d *Driver) dropWatch(id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.watches, id)
@@ -99,9 +99,9 @@ func (d *Driver) Wait(ctx context.Context, id string) (oci.Exit, error) {
 	if err != nil {
 		return oci.Exit{}, err
 	}
-	w, err := c.watching()
+	w, err := c.findWatch()
 	if errors.Is(err, pidfd.ErrGone) {
-		return c.settle(), nil
+		return c.collectExit(), nil
 	}
 	if err != nil {
 		return oci.Exit{}, fmt.Errorf("wait for container %s: %w", pod.Short(id), err)
@@ -118,13 +118,13 @@ func (d *Driver) Status(_ context.Context, id string) (oci.Status, error) {
 	if err != nil {
 		return oci.Status{}, err
 	}
-	w, err := c.watching()
+	w, err := c.findWatch()
 	switch {
 	case errors.Is(err, pidfd.ErrGone):
-		return oci.Status{State: oci.Exited, Process: c.Init, Exit: c.settle()}, nil
+		return oci.Status{State: oci.Exited, Process: c.Init, Exit: c.collectExit()}, nil
 	case err != nil:
 		return oci.Status{}, fmt.Errorf("container %s: %w", pod.Short(id), err)
-	case w.Over():
+	case w.Exited():
 		return oci.Status{State: oci.Exited, Process: c.Init, Exit: w.Exit()}, nil
 	}
 	// Both runtimes remove the FIFO when they start the program.
@@ -136,15 +136,15 @@ func (d *Driver) Status(_ context.Context, id string) (oci.Status, error) {
 
 // settle says how a container ended whose conmon is gone. If conmon was killed,
 // the container goes too: nobody reads what it writes any more.
-func (c *container) settle() oci.Exit {
+func (c *container) collectExit() oci.Exit {
 	exit, err := readExit(c.path(exitFile))
 	if err != nil {
-		exit = lost(c.path(lostFile))
+		exit = markLost(c.path(lostFile))
 	}
 	_, err = os.Stat(c.path(oomFile))
 	exit.OOMKilled = err == nil
 	tree, err := c.tree()
-	if err != nil || c.booted() {
+	if err != nil || c.rebooted() {
 		return exit
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), leftoverLimit)
@@ -156,7 +156,7 @@ func (c *container) settle() oci.Exit {
 	// the container is deleted, unless it is systemd's.
 	exit.OOMKilled = exit.OOMKilled || tree.OOMKills(c.Cgroup) > 0
 	if c.Systemd {
-		exit.OOMKilled = c.blame(exit.OOMKilled)
+		exit.OOMKilled = c.attributeOOM(exit.OOMKilled)
 	}
 	return exit
 }
@@ -179,7 +179,7 @@ func readExit(file string) (oci.Exit, error) {
 }
 
 // lost leaves a mark, for a later call to give the same time.
-func lost(file string) oci.Exit {
+func markLost(file string) oci.Exit {
 	exit := oci.LostExit()
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {

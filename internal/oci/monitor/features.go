@@ -10,7 +10,7 @@ import (
 // Knows says whether the runtime of a handler knows a version of the runtime
 // spec. One that doesn't say which it knows, by its command features, knows those
 // before 1.1 only.
-func (h Handlers) Knows(ctx context.Context, handler, version string) bool {
+func (h Handlers) SupportsSpec(ctx context.Context, handler, version string) bool {
 	runtime, err := h.Get(handler)
 	if err != nil {
 		return false

@@ -27,11 +27,11 @@ func TestKnows(t *testing.T) {
 	} {
 		h := Only(program("runtime", c.script), nil)
 		for version, want := range c.want {
-			if got := h.Knows(t.Context(), "", version); got != want {
+			if got := h.SupportsSpec(t.Context(), "", version); got != want {
 				t.Errorf("%s: %s: %v", c.script, version, got)
 			}
 		}
-		if h.Knows(t.Context(), "other", "1.0.0") {
+		if h.SupportsSpec(t.Context(), "other", "1.0.0") {
 			t.Error("a handler that isn't there")
 		}
 	}

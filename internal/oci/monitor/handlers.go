@@ -102,7 +102,7 @@ func (h Handlers) Check(name string, userns bool) error {
 }
 
 // called returns a runtime that calls itself name, which may be of no handler.
-func (h Handlers) called(name string) Runtime {
+func (h Handlers) byRuntimeName(name string) Runtime {
 	for _, candidate := range h.named {
 		if candidate.Name == name {
 			return candidate.Runtime
@@ -123,13 +123,13 @@ func (h Handlers) known() string {
 // List returns the handlers, the default one first, without a name of its own,
 // and then the others by name.
 func (h Handlers) List() []oci.Handler {
-	list := []oci.Handler{handler{h.Default, h.Missing}.word("")}
+	list := []oci.Handler{handler{h.Default, h.Missing}.describe("")}
 	for _, name := range slices.Sorted(maps.Keys(h.named)) {
-		list = append(list, h.named[name].word(name))
+		list = append(list, h.named[name].describe(name))
 	}
 	return list
 }
 
-func (h handler) word(name string) oci.Handler {
+func (h handler) describe(name string) oci.Handler {
 	return oci.Handler{Name: name, Runtime: h.Name, Version: h.Version, Path: h.Path, UserNamespaces: h.missing == nil && h.NoUserNamespaces == "", Missing: h.missing}
 }

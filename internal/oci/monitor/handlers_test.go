@@ -50,10 +50,10 @@ func TestHandlers(t *testing.T) {
 	if _, err := h.Get("other"); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "gone, runc, second, or none") {
 		t.Error(err)
 	}
-	if got := h.called("runc").Path; got != noting {
+	if got := h.byRuntimeName("runc").Path; got != noting {
 		t.Errorf("runc is %s", got)
 	}
-	if got := h.called("sh").Path; got == "" {
+	if got := h.byRuntimeName("sh").Path; got == "" {
 		t.Error("what is no handler isn't looked for")
 	}
 }

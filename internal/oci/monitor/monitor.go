@@ -80,15 +80,15 @@ type Driver struct {
 	handlers Handlers
 
 	mu      sync.Mutex
-	watches map[string]*oci.Ending // by container ID
+	watches map[string]*oci.ExitNotifier // by container ID
 
-	blaming sync.Mutex // see blame
+	oomMu sync.Mutex // see blame
 }
 
 // New returns a driver for what was found. With a handler that is missing every
 // Create fails, while containers of before can still be handled and deleted.
 func New(cfg Config, handlers Handlers) *Driver {
-	return &Driver{cfg: cfg, handlers: handlers, watches: map[string]*oci.Ending{}}
+	return &Driver{cfg: cfg, handlers: handlers, watches: map[string]*oci.ExitNotifier{}}
 }
 
 // containers is the directory with one of ours for each container.
@@ -96,4 +96,4 @@ func (cfg Config) containers() string { return filepath.Join(cfg.StateDir, "cont
 
 // roots is the directory with one for each runtime, where it keeps its
 // containers. They don't understand each other's files.
-func (cfg Config) roots() string { return filepath.Join(cfg.StateDir, "runtime") }
+func (cfg Config) runtimesDir() string { return filepath.Join(cfg.StateDir, "runtime") }

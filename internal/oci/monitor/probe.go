@@ -32,9 +32,9 @@ const remedy = "install one with: apt-get install runc conmon"
 // probeLimit bounds the trial of one runtime.
 const probeLimit = 30 * time.Second
 
-// finding is what Find remembers. It holds as long as the host has not been
+// probeResult is what Find remembers. It holds as long as the host has not been
 // booted and all programs in question are the same files.
-type finding struct {
+type probeResult struct {
 	Boot     string     `json:"boot"`
 	Programs []program  `json:"programs"`
 	Runtime  Runtime    `json:"runtime"`
@@ -61,9 +61,9 @@ func Find(ctx context.Context, cfg Config) (Runtime, []Rejected, error) {
 // find remembers the outcome in the named file.
 func find(ctx context.Context, cfg Config, file string) (Runtime, []Rejected, error) {
 	monitor, candidates := cfg.programs()
-	now := finding{Boot: cfg.Host.BootID, Programs: append([]program{monitor}, candidates...)}
+	now := probeResult{Boot: cfg.Host.BootID, Programs: append([]program{monitor}, candidates...)}
 	cache := filepath.Join(cfg.StateDir, file)
-	var before finding
+	var before probeResult
 	if raw, err := os.ReadFile(cache); err == nil && json.Unmarshal(raw, &before) == nil {
 		if before.Boot == now.Boot && reflect.DeepEqual(before.Programs, now.Programs) {
 			return before.Runtime, before.Rejected, nil
@@ -73,7 +73,7 @@ func find(ctx context.Context, cfg Config, file string) (Runtime, []Rejected, er
 		return Runtime{}, nil, errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("%s is not installed: %s", monitor.Name, remedy))
 	}
 	for _, c := range candidates {
-		runtime, err := cfg.try(ctx, c, monitor.Path)
+		runtime, err := cfg.probe(ctx, c, monitor.Path)
 		if ctx.Err() != nil {
 			return Runtime{}, now.Rejected, context.Cause(ctx)
 		}
@@ -123,7 +123,7 @@ func locate(name string) program {
 }
 
 // try runs a container with the candidate from beginning to end.
-func (cfg Config) try(ctx context.Context, c program, monitor string) (Runtime, error) {
+func (cfg Config) probe(ctx context.Context, c program, monitor string) (Runtime, error) {
 	if c.Path == "" {
 		return Runtime{}, errors.New("not installed")
 	}

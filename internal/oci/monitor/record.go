@@ -43,15 +43,15 @@ type container struct {
 func (c *container) path(name string) string { return filepath.Join(c.dir, name) }
 
 // root is the directory of the container's runtime.
-func (c *container) root() string {
-	return filepath.Join(c.driver.cfg.roots(), c.Runtime.Name)
+func (c *container) runtimeRoot() string {
+	return filepath.Join(c.driver.cfg.runtimesDir(), c.Runtime.Name)
 }
 
 // state is where the runtime keeps what it knows of the container.
-func (c *container) state() string { return filepath.Join(c.root(), c.ID) }
+func (c *container) runtimeState() string { return filepath.Join(c.runtimeRoot(), c.ID) }
 
 // fifo is where the init of a created container waits.
-func (c *container) fifo() string { return filepath.Join(c.state(), "exec.fifo") }
+func (c *container) fifo() string { return filepath.Join(c.runtimeState(), "exec.fifo") }
 
 // tree is the container's cgroup.
 func (c *container) tree() (*cgroup.Tree, error) {
@@ -60,12 +60,12 @@ func (c *container) tree() (*cgroup.Tree, error) {
 
 // booted says whether the host was booted since: nothing of it runs then, and
 // all numbers are others'.
-func (c *container) booted() bool { return c.Boot != c.driver.cfg.Host.BootID }
+func (c *container) rebooted() bool { return c.Boot != c.driver.cfg.Host.BootID }
 
 func (c *container) save() error { return record.Save(c.driver.cfg.containers(), c.entry) }
 
 // blank returns a container of which only the ID is known.
-func (d *Driver) blank(id string) *container {
+func (d *Driver) newContainer(id string) *container {
 	return &container{
 		entry:  entry{Container: record.Container{ID: id, Boot: d.cfg.Host.BootID}},
 		driver: d, dir: filepath.Join(d.cfg.containers(), id),
@@ -74,7 +74,7 @@ func (d *Driver) blank(id string) *container {
 
 // load returns a container with its record, errdefs.ErrNotFound if there is none.
 func (d *Driver) load(id string) (*container, error) {
-	c := d.blank(id)
+	c := d.newContainer(id)
 	c.entry = entry{}
 	if err := record.Load(d.cfg.containers(), id, &c.entry); err != nil {
 		return nil, err
@@ -96,12 +96,12 @@ func (d *Driver) find(id string) (*container, error) {
 func (d *Driver) List() ([]string, error) { return record.List(d.cfg.containers()) }
 
 // request checks what is asked against its bundle.
-func (d *Driver) request(req oci.Create, runtime Runtime) (*container, error) {
+func (d *Driver) prepare(req oci.Create, runtime Runtime) (*container, error) {
 	b, err := bundle.Read(req)
 	if err != nil {
 		return nil, err
 	}
-	c := d.blank(req.ID)
+	c := d.newContainer(req.ID)
 	c.Bundle, c.Log, c.Runtime = b.Dir, req.Log, runtime
 	c.Terminal, c.Stdin, c.StdinOnce = req.Terminal, req.Stdin, req.StdinOnce
 	c.Restore = req.Restore

@@ -20,7 +20,7 @@ func (d *Driver) Signal(_ context.Context, id string, sig syscall.Signal) error 
 		return err
 	}
 	err = pidfd.ErrGone
-	if !c.booted() {
+	if !c.rebooted() {
 		err = pidfd.Signal(c.Init, sig)
 	}
 	if errors.Is(err, pidfd.ErrGone) {
@@ -36,7 +36,7 @@ func (d *Driver) Signal(_ context.Context, id string, sig syscall.Signal) error 
 // first process's session or PID namespace, and returns when none is left.
 func (d *Driver) KillAll(ctx context.Context, id string) error {
 	c, err := d.find(id)
-	if err != nil || c.booted() {
+	if err != nil || c.rebooted() {
 		return err
 	}
 	tree, err := c.tree()

@@ -27,10 +27,10 @@ func (d *Driver) Start(ctx context.Context, id string) error {
 	started := false
 	switch {
 	case c.Restore != "":
-		err = c.resume()
+		err = c.resumeRestored()
 		started = true
 	case !c.RuntimeStarts:
-		started, err = c.release(ctx)
+		started, err = c.startInit(ctx)
 	}
 	if err == nil && !started {
 		err = c.runRuntime(ctx, "start", id)
@@ -43,20 +43,20 @@ func (d *Driver) Start(ctx context.Context, id string) error {
 
 // release lets the container's init go on, which waits at a FIFO. False says
 // that this is not how it stands, and that the runtime should have a look.
-func (c *container) release(ctx context.Context) (bool, error) {
+func (c *container) startInit(ctx context.Context) (bool, error) {
 	switch c.Runtime.Name {
 	case "runc":
-		return c.releaseByReading(ctx)
+		return c.startRunc(ctx)
 	case "crun":
-		return releaseByWriting(c.fifo())
+		return startCrun(c.fifo())
 	}
 	return false, nil
 }
 
-// releaseByReading takes the byte that runc's init writes. A FIFO without a
+// startRunc takes the byte that runc's init writes. A FIFO without a
 // writer reads as empty, so a death of init must be learnt from conmon.
-func (c *container) releaseByReading(ctx context.Context) (bool, error) {
-	alive, cancel, err := c.alive(ctx)
+func (c *container) startRunc(ctx context.Context) (bool, error) {
+	alive, cancel, err := c.whileRunning(ctx)
 	if err != nil {
 		return false, nil
 	}
@@ -96,9 +96,9 @@ func control(file *os.File, f func(fd int) bool) error {
 	return raw.Control(func(fd uintptr) { f(int(fd)) })
 }
 
-// releaseByWriting gives crun's init the byte that it waits for. The name goes
+// startCrun gives crun's init the byte that it waits for. The name goes
 // first, as crun has it: a FIFO that is there is a container not yet started.
-func releaseByWriting(fifo string) (bool, error) {
+func startCrun(fifo string) (bool, error) {
 	f, err := os.OpenFile(fifo, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, unix.ENXIO) { // no reader: init is dead
 		return false, nil
@@ -132,7 +132,7 @@ func (c *container) runRuntime(ctx context.Context, args ...string) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case errors.As(err, &failed):
-		return oci.Refusal(string(out))
+		return oci.NewStartError(string(out))
 	}
 	return err
 }

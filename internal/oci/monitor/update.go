@@ -20,7 +20,7 @@ func (d *Driver) Update(ctx context.Context, id string, limits *specs.LinuxResou
 	if err != nil {
 		return err
 	}
-	if c.booted() {
+	if c.rebooted() {
 		return fail(errdefs.ErrFailedPrecondition.WithMessage("it has ended"))
 	}
 	content, err := json.Marshal(limits)

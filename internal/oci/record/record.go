@@ -43,11 +43,11 @@ type Container struct {
 func (c Container) Created() bool { return c.Init.PID != 0 }
 
 // Of returns the ID of the container that the record is of.
-func (c Container) Of() string { return c.ID }
+func (c Container) ContainerID() string { return c.ID }
 
 // Take makes the container's directory in dir. It is what two creations of one ID
 // fight for: the second gets errdefs.ErrAlreadyExists.
-func Take(dir, id string) error {
+func Reserve(dir, id string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func Take(dir, id string) error {
 
 // Load reads a container's record into one that is empty. If there is none, the
 // error is errdefs.ErrNotFound.
-func Load(dir, id string, record interface{ Of() string }) error {
+func Load(dir, id string, record interface{ ContainerID() string }) error {
 	if err := bundle.CheckID(id); err != nil {
 		return err
 	}
@@ -72,8 +72,8 @@ func Load(dir, id string, record interface{ Of() string }) error {
 	if err == nil {
 		err = json.Unmarshal(raw, record)
 	}
-	if err == nil && record.Of() != id {
-		err = fmt.Errorf("it is that of %q", record.Of())
+	if err == nil && record.ContainerID() != id {
+		err = fmt.Errorf("it is that of %q", record.ContainerID())
 	}
 	if err != nil {
 		return fmt.Errorf("container %s: its record %s can't be read: %w", pod.Short(id), file, err)
@@ -87,12 +87,12 @@ func Interrupted(id string) error {
 }
 
 // Save writes a container's record.
-func Save(dir string, record interface{ Of() string }) error {
+func Save(dir string, record interface{ ContainerID() string }) error {
 	raw, err := json.Marshal(record)
 	if err != nil {
 		return err
 	}
-	return Replace(filepath.Join(dir, record.Of(), File), raw)
+	return Replace(filepath.Join(dir, record.ContainerID(), File), raw)
 }
 
 // Replace writes a file so that a reader sees the old or the new content.

@@ -44,7 +44,7 @@ func (d *Driver) Attach(ctx context.Context, id string, s oci.Streams) error {
 	session, end := context.WithCancel(ctx)
 	defer end()
 	if c.Terminal && s.Resize != nil {
-		go stdio.EachSize(session, s.Resize, c.resizer(session, t, ""))
+		go stdio.ForwardSizes(session, s.Resize, c.resizer(session, t, ""))
 	}
 	ended := func() {}
 	if c.StdinOnce && s.Stdin != nil {
@@ -81,7 +81,7 @@ func (d *Driver) ReopenLog(ctx context.Context, id string) error {
 	switch {
 	case c.Log == "":
 		err = errdefs.ErrFailedPrecondition.WithMessage("it has no log")
-	case w.Over():
+	case w.Exited():
 		err = errEnded
 	default:
 		err = c.reopen(ctx, w)
@@ -124,7 +124,7 @@ func (d *Driver) Update(ctx context.Context, id string, limits *specs.LinuxResou
 	if err == nil {
 		err = t.update(ctx, id, &anypb.Any{TypeUrl: resourcesType, Value: content})
 	}
-	return c.wrap("update", refused(ctx, err))
+	return c.wrap("update", asStartError(ctx, err))
 }
 
 // input tells when it has ended.

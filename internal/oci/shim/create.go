@@ -33,11 +33,11 @@ func (d *Driver) Create(ctx context.Context, req oci.Create) (oci.Process, error
 	if err != nil {
 		return oci.Process{}, fmt.Errorf("create container %s: %w", pod.Short(req.ID), err)
 	}
-	c, spec, err := d.request(req, h)
+	c, spec, err := d.prepare(req, h)
 	if err != nil {
 		return oci.Process{}, err
 	}
-	if err := record.Take(d.cfg.containers(), c.ID); err != nil {
+	if err := record.Reserve(d.cfg.containers(), c.ID); err != nil {
 		return oci.Process{}, err
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, createLimit, fmt.Errorf("%s took longer than %v", h.Path, createLimit))
@@ -62,15 +62,15 @@ func (c *container) create(ctx context.Context, spec []byte) error {
 	if err := c.save(); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(c.copied, 0o700); err != nil {
+	if err := os.MkdirAll(c.bundleCopy, 0o700); err != nil {
 		return err
 	}
-	for file, content := range map[string][]byte{c.spec(): spec, filepath.Join(c.copied, shimLog): nil} {
+	for file, content := range map[string][]byte{c.spec(): spec, filepath.Join(c.bundleCopy, shimLog): nil} {
 		if err := os.WriteFile(file, content, 0o600); err != nil {
 			return err
 		}
 	}
-	if err := c.keepLog(ctx); err != nil {
+	if err := c.startLog(ctx); err != nil {
 		return err
 	}
 	if err := c.save(); err != nil {
@@ -102,7 +102,7 @@ func (c *container) findShim(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	c.Endpoint, err = c.Handler.launch(ctx, c.copied, c.ID)
+	c.Endpoint, err = c.Handler.launch(ctx, c.bundleCopy, c.ID)
 	return err
 }
 
@@ -126,7 +126,7 @@ func (c *container) createTask(ctx context.Context, t *task) error {
 		return err
 	}
 	req := &taskapi.CreateTaskRequest{
-		ID: c.ID, Bundle: c.copied, Terminal: c.Terminal, Options: options,
+		ID: c.ID, Bundle: c.bundleCopy, Terminal: c.Terminal, Options: options,
 		Stdout: stdioholder.Stream(c.Holder.PID, 1),
 	}
 	if !c.Terminal {
@@ -145,9 +145,9 @@ func (c *container) createTask(ctx context.Context, t *task) error {
 	return c.save()
 }
 
-// keepLog starts conmon, for the log and for attach, and in it the holder of
+// startLog starts conmon, for the log and for attach, and in it the holder of
 // the container's pipes.
-func (c *container) keepLog(ctx context.Context) error {
+func (c *container) startLog(ctx context.Context) error {
 	program, err := stdioholder.Open()
 	if err != nil {
 		return err
@@ -172,7 +172,7 @@ func (c *container) keepLog(ctx context.Context) error {
 		err = errors.New(got.Message)
 	}
 	if err != nil {
-		if said := oci.OneLine(m.Complaint()); said != "" && ctx.Err() == nil {
+		if said := oci.OneLine(m.Stderr()); said != "" && ctx.Err() == nil {
 			return errors.New(said)
 		}
 		return fmt.Errorf("conmon: %w", err)

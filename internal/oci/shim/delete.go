@@ -49,7 +49,7 @@ func (d *Driver) Delete(ctx context.Context, id string) error {
 // reconstruct finds out what it can about a container whose record can't be
 // read: from its spec, which is written before any process is started.
 func (d *Driver) reconstruct(id string) *container {
-	c := d.blank(id)
+	c := d.newContainer(id)
 	var spec bundle.Bundle
 	raw, err := os.ReadFile(c.spec())
 	if err != nil || json.Unmarshal(raw, &spec) != nil {
@@ -67,18 +67,18 @@ func (d *Driver) reconstruct(id string) *container {
 
 // remove does what Delete promises.
 func (c *container) remove(ctx context.Context) error {
-	if !c.booted() {
+	if !c.rebooted() {
 		if err := c.end(ctx); err != nil {
 			return err
 		}
 	}
-	if err := c.driver.forget(ctx, c.ID); err != nil {
+	if err := c.driver.dropWatch(ctx, c.ID); err != nil {
 		return err
 	}
 	if c.Bundle != "" {
 		conmon.RemoveFiles(c.Bundle)
 	}
-	err := os.RemoveAll(c.copied)
+	err := os.RemoveAll(c.bundleCopy)
 	// A Wait that is under way may leave its mark meanwhile.
 	for tries := 0; err == nil || errors.Is(err, unix.ENOTEMPTY) && tries < 3; tries++ {
 		if err = os.RemoveAll(c.dir); err == nil {
@@ -100,7 +100,7 @@ func (c *container) end(ctx context.Context) error {
 		err = c.endShim(ctx)
 	}
 	if err == nil {
-		err = c.endConmon(ctx)
+		err = c.killLogProcesses(ctx)
 	}
 	if err != nil || c.Cgroup == "" {
 		return err
@@ -122,7 +122,7 @@ func (c *container) endContainer(ctx context.Context) error {
 		}
 		_, w, err = c.driver.watched(c.ID)
 	}
-	if err != nil || w.Over() {
+	if err != nil || w.Exited() {
 		return err
 	}
 	limited, cancel := context.WithTimeout(ctx, killGrace)
@@ -157,7 +157,7 @@ func (c *container) endCreation(ctx context.Context) error {
 	}
 	if c.Handler.Path != "" && c.Endpoint.Address != "" {
 		// It fails if nothing had been made; what else it leaves is in the cgroup.
-		_ = c.Handler.cleanUp(ctx, c.copied, c.ID)
+		_ = c.Handler.deleteLeftovers(ctx, c.bundleCopy, c.ID)
 	}
 	if tree, err := c.tree(); err == nil && c.Cgroup != "" {
 		return tree.Kill(ctx, c.Cgroup)

@@ -121,7 +121,7 @@ func (e *execution) start(ctx context.Context, process []byte, pipes *stdio.Pipe
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), execLimit)
 	defer cancel()
 	var names [3]string
-	for n, fd := range pipes.Theirs() {
+	for n, fd := range pipes.ProgramEnds() {
 		if fd != stdio.None {
 			names[n] = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
 		}
@@ -139,14 +139,14 @@ func (e *execution) start(ctx context.Context, process []byte, pipes *stdio.Pipe
 	}
 	// A shim may open the input only after it has answered, and until then ours
 	// is all there is: without it a write met a pipe that nobody reads.
-	pipes.CloseTheirs(1, 2)
+	pipes.CloseProgramEnds(1, 2)
 	return nil
 }
 
 // orEnded is the error of a program that can't be started, or that the container
 // is to blame.
 func (e *execution) orEnded(err error) error {
-	if _, w, findErr := e.driver.watched(e.ID); findErr == nil && w.Over() || errors.Is(err, errClosed) {
+	if _, w, findErr := e.driver.watched(e.ID); findErr == nil && w.Exited() || errors.Is(err, errClosed) {
 		return errEnded
 	}
 	return err
@@ -157,7 +157,7 @@ func (e *execution) follow(ctx context.Context, pipes *stdio.Pipes) (int, error)
 	session, end := context.WithCancel(ctx)
 	defer end()
 	if e.streams.TTY && e.streams.Resize != nil {
-		go stdio.EachSize(session, e.streams.Resize, e.resizer(session, e.task, e.id))
+		go stdio.ForwardSizes(session, e.streams.Resize, e.resizer(session, e.task, e.id))
 	}
 	pipes.Connect(e.streams, func() {
 		limited, cancel := context.WithTimeout(session, callLimit)
@@ -174,7 +174,7 @@ func (e *execution) follow(ctx context.Context, pipes *stdio.Pipes) (int, error)
 // kill ends the program with all that it forked.
 func (e *execution) kill(ctx context.Context, cause error) error {
 	err := e.task.kill(ctx, e.ID, e.id, syscall.SIGKILL)
-	if err != nil && gone(err) {
+	if err != nil && isGone(err) {
 		err = nil
 	}
 	tree, treeErr := e.tree()
@@ -186,7 +186,7 @@ func (e *execution) kill(ctx context.Context, cause error) error {
 	}
 	if err == nil {
 		_, err = e.task.wait(ctx, e.ID, e.id)
-		if err != nil && gone(err) {
+		if err != nil && isGone(err) {
 			err = nil
 		}
 	}

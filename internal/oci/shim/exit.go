@@ -32,19 +32,19 @@ const (
 
 // watch waits for one container.
 type watch struct {
-	*oci.Ending // it has come when nothing of the container runs any more
+	*oci.ExitNotifier // it has come when nothing of the container runs any more
 
 	current atomic.Pointer[task]
 	logLost atomic.Bool // conmon died before the container did
 	// given up: there is nobody to wait for. The container counts as killed.
-	waiting context.Context
-	giveUp  context.CancelFunc
+	ctx    context.Context
+	cancel context.CancelFunc
 }
 
 // task is the connection to the shim; not ok if the container has ended.
 func (w *watch) task() (t *task, ok bool) {
 	t = w.current.Load()
-	return t, t != nil && !w.Over()
+	return t, t != nil && !w.Exited()
 }
 
 // watch starts waiting for the container through t, which it then owns; nil if
@@ -59,21 +59,21 @@ func (c *container) watch(t *task) *watch {
 		}
 		return w
 	}
-	w := &watch{Ending: oci.NewEnding()}
-	w.waiting, w.giveUp = context.WithCancel(context.Background())
+	w := &watch{ExitNotifier: oci.NewExitNotifier()}
+	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.current.Store(t)
 	d.watches[c.ID] = w
 	go func() {
-		defer w.giveUp()
+		defer w.cancel()
 		exit, known := readExit(c.path(exitFile))
 		if !known {
-			exit = c.await(w)
+			exit = c.awaitExit(w)
 		}
-		exit = c.settle(w, exit)
+		exit = c.cleanUpExited(w, exit)
 		if t := w.current.Load(); t != nil {
 			t.close()
 		}
-		w.Come(exit)
+		w.Notify(exit)
 	}()
 	return w
 }
@@ -90,12 +90,12 @@ func (d *Driver) watched(id string) (*container, *watch, error) {
 	if ok {
 		return c, w, nil
 	}
-	if c.booted() {
-		w := &watch{Ending: oci.NewEnding()}
-		w.Come(c.keepExit(oci.LostExit()))
+	if c.rebooted() {
+		w := &watch{ExitNotifier: oci.NewExitNotifier()}
+		w.Notify(c.saveExit(oci.LostExit()))
 		return c, w, nil
 	}
-	t, err := c.reach()
+	t, err := c.connectOrGone()
 	if err != nil {
 		return c, nil, c.wrap("find", err)
 	}
@@ -104,13 +104,13 @@ func (d *Driver) watched(id string) (*container, *watch, error) {
 
 // reach connects to the container's shim; nil if that is gone. One that is about
 // to be refuses first.
-func (c *container) reach() (*task, error) {
+func (c *container) connectOrGone() (*task, error) {
 	for deadline := time.Now().Add(dialLimit); ; time.Sleep(20 * time.Millisecond) {
 		t, err := connect(context.Background(), c.Endpoint)
 		switch {
 		case err == nil:
 			return t, nil
-		case !lives(c.Shim):
+		case !running(c.Shim):
 			return nil, nil
 		case time.Now().After(deadline):
 			return nil, err
@@ -119,7 +119,7 @@ func (c *container) reach() (*task, error) {
 }
 
 // lives says whether a process runs: one that is dead and not reaped doesn't.
-func lives(p oci.Process) bool {
+func running(p oci.Process) bool {
 	f, err := pidfd.Open(p)
 	if err != nil {
 		return !errors.Is(err, pidfd.ErrGone)
@@ -132,7 +132,7 @@ func lives(p oci.Process) bool {
 
 // forget drops the watch of a container that is deleted, once that does nothing
 // more to it.
-func (d *Driver) forget(ctx context.Context, id string) error {
+func (d *Driver) dropWatch(ctx context.Context, id string) error {
 	d.mu.Lock()
 	w, ok := d.watches[id]
 	delete(d.watches, id)
@@ -140,19 +140,19 @@ func (d *Driver) forget(ctx context.Context, id string) error {
 	if !ok {
 		return nil
 	}
-	w.giveUp()
+	w.cancel()
 	return w.Wait(ctx)
 }
 
 // await waits until the container's first process has ended. A call that fails
 // says nothing about that: only the shim's own end does.
-func (c *container) await(w *watch) oci.Exit {
-	go c.guardLog(w)
+func (c *container) awaitExit(w *watch) oci.Exit {
+	go c.killOnLogLoss(w)
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		if t, ok := w.task(); ok {
-			exit, err := t.wait(w.waiting, c.ID, "")
+			exit, err := t.wait(w.ctx, c.ID, "")
 			switch {
-			case w.waiting.Err() != nil:
+			case w.ctx.Err() != nil:
 				return oci.Exit{Code: 128 + int(unix.SIGKILL), At: time.Now()}
 			case err == nil && w.logLost.Load(), err != nil && errdefs.IsNotFound(err):
 				return oci.LostExit()
@@ -161,52 +161,52 @@ func (c *container) await(w *watch) oci.Exit {
 			}
 			t.close()
 		}
-		if !lives(c.Shim) {
+		if !running(c.Shim) {
 			w.current.Store(nil)
 			return oci.LostExit()
 		}
 		select {
 		case <-time.After(pause):
-		case <-w.waiting.Done():
+		case <-w.ctx.Done():
 		}
-		if t, err := connect(w.waiting, c.Endpoint); err == nil {
+		if t, err := connect(w.ctx, c.Endpoint); err == nil {
 			w.current.Store(t)
 		}
 	}
 }
 
-// guardLog kills the container should its conmon die first: nobody reads what
+// killOnLogLoss kills the container should its conmon die first: nobody reads what
 // it writes any more.
-func (c *container) guardLog(w *watch) {
+func (c *container) killOnLogLoss(w *watch) {
 	f, err := pidfd.Open(c.Monitor)
 	if err == nil {
-		err = pidfd.Wait(w.waiting, f)
+		err = pidfd.Wait(w.ctx, f)
 		_ = f.Close()
 	}
-	if w.waiting.Err() != nil || err != nil && !errors.Is(err, pidfd.ErrGone) {
+	if w.ctx.Err() != nil || err != nil && !errors.Is(err, pidfd.ErrGone) {
 		return
 	}
 	w.logLost.Store(true)
 	// If it fails, what is left is found when the container is deleted.
-	_ = c.killAll(w.waiting, w)
+	_ = c.killAll(w.ctx, w)
 }
 
 // settle ends what is left of a container whose first process has ended, and
 // returns how that did.
-func (c *container) settle(w *watch, exit oci.Exit) oci.Exit {
+func (c *container) cleanUpExited(w *watch, exit oci.Exit) oci.Exit {
 	ctx, cancel := context.WithTimeout(context.Background(), leftoverLimit)
 	defer cancel()
 	// What can't be ended in this time is Delete's to report.
 	if tree, err := c.tree(); err == nil {
 		// The shim is about to delete the cgroup.
 		exit.OOMKilled = exit.OOMKilled || tree.OOMKills(c.Cgroup) > 0
-		exit = c.keepExit(exit)
+		exit = c.saveExit(exit)
 		_ = tree.Kill(ctx, c.Cgroup)
 	}
-	if c.deleteTask(ctx, w.current.Load()) != nil && !lives(c.Shim) {
-		_ = c.Handler.cleanUp(ctx, c.copied, c.ID)
+	if c.deleteTask(ctx, w.current.Load()) != nil && !running(c.Shim) {
+		_ = c.Handler.deleteLeftovers(ctx, c.bundleCopy, c.ID)
 	}
-	_ = c.endLog(ctx)
+	_ = c.stopLog(ctx)
 	return exit
 }
 
@@ -224,9 +224,9 @@ func (c *container) deleteTask(ctx context.Context, t *task) error {
 	return err
 }
 
-// endLog ends the holder, and with it conmon, once that has written down what
+// stopLog ends the holder, and with it conmon, once that has written down what
 // is in its pipes.
-func (c *container) endLog(ctx context.Context) error {
+func (c *container) stopLog(ctx context.Context) error {
 	if err := pidfd.End(ctx, c.Holder); err != nil {
 		return err
 	}
@@ -246,9 +246,9 @@ func (c *container) endLog(ctx context.Context) error {
 	return pidfd.End(ctx, c.Monitor)
 }
 
-// keepExit writes down how the container ended. The first to do so is right:
+// saveExit writes down how the container ended. The first to do so is right:
 // it returns that.
-func (c *container) keepExit(exit oci.Exit) oci.Exit {
+func (c *container) saveExit(exit oci.Exit) oci.Exit {
 	tmp, err := os.CreateTemp(c.dir, exitFile+"-")
 	if err != nil {
 		return exit
@@ -311,7 +311,7 @@ func (d *Driver) Status(ctx context.Context, id string) (oci.Status, error) {
 	defer cancel()
 	state, err := t.state(limited, id)
 	switch {
-	case err != nil && gone(err):
+	case err != nil && isGone(err):
 		return ended()
 	case err != nil:
 		return oci.Status{}, c.wrap("find", err)
@@ -326,9 +326,9 @@ func (d *Driver) Status(ctx context.Context, id string) (oci.Status, error) {
 // lockFile is what conmon and the holder keep locked: see conmon.Launch.
 const lockFile = "lock"
 
-// endConmon ends what of the log's keepers can be found, for the case that we
+// killLogProcesses ends what of the log's keepers can be found, for the case that we
 // were killed before they were recorded, and returns when none is left.
-func (c *container) endConmon(ctx context.Context) error {
+func (c *container) killLogProcesses(ctx context.Context) error {
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		if p, ok := conmon.Find(c.dir); ok {
 			if err := pidfd.End(ctx, p); err != nil {

@@ -79,7 +79,7 @@ type Setting struct {
 func Find(ctx context.Context, cfg Config, settings map[string]Setting) Handlers {
 	h := Handlers{map[string]handler{}}
 	for name, setting := range settings {
-		found, err := cfg.find(ctx, name, setting)
+		found, err := cfg.probeHandler(ctx, name, setting)
 		if err != nil {
 			err = errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("runtime handler %s can't be used: %v", name, err))
 		}
@@ -126,9 +126,9 @@ func (h Handlers) List() []oci.Handler {
 	return list
 }
 
-// finding is what find remembers. It holds as long as the host has not been
+// probeResult is what find remembers. It holds as long as the host has not been
 // booted and all files in question are the same.
-type finding struct {
+type probeResult struct {
 	Boot    string  `json:"boot"`
 	Files   []file  `json:"files"`
 	Handler Handler `json:"handler"`
@@ -150,7 +150,7 @@ func identify(path string) (file, error) {
 	return file{path, info.Size(), info.ModTime().UTC()}, nil
 }
 
-func (cfg Config) find(ctx context.Context, name string, s Setting) (Handler, error) {
+func (cfg Config) probeHandler(ctx context.Context, name string, s Setting) (Handler, error) {
 	h := Handler{Name: name, Config: s.Config}
 	var err error
 	if h.Path, err = locateShim(name, s.Path); err != nil {
@@ -162,7 +162,7 @@ func (cfg Config) find(ctx context.Context, name string, s Setting) (Handler, er
 	if h.Conmon == "" {
 		return h, errors.New("conmon is not installed: apt-get install conmon")
 	}
-	now := finding{Boot: cfg.Host.BootID}
+	now := probeResult{Boot: cfg.Host.BootID}
 	for _, path := range []string{h.Path, h.Conmon, h.Config} {
 		if path == "" {
 			continue
@@ -174,17 +174,17 @@ func (cfg Config) find(ctx context.Context, name string, s Setting) (Handler, er
 		now.Files = append(now.Files, f)
 	}
 	cache := filepath.Join(cfg.StateDir, "handler-"+name+".json")
-	var before finding
+	var before probeResult
 	if raw, err := os.ReadFile(cache); err == nil && json.Unmarshal(raw, &before) == nil {
 		if before.Boot == now.Boot && reflect.DeepEqual(before.Files, now.Files) {
 			return before.Handler, nil
 		}
 	}
-	if err := cfg.try(ctx, &h); err != nil {
+	if err := cfg.probe(ctx, &h); err != nil {
 		// Nothing tells which way it is to be started but that it works.
 		first := err
 		h.Old = true
-		if cfg.try(ctx, &h) != nil {
+		if cfg.probe(ctx, &h) != nil {
 			return h, first
 		}
 	}
@@ -215,7 +215,7 @@ func locateShim(name, path string) (string, error) {
 const tryLimit = time.Minute
 
 // try runs a container with the shim from beginning to end.
-func (cfg Config) try(ctx context.Context, h *Handler) error {
+func (cfg Config) probe(ctx context.Context, h *Handler) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, tryLimit, fmt.Errorf("it took longer than %v to run a container", tryLimit))
 	defer cancel()
 	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {

@@ -91,7 +91,7 @@ const startLimit = 30 * time.Second
 
 // launch has the shim's program start a shim for the bundle in dir.
 func (h Handler) launch(ctx context.Context, dir, id string) (endpoint, error) {
-	input, err := h.input(id)
+	input, err := h.startInput(id)
 	if err != nil {
 		return endpoint{}, err
 	}
@@ -104,7 +104,7 @@ func (h Handler) launch(ctx context.Context, dir, id string) (endpoint, error) {
 
 // input is what a start is told: a message of the newest protocol, which shims of
 // before containerd 2.3 take for the options that they expect, or those.
-func (h Handler) input(id string) ([]byte, error) {
+func (h Handler) startInput(id string) ([]byte, error) {
 	options, err := h.options()
 	if err != nil {
 		return nil, err
@@ -126,7 +126,7 @@ func (h Handler) input(id string) ([]byte, error) {
 
 // cleanUp has the shim's program end and delete the container of a shim that is
 // no more.
-func (h Handler) cleanUp(ctx context.Context, dir, id string) error {
+func (h Handler) deleteLeftovers(ctx context.Context, dir, id string) error {
 	_, err := h.run(ctx, dir, nil, id, "-bundle", dir, "delete")
 	return err
 }

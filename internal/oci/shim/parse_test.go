@@ -149,7 +149,7 @@ func TestAdapt(t *testing.T) {
 		if err := json.Unmarshal(b.Raw, b); err != nil {
 			t.Fatal(err)
 		}
-		out, err := adapt(b, "id")
+		out, err := adaptSpec(b, "id")
 		if err == nil {
 			err = json.Unmarshal(out, &s)
 		}

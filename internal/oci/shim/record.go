@@ -32,9 +32,9 @@ type container struct {
 	entry
 	driver *Driver
 	dir    string // of our files about it
-	// copied is the bundle that the shim gets, with a spec of our making. Shims
+	// bundleCopy is the bundle that the shim gets, with a spec of our making. Shims
 	// leave files in it and expect it to be named after the container.
-	copied string
+	bundleCopy string
 }
 
 // path returns that of a file of ours about the container.
@@ -47,18 +47,18 @@ func (c *container) tree() (*cgroup.Tree, error) {
 
 // booted says whether the host was booted since: nothing of it runs then, and
 // all numbers are others'.
-func (c *container) booted() bool { return c.Boot != c.driver.cfg.Host.BootID }
+func (c *container) rebooted() bool { return c.Boot != c.driver.cfg.Host.BootID }
 
 // spec is the path of the runtime spec that the shim gets.
-func (c *container) spec() string { return filepath.Join(c.copied, bundle.SpecFile) }
+func (c *container) spec() string { return filepath.Join(c.bundleCopy, bundle.SpecFile) }
 
 func (c *container) save() error { return record.Save(c.driver.cfg.containers(), c.entry) }
 
 // blank returns a container of which only the ID is known.
-func (d *Driver) blank(id string) *container {
+func (d *Driver) newContainer(id string) *container {
 	return &container{
 		entry:  entry{Container: record.Container{ID: id, Boot: d.cfg.Host.BootID}},
-		driver: d, dir: filepath.Join(d.cfg.containers(), id), copied: filepath.Join(d.cfg.StateDir, "bundles", id),
+		driver: d, dir: filepath.Join(d.cfg.containers(), id), bundleCopy: filepath.Join(d.cfg.StateDir, "bundles", id),
 	}
 }
 
@@ -67,13 +67,13 @@ func (d *Driver) Has(id string) bool {
 	if bundle.CheckID(id) != nil {
 		return false
 	}
-	_, err := os.Lstat(d.blank(id).dir)
+	_, err := os.Lstat(d.newContainer(id).dir)
 	return err == nil
 }
 
 // load returns a container with its record, errdefs.ErrNotFound if there is none.
 func (d *Driver) load(id string) (*container, error) {
-	c := d.blank(id)
+	c := d.newContainer(id)
 	c.entry = entry{}
 	if err := record.Load(d.cfg.containers(), id, &c.entry); err != nil {
 		return nil, err
@@ -108,18 +108,18 @@ const (
 
 // request checks what is asked against its bundle and returns the container
 // with the spec that the shim is to get.
-func (d *Driver) request(req oci.Create, h Handler) (*container, []byte, error) {
+func (d *Driver) prepare(req oci.Create, h Handler) (*container, []byte, error) {
 	b, err := bundle.Read(req)
 	if err != nil {
 		return nil, nil, err
 	}
-	c := d.blank(req.ID)
+	c := d.newContainer(req.ID)
 	c.Bundle, c.Handler, c.Log, c.Cgroup = b.Dir, h, req.Log, b.Cgroup()
 	c.Terminal, c.Stdin, c.StdinOnce = req.Terminal, req.Stdin, req.StdinOnce
 	if b.Annotations[annotationType] == typeContainer {
 		c.Sandbox = b.Annotations[annotationSandbox]
 	}
-	spec, err := adapt(b, c.ID)
+	spec, err := adaptSpec(b, c.ID)
 	return c, spec, err
 }
 
@@ -127,7 +127,7 @@ func (d *Driver) request(req oci.Create, h Handler) (*container, []byte, error) 
 // shim. The root is an absolute path. The score for the kernel's choice of whom
 // to kill is ours where none is given, and not the shim's, which is worse. A
 // container of no sandbox is one, without which gVisor's shim waits for ever.
-func adapt(b *bundle.Bundle, id string) ([]byte, error) {
+func adaptSpec(b *bundle.Bundle, id string) ([]byte, error) {
 	var spec map[string]json.RawMessage
 	if err := json.Unmarshal(b.Raw, &spec); err != nil {
 		return nil, err

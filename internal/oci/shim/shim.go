@@ -83,7 +83,7 @@ func (d *Driver) Start(ctx context.Context, id string) error {
 		return c.wrap("start", &oci.StartError{Code: 128, Message: "it has ended"})
 	}
 	err = t.start(ctx, id, "")
-	if err != nil && gone(err) {
+	if err != nil && isGone(err) {
 		err = &oci.StartError{Code: 128, Message: oci.OneLine(err.Error())}
 	}
 	return c.wrap("start", err)
@@ -103,7 +103,7 @@ func (d *Driver) Signal(ctx context.Context, id string, sig syscall.Signal) erro
 	case ok:
 		err = t.kill(ctx, id, "", sig)
 	}
-	if !ok || err != nil && gone(err) {
+	if !ok || err != nil && isGone(err) {
 		err = errdefs.ErrNotFound.WithMessage("it has ended")
 	}
 	return c.wrap("signal", err)
@@ -115,7 +115,7 @@ func (d *Driver) KillAll(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if !w.Over() {
+	if !w.Exited() {
 		err = c.killAll(ctx, w)
 	}
 	if err == nil {
@@ -130,7 +130,7 @@ func (c *container) killAll(ctx context.Context, w *watch) error {
 	limited, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	err := c.kill(limited, w)
-	if err != nil && gone(err) {
+	if err != nil && isGone(err) {
 		err = nil
 	}
 	tree, treeErr := c.tree()
@@ -165,7 +165,7 @@ func (c *container) kill(ctx context.Context, w *watch) error {
 	if err := c.deleteTask(ctx, t); err != nil {
 		return err
 	}
-	w.giveUp()
+	w.cancel()
 	return nil
 }
 

@@ -174,7 +174,7 @@ func TestUnreadableRecord(t *testing.T) {
 			t.Errorf("%q was read", content)
 		}
 		must(t, restarted.Delete(t.Context(), c.ID))
-		must(t, d.forget(t.Context(), c.ID))
+		must(t, d.dropWatch(t.Context(), c.ID))
 		conmon.RemoveFiles(c.Bundle) // where that is nobody knows any more
 	}
 }

@@ -70,29 +70,29 @@ var errClosed = errors.New("the shim has hung up")
 
 // gone says whether an error of the shim means that the process has ended. They
 // have different words and kinds for that.
-func gone(err error) bool {
+func isGone(err error) bool {
 	return errdefs.IsNotFound(err) || errors.Is(err, errClosed) ||
 		strings.Contains(err.Error(), "process already finished") || strings.Contains(err.Error(), "no such process")
 }
 
 // refused makes a StartError of what a shim says, unless it said nothing.
-func refused(ctx context.Context, err error) error {
+func asStartError(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil || errors.Is(err, errClosed) {
 		return err
 	}
 	words := strings.TrimSuffix(err.Error(), ": unknown") // containerd's for an error without a kind
-	return oci.Refusal(words)
+	return oci.NewStartError(words)
 }
 
 func (t *task) create(ctx context.Context, req *taskapi.CreateTaskRequest) (pid int, err error) {
 	var resp taskapi.CreateTaskResponse
 	err = t.call(ctx, "Create", req, &resp)
-	return int(resp.GetPid()), refused(ctx, err)
+	return int(resp.GetPid()), asStartError(ctx, err)
 }
 
 // start starts the container's process, or an exec'd one.
 func (t *task) start(ctx context.Context, id, exec string) error {
-	return refused(ctx, t.call(ctx, "Start", &taskapi.StartRequest{ID: id, ExecID: exec}, &taskapi.StartResponse{}))
+	return asStartError(ctx, t.call(ctx, "Start", &taskapi.StartRequest{ID: id, ExecID: exec}, &taskapi.StartResponse{}))
 }
 
 // wait waits for a process, and goes on doing so as long as the shim lives.
@@ -119,7 +119,7 @@ func (t *task) delete(ctx context.Context, id, exec string) error {
 }
 
 func (t *task) exec(ctx context.Context, req *taskapi.ExecProcessRequest) error {
-	return refused(ctx, t.call(ctx, "Exec", req, &emptypb.Empty{}))
+	return asStartError(ctx, t.call(ctx, "Exec", req, &emptypb.Empty{}))
 }
 
 func (t *task) resize(ctx context.Context, id, exec string, size oci.Size) error {

@@ -61,11 +61,11 @@ func (p *Pipes) pipe(n int) (*os.File, error) {
 }
 
 // Theirs are the program's ends; None for a stream that has no pipe.
-func (p *Pipes) Theirs() [3]int { return p.theirs }
+func (p *Pipes) ProgramEnds() [3]int { return p.theirs }
 
 // Own gives the pipes to a user, if one is given, so that it can open
 // /dev/stdout anew.
-func (p *Pipes) Own(uid *int) error {
+func (p *Pipes) Chown(uid *int) error {
 	if uid == nil {
 		return nil
 	}
@@ -82,7 +82,7 @@ func (p *Pipes) Own(uid *int) error {
 
 // CloseTheirs closes the program's ends of the given streams, of which it has
 // copies of its own.
-func (p *Pipes) CloseTheirs(streams ...int) {
+func (p *Pipes) CloseProgramEnds(streams ...int) {
 	for _, n := range streams {
 		if fd := p.theirs[n]; fd != None {
 			_ = unix.Close(fd)
@@ -93,7 +93,7 @@ func (p *Pipes) CloseTheirs(streams ...int) {
 
 // Close closes all that is open.
 func (p *Pipes) Close() {
-	p.CloseTheirs(0, 1, 2)
+	p.CloseProgramEnds(0, 1, 2)
 	for _, f := range []*os.File{p.stdin, p.stdout, p.stderr, p.terminal} {
 		if f != nil {
 			_ = f.Close()
@@ -106,7 +106,7 @@ func (p *Pipes) Close() {
 func (p *Pipes) UseTerminal(terminal *os.File) { p.terminal = terminal }
 
 // Words returns what there is to read on stderr.
-func (p *Pipes) Words() string {
+func (p *Pipes) ReadStderr() string {
 	var said limitedBuffer
 	drain(p.stderr, &said)
 	return string(said)
@@ -174,9 +174,9 @@ func (p *Pipes) copyTo(to io.Writer, from *os.File) {
 	})
 }
 
-// Stalled is how long the output of a program that was killed may wait for a
+// StallLimit is how long the output of a program that was killed may wait for a
 // client that doesn't take it.
-const Stalled = time.Second
+const StallLimit = time.Second
 
 // Finish delivers what the program wrote before it ended. Others that hold the
 // same pipe may go on writing: that is lost.
@@ -198,7 +198,7 @@ func (p *Pipes) Finish(ctx context.Context) {
 	}
 	select {
 	case <-done:
-	case <-time.After(Stalled):
+	case <-time.After(StallLimit):
 	}
 }
 
@@ -221,9 +221,9 @@ func drain(from *os.File, to io.Writer) {
 	}
 }
 
-// EachSize applies the sizes of a terminal as the client's changes, until ctx
+// ForwardSizes applies the sizes of a terminal as the client's changes, until ctx
 // ends.
-func EachSize(ctx context.Context, sizes <-chan oci.Size, apply func(oci.Size)) {
+func ForwardSizes(ctx context.Context, sizes <-chan oci.Size, apply func(oci.Size)) {
 	for {
 		select {
 		case <-ctx.Done():

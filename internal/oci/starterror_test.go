@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestRefusal has what the runtimes say, runc 1.1.5 and crun 1.8.1.
-func TestRefusal(t *testing.T) {
+// TestNewStartError has what the runtimes say, runc 1.1.5 and crun 1.8.1.
+func TestNewStartError(t *testing.T) {
 	for message, want := range map[string]int{
 		`runc create failed: unable to start container process: exec: "nosuch": executable file not found in $PATH`:       127,
 		`runc create failed: unable to start container process: exec: "/nosuch": stat /nosuch: no such file or directory`: 127,
@@ -22,7 +22,7 @@ func TestRefusal(t *testing.T) {
 		"":                  128,
 	} {
 		var got *StartError
-		if err := Refusal(message); !errors.As(err, &got) || got.Code != want || got.Message == "" {
+		if err := NewStartError(message); !errors.As(err, &got) || got.Code != want || got.Message == "" {
 			t.Errorf("%q: %+v, want code %d", message, got, want)
 		}
 	}

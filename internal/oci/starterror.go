@@ -3,7 +3,7 @@ package oci
 import "strings"
 
 // Refusal makes a StartError of what a runtime said.
-func Refusal(message string) error {
+func NewStartError(message string) error {
 	e := &StartError{Code: 128, Message: OneLine(message)}
 	if e.Message == "" {
 		e.Message = "the runtime refused without a word"

@@ -12,22 +12,22 @@ const lostCode = 255
 func LostExit() Exit { return Exit{Code: lostCode, Lost: true, At: time.Now()} }
 
 // Ending is the end of a container, for which many wait.
-type Ending struct {
+type ExitNotifier struct {
 	done chan struct{}
 	exit Exit // set before done is closed
 }
 
-// NewEnding returns one that is yet to come.
-func NewEnding() *Ending { return &Ending{done: make(chan struct{})} }
+// NewExitNotifier returns one that is yet to come.
+func NewExitNotifier() *ExitNotifier { return &ExitNotifier{done: make(chan struct{})} }
 
 // Come says how the container ended, once.
-func (e *Ending) Come(exit Exit) {
+func (e *ExitNotifier) Notify(exit Exit) {
 	e.exit = exit
 	close(e.done)
 }
 
 // Over says whether it has come.
-func (e *Ending) Over() bool {
+func (e *ExitNotifier) Exited() bool {
 	select {
 	case <-e.done:
 		return true
@@ -37,7 +37,7 @@ func (e *Ending) Over() bool {
 }
 
 // Wait returns when it has come, or with ctx's cause.
-func (e *Ending) Wait(ctx context.Context) error {
+func (e *ExitNotifier) Wait(ctx context.Context) error {
 	select {
 	case <-e.done:
 		return nil
@@ -47,4 +47,4 @@ func (e *Ending) Wait(ctx context.Context) error {
 }
 
 // Exit is how it ended, once it is over.
-func (e *Ending) Exit() Exit { return e.exit }
+func (e *ExitNotifier) Exit() Exit { return e.exit }
