@@ -27,7 +27,9 @@ func (d *daemon) openNRI() (pods sandbox.Hooks, containers container.Hooks) {
 				io, _, err := d.classes.Limits("", map[string]string{blockio.BlockioContainerAnnotation: class}, nil)
 				return io, err
 			},
-			Knows: func(handler, version string) bool { return d.handlers.SupportsSpec(context.Background(), handler, version) },
+			Knows: func(handler, version string) bool {
+				return d.handlers.SupportsSpec(context.Background(), handler, version)
+			},
 		},
 		Log: d.log,
 	})
