@@ -18,7 +18,7 @@ type subject struct {
 
 	started   time.Time
 	processes stats.Processes
-	layer     stats.Layer
+	layer     stats.DirUsage
 	disk      stats.Disk
 }
 

@@ -90,7 +90,7 @@ func (d *daemon) drivers() drivers {
 	return drivers{d.handlers, monitor.New(d.monitor(), d.handlers.Handlers), shim.New(d.shim(), d.handlers.shims)}
 }
 
-// inside implements stats.Inside for the containers of shims, whose cgroup may be empty.
+// inside implements stats.GuestUsage for the containers of shims, whose cgroup may be empty.
 func (d *daemon) inside(cgroup string) (oci.Usage, bool) {
 	id := path.Base(cgroup)
 	if !d.driver.shim.Has(id) {

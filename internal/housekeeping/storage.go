@@ -93,14 +93,14 @@ func (s Storage) measure(ctx context.Context, pod *corev1.Pod) diskUsage {
 	out := diskUsage{map[string]int64{}, map[string]int64{}}
 	volumes, containers := toMeasure(pod)
 	for _, name := range volumes {
-		out.volumes[name] = stats.Tree(ctx, s.EmptyDir(string(pod.UID), name)).Bytes
+		out.volumes[name] = stats.MeasureDir(ctx, s.EmptyDir(string(pod.UID), name)).Bytes
 	}
 	if !containers {
 		return out
 	}
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		for _, dir := range s.Layers(pod, c.Name) {
-			out.containers[c.Name] += stats.Tree(ctx, dir).Bytes
+			out.containers[c.Name] += stats.MeasureDir(ctx, dir).Bytes
 		}
 	}
 	return out

@@ -13,69 +13,69 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Usage is what a cgroup has used.
+// Usage is the resource usage of a cgroup.
 type Usage struct {
 	At        time.Time
 	CPU       CPU
 	Memory    Memory
 	Processes uint64
-	// ProcessLimit is 0 without one.
+	// ProcessLimit is 0 if there is none.
 	ProcessLimit uint64
 	HugePages    []HugePages
 	Disks        []DiskIO
-	// Pressure has nil where the kernel doesn't say.
+	// Pressure is nil where the kernel doesn't report it.
 	Pressure struct{ CPU, Memory, IO *Pressure }
 }
 
-// CPU is the use of processors, in nanoseconds.
+// CPU is CPU usage; times are in nanoseconds.
 type CPU struct {
 	Used, User, System uint64
 	Periods, Throttled uint64
 	ThrottledTime      uint64
-	// Shares is the weight in v1's terms. Quota per Period, in microseconds, is
-	// the limit; 0 without one.
+	// Shares is the weight on v1's scale. Quota per Period, in microseconds, is the limit;
+	// Quota is 0 if there is none.
 	Shares, Quota, Period uint64
 }
 
-// Memory is in bytes. Used is all that is in use, WorkingSet what of it can't
-// be dropped at once. Limits are 0 if there is none.
+// Memory is memory usage in bytes. WorkingSet is the part of Used that can't be reclaimed
+// immediately. Limits are 0 if there are none.
 type Memory struct {
 	Used, WorkingSet, Max, Limit uint64
 	RSS, Cache, Mapped, Kernel   uint64
 	InactiveFile                 uint64
 	Swap, SwapLimit              uint64
 	Failures, OOMKills           uint64
-	// Own are the faults without, Faults those with the children's.
+	// Faults include those of child cgroups, Own don't.
 	Own, Faults MemoryFaults
 }
 
 // MemoryFaults counts page faults.
 type MemoryFaults struct{ Minor, Major uint64 }
 
-// HugePages is the use of pages of one size.
+// HugePages is the usage of huge pages of one size.
 type HugePages struct {
 	Size       string // as the kernel spells it: "2MB"
 	Usage, Max uint64
 }
 
-// DiskIO is what went to and from a device.
+// DiskIO is the I/O of one device.
 type DiskIO struct {
 	Major, Minor            uint64
 	ReadBytes, WrittenBytes uint64
 	ReadCount, WrittenCount uint64
 }
 
-// Pressure is how long processes waited (PSI).
+// Pressure is pressure stall information (PSI).
 type Pressure struct{ Some, Full Stall }
 
-// Stall is a line of it: Total in nanoseconds, averages in percent.
+// Stall is a line of PSI: Total is in nanoseconds, averages are in percent.
 type Stall struct {
 	Total                uint64
 	Avg10, Avg60, Avg300 float64
 }
 
-// Cgroup reads a cgroup, named as in the runtime spec. The error of one that
-// isn't there is of the kind not found.
+// Cgroup reads the usage of a cgroup, named as in the runtime spec. If the cgroup doesn't
+// exist, it returns errdefs.ErrNotFound.
 func (m *Meter) Cgroup(cgroup string) (*Usage, error) {
 	u := &Usage{At: time.Now()}
 	var ok bool
@@ -84,21 +84,21 @@ func (m *Meter) Cgroup(cgroup string) (*Usage, error) {
 	} else {
 		ok = m.readV1(u, cgroup)
 	}
-	if u.Processes == 0 && m.inside != nil {
-		if inner, told := m.inside(cgroup); told {
+	if u.Processes == 0 && m.guest != nil {
+		if inner, found := m.guest(cgroup); found {
 			ok = true
 			u.CPU.Used, u.Memory.Used, u.Processes = inner.CPU, inner.Memory, inner.Processes
 		}
 	}
 	if !ok {
-		return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("cgroup %s is not there", cgroup))
+		return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("cgroup %s does not exist", cgroup))
 	}
 	u.Memory.WorkingSet = u.Memory.Used - min(u.Memory.Used, u.Memory.InactiveFile)
 	return u, nil
 }
 
-// unlimited is from where on v1's limits mean none: the largest number of
-// pages that the kernel counts.
+// unlimited is the least value that means no limit in v1. The kernel writes the largest
+// number of bytes in whole pages.
 const unlimited = 1 << 62
 
 func limit(v uint64) uint64 {
@@ -108,7 +108,7 @@ func limit(v uint64) uint64 {
 	return v
 }
 
-// number reads a file of one number; 0 if there is none or it says "max".
+// number reads a file with one number. It returns 0 if the file is missing or has "max".
 func number(dir, file string) uint64 {
 	n, _ := strconv.ParseUint(text(dir, file), 10, 64)
 	return n
@@ -119,7 +119,7 @@ func text(dir, file string) string {
 	return string(bytes.TrimSpace(content))
 }
 
-// table reads a file of lines with a name and a number.
+// table reads a file whose lines have a name and a number.
 func table(dir, file string) map[string]uint64 {
 	content, _ := os.ReadFile(filepath.Join(dir, file))
 	out := map[string]uint64{}

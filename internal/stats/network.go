@@ -9,17 +9,17 @@ import (
 	"github.com/huskd/husk/internal/netns"
 )
 
-// Interface is what went through a network interface.
+// Interface is the traffic of a network interface.
 type Interface struct {
 	Name           string
 	Received, Sent Traffic
 }
 
-// Traffic is that in one direction.
+// Traffic is the traffic in one direction.
 type Traffic struct{ Bytes, Packets, Errors, Dropped uint64 }
 
-// Network returns the interfaces in the network namespace at path, without
-// loopback; those of the calling process's if path is empty.
+// Network returns the interfaces in the network namespace at path, except loopback. If
+// path is empty, that is the namespace of the calling process.
 func Network(path string) (list []Interface, err error) {
 	read := func() error {
 		content, err := os.ReadFile("/proc/thread-self/net/dev")
@@ -32,8 +32,8 @@ func Network(path string) (list []Interface, err error) {
 	return list, netns.Do(path, read)
 }
 
-// parseDev reads /proc/net/dev: two lines of headings, then for each interface
-// its name, eight numbers of what it received and eight of what it sent.
+// parseDev parses /proc/net/dev: two heading lines, then a line per interface with its
+// name, eight counters for receiving and eight for sending.
 func parseDev(content []byte) []Interface {
 	var list []Interface
 	for line := range bytes.Lines(content) {

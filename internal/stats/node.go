@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Node is what the machine has used since it was started. Its cgroups don't tell:
-// the root of v2 has no files for memory.
+// Node returns the usage of the machine since it booted. It doesn't use cgroups, because
+// the root cgroup of v2 has no memory files.
 func Node() (*Usage, error) {
 	cpu, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -26,7 +26,7 @@ func Node() (*Usage, error) {
 	return u, nil
 }
 
-// Booted is when the machine was started.
+// Booted returns when the machine booted.
 func Booted() time.Time {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {
@@ -35,8 +35,8 @@ func Booted() time.Time {
 	return time.Now().Add(-time.Duration(info.Uptime) * time.Second)
 }
 
-// parseStat reads the first line of /proc/stat: the ticks that all processors
-// spent in user, nice, system, idle, iowait, irq and softirq mode and in others'.
+// parseStat parses the first line of /proc/stat: the ticks that all CPUs spent in user,
+// nice, system, idle, iowait, irq, softirq and further modes.
 func parseStat(text string) (c CPU) {
 	line, _, _ := strings.Cut(text, "\n")
 	fields := strings.Fields(line)
@@ -53,7 +53,7 @@ func parseStat(text string) (c CPU) {
 	return c
 }
 
-// parseMeminfo reads /proc/meminfo.
+// parseMeminfo parses /proc/meminfo.
 func parseMeminfo(text string) (m Memory) {
 	bytes := map[string]uint64{}
 	for line := range strings.Lines(text) {

@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// Processes are those in a cgroup.
+// Processes are the processes in a cgroup.
 type Processes struct {
 	Count, Files, Sockets uint64
-	// OpenFiles is how many the first of them may have open.
+	// OpenFiles is the first process's limit of open files.
 	OpenFiles uint64
 }
 
-// Processes counts the processes in a cgroup and what they have open.
+// Processes counts the processes in a cgroup and their open files and sockets.
 func (m *Meter) Processes(cgroup string) Processes {
 	mount := m.cgroups.Mounts[""]
 	if !m.cgroups.Mode.Unified() {
@@ -35,7 +35,7 @@ func (m *Meter) Processes(cgroup string) Processes {
 	return p
 }
 
-// descriptors counts what a process has open. It may be gone by now.
+// descriptors counts the descriptors in dir, a process's fd directory, which may be gone.
 func descriptors(dir string) (files, sockets uint64) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
@@ -47,7 +47,7 @@ func descriptors(dir string) (files, sockets uint64) {
 	return files, sockets
 }
 
-// openFiles reads a line such as "Max open files  1024  524288  files".
+// openFiles returns a process's soft limit of open files, from a line such as "Max open files  1024  524288  files".
 func openFiles(proc string) uint64 {
 	content, _ := os.ReadFile(filepath.Join(proc, "limits"))
 	for line := range bytes.Lines(content) {

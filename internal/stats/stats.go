@@ -1,5 +1,5 @@
-// Package stats reads what containers and pods use: from the cgroup file
-// system, of v1 and v2 alike, from their network namespaces, and from the disk.
+// Package stats reads the resource usage of containers, pods and the node: from cgroups
+// of v1 and v2, from network namespaces, and from the disk.
 package stats
 
 import (
@@ -17,53 +17,53 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// layerAge is how old the measure of a writable layer may be: to take one, the
-// whole layer is walked.
+// layerAge is how long the usage of a writable layer is cached, because measuring it walks
+// the whole layer.
 const layerAge = 10 * time.Second
 
-// Meter reads what is used. It remembers the last readings, of which a rate is
-// made. Its methods are safe for concurrent use.
+// Meter reads resource usage. It keeps the last readings to compute rates, and caches the
+// usage of directories. Its methods are safe for concurrent use.
 type Meter struct {
 	cgroups host.Cgroup
-	inside  Inside
+	guest   GuestUsage
 
-	mu     sync.Mutex
-	layers map[string]*measure
-	last   map[string]reading
+	mu   sync.Mutex
+	dirs map[string]*measurement
+	last map[string]reading
 }
 
-// Inside tells what a container uses that has no process in its cgroup, because
-// its runtime has a kernel of its own; not ok of any other container.
-type Inside func(cgroup string) (u oci.Usage, ok bool)
+// GuestUsage returns the usage of a container that has no process in its cgroup because
+// its runtime has its own kernel. ok is false for other containers.
+type GuestUsage func(cgroup string) (u oci.Usage, ok bool)
 
-// New returns a Meter for a host with these cgroups. Inside may be nil.
-func New(c host.Cgroup, inside Inside) *Meter {
-	return &Meter{cgroups: c, inside: inside, layers: map[string]*measure{}, last: map[string]reading{}}
+// New returns a Meter for a host with these cgroups. guest may be nil.
+func New(c host.Cgroup, guest GuestUsage) *Meter {
+	return &Meter{cgroups: c, guest: guest, dirs: map[string]*measurement{}, last: map[string]reading{}}
 }
 
-// forgetAfter is how long a reading is remembered that nobody asks for.
+// forgetAfter is how long an unused reading is kept.
 const forgetAfter = 15 * time.Minute
 
-// forget drops what nobody asked for in a long time: it is likely gone. The
-// caller has m.mu.
+// forget removes readings that have not been used for long: their subject is probably gone.
+// The caller holds m.mu.
 func (m *Meter) forget(now time.Time) {
 	old := now.Add(-forgetAfter)
-	maps.DeleteFunc(m.layers, func(_ string, l *measure) bool { return l.asked.Before(old) })
+	maps.DeleteFunc(m.dirs, func(_ string, d *measurement) bool { return d.used.Before(old) })
 	maps.DeleteFunc(m.last, func(_ string, r reading) bool { return r.at.Before(old) })
 }
 
-// reading is what a cgroup had used of processors at a time.
+// reading is a cgroup's CPU usage at a point in time.
 type reading struct {
 	at   time.Time
 	used uint64 // ns
-	rate uint64 // ns per second before it
+	rate uint64 // ns per second up to it
 }
 
-// rateWindow is the shortest time that a rate is made of.
+// rateWindow is the shortest time that a rate is computed over.
 const rateWindow = 500 * time.Millisecond
 
-// Rate returns the nanoseconds per second that id used since it was asked for
-// before; false the first time.
+// Rate returns the nanoseconds of CPU time per second that id used since its previous
+// reading. It returns false for the first reading.
 func (m *Meter) Rate(id string, at time.Time, used uint64) (uint64, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -82,51 +82,49 @@ func (m *Meter) Rate(id string, at time.Time, used uint64) (uint64, bool) {
 	return rate, true
 }
 
-// Layer is what a writable layer takes on disk.
-type Layer struct {
+// DirUsage is the disk usage of a directory tree.
+type DirUsage struct {
 	Bytes, Inodes int64
 	At            time.Time
 }
 
-type measure struct {
-	asked time.Time // guarded by Meter.mu
-	mu    sync.Mutex
-	Layer
+// measurement is a cached DirUsage.
+type measurement struct {
+	used time.Time // when it was last used; guarded by Meter.mu
+	mu   sync.Mutex
+	DirUsage
 }
 
-// Layer measures the writable layer of the container with this ID, which is
-// below dir.
-func (m *Meter) Layer(id, dir string) Layer {
-	return m.Tree(id, filepath.Join(dir, "upper"), layerAge)
+// Layer returns the usage of the writable layer, below dir, of the container with this ID.
+func (m *Meter) Layer(id, dir string) DirUsage {
+	return m.Dir(id, filepath.Join(dir, "upper"), layerAge)
 }
 
-// Tree measures what is below dir, and is known by that name, unless that was done
-// a shorter time ago than age.
-func (m *Meter) Tree(name, dir string, age time.Duration) Layer {
+// Dir returns the usage of the tree below dir. It is cached under name for age.
+func (m *Meter) Dir(name, dir string, age time.Duration) DirUsage {
 	now := time.Now()
 	m.mu.Lock()
-	known := m.layers[name]
+	known := m.dirs[name]
 	if known == nil {
 		m.forget(now)
-		known = &measure{}
-		m.layers[name] = known
+		known = &measurement{}
+		m.dirs[name] = known
 	}
-	known.asked = now
+	known.used = now
 	m.mu.Unlock()
 	known.mu.Lock()
 	defer known.mu.Unlock()
 	if now.Sub(known.At) > age {
-		known.Layer = Tree(context.Background(), dir)
+		known.DirUsage = MeasureDir(context.Background(), dir)
 		known.At = now
 	}
-	return known.Layer
+	return known.DirUsage
 }
 
-// Tree counts what is below dir on its file system, a file with several names
-// once, until ctx ends. What can't be seen, because it goes away meanwhile, takes
-// nothing.
-func Tree(ctx context.Context, dir string) Layer {
-	var l Layer
+// MeasureDir measures the tree below dir on its file system, until ctx ends. Files with
+// several hard links count once, and files that vanish meanwhile don't count.
+func MeasureDir(ctx context.Context, dir string) DirUsage {
+	var l DirUsage
 	var device uint64
 	seen := map[uint64]bool{}
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -149,7 +147,7 @@ func Tree(ctx context.Context, dir string) Layer {
 		}
 		if st.Dev != device {
 			if d.IsDir() {
-				return filepath.SkipDir // something is mounted there
+				return filepath.SkipDir // a mount point
 			}
 			return nil
 		}
@@ -161,16 +159,15 @@ func Tree(ctx context.Context, dir string) Layer {
 	return l
 }
 
-// blockSize is that in which stat(2) counts.
+// blockSize is the unit of stat(2)'s block count.
 const blockSize = 512
 
-// Disk is a file system.
+// Disk is the size of a file system.
 type Disk struct {
 	Bytes, BytesFree, Inodes, InodesFree uint64
 }
 
-// Filesystem returns the size of the file system at path; false if it can't be
-// told.
+// Filesystem returns the size of the file system at path, and false if that fails.
 func Filesystem(path string) (Disk, bool) {
 	var st unix.Statfs_t
 	if unix.Statfs(path, &st) != nil {

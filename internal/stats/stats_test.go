@@ -13,7 +13,7 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// tree writes files and returns the directory that they are in.
+// tree writes files into a new directory and returns that.
 func tree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -29,7 +29,7 @@ func tree(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// The same use, as both versions of cgroups tell it.
+// want is the usage that both test cgroups represent.
 func want() *Usage {
 	return &Usage{
 		CPU:       CPU{Used: 7_000_000, User: 30_000_000, System: 10_000_000, Periods: 9, Throttled: 2, ThrottledTime: 5_000, Shares: 1024, Quota: 20000, Period: 100000},
@@ -74,7 +74,7 @@ func TestCgroupV2(t *testing.T) {
 		"c/memory.pressure": "some avg10=1.50 avg60=0.20 avg300=0.03 total=7\nfull avg10=0.50 avg60=0.00 avg300=0.00 total=3\n",
 	})
 	u := want()
-	u.CPU.Shares = 998 // weights are coarser
+	u.CPU.Shares = 998 // v2's weights are coarser
 	u.Pressure.Memory = &Pressure{
 		Some: Stall{Total: 7000, Avg10: 1.5, Avg60: 0.2, Avg300: 0.03},
 		Full: Stall{Total: 3000, Avg10: 0.5},
@@ -101,7 +101,7 @@ func check(t *testing.T, c host.Cgroup, want *Usage) {
 	}
 }
 
-// TestNoLimits: files that say max, or v1's largest number, are no limits.
+// TestNoLimits checks that "max" and v1's largest number mean no limit.
 func TestNoLimits(t *testing.T) {
 	v1 := tree(t, map[string]string{"c/memory.limit_in_bytes": "9223372036854771712\n", "c/memory.memsw.limit_in_bytes": "9223372036854771712\n", "c/cpu.cfs_quota_us": "-1\n", "c/pids.max": "max\n"})
 	mounts := map[string]string{"memory": v1, "cpu": v1, "pids": v1}
@@ -144,12 +144,12 @@ func TestLayer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again := m.Layer("id", dir); again != l {
-		t.Errorf("measured anew at once: %+v", again)
+		t.Errorf("the cached usage was not used: %+v", again)
 	}
-	m.layers["id"].asked = time.Now().Add(-2 * forgetAfter)
+	m.dirs["id"].used = time.Now().Add(-2 * forgetAfter)
 	m.Layer("another", dir)
-	if again := m.Layer("id", dir); again.Inodes != 3 || len(m.layers) != 2 {
-		t.Errorf("long after: %+v, and %d are remembered", again, len(m.layers))
+	if again := m.Layer("id", dir); again.Inodes != 3 || len(m.dirs) != 2 {
+		t.Errorf("after forgetAfter: %+v, and %d are cached", again, len(m.dirs))
 	}
 	if none := m.Layer("other", filepath.Join(dir, "none")); none.Bytes != 0 || none.Inodes != 0 {
 		t.Errorf("no layer: %+v", none)
@@ -167,9 +167,9 @@ func TestRate(t *testing.T) {
 	}{
 		{0, 1000, 0, false},
 		{time.Second, 3000, 2000, true},
-		{1100 * time.Millisecond, 9000, 2000, true}, // too soon for another
+		{1100 * time.Millisecond, 9000, 2000, true}, // within the rateWindow
 		{3 * time.Second, 5000, 1000, true},
-		{4 * time.Second, 10, 0, false}, // the cgroup is another
+		{4 * time.Second, 10, 0, false}, // a new cgroup with the same ID
 		{6 * time.Second, 30, 10, true},
 	} {
 		if got, ok := m.Rate("id", at.Add(step.after), step.used); got != step.want || ok != step.ok {
@@ -178,12 +178,12 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// TestProcesses counts this test's own, in a file that looks like a cgroup's.
+// TestProcesses reads a file like that of a cgroup, and the descriptors of this process.
 func TestProcesses(t *testing.T) {
 	dir := tree(t, map[string]string{"c/cgroup.procs": "1073741824\n"})
 	p := New(host.Cgroup{Mode: host.CgroupV2, Mounts: map[string]string{"": dir}}, nil).Processes("/c")
 	if p.Count != 1 || p.Files != 0 {
-		t.Errorf("one that is gone: %+v", p)
+		t.Errorf("a process that is gone: %+v", p)
 	}
 	if files, _ := descriptors("/proc/self/fd"); files < 3 {
 		t.Errorf("%d files are open", files)
@@ -193,8 +193,8 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// TestInside: who has no process in a cgroup is asked.
-func TestInside(t *testing.T) {
+// TestGuestUsage checks that a cgroup without processes gets the usage of its guest.
+func TestGuestUsage(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "empty"), 0o755); err != nil {
 		t.Fatal(err)

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// tick is USER_HZ, in which v1 counts user and system time.
+// tick is the length of a tick (1/USER_HZ), the unit of user and system time in v1.
 const tick = uint64(time.Second / 100)
 
-// readV1 reads the hierarchies of the controllers. It says whether the cgroup
-// was in any.
+// readV1 reads a cgroup in the controllers' hierarchies. It reports whether it exists in
+// any.
 func (m *Meter) readV1(u *Usage, cgroup string) bool {
 	found := false
 	for controller, read := range map[string]func(*Usage, string){
@@ -41,7 +41,7 @@ func v1Cpuacct(u *Usage, dir string) {
 
 func v1CPU(u *Usage, dir string) {
 	u.CPU.Shares = number(dir, "cpu.shares")
-	u.CPU.Quota, u.CPU.Period = number(dir, "cpu.cfs_quota_us"), number(dir, "cpu.cfs_period_us") // a quota of -1 is no number
+	u.CPU.Quota, u.CPU.Period = number(dir, "cpu.cfs_quota_us"), number(dir, "cpu.cfs_period_us") // a quota of -1 doesn't parse and counts as 0
 	stat := table(dir, "cpu.stat")
 	u.CPU.Periods, u.CPU.Throttled, u.CPU.ThrottledTime = stat["nr_periods"], stat["nr_throttled"], stat["throttled_time"]
 }
@@ -73,7 +73,7 @@ func (m *Meter) v1HugePages(u *Usage, dir string) {
 	}
 }
 
-// v1Disks reads lines such as "8:0 Read 4096".
+// v1Disks parses lines such as "8:0 Read 4096".
 func v1Disks(u *Usage, dir string) {
 	for _, f := range []struct {
 		file string

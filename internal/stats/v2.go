@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// readV2 reads the directory of a cgroup and says whether it was there.
+// readV2 reads a cgroup's directory. It reports whether that exists.
 func (m *Meter) readV2(u *Usage, dir string) bool {
 	if _, err := os.Stat(dir); err != nil {
 		return false
@@ -35,10 +35,11 @@ func v2CPU(u *Usage, dir string) {
 	}
 	quota, period, _ := strings.Cut(text(dir, "cpu.max"), " ")
 	u.CPU.Period, _ = strconv.ParseUint(period, 10, 64)
-	u.CPU.Quota, _ = strconv.ParseUint(quota, 10, 64) // "max" is no number
+	u.CPU.Quota, _ = strconv.ParseUint(quota, 10, 64) // "max" doesn't parse and counts as 0
 }
 
-// shares is a weight of v2 in v1's terms: the way back of package cgroup's.
+// shares converts a v2 weight to v1's scale. It is the inverse of the conversion in package
+// cgroup.
 func shares(weight uint64) uint64 {
 	const lowest, highest = 2, 262144
 	return lowest + (weight-1)*(highest-lowest)/9999
@@ -56,7 +57,7 @@ func v2Memory(u *Usage, dir string) {
 	u.Memory.Failures, u.Memory.OOMKills = events["max"], events["oom_kill"]
 }
 
-// v2Disks reads lines such as "8:0 rbytes=4096 wbytes=0 rios=1 wios=0 dbytes=0 dios=0".
+// v2Disks parses lines such as "8:0 rbytes=4096 wbytes=0 rios=1 wios=0 dbytes=0 dios=0".
 func v2Disks(u *Usage, dir string) {
 	content, _ := os.ReadFile(filepath.Join(dir, "io.stat"))
 	for line := range bytes.Lines(content) {

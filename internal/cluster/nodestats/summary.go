@@ -34,7 +34,7 @@ func (s Source) summary(brief bool) v1alpha1.Summary {
 		out.Node.CPU, out.Node.Memory, out.Node.Swap = s.cpu("node", u), memory(u), swap(u)
 	}
 	now := time.Now()
-	layers := stats.Layer{At: now}
+	layers := stats.DirUsage{At: now}
 	for _, p := range s.running() {
 		pod := s.pod(p, disk, brief)
 		for _, c := range pod.Containers {
@@ -51,12 +51,12 @@ func (s Source) summary(brief bool) v1alpha1.Summary {
 	if list, err := stats.Network(""); err == nil {
 		out.Node.Network = network(list, now)
 	}
-	used := stats.Layer{
+	used := stats.DirUsage{
 		Bytes:  int64(disk.Bytes - min(disk.BytesFree, disk.Bytes)),
 		Inodes: int64(disk.Inodes - min(disk.InodesFree, disk.Inodes)),
 		At:     now,
 	}
-	images := stats.Layer{At: now}
+	images := stats.DirUsage{At: now}
 	images.Bytes, images.Inodes = s.Images()
 	out.Node.Fs = filesystem(used, disk)
 	out.Node.Runtime = &v1alpha1.RuntimeStats{ImageFs: filesystem(images, disk), ContainerFs: filesystem(layers, disk)}
@@ -74,8 +74,8 @@ func (s Source) pod(p running, disk stats.Disk, brief bool) v1alpha1.PodStats {
 		out.CPU, out.Memory, out.Swap = s.cpu(p.sandbox.ID, u), memory(u), swap(u)
 		out.ProcessStats = &v1alpha1.ProcessStats{ProcessCount: &u.Processes}
 	}
-	var total stats.Layer
-	add := func(l stats.Layer) *v1alpha1.FsStats {
+	var total stats.DirUsage
+	add := func(l stats.DirUsage) *v1alpha1.FsStats {
 		total.Bytes, total.Inodes, total.At = total.Bytes+l.Bytes, total.Inodes+l.Inodes, l.At
 		return filesystem(l, disk)
 	}
@@ -88,7 +88,7 @@ func (s Source) pod(p running, disk stats.Disk, brief bool) v1alpha1.PodStats {
 			status.Rootfs = add(s.Meter.Layer(c.ID, s.Layer(c.ID)))
 			if c.Log != "" {
 				dir := filepath.Dir(c.Log)
-				status.Logs = add(s.Meter.Tree(dir, dir, treeAge))
+				status.Logs = add(s.Meter.Dir(dir, dir, treeAge))
 			}
 		}
 		out.Containers = append(out.Containers, status)
@@ -99,7 +99,7 @@ func (s Source) pod(p running, disk stats.Disk, brief bool) v1alpha1.PodStats {
 	for _, v := range p.Manifest.Spec.Volumes {
 		if manifest.OnDisk(&v) {
 			dir := s.EmptyDir(uid, v.Name)
-			out.VolumeStats = append(out.VolumeStats, v1alpha1.VolumeStats{FsStats: *add(s.Meter.Tree(dir, dir, treeAge)), Name: v.Name})
+			out.VolumeStats = append(out.VolumeStats, v1alpha1.VolumeStats{FsStats: *add(s.Meter.Dir(dir, dir, treeAge)), Name: v.Name})
 		}
 	}
 	if total.At.IsZero() {
@@ -161,7 +161,7 @@ func network(list []stats.Interface, at time.Time) *v1alpha1.NetworkStats {
 }
 
 // filesystem returns the share of a disk that l takes.
-func filesystem(l stats.Layer, disk stats.Disk) *v1alpha1.FsStats {
+func filesystem(l stats.DirUsage, disk stats.Disk) *v1alpha1.FsStats {
 	return &v1alpha1.FsStats{
 		Time: timestamp(l.At), UsedBytes: new(uint64(l.Bytes)), InodesUsed: new(uint64(l.Inodes)),
 		AvailableBytes: &disk.BytesFree, CapacityBytes: &disk.Bytes, InodesFree: &disk.InodesFree, Inodes: &disk.Inodes,
