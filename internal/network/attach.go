@@ -8,9 +8,9 @@ import (
 	"slices"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/crashpoint"
+	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/network/preflight"
@@ -44,7 +44,7 @@ func (n *Network) Attach(ctx context.Context, a pod.Attachment) (*pod.Attached, 
 	if err := n.make(ctx, r, p); err != nil {
 		return nil, err
 	}
-	n.reaper.forget(udpPorts(a))
+	n.reaper.forget(plan.UDPPorts(a))
 	return p.Attached(Name), nil
 }
 
@@ -85,7 +85,7 @@ func (n *Network) make(ctx context.Context, r *record, p plan.Plan) error {
 		err = n.ledger.bind(r)
 	}
 	if err != nil {
-		return errors.Join(err, n.undo(r, p))
+		return errors.Join(err, n.rollBack(r, p))
 	}
 	return nil
 }
@@ -106,59 +106,45 @@ func (n *Network) apply(p plan.Plan) error {
 		return n.dp.Apply(p)
 	}
 	err := once()
-	if !errors.Is(err, unix.ENOENT) {
+	if !datapath.BaseMissing(err) {
 		return err
 	}
-	if healed, healErr := n.heal(); !healed || healErr != nil {
-		return errors.Join(err, healErr)
+	if repaired, repairErr := n.repairBase(); !repaired || repairErr != nil {
+		return errors.Join(err, repairErr)
 	}
 	return once()
 }
 
-// heal makes the nftables table anew if somebody removed it, as nftables.service
-// does with all tables when it is restarted.
-func (n *Network) heal() (healed bool, err error) {
+// repairBase makes the nftables table again if another program removed it, as nftables.service does
+// with all tables when it restarts.
+func (n *Network) repairBase() (repaired bool, err error) {
 	n.whole.Lock()
 	defer n.whole.Unlock()
 	if n.torn || n.dp.TableExists() {
 		return false, nil
 	}
-	n.log.Warn("network: somebody removed the nftables table; it is made anew", "table", n.cfg.Instance.Table())
-	if err := n.dp.Ensure(n.basePlan()); err != nil {
-		return false, err
-	}
+	n.log.Warn("network: the nftables table was removed; recreating it", "table", n.cfg.Instance.Table())
 	var elements []plan.Element
 	for _, r := range n.ledger.all() {
 		if n.ledger.state(r) != ipam.Releasing {
 			elements = append(elements, n.plan(r).Elements...)
 		}
 	}
-	return true, n.dp.Add(elements)
+	return true, n.dp.RepairBase(n.basePlan(), elements)
 }
 
-// undo removes all of a record whose address was never used. What resists is
-// left to the reaper.
-func (n *Network) undo(r *record, p plan.Plan) error {
+// rollBack removes a record whose addresses were never used, and what was made of it. If that fails,
+// the reaper retries.
+func (n *Network) rollBack(r *record, p plan.Plan) error {
 	err := n.ledger.release(r)
 	if err == nil {
 		n.whole.RLock()
-		err = errors.Join(n.dp.Cut(p), n.dp.Reap())
+		err = n.dp.RollBack(p)
 		n.whole.RUnlock()
 	}
 	if err != nil {
 		n.reaper.add(r, err)
-		return fmt.Errorf("undo it: %w", err)
+		return fmt.Errorf("roll back: %w", err)
 	}
 	return n.ledger.forget(r)
-}
-
-// udpPorts returns the hostPorts of a that UDP flows may still bypass.
-func udpPorts(a pod.Attachment) []uint16 {
-	var out []uint16
-	for _, m := range plan.Mappings(a) {
-		if m.Protocol == pod.UDP {
-			out = append(out, m.HostPort)
-		}
-	}
-	return out
 }

@@ -22,7 +22,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -33,7 +32,6 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/huskd/husk/internal/keylock"
-	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/plan"
@@ -43,10 +41,6 @@ import (
 
 // Name of the network, as inspect shows it.
 const Name = "husk"
-
-// DefaultQuarantine is how long an address rests after use: longer than most
-// conntrack entries and ARP caches remember it.
-const DefaultQuarantine = time.Minute
 
 // Config of the network of one instance on one node.
 type Config struct {
@@ -63,7 +57,7 @@ type Config struct {
 	Masquerade bool
 	MTU        int // 0 is the uplink's, read at each Attach
 	// Quarantine is how long an address rests after use; 0 is
-	// DefaultQuarantine, negative is not at all.
+	// ipam.DefaultQuarantine, negative is none.
 	Quarantine time.Duration
 	Log        *slog.Logger // nil is slog.Default()
 }
@@ -143,12 +137,7 @@ func (c *Config) check() error {
 	if c.MTU != 0 && (c.MTU < 1280 || c.MTU > 65535) {
 		return invalid("network.mtu %d: use 1280 to 65535, or 0 for the uplink's", c.MTU)
 	}
-	switch {
-	case c.Quarantine == 0:
-		c.Quarantine = DefaultQuarantine
-	case c.Quarantine < 0:
-		c.Quarantine = 0
-	}
+	c.Quarantine = ipam.QuarantineOf(c.Quarantine)
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
@@ -213,36 +202,21 @@ func (n *Network) basePlan() plan.Base {
 	return plan.ForNode(c)
 }
 
-// setSysctls sets those that routing needs and that aren't set, after recording
-// what they were.
+// setSysctls sets the sysctls that routing needs, after recording their former values.
 func (n *Network) setSysctls() error {
-	return n.dp.InNode(func() error {
-		changes, err := datapath.Missing(plan.ForNode(n.base).Sysctls)
-		if err != nil {
+	changes, err := n.dp.MissingSysctls(plan.ForNode(n.base).Sysctls)
+	if err != nil {
+		return err
+	}
+	for _, c := range changes {
+		if _, recorded := n.ledger.journal.Get("sysctl/" + c.Name); recorded {
+			continue
+		}
+		if err := n.ledger.sysctls.Put(c.Name, c.Former); err != nil {
 			return err
 		}
-		for _, c := range changes {
-			if _, recorded := n.ledger.journal.Get("sysctl/" + c.Name); !recorded {
-				if err := n.ledger.sysctls.Put(c.Name, c.Was); err != nil {
-					return err
-				}
-			}
-			if err := setSysctl(c.Name, c.Want); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// setSysctl sets one of the calling thread's namespace. That it is gone is no
-// error: it was of a link.
-func setSysctl(name, value string) error {
-	err := netns.SetSysctl(name, value)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
 	}
-	return err
+	return n.dp.SetSysctls(changes)
 }
 
 // Close ends the network's background work, within some seconds, and closes
@@ -268,32 +242,20 @@ func (n *Network) Teardown() error {
 	if err := n.dp.Teardown(); err != nil {
 		return err
 	}
-	beside, err := n.dp.InstancesBeside()
-	if err != nil {
-		return err
-	}
-	return n.dp.InNode(func() error { return n.restoreSysctls(beside == 0) })
+	return n.restoreSysctls()
 }
 
-// restoreSysctls sets back what setSysctls changed, unless others route for
-// their pods too, and forgets it.
-func (n *Network) restoreSysctls(alone bool) error {
+// restoreSysctls sets back what setSysctls changed and forgets the former values.
+func (n *Network) restoreSysctls() error {
 	former := map[string]string{}
 	errs := n.ledger.sysctls.Load(func(name, value string) error {
 		former[name] = value
 		return nil
 	})
-	// Forwarding first: without it, accept_ra 1 means yes again.
-	names := slices.SortedFunc(maps.Keys(former), func(a, b string) int {
-		return strings.Compare(strings.TrimPrefix(a, plan.Forward6), strings.TrimPrefix(b, plan.Forward6))
-	})
-	for _, name := range names {
-		if alone {
-			if err := setSysctl(name, former[name]); err != nil {
-				errs = append(errs, err)
-				continue
-			}
-		}
+	if err := n.dp.RestoreSysctls(former); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	for name := range former {
 		errs = append(errs, n.ledger.sysctls.Delete(name))
 	}
 	return errors.Join(errs...)

@@ -309,7 +309,7 @@ func (r *reaper) forgetFlows(quitting bool) time.Duration {
 
 // keep does what has to be done from time to time.
 func (r *reaper) keep() {
-	if _, err := r.n.heal(); err != nil {
+	if _, err := r.n.repairBase(); err != nil {
 		r.n.log.Error("network: hostPorts and masquerading don't work", "error", err)
 	}
 	r.n.ledger.expire()

@@ -47,12 +47,12 @@ func (n *Network) Attach(ctx context.Context, a pod.Attachment) (plan.Plan, erro
 		crashpoint.Hit("daemonless.reserved")
 		if err := l.make(dp, p, fresh); err != nil {
 			if fresh {
-				return errors.Join(err, l.undo(dp, r))
+				return errors.Join(err, l.rollBack(dp, r))
 			}
 			return err
 		}
 		crashpoint.Hit("daemonless.applied")
-		n.forget(dp, conntrack.Flows{Ports: udpPorts(a)})
+		n.forget(dp, conntrack.Flows{Ports: plan.UDPPorts(a)})
 		return nil
 	})
 	if err != nil {
@@ -131,32 +131,22 @@ func (l *locked) make(dp *datapath.Datapath, p plan.Plan, fresh bool) error {
 		}
 	}
 	err := dp.Apply(p)
-	if !torn(err) {
+	if !datapath.BaseMissing(err) {
 		return err
 	}
-	if healErr := l.update(func(t *tx) error { return t.rebuild(l.n, dp) }); healErr != nil {
-		return errors.Join(err, healErr)
+	if repairErr := l.update(func(t *tx) error { return t.repairBase(l.n, dp) }); repairErr != nil {
+		return errors.Join(err, repairErr)
 	}
 	return dp.Apply(p)
 }
 
-// undo removes all of a record whose addresses were never used.
-func (l *locked) undo(dp *datapath.Datapath, r *record) error {
-	undo := &locked{n: l.n, ctx: context.WithoutCancel(l.ctx), file: l.file}
-	if err := errors.Join(dp.Cut(r.plan()), dp.Reap()); err != nil {
-		return fmt.Errorf("undo it: %w: detach it", err)
+// rollBack removes a record whose addresses were never used, and what was made of it.
+func (l *locked) rollBack(dp *datapath.Datapath, r *record) error {
+	if err := dp.RollBack(r.plan()); err != nil {
+		return fmt.Errorf("roll back: %w: detach it", err)
 	}
-	return undo.update(func(t *tx) error { return t.end(r, time.Time{}) })
-}
-
-// udpPorts returns the hostPorts of a that UDP flows may still bypass.
-func udpPorts(a pod.Attachment) (out []uint16) {
-	for _, m := range plan.Mappings(a) {
-		if m.Protocol == pod.UDP {
-			out = append(out, m.HostPort)
-		}
-	}
-	return out
+	uncancelled := &locked{n: l.n, ctx: context.WithoutCancel(l.ctx), file: l.file}
+	return uncancelled.update(func(t *tx) error { return t.end(r, time.Time{}) })
 }
 
 // Verify returns an error of kind not found if the sandbox isn't attached, and

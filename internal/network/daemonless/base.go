@@ -6,16 +6,11 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/huskd/husk/internal/crashpoint"
-	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/network/preflight"
@@ -77,7 +72,7 @@ func (t *tx) ensure(n *Network, dp *datapath.Datapath) error {
 	if err := dp.InNode(func() error { return preflight.Overlap(n.instance, n.cfg.Bridge, n.subnets()) }); err != nil {
 		return err
 	}
-	if err := dp.InNode(func() error { return t.setSysctls(base) }); err != nil {
+	if err := t.setSysctls(dp, base); err != nil {
 		return err
 	}
 	crashpoint.Hit("daemonless.forwarding")
@@ -91,10 +86,10 @@ func (t *tx) ensure(n *Network, dp *datapath.Datapath) error {
 // what they were.
 var errUnrecorded = errors.New("former values of sysctls aren't recorded")
 
-// setSysctls sets those that routing needs, once it is recorded what they were:
-// who is killed in the middle leaves it to others to restore them.
-func (t *tx) setSysctls(base plan.Base) error {
-	changes, err := datapath.Missing(base.Sysctls)
+// setSysctls sets the sysctls that routing needs. Their former values must have been recorded by an
+// earlier transaction: if the process is killed here, another call can still restore them.
+func (t *tx) setSysctls(dp *datapath.Datapath, base plan.Base) error {
+	changes, err := dp.MissingSysctls(base.Sysctls)
 	if err != nil {
 		return err
 	}
@@ -103,17 +98,12 @@ func (t *tx) setSysctls(base plan.Base) error {
 			return errUnrecorded
 		}
 	}
-	for _, c := range changes {
-		if err := netns.SetSysctl(c.Name, c.Want); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
+	return dp.SetSysctls(changes)
 }
 
 // prepare calls change in a transaction that makes the node's own part.
 func (l *locked) prepare(dp *datapath.Datapath, change func(*tx) error) error {
-	record := func(t *tx) error { return dp.InNode(func() error { return t.recordSysctls(t.base(l.n)) }) }
+	record := func(t *tx) error { return t.recordSysctls(dp, t.base(l.n)) }
 	err := l.update(change)
 	// Others may reset some, or take the records with the last attachment.
 	for tries := 0; errors.Is(err, errUnrecorded) && tries < 5; tries++ {
@@ -126,24 +116,21 @@ func (l *locked) prepare(dp *datapath.Datapath, change func(*tx) error) error {
 	return err
 }
 
-// recordSysctls records what those are that setSysctls would change.
-func (t *tx) recordSysctls(base plan.Base) error {
-	changes, err := datapath.Missing(base.Sysctls)
+// recordSysctls records the former values of the sysctls that setSysctls would change.
+func (t *tx) recordSysctls(dp *datapath.Datapath, base plan.Base) error {
+	changes, err := dp.MissingSysctls(base.Sysctls)
 	for _, c := range changes {
 		if key := []byte(sysctlPrefix + c.Name); err == nil && t.meta.Get(key) == nil {
-			err = t.meta.Put(key, []byte(c.Was))
+			err = t.meta.Put(key, []byte(c.Former))
 		}
 	}
 	return err
 }
 
-// rebuild makes the node's own part anew after somebody removed some of it, and
-// puts back what belongs to the attachments there.
-func (t *tx) rebuild(n *Network, dp *datapath.Datapath) error {
-	n.cfg.Log.Warn("network: somebody removed a part of the node's; it is made anew", "table", n.instance.Table())
-	if err := dp.Ensure(t.base(n)); err != nil {
-		return err
-	}
+// repairBase makes the node's own part again after another program removed some of it, and puts back
+// what belongs to the attachments there.
+func (t *tx) repairBase(n *Network, dp *datapath.Datapath) error {
+	n.cfg.Log.Warn("network: the nftables table or the bridge was removed; recreating it", "table", n.instance.Table())
 	var elements []plan.Element
 	err := t.each(func(r *record) error {
 		if r.Releasing == 0 {
@@ -154,11 +141,8 @@ func (t *tx) rebuild(n *Network, dp *datapath.Datapath) error {
 	if err != nil {
 		return err
 	}
-	return dp.Add(elements)
+	return dp.RepairBase(t.base(n), elements)
 }
-
-// torn says whether an error is of a missing table or bridge.
-func torn(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }
 
 // teardown removes the node's own part, and restores the sysctls if nobody else
 // of Husk's is there.
@@ -166,13 +150,9 @@ func (t *tx) teardown(dp *datapath.Datapath) error {
 	if err := dp.Teardown(); err != nil {
 		return err
 	}
-	beside, err := dp.InstancesBeside()
-	if err != nil {
-		return err
-	}
 	former := map[string]string{}
 	var keys [][]byte
-	err = t.meta.ForEach(func(k, v []byte) error {
+	err := t.meta.ForEach(func(k, v []byte) error {
 		if name, ok := strings.CutPrefix(string(k), sysctlPrefix); ok {
 			former[name] = string(v)
 		}
@@ -184,10 +164,8 @@ func (t *tx) teardown(dp *datapath.Datapath) error {
 	if err != nil {
 		return err
 	}
-	if beside == 0 {
-		if err := dp.InNode(func() error { return restoreSysctls(former) }); err != nil {
-			return err
-		}
+	if err := dp.RestoreSysctls(former); err != nil {
+		return err
 	}
 	for _, k := range keys {
 		if err := t.meta.Delete(k); err != nil {
@@ -195,24 +173,4 @@ func (t *tx) teardown(dp *datapath.Datapath) error {
 		}
 	}
 	return nil
-}
-
-// restoreSysctls sets them back, forwarding first: without it, accept_ra 1
-// means yes again.
-func restoreSysctls(former map[string]string) error {
-	var errs []error
-	set := func(name string) {
-		if err := netns.SetSysctl(name, former[name]); err != nil && !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("restore: %w", err))
-		}
-	}
-	if _, ok := former[plan.Forward6]; ok {
-		set(plan.Forward6)
-	}
-	for name := range former {
-		if name != plan.Forward6 {
-			set(name)
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -37,10 +37,6 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// DefaultQuarantine is how long an address rests after use: longer than most
-// conntrack entries and ARP caches remember it.
-const DefaultQuarantine = time.Minute
-
 // Config of a network.
 type Config struct {
 	// Dir has what is known. It also makes the network's instance: the names of
@@ -60,7 +56,7 @@ type Config struct {
 	Routes     []plan.Destination // none means everything
 	NoHairpin  bool
 	// Quarantine is how long an address rests after use; 0 is
-	// DefaultQuarantine, negative is not at all.
+	// ipam.DefaultQuarantine, negative is none.
 	Quarantine time.Duration
 	// Close, if set, closes a call's sockets, and may do so later. As long as what
 	// some call has deleted is still to be freed, after an RCU grace period,
@@ -91,12 +87,7 @@ func New(cfg Config) (*Network, error) {
 	if cfg.Mode == "" {
 		cfg.Mode = plan.PTP
 	}
-	switch {
-	case cfg.Quarantine == 0:
-		cfg.Quarantine = DefaultQuarantine
-	case cfg.Quarantine < 0:
-		cfg.Quarantine = 0
-	}
+	cfg.Quarantine = ipam.QuarantineOf(cfg.Quarantine)
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}

@@ -56,7 +56,7 @@ func (d *Datapath) link(p plan.Plan) error {
 	}
 	crashpoint.Hit("network.host")
 	if p.Bandwidth != (plan.Bandwidth{}) {
-		if err := d.setBandwidth(p.Bandwidth); err != nil {
+		if err := setBandwidth(d.handle, p.Bandwidth); err != nil {
 			return err
 		}
 		crashpoint.Hit("network.bandwidth")
@@ -321,3 +321,6 @@ func (d *Datapath) Cut(p plan.Plan) error {
 	crashpoint.Hit("network.cut.link")
 	return errors.Join(err, <-removed)
 }
+
+// RollBack removes what Apply made of a plan, and returns when the link is gone.
+func (d *Datapath) RollBack(p plan.Plan) error { return errors.Join(d.Cut(p), d.Reap()) }

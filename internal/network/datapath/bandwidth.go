@@ -17,32 +17,32 @@ import (
 const queueTime = 0.025
 
 // shape bounds the rates of a pair that is there.
-func (d *Datapath) setBandwidth(s plan.Bandwidth) error {
-	host, err := d.handle.LinkByName(s.Link)
+func setBandwidth(h *netlink.Handle, s plan.Bandwidth) error {
+	host, err := h.LinkByName(s.Link)
 	if err != nil {
 		return fmt.Errorf("bandwidth of %s: %w", s.Link, err)
 	}
 	if s.ToPod.Bits > 0 {
-		if err := d.handle.QdiscReplace(tokenBucket(host, s.ToPod)); err != nil {
+		if err := h.QdiscReplace(tokenBucket(host, s.ToPod)); err != nil {
 			return unsupported(err, "bandwidth of %s: token bucket", s.Link)
 		}
 	}
 	if s.FromPod.Bits == 0 {
 		return nil
 	}
-	ifb, err := d.ensureIFB(s.IFB, host.Attrs().MTU)
+	ifb, err := ensureIFB(h, s.IFB, host.Attrs().MTU)
 	if err != nil {
 		return err
 	}
-	if err := d.handle.QdiscReplace(tokenBucket(ifb, s.FromPod)); err != nil {
+	if err := h.QdiscReplace(tokenBucket(ifb, s.FromPod)); err != nil {
 		return unsupported(err, "bandwidth of %s: token bucket", s.IFB)
 	}
 	entry := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: host.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
-	if err := d.handle.QdiscAdd(entry); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := h.QdiscAdd(entry); err != nil && !errors.Is(err, unix.EEXIST) {
 		return unsupported(err, "bandwidth of %s: ingress", s.Link)
 	}
 	// Replaced and not added, a repetition doesn't send a packet there twice.
-	err = d.handle.FilterReplace(&netlink.U32{
+	err = h.FilterReplace(&netlink.U32{
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: host.Attrs().Index, Parent: entry.Handle, Priority: 1, Handle: u32Handle, Protocol: unix.ETH_P_ALL},
 		ClassId:     netlink.MakeHandle(1, 1),
 		Actions:     []netlink.Action{netlink.NewMirredAction(ifb.Attrs().Index)},
@@ -57,15 +57,15 @@ func (d *Datapath) setBandwidth(s plan.Bandwidth) error {
 const u32Handle = 0x800<<20 | 0x800
 
 // funnel makes an IFB, or takes the one that is there.
-func (d *Datapath) ensureIFB(name string, mtu int) (netlink.Link, error) {
+func ensureIFB(h *netlink.Handle, name string, mtu int) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.Flags = name, mtu, unix.IFF_UP
-	if err := d.handle.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := h.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, unsupported(err, "link %s of kind ifb", name)
 	}
-	link, err := d.handle.LinkByName(name)
+	link, err := h.LinkByName(name)
 	if err == nil {
-		err = d.handle.LinkSetUp(link)
+		err = h.LinkSetUp(link)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", name, err)
@@ -100,12 +100,12 @@ func tokenBucket(link netlink.Link, r plan.Rate) *netlink.Tbf {
 }
 
 // compareBandwidth returns what is missing of the bounds of a pair that is there.
-func (d *Datapath) compareBandwidth(s plan.Bandwidth) (diffs []Difference, err error) {
+func compareBandwidth(h *netlink.Handle, s plan.Bandwidth) (diffs []Difference, err error) {
 	check := func(name string, r plan.Rate) error {
 		if r.Bits == 0 {
 			return nil
 		}
-		link, err := d.handle.LinkByName(name)
+		link, err := h.LinkByName(name)
 		if errors.As(err, &netlink.LinkNotFoundError{}) {
 			diffs = append(diffs, Difference{Object: "link " + name, Problem: missing})
 			return nil
@@ -113,7 +113,7 @@ func (d *Datapath) compareBandwidth(s plan.Bandwidth) (diffs []Difference, err e
 		if err != nil {
 			return fmt.Errorf("link %s: %w", name, err)
 		}
-		disciplines, err := nlsock.Complete(func() ([]netlink.Qdisc, error) { return d.handle.QdiscList(link) })
+		disciplines, err := nlsock.Complete(func() ([]netlink.Qdisc, error) { return h.QdiscList(link) })
 		if err != nil {
 			return fmt.Errorf("list queueing disciplines of %s: %w", name, err)
 		}
@@ -129,12 +129,12 @@ func (d *Datapath) compareBandwidth(s plan.Bandwidth) (diffs []Difference, err e
 	if err != nil || s.FromPod.Bits == 0 || len(diffs) > 0 {
 		return diffs, err
 	}
-	host, err := d.handle.LinkByName(s.Link)
+	host, err := h.LinkByName(s.Link)
 	if err != nil {
 		return diffs, nil // its absence is told elsewhere
 	}
 	filters, err := nlsock.Complete(func() ([]netlink.Filter, error) {
-		return d.handle.FilterList(host, netlink.MakeHandle(0xffff, 0))
+		return h.FilterList(host, netlink.MakeHandle(0xffff, 0))
 	})
 	if err != nil || len(filters) == 0 {
 		diffs = append(diffs, Difference{Object: "redirection of " + s.Link + " to " + s.IFB, Problem: missing})

@@ -48,8 +48,17 @@ func (d *Datapath) Owned(owner string) error {
 // with all the rest: `nft flush ruleset`.
 func (d *Datapath) TableExists() bool { return d.table.exists() }
 
-// Add puts elements into the table.
-func (d *Datapath) Add(elements []plan.Element) error { return d.table.add(elements) }
+// BaseMissing reports whether an error of Apply means that the table or the bridge is missing.
+func BaseMissing(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }
+
+// RepairBase makes the node's own part again after another program removed some of it, and puts
+// back the elements of the pods.
+func (d *Datapath) RepairBase(b plan.Base, elements []plan.Element) error {
+	if err := d.Ensure(b); err != nil {
+		return err
+	}
+	return d.table.add(elements)
+}
 
 // makeBridge makes the bridge and returns its index.
 func makeBridge(c *nlsock.Conn, b plan.BridgeLink) (int, error) {

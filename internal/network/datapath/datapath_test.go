@@ -248,7 +248,7 @@ func TestManyElements(t *testing.T) {
 			plan.Element{Set: "ports4", Protocol: pod.TCP, Port: uint16(i + 1), To: netip.AddrPortFrom(addr, 80)})
 	}
 	for range 2 {
-		must(t, n.Add(all))
+		must(t, n.table.add(all))
 	}
 	got, err := n.table.list()
 	must(t, err)
@@ -290,11 +290,11 @@ func TestTableIsUpgraded(t *testing.T) {
 	if n.TableExists() {
 		t.Error("the table exists")
 	}
-	if err := n.Add([]plan.Element{{Set: "pods4", Addr: netip.MustParseAddr("10.88.0.2")}}); !errors.Is(err, unix.ENOENT) {
+	if err := n.table.add([]plan.Element{{Set: "pods4", Addr: netip.MustParseAddr("10.88.0.2")}}); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("add without table: %v", err)
 	}
 	must(t, n.Ensure(n.base))
-	must(t, n.Add([]plan.Element{{Set: "pods4", Addr: netip.MustParseAddr("10.88.0.2")}}))
+	must(t, n.table.add([]plan.Element{{Set: "pods4", Addr: netip.MustParseAddr("10.88.0.2")}}))
 }
 
 // TestRulesAreAsDocumented: the comment in table.go is what nft shows.

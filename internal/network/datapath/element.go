@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/containerd/errdefs"
@@ -169,6 +170,22 @@ func (t *table) look() bool {
 		_ = t.reopen()
 	}
 	return err == nil
+}
+
+// otherInstances counts the tables of other instances of Husk on the node.
+func (t *table) otherInstances() (n int, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	tables, err := t.conn.ListTablesOfFamily(t.nft.Family)
+	if err != nil {
+		return 0, t.wrap(errors.Join(err, t.reopen()))
+	}
+	for _, other := range tables {
+		if strings.HasPrefix(other.Name, "husk-") && other.Name != t.nft.Name {
+			n++
+		}
+	}
+	return n, nil
 }
 
 func (t *table) drop() error {

@@ -167,7 +167,7 @@ func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
 			}
 		}
 		if p.Bandwidth != (plan.Bandwidth{}) {
-			rates, err := d.compareBandwidth(p.Bandwidth)
+			rates, err := compareBandwidth(d.handle, p.Bandwidth)
 			if err != nil {
 				return nil, err
 			}

@@ -3,18 +3,21 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
+	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network/plan"
 )
 
-// Sysctl is one that has to change: Name is its path below /proc/sys.
+// Sysctl is a change of a sysctl. Name is its path below /proc/sys.
 type Sysctl struct {
-	Name string
-	Was  string
-	Want string
+	Name   string
+	Former string
+	Value  string
 }
 
 // ReadSysctl returns the value of a sysctl of the calling thread's namespace.
@@ -31,28 +34,72 @@ func dotted(name string) string {
 	return strings.NewReplacer("/", ".", ".", "/").Replace(name)
 }
 
-// Missing returns what has to change in the calling thread's namespace so that
-// the named sysctls are 1, in the order in which to do it.
-func Missing(names []string) ([]Sysctl, error) {
-	var out []Sysctl
-	for _, name := range names {
-		was, err := ReadSysctl(name)
-		if err != nil {
-			return nil, err
-		}
-		if was == "1" {
-			continue
-		}
-		if name == plan.Forward6 {
-			keep, err := acceptAdvertisements()
+// MissingSysctls returns the changes after which the named sysctls of the node are 1, in the order
+// in which to make them.
+func (d *Datapath) MissingSysctls(names []string) (changes []Sysctl, err error) {
+	err = d.InNode(func() error {
+		for _, name := range names {
+			former, err := ReadSysctl(name)
 			if err != nil {
-				return nil, err
+				return err
 			}
-			out = append(out, keep...)
+			if former == "1" {
+				continue
+			}
+			if name == plan.Forward6 {
+				keep, err := acceptAdvertisements()
+				if err != nil {
+					return err
+				}
+				changes = append(changes, keep...)
+			}
+			changes = append(changes, Sysctl{name, former, "1"})
 		}
-		out = append(out, Sysctl{name, was, "1"})
+		return nil
+	})
+	return changes, err
+}
+
+// SetSysctls makes the changes on the node. The caller has recorded the former values.
+func (d *Datapath) SetSysctls(changes []Sysctl) error {
+	return d.InNode(func() error {
+		for _, c := range changes {
+			if err := setSysctl(c.Name, c.Value); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// RestoreSysctls sets sysctls of the node back to their former values, unless another instance of
+// Husk on the node needs them.
+func (d *Datapath) RestoreSysctls(former map[string]string) error {
+	if others, err := d.table.otherInstances(); err != nil || others > 0 {
+		return err
 	}
-	return out, nil
+	// Forwarding goes first: without it, accept_ra 1 means yes again.
+	names := slices.SortedFunc(maps.Keys(former), func(a, b string) int {
+		return strings.Compare(strings.TrimPrefix(a, plan.Forward6), strings.TrimPrefix(b, plan.Forward6))
+	})
+	return d.InNode(func() error {
+		var errs []error
+		for _, name := range names {
+			if err := setSysctl(name, former[name]); err != nil {
+				errs = append(errs, fmt.Errorf("restore: %w", err))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// setSysctl sets a sysctl in the calling thread's namespace. A missing one belonged to a link that
+// is gone, so it is not an error.
+func setSysctl(name, value string) error {
+	if err := netns.SetSysctl(name, value); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // acceptAdvertisements returns the changes that let the node go on listening to
@@ -83,22 +130,4 @@ func acceptAdvertisements() ([]Sysctl, error) {
 		}
 	}
 	return out, nil
-}
-
-// InstancesBeside counts the tables of other instances of Husk on the node:
-// those need the same sysctls.
-func (d *Datapath) InstancesBeside() (int, error) {
-	d.table.mu.Lock()
-	defer d.table.mu.Unlock()
-	tables, err := d.table.conn.ListTablesOfFamily(d.table.nft.Family)
-	if err != nil {
-		return 0, d.table.wrap(errors.Join(err, d.table.reopen()))
-	}
-	n := 0
-	for _, t := range tables {
-		if strings.HasPrefix(t.Name, "husk-") && t.Name != d.table.nft.Name {
-			n++
-		}
-	}
-	return n, nil
 }

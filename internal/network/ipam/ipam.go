@@ -65,6 +65,17 @@ type Usage struct {
 	Free        int          `json:"free"`
 }
 
+// DefaultQuarantine is longer than most conntrack entries and ARP caches remember an address.
+const DefaultQuarantine = time.Minute
+
+// QuarantineOf returns the quarantine that a configured one means: 0 is the default, negative none.
+func QuarantineOf(configured time.Duration) time.Duration {
+	if configured == 0 {
+		return DefaultQuarantine
+	}
+	return max(configured, 0)
+}
+
 // Allocator holds the leases of one node. It is not safe for concurrent use.
 type Allocator struct {
 	quarantine time.Duration

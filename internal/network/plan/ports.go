@@ -33,6 +33,16 @@ func Mappings(a pod.Attachment) []pod.PortMapping {
 	return out
 }
 
+// UDPPorts returns the hostPorts of a that existing UDP flows may bypass.
+func UDPPorts(a pod.Attachment) (out []uint16) {
+	for _, m := range Mappings(a) {
+		if m.Protocol == pod.UDP {
+			out = append(out, m.HostPort)
+		}
+	}
+	return out
+}
+
 // anywhere says whether a HostIP means more than one address.
 func anywhere(hostIP netip.Addr) bool { return !hostIP.IsValid() || hostIP.IsUnspecified() }
 
