@@ -27,6 +27,7 @@ import (
 	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -54,6 +55,20 @@ func newHarness(t testing.TB) *harness {
 	return h
 }
 
+// handlers allows every runtime handler.
+type handlers struct{}
+
+func (handlers) Check(string, bool) error        { return nil }
+func (handlers) RuntimeSandbox(string) bool      { return false }
+func (handlers) Order(string) sandboxstate.Order { return "" }
+
+// cgroups creates none.
+type cgroups struct{}
+
+func (cgroups) Parent(named string) (string, error)                      { return named, nil }
+func (cgroups) Create(string, *runtimeapi.LinuxContainerResources) error { return nil }
+func (cgroups) Remove(string) error                                      { return nil }
+
 func (h *harness) start() {
 	h.t.Helper()
 	var err error
@@ -70,10 +85,8 @@ func (h *harness) start() {
 	containers := container.New(container.Config{Root: h.dir, State: state, Journal: h.journal, Host: facts, Log: log})
 	sandboxes := sandbox.New(sandbox.Config{
 		Instance: pod.InstanceOf(h.dir), State: state, Journal: h.journal, Containers: containers, Host: facts, Log: log,
-		CheckHandler: func(string, bool) error { return nil },
-		CreateCgroup: func(string, *runtimeapi.LinuxContainerResources) error { return nil },
-		RemoveCgroup: func(string) error { return nil },
-		Changed:      func(st sandbox.Status) { h.SandboxChanged(st) },
+		Handlers: handlers{}, Cgroups: cgroups{},
+		Changed: func(st sandbox.Status) { h.SandboxChanged(st) },
 	})
 	h.Agent = New(Config{
 		Journal: h.journal, Sandboxes: sandboxes, Containers: containers, Images: h.images,

@@ -31,6 +31,7 @@ import (
 	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -44,6 +45,20 @@ type served struct {
 	ctx   context.Context
 	ended chan struct{} // closed by End
 }
+
+// handlers allows every runtime handler.
+type handlers struct{}
+
+func (handlers) Check(string, bool) error        { return nil }
+func (handlers) RuntimeSandbox(string) bool      { return false }
+func (handlers) Order(string) sandboxstate.Order { return "" }
+
+// cgroups creates none.
+type cgroups struct{}
+
+func (cgroups) Parent(named string) (string, error)                      { return named, nil }
+func (cgroups) Create(string, *runtimeapi.LinuxContainerResources) error { return nil }
+func (cgroups) Remove(string) error                                      { return nil }
 
 func serve(t *testing.T) served {
 	t.Helper()
@@ -67,10 +82,8 @@ func serve(t *testing.T) served {
 	var a *agent.Agent
 	sandboxes := sandbox.New(sandbox.Config{
 		Instance: pod.InstanceOf(dir), State: state, Journal: records, Containers: containers, Host: facts, Log: log,
-		CheckHandler: func(string, bool) error { return nil },
-		CreateCgroup: func(string, *runtimeapi.LinuxContainerResources) error { return nil },
-		RemoveCgroup: func(string) error { return nil },
-		Changed:      func(st sandbox.Status) { a.SandboxChanged(st) },
+		Handlers: handlers{}, Cgroups: cgroups{},
+		Changed: func(st sandbox.Status) { a.SandboxChanged(st) },
 	})
 	a = agent.New(agent.Config{
 		Journal: records, Sandboxes: sandboxes, Containers: containers, Images: images, Log: log,

@@ -37,6 +37,7 @@ var layer = map[string]int{
 	"internal/selinux":                  driver,
 	"internal/host":                     driver,
 	"internal/lifecycle":                pure,
+	"internal/lifecycle/owner":          owner,
 	"internal/sandbox/sandboxstate":     pure,
 	"internal/container/containerstate": pure,
 	"internal/oci/spec":                 pure,
@@ -172,6 +173,8 @@ var allowed = map[string][]string{
 	"internal/cni/process":              {"internal/netns", "internal/pidfd", "internal/poll"},
 	"internal/sandbox/sandboxstate":     {"internal/lifecycle"},
 	"internal/container/containerstate": {"internal/lifecycle"},
+	"internal/sandbox":                  {"internal/lifecycle/owner"},
+	"internal/container":                {"internal/lifecycle/owner"},
 	// The words of a session and a process are the drivers' and the owners'.
 }
 

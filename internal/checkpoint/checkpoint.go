@@ -75,9 +75,9 @@ type Request struct {
 	Info
 	Spec  []byte // the runtime spec, as it stands in the bundle
 	Upper string // the writable layer
-	// Take has CRIU write what the processes are into a directory, and runs
-	// meanwhile while they can't change their files.
-	Take func(ctx context.Context, to string, meanwhile func() error) error
+	// Dump makes CRIU write the processes into a directory. It calls whileStopped while they can't change
+	// their files.
+	Dump func(ctx context.Context, into string, whileStopped func() error) error
 }
 
 // Write writes an archive at path.
@@ -95,7 +95,7 @@ func Write(ctx context.Context, r Request, path string) error {
 	if err := os.Mkdir(d.Processes(), 0o700); err != nil {
 		return err
 	}
-	if err := r.Take(ctx, d.Processes(), func() error { return d.describe(r) }); err != nil {
+	if err := r.Dump(ctx, d.Processes(), func() error { return d.describe(r) }); err != nil {
 		return err
 	}
 	return d.pack(path)

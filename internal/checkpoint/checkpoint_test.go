@@ -97,8 +97,8 @@ func TestFilesComeBack(t *testing.T) {
 func request(upper string) Request {
 	return Request{
 		Info: Info{ID: "c1", Name: "web", ImageRef: "sha256:1", ImageName: "web:1"}, Spec: []byte("{}"), Upper: upper,
-		Take: func(_ context.Context, to string, meanwhile func() error) error {
-			return errors.Join(os.WriteFile(filepath.Join(to, "inventory.img"), []byte("x"), 0o600), meanwhile())
+		Dump: func(_ context.Context, into string, whileStopped func() error) error {
+			return errors.Join(os.WriteFile(filepath.Join(into, "inventory.img"), []byte("x"), 0o600), whileStopped())
 		},
 	}
 }
@@ -130,7 +130,7 @@ func listing(t *testing.T, root string) (list []string) {
 func TestNothingIsLeftOfAFailure(t *testing.T) {
 	dir := t.TempDir()
 	r := request(t.TempDir())
-	r.Take = func(context.Context, string, func() error) error { return errors.New("no memory") }
+	r.Dump = func(context.Context, string, func() error) error { return errors.New("no memory") }
 	if err := Write(t.Context(), r, filepath.Join(dir, "c.tar")); err == nil || err.Error() != "no memory" {
 		t.Error(err)
 	}

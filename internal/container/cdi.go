@@ -10,7 +10,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// injectCDI adds to a spec the devices that the config names.
+// injectCDI adds the devices that the config names to a spec.
 func injectCDI(config *runtimeapi.ContainerConfig, into *specs.Spec) error {
 	var names []string
 	for _, d := range config.GetCDIDevices() {
@@ -19,8 +19,8 @@ func injectCDI(config *runtimeapi.ContainerConfig, into *specs.Spec) error {
 	return InjectCDI(names, into)
 }
 
-// InjectCDI adds to a spec what the node's CDI files (in /etc/cdi and
-// /var/run/cdi) say of the devices of these names.
+// InjectCDI adds the devices with these names to a spec, as the node's CDI files in /etc/cdi and
+// /var/run/cdi define them.
 func InjectCDI(names []string, into *specs.Spec) error {
 	if len(names) == 0 {
 		return nil
@@ -34,9 +34,9 @@ func InjectCDI(names []string, into *specs.Spec) error {
 	case len(missing) > 0:
 		var reasons []error
 		for path, errs := range known.GetErrors() {
-			reasons = append(reasons, fmt.Errorf("%s is left out: %w", path, errors.Join(errs...)))
+			reasons = append(reasons, fmt.Errorf("%s is ignored: %w", path, errors.Join(errs...)))
 		}
-		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("CDI_devices: no CDI file of this node has %.80q%s", missing, because(reasons)))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("CDI_devices: no CDI file of this node defines %.80q%s", missing, because(reasons)))
 	case err != nil:
 		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("CDI_devices: %v", err))
 	}

@@ -2,171 +2,142 @@ package container
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
 
+	"github.com/huskd/husk/internal/checkpoint"
 	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/image/rootfs"
+	"github.com/huskd/husk/internal/lifecycle/owner"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Checkpoints are kept of containers, and containers made of them.
-type Checkpoints interface {
-	// Write writes an archive of a running container, which goes on, to path.
-	Write(ctx context.Context, of Checkpointed, path string) error
-	// Unpack unpacks an archive into an empty directory.
-	Unpack(ctx context.Context, path, into string) error
-	// Open opens the checkpoint that a directory is, errdefs.ErrNotFound if it is
-	// none.
-	Open(dir string) (Checkpoint, error)
-	// Trusted says whether whoever names an image may have a checkpoint restored:
-	// its processes get the privileges that they had, whatever the pod's are.
-	Trusted() bool
-}
-
-// Checkpointed is a container of which a checkpoint is to be made.
-type Checkpointed struct {
-	Status
-	Spec  json.RawMessage
-	Upper string // its writable layer
-}
-
-// Checkpoint is one that a container can be made of.
-type Checkpoint struct {
-	Images    []string // names of the image that the container ran, best first
-	Processes string   // directory of CRIU's images
-	// Files makes the files below a root what they were.
-	Files func(ctx context.Context, root string) error
-}
-
-// WriteCheckpoint writes an archive of a running container, which goes on, to
-// path. Within is what it may take; 0 is as long as an action.
-func WriteCheckpoint(ctx context.Context, of *Service, id, path string, within time.Duration) error {
-	b, err := of.get(id)
+// Checkpoint writes an archive of a running container to path. The container goes on running. It takes
+// at most timeout, or owner.ActionTimeout if that is 0.
+func (s *Service) Checkpoint(ctx context.Context, id, path string, timeout time.Duration) error {
+	e, err := s.find(id)
 	if err != nil {
 		return err
 	}
 	if !filepath.IsAbs(path) {
-		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("container %q: a checkpoint can't be written to %.80q: name an absolute path", b.name(), path))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s: a checkpoint can't be written to %.80q: name an absolute path", e, path))
 	}
-	if within <= 0 {
-		within = actionTimeout
+	if timeout <= 0 {
+		timeout = owner.ActionTimeout
 	}
-	return of.await(ctx, b, "checkpointed", func() error {
-		ctx, cancel := context.WithTimeout(of.closing, within)
+	return e.Change(ctx, "checkpointed", func() error {
+		ctx, cancel := context.WithTimeout(s.entries.Closing(), timeout)
 		defer cancel()
-		if err := (checkpointer{b}).write(ctx, path); err != nil {
-			return fmt.Errorf("container %q: %w", b.name(), err)
+		if err := e.writeCheckpoint(ctx, path); err != nil {
+			return fmt.Errorf("%s: %w", e, err)
 		}
 		return nil
 	})
 }
 
-// checkpointer makes checkpoints of a container, or makes it of one.
-type checkpointer struct{ *box }
-
-func (c checkpointer) write(ctx context.Context, path string) error {
-	c.turn.Lock()
-	defer c.turn.Unlock()
-	if c.rec.State != containerstate.Running || c.rec.Exit != nil {
-		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("(%s) is not running: there is nothing to checkpoint", pod.Short(c.id)))
+func (e *entry) writeCheckpoint(ctx context.Context, path string) error {
+	e.Mu.Lock()
+	defer e.Mu.Unlock()
+	if e.Rec.State != containerstate.Running || e.Rec.Exit != nil {
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("(%s) is not running: there is nothing to checkpoint", pod.Short(e.ID)))
 	}
-	sandbox, err := c.s.cfg.Sandboxes.Sandbox(c.sandbox)
+	sandbox, err := e.s.cfg.Sandboxes.Sandbox(e.Rec.Sandbox)
 	if err == nil {
-		err = notOfOthers(sandbox)
+		err = refuseUserNamespace(sandbox)
 	}
 	if err != nil {
 		return err
 	}
-	return c.s.cfg.Checkpoints.Write(ctx, Checkpointed{c.status(), c.s.Spec(c.id), rootfs.Upper(c.layer())}, path)
+	image := e.Config.GetImage()
+	return checkpoint.Write(ctx, checkpoint.Request{
+		Info: checkpoint.Info{
+			ID: e.ID, Name: e.name(), Created: e.Rec.Created,
+			ImageName: image.GetUserSpecifiedImage(), Image: image.GetImage(), ImageRef: e.Rec.ImageID,
+		},
+		Spec: e.s.Spec(e.ID), Upper: rootfs.Upper(e.layer()),
+		Dump: func(ctx context.Context, into string, whileStopped func() error) error {
+			return e.s.cfg.Checkpointer.Checkpoint(ctx, e.ID, into, whileStopped)
+		},
+	}, path)
 }
 
-// notOfOthers: CRIU would have to be told of a user namespace that it doesn't
-// make, which runc can't.
-func notOfOthers(s Sandbox) error {
+// refuseUserNamespace returns an error if the sandbox has a user namespace. CRIU would have to join it,
+// and runc can't make CRIU do that.
+func refuseUserNamespace(s Sandbox) error {
 	if s.owner() != nil {
 		return errdefs.ErrNotImplemented.WithMessage("its pod has a user namespace: containers in one are not checkpointed or restored")
 	}
 	return nil
 }
 
-// image returns the image that the container is to run; and the checkpoint that
-// it is to be made of, if that is what the config names: the path of an archive,
-// or an image with the content of one.
-func (c checkpointer) image(ctx context.Context, sandbox Sandbox) (Image, *Checkpoint, error) {
-	name := c.config.GetImage().GetImage()
+// findImage finds and holds the image that the container runs. If the config names a checkpoint, which
+// is the path of an archive or an image with the content of one, findImage also returns that.
+func (p *setup) findImage(ctx context.Context) (from checkpoint.Dir, err error) {
+	name := p.e.Config.GetImage().GetImage()
 	if filepath.IsAbs(name) {
-		if err := c.mayRestore(); err != nil {
-			return Image{}, nil, err
+		if err := p.mayRestore(); err != nil {
+			return "", err
 		}
-		into := filepath.Join(c.layer(), "checkpoint")
-		if err := c.s.cfg.Checkpoints.Unpack(ctx, name, into); err != nil {
-			return Image{}, nil, err
+		into := checkpoint.Dir(filepath.Join(p.e.layer(), "checkpoint"))
+		if err := checkpoint.Unpack(ctx, name, string(into)); err != nil {
+			return "", err
 		}
-		return c.open(ctx, sandbox, into)
+		return into, p.findImageOf(ctx, into)
 	}
-	image, err := c.s.cfg.Images.Image(ctx, name)
-	if err != nil {
-		return Image{}, nil, err
+	if p.image, err = p.e.s.cfg.Images.Image(ctx, name); err != nil {
+		return "", err
 	}
-	if err := c.hold(image.ID, c.holder(sandbox.Config)); err != nil {
-		return Image{}, nil, err
+	if err := p.e.hold(p.image.ID, p.holder()); err != nil {
+		return "", err
 	}
-	if c.s.cfg.Checkpoints == nil || len(image.Lower) == 0 {
-		return image, nil, nil
+	if len(p.image.Lower) == 0 || !checkpoint.Dir(p.image.Lower[0]).Is() {
+		return "", nil
 	}
-	of, from, err := c.open(ctx, sandbox, image.Lower[0])
-	if errdefs.IsNotFound(err) && from == nil {
-		return image, nil, nil
-	}
-	return of, from, err
+	from = checkpoint.Dir(p.image.Lower[0])
+	return from, p.findImageOf(ctx, from)
 }
 
-func (c checkpointer) mayRestore() error {
-	if c.s.cfg.Checkpoints != nil && c.s.cfg.Checkpoints.Trusted() {
+func (p *setup) mayRestore() error {
+	if p.e.s.cfg.RestoreCheckpoints {
 		return nil
 	}
 	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("%.300s is a checkpoint, whose processes would come back with the privileges that they had: "+
-		"set restore-checkpoints = true in huskd's configuration if all that may be run here is trusted", c.config.GetImage().GetImage()))
+		"set restore-checkpoints = true in huskd's configuration if all that may be run here is trusted", p.e.Config.GetImage().GetImage()))
 }
 
-// open returns a checkpoint, which is also returned with an error about it, and
-// the image that its container ran.
-func (c checkpointer) open(ctx context.Context, sandbox Sandbox, dir string) (Image, *Checkpoint, error) {
-	from, err := c.s.cfg.Checkpoints.Open(dir)
+// findImageOf finds and holds the image that the container of a checkpoint ran.
+func (p *setup) findImageOf(ctx context.Context, from checkpoint.Dir) error {
+	info, err := from.Info()
 	if err != nil {
-		return Image{}, nil, err
+		return err
 	}
-	if err := c.mayRestore(); err != nil {
-		return Image{}, &from, err
+	if err := p.mayRestore(); err != nil {
+		return err
 	}
-	if err := notOfOthers(sandbox); err != nil {
-		return Image{}, &from, err
+	if err := refuseUserNamespace(p.sandbox); err != nil {
+		return err
 	}
-	for _, name := range from.Images {
-		image, err := c.s.cfg.Images.Image(ctx, name)
-		if err != nil {
-			continue
+	for _, name := range info.Names() {
+		if p.image, err = p.e.s.cfg.Images.Image(ctx, name); err == nil {
+			return p.e.hold(p.image.ID, p.holder())
 		}
-		return image, &from, c.hold(image.ID, c.holder(sandbox.Config))
 	}
-	return Image{}, &from, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("the checkpoint is of a container of image %.300s, which isn't here: pull it first", from.Images))
+	return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("the checkpoint is of a container of image %.300s, which isn't here: pull it first", info.Names()))
 }
 
-// restore makes the files below root those of the checkpoint, and returns the
-// annotations by which the spec has its processes restored.
-func (c checkpointer) restore(ctx context.Context, from *Checkpoint, root string) (map[string]string, error) {
-	if from == nil {
+// restore restores the files of a checkpoint, if any, in the root file system. It returns the
+// annotations of the spec that make the runtime restore the processes.
+func (p *setup) restore(ctx context.Context, from checkpoint.Dir) (map[string]string, error) {
+	if from == "" {
 		return nil, nil
 	}
-	if err := from.Files(ctx, root); err != nil {
+	if err := from.Restore(ctx, p.root); err != nil {
 		return nil, fmt.Errorf("restore files: %w", err)
 	}
-	c.from = from.Processes
-	return map[string]string{oci.CRIUOptions: filepath.Join(c.bundle(), oci.CRIUFile)}, nil
+	p.e.from = from.Processes()
+	return map[string]string{oci.CRIUOptions: filepath.Join(p.e.bundle(), oci.CRIUFile)}, nil
 }

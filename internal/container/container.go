@@ -1,10 +1,8 @@
-// Package container owns containers: their writable layers, their bundles,
-// their processes in the hands of an OCI runtime, and how they ended.
+// Package container owns containers: their writable layers, their bundles, the processes that an OCI
+// runtime runs for them, and how they ended.
 //
-// Each container walks through the table of package lifecycle, one step at a
-// time; its record is journaled before each step. A call that changes a
-// container runs to its end whatever becomes of the caller: whoever asks again
-// joins it and gets the same answer. Containers run on without huskd.
+// Each container is driven through the table of package containerstate, as package owner describes.
+// Containers run on without huskd.
 package container
 
 import (
@@ -14,53 +12,58 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sync/errgroup"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/huskd/husk/internal/chansync"
 	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/journal"
+	"github.com/huskd/husk/internal/lifecycle/owner"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/resourceclass"
 )
 
-// Runtime drives the processes. Signal and Delete succeed on what is gone.
+// Runtime drives the processes. Signal and Delete succeed for a container that is gone.
 type Runtime interface {
 	Create(ctx context.Context, c oci.Create) (oci.Process, error)
 	Start(ctx context.Context, id string) error
 	Signal(ctx context.Context, id string, sig syscall.Signal) error
 	KillAll(ctx context.Context, id string) error
-	// Wait blocks until the container has ended, also if it ended while huskd
-	// was away.
+	// Wait blocks until the container has ended. That may have been while huskd was away.
 	Wait(ctx context.Context, id string) (oci.Exit, error)
 	Delete(ctx context.Context, id string) error
 }
 
-// Sessions are the ways into a container.
+// Sessions acts on running containers.
 type Sessions interface {
 	Exec(ctx context.Context, e oci.Exec) (code int, err error)
 	Attach(ctx context.Context, id string, s oci.Streams) error
 	ReopenLog(ctx context.Context, id string) error
-}
-
-// Limiter changes what a container may use.
-type Limiter interface {
+	// Update changes the limits of a container.
 	Update(ctx context.Context, id string, limits *specs.LinuxResources) error
 }
 
-// Images are where root file systems come from.
+// Checkpointer makes checkpoints of processes with CRIU.
+type Checkpointer interface {
+	// Checkpoint writes the processes of a container into a directory. It calls whileStopped while they
+	// can't run.
+	Checkpoint(ctx context.Context, id, into string, whileStopped func() error) error
+}
+
+// Images provides root file systems.
 type Images interface {
 	// Image finds an image by name, digest or ID.
 	Image(ctx context.Context, name string) (Image, error)
-	// Hold keeps the image from being removed until release is called.
+	// Hold prevents the removal of the image until release is called. holder names the user of the image
+	// in errors.
 	Hold(id, holder string) (release func(), err error)
 }
 
@@ -72,7 +75,7 @@ type Image struct {
 	Config ocispec.ImageConfig
 }
 
-// Sandboxes are where containers run.
+// Sandboxes are the sandboxes that containers run in.
 type Sandboxes interface {
 	// Sandbox returns the sandbox with that ID if it is ready.
 	Sandbox(id string) (Sandbox, error)
@@ -92,35 +95,33 @@ type Sandbox struct {
 
 // Config is what the owner of containers needs.
 type Config struct {
-	Root, State string // directories for what outlives a boot and what doesn't
-	Journal     *journal.Journal
-	Runtime     Runtime
-	Sessions    Sessions
-	Limiter     Limiter
-	Images      Images
-	Mounts      Mounts // nil is the kernel's overlays
-	Sandboxes   Sandboxes
-	Hooks       Hooks // nil for none
-	Host        host.Facts
-	Limits      spec.Limits // of every container
-	Checkpoints Checkpoints // nil for none
-	// Relabel, if set, gives all that is at a path a label of SELinux.
-	Relabel func(path, label string) error
-	// Classes, if set, returns the limits of the classes that annotations of a
-	// container and of its pod name.
-	Classes func(container string, own, pod map[string]string) (*specs.LinuxBlockIO, *specs.LinuxIntelRdt, error)
+	Root, State  string // directories for what outlives a boot and what doesn't
+	Journal      *journal.Journal
+	Runtime      Runtime
+	Sessions     Sessions
+	Checkpointer Checkpointer
+	Images       Images
+	Mounts       Mounts // nil is the kernel's overlays
+	Sandboxes    Sandboxes
+	Hooks        Hooks // nil for none
+	Host         host.Facts
+	Limits       spec.Limits // of every container
+	// RestoreCheckpoints allows clients to create containers from checkpoints. The processes get the
+	// privileges that they had, whatever those of the pod are.
+	RestoreCheckpoints bool
+	// ResourceClasses, if set, knows the classes of block I/O and RDT that annotations name.
+	ResourceClasses *resourceclass.Classes
 	// Prewarm, if set, is called as soon as a process is requested, and the function that it
 	// returns once the process exists. Neither may block. See cgroup.Prewarmer.
 	Prewarm func() (stop func())
-	// Changed is told of every change of a container's state. It must not block.
+	// Changed, if set, is called on every change of a container's state. It must not block.
 	Changed func(Status)
-	// Stepped, if set, is told of every action, and how it failed if it did.
+	// Stepped, if set, is called after every action, with its error.
 	Stepped func(pod.Step, error)
 	Log     *slog.Logger
 }
 
-// Status is what is known of a container at one moment. It isn't changed once
-// handed out.
+// Status is a snapshot of a container. It must not be modified.
 type Status struct {
 	ID       string
 	Sandbox  string
@@ -135,10 +136,10 @@ type Status struct {
 	Exit     oci.Exit // when it has ended
 	Reason   string   // one word: Completed, Error, OOMKilled …
 	Message  string   // one line
-	Finished bool     // it has ended; what it left may still be being released
-	// Steps are what this huskd did with it, in their order.
+	Finished bool     // it has ended; its resources may not be released yet
+	// Steps are what this huskd has done with the container, in order.
 	Steps []pod.Step
-	// User is who its process runs as; nil before that is known.
+	// User is the user that its process runs as; nil before that is known.
 	User *specs.User
 
 	record record
@@ -149,26 +150,16 @@ func (s Status) Name() string { return s.Config.GetMetadata().GetName() }
 
 // Service owns the containers.
 type Service struct {
-	cfg     Config
-	records journal.ConfigTable[record, *runtimeapi.ContainerConfig]
-
-	mu    sync.RWMutex
-	boxes map[string]*box
-	live  map[string]*box // by key, those that have not ended
-
-	creating chan struct{} // has one for each creation by the runtime
-
-	background chansync.WaitGroup
-	closing    context.Context
-	close      context.CancelFunc
+	cfg      Config
+	entries  *entries
+	creating chan struct{} // holds an element for each creation by the runtime
 }
 
-// creations is how many containers the runtime creates at once on each CPU.
-// More don't make it faster, and each takes some 10 MB while it lasts.
+// creations is how many containers the runtime creates at once on each CPU. More don't make it faster,
+// and each takes some 10 MB while it lasts.
 const creations = 4
 
-// New returns the owner of the containers recorded in the journal, which Load
-// reads.
+// New returns the owner of the containers recorded in the journal, which Load reads.
 func New(cfg Config) *Service {
 	if cfg.Prewarm == nil {
 		cfg.Prewarm = func() func() { return func() {} }
@@ -176,16 +167,13 @@ func New(cfg Config) *Service {
 	if cfg.Mounts == nil {
 		cfg.Mounts = overlays{}
 	}
-	s := &Service{
-		cfg:     cfg,
-		records: journal.NewConfigTable[record, *runtimeapi.ContainerConfig](cfg.Journal, "container"),
-		boxes:   map[string]*box{},
-		live:    map[string]*box{},
-
+	return &Service{
+		cfg: cfg,
+		entries: owner.New[containerstate.State, *record, *runtimeapi.ContainerConfig](owner.Config[Status]{
+			Kind: "container", Journal: cfg.Journal, BootID: cfg.Host.BootID, Changed: cfg.Changed, Stepped: cfg.Stepped,
+		}),
 		creating: make(chan struct{}, creations*runtime.NumCPU()),
 	}
-	s.closing, s.close = context.WithCancel(context.Background())
-	return s
 }
 
 // key is what makes two requests the same.
@@ -194,126 +182,83 @@ func key(sandbox string, config *runtimeapi.ContainerConfig) string {
 	return strings.Join([]string{sandbox, m.GetName(), fmt.Sprint(m.GetAttempt())}, "\x00")
 }
 
-// Create makes a container in a ready sandbox, to be started by Start. A
-// request with the same sandbox, name and attempt as one in flight or living
-// joins it and gets the same container. On error nothing is left.
+// Create creates a container in a ready sandbox. Start starts it. If a container with the same sandbox,
+// name and attempt is being created or has not ended, Create returns that one. On error nothing is left.
 func (s *Service) Create(ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig) (Status, error) {
 	if config.GetMetadata().GetName() == "" {
 		return Status{}, errdefs.ErrInvalidArgument.WithMessage("container config: metadata.name is empty")
 	}
-	b, fresh, err := s.reserve(sandbox, config)
-	if err != nil {
-		return Status{}, err
-	}
+	// The entry is added before the sandbox's state is read. Stopping a sandbox changes its state before
+	// it lists the containers, so one of the two sees the other.
+	b, fresh := s.entries.Join(key(sandbox, config), func(id string) *base {
+		e := s.newEntry(id, config, &record{Sandbox: sandbox})
+		e.Rec.State, e.Rec.Boot, e.Rec.Created = containerstate.Reserved, s.cfg.Host.BootID, time.Now()
+		return e.base
+	})
 	if fresh {
 		stop := s.cfg.Prewarm()
-		s.background.Go(func() {
+		s.entries.Go(func() {
 			defer stop()
-			b.create(ctx)
+			e := b.Object().(*entry)
+			e.Create(ctx, func() {
+				_ = e.notify(ctx, AfterCreate)
+				e.watch()
+			})
 		})
 	}
-	select {
-	case <-b.up:
-		return b.status(), b.upErr
-	case <-ctx.Done():
-		return Status{}, fmt.Errorf("container %q: still being created, ask again: %w", b.name(), ctx.Err())
-	}
+	return b.AwaitCreated(ctx)
 }
 
-// reserve finds the container that is asked for, or takes its place. That is
-// there before the sandbox is looked at: whoever stops the sandbox changes its
-// state before it lists the containers, so one of the two sees the other.
-func (s *Service) reserve(sandbox string, config *runtimeapi.ContainerConfig) (*box, bool, error) {
-	k := key(sandbox, config)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if b := s.live[k]; b != nil {
-		return b, false, nil
-	}
-	b := s.newBox(pod.NewID(), sandbox, config)
-	b.rec = record{Sandbox: sandbox, State: containerstate.Reserved, Boot: s.cfg.Host.BootID, Created: time.Now()}
-	b.publish()
-	s.boxes[b.id], s.live[k] = b, b
-	return b, true, nil
-}
-
-// Start starts a created container. It succeeds on one that runs already.
+// Start starts a created container. It succeeds for one that runs already.
 func (s *Service) Start(ctx context.Context, id string) error {
-	b, err := s.get(id)
+	e, err := s.find(id)
 	if err != nil {
 		return err
 	}
-	return s.await(ctx, b, "started", func() error { return b.start(ctx) })
+	return e.Change(ctx, "started", func() error { return e.start(ctx) })
 }
 
-// Stop ends a container: its stop signal, then, after grace, SIGKILL to all
-// that is in it. It succeeds on one that has ended or is unknown.
+// Stop ends a container: it sends the stop signal and, after grace, SIGKILL to all processes. It
+// succeeds for a container that has ended or is unknown.
 func (s *Service) Stop(ctx context.Context, id string, grace time.Duration) error {
-	b, err := s.get(id)
+	e, err := s.find(id)
 	if err != nil {
-		return nil //nolint:nilerr // it is as gone as was asked
+		return nil //nolint:nilerr // an unknown container is stopped
 	}
-	return s.await(ctx, b, "stopped", func() error { return b.stop(ctx, grace) })
+	return e.Change(ctx, "stopped", func() error { return e.stop(ctx, grace) })
 }
 
-// Remove removes a container, ending it first if need be. It succeeds on one
-// that is unknown.
+// Remove ends a container, if it hasn't ended, and removes it. It succeeds for one that is unknown.
 func (s *Service) Remove(ctx context.Context, id string) error {
-	b, err := s.get(id)
+	e, err := s.find(id)
 	if err != nil {
-		return nil //nolint:nilerr // it is as gone as was asked
+		return nil //nolint:nilerr // an unknown container is removed
 	}
-	return s.await(ctx, b, "removed", func() error {
-		if err := b.stop(ctx, 0); err != nil {
+	return e.Change(ctx, "removed", func() error {
+		if err := e.stop(ctx, 0); err != nil {
 			return err
 		}
-		return b.remove(ctx)
+		return e.Remove(ctx)
 	})
-}
-
-// await runs fn, which changes the container, to its end, and waits for that
-// as long as the caller does.
-func (s *Service) await(ctx context.Context, b *box, what string, fn func() error) error {
-	done := make(chan error, 1)
-	s.background.Go(func() { done <- fn() })
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return fmt.Errorf("container %q: still being %s, ask again: %w", b.name(), what, ctx.Err())
-	}
 }
 
 // StopAll kills every container of the sandbox.
 func (s *Service) StopAll(ctx context.Context, sandbox string) error {
-	return s.each(sandbox, func(b *box) error { return s.Stop(ctx, b.id, 0) })
+	return s.forEach(sandbox, func(id string) error { return s.Stop(ctx, id, 0) })
 }
 
 // RemoveAll removes every container of the sandbox.
 func (s *Service) RemoveAll(ctx context.Context, sandbox string) error {
-	return s.each(sandbox, func(b *box) error { return s.Remove(ctx, b.id) })
+	return s.forEach(sandbox, func(id string) error { return s.Remove(ctx, id) })
 }
 
-func (s *Service) each(sandbox string, fn func(*box) error) error {
-	s.mu.RLock()
-	var in []*box
-	for _, b := range s.boxes {
-		if b.sandbox == sandbox {
-			in = append(in, b)
-		}
+// forEach calls fn for all containers of a sandbox at once and returns the first error.
+func (s *Service) forEach(sandbox string, fn func(id string) error) error {
+	var all errgroup.Group
+	for _, st := range s.List(sandbox) {
+		all.Go(func() error { return fn(st.ID) })
 	}
-	s.mu.RUnlock()
-	errs := make(chan error, len(in))
-	for _, b := range in {
-		go func() { errs <- fn(b) }()
-	}
-	var first error
-	for range in {
-		if err := <-errs; err != nil && first == nil {
-			first = err
-		}
-	}
-	return first
+	return all.Wait()
 }
 
 // Exec runs a program in a running container.
@@ -333,8 +278,8 @@ func (s *Service) Attach(ctx context.Context, id string, streams oci.Streams) er
 	return s.cfg.Sessions.Attach(ctx, id, streams)
 }
 
-// ReopenLog makes a running container's log be written to its path anew, after
-// the file was moved away.
+// ReopenLog creates a running container's log file again after it was renamed, and writes to it from
+// then on.
 func (s *Service) ReopenLog(ctx context.Context, id string) error {
 	if _, err := s.running(id); err != nil {
 		return err
@@ -353,73 +298,23 @@ func (s *Service) running(id string) (Status, error) {
 	return st, nil
 }
 
-func (s *Service) get(id string) (*box, error) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	b, ok := s.boxes[id]
-	if !ok {
-		return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("container %s not found", pod.Short(id)))
-	}
-	return b, nil
-}
-
 // Get returns the container with that ID.
-func (s *Service) Get(id string) (Status, error) {
-	b, err := s.get(id)
-	if err != nil {
-		return Status{}, err
-	}
-	return b.status(), nil
-}
+func (s *Service) Get(id string) (Status, error) { return s.entries.Get(id) }
 
-// Ended returns a channel that is closed once nothing of the container runs or
-// is mounted any more.
+// Ended returns a channel that is closed once nothing of the container runs or is mounted any more.
 func (s *Service) Ended(id string) (<-chan struct{}, error) {
-	b, err := s.get(id)
+	e, err := s.entries.Find(id)
 	if err != nil {
 		return nil, err
 	}
-	return b.ended, nil
+	return e.Ended(), nil
 }
 
-// List returns the containers of a sandbox, or all if it is empty, newest
-// first. It never waits for one that is being changed.
+// List returns the containers of a sandbox, or all if that is empty, newest first. It never waits for
+// one that is being changed.
 func (s *Service) List(sandbox string) []Status {
-	s.mu.RLock()
-	var list []Status
-	for _, b := range s.boxes {
-		if sandbox == "" || b.sandbox == sandbox {
-			list = append(list, b.status())
-		}
-	}
-	s.mu.RUnlock()
-	slices.SortFunc(list, func(a, b Status) int { return b.Created.Compare(a.Created) })
-	return list
+	return slices.DeleteFunc(s.entries.List(), func(st Status) bool { return sandbox != "" && st.Sandbox != sandbox })
 }
 
-// Close waits for the calls in flight to come to a safe point. Containers run on.
-func (s *Service) Close() {
-	s.close()
-	s.background.Wait()
-}
-
-// forget drops a removed container.
-func (s *Service) forget(b *box) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.boxes, b.id)
-	s.retire(b)
-}
-
-// free gives the name of an ended container to the next one.
-func (s *Service) free(b *box) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.retire(b)
-}
-
-func (s *Service) retire(b *box) {
-	if s.live[b.key] == b {
-		delete(s.live, b.key)
-	}
-}
+// Close waits until the calls in flight have come to a safe point. Containers run on.
+func (s *Service) Close() { s.entries.Close() }

@@ -15,8 +15,8 @@ import (
 	"github.com/huskd/husk/internal/oci/spec"
 )
 
-// configDevices finds the host's nodes that the config asks for. A directory
-// stands for all nodes below it.
+// configDevices returns the host's device nodes that the config names. A directory stands for all
+// nodes below it.
 func configDevices(devices []*runtimeapi.Device) ([]spec.Device, error) {
 	var found []spec.Device
 	for _, d := range devices {
@@ -35,8 +35,8 @@ func configDevices(devices []*runtimeapi.Device) ([]spec.Device, error) {
 	return found, nil
 }
 
-// hostDevices are the device nodes of /dev, for a privileged container. Those
-// that every container has of its own are left out.
+// hostDevices returns the device nodes of /dev, for a privileged container, but those that every
+// container has of its own.
 func hostDevices() []spec.Device {
 	all, _ := nodes("/dev")
 	var found []spec.Device
@@ -50,8 +50,7 @@ func hostDevices() []spec.Device {
 	return found
 }
 
-// nodes returns the device nodes at or below path. Symlinks are not followed
-// below it.
+// nodes returns the device nodes at or below path. It follows a symlink at path, but none below.
 func nodes(path string) ([]specs.LinuxDevice, error) {
 	resolved, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -63,7 +62,7 @@ func nodes(path string) ([]specs.LinuxDevice, error) {
 			if at == resolved {
 				return err
 			}
-			return nil // it went away, or can't be read: not ours to judge
+			return nil // it has gone, or can't be read
 		}
 		if d.Type()&fs.ModeDevice == 0 {
 			return nil

@@ -9,59 +9,55 @@ import (
 	"github.com/huskd/husk/internal/trace"
 )
 
-// Event is a moment in a container's life of which Hooks are told.
+// Event is a moment in a container's life of which Hooks are notified.
 type Event string
 
-// The events, in the order of a life. A container that was given to
-// Hooks.Create is told of as stopped and removed, also if it never started.
+// The events, in the order of a life. AfterStop and BeforeRemove follow for every container that was
+// passed to Hooks.Create, even if it never started.
 const (
 	AfterCreate  Event = "after-create"
 	BeforeStart  Event = "before-start"
 	AfterStart   Event = "after-start"
 	AfterUpdate  Event = "after-update"
-	AfterStop    Event = "after-stop" // none of its processes is left; it may be told of again
+	AfterStop    Event = "after-stop" // none of its processes is left; may be repeated
 	BeforeRemove Event = "before-remove"
 )
 
-// Hooks are told what happens to containers, and have a say in it. They must
-// not wait for a change of the container that they are told of.
+// Hooks are notified of what happens to containers and can change or refuse some of it. They must not
+// wait for a change of the container in question.
 type Hooks interface {
-	// Create may change the spec of a container before it is created, or refuse
-	// it. It returns what the container's limits have become, nil if it left them.
+	// Create may change the spec of a container before it is created, or refuse it. It returns the new
+	// limits of the container, or nil if it hasn't changed them.
 	Create(ctx context.Context, st Status, spec *specs.Spec) (*runtimeapi.LinuxContainerResources, error)
-	// Update may change what is asked of a container's limits, or refuse it.
+	// Update may change the requested limits of a container, or refuse them.
 	Update(ctx context.Context, st Status, asked *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, error)
-	// Tell may refuse the start of a container; other events have no error.
+	// Tell notifies of an event. Only BeforeStart can be refused; other events return no error.
 	Tell(ctx context.Context, e Event, st Status) error
 }
 
-// hooked is a container of which the hooks are told.
-type hooked struct{ *box }
-
-// adjust lets the hooks change the spec. What they change is in the bundle and
-// in the record from then on: they are not asked again.
-func (b hooked) adjust(ctx context.Context, spec *specs.Spec) error {
-	if b.s.cfg.Hooks == nil {
+// adjust lets the hooks change the spec. Their changes are kept in the bundle and in the record.
+func (e *entry) adjust(ctx context.Context, spec *specs.Spec) error {
+	if e.s.cfg.Hooks == nil {
 		return nil
 	}
 	cgroup := spec.Linux.CgroupsPath
-	limits, err := b.s.cfg.Hooks.Create(trace.Follow(b.s.closing, ctx), b.view(), spec)
+	limits, err := e.s.cfg.Hooks.Create(trace.Follow(e.s.entries.Closing(), ctx), e.View(), spec)
 	if err != nil {
 		return err
 	}
 	if limits != nil {
-		b.rec.Resources = limits
+		e.Rec.Resources = limits
 	}
 	if spec.Linux.CgroupsPath != cgroup {
-		b.rec.Cgroup = spec.Linux.CgroupsPath
+		e.Rec.Cgroup = spec.Linux.CgroupsPath
 	}
 	return nil
 }
 
-// tell tells the hooks of an event, whatever becomes of who asked for it.
-func (b hooked) tell(ctx context.Context, e Event) error {
-	if b.s.cfg.Hooks == nil {
+// notify notifies the hooks, if any, even if the caller whose ctx it is has gone.
+func (e *entry) notify(ctx context.Context, ev Event) error {
+	if e.s.cfg.Hooks == nil {
 		return nil
 	}
-	return b.s.cfg.Hooks.Tell(trace.Follow(b.s.closing, ctx), e, b.view())
+	return e.s.cfg.Hooks.Tell(trace.Follow(e.s.entries.Closing(), ctx), ev, e.View())
 }

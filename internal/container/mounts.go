@@ -4,13 +4,13 @@ import "github.com/huskd/husk/internal/image/rootfs"
 
 // Mounts mounts root file systems. Both calls can be repeated.
 type Mounts interface {
-	// Mount mounts one in a directory and returns its path.
+	// Mount mounts a root file system in the directory of s and returns its path.
 	Mount(s rootfs.Spec) (string, error)
-	// Unmount undoes Mount, or does nothing.
+	// Unmount undoes Mount. It succeeds if nothing is mounted.
 	Unmount(dir string) error
 }
 
-// overlays are the kernel's.
+// overlays mounts the kernel's overlays.
 type overlays struct{}
 
 func (overlays) Mount(s rootfs.Spec) (string, error) { return rootfs.Mount(s) }

@@ -3,125 +3,77 @@ package container
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container/containerstate"
+	"github.com/huskd/husk/internal/lifecycle/owner"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Load reads the recorded containers. Resume continues them. Records that
-// can't be read are set aside and returned as errors.
+// Load reads the recorded containers. Resume continues them. Records that can't be read are set aside
+// and returned as errors.
 func (s *Service) Load() []error {
-	return s.records.Load(func(id string, config *runtimeapi.ContainerConfig, rec record) error {
-		if !pod.ValidID(id) {
-			return errors.New("not a container ID")
-		}
-		if containerstate.Table.To[rec.State] == nil {
-			return fmt.Errorf("state %q is unknown", rec.State)
-		}
-		b := s.newBox(id, rec.Sandbox, config)
-		b.rec = rec
-		close(b.up)
-		b.publish()
-		s.boxes[id] = b
-		switch rec.State {
-		case containerstate.Exited, containerstate.Removing:
-			b.once.Do(func() { close(b.ended) })
-		default:
-			s.live[b.key] = b
-		}
-		return nil
+	return s.entries.Load(func(id string, config *runtimeapi.ContainerConfig, rec *record) *base {
+		return s.newEntry(id, config, rec).base
 	})
 }
 
-// Resume takes up, after Load, what a restart of huskd or of the host cut
-// short. Containers that ran and run are watched again when it returns, those
-// that ended meanwhile are found out in the background, and what no record
-// speaks of is swept away.
+// Resume continues, after Load, what a restart of huskd or of the host interrupted, and removes what
+// no record refers to. It starts to watch the containers that were running: those that have ended
+// meanwhile are noticed in the background.
 func (s *Service) Resume(ctx context.Context) error {
 	swept := s.sweep(ctx)
-	for _, b := range slices.Collect(maps.Values(s.boxes)) { // some are forgotten meanwhile
-		b.holdAgain(ctx)
-		ev := containerstate.Lost
-		if b.rec.Boot != s.cfg.Host.BootID {
-			ev = containerstate.Reboot
-		}
-		to, _, _ := containerstate.Table.Next(b.rec.State, ev)
-		if to.Live() {
-			b.watch()
+	for _, b := range s.entries.All() {
+		e := b.Object().(*entry)
+		e.holdAgain()
+		ev := e.Interruption()
+		if to, _, _ := containerstate.Table.Next(e.Rec.State, ev); to.Live() {
+			e.watch()
 			continue
 		}
-		b.resumeDown(ev)
+		e.TakeDown(func() containerstate.Event {
+			e.explainLoss(ev)
+			return ev
+		})
 	}
 	return swept
 }
 
-// holdAgain keeps the container's image, as before the restart.
-func (b *box) holdAgain(ctx context.Context) {
-	if b.rec.ImageID == "" || b.rec.State == containerstate.Removing {
+// explainLoss notes how a container ended that is not running after a restart.
+func (e *entry) explainLoss(ev containerstate.Event) {
+	if e.Rec.State.Down() {
 		return
 	}
-	for _, id := range append([]string{b.rec.ImageID}, slices.Collect(maps.Values(b.rec.Volumes))...) {
-		_ = b.hold(id, "container "+b.name()) // one that is gone can't be kept
+	why := "the host was restarted"
+	if ev != containerstate.Reboot {
+		why = "huskd was restarted while the container was being created"
+		// The caller of Create never got an answer. A caller of Start knows the container.
+		e.Rec.Unwanted = e.Rec.State != containerstate.Starting
+	}
+	if e.Rec.Exit == nil {
+		e.Rec.Exit = &oci.Exit{Code: 255, At: time.Now(), Lost: true}
+		e.Rec.Reason, e.Rec.Message = "Error", why
 	}
 }
 
-// resumeDown continues to take down what doesn't run after a restart.
-func (b *box) resumeDown(ev containerstate.Event) {
-	b.turn.Lock()
-	switch {
-	case b.rec.State.Down():
-	case ev == containerstate.Reboot:
-		b.rec.Boot = b.s.cfg.Host.BootID
-		b.lost("the host was restarted")
-	default:
-		b.lost("huskd was restarted while it was being made")
-		// Whoever asked for its creation was told nothing; whoever asked for
-		// its start knows it.
-		b.rec.Unwanted = b.rec.State != containerstate.Starting
-	}
-	b.s.background.Go(func() {
-		err := b.drive(b.s.closing, ev)
-		if err == nil && b.rec.Unwanted && b.rec.State == containerstate.Exited {
-			err = b.drive(b.s.closing, containerstate.Destroy)
-		}
-		b.turn.Unlock()
-		if err != nil {
-			teller{b}.log().Warn("container: releasing it failed, will be tried again", "error", err)
-		}
-	})
-}
-
-// lost records an end that nobody saw.
-func (b *box) lost(why string) {
-	if b.rec.Exit == nil {
-		b.rec.Exit = &oci.Exit{Code: 255, At: time.Now(), Lost: true}
-		b.rec.Reason, b.rec.Message = "Error", why
-	}
-}
-
-// sweep ends and removes what carries the name of a container that no record
-// speaks of: records that were damaged, or set aside. It runs before any record
-// can go.
+// sweep ends and removes what is named like a container of huskd's and has no record, because that was
+// damaged or set aside. It has to run before Resume can remove records.
 func (s *Service) sweep(ctx context.Context) error {
 	var errs []error
 	for _, base := range []string{s.cfg.State, s.cfg.Root} {
 		dirs, _ := filepath.Glob(filepath.Join(base, "containers", "*"))
 		for _, dir := range dirs {
 			id := filepath.Base(dir)
-			if s.boxes[id] != nil || !pod.ValidID(id) {
+			if _, err := s.entries.Find(id); err == nil || !pod.ValidID(id) {
 				continue
 			}
-			s.cfg.Log.Warn("container: removing what no record speaks of", "path", dir)
-			bounded, cancel := context.WithTimeout(ctx, actionTimeout) // huskd can't serve before
+			s.cfg.Log.Warn("container: removing a directory that no record refers to", "path", dir)
+			bounded, cancel := context.WithTimeout(ctx, owner.ActionTimeout) // huskd doesn't serve before
 			err := s.cfg.Runtime.Delete(bounded, id)
 			cancel()
 			if err == nil && base == s.cfg.Root {

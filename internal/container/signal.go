@@ -11,11 +11,11 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// criSignal turns CRI's spelling into everybody else's: SIGNAL_SIGRTMINPLUS3.
+// criSignal turns CRI's spelling of signals, such as SIGNAL_SIGRTMINPLUS3, into the usual one.
 var criSignal = strings.NewReplacer("SIGNAL_", "", "PLUS", "+", "MINUS", "-")
 
-// stopSignal is the signal that asks a container to end: what its config says,
-// else what its image says, else SIGTERM.
+// stopSignal returns the signal that asks a container to end: that of its config, or else that of its
+// image, or else SIGTERM.
 func stopSignal(config *runtimeapi.ContainerConfig, image string) syscall.Signal {
 	if s := config.GetStopSignal(); s != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
 		image = criSignal.Replace(s.String())
@@ -26,7 +26,7 @@ func stopSignal(config *runtimeapi.ContainerConfig, image string) syscall.Signal
 	return syscall.SIGTERM
 }
 
-// criSignalOf is a signal as CRI spells it.
+// criSignalOf returns a signal as CRI spells it.
 func criSignalOf(sig syscall.Signal) runtimeapi.Signal {
 	name := unix.SignalName(sig)
 	switch {

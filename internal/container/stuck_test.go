@@ -62,7 +62,9 @@ func resumeStuck(t *testing.T, state containerstate.State) (*Service, stuck) {
 	r := stuck{make(chan struct{})}
 	s := New(Config{Root: t.TempDir(), State: t.TempDir(), Journal: j, Runtime: r, Sandboxes: nowhere{}, Host: host.Facts{BootID: "this"}, Log: slog.New(slog.DiscardHandler)})
 	config := &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}}
-	if err := s.records.Create(stuckID, config, record{Sandbox: "sandbox", State: state, Boot: "this", Created: time.Now(), Started: time.Now()}); err != nil {
+	rec := &record{Sandbox: "sandbox", Started: time.Now()}
+	rec.State, rec.Boot, rec.Created = state, "this", time.Now()
+	if err := journal.NewConfigTable[*record, *runtimeapi.ContainerConfig](j, "container").Create(stuckID, config, rec); err != nil {
 		t.Fatal(err)
 	}
 	if bad := s.Load(); len(bad) > 0 {

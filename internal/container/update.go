@@ -12,91 +12,85 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container/containerstate"
+	"github.com/huskd/husk/internal/lifecycle/owner"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/trace"
 )
 
-// Update changes the limits of a created or running container, as the hooks
-// have them. A field that is zero stays as it is.
+// Update changes the limits of a created or running container. The hooks can change the request. A
+// field that is zero stays as it is.
 func (s *Service) Update(ctx context.Context, id string, asked *runtimeapi.LinuxContainerResources) error {
-	b, err := s.get(id)
+	e, err := s.find(id)
 	if err != nil {
 		return err
 	}
-	return s.await(ctx, b, "updated", func() error { return limited{b}.update(ctx, asked) })
+	return e.Change(ctx, "updated", func() error { return e.update(ctx, asked) })
 }
 
-// Limit is Update for hooks, which are not asked and not told. It doesn't wait
-// for a container that is being created.
+// Limit is Update for the hooks themselves, which it doesn't notify. It doesn't wait for a container
+// that is being created.
 func (s *Service) Limit(ctx context.Context, id string, limits *runtimeapi.LinuxContainerResources) error {
-	b, err := s.get(id)
+	e, err := s.find(id)
 	if err != nil {
 		return err
 	}
-	if !b.status().State.Live() {
-		return limited{b}.fixed(b.status().State)
+	if state := e.Status().State; !state.Live() {
+		return e.refuseUpdate(state)
 	}
-	return s.await(ctx, b, "updated", func() error { return limited{b}.set(limits) })
+	return e.Change(ctx, "updated", func() error { return e.setLimits(limits) })
 }
 
-// limited is a container whose limits are to be changed.
-type limited struct{ *box }
-
-func (b limited) fixed(in containerstate.State) error {
-	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %q (%s) is %s: its limits can't be changed", b.name(), pod.Short(b.id), in))
+func (e *entry) refuseUpdate(in containerstate.State) error {
+	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("%s (%s) is %s: its limits can't be changed", e, pod.Short(e.ID), in))
 }
 
-// update asks the hooks while nobody waits for the container's turn, so that
-// they can change others meanwhile.
-func (b limited) update(ctx context.Context, asked *runtimeapi.LinuxContainerResources) error {
-	hooks := b.s.cfg.Hooks
+// update asks the hooks without holding e.Mu, so that they can change other limits meanwhile.
+func (e *entry) update(ctx context.Context, asked *runtimeapi.LinuxContainerResources) error {
+	hooks := e.s.cfg.Hooks
 	if hooks == nil {
-		return b.set(asked)
+		return e.setLimits(asked)
 	}
-	if !b.status().State.Live() {
-		return b.fixed(b.status().State)
+	if state := e.Status().State; !state.Live() {
+		return e.refuseUpdate(state)
 	}
-	b.updating.Lock()
-	defer b.updating.Unlock()
-	ctx = trace.Follow(b.s.closing, ctx)
-	want, err := hooks.Update(ctx, b.status(), asked)
+	e.updating.Lock()
+	defer e.updating.Unlock()
+	ctx = trace.Follow(e.s.entries.Closing(), ctx)
+	want, err := hooks.Update(ctx, e.Status(), asked)
 	if err != nil {
-		return fmt.Errorf("container %q: %w", b.name(), err)
+		return fmt.Errorf("%s: %w", e, err)
 	}
-	if err := b.set(want); err != nil {
+	if err := e.setLimits(want); err != nil {
 		return err
 	}
-	return hooks.Tell(ctx, AfterUpdate, b.status())
+	return hooks.Tell(ctx, AfterUpdate, e.Status())
 }
 
-func (b limited) set(asked *runtimeapi.LinuxContainerResources) error {
-	b.turn.Lock()
-	defer b.turn.Unlock()
-	if b.rec.State != containerstate.Created && b.rec.State != containerstate.Running || b.rec.Exit != nil {
-		return b.fixed(b.rec.State)
+func (e *entry) setLimits(asked *runtimeapi.LinuxContainerResources) error {
+	e.Mu.Lock()
+	defer e.Mu.Unlock()
+	if e.Rec.State != containerstate.Created && e.Rec.State != containerstate.Running || e.Rec.Exit != nil {
+		return e.refuseUpdate(e.Rec.State)
 	}
-	want := b.status().ResourcesWith(asked)
-	limits, notes, err := spec.Resources(b.name(), want, b.s.cfg.Host)
+	want := e.Status().ResourcesWith(asked)
+	limits, notes, err := spec.Resources(e.name(), want, e.s.cfg.Host)
 	if err != nil {
 		return err
 	}
 	for _, note := range notes {
-		teller(b).log().Info("container: " + note)
+		e.Log().Info("container: " + note)
 	}
-	ctx, cancel := context.WithTimeout(b.s.closing, actionTimeout)
+	ctx, cancel := context.WithTimeout(e.s.entries.Closing(), owner.ActionTimeout)
 	defer cancel()
-	if err := b.s.cfg.Limiter.Update(ctx, b.id, limits); err != nil {
-		return fmt.Errorf("container %q: change limits: %w", b.name(), err)
+	if err := e.s.cfg.Sessions.Update(ctx, e.ID, limits); err != nil {
+		return fmt.Errorf("%s: change limits: %w", e, err)
 	}
-	b.rec.Resources = want
-	err = b.s.records.Put(b.id, b.rec)
-	b.publish()
-	return err
+	e.Rec.Resources = want
+	return e.Save()
 }
 
-// ResourcesWith are the container's limits with what asked says. Lists are
-// replaced as a whole.
+// ResourcesWith returns the container's limits, changed as asked says. Lists are replaced as a whole.
 func (s Status) ResourcesWith(asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
 	out := &runtimeapi.LinuxContainerResources{}
 	if has := s.Resources(); has != nil {
@@ -109,7 +103,7 @@ func (s Status) ResourcesWith(asked *runtimeapi.LinuxContainerResources) *runtim
 	return out
 }
 
-// Resources are the container's limits as they are now.
+// Resources returns the container's current limits.
 func (s Status) Resources() *runtimeapi.LinuxContainerResources {
 	if s.record.Resources != nil {
 		return s.record.Resources
@@ -117,8 +111,8 @@ func (s Status) Resources() *runtimeapi.LinuxContainerResources {
 	return s.Config.GetLinux().GetResources()
 }
 
-// Cgroup is the container's own, below the one of its sandbox unless it was
-// created elsewhere.
+// Cgroup returns the path of the container's cgroup. It is below that of its sandbox, unless the hooks
+// have chosen another.
 func (s Status) Cgroup(sandbox string) string {
 	if s.record.Cgroup != "" {
 		return s.record.Cgroup
@@ -126,7 +120,7 @@ func (s Status) Cgroup(sandbox string) string {
 	return pod.ContainerCgroup(sandbox, s.ID)
 }
 
-// Mounts are those of its config, with the images that were found for theirs.
+// Mounts returns the mounts of the config, with the IDs of the images that were found for them.
 func (s Status) Mounts() []*runtimeapi.Mount {
 	mounts := s.Config.GetMounts()
 	if len(s.record.Volumes) == 0 {
@@ -143,15 +137,15 @@ func (s Status) Mounts() []*runtimeapi.Mount {
 	return out
 }
 
-// Signal is the one that asks it to end, as CRI has it.
+// Signal returns the stop signal in CRI's terms.
 func (s Status) Signal() runtimeapi.Signal {
 	return criSignalOf(stopSignal(s.Config, s.record.StopSignal))
 }
 
-// Layer is the directory of a container's writable layer.
+// Layer returns the directory of a container's writable layer.
 func (s *Service) Layer(id string) string { return filepath.Join(s.cfg.Root, "containers", id) }
 
-// Spec is the runtime spec of a container that hasn't ended, nil of another.
+// Spec returns the runtime spec of a container that hasn't ended, or nil.
 func (s *Service) Spec(id string) json.RawMessage {
 	content, err := os.ReadFile(filepath.Join(s.cfg.State, "containers", id, "config.json"))
 	if err != nil || !pod.ValidID(id) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -18,86 +20,62 @@ import (
 	"github.com/huskd/husk/internal/userns"
 )
 
-// hold keeps an image until the container is removed.
-func (b *box) hold(id, holder string) error {
-	release, err := b.s.cfg.Images.Hold(id, holder)
-	if err != nil {
-		return err
-	}
-	others := b.release
-	b.release = func() {
-		release()
-		if others != nil {
-			others()
-		}
-	}
-	return nil
-}
-
-// volumesDir has, in a container's directory, the images that are mounted into
-// it, each in a directory of its own.
+// volumesDir is the directory, in that of a container, of the mounted volumes. Each has a directory of
+// its own, named for its index in the config.
 const volumesDir = "volumes"
 
-// volumes mounts the images that a container has beside its own, and what must
-// be shown as owned by the users of its user namespace.
-type volumes struct {
-	*box
-	sandbox Sandbox
-}
-
-// mount mounts the images that the config's mounts name, and the sources whose
-// owners they map, and returns the config with the paths where they are in
-// their place.
-func (b volumes) mount(ctx context.Context) (*runtimeapi.ContainerConfig, error) {
-	config := b.config
-	found := map[string]string{}
-	for i, m := range b.config.GetMounts() {
+// mountVolumes mounts the images that the config's mounts name, and the sources whose owners they map.
+// It returns the config with the paths of these mounts in their place.
+func (p *setup) mountVolumes(ctx context.Context) (*runtimeapi.ContainerConfig, error) {
+	config := p.e.Config
+	images := map[string]string{}
+	for i, m := range p.e.Config.GetMounts() {
 		mapped := len(m.GetUidMappings()) > 0 || len(m.GetGidMappings()) > 0
 		if m.GetImage() == nil && !mapped {
 			continue
 		}
-		if config == b.config {
-			config = proto.CloneOf(b.config)
+		if config == p.e.Config {
+			config = proto.CloneOf(p.e.Config)
 		}
 		mount := config.Mounts[i]
 		mount.UidMappings, mount.GidMappings = nil, nil
 		if m.GetImage() == nil {
-			path, err := b.mapOwners(i)
+			path, err := p.mapOwners(i)
 			if err != nil {
 				return nil, fmt.Errorf("mount %s: %w", m.GetContainerPath(), err)
 			}
 			mount.HostPath = path
 			continue
 		}
-		path, id, err := b.mountOne(ctx, i)
+		path, id, err := p.mountImage(ctx, i)
 		if err != nil {
 			return nil, fmt.Errorf("mount %s: %w", m.GetContainerPath(), err)
 		}
-		found[m.GetContainerPath()] = id
+		images[m.GetContainerPath()] = id
 		mount.HostPath, mount.Image, mount.ImageSubPath, mount.Readonly = path, nil, "", true
 	}
-	b.rec.Volumes = found
+	p.e.Rec.Volumes = images
 	return config, nil
 }
 
-// mountOne mounts the image of mount i and returns where it, or the part of
-// it that is asked for, is.
-func (b volumes) mountOne(ctx context.Context, i int) (path, id string, err error) {
-	m := b.config.GetMounts()[i]
+// mountImage mounts the image of mount i. It returns the path of the image or of its part that the
+// mount names, and the image's ID.
+func (p *setup) mountImage(ctx context.Context, i int) (path, id string, err error) {
+	m := p.e.Config.GetMounts()[i]
 	switch {
 	case m.GetImage().GetImage() == "":
 		return "", "", errdefs.ErrInvalidArgument.WithMessage("the name of its image is empty")
 	case m.GetHostPath() != "":
 		return "", "", errdefs.ErrInvalidArgument.WithMessage("it has an image and a host_path: choose one")
 	}
-	image, err := b.s.cfg.Images.Image(ctx, m.GetImage().GetImage())
+	image, err := p.e.s.cfg.Images.Image(ctx, m.GetImage().GetImage())
 	if err != nil {
 		return "", "", err
 	}
-	if err := b.hold(image.ID, b.holder(b.sandbox.Config)); err != nil {
+	if err := p.e.hold(image.ID, p.holder()); err != nil {
 		return "", "", err
 	}
-	root, err := b.s.cfg.Mounts.Mount(rootfs.Spec{Dir: filepath.Join(b.layer(), volumesDir, strconv.Itoa(i)), Lower: image.Lower, ReadOnly: true, Owner: b.sandbox.owner()})
+	root, err := p.e.s.cfg.Mounts.Mount(rootfs.Spec{Dir: filepath.Join(p.e.layer(), volumesDir, strconv.Itoa(i)), Lower: image.Lower, ReadOnly: true, Owner: p.sandbox.owner()})
 	if err != nil || m.GetImageSubPath() == "" {
 		return root, image.ID, err
 	}
@@ -105,22 +83,22 @@ func (b volumes) mountOne(ctx context.Context, i int) (path, id string, err erro
 	return path, image.ID, err
 }
 
-// mapOwners mounts the source of mount i as the sandbox's user namespace has
-// it, and returns where. No OCI runtime has to be able to.
-func (b volumes) mapOwners(i int) (string, error) {
-	m := b.config.GetMounts()[i]
-	user := userOptions(b.sandbox.Config)
+// mapOwners mounts the source of mount i with the owners that the sandbox's user namespace maps, and
+// returns the path. So the OCI runtime needn't support ID-mapped mounts.
+func (p *setup) mapOwners(i int) (string, error) {
+	m := p.e.Config.GetMounts()[i]
+	user := userOptions(p.sandbox.Config)
 	if user == nil || !sameIDs(m.GetUidMappings(), user.GetUids()) || !sameIDs(m.GetGidMappings(), user.GetGids()) {
 		return "", errdefs.ErrInvalidArgument.WithMessage("uidMappings and gidMappings must be those of the pod's user namespace")
 	}
 	if m.GetPropagation() == runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL {
-		return "", errdefs.ErrInvalidArgument.WithMessage("no mount that is made in a user namespace reaches the node: use another propagation than BIDIRECTIONAL")
+		return "", errdefs.ErrInvalidArgument.WithMessage("mounts in a user namespace don't propagate to the node: use another propagation than BIDIRECTIONAL")
 	}
 	info, err := os.Stat(m.GetHostPath())
 	if err != nil {
 		return "", err
 	}
-	at := rootfs.Path(filepath.Join(b.layer(), volumesDir, strconv.Itoa(i)))
+	at := rootfs.Path(filepath.Join(p.e.layer(), volumesDir, strconv.Itoa(i)))
 	if info.IsDir() {
 		err = os.MkdirAll(at, 0o755)
 	} else if err = os.MkdirAll(filepath.Dir(at), 0o755); err == nil {
@@ -129,14 +107,14 @@ func (b volumes) mapOwners(i int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return at, userns.Mount(m.GetHostPath(), at, b.sandbox.Namespaces.User)
+	return at, userns.Mount(m.GetHostPath(), at, p.sandbox.Namespaces.User)
 }
 
 func sameIDs(a, b []*runtimeapi.IDMapping) bool {
 	return slices.EqualFunc(a, b, func(a, b *runtimeapi.IDMapping) bool { return proto.Equal(a, b) })
 }
 
-// userOptions are those of the sandbox's own user namespace; nil without one.
+// userOptions returns the options of the sandbox's own user namespace, or nil without one.
 func userOptions(sandbox *runtimeapi.PodSandboxConfig) *runtimeapi.UserNamespace {
 	user := sandbox.GetLinux().GetSecurityContext().GetNamespaceOptions().GetUsernsOptions()
 	if user == nil || user.GetMode() == runtimeapi.NamespaceMode_NODE {
@@ -145,7 +123,7 @@ func userOptions(sandbox *runtimeapi.PodSandboxConfig) *runtimeapi.UserNamespace
 	return user
 }
 
-// owner is who owns the files of its containers' images.
+// owner returns the owner of image files in the sandbox's user namespace, or nil without one.
 func (s Sandbox) owner() *rootfs.Owner {
 	user := userOptions(s.Config)
 	if user == nil {
@@ -154,8 +132,7 @@ func (s Sandbox) owner() *rootfs.Owner {
 	return &rootfs.Owner{Namespace: s.Namespaces.User, UID: int(user.GetUids()[0].GetHostId()), GID: int(user.GetGids()[0].GetHostId())}
 }
 
-// inside returns the path of what is at sub in an image. A symlink on the way
-// leads to where it does within the image.
+// inside returns the path of sub in an image. Symlinks are followed within the image.
 func inside(root, sub string) (string, error) {
 	f, err := pathrs.OpenInRoot(root, sub)
 	if errors.Is(err, os.ErrNotExist) {
@@ -168,13 +145,27 @@ func inside(root, sub string) (string, error) {
 	return os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }
 
-// unmountAll unmounts the root file system and the volumes below a container's
-// directory.
-func (s *Service) unmountAll(dir string) error {
-	mounted, _ := filepath.Glob(filepath.Join(dir, volumesDir, "*"))
-	var errs []error
-	for _, volume := range mounted {
-		errs = append(errs, s.cfg.Mounts.Unmount(volume))
+// maxAccounts is how much is read of an image's passwd and group files.
+const maxAccounts = 8 << 20
+
+// readInside returns the content of a file of the image, or nil if it doesn't exist. Symlinks are
+// followed within the image.
+func readInside(root, name string) ([]byte, error) {
+	f, err := pathrs.OpenInRoot(root, name)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
 	}
-	return errors.Join(append(errs, s.cfg.Mounts.Unmount(dir))...)
+	if err != nil {
+		return nil, fmt.Errorf("image's %s: %w", name, err)
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, err
+	}
+	g, err := pathrs.Reopen(f, unix.O_RDONLY|unix.O_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("image's %s: %w", name, err)
+	}
+	defer g.Close()
+	return io.ReadAll(io.LimitReader(g, maxAccounts))
 }

@@ -230,7 +230,7 @@ func (c containers) CheckpointContainer(ctx context.Context, req *runtimeapi.Che
 		return nil, err
 	}
 	within := time.Duration(min(max(req.GetTimeout(), 0), int64(maxGrace/time.Second))) * time.Second
-	return &runtimeapi.CheckpointContainerResponse{}, refused(container.WriteCheckpoint(ctx, c.Containers, st.ID, req.GetLocation(), within))
+	return &runtimeapi.CheckpointContainerResponse{}, refused(c.Containers.Checkpoint(ctx, st.ID, req.GetLocation(), within))
 }
 
 // ReopenContainerLog makes a running container's log be written anew.

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path"
@@ -23,26 +24,32 @@ func checkDriver(cfg config.Config, facts host.Facts) error {
 	return nil
 }
 
-// parents returns a function that turns a cgroup_parent into the path of a cgroup. With the systemd
-// driver it may name a slice, whose path follows from its name.
-func parents(systemdDriver bool) func(named string) (string, error) {
-	return func(named string) (string, error) {
-		switch {
-		case systemdDriver && systemd.IsSlice(named):
-			return systemd.Path(path.Base(named))
-		case !path.IsAbs(named):
-			return "", fmt.Errorf("%.80q is a slice of systemd: set cgroup-driver = \"systemd\", or name a path", named)
-		}
-		return named, nil
-	}
+// podCgroups are the cgroups of pods, as their sandboxes need them.
+type podCgroups struct {
+	tree    *cgroup.QoSTree
+	systemd bool // the cgroup driver is systemd
 }
 
-func (d *daemon) createCgroup(path string, r *runtimeapi.LinuxContainerResources) error {
-	return d.cgroups.Create(path, cgroup.Limits{
+// Parent returns the cgroup that a cgroup_parent names: by its path or, with systemd, as a slice. The
+// place of a slice follows from its name.
+func (c podCgroups) Parent(named string) (string, error) {
+	switch {
+	case c.systemd && systemd.IsSlice(named):
+		return systemd.Path(path.Base(named))
+	case !path.IsAbs(named):
+		return "", fmt.Errorf("%.80q is a slice of systemd: set cgroup-driver = \"systemd\", or name a path", named)
+	}
+	return named, nil
+}
+
+func (c podCgroups) Create(path string, r *runtimeapi.LinuxContainerResources) error {
+	return c.tree.Create(path, cgroup.Limits{
 		CPUShares: uint64(r.GetCpuShares()), CPUQuota: r.GetCpuQuota(), CPUPeriod: uint64(r.GetCpuPeriod()),
 		Memory: r.GetMemoryLimitInBytes(),
 	})
 }
+
+func (c podCgroups) Remove(path string) error { return c.tree.Remove(context.Background(), path) }
 
 // adoptCgroups restores the CPU shares of the pods that run since before the restart.
 func (d *daemon) adoptCgroups() {

@@ -7,11 +7,11 @@ import (
 	"github.com/huskd/husk/internal/host"
 )
 
-func TestParents(t *testing.T) {
+func TestCgroupParent(t *testing.T) {
 	const slice = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podX.slice"
 	for _, test := range []struct {
-		systemdDriver bool
-		named, want   string
+		systemd     bool
+		named, want string
 	}{
 		{false, "/kubepods/burstable/podX", "/kubepods/burstable/podX"},
 		{true, "/kubepods/burstable/podX", "/kubepods/burstable/podX"},
@@ -23,7 +23,7 @@ func TestParents(t *testing.T) {
 		{true, "kubepods--x.slice", ""},
 		{true, "relative", ""},
 	} {
-		got, err := parents(test.systemdDriver)(test.named)
+		got, err := podCgroups{systemd: test.systemd}.Parent(test.named)
 		if got != test.want || (err == nil) != (test.want != "") {
 			t.Errorf("%+v: %q, %v", test, got, err)
 		}

@@ -35,7 +35,6 @@ import (
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/nri"
-	"github.com/huskd/husk/internal/oci/pause"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/plugin"
 	"github.com/huskd/husk/internal/plugin/rpc"
@@ -43,7 +42,6 @@ import (
 	"github.com/huskd/husk/internal/resourceclass"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
-	"github.com/huskd/husk/internal/selinux"
 	"github.com/huskd/husk/internal/stats"
 	"github.com/huskd/husk/internal/stream"
 	"github.com/huskd/husk/internal/trace/export"
@@ -190,18 +188,14 @@ const linger = 50 * time.Millisecond
 
 // wire makes the owners and connects them.
 func (d *daemon) wire() {
-	orders := map[string]sandboxstate.Order{}
-	for name, r := range d.cfg.Runtimes {
-		orders[name] = sandboxstate.Order(r.Network)
-	}
 	pods, containers := d.openNRI()
 	driver := d.drivers()
 	d.driver = driver
 	d.containers = container.New(container.Config{
 		Root: d.cfg.Root, State: d.cfg.State, Journal: d.journal,
-		Runtime: driver, Sessions: driver, Limiter: driver, Images: images{d.images}, Sandboxes: sandboxes{d}, Hooks: containers,
+		Runtime: driver, Sessions: driver, Checkpointer: driver, Images: images{d.images}, Sandboxes: sandboxes{d}, Hooks: containers,
 		Host: d.facts, Limits: spec.Limits{Pids: int64(d.cfg.PidsLimit)}, Log: d.log,
-		Checkpoints: checkpoints{driver, d.cfg.RestoreCheckpoints}, Classes: d.classes.Limits, Relabel: selinux.Policy{}.Relabel,
+		RestoreCheckpoints: d.cfg.RestoreCheckpoints, ResourceClasses: d.classes,
 		Prewarm: cgroup.NewPrewarmer(d.facts.Cgroup).Start,
 		Changed: func(st container.Status) {
 			d.agent.ContainerChanged(st)
@@ -213,14 +207,7 @@ func (d *daemon) wire() {
 		Instance: d.instance, State: d.cfg.State, Journal: d.journal,
 		Network: d.cni, Containers: d.containers, Runtime: driver, Hooks: pods,
 		Host: d.facts, Log: d.log,
-		CheckHandler: d.handlers.Check,
-		Boxed:        d.handlers.shims.Has,
-		Orders:       orders,
-		Labels:       selinux.Policy{},
-		CgroupParent: parents(d.cfg.Systemd()),
-		CreateCgroup: d.createCgroup,
-		RemoveCgroup: func(path string) error { return d.cgroups.Remove(context.Background(), path) },
-		WritePause:   pause.Write,
+		Handlers: d.handlers, Cgroups: podCgroups{d.cgroups, d.cfg.Systemd()},
 		Changed: func(st sandbox.Status) {
 			d.agent.SandboxChanged(st)
 			d.events.Sandbox(st)

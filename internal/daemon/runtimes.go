@@ -12,17 +12,28 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/huskd/husk/internal/config"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/monitor"
 	"github.com/huskd/husk/internal/oci/shim"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // handlers are all runtime handlers: OCI runtimes and shims. A shim, which is always configured,
 // hides an OCI runtime of the same name that was found.
 type handlers struct {
 	monitor.Handlers
-	shims shim.Handlers
+	shims    shim.Handlers
+	runtimes map[string]config.Runtime
+}
+
+// RuntimeSandbox reports whether the handler is a shim, which makes its own sandbox.
+func (h handlers) RuntimeSandbox(name string) bool { return h.shims.Has(name) }
+
+// Order returns the order that is configured for a handler.
+func (h handlers) Order(name string) sandboxstate.Order {
+	return sandboxstate.Order(h.runtimes[name].Network)
 }
 
 // List returns the handlers: the default first, the others by name.
@@ -51,7 +62,7 @@ func (d *daemon) findHandlers(ctx context.Context) handlers {
 			paths[name] = r.Path
 		}
 	}
-	h := handlers{monitor.FindHandlers(ctx, d.monitor(), paths), shim.Find(ctx, d.shim(), settings)}
+	h := handlers{monitor.FindHandlers(ctx, d.monitor(), paths), shim.Find(ctx, d.shim(), settings), d.cfg.Runtimes}
 	h.Also = h.shims.Names()
 	for _, h := range h.List() {
 		switch {
@@ -83,7 +94,6 @@ type drivers struct {
 type driver interface {
 	container.Runtime
 	container.Sessions
-	container.Limiter
 }
 
 func (d *daemon) drivers() drivers {
@@ -148,11 +158,11 @@ func (d drivers) Update(ctx context.Context, id string, limits *specs.LinuxResou
 }
 
 // Checkpoint fails for containers that a shim runs: only OCI runtimes use CRIU.
-func (d drivers) Checkpoint(ctx context.Context, id, to string, meanwhile func() error) error {
+func (d drivers) Checkpoint(ctx context.Context, id, into string, whileStopped func() error) error {
 	if d.shim.Has(id) {
 		return errNoCRIU
 	}
-	return d.monitor.Checkpoint(ctx, id, to, meanwhile)
+	return d.monitor.Checkpoint(ctx, id, into, whileStopped)
 }
 
 var errNoCRIU = errdefs.ErrNotImplemented.WithMessage("a runtime of type shim can't checkpoint or restore: use a runtime handler of type oci")

@@ -1,9 +1,9 @@
-// Package lifecycle is how a life is told as one table of states and events,
-// and how its owner walks through it.
+// Package lifecycle describes the life of a sandbox or a container as one table of states and
+// events, and drives an object through it.
 //
-// A state is named for what may exist while it is recorded. It is recorded
-// before its action begins, so that after a crash anywhere the record tells
-// what there may be to undo. Every action can be repeated.
+// A state is named for what may exist while it is recorded. It is recorded before its action
+// begins, so after a crash at any point the record says what may have to be undone. Every action
+// can be repeated.
 package lifecycle
 
 import (
@@ -11,49 +11,62 @@ import (
 	"fmt"
 )
 
-// State is one of a table's. Down says whether it is on the way to less: its
-// action goes on even if the record could not be written, and is repeated until
-// it succeeds.
+// Event is what happened to an object, or what is wanted of it.
+type Event string
+
+// Action is what is done on entering a state.
+type Action string
+
+// State is a state of one table. Down reports whether the state belongs to the way down: its action
+// goes on even if the record could not be written, and is repeated until it succeeds.
 type State interface {
 	~string
 	Down() bool
 }
 
-// Table has every event that is allowed in every state.
-type Table[S State, E, A ~string] struct {
-	// To is the state that follows, by the state before and what happens in it.
-	To map[S]map[E]S
-	// Actions are what is done on entering a state. One without waits to be told.
-	Actions map[S]A
-	// Done and Fail are how an action went.
-	Done, Fail E
+// Table holds every event that is allowed in every state.
+type Table[S State] struct {
+	// To is the state that follows, by the state before and the event.
+	To map[S]map[Event]S
+	// Actions are the actions of states. A state without one waits for the next event.
+	Actions map[S]Action
+
+	// Create, Stop and Remove are the wishes that every table has. Done and Fail are the outcomes of
+	// an action. Lost and Reboot say that huskd or the host was restarted.
+	Create, Stop, Remove, Done, Fail, Lost, Reboot Event
+	// Reserved is the first state: nothing is recorded yet. In Ended only the record is left, and in
+	// Removed not even that.
+	Reserved, Ended, Removed S
 }
 
-// Next returns what follows when e happens in s; ok is false if e can't.
-func (t *Table[S, E, A]) Next(s S, e E) (to S, do A, ok bool) {
+// Next returns what follows when e happens in s; ok is false if e is not allowed there.
+func (t *Table[S]) Next(s S, e Event) (to S, do Action, ok bool) {
 	if to, ok = t.To[s][e]; !ok {
 		return s, do, false
 	}
 	return to, t.Actions[to], true
 }
 
-// Walker is what has a life.
-type Walker[S State, A ~string] interface {
-	String() string // as an error names it
+// Owes reports whether s is a state of the way down whose action is still to be done. It is retried
+// until it succeeds.
+func (t *Table[S]) Owes(s S) bool { return s.Down() && t.Actions[s] != "" }
+
+// Walker is an object that is driven through a table.
+type Walker[S State] interface {
+	String() string // names it in errors
 	State() S
-	// Enter records a state, and only then makes it the walker's. On the way down
-	// it succeeds.
+	// Enter records a state, and only then makes it the walker's. It always succeeds on the way down.
 	Enter(to S) error
 	// Act performs the action of the state that was entered.
-	Act(in S, do A) error
-	// Failed notes why it goes down, before it does.
+	Act(in S, do Action) error
+	// Failed notes err as the reason why the walker is about to go down.
 	Failed(err error)
 }
 
-// Drive lets e happen and performs the actions that follow, until w is in a
-// state that waits. It returns the first error. An action on the way down that
-// fails leaves w in its state, to be driven again.
-func Drive[S State, E, A ~string](t *Table[S, E, A], w Walker[S, A], e E) error {
+// Drive applies e and performs the actions that follow, until w is in a state that waits. It returns
+// the first error. If an action on the way down fails, w stays in that state and has to be driven
+// again.
+func Drive[S State](t *Table[S], w Walker[S], e Event) error {
 	var first error
 	for {
 		to, do, ok := t.Next(w.State(), e)

@@ -12,10 +12,10 @@ type state string
 func (s state) Down() bool { return s == "falling" || s == "ended" }
 
 // table is a small life: up by two actions, down by one.
-var table = Table[state, string, string]{
+var table = Table[state]{
 	Done: "done", Fail: "fail",
-	Actions: map[state]string{"rising": "rise", "climbing": "climb", "falling": "fall"},
-	To: map[state]map[string]state{
+	Actions: map[state]Action{"rising": "rise", "climbing": "climb", "falling": "fall"},
+	To: map[state]map[Event]state{
 		"new":      {"begin": "rising"},
 		"rising":   {"done": "climbing", "fail": "falling"},
 		"climbing": {"done": "up", "fail": "falling"},
@@ -44,9 +44,9 @@ func (w *walker) Enter(to state) error {
 	return nil
 }
 
-func (w *walker) Act(in state, do string) error {
-	w.did = append(w.did, do)
-	if w.fails[do] {
+func (w *walker) Act(_ state, do Action) error {
+	w.did = append(w.did, string(do))
+	if w.fails[string(do)] {
 		return fmt.Errorf("can't %s", do)
 	}
 	return nil
@@ -58,7 +58,7 @@ func TestDrive(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		from  state
-		ev    string
+		ev    Event
 		fails []string
 		to    state
 		did   []string

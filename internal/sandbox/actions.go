@@ -10,47 +10,49 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/huskd/husk/internal/lifecycle/owner"
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
+	"github.com/huskd/husk/internal/selinux"
 )
 
-// act performs one action. Each can be repeated, and each of the way down
-// succeeds on what isn't there.
-func (b *box) act(ctx context.Context, do sandboxstate.Action) error {
-	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
+// perform performs one action. Every action can be repeated. Those of the way down succeed on what
+// doesn't exist.
+func (e *entry) perform(ctx context.Context, do sandboxstate.Action) error {
+	ctx, cancel := context.WithTimeout(ctx, owner.ActionTimeout)
 	defer cancel()
 	switch do {
 	case sandboxstate.Pin:
-		return b.pin()
+		return e.pin()
 	case sandboxstate.Attach:
-		return b.attach(ctx)
+		return e.attach(ctx)
 	case sandboxstate.StartInfra:
-		return b.startInfra(ctx)
+		return e.startInfra(ctx)
 	case sandboxstate.Kill:
-		return b.kill(ctx)
+		return e.kill(ctx)
 	case sandboxstate.Detach:
-		if b.rec.Attachment.Netns == "" {
+		if e.Rec.Attachment.Netns == "" {
 			return nil
 		}
-		return b.s.cfg.Network.Detach(ctx, b.detachment())
+		return e.s.cfg.Network.Detach(ctx, e.detachment())
 	case sandboxstate.Unpin:
-		return b.unpin()
+		return e.unpin()
 	case sandboxstate.Clean:
-		if err := b.s.cfg.Containers.RemoveAll(ctx, b.id); err != nil {
+		if err := e.s.cfg.Containers.RemoveAll(ctx, e.ID); err != nil {
 			return err
 		}
-		return hooked{b}.tell(ctx, BeforeRemove)
+		return e.notify(ctx, BeforeRemove)
 	}
 	return fmt.Errorf("unknown action %q", do)
 }
 
-// Files are the paths of what a sandbox gives its containers. An empty path
-// means that they have the host's.
+// Files are the paths of what a sandbox provides to its containers. Where a path is empty they use the
+// host's.
 type Files struct {
 	Net, IPC, UTS string // pinned namespaces
-	User          string // the one that owns them
+	User          string // the pinned user namespace that owns them
 	Hosts         string
 	ResolvConf    string
 	Hostname      string
@@ -73,7 +75,7 @@ func (s *Service) Files(st Status) Files {
 		f.User = filepath.Join(dir, "user")
 	}
 	if st.HostNetwork() {
-		f.UTS = "" // a pod in the host's network has the host's name, as kubelet has it
+		f.UTS = "" // as with kubelet, a pod in the host's network has the host's name
 	}
 	if st.Config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetIpc() == runtimeapi.NamespaceMode_NODE {
 		f.IPC, f.Shm = "", "/dev/shm"
@@ -81,58 +83,56 @@ func (s *Service) Files(st Status) Files {
 	return f
 }
 
-// Cgroup is the parent of the cgroups of the sandbox's containers. It is ours
-// if the config named none.
+// Cgroup returns the parent of the cgroups of the sandbox's containers: the one that the config names,
+// or else one of huskd's.
 func (s *Service) Cgroup(st Status) string {
-	if parent := st.Config.GetLinux().GetCgroupParent(); parent != "" {
-		if s.cfg.CgroupParent != nil {
-			parent, _ = s.cfg.CgroupParent(parent) // Run has checked it
-		}
+	if named := st.Config.GetLinux().GetCgroupParent(); named != "" {
+		parent, _ := s.cfg.Cgroups.Parent(named) // Run has checked it
 		return parent
 	}
 	return filepath.Join(s.cfg.Instance.Cgroup(), pod.QOSClass(st.Config.GetLabels()), "pod-"+pod.Short(st.ID))
 }
 
-// ownsCgroup says that the pod's cgroup is ours: who names one makes it, limits
-// it and removes it, as kubelet does.
-func (b *box) ownsCgroup() bool { return b.config.GetLinux().GetCgroupParent() == "" }
+// ownsCgroup reports whether the pod's cgroup is huskd's. A client that names one, such as kubelet,
+// creates, limits and removes it.
+func (e *entry) ownsCgroup() bool { return e.Config.GetLinux().GetCgroupParent() == "" }
 
-func (b *box) files() Files { return b.s.Files(b.status()) }
+func (e *entry) files() Files { return e.s.Files(e.Status()) }
 
-func (b *box) hostname() string {
-	if name := b.config.GetHostname(); name != "" {
+func (e *entry) hostname() string {
+	if name := e.Config.GetHostname(); name != "" {
 		return name
 	}
 	name, _ := os.Hostname()
 	return name
 }
 
-// pin makes the sandbox's cgroup, files and namespaces. The directory comes first
-// and goes last: by it the rest is found, should the record be lost.
-func (b *box) pin() error {
-	if err := os.MkdirAll(b.dir(), 0o711); err != nil {
+// pin creates the sandbox's cgroup, files and namespaces. The directory is created first and removed
+// last, because the sweep finds the rest by it if the record is lost.
+func (e *entry) pin() error {
+	if err := os.MkdirAll(e.dir(), 0o711); err != nil {
 		return err
 	}
-	if b.ownsCgroup() {
-		if err := b.s.cfg.CreateCgroup(b.s.Cgroup(b.status()), b.config.GetLinux().GetResources()); err != nil {
+	if e.ownsCgroup() {
+		if err := e.s.cfg.Cgroups.Create(e.s.Cgroup(e.Status()), e.Config.GetLinux().GetResources()); err != nil {
 			return err
 		}
 	}
-	if labels := b.s.cfg.Labels; labels != nil && b.rec.Labels == (spec.Labels{}) {
+	if e.Rec.Labels == (spec.Labels{}) {
 		var err error
-		if b.rec.Labels, err = labels.Allocate(b.config.GetLinux().GetSecurityContext().GetSelinuxOptions()); err != nil {
+		if e.Rec.Labels, err = (selinux.Policy{}).Allocate(e.Config.GetLinux().GetSecurityContext().GetSelinuxOptions()); err != nil {
 			return err
 		}
 	}
-	f := b.files()
-	resolv, err := resolvConf(b.config.GetDnsConfig())
+	f := e.files()
+	resolv, err := resolvConf(e.Config.GetDnsConfig())
 	if err != nil {
 		return err
 	}
-	owner := ownerOf(b.config)
-	uid, gid := owner.Root()
+	ids := idsOf(e.Config)
+	uid, gid := ids.Root()
 	for path, content := range map[string]string{
-		f.Hostname:   b.hostname() + "\n",
+		f.Hostname:   e.hostname() + "\n",
 		f.ResolvConf: resolv,
 		f.Hosts:      "", // written when the addresses are known
 	} {
@@ -147,13 +147,13 @@ func (b *box) pin() error {
 		if err := os.MkdirAll(f.Shm, 0o755); err != nil {
 			return err
 		}
-		if err := b.s.cfg.Kernel.MountShm(f.Shm, uid, gid); err != nil {
+		if err := e.s.cfg.Kernel.MountShm(f.Shm, uid, gid); err != nil {
 			return err
 		}
 	}
-	pins := netns.Pins{Net: f.Net, IPC: f.IPC, UTS: f.UTS, User: f.User, Owner: owner, Sysctls: b.config.GetLinux().GetSysctls()}
+	pins := netns.Pins{Net: f.Net, IPC: f.IPC, UTS: f.UTS, User: f.User, Owner: ids, Sysctls: e.Config.GetLinux().GetSysctls()}
 	if f.UTS != "" {
-		pins.Hostname = b.hostname()
+		pins.Hostname = e.hostname()
 	}
 	if f.Net == "" && f.IPC == "" {
 		if len(pins.Sysctls) > 0 {
@@ -161,76 +161,83 @@ func (b *box) pin() error {
 		}
 		return nil
 	}
-	return b.s.cfg.Kernel.Pin(pins)
+	return e.s.cfg.Kernel.Pin(pins)
 }
 
-func (b *box) attach(ctx context.Context) error {
-	if b.rec.Attachment.Netns == "" {
+func (e *entry) attach(ctx context.Context) error {
+	if e.Rec.Attachment.Netns == "" {
 		hosts, err := os.ReadFile("/etc/hosts")
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
-		return os.WriteFile(b.files().Hosts, hosts, 0o644)
+		return os.WriteFile(e.files().Hosts, hosts, 0o644)
 	}
-	a := b.rec.Attachment
-	a.Annotations, a.Cgroup = b.config.GetAnnotations(), b.s.Cgroup(b.status())
-	if dns := b.config.GetDnsConfig(); dns != nil {
+	a := e.Rec.Attachment
+	a.Annotations, a.Cgroup = e.Config.GetAnnotations(), e.s.Cgroup(e.Status())
+	if dns := e.Config.GetDnsConfig(); dns != nil {
 		a.DNS = &pod.DNS{Servers: dns.GetServers(), Searches: dns.GetSearches(), Options: dns.GetOptions()}
 	}
-	attached, err := b.s.cfg.Network.Attach(ctx, a)
+	attached, err := e.s.cfg.Network.Attach(ctx, a)
 	if err != nil {
 		return err
 	}
-	b.rec.Attached = attached
+	e.Rec.Attached = attached
 	var addresses []string
 	for _, prefix := range attached[0].Addresses {
 		addresses = append(addresses, prefix.Addr().String())
 	}
-	return os.WriteFile(b.files().Hosts, []byte(pod.HostsFile(addresses, b.hostname())), 0o644)
+	return os.WriteFile(e.files().Hosts, []byte(pod.HostsFile(addresses, e.hostname())), 0o644)
 }
 
-// detachment is the attachment to be undone. Once the pin is gone there is no
-// namespace to name.
-func (b *box) detachment() pod.Attachment {
-	a := b.rec.Attachment
-	if !b.s.cfg.Kernel.Pinned(a.Netns) {
+// detachment returns the attachment to undo. It names no netns once that is unpinned.
+func (e *entry) detachment() pod.Attachment {
+	a := e.Rec.Attachment
+	if !e.s.cfg.Kernel.Pinned(a.Netns) {
 		a.Netns = ""
 	}
 	return a
 }
 
-func (b *box) kill(ctx context.Context) error {
-	if err := b.s.cfg.Containers.StopAll(ctx, b.id); err != nil {
+func (e *entry) kill(ctx context.Context) error {
+	if err := e.s.cfg.Containers.StopAll(ctx, e.ID); err != nil {
 		return err
 	}
-	if err := (hooked{b}).tell(ctx, AfterKill); err != nil {
+	if err := e.notify(ctx, AfterKill); err != nil {
 		return err
 	}
-	if !b.needsInfra() {
+	if !e.needsInfra() {
 		return nil
 	}
-	return b.s.cfg.Runtime.Delete(ctx, b.id)
+	return e.s.cfg.Runtime.Delete(ctx, e.ID)
 }
 
-func (b *box) unpin() error {
-	dir := b.dir()
-	if b.ownsCgroup() {
-		if err := b.s.cfg.RemoveCgroup(b.s.Cgroup(b.status())); err != nil {
+func (e *entry) unpin() error {
+	dir := e.dir()
+	if e.ownsCgroup() {
+		if err := e.s.cfg.Cgroups.Remove(e.s.Cgroup(e.Status())); err != nil {
 			return err
 		}
 	}
-	err := b.s.cfg.Kernel.Unpin(b.rec.Attachment.Netns, filepath.Join(dir, "ipc"), filepath.Join(dir, "uts"), filepath.Join(dir, "user"))
-	if err := errors.Join(err, b.s.cfg.Kernel.Unmount(filepath.Join(dir, "shm"))); err != nil {
+	if err := e.s.cfg.Kernel.Unpin(e.Rec.Attachment.Netns); err != nil {
 		return err
 	}
-	if b.s.cfg.Labels != nil {
-		b.s.cfg.Labels.Release(b.rec.Labels)
+	if err := e.s.removeDir(dir); err != nil {
+		return err
+	}
+	selinux.Policy{}.Release(e.Rec.Labels)
+	return nil
+}
+
+// removeDir unpins and unmounts what is in a sandbox's directory, and removes it.
+func (s *Service) removeDir(dir string) error {
+	err := s.cfg.Kernel.Unpin(filepath.Join(dir, "ipc"), filepath.Join(dir, "uts"), filepath.Join(dir, "user"))
+	if err := errors.Join(err, s.cfg.Kernel.Unmount(filepath.Join(dir, "shm"))); err != nil {
+		return err
 	}
 	return os.RemoveAll(dir)
 }
 
-// resolvConf renders the DNS config; without one, the host's file is taken as
-// it is at that moment, as CRI says.
+// resolvConf renders the DNS config. Without one it returns the host's file as it is now, as CRI asks.
 func resolvConf(dns *runtimeapi.DNSConfig) (string, error) {
 	if dns == nil {
 		host, err := os.ReadFile("/etc/resolv.conf")

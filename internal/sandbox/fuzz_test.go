@@ -22,8 +22,13 @@ func discard(t testing.TB) Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Config{Instance: "f0f0", State: "/nowhere", Journal: j, Host: host.Facts{BootID: "this"}, Log: slog.New(slog.DiscardHandler)}
+	return Config{Instance: "f0f0", State: "/nowhere", Journal: j, Cgroups: cgroups{}, Host: host.Facts{BootID: "this"}, Log: slog.New(slog.DiscardHandler)}
 }
+
+// cgroups takes a cgroup_parent for a path.
+type cgroups struct{ Cgroups }
+
+func (cgroups) Parent(named string) (string, error) { return named, nil }
 
 // FuzzConfig: whatever a CRI client asks for is refused in one line, or makes a
 // sandbox whose paths are below its own directories.
@@ -50,19 +55,19 @@ func FuzzConfig(f *testing.F) {
 			return
 		}
 		s := New(discard(t))
-		b := s.newBox(fuzzID, config)
-		b.rec.Order, b.rec.Attachment = order, b.attachment()
-		b.publish()
-		files := s.Files(b.status())
+		e := s.newEntry(fuzzID, config, &record{Order: order})
+		e.Rec.Attachment = e.attachment()
+		st := e.View()
+		files := s.Files(st)
 		for _, path := range []string{files.IPC, files.UTS, files.Hosts, files.ResolvConf, files.Hostname} {
 			if path != "" && !strings.HasPrefix(path, "/nowhere/sandboxes/"+fuzzID+"/") {
 				t.Errorf("a file of it is at %s", path)
 			}
 		}
-		if cgroup := s.Cgroup(b.status()); !filepath.IsAbs(cgroup) || filepath.Clean(cgroup) != cgroup {
+		if cgroup := s.Cgroup(st); !filepath.IsAbs(cgroup) || filepath.Clean(cgroup) != cgroup {
 			t.Errorf("its cgroup is %q", cgroup)
 		}
-		for _, p := range b.rec.Attachment.Ports {
+		for _, p := range st.Attachment.Ports {
 			if p.HostPort == 0 || p.Protocol == "" {
 				t.Errorf("it asks the network for %+v", p)
 			}
@@ -79,7 +84,7 @@ func FuzzRecord(f *testing.F) {
 	}
 	for _, rec := range []string{
 		`{"state":"ready","boot":"this","attachment":{"netns":"/run/netns/x","sandbox":"` + fuzzID + `"}}`,
-		`{"state":"killing","boot":"other"}`, `{"state":"no such state"}`, `{}`, `[]`, `{"state":1}`, `{"attached":[{}]}`, "",
+		`{"state":"killing","boot":"other"}`, `{"state":"no such state"}`, `{}`, `[]`, `null`, `{"state":1}`, `{"attached":[{}]}`, "",
 	} {
 		f.Add([]byte(rec), config)
 	}

@@ -9,18 +9,17 @@ import (
 	"github.com/huskd/husk/internal/netns"
 )
 
-// Kernel has what sandboxes need of it beside their cgroups. All calls can be
-// repeated.
+// Kernel is what sandboxes need of the kernel beside cgroups. All calls can be repeated.
 type Kernel interface {
-	// Pin makes namespaces and pins them. On error nothing is left.
+	// Pin creates namespaces and pins them. On error nothing is left.
 	Pin(p netns.Pins) error
-	// Unpin gives them up. Empty and missing paths are fine.
+	// Unpin unpins namespaces. Empty and missing paths are no error.
 	Unpin(paths ...string) error
-	// Pinned says whether a namespace is pinned at path.
+	// Pinned reports whether a namespace is pinned at path.
 	Pinned(path string) bool
-	// Pins are the paths of network namespaces whose names begin with prefix.
+	// Pins returns the paths of the network namespaces whose names begin with prefix.
 	Pins(prefix string) ([]string, error)
-	// MountShm mounts an empty /dev/shm at path, in place of what was mounted there.
+	// MountShm mounts an empty /dev/shm at path, replacing what was mounted there.
 	MountShm(path string, uid, gid int) error
 	// Unmount unmounts what is mounted at path, if anything is.
 	Unmount(path string) error
@@ -34,7 +33,7 @@ func (node) Unpin(paths ...string) error          { return netns.Remove(paths...
 func (node) Pinned(path string) bool              { return netns.Pinned(path) }
 func (node) Pins(prefix string) ([]string, error) { return netns.List(netns.Dir, prefix) }
 
-// shmSize is what docker, containerd and CRI-O give a pod's /dev/shm.
+// shmSize is the size of a pod's /dev/shm, the same as with docker, containerd and CRI-O.
 const shmSize = "size=67108864"
 
 func (n node) MountShm(path string, uid, gid int) error {
@@ -48,7 +47,7 @@ func (n node) MountShm(path string, uid, gid int) error {
 	return nil
 }
 
-// Unmount unmounts lazily, and all of it if stacked.
+// Unmount unmounts lazily all mounts that are stacked at path.
 func (node) Unmount(path string) error {
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)

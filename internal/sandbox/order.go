@@ -8,17 +8,16 @@ import (
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
-// The annotations by which a pod chooses when it is attached to the network. The
-// first goes before, and both go before what its runtime handler has.
+// The annotations by which a pod chooses when it is attached to the network. The first overrides the
+// second, and both override the runtime handler's order.
 const (
 	annotationNetwork = "cni.husk.dev/network"
 	// iSulad's: true is before-start, false after-start.
 	annotationISulad = "cri.sandbox.network.setup.v2"
 )
 
-// orderOf returns when a sandbox is attached: as its annotations say, or else as
-// its runtime handler has it.
-func orderOf(config *runtimeapi.PodSandboxConfig, handlers sandboxstate.Order) (sandboxstate.Order, error) {
+// orderOf returns the order that the annotations ask for, or else that of the runtime handler.
+func orderOf(config *runtimeapi.PodSandboxConfig, handler sandboxstate.Order) (sandboxstate.Order, error) {
 	annotations := config.GetAnnotations()
 	if v, ok := annotations[annotationNetwork]; ok {
 		o := sandboxstate.Order(v)
@@ -29,7 +28,7 @@ func orderOf(config *runtimeapi.PodSandboxConfig, handlers sandboxstate.Order) (
 	}
 	v, ok := annotations[annotationISulad]
 	if !ok {
-		return handlers, nil
+		return handler, nil
 	}
 	first, err := strconv.ParseBool(v)
 	if err != nil {

@@ -9,8 +9,7 @@ import (
 	"github.com/huskd/husk/internal/userns"
 )
 
-// userNamespace returns what is asked of the sandbox's user namespace; nil if
-// it is to have none of its own.
+// userNamespace returns the options of the sandbox's user namespace, or nil if it uses the host's.
 func userNamespace(config *runtimeapi.PodSandboxConfig) *runtimeapi.UserNamespace {
 	user := config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetUsernsOptions()
 	if user == nil || user.GetMode() == runtimeapi.NamespaceMode_NODE {
@@ -19,9 +18,9 @@ func userNamespace(config *runtimeapi.PodSandboxConfig) *runtimeapi.UserNamespac
 	return user
 }
 
-// ownerOf is whom the sandbox's files and namespaces belong to: the node's root
-// without a user namespace.
-func ownerOf(config *runtimeapi.PodSandboxConfig) userns.Mapping {
+// idsOf returns the ID mapping that the sandbox's files and namespaces belong to: all IDs of the node
+// if it has no user namespace.
+func idsOf(config *runtimeapi.PodSandboxConfig) userns.Mapping {
 	user := userNamespace(config)
 	if user == nil {
 		return userns.Whole(0, math.MaxInt32)
@@ -36,8 +35,8 @@ func idMap(cri []*runtimeapi.IDMapping) (ids []syscall.SysProcIDMap) {
 	return ids
 }
 
-// leastIDs is what a user namespace must have from 0 on: as many as processes
-// and image files may have by POSIX. The infra process has the last one.
+// leastIDs is how many IDs, from 0 on, a user namespace must have: as many as POSIX allows processes
+// and image files. The infra process has the last one.
 const leastIDs = 1 << 16
 
 func checkUserNamespace(config *runtimeapi.PodSandboxConfig) error {
@@ -48,7 +47,7 @@ func checkUserNamespace(config *runtimeapi.PodSandboxConfig) error {
 	o := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	const node = runtimeapi.NamespaceMode_NODE
 	if o.GetNetwork() == node || o.GetIpc() == node || o.GetPid() == node {
-		return bad("a user namespace can't be had together with the node's network, IPC or PID namespace")
+		return bad("a user namespace can't be combined with the node's network, IPC or PID namespace")
 	}
 	for kind, ids := range map[string][]*runtimeapi.IDMapping{"uids": user.GetUids(), "gids": user.GetGids()} {
 		if len(ids) != 1 {
@@ -60,7 +59,7 @@ func checkUserNamespace(config *runtimeapi.PodSandboxConfig) error {
 			return bad("userns_options.%s maps %d IDs from %d on: want at least %d from 0 on", kind, m.GetLength(), m.GetContainerId(), leastIDs)
 		case m.GetHostId() == 0:
 			return bad("userns_options.%s maps 0 to the node's root", kind)
-		case end > math.MaxUint32: // the last one is no ID
+		case end > math.MaxUint32: // the last number is not an ID
 			return bad("userns_options.%s: the node has no IDs up to %d", kind, end-1)
 		}
 	}

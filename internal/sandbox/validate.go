@@ -13,7 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// validate says what of a config can't be meant.
+// validate returns an error that names the first part of a config that is invalid.
 func validate(config *runtimeapi.PodSandboxConfig) error {
 	for _, check := range []func(*runtimeapi.PodSandboxConfig) error{
 		checkMetadata, checkPorts, checkPaths, checkNamespaces, checkSysctls,
@@ -29,7 +29,7 @@ func bad(format string, args ...any) error {
 	return errdefs.ErrInvalidArgument.WithMessage("sandbox config: " + fmt.Sprintf(format, args...))
 }
 
-// maxName is what Kubernetes allows in a name.
+// maxName is the length that Kubernetes allows for a name.
 const maxName = 253
 
 func checkMetadata(config *runtimeapi.PodSandboxConfig) error {
@@ -65,7 +65,7 @@ func checkPorts(config *runtimeapi.PodSandboxConfig) error {
 // maxHostname is the kernel's limit (__NEW_UTS_LEN).
 const maxHostname = 64
 
-// sliceForm is a slice's name without its path, as systemd takes it.
+// sliceForm matches a slice's name without its path, as systemd takes it.
 var sliceForm = regexp.MustCompile(`^[^/]+\.slice$`)
 
 func checkPaths(config *runtimeapi.PodSandboxConfig) error {
@@ -75,7 +75,7 @@ func checkPaths(config *runtimeapi.PodSandboxConfig) error {
 	case len(hostname) > maxHostname:
 		return bad("hostname %.80q has %d characters: at most %d", hostname, len(hostname), maxHostname)
 	case strings.ContainsFunc(hostname, func(r rune) bool { return r <= ' ' || r == '/' }):
-		return bad("hostname %.80q has a character that no name has", hostname)
+		return bad("hostname %.80q has a character that is not allowed in a name", hostname)
 	case logs != "" && (!path.IsAbs(logs) || dotted(logs) || strings.ContainsRune(logs, 0)):
 		return bad("log_directory %.80q is not an absolute path without ..", logs)
 	case cgroup != "" && (!path.IsAbs(cgroup) && !sliceForm.MatchString(cgroup) || path.Clean(cgroup) != cgroup || strings.ContainsRune(cgroup, 0)):
@@ -108,12 +108,12 @@ func checkNamespaces(config *runtimeapi.PodSandboxConfig) error {
 
 var (
 	sysctlName = regexp.MustCompile(`^[a-z0-9][-_a-z0-9]*([./][a-zA-Z0-9][-_a-zA-Z0-9]*)+$`)
-	// ipcSysctls are those of an IPC namespace, see ipc_namespaces(7).
+	// ipcSysctls matches the sysctls of an IPC namespace, see ipc_namespaces(7).
 	ipcSysctls = regexp.MustCompile(`^(kernel\.(shm|msg)[a-z_]*|kernel\.sem|fs\.mqueue\..*)$`)
 )
 
-// checkSysctls refuses what is not of the sandbox's own namespaces: it would be
-// set for the whole node.
+// checkSysctls refuses sysctls that don't belong to a namespace of the sandbox. They would be set for
+// the whole node.
 func checkSysctls(config *runtimeapi.PodSandboxConfig) error {
 	o := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	for _, name := range slices.Sorted(maps.Keys(config.GetLinux().GetSysctls())) {
@@ -123,14 +123,14 @@ func checkSysctls(config *runtimeapi.PodSandboxConfig) error {
 			return bad("sysctl %.80q: not a name", name)
 		case strings.HasPrefix(dotted, "net."):
 			if o.GetNetwork() == runtimeapi.NamespaceMode_NODE {
-				return bad("sysctl %s: the pod is in the node's network namespace, for which it would be set", name)
+				return bad("sysctl %s: the pod uses the node's network namespace, where it would be set for all", name)
 			}
 		case ipcSysctls.MatchString(dotted):
 			if o.GetIpc() == runtimeapi.NamespaceMode_NODE {
-				return bad("sysctl %s: the pod is in the node's IPC namespace, for which it would be set", name)
+				return bad("sysctl %s: the pod uses the node's IPC namespace, where it would be set for all", name)
 			}
 		default:
-			return bad("sysctl %s is of the whole node, not of a namespace: set it on the node", name)
+			return bad("sysctl %s applies to the whole node, not to a namespace: set it on the node", name)
 		}
 	}
 	return nil

@@ -79,7 +79,7 @@ func TestValidate(t *testing.T) {
 		{"unknown protocol 9", func(c *runtimeapi.PodSandboxConfig) { c.PortMappings[0].Protocol = 9 }},
 		{`host_ip "localhost"`, func(c *runtimeapi.PodSandboxConfig) { c.PortMappings[0].HostIp = "localhost" }},
 		{"at most 64", func(c *runtimeapi.PodSandboxConfig) { c.Hostname = strings.Repeat("x", 65) }},
-		{"that no name has", func(c *runtimeapi.PodSandboxConfig) { c.Hostname = "a\nb" }},
+		{"not allowed in a name", func(c *runtimeapi.PodSandboxConfig) { c.Hostname = "a\nb" }},
 		{"log_directory", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = "logs" }},
 		{"log_directory", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = "/logs/../etc" }},
 		{"cgroup_parent", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = "pods" }},
@@ -100,18 +100,18 @@ func TestValidate(t *testing.T) {
 		{"maps 65536 IDs from 5 on", func(c *runtimeapi.PodSandboxConfig) { options(c).UsernsOptions = users(1<<20, 5, 1<<16) }},
 		{"to the node's root", func(c *runtimeapi.PodSandboxConfig) { options(c).UsernsOptions = users(0, 0, 1<<16) }},
 		{"no IDs up to 4294967295", func(c *runtimeapi.PodSandboxConfig) { options(c).UsernsOptions = users(1<<32-1<<16, 0, 1<<16) }},
-		{"together with the node's network", func(c *runtimeapi.PodSandboxConfig) {
+		{"combined with the node's network", func(c *runtimeapi.PodSandboxConfig) {
 			options(c).UsernsOptions, options(c).Pid = users(1<<20, 0, 1<<16), runtimeapi.NamespaceMode_NODE
 		}},
 		{"not a name", sysctl("../../etc/passwd")},
 		{"not a name", sysctl("net")},
 		{"not a name", sysctl("net..x")},
 		{"not a name", sysctl("")},
-		{"of the whole node", sysctl("kernel.panic")},
-		{"of the whole node", sysctl("vm.swappiness")},
-		{"of the whole node", sysctl("kernel/core_pattern")},
-		{"in the node's network namespace", func(c *runtimeapi.PodSandboxConfig) { options(c).Network = runtimeapi.NamespaceMode_NODE }},
-		{"in the node's IPC namespace", func(c *runtimeapi.PodSandboxConfig) {
+		{"applies to the whole node", sysctl("kernel.panic")},
+		{"applies to the whole node", sysctl("vm.swappiness")},
+		{"applies to the whole node", sysctl("kernel/core_pattern")},
+		{"uses the node's network namespace", func(c *runtimeapi.PodSandboxConfig) { options(c).Network = runtimeapi.NamespaceMode_NODE }},
+		{"uses the node's IPC namespace", func(c *runtimeapi.PodSandboxConfig) {
 			options(c).Ipc = runtimeapi.NamespaceMode_NODE
 			c.Linux.Sysctls = map[string]string{"kernel.shmmax": "1"}
 		}},

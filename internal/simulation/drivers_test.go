@@ -22,6 +22,7 @@ import (
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // kernel implements sandbox.Kernel.
@@ -151,14 +152,19 @@ func (l *life) cgroupName(path string) string {
 	return path
 }
 
-func (l *life) createCgroup(path string, _ *runtimeapi.LinuxContainerResources) error {
+// cgroups implements sandbox.Cgroups.
+type cgroups struct{ *life }
+
+func (cgroups) Parent(named string) (string, error) { return named, nil }
+
+func (l cgroups) Create(path string, _ *runtimeapi.LinuxContainerResources) error {
 	return l.do(context.Background(), "cgroup "+l.cgroupName(path), func() error {
 		l.m.cgroups[path] = true
 		return nil
 	})
 }
 
-func (l *life) removeCgroup(path string) error {
+func (l cgroups) Remove(path string) error {
 	return l.do(context.Background(), "uncgroup "+l.cgroupName(path), func() error {
 		for _, p := range l.m.procs {
 			if p.exit == nil && strings.HasPrefix(p.cgroup, path+"/") {
@@ -169,6 +175,13 @@ func (l *life) removeCgroup(path string) error {
 		return nil
 	})
 }
+
+// handlers implements sandbox.Handlers.
+type handlers struct{}
+
+func (handlers) Check(string, bool) error        { return nil }
+func (handlers) RuntimeSandbox(string) bool      { return false }
+func (handlers) Order(string) sandboxstate.Order { return "" }
 
 // runtime implements the Runtime of sandboxes and containers.
 type runtime struct{ *life }

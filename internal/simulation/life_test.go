@@ -79,9 +79,7 @@ func (m *machine) begin() (*life, error) {
 	})
 	l.sandboxes = sandbox.New(sandbox.Config{
 		Instance: instance, State: l.state(), Journal: l.journal, Network: network{l}, Containers: l.containers, Runtime: runtime{l}, Kernel: kernel{l},
-		Host: facts, Log: log, CreateCgroup: l.createCgroup, RemoveCgroup: l.removeCgroup,
-		CheckHandler: func(string, bool) error { return nil },
-		WritePause:   func(path string) error { return os.WriteFile(path, nil, 0o755) },
+		Handlers: handlers{}, Cgroups: cgroups{l}, Host: facts, Log: log,
 		Changed: func(st sandbox.Status) {
 			m.named(st.ID, fmt.Sprintf("%s.%d", st.Ref().Name, st.Config.GetMetadata().GetAttempt()))
 			l.tell(st.ID, string(st.State))

@@ -67,10 +67,10 @@ there before the network is. This is what is different; all else is as above.
 }
 
 // rowsOf are a table's rows, in the order of its words.
-func rowsOf[S lifecycle.State, E, A ~string](t *lifecycle.Table[S, E, A], l life) (rows []row) {
+func rowsOf[S lifecycle.State](t *lifecycle.Table[S], l life) (rows []row) {
 	for _, from := range l.states {
 		for _, on := range l.events {
-			if to, do, ok := t.Next(S(from.name), E(on.name)); ok {
+			if to, do, ok := t.Next(S(from.name), lifecycle.Event(on.name)); ok {
 				rows = append(rows, row{from.name, on.name, string(to), string(do)})
 			}
 		}

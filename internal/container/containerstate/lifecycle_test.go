@@ -57,7 +57,7 @@ func TestExitAndRemoveEndInRemoved(t *testing.T) {
 			}
 			s, _, _ = Table.Next(s, Done)
 		}
-		s, do, ok := Table.Next(s, Destroy)
+		s, do, ok := Table.Next(s, Remove)
 		if !ok || do != Clean {
 			t.Fatalf("from %s: can't be removed in %s", start, s)
 		}
@@ -75,7 +75,7 @@ func TestCommandsAreAllowedWhereTheyMakeSense(t *testing.T) {
 		if _, _, ok := Table.Next(s, Run); ok != (s == Created) {
 			t.Errorf("%s: run is allowed: %v", s, ok)
 		}
-		if _, _, ok := Table.Next(s, Destroy); ok != (s == Exited || s == Removing) {
+		if _, _, ok := Table.Next(s, Remove); ok != (s == Exited || s == Removing) {
 			t.Errorf("%s: remove is allowed: %v", s, ok)
 		}
 	}

@@ -1,10 +1,8 @@
-// Package sandboxstate is the life of a pod sandbox as a table, one for each order
-// in which it can be attached to the network. It is pure: the owner of sandboxes performs the action that a transition names and comes
-// back with how it went.
+// Package sandboxstate is the life of a pod sandbox as a table, one for each order in which it can be
+// attached to the network. It is pure: the owner of sandboxes performs the action that a transition
+// names and reports the outcome as the next event.
 //
-// A state is named for what may exist while it is recorded: it is journaled
-// before its action begins, so that after a crash anywhere the record tells
-// what there may be to undo. Every action can be repeated.
+// A state is named for what may exist while it is recorded: see package lifecycle.
 package sandboxstate
 
 import (
@@ -13,55 +11,55 @@ import (
 	"github.com/huskd/husk/internal/lifecycle"
 )
 
-// State of a sandbox, as it is journaled.
+// State is the state of a sandbox, as it is journaled.
 type State string
 
 // The states, in the order of a life.
 const (
-	Reserved  State = "reserved"  // it has an ID and a record, nothing else
+	Reserved  State = "reserved"  // it has an ID, nothing else
 	Pinning   State = "pinning"   // its namespaces and files may exist
-	Attaching State = "attaching" // so may its attachment to the network
-	Starting  State = "starting"  // so may its infra process, if it has one
+	Attaching State = "attaching" // its attachment to the network may exist, too
+	Starting  State = "starting"  // its infra process may exist, too, if it needs one
 	Ready     State = "ready"     // containers may be created in it
-	Killing   State = "killing"   // processes of it may be left
+	Killing   State = "killing"   // processes may be left in it
 	Detaching State = "detaching" // no process is left; it may be attached
-	Unpinning State = "unpinning" // detached, or that is owed; namespaces may be left
+	Unpinning State = "unpinning" // it is detached, or its detachment is a debt; namespaces may be left
 	Stopped   State = "stopped"   // nothing of it is left in the kernel
-	Removing  State = "removing"  // its containers and files are going
+	Removing  State = "removing"  // its containers and files are being removed
 	Removed   State = "removed"   // its record is gone
 )
 
 // Action is what the owner does on entering a state.
-type Action string
+type Action = lifecycle.Action
 
-// The actions. None is that of a state that waits to be told.
+// The actions. None is that of a state that waits for the next event.
 const (
 	None       Action = ""
 	Pin        Action = "pin"         // make its cgroup and files, create and pin its namespaces
 	Attach     Action = "attach"      // attach it to the network
-	StartInfra Action = "start-infra" // start the infra process, if it needs one
+	StartInfra Action = "start-infra" // start its infra process, if it needs one
 	Kill       Action = "kill"        // end every process in it
-	Detach     Action = "detach"      // detach it, or owe it
+	Detach     Action = "detach"      // detach it from the network, or record that as a debt
 	Unpin      Action = "unpin"       // remove its cgroup, unpin its namespaces, unmount its files
 	Clean      Action = "clean"       // remove its containers
 )
 
-// Event is what happened to a sandbox.
-type Event string
+// Event is what happened to a sandbox, or what is wanted of it.
+type Event = lifecycle.Event
 
 // The events.
 const (
-	Run    Event = "run"    // somebody wants it
+	Run    Event = "run"    // a client wants it
 	Done   Event = "done"   // the state's action succeeded
 	Fail   Event = "fail"   // the state's action failed
-	Stop   Event = "stop"   // somebody wants it stopped, or its infra process died
-	Remove Event = "remove" // somebody wants it gone
+	Stop   Event = "stop"   // a client wants it stopped, or its infra process died
+	Remove Event = "remove" // a client wants it removed
 	Lost   Event = "lost"   // huskd was restarted
 	Reboot Event = "reboot" // the host was restarted: nothing is left in the kernel
 )
 
-// Order says whether a sandbox is attached to the network before its infra
-// process is started or after that.
+// Order says whether a sandbox is attached to the network before or after its infra process is
+// started.
 type Order string
 
 // The orders. Namespaces come first in both.
@@ -70,26 +68,28 @@ const (
 	AfterStart  Order = "after-start"  // for networks that must find the sandbox running
 )
 
-// Of returns the table of sandboxes of an order: Table unless it is AfterStart.
-func Of(order Order) *lifecycle.Table[State, Event, Action] {
+// Lifecycle is a table of sandboxes.
+type Lifecycle = lifecycle.Table[State]
+
+// Of returns the table for an order: Table unless it is AfterStart.
+func Of(order Order) *Lifecycle {
 	if order == AfterStart {
 		return &Late
 	}
 	return &Table
 }
 
-// Table has every event that is allowed in every state. A down-going action
-// that failed is repeated, with backoff, until it succeeds. What was being made
-// when huskd was lost goes the whole way down: a damaged journal may have lost a
-// later record, and every action succeeds on what isn't there.
+// Table holds every event that is allowed in every state. An action on the way down that failed is
+// retried, with backoff, until it succeeds. What was being created when huskd was lost goes the whole
+// way down: a damaged journal may have lost a later record, and every action succeeds on what doesn't
+// exist.
 var Table = table(way{
 	Pinning:   {Done: Attaching, Fail: Unpinning, Lost: Killing, Reboot: Unpinning},
 	Attaching: {Done: Starting, Fail: Detaching, Lost: Killing, Reboot: Detaching},
 	Starting:  {Done: Ready, Fail: Killing, Lost: Killing, Reboot: Detaching},
 })
 
-// Late is the table of sandboxes that are attached after their infra process is
-// started.
+// Late is the table of sandboxes that are attached after their infra process is started.
 var Late = table(way{
 	Pinning:   {Done: Starting, Fail: Unpinning, Lost: Killing, Reboot: Unpinning},
 	Starting:  {Done: Attaching, Fail: Killing, Lost: Killing, Reboot: Unpinning},
@@ -99,7 +99,7 @@ var Late = table(way{
 type way map[State]map[Event]State
 
 // table completes the way from the namespaces to Ready.
-func table(to way) lifecycle.Table[State, Event, Action] {
+func table(to way) Lifecycle {
 	maps.Copy(to, way{
 		Reserved:  {Run: Pinning, Fail: Stopped, Stop: Stopped, Lost: Killing, Reboot: Stopped},
 		Ready:     {Stop: Killing, Lost: Ready, Reboot: Detaching},
@@ -109,9 +109,8 @@ func table(to way) lifecycle.Table[State, Event, Action] {
 		Stopped:   {Stop: Stopped, Remove: Removing, Lost: Stopped, Reboot: Stopped},
 		Removing:  {Done: Removed, Fail: Removing, Remove: Removing, Lost: Removing, Reboot: Removing},
 	})
-	return lifecycle.Table[State, Event, Action]{
-		Done: Done,
-		Fail: Fail,
+	return Lifecycle{
+		To: to,
 		Actions: map[State]Action{
 			Pinning:   Pin,
 			Attaching: Attach,
@@ -121,13 +120,13 @@ func table(to way) lifecycle.Table[State, Event, Action] {
 			Unpinning: Unpin,
 			Removing:  Clean,
 		},
-		To: to,
+		Create: Run, Stop: Stop, Remove: Remove, Done: Done, Fail: Fail, Lost: Lost, Reboot: Reboot,
+		Reserved: Reserved, Ended: Stopped, Removed: Removed,
 	}
 }
 
-// Down says whether s is on the way to less, so that its record may use the
-// space that the journal keeps back, and its action goes on even if the record
-// could not be written.
+// Down reports whether s is on the way down. Its record may then use the space that the journal
+// reserves, and its action goes on even if the record could not be written.
 func (s State) Down() bool {
 	switch s {
 	case Killing, Detaching, Unpinning, Stopped, Removing, Removed:
@@ -135,7 +134,3 @@ func (s State) Down() bool {
 	}
 	return false
 }
-
-// Owes says whether s is one in which something is still to be done on the way
-// to less: it is gone on with until it succeeds.
-func (s State) Owes() bool { return s.Down() && Table.Actions[s] != None }

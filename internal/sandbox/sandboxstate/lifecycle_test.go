@@ -4,8 +4,6 @@ import (
 	"maps"
 	"slices"
 	"testing"
-
-	"github.com/huskd/husk/internal/lifecycle"
 )
 
 var states = []State{Reserved, Pinning, Attaching, Starting, Ready, Killing, Detaching, Unpinning, Stopped, Removing}
@@ -37,7 +35,7 @@ func existsLate() map[State]may {
 }
 
 // orders runs a test for both tables.
-func orders(t *testing.T, test func(t *testing.T, table *lifecycle.Table[State, Event, Action], exists map[State]may)) {
+func orders(t *testing.T, test func(t *testing.T, table *Lifecycle, exists map[State]may)) {
 	t.Run(string(BeforeStart), func(t *testing.T) { test(t, Of(BeforeStart), exists) })
 	t.Run(string(AfterStart), func(t *testing.T) { test(t, Of(AfterStart), existsLate()) })
 }
@@ -48,7 +46,7 @@ func covers(b, a may) bool {
 }
 
 func TestNoTransitionForgetsWhatMayExist(t *testing.T) {
-	orders(t, func(t *testing.T, table *lifecycle.Table[State, Event, Action], exists map[State]may) {
+	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
 		for from, rows := range table.To {
 			for on, to := range rows {
 				if on == Done || on == Reboot {
@@ -63,7 +61,7 @@ func TestNoTransitionForgetsWhatMayExist(t *testing.T) {
 }
 
 func TestDoneTakesAwayOnlyWhatItsActionUndid(t *testing.T) {
-	orders(t, func(t *testing.T, table *lifecycle.Table[State, Event, Action], exists map[State]may) {
+	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
 		undoes := map[Action]may{
 			Kill:   {process: true},
 			Detach: {attachment: true},
@@ -90,7 +88,7 @@ func TestDoneTakesAwayOnlyWhatItsActionUndid(t *testing.T) {
 // TestARebootForgetsOnlyTheKernel: what outlives a boot, the attachment that a
 // plugin keeps on disk or elsewhere, must still be detached.
 func TestARebootForgetsOnlyTheKernel(t *testing.T) {
-	orders(t, func(t *testing.T, table *lifecycle.Table[State, Event, Action], exists map[State]may) {
+	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
 		for _, s := range states {
 			to, _, ok := table.Next(s, Reboot)
 			if !ok {
@@ -108,7 +106,7 @@ func TestARebootForgetsOnlyTheKernel(t *testing.T) {
 }
 
 func TestEveryStateSurvivesARestart(t *testing.T) {
-	orders(t, func(t *testing.T, table *lifecycle.Table[State, Event, Action], exists map[State]may) {
+	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
 		for _, s := range states {
 			if _, _, ok := table.Next(s, Lost); !ok {
 				t.Errorf("%s: a restart isn't provided for", s)
@@ -120,7 +118,7 @@ func TestEveryStateSurvivesARestart(t *testing.T) {
 // TestStopAndRemoveEndInRemoved walks down from every state that a restart can
 // leave, with every action failing a few times.
 func TestStopAndRemoveEndInRemoved(t *testing.T) {
-	orders(t, func(t *testing.T, table *lifecycle.Table[State, Event, Action], exists map[State]may) {
+	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
 		for _, start := range states {
 			s, _, _ := table.Next(start, Lost)
 			if to, _, ok := table.Next(s, Stop); ok {
@@ -176,7 +174,7 @@ func TestTheOrders(t *testing.T) {
 }
 
 func TestOnlyWhatIsReservedCanBeRun(t *testing.T) {
-	orders(t, func(t *testing.T, table *lifecycle.Table[State, Event, Action], exists map[State]may) {
+	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
 		for _, s := range append(states, Removed) {
 			if _, _, ok := table.Next(s, Run); ok != (s == Reserved) {
 				t.Errorf("%s: run is allowed: %v", s, ok)
