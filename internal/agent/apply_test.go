@@ -1,71 +1,219 @@
 package agent
 
 import (
+	"context"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
-const sized = `apiVersion: v1
-kind: Pod
-metadata: {name: web, labels: {a: b}}
-spec:
-  initContainers:
-  - {name: i, image: 'reg.test/init:1'}
-  containers:
-  - {name: c, image: 'reg.test/web:1', resources: {limits: {cpu: 100m, memory: 64Mi}, requests: {cpu: 50m}}}
-  - {name: d, image: 'reg.test/web:1', resizePolicy: [{resourceName: memory, restartPolicy: RestartContainer}]}
-`
+func TestApply(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	web := parse(t, "web", "")
+	first, unchanged, err := h.Apply(h.ctx(), web, nil, "run")
+	if err != nil || unchanged || first.Status.Phase != podplan.PhasePending || first.Source != "run" {
+		t.Fatal(first.Status, unchanged, err)
+	}
+	uid := string(web.UID)
+	h.waitFor(uid, "waiting for its image", imageMissing)
+	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), nil, "run"); err != nil || !unchanged {
+		t.Errorf("applied again: unchanged %t, %v", unchanged, err)
+	}
+	_, _, err = h.Apply(h.ctx(), parse(t, "web", ", labels: {a: b}"), nil, "run")
+	if !errdefs.IsAlreadyExists(err) || !strings.Contains(err.Error(), "husk rm -f default/web") {
+		t.Errorf("applied with another manifest: %v", err)
+	}
+	if err := h.Remove(h.ctx(), uid); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Get(uid); !errdefs.IsNotFound(err) || h.names() != "" || len(h.cfg.Sandboxes.List()) > 0 {
+		t.Errorf("after its removal the pods are %q, %v", h.names(), err)
+	}
+}
 
-func podFrom(t *testing.T, text string) *corev1.Pod {
-	t.Helper()
-	file, err := manifest.Parse([]byte(text), manifest.Origin{Node: "n", Source: "run"})
+// Two pods can't have the same UID: it identifies records, volumes and sandboxes.
+func TestApplyUIDInUse(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.apply(parse(t, "one", ", uid: 11111111-2222-3333-4444-555555555555"))
+	_, _, err := h.Apply(h.ctx(), parse(t, "two", ", uid: 11111111-2222-3333-4444-555555555555"), nil, "run")
+	if !errdefs.IsAlreadyExists(err) || !strings.Contains(err.Error(), "has the UID of pod default/one") {
+		t.Errorf("%v", err)
+	}
+	h.restart()
+	if h.names() != "one" {
+		t.Errorf("after a restart the pods are %q", h.names())
+	}
+}
+
+func TestStopAndRunAgain(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	web := parse(t, "web", "")
+	uid := string(web.UID)
+	h.apply(web)
+	h.waitFor(uid, "waiting for its image", imageMissing)
+	for range 2 { // a stop may be repeated
+		if err := h.Stop(h.ctx(), uid, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, _ := h.Get(uid)
+	if st, _ := p.Sandbox(); p.Status.Phase != podplan.PhaseStopped || st.State != "stopped" {
+		t.Errorf("after a stop: %+v with a sandbox %s", p.Status, st.State)
+	}
+	h.restart()
+	if p, _ = h.Get(uid); p.Want != podplan.Stop {
+		t.Errorf("after a restart Want is %s", p.Want)
+	}
+	if _, unchanged, err := h.Apply(h.ctx(), parse(t, "web", ""), nil, "run"); err != nil || unchanged {
+		t.Errorf("applied again: unchanged %t, %v", unchanged, err)
+	}
+	p = h.waitFor(uid, "waiting for its image again", imageMissing)
+	if st, _ := p.Sandbox(); st.Config.GetMetadata().GetAttempt() != 1 {
+		t.Errorf("the sandbox is attempt %d", st.Config.GetMetadata().GetAttempt())
+	}
+}
+
+// A removal can't be taken back: a stop with another grace only shortens it.
+func TestStopDuringRemoval(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	web := parse(t, "web", "")
+	uid := string(web.UID)
+	h.apply(web)
+	h.waitFor(uid, "waiting for its image", imageMissing)
+	w, err := h.worker(uid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &file.Pods[0]
+	w.mu.Lock() // keep the removal from ending before the rest is done
+	w.tasks.running["held"] = true
+	w.mu.Unlock()
+	removed := make(chan error, 1)
+	go func() { removed <- h.Remove(h.ctx(), uid) }()
+	h.waitFor(uid, "being removed", func(p Pod) bool { return p.Want == podplan.Remove })
+	short, cancel := context.WithCancel(h.ctx())
+	cancel()
+	grace := time.Second
+	_ = h.Stop(short, uid, &grace)
+	if err := w.want(podplan.Run, nil); err != nil {
+		t.Error(err)
+	}
+	if rec := w.record(); rec.Want != podplan.Remove {
+		t.Errorf("Want is %s", rec.Want)
+	}
+	w.mu.Lock()
+	delete(w.tasks.running, "held")
+	w.mu.Unlock()
+	w.nudge()
+	if err := <-removed; err != nil {
+		t.Error(err)
+	}
 }
 
-func TestInPlace(t *testing.T) {
+// Apply waits while another pod of that name is being removed.
+func TestApplyDuringRemoval(t *testing.T) {
 	t.Parallel()
-	existing := podFrom(t, sized)
-	for name, c := range map[string]struct {
-		from, to string
-		ok       bool
-	}{
-		"nothing":             {"", "", true},
-		"more memory":         {"memory: 64Mi", "memory: 128Mi", true},
-		"another request":     {"cpu: 50m", "cpu: 80m", true},
-		"another image":       {"'reg.test/web:1', resources", "'reg.test/web:2', resources", true},
-		"another class":       {"{limits: {cpu: 100m, memory: 64Mi}, requests: {cpu: 50m}}", "{}", false},
-		"a restart is wanted": {"'reg.test/web:1', resizePolicy", "'reg.test/web:1', resources: {limits: {memory: 1Gi}}, resizePolicy", true},
-		"another init image":  {"init:1", "init:2", false},
-		"a label":             {"a: b", "a: c", false},
-		"a command":           {"{name: c, ", "{name: c, command: [x], ", false},
-		"another container":   {"{name: d, ", "{name: e, ", false},
-		"another policy":      {"spec:", "spec:\n  restartPolicy: Never", false},
-	} {
-		declared := podFrom(t, strings.Replace(sized, c.from, c.to, 1))
-		got, ok := inPlace(declared, existing)
-		if ok != c.ok {
-			t.Errorf("%s: in place: %t, want %t", name, ok, c.ok)
+	h := newHarness(t)
+	web := parse(t, "web", "")
+	h.apply(web)
+	w, _ := h.worker(string(web.UID))
+	w.mu.Lock()
+	w.tasks.running["held"] = true
+	w.mu.Unlock()
+	if err := w.want(podplan.Remove, nil); err != nil {
+		t.Fatal(err)
+	}
+	cut, cancel := context.WithCancel(h.ctx())
+	cancel()
+	if _, _, err := h.Apply(cut, parse(t, "web", ""), nil, "run"); err == nil || !strings.Contains(err.Error(), "still being removed") {
+		t.Errorf("Apply without waiting: %v", err)
+	}
+	applied := make(chan error, 1)
+	go func() {
+		_, _, err := h.Apply(h.ctx(), parse(t, "web", ", labels: {a: b}"), nil, "run")
+		applied <- err
+	}()
+	w.mu.Lock()
+	delete(w.tasks.running, "held")
+	w.mu.Unlock()
+	w.nudge()
+	if err := <-applied; err != nil {
+		t.Fatal(err)
+	}
+	if p, _, err := h.Find("web"); err != nil || p.Manifest.Labels["a"] != "b" {
+		t.Errorf("the pod is %v, %v", p.Manifest, err)
+	}
+}
+
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	for _, name := range []string{"a", "b"} {
+		p := parse(t, name, "")
+		h.apply(p)
+		h.waitFor(string(p.UID), "waiting for its image", imageMissing)
+	}
+	stopped := 0
+	if err := h.Drain(h.ctx(), time.Second, func(p Pod, err error) {
+		if stopped++; err != nil || !p.Finished {
+			t.Errorf("%s: finished %t, %v", p.Name(), p.Finished, err)
 		}
-		if ok && (got.UID != existing.UID || manifest.Hash(got) != manifest.Hash(declared)) {
-			t.Errorf("%s: got %+v", name, got)
+	}); err != nil || stopped != 2 {
+		t.Errorf("%d pods stopped, %v", stopped, err)
+	}
+	if _, _, err := h.Apply(h.ctx(), parse(t, "late", ""), nil, "run"); !errdefs.IsUnavailable(err) {
+		t.Errorf("a pod applied after Drain: %v", err)
+	}
+	h.Declare(source.Set{Kind: source.File, Pods: []source.Pod{{Pod: parse(t, "declared", ""), Location: "/x"}}})
+	if h.names() != "b a" && h.names() != "a b" {
+		t.Errorf("the pods are %q", h.names())
+	}
+	h.restart()
+	for _, p := range h.List() {
+		h.waitFor(string(p.Manifest.UID), "waiting for its image again", imageMissing)
+	}
+}
+
+func TestRemoveLeavesNothing(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	web := parse(t, "web", "")
+	uid := string(web.UID)
+	h.apply(web)
+	h.waitFor(uid, "waiting for its image", imageMissing)
+	path, err := h.cfg.Volumes.SetUp(uid, corev1.Volume{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	logs := criconfig.LogDirectory(web, h.cfg.Node())
+	if err := os.MkdirAll(logs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Remove(h.ctx(), uid); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{path, logs} {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s still exists", path)
 		}
 	}
-	// A container that is never restarted can't get another image.
-	never := podFrom(t, strings.Replace(sized, "spec:", "spec:\n  restartPolicy: Never", 1))
-	declared := podFrom(t, strings.Replace(strings.Replace(sized, "spec:", "spec:\n  restartPolicy: Never", 1), "'reg.test/web:1', resources", "'reg.test/web:2', resources", 1))
-	if _, ok := inPlace(declared, never); ok {
-		t.Error("changed an image that needs a restart, though restartPolicy is Never")
+	if err := h.Remove(h.ctx(), uid); !errdefs.IsNotFound(err) {
+		t.Errorf("removing it again: %v", err)
 	}
-	declared = podFrom(t, strings.Replace(strings.Replace(sized, "spec:", "spec:\n  restartPolicy: Never", 1), "'reg.test/web:1', resizePolicy", "'reg.test/web:1', resources: {limits: {memory: 1Gi}}, resizePolicy", 1))
-	if _, ok := inPlace(declared, never); ok {
-		t.Error("changed resources that need a restart, though restartPolicy is Never")
+	h.restart()
+	if h.names() != "" {
+		t.Errorf("after a restart the pods are %q", h.names())
 	}
 }
 

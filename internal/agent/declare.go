@@ -20,8 +20,9 @@ type declaration struct {
 	pod       *corev1.Pod
 	objects   manifest.Objects // that the pod references
 	source    string
-	lastError string         // why the pod was last refused
-	ending    *time.Duration // if not nil, the pod should stop within this grace
+	lastError string // why the pod was last refused
+	// deletionGrace is set once the pod should stop, and is its grace.
+	deletionGrace *time.Duration
 }
 
 // Declare makes set what a source declares. Pods that are no longer declared are removed. Pods that
@@ -39,7 +40,7 @@ func (a *Agent) Declare(set source.Set) {
 		name := nameOf(p.Pod)
 		declared[name] = declaration{
 			pod: p.Pod, objects: set.Objects.Of(p.Pod), source: string(set.Kind) + p.Location,
-			lastError: a.declared[set.Kind][name].lastError, ending: p.DeletionGrace,
+			lastError: a.declared[set.Kind][name].lastError, deletionGrace: p.DeletionGrace,
 		}
 	}
 	for name, d := range a.declared[set.Kind] {
@@ -112,7 +113,7 @@ func (a *Agent) reconcileDeclared() {
 		a.mu.RUnlock()
 		for _, name := range slices.Sorted(maps.Keys(todo)) {
 			d := todo[name]
-			if d.ending != nil || !a.mustApply(name, d) {
+			if d.deletionGrace != nil || !a.mustApply(name, d) {
 				continue
 			}
 			_, before, err := a.admit(d)
@@ -126,8 +127,8 @@ func (a *Agent) reconcileDeclared() {
 	}
 }
 
-// mustApply reports whether a declared pod has to be applied. It hasn't if it exists as declared,
-// even if a user has stopped it, or while another pod of its name is being removed.
+// mustApply reports whether a declared pod has to be applied. It returns false if the pod exists as
+// declared, even if a user has stopped it, and while another pod of its name is being removed.
 func (a *Agent) mustApply(name string, d declaration) bool {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -139,7 +140,8 @@ func (a *Agent) mustApply(name string, d declaration) bool {
 	return rec.Want != podplan.Remove && manifest.Hash(rec.declared()) != manifest.Hash(d.pod)
 }
 
-// reportRefused reports why a declared pod isn't run, but not the same reason twice in a row.
+// reportRefused adds an event and logs why a declared pod isn't run, unless the reason is the same as
+// before.
 func (a *Agent) reportRefused(kind source.Kind, name, text string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

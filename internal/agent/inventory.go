@@ -46,9 +46,7 @@ func (i *inventory) list() snapshot {
 		out.containers = append(i.a.cfg.Containers.List(id), out.containers...)
 		return false
 	})
-	slices.SortFunc(out.sandboxes, func(x, y sandbox.Status) int {
-		return cmp.Compare(y.Config.GetMetadata().GetAttempt(), x.Config.GetMetadata().GetAttempt())
-	})
+	slices.SortFunc(out.sandboxes, func(x, y sandbox.Status) int { return cmp.Compare(attempt(y), attempt(x)) })
 	slices.SortStableFunc(out.containers, func(x, y container.Status) int {
 		return cmp.Compare(y.Config.GetMetadata().GetAttempt(), x.Config.GetMetadata().GetAttempt())
 	})
@@ -57,14 +55,13 @@ func (i *inventory) list() snapshot {
 
 // nextAttempt returns the attempt number of the next sandbox. The caller holds mu.
 func (i *inventory) nextAttempt() uint32 {
-	next := uint32(0)
-	for _, id := range i.ids {
-		if st, err := i.a.cfg.Sandboxes.Get(id); err == nil {
-			next = max(next, st.Config.GetMetadata().GetAttempt()+1)
-		}
+	if seen := i.list(); len(seen.sandboxes) > 0 {
+		return attempt(seen.sandboxes[0]) + 1
 	}
-	return next
+	return 0
 }
+
+func attempt(st sandbox.Status) uint32 { return st.Config.GetMetadata().GetAttempt() }
 
 // addresses returns the IP addresses of a sandbox: the node's if it uses the node's network.
 func (a *Agent) addresses(st sandbox.Status) []string {

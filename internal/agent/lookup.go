@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/sandbox"
 )
 
 // List returns all pods, newest first.
@@ -89,13 +90,6 @@ func (a *Agent) Find(name string) (p Pod, containerName string, err error) {
 
 // hasID reports whether the UID or a sandbox's ID begins with prefix.
 func (p Pod) hasID(prefix string) bool {
-	if strings.HasPrefix(string(p.Manifest.UID), prefix) {
-		return true
-	}
-	for _, s := range p.Sandboxes {
-		if strings.HasPrefix(s.ID, prefix) {
-			return true
-		}
-	}
-	return false
+	return strings.HasPrefix(string(p.Manifest.UID), prefix) ||
+		slices.ContainsFunc(p.Sandboxes, func(st sandbox.Status) bool { return strings.HasPrefix(st.ID, prefix) })
 }

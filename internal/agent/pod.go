@@ -40,12 +40,10 @@ func (p Pod) Name() string { return nameOf(p.Manifest) }
 
 // Sandbox returns the newest sandbox, if there is one.
 func (p Pod) Sandbox() (st sandbox.Status, ok bool) {
-	for _, s := range p.Sandboxes {
-		if !ok || s.Config.GetMetadata().GetAttempt() > st.Config.GetMetadata().GetAttempt() {
-			st, ok = s, true
-		}
+	if len(p.Sandboxes) == 0 {
+		return sandbox.Status{}, false
 	}
-	return st, ok
+	return p.Sandboxes[0], true
 }
 
 // Runs returns the runs of a container of the pod, newest first, without those that never started.

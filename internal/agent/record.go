@@ -30,7 +30,7 @@ type record struct {
 	Grace   *time.Duration `json:"grace,omitempty"`
 	// First is the first sandbox attempt since the pod was last told to run.
 	First uint32 `json:"first,omitempty"`
-	// Resize says that running containers may still have the limits of before a resize.
+	// Resize says that running containers may not have the limits of the last resize yet.
 	Resize bool `json:"resize,omitempty"`
 	// Evicted is set from an eviction until the pod is told to run again.
 	Evicted *podplan.Eviction `json:"evicted,omitempty"`
@@ -52,7 +52,7 @@ type podState struct {
 	a *Agent
 	// manifest is the pod as it was first applied. Only what can't change is read from it.
 	manifest *corev1.Pod
-	wake     chan struct{} // has room for one
+	wake     chan struct{} // of capacity 1: nudges add up to one
 
 	// mu guards the fields below, and those of the worker and its parts.
 	mu  sync.Mutex

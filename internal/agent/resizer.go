@@ -36,9 +36,9 @@ type resizer struct {
 	held  admission.Refusal // why the last resize waits
 }
 
-// set makes declared the pod's content. If its resources don't fit, the pod keeps those that it
+// setPod makes declared the pod's content. If its resources don't fit, the pod keeps those that it
 // has until they do. The caller holds mu.
-func (r *resizer) set(declared *corev1.Pod) error {
+func (r *resizer) setPod(declared *corev1.Pod) error {
 	rec := r.rec
 	rec.Pod, rec.Desired = declared, nil
 	held, freed := admission.Refusal{}, false
@@ -74,7 +74,7 @@ func (r *resizer) retry() {
 	if r.rec.Desired == nil {
 		return
 	}
-	if err := r.set(r.rec.Desired); err != nil {
+	if err := r.setPod(r.rec.Desired); err != nil {
 		r.a.cfg.Log.Error("agent: a resize stays held", "error", err)
 	}
 	r.nudge()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/view"
+	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
@@ -35,13 +36,14 @@ func (s *stopper) stopping(id string) bool {
 // stop starts to stop a container, or shortens the grace of a stop that is under way. The caller
 // holds mu.
 func (s *stopper) stop(do podplan.StopContainer) {
+	st, _ := s.a.cfg.Containers.Get(do.ID) // the zero value if it is gone
 	if h := s.prober.health(do.ID); h.MustStop() && !s.stopping(do.ID) {
-		s.warningEvent(s.containerName(do.ID), "Killing", h.Message+": stopping the container")
+		s.warningEvent(st.Name(), "Killing", h.Message+": stopping the container")
 		s.a.cfg.Log.Warn("agent: stopping a container", "pod", s.name(), "id", do.ID, "reason", h.Message)
 	}
 	s.deadlines[do.ID] = time.Now().Add(do.Grace)
 	hook := s.hooks[do.ID]
-	c, handler := s.preStopOf(do.ID)
+	c, handler := s.preStopOf(st)
 	switch {
 	case hook != nil && !hook.done:
 		hook.kill = do.Grace == 0
@@ -63,24 +65,13 @@ func (s *stopper) stop(do podplan.StopContainer) {
 	}
 }
 
-func (s *stopper) containerName(id string) string {
-	st, err := s.a.cfg.Containers.Get(id)
-	if err != nil {
-		return ""
-	}
-	return st.Name()
-}
-
 // preStopOf returns the preStop hook of a running container, or nil.
-func (s *stopper) preStopOf(id string) (*corev1.Container, *corev1.LifecycleHandler) {
-	st, err := s.a.cfg.Containers.Get(id)
-	if err != nil || view.ContainerState(st) != podplan.ContainerRunning {
+func (s *stopper) preStopOf(st container.Status) (*corev1.Container, *corev1.LifecycleHandler) {
+	c := criconfig.FindContainer(s.manifest, st.Name())
+	if c == nil || c.Lifecycle == nil || view.ContainerState(st) != podplan.ContainerRunning {
 		return nil, nil
 	}
-	if c := criconfig.FindContainer(s.manifest, st.Name()); c != nil && c.Lifecycle != nil {
-		return c, c.Lifecycle.PreStop
-	}
-	return nil, nil
+	return c, c.Lifecycle.PreStop
 }
 
 // graceAfter returns what a hook has left of the grace, but at least podplan.MinGrace: the hook may

@@ -36,17 +36,17 @@ func inPlace(declared, existing *corev1.Pod) (*corev1.Pod, bool) {
 	return out, true
 }
 
-// follow changes a running pod into what is declared now, and stops it if the declaration ends. The
-// grace of a stop only shrinks.
+// follow changes a running pod into what is declared now, and stops it if it is being deleted there.
+// The grace of the stop can only get shorter.
 func (w *worker) follow(d declaration) error {
-	if err := w.change(d.pod); err != nil || d.ending == nil {
+	if err := w.change(d.pod); err != nil || d.deletionGrace == nil {
 		return err
 	}
 	rec := w.record()
-	if rec.Want == podplan.Remove || rec.Want == podplan.Stop && rec.Grace != nil && *rec.Grace <= *d.ending {
+	if rec.Want == podplan.Remove || rec.Want == podplan.Stop && rec.Grace != nil && *rec.Grace <= *d.deletionGrace {
 		return nil
 	}
-	return w.want(podplan.Stop, d.ending)
+	return w.want(podplan.Stop, d.deletionGrace)
 }
 
 // change changes a running pod into pod.
@@ -56,7 +56,7 @@ func (w *worker) change(pod *corev1.Pod) error {
 	if manifest.Hash(w.rec.declared()) == manifest.Hash(pod) {
 		return nil
 	}
-	if err := w.resizer.set(pod); err != nil {
+	if err := w.resizer.setPod(pod); err != nil {
 		return err
 	}
 	w.changed() // a volume may hold the pod's labels

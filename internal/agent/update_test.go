@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -9,7 +10,59 @@ import (
 
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/manifest"
 )
+
+const sized = `apiVersion: v1
+kind: Pod
+metadata: {name: web, labels: {a: b}}
+spec:
+  initContainers:
+  - {name: i, image: 'reg.test/init:1'}
+  containers:
+  - {name: c, image: 'reg.test/web:1', resources: {limits: {cpu: 100m, memory: 64Mi}, requests: {cpu: 50m}}}
+  - {name: d, image: 'reg.test/web:1', resizePolicy: [{resourceName: memory, restartPolicy: RestartContainer}]}
+`
+
+func TestInPlace(t *testing.T) {
+	t.Parallel()
+	existing := podFrom(t, sized)
+	for name, c := range map[string]struct {
+		from, to string
+		ok       bool
+	}{
+		"nothing":             {"", "", true},
+		"more memory":         {"memory: 64Mi", "memory: 128Mi", true},
+		"another request":     {"cpu: 50m", "cpu: 80m", true},
+		"another image":       {"'reg.test/web:1', resources", "'reg.test/web:2', resources", true},
+		"another class":       {"{limits: {cpu: 100m, memory: 64Mi}, requests: {cpu: 50m}}", "{}", false},
+		"a restart is wanted": {"'reg.test/web:1', resizePolicy", "'reg.test/web:1', resources: {limits: {memory: 1Gi}}, resizePolicy", true},
+		"another init image":  {"init:1", "init:2", false},
+		"a label":             {"a: b", "a: c", false},
+		"a command":           {"{name: c, ", "{name: c, command: [x], ", false},
+		"another container":   {"{name: d, ", "{name: e, ", false},
+		"another policy":      {"spec:", "spec:\n  restartPolicy: Never", false},
+	} {
+		declared := podFrom(t, strings.Replace(sized, c.from, c.to, 1))
+		got, ok := inPlace(declared, existing)
+		if ok != c.ok {
+			t.Errorf("%s: in place: %t, want %t", name, ok, c.ok)
+		}
+		if ok && (got.UID != existing.UID || manifest.Hash(got) != manifest.Hash(declared)) {
+			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+	// A container that is never restarted can't get another image.
+	never := podFrom(t, strings.Replace(sized, "spec:", "spec:\n  restartPolicy: Never", 1))
+	declared := podFrom(t, strings.Replace(strings.Replace(sized, "spec:", "spec:\n  restartPolicy: Never", 1), "'reg.test/web:1', resources", "'reg.test/web:2', resources", 1))
+	if _, ok := inPlace(declared, never); ok {
+		t.Error("changed an image that needs a restart, though restartPolicy is Never")
+	}
+	declared = podFrom(t, strings.Replace(strings.Replace(sized, "spec:", "spec:\n  restartPolicy: Never", 1), "'reg.test/web:1', resizePolicy", "'reg.test/web:1', resources: {limits: {memory: 1Gi}}, resizePolicy", 1))
+	if _, ok := inPlace(declared, never); ok {
+		t.Error("changed resources that need a restart, though restartPolicy is Never")
+	}
+}
 
 // fromAPI returns a set of an API server's pods.
 func fromAPI(pods ...*corev1.Pod) source.Set {
@@ -86,7 +139,7 @@ func TestDeletionInAPIServer(t *testing.T) {
 	set.Pods = append(set.Pods, source.Pod{Pod: never, Location: "/b", DeletionGrace: set.Pods[0].DeletionGrace})
 	h.Declare(set)
 	if h.names() != "a" {
-		t.Errorf("there is %q", h.names())
+		t.Errorf("the pods are %q", h.names())
 	}
 	h.Declare(fromAPI())
 	h.waitGone("a-1")

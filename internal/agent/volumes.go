@@ -117,14 +117,11 @@ func (v *volumes) remove() error {
 
 // removeEvicted removes the volumes of an evicted pod and records that.
 func (v *volumes) removeEvicted(context.Context) error {
-	v.writing.Lock()
-	defer v.writing.Unlock()
-	err := v.a.cfg.Volumes.TearDown(v.uid())
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if err != nil {
+	if err := v.remove(); err != nil {
 		return fmt.Errorf("pod %s: %w", v.name(), err)
 	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	rec := v.rec
 	if rec.Evicted == nil {
 		return nil

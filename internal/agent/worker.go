@@ -117,7 +117,7 @@ func (w *worker) observe(seen snapshot) podplan.Observed {
 	for _, st := range seen.sandboxes {
 		o.Sandboxes = append(o.Sandboxes, podplan.Sandbox{
 			ID:      st.ID,
-			Attempt: st.Config.GetMetadata().GetAttempt(),
+			Attempt: attempt(st),
 			State:   view.SandboxState(st),
 			IPs:     w.a.addresses(st),
 		})

@@ -1,0 +1,42 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestFind(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.apply(parse(t, "web", ", uid: abcd-1"))
+	h.apply(parse(t, "web", ", namespace: other, uid: abce-2"))
+	h.apply(parse(t, "db", ", namespace: other, uid: dddd-3"))
+	h.waitFor("dddd-3", "waiting for its image", imageMissing)
+	p, _ := h.Get("dddd-3")
+	st, _ := p.Sandbox()
+	for _, c := range []struct{ name, want string }{
+		{"web", "default/web"}, // the default namespace is preferred
+		{"other/web", "other/web"},
+		{"db", "other/db"},
+		{"dddd-3", "other/db"},
+		{"abcd", "default/web"},
+		{st.ID, "other/db"},
+		{st.ID[:12], "other/db"},
+		{"abc", `! "abc" is ambiguous, it may be`},
+		{"dd", `! no pod "dd"`}, // too short for an ID
+		{"none", `! no pod "none"`},
+		{"", `! no pod ""`},
+		{"default/db", "! no pod"},
+	} {
+		p, container, err := h.Find(c.name)
+		if want, fails := strings.CutPrefix(c.want, "! "); fails {
+			if err == nil || !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("%q finds %v, want %s", c.name, err, want)
+			}
+			continue
+		}
+		if err != nil || p.Name() != c.want || container != "" {
+			t.Errorf("%q finds %q, %v", c.name, container, err)
+		}
+	}
+}
