@@ -14,17 +14,17 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Object is what a list on the server consists of.
+// Object is an object in a list on the server.
 type Object interface {
 	metav1.Object
 	runtime.Object
 }
 
-// List is one on the server.
+// List is a list of objects on the server.
 type List struct {
-	// Path of the list, and a field selector that may be empty.
+	// Path is the list's path. Fields is a field selector, or empty.
 	Path, Fields string
-	// Item and List are empty objects of their types.
+	// Item and List are empty objects of the types of the items and of the list.
 	Item Object
 	List runtime.Object
 }
@@ -36,24 +36,25 @@ func (l List) String() string {
 	return l.Path + "?" + l.Fields
 }
 
-// Cache has the objects of a list as the server last had them: while it can't
-// be reached, they stay. They are not to be changed.
+// Cache holds the objects of a list in their last known state, also while the server can't be
+// reached. Callers must not modify the objects. It implements the reflector's store.
 type Cache[T Object] struct {
-	changed, good func()
+	changed   func() // called after each change
+	succeeded func() // called after each answer of the server
 
 	mu      sync.Mutex
 	objects map[string]T // by namespace/name
 	synced  bool
 }
 
-// Watch has a mirror follow a list until ctx ends. It calls changed, which must
-// not block, after each change and when the first complete list is there.
-func Watch[T Object](ctx context.Context, c *Client, list List, changed func()) *Cache[T] {
-	what := list.String()
-	m := &Cache[T]{objects: map[string]T{}, changed: changed, good: func() { c.LogOnce(what, nil) }}
+// Watch keeps a cache of a list up to date until ctx ends. It calls changed, which must not block,
+// after each change and once the first complete list has arrived.
+func Watch[T Object](ctx context.Context, client *Client, list List, changed func()) *Cache[T] {
+	subject := list.String()
+	c := &Cache[T]{objects: map[string]T{}, changed: changed, succeeded: func() { client.LogOnce(subject, nil) }}
 	request := func(o metav1.ListOptions) *rest.Request {
 		o.FieldSelector = list.Fields
-		return c.rest.Get().AbsPath(list.Path).SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.SchemeGroupVersion)
+		return client.rest.Get().AbsPath(list.Path).SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.SchemeGroupVersion)
 	}
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -63,117 +64,114 @@ func Watch[T Object](ctx context.Context, c *Client, list List, changed func()) 
 				err = errVersionless
 			}
 			if err != nil {
-				c.LogOnce(what, err)
+				client.LogOnce(subject, err)
 			}
 			return into, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.Watch = true
 			w, err := request(o).Watch(ctx)
-			if err != nil && !(apierrors.IsInvalid(err) && o.SendInitialEvents != nil) { // an older server is asked for a list then
-				c.LogOnce(what, err)
+			if err != nil && !(apierrors.IsInvalid(err) && o.SendInitialEvents != nil) { // the reflector falls back to a list for older servers
+				client.LogOnce(subject, err)
 			}
 			return w, err
 		},
 	}
-	reflector := cache.NewReflectorWithOptions(source, list.Item, m, cache.ReflectorOptions{Name: what})
-	c.following.Go(func() { reflector.RunWithContext(ctx) })
-	return m
+	reflector := cache.NewReflectorWithOptions(source, list.Item, c, cache.ReflectorOptions{Name: subject})
+	client.watches.Go(func() { reflector.RunWithContext(ctx) })
+	return c
 }
 
-// errVersionless is what an answer that could be anybody's is taken for: read as
-// a list it would be an empty one.
-var errVersionless = errors.New("its answer has no resourceVersion, so that it isn't an API server's list")
+// errVersionless rejects the answer of another kind of server, which would decode as an empty list.
+var errVersionless = errors.New("the answer has no resourceVersion, so it isn't an API server's list")
 
-// Synced says whether there was a complete list.
-func (m *Cache[T]) Synced() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.synced
+// Synced reports whether a complete list has arrived.
+func (c *Cache[T]) Synced() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.synced
 }
 
 // Get returns the object of that name.
-func (m *Cache[T]) Get(namespace, name string) (T, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	o, ok := m.objects[namespace+"/"+name]
+func (c *Cache[T]) Get(namespace, name string) (T, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o, ok := c.objects[namespace+"/"+name]
 	return o, ok
 }
 
-// All returns all objects, in no order.
-func (m *Cache[T]) All() []T {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	out := make([]T, 0, len(m.objects))
-	for _, o := range m.objects {
+// All returns all objects, in no particular order.
+func (c *Cache[T]) All() []T {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := make([]T, 0, len(c.objects))
+	for _, o := range c.objects {
 		out = append(out, o)
 	}
 	return out
 }
 
-// What follows is for the reflector only.
-
 func key(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 
-// Add takes an object in.
-func (m *Cache[T]) Add(item any) error {
+// Add adds or replaces an object. It and the methods below are for the reflector only.
+func (c *Cache[T]) Add(item any) error {
 	o, ok := item.(T)
 	if !ok {
-		return fmt.Errorf("%T is not what was asked for", item)
+		return fmt.Errorf("unexpected object of type %T", item)
 	}
 	o.SetManagedFields(nil)
-	m.mu.Lock()
-	m.objects[key(o)] = o
-	m.mu.Unlock()
-	m.good()
-	m.changed()
+	c.mu.Lock()
+	c.objects[key(o)] = o
+	c.mu.Unlock()
+	c.succeeded()
+	c.changed()
 	return nil
 }
 
-// Update is Add.
-func (m *Cache[T]) Update(item any) error { return m.Add(item) }
+// Update replaces an object.
+func (c *Cache[T]) Update(item any) error { return c.Add(item) }
 
-// Delete lets go of an object.
-func (m *Cache[T]) Delete(item any) error {
+// Delete removes an object.
+func (c *Cache[T]) Delete(item any) error {
 	if gone, ok := item.(cache.DeletedFinalStateUnknown); ok {
 		item = gone.Obj
 	}
 	o, ok := item.(T)
 	if !ok {
-		return fmt.Errorf("%T is not what was asked for", item)
+		return fmt.Errorf("unexpected object of type %T", item)
 	}
-	m.mu.Lock()
-	delete(m.objects, key(o))
-	m.mu.Unlock()
-	m.good()
-	m.changed()
+	c.mu.Lock()
+	delete(c.objects, key(o))
+	c.mu.Unlock()
+	c.succeeded()
+	c.changed()
 	return nil
 }
 
-// Replace takes a complete list.
-func (m *Cache[T]) Replace(items []any, _ string) error {
+// Replace replaces all objects by those of a complete list.
+func (c *Cache[T]) Replace(items []any, _ string) error {
 	objects := make(map[string]T, len(items))
 	for _, item := range items {
 		o, ok := item.(T)
 		if !ok {
-			return fmt.Errorf("%T is not what was asked for", item)
+			return fmt.Errorf("unexpected object of type %T", item)
 		}
 		o.SetManagedFields(nil)
 		objects[key(o)] = o
 	}
-	m.mu.Lock()
-	m.objects, m.synced = objects, true
-	m.mu.Unlock()
-	m.good()
-	m.changed()
+	c.mu.Lock()
+	c.objects, c.synced = objects, true
+	c.mu.Unlock()
+	c.succeeded()
+	c.changed()
 	return nil
 }
 
-// Bookmark is how a server says that nothing has changed.
-func (m *Cache[T]) Bookmark(string) error {
-	m.good()
+// Bookmark notes that the server has answered and nothing has changed.
+func (c *Cache[T]) Bookmark(string) error {
+	c.succeeded()
 	return nil
 }
 
 // Resync does nothing.
-func (m *Cache[T]) Resync() error { return nil }
+func (c *Cache[T]) Resync() error { return nil }

@@ -1,5 +1,5 @@
-// Package cluster speaks with a Kubernetes API server: typed requests, and
-// mirrors of lists that follow what the server has. It owns no state of pods.
+// Package cluster is a client of a Kubernetes API server, with typed requests and caches of lists. It
+// owns no state of pods.
 package cluster
 
 import (
@@ -30,33 +30,33 @@ import (
 	"github.com/huskd/husk/internal/version"
 )
 
-// The rates, a second, are enough for all of a node's pods to start at once. A
-// server that has no time for them says so, and is asked again later.
 const (
+	// requestRate, per second, and requestBurst are enough for all of a node's pods to start at once.
+	// An overloaded server answers with "too many requests", and the request is retried.
 	requestRate  = 100
 	requestBurst = 200
-	// answerTime is how long the server may take to answer what is no watch.
+	// answerTime is how long the server may take to answer a request other than a watch.
 	answerTime = 20 * time.Second
 )
 
-// Client asks one API server.
+// Client is a client of one API server.
 type Client struct {
 	rest *rest.RESTClient
 	http *http.Client
 	log  *slog.Logger
-	// Server is its URL, and CA the certificates, in PEM, of the authorities
-	// that the kubeconfig trusts; there may be none.
+	// Server is the server's URL.
 	Server string
-	CA     []byte
+	// CA holds the CA certificates of the kubeconfig, in PEM. It may be empty.
+	CA []byte
 
-	following sync.WaitGroup
+	watches sync.WaitGroup
 
-	mu   sync.Mutex
-	said map[string]string // the last complaint about each thing
+	mu     sync.Mutex
+	logged map[string]string // the last logged error, by subject
 }
 
-// kinds are those that are read or written here: a scheme of all that
-// Kubernetes has would cost megabytes.
+// kinds returns a scheme of the types that huskd uses. One of all of Kubernetes' types would cost
+// megabytes of memory.
 func kinds() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	for _, of := range []struct {
@@ -78,8 +78,7 @@ func kinds() *runtime.Scheme {
 	return scheme
 }
 
-// New returns a client of the server that a kubeconfig names. It asks nothing
-// yet.
+// New returns a client of the server that the kubeconfig file names. It sends no request yet.
 func New(kubeconfig string, log *slog.Logger) (*Client, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -89,7 +88,7 @@ func New(kubeconfig string, log *slog.Logger) (*Client, error) {
 	cfg.QPS, cfg.Burst = requestRate, requestBurst
 	cfg.APIPath, cfg.GroupVersion = "/api", &corev1.SchemeGroupVersion
 	cfg.NegotiatedSerializer = serializer.NewCodecFactory(kinds()).WithoutConversion()
-	c := &Client{log: log, Server: cfg.Host, CA: cfg.CAData, said: map[string]string{}}
+	c := &Client{log: log, Server: cfg.Host, CA: cfg.CAData, logged: map[string]string{}}
 	if cfg.CAFile != "" && len(c.CA) == 0 {
 		if c.CA, err = os.ReadFile(cfg.CAFile); err != nil {
 			return nil, fmt.Errorf("--kubeconfig %s: %w", kubeconfig, err)
@@ -104,34 +103,34 @@ func New(kubeconfig string, log *slog.Logger) (*Client, error) {
 	return c, nil
 }
 
-// Close gives back the connections, once the contexts of all mirrors have ended.
+// Close waits until all watches have ended, which the caller has canceled, and closes the connections.
 func (c *Client) Close() {
-	c.following.Wait()
+	c.watches.Wait()
 	c.http.CloseIdleConnections()
 }
 
-// Get reads the object at a path.
+// Get reads the object at path.
 func (c *Client) Get(ctx context.Context, path string, into runtime.Object) error {
 	return c.rest.Get().AbsPath(path).Timeout(answerTime).Do(ctx).Into(into)
 }
 
-// Create creates an object, which becomes what the server has made of it.
+// Create creates an object, and updates it from the server's answer.
 func (c *Client) Create(ctx context.Context, path string, object runtime.Object) error {
 	return c.rest.Post().AbsPath(path).Timeout(answerTime).Body(object).Do(ctx).Into(object)
 }
 
-// Update replaces an object, which becomes what the server has made of it.
+// Update replaces an object, and updates it from the server's answer.
 func (c *Client) Update(ctx context.Context, path string, object runtime.Object) error {
 	return c.rest.Put().AbsPath(path).Timeout(answerTime).Body(object).Do(ctx).Into(object)
 }
 
-// Patch changes the object at a path. Into becomes what the server has made of it.
+// Patch applies a strategic merge patch to the object at path, and decodes the result.
 func (c *Client) Patch(ctx context.Context, path string, patch []byte, into runtime.Object) error {
 	return c.rest.Patch(types.StrategicMergePatchType).AbsPath(path).Timeout(answerTime).Body(patch).Do(ctx).Into(into)
 }
 
-// Delete deletes the object at a path at once, if it has that UID. One that is
-// gone, or is another now, is as good as deleted.
+// Delete deletes the object at path without a grace period. It succeeds if the object is gone, or
+// was replaced by one with another UID.
 func (c *Client) Delete(ctx context.Context, path string, uid types.UID) error {
 	err := c.rest.Delete().AbsPath(path).Timeout(answerTime).Body(&metav1.DeleteOptions{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}, GracePeriodSeconds: new(int64), Preconditions: &metav1.Preconditions{UID: &uid},
@@ -142,37 +141,37 @@ func (c *Client) Delete(ctx context.Context, path string, uid types.UID) error {
 	return err
 }
 
-// LogOnce logs what is wrong with a thing, once until it is something else or
-// nothing: a server that is away for an hour is one line.
-func (c *Client) LogOnce(what string, err error) {
+// LogOnce logs an error about a subject, unless the last error about it was the same: a server that
+// is down for an hour costs one line. A nil error ends the series.
+func (c *Client) LogOnce(subject string, err error) {
 	text := ""
 	if err != nil && !errors.Is(err, context.Canceled) {
 		text = OneLine(err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch said := c.said[what]; {
-	case text == said:
+	switch last := c.logged[subject]; {
+	case text == last:
 	case text == "":
-		delete(c.said, what)
-		c.log.Info("API server: answers again", "about", what)
+		delete(c.logged, subject)
+		c.log.Info("API server: answers again", "about", subject)
 	default:
-		c.said[what] = text
-		c.log.Error("API server: "+text, "about", what, "server", c.Server)
+		c.logged[subject] = text
+		c.log.Error("API server: "+text, "about", subject, "server", c.Server)
 	}
 }
 
-// Forget has nothing said of a thing that is no longer of interest.
-func (c *Client) Forget(what string) {
+// Forget drops the last error about a subject without logging a recovery.
+func (c *Client) Forget(subject string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.said, what)
+	delete(c.logged, subject)
 }
 
-// maxText is how much is shown of what a server says, which may be a page.
+// maxText bounds the text of an error in bytes: a server may answer with a whole page.
 const maxText = 400
 
-// OneLine is an error as one line of bounded length.
+// OneLine returns the text of an error as one line of bounded length.
 func OneLine(err error) string {
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	if len(text) > maxText {
@@ -181,17 +180,16 @@ func OneLine(err error) string {
 	return text
 }
 
-// Pods is the path of the pods of a namespace, and Pod that of one.
+// Pods returns the path of the pods of a namespace.
 func Pods(namespace string) string { return "/api/v1/namespaces/" + namespace + "/pods" }
 
-// Pod is the path of a pod.
+// Pod returns the path of a pod.
 func Pod(namespace, name string) string { return Pods(namespace) + "/" + name }
 
-// The annotation that makes a pod on the server the mirror of one that was
-// declared elsewhere.
+// MirrorAnnotation marks a pod on the server as the mirror of one that was declared elsewhere.
 const MirrorAnnotation = "kubernetes.io/config.mirror"
 
-// IsMirror says whether a pod only mirrors one that was declared elsewhere.
+// IsMirror reports whether a pod mirrors one that was declared elsewhere.
 func IsMirror(pod interface{ GetAnnotations() map[string]string }) bool {
 	_, is := pod.GetAnnotations()[MirrorAnnotation]
 	return is

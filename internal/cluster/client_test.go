@@ -28,14 +28,14 @@ func TestKubeconfig(t *testing.T) {
 		}
 	}
 	if _, err := New("/nowhere", log); err == nil {
-		t.Error("a file that isn't there is taken")
+		t.Error("a missing kubeconfig is accepted")
 	}
 }
 
-func TestComplaints(t *testing.T) {
+func TestLogOnce(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	c := &Client{log: slog.New(slog.NewTextHandler(&out, nil)), said: map[string]string{}}
+	c := &Client{log: slog.New(slog.NewTextHandler(&out, nil)), logged: map[string]string{}}
 	for range 3 {
 		c.LogOnce("pods", errors.New("no\nanswer  today"))
 	}
@@ -44,6 +44,6 @@ func TestComplaints(t *testing.T) {
 	c.LogOnce("pods", nil)
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	if len(lines) != 3 || !strings.Contains(lines[0], "no answer today") || len(lines[1]) > 700 || !strings.Contains(lines[2], "answers again") {
-		t.Errorf("it is said:\n%s", out.String())
+		t.Errorf("the log is:\n%s", out.String())
 	}
 }

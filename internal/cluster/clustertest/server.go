@@ -1,5 +1,5 @@
-// Package clustertest has an API server of lists and watches that tests can make
-// misbehave. It says nothing of what a real one would refuse.
+// Package clustertest provides an API server with lists and watches, whose faults a test controls. It
+// doesn't validate what it gets.
 package clustertest
 
 import (
@@ -20,13 +20,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Object is what the server has.
+// Object is an object on the server.
 type Object interface {
 	metav1.Object
 	runtime.Object
 }
 
-// Request is one that changes something.
+// Request is a request other than GET.
 type Request struct {
 	Method, Path string
 	Body         []byte
@@ -35,7 +35,7 @@ type Request struct {
 // Server is an API server.
 type Server struct {
 	t testing.TB
-	// Kubeconfig is the path of a file that names it.
+	// Kubeconfig is the path of a kubeconfig for the server.
 	Kubeconfig string
 	http       *httptest.Server
 
@@ -45,8 +45,8 @@ type Server struct {
 	events   []event
 	newer    chan struct{} // closed with the next event
 	requests []Request
-	asked    int
-	fault    func(w http.ResponseWriter, r *http.Request) bool
+	count    int // of all requests since the last Intercept
+	handler  func(w http.ResponseWriter, r *http.Request) bool
 }
 
 type event struct {
@@ -55,7 +55,7 @@ type event struct {
 	text    string
 }
 
-// New starts a server, which ends with the test.
+// New starts a server, which stops with the test.
 func New(t testing.TB) *Server {
 	t.Helper()
 	s := &Server{t: t, objects: map[string]Object{}, newer: make(chan struct{}), version: 1}
@@ -72,30 +72,30 @@ func New(t testing.TB) *Server {
 	return s
 }
 
-// Intercept has fault answer requests, as long as it says that it did; nil ends
-// that. Connections are cut.
-func (s *Server) Intercept(fault func(w http.ResponseWriter, r *http.Request) bool) {
+// Intercept passes all further requests to handler first, which returns whether it has answered. Nil
+// ends that. All connections are closed.
+func (s *Server) Intercept(handler func(w http.ResponseWriter, r *http.Request) bool) {
 	s.mu.Lock()
-	s.fault, s.asked = fault, 0
+	s.handler, s.count = handler, 0
 	s.mu.Unlock()
 	s.http.CloseClientConnections()
 }
 
-// RequestCount is how many requests there were since it last began to misbehave.
+// RequestCount returns the number of requests since the last call of Intercept.
 func (s *Server) RequestCount() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.asked
+	return s.count
 }
 
-// Requests are those that would have changed something, in their order.
+// Requests returns all requests other than GET, in order.
 func (s *Server) Requests() []Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]Request(nil), s.requests...)
 }
 
-// Put has the server have an object in the list at a path.
+// Put adds or replaces an object in the list at a path.
 func (s *Server) Put(list string, o Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,10 +108,10 @@ func (s *Server) Put(list string, o Object) {
 		kind = "ADDED"
 	}
 	s.objects[path] = o
-	s.tell(list, kind, o)
+	s.notify(list, kind, o)
 }
 
-// Remove has the server no longer have an object.
+// Remove removes an object from the list at a path.
 func (s *Server) Remove(list, namespace, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,10 +123,10 @@ func (s *Server) Remove(list, namespace, name string) {
 	}
 	s.version++
 	delete(s.objects, path)
-	s.tell(list, "DELETED", o)
+	s.notify(list, "DELETED", o)
 }
 
-func (s *Server) tell(list, kind string, o Object) {
+func (s *Server) notify(list, kind string, o Object) {
 	text, err := json.Marshal(map[string]any{"type": kind, "object": o})
 	if err != nil {
 		s.t.Error(err)
@@ -138,10 +138,10 @@ func (s *Server) tell(list, kind string, o Object) {
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
-	s.asked++
-	fault := s.fault
+	s.count++
+	handler := s.handler
 	s.mu.Unlock()
-	if fault != nil && fault(w, r) {
+	if handler != nil && handler(w, r) {
 		return
 	}
 	if r.Method != http.MethodGet {
@@ -167,7 +167,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// RespondError answers as an API server that doesn't want to.
+// RespondError responds with a failure status.
 func RespondError(w http.ResponseWriter, code int, reason metav1.StatusReason) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
@@ -176,7 +176,7 @@ func RespondError(w http.ResponseWriter, code int, reason metav1.StatusReason) {
 	})
 }
 
-// kinds are of lists, by the last part of their paths.
+// kinds are the version and kind of each list, by the last element of its path.
 var kinds = map[string][2]string{
 	"pods": {"v1", "PodList"}, "services": {"v1", "ServiceList"}, "nodes": {"v1", "NodeList"}, "configmaps": {"v1", "ConfigMapList"},
 	"secrets": {"v1", "SecretList"}, "runtimeclasses": {"node.k8s.io/v1", "RuntimeClassList"},
@@ -212,7 +212,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	unknown := since > s.version
 	s.mu.Unlock()
-	if unknown { // a fault's: events after it never come
+	if unknown { // it came from an intercepted answer, and events after it would never come
 		RespondError(w, http.StatusGone, metav1.StatusReasonExpired)
 		return
 	}
@@ -243,11 +243,11 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Eventually waits until nothing is wrong.
-func Eventually(t testing.TB, wrong func() string) {
+// Eventually waits until check returns no error text.
+func Eventually(t testing.TB, check func() string) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		text := wrong()
+		text := check()
 		if text == "" {
 			return
 		}

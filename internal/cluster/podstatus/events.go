@@ -17,16 +17,15 @@ import (
 	"github.com/huskd/husk/internal/agent/source"
 )
 
-// component is who events are told by.
+// component is the component that events name as their source.
 const component = "huskd"
 
-// eventPause is the least time between two events that the server is told: a
-// node in trouble must not be one more trouble to the server.
+// eventPause is the least time between two events, so that a node in trouble doesn't flood the server.
 const eventPause = 50 * time.Millisecond
 
-// tellEvents tells the server what happens to its pods until ctx ends. One that
-// it doesn't take is lost: events are for people, and they have husk events too.
-func (r *Reporter) tellEvents(ctx context.Context) {
+// reportEvents reports events until ctx ends. An event that the server doesn't accept is lost: events
+// are for people, who have husk events too.
+func (r *Reporter) reportEvents(ctx context.Context) {
 	for {
 		var events []event.Event
 		var newer <-chan struct{}
@@ -37,7 +36,7 @@ func (r *Reporter) tellEvents(ctx context.Context) {
 				return
 			case <-time.After(eventPause):
 			}
-			r.Client.LogOnce("events", r.tellEvent(ctx, e))
+			r.Client.LogOnce("events", r.reportEvent(ctx, e))
 		}
 		select {
 		case <-ctx.Done():
@@ -47,7 +46,7 @@ func (r *Reporter) tellEvents(ctx context.Context) {
 	}
 }
 
-func (r *Reporter) tellEvent(ctx context.Context, e event.Event) error {
+func (r *Reporter) reportEvent(ctx context.Context, e event.Event) error {
 	namespace, name, _ := strings.Cut(e.Pod, "/")
 	about, ok := r.subject(namespace, name)
 	if !ok {
@@ -81,10 +80,10 @@ func (r *Reporter) tellEvent(ctx context.Context, e event.Event) error {
 	if err := r.Client.Create(ctx, path, object); !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
 		return err
 	}
-	return nil // told before a restart, or its namespace is going
+	return nil // it was reported before a restart, or its namespace is being deleted
 }
 
-// subject is the server's pod that a pod is, or its mirror.
+// subject returns the server's pod, or mirror pod, of a pod of the agent.
 func (r *Reporter) subject(namespace, name string) (corev1.ObjectReference, bool) {
 	ref := func(name string, uid types.UID) (corev1.ObjectReference, bool) {
 		return corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: name, UID: uid}, true

@@ -10,19 +10,17 @@ import (
 	"github.com/huskd/husk/internal/cluster"
 )
 
-// The annotations of static pods and their mirrors, which kubectl and the
-// cluster's controllers know them by.
+// Annotations of mirror pods, by which kubectl and the cluster's controllers recognize them.
 const (
 	hashAnnotation   = "kubernetes.io/config.hash"
 	sourceAnnotation = "kubernetes.io/config.source"
 )
 
-// mirrorName is that of the mirror of a pod, which is told from those of the
-// other nodes by this one's name, as the kubelet does.
+// mirrorName returns the name of a pod's mirror. It ends in the node's name, as the kubelet's do.
 func mirrorName(pod *corev1.Pod, node string) string { return pod.Name + "-" + node }
 
-// mirrorOf is what the API server is shown of a pod that was declared elsewhere.
-// It may refer to no object there, so that what refers to one is left out.
+// mirrorOf returns the mirror of a pod that was declared elsewhere. The API server doesn't let it refer
+// to other objects, so references are left out.
 func mirrorOf(p agent.Pod, kind string, node *corev1.Node) *corev1.Pod {
 	pod := p.Manifest
 	out := &corev1.Pod{
@@ -41,10 +39,10 @@ func mirrorOf(p agent.Pod, kind string, node *corev1.Node) *corev1.Pod {
 	out.Spec.NodeName = node.Name
 	out.Spec.RuntimeClassName = nil
 	out.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}}
-	left := map[string]bool{}
+	dropped := map[string]bool{}
 	out.Spec.Volumes = slices.DeleteFunc(out.Spec.Volumes, func(v corev1.Volume) bool {
-		left[v.Name] = v.ConfigMap != nil || v.Secret != nil || v.Projected != nil
-		return left[v.Name]
+		dropped[v.Name] = v.ConfigMap != nil || v.Secret != nil || v.Projected != nil
+		return dropped[v.Name]
 	})
 	for _, list := range [][]corev1.Container{out.Spec.InitContainers, out.Spec.Containers} {
 		for i := range list {
@@ -53,7 +51,7 @@ func mirrorOf(p agent.Pod, kind string, node *corev1.Node) *corev1.Pod {
 			c.Env = slices.DeleteFunc(c.Env, func(e corev1.EnvVar) bool {
 				return e.ValueFrom != nil && (e.ValueFrom.ConfigMapKeyRef != nil || e.ValueFrom.SecretKeyRef != nil)
 			})
-			c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return left[m.Name] })
+			c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return dropped[m.Name] })
 		}
 	}
 	return out

@@ -8,10 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// statusPatch is the strategic merge patch that makes the status of a pod on the
-// server be another one, if it still is that pod. What others write there at the
-// same time stays: lists that the server merges by a key are told what to add and
-// what to drop.
+// statusPatch returns the strategic merge patch that changes the status of a pod on the server, as
+// long as its UID is the same. It keeps what others write at the same time: for lists that the server
+// merges by key, it says what to add and what to delete.
 func statusPatch(pod *corev1.Pod, status corev1.PodStatus) ([]byte, error) {
 	before, err := fieldsOf(pod.Status)
 	if err != nil {
@@ -32,7 +31,7 @@ func statusPatch(pod *corev1.Pod, status corev1.PodStatus) ([]byte, error) {
 			patch[key] = nil
 		}
 	}
-	for _, key := range []string{"podIPs", "hostIPs"} { // merged by the addresses themselves
+	for _, key := range []string{"podIPs", "hostIPs"} { // the server merges these lists by address
 		if list, ok := patch[key].([]any); ok {
 			patch[key] = append([]any{map[string]any{"$patch": "replace"}}, list...)
 		}
@@ -45,7 +44,7 @@ func statusPatch(pod *corev1.Pod, status corev1.PodStatus) ([]byte, error) {
 	return json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": patch})
 }
 
-// conditionsPatch has the conditions that have changed, whole, and those to drop.
+// conditionsPatch returns the changed conditions, each complete, and those to delete.
 func conditionsPatch(before, after []corev1.PodCondition) (patch []any, err error) {
 	for _, c := range after {
 		if slices.Contains(before, c) {
@@ -57,7 +56,7 @@ func conditionsPatch(before, after []corev1.PodCondition) (patch []any, err erro
 		}
 		for _, key := range []string{"reason", "message", "observedGeneration"} {
 			if _, ok := fields[key]; !ok {
-				fields[key] = nil // it may have had one
+				fields[key] = nil // the server may still have one
 			}
 		}
 		patch = append(patch, fields)

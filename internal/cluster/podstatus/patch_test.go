@@ -20,7 +20,7 @@ func TestStatusPatch(t *testing.T) {
 		ContainerStatuses: []corev1.ContainerStatus{{Name: "c"}},
 	}
 	if patch, err := statusPatch(pod, pod.Status); err != nil || string(patch) != `{"metadata":{"uid":"u"},"status":{}}` {
-		t.Errorf("of nothing it is %s %v", patch, err)
+		t.Errorf("without a change: got %s, %v", patch, err)
 	}
 	after := *pod.Status.DeepCopy()
 	after.Message, after.PodIP, after.PodIPs = "", "10.0.0.2", []corev1.PodIP{{IP: "10.0.0.2"}}
@@ -28,6 +28,6 @@ func TestStatusPatch(t *testing.T) {
 	want := `{"metadata":{"uid":"u"},"status":{"conditions":[{"lastProbeTime":null,"lastTransitionTime":"1970-01-01T00:00:00Z","message":null,"observedGeneration":null,"reason":null,"status":"True","type":"Ready"},` +
 		`{"$patch":"delete","type":"dropped"}],"message":null,"podIP":"10.0.0.2","podIPs":[{"$patch":"replace"},{"ip":"10.0.0.2"}]}}`
 	if patch, err := statusPatch(pod, after); err != nil || string(patch) != want {
-		t.Errorf("it is\n%s, want\n%s; %v", patch, want, err)
+		t.Errorf("got %v\n%s, want\n%s", err, patch, want)
 	}
 }

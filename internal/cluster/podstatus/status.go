@@ -16,12 +16,11 @@ import (
 	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
-// scheme begins the IDs of containers, as the runtime's name does for a kubelet.
+// scheme is the prefix of container IDs, for which a kubelet uses the runtime's name.
 const scheme = "husk://"
 
-// StatusOf is how a pod is, in the words of the API server, whose pod is given
-// as it last was: what others have written into its status stays, and times of
-// what hasn't changed do.
+// statusOf returns the status of p for the API server. It starts from pod, the server's last state,
+// and keeps what others have written there and the times of conditions that haven't changed.
 func statusOf(pod *corev1.Pod, p agent.Pod, node criconfig.Node, now time.Time) corev1.PodStatus {
 	s := *pod.Status.DeepCopy()
 	s.ObservedGeneration = pod.Generation
@@ -32,7 +31,7 @@ func statusOf(pod *corev1.Pod, p agent.Pod, node criconfig.Node, now time.Time) 
 	if len(node.IPs) > 0 {
 		s.HostIP = node.IPs[0]
 	}
-	if len(p.Status.IPs) > 0 { // a pod that has ended keeps those that it had
+	if len(p.Status.IPs) > 0 { // a pod that has ended keeps its addresses
 		s.PodIP, s.PodIPs = p.Status.IPs[0], nil
 		for _, ip := range p.Status.IPs {
 			s.PodIPs = append(s.PodIPs, corev1.PodIP{IP: ip})
@@ -66,14 +65,14 @@ func statusOf(pod *corev1.Pod, p agent.Pod, node criconfig.Node, now time.Time) 
 	return s
 }
 
-// ownReason says whether the pod's reason is its own, not that of one of its
-// containers, which says it itself.
+// ownReason reports whether the reason is the pod's own. That of a container is in the container's
+// status.
 func ownReason(p agent.Pod) bool {
 	return p.Status.Reason == "DeadlineExceeded" || p.Status.Reason == "Evicted"
 }
 
-// phaseOf is the pod's phase. One that is stopped has ended when it is deleted;
-// otherwise whoever stopped it may start it again.
+// phaseOf returns the pod's phase. A stopped pod counts as ended only if it is being deleted or never
+// restarts: otherwise it can be started again.
 func phaseOf(p agent.Pod, deleted bool) corev1.PodPhase {
 	switch p.Status.Phase {
 	case podplan.PhaseSucceeded:
@@ -146,8 +145,8 @@ func containerStatus(p agent.Pod, c podplan.ContainerStatus, node criconfig.Node
 	return out
 }
 
-// resourcesOf are those of the spec, but where the run has others they are the
-// run's: a change is under way.
+// resourcesOf returns the spec's resources. Where those of the run differ, because a resize is in
+// progress, it returns the run's.
 func resourcesOf(pod *corev1.Pod, c *corev1.Container, run container.Status, node criconfig.Node) *corev1.ResourceRequirements {
 	out := c.Resources.DeepCopy()
 	want, has := criconfig.Resources(pod, c, node), run.Resources()
@@ -169,14 +168,14 @@ func resourcesOf(pod *corev1.Pod, c *corev1.Container, run container.Status, nod
 	return out
 }
 
-// conditions are those of a status in the making.
+// conditions sets the conditions of a status.
 type conditions struct {
 	*corev1.PodStatus
 	pod *corev1.Pod
 	now time.Time
 }
 
-// put sets a condition. Its time is that of its last change.
+// put sets a condition. Its time changes only with its status.
 func (c conditions) put(of corev1.PodConditionType, is bool, reason, message string) {
 	status := corev1.ConditionFalse
 	if is {
@@ -198,7 +197,7 @@ func (c conditions) drop(of corev1.PodConditionType) {
 	c.Conditions = slices.DeleteFunc(c.Conditions, func(o corev1.PodCondition) bool { return o.Type == of })
 }
 
-// set sets the conditions that are the node's to say.
+// set sets all conditions that the node is responsible for.
 func (c conditions) set(p agent.Pod) {
 	c.put(corev1.PodReadyToStartContainers, p.Status.SandboxReady, "", "")
 	var unready, uninitialized []string
@@ -245,7 +244,7 @@ func (c conditions) set(p agent.Pod) {
 	c.resize(p.Resize)
 }
 
-// closedGates are the pod's readiness gates whose conditions aren't met.
+// closedGates returns the readiness gates whose conditions aren't true.
 func (c conditions) closedGates() (closed []string) {
 	for _, g := range c.pod.Spec.ReadinessGates {
 		if !slices.ContainsFunc(c.Conditions, func(o corev1.PodCondition) bool { return o.Type == g.ConditionType && o.Status == corev1.ConditionTrue }) {
@@ -255,7 +254,7 @@ func (c conditions) closedGates() (closed []string) {
 	return closed
 }
 
-// resize says how far the pod is with other resources.
+// resize sets the conditions of a resize.
 func (c conditions) resize(r agent.Resize) {
 	if r.Held != "" {
 		c.put(corev1.PodResizePending, true, r.Held, r.Message)

@@ -19,14 +19,14 @@ const (
 	operatingSystem = runtime.GOOS
 	architecture    = runtime.GOARCH
 
-	// maxPods is how many pods a node has room for, as the kubelet has it.
+	// maxPods is how many pods a node can run, as for a kubelet.
 	maxPods = 110
-	// kubeletVersion is the version of Kubernetes whose words are spoken here:
-	// controllers look whether a node is too old for what they want of it.
+	// kubeletVersion is the version of Kubernetes whose API is used here. Controllers check whether a
+	// node is too old for a feature.
 	kubeletVersion = "v1.37.2"
 )
 
-// Machine describes what of a node doesn't change while huskd runs.
+// Machine describes the properties of a node that don't change while huskd runs.
 type Machine struct {
 	Name, Hostname string
 	Labels         map[string]string
@@ -35,11 +35,11 @@ type Machine struct {
 	Handlers       []oci.Handler
 	// Disk is the size in bytes of the file system that pods write to.
 	Disk int64
-	// Port is where the node answers kubectl's requests.
+	// Port is the port of the kubelet API.
 	Port int32
 }
 
-// Object is the node as it is to be registered.
+// Object returns the node to be registered.
 func (m Machine) Object() *corev1.Node {
 	capacity := corev1.ResourceList{
 		corev1.ResourceCPU:              *resource.NewQuantity(int64(m.Facts.CPUs), resource.DecimalSI),
@@ -72,13 +72,13 @@ func (m Machine) Object() *corev1.Node {
 	return out
 }
 
-// line is the content of a file of one line; empty if it can't be read.
+// line returns the content of a file of one line, or "" if it can't be read.
 func line(path string) string {
 	content, _ := os.ReadFile(path)
 	return strings.TrimSpace(string(content))
 }
 
-// osImage is the distribution's name for itself, see os-release(5).
+// osImage returns the name of the distribution: see os-release(5).
 func osImage() string {
 	content, _ := os.ReadFile("/etc/os-release")
 	for l := range strings.Lines(string(content)) {

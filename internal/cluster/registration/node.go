@@ -1,5 +1,5 @@
-// Package registration registers this node with an API server and says, as long as
-// huskd runs, that it is there and how it is.
+// Package registration registers this node with an API server, and keeps its lease and status up to
+// date while huskd runs.
 package registration
 
 import (
@@ -21,12 +21,12 @@ import (
 	"github.com/huskd/husk/internal/cluster"
 )
 
-// The times are the kubelet's: a cluster's controllers count on them.
+// The times are the kubelet's: a cluster's controllers rely on them.
 const (
 	leaseSeconds = 40
-	renewal      = 10 * time.Second // of the lease, and of looking how the node is
-	report       = 5 * time.Minute  // of a status that hasn't changed
-	retry        = time.Second
+	renewTime    = 10 * time.Second // between renewals of the lease, and checks of the node
+	reportTime   = 5 * time.Minute  // between reports of an unchanged status
+	retryTime    = time.Second
 )
 
 const (
@@ -35,38 +35,39 @@ const (
 	statusResource = "/status"
 )
 
-// Config is what a node says of itself.
+// Config configures a Node.
 type Config struct {
 	Client *cluster.Client
-	// Machine is what doesn't change while huskd runs: name, labels, taints,
-	// capacity, what runs on it.
+	// Machine holds the properties that don't change while huskd runs, such as name, labels, taints
+	// and capacity.
 	Machine *corev1.Node
-	// IPs are the node's addresses now, the primary one first, and Images those
-	// that it has.
-	IPs    func() []string
+	// IPs returns the node's current addresses, the primary one first.
+	IPs func() []string
+	// Images returns the node's images.
 	Images func() []corev1.ContainerImage
-	// Ready says why no pod can be started, or nothing.
+	// Ready returns why no pod can be started, or nil.
 	Ready func(context.Context) error
-	// SetRanges is told the addresses that the cluster has for the node's pods.
+	// SetRanges sets the addresses that the cluster assigns to the node's pods.
 	SetRanges func([]netip.Prefix) error
 }
 
 // Node is this node.
 type Node struct {
 	Config
-	mirror  *cluster.Cache[*corev1.Node]
-	changed chan struct{}
-	now     atomic.Pointer[corev1.Node]
+	registered *cluster.Cache[*corev1.Node] // the server's list of this one node
+	changed    chan struct{}
+	now        atomic.Pointer[corev1.Node]
 
-	reported time.Time // when the server was last told the status
+	// Invariant: only Run uses the fields below.
+	reported time.Time // when the status was last reported
 	ranges   []string
 }
 
-// Start begins to follow what the server has of the node.
+// Start starts watching the node on the server.
 func Start(ctx context.Context, cfg Config) *Node {
 	n := &Node{Config: cfg, changed: make(chan struct{}, 1)}
 	n.now.Store(cfg.Machine)
-	n.mirror = cluster.Watch[*corev1.Node](ctx, cfg.Client, cluster.List{
+	n.registered = cluster.Watch[*corev1.Node](ctx, cfg.Client, cluster.List{
 		Path: nodes, Fields: "metadata.name=" + cfg.Machine.Name, Item: &corev1.Node{}, List: &corev1.NodeList{},
 	}, func() {
 		select {
@@ -77,29 +78,29 @@ func Start(ctx context.Context, cfg Config) *Node {
 	return n
 }
 
-// Object is the node as it is registered or, before it is, as it will be.
+// Object returns the node as it is registered or, before that, as it will be.
 func (n *Node) Object() *corev1.Node { return n.now.Load() }
 
 func (n *Node) path() string { return nodes + "/" + n.Machine.Name }
 
 // Run registers the node and keeps its lease and status, until ctx ends.
 func (n *Node) Run(ctx context.Context) error {
-	beat := time.NewTicker(renewal)
-	defer beat.Stop()
+	ticker := time.NewTicker(renewTime)
+	defer ticker.Stop()
 	for {
-		err := n.look(ctx)
+		err := n.sync(ctx)
 		n.Client.LogOnce("this node", err)
-		var soon <-chan time.Time
+		var retry <-chan time.Time
 		if err != nil || !n.isReady() {
-			soon = time.After(retry)
+			retry = time.After(retryTime)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-beat.C:
+		case <-ticker.C:
 			n.Client.LogOnce("this node's lease", n.renew(ctx))
 		case <-n.changed:
-		case <-soon:
+		case <-retry:
 		}
 	}
 }
@@ -110,12 +111,12 @@ func (n *Node) isReady() bool {
 	})
 }
 
-// look has the server know the node as it is.
-func (n *Node) look(ctx context.Context) error {
-	if !n.mirror.Synced() {
+// sync updates the node on the server, and takes over the cluster's addresses for pods.
+func (n *Node) sync(ctx context.Context) error {
+	if !n.registered.Synced() {
 		return nil
 	}
-	registered, ok := n.mirror.Get("", n.Machine.Name)
+	registered, ok := n.registered.Get("", n.Machine.Name)
 	if !ok {
 		return n.register(ctx)
 	}
@@ -124,7 +125,7 @@ func (n *Node) look(ctx context.Context) error {
 	if err := n.label(ctx, registered); err != nil {
 		return err
 	}
-	if err := n.tell(ctx, registered); err != nil {
+	if err := n.reportStatus(ctx, registered); err != nil {
 		return err
 	}
 	if err := n.takeRanges(registered); err != nil {
@@ -146,12 +147,11 @@ func (n *Node) register(ctx context.Context) error {
 	return nil
 }
 
-// label has the registered node have the labels of this one, beside those that
-// others gave it.
+// label adds this node's labels to the registered node. It keeps those that others have set.
 func (n *Node) label(ctx context.Context, registered *corev1.Node) error {
 	missing := map[string]string{}
 	for key, value := range n.Machine.Labels {
-		if has, ok := registered.Labels[key]; !ok || has != value {
+		if registered, ok := registered.Labels[key]; !ok || registered != value {
 			missing[key] = value
 		}
 	}
@@ -165,11 +165,10 @@ func (n *Node) label(ctx context.Context, registered *corev1.Node) error {
 	return n.Client.Patch(ctx, n.path(), patch, &corev1.Node{})
 }
 
-// tell has the server know the node's status, if it is another or it was told
-// long ago.
-func (n *Node) tell(ctx context.Context, registered *corev1.Node) error {
+// reportStatus reports the node's status if it has changed, or if the last report is old.
+func (n *Node) reportStatus(ctx context.Context, registered *corev1.Node) error {
 	status := n.status(ctx, registered)
-	if same(&registered.Status, &status) && time.Since(n.reported) < report {
+	if same(&registered.Status, &status) && time.Since(n.reported) < reportTime {
 		return nil
 	}
 	patch, err := statusPatch(status)
@@ -183,7 +182,7 @@ func (n *Node) tell(ctx context.Context, registered *corev1.Node) error {
 	return nil
 }
 
-// same says whether two statuses are alike but for when they were told.
+// same reports whether two statuses are equal apart from their heartbeat times.
 func same(has, want *corev1.NodeStatus) bool {
 	for _, w := range want.Conditions {
 		if !slices.ContainsFunc(has.Conditions, func(h corev1.NodeCondition) bool {
@@ -199,9 +198,9 @@ func same(has, want *corev1.NodeStatus) bool {
 		equality.Semantic.DeepEqual(has.RuntimeHandlers, want.RuntimeHandlers)
 }
 
-// statusPatch replaces what is the node's to say. Conditions of others stay:
-// they are merged by their types. Addresses would be too, and there are two of
-// one type.
+// statusPatch returns a patch that replaces the parts of the status for which the node is responsible.
+// The server merges conditions by type, so those of others stay. It would merge addresses by type
+// too, but there may be two of one type, so they are replaced.
 func statusPatch(s corev1.NodeStatus) ([]byte, error) {
 	addresses := []any{map[string]string{"$patch": "replace"}}
 	for _, a := range s.Addresses {
@@ -213,7 +212,7 @@ func statusPatch(s corev1.NodeStatus) ([]byte, error) {
 	}})
 }
 
-// status is how the node is now.
+// status returns the node's current status.
 func (n *Node) status(ctx context.Context, registered *corev1.Node) corev1.NodeStatus {
 	s := *n.Machine.Status.DeepCopy()
 	for _, ip := range n.IPs() {
@@ -222,30 +221,30 @@ func (n *Node) status(ctx context.Context, registered *corev1.Node) corev1.NodeS
 	s.Addresses = append(s.Addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: n.Machine.Labels[corev1.LabelHostname]})
 	s.Images = n.Images()
 	now := metav1.Now().Rfc3339Copy()
-	set := func(of corev1.NodeConditionType, is bool, reason, message string) {
-		c := corev1.NodeCondition{Type: of, Status: corev1.ConditionFalse, Reason: reason, Message: message, LastHeartbeatTime: now, LastTransitionTime: now}
-		if is {
+	set := func(kind corev1.NodeConditionType, value bool, reason, message string) {
+		c := corev1.NodeCondition{Type: kind, Status: corev1.ConditionFalse, Reason: reason, Message: message, LastHeartbeatTime: now, LastTransitionTime: now}
+		if value {
 			c.Status = corev1.ConditionTrue
 		}
 		for _, last := range registered.Status.Conditions {
-			if last.Type == of && last.Status == c.Status {
+			if last.Type == kind && last.Status == c.Status {
 				c.LastTransitionTime = last.LastTransitionTime
 			}
 		}
 		s.Conditions = append(s.Conditions, c)
 	}
-	set(corev1.NodeMemoryPressure, false, "KubeletHasSufficientMemory", "no pod is evicted for want of memory")
-	set(corev1.NodeDiskPressure, false, "KubeletHasNoDiskPressure", "no pod is evicted for want of disk")
-	set(corev1.NodePIDPressure, false, "KubeletHasSufficientPID", "no pod is evicted for want of process IDs")
+	set(corev1.NodeMemoryPressure, false, "KubeletHasSufficientMemory", "no pod is evicted because of memory")
+	set(corev1.NodeDiskPressure, false, "KubeletHasNoDiskPressure", "no pod is evicted because of disk space")
+	set(corev1.NodePIDPressure, false, "KubeletHasSufficientPID", "no pod is evicted because of process IDs")
 	if err := n.Ready(ctx); err != nil {
 		set(corev1.NodeReady, false, "KubeletNotReady", cluster.OneLine(err))
 	} else {
-		set(corev1.NodeReady, true, "KubeletReady", "huskd takes pods")
+		set(corev1.NodeReady, true, "KubeletReady", "huskd accepts pods")
 	}
 	return s
 }
 
-// takeRanges takes the addresses that the cluster has for the node's pods.
+// takeRanges passes on the addresses that the cluster assigns to the node's pods.
 func (n *Node) takeRanges(registered *corev1.Node) error {
 	cidrs := registered.Spec.PodCIDRs
 	if len(cidrs) == 0 || slices.Equal(cidrs, n.ranges) {
@@ -255,7 +254,7 @@ func (n *Node) takeRanges(registered *corev1.Node) error {
 	for _, cidr := range cidrs {
 		p, err := netip.ParsePrefix(cidr)
 		if err != nil {
-			return fmt.Errorf("its pod CIDR %q is not a prefix such as 10.201.0.0/24", cidr)
+			return fmt.Errorf("pod CIDR %q is not a prefix such as 10.201.0.0/24", cidr)
 		}
 		ranges = append(ranges, p.Masked())
 	}
@@ -266,7 +265,7 @@ func (n *Node) takeRanges(registered *corev1.Node) error {
 	return nil
 }
 
-// renew renews the lease by which the cluster knows that the node is there.
+// renew renews the lease by which the cluster knows that the node is alive.
 func (n *Node) renew(ctx context.Context) error {
 	node := n.Object()
 	if node.UID == "" {
@@ -275,24 +274,24 @@ func (n *Node) renew(ctx context.Context) error {
 	path := leases + "/" + node.Name
 	var lease coordinationv1.Lease
 	err := n.Client.Get(ctx, path, &lease)
-	fresh := apierrors.IsNotFound(err)
-	if err != nil && !fresh {
+	missing := apierrors.IsNotFound(err)
+	if err != nil && !missing {
 		return err
 	}
 	lease.Name, lease.Namespace = node.Name, corev1.NamespaceNodeLease
 	lease.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
 	now := metav1.NowMicro()
 	lease.Spec.HolderIdentity, lease.Spec.LeaseDurationSeconds, lease.Spec.RenewTime = &node.Name, new(int32(leaseSeconds)), &now
-	if fresh {
+	if missing {
 		return n.Client.Create(ctx, leases, &lease)
 	}
 	if err := n.Client.Update(ctx, path, &lease); !apierrors.IsConflict(err) {
 		return err
 	}
-	return nil // somebody was quicker; the next renewal comes in time
+	return nil // another write came first; the next renewal is in time
 }
 
-// labels are those that every node of a cluster has, and the given ones.
+// labels returns the labels that every node has, and the given ones.
 func labels(hostname string, more map[string]string) map[string]string {
 	out := map[string]string{
 		corev1.LabelHostname: hostname, corev1.LabelOSStable: operatingSystem, corev1.LabelArchStable: architecture,

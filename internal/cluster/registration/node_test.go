@@ -28,8 +28,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// self is a node, and what it is.
-type self struct {
+// fixture is a running Node with its server.
+type fixture struct {
 	*clustertest.Server
 	*Node
 	t *testing.T
@@ -39,10 +39,10 @@ type self struct {
 	ranges []netip.Prefix
 }
 
-func start(t *testing.T) *self {
+func start(t *testing.T) *fixture {
 	t.Parallel()
-	s := &self{Server: clustertest.New(t), t: t, ready: errors.New("no network\nyet")}
-	client, err := cluster.New(s.Kubeconfig, slog.New(slog.DiscardHandler))
+	f := &fixture{Server: clustertest.New(t), t: t, ready: errors.New("no network\nyet")}
+	client, err := cluster.New(f.Kubeconfig, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,23 +52,23 @@ func start(t *testing.T) *self {
 		Handlers: []oci.Handler{{}, {Name: "gone", Missing: errors.New("x")}},
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	s.Node = Start(ctx, Config{
+	f.Node = Start(ctx, Config{
 		Client: client, Machine: machine.Object(), Images: func() []corev1.ContainerImage { return nil },
 		IPs: func() []string { return []string{"198.51.100.1", "2001:db8::1"} },
 		Ready: func(context.Context) error {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return s.ready
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.ready
 		},
 		SetRanges: func(ranges []netip.Prefix) error {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.ranges = ranges
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.ranges = ranges
 			return nil
 		},
 	})
 	done := make(chan error)
-	go func() { done <- s.Run(ctx) }()
+	go func() { done <- f.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -76,34 +76,34 @@ func start(t *testing.T) *self {
 		}
 		client.Close()
 	})
-	return s
+	return f
 }
 
-// sent waits for a request that is as it should be and decodes it.
-func (s *self) sent(method, path string, into any, is func() bool) {
-	s.t.Helper()
-	clustertest.Eventually(s.t, func() string {
-		for _, r := range slices.Backward(s.Requests()) {
-			if r.Method == method && r.Path == path && json.Unmarshal(r.Body, into) == nil && (is == nil || is()) {
+// sent waits for a request that matches, and decodes its body.
+func (f *fixture) sent(method, path string, into any, matches func() bool) {
+	f.t.Helper()
+	clustertest.Eventually(f.t, func() string {
+		for _, r := range slices.Backward(f.Requests()) {
+			if r.Method == method && r.Path == path && json.Unmarshal(r.Body, into) == nil && (matches == nil || matches()) {
 				return ""
 			}
 		}
-		return fmt.Sprintf("no %s %s among %s", method, path, s.Requests())
+		return fmt.Sprintf("no %s %s among %s", method, path, f.Requests())
 	})
 }
 
 func TestRegisters(t *testing.T) {
-	s := start(t)
+	f := start(t)
 	var created corev1.Node
-	s.sent(http.MethodPost, nodes, &created, nil)
+	f.sent(http.MethodPost, nodes, &created, nil)
 	if created.Labels["zone"] != "a" || created.Labels[corev1.LabelHostname] != "host" || len(created.Spec.Taints) != 1 || created.Status.Capacity.Cpu().Value() != 2 || created.Status.DaemonEndpoints.KubeletEndpoint.Port != 10250 {
 		t.Errorf("the node is %+v", created)
 	}
 	if len(created.Status.RuntimeHandlers) != 1 || len(created.Status.Addresses) != 3 {
 		t.Errorf("its status is %+v", created.Status)
 	}
-	// It is there, with a label that somebody took away and none of the status.
-	s.Put(nodes, &corev1.Node{
+	// The server has the node, without its label and status.
+	f.Put(nodes, &corev1.Node{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "u"},
 		Spec: corev1.NodeSpec{PodCIDRs: []string{"10.1.2.0/24"}},
 	})
@@ -111,49 +111,49 @@ func TestRegisters(t *testing.T) {
 		Metadata metav1.ObjectMeta
 		Status   struct{ Conditions []corev1.NodeCondition }
 	}
-	s.sent(http.MethodPatch, nodes+"/here", &patch, func() bool { return patch.Metadata.Labels["zone"] == "a" })
-	is := func(status corev1.ConditionStatus) func() bool {
+	f.sent(http.MethodPatch, nodes+"/here", &patch, func() bool { return patch.Metadata.Labels["zone"] == "a" })
+	ready := func(status corev1.ConditionStatus) func() bool {
 		return func() bool {
 			return slices.ContainsFunc(patch.Status.Conditions, func(c corev1.NodeCondition) bool {
 				return c.Type == corev1.NodeReady && c.Status == status && (status == corev1.ConditionTrue || c.Message == "no network yet")
 			})
 		}
 	}
-	s.sent(http.MethodPatch, nodes+"/here/status", &patch, is(corev1.ConditionFalse))
+	f.sent(http.MethodPatch, nodes+"/here/status", &patch, ready(corev1.ConditionFalse))
 	var lease metav1.PartialObjectMetadata
-	s.sent(http.MethodPost, leases, &lease, nil)
+	f.sent(http.MethodPost, leases, &lease, nil)
 	if lease.Name != "here" || len(lease.OwnerReferences) != 1 || lease.OwnerReferences[0].UID != "u" {
 		t.Errorf("the lease is %+v", lease)
 	}
-	s.mu.Lock()
-	s.ready = nil
-	if len(s.ranges) != 1 || s.ranges[0].String() != "10.1.2.0/24" {
-		t.Errorf("the ranges are %v", s.ranges)
+	f.mu.Lock()
+	f.ready = nil
+	if len(f.ranges) != 1 || f.ranges[0].String() != "10.1.2.0/24" {
+		t.Errorf("the ranges are %v", f.ranges)
 	}
-	s.mu.Unlock()
-	s.sent(http.MethodPatch, nodes+"/here/status", &patch, is(corev1.ConditionTrue))
-	// One that is deleted registers again.
-	before := len(s.Requests())
-	s.Remove(nodes, "", "here")
+	f.mu.Unlock()
+	f.sent(http.MethodPatch, nodes+"/here/status", &patch, ready(corev1.ConditionTrue))
+	// A node that is deleted registers again.
+	before := len(f.Requests())
+	f.Remove(nodes, "", "here")
 	clustertest.Eventually(t, func() string {
-		for _, r := range s.Requests()[before:] {
+		for _, r := range f.Requests()[before:] {
 			if r.Method == http.MethodPost && r.Path == nodes {
 				return ""
 			}
 		}
-		return "it doesn't register again"
+		return "the node doesn't register again"
 	})
 }
 
-// TestBadRange: the rest of what the server says is taken all the same.
+// TestBadRange: a pod CIDR that can't be parsed doesn't stop the status reports.
 func TestBadRange(t *testing.T) {
-	s := start(t)
-	s.Put(nodes, &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "u"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"rubbish"}}})
+	f := start(t)
+	f.Put(nodes, &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "u"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"rubbish"}}})
 	var patch map[string]any
-	s.sent(http.MethodPatch, nodes+"/here/status", &patch, nil)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ranges != nil {
-		t.Errorf("the ranges are %v", s.ranges)
+	f.sent(http.MethodPatch, nodes+"/here/status", &patch, nil)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ranges != nil {
+		t.Errorf("the ranges are %v", f.ranges)
 	}
 }

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 
 const list = "/api/v1/pods"
 
-// pods are an agent's.
+// pods is a fake Agent.
 type pods struct {
 	mu   sync.Mutex
 	pods map[string]agent.Pod // by UID
@@ -68,35 +68,35 @@ func (p *pods) set(pod agent.Pod) {
 	p.pods[string(pod.Manifest.UID)] = pod
 }
 
-// house has a reporter, its agent and its server.
-type house struct {
+// fixture is a running reporter with its agent and its server.
+type fixture struct {
 	*clustertest.Server
 	*Reporter
 	t    *testing.T
 	pods *pods
 }
 
-func open(t *testing.T) *house {
+func start(t *testing.T) *fixture {
 	t.Parallel()
-	h := &house{Server: clustertest.New(t), t: t, pods: &pods{pods: map[string]agent.Pod{}}}
-	client, err := cluster.New(h.Kubeconfig, slog.New(slog.DiscardHandler))
+	f := &fixture{Server: clustertest.New(t), t: t, pods: &pods{pods: map[string]agent.Pod{}}}
+	client, err := cluster.New(f.Kubeconfig, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	made := make(chan struct{}) // the mirror may have its list before there is a reporter
+	made := make(chan struct{}) // the list may arrive before the reporter is made
 	here := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "node-uid"}}
-	h.Reporter = New(Config{
-		Client: client, Agent: h.pods, Node: func() *corev1.Node { return here }, Events: event.NewLog(),
+	f.Reporter = New(Config{
+		Client: client, Agent: f.pods, Node: func() *corev1.Node { return here }, Events: event.NewLog(),
 		CRI: func() criconfig.Node { return criconfig.Node{Name: "here", IPs: []string{"198.51.100.1"}} },
 		Pods: cluster.Watch[*corev1.Pod](ctx, client, cluster.List{Path: list, Item: &corev1.Pod{}, List: &corev1.PodList{}}, func() {
 			<-made
-			h.Nudge()
+			f.Nudge()
 		}),
 	})
 	close(made)
 	done := make(chan error)
-	go func() { done <- h.Run(ctx) }()
+	go func() { done <- f.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -104,49 +104,50 @@ func open(t *testing.T) *house {
 		}
 		client.Close()
 	})
-	return h
+	return f
 }
 
-// sent waits for a request and returns its body, decoded.
-func (h *house) sent(method, path string, of func(map[string]any) bool) (body map[string]any) {
-	h.t.Helper()
-	clustertest.Eventually(h.t, func() string {
-		for _, r := range h.Requests() {
+// sent waits for a request and returns its decoded body.
+func (f *fixture) sent(method, path string, matches func(map[string]any) bool) (body map[string]any) {
+	f.t.Helper()
+	clustertest.Eventually(f.t, func() string {
+		for _, r := range f.Requests() {
 			var b map[string]any
 			if r.Method != method || r.Path != path || json.Unmarshal(r.Body, &b) != nil {
 				continue
 			}
-			if of == nil || of(b) {
+			if matches == nil || matches(b) {
 				body = b
 				return ""
 			}
 		}
-		return fmt.Sprintf("no %s %s among %s", method, path, h.Requests())
+		return fmt.Sprintf("no %s %s among %s", method, path, f.Requests())
 	})
 	return body
 }
 
-func (h *house) never(method, path string) {
-	h.t.Helper()
-	for _, r := range h.Requests() {
+func (f *fixture) never(method, path string) {
+	f.t.Helper()
+	for _, r := range f.Requests() {
 		if r.Method == method && r.Path == path {
-			h.t.Errorf("%s %s %s", method, path, r.Body)
+			f.t.Errorf("%s %s %s", method, path, r.Body)
 		}
 	}
 }
 
 func parse(t testing.TB, text string) *corev1.Pod {
 	t.Helper()
-	f, err := manifest.Parse([]byte(text), manifest.Origin{File: "x", Node: "here", Source: "x"})
+	parsed, err := manifest.Parse([]byte(text), manifest.Origin{File: "x", Node: "here", Source: "x"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &f.Pods[0]
+	return &parsed.Pods[0]
 }
 
 const web = `{apiVersion: v1, kind: Pod, metadata: {name: web, uid: uid-web}, spec: {restartPolicy: Always, containers: [{name: c, image: localhost/x}]}}`
 
-func ofServer(p *corev1.Pod) *corev1.Pod {
+// onServer returns p as the server has it.
+func onServer(p *corev1.Pod) *corev1.Pod {
 	p = p.DeepCopy()
 	p.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
 	p.Generation = 3
@@ -160,89 +161,89 @@ func phase(want string) func(map[string]any) bool {
 	}
 }
 
-func TestTellsAndDeletes(t *testing.T) {
-	h := open(t)
+func TestReportsAndDeletes(t *testing.T) {
+	f := start(t)
 	pod := parse(t, web)
 	status := podplan.Status{Phase: podplan.PhaseRunning, Ready: true, Initialized: true, SandboxReady: true, IPs: []string{"10.0.0.2"}, Containers: []podplan.ContainerStatus{
 		{Name: "c", State: podplan.Running, Up: true, Ready: true, Started: time.Now()},
 	}}
-	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Run, Status: status})
-	h.Put(list, ofServer(pod))
+	f.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Run, Status: status})
+	f.Put(list, onServer(pod))
 	const at = "/api/v1/namespaces/default/pods/web"
-	body := h.sent(http.MethodPatch, at+"/status", phase("Running"))
+	body := f.sent(http.MethodPatch, at+"/status", phase("Running"))
 	if uid := body["metadata"].(map[string]any)["uid"]; uid != "uid-web" {
 		t.Errorf("the status is for UID %v", uid)
 	}
-	// It is deleted there, but still runs here.
-	gone := ofServer(pod)
+	// A deletion request doesn't delete the pod on the server while it runs.
+	gone := onServer(pod)
 	gone.DeletionTimestamp = &metav1.Time{Time: time.Now()}
-	h.Put(list, gone)
+	f.Put(list, gone)
 	status.Ready = false
-	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Stop, Status: status})
-	h.Nudge()
-	h.sent(http.MethodPatch, at+"/status", func(b map[string]any) bool { return strings.Contains(fmt.Sprint(b), "ContainersNotReady") })
-	h.never(http.MethodDelete, at)
+	f.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Stop, Status: status})
+	f.Nudge()
+	f.sent(http.MethodPatch, at+"/status", func(b map[string]any) bool { return strings.Contains(fmt.Sprint(b), "ContainersNotReady") })
+	f.never(http.MethodDelete, at)
 	status.Phase, status.SandboxReady = podplan.PhaseStopped, false
 	status.Containers = []podplan.ContainerStatus{{Name: "c", State: podplan.Terminated, Reason: "Completed", Started: time.Now(), Finished: time.Now()}}
-	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Stop, Finished: true, Status: status})
-	h.Nudge()
-	h.sent(http.MethodPatch, at+"/status", phase("Succeeded"))
-	body = h.sent(http.MethodDelete, at, nil)
+	f.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Stop, Finished: true, Status: status})
+	f.Nudge()
+	f.sent(http.MethodPatch, at+"/status", phase("Succeeded"))
+	body = f.sent(http.MethodDelete, at, nil)
 	if fmt.Sprint(body["gracePeriodSeconds"]) != "0" || fmt.Sprint(body["preconditions"]) != "map[uid:uid-web]" {
-		t.Errorf("it is deleted with %v", body)
+		t.Errorf("the delete options are %v", body)
 	}
 }
 
-// TestNeverRan: one that is deleted before it was run is deleted at once.
-func TestNeverRan(t *testing.T) {
-	h := open(t)
-	gone := ofServer(parse(t, web))
+// TestDeletedBeforeItRan: a pod that never ran here is deleted at once.
+func TestDeletedBeforeItRan(t *testing.T) {
+	f := start(t)
+	gone := onServer(parse(t, web))
 	gone.DeletionTimestamp = &metav1.Time{Time: time.Now()}
-	h.Put(list, gone)
-	h.sent(http.MethodDelete, "/api/v1/namespaces/default/pods/web", nil)
+	f.Put(list, gone)
+	f.sent(http.MethodDelete, "/api/v1/namespaces/default/pods/web", nil)
 }
 
-func TestAnothersPodIsLeftAlone(t *testing.T) {
-	h := open(t)
-	theirs, mine := ofServer(parse(t, web)), ofServer(parse(t, strings.ReplaceAll(web, "web", "mine")))
+func TestPodOfAnotherNode(t *testing.T) {
+	f := start(t)
+	theirs, mine := onServer(parse(t, web)), onServer(parse(t, strings.ReplaceAll(web, "web", "mine")))
 	theirs.Spec.NodeName = "there"
 	for _, p := range []*corev1.Pod{theirs, mine} {
 		p.DeletionTimestamp = &metav1.Time{Time: time.Now()}
-		h.Put(list, p)
+		f.Put(list, p)
 	}
-	h.sent(http.MethodDelete, "/api/v1/namespaces/default/pods/mine", nil)
-	h.never(http.MethodDelete, "/api/v1/namespaces/default/pods/web")
+	f.sent(http.MethodDelete, "/api/v1/namespaces/default/pods/mine", nil)
+	f.never(http.MethodDelete, "/api/v1/namespaces/default/pods/web")
 }
 
-func TestRefused(t *testing.T) {
-	h := open(t)
-	pod := ofServer(parse(t, web))
-	h.Put(list, pod)
-	clustertest.Eventually(t, func() string { // only a pod that is there can be refused
-		if len(h.Pods.All()) == 0 {
+func TestRejected(t *testing.T) {
+	f := start(t)
+	pod := onServer(parse(t, web))
+	f.Put(list, pod)
+	clustertest.Eventually(t, func() string { // only a pod in the list can be rejected
+		if len(f.Pods.All()) == 0 {
 			return "the pod is not in the list"
 		}
 		return ""
 	})
-	h.Reject(pod, "OutOfcpu", "there is none")
-	body := h.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/web/status", phase("Failed"))
+	f.Reject(pod, "OutOfcpu", "there is none")
+	body := f.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/web/status", phase("Failed"))
 	if s := body["status"].(map[string]any); s["reason"] != "OutOfcpu" || s["message"] != "there is none" {
-		t.Errorf("it is told %v", s)
+		t.Errorf("the status is %v", s)
 	}
 }
 
 func TestMirrors(t *testing.T) {
-	h := open(t)
+	f := start(t)
 	pod := parse(t, `{apiVersion: v1, kind: Pod, metadata: {name: web}, spec: {volumes: [{name: s, secret: {secretName: x}}, {name: h, hostPath: {path: /}}],
 		containers: [{name: c, image: localhost/x, envFrom: [{secretRef: {name: x}}], env: [{name: A, value: a}, {name: B, valueFrom: {secretKeyRef: {name: x, key: k}}}],
 		volumeMounts: [{name: s, mountPath: /s}, {name: h, mountPath: /h}]}]}}`)
-	old := ofServer(parse(t, strings.ReplaceAll(web, "web", "old-here")))
+	old := onServer(parse(t, strings.ReplaceAll(web, "web", "old-here")))
 	old.Annotations = map[string]string{cluster.MirrorAnnotation: "x"}
-	h.Put(list, old)
-	h.pods.set(agent.Pod{Manifest: pod, Source: "file:/x.yaml", Want: podplan.Run})
-	h.Nudge()
-	body := h.sent(http.MethodPost, "/api/v1/namespaces/default/pods", nil)
-	h.sent(http.MethodDelete, "/api/v1/namespaces/default/pods/old-here", nil)
+	f.Put(list, old)
+	f.pods.set(agent.Pod{Manifest: pod, Source: "file:/x.yaml", Want: podplan.Run})
+	f.Nudge()
+	body := f.sent(http.MethodPost, "/api/v1/namespaces/default/pods", nil)
+	f.sent(http.MethodDelete, "/api/v1/namespaces/default/pods/old-here", nil)
 	text, _ := json.Marshal(body)
 	var mirror corev1.Pod
 	if err := json.Unmarshal(text, &mirror); err != nil {
@@ -257,45 +258,45 @@ func TestMirrors(t *testing.T) {
 }
 
 func TestEvents(t *testing.T) {
-	h := open(t)
+	f := start(t)
 	pod := parse(t, web)
-	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Run})
-	h.Intercept(func(w http.ResponseWriter, r *http.Request) bool { // there is none yet
+	f.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Run})
+	f.Intercept(func(w http.ResponseWriter, r *http.Request) bool { // the event doesn't exist yet
 		if r.Method == http.MethodPatch {
 			clustertest.RespondError(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 		}
 		return r.Method == http.MethodPatch
 	})
 	for range 2 {
-		h.Events.Add(event.Event{Pod: "default/web", Container: "c", Warning: true, Reason: "Unhealthy", Message: "no answer"})
-		h.Events.Add(event.Event{Pod: "default/other", Reason: "Started", Message: "nobody knows it"})
+		f.Events.Add(event.Event{Pod: "default/web", Container: "c", Warning: true, Reason: "Unhealthy", Message: "no answer"})
+		f.Events.Add(event.Event{Pod: "default/other", Reason: "Started", Message: "of an unknown pod"})
 	}
-	body := h.sent(http.MethodPost, "/api/v1/namespaces/default/events", func(b map[string]any) bool { return b["reason"] == "Unhealthy" })
+	body := f.sent(http.MethodPost, "/api/v1/namespaces/default/events", func(b map[string]any) bool { return b["reason"] == "Unhealthy" })
 	if about := body["involvedObject"].(map[string]any); about["uid"] != "uid-web" || about["fieldPath"] != "spec.containers{c}" || body["type"] != "Warning" {
 		t.Errorf("the event is %v", body)
 	}
 }
 
-// TestAnswersAgain: a server that takes nothing for a while is told later.
-func TestAnswersAgain(t *testing.T) {
-	h := open(t)
+// TestRetries: a report that the server has refused is retried.
+func TestRetries(t *testing.T) {
+	f := start(t)
 	pod := parse(t, web)
-	h.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+	f.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodPatch {
 			clustertest.RespondError(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)
 		}
 		return r.Method == http.MethodPatch
 	})
-	h.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Run, Status: podplan.Status{Phase: podplan.PhasePending}})
-	h.Put(list, ofServer(pod))
+	f.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Run, Status: podplan.Status{Phase: podplan.PhasePending}})
+	f.Put(list, onServer(pod))
 	clustertest.Eventually(t, func() string {
-		if h.RequestCount() < 3 {
-			return "it doesn't ask"
+		if f.RequestCount() < 3 {
+			return "the reporter sends no requests"
 		}
 		return ""
 	})
-	h.Intercept(nil)
-	h.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/web/status", phase("Pending"))
+	f.Intercept(nil)
+	f.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/web/status", phase("Pending"))
 }
 
 func run(name string, attempt uint32, ended bool) container.Status {
@@ -327,7 +328,7 @@ func TestStatus(t *testing.T) {
 		Status: podplan.Status{Phase: podplan.PhaseRunning, Reason: "CrashLoopBackOff", Initialized: true, SandboxReady: true, IPs: []string{"10.0.0.2", "fd00::2"}, Containers: []podplan.ContainerStatus{
 			{Name: "c", Image: "localhost/x", State: podplan.Waiting, Reason: "CrashLoopBackOff", Message: "back-off 10s", Restarts: 1, ExitCode: 3},
 		}}}
-	s := statusOf(ofServer(pod), crashing, node, now)
+	s := statusOf(onServer(pod), crashing, node, now)
 	c := s.ContainerStatuses[0]
 	switch {
 	case s.Phase != corev1.PodRunning || s.Reason != "" || s.ObservedGeneration != 3 || s.QOSClass != corev1.PodQOSBestEffort:
@@ -341,9 +342,9 @@ func TestStatus(t *testing.T) {
 	case condition(s, corev1.PodReady).Message != "containers with unready status: [c]" || condition(s, corev1.PodInitialized).Status != corev1.ConditionTrue:
 		t.Errorf("the conditions are %+v", s.Conditions)
 	}
-	// What hasn't changed keeps its time, what others wrote stays, and a pod that
-	// has ended keeps its address.
-	before := ofServer(pod)
+	// Unchanged conditions keep their time, what others wrote is kept, and a pod that has ended keeps
+	// its address.
+	before := onServer(pod)
 	before.Status = s
 	before.Status.Conditions = append(before.Status.Conditions, corev1.PodCondition{Type: "example.com/gate", Status: corev1.ConditionFalse})
 	before.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "example.com/gate"}}
@@ -356,19 +357,19 @@ func TestStatus(t *testing.T) {
 	case condition(s, corev1.PodInitialized).LastTransitionTime.Unix() != now.Unix() || condition(s, corev1.ContainersReady).LastTransitionTime.Unix() != now.Add(time.Hour).Unix():
 		t.Errorf("the conditions are %+v", s.Conditions)
 	case condition(s, corev1.ContainersReady).Status != corev1.ConditionTrue || condition(s, corev1.PodReady).Reason != "ReadinessGatesNotReady":
-		t.Errorf("the gate isn't heeded: %+v", s.Conditions)
+		t.Errorf("the readiness gate is ignored: %+v", s.Conditions)
 	case condition(s, "example.com/gate").Type == "" || s.PodIP != "10.0.0.2":
-		t.Errorf("something was dropped: %+v", s)
+		t.Errorf("a condition or the address was dropped: %+v", s)
 	case s.ContainerStatuses[0].LastTerminationState.Terminated == nil:
-		t.Error("the run before is forgotten")
+		t.Error("the previous run is missing")
 	}
 }
 
-// A resize that is held, one that is under way and one that fails are told, and
-// no longer once it is done.
+// TestResizeConditions: a pending, a running and a failing resize set conditions, which go once the
+// resize is done.
 func TestResizeConditions(t *testing.T) {
 	t.Parallel()
-	pod := ofServer(parse(t, web))
+	pod := onServer(parse(t, web))
 	for _, c := range []struct {
 		resize  agent.Resize
 		pending corev1.PodCondition
@@ -383,7 +384,7 @@ func TestResizeConditions(t *testing.T) {
 		for of, want := range map[corev1.PodConditionType]corev1.PodCondition{corev1.PodResizePending: c.pending, corev1.PodResizeInProgress: c.applies} {
 			got := condition(pod.Status, of)
 			if got.Status != want.Status || got.Reason != want.Reason || got.Message != want.Message {
-				t.Errorf("%+v: %s is %+v", c.resize, of, got)
+				t.Errorf("%+v: %s is %+v, want %+v", c.resize, of, got, want)
 			}
 		}
 	}
@@ -411,7 +412,7 @@ func TestPhase(t *testing.T) {
 	} {
 		p := agent.Pod{Manifest: &corev1.Pod{Spec: corev1.PodSpec{RestartPolicy: c.policy}}, Status: podplan.Status{Phase: c.phase, Containers: c.containers}}
 		if got := phaseOf(p, c.deleted); got != c.want {
-			t.Errorf("%+v: %s", c, got)
+			t.Errorf("%+v: got %s", c, got)
 		}
 	}
 }

@@ -1,6 +1,5 @@
-// Package podstatus tells an API server of the pods of this node: how they are,
-// which of them have ended as they were asked to, which were declared elsewhere,
-// and what happened to them.
+// Package podstatus reports this node's pods to an API server: their status and events, the deletion
+// of those that have ended as requested, and mirrors of those that were declared elsewhere.
 package podstatus
 
 import (
@@ -24,70 +23,72 @@ import (
 	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
-// Agent has the pods.
+// Agent is the part of agent.Agent that is used here.
 type Agent interface {
 	List() []agent.Pod
 	Get(uid string) (agent.Pod, error)
 }
 
-// Config is what a reporter works with.
+// Config configures a Reporter.
 type Config struct {
 	Client *cluster.Client
 	Agent  Agent
-	// Pods are the server's, of this node.
+	// Pods are the server's pods of this node.
 	Pods *cluster.Cache[*corev1.Pod]
-	// Node is this node as it is registered, and CRI what its pods see of it.
+	// Node returns this node as it is registered, and CRI as its pods see it.
 	Node   func() *corev1.Node
 	CRI    func() criconfig.Node
 	Events *event.Log
 }
 
-// Reporter tells the API server of the agent's pods.
+// Reporter reports the agent's pods to the API server.
 type Reporter struct {
 	Config
 	wake chan struct{}
-	mark uint64 // of the events before
+	mark uint64 // position in Events up to which events were reported
 
-	mu      sync.Mutex
-	refused map[types.UID]refusal
+	mu       sync.Mutex
+	rejected map[types.UID]rejection
 
-	// told is what the server was last told of a pod. It and mirrors are Run's.
-	told map[types.UID]told
-	// mirrors were created, and are not among Pods yet: when, by their names.
+	// reported is the last reported state of each pod.
+	// Invariant: only Run uses reported and mirrors.
+	reported map[types.UID]report
+	// mirrors are the times at which mirror pods were created that are not in Pods yet, by name.
 	mirrors map[string]time.Time
 }
 
-type refusal struct {
+type rejection struct {
 	pod             *corev1.Pod
 	reason, message string
 }
 
-// told is a status, and what it was made of.
-type told struct {
-	pod    *corev1.Pod
-	newer  <-chan struct{}
-	status corev1.PodStatus
-	gone   bool // it was deleted
+// report is a reported status, and the versions of the pod from which it was made.
+type report struct {
+	pod     *corev1.Pod
+	newer   <-chan struct{}
+	status  corev1.PodStatus
+	deleted bool
 }
 
 const (
-	// breath is how long changes are gathered before the server is told.
-	breath = 50 * time.Millisecond
-	// again is when what failed is tried again, resync when all is looked at.
-	again  = 2 * time.Second
-	resync = time.Minute
+	// batchTime is how long changes are gathered before they are reported.
+	batchTime = 50 * time.Millisecond
+	// retryTime is the time until a failed report is retried.
+	retryTime = 2 * time.Second
+	// resyncTime is the time after which all pods are compared again.
+	resyncTime = time.Minute
 )
 
-// New returns a reporter. It reports once it runs.
+// New returns a reporter. It reports nothing until Run.
 func New(cfg Config) *Reporter {
 	_, mark, _ := cfg.Events.After(^uint64(0))
 	return &Reporter{
 		Config: cfg, wake: make(chan struct{}, 1), mark: mark,
-		refused: map[types.UID]refusal{}, told: map[types.UID]told{}, mirrors: map[string]time.Time{},
+		rejected: map[types.UID]rejection{}, reported: map[types.UID]report{}, mirrors: map[string]time.Time{},
 	}
 }
 
-// Nudge has the reporter look at the pods. It doesn't block.
+// Nudge makes the reporter compare the pods soon. It doesn't block.
 func (r *Reporter) Nudge() {
 	select {
 	case r.wake <- struct{}{}:
@@ -95,45 +96,45 @@ func (r *Reporter) Nudge() {
 	}
 }
 
-// Reject has a pod that this node won't run be told to have failed.
+// Reject reports a pod that this node refuses to run as failed.
 func (r *Reporter) Reject(pod *corev1.Pod, reason, message string) {
 	r.mu.Lock()
-	r.refused[pod.UID] = refusal{pod, reason, message}
+	r.rejected[pod.UID] = rejection{pod, reason, message}
 	r.mu.Unlock()
 	r.Nudge()
 }
 
-// Run reports until ctx ends.
+// Run reports pods and events until ctx ends.
 func (r *Reporter) Run(ctx context.Context) error {
 	events := sync.WaitGroup{}
 	defer events.Wait()
-	events.Go(func() { r.tellEvents(ctx) })
+	events.Go(func() { r.reportEvents(ctx) })
 	for {
-		wait := resync
-		if r.Pods.Synced() && !r.pass(ctx) {
-			wait = again
+		wait := resyncTime
+		if r.Pods.Synced() && !r.reportAll(ctx) {
+			wait = retryTime
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-r.wake:
 		case <-time.After(wait):
-			clear(r.told)
+			clear(r.reported)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(breath):
+		case <-time.After(batchTime):
 		}
 	}
 }
 
-// pass tells the server all that is new, and says whether it took it.
-func (r *Reporter) pass(ctx context.Context) bool {
-	good := true
-	try := func(what string, err error) {
-		r.Client.LogOnce(what, err)
-		good = good && err == nil
+// reportAll reports all changes, and returns whether the server has accepted them.
+func (r *Reporter) reportAll(ctx context.Context) bool {
+	ok := true
+	check := func(subject string, err error) {
+		r.Client.LogOnce(subject, err)
+		ok = ok && err == nil
 	}
 	node := r.Node().Name
 	present, mirrors := map[types.UID]bool{}, map[string]*corev1.Pod{}
@@ -150,7 +151,7 @@ func (r *Reporter) pass(ctx context.Context) bool {
 			continue
 		}
 		p, err := r.Agent.Get(string(pod.UID))
-		try("status of pod "+pod.Namespace+"/"+pod.Name, r.tell(ctx, pod, p, err == nil))
+		check("status of pod "+pod.Namespace+"/"+pod.Name, r.reportPod(ctx, pod, p, err == nil))
 	}
 	for _, p := range r.Agent.List() {
 		if ctx.Err() != nil {
@@ -160,37 +161,37 @@ func (r *Reporter) pass(ctx context.Context) bool {
 			continue
 		}
 		name := p.Manifest.Namespace + "/" + mirrorName(p.Manifest, node)
-		try("mirror of pod "+p.Name(), r.mirror(ctx, mirrors[name], p))
+		check("mirror of pod "+p.Name(), r.reportMirror(ctx, mirrors[name], p))
 		delete(mirrors, name)
 	}
-	for name, pod := range mirrors { // of pods that are gone
-		try("mirror pod "+name, r.Client.Delete(ctx, cluster.Pod(pod.Namespace, pod.Name), pod.UID))
+	for name, pod := range mirrors { // their pods are gone
+		check("mirror pod "+name, r.Client.Delete(ctx, cluster.Pod(pod.Namespace, pod.Name), pod.UID))
 	}
-	for uid := range r.told {
+	for uid := range r.reported {
 		if !present[uid] {
-			delete(r.told, uid)
+			delete(r.reported, uid)
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for uid := range r.refused {
+	for uid := range r.rejected {
 		if !present[uid] {
-			delete(r.refused, uid)
+			delete(r.rejected, uid)
 		}
 	}
-	return good
+	return ok
 }
 
-// tell tells the server how a pod of its own is, and deletes it there once it
-// has ended as the server asked.
-func (r *Reporter) tell(ctx context.Context, pod *corev1.Pod, p agent.Pod, known bool) error {
-	last := r.told[pod.UID]
-	if last.gone || last.pod == pod && last.newer == p.Newer {
+// reportPod reports the status of one of the server's pods, and deletes the pod there once it has
+// ended as the server requested.
+func (r *Reporter) reportPod(ctx context.Context, pod *corev1.Pod, p agent.Pod, known bool) error {
+	last := r.reported[pod.UID]
+	if last.deleted || last.pod == pod && last.newer == p.Newer {
 		return nil
 	}
-	next := told{pod: pod, newer: p.Newer}
+	next := report{pod: pod, newer: p.Newer}
 	r.mu.Lock()
-	refused, isRefused := r.refused[pod.UID]
+	rejected, isRejected := r.rejected[pod.UID]
 	r.mu.Unlock()
 	ended := false
 	switch {
@@ -199,8 +200,8 @@ func (r *Reporter) tell(ctx context.Context, pod *corev1.Pod, p agent.Pod, known
 		ended = p.Finished && p.Want != podplan.Run
 	case pod.DeletionTimestamp != nil:
 		next.status, ended = pod.Status, true
-	case isRefused:
-		next.status = refused.status(time.Now())
+	case isRejected:
+		next.status = rejected.status(time.Now())
 	default:
 		return nil
 	}
@@ -211,14 +212,14 @@ func (r *Reporter) tell(ctx context.Context, pod *corev1.Pod, p agent.Pod, known
 		if err := r.Client.Delete(ctx, cluster.Pod(pod.Namespace, pod.Name), pod.UID); err != nil {
 			return err
 		}
-		next.gone = true
+		next.deleted = true
 	}
-	r.told[pod.UID] = next
+	r.reported[pod.UID] = next
 	return nil
 }
 
-// status is that of a pod that is not run.
-func (r refusal) status(now time.Time) corev1.PodStatus {
+// status returns the status of a rejected pod.
+func (r rejection) status(now time.Time) corev1.PodStatus {
 	s := *r.pod.Status.DeepCopy()
 	s.Phase, s.Reason, s.Message = corev1.PodFailed, r.reason, r.message
 	s.ObservedGeneration = r.pod.Generation
@@ -228,9 +229,8 @@ func (r refusal) status(now time.Time) corev1.PodStatus {
 	return s
 }
 
-// patch makes the status on the server be another one, unless it is that or was
-// told so last.
-func (r *Reporter) patch(ctx context.Context, pod *corev1.Pod, last *told, status corev1.PodStatus) error {
+// patch changes the status on the server, unless the server has it already or it was just reported.
+func (r *Reporter) patch(ctx context.Context, pod *corev1.Pod, last *report, status corev1.PodStatus) error {
 	if equality.Semantic.DeepEqual(pod.Status, status) || last.pod != nil && equality.Semantic.DeepEqual(last.status, status) && last.pod == pod {
 		return nil
 	}
@@ -240,13 +240,13 @@ func (r *Reporter) patch(ctx context.Context, pod *corev1.Pod, last *told, statu
 	}
 	err = r.Client.Patch(ctx, cluster.Pod(pod.Namespace, pod.Name)+"/status", patch, &corev1.Pod{})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // it is gone, or another, which the next change of the list says
+		return nil // the pod is gone or was replaced: the next change of the list says so
 	}
 	return err
 }
 
-// mirror has the server show a pod that was declared elsewhere.
-func (r *Reporter) mirror(ctx context.Context, pod *corev1.Pod, p agent.Pod) error {
+// reportMirror keeps the mirror of a pod that was declared elsewhere up to date on the server.
+func (r *Reporter) reportMirror(ctx context.Context, pod *corev1.Pod, p agent.Pod) error {
 	name := p.Manifest.Namespace + "/" + mirrorName(p.Manifest, r.Node().Name)
 	kind, _, _ := strings.Cut(p.Source, ":")
 	switch {
@@ -254,17 +254,17 @@ func (r *Reporter) mirror(ctx context.Context, pod *corev1.Pod, p agent.Pod) err
 		return r.Client.Delete(ctx, cluster.Pod(pod.Namespace, pod.Name), pod.UID)
 	case pod != nil:
 		delete(r.mirrors, name)
-		last := r.told[pod.UID]
+		last := r.reported[pod.UID]
 		if last.pod == pod && last.newer == p.Newer {
 			return nil
 		}
-		next := told{pod: pod, newer: p.Newer, status: statusOf(pod, p, r.CRI(), time.Now())}
+		next := report{pod: pod, newer: p.Newer, status: statusOf(pod, p, r.CRI(), time.Now())}
 		if err := r.patch(ctx, pod, &last, next.status); err != nil {
 			return err
 		}
-		r.told[pod.UID] = next
+		r.reported[pod.UID] = next
 		return nil
-	case p.Want == podplan.Remove || time.Since(r.mirrors[name]) < resync:
+	case p.Want == podplan.Remove || time.Since(r.mirrors[name]) < resyncTime:
 		return nil
 	}
 	node := r.Node()
