@@ -140,8 +140,8 @@ func OnDisk(v *corev1.Volume) bool {
 	return v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumDefault
 }
 
-// Ephemeral returns an ephemeral container as a container, without its target. Only pods from an API
-// server have ephemeral containers.
+// Ephemeral returns an ephemeral container as a container, without its target. Only pods from an
+// API server have ephemeral containers.
 func Ephemeral(c *corev1.EphemeralContainer) *corev1.Container {
 	return (*corev1.Container)(&c.EphemeralContainerCommon)
 }

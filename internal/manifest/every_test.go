@@ -13,7 +13,8 @@ import (
 	"github.com/huskd/husk/internal/manifest/fields"
 )
 
-// everyField calls f with the pattern of each field of t, and descends into the field if f returns true.
+// everyField calls f with the pattern of each field of t, and descends into the field if f returns
+// true.
 func everyField(t reflect.Type, pattern string, f func(pattern string) bool) {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		if t.Kind() == reflect.Slice {
@@ -56,7 +57,8 @@ func documentWith(t *testing.T, pattern string) []byte {
 	return out
 }
 
-// TestEveryField checks that each field of a pod's spec is either in the table or refused by its path.
+// TestEveryField checks that each field of a pod's spec is either in the table or refused by its
+// path.
 func TestEveryField(t *testing.T) {
 	t.Parallel()
 	listed, refused := 0, 0

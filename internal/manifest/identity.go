@@ -13,15 +13,15 @@ import (
 // gives to static pods.
 const identityLength = 32
 
-// Hash returns a hash of the pod's name, namespace, labels, annotations and spec, with all defaults. A
-// pod whose hash has changed must be recreated.
+// Hash returns a hash of the pod's name, namespace, labels, annotations and spec, with all
+// defaults. A pod whose hash has changed must be recreated.
 func Hash(pod *corev1.Pod) string {
 	return digest(string(content(pod)))
 }
 
-// uid derives the UID of a pod whose manifest sets none from its content, the node and the source, as
-// kubelet does for static pods. The same manifest thus yields the same pod after a restart, and an
-// edited or moved manifest yields a new pod.
+// uid derives the UID of a pod whose manifest sets none from its content, the node and the source,
+// as kubelet does for static pods. The same manifest thus yields the same pod after a restart, and
+// an edited or moved manifest yields a new pod.
 func uid(pod *corev1.Pod, o Origin) types.UID {
 	return types.UID(digest(string(content(pod)), o.Node, o.Source))
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/huskd/husk/internal/manifest/fields"
 )
 
-// Ignored returns the sorted paths of the fields in a pod's spec that are set but have no effect. The
-// caller should warn about them.
+// Ignored returns the sorted paths of the fields in a pod's spec that are set but have no effect.
+// The caller should warn about them.
 func Ignored(pod *corev1.Pod) []string {
 	var out []string
 	for _, f := range fields.All() {

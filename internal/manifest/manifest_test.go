@@ -213,7 +213,8 @@ func TestReference(t *testing.T) {
 	golden.Check(t, "testdata/reference.golden", fields.Reference())
 }
 
-// TestFieldsExist checks the paths in the tables. A misspelt one would make a valid field be refused.
+// TestFieldsExist checks the paths in the tables. A misspelt one would make a valid field be
+// refused.
 func TestFieldsExist(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}

@@ -15,8 +15,8 @@ import (
 type Problem struct {
 	// Line in the file, from 1; 0 if unknown.
 	Line int
-	// Subject is the pod ("pod default/web") or, if it has no name, its document ("document 2").
-	// It is empty for a problem of the file.
+	// Subject is the pod ("pod default/web") or, if it has no name, its document ("document 2"). It
+	// is empty for a problem of the file.
 	Subject string
 	// Path of the field, such as spec.containers[0].image; may be empty.
 	Path string

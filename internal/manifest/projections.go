@@ -192,7 +192,8 @@ func checkFilePath(r *report, at, p string, taken map[string]bool) {
 	taken[path.Clean(p)] = true
 }
 
-// volumeFields are the fields of a pod that a file can contain. They don't change while the pod runs.
+// volumeFields are the fields of a pod that a file can contain. They don't change while the pod
+// runs.
 var volumeFields = []string{"metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels", "metadata.annotations"}
 
 func (v *validator) downward(at string, items []corev1.DownwardAPIVolumeFile, taken map[string]bool) {

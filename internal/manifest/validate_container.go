@@ -117,8 +117,8 @@ var FieldPaths = []string{
 
 var keyedPath = regexp.MustCompile(`^metadata\.(labels|annotations)\['([^']+)'\]$`)
 
-// SplitFieldPath splits metadata.labels['key'] and metadata.annotations['key'] into the field's name
-// and the key. ok is false for other paths.
+// SplitFieldPath splits metadata.labels['key'] and metadata.annotations['key'] into the field's
+// name and the key. ok is false for other paths.
 func SplitFieldPath(path string) (field, key string, ok bool) {
 	m := keyedPath.FindStringSubmatch(path)
 	if m == nil {
@@ -214,8 +214,8 @@ func checkQuantity(r *report, list string, name corev1.ResourceName, q resource.
 	}
 }
 
-// resourceMaxima are the maxima for processors (true) and bytes (false). They keep computations with
-// a value from overflowing.
+// resourceMaxima are the maxima for processors (true) and bytes (false). They keep computations
+// with a value from overflowing.
 var resourceMaxima = map[bool]resource.Quantity{true: resource.MustParse("1M"), false: resource.MustParse("1Ei")}
 
 func (v *validator) security(s *corev1.SecurityContext, at string) {

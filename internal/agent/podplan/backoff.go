@@ -16,7 +16,8 @@ type Backoff struct {
 	NextAttempt uint32
 }
 
-// Backoffs are the backoffs of a pod, by key. Invariant: a map is never modified after Plan returned it.
+// Backoffs are the backoffs of a pod, by key. Invariant: a map is never modified after Plan
+// returned it.
 type Backoffs map[string]Backoff
 
 func (b Backoffs) clone() Backoffs {
@@ -37,8 +38,8 @@ func (b Backoffs) Reset() Backoffs {
 }
 
 // The delays. As in kubelet, the first restart of a container is immediate, and later ones wait for
-// 10 s, 20 s … 300 s, like repeated pulls. Delays of sandboxes are shorter, because sandboxes fail mostly
-// while the network isn't configured yet.
+// 10 s, 20 s … 300 s, like repeated pulls. Delays of sandboxes are shorter, because sandboxes fail
+// mostly while the network isn't configured yet.
 const (
 	minDelay        = 10 * time.Second
 	maxDelay        = 300 * time.Second
@@ -111,8 +112,8 @@ func (p *planner) countFailure(key string, at time.Time) {
 	}
 }
 
-// countContainer counts the exits of a container. The success of a plain init container and the stop of
-// an outdated run reset the count.
+// countContainer counts the exits of a container. The success of a plain init container and the
+// stop of an outdated run reset the count.
 func (p *planner) countContainer(name string, once bool) {
 	key := keyContainer(name)
 	for i := len(p.runs[name]) - 1; i >= 0; i-- {
@@ -136,8 +137,8 @@ func (p *planner) countContainer(name string, once bool) {
 	}
 }
 
-// clampToNow returns t, or now if t is in the future because the clock was set back. Otherwise the pod
-// would wait until that time.
+// clampToNow returns t, or now if t is in the future because the clock was set back. Otherwise the
+// pod would wait until that time.
 func (p *planner) clampToNow(t time.Time) time.Time {
 	if t.After(p.now) {
 		return p.now
@@ -145,8 +146,8 @@ func (p *planner) clampToNow(t time.Time) time.Time {
 	return t
 }
 
-// sandboxBackingOff reports whether the next sandbox must wait, and counts it if not. A sandbox that is
-// lost soon after its creation counts like a failure.
+// sandboxBackingOff reports whether the next sandbox must wait, and counts it if not. A sandbox
+// that is lost soon after its creation counts like a failure.
 func (p *planner) sandboxBackingOff() bool {
 	b, failed := p.backoffs[keySandbox], p.o.SandboxFailure.At
 	switch {
@@ -163,8 +164,8 @@ func (p *planner) sandboxBackingOff() bool {
 	return false
 }
 
-// backingOff reports whether the delay since the last failure hasn't passed yet. If so, it requests a
-// decision for when it has.
+// backingOff reports whether the delay since the last failure hasn't passed yet. If so, it requests
+// a decision for when it has.
 func (p *planner) backingOff(key string, delay time.Duration) bool {
 	until := p.backoffs[key].Last.Add(delay)
 	if delay == 0 || !p.now.Before(until) {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestClockIsSetBack has runs that ended in the future: a clock may be set back, and the clock of a node
-// without a battery may be behind the times recorded before its last boot.
+// TestClockIsSetBack has runs that ended in the future: a clock may be set back, and the clock of a
+// node without a battery may be behind the times recorded before its last boot.
 func TestClockIsSetBack(t *testing.T) {
 	s := makeSpec(t, "Always", "a")
 	s.Started = start.Add(-time.Hour)
@@ -40,8 +40,8 @@ func TestClockIsSetBack(t *testing.T) {
 	}
 }
 
-// TestPullAlwaysWithClockSetBack checks that policy Always pulls once per start even if the last start is
-// in the future.
+// TestPullAlwaysWithClockSetBack checks that policy Always pulls once per start even if the last
+// start is in the future.
 func TestPullAlwaysWithClockSetBack(t *testing.T) {
 	s := makeSpec(t, "Always", "a")
 	s.Pod.Spec.Containers[0].ImagePullPolicy = "Always"

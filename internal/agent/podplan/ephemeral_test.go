@@ -8,8 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestEphemeral checks that ephemeral containers start once, as soon as there is a sandbox, never restart,
-// and don't affect the pod's outcome.
+// TestEphemeral checks that ephemeral containers start once, as soon as there is a sandbox, never
+// restart, and don't affect the pod's outcome.
 func TestEphemeral(t *testing.T) {
 	t.Parallel()
 	debug := func(more func(*Spec, *Observed)) func(*Spec, *Observed) {
@@ -54,8 +54,8 @@ func TestEphemeral(t *testing.T) {
 	}
 }
 
-// TestEphemeralIsKept checks that the record of an ephemeral container is kept. Otherwise it would start
-// again.
+// TestEphemeralIsKept checks that the record of an ephemeral container is kept. Otherwise it would
+// start again.
 func TestEphemeralIsKept(t *testing.T) {
 	t.Parallel()
 	s := makeSpec(t, "Always", "a")

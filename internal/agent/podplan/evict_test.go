@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestEvicted checks that an evicted pod fails at once, whatever its containers do, and that their records
-// are removed to free their disk space.
+// TestEvicted checks that an evicted pod fails at once, whatever its containers do, and that their
+// records are removed to free their disk space.
 func TestEvicted(t *testing.T) {
 	t.Parallel()
 	evicted := func(s *Spec, _ *Observed) { s.Evicted = &Eviction{At: at(10), Message: "too much"} }

@@ -72,8 +72,9 @@ func (v *view) ready(c podContainer, run Container) bool {
 	return v.hasStarted(c, run) && (c.ReadinessProbe == nil || run.Health.Readiness == Healthy)
 }
 
-// stopUnhealthy stops containers that failed a probe or hook, and containers with an outdated image. They
-// restart like after any other exit. Outdated containers that wouldn't restart keep running.
+// stopUnhealthy stops containers that failed a probe or hook, and containers with an outdated
+// image. They restart like after any other exit. Outdated containers that wouldn't restart keep
+// running.
 func (p *planner) stopUnhealthy() {
 	for _, c := range p.allContainers() {
 		run, ok := p.inCurrentSandbox(c.name)

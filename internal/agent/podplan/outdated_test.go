@@ -2,8 +2,8 @@ package podplan
 
 import "testing"
 
-// TestOutdated checks that a container whose image was changed is stopped and restarted at once, however
-// often it failed before. With restartPolicy Never it keeps running.
+// TestOutdated checks that a container whose image was changed is stopped and restarted at once,
+// however often it failed before. With restartPolicy Never it keeps running.
 func TestOutdated(t *testing.T) {
 	t.Parallel()
 	for policy, stops := range map[string]bool{"Always": true, "OnFailure": true, "Never": false} {

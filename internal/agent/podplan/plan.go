@@ -1,15 +1,15 @@
 // Package podplan decides the next actions for a pod. It is Husk's counterpart of kubelet's
-// computePodActions, and follows kubelet's rules: init containers start one after the other, sidecars
-// start among them and stop after the containers, restarts are backed off, and a lost sandbox is
-// replaced by a new one.
+// computePodActions, and follows kubelet's rules: init containers start one after the other,
+// sidecars start among them and stop after the containers, restarts are backed off, and a lost
+// sandbox is replaced by a new one.
 //
 // The package is pure. Plan takes the pod's spec, its observed state and the time. It returns the
 // actions that are due, the time of the next decision, and the pod's status. The caller calls Plan
 // after each change and carries out the actions. It decides nothing itself.
 //
-// The actions of one decision are independent: they may run concurrently, in any order, and each may
-// fail. Actions that depend on others follow in a later decision. Actions in progress are part of the
-// observed state, so that Plan doesn't return them again.
+// The actions of one decision are independent: they may run concurrently, in any order, and each
+// may fail. Actions that depend on others follow in a later decision. Actions in progress are part
+// of the observed state, so that Plan doesn't return them again.
 package podplan
 
 import (
@@ -54,7 +54,8 @@ type Eviction struct {
 	Emptied bool `json:"emptied,omitempty"`
 }
 
-// EvictionBackoff is the wait before an evicted pod is recreated, because it may fill the disk again.
+// EvictionBackoff is the wait before an evicted pod is recreated, because it may fill the disk
+// again.
 const EvictionBackoff = time.Minute
 
 // Observed is the observed state of a pod.
@@ -68,8 +69,8 @@ type Observed struct {
 	// are being started.
 	Creating bool
 	Starting map[string]bool
-	// SandboxFailure is the last failure to create a sandbox. StartFailures are the last failures to
-	// start each container. They may still be set after a success.
+	// SandboxFailure is the last failure to create a sandbox. StartFailures are the last failures
+	// to start each container. They may still be set after a success.
 	SandboxFailure Failure
 	StartFailures  map[string]Failure
 	// Backoffs are those of the previous decision.
@@ -149,8 +150,8 @@ type Image struct {
 	Failure Failure
 }
 
-// Failure is a failed action. Reason is a Kubernetes reason, or empty for the default one. The zero value
-// means that nothing failed.
+// Failure is a failed action. Reason is a Kubernetes reason, or empty for the default one. The zero
+// value means that nothing failed.
 type Failure struct {
 	At              time.Time
 	Reason, Message string

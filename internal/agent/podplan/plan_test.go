@@ -17,8 +17,8 @@ var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 // at returns the time that many seconds after start.
 func at(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
 
-// makePod returns a pod. Containers are written as NAME, plain init containers as i:NAME, sidecars as
-// s:NAME.
+// makePod returns a pod. Containers are written as NAME, plain init containers as i:NAME, sidecars
+// as s:NAME.
 func makePod(t testing.TB, policy, containers string) *corev1.Pod {
 	t.Helper()
 	var init, regular []string

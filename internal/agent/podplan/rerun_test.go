@@ -2,8 +2,8 @@ package podplan
 
 import "testing"
 
-// TestRerun checks that a stopped pod that is told to run again starts from scratch. The exits of its
-// containers before the stop don't count.
+// TestRerun checks that a stopped pod that is told to run again starts from scratch. The exits of
+// its containers before the stop don't count.
 func TestRerun(t *testing.T) {
 	t.Parallel()
 	again := func(s *Spec, _ *Observed) { s.FirstAttempt = 1 }

@@ -110,8 +110,8 @@ func (p *planner) toStart() []podContainer {
 	return out
 }
 
-// start brings a container one step closer to running: earlier runs are stopped first, then the image
-// is pulled, then the container starts.
+// start brings a container one step closer to running: earlier runs are stopped first, then the
+// image is pulled, then the container starts.
 func (p *planner) start(c podContainer) {
 	if p.o.Starting[c.name] || len(p.neverRan[c.name]) > 0 {
 		return

@@ -13,8 +13,8 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// simulation simulates a node with one pod, on which anything may fail at any time. It carries out the
-// actions of Plan and checks them against its own implementation of the rules.
+// simulation simulates a node with one pod, on which anything may fail at any time. It carries out
+// the actions of Plan and checks them against its own implementation of the rules.
 type simulation struct {
 	t    testing.TB
 	r    *rand.Rand
@@ -126,7 +126,8 @@ func (w *simulation) sandbox(id string) *Sandbox {
 	return nil
 }
 
-// step makes a decision, carries it out, and runs the next event. It reports whether more can happen.
+// step makes a decision, carries it out, and runs the next event. It reports whether more can
+// happen.
 func (w *simulation) step() (Decision, bool) {
 	w.steps++
 	d := Plan(w.spec, w.o, w.now)
@@ -623,8 +624,8 @@ func (w *simulation) checkStopped(d Decision) {
 	}
 }
 
-// TestSimulation runs pods with faults, and some of them also without, until they are idle. Then it stops
-// some of them and removes all.
+// TestSimulation runs pods with faults, and some of them also without, until they are idle. Then it
+// stops some of them and removes all.
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	const atLeast = 100_000

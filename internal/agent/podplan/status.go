@@ -63,8 +63,8 @@ type ContainerStatus struct {
 	Up, Ready bool
 	Health    Health // of its newest run
 	Restarts  int
-	// ExitCode, Started and Finished are those of the newest run, even while the container waits for
-	// its next one.
+	// ExitCode, Started and Finished are those of the newest run, even while the container waits
+	// for its next one.
 	ExitCode          int
 	Started, Finished time.Time
 }
@@ -118,8 +118,8 @@ func (p reporter) status() Status {
 	return out
 }
 
-// phase returns the phase of the pod. A pod has ended when none of its containers run. It is stopped
-// when its sandboxes are stopped too.
+// phase returns the phase of the pod. A pod has ended when none of its containers run. It is
+// stopped when its sandboxes are stopped too.
 func (p reporter) phase(initialized bool) Phase {
 	busy := p.o.Creating || len(p.o.Starting) > 0 || slices.ContainsFunc(p.o.Containers, live)
 	switch {
@@ -140,8 +140,8 @@ func (p reporter) phase(initialized bool) Phase {
 	return PhaseRunning
 }
 
-// reason returns what kubectl shows for a pod: its outcome, or why the first container that doesn't run
-// waits.
+// reason returns what kubectl shows for a pod: its outcome, or why the first container that doesn't
+// run waits.
 func (p reporter) reason(s Status) (reason, message string) {
 	switch {
 	case p.outcome != nil && (s.Phase == PhaseFailed || s.Phase == PhaseSucceeded):
@@ -249,8 +249,8 @@ func exitReason(run Container) string {
 	return reasonError
 }
 
-// waitReason returns why a container that doesn't run waits. The reason is empty if the container has
-// ended for good or is about to restart.
+// waitReason returns why a container that doesn't run waits. The reason is empty if the container
+// has ended for good or is about to restart.
 func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool) (reason, message string) {
 	ended := ok && run.State == ContainerExited
 	switch {
@@ -295,7 +295,8 @@ func (p reporter) notStartedReason(initialized bool) string {
 	return reasonCreating
 }
 
-// imageReason returns why a container's image isn't present. The reason is empty if nothing has failed.
+// imageReason returns why a container's image isn't present. The reason is empty if nothing has
+// failed.
 func (p reporter) imageReason(c podContainer) (reason, message string) {
 	image := p.o.Images[c.Image]
 	key := keyImage(c.Image)

@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// MinGrace is the minimum grace period of a container, unless the pod's is 0. It matters for sidecars,
-// which are stopped when little of the pod's grace period is left.
+// MinGrace is the minimum grace period of a container, unless the pod's is 0. It matters for
+// sidecars, which are stopped when little of the pod's grace period is left.
 const MinGrace = 2 * time.Second
 
-// stopAll stops the containers, then the sandboxes, and reports whether all of them are stopped. The
-// grace period covers the whole pod and counts from since.
+// stopAll stops the containers, then the sandboxes, and reports whether all of them are stopped.
+// The grace period covers the whole pod and counts from since.
 func (p *planner) stopAll(since time.Time) bool {
 	var left []Container
 	for _, c := range p.o.Containers {
@@ -38,8 +38,8 @@ func (p *planner) stopAll(since time.Time) bool {
 	return stopped
 }
 
-// stopInOrder stops all containers except sidecars together. Once only sidecars are left, it stops them
-// one by one in reverse start order.
+// stopInOrder stops all containers except sidecars together. Once only sidecars are left, it stops
+// them one by one in reverse start order.
 func (p *planner) stopInOrder(left []Container, since time.Time) {
 	var sidecars []string
 	for _, c := range p.allContainers() {
@@ -67,8 +67,8 @@ func (p *planner) stopInOrder(left []Container, since time.Time) {
 	}
 }
 
-// stop stops a container within the grace period, which counts from since. If a stop is in progress,
-// it can only be shortened.
+// stop stops a container within the grace period, which counts from since. If a stop is in
+// progress, it can only be shortened.
 func (p *planner) stop(c Container, since time.Time) { p.stopWithin(c, since, p.grace()) }
 
 func (p *planner) stopWithin(c Container, since time.Time, grace time.Duration) {

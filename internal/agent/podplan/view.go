@@ -49,8 +49,8 @@ type podContainer struct {
 	name string
 	// init tells that it is in spec.initContainers. If runsToCompletion is false it is a sidecar.
 	init, runsToCompletion bool
-	// ephemeral tells that it is an ephemeral container. It runs at most once and doesn't affect the
-	// pod's outcome.
+	// ephemeral tells that it is an ephemeral container. It runs at most once and doesn't affect
+	// the pod's outcome.
 	ephemeral bool
 }
 
@@ -113,8 +113,8 @@ func (v *view) shouldRestart(c Container) bool {
 	return true
 }
 
-// initialized reports whether initialization has completed in the current sandbox. It has if a regular
-// container has run there, even if the records of the init containers are gone.
+// initialized reports whether initialization has completed in the current sandbox. It has if a
+// regular container has run there, even if the records of the init containers are gone.
 func (v *view) initialized() bool {
 	done := true
 	for _, c := range v.allContainers() {
@@ -131,8 +131,8 @@ func (v *view) initialized() bool {
 	return done
 }
 
-// finalStartFailure returns the failure to execute a container's program. ok tells that the failure is
-// final, like a failed run: with restartPolicy Never, and for ephemeral containers.
+// finalStartFailure returns the failure to execute a container's program. ok tells that the failure
+// is final, like a failed run: with restartPolicy Never, and for ephemeral containers.
 func (v *view) finalStartFailure(name string) (f Failure, ok bool) {
 	_, ran := v.newest(name)
 	f = v.o.StartFailures[name]
@@ -141,8 +141,8 @@ func (v *view) finalStartFailure(name string) (f Failure, ok bool) {
 	return f, !ran && f.ExitCode != 0 && never
 }
 
-// shouldStart reports whether a regular container should start. In a replaced sandbox, containers that
-// have completed don't run again. here tells that run is in the current sandbox.
+// shouldStart reports whether a regular container should start. In a replaced sandbox, containers
+// that have completed don't run again. here tells that run is in the current sandbox.
 func (v *view) shouldStart(c podContainer, run Container, here bool) bool {
 	if !here {
 		before, ok := v.newest(c.name)

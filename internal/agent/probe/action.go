@@ -25,31 +25,31 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// Target is who is asked.
+// Target is the container that a probe or hook acts on.
 type Target struct {
 	ID        string // of the run
 	Container *corev1.Container
-	// Address of its pod, as the node reaches it.
+	// Address is an address of the pod that the node can reach.
 	Address string
 }
 
-// Exec runs a program in a container and returns its exit code and what it
-// wrote. An error says that the program could not be run or didn't end in time
-// (context.DeadlineExceeded).
+// Exec runs a program in a container and returns its exit code and output. It returns an error if
+// the program could not be run, or did not end in time (context.DeadlineExceeded).
 type Exec func(ctx context.Context, id string, args []string) (code int, output string, err error)
 
-// agentName is what programs look for to leave probes out of their logs.
+// agentName is the User-Agent of probes. Servers match its beginning to leave probes out of their
+// logs.
 const agentName = "kube-probe/husk"
 
-// checkFailure is a check that was made and failed. Another error is of a check that
-// could not be made, which says nothing of the container.
+// checkFailure is the failure of a check that was carried out. Other errors mean that the check
+// could not be carried out, which says nothing about the container.
 type checkFailure struct{ message string }
 
 func (f checkFailure) Error() string { return f.message }
 
 func failuref(format string, args ...any) error { return checkFailure{fmt.Sprintf(format, args...)} }
 
-// check makes the check of a probe once. It returns nil, or what is wrong.
+// check carries out the check of a probe once.
 func (e Exec) check(ctx context.Context, t Target, p *corev1.Probe) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(p.TimeoutSeconds)*time.Second)
 	defer cancel()
@@ -69,8 +69,7 @@ func (e Exec) check(ctx context.Context, t Target, p *corev1.Probe) error {
 	return checkGRPC(ctx, t, p.GRPC)
 }
 
-// Hook does what a lifecycle handler says. It returns nil, or why that failed;
-// how a server answers makes no difference, as with the kubelet.
+// Hook runs a lifecycle handler. As in kubelet, any HTTP status counts as success.
 func (e Exec) Hook(ctx context.Context, t Target, h *corev1.LifecycleHandler) error {
 	switch {
 	case h.Exec != nil:
@@ -101,10 +100,10 @@ func (e Exec) run(ctx context.Context, t Target, args []string) error {
 	return nil
 }
 
-// maxQuoted is how much of an answer becomes part of a message.
+// maxQuoted is the number of bytes of an output or answer that a message quotes.
 const maxQuoted = 200
 
-// quote returns the beginning of what somebody said, as the end of a message.
+// quote returns the beginning of text in a form that can be appended to a message.
 func quote(text string) string {
 	text = strings.Join(strings.Fields(strings.ToValidUTF8(text, "?")), " ")
 	if text == "" {
@@ -116,19 +115,19 @@ func quote(text string) string {
 	return ": " + text
 }
 
-// dialer closes without leaving a port in TIME_WAIT for each probe.
+// dialer sets SO_LINGER, so that probes don't leave connections in TIME_WAIT.
 var dialer = net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
 	return c.Control(func(fd uintptr) {
 		_ = unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 1})
 	})
 }}
 
-// client asks each server anew, as the first one would be asked. A redirect to
-// another host is not followed: it is the answer.
+// client uses a new connection for each request. It doesn't follow redirects to other hosts: those
+// are the answer.
 var client = http.Client{
 	Transport: &http.Transport{
 		DialContext:        dialer.DialContext,
-		TLSClientConfig:    &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // a probe has no name to verify
+		TLSClientConfig:    &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // as in kubelet, probes don't verify certificates
 		DisableKeepAlives:  true,
 		DisableCompression: true,
 		Proxy:              nil,
@@ -200,7 +199,7 @@ func checkTCP(ctx context.Context, t Target, s *corev1.TCPSocketAction) error {
 	return nil
 }
 
-// checkGRPC asks a server of the gRPC health protocol.
+// checkGRPC asks a server by the gRPC health protocol.
 func checkGRPC(ctx context.Context, t Target, g *corev1.GRPCAction) error {
 	address := net.JoinHostPort(t.Address, strconv.Itoa(int(g.Port)))
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent(agentName),
@@ -225,7 +224,7 @@ func checkGRPC(ctx context.Context, t Target, g *corev1.GRPCAction) error {
 	return nil
 }
 
-// address of a port of the pod, or of another host.
+// address returns the address of a port of host, or of the pod if host is empty.
 func (t Target) address(host string, port func() (int, bool)) (string, error) {
 	number, ok := port()
 	if !ok {

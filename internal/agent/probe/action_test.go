@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// none runs no program.
+// none fails to run any program.
 func none(context.Context, string, []string) (int, string, error) {
 	return 0, "", errors.New("not running")
 }
@@ -36,7 +36,7 @@ func target(t *testing.T, server string) (Target, int) {
 	return Target{ID: "c", Address: host, Container: &corev1.Container{Name: "c", Ports: []corev1.ContainerPort{{Name: "web", ContainerPort: int32(number)}}}}, number
 }
 
-// closedPort is one that nobody listens on.
+// closedPort returns a port that no process listens on.
 func closedPort(t *testing.T) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -130,7 +130,7 @@ func TestGRPC(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and says nothing
+	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and never answers
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,11 +170,11 @@ func TestGRPC(t *testing.T) {
 func TestExec(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		code         int
-		output       string
-		err          error
-		want         string
-		saysOfTarget bool
+		code      int
+		output    string
+		err       error
+		want      string
+		isFailure bool
 	}{
 		{0, "fine", nil, "", false},
 		{3, "no\n\nluck\n", nil, "check: exit code 3: no luck", true},
@@ -184,7 +184,7 @@ func TestExec(t *testing.T) {
 	} {
 		e := Exec(func(ctx context.Context, id string, args []string) (int, string, error) {
 			if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > 2*time.Second || id != "c" || args[0] != "check" {
-				t.Errorf("asked of %s: %v until %v", id, args, deadline)
+				t.Errorf("exec in %s: %v with deadline %v", id, args, deadline)
 			}
 			return c.code, c.output, c.err
 		})
@@ -192,7 +192,7 @@ func TestExec(t *testing.T) {
 		spec.Exec = &corev1.ExecAction{Command: []string{"check"}}
 		err := e.check(t.Context(), Target{ID: "c"}, spec)
 		_, judged := errors.AsType[checkFailure](err)
-		if err == nil && c.want != "" || err != nil && err.Error() != c.want || judged != c.saysOfTarget {
+		if err == nil && c.want != "" || err != nil && err.Error() != c.want || judged != c.isFailure {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
@@ -214,7 +214,7 @@ func TestHooks(t *testing.T) {
 		hook corev1.LifecycleHandler
 		want string
 	}{
-		{"any answer will do", t.Context(), corev1.LifecycleHandler{HTTPGet: get}, ""},
+		{"any answer is a success", t.Context(), corev1.LifecycleHandler{HTTPGet: get}, ""},
 		{"no answer", t.Context(), corev1.LifecycleHandler{HTTPGet: refused}, "connection refused"},
 		{"tcp", t.Context(), corev1.LifecycleHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt(port)}}, ""},
 		{"exec", t.Context(), corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"x"}}}, "not running"},

@@ -7,11 +7,10 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// maxOutput is how much is kept of what a program writes.
+// maxOutput is the number of bytes that are kept of each output stream of a program.
 const maxOutput = 10 << 10
 
-// prefixBuffer keeps the first bytes that are written to it, and drops the rest:
-// the program must not notice.
+// prefixBuffer keeps the first maxOutput bytes and drops the rest without an error.
 type prefixBuffer struct{ bytes.Buffer }
 
 func (b *prefixBuffer) Write(p []byte) (int, error) {
@@ -19,8 +18,8 @@ func (b *prefixBuffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// NewExec runs programs in containers. One that isn't there or can't be executed is
-// an error: like the kubelet, we take that to say nothing of the container.
+// NewExec returns an Exec that runs programs by run. A program that doesn't exist or can't be
+// executed is an error: as in kubelet, it says nothing about the container.
 func NewExec(run func(ctx context.Context, e oci.Exec) (code int, err error)) Exec {
 	return func(ctx context.Context, id string, args []string) (int, string, error) {
 		var out, errs prefixBuffer

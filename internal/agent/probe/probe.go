@@ -1,9 +1,8 @@
-// Package probe asks containers how they are, by the probes of their pods, and
-// runs their hooks. Servers are asked from the node, at the pod's address.
+// Package probe runs the probes and lifecycle hooks of containers. Network probes connect from the
+// node to the pod's address.
 //
-// One goroutine waits for the next of all probes that are due; another exists
-// only while one is made. What a series of results means is decided by
-// package plan.
+// One goroutine waits for the next due probe of all containers. Each probe runs in a goroutine of
+// its own. Package podplan derives verdicts from the results.
 package probe
 
 import (
@@ -24,17 +23,17 @@ import (
 type Run struct {
 	Target
 	Started time.Time
-	// Ended runs are not asked any more. What was found of them is kept.
+	// Ended tells that the run has ended. Its probes stop and its verdicts are kept.
 	Ended bool
 }
 
-// Prober makes the probes of all pods.
+// Prober runs the probes of all pods.
 type Prober struct {
 	exec      Exec
-	execSlots chan struct{} // has one for each program that may be run at once
+	execSlots chan struct{} // bounds the number of programs that run at the same time
 
 	mu    sync.Mutex
-	pods  map[string]map[string]*run // by pod and run
+	pods  map[string]map[string]*run // by pod UID and run ID
 	queue queue
 	wake  chan struct{}
 
@@ -43,7 +42,7 @@ type Prober struct {
 	background sync.WaitGroup
 }
 
-// kind of a probe.
+// kind is the kind of a probe.
 type kind int
 
 const (
@@ -59,40 +58,41 @@ func (k kind) of(c *corev1.Container) *corev1.Probe {
 	return [kinds]*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe}[k]
 }
 
-// HasProbes says whether a container has probes.
+// HasProbes reports whether a container has probes.
 func HasProbes(c *corev1.Container) bool {
 	return c.StartupProbe != nil || c.LivenessProbe != nil || c.ReadinessProbe != nil
 }
 
-// run is what is known of a run.
+// run is a run and the state of its probes.
 type run struct {
 	Run
 	Watcher
 	progress [kinds]podplan.ProbeProgress
-	messages [kinds]string // by the last check, if it failed
+	messages [kinds]string // of the last check of each kind, if it failed
 	ctx      context.Context
 	cancel   context.CancelFunc
 }
 
-// scheduledProbe is when a probe is due.
+// scheduledProbe is a probe and its next time.
 type scheduledProbe struct {
 	at  time.Time
 	run *run
 	kind
 }
 
-// execsPerCPU programs are run at once at most: each costs some 20 ms of it.
+// execsPerCPU is the number of programs per CPU that may run at the same time. Starting one takes
+// about 20 ms of CPU time.
 const execsPerCPU = 4
 
-// Watcher is told of what is found. It must not block.
+// Watcher holds the callbacks for the results of a pod's probes. They must not block.
 type Watcher struct {
-	// Changed is called when what is known of a run is another.
+	// Changed is called after the health of a run has changed.
 	Changed func()
-	// Failed is called with each check that failed.
+	// Failed is called for each failed check.
 	Failed func(t Target, message string)
 }
 
-// New returns a prober of nothing yet.
+// New returns a prober without any pods.
 func New(exec Exec) *Prober {
 	p := &Prober{
 		exec:      exec,
@@ -105,14 +105,13 @@ func New(exec Exec) *Prober {
 	return p
 }
 
-// Close ends all probes.
+// Close stops all probes.
 func (p *Prober) Close() {
 	p.cancel()
 	p.background.Wait()
 }
 
-// Watch makes the runs be those of the pod that are probed; others are
-// forgotten.
+// Watch sets the runs of a pod that are probed. It drops the pod's other runs.
 func (p *Prober) Watch(pod string, runs []Run, watcher Watcher) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,7 +136,7 @@ func (p *Prober) Watch(pod string, runs []Run, watcher Watcher) {
 	}
 }
 
-// start has a run probed. The caller holds p.mu.
+// start starts the probes of a run. The caller holds p.mu.
 func (p *Prober) start(r Run, watcher Watcher) *run {
 	known := &run{Run: r, Watcher: watcher}
 	known.ctx, known.cancel = context.WithCancel(p.ctx)
@@ -153,7 +152,8 @@ func (p *Prober) start(r Run, watcher Watcher) *run {
 	return known
 }
 
-// scheduleFirst has a probe, if there is one, made as soon as its delay is over.
+// scheduleFirst schedules the first check of a probe after its initial delay. It does nothing if
+// the container has no such probe.
 func (p *Prober) scheduleFirst(r *run, k kind) {
 	spec := k.of(r.Container)
 	if spec == nil {
@@ -174,7 +174,7 @@ func (p *Prober) schedule(t scheduledProbe) {
 	}
 }
 
-// Health is what is known of a run.
+// Health returns the health of a run.
 func (p *Prober) Health(pod, id string) podplan.Health {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -183,15 +183,15 @@ func (p *Prober) Health(pod, id string) podplan.Health {
 		return podplan.Health{}
 	}
 	h := podplan.Health{Startup: r.progress[startup].Verdict, Liveness: r.progress[liveness].Verdict, Readiness: r.progress[readiness].Verdict}
-	for _, said := range r.messages {
+	for _, message := range r.messages {
 		if h.Message == "" {
-			h.Message = said
+			h.Message = message
 		}
 	}
 	return h
 }
 
-// wait makes probes when they are due.
+// wait runs probes when they are due.
 func (p *Prober) wait() {
 	for {
 		select {
@@ -203,10 +203,10 @@ func (p *Prober) wait() {
 	}
 }
 
-// idleWait is how long is waited while there is nothing to do.
+// idleWait is how long wait sleeps if no probe is scheduled.
 const idleWait = time.Hour
 
-// runDue makes the probes that are, and returns how long to wait for the next.
+// runDue starts the probes that are due and returns the time until the next one.
 func (p *Prober) runDue() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -223,10 +223,10 @@ func (p *Prober) runDue() time.Duration {
 	return idleWait
 }
 
-// maxAttempts at a check that can't be made, before its turn is let pass.
+// maxAttempts is how often a check is tried that can't be carried out.
 const maxAttempts = 3
 
-// runProbe makes a check and notes its result.
+// runProbe carries out a check and records its result.
 func (p *Prober) runProbe(t scheduledProbe) {
 	spec := t.of(t.run.Container)
 	if spec.Exec != nil {
@@ -245,44 +245,44 @@ func (p *Prober) runProbe(t scheduledProbe) {
 		}
 	}
 	if t.run.ctx.Err() != nil {
-		return // it ended meanwhile: who knows who has answered
+		return // the run has ended: another one may have answered
 	}
 	p.record(t, err)
 }
 
-// record draws the consequences of a check.
+// record updates the health of a run after a check, and schedules the next one.
 func (p *Prober) record(t scheduledProbe, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r, spec := t.run, t.of(t.run.Container)
-	before, said := r.progress[t.kind], r.messages[t.kind]
-	course, how := before, "failed"
+	before, message := r.progress[t.kind], r.messages[t.kind]
+	progress, how := before, "failed"
 	if _, judged := errors.AsType[checkFailure](err); err == nil || judged {
-		course = before.Add(spec, err == nil)
+		progress = before.Add(spec, err == nil)
 	} else {
-		how = "can't be made"
+		how = "could not be carried out"
 	}
-	r.progress[t.kind], r.messages[t.kind] = course, ""
+	r.progress[t.kind], r.messages[t.kind] = progress, ""
 	if err != nil {
 		r.messages[t.kind] = fmt.Sprintf("%s probe %s: %v", t.kind, how, err)
 		r.Failed(r.Target, r.messages[t.kind])
 	}
 	switch {
-	case t.kind == startup && course.Verdict == podplan.Healthy:
+	case t.kind == startup && progress.Verdict == podplan.Healthy:
 		p.scheduleFirst(r, liveness)
 		p.scheduleFirst(r, readiness)
-	case t.kind != readiness && course.Verdict == podplan.Failing:
-		// It will be stopped. The next run is another.
+	case t.kind != readiness && progress.Verdict == podplan.Failing:
+		// The container will be stopped. Its next run has its own probes.
 	default:
 		p.schedule(scheduledProbe{podplan.NextProbe(spec, t.at, time.Now()), r, t.kind})
 	}
-	if course.Verdict != before.Verdict || said != r.messages[t.kind] {
+	if progress.Verdict != before.Verdict || message != r.messages[t.kind] {
 		r.Changed()
 	}
 }
 
-// queue has the turns, the next one first. Those of a run that has ended stay
-// until they are due.
+// queue is a heap of scheduled probes, the next one first. The probes of an ended run stay until
+// they are due.
 type queue []scheduledProbe
 
 func (q queue) Len() int           { return len(q) }

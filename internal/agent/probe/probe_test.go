@@ -18,16 +18,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fixture is a prober whose programs answer what is written, in a bubble of
-// time of its own.
+// fixture is a prober in a synctest bubble. Its programs have the results that the test sets.
 type fixture struct {
 	*Prober
 	mu      sync.Mutex
 	began   time.Time
-	calls   []string          // program@second
-	code    map[string]int    // of programs
-	stuck   map[string]bool   // those that don't end
-	errs    map[string]string // those that can't be run
+	calls   []string          // run.program@second
+	code    map[string]int    // exit codes by run.program
+	stuck   map[string]bool   // programs that don't end
+	errs    map[string]string // errors of programs that can't be run
 	changes int
 	failed  []string
 }
@@ -63,12 +62,12 @@ func (c *fixture) set(name string, code int) {
 	c.code[name] = code
 }
 
-// takeCalls returns who was asked since the last time.
+// takeCalls returns the calls since the last time.
 func (c *fixture) takeCalls() string {
 	synctest.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	slices.SortStableFunc(c.calls, func(a, b string) int { // at one moment, by name
+	slices.SortStableFunc(c.calls, func(a, b string) int { // those at the same time by name
 		if _, x, _ := strings.Cut(a, "@"); !strings.HasSuffix(b, "@"+x) {
 			return 0
 		}
@@ -85,8 +84,8 @@ func (c *fixture) change() {
 	c.changes++
 }
 
-// newRun makes a run of a container whose probes run programs of their names. Each
-// is delay:period:success:failure.
+// newRun returns a run of a container with exec probes, which run programs with the name of the
+// probe. The values of probes are initialDelay:period:successThreshold:failureThreshold.
 func (c *fixture) newRun(id string, probes map[string]string) Run {
 	container := &corev1.Container{Name: id}
 	for name, times := range probes {
@@ -127,13 +126,13 @@ func TestPeriods(t *testing.T) {
 	withFixture(t, func(t *testing.T, c *fixture) {
 		c.watch(c.newRun("a", map[string]string{"liveness": "0:10:1:3", "readiness": "5:4:1:1"}))
 		time.Sleep(20 * time.Second)
-		expect(t, "asked", c.takeCalls(), "a.liveness@0 a.readiness@5 a.readiness@9 a.liveness@10 a.readiness@13 a.readiness@17 a.liveness@20")
+		expect(t, "calls", c.takeCalls(), "a.liveness@0 a.readiness@5 a.readiness@9 a.liveness@10 a.readiness@13 a.readiness@17 a.liveness@20")
 		if h := c.Health("p", "a"); h != (podplan.Health{Liveness: podplan.Healthy, Readiness: podplan.Healthy}) || c.changes != 2 {
 			t.Errorf("%+v after %d changes", h, c.changes)
 		}
 		c.watch()
 		time.Sleep(time.Minute)
-		expect(t, "asked though forgotten", c.takeCalls(), "")
+		expect(t, "calls after it was dropped", c.takeCalls(), "")
 		if len(c.pods) != 0 || len(c.queue) != 0 {
 			t.Errorf("left: %v %v", c.pods, c.queue)
 		}
@@ -146,13 +145,13 @@ func TestStartupHoldsBackTheOthers(t *testing.T) {
 		c.set("a.startup", 1)
 		c.watch(c.newRun("a", map[string]string{"startup": "0:2:1:10", "liveness": "1:100:1:1", "readiness": "7:100:1:1"}))
 		time.Sleep(5 * time.Second)
-		expect(t, "asked", c.takeCalls(), "a.startup@0 a.startup@2 a.startup@4")
+		expect(t, "calls", c.takeCalls(), "a.startup@0 a.startup@2 a.startup@4")
 		if h := c.Health("p", "a"); h.Startup != podplan.Unknown || h.Message != "startup probe failed: startup: exit code 1" {
 			t.Errorf("%+v", h)
 		}
 		c.set("a.startup", 0)
 		time.Sleep(5 * time.Second)
-		expect(t, "asked then", c.takeCalls(), "a.liveness@6 a.startup@6 a.readiness@7")
+		expect(t, "later calls", c.takeCalls(), "a.liveness@6 a.startup@6 a.readiness@7")
 		if h := c.Health("p", "a"); h != (podplan.Health{Startup: podplan.Healthy, Liveness: podplan.Healthy, Readiness: podplan.Healthy}) {
 			t.Errorf("%+v", h)
 		}
@@ -169,8 +168,8 @@ func TestFailing(t *testing.T) {
 		c.set("a.liveness", 7)
 		c.set("a.readiness", 8)
 		time.Sleep(4 * time.Second)
-		// Of the dead nothing more is asked than whether it is ready.
-		expect(t, "asked", c.takeCalls(), "a.liveness@4 a.readiness@4 a.liveness@5 a.readiness@5 a.liveness@6 a.readiness@6 a.readiness@7")
+		// After the liveness probe has failed, only the readiness probe continues.
+		expect(t, "calls", c.takeCalls(), "a.liveness@4 a.readiness@4 a.liveness@5 a.readiness@5 a.liveness@6 a.readiness@6 a.readiness@7")
 		h := c.Health("p", "a")
 		if h.Liveness != podplan.Failing || h.Readiness != podplan.Failing || h.Message != "liveness probe failed: liveness: exit code 7" || len(c.failed) != 7 {
 			t.Errorf("%+v %v", h, c.failed)
@@ -179,15 +178,15 @@ func TestFailing(t *testing.T) {
 		a.Ended = true
 		c.watch(a)
 		time.Sleep(time.Minute)
-		expect(t, "asked of the ended", c.takeCalls(), "")
+		expect(t, "calls after the end", c.takeCalls(), "")
 		if c.Health("p", "a") != h {
-			t.Errorf("what was found of it is now %+v", c.Health("p", "a"))
+			t.Errorf("its health has changed to %+v", c.Health("p", "a"))
 		}
 	})
 }
 
-// One that doesn't answer is asked again at the next multiple of its period,
-// and doesn't hold up others.
+// TestSlow has a probe that doesn't answer. It runs again at the next multiple of its period and
+// doesn't delay others.
 func TestSlow(t *testing.T) {
 	t.Parallel()
 	withFixture(t, func(t *testing.T, c *fixture) {
@@ -196,28 +195,29 @@ func TestSlow(t *testing.T) {
 		a.Container.LivenessProbe.TimeoutSeconds = 3
 		c.watch(a, b)
 		time.Sleep(8 * time.Second)
-		expect(t, "asked", c.takeCalls(), "a.liveness@0 b.liveness@1 b.liveness@3 a.liveness@4 b.liveness@5 b.liveness@7")
+		expect(t, "calls", c.takeCalls(), "a.liveness@0 b.liveness@1 b.liveness@3 a.liveness@4 b.liveness@5 b.liveness@7")
 		if h := c.Health("p", "a"); h.Liveness != podplan.Failing || !strings.Contains(h.Message, "did not end in time") {
 			t.Errorf("%+v", h)
 		}
 	})
 }
 
-// A check that can't be made is tried thrice, and says nothing.
-func TestNoCheck(t *testing.T) {
+// TestCheckImpossible has a check that can't be carried out. It is tried three times and yields no
+// verdict.
+func TestCheckImpossible(t *testing.T) {
 	t.Parallel()
 	withFixture(t, func(t *testing.T, c *fixture) {
-		c.errs["a.liveness"] = "runtime is away"
+		c.errs["a.liveness"] = "runtime is down"
 		c.watch(c.newRun("a", map[string]string{"liveness": "0:5:1:1"}))
 		time.Sleep(6 * time.Second)
-		expect(t, "asked", c.takeCalls(), "a.liveness@0 a.liveness@0 a.liveness@0 a.liveness@5 a.liveness@5 a.liveness@5")
-		if h := c.Health("p", "a"); h.Liveness != podplan.Unknown || !strings.Contains(h.Message, "runtime is away") {
+		expect(t, "calls", c.takeCalls(), "a.liveness@0 a.liveness@0 a.liveness@0 a.liveness@5 a.liveness@5 a.liveness@5")
+		if h := c.Health("p", "a"); h.Liveness != podplan.Unknown || !strings.Contains(h.Message, "runtime is down") {
 			t.Errorf("%+v", h)
 		}
 	})
 }
 
-// A probe under way when its run ends neither counts nor holds up the end.
+// TestEndDuringProbe checks that a probe in progress neither counts nor delays the end of its run.
 func TestEndDuringProbe(t *testing.T) {
 	t.Parallel()
 	withFixture(t, func(t *testing.T, c *fixture) {
@@ -229,14 +229,14 @@ func TestEndDuringProbe(t *testing.T) {
 		a.Ended = true
 		c.watch(a)
 		time.Sleep(10 * time.Second)
-		expect(t, "asked", c.takeCalls(), "a.liveness@0")
+		expect(t, "calls", c.takeCalls(), "a.liveness@0")
 		if h := c.Health("p", "a"); h != (podplan.Health{}) || c.changes != 0 {
 			t.Errorf("%+v", h)
 		}
 	})
 }
 
-// A thousand idle probes are one goroutine.
+// TestIdleProbesAreCheap checks a thousand containers with probes.
 func TestIdleProbesAreCheap(t *testing.T) {
 	t.Parallel()
 	withFixture(t, func(t *testing.T, c *fixture) {
@@ -250,7 +250,7 @@ func TestIdleProbesAreCheap(t *testing.T) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if len(c.calls) != 4000 || c.changes != 2000 {
-			t.Errorf("asked %d times, %d changes", len(c.calls), c.changes)
+			t.Errorf("%d calls, %d changes", len(c.calls), c.changes)
 		}
 	})
 }

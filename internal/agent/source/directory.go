@@ -1,6 +1,6 @@
-// Package source tells the agent which pods are declared: in a directory of
-// manifests or at a URL. A source always delivers its complete set; what can't be
-// read at the moment stays as it last was, so that a fault never removes a pod.
+// Package source delivers the declared pods to the agent, from a directory of manifests or a URL. A
+// source always delivers its complete set. What can't be read stays as it was, so that an error
+// never removes a pod.
 package source
 
 import (
@@ -24,64 +24,61 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// resync is how often the directory is read without having been told of a
-// change: for file systems without inotify, and for a directory that was
-// replaced.
+// resync is the interval at which the directory is read even without an inotify event. It is needed
+// on file systems without inotify, and after the directory was replaced.
 const resync = 5 * time.Second
 
-// inotifyKey stands for a file in complaints about inotify.
+// inotifyKey is the key in lastErrors for errors of inotify.
 const inotifyKey = "inotify"
 
-// maxFile is the largest manifest that is read, as kubelet has it.
+// maxFile is the maximum size of a manifest. It is kubelet's.
 const maxFile = 10 << 20
 
-// Pod is a declared pod and where it was declared: a path or a URL.
+// Pod is a declared pod.
 type Pod struct {
 	*corev1.Pod
-	Location string
-	// DeletionGrace, if not nil, says that the pod is to be stopped within that grace,
-	// and to stay known until it is no longer declared.
+	Location string // path or URL of its manifest
+	// DeletionGrace is set if the pod is being deleted. The pod is stopped within that time, and
+	// its record stays until it is no longer declared.
 	DeletionGrace *time.Duration
 }
 
-// Kind of a source. What a pod's source is called begins with it.
+// Kind is the kind of a source. The names of sources begin with it.
 type Kind string
 
 // The kinds of sources.
 const (
 	File Kind = "file:"
 	Web  Kind = "url:"
-	// API pods have an identity of their own: one that is changed is the same
-	// pod as long as its UID is.
+	// API is an API server. Its pods keep their identity across changes, by their UIDs.
 	API Kind = "api:"
 )
 
-// Set is all that a source declares.
+// Set is everything that a source declares.
 type Set struct {
 	Kind Kind
 	Pods []Pod
-	// Objects are those of all files, for all pods.
+	// Objects are the config maps and secrets of all files, for all pods.
 	Objects manifest.Objects
-	// Unread are files of which it isn't known what they declare: pods that
-	// came from them before a restart of huskd must stay.
+	// Unread are the locations whose content isn't known. Pods from them must stay.
 	Unread []string
 }
 
-// Directory is a directory of manifests: every file in it whose name doesn't
-// begin with a dot. Directories below it are not read.
+// Directory is a directory of manifests. It reads all files whose names don't begin with a dot, but
+// no subdirectories.
 type Directory struct {
 	Path string
 	Node string // name of this node
 	Log  *slog.Logger
-	// Deliver gets the complete set when it is first known and whenever it changes.
+	// Deliver is called with the complete set once it is known and after each change.
 	Deliver func(Set)
 
 	files      map[string]*file
 	present    map[string]bool   // the files of the last listing
-	lastErrors map[string]string // the last complaint about each file
+	lastErrors map[string]string // the last error logged for each file
 }
 
-// file is a manifest as it was last understood.
+// file is the last valid version of a manifest.
 type file struct {
 	sum [sha256.Size]byte
 	manifest.File
@@ -98,10 +95,10 @@ func (d *Directory) Run(ctx context.Context) error {
 	tick := time.NewTicker(resync)
 	defer tick.Stop()
 	for {
-		// Adding it again is harmless, and finds a directory that was replaced.
-		// That there is none is told by the scan.
+		// Adding the watch again is harmless, and finds a directory that was replaced. The scan
+		// reports a missing directory.
 		if err := watch.Add(d.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			d.logOnce(inotifyKey, fmt.Errorf("%s is read every %v only, as it can't be watched: %w", d.Path, resync, err))
+			d.logOnce(inotifyKey, fmt.Errorf("%s can't be watched and is only read every %v: %w", d.Path, resync, err))
 		}
 		if d.scan() {
 			d.Deliver(d.set())
@@ -120,7 +117,7 @@ func (d *Directory) Run(ctx context.Context) error {
 	}
 }
 
-// drain takes the events that are there already: one scan serves them all.
+// drain discards pending events: one scan serves all of them.
 func drain(events <-chan fsnotify.Event) {
 	for {
 		select {
@@ -131,14 +128,14 @@ func drain(events <-chan fsnotify.Event) {
 	}
 }
 
-// scan reads what has changed and says whether the set may be another now.
+// scan reads changed files and reports whether the set may have changed.
 func (d *Directory) scan() bool {
 	entries, err := os.ReadDir(d.Path)
 	if err != nil {
 		d.logOnce(d.Path, fmt.Errorf("the pods from it are kept: %w", err))
 		return false
 	}
-	d.clearError(d.Path)
+	delete(d.lastErrors, d.Path)
 	present := map[string]bool{}
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), ".") {
@@ -162,12 +159,12 @@ func (d *Directory) scan() bool {
 	return changed
 }
 
-// read reads one file and says whether its pods changed. A file that can't be
-// read or understood keeps the pods that it last had.
+// read reads a file and reports whether its content changed. If the file is unreadable or invalid,
+// its last valid version stays in effect.
 func (d *Directory) read(path string) bool {
 	data, err := readFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false // removed since it was listed: the next scan knows
+		return false // removed after it was listed: the next scan notices
 	}
 	if err != nil {
 		d.logOnce(path, d.notePodsKept(path, err))
@@ -175,7 +172,7 @@ func (d *Directory) read(path string) bool {
 	}
 	sum := sha256.Sum256(data)
 	if had := d.files[path]; had != nil && had.sum == sum {
-		d.clearError(path)
+		delete(d.lastErrors, path)
 		return false
 	}
 	parsed, err := manifest.Parse(data, manifest.Origin{File: path, Node: d.Node, Source: string(File) + path})
@@ -183,7 +180,7 @@ func (d *Directory) read(path string) bool {
 		d.logOnce(path, d.notePodsKept(path, err))
 		return false
 	}
-	d.clearError(path)
+	delete(d.lastErrors, path)
 	d.files[path] = &file{sum, parsed}
 	return true
 }
@@ -195,10 +192,10 @@ func (d *Directory) notePodsKept(path string, err error) error {
 	return err
 }
 
-var errNotFile = errors.New("is not a regular file: move it elsewhere, or let its name begin with a dot")
+var errNotFile = errors.New("is not a regular file: move it elsewhere, or begin its name with a dot")
 
 func readFile(path string) ([]byte, error) {
-	// Without blocking on a FIFO that somebody put there.
+	// Opening a FIFO would block.
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
@@ -218,8 +215,8 @@ func readFile(path string) ([]byte, error) {
 	return data, err
 }
 
-// set returns the pods of all files. Of two with the same name the one of the
-// file that sorts first counts.
+// set returns the pods of all files. If two files declare the same pod, the one that sorts first
+// wins.
 func (d *Directory) set() Set {
 	from := map[string]string{}
 	set := Set{Kind: File, Objects: manifest.Objects{}}
@@ -232,7 +229,7 @@ func (d *Directory) set() Set {
 			pod := &d.files[path].Pods[i]
 			name := pod.Namespace + "/" + pod.Name
 			if first, ok := from[name]; ok {
-				d.logOnce(path, fmt.Errorf("pod %s is declared in %s too, which counts: rename one", name, first))
+				d.logOnce(path, fmt.Errorf("pod %s is already declared in %s: rename one", name, first))
 				continue
 			}
 			from[name] = path
@@ -240,7 +237,7 @@ func (d *Directory) set() Set {
 		}
 		for key, object := range d.files[path].Objects {
 			if first, ok := from[key]; ok {
-				d.logOnce(path, fmt.Errorf("%s is declared in %s too, which counts: rename one", strings.ToLower(key), first))
+				d.logOnce(path, fmt.Errorf("%s is already declared in %s: rename one", strings.ToLower(key), first))
 				continue
 			}
 			from[key] = path
@@ -250,7 +247,7 @@ func (d *Directory) set() Set {
 	return set
 }
 
-// logOnce logs what is wrong with a file, once until it is another thing.
+// logOnce logs an error of a file, unless it is the same as the file's last one.
 func (d *Directory) logOnce(path string, err error) {
 	if d.lastErrors[path] == err.Error() {
 		return
@@ -258,5 +255,3 @@ func (d *Directory) logOnce(path string, err error) {
 	d.lastErrors[path] = err.Error()
 	d.Log.Error("manifests: "+strings.ReplaceAll(err.Error(), "\n", "; "), "file", path)
 }
-
-func (d *Directory) clearError(path string) { delete(d.lastErrors, path) }

@@ -21,13 +21,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec: {containers: [{name: c, image: localhost/x}]}\n"
 
-// directoryTest is a directory being watched, and what came of it.
+// directoryTest watches a directory and records the deliveries and the log.
 type directoryTest struct {
 	t   *testing.T
 	dir string
 	mu  sync.Mutex
 	set []string // names of pods
-	// unread files of the last delivery
+	// unread has the unread files of the last delivery.
 	unread []string
 	seq    int
 	log    bytes.Buffer
@@ -76,7 +76,7 @@ func (w *directoryTest) eventually(what string, ok func() bool) {
 			return
 		}
 		if time.Now().After(deadline) {
-			w.t.Fatalf("never: %s; %s", what, state)
+			w.t.Fatalf("timeout waiting for %s; %s", what, state)
 		}
 	}
 }
@@ -134,7 +134,7 @@ func TestFaultRemovesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.write("web.yaml", fmt.Sprintf(pod, "web2"))
-	w.expect("other", "web2") // found again by the resync
+	w.expect("other", "web2") // the resync finds the directory again
 }
 
 func TestUnreadableFilesAreReported(t *testing.T) {
@@ -155,7 +155,7 @@ func TestUnreadableFilesAreReported(t *testing.T) {
 	w.expectLog("fifo: is not a regular file")
 	w.expectLog("loop: too many levels")
 	w.expectLog("big: is larger than 10 MiB")
-	w.expectLog("pod default/web is declared in " + filepath.Join(w.dir, "a") + " too")
+	w.expectLog("pod default/web is already declared in " + filepath.Join(w.dir, "a"))
 	w.expect("web")
-	w.eventually("the unread files are told", func() bool { return slices.Equal(w.unread, []string{"big", "dir", "fifo", "loop"}) })
+	w.eventually("the unread files", func() bool { return slices.Equal(w.unread, []string{"big", "dir", "fifo", "loop"}) })
 }

@@ -15,30 +15,29 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// URL is a manifest that a web server has. It is asked again and again. Whatever
-// it answers but a manifest leaves the pods as they are.
+// URL is a manifest on a web server, which is fetched periodically. Any answer other than a valid
+// manifest leaves the pods unchanged.
 type URL struct {
 	URL string
-	// Header of each request, which may have what opens the server's doors.
+	// Header is sent with each request. It may contain credentials.
 	Header   http.Header
 	Node     string // name of this node
 	Interval time.Duration
 	Log      *slog.Logger
-	// Deliver gets the complete set when it is first known and whenever it changes.
+	// Deliver is called with the complete set once it is known and after each change.
 	Deliver func(Set)
 
 	client http.Client
-	// etag and modified are the server's names for what was last read, whose
-	// content had the sum.
+	// etag and modified are the validators of the last manifest, sum is its hash.
 	etag, modified string
 	sum            [sha256.Size]byte
-	lastError      string // the last complaint
+	lastError      string // the last error that was logged
 }
 
-// requestTimeout is how long the server may take to answer, as the kubelet has it.
+// requestTimeout is the time that the server has to answer. It is kubelet's.
 const requestTimeout = 10 * time.Second
 
-// Run asks until ctx ends.
+// Run fetches the manifest periodically until ctx ends.
 func (u *URL) Run(ctx context.Context) error {
 	u.client = http.Client{Timeout: requestTimeout, CheckRedirect: checkRedirect, Transport: http.DefaultTransport.(*http.Transport).Clone()}
 	defer u.client.CloseIdleConnections()
@@ -67,18 +66,18 @@ func (u *URL) Run(ctx context.Context) error {
 
 const maxRedirects = 10
 
-// checkRedirect follows a redirect unless it leads from TLS to where there is none.
+// checkRedirect refuses redirects from https to http.
 func checkRedirect(r *http.Request, via []*http.Request) error {
 	switch {
 	case via[0].URL.Scheme == "https" && r.URL.Scheme != "https":
-		return fmt.Errorf("it leads to %s, without TLS", redacted(r.URL.String()))
+		return fmt.Errorf("it redirects to %s, without TLS", redacted(r.URL.String()))
 	case len(via) >= maxRedirects:
 		return fmt.Errorf("more than %d redirects", maxRedirects)
 	}
 	return nil
 }
 
-// redacted is a URL without a password.
+// redacted returns a URL without its password.
 func redacted(text string) string {
 	u, err := url.Parse(text)
 	if err != nil {
@@ -87,7 +86,7 @@ func redacted(text string) string {
 	return u.Redacted()
 }
 
-// fetch returns what is declared, or nil if that hasn't changed.
+// fetch returns the declared set, or nil if it hasn't changed.
 func (u *URL) fetch(ctx context.Context) (*Set, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.URL, nil)
 	if err != nil {
@@ -144,7 +143,7 @@ func (u *URL) fetch(ctx context.Context) (*Set, error) {
 	return set, nil
 }
 
-// logOnce logs why nothing new is known, once until it is another reason.
+// logOnce logs an error, unless it is the same as the last one.
 func (u *URL) logOnce(err error) {
 	text := strings.ReplaceAll(err.Error(), "\n", "; ")
 	if text == u.lastError {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// manifestServer is a web server with a manifest, and somebody who asks it.
+// manifestServer is a web server with a manifest, and the URL source that fetches it.
 type manifestServer struct {
 	t        *testing.T
 	server   *httptest.Server
@@ -75,7 +75,7 @@ func (o *manifestServer) setAnswer(answer func(http.ResponseWriter, *http.Reques
 	o.answer = answer
 }
 
-// waitFor waits for the deliveries, and for a line of the log if one is given.
+// waitFor waits for the deliveries and for a text in the log.
 func (o *manifestServer) waitFor(sets, line string) {
 	o.t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -86,12 +86,12 @@ func (o *manifestServer) waitFor(sets, line string) {
 			return
 		}
 		if time.Now().After(end) {
-			o.t.Fatalf("delivered are %q, not %q, and said is\n%s\nwithout %q", got, sets, said, line)
+			o.t.Fatalf("delivered %q, want %q; log:\n%s\nwant %q", got, sets, said, line)
 		}
 	}
 }
 
-// waitRequests waits until it was asked some more times.
+// waitRequests waits for n further requests.
 func (o *manifestServer) waitRequests(n int) {
 	o.t.Helper()
 	o.mu.Lock()
@@ -105,7 +105,7 @@ func (o *manifestServer) waitRequests(n int) {
 			return
 		}
 	}
-	o.t.Fatal("it isn't asked any more")
+	o.t.Fatal("timeout waiting for requests")
 }
 
 func TestURL(t *testing.T) {
@@ -114,10 +114,10 @@ func TestURL(t *testing.T) {
 	o.waitFor("none", "")
 	o.setAnswer(respond(fmt.Sprintf(pod, "a")))
 	o.waitFor("none, a", "")
-	o.waitRequests(3) // the same, again and again
+	o.waitRequests(3) // the same manifest repeatedly
 	o.setAnswer(respond(fmt.Sprintf(pod, "a") + "---\n" + fmt.Sprintf(pod, "b")))
 	o.waitFor("none, a, a b", "")
-	// Nothing of this takes a pod away.
+	// None of these answers removes a pod.
 	for _, c := range []struct {
 		answer func(http.ResponseWriter, *http.Request)
 		line   string
@@ -141,7 +141,7 @@ func TestURL(t *testing.T) {
 	said := strings.Count(o.log.String(), "it answers 500")
 	o.mu.Unlock()
 	if said != 1 {
-		t.Errorf("it complained %d times of the same", said)
+		t.Errorf("the same error was logged %d times", said)
 	}
 	o.setAnswer(respond(fmt.Sprintf(pod, "b")))
 	o.waitFor("none, a, a b, b", "")
@@ -180,12 +180,12 @@ func TestURLConditions(t *testing.T) {
 		t.Errorf("delivered %q, asked with %q", o.sets, tags)
 	}
 	if strings.Contains(o.log.String(), "secret") || !strings.Contains(o.log.String(), "403") {
-		t.Errorf("the log has\n%s", o.log.String())
+		t.Errorf("log:\n%s", o.log.String())
 	}
 }
 
-// A server whose certificate isn't known is not believed, and neither is one
-// that leads away from TLS.
+// TestURLWithTLS checks that certificates are verified and redirects from https to http are
+// refused.
 func TestURLWithTLS(t *testing.T) {
 	t.Parallel()
 	o := newManifestServer(t, httptest.NewTLSServer, func(*URL) {})

@@ -1,5 +1,5 @@
-// Package criconfig converts a pod to the CRI messages that create its sandbox and containers. Labels,
-// annotations and log paths are kubelet's, for tools that read them. It is pure.
+// Package criconfig converts a pod to the CRI messages that create its sandbox and containers.
+// Labels, annotations and log paths are kubelet's, for tools that read them. It is pure.
 //
 // The pod must come from package manifest: it must be valid and have its defaults.
 package criconfig
@@ -69,8 +69,8 @@ func LogPath(container string, attempt uint32) string {
 	return path.Join(container, strconv.FormatUint(uint64(attempt), 10)+".log")
 }
 
-// SandboxConfig returns the config of the pod's sandbox. attempt is the number of sandboxes that the
-// pod had before.
+// SandboxConfig returns the config of the pod's sandbox. attempt is the number of sandboxes that
+// the pod had before.
 func SandboxConfig(pod *corev1.Pod, attempt uint32, n Node) *runtimeapi.PodSandboxConfig {
 	out := &runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{
@@ -186,8 +186,8 @@ type Run struct {
 	Volumes map[string]string
 	// Images maps the pod's image volumes to the IDs of their images.
 	Images map[string]string
-	// SubPaths has the mounts with a subPath, by their index in the container: the path on the
-	// node or, for an image volume, the path in the image.
+	// SubPaths has the mounts with a subPath, by their index in the container: the path on the node
+	// or, for an image volume, the path in the image.
 	SubPaths map[int]string
 	// Objects are the config maps and secrets that the pod references.
 	Objects manifest.Objects
@@ -196,9 +196,9 @@ type Run struct {
 	Mounts []*runtimeapi.Mount
 }
 
-// ContainerConfig returns the config of a run of one of the pod's containers. It returns an error of
-// the kind invalid argument if runAsNonRoot forbids the user, or if the container needs something
-// that this node doesn't have.
+// ContainerConfig returns the config of a run of one of the pod's containers. It returns an error
+// of the kind invalid argument if runAsNonRoot forbids the user, or if the container needs
+// something that this node doesn't have.
 func ContainerConfig(pod *corev1.Pod, c *corev1.Container, r Run, n Node) (*runtimeapi.ContainerConfig, error) {
 	env, err := environment(pod, c, r, n)
 	if err != nil {
@@ -241,8 +241,8 @@ func ContainerConfig(pod *corev1.Pod, c *corev1.Container, r Run, n Node) (*runt
 	return out, nil
 }
 
-// containerAnnotations returns kubelet's annotations, from which a client that has lost the pod's spec
-// knows how to stop the container.
+// containerAnnotations returns kubelet's annotations, from which a client that has lost the pod's
+// spec knows how to stop the container.
 func containerAnnotations(pod *corev1.Pod, c *corev1.Container, r Run) map[string]string {
 	out := map[string]string{
 		annotationHash:          ContainerHash(c),

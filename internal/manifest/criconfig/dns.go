@@ -102,8 +102,8 @@ func setOption(options []string, o corev1.PodDNSConfigOption) []string {
 	return append(options, text)
 }
 
-// HostsFile returns the content of the pod's /etc/hosts. For a pod in the node's network it begins with
-// node, the content of the node's file.
+// HostsFile returns the content of the pod's /etc/hosts. For a pod in the node's network it begins
+// with node, the content of the node's file.
 func HostsFile(pod *corev1.Pod, podIPs []string, node []byte, n Node) []byte {
 	var b bytes.Buffer
 	if pod.Spec.HostNetwork {

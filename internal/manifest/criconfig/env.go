@@ -81,8 +81,8 @@ func valueFrom(pod *corev1.Pod, c *corev1.Container, from *corev1.EnvVarSource, 
 	return keyValue(pod, r.Objects, manifest.KindSecret, from.SecretKeyRef)
 }
 
-// keyValue returns the value of a key in a config map or secret. The selectors of both kinds have the
-// same fields.
+// keyValue returns the value of a key in a config map or secret. The selectors of both kinds have
+// the same fields.
 func keyValue(pod *corev1.Pod, objects manifest.Objects, kind string, ref *corev1.SecretKeySelector) (value string, set bool, err error) {
 	object, err := objectOf(pod, objects, kind, ref.Name, ref.Optional)
 	if err != nil {

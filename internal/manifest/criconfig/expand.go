@@ -2,8 +2,9 @@ package criconfig
 
 import "strings"
 
-// expand replaces each $(NAME) in text by the variable's value. References to unknown variables stay
-// as they are. $$ becomes $, and a $ before any other character stays. Values aren't expanded again.
+// expand replaces each $(NAME) in text by the variable's value. References to unknown variables
+// stay as they are. $$ becomes $, and a $ before any other character stays. Values aren't expanded
+// again.
 func expand(text string, lookup func(name string) (string, bool)) string {
 	if !strings.Contains(text, "$") {
 		return text

@@ -19,8 +19,8 @@ type File struct {
 	Mode int32
 }
 
-// Files returns the files of a volume with manifest.Projections, sorted by path. Of several files with
-// the same path it returns the last.
+// Files returns the files of a volume with manifest.Projections, sorted by path. Of several files
+// with the same path it returns the last.
 func Files(pod *corev1.Pod, v *corev1.Volume, objects manifest.Objects, n Node) ([]File, error) {
 	p := projection{pod: pod, objects: objects, node: n, mode: *manifest.DefaultMode(v), files: map[string]File{}}
 	for _, part := range manifest.Projections(v) {

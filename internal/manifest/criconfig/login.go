@@ -20,8 +20,8 @@ const (
 	dockerIndex     = "index.docker.io"
 )
 
-// LoginFor returns the login in the pod's imagePullSecrets for an image. If several match, it returns
-// the one with the longest host and path. Secrets that can't be parsed are skipped.
+// LoginFor returns the login in the pod's imagePullSecrets for an image. If several match, it
+// returns the one with the longest host and path. Secrets that can't be parsed are skipped.
 func LoginFor(pod *corev1.Pod, image string, objects manifest.Objects) Login {
 	var found Login
 	longest := -1
@@ -36,8 +36,8 @@ func LoginFor(pod *corev1.Pod, image string, objects manifest.Objects) Login {
 	return found
 }
 
-// logins parses a secret of type kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg. It returns
-// the logins by host and path.
+// logins parses a secret of type kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg. It
+// returns the logins by host and path.
 func logins(secret manifest.Object) map[string]Login {
 	type entry struct{ Username, Password, Auth string }
 	var file struct{ Auths map[string]entry }

@@ -46,7 +46,8 @@ func Resized(before, after *corev1.Pod) bool {
 	return !equality.Semantic.DeepEqual(WithResources(after, before).Spec, after.Spec)
 }
 
-// ComparePriority orders pods for when resources are scarce: by descending priority, then by QoS class.
+// ComparePriority orders pods for when resources are scarce: by descending priority, then by QoS
+// class.
 func ComparePriority(a, b *corev1.Pod) int {
 	priority := func(pod *corev1.Pod) int32 {
 		if pod.Spec.Priority == nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// Conversion of CPU time, in thousandths of a processor, to shares and quota, and the kernel's bounds.
+// Conversion of CPU time, in thousandths of a processor, to shares and quota, and the kernel's
+// bounds.
 const (
 	sharesPerCPU = 1024
 	minShares    = 2
@@ -49,7 +50,8 @@ func Resources(pod *corev1.Pod, c *corev1.Container, n Node) *runtimeapi.LinuxCo
 	return out
 }
 
-// hugePageLimits returns a limit for each page size of the node. It is 0 unless the container sets one.
+// hugePageLimits returns a limit for each page size of the node. It is 0 unless the container sets
+// one.
 func hugePageLimits(limits corev1.ResourceList, n Node) []*runtimeapi.HugepageLimit {
 	asked := map[string]uint64{}
 	for name, q := range limits {
@@ -88,8 +90,8 @@ const (
 	scoreBestEffort = 1000
 )
 
-// oomScore returns kubelet's OOM score of a container. The larger its share of the node's memory, the
-// later it is killed. A sidecar is killed no earlier than the containers that it serves.
+// oomScore returns kubelet's OOM score of a container. The larger its share of the node's memory,
+// the later it is killed. A sidecar is killed no earlier than the containers that it serves.
 func oomScore(pod *corev1.Pod, c *corev1.Container, n Node) int64 {
 	switch QOS(pod) {
 	case corev1.PodQOSGuaranteed:
@@ -127,8 +129,8 @@ func burstableScore(request, capacity int64) int64 {
 	return min(max(score, 1000+scoreGuaranteed), scoreBestEffort-1)
 }
 
-// QOS returns a pod's QoS class: Guaranteed if each container has equal requests and limits of CPU and
-// memory, BestEffort if none has any. Resources of the pod as a whole take precedence.
+// QOS returns a pod's QoS class: Guaranteed if each container has equal requests and limits of CPU
+// and memory, BestEffort if none has any. Resources of the pod as a whole take precedence.
 func QOS(pod *corev1.Pod) corev1.PodQOSClass {
 	guaranteed, bestEffort := true, true
 	var all []corev1.ResourceRequirements
@@ -158,8 +160,8 @@ func QOS(pod *corev1.Pod) corev1.PodQOSClass {
 	return corev1.PodQOSBurstable
 }
 
-// PodResources returns the limits of the pod as a whole, for the containers that run at the same time.
-// A pod has a limit if it sets one itself, or if each of its containers has one.
+// PodResources returns the limits of the pod as a whole, for the containers that run at the same
+// time. A pod has a limit if it sets one itself, or if each of its containers has one.
 func PodResources(pod *corev1.Pod) *runtimeapi.LinuxContainerResources {
 	cpu := Requested(pod, corev1.ResourceCPU)
 	out := &runtimeapi.LinuxContainerResources{
@@ -170,8 +172,8 @@ func PodResources(pod *corev1.Pod) *runtimeapi.LinuxContainerResources {
 	return out
 }
 
-// Requested returns what a pod requests of a resource: the request of the pod as a whole or, without
-// one, the sum of its containers' requests; plus its overhead.
+// Requested returns what a pod requests of a resource: the request of the pod as a whole or,
+// without one, the sum of its containers' requests; plus its overhead.
 func Requested(pod *corev1.Pod, name corev1.ResourceName) resource.Quantity {
 	sum := total(pod, requestOf, name)
 	if whole := pod.Spec.Resources; whole != nil {
@@ -207,8 +209,8 @@ func limitOf(c *corev1.Container, name corev1.ResourceName) (resource.Quantity, 
 	return q.DeepCopy(), ok && !q.IsZero()
 }
 
-// StorageLimit returns the sum of the containers' limits of ephemeral storage, counting those that run at
-// the same time. Zero means that no container has a limit.
+// StorageLimit returns the sum of the containers' limits of ephemeral storage, counting those that
+// run at the same time. Zero means that no container has a limit.
 func StorageLimit(pod *corev1.Pod) resource.Quantity {
 	return *total(pod, func(c *corev1.Container, name corev1.ResourceName) (resource.Quantity, bool) {
 		return c.Resources.Limits[name].DeepCopy(), true
@@ -216,8 +218,8 @@ func StorageLimit(pod *corev1.Pod) resource.Quantity {
 }
 
 // total returns the largest sum of values that run at the same time: those of the containers and
-// sidecars, or that of an init container and the sidecars before it. It is zero if a container has no
-// value.
+// sidecars, or that of an init container and the sidecars before it. It is zero if a container has
+// no value.
 func total(pod *corev1.Pod, of func(*corev1.Container, corev1.ResourceName) (resource.Quantity, bool), name corev1.ResourceName) *resource.Quantity {
 	var sidecars, most resource.Quantity
 	for i := range pod.Spec.InitContainers {

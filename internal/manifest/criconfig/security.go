@@ -68,8 +68,8 @@ func securityContextOf(c *corev1.Container) *corev1.SecurityContext {
 	return c.SecurityContext
 }
 
-// containerSecurity converts the container's security context. Fields that it doesn't set are those of
-// the pod.
+// containerSecurity converts the container's security context. Fields that it doesn't set are those
+// of the pod.
 func containerSecurity(pod *corev1.Pod, c *corev1.Container, imageUser string, n Node) (*runtimeapi.LinuxContainerSecurityContext, error) {
 	s, p := securityContextOf(c), pod.Spec.SecurityContext
 	out := &runtimeapi.LinuxContainerSecurityContext{
@@ -111,8 +111,8 @@ func setImageUser(out *runtimeapi.LinuxContainerSecurityContext, imageUser strin
 	out.RunAsUsername, _, _ = strings.Cut(imageUser, ":")
 }
 
-// numericUser returns the user ID in an image's USER, which is 0 if USER is empty. ok is false for a
-// user name.
+// numericUser returns the user ID in an image's USER, which is 0 if USER is empty. ok is false for
+// a user name.
 func numericUser(imageUser string) (uid int64, ok bool) {
 	user, _, _ := strings.Cut(imageUser, ":")
 	if user == "" {

@@ -1,5 +1,5 @@
-// Package document parses YAML and JSON files into nodes that know their line. It is pure. It bounds
-// the time and memory that a document can take.
+// Package document parses YAML and JSON files into nodes that know their line. It is pure. It
+// bounds the time and memory that a document can take.
 package document
 
 import (
@@ -245,8 +245,8 @@ func (r *jsonReader) compound(n *Node, open json.Delim, depth int) error {
 	return err
 }
 
-// measure sets the size from the sizes of the parts. It caps it just above the limit, so that nested
-// aliases can't make it overflow.
+// measure sets the size from the sizes of the parts. It caps it just above the limit, so that
+// nested aliases can't make it overflow.
 func (n *Node) measure() {
 	n.size = 1 + len(n.Text)
 	for _, item := range n.Items {
@@ -290,7 +290,8 @@ func yamlDocuments(data []byte) ([]*Node, error) {
 	}
 }
 
-// yamlConverter converts YAML nodes. An anchored node is converted once, however many aliases it has.
+// yamlConverter converts YAML nodes. An anchored node is converted once, however many aliases it
+// has.
 type yamlConverter struct {
 	done map[*yaml.Node]*Node // by anchored node; nil while it is being converted
 }
@@ -405,8 +406,8 @@ func (n *Node) merge(m *Node, written map[string]bool) error {
 }
 
 // yaml11Booleans are YAML 1.1's booleans besides true and false. Kubernetes' tools parse them as
-// booleans, and so refuse them in place of a string. Parsing them as strings here would give the same
-// manifest two meanings.
+// booleans, and so refuse them in place of a string. Parsing them as strings here would give the
+// same manifest two meanings.
 var yaml11Booleans = map[string]string{
 	"y": "true", "yes": "true", "on": "true", "n": "false", "no": "false", "off": "false",
 }

@@ -1,5 +1,6 @@
-// Package fields has the tables of the fields of a pod manifest: the fields that Husk honours, those
-// that have no effect on a single node, and advice for some of those that are refused. It is pure.
+// Package fields has the tables of the fields of a pod manifest: the fields that Husk honours,
+// those that have no effect on a single node, and advice for some of those that are refused. It is
+// pure.
 package fields
 
 import (
@@ -159,8 +160,8 @@ var containerFields = []Field{
 var sidecarField = Field{"spec.initContainers[].restartPolicy", Honoured,
 	"Always makes the container a sidecar, which starts before the containers, runs beside them and stops after them"}
 
-// Remedies are the messages for refused fields where NotSupported isn't helpful enough, by path. They
-// apply to all fields below the path too.
+// Remedies are the messages for refused fields where NotSupported isn't helpful enough, by path.
+// They apply to all fields below the path too.
 var Remedies = map[string]string{
 	"metadata.deletionTimestamp":                             "set by an API server: remove it, or the whole manifest if the pod should not run",
 	"metadata.generateName":                                  "the pod of a manifest needs a fixed name: set metadata.name",
@@ -215,7 +216,8 @@ func coverages() map[string]Coverage {
 	return known
 }
 
-// Lookup returns the coverage of a pattern and, if it is Unlisted, the message for a user who sets it.
+// Lookup returns the coverage of a pattern and, if it is Unlisted, the message for a user who sets
+// it.
 func Lookup(pattern string) (Coverage, string) {
 	s := coverage[pattern]
 	if s != Unlisted {

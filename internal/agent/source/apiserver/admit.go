@@ -12,9 +12,8 @@ import (
 	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
-// admit says why a node can't run a pod beside the others that it has, or
-// nothing. The checks, their order and their words for a reason are the
-// kubelet's. It is pure.
+// admit says why a node can't run a pod beside the others that it has, or nothing. The checks,
+// their order and their words for a reason are the kubelet's. It is pure.
 func admit(node *corev1.Node, pod *corev1.Pod, others []*corev1.Pod) (reason, message string) {
 	if os := pod.Spec.OS; os != nil && os.Name != corev1.Linux {
 		return "PodOSNotSupported", fmt.Sprintf("the pod is for %s, the node runs %s", os.Name, corev1.Linux)

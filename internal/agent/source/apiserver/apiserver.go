@@ -1,9 +1,8 @@
-// Package apiserver declares to the agent the pods that an API server has bound
-// to this node, with the config maps, secrets and tokens that they refer to.
+// Package apiserver declares to the agent the pods that an API server has bound to this node, with
+// the config maps, secrets and tokens that they refer to.
 //
-// Whatever the server answers but a list of pods leaves the pods as they are,
-// and so does silence: they stop only when the server says that they are
-// deleted, or no longer has them.
+// Whatever the server answers but a list of pods leaves the pods as they are, and so does silence:
+// they stop only when the server says that they are deleted, or no longer has them.
 package apiserver
 
 import (
@@ -84,8 +83,8 @@ type member struct {
 	ending time.Duration // -1 if it isn't
 }
 
-// Start begins to follow the server, until ctx ends. The mirror of its pods is
-// for others to look at too.
+// Start begins to follow the server, until ctx ends. The mirror of its pods is for others to look
+// at too.
 func (s *Source) Start(ctx context.Context) *cluster.Cache[*corev1.Pod] {
 	s.wake = make(chan struct{}, 1)
 	s.watching, s.bound = map[string]*objectWatch{}, map[types.UID]*bound{}
@@ -130,8 +129,7 @@ func (s *Source) nudge() {
 	}
 }
 
-// pass delivers the set as it is now if it is another than before, and returns
-// when to look again.
+// pass delivers the set as it is now if it is another than before, and returns when to look again.
 func (s *Source) pass(ctx context.Context) (next time.Time) {
 	if !s.pods.Synced() {
 		return time.Time{}
@@ -191,8 +189,7 @@ func (s *Source) pass(ctx context.Context) (next time.Time) {
 	return next
 }
 
-// reportWaitAt is when what a pod waits for is to be said; zero if now, or if it doesn't
-// wait.
+// reportWaitAt is when what a pod waits for is to be said; zero if now, or if it doesn't wait.
 func (b *bound) reportWaitAt(err error) time.Time {
 	if b == nil {
 		return time.Time{}
@@ -210,8 +207,8 @@ func (b *bound) reportWaitAt(err error) time.Time {
 	return time.Time{}
 }
 
-// locationOf is where a pod is declared. One that takes the place of another of its
-// name is declared elsewhere: of the two, only one may be unknown.
+// locationOf is where a pod is declared. One that takes the place of another of its name is
+// declared elsewhere: of the two, only one may be unknown.
 func locationOf(pod *corev1.Pod) string {
 	return cluster.Pod(pod.Namespace, pod.Name) + "?uid=" + string(pod.UID)
 }
@@ -232,8 +229,8 @@ func isOver(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// prepare returns a pod for the agent, nil if it is none of its, or an error if
-// that can't be said now: then it stays as it is. What it refers to is needed.
+// prepare returns a pod for the agent, nil if it is none of its, or an error if that can't be said
+// now: then it stays as it is. What it refers to is needed.
 func (s *Source) prepare(ctx context.Context, pod *corev1.Pod, needed map[string]bool) (*bound, error) {
 	node := s.Node()
 	if pod.Spec.NodeName != node.Name || pod.UID == "" {
@@ -274,8 +271,7 @@ func (s *Source) prepare(ctx context.Context, pod *corev1.Pod, needed map[string
 	return b, s.resolve(ctx, b, needed)
 }
 
-// problemText are what is wrong with a pod, without the lines of a file that there
-// isn't.
+// problemText are what is wrong with a pod, without the lines of a file that there isn't.
 func problemText(err error) string {
 	wrong, ok := errors.AsType[*manifest.Error](err)
 	if !ok {
@@ -294,8 +290,7 @@ func changed(before, after *corev1.Pod) bool {
 		!maps.Equal(before.Labels, after.Labels) || !maps.Equal(before.Annotations, after.Annotations))
 }
 
-// translate makes of the pod one for the agent. What it finds wrong with it is
-// in b.refused.
+// translate makes of the pod one for the agent. What it finds wrong with it is in b.refused.
 func (s *Source) translate(b *bound, pod *corev1.Pod) error {
 	handler, err := s.handler(pod)
 	if err != nil {
@@ -328,8 +323,8 @@ func (s *Source) handler(pod *corev1.Pod) (string, error) {
 	return class.Handler, nil
 }
 
-// others are the pods, but this one, that the node has room set aside for, with
-// what it has set aside: a resize that there is no room for takes none.
+// others are the pods, but this one, that the node has room set aside for, with what it has set
+// aside: a resize that there is no room for takes none.
 func (s *Source) others(pod *corev1.Pod) []*corev1.Pod {
 	var out []*corev1.Pod
 	for _, other := range s.pods.All() {

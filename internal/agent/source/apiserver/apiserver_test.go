@@ -39,8 +39,8 @@ const (
 	classList   = "/apis/node.k8s.io/v1/runtimeclasses"
 )
 
-// fixture is a source and what came of it. Pods that it delivers are known from
-// then on, as they would be to the agent.
+// fixture is a source and what came of it. Pods that it delivers are known from then on, as they
+// would be to the agent.
 type fixture struct {
 	*clustertest.Server
 	t    *testing.T
@@ -215,8 +215,8 @@ func answer(code int, kind, body string) func(http.ResponseWriter, *http.Request
 	}
 }
 
-// TestBadAnswersRemoveNothing: whatever the server answers but a list without them, the
-// pods stay, and it is said once.
+// TestBadAnswersRemoveNothing: whatever the server answers but a list without them, the pods stay,
+// and it is said once.
 func TestBadAnswersRemoveNothing(t *testing.T) {
 	list := func(pods ...*corev1.Pod) string {
 		text, _ := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "PodList", "metadata": map[string]string{"resourceVersion": "100"}, "items": pods})
@@ -403,8 +403,8 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// Ephemeral containers are to the agent what they are on the server, with the
-// defaults of containers, and those of the pod stay as many as they were.
+// Ephemeral containers are to the agent what they are on the server, with the defaults of
+// containers, and those of the pod stay as many as they were.
 func TestEphemeralContainers(t *testing.T) {
 	t.Parallel()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "a-1"}, Spec: corev1.PodSpec{

@@ -21,8 +21,8 @@ const (
 	masterNamespace = "default"
 )
 
-// serviceVariables tell a container of services as the kubelet does: of that of the
-// API server always, of its namespace's if links are wanted.
+// serviceVariables tell a container of services as the kubelet does: of that of the API server
+// always, of its namespace's if links are wanted.
 func serviceVariables(services []*corev1.Service, namespace string, links bool) manifest.Object {
 	chosen := map[string]*corev1.Service{}
 	for _, s := range services {

@@ -19,21 +19,18 @@ type tokenSpec struct {
 	pod       metav1.ObjectMeta
 }
 
-// The key of a token in the secret that stands for it, and the least time that
-// a server gives one.
+// The key of a token in the secret that stands for it, and the least time that a server gives one.
 const (
 	tokenKey     = "token"
 	tokenSeconds = 3600
 )
 
-// servicesName is the name of the config map that stands for the variables that
-// tell of services.
+// servicesName is the name of the config map that stands for the variables that tell of services.
 func servicesName(pod *corev1.Pod) string { return "services." + string(pod.UID) }
 
-// standalonePod is a pod as it would be written in a manifest for this node alone:
-// without what others have already acted on, and with secrets and config maps
-// in place of what only an API server has. Their names depend on nothing but
-// the pod, so that the same pod is always the same.
+// standalonePod is a pod as it would be written in a manifest for this node alone: without what
+// others have already acted on, and with secrets and config maps in place of what only an API
+// server has. Their names depend on nothing but the pod, so that the same pod is always the same.
 func standalonePod(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 	m := &pod.ObjectMeta
 	out := &corev1.Pod{
@@ -93,8 +90,8 @@ func standalonePod(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 	return out, tokens
 }
 
-// isSynthetic says whether an object that a plain pod refers to is one that stands for
-// something, so that the server has none of that name.
+// isSynthetic says whether an object that a plain pod refers to is one that stands for something,
+// so that the server has none of that name.
 func (b *bound) isSynthetic(kind, name string) bool {
 	if kind == manifest.KindConfigMap {
 		return name == servicesName(b.pod)
@@ -107,8 +104,8 @@ func (b *bound) isSynthetic(kind, name string) bool {
 	return false
 }
 
-// restoreEphemeral makes the last containers of a plain pod ephemeral ones again, with the
-// targets that those of the pod on the server have.
+// restoreEphemeral makes the last containers of a plain pod ephemeral ones again, with the targets
+// that those of the pod on the server have.
 func restoreEphemeral(plain, pod *corev1.Pod) {
 	spec, n := &plain.Spec, len(pod.Spec.Containers)
 	for i, c := range spec.Containers[n:] {

@@ -13,8 +13,8 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// A token is asked for anew when four fifths of its time are over, or a day, as
-// the kubelet does; one that couldn't be had a while later.
+// A token is asked for anew when four fifths of its time are over, or a day, as the kubelet does;
+// one that couldn't be had a while later.
 const (
 	maxTokenAge = 24 * time.Hour
 	tokenRetry  = 5 * time.Second
