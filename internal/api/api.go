@@ -1,5 +1,5 @@
-// Package api is huskd's own service, which the husk command line speaks to. It
-// translates and holds no state.
+// Package api serves huskd's own API, which the husk command line uses. It translates requests and
+// keeps no state.
 package api
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/huskd/husk/internal/version"
 )
 
-// Config is what the service translates for.
+// Config holds what the API translates to.
 type Config struct {
 	Agent      *agent.Agent
 	Containers *container.Service
@@ -36,42 +36,41 @@ type Config struct {
 	// RetryDebts retries those DELs now and returns what failed.
 	RetryDebts func(context.Context) error
 	Doctor     func(context.Context) []*huskv1.Check
-	// Dial connects a client to a port on a sandbox's loopback, until one of
-	// them leaves.
+	// Dial connects a client to a port on the loopback of a sandbox, until either side closes.
 	Dial func(ctx context.Context, sandbox string, port int32, client io.ReadWriteCloser) error
 	// Runtime is the OCI runtime in use, for example "runc 1.1.5".
 	Runtime     string
 	Root, State string
-	// Node is this node's name.
+	// Node is the name of this node.
 	Node string
-	// End ends huskd, once the calls in flight are answered.
+	// End ends huskd once the calls in flight have been answered.
 	End func()
 }
 
-// Server is the service.
+// Server implements the API.
 type Server struct {
 	huskv1.UnimplementedHuskServer
 	Config
 }
 
-// Register adds the service to a gRPC server.
+// Register registers the API with a gRPC server.
 func Register(to grpc.ServiceRegistrar, cfg Config) {
 	huskv1.RegisterHuskServer(to, &Server{Config: cfg})
 }
 
-// Unary and Stream make the errors of all services on the socket those of gRPC.
+// Unary converts the errors of all services on the socket to gRPC statuses.
 func Unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	answer, err := next(ctx, req)
 	return answer, toStatus(err)
 }
 
-// Stream does for streams what Unary does for single calls.
+// Stream does the same for streams.
 func Stream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	return toStatus(next(srv, stream))
 }
 
-// toStatus maps the kind of an error to gRPC's code. Details are left out: the
-// message has all that a person needs.
+// toStatus maps the kind of an error to gRPC's code. It adds no details: the message says
+// everything that a person needs.
 func toStatus(err error) error {
 	if err == nil {
 		return nil
@@ -88,7 +87,7 @@ func toStatus(err error) error {
 	return status.Error(status.Code(errgrpc.ToGRPC(err)), err.Error())
 }
 
-// Version says which huskd this is and what it works with.
+// Version returns the version of huskd and what it runs with.
 func (s *Server) Version(context.Context, *huskv1.VersionRequest) (*huskv1.VersionResponse, error) {
 	return &huskv1.VersionResponse{
 		Version:   version.Version,
@@ -101,18 +100,18 @@ func (s *Server) Version(context.Context, *huskv1.VersionRequest) (*huskv1.Versi
 	}, nil
 }
 
-// Doctor examines the host.
+// Doctor checks the host.
 func (s *Server) Doctor(ctx context.Context, _ *huskv1.DoctorRequest) (*huskv1.DoctorResponse, error) {
 	return &huskv1.DoctorResponse{Checks: s.Config.Doctor(ctx)}, nil
 }
 
-// killTime is what it may take, beyond the budget, to kill what didn't end.
-const killTime = time.Minute
+// killTimeout is how long killing the remaining containers may take, beyond the budget.
+const killTimeout = time.Minute
 
-// Shutdown stops all pods and ends huskd, also if the client goes away.
+// Shutdown stops all pods and ends huskd, even if the client goes away.
 func (s *Server) Shutdown(req *huskv1.ShutdownRequest, stream grpc.ServerStreamingServer[huskv1.ShutdownEvent]) error {
 	budget := max(time.Duration(req.BudgetNs), 0)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(stream.Context()), budget+killTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(stream.Context()), budget+killTimeout)
 	defer cancel()
 	defer s.End()
 	return s.Agent.Drain(ctx, budget, func(p agent.Pod, err error) {
@@ -120,6 +119,6 @@ func (s *Server) Shutdown(req *huskv1.ShutdownRequest, stream grpc.ServerStreami
 		if err != nil {
 			ev.Message = err.Error()
 		}
-		_ = stream.Send(ev) // whoever is told may be gone
+		_ = stream.Send(ev) // the client may be gone
 	})
 }

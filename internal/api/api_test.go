@@ -38,8 +38,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const patience = 30 * time.Second
 
-// served is the service on a socket, with an agent and owners that are real.
-// Pods in the host's namespaces whose image is nowhere need no more than that.
+// served is the API on a socket, with a real agent and owners. Pods in the host's namespaces whose
+// image doesn't exist need nothing else.
 type served struct {
 	huskv1.HuskClient
 	ctx   context.Context
@@ -121,12 +121,12 @@ func serve(t *testing.T) served {
 	return s
 }
 
-// yaml is the manifest of a pod whose image is nowhere.
+// yaml returns the manifest of a pod whose image doesn't exist.
 func yaml(name, labels string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s, labels: {%s}}\nspec: {hostNetwork: true, hostIPC: true, containers: [{name: c, image: 'reg.test/none:1', imagePullPolicy: Never}]}\n", name, labels)
 }
 
-// run returns all that Run tells of a manifest, and its error.
+// run returns the events of Run, and its error.
 func (s served) run(ctx context.Context, manifest string, wait bool) ([]*huskv1.RunEvent, error) {
 	stream, err := s.Run(ctx, &huskv1.RunRequest{File: "pod.yaml", Manifest: []byte(manifest), Wait: wait})
 	if err != nil {
@@ -185,8 +185,8 @@ func TestPodsAreServed(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with each pod of a file is told, not only the first thing.
-func TestRunTellsEachFailure(t *testing.T) {
+// The errors of all pods in a file are reported, not only the first.
+func TestRunReportsEveryError(t *testing.T) {
 	t.Parallel()
 	s := serve(t)
 	if _, err := s.run(s.ctx, yaml("a", "")+"---\n"+yaml("b", ""), false); err != nil {
@@ -196,13 +196,13 @@ func TestRunTellsEachFailure(t *testing.T) {
 	want(t, err, codes.AlreadyExists, "pod default/a exists with another manifest")
 	want(t, err, codes.AlreadyExists, "pod default/b exists with another manifest")
 	if len(events) != 1 || events[0].Name != "c" {
-		t.Errorf("of the good one: %v", events)
+		t.Errorf("events of the valid pod: %v", events)
 	}
 	_, err = s.run(s.ctx, "kind: Pod", false)
 	want(t, err, codes.InvalidArgument, "pod.yaml")
 }
 
-// A wait ends when what it is for can't come any more.
+// A wait ends when the pod can no longer become ready.
 func TestRunWaits(t *testing.T) {
 	t.Parallel()
 	s := serve(t)
@@ -223,14 +223,14 @@ func TestRunWaits(t *testing.T) {
 	for err == nil {
 		_, err = stream.Recv()
 	}
-	want(t, err, codes.Aborted, "was stopped while it was waited for")
+	want(t, err, codes.Aborted, "was stopped during the wait")
 	short, cancel := context.WithTimeout(s.ctx, 50*time.Millisecond)
 	defer cancel()
 	_, err = s.run(short, yaml("b", ""), true)
 	want(t, err, codes.DeadlineExceeded, "")
 }
 
-func TestContainersThatCannotBeEntered(t *testing.T) {
+func TestContainersThatAreNotRunning(t *testing.T) {
 	t.Parallel()
 	s := serve(t)
 	two := strings.Replace(yaml("two", ""), "[{name: c,", "[{name: d, image: 'reg.test/none:1', imagePullPolicy: Never}, {name: c,", 1)
@@ -269,14 +269,14 @@ func TestContainersThatCannotBeEntered(t *testing.T) {
 	if err == nil {
 		_, err = attach.Recv()
 	}
-	want(t, err, codes.InvalidArgument, "begins with its start")
+	want(t, err, codes.InvalidArgument, "must be its start")
 }
 
 func TestInspect(t *testing.T) {
 	t.Parallel()
 	s := serve(t)
 	if _, err := s.run(s.ctx, yaml("a", "l: 'a<b'"), false); err == nil {
-		t.Error("a label that is none is taken")
+		t.Error("an invalid label is accepted")
 	}
 	if _, err := s.run(s.ctx, yaml("a", ""), false); err != nil {
 		t.Fatal(err)
@@ -287,7 +287,7 @@ func TestInspect(t *testing.T) {
 	}
 	for _, words := range []string{`"Name": "default/a"`, `"SandboxKey": ""`, `"Networks": {}`, `"Containers": [`, `"imagePullPolicy": "Never"`} {
 		if !strings.Contains(string(r.Json), words) {
-			t.Errorf("inspect doesn't say %s:\n%s", words, r.Json)
+			t.Errorf("inspect lacks %s:\n%s", words, r.Json)
 		}
 	}
 	_, err = s.HuskClient.Inspect(s.ctx, &huskv1.InspectRequest{Name: "none"})
@@ -327,7 +327,7 @@ func TestVersionAndDoctor(t *testing.T) {
 	}
 }
 
-// The kind of an error is a code, and its words are all there.
+// The kind of an error becomes the code, and its message is kept.
 func TestErrorsBecomeStatus(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -8,7 +8,7 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// ListAttachments tells what pods have of their networks, and what is owed.
+// ListAttachments returns the attachments of pods and the debts of removed ones.
 func (s *Server) ListAttachments(context.Context, *huskv1.ListAttachmentsRequest) (*huskv1.ListAttachmentsResponse, error) {
 	owed := s.Debts()
 	var list []*huskv1.Attachment
@@ -18,19 +18,19 @@ func (s *Server) ListAttachments(context.Context, *huskv1.ListAttachmentsRequest
 			continue
 		}
 		for _, a := range st.Attached {
-			is := attachment(st.Attachment)
-			is.Network, is.Interface = a.Network, a.IfName
+			out := attachment(st.Attachment)
+			out.Network, out.Interface = a.Network, a.IfName
 			for _, p := range a.Addresses {
-				is.Addresses = append(is.Addresses, p.String())
+				out.Addresses = append(out.Addresses, p.String())
 			}
-			list = append(list, is)
+			list = append(list, out)
 		}
 	}
 	for _, d := range owed {
-		is := attachment(d.Attachment)
-		is.Network, is.Owed = d.Network, true
-		is.SinceNs, is.Tries, is.Error = d.Since.UnixNano(), int32(d.Tries), d.Error
-		list = append(list, is)
+		out := attachment(d.Attachment)
+		out.Network, out.Owed = d.Network, true
+		out.SinceNs, out.Tries, out.Error = d.Since.UnixNano(), int32(d.Tries), d.Error
+		list = append(list, out)
 	}
 	return &huskv1.ListAttachmentsResponse{Attachments: list}, nil
 }
@@ -39,7 +39,7 @@ func attachment(a pod.Attachment) *huskv1.Attachment {
 	return &huskv1.Attachment{Interface: a.IfName, Namespace: a.Pod.Namespace, Name: a.Pod.Name, Sandbox: a.Sandbox, Netns: a.Netns}
 }
 
-// RetryDebts tries to pay what is owed.
+// RetryDebts retries the DELs that are owed.
 func (s *Server) RetryDebts(ctx context.Context, _ *huskv1.RetryDebtsRequest) (*huskv1.RetryDebtsResponse, error) {
 	return &huskv1.RetryDebtsResponse{}, s.Config.RetryDebts(ctx)
 }

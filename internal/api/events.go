@@ -10,7 +10,7 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// Events streams what happened to pods, or to one, which may be gone.
+// Events streams the events of all pods or of one, which may be gone.
 func (s *Server) Events(req *huskv1.EventsRequest, stream grpc.ServerStreamingServer[huskv1.Event]) error {
 	events, mark, newer := s.Agent.Events.After(0)
 	name, err := s.podOfEvents(req.Name, events)
@@ -38,7 +38,7 @@ func (s *Server) Events(req *huskv1.EventsRequest, stream grpc.ServerStreamingSe
 	}
 }
 
-// podOfEvents is the whole name of a pod that is there or was.
+// podOfEvents returns the full name of a pod that exists or has events.
 func (s *Server) podOfEvents(name string, events []event.Event) (string, error) {
 	if name == "" {
 		return "", nil

@@ -11,12 +11,12 @@ import (
 	"github.com/huskd/husk/internal/image"
 )
 
-// PullImage fetches an image.
+// PullImage pulls an image.
 func (s *Server) PullImage(req *huskv1.PullImageRequest, stream grpc.ServerStreamingServer[huskv1.ImageEvent]) error {
 	img, err := s.Images.Pull(stream.Context(), req.Ref, image.PullOptions{
 		Platform: req.Platform, Username: req.Username, Password: req.Password,
 		Progress: func(p image.Progress) {
-			_ = stream.Send(&huskv1.ImageEvent{Progress: progress(p)}) // the pull ends with the stream
+			_ = stream.Send(&huskv1.ImageEvent{Progress: progress(p)}) // if it fails, the pull ends with the stream
 		},
 	})
 	if err != nil {
@@ -26,7 +26,7 @@ func (s *Server) PullImage(req *huskv1.PullImageRequest, stream grpc.ServerStrea
 	return stream.Send(&huskv1.ImageEvent{Image: imageMessage(img)})
 }
 
-// LoadImage takes the images of an archive.
+// LoadImage loads the images of an archive.
 func (s *Server) LoadImage(stream grpc.BidiStreamingServer[huskv1.LoadImageRequest, huskv1.ImageEvent]) error {
 	archive, chunks := io.Pipe()
 	defer archive.Close()

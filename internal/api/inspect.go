@@ -19,81 +19,81 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// podDocument is what inspect shows of a pod.
+// podDocument is the output of inspect for a pod.
 type podDocument struct {
-	ID              string              `json:"Id" doc:"of the newest sandbox"`
+	ID              string              `json:"Id" doc:"ID of the newest sandbox"`
 	Name            string              `json:"Name" doc:"namespace/name"`
-	UID             string              `json:"Uid" doc:"of the pod: from the manifest, or made of its content"`
-	Source          string              `json:"Source" doc:"where the manifest came from: run, or file:/path"`
+	UID             string              `json:"Uid" doc:"UID of the pod, from the manifest or derived from its content"`
+	Source          string              `json:"Source" doc:"source of the manifest: run, or file:/path"`
 	Phase           string              `json:"Phase" doc:"Pending, Running, Succeeded, Failed or Stopped"`
-	Reason          string              `json:"Reason,omitempty" doc:"one word on why it isn't running"`
-	Message         string              `json:"Message,omitempty" doc:"one line on that"`
-	Ready           bool                `json:"Ready" doc:"all its containers run"`
-	Conditions      []conditionDocument `json:"Conditions" doc:"how far it is"`
-	IPs             []string            `json:"IPs" doc:"its addresses, the primary one first"`
-	HostNetwork     bool                `json:"HostNetwork" doc:"it is in the node's network namespace"`
-	Created         time.Time           `json:"Created" doc:"when it was first wanted"`
-	NetworkSettings pod.NetworkSettings `json:"NetworkSettings" doc:"how it is reached; SandboxKey is the path of its network namespace, which ip netns knows"`
-	Sandbox         *sandboxDocument    `json:"Sandbox,omitempty" doc:"its environment"`
-	Containers      []containerDocument `json:"Containers" doc:"the newest run of each container, in the order of their start"`
-	Manifest        *corev1.Pod         `json:"Manifest" doc:"as it was given, with all defaults"`
+	Reason          string              `json:"Reason,omitempty" doc:"why it isn't running, in one word"`
+	Message         string              `json:"Message,omitempty" doc:"why it isn't running, in one line"`
+	Ready           bool                `json:"Ready" doc:"all containers are ready"`
+	Conditions      []conditionDocument `json:"Conditions" doc:"conditions of the pod"`
+	IPs             []string            `json:"IPs" doc:"addresses, the primary one first"`
+	HostNetwork     bool                `json:"HostNetwork" doc:"it uses the node's network namespace"`
+	Created         time.Time           `json:"Created" doc:"when the pod was first declared"`
+	NetworkSettings pod.NetworkSettings `json:"NetworkSettings" doc:"its network; SandboxKey is the path of its network namespace, which ip netns lists"`
+	Sandbox         *sandboxDocument    `json:"Sandbox,omitempty" doc:"the newest sandbox"`
+	Containers      []containerDocument `json:"Containers" doc:"the newest run of each container, in start order"`
+	Manifest        *corev1.Pod         `json:"Manifest" doc:"the manifest, with all defaults"`
 }
 
-// conditionDocument is one of the things that must hold for a pod to serve.
+// conditionDocument is a condition of a pod.
 type conditionDocument struct {
 	Type string `json:"Type" doc:"PodReadyToStartContainers (it has a sandbox), Initialized, ContainersReady or Ready"`
 	Met  bool   `json:"Met"`
 }
 
-// probesDocument is what the probes of a container have found.
+// probesDocument is the state of the probes of a container.
 type probesDocument struct {
-	Startup   podplan.Verdict `json:"Startup,omitempty" doc:"healthy or failing; empty while that isn't known, as below"`
+	Startup   podplan.Verdict `json:"Startup,omitempty" doc:"healthy or failing; empty while unknown, as for the others"`
 	Liveness  podplan.Verdict `json:"Liveness,omitempty"`
 	Readiness podplan.Verdict `json:"Readiness,omitempty"`
-	PostStart podplan.Verdict `json:"PostStart,omitempty" doc:"failing if that hook has failed"`
-	Message   string          `json:"Message,omitempty" doc:"what the last check that failed said"`
+	PostStart podplan.Verdict `json:"PostStart,omitempty" doc:"failing if the hook has failed"`
+	Message   string          `json:"Message,omitempty" doc:"message of the last failed check"`
 }
 
-// sandboxDocument is what inspect shows of a sandbox.
+// sandboxDocument is the output of inspect for a sandbox.
 type sandboxDocument struct {
 	ID      string     `json:"Id"`
-	Attempt uint32     `json:"Attempt" doc:"how many sandboxes the pod had before"`
-	Handler string     `json:"RuntimeHandler,omitempty" doc:"the runtime handler that the pod names; the default if there is none"`
+	Attempt uint32     `json:"Attempt" doc:"number of sandboxes that the pod had before"`
+	Handler string     `json:"RuntimeHandler,omitempty" doc:"runtime handler that the pod names; absent for the default"`
 	State   string     `json:"State" doc:"see the life of a sandbox in docs/architecture.md"`
 	Reason  string     `json:"Reason,omitempty" doc:"why it isn't ready"`
 	Created time.Time  `json:"Created"`
 	Cgroup  string     `json:"Cgroup" doc:"parent of the containers' cgroups, in each hierarchy"`
-	Hosts   string     `json:"HostsPath" doc:"what its containers have as /etc/hosts"`
-	Resolv  string     `json:"ResolvConfPath" doc:"what its containers have as /etc/resolv.conf"`
-	MTU     int        `json:"MTU,omitempty" doc:"of its interface"`
+	Hosts   string     `json:"HostsPath" doc:"file that its containers have as /etc/hosts"`
+	Resolv  string     `json:"ResolvConfPath" doc:"file that its containers have as /etc/resolv.conf"`
+	MTU     int        `json:"MTU,omitempty" doc:"MTU of its interface"`
 	Link    string     `json:"HostLink,omitempty" doc:"the host's end of its interface"`
-	Steps   []pod.Step `json:"Steps,omitempty" doc:"what was done for it and how long that took, since huskd started"`
+	Steps   []pod.Step `json:"Steps,omitempty" doc:"steps of its creation with their durations, since huskd started"`
 }
 
-// containerDocument is what inspect shows of a container.
+// containerDocument is the output of inspect for a container.
 type containerDocument struct {
-	ID        string          `json:"Id" doc:"of its newest run; empty before there is one"`
+	ID        string          `json:"Id" doc:"ID of its newest run; empty before the first"`
 	Name      string          `json:"Name"`
 	Pod       string          `json:"Pod" doc:"namespace/name"`
-	Image     string          `json:"Image" doc:"as the manifest names it"`
+	Image     string          `json:"Image" doc:"as in the manifest"`
 	ImageID   string          `json:"ImageId,omitempty" doc:"digest of the image's configuration"`
 	State     string          `json:"State" doc:"Waiting, Running or Terminated"`
 	Reason    string          `json:"Reason,omitempty" doc:"why it waits, or how it ended"`
 	Message   string          `json:"Message,omitempty"`
-	Ready     bool            `json:"Ready" doc:"it runs, and its readiness probe, if it has one, says that it can serve"`
+	Ready     bool            `json:"Ready" doc:"it is running and its readiness probe, if any, has succeeded"`
 	Restarts  int             `json:"RestartCount"`
-	Pid       int             `json:"Pid,omitempty" doc:"of its first process, on the host"`
-	ExitCode  int             `json:"ExitCode" doc:"of the newest run that has ended"`
-	OOMKilled bool            `json:"OOMKilled" doc:"the kernel killed it for its memory limit"`
+	Pid       int             `json:"Pid,omitempty" doc:"its first process, as a PID of the host"`
+	ExitCode  int             `json:"ExitCode" doc:"exit code of the newest run that has ended"`
+	OOMKilled bool            `json:"OOMKilled" doc:"the kernel killed it because of its memory limit"`
 	Started   time.Time       `json:"StartedAt,omitzero"`
 	Finished  time.Time       `json:"FinishedAt,omitzero"`
-	LogPath   string          `json:"LogPath,omitempty" doc:"in CRI's log format"`
+	LogPath   string          `json:"LogPath,omitempty" doc:"log file, in CRI's format"`
 	Cgroup    string          `json:"Cgroup,omitempty"`
-	Probes    *probesDocument `json:"Probes,omitempty" doc:"what is known of its newest run"`
-	Steps     []pod.Step      `json:"Steps,omitempty" doc:"what was done for this run and how long that took, since huskd started"`
+	Probes    *probesDocument `json:"Probes,omitempty" doc:"state of the probes of the newest run"`
+	Steps     []pod.Step      `json:"Steps,omitempty" doc:"steps of this run with their durations, since huskd started"`
 }
 
-// Inspect answers all that is known of a pod, or of a container.
+// Inspect returns everything known about a pod or a container, as JSON.
 func (s *Server) Inspect(_ context.Context, req *huskv1.InspectRequest) (*huskv1.InspectResponse, error) {
 	p, name, err := s.Agent.Find(req.Name)
 	if err != nil {
@@ -169,10 +169,10 @@ func (s *Server) containerDocument(p agent.Pod, c podplan.ContainerStatus) conta
 	return out
 }
 
-// InspectReference is the reference page of Inspect's documents, in Markdown.
+// InspectReference returns the reference page of Inspect's documents in Markdown.
 func InspectReference() string {
 	var b strings.Builder
-	b.WriteString("# husk inspect\n\nGenerated from `internal/api`. `husk inspect NAME` prints one JSON document: of a pod, or of a container if\nNAME is a container's ID. Times are RFC 3339, durations nanoseconds. What is empty may be left out.\n")
+	b.WriteString("# husk inspect\n\nGenerated from `internal/api`. `husk inspect NAME` prints one JSON document, about a pod or, if NAME is the ID of a\ncontainer, about that container. Times are RFC 3339, durations nanoseconds. Empty fields may be omitted.\n")
 	for _, d := range []struct {
 		title string
 		of    any
@@ -184,14 +184,14 @@ func InspectReference() string {
 		fmt.Fprintf(&b, "\n## %s\n\n| field | type | meaning |\n|---|---|---|\n", d.title)
 		for f := range reflect.TypeOf(d.of).Fields() {
 			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-			fmt.Fprintf(&b, "| `%s` | %s | %s |\n", name, kind(f.Type), f.Tag.Get("doc"))
+			fmt.Fprintf(&b, "| `%s` | %s | %s |\n", name, jsonType(f.Type), f.Tag.Get("doc"))
 		}
 	}
 	return b.String()
 }
 
-// kind is a type in the words of JSON.
-func kind(t reflect.Type) string {
+// jsonType describes a type in the terms of JSON.
+func jsonType(t reflect.Type) string {
 	switch {
 	case t == reflect.TypeFor[time.Time]():
 		return "time"
@@ -200,11 +200,11 @@ func kind(t reflect.Type) string {
 	}
 	switch t.Kind() {
 	case reflect.Pointer:
-		return kind(t.Elem())
+		return jsonType(t.Elem())
 	case reflect.Slice:
-		return "list of " + kind(t.Elem())
+		return "list of " + jsonType(t.Elem())
 	case reflect.Map:
-		return "map of " + kind(t.Elem())
+		return "map of " + jsonType(t.Elem())
 	case reflect.Struct:
 		return "object"
 	case reflect.Bool:

@@ -13,7 +13,7 @@ import (
 	"github.com/huskd/husk/internal/logs"
 )
 
-// Logs streams what a run of a container wrote.
+// Logs streams the log of a container's run.
 func (s *Server) Logs(req *huskv1.LogsRequest, stream grpc.ServerStreamingServer[huskv1.LogsResponse]) error {
 	p, name, err := s.findContainer(req.Name, req.Container)
 	if err != nil {
@@ -39,7 +39,7 @@ func runOf(p agent.Pod, name string, previous bool) (container.Status, error) {
 	runs := p.Runs(name)
 	switch {
 	case len(runs) == 0:
-		return container.Status{}, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s of pod %s has not started: %s", name, p.Name(), waitingFor(p, name)))
+		return container.Status{}, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s of pod %s has not started: %s", name, p.Name(), waitReason(p, name)))
 	case previous && len(runs) == 1:
 		return container.Status{}, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("container %s of pod %s has no previous run", name, p.Name()))
 	case previous:
@@ -48,7 +48,7 @@ func runOf(p agent.Pod, name string, previous bool) (container.Status, error) {
 	return runs[0], nil
 }
 
-func waitingFor(p agent.Pod, name string) string {
+func waitReason(p agent.Pod, name string) string {
 	for _, c := range p.Status.Containers {
 		if c.Name == name && c.Reason != "" {
 			if c.Message != "" {

@@ -104,7 +104,7 @@ func (s *Server) Stop(ctx context.Context, req *huskv1.StopRequest) (*huskv1.Sto
 	return &huskv1.StopResponse{Namespace: p.Manifest.Namespace, Name: p.Manifest.Name}, nil
 }
 
-// Remove forgets a pod that doesn't run.
+// Remove removes a pod that isn't running.
 func (s *Server) Remove(ctx context.Context, req *huskv1.RemoveRequest) (*huskv1.RemoveResponse, error) {
 	p, err := s.findPod(req.Name)
 	if err != nil {
@@ -119,7 +119,8 @@ func (s *Server) Remove(ctx context.Context, req *huskv1.RemoveRequest) (*huskv1
 	return &huskv1.RemoveResponse{Namespace: p.Manifest.Namespace, Name: p.Manifest.Name}, nil
 }
 
-// findPod is for what is done to a whole pod: a container's ID doesn't name one.
+// findPod returns the pod with that name. The ID of a container is refused, since the operation is
+// for the whole pod.
 func (s *Server) findPod(name string) (agent.Pod, error) {
 	p, c, err := s.Agent.Find(name)
 	if err == nil && c != "" {
@@ -128,18 +129,17 @@ func (s *Server) findPod(name string) (agent.Pod, error) {
 	return p, err
 }
 
-// defaultContainer is the annotation by which kubectl finds the container that
-// is meant if none is named.
+// defaultContainer is kubectl's annotation for the container to use if none is named.
 const defaultContainer = "kubectl.kubernetes.io/default-container"
 
-// findContainer returns a pod and one of its containers: the one that was named
-// beside the pod, the one whose ID the name is, or the only one.
+// findContainer returns a pod and one of its containers: the named one, the one whose ID name is,
+// or the only one.
 func (s *Server) findContainer(name, containerName string) (agent.Pod, string, error) {
 	p, byID, err := s.Agent.Find(name)
 	if err != nil {
 		return p, "", err
 	}
-	// The status knows none yet of a pod that has only just come.
+	// The status of a pod that was just added has no containers yet, so use the manifest.
 	var names []string
 	for _, list := range [][]corev1.Container{p.Manifest.Spec.InitContainers, p.Manifest.Spec.Containers} {
 		for i := range list {

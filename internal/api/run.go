@@ -17,7 +17,7 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// sourceRun is the source of pods that came through Run.
+// sourceRun is the source of pods that were started by Run.
 const sourceRun = "run"
 
 // Run starts the pods of a manifest.
@@ -33,7 +33,7 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 	}
 	pods := parsed.Pods
 	if len(pods) == 0 {
-		return errdefs.ErrInvalidArgument.WithMessage(file + ": there is no pod in it: write its config maps and secrets beside the pods that use them")
+		return errdefs.ErrInvalidArgument.WithMessage(file + ": it contains no pod: put config maps and secrets beside the pods that use them")
 	}
 	var sending sync.Mutex
 	send := func(ev *huskv1.RunEvent) error {
@@ -42,7 +42,7 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 		ev.ElapsedNs = int64(time.Since(began))
 		return stream.Send(ev)
 	}
-	// One pod that can't run doesn't end the wait for the others.
+	// One pod that fails doesn't end the wait for the others.
 	var all sync.WaitGroup
 	failures := make([]error, len(pods))
 	for i := range pods {
@@ -62,21 +62,21 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.O
 	if err != nil {
 		return err
 	}
-	said := ""
+	last := ""
 	for {
 		ev := runEvent(p)
 		ev.Unchanged = unchanged
-		admitted := said == "" && !unchanged && !ev.Ready && ev.Progress == nil
+		admitted := last == "" && !unchanged && !ev.Ready && ev.Progress == nil
 		if admitted {
 			ev.Message = "admitted"
 		}
-		ev.Settled = turnedOut(p)
+		ev.Settled = waitIsOver(p)
 		done := !req.Wait || ev.Settled
 		if unchanged && (ev.Ready || !req.Wait) {
 			ev.Message = "unchanged"
 		}
-		if now := fmt.Sprint(ev.Message, ev.Phase, ev.Ready, ev.Progress != nil); now != said || ev.Progress != nil {
-			said = now
+		if now := fmt.Sprint(ev.Message, ev.Phase, ev.Ready, ev.Progress != nil); now != last || ev.Progress != nil {
+			last = now
 			if err := send(ev); err != nil {
 				return err
 			}
@@ -85,7 +85,7 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.O
 		case done:
 			return nil
 		case admitted:
-			continue // what there is to say about it has not been said
+			continue // the real message is still to be sent
 		}
 		select {
 		case <-p.Newer:
@@ -93,21 +93,21 @@ func (s *Server) runPod(ctx context.Context, pod *corev1.Pod, objects manifest.O
 			return ctx.Err()
 		}
 		if p, err = s.Agent.Get(string(pod.UID)); err != nil || p.Want != podplan.Run {
-			return errdefs.ErrAborted.WithMessage(fmt.Sprintf("pod %s was stopped while it was waited for", agentName(pod)))
+			return errdefs.ErrAborted.WithMessage(fmt.Sprintf("pod %s was stopped during the wait", podName(pod)))
 		}
 	}
 }
 
-func agentName(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }
+func podName(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }
 
-// turnedOut says whether there is nothing more to wait for: the pod is ready,
-// or, if it isn't to run for good, at its end.
-func turnedOut(p agent.Pod) bool {
+// waitIsOver reports whether a wait for the pod ends: it is ready or, if its restartPolicy is not
+// Always, has ended.
+func waitIsOver(p agent.Pod) bool {
 	ended := p.Status.Phase == podplan.PhaseSucceeded || p.Status.Phase == podplan.PhaseFailed
 	return ended || p.Status.Ready && p.Manifest.Spec.RestartPolicy == corev1.RestartPolicyAlways
 }
 
-// runEvent tells how the pod is.
+// runEvent returns an event with the status of the pod.
 func runEvent(p agent.Pod) *huskv1.RunEvent {
 	ev := &huskv1.RunEvent{
 		Namespace: p.Manifest.Namespace,
@@ -144,7 +144,7 @@ func runMessage(p agent.Pod) string {
 	return "starting"
 }
 
-// failureOf says what of a failed pod has failed.
+// failureOf describes what failed in a failed pod.
 func failureOf(p agent.Pod) string {
 	for _, c := range p.Status.Containers {
 		if c.State != podplan.Terminated || c.ExitCode == 0 {

@@ -9,7 +9,7 @@ import (
 	"github.com/huskd/husk/internal/stats"
 )
 
-// Usage tells what running pods use.
+// Usage returns the resource usage of running pods.
 func (s *Server) Usage(_ context.Context, req *huskv1.UsageRequest) (*huskv1.UsageResponse, error) {
 	pods := s.Agent.List()
 	if req.Name != "" {
@@ -17,7 +17,7 @@ func (s *Server) Usage(_ context.Context, req *huskv1.UsageRequest) (*huskv1.Usa
 		if err != nil {
 			return nil, err
 		}
-		if err := reachable(p); err != nil {
+		if err := checkReachable(p); err != nil {
 			return nil, err
 		}
 		pods = []agent.Pod{p}
@@ -68,7 +68,7 @@ func used(m *stats.Meter, cgroup string) *huskv1.Used {
 	}
 }
 
-// traffic sums the traffic of all interfaces in a network namespace. It is 0 if the namespace is gone.
+// traffic returns the traffic of all interfaces in a network namespace; 0 if it is gone.
 func traffic(netns string) (received, sent uint64) {
 	interfaces, err := stats.Network(netns)
 	if err != nil {

@@ -81,8 +81,8 @@ func TestPortForward(t *testing.T) {
 		t.Error(errs)
 	}
 	w.fails("UDP", w.Husk("port-forward", "inner", ":dns"), 1, "husk: port dns of pod default/inner is UDP: only TCP can be forwarded")
-	w.fails("no name", w.Husk("port-forward", "inner", ":none"), 1, `husk: pod default/inner has no port "none": it names web, dns`)
-	w.fails("no name at all", w.Husk("port-forward", "other", ":none"), 1, `husk: pod default/other has no port "none", and names none: give a number from 1 to 65535`)
+	w.fails("no name", w.Husk("port-forward", "inner", ":none"), 1, `husk: pod default/inner has no port "none": its named ports are web, dns`)
+	w.fails("no name at all", w.Husk("port-forward", "other", ":none"), 1, `husk: pod default/other has no port "none" and no named ports: give a number from 1 to 65535`)
 	w.fails("no pod", w.Husk("port-forward", "nobody", ":80"), 1, `husk: no pod "nobody": husk ps -a lists them`)
 
 	// It ends when the pod does.

@@ -75,7 +75,7 @@ spec:
 		"440 2000 644 2000 440 2000 2777 2000 1000 2000",
 		".*Read-only file system", "2000", "roundblue")
 	w.rid("told")
-	w.fails("no pod", w.run(fmt.Sprintf(settings, "blue")), 1, ".*there is no pod in it: write its config maps and secrets beside the pods that use them")
+	w.fails("no pod", w.run(fmt.Sprintf(settings, "blue")), 1, ".*it contains no pod: put config maps and secrets beside the pods that use them")
 	w.end()
 }
 

@@ -215,7 +215,7 @@ func (h *Huskd) receiveStart(stream sessionStream) (*huskv1.SessionStart, *huskv
 	}
 	start := m.GetStart()
 	if start == nil {
-		return nil, nil, nil, status.Error(codes.InvalidArgument, "a session begins with its start")
+		return nil, nil, nil, status.Error(codes.InvalidArgument, "the first message of a session must be its start")
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

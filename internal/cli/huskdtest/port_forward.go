@@ -36,7 +36,7 @@ func (h *Huskd) FindPorts(_ context.Context, req *huskv1.FindPortsRequest) (*hus
 		case name == "echo":
 			n = echoPort
 		case err != nil || n == 0:
-			return nil, status.Errorf(codes.NotFound, "pod %s has no port %q: it names echo", key(p), name)
+			return nil, status.Errorf(codes.NotFound, "pod %s has no port %q: its named ports are echo", key(p), name)
 		}
 		out.Ports = append(out.Ports, int32(n))
 	}
@@ -51,7 +51,7 @@ func (h *Huskd) Forward(stream grpc.BidiStreamingServer[huskv1.ForwardInput, hus
 	}
 	start := first.GetStart()
 	if start.GetPort() < 1 || start.GetPort() > 1<<16-1 {
-		return status.Error(codes.InvalidArgument, "a forwarded connection begins with the pod and a port from 1 to 65535")
+		return status.Error(codes.InvalidArgument, "the first message must be the start, with a port from 1 to 65535")
 	}
 	h.mu.Lock()
 	i := slices.IndexFunc(h.pods, func(p *huskv1.Pod) bool { return p.Uid == start.Uid })

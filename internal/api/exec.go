@@ -18,7 +18,7 @@ import (
 
 type sessionStream = grpc.BidiStreamingServer[huskv1.SessionInput, huskv1.SessionOutput]
 
-// session is an Exec or Attach under way.
+// session is an Exec or Attach in progress.
 type session struct {
 	stream  sessionStream
 	start   *huskv1.SessionStart
@@ -27,15 +27,15 @@ type session struct {
 	sending sync.Mutex
 }
 
-// begin takes the start of a session and finds what it is for.
-func (s *Server) begin(stream sessionStream) (*session, error) {
+// startSession receives the start of a session and finds its container.
+func (s *Server) startSession(stream sessionStream) (*session, error) {
 	first, err := stream.Recv()
 	if err != nil {
 		return nil, err
 	}
 	start := first.GetStart()
 	if start == nil {
-		return nil, errdefs.ErrInvalidArgument.WithMessage("a session begins with its start")
+		return nil, errdefs.ErrInvalidArgument.WithMessage("the first message of a session must be its start")
 	}
 	p, name, err := s.findContainer(start.Name, start.Container)
 	if err != nil {
@@ -53,7 +53,7 @@ func (s *Server) begin(stream sessionStream) (*session, error) {
 
 // Exec runs a program in a container.
 func (s *Server) Exec(stream sessionStream) error {
-	n, err := s.begin(stream)
+	n, err := s.startSession(stream)
 	if err != nil {
 		return err
 	}
@@ -81,9 +81,9 @@ func (s *Server) Exec(stream sessionStream) error {
 	return n.exit(code)
 }
 
-// Attach connects a client to a container's own program.
+// Attach connects a client to a container's main program.
 func (s *Server) Attach(stream sessionStream) error {
-	n, err := s.begin(stream)
+	n, err := s.startSession(stream)
 	if err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (s *Server) Attach(stream sessionStream) error {
 	return n.exit(st.Exit.Code)
 }
 
-// open tells the client that the session stands and returns its streams.
+// open sends the client that the session is established, and returns its streams.
 func (n *session) open(ctx context.Context, cancel context.CancelFunc, stdin, tty bool) (oci.Streams, error) {
 	err := n.send(&huskv1.SessionOutput{Of: &huskv1.SessionOutput_Started{Started: &huskv1.SessionStarted{
 		Namespace: n.pod.Manifest.Namespace, Name: n.pod.Manifest.Name, Container: n.run.Name(), Stdin: stdin, Tty: tty,
@@ -148,8 +148,8 @@ func (n *session) open(ctx context.Context, cancel context.CancelFunc, stdin, tt
 	return streams, err
 }
 
-// receive passes on what the client sends. It returns when the client is gone,
-// which ends the session; a client that sends no more is not.
+// receive passes on what the client sends. It returns when the client is gone, which ends the
+// session. Closing the sending side is not that.
 func (n *session) receive(ctx context.Context, typed *io.PipeWriter, resize chan oci.Size) error {
 	for {
 		m, err := n.stream.Recv()
@@ -163,7 +163,7 @@ func (n *session) receive(ctx context.Context, typed *io.PipeWriter, resize chan
 		}
 		switch of := m.Of.(type) {
 		case *huskv1.SessionInput_Stdin:
-			_, _ = typed.Write(of.Stdin) // fails once nobody reads it
+			_, _ = typed.Write(of.Stdin) // fails once the program no longer reads
 		case *huskv1.SessionInput_CloseStdin:
 			typed.Close()
 		case *huskv1.SessionInput_Resize:
@@ -172,7 +172,7 @@ func (n *session) receive(ctx context.Context, typed *io.PipeWriter, resize chan
 	}
 }
 
-// latest puts a size into the channel in place of one that nobody took.
+// latest replaces a size in the channel that was not received yet.
 func latest(resize chan oci.Size, size oci.Size) {
 	select {
 	case <-resize:
@@ -204,7 +204,7 @@ type output struct {
 	wrap func([]byte) *huskv1.SessionOutput
 }
 
-// outputChunk is far below what fits into a message.
+// outputChunk is far below the limit for a message.
 const outputChunk = 64 << 10
 
 func (o output) Write(p []byte) (int, error) {

@@ -17,18 +17,18 @@ import (
 	"github.com/huskd/husk/internal/agent"
 )
 
-// FindPorts tells which of a pod's ports are meant.
+// FindPorts resolves the name of a pod and of its ports.
 func (s *Server) FindPorts(_ context.Context, req *huskv1.FindPortsRequest) (*huskv1.FindPortsResponse, error) {
 	p, err := s.findPod(req.Name)
 	if err != nil {
 		return nil, err
 	}
-	if err := reachable(p); err != nil {
+	if err := checkReachable(p); err != nil {
 		return nil, err
 	}
 	out := &huskv1.FindPortsResponse{Namespace: p.Manifest.Namespace, Name: p.Manifest.Name, Uid: string(p.Manifest.UID)}
 	for _, name := range req.Ports {
-		port, err := portOf(p, name)
+		port, err := resolvePort(p, name)
 		if err != nil {
 			return nil, err
 		}
@@ -37,8 +37,8 @@ func (s *Server) FindPorts(_ context.Context, req *huskv1.FindPortsRequest) (*hu
 	return out, nil
 }
 
-// reachable says why nothing of a pod can be connected to.
-func reachable(p agent.Pod) error {
+// checkReachable returns an error if the pod has no network to connect to.
+func checkReachable(p agent.Pod) error {
 	if p.Status.SandboxReady {
 		return nil
 	}
@@ -49,8 +49,8 @@ func reachable(p agent.Pod) error {
 	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("pod %s has no network now: it is %s", p.Name(), why))
 }
 
-// portOf returns the TCP port of a pod with that number or name.
-func portOf(p agent.Pod, name string) (int32, error) {
+// resolvePort returns the TCP port of a pod with that number or name.
+func resolvePort(p agent.Pod, name string) (int32, error) {
 	if n, err := strconv.ParseUint(name, 10, 16); err == nil && n > 0 {
 		return int32(n), nil
 	}
@@ -68,12 +68,12 @@ func portOf(p agent.Pod, name string) (int32, error) {
 		}
 	}
 	if len(named) == 0 {
-		return 0, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("pod %s has no port %q, and names none: give a number from 1 to 65535", p.Name(), name))
+		return 0, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("pod %s has no port %q and no named ports: give a number from 1 to 65535", p.Name(), name))
 	}
-	return 0, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("pod %s has no port %q: it names %s", p.Name(), name, strings.Join(named, ", ")))
+	return 0, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("pod %s has no port %q: its named ports are %s", p.Name(), name, strings.Join(named, ", ")))
 }
 
-// Forward is one connection to a port of a pod.
+// Forward forwards one connection to a port of a pod.
 func (s *Server) Forward(stream grpc.BidiStreamingServer[huskv1.ForwardInput, huskv1.ForwardOutput]) error {
 	first, err := stream.Recv()
 	if err != nil {
@@ -81,30 +81,30 @@ func (s *Server) Forward(stream grpc.BidiStreamingServer[huskv1.ForwardInput, hu
 	}
 	start := first.GetStart()
 	if start == nil || start.Port < 1 || start.Port > 1<<16-1 {
-		return errdefs.ErrInvalidArgument.WithMessage("a forwarded connection begins with the pod and a port from 1 to 65535")
+		return errdefs.ErrInvalidArgument.WithMessage("the first message must be the start, with a port from 1 to 65535")
 	}
 	p, err := s.Agent.Get(start.Uid)
 	if err != nil {
 		return err
 	}
-	if err := reachable(p); err != nil {
+	if err := checkReachable(p); err != nil {
 		return err
 	}
 	st, _ := p.Sandbox()
 	return s.Dial(stream.Context(), st.ID, start.Port, &tunnel{stream: stream})
 }
 
-// tunnel is the client's end of a forwarded connection.
+// tunnel is the client's side of a forwarded connection.
 type tunnel struct {
 	stream grpc.BidiStreamingServer[huskv1.ForwardInput, huskv1.ForwardOutput]
-	rest   []byte // received and not read yet
+	rest   []byte // received but not read yet
 }
 
 func (t *tunnel) Read(p []byte) (int, error) {
 	for len(t.rest) == 0 {
 		m, err := t.stream.Recv()
 		if err != nil {
-			return 0, err // io.EOF once the client sends no more
+			return 0, err // io.EOF once the client has closed its side
 		}
 		t.rest = m.GetData()
 	}
@@ -123,5 +123,5 @@ func (t *tunnel) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Close does nothing: the connection ends with its call.
+// Close does nothing: the connection ends with the call.
 func (t *tunnel) Close() error { return nil }
