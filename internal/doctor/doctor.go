@@ -171,14 +171,14 @@ func (d *diagnosis) network(n *network.Network) {
 			d.add("network", warn, finding+": "+debt.Error, "it is tried again; its address isn't given to anybody until then")
 		}
 	}
-	blockades, err := n.Blockades()
+	firewalls, err := n.BlockingFirewalls()
 	if err != nil {
 		d.add("firewall", warn, "the node's firewall could not be read: "+err.Error(), "")
 	}
-	for _, b := range blockades {
-		d.add("firewall", fail, b.String()+", so that pods reach nothing and nothing reaches them", strings.Join(b.Cure, "; "))
+	for _, b := range firewalls {
+		d.add("firewall", fail, b.String()+", so that pods reach nothing and nothing reaches them", strings.Join(b.Fix, "; "))
 	}
-	if err == nil && len(blockades) == 0 {
+	if err == nil && len(firewalls) == 0 {
 		d.add("firewall", ok, "forwarded packets of pods pass", "")
 	}
 }

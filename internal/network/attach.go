@@ -41,10 +41,10 @@ func (n *Network) Attach(ctx context.Context, a pod.Attachment) (*pod.Attached, 
 		return nil, err
 	}
 	p := n.plan(r)
-	if err := n.make(ctx, r, p); err != nil {
+	if err := n.ensure(ctx, r, p); err != nil {
 		return nil, err
 	}
-	n.reaper.forget(plan.UDPPorts(a))
+	n.reaper.forgetUDP(plan.UDPPorts(a))
 	return p.Attached(Name), nil
 }
 
@@ -72,7 +72,7 @@ func (n *Network) reserve(a pod.Attachment) (*record, error) {
 
 // make makes the kernel agree with a reserved or bound record and binds it. On
 // failure a reserved one is undone; a bound one is a running pod's and stays.
-func (n *Network) make(ctx context.Context, r *record, p plan.Plan) error {
+func (n *Network) ensure(ctx context.Context, r *record, p plan.Plan) error {
 	if n.ledger.state(r) == ipam.Bound {
 		return n.repair(p)
 	}
@@ -101,8 +101,8 @@ func (n *Network) repair(p plan.Plan) error {
 
 func (n *Network) apply(p plan.Plan) error {
 	once := func() error {
-		n.whole.RLock()
-		defer n.whole.RUnlock()
+		n.kernelMu.RLock()
+		defer n.kernelMu.RUnlock()
 		return n.dp.Apply(p)
 	}
 	err := once()
@@ -118,9 +118,9 @@ func (n *Network) apply(p plan.Plan) error {
 // repairBase makes the nftables table again if another program removed it, as nftables.service does
 // with all tables when it restarts.
 func (n *Network) repairBase() (repaired bool, err error) {
-	n.whole.Lock()
-	defer n.whole.Unlock()
-	if n.torn || n.dp.TableExists() {
+	n.kernelMu.Lock()
+	defer n.kernelMu.Unlock()
+	if n.tornDown || n.dp.TableExists() {
 		return false, nil
 	}
 	n.log.Warn("network: the nftables table was removed; recreating it", "table", n.cfg.Instance.Table())
@@ -138,9 +138,9 @@ func (n *Network) repairBase() (repaired bool, err error) {
 func (n *Network) rollBack(r *record, p plan.Plan) error {
 	err := n.ledger.release(r)
 	if err == nil {
-		n.whole.RLock()
+		n.kernelMu.RLock()
 		err = n.dp.RollBack(p)
-		n.whole.RUnlock()
+		n.kernelMu.RUnlock()
 	}
 	if err != nil {
 		n.reaper.add(r, err)

@@ -76,7 +76,7 @@ func TestBlockadesAreFoundAndCured(t *testing.T) {
 				l.reaches("a", a.Netns, "tcp"+s.suffix, s.other, 7000, "other "+s.node)
 			}
 		}
-		found, err := n.Blockades()
+		found, err := n.BlockingFirewalls()
 		if err != nil || len(found) > 0 {
 			t.Errorf("found %v, %v", found, err)
 		}
@@ -87,13 +87,13 @@ func TestBlockadesAreFoundAndCured(t *testing.T) {
 		for _, s := range stacks {
 			l.fails("a", a.Netns, "tcp"+s.suffix, s.other, 7000)
 		}
-		found, err = n.Blockades()
+		found, err = n.BlockingFirewalls()
 		must(t, err)
 		if len(found) != 4 {
 			t.Errorf("found %v", found)
 		}
 		for _, b := range found {
-			for _, command := range b.Cure {
+			for _, command := range b.Fix {
 				l.run(l.node, "sh", "-c", command)
 			}
 		}

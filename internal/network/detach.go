@@ -33,9 +33,9 @@ func (n *Network) detach(r *record) error {
 	if err := n.ledger.release(r); err != nil {
 		return err
 	}
-	n.whole.RLock()
+	n.kernelMu.RLock()
 	err := n.dp.Cut(n.plan(r))
-	n.whole.RUnlock()
+	n.kernelMu.RUnlock()
 	if err != nil {
 		n.log.Warn("network: detach is owed", "pod", r.Attachment.Pod, "sandbox", pod.Short(r.Attachment.Sandbox), "error", err)
 	}

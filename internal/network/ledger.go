@@ -116,7 +116,7 @@ func (l *ledger) restore(subnets []netip.Prefix, now time.Time) error {
 		if err := alloc.Restore(ipam.Lease{Owner: r.owner(), State: r.State, Addresses: r.addrs()}); err != nil {
 			return err
 		}
-		l.keep(&r)
+		l.index(&r)
 		return nil
 	})
 	var quarantined []ipam.Quarantined
@@ -136,7 +136,7 @@ func (l *ledger) restore(subnets []netip.Prefix, now time.Time) error {
 }
 
 // keep puts a record into memory.
-func (l *ledger) keep(r *record) {
+func (l *ledger) index(r *record) {
 	l.records[r.owner()] = r
 	l.links[l.instance.HostLink(r.Attachment.Sandbox)] = r.owner()
 	for _, m := range plan.Mappings(r.Attachment) {
@@ -145,13 +145,13 @@ func (l *ledger) keep(r *record) {
 }
 
 // drop takes a record out of memory.
-func (l *ledger) drop(r *record) {
-	l.dropPorts(r)
+func (l *ledger) unindex(r *record) {
+	l.unindexPorts(r)
 	delete(l.records, r.owner())
 	delete(l.links, l.instance.HostLink(r.Attachment.Sandbox))
 }
 
-func (l *ledger) dropPorts(r *record) {
+func (l *ledger) unindexPorts(r *record) {
 	for _, m := range plan.Mappings(r.Attachment) {
 		left := slices.DeleteFunc(l.ports[m.HostPort], func(other *record) bool { return other == r })
 		if l.ports[m.HostPort] = left; len(left) == 0 {
@@ -164,7 +164,7 @@ func (l *ledger) dropPorts(r *record) {
 func (l *ledger) freePorts(r *record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.dropPorts(r)
+	l.unindexPorts(r)
 }
 
 // find returns the owner's record, nil if there is none.
@@ -215,7 +215,7 @@ func (l *ledger) allocate(r *record) error {
 		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("link %s is that of %v: detach it first", link, other))
 	}
 	for _, port := range plan.Mappings(r.Attachment) {
-		if err := l.clash(port); err != nil {
+		if err := l.checkPort(port); err != nil {
 			return err
 		}
 	}
@@ -227,12 +227,12 @@ func (l *ledger) allocate(r *record) error {
 	for i, addr := range lease.Addresses {
 		r.Addresses = append(r.Addresses, netip.PrefixFrom(addr, l.subnets[i].Bits()))
 	}
-	l.keep(r)
+	l.index(r)
 	return nil
 }
 
 // clash returns an error if another pod has the port.
-func (l *ledger) clash(port pod.PortMapping) error {
+func (l *ledger) checkPort(port pod.PortMapping) error {
 	for _, other := range l.ports[port.HostPort] {
 		for _, theirs := range plan.Mappings(other.Attachment) {
 			if plan.Clash(port, theirs) {
@@ -284,12 +284,12 @@ func (l *ledger) forget(r *record) error {
 	// The record goes first: the next moment, the addresses may be in another.
 	err := l.leases.Delete(r.owner().String())
 	l.alloc.Forget(r.owner())
-	l.drop(r)
+	l.unindex(r)
 	return err
 }
 
 // end ends a lease whose link is gone. Its addresses rest.
-func (l *ledger) end(r *record) {
+func (l *ledger) quarantineLease(r *record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var errs []error
@@ -299,7 +299,7 @@ func (l *ledger) end(r *record) {
 	crashpoint.Hit("network.quarantined")
 	errs = append(errs, l.leases.Delete(r.owner().String()))
 	crashpoint.Hit("network.gone")
-	l.drop(r)
+	l.unindex(r)
 	if err := errors.Join(errs...); err != nil {
 		// The next start goes through this again, to the same end.
 		l.log.Error("network: a lease ended and the journal doesn't know", "sandbox", pod.Short(r.Attachment.Sandbox), "error", err)

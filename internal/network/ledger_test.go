@@ -66,7 +66,7 @@ func (b *books) step(r *rand.Rand) {
 	case state == ipam.Reserved && r.IntN(2) == 0:
 		must(b.t, b.ledger.bind(rec))
 	case state == ipam.Releasing && r.IntN(2) == 0:
-		b.ledger.end(rec)
+		b.ledger.quarantineLease(rec)
 		for _, a := range rec.addrs() {
 			b.resting[a] = time.Now()
 		}

@@ -77,8 +77,8 @@ type Network struct {
 	sandboxes keylock.Locks // held while something is done for a sandbox
 	// whole is held for reading while a sandbox's kernel objects change, and for
 	// writing by who compares all of them.
-	whole sync.RWMutex
-	torn  bool // guarded by whole: the node's own part is gone for good
+	kernelMu sync.RWMutex
+	tornDown bool // guarded by whole: the node's own part is gone for good
 }
 
 func (n *Network) plan(r *record) plan.Plan {
@@ -233,12 +233,12 @@ func (n *Network) Close() error {
 // sysctls, if no pod is attached and nothing is owed. All that can be done
 // afterwards is to repeat it and to Close.
 func (n *Network) Teardown() error {
-	n.whole.Lock()
-	defer n.whole.Unlock()
+	n.kernelMu.Lock()
+	defer n.kernelMu.Unlock()
 	if attached := len(n.ledger.all()); attached > 0 {
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("the network has %d attachments: detach them first", attached))
 	}
-	n.torn = true
+	n.tornDown = true
 	if err := n.dp.Teardown(); err != nil {
 		return err
 	}

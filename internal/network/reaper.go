@@ -17,18 +17,18 @@ import (
 )
 
 const (
-	// linger is how long the reaper collects links before it deletes them.
-	linger = 50 * time.Millisecond
+	// batchDelay is how long the reaper collects links before it deletes them.
+	batchDelay = 50 * time.Millisecond
 	// The conntrack table is read this often at most: for pods that had or
 	// have hostPorts, whose clients wait; and for others, whose addresses
 	// nobody has until their quarantine ends. To read it costs 2.5 µs an entry.
 	flowsSoon, flowsLater = 250 * time.Millisecond, 10 * time.Second
 	// Between attempts of what failed.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
-	// keepEvery is how often the table is looked for and quarantines end.
-	keepEvery = 5 * time.Second
-	// stopWithin is how long Close waits.
-	stopWithin = 10 * time.Second
+	// maintainEvery is how often the table is looked for and quarantines end.
+	maintainEvery = 5 * time.Second
+	// stopTimeout is how long Close waits.
+	stopTimeout = 10 * time.Second
 )
 
 // debt is a record that was cut off and whose link may still be there.
@@ -42,17 +42,17 @@ type debt struct {
 
 // reaper does in the background what Detach leaves.
 type reaper struct {
-	n         *Network
-	wake      chan struct{}
-	quit      chan struct{}
-	ended     chan struct{}
-	forgotten time.Time // when flows were last; the goroutine's own
+	n          *Network
+	wake       chan struct{}
+	quit       chan struct{}
+	ended      chan struct{}
+	lastForget time.Time // when flows were last; the goroutine's own
 
-	mu      sync.Mutex // guards what follows
-	pending map[ipam.Owner]*debt
-	flows   conntrack.Flows
-	urgent  bool // clients of hostPorts wait for flows
-	hurry   bool // no lingering: somebody waits
+	mu        sync.Mutex // guards what follows
+	pending   map[ipam.Owner]*debt
+	flows     conntrack.Flows
+	urgent    bool // clients of hostPorts wait for flows
+	skipDelay bool // no lingering: somebody waits
 }
 
 func startReaper(n *Network) *reaper {
@@ -74,7 +74,7 @@ func (r *reaper) add(rec *record, err error) {
 		r.n.ledger.freePorts(rec)
 	}
 	d := &debt{record: rec, since: time.Now(), done: make(chan struct{})}
-	r.owe(d, err)
+	r.recordAttempt(d, err)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.pending[rec.owner()] = d
@@ -101,7 +101,7 @@ func (r *reaper) wait(ctx context.Context, owners ...ipam.Owner) error {
 		r.mu.Lock()
 		d := r.pending[o]
 		if d != nil {
-			r.hurry = true
+			r.skipDelay = true
 			r.signal()
 		}
 		r.mu.Unlock()
@@ -122,7 +122,7 @@ func (r *reaper) wait(ctx context.Context, owners ...ipam.Owner) error {
 }
 
 // forget has UDP flows forgotten that bypass hostPorts which begin.
-func (r *reaper) forget(ports []uint16) {
+func (r *reaper) forgetUDP(ports []uint16) {
 	if len(ports) == 0 {
 		return
 	}
@@ -138,15 +138,15 @@ func (r *reaper) stop() error {
 	close(r.quit)
 	select {
 	case <-r.ended:
-	case <-time.After(stopWithin):
-		return fmt.Errorf("network: links are still being deleted after %v: the next start goes on", stopWithin)
+	case <-time.After(stopTimeout):
+		return fmt.Errorf("network: links are still being deleted after %v: the next start goes on", stopTimeout)
 	}
 	return nil
 }
 
 func (r *reaper) run() {
 	defer close(r.ended)
-	keep := time.NewTicker(keepEvery)
+	keep := time.NewTicker(maintainEvery)
 	defer keep.Stop()
 	again := time.NewTimer(time.Hour)
 	defer again.Stop()
@@ -159,7 +159,7 @@ func (r *reaper) run() {
 			quitting = r.collect()
 		case <-again.C:
 		case <-keep.C:
-			r.keep()
+			r.maintain()
 		}
 		failed := r.reap()
 		if wait := r.forgetFlows(quitting); wait > 0 {
@@ -176,12 +176,12 @@ func (r *reaper) run() {
 
 // collect lets more links come together. It says whether to quit.
 func (r *reaper) collect() (quit bool) {
-	end := time.NewTimer(linger)
+	end := time.NewTimer(batchDelay)
 	defer end.Stop()
 	for {
 		r.mu.Lock()
-		now := r.hurry || len(r.pending) == 0
-		r.hurry = false
+		now := r.skipDelay || len(r.pending) == 0
+		r.skipDelay = false
 		r.mu.Unlock()
 		if now {
 			return false
@@ -208,7 +208,7 @@ func (r *reaper) reap() (failed bool) {
 	}
 	var cut []*debt
 	for _, d := range batch {
-		if r.recut(d) {
+		if r.retryCut(d) {
 			cut = append(cut, d)
 		}
 	}
@@ -218,14 +218,14 @@ func (r *reaper) reap() (failed bool) {
 		if err == nil {
 			r.finish(d)
 		} else {
-			r.owe(d, err)
+			r.recordAttempt(d, err)
 		}
 	}
 	return err != nil || len(cut) < len(batch)
 }
 
 // recut cuts off again what couldn't be before.
-func (r *reaper) recut(d *debt) bool {
+func (r *reaper) retryCut(d *debt) bool {
 	n := r.n
 	r.mu.Lock()
 	err := d.err
@@ -233,10 +233,10 @@ func (r *reaper) recut(d *debt) bool {
 	if err == nil {
 		return true
 	}
-	n.whole.RLock()
+	n.kernelMu.RLock()
 	err = n.dp.Cut(n.plan(d.record))
-	n.whole.RUnlock()
-	r.owe(d, err)
+	n.kernelMu.RUnlock()
+	r.recordAttempt(d, err)
 	if err != nil {
 		return false
 	}
@@ -245,7 +245,7 @@ func (r *reaper) recut(d *debt) bool {
 }
 
 // owe notes how an attempt went.
-func (r *reaper) owe(d *debt, err error) {
+func (r *reaper) recordAttempt(d *debt, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	d.err = err
@@ -256,7 +256,7 @@ func (r *reaper) owe(d *debt, err error) {
 
 // finish ends a lease whose link is gone.
 func (r *reaper) finish(d *debt) {
-	r.n.ledger.end(d.record)
+	r.n.ledger.quarantineLease(d.record)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.flows.Pods = append(r.flows.Pods, d.record.addrs()...)
@@ -288,7 +288,7 @@ func (r *reaper) forgetFlows(quitting bool) time.Duration {
 	if r.urgent {
 		pause = min(pause, flowsSoon)
 	}
-	wait := pause - time.Since(r.forgotten)
+	wait := pause - time.Since(r.lastForget)
 	later := wait > 0 && !quitting
 	if !flows.Empty() && !later {
 		r.flows, r.urgent = conntrack.Flows{}, false
@@ -300,7 +300,7 @@ func (r *reaper) forgetFlows(quitting bool) time.Duration {
 	case later:
 		return wait
 	}
-	r.forgotten = time.Now()
+	r.lastForget = time.Now()
 	if err := r.n.dp.Forget(flows); err != nil {
 		r.n.log.Warn("network: conntrack may send packets of old connections astray", "error", err)
 	}
@@ -308,7 +308,7 @@ func (r *reaper) forgetFlows(quitting bool) time.Duration {
 }
 
 // keep does what has to be done from time to time.
-func (r *reaper) keep() {
+func (r *reaper) maintain() {
 	if _, err := r.n.repairBase(); err != nil {
 		r.n.log.Error("network: hostPorts and masquerading don't work", "error", err)
 	}

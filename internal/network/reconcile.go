@@ -44,7 +44,7 @@ func (n *Network) Reconcile(ctx context.Context, live []pod.Attachment) error {
 	}
 	errs = append(errs, n.reaper.wait(ctx, gone...))
 	errs = append(errs, n.sweep())
-	errs = append(errs, n.mend(ctx, keep, alive)...)
+	errs = append(errs, n.repairAll(ctx, keep, alive)...)
 	for owner, a := range alive {
 		if n.ledger.find(owner) == nil {
 			errs = append(errs, fmt.Errorf("pod %v (sandbox %s) has no lease any more and is without network: stop it", a.Pod, pod.Short(a.Sandbox)))
@@ -58,8 +58,8 @@ func (n *Network) Reconcile(ctx context.Context, live []pod.Attachment) error {
 
 // sweep removes strays, and what a former configuration needed.
 func (n *Network) sweep() error {
-	n.whole.Lock()
-	defer n.whole.Unlock()
+	n.kernelMu.Lock()
+	defer n.kernelMu.Unlock()
 	var plans []plan.Plan
 	for _, r := range n.ledger.all() {
 		if !n.reaper.has(r) {
@@ -74,7 +74,7 @@ func (n *Network) sweep() error {
 }
 
 // mend completes what was begun and repairs what differs.
-func (n *Network) mend(ctx context.Context, keep []*record, live map[ipam.Owner]pod.Attachment) (errs []error) {
+func (n *Network) repairAll(ctx context.Context, keep []*record, live map[ipam.Owner]pod.Attachment) (errs []error) {
 	var plans []plan.Plan
 	for _, r := range keep {
 		p := n.plan(r)

@@ -488,7 +488,7 @@ func TestTableThatSomebodyRemovedComesBack(t *testing.T) {
 	l.reaches("other", l.other, "tcp4", node4, 8080, "g "+other4)
 	l.run(l.node, "nft", "flush", "ruleset")
 	must(t, n.Detach(t.Context(), l.attachment()))
-	n.reaper.keep() // which happens by itself now and then
+	n.reaper.maintain() // which happens by itself now and then
 	l.reaches("other", l.other, "tcp6", node6, 8080, "g "+other6)
 	l.run(l.node, "nft", "flush", "ruleset")
 	must(t, n.Detach(t.Context(), g.Attachment))
@@ -528,7 +528,7 @@ func TestTeardownLeavesTheNodeAsItWas(t *testing.T) {
 		reaped(t, n)
 		must(t, n.Teardown())
 		must(t, n.Teardown())
-		n.reaper.keep()
+		n.reaper.maintain()
 		if after := sysctls(); !slices.Equal(after, before) {
 			t.Errorf("sysctls %v, before %v", after, before)
 		}

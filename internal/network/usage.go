@@ -92,9 +92,9 @@ func (n *Network) Usage() Usage {
 	return u
 }
 
-// Blockades returns the firewalls on the node that drop pods' traffic, with
+// BlockingFirewalls returns the firewalls on the node that drop pods' traffic, with
 // the commands that let it pass.
-func (n *Network) Blockades() (out []preflight.Blockade, err error) {
+func (n *Network) BlockingFirewalls() (out []preflight.BlockingFirewall, err error) {
 	err = n.dp.InNode(func() error {
 		out, err = preflight.ForwardPolicy(n.cfg.Instance, n.cfg.Mode)
 		return err

@@ -18,37 +18,37 @@ const (
 
 // behind does what calls leave: it deletes links behind the back of DEL, those
 // of a network that come within a while together, and closes sockets.
-type behind struct {
+type background struct {
 	mu      sync.Mutex
-	pending map[string][]*daemonless.Remains // by the network's directory
+	pending map[string][]*daemonless.Detachment // by the network's directory
 	working sync.WaitGroup
 }
 
-func (b *behind) add(p *Plugin, dir string, n *daemonless.Network, r *daemonless.Remains) {
+func (b *background) add(p *Plugin, dir string, n *daemonless.Network, r *daemonless.Detachment) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.pending == nil {
-		b.pending = map[string][]*daemonless.Remains{}
+		b.pending = map[string][]*daemonless.Detachment{}
 	}
 	first := len(b.pending[dir]) == 0
 	b.pending[dir] = append(b.pending[dir], r)
 	if first {
 		b.working.Go(func() {
 			time.Sleep(p.Linger)
-			b.bury(p, dir, n)
+			b.finish(p, dir, n)
 		})
 	}
 }
 
-func (b *behind) bury(p *Plugin, dir string, n *daemonless.Network) {
+func (b *background) finish(p *Plugin, dir string, n *daemonless.Network) {
 	b.mu.Lock()
-	remains := b.pending[dir]
+	detachments := b.pending[dir]
 	delete(b.pending, dir)
 	b.mu.Unlock()
 	pause := firstRetry
 	for i := range attempts {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
-		err := n.Bury(ctx, remains...)
+		err := n.FinishDetach(ctx, detachments...)
 		cancel()
 		if err == nil {
 			return
@@ -65,7 +65,7 @@ const freed = 100 * time.Millisecond
 
 // close closes a call's sockets behind its back. Closing changes nothing in the
 // kernel, so that there is no error to tell.
-func (b *behind) close(c io.Closer) error {
+func (b *background) close(c io.Closer) error {
 	b.working.Go(func() {
 		time.Sleep(freed)
 		_ = c.Close()
@@ -81,7 +81,7 @@ func (p *Plugin) Close() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		p.behind.working.Wait()
+		p.background.working.Wait()
 	}()
 	select {
 	case <-done:

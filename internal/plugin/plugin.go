@@ -79,7 +79,7 @@ type Plugin struct {
 	Linger time.Duration
 	Log    *slog.Logger // nil is slog.Default()
 
-	behind behind
+	background background
 }
 
 func (p *Plugin) log() *slog.Logger {
@@ -129,7 +129,7 @@ func (p *Plugin) call(ctx context.Context, args Args, stdin []byte) ([]byte, err
 	cfg := c.network
 	cfg.Netns, cfg.Quarantine, cfg.Log = p.Netns, p.Quarantine, p.Log
 	if p.Linger > 0 {
-		cfg.Close = p.behind.close
+		cfg.Close = p.background.close
 	}
 	n, err := daemonless.New(cfg)
 	if err != nil {
@@ -179,9 +179,9 @@ func (p *Plugin) del(ctx context.Context, n *daemonless.Network, dir, sandbox st
 	if p.Linger == 0 {
 		return n.Detach(ctx, sandbox)
 	}
-	r, err := n.Sever(ctx, sandbox)
+	r, err := n.BeginDetach(ctx, sandbox)
 	if err == nil && r != nil {
-		p.behind.add(p, dir, n, r)
+		p.background.add(p, dir, n, r)
 	}
 	return err
 }

@@ -38,21 +38,21 @@ func (n *Network) Attach(ctx context.Context, a pod.Attachment) (plan.Plan, erro
 	}
 	defer l.release()
 	var p plan.Plan
-	err = n.kernel(func(dp *datapath.Datapath) error {
+	err = n.withDatapath(func(dp *datapath.Datapath) error {
 		r, fresh, err := l.reserve(dp, a)
 		if err != nil {
 			return err
 		}
 		p = r.plan()
 		crashpoint.Hit("daemonless.reserved")
-		if err := l.make(dp, p, fresh); err != nil {
+		if err := l.ensure(dp, p, fresh); err != nil {
 			if fresh {
 				return errors.Join(err, l.rollBack(dp, r))
 			}
 			return err
 		}
 		crashpoint.Hit("daemonless.applied")
-		n.forget(dp, conntrack.Flows{Ports: plan.UDPPorts(a)})
+		n.forgetFlows(dp, conntrack.Flows{Ports: plan.UDPPorts(a)})
 		return nil
 	})
 	if err != nil {
@@ -80,7 +80,7 @@ func (l *locked) reserve(dp *datapath.Datapath, a pod.Attachment) (r *record, fr
 		}
 		if found != nil {
 			r = found
-			return r.same(a)
+			return r.checkSame(a)
 		}
 		if ports := plan.Mappings(a); len(ports) > 0 {
 			if err := dp.InNode(func() error { return preflight.PortsFree(ports) }); err != nil {
@@ -92,7 +92,7 @@ func (l *locked) reserve(dp *datapath.Datapath, a pod.Attachment) (r *record, fr
 			Instance: n.instance, Mode: n.cfg.Mode, Bridge: n.cfg.Bridge, Routes: n.cfg.Routes, NoHairpin: n.cfg.NoHairpin,
 			MTU: cmp.Or(n.cfg.MTU, uplink.MTU), Source: uplink.Source,
 		}}
-		return t.reserve(r, n.cfg.Ranges, now())
+		return t.reserve(r, n.cfg.Ranges, bootTime())
 	}
 	err = l.prepare(dp, try)
 	if err == nil && former != nil {
@@ -104,9 +104,9 @@ func (l *locked) reserve(dp *datapath.Datapath, a pod.Attachment) (r *record, fr
 }
 
 // same returns an error if a sandbox is attached in another way than it asks.
-func (r *record) same(asks pod.Attachment) error {
+func (r *record) checkSame(asks pod.Attachment) error {
 	has := r.Attachment
-	if r.guessed {
+	if r.reconstructed {
 		return errUnreadable
 	}
 	if has.Netns != asks.Netns || has.MAC != asks.MAC || has.Bandwidth != asks.Bandwidth ||
@@ -120,7 +120,7 @@ func (r *record) same(asks pod.Attachment) error {
 var errUnreadable = errdefs.ErrFailedPrecondition.WithMessage("its lease was unreadable: detach it, and attach it again")
 
 // make makes the kernel agree with a plan.
-func (l *locked) make(dp *datapath.Datapath, p plan.Plan, fresh bool) error {
+func (l *locked) ensure(dp *datapath.Datapath, p plan.Plan, fresh bool) error {
 	if err := l.ctx.Err(); err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func (n *Network) Verify(ctx context.Context, sandbox string) (plan.Plan, error)
 	var r *record
 	var base plan.Base
 	err = l.view(func(t *tx) error {
-		base, _ = t.made()
+		base, _ = t.recordedBase()
 		r = t.find(sandbox)
 		return nil
 	})
@@ -175,11 +175,11 @@ func (n *Network) Verify(ctx context.Context, sandbox string) (plan.Plan, error)
 		return plan.Plan{}, err
 	case r == nil || r.Releasing > 0:
 		return plan.Plan{}, unknown
-	case r.guessed:
+	case r.reconstructed:
 		return plan.Plan{}, errUnreadable
 	}
 	p := r.plan()
-	return p, n.kernel(func(dp *datapath.Datapath) error {
+	return p, n.withDatapath(func(dp *datapath.Datapath) error {
 		if err := verifyBase(dp, base); err != nil {
 			return err
 		}

@@ -49,7 +49,7 @@ func (n *Network) owner() string {
 }
 
 // made returns the node's own part as it was made last, if it was.
-func (t *tx) made() (b plan.Base, ok bool) {
+func (t *tx) recordedBase() (b plan.Base, ok bool) {
 	text := t.meta.Get(baseKey)
 	return b, text != nil && json.Unmarshal(text, &b) == nil
 }

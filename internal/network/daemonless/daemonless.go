@@ -99,7 +99,7 @@ func New(cfg Config) (*Network, error) {
 
 // now is the time since the node booted, so that no clock that is set makes a
 // rest longer or shorter.
-func now() time.Time {
+func bootTime() time.Time {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // never fails
 	return time.Unix(t.Unix())
@@ -128,7 +128,7 @@ func (n *Network) subnets() (out []netip.Prefix) {
 }
 
 // kernel opens the datapath for a call.
-func (n *Network) kernel(fn func(*datapath.Datapath) error) error {
+func (n *Network) withDatapath(fn func(*datapath.Datapath) error) error {
 	dp, err := datapath.Open(n.cfg.Netns, n.instance, n.cfg.Bridge)
 	if err != nil {
 		return err
@@ -151,20 +151,20 @@ func (n *Network) Status(ctx context.Context) error {
 	if err != nil || !made {
 		return err
 	}
-	l, err := n.lock(ctx, wholeShared)
+	l, err := n.lock(ctx, networkShared)
 	if err != nil {
 		return err
 	}
 	defer l.release()
 	var base plan.Base
 	err = l.view(func(t *tx) error {
-		base, made = t.made()
-		return t.exhausted(n.cfg.Ranges, now())
+		base, made = t.recordedBase()
+		return t.exhausted(n.cfg.Ranges, bootTime())
 	})
 	if err != nil || !made {
 		return err
 	}
-	return n.kernel(func(dp *datapath.Datapath) error { return verifyBase(dp, base) })
+	return n.withDatapath(func(dp *datapath.Datapath) error { return verifyBase(dp, base) })
 }
 
 // verifyBase returns an error of kind failed precondition if the node's own
@@ -200,7 +200,7 @@ func (n *Network) Usage(ctx context.Context) (u Usage, err error) {
 	if err != nil || !made {
 		return u, err
 	}
-	l, err := n.lock(ctx, wholeShared)
+	l, err := n.lock(ctx, networkShared)
 	if err != nil {
 		return u, err
 	}

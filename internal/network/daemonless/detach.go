@@ -13,29 +13,29 @@ import (
 	"github.com/huskd/husk/internal/network/plan"
 )
 
-// Remains are what is left of an attachment whose traffic has ended: its link,
+// Detachment are what is left of an attachment whose traffic has ended: its link,
 // and the addresses that nobody can have as long as that is there.
-type Remains struct {
+type Detachment struct {
 	record *record
 	others []string // sandboxes of which something was left long ago
 }
 
-// takeOverAfter is after how long nobody is at work on a removal any more.
-const takeOverAfter = time.Minute
+// resumeAfter is after how long nobody is at work on a removal any more.
+const resumeAfter = time.Minute
 
 // Detach removes a sandbox's interface. What isn't attached is no error: it may
 // be unknown, detached before, or of before a boot; the namespace may be gone.
 func (n *Network) Detach(ctx context.Context, sandbox string) error {
-	r, err := n.Sever(ctx, sandbox)
+	r, err := n.BeginDetach(ctx, sandbox)
 	if err != nil || r == nil {
 		return err
 	}
-	return n.Bury(ctx, r)
+	return n.FinishDetach(ctx, r)
 }
 
 // Sever is the first part of Detach: it ends the traffic at once. It returns
 // nil if there is nothing to bury.
-func (n *Network) Sever(ctx context.Context, sandbox string) (*Remains, error) {
+func (n *Network) BeginDetach(ctx context.Context, sandbox string) (*Detachment, error) {
 	made, err := n.exists()
 	if err != nil || !made {
 		return nil, err
@@ -51,14 +51,14 @@ func (n *Network) Sever(ctx context.Context, sandbox string) (*Remains, error) {
 		if r = t.find(sandbox); r == nil {
 			return nil
 		}
-		others = t.left(now().Add(-takeOverAfter), 16)
+		others = t.unfinished(bootTime().Add(-resumeAfter), 16)
 		return t.release(r)
 	})
 	if err != nil || r == nil {
 		return nil, err
 	}
 	crashpoint.Hit("daemonless.releasing")
-	err = n.kernel(func(dp *datapath.Datapath) error { return dp.Cut(r.plan()) })
+	err = n.withDatapath(func(dp *datapath.Datapath) error { return dp.Cut(r.plan()) })
 	if err != nil {
 		return nil, fmt.Errorf("detach %v: %w", r.Attachment.Pod, err)
 	}
@@ -68,36 +68,36 @@ func (n *Network) Sever(ctx context.Context, sandbox string) (*Remains, error) {
 			return nil, err
 		}
 	}
-	return &Remains{r, others}, nil
+	return &Detachment{r, others}, nil
 }
 
 // Bury is the other part of Detach, for any number at once: it deletes the links,
 // which takes the same 20 ms or more for all of them, and ends the leases. Until
 // then a call about the same sandbox, and Collect, do it themselves.
-func (n *Network) Bury(ctx context.Context, remains ...*Remains) error {
-	l, err := n.lock(ctx, wholeShared)
+func (n *Network) FinishDetach(ctx context.Context, detachments ...*Detachment) error {
+	l, err := n.lock(ctx, networkShared)
 	if err != nil {
 		return err
 	}
 	defer l.release()
-	return n.kernel(func(dp *datapath.Datapath) error {
+	return n.withDatapath(func(dp *datapath.Datapath) error {
 		var records []*record
-		for _, r := range remains {
+		for _, r := range detachments {
 			records = append(records, r.record)
 			for _, sandbox := range r.others {
-				if left := l.takeOver(dp, sandbox); left != nil {
+				if left := l.resumeDetach(dp, sandbox); left != nil {
 					records = append(records, left)
 				}
 			}
 		}
-		return l.bury(dp, records)
+		return l.finishDetach(dp, records)
 	})
 }
 
-// takeOver cuts off what another call has left of a sandbox, unless one is at
+// resumeDetach cuts off what another call has left of a sandbox, unless one is at
 // work on it now. The sandbox stays locked.
-func (l *locked) takeOver(dp *datapath.Datapath, sandbox string) *record {
-	if !l.try(sandbox) {
+func (l *locked) resumeDetach(dp *datapath.Datapath, sandbox string) *record {
+	if !l.tryLock(sandbox) {
 		return nil
 	}
 	var r *record
@@ -119,12 +119,12 @@ func (l *locked) remove(dp *datapath.Datapath, records ...*record) error {
 			return fmt.Errorf("detach %v: %w", r.Attachment.Pod, err)
 		}
 	}
-	return l.bury(dp, records)
+	return l.finishDetach(dp, records)
 }
 
 // bury deletes the links of records that were cut off, and forgets those
 // records: if one isn't the same any more, another call has been faster.
-func (l *locked) bury(dp *datapath.Datapath, records []*record) error {
+func (l *locked) finishDetach(dp *datapath.Datapath, records []*record) error {
 	if err := dp.Reap(); err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (l *locked) bury(dp *datapath.Datapath, records []*record) error {
 				continue
 			}
 			addrs = append(addrs, r.addrs()...)
-			if err := t.end(r, now().Add(l.n.cfg.Quarantine)); err != nil {
+			if err := t.end(r, bootTime().Add(l.n.cfg.Quarantine)); err != nil {
 				return err
 			}
 		}
@@ -147,13 +147,13 @@ func (l *locked) bury(dp *datapath.Datapath, records []*record) error {
 	if err != nil {
 		return err
 	}
-	l.n.forget(dp, conntrack.Flows{Pods: addrs})
+	l.n.forgetFlows(dp, conntrack.Flows{Pods: addrs})
 	return nil
 }
 
 // forget has the kernel forget connections. Without, some old ones hang: no call
 // fails for that.
-func (n *Network) forget(dp *datapath.Datapath, f conntrack.Flows) {
+func (n *Network) forgetFlows(dp *datapath.Datapath, f conntrack.Flows) {
 	if err := dp.Forget(f); err != nil {
 		n.cfg.Log.Warn("network: conntrack may send packets of old connections astray", "error", err)
 	}
@@ -168,7 +168,7 @@ func (n *Network) Collect(ctx context.Context, live map[string]bool) error {
 	if err != nil || !made {
 		return err
 	}
-	l, err := n.lock(ctx, wholeExclusive)
+	l, err := n.lock(ctx, networkExclusive)
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (n *Network) Collect(ctx context.Context, live map[string]bool) error {
 		return t.each(func(r *record) error {
 			if live[r.Attachment.Sandbox] && r.Releasing == 0 {
 				plans = append(plans, r.plan())
-				unsure = unsure || r.guessed
+				unsure = unsure || r.reconstructed
 				return nil
 			}
 			dead = append(dead, r)
@@ -190,8 +190,8 @@ func (n *Network) Collect(ctx context.Context, live map[string]bool) error {
 	if err != nil {
 		return err
 	}
-	return n.kernel(func(dp *datapath.Datapath) error {
-		if err := dp.Owned(n.owner()); err != nil {
+	return n.withDatapath(func(dp *datapath.Datapath) error {
+		if err := dp.CheckOwner(n.owner()); err != nil {
 			return err
 		}
 		if len(dead) > 0 {

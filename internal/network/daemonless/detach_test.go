@@ -28,7 +28,7 @@ func TestLeftByTheDead(t *testing.T) {
 		must(t, n.change(func(b *tx) error {
 			found := b.find(r.Attachment.Sandbox)
 			must(t, b.releasing.Delete(releasingKey(found)))
-			found.Releasing -= int64(2 * takeOverAfter)
+			found.Releasing -= int64(2 * resumeAfter)
 			must(t, b.put(found))
 			return b.releasing.Put(releasingKey(found), []byte{1})
 		}))
@@ -41,7 +41,7 @@ func TestLeftByTheDead(t *testing.T) {
 	}
 	left, young, busy, again := attach("left", "eth0"), attach("young", "eth1"), attach("busy", "eth2"), attach("again", "eth3")
 	for _, r := range []*record{left, young, busy, again} {
-		_, err := n.Sever(t.Context(), r.Attachment.Sandbox)
+		_, err := n.BeginDetach(t.Context(), r.Attachment.Sandbox)
 		must(t, err)
 		if r != young {
 			age(r)
@@ -49,13 +49,13 @@ func TestLeftByTheDead(t *testing.T) {
 	}
 	work, err := n.lock(t.Context(), scope(busy.Attachment.Sandbox))
 	must(t, err)
-	r, err := n.Sever(t.Context(), attach("other", "eth4").Attachment.Sandbox)
+	r, err := n.BeginDetach(t.Context(), attach("other", "eth4").Attachment.Sandbox)
 	must(t, err)
 	if len(r.others) != 3 {
 		t.Errorf("%d are left, want 3", len(r.others))
 	}
 	attach("again", "eth3")
-	must(t, n.Bury(t.Context(), r))
+	must(t, n.FinishDetach(t.Context(), r))
 	leases(3) // young, busy and again
 	if _, err := n.Verify(t.Context(), again.Attachment.Sandbox); err != nil {
 		t.Errorf("what is attached again is damaged: %v", err)

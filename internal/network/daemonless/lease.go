@@ -66,15 +66,15 @@ func (t *tx) reserve(r *record, sets []ipam.Ranges, now time.Time) error {
 	if err := t.expire(now, 16); err != nil {
 		return err
 	}
-	if err := t.clashes(r); err != nil {
+	if err := t.checkConflicts(r); err != nil {
 		return err
 	}
-	wanted, err := choose(r.Attachment.IPs, sets)
+	wanted, err := matchRanges(r.Attachment.IPs, sets)
 	if err != nil {
 		return err
 	}
 	for i, set := range sets {
-		a, err := t.address(set, wanted[i], now)
+		a, err := t.pickAddress(set, wanted[i], now)
 		if err != nil {
 			return err
 		}
@@ -97,7 +97,7 @@ func (t *tx) reserve(r *record, sets []ipam.Ranges, now time.Time) error {
 }
 
 // choose returns the wanted address of each set, the zero Addr where any will do.
-func choose(want []netip.Addr, sets []ipam.Ranges) ([]netip.Addr, error) {
+func matchRanges(want []netip.Addr, sets []ipam.Ranges) ([]netip.Addr, error) {
 	out := make([]netip.Addr, len(sets))
 next:
 	for _, w := range want {
@@ -116,14 +116,14 @@ next:
 	return out, nil
 }
 
-func (t *tx) address(set ipam.Ranges, want netip.Addr, now time.Time) (netip.Addr, error) {
+func (t *tx) pickAddress(set ipam.Ranges, want netip.Addr, now time.Time) (netip.Addr, error) {
 	if want.IsValid() {
 		return want, t.request(want, now)
 	}
 	key := cursorKey(set)
 	a, ok := set.Next(runs{t.runs}, keyAddress(t.meta.Get(key)))
 	if !ok {
-		return a, t.none(set, now)
+		return a, t.exhaustedError(set, now)
 	}
 	return a, t.meta.Put(key, addressKey(a))
 }
@@ -156,14 +156,14 @@ func (t *tx) request(a netip.Addr, now time.Time) error {
 
 // nameOf says whose a lease is.
 func (t *tx) nameOf(sandbox string) string {
-	if r := t.find(sandbox); r != nil && !r.guessed {
+	if r := t.find(sandbox); r != nil && !r.reconstructed {
 		return "pod " + r.Attachment.Pod.String()
 	}
 	return "sandbox " + pod.Short(sandbox)
 }
 
 // none is the error of an exhausted set.
-func (t *tx) none(set ipam.Ranges, now time.Time) error {
+func (t *tx) exhaustedError(set ipam.Ranges, now time.Time) error {
 	quarantined, next := 0, time.Time{}
 	_ = t.quarantined.ForEach(func(k, _ []byte) error {
 		until, a := parseQuarantine(k)
@@ -193,14 +193,14 @@ func (t *tx) exhausted(sets []ipam.Ranges, now time.Time) error {
 	}
 	for _, set := range sets {
 		if _, ok := set.Next(runs{t.runs}, keyAddress(t.meta.Get(cursorKey(set)))); !ok {
-			return t.none(set, now)
+			return t.exhaustedError(set, now)
 		}
 	}
 	return nil
 }
 
 // clashes returns an error if another sandbox has the name of the link or a port.
-func (t *tx) clashes(r *record) error {
+func (t *tx) checkConflicts(r *record) error {
 	prefix := r.Attachment.Sandbox[:linkDigits]
 	if k, _ := t.leases.Cursor().Seek([]byte(prefix)); k != nil && pod.Clash(string(k), r.Attachment.Sandbox) {
 		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("the link's name is that of %s: detach that first", t.nameOf(string(k))))
@@ -257,7 +257,7 @@ func (t *tx) release(r *record) error {
 	if r.Releasing > 0 {
 		return nil
 	}
-	r.Releasing = now().UnixNano()
+	r.Releasing = bootTime().UnixNano()
 	return errors.Join(t.put(r), t.releasing.Put(releasingKey(r), []byte{1}))
 }
 
@@ -267,7 +267,7 @@ func releasingKey(r *record) []byte {
 
 // left returns the sandboxes whose removal began before a time, and hasn't ended
 // because who was about it died.
-func (t *tx) left(before time.Time, limit int) (out []string) {
+func (t *tx) unfinished(before time.Time, limit int) (out []string) {
 	c := t.releasing.Cursor()
 	for k, _ := c.First(); k != nil && len(out) < limit; k, _ = c.Next() {
 		since, sandbox := parseReleasing(k)

@@ -51,7 +51,7 @@ func books(t testing.TB, subnets ...string) *Network {
 
 // change makes one transaction.
 func (n *Network) change(fn func(*tx) error) error {
-	l, err := n.lock(context.Background(), wholeShared)
+	l, err := n.lock(context.Background(), networkShared)
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (n *Network) change(fn func(*tx) error) error {
 
 // look reads.
 func (n *Network) look(fn func(*tx) error) error {
-	l, err := n.lock(context.Background(), wholeShared)
+	l, err := n.lock(context.Background(), networkShared)
 	if err != nil {
 		return err
 	}
@@ -245,11 +245,11 @@ func TestCrashAtEveryWrite(t *testing.T) {
 			if len(attached) > 10 && random.IntN(2) == 0 {
 				r := b.find(attached[0])
 				attached = attached[1:]
-				return b.end(r, now().Add(time.Minute))
+				return b.end(r, bootTime().Add(time.Minute))
 			}
 			r := fresh(fmt.Sprint("pod", i))
 			attached = append(attached, r.Attachment.Sandbox)
-			return b.reserve(r, n.cfg.Ranges, now())
+			return b.reserve(r, n.cfg.Ranges, bootTime())
 		})
 		must(t, err)
 		after, err := os.ReadFile(path)
@@ -321,7 +321,7 @@ func TestConcurrentCallers(t *testing.T) {
 		g.Go(func() {
 			for i := range 20 {
 				r := fresh(fmt.Sprintf("pod-%d-%d", w, i))
-				if err := n.change(func(b *tx) error { return b.reserve(r, n.cfg.Ranges, now()) }); err != nil {
+				if err := n.change(func(b *tx) error { return b.reserve(r, n.cfg.Ranges, bootTime()) }); err != nil {
 					t.Error(err)
 					return
 				}
@@ -416,13 +416,13 @@ func asking(name string, ips ...string) *record {
 // half-written.
 func TestOfAnotherBoot(t *testing.T) {
 	n := books(t, "10.9.0.0/24")
-	must(t, n.change(func(b *tx) error { return b.reserve(fresh("a"), n.cfg.Ranges, now()) }))
+	must(t, n.change(func(b *tx) error { return b.reserve(fresh("a"), n.cfg.Ranges, bootTime()) }))
 	must(t, os.Truncate(n.database(), 5000))
 	n.cfg.Boot = "another"
 	if made, err := n.exists(); made || err != nil {
 		t.Errorf("exists: %v, %v", made, err)
 	}
-	must(t, n.change(func(b *tx) error { return b.reserve(fresh("b"), n.cfg.Ranges, now()) }))
+	must(t, n.change(func(b *tx) error { return b.reserve(fresh("b"), n.cfg.Ranges, bootTime()) }))
 	if leases, _ := contents(t, n); len(leases) != 1 {
 		t.Errorf("leases %v", leases)
 	}
@@ -434,7 +434,7 @@ func TestOfAnotherBoot(t *testing.T) {
 
 func TestDamagedDatabase(t *testing.T) {
 	n := books(t, "10.9.0.0/24")
-	must(t, n.change(func(b *tx) error { return b.reserve(fresh("a"), n.cfg.Ranges, now()) }))
+	must(t, n.change(func(b *tx) error { return b.reserve(fresh("a"), n.cfg.Ranges, bootTime()) }))
 	must(t, os.WriteFile(n.database(), bytes.Repeat([]byte("garbage "), 4096), 0o600))
 	err := n.change(func(*tx) error { return nil })
 	if !errdefs.IsDataLoss(err) || !strings.Contains(err.Error(), n.database()+" is unusable") {
@@ -451,14 +451,14 @@ func TestLockGivesUp(t *testing.T) {
 	if _, err := n.lock(ctx, scope(SandboxOf("a", "eth0"))); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the same sandbox: %v", err)
 	}
-	if _, err := n.lock(ctx, wholeExclusive); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := n.lock(ctx, networkExclusive); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the whole: %v", err)
 	}
 	other, err := n.lock(t.Context(), scope(SandboxOf("b", "eth0")))
 	must(t, err)
 	other.release()
 	l.release()
-	again, err := n.lock(t.Context(), wholeExclusive)
+	again, err := n.lock(t.Context(), networkExclusive)
 	must(t, err)
 	again.release()
 }
@@ -473,7 +473,7 @@ func BenchmarkLease(b *testing.B) {
 			for b.Loop() {
 				r := fresh(fmt.Sprint("bench", i))
 				i++
-				must(b, n.change(func(t *tx) error { return t.reserve(r, n.cfg.Ranges, now()) }))
+				must(b, n.change(func(t *tx) error { return t.reserve(r, n.cfg.Ranges, bootTime()) }))
 				must(b, n.change(func(t *tx) error { return t.release(r) }))
 				must(b, n.change(func(t *tx) error { return t.end(r, time.Time{}) }))
 			}
@@ -490,7 +490,7 @@ func fill(t testing.TB, n *Network, count int) {
 			for i := from; i < min(from+batch, count); i++ {
 				r := fresh(fmt.Sprint("filler", i))
 				r.Node = plan.Node{Instance: n.instance, Mode: plan.PTP, MTU: 1500}
-				if err := b.reserve(r, n.cfg.Ranges, now()); err != nil {
+				if err := b.reserve(r, n.cfg.Ranges, bootTime()); err != nil {
 					return err
 				}
 			}
@@ -508,25 +508,25 @@ func TestUnreadableLease(t *testing.T) {
 		port := pod.PortMapping{Protocol: pod.TCP, HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 80, Port: 8080}
 		bad, good := fresh("bad", port), fresh("good")
 		must(t, n.change(func(b *tx) error {
-			return errors.Join(b.reserve(bad, n.cfg.Ranges, now()), b.reserve(good, n.cfg.Ranges, now()),
+			return errors.Join(b.reserve(bad, n.cfg.Ranges, bootTime()), b.reserve(good, n.cfg.Ranges, bootTime()),
 				b.leases.Put([]byte(bad.Attachment.Sandbox), []byte(damage)))
 		}))
 		must(t, n.look(func(b *tx) error {
 			r := b.find(bad.Attachment.Sandbox)
-			if !r.guessed || !slices.Equal(r.addrs(), bad.addrs()) || !slices.Equal(r.Attachment.Ports, bad.Attachment.Ports) {
-				t.Errorf("%s: guessed %+v", damage, r)
+			if !r.reconstructed || !slices.Equal(r.addrs(), bad.addrs()) || !slices.Equal(r.Attachment.Ports, bad.Attachment.Ports) {
+				t.Errorf("%s: reconstructed %+v", damage, r)
 			}
 			if r.plan().Veth.Host != n.instance.HostLink(bad.Attachment.Sandbox) {
 				t.Errorf("%s: link %s", damage, r.plan().Veth.Host)
 			}
 			return nil
 		}))
-		must(t, n.change(func(b *tx) error { return b.reserve(fresh("next"), n.cfg.Ranges, now()) }))
+		must(t, n.change(func(b *tx) error { return b.reserve(fresh("next"), n.cfg.Ranges, bootTime()) }))
 		for words, r := range map[string]*record{
 			"is in use: sandbox " + pod.Short(bad.Attachment.Sandbox): asking("a", bad.Addresses[0].Addr().String()),
 			"host port 80/tcp is in use":                              fresh("b", pod.PortMapping{Protocol: pod.TCP, HostPort: 80, Port: 1}),
 		} {
-			if err := n.change(func(b *tx) error { return b.reserve(r, n.cfg.Ranges, now()) }); err == nil || !strings.Contains(err.Error(), words) {
+			if err := n.change(func(b *tx) error { return b.reserve(r, n.cfg.Ranges, bootTime()) }); err == nil || !strings.Contains(err.Error(), words) {
 				t.Errorf("%s: %v, want %s", damage, err, words)
 			}
 		}
@@ -536,6 +536,6 @@ func TestUnreadableLease(t *testing.T) {
 		if len(leases) != 2 {
 			t.Errorf("%s: %d leases are left, want 2", damage, len(leases))
 		}
-		must(t, n.change(func(b *tx) error { return b.reserve(fresh("b", port), n.cfg.Ranges, now()) }))
+		must(t, n.change(func(b *tx) error { return b.reserve(fresh("b", port), n.cfg.Ranges, bootTime()) }))
 	}
 }

@@ -16,17 +16,17 @@ import (
 // the process. They belong to the open file, so that they keep goroutines of
 // one process apart too. Whoever takes several takes the whole first and the store last.
 const (
-	wholeByte = 0 // shared by those who work on one sandbox each
-	sandboxes = 2 // and behind
-	storeByte = 1
+	networkByte = 0 // shared by those who work on one sandbox each
+	sandboxes   = 2 // and behind
+	storeByte   = 1
 )
 
 // scope is what a lock is for: a sandbox, or one of these.
 type scope string
 
 const (
-	wholeShared    scope = ""
-	wholeExclusive scope = "*"
+	networkShared    scope = ""
+	networkExclusive scope = "*"
 )
 
 // locked is the right to work on a network, or on one sandbox of it.
@@ -49,11 +49,11 @@ func (n *Network) lock(ctx context.Context, s scope) (*locked, error) {
 	}
 	l := &locked{n: n, ctx: ctx, file: file}
 	kind := int16(unix.F_RDLCK)
-	if s == wholeExclusive {
+	if s == networkExclusive {
 		kind = unix.F_WRLCK
 	}
-	err = l.take(kind, wholeByte)
-	if err == nil && s != wholeShared && s != wholeExclusive {
+	err = l.take(kind, networkByte)
+	if err == nil && s != networkShared && s != networkExclusive {
 		err = l.take(unix.F_WRLCK, sandboxByte(string(s)))
 	}
 	if err != nil {
@@ -108,7 +108,7 @@ func (l *locked) take(kind int16, at int64) error {
 }
 
 // try takes the lock of another sandbox, if nobody is at work on that.
-func (l *locked) try(sandbox string) bool {
+func (l *locked) tryLock(sandbox string) bool {
 	return unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: sandboxByte(sandbox), Len: 1}) == nil
 }
 

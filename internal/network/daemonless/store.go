@@ -28,9 +28,9 @@ type record struct {
 	// now; 0 if it didn't.
 	Releasing int64 `json:"releasing,omitempty"`
 
-	// guessed says that the lease was unreadable, and what of it the others of
+	// reconstructed says that the lease was unreadable, and what of it the others of
 	// the buckets have: enough to remove the attachment, not to make it.
-	guessed bool
+	reconstructed bool
 }
 
 func (r *record) plan() plan.Plan { return plan.For(r.Node, r.Attachment, r.Addresses) }
@@ -161,7 +161,7 @@ func (t *tx) find(sandbox string) *record {
 		return r
 	}
 	t.n.cfg.Log.Error("network: a lease is unreadable: its pod can only be detached", "sandbox", pod.Short(sandbox), "database", t.n.database())
-	return t.guess(sandbox)
+	return t.reconstruct(sandbox)
 }
 
 func (t *tx) put(r *record) error {
@@ -178,14 +178,14 @@ func (t *tx) each(fn func(*record) error) error {
 }
 
 // guess returns what can be told of a lease without reading it.
-func (t *tx) guess(sandbox string) *record {
+func (t *tx) reconstruct(sandbox string) *record {
 	r := &record{
 		Attachment: pod.Attachment{
 			Sandbox: sandbox, Pod: pod.Ref{Name: pod.Short(sandbox)}, IfName: "eth0",
 			Bandwidth: pod.Bandwidth{EgressRate: 1}, // what bounds it, if anything does, has a name to be removed by
 		},
-		Node:    plan.Node{Instance: t.n.instance, Mode: t.n.cfg.Mode, Bridge: t.n.cfg.Bridge},
-		guessed: true,
+		Node:          plan.Node{Instance: t.n.instance, Mode: t.n.cfg.Mode, Bridge: t.n.cfg.Bridge},
+		reconstructed: true,
 	}
 	_ = t.addresses.ForEach(func(key, holder []byte) error {
 		if a := keyAddress(key); string(holder) == sandbox {

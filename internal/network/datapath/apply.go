@@ -45,11 +45,11 @@ func (d *Datapath) link(p plan.Plan) error {
 	}
 	crashpoint.Hit("network.link")
 	err = d.withConn(func(c *nlsock.Conn) error {
-		requests, names := side(links, p.Host)
+		requests, names := sideRequests(links, p.Host)
 		if p.Veth.Bridge != "" {
 			requests, names = append(requests, hairpin(links[p.Veth.Host], p.Veth.Hairpin)), append(names, "hairpin mode of "+p.Veth.Host)
 		}
-		return check(c.Do(requests...), names, "the node")
+		return firstError(c.Do(requests...), names, "the node")
 	})
 	if err != nil {
 		return err
@@ -89,12 +89,12 @@ func waitForCarrier(c *nlsock.Conn, p plan.Veth) error {
 
 // podSide sets the pod's end up, over a socket in its namespace.
 func podSide(c *nlsock.Conn, eth int, p plan.Plan) error {
-	requests, names := side(map[string]int{p.Veth.Pod: eth}, p.Pod)
+	requests, names := sideRequests(map[string]int{p.Veth.Pod: eth}, p.Pod)
 	// Two messages: of one, the kernel would set the link up first, and that
 	// gives it an address.
 	requests = append([]*nl.NetlinkRequest{setLink(linkChange{index: eth, noAutoAddress: true}), setLink(linkChange{index: eth, up: true})}, requests...)
 	names = append([]string{"settings of " + p.Veth.Pod, "set " + p.Veth.Pod + " up"}, names...)
-	return check(c.Do(requests...), names, p.Netns)
+	return firstError(c.Do(requests...), names, p.Netns)
 }
 
 // dialAt opens a socket in the network namespace at path, in the background.
@@ -119,7 +119,7 @@ func dialAt(path string) func() (*nlsock.Conn, error) {
 
 // side returns the requests that make s, and what each is called; those without
 // a name may fail. The links have their indexes by name.
-func side(links map[string]int, s plan.Side) (requests []*nl.NetlinkRequest, names []string) {
+func sideRequests(links map[string]int, s plan.Side) (requests []*nl.NetlinkRequest, names []string) {
 	for _, a := range s.Addresses {
 		requests, names = append(requests, address(unix.RTM_NEWADDR, links[a.Link], a)), append(names, a.String())
 	}
@@ -138,7 +138,7 @@ func side(links map[string]int, s plan.Side) (requests []*nl.NetlinkRequest, nam
 
 // check returns the first error of the answers, with its object's name. That
 // something is there already is none.
-func check(answers []nlsock.Answer, names []string, ns string) error {
+func firstError(answers []nlsock.Answer, names []string, ns string) error {
 	for i, a := range answers {
 		if a.Err == nil || names[i] == "" || errors.Is(a.Err, unix.EEXIST) {
 			continue
@@ -180,13 +180,13 @@ func parseLink(data []byte) (linkInfo, error) {
 		case unix.IFLA_ADDRESS:
 			copy(l.mac[:], value)
 		case unix.IFLA_LINK:
-			l.peer = int(nlsock.Word(value))
+			l.peer = int(nlsock.Uint32(value))
 		case unix.IFLA_MTU:
-			l.mtu = int(nlsock.Word(value))
+			l.mtu = int(nlsock.Uint32(value))
 		case unix.IFLA_MASTER:
-			l.port = int(nlsock.Word(value))
+			l.port = int(nlsock.Uint32(value))
 		case unix.IFLA_GROUP:
-			l.group = nlsock.Word(value)
+			l.group = nlsock.Uint32(value)
 		case unix.IFLA_AF_SPEC:
 			l.forwarding = inetConf(value, devconfForwarding)
 			l.routeLocalnet = inetConf(value, devconfRouteLocalnet)
@@ -203,7 +203,7 @@ func inetConf(spec []byte, setting int) bool {
 		}
 		for typ, conf := range nlsock.Attributes(inet) {
 			if at := 4 * (setting - 1); typ == iflaInetConf && len(conf) >= at+4 {
-				return nlsock.Word(conf[at:at+4]) != 0
+				return nlsock.Uint32(conf[at:at+4]) != 0
 			}
 		}
 	}
@@ -234,13 +234,13 @@ func (d *Datapath) ensureVeth(p plan.Plan, ns int, inPod func() (*nlsock.Conn, e
 		}
 		for range 2 {
 			host, err := d.tryVeth(c, p.Veth, links[p.Veth.Bridge], ns, inPod)
-			if errors.Is(err, errInTheWay) {
+			if errors.Is(err, errStaleLink) {
 				continue // it has been removed
 			}
 			links[p.Veth.Host], eth = host.index, host.peer
 			return wrapLink(err, p)
 		}
-		return wrapLink(errInTheWay, p)
+		return wrapLink(errStaleLink, p)
 	})
 	return links, eth, err
 }
@@ -252,7 +252,7 @@ func wrapLink(err error, p plan.Plan) error {
 	return fmt.Errorf("link %s with %s in %s: %w", p.Veth.Host, p.Veth.Pod, p.Netns, err)
 }
 
-var errInTheWay = errors.New("another link of this name was there")
+var errStaleLink = errors.New("another link of this name was there")
 
 // tryVeth is one attempt. It returns the host's end.
 func (d *Datapath) tryVeth(c *nlsock.Conn, p plan.Veth, bridge, ns int, inPod func() (*nlsock.Conn, error)) (linkInfo, error) {
@@ -279,14 +279,14 @@ func (d *Datapath) tryVeth(c *nlsock.Conn, p plan.Veth, bridge, ns int, inPod fu
 		return linkInfo{}, err
 	}
 	peer, err := linkByName(pod, p.Pod)
-	if err == nil && peer.index == host.peer && peer.mac == p.PodMAC && host.mac == p.HostMAC && !d.doomed.has(host) {
+	if err == nil && peer.index == host.peer && peer.mac == p.PodMAC && host.mac == p.HostMAC && !d.deletion.has(host) {
 		return host, nil
 	}
 	// Its name says that it is ours. It is of another namespace, or being removed.
 	if err := c.Do(delLinks(p.Host, 0))[0].Err; err != nil && !errors.Is(err, unix.ENODEV) {
 		return linkInfo{}, err
 	}
-	return linkInfo{}, errInTheWay
+	return linkInfo{}, errStaleLink
 }
 
 // Cut ends the pod's traffic at once: its hostPorts lead nowhere, nothing is
@@ -299,7 +299,7 @@ func (d *Datapath) Cut(p plan.Plan) error {
 		crashpoint.Hit("network.cut.elements")
 	}()
 	err := d.withConn(func(c *nlsock.Conn) error {
-		group := d.doomed.next()
+		group := d.deletion.next()
 		requests := []*nl.NetlinkRequest{setLink(linkChange{name: p.Veth.Host, down: true, group: group})}
 		if p.Bandwidth.IFB != "" {
 			requests = append(requests, setLink(linkChange{name: p.Bandwidth.IFB, down: true, group: group}))

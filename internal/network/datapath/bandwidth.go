@@ -131,7 +131,7 @@ func compareBandwidth(h *netlink.Handle, s plan.Bandwidth) (diffs []Difference, 
 	}
 	host, err := h.LinkByName(s.Link)
 	if err != nil {
-		return diffs, nil // its absence is told elsewhere
+		return diffs, nil // its absence is reported elsewhere
 	}
 	filters, err := nlsock.Complete(func() ([]netlink.Filter, error) {
 		return h.FilterList(host, netlink.MakeHandle(0xffff, 0))

@@ -31,17 +31,17 @@ func (d *Datapath) Ensure(b plan.Base) error {
 			}
 			links[b.Link.Name] = bridge
 		}
-		requests, names := side(links, b.Host)
-		return check(c.Do(requests...), names, "the node")
+		requests, names := sideRequests(links, b.Host)
+		return firstError(c.Do(requests...), names, "the node")
 	})
 }
 
 // Owned returns an error if the table is there and another owner's, see
 // plan.Table.
-func (d *Datapath) Owned(owner string) error {
+func (d *Datapath) CheckOwner(owner string) error {
 	d.table.mu.Lock()
 	defer d.table.mu.Unlock()
-	return d.table.owned(owner)
+	return d.table.checkOwner(owner)
 }
 
 // TableExists says whether the nftables table is there. Others can remove it
@@ -93,16 +93,16 @@ func (d *Datapath) Teardown() error {
 	routes, err := listRoutes(d.handle)
 	errs = append(errs, err)
 	for _, r := range routes {
-		if p := planned(r, ""); d.ours(p) {
+		if p := toPlan(r, ""); d.ours(p) {
 			errs = append(errs, d.removeSubnet(p))
 		}
 	}
-	errs = append(errs, d.markBridge(), d.Reap())
+	errs = append(errs, d.markBridgeForDeletion(), d.Reap())
 	return errors.Join(errs...)
 }
 
-// markBridge has the next Reap delete the bridge, if it is one that we made.
-func (d *Datapath) markBridge() error {
+// markBridgeForDeletion has the next Reap delete the bridge, if it is one that we made.
+func (d *Datapath) markBridgeForDeletion() error {
 	var bridge linkInfo
 	err := d.withConn(func(c *nlsock.Conn) (err error) {
 		bridge, err = linkByName(c, d.bridge)
@@ -111,12 +111,12 @@ func (d *Datapath) markBridge() error {
 	if errors.Is(err, unix.ENODEV) || err == nil && bridge.mac != plan.BridgeMAC(d.instance) {
 		return nil
 	}
-	return errors.Join(err, d.mark(d.bridge))
+	return errors.Join(err, d.markForDeletion(d.bridge))
 }
 
 // ours says whether a route is one of this instance's subnets.
 func (d *Datapath) ours(r plan.Route) bool {
-	return r.Kind == plan.Unreachable && r.Metric == int(d.doomed.tag)
+	return r.Kind == plan.Unreachable && r.Metric == int(d.deletion.tag)
 }
 
 // removeSubnet deletes the route of a subnet, and what lo has for it. The route

@@ -55,15 +55,15 @@ const nodeConns = 4
 // Datapath acts in one node's network namespace. Its methods may be called
 // concurrently, if no two are about the same sandbox.
 type Datapath struct {
-	netns    string
-	instance pod.Instance
-	bridge   string
-	doomed   dealer
-	conns    chan *nlsock.Conn
-	slow     chan *nlsock.Conn // for what waits for RCU grace periods
-	flows    *nlsock.Conn
-	handle   *netlink.Handle // for lists
-	table    *table
+	netns     string
+	instance  pod.Instance
+	bridge    string
+	deletion  groupAllocator
+	conns     chan *nlsock.Conn
+	reapConns chan *nlsock.Conn // for what waits for RCU grace periods
+	flows     *nlsock.Conn
+	handle    *netlink.Handle // for lists
+	table     *table
 }
 
 // Open returns the datapath of an instance in the network namespace at path;
@@ -75,9 +75,9 @@ func Open(path string, instance pod.Instance, bridge string) (*Datapath, error) 
 	if err != nil {
 		return nil, err
 	}
-	d := &Datapath{netns: path, instance: instance, bridge: plan.BridgeName(instance, bridge), doomed: dealer{tag: tag}, conns: make(chan *nlsock.Conn, nodeConns), slow: make(chan *nlsock.Conn, reapers)}
+	d := &Datapath{netns: path, instance: instance, bridge: plan.BridgeName(instance, bridge), deletion: groupAllocator{tag: tag}, conns: make(chan *nlsock.Conn, nodeConns), reapConns: make(chan *nlsock.Conn, reapers)}
 	err = d.InNode(func() error {
-		for _, pool := range []chan *nlsock.Conn{d.conns, d.slow} {
+		for _, pool := range []chan *nlsock.Conn{d.conns, d.reapConns} {
 			for range cap(pool) {
 				c, err := nlsock.Dial(unix.NETLINK_ROUTE)
 				if err != nil {
@@ -105,7 +105,7 @@ func Open(path string, instance pod.Instance, bridge string) (*Datapath, error) 
 // Close closes the sockets. Nothing in the kernel changes.
 func (d *Datapath) Close() error {
 	var errs []error
-	for _, pool := range []chan *nlsock.Conn{d.conns, d.slow} {
+	for _, pool := range []chan *nlsock.Conn{d.conns, d.reapConns} {
 		for len(pool) > 0 {
 			errs = append(errs, (<-pool).Close())
 		}

@@ -51,7 +51,7 @@ func newNode(t testing.TB, mode plan.Mode) *node {
 	must(t, err)
 	t.Cleanup(func() { must(t, d.Close()) })
 	n.Datapath = d
-	n.base = plan.ForNode(plan.BaseConfig{Instance: instance, Tag: d.doomed.tag, Mode: mode, Subnets: subnets, Masquerade: true})
+	n.base = plan.ForNode(plan.BaseConfig{Instance: instance, Tag: d.deletion.tag, Mode: mode, Subnets: subnets, Masquerade: true})
 	must(t, d.Ensure(n.base))
 	return n
 }

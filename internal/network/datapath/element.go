@@ -105,7 +105,7 @@ func (t *table) wrap(err error) error {
 func (t *table) ensure(p plan.Table) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.owned(p.Owner); err != nil {
+	if err := t.checkOwner(p.Owner); err != nil {
 		return err
 	}
 	fill := func(c *nftables.Conn) error {
@@ -140,8 +140,8 @@ func (t *table) ensure(p plan.Table) error {
 }
 
 // owned returns an error if the table is there and somebody else's.
-func (t *table) owned(owner string) error {
-	if owner == "" || !t.look() {
+func (t *table) checkOwner(owner string) error {
+	if owner == "" || !t.existsLocked() {
 		return nil
 	}
 	all, err := t.conn.ListChainsOfTableFamily(t.nft.Family)
@@ -161,10 +161,10 @@ func (t *table) owned(owner string) error {
 func (t *table) exists() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.look()
+	return t.existsLocked()
 }
 
-func (t *table) look() bool {
+func (t *table) existsLocked() bool {
 	_, err := t.conn.ListTableOfFamily(t.nft.Name, t.nft.Family)
 	if err != nil {
 		_ = t.reopen()
@@ -270,7 +270,7 @@ func (t *table) list() ([]plan.Element, error) {
 	for name, set := range t.nfts {
 		elements, err := t.conn.GetSetElements(set)
 		if err != nil {
-			if err = errors.Join(fmt.Errorf("list set %s: %w", name, err), t.reopen()); !t.look() {
+			if err = errors.Join(fmt.Errorf("list set %s: %w", name, err), t.reopen()); !t.existsLocked() {
 				return nil, nil
 			}
 			return nil, t.wrap(err)

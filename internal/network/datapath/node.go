@@ -18,9 +18,9 @@ const defaultMTU = 1500
 // minMTU is what IPv6 needs.
 const minMTU = 1280
 
-// elsewhere are addresses that only a default route leads to: 240.0.0.0/4 was
+// uplinkProbes are addresses that only a default route leads to: 240.0.0.0/4 was
 // never given out, 3ffe::/16 was given back.
-var elsewhere = []netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("3ffe::1")}
+var uplinkProbes = []netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("3ffe::1")}
 
 // Uplink is how the node reaches the rest of the world.
 type Uplink struct {
@@ -35,7 +35,7 @@ type Uplink struct {
 // questions that the kernel answers without waiting for anybody.
 func (d *Datapath) Uplink() (u Uplink, err error) {
 	err = d.withConn(func(c *nlsock.Conn) error {
-		for _, to := range elsewhere {
+		for _, to := range uplinkProbes {
 			r := routeTo(c, to)
 			if r.link == 0 {
 				continue
@@ -88,13 +88,13 @@ func routeTo(c *nlsock.Conn, to netip.Addr) (r answeredRoute) {
 	for typ, value := range nlsock.Attributes(a.Data[unix.SizeofRtMsg:]) {
 		switch typ {
 		case unix.RTA_OIF:
-			r.link = int(nlsock.Word(value))
+			r.link = int(nlsock.Uint32(value))
 		case unix.RTA_PREFSRC:
 			r.source, _ = netip.AddrFromSlice(value)
 		case unix.RTA_METRICS:
 			for metric, value := range nlsock.Attributes(value) {
 				if metric == unix.RTAX_MTU {
-					r.mtu = int(nlsock.Word(value))
+					r.mtu = int(nlsock.Uint32(value))
 				}
 			}
 		}

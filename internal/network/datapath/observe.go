@@ -62,7 +62,7 @@ func observe(c *nlsock.Conn, h *netlink.Handle, want func(link string) bool) (*o
 	}
 	for _, r := range routes {
 		if name, ok := names[r.LinkIndex]; ok || r.Type == unix.RTN_UNREACHABLE {
-			o.routes[planned(r, name)] = true
+			o.routes[toPlan(r, name)] = true
 		}
 	}
 	return o, nil
@@ -84,7 +84,7 @@ func listRoutes(h *netlink.Handle) ([]netlink.Route, error) {
 }
 
 // planned returns a route of our protocol in the plan's words.
-func planned(r netlink.Route, link string) plan.Route {
+func toPlan(r netlink.Route, link string) plan.Route {
 	p := plan.Route{Kind: plan.Unicast, Dst: nlsock.Prefix(r.Dst), Link: link, Metric: r.Priority}
 	switch r.Type {
 	case unix.RTN_LOCAL:
@@ -153,7 +153,7 @@ func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
 		diffs := node.compareLink("", p.Veth.Host, p.Veth.HostMAC, p.Veth.MTU)
 		if l, ok := node.links[p.Veth.Host]; ok {
 			object := "link " + p.Veth.Host
-			if d.doomed.has(l) {
+			if d.deletion.has(l) {
 				diffs = append(diffs, Difference{Object: object, Problem: "marked for deletion"})
 			}
 			if p.Veth.Bridge != "" && l.port != node.links[p.Veth.Bridge].index {
@@ -353,7 +353,7 @@ func (d *Datapath) Sweep(b plan.Base, plans []plan.Plan) ([]Difference, error) {
 	errs = append(errs, d.table.remove(dead))
 	for name := range node.links {
 		if !owned[name] {
-			stray("link "+name, d.mark(name))
+			stray("link "+name, d.markForDeletion(name))
 		}
 	}
 	errs = append(errs, d.Reap())

@@ -14,7 +14,7 @@ import (
 // Deleting links by group costs one wait for RCU grace periods, 15 to 25 ms,
 // however many they are. But for each of them the kernel holds rtnl_mutex for
 // a quarter of a millisecond, all in one go, and who attaches a pod meanwhile
-// waits. So they are dealt out to several groups, perGroup at a time, of which
+// waits. So they are spread over several groups, perGroup at a time, of which
 // reapers are deleted at the same time.
 const (
 	groups   = 16
@@ -22,20 +22,20 @@ const (
 	reapers  = 2
 )
 
-// dealer knows the groups. They differ from the instance's tag, and from each
+// groupAllocator knows the groups. They differ from the instance's tag, and from each
 // other, in the upper half.
-type dealer struct {
+type groupAllocator struct {
 	tag   uint32
-	dealt atomic.Uint32
+	count atomic.Uint32
 }
 
 // next returns the group for the next link that is to be deleted.
-func (d *dealer) next() uint32 { return d.group(d.dealt.Add(1) / perGroup % groups) }
+func (d *groupAllocator) next() uint32 { return d.group(d.count.Add(1) / perGroup % groups) }
 
-func (d *dealer) group(i uint32) uint32 { return d.tag + i<<16 }
+func (d *groupAllocator) group(i uint32) uint32 { return d.tag + i<<16 }
 
 // has says whether a link is in one of the groups.
-func (d *dealer) has(l linkInfo) bool {
+func (d *groupAllocator) has(l linkInfo) bool {
 	i := l.group - d.tag
 	return i&0xffff == 0 && i>>16 < groups
 }
@@ -46,9 +46,9 @@ func (d *Datapath) Reap() error {
 	g.SetLimit(reapers)
 	for i := range uint32(groups) {
 		g.Go(func() error {
-			c := <-d.slow
-			defer func() { d.slow <- c }()
-			group := d.doomed.group(i)
+			c := <-d.reapConns
+			defer func() { d.reapConns <- c }()
+			group := d.deletion.group(i)
 			if err := c.Do(delLinks("", group))[0].Err; err != nil && !errors.Is(err, unix.ENODEV) {
 				return fmt.Errorf("delete links of group %#x: %w", group, err)
 			}
@@ -59,9 +59,9 @@ func (d *Datapath) Reap() error {
 }
 
 // mark sets a link down and has the next Reap delete it.
-func (d *Datapath) mark(link string) error {
+func (d *Datapath) markForDeletion(link string) error {
 	return d.withConn(func(c *nlsock.Conn) error {
-		err := c.Do(setLink(linkChange{name: link, down: true, group: d.doomed.next()}))[0].Err
+		err := c.Do(setLink(linkChange{name: link, down: true, group: d.deletion.next()}))[0].Err
 		if err != nil && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("link %s: mark for deletion: %w", link, err)
 		}

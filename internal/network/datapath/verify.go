@@ -66,7 +66,7 @@ func (t *table) compare(p plan.Table) (diffs []Difference, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	name := "nftables table inet " + t.nft.Name
-	if !t.look() {
+	if !t.existsLocked() {
 		return []Difference{{Object: name, Problem: missing}}, nil
 	}
 	want := rules(p)

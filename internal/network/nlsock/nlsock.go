@@ -292,7 +292,7 @@ func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 }
 
 // Word returns a value of four bytes, 0 for another size.
-func Word(value []byte) uint32 {
+func Uint32(value []byte) uint32 {
 	if len(value) != 4 {
 		return 0
 	}

@@ -109,5 +109,5 @@ func (c BaseConfig) subnets(mode Mode) []netip.Prefix {
 
 // LoopbackAddress is what lo has for a subnet in mode ptp.
 func LoopbackAddress(subnet netip.Prefix) Address {
-	return Address{Link: "lo", Prefix: alone(First(subnet)), LastResort: true}
+	return Address{Link: "lo", Prefix: single(First(subnet)), LastResort: true}
 }

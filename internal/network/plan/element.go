@@ -95,21 +95,21 @@ func (e Element) String() string {
 	return fmt.Sprintf("element %s { %s }", e.Set, s)
 }
 
-func elements(entry string, a pod.Attachment, addresses []netip.Prefix) []Element {
+func elements(ingress string, a pod.Attachment, addresses []netip.Prefix) []Element {
 	var out []Element
 	for _, prefix := range addresses {
 		addr := prefix.Addr()
 		six := addr.Is6()
 		out = append(out,
 			Element{Set: setName(Pods, six), Addr: addr},
-			Element{Set: setName(Sources, six), Link: entry, Addr: addr})
+			Element{Set: setName(Sources, six), Link: ingress, Addr: addr})
 		forwarded := false
 		for _, m := range Mappings(a) {
 			if !serves(m.HostIP, addr) {
 				continue
 			}
 			e := Element{Set: setName(Ports, six), Protocol: m.Protocol, Port: m.HostPort, To: netip.AddrPortFrom(addr, m.Port)}
-			if !anywhere(m.HostIP) {
+			if !allAddresses(m.HostIP) {
 				e.Set, e.Addr = setName(AddrPort, six), m.HostIP
 			}
 			out = append(out, e)

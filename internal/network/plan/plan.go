@@ -185,15 +185,15 @@ func For(node Node, a pod.Attachment, addresses []netip.Prefix) Plan {
 			Alias:   "husk " + a.Sandbox + " " + a.Pod.String(),
 		},
 	}
-	entry := host // the link by which the pod's packets come to be routed
+	ingress := host // the link by which the pod's packets come to be routed
 	if node.Mode == Bridge {
-		entry = BridgeName(node.Instance, node.Bridge)
-		p.Veth.Bridge, p.Veth.Hairpin = entry, !node.NoHairpin
+		ingress = BridgeName(node.Instance, node.Bridge)
+		p.Veth.Bridge, p.Veth.Hairpin = ingress, !node.NoHairpin
 		p.bridged(node, addresses)
 	} else {
 		p.routed(node, a, addresses)
 	}
-	p.Elements = elements(entry, a, addresses)
+	p.Elements = elements(ingress, a, addresses)
 	if node.NoHairpin {
 		p.Elements = slices.DeleteFunc(p.Elements, func(e Element) bool { return e.Set == setName(Hairpin, e.Addr.Is6()) })
 	}
@@ -202,14 +202,14 @@ func For(node Node, a pod.Attachment, addresses []netip.Prefix) Plan {
 		if prefix.Addr().Is6() {
 			own := p.Veth.PodMAC.linkLocal()
 			p.Pod.Addresses = append(p.Pod.Addresses, Address{Link: a.IfName, Prefix: netip.PrefixFrom(own, 64)})
-			p.Host.Neighbours = append(p.Host.Neighbours, Neighbour{entry, own, p.Veth.PodMAC})
+			p.Host.Neighbours = append(p.Host.Neighbours, Neighbour{ingress, own, p.Veth.PodMAC})
 		}
 	}
 	return p
 }
 
 // everything is the default route of a's family.
-func everything(a netip.Addr) netip.Prefix {
+func defaultRoute(a netip.Addr) netip.Prefix {
 	if a.Is4() {
 		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	}
@@ -217,7 +217,7 @@ func everything(a netip.Addr) netip.Prefix {
 }
 
 // alone is the prefix that contains a only.
-func alone(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 func (p *Plan) routed(node Node, a pod.Attachment, addresses []netip.Prefix) {
 	host, eth := p.Veth.Host, p.Veth.Pod
@@ -225,7 +225,7 @@ func (p *Plan) routed(node Node, a pod.Attachment, addresses []netip.Prefix) {
 		addr, gateway := prefix.Addr(), Gateway(prefix.Addr())
 		p.Host.Neighbours = append(p.Host.Neighbours, Neighbour{host, addr, p.Veth.PodMAC})
 		p.Host.Routes = append(p.Host.Routes, hostRoutes(host, prefix, node.Source)...)
-		p.Pod.Addresses = append(p.Pod.Addresses, Address{Link: eth, Prefix: alone(addr)})
+		p.Pod.Addresses = append(p.Pod.Addresses, Address{Link: eth, Prefix: single(addr)})
 		p.Pod.Neighbours = append(p.Pod.Neighbours, Neighbour{eth, gateway, p.Veth.HostMAC})
 		p.Pod.Routes = append(p.Pod.Routes, podRoutes(node, eth, addr, gateway)...)
 		if !onLoopback(a, addr) {
@@ -243,7 +243,7 @@ func (p *Plan) routed(node Node, a pod.Attachment, addresses []netip.Prefix) {
 // IPv6 the kernel knows to choose it. The second route of IPv4 serves when the
 // node has lost that address, being offline: without any, it could not send.
 func hostRoutes(link string, pod netip.Prefix, source netip.Addr) []Route {
-	r := Route{Kind: Unicast, Dst: alone(pod.Addr()), Link: link}
+	r := Route{Kind: Unicast, Dst: single(pod.Addr()), Link: link}
 	if pod.Addr().Is6() {
 		return []Route{r}
 	}
@@ -262,7 +262,7 @@ func hostRoutes(link string, pod netip.Prefix, source netip.Addr) []Route {
 // keeps it behind the one of lo for everybody else. A packet that has ::1 on
 // the wire is dropped before it could be routed (ip6_rcv_core).
 func loopbackRoute(link string) Route {
-	return Route{Kind: Local, Dst: alone(netip.IPv6Loopback()), Link: link, Metric: 4096}
+	return Route{Kind: Local, Dst: single(netip.IPv6Loopback()), Link: link, Metric: 4096}
 }
 
 func (p *Plan) bridged(node Node, addresses []netip.Prefix) {
@@ -283,7 +283,7 @@ func podRoutes(node Node, link string, addr, gateway netip.Addr) (out []Route) {
 		out = append(out, ownRoute(link, addr))
 	}
 	if len(node.Routes) == 0 {
-		return append(out, Route{Kind: Unicast, Dst: everything(addr), Via: gateway, Link: link})
+		return append(out, Route{Kind: Unicast, Dst: defaultRoute(addr), Via: gateway, Link: link})
 	}
 	for _, d := range node.Routes {
 		if d.Dst.Addr().Is4() != addr.Is4() {
@@ -303,7 +303,7 @@ func podRoutes(node Node, link string, addr, gateway netip.Addr) (out []Route) {
 // namespaces may hold for seconds (addrconf_dad_work). The metric keeps this one
 // behind it.
 func ownRoute(link string, addr netip.Addr) Route {
-	return Route{Kind: Local, Dst: alone(addr), Link: link, Metric: 4096}
+	return Route{Kind: Local, Dst: single(addr), Link: link, Metric: 4096}
 }
 
 // BridgeName is the name of an instance's bridge that is configured as name.

@@ -44,7 +44,7 @@ func UDPPorts(a pod.Attachment) (out []uint16) {
 }
 
 // anywhere says whether a HostIP means more than one address.
-func anywhere(hostIP netip.Addr) bool { return !hostIP.IsValid() || hostIP.IsUnspecified() }
+func allAddresses(hostIP netip.Addr) bool { return !hostIP.IsValid() || hostIP.IsUnspecified() }
 
 // serves says whether what comes to hostIP can go to a pod's address.
 func serves(hostIP, addr netip.Addr) bool { return !hostIP.IsValid() || hostIP.Is4() == addr.Is4() }
@@ -53,7 +53,7 @@ func serves(hostIP, addr netip.Addr) bool { return !hostIP.IsValid() || hostIP.I
 // loopback address of addr's family.
 func onLoopback(a pod.Attachment, addr netip.Addr) bool {
 	return slices.ContainsFunc(Mappings(a), func(m pod.PortMapping) bool {
-		return serves(m.HostIP, addr) && (anywhere(m.HostIP) || m.HostIP.IsLoopback())
+		return serves(m.HostIP, addr) && (allAddresses(m.HostIP) || m.HostIP.IsLoopback())
 	})
 }
 
@@ -65,7 +65,7 @@ func Clash(a, b pod.PortMapping) bool {
 	if !a.HostIP.IsValid() || !b.HostIP.IsValid() {
 		return true
 	}
-	return a.HostIP.Is4() == b.HostIP.Is4() && (anywhere(a.HostIP) || anywhere(b.HostIP) || a.HostIP == b.HostIP)
+	return a.HostIP.Is4() == b.HostIP.Is4() && (allAddresses(a.HostIP) || allAddresses(b.HostIP) || a.HostIP == b.HostIP)
 }
 
 // ifNameSize is IFNAMSIZ without the zero that ends a name.

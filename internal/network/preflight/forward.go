@@ -12,19 +12,19 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Blockade is somebody's rule set that drops what is forwarded, and with it
+// BlockingFirewall is somebody's rule set that drops what is forwarded, and with it
 // pods' traffic. In netfilter a drop is final: no table of ours could undo it.
-type Blockade struct {
+type BlockingFirewall struct {
 	// Where it is, for people: "nftables table ip filter, chain FORWARD" or
 	// "iptables-legacy table filter, chain FORWARD".
 	Where string
-	// Cure are the commands, line by line, that let pods' traffic pass and
+	// Fix are the commands, line by line, that let pods' traffic pass and
 	// change nothing else.
-	Cure []string
+	Fix []string
 }
 
 // String returns the finding as one line.
-func (b Blockade) String() string { return b.Where + " drops forwarded packets" }
+func (b BlockingFirewall) String() string { return b.Where + " drops forwarded packets" }
 
 // podLink is the link, or all whose names begin with it, by which pods' packets
 // come to be routed.
@@ -46,7 +46,7 @@ func (l podLink) within(name string, open bool) bool {
 // have no rules that accept what comes from and goes to an instance's pods. It
 // looks at nftables, which includes iptables-nft, and at legacy iptables of
 // both families.
-func ForwardPolicy(i pod.Instance, mode plan.Mode) ([]Blockade, error) {
+func ForwardPolicy(i pod.Instance, mode plan.Mode) ([]BlockingFirewall, error) {
 	link := podLink{i.HostLinkPrefix(), true}
 	if mode == plan.Bridge {
 		link = podLink{i.Bridge(), false}
@@ -61,7 +61,7 @@ func ForwardPolicy(i pod.Instance, mode plan.Mode) ([]Blockade, error) {
 			return nil, err
 		}
 		if !open {
-			out = append(out, f.blockade(link))
+			out = append(out, f.firewall(link))
 		}
 	}
 	return out, nil
@@ -73,7 +73,7 @@ var families = map[nftables.TableFamily]string{
 	nftables.TableFamilyINet: "inet",
 }
 
-func nftForward(link podLink) ([]Blockade, error) {
+func nftForward(link podLink) ([]BlockingFirewall, error) {
 	conn, err := nftables.New()
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
@@ -82,7 +82,7 @@ func nftForward(link podLink) ([]Blockade, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list nftables chains: %w", err)
 	}
-	var out []Blockade
+	var out []BlockingFirewall
 	for _, c := range chains {
 		family, routed := families[c.Table.Family]
 		if !routed || c.Type != nftables.ChainTypeFilter || c.Hooknum == nil || *c.Hooknum != *nftables.ChainHookForward ||
@@ -93,20 +93,20 @@ func nftForward(link podLink) ([]Blockade, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list nftables chain %s %s %s: %w", family, c.Table.Name, c.Name, err)
 		}
-		b := Blockade{Where: fmt.Sprintf("nftables table %s %s, chain %s", family, c.Table.Name, c.Name)}
+		b := BlockingFirewall{Where: fmt.Sprintf("nftables table %s %s, chain %s", family, c.Table.Name, c.Name)}
 		for _, dir := range []expr.MetaKey{expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME} {
 			if !accepts(rules, dir, link) {
-				b.Cure = append(b.Cure, nftCure(family, c, dir, link))
+				b.Fix = append(b.Fix, nftFix(family, c, dir, link))
 			}
 		}
-		if len(b.Cure) > 0 {
+		if len(b.Fix) > 0 {
 			out = append(out, b)
 		}
 	}
 	return out, nil
 }
 
-func nftCure(family string, c *nftables.Chain, dir expr.MetaKey, link podLink) string {
+func nftFix(family string, c *nftables.Chain, dir expr.MetaKey, link podLink) string {
 	match, name := "iifname", link.name
 	if dir == expr.MetaKeyOIFNAME {
 		match = "oifname"

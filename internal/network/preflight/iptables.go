@@ -61,14 +61,14 @@ func (f legacyFamily) forwards(link podLink) (bool, error) {
 	return f.accepts(chain, link, false) && f.accepts(chain, link, true), nil
 }
 
-func (f legacyFamily) blockade(link podLink) Blockade {
+func (f legacyFamily) firewall(link podLink) BlockingFirewall {
 	name := link.name
 	if link.open {
 		name += "+"
 	}
-	return Blockade{
+	return BlockingFirewall{
 		Where: f.command + " table filter, chain FORWARD",
-		Cure: []string{
+		Fix: []string{
 			fmt.Sprintf("%s -I FORWARD -i %s -j ACCEPT", f.command, name),
 			fmt.Sprintf("%s -I FORWARD -o %s -j ACCEPT", f.command, name),
 		},

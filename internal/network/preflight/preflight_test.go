@@ -46,7 +46,7 @@ func (n node) sh(commands ...string) {
 	}
 }
 
-func (n node) blockades(mode plan.Mode) (out []Blockade) {
+func (n node) firewalls(mode plan.Mode) (out []BlockingFirewall) {
 	n.t.Helper()
 	must(n.t, netns.Do(n.path, func() (err error) {
 		out, err = ForwardPolicy(instance, mode)
@@ -92,7 +92,7 @@ func TestForwardPolicy(t *testing.T) {
 				n := newNode(t)
 				n.sh(c.setup...)
 				before := n.run("nft", "list", "ruleset")
-				found := n.blockades(mode)
+				found := n.firewalls(mode)
 				if after := n.run("nft", "list", "ruleset"); after != before {
 					t.Errorf("looking changed the rules:\n%s", after)
 				}
@@ -107,9 +107,9 @@ func TestForwardPolicy(t *testing.T) {
 					t.Errorf("found %q, want %q", where, c.where)
 				}
 				for _, b := range found {
-					n.sh(b.Cure...)
+					n.sh(b.Fix...)
 				}
-				if left := n.blockades(mode); len(left) > 0 {
+				if left := n.firewalls(mode); len(left) > 0 {
 					t.Errorf("not cured by %q: %q", found, left)
 				}
 			})
@@ -120,7 +120,7 @@ func TestForwardPolicy(t *testing.T) {
 // TestLookingCreatesNoLegacyTable: asking the kernel for a table makes it.
 func TestLookingCreatesNoLegacyTable(t *testing.T) {
 	n := newNode(t)
-	n.blockades(plan.PTP)
+	n.firewalls(plan.PTP)
 	for _, file := range []string{"ip_tables_names", "ip6_tables_names"} {
 		if got := n.run("cat", "/proc/net/"+file); got != "" {
 			t.Errorf("%s: %s", file, got)
