@@ -58,10 +58,11 @@ type Agent struct {
 	// Events are the latest events of the pods.
 	Events *event.Log
 
-	// declaring serializes changes of what is declared with applying them: a pod must not be admitted
-	// by a declaration that has changed since it was read. It is locked before mu.
+	// declaring is held while declarations change and are applied: a pod must not be admitted by a
+	// declaration that has changed since it was read. Invariant: it is locked before mu.
 	declaring sync.Mutex
 
+	// Invariant: mu guards the three fields below, and is locked before the mu of a podState.
 	mu       sync.RWMutex
 	workers  map[string]*worker                     // by namespace/name
 	declared map[source.Kind]map[string]declaration // by namespace/name

@@ -6,9 +6,10 @@ import (
 	"github.com/huskd/husk/internal/agent/event"
 )
 
-// publisher holds the latest Pod. It may be read without mu, and is changed with mu held.
+// publisher holds the latest Pod.
 type publisher struct {
 	*podState
+	// Invariant: latest is changed only with mu held. It is read without.
 	latest atomic.Pointer[publication]
 }
 

@@ -54,7 +54,7 @@ type podState struct {
 	manifest *corev1.Pod
 	wake     chan struct{} // of capacity 1: nudges add up to one
 
-	// mu guards the fields below, and those of the worker and its parts.
+	// Invariant: mu guards the fields below, and those of the worker and its parts.
 	mu  sync.Mutex
 	rec record
 	// drained replaces a record that wants the pod to run, while huskd shuts down.

@@ -19,7 +19,7 @@ import (
 type volumes struct {
 	*podState
 	images *puller
-	// writing is held while volumes are written or removed. It is locked before mu.
+	// writing is held while volumes are written or removed. Invariant: it is locked before mu.
 	writing sync.Mutex
 }
 
