@@ -5,9 +5,9 @@ import (
 	"fmt"
 )
 
-// compact replaces the file by one that holds the live records only. Writers
-// go on meanwhile: what they write is copied over at the end. If anything
-// fails the old file stays in use, for it holds the same records.
+// compact replaces the file with one that holds only the live records. Writers go on meanwhile; what
+// they write is copied at the end. If anything fails, the old file, which holds the same records, stays
+// in use.
 func (j *Journal) compact() {
 	if err := j.replace(); err != nil {
 		_ = j.disk.Remove(newName)
@@ -36,7 +36,7 @@ func (j *Journal) replace() error {
 	return err
 }
 
-// snapshot returns where the live records are, and the end of the file then.
+// snapshot returns the places of the live records, and the end of the file at that moment.
 func (j *Journal) snapshot() (map[string]span, int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -47,9 +47,8 @@ func (j *Journal) snapshot() (map[string]span, int64) {
 	return live, j.end
 }
 
-// rewrite copies the records at old in from to the fresh file to and syncs it.
-// It returns where they are now, and the end. Only compact replaces j.file, so
-// that reading it here needs no lock.
+// rewrite copies the records at old in from to the new file to and syncs it. It returns their new
+// places and the end of the new file. It needs no lock, as only compact replaces j.file.
 func rewrite(to, from File, old map[string]span) (map[string]span, int64, error) {
 	live := make(map[string]span, len(old))
 	buf := []byte(header)
@@ -67,11 +66,10 @@ func rewrite(to, from File, old map[string]span) (map[string]span, int64, error)
 	return live, int64(len(buf)), to.Sync()
 }
 
-// swap copies what was written to the old file since from behind base, the end
-// of the new one, and puts the new one in the old one's place. It waits for the
-// disk without j.mu, so that no writer does.
+// swap copies what was written to the old file since from to base, the end of the new one, and replaces
+// the old file. It doesn't hold j.mu while it waits for the disk, so writers go on.
 func (j *Journal) swap(file File, live map[string]span, from, base int64) error {
-	j.syncing.Lock() // so no Sync promises anything meanwhile
+	j.syncing.Lock() // no Sync may succeed meanwhile for the old file
 	defer j.syncing.Unlock()
 	j.mu.Lock()
 	until := j.end
@@ -79,7 +77,7 @@ func (j *Journal) swap(file File, live map[string]span, from, base int64) error 
 	if err := j.copyTail(file, from, until, base); err != nil {
 		return err
 	}
-	if j.synced > from { // a Sync has promised a part of the tail
+	if j.synced > from { // a part of the tail was synced already
 		if err := file.Sync(); err != nil {
 			return err
 		}
@@ -89,7 +87,7 @@ func (j *Journal) swap(file File, live map[string]span, from, base int64) error 
 	}
 	j.synced = base
 	if err := j.disk.Sync(); err != nil {
-		// Which of the two files a power loss would leave is unknown now.
+		// It is not known now which of the two files a power loss would leave.
 		j.mu.Lock()
 		j.failed = fmt.Errorf("journal %s: sync: %w: check the disk and restart huskd", j.disk, err)
 		j.mu.Unlock()
@@ -107,8 +105,7 @@ func (j *Journal) copyTail(file File, from, until, base int64) error {
 	return err
 }
 
-// exchange copies what has come since behind the copied tail, and makes file
-// the journal's.
+// exchange copies what was written after the copied tail, and makes file the journal's.
 func (j *Journal) exchange(file File, live map[string]span, copied span, base int64) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()

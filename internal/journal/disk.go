@@ -11,33 +11,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk is the directory that has a journal. A simulated one stands for it where
-// power is lost.
+// Disk is the directory of a journal. Tests use a simulated one that can lose power.
 type Disk interface {
-	// Open opens a file for reading and writing, made if need be, and keeps
-	// everybody else from opening it until it is closed.
+	// Open opens a file for reading and writing and creates it if it doesn't exist. It fails while the
+	// file is open already.
 	Open(name string) (File, error)
 	Rename(from, to string) error
 	Remove(name string) error
-	// Sync makes the names survive a power loss.
+	// Sync makes the names of files survive a power loss.
 	Sync() error
-	// String is the directory's path.
+	// String returns the directory's path.
 	String() string
 }
 
-// File is one of a Disk.
+// File is an open file of a Disk.
 type File interface {
 	io.ReaderAt
 	io.WriterAt
 	io.Closer
 	Truncate(size int64) error
-	// Allocate gets disk space for bytes to come, and leaves the file's size.
+	// Allocate reserves disk space without changing the file's size.
 	Allocate(offset, size int64) error
 	// Sync makes the content survive a power loss.
 	Sync() error
 }
 
-// directory is a Disk that is one.
+// directory is a Disk that is a real directory, by its path.
 type directory string
 
 func (d directory) String() string { return string(d) }
@@ -55,8 +54,8 @@ func (d directory) Open(name string) (File, error) {
 	return file{f}, nil
 }
 
-// lockTime is how long the lock is waited for. A child that an owner who is gone
-// was about to make has its files, and so its lock, until it executes.
+// lockTime is how long to wait for the lock. A child that a dead owner was forking holds its files, and
+// so its lock, until it executes.
 const lockTime = time.Second
 
 func lock(f *os.File) error {

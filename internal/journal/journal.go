@@ -1,19 +1,17 @@
-// Package journal keeps records on disk by key: what an owner is about to do,
-// written before it does it.
+// Package journal keeps records on disk by key. An owner records what it is about to do before it
+// does it.
 //
-// A journal is one append-only file. Put and Delete are one write(2) each, no
-// fsync: when they return, the record survives the death of the daemon, at the
-// cost of microseconds. Sync makes everything written so far survive a power
-// loss too; calls that run at the same time share one fdatasync. After a power
-// loss nothing is left in the kernel that a record could describe, so only the
-// few records that outlive a boot need Sync.
+// A journal is one append-only file. Put and Delete are one write(2) each, without an fsync. When they
+// return, after some microseconds, the record survives the death of the daemon. Sync makes everything
+// written so far survive a power loss, too; calls that run at the same time share one fdatasync. After
+// a power loss nothing is left in the kernel that a record could describe, so only the few records that
+// outlive a boot need Sync.
 //
-// Space is kept back on disk for undoing: on a full disk Put fails, and PutUsingReserve
-// and Delete still work.
+// Disk space is reserved for teardown: on a full disk Put fails, while PutUsingReserve and Delete still
+// work.
 //
-// A damaged stretch of the file is copied to a file beside it and reported;
-// the records around it are served. A torn tail is the normal trace of a
-// crash and is dropped.
+// A damaged part of the file is copied to a file beside it and reported. The records around it are
+// used. A torn tail is the normal trace of a crash and is dropped.
 package journal
 
 import (
@@ -37,47 +35,49 @@ const (
 	fileName = "journal"
 	newName  = "journal.new"
 
-	// step is how far ahead of its end the file is allocated; reserve is the
-	// part of it that only PutUsingReserve and Delete may fill.
+	// step is how far ahead of its end the file is allocated. reserve is what is allocated beyond that,
+	// for PutUsingReserve and Delete alone.
 	step    = 256 << 10
 	reserve = 64 << 10
 
-	// A file is rewritten when it is larger than this and most of it is history.
+	// A file is compacted when it is larger than compactSize and compactRatio times as large as its live
+	// records.
 	compactSize  = 1 << 20
 	compactRatio = 4
 )
 
-// Damage is a stretch of the file that held no readable record.
+// Damage is a part of the file that held no readable record.
 type Damage struct {
 	Offset, Length int
-	// Saved is the file that has the damaged bytes.
+	// Saved is the path of the file that the damaged bytes were copied to.
 	Saved string
 }
 
-// span is where a live record lies in the file.
+// span is the place of a live record in the file.
 type span struct{ offset, size int64 }
 
 // Journal is an open journal. Its methods may be called concurrently.
 type Journal struct {
 	disk Disk
 
+	// mu guards all fields up to compacting. It is taken after syncing.
 	mu        sync.Mutex
-	file      File
+	file      File // Invariant: only compact replaces it.
 	live      map[string]span
-	liveSize  int64
+	liveSize  int64 // Invariant: the sum of the sizes in live
 	end       int64 // where the next record goes
-	allocated int64 // how much of the file has space on disk
+	allocated int64 // up to where the file has space on disk
 	failed    error // why nothing more may be written
 
 	compacting bool
 	background sync.WaitGroup
 
 	syncing sync.Mutex
-	synced  int64 // in file, guarded by syncing
+	synced  int64 // up to where the file is synced; guarded by syncing
 }
 
-// Open opens the journal in the directory dir, making both if need be. A
-// second Open of the same directory is refused while the first is open.
+// Open opens the journal in the directory dir and creates both if they don't exist. It fails while
+// another process, or another Journal, has the same one open.
 func Open(dir string) (*Journal, []Damage, error) {
 	_, err := os.Stat(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -91,7 +91,7 @@ func Open(dir string) (*Journal, []Damage, error) {
 	return OpenOn(directory(dir))
 }
 
-// OpenOn opens the journal that a disk has, making it if need be.
+// OpenOn opens the journal on a disk and creates it if it doesn't exist.
 func OpenOn(disk Disk) (*Journal, []Damage, error) {
 	file, err := disk.Open(fileName)
 	if err != nil {
@@ -103,7 +103,7 @@ func OpenOn(disk Disk) (*Journal, []Damage, error) {
 		_ = file.Close()
 		return nil, nil, fmt.Errorf("journal %s: %w", filepath.Join(disk.String(), fileName), err)
 	}
-	_ = disk.Remove(newName) // of a compaction that was cut short
+	_ = disk.Remove(newName) // left by an interrupted compaction
 	return j, damage, nil
 }
 
@@ -114,23 +114,23 @@ func (j *Journal) load() ([]Damage, error) {
 	}
 	switch {
 	case len(data) < len(header):
-		// New, or its first write was torn: there was nothing in it.
+		// The file is new, or the write of its header was torn. It held no record.
 		if _, err := j.file.WriteAt([]byte(header), 0); err != nil {
 			return nil, err
 		}
 		if err := j.file.Truncate(int64(len(header))); err != nil {
 			return nil, err
 		}
-		if err := j.disk.Sync(); err != nil { // what Sync promises is of no use in a file without a name
+		if err := j.disk.Sync(); err != nil { // without its name on disk, a synced file would be lost
 			return nil, err
 		}
 		data = []byte(header)
 	case string(data[:len(header)]) == header:
 	case strings.HasPrefix(string(data), headerPrefix):
-		return nil, fmt.Errorf("has format %q, this huskd reads %q: use the newer huskd that wrote it",
+		return nil, fmt.Errorf("its format is %q, this huskd reads %q: use the newer huskd that wrote it",
 			strings.TrimSpace(string(data[:len(header)-1])), strings.TrimSpace(header[:len(header)-1]))
 	default:
-		// The header itself is damaged; the records have checksums of their own.
+		// The header itself is damaged. The records have their own checksums.
 		if _, err := j.file.WriteAt([]byte(header), 0); err != nil {
 			return nil, err
 		}
@@ -138,7 +138,7 @@ func (j *Journal) load() ([]Damage, error) {
 	return j.replay(data[len(header):])
 }
 
-// replay rebuilds the index from the bytes behind the header.
+// replay rebuilds the index from the bytes after the header.
 func (j *Journal) replay(data []byte) ([]Damage, error) {
 	base := int64(len(header))
 	var damage []Damage
@@ -158,20 +158,19 @@ func (j *Journal) replay(data []byte) ([]Damage, error) {
 		return nil, failed
 	}
 	j.end = max(j.end, base)
-	// What is behind the end must not be taken for records once new ones have
-	// been written in front of it.
+	// Bytes beyond the end must not be taken for records once new records precede them.
 	if err := j.file.Truncate(j.end); err != nil {
 		return nil, err
 	}
 	j.allocated = j.end
 	j.allocate()
 	if len(damage) > 0 {
-		j.compact() // so that it is reported once
+		j.compact() // so that the damage is reported only once
 	}
 	return damage, nil
 }
 
-// save writes damaged bytes to a file of their own.
+// save writes damaged bytes to a file.
 func (j *Journal) save(name string, data []byte) error {
 	file, err := j.disk.Open(name)
 	if err != nil {
@@ -190,8 +189,8 @@ func (j *Journal) index(op byte, key string, at span) {
 	}
 }
 
-// allocate gets disk space for a further step. It is not an error if there is
-// none: the writes that then don't fit say so.
+// allocate reserves disk space for a further step. If there is none, it is the writes that don't fit
+// which fail.
 func (j *Journal) allocate() {
 	want := j.end + step + reserve
 	if j.allocated >= want-step/2 {
@@ -202,18 +201,18 @@ func (j *Journal) allocate() {
 	}
 }
 
-// Put records value under key, in place of what was there.
+// Put sets the record under key.
 func (j *Journal) Put(key string, value []byte) error {
 	return j.write(opPut, key, value, reserve)
 }
 
-// PutUsingReserve is Put for a record that leads to less on the host, not more: it may
-// use the space kept back for a full disk.
+// PutUsingReserve is Put that may use the disk space reserved for a full disk. It is for records that
+// lead to less on the host, not more: of what is being taken down, or evicted.
 func (j *Journal) PutUsingReserve(key string, value []byte) error {
 	return j.write(opPut, key, value, 0)
 }
 
-// Delete removes the record under key. It is no error if there is none.
+// Delete removes the record under key, if there is one.
 func (j *Journal) Delete(key string) error {
 	j.mu.Lock()
 	_, ok := j.live[key]
@@ -224,9 +223,10 @@ func (j *Journal) Delete(key string) error {
 	return j.write(opDelete, key, nil, 0)
 }
 
+// write appends a record, unless fewer than keep bytes of allocated space would be left.
 func (j *Journal) write(op byte, key string, value []byte, keep int64) error {
 	if len(key)+len(value) > maxBody-16 {
-		return fmt.Errorf("journal %s: record %s has %d bytes, at most %d", j.disk, key, len(value), maxBody-16)
+		return fmt.Errorf("journal %s: record %s has %d bytes: at most %d", j.disk, key, len(value), maxBody-16)
 	}
 	buf := appendRecord(nil, op, key, value)
 	j.mu.Lock()
@@ -237,7 +237,7 @@ func (j *Journal) write(op byte, key string, value []byte, keep int64) error {
 	j.allocate()
 	size := int64(len(buf))
 	if j.end+size+keep > j.allocated && j.allocated > j.end {
-		// The file system can allocate, and had nothing more to give.
+		// The file system can allocate, but had no space left.
 		if err := j.file.Allocate(j.end, size+keep); errors.Is(err, unix.ENOSPC) {
 			return fmt.Errorf("journal %s: %w: free some space", j.disk, err)
 		}
@@ -255,8 +255,8 @@ func (j *Journal) write(op byte, key string, value []byte, keep int64) error {
 	return nil
 }
 
-// Sync returns when all that was written before the call survives a power
-// loss. It may return early with the context's error.
+// Sync returns when everything that was written before the call survives a power loss. It returns early
+// if ctx ends.
 func (j *Journal) Sync(ctx context.Context) error {
 	j.mu.Lock()
 	target, err := j.end, j.failed
@@ -287,8 +287,7 @@ func (j *Journal) syncTo(target int64) error {
 		return failed
 	}
 	if err := file.Sync(); err != nil {
-		// The kernel may have dropped the dirty pages: nothing in this file can
-		// be promised any more.
+		// The kernel may have dropped the dirty pages. What is in the file is no longer known.
 		err = fmt.Errorf("journal %s: sync: %w: check the disk and restart huskd", j.disk, err)
 		j.mu.Lock()
 		j.failed = cmp.Or(j.failed, err)
@@ -299,8 +298,8 @@ func (j *Journal) syncTo(target int64) error {
 	return nil
 }
 
-// All yields the records whose keys begin with prefix, sorted by key. It must
-// not be used together with writes to the same keys.
+// All yields the records whose keys begin with prefix, sorted by key. Of the records that change
+// meanwhile it yields the new values.
 func (j *Journal) All(prefix string) iter.Seq2[string, []byte] {
 	return func(yield func(string, []byte) bool) {
 		for _, key := range j.keys(prefix) {

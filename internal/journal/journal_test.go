@@ -46,7 +46,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func TestServesWhatWasPutAfterReopening(t *testing.T) {
+func TestRecordsSurviveReopening(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir)
 	must(t, j.Put("a/1", []byte("one")))
@@ -54,7 +54,7 @@ func TestServesWhatWasPutAfterReopening(t *testing.T) {
 	must(t, j.Put("b/1", []byte("")))
 	must(t, j.Put("a/1", []byte("uno")))
 	must(t, j.Delete("a/2"))
-	must(t, j.Delete("never there"))
+	must(t, j.Delete("unknown"))
 	want := map[string]string{"a/1": "uno", "b/1": ""}
 	if got := contents(j); !maps.Equal(got, want) {
 		t.Fatalf("before closing: %v", got)
@@ -65,7 +65,7 @@ func TestServesWhatWasPutAfterReopening(t *testing.T) {
 	}
 }
 
-func TestRefusesASecondOpenAndWritesAfterClose(t *testing.T) {
+func TestSecondOpenAndWritesAfterCloseFail(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir)
 	if _, _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "in use by another process") {
@@ -81,7 +81,7 @@ func TestRefusesASecondOpenAndWritesAfterClose(t *testing.T) {
 	}
 }
 
-func TestRefusesANewerFormat(t *testing.T) {
+func TestNewerFormatIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, fileName), []byte("husk journal 9\n\x00and more"), 0o600))
 	if _, _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "use the newer huskd") {
@@ -89,8 +89,7 @@ func TestRefusesANewerFormat(t *testing.T) {
 	}
 }
 
-// TestEveryTruncation cuts the file at every byte: what is served must be a
-// state that once was.
+// TestEveryTruncation cuts the file at every byte. The journal must then hold a state that it once had.
 func TestEveryTruncation(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir)
@@ -117,19 +116,19 @@ func TestEveryTruncation(t *testing.T) {
 			at++
 		}
 		if at == len(states) {
-			t.Fatalf("cut at %d: %v was never the state (or went back)", cut, got)
+			t.Fatalf("cut at %d: %v was never the state, or only before that of a shorter cut", cut, got)
 		}
 		last = at
-		must(t, j.Put("new", []byte("x"))) // and it can be written to
+		must(t, j.Put("new", []byte("x"))) // it can be written to
 		must(t, j.Close())
 	}
 	if last != len(states)-1 {
-		t.Fatalf("the whole file gave state %d", last)
+		t.Fatalf("the whole file has state %d", last)
 	}
 }
 
-// TestEveryFlippedBit damages one byte at a time: at most the record that it
-// belongs to may be missed, the damage is reported, and the bytes are kept.
+// TestEveryFlippedBit damages one byte at a time. Only the record that it belongs to may be lost; the
+// damage is reported and its bytes are saved.
 func TestEveryFlippedBit(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir)
@@ -144,7 +143,7 @@ func TestEveryFlippedBit(t *testing.T) {
 	must(t, err)
 	for at := range whole {
 		if at < len(header) && at >= len(headerPrefix) {
-			continue // says another format: refused, tested above
+			continue // this is another format, which TestNewerFormatIsRefused covers
 		}
 		dir := t.TempDir()
 		bad := bytes.Clone(whole)
@@ -181,7 +180,7 @@ func TestEveryFlippedBit(t *testing.T) {
 	}
 }
 
-func TestCompactionKeepsTheRecordsAndShrinksTheFile(t *testing.T) {
+func TestCompactionKeepsRecordsAndShrinksTheFile(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir)
 	var wg sync.WaitGroup
@@ -214,12 +213,11 @@ func TestCompactionKeepsTheRecordsAndShrinksTheFile(t *testing.T) {
 		t.Errorf("%d records after reopening, %d before", len(got), len(want))
 	}
 	if _, err := os.Stat(filepath.Join(dir, newName)); !os.IsNotExist(err) {
-		t.Errorf("the compaction's file is still there: %v", err)
+		t.Errorf("the compaction's file still exists: %v", err)
 	}
 }
 
-// TestSurvivesAKill kills a writing process: every record whose Put had
-// returned is there.
+// TestSurvivesAKill kills a process that writes. Every record whose Put had returned must exist.
 func TestSurvivesAKill(t *testing.T) {
 	if dir := os.Getenv("JOURNAL_KILL_DIR"); dir != "" {
 		j, _, err := Open(dir)
@@ -251,8 +249,8 @@ func TestSurvivesAKill(t *testing.T) {
 	}
 }
 
-// TestFullDisk fills a small file system: Put fails with a clear error, what
-// undoes still works, and Put works again once there is space.
+// TestFullDisk fills a small file system. Put fails with a clear error, PutUsingReserve and Delete still
+// work, and Put works again once there is space.
 func TestFullDisk(t *testing.T) {
 	hosttest.Root(t)
 	dir := t.TempDir()

@@ -14,8 +14,8 @@ import (
 // gone is the value of a key that was deleted.
 const gone = "\x00gone"
 
-// promises are what a journal may serve after a power loss: of each key a value
-// that was written since it was last made safe, or the safe one.
+// promises are the values that each key may have after a power loss: the synced one, and those written
+// since.
 type promises map[string][]string
 
 func (p promises) wrote(key, value string) {
@@ -25,15 +25,15 @@ func (p promises) wrote(key, value string) {
 	p[key] = append(p[key], value)
 }
 
-// safe notes that all that was written until now survives.
-func (p promises) safe() {
+// synced notes that everything written until now survives.
+func (p promises) synced() {
 	for key, values := range p {
 		p[key] = values[len(values)-1:]
 	}
 }
 
-// latest are the promises to whoever comes after a writer that was killed: what
-// was written is served, safe or not.
+// latest returns the promises after the writer was killed: every key has the value written last, synced
+// or not.
 func (p promises) latest() promises {
 	out := promises{}
 	for key, values := range p {
@@ -42,8 +42,8 @@ func (p promises) latest() promises {
 	return out
 }
 
-// hold compares what is served, and takes it for what is there from now on.
-func (p promises) hold(t *testing.T, j *journal.Journal) {
+// check compares the journal with the promises, and its values become the only ones promised.
+func (p promises) check(t *testing.T, j *journal.Journal) {
 	t.Helper()
 	for key, value := range j.All("") {
 		if !slices.Contains(p[key], string(value)) {
@@ -62,9 +62,8 @@ func (p promises) hold(t *testing.T, j *journal.Journal) {
 	}
 }
 
-// TestPowerLoss cuts the power thousands of times at any moment, also in the
-// middle of compactions: what was synced is there, and what is served was
-// written.
+// TestPowerLoss cuts the power at random moments, also during compactions. What was synced must exist,
+// and what exists must have been written.
 func TestPowerLoss(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(24) {
@@ -80,9 +79,9 @@ func TestPowerLoss(t *testing.T) {
 					t.Fatalf("life %d: %v", life, err)
 				}
 				if cut {
-					written.hold(t, j)
+					written.check(t, j)
 				} else {
-					written.latest().hold(t, j)
+					written.latest().check(t, j)
 				}
 				for i := range r.IntN(200) {
 					key := fmt.Sprint("k", r.IntN(12))
@@ -91,7 +90,7 @@ func TestPowerLoss(t *testing.T) {
 						if err := j.Sync(t.Context()); err != nil {
 							t.Fatal(err)
 						}
-						written.safe()
+						written.synced()
 					case 1, 2:
 						written.wrote(key, gone)
 						if err := j.Delete(key); err != nil {
@@ -110,15 +109,15 @@ func TestPowerLoss(t *testing.T) {
 				} else {
 					disk.Kill()
 				}
-				_ = j.Close() // of the dead
+				_ = j.Close() // has no effect on the disk any more
 			}
 		})
 	}
 }
 
-// TestAnyByteOfManyLost damages a journal of a running node anywhere, bits and
-// ends, and goes on with it: it opens each time and serves what isn't damaged.
-func TestAnyByteOfManyLost(t *testing.T) {
+// TestRandomDamage flips bits anywhere in a journal or cuts off its end. It must open each time and hold
+// what isn't damaged.
+func TestRandomDamage(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 100 {
@@ -143,19 +142,18 @@ func TestAnyByteOfManyLost(t *testing.T) {
 		if j, _, err = journal.OpenOn(disk.Mount()); err != nil {
 			t.Fatal(err)
 		}
-		written.hold(t, j) // a damaged record is one that wasn't written
+		written.check(t, j) // a key may have an older value if its record is damaged
 		_ = j.Close()
 		j, again, err := journal.OpenOn(disk.Mount())
 		if err != nil || len(again) > 0 {
-			t.Fatalf("the damage is told a second time: %v, %v", again, err)
+			t.Fatalf("the damage is reported a second time: %v, %v", again, err)
 		}
-		written.hold(t, j)
+		written.check(t, j)
 		_ = j.Close()
 	}
 }
 
-// TestBrokenDisk has syncs fail: nothing is promised any more, and what was
-// promised before is there.
+// TestBrokenDisk makes syncs fail. Writes are refused from then on, and what was synced before exists.
 func TestBrokenDisk(t *testing.T) {
 	t.Parallel()
 	disk := &journaltest.Disk{}
@@ -180,7 +178,7 @@ func TestBrokenDisk(t *testing.T) {
 		}
 	}
 	if err := put("more"); err == nil {
-		t.Fatal("a journal that can't promise anything takes a record")
+		t.Fatal("Put succeeds after a failed sync")
 	}
 	_ = j.Close()
 	disk.SetBroken(false)

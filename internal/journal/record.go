@@ -6,20 +6,20 @@ import (
 	"hash/crc32"
 )
 
-// On disk a journal is a header and then records, back to back:
+// A journal on disk is a header followed by records, back to back:
 //
 //	marker  4 bytes  "\xd5Hk\n"
 //	length  4 bytes  of the body, little endian
 //	sum     4 bytes  CRC-32C of length and body, little endian
 //	body    op (1 byte), length of the key (uvarint), key, value
 //
-// The marker lets a reader find the next record behind a damaged one.
+// By the marker a reader finds the next record after a damaged one.
 const (
 	header       = "husk journal 1\n\x00"
 	headerPrefix = "husk journal "
 	marker       = "\xd5Hk\n"
 	frameSize    = 12
-	// maxBody bounds what a damaged length can make a reader believe.
+	// maxBody is the largest length that a reader believes.
 	maxBody = 16 << 20
 )
 
@@ -30,15 +30,15 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// record is one decoded record. Its slices point into the buffer read.
+// record is a decoded record. Its slices point into the buffer that it was decoded from.
 type record struct {
 	op    byte
 	key   []byte
 	value []byte
-	size  int // on disk, frame included
+	size  int // on disk, including the frame
 }
 
-// appendRecord encodes a record at the end of buf.
+// appendRecord appends an encoded record to buf.
 func appendRecord(buf []byte, op byte, key string, value []byte) []byte {
 	start := len(buf)
 	buf = append(buf, marker...)
@@ -58,8 +58,8 @@ func checksum(frame []byte) uint32 {
 	return crc32.Update(sum, castagnoli, frame[frameSize:])
 }
 
-// parseRecord decodes the record at the start of data, if there is a whole and
-// undamaged one.
+// parseRecord decodes the record at the start of data. It reports false unless that is whole and
+// undamaged.
 func parseRecord(data []byte) (record, bool) {
 	if len(data) < frameSize || string(data[:4]) != marker {
 		return record{}, false
@@ -84,9 +84,8 @@ func parseRecord(data []byte) (record, bool) {
 	return record{op: body[0], key: rest[:keyLen], value: rest[keyLen:], size: len(frame)}, true
 }
 
-// scan calls yield with every whole record of data and its offset, in order,
-// and damaged with every stretch that holds none. A stretch that reaches the
-// end of data is a torn tail: the last write before a crash.
+// scan calls yield for every whole record in data, in order, and damaged for every part that holds none.
+// Such a part at the end of data is a torn tail: the last write before a crash.
 func scan(data []byte, yield func(offset int, r record), damaged func(offset, length int)) {
 	for at := 0; at < len(data); {
 		if r, ok := parseRecord(data[at:]); ok {
@@ -100,8 +99,7 @@ func scan(data []byte, yield func(offset int, r record), damaged func(offset, le
 	}
 }
 
-// nextRecord returns the offset of the first whole record at or behind from,
-// or the length of data.
+// nextRecord returns the offset of the first whole record at or after from, or the length of data.
 func nextRecord(data []byte, from int) int {
 	for from < len(data) {
 		i := bytes.Index(data[from:], []byte(marker))

@@ -5,14 +5,13 @@ import (
 	"fmt"
 )
 
-// Table is the part of a journal whose keys begin with a prefix and whose
-// values are JSON of one type.
+// Table is the part of a journal whose keys begin with a prefix and whose values are JSON of one type.
 type Table[T any] struct {
 	journal *Journal
 	prefix  string
 }
 
-// asidePrefix begins the keys of records that their owner could not read.
+// asidePrefix begins the keys of records that were set aside, as their owner could not read them.
 const asidePrefix = "aside/"
 
 // NewTable returns the table of j whose keys begin with name and a slash.
@@ -20,10 +19,10 @@ func NewTable[T any](j *Journal, name string) Table[T] {
 	return Table[T]{j, name + "/"}
 }
 
-// Put records v under id.
+// Put sets the record under id.
 func (t Table[T]) Put(id string, v T) error { return t.put(id, v, t.journal.Put) }
 
-// PutUsingReserve records v under id as Journal.PutUsingReserve does.
+// PutUsingReserve sets the record under id as Journal.PutUsingReserve does.
 func (t Table[T]) PutUsingReserve(id string, v T) error {
 	return t.put(id, v, t.journal.PutUsingReserve)
 }
@@ -39,9 +38,8 @@ func (t Table[T]) put(id string, v T, write func(string, []byte) error) error {
 // Delete removes the record under id, if there is one.
 func (t Table[T]) Delete(id string) error { return t.journal.Delete(t.prefix + id) }
 
-// Load calls yield with every record. One that isn't JSON of the type, or that
-// yield refuses, is set aside under another key and its error returned; the
-// others are served.
+// Load calls yield for every record. A record that isn't JSON of the type, or that yield refuses, is
+// moved to another key, and its error is returned.
 func (t Table[T]) Load(yield func(id string, v T) error) []error {
 	var bad []error
 	for key, data := range t.journal.All(t.prefix) {

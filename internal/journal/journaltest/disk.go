@@ -1,8 +1,7 @@
-// Package journaltest has a disk in memory for tests, whose power can be cut.
-// What was synced is then there; what was written since may be there in part, a
-// sector without the one before it, as a real disk may reorder what nobody told
-// it to keep in order. Names are kept in the order in which they were made, as
-// journaling file systems do, but not beyond what was synced for sure.
+// Package journaltest provides a disk in memory whose power can be cut. After that it has everything
+// that was synced, and any part of what was written since: a sector may have been written without the
+// one before it, as real disks reorder writes. Changes of names are kept in order, as by journaling file
+// systems, but those that weren't synced may be lost.
 package journaltest
 
 import (
@@ -18,32 +17,31 @@ import (
 	"github.com/huskd/husk/internal/journal"
 )
 
-// sector is what a disk writes whole or not at all.
+// sector is the size that a disk writes whole or not at all.
 const sector = 512
 
-// Disk is a directory on such a disk. The zero value is empty and ready for use.
+// Disk is a directory on such a disk. The zero value is an empty one.
 type Disk struct {
 	mu      sync.Mutex
-	names   map[string]*content // as they are
-	durable map[string]*content // as they are after a power loss at least
-	renamed []map[string]*content
-	lives   int // that have ended
+	names   map[string]*content   // the current files
+	durable map[string]*content   // the files as of the last Sync
+	renamed []map[string]*content // the files after each change of names since
+	lives   int                   // how often Kill or Cut was called
 	full    bool
 	broken  bool
-	// Writes counts what was written to files.
+	// Writes counts the writes to files.
 	Writes int
 }
 
 // content is a file.
 type content struct {
 	data    []byte
-	durable []byte
-	since   []write // the last sync
+	durable []byte  // data as of the last Sync
+	since   []write // the writes since
 	open    bool
 }
 
-// write is one that isn't synced: data at an offset, or a file's new size if
-// data is nil.
+// write is an unsynced write: of data at an offset, or of the file's new size if data is nil.
 type write struct {
 	offset int64
 	data   []byte
@@ -67,8 +65,7 @@ func resize(data []byte, size int) []byte {
 	return append(data, make([]byte, size-len(data))...)
 }
 
-// Mount returns the disk for one who lives until the next Kill or Cut, and can
-// change nothing afterwards.
+// Mount returns the disk for a user who can change it until the next Kill or Cut.
 func (d *Disk) Mount() journal.Disk {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -78,22 +75,22 @@ func (d *Disk) Mount() journal.Disk {
 	return mounted{d, d.lives}
 }
 
-// SetFull has every write fail from now on that needs space, or not any more.
+// SetFull makes every allocation fail, or none.
 func (d *Disk) SetFull(full bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.full = full
 }
 
-// SetBroken has every sync fail from now on, or not any more.
+// SetBroken makes every Sync fail, or none.
 func (d *Disk) SetBroken(broken bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.broken = broken
 }
 
-// Kill ends whoever has files open: they can't change them any more. All that
-// was written stays.
+// Kill ends all users of the disk: their open files can't be changed any more. Everything that was
+// written stays.
 func (d *Disk) Kill() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -107,7 +104,7 @@ func (d *Disk) kill() {
 	}
 }
 
-// Cut cuts the power: of what isn't synced, r chooses what is there afterwards.
+// Cut cuts the power. r chooses which of the unsynced writes survive.
 func (d *Disk) Cut(r *rand.Rand) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -116,18 +113,18 @@ func (d *Disk) Cut(r *rand.Rand) {
 		d.durable = d.renamed[keep-1]
 	}
 	d.names, d.renamed = maps.Clone(d.durable), nil
-	for _, name := range slices.Sorted(maps.Keys(d.names)) { // r must be asked in one order
+	for _, name := range slices.Sorted(maps.Keys(d.names)) { // sorted, so that r has the same effect each time
 		d.names[name].cut(r)
 	}
 }
 
 func (c *content) cut(r *rand.Rand) {
 	data := slices.Clone(c.durable)
-	whole := r.IntN(2) == 0 // half of the time the cut is a clean one
+	ordered := r.IntN(2) == 0 // half of the time the disk didn't reorder writes
 	last := r.IntN(len(c.since) + 1)
 	for i, w := range c.since {
 		switch {
-		case whole:
+		case ordered:
 			if i < last {
 				data = w.apply(data)
 			}
@@ -146,7 +143,7 @@ func (c *content) cut(r *rand.Rand) {
 	c.data, c.durable, c.since = data, slices.Clone(data), nil
 }
 
-// sectors are the parts of a write that are written each as a whole.
+// sectors splits a write at the borders of sectors.
 func (w write) sectors() (parts []write) {
 	offset, data := w.offset, w.data
 	for len(data) > 0 {
@@ -157,7 +154,7 @@ func (w write) sectors() (parts []write) {
 	return parts
 }
 
-// Content returns a file as it is now.
+// Content returns the current content of a file.
 func (d *Disk) Content(name string) []byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -167,7 +164,7 @@ func (d *Disk) Content(name string) []byte {
 	return nil
 }
 
-// Damage flips a bit of a file, or cuts off its end there.
+// Damage flips a bit of a file, or truncates the file there.
 func (d *Disk) Damage(name string, at int, truncate bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -183,7 +180,7 @@ func (d *Disk) Damage(name string, at int, truncate bool) {
 	c.durable, c.since = slices.Clone(c.data), nil
 }
 
-// mounted is the disk as one life has it.
+// mounted is the disk for one user.
 type mounted struct {
 	d    *Disk
 	life int
@@ -191,7 +188,7 @@ type mounted struct {
 
 func (m mounted) String() string { return "disk" }
 
-// names runs fn, which may change names, if the life goes on.
+// names runs fn, which may change names, unless the user was ended.
 func (m mounted) names(fn func(names map[string]*content) error) error {
 	m.d.mu.Lock()
 	defer m.d.mu.Unlock()
@@ -255,13 +252,13 @@ func (m mounted) Sync() error {
 	return nil
 }
 
-// file is an open one.
+// file is an open file.
 type file struct {
 	mounted
 	c *content
 }
 
-// change changes the file if whoever opened it lives.
+// change changes the file, unless its user was ended.
 func (f *file) change(w write) error {
 	f.d.mu.Lock()
 	defer f.d.mu.Unlock()
