@@ -2,7 +2,6 @@ package shim
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,7 +10,6 @@ import (
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 
 	"github.com/huskd/husk/internal/oci"
-	"github.com/huskd/husk/internal/oci/conmon"
 	"github.com/huskd/husk/internal/oci/record"
 	"github.com/huskd/husk/internal/oci/stdioholder"
 	"github.com/huskd/husk/internal/pidfd"
@@ -19,15 +17,14 @@ import (
 )
 
 const (
-	// createLimit bounds a creation, even if the caller doesn't.
+	// createLimit bounds a Create whose caller sets no limit.
 	createLimit = 2 * time.Minute
-	// cleanupLimit bounds the cleaning up after a creation that failed.
+	// cleanupLimit bounds the cleanup after a failed creation.
 	cleanupLimit = 30 * time.Second
 )
 
-// Create has a shim create the container: that of its sandbox, or a new one. If
-// it fails, nothing of the container is left; a refusal of the runtime is an
-// *oci.StartError.
+// Create creates the container in the shim of its sandbox, or in a new shim. If the runtime refuses,
+// the error is an *oci.StartError. After an error nothing of the container is left.
 func (d *Driver) Create(ctx context.Context, req oci.Create) (oci.Process, error) {
 	h, err := d.handlers.Get(req.Handler)
 	if err != nil {
@@ -53,9 +50,26 @@ func (d *Driver) Create(ctx context.Context, req oci.Create) (oci.Process, error
 	return c.Init, nil
 }
 
-// shimLog is where a shim writes its own log. It is made for a FIFO that
-// containerd reads; as a file it is there to be read by whoever looks for why a
-// container doesn't work, and never full.
+// Start starts the program of a created container. If the runtime refuses, the error is an
+// *oci.StartError.
+func (d *Driver) Start(ctx context.Context, id string) error {
+	c, w, err := d.watched(id)
+	if err != nil {
+		return err
+	}
+	t, ok := w.task()
+	if !ok {
+		return c.wrap("start", &oci.StartError{Code: 128, Message: "it has ended"})
+	}
+	err = t.start(ctx, id, "")
+	if err != nil && isGone(err) {
+		err = &oci.StartError{Code: 128, Message: oci.OneLine(err.Error())}
+	}
+	return c.wrap("start", err)
+}
+
+// shimLog is the file in the bundle that a shim writes its own log to. containerd creates a FIFO
+// there. Husk creates a plain file, which needs no reader and never blocks the shim.
 const shimLog = "log"
 
 func (c *container) create(ctx context.Context, spec []byte) error {
@@ -91,7 +105,7 @@ func (c *container) create(ctx context.Context, spec []byte) error {
 	return nil
 }
 
-// findShim sets the shim that is to have the container.
+// findShim sets the container's shim: that of its sandbox, or one that it launches.
 func (c *container) findShim(ctx context.Context) error {
 	if c.Sandbox != "" {
 		s, err := c.driver.find(c.Sandbox)
@@ -106,8 +120,7 @@ func (c *container) findShim(ctx context.Context) error {
 	return err
 }
 
-// createTask has the shim create the container. The shim's process is on disk
-// before.
+// createTask creates the container in the shim. It records the shim's process first.
 func (c *container) createTask(ctx context.Context, t *task) error {
 	if c.Sandbox == "" {
 		pid, err := t.shim(ctx, c.ID)
@@ -144,68 +157,3 @@ func (c *container) createTask(ctx context.Context, t *task) error {
 	}
 	return c.save()
 }
-
-// startLog starts conmon, for the log and for attach, and in it the holder of
-// the container's pipes.
-func (c *container) startLog(ctx context.Context) error {
-	program, err := stdioholder.Open()
-	if err != nil {
-		return err
-	}
-	defer program.Close()
-	held, err := conmon.Lock(c.path(lockFile))
-	if err != nil {
-		return err
-	}
-	defer held.Close()
-	m, err := conmon.Start(conmon.Launch{
-		Path: c.Handler.Conmon, Dir: c.Bundle, State: c.dir, Args: c.conmonArgs(program),
-		Stdio: [3]int{conmon.None, conmon.None, conmon.None}, Held: held,
-	})
-	if err != nil {
-		return err
-	}
-	defer m.Close()
-	c.Monitor = m.Process
-	got, err := m.Next(ctx)
-	if err == nil && got.Value <= 0 {
-		err = errors.New(got.Message)
-	}
-	if err != nil {
-		if said := oci.OneLine(m.Stderr()); said != "" && ctx.Err() == nil {
-			return errors.New(said)
-		}
-		return fmt.Errorf("conmon: %w", err)
-	}
-	c.Holder, err = pidfd.Identify(got.Value)
-	return err
-}
-
-func (c *container) conmonArgs(program *os.File) []string {
-	log := "none"
-	if c.Log != "" {
-		log = "k8s-file:" + c.Log
-	}
-	args := []string{
-		"--cid", c.ID, "--cuuid", c.ID,
-		"--bundle", c.Bundle,
-		"--container-pidfile", c.path(pidFile),
-		"--log-path", log,
-		// The attach socket is bound through /proc/self/fd, at any length of path.
-		"--full-attach",
-		// An fsync of the log as each container ends stalls a slow disk.
-		"--no-sync-log",
-		"--runtime", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), program.Fd()),
-		"--runtime-arg", c.path(pidFile),
-	}
-	if c.Stdin {
-		args = append(args, "--stdin")
-	}
-	if !c.StdinOnce {
-		args = append(args, "--leave-stdin-open")
-	}
-	return args
-}
-
-// pidFile is where the holder writes its number.
-const pidFile = "holder.pid"

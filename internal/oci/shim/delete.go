@@ -21,17 +21,16 @@ import (
 )
 
 const (
-	// killGrace is how long a shim may take to tell that a killed container
-	// has ended.
+	// killGrace is how long a shim has to report that a killed container has exited.
 	killGrace = 10 * time.Second
-	// shutdownGrace is how long one without containers may take to end.
+	// shutdownGrace is how long a shim without containers has to exit.
 	shutdownGrace = 5 * time.Second
 )
 
-// Delete kills what is left of a container and removes all traces of it: its
-// processes, conmon, the shim if it has none left, the cgroup and our files. It
-// is safe to call again, at any point of a creation that was cut off, after a
-// reboot, and for a container that isn't there. If it fails the record stays.
+// Delete kills what is left of a container and removes all traces of it: its processes, conmon, the
+// cgroup and the driver's files, and the shim if it has no other container. It can be repeated, and
+// also works at any point of an interrupted creation, after a reboot, and for a container that
+// doesn't exist. If it fails, the record stays.
 func (d *Driver) Delete(ctx context.Context, id string) error {
 	if err := bundle.CheckID(id); err != nil {
 		return err
@@ -46,8 +45,8 @@ func (d *Driver) Delete(ctx context.Context, id string) error {
 	return c.wrap("delete", c.remove(ctx))
 }
 
-// reconstruct finds out what it can about a container whose record can't be
-// read: from its spec, which is written before any process is started.
+// reconstruct returns what it can find out about a container whose record is unreadable. Its source
+// is the spec, which is written before any process is started.
 func (d *Driver) reconstruct(id string) *container {
 	c := d.newContainer(id)
 	var spec bundle.Bundle
@@ -65,7 +64,7 @@ func (d *Driver) reconstruct(id string) *container {
 	return c
 }
 
-// remove does what Delete promises.
+// remove implements Delete.
 func (c *container) remove(ctx context.Context) error {
 	if !c.rebooted() {
 		if err := c.end(ctx); err != nil {
@@ -79,7 +78,7 @@ func (c *container) remove(ctx context.Context) error {
 		conmon.RemoveFiles(c.Bundle)
 	}
 	err := os.RemoveAll(c.bundleCopy)
-	// A Wait that is under way may leave its mark meanwhile.
+	// A concurrent Wait may create the exit file meanwhile.
 	for tries := 0; err == nil || errors.Is(err, unix.ENOTEMPTY) && tries < 3; tries++ {
 		if err = os.RemoveAll(c.dir); err == nil {
 			return nil
@@ -112,8 +111,8 @@ func (c *container) end(ctx context.Context) error {
 	return tree.Remove(ctx, c.Cgroup)
 }
 
-// endContainer kills a container and waits until it is settled. A shim that
-// doesn't answer goes with it, and all that it serves.
+// endContainer kills a container and waits until it is cleaned up. If the shim doesn't answer, it
+// is killed too, with everything that it serves.
 func (c *container) endContainer(ctx context.Context) error {
 	_, w, err := c.driver.watched(c.ID)
 	if err != nil {
@@ -127,7 +126,7 @@ func (c *container) endContainer(ctx context.Context) error {
 	}
 	limited, cancel := context.WithTimeout(ctx, killGrace)
 	defer cancel()
-	_ = c.killAll(limited, w) // what it did shows in a moment
+	_ = c.killAll(limited, w) // the watch shows whether it worked
 	if w.Wait(limited) == nil {
 		return nil
 	}
@@ -137,13 +136,13 @@ func (c *container) endContainer(ctx context.Context) error {
 	return w.Wait(ctx)
 }
 
-// endCreation ends a creation that failed or was cut off. A shim of its own
-// goes first: as long as it lives, it makes more.
+// endCreation ends a creation that failed or was interrupted. A shim of the container's own goes
+// first, because it may still be starting processes.
 func (c *container) endCreation(ctx context.Context) error {
 	if c.Sandbox != "" {
 		t, err := connect(ctx, c.Endpoint)
 		if err != nil {
-			return nil //nolint:nilerr // without its shim there is no container
+			return nil //nolint:nilerr // without the shim there is no container
 		}
 		defer t.close()
 		limited, cancel := context.WithTimeout(ctx, killGrace)
@@ -156,7 +155,7 @@ func (c *container) endCreation(ctx context.Context) error {
 		return err
 	}
 	if c.Handler.Path != "" && c.Endpoint.Address != "" {
-		// It fails if nothing had been made; what else it leaves is in the cgroup.
+		// Fails if the shim had created nothing. What it leaves is in the cgroup.
 		_ = c.Handler.deleteLeftovers(ctx, c.bundleCopy, c.ID)
 	}
 	if tree, err := c.tree(); err == nil && c.Cgroup != "" {
@@ -190,8 +189,8 @@ func (c *container) endShim(ctx context.Context) error {
 	return nil
 }
 
-// killShim kills the container's own shim, recorded or not: its program is told
-// the container's ID by a flag, also by itself when it goes into the background.
+// killShim kills the container's own shim, even one that wasn't recorded. Every process of the
+// shim's program has the container's ID in a flag, also the daemon that it forks.
 func (c *container) killShim(ctx context.Context) error {
 	if err := pidfd.End(ctx, c.Shim); err != nil {
 		return err
@@ -209,6 +208,7 @@ func (c *container) killShim(ctx context.Context) error {
 	}
 }
 
+// shimsOf returns the shim processes of a container.
 func shimsOf(id string) []oci.Process {
 	return processes(func(args []string) bool {
 		i := slices.Index(args, "-id")
@@ -216,12 +216,12 @@ func shimsOf(id string) []oci.Process {
 	})
 }
 
-// withArgument finds the processes with an argument.
+// withArgument returns the processes whose first argument is arg.
 func withArgument(arg string) []oci.Process {
 	return processes(func(args []string) bool { return len(args) > 1 && args[1] == arg })
 }
 
-// processes returns those whose command line match says yes to.
+// processes returns the processes whose command line matches.
 func processes(match func(args []string) bool) []oci.Process {
 	entries, _ := os.ReadDir("/proc")
 	var out []oci.Process
@@ -234,7 +234,7 @@ func processes(match func(args []string) bool) []oci.Process {
 		if err != nil {
 			continue
 		}
-		// Should the number change hands now, the start time no longer fits.
+		// If the PID was reused since Identify, the start time of p no longer matches.
 		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		if match(strings.Split(string(raw), "\x00")) {
 			out = append(out, p)

@@ -19,26 +19,23 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// execLimit bounds the start of an exec'd program, and the ending of one that
-// timed out.
+// execLimit bounds the start of an exec, and the killing of one that timed out.
 const execLimit = 30 * time.Second
 
-// processType is what a shim expects to find in an exec's message: JSON of the
+// processType is the type that a shim expects in an exec request: the process in JSON of the
 // runtime spec.
 const processType = "types.containerd.io/opencontainers/runtime-spec/1/Process"
 
-// Exec runs a further program in a running container, as the user and with the
-// environment, capabilities and directory of its own, and returns its exit
-// code. A program that can't be started is an *oci.StartError.
+// Exec runs another program in a running container and returns its exit code. It runs with the
+// user, environment, capabilities and directory of the container's process. If the program can't be
+// started, the error is an *oci.StartError.
 //
-// The shim copies between the program and our pipes, which it opens by their
-// names in /proc.
+// The shim copies between the program and our pipes, which it opens by their names in /proc.
 //
-// When the timeout passes (context.DeadlineExceeded) or ctx ends, everything
-// that the program forked is killed, as far as its processes are the host's:
-// see package exectag. In a sandbox of the runtime's own it is the program alone.
-// A Read of req.Stdin may go on after Exec has returned, until the client's
-// side is closed.
+// When the timeout passes (context.DeadlineExceeded) or ctx ends, everything that the program
+// forked is killed if its processes are the host's: see package exectag. In a runtime's own sandbox
+// only the program itself is killed. A Read of req.Stdin may still be blocked when Exec returns,
+// until the client closes its side.
 func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 	c, w, err := d.watched(req.ID)
 	if err != nil {
@@ -85,8 +82,8 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	// The program gets a pipe for each stream of output, wanted or not: a shim
-	// knows all or none.
+	// The program gets pipes for both outputs, even for one that the client doesn't read: a shim
+	// takes all or none.
 	pipes, err := stdio.New([3]bool{e.streams.Stdin != nil, true, !e.streams.TTY})
 	if err != nil {
 		return 0, err
@@ -97,7 +94,7 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 	}
 	code, err := e.follow(ctx, pipes)
 	if _, limited := ctx.Deadline(); limited && errors.Is(err, context.DeadlineExceeded) {
-		<-ctx.Done() // a shim is told the deadline, and may see it first
+		<-ctx.Done() // the deadline is sent to the shim, which may notice it before ctx does
 	}
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
@@ -107,7 +104,8 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 	if err != nil {
 		err = e.kill(cleanup, err)
 	}
-	// It waits for the last words, and then some for those of others.
+	// The shim copies the rest of the output, and waits a while for other processes that hold the
+	// pipes.
 	flush, cancel := context.WithTimeout(cleanup, flushLimit)
 	defer cancel()
 	_ = e.task.delete(flush, e.ID, e.id)
@@ -115,8 +113,8 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 	return code, err
 }
 
-// start starts the program. That can't be cut off: it would be started all the
-// same, and nobody knew.
+// start starts the program. ctx can't cancel that: the shim would start it all the same, and huskd
+// wouldn't know.
 func (e *execution) start(ctx context.Context, process []byte, pipes *stdio.Pipes) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), execLimit)
 	defer cancel()
@@ -137,14 +135,13 @@ func (e *execution) start(ctx context.Context, process []byte, pipes *stdio.Pipe
 		_ = e.task.delete(ctx, e.ID, e.id)
 		return e.orEnded(err)
 	}
-	// A shim may open the input only after it has answered, and until then ours
-	// is all there is: without it a write met a pipe that nobody reads.
+	// The program's end of stdin stays open: a shim may open the pipe after it has answered, and
+	// until then a write would fail with EPIPE.
 	pipes.CloseProgramEnds(1, 2)
 	return nil
 }
 
-// orEnded is the error of a program that can't be started, or that the container
-// is to blame.
+// orEnded returns errEnded if the container's exit caused err, and err otherwise.
 func (e *execution) orEnded(err error) error {
 	if _, w, findErr := e.driver.watched(e.ID); findErr == nil && w.Exited() || errors.Is(err, errClosed) {
 		return errEnded
@@ -152,7 +149,7 @@ func (e *execution) orEnded(err error) error {
 	return err
 }
 
-// follow connects the program and waits until it ends.
+// follow connects the streams and waits until the program exits.
 func (e *execution) follow(ctx context.Context, pipes *stdio.Pipes) (int, error) {
 	session, end := context.WithCancel(ctx)
 	defer end()
@@ -166,12 +163,12 @@ func (e *execution) follow(ctx context.Context, pipes *stdio.Pipes) (int, error)
 	})
 	exit, err := e.task.wait(ctx, e.ID, e.id)
 	if errors.Is(err, errClosed) {
-		err = errors.New("its shim was killed")
+		err = errors.New("the shim was killed")
 	}
 	return exit.Code, err
 }
 
-// kill ends the program with all that it forked.
+// kill kills the program and everything that it forked.
 func (e *execution) kill(ctx context.Context, cause error) error {
 	err := e.task.kill(ctx, e.ID, e.id, syscall.SIGKILL)
 	if err != nil && isGone(err) {
@@ -196,11 +193,11 @@ func (e *execution) kill(ctx context.Context, cause error) error {
 	return cause
 }
 
-// resizeGrace is how long a new size waits for the one before.
+// resizeGrace is how long a new size waits until the shim has set the one before.
 const resizeGrace = 100 * time.Millisecond
 
-// resizer returns a function that sets the size of a terminal. It doesn't wait
-// for a shim that doesn't answer: of several sizes the last one counts.
+// resizer returns a function that sets the size of a terminal. It doesn't wait for a shim that
+// doesn't answer. If sizes arrive faster than the shim sets them, the last one wins.
 func (c *container) resizer(ctx context.Context, t *task, exec string) func(oci.Size) {
 	latest, set := make(chan oci.Size, 1), make(chan struct{}, 1)
 	go func() {
@@ -220,7 +217,7 @@ func (c *container) resizer(ctx context.Context, t *task, exec string) func(oci.
 	return func(size oci.Size) {
 		drop(latest)
 		drop(set)
-		latest <- size // there is room, for nobody else fills it
+		latest <- size // has room: only this function sends
 		select {
 		case <-set:
 		case <-time.After(resizeGrace):
@@ -228,7 +225,7 @@ func (c *container) resizer(ctx context.Context, t *task, exec string) func(oci.
 	}
 }
 
-// drop takes out what nobody has taken.
+// drop discards the element of a channel, if there is one.
 func drop[T any](from chan T) {
 	select {
 	case <-from:

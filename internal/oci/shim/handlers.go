@@ -25,21 +25,21 @@ import (
 // Handler is a shim that works on this host, as Find returns it.
 type Handler struct {
 	Name string `json:"name"`
-	// Path is that of the shim's program, which is named after the convention:
-	// containerd-shim-NAME-VERSION.
+	// Path is the path of the shim's program, which is named containerd-shim-NAME-VERSION by
+	// convention.
 	Path    string `json:"path"`
 	Version string `json:"version"`
-	// Config is a file that the shim is told to read; empty for none.
+	// Config is the path of the shim's configuration file; empty for none.
 	Config string `json:"config,omitempty"`
-	// Old says that it is started as before containerd 2.3.
+	// Old says that the shim is started in the way of before containerd 2.3.
 	Old bool `json:"old,omitempty"`
-	// Conmon is the path of the keeper of logs.
+	// Conmon is the path of conmon.
 	Conmon string `json:"conmon"`
 }
 
 const shimPrefix = "containerd-shim-"
 
-// Runtime is what the shim's program is named after: runsc, kata.
+// Runtime returns the runtime's name in the name of the shim's program: runsc, kata.
 func (h Handler) Runtime() string {
 	if h.Path == "" {
 		return ""
@@ -48,8 +48,8 @@ func (h Handler) Runtime() string {
 	return name
 }
 
-// optionsType is the type of the shim's configuration by containerd's
-// convention: io.containerd.runsc.v1.options.
+// optionsType returns the type of the shim's configuration, by containerd's convention:
+// io.containerd.runsc.v1.options.
 func (h Handler) optionsType() string {
 	name := strings.TrimPrefix(filepath.Base(h.Path), shimPrefix)
 	return "io.containerd." + strings.ReplaceAll(name, "-", ".") + ".options"
@@ -63,19 +63,19 @@ type handler struct {
 	missing error
 }
 
-// Only returns what has one handler.
+// Only returns Handlers with a single one.
 func Only(h Handler) Handlers { return Handlers{map[string]handler{h.Name: {Handler: h}}} }
 
-// Setting is what the configuration says of a handler.
+// Setting is the configuration of a handler.
 type Setting struct {
-	// Path of the shim's program; empty to look for containerd-shim-NAME-v2, -v1.
+	// Path is the path of the shim's program; empty to look for containerd-shim-NAME-v2 or -v1.
 	Path string
-	// Config is a file that the shim is told to read; may be empty.
+	// Config is the path of the shim's configuration file; may be empty.
 	Config string
 }
 
-// Find tries the shims of the handlers by running a container with each. It
-// remembers the outcome until a program is replaced or the host booted.
+// Find probes the shims of the handlers by running a container with each. It caches the results
+// until a program is replaced or the host is booted.
 func Find(ctx context.Context, cfg Config, settings map[string]Setting) Handlers {
 	h := Handlers{map[string]handler{}}
 	for name, setting := range settings {
@@ -88,16 +88,16 @@ func Find(ctx context.Context, cfg Config, settings map[string]Setting) Handlers
 	return h
 }
 
-// Has says whether there is a handler of that name.
+// Has reports whether there is a handler of that name.
 func (h Handlers) Has(name string) bool {
 	_, ok := h.named[name]
 	return ok
 }
 
-// Names are those of all handlers.
+// Names returns the names of all handlers, sorted.
 func (h Handlers) Names() []string { return slices.Sorted(maps.Keys(h.named)) }
 
-// Get returns a handler, or why it can't be used.
+// Get returns a handler, or the reason why it can't be used.
 func (h Handlers) Get(name string) (Handler, error) {
 	found, ok := h.named[name]
 	if !ok {
@@ -106,8 +106,7 @@ func (h Handlers) Get(name string) (Handler, error) {
 	return found.Handler, found.missing
 }
 
-// Check says why the handler can't be used for containers, those of a user
-// namespace or others.
+// Check returns an error if the handler can't run containers, with or without a user namespace.
 func (h Handlers) Check(name string, userns bool) error {
 	_, err := h.Get(name)
 	if err == nil && userns {
@@ -116,7 +115,7 @@ func (h Handlers) Check(name string, userns bool) error {
 	return err
 }
 
-// List returns the handlers by name.
+// List returns the handlers, sorted by name.
 func (h Handlers) List() []oci.Handler {
 	var list []oci.Handler
 	for _, name := range h.Names() {
@@ -126,8 +125,8 @@ func (h Handlers) List() []oci.Handler {
 	return list
 }
 
-// probeResult is what find remembers. It holds as long as the host has not been
-// booted and all files in question are the same.
+// probeResult is the cached result of a probe. It is valid until the host is booted or one of the
+// files changes.
 type probeResult struct {
 	Boot    string  `json:"boot"`
 	Files   []file  `json:"files"`
@@ -146,10 +145,11 @@ func identify(path string) (file, error) {
 	if err != nil {
 		return file{}, err
 	}
-	// UTC, as it comes back from the record.
+	// UTC, as in a time decoded from JSON, to compare with.
 	return file{path, info.Size(), info.ModTime().UTC()}, nil
 }
 
+// probeHandler probes the shim of a handler, or returns the cached result.
 func (cfg Config) probeHandler(ctx context.Context, name string, s Setting) (Handler, error) {
 	h := Handler{Name: name, Config: s.Config}
 	var err error
@@ -174,14 +174,14 @@ func (cfg Config) probeHandler(ctx context.Context, name string, s Setting) (Han
 		now.Files = append(now.Files, f)
 	}
 	cache := filepath.Join(cfg.StateDir, "handler-"+name+".json")
-	var before probeResult
-	if raw, err := os.ReadFile(cache); err == nil && json.Unmarshal(raw, &before) == nil {
-		if before.Boot == now.Boot && reflect.DeepEqual(before.Files, now.Files) {
-			return before.Handler, nil
+	var cached probeResult
+	if raw, err := os.ReadFile(cache); err == nil && json.Unmarshal(raw, &cached) == nil {
+		if cached.Boot == now.Boot && reflect.DeepEqual(cached.Files, now.Files) {
+			return cached.Handler, nil
 		}
 	}
 	if err := cfg.probe(ctx, &h); err != nil {
-		// Nothing tells which way it is to be started but that it works.
+		// Only an attempt shows in which way a shim must be started.
 		first := err
 		h.Old = true
 		if cfg.probe(ctx, &h) != nil {
@@ -190,7 +190,7 @@ func (cfg Config) probeHandler(ctx context.Context, name string, s Setting) (Han
 	}
 	now.Handler = h
 	if raw, err := json.Marshal(now); err == nil {
-		_ = record.Replace(cache, raw) // else the next start tries again
+		_ = record.Replace(cache, raw) // on an error the next start probes again
 	}
 	return h, nil
 }
@@ -208,15 +208,15 @@ func locateShim(name, path string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("%s%s-v2 is not in %s: install it or set the path", shimPrefix, name, conmon.Path)
+	return "", fmt.Errorf("%s%s-v2 is not in %s: install it or set its path", shimPrefix, name, conmon.Path)
 }
 
-// tryLimit bounds the trial of one shim.
+// tryLimit bounds the probe of one shim.
 const tryLimit = time.Minute
 
-// try runs a container with the shim from beginning to end.
+// probe runs a container with the shim, from creation to deletion.
 func (cfg Config) probe(ctx context.Context, h *Handler) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, tryLimit, fmt.Errorf("it took longer than %v to run a container", tryLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, tryLimit, fmt.Errorf("running a container took longer than %v", tryLimit))
 	defer cancel()
 	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
 		return err
@@ -253,21 +253,21 @@ func (cfg Config) runOnce(ctx context.Context, h Handler, id, dir string) (err e
 	}
 	var refused *oci.StartError
 	if errors.As(err, &refused) {
-		return refused // its words are enough
+		return refused // its message suffices
 	}
 	if err != nil {
 		return err
 	}
 	exit, err := d.Wait(ctx, id)
-	// gVisor's shim doesn't always learn the code of what ends at once.
+	// The exit code isn't checked: gVisor's shim doesn't always learn it if the program exits at once.
 	if err == nil && exit.Lost {
-		err = errors.New("the shim dies of running a container")
+		err = errors.New("the shim died while it ran a container")
 	}
 	return err
 }
 
-// parseVersion finds the version in what shims print: a line "Version: v2.4.2",
-// or the last word of "… version 3.2.0".
+// parseVersion finds the version in what a shim prints: a line "Version: v2.4.2", or the last word
+// of "… version 3.2.0".
 func parseVersion(out string) string {
 	for line := range strings.Lines(out) {
 		lower := strings.ToLower(line)

@@ -20,7 +20,7 @@ import (
 	"github.com/huskd/husk/internal/oci/conmon"
 )
 
-// endpoint is where and how a shim is spoken to.
+// endpoint is the address of a shim and the protocol that it speaks.
 type endpoint struct {
 	Address string `json:"address"`
 	// Version of the task service, 2 or 3.
@@ -29,8 +29,8 @@ type endpoint struct {
 
 const unixScheme = "unix://"
 
-// socket is the address as package net has it. Without a scheme it is the name
-// of an abstract socket.
+// socket returns the address in the form of package net. An address without a scheme is the name of
+// an abstract socket.
 func (e endpoint) socket() string {
 	if path, ok := strings.CutPrefix(e.Address, unixScheme); ok {
 		return path
@@ -38,44 +38,44 @@ func (e endpoint) socket() string {
 	return "\x00" + e.Address
 }
 
-// parseEndpoint reads what a shim's start prints: a message of the newest
-// protocol, JSON of the one before, or just the address. The message begins
-// with the tag of a field below 8, a control character.
+// parseEndpoint reads the output of a shim's start command. It is a message of the newest protocol,
+// JSON of the one before, or only the address. A message begins with the tag of a field below 8,
+// which is a control character.
 func parseEndpoint(out []byte) (endpoint, error) {
 	text := strings.TrimSpace(string(out))
-	var said struct {
+	var result struct {
 		Version           int
 		Address, Protocol string
 	}
 	switch {
 	case text == "":
-		return endpoint{}, errors.New("its start prints no address")
+		return endpoint{}, errors.New("the shim prints no address")
 	case strings.HasPrefix(text, "{"):
-		if err := json.Unmarshal([]byte(text), &said); err != nil {
-			return endpoint{}, fmt.Errorf("its start prints %.80q: %w", text, err)
+		if err := json.Unmarshal([]byte(text), &result); err != nil {
+			return endpoint{}, fmt.Errorf("the shim prints %.80q: %w", text, err)
 		}
 	case out[0] < ' ':
 		var m bootstrap.BootstrapResult
 		if err := proto.Unmarshal(out, &m); err != nil {
-			return endpoint{}, fmt.Errorf("its start prints %.80q: %w", out, err)
+			return endpoint{}, fmt.Errorf("the shim prints %.80q: %w", out, err)
 		}
-		said.Version, said.Address, said.Protocol = int(m.GetVersion()), m.GetAddress(), m.GetProtocol()
+		result.Version, result.Address, result.Protocol = int(m.GetVersion()), m.GetAddress(), m.GetProtocol()
 	default:
-		said.Version, said.Address, said.Protocol = 2, text, "ttrpc"
+		result.Version, result.Address, result.Protocol = 2, text, "ttrpc"
 	}
-	if !strings.EqualFold(said.Protocol, "ttrpc") || said.Version < 2 || said.Version > 3 {
-		return endpoint{}, fmt.Errorf("it speaks %.20q version %d: only versions 2 and 3 over ttrpc are known", said.Protocol, said.Version)
+	if !strings.EqualFold(result.Protocol, "ttrpc") || result.Version < 2 || result.Version > 3 {
+		return endpoint{}, fmt.Errorf("the shim speaks %.20q version %d: want version 2 or 3 over ttrpc", result.Protocol, result.Version)
 	}
-	// Another scheme is a socket into a virtual machine.
-	e := endpoint{said.Address, said.Version}
-	if said.Address == "" || strings.ContainsAny(said.Address, "\x00\n") || strings.Contains(strings.TrimPrefix(said.Address, unixScheme), "://") {
-		return endpoint{}, fmt.Errorf("its address %.80q is not that of a local socket", said.Address)
+	// Other schemes are sockets into virtual machines.
+	e := endpoint{result.Address, result.Version}
+	if result.Address == "" || strings.ContainsAny(result.Address, "\x00\n") || strings.Contains(strings.TrimPrefix(result.Address, unixScheme), "://") {
+		return endpoint{}, fmt.Errorf("the shim's address %.80q is not that of a local socket", result.Address)
 	}
 	return e, nil
 }
 
-// options are what the handler's configuration says to the shim; nil for none.
-// Its shims take them by the name without the usual prefix.
+// options returns the shim's configuration; nil if there is none. Shims take it by the name of its
+// type without the usual prefix.
 func (h Handler) options() (*anypb.Any, error) {
 	if h.Config == "" {
 		return nil, nil
@@ -85,11 +85,10 @@ func (h Handler) options() (*anypb.Any, error) {
 	return &anypb.Any{TypeUrl: string(o.ProtoReflect().Descriptor().FullName()), Value: raw}, err
 }
 
-// startLimit bounds a run of the shim's program, which for Kata boots nothing
-// yet.
+// startLimit bounds a run of the shim's program. Kata doesn't boot anything yet at this point.
 const startLimit = 30 * time.Second
 
-// launch has the shim's program start a shim for the bundle in dir.
+// launch starts a shim for the bundle in dir by the shim's program.
 func (h Handler) launch(ctx context.Context, dir, id string) (endpoint, error) {
 	input, err := h.startInput(id)
 	if err != nil {
@@ -102,8 +101,8 @@ func (h Handler) launch(ctx context.Context, dir, id string) (endpoint, error) {
 	return parseEndpoint(out)
 }
 
-// input is what a start is told: a message of the newest protocol, which shims of
-// before containerd 2.3 take for the options that they expect, or those.
+// startInput returns the stdin of a start: a message of the newest protocol, or for shims of before
+// containerd 2.3 the options alone.
 func (h Handler) startInput(id string) ([]byte, error) {
 	options, err := h.options()
 	if err != nil {
@@ -124,15 +123,14 @@ func (h Handler) startInput(id string) ([]byte, error) {
 	return proto.Marshal(params)
 }
 
-// cleanUp has the shim's program end and delete the container of a shim that is
-// no more.
+// deleteLeftovers makes the shim's program delete the container of a shim that is gone.
 func (h Handler) deleteLeftovers(ctx context.Context, dir, id string) error {
 	_, err := h.run(ctx, dir, nil, id, "-bundle", dir, "delete")
 	return err
 }
 
-// run runs the shim's program in dir and returns what it printed. An error has
-// what it complained of.
+// run runs the shim's program in dir and returns its output. The error is what it printed to
+// stderr.
 func (h Handler) run(ctx context.Context, dir string, input []byte, id string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("%s took longer than %v", h.Path, startLimit))
 	defer cancel()
@@ -140,18 +138,18 @@ func (h Handler) run(ctx context.Context, dir string, input []byte, id string, a
 	cmd.Dir = dir
 	cmd.Env = []string{"PATH=" + conmon.Path, "NAMESPACE=" + namespace, "MAX_SHIM_VERSION=2", "GOMAXPROCS=2"}
 	cmd.Stdin = bytes.NewReader(input)
-	// A shim that outlives its start must not die with our terminal.
+	// The shim's daemon must not die with huskd's terminal.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	// It may have kept the pipes that we read.
+	// The daemon may have kept the pipes open.
 	cmd.WaitDelay = time.Second
-	var complaint bytes.Buffer
-	cmd.Stderr = &complaint
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
-	case err != nil && complaint.Len() > 0:
-		return nil, errors.New(oci.OneLine(complaint.String()))
+	case err != nil && stderr.Len() > 0:
+		return nil, errors.New(oci.OneLine(stderr.String()))
 	case err != nil && !errors.Is(err, exec.ErrWaitDelay):
 		return nil, fmt.Errorf("%s: %w", h.Path, err)
 	}

@@ -32,7 +32,7 @@ func TestParseEndpoint(t *testing.T) {
 		`{"version":3,"address":"unix:///run/s","protocol":"TTRPC"}`: {"unix:///run/s", 3},
 	} {
 		if got, err := parseEndpoint([]byte(out)); err != nil || got != want {
-			t.Errorf("%q: %+v, %v, want %+v", out, got, err, want)
+			t.Errorf("endpoint in %q is %+v, %v; want %+v", out, got, err, want)
 		}
 	}
 	for _, out := range []string{
@@ -41,7 +41,7 @@ func TestParseEndpoint(t *testing.T) {
 		`{"version":3,"address":"vsock://2:1","protocol":"ttrpc"}`, "two\nlines", "\x01\x02\x03", string(newest[:5]),
 	} {
 		if got, err := parseEndpoint([]byte(out)); err == nil || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%q: %+v, %v", out, got, err)
+			t.Errorf("endpoint in %q is %+v, %v; want a one-line error", out, got, err)
 		}
 	}
 }
@@ -55,13 +55,12 @@ func FuzzParseEndpoint(f *testing.F) {
 func TestSocket(t *testing.T) {
 	for address, want := range map[string]string{"unix:///run/s": "/run/s", "/containerd-shim/x": "\x00/containerd-shim/x"} {
 		if got := (endpoint{Address: address}).socket(); got != want {
-			t.Errorf("%q: %q, want %q", address, got, want)
+			t.Errorf("socket of %q is %q, want %q", address, got, want)
 		}
 	}
 }
 
-// TestVersions: the messages of both versions of the task service are one on
-// the wire.
+// TestVersions checks that both versions of the task service have the same messages on the wire.
 func TestVersions(t *testing.T) {
 	methods := task3.File_runtime_task_v3_shim_proto.Services().Get(0).Methods()
 	before := task2.File_runtime_task_v2_shim_proto.Services().Get(0).Methods()
@@ -83,13 +82,13 @@ func same(t *testing.T, old, now protoreflect.MessageDescriptor) {
 		was := old.Fields().Get(i)
 		is := now.Fields().ByNumber(was.Number())
 		if is == nil || is.Name() != was.Name() || is.Kind() != was.Kind() || is.Cardinality() != was.Cardinality() {
-			t.Errorf("%s was %v, is %v", was.FullName(), was, is)
+			t.Errorf("%s is %v in version 2 and %v in version 3", was.FullName(), was, is)
 		}
 	}
 }
 
 func TestUsageOf(t *testing.T) {
-	say := func(m proto.Message) *anypb.Any {
+	encode := func(m proto.Message) *anypb.Any {
 		raw, err := proto.Marshal(m)
 		if err != nil {
 			t.Fatal(err)
@@ -101,13 +100,13 @@ func TestUsageOf(t *testing.T) {
 		&v1.Metrics{CPU: &v1.CPUStat{Usage: &v1.CPUUsage{Total: 5000}}, Memory: &v1.MemoryStat{Usage: &v1.MemoryEntry{Usage: 6}}, Pids: &v1.PidsStat{Current: 7}},
 		&v2.Metrics{CPU: &v2.CPUStat{UsageUsec: 5}, Memory: &v2.MemoryStat{Usage: 6}, Pids: &v2.PidsStat{Current: 7}},
 	} {
-		if got, err := usageOf(say(m)); err != nil || got != want {
-			t.Errorf("%+v, %v", got, err)
+		if got, err := usageOf(encode(m)); err != nil || got != want {
+			t.Errorf("usage is %+v, %v; want %+v", got, err, want)
 		}
 	}
-	for _, said := range []*anypb.Any{nil, {}, {TypeUrl: "other"}, {TypeUrl: say(&v1.Metrics{}).GetTypeUrl(), Value: []byte{0xff}}} {
-		if got, err := usageOf(said); err == nil {
-			t.Errorf("%v: %+v", said, got)
+	for _, metrics := range []*anypb.Any{nil, {}, {TypeUrl: "other"}, {TypeUrl: encode(&v1.Metrics{}).GetTypeUrl(), Value: []byte{0xff}}} {
+		if got, err := usageOf(metrics); err == nil {
+			t.Errorf("usage in %v is %+v, want an error", metrics, got)
 		}
 	}
 }
@@ -119,7 +118,7 @@ func TestParseVersion(t *testing.T) {
 		"": "", "x\n": "", "version": "", "Go version: 1\n": "",
 	} {
 		if got := parseVersion(out); got != want {
-			t.Errorf("%q: %q, want %q", out, got, want)
+			t.Errorf("version in %q is %q, want %q", out, got, want)
 		}
 	}
 }
@@ -131,12 +130,12 @@ func TestNames(t *testing.T) {
 	} {
 		h := Handler{Path: path}
 		if got := [2]string{h.Runtime(), h.optionsType()}; got != want {
-			t.Errorf("%s: %q, want %q", path, got, want)
+			t.Errorf("runtime and options type of %s are %q, want %q", path, got, want)
 		}
 	}
 }
 
-func TestAdapt(t *testing.T) {
+func TestAdaptSpec(t *testing.T) {
 	type spec struct {
 		Root        struct{ Path string }
 		Process     struct{ OOMScoreAdj *int }
@@ -160,10 +159,10 @@ func TestAdapt(t *testing.T) {
 	}
 	s := read(`{"root":{"path":"rootfs"},"unknown":"kept"}`)
 	if s.Root.Path != "/b/rootfs" || s.Process.OOMScoreAdj == nil || s.Unknown != "kept" || s.Annotations[annotationType] != typeSandbox || s.Annotations[annotationSandbox] != "id" {
-		t.Errorf("%+v", s)
+		t.Errorf("a minimal spec becomes %+v", s)
 	}
 	s = read(`{"root":{"path":"/r"},"process":{"oomScoreAdj":-5},"annotations":{"` + annotationType + `":"container","` + annotationSandbox + `":"s"}}`)
 	if s.Root.Path != "/r" || *s.Process.OOMScoreAdj != -5 || s.Annotations[annotationType] != typeContainer || s.Annotations[annotationSandbox] != "s" {
-		t.Errorf("%+v", s)
+		t.Errorf("a full spec becomes %+v", s)
 	}
 }

@@ -13,13 +13,13 @@ import (
 	"github.com/huskd/husk/internal/oci/record"
 )
 
-// entry is what is known of a container. It is on disk before the first process
-// is started, and again after each that is.
+// entry is the record of a container. It is saved before the first process is started, and again
+// after each process that is.
 type entry struct {
 	record.Container
 	Handler Handler `json:"handler"`
-	// Sandbox is the container whose shim serves this one too; empty if it has
-	// one of its own.
+	// Sandbox is the ID of the container whose shim serves this one too; empty if this one has its
+	// own shim.
 	Sandbox string `json:"sandbox,omitempty"`
 
 	Endpoint endpoint    `json:"endpoint"`
@@ -27,34 +27,34 @@ type entry struct {
 	Holder   oci.Process `json:"holder"`
 }
 
-// container is one that the driver looks after.
+// container is a container of the driver.
 type container struct {
 	entry
 	driver *Driver
-	dir    string // of our files about it
-	// bundleCopy is the bundle that the shim gets, with a spec of our making. Shims
-	// leave files in it and expect it to be named after the container.
+	dir    string // of the driver's files about the container
+	// bundleCopy is the bundle that the shim gets, with an adapted spec. Shims leave files in it and
+	// expect its name to be the container's ID.
 	bundleCopy string
 }
 
-// path returns that of a file of ours about the container.
+// path returns the path of a file in the container's directory.
 func (c *container) path(name string) string { return filepath.Join(c.dir, name) }
 
-// tree is the container's cgroup.
+// tree returns the container's cgroup.
 func (c *container) tree() (*cgroup.Tree, error) {
 	return cgroup.New(c.driver.cfg.Host.Cgroup, c.Cgroup)
 }
 
-// booted says whether the host was booted since: nothing of it runs then, and
-// all numbers are others'.
+// rebooted reports whether the host was booted since the container was created. All its processes
+// are gone then, and their PIDs may be others'.
 func (c *container) rebooted() bool { return c.Boot != c.driver.cfg.Host.BootID }
 
-// spec is the path of the runtime spec that the shim gets.
+// spec returns the path of the runtime spec that the shim gets.
 func (c *container) spec() string { return filepath.Join(c.bundleCopy, bundle.SpecFile) }
 
 func (c *container) save() error { return record.Save(c.driver.cfg.containers(), c.entry) }
 
-// blank returns a container of which only the ID is known.
+// newContainer returns a container of which only the ID is set.
 func (d *Driver) newContainer(id string) *container {
 	return &container{
 		entry:  entry{Container: record.Container{ID: id, Boot: d.cfg.Host.BootID}},
@@ -62,7 +62,7 @@ func (d *Driver) newContainer(id string) *container {
 	}
 }
 
-// Has says whether the driver has a container, be it half-made.
+// Has reports whether the driver has a container, including one whose creation was interrupted.
 func (d *Driver) Has(id string) bool {
 	if bundle.CheckID(id) != nil {
 		return false
@@ -71,7 +71,7 @@ func (d *Driver) Has(id string) bool {
 	return err == nil
 }
 
-// load returns a container with its record, errdefs.ErrNotFound if there is none.
+// load returns a container with its record, or errdefs.ErrNotFound.
 func (d *Driver) load(id string) (*container, error) {
 	c := d.newContainer(id)
 	c.entry = entry{}
@@ -81,7 +81,7 @@ func (d *Driver) load(id string) (*container, error) {
 	return c, nil
 }
 
-// find returns a container that Create went through for.
+// find returns a container whose creation succeeded.
 func (d *Driver) find(id string) (*container, error) {
 	c, err := d.load(id)
 	if err == nil && !c.Created() {
@@ -93,12 +93,11 @@ func (d *Driver) find(id string) (*container, error) {
 	return c, nil
 }
 
-// List returns the IDs of all containers that a record exists of, also of those
-// half-made.
+// List returns the IDs of all containers, including those whose creation was interrupted.
 func (d *Driver) List() ([]string, error) { return record.List(d.cfg.containers()) }
 
-// The annotations by which a spec says which containers share a shim. They are
-// those of containerd's CRI plugin, which the shims read too.
+// Annotations of containerd's CRI plugin by which a spec says which containers share a shim. Shims
+// read them too.
 const (
 	annotationType    = "io.kubernetes.cri.container-type"
 	annotationSandbox = "io.kubernetes.cri.sandbox-id"
@@ -106,8 +105,7 @@ const (
 	typeSandbox       = "sandbox"
 )
 
-// request checks what is asked against its bundle and returns the container
-// with the spec that the shim is to get.
+// prepare checks a request against its bundle. It returns the container and the spec for its shim.
 func (d *Driver) prepare(req oci.Create, h Handler) (*container, []byte, error) {
 	b, err := bundle.Read(req)
 	if err != nil {
@@ -123,10 +121,10 @@ func (d *Driver) prepare(req oci.Create, h Handler) (*container, []byte, error) 
 	return c, spec, err
 }
 
-// adapt returns the spec of a bundle for a copy that is elsewhere and run by a
-// shim. The root is an absolute path. The score for the kernel's choice of whom
-// to kill is ours where none is given, and not the shim's, which is worse. A
-// container of no sandbox is one, without which gVisor's shim waits for ever.
+// adaptSpec adapts the spec of a bundle to a copy in another directory and to a shim:
+//   - The root is an absolute path.
+//   - An oomScoreAdj that isn't set is huskd's, because a shim's own is worse.
+//   - A container without a sandbox is marked as a sandbox, or gVisor's shim would wait forever.
 func adaptSpec(b *bundle.Bundle, id string) ([]byte, error) {
 	var spec map[string]json.RawMessage
 	if err := json.Unmarshal(b.Raw, &spec); err != nil {
@@ -139,7 +137,7 @@ func adaptSpec(b *bundle.Bundle, id string) ([]byte, error) {
 	own, _ := os.ReadFile("/proc/self/oom_score_adj")
 	quoted := func(s string) json.RawMessage { return json.RawMessage(strconv.Quote(s)) }
 	for field, change := range map[string]func(map[string]json.RawMessage){
-		"root": func(m map[string]json.RawMessage) { m["path"], _ = json.Marshal(root) }, // a string can't fail
+		"root": func(m map[string]json.RawMessage) { m["path"], _ = json.Marshal(root) }, // can't fail: a string
 		"annotations": func(m map[string]json.RawMessage) {
 			if _, ok := m[annotationType]; !ok {
 				m[annotationType], m[annotationSandbox] = quoted(typeSandbox), quoted(id)

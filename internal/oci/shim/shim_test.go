@@ -28,11 +28,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// debianShim is of containerd 1.6.
+// debianShim is containerd 1.6's.
 const debianShim = "/usr/bin/containerd-shim-runc-v2"
 
-// TestConformance runs the suite with containerd's shim of runc, the newest, and
-// that of Debian, which speaks the versions before.
+// TestConformance runs the suite with the newest of containerd's shims of runc, and with Debian's, which
+// speaks the older protocol versions.
 func TestConformance(t *testing.T) {
 	hosttest.Root(t)
 	t.Run("v3", func(t *testing.T) { t.Parallel(); conform(t, runcShim(t)) })
@@ -70,7 +70,7 @@ func config(t testing.TB) Config {
 	return Config{StateDir: t.TempDir(), Instance: pod.InstanceOf(t.TempDir()), Host: host.Probe("/")}
 }
 
-// runcShim is the handler of containerd's shim of runc.
+// runcShim returns a handler with containerd's shim of runc.
 func runcShim(t testing.TB) Handler {
 	path, err := buildShim()
 	if err != nil {
@@ -79,10 +79,10 @@ func runcShim(t testing.TB) Handler {
 	return Handler{Path: path, Conmon: conmon.Locate("conmon")}
 }
 
-// shimModule is where the shim comes from; no package of Debian's has this one.
+// shimModule is the shim's module. Debian has no package of this version.
 const shimModule = "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2@v2.4.2"
 
-// buildShim builds the shim. Go's build cache makes it fast the next time.
+// buildShim builds the shim, which Go's build cache makes fast after the first time.
 var buildShim = sync.OnceValues(func() (string, error) {
 	dir := filepath.Join(os.TempDir(), "husk-shims-"+path.Base(shimModule))
 	cmd := exec.Command("go", "install", shimModule)
@@ -94,35 +94,35 @@ var buildShim = sync.OnceValues(func() (string, error) {
 	return filepath.Join(dir, "containerd-shim-runc-v2"), nil
 })
 
-// TestConformanceSandboxed runs the suite with the shim that HUSK_TEST_SHIM
-// names, gVisor's, but for what can't be the same in a kernel of its own.
+// TestConformanceSandboxed runs the suite with the shim in HUSK_TEST_SHIM, gVisor's, without the tests
+// that can't pass with a kernel of its own.
 func TestConformanceSandboxed(t *testing.T) {
 	hosttest.Root(t)
 	path := os.Getenv("HUSK_TEST_SHIM")
 	if path == "" {
-		t.Skip("HUSK_TEST_SHIM names no shim: run make test-gvisor")
+		t.Skip("needs a shim in HUSK_TEST_SHIM: run make test-gvisor")
 	}
-	// runsc keeps an empty network namespace for itself.
+	// runsc keeps an empty network namespace mounted.
 	t.Cleanup(func() {
 		_ = exec.Command("umount", "--all-targets", "/run/containerd/runsc/"+namespace+"/null-netns").Run()
 	})
 	conform(t, Handler{Path: path, Config: os.Getenv("HUSK_TEST_SHIM_CONFIG"), Conmon: conmon.Locate("conmon")},
-		// It loads a program when that is started, not when it is created.
+		// It loads the program at the start, not at the creation.
 		"programs that can't be started",
-		// It numbers signals up to 31 only.
+		// It has no signals above 31.
 		"signals",
-		// Without cgroups, as make test-gvisor runs it, memory has no limit.
+		// make test-gvisor runs it without cgroups, so memory has no limit.
 		"out of memory", "out of memory of a child",
-		// The host sees none of its processes, so that they can't be told apart.
+		// Its processes are invisible to the host, so those of an exec can't be found.
 		"exec times out", "processes left behind",
 		// Its terminals have no names.
 		"attach to a terminal", "exec with a terminal", "long paths",
-		// The code of a lone container that ends at once is lost with the sandbox.
+		// The exit code is lost with the sandbox if its only container exits at once.
 		"log format", "restart", "exit codes", "attach to stdin once",
 	)
 }
 
-// installed is a driver with a container that runs for ever.
+// installed returns a driver with a running container.
 func installed(t *testing.T) (*Driver, *container) {
 	d := New(config(t), Only(runcShim(t)))
 	id, dir := pod.NewID(), t.TempDir()
@@ -150,7 +150,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// TestLogLost: without conmon nobody reads what a container writes.
+// TestLogLost checks that a container is killed if conmon or the stdio holder dies.
 func TestLogLost(t *testing.T) {
 	for name, of := range map[string]func(*container) oci.Process{
 		"conmon": func(c *container) oci.Process { return c.Monitor },
@@ -159,27 +159,27 @@ func TestLogLost(t *testing.T) {
 		d, c := installed(t)
 		must(t, pidfd.Signal(of(c), syscall.SIGKILL))
 		if exit, err := d.Wait(t.Context(), c.ID); err != nil || !exit.Lost || exit.Code != oci.LostExit().Code {
-			t.Errorf("%s: %+v, %v", name, exit, err)
+			t.Errorf("exit after %s was killed: %+v, %v; want it lost", name, exit, err)
 		}
 	}
 }
 
-// TestUnreadableRecord: one bad record stops nothing else.
+// TestUnreadableRecord checks that a container with an unreadable record can be deleted.
 func TestUnreadableRecord(t *testing.T) {
 	for _, content := range []string{"", "{", "null", `{"id":"other"}`} {
 		d, c := installed(t)
 		must(t, os.WriteFile(c.path(record.File), []byte(content), 0o600))
 		restarted := New(d.cfg, d.handlers)
 		if _, err := restarted.Wait(t.Context(), c.ID); err == nil {
-			t.Errorf("%q was read", content)
+			t.Errorf("Wait accepts the record %q", content)
 		}
 		must(t, restarted.Delete(t.Context(), c.ID))
 		must(t, d.dropWatch(t.Context(), c.ID))
-		conmon.RemoveFiles(c.Bundle) // where that is nobody knows any more
+		conmon.RemoveFiles(c.Bundle) // the record that named the bundle is lost
 	}
 }
 
-// TestFind: a shim is tried once, and one that can't be used is told of.
+// TestFind checks that shims are probed and the reasons of those that fail.
 func TestFind(t *testing.T) {
 	cfg := config(t)
 	broken := filepath.Join(t.TempDir(), "containerd-shim-broken-v2")
@@ -191,24 +191,24 @@ func TestFind(t *testing.T) {
 	h := Find(t.Context(), cfg, settings)
 	for name, want := range map[string]string{
 		"new": "", "old": "", "broken": "can't be used: first; second", "gone": "no such file", "misnamed": "not named containerd-shim-NAME-VERSION",
-		"nowhere": "install it or set the path", "unheard": "is not a shim",
+		"nowhere": "install it or set its path", "unknown": "is not a shim",
 	} {
 		err := h.Check(name, false)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")) {
-			t.Errorf("%s: %v, want %q", name, err, want)
+			t.Errorf("Check of %s: %v, want %q", name, err, want)
 		}
 	}
 	if err := h.Check("new", true); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("in a user namespace: %v", err)
+		t.Errorf("Check with a user namespace: %v, want a failed precondition", err)
 	}
 	if old, _ := h.Get("old"); !old.Old {
-		t.Error("the old shim is started as the new ones are")
+		t.Error("the old shim is not recognized as old")
 	}
 	if list := h.List(); len(list) != len(settings) || list[1].Name != "gone" || list[3].Runtime != "runc" || !strings.HasPrefix(list[3].Version, "2.4.2") {
-		t.Errorf("%+v", list)
+		t.Errorf("handlers are %+v", list)
 	}
 	again := Find(t.Context(), cfg, map[string]Setting{"new": settings["new"], "old": settings["old"]})
 	if again.Check("new", false) != nil || again.Check("old", false) != nil {
-		t.Error("what was found is not found again")
+		t.Error("the handlers are missing after a second Find")
 	}
 }

@@ -20,19 +20,19 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// namespace is what containerd keeps containers of different clients apart by.
-// Some shims have it in the names of their directories.
+// namespace is containerd's namespace for Husk's containers, by which it keeps clients apart. Some
+// shims use it in the names of their directories.
 const namespace = "husk"
 
 const (
-	// dialLimit bounds connecting to a shim, which a local one does at once.
+	// dialLimit bounds connecting to a shim's socket, which usually takes no time.
 	dialLimit = 5 * time.Second
-	// callLimit bounds a call that makes nothing new and waits for nobody.
+	// callLimit bounds calls that neither create nor wait for anything.
 	callLimit = 10 * time.Second
 )
 
-// task is a connection to the task service of a shim. Version 3 of the service
-// has the messages of version 2 under another name, which TestVersions holds.
+// task is a connection to the task service of a shim. Version 3 of the service has the messages of
+// version 2 under another name, which TestVersions checks.
 type task struct {
 	client  *ttrpc.Client
 	service string
@@ -44,7 +44,7 @@ func connect(ctx context.Context, e endpoint) (*task, error) {
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", e.socket())
 	if err != nil {
-		return nil, fmt.Errorf("the shim doesn't answer: %w", err)
+		return nil, fmt.Errorf("the shim does not accept connections: %w", err)
 	}
 	return &task{client: ttrpc.NewClient(conn), service: fmt.Sprintf("containerd.task.v%d.Task", e.Version)}, nil
 }
@@ -65,23 +65,23 @@ func (t *task) call(ctx context.Context, method string, req, resp proto.Message)
 	return errgrpc.ToNative(err)
 }
 
-// errClosed says that the shim has hung up.
-var errClosed = errors.New("the shim has hung up")
+// errClosed says that the shim has closed the connection.
+var errClosed = errors.New("the shim has closed the connection")
 
-// gone says whether an error of the shim means that the process has ended. They
-// have different words and kinds for that.
+// isGone reports whether a shim's error means that the process has exited. Shims report that with
+// different kinds and texts.
 func isGone(err error) bool {
 	return errdefs.IsNotFound(err) || errors.Is(err, errClosed) ||
 		strings.Contains(err.Error(), "process already finished") || strings.Contains(err.Error(), "no such process")
 }
 
-// refused makes a StartError of what a shim says, unless it said nothing.
+// asStartError turns an error that the shim returned into a StartError. Other errors stay as they
+// are.
 func asStartError(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil || errors.Is(err, errClosed) {
 		return err
 	}
-	words := strings.TrimSuffix(err.Error(), ": unknown") // containerd's for an error without a kind
-	return oci.NewStartError(words)
+	return oci.NewStartError(strings.TrimSuffix(err.Error(), ": unknown")) // ttrpc's kind of most errors
 }
 
 func (t *task) create(ctx context.Context, req *taskapi.CreateTaskRequest) (pid int, err error) {
@@ -90,12 +90,12 @@ func (t *task) create(ctx context.Context, req *taskapi.CreateTaskRequest) (pid 
 	return int(resp.GetPid()), asStartError(ctx, err)
 }
 
-// start starts the container's process, or an exec'd one.
+// start starts the container's init process, or an exec.
 func (t *task) start(ctx context.Context, id, exec string) error {
 	return asStartError(ctx, t.call(ctx, "Start", &taskapi.StartRequest{ID: id, ExecID: exec}, &taskapi.StartResponse{}))
 }
 
-// wait waits for a process, and goes on doing so as long as the shim lives.
+// wait waits for the exit of a process.
 func (t *task) wait(ctx context.Context, id, exec string) (oci.Exit, error) {
 	var resp taskapi.WaitResponse
 	if err := t.call(ctx, "Wait", &taskapi.WaitRequest{ID: id, ExecID: exec}, &resp); err != nil {
@@ -113,7 +113,7 @@ func (t *task) kill(ctx context.Context, id, exec string, sig syscall.Signal) er
 	return t.call(ctx, "Kill", req, &emptypb.Empty{})
 }
 
-// delete deletes an ended process, once its output was passed on.
+// delete deletes an exited process, after the shim has copied its output.
 func (t *task) delete(ctx context.Context, id, exec string) error {
 	return t.call(ctx, "Delete", &taskapi.DeleteRequest{ID: id, ExecID: exec}, &taskapi.DeleteResponse{})
 }
@@ -127,7 +127,7 @@ func (t *task) resize(ctx context.Context, id, exec string, size oci.Size) error
 	return t.call(ctx, "ResizePty", req, &emptypb.Empty{})
 }
 
-// closeInput says that nothing more is written to the standard input.
+// closeInput closes the shim's end of the stdin pipe.
 func (t *task) closeInput(ctx context.Context, id, exec string) error {
 	return t.call(ctx, "CloseIO", &taskapi.CloseIORequest{ID: id, ExecID: exec, Stdin: true}, &emptypb.Empty{})
 }
@@ -148,14 +148,14 @@ func (t *task) state(ctx context.Context, id string) (*taskapi.StateResponse, er
 	return &resp, err
 }
 
-// shim returns the number of the shim's process.
+// shim returns the PID of the shim.
 func (t *task) shim(ctx context.Context, id string) (int, error) {
 	var resp taskapi.ConnectResponse
 	err := t.call(ctx, "Connect", &taskapi.ConnectRequest{ID: id}, &resp)
 	return int(resp.GetShimPid()), err
 }
 
-// shutdown ends the shim if it has no container left.
+// shutdown makes the shim exit if it has no container left.
 func (t *task) shutdown(ctx context.Context, id string) error {
 	return t.call(ctx, "Shutdown", &taskapi.ShutdownRequest{ID: id}, &emptypb.Empty{})
 }

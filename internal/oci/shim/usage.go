@@ -12,8 +12,8 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// Usage asks the shim what a running container uses. Where the container's
-// processes are the host's, its cgroup tells more.
+// Usage asks the shim what a running container uses. If the container's processes are the host's,
+// its cgroup has more detail.
 func (d *Driver) Usage(ctx context.Context, id string) (oci.Usage, error) {
 	c, w, err := d.watched(id)
 	if err != nil {
@@ -25,27 +25,26 @@ func (d *Driver) Usage(ctx context.Context, id string) (oci.Usage, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	said, err := t.stats(ctx, id)
+	metrics, err := t.stats(ctx, id)
 	if err != nil {
 		return oci.Usage{}, c.wrap("measure", err)
 	}
-	u, err := usageOf(said)
+	u, err := usageOf(metrics)
 	return u, c.wrap("measure", err)
 }
 
-// usageOf reads the metrics of cgroups, which shims return whatever they
-// measure by.
-func usageOf(said *anypb.Any) (oci.Usage, error) {
-	// Shims leave out what goes before the name of the type.
-	switch said.GetTypeUrl() {
+// usageOf decodes cgroup metrics, which all shims return, even those that don't measure by cgroups.
+func usageOf(metrics *anypb.Any) (oci.Usage, error) {
+	// Shims leave out the prefix of the type URL.
+	switch metrics.GetTypeUrl() {
 	case string((&v1.Metrics{}).ProtoReflect().Descriptor().FullName()):
 		var m v1.Metrics
-		err := proto.Unmarshal(said.GetValue(), &m)
+		err := proto.Unmarshal(metrics.GetValue(), &m)
 		return oci.Usage{CPU: m.GetCPU().GetUsage().GetTotal(), Memory: m.GetMemory().GetUsage().GetUsage(), Processes: m.GetPids().GetCurrent()}, err
 	case string((&v2.Metrics{}).ProtoReflect().Descriptor().FullName()):
 		var m v2.Metrics
-		err := proto.Unmarshal(said.GetValue(), &m)
+		err := proto.Unmarshal(metrics.GetValue(), &m)
 		return oci.Usage{CPU: m.GetCPU().GetUsageUsec() * 1000, Memory: m.GetMemory().GetUsage(), Processes: m.GetPids().GetCurrent()}, err
 	}
-	return oci.Usage{}, fmt.Errorf("its shim answers with a %.80q", said.GetTypeUrl())
+	return oci.Usage{}, fmt.Errorf("its shim returns metrics of the unknown type %.80q", metrics.GetTypeUrl())
 }
