@@ -11,42 +11,42 @@ import (
 	"github.com/huskd/husk/internal/nri/adjust"
 )
 
-// settle is how long an event waits for the changes of other containers that
-// plugins answered it with. They are made in any case.
-const settle = 5 * time.Second
+// changeTimeout is how long an event waits for the changes of other containers that plugins
+// request in their answers. The changes continue after that.
+const changeTimeout = 5 * time.Second
 
-// changes of containers are made in the order in which plugins asked for them,
-// those of one after another, those of several at once. Nothing of NRI waits for
-// them, as who has a container's turn may be waiting for NRI.
+// changes runs the changes that plugins request. Changes of one container run in the order
+// of the requests, those of different containers concurrently. They run in the background,
+// because an operation that holds a container's lock may be waiting for NRI.
 type changes struct {
 	mu   sync.Mutex
-	last map[string]chan struct{} // closed when the latest change of a container is made
+	last map[string]chan struct{} // closed when the last change of a container has ended; by ID
 }
 
-// add has fn called after what was added before under id. It sends fn's error.
+// add runs fn after the functions added earlier for id, and sends its error.
 func (c *changes) add(id string, fn func() error) <-chan error {
-	made, done := make(chan struct{}), make(chan error, 1)
+	ended, done := make(chan struct{}), make(chan error, 1)
 	c.mu.Lock()
 	before := c.last[id]
-	c.last[id] = made
+	c.last[id] = ended
 	c.mu.Unlock()
 	go func() {
 		if before != nil {
 			<-before
 		}
 		done <- fn()
-		close(made)
+		close(ended)
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.last[id] == made {
+		if c.last[id] == ended {
 			delete(c.last, id)
 		}
 	}()
 	return done
 }
 
-// begin begins to make changes that plugins want, and returns how each will end.
-func (r *Relay) begin(updates []*api.ContainerUpdate) []<-chan error {
+// start starts the changes that plugins request, and returns a channel for the error of each.
+func (r *Relay) start(updates []*api.ContainerUpdate) []<-chan error {
 	var done []<-chan error
 	for _, u := range updates {
 		done = append(done, r.changes.add(u.GetContainerId(), func() error { return r.change(u) }))
@@ -60,43 +60,42 @@ func (r *Relay) change(u *api.ContainerUpdate) error {
 		err = r.containers.Limit(context.Background(), u.GetContainerId(), limits)
 	}
 	if err != nil && !u.GetIgnoreFailure() {
-		r.cfg.Log.Warn("NRI: a plugin's change of a container's limits failed", "container", u.GetContainerId(), "error", err)
+		r.cfg.Log.Warn("NRI: could not change a container's limits as a plugin requests", "container", u.GetContainerId(), "error", err)
 		return err
 	}
 	return nil
 }
 
-// apply makes changes and returns those that failed; after settle it leaves the
-// others to themselves.
+// apply makes changes and returns those that failed or didn't end within changeTimeout.
 func (r *Relay) apply(ctx context.Context, updates []*api.ContainerUpdate) (failed []*api.ContainerUpdate) {
-	ctx, cancel := context.WithTimeout(ctx, settle)
+	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
-	for i, done := range r.begin(updates) {
+	for i, done := range r.start(updates) {
 		select {
 		case err := <-done:
 			if err != nil {
 				failed = append(failed, updates[i])
 			}
 		case <-ctx.Done():
-			r.cfg.Log.Warn("NRI: a plugin's change of a container's limits still waits for the container", "container", updates[i].GetContainerId())
+			r.cfg.Log.Warn("NRI: changing a container's limits as a plugin requests takes long; it continues in the background", "container", updates[i].GetContainerId())
 			failed = append(failed, updates[i])
 		}
 	}
 	return failed
 }
 
-// unsolicited makes changes that a plugin wants by itself.
+// unsolicited makes changes that a plugin requests on its own.
 func (r *Relay) unsolicited(ctx context.Context, updates []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) {
 	return r.apply(ctx, updates), nil
 }
 
-// synchronize tells a plugin that registers what is there.
-func (r *Relay) synchronize(ctx context.Context, tell adaptation.SyncCB) error {
-	pods, containers := r.present()
-	updates, err := tell(ctx, pods, containers)
+// synchronize sends the existing pods and containers to a plugin that registers.
+func (r *Relay) synchronize(ctx context.Context, send adaptation.SyncCB) error {
+	pods, containers := r.snapshot()
+	updates, err := send(ctx, pods, containers)
 	if err != nil {
 		return err
 	}
-	r.begin(updates)
+	r.start(updates)
 	return nil
 }

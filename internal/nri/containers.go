@@ -14,19 +14,19 @@ import (
 	"github.com/huskd/husk/internal/nri/adjust"
 )
 
-// Hooks are those of containers.
+// Hooks returns the hooks for containers.
 func (r *Relay) Hooks() container.Hooks { return containers{r} }
 
 type containers struct{ *Relay }
 
-// Create asks for adjustments of a new container.
+// Create asks plugins for adjustments of a new container and applies them to spec.
 func (c containers) Create(ctx context.Context, st container.Status, spec *specs.Spec) (*runtimeapi.LinuxContainerResources, error) {
 	answer, err := c.create(ctx, st, spec)
 	if answer == nil || err != nil {
-		return nil, refused(err)
+		return nil, refusal(err)
 	}
-	// The others are changed before this one is created: it may get what they
-	// give up. The door is open by then, as they may be waiting for it.
+	// Change the others before creating this one: it may get what they give up. This is
+	// after create has released the sync lock, as the others may be waiting for that.
 	c.apply(ctx, answer.GetUpdate())
 	result, err := adjust.Apply(c.cfg.Node, adjust.Subject{Name: st.Name(), Handler: st.Handler, With: st.ResourcesWith}, answer.GetAdjust(), spec)
 	for _, note := range result.Notes {
@@ -39,12 +39,12 @@ func (c containers) Create(ctx context.Context, st container.Status, spec *specs
 }
 
 func (c containers) create(ctx context.Context, st container.Status, spec *specs.Spec) (*api.CreateContainerResponse, error) {
-	defer c.pass()()
-	c.meet(st.ID)
+	defer c.blockSync()()
+	c.announce(st.ID)
 	if len(c.cfg.Required) > 0 && c.failed.Load() {
 		return nil, fmt.Errorf("required plugins %q can't register: see huskd's log", c.cfg.Required)
 	}
-	if c.none() {
+	if c.noPlugins() {
 		return nil, nil
 	}
 	request := &api.CreateContainerRequest{Pod: c.podOf(st), Container: c.container(st, spec)}
@@ -55,10 +55,9 @@ func (c containers) create(ctx context.Context, st container.Status, spec *specs
 	return answer, err
 }
 
-// markRemoved adds to an adjustment what plugins want removed and nobody put
-// something else in the place of: of variables and devices the adaptation
-// (v0.12.5) tells the later plugins, in the container that it showed them, and
-// not us.
+// markRemoved adds the removal of variables and devices to an adjustment. The adaptation
+// (v0.12.5) drops removals that no plugin replaces by something else: they are visible only
+// in is, the container that it passes to later plugins.
 func markRemoved(a *api.ContainerAdjustment, was *specs.Spec, is *api.Container) {
 	for _, variable := range was.Process.Env {
 		name, _, _ := strings.Cut(variable, "=")
@@ -73,73 +72,74 @@ func markRemoved(a *api.ContainerAdjustment, was *specs.Spec, is *api.Container)
 	}
 }
 
-// Update asks for another change of limits than the one that was asked for.
-func (c containers) Update(ctx context.Context, st container.Status, asked *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, error) {
-	answer, err := c.update(ctx, st, asked)
+// Update asks plugins to review a change of a container's limits, and returns the limits to
+// set.
+func (c containers) Update(ctx context.Context, st container.Status, requested *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, error) {
+	answer, err := c.update(ctx, st, requested)
 	if err != nil {
-		return nil, refused(err)
+		return nil, refusal(err)
 	}
 	updates := answer.GetUpdate()
 	if len(updates) == 0 {
-		return asked, nil
+		return requested, nil
 	}
-	own := updates[len(updates)-1] // nil if the plugins had nothing to say on it
+	own := updates[len(updates)-1] // nil if no plugin changes it
 	c.apply(ctx, updates[:len(updates)-1])
 	if own == nil {
-		return asked, nil
+		return requested, nil
 	}
 	limits, err := adjust.ToCRI(own.GetLinux().GetResources())
 	if err != nil {
 		return nil, fmt.Errorf("NRI: %w", err)
 	}
-	limits.OomScoreAdj = asked.GetOomScoreAdj()
+	limits.OomScoreAdj = requested.GetOomScoreAdj()
 	return limits, nil
 }
 
-func (c containers) update(ctx context.Context, st container.Status, asked *runtimeapi.LinuxContainerResources) (*api.UpdateContainerResponse, error) {
-	defer c.pass()()
-	if c.none() {
+func (c containers) update(ctx context.Context, st container.Status, requested *runtimeapi.LinuxContainerResources) (*api.UpdateContainerResponse, error) {
+	defer c.blockSync()()
+	if c.noPlugins() {
 		return nil, nil
 	}
-	return c.plugins.UpdateContainer(ctx, &api.UpdateContainerRequest{Pod: c.podOf(st), Container: c.running(st), LinuxResources: adjust.FromCRI(asked)})
+	return c.plugins.UpdateContainer(ctx, &api.UpdateContainerRequest{Pod: c.podOf(st), Container: c.current(st), LinuxResources: adjust.FromCRI(requested)})
 }
 
-// Tell tells of an event.
+// Tell notifies plugins of an event.
 func (c containers) Tell(ctx context.Context, e container.Event, st container.Status) error {
-	defer c.pass()()
+	defer c.blockSync()()
 	switch e {
 	case container.AfterStop:
 		c.stop(ctx, st)
 		return nil
 	case container.BeforeRemove:
 		c.stop(ctx, st)
-		if c.leaving(st.ID) && !c.none() {
-			c.after(string(e), st.ID, c.plugins.RemoveContainer(ctx, &api.RemoveContainerRequest{Pod: c.podOf(st), Container: c.running(st)}))
+		if c.forget(st.ID) && !c.noPlugins() {
+			c.logFailure(string(e), st.ID, c.plugins.RemoveContainer(ctx, &api.RemoveContainerRequest{Pod: c.podOf(st), Container: c.current(st)}))
 		}
 		return nil
 	}
-	if c.none() {
+	if c.noPlugins() {
 		return nil
 	}
-	pod, subject := c.podOf(st), c.running(st)
+	pod, subject := c.podOf(st), c.current(st)
 	switch e {
 	case container.BeforeStart:
-		return refused(c.plugins.StartContainer(ctx, &api.StartContainerRequest{Pod: pod, Container: subject}))
+		return refusal(c.plugins.StartContainer(ctx, &api.StartContainerRequest{Pod: pod, Container: subject}))
 	case container.AfterCreate:
-		c.after(string(e), st.ID, c.plugins.PostCreateContainer(ctx, &api.PostCreateContainerRequest{Pod: pod, Container: subject}))
+		c.logFailure(string(e), st.ID, c.plugins.PostCreateContainer(ctx, &api.PostCreateContainerRequest{Pod: pod, Container: subject}))
 	case container.AfterStart:
-		c.after(string(e), st.ID, c.plugins.PostStartContainer(ctx, &api.PostStartContainerRequest{Pod: pod, Container: subject}))
+		c.logFailure(string(e), st.ID, c.plugins.PostStartContainer(ctx, &api.PostStartContainerRequest{Pod: pod, Container: subject}))
 	case container.AfterUpdate:
-		c.after(string(e), st.ID, c.plugins.PostUpdateContainer(ctx, &api.PostUpdateContainerRequest{Pod: pod, Container: subject}))
+		c.logFailure(string(e), st.ID, c.plugins.PostUpdateContainer(ctx, &api.PostUpdateContainerRequest{Pod: pod, Container: subject}))
 	}
 	return nil
 }
 
 func (c containers) stop(ctx context.Context, st container.Status) {
-	if !c.stopping(st.ID) || c.none() {
+	if !c.markStopped(st.ID) || c.noPlugins() {
 		return
 	}
-	answer, err := c.plugins.StopContainer(ctx, &api.StopContainerRequest{Pod: c.podOf(st), Container: c.running(st)})
-	c.after(string(container.AfterStop), st.ID, err)
-	c.begin(answer.GetUpdate())
+	answer, err := c.plugins.StopContainer(ctx, &api.StopContainerRequest{Pod: c.podOf(st), Container: c.current(st)})
+	c.logFailure(string(container.AfterStop), st.ID, err)
+	c.start(answer.GetUpdate())
 }

@@ -8,22 +8,22 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Plugins may ask that containers be stopped, with a request of their own or in
-// an answer. The adaptation (v0.12.5) has the words and passes none of them on, so
-// they are read from what goes by.
+// Plugins may request the eviction of containers, in a request or in an answer. The
+// adaptation (v0.12.5) has the messages but doesn't pass them on, so interceptors read
+// them.
 
-// requests reads evictions from what plugins ask for.
+// requests is a server interceptor that reads evictions from plugins' requests.
 func (r *Relay) requests(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
 	return method(ctx, func(into any) error {
 		err := unmarshal(into)
-		if asked, ok := into.(*api.UpdateContainersRequest); ok && err == nil {
-			r.evict(asked.GetEvict())
+		if request, ok := into.(*api.UpdateContainersRequest); ok && err == nil {
+			r.evict(request.GetEvict())
 		}
 		return err
 	})
 }
 
-// answers reads evictions from what plugins answer.
+// answers is a client interceptor that reads evictions from plugins' answers.
 func (r *Relay) answers(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, call ttrpc.Invoker) error {
 	if err := call(ctx, request, response); err != nil {
 		return err
@@ -40,20 +40,20 @@ func (r *Relay) answers(ctx context.Context, request *ttrpc.Request, response *t
 	default:
 		return nil
 	}
-	if err := proto.Unmarshal(response.GetPayload(), answer); err == nil { // if not, who asked will say so
+	if err := proto.Unmarshal(response.GetPayload(), answer); err == nil { // if not, the caller reports the error
 		r.evict(answer.GetEvict())
 	}
 	return nil
 }
 
-// evict stops containers, each with the changes of it that were asked for before.
-func (r *Relay) evict(asked []*api.ContainerEviction) {
-	for _, e := range asked {
+// evict stops containers, each after its pending changes.
+func (r *Relay) evict(evictions []*api.ContainerEviction) {
+	for _, e := range evictions {
 		id := e.GetContainerId()
 		r.cfg.Log.Warn("NRI: a plugin evicts a container", "container", id, "reason", e.GetReason())
 		r.changes.add(id, func() error {
 			err := r.containers.Stop(context.Background(), id, 0)
-			r.after("evict", id, err)
+			r.logFailure("evict", id, err)
 			return err
 		})
 	}

@@ -12,22 +12,22 @@ import (
 	nrilog "github.com/containerd/nri/pkg/log"
 )
 
-// lines is where the adaptation's log goes: the library has one for all.
-var lines atomic.Pointer[slog.Logger]
+// adaptationLog receives the log of the adaptation, which has one global logger.
+var adaptationLog atomic.Pointer[slog.Logger]
 
 var logOnce = sync.OnceFunc(func() { nrilog.Set(logger{}) })
 
 func logTo(log *slog.Logger) {
-	lines.Store(log)
+	adaptationLog.Store(log)
 	logOnce()
 }
 
-// logger is what the adaptation writes its lines to. What it takes for worth
-// knowing is of interest to who writes a plugin.
+// logger is the adaptation's logger. It logs the info level as debug, because that only
+// helps authors of plugins.
 type logger struct{}
 
 func (logger) write(ctx context.Context, level slog.Level, format string, args []any) {
-	if l := lines.Load(); l.Enabled(ctx, level) {
+	if l := adaptationLog.Load(); l.Enabled(ctx, level) {
 		l.Log(ctx, level, "NRI: "+fmt.Sprintf(format, args...))
 	}
 }
@@ -48,12 +48,12 @@ func (l logger) Errorf(ctx context.Context, format string, args ...any) {
 	l.write(ctx, slog.LevelError, format, args)
 }
 
-// counter is told by the adaptation how many plugins there are.
+// counter receives the number of plugins from the adaptation.
 type counter struct{ r *Relay }
 
 func (c counter) UpdatePluginCount(n int) {
-	if had := c.r.count.Swap(int64(n)); had != int64(n) {
-		c.r.cfg.Log.Info("NRI: plugins have come or gone", "plugins", n)
+	if before := c.r.count.Swap(int64(n)); before != int64(n) {
+		c.r.cfg.Log.Info("NRI: the number of plugins has changed", "plugins", n)
 	}
 }
 

@@ -1,11 +1,10 @@
-// Package nri lets plugins of the Node Resource Interface follow the life of
-// pods and containers, adjust containers before they are created, and change
-// their limits: https://github.com/containerd/nri. It is the runtime's side of
-// it, by way of that project's own adaptation package, for both of the owners
-// whose hooks it is.
+// Package nri is the runtime's side of the Node Resource Interface, based on its
+// adaptation package: https://github.com/containerd/nri. Its plugins are notified of the
+// lifecycle of pods and containers, adjust containers before they are created, and change
+// their limits. The package implements the hooks of sandboxes and of containers.
 //
-// Calls to plugins run one after another, each within a timeout. While no
-// plugin is there an event costs a lock and an entry of a map.
+// Plugins are called one after another, each with a timeout. Without plugins, an event
+// costs a lock and a map entry.
 package nri
 
 import (
@@ -35,7 +34,7 @@ import (
 	"github.com/huskd/husk/internal/version"
 )
 
-// Sandboxes are those that plugins are told of.
+// Sandboxes has the sandboxes that plugins see.
 type Sandboxes interface {
 	Get(id string) (sandbox.Status, error)
 	List() []sandbox.Status
@@ -43,7 +42,7 @@ type Sandboxes interface {
 	Cgroup(st sandbox.Status) string
 }
 
-// Containers are those that plugins are told of and change.
+// Containers has the containers that plugins see and change.
 type Containers interface {
 	List(sandbox string) []container.Status
 	Spec(id string) json.RawMessage
@@ -51,47 +50,47 @@ type Containers interface {
 	Stop(ctx context.Context, id string, grace time.Duration) error
 }
 
-// Config is what NRI needs.
+// Config configures a Relay.
 type Config struct {
 	Socket  string // where plugins register
-	Plugins string // directory of plugins to start
-	// Required are plugins without which no container is created.
+	Plugins string // directory of plugins that Start starts
+	// Required are plugins that must have registered before any container is created.
 	Required []string
 	Node     adjust.Node
 	Log      *slog.Logger
 }
 
-// confDir has the configuration of plugins that are started, where every
-// runtime has it.
+// confDir has the configurations of the plugins that Start starts. It is the same for every
+// runtime.
 const confDir = adaptation.DefaultPluginConfigPath
 
-// patience is how long a plugin may take to answer. NRI's default of 2 s is less
-// than one needs that looks at each of a node's pods when it registers.
-const patience = 5 * time.Second
+// pluginTimeout is how long a plugin may take to answer. NRI's default of 2 s is too short
+// for a plugin that examines all pods of a node when it registers.
+const pluginTimeout = 5 * time.Second
 
 // Relay is the runtime's side of NRI.
 type Relay struct {
 	cfg     Config
 	plugins *adaptation.Adaptation
-	count   atomic.Int64 // of plugins
-	// starting says that plugins of the directory are, which count has afterwards.
+	count   atomic.Int64 // number of plugins
+	// starting is true while Start starts plugins, which count doesn't include yet.
 	starting atomic.Bool
-	failed   atomic.Bool // nobody can register
+	failed   atomic.Bool // plugins can't register
 	changes  changes
 
-	// Those that plugins are told of, set before there are any.
+	// Set by Start, before there are plugins.
 	sandboxes  Sandboxes
 	containers Containers
 
-	mu  sync.Mutex
-	met map[string]bool // what plugins were told of, by ID, and whether as stopped
+	mu        sync.Mutex
+	announced map[string]bool // whether it was reported as stopped, by ID of what plugins know
 }
 
 // New returns NRI without plugins. Its hooks can be used at once.
 func New(cfg Config) (*Relay, error) {
-	r := &Relay{cfg: cfg, met: map[string]bool{}, changes: changes{last: map[string]chan struct{}{}}}
+	r := &Relay{cfg: cfg, announced: map[string]bool{}, changes: changes{last: map[string]chan struct{}{}}}
 	logTo(cfg.Log)
-	adaptation.SetPluginRequestTimeout(patience)
+	adaptation.SetPluginRequestTimeout(pluginTimeout)
 	options := []adaptation.Option{
 		adaptation.WithSocketPath(cfg.Socket),
 		adaptation.WithPluginPath(usable(cfg.Plugins, cfg.Log)),
@@ -102,7 +101,7 @@ func New(cfg Config) (*Relay, error) {
 	if len(cfg.Required) > 0 {
 		options = append(options, adaptation.WithDefaultValidator(&validator.DefaultValidatorConfig{Enable: true, RequiredPlugins: cfg.Required}))
 	}
-	// Whose socket it is keeps it: the adaptation would take it away.
+	// Don't take another runtime's socket, as the adaptation would.
 	if conn, err := net.Dial("unix", cfg.Socket); err == nil {
 		_ = conn.Close()
 		cfg.Log.Error("NRI: another runtime has the socket, so no plugin can register here: name another by --nri-socket", "socket", cfg.Socket)
@@ -115,8 +114,7 @@ func New(cfg Config) (*Relay, error) {
 	return r, nil
 }
 
-// usable returns the directory of plugins unless the adaptation would stumble
-// over a file in it.
+// usable returns dir, or "" if the adaptation would fail on a file in it.
 func usable(dir string, log *slog.Logger) string {
 	files, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -129,25 +127,25 @@ func usable(dir string, log *slog.Logger) string {
 			continue
 		}
 		if _, _, err := api.ParsePluginName(f.Name()); err != nil {
-			log.Error("NRI: no plugin of the directory is started: name each as NN-NAME, or take its x bit away", "file", filepath.Join(dir, f.Name()))
+			log.Error("NRI: no plugin of the directory is started: name each NN-NAME, or remove its x permission", "file", filepath.Join(dir, f.Name()))
 			return ""
 		}
 	}
 	return dir
 }
 
-// Start starts the plugins of the directory, tells them what is there, and lets
-// others register.
+// Start starts the plugins of the directory, sends them the existing pods and containers, and
+// lets other plugins register.
 func (r *Relay) Start(sandboxes Sandboxes, running Containers) error {
 	r.sandboxes, r.containers = sandboxes, running
 	for _, st := range sandboxes.List() {
-		if shown(st) {
-			r.meet(st.ID)
+		if visible(st) {
+			r.announce(st.ID)
 		}
 	}
 	for _, st := range running.List("") {
 		if st.State.Live() {
-			r.meet(st.ID)
+			r.announce(st.ID)
 		}
 	}
 	r.starting.Store(true)
@@ -159,60 +157,62 @@ func (r *Relay) Start(sandboxes Sandboxes, running Containers) error {
 	return nil
 }
 
-// Stop ends the plugins that Start has started, and turns the others away.
+// Stop stops the plugins that Start has started, and disconnects the others.
 func (r *Relay) Stop() { r.plugins.Stop() }
 
-// pass holds the door while an event passes: who registers meanwhile is told of
-// the event's subject afterwards, as of something that is there. What an event
-// makes known must be known before the door is let go.
-func (r *Relay) pass() (letGo func()) { return r.plugins.BlockPluginSync().Unblock }
+// blockSync keeps plugins from registering during an event. A plugin that registers
+// afterwards sees the event's subject as existing. So an event must call announce before
+// it calls unblock.
+func (r *Relay) blockSync() (unblock func()) { return r.plugins.BlockPluginSync().Unblock }
 
-func (r *Relay) meet(id string) {
+// announce records that plugins know id.
+func (r *Relay) announce(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.met[id] = false
+	r.announced[id] = false
 }
 
-// stopping says whether plugins are to be told that id is stopped: once, and only
-// if they know it.
-func (r *Relay) stopping(id string) bool {
+// markStopped records that id is reported as stopped. It returns false if that was done, or
+// plugins don't know id.
+func (r *Relay) markStopped(id string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	stopped, met := r.met[id]
-	if met {
-		r.met[id] = true
+	stopped, known := r.announced[id]
+	if known {
+		r.announced[id] = true
 	}
-	return met && !stopped
+	return known && !stopped
 }
 
-// leaving says whether plugins are to be told that id is gone: once.
-func (r *Relay) leaving(id string) bool {
+// forget records that id is reported as removed. It returns false if plugins don't know id.
+func (r *Relay) forget(id string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_, met := r.met[id]
-	delete(r.met, id)
-	return met
+	_, known := r.announced[id]
+	delete(r.announced, id)
+	return known
 }
 
-func (r *Relay) knows(id string) (met, stopped bool) {
+// lookup reports whether plugins know id, and whether as stopped.
+func (r *Relay) lookup(id string) (known, stopped bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	stopped, met = r.met[id]
-	return met, stopped
+	stopped, known = r.announced[id]
+	return known, stopped
 }
 
-// none says that there is no plugin to tell.
-func (r *Relay) none() bool { return r.count.Load() == 0 && !r.starting.Load() }
+// noPlugins reports whether there is no plugin to notify.
+func (r *Relay) noPlugins() bool { return r.count.Load() == 0 && !r.starting.Load() }
 
-// after notes how plugins took what has happened already.
-func (r *Relay) after(event, id string, err error) {
+// logFailure logs the error of plugins about an event that has already happened.
+func (r *Relay) logFailure(event, id string, err error) {
 	if err != nil {
 		r.cfg.Log.Warn("NRI: a plugin failed", "event", event, "id", id, "error", err)
 	}
 }
 
-// refused is an error of plugins as that of the call that they were asked about.
-func refused(err error) error {
+// refusal converts an error of plugins to one of the call that they were asked about.
+func refusal(err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return err
 	}

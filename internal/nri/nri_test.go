@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world are sandboxes and containers that are nothing but known.
+// world is a fake Containers, without processes.
 type world struct {
 	mu         sync.Mutex
 	containers []container.Status
@@ -65,7 +65,7 @@ func (w *world) List(string) []container.Status {
 	return slices.Clone(w.containers)
 }
 
-// serve starts a Relay on w.
+// serve starts a Relay for w.
 func serve(t testing.TB, w *world, log io.Writer) *Relay {
 	t.Helper()
 	r, err := New(Config{Socket: filepath.Join(t.TempDir(), "nri.sock"), Log: slog.New(slog.NewTextHandler(log, nil))})
@@ -79,7 +79,7 @@ func serve(t testing.TB, w *world, log io.Writer) *Relay {
 	return r
 }
 
-// slow is a plugin that takes its time to look at what there is.
+// slow is a plugin whose Synchronize blocks until look is closed.
 type slow struct {
 	looking, look chan struct{}
 
@@ -105,8 +105,8 @@ func (s *slow) CreateContainer(_ context.Context, _ *api.PodSandbox, c *api.Cont
 	return nil, nil, nil
 }
 
-// TestNothingIsLostWhileAPluginRegisters: it sees each container once, whether
-// that was created before, while or after it looked.
+// TestNothingIsLostWhileAPluginRegisters checks that a plugin sees each container once,
+// whether that is created before, during or after its registration.
 func TestNothingIsLostWhileAPluginRegisters(t *testing.T) {
 	w := &world{}
 	r := serve(t, w, io.Discard)
@@ -141,11 +141,11 @@ func TestNothingIsLostWhileAPluginRegisters(t *testing.T) {
 	create(6)
 	slices.Sort(p.seen)
 	if got := strings.Join(p.seen, " "); got != "c0 c1 c2 c3 c4 c5 c6" {
-		t.Errorf("it saw %s", got)
+		t.Errorf("the plugin saw %s", got)
 	}
 }
 
-func TestChangesOfOneContainerAreMadeInOrder(t *testing.T) {
+func TestChangesOfOneContainerRunInOrder(t *testing.T) {
 	t.Parallel()
 	c := changes{last: map[string]chan struct{}{}}
 	var mu sync.Mutex
@@ -163,19 +163,19 @@ func TestChangesOfOneContainerAreMadeInOrder(t *testing.T) {
 	}
 	failed := errors.New("failed")
 	if err := <-c.add("b", func() error { return failed }); !errors.Is(err, failed) {
-		t.Errorf("of another container: %v", err)
+		t.Errorf("change of another container: %v", err)
 	}
 	close(blocked)
 	for _, d := range done {
 		<-d
 	}
 	if !slices.IsSorted(made) || len(made) != 20 {
-		t.Errorf("made in the order %v", made)
+		t.Errorf("the changes ran in the order %v", made)
 	}
 }
 
-// TestAnothersSocket: whose it is keeps it.
-func TestAnothersSocket(t *testing.T) {
+// TestSocketInUse checks that another runtime's socket is left alone.
+func TestSocketInUse(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "nri.sock")
 	other, err := net.Listen("unix", socket)
 	if err != nil {
@@ -201,7 +201,7 @@ func TestAnothersSocket(t *testing.T) {
 	}
 }
 
-// TestBadPluginDirectory: huskd goes on without what can't be started.
+// TestBadPluginDirectory checks that plugins of a directory with a bad file are not started.
 func TestBadPluginDirectory(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -215,7 +215,7 @@ func TestBadPluginDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := usable(dir, log); got != dir {
-		t.Errorf("a good one: %q", got)
+		t.Errorf("a good directory: %q", got)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "plugin"), nil, 0o755); err != nil {
 		t.Fatal(err)
@@ -227,11 +227,12 @@ func TestBadPluginDirectory(t *testing.T) {
 		t.Errorf("a file: %q", got)
 	}
 	if got := usable(filepath.Join(dir, "none"), log); got == "" {
-		t.Error("none yet is as good as an empty one")
+		t.Error("a missing directory is not usable")
 	}
 }
 
-// TestRequiredPluginsCantRegister: without them no container is created.
+// TestRequiredPluginsCantRegister checks that no container is created without required
+// plugins.
 func TestRequiredPluginsCantRegister(t *testing.T) {
 	blocked := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(blocked, nil, 0o600); err != nil {
@@ -244,7 +245,7 @@ func TestRequiredPluginsCantRegister(t *testing.T) {
 		}
 		w := &world{}
 		if err := r.Start(sandboxes{}, w); err == nil {
-			t.Error("a socket below a file")
+			t.Error("Start succeeded with a socket below a file")
 		}
 		spec := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}
 		if _, err := r.Hooks().Create(t.Context(), w.add(1), spec); (err == nil) != (required == nil) {
@@ -253,23 +254,24 @@ func TestRequiredPluginsCantRegister(t *testing.T) {
 	}
 }
 
-// TestStopAndRemoveAreToldOnce, and only of what was told of before.
-func TestStopAndRemoveAreToldOnce(t *testing.T) {
+// TestStopAndRemoveAreReportedOnce checks that a stop and a removal are reported once, and
+// only to plugins that know the container.
+func TestStopAndRemoveAreReportedOnce(t *testing.T) {
 	t.Parallel()
-	r := &Relay{met: map[string]bool{}}
-	if r.stopping("a") || r.leaving("a") {
-		t.Error("of one that nobody knows")
+	r := &Relay{announced: map[string]bool{}}
+	if r.markStopped("a") || r.forget("a") {
+		t.Error("an unknown container is reported")
 	}
-	r.meet("a")
-	if !r.stopping("a") || r.stopping("a") {
-		t.Error("stopped: not once")
+	r.announce("a")
+	if !r.markStopped("a") || r.markStopped("a") {
+		t.Error("the stop is not reported exactly once")
 	}
-	if !r.leaving("a") || r.leaving("a") || r.stopping("a") {
-		t.Error("removed: not once")
+	if !r.forget("a") || r.forget("a") || r.markStopped("a") {
+		t.Error("the removal is not reported exactly once")
 	}
 }
 
-// BenchmarkNoPlugin is what a container's whole life costs while nobody listens.
+// BenchmarkNoPlugin measures the cost of a container's lifecycle events without plugins.
 func BenchmarkNoPlugin(b *testing.B) {
 	w := &world{}
 	r := serve(b, w, io.Discard)

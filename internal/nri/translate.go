@@ -18,22 +18,22 @@ import (
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
-// shown says whether plugins that register are told of a sandbox.
-func shown(st sandbox.Status) bool {
+// visible reports whether plugins that register at start see a sandbox.
+func visible(st sandbox.Status) bool {
 	return st.State == sandboxstate.Ready || st.State == sandboxstate.Stopped || st.State.Down() && st.State != sandboxstate.Removing && st.State != sandboxstate.Removed
 }
 
-// present is what there is, for a plugin that registers: what others were told of
-// and that was not told as gone.
-func (r *Relay) present() (pods []*api.PodSandbox, containers []*api.Container) {
+// snapshot returns the pods and containers for a plugin that registers: those that other
+// plugins know.
+func (r *Relay) snapshot() (pods []*api.PodSandbox, containers []*api.Container) {
 	for _, st := range r.sandboxes.List() {
-		if met, _ := r.knows(st.ID); met {
+		if known, _ := r.lookup(st.ID); known {
 			pods = append(pods, r.pod(st))
 		}
 	}
 	for _, st := range r.containers.List("") {
-		if met, stopped := r.knows(st.ID); met && !stopped {
-			containers = append(containers, r.running(st))
+		if known, stopped := r.lookup(st.ID); known && !stopped {
+			containers = append(containers, r.current(st))
 		}
 	}
 	return pods, containers
@@ -68,7 +68,7 @@ func (r *Relay) pod(st sandbox.Status) *api.PodSandbox {
 	return out
 }
 
-// podOf is the pod of a container.
+// podOf returns the pod of a container.
 func (r *Relay) podOf(st container.Status) *api.PodSandbox {
 	sandbox, err := r.sandboxes.Get(st.Sandbox)
 	if err != nil {
@@ -77,21 +77,21 @@ func (r *Relay) podOf(st container.Status) *api.PodSandbox {
 	return r.pod(sandbox)
 }
 
-// running is a container with the spec that it was created with, as long as that
-// is there, and the limits that it has now.
-func (r *Relay) running(st container.Status) *api.Container {
+// current returns a container with the spec that it was created with, if that still exists,
+// and its current limits.
+func (r *Relay) current(st container.Status) *api.Container {
 	spec := &specs.Spec{}
 	if content := r.containers.Spec(st.ID); content != nil {
 		if err := json.Unmarshal(content, spec); err != nil {
-			r.cfg.Log.Warn("NRI: a container's spec can't be read", "container", st.ID, "error", err)
+			r.cfg.Log.Warn("NRI: a container's spec can't be parsed", "container", st.ID, "error", err)
 		}
 	}
 	out := r.container(st, spec)
-	out.Linux.Resources = adjust.Over(out.Linux.Resources, st.Resources())
+	out.Linux.Resources = adjust.Override(out.Linux.Resources, st.Resources())
 	return out
 }
 
-// annotationImage is what the spec calls the container's image by.
+// annotationImage is the spec's annotation with the name of the container's image.
 const annotationImage = "io.kubernetes.cri.image-name"
 
 func (r *Relay) container(st container.Status, spec *specs.Spec) *api.Container {

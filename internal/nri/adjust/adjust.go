@@ -1,8 +1,8 @@
-// Package adjust applies what NRI plugins want of a container to its OCI spec.
-// It is pure: what it must know of the node is in its arguments.
+// Package adjust applies adjustments of NRI plugins to a container's OCI spec. It is
+// pure: the properties of the node are in its arguments.
 //
-// What the node or the container's runtime can't do is an error: a plugin that
-// pins memory to a NUMA node must not find out later that nobody listened.
+// An adjustment that the node or the container's runtime doesn't support is an error: a
+// plugin that pins memory to a NUMA node must know if that has no effect.
 package adjust
 
 import (
@@ -22,38 +22,38 @@ import (
 	"github.com/huskd/husk/internal/oci/spec"
 )
 
-// Node is what of a node adjustments need.
+// Node has the properties of the node that adjustments depend on.
 type Node struct {
 	Host host.Facts
 	// InjectCDI adds CDI devices to a spec.
 	InjectCDI func(names []string, into *specs.Spec) error
-	// BlockIO is what a class of block I/O stands for; nil if it isn't known.
+	// BlockIO returns the parameters of a block I/O class, or nil if it is unknown.
 	BlockIO func(class string) (*specs.LinuxBlockIO, error)
-	// Relabel gives all that is at a path a label of SELinux.
+	// Relabel sets the SELinux label of all files at path.
 	Relabel func(path, label string) error
-	// Knows says whether the runtime of a handler knows a version of the
-	// runtime spec, such as 1.1.0.
+	// Knows reports whether the runtime of a handler supports a version of the runtime spec,
+	// such as 1.1.0.
 	Knows func(handler, version string) bool
 }
 
 // Subject is a container that is about to be created.
 type Subject struct {
 	Name, Handler string
-	// With are its limits with what is asked.
-	With func(asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources
+	// With returns the container's limits, overridden by the requested ones.
+	With func(requested *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources
 }
 
-// Result is what became of a container beside its spec.
+// Result is the result of Apply, in addition to the spec.
 type Result struct {
-	Limits *runtimeapi.LinuxContainerResources // nil if they were left
+	Limits *runtimeapi.LinuxContainerResources // nil if unchanged
 	Notes  []string                            // lines for the log
 }
 
-// Apply changes into as a wants it.
+// Apply applies the adjustment a to into.
 func Apply(node Node, of Subject, a *api.ContainerAdjustment, into *specs.Spec) (Result, error) {
 	j := adjuster{node: node, of: of, into: into}
 	linux := a.GetLinux()
-	err := firstOf(
+	err := firstError(
 		func() error { return j.annotations(a.GetAnnotations()) },
 		func() error { return j.env(a.GetEnv()) },
 		func() error { return j.args(a.GetArgs()) },
@@ -74,7 +74,8 @@ func Apply(node Node, of Subject, a *api.ContainerAdjustment, into *specs.Spec) 
 	return j.result, err
 }
 
-func firstOf(steps ...func() error) error {
+// firstError runs steps until one fails.
+func firstError(steps ...func() error) error {
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return err
@@ -94,31 +95,31 @@ func bad(what, format string, args ...any) error {
 	return errdefs.ErrInvalidArgument.WithMessage("adjustment of " + what + ": " + fmt.Sprintf(format, args...))
 }
 
-func (j *adjuster) annotations(asked map[string]string) error {
-	if j.into.Annotations == nil && len(asked) > 0 {
+func (j *adjuster) annotations(requested map[string]string) error {
+	if j.into.Annotations == nil && len(requested) > 0 {
 		j.into.Annotations = map[string]string{}
 	}
-	change(j.into.Annotations, asked)
+	change(j.into.Annotations, requested)
 	return nil
 }
 
-// change removes the marked keys and sets the others, which may be the same.
-func change[V any](into, asked map[string]V) {
-	for key := range asked {
+// change deletes the keys marked for removal, then sets the others. A key may be in both.
+func change[V any](into, requested map[string]V) {
+	for key := range requested {
 		if name, marked := api.IsMarkedForRemoval(key); marked {
 			delete(into, name)
 		}
 	}
-	for key, value := range asked {
+	for key, value := range requested {
 		if _, marked := api.IsMarkedForRemoval(key); !marked {
 			into[key] = value
 		}
 	}
 }
 
-// env keeps the order of what is there. A variable has one value.
-func (j *adjuster) env(asked []*api.KeyValue) error {
-	for _, e := range asked {
+// env sets and removes variables. It keeps the order of existing ones.
+func (j *adjuster) env(requested []*api.KeyValue) error {
+	for _, e := range requested {
 		name, marked := e.IsMarkedForRemoval()
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(e.GetValue(), 0) {
 			return bad("env", "%.80q is not the name of a variable, or its value has a zero byte", name)
@@ -137,22 +138,22 @@ func (j *adjuster) env(asked []*api.KeyValue) error {
 	return nil
 }
 
-func (j *adjuster) args(asked []string) error {
-	if len(asked) == 0 {
+func (j *adjuster) args(requested []string) error {
+	if len(requested) == 0 {
 		return nil
 	}
-	if asked[0] == "" { // how a plugin says that it replaces another's
-		asked = asked[1:]
+	if requested[0] == "" { // marks that a plugin replaces another's args
+		requested = requested[1:]
 	}
-	if len(asked) == 0 || slices.ContainsFunc(asked, func(arg string) bool { return strings.ContainsRune(arg, 0) }) {
+	if len(requested) == 0 || slices.ContainsFunc(requested, func(arg string) bool { return strings.ContainsRune(arg, 0) }) {
 		return bad("args", "there is no program, or an argument has a zero byte")
 	}
-	j.into.Process.Args = asked
+	j.into.Process.Args = requested
 	return nil
 }
 
-func (j *adjuster) hooks(asked *api.Hooks) error {
-	if asked.Hooks() == nil {
+func (j *adjuster) hooks(requested *api.Hooks) error {
+	if requested.Hooks() == nil {
 		return nil
 	}
 	if j.into.Hooks == nil {
@@ -160,17 +161,17 @@ func (j *adjuster) hooks(asked *api.Hooks) error {
 	}
 	into := j.into.Hooks
 	for _, kind := range []struct {
-		asked []*api.Hook
+		requested []*api.Hook
 		into  *[]specs.Hook
 	}{
-		{asked.GetPrestart(), &into.Prestart}, //nolint:staticcheck // NRI has it
-		{asked.GetCreateRuntime(), &into.CreateRuntime},
-		{asked.GetCreateContainer(), &into.CreateContainer},
-		{asked.GetStartContainer(), &into.StartContainer},
-		{asked.GetPoststart(), &into.Poststart},
-		{asked.GetPoststop(), &into.Poststop},
+		{requested.GetPrestart(), &into.Prestart}, //nolint:staticcheck // NRI has it
+		{requested.GetCreateRuntime(), &into.CreateRuntime},
+		{requested.GetCreateContainer(), &into.CreateContainer},
+		{requested.GetStartContainer(), &into.StartContainer},
+		{requested.GetPoststart(), &into.Poststart},
+		{requested.GetPoststop(), &into.Poststop},
 	} {
-		for _, h := range kind.asked {
+		for _, h := range kind.requested {
 			if !path.IsAbs(h.GetPath()) {
 				return bad("hooks", "%.80q is not an absolute path", h.GetPath())
 			}
@@ -180,19 +181,19 @@ func (j *adjuster) hooks(asked *api.Hooks) error {
 	return nil
 }
 
-func (j *adjuster) cdi(asked []*api.CDIDevice) error {
-	if len(asked) == 0 {
+func (j *adjuster) cdi(requested []*api.CDIDevice) error {
+	if len(requested) == 0 {
 		return nil
 	}
 	var names []string
-	for _, d := range asked {
+	for _, d := range requested {
 		names = append(names, d.GetName())
 	}
 	return j.node.InjectCDI(names, j.into)
 }
 
-func (j *adjuster) devices(asked []*api.LinuxDevice) error {
-	for _, d := range asked {
+func (j *adjuster) devices(requested []*api.LinuxDevice) error {
+	for _, d := range requested {
 		at, marked := d.IsMarkedForRemoval()
 		if !path.IsAbs(at) {
 			return bad("devices", "%.80q is not an absolute path", at)
@@ -213,8 +214,8 @@ func (j *adjuster) devices(asked []*api.LinuxDevice) error {
 	return nil
 }
 
-func (j *adjuster) mounts(asked []*api.Mount) error {
-	for _, m := range asked {
+func (j *adjuster) mounts(requested []*api.Mount) error {
+	for _, m := range requested {
 		at, marked := m.IsMarkedForRemoval()
 		if !path.IsAbs(at) || path.Clean(at) == "/" || slices.Contains(strings.Split(at, "/"), "..") {
 			return bad("mounts", "%.80q is not an absolute path below the root without ..", at)
@@ -230,8 +231,8 @@ func (j *adjuster) mounts(asked []*api.Mount) error {
 		if err := j.relabel(&out); err != nil {
 			return err
 		}
-		// The runtime makes the root private unless a mount in it is to stay
-		// connected to the host's.
+		// The runtime makes the root's mount private, which would cut this mount's
+		// propagation from the host.
 		switch root := &j.into.Linux.RootfsPropagation; propagation {
 		case "rshared", "shared":
 			*root = "rshared"
@@ -240,17 +241,17 @@ func (j *adjuster) mounts(asked []*api.Mount) error {
 		}
 		j.into.Mounts = append(j.into.Mounts, out)
 	}
-	if len(asked) > 0 { // what is mounted on goes first
+	if len(requested) > 0 { // parents before mounts below them
 		slices.SortStableFunc(j.into.Mounts, func(a, b specs.Mount) int { return cmp.Compare(depth(a), depth(b)) })
 	}
 	return nil
 }
 
-// relabel does what the option of NRI that no runtime knows wants.
+// relabel handles NRI's relabel option, which runtimes don't know.
 func (j *adjuster) relabel(m *specs.Mount) error {
 	kept := slices.DeleteFunc(m.Options, func(o string) bool { return o == api.SELinuxRelabel })
-	wanted, label := len(kept) < len(m.Options), j.into.Linux.MountLabel
-	if m.Options = kept; !wanted || label == "" {
+	requested, label := len(kept) < len(m.Options), j.into.Linux.MountLabel
+	if m.Options = kept; !requested || label == "" {
 		return nil
 	}
 	return j.node.Relabel(m.Source, label)
@@ -258,9 +259,9 @@ func (j *adjuster) relabel(m *specs.Mount) error {
 
 func depth(m specs.Mount) int { return strings.Count(path.Clean(m.Destination), "/") }
 
-func (j *adjuster) rlimits(asked []*api.POSIXRlimit) error {
+func (j *adjuster) rlimits(requested []*api.POSIXRlimit) error {
 	process := j.into.Process
-	for _, l := range asked {
+	for _, l := range requested {
 		if !strings.HasPrefix(l.GetType(), "RLIMIT_") || l.GetSoft() > l.GetHard() {
 			return bad("rlimits", "%.80q, soft %d, hard %d: want RLIMIT_NAME, and soft at most hard", l.GetType(), l.GetSoft(), l.GetHard())
 		}
@@ -270,27 +271,27 @@ func (j *adjuster) rlimits(asked []*api.POSIXRlimit) error {
 	return nil
 }
 
-// cgroup refuses one that could be somebody else's: with the container it is
-// emptied and removed.
-func (j *adjuster) cgroup(asked string) error {
-	if asked == "" {
+// cgroup sets the cgroup. It must end in the container's own name, because its processes are
+// killed and it is removed with the container.
+func (j *adjuster) cgroup(requested string) error {
+	if requested == "" {
 		return nil
 	}
-	if own := path.Base(j.into.Linux.CgroupsPath); !path.IsAbs(asked) || path.Clean(asked) != asked || path.Base(asked) != own {
-		return bad("cgroups_path", "%.80q is not a clean absolute path that ends in %s", asked, own)
+	if own := path.Base(j.into.Linux.CgroupsPath); !path.IsAbs(requested) || path.Clean(requested) != requested || path.Base(requested) != own {
+		return bad("cgroups_path", "%.80q is not a clean absolute path that ends in %s", requested, own)
 	}
-	j.into.Linux.CgroupsPath = asked
+	j.into.Linux.CgroupsPath = requested
 	return nil
 }
 
-// oomScore sets the score, or the lowest that the host lets us give.
-func (j *adjuster) oomScore(asked *api.OptionalInt) error {
-	score := asked.Get()
+// oomScore sets the OOM score, or the lowest that huskd may set.
+func (j *adjuster) oomScore(requested *api.OptionalInt) error {
+	score := requested.Get()
 	if score == nil {
 		return nil
 	}
 	if *score < -1000 || *score > 1000 {
-		return bad("oom_score_adj", "%d is not within -1000…1000", *score)
+		return bad("oom_score_adj", "%d is not between -1000 and 1000", *score)
 	}
 	if floor := j.node.Host.OOMScoreFloor; *score < floor {
 		j.result.Notes = append(j.result.Notes, fmt.Sprintf("oom_score_adj is %d, not %d: the daemon has no CAP_SYS_RESOURCE to lower it", floor, *score))
@@ -300,9 +301,9 @@ func (j *adjuster) oomScore(asked *api.OptionalInt) error {
 	return nil
 }
 
-func (j *adjuster) namespaces(asked []*api.LinuxNamespace) error {
+func (j *adjuster) namespaces(requested []*api.LinuxNamespace) error {
 	into := j.into.Linux
-	for _, n := range asked {
+	for _, n := range requested {
 		kind, marked := n.IsMarkedForRemoval()
 		if n.GetPath() != "" && !path.IsAbs(n.GetPath()) {
 			return bad("namespaces", "%s: %.80q is not an absolute path", kind, n.GetPath())
@@ -315,54 +316,54 @@ func (j *adjuster) namespaces(asked []*api.LinuxNamespace) error {
 	return nil
 }
 
-func (j *adjuster) sysctls(asked map[string]string) error {
-	if j.into.Linux.Sysctl == nil && len(asked) > 0 {
+func (j *adjuster) sysctls(requested map[string]string) error {
+	if j.into.Linux.Sysctl == nil && len(requested) > 0 {
 		j.into.Linux.Sysctl = map[string]string{}
 	}
-	change(j.into.Linux.Sysctl, asked)
+	change(j.into.Linux.Sysctl, requested)
 	return nil
 }
 
-func (j *adjuster) seccomp(asked *api.LinuxSeccomp) error {
-	if asked == nil {
+func (j *adjuster) seccomp(requested *api.LinuxSeccomp) error {
+	if requested == nil {
 		return nil
 	}
 	out := &specs.LinuxSeccomp{
-		DefaultAction:    specs.LinuxSeccompAction(asked.GetDefaultAction()),
-		ListenerPath:     asked.GetListenerPath(),
-		ListenerMetadata: asked.GetListenerMetadata(),
-		Syscalls:         api.ToOCILinuxSyscalls(asked.GetSyscalls()),
+		DefaultAction:    specs.LinuxSeccompAction(requested.GetDefaultAction()),
+		ListenerPath:     requested.GetListenerPath(),
+		ListenerMetadata: requested.GetListenerMetadata(),
+		Syscalls:         api.ToOCILinuxSyscalls(requested.GetSyscalls()),
 	}
-	if errno := asked.GetDefaultErrno(); errno != nil {
+	if errno := requested.GetDefaultErrno(); errno != nil {
 		n := uint(errno.GetValue())
 		out.DefaultErrnoRet = &n
 	}
-	for _, arch := range asked.GetArchitectures() {
+	for _, arch := range requested.GetArchitectures() {
 		out.Architectures = append(out.Architectures, specs.Arch(arch))
 	}
-	for _, flag := range asked.GetFlags() {
+	for _, flag := range requested.GetFlags() {
 		out.Flags = append(out.Flags, specs.LinuxSeccompFlag(flag))
 	}
 	j.into.Linux.Seccomp = out
 	return nil
 }
 
-// later are adjustments that older runtimes don't know, and would leave out
-// without a word.
-func (j *adjuster) later(asked *api.LinuxContainerAdjustment) error {
-	if s := asked.GetScheduler(); s != nil {
+// later applies adjustments that need a later version of the runtime spec. Older runtimes
+// would silently ignore them.
+func (j *adjuster) later(requested *api.LinuxContainerAdjustment) error {
+	if s := requested.GetScheduler(); s != nil {
 		j.into.Process.Scheduler = s.ToOCI()
 		if err := j.needs("scheduler", "1.1.0"); err != nil {
 			return err
 		}
 	}
-	if p := asked.GetIoPriority(); p != nil && p.GetClass() != api.IOPrioClass_IOPRIO_CLASS_NONE {
+	if p := requested.GetIoPriority(); p != nil && p.GetClass() != api.IOPrioClass_IOPRIO_CLASS_NONE {
 		j.into.Process.IOPriority = p.ToOCI()
 		if err := j.needs("io_priority", "1.1.0"); err != nil {
 			return err
 		}
 	}
-	if devices := asked.GetNetDevices(); len(devices) > 0 {
+	if devices := requested.GetNetDevices(); len(devices) > 0 {
 		if j.into.Linux.NetDevices == nil {
 			j.into.Linux.NetDevices = map[string]specs.LinuxNetDevice{}
 		}
@@ -377,41 +378,41 @@ func (j *adjuster) later(asked *api.LinuxContainerAdjustment) error {
 			return err
 		}
 	}
-	if p := asked.GetMemoryPolicy(); p != nil {
+	if p := requested.GetMemoryPolicy(); p != nil {
 		j.into.Linux.MemoryPolicy = p.ToOCI()
 		return j.needs("memory_policy", "1.3.0")
 	}
 	return nil
 }
 
-// needs has the runtime know a version of the runtime spec.
+// needs returns an error unless the runtime supports a version of the runtime spec.
 func (j *adjuster) needs(what, version string) error {
 	if !j.node.Knows(j.of.Handler, version) {
-		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("adjustment of %s: the container's runtime does not know version %s of the runtime spec, which has it: use another", what, version))
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("adjustment of %s: the container's runtime does not know version %s of the runtime spec, which it needs: use another runtime", what, version))
 	}
 	j.into.Version = max(j.into.Version, version)
 	return nil
 }
 
-// resources sets the limits that CRI has words for as if CRI had asked for them,
-// so that later changes keep them, and the others as they are.
-func (j *adjuster) resources(asked *api.LinuxResources) error {
-	asked = asked.Strip()
-	if asked == nil {
+// resources sets limits. Those that CRI has are merged into the container's CRI limits, so
+// that later updates keep them.
+func (j *adjuster) resources(requested *api.LinuxResources) error {
+	requested = requested.Strip()
+	if requested == nil {
 		return nil
 	}
-	if class := asked.GetBlockioClass().Get(); class != nil {
+	if class := requested.GetBlockioClass().Get(); class != nil {
 		if err := j.blockIO(*class); err != nil {
 			return err
 		}
 	}
-	if class := asked.GetRdtClass().Get(); class != nil {
+	if class := requested.GetRdtClass().Get(); class != nil {
 		j.into.Linux.IntelRdt = nil
 		if *class != "" {
 			j.into.Linux.IntelRdt = &specs.LinuxIntelRdt{ClosID: *class}
 		}
 	}
-	want := j.of.With(limitsOf(asked))
+	want := j.of.With(criLimits(requested))
 	set, notes, err := spec.Resources(j.of.Name, want, j.node.Host)
 	if err != nil {
 		return err
@@ -419,7 +420,7 @@ func (j *adjuster) resources(asked *api.LinuxResources) error {
 	j.result.Limits, j.result.Notes = want, append(j.result.Notes, notes...)
 	into := j.into.Linux.Resources
 	into.CPU, into.Memory, into.HugepageLimits, into.Unified = set.CPU, set.Memory, set.HugepageLimits, set.Unified
-	beyond(into, asked)
+	setNonCRI(into, requested)
 	return nil
 }
 
@@ -430,19 +431,19 @@ func (j *adjuster) blockIO(class string) (err error) {
 		return nil
 	}
 	if *into, err = j.node.BlockIO(class); err == nil && *into == nil {
-		err = bad("blockio_class", "no class %.80q is known here: name the file of classes by --blockio-config", class)
+		err = bad("blockio_class", "unknown class %.80q: define it in the file of --blockio-config", class)
 	}
 	return err
 }
 
-func (j *adjuster) rdt(asked *api.LinuxRdt) error {
-	if asked == nil {
+func (j *adjuster) rdt(requested *api.LinuxRdt) error {
+	if requested == nil {
 		return nil
 	}
-	if asked.GetRemove() {
+	if requested.GetRemove() {
 		j.into.Linux.IntelRdt = nil
 	}
-	id, schemata, monitoring := asked.GetClosId().Get(), asked.GetSchemata().Get(), asked.GetEnableMonitoring().Get()
+	id, schemata, monitoring := requested.GetClosId().Get(), requested.GetSchemata().Get(), requested.GetEnableMonitoring().Get()
 	if id == nil && schemata == nil && monitoring == nil {
 		return nil
 	}

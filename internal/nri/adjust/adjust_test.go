@@ -57,16 +57,16 @@ func node() Node {
 func apply(handler string, a *api.ContainerAdjustment) (*specs.Spec, Result, error) {
 	into := fresh()
 	has := &runtimeapi.LinuxContainerResources{CpuShares: 512, MemoryLimitInBytes: 1 << 20}
-	of := Subject{Name: "c", Handler: handler, With: func(asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
+	of := Subject{Name: "c", Handler: handler, With: func(requested *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
 		out := proto.CloneOf(has)
-		proto.Merge(out, asked)
+		proto.Merge(out, requested)
 		return out
 	}}
 	result, err := Apply(node(), of, a, into)
 	return into, result, err
 }
 
-// linux returns an adjustment of Linux's part.
+// linuxOf returns an adjustment of the Linux section.
 func linuxOf(change func(*api.LinuxContainerAdjustment)) *api.ContainerAdjustment {
 	l := &api.LinuxContainerAdjustment{}
 	change(l)
@@ -83,12 +83,12 @@ func TestApply(t *testing.T) {
 		"nothing": {&api.ContainerAdjustment{}, func(*specs.Spec) {}},
 		"annotations": {&api.ContainerAdjustment{Annotations: map[string]string{"-drop": "", "new": "3"}},
 			func(s *specs.Spec) { s.Annotations = map[string]string{"keep": "1", "new": "3"} }},
-		"an annotation in the place of another": {&api.ContainerAdjustment{Annotations: map[string]string{"-keep": "", "keep": "9"}},
+		"an annotation replaces another": {&api.ContainerAdjustment{Annotations: map[string]string{"-keep": "", "keep": "9"}},
 			func(s *specs.Spec) { s.Annotations["keep"] = "9" }},
 		"env": {&api.ContainerAdjustment{Env: []*api.KeyValue{{Key: "A", Value: "x=y"}, {Key: "-AB"}, {Key: "NEW"}, {Key: "-NONE"}}},
 			func(s *specs.Spec) { s.Process.Env = []string{"PATH=/bin", "A=x=y", "NEW="} }},
-		"args":                   {&api.ContainerAdjustment{Args: []string{"/other", ""}}, func(s *specs.Spec) { s.Process.Args = []string{"/other", ""} }},
-		"args instead of others": {&api.ContainerAdjustment{Args: []string{"", "/other"}}, func(s *specs.Spec) { s.Process.Args = []string{"/other"} }},
+		"args":                          {&api.ContainerAdjustment{Args: []string{"/other", ""}}, func(s *specs.Spec) { s.Process.Args = []string{"/other", ""} }},
+		"args replace another plugin's": {&api.ContainerAdjustment{Args: []string{"", "/other"}}, func(s *specs.Spec) { s.Process.Args = []string{"/other"} }},
 		"mounts": {&api.ContainerAdjustment{Mounts: []*api.Mount{
 			{Destination: "/data", Source: "/d", Type: "bind", Options: []string{"rbind", "rslave"}},
 			{Destination: "/etc/hosts/", Source: "/mine", Type: "bind", Options: []string{"ro", "relabel"}}, {Destination: "-/proc"},
@@ -121,7 +121,7 @@ func TestApply(t *testing.T) {
 			func(s *specs.Spec) { s.Linux.CgroupsPath = "/elsewhere/ID" }},
 		"OOM score": {linuxOf(func(l *api.LinuxContainerAdjustment) { l.OomScoreAdj = api.Int(7) }),
 			func(s *specs.Spec) { *s.Process.OOMScoreAdj = 7 }},
-		"an OOM score that can't be had": {linuxOf(func(l *api.LinuxContainerAdjustment) { l.OomScoreAdj = api.Int(-900) }),
+		"an OOM score below the floor": {linuxOf(func(l *api.LinuxContainerAdjustment) { l.OomScoreAdj = api.Int(-900) }),
 			func(s *specs.Spec) { *s.Process.OOMScoreAdj = -5 }},
 		"namespaces": {linuxOf(func(l *api.LinuxContainerAdjustment) {
 			l.Namespaces = []*api.LinuxNamespace{{Type: "-pid"}, {Type: "ipc", Path: "/other"}, {Type: "cgroup"}}
@@ -181,7 +181,7 @@ func TestApply(t *testing.T) {
 		if text(got) != text(want) {
 			t.Errorf("%s:\n got %s\nwant %s", name, text(got), text(want))
 		}
-		if strings.Contains(name, "can't be had") != (len(result.Notes) > 0) {
+		if strings.Contains(name, "below the floor") != (len(result.Notes) > 0) {
 			t.Errorf("%s: notes %q", name, result.Notes)
 		}
 	}
@@ -201,16 +201,16 @@ func TestLimitsAreKeptForLaterChanges(t *testing.T) {
 	if err != nil || !proto.Equal(result.Limits, want) {
 		t.Errorf("%v, %v, want %v", result.Limits, err, want)
 	}
-	// What the adaptation answers when no plugin wants anything.
+	// The adaptation's answer when no plugin requests anything.
 	_, result, err = apply("", linuxOf(func(l *api.LinuxContainerAdjustment) {
 		l.Resources = &api.LinuxResources{Cpu: &api.LinuxCPU{}, Memory: &api.LinuxMemory{}, Unified: map[string]string{}}
 	}))
 	if err != nil || result.Limits != nil {
-		t.Errorf("nothing asked: %v, %v", result.Limits, err)
+		t.Errorf("nothing requested: %v, %v", result.Limits, err)
 	}
 }
 
-func TestNewerRuntimesCanMore(t *testing.T) {
+func TestAdjustmentsOfLaterVersions(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		adjust  *api.ContainerAdjustment
@@ -266,7 +266,7 @@ func TestRefused(t *testing.T) {
 		`namespaces: ipc: "rel"`: linuxOf(func(l *api.LinuxContainerAdjustment) {
 			l.Namespaces = []*api.LinuxNamespace{{Type: "ipc", Path: "rel"}}
 		}),
-		`blockio_class: no class "slow"`: linuxOf(func(l *api.LinuxContainerAdjustment) {
+		`blockio_class: unknown class "slow"`: linuxOf(func(l *api.LinuxContainerAdjustment) {
 			l.Resources = &api.LinuxResources{BlockioClass: api.String("slow")}
 		}),
 		"cpuset_cpus: \"x\" is not": linuxOf(func(l *api.LinuxContainerAdjustment) {
@@ -289,24 +289,24 @@ func TestLimitsOfARunningContainer(t *testing.T) {
 		HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 3}}, Unified: map[string]string{"memory.high": "9"},
 	}
 	if got, err := ToCRI(FromCRI(cri)); err != nil || !proto.Equal(got, cri) {
-		t.Errorf("there and back: %v, %v", got, err)
+		t.Errorf("round trip: %v, %v", got, err)
 	}
 	if got := FromCRI(&runtimeapi.LinuxContainerResources{}); got.Strip() != nil {
-		t.Errorf("of nothing: %v", got)
+		t.Errorf("no limits: %v", got)
 	}
 	for words, r := range map[string]*api.LinuxResources{
-		"memory: of a running": {Memory: &api.LinuxMemory{Reservation: api.Int64(int64(1))}},
-		"cpu: of a running":    {Cpu: &api.LinuxCPU{RealtimePeriod: api.UInt64(uint64(1))}},
-		"pids: that of":        {Pids: &api.LinuxPids{Limit: 1}},
-		"devices: those of":    {Devices: []*api.LinuxDeviceCgroup{{}}},
-		"resources: the class": {RdtClass: api.String("gold")},
+		"memory: only limit and swap": {Memory: &api.LinuxMemory{Reservation: api.Int64(int64(1))}},
+		"cpu: the realtime limits":    {Cpu: &api.LinuxCPU{RealtimePeriod: api.UInt64(uint64(1))}},
+		"pids: the limit":             {Pids: &api.LinuxPids{Limit: 1}},
+		"devices: the devices":        {Devices: []*api.LinuxDeviceCgroup{{}}},
+		"resources: the class":        {RdtClass: api.String("gold")},
 	} {
 		if _, err := ToCRI(r); err == nil || !strings.Contains(err.Error(), words) {
 			t.Errorf("%v, want %q", err, words)
 		}
 	}
-	over := Over(&api.LinuxResources{Pids: &api.LinuxPids{Limit: 4}, Cpu: &api.LinuxCPU{Cpus: "3", Shares: api.UInt64(uint64(1))}}, cri)
+	over := Override(&api.LinuxResources{Pids: &api.LinuxPids{Limit: 4}, Cpu: &api.LinuxCPU{Cpus: "3", Shares: api.UInt64(uint64(1))}}, cri)
 	if over.GetPids().GetLimit() != 4 || over.GetCpu().GetCpus() != "0-1" || over.GetCpu().GetShares().GetValue() != 2 {
-		t.Errorf("what is set now: %v", over)
+		t.Errorf("overridden: %v", over)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// FromCRI are CRI's limits as plugins see them. What is zero is not set.
+// FromCRI converts CRI's limits for plugins. Zero means not set.
 func FromCRI(r *runtimeapi.LinuxContainerResources) *api.LinuxResources {
 	if r == nil {
 		return nil
@@ -26,18 +26,18 @@ func FromCRI(r *runtimeapi.LinuxContainerResources) *api.LinuxResources {
 	return out
 }
 
-// Over is has with CRI's limits, where they are set, in the place of its own.
-func Over(has *api.LinuxResources, limits *runtimeapi.LinuxContainerResources) *api.LinuxResources {
-	if has == nil {
-		has = &api.LinuxResources{}
+// Override returns base, overridden by the CRI limits that are set. It modifies base.
+func Override(base *api.LinuxResources, limits *runtimeapi.LinuxContainerResources) *api.LinuxResources {
+	if base == nil {
+		base = &api.LinuxResources{}
 	}
 	if len(limits.GetHugepageLimits()) > 0 {
-		has.HugepageLimits = nil
+		base.HugepageLimits = nil
 	}
 	if limits != nil {
-		proto.Merge(has, FromCRI(limits))
+		proto.Merge(base, FromCRI(limits))
 	}
-	return has
+	return base
 }
 
 func set64(n int64) *api.OptionalInt64 {
@@ -54,29 +54,29 @@ func setU64(n int64) *api.OptionalUInt64 {
 	return api.UInt64(uint64(n))
 }
 
-// ToCRI are the limits that a plugin wants a running container to have. Those
-// that can't be changed any more are an error.
+// ToCRI converts the limits that a plugin requests for a running container. It returns an
+// error for limits that can't be changed any more.
 func ToCRI(r *api.LinuxResources) (*runtimeapi.LinuxContainerResources, error) {
 	var rest specs.LinuxResources
-	beyond(&rest, r)
+	setNonCRI(&rest, r)
 	memory, cpu := r.GetMemory(), r.GetCpu()
 	switch {
 	case rest.Memory != nil:
-		return nil, bad("memory", "of a running container limit and swap can be changed, not %s", memory)
+		return nil, bad("memory", "only limit and swap of a running container can be changed, not %s", memory)
 	case rest.CPU != nil:
-		return nil, bad("cpu", "of a running container its realtime limits can't be changed: %s", cpu)
+		return nil, bad("cpu", "the realtime limits of a running container can't be changed: %s", cpu)
 	case rest.Pids != nil:
-		return nil, bad("pids", "that of a running container can't be changed")
+		return nil, bad("pids", "the limit of a running container can't be changed")
 	case len(r.GetDevices()) > 0:
-		return nil, bad("devices", "those of a running container can't be changed")
+		return nil, bad("devices", "the devices of a running container can't be changed")
 	case r.GetBlockioClass().GetValue() != "" || r.GetRdtClass().GetValue() != "":
 		return nil, bad("resources", "the class of a running container can't be changed")
 	}
-	return limitsOf(r), nil
+	return criLimits(r), nil
 }
 
-// limitsOf are the limits that CRI has words for.
-func limitsOf(r *api.LinuxResources) *runtimeapi.LinuxContainerResources {
+// criLimits returns the limits that CRI has.
+func criLimits(r *api.LinuxResources) *runtimeapi.LinuxContainerResources {
 	memory, cpu := r.GetMemory(), r.GetCpu()
 	out := &runtimeapi.LinuxContainerResources{
 		CpuShares: int64(cpu.GetShares().GetValue()), CpuQuota: cpu.GetQuota().GetValue(), CpuPeriod: int64(cpu.GetPeriod().GetValue()),
@@ -90,9 +90,9 @@ func limitsOf(r *api.LinuxResources) *runtimeapi.LinuxContainerResources {
 	return out
 }
 
-// beyond sets the limits that CRI has no words for.
-func beyond(into *specs.LinuxResources, asked *api.LinuxResources) {
-	from := asked.ToOCI()
+// setNonCRI sets the limits that CRI doesn't have.
+func setNonCRI(into *specs.LinuxResources, requested *api.LinuxResources) {
+	from := requested.ToOCI()
 	if from == nil {
 		return
 	}
