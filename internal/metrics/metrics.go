@@ -1,5 +1,5 @@
-// Package metrics tells Prometheus what huskd does and has: how long calls and
-// the steps of a pod take, what fails, and what there is.
+// Package metrics exports Prometheus metrics of huskd: durations and failures of calls, of
+// the steps of pods, of CNI plugins and of pulls, and the numbers of objects.
 package metrics
 
 import (
@@ -23,16 +23,16 @@ import (
 	"github.com/huskd/husk/internal/sandbox"
 )
 
-// Sources say what there is at the moment.
+// Sources return the current objects.
 type Sources struct {
 	Sandboxes  func() []sandbox.Status
 	Containers func() []container.Status
 	Images     func() []image.Image
-	// Debts counts what is still owed to the network of pods that are gone.
+	// Debts returns the number of network debts.
 	Debts func() int
 }
 
-// Metrics are what is counted.
+// Metrics are the metrics of huskd.
 type Metrics struct {
 	registry *prometheus.Registry
 	calls    *prometheus.HistogramVec
@@ -41,13 +41,13 @@ type Metrics struct {
 	pulls    stage
 }
 
-// stage is how long something takes, and how often it fails.
+// stage has the durations and failures of one kind of work.
 type stage struct {
 	took     *prometheus.HistogramVec
 	failures *prometheus.CounterVec
 }
 
-// newStage returns the metrics husk_NAME_seconds, of what succeeds, and
+// newStage returns a stage with the metrics husk_NAME_seconds, for successes only, and
 // husk_NAME_failures_total.
 func newStage(name, what string, labels ...string) stage {
 	return stage{
@@ -68,11 +68,11 @@ func (s stage) ended(took time.Duration, err error, labels ...string) {
 	s.took.WithLabelValues(labels...).Observe(took.Seconds())
 }
 
-// buckets go from a quarter of a millisecond, which an attachment takes, to half
-// a minute, which nothing should.
+// buckets range from a quarter of a millisecond, the duration of an attachment, to half a
+// minute, which nothing should take.
 var buckets = []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30}
 
-// New returns metrics of which nothing is counted yet.
+// New returns Metrics without observations.
 func New(sources Sources) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
@@ -90,7 +90,8 @@ func New(sources Sources) *Metrics {
 	return m
 }
 
-// Unary counts calls. It comes before what makes their errors gRPC's.
+// Unary is an interceptor that records calls. It must be outside of the interceptors that
+// convert errors to gRPC statuses.
 func (m *Metrics) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	began := time.Now()
 	answer, err := next(ctx, req)
@@ -98,7 +99,7 @@ func (m *Metrics) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	return answer, err
 }
 
-// Stream does for streams what Unary does for single calls.
+// Stream is Unary for streams.
 func (m *Metrics) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	began := time.Now()
 	err := next(srv, stream)
@@ -111,21 +112,21 @@ func (m *Metrics) called(name string, began time.Time, err error) {
 	m.calls.WithLabelValues(service, method, status.Code(err).String()).Observe(time.Since(began).Seconds())
 }
 
-// SandboxStep is told of every step of a sandbox, up and down.
+// SandboxStep records a step of a sandbox's setup or teardown.
 func (m *Metrics) SandboxStep(s pod.Step, err error) { m.steps.ended(s.Took, err, "sandbox", s.Name) }
 
-// ContainerStep is told of every step of a container, up and down.
+// ContainerStep records a step of a container's setup or teardown.
 func (m *Metrics) ContainerStep(s pod.Step, err error) {
 	m.steps.ended(s.Took, err, "container", s.Name)
 }
 
-// Plugin is told of every run of a CNI plugin.
+// Plugin records a run of a CNI plugin.
 func (m *Metrics) Plugin(r cni.Run) { m.plugins.ended(r.Took, r.Err, r.Network, r.Plugin, r.Op) }
 
-// Pull is told of every pull of an image.
+// Pull records a pull of an image.
 func (m *Metrics) Pull(took time.Duration, err error) { m.pulls.ended(took, err) }
 
-// headerTimeout is how long a client may take to say what it wants.
+// headerTimeout is how long a client may take to send its request's header.
 const headerTimeout = 10 * time.Second
 
 // Serve serves /metrics on the listener until ctx ends.
@@ -140,7 +141,7 @@ func (m *Metrics) Serve(ctx context.Context, listener net.Listener) error {
 	return nil
 }
 
-// inventory collects what there is when it is asked for.
+// inventory collects the numbers of objects at each scrape.
 type inventory struct{ Sources }
 
 var (
@@ -151,14 +152,14 @@ var (
 	debts      = prometheus.NewDesc("husk_network_debts", "Attachments of pods that are gone, still to be undone.", nil, nil)
 )
 
-// Describe names what Collect collects.
+// Describe sends the descriptors of Collect's metrics.
 func (*inventory) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, debts} {
 		to <- d
 	}
 }
 
-// Collect counts.
+// Collect counts the objects.
 func (v *inventory) Collect(to chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, n float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, n, labels...)

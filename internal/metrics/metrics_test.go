@@ -65,7 +65,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// scrape serves the metrics on a free port and gets them.
+// scrape serves the metrics on a free port and returns the page.
 func scrape(t *testing.T, m *Metrics) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -1,8 +1,8 @@
-// Package trace tells where the time of a call goes, as spans of OpenTelemetry.
+// Package trace records where the time of a call goes, as OpenTelemetry spans.
 //
-// A span is found through the context: where nothing began one, because tracing
-// is not configured or the call is not sampled, Start costs a look at the
-// context and allocates nothing. Whoever begins the first is package export.
+// Spans are passed in the context. Package export starts the first span of a call. If it
+// doesn't, because tracing is not configured or the call is not sampled, Start only looks
+// at the context and allocates nothing.
 package trace
 
 import (
@@ -13,8 +13,7 @@ import (
 	oteltrace "go.opentelemetry.io/otel/trace"
 )
 
-// The names of attributes that tell what a span is about. Those that
-// OpenTelemetry has words for are its.
+// Names of span attributes, from OpenTelemetry's semantic conventions where those have one.
 const (
 	PodNamespace  = "k8s.pod.namespace"
 	PodName       = "k8s.pod.name"
@@ -27,18 +26,18 @@ const (
 	Plugin        = "husk.cni.plugin"
 )
 
-// Span is what a stage takes. Nil is one that nobody asked for.
+// Span is a span of a stage. A nil Span records nothing.
 type Span struct{ span oteltrace.Span }
 
-// Start begins a span below that of ctx, and returns the context of what is done
-// within. About has names and values in turn.
-func Start(ctx context.Context, name string, about ...string) (context.Context, *Span) {
-	above := oteltrace.SpanFromContext(ctx)
-	if !above.IsRecording() {
+// Start starts a child of ctx's span and returns a context with it. attributes alternates
+// names and values.
+func Start(ctx context.Context, name string, attributes ...string) (context.Context, *Span) {
+	parent := oteltrace.SpanFromContext(ctx)
+	if !parent.IsRecording() {
 		return ctx, nil
 	}
-	tracer := above.TracerProvider().Tracer("github.com/huskd/husk")
-	ctx, span := tracer.Start(ctx, name, oteltrace.WithAttributes(Attributes(about)...))
+	tracer := parent.TracerProvider().Tracer("github.com/huskd/husk")
+	ctx, span := tracer.Start(ctx, name, oteltrace.WithAttributes(Attributes(attributes)...))
 	return ctx, &Span{span}
 }
 
@@ -53,15 +52,15 @@ func (s *Span) End(err error) {
 	s.span.End()
 }
 
-// Note adds what the innermost span of ctx is about: names and values in turn.
-func Note(ctx context.Context, about ...string) {
+// Note adds attributes to ctx's span. attributes alternates names and values.
+func Note(ctx context.Context, attributes ...string) {
 	if span := oteltrace.SpanFromContext(ctx); span.IsRecording() {
-		span.SetAttributes(Attributes(about)...)
+		span.SetAttributes(Attributes(attributes)...)
 	}
 }
 
-// Follow returns ctx, whose end it keeps, with the span of from: for work that
-// goes on when who asked for it has left.
+// Follow returns ctx with the span of from. It is for work that continues after from has
+// ended.
 func Follow(ctx, from context.Context) context.Context {
 	span := oteltrace.SpanFromContext(from)
 	if !span.IsRecording() {
@@ -70,13 +69,13 @@ func Follow(ctx, from context.Context) context.Context {
 	return oteltrace.ContextWithSpan(ctx, span)
 }
 
-// Attributes are names and values in turn as OpenTelemetry has them. Empty
-// values are left out.
-func Attributes(about []string) []attribute.KeyValue {
-	list := make([]attribute.KeyValue, 0, len(about)/2)
-	for i := 0; i+1 < len(about); i += 2 {
-		if about[i+1] != "" {
-			list = append(list, attribute.String(about[i], about[i+1]))
+// Attributes converts alternating names and values to OpenTelemetry attributes. It omits
+// empty values.
+func Attributes(pairs []string) []attribute.KeyValue {
+	list := make([]attribute.KeyValue, 0, len(pairs)/2)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if pairs[i+1] != "" {
+			list = append(list, attribute.String(pairs[i], pairs[i+1]))
 		}
 	}
 	return list

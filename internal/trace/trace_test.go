@@ -10,18 +10,18 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 )
 
-func TestSpansAreBelowTheirCallers(t *testing.T) {
+func TestParents(t *testing.T) {
 	to := tracetest.NewInMemoryExporter()
 	provider := sdk.NewTracerProvider(sdk.WithSyncer(to))
 	ctx, root := provider.Tracer("test").Start(t.Context(), "call")
 	ctx, outer := Start(ctx, "stage", Sandbox, "s1", Plugin, "")
 	ctx, cancel := context.WithCancel(ctx)
 	cancel()
-	alone := Follow(context.Background(), ctx)
-	if alone.Err() != nil {
-		t.Error("what goes on alone ends with who asked for it")
+	detached := Follow(context.Background(), ctx)
+	if detached.Err() != nil {
+		t.Error("the following context ends with its origin")
 	}
-	_, inner := Start(alone, "step")
+	_, inner := Start(detached, "step")
 	inner.End(errors.New("no space"))
 	outer.End(nil)
 	root.End()
@@ -31,20 +31,20 @@ func TestSpansAreBelowTheirCallers(t *testing.T) {
 	}
 	step, stage, call := spans[0], spans[1], spans[2]
 	if step.Parent.SpanID() != stage.SpanContext.SpanID() || stage.Parent.SpanID() != call.SpanContext.SpanID() {
-		t.Error("they are not below each other")
+		t.Error("the spans are not nested")
 	}
 	if step.Status.Code != codes.Error || step.Status.Description != "no space" || stage.Status.Code == codes.Error {
 		t.Errorf("the errors are %v and %v", step.Status, stage.Status)
 	}
 	if len(stage.Attributes) != 1 || stage.Attributes[0].Value.AsString() != "s1" {
-		t.Errorf("it is about %v", stage.Attributes)
+		t.Errorf("the attributes are %v", stage.Attributes)
 	}
 }
 
-func TestNothingIsBegunBelowNothing(t *testing.T) {
+func TestNoSpanWithoutParent(t *testing.T) {
 	ctx, span := Start(t.Context(), "stage", Sandbox, "s1")
 	if span != nil || ctx != t.Context() || Follow(ctx, ctx) != ctx {
-		t.Error("a span without a call's")
+		t.Error("a span without a parent")
 	}
 	span.End(nil)
 	id := "s1"
@@ -52,7 +52,7 @@ func TestNothingIsBegunBelowNothing(t *testing.T) {
 		_, span := Start(ctx, "stage", Sandbox, id)
 		span.End(nil)
 	}); n > 0 {
-		t.Errorf("%v allocations for nothing", n)
+		t.Errorf("%v allocations without a parent span", n)
 	}
 }
 

@@ -1,5 +1,5 @@
-// Package export begins the spans of huskd's calls, samples them, and sends them
-// and those below them to a collector by OTLP over gRPC.
+// Package export starts and samples the spans of huskd's calls, and sends them with their
+// child spans to a collector by OTLP over gRPC.
 package export
 
 import (
@@ -25,34 +25,34 @@ import (
 	"github.com/huskd/husk/internal/version"
 )
 
-// Config says where spans go.
+// Config configures a Tracer.
 type Config struct {
 	// Endpoint is a collector's URL, http://HOST:PORT or https://HOST:PORT.
 	Endpoint string
-	// Sampling is the share of calls that are traced of those whose caller
-	// doesn't say, 0 to 1. A caller's word goes before.
+	// Sampling is the fraction of calls to trace, 0 to 1. It applies to calls whose caller
+	// doesn't decide that.
 	Sampling float64
 	// Node is this node's name.
 	Node string
 	Log  *slog.Logger
 }
 
-// Tracer begins spans. Nil is one that doesn't.
+// Tracer starts spans. A nil Tracer starts none.
 type Tracer struct {
 	provider *sdk.TracerProvider
 	exporter sdk.SpanExporter
 	tracer   oteltrace.Tracer
 }
 
-// New returns a tracer, whether the collector answers or not: spans that it
-// doesn't take are dropped and pods don't wait for it.
+// New returns a Tracer. The collector need not be reachable: spans that can't be sent are
+// dropped, and calls never wait for it.
 func New(ctx context.Context, cfg Config) (*Tracer, error) {
 	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(cfg.Endpoint))
 	if err != nil {
 		return nil, fmt.Errorf("tracing to %s: %w", cfg.Endpoint, err)
 	}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		cfg.Log.Warn("tracing: spans were not taken", "collector", cfg.Endpoint, "error", err)
+		cfg.Log.Warn("tracing: spans could not be sent", "collector", cfg.Endpoint, "error", err)
 	}))
 	provider := sdk.NewTracerProvider(
 		sdk.WithBatcher(exporter),
@@ -64,27 +64,27 @@ func New(ctx context.Context, cfg Config) (*Tracer, error) {
 	return &Tracer{provider, exporter, provider.Tracer("github.com/huskd/husk")}, nil
 }
 
-// closeTime is how long the last spans may take to be sent.
-const closeTime = 2 * time.Second
+// closeTimeout is how long Close waits for the last spans to be sent.
+const closeTimeout = 2 * time.Second
 
-// Close sends what is left.
+// Close sends the remaining spans.
 func (t *Tracer) Close() {
 	if t == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	_ = t.provider.Shutdown(ctx) // what can't be sent was told of
+	_ = t.provider.Shutdown(ctx) // the error handler logs errors
 	_ = t.exporter.Shutdown(ctx)
 }
 
-// Begin begins a span that nobody's call is above, such as that of something the
-// agent does. About has names and values in turn.
-func (t *Tracer) Begin(ctx context.Context, name string, about ...string) (context.Context, func(error)) {
+// Begin starts a root span, for work of the agent rather than a call. attributes alternates
+// names and values.
+func (t *Tracer) Begin(ctx context.Context, name string, attributes ...string) (context.Context, func(error)) {
 	if t == nil {
 		return ctx, func(error) {}
 	}
-	ctx, span := t.tracer.Start(ctx, name, oteltrace.WithAttributes(trace.Attributes(about)...))
+	ctx, span := t.tracer.Start(ctx, name, oteltrace.WithAttributes(trace.Attributes(attributes)...))
 	return ctx, func(err error) {
 		if err != nil {
 			span.SetStatus(codes.Error, err.Error())
@@ -93,7 +93,7 @@ func (t *Tracer) Begin(ctx context.Context, name string, about ...string) (conte
 	}
 }
 
-// Options are a server's whose calls are traced; none if nothing is.
+// Options returns the options for a server whose calls are traced.
 func (t *Tracer) Options() []grpc.ServerOption {
 	if t == nil {
 		return nil
@@ -115,16 +115,16 @@ func (t *Tracer) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 	return err
 }
 
-// traced is a stream whose context has a span.
+// traced is a stream with a span in its context.
 type traced struct {
 	grpc.ServerStream
 	ctx context.Context
 }
 
-// Context replaces the stream's own.
+// Context returns the context with the span.
 func (t traced) Context() context.Context { return t.ctx }
 
-// serve begins the span of a call, below that of its caller if it tells of one.
+// serve starts the span of a call, as a child of the caller's span if the call carries one.
 func (t *Tracer) serve(ctx context.Context, method string) (context.Context, oteltrace.Span) {
 	if md, ok := metadata.FromIncomingContext(ctx); ok {
 		ctx = propagation.TraceContext{}.Extract(ctx, carrier(md))
@@ -145,10 +145,10 @@ func finish(span oteltrace.Span, err error) {
 	span.End()
 }
 
-// carrier is gRPC's metadata as W3C's trace context is read from it.
+// carrier reads a W3C trace context from gRPC metadata.
 type carrier metadata.MD
 
-// Get returns the first value.
+// Get returns the first value of key.
 func (c carrier) Get(key string) string {
 	if list := metadata.MD(c).Get(key); len(list) > 0 {
 		return list[0]
@@ -156,10 +156,10 @@ func (c carrier) Get(key string) string {
 	return ""
 }
 
-// Set is for those who send.
+// Set sets a value, for callers.
 func (c carrier) Set(key, value string) { metadata.MD(c).Set(key, value) }
 
-// Keys are all names.
+// Keys returns all keys.
 func (c carrier) Keys() []string {
 	var keys []string
 	for k := range c {

@@ -21,6 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// sink is a collector that keeps the spans.
 type sink struct {
 	collector.UnimplementedTraceServiceServer
 	mu    sync.Mutex
@@ -95,17 +96,17 @@ func TestCalls(t *testing.T) {
 		t.Fatalf("the spans are %v", s.spans)
 	}
 	if string(stage.GetParentSpanId()) != string(call.GetSpanId()) || string(watching.GetParentSpanId()) != string(watch.GetSpanId()) {
-		t.Error("a stage isn't below its call")
+		t.Error("a stage is not a child of its call")
 	}
 	if len(call.GetParentSpanId()) == 0 || len(watch.GetParentSpanId()) != 0 {
-		t.Error("a parent that a caller told of is lost, or one that it didn't is there")
+		t.Error("the caller's span is lost, or a malformed one is used")
 	}
 	if call.GetKind() != tracepb.Span_SPAN_KIND_SERVER || call.GetStatus().GetMessage() != "none" || s.node != "n1" {
 		t.Errorf("the call is %v on node %q", call, s.node)
 	}
 }
 
-// TestSampling: a caller's word goes before the share.
+// TestSampling checks that a caller's decision overrides the configured sampling.
 func TestSampling(t *testing.T) {
 	s, endpoint := serve(t)
 	tracer, err := New(t.Context(), Config{Endpoint: endpoint, Sampling: 0, Log: slog.New(slog.DiscardHandler)})
@@ -125,9 +126,9 @@ func TestSampling(t *testing.T) {
 	}
 }
 
-// TestNobodyCollects: calls don't wait for a collector, nor does the end of huskd
-// for long.
-func TestNobodyCollects(t *testing.T) {
+// TestUnreachableCollector checks that neither calls nor Close wait for an unreachable
+// collector.
+func TestUnreachableCollector(t *testing.T) {
 	var log strings.Builder
 	tracer, err := New(t.Context(), Config{Endpoint: "http://127.0.0.1:1", Sampling: 1, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
