@@ -162,7 +162,7 @@ func (j *adjuster) hooks(requested *api.Hooks) error {
 	into := j.into.Hooks
 	for _, kind := range []struct {
 		requested []*api.Hook
-		into  *[]specs.Hook
+		into      *[]specs.Hook
 	}{
 		{requested.GetPrestart(), &into.Prestart}, //nolint:staticcheck // NRI has it
 		{requested.GetCreateRuntime(), &into.CreateRuntime},
