@@ -12,23 +12,22 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Cluster is what a node of a cluster says of itself, and how its API server
-// reaches it. It is of use with a kubeconfig only.
+// Cluster is the configuration of a node in a cluster. It is used only with a kubeconfig.
 type Cluster struct {
-	NodeName      string   `key:"node-name" help:"name of this node; its host name if empty"`
-	NodeLabels    []string `key:"node-labels" help:"labels of the node, KEY=VALUE, beside those that every node has"`
+	NodeName      string   `key:"node-name" help:"name of this node; the host name if empty"`
+	NodeLabels    []string `key:"node-labels" help:"labels of the node, KEY=VALUE, in addition to the standard ones"`
 	NodeTaints    []string `key:"node-taints" help:"taints that the node is registered with, KEY=VALUE:EFFECT or KEY:EFFECT"`
-	NodeListen    string   `key:"node-listen" help:"address to serve kubectl logs, exec, attach and port-forward at, which reach the node by way of the API server"`
-	NodeTLSCert   string   `key:"node-tls-cert-file" help:"certificate of that server; one that it signs for itself if empty"`
-	NodeTLSKey    string   `key:"node-tls-private-key-file" help:"key of that certificate"`
-	NodeClientCA  string   `key:"node-client-ca-file" help:"authorities of the certificates of that server's clients; those of the kubeconfig if empty"`
-	ClusterDNS    []string `key:"cluster-dns" help:"name servers of pods with dnsPolicy ClusterFirst; the node's if empty"`
-	ClusterDomain string   `key:"cluster-domain" help:"domain of the cluster's services, which those pods search"`
+	NodeListen    string   `key:"node-listen" help:"address to serve the kubelet API on, which the API server uses for kubectl logs, exec, attach and port-forward"`
+	NodeTLSCert   string   `key:"node-tls-cert-file" help:"certificate of the kubelet API; self-signed if empty"`
+	NodeTLSKey    string   `key:"node-tls-private-key-file" help:"private key of that certificate"`
+	NodeClientCA  string   `key:"node-client-ca-file" help:"CA certificates for clients of the kubelet API; those of the kubeconfig if empty"`
+	ClusterDNS    []string `key:"cluster-dns" help:"name servers for pods with dnsPolicy ClusterFirst; the node's if empty"`
+	ClusterDomain string   `key:"cluster-domain" help:"domain of the cluster's services, in the search list of those pods"`
 }
 
 func (c *Cluster) checkCluster(bad func(key, format string, args ...any)) {
 	if c.NodeName != "" && len(validation.IsDNS1123Subdomain(c.NodeName)) > 0 {
-		bad("node-name", "%q can't be one: use lower-case letters, digits, - and .", c.NodeName)
+		bad("node-name", "%q is not a valid name: use lower-case letters, digits, - and .", c.NodeName)
 	}
 	if _, err := c.Labels(); err != nil {
 		bad("node-labels", "%w", err)
@@ -40,7 +39,7 @@ func (c *Cluster) checkCluster(bad func(key, format string, args ...any)) {
 		bad("node-listen", "%q is not of the form 198.51.100.1:10250 or :10250", c.NodeListen)
 	}
 	if (c.NodeTLSCert == "") != (c.NodeTLSKey == "") {
-		bad("node-tls-cert-file", "set it and node-tls-private-key-file, or neither")
+		bad("node-tls-cert-file", "set both it and node-tls-private-key-file, or neither")
 	}
 	for key, path := range map[string]string{"node-tls-cert-file": c.NodeTLSCert, "node-tls-private-key-file": c.NodeTLSKey, "node-client-ca-file": c.NodeClientCA} {
 		if path != "" && !filepath.IsAbs(path) {
@@ -57,7 +56,7 @@ func (c *Cluster) checkCluster(bad func(key, format string, args ...any)) {
 	}
 }
 
-// Labels are the node's, by their keys.
+// Labels returns the node's labels.
 func (c *Cluster) Labels() (map[string]string, error) {
 	out := map[string]string{}
 	for _, text := range c.NodeLabels {
@@ -70,7 +69,7 @@ func (c *Cluster) Labels() (map[string]string, error) {
 	return out, nil
 }
 
-// Taints are those that the node is registered with.
+// Taints returns the taints that the node is registered with.
 func (c *Cluster) Taints() ([]corev1.Taint, error) {
 	var out []corev1.Taint
 	effects := []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute}

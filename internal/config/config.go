@@ -1,6 +1,6 @@
-// Package config is huskd's configuration: flags and a TOML file with the same
-// keys. Each option is written once, in Config; the flags, the file's keys and
-// the reference page come from there.
+// Package config parses huskd's configuration: flags, and a TOML file with the same keys. Each
+// option is defined once, in Config, from which the flags, the file's keys and the reference page
+// are derived.
 package config
 
 import (
@@ -20,45 +20,45 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// DefaultFile is read if it exists and --config names no other.
+// DefaultFile is read if it exists and --config names no other file.
 const DefaultFile = "/etc/husk/huskd.toml"
 
-// Config is what can be configured. The tag `key` names flag and key, `help`
-// explains it, and New gives the defaults.
+// Config is the configuration of huskd. The tag `key` names the flag and the key in the file,
+// `help` documents it, and New returns the defaults.
 type Config struct {
-	Root   string `key:"root" help:"directory for what outlives a reboot: images, writable layers, the journal"`
-	State  string `key:"state" help:"directory for what does not: namespaces, sockets, runtime state"`
-	Listen string `key:"listen" help:"the socket to serve, unix:///PATH"`
+	Root   string `key:"root" help:"directory for state that survives a reboot: images, writable layers, the journal"`
+	State  string `key:"state" help:"directory for state that a reboot discards: namespaces, sockets, runtime state"`
+	Listen string `key:"listen" help:"socket to listen on, unix:///PATH"`
 	Sources
 	Cluster
-	CertsDir   string   `key:"certs-dir" help:"directory of registry configuration, HOST/hosts.toml as containerd reads it"`
-	Network    string   `key:"network-mode" help:"how pods are attached: ptp (routed) or bridge"`
-	Subnets    []string `key:"pod-subnets" help:"addresses for pods: at most one IPv4 and one IPv6 prefix"`
-	Masquerade bool     `key:"masquerade" help:"give traffic from pods to elsewhere the node's address"`
+	CertsDir   string   `key:"certs-dir" help:"directory of registry configuration, with a HOST/hosts.toml for each registry as in containerd"`
+	Network    string   `key:"network-mode" help:"how pods are connected by the built-in network: ptp (routed) or bridge"`
+	Subnets    []string `key:"pod-subnets" help:"subnets of pod addresses: at most one IPv4 and one IPv6 prefix"`
+	Masquerade bool     `key:"masquerade" help:"masquerade traffic that leaves the pod subnets with the node's address"`
 	Plugins
 	Containers
 	Disk
-	PidsLimit int    `key:"pids-limit" help:"how many processes and threads a container may have; 0 for no limit"`
-	Metrics   string `key:"metrics-listen" help:"address to serve Prometheus' metrics at, such as 127.0.0.1:9477, under /metrics; empty for none"`
-	LogLevel  string `key:"log-level" help:"least severe log lines to write: debug, info, warn or error"`
-	LogFormat string `key:"log-format" help:"form of log lines: text or json"`
-	// Runtimes are in the file only, each in a table [runtimes.NAME].
+	PidsLimit int    `key:"pids-limit" help:"maximum number of processes and threads in a container; 0 for no limit"`
+	Metrics   string `key:"metrics-listen" help:"address to serve Prometheus metrics on, such as 127.0.0.1:9477, at /metrics; empty to disable"`
+	LogLevel  string `key:"log-level" help:"minimum level of log lines: debug, info, warn or error"`
+	LogFormat string `key:"log-format" help:"format of log lines: text or json"`
+	// Runtimes can only be set in the file, each in a table [runtimes.NAME].
 	Runtimes map[string]Runtime
-	// Tracing is in the file only.
+	// Tracing can only be set in the file.
 	Tracing Tracing
 }
 
-// Plugins are where those of others are.
+// Plugins says where CNI and NRI plugins are.
 type Plugins struct {
-	CNIConf   string   `key:"cni-conf-dir" help:"directory of CNI networks, which then are used instead of the built-in one; empty for none"`
-	CNIBin    []string `key:"cni-bin-dir" help:"directories of CNI plugins, the first goes before; /opt/TYPE/bin goes before all"`
-	CNIMax    int      `key:"cni-max-networks" help:"how many of the networks in cni-conf-dir a pod is attached to, in the order of their files"`
-	NRISocket string   `key:"nri-socket" help:"where plugins of the Node Resource Interface register; empty for no NRI"`
-	NRIDir    string   `key:"nri-plugin-dir" help:"directory of NRI plugins that huskd starts, NN-NAME each"`
-	NRINeeded []string `key:"nri-required-plugins" help:"names of NRI plugins without which no container is created"`
+	CNIConf   string   `key:"cni-conf-dir" help:"directory of CNI network configurations, which replace the built-in network if there are any; empty to use only the built-in network"`
+	CNIBin    []string `key:"cni-bin-dir" help:"directories of CNI plugins, searched in order after /opt/TYPE/bin"`
+	CNIMax    int      `key:"cni-max-networks" help:"number of networks in cni-conf-dir that a pod is attached to, in the order of the file names"`
+	NRISocket string   `key:"nri-socket" help:"socket where plugins of the Node Resource Interface register; empty to disable NRI"`
+	NRIDir    string   `key:"nri-plugin-dir" help:"directory of NRI plugins that huskd starts, each named NN-NAME"`
+	NRINeeded []string `key:"nri-required-plugins" help:"names of NRI plugins that must be registered before containers are created"`
 }
 
-// New returns the defaults.
+// New returns the default configuration.
 func New() Config {
 	return Config{
 		Root:       "/var/lib/husk",
@@ -85,13 +85,13 @@ func New() Config {
 	}
 }
 
-// option is one field of a Config, or of one of its tables.
+// option is a field of a Config or of one of its tables.
 type option struct {
 	key, help string
 	value     reflect.Value
 }
 
-// options lists the fields of c that have a key, and refer to them.
+// options returns the fields of c that have a key. Setting their values changes c.
 func options[T Config | Runtime | Tracing](c *T) []option {
 	return optionsOf(reflect.ValueOf(c).Elem())
 }
@@ -108,16 +108,16 @@ func optionsOf(v reflect.Value) (list []option) {
 	return list
 }
 
-// Parse reads flags, and the file that they or DefaultFile name. A flag goes
-// before the file, the file before the default. It returns pflag.ErrHelp,
-// after having printed the help to out, if that was asked for.
+// Parse parses the flags, and the file that --config names or DefaultFile. Flags override the file,
+// which overrides the defaults. If help was requested, Parse prints it to out and returns
+// pflag.ErrHelp.
 func Parse(args []string, out io.Writer) (Config, error) {
 	cfg := New()
 	flags := pflag.NewFlagSet("huskd", pflag.ContinueOnError)
 	flags.SortFlags = false
 	flags.SetOutput(out)
 	flags.Usage = func() {
-		fmt.Fprint(out, "huskd runs pods on this node: from manifests, and for kubelet through CRI.\n\nUsage: huskd [flags]\n\n", flags.FlagUsages())
+		fmt.Fprint(out, "huskd runs pods on this node: from manifests, for a cluster, and for a kubelet through CRI.\n\nUsage: huskd [flags]\n\n", flags.FlagUsages())
 	}
 	fromFlags := cfg
 	for _, o := range options(&fromFlags) {
@@ -132,14 +132,14 @@ func Parse(args []string, out io.Writer) (Config, error) {
 			flags.IntVar(p, o.key, *p, o.help)
 		}
 	}
-	file := flags.String("config", "", "file with these settings (default "+DefaultFile+", if it exists)")
+	file := flags.String("config", "", "TOML file with these settings (default "+DefaultFile+", if it exists)")
 	if err := flags.Parse(args); errors.Is(err, pflag.ErrHelp) {
 		return cfg, err
 	} else if err != nil {
 		return cfg, fmt.Errorf("%w: see huskd --help", err)
 	}
 	if flags.NArg() > 0 {
-		return cfg, fmt.Errorf("%q: huskd takes flags only; pods are run with husk run", flags.Arg(0))
+		return cfg, fmt.Errorf("%q: huskd takes only flags; pods are run with husk run", flags.Arg(0))
 	}
 	if err := load(*file, &cfg); err != nil {
 		return cfg, err
@@ -194,7 +194,7 @@ func load(file string, cfg *Config) error {
 	return errors.Join(errs...)
 }
 
-// fill sets the options from the keys of a table, and says what is wrong.
+// fill sets the options from the keys of a table and returns all errors.
 func fill(options []option, table map[string]any) []error {
 	var errs []error
 	known := map[string]bool{}
@@ -260,7 +260,7 @@ func (o option) set(v any) error {
 	return nil
 }
 
-// check says what is wrong with the values, all of it, by key.
+// check returns all invalid values, sorted by key, and cleans paths.
 func (c *Config) check() error {
 	var errs []error
 	bad := func(key, format string, args ...any) {
@@ -277,14 +277,14 @@ func (c *Config) check() error {
 		*path = filepath.Clean(*path)
 	}
 	if c.Root == c.State {
-		bad("state", "%s is the root directory too: name another", c.State)
+		bad("state", "%s is also the root directory: use another", c.State)
 	}
 	if path, ok := strings.CutPrefix(c.Listen, "unix://"); !ok || !filepath.IsAbs(path) {
 		bad("listen", "%q is not of the form unix:///path", c.Listen)
 	}
 	oneOf := func(key, value string, of ...string) {
 		if !slices.Contains(of, value) {
-			bad(key, "%q is none of %s", value, strings.Join(of, ", "))
+			bad(key, "%q is not one of %s", value, strings.Join(of, ", "))
 		}
 	}
 	for i, dir := range c.CNIBin {
@@ -297,10 +297,10 @@ func (c *Config) check() error {
 	c.checkCluster(bad)
 	c.checkDisk(bad)
 	if c.PidsLimit < 0 {
-		bad("pids-limit", "%d: at least 0", c.PidsLimit)
+		bad("pids-limit", "%d: must be at least 0", c.PidsLimit)
 	}
 	if c.CNIMax < 1 {
-		bad("cni-max-networks", "%d: at least 1", c.CNIMax)
+		bad("cni-max-networks", "%d: must be at least 1", c.CNIMax)
 	}
 	oneOf("network-mode", c.Network, "ptp", "bridge")
 	if _, _, err := net.SplitHostPort(c.Metrics); c.Metrics != "" && err != nil {
@@ -326,7 +326,7 @@ func (c *Config) check() error {
 	return errors.Join(errs...)
 }
 
-// Prefixes returns the pod subnets: at most one of each family.
+// Prefixes returns the pod subnets, at most one of each address family.
 func (c *Config) Prefixes() ([]netip.Prefix, error) {
 	var list []netip.Prefix
 	for _, s := range c.Subnets {
@@ -335,25 +335,25 @@ func (c *Config) Prefixes() ([]netip.Prefix, error) {
 			return nil, fmt.Errorf("%q is not a prefix such as 10.201.0.0/16", s)
 		}
 		if p != p.Masked() {
-			return nil, fmt.Errorf("%s has bits behind its prefix: write %s", p, p.Masked())
+			return nil, fmt.Errorf("%s has host bits set: use %s", p, p.Masked())
 		}
 		for _, other := range list {
 			if other.Addr().Is4() == p.Addr().Is4() {
-				return nil, fmt.Errorf("%s and %s are of one family: keep one", other, p)
+				return nil, fmt.Errorf("%s and %s are of the same address family: keep one", other, p)
 			}
 		}
 		list = append(list, p)
 	}
 	if len(list) == 0 {
-		return nil, errors.New("is empty: name at least one prefix")
+		return nil, errors.New("is empty: give at least one prefix")
 	}
 	return list, nil
 }
 
-// Reference is the reference page of the options, in markdown.
+// Reference returns the reference page of the options in Markdown.
 func Reference() string {
 	var b strings.Builder
-	b.WriteString("# huskd configuration\n\nGenerated from `internal/config`. Each key can be given as a flag, `--key=value`, or in the TOML\nfile that `--config` names (default `" + DefaultFile + "`, if it exists). A flag goes before the file.\n\n")
+	b.WriteString("# huskd configuration\n\nGenerated from `internal/config`. Each key can be given as a flag, `--key=value`, or in the TOML\nfile that `--config` names (default `" + DefaultFile + "`, if it exists). Flags override the file.\n\n")
 	cfg := New()
 	table(&b, options(&cfg))
 	b.WriteString(runtimesReference)

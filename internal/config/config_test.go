@@ -20,7 +20,7 @@ func file(t *testing.T, content string) string {
 	return path
 }
 
-func TestFlagGoesBeforeFileBeforeDefault(t *testing.T) {
+func TestFlagsOverrideFileOverridesDefaults(t *testing.T) {
 	path := file(t, "root = \"/a\"\nstate = \"/b\"\nmasquerade = false\npod-subnets = [\"10.9.0.0/24\"]\n")
 	cfg, err := Parse([]string{"--config", path, "--state=/c/", "--log-level", "debug"}, os.Stderr)
 	if err != nil {
@@ -44,7 +44,7 @@ func TestDefaultsAreValid(t *testing.T) {
 	}
 }
 
-func TestEveryFaultIsNamed(t *testing.T) {
+func TestEveryErrorIsReported(t *testing.T) {
 	for _, c := range []struct {
 		name, file string
 		args       []string
@@ -55,22 +55,22 @@ func TestEveryFaultIsNamed(t *testing.T) {
 		{"wrong types", "root = 1\nmasquerade = \"yes\"\npod-subnets = [1]\n", nil,
 			[]string{"root: must be a string", "masquerade: must be true or false", "pod-subnets: must be a list of strings"}},
 		{"values", "root = \"a\"\nlisten = \"tcp://:1\"\nlog-format = \"xml\"\nnetwork-mode = \"l2\"\n", nil,
-			[]string{`root: "a" is not an absolute path`, `listen: "tcp://:1" is not of the form`, `log-format: "xml" is none of text, json`, `network-mode: "l2" is none of ptp, bridge`}},
-		{"subnet", "", []string{"--pod-subnets=10.1.2.3/16"}, []string{"pod-subnets: 10.1.2.3/16 has bits behind its prefix: write 10.1.0.0/16"}},
+			[]string{`root: "a" is not an absolute path`, `listen: "tcp://:1" is not of the form`, `log-format: "xml" is not one of text, json`, `network-mode: "l2" is not one of ptp, bridge`}},
+		{"subnet", "", []string{"--pod-subnets=10.1.2.3/16"}, []string{"pod-subnets: 10.1.2.3/16 has host bits set: use 10.1.0.0/16"}},
 		{"URL", "manifest-url-interval = 0\nmanifest-url-header = [\"A: b\", \"no secret\"]\n", []string{"--manifest-url=ftp://me:secret@host/"},
-			[]string{"manifest-url: it is not of the form https://host/path", "manifest-url-header: number 2 is not of the form NAME: VALUE", "manifest-url-interval: 0: at least 1"}},
+			[]string{"manifest-url: must be of the form https://host/path", "manifest-url-header: header 2 is not of the form NAME: VALUE", "manifest-url-interval: 0: must be at least 1"}},
 		{"subnet text", "", []string{"--pod-subnets=ten"}, []string{`pod-subnets: "ten" is not a prefix`}},
-		{"subnet twice", "", []string{"--pod-subnets=10.1.0.0/16,10.2.0.0/16"}, []string{"are of one family"}},
+		{"subnet twice", "", []string{"--pod-subnets=10.1.0.0/16,10.2.0.0/16"}, []string{"are of the same address family"}},
 		{"NRI", "nri-socket = \"nri.sock\"\nnri-plugin-dir = \"\"\n", nil, []string{`nri-socket: "nri.sock" is not an absolute path`, `nri-plugin-dir: "" is not an absolute path`}},
 		{"no subnet", "pod-subnets = []\n", nil, []string{"pod-subnets: is empty"}},
 		{"metrics address", "", []string{"--metrics-listen=9477"}, []string{`metrics-listen: "9477" is not of the form 127.0.0.1:9477`}},
-		{"same directories", "", []string{"--root=/x", "--state=/x/"}, []string{"state: /x is the root directory too"}},
+		{"same directories", "", []string{"--root=/x", "--state=/x/"}, []string{"state: /x is also the root directory"}},
 		{"runtimes", "runtimes = 1\n", nil, []string{"huskd.toml: runtimes: must be tables"}},
 		{"runtime", "[runtimes]\nkata = \"/bin/kata\"\n", nil, []string{"runtimes.kata: must be a table, [runtimes.kata]"}},
 		{"runtime's keys", "[runtimes.kata]\npath = 1\nbinary = \"x\"\n[runtimes.gvisor]\nshim = true\n", nil,
 			[]string{"runtimes.kata.path: must be a string", "runtimes.kata.binary: unknown key", "runtimes.gvisor.shim: unknown key"}},
 		{"runtime's values", "[runtimes.kata]\ntype = \"shim\"\nconfig = \"kata.toml\"\n[runtimes.crun]\nconfig = \"/x\"\n[runtimes.a]\ntype = \"vm\"\n[runtimes.b]\npath = \"bin/b\"\n[runtimes.\"../C\"]\n[runtimes.d]\nnetwork = \"late\"\n", nil,
-			[]string{`runtimes.kata: config "kata.toml" is not absolute`, `runtimes.crun: config "/x" is for type shim`, `runtimes.a: type "vm" is not known: use oci or shim`, `runtimes.b: path "bin/b" is not absolute`, "runtimes.../C: not a handler's name", `runtimes.d: network "late" is neither before-start nor after-start`}},
+			[]string{`runtimes.kata: config "kata.toml" is not an absolute path`, `runtimes.crun: config "/x" is only for type shim`, `runtimes.a: type "vm" is neither oci nor shim`, `runtimes.b: path "bin/b" is not an absolute path`, "runtimes.../C: not a valid handler name", `runtimes.d: network "late" is neither before-start nor after-start`}},
 		{"unknown flag", "", []string{"--rot=/x"}, []string{"unknown flag: --rot"}},
 		{"argument", "", []string{"web.yaml"}, []string{"pods are run with husk run"}},
 	} {
@@ -107,7 +107,7 @@ func TestHelpListsEveryKey(t *testing.T) {
 	cfg := New()
 	for _, o := range options(&cfg) {
 		if o.key == "" || o.help == "" || !strings.Contains(out.String(), "--"+o.key) || !strings.Contains(Reference(), "`"+o.key+"`") {
-			t.Errorf("option %q is not explained", o.key)
+			t.Errorf("option %q is not documented", o.key)
 		}
 	}
 }

@@ -2,21 +2,21 @@ package config
 
 import "fmt"
 
-// Containers are what containers may be and how they are kept apart.
+// Containers configures what containers may use and how they are isolated.
 type Containers struct {
-	CgroupDriver       string `key:"cgroup-driver" help:"who makes the cgroups of containers: cgroupfs, the runtimes themselves; or systemd, for pods whose cgroup_parent is a slice of its. The kubelet is told"`
-	BlockIO            string `key:"blockio-config" help:"file of classes of block I/O, which pods name by annotations, as containerd and CRI-O read it; empty for none"`
-	RDT                string `key:"rdt-config" help:"file of classes of Intel RDT, likewise"`
-	RestoreCheckpoints bool   `key:"restore-checkpoints" help:"have a container be made of a checkpoint that is named in the place of its image. Its processes get the privileges that they had, whatever the pod's are: only where all who run pods are trusted"`
+	CgroupDriver       string `key:"cgroup-driver" help:"what creates the cgroups of containers: cgroupfs (the OCI runtime) or systemd (for pods whose cgroup_parent is a slice). The kubelet queries this"`
+	BlockIO            string `key:"blockio-config" help:"file with classes for block I/O, in the format of containerd and CRI-O, which pods select by annotation; empty for none"`
+	RDT                string `key:"rdt-config" help:"file with classes for Intel RDT, likewise"`
+	RestoreCheckpoints bool   `key:"restore-checkpoints" help:"restore a container whose image names a checkpoint. Its processes keep the privileges that they had, regardless of the pod's security context: enable it only if everyone who runs pods is trusted"`
 }
 
-// The cgroup drivers.
+// The values of cgroup-driver.
 const (
 	cgroupfs = "cgroupfs"
 	systemd  = "systemd"
 )
 
-// Systemd says whether systemd makes the cgroups of pods that are slices.
+// Systemd reports whether systemd creates the cgroups of pods whose parent is a slice.
 func (c Containers) Systemd() bool { return c.CgroupDriver == systemd }
 
 func (c Containers) check() error {

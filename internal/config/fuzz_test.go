@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// FuzzFile: whatever a configuration file says is understood, or refused by name.
+// FuzzFile checks that any configuration file is either valid or refused with an error.
 func FuzzFile(f *testing.F) {
 	for _, seed := range []string{
 		"", "root = \"/var/lib/husk\"\nlog-level = \"debug\"\n", "pod-subnets = [\"10.1.0.0/16\", \"fd00::/64\"]\n", "network = \"bridge\"\nmasquerade = false\n",
@@ -24,15 +24,15 @@ func FuzzFile(f *testing.F) {
 		cfg, err := Parse([]string{"--config", path}, io.Discard)
 		if err != nil {
 			if err.Error() == "" {
-				t.Error("an error without words")
+				t.Error("an empty error")
 			}
 			return
 		}
 		if cfg.Root == "" || cfg.State == "" {
-			t.Errorf("it is taken, and huskd would have no directories: %+v", cfg)
+			t.Errorf("accepted without directories: %+v", cfg)
 		}
 		if _, err := cfg.Prefixes(); err != nil {
-			t.Errorf("it is taken, and its subnets are none: %v", err)
+			t.Errorf("accepted with invalid subnets: %v", err)
 		}
 	})
 }

@@ -9,19 +9,19 @@ import (
 	"slices"
 )
 
-// Runtime is a runtime handler, which pods ask for by its name.
+// Runtime is a runtime handler, which pods select by its name.
 type Runtime struct {
-	Type   string `key:"type" help:"how it is spoken to: oci, a program with the command line of runc, or shim, a program that speaks containerd's shim protocol"`
-	Path   string `key:"path" help:"path of the program; if empty, the handler's name is looked for, of a shim containerd-shim-NAME-v2 and -v1"`
-	Config string `key:"config" help:"file that the shim reads, such as gVisor's runsc.toml or Kata's configuration.toml; empty for its own choice"`
+	Type   string `key:"type" help:"kind of runtime: oci, a program with the command line of runc, or shim, a program that implements containerd's shim protocol"`
+	Path   string `key:"path" help:"path of the program; if empty, huskd searches PATH for the handler's name or, for a shim, containerd-shim-NAME-v2 and -v1"`
+	Config string `key:"config" help:"configuration file of the shim, such as gVisor's runsc.toml or Kata's configuration.toml; empty for the shim's default"`
 	// Network is a lifecycle.Order.
-	Network string `key:"network" help:"when pods are attached to the network: before-start, before there is any process, or after-start"`
+	Network string `key:"network" help:"when pods are attached to the network: before-start, before any process exists, or after-start"`
 }
 
-// Shim says that it speaks the shim protocol.
+// Shim reports whether the runtime is a shim.
 func (r Runtime) Shim() bool { return r.Type == typeShim }
 
-// newRuntime returns the defaults.
+// newRuntime returns the defaults of a runtime.
 func newRuntime() Runtime { return Runtime{Type: typeOCI, Network: beforeStart} }
 
 const (
@@ -35,9 +35,10 @@ const (
 const runtimesReference = `
 ## Runtime handlers
 
-A pod can ask for a runtime by name: ` + "`runtimeClassName`" + ` in a manifest, the handler of a RuntimeClass in a cluster.
-Each table of the file, ` + "`[runtimes.NAME]`" + `, adds one. They are tried when huskd starts; ` + "`husk doctor`" + ` says
-which can't be used and why. Pods that name none get the first that works of crun, runc, and then the others by name.
+A pod can select a runtime by name: with ` + "`runtimeClassName`" + ` in a manifest, or the handler of a RuntimeClass in a
+cluster. Each table ` + "`[runtimes.NAME]`" + ` in the file adds one. huskd tests them when it starts; ` + "`husk doctor`" + ` lists
+those that can't be used and why. Pods that name none get the first usable one of crun, runc, and then the others by
+name.
 
     [runtimes.crun-next]
     path = "/opt/crun/bin/crun"
@@ -46,11 +47,11 @@ which can't be used and why. Pods that name none get the first that works of cru
     type = "shim"
     path = "/usr/local/bin/containerd-shim-runsc-v1"
 
-[Runtimes](../runtimes.md) tells what to install for which.
+[Runtimes](../runtimes.md) says what to install for each.
 
 `
 
-// handlerName is that of a Kubernetes RuntimeClass's handler, a DNS label.
+// handlerName matches the handler of a Kubernetes RuntimeClass, a DNS label.
 var handlerName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 // runtimes reads the tables below runtimesKey.
@@ -79,17 +80,17 @@ func runtimes(v any) (map[string]Runtime, error) {
 func (r Runtime) check(name string) error {
 	switch {
 	case !handlerName.MatchString(name):
-		return errors.New("not a handler's name: want lower-case letters, digits and -, at most 63")
+		return errors.New("not a valid handler name: use at most 63 lower-case letters, digits and -")
 	case r.Type != typeOCI && !r.Shim():
-		return fmt.Errorf("type %q is not known: use oci or shim", r.Type)
+		return fmt.Errorf("type %q is neither oci nor shim", r.Type)
 	case r.Config != "" && !r.Shim():
-		return fmt.Errorf("config %q is for type shim: an OCI runtime is configured by itself", r.Config)
+		return fmt.Errorf("config %q is only for type shim", r.Config)
 	case r.Config != "" && !filepath.IsAbs(r.Config):
-		return fmt.Errorf("config %q is not absolute", r.Config)
+		return fmt.Errorf("config %q is not an absolute path", r.Config)
 	case r.Network != beforeStart && r.Network != afterStart:
 		return fmt.Errorf("network %q is neither %s nor %s", r.Network, beforeStart, afterStart)
 	case r.Path != "" && !filepath.IsAbs(r.Path):
-		return fmt.Errorf("path %q is not absolute", r.Path)
+		return fmt.Errorf("path %q is not an absolute path", r.Path)
 	}
 	return nil
 }

@@ -6,10 +6,10 @@ import (
 	"net/url"
 )
 
-// Tracing says where spans of OpenTelemetry go. It is the file's table [tracing].
+// Tracing configures OpenTelemetry. It is the table [tracing] of the file.
 type Tracing struct {
-	Endpoint string  `key:"endpoint" help:"URL of a collector of OpenTelemetry that takes OTLP over gRPC, such as http://127.0.0.1:4317; empty for no tracing. Headers and certificates are taken from OTEL_EXPORTER_OTLP_… in huskd's environment"`
-	Sampling float64 `key:"sampling" help:"share of the calls that are traced, 0 to 1, of those whose caller says nothing of it; kubelet does if it traces"`
+	Endpoint string  `key:"endpoint" help:"URL of an OpenTelemetry collector for OTLP over gRPC, such as http://127.0.0.1:4317; empty to disable tracing. Headers and certificates are set by OTEL_EXPORTER_OTLP_… in huskd's environment"`
+	Sampling float64 `key:"sampling" help:"fraction of calls to trace, 0 to 1, if the caller doesn't decide; a kubelet with tracing does"`
 }
 
 const tracingKey = "tracing"
@@ -17,7 +17,7 @@ const tracingKey = "tracing"
 const tracingReference = `
 ## Tracing
 
-The table ` + "`[tracing]`" + ` of the file has huskd send spans of each call and of its stages to a collector.
+The table ` + "`[tracing]`" + ` of the file makes huskd send spans of each call and of its stages to a collector.
 
 `
 
@@ -37,7 +37,7 @@ func tracing(v any, to *Tracing) error {
 func (t Tracing) check() error {
 	switch u, err := url.Parse(t.Endpoint); {
 	case t.Endpoint != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == ""):
-		return errors.New("endpoint: it is not of the form http://127.0.0.1:4317")
+		return errors.New("endpoint: must be of the form http://127.0.0.1:4317")
 	case !(t.Sampling >= 0 && t.Sampling <= 1):
 		return fmt.Errorf("sampling: %v is not between 0 and 1", t.Sampling)
 	}

@@ -93,10 +93,10 @@ func TestBadStart(t *testing.T) {
 		{"no address", 2, []string{"--listen", "tcp://:80"}, []string{`huskd: listen: "tcp://:80" is not of the form unix:///path`}},
 		{"a relative root", 2, []string{"--root", "here"}, []string{`huskd: root: "here" is not an absolute path`}},
 		{"two mistakes", 2, []string{"--log-level", "loud", "--pod-subnets", "10.0.0.1/8"}, []string{
-			`huskd: log-level: "loud" is none of debug, info, warn, error`,
-			`huskd: pod-subnets: 10.0.0.1/8 has bits behind its prefix: write 10.0.0.0/8`}},
+			`huskd: log-level: "loud" is not one of debug, info, warn, error`,
+			`huskd: pod-subnets: 10.0.0.1/8 has host bits set: use 10.0.0.0/8`}},
 		{"an unknown flag", 2, []string{"--absent"}, []string{`huskd: unknown flag: --absent: see huskd --help`}},
-		{"an argument", 2, []string{"pod.yaml"}, []string{`huskd: "pod.yaml": huskd takes flags only; pods are run with husk run`}},
+		{"an argument", 2, []string{"pod.yaml"}, []string{`huskd: "pod.yaml": huskd takes only flags; pods are run with husk run`}},
 		{"no file", 2, []string{"--config", dir("absent.toml")}, []string{`huskd: configuration: open .*/absent.toml: no such file or directory`}},
 		{"an unknown key", 2, []string{"--config", file("key.toml", "rot = '/x'\n")}, []string{`huskd: .*/key.toml: rot: unknown key: .*`}},
 		{"wrong types", 2, []string{"--config", file("type.toml", "masquerade = 'yes'\nroot = 3\n")}, []string{
