@@ -14,8 +14,7 @@ import (
 	"testing"
 )
 
-// The maxima. They bound the tail, where code becomes unreadable, and not the
-// average, which is the same everywhere.
+// The limits. They are for the outliers, where code becomes unreadable, not for the average.
 const (
 	maxFileLines     = 700
 	maxFuncLines     = 120
@@ -27,7 +26,7 @@ const (
 	maxStructMethods = 30
 )
 
-// imposed are methods whose parameters are those of an interface of a library.
+// imposed are methods whose parameters a library's interface prescribes.
 var imposed = []string{"internal/stream/session.go: ExecInContainer", "internal/stream/session.go: AttachContainer"}
 
 // fieldMaxima are the limits of the structs that may have more fields than maxStructFields.
@@ -38,7 +37,7 @@ var fieldMaxima = map[string]int{
 
 const module = "github.com/huskd/husk"
 
-// sourceFile is one hand-written Go file that is not a test.
+// sourceFile is a hand-written Go file.
 type sourceFile struct {
 	path string // relative to the module's root
 	ast  *ast.File
@@ -49,7 +48,7 @@ type sourceFile struct {
 
 var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 
-// load parses every hand-written Go file of the module; tests only if asked.
+// load parses all hand-written Go files of the module: test files if tests is set, or else the others.
 func load(t *testing.T, tests bool) map[string][]sourceFile {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -66,7 +65,7 @@ func load(t *testing.T, tests bool) map[string][]sourceFile {
 				return filepath.SkipDir
 			}
 			if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil && path != root {
-				return filepath.SkipDir // a nested module answers for itself
+				return filepath.SkipDir // a nested module has its own rules
 			}
 			return nil
 		}
@@ -94,7 +93,7 @@ func load(t *testing.T, tests bool) map[string][]sourceFile {
 		t.Fatal(err)
 	}
 	if len(pkgs) == 0 {
-		t.Fatal("no Go files found: the test looks in the wrong place")
+		t.Fatal("no Go files found")
 	}
 	return pkgs
 }
@@ -152,7 +151,7 @@ func checkNode(t *testing.T, f sourceFile, n ast.Node) {
 	}
 }
 
-func TestEveryPackageSaysWhatItIs(t *testing.T) {
+func TestEveryPackageHasOneComment(t *testing.T) {
 	for pkg, files := range load(t, false) {
 		docs := 0
 		for _, f := range files {
@@ -171,12 +170,12 @@ func TestNames(t *testing.T) {
 	for _, tests := range []bool{false, true} {
 		for pkg, files := range load(t, tests) {
 			if slices.Contains(bags, filepath.Base(pkg)) {
-				t.Errorf("package %s is named for nothing in particular", pkg)
+				t.Errorf("the name of package %s says nothing", pkg)
 			}
 			for _, f := range files {
 				base := strings.TrimSuffix(strings.TrimSuffix(filepath.Base(f.path), ".go"), "_test")
 				if slices.Contains(bags, base) {
-					t.Errorf("file %s is named for nothing in particular", f.path)
+					t.Errorf("the name of file %s says nothing", f.path)
 				}
 			}
 		}
@@ -195,7 +194,7 @@ func ours(f sourceFile) []string {
 	return out
 }
 
-// fanOutMaxima are the limits of the packages that may import more of ours than maxFanOut.
+// fanOutMaxima are the limits of the packages that may import more packages than maxFanOut.
 var fanOutMaxima = map[string]int{
 	// It translates for every owner. An interface for one of them, to save an import, had one
 	// implementation that only forwarded.
@@ -215,7 +214,7 @@ func TestFanOut(t *testing.T) {
 			}
 		}
 		if limit := max(maxFanOut, fanOutMaxima[pkg]); len(seen) > limit && pkg != "internal/daemon" {
-			t.Errorf("package %s imports %d packages of ours, at most %d", pkg, len(seen), limit)
+			t.Errorf("package %s imports %d packages of this module, at most %d", pkg, len(seen), limit)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-// Package archtest holds the architecture as tests: who may import whom, how
-// large a file, function or package may grow, and what every package must say
-// of itself. The tables are in its test files.
+// Package archtest tests the architecture: which packages may import which others, how large files,
+// functions, types and packages may be, and that every package has a doc comment. The tables are in the
+// test files.
 package archtest

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Layers, lowest first. A package may import packages of lower layers only,
-// and of its own layer only those that allowed names.
+// The layers, lowest first. A package may import packages of lower layers, and those that allowed
+// names.
 const (
 	words  = iota
 	pure   // values in, values out
@@ -22,7 +22,7 @@ const (
 	tests // packages that only tests and tools import
 )
 
-// layer of each package. A new package is added here: that is the review.
+// layer is the layer of each package. Adding a new package here makes its place a reviewed decision.
 var layer = map[string]int{
 	"api/v1":                            words,
 	"internal/pod":                      words,
@@ -136,7 +136,7 @@ var layer = map[string]int{
 	"internal/archtest":                 tests,
 }
 
-// allowed are the arrows within a layer, and the few that go up.
+// allowed are the imports within a layer, and the few that go up.
 var allowed = map[string][]string{
 	"internal/agent":                    {"internal/agent/idrange", "internal/agent/source", "internal/agent/view"},
 	"internal/trace/export":             {"internal/trace"},
@@ -165,7 +165,7 @@ var allowed = map[string][]string{
 	"internal/cli/portforward":          {"internal/cli/client"},
 	"internal/cli/flags":                {"internal/cli/terminal"},
 	"internal/stats":                    {"internal/host", "internal/netns"},
-	"internal/oci/spec":                 {"internal/host"}, // its Facts, a value
+	"internal/oci/spec":                 {"internal/host"}, // for Facts, which is a value
 	"internal/manifest":                 {"internal/manifest/document", "internal/manifest/fields"},
 	"internal/nri/adjust":               {"internal/host", "internal/oci/spec"},
 	"internal/manifest/criconfig":       {"internal/manifest", "internal/oci/spec"},
@@ -175,7 +175,6 @@ var allowed = map[string][]string{
 	"internal/container/containerstate": {"internal/lifecycle"},
 	"internal/sandbox":                  {"internal/lifecycle/owner"},
 	"internal/container":                {"internal/lifecycle/owner"},
-	// The words of a session and a process are the drivers' and the owners'.
 }
 
 func layerOf(pkg string) (int, bool) {
@@ -208,9 +207,9 @@ func TestImportsGoDown(t *testing.T) {
 	}
 }
 
-// TestPurePackagesTouchNothing keeps the deciding part free of the world, so
-// that it can be tested by tables and simulated by the million.
-func TestPurePackagesTouchNothing(t *testing.T) {
+// TestPurePackagesHaveNoEffects keeps the packages that decide free of effects, so they can be tested by
+// tables and simulated a million times.
+func TestPurePackagesHaveNoEffects(t *testing.T) {
 	banned := []string{"os", "os/exec", "net", "net/http", "syscall", "golang.org/x/sys/unix",
 		"github.com/vishvananda/netlink", "github.com/google/nftables", "math/rand", "crypto/rand", "sync"}
 	for pkg, files := range load(t, false) {
@@ -239,23 +238,22 @@ func TestPurePackagesTouchNothing(t *testing.T) {
 	}
 }
 
-// TestOneOwnerOfThreads: a thread in a foreign namespace must never return to
-// the scheduler's pool, so only netns may lock one. The one that has forked in
-// userns enters none.
-func TestOneOwnerOfThreads(t *testing.T) {
+// TestThreadsAreLockedInOnePlace: a thread in another namespace must never return to the scheduler's pool,
+// so only netns may lock threads, and userns, whose thread forks but enters no namespace.
+func TestThreadsAreLockedInOnePlace(t *testing.T) {
 	for pkg, files := range load(t, false) {
 		if l, _ := layerOf(pkg); pkg == "internal/netns" || pkg == "internal/userns" || l == tests {
 			continue
 		}
 		for _, f := range files {
 			if strings.Contains(f.raw, "LockOSThread(") {
-				t.Errorf("%s locks an OS thread; internal/netns owns that", f.path)
+				t.Errorf("%s locks an OS thread: only internal/netns may", f.path)
 			}
 		}
 	}
 }
 
-// TestNoShell: no string from outside may ever reach a shell.
+// TestNoShell: no input may ever reach a shell.
 func TestNoShell(t *testing.T) {
 	for pkg, files := range load(t, false) {
 		if l, _ := layerOf(pkg); l == tests {

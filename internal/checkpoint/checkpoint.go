@@ -1,7 +1,6 @@
-// Package checkpoint writes and reads the archive of a checkpoint: what CRIU
-// wrote of a container's processes, what they had changed of their files, and
-// what the container was. The names in it are those of Podman, CRI-O and
-// checkpointctl, so that each can read the others'.
+// Package checkpoint writes and reads archives of checkpoints: CRIU's images of a container's
+// processes, the files that they had changed, and a description of the container. The names in an
+// archive are those of Podman, CRI-O and checkpointctl, so that each can read the others'.
 package checkpoint
 
 import (
@@ -22,17 +21,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The names in an archive. See also checkpoint-restore/checkpointctl, package
-// metadata.
+// The names in an archive, as in package metadata of checkpoint-restore/checkpointctl.
 const (
 	processes = "checkpoint"      // directory of CRIU's images
-	about     = "config.dump"     // an Info
+	about     = "config.dump"     // Info as JSON
 	spec      = "spec.dump"       // the runtime spec
 	changes   = "rootfs-diff.tar" // the writable layer, as an OCI layer
-	deleted   = "deleted.files"   // list of paths that it hides, where changes don't say it
+	deleted   = "deleted.files"   // paths that the layer hides, from tools whose layers have no whiteouts
 )
 
-// Info is what a checkpoint says of the container that it is of.
+// Info describes the container of a checkpoint.
 type Info struct {
 	ID        string    `json:"id"`
 	Name      string    `json:"name"`
@@ -44,7 +42,7 @@ type Info struct {
 	At        time.Time `json:"checkpointedTime"`
 }
 
-// Names are those of the image that it ran, best first.
+// Names returns the names of the image that the container ran, most specific first.
 func (i Info) Names() (list []string) {
 	for _, name := range []string{i.ImageRef, i.ImageName, i.Image} {
 		if name != "" {
@@ -54,13 +52,13 @@ func (i Info) Names() (list []string) {
 	return list
 }
 
-// Dir is a checkpoint as a directory.
+// Dir is an unpacked checkpoint, by the path of its directory.
 type Dir string
 
-// Processes is the directory of CRIU's images.
+// Processes returns the directory of CRIU's images.
 func (d Dir) Processes() string { return filepath.Join(string(d), processes) }
 
-// Is says whether a directory, such as a layer of an image, is a checkpoint.
+// Is reports whether a directory, such as a layer of an image, is a checkpoint.
 func (d Dir) Is() bool {
 	for _, name := range []string{about, spec, filepath.Join(processes, "inventory.img")} {
 		if info, err := os.Lstat(filepath.Join(string(d), name)); err != nil || !info.Mode().IsRegular() {
@@ -70,22 +68,22 @@ func (d Dir) Is() bool {
 	return true
 }
 
-// Request is a checkpoint to be made.
+// Request is the container that a checkpoint is made of.
 type Request struct {
 	Info
-	Spec  []byte // the runtime spec, as it stands in the bundle
-	Upper string // the writable layer
+	Spec  []byte // the runtime spec, as in the bundle
+	Upper string // directory of the writable layer
 	// Dump makes CRIU write the processes into a directory. It calls whileStopped while they can't change
 	// their files.
 	Dump func(ctx context.Context, into string, whileStopped func() error) error
 }
 
-// Write writes an archive at path.
+// Write writes an archive to path. On error nothing is left.
 func Write(ctx context.Context, r Request, path string) error {
 	if err := writable(path); err != nil {
 		return err
 	}
-	// It is moved to path when it is whole, so it is made on the same file system.
+	// The complete archive is renamed to path, so it is written on the same file system.
 	tmp, err := os.MkdirTemp(filepath.Dir(path), ".checkpoint-*")
 	if err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
@@ -101,13 +99,13 @@ func Write(ctx context.Context, r Request, path string) error {
 	return d.pack(path)
 }
 
-// writable says why no file can be written at a path that somebody gave.
+// writable returns an error if no file can be written to path.
 func writable(path string) error {
 	file, err := os.Lstat(path)
 	above, aboveErr := os.Stat(filepath.Dir(path))
 	switch {
 	case err == nil && !file.Mode().IsRegular():
-		err = errors.New("what is there is no file")
+		err = errors.New("what exists there is not a file")
 	case errors.Is(err, fs.ErrNotExist) && aboveErr == nil && above.IsDir():
 		return nil
 	}
@@ -117,7 +115,7 @@ func writable(path string) error {
 	return nil
 }
 
-// describe adds what the container was.
+// describe adds the description of the container and its changed files.
 func (d Dir) describe(r Request) error {
 	r.At = time.Now()
 	data, err := json.Marshal(r.Info)
@@ -136,7 +134,7 @@ func (d Dir) describe(r Request) error {
 	return errors.Join(writeLayer(f, r.Upper), f.Close())
 }
 
-// maxInfo bounds what is read of a file that describes.
+// maxInfo is the largest size of a file that describes a container.
 const maxInfo = 4 << 20
 
 // Info reads what the container was.
@@ -149,12 +147,12 @@ func (d Dir) Info() (info Info, err error) {
 		return info, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("its %s can't be read: %v", about, err))
 	}
 	if len(info.Names()) == 0 {
-		return info, errdefs.ErrInvalidArgument.WithMessage("it doesn't say which image the container ran: was it made by Podman, CRI-O, containerd or Husk?")
+		return info, errdefs.ErrInvalidArgument.WithMessage("it doesn't name the image that the container ran: make it with Podman, CRI-O, containerd or Husk")
 	}
 	return info, nil
 }
 
-// read reads a file, whose content may be anybody's.
+// read reads a file, which nobody vouches for.
 func (d Dir) read(name string) ([]byte, error) {
 	f, err := os.OpenFile(filepath.Join(string(d), name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -162,12 +160,12 @@ func (d Dir) read(name string) ([]byte, error) {
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > maxInfo {
-		return nil, fmt.Errorf("it is no file of at most %d bytes", maxInfo)
+		return nil, fmt.Errorf("it is not a file of at most %d bytes", maxInfo)
 	}
 	return io.ReadAll(f)
 }
 
-// Restore changes the files below root as the container had.
+// Restore makes the changes of the container's files below root.
 func (d Dir) Restore(ctx context.Context, root string) error {
 	if data, err := d.read(deleted); err == nil {
 		var paths []string
@@ -194,7 +192,7 @@ func (d Dir) Restore(ctx context.Context, root string) error {
 	return nil
 }
 
-// removeInside removes what is at a path below root. No symlink leads outside.
+// removeInside removes path below root. Symlinks are followed within root.
 func removeInside(root, path string) error {
 	dir, err := pathrs.OpenInRoot(root, filepath.Dir(filepath.Clean("/"+path)))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -211,8 +209,7 @@ func removeInside(root, path string) error {
 	return os.RemoveAll(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name))
 }
 
-// pack writes the directory as an archive at path, which is whole once it is
-// there.
+// pack writes the directory as an archive to path, by renaming the complete file.
 func (d Dir) pack(path string) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".checkpoint-*.tar")
 	if err != nil {
@@ -227,27 +224,27 @@ func (d Dir) pack(path string) error {
 	return os.Rename(f.Name(), path)
 }
 
-// Unpack unpacks an archive into a directory that isn't there or empty.
+// Unpack unpacks an archive into a directory that is empty or doesn't exist.
 func Unpack(ctx context.Context, path, into string) error {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("checkpoint %s: there is no such file", path))
+		return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("checkpoint %s: no such file", path))
 	}
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("checkpoint %s: it is no file", path))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("checkpoint %s: it is not a file", path))
 	}
 	if err := os.MkdirAll(into, 0o700); err != nil {
 		return err
 	}
 	if _, err := archive.Apply(ctx, into, f, archive.WithNoSameOwner()); err != nil {
-		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("checkpoint %s: it is no archive that can be unpacked: %v", path, err))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("checkpoint %s: it can't be unpacked: %v", path, err))
 	}
 	if !Dir(into).Is() {
-		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("checkpoint %s: it has no %s, %s and %s of CRIU's", path, about, spec, processes))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("checkpoint %s: it lacks %s, %s or CRIU's %s", path, about, spec, processes))
 	}
 	return nil
 }

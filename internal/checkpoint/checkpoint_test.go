@@ -28,7 +28,7 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-// mount mounts a container's root over an image's files.
+// mount mounts a container's root file system over lower, the files of an image.
 func mount(t *testing.T, lower string) (root, upper string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -44,9 +44,8 @@ func mount(t *testing.T, lower string) (root, upper string) {
 	return root, rootfs.Upper(dir)
 }
 
-// TestFilesComeBack changes files in each way there is and has the changes made
-// anew over the same image.
-func TestFilesComeBack(t *testing.T) {
+// TestFilesAreRestored changes files in every possible way, and restores them over the same image.
+func TestFilesAreRestored(t *testing.T) {
 	hosttest.Root(t)
 	lower := t.TempDir()
 	for _, name := range []string{"kept", "changed", "removed", "dir/old", "gone/x", "anew/old"} {
@@ -59,7 +58,7 @@ func TestFilesComeBack(t *testing.T) {
 		os.Remove(filepath.Join(root, "removed")),
 		os.RemoveAll(filepath.Join(root, "gone")),
 		os.RemoveAll(filepath.Join(root, "anew")),
-		os.Mkdir(filepath.Join(root, "anew"), 0o711), // hides what the image has below
+		os.Mkdir(filepath.Join(root, "anew"), 0o711), // hides the image's directory
 		os.Symlink("/etc/passwd", filepath.Join(root, "link")),
 		os.Chown(filepath.Join(root, "dir/new"), 1234, 5678),
 		unix.Mkfifo(filepath.Join(root, "fifo"), 0o600),
@@ -103,7 +102,7 @@ func request(upper string) Request {
 	}
 }
 
-// listing is what is below root, with what distinguishes a file.
+// listing returns the files below root with their modes and contents.
 func listing(t *testing.T, root string) (list []string) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
@@ -126,8 +125,8 @@ func listing(t *testing.T, root string) (list []string) {
 	return list
 }
 
-// TestNothingIsLeftOfAFailure: neither an archive nor what was to become one.
-func TestNothingIsLeftOfAFailure(t *testing.T) {
+// TestFailureLeavesNothing: neither an archive nor temporary files.
+func TestFailureLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	r := request(t.TempDir())
 	r.Dump = func(context.Context, string, func() error) error { return errors.New("no memory") }
@@ -197,7 +196,7 @@ func TestBadArchives(t *testing.T) {
 	}
 }
 
-// TestDeletedFiles: the list is Podman's; no path in it leads outside.
+// TestDeletedFiles removes the files on a list such as Podman's. No path may lead outside of the root.
 func TestDeletedFiles(t *testing.T) {
 	base := t.TempDir()
 	root := filepath.Join(base, "root")
@@ -213,7 +212,7 @@ func TestDeletedFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(filepath.Join(root, "a/b")); !errors.Is(err, os.ErrNotExist) {
-		t.Error("a/b is still there")
+		t.Error("a/b still exists")
 	}
 	for _, path := range []string{filepath.Join(root, "kept"), filepath.Join(base, "outside/secret")} {
 		if _, err := os.Stat(path); err != nil {

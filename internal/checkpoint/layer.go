@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How a layer of OCI says that what lies below is hidden.
+// The names by which an OCI layer hides files of the layers below.
 const (
 	whiteout = ".wh."
 	opaque   = ".wh..wh..opq"
 )
 
-// writeLayer writes the writable layer of an overlay as a layer of OCI.
+// writeLayer writes the writable layer of an overlay as an OCI layer.
 func writeLayer(to io.Writer, upper string) error {
 	w := tar.NewWriter(to)
 	err := filepath.WalkDir(upper, func(path string, d fs.DirEntry, err error) error {
@@ -45,7 +45,7 @@ func writeEntry(w *tar.Writer, path, name string, info fs.FileInfo) error {
 		return w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: filepath.Join(filepath.Dir(name), whiteout+filepath.Base(name))})
 	}
 	if info.Mode()&fs.ModeSocket != 0 {
-		return nil // it is made anew by who binds it
+		return nil // binding creates a socket again
 	}
 	target := ""
 	if info.Mode()&fs.ModeSymlink != 0 {
@@ -77,8 +77,7 @@ func writeEntry(w *tar.Writer, path, name string, info fs.FileInfo) error {
 	return nil
 }
 
-// hides says whether a file is overlayfs's sign that another is hidden: a
-// character device 0, 0.
+// hides reports whether a file is one of overlayfs's whiteouts: a character device 0, 0.
 func hides(info fs.FileInfo) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	return ok && info.Mode()&fs.ModeCharDevice != 0 && st.Rdev == 0
@@ -94,7 +93,7 @@ func writeContent(w *tar.Writer, path string) error {
 	return err
 }
 
-// attributes adds the extended attributes that are the container's own.
+// attributes adds the extended attributes that the container can set, and not those of overlayfs.
 func attributes(h *tar.Header, path string) error {
 	names := make([]byte, 64<<10)
 	n, err := unix.Llistxattr(path, names)

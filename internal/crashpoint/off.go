@@ -2,8 +2,8 @@
 
 package crashpoint
 
-// Enabled says whether this binary can be told to crash.
+// Enabled reports whether this binary obeys Env.
 const Enabled = false
 
-// Hit marks a place where a crash must be harmless.
+// Hit marks a place where a crash must do no harm.
 func Hit(string) {}

@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// Enabled says whether this binary can be told to crash.
+// Enabled reports whether this binary obeys Env.
 const Enabled = true
 
 var (
@@ -21,7 +21,7 @@ var (
 	count  int
 )
 
-// Hit marks a place where a crash must be harmless.
+// Hit marks a place where a crash must do no harm.
 func Hit(name string) {
 	mu.Lock()
 	defer mu.Unlock()

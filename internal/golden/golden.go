@@ -1,4 +1,4 @@
-// Package golden compares what tests get with files of what they should get.
+// Package golden compares the output of tests with files.
 package golden
 
 import (
@@ -10,7 +10,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// Check compares got with the file, which -update writes.
+// Check compares got with the content of file. With the flag -update it writes the file first.
 func Check(t testing.TB, file, got string) {
 	t.Helper()
 	if *update {
@@ -23,11 +23,11 @@ func Check(t testing.TB, file, got string) {
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("%s differs; -update writes it:\n%s", file, got)
+		t.Errorf("%s differs from this; -update writes it:\n%s", file, got)
 	}
 }
 
-// JSON is Check of v in indented JSON.
+// JSON is Check for v as indented JSON.
 func JSON(t testing.TB, file string, v any) {
 	t.Helper()
 	got, err := json.MarshalIndent(v, "", "  ")

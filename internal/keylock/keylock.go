@@ -1,4 +1,4 @@
-// Package keylock has mutexes by name, which are waited for under a context.
+// Package keylock provides mutexes by name that can be waited for with a context.
 package keylock
 
 import (
@@ -6,20 +6,19 @@ import (
 	"sync"
 )
 
-// Locks has a mutex for every name, kept while somebody has it or waits for it.
-// The zero value is ready for use.
+// Locks are mutexes by name. The zero value is ready for use.
 type Locks struct {
-	mu   sync.Mutex
+	mu sync.Mutex
+	// Invariant: held has exactly the locks with users.
 	held map[string]*lock
 }
 
 type lock struct {
 	taken chan struct{} // has an element while the lock is held
-	users int           // who hold it or wait for it
+	users int           // goroutines that hold the lock or wait for it; guarded by Locks.mu
 }
 
-// Lock waits for the mutex of that name and returns what gives it back, or else
-// the context's error.
+// Lock locks the mutex of that name. It returns ctx's error if that ends first.
 func (l *Locks) Lock(ctx context.Context, name string) (unlock func(), err error) {
 	l.mu.Lock()
 	if l.held == nil {

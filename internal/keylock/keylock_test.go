@@ -24,7 +24,7 @@ func TestOneAtATime(t *testing.T) {
 				}
 				defer unlock()
 				if count++; count != 1 {
-					t.Errorf("%d are in %s at once", count, name)
+					t.Errorf("%d goroutines hold %s at once", count, name)
 				}
 				time.Sleep(10 * time.Microsecond)
 				count--
@@ -33,11 +33,11 @@ func TestOneAtATime(t *testing.T) {
 	}
 	all.Wait()
 	if len(l.held) != 0 {
-		t.Errorf("%d locks are kept that nobody wants", len(l.held))
+		t.Errorf("%d unused locks are kept", len(l.held))
 	}
 }
 
-func TestGivesUp(t *testing.T) {
+func TestLockGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Locks
 		unlock, err := l.Lock(t.Context(), "a")
@@ -60,7 +60,7 @@ func TestGivesUp(t *testing.T) {
 		}
 		unlock()
 		if len(l.held) != 0 {
-			t.Errorf("%d locks are kept", len(l.held))
+			t.Errorf("%d unused locks are kept", len(l.held))
 		}
 	})
 }

@@ -11,7 +11,7 @@ type state string
 
 func (s state) Down() bool { return s == "falling" || s == "ended" }
 
-// table is a small life: up by two actions, down by one.
+// table is a small lifecycle: two actions on the way up, one on the way down.
 var table = Table[state]{
 	Done: "done", Fail: "fail",
 	Actions: map[state]Action{"rising": "rise", "climbing": "climb", "falling": "fall"},
@@ -24,7 +24,7 @@ var table = Table[state]{
 	},
 }
 
-// walker fails where it is told to, and notes what is asked of it.
+// walker fails where fails says so, and notes its calls.
 type walker struct {
 	state
 	fails  map[string]bool
@@ -82,13 +82,13 @@ func TestDrive(t *testing.T) {
 			}
 			err := Drive(&table, w, c.ev)
 			if got := fmt.Sprint(err); got != c.err && (err != nil || c.err != "") {
-				t.Errorf("error %q, not %q", got, c.err)
+				t.Errorf("error %q, want %q", got, c.err)
 			}
 			if w.state != c.to || !slices.Equal(w.did, c.did) {
-				t.Errorf("it is %s after %q, not %s after %q", w.state, w.did, c.to, c.did)
+				t.Errorf("state %s after %q, want %s after %q", w.state, w.did, c.to, c.did)
 			}
 			if c.to == "ended" && err != nil && (len(w.failed) != 1 || !errors.Is(err, w.failed[0])) {
-				t.Errorf("it was told of %v", w.failed)
+				t.Errorf("Failed was called with %v", w.failed)
 			}
 		})
 	}
