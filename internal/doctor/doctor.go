@@ -1,5 +1,5 @@
-// Package doctor examines the host and says what was found, what follows and
-// what to do about it. Check is what a person reads; nothing is changed.
+// Package doctor examines the host and explains what it finds and what to do about it. It changes
+// nothing.
 package doctor
 
 import (
@@ -15,22 +15,24 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/cni"
+	"github.com/huskd/husk/internal/cni/conf"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/network/preflight"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/monitor"
 )
 
-// Host is what is examined.
+// Host is what Examine examines.
 type Host struct {
 	Facts    host.Facts
 	Handlers monitor.Handlers
-	// Named are all handlers that pods can name.
+	// Named are the handlers that pods can name.
 	Named   []oci.Handler
 	Network *network.Network
 	CNI     *cni.Host
 	Root    string
-	// Orphans are directories of pods that no record speaks of, and why they stay.
+	// Orphans are directories of pods that have no record, and why they were kept.
 	Orphans map[string]error
 }
 
@@ -39,46 +41,61 @@ const (
 	ok   = "ok"
 	note = "note" // works, with a difference
 	warn = "warn" // may hurt
-	fail = "fail" // something won't work
+	fail = "fail" // something doesn't work
 )
 
-// Examine returns a check of everything that pods depend on.
+// Examine checks everything that pods depend on.
 func Examine(h Host) []*huskv1.Check {
 	var d diagnosis
-	d.runtime(h)
+	d.runtime(h.Handlers, h.Named)
 	d.kernel(h.Facts)
 	d.cgroups(h.Facts.Cgroup)
 	d.privileges(h.Facts)
-	d.cni(h.CNI)
-	d.network(h.Network)
-	d.disk(h.Root)
+	networks := h.CNI.Networks()
+	var err error
+	if networks.Err != nil || len(networks.Networks) > 0 {
+		err = h.CNI.Status(context.Background())
+	}
+	d.cni(networks, err)
+	d.debts(h.CNI.Attachments())
+	settings, err := h.Network.Settings()
+	if err == nil {
+		err = h.Network.Status()
+	}
+	d.network(settings, err)
+	d.addresses(h.Network.Usage())
+	d.firewall(h.Network.BlockingFirewalls())
+	var fs unix.Statfs_t
+	err = unix.Statfs(h.Root, &fs)
+	d.disk(h.Root, fs, err)
 	d.orphans(h.Orphans)
 	d.self()
 	return d.checks
 }
 
+// diagnosis collects checks. Its methods check values, so that tests can pass any.
 type diagnosis struct{ checks []*huskv1.Check }
 
 func (d *diagnosis) add(name, level, finding, remedy string) {
 	d.checks = append(d.checks, &huskv1.Check{Name: name, Level: level, Finding: finding, Remedy: remedy})
 }
 
-func (d *diagnosis) runtime(h Host) {
-	if h.Handlers.Missing != nil {
-		d.add("runtime", fail, h.Handlers.Missing.Error(), "no container can be started until then; restart huskd afterwards")
+func (d *diagnosis) runtime(h monitor.Handlers, named []oci.Handler) {
+	if h.Missing != nil {
+		d.add("runtime", fail, h.Missing.Error(), "fix this and restart huskd: until then no container can be started")
 	} else {
-		r := h.Handlers.Default
+		r := h.Default
 		d.add("runtime", ok, fmt.Sprintf("%s %s under %s", r.Name, r.Version, r.Conmon), "")
 		if r.NoUserNamespaces != "" {
 			d.add("user namespaces", note, fmt.Sprintf("%s can't run pods with hostUsers: false: %s", r.Name, r.NoUserNamespaces), "")
 		}
 	}
-	for _, r := range h.Handlers.Rejected {
+	for _, r := range h.Rejected {
 		d.add("runtime", note, fmt.Sprintf("%s is not used: %s", r.Name, r.Why), "")
 	}
-	for _, r := range h.Named {
+	for _, r := range named {
 		if r.Missing != nil {
-			d.add("runtime handler", fail, r.Missing.Error(), "no pod that names it can be started until then; restart huskd afterwards")
+			d.add("runtime handler", fail, r.Missing.Error(), "fix this and restart huskd: until then no pod that names it can be started")
 		} else {
 			d.add("runtime handler", ok, fmt.Sprintf("%s is %s %s, %s", r.Name, r.Runtime, r.Version, r.Path), "")
 		}
@@ -87,20 +104,20 @@ func (d *diagnosis) runtime(h Host) {
 
 func (d *diagnosis) orphans(left map[string]error) {
 	for _, path := range slices.Sorted(maps.Keys(left)) {
-		d.add("pod directories", warn, fmt.Sprintf("%s is of a pod that no record speaks of, and stays: %v", path, left[path]), "remove it")
+		d.add("pod directories", warn, fmt.Sprintf("%s belongs to a pod that has no record, and was kept: %v", path, left[path]), "remove it")
 	}
 }
 
 func (d *diagnosis) kernel(f host.Facts) {
 	d.add("kernel", ok, fmt.Sprintf("Linux %s, %d CPUs, %d MiB of memory", f.Kernel, f.CPUs, f.Memory>>20), "")
 	if !f.Overlay {
-		d.add("overlayfs", fail, "the kernel has no overlayfs, so that no image can be mounted", "load the module overlay")
+		d.add("overlayfs", fail, "the kernel has no overlayfs, so no image can be mounted", "load the module overlay")
 	}
 	if !f.Seccomp {
 		d.add("seccomp", warn, "the kernel has no seccomp filters: containers run without a profile", "use a kernel with CONFIG_SECCOMP_FILTER")
 	}
 	if !f.RecursiveReadOnly {
-		d.add("read-only mounts", note, "mounts can't be made read-only with all below them (Linux 5.12 can)", "")
+		d.add("read-only mounts", note, "the kernel can't make a mount read-only with all mounts below it: that needs Linux 5.12", "")
 	}
 	if !f.IPv6 {
 		d.add("IPv6", note, "the kernel has no IPv6: pods get IPv4 addresses only", "")
@@ -119,13 +136,13 @@ func (d *diagnosis) cgroups(c host.Cgroup) {
 		}
 	}
 	if !c.Swap {
-		d.add("swap", note, "swap isn't accounted: a memory limit doesn't bound it", "boot with swapaccount=1 to change that")
+		d.add("swap", note, "swap isn't accounted: memory limits don't include it", "boot with swapaccount=1 to change that")
 	}
 }
 
 func (d *diagnosis) privileges(f host.Facts) {
 	if f.OOMScoreFloor > -1000 {
-		d.add("oom score", note, fmt.Sprintf("oom_score_adj can't be lowered below %d (no CAP_SYS_RESOURCE): containers that ask for less get that", f.OOMScoreFloor), "")
+		d.add("oom score", note, fmt.Sprintf("oom_score_adj can't be lowered below %d (no CAP_SYS_RESOURCE): containers that request less get this value", f.OOMScoreFloor), "")
 	}
 	modules := []string{}
 	if f.AppArmor {
@@ -141,52 +158,52 @@ func (d *diagnosis) privileges(f host.Facts) {
 	d.add("security modules", ok, strings.Join(modules, ", "), "")
 }
 
-func (d *diagnosis) network(n *network.Network) {
-	settings, err := n.Settings()
-	if err == nil {
-		err = n.Status()
-	}
+// network checks the built-in network: its settings, and err, which is why no pod can be attached.
+func (d *diagnosis) network(s network.Settings, err error) {
 	if err != nil {
 		d.add("network", fail, err.Error(), "")
 	}
 	var subnets []string
-	for _, p := range settings.Subnets {
+	for _, p := range s.Subnets {
 		subnets = append(subnets, p.String())
 	}
-	uplink := settings.Uplink
+	uplink := s.Uplink
 	if uplink == "" {
 		uplink = "none: pods reach this node only"
 	}
-	d.add("network", ok, fmt.Sprintf("%s on %s, MTU %d, uplink %s", settings.Mode, strings.Join(subnets, " and "), settings.MTU, uplink), "")
-	for _, text := range settings.Notes {
+	d.add("network", ok, fmt.Sprintf("%s on %s, MTU %d, uplink %s", s.Mode, strings.Join(subnets, " and "), s.MTU, uplink), "")
+	for _, text := range s.Notes {
 		d.add("network", note, text, "")
 	}
-	usage := n.Usage()
-	for _, r := range usage.Ranges {
+}
+
+func (d *diagnosis) addresses(u network.Usage) {
+	for _, r := range u.Ranges {
 		d.add("addresses", ok, fmt.Sprintf("%s: %d in use, %d in quarantine, %d free", r.Range, r.Used, r.Quarantined, r.Free), "")
 	}
-	for _, debt := range usage.Debts {
-		finding := fmt.Sprintf("the link of pod %s is still to be deleted, since %s", debt.Pod, debt.Since.Format("15:04:05"))
+	for _, debt := range u.Debts {
 		if debt.Error != "" {
-			d.add("network", warn, finding+": "+debt.Error, "it is tried again; its address isn't given to anybody until then")
+			d.add("network", warn, fmt.Sprintf("the link of pod %s has been waiting to be deleted since %s: %s", debt.Pod, debt.Since.Format("15:04:05"), debt.Error),
+				"huskd retries; the pod's address isn't assigned until then")
 		}
 	}
-	firewalls, err := n.BlockingFirewalls()
+}
+
+func (d *diagnosis) firewall(blocking []preflight.BlockingFirewall, err error) {
 	if err != nil {
-		d.add("firewall", warn, "the node's firewall could not be read: "+err.Error(), "")
+		d.add("firewall", warn, "the node's firewall can't be read: "+err.Error(), "")
 	}
-	for _, b := range firewalls {
-		d.add("firewall", fail, b.String()+", so that pods reach nothing and nothing reaches them", strings.Join(b.Fix, "; "))
+	for _, b := range blocking {
+		d.add("firewall", fail, b.String()+", so pods reach nothing and nothing reaches them", strings.Join(b.Fix, "; "))
 	}
-	if err == nil && len(firewalls) == 0 {
+	if err == nil && len(blocking) == 0 {
 		d.add("firewall", ok, "forwarded packets of pods pass", "")
 	}
 }
 
-// cni tells of the networks that are used instead of the built-in one, if any
-// are configured.
-func (d *diagnosis) cni(h *cni.Host) {
-	now := h.Networks()
+// cni checks the networks that are configured in place of the built-in one. Err is why they can't be
+// used now.
+func (d *diagnosis) cni(now conf.State, err error) {
 	for _, s := range now.Skipped {
 		d.add("CNI", warn, s.File+" is skipped: "+s.Why, "")
 	}
@@ -196,24 +213,25 @@ func (d *diagnosis) cni(h *cni.Host) {
 	for _, n := range now.Networks {
 		d.add("CNI", ok, fmt.Sprintf("network %s of %s, cniVersion %s", n.List.Name, n.File, n.List.CNIVersion), "")
 	}
-	if now.Err != nil || len(now.Networks) > 0 {
-		if err := h.Status(context.Background()); err != nil {
-			d.add("CNI", fail, err.Error(), "no pod gets a network until then")
-		}
+	if err != nil {
+		d.add("CNI", fail, err.Error(), "no pod gets a network until this is fixed")
 	}
-	for _, a := range h.Attachments() {
+}
+
+// debts checks for interfaces that a plugin has failed to detach.
+func (d *diagnosis) debts(list []cni.Attachment) {
+	for _, a := range list {
 		if a.Owed() {
-			d.add("CNI", warn, fmt.Sprintf("interface %s of pod %s is still to be detached from network %s, since %s, tried %d times: %s", a.IfName, a.Pod, a.Network, a.Since.Format("15:04:05"), a.Tries, a.Error), "it is tried again")
+			d.add("CNI", warn, fmt.Sprintf("interface %s of pod %s can't be detached from network %s since %s, tried %d times: %s", a.IfName, a.Pod, a.Network, a.Since.Format("15:04:05"), a.Tries, a.Error), "huskd retries")
 		}
 	}
 }
 
-// lowDisk is the share of free space below which images and logs soon fail.
+// lowDisk is the share of free space below which writing images and logs will soon fail.
 const lowDisk = 0.05
 
-func (d *diagnosis) disk(root string) {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(root, &fs); err != nil {
+func (d *diagnosis) disk(root string, fs unix.Statfs_t, err error) {
+	if err != nil {
 		d.add("disk", fail, (&os.PathError{Op: "statfs", Path: root, Err: err}).Error(), "")
 		return
 	}
@@ -229,7 +247,7 @@ func (d *diagnosis) disk(root string) {
 	}
 }
 
-// self tells what huskd itself uses, where a leak would show.
+// self reports huskd's own goroutines and open files, where a leak would show.
 func (d *diagnosis) self() {
 	files, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

@@ -159,7 +159,7 @@ func TestOrphans(t *testing.T) {
 	if log := w.d.Log(); strings.Count(log, "orphaned pod directory was removed") != 2 || !strings.Contains(log, "orphaned pod directory was kept") {
 		t.Error(log)
 	}
-	w.examined(0, "pod directories", `^.*/pods/odd is of a pod that no record speaks of, and stays: .* has more in it than volumes`)
+	w.examined(0, "pod directories", `^.*/pods/odd belongs to a pod that has no record, and was kept: .* has more in it than volumes`)
 	if got := w.in("web", "cat /v/f"); got != "x" {
 		t.Errorf("the pod that is known has %q", got)
 	}
