@@ -1,7 +1,6 @@
-// Package housekeeping keeps the disk from filling up: it rotates the logs of the
-// agent's containers, removes images that nobody uses when the disk is nearly
-// full, and what pods have left that are gone, and evicts pods that take more of
-// it than they may.
+// Package housekeeping keeps the disk from filling up. It rotates the logs of the agent's
+// containers, removes unused images when the disk is nearly full, removes the files of pods that no
+// longer exist, and evicts pods that exceed their disk limits.
 package housekeeping
 
 import (
@@ -15,15 +14,15 @@ import (
 	"github.com/huskd/husk/internal/logs"
 )
 
-// interval is the time between two looks. To look costs a system call for each log and
-// one for the disk.
+// interval is the time between two passes over logs and images. A pass takes one system call for
+// each log and one for the disk.
 const interval = 5 * time.Second
 
-// Config is what is kept in order, and how.
+// Config configures a Housekeeper.
 type Config struct {
 	Containers *container.Service
-	// Ours says whether a container is the agent's: who asked for another rotates
-	// its log.
+	// Ours reports whether a container belongs to the agent. The logs of other containers are
+	// rotated by the client that created them.
 	Ours     func(container.Status) bool
 	Rotation logs.Rotation
 	Images   *image.Store
@@ -32,17 +31,17 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// Housekeeper keeps house.
+// Housekeeper does the housekeeping.
 type Housekeeper struct {
 	Config
-	images     map[string]imageTimes // images by ID
-	warnedFull bool                  // it was said that the disk stays full
+	images     map[string]imageTimes // by image ID
+	warnedFull bool                  // a warning was logged that the disk stays full
 }
 
-// New returns one that has seen nothing yet.
+// New returns a Housekeeper.
 func New(cfg Config) *Housekeeper { return &Housekeeper{Config: cfg, images: map[string]imageTimes{}} }
 
-// Run keeps house until ctx ends.
+// Run does the housekeeping until ctx ends.
 func (h *Housekeeper) Run(ctx context.Context) error {
 	var guard sync.WaitGroup
 	defer guard.Wait()
@@ -60,8 +59,7 @@ func (h *Housekeeper) Run(ctx context.Context) error {
 	}
 }
 
-// rotateLogs rotates the logs of containers that run. What has ended writes no
-// more.
+// rotateLogs rotates the logs of running containers.
 func (h *Housekeeper) rotateLogs(ctx context.Context, now time.Time) {
 	if h.Rotation.MaxSize == 0 {
 		return
@@ -72,7 +70,7 @@ func (h *Housekeeper) rotateLogs(ctx context.Context, now time.Time) {
 		}
 		err := h.Rotation.Rotate(st.Log, now, func() error { return h.Containers.ReopenLog(ctx, st.ID) })
 		if ended, gone := h.Containers.Get(st.ID); err != nil && gone == nil && !ended.Finished && ctx.Err() == nil {
-			h.Log.Warn("housekeeping: rotate a log", "container", st.Name(), "id", st.ID, "error", err)
+			h.Log.Warn("housekeeping: log not rotated", "container", st.Name(), "id", st.ID, "error", err)
 		}
 	}
 }

@@ -36,22 +36,22 @@ func TestCandidates(t *testing.T) {
 			got = append(got, img.ID)
 		}
 		if strings.Join(got, " ") != want {
-			t.Errorf("after %v: %v, want %s", after, got, want)
+			t.Errorf("candidates after %v: %v, want %s", after, got, want)
 		}
 	}
 	base, keep := img("base", false, "reg.test/base/os:1"), img("keep", false, "localhost/keep:1")
 	look(0, "", img("a", true), img("b", true), base, keep)
 	look(time.Minute, "", img("a", true), img("b", false), img("c", false), base, keep)
-	// c was never used. b was, until a minute ago; a is.
+	// c was never used. b was used until a minute ago. a is in use.
 	look(3*time.Minute, "c b", img("a", true), img("b", false), img("c", false), base, keep)
 	look(4*time.Minute, "c b a", img("a", false), img("b", false), img("c", false), base, keep)
 	look(5*time.Minute, "c b", img("a", true), img("b", false), img("c", false))
-	// What is gone and comes back is new.
+	// An image that was removed and returns counts as new.
 	look(6*time.Minute, "a", img("a", false))
 	look(7*time.Minute, "a", img("a", false), img("c", false))
 	look(9*time.Minute, "c a", img("a", false), img("c", false))
 	if len(known) != 2 {
-		t.Errorf("known are %v", known)
+		t.Errorf("known images: %v", known)
 	}
 }
 
@@ -104,27 +104,27 @@ func TestOrphans(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH) })
-	var told []string
+	var reported []string
 	for _, o := range Orphans(v, logs, []string{"known"}) {
 		path := strings.TrimPrefix(o.Path, dir)
 		if o.Err != nil {
 			path += " stays: " + strings.ReplaceAll(o.Err.Error(), dir, "")
 		}
-		told = append(told, path)
+		reported = append(reported, path)
 	}
 	if want := []string{
 		"/root/pods/gone",
-		"/root/pods/more stays: /root/pods/more has more in it than volumes: see what that is, and remove it",
+		"/root/pods/more stays: /root/pods/more contains more than volumes: check its files and remove it",
 		"/root/logs/default_web_gone",
-	}; !slices.Equal(told, want) {
-		t.Errorf("told %q", told)
+	}; !slices.Equal(reported, want) {
+		t.Errorf("reported %q", reported)
 	}
 	for path, there := range map[string]bool{
 		"root/pods/known/volumes/v/f": true, "root/logs/default_web_known/c/0.log": true, "behind/f": true, "root/logs/theirs/0.log": true, "root/pods/more/else": true,
 		"root/pods/gone": false, "state/pods/gone": false, "root/pods/more/volumes": false, "root/logs/default_web_gone": false,
 	} {
 		if exists(filepath.Join(dir, path)) != there {
-			t.Errorf("%s is there: %t", path, !there)
+			t.Errorf("%s exists: %t", path, !there)
 		}
 	}
 }

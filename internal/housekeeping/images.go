@@ -12,24 +12,24 @@ import (
 	"github.com/huskd/husk/internal/image"
 )
 
-// Disk is the file system of the images and when it is too full.
+// Disk is the file system of the images and its limits.
 type Disk struct {
-	// Usage tells how many bytes can be used in all, and are.
+	// Usage returns the used bytes, and all bytes that can be used.
 	Usage func() (used, all uint64, err error)
-	// High is the part of it, in percent, from which on images are removed until
-	// it is Low; at 100 none ever is.
+	// High is the usage in percent at which images are removed until it is below Low. At 100 none
+	// are ever removed.
 	High, Low int
-	// MinAge is how long an image must have been here, as far as is known.
+	// MinAge is how long an image must have been known before it is removed.
 	MinAge time.Duration
-	// Pinned are patterns of names, as path.Match has them, of images that stay.
+	// Pinned are path.Match patterns for the names of images that are never removed.
 	Pinned []string
 }
 
-// imageTimes is what is known of an image.
+// imageTimes has the times when an image was first seen and last seen in use.
 type imageTimes struct{ first, used time.Time }
 
-// collectImages removes images that nobody uses, those first that have not been
-// used for the longest time, when there is too little room.
+// collectImages removes unused images when the disk is too full. It starts with those that have not
+// been used for the longest time.
 func (h *Housekeeper) collectImages(ctx context.Context, now time.Time) {
 	all := h.Images.List()
 	h.images = trackImages(h.images, all, now)
@@ -41,7 +41,7 @@ func (h *Housekeeper) collectImages(ctx context.Context, now time.Time) {
 	for _, img := range h.Disk.candidates(all, h.images, now) {
 		gone, err := h.Images.Remove(ctx, img.ID, false)
 		if err != nil {
-			continue // it is in use by now
+			continue // it is in use now
 		}
 		h.Log.Info("housekeeping: removed an image, as the disk is nearly full", "image", strings.Join(gone, " "), "used", percent(used, size))
 		if used, size, err = h.Disk.Usage(); err != nil || !atLeastPercent(used, size, h.Disk.Low) {
@@ -49,19 +49,19 @@ func (h *Housekeeper) collectImages(ctx context.Context, now time.Time) {
 		}
 	}
 	if !h.warnedFull && atLeastPercent(used, size, h.Disk.High) {
-		h.Log.Warn("housekeeping: the disk of the images stays nearly full: what is left of them is in use, pinned or new", "used", percent(used, size))
+		h.Log.Warn("housekeeping: the disk of the images stays nearly full: all remaining images are in use, pinned or new", "used", percent(used, size))
 		h.warnedFull = true
 	}
 }
 
 func percent(used, all uint64) int { return int(float64(used) / float64(all) * 100) }
 
-// atLeastPercent says whether so many percent or more are used.
+// atLeastPercent reports whether at least limit percent are used.
 func atLeastPercent(used, all uint64, limit int) bool {
 	return float64(used) >= float64(all)/100*float64(limit)
 }
 
-// trackImages takes note of which images are here, and used, now.
+// trackImages returns the times of the images, updated from before.
 func trackImages(before map[string]imageTimes, images []image.Image, now time.Time) map[string]imageTimes {
 	after := map[string]imageTimes{}
 	maps.Copy(after, before)
@@ -81,7 +81,7 @@ func trackImages(before map[string]imageTimes, images []image.Image, now time.Ti
 	return after
 }
 
-// candidates are the images that may be removed, in the order in which they are.
+// candidates returns the images that may be removed, in the order of their removal.
 func (d Disk) candidates(images []image.Image, known map[string]imageTimes, now time.Time) []image.Image {
 	var out []image.Image
 	for _, img := range images {
@@ -96,7 +96,7 @@ func (d Disk) candidates(images []image.Image, known map[string]imageTimes, now 
 	return out
 }
 
-// IsPinned says whether an image stays whatever happens.
+// IsPinned reports whether an image is never removed.
 func (d Disk) IsPinned(img image.Image) bool {
 	for _, name := range slices.Concat(img.Tags, img.Digests) {
 		for _, pattern := range d.Pinned {

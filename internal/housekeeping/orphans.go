@@ -12,17 +12,16 @@ import (
 	"github.com/huskd/husk/internal/agent/volume"
 )
 
-// Orphan is a directory of a pod that nothing is known of, as is left when records
-// are lost.
+// Orphan is a directory of an unknown pod. They are left behind when records are lost.
 type Orphan struct {
 	Path string
-	// Err says why it is still there; nil if it was removed.
+	// Err is why it could not be removed; nil if it was.
 	Err error
 }
 
-// Orphans removes what pods have left in the directories of volumes and of logs,
-// but for the pods with the UIDs, and tells of each. What is mounted below is
-// unmounted first, so that nothing behind a mount is deleted.
+// Orphans removes the directories of volumes and logs of all pods except those with the uids, and
+// returns them. It first unmounts everything below them, so that it deletes no files behind a
+// mount.
 func Orphans(volumes volume.Volumes, logs string, uids []string) (out []Orphan) {
 	for _, dir := range []string{filepath.Join(volumes.Root, "pods"), filepath.Join(volumes.State, "pods")} {
 		for _, uid := range subdirectories(dir) {
@@ -32,7 +31,7 @@ func Orphans(volumes volume.Volumes, logs string, uids []string) (out []Orphan) 
 			path := filepath.Join(dir, uid)
 			err := volumes.TearDown(uid)
 			if _, gone := os.Lstat(path); err == nil && !errors.Is(gone, fs.ErrNotExist) {
-				err = fmt.Errorf("%s has more in it than volumes: see what that is, and remove it", path)
+				err = fmt.Errorf("%s contains more than volumes: check its files and remove it", path)
 			}
 			out = append(out, Orphan{path, err})
 		}
@@ -47,9 +46,9 @@ func Orphans(volumes volume.Volumes, logs string, uids []string) (out []Orphan) 
 	return out
 }
 
-// subdirectories of the directories in a directory.
+// subdirectories returns the names of the directories in a directory.
 func subdirectories(dir string) (out []string) {
-	entries, _ := os.ReadDir(dir) // it need not be there
+	entries, _ := os.ReadDir(dir) // it may not exist
 	for _, e := range entries {
 		if e.IsDir() {
 			out = append(out, e.Name())

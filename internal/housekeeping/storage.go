@@ -15,35 +15,35 @@ import (
 	"github.com/huskd/husk/internal/stats"
 )
 
-// To measure a pod is to walk its files: that is done at most once in measureGap,
-// and for no more than a part in measureShare of the time.
+// Measuring a pod walks its files. It is done at most once in measureInterval, and for at most
+// 1/measureShare of the time.
 const (
 	measureInterval = 10 * time.Second
 	measureShare    = 20
 )
 
-// Storage is what pods take on the disk, of those that have a limit for it.
+// Storage gives access to the pods and their files on disk.
 type Storage struct {
-	// Pods are those that run.
+	// Pods returns the running pods.
 	Pods func() []*corev1.Pod
-	// EmptyDir is where a pod's volume of that name is.
+	// EmptyDir returns the path of a pod's volume.
 	EmptyDir func(uid, name string) string
-	// Layers are the directories of a container's writable layers and logs.
+	// Layers returns the directories of a container's writable layers and logs.
 	Layers func(pod *corev1.Pod, container string) []string
-	// Evict has a pod go that takes too much.
+	// Evict evicts a pod.
 	Evict func(uid, message string) error
 }
 
-// diskUsage is what a pod takes, in bytes: its volumes and containers by their names.
+// diskUsage is the disk usage of a pod in bytes: of its volumes and containers, by name.
 type diskUsage struct{ volumes, containers map[string]int64 }
 
-// exceededLimit says which limit a pod goes beyond, or nothing. The limits, and their
-// order, are the kubelet's. It is pure.
+// exceededLimit returns a message about the first limit that a pod exceeds, or "". The limits and
+// their order are kubelet's. It is pure.
 func exceededLimit(pod *corev1.Pod, s diskUsage) string {
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		if limit := sizeLimit(v); limit != nil && s.volumes[v.Name] > limit.Value() {
-			return fmt.Sprintf("volume %s takes %s, more than the emptyDir's sizeLimit of %s", v.Name, bytes(s.volumes[v.Name]), limit.String())
+			return fmt.Sprintf("volume %s uses %s, more than the emptyDir's sizeLimit of %s", v.Name, bytes(s.volumes[v.Name]), limit.String())
 		}
 	}
 	all := int64(0)
@@ -54,11 +54,11 @@ func exceededLimit(pod *corev1.Pod, s diskUsage) string {
 		all += n
 	}
 	if limit := criconfig.StorageLimit(pod); !limit.IsZero() && all > limit.Value() {
-		return fmt.Sprintf("the pod takes %s of the disk, more than its containers' limits of ephemeral-storage, %s together", bytes(all), limit.String())
+		return fmt.Sprintf("the pod uses %s of disk space, more than the sum of its containers' ephemeral-storage limits, %s", bytes(all), limit.String())
 	}
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		if limit := c.Resources.Limits.StorageEphemeral(); !limit.IsZero() && s.containers[c.Name] > limit.Value() {
-			return fmt.Sprintf("container %s takes %s of the disk, more than its limit of ephemeral-storage of %s", c.Name, bytes(s.containers[c.Name]), limit.String())
+			return fmt.Sprintf("container %s uses %s of disk space, more than its ephemeral-storage limit of %s", c.Name, bytes(s.containers[c.Name]), limit.String())
 		}
 	}
 	return ""
@@ -66,8 +66,8 @@ func exceededLimit(pod *corev1.Pod, s diskUsage) string {
 
 func bytes(n int64) string { return resource.NewQuantity(n, resource.BinarySI).String() }
 
-// sizeLimit is the limit of a volume on disk, or nil. One in memory is no larger
-// than it may be.
+// sizeLimit returns the limit of a volume on disk, or nil. The kernel enforces the limits of
+// volumes in memory.
 func sizeLimit(v *corev1.Volume) *resource.Quantity {
 	if !manifest.OnDisk(v) || v.EmptyDir.SizeLimit == nil || v.EmptyDir.SizeLimit.Sign() <= 0 {
 		return nil
@@ -75,8 +75,8 @@ func sizeLimit(v *corev1.Volume) *resource.Quantity {
 	return v.EmptyDir.SizeLimit
 }
 
-// toMeasure says what of a pod has to be measured: all of it if its containers have
-// limits, else the volumes that have one, or nothing.
+// toMeasure returns what must be measured of a pod: everything if a container has a limit,
+// otherwise the volumes with limits.
 func toMeasure(pod *corev1.Pod) (volumes []string, containers bool) {
 	limit := criconfig.StorageLimit(pod)
 	containers = !limit.IsZero()
@@ -88,7 +88,7 @@ func toMeasure(pod *corev1.Pod) (volumes []string, containers bool) {
 	return volumes, containers
 }
 
-// measure walks what has to be measured of a pod.
+// measure measures the disk usage of a pod, as far as toMeasure returns it.
 func (s Storage) measure(ctx context.Context, pod *corev1.Pod) diskUsage {
 	out := diskUsage{map[string]int64{}, map[string]int64{}}
 	volumes, containers := toMeasure(pod)
@@ -106,8 +106,7 @@ func (s Storage) measure(ctx context.Context, pod *corev1.Pod) diskUsage {
 	return out
 }
 
-// guardStorage evicts pods that take more of the disk than they may, until ctx
-// ends.
+// guardStorage evicts pods that exceed their disk limits, until ctx ends.
 func (h *Housekeeper) guardStorage(ctx context.Context) {
 	for pause := measureInterval; ; {
 		select {
@@ -125,7 +124,7 @@ func (h *Housekeeper) guardStorage(ctx context.Context) {
 				continue
 			}
 			if err := h.Storage.Evict(string(pod.UID), message); err != nil {
-				h.Log.Error("housekeeping: evict a pod", "pod", filepath.Join(pod.Namespace, pod.Name), "error", err)
+				h.Log.Error("housekeeping: pod not evicted", "pod", filepath.Join(pod.Namespace, pod.Name), "error", err)
 			}
 		}
 		pause = max(measureInterval, time.Since(began)*measureShare)

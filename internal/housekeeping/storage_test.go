@@ -38,7 +38,7 @@ func podFrom(t *testing.T, text string) *corev1.Pod {
 	return &f.Pods[0]
 }
 
-func TestExcess(t *testing.T) {
+func TestExceededLimit(t *testing.T) {
 	t.Parallel()
 	const mi = 1 << 20
 	pod := podFrom(t, storing)
@@ -50,9 +50,9 @@ func TestExcess(t *testing.T) {
 	}{
 		{pod, diskUsage{}, ""},
 		{pod, diskUsage{volumes: map[string]int64{"small": mi, "free": 2 * mi}}, ""},
-		{pod, diskUsage{volumes: map[string]int64{"small": mi + 1}}, "volume small takes 1048577, more than the emptyDir's sizeLimit of 1Mi"},
-		{pod, diskUsage{volumes: map[string]int64{"free": 4 * mi}, containers: map[string]int64{"c": 2 * mi}}, "the pod takes 6Mi of the disk, more than its containers' limits of ephemeral-storage, 5Mi together"},
-		{pod, diskUsage{containers: map[string]int64{"c": 3 * mi}}, "container c takes 3Mi of the disk, more than its limit of ephemeral-storage of 2Mi"},
+		{pod, diskUsage{volumes: map[string]int64{"small": mi + 1}}, "volume small uses 1048577, more than the emptyDir's sizeLimit of 1Mi"},
+		{pod, diskUsage{volumes: map[string]int64{"free": 4 * mi}, containers: map[string]int64{"c": 2 * mi}}, "the pod uses 6Mi of disk space, more than the sum of its containers' ephemeral-storage limits, 5Mi"},
+		{pod, diskUsage{containers: map[string]int64{"c": 3 * mi}}, "container c uses 3Mi of disk space, more than its ephemeral-storage limit of 2Mi"},
 		{pod, diskUsage{containers: map[string]int64{"i": 5 * mi}}, ""},
 		{plain, diskUsage{volumes: map[string]int64{"free": 1 << 40}}, ""},
 	} {
@@ -61,14 +61,13 @@ func TestExcess(t *testing.T) {
 		}
 	}
 	if volumes, containers := toMeasure(pod); strings.Join(volumes, " ") != "small free" || !containers {
-		t.Errorf("measured are %v, containers %t", volumes, containers)
+		t.Errorf("toMeasure returns volumes %v, containers %t", volumes, containers)
 	}
 	if volumes, containers := toMeasure(plain); len(volumes) > 0 || containers {
-		t.Errorf("of a pod without limits %v are measured, containers %t", volumes, containers)
+		t.Errorf("without limits toMeasure returns volumes %v, containers %t", volumes, containers)
 	}
 }
 
-// What is measured is what is there, and who takes too much is evicted.
 func TestMeasure(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -104,7 +103,7 @@ func TestMeasure(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if got := s.measure(ended, pod); got.volumes["small"] != 0 {
-		t.Errorf("after the end %+v was measured", got)
+		t.Errorf("with a cancelled context: %+v", got)
 	}
 	New(Config{Storage: s, Log: slog.New(slog.DiscardHandler)}).guardStorage(ended) // ends at once
 }

@@ -13,12 +13,11 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// pollInterval is how often a followed log is looked at without having been told
-// of a change: a safety net for file systems without inotify.
+// pollInterval is the interval at which a followed log is read even without an inotify event, for
+// file systems without inotify.
 const pollInterval = 2 * time.Second
 
-// follow reads what there is and what comes, until the container has ended and
-// all is read.
+// follow reads the log until the container has ended and everything is read.
 func (r *reader) follow(ctx context.Context) error {
 	watch, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -35,21 +34,21 @@ func (r *reader) follow(ctx context.Context) error {
 		if err := r.readToEnd(); err != nil {
 			return err
 		}
-		moved, err := r.reopen()
+		switched, err := r.reopen()
 		if err != nil {
 			return err
 		}
-		if moved {
+		if switched {
 			continue
 		}
 		if ended == nil && r.options.Ended != nil {
-			return r.flush() // what was written before the end is read now
+			return r.flush() // everything written before the end has been read
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-ended:
-			ended = nil // once more around, for what came last
+			ended = nil // read once more, for the last lines
 		case ev := <-watch.Events:
 			if ev.Name != r.path {
 				continue
@@ -63,9 +62,9 @@ func (r *reader) follow(ctx context.Context) error {
 	}
 }
 
-// reopen turns to the file that is at the path now, if it is another one than
-// the one being read, which has been read to its end.
-func (r *reader) reopen() (bool, error) {
+// reopen switches to the current file at the path, if it isn't the one being read. It reads that
+// one to its end first.
+func (r *reader) reopen() (switched bool, err error) {
 	now, err := os.Stat(r.path)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
@@ -77,7 +76,7 @@ func (r *reader) reopen() (bool, error) {
 		if had, err := r.file.Stat(); err == nil && os.SameFile(had, now) {
 			return false, nil
 		}
-		// What came between the last read and the move.
+		// The file may have grown between the last read and its rotation.
 		if err := r.readToEnd(); err != nil {
 			return false, err
 		}
@@ -97,15 +96,15 @@ func (r *reader) reopen() (bool, error) {
 	return true, nil
 }
 
-// readMissed reads the files that were moved away after the one that was read to its
-// end and before the present one: it may have been a while.
-func (r *reader) readMissed(present *os.File) error {
-	open, err := openRotated(r.path, present)
+// readMissed reads the files between the one that was read to its end and the current one. There
+// may be several after fast rotations.
+func (r *reader) readMissed(current *os.File) error {
+	open, err := openRotated(r.path, current)
 	if err != nil {
 		return err
 	}
 	defer closeRotated(open)
-	// It may have been compressed, so that it is known by how it begins: by a time.
+	// The file may have been compressed, so it is identified by its beginning, which has a time.
 	last := rotatedFile{r.file}.header()
 	for i := slices.IndexFunc(open, func(p rotatedFile) bool { return bytes.Equal(p.header(), last) }) + 1; i > 0 && i < len(open); i++ {
 		in, err := open[i].reader()

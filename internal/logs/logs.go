@@ -1,7 +1,7 @@
-// Package logs reads container logs in the format that CRI prescribes and
-// conmon writes: a line per write, "TIME STREAM TAG TEXT", where the tag P
-// marks a part of a line that the next record goes on with, and F its end.
-// See kubernetes/design-proposals-archive, node/kubelet-cri-logging.md.
+// Package logs reads and rotates container logs in CRI's format, which conmon writes. Each record
+// is a line "TIME STREAM TAG TEXT". The tag P marks a part of a line that continues in the next
+// record, F the end of a line. See kubernetes/design-proposals-archive,
+// node/kubelet-cri-logging.md.
 package logs
 
 import (
@@ -15,28 +15,28 @@ import (
 	"time"
 )
 
-// Line is one whole line of output.
+// Line is a complete line of output.
 type Line struct {
 	Time   time.Time // of its first part
 	Stderr bool
-	Text   []byte // without the newline; valid until the next line is asked for
+	Text   []byte // without the newline; valid until the next line is read
 }
 
-// Options say which lines are wanted.
+// Options select the lines to read.
 type Options struct {
-	Tail   int       // the last so many lines; negative is all
-	Since  time.Time // no lines older than this
-	Follow bool      // go on until Ended and all is read
-	// Ended is closed when the container writes no more.
+	Tail   int       // number of lines at the end; negative means all
+	Since  time.Time // skip lines older than this
+	Follow bool      // continue until Ended is closed and everything is read
+	// Ended is closed when the container has ended and writes no more.
 	Ended <-chan struct{}
 }
 
-// maxLine bounds a line that never ends; what is longer is given in pieces.
+// maxLine is the maximum length of a line. Longer lines are split.
 const maxLine = 1 << 20
 
-// Read calls yield with the lines of the log at path and of the files that were
-// moved away from there by log rotation. A missing file is an empty log. While
-// following, a file that is moved away is read to its end and then the new one.
+// Read calls yield with the lines of the log at path, including its rotated files. A missing file
+// is an empty log. When a followed log is rotated, Read continues with the new file after it has
+// read the old one to its end.
 func Read(ctx context.Context, path string, o Options, yield func(Line) error) error {
 	f, err := os.Open(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -56,19 +56,19 @@ func Read(ctx context.Context, path string, o Options, yield func(Line) error) e
 	return r.follow(ctx)
 }
 
-// reader joins the parts of lines, of each stream by itself.
+// reader assembles lines from their parts, separately for each stream.
 type reader struct {
 	path       string
 	file       *os.File
 	options    Options
 	yield      func(Line) error
-	incomplete []byte   // the beginning of a record that isn't wholly there
-	unfinished [2]*Line // by stream: a line whose end isn't there
-	skip       int      // lines that are too early
+	incomplete []byte   // beginning of a record without its end
+	unfinished [2]*Line // by stream: a line without its end
+	skip       int      // number of lines to skip before the first one
 }
 
-// start gives what is wanted of earlier files, and goes to where the present one
-// is to be read from.
+// start yields the wanted lines of rotated files, and seeks the current file to its first wanted
+// line.
 func (r *reader) start() error {
 	at, err := int64(0), error(nil)
 	if r.file != nil && r.options.Tail >= 0 {
@@ -92,7 +92,7 @@ func (r *reader) close() {
 	}
 }
 
-// readToEnd reads to the present end of the file.
+// readToEnd reads to the current end of the file.
 func (r *reader) readToEnd() error {
 	if r.file == nil {
 		return nil
@@ -103,7 +103,7 @@ func (r *reader) readToEnd() error {
 	return nil
 }
 
-// readFrom reads what there is to read.
+// readFrom reads records until the end of from.
 func (r *reader) readFrom(from io.Reader) error {
 	in := bufio.NewReaderSize(from, 64<<10)
 	for {
@@ -124,8 +124,8 @@ func (r *reader) readFrom(from io.Reader) error {
 	}
 }
 
-// handleRecord takes one record. What isn't one, as a crash of the host can leave
-// behind, is passed over.
+// handleRecord handles a record. It ignores anything else, which a crash of the host can leave
+// behind.
 func (r *reader) handleRecord(data []byte) error {
 	at, stderr, partial, text, ok := parse(data)
 	if !ok || at.Before(r.options.Since) {
@@ -152,7 +152,7 @@ func (r *reader) handleRecord(data []byte) error {
 	return r.yield(*line)
 }
 
-// flush gives the lines that never got an end.
+// flush yields the lines without an end.
 func (r *reader) flush() error {
 	for stream, line := range r.unfinished {
 		if line == nil {
@@ -180,12 +180,12 @@ func parse(data []byte) (at time.Time, stderr, partial bool, text []byte, ok boo
 	if err != nil || (string(stream) != "stdout" && string(stream) != "stderr") {
 		return
 	}
-	// The tag field may have more tags behind a colon.
+	// Further tags may follow after a colon.
 	tag, _, _ := bytes.Cut(tags, []byte(":"))
 	return at, string(stream) == "stderr", string(tag) == "P", text, string(tag) == "P" || string(tag) == "F"
 }
 
-// tailOffset returns where the last n whole lines of the file begin.
+// tailOffset returns the offset of the last n complete lines of the file.
 func tailOffset(f *os.File, n int) (int64, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -196,9 +196,9 @@ func tailOffset(f *os.File, n int) (int64, error) {
 	if n == 0 {
 		return end, nil
 	}
-	// lineAt is where the record that is being looked at begins; walking back,
-	// a record is complete once the newline before it is found.
-	var tail []byte // from the current block's start to the end of the record before
+	// The file is read backwards in blocks. A record is complete once the newline before it is
+	// found.
+	var tail []byte // from the start of the last block to recordEnd
 	recordEnd := end
 	for at := end; at > 0; {
 		size := min(block, at)
@@ -214,7 +214,7 @@ func tailOffset(f *os.File, n int) (int64, error) {
 				break
 			}
 			start := at + int64(i) + 1
-			// A full record ends a line; the one after it begins the next.
+			// A record with tag F ends a line, so the next record begins one.
 			if _, _, partial, _, ok := parse(bytes.TrimSuffix(buf[i+1:recordEnd-at], []byte("\n"))); ok && !partial {
 				n--
 				if n < 0 {

@@ -57,7 +57,7 @@ func TestReadJoinsPartsAndSkipsGarbage(t *testing.T) {
 		stamp(1)+" stdout F one\n",
 		stamp(2)+" stdout P two,\n",
 		stamp(3)+" stderr F three\n",
-		"rubbish\n\n",
+		"garbage\n\n",
 		stamp(4)+" stdout F two too\n",
 		stamp(5)+" stdout F \n",
 		stamp(6)+" stdout F:more five  spaces\n",
@@ -81,8 +81,8 @@ func TestMissingFileIsAnEmptyLog(t *testing.T) {
 	}
 }
 
-// TestTail compares with reading everything and taking the end, for files of
-// many shapes around the block size.
+// TestTail compares the tail with the end of the whole log, for lines and files around the block
+// size.
 func TestTail(t *testing.T) {
 	for _, size := range []int{1, 100, 5000, 70000} {
 		for _, lines := range []int{1, 2, 7, 40} {
@@ -154,11 +154,11 @@ func TestFollowEndsWithItsReader(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	err := Read(ctx, path, Options{Tail: -1, Follow: true, Ended: make(chan struct{})}, func(Line) error { cancel(); return nil })
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("read with a cancelled context: %v", err)
 	}
-	gone := errors.New("client is gone")
+	gone := errors.New("client has disconnected")
 	if err := Read(t.Context(), path, Options{Tail: -1}, func(Line) error { return gone }); !errors.Is(err, gone) {
-		t.Errorf("refused: %v", err)
+		t.Errorf("read with a failing yield: %v", err)
 	}
 }
 
@@ -174,7 +174,7 @@ func FuzzParse(f *testing.F) {
 		tail := 0
 		_ = Read(t.Context(), path, Options{Tail: 1}, func(Line) error { tail++; return nil })
 		if tail > all || bytes.Count(data, []byte("\n")) < all-2 {
-			t.Fatalf("%d lines in all, %d in the tail", all, tail)
+			t.Fatalf("%d lines in total, %d in the tail", all, tail)
 		}
 	})
 }

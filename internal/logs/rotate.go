@@ -14,24 +14,23 @@ import (
 	"time"
 )
 
-// Rotation bounds the log of a container: at MaxSize bytes it is moved away and
-// begun anew, and there are at most MaxFiles of it, the present one among them.
-// All that are moved away but the last are compressed.
+// Rotation bounds the size of a container's log. At MaxSize bytes its file is renamed and a new one
+// begins. There are at most MaxFiles files, including the current one. All rotated files except the
+// newest are compressed.
 type Rotation struct {
 	MaxSize  int64
 	MaxFiles int
 }
 
-// stamp is what the kubelet adds to the name of a log that is moved away, so that
-// they sort by their time.
+// stampLayout is the layout of the time that is appended to the names of rotated files. It is
+// kubelet's, and sorts by time.
 const stampLayout = "20060102-150405"
 
 var stampForm = regexp.MustCompile(`^\.[0-9]{8}-[0-9]{6}(\.gz)?$`)
 
 const compressed = ".gz"
 
-// rotatedPaths returns the files of the log at path that were moved away, the oldest
-// first.
+// rotatedPaths returns the rotated files of the log at path, the oldest first.
 func rotatedPaths(path string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -49,7 +48,7 @@ func rotatedPaths(path string) ([]string, error) {
 	return out, nil
 }
 
-// Remove removes a log with all its parts.
+// Remove removes a log and all its rotated files.
 func Remove(path string) error {
 	old, err := rotatedPaths(path)
 	for _, file := range append(old, path, path+tmpSuffix) {
@@ -60,13 +59,13 @@ func Remove(path string) error {
 	return err
 }
 
-// Rotate rotates the log at path if it has grown too large. Reopen has whoever
-// writes it begin a new file at the path, and returns when that is so. Not a line
-// is lost: until then it is the one that was moved away which is written to.
+// Rotate rotates the log at path if it has grown too large. reopen makes the writer begin a new
+// file at path, and returns once it has. Until then the writer continues with the renamed file, so
+// that no line is lost.
 func (r Rotation) Rotate(path string, now time.Time, reopen func() error) error {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		// It was moved away, and then something went wrong.
+		// An earlier rotation failed after the rename.
 		return reopen()
 	}
 	if err != nil {
@@ -108,8 +107,8 @@ func (r Rotation) Rotate(path string, now time.Time, reopen func() error) error 
 	return nil
 }
 
-// nextStamp is that of now, or what comes right after the last one: the clock may
-// have been set back.
+// nextStamp returns the stamp of now. If the clock was set back, it returns the stamp one second
+// after the last one.
 func nextStamp(path string, old []string, now time.Time) string {
 	stamp := now.UTC().Format(stampLayout)
 	if len(old) == 0 {
@@ -126,25 +125,24 @@ func nextStamp(path string, old []string, now time.Time) string {
 	return at.Add(time.Second).Format(stampLayout)
 }
 
-// tmpSuffix ends the names of files in the making.
+// tmpSuffix ends the names of incomplete files.
 const tmpSuffix = ".tmp"
 
-// compress puts a compressed file in the place of a file. A crash leaves one of
-// them whole.
+// compress replaces a file by a compressed one. After a crash at least one of them is complete.
 func compress(path string) (err error) {
 	in, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	making := path + tmpSuffix
-	out, err := os.OpenFile(making, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	tmp := path + tmpSuffix
+	out, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			_ = os.Remove(making)
+			_ = os.Remove(tmp)
 		}
 	}()
 	z := gzip.NewWriter(out)
@@ -152,7 +150,7 @@ func compress(path string) (err error) {
 	if err = errors.Join(err, z.Close(), out.Close()); err != nil {
 		return err
 	}
-	if err := os.Rename(making, path+compressed); err != nil {
+	if err := os.Rename(tmp, path+compressed); err != nil {
 		return err
 	}
 	return os.Remove(path)

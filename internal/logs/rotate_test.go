@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// monitor writes a log as conmon does, numbered lines, some of them in parts.
+// monitor writes a log like conmon: numbered lines, some of them in parts.
 type monitor struct {
 	t    *testing.T
 	path string
@@ -42,7 +42,7 @@ func (m *monitor) reopen() error {
 	return err
 }
 
-// write writes lines; a line in parts may be cut between them.
+// write writes lines. The file may be reopened between the parts of a line.
 func (m *monitor) write(lines int) {
 	for range lines {
 		stamp := time.Unix(int64(m.next), 0).UTC().Format(time.RFC3339Nano)
@@ -61,8 +61,8 @@ func (m *monitor) write(lines int) {
 	}
 }
 
-// inOrder checks that lines have the numbers up to last, with none left out, and
-// returns the first.
+// inOrder checks that lines are consecutive numbers that end before last, and returns the first
+// number.
 func inOrder(t *testing.T, lines []string, last int) int {
 	t.Helper()
 	if len(lines) == 0 {
@@ -74,11 +74,11 @@ func inOrder(t *testing.T, lines []string, last int) int {
 	}
 	for i, line := range lines {
 		if line != strconv.Itoa(first+i) {
-			t.Fatalf("line %d is %q, not %d", i, line, first+i)
+			t.Fatalf("line %d is %q, want %d", i, line, first+i)
 		}
 	}
 	if first+len(lines) != last {
-		t.Fatalf("the last line is %d, not %d", first+len(lines)-1, last-1)
+		t.Fatalf("the last line is %d, want %d", first+len(lines)-1, last-1)
 	}
 	return first
 }
@@ -95,7 +95,7 @@ func TestRotate(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	rotate() // nothing is there to be
+	rotate() // the log is empty
 	if old, _ := rotatedPaths(path); len(old) > 0 {
 		t.Errorf("an empty log was rotated: %v", old)
 	}
@@ -105,16 +105,16 @@ func TestRotate(t *testing.T) {
 	}
 	m.write(10)
 	if first := inOrder(t, read(t, path, Options{Tail: -1}), m.next); first != 0 {
-		t.Errorf("lines before %d are lost", first)
+		t.Errorf("the lines before %d are lost", first)
 	}
 	old, _ := rotatedPaths(path)
 	var names []string
 	for _, p := range old {
 		names = append(names, strings.TrimPrefix(p, path))
 	}
-	// The clock stood still, and yet they sort.
+	// The clock stood still, but the names still sort.
 	if want := []string{".20260102-030405.gz", ".20260102-030406.gz", ".20260102-030407"}; !slices.Equal(names, want) {
-		t.Errorf("the parts are %v, want %v", names, want)
+		t.Errorf("rotated files %v, want %v", names, want)
 	}
 	now = now.Add(-time.Hour) // it was set back
 	m.write(100)
@@ -130,29 +130,29 @@ func TestRotate(t *testing.T) {
 		}
 	}
 	if got := read(t, path, Options{Tail: -1, Since: time.Unix(250, 0)}); inOrder(t, got, m.next) != 250 {
-		t.Errorf("since then: %s", got[0])
+		t.Errorf("first line with Since: %s", got[0])
 	}
 	if err := Remove(path); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := os.ReadDir(filepath.Dir(path)); len(left) > 0 {
-		t.Errorf("left is %v", left)
+		t.Errorf("files left: %v", left)
 	}
 }
 
-// TestRotateFails: whatever goes wrong, what was written is there.
+// TestRotateFails checks that no lines are lost when a rotation fails.
 func TestRotateFails(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "0.log")
 	m := newMonitor(t, path)
 	m.write(100)
 	r := Rotation{MaxSize: 100, MaxFiles: 3}
-	deaf := errors.New("nobody listens")
+	deaf := errors.New("no answer")
 	if err := r.Rotate(path, time.Now(), func() error { return deaf }); !errors.Is(err, deaf) {
 		t.Errorf("%v", err)
 	}
 	inOrder(t, read(t, path, Options{Tail: -1}), 100)
-	// A crash between the move and the new file: the next one makes up for it.
+	// A crash between the rename and the new file. The next rotation repairs it.
 	if err := os.Rename(path, path+".20260102-030405"); err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestRotateFails(t *testing.T) {
 	}
 	m.write(10)
 	inOrder(t, read(t, path, Options{Tail: -1}), 120)
-	// A crash while it compressed leaves both, or an unfinished one.
+	// A crash during compression leaves both files, or an incomplete one.
 	data, err := os.ReadFile(path + ".20260102-030405")
 	if err != nil {
 		t.Fatal(err)
@@ -185,7 +185,7 @@ func TestRotateFails(t *testing.T) {
 	inOrder(t, read(t, path, Options{Tail: -1}), m.next)
 }
 
-// TestFollowAcrossRotations follows a log that is rotated all the time.
+// TestFollowAcrossRotations follows a log that is rotated often.
 func TestFollowAcrossRotations(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "0.log")
@@ -210,11 +210,10 @@ func TestFollowAcrossRotations(t *testing.T) {
 		if err := r.Rotate(path, at, m.reopen); err != nil {
 			t.Fatal(err)
 		}
-		// The reader keeps up within a rotation or two, as it does at the pace of
-		// a real one.
+		// The reader must not fall behind by more than about one rotation.
 		for deadline := time.Now().Add(20 * time.Second); len(progress) < m.next-40; time.Sleep(time.Millisecond) {
 			if time.Now().After(deadline) {
-				t.Fatalf("%d lines of %d were read", len(progress), m.next)
+				t.Fatalf("only %d of %d lines were read", len(progress), m.next)
 			}
 		}
 	}

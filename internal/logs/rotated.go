@@ -12,12 +12,12 @@ import (
 	"strings"
 )
 
-// rotatedFile is a file of a log that was moved away, opened.
+// rotatedFile is an open rotated file of a log.
 type rotatedFile struct{ file *os.File }
 
-// openRotated opens those before the present file, the oldest first. Present may be
-// among them by now.
-func openRotated(path string, present *os.File) (open []rotatedFile, err error) {
+// openRotated opens the rotated files before the current one, the oldest first. current may have
+// been rotated in the meantime.
+func openRotated(path string, current *os.File) (open []rotatedFile, err error) {
 	defer func() {
 		if err != nil {
 			closeRotated(open)
@@ -29,20 +29,20 @@ func openRotated(path string, present *os.File) (open []rotatedFile, err error) 
 	}
 	for i, name := range files {
 		if i > 0 && files[i-1]+compressed == name {
-			continue // the same, compressed: a crash has left both
+			continue // a crash during compression has left both files
 		}
 		f, err := os.Open(name)
 		if errors.Is(err, fs.ErrNotExist) && !strings.HasSuffix(name, compressed) {
-			f, err = os.Open(name + compressed) // since a moment ago
+			f, err = os.Open(name + compressed) // compressed in the meantime
 		}
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it was the oldest
+			continue // removed in the meantime
 		}
 		if err != nil {
 			return open, err
 		}
 		open = append(open, rotatedFile{f})
-		if sameFile(f, present) {
+		if sameFile(f, current) {
 			open = open[:len(open)-1]
 			_ = f.Close()
 		}
@@ -68,7 +68,7 @@ func closeRotated(open []rotatedFile) {
 	}
 }
 
-// reader reads the part from its beginning.
+// reader returns a reader of the whole file.
 func (p rotatedFile) reader() (io.Reader, error) {
 	if _, err := p.file.Seek(0, io.SeekStart); err != nil {
 		return nil, err
@@ -79,7 +79,7 @@ func (p rotatedFile) reader() (io.Reader, error) {
 	return gzip.NewReader(p.file)
 }
 
-// header is the beginning of the part.
+// header returns the beginning of the file.
 func (p rotatedFile) header() []byte {
 	out := make([]byte, maxHeader)
 	in, err := p.reader()
@@ -90,8 +90,8 @@ func (p rotatedFile) header() []byte {
 	return out[:n]
 }
 
-// readRotated gives the lines of earlier parts that are wanted beside those of the
-// present file, all of which are.
+// readRotated yields the wanted lines of the rotated files. It is called if all lines of the
+// current file are wanted.
 func (r *reader) readRotated() error {
 	open, err := openRotated(r.path, r.file)
 	if err != nil || len(open) == 0 {
@@ -131,7 +131,7 @@ func (r *reader) readRotated() error {
 	return nil
 }
 
-// countCurrent counts the lines of the present file, as far as that matters.
+// countCurrent counts the lines of the current file.
 func (r *reader) countCurrent() (int, error) {
 	if r.file == nil {
 		return 0, nil
@@ -163,5 +163,5 @@ func countLines(in io.Reader) (n int, err error) {
 	}
 }
 
-// maxHeader is more than a record has before its text.
+// maxHeader is more than the length of a record before its text.
 const maxHeader = 256

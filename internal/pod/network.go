@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Protocol of a forwarded port, lower case as CNI's portMappings spells it.
+// Protocol is the protocol of a forwarded port, in lower case as in CNI's portMappings.
 type Protocol string
 
 // The protocols that a hostPort can have.
@@ -19,58 +19,57 @@ const (
 // PortMapping forwards a port of the node to a port of the pod.
 type PortMapping struct {
 	Protocol Protocol `json:"protocol"`
-	// HostIP is the node's address to listen on; the zero Addr means all of
-	// them, in both families.
+	// HostIP is the node's address to listen on. The zero Addr means all addresses of both
+	// families.
 	HostIP   netip.Addr `json:"hostIP,omitzero"`
 	HostPort uint16     `json:"hostPort"`
 	Port     uint16     `json:"containerPort"`
 }
 
-// Attachment is what a sandbox asks of a network: one interface in one
-// network namespace. (Sandbox, IfName) identifies it.
+// Attachment is a request of a sandbox to a network: for one interface in its network namespace.
+// Sandbox and IfName identify it.
 type Attachment struct {
 	Sandbox string `json:"sandbox"` // ID
 	Pod     Ref    `json:"pod"`
-	// Netns is the path of the pinned namespace. It may be empty when
-	// detaching after a reboot, when no namespace is left.
+	// Netns is the path of the pinned namespace. It may be empty when detaching after a reboot,
+	// which leaves no namespaces.
 	Netns  string        `json:"netns"`
 	IfName string        `json:"ifName"`
 	Ports  []PortMapping `json:"ports,omitempty"`
-	// IPs asks for certain addresses, at most one of each subnet of the network.
+	// IPs requests specific addresses, at most one in each subnet of the network.
 	IPs []netip.Addr `json:"ips,omitempty"`
-	// MAC asks for a certain Ethernet address. Empty is one that is derived.
+	// MAC requests a specific Ethernet address. If it is empty, one is derived.
 	MAC       string    `json:"mac,omitempty"`
 	Bandwidth Bandwidth `json:"bandwidth,omitzero"`
 
-	// What follows is read when attaching only, and is not recorded with the
-	// attachment: the sandbox's config has it.
+	// The following fields are only used when attaching. They aren't recorded with the attachment,
+	// because the sandbox's config has them.
 	Annotations map[string]string `json:"-"` // of the pod
 	DNS         *DNS              `json:"-"`
 	Cgroup      string            `json:"-"` // parent of the containers' cgroups
 
-	// RuntimeManaged says that the pod's runtime may have taken over what is set in its
-	// namespace, as gVisor does for a network stack of its own: what is missing
-	// there is not to be repaired. It is read when reconciling only.
+	// RuntimeManaged tells that the pod's runtime may have taken over the settings in its
+	// namespace, as gVisor does for its own network stack. Missing settings must not be repaired
+	// then. It is only used when reconciling.
 	RuntimeManaged bool `json:"-"`
 }
 
-// DNS is how the pod resolves names, as CNI's capability dns spells it.
+// DNS is the pod's resolver configuration, in the form of CNI's capability dns.
 type DNS struct {
 	Servers  []string `json:"servers,omitempty"`
 	Searches []string `json:"searches,omitempty"`
 	Options  []string `json:"options,omitempty"`
 }
 
-// Bandwidth bounds what goes to a pod (ingress) and comes from it (egress). A
-// rate of 0 is no bound.
+// Bandwidth limits the traffic to a pod (ingress) and from it (egress). A rate of 0 means no limit.
 type Bandwidth struct {
 	IngressRate  uint64 `json:"ingressRate,omitempty"`  // bits per second
-	IngressBurst uint64 `json:"ingressBurst,omitempty"` // bits; 0 is chosen by the rate
+	IngressBurst uint64 `json:"ingressBurst,omitempty"` // bits; 0 derives it from the rate
 	EgressRate   uint64 `json:"egressRate,omitempty"`
 	EgressBurst  uint64 `json:"egressBurst,omitempty"`
 }
 
-// Attached is what a network answered: the interface as it is in the pod.
+// Attached is the answer of a network: the interface in the pod.
 type Attached struct {
 	Network   string         `json:"network"` // name of the network
 	IfName    string         `json:"ifName"`
@@ -81,17 +80,17 @@ type Attached struct {
 	Gateways  []netip.Addr   `json:"gateways"`  // at most one of each family
 }
 
-// Debt is an attachment of a sandbox that is gone, which could not be undone yet.
+// Debt is an attachment of a removed sandbox whose CNI DEL is still owed.
 type Debt struct {
 	Attachment
 	Network string
 	Since   time.Time
-	Tries   int    // how often it was tried to undo it
-	Error   string // what was in the way; empty before the first try
+	Tries   int    // number of failed attempts
+	Error   string // of the last attempt; empty before the first
 }
 
-// NetworkSettings is the part of `inspect` that tells how a pod is reached.
-// Its field names are iSulad's (and so docker's), for tools that read those.
+// NetworkSettings is the part of `inspect` with the addresses and ports of a pod. Its field names
+// are those of iSulad and docker, for tools that read them.
 type NetworkSettings struct {
 	SandboxID  string                   `json:"SandboxID"`
 	SandboxKey string                   `json:"SandboxKey"`
@@ -99,7 +98,7 @@ type NetworkSettings struct {
 	Networks   map[string]Endpoint      `json:"Networks"`
 }
 
-// PortBinding is one place on the node that leads to a pod's port.
+// PortBinding is an address and port of the node that is forwarded to a pod's port.
 type PortBinding struct {
 	HostIP   string `json:"HostIp"`
 	HostPort string `json:"HostPort"`
@@ -117,7 +116,7 @@ type Endpoint struct {
 	MacAddress          string `json:"MacAddress"`
 }
 
-// NewNetworkSettings tells what was asked and answered as `inspect` shows it.
+// NewNetworkSettings converts a request and its answers to the form of `inspect`.
 func NewNetworkSettings(asked Attachment, answered []Attached) NetworkSettings {
 	s := NetworkSettings{
 		SandboxID:  asked.Sandbox,

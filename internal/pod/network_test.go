@@ -46,8 +46,8 @@ func TestNetworkSettings(t *testing.T) {
 	}
 }
 
-// A sandbox in the host's network has none of its own; tools that read the
-// document find empty objects, not null.
+// TestNetworkSettingsOfTheHost checks that a sandbox in the host's network has empty objects, not
+// null, for the tools that read them.
 func TestNetworkSettingsOfTheHost(t *testing.T) {
 	t.Parallel()
 	raw, err := json.Marshal(NewNetworkSettings(Attachment{Sandbox: "id"}, nil))
@@ -56,7 +56,7 @@ func TestNetworkSettingsOfTheHost(t *testing.T) {
 	}
 }
 
-// Attachments are in the journal: one that is read back is the one written.
+// TestAttachmentRoundTrip checks the encoding of attachments in the journal.
 func TestAttachmentRoundTrip(t *testing.T) {
 	t.Parallel()
 	for _, a := range []Attachment{

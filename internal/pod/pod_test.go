@@ -19,7 +19,7 @@ func TestIDs(t *testing.T) {
 		"../" + id[3:], id[:60] + "/../", id[:IDLength-1] + "g", id[:IDLength-1] + "\n", id[:IDLength-2] + "é",
 	} {
 		if ValidID(bad) {
-			t.Errorf("%q is taken for an ID", bad)
+			t.Errorf("%q counts as a valid ID", bad)
 		}
 	}
 }
@@ -27,21 +27,21 @@ func TestIDs(t *testing.T) {
 func TestInstanceDependsOnRoot(t *testing.T) {
 	t.Parallel()
 	if a, b := InstanceOf("/var/lib/husk"), InstanceOf("/var/lib/husk2"); a == b {
-		t.Errorf("two roots are one instance, %s", a)
+		t.Errorf("two roots have the same instance %s", a)
 	}
 	if a, b := InstanceOf("/var/lib/husk"), InstanceOf("/var/lib//husk/x/.."); a != b {
-		t.Errorf("one root is two instances, %s and %s", a, b)
+		t.Errorf("the same root has two instances, %s and %s", a, b)
 	}
 	if got := InstanceOf("/var/lib/husk").String(); !strings.HasPrefix(got, "instance ") {
-		t.Errorf("in logs it is %q", got)
+		t.Errorf("String returns %q", got)
 	}
 }
 
-// longestLink is IFNAMSIZ less the byte that ends the name.
+// longestLink is IFNAMSIZ minus the terminating NUL.
 const longestLink = 15
 
-// What Husk makes in the kernel is found by its name alone: it must fit, begin
-// with what a sweep looks for and differ between instances.
+// TestDerivedNames checks the names by which a sweep finds kernel objects: they must fit, begin
+// with the prefix of the sweep and differ between instances.
 func TestDerivedNames(t *testing.T) {
 	t.Parallel()
 	i, j := InstanceOf("/a"), InstanceOf("/b")
@@ -51,7 +51,7 @@ func TestDerivedNames(t *testing.T) {
 		"link":  {i.HostLink(id), i.HostLinkPrefix(), j.HostLink(id)},
 	} {
 		if !strings.HasPrefix(names[0], names[1]) || strings.HasPrefix(names[2], names[1]) || len(names[0]) == len(names[1]) {
-			t.Errorf("%s: %q of the prefix %q, beside %q", what, names[0], names[1], names[2])
+			t.Errorf("%s: %q with prefix %q, in the other instance %q", what, names[0], names[1], names[2])
 		}
 	}
 	if len(i.HostLink(id)) > longestLink || len(i.Bridge()) > longestLink {
@@ -65,8 +65,7 @@ func TestDerivedNames(t *testing.T) {
 	}
 }
 
-// Two IDs that don't clash have no derived name in common, and two with a name
-// in common clash.
+// TestClash checks that two IDs clash exactly if they have a derived name in common.
 func TestClash(t *testing.T) {
 	t.Parallel()
 	i, id := InstanceOf("/a"), NewID()
@@ -78,7 +77,7 @@ func TestClash(t *testing.T) {
 		other := id[:n] + string(c) + id[n+1:]
 		shares := i.HostLink(id) == i.HostLink(other) || i.Netns(id) == i.Netns(other)
 		if Clash(id, other) != shares {
-			t.Errorf("%s and %s: clash %t, but a name shared is %t", id, other, Clash(id, other), shares)
+			t.Errorf("%s and %s: clash %t, but shared name %t", id, other, Clash(id, other), shares)
 		}
 	}
 	if !Clash(id, id) {

@@ -2,31 +2,31 @@ package pod
 
 import "errors"
 
-// StageError is an error of a stage in the life of a sandbox, or of a container in
-// it. Its text is that of the error alone: what it names besides is for logs.
+// StageError is an error in a stage of a sandbox or container. Its text is only that of Err. The
+// other fields are for logs.
 type StageError struct {
 	Sandbox   string
-	Container string // empty if it is the sandbox that failed
+	Container string // empty if the sandbox failed
 	Stage     string
 	Err       error
 }
 
-// Error is the error's own text.
+// Error returns the text of Err.
 func (f *StageError) Error() string { return f.Err.Error() }
 
-// Unwrap returns the error.
+// Unwrap returns Err.
 func (f *StageError) Unwrap() error { return f.Err }
 
-// LogAttrs returns what a log line of err is to have beside it: names and values in
-// turn, none if it is of no stage.
+// LogAttrs returns alternating names and values for the log line of err: the sandbox, container and
+// stage of a StageError, and nothing for other errors.
 func LogAttrs(err error) []any {
 	f, ok := errors.AsType[*StageError](err)
 	if !ok {
 		return nil
 	}
-	where := []any{"sandbox", Short(f.Sandbox)}
+	attrs := []any{"sandbox", Short(f.Sandbox)}
 	if f.Container != "" {
-		where = append(where, "container", Short(f.Container))
+		attrs = append(attrs, "container", Short(f.Container))
 	}
-	return append(where, "stage", f.Stage)
+	return append(attrs, "stage", f.Stage)
 }

@@ -159,7 +159,7 @@ func TestOrphans(t *testing.T) {
 	if log := w.d.Log(); strings.Count(log, "orphaned pod directory was removed") != 2 || !strings.Contains(log, "orphaned pod directory was kept") {
 		t.Error(log)
 	}
-	w.examined(0, "pod directories", `^.*/pods/odd belongs to a pod that has no record, and was kept: .* has more in it than volumes`)
+	w.examined(0, "pod directories", `^.*/pods/odd belongs to a pod that has no record, and was kept: .* contains more than volumes`)
 	if got := w.in("web", "cat /v/f"); got != "x" {
 		t.Errorf("the pod that is known has %q", got)
 	}
@@ -186,8 +186,8 @@ func TestEviction(t *testing.T) {
 	w.run(podOf("modest", strings.ReplaceAll(volume, "2Mi", "9Mi")+only("volumeMounts: [{name: v, mountPath: /v}], "+fill("/v"))), "--wait")
 	evicted := func(p listed) bool { return p.Phase == "Failed" && p.Reason == "Evicted" }
 	for name, message := range map[string]string{
-		"volume": "volume v takes .*, more than the emptyDir's sizeLimit of 2Mi", "again": "volume v takes .*, more than the emptyDir's sizeLimit of 2Mi",
-		"layer": "the pod takes .* of the disk, more than its containers' limits of ephemeral-storage, 2Mi together",
+		"volume": "volume v uses .*, more than the emptyDir's sizeLimit of 2Mi", "again": "volume v uses .*, more than the emptyDir's sizeLimit of 2Mi",
+		"layer": "the pod uses .* of disk space, more than the sum of its containers' ephemeral-storage limits, 2Mi",
 	} {
 		said(t, name, w.eventually(name, "evicted", evicted).Message, message)
 		if out := w.MustHusk("events", name); !strings.Contains(out, "Evicted") {

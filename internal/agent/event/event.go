@@ -1,5 +1,5 @@
-// Package event remembers what happened to pods lately, for people. It forgets
-// the oldest first, and all when huskd ends.
+// Package event keeps recent events of pods for users. The oldest ones are dropped first. Events
+// are in memory only.
 package event
 
 import (
@@ -12,12 +12,12 @@ import (
 	"github.com/huskd/husk/internal/agent/podplan"
 )
 
-// Event is something that happened, once or several times.
+// Event is something that happened to a pod, once or several times.
 type Event struct {
 	Pod       string // namespace/name
-	Container string // empty if it is of the whole pod
+	Container string // empty for an event of the pod
 	Warning   bool
-	// Reason is one word, Message one line.
+	// Reason is a single word, Message a single line.
 	Reason, Message string
 	First, Last     time.Time
 	Count           int
@@ -25,22 +25,21 @@ type Event struct {
 	seq uint64
 }
 
-// maxEvents is how many events are remembered.
+// maxEvents is the number of events that are kept.
 const maxEvents = 2000
 
-// Log has the events, the latest last.
+// Log holds the events, the latest one last.
 type Log struct {
 	mu     sync.Mutex
 	events []Event
 	seq    uint64
-	newer  chan struct{} // closed with the next event
+	newer  chan struct{} // closed by the next event
 }
 
-// NewLog returns a log without events.
+// NewLog returns an empty log.
 func NewLog() *Log { return &Log{newer: make(chan struct{})} }
 
-// Add notes that something happened now. What happened before in the same words
-// is one event with it.
+// Add adds an event with the current time. It merges e with an equal earlier event.
 func (l *Log) Add(e Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,20 +62,20 @@ func (l *Log) Add(e Event) {
 	l.newer = make(chan struct{})
 }
 
-// After returns the events after a mark, or all after the mark 0, the mark
-// behind them, and a channel that is closed once there are further ones.
-func (l *Log) After(mark uint64) (events []Event, next uint64, newer <-chan struct{}) {
+// After returns the events after a position and the position of the last event. Position 0 is
+// before all events. newer is closed when there are further events.
+func (l *Log) After(position uint64) (events []Event, next uint64, newer <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.events {
-		if e.seq > mark {
+		if e.seq > position {
 			events = append(events, e)
 		}
 	}
 	return events, l.seq, l.newer
 }
 
-// Diff are the events that lie between two statuses of a pod. It is pure.
+// Diff returns the events that lead from one status of a pod to another. It is pure.
 func Diff(pod string, before, after podplan.Status) []Event {
 	var out []Event
 	add := func(container string, warning bool, reason, format string, args ...any) {
@@ -109,7 +108,7 @@ func Diff(pod string, before, after podplan.Status) []Event {
 		case c.Ready && !was.Ready:
 			add(c.Name, false, "Ready", "is ready")
 		case !c.Ready && was.Ready:
-			add(c.Name, true, "Unready", "is not ready any more")
+			add(c.Name, true, "Unready", "is no longer ready")
 		}
 	}
 	if after.Phase != before.Phase || after.Reason != before.Reason {
@@ -131,7 +130,7 @@ func Diff(pod string, before, after podplan.Status) []Event {
 	return out
 }
 
-// containerHasMessage says whether what the pod's message says is a container's.
+// containerHasMessage reports whether the pod's message is that of a container.
 func containerHasMessage(s podplan.Status) bool {
 	return slices.ContainsFunc(s.Containers, func(c podplan.ContainerStatus) bool { return c.Message == s.Message })
 }

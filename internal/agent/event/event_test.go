@@ -45,7 +45,7 @@ func TestDiff(t *testing.T) {
 		{lost, lost, ""},
 		{of(podplan.PhasePending, waiting), up, "- SandboxReady: its addresses are 10.0.0.1, fd00::1\n-a Started: run 1 has started"},
 		{up, up, ""},
-		{up, of(podplan.PhaseRunning, unready), "!a Unready: is not ready any more"},
+		{up, of(podplan.PhaseRunning, unready), "!a Unready: is no longer ready"},
 		{of(podplan.PhaseRunning, unready), up, "- SandboxReady: its addresses are 10.0.0.1, fd00::1\n-a Ready: is ready"},
 		{of(podplan.PhaseRunning, running), of(podplan.PhaseRunning, again), "!a Ended: ended with exit code 3\n-a Started: run 2 has started"},
 		{of(podplan.PhaseRunning, running), of(podplan.PhaseRunning, crash), "!a Ended: ended with exit code 3\n!a CrashLoopBackOff: back-off 10s"},
@@ -83,6 +83,6 @@ func TestLog(t *testing.T) {
 		l.Add(Event{Pod: fmt.Sprint(i)})
 	}
 	if events, _, _ = l.After(0); len(events) != maxEvents || events[0].Pod != "10" {
-		t.Errorf("%d events are kept, the first is %+v", len(events), events[0])
+		t.Errorf("%d events, the first is %+v", len(events), events[0])
 	}
 }

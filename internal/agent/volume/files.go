@@ -11,25 +11,23 @@ import (
 	"strings"
 )
 
-// File of a volume that comes from the manifest.
+// File is a file of a volume whose content comes from the manifest.
 type File struct {
-	Path string // leads down from the volume
+	Path string // relative to the volume
 	Data []byte
 	Mode os.FileMode
 }
 
-// The files of such a volume are in a directory beside which a link stands:
-// what a reader sees changes as a whole, when the link does. The names are
-// those that the kubelet has for them.
+// The files are in a directory that the link ..data points to. All files change at once when the
+// link is replaced. The names are kubelet's.
 const (
 	dataLink  = "..data"
 	tmpLink   = "..data_tmp"
 	dirPrefix = "..files_"
 )
 
-// Write makes the files be those of a volume, and returns its path. Readers see
-// all of them as they were or all as they are. It does nothing if they are so
-// already. Calls for one volume must not overlap.
+// Write sets the files of a volume and returns its path. Readers see either all old or all new
+// files. It changes nothing if the files are the same. Calls for the same volume must not overlap.
 func (v Volumes) Write(uid, name string, files []File, group *int64) (string, error) {
 	dirs, err := v.dirs(uid)
 	if err != nil {
@@ -62,7 +60,7 @@ func write(root string, files []File, group *int64) error {
 	return updateLinks(root, files)
 }
 
-// replace puts the files into a new directory and has the link lead there.
+// replace writes the files to a new directory and points the link to it.
 func replace(root string, files []File, group *int64) error {
 	dir, err := os.MkdirTemp(root, dirPrefix)
 	if err != nil {
@@ -110,7 +108,7 @@ func writeFile(dir string, f File, group *int64) error {
 	return setOwner(path, group, mode)
 }
 
-// sameFiles says whether a directory has these files and no other.
+// sameFiles reports whether a directory has exactly these files.
 func sameFiles(dir string, files []File) bool {
 	var found []string
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -131,8 +129,8 @@ func sameFiles(dir string, files []File) bool {
 	return true
 }
 
-// updateLinks makes the links by which users find the files, and removes those to files
-// that are no more and what an interrupted Write left.
+// updateLinks creates the links through which the files are found. It removes links to former
+// files, and what an interrupted Write has left.
 func updateLinks(root string, files []File) error {
 	current, err := os.Readlink(filepath.Join(root, dataLink))
 	if err != nil {
@@ -161,8 +159,8 @@ func updateLinks(root string, files []File) error {
 	return nil
 }
 
-// setOwner gives a file its mode and, if there is one, the group of the pod. A
-// directory of the group gives it to what is made in it.
+// setOwner sets the mode of a file and, if group is not nil, its group. New files in a directory
+// inherit its group.
 func setOwner(path string, group *int64, mode os.FileMode) error {
 	if group == nil {
 		return os.Chmod(path, mode)

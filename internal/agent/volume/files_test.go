@@ -14,7 +14,7 @@ import (
 	"github.com/huskd/husk/internal/hosttest"
 )
 
-// tree lists what users of a volume see of it, and the modes.
+// tree lists the files that users of a volume see, with their modes.
 func tree(t *testing.T, root string) string {
 	t.Helper()
 	var out []string
@@ -67,18 +67,18 @@ func TestWrite(t *testing.T) {
 		{nil, ""},
 	} {
 		if got := put(c.files...); got != c.want {
-			t.Errorf("it has %q, want %q", got, c.want)
+			t.Errorf("files %q, want %q", got, c.want)
 		}
 	}
-	// What didn't change isn't written again.
+	// Unchanged files aren't written again.
 	put(File{"a", []byte("1"), 0o644})
 	link := filepath.Join(v.State, "pods/uid/volumes/v/..data")
 	before, _ := os.Readlink(link)
 	put(File{"a", []byte("1"), 0o644})
 	if after, _ := os.Readlink(link); after != before {
-		t.Errorf("it was written anew: %s, then %s", before, after)
+		t.Errorf("it was written again: %s, then %s", before, after)
 	}
-	// What a Write that was interrupted has left is no hindrance, and goes.
+	// What an interrupted Write has left is removed.
 	root := filepath.Dir(link)
 	if err := errors.Join(os.Mkdir(filepath.Join(root, "..files_old"), 0o700), os.Symlink("nowhere", filepath.Join(root, "..data_tmp"))); err != nil {
 		t.Fatal(err)
@@ -122,7 +122,7 @@ func TestGroup(t *testing.T) {
 	}
 }
 
-// A reader that keeps to one directory never sees files of two writes.
+// TestWriteIsAtomic checks that a reader of one directory never sees files of two writes.
 func TestWriteIsAtomic(t *testing.T) {
 	t.Parallel()
 	hosttest.Root(t)
@@ -147,7 +147,7 @@ func TestWriteIsAtomic(t *testing.T) {
 				}
 				dir, err := os.OpenRoot(filepath.Join(root, dataLink))
 				if err != nil {
-					continue // it was replaced between two steps of the kernel
+					continue // it was replaced during the lookup
 				}
 				a, errA := dir.ReadFile("a")
 				b, errB := dir.ReadFile("b")

@@ -6,11 +6,10 @@ import (
 	"path/filepath"
 )
 
-// maxMessage is how much is read of one, as the kubelet has it.
+// maxMessage is the number of bytes that are read of a message. It is kubelet's.
 const maxMessage = 4096
 
-// CreateMessageFile makes the file in which a run of a container may leave a message of its
-// end, and returns its path.
+// CreateMessageFile creates the file for the termination message of a run and returns its path.
 func (v Volumes) CreateMessageFile(uid, run string) (string, error) {
 	dirs, err := v.dirs(uid)
 	if err != nil {
@@ -24,10 +23,10 @@ func (v Volumes) CreateMessageFile(uid, run string) (string, error) {
 	if err := os.WriteFile(path, nil, 0o666); err != nil {
 		return "", err
 	}
-	return path, os.Chmod(path, 0o666) // whoever it runs as
+	return path, os.Chmod(path, 0o666) // writable for any user of the container
 }
 
-// ReadMessage returns the message; empty if there is none.
+// ReadMessage returns the termination message of a run, or "" if there is none.
 func (v Volumes) ReadMessage(uid, run string) string {
 	dirs, err := v.dirs(uid)
 	if err != nil {
@@ -38,6 +37,6 @@ func (v Volumes) ReadMessage(uid, run string) string {
 		return ""
 	}
 	defer f.Close()
-	text, _ := io.ReadAll(io.LimitReader(f, maxMessage)) // as much as can be read
+	text, _ := io.ReadAll(io.LimitReader(f, maxMessage)) // an error cuts the message short
 	return string(text)
 }

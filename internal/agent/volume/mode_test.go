@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// An init container may have closed the volume to others, as databases want it.
+// TestModeIsKept checks that SetUp keeps the mode of a volume. An init container may have
+// restricted it.
 func TestModeIsKept(t *testing.T) {
 	v := Volumes{Root: t.TempDir(), State: t.TempDir()}
 	mode := func() os.FileMode {
@@ -28,13 +29,13 @@ func TestModeIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := mode(); got != 0o700 {
-		t.Errorf("for the next container its mode is %o", got)
+		t.Errorf("for the next container it has mode %o", got)
 	}
-	// One of which huskd had made no more than this when it was killed.
+	// A volume whose creation was interrupted.
 	if err := os.Rename(path, path+".new"); err != nil {
 		t.Fatal(err)
 	}
 	if got := mode(); got != 0o777 {
-		t.Errorf("a volume that was made half has mode %o", got)
+		t.Errorf("after an interrupted creation it has mode %o", got)
 	}
 }

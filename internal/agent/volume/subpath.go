@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SubPath makes a part of a volume available by itself, at a path that is
-// returned: what is there is mounted as it is now, whatever links the pod makes
-// lead elsewhere. If nothing is there, a directory is made. The mount is named
-// by the container and the index of its mount, and replaces an earlier one.
+// SubPath mounts a part of a volume and returns the path of the mount. Links that the pod changes
+// later don't affect it. If the part doesn't exist it is created as a directory. name identifies
+// the mount: the container and the index of its volumeMount. An earlier mount of that name is
+// replaced.
 func (v Volumes) SubPath(uid, volume, part, name string) (string, error) {
 	dirs, err := v.dirs(uid)
 	if err != nil {
 		return "", err
 	}
 	if strings.ContainsAny(name, "/\x00") {
-		return "", fmt.Errorf("%q can't name a mount", name)
+		return "", fmt.Errorf("%q is not a valid name of a mount", name)
 	}
 	target := filepath.Join(dirs[2], name)
 	if err := bindSubPath(volume, part, target); err != nil {
@@ -62,14 +62,14 @@ func bindSubPath(volume, part, target string) error {
 	return nil
 }
 
-// resolveBeneath keeps the kernel from following a link out of the volume, also one
-// that is made at this moment.
+// resolveBeneath makes the kernel refuse links out of the volume, even those that are created
+// during the call.
 const resolveBeneath = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS
 
-var errEscapes = errors.New("leads out of the volume: let its links lead down from where they are")
+var errEscapes = errors.New("leads out of the volume: use only links to paths inside it")
 
-// openSubPath opens a part of a volume, making the directories that are missing
-// with the mode and the owner of the volume's own.
+// openSubPath opens a part of a volume. It creates missing directories with the mode and owner of
+// the volume's root.
 func openSubPath(volume, part string) (int, error) {
 	root, err := unix.Open(volume, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -47,19 +47,19 @@ func TestSubPath(t *testing.T) {
 		}
 		var inside, mounted unix.Stat_t
 		if err := errors.Join(unix.Stat(filepath.Join(disk, c.part), &inside), unix.Stat(path, &mounted)); err != nil || inside.Ino != mounted.Ino {
-			t.Errorf("%s is not what is mounted: %v", c.part, err)
+			t.Errorf("%s is not the directory that is mounted: %v", c.part, err)
 		}
 		if inside.Mode&unix.S_IFDIR != 0 && slices.Contains([]string{"new/one", "dir/new"}, c.part) && inside.Mode&0o777 != 0o777 {
-			t.Errorf("%s was made with the mode %o", c.part, inside.Mode)
+			t.Errorf("%s was created with mode %o", c.part, inside.Mode)
 		}
 	}
-	// Once more, as for the next run of the container: another part at the same place.
+	// Again for the next run of the container: another part for the same mount.
 	path, err := v.SubPath("uid", disk, "dir/file", "c.0")
 	if data, _ := os.ReadFile(path); err != nil || string(data) != "x" {
 		t.Errorf("%q, %v", data, err)
 	}
 	if entries, _ := os.ReadDir(outside); len(entries) > 0 {
-		t.Errorf("outside there is %v", entries)
+		t.Errorf("files outside of the volume: %v", entries)
 	}
 	if err := v.TearDown("uid"); err != nil {
 		t.Fatal(err)
@@ -69,8 +69,7 @@ func TestSubPath(t *testing.T) {
 	}
 }
 
-// A pod that swaps a directory for a link to the node's files, again and again,
-// never gets more than an error.
+// TestSubPathRace has a pod that keeps swapping a directory with a link to the node's files.
 func TestSubPathRace(t *testing.T) {
 	t.Parallel()
 	hosttest.Root(t)
@@ -108,13 +107,13 @@ func TestSubPathRace(t *testing.T) {
 		}
 		good++
 		if _, err := os.Stat(filepath.Join(path, "../secret")); err == nil {
-			t.Fatal("it leads outside")
+			t.Fatal("the mount leads out of the volume")
 		}
 	}
 	close(done)
 	swapper.Wait()
 	if entries, _ := os.ReadDir(outside); len(entries) != 1 || good == 0 {
-		t.Errorf("outside there is %v; %d mounted, %d refused", entries, good, refused)
+		t.Errorf("files outside of the volume: %v; %d mounted, %d refused", entries, good, refused)
 	}
 	t.Logf("%d mounted, %d refused", good, refused)
 	if err := v.TearDown("uid"); err != nil {

@@ -17,17 +17,17 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// Volumes sets up volumes below two directories: one on disk and one for what
-// doesn't outlive a boot.
+// Volumes sets up volumes below two directories: Root on disk, and State for what a reboot may
+// remove.
 type Volumes struct{ Root, State string }
 
-// dirs are where a pod's volumes are. The UID may be anything that a manifest
-// can have, so it is checked to be a name.
+// dirs returns the directories of a pod. It checks that the UID, which comes from a manifest, is a
+// valid file name.
 func (v Volumes) dirs(uid string) ([]string, error) {
 	if uid == "" || uid == "." || uid == ".." || strings.ContainsAny(uid, "/\x00") {
-		return nil, fmt.Errorf("pod uid %q can't name a directory", uid)
+		return nil, fmt.Errorf("pod uid %q is not a valid directory name", uid)
 	}
-	// Nobody else's business is what is below: there are secrets.
+	// Other users must not read the files below, which may be secrets.
 	for _, base := range []string{v.Root, v.State} {
 		if err := os.MkdirAll(filepath.Join(base, "pods"), 0o700); err != nil {
 			return nil, err
@@ -36,14 +36,13 @@ func (v Volumes) dirs(uid string) ([]string, error) {
 	return []string{
 		filepath.Join(v.Root, "pods", uid, "volumes"),
 		filepath.Join(v.State, "pods", uid, "volumes"),
-		filepath.Join(v.State, "pods", uid, "parts"),   // mounts of parts of them
-		filepath.Join(v.Root, "pods", uid, "messages"), // of how containers ended
+		filepath.Join(v.State, "pods", uid, "parts"),   // mounts of subPaths
+		filepath.Join(v.Root, "pods", uid, "messages"), // termination messages
 	}, nil
 }
 
-// SetUp makes the volume available and returns its path on the host. A volume
-// that is there already is left as it is. An emptyDir is made for the group, if
-// there is one.
+// SetUp sets up a volume and returns its path on the host. A volume that exists already stays as it
+// is. A new emptyDir is owned by the group, if group is not nil.
 func (v Volumes) SetUp(uid string, volume corev1.Volume, group *int64) (string, error) {
 	dirs, err := v.dirs(uid)
 	if err != nil {
@@ -60,7 +59,7 @@ func (v Volumes) SetUp(uid string, volume corev1.Volume, group *int64) (string, 
 		path = filepath.Join(dirs[1], volume.Name)
 		err = mountMemory(path, volume.EmptyDir, group)
 	default:
-		err = errors.New("of a kind that is not supported")
+		err = errors.New("this kind of volume is not supported")
 	}
 	if err != nil {
 		return "", fmt.Errorf("volume %s: %w", volume.Name, err)
@@ -68,20 +67,18 @@ func (v Volumes) SetUp(uid string, volume corev1.Volume, group *int64) (string, 
 	return path, nil
 }
 
-// EmptyDir is where an emptyDir on disk is, if it was set up.
+// EmptyDir returns the path of an emptyDir on disk. It may not exist yet.
 func (v Volumes) EmptyDir(uid, name string) string {
 	return filepath.Join(v.Root, "pods", uid, "volumes", name)
 }
 
-// createEmptyDir makes a directory that every user of the pod may write to, as
-// kubelet's emptyDir is.
-//
-// Its name is that of one that is finished: a pod may have changed its mode.
+// createEmptyDir creates a directory that all users may write to, as in kubelet. It does nothing if
+// path exists, because the pod may have changed the mode of the directory.
 func createEmptyDir(path string, group *int64) error {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	making := path + ".new" // no volume has a dot in its name
+	making := path + ".new" // names of volumes contain no dot
 	if err := os.MkdirAll(making, 0o755); err != nil {
 		return err
 	}
@@ -118,7 +115,7 @@ func mountMemory(path string, dir *corev1.EmptyDirVolumeSource, group *int64) er
 	return nil
 }
 
-// prepareHostPath checks, or makes, what a hostPath volume's type asks for.
+// prepareHostPath checks the type of a hostPath volume. It creates what an …OrCreate type asks for.
 func prepareHostPath(v *corev1.HostPathVolumeSource) error {
 	kind := corev1.HostPathUnset
 	if v.Type != nil {
@@ -158,8 +155,8 @@ func prepareHostPath(v *corev1.HostPathVolumeSource) error {
 	return nil
 }
 
-// TearDown removes the volumes of the pod. What the pod mounted below them is
-// unmounted first, so that nothing behind a mount is deleted.
+// TearDown removes the volumes of a pod. It first unmounts everything below them, so that it
+// deletes no files behind a mount.
 func (v Volumes) TearDown(uid string) error {
 	dirs, err := v.dirs(uid)
 	if err != nil {
@@ -173,7 +170,7 @@ func (v Volumes) TearDown(uid string) error {
 		if err := os.RemoveAll(dir); err != nil {
 			return fmt.Errorf("remove volumes: %w", err)
 		}
-		_ = os.Remove(filepath.Dir(dir)) // if nothing else of the pod is in it
+		_ = os.Remove(filepath.Dir(dir)) // fails if the directory has other files
 	}
 	return nil
 }

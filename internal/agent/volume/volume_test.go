@@ -60,7 +60,7 @@ func TestEmptyDirs(t *testing.T) {
 	if mounts, _ := mountinfo.GetMounts(mountinfo.PrefixFilter(v.State)); len(mounts) != 1 {
 		t.Errorf("%d mounts", len(mounts))
 	}
-	// Something of the host that the pod mounted into its volume must survive.
+	// Host files that the pod has mounted into its volume must survive.
 	precious := t.TempDir()
 	if err := os.WriteFile(filepath.Join(precious, "file"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -130,10 +130,10 @@ func TestUIDsThatAreNoNames(t *testing.T) {
 	v := Volumes{Root: t.TempDir(), State: t.TempDir()}
 	for _, uid := range []string{"", ".", "..", "a/b", "../../x"} {
 		if _, err := v.SetUp(uid, emptyDir("e", "", ""), nil); err == nil {
-			t.Errorf("set up with uid %q", uid)
+			t.Errorf("SetUp accepted uid %q", uid)
 		}
 		if err := v.TearDown(uid); err == nil {
-			t.Errorf("torn down with uid %q", uid)
+			t.Errorf("TearDown accepted uid %q", uid)
 		}
 	}
 }

@@ -12,14 +12,14 @@ import (
 	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
-// admit says why a node can't run a pod beside the others that it has, or nothing. The checks,
-// their order and their words for a reason are the kubelet's. It is pure.
+// admit returns why a node can't run a pod beside its other pods. reason is empty if it can. The
+// checks, their order and their reasons are kubelet's. It is pure.
 func admit(node *corev1.Node, pod *corev1.Pod, others []*corev1.Pod) (reason, message string) {
 	if os := pod.Spec.OS; os != nil && os.Name != corev1.Linux {
 		return "PodOSNotSupported", fmt.Sprintf("the pod is for %s, the node runs %s", os.Name, corev1.Linux)
 	}
 	if has := len(others) + 1; exceeds(node, corev1.ResourcePods, int64(has)) {
-		return "OutOfpods", fmt.Sprintf("the node has %d pods, which is all that it may have", len(others))
+		return "OutOfpods", fmt.Sprintf("the node already has %d pods, its maximum", len(others))
 	}
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
 		asked := criconfig.Requested(pod, name)
@@ -30,14 +30,14 @@ func admit(node *corev1.Node, pod *corev1.Pod, others []*corev1.Pod) (reason, me
 		total := used.DeepCopy()
 		total.Add(asked)
 		if has, limited := node.Status.Allocatable[name]; limited && !asked.IsZero() && total.Cmp(has) > 0 {
-			return "OutOf" + string(name), fmt.Sprintf("the pod asks for %s of %s; %s of the node's %s are taken", asked.String(), name, used.String(), has.String())
+			return "OutOf" + string(name), fmt.Sprintf("the pod requests %s of %s, but %s of the node's %s are already requested", asked.String(), name, used.String(), has.String())
 		}
 	}
 	if !matchesNode(node, pod) {
-		return "NodeAffinity", "the node's labels are not those that the pod's nodeSelector and affinity ask for"
+		return "NodeAffinity", "the node's labels don't match the pod's nodeSelector or affinity"
 	}
 	if taken := portConflict(pod, others); taken != "" {
-		return "NodePorts", "host port " + taken + " is another pod's"
+		return "NodePorts", "host port " + taken + " is used by another pod"
 	}
 	for _, t := range node.Spec.Taints {
 		if t.Effect == corev1.TaintEffectNoExecute && !tolerates(pod, t) {
@@ -52,7 +52,7 @@ func exceeds(node *corev1.Node, name corev1.ResourceName, n int64) bool {
 	return limited && n > has.Value()
 }
 
-// portConflict names a host port that another pod has too.
+// portConflict returns a host port of the pod that another pod also uses, or "".
 func portConflict(pod *corev1.Pod, others []*corev1.Pod) string {
 	type port struct {
 		on       string
@@ -105,7 +105,7 @@ func tolerates(pod *corev1.Pod, taint corev1.Taint) bool {
 	})
 }
 
-// matchesNode says whether the node is one that the pod asks for.
+// matchesNode reports whether the node matches the pod's nodeSelector and required affinity.
 func matchesNode(node *corev1.Node, pod *corev1.Pod) bool {
 	for key, value := range pod.Spec.NodeSelector {
 		if has, ok := node.Labels[key]; !ok || has != value {
@@ -118,7 +118,7 @@ func matchesNode(node *corev1.Node, pod *corev1.Pod) bool {
 	}
 	return slices.ContainsFunc(a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
 		if len(term.MatchExpressions)+len(term.MatchFields) == 0 {
-			return false // it selects nothing, by its definition
+			return false // an empty term matches no node
 		}
 		for _, e := range term.MatchExpressions {
 			if value, has := node.Labels[e.Key]; !matches(e, value, has) {

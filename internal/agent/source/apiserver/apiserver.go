@@ -1,8 +1,8 @@
-// Package apiserver declares to the agent the pods that an API server has bound to this node, with
-// the config maps, secrets and tokens that they refer to.
+// Package apiserver delivers to the agent the pods that an API server has bound to this node, with
+// the config maps, secrets and tokens that they reference.
 //
-// Whatever the server answers but a list of pods leaves the pods as they are, and so does silence:
-// they stop only when the server says that they are deleted, or no longer has them.
+// Pods stop only when the server marks them as deleted or no longer lists them. Any other answer,
+// or no answer, leaves them unchanged.
 package apiserver
 
 import (
@@ -27,18 +27,18 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// Source follows an API server.
+// Source watches an API server.
 type Source struct {
 	Client *cluster.Client
-	// Node is this node as it is registered: its name, labels and what it has.
+	// Node returns this node as it is registered: its name, labels and capacity.
 	Node func() *corev1.Node
-	// Known returns the pod of that UID as the agent has it, nil if it doesn't.
+	// Known returns the agent's pod with the UID, or nil.
 	Known func(types.UID) *corev1.Pod
-	// Deliver gets the complete set when it is first known and whenever it changes.
+	// Deliver is called with the complete set once it is known and after each change.
 	Deliver func(source.Set)
-	// Refused gets a pod that this node won't run, and why: a word and a line.
+	// Refused is called with a pod that this node won't run, and with the reason.
 	Refused func(pod *corev1.Pod, reason, message string)
-	// Changed is called after each change of the server's pods.
+	// Changed is called after each change of a pod on the server.
 	Changed func()
 	Log     *slog.Logger
 
@@ -46,45 +46,44 @@ type Source struct {
 	pods     *cluster.Cache[*corev1.Pod]
 	services *cluster.Cache[*corev1.Service]
 	classes  *cluster.Cache[*nodev1.RuntimeClass]
-	watching map[string]*objectWatch // config maps and secrets, by their keys
+	watching map[string]*objectWatch // by ObjectKey
 	tokens   tokens
 	bound    map[types.UID]*bound
 	last     summary
 	group    sync.WaitGroup
 }
 
-// bound is a pod of the server's that is or was to run here.
+// bound is a pod that the server has bound to this node.
 type bound struct {
 	location string
-	raw      *corev1.Pod // that was translated
-	pod      *corev1.Pod // for the agent; nil if it can't be
-	// tokens that its volumes have.
+	raw      *corev1.Pod // as on the server
+	pod      *corev1.Pod // as for the agent; nil if it is not valid
+	// tokens are those in the pod's volumes.
 	tokens []tokenSpec
-	// refused is why it can't be, or can't be as it now is.
+	// refused is the error of the latest version of the pod, or nil if it is valid.
 	refused      error
-	waitingSince time.Time // since when it does for something that the server is to tell
+	waitingSince time.Time // since when it has waited for the server; zero if it doesn't
 }
 
-// waitError is what a pod waits for.
+// waitError is the error of a pod that waits for something from the server.
 type waitError struct{ error }
 
-// waitReportDelay is how long a pod waits before that is said.
+// waitReportDelay is how long a pod waits before the wait is reported.
 const waitReportDelay = 5 * time.Second
 
-// summary is a set, for telling whether another one differs.
+// summary is the part of a set that is compared to find changes.
 type summary struct {
 	pods    map[types.UID]member
-	objects map[string]string // their versions
+	objects map[string]string // versions by ObjectKey
 	unread  []string
 }
 
 type member struct {
 	pod    *corev1.Pod
-	ending time.Duration // -1 if it isn't
+	ending time.Duration // deletion grace period; -1 if it isn't deleted
 }
 
-// Start begins to follow the server, until ctx ends. The mirror of its pods is for others to look
-// at too.
+// Start starts watching the server, until ctx ends. It returns the cache of the server's pods.
 func (s *Source) Start(ctx context.Context) *cluster.Cache[*corev1.Pod] {
 	s.wake = make(chan struct{}, 1)
 	s.watching, s.bound = map[string]*objectWatch{}, map[types.UID]*bound{}
@@ -104,7 +103,7 @@ func (s *Source) Start(ctx context.Context) *cluster.Cache[*corev1.Pod] {
 	return s.pods
 }
 
-// Run delivers what Start follows, until ctx ends.
+// Run delivers sets until ctx ends. Start must have been called.
 func (s *Source) Run(ctx context.Context) error {
 	defer s.group.Wait()
 	for ctx.Err() == nil {
@@ -121,7 +120,7 @@ func (s *Source) Run(ctx context.Context) error {
 	return nil
 }
 
-// Nudge has the source look at its pods again.
+// nudge triggers another pass.
 func (s *Source) nudge() {
 	select {
 	case s.wake <- struct{}{}:
@@ -129,7 +128,7 @@ func (s *Source) nudge() {
 	}
 }
 
-// pass delivers the set as it is now if it is another than before, and returns when to look again.
+// pass delivers the set if it has changed, and returns when the next pass is due. Zero means never.
 func (s *Source) pass(ctx context.Context) (next time.Time) {
 	if !s.pods.Synced() {
 		return time.Time{}
@@ -189,7 +188,8 @@ func (s *Source) pass(ctx context.Context) (next time.Time) {
 	return next
 }
 
-// reportWaitAt is when what a pod waits for is to be said; zero if now, or if it doesn't wait.
+// reportWaitAt returns when the wait of a pod should be reported. It is zero if it is due, or if
+// err is not a waitError.
 func (b *bound) reportWaitAt(err error) time.Time {
 	if b == nil {
 		return time.Time{}
@@ -207,13 +207,13 @@ func (b *bound) reportWaitAt(err error) time.Time {
 	return time.Time{}
 }
 
-// locationOf is where a pod is declared. One that takes the place of another of its name is
-// declared elsewhere: of the two, only one may be unknown.
+// locationOf returns the location of a pod. It contains the UID, so that a recreated pod of the
+// same name has another location.
 func locationOf(pod *corev1.Pod) string {
 	return cluster.Pod(pod.Namespace, pod.Name) + "?uid=" + string(pod.UID)
 }
 
-// deletionGrace is what a pod that is being deleted has to end.
+// deletionGrace returns the grace period of a pod that is being deleted.
 func deletionGrace(pod *corev1.Pod) time.Duration {
 	switch {
 	case pod.DeletionGracePeriodSeconds != nil:
@@ -224,17 +224,18 @@ func deletionGrace(pod *corev1.Pod) time.Duration {
 	return 0
 }
 
-// IsOver says whether a pod has ended for good, by the server's word.
+// isOver reports whether a pod has ended according to its status on the server.
 func isOver(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// prepare returns a pod for the agent, nil if it is none of its, or an error if that can't be said
-// now: then it stays as it is. What it refers to is needed.
+// prepare converts a pod for the agent. It returns nil if the agent should not run it. It returns
+// an error if that isn't known at the moment; the agent's pod then stays as it is. prepare adds the
+// objects that the pod references to needed.
 func (s *Source) prepare(ctx context.Context, pod *corev1.Pod, needed map[string]bool) (*bound, error) {
 	node := s.Node()
 	if pod.Spec.NodeName != node.Name || pod.UID == "" {
-		return nil, fmt.Errorf("its pod %s/%s is of node %q and has the UID %q: it isn't taken for one of node %s", pod.Namespace, pod.Name, pod.Spec.NodeName, pod.UID, node.Name)
+		return nil, fmt.Errorf("pod %s/%s from the server has node %q and UID %q: it is not a pod of node %s", pod.Namespace, pod.Name, pod.Spec.NodeName, pod.UID, node.Name)
 	}
 	known := s.Known(pod.UID) != nil
 	if !known && (isOver(pod) || pod.DeletionTimestamp != nil) {
@@ -252,7 +253,7 @@ func (s *Source) prepare(ctx context.Context, pod *corev1.Pod, needed map[string
 	}
 	switch {
 	case b.refused != nil && known:
-		return nil, fmt.Errorf("the pod stays as it was: %s", problemText(b.refused))
+		return nil, fmt.Errorf("the change is refused and the pod stays as it was: %s", problemText(b.refused))
 	case b.refused != nil:
 		s.Refused(pod, "NotSupported", problemText(b.refused))
 		return nil, nil
@@ -265,13 +266,13 @@ func (s *Source) prepare(ctx context.Context, pod *corev1.Pod, needed map[string
 			return nil, nil
 		}
 		if !s.services.Synced() {
-			return nil, waitError{errors.New("the pod waits for the list of services, of which it has variables")}
+			return nil, waitError{errors.New("the pod waits for the list of services, for its environment variables")}
 		}
 	}
 	return b, s.resolve(ctx, b, needed)
 }
 
-// problemText are what is wrong with a pod, without the lines of a file that there isn't.
+// problemText returns the problems of a pod on one line, without file name and line numbers.
 func problemText(err error) string {
 	wrong, ok := errors.AsType[*manifest.Error](err)
 	if !ok {
@@ -284,13 +285,14 @@ func problemText(err error) string {
 	return cluster.OneLine(errors.New(strings.Join(out, "; ")))
 }
 
-// changed says whether the agent is to know of a change of a pod.
+// changed reports whether a change of a pod matters to the agent. Changes of its status don't.
 func changed(before, after *corev1.Pod) bool {
 	return before != after && (!equality.Semantic.DeepEqual(before.Spec, after.Spec) ||
 		!maps.Equal(before.Labels, after.Labels) || !maps.Equal(before.Annotations, after.Annotations))
 }
 
-// translate makes of the pod one for the agent. What it finds wrong with it is in b.refused.
+// translate converts the pod for the agent and stores it in b. It stores the pod's problems in
+// b.refused.
 func (s *Source) translate(b *bound, pod *corev1.Pod) error {
 	handler, err := s.handler(pod)
 	if err != nil {
@@ -311,7 +313,7 @@ func (s *Source) translate(b *bound, pod *corev1.Pod) error {
 	return nil
 }
 
-// handler is that of the pod's runtime class.
+// handler returns the handler of the pod's runtime class.
 func (s *Source) handler(pod *corev1.Pod) (string, error) {
 	if pod.Spec.RuntimeClassName == nil || *pod.Spec.RuntimeClassName == "" {
 		return "", nil
@@ -323,8 +325,8 @@ func (s *Source) handler(pod *corev1.Pod) (string, error) {
 	return class.Handler, nil
 }
 
-// others are the pods, but this one, that the node has room set aside for, with what it has set
-// aside: a resize that there is no room for takes none.
+// others returns the other pods to which the node has allocated resources, as the agent has them: a
+// resize that hasn't been applied doesn't count.
 func (s *Source) others(pod *corev1.Pod) []*corev1.Pod {
 	var out []*corev1.Pod
 	for _, other := range s.pods.All() {

@@ -39,8 +39,8 @@ const (
 	classList   = "/apis/node.k8s.io/v1/runtimeclasses"
 )
 
-// fixture is a source and what came of it. Pods that it delivers are known from then on, as they
-// would be to the agent.
+// fixture is a source with the sets that it delivered. Pods count as known, like in the agent,
+// after they were delivered.
 type fixture struct {
 	*clustertest.Server
 	t    *testing.T
@@ -115,11 +115,12 @@ func (f *fixture) eventually(what string, ok func() bool) {
 		if ok() {
 			return ""
 		}
-		return fmt.Sprintf("never: %s; set %d is %v, unread %v, refused %v, log:\n%s", what, f.sets, f.names(), f.set.Unread, f.refused, f.log.String())
+		return fmt.Sprintf("timeout waiting for %s; set %d is %v, unread %v, refused %v, log:\n%s", what, f.sets, f.names(), f.set.Unread, f.refused, f.log.String())
 	})
 }
 
-// names of the pods of the last set, those that are to end with their grace.
+// names returns the names of the pods in the last set, with the deletion grace period if they have
+// one.
 func (f *fixture) names() []string {
 	out := []string{}
 	for _, p := range f.set.Pods {
@@ -143,7 +144,7 @@ func (f *fixture) expectLog(text string) {
 	f.eventually("log says "+text, func() bool { return strings.Contains(f.log.String(), text) })
 }
 
-// pod is one of this node as an API server has it.
+// pod returns a pod of this node as an API server returns it.
 func pod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -181,12 +182,12 @@ func TestPodLifecycle(t *testing.T) {
 	f.expect("a", "b within 7s")
 	f.Put(podList, pod("a", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }))
 	f.Remove(podList, "default", "b")
-	f.expect("a") // it has ended, but is still there to be looked at
+	f.expect("a") // it has ended, but still exists
 	f.Remove(podList, "default", "a")
 	f.expect()
 }
 
-// TestStatusUpdatesDeliverNothing: the reporter's own words come back as changes.
+// TestStatusUpdatesDeliverNothing has status changes, which the reporter itself causes.
 func TestStatusUpdatesDeliverNothing(t *testing.T) {
 	f := newFixture(t)
 	f.Put(podList, pod("a"))
@@ -215,8 +216,8 @@ func answer(code int, kind, body string) func(http.ResponseWriter, *http.Request
 	}
 }
 
-// TestBadAnswersRemoveNothing: whatever the server answers but a list without them, the pods stay,
-// and it is said once.
+// TestBadAnswersRemoveNothing checks that pods stay whatever the server answers, unless it is a
+// list without them, and that each error is logged once.
 func TestBadAnswersRemoveNothing(t *testing.T) {
 	list := func(pods ...*corev1.Pod) string {
 		text, _ := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "PodList", "metadata": map[string]string{"resourceVersion": "100"}, "items": pods})
@@ -229,15 +230,15 @@ func TestBadAnswersRemoveNothing(t *testing.T) {
 		fault func(http.ResponseWriter, *http.Request) bool
 		says  string
 	}{
-		"HTML":                         {answer(200, "text/html", "<html><body>Welcome to the portal</body></html>"), "level=ERROR"},
-		"HTML as JSON":                 {answer(200, "application/json", "<html></html>"), "level=ERROR"},
-		"an object":                    {answer(200, "application/json", "{}"), "level=ERROR"},
-		"a list of nothing, by nobody": {answer(200, "application/json", `{"apiVersion":"v1","kind":"PodList","items":[]}`), "no resourceVersion"},
-		"a list of rubbish":            {answer(200, "application/json", `{"apiVersion":"v1","kind":"PodList","metadata":{"resourceVersion":"9"},"items":[{"metadata":{"name":7}}]}`), "level=ERROR"},
-		"unauthorized":                 {answer(401, "text/plain", ""), "level=ERROR"},
+		"HTML":         {answer(200, "text/html", "<html><body>Welcome to the portal</body></html>"), "level=ERROR"},
+		"HTML as JSON": {answer(200, "application/json", "<html></html>"), "level=ERROR"},
+		"an object":    {answer(200, "application/json", "{}"), "level=ERROR"},
+		"an empty list without a resourceVersion": {answer(200, "application/json", `{"apiVersion":"v1","kind":"PodList","items":[]}`), "no resourceVersion"},
+		"a list of rubbish":                       {answer(200, "application/json", `{"apiVersion":"v1","kind":"PodList","metadata":{"resourceVersion":"9"},"items":[{"metadata":{"name":7}}]}`), "level=ERROR"},
+		"unauthorized":                            {answer(401, "text/plain", ""), "level=ERROR"},
 		"another node's pods": {answer(200, "application/json", list(
-			pod("a", func(p *corev1.Pod) { p.Spec.NodeName = "there" }), pod("b", func(p *corev1.Pod) { p.UID = "" }))), "isn't taken for one of node here"},
-		"a pod that can't be": {answer(200, "application/json", list(
+			pod("a", func(p *corev1.Pod) { p.Spec.NodeName = "there" }), pod("b", func(p *corev1.Pod) { p.UID = "" }))), "it is not a pod of node here"},
+		"invalid pods": {answer(200, "application/json", list(
 			pod("a", func(p *corev1.Pod) { p.Spec.RestartPolicy = "Sometimes" }),
 			pod("b", func(p *corev1.Pod) { p.Spec.Containers[0].Image = "UPPER/:" }))), "the pod stays as it was"},
 		"a reset": {func(w http.ResponseWriter, _ *http.Request) bool {
@@ -246,7 +247,7 @@ func TestBadAnswersRemoveNothing(t *testing.T) {
 				_ = conn.Close()
 			}
 			return true
-		}, ""}, // as any connection that ends
+		}, ""}, // not logged, like any connection that ends
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
@@ -257,20 +258,20 @@ func TestBadAnswersRemoveNothing(t *testing.T) {
 			f.expectLog(c.says)
 			clustertest.Eventually(t, func() string {
 				if n := f.RequestCount(); n < 3 {
-					return fmt.Sprintf("it has asked %d times", n)
+					return fmt.Sprintf("%d requests", n)
 				}
 				return ""
 			})
 			f.mu.Lock()
-			// What isn't in the set is unread, so that the agent keeps it.
+			// Pods that aren't in the set are unread, so that the agent keeps them.
 			if len(f.set.Pods)+len(f.set.Unread) != 2 {
-				t.Errorf("the set is %v, unread are %v", f.names(), f.set.Unread)
+				t.Errorf("set %v, unread %v", f.names(), f.set.Unread)
 			}
 			lines := strings.Split(strings.TrimSpace(f.log.String()), "\n")
 			for i, line := range lines {
 				_, text, _ := strings.Cut(line, "level=")
 				if slices.ContainsFunc(lines[:i], func(earlier string) bool { return strings.HasSuffix(earlier, text) }) && strings.HasPrefix(text, "ERROR") {
-					t.Errorf("it is said again: %s", line)
+					t.Errorf("logged twice: %s", line)
 				}
 			}
 			f.mu.Unlock()
@@ -281,7 +282,7 @@ func TestBadAnswersRemoveNothing(t *testing.T) {
 	}
 }
 
-// TestHistoryExpired has the server forget its history while a watch goes on.
+// TestHistoryExpired has a server that drops its history during a watch.
 func TestHistoryExpired(t *testing.T) {
 	f := newFixture(t)
 	f.Put(podList, pod("a"))
@@ -319,12 +320,12 @@ func TestObjects(t *testing.T) {
 	f.Put(configs, &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: "settings", Namespace: "default"}, Data: map[string]string{"a": "3"}})
 	f.eventually("the change", func() bool { return string(object(manifest.KindConfigMap, "settings")["a"]) == "3" })
 	f.Remove(configs, "default", "settings")
-	f.eventually("that it is gone", func() bool { return object(manifest.KindConfigMap, "settings") == nil && len(f.set.Pods) == 1 })
+	f.eventually("its removal", func() bool { return object(manifest.KindConfigMap, "settings") == nil && len(f.set.Pods) == 1 })
 	f.Remove(podList, "default", "a")
 	f.expect()
 }
 
-// TestTokens: a pod waits for its token, which is asked for again in time.
+// TestTokens checks that a pod waits for its token, and that the token is renewed.
 func TestTokens(t *testing.T) {
 	f := newFixture(t)
 	asked := make(chan string, 100)
@@ -353,13 +354,13 @@ func TestTokens(t *testing.T) {
 	body := <-asked
 	for _, want := range []string{`"audiences":["me"]`, `"expirationSeconds":3607`, `"uid":"uid-a"`} {
 		if !strings.Contains(body, want) {
-			t.Errorf("it has asked with %s", body)
+			t.Errorf("request: %s", body)
 		}
 	}
 	f.expectLog("no: Forbidden")
 	f.mu.Lock()
 	if len(f.set.Pods) != 0 {
-		t.Error("the pod is run without its token")
+		t.Error("the pod was delivered without its token")
 	}
 	f.mu.Unlock()
 	mu.Lock()
@@ -385,7 +386,7 @@ func TestRuntimeClass(t *testing.T) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if got := f.set.Pods[0].Spec.RuntimeClassName; got == nil || *got != "crun" {
-		t.Errorf("its handler is %v", got)
+		t.Errorf("handler %v", got)
 	}
 }
 
@@ -403,8 +404,8 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// Ephemeral containers are to the agent what they are on the server, with the defaults of
-// containers, and those of the pod stay as many as they were.
+// TestEphemeralContainers checks that ephemeral containers are delivered as such, with the defaults
+// of containers, and that the number of other containers stays the same.
 func TestEphemeralContainers(t *testing.T) {
 	t.Parallel()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "a-1"}, Spec: corev1.PodSpec{

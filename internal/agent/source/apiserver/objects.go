@@ -11,8 +11,8 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// objectWatch is a config map or a secret that a pod refers to. A node may see those only, each by
-// its name.
+// objectWatch watches a config map or secret that a pod references. Nodes may only watch those,
+// each by its name.
 type objectWatch struct {
 	cancel func()
 	synced func() bool
@@ -20,7 +20,8 @@ type objectWatch struct {
 	list   string
 }
 
-// resolve has all that a pod refers to be followed, and says what of it isn't known yet.
+// resolve watches all objects that a pod references. It returns a waitError if one of them isn't
+// known yet.
 func (s *Source) resolve(ctx context.Context, b *bound, needed map[string]bool) error {
 	var missing error
 	manifest.References(b.pod, func(kind, name string) {
@@ -49,7 +50,7 @@ func (s *Source) resolve(ctx context.Context, b *bound, needed map[string]bool) 
 	return missing
 }
 
-// watch follows one config map or secret.
+// watch starts watching a config map or secret.
 func (s *Source) watch(ctx context.Context, kind, namespace, name string) *objectWatch {
 	ctx, cancel := context.WithCancel(ctx)
 	list := cluster.List{Fields: "metadata.name=" + name}
@@ -80,8 +81,8 @@ func (s *Source) watch(ctx context.Context, kind, namespace, name string) *objec
 	}, list.String()}
 }
 
-// collectObjects gathers the objects of the set, and stops following what no pod refers to any
-// more.
+// collectObjects adds the needed objects to objects and their versions to versions. It stops
+// watching the others.
 func (s *Source) collectObjects(needed map[string]bool, objects manifest.Objects, versions map[string]string) {
 	for key, w := range s.watching {
 		if !needed[key] {

@@ -15,14 +15,14 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// The service by which pods reach the API server.
+// The service through which pods reach the API server.
 const (
 	masterService   = "kubernetes"
 	masterNamespace = "default"
 )
 
-// serviceVariables tell a container of services as the kubelet does: of that of the API server
-// always, of its namespace's if links are wanted.
+// serviceVariables returns kubelet's environment variables for services: always those of the API
+// server, and with links also those of the services in the namespace.
 func serviceVariables(services []*corev1.Service, namespace string, links bool) manifest.Object {
 	chosen := map[string]*corev1.Service{}
 	for _, s := range services {
@@ -65,7 +65,7 @@ func serviceVariables(services []*corev1.Service, namespace string, links bool) 
 	return out
 }
 
-// fingerprint tells one object from another.
+// fingerprint returns a hash of an object.
 func fingerprint(o manifest.Object) string {
 	h := sha256.New()
 	for _, key := range slices.Sorted(maps.Keys(o)) {

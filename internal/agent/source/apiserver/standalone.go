@@ -9,9 +9,9 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// tokenSpec is a token of a service account that a pod has in a volume.
+// tokenSpec is a service account token in a volume of a pod.
 type tokenSpec struct {
-	name      string // of the secret that stands for it
+	name      string // of the secret that replaces it
 	namespace string
 	account   string
 	audience  string
@@ -19,18 +19,17 @@ type tokenSpec struct {
 	pod       metav1.ObjectMeta
 }
 
-// The key of a token in the secret that stands for it, and the least time that a server gives one.
 const (
-	tokenKey     = "token"
-	tokenSeconds = 3600
+	tokenKey     = "token" // key of a token in the secret that replaces it
+	tokenSeconds = 3600    // API server's default lifetime of a token in a volume
 )
 
-// servicesName is the name of the config map that stands for the variables that tell of services.
+// servicesName returns the name of the config map with the variables of services.
 func servicesName(pod *corev1.Pod) string { return "services." + string(pod.UID) }
 
-// standalonePod is a pod as it would be written in a manifest for this node alone: without what
-// others have already acted on, and with secrets and config maps in place of what only an API
-// server has. Their names depend on nothing but the pod, so that the same pod is always the same.
+// standalonePod converts a pod of an API server to one that could be in a manifest. It clears
+// fields for other components, and replaces what only an API server has by secrets and config maps.
+// Their names depend on the pod's UID only, so that the result is always the same for the same pod.
 func standalonePod(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 	m := &pod.ObjectMeta
 	out := &corev1.Pod{
@@ -44,9 +43,10 @@ func standalonePod(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 		account = "default"
 	}
 	spec.ServiceAccountName, spec.DeprecatedServiceAccount, spec.AutomountServiceAccountToken = "", "", nil
-	// The scheduler has heeded the former, the reporter of statuses the latter.
+	// The scheduler has applied the first two. The reporter of statuses applies readiness gates.
 	spec.Affinity, spec.SchedulingGates, spec.ReadinessGates = nil, nil, nil
-	// Ephemeral containers are containers to who reads manifests: split undoes it.
+	// Package manifest refuses ephemeral containers, so they are appended to the containers.
+	// restoreEphemeral moves them back.
 	for i := range spec.EphemeralContainers {
 		spec.Containers = append(spec.Containers, *manifest.Ephemeral(&spec.EphemeralContainers[i]))
 	}
@@ -90,8 +90,8 @@ func standalonePod(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 	return out, tokens
 }
 
-// isSynthetic says whether an object that a plain pod refers to is one that stands for something,
-// so that the server has none of that name.
+// isSynthetic reports whether an object was added by standalonePod, so that the server doesn't have
+// it.
 func (b *bound) isSynthetic(kind, name string) bool {
 	if kind == manifest.KindConfigMap {
 		return name == servicesName(b.pod)
@@ -104,8 +104,8 @@ func (b *bound) isSynthetic(kind, name string) bool {
 	return false
 }
 
-// restoreEphemeral makes the last containers of a plain pod ephemeral ones again, with the targets
-// that those of the pod on the server have.
+// restoreEphemeral moves the last containers of a standalone pod back to its ephemeral containers,
+// with the targets of those in pod.
 func restoreEphemeral(plain, pod *corev1.Pod) {
 	spec, n := &plain.Spec, len(pod.Spec.Containers)
 	for i, c := range spec.Containers[n:] {

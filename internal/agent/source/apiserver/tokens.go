@@ -13,35 +13,35 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// A token is asked for anew when four fifths of its time are over, or a day, as the kubelet does;
-// one that couldn't be had a while later.
+// Like kubelet, a token is renewed after four fifths of its lifetime, and at the latest after
+// maxTokenAge. A failed request is repeated after tokenRetry.
 const (
 	maxTokenAge = 24 * time.Hour
 	tokenRetry  = 5 * time.Second
 )
 
-// tokens of service accounts, for the pods that have them in volumes.
+// tokens requests and renews the service account tokens of pods.
 type tokens struct {
 	*cluster.Client
 	wake func()
 
 	mu    sync.Mutex
-	known map[string]*token // by the key of the object that stands for it
+	known map[string]*token // by ObjectKey of the secret that replaces it
 }
 
 type token struct {
 	spec       tokenSpec
-	value      []byte // empty before there is one
+	value      []byte // empty until the first request succeeds
 	serial     int
 	requesting bool
-	next       time.Time // when to ask again
+	next       time.Time // when to request it again
 }
 
 func (t tokenSpec) path() string {
 	return "/api/v1/namespaces/" + t.namespace + "/serviceaccounts/" + t.account + "/token"
 }
 
-// ensure has a token be there and stay valid, and says whether it is there.
+// ensure requests a token unless it is still valid, and reports whether there is one.
 func (t *tokens) ensure(ctx context.Context, key string, spec tokenSpec, group *sync.WaitGroup) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -58,7 +58,7 @@ func (t *tokens) ensure(ctx context.Context, key string, spec tokenSpec, group *
 }
 
 func (t *tokens) request(ctx context.Context, k *token) {
-	asked := time.Now()
+	start := time.Now()
 	r := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: &k.spec.seconds,
 		BoundObjectRef:    &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: k.spec.pod.Name, UID: k.spec.pod.UID},
@@ -68,7 +68,7 @@ func (t *tokens) request(ctx context.Context, k *token) {
 	}
 	err := t.Create(ctx, k.spec.path(), r)
 	if err == nil && r.Status.Token == "" {
-		err = errors.New("its answer has no token")
+		err = errors.New("the answer has no token")
 	}
 	t.LogOnce(k.spec.path()+" of pod "+k.spec.pod.Namespace+"/"+k.spec.pod.Name, err)
 	t.mu.Lock()
@@ -79,16 +79,16 @@ func (t *tokens) request(ctx context.Context, k *token) {
 		k.next = time.Now().Add(tokenRetry)
 		return
 	}
-	// The server's clock says when it expires; how long it lasts is by ours.
+	// The expiry time is by the server's clock. The lifetime doesn't depend on it.
 	lasts := time.Duration(k.spec.seconds) * time.Second
 	if s := r.Spec.ExpirationSeconds; s != nil {
 		lasts = time.Duration(*s) * time.Second
 	}
-	k.value, k.next = []byte(r.Status.Token), asked.Add(min(max(lasts*4/5, tokenRetry), maxTokenAge))
+	k.value, k.next = []byte(r.Status.Token), start.Add(min(max(lasts*4/5, tokenRetry), maxTokenAge))
 	k.serial++
 }
 
-// nextRequest is when the next token is to be asked for; zero is never.
+// nextRequest returns when the next token must be requested; zero means never.
 func (t *tokens) nextRequest() (next time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -100,7 +100,7 @@ func (t *tokens) nextRequest() (next time.Time) {
 	return next
 }
 
-// collect gathers the tokens that are needed, as objects, and drops the others.
+// collect adds the needed tokens to objects, as secrets, and drops the others.
 func (t *tokens) collect(needed map[string]bool, objects manifest.Objects, versions map[string]string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
