@@ -18,13 +18,13 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Attach gives a sandbox its interface and addresses and returns what was made.
-// For the same sandbox it makes the same again, and repairs what is missing. If
-// it fails, nothing of it is left.
+// Attach gives a sandbox its interface and addresses, and returns what was created. For an attached
+// sandbox it returns the same again, and repairs what is missing. If it fails, nothing of the
+// attachment is left.
 //
-// The error's kind is invalid argument for what can never be, resource
-// exhausted when no address is left, unavailable or already exists when a port,
-// an address or a link is taken.
+// Of the error's kinds, invalid argument means that the request can never succeed, resource
+// exhausted that no address is left, and unavailable or already exists that a port, an address or a
+// link is taken.
 func (n *Network) Attach(ctx context.Context, a pod.Attachment) (plan.Plan, error) {
 	if err := plan.Check(a); err != nil {
 		return plan.Plan{}, err
@@ -61,14 +61,14 @@ func (n *Network) Attach(ctx context.Context, a pod.Attachment) (plan.Plan, erro
 	return p, nil
 }
 
-// reserve returns the sandbox's record, made if need be.
+// reserve returns the sandbox's record. If there was none, it is a fresh one.
 func (l *locked) reserve(dp *datapath.Datapath, a pod.Attachment) (r *record, fresh bool, err error) {
 	n := l.n
 	uplink, err := dp.Uplink()
 	if err != nil {
 		return nil, false, err
 	}
-	var former *record // of which something is left
+	var former *record // an unfinished detachment
 	try := func(t *tx) error {
 		found := t.find(a.Sandbox)
 		if found != nil && found.Releasing > 0 {
@@ -103,7 +103,7 @@ func (l *locked) reserve(dp *datapath.Datapath, a pod.Attachment) (r *record, fr
 	return r, fresh, err
 }
 
-// same returns an error if a sandbox is attached in another way than it asks.
+// checkSame returns an error if the sandbox is already attached with other settings than asked for.
 func (r *record) checkSame(asks pod.Attachment) error {
 	has := r.Attachment
 	if r.reconstructed {
@@ -111,15 +111,15 @@ func (r *record) checkSame(asks pod.Attachment) error {
 	}
 	if has.Netns != asks.Netns || has.MAC != asks.MAC || has.Bandwidth != asks.Bandwidth ||
 		!slices.Equal(plan.Mappings(has), plan.Mappings(asks)) || !slices.Equal(has.IPs, asks.IPs) {
-		return errdefs.ErrFailedPrecondition.WithMessage("it is attached with another namespace, address, bandwidth or other ports: detach it first")
+		return errdefs.ErrFailedPrecondition.WithMessage("it is attached with a different namespace, address, bandwidth or ports: detach it first")
 	}
 	return nil
 }
 
-// errUnreadable says that of an attachment not all is known any more.
+// errUnreadable means that a lease was reconstructed, so not everything of it is known.
 var errUnreadable = errdefs.ErrFailedPrecondition.WithMessage("its lease was unreadable: detach it, and attach it again")
 
-// make makes the kernel agree with a plan.
+// ensure makes the kernel agree with a plan.
 func (l *locked) ensure(dp *datapath.Datapath, p plan.Plan, fresh bool) error {
 	if err := l.ctx.Err(); err != nil {
 		return err
@@ -149,9 +149,8 @@ func (l *locked) rollBack(dp *datapath.Datapath, r *record) error {
 	return uncancelled.update(func(t *tx) error { return t.end(r, time.Time{}) })
 }
 
-// Verify returns an error of kind not found if the sandbox isn't attached, and
-// of kind failed precondition if the kernel isn't as it was made, naming each
-// difference.
+// Verify returns an error of kind not found if the sandbox isn't attached, and of kind failed
+// precondition if the kernel differs from the plan, naming each difference.
 func (n *Network) Verify(ctx context.Context, sandbox string) (plan.Plan, error) {
 	unknown := errdefs.ErrNotFound.WithMessage("it isn't attached to this network")
 	made, err := n.exists()

@@ -17,15 +17,15 @@ import (
 )
 
 // Keys of the meta bucket.
-var baseKey = []byte("base") // the node's own part, as it was made last
+var baseKey = []byte("base") // the base as last created
 
 const (
-	subnetPrefix = "subnet/" // mode/prefix of what was ever configured
-	sysctlPrefix = "sysctl/" // former values
+	subnetPrefix = "subnet/" // mode/prefix of every subnet configured since boot
+	sysctlPrefix = "sysctl/" // the former value
 )
 
-// base returns the node's own part. It has what the attachments need too that
-// were made under other configurations.
+// base returns the plan of the node's base. It includes what attachments of former configurations
+// need.
 func (t *tx) base(n *Network) plan.Base {
 	c := plan.BaseConfig{
 		Instance: n.instance, Tag: n.tag, Mode: n.cfg.Mode, Bridge: n.cfg.Bridge,
@@ -42,19 +42,20 @@ func (t *tx) base(n *Network) plan.Base {
 	return plan.ForNode(c)
 }
 
-// owner is the digest of which the instance is four digits.
+// owner returns a longer digest of the directory than the instance's four digits, to detect
+// collisions.
 func (n *Network) owner() string {
 	sum := sha256.Sum256([]byte(filepath.Clean(n.cfg.Dir)))
 	return hex.EncodeToString(sum[:8])
 }
 
-// made returns the node's own part as it was made last, if it was.
+// recordedBase returns the base as last created; ok is false if there is none.
 func (t *tx) recordedBase() (b plan.Base, ok bool) {
 	text := t.meta.Get(baseKey)
 	return b, text != nil && json.Unmarshal(text, &b) == nil
 }
 
-// ensure makes the node's own part, if it isn't recorded as made.
+// ensure creates the base, unless it is recorded as created.
 func (t *tx) ensure(n *Network, dp *datapath.Datapath) error {
 	for _, s := range n.subnets() {
 		if err := t.meta.Put([]byte(subnetPrefix+string(n.cfg.Mode)+"/"+s.String()), []byte{1}); err != nil {
@@ -82,12 +83,11 @@ func (t *tx) ensure(n *Network, dp *datapath.Datapath) error {
 	return t.meta.Put(baseKey, text)
 }
 
-// errUnrecorded says that sysctls would be changed of which it isn't on disk yet
-// what they were.
+// errUnrecorded means that sysctls would be changed whose former values aren't on disk yet.
 var errUnrecorded = errors.New("former values of sysctls aren't recorded")
 
 // setSysctls sets the sysctls that routing needs. Their former values must have been recorded by an
-// earlier transaction: if the process is killed here, another call can still restore them.
+// earlier transaction, so that another call can restore them if this process is killed.
 func (t *tx) setSysctls(dp *datapath.Datapath, base plan.Base) error {
 	changes, err := dp.MissingSysctls(base.Sysctls)
 	if err != nil {
@@ -101,11 +101,12 @@ func (t *tx) setSysctls(dp *datapath.Datapath, base plan.Base) error {
 	return dp.SetSysctls(changes)
 }
 
-// prepare calls change in a transaction that makes the node's own part.
+// prepare runs change, which creates the base, in a transaction.
 func (l *locked) prepare(dp *datapath.Datapath, change func(*tx) error) error {
 	record := func(t *tx) error { return t.recordSysctls(dp, t.base(l.n)) }
 	err := l.update(change)
-	// Others may reset some, or take the records with the last attachment.
+	// Other programs may reset some, or another call may delete the records with the last
+	// attachment.
 	for tries := 0; errors.Is(err, errUnrecorded) && tries < 5; tries++ {
 		if err := l.update(record); err != nil {
 			return err
@@ -127,8 +128,8 @@ func (t *tx) recordSysctls(dp *datapath.Datapath, base plan.Base) error {
 	return err
 }
 
-// repairBase makes the node's own part again after another program removed some of it, and puts back
-// what belongs to the attachments there.
+// repairBase recreates the base after another program removed some of it, and puts back what
+// belongs to the attachments there.
 func (t *tx) repairBase(n *Network, dp *datapath.Datapath) error {
 	n.cfg.Log.Warn("network: the nftables table or the bridge was removed; recreating it", "table", n.instance.Table())
 	var elements []plan.Element
@@ -144,8 +145,7 @@ func (t *tx) repairBase(n *Network, dp *datapath.Datapath) error {
 	return dp.RepairBase(t.base(n), elements)
 }
 
-// teardown removes the node's own part, and restores the sysctls if nobody else
-// of Husk's is there.
+// teardown removes the base, and restores the sysctls unless another instance of Husk needs them.
 func (t *tx) teardown(dp *datapath.Datapath) error {
 	if err := dp.Teardown(); err != nil {
 		return err

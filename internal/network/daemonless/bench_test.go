@@ -16,7 +16,7 @@ import (
 	"github.com/huskd/husk/internal/netns"
 )
 
-// bench is a node and a pod, and programs that are run on the node.
+// bench is a node and a pod, and runs programs on the node.
 type bench struct {
 	b              testing.TB
 	dir, node, pod string
@@ -37,7 +37,7 @@ func newBench(b testing.TB) *bench {
 	return s
 }
 
-// run runs a plugin on the node and returns how long that took.
+// run runs a plugin on the node and returns how long it took and its stdout.
 func (s *bench) run(program, command, id string, conf map[string]any) (time.Duration, []byte) {
 	s.b.Helper()
 	stdin, err := json.Marshal(conf)
@@ -59,7 +59,7 @@ func (s *bench) run(program, command, id string, conf map[string]any) (time.Dura
 	return took, []byte(out.String())
 }
 
-// chain runs plugins as a runtime does, each with the result of those before.
+// chain runs plugins as a runtime does, each with the result of the previous one.
 func (s *bench) chain(command, id string, plugins []step) (took time.Duration) {
 	s.b.Helper()
 	plugins = slices.Clone(plugins)
@@ -85,8 +85,8 @@ type step struct {
 	conf    map[string]any
 }
 
-// BenchmarkPrograms runs husk-cni as a runtime does, with more and more leases,
-// and beside it the reference plugins in the same run.
+// BenchmarkPrograms runs husk-cni as a runtime does, with more and more leases, next to the
+// reference plugins in the same run.
 func BenchmarkPrograms(b *testing.B) {
 	hosttest.Root(b)
 	program := filepath.Join(b.TempDir(), "husk-cni")
@@ -111,7 +111,7 @@ func BenchmarkPrograms(b *testing.B) {
 		b.Run(fmt.Sprintf("husk-cni/%d", leases), func(b *testing.B) {
 			s := newBench(b)
 			data := filepath.Join(s.dir, "data")
-			n := books(b, "10.244.0.0/16")
+			n := newNetwork(b, "10.244.0.0/16")
 			n.cfg.Dir = filepath.Join(data, "pods")
 			n, err := New(n.cfg)
 			must(b, err)
@@ -169,7 +169,7 @@ func report(b *testing.B, what string, all []time.Duration) {
 	b.ReportMetric(float64(all[len(all)/2].Microseconds())/1000, "ms-p50"+what)
 }
 
-// fillHostLocal makes leases as host-local keeps them.
+// fillHostLocal writes leases in the format of host-local.
 func fillHostLocal(b *testing.B, dir string, leases int) {
 	must(b, os.MkdirAll(dir, 0o755))
 	a := netip.MustParseAddr("10.244.0.2")
@@ -183,12 +183,12 @@ func fillHostLocal(b *testing.B, dir string, leases int) {
 	}
 }
 
-// BenchmarkAttachDetach is what a daemon has of it: the same as calls.
+// BenchmarkAttachDetach measures the same as function calls, as a daemon makes them.
 func BenchmarkAttachDetach(b *testing.B) {
 	for _, leases := range []int{0, 60_000} {
 		b.Run(fmt.Sprint(leases), func(b *testing.B) {
 			s := newBench(b)
-			n := books(b, "10.244.0.0/16")
+			n := newNetwork(b, "10.244.0.0/16")
 			n.cfg.Netns = s.node
 			fill(b, n, leases)
 			var add, del []time.Duration

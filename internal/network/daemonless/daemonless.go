@@ -1,17 +1,16 @@
-// Package daemonless is the pod network for callers that live for one call, such
-// as a CNI plugin: any number of processes work on one network at the same time
-// and keep nothing in memory between calls.
+// Package daemonless is the pod network for callers that live for one call, such as a CNI plugin.
+// Any number of processes work on one network at the same time, and keep nothing in memory between
+// calls.
 //
-// What is known is in a database below the network's directory, one of each
-// boot: what an earlier one knew is void, for no namespace, link or conntrack
-// entry of then is left. A call is one or two transactions on it, each O(log n)
-// of the leases, with the work in the kernel between them and outside the lock.
+// The state is in a database below the network's directory, one per boot. After a reboot, no
+// namespace, link or conntrack entry is left, so the state of an earlier boot is void. A call is
+// one or two transactions, each O(log n) in the number of leases. The work in the kernel happens
+// between them, without the database's lock.
 //
-// A lease is recorded before anything of it is made, and forgotten after
-// everything of it is gone, so that a process that dies in between leaves a
-// record by which Attach, Detach or Collect goes on. Nothing waits for a disk:
-// a transaction survives the death of the process, and nothing survives that of
-// the node.
+// A lease is recorded before anything of it is created, and forgotten after everything of it is
+// gone. If a process dies in between, the record lets Attach, Detach or Collect continue. Nothing
+// waits for a disk: a transaction survives the death of the process, and no state needs to survive
+// that of the node.
 package daemonless
 
 import (
@@ -39,33 +38,31 @@ import (
 
 // Config of a network.
 type Config struct {
-	// Dir has what is known. It also makes the network's instance: the names of
-	// everything that it has in the kernel.
+	// Dir holds the state. The network's instance, and so the names of everything that it has in
+	// the kernel, derive from it.
 	Dir string
-	// Netns is the path of the node's network namespace. Empty is the one that
-	// the process is in.
+	// Netns is the path of the node's network namespace. Empty means the process's own.
 	Netns string
 	Mode  plan.Mode // empty is plan.PTP
-	// Bridge in mode bridge; empty is the instance's own.
+	// Bridge is the bridge's name in mode bridge; empty is the instance's default.
 	Bridge string
-	// Ranges that an attachment gets an address of each: at most one of each
-	// family, the primary first.
+	// Ranges are the sets that an attachment gets one address of each: at most one set per family,
+	// the primary first.
 	Ranges     []ipam.Ranges
 	Masquerade bool
 	MTU        int                // 0 is the uplink's
 	Routes     []plan.Destination // none means everything
 	NoHairpin  bool
-	// Quarantine is how long an address rests after use; 0 is
-	// ipam.DefaultQuarantine, negative is none.
+	// Quarantine is how long an address stays unused after release; 0 is ipam.DefaultQuarantine,
+	// negative is none.
 	Quarantine time.Duration
-	// Close, if set, closes a call's sockets, and may do so later. As long as what
-	// some call has deleted is still to be freed, after an RCU grace period,
-	// closing a socket of nftables' waits for that, 10 ms and more, and so does
-	// whoever changes a table meanwhile (nft_rcv_nl_event in the kernel's
+	// Close, if set, closes a call's sockets, possibly later. The kernel frees what a call has
+	// deleted after an RCU grace period. Closing an nftables socket before that waits for it, 10 ms
+	// or more, and so does everyone who changes a table meanwhile (nft_rcv_nl_event in
 	// net/netfilter/nf_tables_api.c).
 	Close func(io.Closer) error
 	Log   *slog.Logger // nil is slog.Default()
-	Boot  string       // empty is the ID of the kernel's
+	Boot  string       // empty is the kernel's boot ID
 }
 
 // Network is one network of the node. Its methods may be called concurrently.
@@ -75,7 +72,7 @@ type Network struct {
 	tag      uint32
 }
 
-// New returns a network. It touches nothing.
+// New returns a network. It changes nothing on the node.
 func New(cfg Config) (*Network, error) {
 	if cfg.Boot == "" {
 		boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -97,25 +94,25 @@ func New(cfg Config) (*Network, error) {
 	return n, err
 }
 
-// now is the time since the node booted, so that no clock that is set makes a
-// rest longer or shorter.
+// bootTime returns the time since the node booted. Setting the clock doesn't affect it, so a
+// quarantine is never longer or shorter than configured.
 func bootTime() time.Time {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // never fails
 	return time.Unix(t.Unix())
 }
 
-// Instance returns what the names of the network's objects are made of.
+// Instance returns the instance that is part of all the network's names.
 func (n *Network) Instance() pod.Instance { return n.instance }
 
-// SandboxOf returns the ID under which a network knows an interface of a
-// container, whatever that calls itself.
+// SandboxOf returns the sandbox ID of an interface of a container. Containers may have IDs of any
+// form.
 func SandboxOf(container, ifName string) string {
 	sum := sha256.Sum256([]byte(container + "/" + ifName))
 	return hex.EncodeToString(sum[:])
 }
 
-// subnets returns those of the configuration.
+// subnets returns the configured subnets.
 func (n *Network) subnets() (out []netip.Prefix) {
 	for _, set := range n.cfg.Ranges {
 		for _, r := range set {
@@ -127,7 +124,7 @@ func (n *Network) subnets() (out []netip.Prefix) {
 	return out
 }
 
-// kernel opens the datapath for a call.
+// withDatapath calls fn with a datapath that is open for this call only.
 func (n *Network) withDatapath(fn func(*datapath.Datapath) error) error {
 	dp, err := datapath.Open(n.cfg.Netns, n.instance, n.cfg.Bridge)
 	if err != nil {
@@ -140,9 +137,8 @@ func (n *Network) withDatapath(fn func(*datapath.Datapath) error) error {
 	return errors.Join(err, n.cfg.Close(dp))
 }
 
-// Status returns nil if a pod could be attached now. An error of kind resource
-// exhausted says that no address is left; of kind failed precondition, that
-// those which are attached may not reach others either.
+// Status returns nil if a pod could be attached now. Of the error's kinds, resource exhausted means
+// that no address is left, and failed precondition that attached pods may be affected too.
 func (n *Network) Status(ctx context.Context) error {
 	if len(n.cfg.Ranges) == 0 {
 		return errdefs.ErrInvalidArgument.WithMessage("no subnet to allocate from")
@@ -167,8 +163,7 @@ func (n *Network) Status(ctx context.Context) error {
 	return n.withDatapath(func(dp *datapath.Datapath) error { return verifyBase(dp, base) })
 }
 
-// verifyBase returns an error of kind failed precondition if the node's own
-// part isn't as planned.
+// verifyBase returns an error of kind failed precondition if the base differs from the plan.
 func verifyBase(dp *datapath.Datapath, base plan.Base) error {
 	diffs, err := dp.VerifyBase(base)
 	if err != nil {
@@ -190,7 +185,7 @@ func describe(diffs []datapath.Difference) string {
 
 // Usage counts what is in use.
 type Usage struct {
-	Leases      int // of attached pods, and of what isn't detached wholly
+	Leases      int // including those of unfinished detachments
 	Quarantined int // addresses
 }
 

@@ -13,18 +13,18 @@ import (
 	"github.com/huskd/husk/internal/network/plan"
 )
 
-// Detachment are what is left of an attachment whose traffic has ended: its link,
-// and the addresses that nobody can have as long as that is there.
+// Detachment is an attachment whose traffic has ended. Its link still exists, and so its addresses
+// are still leased.
 type Detachment struct {
 	record *record
-	others []string // sandboxes of which something was left long ago
+	others []string // sandboxes whose detachment was abandoned
 }
 
-// resumeAfter is after how long nobody is at work on a removal any more.
+// resumeAfter is the age at which an unfinished detachment counts as abandoned.
 const resumeAfter = time.Minute
 
-// Detach removes a sandbox's interface. What isn't attached is no error: it may
-// be unknown, detached before, or of before a boot; the namespace may be gone.
+// Detach removes a sandbox's interface. It is not an error if nothing is attached: the sandbox may
+// be unknown, detached already, or from before a reboot, and its namespace may be gone.
 func (n *Network) Detach(ctx context.Context, sandbox string) error {
 	r, err := n.BeginDetach(ctx, sandbox)
 	if err != nil || r == nil {
@@ -33,8 +33,8 @@ func (n *Network) Detach(ctx context.Context, sandbox string) error {
 	return n.FinishDetach(ctx, r)
 }
 
-// Sever is the first part of Detach: it ends the traffic at once. It returns
-// nil if there is nothing to bury.
+// BeginDetach is the first part of Detach: it ends the traffic at once. It returns nil if there is
+// nothing to finish.
 func (n *Network) BeginDetach(ctx context.Context, sandbox string) (*Detachment, error) {
 	made, err := n.exists()
 	if err != nil || !made {
@@ -71,9 +71,9 @@ func (n *Network) BeginDetach(ctx context.Context, sandbox string) (*Detachment,
 	return &Detachment{r, others}, nil
 }
 
-// Bury is the other part of Detach, for any number at once: it deletes the links,
-// which takes the same 20 ms or more for all of them, and ends the leases. Until
-// then a call about the same sandbox, and Collect, do it themselves.
+// FinishDetach is the second part of Detach, for any number of sandboxes: it deletes the links,
+// which takes the same 20 ms or more for all of them, and ends the leases. Until it has run,
+// Collect or another call for the same sandbox does this work.
 func (n *Network) FinishDetach(ctx context.Context, detachments ...*Detachment) error {
 	l, err := n.lock(ctx, networkShared)
 	if err != nil {
@@ -94,8 +94,8 @@ func (n *Network) FinishDetach(ctx context.Context, detachments ...*Detachment) 
 	})
 }
 
-// resumeDetach cuts off what another call has left of a sandbox, unless one is at
-// work on it now. The sandbox stays locked.
+// resumeDetach cuts off an abandoned sandbox and leaves it locked. It returns nil if another call
+// is working on it.
 func (l *locked) resumeDetach(dp *datapath.Datapath, sandbox string) *record {
 	if !l.tryLock(sandbox) {
 		return nil
@@ -108,11 +108,11 @@ func (l *locked) resumeDetach(dp *datapath.Datapath, sandbox string) *record {
 	if err != nil || r == nil || r.Releasing == 0 || dp.Cut(r.plan()) != nil {
 		return nil
 	}
-	l.n.cfg.Log.Info("network: going on with a removal that was left", "pod", r.Attachment.Pod, "addresses", r.Addresses)
+	l.n.cfg.Log.Info("network: resuming an unfinished detachment", "pod", r.Attachment.Pod, "addresses", r.Addresses)
 	return r
 }
 
-// remove does both for records under a lock.
+// remove detaches records under one lock.
 func (l *locked) remove(dp *datapath.Datapath, records ...*record) error {
 	for _, r := range records {
 		if err := dp.Cut(r.plan()); err != nil {
@@ -122,8 +122,8 @@ func (l *locked) remove(dp *datapath.Datapath, records ...*record) error {
 	return l.finishDetach(dp, records)
 }
 
-// bury deletes the links of records that were cut off, and forgets those
-// records: if one isn't the same any more, another call has been faster.
+// finishDetach deletes the links of records that were cut off, and ends their leases. If a record
+// has changed, another call was faster.
 func (l *locked) finishDetach(dp *datapath.Datapath, records []*record) error {
 	if err := dp.Reap(); err != nil {
 		return err
@@ -151,18 +151,17 @@ func (l *locked) finishDetach(dp *datapath.Datapath, records []*record) error {
 	return nil
 }
 
-// forget has the kernel forget connections. Without, some old ones hang: no call
-// fails for that.
+// forgetFlows makes the kernel forget connections. It only logs an error: all that happens without
+// it is that some old connections hang.
 func (n *Network) forgetFlows(dp *datapath.Datapath, f conntrack.Flows) {
 	if err := dp.Forget(f); err != nil {
-		n.cfg.Log.Warn("network: conntrack may send packets of old connections astray", "error", err)
+		n.cfg.Log.Warn("network: conntrack may misdirect packets of old connections", "error", err)
 	}
 }
 
-// Collect detaches every sandbox that live doesn't have, and removes what is
-// the network's in the kernel and belongs to nobody, unless that can't be told
-// because a lease is unreadable. If nothing is attached then, the node's own
-// part goes too.
+// Collect detaches every sandbox that isn't in live, and removes objects in the kernel that belong
+// to the network but to no attachment. It leaves those if a lease is unreadable, as they might be
+// that pod's. If nothing is attached afterwards, it removes the base too.
 func (n *Network) Collect(ctx context.Context, live map[string]bool) error {
 	made, err := n.exists()
 	if err != nil || !made {
@@ -175,7 +174,7 @@ func (n *Network) Collect(ctx context.Context, live map[string]bool) error {
 	defer l.release()
 	var dead []*record
 	var plans []plan.Plan
-	unsure := false // what in the kernel is nobody's
+	unsure := false // a lease is unreadable, so strays can't be told from its objects
 	err = l.view(func(t *tx) error {
 		return t.each(func(r *record) error {
 			if live[r.Attachment.Sandbox] && r.Releasing == 0 {

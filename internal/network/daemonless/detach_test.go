@@ -8,13 +8,13 @@ import (
 	"github.com/huskd/husk/internal/hosttest"
 )
 
-// TestLeftByTheDead: who dies between cutting off and burying leaves a lease.
-// Without a GC, a later removal of another sandbox takes it along, but not
-// while somebody is at work on it, nor what has become another attachment.
-func TestLeftByTheDead(t *testing.T) {
+// TestAbandonedDetach checks that without a GC, a later detachment of another sandbox also finishes
+// one that was abandoned. It leaves alone one that a call is working on, a recent one, and a
+// sandbox that has been attached again.
+func TestAbandonedDetach(t *testing.T) {
 	hosttest.Root(t)
 	s := newBench(t)
-	n := books(t, "10.244.0.0/24")
+	n := newNetwork(t, "10.244.0.0/24")
 	n.cfg.Netns = s.node
 	attach := func(name, ifName string) *record {
 		r := fresh(name)
@@ -23,7 +23,7 @@ func TestLeftByTheDead(t *testing.T) {
 		must(t, err)
 		return r
 	}
-	// age makes a removal one that began long ago.
+	// age moves the start of a detachment into the past.
 	age := func(r *record) {
 		must(t, n.change(func(b *tx) error {
 			found := b.find(r.Attachment.Sandbox)
@@ -52,13 +52,13 @@ func TestLeftByTheDead(t *testing.T) {
 	r, err := n.BeginDetach(t.Context(), attach("other", "eth4").Attachment.Sandbox)
 	must(t, err)
 	if len(r.others) != 3 {
-		t.Errorf("%d are left, want 3", len(r.others))
+		t.Errorf("%d abandoned sandboxes, want 3", len(r.others))
 	}
 	attach("again", "eth3")
 	must(t, n.FinishDetach(t.Context(), r))
 	leases(3) // young, busy and again
 	if _, err := n.Verify(t.Context(), again.Attachment.Sandbox); err != nil {
-		t.Errorf("what is attached again is damaged: %v", err)
+		t.Errorf("the sandbox attached again is damaged: %v", err)
 	}
 	work.release()
 	must(t, n.Detach(t.Context(), attach("more", "eth5").Attachment.Sandbox))
@@ -67,7 +67,7 @@ func TestLeftByTheDead(t *testing.T) {
 	leases(0)
 	must(t, n.look(func(b *tx) error {
 		if k, _ := b.releasing.Cursor().First(); k != nil {
-			t.Errorf("%s is still being released, since %v", k[8:], time.Duration(binary.BigEndian.Uint64(k)))
+			t.Errorf("%s is still in the releasing bucket, since %v", k[8:], time.Duration(binary.BigEndian.Uint64(k)))
 		}
 		return nil
 	}))

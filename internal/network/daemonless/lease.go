@@ -18,7 +18,7 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Addresses are keys of 16 bytes, so that both families sort in one order.
+// addressKey returns the key of an address. It has 16 bytes, so that both families sort in one order.
 func addressKey(a netip.Addr) []byte {
 	b := a.As16()
 	return b[:]
@@ -31,13 +31,13 @@ func keyAddress(b []byte) netip.Addr {
 	return netip.AddrFrom16([16]byte(b)).Unmap()
 }
 
-// resting is the value of an address that nobody has and nobody may have yet.
-// (An empty one would be none to bbolt, until the transaction ends.)
+// inQuarantine is the value of an address in quarantine. (bbolt returns nil for an empty value
+// until the transaction ends.)
 var inQuarantine = []byte{0}
 
 func isQuarantined(holder []byte) bool { return bytes.Equal(holder, inQuarantine) }
 
-// runs is a bucket as ipam.Runs.
+// runs implements ipam.Runs with a bucket.
 type runs struct{ *bbolt.Bucket }
 
 func (r runs) Floor(a netip.Addr) (first, last netip.Addr, ok bool) {
@@ -60,8 +60,8 @@ func (r runs) Put(first, last netip.Addr) error {
 
 func (r runs) Delete(first netip.Addr) error { return r.Bucket.Delete(addressKey(first)) }
 
-// reserve records a new lease with an address of each of the sets, the host's
-// end of its link and its ports.
+// reserve records a new lease with an address of each set, and takes the name of its link and its
+// ports.
 func (t *tx) reserve(r *record, sets []ipam.Ranges, now time.Time) error {
 	if err := t.expire(now, 16); err != nil {
 		return err
@@ -96,7 +96,7 @@ func (t *tx) reserve(r *record, sets []ipam.Ranges, now time.Time) error {
 	return t.put(r)
 }
 
-// choose returns the wanted address of each set, the zero Addr where any will do.
+// matchRanges returns the wanted address of each set, the zero Addr where any will do.
 func matchRanges(want []netip.Addr, sets []ipam.Ranges) ([]netip.Addr, error) {
 	out := make([]netip.Addr, len(sets))
 next:
@@ -128,10 +128,10 @@ func (t *tx) pickAddress(set ipam.Ranges, want netip.Addr, now time.Time) (netip
 	return a, t.meta.Put(key, addressKey(a))
 }
 
-// cursorKey is where the address is recorded that was given out last.
+// cursorKey returns the key of the last allocated address.
 func cursorKey(set ipam.Ranges) []byte { return []byte("cursor/" + set[0].Subnet.String()) }
 
-// request makes a certain address free to take, or says why it isn't.
+// request makes a certain address available to take, or returns why it isn't.
 func (t *tx) request(a netip.Addr, now time.Time) error {
 	holder := t.addresses.Get(addressKey(a))
 	if holder != nil && !isQuarantined(holder) {
@@ -154,7 +154,7 @@ func (t *tx) request(a netip.Addr, now time.Time) error {
 	return t.free(a)
 }
 
-// nameOf says whose a lease is.
+// nameOf names the holder of a lease in errors.
 func (t *tx) nameOf(sandbox string) string {
 	if r := t.find(sandbox); r != nil && !r.reconstructed {
 		return "pod " + r.Attachment.Pod.String()
@@ -162,7 +162,7 @@ func (t *tx) nameOf(sandbox string) string {
 	return "sandbox " + pod.Short(sandbox)
 }
 
-// none is the error of an exhausted set.
+// exhaustedError returns the error for a set without free addresses.
 func (t *tx) exhaustedError(set ipam.Ranges, now time.Time) error {
 	quarantined, next := 0, time.Time{}
 	_ = t.quarantined.ForEach(func(k, _ []byte) error {
@@ -184,7 +184,8 @@ func (t *tx) exhaustedError(set ipam.Ranges, now time.Time) error {
 	return errdefs.ErrResourceExhausted.WithMessage(msg + ": remove pods or configure a larger subnet")
 }
 
-// exhausted returns the error that reserve would, if a set has nothing left.
+// exhausted returns the error that reserve would return if a set has no address left, and nil
+// otherwise.
 func (t *tx) exhausted(sets []ipam.Ranges, now time.Time) error {
 	if k, _ := t.quarantined.Cursor().First(); k != nil {
 		if until, _ := parseQuarantine(k); !until.After(now) {
@@ -199,11 +200,11 @@ func (t *tx) exhausted(sets []ipam.Ranges, now time.Time) error {
 	return nil
 }
 
-// clashes returns an error if another sandbox has the name of the link or a port.
+// checkConflicts returns an error if another sandbox has the link's name or one of the ports.
 func (t *tx) checkConflicts(r *record) error {
 	prefix := r.Attachment.Sandbox[:linkDigits]
 	if k, _ := t.leases.Cursor().Seek([]byte(prefix)); k != nil && pod.Clash(string(k), r.Attachment.Sandbox) {
-		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("the link's name is that of %s: detach that first", t.nameOf(string(k))))
+		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("its link's name is taken by %s: detach that first", t.nameOf(string(k))))
 	}
 	for _, m := range plan.Mappings(r.Attachment) {
 		prefix := portKey(m, "")
@@ -217,7 +218,7 @@ func (t *tx) checkConflicts(r *record) error {
 	return nil
 }
 
-// linkDigits are those of a sandbox ID that its link's name has, see pod.Clash.
+// linkDigits is how many digits of the sandbox ID are in the link's name, see pod.Clash.
 const linkDigits = 9
 
 func portKey(m pod.PortMapping, sandbox string) []byte {
@@ -225,8 +226,8 @@ func portKey(m pod.PortMapping, sandbox string) []byte {
 	return append(append(key, (m.Protocol+"/")...), sandbox...)
 }
 
-// parsePort reads an entry of the ports. One that can't be read whole is of all
-// addresses.
+// parsePort parses an entry of the ports. If the value is unreadable, the port counts as taken on
+// all addresses.
 func parsePort(key, value []byte) (m pod.PortMapping, sandbox string) {
 	if len(key) < 2 {
 		return m, ""
@@ -239,7 +240,7 @@ func parsePort(key, value []byte) (m pod.PortMapping, sandbox string) {
 	return m, sandbox
 }
 
-// take gives an address to a sandbox.
+// take assigns an address to a sandbox.
 func (t *tx) take(a netip.Addr, sandbox string) error {
 	if ipam.Taken(runs{t.runs}, a) || t.addresses.Get(addressKey(a)) != nil {
 		return errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("address %v is recorded as free and as in use", a))
@@ -247,12 +248,12 @@ func (t *tx) take(a netip.Addr, sandbox string) error {
 	return errors.Join(t.addresses.Put(addressKey(a), []byte(sandbox)), ipam.Take(runs{t.runs}, a))
 }
 
-// free lets anybody have an address.
+// free makes an address available.
 func (t *tx) free(a netip.Addr) error {
 	return errors.Join(t.addresses.Delete(addressKey(a)), ipam.Free(runs{t.runs}, a))
 }
 
-// release records that an attachment is being removed.
+// release records that an attachment is being detached.
 func (t *tx) release(r *record) error {
 	if r.Releasing > 0 {
 		return nil
@@ -265,8 +266,8 @@ func releasingKey(r *record) []byte {
 	return append(binary.BigEndian.AppendUint64(nil, uint64(r.Releasing)), r.Attachment.Sandbox...)
 }
 
-// left returns the sandboxes whose removal began before a time, and hasn't ended
-// because who was about it died.
+// unfinished returns the sandboxes whose detachment began before a time and hasn't ended, because
+// the process doing it died.
 func (t *tx) unfinished(before time.Time, limit int) (out []string) {
 	c := t.releasing.Cursor()
 	for k, _ := c.First(); k != nil && len(out) < limit; k, _ = c.Next() {
@@ -286,8 +287,8 @@ func parseReleasing(key []byte) (since int64, sandbox string) {
 	return int64(binary.BigEndian.Uint64(key)), string(key[8:])
 }
 
-// end forgets a lease. Its addresses rest until the time is up, or are free at
-// once if that is the zero Time: then they were never used.
+// end forgets a lease. Its addresses are in quarantine until the given time. The zero Time means
+// that they were never used, and frees them at once.
 func (t *tx) end(r *record, until time.Time) error {
 	var errs []error
 	for _, a := range r.addrs() {
@@ -306,8 +307,8 @@ func (t *tx) end(r *record, until time.Time) error {
 	return errors.Join(append(errs, t.freePorts(r), t.leases.Delete([]byte(r.Attachment.Sandbox)))...)
 }
 
-// freePorts lets others have the ports of an attachment that is cut off. It
-// forgets them: who cuts it off again must not take those of the next.
+// freePorts makes the ports of an attachment that is cut off available. The record forgets them:
+// cutting it off again must not affect the next owner's.
 func (t *tx) freePorts(r *record) error {
 	var errs []error
 	for _, m := range plan.Mappings(r.Attachment) {
@@ -328,7 +329,7 @@ func parseQuarantine(key []byte) (until time.Time, a netip.Addr) {
 	return time.Unix(0, int64(binary.BigEndian.Uint64(key))), keyAddress(key[8:])
 }
 
-// expire frees addresses whose rest is over, a few at a time.
+// expire frees addresses whose quarantine is over, at most limit of them.
 func (t *tx) expire(now time.Time, limit int) error {
 	for range limit {
 		k, _ := t.quarantined.Cursor().First()
@@ -345,7 +346,7 @@ func (t *tx) expire(now time.Time, limit int) error {
 	return nil
 }
 
-// wake ends a rest.
+// endQuarantine frees the address of a quarantine key.
 func (t *tx) endQuarantine(key []byte) error {
 	_, a := parseQuarantine(key)
 	err := t.quarantined.Delete(key)

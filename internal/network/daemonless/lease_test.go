@@ -37,8 +37,8 @@ func rangeOf(t testing.TB, subnet string) ipam.Ranges {
 	return ipam.Ranges{r}
 }
 
-// books is a network of which only the database is used.
-func books(t testing.TB, subnets ...string) *Network {
+// newNetwork returns a network of which tests use only the database, unless they set Netns.
+func newNetwork(t testing.TB, subnets ...string) *Network {
 	t.Helper()
 	cfg := Config{Dir: t.TempDir(), Quarantine: time.Minute}
 	for _, s := range subnets {
@@ -49,7 +49,7 @@ func books(t testing.TB, subnets ...string) *Network {
 	return n
 }
 
-// change makes one transaction.
+// change runs fn in a read-write transaction.
 func (n *Network) change(fn func(*tx) error) error {
 	l, err := n.lock(context.Background(), networkShared)
 	if err != nil {
@@ -59,7 +59,7 @@ func (n *Network) change(fn func(*tx) error) error {
 	return l.update(fn)
 }
 
-// look reads.
+// look runs fn in a read-only transaction.
 func (n *Network) look(fn func(*tx) error) error {
 	l, err := n.lock(context.Background(), networkShared)
 	if err != nil {
@@ -75,14 +75,13 @@ func fresh(name string, ports ...pod.PortMapping) *record {
 	}}
 }
 
-// holding is what a model knows of one address: who has it or until when it
-// rests.
+// holding is what a model knows of an address: its holder, or the end of its quarantine.
 type holding struct {
 	sandbox string
 	until   time.Time
 }
 
-// contents reads everything out of the database and checks that its parts agree.
+// contents reads the whole database and checks that its buckets agree.
 func contents(t testing.TB, n *Network) (leases map[string][]netip.Addr, held map[netip.Addr]holding) {
 	t.Helper()
 	leases, held = map[string][]netip.Addr{}, map[netip.Addr]holding{}
@@ -91,7 +90,7 @@ func contents(t testing.TB, n *Network) (leases map[string][]netip.Addr, held ma
 			leases[r.Attachment.Sandbox] = r.addrs()
 			for _, a := range r.addrs() {
 				if other, twice := held[a]; twice {
-					t.Fatalf("%v is in the leases of %s and %s", a, other.sandbox, r.Attachment.Sandbox)
+					t.Fatalf("%v is in two leases, of %s and %s", a, other.sandbox, r.Attachment.Sandbox)
 				}
 				held[a] = holding{sandbox: r.Attachment.Sandbox}
 			}
@@ -100,7 +99,7 @@ func contents(t testing.TB, n *Network) (leases map[string][]netip.Addr, held ma
 		must(t, b.quarantined.ForEach(func(k, _ []byte) error {
 			until, a := parseQuarantine(k)
 			if _, twice := held[a]; twice {
-				t.Fatalf("%v rests and is in use", a)
+				t.Fatalf("%v is in quarantine and in use", a)
 			}
 			held[a] = holding{until: until}
 			return nil
@@ -110,7 +109,7 @@ func contents(t testing.TB, n *Network) (leases map[string][]netip.Addr, held ma
 			n++
 			h, ok := held[keyAddress(k)]
 			if !ok || h.sandbox != "" && h.sandbox != string(v) || h.sandbox == "" && !isQuarantined(v) {
-				t.Fatalf("%v is recorded as %q's and held by %+v", keyAddress(k), v, h)
+				t.Fatalf("%v is recorded as held by %q, want %+v", keyAddress(k), v, h)
 			}
 			return nil
 		}))
@@ -122,7 +121,7 @@ func contents(t testing.TB, n *Network) (leases map[string][]netip.Addr, held ma
 			for a := keyAddress(k); a.Compare(keyAddress(v)) <= 0; a = a.Next() {
 				inRuns++
 				if _, ok := held[a]; !ok {
-					t.Fatalf("%v is lost: nobody has it and nobody can", a)
+					t.Fatalf("%v is lost: it is neither held nor free", a)
 				}
 			}
 			return nil
@@ -135,8 +134,8 @@ func contents(t testing.TB, n *Network) (leases map[string][]netip.Addr, held ma
 	return leases, held
 }
 
-// FuzzLeases runs random steps of random owners, over ranges that change, with
-// crashes in the middle of transactions, and compares with a model after each.
+// FuzzLeases runs random steps of random owners, over changing ranges and with crashes in the
+// middle of transactions, and compares the database with a model after each step.
 func FuzzLeases(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 64, 65, 0, 1, 128, 192, 0})
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 64, 66, 68, 128, 0, 2, 200, 1, 16, 17})
@@ -144,7 +143,7 @@ func FuzzLeases(f *testing.F) {
 		if len(steps) > 80 {
 			return
 		}
-		n := books(t, "10.9.0.0/28", "fd09::/124")
+		n := newNetwork(t, "10.9.0.0/28", "fd09::/124")
 		sets := n.cfg.Ranges
 		clock := time.Unix(1000, 0)
 		leases, held := map[string][]netip.Addr{}, map[netip.Addr]holding{}
@@ -152,7 +151,7 @@ func FuzzLeases(f *testing.F) {
 		for i, step := range steps {
 			r := fresh(fmt.Sprint("pod", step%32))
 			id := r.Attachment.Sandbox
-			crashes := i%7 == 6 // the transaction is thrown away
+			crashes := i%7 == 6 // the transaction is rolled back
 			switch step / 64 {
 			case 0, 1: // attach, or detach if attached
 				_, attached := leases[id]
@@ -162,7 +161,7 @@ func FuzzLeases(f *testing.F) {
 						r = b.find(id)
 						until := clock.Add(time.Minute)
 						if step >= 96 {
-							until = time.Time{} // undone: never used
+							until = time.Time{} // rolled back: never used
 						}
 						err = b.end(r, until)
 					} else {
@@ -177,10 +176,10 @@ func FuzzLeases(f *testing.F) {
 				case errors.Is(err, crash):
 				case err != nil && !errdefs.IsResourceExhausted(err):
 					t.Fatal(err)
-				case err != nil: // thrown away whole
+				case err != nil: // rolled back
 					must(t, n.change(func(b *tx) error {
 						if b.exhausted(sets, clock) == nil {
-							t.Fatal("refused, and not exhausted: ", err)
+							t.Fatal("refused, but not exhausted: ", err)
 						}
 						return nil
 					}))
@@ -195,7 +194,7 @@ func FuzzLeases(f *testing.F) {
 				default:
 					for _, a := range r.addrs() {
 						if h, ok := held[a]; ok && (h.sandbox != "" || h.until.After(clock)) {
-							t.Fatalf("%v is given to %s and held by %+v", a, id, h)
+							t.Fatalf("%v was allocated to %s but is held by %+v", a, id, h)
 						}
 						held[a] = holding{sandbox: id}
 					}
@@ -222,17 +221,16 @@ func FuzzLeases(f *testing.F) {
 				if h.sandbox != "" || h.until.After(clock) {
 					t.Fatalf("step %d: %v is free, want %+v", i, a, h)
 				}
-				delete(held, a) // its rest was over
+				delete(held, a) // its quarantine was over
 			}
 		}
 	})
 }
 
-// TestCrashAtEveryWrite puts the database back to what it would be if the
-// process had died after any of a transaction's writes, or within one, and
-// reads it: it has all of the transaction or nothing.
+// TestCrashAtEveryWrite restores the database as it would be if the process had died after any of a
+// transaction's writes, or within one. It must hold all of the transaction or nothing.
 func TestCrashAtEveryWrite(t *testing.T) {
-	n := books(t, "10.9.0.0/24", "fd09::/64")
+	n := newNetwork(t, "10.9.0.0/24", "fd09::/64")
 	path := n.database()
 	random := rand.New(rand.NewPCG(3, 4))
 	var attached []string
@@ -278,8 +276,8 @@ type partial struct {
 	whole bool
 }
 
-// partials returns the states of a file between two contents, written by pages
-// in any order but for the meta pages 0 and 1, which bbolt writes last.
+// partials returns the states of a file between two contents. Pages are written in any order,
+// except for the meta pages 0 and 1, which bbolt writes last.
 func partials(before, after []byte, random *rand.Rand) (out []partial) {
 	size := os.Getpagesize()
 	state := make([]byte, len(after))
@@ -310,10 +308,10 @@ func partials(before, after []byte, random *rand.Rand) (out []partial) {
 	return out
 }
 
-// TestConcurrentCallers: goroutines with files of their own are to the locks
-// what processes are.
+// TestConcurrentCallers uses goroutines with their own open files, which lock each other out as
+// processes do.
 func TestConcurrentCallers(t *testing.T) {
-	n := books(t, "10.9.0.0/25", "fd09::/64")
+	n := newNetwork(t, "10.9.0.0/25", "fd09::/64")
 	var mu sync.Mutex
 	holders := map[netip.Addr]string{}
 	var g sync.WaitGroup
@@ -328,7 +326,7 @@ func TestConcurrentCallers(t *testing.T) {
 				mu.Lock()
 				for _, a := range r.addrs() {
 					if other, taken := holders[a]; taken {
-						t.Errorf("%v is given to %s and %s", a, other, r.Attachment.Pod.Name)
+						t.Errorf("%v was allocated to both %s and %s", a, other, r.Attachment.Pod.Name)
 					}
 					holders[a] = r.Attachment.Pod.Name
 				}
@@ -355,7 +353,7 @@ func TestConcurrentCallers(t *testing.T) {
 }
 
 func TestReserveRefuses(t *testing.T) {
-	n := books(t, "10.9.0.0/29")
+	n := newNetwork(t, "10.9.0.0/29")
 	port := func(p uint16, ip string) pod.PortMapping {
 		m := pod.PortMapping{Protocol: pod.TCP, HostPort: p, Port: 80}
 		if ip != "" {
@@ -412,10 +410,9 @@ func asking(name string, ips ...string) *record {
 	return r
 }
 
-// TestOfAnotherBoot: what an earlier boot knew is void, even what it left
-// half-written.
-func TestOfAnotherBoot(t *testing.T) {
-	n := books(t, "10.9.0.0/24")
+// TestAnotherBoot checks that the state of an earlier boot is void, even if it is damaged.
+func TestAnotherBoot(t *testing.T) {
+	n := newNetwork(t, "10.9.0.0/24")
 	must(t, n.change(func(b *tx) error { return b.reserve(fresh("a"), n.cfg.Ranges, bootTime()) }))
 	must(t, os.Truncate(n.database(), 5000))
 	n.cfg.Boot = "another"
@@ -433,7 +430,7 @@ func TestOfAnotherBoot(t *testing.T) {
 }
 
 func TestDamagedDatabase(t *testing.T) {
-	n := books(t, "10.9.0.0/24")
+	n := newNetwork(t, "10.9.0.0/24")
 	must(t, n.change(func(b *tx) error { return b.reserve(fresh("a"), n.cfg.Ranges, bootTime()) }))
 	must(t, os.WriteFile(n.database(), bytes.Repeat([]byte("garbage "), 4096), 0o600))
 	err := n.change(func(*tx) error { return nil })
@@ -443,7 +440,7 @@ func TestDamagedDatabase(t *testing.T) {
 }
 
 func TestLockGivesUp(t *testing.T) {
-	n := books(t, "10.9.0.0/24")
+	n := newNetwork(t, "10.9.0.0/24")
 	l, err := n.lock(t.Context(), scope(SandboxOf("a", "eth0")))
 	must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -463,11 +460,11 @@ func TestLockGivesUp(t *testing.T) {
 	again.release()
 }
 
-// BenchmarkLease is what a call costs in the database, by the leases in it.
+// BenchmarkLease measures the database's part of a call, for different numbers of leases.
 func BenchmarkLease(b *testing.B) {
 	for _, filled := range []int{0, 1000, 60_000} {
 		b.Run(fmt.Sprint(filled), func(b *testing.B) {
-			n := books(b, "10.0.0.0/15")
+			n := newNetwork(b, "10.0.0.0/15")
 			fill(b, n, filled)
 			i := 0
 			for b.Loop() {
@@ -481,10 +478,10 @@ func BenchmarkLease(b *testing.B) {
 	}
 }
 
-// fill makes leases in the database only.
+// fill adds leases to the database, without anything in the kernel.
 func fill(t testing.TB, n *Network, count int) {
 	t.Helper()
-	const batch = 20 // so that few pages of the database are free, as it is in life
+	const batch = 20 // so that few pages of the database are free, as in practice
 	for from := 0; from < count; from += batch {
 		must(t, n.change(func(b *tx) error {
 			for i := from; i < min(from+batch, count); i++ {
@@ -499,11 +496,10 @@ func fill(t testing.TB, n *Network, count int) {
 	}
 }
 
-// TestUnreadableLease: one bad record keeps nobody from anything, and can be
-// removed.
+// TestUnreadableLease checks that a damaged record affects no other sandbox, and can be removed.
 func TestUnreadableLease(t *testing.T) {
 	for _, damage := range []string{"{", "null", "{}", "[]", `{"attachment":{"sandbox":"other"}}`} {
-		n := books(t, "10.9.0.0/24", "fd09::/64")
+		n := newNetwork(t, "10.9.0.0/24", "fd09::/64")
 		n.cfg.Log = slog.New(slog.DiscardHandler)
 		port := pod.PortMapping{Protocol: pod.TCP, HostIP: netip.MustParseAddr("192.0.2.1"), HostPort: 80, Port: 8080}
 		bad, good := fresh("bad", port), fresh("good")

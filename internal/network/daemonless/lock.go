@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// One file has all locks, as ranges of its bytes: the kernel drops them with
-// the process. They belong to the open file, so that they keep goroutines of
-// one process apart too. Whoever takes several takes the whole first and the store last.
+// All locks are byte ranges of one file, so the kernel drops them with the process. They are open
+// file description locks, which also exclude goroutines of the same process. The network's lock is
+// taken first and the store's last.
 const (
-	networkByte = 0 // shared by those who work on one sandbox each
-	sandboxes   = 2 // and behind
+	networkByte = 0 // locked shared for work on a single sandbox
+	sandboxes   = 2 // the first byte for sandboxes
 	storeByte   = 1
 )
 
-// scope is what a lock is for: a sandbox, or one of these.
+// scope is what a lock protects: a sandbox, by its ID, or one of the constants below.
 type scope string
 
 const (
@@ -29,16 +29,16 @@ const (
 	networkExclusive scope = "*"
 )
 
-// locked is the right to work on a network, or on one sandbox of it.
+// locked holds locks on a network, or on one sandbox of it.
 type locked struct {
 	n    *Network
 	ctx  context.Context
 	file *os.File
-	// abandoned says that a lock is still waited for, by who closes the file.
+	// abandoned means that a goroutine still waits for a lock, and will close the file.
 	abandoned bool
 }
 
-// lock waits for the right to work on a scope.
+// lock waits until it can lock a scope.
 func (n *Network) lock(ctx context.Context, s scope) (*locked, error) {
 	if err := os.MkdirAll(n.cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("network: %w", err)
@@ -63,8 +63,8 @@ func (n *Network) lock(ctx context.Context, s scope) (*locked, error) {
 	return l, nil
 }
 
-// sandboxByte is the place of a sandbox in the file. Two may share one: then
-// they wait for each other.
+// sandboxByte returns the offset that stands for a sandbox. Two sandboxes may share one, and then
+// wait for each other.
 func sandboxByte(id string) int64 {
 	raw, err := hex.DecodeString(id[:min(len(id), 16)])
 	if err != nil || len(raw) < 8 {
@@ -73,8 +73,8 @@ func sandboxByte(id string) int64 {
 	return sandboxes + int64(binary.BigEndian.Uint64(raw)>>2)
 }
 
-// take waits for a lock. If the context ends first, the file is closed when the
-// lock has come, and only then: until then the kernel is at work on it.
+// take waits for a lock. If the context ends first, the file stays open until the kernel has
+// granted the lock.
 func (l *locked) take(kind int16, at int64) error {
 	lock := unix.Flock_t{Type: kind, Start: at, Len: 1}
 	if err := unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLK, &lock); err == nil {
@@ -107,7 +107,7 @@ func (l *locked) take(kind int16, at int64) error {
 	}
 }
 
-// try takes the lock of another sandbox, if nobody is at work on that.
+// tryLock locks another sandbox if no other call has locked it.
 func (l *locked) tryLock(sandbox string) bool {
 	return unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: sandboxByte(sandbox), Len: 1}) == nil
 }
@@ -116,7 +116,7 @@ func (l *locked) drop(at int64) {
 	_ = unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Start: at, Len: 1})
 }
 
-// release gives all locks back.
+// release releases all locks.
 func (l *locked) release() {
 	if !l.abandoned {
 		_ = l.file.Close()

@@ -18,18 +18,17 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// record is a lease: all that is needed to make or remove the attachment,
-// whatever the configuration has become.
+// record is a lease: everything needed to create or remove the attachment, whatever the
+// configuration has become.
 type record struct {
 	Attachment pod.Attachment `json:"attachment"`
 	Addresses  []netip.Prefix `json:"addresses"` // with their subnets' length
 	Node       plan.Node      `json:"node"`
-	// Releasing is when the removal of the attachment began, on the clock of
-	// now; 0 if it didn't.
+	// Releasing is when the detachment began, in nanoseconds of bootTime; 0 if it hasn't.
 	Releasing int64 `json:"releasing,omitempty"`
 
-	// reconstructed says that the lease was unreadable, and what of it the others of
-	// the buckets have: enough to remove the attachment, not to make it.
+	// reconstructed means that the lease was unreadable and the record was made from the other
+	// buckets. It suffices to remove the attachment, not to create it.
 	reconstructed bool
 }
 
@@ -42,12 +41,12 @@ func (r *record) addrs() (out []netip.Addr) {
 	return out
 }
 
-// tx is a transaction on the database: all of it or none.
+// tx is a transaction on the database: either all of it takes effect or nothing.
 type tx struct {
 	n           *Network
 	leases      *bbolt.Bucket // sandbox → record
-	addresses   *bbolt.Bucket // address → sandbox, or resting
-	runs        *bbolt.Bucket // first → last: the same addresses, as ipam.Runs
+	addresses   *bbolt.Bucket // address → sandbox, or inQuarantine
+	runs        *bbolt.Bucket // first → last of each run of the same addresses, see ipam.Runs
 	quarantined *bbolt.Bucket // until, address → nothing
 	ports       *bbolt.Bucket // port, protocol, sandbox → pod.PortMapping
 	releasing   *bbolt.Bucket // since, sandbox → nothing
@@ -60,7 +59,7 @@ func (n *Network) database() string {
 	return filepath.Join(n.cfg.Dir, databasePrefix+strings.ReplaceAll(n.cfg.Boot, "-", "")+".db")
 }
 
-// exists says whether anything was ever recorded since the node booted.
+// exists reports whether anything was recorded since the node booted.
 func (n *Network) exists() (bool, error) {
 	_, err := os.Stat(n.database())
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -69,7 +68,7 @@ func (n *Network) exists() (bool, error) {
 	return err == nil, err
 }
 
-// update changes what is known. If fn fails, nothing is changed.
+// update runs fn in a read-write transaction. If fn fails, nothing is changed.
 func (l *locked) update(fn func(*tx) error) error { return l.open(true, fn) }
 
 func (l *locked) view(fn func(*tx) error) error { return l.open(false, fn) }
@@ -126,7 +125,8 @@ func damaged(path string, err error) error {
 	return errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("%s is unusable: %v: stop the pods of this network and delete the file", path, err))
 }
 
-// buckets are missing until the first transaction ends well.
+// buckets returns a transaction over the buckets that bucket finds. They are missing until the
+// first transaction commits.
 func (n *Network) buckets(bucket func(name []byte) *bbolt.Bucket) (t *tx, ok bool) {
 	t = &tx{n: n}
 	for name, b := range map[string]**bbolt.Bucket{
@@ -140,7 +140,7 @@ func (n *Network) buckets(bucket func(name []byte) *bbolt.Bucket) (t *tx, ok boo
 	return t, true
 }
 
-// removeFormer removes the databases of former boots.
+// removeFormer removes the databases of earlier boots.
 func (n *Network) removeFormer() {
 	entries, _ := os.ReadDir(n.cfg.Dir)
 	for _, e := range entries {
@@ -150,7 +150,7 @@ func (n *Network) removeFormer() {
 	}
 }
 
-// find returns a sandbox's record, nil if there is none.
+// find returns a sandbox's record, nil if there is none. An unreadable one is reconstructed.
 func (t *tx) find(sandbox string) *record {
 	data := t.leases.Get([]byte(sandbox))
 	if data == nil {
@@ -160,7 +160,7 @@ func (t *tx) find(sandbox string) *record {
 	if err := json.Unmarshal(data, r); err == nil && r.Attachment.Sandbox == sandbox {
 		return r
 	}
-	t.n.cfg.Log.Error("network: a lease is unreadable: its pod can only be detached", "sandbox", pod.Short(sandbox), "database", t.n.database())
+	t.n.cfg.Log.Error("network: a lease is unreadable, so its pod can only be detached", "sandbox", pod.Short(sandbox), "database", t.n.database())
 	return t.reconstruct(sandbox)
 }
 
@@ -177,12 +177,12 @@ func (t *tx) each(fn func(*record) error) error {
 	return t.leases.ForEach(func(key, _ []byte) error { return fn(t.find(string(key))) })
 }
 
-// guess returns what can be told of a lease without reading it.
+// reconstruct returns what the other buckets say about an unreadable lease.
 func (t *tx) reconstruct(sandbox string) *record {
 	r := &record{
 		Attachment: pod.Attachment{
 			Sandbox: sandbox, Pod: pod.Ref{Name: pod.Short(sandbox)}, IfName: "eth0",
-			Bandwidth: pod.Bandwidth{EgressRate: 1}, // what bounds it, if anything does, has a name to be removed by
+			Bandwidth: pod.Bandwidth{EgressRate: 1}, // so that the plan names an IFB to remove
 		},
 		Node:          plan.Node{Instance: t.n.instance, Mode: t.n.cfg.Mode, Bridge: t.n.cfg.Bridge},
 		reconstructed: true,
