@@ -17,13 +17,13 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Attach gives a sandbox its interface and addresses. For the same sandbox and
-// interface it answers the same again, and repairs what is missing. If it fails,
-// nothing of it is left, the address included. The error doesn't name the pod.
+// Attach gives a sandbox its interface and addresses. For an attached sandbox and interface it
+// returns the same again, and repairs what is missing. If it fails, nothing of the attachment is
+// left. The error doesn't name the pod.
 //
-// The error's kind is invalid argument for what can never be, resource
-// exhausted when no address is left, unavailable or already exists when a port
-// or a link is taken.
+// Of the error's kinds, invalid argument means that the request can never succeed, resource
+// exhausted that no address is left, and unavailable or already exists that a port or a link is
+// taken.
 func (n *Network) Attach(ctx context.Context, a pod.Attachment) (*pod.Attached, error) {
 	if err := plan.Check(a); err != nil {
 		return nil, err
@@ -34,7 +34,7 @@ func (n *Network) Attach(ctx context.Context, a pod.Attachment) (*pod.Attached, 
 	}
 	defer unlock()
 	if err := n.reaper.wait(ctx, ownerOf(a)); err != nil {
-		return nil, fmt.Errorf("its former link is still there: %w", err)
+		return nil, fmt.Errorf("wait for its former link to be deleted: %w", err)
 	}
 	r, err := n.reserve(a)
 	if err != nil {
@@ -48,12 +48,12 @@ func (n *Network) Attach(ctx context.Context, a pod.Attachment) (*pod.Attached, 
 	return p.Attached(Name), nil
 }
 
-// reserve returns the attachment's record, made and journaled if need be.
+// reserve returns the attachment's record. If there was none, it makes and journals one.
 func (n *Network) reserve(a pod.Attachment) (*record, error) {
 	ports := plan.Mappings(a)
 	if r := n.ledger.find(ownerOf(a)); r != nil {
 		if r.Attachment.Netns != a.Netns || !slices.Equal(plan.Mappings(r.Attachment), ports) {
-			return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("%v is attached with another namespace or other ports: detach it first", ownerOf(a)))
+			return nil, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("%v is attached with a different namespace or ports: detach it first", ownerOf(a)))
 		}
 		return r, nil
 	}
@@ -70,8 +70,8 @@ func (n *Network) reserve(a pod.Attachment) (*record, error) {
 	return r, n.ledger.reserve(r)
 }
 
-// make makes the kernel agree with a reserved or bound record and binds it. On
-// failure a reserved one is undone; a bound one is a running pod's and stays.
+// ensure makes the kernel agree with a reserved or bound record, and binds it. On failure a
+// reserved record is rolled back; a bound one stays, as its pod is running.
 func (n *Network) ensure(ctx context.Context, r *record, p plan.Plan) error {
 	if n.ledger.state(r) == ipam.Bound {
 		return n.repair(p)

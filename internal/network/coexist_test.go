@@ -8,9 +8,9 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// TestOthersRulesAreNotTouched compares, byte by byte, what others have on the
-// node before, while and after Husk is there.
-func TestOthersRulesAreNotTouched(t *testing.T) {
+// TestForeignRulesAreUntouched compares, byte by byte, the rules, links, addresses and routes of
+// others on the node before, during and after the use of Husk.
+func TestForeignRulesAreUntouched(t *testing.T) {
 	inEachWorld(t, func(t *testing.T, l *lab, cfg Config, stacks []stack) {
 		for _, command := range []string{
 			"iptables-nft -t nat -N DOCKER", "iptables-nft -t nat -A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER",
@@ -64,8 +64,9 @@ func TestOthersRulesAreNotTouched(t *testing.T) {
 	})
 }
 
-// TestBlockadesAreFoundAndCured: docker, for one, sets FORWARD to DROP.
-func TestBlockadesAreFoundAndCured(t *testing.T) {
+// TestBlockingFirewalls checks that firewalls which drop forwarded packets are found, as Docker's
+// does, and that the suggested commands fix them.
+func TestBlockingFirewalls(t *testing.T) {
 	inEachWorld(t, func(t *testing.T, l *lab, cfg Config, stacks []stack) {
 		n := l.open(cfg)
 		a := l.attach(n)

@@ -19,18 +19,18 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// crashEnv has the script of a process that is to be killed somewhere in it.
+// crashEnv holds the script of a process that is killed while it runs the script.
 const crashEnv = "HUSK_NETWORK_CRASH"
 
-// crashScript is what that process does.
+// crashScript is what that process does, in this order.
 type crashScript struct {
 	Config    Config
-	Reconcile []pod.Attachment // keep these, first of all
-	Attach    pod.Attachment   // then this
-	Detach    bool             // and then away with it
+	Reconcile []pod.Attachment // the live attachments
+	Attach    pod.Attachment
+	Detach    bool // detach it again
 }
 
-// crashed is main of that process. It gets to its end only without a crash.
+// crashed is that process's main function.
 func crashed() int {
 	var s crashScript
 	err := json.Unmarshal([]byte(os.Getenv(crashEnv)), &s)
@@ -59,7 +59,7 @@ func (s crashScript) run(ctx context.Context) error {
 	return errors.Join(err, n.Close())
 }
 
-// crashable returns a test binary that obeys crashpoint's variables.
+// crashable returns a test binary built with crashpoints.
 func crashable(t *testing.T) string {
 	t.Helper()
 	if crashpoint.Enabled {
@@ -72,8 +72,8 @@ func crashable(t *testing.T) string {
 	return path
 }
 
-// play runs a script that is to die at a crashpoint, if one is given, and
-// returns the crashpoints that it passed.
+// play runs a script, which dies at a crashpoint if one is given, and returns the crashpoints that
+// it passed.
 func play(t *testing.T, binary string, s crashScript, point string) []string {
 	t.Helper()
 	script, err := json.Marshal(s)
@@ -94,9 +94,8 @@ func play(t *testing.T, binary string, s crashScript, point string) []string {
 	return strings.Fields(string(passed))
 }
 
-// TestCrashAnywhere kills the process between any two steps of attaching and
-// detaching. However that went, the next start finds its way: to a pod that
-// works if it is wanted, to nothing at all if it isn't.
+// TestCrashAnywhere kills the process between any two steps of attaching and detaching. After the
+// next start, a live pod works and of any other pod nothing is left.
 func TestCrashAnywhere(t *testing.T) {
 	hosttest.Root(t)
 	binary := crashable(t)
@@ -155,7 +154,7 @@ func TestCrashAnywhere(t *testing.T) {
 					})
 				}
 			}
-			// And while the start itself sets things right.
+			// And during the Reconcile of the start itself.
 			for _, point := range []string{"network.releasing", "network.cut", "network.reaped", "network.quarantined", "network.gone"} {
 				left := script()
 				left.Detach = false

@@ -8,10 +8,10 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Detach ends the traffic of a sandbox's interface at once and lets the reaper
-// do the rest. What isn't attached is no error: it may be unknown, detached
-// before, or of before a boot; the namespace may be gone. What fails in the
-// kernel is owed and tried again: see Usage.
+// Detach ends the traffic of a sandbox's interface at once and leaves the rest to the reaper. It is
+// not an error if nothing is attached: the sandbox may be unknown, detached already, or from before
+// a reboot, and its namespace may be gone. A failure in the kernel becomes a debt, see Usage, and
+// is retried.
 func (n *Network) Detach(ctx context.Context, a pod.Attachment) error {
 	unlock, err := n.sandboxes.Lock(ctx, a.Sandbox)
 	if err != nil {
@@ -28,7 +28,7 @@ func (n *Network) Detach(ctx context.Context, a pod.Attachment) error {
 	return nil
 }
 
-// detach cuts a record off and hands it to the reaper.
+// detach cuts off a record's traffic and hands the record to the reaper.
 func (n *Network) detach(r *record) error {
 	if err := n.ledger.release(r); err != nil {
 		return err
@@ -37,7 +37,7 @@ func (n *Network) detach(r *record) error {
 	err := n.dp.Cut(n.plan(r))
 	n.kernelMu.RUnlock()
 	if err != nil {
-		n.log.Warn("network: detach is owed", "pod", r.Attachment.Pod, "sandbox", pod.Short(r.Attachment.Sandbox), "error", err)
+		n.log.Warn("network: cutting off a pod failed and will be retried", "pod", r.Attachment.Pod, "sandbox", pod.Short(r.Attachment.Sandbox), "error", err)
 	}
 	crashpoint.Hit("network.cut")
 	n.reaper.add(r, err)

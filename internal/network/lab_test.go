@@ -45,8 +45,8 @@ var (
 	subnet6 = netip.MustParsePrefix("fd88::/64")
 )
 
-// lab is a node and another host beside it, each a network namespace, with a
-// link between them that is the node's uplink.
+// lab is a node and another host, each a network namespace, and a link between them that is the
+// node's uplink.
 type lab struct {
 	t           testing.TB
 	dir         string
@@ -59,7 +59,7 @@ func newLab(t testing.TB) *lab {
 	hosttest.Root(t)
 	l := &lab{t: t, dir: t.TempDir()}
 	l.node, l.other = l.namespace("node"), l.namespace("other")
-	// On other kernels, namespaces inherit this from the host.
+	// Some kernels let namespaces inherit this from the host.
 	l.write(l.node, "net/ipv4/conf/all/rp_filter", "1")
 	l.ip(l.node, "link add up0 type veth peer name eth0")
 	l.ip(l.node, "link set eth0 netns "+l.other)
@@ -110,7 +110,7 @@ func (l *lab) read(ns, sysctl string) string {
 	return value
 }
 
-// config is a dual-stack network on the lab's node, in a directory of its own.
+// config returns the configuration of a dual-stack network on the lab's node, in its own directory.
 func (l *lab) config() Config {
 	return Config{
 		Instance:   "be0f",
@@ -129,7 +129,7 @@ func (w testLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// open opens a network that the end of the test closes.
+// open opens a network until the end of the test.
 func (l *lab) open(cfg Config) *Network {
 	l.t.Helper()
 	n, err := Open(l.t.Context(), cfg)
@@ -138,7 +138,7 @@ func (l *lab) open(cfg Config) *Network {
 	return n
 }
 
-// attachment is one of a new pod in a new namespace.
+// attachment returns an attachment of a new pod in a new namespace.
 func (l *lab) attachment(ports ...pod.PortMapping) pod.Attachment {
 	l.t.Helper()
 	name := fmt.Sprint("pod", l.pods.Add(1))
@@ -182,8 +182,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// patience is how long a test waits for what must happen, and brevity how long
-// for what must not.
+// patience is how long a test waits for what must happen, and brevity for what must not happen.
 const (
 	patience = 10 * time.Second
 	brevity  = 300 * time.Millisecond
@@ -199,8 +198,8 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// serve answers, in a namespace, each connection or datagram with the name and
-// the address that it came from. The end of the test ends it.
+// serve runs a server in a namespace until the end of the test. It answers each connection or
+// datagram with its name and the client's address.
 func (l *lab) serve(ns, network, name string, port uint16) {
 	l.t.Helper()
 	at := fmt.Sprintf(":%d", port)
@@ -236,8 +235,8 @@ func answer(name string, from netip.Addr) string {
 	return name + " " + from.Unmap().WithZone("").String()
 }
 
-// serveUDP keeps the peers' addresses as the kernel gives them: package net
-// would look for the link of a link-local one in its own namespace.
+// serveUDP uses the peers' addresses as the kernel returns them. Package net would look for the
+// link of a link-local one in its own namespace.
 func serveUDP(c *net.UDPConn, name string) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -263,8 +262,8 @@ func serveUDP(c *net.UDPConn, name string) {
 	}
 }
 
-// ask connects from a namespace and returns the answer. A single packet may be
-// lost to a neighbour that isn't known yet, so that datagrams are repeated.
+// ask connects from a namespace and returns the answer. Datagrams are repeated: the first may be
+// lost while a neighbour is resolved.
 func (l *lab) ask(ns, network, host string, port uint16) (string, error) {
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
 	defer cancel()
@@ -303,7 +302,7 @@ func askWithin(ctx context.Context, ns, network, host string, port uint16) (stri
 	return got, err
 }
 
-// reaches checks what a server answers.
+// reaches checks a server's answer.
 func (l *lab) reaches(from, ns, network, host string, port uint16, want string) {
 	l.t.Helper()
 	got, err := l.ask(ns, network, host, port)
@@ -322,11 +321,11 @@ func (l *lab) fails(from, ns, network, host string, port uint16) {
 	}
 }
 
-// kernel lists what an instance has on the node, without what changes by itself.
+// kernel lists an instance's objects on the node, without what changes by itself.
 func (l *lab) kernel(i pod.Instance) string {
 	l.t.Helper()
 	var out []string
-	// A bridge's state follows a while after its ports.
+	// A bridge's state follows that of its ports with a delay.
 	state := regexp.MustCompile(`<[A-Z,_-]*>|state [A-Z]*`)
 	for _, line := range strings.Split(l.ip(l.node, "-o link")+l.ip(l.node, "-o addr"), "\n") {
 		line = state.ReplaceAllString(line, "")

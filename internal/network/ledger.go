@@ -19,13 +19,13 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// record is a lease as the journal has it: all that is needed to make or remove
-// the attachment, whatever the configuration has become.
+// record is a lease as it is in the journal: everything needed to make or remove the attachment,
+// whatever the configuration has become.
 type record struct {
 	Attachment pod.Attachment `json:"attachment"`
-	State      ipam.State     `json:"state"`     // guarded by ledger.mu
-	Since      time.Time      `json:"since"`     // of the state, guarded likewise
-	Addresses  []netip.Prefix `json:"addresses"` // with their subnets' length
+	State      ipam.State     `json:"state"`     // Invariant: guarded by ledger.mu.
+	Since      time.Time      `json:"since"`     // start of State; Invariant: guarded by ledger.mu.
+	Addresses  []netip.Prefix `json:"addresses"` // with their subnets' prefix length
 	Mode       plan.Mode      `json:"mode"`
 	MTU        int            `json:"mtu"`
 	Source     netip.Addr     `json:"source,omitzero"` // the node's, see plan.Node
@@ -42,8 +42,8 @@ func (r *record) addrs() (out []netip.Addr) {
 	return out
 }
 
-// ledger knows who has which addresses, links and ports, in memory and in the
-// journal. It does nothing to the kernel.
+// ledger records which sandbox has which addresses, link and ports, in memory and in the journal.
+// It doesn't touch the kernel.
 type ledger struct {
 	instance    pod.Instance
 	quarantine  time.Duration
@@ -54,22 +54,22 @@ type ledger struct {
 	sysctls     journal.Table[string] // former values
 	subnets     []netip.Prefix
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // Invariant: guards the fields below, and State and Since of records.
 	alloc   *ipam.Allocator
 	records map[ipam.Owner]*record
-	links   map[string]ipam.Owner // by name of the host's end
+	links   map[string]ipam.Owner // by the name of the host's end
 	ports   map[uint16][]*record  // by hostPort, until the traffic is cut
 }
 
-// openLedger opens the journal. What is in it from before a boot is void: no
-// namespace, no link, no conntrack entry and no sysctl of then is left.
+// openLedger opens the journal. Records from before a reboot are void: no namespace, link,
+// conntrack entry or sysctl of then is left.
 func openLedger(cfg Config, boot string) (*ledger, error) {
 	j, damage, err := journal.Open(cfg.Dir)
 	if err != nil {
 		return nil, err
 	}
 	for _, d := range damage {
-		cfg.Log.Error("network: part of the journal is damaged; a pod whose lease was there loses its network", "saved", d.Saved, "bytes", d.Length)
+		cfg.Log.Error("network: part of the journal is damaged; pods whose leases were there lose their network", "saved", d.Saved, "bytes", d.Length)
 	}
 	l := &ledger{
 		instance:    cfg.Instance,
@@ -108,7 +108,7 @@ func (l *ledger) restore(subnets []netip.Prefix, now time.Time) error {
 	l.subnets, l.alloc = subnets, alloc
 	bad := l.leases.Load(func(id string, r record) error {
 		if id != r.owner().String() {
-			return fmt.Errorf("is of %v", r.owner())
+			return fmt.Errorf("belongs to %v", r.owner())
 		}
 		if err := plan.Check(r.Attachment); err != nil {
 			return err
@@ -125,7 +125,7 @@ func (l *ledger) restore(subnets []netip.Prefix, now time.Time) error {
 		return nil
 	})...)
 	for _, err := range bad {
-		l.log.Error("network: a record is unusable; if it was a pod's, that loses its network", "error", err)
+		l.log.Error("network: a record is unusable; if it was a pod's lease, that pod loses its network", "error", err)
 	}
 	for _, addr := range alloc.RestoreQuarantine(now, quarantined) {
 		if err := l.quarantined.Delete(addr.String()); err != nil {
@@ -135,7 +135,7 @@ func (l *ledger) restore(subnets []netip.Prefix, now time.Time) error {
 	return nil
 }
 
-// keep puts a record into memory.
+// index adds a record to the maps. The caller holds l.mu.
 func (l *ledger) index(r *record) {
 	l.records[r.owner()] = r
 	l.links[l.instance.HostLink(r.Attachment.Sandbox)] = r.owner()
@@ -144,7 +144,7 @@ func (l *ledger) index(r *record) {
 	}
 }
 
-// drop takes a record out of memory.
+// unindex removes a record from the maps. The caller holds l.mu.
 func (l *ledger) unindex(r *record) {
 	l.unindexPorts(r)
 	delete(l.records, r.owner())
@@ -160,7 +160,7 @@ func (l *ledger) unindexPorts(r *record) {
 	}
 }
 
-// freePorts lets others have the record's hostPorts.
+// freePorts makes the record's hostPorts available.
 func (l *ledger) freePorts(r *record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -188,15 +188,15 @@ func (l *ledger) state(r *record) ipam.State {
 	return r.State
 }
 
-// reserve gives a new record its addresses, host link and ports, and journals
-// it. On error it has nothing.
+// reserve allocates a new record's addresses, host link and ports, and journals it. On error
+// nothing is allocated.
 func (l *ledger) reserve(r *record) error {
 	if err := l.allocate(r); err != nil {
 		return err
 	}
 	err := l.leases.Put(r.owner().String(), *r)
 	for _, addr := range r.addrs() {
-		if err == nil { // one that rested until now doesn't any more
+		if err == nil { // its quarantine is over
 			err = l.quarantined.Delete(addr.String())
 		}
 	}
@@ -212,7 +212,7 @@ func (l *ledger) allocate(r *record) error {
 	defer l.mu.Unlock()
 	link := l.instance.HostLink(r.Attachment.Sandbox)
 	if other, ok := l.links[link]; ok {
-		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("link %s is that of %v: detach it first", link, other))
+		return errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("link %s belongs to %v: detach it first", link, other))
 	}
 	for _, port := range plan.Mappings(r.Attachment) {
 		if err := l.checkPort(port); err != nil {
@@ -231,7 +231,7 @@ func (l *ledger) allocate(r *record) error {
 	return nil
 }
 
-// clash returns an error if another pod has the port.
+// checkPort returns an error if another pod has the port.
 func (l *ledger) checkPort(port pod.PortMapping) error {
 	for _, other := range l.ports[port.HostPort] {
 		for _, theirs := range plan.Mappings(other.Attachment) {
@@ -277,18 +277,18 @@ func (l *ledger) setState(r *record, s ipam.State, put func(string, record) erro
 	return nil
 }
 
-// forget ends a lease whose addresses nobody used.
+// forget ends a lease whose addresses were never used.
 func (l *ledger) forget(r *record) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// The record goes first: the next moment, the addresses may be in another.
+	// Delete the record first: once freed, the addresses may be in another one.
 	err := l.leases.Delete(r.owner().String())
 	l.alloc.Forget(r.owner())
 	l.unindex(r)
 	return err
 }
 
-// end ends a lease whose link is gone. Its addresses rest.
+// quarantineLease ends a lease whose link is gone, and puts its addresses into quarantine.
 func (l *ledger) quarantineLease(r *record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -301,13 +301,12 @@ func (l *ledger) quarantineLease(r *record) {
 	crashpoint.Hit("network.gone")
 	l.unindex(r)
 	if err := errors.Join(errs...); err != nil {
-		// The next start goes through this again, to the same end.
-		l.log.Error("network: a lease ended and the journal doesn't know", "sandbox", pod.Short(r.Attachment.Sandbox), "error", err)
+		// The next start repeats this.
+		l.log.Error("network: the end of a lease isn't in the journal", "sandbox", pod.Short(r.Attachment.Sandbox), "error", err)
 	}
 }
 
-// expire ends the quarantines whose time is up, some at a time so that nobody
-// waits for long.
+// expire ends the quarantines whose time is up, some at a time so that callers don't wait for long.
 func (l *ledger) expire() {
 	const limit = 256
 	for some := limit; some == limit; {
@@ -315,7 +314,7 @@ func (l *ledger) expire() {
 		expired := l.alloc.Expire(time.Now(), limit)
 		for _, addr := range expired {
 			if err := l.quarantined.Delete(addr.String()); err != nil {
-				l.log.Error("network: the end of a quarantine isn't recorded", "address", addr, "error", err)
+				l.log.Error("network: the end of a quarantine isn't in the journal", "address", addr, "error", err)
 			}
 		}
 		l.mu.Unlock()
@@ -323,7 +322,7 @@ func (l *ledger) expire() {
 	}
 }
 
-// exhausted returns the error that reserve would, if no address is left.
+// exhausted returns the error that reserve would return if no address is left, and nil otherwise.
 func (l *ledger) exhausted() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -16,24 +16,24 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// books is a ledger, the file that it writes, and what it has promised.
-type books struct {
-	t       *testing.T
-	dir     string
-	ledger  *ledger
-	subnets []netip.Prefix
-	leases  map[ipam.Owner]*record // whose owner was told
-	resting map[netip.Addr]time.Time
+// ledgerModel is a ledger, its directory, and what the ledger has confirmed to its callers.
+type ledgerModel struct {
+	t           *testing.T
+	dir         string
+	ledger      *ledger
+	subnets     []netip.Prefix
+	leases      map[ipam.Owner]*record // confirmed to their owners
+	quarantined map[netip.Addr]time.Time
 }
 
-func openBooks(t *testing.T, dir string, subnets ...netip.Prefix) *books {
+func openLedgerModel(t *testing.T, dir string, subnets ...netip.Prefix) *ledgerModel {
 	t.Helper()
-	b := &books{t: t, dir: dir, subnets: subnets, leases: map[ipam.Owner]*record{}, resting: map[netip.Addr]time.Time{}}
+	b := &ledgerModel{t: t, dir: dir, subnets: subnets, leases: map[ipam.Owner]*record{}, quarantined: map[netip.Addr]time.Time{}}
 	b.open()
 	return b
 }
 
-func (b *books) open() {
+func (b *ledgerModel) open() {
 	b.t.Helper()
 	cfg := Config{Instance: "be0f", Dir: b.dir, Quarantine: time.Hour, Log: slog.New(slog.DiscardHandler)}
 	l, err := openLedger(cfg, "boot")
@@ -42,10 +42,10 @@ func (b *books) open() {
 	b.ledger = l
 }
 
-func (b *books) file() string { return filepath.Join(b.dir, "journal") }
+func (b *ledgerModel) file() string { return filepath.Join(b.dir, "journal") }
 
-// step does something random to the ledger and keeps its promise.
-func (b *books) step(r *rand.Rand) {
+// step does a random operation on the ledger and updates the model.
+func (b *ledgerModel) step(r *rand.Rand) {
 	owners := make([]ipam.Owner, 0, len(b.leases))
 	for o := range b.leases {
 		owners = append(owners, o)
@@ -54,7 +54,7 @@ func (b *books) step(r *rand.Rand) {
 		rec := &record{Attachment: pod.Attachment{Sandbox: pod.NewID(), Pod: pod.Ref{Name: "p"}, Netns: "/run/netns/p", IfName: "eth0"}, Mode: plan.PTP, MTU: 1500}
 		if err := b.ledger.reserve(rec); err == nil {
 			for _, a := range rec.addrs() {
-				delete(b.resting, a)
+				delete(b.quarantined, a)
 			}
 			b.leases[rec.owner()] = rec
 		}
@@ -68,7 +68,7 @@ func (b *books) step(r *rand.Rand) {
 	case state == ipam.Releasing && r.IntN(2) == 0:
 		b.ledger.quarantineLease(rec)
 		for _, a := range rec.addrs() {
-			b.resting[a] = time.Now()
+			b.quarantined[a] = time.Now()
 		}
 		delete(b.leases, o)
 	case state == ipam.Reserved:
@@ -79,24 +79,24 @@ func (b *books) step(r *rand.Rand) {
 	}
 }
 
-// check compares a ledger with the promises: before is what was promised when
-// the write that was cut began, after what it would have been at its end.
-func (b *books) check(before, after *books) {
+// check compares the ledger with the model. before is the model when the interrupted write began,
+// after what it would have been at its end.
+func (b *ledgerModel) check(before, after *ledgerModel) {
 	b.t.Helper()
 	holders := map[netip.Addr]ipam.Owner{}
 	for o, r := range b.ledger.records {
 		for _, a := range r.addrs() {
 			if other, twice := holders[a]; twice {
-				b.t.Fatalf("%v is given to %v and %v", a, other, o)
+				b.t.Fatalf("%v was allocated to both %v and %v", a, other, o)
 			}
 			holders[a] = o
 		}
 	}
 	for o, r := range before.leases {
 		got := b.ledger.records[o]
-		if _, stays := after.leases[o]; !stays { // it was being ended
+		if _, stays := after.leases[o]; !stays { // it was ending
 			if got == nil && r.State == ipam.Releasing {
-				b.rests(r.addrs()...)
+				b.checkQuarantined(r.addrs()...)
 			}
 			continue
 		}
@@ -104,11 +104,11 @@ func (b *books) check(before, after *books) {
 			b.t.Fatalf("the lease of %v with %v is lost: %+v", o, r.Addresses, got)
 		}
 	}
-	for a := range before.resting {
-		if _, stays := after.resting[a]; !stays || holders[a] != (ipam.Owner{}) {
-			continue // it was being given out
+	for a := range before.quarantined {
+		if _, stays := after.quarantined[a]; !stays || holders[a] != (ipam.Owner{}) {
+			continue // it was being allocated
 		}
-		b.rests(a)
+		b.checkQuarantined(a)
 	}
 	for _, u := range b.ledger.alloc.Usage() {
 		used := 0
@@ -118,49 +118,49 @@ func (b *books) check(before, after *books) {
 			}
 		}
 		if u.Used != used || u.Used+u.Quarantined+u.Free != u.Size {
-			b.t.Fatalf("%+v: %d addresses are held; the rest is lost", u, used)
+			b.t.Fatalf("%+v: %d addresses are held; the other ones are lost", u, used)
 		}
 	}
 }
 
-// rests fails unless nobody can have the addresses.
-func (b *books) rests(addrs ...netip.Addr) {
+// checkQuarantined fails unless the addresses are unavailable.
+func (b *ledgerModel) checkQuarantined(addrs ...netip.Addr) {
 	b.t.Helper()
 	for _, a := range addrs {
 		fresh := &record{Attachment: pod.Attachment{Sandbox: pod.NewID(), Netns: "/n", IfName: "eth0", IPs: []netip.Addr{a}}}
 		if err := b.ledger.reserve(fresh); err == nil {
-			b.t.Fatalf("%v was in use and doesn't rest", a)
+			b.t.Fatalf("%v was in use and isn't in quarantine", a)
 		}
 	}
 }
 
-// promises is a copy of what was promised until now.
-func (b *books) promises() *books {
-	p := &books{leases: map[ipam.Owner]*record{}, resting: map[netip.Addr]time.Time{}}
+// snapshot returns a copy of the model.
+func (b *ledgerModel) snapshot() *ledgerModel {
+	p := &ledgerModel{leases: map[ipam.Owner]*record{}, quarantined: map[netip.Addr]time.Time{}}
 	for o, r := range b.leases {
 		v := *r
 		p.leases[o] = &v
 	}
-	for a, at := range b.resting {
-		p.resting[a] = at
+	for a, at := range b.quarantined {
+		p.quarantined[a] = at
 	}
 	return p
 }
 
-// TestLedgerCrashesAtEveryWrite puts the journal back to what it would be if
-// huskd had died after any of the writes of random steps, or within one, and
-// goes on from there, with the ranges that were configured or with others.
+// TestLedgerCrashesAtEveryWrite restores the journal as it would be if huskd had died after any of
+// the writes of random steps, or within one, and continues from there, with the configured ranges
+// or with others.
 func TestLedgerCrashesAtEveryWrite(t *testing.T) {
 	four, six := netip.MustParsePrefix("10.9.0.0/27"), netip.MustParsePrefix("fd09::/122")
 	r := rand.New(rand.NewPCG(5, 6))
 	crashes := 0
 	for round := range 4 {
-		b := openBooks(t, t.TempDir(), four, six)
+		b := openLedgerModel(t, t.TempDir(), four, six)
 		for range 60 {
 			size := fileSize(t, b)
-			before := b.promises()
+			before := b.snapshot()
 			b.step(r)
-			after := b.promises()
+			after := b.snapshot()
 			written, err := os.ReadFile(b.file())
 			must(t, err)
 			written = bytes.TrimRight(written, "\x00")
@@ -168,10 +168,10 @@ func TestLedgerCrashesAtEveryWrite(t *testing.T) {
 				dir := t.TempDir()
 				must(t, os.WriteFile(filepath.Join(dir, "journal"), written[:cut], 0o600))
 				subnets := []netip.Prefix{four, six}
-				if round%2 == 1 { // and configured anew
+				if round%2 == 1 { // with other ranges
 					subnets = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/28"), netip.MustParsePrefix("fd0a::/122")}
 				}
-				crashed := openBooks(t, dir, subnets...)
+				crashed := openLedgerModel(t, dir, subnets...)
 				if round%2 == 1 {
 					crashed.checkLeases(before, after)
 				} else {
@@ -182,15 +182,15 @@ func TestLedgerCrashesAtEveryWrite(t *testing.T) {
 			}
 		}
 		must(t, b.ledger.journal.Close())
-		b.open() // nothing of it all was only in memory
-		b.check(b.promises(), b.promises())
+		b.open() // everything must come from the journal
+		b.check(b.snapshot(), b.snapshot())
 		must(t, b.ledger.journal.Close())
 	}
 	t.Logf("%d crashes", crashes)
 }
 
-// checkLeases is check after the ranges changed: who has an address keeps it.
-func (b *books) checkLeases(before, after *books) {
+// checkLeases is check after the ranges changed: a leased address stays leased.
+func (b *ledgerModel) checkLeases(before, after *ledgerModel) {
 	b.t.Helper()
 	for o, r := range before.leases {
 		if _, stays := after.leases[o]; !stays {
@@ -213,22 +213,22 @@ func (b *books) checkLeases(before, after *books) {
 		}
 		for _, a := range rec.addrs() {
 			if held[a] {
-				b.t.Fatalf("%v is given out twice", a)
+				b.t.Fatalf("%v was allocated twice", a)
 			}
 			held[a] = true
 		}
 	}
 }
 
-// fileSize is where the journal's next record goes.
-func fileSize(t *testing.T, b *books) int {
+// fileSize returns the offset of the journal's next record.
+func fileSize(t *testing.T, b *ledgerModel) int {
 	t.Helper()
 	_, end := b.ledger.journal.Size()
 	return int(end)
 }
 
-// cuts returns lengths to which a file that grew from one length to another may
-// have come: its whole records, and a few places within them.
+// cuts returns lengths at which a crash may leave a file that grew from one length to another:
+// after whole records, and at a few places within them.
 func cuts(r *rand.Rand, from, to int) []int {
 	if to <= from {
 		return []int{to}

@@ -1,20 +1,17 @@
-// Package network owns the pod network of one node: which pod has which
-// address, and that the kernel agrees. It is built in: an attachment is a
-// function call, and no program is run.
+// Package network owns the pod network of one node: it assigns addresses to pods and makes the
+// kernel agree. It is built in: an attachment is a function call, and no program is run.
 //
-// A lease goes reserved → bound → releasing → (its addresses rest) → gone, and
-// every step is in the journal before it is taken. A crash between any two
-// leaves neither a lost address nor one that two pods have: Reconcile goes on
-// from what is recorded. Nothing outlives a boot, so nothing here waits for a
-// disk.
+// A lease is reserved, bound, releasing, and then gone, with its addresses in quarantine. Every
+// step is in the journal before it is taken. So a crash between any two steps neither loses an
+// address nor assigns it twice: Reconcile continues from the records. Nothing outlives a boot, so
+// nothing here waits for a disk.
 //
-// Detach cuts the traffic at once and leaves the deletion of the link, which
-// waits for several RCU grace periods, to the reaper: that deletes all that
-// were cut in the last 50 ms together. The address is released only then, and
-// rests before another pod can have it.
+// Detach cuts the traffic at once. It leaves the deletion of the link, which waits for several RCU
+// grace periods, to the reaper, which deletes all links that were cut in the last 50 ms together.
+// Only then are the addresses released into quarantine.
 //
-// The packages below decide (ipam, plan), act on the kernel (datapath) and look
-// at what others have on the node (foreign).
+// The packages below decide (ipam, plan), act on the kernel (datapath) and find conflicts with
+// other software on the node (preflight).
 package network
 
 import (
@@ -39,25 +36,24 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Name of the network, as inspect shows it.
+// Name is the network's name, as inspect shows it.
 const Name = "husk"
 
 // Config of the network of one instance on one node.
 type Config struct {
 	Instance pod.Instance
-	Dir      string // of the journal
-	// Netns is the path of the node's network namespace. Empty is the one that
-	// the process is in.
+	Dir      string // the journal's directory
+	// Netns is the path of the node's network namespace. Empty means the process's own.
 	Netns string
 	Mode  plan.Mode // empty is plan.PTP
-	// Subnets are where pods' addresses come from: at most one of each family,
-	// the primary first. That of IPv6 is left out on a node without it.
+	// Subnets are what pod addresses are allocated from: at most one per family, the primary first.
+	// The IPv6 one is left out on a node without IPv6.
 	Subnets []netip.Prefix
-	// Masquerade gives packets to outside the pod subnets the node's address.
+	// Masquerade rewrites the source of packets to outside the pod subnets to the node's address.
 	Masquerade bool
 	MTU        int // 0 is the uplink's, read at each Attach
-	// Quarantine is how long an address rests after use; 0 is
-	// ipam.DefaultQuarantine, negative is none.
+	// Quarantine is how long an address stays unused after release; 0 is ipam.DefaultQuarantine,
+	// negative is none.
 	Quarantine time.Duration
 	Log        *slog.Logger // nil is slog.Default()
 }
@@ -74,19 +70,20 @@ type Network struct {
 	reaper *reaper
 
 	closing   sync.Once
-	sandboxes keylock.Locks // held while something is done for a sandbox
-	// whole is held for reading while a sandbox's kernel objects change, and for
-	// writing by who compares all of them.
+	sandboxes keylock.Locks // held while working on a sandbox
+	// kernelMu is held for reading while a sandbox's kernel objects change, and for writing while
+	// all of them are compared or removed.
 	kernelMu sync.RWMutex
-	tornDown bool // guarded by whole: the node's own part is gone for good
+	// Invariant: guarded by kernelMu. Once true, the base is never made again.
+	tornDown bool
 }
 
 func (n *Network) plan(r *record) plan.Plan {
 	return plan.For(plan.Node{Instance: n.cfg.Instance, Mode: r.Mode, MTU: r.MTU, Source: r.Source}, r.Attachment, r.Addresses)
 }
 
-// Open opens the network and makes the node's own part of it. Pods that are
-// attached go on as they are; call Reconcile next.
+// Open opens the network and makes its base on the node. Attached pods aren't affected; call
+// Reconcile next.
 func Open(ctx context.Context, cfg Config) (*Network, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -120,7 +117,7 @@ func open(cfg Config, boot string) (*Network, error) {
 	return n, nil
 }
 
-// check completes the configuration and refuses what can't be.
+// check fills in defaults and returns an error if the configuration is invalid.
 func (c *Config) check() error {
 	invalid := func(format string, args ...any) error {
 		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf(format, args...))
@@ -152,7 +149,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// openNode looks at the node, restores the leases and makes the base.
+// openNode checks the node, restores the leases and makes the base.
 func (n *Network) openNode() error {
 	dp, err := datapath.Open(n.cfg.Netns, n.cfg.Instance, "")
 	if err != nil {
@@ -187,8 +184,7 @@ func (n *Network) note(s string) {
 	n.log.Warn("network: " + s)
 }
 
-// basePlan returns the node's own part, with what pods need that were attached
-// under another configuration.
+// basePlan returns the plan of the base, including what pods of former configurations need.
 func (n *Network) basePlan() plan.Base {
 	c := n.base
 	c.Leased = map[plan.Mode][]netip.Prefix{}
@@ -219,8 +215,8 @@ func (n *Network) setSysctls() error {
 	return n.dp.SetSysctls(changes)
 }
 
-// Close ends the network's background work, within some seconds, and closes
-// the journal. Pods stay attached. A second call does nothing.
+// Close stops the background work, within some seconds, and closes the journal. Pods stay attached.
+// A second call does nothing.
 func (n *Network) Close() error {
 	var err error
 	n.closing.Do(func() {
@@ -229,9 +225,8 @@ func (n *Network) Close() error {
 	return err
 }
 
-// Teardown removes everything of the network from the node and restores the
-// sysctls, if no pod is attached and nothing is owed. All that can be done
-// afterwards is to repeat it and to Close.
+// Teardown removes everything of the network from the node and restores the sysctls. It fails if a
+// pod is attached or a detachment isn't finished. Afterwards only Teardown and Close may be called.
 func (n *Network) Teardown() error {
 	n.kernelMu.Lock()
 	defer n.kernelMu.Unlock()

@@ -20,7 +20,7 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// worlds are the modes and stacks that everything must work in.
+// worlds are the combinations of modes and families that everything must work in.
 var worlds = []struct {
 	name    string
 	mode    plan.Mode
@@ -34,12 +34,12 @@ var worlds = []struct {
 	{"bridge v6", plan.Bridge, []netip.Prefix{subnet6}},
 }
 
-// stack is what tests need to know of a family.
+// stack is what tests need to know about a family.
 type stack struct {
 	family                int
-	suffix                string // of Go's network names
+	suffix                string // suffix of Go's network names
 	node, other, loopback string
-	first                 string // what the node appears as on its loopback
+	first                 string // the node's address for connections from its loopback
 }
 
 var stacks = map[bool]stack{
@@ -63,7 +63,7 @@ func inEachWorld(t *testing.T, test func(t *testing.T, l *lab, cfg Config, stack
 	}
 }
 
-func TestEverybodyReachesEverybody(t *testing.T) {
+func TestReachability(t *testing.T) {
 	inEachWorld(t, func(t *testing.T, l *lab, cfg Config, stacks []stack) {
 		n := l.open(cfg)
 		a, b := l.attach(n), l.attach(n)
@@ -79,7 +79,7 @@ func TestEverybodyReachesEverybody(t *testing.T) {
 				l.reaches("a", a.Netns, network, addrA, 7000, "a "+addrA)
 				l.reaches("a", a.Netns, network, addrB, 7000, "b "+addrA)
 				l.reaches("b", b.Netns, network, addrA, 7000, "a "+addrB)
-				// A server on all addresses answers datagrams from the bridge's.
+				// A server on all addresses answers datagrams from the bridge's address.
 				node := s.node
 				if cfg.Mode == plan.Bridge {
 					node = plan.First(a.Addresses[slices.IndexFunc(a.Addresses, func(p netip.Prefix) bool { return p.Addr().String() == addrA })]).String()
@@ -96,12 +96,12 @@ func TestEverybodyReachesEverybody(t *testing.T) {
 	})
 }
 
-// notOfNode says whether an address isn't one that the node has.
+// notOfNode reports whether an address isn't one of the node's.
 func (l *lab) notOfNode(addr string, g guest) bool {
 	return !strings.Contains(l.ip(l.node, "-o addr"), " "+addr+"/")
 }
 
-func TestNobodyAsksForNeighbours(t *testing.T) {
+func TestNoNeighbourDiscovery(t *testing.T) {
 	l := newLab(t)
 	n := l.open(l.config())
 	a, b := l.attach(n), l.attach(n)
@@ -140,8 +140,8 @@ func TestMasqueradeOff(t *testing.T) {
 
 func TestHostPorts(t *testing.T) {
 	inEachWorld(t, func(t *testing.T, l *lab, cfg Config, stacks []stack) {
-		// br_netfilter would translate the replies to ::1 before the IPv6 layer
-		// sees them, and that drops what has ::1 on the wire.
+		// br_netfilter would translate the replies to ::1 before the IPv6 layer sees them, which
+		// drops packets with ::1 on the wire.
 		l.write(l.node, "net/bridge/bridge-nf-call-ip6tables", "0")
 		n := l.open(cfg)
 		var ports []pod.PortMapping
@@ -156,7 +156,7 @@ func TestHostPorts(t *testing.T) {
 				l.reaches("other", l.other, network, s.node, 8080, "a "+s.other)
 				l.reaches("node", l.node, network, s.node, 8080, "a "+s.node)
 				l.reaches("node", l.node, network, s.loopback, 8080, "a "+s.first)
-				// Across a bridge the reply would miss the translation back.
+				// Across a bridge the reply would not be translated back.
 				from := b.addr(s.family).String()
 				if cfg.Mode == plan.Bridge {
 					from = s.first
@@ -179,7 +179,7 @@ func TestHostPorts(t *testing.T) {
 	})
 }
 
-func TestHostPortsOnCertainAddresses(t *testing.T) {
+func TestHostPortsOnSingleAddresses(t *testing.T) {
 	l := newLab(t)
 	for _, extra := range []string{"192.0.2.3/24", "2001:db8::3/64"} {
 		l.ip(l.node, "addr add "+extra+" dev up0 "+map[bool]string{true: "nodad"}[strings.Contains(extra, ":")])
@@ -214,13 +214,13 @@ func TestHostPortsOnCertainAddresses(t *testing.T) {
 			t.Errorf("a second pod at %q: %v", hostIP, err)
 		}
 	}
-	// Somebody else's address is not the node's to take.
+	// An address of another host isn't affected.
 	remote := l.attach(n, pod.PortMapping{Protocol: pod.TCP, HostPort: 7000, Port: 80, HostIP: netip.MustParseAddr(other4)})
 	l.serve(remote.Netns, "tcp", "remote", 80)
 	l.serve(l.other, "tcp", "other", 7000)
 	l.reaches("pod", pods[node4].Netns, "tcp4", other4, 7000, "other "+node4)
 
-	// All IPv4 addresses; IPv6 is free for another.
+	// All IPv4 addresses; the port is free on IPv6.
 	four := l.attach(n, pod.PortMapping{Protocol: pod.TCP, HostPort: 8081, Port: 80, HostIP: netip.IPv4Unspecified()})
 	six := l.attach(n, pod.PortMapping{Protocol: pod.TCP, HostPort: 8081, Port: 80, HostIP: netip.IPv6Unspecified()})
 	l.serve(four.Netns, "tcp", "four", 80)
@@ -247,7 +247,7 @@ func TestHostPortWithoutUplink(t *testing.T) {
 	must(t, n.Status())
 }
 
-func TestHostPortThatAProcessHas(t *testing.T) {
+func TestHostPortInUseByProcess(t *testing.T) {
 	l := newLab(t)
 	n := l.open(l.config())
 	listen := func(network, at string) {
@@ -302,9 +302,9 @@ func TestHostPortThatAProcessHas(t *testing.T) {
 	}
 }
 
-// TestConnectionsThatHaveThePortDoNotCount: a client of something else may have
-// been given the port for its own end.
-func TestConnectionsThatHaveThePortDoNotCount(t *testing.T) {
+// TestConnectionsDoNotTakeHostPorts checks that a client connection with the port as its local port
+// doesn't count as a listener.
+func TestConnectionsDoNotTakeHostPorts(t *testing.T) {
 	l := newLab(t)
 	n := l.open(l.config())
 	l.serve(l.other, "udp4", "other", 7000)
@@ -391,8 +391,7 @@ func TestFullSizePackets(t *testing.T) {
 	}
 }
 
-// sendWhole sends a datagram of size bytes that must not be fragmented, and
-// waits for an answer.
+// sendWhole sends a datagram of size bytes that must not be fragmented, and waits for an answer.
 func sendWhole(ctx context.Context, ns, network, to string, size int) error {
 	return netns.Do(ns, func() error {
 		d := net.Dialer{Control: func(network, _ string, c syscall.RawConn) error {
@@ -422,9 +421,9 @@ func sendWhole(ctx context.Context, ns, network, to string, size int) error {
 	})
 }
 
-// TestStaleUDPFlows: a client that keeps sending from one port keeps its
-// conntrack entry alive, which knows nothing of a pod that came, or only the
-// pod that went.
+// TestStaleUDPFlows checks that conntrack entries of old UDP flows are deleted. A client that keeps
+// sending from one port keeps its entry alive, which bypasses a new pod, or leads to one that is
+// gone.
 func TestStaleUDPFlows(t *testing.T) {
 	l := newLab(t)
 	n := l.open(l.config())
@@ -445,7 +444,7 @@ func TestStaleUDPFlows(t *testing.T) {
 		}
 		for range 3 {
 			if got := ask(); got != "" {
-				t.Fatalf("from nobody: %q", got)
+				t.Fatalf("an answer without a server: %q", got)
 			}
 		}
 		for _, name := range []string{"first", "second"} {
@@ -466,7 +465,7 @@ func TestPodsSendFromTheirOwnAddresses(t *testing.T) {
 		for _, s := range stacks {
 			spoofed := map[int]string{4: "10.88.0.77/32", 6: "fd88::77/128 nodad"}[s.family]
 			l.ip(a.Netns, "addr add "+spoofed+" dev eth0")
-			l.ip(l.node, "route add "+strings.Fields(spoofed)[0]+" dev "+a.HostLink) // not even with a way back
+			l.ip(l.node, "route add "+strings.Fields(spoofed)[0]+" dev "+a.HostLink) // even if there is a route back
 			source := netip.MustParsePrefix(strings.Fields(spoofed)[0]).Addr()
 			for _, to := range []string{s.other, s.node} {
 				heard := false
@@ -491,8 +490,8 @@ func TestPodsSendFromTheirOwnAddresses(t *testing.T) {
 	})
 }
 
-// TestLoopbackOfTheNodeStaysClosed: route_localnet, which 127.0.0.1:hostPort
-// needs, would let the pod into everything that listens on the node's loopback.
+// TestLoopbackOfTheNodeStaysClosed checks that pods can't reach what listens on the node's
+// loopback, although route_localnet, which 127.0.0.1:hostPort needs, would allow it.
 func TestLoopbackOfTheNodeStaysClosed(t *testing.T) {
 	l := newLab(t)
 	cfg := l.config()
@@ -523,7 +522,7 @@ func TestLoopbackOfTheNodeStaysClosed(t *testing.T) {
 	if got := l.read(l.node, "net/ipv4/conf/all/route_localnet"); got != "0" {
 		t.Errorf("route_localnet of all links is %s", got)
 	}
-	// Without the rule it would be open: the test means something.
+	// Without the rule it would be open, so the test can fail.
 	l.run(l.node, "nft", "flush", "chain", "inet", cfg.Instance.Table(), "guard")
 	l.reaches("a", a.Netns, "tcp4", "127.0.0.5", 7000, "secret")
 	if b := l.attach(n); l.read(l.node, "net/ipv4/conf/"+b.HostLink+"/route_localnet") != "0" {

@@ -19,40 +19,39 @@ import (
 const (
 	// batchDelay is how long the reaper collects links before it deletes them.
 	batchDelay = 50 * time.Millisecond
-	// The conntrack table is read this often at most: for pods that had or
-	// have hostPorts, whose clients wait; and for others, whose addresses
-	// nobody has until their quarantine ends. To read it costs 2.5 µs an entry.
+	// The conntrack table is read at most this often: sooner for pods with hostPorts, whose clients
+	// wait, than for others, whose addresses are in quarantine. Reading costs 2.5 µs per entry.
 	flowsSoon, flowsLater = 250 * time.Millisecond, 10 * time.Second
-	// Between attempts of what failed.
+	// The pauses between retries grow from firstRetry to lastRetry.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
-	// maintainEvery is how often the table is looked for and quarantines end.
+	// maintainEvery is how often the table is checked and quarantines expire.
 	maintainEvery = 5 * time.Second
 	// stopTimeout is how long Close waits.
 	stopTimeout = 10 * time.Second
 )
 
-// debt is a record that was cut off and whose link may still be there.
+// debt is a record in state releasing whose link may still exist.
 type debt struct {
 	record *record
 	since  time.Time
 	err    error // of the last attempt
-	tries  int   // that failed
+	tries  int   // failed attempts
 	done   chan struct{}
 }
 
-// reaper does in the background what Detach leaves.
+// reaper does the second part of Detach in the background.
 type reaper struct {
 	n          *Network
 	wake       chan struct{}
 	quit       chan struct{}
 	ended      chan struct{}
-	lastForget time.Time // when flows were last; the goroutine's own
+	lastForget time.Time // used by the goroutine only
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // Invariant: guards the fields below.
 	pending   map[ipam.Owner]*debt
 	flows     conntrack.Flows
 	urgent    bool // clients of hostPorts wait for flows
-	skipDelay bool // no lingering: somebody waits
+	skipDelay bool // a caller waits: don't wait for more links
 }
 
 func startReaper(n *Network) *reaper {
@@ -67,8 +66,7 @@ func startReaper(n *Network) *reaper {
 	return r
 }
 
-// add takes over a record in state releasing. err says what has failed of
-// cutting it off.
+// add takes over a record in state releasing. err is that of cutting off its traffic.
 func (r *reaper) add(rec *record, err error) {
 	if err == nil {
 		r.n.ledger.freePorts(rec)
@@ -88,14 +86,14 @@ func (r *reaper) signal() {
 	}
 }
 
-// has says whether the record was handed over.
+// has reports whether the reaper has taken over the record.
 func (r *reaper) has(rec *record) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.pending[rec.owner()] != nil
 }
 
-// wait returns when nothing is left of the owner's former attachment.
+// wait returns when the owners' former attachments are gone.
 func (r *reaper) wait(ctx context.Context, owners ...ipam.Owner) error {
 	for _, o := range owners {
 		r.mu.Lock()
@@ -121,7 +119,7 @@ func (r *reaper) wait(ctx context.Context, owners ...ipam.Owner) error {
 	return nil
 }
 
-// forget has UDP flows forgotten that bypass hostPorts which begin.
+// forgetUDP makes the kernel forget UDP flows that bypass new hostPorts.
 func (r *reaper) forgetUDP(ports []uint16) {
 	if len(ports) == 0 {
 		return
@@ -133,13 +131,13 @@ func (r *reaper) forgetUDP(ports []uint16) {
 	r.signal()
 }
 
-// stop ends the reaper after a last attempt at everything.
+// stop stops the reaper after one last attempt at everything.
 func (r *reaper) stop() error {
 	close(r.quit)
 	select {
 	case <-r.ended:
 	case <-time.After(stopTimeout):
-		return fmt.Errorf("network: links are still being deleted after %v: the next start goes on", stopTimeout)
+		return fmt.Errorf("network: links are still being deleted after %v: the next start continues", stopTimeout)
 	}
 	return nil
 }
@@ -174,7 +172,7 @@ func (r *reaper) run() {
 	}
 }
 
-// collect lets more links come together. It says whether to quit.
+// collect waits for more links to delete together. It reports whether to quit.
 func (r *reaper) collect() (quit bool) {
 	end := time.NewTimer(batchDelay)
 	defer end.Stop()
@@ -196,8 +194,8 @@ func (r *reaper) collect() (quit bool) {
 	}
 }
 
-// reap deletes the links that were cut off and ends their leases. It says
-// whether something has to be tried again.
+// reap deletes the links that were cut off and ends their leases. It reports whether anything has
+// to be retried.
 func (r *reaper) reap() (failed bool) {
 	n := r.n
 	r.mu.Lock()
@@ -224,7 +222,7 @@ func (r *reaper) reap() (failed bool) {
 	return err != nil || len(cut) < len(batch)
 }
 
-// recut cuts off again what couldn't be before.
+// retryCut cuts off a record if that failed before.
 func (r *reaper) retryCut(d *debt) bool {
 	n := r.n
 	r.mu.Lock()
@@ -244,7 +242,7 @@ func (r *reaper) retryCut(d *debt) bool {
 	return true
 }
 
-// owe notes how an attempt went.
+// recordAttempt records the result of an attempt.
 func (r *reaper) recordAttempt(d *debt, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -254,7 +252,7 @@ func (r *reaper) recordAttempt(d *debt, err error) {
 	}
 }
 
-// finish ends a lease whose link is gone.
+// finish ends the lease of a deleted link.
 func (r *reaper) finish(d *debt) {
 	r.n.ledger.quarantineLease(d.record)
 	r.mu.Lock()
@@ -265,7 +263,7 @@ func (r *reaper) finish(d *debt) {
 	close(d.done)
 }
 
-// debts returns what is still to be done.
+// debts returns the unfinished detachments, oldest first.
 func (r *reaper) debts() (out []pod.Debt) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -280,8 +278,8 @@ func (r *reaper) debts() (out []pod.Debt) {
 	return out
 }
 
-// forgetFlows has the kernel forget what was collected. It returns how long
-// that has to wait, 0 if there is nothing.
+// forgetFlows makes the kernel forget the collected flows. It returns how long that has to wait, 0
+// if there are none.
 func (r *reaper) forgetFlows(quitting bool) time.Duration {
 	r.mu.Lock()
 	flows, pause := r.flows, min(flowsLater, r.n.cfg.Quarantine/4)
@@ -302,12 +300,12 @@ func (r *reaper) forgetFlows(quitting bool) time.Duration {
 	}
 	r.lastForget = time.Now()
 	if err := r.n.dp.Forget(flows); err != nil {
-		r.n.log.Warn("network: conntrack may send packets of old connections astray", "error", err)
+		r.n.log.Warn("network: conntrack may misdirect packets of old connections", "error", err)
 	}
 	return 0
 }
 
-// keep does what has to be done from time to time.
+// maintain does the periodic work.
 func (r *reaper) maintain() {
 	if _, err := r.n.repairBase(); err != nil {
 		r.n.log.Error("network: hostPorts and masquerading don't work", "error", err)

@@ -10,11 +10,10 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Reconcile makes the network agree with the attachments that live, at start
-// and before anything is attached: it completes and repairs those, releases
-// every other lease, and removes what is this instance's in the kernel and
-// belongs to nobody. It returns when that is done. An error of one attachment
-// doesn't stop the others.
+// Reconcile makes the network agree with the live attachments. It is called at the start, before
+// anything is attached, and returns when it is done. It completes and repairs live attachments,
+// releases all other leases, and removes the instance's objects in the kernel that belong to no
+// attachment. An error of one attachment doesn't stop the others.
 func (n *Network) Reconcile(ctx context.Context, live []pod.Attachment) error {
 	alive := map[ipam.Owner]pod.Attachment{}
 	for _, a := range live {
@@ -47,7 +46,7 @@ func (n *Network) Reconcile(ctx context.Context, live []pod.Attachment) error {
 	errs = append(errs, n.repairAll(ctx, keep, alive)...)
 	for owner, a := range alive {
 		if n.ledger.find(owner) == nil {
-			errs = append(errs, fmt.Errorf("pod %v (sandbox %s) has no lease any more and is without network: stop it", a.Pod, pod.Short(a.Sandbox)))
+			errs = append(errs, fmt.Errorf("pod %v (sandbox %s) has lost its lease and has no network: stop it", a.Pod, pod.Short(a.Sandbox)))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -56,7 +55,7 @@ func (n *Network) Reconcile(ctx context.Context, live []pod.Attachment) error {
 	return nil
 }
 
-// sweep removes strays, and what a former configuration needed.
+// sweep removes strays, and what only a former configuration needed.
 func (n *Network) sweep() error {
 	n.kernelMu.Lock()
 	defer n.kernelMu.Unlock()
@@ -73,7 +72,7 @@ func (n *Network) sweep() error {
 	return err
 }
 
-// mend completes what was begun and repairs what differs.
+// repairAll completes and repairs the attachments of the records in keep, and binds them.
 func (n *Network) repairAll(ctx context.Context, keep []*record, live map[ipam.Owner]pod.Attachment) (errs []error) {
 	var plans []plan.Plan
 	for _, r := range keep {

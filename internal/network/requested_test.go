@@ -10,9 +10,9 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// TestWishes: a pod can ask for its addresses, its MAC and a bandwidth, and what
-// bounds it goes with it.
-func TestWishes(t *testing.T) {
+// TestRequestedSettings checks that a pod gets the addresses, the MAC and the bandwidth that it
+// asks for, and that nothing is left of the bandwidth limits afterwards.
+func TestRequestedSettings(t *testing.T) {
 	l := newLab(t)
 	n := l.open(l.config())
 	a := l.attachment()

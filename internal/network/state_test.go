@@ -21,14 +21,13 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// reaped waits until nothing is owed.
+// reaped waits until there are no debts.
 func reaped(t testing.TB, n *Network) {
 	t.Helper()
 	eventually(t, "all links are reaped", func() bool { return len(n.Usage().Debts) == 0 })
 }
 
-// pristine checks that nothing of pods is left: not in memory, not in the
-// journal, not in the kernel.
+// pristine checks that nothing of pods is left in memory, in the journal or in the kernel.
 func (l *lab) pristine(n *Network, kernel string) {
 	l.t.Helper()
 	u := n.Usage()
@@ -76,7 +75,7 @@ func TestAttachAndDetachAreIdempotent(t *testing.T) {
 	})
 }
 
-func TestAttachAtTheSameTimeIsOneAttachment(t *testing.T) {
+func TestConcurrentAttachesOfOneSandbox(t *testing.T) {
 	l := newLab(t)
 	n := l.open(l.config())
 	a := l.attachment()
@@ -111,12 +110,12 @@ func TestAttachAgainWaitsForTheFormerLink(t *testing.T) {
 		again, err := n.Attach(t.Context(), g.Attachment)
 		must(t, err)
 		if again.Addresses[0] == g.Addresses[0] {
-			t.Errorf("%v without rest", again.Addresses)
+			t.Errorf("%v, though it must be in quarantine", again.Addresses)
 		}
 	}
 }
 
-func TestAttachThatFailsLeavesNothing(t *testing.T) {
+func TestFailedAttachLeavesNothing(t *testing.T) {
 	l := newLab(t)
 	n := l.open(l.config())
 	before := l.kernel(n.cfg.Instance)
@@ -157,7 +156,7 @@ func TestAttachThatFailsLeavesNothing(t *testing.T) {
 	l.pristine(n, before)
 }
 
-func TestSecondInterfaceAndOtherDetailsAreRefused(t *testing.T) {
+func TestAttachRefusesDifferentSettings(t *testing.T) {
 	l := newLab(t)
 	n := l.open(l.config())
 	g := l.attach(n)
@@ -196,7 +195,7 @@ func TestDetachWhenTheNamespaceIsGone(t *testing.T) {
 	})
 }
 
-// TestTrafficEndsBeforeDetachReturns, long before the link is gone.
+// TestTrafficEndsBeforeDetachReturns checks that Detach ends the traffic before the link is deleted.
 func TestTrafficEndsBeforeDetachReturns(t *testing.T) {
 	inEachWorld(t, func(t *testing.T, l *lab, cfg Config, stacks []stack) {
 		n := l.open(cfg)
@@ -238,7 +237,7 @@ func TestExhaustionAndRecovery(t *testing.T) {
 	}
 	must(t, n.Detach(t.Context(), pods[2].Attachment))
 	if _, err := n.Attach(t.Context(), one); err == nil {
-		t.Fatal("an address was given away while its link was being deleted, or at rest")
+		t.Fatal("an address was allocated while its link was being deleted, or in quarantine")
 	}
 	reaped(t, n)
 	rested := time.Now().Add(cfg.Quarantine)
@@ -252,14 +251,14 @@ func TestExhaustionAndRecovery(t *testing.T) {
 		return err == nil
 	})
 	if early := time.Until(rested); early > time.Second {
-		t.Errorf("the address rested %v less than it should", early)
+		t.Errorf("the address was in quarantine %v less than it should", early)
 	}
 	if got.Addresses[0] != pods[2].Addresses[0] {
 		t.Errorf("got %v, free was %v", got.Addresses, pods[2].Addresses)
 	}
 }
 
-func TestQuarantineOutlivesARestart(t *testing.T) {
+func TestQuarantineSurvivesRestart(t *testing.T) {
 	l := newLab(t)
 	cfg := l.config()
 	cfg.Subnets = []netip.Prefix{netip.MustParsePrefix("10.88.0.0/30")}
@@ -277,7 +276,7 @@ func TestQuarantineOutlivesARestart(t *testing.T) {
 	}
 }
 
-func TestManyAtATimeLeaveNothing(t *testing.T) {
+func TestManyConcurrentAttachmentsLeaveNothing(t *testing.T) {
 	for _, mode := range []plan.Mode{plan.PTP, plan.Bridge} {
 		t.Run(string(mode), func(t *testing.T) {
 			l := newLab(t)
@@ -287,7 +286,7 @@ func TestManyAtATimeLeaveNothing(t *testing.T) {
 			n := l.open(cfg)
 			before, goroutines := l.kernel(cfg.Instance), runtime.NumGoroutine()
 			const pods, workers, spaces = 1000, 16, 32
-			// Namespaces are used again and again: it is the network that is tested.
+			// Namespaces are reused: the test is about the network.
 			free := make(chan string, spaces)
 			for i := range spaces {
 				free <- l.namespace(fmt.Sprint("space", i))
@@ -310,7 +309,7 @@ func TestManyAtATimeLeaveNothing(t *testing.T) {
 						mu.Lock()
 						for _, p := range got.Addresses {
 							if other := used[p.Addr()]; other != "" {
-								t.Errorf("%v is of %s and %s", p, other, a.Sandbox)
+								t.Errorf("%v belongs to both %s and %s", p, other, a.Sandbox)
 							}
 							used[p.Addr()] = a.Sandbox
 						}
@@ -357,7 +356,7 @@ func TestReconcileKeepsRepairsAndReleases(t *testing.T) {
 		l.serve(hurt.Netns, "tcp", "hurt", 80)
 		must(t, n.Close())
 
-		// What may happen while nobody looks.
+		// Changes that may happen while huskd isn't running.
 		l.run(l.node, "nft", "flush", "set", "inet", cfg.Instance.Table(), "pods"+stacks[0].suffix)
 		l.run(l.node, "nft", "add", "element", "inet", cfg.Instance.Table(), "pods4", "{ 10.88.0.99 }")
 		l.run(l.node, "nft", "flush", "map", "inet", cfg.Instance.Table(), "ports"+stacks[0].suffix)
@@ -408,7 +407,7 @@ func TestReconcileKeepsRepairsAndReleases(t *testing.T) {
 	})
 }
 
-func TestReconcileTellsOfPodsWithoutLease(t *testing.T) {
+func TestReconcileReportsPodsWithoutLease(t *testing.T) {
 	l := newLab(t)
 	cfg := l.config()
 	n := l.open(cfg)
@@ -419,7 +418,7 @@ func TestReconcileTellsOfPodsWithoutLease(t *testing.T) {
 	must(t, n.Close())
 	n = l.open(cfg)
 	err := n.Reconcile(t.Context(), []pod.Attachment{g.Attachment, ok.Attachment})
-	if err == nil || !strings.Contains(err.Error(), "pod default/pod1 (sandbox "+pod.Short(g.Sandbox)+") has no lease any more") {
+	if err == nil || !strings.Contains(err.Error(), "pod default/pod1 (sandbox "+pod.Short(g.Sandbox)+") has lost its lease") {
 		t.Errorf("got %v", err)
 	}
 	if strings.Contains(l.kernel(cfg.Instance), g.HostLink) {
@@ -477,18 +476,18 @@ func TestRebootVoidsLeases(t *testing.T) {
 	l.attach(n)
 }
 
-func TestTableThatSomebodyRemovedComesBack(t *testing.T) {
+func TestRemovedTableIsRecreated(t *testing.T) {
 	l := newLab(t)
 	cfg := l.config()
 	n := l.open(cfg)
 	g := l.attach(n, pod.PortMapping{Protocol: pod.TCP, HostPort: 8080, Port: 80})
 	l.serve(g.Netns, "tcp", "g", 80)
 	l.run(l.node, "nft", "flush", "ruleset")
-	l.attach(n) // which needs it
+	l.attach(n) // needs the table
 	l.reaches("other", l.other, "tcp4", node4, 8080, "g "+other4)
 	l.run(l.node, "nft", "flush", "ruleset")
 	must(t, n.Detach(t.Context(), l.attachment()))
-	n.reaper.maintain() // which happens by itself now and then
+	n.reaper.maintain() // runs periodically
 	l.reaches("other", l.other, "tcp6", node6, 8080, "g "+other6)
 	l.run(l.node, "nft", "flush", "ruleset")
 	must(t, n.Detach(t.Context(), g.Attachment))
@@ -515,11 +514,11 @@ func TestTeardownLeavesTheNodeAsItWas(t *testing.T) {
 				t.Errorf("%s isn't set", name)
 			}
 			if s.family == 6 && l.read(l.node, "net/ipv6/conf/up0/accept_ra") != "2" {
-				t.Error("the node stops listening to its router")
+				t.Error("the node ignores its router's advertisements")
 			}
 		}
 		must(t, n.Close())
-		n = l.open(cfg) // the former values are still known
+		n = l.open(cfg) // the former values are recorded
 		g := l.attach(n)
 		if err := n.Teardown(); !errors.Is(err, errdefs.ErrFailedPrecondition) {
 			t.Errorf("with a pod: %v", err)
@@ -580,7 +579,7 @@ func TestInstancesSideBySide(t *testing.T) {
 	try()
 }
 
-func TestModeMayChangeWhilePodsLive(t *testing.T) {
+func TestModeChangesWithRunningPods(t *testing.T) {
 	l := newLab(t)
 	cfg := l.config()
 	cfg.Mode = plan.Bridge
@@ -606,7 +605,7 @@ func TestModeMayChangeWhilePodsLive(t *testing.T) {
 	}
 }
 
-func TestSubnetsThatAreTaken(t *testing.T) {
+func TestTakenSubnets(t *testing.T) {
 	l := newLab(t)
 	l.ip(l.node, "route add 10.99.0.0/16 via "+other4)
 	l.ip(l.node, "route add 0.0.0.0/1 via "+other4) // as a VPN does
@@ -634,7 +633,7 @@ func TestSubnetsThatAreTaken(t *testing.T) {
 	}
 }
 
-func TestConfigsThatAreRefused(t *testing.T) {
+func TestInvalidConfigs(t *testing.T) {
 	for want, change := range map[string]func(*Config){
 		"instance":                 func(c *Config) { c.Instance = "nope" },
 		`network.mode "macvlan"`:   func(c *Config) { c.Mode = "macvlan" },
@@ -674,7 +673,7 @@ func TestNodeWithoutIPv6(t *testing.T) {
 	}
 }
 
-func TestStatusTellsWhenRoutingIsOff(t *testing.T) {
+func TestStatusReportsDisabledRouting(t *testing.T) {
 	l := newLab(t)
 	n := l.open(l.config())
 	must(t, n.Status())
@@ -700,7 +699,7 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestNodeLosesItsAddress: a laptop goes offline, its pods don't.
+// TestNodeLosesItsAddress checks that pods keep working when the node, say a laptop, goes offline.
 func TestNodeLosesItsAddress(t *testing.T) {
 	l := newLab(t)
 	n := l.open(l.config())
@@ -717,12 +716,12 @@ func TestNodeLosesItsAddress(t *testing.T) {
 	}
 }
 
-func TestFailedDetachIsOwedAndPaid(t *testing.T) {
+func TestFailedDetachIsRetried(t *testing.T) {
 	l := newLab(t)
 	n := l.open(l.config())
 	before := l.kernel(n.cfg.Instance)
 	g := l.attach(n, pod.PortMapping{Protocol: pod.TCP, HostPort: 8080, Port: 80})
-	// Something else has the group that Reap deletes, and can't be deleted.
+	// A link that can't be deleted is in the group that Reap deletes.
 	l.ip(l.node, fmt.Sprintf("link set lo group %d", n.base.Tag))
 	must(t, n.Detach(t.Context(), g.Attachment))
 	eventually(t, "the debt is shown", func() bool {
@@ -737,7 +736,7 @@ func TestFailedDetachIsOwedAndPaid(t *testing.T) {
 	l.pristine(n, before)
 }
 
-func TestFullJournalDiskStopsAttachAndNotDetach(t *testing.T) {
+func TestFullDiskStopsAttachButNotDetach(t *testing.T) {
 	l := newLab(t)
 	dir := filepath.Join(l.dir, "small")
 	must(t, os.Mkdir(dir, 0o700))

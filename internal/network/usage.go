@@ -17,8 +17,8 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Status returns nil if a pod could be attached now and reach something, and
-// otherwise why not.
+// Status returns nil if a pod could be attached now and reach something, and otherwise the reason
+// why not.
 func (n *Network) Status() error {
 	errs := []error{n.ledger.exhausted()}
 	errs = append(errs, n.dp.InNode(func() error {
@@ -29,7 +29,7 @@ func (n *Network) Status() error {
 			}
 			if value == "0" {
 				name = strings.ReplaceAll(name, "/", ".")
-				return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("somebody set %s to 0, so that pods reach nobody: run sysctl -w %s=1", name, name))
+				return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("%s is 0, so pods can't reach anything: run sysctl -w %s=1", name, name))
 			}
 		}
 		return nil
@@ -40,21 +40,21 @@ func (n *Network) Status() error {
 	return nil
 }
 
-// Settings are what the network works with.
+// Settings are the network's effective settings.
 type Settings struct {
 	Network    string         `json:"network"`
 	Mode       plan.Mode      `json:"mode"`
 	Subnets    []netip.Prefix `json:"subnets"`
 	Gateways   []netip.Addr   `json:"gateways"`
 	Masquerade bool           `json:"masquerade"`
-	MTU        int            `json:"mtu"`    // of the next pod
+	MTU        int            `json:"mtu"`    // for the next pod
 	Uplink     string         `json:"uplink"` // empty if there is none
 	Table      string         `json:"table"`  // of nftables, family inet
-	// Notes say in what the network falls short of its configuration.
+	// Notes say which part of the configuration isn't in effect.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// Settings returns what the network works with now.
+// Settings returns the current settings.
 func (n *Network) Settings() (Settings, error) {
 	s := Settings{
 		Network:    Name,
@@ -80,8 +80,8 @@ func (n *Network) Settings() (Settings, error) {
 type Usage struct {
 	Ranges   []ipam.Usage `json:"ranges"`
 	Attached int          `json:"attached"`
-	// Debts are detached interfaces whose link is still to be deleted. Their
-	// addresses are nobody's until then.
+	// Debts are detached interfaces whose links aren't deleted yet. Their addresses aren't
+	// available until then.
 	Debts []pod.Debt `json:"debts,omitempty"`
 }
 
@@ -92,8 +92,8 @@ func (n *Network) Usage() Usage {
 	return u
 }
 
-// BlockingFirewalls returns the firewalls on the node that drop pods' traffic, with
-// the commands that let it pass.
+// BlockingFirewalls returns the firewalls on the node that drop pods' traffic, with the commands
+// that let it pass.
 func (n *Network) BlockingFirewalls() (out []preflight.BlockingFirewall, err error) {
 	err = n.dp.InNode(func() error {
 		out, err = preflight.ForwardPolicy(n.cfg.Instance, n.cfg.Mode)

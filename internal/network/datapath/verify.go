@@ -52,7 +52,7 @@ func (d *Datapath) VerifyBase(b plan.Base) (diffs []Difference, err error) {
 				return err
 			}
 			if value == "0" {
-				diffs = append(diffs, Difference{Object: "sysctl " + dotted(name), Problem: "is 0, so that pods reach nobody: set it to 1"})
+				diffs = append(diffs, Difference{Object: "sysctl " + dotted(name), Problem: "is 0, so pods can't reach anything: set it to 1"})
 			}
 		}
 		return nil
