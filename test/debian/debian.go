@@ -1,5 +1,4 @@
-// Package debian brings files of Debian packages to tests, without installing
-// the packages.
+// Package debian provides tests with files of Debian packages, without installing the packages.
 package debian
 
 import (
@@ -15,10 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cached returns the directory name below dir in the user's cache directory.
-// The first caller on a machine has make fill an empty directory, which takes
-// its place when it is whole; later ones find it.
-func Cached(dir, name string, make func(root string) error) (string, error) {
+// Cached returns the directory name below dir in the user's cache directory. If it doesn't exist yet,
+// fill creates its content in an empty directory, which is renamed once it is complete.
+func Cached(dir, name string, fill func(root string) error) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", fmt.Errorf("cache of Debian's packages: %w: set HOME or XDG_CACHE_HOME", err)
@@ -41,13 +39,13 @@ func Cached(dir, name string, make func(root string) error) (string, error) {
 		return "", fmt.Errorf("cache of Debian's packages: %w", err)
 	}
 	defer os.RemoveAll(tmp)
-	if err := errors.Join(os.Chmod(tmp, 0o755), make(tmp)); err != nil {
+	if err := errors.Join(os.Chmod(tmp, 0o755), fill(tmp)); err != nil {
 		return "", err
 	}
 	return done, os.Rename(tmp, done)
 }
 
-// Extract downloads the packages, with apt, and unpacks them at root.
+// Extract downloads packages with apt and unpacks them into root.
 func Extract(ctx context.Context, root string, packages ...string) error {
 	tmp, err := os.MkdirTemp("", "husk-debian-")
 	if err != nil {
@@ -69,8 +67,7 @@ func Extract(ctx context.Context, root string, packages ...string) error {
 	return err
 }
 
-// Output runs a command in the directory dir and returns what it printed; an
-// error has what it complained of.
+// Output runs a command in dir and returns its standard output. An error contains its standard error.
 func Output(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir

@@ -20,9 +20,8 @@ var binaries struct {
 	dir string
 }
 
-// Binary builds a command of Husk, once for all tests of a test binary, with
-// the places where a crash can be ordered. Where there is no Go to build with,
-// HUSK_TEST_BINARIES is the directory of such commands.
+// Binary builds a command of Husk with its crash points, once per test binary, and returns its path.
+// Where there is no Go toolchain, HUSK_TEST_BINARIES names a directory of such commands.
 func (n *Node) Binary(name string) string {
 	n.t.Helper()
 	if dir := os.Getenv("HUSK_TEST_BINARIES"); dir != "" {
@@ -78,12 +77,12 @@ func Flags(flags ...string) Option {
 	return func(c *exec.Cmd) { c.Args = append(c.Args, flags...) }
 }
 
-// Launch starts huskd on the node and doesn't wait for it to serve.
+// Launch starts huskd on the node without waiting until it serves.
 func (n *Node) Launch(options ...Option) *Daemon {
 	n.t.Helper()
 	cmd := n.Command(context.Background(), n.Binary("huskd"), "--root", n.Root, "--state", n.State, "--certs-dir", filepath.Join(n.Dir, "certs.d"), "--cni-conf-dir", n.CNI, "--config", "/dev/null")
 	cmd.Env = os.Environ()
-	// Through a pipe, what huskd has written could still be on its way when it serves.
+	// A file, because output in a pipe could still be in transit when huskd serves.
 	log, err := os.CreateTemp("", "husk-log-")
 	if err != nil {
 		n.t.Fatal(err)
@@ -119,7 +118,7 @@ func (n *Node) Huskd(options ...Option) *Daemon {
 	Eventually(n.t, time.Minute, func() string {
 		select {
 		case <-d.done:
-			n.t.Fatalf("huskd ended:\n%s", d.Log())
+			n.t.Fatalf("huskd exited:\n%s", d.Log())
 		default:
 		}
 		if n.Serves() {
@@ -131,14 +130,14 @@ func (n *Node) Huskd(options ...Option) *Daemon {
 	return d
 }
 
-// Socket is how the host sees huskd's socket.
+// Socket returns the path of huskd's socket on the host.
 func (n *Node) Socket() string { return n.Path(filepath.Join(n.State, "husk.sock")) }
 
-// preface is the first that a gRPC client says, see RFC 9113, section 3.4.
+// preface is the HTTP/2 connection preface, RFC 9113, section 3.4.
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// Serves says whether huskd answers. It listens earlier, so that no client is
-// turned away.
+// Serves reports whether huskd answers. huskd listens earlier than that, so that no client is
+// refused.
 func (n *Node) Serves() bool {
 	conn, err := net.Dial("unix", n.Socket())
 	if err != nil {
@@ -153,7 +152,7 @@ func (n *Node) Serves() bool {
 	return err == nil
 }
 
-// Log is what huskd has written.
+// Log returns what huskd has logged so far.
 func (d *Daemon) Log() string {
 	text, err := io.ReadAll(io.NewSectionReader(d.log, 0, math.MaxInt64))
 	if err != nil {
@@ -162,7 +161,7 @@ func (d *Daemon) Log() string {
 	return string(text)
 }
 
-// Pid is huskd's on the host.
+// Pid returns huskd's PID on the host.
 func (d *Daemon) Pid() int {
 	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", d.cmd.Process.Pid, d.cmd.Process.Pid))
 	pid := d.cmd.Process.Pid
@@ -170,8 +169,8 @@ func (d *Daemon) Pid() int {
 	return pid
 }
 
-// Signal sends a signal to huskd itself, not to the nsenter around it, unless it
-// has ended: others may have its number by now.
+// Signal sends a signal to huskd itself, not to the nsenter around it. If huskd has exited, it does
+// nothing: another process may have its PID by now.
 func (d *Daemon) Signal(sig syscall.Signal) {
 	select {
 	case <-d.done:
@@ -180,22 +179,22 @@ func (d *Daemon) Signal(sig syscall.Signal) {
 	}
 }
 
-// Kill ends huskd with SIGKILL.
+// Kill kills huskd with SIGKILL.
 func (d *Daemon) Kill() {
 	d.Signal(syscall.SIGKILL)
 	d.Wait(10 * time.Second)
 }
 
-// Stop ends huskd with SIGTERM, which leaves pods running.
+// Stop terminates huskd with SIGTERM, which leaves pods running.
 func (d *Daemon) Stop() {
 	d.n.t.Helper()
 	d.Signal(syscall.SIGTERM)
 	if !d.Wait(30 * time.Second) {
-		d.n.t.Fatalf("huskd doesn't end on SIGTERM:\n%s", d.Log())
+		d.n.t.Fatalf("huskd doesn't exit on SIGTERM:\n%s", d.Log())
 	}
 }
 
-// Wait waits for huskd to end and says whether it did.
+// Wait waits for huskd to exit and reports whether it did.
 func (d *Daemon) Wait(within time.Duration) bool {
 	select {
 	case <-d.done:
@@ -205,19 +204,19 @@ func (d *Daemon) Wait(within time.Duration) bool {
 	}
 }
 
-// Code is the exit code of a huskd that has ended.
+// Code waits for huskd to exit and returns its exit code.
 func (d *Daemon) Code() int {
 	<-d.done
 	return d.cmd.ProcessState.ExitCode()
 }
 
-// Husk runs the command line against the node's huskd.
+// Husk runs the command husk against the node's huskd.
 func (n *Node) Husk(args ...string) Result {
 	n.t.Helper()
 	return n.Run(n.Binary("husk"), append([]string{"--socket", "unix://" + n.State + "/husk.sock"}, args...)...)
 }
 
-// MustHusk is Husk, which must succeed; it returns the output.
+// MustHusk is like Husk, but fails the test if the command fails. It returns the output.
 func (n *Node) MustHusk(args ...string) string {
 	n.t.Helper()
 	r := n.Husk(args...)

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// initEnv makes the test binary a node's first process. Its value is the file
-// that stands for the kernel's boot ID.
+// initEnv makes the test binary a node's init process. Its value is the path of the file that replaces
+// the kernel's boot ID.
 const initEnv = "HUSK_TEST_NODE_INIT"
 
-// Main runs the tests, unless this process is to be a node's init.
+// Main runs the tests, or a node's init if initEnv is set.
 func Main(m *testing.M) {
 	if bootID := os.Getenv(initEnv); bootID != "" {
 		fmt.Fprintln(os.Stderr, "node init:", runInit(bootID))
@@ -26,7 +26,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// runInit is the node's init. It returns only if something is wrong.
+// runInit is the node's init process. It returns only on errors.
 func runInit(bootID string) error {
 	type mount struct {
 		source, target, fs string
@@ -37,7 +37,7 @@ func runInit(bootID string) error {
 		{"", "/", "", unix.MS_REC | unix.MS_PRIVATE},
 		{"proc", "/proc", "proc", 0},
 		{"run", "/run", "tmpfs", 0},
-		// A user namespace may mount proc only where all of one is to be seen.
+		// A user namespace may mount proc only if an unobscured proc mount is visible.
 		{"proc", wholeProc, "proc", 0},
 		{bootID, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND},
 	} {
@@ -61,7 +61,7 @@ func runInit(bootID string) error {
 		return err
 	}
 	_ = report.Close()
-	// Init's one duty: reap what others leave.
+	// Reap orphaned processes, as an init must.
 	for {
 		var status unix.WaitStatus
 		if _, err := unix.Wait4(-1, &status, 0, nil); err == syscall.ECHILD {

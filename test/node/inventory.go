@@ -17,12 +17,12 @@ import (
 	"github.com/huskd/husk/internal/network/nlsock"
 )
 
-// Inventory is what a node has that a leak would add to, a line each.
+// Inventory lists the objects on a node that a leak would add to, one line per object.
 type Inventory struct {
 	Namespaces, Links, Routes, Tables, Mounts, Processes, Cgroups, Files, Sysctls []string
 }
 
-// Inventory takes stock.
+// Inventory lists what is on the node now.
 func (n *Node) Inventory() Inventory {
 	n.t.Helper()
 	inv := Inventory{
@@ -96,14 +96,14 @@ func (n *Node) mounts() []string {
 	for line := range strings.Lines(string(data)) {
 		point := strings.Fields(line)[4]
 		if strings.HasPrefix(point, filepath.Dir(n.Dir)) && !strings.HasPrefix(point, n.Dir) {
-			continue // of another test, which was there when this node was booted
+			continue // of another test that ran when this node booted
 		}
 		points = append(points, point)
 	}
 	return points
 }
 
-// processes returns those in the node's PID namespace but its init.
+// processes returns the command lines in the node's PID namespace, except init's.
 func (n *Node) processes() []string {
 	want, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", n.Pid()))
 	if err != nil {
@@ -122,7 +122,7 @@ func (n *Node) processes() []string {
 	return found
 }
 
-// cgroups returns those of the node's huskd, deepest first.
+// cgroups returns the cgroups of the node's huskd, deepest first.
 func (n *Node) cgroups() []string {
 	var found []string
 	roots, _ := filepath.Glob("/sys/fs/cgroup/*" + n.Instance().Cgroup())
@@ -139,8 +139,8 @@ func (n *Node) cgroups() []string {
 	return found
 }
 
-// keeps are what huskd keeps without any pod: images and its own bookkeeping,
-// with all below them, and directories that are empty then.
+// What huskd keeps without any pod: keeps are images and its own bookkeeping, with everything below
+// them; empty are directories that are empty then.
 var (
 	keeps = []string{"images", "journal", "network", "huskd.lock", "monitor/runtime.json", "monitor/runtime-steady.json", "shim/handler-boxed.json"}
 	empty = []string{"containers", "sandboxes", "logs", "pods", "monitor", "monitor/containers", "monitor/runtime", "monitor/runtime/runc", "monitor/runtime/crun",
@@ -168,7 +168,7 @@ func (n *Node) files() []string {
 	return found
 }
 
-// Left returns what is there now and was not when the node began.
+// Left returns the objects that were not there when the node started.
 func (n *Node) Left() []string {
 	now := n.Inventory()
 	var left []string
@@ -187,8 +187,8 @@ func (n *Node) Left() []string {
 	return left
 }
 
-// NothingLeft fails the test if, after a while, anything is left that was not
-// there when the node began. huskd must have been stopped.
+// NothingLeft fails the test if objects are left, after some seconds, that were not there when the
+// node started. huskd must have exited.
 func (n *Node) NothingLeft() {
 	n.t.Helper()
 	Eventually(n.t, 5*time.Second, func() string {

@@ -1,8 +1,8 @@
-// Package node gives a test a machine of its own: namespaces in which huskd
-// runs as it would on a host, with a /run that a reboot empties, an uplink to
-// another host, and a count of everything that a test could leave behind.
+// Package node provides a test with a host of its own: namespaces in which huskd runs as on a real
+// host, with a /run that a reboot empties, an uplink to another host, and an inventory of everything
+// that a test could leave behind.
 //
-// A test binary that uses it calls Main from its TestMain.
+// A test binary that uses it calls Main from TestMain.
 package node
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Addresses of the node and of the other host on the wire between them.
+// Addresses of the node and the other host on the link between them.
 const (
 	Address4 = "198.51.100.1"
 	Address6 = "2001:db8:51::1"
@@ -33,26 +33,26 @@ const (
 	Other6   = "2001:db8:51::2"
 )
 
-// prefix begins the names of the directories of nodes.
+// prefix is the prefix of nodes' directories.
 const prefix = "husk-node-"
 
-// Node is a machine. Its directories are on the host's disk, so that they
-// outlive a Reboot.
+// Node is a host made of namespaces. Its directories are on the real host's disk, so that they survive
+// a Reboot.
 type Node struct {
 	t     testing.TB
-	Dir   string // of all that belongs to it
+	Dir   string // contains all its files
 	Root  string // --root of its huskd
 	State string // --state, on its /run
 	CNI   string // --cni-conf-dir, which doesn't exist unless a test makes it
 	boot  int
 	init  *exec.Cmd
-	ended chan struct{} // closed when init was killed
+	ended chan struct{} // closed when init has been killed
 	other string        // path of the other host's network namespace
 	base  Inventory
 }
 
-// New starts a machine, which ends with the test. The test fails if anything
-// that Inventory counts is left at its end.
+// New starts a node, which ends with the test. The test fails if anything that Inventory counts is
+// left at the end.
 func New(t testing.TB) *Node {
 	t.Helper()
 	hosttest.Root(t)
@@ -70,7 +70,7 @@ func New(t testing.TB) *Node {
 	return n
 }
 
-// Instance is that of the node's huskd.
+// Instance returns the instance of the node's huskd.
 func (n *Node) Instance() pod.Instance { return pod.InstanceOf(n.Root) }
 
 func (n *Node) start() {
@@ -106,8 +106,8 @@ func (n *Node) start() {
 	n.wire()
 }
 
-// fork starts the node's init from a thread that stays until the node ends: the
-// kernel sends Pdeathsig when the thread ends that forked, not its process.
+// fork starts the node's init from a thread that lives as long as the node: the kernel sends Pdeathsig
+// when the forking thread ends, not its process.
 func (n *Node) fork(cmd *exec.Cmd) error {
 	started := make(chan error)
 	n.ended = make(chan struct{})
@@ -119,20 +119,18 @@ func (n *Node) fork(cmd *exec.Cmd) error {
 	return <-started
 }
 
-// wire connects the node to the other host. The node's default route leads
-// there.
+// wire connects the node to the other host, which is the node's default gateway.
 func (n *Node) wire() {
 	n.t.Helper()
 	pid := strconv.Itoa(n.init.Process.Pid)
 	other := func(args ...string) []string { return append([]string{"nsenter", "--net=" + n.other}, args...) }
 	here := func(args ...string) []string { return append([]string{"nsenter", "-t", pid, "-n"}, args...) }
-	// After a reboot the old namespace, and with it the link's old end, goes in
-	// the background.
+	// After a reboot, the kernel removes the old namespace and its end of the link in the background.
 	gone := other("ip", "link", "del", "wire0")
 	_ = exec.Command(gone[0], gone[1:]...).Run()
 	for _, args := range [][]string{
-		// A new namespace has the machine's own ip_forward. The node begins as a
-		// fresh one does, and its router says of an address that it has no route.
+		// A new namespace inherits the host's ip_forward. Reset it: a fresh host doesn't forward, and
+		// its router reports unknown destinations as unreachable.
 		here("sysctl", "-qw", "net.ipv4.ip_forward=0"),
 		other("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"),
 		here("ip", "link", "add", "up0", "type", "veth", "peer", "name", "wire0"),
@@ -151,8 +149,8 @@ func (n *Node) wire() {
 			n.t.Fatalf("node: %s: %v: %s", strings.Join(args, " "), err, out)
 		}
 	}
-	// The kernel gives the uplink its link-local route in its own time. It must
-	// not look like something that a test left.
+	// The kernel adds the uplink's link-local route later. Wait for it, or it would look like
+	// something that the test left.
 	Eventually(n.t, 10*time.Second, func() string {
 		out, err := exec.Command("nsenter", "-t", pid, "-n", "ip", "-6", "route", "show", "fe80::/64", "dev", "up0").Output()
 		if err != nil || len(out) == 0 {
@@ -162,8 +160,8 @@ func (n *Node) wire() {
 	})
 }
 
-// Reboot ends everything on the node at once, as a power loss would, and
-// starts it again with another boot ID and an empty /run.
+// Reboot kills everything on the node at once, as a power loss would, and starts the node again with
+// another boot ID and an empty /run.
 func (n *Node) Reboot() {
 	n.t.Helper()
 	n.kill()
@@ -178,13 +176,13 @@ func (n *Node) kill() {
 	_ = n.init.Wait()
 	n.init = nil
 	close(n.ended)
-	// A host that boots has no cgroups but its own.
+	// A host that boots has no cgroups of pods.
 	for _, path := range n.cgroups() {
 		removeCgroup(path)
 	}
 }
 
-// removeCgroup waits for the killed processes of a cgroup to be gone.
+// removeCgroup removes a cgroup once its killed processes are gone.
 func removeCgroup(path string) {
 	for range 200 {
 		if err := syscall.Rmdir(path); err == nil || errors.Is(err, syscall.ENOENT) {
@@ -203,45 +201,47 @@ func (n *Node) end() {
 	if err := netns.Remove(n.other); err != nil {
 		n.t.Error(err)
 	}
-	// The node's mounts went with its mount namespace.
+	// The node's mounts have gone with its mount namespace.
 	if err := os.RemoveAll(n.Dir); err != nil {
 		n.t.Error(err)
 	}
 }
 
-// Pid is that of the node's init on the host.
+// Pid returns the PID of the node's init on the real host.
 func (n *Node) Pid() int { return n.init.Process.Pid }
 
-// Net is the path of the node's network namespace; OtherNet of the other host's.
-func (n *Node) Net() string      { return fmt.Sprintf("/proc/%d/ns/net", n.Pid()) }
+// Net returns the path of the node's network namespace.
+func (n *Node) Net() string { return fmt.Sprintf("/proc/%d/ns/net", n.Pid()) }
+
+// OtherNet returns the path of the other host's network namespace.
 func (n *Node) OtherNet() string { return n.other }
 
-// Path is how the host sees a path of the node.
+// Path returns the path on the real host of a path on the node.
 func (n *Node) Path(path string) string { return fmt.Sprintf("/proc/%d/root%s", n.Pid(), path) }
 
 // Command prepares a program to run on the node.
 func (n *Node) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	full := append([]string{"-t", strconv.Itoa(n.Pid()), "-m", "-n", "-p", "-u", "-i", "--", name}, args...)
 	cmd := exec.CommandContext(ctx, "nsenter", full...)
-	// nsenter waits for the program as its parent, and would not take it along.
+	// nsenter forks and waits for the program: killing only nsenter would leave the program running.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	return cmd
 }
 
-// Result is how a program ended.
+// Result is a finished program's output and exit code.
 type Result struct {
 	Stdout, Stderr string
 	Code           int
 }
 
-// Run runs a program on the node to its end.
+// Run runs a program on the node and waits for it.
 func (n *Node) Run(name string, args ...string) Result {
 	n.t.Helper()
 	return n.result(func(ctx context.Context) *exec.Cmd { return n.Command(ctx, name, args...) })
 }
 
-// RunOther runs a program on the other host to its end.
+// RunOther runs a program on the other host and waits for it.
 func (n *Node) RunOther(name string, args ...string) Result {
 	n.t.Helper()
 	return n.result(func(ctx context.Context) *exec.Cmd {
@@ -267,7 +267,7 @@ func (n *Node) result(command func(context.Context) *exec.Cmd) Result {
 	return Result{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
 }
 
-// Must runs a program on the node, which must succeed, and returns its output.
+// Must runs a program on the node and returns its output. It fails the test if the program fails.
 func (n *Node) Must(name string, args ...string) string {
 	n.t.Helper()
 	r := n.Run(name, args...)
@@ -277,7 +277,7 @@ func (n *Node) Must(name string, args ...string) string {
 	return r.Stdout
 }
 
-// Eventually waits for ok, which tells what it still waits for.
+// Eventually calls ok until it returns "", and fails the test after within with what ok returned last.
 func Eventually(t testing.TB, within time.Duration, ok func() (waitingFor string)) {
 	t.Helper()
 	deadline := time.Now().Add(within)
