@@ -13,11 +13,11 @@ import (
 	"github.com/huskd/husk/internal/container/containerstate"
 )
 
-// containers are the calls about containers.
+// containers implements the methods about containers.
 type containers struct{ *view }
 
-// CreateContainer makes a container in a ready sandbox, or joins who is making
-// the same one.
+// CreateContainer creates a container in a ready sandbox. A concurrent call for the same container
+// waits for the first.
 func (c containers) CreateContainer(ctx context.Context, req *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
 	switch {
 	case req.GetConfig() == nil:
@@ -31,7 +31,7 @@ func (c containers) CreateContainer(ctx context.Context, req *runtimeapi.CreateC
 	}
 	st, err := c.Containers.Create(ctx, sandbox.ID, req.GetConfig())
 	if err != nil {
-		return nil, refused(err)
+		return nil, precondition(err)
 	}
 	return &runtimeapi.CreateContainerResponse{ContainerId: st.ID}, nil
 }
@@ -42,29 +42,29 @@ func (c containers) StartContainer(ctx context.Context, req *runtimeapi.StartCon
 	if err != nil {
 		return nil, err
 	}
-	return &runtimeapi.StartContainerResponse{}, refused(c.Containers.Start(ctx, st.ID))
+	return &runtimeapi.StartContainerResponse{}, precondition(c.Containers.Start(ctx, st.ID))
 }
 
-// StopContainer ends a container. One that isn't there is stopped.
+// StopContainer stops a container. It succeeds if there is no such container.
 func (c containers) StopContainer(ctx context.Context, req *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
 	grace := time.Duration(min(max(req.GetTimeout(), 0), int64(maxGrace/time.Second))) * time.Second
 	st, err := c.container(req.GetContainerId())
 	if err == nil {
 		err = c.Containers.Stop(ctx, st.ID, grace)
 	}
-	return &runtimeapi.StopContainerResponse{}, gone(err)
+	return &runtimeapi.StopContainerResponse{}, ignoreNotFound(err)
 }
 
-// maxGrace keeps seconds from overflowing a duration.
+// maxGrace bounds a timeout, whose seconds could overflow a duration.
 const maxGrace = 100 * 365 * 24 * time.Hour
 
-// RemoveContainer removes a container, ending it first if need be.
+// RemoveContainer removes a container, and stops it first if it runs.
 func (c containers) RemoveContainer(ctx context.Context, req *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
 	st, err := c.container(req.GetContainerId())
 	if err == nil {
 		err = c.Containers.Remove(ctx, st.ID)
 	}
-	return &runtimeapi.RemoveContainerResponse{}, gone(err)
+	return &runtimeapi.RemoveContainerResponse{}, ignoreNotFound(err)
 }
 
 // ListContainers lists containers, newest first.
@@ -103,14 +103,14 @@ func (c containers) list(filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Cont
 	return out, nil
 }
 
-// containers are those with the ID, in the sandbox, with the labels; an empty
-// ID means any.
+// containers returns the containers with the ID, in the sandbox, with the labels. An empty ID matches
+// any.
 func (v *view) containers(id, sandbox string, labels map[string]string) ([]container.Status, error) {
 	named := id != "" || sandbox != ""
 	if sandbox != "" {
 		in, err := v.sandbox(sandbox)
 		if err != nil {
-			return nil, gone(err)
+			return nil, ignoreNotFound(err)
 		}
 		sandbox = in.ID
 	}
@@ -120,7 +120,7 @@ func (v *view) containers(id, sandbox string, labels map[string]string) ([]conta
 	} else {
 		st, err := v.container(id)
 		if err != nil {
-			return nil, gone(err)
+			return nil, ignoreNotFound(err)
 		}
 		if sandbox == "" || st.Sandbox == sandbox {
 			all = []container.Status{st}
@@ -128,15 +128,15 @@ func (v *view) containers(id, sandbox string, labels map[string]string) ([]conta
 	}
 	var out []container.Status
 	for _, st := range all {
-		if announced(st) && selected(st.Config.GetLabels(), labels, named) {
+		if created(st) && selected(st.Config.GetLabels(), labels, named) {
 			out = append(out, st)
 		}
 	}
 	return out, nil
 }
 
-// announced says whether somebody was told of the container.
-func announced(st container.Status) bool {
+// created reports whether the container's creation has finished: before that, no client has its ID.
+func created(st container.Status) bool {
 	switch st.State {
 	case containerstate.Reserved, containerstate.Mounting, containerstate.Creating:
 		return false
@@ -156,7 +156,7 @@ func containerState(st container.Status) runtimeapi.ContainerState {
 	return runtimeapi.ContainerState_CONTAINER_CREATED
 }
 
-// ContainerStatus tells how a container is.
+// ContainerStatus returns the status of a container.
 func (c containers) ContainerStatus(_ context.Context, req *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
 	st, err := c.container(req.GetContainerId())
 	if err != nil {
@@ -199,8 +199,7 @@ func (v *view) containerStatus(st container.Status) *runtimeapi.ContainerStatus 
 	return out
 }
 
-// limits are a container's, with the one on swap that follows from the one on
-// memory where nobody asked for it.
+// limits returns a container's limits. If no limit of swap was requested, it is that of memory.
 func (v *view) limits(st container.Status) *runtimeapi.LinuxContainerResources {
 	r := st.Resources()
 	if r.GetMemoryLimitInBytes() > 0 && r.GetMemorySwapLimitInBytes() == 0 && v.Host.Cgroup.Swap {
@@ -210,30 +209,29 @@ func (v *view) limits(st container.Status) *runtimeapi.LinuxContainerResources {
 	return r
 }
 
-// UpdateContainerResources changes the limits of a created or running
-// container.
+// UpdateContainerResources changes the limits of a created or running container.
 func (c containers) UpdateContainerResources(ctx context.Context, req *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
 	st, err := c.container(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
 	if req.GetLinux() == nil {
-		return nil, invalid("container %q: linux resources are missing: say what to change", st.Name())
+		return nil, invalid("container %q: linux resources are missing", st.Name())
 	}
 	return &runtimeapi.UpdateContainerResourcesResponse{}, c.Containers.Update(ctx, st.ID, req.GetLinux())
 }
 
-// CheckpointContainer writes an archive of a running container, which goes on.
+// CheckpointContainer writes a checkpoint of a container, which keeps running.
 func (c containers) CheckpointContainer(ctx context.Context, req *runtimeapi.CheckpointContainerRequest) (*runtimeapi.CheckpointContainerResponse, error) {
 	st, err := c.container(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
-	within := time.Duration(min(max(req.GetTimeout(), 0), int64(maxGrace/time.Second))) * time.Second
-	return &runtimeapi.CheckpointContainerResponse{}, refused(c.Containers.Checkpoint(ctx, st.ID, req.GetLocation(), within))
+	timeout := time.Duration(min(max(req.GetTimeout(), 0), int64(maxGrace/time.Second))) * time.Second
+	return &runtimeapi.CheckpointContainerResponse{}, precondition(c.Containers.Checkpoint(ctx, st.ID, req.GetLocation(), timeout))
 }
 
-// ReopenContainerLog makes a running container's log be written anew.
+// ReopenContainerLog reopens a running container's log file after rotation.
 func (c containers) ReopenContainerLog(ctx context.Context, req *runtimeapi.ReopenContainerLogRequest) (*runtimeapi.ReopenContainerLogResponse, error) {
 	st, err := c.container(req.GetContainerId())
 	if err != nil {
@@ -242,16 +240,16 @@ func (c containers) ReopenContainerLog(ctx context.Context, req *runtimeapi.Reop
 	return &runtimeapi.ReopenContainerLogResponse{}, c.Containers.ReopenLog(ctx, st.ID)
 }
 
-// GetContainerEvents tells what happens until the client leaves. One that reads
-// too slowly is told so and must list again.
+// GetContainerEvents sends events until the client disconnects. A client that reads too slowly gets an
+// error and must list again.
 func (c containers) GetContainerEvents(_ *runtimeapi.GetEventsRequest, to grpc.ServerStreamingServer[runtimeapi.ContainerEventResponse]) error {
-	l, leave := c.Events.listen()
-	defer leave()
+	l, unsubscribe := c.Events.subscribe()
+	defer unsubscribe()
 	// The header tells the client that from now on it misses nothing.
 	if err := to.SendHeader(metadata.MD{}); err != nil {
 		return err
 	}
-	return l.each(to.Context(), func(e happening) error {
+	return l.each(to.Context(), func(e event) error {
 		r := &runtimeapi.ContainerEventResponse{ContainerId: e.id, ContainerEventType: e.kind, CreatedAt: e.at.UnixNano()}
 		if st, err := c.Sandboxes.Get(e.sandbox); err == nil {
 			r.PodSandboxStatus, r.ContainersStatuses = sandboxStatus(st), c.containersOf(st.ID)

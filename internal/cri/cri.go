@@ -1,9 +1,8 @@
-// Package cri serves CRI v1, the door through which kubelet and crictl come. It
-// translates and holds no state: the messages of CRI are the owners' own words,
-// so what is left is to find what an ID means, to filter and to show.
+// Package cri serves CRI v1 to kubelet and crictl. It holds no state. The owners use CRI's messages
+// themselves, so what is left is to resolve IDs, to filter lists and to build responses.
 //
-// Sandboxes of huskd's own agent are not in lists and events unless a filter
-// names them, see docs/decisions/0016.
+// Lists and events leave out the sandboxes of huskd's own agent, unless a filter names them: see
+// docs/decisions/0016.
 package cri
 
 import (
@@ -28,15 +27,14 @@ import (
 	"github.com/huskd/husk/internal/stats"
 )
 
-// Streams serve interactive sessions elsewhere; each call returns a URL that
-// can be used once.
+// Streams serves interactive sessions. Each call returns a URL that can be used once.
 type Streams interface {
 	Exec(*runtimeapi.ExecRequest) (url string, err error)
 	Attach(*runtimeapi.AttachRequest) (url string, err error)
 	PortForward(*runtimeapi.PortForwardRequest) (url string, err error)
 }
 
-// Config is what the services translate for.
+// Config holds what the services need.
 type Config struct {
 	Sandboxes  *sandbox.Service
 	Containers *container.Service
@@ -44,51 +42,51 @@ type Config struct {
 	Events     *Events
 	Meter      *stats.Meter
 	Streams    Streams
-	// NetworkReady says why a pod could not be attached now; nil if it could.
+	// NetworkReady returns why no pod can be attached now, or nil.
 	NetworkReady func(context.Context) error
-	// Networks are those that pods are attached to.
+	// Networks returns the networks that pods are attached to.
 	Networks func() Networks
-	// SetRanges says which addresses the cluster has for the node's pods.
+	// SetRanges sets the addresses that the cluster assigns to the node's pods.
 	SetRanges func([]netip.Prefix) error
-	// Pinned says whether an image must not be removed for want of room.
+	// Pinned reports whether garbage collection must keep an image.
 	Pinned func(image.Image) bool
-	// ImagesChanged is told when an image came.
+	// ImagesChanged is called after a pull.
 	ImagesChanged func()
 	Host          host.Facts
 	// Handlers are the runtime handlers, the default one first.
 	Handlers    []oci.Handler
 	Root, State string
-	// Systemd says that systemd makes the cgroups of pods that are slices.
+	// Systemd says that the cgroup driver is systemd.
 	Systemd bool
-	// Subnets are the addresses of pods.
+	// Subnets are the subnets of pods.
 	Subnets []string
 }
 
-// Register adds both services to a gRPC server, whose interceptors make the
-// kinds of errors gRPC's codes.
+// Register adds both services to a gRPC server. The server's interceptors must translate the kinds of
+// errors into gRPC's codes.
 func Register(to grpc.ServiceRegistrar, cfg Config) {
 	v := &view{cfg}
 	runtimeapi.RegisterRuntimeServiceServer(to, &runtimeService{
-		node: node{v}, pods: pods{v}, containers: containers{v}, sessions: sessions{v}, metering: metering{v},
+		node: node{v}, pods: pods{v}, containers: containers{v}, sessions: sessions{v}, usage: usage{v},
 	})
 	runtimeapi.RegisterImageServiceServer(to, &imageService{view: v})
 }
 
-// runtimeService is made of the parts of a long interface. That it embeds the
-// unsafe server makes the compiler ask for every call that there is.
+// runtimeService combines the parts of CRI's long interface. Because it embeds the unsafe server, the
+// compiler reports each method that is missing.
 type runtimeService struct {
 	runtimeapi.UnsafeRuntimeServiceServer
 	node
 	pods
 	containers
 	sessions
-	metering
+	usage
 }
 
-// view finds and shows.
+// view resolves IDs and builds the messages that several services share.
 type view struct{ Config }
 
-// sandbox finds a sandbox by its ID or an unambiguous beginning of it.
+// sandbox returns a sandbox by its ID or an unambiguous prefix.
 func (v *view) sandbox(id string) (sandbox.Status, error) {
 	if st, err := v.Sandboxes.Get(id); err == nil {
 		return st, nil
@@ -97,14 +95,14 @@ func (v *view) sandbox(id string) (sandbox.Status, error) {
 	for _, st := range v.Sandboxes.List() {
 		ids = append(ids, st.ID)
 	}
-	full, err := whole("sandbox", id, ids)
+	full, err := expand("sandbox", id, ids)
 	if err != nil {
 		return sandbox.Status{}, err
 	}
 	return v.Sandboxes.Get(full)
 }
 
-// container finds a container by its ID or an unambiguous beginning of it.
+// container returns a container by its ID or an unambiguous prefix.
 func (v *view) container(id string) (container.Status, error) {
 	if st, err := v.Containers.Get(id); err == nil {
 		return st, nil
@@ -113,15 +111,15 @@ func (v *view) container(id string) (container.Status, error) {
 	for _, st := range v.Containers.List("") {
 		ids = append(ids, st.ID)
 	}
-	full, err := whole("container", id, ids)
+	full, err := expand("container", id, ids)
 	if err != nil {
 		return container.Status{}, err
 	}
 	return v.Containers.Get(full)
 }
 
-// whole returns the one of ids that begins with prefix.
-func whole(kind, prefix string, ids []string) (string, error) {
+// expand returns the one of ids that begins with prefix.
+func expand(kind, prefix string, ids []string) (string, error) {
 	if prefix == "" {
 		return "", errdefs.ErrInvalidArgument.WithMessage(kind + " ID is empty: name one")
 	}
@@ -131,57 +129,55 @@ func whole(kind, prefix string, ids []string) (string, error) {
 			continue
 		}
 		if found != "" {
-			return "", errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s ID %q is the beginning of several: write more of it", kind, prefix))
+			return "", errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s ID %q is ambiguous: use more of it", kind, prefix))
 		}
 		found = id
 	}
 	if found == "" {
-		return "", errdefs.ErrNotFound.WithMessage(fmt.Sprintf("%s %s not found", kind, shown(prefix)))
+		return "", errdefs.ErrNotFound.WithMessage(fmt.Sprintf("%s %s not found", kind, printable(prefix)))
 	}
 	return found, nil
 }
 
-// shown is an ID that may be anything, in a message.
-func shown(id string) string {
+// printable returns an ID from a request, which may be any text, for a message.
+func printable(id string) string {
 	if pod.ValidID(id) {
 		return pod.Short(id)
 	}
-	const enough = 80
-	return fmt.Sprintf("%.*q", enough, id)
+	return fmt.Sprintf("%.*q", maxQuoted, id)
 }
 
-// gone turns the error of what isn't there into success, for calls that want
-// just that.
-func gone(err error) error {
+// ignoreNotFound turns a not-found error into success.
+func ignoreNotFound(err error) error {
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
 	return err
 }
 
-// refused gives the error of a program that the runtime can't start its kind.
-func refused(err error) error {
+// precondition gives the kind failed precondition to the error of a program that can't be started.
+func precondition(err error) error {
 	if refusal := (*oci.StartError)(nil); errors.As(err, &refusal) {
 		return errdefs.ErrFailedPrecondition.WithMessage(err.Error())
 	}
 	return err
 }
 
-// agents says whether labels are those of the agent's own.
-func agents(labels map[string]string) bool { return labels[agent.Label] != "" }
+// ofAgent reports whether labels are those of an object of the agent.
+func ofAgent(labels map[string]string) bool { return labels[agent.Label] != "" }
 
-// selected says whether labels have all of selector, and whether they are to be
-// seen: the agent's are for those who name the pod or the agent.
+// selected reports whether labels match selector. Labels of the agent's objects match only if the
+// request names the object, or the selector the agent.
 func selected(labels, selector map[string]string, named bool) bool {
 	for k, v := range selector {
 		if have, ok := labels[k]; !ok || have != v {
 			return false
 		}
 	}
-	return named || selector[agent.Label] != "" || !agents(labels)
+	return named || selector[agent.Label] != "" || !ofAgent(labels)
 }
 
-// nanoseconds is a time as CRI has it; 0 for none.
+// nanoseconds returns a time in CRI's format; 0 for the zero time.
 func nanoseconds(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -189,18 +185,18 @@ func nanoseconds(t time.Time) int64 {
 	return t.UnixNano()
 }
 
-// invalid is the error of a request that can't be meant.
+// invalid returns an error of the kind invalid argument.
 func invalid(format string, args ...any) error {
 	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf(format, args...))
 }
 
-// chunk is how many elements of a streamed list go into one message.
-const chunk = 500
+// chunkSize is how many elements of a streamed list go into one message.
+const chunkSize = 500
 
-// inChunks sends a list in parts that each fit into a message.
+// inChunks sends a list in messages of at most chunkSize elements.
 func inChunks[T any](list []T, send func([]T) error) error {
 	for len(list) > 0 {
-		n := min(chunk, len(list))
+		n := min(chunkSize, len(list))
 		if err := send(list[:n]); err != nil {
 			return err
 		}
@@ -209,8 +205,8 @@ func inChunks[T any](list []T, send func([]T) error) error {
 	return nil
 }
 
-// deadlineOf explains an error by the caller's own deadline, if that was it.
-func deadlineOf(ctx context.Context, err error) error {
+// withContextErr wraps ctx's error if the caller's cancellation or deadline has caused err.
+func withContextErr(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
 		return fmt.Errorf("%w (%v)", ctx.Err(), err)
 	}

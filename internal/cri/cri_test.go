@@ -27,21 +27,21 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestWhole(t *testing.T) {
+func TestExpand(t *testing.T) {
 	ids := []string{"abc", "abd", "b"}
 	for prefix, want := range map[string]string{"abc": "abc", "abd": "abd", "b": "b"} {
-		if got, err := whole("sandbox", prefix, ids); got != want || err != nil {
-			t.Errorf("%s: %q, %v", prefix, got, err)
+		if got, err := expand("sandbox", prefix, ids); got != want || err != nil {
+			t.Errorf("%s: got %q, %v", prefix, got, err)
 		}
 	}
-	if _, err := whole("sandbox", "ab", ids); !errdefs.IsInvalidArgument(err) {
+	if _, err := expand("sandbox", "ab", ids); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("ambiguous: %v", err)
 	}
-	if _, err := whole("sandbox", "", ids); !errdefs.IsInvalidArgument(err) {
+	if _, err := expand("sandbox", "", ids); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("empty: %v", err)
 	}
-	if _, err := whole("sandbox", strings.Repeat("\n", 1000), ids); !errdefs.IsNotFound(err) || len(err.Error()) > 300 {
-		t.Errorf("odd: %v", err)
+	if _, err := expand("sandbox", strings.Repeat("\n", 1000), ids); !errdefs.IsNotFound(err) || len(err.Error()) > 300 {
+		t.Errorf("unprintable: %v", err)
 	}
 }
 
@@ -63,7 +63,7 @@ func TestSelected(t *testing.T) {
 		{agents, map[string]string{agent.Label: "true"}, false, true},
 	} {
 		if got := selected(c.labels, c.selector, c.named); got != c.want {
-			t.Errorf("%v by %v, named: %v: %v", c.labels, c.selector, c.named, got)
+			t.Errorf("labels %v, selector %v, named %v: got %v", c.labels, c.selector, c.named, got)
 		}
 	}
 }
@@ -73,12 +73,12 @@ func TestLogin(t *testing.T) {
 		"": true, "r.test": true, "https://r.test": true, "https://r.test/v2/": true, "r.test/x": true,
 		"other.test": false, "https://r.test.evil": false, "r.test:443": false, "docker.io": false,
 	} {
-		if got := isFor(address, "r.test/a/b:1"); got != want {
-			t.Errorf("credentials for %q: %v", address, got)
+		if got := validFor(address, "r.test/a/b:1"); got != want {
+			t.Errorf("credentials for %q: got %v", address, got)
 		}
 	}
-	if !isFor("https://index.docker.io/v1/", "docker.io/library/a:1") {
-		t.Error("docker hub's own address is not for docker.io")
+	if !validFor("https://index.docker.io/v1/", "docker.io/library/a:1") {
+		t.Error("credentials for docker hub's own address aren't valid for docker.io")
 	}
 	o, err := login("r.test/a", &runtimeapi.AuthConfig{IdentityToken: "t"})
 	if err != nil || o.Username != "" || o.Password != "t" {
@@ -88,7 +88,7 @@ func TestLogin(t *testing.T) {
 		t.Errorf("registry token: %+v, %v", o, err)
 	}
 	if _, err = login("r.test/a", &runtimeapi.AuthConfig{RegistryToken: "t\r\nHost: x"}); err == nil {
-		t.Error("a token of two lines was taken")
+		t.Error("a token of two lines is accepted")
 	}
 }
 
@@ -106,26 +106,26 @@ func TestLine(t *testing.T) {
 	long := strings.Repeat("é", 3000)
 	err := error(line{errdefs.ErrNotFound.WithMessage("no\n such \r\n image " + long + " here")})
 	if !errdefs.IsNotFound(err) {
-		t.Errorf("its kind is lost: %v", err)
+		t.Errorf("the kind of the error is lost: %v", err)
 	}
 	if text := err.Error(); !strings.HasPrefix(text, "no such image é") || !strings.HasSuffix(text, "…(6000 characters) here") || len(text) > 200 {
 		t.Errorf("%q", text)
 	}
 	err = line{fmt.Errorf("exec: %w", &oci.StartError{Code: 127, Message: "none"})}
 	if refusal := (*oci.StartError)(nil); !errors.As(err, &refusal) {
-		t.Error("what it wraps is lost")
+		t.Error("the wrapped error is lost")
 	}
 }
 
 func TestInChunks(t *testing.T) {
-	for n, want := range map[int][]int{0: nil, 1: {1}, chunk: {chunk}, 2*chunk + 1: {chunk, chunk, 1}} {
+	for n, want := range map[int][]int{0: nil, 1: {1}, chunkSize: {chunkSize}, 2*chunkSize + 1: {chunkSize, chunkSize, 1}} {
 		var got []int
 		_ = inChunks(make([]int, n), func(part []int) error {
 			got = append(got, len(part))
 			return nil
 		})
 		if !slices.Equal(got, want) {
-			t.Errorf("%d: %v", n, got)
+			t.Errorf("%d elements: got chunks of %v", n, got)
 		}
 	}
 	stop := errors.New("stop")
@@ -135,19 +135,19 @@ func TestInChunks(t *testing.T) {
 }
 
 func TestCapture(t *testing.T) {
-	room := &budget{left: 5}
-	a, b := &capture{room: room}, &capture{room: room}
+	budget := &budget{left: 5}
+	a, b := &capture{budget: budget}, &capture{budget: budget}
 	for _, c := range []*capture{a, b, a} {
 		if n, err := c.Write([]byte("123")); n != 3 || err != nil {
-			t.Errorf("the writer notices: %d, %v", n, err)
+			t.Errorf("the writer gets %d, %v", n, err)
 		}
 	}
 	if string(a.bytes)+string(b.bytes) != "12312" {
-		t.Errorf("%q and %q", a.bytes, b.bytes)
+		t.Errorf("captured %q and %q", a.bytes, b.bytes)
 	}
 }
 
-// imageOf is the message of an image with this USER.
+// imageOf returns the message of an image with this USER.
 func imageOf(user string) *runtimeapi.Image {
 	return imageMessage(image.Image{Config: ocispec.ImageConfig{User: user}})
 }
@@ -165,17 +165,17 @@ func TestImageUser(t *testing.T) {
 			got += fmt.Sprintf("username:%q ", img.GetUsername())
 		}
 		if got != want {
-			t.Errorf("USER %q: %s", user, got)
+			t.Errorf("USER %q: got %s, want %s", user, got, want)
 		}
 	}
 }
 
-// TestMetricsHaveDescriptors: each has one, with as many labels.
+// TestMetricsHaveDescriptors: each metric has a descriptor with as many labels.
 func TestMetricsHaveDescriptors(t *testing.T) {
 	keys := map[string]int{}
 	for _, d := range descriptors() {
 		if _, twice := keys[d.GetName()]; twice || d.GetHelp() == "" {
-			t.Errorf("descriptor %v", d)
+			t.Errorf("descriptor %v is there twice or has no help text", d)
 		}
 		keys[d.GetName()] = len(d.GetLabelKeys())
 	}
@@ -195,28 +195,28 @@ func TestMetricsHaveDescriptors(t *testing.T) {
 	}
 }
 
-func box(state sandboxstate.State, labels map[string]string) sandbox.Status {
+func sandboxIn(state sandboxstate.State, labels map[string]string) sandbox.Status {
 	return sandbox.Status{ID: pod.NewID(), State: state, Config: &runtimeapi.PodSandboxConfig{Labels: labels}}
 }
 
-// TestEvents: a listener gets what happens while it listens, in its order, and
-// is told if it can't keep up.
+// TestEvents: a subscriber gets the events since its subscription, in order, and an error if it is too
+// slow.
 func TestEvents(t *testing.T) {
 	e := &Events{}
-	e.Sandbox(box(sandboxstate.Ready, nil)) // before
-	l, leave := e.listen()
-	e.Sandbox(box(sandboxstate.Attaching, nil))
-	e.Sandbox(box(sandboxstate.Ready, map[string]string{agent.Label: "true"}))
-	st := box(sandboxstate.Ready, nil)
+	e.Sandbox(sandboxIn(sandboxstate.Ready, nil)) // before the subscription
+	s, unsubscribe := e.subscribe()
+	e.Sandbox(sandboxIn(sandboxstate.Attaching, nil))
+	e.Sandbox(sandboxIn(sandboxstate.Ready, map[string]string{agent.Label: "true"}))
+	st := sandboxIn(sandboxstate.Ready, nil)
 	e.Sandbox(st)
 	k := container.Status{ID: pod.NewID(), Sandbox: st.ID, Config: &runtimeapi.ContainerConfig{}, State: containerstate.Releasing}
-	e.Container(k) // it was never there
+	e.Container(k) // it was never created
 	k.Process.PID = 1
 	e.Container(k)
 	var got []string
 	enough := errors.New("enough")
-	err := l.each(context.Background(), func(h happening) error {
-		got = append(got, h.kind.String()+" "+h.id)
+	err := s.each(context.Background(), func(next event) error {
+		got = append(got, next.kind.String()+" "+next.id)
 		if len(got) == 3 {
 			return enough
 		}
@@ -229,19 +229,19 @@ func TestEvents(t *testing.T) {
 	for range backlog + 1 {
 		e.Container(k)
 	}
-	err = l.each(context.Background(), func(happening) error { return nil })
+	err = s.each(context.Background(), func(event) error { return nil })
 	if !errdefs.IsResourceExhausted(err) {
-		t.Errorf("a listener that lost an event is told %v", err)
+		t.Errorf("a subscriber that lost an event gets %v", err)
 	}
-	leave()
-	if len(e.listeners) > 0 {
-		t.Error("one that left still listens")
+	unsubscribe()
+	if len(e.subscribers) > 0 {
+		t.Error("the subscriber is still there")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	l, leave = e.listen()
-	defer leave()
-	if err := l.each(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
+	s, unsubscribe = e.subscribe()
+	defer unsubscribe()
+	if err := s.each(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
 }

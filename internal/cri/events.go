@@ -14,99 +14,99 @@ import (
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
-// backlog is how many events may wait for a client: some thousand pods that all
-// stop at once.
+// backlog is how many events may wait for a client. It is enough for some thousand pods that stop at
+// once.
 const backlog = 8192
 
-// happening is a change that clients are told of.
-type happening struct {
+// event is a change of a sandbox or container.
+type event struct {
 	id, sandbox string
 	kind        runtimeapi.ContainerEventType
 	at          time.Time
 }
 
-// Events passes on changes to whoever listens. The zero value is ready.
+// Events distributes events to the subscribed clients. The zero value is ready to use.
 type Events struct {
-	mu        sync.Mutex
-	listeners map[*listener]bool
+	mu          sync.Mutex
+	subscribers map[*subscriber]bool
 }
 
-type listener struct {
-	queue chan happening
+type subscriber struct {
+	queue chan event
 	full  chan struct{} // closed when an event was lost
 }
 
-// Sandbox is told of every change of a sandbox's state. It never blocks.
+// Sandbox must be called after every change of a sandbox's state. It never blocks.
 func (e *Events) Sandbox(st sandbox.Status) {
-	if agents(st.Config.GetLabels()) {
+	if ofAgent(st.Config.GetLabels()) {
 		return
 	}
-	tell := func(kind runtimeapi.ContainerEventType) { e.tell(st.ID, st.ID, kind) }
+	send := func(kind runtimeapi.ContainerEventType) { e.send(st.ID, st.ID, kind) }
 	switch st.State {
 	case sandboxstate.Ready:
-		tell(runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
-		tell(runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+		send(runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+		send(runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
 	case sandboxstate.Stopped:
-		tell(runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+		send(runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 	case sandboxstate.Removed:
-		tell(runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
+		send(runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 	}
 }
 
-// Container is told of every change of a container's state. It never blocks.
+// Container must be called after every change of a container's state. It never blocks.
 func (e *Events) Container(st container.Status) {
-	if agents(st.Config.GetLabels()) || st.Process.PID == 0 {
+	if ofAgent(st.Config.GetLabels()) || st.Process.PID == 0 {
 		return
 	}
 	switch st.State {
 	case containerstate.Created:
-		e.tell(st.ID, st.Sandbox, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+		e.send(st.ID, st.Sandbox, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 	case containerstate.Running:
-		e.tell(st.ID, st.Sandbox, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+		e.send(st.ID, st.Sandbox, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
 	case containerstate.Releasing:
-		e.tell(st.ID, st.Sandbox, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+		e.send(st.ID, st.Sandbox, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 	case containerstate.Removed:
-		e.tell(st.ID, st.Sandbox, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
+		e.send(st.ID, st.Sandbox, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 	}
 }
 
-func (e *Events) tell(id, sandbox string, kind runtimeapi.ContainerEventType) {
+func (e *Events) send(id, sandbox string, kind runtimeapi.ContainerEventType) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for l := range e.listeners {
+	for s := range e.subscribers {
 		select {
-		case l.queue <- happening{id, sandbox, kind, time.Now()}:
+		case s.queue <- event{id, sandbox, kind, time.Now()}:
 		default:
-			close(l.full)
-			delete(e.listeners, l)
+			close(s.full)
+			delete(e.subscribers, s)
 		}
 	}
 }
 
-// listen returns a listener that gets every event from now on, until it leaves.
-func (e *Events) listen() (l *listener, leave func()) {
-	l = &listener{queue: make(chan happening, backlog), full: make(chan struct{})}
+// subscribe returns a subscriber that gets every event from now on, until it unsubscribes.
+func (e *Events) subscribe() (s *subscriber, unsubscribe func()) {
+	s = &subscriber{queue: make(chan event, backlog), full: make(chan struct{})}
 	e.mu.Lock()
-	if e.listeners == nil {
-		e.listeners = map[*listener]bool{}
+	if e.subscribers == nil {
+		e.subscribers = map[*subscriber]bool{}
 	}
-	e.listeners[l] = true
+	e.subscribers[s] = true
 	e.mu.Unlock()
-	return l, func() {
+	return s, func() {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		delete(e.listeners, l)
+		delete(e.subscribers, s)
 	}
 }
 
-// each calls fn with every event until ctx ends, or fn fails, or one was lost.
-func (l *listener) each(ctx context.Context, fn func(happening) error) error {
+// each calls fn with every event until ctx ends, fn fails, or an event was lost.
+func (s *subscriber) each(ctx context.Context, fn func(event) error) error {
 	for {
 		select {
-		case <-l.full:
-			return errdefs.ErrResourceExhausted.WithMessage("events came faster than they were read and some are lost: list what there is and ask again")
-		case h := <-l.queue:
-			if err := fn(h); err != nil {
+		case <-s.full:
+			return errdefs.ErrResourceExhausted.WithMessage("events were lost because the client reads too slowly: list all containers and subscribe again")
+		case next := <-s.queue:
+			if err := fn(next); err != nil {
 				return err
 			}
 		case <-ctx.Done():

@@ -17,7 +17,7 @@ import (
 	"github.com/huskd/husk/internal/image"
 )
 
-// imageService are the calls about images.
+// imageService implements the image service.
 type imageService struct {
 	runtimeapi.UnsafeImageServiceServer
 	*view
@@ -45,7 +45,7 @@ func (s *imageService) list(filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image
 	if name := filter.GetImage().GetImage(); name != "" {
 		img, err := s.Images.Get(name)
 		if err != nil {
-			return nil, gone(err)
+			return nil, ignoreNotFound(err)
 		}
 		all = []image.Image{img}
 	}
@@ -76,11 +76,11 @@ func imageMessage(img image.Image) *runtimeapi.Image {
 	return out
 }
 
-// ImageStatus tells of one image; of nothing if it isn't here.
+// ImageStatus returns the status of an image, or an empty response if there is no such image.
 func (s *imageService) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
 	img, err := s.named(req.GetImage())
 	if err != nil {
-		return &runtimeapi.ImageStatusResponse{}, gone(err)
+		return &runtimeapi.ImageStatusResponse{}, ignoreNotFound(err)
 	}
 	r := &runtimeapi.ImageStatusResponse{Image: s.message(img)}
 	if !req.GetVerbose() {
@@ -104,7 +104,7 @@ func (s *imageService) named(spec *runtimeapi.ImageSpec) (image.Image, error) {
 	return s.Images.Get(spec.GetImage())
 }
 
-// PullImage fetches an image.
+// PullImage pulls an image.
 func (s *imageService) PullImage(ctx context.Context, req *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
 	name := req.GetImage().GetImage()
 	if name == "" {
@@ -116,16 +116,15 @@ func (s *imageService) PullImage(ctx context.Context, req *runtimeapi.PullImageR
 	}
 	img, err := s.Images.Pull(ctx, name, options)
 	if err != nil {
-		return nil, deadlineOf(ctx, err)
+		return nil, withContextErr(ctx, err)
 	}
 	s.ImagesChanged()
 	return &runtimeapi.PullImageResponse{ImageRef: img.ID}, nil
 }
 
-// login turns credentials into those that the pull of name may show. They are
-// for one registry and for no other.
+// login returns the credentials that a pull of name may use. They are valid for one registry only.
 func login(name string, auth *runtimeapi.AuthConfig) (image.PullOptions, error) {
-	if auth == nil || !isFor(auth.GetServerAddress(), name) {
+	if auth == nil || !validFor(auth.GetServerAddress(), name) {
 		return image.PullOptions{}, nil
 	}
 	o := image.PullOptions{Username: auth.GetUsername(), Password: auth.GetPassword()}
@@ -135,28 +134,28 @@ func login(name string, auth *runtimeapi.AuthConfig) (image.PullOptions, error) 
 	case auth.GetIdentityToken() != "":
 		o.Password = auth.GetIdentityToken()
 	case auth.GetAuth() != "":
-		// It may be padded with zero bytes, as docker's own files are.
+		// Like docker's own files, it may be padded with zero bytes.
 		plain, err := base64.StdEncoding.DecodeString(auth.GetAuth())
 		user, password, ok := strings.Cut(strings.TrimRight(string(plain), "\x00"), ":")
 		if err != nil || !ok {
-			return o, invalid("image %.80q: auth of its registry is not the base64 of user:password", name)
+			return o, invalid("image %.80q: the auth of its registry is not base64 of user:password", name)
 		}
 		o.Username, o.Password = user, password
 	case auth.GetRegistryToken() != "":
 		if strings.ContainsFunc(auth.GetRegistryToken(), unicode.IsControl) {
-			return o, invalid("image %.80q: registry_token of its registry has a character that no header can have", name)
+			return o, invalid("image %.80q: the registry_token of its registry has a character that is invalid in a header", name)
 		}
 		o.Token = auth.GetRegistryToken()
 	}
 	return o, nil
 }
 
-// dockerHub are the names that one registry goes by.
+// dockerHub are the names of one registry.
 var dockerHub = []string{"docker.io", "index.docker.io", "registry-1.docker.io"}
 
-// isFor says whether credentials for the server at address are for the registry
-// of the image. Those for no server in particular are.
-func isFor(address, name string) bool {
+// validFor reports whether credentials for the server at address are valid for the registry of the
+// image. Credentials without an address are valid for any.
+func validFor(address, name string) bool {
 	if address == "" {
 		return true
 	}
@@ -169,18 +168,17 @@ func isFor(address, name string) bool {
 	return server == registry || slices.Contains(dockerHub, server) && slices.Contains(dockerHub, registry)
 }
 
-// RemoveImage removes an image with all its names. One that isn't there is
-// removed. One that is in use loses its names, and can be removed by its ID once
-// it isn't.
+// RemoveImage removes an image and all its names. It succeeds if there is no such image. An image in
+// use loses its names only, and can be removed by its ID later.
 func (s *imageService) RemoveImage(ctx context.Context, req *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
 	img, err := s.named(req.GetImage())
 	if err == nil {
 		_, err = s.Images.Remove(ctx, img.ID, true)
 	}
-	return &runtimeapi.RemoveImageResponse{}, gone(err)
+	return &runtimeapi.RemoveImageResponse{}, ignoreNotFound(err)
 }
 
-// ImageFsInfo tells how much images and containers take on disk.
+// ImageFsInfo returns the disk usage of images and containers.
 func (s *imageService) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
 	bytes, inodes := s.Images.Usage()
 	r := &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{s.filesystem(bytes, inodes)}}
@@ -193,7 +191,7 @@ func (s *imageService) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoReque
 	return r, nil
 }
 
-// filesystem is usage on the one file system that has everything.
+// filesystem returns a usage of the one file system that holds images and containers.
 func (v *view) filesystem(bytes, inodes int64) *runtimeapi.FilesystemUsage {
 	return &runtimeapi.FilesystemUsage{
 		Timestamp: time.Now().UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: v.Root},

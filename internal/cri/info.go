@@ -13,8 +13,8 @@ import (
 	"github.com/huskd/husk/internal/sandbox"
 )
 
-// sandboxInfo is what crictl inspectp shows beside the status. Its keys are
-// those that tools read from containerd's, and iSulad's networkSettings.
+// sandboxInfo is what crictl inspectp shows beside the status. Its keys are containerd's, for tools
+// that read those, and iSulad's networkSettings.
 type sandboxInfo struct {
 	PID             int                          `json:"pid"` // of the infra process; 0 without one
 	SandboxKey      string                       `json:"sandboxKey"`
@@ -49,9 +49,8 @@ func (v *view) sandboxInfo(st sandbox.Status) (map[string]string, error) {
 	return document(info)
 }
 
-// sandboxSpec is what of a sandbox the containers in it share, in the words of
-// the spec of the pause container that it has with other runtimes: tools look for
-// its namespaces there.
+// sandboxSpec describes what the sandbox's containers share, as the spec of a pause container does with
+// other runtimes: tools look for the namespaces there.
 func (v *view) sandboxSpec(st sandbox.Status) *specs.Spec {
 	out := &specs.Spec{
 		Version: specs.Version, Hostname: st.Config.GetHostname(), Annotations: spec.SandboxAnnotations(st.ID, st.Config),
@@ -69,7 +68,7 @@ func (v *view) sandboxSpec(st sandbox.Status) *specs.Spec {
 	return out
 }
 
-// cniResult is what the network has answered, as containerd has it.
+// cniResult is the result of the network in containerd's format.
 type cniResult struct {
 	Interfaces map[string]cniInterface
 	DNS        []struct{}

@@ -12,15 +12,14 @@ import (
 	"github.com/huskd/husk/internal/sandbox"
 )
 
-// TestInfoHasContainerdsNames: tools read these documents by the names and the
-// places that they have with containerd.
+// TestInfoHasContainerdsNames: tools expect containerd's names and structure in these documents.
 func TestInfoHasContainerdsNames(t *testing.T) {
 	t.Parallel()
 	list := &libcni.NetworkConfigList{Name: "n", CNIVersion: "1.0.0", Bytes: []byte("{}"),
 		Plugins: []*libcni.PluginConfig{{Network: &types.PluginConf{Type: "bridge"}, Bytes: []byte(`{"type":"bridge"}`)}}}
 	info := map[string]string{}
 	networks := Networks{Dirs: []string{"/bin"}, ConfDir: "/conf", Max: 1, Prefix: "eth", List: []Attachable{NewAttachable(list, "eth0")}}
-	if err := networks.inform(info); err != nil {
+	if err := networks.addTo(info); err != nil {
 		t.Fatal(err)
 	}
 	const want = `{"PluginDirs":["/bin"],"PluginConfDir":"/conf","PluginMaxConfNum":1,"Prefix":"eth","Networks":[{"Config":{"Name":"n","CNIVersion":"1.0.0",` +
@@ -28,8 +27,8 @@ func TestInfoHasContainerdsNames(t *testing.T) {
 	if info["cniconfig"] != want || info["lastCNILoadStatus"] != "OK" {
 		t.Errorf("got %s, %s\nwant %s", info["cniconfig"], info["lastCNILoadStatus"], want)
 	}
-	if err := (Networks{Fault: "no file"}).inform(info); err != nil || info["lastCNILoadStatus"] != "no file" {
-		t.Errorf("of a fault: %q, %v", info["lastCNILoadStatus"], err)
+	if err := (Networks{Fault: "no file"}).addTo(info); err != nil || info["lastCNILoadStatus"] != "no file" {
+		t.Errorf("with a fault: got %q, %v", info["lastCNILoadStatus"], err)
 	}
 	result, err := json.Marshal(cniResultOf(sandbox.Status{
 		Attachment: pod.Attachment{Netns: "/run/netns/x"},

@@ -10,8 +10,7 @@ import (
 	"github.com/huskd/husk/internal/stats"
 )
 
-// subject is a pod or a container and what it uses. A pod has no container,
-// image and id.
+// subject is a pod or a container with its usage. Container, image and id are empty for a pod.
 type subject struct {
 	stats.Usage
 	cgroup, id, container, image, namespace, pod string
@@ -22,7 +21,7 @@ type subject struct {
 	disk      stats.Disk
 }
 
-// labelKeys are cAdvisor's, as kubelet shows its metrics; labels are their
+// labelKeys are cAdvisor's labels, which the kubelet's metrics have. The method labels returns their
 // values.
 var labelKeys = []string{"container", "id", "image", "name", "namespace", "pod"}
 
@@ -30,7 +29,7 @@ func (s *subject) labels() []string {
 	return []string{s.container, s.cgroup, s.image, s.id, s.namespace, s.pod}
 }
 
-// value is a number with the values of a metric's own labels.
+// value is a sample with the values of the metric's own labels.
 type value struct {
 	of     uint64
 	labels []string
@@ -38,7 +37,7 @@ type value struct {
 
 func one(of uint64) []value { return []value{{of: of}} }
 
-// metric is one of cAdvisor's.
+// metric describes one of cAdvisor's metrics.
 type metric struct {
 	name, help string
 	kind       runtimeapi.MetricType
@@ -59,22 +58,22 @@ var ofCgroups = []metric{
 		return []value{{seconds(s.CPU.Used), []string{"total"}}}
 	}},
 	{"container_cpu_user_seconds_total", "Processor time used in user mode.", counter, nil, func(s *subject) []value { return one(seconds(s.CPU.User)) }},
-	{"container_cpu_system_seconds_total", "Processor time used by the kernel.", counter, nil, func(s *subject) []value { return one(seconds(s.CPU.System)) }},
-	{"container_cpu_cfs_periods_total", "Periods in which there was a limit.", counter, nil, func(s *subject) []value { return one(s.CPU.Periods) }},
-	{"container_cpu_cfs_throttled_periods_total", "Periods in which the limit was hit.", counter, nil, func(s *subject) []value { return one(s.CPU.Throttled) }},
-	{"container_cpu_cfs_throttled_seconds_total", "Time for which the limit held processes up.", counter, nil, func(s *subject) []value { return one(seconds(s.CPU.ThrottledTime)) }},
+	{"container_cpu_system_seconds_total", "Processor time used in kernel mode.", counter, nil, func(s *subject) []value { return one(seconds(s.CPU.System)) }},
+	{"container_cpu_cfs_periods_total", "Periods in which the processor limit applied.", counter, nil, func(s *subject) []value { return one(s.CPU.Periods) }},
+	{"container_cpu_cfs_throttled_periods_total", "Periods in which the processor limit was reached.", counter, nil, func(s *subject) []value { return one(s.CPU.Throttled) }},
+	{"container_cpu_cfs_throttled_seconds_total", "Time for which processes were throttled.", counter, nil, func(s *subject) []value { return one(seconds(s.CPU.ThrottledTime)) }},
 	{"container_spec_cpu_period", "Period of the processor limit in microseconds.", gauge, nil, func(s *subject) []value { return one(s.CPU.Period) }},
 	{"container_spec_cpu_quota", "Processor limit in each period in microseconds; 0 for none.", gauge, nil, func(s *subject) []value { return one(s.CPU.Quota) }},
-	{"container_spec_cpu_shares", "Weight against others.", gauge, nil, func(s *subject) []value { return one(s.CPU.Shares) }},
-	{"container_memory_usage_bytes", "Memory in use, with what could be dropped.", gauge, nil, func(s *subject) []value { return one(s.Memory.Used) }},
-	{"container_memory_max_usage_bytes", "Most memory that was ever in use.", gauge, nil, func(s *subject) []value { return one(s.Memory.Max) }},
+	{"container_spec_cpu_shares", "Processor weight, as cpu.shares.", gauge, nil, func(s *subject) []value { return one(s.CPU.Shares) }},
+	{"container_memory_usage_bytes", "Memory in use, including what could be dropped.", gauge, nil, func(s *subject) []value { return one(s.Memory.Used) }},
+	{"container_memory_max_usage_bytes", "Highest memory usage so far.", gauge, nil, func(s *subject) []value { return one(s.Memory.Max) }},
 	{"container_memory_working_set_bytes", "Memory in use that can't be dropped at once.", gauge, nil, func(s *subject) []value { return one(s.Memory.WorkingSet) }},
 	{"container_memory_rss", "Anonymous memory.", gauge, nil, func(s *subject) []value { return one(s.Memory.RSS) }},
-	{"container_memory_cache", "Memory of the page cache.", gauge, nil, func(s *subject) []value { return one(s.Memory.Cache) }},
+	{"container_memory_cache", "Memory in the page cache.", gauge, nil, func(s *subject) []value { return one(s.Memory.Cache) }},
 	{"container_memory_mapped_file", "Memory of mapped files.", gauge, nil, func(s *subject) []value { return one(s.Memory.Mapped) }},
-	{"container_memory_kernel_usage", "Memory of the kernel.", gauge, nil, func(s *subject) []value { return one(s.Memory.Kernel) }},
+	{"container_memory_kernel_usage", "Memory used by the kernel.", gauge, nil, func(s *subject) []value { return one(s.Memory.Kernel) }},
 	{"container_memory_swap", "Swap in use.", gauge, nil, func(s *subject) []value { return one(s.Memory.Swap) }},
-	{"container_memory_failcnt", "How often the memory limit was hit.", counter, nil, func(s *subject) []value { return one(s.Memory.Failures) }},
+	{"container_memory_failcnt", "How often the memory limit was reached.", counter, nil, func(s *subject) []value { return one(s.Memory.Failures) }},
 	{"container_memory_failures_total", "Page faults.", counter, []string{"failure_type", "scope"}, func(s *subject) []value {
 		return []value{
 			{s.Memory.Own.Minor, []string{"pgfault", "container"}}, {s.Memory.Own.Major, []string{"pgmajfault", "container"}},
@@ -83,14 +82,14 @@ var ofCgroups = []metric{
 	}},
 	{"container_spec_memory_limit_bytes", "Memory limit; 0 for none.", gauge, nil, func(s *subject) []value { return one(s.Memory.Limit) }},
 	{"container_spec_memory_swap_limit_bytes", "Limit of swap; 0 for none.", gauge, nil, func(s *subject) []value { return one(s.Memory.SwapLimit) }},
-	{"container_spec_memory_reservation_limit_bytes", "Memory that is kept for it; none is.", gauge, nil, func(*subject) []value { return one(0) }},
-	{"container_oom_events_total", "Processes killed for the memory limit.", counter, nil, func(s *subject) []value { return one(s.Memory.OOMKills) }},
+	{"container_spec_memory_reservation_limit_bytes", "Reserved memory; always 0.", gauge, nil, func(*subject) []value { return one(0) }},
+	{"container_oom_events_total", "Processes killed because of the memory limit.", counter, nil, func(s *subject) []value { return one(s.Memory.OOMKills) }},
 	{"container_threads", "Threads.", gauge, nil, func(s *subject) []value { return one(s.Usage.Processes) }},
 	{"container_threads_max", "Limit of threads; 0 for none.", gauge, nil, func(s *subject) []value { return one(s.ProcessLimit) }},
 	{"container_hugetlb_usage_bytes", "Huge pages in use.", gauge, []string{"pagesize"}, func(s *subject) []value {
 		return s.hugePages(func(h stats.HugePages) uint64 { return h.Usage })
 	}},
-	{"container_hugetlb_max_usage_bytes", "Most huge pages that were ever in use.", gauge, []string{"pagesize"}, func(s *subject) []value {
+	{"container_hugetlb_max_usage_bytes", "Highest usage of huge pages so far.", gauge, []string{"pagesize"}, func(s *subject) []value {
 		return s.hugePages(func(h stats.HugePages) uint64 { return h.Max })
 	}},
 	{"container_blkio_device_usage_total", "Bytes to and from devices.", counter, []string{"device", "major", "minor", "operation"}, func(s *subject) []value {
@@ -113,17 +112,17 @@ var ofCgroups = []metric{
 	{"container_fs_writes_total", "Writes to devices.", counter, []string{"device"}, func(s *subject) []value {
 		return s.disks(func(d stats.DiskIO) uint64 { return d.WrittenCount })
 	}},
-	{"container_pressure_cpu_waiting_seconds_total", "Time for which some waited for a processor.", counter, nil, func(s *subject) []value { return stalled(s.Pressure.CPU, false) }},
-	{"container_pressure_cpu_stalled_seconds_total", "Time for which all waited for a processor.", counter, nil, func(s *subject) []value { return stalled(s.Pressure.CPU, true) }},
-	{"container_pressure_memory_waiting_seconds_total", "Time for which some waited for memory.", counter, nil, func(s *subject) []value { return stalled(s.Pressure.Memory, false) }},
-	{"container_pressure_memory_stalled_seconds_total", "Time for which all waited for memory.", counter, nil, func(s *subject) []value { return stalled(s.Pressure.Memory, true) }},
-	{"container_pressure_io_waiting_seconds_total", "Time for which some waited for devices.", counter, nil, func(s *subject) []value { return stalled(s.Pressure.IO, false) }},
-	{"container_pressure_io_stalled_seconds_total", "Time for which all waited for devices.", counter, nil, func(s *subject) []value { return stalled(s.Pressure.IO, true) }},
-	{"container_last_seen", "When it was looked at, in seconds since 1970.", gauge, nil, func(s *subject) []value { return one(uint64(s.At.Unix())) }},
-	{"container_start_time_seconds", "When it was started, in seconds since 1970.", gauge, nil, func(s *subject) []value { return one(uint64(max(s.started.Unix(), 0))) }},
+	{"container_pressure_cpu_waiting_seconds_total", "Time for which some processes waited for a processor.", counter, nil, func(s *subject) []value { return stalled(s.Pressure.CPU, false) }},
+	{"container_pressure_cpu_stalled_seconds_total", "Time for which all processes waited for a processor.", counter, nil, func(s *subject) []value { return stalled(s.Pressure.CPU, true) }},
+	{"container_pressure_memory_waiting_seconds_total", "Time for which some processes waited for memory.", counter, nil, func(s *subject) []value { return stalled(s.Pressure.Memory, false) }},
+	{"container_pressure_memory_stalled_seconds_total", "Time for which all processes waited for memory.", counter, nil, func(s *subject) []value { return stalled(s.Pressure.Memory, true) }},
+	{"container_pressure_io_waiting_seconds_total", "Time for which some processes waited for devices.", counter, nil, func(s *subject) []value { return stalled(s.Pressure.IO, false) }},
+	{"container_pressure_io_stalled_seconds_total", "Time for which all processes waited for devices.", counter, nil, func(s *subject) []value { return stalled(s.Pressure.IO, true) }},
+	{"container_last_seen", "When the figures were read, in seconds since 1970.", gauge, nil, func(s *subject) []value { return one(uint64(s.At.Unix())) }},
+	{"container_start_time_seconds", "When the pod or container was started, in seconds since 1970.", gauge, nil, func(s *subject) []value { return one(uint64(max(s.started.Unix(), 0))) }},
 }
 
-// ofContainers are the metrics that containers alone have.
+// ofContainers are the metrics of containers only.
 var ofContainers = []metric{
 	{"container_processes", "Processes.", gauge, nil, func(s *subject) []value { return one(s.processes.Count) }},
 	{"container_file_descriptors", "Open files.", gauge, nil, func(s *subject) []value { return one(s.processes.Files) }},
@@ -132,9 +131,9 @@ var ofContainers = []metric{
 		return []value{{s.processes.OpenFiles, []string{"max_open_files"}}}
 	}},
 	{"container_fs_usage_bytes", "Size of the writable layer.", gauge, []string{"device"}, func(s *subject) []value { return onOverlay(uint64(s.layer.Bytes)) }},
-	{"container_fs_limit_bytes", "Size of the file system that has it.", gauge, []string{"device"}, func(s *subject) []value { return onOverlay(s.disk.Bytes) }},
-	{"container_fs_inodes_total", "Inodes of that file system.", gauge, []string{"device"}, func(s *subject) []value { return onOverlay(s.disk.Inodes) }},
-	{"container_fs_inodes_free", "Free inodes of that file system.", gauge, []string{"device"}, func(s *subject) []value { return onOverlay(s.disk.InodesFree) }},
+	{"container_fs_limit_bytes", "Size of the file system of the writable layer.", gauge, []string{"device"}, func(s *subject) []value { return onOverlay(s.disk.Bytes) }},
+	{"container_fs_inodes_total", "Inodes of the file system of the writable layer.", gauge, []string{"device"}, func(s *subject) []value { return onOverlay(s.disk.Inodes) }},
+	{"container_fs_inodes_free", "Free inodes of the file system of the writable layer.", gauge, []string{"device"}, func(s *subject) []value { return onOverlay(s.disk.InodesFree) }},
 }
 
 // ofNetworks are the metrics of a pod's interfaces.

@@ -6,18 +6,18 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// Networks are those that pods are attached to, as crictl info shows them.
+// Networks are the networks that pods are attached to, as crictl info shows them.
 type Networks struct {
 	Dirs    []string     `json:"PluginDirs"`
 	ConfDir string       `json:"PluginConfDir"`
 	Max     int          `json:"PluginMaxConfNum"`
-	Prefix  string       // of the names of interfaces
+	Prefix  string       // of the interface names
 	List    []Attachable `json:"Networks"`
-	// Fault says why there is none, or not the one that is configured now.
+	// Fault says why the configured networks aren't used, or is empty.
 	Fault string `json:"-"`
 }
 
-// Attachable is a network with the name of a pod's interface in it.
+// Attachable is a network with the name of the pods' interface in it.
 type Attachable struct {
 	Config networkConfig
 	IFName string
@@ -36,7 +36,7 @@ type pluginConfig struct {
 	Source string
 }
 
-// NewAttachable returns a CNI network.
+// NewAttachable returns the CNI network list as an Attachable.
 func NewAttachable(list *libcni.NetworkConfigList, ifName string) Attachable {
 	out := Attachable{networkConfig{Name: list.Name, CNIVersion: list.CNIVersion, Source: string(list.Bytes)}, ifName}
 	for _, p := range list.Plugins {
@@ -47,9 +47,8 @@ func NewAttachable(list *libcni.NetworkConfigList, ifName string) Attachable {
 	return out
 }
 
-// inform adds the networks to what crictl info shows, by the names that tools
-// read from containerd's.
-func (n Networks) inform(info map[string]string) error {
+// addTo adds the networks to what crictl info shows, by containerd's names.
+func (n Networks) addTo(info map[string]string) error {
 	text, err := json.Marshal(n)
 	info["cniconfig"], info["lastCNILoadStatus"] = string(text), "OK"
 	if n.Fault != "" {

@@ -15,26 +15,26 @@ import (
 	"github.com/huskd/husk/internal/version"
 )
 
-// node is about the runtime as a whole.
+// node implements the methods about the runtime as a whole.
 type node struct{ *view }
 
-// The versions that kubelet and crictl ask for: kubelet's own API version, of
-// which there was never another, and CRI's.
+// The versions that kubelet and crictl ask for: the kubelet's own API version, which has never
+// changed, and CRI's.
 const (
 	kubeletAPIVersion = "0.1.0"
 	criVersion        = "v1"
 	runtimeName       = "husk"
 )
 
-// Version says which runtime this is.
+// Version returns the name and the version of the runtime.
 func (n node) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
 	return &runtimeapi.VersionResponse{
 		Version: kubeletAPIVersion, RuntimeName: runtimeName, RuntimeVersion: semantic(version.Version), RuntimeApiVersion: criVersion,
 	}, nil
 }
 
-// semantic is the version of a build in a form that kubelet reads: one without
-// numbers, such as a commit's, it would show as "Unknown".
+// semantic returns the version of a build in a form that the kubelet can parse. A version without
+// numbers, such as a commit, would be shown as "Unknown".
 func semantic(version string) string {
 	if numbered.MatchString(version) {
 		return version
@@ -44,7 +44,7 @@ func semantic(version string) string {
 
 var numbered = regexp.MustCompile(`^v?[0-9]+\.[0-9]+\.[0-9]+`)
 
-// Status says whether containers and pods could be started now.
+// Status reports whether containers and pods can be started now.
 func (n node) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	r := &runtimeapi.StatusResponse{
 		Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
@@ -67,12 +67,12 @@ func (n node) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*runti
 		return r, nil
 	}
 	info, err := json.Marshal(map[string]any{
-		// Tools look for the directory of state under this name.
+		// Tools look for the state directory by this name.
 		"stateDir": n.State, "rootDir": n.Root, "runtimes": runtimes,
 		"podSubnets": n.Subnets, "host": n.Host,
 	})
 	r.Info = map[string]string{"config": string(info), "golang": version.Go()}
-	return r, errors.Join(err, n.Networks().inform(r.Info))
+	return r, errors.Join(err, n.Networks().addTo(r.Info))
 }
 
 // handlerInfo is what crictl info shows of a runtime handler.
@@ -100,8 +100,8 @@ func condition(kind, reason string, err error) *runtimeapi.RuntimeCondition {
 	return c
 }
 
-// handler returns the one of that name, or the default if there is none, as
-// it may be for a pod of before.
+// handler returns the handler of that name. If there is none, because the pod is older than the
+// configuration, it returns the default.
 func (v *view) handler(name string) oci.Handler {
 	for _, h := range v.Handlers {
 		if h.Name == name {
@@ -111,7 +111,7 @@ func (v *view) handler(name string) oci.Handler {
 	return v.Handlers[0]
 }
 
-// RuntimeConfig says which cgroup driver the kubelet must use.
+// RuntimeConfig returns the cgroup driver that the kubelet must use.
 func (n node) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigRequest) (*runtimeapi.RuntimeConfigResponse, error) {
 	driver := runtimeapi.CgroupDriver_CGROUPFS
 	if n.Systemd {
@@ -120,9 +120,8 @@ func (n node) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigRequest) (
 	return &runtimeapi.RuntimeConfigResponse{Linux: &runtimeapi.LinuxRuntimeConfiguration{CgroupDriver: driver}}, nil
 }
 
-// UpdateRuntimeConfig takes the addresses that the cluster has for the node's
-// pods, for plugins that can be told. Those of the built-in network are huskd's
-// own to configure.
+// UpdateRuntimeConfig passes the addresses that the cluster assigns to the node's pods on to CNI
+// plugins. Those of the built-in network are in huskd's configuration.
 func (n node) UpdateRuntimeConfig(_ context.Context, req *runtimeapi.UpdateRuntimeConfigRequest) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
 	cidrs := req.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()
 	if cidrs == "" {
@@ -139,15 +138,15 @@ func (n node) UpdateRuntimeConfig(_ context.Context, req *runtimeapi.UpdateRunti
 	return &runtimeapi.UpdateRuntimeConfigResponse{}, n.SetRanges(ranges)
 }
 
-// errNoCheckpoint: of pods there are none, neither here nor elsewhere yet.
-var errNoCheckpoint = errdefs.ErrNotImplemented.WithMessage("checkpoints of whole pods are not made: checkpoint each container")
+// No runtime supports checkpoints of whole pods yet.
+var errNoCheckpoint = errdefs.ErrNotImplemented.WithMessage("pods can't be checkpointed: checkpoint each container")
 
-// CheckpointPod is refused.
+// CheckpointPod isn't supported.
 func (n node) CheckpointPod(context.Context, *runtimeapi.CheckpointPodRequest) (*runtimeapi.CheckpointPodResponse, error) {
 	return nil, errNoCheckpoint
 }
 
-// RestorePod is refused.
+// RestorePod isn't supported.
 func (n node) RestorePod(context.Context, *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
 	return nil, errNoCheckpoint
 }

@@ -11,10 +11,11 @@ import (
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
-// pods are the calls about pod sandboxes.
+// pods implements the methods about pod sandboxes.
 type pods struct{ *view }
 
-// RunPodSandbox makes a sandbox, or joins who is making the same one.
+// RunPodSandbox creates and starts a sandbox. A concurrent call for the same sandbox waits for the
+// first.
 func (p pods) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
 	if req.GetConfig() == nil {
 		return nil, invalid("sandbox config is missing")
@@ -26,25 +27,25 @@ func (p pods) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandboxRe
 	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: st.ID}, nil
 }
 
-// StopPodSandbox ends everything in a sandbox. One that isn't there is stopped.
+// StopPodSandbox stops a sandbox and its containers. It succeeds if there is no such sandbox.
 func (p pods) StopPodSandbox(ctx context.Context, req *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
 	st, err := p.sandbox(req.GetPodSandboxId())
 	if err == nil {
 		err = p.Sandboxes.Stop(ctx, st.ID)
 	}
-	return &runtimeapi.StopPodSandboxResponse{}, gone(err)
+	return &runtimeapi.StopPodSandboxResponse{}, ignoreNotFound(err)
 }
 
-// RemovePodSandbox removes a sandbox with its containers.
+// RemovePodSandbox removes a sandbox and its containers. It succeeds if there is no such sandbox.
 func (p pods) RemovePodSandbox(ctx context.Context, req *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
 	st, err := p.sandbox(req.GetPodSandboxId())
 	if err == nil {
 		err = p.Sandboxes.Remove(ctx, st.ID)
 	}
-	return &runtimeapi.RemovePodSandboxResponse{}, gone(err)
+	return &runtimeapi.RemovePodSandboxResponse{}, ignoreNotFound(err)
 }
 
-// PodSandboxStatus tells how a sandbox and its containers are.
+// PodSandboxStatus returns the status of a sandbox and its containers.
 func (p pods) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
 	st, err := p.sandbox(req.GetPodSandboxId())
 	if err != nil {
@@ -57,11 +58,11 @@ func (p pods) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandboxStat
 	return r, err
 }
 
-// containersOf are the statuses of a sandbox's containers.
+// containersOf returns the statuses of a sandbox's containers.
 func (v *view) containersOf(id string) []*runtimeapi.ContainerStatus {
 	var list []*runtimeapi.ContainerStatus
 	for _, c := range v.Containers.List(id) {
-		if announced(c) {
+		if created(c) {
 			list = append(list, v.containerStatus(c))
 		}
 	}
@@ -88,7 +89,7 @@ func sandboxStatus(st sandbox.Status) *runtimeapi.PodSandboxStatus {
 	return out
 }
 
-// namespaces says what a pod shares, also if it says nothing.
+// namespaces returns the pod's namespace options, which are never nil.
 func namespaces(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 	if options := c.GetLinux().GetSecurityContext().GetNamespaceOptions(); options != nil {
 		return options
@@ -138,28 +139,28 @@ func (p pods) list(filter *runtimeapi.PodSandboxFilter) ([]*runtimeapi.PodSandbo
 	return out, nil
 }
 
-// sandboxes are those with the ID, if there is one, and the labels.
+// sandboxes returns the sandboxes with the ID and the labels. An empty ID matches any.
 func (v *view) sandboxes(id string, labels map[string]string) ([]sandbox.Status, error) {
 	all := v.Sandboxes.List()
 	if id != "" {
 		st, err := v.sandbox(id)
 		if err != nil {
-			return nil, gone(err)
+			return nil, ignoreNotFound(err)
 		}
 		all = []sandbox.Status{st}
 	}
 	var out []sandbox.Status
 	for _, st := range all {
-		if settled(st) && selected(st.Config.GetLabels(), labels, id != "") {
+		if started(st) && selected(st.Config.GetLabels(), labels, id != "") {
 			out = append(out, st)
 		}
 	}
 	return out, nil
 }
 
-// settled says whether somebody was told of the sandbox: before that a list
-// would show as dead what is not yet born.
-func settled(st sandbox.Status) bool {
+// started reports whether the sandbox's start has finished: before that, no client has its ID, and a
+// list would show it as not ready.
+func started(st sandbox.Status) bool {
 	switch st.State {
 	case sandboxstate.Reserved, sandboxstate.Pinning, sandboxstate.Attaching, sandboxstate.Starting:
 		return false

@@ -15,10 +15,10 @@ import (
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
-// sessions are the ways into a container or a sandbox.
+// sessions implements the methods that run or connect to something in a container or sandbox.
 type sessions struct{ *view }
 
-// ExecSync runs a program in a container to its end and returns what it wrote.
+// ExecSync runs a program in a container until it ends, and returns its output.
 func (s sessions) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest) (*runtimeapi.ExecSyncResponse, error) {
 	switch {
 	case len(req.GetCmd()) == 0:
@@ -30,23 +30,23 @@ func (s sessions) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest)
 	if err != nil {
 		return nil, err
 	}
-	room := &budget{left: maxOutput}
-	out, errs := &capture{room: room}, &capture{room: room}
+	budget := &budget{left: maxOutput}
+	out, errs := &capture{budget: budget}, &capture{budget: budget}
 	code, err := s.Containers.Exec(ctx, oci.Exec{
 		ID: id, Args: req.GetCmd(), Streams: oci.Streams{Stdout: out, Stderr: errs},
 		Timeout: time.Duration(min(req.GetTimeout(), int64(maxGrace/time.Second))) * time.Second,
 	})
 	if err != nil {
-		return nil, refused(err)
+		return nil, precondition(err)
 	}
 	return &runtimeapi.ExecSyncResponse{Stdout: out.bytes, Stderr: errs.bytes, ExitCode: int32(code)}, nil
 }
 
-// maxOutput bounds what ExecSync answers, so that it fits into the 16 MiB that
-// kubelet takes as one message.
+// maxOutput bounds the output in ExecSync's response, which must fit into the 16 MiB of the kubelet's
+// largest message.
 const maxOutput = 16<<20 - 4<<10
 
-// budget is the room that streams share.
+// budget is a number of bytes that several streams share.
 type budget struct {
 	mu   sync.Mutex
 	left int
@@ -60,19 +60,19 @@ func (b *budget) take(n int) int {
 	return n
 }
 
-// capture keeps what is written to it while there is room, and drops the rest:
-// the program must not notice.
+// capture keeps what is written to it within a budget. It drops the rest without an error, so that the
+// program isn't affected.
 type capture struct {
-	room  *budget
-	bytes []byte
+	budget *budget
+	bytes  []byte
 }
 
 func (c *capture) Write(p []byte) (int, error) {
-	c.bytes = append(c.bytes, p[:c.room.take(len(p))]...)
+	c.bytes = append(c.bytes, p[:c.budget.take(len(p))]...)
 	return len(p), nil
 }
 
-// running returns the whole ID of a running container.
+// running returns the full ID of a running container.
 func (s sessions) running(id string) (string, error) {
 	st, err := s.container(id)
 	if err != nil {
@@ -84,7 +84,7 @@ func (s sessions) running(id string) (string, error) {
 	return st.ID, nil
 }
 
-// Exec returns where a client can run a program in a container.
+// Exec returns the URL by which a client can run a program in a container.
 func (s sessions) Exec(_ context.Context, req *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
 	if len(req.GetCmd()) == 0 {
 		return nil, invalid("exec needs a command")
@@ -99,7 +99,7 @@ func (s sessions) Exec(_ context.Context, req *runtimeapi.ExecRequest) (*runtime
 	return &runtimeapi.ExecResponse{Url: url}, err
 }
 
-// Attach returns where a client can have a container's own streams.
+// Attach returns the URL by which a client can attach to a container's streams.
 func (s sessions) Attach(_ context.Context, req *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
 	id, err := s.running(req.GetContainerId())
 	if err != nil {
@@ -111,7 +111,7 @@ func (s sessions) Attach(_ context.Context, req *runtimeapi.AttachRequest) (*run
 	return &runtimeapi.AttachResponse{Url: url}, err
 }
 
-// PortForward returns where a client can reach ports of a sandbox.
+// PortForward returns the URL by which a client can reach ports of a sandbox.
 func (s sessions) PortForward(_ context.Context, req *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
 	st, err := s.sandbox(req.GetPodSandboxId())
 	if err != nil {
@@ -122,7 +122,7 @@ func (s sessions) PortForward(_ context.Context, req *runtimeapi.PortForwardRequ
 	}
 	for _, port := range req.GetPort() {
 		if port < 1 || port > 65535 {
-			return nil, invalid("port %d is none: it goes from 1 to 65535", port)
+			return nil, invalid("port %d is not within 1 to 65535", port)
 		}
 	}
 	url, err := s.Streams.PortForward(&runtimeapi.PortForwardRequest{PodSandboxId: st.ID, Port: req.GetPort()})

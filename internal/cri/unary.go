@@ -15,7 +15,8 @@ import (
 	"github.com/huskd/husk/internal/sandbox"
 )
 
-// Unary bounds and logs the errors of CRI's calls. Other services pass by.
+// Unary returns an interceptor that logs the errors of CRI's methods and bounds their text. It ignores
+// other services.
 func Unary(log *slog.Logger, sandboxes *sandbox.Service, containers *container.Service) grpc.UnaryServerInterceptor {
 	v := &view{Config{Sandboxes: sandboxes, Containers: containers}}
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
@@ -29,7 +30,7 @@ func Unary(log *slog.Logger, sandboxes *sandbox.Service, containers *container.S
 		}
 		err = line{err}
 		level := slog.LevelInfo
-		if errdefs.IsNotFound(err) { // clients ask to see whether it is there
+		if errdefs.IsNotFound(err) { // clients call to see whether it exists
 			level = slog.LevelDebug
 		}
 		about := append([]any{"call", method}, v.subject(req, err)...)
@@ -38,8 +39,8 @@ func Unary(log *slog.Logger, sandboxes *sandbox.Service, containers *container.S
 	}
 }
 
-// subject names what a call was about, as far as the request and the error tell:
-// pod, sandbox, container and stage.
+// subject returns the log attributes of what a call was about, as far as they are known: pod, sandbox,
+// container and stage.
 func (v *view) subject(req any, err error) (about []any) {
 	where := pod.LogAttrs(err)
 	ofSandbox := func(id string) {
@@ -53,7 +54,7 @@ func (v *view) subject(req any, err error) (about []any) {
 	switch req := req.(type) {
 	case *runtimeapi.RunPodSandboxRequest:
 		m := req.GetConfig().GetMetadata()
-		about = append(about, "pod", fmt.Sprintf("%.*s/%.*s", enough, m.GetNamespace(), enough, m.GetName()))
+		about = append(about, "pod", fmt.Sprintf("%.*s/%.*s", maxQuoted, m.GetNamespace(), maxQuoted, m.GetName()))
 	case interface{ GetPodSandboxId() string }:
 		ofSandbox(req.GetPodSandboxId())
 	case interface{ GetContainerId() string }:
@@ -65,24 +66,23 @@ func (v *view) subject(req any, err error) (about []any) {
 	return append(about, where...)
 }
 
-// line is an error as one line, whatever it quotes.
+// line is an error whose text is one line of bounded length, whatever it quotes.
 type line struct{ error }
 
 func (l line) Unwrap() error { return l.error }
 
-// A word of a message that is longer than maxWord is what somebody sent, of which
-// the beginning is enough to know it by.
+// Words longer than maxWord come from a request: maxQuoted bytes of one are enough to recognize it.
 const (
-	maxWord  = 300
-	enough   = 80
-	maxWords = 500
+	maxWord   = 300
+	maxQuoted = 80
+	maxWords  = 500
 )
 
 func (l line) Error() string {
 	words := strings.Fields(l.error.Error())
 	for i, w := range words {
 		if len(w) > maxWord {
-			words[i] = fmt.Sprintf("%s…(%d characters)", strings.ToValidUTF8(w[:enough], ""), len(w))
+			words[i] = fmt.Sprintf("%s…(%d characters)", strings.ToValidUTF8(w[:maxQuoted], ""), len(w))
 		}
 	}
 	if len(words) > maxWords {

@@ -270,7 +270,7 @@ func badStreams(t *testing.T, c *criNode, pod, id string) {
 	fails(t, exec(&runtimeapi.ExecRequest{ContainerId: ended, Cmd: []string{"true"}, Stdout: true}), codes.FailedPrecondition, "is not running")
 	fails(t, ignore(c.Attach(c.ctx, &runtimeapi.AttachRequest{ContainerId: ended, Stdout: true})), codes.FailedPrecondition, "is not running")
 	for _, port := range []int32{0, -1, 65536} {
-		fails(t, ignore(c.PortForward(c.ctx, &runtimeapi.PortForwardRequest{PodSandboxId: pod, Port: []int32{port}})), codes.InvalidArgument, "it goes from 1 to 65535")
+		fails(t, ignore(c.PortForward(c.ctx, &runtimeapi.PortForwardRequest{PodSandboxId: pod, Port: []int32{port}})), codes.InvalidArgument, "is not within 1 to 65535")
 	}
 	stopped := c.pod()
 	c.must(ignore(c.StopPodSandbox(c.ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: stopped})))

@@ -12,26 +12,26 @@ import (
 	"github.com/huskd/husk/internal/stats"
 )
 
-// metering are the calls about what is used.
-type metering struct{ *view }
+// usage implements the methods about resource usage.
+type usage struct{ *view }
 
-// ContainerStats tells what a container uses.
-func (m metering) ContainerStats(_ context.Context, req *runtimeapi.ContainerStatsRequest) (*runtimeapi.ContainerStatsResponse, error) {
+// ContainerStats returns the usage of a container.
+func (m usage) ContainerStats(_ context.Context, req *runtimeapi.ContainerStatsRequest) (*runtimeapi.ContainerStatsResponse, error) {
 	st, err := m.container(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
-	return &runtimeapi.ContainerStatsResponse{Stats: m.containerStats(st, m.parent(st.Sandbox))}, nil
+	return &runtimeapi.ContainerStatsResponse{Stats: m.containerStats(st, m.cgroup(st.Sandbox))}, nil
 }
 
-// ListContainerStats tells what running containers use.
-func (m metering) ListContainerStats(_ context.Context, req *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
+// ListContainerStats returns the usage of running containers.
+func (m usage) ListContainerStats(_ context.Context, req *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
 	list, err := m.listContainers(req.GetFilter())
 	return &runtimeapi.ListContainerStatsResponse{Stats: list}, err
 }
 
 // StreamContainerStats is ListContainerStats for lists of any length.
-func (m metering) StreamContainerStats(req *runtimeapi.StreamContainerStatsRequest, to grpc.ServerStreamingServer[runtimeapi.StreamContainerStatsResponse]) error {
+func (m usage) StreamContainerStats(req *runtimeapi.StreamContainerStatsRequest, to grpc.ServerStreamingServer[runtimeapi.StreamContainerStatsResponse]) error {
 	list, err := m.listContainers(req.GetFilter())
 	if err != nil {
 		return err
@@ -41,7 +41,7 @@ func (m metering) StreamContainerStats(req *runtimeapi.StreamContainerStatsReque
 	})
 }
 
-func (m metering) listContainers(filter *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
+func (m usage) listContainers(filter *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
 	candidates, err := m.containers(filter.GetId(), filter.GetPodSandboxId(), filter.GetLabelSelector())
 	if err != nil {
 		return nil, err
@@ -49,14 +49,14 @@ func (m metering) listContainers(filter *runtimeapi.ContainerStatsFilter) ([]*ru
 	var out []*runtimeapi.ContainerStats
 	for _, st := range candidates {
 		if containerState(st) == runtimeapi.ContainerState_CONTAINER_RUNNING {
-			out = append(out, m.containerStats(st, m.parent(st.Sandbox)))
+			out = append(out, m.containerStats(st, m.cgroup(st.Sandbox)))
 		}
 	}
 	return out, nil
 }
 
-// parent is the cgroup of a sandbox.
-func (m metering) parent(id string) string {
+// cgroup returns the cgroup of a sandbox.
+func (m usage) cgroup(id string) string {
 	st, err := m.Sandboxes.Get(id)
 	if err != nil {
 		return ""
@@ -64,8 +64,8 @@ func (m metering) parent(id string) string {
 	return m.Sandboxes.Cgroup(st)
 }
 
-// containerStats leaves out what a container that doesn't run doesn't use.
-func (m metering) containerStats(st container.Status, parent string) *runtimeapi.ContainerStats {
+// containerStats returns the usage of a container: of one that doesn't run, only that of the disk.
+func (m usage) containerStats(st container.Status, parent string) *runtimeapi.ContainerStats {
 	layer := m.Meter.Layer(st.ID, m.Containers.Layer(st.ID))
 	out := &runtimeapi.ContainerStats{
 		Attributes: &runtimeapi.ContainerAttributes{
@@ -88,7 +88,7 @@ func (m metering) containerStats(st container.Status, parent string) *runtimeapi
 	return out
 }
 
-func (m metering) cpu(id string, u *stats.Usage) *runtimeapi.CpuUsage {
+func (m usage) cpu(id string, u *stats.Usage) *runtimeapi.CpuUsage {
 	out := &runtimeapi.CpuUsage{Timestamp: u.At.UnixNano(), UsageCoreNanoSeconds: number(u.CPU.Used), Psi: pressure(u.Pressure.CPU)}
 	if rate, ok := m.Meter.Rate(id, u.At, u.CPU.Used); ok {
 		out.UsageNanoCores = number(rate)
@@ -117,8 +117,8 @@ func pressure(p *stats.Pressure) *runtimeapi.PsiStats {
 	return &runtimeapi.PsiStats{Full: data(p.Full), Some: data(p.Some)}
 }
 
-// PodSandboxStats tells what a pod uses.
-func (m metering) PodSandboxStats(_ context.Context, req *runtimeapi.PodSandboxStatsRequest) (*runtimeapi.PodSandboxStatsResponse, error) {
+// PodSandboxStats returns the usage of a pod.
+func (m usage) PodSandboxStats(_ context.Context, req *runtimeapi.PodSandboxStatsRequest) (*runtimeapi.PodSandboxStatsResponse, error) {
 	st, err := m.sandbox(req.GetPodSandboxId())
 	if err != nil {
 		return nil, err
@@ -127,14 +127,14 @@ func (m metering) PodSandboxStats(_ context.Context, req *runtimeapi.PodSandboxS
 	return &runtimeapi.PodSandboxStatsResponse{Stats: out}, err
 }
 
-// ListPodSandboxStats tells what ready pods use.
-func (m metering) ListPodSandboxStats(_ context.Context, req *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
+// ListPodSandboxStats returns the usage of ready pods.
+func (m usage) ListPodSandboxStats(_ context.Context, req *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
 	list, err := m.listSandboxes(req.GetFilter())
 	return &runtimeapi.ListPodSandboxStatsResponse{Stats: list}, err
 }
 
 // StreamPodSandboxStats is ListPodSandboxStats for lists of any length.
-func (m metering) StreamPodSandboxStats(req *runtimeapi.StreamPodSandboxStatsRequest, to grpc.ServerStreamingServer[runtimeapi.StreamPodSandboxStatsResponse]) error {
+func (m usage) StreamPodSandboxStats(req *runtimeapi.StreamPodSandboxStatsRequest, to grpc.ServerStreamingServer[runtimeapi.StreamPodSandboxStatsResponse]) error {
 	list, err := m.listSandboxes(req.GetFilter())
 	if err != nil {
 		return err
@@ -144,14 +144,14 @@ func (m metering) StreamPodSandboxStats(req *runtimeapi.StreamPodSandboxStatsReq
 	})
 }
 
-func (m metering) listSandboxes(filter *runtimeapi.PodSandboxStatsFilter) ([]*runtimeapi.PodSandboxStats, error) {
+func (m usage) listSandboxes(filter *runtimeapi.PodSandboxStatsFilter) ([]*runtimeapi.PodSandboxStats, error) {
 	ready, err := m.ready(filter.GetId(), filter.GetLabelSelector())
 	if err != nil {
 		return nil, err
 	}
 	var out []*runtimeapi.PodSandboxStats
 	for _, st := range ready {
-		// One that goes away meanwhile has no more to tell.
+		// A sandbox may be removed meanwhile.
 		if one, err := m.sandboxStats(st); err == nil {
 			out = append(out, one)
 		}
@@ -159,7 +159,7 @@ func (m metering) listSandboxes(filter *runtimeapi.PodSandboxStatsFilter) ([]*ru
 	return out, nil
 }
 
-func (m metering) ready(id string, labels map[string]string) ([]sandbox.Status, error) {
+func (m usage) ready(id string, labels map[string]string) ([]sandbox.Status, error) {
 	candidates, err := m.sandboxes(id, labels)
 	var out []sandbox.Status
 	for _, st := range candidates {
@@ -170,10 +170,10 @@ func (m metering) ready(id string, labels map[string]string) ([]sandbox.Status, 
 	return out, err
 }
 
-func (m metering) sandboxStats(st sandbox.Status) (*runtimeapi.PodSandboxStats, error) {
+func (m usage) sandboxStats(st sandbox.Status) (*runtimeapi.PodSandboxStats, error) {
 	cgroup := m.Sandboxes.Cgroup(st)
 	linux := &runtimeapi.LinuxPodSandboxStats{Process: &runtimeapi.ProcessUsage{Timestamp: time.Now().UnixNano()}}
-	// Before the first container there is no cgroup, and nothing is used.
+	// Before the first container there is no cgroup.
 	if u, err := m.Meter.Cgroup(cgroup); err == nil {
 		linux.Cpu, linux.Memory = m.cpu(st.ID, u), memory(u)
 		linux.Process.ProcessCount = number(u.Processes)
@@ -196,8 +196,7 @@ func (m metering) sandboxStats(st sandbox.Status) (*runtimeapi.PodSandboxStats, 
 	}, err
 }
 
-// network tells what went through the interfaces of a sandbox, its first one
-// apart.
+// network returns the traffic of a sandbox's interfaces, with that of the first as the default.
 func network(st sandbox.Status) (*runtimeapi.NetworkUsage, error) {
 	list, err := stats.Network(st.Attachment.Netns)
 	if err != nil {
@@ -218,19 +217,19 @@ func network(st sandbox.Status) (*runtimeapi.NetworkUsage, error) {
 	return out, nil
 }
 
-// ListMetricDescriptors tells which metrics there are.
-func (m metering) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
+// ListMetricDescriptors describes all metrics.
+func (m usage) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
 	return &runtimeapi.ListMetricDescriptorsResponse{Descriptors: descriptors()}, nil
 }
 
-// ListPodSandboxMetrics tells the metrics of ready pods.
-func (m metering) ListPodSandboxMetrics(context.Context, *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
+// ListPodSandboxMetrics returns the metrics of ready pods.
+func (m usage) ListPodSandboxMetrics(context.Context, *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
 	list, err := m.metrics()
 	return &runtimeapi.ListPodSandboxMetricsResponse{PodMetrics: list}, err
 }
 
 // StreamPodSandboxMetrics is ListPodSandboxMetrics for lists of any length.
-func (m metering) StreamPodSandboxMetrics(_ *runtimeapi.StreamPodSandboxMetricsRequest, to grpc.ServerStreamingServer[runtimeapi.StreamPodSandboxMetricsResponse]) error {
+func (m usage) StreamPodSandboxMetrics(_ *runtimeapi.StreamPodSandboxMetricsRequest, to grpc.ServerStreamingServer[runtimeapi.StreamPodSandboxMetricsResponse]) error {
 	list, err := m.metrics()
 	if err != nil {
 		return err
@@ -240,7 +239,7 @@ func (m metering) StreamPodSandboxMetrics(_ *runtimeapi.StreamPodSandboxMetricsR
 	})
 }
 
-func (m metering) metrics() ([]*runtimeapi.PodSandboxMetrics, error) {
+func (m usage) metrics() ([]*runtimeapi.PodSandboxMetrics, error) {
 	ready, err := m.ready("", nil)
 	if err != nil {
 		return nil, err
@@ -249,24 +248,24 @@ func (m metering) metrics() ([]*runtimeapi.PodSandboxMetrics, error) {
 	var out []*runtimeapi.PodSandboxMetrics
 	for _, st := range ready {
 		cgroup, meta := m.Sandboxes.Cgroup(st), st.Config.GetMetadata()
-		of := subject{cgroup: cgroup, namespace: meta.GetNamespace(), pod: meta.GetName(), started: st.Created, disk: disk}
+		s := subject{cgroup: cgroup, namespace: meta.GetNamespace(), pod: meta.GetName(), started: st.Created, disk: disk}
 		pod := &runtimeapi.PodSandboxMetrics{PodSandboxId: st.ID}
 		if u, err := m.Meter.Cgroup(cgroup); err == nil {
-			of.Usage = *u
-			pod.Metrics = of.metrics()
+			s.Usage = *u
+			pod.Metrics = s.metrics()
 		}
 		if interfaces, err := stats.Network(st.Attachment.Netns); err == nil && !st.HostNetwork() {
-			pod.Metrics = append(pod.Metrics, of.traffic(interfaces)...)
+			pod.Metrics = append(pod.Metrics, s.traffic(interfaces)...)
 		}
 		for _, c := range m.Containers.List(st.ID) {
-			of.container, of.image, of.id = c.Name(), c.Config.GetImage().GetImage(), c.ID
-			of.cgroup, of.started = c.Cgroup(cgroup), c.Started
-			u, err := m.Meter.Cgroup(of.cgroup)
+			s.container, s.image, s.id = c.Name(), c.Config.GetImage().GetImage(), c.ID
+			s.cgroup, s.started = c.Cgroup(cgroup), c.Started
+			u, err := m.Meter.Cgroup(s.cgroup)
 			if err != nil {
 				continue // it doesn't run
 			}
-			of.Usage, of.processes, of.layer = *u, m.Meter.Processes(of.cgroup), m.Meter.Layer(c.ID, m.Containers.Layer(c.ID))
-			pod.ContainerMetrics = append(pod.ContainerMetrics, &runtimeapi.ContainerMetrics{ContainerId: c.ID, Metrics: of.containerMetrics()})
+			s.Usage, s.processes, s.layer = *u, m.Meter.Processes(s.cgroup), m.Meter.Layer(c.ID, m.Containers.Layer(c.ID))
+			pod.ContainerMetrics = append(pod.ContainerMetrics, &runtimeapi.ContainerMetrics{ContainerId: c.ID, Metrics: s.containerMetrics()})
 		}
 		out = append(out, pod)
 	}
