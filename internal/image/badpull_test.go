@@ -197,6 +197,26 @@ func TestPullBadManifest(t *testing.T) {
 	}
 }
 
+// TestPullWrongManifest checks that a manifest must match the digest that the registry claims for it.
+func TestPullWrongManifest(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	img, claim := makeImage(t, 1, 1, 1000), digest.FromString("other").String()
+	s, r := newStore(t), newRegistry(t, func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if r.Header.Get("Inside") != "" || !strings.Contains(r.URL.Path, "/manifests/") {
+			next.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("Docker-Content-Digest", claim)
+		w.Header().Set("Content-Type", ocispec.MediaTypeImageManifest)
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(img.Manifest))
+	})
+	name := r.push(t, "web", "v1", img)
+	_, err := s.Pull(t.Context(), name, PullOptions{})
+	wantError(t, err, name, claim+" does not match its digest")
+	wantDisk(t, s, nil)
+}
+
 // TestPullMissing checks that the error says which part of an image's name is wrong.
 func TestPullMissing(t *testing.T) {
 	hosttest.Root(t)

@@ -68,7 +68,7 @@ func (l Layers) Retain(ctx context.Context, chainID digest.Digest) (bool, error)
 // Add creates a layer on top of parent, which is empty for the lowest layer. It calls
 // fill to write the layer's files into dir; below are the directories of the layers
 // below, topmost first. If the layer exists, Add does nothing. If fill fails, Add
-// deletes the layer.
+// deletes the layer. A layer must not be added twice concurrently.
 func (l Layers) Add(ctx context.Context, chainID, parent digest.Digest, fill func(dir string, below []string) error) error {
 	key := "unpacking-" + rand.Text()
 	labels := snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotRef: chainID.String()})
