@@ -5,28 +5,28 @@ import (
 	"time"
 )
 
-// lostCode is the exit code where none is known.
+// lostCode is the exit code of a container whose exit code is unknown.
 const lostCode = 255
 
-// LostExit is how a container ended, just now, whose monitor is gone.
+// LostExit returns the exit, now, of a container whose monitor is gone.
 func LostExit() Exit { return Exit{Code: lostCode, Lost: true, At: time.Now()} }
 
-// Ending is the end of a container, for which many wait.
+// ExitNotifier notifies any number of waiters of the exit of one container.
 type ExitNotifier struct {
 	done chan struct{}
-	exit Exit // set before done is closed
+	exit Exit // Invariant: written only before done is closed
 }
 
-// NewExitNotifier returns one that is yet to come.
+// NewExitNotifier returns an ExitNotifier of a container that hasn't exited.
 func NewExitNotifier() *ExitNotifier { return &ExitNotifier{done: make(chan struct{})} }
 
-// Come says how the container ended, once.
+// Notify wakes all waiters. It must be called once.
 func (e *ExitNotifier) Notify(exit Exit) {
 	e.exit = exit
 	close(e.done)
 }
 
-// Over says whether it has come.
+// Exited reports whether Notify was called.
 func (e *ExitNotifier) Exited() bool {
 	select {
 	case <-e.done:
@@ -36,7 +36,7 @@ func (e *ExitNotifier) Exited() bool {
 	}
 }
 
-// Wait returns when it has come, or with ctx's cause.
+// Wait returns after Notify was called, or with ctx's cause.
 func (e *ExitNotifier) Wait(ctx context.Context) error {
 	select {
 	case <-e.done:
@@ -46,5 +46,5 @@ func (e *ExitNotifier) Wait(ctx context.Context) error {
 	}
 }
 
-// Exit is how it ended, once it is over.
+// Exit returns the exit. It must be called after Exited has returned true or Wait nil.
 func (e *ExitNotifier) Exit() Exit { return e.exit }

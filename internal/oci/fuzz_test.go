@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzSignal: what is taken for a signal is one, and its name means the same.
+// FuzzSignal checks that ParseSignal returns valid signals, whose names parse to the same signal.
 func FuzzSignal(f *testing.F) {
 	for _, seed := range []string{"SIGTERM", "term", "15", "SIGRTMIN+3", "RTMAX-1", "", "SIG", "0", "65", "RTMIN+99", "rtmin", "SIGRTMIN-1", "-9", "+9"} {
 		f.Add(seed)
@@ -17,11 +17,11 @@ func FuzzSignal(f *testing.F) {
 			return
 		}
 		if sig < 1 || sig > lastRealTime {
-			t.Fatalf("%q is signal %d", s, sig)
+			t.Fatalf("%q parses to the invalid signal %d", s, sig)
 		}
 		if name := unix.SignalName(sig); name != "" {
 			if again, err := ParseSignal(name); err != nil || again != sig {
-				t.Errorf("%q is %d, whose name %s is %d: %v", s, sig, name, again, err)
+				t.Errorf("%q parses to %d, but its name %s to %d, %v", s, sig, name, again, err)
 			}
 		}
 	})

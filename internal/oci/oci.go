@@ -1,7 +1,6 @@
-// Package oci holds the words of the OCI runtime drivers: what is asked of one
-// to create a container, how it says that one ended, and the streams of an
-// interactive session. The drivers are its sub-packages: monitor (conmon with
-// runc or crun) and, for runtimes with a sandbox of their own, shim.
+// Package oci defines the types of the OCI runtime drivers: the request to create a container, its
+// exit, and the streams of an interactive session. The drivers are sub-packages: monitor (conmon with
+// runc or crun) and shim (runtimes that speak containerd's shim protocol).
 package oci
 
 import (
@@ -9,74 +8,70 @@ import (
 	"time"
 )
 
-// Create asks for a container, its process not yet started.
+// Create is a request to create a container without starting its process.
 type Create struct {
 	ID string
-	// Bundle is a directory with the config.json of the runtime spec. The
-	// driver keeps its own files about the container in it too.
+	// Bundle is a directory with the runtime spec, config.json. The driver puts files of its own into
+	// it.
 	Bundle string
-	// Log is the file that gets the container's output in the CRI log format;
-	// empty discards it.
+	// Log is the file for the container's output in the CRI log format; empty discards the output.
 	Log string
-	// Terminal gives the process a pseudo-terminal; its output is then one
-	// stream. It must agree with the spec's process.terminal.
+	// Terminal gives the process a pseudo-terminal, with a single stream of output. It must equal
+	// the spec's process.terminal.
 	Terminal bool
-	// Stdin keeps the process's standard input open for Attach. StdinOnce
-	// closes it when the first attached client leaves.
+	// Stdin keeps the process's stdin open for Attach. StdinOnce closes it when the first attached
+	// client disconnects.
 	Stdin, StdinOnce bool
-	// Handler is the runtime handler to create it with; empty for the default.
+	// Handler is the runtime handler; empty for the default.
 	Handler string
-	// Restore is a directory of CRIU's images, of which the process is made; empty
-	// for a new one. The spec's annotation CRIUOptions must then name the file
-	// CRIUFile in the bundle, which the driver writes.
+	// Restore is a directory of CRIU images to restore the process from; empty for a new process. The
+	// spec's annotation CRIUOptions must then name CRIUFile in the bundle, which the driver writes.
 	Restore string
 }
 
-// CRIUOptions is the annotation by which a spec names a file of options for
-// CRIU.
+// CRIUOptions is the annotation of a spec that names a file with options for CRIU, and CRIUFile is the
+// name of the file that the driver writes.
 const (
 	CRIUOptions = "org.criu.config"
 	CRIUFile    = "criu.conf"
 )
 
-// Handler is what a pod can ask for by name to run its containers.
+// Handler is a runtime handler that pods can name to choose a runtime.
 type Handler struct {
-	// Name is empty for the one of pods that name none.
+	// Name is empty for the default handler.
 	Name string
-	// Runtime is what the program calls itself.
+	// Runtime is the name that the program reports.
 	Runtime, Version, Path string
-	// UserNamespaces says that it can run containers in one.
+	// UserNamespaces says that it can run containers in user namespaces.
 	UserNamespaces bool
-	// Missing says why it can't be used.
+	// Missing is the reason if it can't be used.
 	Missing error
 }
 
-// Process identifies a container's first process on the host. The start time
-// tells it from a later process that got the same number.
+// Process identifies a container's init process on the host. The start time distinguishes it from a
+// later process with the same PID.
 type Process struct {
 	PID int `json:"pid"`
 	// Start is field 22 of /proc/PID/stat, in clock ticks since boot.
 	Start uint64 `json:"start"`
 }
 
-// Exit says how a container's first process ended.
+// Exit describes how a container's init process exited.
 type Exit struct {
 	// Code is the exit status; 128+n if signal n killed the process.
 	Code int       `json:"code"`
 	At   time.Time `json:"at"`
-	// OOMKilled says that the kernel killed a process of the container for
-	// its memory limit.
+	// OOMKilled says that the kernel OOM-killed a process of the container.
 	OOMKilled bool `json:"oomKilled,omitempty"`
-	// Lost says that the monitor was gone, so that the code is not known; Code
-	// is then 255.
+	// Lost says that the monitor was gone, so the exit code is unknown and Code is 255.
 	Lost bool `json:"lost,omitempty"`
 }
 
-// Size of a terminal, in characters.
+// Size is the size of a terminal in characters.
 type Size struct{ Width, Height uint16 }
 
-// Streams connect a client to a process. A nil stream is not connected. With
-// TTY, Stderr is not used. Resize may be nil.
+// Streams connect a client to a process. A nil stream is not connected. With TTY, Stderr is not
+// used. Resize may be nil.
 type Streams struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -84,12 +79,12 @@ type Streams struct {
 	Resize         <-chan Size
 }
 
-// Exec asks for a further process in a running container. It runs with the
-// user, environment, capabilities and directory of the container's own.
+// Exec is a request to run another program in a running container. It runs with the user,
+// environment, capabilities and directory of the container's process.
 type Exec struct {
 	ID   string // of the container
 	Args []string
 	Streams
-	// Timeout ends the whole process tree of the exec'd program; zero is none.
+	// Timeout is the time after which the program and all that it forked are killed; zero is no limit.
 	Timeout time.Duration
 }

@@ -10,15 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Real-time signals as the C library numbers them: it keeps the kernel's first
-// two for itself.
+// Real-time signals as the C library numbers them: it reserves the kernel's first two.
 const (
 	firstRealTime = 34
 	lastRealTime  = 64
 )
 
-// ParseSignal understands what an image's STOPSIGNAL and a user may write:
-// "SIGTERM", "term", "15", "SIGRTMIN+3", "RTMAX-1".
+// ParseSignal parses the notations of an image's STOPSIGNAL and of users: "SIGTERM", "term", "15",
+// "SIGRTMIN+3", "RTMAX-1".
 func ParseSignal(s string) (syscall.Signal, error) {
 	if n, err := strconv.Atoi(s); err == nil {
 		if n < 1 || n > lastRealTime {
@@ -33,7 +32,7 @@ func ParseSignal(s string) (syscall.Signal, error) {
 	if sig, ok := realTime(name); ok {
 		return sig, nil
 	}
-	return 0, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("signal %q is not known: want a name like SIGTERM or a number", s))
+	return 0, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("unknown signal %q: want a name like SIGTERM or a number", s))
 }
 
 func realTime(name string) (syscall.Signal, bool) {

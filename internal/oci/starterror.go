@@ -2,11 +2,21 @@ package oci
 
 import "strings"
 
-// Refusal makes a StartError of what a runtime said.
+// StartError is a runtime's refusal to start a program, with the runtime's message.
+type StartError struct {
+	// Code is the exit status that a shell would return: 127 if the program doesn't exist, 126 if it
+	// can't be executed, 128 for anything else.
+	Code    int    `json:"code"`
+	Message string `json:"message"`
+}
+
+func (e *StartError) Error() string { return e.Message }
+
+// NewStartError returns a StartError with a runtime's message and the code that it implies.
 func NewStartError(message string) error {
 	e := &StartError{Code: 128, Message: OneLine(message)}
 	if e.Message == "" {
-		e.Message = "the runtime refused without a word"
+		e.Message = "the runtime refused without an error message"
 	}
 	// runc: exec: "x": executable file not found in $PATH, exec: "/x": stat /x: no such file …
 	// crun: executable file `x` not found in $PATH: …, open executable: Permission denied
@@ -23,7 +33,7 @@ func NewStartError(message string) error {
 	return e
 }
 
-// OneLine makes a line of what a program wrote.
+// OneLine joins the lines of a program's output, and truncates it.
 func OneLine(s string) string {
 	const longest = 2048
 	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")

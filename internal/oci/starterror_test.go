@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestNewStartError has what the runtimes say, runc 1.1.5 and crun 1.8.1.
+// TestNewStartError has messages of runc 1.1.5, crun 1.8.1 and gVisor.
 func TestNewStartError(t *testing.T) {
 	for message, want := range map[string]int{
 		`runc create failed: unable to start container process: exec: "nosuch": executable file not found in $PATH`:       127,
@@ -23,7 +23,7 @@ func TestNewStartError(t *testing.T) {
 	} {
 		var got *StartError
 		if err := NewStartError(message); !errors.As(err, &got) || got.Code != want || got.Message == "" {
-			t.Errorf("%q: %+v, want code %d", message, got, want)
+			t.Errorf("error of %q is %+v, want code %d", message, got, want)
 		}
 	}
 }
@@ -33,7 +33,7 @@ func TestOneLine(t *testing.T) {
 		"": "", "\n\n": "", "a": "a", "a\n": "a", "a\nb\r\nc\n": "a; b; c", strings.Repeat("x", 5000): strings.Repeat("x", 2048) + "…",
 	} {
 		if got := OneLine(in); got != want {
-			t.Errorf("%.20q: %.20q, want %.20q", in, got, want)
+			t.Errorf("OneLine(%.20q) is %.20q, want %.20q", in, got, want)
 		}
 	}
 }

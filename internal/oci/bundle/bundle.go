@@ -1,5 +1,5 @@
-// Package bundle reads what of a container's bundle concerns the drivers of OCI
-// runtimes.
+// Package bundle reads and changes the parts of a container's bundle that concern the OCI runtime
+// drivers.
 package bundle
 
 import (
@@ -17,25 +17,25 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// SpecFile is the runtime spec in a bundle.
+// SpecFile is the name of the runtime spec in a bundle.
 const SpecFile = "config.json"
 
-// CheckID keeps an ID from leading out of a directory. What it lets through
-// the runtimes take too.
+// CheckID checks that an ID can be the name of a file in a directory, and that all runtimes accept
+// it.
 func CheckID(id string) error {
-	const longest = 128
-	valid := len(id) > 0 && len(id) <= longest && id[0] != '.' && id[0] != '-'
+	const maxLength = 128
+	valid := len(id) > 0 && len(id) <= maxLength && id[0] != '.' && id[0] != '-'
 	for _, c := range []byte(id) {
 		alnum := c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 		valid = valid && (alnum || c == '-' || c == '_' || c == '.')
 	}
 	if !valid {
-		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("container ID %q: want up to %d letters, digits, '_' and, but first, '-' and '.'", id, longest))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("container ID %q: want up to %d letters, digits, '_' and, except at the beginning, '-' and '.'", id, maxLength))
 	}
 	return nil
 }
 
-// Bundle is a directory with a runtime spec, of which this is a part.
+// Bundle is a bundle with the decoded parts of its runtime spec.
 type Bundle struct {
 	Dir string `json:"-"`
 	// Raw is the whole spec.
@@ -62,7 +62,7 @@ type Bundle struct {
 	} `json:"linux"`
 }
 
-// Read checks what is asked against its bundle, which it returns.
+// Read reads the bundle of a request and checks that they agree.
 func Read(req oci.Create) (*Bundle, error) {
 	if err := CheckID(req.ID); err != nil {
 		return nil, err
@@ -73,10 +73,9 @@ func Read(req oci.Create) (*Bundle, error) {
 	if !filepath.IsAbs(req.Bundle) || req.Log != "" && !filepath.IsAbs(req.Log) {
 		return invalid("bundle %q and log %q must be absolute paths", req.Bundle, req.Log)
 	}
-	// conmon takes what is before a colon for the name of a log driver, and
-	// what is after the next one for nothing.
+	// conmon would take the part before a colon as the name of a log driver.
 	if strings.Contains(req.Log, ":") {
-		return invalid("log %q has a colon, which conmon can't do: use another directory", req.Log)
+		return invalid("log %q has a colon, which conmon does not support: use another directory", req.Log)
 	}
 	b := &Bundle{Dir: filepath.Clean(req.Bundle)}
 	file := filepath.Join(b.Dir, SpecFile)
@@ -94,18 +93,18 @@ func Read(req oci.Create) (*Bundle, error) {
 	if b.Process.Terminal != req.Terminal {
 		return invalid("spec %s says terminal %v, the request %v", file, b.Process.Terminal, req.Terminal)
 	}
-	// Everything in this cgroup is killed when the container is deleted, so it
-	// must be nobody else's.
+	// Everything in this cgroup is killed when the container is deleted, so it must be the
+	// container's alone.
 	if c := b.Cgroup(); !path.IsAbs(c) || path.Clean(c) != c || !strings.Contains(path.Base(c), req.ID) {
-		return invalid("spec %s: linux.cgroupsPath %q must be absolute and end in a name with the container's ID in it", file, c)
+		return invalid("spec %s: linux.cgroupsPath %q must be absolute, and its last element must contain the container's ID", file, c)
 	}
 	return b, nil
 }
 
-// Cgroup is the container's own: the last element has its ID in it.
+// Cgroup returns the container's cgroup. Its last element contains the ID.
 func (b *Bundle) Cgroup() string { return b.Linux.CgroupsPath }
 
-// SetCgroup has the spec name the cgroup to the runtime in another way.
+// SetCgroup changes the name of the cgroup in the spec.
 func (b *Bundle) SetCgroup(name string) error {
 	var whole map[string]json.RawMessage
 	var linux map[string]json.RawMessage
@@ -128,8 +127,8 @@ func (b *Bundle) SetCgroup(name string) error {
 	return os.WriteFile(filepath.Join(b.Dir, SpecFile), b.Raw, 0o600)
 }
 
-// Owner is the user of the host that the process runs as in a user namespace;
-// nil in the host's.
+// Owner returns the host's user that the process in a user namespace runs as; nil without a user
+// namespace.
 func (b *Bundle) Owner() *int {
 	var owner *int
 	for _, m := range b.Linux.UIDMappings {

@@ -11,12 +11,12 @@ import (
 func TestCheckID(t *testing.T) {
 	for _, id := range []string{"a", "A-b_c.9", strings.Repeat("f", 64)} {
 		if err := CheckID(id); err != nil {
-			t.Error(err)
+			t.Errorf("CheckID(%q): %v", id, err)
 		}
 	}
 	for _, id := range []string{"", ".", "..", ".a", "-a", "a/b", "a\x00", "a b", "a\n", "é", "*", strings.Repeat("f", 129)} {
 		if CheckID(id) == nil {
-			t.Errorf("%q was taken", id)
+			t.Errorf("CheckID(%q) returned no error", id)
 		}
 	}
 }
@@ -49,16 +49,16 @@ func TestExecProcess(t *testing.T) {
 		}
 	}
 	if raw, err := ExecProcess([]byte(`{"process":{"env":["TERM=vt100"]}}`), nil, true, 1); err != nil || strings.Contains(string(raw), "xterm") {
-		t.Errorf("%s, %v", raw, err)
+		t.Errorf("a process with TERM becomes %s, %v", raw, err)
 	}
 	for _, spec := range []string{"", "{}", "null", "[]", `{"process":null}`, `{"process":[]}`, `{"process":{"env":1}}`, `{"process":{"rlimits":"x"}}`} {
 		if raw, err := ExecProcess([]byte(spec), nil, false, 1); err == nil {
-			t.Errorf("%q: %s", spec, raw)
+			t.Errorf("process of spec %q is %s, want an error", spec, raw)
 		}
 	}
 }
 
-// TestSetCgroup: what isn't known here stays as it is.
+// TestSetCgroup checks that unknown fields of the spec stay as they are.
 func TestSetCgroup(t *testing.T) {
 	b := &Bundle{Dir: t.TempDir(), Raw: []byte(`{"x":[1],"linux":{"cgroupsPath":"/a/b","y":{"z":12345678901234567890}}}`)}
 	if err := b.SetCgroup("a.slice:cri-husk:1"); err != nil {
@@ -66,10 +66,10 @@ func TestSetCgroup(t *testing.T) {
 	}
 	const want = `{"linux":{"cgroupsPath":"a.slice:cri-husk:1","y":{"z":12345678901234567890}},"x":[1]}`
 	if got, err := os.ReadFile(filepath.Join(b.Dir, SpecFile)); string(got) != want || string(b.Raw) != want || err != nil {
-		t.Errorf("%s, %v", got, err)
+		t.Errorf("the spec is %s, %v; want %s", got, err, want)
 	}
 	b.Raw = []byte(`{"linux":`)
 	if b.SetCgroup("x") == nil {
-		t.Error("garbage was taken")
+		t.Error("no error for an invalid spec")
 	}
 }

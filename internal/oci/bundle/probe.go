@@ -11,15 +11,16 @@ import (
 	"github.com/huskd/husk/internal/userns"
 )
 
-// probeIDs is how many IDs a pod's user namespace has, and the first of those on
-// the host that the trial takes: no file or process has them.
+// probeIDs is the number of IDs in a probe's user namespace, and the first of the host's IDs that
+// it maps to. No file or process has those.
 const probeIDs = 1 << 16
 
 // ProbeUserns opens a user namespace for a probe's container.
 func ProbeUserns() (*os.File, error) { return userns.Open(userns.Whole(probeIDs, probeIDs)) }
 
-// WriteProbe makes the smallest bundle that has what matters: namespaces, a
-// cgroup and a program.
+// WriteProbe writes the bundle of a minimal container, with namespaces, a cgroup and a program, to
+// probe a runtime with. The container joins the user namespace at the path user, if that isn't
+// empty.
 func WriteProbe(dir, cgroup, user string, args ...string) error {
 	rootfs := filepath.Join(dir, "rootfs")
 	for _, dir := range []string{"proc", "dev"} {
@@ -33,7 +34,7 @@ func WriteProbe(dir, cgroup, user string, args ...string) error {
 	spec := specs.Spec{
 		Version: "1.0.0",
 		Process: &specs.Process{Args: args, Cwd: "/", NoNewPrivileges: true},
-		// The remount for read-only drops the noexec that /run often has.
+		// Read-only, because the remount for that also drops the noexec that /run often has.
 		Root: &specs.Root{Path: "rootfs", Readonly: true},
 		Mounts: []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"},
 			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"}},

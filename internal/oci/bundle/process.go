@@ -10,8 +10,8 @@ import (
 	"github.com/huskd/husk/internal/oci/exectag"
 )
 
-// ExecProcess takes the process from a spec and makes it that of an exec. What
-// is not concerned is passed on as it is, known to us or not.
+// ExecProcess returns the process for an exec: the spec's, with the arguments and the terminal of
+// the exec and the tag. Other fields, also unknown ones, stay as they are.
 func ExecProcess(spec []byte, args []string, tty bool, tag exectag.Tag) ([]byte, error) {
 	var s struct {
 		Process map[string]json.RawMessage `json:"process"`

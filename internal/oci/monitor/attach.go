@@ -15,16 +15,13 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Attach connects the streams to a container's first process until it ends,
-// the client's output fails or ctx ends; any number of clients at once. What
-// was written before is in the log only. The end of s.Stdin closes the
-// process's standard input if the container was created with StdinOnce.
+// Attach connects the streams to a container's init process until it exits, writing to the client
+// fails or ctx ends. Any number of clients can attach at once. They get no earlier output. The end
+// of s.Stdin closes the process's stdin if the container was created with StdinOnce.
 //
-// conmon waits for each client to take its output. A slow one slows the
-// container down.
+// conmon waits for each client to read its output, so a slow client slows the container down.
 //
-// A Read of s.Stdin may go on after Attach has returned, until the client's
-// side is closed.
+// A Read of s.Stdin may still be blocked when Attach returns, until the client closes its side.
 func (d *Driver) Attach(ctx context.Context, id string, s oci.Streams) error {
 	c, err := d.find(id)
 	if err != nil {
@@ -40,7 +37,7 @@ func (d *Driver) Attach(ctx context.Context, id string, s oci.Streams) error {
 	session, end := context.WithCancel(ctx)
 	defer end()
 	if c.Terminal && s.Resize != nil {
-		// A container that ends meanwhile ends the session by itself.
+		// An error means that the container has exited, which ends the session.
 		go stdio.ForwardSizes(session, s.Resize, func(size oci.Size) { _ = conmon.Resize(c.Bundle, size) })
 	}
 	err = client.Serve(s, conmon.Input{Open: c.Stdin, Once: c.StdinOnce})
@@ -53,12 +50,11 @@ func (d *Driver) Attach(ctx context.Context, id string, s oci.Streams) error {
 	return nil
 }
 
-// reopenLimit bounds the time until conmon has a new log file.
+// reopenLimit bounds the time until conmon has reopened its log.
 const reopenLimit = 10 * time.Second
 
-// ReopenLog has the container's output go to a new file at the log's path and
-// returns when that is there. The caller has moved the old one away before; if
-// not, it is replaced.
+// ReopenLog redirects the container's output to a new file at the log's path and returns when the
+// file exists. The caller moves the old file away before: otherwise it is replaced.
 func (d *Driver) ReopenLog(ctx context.Context, id string) error {
 	c, err := d.find(id)
 	if err != nil {
@@ -67,7 +63,7 @@ func (d *Driver) ReopenLog(ctx context.Context, id string) error {
 	if c.Log == "" {
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %s has no log", pod.Short(id)))
 	}
-	limited, cancel := context.WithTimeoutCause(ctx, reopenLimit, fmt.Errorf("conmon did nothing for %v", reopenLimit))
+	limited, cancel := context.WithTimeoutCause(ctx, reopenLimit, fmt.Errorf("conmon did not reopen the log in %v", reopenLimit))
 	defer cancel()
 	alive, done, err := c.whileRunning(limited)
 	if err == nil {

@@ -16,9 +16,8 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// BenchmarkLifecycle reports how long each stage of a container of the pause
-// program takes, in milliseconds: with what is done in process, and with the
-// runtime doing all.
+// BenchmarkLifecycle reports how long each stage of a container takes in milliseconds: with the driver
+// doing what it can itself, and with the runtime doing all.
 func BenchmarkLifecycle(b *testing.B) {
 	for _, own := range []bool{false, true} {
 		b.Run(fmt.Sprintf("runtime does all=%v", own), func(b *testing.B) {
@@ -49,7 +48,7 @@ func BenchmarkLifecycle(b *testing.B) {
 	}
 }
 
-// BenchmarkExec runs a program that ends at once.
+// BenchmarkExec runs a program that exits at once.
 func BenchmarkExec(b *testing.B) {
 	d, bundle := pauseDriver(b)
 	id := pod.NewID()
@@ -66,7 +65,7 @@ func BenchmarkExec(b *testing.B) {
 	must(b, d.Delete(b.Context(), id))
 }
 
-// pauseDriver keeps its state in memory, as /run is on a node.
+// pauseDriver returns a driver and a bundle in memory, as /run is on a node.
 func pauseDriver(b *testing.B) (*Driver, string) {
 	dir, err := os.MkdirTemp("/dev/shm", "husk-bench-")
 	must(b, err)
@@ -80,8 +79,8 @@ func pauseDriver(b *testing.B) (*Driver, string) {
 	return New(cfg, Only(runtime, nil)), bundle
 }
 
-// spec writes that of the probe, with a hook that does nothing if the runtime
-// is to start and delete the container itself.
+// spec writes the spec of a probe. Hooks, which do nothing, make the runtime start and delete the
+// container.
 func spec(t testing.TB, dir, id string, hooks bool) {
 	must(t, bundle.WriteProbe(dir, "/"+id, "", "/pause"))
 	if !hooks {

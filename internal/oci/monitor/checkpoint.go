@@ -17,13 +17,12 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// checkpointer is the runtime that is known to be able to: crun has to be built
-// for it, which Debian's is not.
+// checkpointer is the only runtime that can checkpoint here. crun must be built with CRIU, which
+// Debian's isn't.
 const checkpointer = "runc"
 
-// Checkpoint has CRIU write what the container's processes are into the
-// directory to, which must be empty. They are then kept from running while
-// meanwhile looks at their files, and go on.
+// Checkpoint makes CRIU write the state of the container's processes into the directory to, which
+// must be empty. The container is then paused while meanwhile runs, and resumed.
 func (d *Driver) Checkpoint(ctx context.Context, id, to string, meanwhile func() error) error {
 	fail := func(err error) error { return fmt.Errorf("checkpoint container %s: %w", pod.Short(id), err) }
 	c, err := d.find(id)
@@ -36,7 +35,7 @@ func (d *Driver) Checkpoint(ctx context.Context, id, to string, meanwhile func()
 	if err := c.canCheckpoint(ctx); err != nil {
 		return fail(err)
 	}
-	// Connections go into it too: without that, one would make it fail.
+	// Without --tcp-established an open connection would fail the checkpoint.
 	err = c.runRuntime(ctx, "checkpoint", "--leave-running", "--file-locks", "--tcp-established", "--image-path", to, "--work-path", c.dir, id)
 	if err != nil {
 		return fail(withReason(err, filepath.Join(c.dir, "dump.log")))
@@ -48,10 +47,10 @@ func (d *Driver) Checkpoint(ctx context.Context, id, to string, meanwhile func()
 	return errors.Join(err, c.runRuntime(context.WithoutCancel(ctx), "resume", id))
 }
 
-// canCheckpoint says what is missing for it.
+// canCheckpoint returns an error that says what a checkpoint lacks, or nil.
 func (c *container) canCheckpoint(ctx context.Context) error {
 	if c.Runtime.Name != checkpointer {
-		return errdefs.ErrNotImplemented.WithMessage(fmt.Sprintf("it runs with %s, and checkpoints are made with %s only: give its pod a runtime handler with that", c.Runtime.Name, checkpointer))
+		return errdefs.ErrNotImplemented.WithMessage(fmt.Sprintf("it runs with %s, but only %s can checkpoint: use a runtime handler with %[2]s for its pod", c.Runtime.Name, checkpointer))
 	}
 	path := ""
 	for _, dir := range filepath.SplitList(conmon.Path) {
@@ -65,13 +64,12 @@ func (c *container) canCheckpoint(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, path, "check")
 	cmd.Env = []string{"PATH=" + conmon.Path}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return errdefs.ErrNotImplemented.WithMessage("criu check says that it can't be done on this host: " + lastLine(string(out)))
+		return errdefs.ErrNotImplemented.WithMessage("criu check fails on this host: " + lastLine(string(out)))
 	}
 	return nil
 }
 
-// withReason adds to an error the first complaint in CRIU's log: those behind it
-// follow from it.
+// withReason adds the first error in CRIU's log to err. Later ones are consequences of it.
 func withReason(err error, log string) error {
 	content, _ := os.ReadFile(log)
 	reason := ""
@@ -91,13 +89,12 @@ func lastLine(s string) string {
 	return oci.OneLine(lines[len(lines)-1])
 }
 
-// criuOptions have a restored process wait for SIGCONT, as a new one does for
-// Start; close its connections, which were to another address; and leave it in
-// the cgroup that the runtime has made, instead of the one that it was in.
+// criuOptions make a restored process wait for SIGCONT, as a new one waits for Start; close its
+// connections, which were to another address; and keep it in the cgroup that the runtime created,
+// instead of the one that it was in.
 const criuOptions = "leave-stopped\ntcp-close\nmanage-cgroups=ignore\n"
 
-// resume lets the processes of a restored container go on, which CRIU has left
-// stopped.
+// resumeRestored continues the processes of a restored container, which CRIU has left stopped.
 func (c *container) resumeRestored() error {
 	tree, err := c.tree()
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/huskd/husk/internal/poll"
 )
 
-// consoleFile is the name of the socket through which the runtime hands out the
-// terminal. It goes by its name alone, in the working directory: the whole
-// path may be too long for a socket.
+// consoleFile is the name of the socket on which the runtime sends the terminal. The runtime gets
+// only the name, relative to its working directory, because the whole path may be too long for a
+// socket.
 const consoleFile = "console"
 
 type consoleSocket struct{ *net.UnixListener }
@@ -34,32 +34,32 @@ func listenConsole(dir string) (*consoleSocket, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.SetUnlinkOnClose(false) // the name is void by then; the directory goes
+	l.SetUnlinkOnClose(false) // the path is invalid by then; the directory is removed later
 	return &consoleSocket{l}, nil
 }
 
-// terminal takes the terminal from the socket, where the runtime has left it.
+// terminal receives the terminal, which the runtime has already sent.
 func (c *consoleSocket) terminal() (*os.File, error) {
 	deadline := time.Now().Add(stdio.StallLimit)
 	_ = c.SetDeadline(deadline)
 	conn, err := c.AcceptUnix()
 	if err != nil {
-		return nil, fmt.Errorf("the runtime hands out no terminal: %w", err)
+		return nil, fmt.Errorf("the runtime sent no terminal: %w", err)
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(deadline)
 	control := make([]byte, unix.CmsgSpace(4))
 	_, n, _, _, err := conn.ReadMsgUnix(make([]byte, 4096), control)
 	if err != nil {
-		return nil, fmt.Errorf("take the terminal: %w", err)
+		return nil, fmt.Errorf("receive the terminal: %w", err)
 	}
 	messages, err := unix.ParseSocketControlMessage(control[:n])
 	if err != nil || len(messages) == 0 {
-		return nil, fmt.Errorf("take the terminal: no file in the message (%v)", err)
+		return nil, fmt.Errorf("receive the terminal: no file in the message (%v)", err)
 	}
 	fds, err := unix.ParseUnixRights(&messages[0])
 	if err != nil {
-		return nil, fmt.Errorf("take the terminal: %w", err)
+		return nil, fmt.Errorf("receive the terminal: %w", err)
 	}
 	unix.CloseOnExec(fds[0])
 	return poll.New(fds[0], "terminal")

@@ -22,7 +22,7 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// installed is a driver for whichever runtime works, and bundles for it.
+// installed is a test with a driver for a runtime that works, and a bundle.
 type installed struct {
 	*testing.T
 	*Driver
@@ -36,7 +36,7 @@ func install(t *testing.T) *installed {
 	return &installed{T: t, Driver: New(cfg, Only(runtime, nil))}
 }
 
-// bundle makes a new one for the pause program.
+// newBundle makes a new bundle for the pause program.
 func (i *installed) newBundle() {
 	i.id, i.bundle = pod.NewID(), i.TempDir()
 	i.cgroup = "/" + i.id
@@ -53,7 +53,7 @@ func (i *installed) ctx() context.Context {
 
 func (i *installed) createRequest() oci.Create { return oci.Create{ID: i.id, Bundle: i.bundle} }
 
-// leftNothing checks that no trace of the container is there.
+// leftNothing checks that no trace of the container is left.
 func (i *installed) leftNothing(when string) {
 	i.Helper()
 	for _, trace := range ocitest.Traces(i.cfg.Host.Cgroup, i.id, i.cgroup, i.cfg.StateDir, i.bundle) {
@@ -61,16 +61,15 @@ func (i *installed) leftNothing(when string) {
 	}
 }
 
-// TestRuntimeKilled kills the runtime at many moments of a creation, as the
-// kernel does when memory is short.
+// TestRuntimeKilled kills the runtime at many moments of a creation, as the OOM killer may.
 func TestRuntimeKilled(t *testing.T) {
 	hosttest.Root(t)
 	i := install(t)
 	failed := 0
 	for after := time.Duration(0); after < 60*time.Millisecond; after += 3 * time.Millisecond {
 		i.newBundle()
-		// Killed when its work is done, it leaves conmon waiting for the
-		// container's init to close stderr. That is for the context to end.
+		// If the runtime is killed after its work is done, conmon waits for the container's init to
+		// close stderr, until the context ends.
 		ctx, cancel := context.WithTimeout(i.ctx(), 2*time.Second)
 		done := make(chan error, 1)
 		go func() {
@@ -93,11 +92,11 @@ func TestRuntimeKilled(t *testing.T) {
 		i.leftNothing(fmt.Sprintf("killed after %v (%v)", after, err))
 	}
 	if failed == 0 {
-		t.Error("no creation failed: the test kills too late")
+		t.Error("no creation failed: the runtime is killed too late")
 	}
 }
 
-// conmon waits until there is one for the container.
+// conmon waits until the container's conmon has started its runtime.
 func (i *installed) conmon() oci.Process {
 	i.Helper()
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
@@ -105,16 +104,16 @@ func (i *installed) conmon() oci.Process {
 			return p
 		}
 	}
-	i.Fatal("no conmon shows up")
+	i.Fatal("no conmon found after 10 s")
 	return oci.Process{}
 }
 
-// crashing is set in the process that TestDaemonKilled kills: the state
-// directory.
+// crashing is the environment variable with the state directory in the process that
+// TestDaemonKilled kills.
 const crashing = "HUSK_CRASHING"
 
-// TestDaemonKilled kills a process that creates a container at many moments,
-// and has a driver that knows nothing else clean up.
+// TestDaemonKilled kills a process at many moments while it creates a container. A new driver then
+// cleans up.
 func TestDaemonKilled(t *testing.T) {
 	hosttest.Root(t)
 	if dir := os.Getenv(crashing); dir != "" {
@@ -122,8 +121,8 @@ func TestDaemonKilled(t *testing.T) {
 		return
 	}
 	i := install(t)
-	halfMade, whole := 0, 0
-	for after := time.Duration(0); whole < 3 && after < 5*time.Second; after += 4 * time.Millisecond {
+	interrupted, created := 0, 0
+	for after := time.Duration(0); created < 3 && after < 5*time.Second; after += 4 * time.Millisecond {
 		i.newBundle()
 		cmd := exec.Command(os.Args[0], "-test.run=^TestDaemonKilled$")
 		cmd.Env = append(os.Environ(), crashing+"="+i.cfg.StateDir, "HUSK_ID="+i.id, "HUSK_BUNDLE="+i.bundle)
@@ -136,24 +135,24 @@ func TestDaemonKilled(t *testing.T) {
 		_ = cmd.Wait()
 		restarted := New(i.cfg, i.handlers)
 		if ids, err := restarted.List(); err != nil || len(ids) != 1 || ids[0] != i.id {
-			t.Fatalf("List: %v, %v", ids, err)
+			t.Fatalf("containers after the crash: %v, %v; want %s", ids, err, i.id)
 		}
 		if _, err := restarted.Status(i.ctx(), i.id); err == nil {
-			whole++
+			created++
 		} else {
-			halfMade++
+			interrupted++
 		}
 		must(t, restarted.Delete(i.ctx(), i.id))
 		i.leftNothing(fmt.Sprintf("killed after %v", after))
 	}
-	if halfMade == 0 || whole == 0 {
-		t.Errorf("%d half-made and %d whole containers: the test kills at the wrong times", halfMade, whole)
+	if interrupted == 0 || created == 0 {
+		t.Errorf("%d interrupted and %d created containers, want some of each: the process is killed at the wrong moments", interrupted, created)
 	}
 }
 
 func createForever(t *testing.T, state string) {
-	cfg := Config{StateDir: state, Host: host.Probe("/")} // no t.TempDir: nobody would remove it
-	runtime, _, err := Find(t.Context(), cfg)             // which the parent has found
+	cfg := Config{StateDir: state, Host: host.Probe("/")} // not config, whose temporary directory nothing would remove
+	runtime, _, err := Find(t.Context(), cfg)             // cached by the parent
 	must(t, err)
 	_, err = New(cfg, Only(runtime, nil)).Create(t.Context(), oci.Create{ID: os.Getenv("HUSK_ID"), Bundle: os.Getenv("HUSK_BUNDLE")})
 	must(t, err)
@@ -165,8 +164,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// TestBadRuntimes has runtimes that say that they are runc and then don't do
-// what runc does.
+// TestBadRuntimes uses runtimes that claim to be runc and fail.
 func TestBadRuntimes(t *testing.T) {
 	hosttest.Root(t)
 	for name, script := range map[string]string{
@@ -174,7 +172,7 @@ func TestBadRuntimes(t *testing.T) {
 		"fails silently": "exit 1",
 		"fails":          "echo 'first line' >&2; echo 'second line' >&2; exit 1",
 		"is killed":      "kill -9 $$",
-		"makes nothing":  "exit 0",
+		"does nothing":   "exit 0",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -186,14 +184,14 @@ func TestBadRuntimes(t *testing.T) {
 			defer cancel()
 			_, err := i.Create(ctx, i.createRequest())
 			if err == nil || strings.Contains(err.Error(), "\n") {
-				t.Errorf("%v, want an error of one line", err)
+				t.Errorf("Create: %v, want a one-line error", err)
 			}
 			i.leftNothing(name)
 		})
 	}
 }
 
-// TestMountLeftByRuntime: runc, killed at the wrong moment, leaves a mount.
+// TestMountLeftByRuntime deletes a container with a mount that a killed runc left.
 func TestMountLeftByRuntime(t *testing.T) {
 	hosttest.Root(t)
 	i := install(t)
@@ -209,7 +207,7 @@ func TestMountLeftByRuntime(t *testing.T) {
 	i.leftNothing("with a mount")
 }
 
-// TestUnreadableRecord: one bad record stops nothing else.
+// TestUnreadableRecord checks that a container with an unreadable record can be deleted.
 func TestUnreadableRecord(t *testing.T) {
 	hosttest.Root(t)
 	for _, content := range []string{"", "{", "null", `{"id":"other"}`} {
@@ -220,11 +218,11 @@ func TestUnreadableRecord(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(i.dir(i.id), record.File), []byte(content), 0o600))
 		restarted := New(i.cfg, i.handlers)
 		if _, err := restarted.Wait(i.ctx(), i.id); err == nil {
-			t.Errorf("%q was read", content)
+			t.Errorf("Wait accepts the record %q", content)
 		}
 		must(t, restarted.Delete(i.ctx(), i.id))
 		i.dropWatch(i.id)
-		i.bundle = i.cfg.StateDir // where the bundle is nobody knows any more
+		i.bundle = i.cfg.StateDir // the record that named the bundle is lost
 		i.leftNothing("record " + content)
 	}
 }

@@ -18,16 +18,15 @@ import (
 )
 
 const (
-	// createLimit bounds a creation, even if the caller doesn't. A runtime that
-	// was killed can leave conmon waiting for ever for its standard error.
+	// createLimit bounds a Create whose caller sets no limit. A killed runtime can leave conmon
+	// waiting forever for the end of its stderr.
 	createLimit = 2 * time.Minute
-	// cleanupLimit bounds the cleaning up after a creation that failed.
+	// cleanupLimit bounds the cleanup after a failed creation.
 	cleanupLimit = 30 * time.Second
 )
 
-// Create starts conmon and has the runtime create the container. If it fails,
-// nothing of the container is left; a refusal of the runtime is an
-// *oci.StartError.
+// Create starts conmon, whose runtime creates the container. If the runtime refuses, the error is
+// an *oci.StartError. After an error nothing of the container is left.
 func (d *Driver) Create(ctx context.Context, req oci.Create) (oci.Process, error) {
 	runtime, err := d.handlers.Get(req.Handler)
 	if err != nil {
@@ -84,18 +83,17 @@ func (c *container) create(ctx context.Context) error {
 		err = c.saveCreated()
 	}
 	if err != nil {
-		// As long as conmon lives, its runtime makes what is to be removed.
+		// Makes remove kill conmon first, because its runtime may still be starting processes.
 		c.Init = oci.Process{}
 		return err
 	}
 	c.watch(m.PIDFD)
-	m.PIDFD = nil // the watch's now
+	m.PIDFD = nil // owned by the watch
 	return nil
 }
 
-// chownStdio gives conmon's pipes to the user of the process, so that it can open
-// /dev/stdout anew. In a user namespace the runtime, which does that otherwise,
-// may not: the node's root owns them.
+// chownStdio gives conmon's pipes to the user of the process, so that it can open /dev/stdout
+// again. The runtime does that, but not in a user namespace, which doesn't map the pipes' owner.
 func (c *container) chownStdio() error {
 	if c.StdioOwner == nil {
 		return nil
@@ -104,7 +102,7 @@ func (c *container) chownStdio() error {
 		path := fmt.Sprintf("/proc/%d/fd/%d", c.Init.PID, fd)
 		info, err := os.Stat(path)
 		if err != nil || info.Mode().Type() != fs.ModeNamedPipe {
-			continue // closed, the node's /dev/null, or a terminal of the container's
+			continue // closed, the node's /dev/null, or the container's terminal
 		}
 		if err := os.Chown(path, *c.StdioOwner, -1); err != nil {
 			return err
@@ -115,7 +113,7 @@ func (c *container) chownStdio() error {
 
 const lockFile = "lock"
 
-// createArgs are conmon's arguments for creating a container.
+// createArgs returns conmon's arguments to create a container.
 func (c *container) createArgs() []string {
 	log := "none"
 	if c.Log != "" {
@@ -126,9 +124,9 @@ func (c *container) createArgs() []string {
 		"--bundle", c.Bundle,
 		"--container-pidfile", c.path("pid"),
 		"--log-path", log,
-		// The attach socket is bound through /proc/self/fd, at any length of path.
+		// Binds the attach socket through /proc/self/fd, so the path can have any length.
 		"--full-attach",
-		// An fsync of the log as each container ends stalls a slow disk.
+		// An fsync at the exit of each container would stall a slow disk.
 		"--no-sync-log",
 	}
 	args = append(args, c.runtimeArgs()...)
@@ -147,35 +145,15 @@ func (c *container) createArgs() []string {
 	return args
 }
 
-// globalArgs are the runtime's own. With a log file the runtimes write their
-// errors plainly to standard error, and their warnings not into the container's
-// log.
-func (c *container) globalArgs() []string {
-	args := []string{"--root=" + c.runtimeRoot(), "--log=" + c.path("runtime.log")}
-	if c.Systemd {
-		args = append(args, "--systemd-cgroup")
-	}
-	return args
-}
-
-// runtimeArgs tell conmon which runtime to run and how.
-func (c *container) runtimeArgs() []string {
-	args := []string{"--runtime", c.Runtime.Path}
-	for _, arg := range c.globalArgs() {
-		args = append(args, "--runtime-arg", arg)
-	}
-	return args
-}
-
-// await waits for conmon's word that the container is there.
+// awaitCreated waits for conmon's report that the container is created.
 func (c *container) awaitCreated(ctx context.Context, m *conmon.Conmon) error {
 	got, err := m.Next(ctx)
 	switch {
 	case errors.Is(err, io.EOF):
-		if said := oci.OneLine(m.Stderr()); said != "" {
-			return errors.New(said)
+		if stderr := oci.OneLine(m.Stderr()); stderr != "" {
+			return errors.New(stderr)
 		}
-		return fmt.Errorf("%s or conmon died without a word", c.Runtime.Name)
+		return fmt.Errorf("%s or conmon died without an error message", c.Runtime.Name)
 	case err != nil:
 		return err
 	case got.Value <= 0 && c.Restore != "":
@@ -187,7 +165,7 @@ func (c *container) awaitCreated(ctx context.Context, m *conmon.Conmon) error {
 	return err
 }
 
-// withCleanupError adds to an error what went wrong in cleaning up after it.
+// withCleanupError adds the error of a cleanup to the error that caused it.
 func withCleanupError(err, then error) error {
 	if then == nil {
 		return err

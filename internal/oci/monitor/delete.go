@@ -17,23 +17,23 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// monitorGrace is how long conmon may take to write down the last output and
-// the exit code once the container's first process is dead.
+// monitorGrace is how long conmon has to write the rest of the log and the exit code once the
+// container's init process is dead.
 const monitorGrace = 5 * time.Second
 
-var errGrace = errors.New("conmon doesn't end")
+var errGrace = errors.New("conmon did not exit")
 
-// Delete kills what is left of a container and removes all traces of it: its
-// processes, conmon, the cgroup, the runtime's files and ours. It is safe to
-// call again, at any point of a creation that was cut off, after a reboot, and
-// for a container that isn't there. If it fails the record stays.
+// Delete kills what is left of a container and removes all traces of it: its processes, conmon, the
+// cgroup, and the files of the runtime and the driver. It can be repeated, and also works at any
+// point of an interrupted creation, after a reboot, and for a container that doesn't exist. If it
+// fails, the record stays.
 func (d *Driver) Delete(ctx context.Context, id string) error {
 	if err := bundle.CheckID(id); err != nil {
 		return err
 	}
 	c, err := d.load(id)
 	if err != nil {
-		// None, or none that can be read: what it said is found in other ways.
+		// There is no record, or an unreadable one. What it had is found in other ways.
 		c = d.newContainer(id)
 	}
 	if err := c.remove(ctx); err != nil {
@@ -42,7 +42,7 @@ func (d *Driver) Delete(ctx context.Context, id string) error {
 	return nil
 }
 
-// remove does what Delete promises.
+// remove implements Delete.
 func (c *container) remove(ctx context.Context) error {
 	if !c.rebooted() {
 		if err := c.end(ctx); err != nil {
@@ -57,16 +57,16 @@ func (c *container) remove(ctx context.Context) error {
 	}
 	c.driver.dropWatch(c.ID)
 	err := os.RemoveAll(c.dir)
-	// A Wait that is under way may leave its mark meanwhile.
+	// A concurrent Wait may create the lost file meanwhile.
 	for tries := 0; errors.Is(err, unix.ENOTEMPTY) && tries < 3; tries++ {
 		err = os.RemoveAll(c.dir)
 	}
 	return err
 }
 
-// end ends the container's first process and then conmon, which writes down the
-// end. With a creation cut off it is the other way round: as long as conmon
-// lives, its runtime makes more. What is left in the cgroup goes with it.
+// end kills the container's init process and waits for conmon, which then records the exit and
+// exits. What is left in the cgroup is killed with it. An interrupted creation is ended in another
+// order: see endCreation.
 func (c *container) end(ctx context.Context) error {
 	if !c.Created() {
 		return c.endCreation(ctx)
@@ -92,13 +92,13 @@ func (c *container) end(ctx context.Context) error {
 	return w.Wait(ctx)
 }
 
-// endCreation ends a creation that was cut off, and returns when no process
-// that had a part in it is left: the conmon, which may not have come to be
-// recorded, or be a fork of us that isn't conmon yet; the runtime, which dies
-// with conmon, but a little later; and what that has forked.
+// endCreation ends an interrupted creation, and returns when none of its processes is left. These
+// are conmon, which may not be recorded, or still be huskd's fork before its exec; the runtime,
+// which dies a little after conmon; and what the runtime has forked. conmon goes first, because its
+// runtime may still be starting processes.
 func (c *container) endCreation(ctx context.Context) error {
 	if _, err := os.Stat(c.dir); errors.Is(err, fs.ErrNotExist) {
-		return nil // it is made before conmon is started
+		return nil // it is created before conmon is started
 	}
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		if err := c.killFound(ctx); err != nil {
@@ -112,7 +112,7 @@ func (c *container) endCreation(ctx context.Context) error {
 			return err
 		}
 		if c.Cgroup == "" {
-			// The record is unreadable: only the runtime knows what it has made.
+			// The record is unreadable: only the runtime knows the container's processes.
 			return nil
 		}
 		select {
@@ -123,7 +123,7 @@ func (c *container) endCreation(ctx context.Context) error {
 	}
 }
 
-// endRound kills what of a creation can be found.
+// killFound kills the processes of a creation that it can find.
 func (c *container) killFound(ctx context.Context) error {
 	p := c.Monitor
 	if p.PID == 0 {
@@ -139,13 +139,13 @@ func (c *container) killFound(ctx context.Context) error {
 	return tree.Kill(ctx, c.Cgroup)
 }
 
-// removeState removes the cgroup and the runtime's directory.
+// removeState removes the cgroup and the runtime's directory of the container.
 func (c *container) removeState(ctx context.Context) error {
 	if c.Runtime.Name == "" {
 		return c.removeUnrecorded(ctx)
 	}
 	if _, err := os.Stat(c.runtimeState()); err == nil && c.RuntimeDeletes {
-		// Whether it says so or not: what it leaves goes now.
+		// An error doesn't matter: what the runtime leaves is removed below.
 		_ = c.runRuntime(ctx, "delete", "--force", c.ID)
 	}
 	if !c.rebooted() {
@@ -160,9 +160,9 @@ func (c *container) removeState(ctx context.Context) error {
 	return removeMounted(c.runtimeState())
 }
 
-// removeMounted removes a directory in which files may be mounted on. runc
-// mounts its own program there for a moment, to have a copy that the container
-// can't write to (nsexec's cloned_binary.c), and may have been killed then.
+// removeMounted removes a directory that may have files as mount points. runc mounts its own
+// program there for a moment, to have a copy that the container can't write to (nsexec's
+// cloned_binary.c), and may have been killed then.
 func removeMounted(dir string) error {
 	err := os.RemoveAll(dir)
 	if !errors.Is(err, unix.EBUSY) {
@@ -178,8 +178,8 @@ func removeMounted(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// removeUnrecorded asks whichever runtime knows the container, for it alone can
-// tell then which processes and cgroups are the container's.
+// removeUnrecorded deletes a container without a readable record by each runtime that has a
+// directory of it. Only the runtime can tell then which processes and cgroups are the container's.
 func (c *container) removeUnrecorded(ctx context.Context) error {
 	roots, err := os.ReadDir(c.driver.cfg.runtimesDir())
 	if err != nil {

@@ -20,21 +20,20 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// killLimit bounds the killing of an exec'd process tree.
+// killLimit bounds the killing of an exec and all that it forked.
 const killLimit = 10 * time.Second
 
-// Exec runs a further program in a running container, as the user and with the
-// environment, capabilities and directory of its own, and returns its exit
-// code. A program that can't be started is an *oci.StartError.
+// Exec runs another program in a running container and returns its exit code. It runs with the
+// user, environment, capabilities and directory of the container's process. If the program can't be
+// started, the error is an *oci.StartError.
 //
-// The program gets our pipes, or a terminal of the container's, directly; conmon
-// stands by as the parent that learns its exit code, so that Exec returns when
-// the program ends and not when the last process that inherited its output
-// does. What it wrote until then is delivered.
+// The program uses our pipes, or a terminal of the container, directly. conmon is its parent and
+// reports its exit code. So Exec returns when the program exits, and not only when the last process
+// that inherited its output does. It delivers what was written until then.
 //
-// When the timeout passes (context.DeadlineExceeded) or ctx ends, everything
-// that the program forked is killed, see package exectag. A Read of req.Stdin may go on
-// after Exec has returned, until the client's side is closed.
+// When the timeout passes (context.DeadlineExceeded) or ctx ends, everything that the program
+// forked is killed: see package exectag. A Read of req.Stdin may still be blocked when Exec
+// returns, until the client closes its side.
 func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 	fail := func(err error) (int, error) {
 		return -1, fmt.Errorf("exec in container %s: %w", pod.Short(req.ID), err)
@@ -71,7 +70,7 @@ func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 // execution is one Exec in progress.
 type execution struct {
 	*container
-	files   string // the directory for its own
+	files   string // directory of its files
 	tag     exectag.Tag
 	streams oci.Streams
 }
@@ -90,8 +89,7 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 		}
 		defer console.close()
 	}
-	// There is always one for stderr: the runtime says there why it can't start
-	// the program.
+	// There is always a pipe for stderr: the runtime's errors go there too.
 	s := e.streams
 	pipes, err := stdio.New([3]bool{s.Stdin != nil && !s.TTY, s.Stdout != nil && !s.TTY, true})
 	if err != nil {
@@ -113,14 +111,14 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 	if err != nil {
 		return 0, withCleanupError(err, e.kill(cleanup, m))
 	}
-	return code, pidfd.Wait(cleanup, m.PIDFD) // it ends with its last report
+	return code, pidfd.Wait(cleanup, m.PIDFD) // conmon exits after its last report
 }
 
-// follow waits until the program runs, connects it, and waits until it ends.
+// follow waits until the program runs, connects the streams, and waits until it exits.
 func (e *execution) follow(ctx context.Context, m *conmon.Conmon, pipes *stdio.Pipes, console *consoleSocket) (int, error) {
 	_, err := m.Next(ctx)
 	if errors.Is(err, io.EOF) {
-		// The runtime wrote to what would have been the program's stderr.
+		// The runtime failed, and wrote its error to the program's stderr.
 		return 0, oci.NewStartError(pipes.ReadStderr())
 	}
 	if err != nil {
@@ -141,14 +139,14 @@ func (e *execution) follow(ctx context.Context, m *conmon.Conmon, pipes *stdio.P
 	pipes.Connect(e.streams, func() {})
 	ended, err := m.Next(ctx)
 	if errors.Is(err, io.EOF) {
-		err = errors.New("its monitor was killed")
+		err = errors.New("conmon was killed")
 	}
 	pipes.Finish(ctx)
 	return ended.Value, err
 }
 
-// kill ends the program with all that it forked, and conmon. Should the runtime
-// be about to start the program, that dies with conmon, or is found then.
+// kill kills the program, everything that it forked, and conmon. If the runtime is about to start
+// the program, it dies with conmon, or the second round kills the program.
 func (e *execution) kill(ctx context.Context, m *conmon.Conmon) error {
 	tree, err := e.tree()
 	if err != nil {
@@ -167,9 +165,9 @@ func (e *execution) conmonArgs() []string {
 	args := []string{
 		"--cid", e.ID, "--cuuid", e.ID,
 		"--exec", "--exec-process-spec", processFile,
-		"--api-version", // reports when the program runs, not only when it ends
+		"--api-version", // reports when the program runs, not only when it exits
 		"--container-pidfile", "pid",
-		// The program's standard streams are those that conmon got.
+		// The program gets conmon's stdio.
 		"--log-path", "passthrough",
 	}
 	args = append(args, e.runtimeArgs()...)
@@ -179,8 +177,8 @@ func (e *execution) conmonArgs() []string {
 	return args
 }
 
-// writeProcess writes the process to run: the container's own but for the
-// program.
+// writeProcess writes the process to run: the container's, with the program and the streams of the
+// exec.
 func (e *execution) writeProcess(args []string) error {
 	raw, err := os.ReadFile(filepath.Join(e.Bundle, bundle.SpecFile))
 	if err != nil {

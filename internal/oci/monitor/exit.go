@@ -16,84 +16,19 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Files about the end of a container in its directory. conmon writes the first
-// two, we the third, when conmon couldn't.
+// Files in the container's directory about its exit. conmon creates the first two, and the driver
+// the third if conmon couldn't.
 const (
 	exitFile = "exit"
 	oomFile  = "oom"
 	lostFile = "lost"
 )
 
-// leftoverLimit bounds the killing of what an ended container left running.
+// leftoverLimit bounds the killing of what an exited container left running.
 const leftoverLimit = 10 * time.Second
 
-// watch starts waiting for the conmon behind fd, which it then owns.
-func (c *container) watch(fd *os.File) *oci.ExitNotifier {
-	d := c.driver
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if w, ok := d.watches[c.ID]; ok {
-		_ = fd.Close()
-		return w
-	}
-	w := oci.NewExitNotifier()
-	d.watches[c.ID] = w
-	go func() {
-		_ = pidfd.Wait(context.Background(), fd)
-		_ = fd.Close()
-		w.Notify(c.collectExit())
-	}()
-	return w
-}
-
-// watching returns the watch of the container, or pidfd.ErrGone if its conmon
-// is.
-func (c *container) findWatch() (*oci.ExitNotifier, error) {
-	c.driver.mu.Lock()
-	w, ok := c.driver.watches[c.ID]
-	c.driver.mu.Unlock()
-	if ok {
-		return w, nil
-	}
-	if c.rebooted() {
-		return nil, pidfd.ErrGone
-	}
-	fd, err := pidfd.Open(c.Monitor)
-	if err != nil {
-		return nil, err
-	}
-	return c.watch(fd), nil
-}
-
-// alive returns a context that ends with pidfd.ErrGone when conmon does, or
-// that error if it has.
-func (c *container) whileRunning(ctx context.Context) (context.Context, func(), error) {
-	w, err := c.findWatch()
-	if err == nil && w.Exited() {
-		err = pidfd.ErrGone
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() {
-		if w.Wait(ctx) == nil {
-			cancel(pidfd.ErrGone)
-		}
-	}()
-	return ctx, func() { cancel(nil) }, nil
-}
-
-// forget drops the watch of a container that is deleted.
-func (d *Driver) dropWatch(id string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.watches, id)
-}
-
-// Wait returns once the container has ended, also one that ended while no
-// Driver was there. Every process that it left running is killed by then. It
-// can be called any number of times until the container is deleted.
+// Wait returns the container's exit once it has exited, also if it did while no Driver ran. By then
+// every process that it left is killed. Wait can be repeated until the container is deleted.
 func (d *Driver) Wait(ctx context.Context, id string) (oci.Exit, error) {
 	c, err := d.find(id)
 	if err != nil {
@@ -112,7 +47,7 @@ func (d *Driver) Wait(ctx context.Context, id string) (oci.Exit, error) {
 	return w.Exit(), nil
 }
 
-// Status says how a container stands, without waiting for anything.
+// Status returns the state of a container. It doesn't wait for anything.
 func (d *Driver) Status(_ context.Context, id string) (oci.Status, error) {
 	c, err := d.find(id)
 	if err != nil {
@@ -134,8 +69,8 @@ func (d *Driver) Status(_ context.Context, id string) (oci.Status, error) {
 	return oci.Status{State: oci.Running, Process: c.Init}, nil
 }
 
-// settle says how a container ended whose conmon is gone. If conmon was killed,
-// the container goes too: nobody reads what it writes any more.
+// collectExit returns the exit of a container whose conmon is gone, and kills what is left of it.
+// If conmon was killed, this includes the init process, because nothing reads its output any more.
 func (c *container) collectExit() oci.Exit {
 	exit, err := readExit(c.path(exitFile))
 	if err != nil {
@@ -149,11 +84,11 @@ func (c *container) collectExit() oci.Exit {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), leftoverLimit)
 	defer cancel()
-	// What can't be killed in this time is Delete's to report.
+	// Errors are ignored: Delete tries again and reports them.
 	_ = pidfd.Signal(c.Init, unix.SIGKILL)
 	_ = tree.Kill(ctx, c.Cgroup)
-	// conmon may be dead, or slow to hear of it. The cgroup itself is there until
-	// the container is deleted, unless it is systemd's.
+	// conmon may have died before it noticed an OOM kill. The cgroup exists until the container is
+	// deleted, unless it is a systemd scope.
 	exit.OOMKilled = exit.OOMKilled || tree.OOMKills(c.Cgroup) > 0
 	if c.Systemd {
 		exit.OOMKilled = c.attributeOOM(exit.OOMKilled)
@@ -161,7 +96,7 @@ func (c *container) collectExit() oci.Exit {
 	return exit
 }
 
-// readExit reads what conmon left.
+// readExit reads the exit code that conmon has written.
 func readExit(file string) (oci.Exit, error) {
 	raw, err := os.ReadFile(file)
 	if err != nil {
@@ -172,13 +107,14 @@ func readExit(file string) (oci.Exit, error) {
 		return oci.Exit{}, err
 	}
 	code, err := strconv.Atoi(strings.TrimSpace(string(raw)))
-	if err != nil || code < 0 { // -1 is conmon's word for not knowing
+	if err != nil || code < 0 { // conmon writes -1 for unknown
 		return oci.Exit{}, fmt.Errorf("%s has %q", file, raw)
 	}
 	return oci.Exit{Code: code, At: info.ModTime()}, nil
 }
 
-// lost leaves a mark, for a later call to give the same time.
+// markLost returns an exit of unknown code. It creates a file, so that a later call returns the
+// same time.
 func markLost(file string) oci.Exit {
 	exit := oci.LostExit()
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY, 0o600)

@@ -7,9 +7,8 @@ import (
 	"os/exec"
 )
 
-// Knows says whether the runtime of a handler knows a version of the runtime
-// spec. One that doesn't say which it knows, by its command features, knows those
-// before 1.1 only.
+// SupportsSpec reports whether the runtime of a handler supports a version of the runtime spec. A
+// runtime without the command "features" supports only versions before 1.1.
 func (h Handlers) SupportsSpec(ctx context.Context, handler, version string) bool {
 	runtime, err := h.Get(handler)
 	if err != nil {
@@ -24,7 +23,7 @@ func (h Handlers) SupportsSpec(ctx context.Context, handler, version string) boo
 	return !older(features.Max, version)
 }
 
-// older says whether a version is older than another, by their first two numbers.
+// older reports whether a version is older than another, by the first two numbers.
 func older(version, than string) bool {
 	var major, minor, thanMajor, thanMinor int
 	_, _ = fmt.Sscanf(version, "%d.%d", &major, &minor)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestKnows(t *testing.T) {
+func TestSupportsSpec(t *testing.T) {
 	t.Parallel()
 	program := func(name, script string) Runtime {
 		path := filepath.Join(t.TempDir(), name)
@@ -28,11 +28,11 @@ func TestKnows(t *testing.T) {
 		h := Only(program("runtime", c.script), nil)
 		for version, want := range c.want {
 			if got := h.SupportsSpec(t.Context(), "", version); got != want {
-				t.Errorf("%s: %s: %v", c.script, version, got)
+				t.Errorf("a runtime of %s supports %s: %v, want %v", c.script, version, got, want)
 			}
 		}
 		if h.SupportsSpec(t.Context(), "other", "1.0.0") {
-			t.Error("a handler that isn't there")
+			t.Error("an unknown handler supports a version")
 		}
 	}
 }

@@ -14,14 +14,13 @@ import (
 
 // Handlers are the runtimes of a host by the names of CRI's runtime handlers.
 type Handlers struct {
-	// Default is that of pods which name none, unless Missing says why there
-	// is no such runtime.
+	// Default is the runtime of pods that name no handler. If there is none, Missing is the reason.
 	Default Runtime
 	Missing error
-	// Rejected went before the default and can't be used.
+	// Rejected are the runtimes that are preferred to the default but can't be used.
 	Rejected []Rejected
 
-	// Also are names of handlers of another driver.
+	// Also are the names of the handlers of another driver, for error messages.
 	Also []string
 
 	named map[string]handler
@@ -32,7 +31,7 @@ type handler struct {
 	missing error
 }
 
-// Only returns what has a default and no other.
+// Only returns Handlers with a default and no others.
 func Only(runtime Runtime, missing error) Handlers {
 	h := Handlers{Default: runtime, Missing: missing, named: map[string]handler{}}
 	if missing == nil {
@@ -41,10 +40,10 @@ func Only(runtime Runtime, missing error) Handlers {
 	return h
 }
 
-// FindHandlers tries the runtimes of the handlers in paths, by name; for an
-// empty path the name is looked for. The default is what Find finds, with the
-// paths in the place of programs of their names, and the others after them. It
-// is a handler too, by what it calls itself, unless paths has one of that name.
+// FindHandlers probes the runtimes of the handlers in paths, by name. For an empty path it looks up
+// the name. The default is what Find returns, with the paths in place of the preferred programs of
+// the same name, and the others as further candidates. The default is also a handler under the name
+// that its program reports, unless paths has that name.
 func FindHandlers(ctx context.Context, cfg Config, paths map[string]string) Handlers {
 	program := func(name string) string {
 		if paths[name] != "" {
@@ -79,7 +78,7 @@ func FindHandlers(ctx context.Context, cfg Config, paths map[string]string) Hand
 	return h
 }
 
-// Get returns the runtime of a handler, that of the default for no name.
+// Get returns the runtime of a handler; the default for an empty name.
 func (h Handlers) Get(name string) (Runtime, error) {
 	if name == "" {
 		return h.Default, h.Missing
@@ -91,8 +90,7 @@ func (h Handlers) Get(name string) (Runtime, error) {
 	return found.Runtime, found.missing
 }
 
-// Check says why the handler can't be used for containers, those of a user
-// namespace or others.
+// Check returns an error if the handler can't run containers, with or without a user namespace.
 func (h Handlers) Check(name string, userns bool) error {
 	runtime, err := h.Get(name)
 	if err == nil && userns && runtime.NoUserNamespaces != "" {
@@ -101,7 +99,7 @@ func (h Handlers) Check(name string, userns bool) error {
 	return err
 }
 
-// called returns a runtime that calls itself name, which may be of no handler.
+// byRuntimeName returns a runtime whose program reports name, even if it belongs to no handler.
 func (h Handlers) byRuntimeName(name string) Runtime {
 	for _, candidate := range h.named {
 		if candidate.Name == name {
@@ -120,8 +118,7 @@ func (h Handlers) known() string {
 	return fmt.Sprintf("use %s, or none for the default", strings.Join(slices.Compact(names), ", "))
 }
 
-// List returns the handlers, the default one first, without a name of its own,
-// and then the others by name.
+// List returns the handlers: first the default, with an empty name, then the others by name.
 func (h Handlers) List() []oci.Handler {
 	list := []oci.Handler{handler{h.Default, h.Missing}.describe("")}
 	for _, name := range slices.Sorted(maps.Keys(h.named)) {

@@ -13,85 +13,85 @@ import (
 
 func TestHandlers(t *testing.T) {
 	hosttest.Root(t)
-	noting, count := counted(t)
+	counting, count := counted(t)
 	cfg := config(t)
 	find := func() Handlers {
 		t.Helper()
-		return FindHandlers(t.Context(), cfg, map[string]string{"runc": noting, "second": noting, "gone": "/no/such/runtime"})
+		return FindHandlers(t.Context(), cfg, map[string]string{"runc": counting, "second": counting, "gone": "/no/such/runtime"})
 	}
 	h := find()
 	must(t, h.Missing)
 	tries := count()
 	find()
 	if count() != tries {
-		t.Errorf("it has forgotten: %d tries, then %d", tries, count())
+		t.Errorf("%d probes, and %d after a second FindHandlers: want no more", tries, count())
 	}
 	var names []string
 	for _, w := range h.List() {
 		names = append(names, w.Name)
 		if usable := w.Missing == nil && w.Version != ""; usable != (w.Name != "gone") {
-			t.Errorf("%+v", w)
+			t.Errorf("handler %+v", w)
 		}
 	}
 	if got := strings.Join(names, " "); got != " gone runc second" && got != " crun gone runc second" {
-		t.Errorf("handlers %q", got)
+		t.Errorf("handlers are %q", got)
 	}
 	for _, name := range []string{"runc", "second"} {
-		if r, err := h.Get(name); err != nil || r.Name != "runc" || r.Path != noting {
-			t.Errorf("%s: %+v, %v", name, r, err)
+		if r, err := h.Get(name); err != nil || r.Name != "runc" || r.Path != counting {
+			t.Errorf("handler %s is %+v, %v; want the runtime %s", name, r, err, counting)
 		}
 	}
 	if r, err := h.Get(""); err != nil || r != h.Default {
-		t.Errorf("the default: %+v, %v", r, err)
+		t.Errorf("the default is %+v, %v; want %+v", r, err, h.Default)
 	}
 	if _, err := h.Get("gone"); !errdefs.IsUnavailable(err) || err.Error() != "runtime handler gone can't be used: /no/such/runtime: not installed" {
-		t.Error(err)
+		t.Errorf("Get of a missing runtime: %v", err)
 	}
 	if _, err := h.Get("other"); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "gone, runc, second, or none") {
-		t.Error(err)
+		t.Errorf("Get of an unknown handler: %v", err)
 	}
-	if got := h.byRuntimeName("runc").Path; got != noting {
-		t.Errorf("runc is %s", got)
+	if got := h.byRuntimeName("runc").Path; got != counting {
+		t.Errorf("the path of runc is %s, want %s", got, counting)
 	}
 	if got := h.byRuntimeName("sh").Path; got == "" {
-		t.Error("what is no handler isn't looked for")
+		t.Error("a program that isn't a handler is not looked up")
 	}
 }
 
 func TestUserNamespaces(t *testing.T) {
 	hosttest.Root(t)
 	cfg := config(t, "runc")
-	must(t, os.Chmod(filepath.Dir(cfg.StateDir), 0o711)) // testing has made it for root alone
+	must(t, os.Chmod(filepath.Dir(cfg.StateDir), 0o711)) // which testing has made accessible to root alone
 	r, _, err := Find(t.Context(), cfg)
 	must(t, err)
 	if can := r.NoUserNamespaces == ""; can != cfg.Host.IDMap {
-		t.Errorf("user namespaces: %q, idmapped mounts: %v", r.NoUserNamespaces, cfg.Host.IDMap)
+		t.Errorf("NoUserNamespaces is %q on a host with IDMap %v", r.NoUserNamespaces, cfg.Host.IDMap)
 	}
 	if again, _, err := Find(t.Context(), cfg); err != nil || again != r {
-		t.Errorf("remembered: %+v, %v", again, err)
+		t.Errorf("a second Find returns %+v, %v; want %+v", again, err, r)
 	}
 }
 
 func TestNoHandlers(t *testing.T) {
 	h := Only(Runtime{}, errdefs.ErrUnavailable)
 	if _, err := h.Get(""); !errdefs.IsUnavailable(err) {
-		t.Error(err)
+		t.Errorf("Get of the default: %v, want unavailable", err)
 	}
 	if _, err := h.Get("runc"); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "there is none") {
-		t.Error(err)
+		t.Errorf("Get of a handler without any: %v", err)
 	}
 	if list := h.List(); len(list) != 1 || list[0].Missing == nil {
-		t.Errorf("%+v", list)
+		t.Errorf("handlers are %+v, want a missing default", list)
 	}
 }
 
-// TestRunscIsRefused: gVisor is for package shim.
+// TestRunscIsRefused checks that gVisor is left to package shim.
 func TestRunscIsRefused(t *testing.T) {
 	hosttest.Root(t)
 	path := filepath.Join(t.TempDir(), "runsc")
 	must(t, os.WriteFile(path, []byte("#!/bin/sh\necho runsc version release-1\n"), 0o755))
 	h := FindHandlers(t.Context(), config(t), map[string]string{"gvisor": path})
 	if _, err := h.Get("gvisor"); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "use a runtime handler of type shim") {
-		t.Error(err)
+		t.Errorf("Get of runsc: %v", err)
 	}
 }

@@ -16,15 +16,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestConformanceRunc runs the suite with runc, which works on every host.
+// TestConformanceRunc runs the suite with runc.
 func TestConformanceRunc(t *testing.T) { ocitest.Suite(t, subjects(t, "runc")) }
 
 // withoutUnified is set in a child process of TestConformanceCrun.
 const withoutUnified = "HUSK_WITHOUT_UNIFIED"
 
-// TestConformanceCrun runs the suite with crun. On a hybrid host that refuses
-// to work until the v2 hierarchy is out of its sight, so there the tests run
-// once more, in a mount namespace that doesn't have it.
+// TestConformanceCrun runs the suite with crun. On a hybrid host crun works only without the v2
+// hierarchy. There the suite runs in a child process, in a mount namespace without that.
 func TestConformanceCrun(t *testing.T) {
 	hosttest.Root(t)
 	if host.Probe("/").Cgroup.Mode != host.CgroupHybrid {
@@ -32,14 +31,14 @@ func TestConformanceCrun(t *testing.T) {
 		return
 	}
 	if os.Getenv(withoutUnified) != "" {
-		t.Fatal("the v2 hierarchy is still there")
+		t.Fatal("the v2 hierarchy is still mounted")
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestConformanceCrun$", "-test.v", "-test.timeout=5m")
 	cmd.Env = append(os.Environ(), withoutUnified+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("the child process failed: %v\n%s", err, out)
 	}
 }
 
@@ -54,7 +53,7 @@ func init() {
 	}
 }
 
-// subjects makes subjects that use the runtime of that name.
+// subjects returns a function that makes subjects of the named runtime.
 func subjects(t *testing.T, name string) func(*testing.T) ocitest.Subject {
 	cfg := config(t, name)
 	runtime, rejected, err := Find(t.Context(), cfg)

@@ -21,7 +21,7 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Rejected is a runtime that is not used, and why.
+// Rejected is a runtime that can't be used, and why.
 type Rejected struct {
 	Name string `json:"name"`
 	Why  string `json:"why"`
@@ -29,11 +29,11 @@ type Rejected struct {
 
 const remedy = "install one with: apt-get install runc conmon"
 
-// probeLimit bounds the trial of one runtime.
+// probeLimit bounds the probe of one runtime.
 const probeLimit = 30 * time.Second
 
-// probeResult is what Find remembers. It holds as long as the host has not been
-// booted and all programs in question are the same files.
+// probeResult is the cached result of a probe. It is valid until the host is booted or one of the
+// programs changes.
 type probeResult struct {
 	Boot     string     `json:"boot"`
 	Programs []program  `json:"programs"`
@@ -41,7 +41,7 @@ type probeResult struct {
 	Rejected []Rejected `json:"rejected"`
 }
 
-// program identifies a candidate: a path of "" says that it wasn't found.
+// program identifies a version of a program. Path is empty if it wasn't found.
 type program struct {
 	Name  string    `json:"name"`
 	Path  string    `json:"path"`
@@ -49,24 +49,23 @@ type program struct {
 	MTime time.Time `json:"mtime"`
 }
 
-// Find returns the first runtime of the configuration that can run a container
-// on this host, and why those before it can't. It tries by running one, and
-// remembers the outcome until a program is replaced or the host booted. Without
-// conmon or any runtime the error is errdefs.ErrUnavailable and says what to
-// install.
+// Find returns the first runtime of the configuration that can run a container on this host, and
+// why those before it can't. It probes each by running a container, and caches the result until a
+// program is replaced or the host is booted. Without conmon or a runtime that works the error is
+// errdefs.ErrUnavailable and says what to install.
 func Find(ctx context.Context, cfg Config) (Runtime, []Rejected, error) {
 	return find(ctx, cfg, "runtime.json")
 }
 
-// find remembers the outcome in the named file.
+// find caches the result in the named file.
 func find(ctx context.Context, cfg Config, file string) (Runtime, []Rejected, error) {
 	monitor, candidates := cfg.programs()
 	now := probeResult{Boot: cfg.Host.BootID, Programs: append([]program{monitor}, candidates...)}
 	cache := filepath.Join(cfg.StateDir, file)
-	var before probeResult
-	if raw, err := os.ReadFile(cache); err == nil && json.Unmarshal(raw, &before) == nil {
-		if before.Boot == now.Boot && reflect.DeepEqual(before.Programs, now.Programs) {
-			return before.Runtime, before.Rejected, nil
+	var cached probeResult
+	if raw, err := os.ReadFile(cache); err == nil && json.Unmarshal(raw, &cached) == nil {
+		if cached.Boot == now.Boot && reflect.DeepEqual(cached.Programs, now.Programs) {
+			return cached.Runtime, cached.Rejected, nil
 		}
 	}
 	if monitor.Path == "" {
@@ -83,7 +82,7 @@ func find(ctx context.Context, cfg Config, file string) (Runtime, []Rejected, er
 		}
 		now.Runtime = runtime
 		if raw, err := json.Marshal(now); err == nil {
-			_ = record.Replace(cache, raw) // else the next start tries again
+			_ = record.Replace(cache, raw) // on an error the next start probes again
 		}
 		return runtime, now.Rejected, nil
 	}
@@ -94,7 +93,7 @@ func find(ctx context.Context, cfg Config, file string) (Runtime, []Rejected, er
 	return Runtime{}, now.Rejected, errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("no OCI runtime works here (%s); %s", strings.Join(why, "; "), remedy))
 }
 
-// programs looks for conmon and the candidates.
+// programs looks up conmon and the candidates.
 func (cfg Config) programs() (monitor program, candidates []program) {
 	name := cfg.Conmon
 	if name == "" {
@@ -111,23 +110,23 @@ func (cfg Config) programs() (monitor program, candidates []program) {
 	return monitor, candidates
 }
 
-// locate finds a program by its path or its name.
+// locate looks up a program by its path or name.
 func locate(name string) program {
 	path := conmon.Locate(name)
 	info, err := os.Stat(path)
 	if err != nil {
 		return program{Name: name}
 	}
-	// UTC, as it comes back from the file.
+	// UTC, as in a time decoded from JSON, to compare with.
 	return program{Name: name, Path: path, Size: info.Size(), MTime: info.ModTime().UTC()}
 }
 
-// try runs a container with the candidate from beginning to end.
+// probe runs a container with the candidate, from creation to deletion.
 func (cfg Config) probe(ctx context.Context, c program, monitor string) (Runtime, error) {
 	if c.Path == "" {
 		return Runtime{}, errors.New("not installed")
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, probeLimit, fmt.Errorf("it took longer than %v to run a container", probeLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, probeLimit, fmt.Errorf("running a container took longer than %v", probeLimit))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.Path, "--version")
 	cmd.Env = []string{"PATH=" + conmon.Path}
@@ -141,8 +140,8 @@ func (cfg Config) probe(ctx context.Context, c program, monitor string) (Runtime
 		return Runtime{}, fmt.Errorf("%s --version says %q: not an OCI runtime", c.Path, oci.OneLine(string(out)))
 	}
 	if runtime.Name == "runsc" {
-		// The process that it names is the sandbox: a signal for one container would
-		// be for all of the pod.
+		// runsc reports the sandbox as the container's process: a signal to one container would
+		// hit all of the pod.
 		return Runtime{}, errors.New("gVisor's runsc runs pods by its shim only: use a runtime handler of type shim")
 	}
 	if err := cfg.runOnce(ctx, runtime, ""); err != nil {
@@ -166,18 +165,18 @@ func (cfg Config) runInUserNamespace(ctx context.Context, runtime Runtime) error
 	return cfg.runOnce(ctx, runtime, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.Fd()))
 }
 
-// parseVersion takes "runc" and "1.1.5" from "runc version 1.1.5\n…".
+// parseVersion returns "runc" and "1.1.5" for "runc version 1.1.5\n…".
 func parseVersion(out string) (name, version string) {
 	line, _, _ := strings.Cut(out, "\n")
 	name, version, ok := strings.Cut(strings.TrimSpace(line), " version ")
-	if !ok || bundle.CheckID(name) != nil { // the name becomes that of a directory
+	if !ok || bundle.CheckID(name) != nil { // the name becomes a directory's
 		return "", ""
 	}
 	return name, version
 }
 
-// runOnce creates, starts and deletes a container of the pause program, which
-// ends at once. With a user namespace that is joined.
+// runOnce creates, starts and deletes a container of the pause program, which exits at once. The
+// container joins the user namespace at the path user, if that isn't empty.
 func (cfg Config) runOnce(ctx context.Context, runtime Runtime, user string) (err error) {
 	if err := os.MkdirAll(cfg.StateDir, 0o711); err != nil {
 		return err
@@ -188,7 +187,7 @@ func (cfg Config) runOnce(ctx context.Context, runtime Runtime, user string) (er
 	}
 	defer os.RemoveAll(dir)
 	id := "husk-" + string(cfg.Instance) + "-probe-" + pod.Short(pod.NewID())
-	// The root of a user namespace has to find its way through.
+	// The root of the user namespace must be able to pass these directories.
 	for _, dir := range []string{cfg.StateDir, dir} {
 		if err := os.Chmod(dir, 0o711); err != nil {
 			return err
@@ -208,7 +207,7 @@ func (cfg Config) runOnce(ctx context.Context, runtime Runtime, user string) (er
 	if _, err := d.Create(ctx, oci.Create{ID: id, Bundle: dir}); err != nil {
 		var refused *oci.StartError
 		if errors.As(err, &refused) {
-			return refused // its words are enough
+			return refused // its message suffices
 		}
 		return err
 	}
@@ -217,7 +216,7 @@ func (cfg Config) runOnce(ctx context.Context, runtime Runtime, user string) (er
 	}
 	exit, err := d.Wait(ctx, id)
 	if err == nil && (exit.Code != 0 || exit.Lost) {
-		err = fmt.Errorf("a container that should end with 0 ended with %d", exit.Code)
+		err = fmt.Errorf("the exit code of the container was %d, want 0", exit.Code)
 	}
 	return err
 }

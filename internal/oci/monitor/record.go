@@ -11,60 +11,58 @@ import (
 	"github.com/huskd/husk/internal/oci/record"
 )
 
-// entry is what is known of a container. It is on disk before the first process
-// is started, without the processes' identities, and again once the container is
-// created, with them.
+// entry is the record of a container. It is saved before the first process is started, without the
+// identities of processes, and again with them once the container is created.
 type entry struct {
 	record.Container
-	// Restore is the directory that its processes come from, if they do.
+	// Restore is the directory of the checkpoint that its processes are restored from; may be empty.
 	Restore string `json:"restore,omitempty"`
-	// Systemd says that its cgroup is a scope that the runtime asks systemd for.
+	// Systemd says that its cgroup is a systemd scope.
 	Systemd bool `json:"systemd,omitempty"`
-	// OthersKilled is how many processes of the slice's other scopes the kernel
-	// has killed for want of memory, with what is known of it now: see blame.
+	// OthersKilled is the number of OOM kills in the slice that are attributed to other containers:
+	// see attributeOOM.
 	OthersKilled int     `json:"othersKilled,omitempty"`
 	Runtime      Runtime `json:"runtime"`
-	// StdioOwner is the user of the host that may open the processes' pipes; nil
-	// where the runtime sees to that.
+	// StdioOwner is the host's user that owns the processes' pipes; nil if the runtime sets it.
 	StdioOwner *int `json:"stdioOwner,omitempty"`
-	// RuntimeStarts and RuntimeDeletes: see the package comment.
+	// RuntimeStarts and RuntimeDeletes say that the runtime does it: see the package comment.
 	RuntimeStarts  bool `json:"runtimeStarts,omitempty"`
 	RuntimeDeletes bool `json:"runtimeDeletes,omitempty"`
 }
 
-// container is one that the driver looks after.
+// container is a container of the driver.
 type container struct {
 	entry
 	driver *Driver
-	dir    string // of our files about it
+	dir    string // of the driver's files about the container
 }
 
-// path returns that of a file of ours about the container.
+// path returns the path of a file in the container's directory.
 func (c *container) path(name string) string { return filepath.Join(c.dir, name) }
 
-// root is the directory of the container's runtime.
+// runtimeRoot returns the directory of the container's runtime.
 func (c *container) runtimeRoot() string {
 	return filepath.Join(c.driver.cfg.runtimesDir(), c.Runtime.Name)
 }
 
-// state is where the runtime keeps what it knows of the container.
+// runtimeState returns the runtime's directory of the container.
 func (c *container) runtimeState() string { return filepath.Join(c.runtimeRoot(), c.ID) }
 
-// fifo is where the init of a created container waits.
+// fifo returns the path of the FIFO at which the init process of a created container waits.
 func (c *container) fifo() string { return filepath.Join(c.runtimeState(), "exec.fifo") }
 
-// tree is the container's cgroup.
+// tree returns the container's cgroup.
 func (c *container) tree() (*cgroup.Tree, error) {
 	return cgroup.New(c.driver.cfg.Host.Cgroup, c.Cgroup)
 }
 
-// booted says whether the host was booted since: nothing of it runs then, and
-// all numbers are others'.
+// rebooted reports whether the host was booted since the container was created. All its processes
+// are gone then, and their PIDs may be others'.
 func (c *container) rebooted() bool { return c.Boot != c.driver.cfg.Host.BootID }
 
 func (c *container) save() error { return record.Save(c.driver.cfg.containers(), c.entry) }
 
-// blank returns a container of which only the ID is known.
+// newContainer returns a container of which only the ID is set.
 func (d *Driver) newContainer(id string) *container {
 	return &container{
 		entry:  entry{Container: record.Container{ID: id, Boot: d.cfg.Host.BootID}},
@@ -72,7 +70,7 @@ func (d *Driver) newContainer(id string) *container {
 	}
 }
 
-// load returns a container with its record, errdefs.ErrNotFound if there is none.
+// load returns a container with its record, or errdefs.ErrNotFound.
 func (d *Driver) load(id string) (*container, error) {
 	c := d.newContainer(id)
 	c.entry = entry{}
@@ -82,7 +80,7 @@ func (d *Driver) load(id string) (*container, error) {
 	return c, nil
 }
 
-// find returns a container that Create went through for.
+// find returns a container whose creation succeeded.
 func (d *Driver) find(id string) (*container, error) {
 	c, err := d.load(id)
 	if err == nil && !c.Created() {
@@ -91,11 +89,10 @@ func (d *Driver) find(id string) (*container, error) {
 	return c, err
 }
 
-// List returns the IDs of all containers that a record exists of, also of those
-// half-made.
+// List returns the IDs of all containers, including those whose creation was interrupted.
 func (d *Driver) List() ([]string, error) { return record.List(d.cfg.containers()) }
 
-// request checks what is asked against its bundle.
+// prepare checks a request against its bundle and returns the container.
 func (d *Driver) prepare(req oci.Create, runtime Runtime) (*container, error) {
 	b, err := bundle.Read(req)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Signal sends sig to the container's first process. It is
-// errdefs.ErrNotFound if that has ended.
+// Signal sends sig to the container's init process, or returns errdefs.ErrNotFound if it has
+// exited.
 func (d *Driver) Signal(_ context.Context, id string, sig syscall.Signal) error {
 	c, err := d.find(id)
 	if err != nil {
@@ -32,8 +32,8 @@ func (d *Driver) Signal(_ context.Context, id string, sig syscall.Signal) error 
 	return nil
 }
 
-// KillAll kills every process of the container, those too that have left its
-// first process's session or PID namespace, and returns when none is left.
+// KillAll kills every process of the container, also those that have left its session or PID
+// namespace, and returns when all have exited.
 func (d *Driver) KillAll(ctx context.Context, id string) error {
 	c, err := d.find(id)
 	if err != nil || c.rebooted() {

@@ -12,8 +12,8 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Update changes the limits of a created or running container. What limits
-// doesn't name stays as it is.
+// Update changes the limits of a created or running container. Limits that are not set stay as they
+// are.
 func (d *Driver) Update(ctx context.Context, id string, limits *specs.LinuxResources) error {
 	fail := func(err error) error { return fmt.Errorf("update container %s: %w", pod.Short(id), err) }
 	c, err := d.find(id)

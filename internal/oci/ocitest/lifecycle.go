@@ -182,7 +182,7 @@ func refusedCreations(b *bench) {
 		spoil(c)
 		writeSpec(b, bundle, c.spec)
 		_, err := c.Driver.Create(b.ctx(), c.Create)
-		if err == nil || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "without a word") {
+		if err == nil || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "without an error message") {
 			b.Errorf("%s: %q, want one clear line", name, err)
 		}
 		c.ID, c.Bundle = id, bundle

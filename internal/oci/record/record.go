@@ -1,6 +1,6 @@
-// Package record has what drivers of OCI runtimes write down of their containers,
-// for the next huskd to find them: a directory for each, named by its ID, and in
-// it one file that is always whole.
+// Package record stores the records of containers that let drivers find their containers after a
+// restart: a directory for each container, named after its ID, with one file that is replaced
+// atomically.
 package record
 
 import (
@@ -21,32 +21,32 @@ import (
 // File is the name of a container's record in its directory.
 const File = "record.json"
 
-// Container is the part of a record that all drivers have.
+// Container is the part of a record that all drivers share.
 type Container struct {
 	ID   string `json:"id"`
 	Boot string `json:"boot"`
-	// Bundle is the request's, where conmon has its sockets.
+	// Bundle is the bundle of the request. conmon has its sockets there.
 	Bundle string `json:"bundle"`
 	Log    string `json:"log,omitempty"`
-	// Cgroup is the container's own: the last element has its ID in it.
+	// Cgroup is the container's cgroup. Its last element contains the ID.
 	Cgroup   string `json:"cgroup"`
 	Terminal bool   `json:"terminal,omitempty"`
 	Stdin    bool   `json:"stdin,omitempty"`
-	// StdinOnce: conmon closes stdin when a client of attach leaves.
+	// StdinOnce makes conmon close stdin when an attached client disconnects.
 	StdinOnce bool `json:"stdinOnce,omitempty"`
 
 	Monitor oci.Process `json:"monitor"` // conmon
 	Init    oci.Process `json:"init"`
 }
 
-// Created says whether the container's creation went through.
+// Created reports whether the container's creation succeeded.
 func (c Container) Created() bool { return c.Init.PID != 0 }
 
-// Of returns the ID of the container that the record is of.
+// ContainerID returns the ID of the record's container.
 func (c Container) ContainerID() string { return c.ID }
 
-// Take makes the container's directory in dir. It is what two creations of one ID
-// fight for: the second gets errdefs.ErrAlreadyExists.
+// Reserve creates the container's directory in dir. Of two concurrent creations with one ID the
+// second gets errdefs.ErrAlreadyExists.
 func Reserve(dir, id string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -58,8 +58,8 @@ func Reserve(dir, id string) error {
 	return err
 }
 
-// Load reads a container's record into one that is empty. If there is none, the
-// error is errdefs.ErrNotFound.
+// Load reads a container's record into an empty one. The error is errdefs.ErrNotFound if there is
+// none.
 func Load(dir, id string, record interface{ ContainerID() string }) error {
 	if err := bundle.CheckID(id); err != nil {
 		return err
@@ -67,23 +67,23 @@ func Load(dir, id string, record interface{ ContainerID() string }) error {
 	file := filepath.Join(dir, id, File)
 	raw, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("container %s: there is none", pod.Short(id)))
+		return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("container %s does not exist", pod.Short(id)))
 	}
 	if err == nil {
 		err = json.Unmarshal(raw, record)
 	}
 	if err == nil && record.ContainerID() != id {
-		err = fmt.Errorf("it is that of %q", record.ContainerID())
+		err = fmt.Errorf("it belongs to %q", record.ContainerID())
 	}
 	if err != nil {
-		return fmt.Errorf("container %s: its record %s can't be read: %w", pod.Short(id), file, err)
+		return fmt.Errorf("container %s: read its record %s: %w", pod.Short(id), file, err)
 	}
 	return nil
 }
 
-// Interrupted is the error of a container whose creation didn't go through.
+// Interrupted returns the error for a container whose creation didn't succeed.
 func Interrupted(id string) error {
-	return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("container %s: its creation was interrupted; delete it", pod.Short(id)))
+	return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("container %s: its creation was interrupted: delete it", pod.Short(id)))
 }
 
 // Save writes a container's record.
@@ -95,7 +95,7 @@ func Save(dir string, record interface{ ContainerID() string }) error {
 	return Replace(filepath.Join(dir, record.ContainerID(), File), raw)
 }
 
-// Replace writes a file so that a reader sees the old or the new content.
+// Replace writes a file atomically: a reader sees the old or the new content.
 func Replace(path string, content []byte) error {
 	tmp := path + ".new"
 	if err := os.WriteFile(tmp, content, 0o600); err != nil {
@@ -104,8 +104,8 @@ func Replace(path string, content []byte) error {
 	return os.Rename(tmp, path)
 }
 
-// List returns the IDs of all containers that have a directory, also of those
-// half-made.
+// List returns the IDs of all containers that have a directory, including those whose creation was
+// interrupted.
 func List(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,6 +1,5 @@
-// Package stdio has the standard streams of a program that a driver of OCI
-// runtimes execs: the pipes or the terminal that it gets, and the copying
-// between those and the client.
+// Package stdio provides the standard streams of an exec: the program's pipes or terminal, and the
+// copying between these and the client.
 package stdio
 
 import (
@@ -17,13 +16,13 @@ import (
 	"github.com/huskd/husk/internal/poll"
 )
 
-// None stands for no file descriptor.
+// None means no file descriptor.
 const None = -1
 
 // Pipes are the standard streams of a program: up to three pipes, or a terminal.
 type Pipes struct {
-	theirs [3]int // what the program gets
-	// ours are the other ends; nil for none.
+	programEnds [3]int // what the program gets
+	// Our ends; nil for none.
 	stdin, stdout, stderr *os.File
 	terminal              *os.File
 	copying               sync.WaitGroup
@@ -31,7 +30,7 @@ type Pipes struct {
 
 // New makes a pipe for each of stdin, stdout and stderr that is wanted.
 func New(wanted [3]bool) (*Pipes, error) {
-	p := &Pipes{theirs: [3]int{None, None, None}}
+	p := &Pipes{programEnds: [3]int{None, None, None}}
 	for n, ours := range []**os.File{&p.stdin, &p.stdout, &p.stderr} {
 		if !wanted[n] {
 			continue
@@ -45,8 +44,8 @@ func New(wanted [3]bool) (*Pipes, error) {
 	return p, nil
 }
 
-// pipe makes the pipe for the program's file descriptor n and returns our end,
-// the only one that doesn't block.
+// pipe makes the pipe for the program's file descriptor n. It returns our end, which unlike the
+// program's is non-blocking.
 func (p *Pipes) pipe(n int) (*os.File, error) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
@@ -56,20 +55,20 @@ func (p *Pipes) pipe(n int) (*os.File, error) {
 	if n == 0 {
 		theirs, ours = ends[0], ends[1]
 	}
-	p.theirs[n] = theirs
+	p.programEnds[n] = theirs
 	return poll.New(ours, "stdio")
 }
 
-// Theirs are the program's ends; None for a stream that has no pipe.
-func (p *Pipes) ProgramEnds() [3]int { return p.theirs }
+// ProgramEnds returns the program's ends; None for a stream without a pipe.
+func (p *Pipes) ProgramEnds() [3]int { return p.programEnds }
 
-// Own gives the pipes to a user, if one is given, so that it can open
-// /dev/stdout anew.
+// Chown gives the pipes to a user, if uid isn't nil, so that the program can open /dev/stdout
+// again.
 func (p *Pipes) Chown(uid *int) error {
 	if uid == nil {
 		return nil
 	}
-	for _, fd := range p.theirs {
+	for _, fd := range p.programEnds {
 		if fd == None {
 			continue
 		}
@@ -80,18 +79,17 @@ func (p *Pipes) Chown(uid *int) error {
 	return nil
 }
 
-// CloseTheirs closes the program's ends of the given streams, of which it has
-// copies of its own.
+// CloseProgramEnds closes the program's ends of the given streams, once the program has its copies.
 func (p *Pipes) CloseProgramEnds(streams ...int) {
 	for _, n := range streams {
-		if fd := p.theirs[n]; fd != None {
+		if fd := p.programEnds[n]; fd != None {
 			_ = unix.Close(fd)
-			p.theirs[n] = None
+			p.programEnds[n] = None
 		}
 	}
 }
 
-// Close closes all that is open.
+// Close closes everything that is open.
 func (p *Pipes) Close() {
 	p.CloseProgramEnds(0, 1, 2)
 	for _, f := range []*os.File{p.stdin, p.stdout, p.stderr, p.terminal} {
@@ -101,15 +99,15 @@ func (p *Pipes) Close() {
 	}
 }
 
-// UseTerminal has the program's input and output go through a terminal, which
-// is closed with the pipes.
+// UseTerminal connects a terminal instead of the pipes for stdin and stdout. It is closed with the
+// pipes.
 func (p *Pipes) UseTerminal(terminal *os.File) { p.terminal = terminal }
 
-// Words returns what there is to read on stderr.
+// ReadStderr returns what can be read from stderr without waiting, up to a limit.
 func (p *Pipes) ReadStderr() string {
-	var said limitedBuffer
-	drain(p.stderr, &said)
-	return string(said)
+	var out limitedBuffer
+	drain(p.stderr, &out)
+	return string(out)
 }
 
 // limitedBuffer keeps the beginning of what is written to it.
@@ -121,8 +119,8 @@ func (b *limitedBuffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Connect begins to copy between the streams and the program. When the client's
-// input has ended and was passed on, ended is called.
+// Connect starts copying between the streams and the program. It calls ended when all of the
+// client's input has been copied.
 func (p *Pipes) Connect(s oci.Streams, ended func()) {
 	in, out := p.stdin, p.stdout
 	errs := s.Stderr
@@ -136,7 +134,7 @@ func (p *Pipes) Connect(s oci.Streams, ended func()) {
 		p.copyTo(s.Stdout, out)
 	}
 	if in != nil && s.Stdin != nil {
-		// Not waited for: it may stay in a Read of the client's.
+		// Finish doesn't wait for this goroutine: it may be blocked in the client's Read.
 		go func() {
 			_, _ = io.Copy(in, s.Stdin)
 			if p.terminal == nil {
@@ -147,8 +145,8 @@ func (p *Pipes) Connect(s oci.Streams, ended func()) {
 	}
 }
 
-// copyTo copies until the end of from, or until Finish has it stop. A client
-// that takes no more closes the pipe to the program.
+// copyTo copies until the end of from, or until Finish interrupts it. If the client doesn't accept
+// more, it closes the pipe.
 func (p *Pipes) copyTo(to io.Writer, from *os.File) {
 	if to == nil {
 		to = io.Discard
@@ -168,18 +166,17 @@ func (p *Pipes) copyTo(to io.Writer, from *os.File) {
 				return
 			}
 			if err != nil {
-				return // the end; of a terminal it is EIO
+				return // the end, which is EIO on a terminal
 			}
 		}
 	})
 }
 
-// StallLimit is how long the output of a program that was killed may wait for a
-// client that doesn't take it.
+// StallLimit is how long Finish waits, after its context has ended, for a client that doesn't read.
 const StallLimit = time.Second
 
-// Finish delivers what the program wrote before it ended. Others that hold the
-// same pipe may go on writing: that is lost.
+// Finish delivers what the program wrote before it exited. Other processes may keep the pipes open
+// and go on writing: their output is lost.
 func (p *Pipes) Finish(ctx context.Context) {
 	for _, f := range []*os.File{p.stdout, p.stderr, p.terminal} {
 		if f != nil {
@@ -221,8 +218,7 @@ func drain(from *os.File, to io.Writer) {
 	}
 }
 
-// ForwardSizes applies the sizes of a terminal as the client's changes, until ctx
-// ends.
+// ForwardSizes applies each new size of the client's terminal until ctx ends.
 func ForwardSizes(ctx context.Context, sizes <-chan oci.Size, apply func(oci.Size)) {
 	for {
 		select {

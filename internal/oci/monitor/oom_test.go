@@ -10,9 +10,9 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// TestBlame counts in directories that stand for cgroups v2, which a real
-// systemd removes at a time of its own.
-func TestBlame(t *testing.T) {
+// TestAttributeOOM uses plain directories in place of v2 cgroups, because systemd doesn't remove its
+// scopes at a predictable time.
+func TestAttributeOOM(t *testing.T) {
 	mount := t.TempDir()
 	driver := func() *Driver {
 		return New(Config{StateDir: filepath.Join(mount, "state"), Host: host.Facts{
@@ -31,7 +31,7 @@ func TestBlame(t *testing.T) {
 		}
 	}
 	scope := func(id string) string { return "cri-husk-" + id + ".scope" }
-	made := func(id string) {
+	create := func(id string) {
 		t.Helper()
 		c := d.newContainer(id)
 		c.Cgroup, c.Systemd, c.Init = "/pods.slice/"+scope(id), true, oci.Process{PID: 1}
@@ -43,53 +43,53 @@ func TestBlame(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	gone := func(id string) {
+	remove := func(id string) {
 		t.Helper()
 		if err := os.RemoveAll(filepath.Join(mount, "pods.slice", scope(id))); err != nil {
 			t.Fatal(err)
 		}
 	}
-	blamed := func(id string, known, want bool) {
+	check := func(id string, known, want bool) {
 		t.Helper()
 		c, err := d.find(id)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got := c.attributeOOM(known); got != want {
-			t.Errorf("%s: %v, want %v", id, got, want)
+			t.Errorf("OOM killed of %s is %v, want %v", id, got, want)
 		}
 		if _, err := os.Stat(c.path(oomFile)); (err == nil) != want && !known {
-			t.Errorf("%s: the mark: %v", id, err)
+			t.Errorf("the OOM file of %s: %v, want it to exist: %v", id, err, want)
 		}
 	}
-	count("", 2) // of containers that were there before
-	made("quiet")
-	made("eater")
-	made("forker")
-	blamed("quiet", false, false)
-	// The kernel counts in the slice first. The scope may be there, or not.
+	count("", 2) // of earlier containers
+	create("quiet")
+	create("eater")
+	create("forker")
+	check("quiet", false, false)
+	// The kernel counts in the slice first. The scope may still exist.
 	count("", 3)
 	count(scope("eater"), 1)
-	blamed("quiet", false, false)
-	blamed("eater", false, true)
-	gone("eater")
-	d = driver() // another huskd
-	blamed("quiet", false, false)
-	// One that goes on keeps its own count.
+	check("quiet", false, false)
+	check("eater", false, true)
+	remove("eater")
+	d = driver() // a restarted huskd
+	check("quiet", false, false)
+	// A container that still runs keeps its own count.
 	count("", 5)
 	count(scope("forker"), 2)
-	blamed("quiet", false, false)
-	gone("forker")
-	blamed("forker", true, true)
-	made("late")
+	check("quiet", false, false)
+	remove("forker")
+	check("forker", true, true)
+	create("late")
 	for _, id := range []string{"quiet", "late"} {
-		gone(id)
-		blamed(id, false, false)
+		remove(id)
+		check(id, false, false)
 	}
-	// Others' units may come to be killed, and go, at any time.
+	// Units that aren't Husk's may be killed and removed at any time.
 	count("other.service", 0)
-	made("between")
+	create("between")
 	count("", 9)
-	gone("between")
-	blamed("between", false, false)
+	remove("between")
+	check("between", false, false)
 }

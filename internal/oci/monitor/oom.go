@@ -18,12 +18,14 @@ func (c *container) saveCreated() error {
 	return c.save()
 }
 
-// blame says whether the kernel has killed a process of a container that has
-// ended for want of memory. Systemd removes a scope, and its count with it, as
-// the last process ends, which may be before anybody has read it. The count of
-// the slice remains, and has those of all scopes that there ever were: what no
-// scope that is there accounts for, and none before did, was this one's. The
-// caller may know already, from conmon; then the others' records learn of it.
+// attributeOOM reports whether the kernel OOM-killed a process of an exited container that was in a
+// systemd scope; known says that conmon has reported it already.
+//
+// Systemd removes a scope, with its count of OOM kills, when the last process exits, which may be
+// before anything has read it. The count of the slice remains and includes those of all its scopes,
+// existing or not. So kills that neither an existing scope nor an earlier container accounts for
+// are this container's. attributeOOM then records them in all containers of the slice, so that they
+// count only once.
 func (c *container) attributeOOM(known bool) bool {
 	c.driver.oomMu.Lock()
 	defer c.driver.oomMu.Unlock()
@@ -31,7 +33,7 @@ func (c *container) attributeOOM(known bool) bool {
 	if all <= c.OthersKilled {
 		return known
 	}
-	// The mark is first: what was blamed once stays so.
+	// First, so that the result stays the same after a crash.
 	if f, err := os.OpenFile(c.path(oomFile), os.O_CREATE|os.O_WRONLY, 0o600); err == nil {
 		_ = f.Close()
 	}
@@ -46,8 +48,8 @@ func (c *container) attributeOOM(known bool) bool {
 	return true
 }
 
-// killed counts for the container and for all in its slice that are no more. A
-// slice that isn't one pod's, and has others' units, tells nothing: it is zero.
+// otherOOMKills returns the OOM kills in the container and in all removed scopes of its slice. It
+// returns 0 if the slice also has units that aren't Husk's, because theirs can't be told apart.
 func otherOOMKills(c *container) int {
 	slice, err := cgroup.New(c.driver.cfg.Host.Cgroup, path.Dir(c.Cgroup))
 	if err != nil {

@@ -10,7 +10,7 @@ func TestParseVersion(t *testing.T) {
 		"":                                    {}, "\n": {}, "runc": {}, "../x version 1": {}, "a b version 1": {}, " version 1": {},
 	} {
 		if name, version := parseVersion(out); name != want[0] || version != want[1] {
-			t.Errorf("%q: %q %q", out, name, version)
+			t.Errorf("name and version in %q are %q and %q, want %q", out, name, version, want)
 		}
 	}
 }
