@@ -19,19 +19,18 @@ import (
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
-// run is a schedule being carried out.
+// run is the run of a schedule.
 type run struct {
 	*machine
 	life  *life
-	calls sync.WaitGroup // by clients
-	ended sync.WaitGroup // lives that are over, until nothing is left of them
-	// kept are the sandboxes and containers that a client was told of and that
-	// nobody has asked for the end of: they go on whatever becomes of huskd.
+	calls sync.WaitGroup // of clients
+	ended sync.WaitGroup // of goroutines that lives have left
+	// kept are the sandboxes and containers that a client was given and that no client has ended. They
+	// must go on whatever happens to huskd.
 	kept map[string]bool
-	// asked has, of what is there, how many calls for its change are under way or
-	// have failed.
+	// asked counts, by ID, the calls for a change that are running or have failed.
 	asked map[string]int
-	// known are the sandboxes and containers that some client knows of.
+	// known are the sandboxes and containers that some client knows.
 	known map[string]bool
 }
 
@@ -39,8 +38,8 @@ func newRun(s schedule, dir string) *run {
 	return &run{machine: newMachine(s, dir), kept: map[string]bool{}, asked: map[string]int{}, known: map[string]bool{}}
 }
 
-// carryOut runs a schedule to its end, and returns what went wrong.
-func carryOut(t *testing.T, s schedule, tracing bool) *machine {
+// runSchedule runs a schedule to its end and returns the machine, with the broken promises.
+func runSchedule(t *testing.T, s schedule, tracing bool) *machine {
 	dir, err := os.MkdirTemp(scratch, "life-*")
 	if err != nil {
 		t.Fatal(err)
@@ -48,12 +47,12 @@ func carryOut(t *testing.T, s schedule, tracing bool) *machine {
 	defer os.RemoveAll(dir)
 	r := newRun(s, dir)
 	r.tracing = tracing
-	r.start()
+	r.startHuskd()
 	for _, st := range s.Steps {
 		if r.broken() {
 			break
 		}
-		// At least so long that whatever can happen now has.
+		// Sleep at least so long that everything happens that can happen now.
 		time.Sleep(max(time.Until(r.began.Add(st.At.Duration)), time.Microsecond))
 		r.note("%v", st)
 		r.mu.Lock()
@@ -71,22 +70,22 @@ func (r *run) broken() bool {
 	return len(r.wrong) > 0
 }
 
-func (r *run) start() {
-	l, err := r.begin()
+func (r *run) startHuskd() {
+	l, err := r.machine.start()
 	r.life = l
 	if err != nil {
-		r.violate("huskd doesn't start: %v", err)
+		r.violate("huskd can't start: %v", err)
 		return
 	}
 	r.checkKept()
 }
 
-// after starts the next huskd, once the last is over.
-func (r *run) after(gap time.Duration) {
+// restartAfter starts the next huskd after a pause. The last one is over.
+func (r *run) restartAfter(gap time.Duration) {
 	last := r.life
 	r.ended.Go(last.close)
 	time.Sleep(gap)
-	r.start()
+	r.startHuskd()
 }
 
 func (r *run) step(st step) {
@@ -94,21 +93,21 @@ func (r *run) step(st step) {
 	switch st.Do {
 	case "crash":
 		l.kill()
-		r.after(st.For.Duration)
+		r.restartAfter(st.For.Duration)
 	case "term":
-		l.end()
-		r.after(st.For.Duration)
+		l.shutDown()
+		r.restartAfter(st.For.Duration)
 	case "reboot":
 		clear(r.kept)
 		if err := l.cutPower(); err != nil {
 			r.violate("%v", err)
 		}
-		r.after(st.For.Duration)
+		r.restartAfter(st.For.Duration)
 	case "damage":
 		clear(r.kept)
 		l.kill()
 		r.damage()
-		r.after(st.For.Duration)
+		r.restartAfter(st.For.Duration)
 	case "full":
 		r.disk.SetFull(true)
 		time.AfterFunc(st.For.Duration, func() { r.disk.SetFull(false) })
@@ -123,8 +122,8 @@ func (r *run) step(st step) {
 	}
 }
 
-// damage damages the journal: bits of it flip, or its end is lost. What the
-// records were of must be found without them.
+// damage flips bits of the journal or cuts off its end. huskd must find what the records described
+// without them.
 func (r *run) damage() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -132,7 +131,7 @@ func (r *run) damage() {
 	r.recordsLost = true
 	r.everLost = true
 	for range 1 + rnd.IntN(3) {
-		// The header has the format's version: another one is refused.
+		// The header holds the format's version, and huskd refuses another.
 		const header = 16
 		if size := len(r.disk.Content("journal")) - header; size > 0 {
 			r.disk.Damage("journal", header+rnd.IntN(size), rnd.IntN(4) == 0)
@@ -140,7 +139,7 @@ func (r *run) damage() {
 	}
 }
 
-// disturb has something happen that nobody asked huskd for.
+// disturb makes processes or namespaces vanish, which no client has asked for.
 func (r *run) disturb(st step) {
 	for _, sb := range r.ofPod(r.life, st.Pod) {
 		r.mu.Lock()
@@ -148,13 +147,13 @@ func (r *run) disturb(st step) {
 		case "unpin":
 			if sb.Attachment.Netns != "" && r.pins[sb.Attachment.Netns] {
 				r.forgo(sb.ID)
-				r.marred[sb.ID] = true
+				r.impaired[sb.ID] = true
 				delete(r.pins, sb.Attachment.Netns)
 			}
 		case "infra-exit":
 			if p := r.procs[sb.ID]; p != nil && p.running {
 				r.forgo(sb.ID)
-				r.marred[sb.ID] = true
+				r.impaired[sb.ID] = true
 				p.end(1)
 			}
 		case "exit":
@@ -169,8 +168,7 @@ func (r *run) disturb(st step) {
 	}
 }
 
-// forgo ends the promise that a sandbox goes on, with what is in it. The caller
-// holds m.mu.
+// forgo ends the promise that a sandbox and its containers go on. The caller holds m.mu.
 func (r *run) forgo(sandbox string) {
 	delete(r.kept, sandbox)
 	for _, c := range r.life.containers.List(sandbox) {
@@ -178,14 +176,14 @@ func (r *run) forgo(sandbox string) {
 	}
 }
 
-// ofPod are the sandboxes of a pod, in an order that doesn't depend on their IDs.
+// ofPod returns the sandboxes of a pod, in an order that doesn't depend on their IDs.
 func (r *run) ofPod(l *life, name string) []sandbox.Status {
 	list := slices.DeleteFunc(l.sandboxes.List(), func(st sandbox.Status) bool { return st.Ref().Name != name })
 	slices.SortFunc(list, func(a, b sandbox.Status) int { return strings.Compare(r.name(a.ID), r.name(b.ID)) })
 	return list
 }
 
-// call is one of a client's.
+// call makes a client's call.
 func (r *run) call(ctx context.Context, l *life, st step) {
 	switch st.Do {
 	case "run":
@@ -208,7 +206,7 @@ func (r *run) call(ctx context.Context, l *life, st step) {
 			}
 			err := call(ctx, sb.ID)
 			answered(err)
-			if r.told(l, st, err) {
+			if r.succeeded(l, st, err) {
 				gone(l, sb.ID)
 			}
 			continue
@@ -221,8 +219,8 @@ func (r *run) call(ctx context.Context, l *life, st step) {
 	}
 }
 
-// ask notes a call under way, until it has succeeded: after an error there is
-// nothing to hold huskd to, and after a timeout the call goes on.
+// ask notes a running call, until it has succeeded: after an error huskd has promised nothing, and after
+// a timeout the call goes on.
 func (r *run) ask(id string) (answered func(error)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -237,8 +235,8 @@ func (r *run) ask(id string) (answered func(error)) {
 	}
 }
 
-// told says whether a call succeeded, for a client that lives to hear it.
-func (r *run) told(l *life, st step, err error) bool {
+// succeeded reports whether the client got the answer that its call succeeded.
+func (r *run) succeeded(l *life, st step, err error) bool {
 	if l.over() {
 		return false
 	}
@@ -246,7 +244,7 @@ func (r *run) told(l *life, st step, err error) bool {
 	return err == nil
 }
 
-// config is what a pod's manifest says: its name decides.
+// config returns the config of a pod, which depends on its name.
 func config(st step) *runtimeapi.PodSandboxConfig {
 	c := &runtimeapi.PodSandboxConfig{
 		Metadata:  &runtimeapi.PodSandboxMetadata{Name: st.Pod, Namespace: "default", Uid: st.Pod, Attempt: uint32(st.Attempt)},
@@ -258,9 +256,9 @@ func config(st step) *runtimeapi.PodSandboxConfig {
 	}
 	options := c.Linux.SecurityContext.NamespaceOptions
 	switch st.Pod {
-	case "shared": // one PID namespace, and so an infra process
+	case "shared": // a shared PID namespace, so an infra process
 		options.Pid = runtimeapi.NamespaceMode_POD
-	case "late": // attached after that
+	case "late": // attached after the infra process is started
 		c.Annotations = map[string]string{"cni.husk.dev/network": string(sandboxstate.AfterStart)}
 	case "host":
 		options.Network, options.Ipc = runtimeapi.NamespaceMode_NODE, runtimeapi.NamespaceMode_NODE
@@ -273,7 +271,7 @@ func (r *run) runPod(ctx context.Context, l *life, st step) {
 	if ctx.Err() != nil {
 		r.unanswered(l, st)
 	}
-	if !r.told(l, st, err) {
+	if !r.succeeded(l, st, err) {
 		return
 	}
 	r.mu.Lock()
@@ -282,21 +280,20 @@ func (r *run) runPod(ctx context.Context, l *life, st step) {
 	now, err := l.sandboxes.Get(got.ID)
 	if err != nil || now.State != ready {
 		r.mu.Lock()
-		ended := r.asked[got.ID] > 0 || r.marred[got.ID] // meanwhile
+		ended := r.asked[got.ID] > 0 || r.impaired[got.ID] // in the meantime
 		r.mu.Unlock()
 		if !ended {
-			r.violate("a client was given %s, which is %s", r.name(got.ID), now.State)
+			r.violate("Run returned %s, which is %s", r.name(got.ID), now.State)
 		}
 		return
 	}
 	r.mu.Lock()
-	r.kept[got.ID] = !r.marred[got.ID] && r.asked[got.ID] == 0
+	r.kept[got.ID] = !r.impaired[got.ID] && r.asked[got.ID] == 0
 	r.mu.Unlock()
 	r.checkReady(l, now)
 }
 
-// unanswered notes that a client which didn't wait may ask again for what is
-// being made.
+// unanswered notes what a client that didn't wait for the answer may ask for again.
 func (r *run) unanswered(l *life, st step) {
 	for _, sb := range r.ofPod(l, st.Pod) {
 		containers := l.containers.List(sb.ID)
@@ -326,7 +323,7 @@ func (r *run) create(ctx context.Context, l *life, st step) {
 	if ctx.Err() != nil {
 		r.unanswered(l, st)
 	}
-	if r.told(l, st, err) {
+	if r.succeeded(l, st, err) {
 		r.mu.Lock()
 		r.known[got.ID] = true
 		r.mu.Unlock()
@@ -334,19 +331,19 @@ func (r *run) create(ctx context.Context, l *life, st step) {
 	}
 }
 
-// keep notes that a container has a process, which goes on.
+// keep notes that the process of a container must go on.
 func (r *run) keep(l *life, id string) {
 	st, err := l.containers.Get(id)
 	if err != nil || !st.State.Live() {
-		return // it has ended meanwhile
+		return // it has ended in the meantime
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if sb, err := l.sandboxes.Get(st.Sandbox); err != nil || sb.State != ready || !r.kept[st.Sandbox] || r.asked[id] > 0 {
-		return // it is about to
+		return // it is about to end
 	}
 	if p := r.procs[id]; p == nil {
-		r.wrong = append(r.wrong, fmt.Sprintf("%s is %s and has no process", r.names[id], st.State))
+		r.wrong = append(r.wrong, fmt.Sprintf("%s is %s without a process", r.names[id], st.State))
 	} else if p.exit == nil {
 		r.kept[id] = true
 	}
@@ -367,7 +364,7 @@ func (r *run) callContainer(ctx context.Context, l *life, st step, c container.S
 		err = l.containers.Remove(ctx, c.ID)
 	}
 	answered(err)
-	if !r.told(l, st, err) {
+	if !r.succeeded(l, st, err) {
 		return
 	}
 	switch st.Do {
@@ -377,7 +374,7 @@ func (r *run) callContainer(ctx context.Context, l *life, st step, c container.S
 		r.noProcess(c.ID)
 		if st.Do == "delete" {
 			if _, err := l.containers.Get(c.ID); err == nil {
-				r.violate("%s was removed and is there", r.name(c.ID))
+				r.violate("%s was removed but exists", r.name(c.ID))
 			}
 		}
 	}
@@ -389,7 +386,7 @@ func (r *run) noProcess(id string) {
 	alive := p != nil && p.exit == nil
 	r.mu.Unlock()
 	if alive {
-		r.violate("%s was ended and has a process", r.name(id))
+		r.violate("%s was ended but has a process", r.name(id))
 	}
 }
 
@@ -424,7 +421,7 @@ func (r *run) keeps(id string) bool {
 	return r.kept[id]
 }
 
-// checkKept holds huskd to what its clients were told.
+// checkKept checks that what must go on does.
 func (r *run) checkKept() {
 	for id, kept := range r.kept {
 		if !kept {
@@ -432,7 +429,7 @@ func (r *run) checkKept() {
 		}
 		if st, err := r.life.sandboxes.Get(id); err == nil {
 			if st.State != ready {
-				r.violate("%s was ready, nobody has stopped it, and it is %s: %s", r.name(id), st.State, st.Reason)
+				r.violate("%s was ready and no client has stopped it, but it is %s: %s", r.name(id), st.State, st.Reason)
 			}
 			r.checkReady(r.life, st)
 			continue
@@ -443,12 +440,12 @@ func (r *run) checkKept() {
 		alive := p != nil && p.exit == nil
 		r.mu.Unlock()
 		if err != nil || !st.State.Live() || !alive {
-			r.violate("%s was made, nobody has ended it, and it is %q, its process alive: %v (%v)", r.name(id), st.State, alive, err)
+			r.violate("%s was created and no client has ended it, but it is %q, its process alive: %v (%v)", r.name(id), st.State, alive, err)
 		}
 	}
 }
 
-// nothingRuns is what a stopped sandbox leaves.
+// nothingRuns checks that a stopped sandbox has left nothing in the kernel.
 func (r *run) nothingRuns(_ *life, id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -473,39 +470,39 @@ func (r *run) nothingRuns(_ *life, id string) {
 	}
 }
 
+// nothingIsLeft checks that a removed sandbox has left nothing at all.
 func (r *run) nothingIsLeft(l *life, id string) {
 	r.nothingRuns(l, id)
 	if _, err := l.sandboxes.Get(id); err == nil {
-		r.violate("%s was removed and is there", r.name(id))
+		r.violate("%s was removed but exists", r.name(id))
 	}
 	for _, c := range l.containers.List(id) {
-		// One that comes too late is about to find that out.
+		// A container may be in creation that is about to find the sandbox gone.
 		if c.State.Live() || c.State == containerstate.Exited {
-			r.violate("%s was removed and has container %s", r.name(id), r.name(c.ID))
+			r.violate("%s was removed but has container %s", r.name(id), r.name(c.ID))
 		}
 	}
 }
 
-// calmTime is in which everything that is begun comes to an end, once nothing
-// fails any more.
+// calmTime is enough for everything to come to an end once nothing fails any more.
 const calmTime = time.Hour
 
-// finish lets things settle, and counts what is there: first beside what lives,
-// and then without any.
+// finish waits until nothing changes any more and checks what is left: first with all pods, and then
+// after their removal.
 func (r *run) finish() {
 	r.mu.Lock()
 	r.calm = true
 	r.mu.Unlock()
 	r.disk.SetFull(false)
 	if !r.broken() && r.unswept {
-		r.life.end()
-		r.after(0)
+		r.life.shutDown()
+		r.restartAfter(0)
 	}
 	if !r.broken() {
 		time.Sleep(calmTime)
-		r.pay()
+		r.settleDebts()
 		r.checkKept()
-		r.checkSettled()
+		r.checkResources()
 	}
 	if !r.broken() {
 		r.removeAll()
@@ -520,18 +517,19 @@ func (r *run) finish() {
 	r.ended.Wait()
 }
 
-// checkKnown holds that what has ended is there for somebody: what nobody was
-// told of goes by itself. Only where records are lost may it be what it was.
+// checkKnown checks that some client knows what has ended: the rest must be removed by itself. Lost
+// records may have said so, though.
 func (r *run) checkKnown(id string) {
 	r.mu.Lock()
 	known := r.known[id] || r.everLost
 	r.mu.Unlock()
 	if !known {
-		r.violate("%s has ended, nobody was told of it, and it is there", r.name(id))
+		r.violate("%s has ended and no client knows it, but it exists", r.name(id))
 	}
 }
 
-func (r *run) checkSettled() {
+// checkResources compares the machine's resources with the sandboxes and containers.
+func (r *run) checkResources() {
 	var pins, procs, cgroups []string
 	leases := 0
 	for _, st := range r.life.sandboxes.List() {
@@ -571,17 +569,17 @@ func (r *run) checkSettled() {
 	defer r.mu.Unlock()
 	for path := range r.pins {
 		if !slices.Contains(pins, path) {
-			r.wrong = append(r.wrong, "a namespace of nobody is left: "+path)
+			r.wrong = append(r.wrong, "a namespace is left without a sandbox: "+path)
 		}
 	}
 	for id, p := range r.procs {
 		if !slices.Contains(procs, id) {
-			r.wrong = append(r.wrong, fmt.Sprintf("a process of nobody is left: %s (%+v)", r.names[id], p.exit))
+			r.wrong = append(r.wrong, fmt.Sprintf("a process is left without a container: %s (%+v)", r.names[id], p.exit))
 		}
 	}
 	for path := range r.cgroups {
 		if !slices.Contains(cgroups, path) {
-			r.wrong = append(r.wrong, "a cgroup of nobody is left: "+path)
+			r.wrong = append(r.wrong, "a cgroup is left without a sandbox: "+path)
 		}
 	}
 	if missing := leases - len(r.leases); missing < 0 || missing > 0 && !r.everLost {
@@ -595,7 +593,7 @@ func (r *run) removeAll() {
 			r.violate("%s can't be removed: %v", r.name(st.ID), err)
 		}
 	}
-	// Containers of sandboxes whose records a power loss took.
+	// Containers whose sandboxes lost their records in a power loss.
 	for _, st := range r.life.containers.List("") {
 		if err := r.life.containers.Remove(context.Background(), st.ID); err != nil {
 			r.violate("%s can't be removed: %v", r.name(st.ID), err)
@@ -603,10 +601,10 @@ func (r *run) removeAll() {
 	}
 }
 
-// checkEmpty says what is left when nothing should be.
+// checkEmpty checks that nothing is left.
 func (r *run) checkEmpty() {
 	time.Sleep(2 * quarantine)
-	r.pay()
+	r.settleDebts()
 	for key := range r.life.journal.All("") {
 		if !strings.HasPrefix(key, "aside/") {
 			r.violate("a record is left: %s", key)
@@ -629,6 +627,6 @@ func (r *run) checkEmpty() {
 		}
 	}
 	if usage := r.alloc.Usage(); usage[0].Used+usage[0].Quarantined > 0 {
-		r.wrong = append(r.wrong, fmt.Sprintf("addresses are not given back: %+v", usage))
+		r.wrong = append(r.wrong, fmt.Sprintf("addresses are not released: %+v", usage))
 	}
 }

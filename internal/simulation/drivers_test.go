@@ -52,7 +52,7 @@ func (k kernel) Pin(p netns.Pins) error {
 			paths = append(paths, k.rel(path))
 		}
 	}
-	// A crash may leave some of them.
+	// A crash may leave some of the pins.
 	for i, path := range paths {
 		err := k.do(context.Background(), k.label("pin", path), func() error {
 			k.m.pins[path] = true
@@ -139,7 +139,7 @@ func (f mounts) Unmount(dir string) error {
 	})
 }
 
-// cgroupName is how acts on a cgroup are told apart.
+// cgroupName returns the name of the sandbox that a cgroup is for.
 func (l *life) cgroupName(path string) string {
 	short := path[strings.LastIndexByte(path, '-')+1:]
 	l.m.mu.Lock()
@@ -281,8 +281,8 @@ func (r runtime) Delete(ctx context.Context, id string) error {
 	})
 }
 
-// network implements sandbox.Network. The records of its leases are as good as
-// the machine: the network has a journal of its own.
+// network implements sandbox.Network. Its leases are kept by the machine, as the real network has its
+// own journal.
 type network struct{ *life }
 
 const ifName = "eth0"
@@ -296,7 +296,7 @@ func (n network) Attach(ctx context.Context, a pod.Attachment) ([]pod.Attached, 
 		}
 		for other, has := range n.m.leases {
 			if other != a.Sandbox && has.Addresses[0] == lease.Addresses[0] {
-				n.m.wrong = append(n.m.wrong, fmt.Sprintf("%v is given to %s while %s has it", lease.Addresses[0], n.m.names[a.Sandbox], n.m.names[other]))
+				n.m.wrong = append(n.m.wrong, fmt.Sprintf("%v is leased to %s while %s has it", lease.Addresses[0], n.m.names[a.Sandbox], n.m.names[other]))
 			}
 		}
 		if !n.m.pins[n.rel(a.Netns)] {
@@ -308,7 +308,7 @@ func (n network) Attach(ctx context.Context, a pod.Attachment) ([]pod.Attached, 
 		return nil
 	})
 	if err != nil {
-		_ = n.alive(func() error { // what failed is owed
+		_ = n.alive(func() error { // a failed attachment is a debt
 			if _, ok := n.m.leases[a.Sandbox]; ok {
 				n.m.owed[a.Sandbox] = true
 			}
@@ -335,20 +335,20 @@ func (n network) Detach(ctx context.Context, a pod.Attachment) error {
 	})
 }
 
-// release ends a lease, whose address then rests. The caller holds m.mu.
+// release ends a lease and quarantines its address. The caller holds m.mu.
 func (m *machine) release(sandbox string) {
 	if _, ok := m.leases[sandbox]; !ok {
 		return
 	}
 	owner := ipam.Owner{Sandbox: sandbox, IfName: ifName}
 	m.alloc.Release(owner)
-	m.rests = append(m.rests, m.alloc.Quarantine(owner, time.Now())...)
+	m.quarantined = append(m.quarantined, m.alloc.Quarantine(owner, time.Now())...)
 	delete(m.leases, sandbox)
 	delete(m.owed, sandbox)
 }
 
-// reconcile is what the network does when a huskd begins: what isn't live is
-// released, and the allocator is what the records say.
+// reconcile does what the network does when huskd starts: it releases all leases but those of live
+// sandboxes, and restores the allocator from the records.
 func (m *machine) reconcile(live []pod.Attachment) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -358,14 +358,14 @@ func (m *machine) reconcile(live []pod.Attachment) error {
 			return err
 		}
 	}
-	m.alloc.RestoreQuarantine(time.Now(), m.rests)
+	m.alloc.RestoreQuarantine(time.Now(), m.quarantined)
 	var lost error
 	keep := map[string]bool{}
 	for _, a := range live {
 		keep[a.Sandbox] = true
 		if _, ok := m.leases[a.Sandbox]; !ok {
-			m.marred[a.Sandbox] = true
-			lost = fmt.Errorf("%s is ready and has no address", m.names[a.Sandbox])
+			m.impaired[a.Sandbox] = true
+			lost = fmt.Errorf("%s is ready without an address", m.names[a.Sandbox])
 		}
 	}
 	for sandbox := range m.leases {
@@ -376,24 +376,24 @@ func (m *machine) reconcile(live []pod.Attachment) error {
 	return lost
 }
 
-// pay pays the debts of the network and ends the rests that are over.
-func (m *machine) pay() {
+// settleDebts pays the debts of the network and ends quarantines that are over.
+func (m *machine) settleDebts() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for sandbox := range m.owed {
 		m.release(sandbox)
 	}
-	m.alloc.Expire(time.Now(), len(m.rests))
+	m.alloc.Expire(time.Now(), len(m.quarantined))
 	var still []ipam.Quarantined
-	for _, q := range m.rests {
+	for _, q := range m.quarantined {
 		if q.Until.After(time.Now()) {
 			still = append(still, q)
 		}
 	}
-	m.rests = still
+	m.quarantined = still
 }
 
-// images implements container.Images: there is one.
+// images implements container.Images with one image.
 type images struct{ *life }
 
 const imageID = "sha256:0000"
@@ -432,11 +432,11 @@ func (s sandboxes) Sandbox(id string) (container.Sandbox, error) {
 	if st.State != ready {
 		return container.Sandbox{}, errdefs.ErrFailedPrecondition.WithMessage("sandbox is " + string(st.State))
 	}
-	return s.seen(st), nil
+	return s.view(st), nil
 }
 
-// seen is what containers see of a sandbox.
-func (l *life) seen(st sandbox.Status) container.Sandbox {
+// view returns what containers know of a sandbox.
+func (l *life) view(st sandbox.Status) container.Sandbox {
 	files := l.sandboxes.Files(st)
 	out := container.Sandbox{Config: st.Config, Cgroup: l.sandboxes.Cgroup(st)}
 	out.Namespaces.Net, out.Namespaces.IPC, out.Namespaces.UTS = files.Net, files.IPC, files.UTS

@@ -19,11 +19,10 @@ import (
 
 const ready = sandboxstate.Ready
 
-// errDead is what the dead are told.
+// errDead is the error of drivers after the end of a life.
 var errDead = errors.New("this huskd is dead")
 
-// life is one of huskd's, from its start to its end. What is left of its
-// goroutines after that has no effect.
+// life is one run of huskd, from its start to its end. Goroutines that outlive it have no effect.
 type life struct {
 	m          *machine
 	dir        string
@@ -31,7 +30,7 @@ type life struct {
 	journal    *journal.Journal
 	sandboxes  *sandbox.Service
 	containers *container.Service
-	holds      int // of the image
+	holds      int // how often the image is held
 }
 
 func (l *life) over() bool {
@@ -43,18 +42,18 @@ func (l *life) over() bool {
 	}
 }
 
-// instance is the node's, whatever the directory of a life.
+// instance is the same for all lives, although their directories differ.
 const instance = pod.Instance("5eed")
 
-// begin starts a huskd, as package daemon does.
-func (m *machine) begin() (*life, error) {
+// start starts a huskd, as package daemon does.
+func (m *machine) start() (*life, error) {
 	m.mu.Lock()
 	m.lives++
 	l := &life{m: m, dir: m.dirOf(m.lives), died: make(chan struct{})}
 	former := m.dirOf(m.lives - 1)
 	boot := fmt.Sprint("boot-", m.boot)
 	m.mu.Unlock()
-	// The dead must not find their files.
+	// Goroutines of the former life must not find their files.
 	if err := os.Rename(former, l.dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
@@ -65,7 +64,7 @@ func (m *machine) begin() (*life, error) {
 	}
 	var err error
 	if l.journal, _, err = journal.OpenOn(m.disk.Mount()); err != nil {
-		return nil, fmt.Errorf("the journal doesn't open: %w", err)
+		return nil, fmt.Errorf("the journal can't be opened: %w", err)
 	}
 	log := slog.New(slog.DiscardHandler)
 	facts := host.Facts{BootID: boot, CPUs: 2, Seccomp: true, Overlay: true}
@@ -73,23 +72,23 @@ func (m *machine) begin() (*life, error) {
 		Root: l.root(), State: l.state(), Journal: l.journal, Runtime: runtime{l}, Images: images{l}, Mounts: mounts{l},
 		Sandboxes: sandboxes{l}, Host: facts, Log: log,
 		Changed: func(st container.Status) {
-			m.named(st.ID, fmt.Sprintf("%s/%s.%d", m.name(st.Sandbox), st.Name(), st.Config.GetMetadata().GetAttempt()))
-			l.tell(st.ID, string(st.State))
+			m.setName(st.ID, fmt.Sprintf("%s/%s.%d", m.name(st.Sandbox), st.Name(), st.Config.GetMetadata().GetAttempt()))
+			l.trace(st.ID, string(st.State))
 		},
 	})
 	l.sandboxes = sandbox.New(sandbox.Config{
 		Instance: instance, State: l.state(), Journal: l.journal, Network: network{l}, Containers: l.containers, Runtime: runtime{l}, Kernel: kernel{l},
 		Handlers: handlers{}, Cgroups: cgroups{l}, Host: facts, Log: log,
 		Changed: func(st sandbox.Status) {
-			m.named(st.ID, fmt.Sprintf("%s.%d", st.Ref().Name, st.Config.GetMetadata().GetAttempt()))
-			l.tell(st.ID, string(st.State))
+			m.setName(st.ID, fmt.Sprintf("%s.%d", st.Ref().Name, st.Config.GetMetadata().GetAttempt()))
+			l.trace(st.ID, string(st.State))
 		},
 	})
 	return l, l.resume()
 }
 
-// tell traces the state of something.
-func (l *life) tell(id, state string) {
+// trace notes a change of state.
+func (l *life) trace(id, state string) {
 	if l.m.tracing && !l.over() {
 		l.m.note("  %s is %s", l.m.name(id), state)
 	}
@@ -100,8 +99,8 @@ func (l *life) state() string { return filepath.Join(l.dir, "state") }
 
 func (l *life) resume() error {
 	bad := append(l.sandboxes.Load(), l.containers.Load()...)
-	if len(bad) > 0 && !l.m.recordsLost { // one half of what belongs together, perhaps
-		return fmt.Errorf("records are set aside: %w", errors.Join(bad...))
+	if len(bad) > 0 && !l.m.recordsLost { // a power loss may leave a record without its config
+		return fmt.Errorf("records were set aside: %w", errors.Join(bad...))
 	}
 	for _, err := range bad {
 		l.m.note("  %v", err)
@@ -110,11 +109,11 @@ func (l *life) resume() error {
 		return err
 	}
 	l.m.recordsLost = false
-	return errors.Join(l.forgiven(l.containers.Resume(context.Background())), l.forgiven(l.sandboxes.Resume()))
+	return errors.Join(l.ignoreFaults(l.containers.Resume(context.Background())), l.ignoreFaults(l.sandboxes.Resume()))
 }
 
-// forgiven leaves out what the machine did on purpose.
-func (l *life) forgiven(err error) error {
+// ignoreFaults returns nil instead of an error that the machine has caused.
+func (l *life) ignoreFaults(err error) error {
 	if err != nil && (errors.Is(err, errFault) || errors.Is(err, context.DeadlineExceeded) || l.over()) {
 		l.m.unswept = true
 		return nil
@@ -122,11 +121,11 @@ func (l *life) forgiven(err error) error {
 	return err
 }
 
-// closeTime is what huskd gives work in flight when it ends.
+// closeTime is how long huskd waits for work in flight when it ends.
 const closeTime = 5 * time.Second
 
-// end ends huskd in good order.
-func (l *life) end() {
+// shutDown ends huskd as SIGTERM does.
+func (l *life) shutDown() {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
@@ -144,7 +143,7 @@ func (l *life) close() {
 	l.containers.Close()
 }
 
-// kill ends huskd at this very moment.
+// kill ends huskd at once.
 func (l *life) kill() {
 	l.m.mu.Lock()
 	if !l.over() {
@@ -154,7 +153,7 @@ func (l *life) kill() {
 	l.m.disk.Kill()
 }
 
-// cutPower ends everything at this very moment, and boots again.
+// cutPower ends everything at once and boots again.
 func (l *life) cutPower() error {
 	l.kill()
 	m := l.m

@@ -18,50 +18,48 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// machine is a node: all that a huskd can leave behind. It outlives huskd, and
-// in part itself.
+// machine is a node with everything that a huskd can leave behind. It outlives huskd, and a part of it
+// outlives a boot.
 //
-// Nothing on it is decided by chance while it runs: how long an act takes and how
-// it fails depends on the seed, on what is done to what, and on how often that
-// was done before. A schedule from which something is left out so goes on as
-// it did wherever it is not concerned.
+// How long an act takes and how it fails depends only on the seed, on what is done to which object, and
+// on how often that was done before. So a shortened schedule runs like the whole one wherever the parts
+// that were left out have no effect.
 type machine struct {
-	dir   string // where lives have their directories
+	dir   string // of the directories of lives
 	disk  *journaltest.Disk
 	began time.Time
 
 	mu sync.Mutex
-	// recordsLost is true from a power loss, or damage, until a huskd has begun;
-	// everLost ever after.
+	// recordsLost is set by a power loss or damage, until a huskd has started. everLost stays set.
 	recordsLost, everLost bool
-	// marred are sandboxes whose namespaces somebody took away, or whose infra
-	// process ended: it takes until the next start to find that out, or as long as
-	// a runtime hangs. Or their address is gone, which the network tells of.
-	marred  map[string]bool
-	unswept bool // what no record speaks of resisted: it goes at the next start
-	sched   schedule
-	fired   []string // the faults that came about
-	calm    bool     // nothing fails by itself any more
-	boot    int
-	lives   int
-	pins    map[string]bool
-	mounts  map[string]bool
-	cgroups map[string]bool
-	procs   map[string]*process
-	alloc   *ipam.Allocator
-	leases  map[string]ipam.Lease // by sandbox
-	rests   []ipam.Quarantined
-	owed    map[string]bool // sandboxes whose detachment is
-	names   map[string]string
-	known   map[string]int // how many IDs have had a name
-	counts  map[string]int // of acts
-	steps   int
-	wrong   []string
-	trace   []string
-	tracing bool
+	// impaired are sandboxes that have lost a namespace, their infra process or their address. huskd may
+	// notice that as late as at its next start, or when a runtime no longer hangs.
+	impaired map[string]bool
+	unswept  bool // a sweep failed: the next start repeats it
+	sched    schedule
+	fired    []string // the faults that have happened
+	calm     bool     // no more faults happen
+	boot     int
+	lives    int
+	pins     map[string]bool
+	mounts   map[string]bool
+	cgroups  map[string]bool
+	procs    map[string]*process
+	alloc    *ipam.Allocator
+	leases   map[string]ipam.Lease // by sandbox
+	// quarantined are released addresses that can't be leased yet.
+	quarantined []ipam.Quarantined
+	owed        map[string]bool   // sandboxes whose detachment is a debt
+	names       map[string]string // of IDs
+	known       map[string]int    // how many IDs have had a name
+	counts      map[string]int    // of acts, by what they are
+	steps       int
+	wrong       []string // broken promises
+	trace       []string
+	tracing     bool
 }
 
-// process is a container's in the hands of a runtime.
+// process is the process of a container.
 type process struct {
 	id      string
 	pid     int
@@ -69,11 +67,11 @@ type process struct {
 	exit    *oci.Exit
 	ended   chan struct{}
 	cgroup  string
-	net     string // the namespace that it is in; empty is the node's
+	net     string // its network namespace; empty is the node's
 	sandbox string
 }
 
-// subnet has few addresses, so that they run out and come back.
+// subnet has so few addresses that they are used up and reused.
 var subnet = netip.MustParsePrefix("10.8.0.0/28")
 
 const quarantine = time.Minute
@@ -81,13 +79,13 @@ const quarantine = time.Minute
 func newMachine(s schedule, dir string) *machine {
 	m := &machine{
 		dir: dir, disk: &journaltest.Disk{}, sched: s, began: time.Now(),
-		marred: map[string]bool{}, names: map[string]string{}, known: map[string]int{}, counts: map[string]int{},
+		impaired: map[string]bool{}, names: map[string]string{}, known: map[string]int{}, counts: map[string]int{},
 	}
 	m.bootUp()
 	return m
 }
 
-// bootUp begins a boot: nothing is left in the kernel of the one before.
+// bootUp starts a new boot: nothing is left in the kernel.
 func (m *machine) bootUp() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -97,7 +95,7 @@ func (m *machine) bootUp() {
 	}
 	m.pins, m.mounts, m.cgroups = map[string]bool{}, map[string]bool{}, map[string]bool{}
 	m.procs, m.leases, m.owed = map[string]*process{}, map[string]ipam.Lease{}, map[string]bool{}
-	m.rests = nil
+	m.quarantined = nil
 	m.alloc, _ = ipam.New(quarantine, subnet)
 }
 
@@ -109,8 +107,8 @@ func (p *process) end(code int) {
 	}
 }
 
-// named gives an ID the name by which schedules and traces know it.
-func (m *machine) named(id, name string) {
+// setName sets the name of an ID in schedules and traces, unless it has one.
+func (m *machine) setName(id, name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.names[id] == "" {
@@ -128,7 +126,7 @@ func (m *machine) name(id string) string {
 	return pod.Short(id)
 }
 
-// violate notes that a promise was broken.
+// violate notes a broken promise.
 func (m *machine) violate(format string, args ...any) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -148,25 +146,25 @@ func (m *machine) noteLocked(format string, args ...any) {
 	}
 }
 
-// The ways in which an act fails.
+// The faults of acts.
 const (
 	fine   = ""
-	fails  = "fails"  // and has done nothing
-	half   = "half"   // it fails, and has done what was asked
-	hangs  = "hangs"  // until its time is up, and has done nothing
-	sticks = "sticks" // until its time is up, and has done what was asked
-	slow   = "slow"   // it takes a minute
+	fails  = "fails"  // it fails and has no effect
+	half   = "half"   // it fails and has its effect
+	hangs  = "hangs"  // it times out and has no effect
+	sticks = "sticks" // it times out and has its effect
+	slow   = "slow"   // it takes a minute longer
 )
 
-// act is how something that is done will go.
+// act is the fate of one call of a driver.
 type act struct {
 	key   string
 	took  time.Duration
 	fault string
-	early bool // its effect is there at its begin, or only at its end
+	early bool // its effect happens at its start, not at its end
 }
 
-// next says how the next act on an object goes.
+// next decides how the next act of that kind goes.
 func (m *machine) next(what string) act {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -189,21 +187,21 @@ func (m *machine) next(what string) act {
 	return a
 }
 
-// chance is the randomness of what has that key.
+// chance returns the source of randomness for a key.
 func (m *machine) chance(key string) *rand.Rand {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(key))
 	return rand.New(rand.NewPCG(m.sched.Seed, h.Sum64()))
 }
 
-// errFault is a driver's.
+// errFault is the error of faults.
 var errFault = errors.New("simulated failure")
 
-// patience is how long what hangs does so without a deadline.
+// patience is how long an act hangs if it has no deadline.
 const patience = 3 * time.Minute
 
-// do has a life act on the machine. The effect takes place at once, at the end
-// or not at all; nothing takes place once the life is over.
+// do acts on the machine. The effect happens at the start, at the end or not at all, and never after the
+// end of the life.
 func (l *life) do(ctx context.Context, what string, effect func() error) error {
 	if l.over() {
 		return errDead
@@ -248,7 +246,7 @@ func (l *life) try(ctx context.Context, a act, effect func() error) (err error) 
 	return nil
 }
 
-// alive runs an effect if the life isn't over.
+// alive runs effect unless the life is over.
 func (l *life) alive(effect func() error) error {
 	l.m.mu.Lock()
 	defer l.m.mu.Unlock()
@@ -258,7 +256,7 @@ func (l *life) alive(effect func() error) error {
 	return effect()
 }
 
-// rel is a path as all lives know it.
+// rel returns a path without the directory of the life.
 func (l *life) rel(path string) string {
 	if rest, ok := strings.CutPrefix(path, l.dir+"/"); ok {
 		return rest
@@ -266,5 +264,5 @@ func (l *life) rel(path string) string {
 	return path
 }
 
-// dirOf is where a life has its files.
+// dirOf returns the directory of a life.
 func (m *machine) dirOf(life int) string { return filepath.Join(m.dir, fmt.Sprint("life-", life)) }

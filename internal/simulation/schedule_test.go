@@ -9,31 +9,29 @@ import (
 	"time"
 )
 
-// schedule is what happens to a machine, beside what follows from that. In JSON
-// it is what -replay takes.
+// schedule is what happens to a machine from outside. The flag -replay takes it as JSON.
 type schedule struct {
 	Seed uint64 `json:"seed"`
-	// Rate is how many of a thousand acts fail, hang or are slow.
+	// Rate is how many of a thousand acts have a fault.
 	Rate  int    `json:"rate,omitempty"`
 	Steps []step `json:"steps"`
-	// Faults are the acts that do so, if Exact: then no others do.
+	// Faults are, if Exact, the faults of acts, and no others happen.
 	Faults []string `json:"faults,omitempty"`
 	Exact  bool     `json:"exact,omitempty"`
 }
 
-// step is something that is asked of huskd, or happens to it.
+// step is a call of huskd, or something that happens to it.
 type step struct {
 	At        span   `json:"at"`
 	Do        string `json:"do"`
 	Pod       string `json:"pod,omitempty"`
 	Container string `json:"container,omitempty"`
 	Attempt   int    `json:"attempt,omitempty"`
-	// For is how long a client waits for its answer, huskd is away, or the disk
-	// is full.
+	// For is how long the client waits, huskd is away or the disk is full.
 	For span `json:"for,omitzero"`
 }
 
-// span is a duration that is easy to read.
+// span is a duration that is readable in JSON.
 type span struct{ time.Duration }
 
 func (s span) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
@@ -65,7 +63,7 @@ func (s schedule) String() string {
 	return b.String()
 }
 
-// JSON is the schedule for -replay.
+// JSON returns the schedule for -replay.
 func (s schedule) JSON() string {
 	data, err := json.Marshal(s)
 	if err != nil {
@@ -74,7 +72,7 @@ func (s schedule) JSON() string {
 	return string(data)
 }
 
-// fault says how an act fails.
+// fault returns the fault of an act.
 func (s schedule) fault(key string, r *rand.Rand) string {
 	kinds := []string{fails, fails, half, half, hangs, sticks, slow}
 	fault, hit := kinds[r.IntN(len(kinds))], r.IntN(1000) < s.Rate
@@ -92,16 +90,16 @@ func (s schedule) fault(key string, r *rand.Rand) string {
 	return fault
 }
 
-// verbs are what is done, the frequent ones more than once.
+// verbs are the kinds of steps. Frequent ones are listed more than once.
 var verbs = strings.Fields(`
 	run run run run run create create create create create create start start start start start
 	stop remove remove end end delete delete exit exit infra-exit unpin
 	crash crash crash crash crash term term reboot full damage`)
 
-// pods are of several kinds, see config.
+// pods are the names of pods: see config.
 var pods = []string{"web", "db", "shared", "late", "host"}
 
-// newSchedule is that of a seed.
+// newSchedule returns the schedule of a seed.
 func newSchedule(seed uint64) schedule {
 	r := rand.New(rand.NewPCG(seed, 0x5eed))
 	s := schedule{Seed: seed, Rate: []int{0, 10, 50, 200}[r.IntN(4)]}
@@ -127,7 +125,7 @@ func newSchedule(seed uint64) schedule {
 			st.Container = []string{"a", "b"}[r.IntN(2)]
 		}
 		s.Steps = append(s.Steps, st)
-		if st.Pod != "" && r.IntN(8) == 0 { // said twice
+		if st.Pod != "" && r.IntN(8) == 0 { // repeat it
 			st.At.Duration += time.Duration(r.IntN(20_000_000))
 			s.Steps = append(s.Steps, st)
 		}
@@ -136,7 +134,7 @@ func newSchedule(seed uint64) schedule {
 	return s
 }
 
-// shortest leaves out what a schedule needs not to fail.
+// shortest leaves out the parts of a schedule that it also fails without.
 func shortest(s schedule, failing func(schedule) bool) schedule {
 	for again := true; again; {
 		again = false

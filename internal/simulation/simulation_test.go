@@ -12,12 +12,12 @@ import (
 )
 
 var (
-	seed   = flag.Uint64("seed", 0, "run the schedule of this seed only")
-	replay = flag.String("replay", "", "run this schedule only, as a failure prints it")
-	steps  = flag.Int("steps", 0, "go on until so many steps are done; 0 is for some seconds")
+	seed   = flag.Uint64("seed", 0, "run only the schedule of this seed")
+	replay = flag.String("replay", "", "run only this schedule, as a failure prints it")
+	steps  = flag.Int("steps", 0, "run that many steps; 0 is for some seconds")
 )
 
-// scratch is where machines have their files; memory if the host has some.
+// scratch is the directory of the machines' files, in memory if possible.
 var scratch = func() string {
 	if info, err := os.Stat("/dev/shm"); err == nil && info.IsDir() {
 		return "/dev/shm"
@@ -25,19 +25,19 @@ var scratch = func() string {
 	return os.TempDir()
 }()
 
-// simulate carries out a schedule in a time of its own.
+// simulate runs a schedule in simulated time.
 func simulate(t *testing.T, s schedule, tracing bool) (m *machine) {
 	synctest.Test(t, func(t *testing.T) {
 		cryptotest.SetGlobalRandom(t, s.Seed) // IDs
-		m = carryOut(t, s, tracing)
+		m = runSchedule(t, s, tracing)
 	})
 	return m
 }
 
-// someSeconds is how long TestSchedule runs unless it is told.
+// someSeconds is how long TestSchedule runs by default.
 const someSeconds = 8 * time.Second
 
-// TestSchedule carries out one schedule after the other, each of a seed.
+// TestSchedule runs the schedules of one seed after the other.
 func TestSchedule(t *testing.T) {
 	if *replay != "" {
 		var s schedule
@@ -58,7 +58,7 @@ func TestSchedule(t *testing.T) {
 		m := simulate(t, newSchedule(next), false)
 		if len(m.wrong) > 0 {
 			report(t, newSchedule(next))
-			t.Fatalf("seed %d: %s, but not a second time", next, m.wrong[0])
+			t.Fatalf("seed %d: %s, but not when repeated", next, m.wrong[0])
 		}
 		done, lives, faults, last = done+m.steps+m.disk.Writes, lives+m.lives, faults+len(m.fired), next
 	}
@@ -66,11 +66,11 @@ func TestSchedule(t *testing.T) {
 		done, last, lives, faults, time.Since(began).Round(time.Second), float64(done)/1e6/time.Since(began).Minutes())
 }
 
-// tries is how often a schedule is carried out to see whether it fails: what
-// happens at the very same time happens in any order.
+// tries is how often a schedule is run to see whether it fails, as the order of simultaneous events is
+// not determined.
 const tries = 4
 
-// attempt carries out a schedule until it fails.
+// attempt runs a schedule until it fails, at most tries times.
 func attempt(t *testing.T, s schedule, tracing bool) (m *machine) {
 	for range tries {
 		if m = simulate(t, s, tracing); len(m.wrong) > 0 {
@@ -80,11 +80,11 @@ func attempt(t *testing.T, s schedule, tracing bool) (m *machine) {
 	return m
 }
 
-// report tells of a failure by the shortest schedule that has it.
+// report fails t with the shortest schedule that has the failure.
 func report(t *testing.T, s schedule) {
 	m := attempt(t, s, true)
 	if len(m.wrong) == 0 {
-		t.Logf("seed %d: nothing fails in %d steps", s.Seed, m.steps)
+		t.Logf("seed %d: no failure in %d steps", s.Seed, m.steps)
 		return
 	}
 	s.Faults, s.Exact = m.fired, true

@@ -17,13 +17,13 @@ import (
 	"github.com/huskd/husk/internal/sandbox"
 )
 
-var record = flag.String("record", "", "write the journal of a huskd with all kinds of records to this file, for a format's first release")
+var record = flag.String("record", "", "write a journal with all kinds of records to this file, for the first release of a format")
 
-// released has a journal as each format's first release wrote it, of pods as
-// recorded below. Such files are never changed.
+// released is a journal that the first release of its format wrote, for the steps in recorded. Such
+// files are never changed.
 const released = "testdata/journal-1"
 
-// recorded is what was done before the journal was taken.
+// recorded are the steps before the journal was copied.
 var recorded = []step{
 	{Do: "run", Pod: "web"}, {Do: "create", Pod: "web", Container: "a"}, {Do: "start", Pod: "web", Container: "a"},
 	{Do: "create", Pod: "web", Container: "b"}, {Do: "end", Pod: "web", Container: "b"},
@@ -33,7 +33,7 @@ var recorded = []step{
 func recordTo(t *testing.T, path string) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRun(schedule{}, t.TempDir())
-		r.start()
+		r.startHuskd()
 		for _, st := range recorded {
 			st.For = span{time.Hour}
 			r.step(st)
@@ -46,8 +46,7 @@ func recordTo(t *testing.T, path string) {
 	})
 }
 
-// TestUpgrade reads the journal of each release, with every record served as it
-// was.
+// TestUpgrade reads the journal of a former release. Every record must have its meaning.
 func TestUpgrade(t *testing.T) {
 	if *record != "" {
 		recordTo(t, *record)
@@ -69,7 +68,7 @@ func TestUpgrade(t *testing.T) {
 	sandboxes := sandbox.New(sandbox.Config{Instance: instance, State: t.TempDir(), Journal: j, Host: facts, Log: log})
 	containers := container.New(container.Config{Root: t.TempDir(), State: t.TempDir(), Journal: j, Host: facts, Log: log})
 	if bad := append(sandboxes.Load(), containers.Load()...); len(bad) > 0 {
-		t.Fatalf("records are refused: %v", bad)
+		t.Fatalf("records were refused: %v", bad)
 	}
 	got := map[string]string{}
 	for _, st := range sandboxes.List() {
@@ -78,11 +77,11 @@ func TestUpgrade(t *testing.T) {
 			got[st.Ref().Name+"/"+c.Name()] = fmt.Sprintf("%s %d", c.State, c.Exit.Code)
 		}
 		if addressed := len(st.Addresses()) > 0; addressed == st.HostNetwork() || (st.Infra != nil) != (st.Ref().Name == "shared" || st.Ref().Name == "late") {
-			t.Errorf("%s has lost something: %+v", st.Ref(), st)
+			t.Errorf("a part of %s is lost: %+v", st.Ref(), st)
 		}
 	}
 	want := map[string]string{"web": "ready", "web/a": "running 0", "web/b": "exited 137", "shared": "stopped", "late": "ready", "host": "ready"}
 	if !maps.Equal(got, want) {
-		t.Errorf("there are\n%v, and were\n%v", got, want)
+		t.Errorf("got\n%v, want\n%v", got, want)
 	}
 }
