@@ -25,7 +25,7 @@ func TestStopSignal(t *testing.T) {
 		"SIGQUIT\x00x": syscall.SIGTERM,
 	} {
 		if got := stopSignal(&runtimeapi.ContainerConfig{}, image); got != want {
-			t.Errorf("image says %q: %d, want %d", image, got, want)
+			t.Errorf("image with %q: %d, want %d", image, got, want)
 		}
 	}
 	for n, name := range runtimeapi.Signal_name {
@@ -34,7 +34,7 @@ func TestStopSignal(t *testing.T) {
 		case n == 0 && got != syscall.SIGUSR1:
 			t.Errorf("default: %d, want the image's", got)
 		case n != 0 && got == syscall.SIGUSR1 && name != "SIGNAL_SIGUSR1":
-			t.Errorf("%s isn't understood", name)
+			t.Errorf("%s is unknown", name)
 		}
 	}
 	if got := stopSignal(&runtimeapi.ContainerConfig{StopSignal: runtimeapi.Signal_SIGNAL_SIGRTMINPLUS3}, ""); got != 37 {

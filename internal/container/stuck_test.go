@@ -19,12 +19,11 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// stuck is a runtime with a container that can't be killed, as one in
-// uninterruptible sleep can't.
+// stuck is a runtime whose container can't be killed, like a process in uninterruptible sleep.
 type stuck struct{ deleting chan struct{} }
 
-func (stuck) Create(context.Context, oci.Create) (oci.Process, error) { panic("not asked for") }
-func (stuck) Start(context.Context, string) error                     { panic("not asked for") }
+func (stuck) Create(context.Context, oci.Create) (oci.Process, error) { panic("unexpected call") }
+func (stuck) Start(context.Context, string) error                     { panic("unexpected call") }
 func (stuck) Signal(context.Context, string, syscall.Signal) error    { return nil }
 
 func (stuck) KillAll(ctx context.Context, _ string) error {
@@ -43,7 +42,7 @@ func (s stuck) Delete(ctx context.Context, _ string) error {
 	return ctx.Err()
 }
 
-// nowhere has no sandboxes.
+// nowhere implements Sandboxes without any.
 type nowhere struct{}
 
 func (nowhere) Sandbox(string) (Sandbox, error) { return Sandbox{}, errdefs.ErrNotFound }
@@ -51,8 +50,8 @@ func (nowhere) Pod(string) pod.Ref              { return pod.Ref{} }
 
 const stuckID = "5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c"
 
-// resumeStuck returns the owner of a container that was recorded in the state
-// and whose runtime is stuck.
+// resumeStuck returns the owner of a container that is recorded in the given state and whose runtime is
+// stuck.
 func resumeStuck(t *testing.T, state containerstate.State) (*Service, stuck) {
 	t.Helper()
 	j, _, err := journal.Open(t.TempDir())
@@ -80,25 +79,25 @@ func resumeStuck(t *testing.T, state containerstate.State) (*Service, stuck) {
 	return s, r
 }
 
-// TestFinishedIsGone: as long as a process may be left, the next run of a
-// container must not begin.
-func TestFinishedIsGone(t *testing.T) {
+// TestNotFinishedBeforeKilled: a container must not be shown as finished while a process may be left, as
+// it would be started again.
+func TestNotFinishedBeforeKilled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, r := resumeStuck(t, containerstate.Starting)
 		<-r.deleting
 		if st, err := s.Get(stuckID); err != nil || st.Finished {
-			t.Errorf("it is %s and finished, while its process has not been killed (%v)", st.State, err)
+			t.Errorf("the container is %s and finished, but its process has not been killed (%v)", st.State, err)
 		}
 	})
 }
 
-// TestStopOfUnkillable ends, with an error, for Stop to be tried again.
+// TestStopOfUnkillable: Stop must end with an error, so that it can be repeated.
 func TestStopOfUnkillable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := resumeStuck(t, containerstate.Running)
 		err := s.Stop(t.Context(), stuckID, 0)
 		if err == nil || !strings.Contains(err.Error(), "kill") {
-			t.Errorf("stop says %v", err)
+			t.Errorf("Stop returned %v", err)
 		}
 	})
 }

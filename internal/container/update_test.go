@@ -7,7 +7,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func TestChanged(t *testing.T) {
+func TestResourcesWith(t *testing.T) {
 	has := &runtimeapi.LinuxContainerResources{
 		CpuShares: 512, MemoryLimitInBytes: 64, CpusetCpus: "0", Unified: map[string]string{"memory.high": "1", "memory.low": "2"},
 		HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 1}},
@@ -36,26 +36,26 @@ func TestChanged(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 		if !proto.Equal(has, before) {
-			t.Fatalf("%s: what was there is changed", name)
+			t.Fatalf("%s: the former resources were modified", name)
 		}
 	}
 	asked := &runtimeapi.LinuxContainerResources{CpuShares: 3}
 	if got := (Status{}).ResourcesWith(asked); !proto.Equal(got, asked) {
-		t.Errorf("from nothing: %v", got)
+		t.Errorf("without former resources: %v", got)
 	}
 }
 
-// TestSignalIsTold as it was asked for, but for the second names that some have.
-func TestSignalIsTold(t *testing.T) {
+// TestSignalInCRITerms: a signal has the name that was asked for, unless that is an alias.
+func TestSignalInCRITerms(t *testing.T) {
 	for n, name := range runtimeapi.Signal_name {
 		if n == 0 {
 			continue
 		}
 		asked := &runtimeapi.ContainerConfig{StopSignal: runtimeapi.Signal(n)}
-		told := criSignalOf(stopSignal(asked, ""))
-		again := stopSignal(&runtimeapi.ContainerConfig{StopSignal: told}, "")
-		if told == runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT || again != stopSignal(asked, "") {
-			t.Errorf("%s is told as %s", name, told)
+		got := criSignalOf(stopSignal(asked, ""))
+		again := stopSignal(&runtimeapi.ContainerConfig{StopSignal: got}, "")
+		if got == runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT || again != stopSignal(asked, "") {
+			t.Errorf("%s is shown as %s", name, got)
 		}
 	}
 	if got := (Status{Config: &runtimeapi.ContainerConfig{}}).Signal(); got != runtimeapi.Signal_SIGNAL_SIGTERM {

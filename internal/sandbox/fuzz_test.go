@@ -30,8 +30,8 @@ type cgroups struct{ Cgroups }
 
 func (cgroups) Parent(named string) (string, error) { return named, nil }
 
-// FuzzConfig: whatever a CRI client asks for is refused in one line, or makes a
-// sandbox whose paths are below its own directories.
+// FuzzConfig: every config is refused with an error of one line, or its sandbox has all paths below its
+// own directories.
 func FuzzConfig(f *testing.F) {
 	for _, c := range []*runtimeapi.PodSandboxConfig{valid(), {}, {Metadata: &runtimeapi.PodSandboxMetadata{Name: "\x00/../..", Namespace: "n", Uid: "u"}, Hostname: "a b"}} {
 		data, err := proto.Marshal(c)
@@ -49,7 +49,7 @@ func FuzzConfig(f *testing.F) {
 		if invalid := validate(config); invalid != nil || err != nil {
 			for _, err := range []error{invalid, err} {
 				if err != nil && strings.Contains(err.Error(), "\n") {
-					t.Errorf("more than one line: %q", err)
+					t.Errorf("the error has more than one line: %q", err)
 				}
 			}
 			return
@@ -61,22 +61,21 @@ func FuzzConfig(f *testing.F) {
 		files := s.Files(st)
 		for _, path := range []string{files.IPC, files.UTS, files.Hosts, files.ResolvConf, files.Hostname} {
 			if path != "" && !strings.HasPrefix(path, "/nowhere/sandboxes/"+fuzzID+"/") {
-				t.Errorf("a file of it is at %s", path)
+				t.Errorf("a file of the sandbox is at %s", path)
 			}
 		}
 		if cgroup := s.Cgroup(st); !filepath.IsAbs(cgroup) || filepath.Clean(cgroup) != cgroup {
-			t.Errorf("its cgroup is %q", cgroup)
+			t.Errorf("the cgroup is %q", cgroup)
 		}
 		for _, p := range st.Attachment.Ports {
 			if p.HostPort == 0 || p.Protocol == "" {
-				t.Errorf("it asks the network for %+v", p)
+				t.Errorf("the port mapping %+v is incomplete", p)
 			}
 		}
 	})
 }
 
-// FuzzRecord: a record that can't be read is set aside, and what it speaks of
-// is not taken for ready.
+// FuzzRecord: every record is loaded or set aside.
 func FuzzRecord(f *testing.F) {
 	config, err := proto.Marshal(valid())
 	if err != nil {
@@ -98,11 +97,11 @@ func FuzzRecord(f *testing.F) {
 		s := New(cfg)
 		bad := s.Load()
 		if len(bad)+len(s.List()) != 2 {
-			t.Fatalf("of two records %d are served and %d refused: %v", len(s.List()), len(bad), bad)
+			t.Fatalf("of two records %d are loaded and %d set aside: %v", len(s.List()), len(bad), bad)
 		}
 		for _, st := range s.List() {
 			if !pod.ValidID(st.ID) {
-				t.Errorf("a sandbox is called %q", st.ID)
+				t.Errorf("a sandbox has the ID %q", st.ID)
 			}
 		}
 		_ = s.Attachments()

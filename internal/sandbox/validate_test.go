@@ -59,7 +59,7 @@ func TestValidate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := validate(&runtimeapi.PodSandboxConfig{Metadata: valid().GetMetadata()}); err != nil {
-		t.Errorf("metadata is enough: %v", err)
+		t.Errorf("with nothing but metadata: %v", err)
 	}
 	options := func(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 		return c.GetLinux().GetSecurityContext().GetNamespaceOptions()
@@ -124,7 +124,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// users is a user namespace that maps size IDs from in on to those from host on.
+// users returns a user namespace that maps size IDs from in on to those from host on.
 func users(host, in, size uint32) *runtimeapi.UserNamespace {
 	ids := func() []*runtimeapi.IDMapping {
 		return []*runtimeapi.IDMapping{{HostId: host, ContainerId: in, Length: size}}

@@ -22,7 +22,7 @@ func TestNoTransitionForgetsWhatMayExist(t *testing.T) {
 	for from, rows := range Table.To {
 		for on, to := range rows {
 			if from == Releasing && on == Done {
-				continue // that is what Release undoes
+				continue // Release has undone it
 			}
 			if !covers(exists[to], exists[from]) {
 				t.Errorf("%s on %s leads to %s, which forgets some of %+v", from, on, to, exists[from])
@@ -34,7 +34,7 @@ func TestNoTransitionForgetsWhatMayExist(t *testing.T) {
 func TestEveryStateSurvivesARestartAndAReboot(t *testing.T) {
 	for _, s := range states {
 		if _, _, ok := Table.Next(s, Lost); !ok {
-			t.Errorf("%s: a restart isn't provided for", s)
+			t.Errorf("%s doesn't allow a restart", s)
 		}
 		to, _, ok := Table.Next(s, Reboot)
 		if !ok || to.Live() {
@@ -43,8 +43,8 @@ func TestEveryStateSurvivesARestartAndAReboot(t *testing.T) {
 	}
 }
 
-// TestExitAndRemoveEndInRemoved walks down from every state that a restart
-// leaves, with every action failing first.
+// TestExitAndRemoveEndInRemoved ends and removes from every state that a restart can lead to. A failed
+// release must leave the state as it is.
 func TestExitAndRemoveEndInRemoved(t *testing.T) {
 	for _, start := range states {
 		s, _, _ := Table.Next(start, Lost)
@@ -67,7 +67,7 @@ func TestExitAndRemoveEndInRemoved(t *testing.T) {
 	}
 }
 
-func TestCommandsAreAllowedWhereTheyMakeSense(t *testing.T) {
+func TestWhereCommandsAreAllowed(t *testing.T) {
 	for _, s := range states {
 		if _, _, ok := Table.Next(s, Make); ok != (s == Reserved) {
 			t.Errorf("%s: make is allowed: %v", s, ok)

@@ -8,8 +8,8 @@ import (
 
 var states = []State{Reserved, Pinning, Attaching, Starting, Ready, Killing, Detaching, Unpinning, Stopped, Removing}
 
-// may is what can exist on the host while a state is recorded: the invariant
-// that makes the table leak-proof.
+// may is what can exist on the host while a state is recorded. The tests prove from it that no transition
+// leaks.
 type may struct{ files, netns, attachment, process bool }
 
 var exists = map[State]may{
@@ -26,7 +26,7 @@ var exists = map[State]may{
 	Removed:   {},
 }
 
-// existsLate differs by what comes first.
+// existsLate is exists for Late.
 func existsLate() map[State]may {
 	late := maps.Clone(exists)
 	late[Starting] = may{files: true, netns: true, process: true}
@@ -40,7 +40,7 @@ func orders(t *testing.T, test func(t *testing.T, table *Lifecycle, exists map[S
 	t.Run(string(AfterStart), func(t *testing.T) { test(t, Of(AfterStart), existsLate()) })
 }
 
-// covers says whether b allows for all that a may have left.
+// covers reports whether all that may exist in a may also exist in b.
 func covers(b, a may) bool {
 	return (b.files || !a.files) && (b.netns || !a.netns) && (b.attachment || !a.attachment) && (b.process || !a.process)
 }
@@ -50,7 +50,7 @@ func TestNoTransitionForgetsWhatMayExist(t *testing.T) {
 		for from, rows := range table.To {
 			for on, to := range rows {
 				if on == Done || on == Reboot {
-					continue // these say that something is gone
+					continue // something is gone then: see the tests below
 				}
 				if !covers(exists[to], exists[from]) {
 					t.Errorf("%s on %s leads to %s, which forgets some of %+v", from, on, to, exists[from])
@@ -60,7 +60,7 @@ func TestNoTransitionForgetsWhatMayExist(t *testing.T) {
 	})
 }
 
-func TestDoneTakesAwayOnlyWhatItsActionUndid(t *testing.T) {
+func TestDoneForgetsOnlyWhatItsActionUndid(t *testing.T) {
 	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
 		undoes := map[Action]may{
 			Kill:   {process: true},
@@ -79,27 +79,27 @@ func TestDoneTakesAwayOnlyWhatItsActionUndid(t *testing.T) {
 			after.attachment = after.attachment || undone.attachment
 			after.process = after.process || undone.process
 			if !covers(after, exists[s]) {
-				t.Errorf("%s done leads to %s: something of %+v is forgotten", s, to, exists[s])
+				t.Errorf("%s on done leads to %s, which forgets some of %+v", s, to, exists[s])
 			}
 		}
 	})
 }
 
-// TestARebootForgetsOnlyTheKernel: what outlives a boot, the attachment that a
-// plugin keeps on disk or elsewhere, must still be detached.
-func TestARebootForgetsOnlyTheKernel(t *testing.T) {
+// TestRebootForgetsOnlyTheKernel: the attachment outlives a boot, as plugins keep a part of it on disk or
+// elsewhere. It must still be detached.
+func TestRebootForgetsOnlyTheKernel(t *testing.T) {
 	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
 		for _, s := range states {
 			to, _, ok := table.Next(s, Reboot)
 			if !ok {
-				t.Errorf("%s: a reboot isn't provided for", s)
+				t.Errorf("%s doesn't allow a reboot", s)
 				continue
 			}
 			if exists[s].attachment && !exists[to].attachment {
 				t.Errorf("%s on reboot leads to %s, which forgets the attachment", s, to)
 			}
 			if exists[to].process {
-				t.Errorf("%s on reboot leads to %s, as if a process could have survived", s, to)
+				t.Errorf("%s on reboot leads to %s, in which a process may exist", s, to)
 			}
 		}
 	})
@@ -109,14 +109,14 @@ func TestEveryStateSurvivesARestart(t *testing.T) {
 	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
 		for _, s := range states {
 			if _, _, ok := table.Next(s, Lost); !ok {
-				t.Errorf("%s: a restart isn't provided for", s)
+				t.Errorf("%s doesn't allow a restart", s)
 			}
 		}
 	})
 }
 
-// TestStopAndRemoveEndInRemoved walks down from every state that a restart can
-// leave, with every action failing a few times.
+// TestStopAndRemoveEndInRemoved stops and removes from every state that a restart can lead to. Actions
+// that fail must leave the state as it is.
 func TestStopAndRemoveEndInRemoved(t *testing.T) {
 	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
 		for _, start := range states {
@@ -124,7 +124,7 @@ func TestStopAndRemoveEndInRemoved(t *testing.T) {
 			if to, _, ok := table.Next(s, Stop); ok {
 				s = to
 			} else if s != Removing {
-				t.Errorf("%s: can't be stopped", s)
+				t.Errorf("%s doesn't allow a stop", s)
 			}
 			for i := 0; s != Stopped && s != Removing; i++ {
 				if i > 20 {
@@ -150,30 +150,30 @@ func TestStopAndRemoveEndInRemoved(t *testing.T) {
 	})
 }
 
-// TestTheOrders walks up both.
-func TestTheOrders(t *testing.T) {
+// TestOrders walks up both tables.
+func TestOrders(t *testing.T) {
 	for order, want := range map[Order][]Action{
 		"":          {Pin, Attach, StartInfra, None},
 		BeforeStart: {Pin, Attach, StartInfra, None},
 		AfterStart:  {Pin, StartInfra, Attach, None},
 	} {
-		var deeds []Action
+		var actions []Action
 		s, on := Reserved, Run
 		for s != Ready {
 			to, do, ok := Of(order).Next(s, on)
 			if !ok {
-				t.Fatalf("%s: nothing follows %s in %s", order, on, s)
+				t.Fatalf("%s: no transition on %s in %s", order, on, s)
 			}
-			deeds = append(deeds, do)
+			actions = append(actions, do)
 			s, on = to, Done
 		}
-		if !slices.Equal(deeds, want) {
-			t.Errorf("%q: %v, want %v", order, deeds, want)
+		if !slices.Equal(actions, want) {
+			t.Errorf("%q: %v, want %v", order, actions, want)
 		}
 	}
 }
 
-func TestOnlyWhatIsReservedCanBeRun(t *testing.T) {
+func TestOnlyReservedCanBeRun(t *testing.T) {
 	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
 		for _, s := range append(states, Removed) {
 			if _, _, ok := table.Next(s, Run); ok != (s == Reserved) {
