@@ -43,7 +43,8 @@ type Config struct {
 	// Begin, if set, starts a trace span of work for a pod; about holds names and values in turn.
 	// The returned function ends the span.
 	Begin func(ctx context.Context, name string, about ...string) (context.Context, func(error))
-	// Changed, if set, is called with the UID of a pod that has changed or is gone. It must not block.
+	// Changed, if set, is called with the UID of a pod that has changed or is gone. It must not
+	// block.
 	Changed func(uid string)
 	Log     *slog.Logger
 }

@@ -84,8 +84,8 @@ func (s *podState) record() record {
 	return s.rec
 }
 
-// save replaces the record, first in the journal. put is the journal's Put or PutUsingReserve. The caller
-// holds s.mu.
+// save replaces the record, first in the journal. put is the journal's Put or PutUsingReserve. The
+// caller holds s.mu.
 func (s *podState) save(put func(string, record) error, rec record) error {
 	if err := put(s.uid(), rec); err != nil {
 		return fmt.Errorf("pod %s: %w", s.name(), err)
