@@ -11,14 +11,12 @@ import (
 	"github.com/huskd/husk/internal/netns"
 )
 
-// Dial connects a client to a port on a sandbox's loopback, until one of them
-// leaves.
+// Dial connects a client to a port on a sandbox's loopback, until one of them disconnects.
 func (s *Server) Dial(ctx context.Context, sandbox string, port int32, client io.ReadWriteCloser) error {
 	return s.runtime.PortForward(ctx, sandbox, "", port, client)
 }
 
-// PortForward connects a client to a port of a sandbox, on its loopback as a
-// program in it would, over IPv4 or else IPv6.
+// PortForward connects a client to a port on a sandbox's loopback, by IPv4 or else IPv6.
 func (r runtime) PortForward(ctx context.Context, sandbox, _ string, port int32, client io.ReadWriteCloser) error {
 	defer client.Close()
 	path, err := r.Netns(sandbox)
@@ -38,7 +36,7 @@ func (r runtime) PortForward(ctx context.Context, sandbox, _ string, port int32,
 	}()
 	go func() {
 		_, _ = io.Copy(conn, client)
-		// The client says no more, but may still listen.
+		// The client has closed its sending side, but may still read.
 		_ = conn.CloseWrite()
 	}()
 	return <-answered
@@ -50,7 +48,7 @@ func dial(ctx context.Context, path string, port int32) (*net.TCPConn, error) {
 	var errs []error
 	try := func() error {
 		for _, host := range []string{"127.0.0.1", "::1"} {
-			// An address, not a name: for that the dialer would leave this thread.
+			// An address, not a name: a lookup would leave this thread and its namespace.
 			c, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
 			if err == nil {
 				conn = c

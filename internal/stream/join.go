@@ -13,19 +13,19 @@ const (
 	PortForward = "portforward"
 )
 
-// Session is what a client that another server has let in asks for.
+// Session is a session that another server has authorized.
 type Session struct {
 	Kind string
-	// ID is that of the container or, for ports, of the sandbox.
+	// ID is the ID of the container or, for PortForward, of the sandbox.
 	ID                         string
 	Args                       []string
 	Stdin, Stdout, Stderr, TTY bool
-	Ports                      []int32 // if the client names them beforehand
+	Ports                      []int32 // may be empty: WebSocket clients name them first, SPDY clients in each stream
 }
 
 // Join serves a session to a client of another server.
-func (s *Server) Join(w http.ResponseWriter, r *http.Request, of Session) {
-	s.begin(w, r, of.Kind, session{id: of.ID, args: of.Args, ports: of.Ports, options: remotecommand.Options{
-		Stdin: of.Stdin, Stdout: of.Stdout, Stderr: of.Stderr, TTY: of.TTY,
+func (s *Server) Join(w http.ResponseWriter, r *http.Request, want Session) {
+	s.start(w, r, want.Kind, session{id: want.ID, args: want.Args, ports: want.Ports, options: remotecommand.Options{
+		Stdin: want.Stdin, Stdout: want.Stdout, Stderr: want.Stderr, TTY: want.TTY,
 	}})
 }

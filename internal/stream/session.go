@@ -12,11 +12,11 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// runtime has what the library asks of a runtime.
+// runtime implements the library's interfaces of a runtime.
 type runtime struct{ Config }
 
-// ExecInContainer runs a program. What a shell would say by an exit code, that
-// there is no such program, is said so here too.
+// ExecInContainer runs a program. Like a shell, it reports a program that can't be started by an exit
+// code.
 func (r runtime) ExecInContainer(ctx context.Context, _, _, id string, args []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize, timeout time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -43,8 +43,7 @@ func (r runtime) exec(ctx context.Context, e oci.Exec) error {
 	return err
 }
 
-// AttachContainer connects a client to the streams of a container's first
-// process.
+// AttachContainer connects a client to the streams of a container's first process.
 func (r runtime) AttachContainer(ctx context.Context, _, _, id string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -53,7 +52,7 @@ func (r runtime) AttachContainer(ctx context.Context, _, _, id string, in io.Rea
 	return r.Containers.Attach(ctx, id, streams)
 }
 
-// exitError is an exit code other than 0, as the library wants to be told it.
+// exitError is an exit code other than 0. It implements the library's interface of one.
 type exitError struct{ code int }
 
 func (e exitError) Error() string   { return fmt.Sprintf("exit code %d", e.code) }
@@ -61,8 +60,7 @@ func (e exitError) String() string  { return e.Error() }
 func (e exitError) Exited() bool    { return true }
 func (e exitError) ExitStatus() int { return e.code }
 
-// streamsOf are the library's streams as ours, of which those that a client
-// doesn't have are nil.
+// streamsOf converts the library's streams, of which those that the client doesn't use are nil.
 func streamsOf(in io.Reader, out, errs io.Writer, tty bool) oci.Streams {
 	s := oci.Streams{TTY: tty, Stdin: in, Stdout: out}
 	if !tty {
@@ -71,7 +69,7 @@ func streamsOf(in io.Reader, out, errs io.Writer, tty bool) oci.Streams {
 	return s
 }
 
-// sizes passes on the sizes of a terminal until ctx ends.
+// sizes converts the sizes of a terminal until ctx ends.
 func sizes(ctx context.Context, from <-chan remotecommand.TerminalSize) <-chan oci.Size {
 	if from == nil {
 		return nil

@@ -1,6 +1,5 @@
-// Package stream serves CRI's interactive sessions, exec, attach and port
-// forwarding, over SPDY and WebSocket. Whoever asks for one gets a URL on the
-// node's loopback with a token that serves once and for a minute only.
+// Package stream serves CRI's interactive sessions, exec, attach and port forwarding, over SPDY and
+// WebSocket. A client gets a URL on the node's loopback, whose token is valid once and for one minute.
 package stream
 
 import (
@@ -24,17 +23,16 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// Containers are what sessions are with.
+// Containers are the containers that sessions connect to.
 type Containers interface {
 	Exec(ctx context.Context, e oci.Exec) (code int, err error)
 	Attach(ctx context.Context, id string, streams oci.Streams) error
 }
 
-// Config is what the server needs.
+// Config configures a Server.
 type Config struct {
 	Containers Containers
-	// Netns returns the path of a sandbox's network namespace; empty for that
-	// of the node.
+	// Netns returns the path of a sandbox's network namespace, or "" for that of the node.
 	Netns func(sandbox string) (string, error)
 	Log   *slog.Logger
 }
@@ -42,7 +40,7 @@ type Config struct {
 // Server serves sessions.
 type Server struct {
 	runtime  runtime
-	tickets  tickets
+	tokens   tokens
 	listener net.Listener
 	http     *http.Server
 	closing  context.Context
@@ -50,17 +48,16 @@ type Server struct {
 }
 
 const (
-	// headerTimeout is how long a client may take to say what it wants.
+	// headerTimeout is how long a client may take to send the header of a request.
 	headerTimeout = 10 * time.Second
-	// idleTimeout is how long a session may be silent, as kubelet has it.
+	// idleTimeout is how long a session may be idle, as for a kubelet.
 	idleTimeout = 4 * time.Hour
 )
 
-// quieten keeps the library's logger, which a process has one of, from being set
-// while it is used.
-var quieten sync.Once
+// setLogger sets the library's logger once: it is global, and must not be set while it is in use.
+var setLogger sync.Once
 
-// New listens on a free port of the loopback.
+// New returns a server that listens on a free port of the loopback.
 func New(cfg Config) (*Server, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -68,7 +65,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{runtime: runtime{cfg}, listener: listener}
 	s.closing, s.close = context.WithCancel(context.Background())
-	quieten.Do(func() { klog.SetSlogLogger(slog.New(quiet{cfg.Log.Handler()})) })
+	setLogger.Do(func() { klog.SetSlogLogger(slog.New(debugHandler{cfg.Log.Handler()})) })
 	s.http = &http.Server{
 		Handler: http.HandlerFunc(s.serve), ReadHeaderTimeout: headerTimeout,
 		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
@@ -84,27 +81,27 @@ func (s *Server) Serve() error {
 	return nil
 }
 
-// Close ends the server and the sessions under way.
+// Close stops the server and ends all sessions.
 func (s *Server) Close() {
 	s.close()
 	_ = s.http.Close()
 }
 
-// Exec returns where the program of req can be run once.
+// Exec returns the URL by which the program of req can be run once.
 func (s *Server) Exec(req *runtimeapi.ExecRequest) (string, error) {
 	o := remotecommand.Options{Stdin: req.GetStdin(), Stdout: req.GetStdout(), Stderr: req.GetStderr(), TTY: req.GetTty()}
-	return s.issue("exec", o, session{id: req.GetContainerId(), args: req.GetCmd(), options: o})
+	return s.issue(Exec, o, session{id: req.GetContainerId(), args: req.GetCmd(), options: o})
 }
 
-// Attach returns where the container of req can be attached to once.
+// Attach returns the URL by which a client can attach to the container of req once.
 func (s *Server) Attach(req *runtimeapi.AttachRequest) (string, error) {
 	o := remotecommand.Options{Stdin: req.GetStdin(), Stdout: req.GetStdout(), Stderr: req.GetStderr(), TTY: req.GetTty()}
-	return s.issue("attach", o, session{id: req.GetContainerId(), options: o})
+	return s.issue(Attach, o, session{id: req.GetContainerId(), options: o})
 }
 
-// PortForward returns where the ports of req can be reached once.
+// PortForward returns the URL by which the ports of req can be reached once.
 func (s *Server) PortForward(req *runtimeapi.PortForwardRequest) (string, error) {
-	return s.issue("portforward", remotecommand.Options{Stdout: true}, session{id: req.GetPodSandboxId(), ports: req.GetPort()})
+	return s.issue(PortForward, remotecommand.Options{Stdout: true}, session{id: req.GetPodSandboxId(), ports: req.GetPort()})
 }
 
 func (s *Server) issue(kind string, o remotecommand.Options, of session) (string, error) {
@@ -114,45 +111,45 @@ func (s *Server) issue(kind string, o remotecommand.Options, of session) (string
 	case !o.Stdin && !o.Stdout && !o.Stderr:
 		return "", errdefs.ErrInvalidArgument.WithMessage(kind + ": ask for stdin, stdout or stderr")
 	}
-	token, err := s.tickets.issue(kind, of)
+	token, err := s.tokens.issue(kind, of)
 	if err != nil {
 		return "", err
 	}
 	return "http://" + s.listener.Addr().String() + "/" + kind + "/" + token, nil
 }
 
-// session is what a token stands for: an exec, an attach or a port forwarding.
+// session is a requested exec, attach or port forwarding.
 type session struct {
-	id      string // of the container or the sandbox
+	id      string // of the container or sandbox
 	args    []string
 	options remotecommand.Options
 	ports   []int32
 }
 
-// serve lets a client in that has a token.
+// serve serves the session of a client's token.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	kind, token, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
-	of, ok := s.tickets.take(kind, token)
+	requested, ok := s.tokens.redeem(kind, token)
 	if !ok {
-		http.Error(w, "no session has this token: it serves once, for a minute", http.StatusNotFound)
+		http.Error(w, "no session has this token: a token is valid once, for one minute", http.StatusNotFound)
 		return
 	}
-	s.begin(w, r, kind, of)
+	s.start(w, r, kind, requested)
 }
 
-// begin serves a session. It ends when its client leaves: the server no longer
-// looks at a connection that was taken over.
-func (s *Server) begin(w http.ResponseWriter, r *http.Request, kind string, of session) {
+// start serves a session. It watches the hijacked connection, because net/http no longer does, and ends
+// the session when the client disconnects.
+func (s *Server) start(w http.ResponseWriter, r *http.Request, kind string, of session) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.closing, cancel)()
 	w, r = &watched{w, cancel}, r.WithContext(ctx)
 	switch {
-	case kind == "portforward":
+	case kind == PortForward:
 		s.forward(w, r, of)
 	case wsstream.IsWebSocketRequestWithStreamCloseProtocol(r):
 		s.runtime.serveChannels(w, r, kind, of)
-	case kind == "exec":
+	case kind == Exec:
 		remotecommand.ServeExec(w, r, s.runtime, "", "", of.id, of.args, &of.options,
 			idleTimeout, remotecommand.DefaultStreamCreationTimeout, remotecommand.SupportedStreamingProtocols)
 	default:

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"))
 }
 
-// program runs programs that are functions.
+// program implements Containers by a function that takes the place of a program.
 type program func(ctx context.Context, e oci.Exec) (int, error)
 
 func (p program) Exec(ctx context.Context, e oci.Exec) (int, error) { return p(ctx, e) }
@@ -79,11 +79,11 @@ func execURL(t *testing.T, s *Server) string {
 	return u
 }
 
-func TestTokenServesOnce(t *testing.T) {
+func TestTokenIsValidOnce(t *testing.T) {
 	s := serve(t, func(context.Context, oci.Exec) (int, error) { return 0, nil })
 	u := execURL(t, s)
 	if _, err := connect(t, strings.Replace(u, "/exec/", "/attach/", 1), channelProtocol); err == nil {
-		t.Error("a token for exec serves to attach")
+		t.Error("a token for exec is accepted for attach")
 	}
 	ws, err := connect(t, u, channelProtocol)
 	if err != nil {
@@ -91,38 +91,38 @@ func TestTokenServesOnce(t *testing.T) {
 	}
 	_, _ = io.Copy(io.Discard, ws)
 	if _, err := connect(t, u, channelProtocol); err == nil {
-		t.Error("a token serves twice")
+		t.Error("a token is accepted twice")
 	}
 }
 
 func TestTokensAreBounded(t *testing.T) {
-	var x tickets
-	for range maxTickets {
+	var x tokens
+	for range maxTokens {
 		if _, err := x.issue("exec", session{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if _, err := x.issue("exec", session{}); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("one more: %v", err)
+		t.Errorf("one token too many: %v", err)
 	}
-	for key, old := range x.waiting {
-		old.until = time.Now().Add(-time.Second)
-		x.waiting[key] = old
-		if _, ok := x.take("exec", strings.TrimPrefix(key, "exec/")); ok {
-			t.Error("a token serves when its time is over")
+	for key, old := range x.pending {
+		old.expires = time.Now().Add(-time.Second)
+		x.pending[key] = old
+		if _, ok := x.redeem("exec", strings.TrimPrefix(key, "exec/")); ok {
+			t.Error("an expired token is accepted")
 		}
 		break
 	}
-	for key, old := range x.waiting {
-		old.until = time.Now().Add(-time.Second)
-		x.waiting[key] = old
+	for key, old := range x.pending {
+		old.expires = time.Now().Add(-time.Second)
+		x.pending[key] = old
 	}
-	if _, err := x.issue("exec", session{}); err != nil || len(x.waiting) != 1 {
-		t.Errorf("those whose time is over are kept: %d, %v", len(x.waiting), err)
+	if _, err := x.issue("exec", session{}); err != nil || len(x.pending) != 1 {
+		t.Errorf("expired tokens are kept: %d, %v", len(x.pending), err)
 	}
 }
 
-// TestSessionEnds with its client, and with the server.
+// TestSessionEnds: a session ends with its client, and with the server.
 func TestSessionEnds(t *testing.T) {
 	for name, end := range map[string]func(s *Server, client io.Closer){
 		"client closes": func(_ *Server, client io.Closer) { _ = client.Close() },
@@ -144,7 +144,7 @@ func TestSessionEnds(t *testing.T) {
 		select {
 		case <-ended:
 		case <-time.After(20 * time.Second):
-			t.Fatalf("%s: the program goes on", name)
+			t.Fatalf("%s: the program is still running", name)
 		}
 	}
 }
@@ -152,14 +152,14 @@ func TestSessionEnds(t *testing.T) {
 func TestUnknownProtocol(t *testing.T) {
 	s := serve(t, func(context.Context, oci.Exec) (int, error) { return 0, nil })
 	if _, err := connect(t, execURL(t, s), "v9.channel.k8s.io"); err == nil {
-		t.Error("a protocol that nobody knows is spoken")
+		t.Error("an unknown protocol is accepted")
 	}
 	u, err := s.PortForward(&runtimeapi.PortForwardRequest{PodSandboxId: "p"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := connect(t, u, "SPDY/3.1+"); err == nil {
-		t.Error("a tunnel of no protocol stands")
+		t.Error("a tunnel without a protocol is accepted")
 	}
 }
 
@@ -175,7 +175,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-func TestAsk(t *testing.T) {
+func TestInvalidRequests(t *testing.T) {
 	s := serve(t, nil)
 	for _, r := range []*runtimeapi.ExecRequest{{}, {Tty: true, Stderr: true}} {
 		if _, err := s.Exec(r); !errdefs.IsInvalidArgument(err) {

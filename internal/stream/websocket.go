@@ -19,11 +19,11 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// The library serves version 4 of the channel protocol. Today's clients speak 5
-// only, in which a client can also say that its stdin has ended.
+// The library implements version 4 of the channel protocol. Current clients use only version 5, by
+// which a client can close its stdin.
 const channelProtocol = "v5.channel.k8s.io"
 
-// The channels, in the first byte of every message.
+// The channels. The first byte of each message names one.
 const (
 	channelStdin = iota
 	channelStdout
@@ -51,7 +51,7 @@ func (r runtime) serveChannels(w http.ResponseWriter, req *http.Request, kind st
 	conn.SetIdleTimeout(idleTimeout)
 	_, channels, err := conn.Open(w, req)
 	if err != nil {
-		r.Log.Debug("stream: a client did not become one", "error", err)
+		r.Log.Debug("stream: the WebSocket handshake failed", "error", err)
 		return
 	}
 	defer conn.Close()
@@ -67,7 +67,7 @@ func (r runtime) serveChannels(w http.ResponseWriter, req *http.Request, kind st
 	if o.Stderr {
 		streams.Stderr = channels[channelStderr]
 	}
-	if kind == "exec" {
+	if kind == Exec {
 		err = r.exec(ctx, oci.Exec{ID: of.id, Args: of.args, Streams: streams})
 	} else {
 		err = r.Containers.Attach(ctx, of.id, streams)
@@ -75,7 +75,7 @@ func (r runtime) serveChannels(w http.ResponseWriter, req *http.Request, kind st
 	_, _ = channels[channelError].Write(status(err)) // the client may be gone
 }
 
-// status says how a session ended, in the API server's words.
+// status returns how a session ended, as a metav1.Status.
 func status(err error) []byte {
 	type cause struct {
 		Reason  string `json:"reason"`
@@ -101,11 +101,11 @@ func status(err error) []byte {
 		s.Status, s.Reason, s.Code = "Failure", "InternalError", http.StatusInternalServerError
 		s.Message = err.Error()
 	}
-	text, _ := json.Marshal(s) // plain fields can be written always
+	text, _ := json.Marshal(s) // these fields can always be marshaled
 	return text
 }
 
-// readSizes passes on the sizes that a client sends until ctx ends.
+// readSizes decodes the terminal sizes that a client sends until ctx ends.
 func readSizes(ctx context.Context, from io.Reader) <-chan oci.Size {
 	to := make(chan oci.Size)
 	go func() {
@@ -124,11 +124,11 @@ func readSizes(ctx context.Context, from io.Reader) <-chan oci.Size {
 	return to
 }
 
-// tunnelPrefix begins the name of a protocol whose SPDY connection is carried in
-// the messages of a WebSocket.
+// tunnelPrefix precedes the name of a protocol whose SPDY connection is tunneled through a WebSocket.
 const tunnelPrefix = "SPDY/3.1+"
 
-// serveTunnel serves what came through a WebSocket as if it had come over SPDY.
+// serveTunnel passes the connection that is tunneled through a WebSocket on to serve, as if the client
+// had upgraded to SPDY itself.
 func serveTunnel(w http.ResponseWriter, r *http.Request, serve func(http.ResponseWriter, *http.Request)) {
 	protocol := ""
 	websocket.Server{
@@ -153,8 +153,8 @@ func serveTunnel(w http.ResponseWriter, r *http.Request, serve func(http.Respons
 	}.ServeHTTP(w, r)
 }
 
-// tunneled is the response on a connection that was upgraded already: what is
-// said about that goes nowhere.
+// tunneled is the response of a connection that is upgraded already. It discards the response to the
+// upgrade.
 type tunneled struct {
 	conn   net.Conn
 	header http.Header
@@ -164,7 +164,7 @@ func (t *tunneled) Header() http.Header         { return t.header }
 func (t *tunneled) WriteHeader(int)             {}
 func (t *tunneled) Write(p []byte) (int, error) { return len(p), nil }
 
-// Hijack hands out the connection.
+// Hijack returns the connection.
 func (t *tunneled) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return t.conn, bufio.NewReadWriter(bufio.NewReader(t.conn), bufio.NewWriter(t.conn)), nil
 }

@@ -1,4 +1,4 @@
-// Package version says which Husk this is.
+// Package version holds the version of this build.
 package version
 
 import (
@@ -6,10 +6,10 @@ import (
 	"runtime/debug"
 )
 
-// Version is set by the linker: see the Makefile.
+// Version is the version of Husk. The linker sets it: see the Makefile.
 var Version = "unknown"
 
-// Commit returns the revision that the binary was built from, if Go recorded it.
+// Commit returns the revision that the binary was built from, or "" if Go did not record it.
 func Commit() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -23,5 +23,5 @@ func Commit() string {
 	return ""
 }
 
-// Go returns the version of Go that built the binary, and for what.
+// Go returns the version of Go that built the binary, and its platform.
 func Go() string { return runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH }

@@ -6,32 +6,31 @@ import (
 	"net/http"
 )
 
-// watched has gone called when a connection that was taken over is closed or
-// can no longer be read: its client has left.
+// watched calls disconnected when the hijacked connection is closed or can't be read any more.
 type watched struct {
 	http.ResponseWriter
-	gone func()
+	disconnected func()
 }
 
-// Hijack hands out the connection.
+// Hijack returns the connection, watched.
 func (w *watched) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err != nil {
 		return nil, nil, err
 	}
-	// What the server has read ahead comes first.
+	// The data that the server has already read comes first.
 	ahead, _ := rw.Reader.Peek(rw.Reader.Buffered())
-	c := &watchedConn{Conn: conn, ahead: append([]byte(nil), ahead...), gone: w.gone}
+	c := &watchedConn{Conn: conn, ahead: append([]byte(nil), ahead...), disconnected: w.disconnected}
 	return c, bufio.NewReadWriter(bufio.NewReader(c), bufio.NewWriter(c)), nil
 }
 
-// Flush sends what was written.
+// Flush sends what is buffered.
 func (w *watched) Flush() { _ = http.NewResponseController(w.ResponseWriter).Flush() }
 
 type watchedConn struct {
 	net.Conn
-	ahead []byte
-	gone  func()
+	ahead        []byte // read by the server before the hijack
+	disconnected func()
 }
 
 func (c *watchedConn) Read(p []byte) (int, error) {
@@ -42,19 +41,19 @@ func (c *watchedConn) Read(p []byte) (int, error) {
 	}
 	n, err := c.Conn.Read(p)
 	if err != nil && !isTimeout(err) {
-		c.gone()
+		c.disconnected()
 	}
 	return n, err
 }
 
-// Close closes the connection. A client that says goodbye is heard by whoever
-// speaks its protocol, who then closes.
+// Close closes the connection. The handler of the client's protocol calls it when the client says
+// goodbye.
 func (c *watchedConn) Close() error {
-	c.gone()
+	c.disconnected()
 	return c.Conn.Close()
 }
 
 func isTimeout(err error) bool {
-	timeout, ok := err.(net.Error) // net's own, never wrapped
+	timeout, ok := err.(net.Error) // net doesn't wrap its errors
 	return ok && timeout.Timeout()
 }
