@@ -84,7 +84,7 @@ func TestLiveness(t *testing.T) {
 	w.run(podOf("port", only("command: [sleep, '1000'], livenessProbe: {tcpSocket: {port: 81}, periodSeconds: 1, failureThreshold: 1}")))
 	w.run(podOf("program", only("command: [sleep, '1000'], livenessProbe: {exec: {command: [/none]}, periodSeconds: 1, failureThreshold: 1}")))
 	w.eventually("port", "started again", func(p listed) bool { return p.Containers[0].Restarts > 0 })
-	const told = `liveness probe can't be made: /none: `
+	const told = `liveness probe could not be carried out: /none: `
 	p := w.eventually("program", "asked", func(p listed) bool { return strings.Contains(w.MustHusk("events", "program"), told) })
 	if p.Containers[0].Restarts > 0 || !p.Ready {
 		t.Errorf("a probe can't be made of it, and it is %+v", p)
