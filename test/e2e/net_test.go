@@ -11,7 +11,7 @@ import (
 )
 
 // husk net attaches a namespace to a network and undoes it, without huskd.
-func TestNetByHand(t *testing.T) {
+func TestNetStandalone(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
 	leases := configure(t, n)
