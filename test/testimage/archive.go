@@ -13,16 +13,16 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// imageName is the annotation by which archives carry an image's whole name.
+// imageName is the annotation with an image's full name in archives.
 const imageName = "io.containerd.image.name"
 
-// Named is an image and the names that an archive gives it.
+// Named is an image and its names in an archive.
 type Named struct {
 	*Image
 	Names []string
 }
 
-// WriteArchive writes images as one OCI image layout in a tar archive.
+// WriteArchive writes images as an OCI image layout in a tar archive.
 func WriteArchive(w io.Writer, images ...Named) error {
 	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
 	files := map[string][]byte{ocispec.ImageLayoutFile: []byte(`{"imageLayoutVersion":"1.0.0"}`)}

@@ -12,11 +12,10 @@ import (
 	"github.com/huskd/husk/test/debian"
 )
 
-// The Debian packages that images are made of.
+// The Debian packages that images are built from.
 var packages = []string{"busybox", "libc6"}
 
-// extracted returns a directory that holds the files of packages. The first
-// caller on a machine downloads them; later ones find them.
+// extracted returns a directory with the files of packages. The first call on a host downloads them.
 func extracted(ctx context.Context) (string, error) {
 	arch, err := debian.Output(ctx, "/", "dpkg", "--print-architecture")
 	if err != nil {
@@ -27,8 +26,7 @@ func extracted(ctx context.Context) (string, error) {
 	})
 }
 
-// program is an executable and what it needs to run: paths in the image to
-// paths on this host.
+// program is an executable and the files that it needs: paths in the image to paths on this host.
 type program struct {
 	host   string
 	loader string            // path on this host
@@ -36,8 +34,8 @@ type program struct {
 	files  map[string]string // loader and libraries
 }
 
-// findProgram looks below root for an executable and the shared libraries that
-// it names, directly or through others.
+// findProgram finds an executable below root, and the shared libraries that it needs, directly or
+// indirectly.
 func findProgram(root, name string) (*program, error) {
 	host, err := find(root, name)
 	if err != nil {
@@ -64,7 +62,7 @@ func findProgram(root, name string) (*program, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Debian's loader looks in /lib/<triplet>, where the package has them.
+		// Debian's loader searches /lib/<triplet>, where the package has them.
 		p.libs = "/lib/" + filepath.Base(filepath.Dir(path))
 		p.files[p.libs+"/"+lib] = path
 		_, more, err := dynamic(path)
@@ -76,7 +74,7 @@ func findProgram(root, name string) (*program, error) {
 	return p, nil
 }
 
-// find returns the ELF file below root with this base name.
+// find returns the ELF file below root with the given base name.
 func find(root, name string) (string, error) {
 	var found string
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

@@ -16,30 +16,28 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Flavour is one of the images that Build makes.
+// Flavour is one of the images that Build builds.
 type Flavour string
 
-// The flavours, each with all of the one before it.
+// The flavours. Each contains the one before it.
 const (
-	// Busybox has busybox with all its applets and the usual directories. It
-	// runs a shell.
+	// Busybox has busybox with all its applets and the usual directories. It runs a shell.
 	Busybox Flavour = "busybox"
-	// Users has more accounts in /etc/passwd and /etc/group: www-data (33), and
-	// alice (1000) who is also in the group staff (50).
+	// Users adds accounts to /etc/passwd and /etc/group: www-data (33), and alice (1000), who is also
+	// in the group staff (50).
 	Users Flavour = "users"
-	// Web runs a web server on port 80 that answers GET / with the host's name
-	// and its addresses, separated by blanks, in one line.
+	// Web runs a web server on port 80 that answers GET / with one line: the host's name and
+	// addresses, separated by spaces.
 	Web Flavour = "web"
 )
 
-// Spec says what image to build. The zero Spec is the busybox image in one
-// gzip layer.
+// Spec says which image to build. The zero Spec is the busybox image in one gzip layer.
 type Spec struct {
 	Flavour Flavour
-	// Config's fields, where set, replace the flavour's.
+	// Config's non-zero fields replace the flavour's.
 	Config ocispec.ImageConfig
-	// Layers is the number of layers, at least one. The first ones hold the
-	// flavour, the others a file /layer/<number> each.
+	// Layers is the number of layers, at least one. The first layers hold the flavour, the others a
+	// file /layer/<number> each.
 	Layers      int
 	Compression Compression
 }
@@ -47,8 +45,7 @@ type Spec struct {
 //go:embed index.cgi
 var indexCGI []byte
 
-// Build makes an image out of Debian packages, which the first call on a
-// machine downloads with apt-get.
+// Build builds an image from Debian packages. The first call on a host downloads them with apt-get.
 func Build(ctx context.Context, spec Spec) (*Image, error) {
 	root, err := extracted(ctx)
 	if err != nil {
@@ -105,7 +102,7 @@ func busyboxEntries(ctx context.Context, root string) ([]Entry, error) {
 		return nil, err
 	}
 	entries = append(entries, File("bin/busybox", 0o755, body))
-	// The packages' own loader runs it, so this host's libraries don't matter.
+	// The package's own loader runs the program, so this host's libraries don't matter.
 	applets, err := debian.Output(ctx, root, busybox.loader, "--library-path", libraryPath(busybox), busybox.host, "--list")
 	if err != nil {
 		return nil, err
@@ -115,7 +112,7 @@ func busyboxEntries(ctx context.Context, root string) ([]Entry, error) {
 			entries = append(entries, Symlink("bin/"+applet, "busybox"))
 		}
 	}
-	// What a script names in its first line.
+	// Interpreters that scripts name in their first line.
 	entries = append(entries, Symlink("usr/bin/env", "../../bin/busybox"))
 	return entries, nil
 }
@@ -128,8 +125,8 @@ func libraryPath(p *program) string {
 	return strings.Join(slices.Sorted(maps.Keys(dirs)), ":")
 }
 
-// split sorts entries by name, so that a directory precedes what it holds, and
-// makes the layers that spec asks for.
+// split sorts entries by name, so that a directory precedes its content, and packs them into the
+// layers that spec asks for.
 func split(spec Spec, entries []Entry) ([]Layer, error) {
 	slices.SortFunc(entries, func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })
 	entries = slices.CompactFunc(entries, func(a, b Entry) bool { return a.Name == b.Name })
@@ -152,10 +149,10 @@ func split(spec Spec, entries []Entry) ([]Layer, error) {
 	return layers, nil
 }
 
-// override replaces in config what with sets.
+// override replaces the fields in config that are set in with.
 func override(config, with ocispec.ImageConfig) ocispec.ImageConfig {
 	if with.Entrypoint != nil {
-		// As in a Dockerfile: a new entry point forgets the old command.
+		// As in a Dockerfile, a new entry point resets the command.
 		config.Entrypoint, config.Cmd = with.Entrypoint, nil
 	}
 	if with.Cmd != nil {

@@ -1,5 +1,5 @@
-// Package testimage makes small real OCI images for tests, benchmarks and the
-// demo: from entries given by the caller, or out of Debian packages.
+// Package testimage builds small real OCI images for tests, benchmarks and the demo, from the caller's
+// entries or from Debian packages.
 package testimage
 
 import (
@@ -17,14 +17,13 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// epoch is the time of everything in an image, so that equal input makes equal
-// digests.
+// epoch is the time of everything in an image, so that equal input yields equal digests.
 var epoch = time.Unix(1_700_000_000, 0).UTC()
 
-// Compression of a layer's blob.
+// Compression is the compression of a layer's blob.
 type Compression string
 
-// The compressions that the image specification knows.
+// The compressions of the image specification.
 const (
 	Gzip         Compression = "" // the usual one
 	Zstd         Compression = "zstd"
@@ -52,7 +51,7 @@ func Symlink(name, target string) Entry {
 	return Entry{tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o777}, nil}
 }
 
-// Layer is one layer of an image, ready to be stored.
+// Layer is one layer of an image.
 type Layer struct {
 	Descriptor ocispec.Descriptor
 	DiffID     digest.Digest
@@ -79,8 +78,7 @@ func NewLayer(c Compression, entries ...Entry) (Layer, error) {
 	return PackLayer(c, plain.Bytes())
 }
 
-// PackLayer makes a layer of bytes that should be a tar archive, and may be
-// anything.
+// PackLayer makes a layer of bytes that should be a tar archive. It doesn't check them.
 func PackLayer(c Compression, plain []byte) (Layer, error) {
 	blob, mediaType, err := compress(c, plain)
 	if err != nil {
@@ -119,16 +117,16 @@ func compress(c Compression, plain []byte) (blob []byte, mediaType string, err e
 	return out.Bytes(), mediaType, nil
 }
 
-// Image is a whole image in memory.
+// Image is a complete image in memory.
 type Image struct {
 	Config   []byte
 	Layers   []Layer
 	Manifest []byte
-	// Descriptor is the manifest's.
+	// Descriptor describes the manifest.
 	Descriptor ocispec.Descriptor
 }
 
-// New puts an image together for a platform such as {linux amd64}.
+// New assembles an image for a platform such as {linux amd64}.
 func New(platform ocispec.Platform, config ocispec.ImageConfig, layers ...Layer) (*Image, error) {
 	img := ocispec.Image{
 		Created:  &epoch,
@@ -159,10 +157,10 @@ func New(platform ocispec.Platform, config ocispec.ImageConfig, layers ...Layer)
 	return &Image{Config: rawConfig, Layers: layers, Manifest: rawManifest, Descriptor: desc}, nil
 }
 
-// ID is the digest of the image's config, by which runtimes know it.
+// ID returns the digest of the image's config, by which runtimes know the image.
 func (i *Image) ID() string { return digest.FromBytes(i.Config).String() }
 
-// Blobs returns the config and the layers by digest; not the manifest.
+// Blobs returns the config and the layers by digest, without the manifest.
 func (i *Image) Blobs() map[digest.Digest][]byte {
 	blobs := map[digest.Digest][]byte{digest.FromBytes(i.Config): i.Config}
 	for _, l := range i.Layers {
@@ -171,7 +169,7 @@ func (i *Image) Blobs() map[digest.Digest][]byte {
 	return blobs
 }
 
-// Index returns an index of images, one for each platform.
+// Index returns an index of images, one per platform.
 func Index(images ...*Image) ([]byte, error) {
 	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
 	for _, img := range images {

@@ -27,8 +27,8 @@ func (r Registry) Push(ctx context.Context, repository, tag string, img *Image) 
 	return r.putManifest(ctx, repository, tag, ocispec.MediaTypeImageManifest, img.Manifest)
 }
 
-// PushIndex stores images of several platforms in a repository under one tag
-// and returns the digest of their index.
+// PushIndex stores images of several platforms in a repository under one tag, and returns the digest
+// of their index.
 func (r Registry) PushIndex(ctx context.Context, repository, tag string, images ...*Image) (digest.Digest, error) {
 	for _, img := range images {
 		if err := r.Push(ctx, repository, img.Descriptor.Digest.String(), img); err != nil {
@@ -63,7 +63,7 @@ func (r Registry) putManifest(ctx context.Context, repository, tag, mediaType st
 	return err
 }
 
-// do sends one request and returns where its answer points to, if anywhere.
+// do sends one request and returns the Location of its response, or else the request's URL.
 func (r Registry) do(ctx context.Context, method, target, mediaType string, body []byte) (*url.URL, error) {
 	req, err := http.NewRequestWithContext(ctx, method, target, bytes.NewReader(body))
 	if err != nil {

@@ -71,8 +71,8 @@ func TestFlavours(t *testing.T) {
 	}
 }
 
-// TestWebAnswers asks the web server, which gets its one connection from its
-// parent here.
+// TestWebAnswers sends a request to the web server, over a connection that the test hands it as inetd
+// would.
 func TestWebAnswers(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
@@ -119,7 +119,7 @@ func TestWebAnswers(t *testing.T) {
 	t.Logf("%s", body)
 }
 
-// TestSameInputSameImage: what is built is a function of the spec.
+// TestSameInputSameImage: equal specs yield equal images.
 func TestSameInputSameImage(t *testing.T) {
 	t.Parallel()
 	seen := map[string]Spec{}
@@ -166,7 +166,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestDownload has several processes' worth of callers find an empty cache.
+// TestDownload fills an empty cache from several goroutines at once.
 func TestDownload(t *testing.T) {
 	cache := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", cache)

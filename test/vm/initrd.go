@@ -15,8 +15,8 @@ import (
 	"strings"
 )
 
-// Initrd is the root file system of a machine: files by their absolute, clean
-// path. Directories above a file come by themselves.
+// Initrd is the root file system of a virtual machine: files by their absolute, clean path. Parent
+// directories are added automatically.
 type Initrd struct {
 	files map[string]file
 }
@@ -26,15 +26,14 @@ type file struct {
 	body []byte // of a symbolic link, its target
 }
 
-// The types of files as stat(2) and cpio have them.
+// File types in stat(2) and cpio.
 const (
 	directory = 0o040000
 	regular   = 0o100000
 	symlink   = 0o120000
 )
 
-// NewInitrd returns an empty root of the shape that Debian's has: /bin, /sbin
-// and /lib are in /usr.
+// NewInitrd returns an empty root file system with Debian's layout: /bin, /sbin and /lib link to /usr.
 func NewInitrd() *Initrd {
 	i := &Initrd{files: map[string]file{}}
 	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
@@ -65,7 +64,7 @@ func (i *Initrd) Link(name, target string) {
 	i.Dir(path.Dir(name))
 }
 
-// Copy adds a file of this host under a name of its own.
+// Copy adds the file host of this host as name.
 func (i *Initrd) Copy(name, host string) error {
 	body, err := os.ReadFile(host)
 	if err != nil {
@@ -75,7 +74,7 @@ func (i *Initrd) Copy(name, host string) error {
 	return nil
 }
 
-// settled is where a path leads through the links that NewInitrd made.
+// settled resolves the links that NewInitrd made in a path.
 func settled(name string) string {
 	for _, dir := range []string{"/bin/", "/sbin/", "/lib/", "/lib64/"} {
 		if strings.HasPrefix(name, dir) {
@@ -85,8 +84,8 @@ func settled(name string) string {
 	return name
 }
 
-// Program adds a program of this host, found along PATH, and the shared
-// libraries that it needs, directly or through others.
+// Program adds a program of this host, found in PATH, and the shared libraries that it needs, directly
+// or indirectly.
 func (i *Initrd) Program(name string) error {
 	host, err := exec.LookPath(name)
 	if err != nil {
@@ -95,8 +94,7 @@ func (i *Initrd) Program(name string) error {
 	return i.binary(host, host)
 }
 
-// binary adds an ELF file of this host, which may be a link there, and what it
-// needs.
+// binary adds an ELF file of this host, which may be a symbolic link, and its libraries.
 func (i *Initrd) binary(name, host string) error {
 	if _, ok := i.files[settled(name)]; ok {
 		return nil
@@ -138,9 +136,8 @@ func (i *Initrd) binary(name, host string) error {
 	return nil
 }
 
-// library looks where Debian's loader does: in /usr/lib, in the directory there
-// that is named after the architecture, and where systemd's programs have it
-// look for what is theirs.
+// library finds a shared library where Debian's loader does: in /usr/lib, in its directory named after
+// the architecture, and in systemd's private directory.
 func library(name string) (string, error) {
 	for _, pattern := range []string{"/usr/lib/*-linux-gnu/", "/usr/lib/", "/usr/lib64/", "/usr/lib/*-linux-gnu/systemd/"} {
 		if found, _ := filepath.Glob(pattern + name); len(found) > 0 {
@@ -150,8 +147,8 @@ func library(name string) (string, error) {
 	return "", fmt.Errorf("initrd: there is no library %s", name)
 }
 
-// Tree adds a directory of this host under a name of its own, with all below
-// it that keep wants; its argument is relative to the directory.
+// Tree adds the directory host of this host as name, with the files below it that keep selects. keep
+// gets a path relative to the directory.
 func (i *Initrd) Tree(name, host string, keep func(rel string) bool) error {
 	return filepath.WalkDir(host, func(p string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
@@ -167,8 +164,8 @@ func (i *Initrd) Tree(name, host string, keep func(rel string) bool) error {
 	})
 }
 
-// WriteTo writes the root as the kernel takes it: a cpio archive of the "newc"
-// format, see Documentation/driver-api/early-userspace/buffer-format.rst.
+// WriteTo writes the root in the kernel's format: a cpio archive of the "newc" format, see
+// Documentation/driver-api/early-userspace/buffer-format.rst.
 func (i *Initrd) WriteTo(w io.Writer) (int64, error) {
 	c := &counter{to: w}
 	for n, name := range slices.Sorted(maps.Keys(i.files)) {
@@ -183,9 +180,9 @@ func (f file) write(c *counter, inode int, name string) {
 	if f.mode&directory == directory {
 		links = 2
 	}
-	// Each number is eight hex digits: inode, mode, owner, group, links, time,
-	// size, device and special device (major and minor each), length of the
-	// name with the zero that ends it, and a checksum, which newc has not.
+	// Each number is eight hex digits: inode, mode, owner, group, links, time, size, device and
+	// special device (major and minor each), length of the name with its terminating zero, and a
+	// checksum, which newc doesn't use.
 	c.printf("070701%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%s\x00",
 		inode, f.mode, 0, 0, links, 0, len(f.body), 0, 0, 0, 0, len(name)+1, 0, name)
 	c.pad()
@@ -193,7 +190,7 @@ func (f file) write(c *counter, inode int, name string) {
 	c.pad()
 }
 
-// counter writes until the first error.
+// counter counts bytes and stops at the first error.
 type counter struct {
 	to  io.Writer
 	n   int64
@@ -210,5 +207,5 @@ func (c *counter) write(p []byte) {
 
 func (c *counter) printf(format string, args ...any) { c.write(fmt.Appendf(nil, format, args...)) }
 
-// pad fills up to a multiple of four.
+// pad writes zeros up to a multiple of four.
 func (c *counter) pad() { c.write(make([]byte, -c.n&3)) }

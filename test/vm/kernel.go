@@ -11,19 +11,17 @@ import (
 	"github.com/huskd/husk/test/debian"
 )
 
-// kernelPackage is Debian's name for the newest kernel made for virtual
-// machines: a package that has nothing but the dependency on it.
+// kernelPackage is Debian's metapackage for the newest kernel for virtual machines.
 const kernelPackage = "linux-image-cloud-amd64"
 
-// Kernel is a kernel and its modules in directories of this host.
+// Kernel is a kernel and its modules, in directories of this host.
 type Kernel struct {
 	Release string // as uname -r
 	Image   string // path
-	Modules string // path of what is to be /lib/modules/<release>
+	Modules string // directory to use as /lib/modules/<release>
 }
 
-// FindKernel returns Debian's kernel. The first call on a machine downloads it;
-// later ones find it.
+// FindKernel returns Debian's kernel. The first call on a host downloads it.
 func FindKernel(ctx context.Context) (Kernel, error) {
 	root, err := debian.Cached("husk-vm", "kernel", func(root string) error { return download(ctx, root) })
 	if err != nil {
@@ -37,7 +35,7 @@ func FindKernel(ctx context.Context) (Kernel, error) {
 	return Kernel{Release: release, Image: images[0], Modules: filepath.Join(root, "lib/modules", release)}, nil
 }
 
-// download unpacks the kernel's package at root.
+// download unpacks the kernel's package into root.
 func download(ctx context.Context, root string) error {
 	depends, err := debian.Output(ctx, root, "apt-cache", "depends", "--important", kernelPackage)
 	if err != nil {
@@ -51,13 +49,13 @@ func download(ctx context.Context, root string) error {
 	if err := debian.Extract(ctx, root, name); err != nil {
 		return err
 	}
-	// A package's own installation would do this: the index that modprobe reads.
+	// The package's own installation would run depmod, which writes the index that modprobe reads.
 	_, err = debian.Output(ctx, root, "depmod", "-b", root, strings.TrimPrefix(name, "linux-image-"))
 	return err
 }
 
-// AddModules adds what modprobe needs to load the modules that begin with any
-// of the prefixes ("kernel/net/"), and the modules that those need.
+// AddModules adds what modprobe needs to load the modules that begin with one of the prefixes
+// ("kernel/net/"), and their dependencies.
 func (k Kernel) AddModules(root *Initrd, prefixes ...string) error {
 	index, err := os.ReadFile(filepath.Join(k.Modules, "modules.dep"))
 	if err != nil {

@@ -1,7 +1,6 @@
-// Package vm boots a virtual machine for what this host's own kernel can't
-// show: Debian's kernel with cgroup v2, modules that are loaded on demand and
-// security modules, under a root file system that holds Husk, the runtimes and
-// tests. It needs no KVM.
+// Package vm boots a virtual machine for tests that this host's kernel can't run: Debian's kernel with
+// cgroup v2, modules loaded on demand and security modules. The root file system holds Husk, the
+// runtimes and the tests. It needs no KVM.
 package vm
 
 import (
@@ -16,24 +15,23 @@ import (
 	"strings"
 )
 
-// Programs is the file that tells a machine's init what to run, one after the
-// other: a line for each, of words that blanks separate. Then, if there is a
-// file SystemdPrograms, systemd takes init's place, and what that lists runs as
-// a unit of its.
+// Programs is the file that lists the programs that the machine's init runs, one after the other: a
+// line each, of words separated by spaces. If there is a file SystemdPrograms, systemd then replaces
+// init and runs its programs in a unit.
 const (
 	Programs        = "/etc/programs"
 	SystemdPrograms = "/etc/programs.systemd"
 )
 
-// Protocol between a machine's init and this package: on the second serial
-// port, a line that begins with Began names a program whose output follows, a
-// line that begins with Ended has its name and exit code.
+// Protocol between the machine's init and this package, on the second serial port: a line that begins
+// with Began names a program whose output follows; a line that begins with Ended has its name and
+// exit code.
 const (
 	Began = "\x01began "
 	Ended = "\x01ended "
 )
 
-// Outcome is how a test program ended in the machine.
+// Outcome is the result of a program in the machine.
 type Outcome struct {
 	Program string
 	Output  string
@@ -44,23 +42,23 @@ type Outcome struct {
 // Machine is a virtual machine to boot.
 type Machine struct {
 	Kernel Kernel
-	// Root must have an /init, see package init below this one.
+	// Root must contain an /init, see package init below.
 	Root *Initrd
-	// Dir is for what the machine needs on this host.
+	// Dir is a directory of this host for the machine's own files.
 	Dir string
 }
 
-// Run boots the machine, waits until it has powered itself off, and returns
-// how its programs ended, in the order of their start, and what the kernel said. The
-// error is of the machine, not of its programs.
+// Run boots the machine and waits until it has powered itself off. It returns the outcomes of its
+// programs in the order of their start, and the kernel's console output. The error concerns the
+// machine, not its programs.
 func (m Machine) Run(ctx context.Context, watch func(line string)) (outcomes []Outcome, console string, err error) {
 	initrd := filepath.Join(m.Dir, "initrd")
 	if err := m.writeRoot(initrd); err != nil {
 		return nil, "", err
 	}
 	log := filepath.Join(m.Dir, "console")
-	// Where instructions are translated, what guards against speculation costs
-	// much and is of no use, and so is a fifth level of page tables.
+	// Under emulation, the mitigations of speculative execution and a fifth level of page tables
+	// cost much and are of no use.
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64",
 		"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1536",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
@@ -104,7 +102,7 @@ func (m Machine) writeRoot(path string) error {
 	return err
 }
 
-// collect reads what init writes until the machine ends.
+// collect reads init's output until the machine ends.
 func collect(r io.Reader, watch func(string)) (all []Outcome) {
 	var output strings.Builder
 	lines := bufio.NewReader(r)

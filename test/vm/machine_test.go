@@ -36,7 +36,7 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// TestInitrd compares with an archive worked out by hand.
+// TestInitrd compares with an archive computed by hand.
 func TestInitrd(t *testing.T) {
 	root := &Initrd{files: map[string]file{}}
 	root.File("/a/b", 0o755, []byte("hello"))

@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// systemdUnits are Debian's units that the machine has: those of a host that
-// boots to a message bus and a journal.
+// systemdUnits are the Debian units in the machine: those of a host with a message bus and a journal.
 var systemdUnits = []string{
 	"sysinit.target", "basic.target", "multi-user.target", "local-fs.target", "local-fs-pre.target", "swap.target",
 	"sockets.target", "timers.target", "paths.target", "slices.target", "network.target", "network-online.target",
@@ -15,7 +14,7 @@ var systemdUnits = []string{
 	"dbus.service", "dbus.socket", "systemd-journald.service", "systemd-journald.socket", "systemd-journald-dev-log.socket",
 }
 
-// testsUnit runs init, and the machine ends with it.
+// testsUnit runs init, and powers the machine off when it ends.
 const testsUnit = `[Unit]
 SuccessAction=poweroff-immediate
 FailureAction=poweroff-immediate
@@ -25,7 +24,7 @@ Type=oneshot
 ExecStart=/init
 `
 
-// huskdConfig has the kubelet's pods in slices, with either runtime.
+// huskdConfig makes systemd the cgroup driver, with a handler for each runtime.
 const huskdConfig = `cgroup-driver = "systemd"
 [runtimes.runc]
 path = "/usr/sbin/runc"
@@ -33,8 +32,8 @@ path = "/usr/sbin/runc"
 path = "/usr/bin/crun"
 `
 
-// addSystemd makes a root that init can leave to systemd: with huskd as a unit
-// as the examples have it, and one of the systemdPrograms.
+// addSystemd adds systemd to a root, with huskd as the unit of the examples and a unit for
+// systemdPrograms.
 func addSystemd(root *Initrd) error {
 	const units, configured = "/lib/systemd/system/", "/etc/systemd/system/"
 	programs := []string{"/lib/systemd/systemd", "/lib/systemd/systemd-journald", "/lib/systemd/systemd-cgroups-agent", "systemctl", "journalctl", "dbus-daemon"}

@@ -17,9 +17,8 @@ import (
 
 const module = "github.com/huskd/husk/"
 
-// TestCgroupV2 runs tests in a machine whose kernel has cgroup v2 and loads its
-// modules on demand: package guest, and those of the packages that deal with
-// cgroups themselves; then again with systemd as the machine's init.
+// TestCgroupV2 runs tests in a machine whose kernel has cgroup v2 and loads modules on demand: package
+// guest and the packages that use cgroups, first with a minimal init, then with systemd as init.
 func TestCgroupV2(t *testing.T) {
 	hosttest.Root(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
@@ -58,11 +57,11 @@ func TestCgroupV2(t *testing.T) {
 	}
 }
 
-// program is the tests of a package, and the arguments that choose among them.
+// program is a package's test binary and the arguments that select its tests.
 type program struct{ name, pkg, choice string }
 
-// testPrograms are the packages whose tests run in the machine. Guest comes
-// first, to find the kernel as it has booted.
+// testPrograms are the packages whose tests run in the machine. Guest comes first, to see the kernel
+// freshly booted.
 var testPrograms = []program{
 	{"guest", "test/vm/guest", "-test.skip=^TestSystemd$"},
 	{"cgroup", "internal/cgroup", ""},
@@ -71,10 +70,10 @@ var testPrograms = []program{
 	{"monitor", "internal/oci/monitor", "-test.run=Conformance/^(out_of_memory|processes_left_behind)$"},
 }
 
-// systemdPrograms run once systemd is the machine's init.
+// systemdPrograms run once systemd is init.
 var systemdPrograms = []program{{"systemd", "test/vm/guest", "-test.run=^TestSystemd$"}}
 
-// build makes the programs of ours that the machine has.
+// build builds our programs for the machine.
 func build(ctx context.Context, dir string) error {
 	commands := [][]string{
 		{"build", "-o", filepath.Join(dir, "init"), module + "test/vm/init"},
@@ -94,10 +93,10 @@ func build(ctx context.Context, dir string) error {
 	return nil
 }
 
-// binary is where the machine has a program.
+// binary returns the path of a program in the machine.
 func binary(p program) string { return "/usr/lib/husk/" + p.name }
 
-// list is what a file that init reads has of programs.
+// list returns the lines for programs in a file that init reads.
 func list(programs []program) (out []byte) {
 	for _, p := range programs {
 		out = fmt.Appendf(out, "%s -test.v -test.timeout=12m %s\n", binary(p), p.choice)
@@ -105,7 +104,7 @@ func list(programs []program) (out []byte) {
 	return out
 }
 
-// fill puts everything into the root.
+// fill adds everything to the root.
 func fill(ctx context.Context, root *Initrd, kernel Kernel, dir string) error {
 	for name, host := range map[string]string{"/init": "init", "/usr/local/bin/huskd": "huskd", "/usr/local/bin/husk": "husk"} {
 		if err := root.Copy(name, filepath.Join(dir, host)); err != nil {
@@ -131,8 +130,7 @@ func fill(ctx context.Context, root *Initrd, kernel Kernel, dir string) error {
 			return err
 		}
 	}
-	// iptables, with which CRIU holds up a container's packets meanwhile, loads
-	// these: verdicts too.
+	// CRIU blocks a container's packets with iptables, which loads these: targets too.
 	extensions, err := filepath.Glob("/usr/lib/*-linux-gnu/xtables/libxt_*.so")
 	if err != nil {
 		return err
@@ -149,7 +147,7 @@ func fill(ctx context.Context, root *Initrd, kernel Kernel, dir string) error {
 	}
 	for name, body := range map[string]string{
 		"/etc/passwd": "root:x:0:0:root:/tmp:/bin/sh\nmessagebus:x:100:100::/nonexistent:/usr/sbin/nologin\n", "/etc/group": "root:x:0:\nmessagebus:x:100:\n",
-		// As libc-bin's ldd does it, which is a script for bash.
+		// This is what libc-bin's ldd does, which is a bash script.
 		"/usr/bin/ldd": "#!/bin/sh\nexec /lib64/ld-linux-x86-64.so.2 --list \"$@\"\n",
 		"/etc/hosts":   "127.0.0.1 localhost\n", "/etc/resolv.conf": "nameserver 192.0.2.53\n",
 	} {

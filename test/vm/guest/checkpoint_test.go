@@ -27,11 +27,11 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// counting is a script whose only memory of how far it came is its own, and that
-// changes its files.
+// counting is a script that counts in a shell variable, writes the numbers to its log and changes its
+// files.
 const counting = `echo mine > /made; rm -r /etc/group; i=0; while :; do i=$((i+1)); echo $i; sleep 0.1; done`
 
-// of makes it a container of another image, or of a checkpoint's archive.
+// of creates the container from another image or from a checkpoint's archive.
 func of(image string) func(*runtimeapi.ContainerConfig) {
 	return func(k *runtimeapi.ContainerConfig) { k.Image.Image = image }
 }
@@ -40,7 +40,7 @@ func logOf(config *runtimeapi.PodSandboxConfig) string {
 	return filepath.Join(config.GetLogDirectory(), "counter.log")
 }
 
-// counted are the numbers in a log.
+// counted returns the numbers in a log.
 func counted(log string) (list []int) {
 	content, _ := os.ReadFile(log)
 	for line := range strings.Lines(string(content)) {
@@ -66,7 +66,7 @@ func counts(t *testing.T, log string, before int) []int {
 	return list
 }
 
-// TestCheckpoint makes a checkpoint of a running container and containers of it.
+// TestCheckpoint checkpoints a running container and restores containers from the checkpoint.
 func TestCheckpoint(t *testing.T) {
 	only(t, "runc")
 	n := node.New(t)
@@ -124,7 +124,7 @@ func TestCheckpoint(t *testing.T) {
 	n.NothingLeft()
 }
 
-// checkArchive looks for what other tools look for.
+// checkArchive looks for the files that other tools need.
 func checkArchive(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -153,7 +153,7 @@ func checkArchive(t *testing.T, path string) {
 	}
 }
 
-// load makes an image of an archive, as buildah would, and loads it.
+// load makes an image from an archive, as buildah does, and loads it.
 func load(t *testing.T, n *node.Node, archive string) {
 	t.Helper()
 	layer, err := tarball.LayerFromFile(n.Path(archive))

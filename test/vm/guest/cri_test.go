@@ -20,12 +20,12 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// forever is a script that ends at once when it is asked to.
+// forever is a script that exits at once on SIGTERM.
 const forever = "trap 'exit 0' TERM; while :; do sleep 3600 & wait; done"
 
 const mebi = 1 << 20
 
-// client is one of a huskd's CRI.
+// client is a CRI client of a huskd.
 type client struct {
 	runtimeapi.RuntimeServiceClient
 	t   *testing.T
@@ -50,7 +50,7 @@ func (c client) must(err error) {
 	}
 }
 
-// sandbox runs a pod, with the default handler unless one is named.
+// sandbox runs a pod, with the default handler unless one is given.
 func (c client) sandbox(name, handler string, change ...func(*runtimeapi.PodSandboxConfig)) (string, *runtimeapi.PodSandboxConfig) {
 	c.t.Helper()
 	config := &runtimeapi.PodSandboxConfig{
@@ -104,8 +104,8 @@ func (c client) start(id string) {
 	c.must(err)
 }
 
-// says fails the test unless shell scripts in a container say what is expected of
-// them. It is one exec, which takes long in a machine such as this.
+// says fails the test unless each shell script prints what is expected in a container. It runs them all
+// in one exec, because an exec is slow under emulation.
 func (c client) says(id string, want map[string]string) {
 	c.t.Helper()
 	const end = "-- end\n"
@@ -127,7 +127,7 @@ func (c client) says(id string, want map[string]string) {
 	}
 }
 
-// pid is that of a container's first process, as huskd numbers it.
+// pid returns the PID of a container's first process, in huskd's PID namespace.
 func (c client) pid(id string) (pid int) {
 	c.t.Helper()
 	r, err := c.ContainerStatus(c.ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})

@@ -1,3 +1,3 @@
-// Package guest is the tests that package vm runs in a virtual machine. They
-// need its kernel and are built with the tag vm only.
+// Package guest contains the tests that package vm runs in a virtual machine. They need its kernel, and
+// are built only with the tag vm.
 package guest

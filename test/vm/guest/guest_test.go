@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { node.Main(m) }
 
-// unified is where the one hierarchy of cgroup v2 is.
+// unified is the mount point of the cgroup v2 hierarchy.
 const unified = "/sys/fs/cgroup"
 
 const web = `
@@ -54,7 +54,7 @@ spec:
       limits: {memory: 32Mi} # runc itself needs up to 20 of them before the program is there
 `
 
-// TestPods takes pods through their lives with each runtime alone.
+// TestPods runs pods from start to removal with each runtime alone.
 func TestPods(t *testing.T) {
 	for _, runtime := range []string{"runc", "crun"} {
 		t.Run(runtime, func(t *testing.T) {
@@ -177,7 +177,7 @@ func inspect(t *testing.T, n *node.Node, name string) inspected {
 	return decode(t, n.MustHusk("inspect", name))
 }
 
-// decode reads what husk inspect says.
+// decode reads the output of husk inspect.
 func decode(t *testing.T, said string) (out inspected) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(said), &out); err != nil {
@@ -215,7 +215,7 @@ func errText(err error) string {
 	return err.Error()
 }
 
-// route makes the other host send what is for a pod to the node.
+// route adds a route to a pod through the node on the other host.
 func route(t *testing.T, n *node.Node, ip string) {
 	t.Helper()
 	via := node.Address4
@@ -237,8 +237,7 @@ func setting(t *testing.T, cgroup, file string) string {
 	return strings.TrimSpace(string(raw))
 }
 
-// checkLimits looks at what the kernel has been told, from the root of the
-// hierarchy down to the containers.
+// checkLimits checks the cgroup files from the root of the hierarchy down to the containers.
 func checkLimits(t *testing.T, n *node.Node) {
 	t.Helper()
 	pod := inspect(t, n, "web")
@@ -287,7 +286,7 @@ func checkLimits(t *testing.T, n *node.Node) {
 func checkExec(t *testing.T, n *node.Node) {
 	t.Helper()
 	pod := inspect(t, n, "web")
-	// Its own cgroup is all that a container sees, and it can't lift its limits.
+	// A container sees only its own cgroup, and can't raise its limits.
 	r := n.Husk("exec", "web", "-c", "server", "--", "/bin/sh", "-c", `
 		cat /sys/fs/cgroup/memory.max /proc/self/cgroup
 		echo max > /sys/fs/cgroup/memory.max || exit 7`)
@@ -322,7 +321,7 @@ func checkOOM(t *testing.T, n *node.Node) {
 	}
 }
 
-// checkAdopts ends huskd, with and without a chance to put things in order.
+// checkAdopts restarts huskd, after SIGTERM and after SIGKILL.
 func checkAdopts(t *testing.T, n *node.Node, d *node.Daemon) *node.Daemon {
 	t.Helper()
 	before := inspect(t, n, "web").Containers

@@ -21,10 +21,9 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestSystemd has huskd run as a unit of a host's systemd, which makes the
-// cgroups of containers whose pods are in slices, while huskd and systemd begin
-// anew. There is no node around it: systemd knows processes by the numbers that
-// they have on the host.
+// TestSystemd runs huskd as a unit of the machine's systemd, which creates the cgroups of containers
+// whose pods are in slices, and restarts huskd and systemd. It uses no node, because systemd knows
+// processes by their PIDs in the machine's own PID namespace.
 func TestSystemd(t *testing.T) {
 	hosttest.Root(t)
 	if comm, err := os.ReadFile("/proc/1/comm"); string(comm) != "systemd\n" {
@@ -101,7 +100,7 @@ func (h host) husk(args ...string) string { h.t.Helper(); return h.run("husk", a
 
 func (h host) systemctl(args ...string) string { h.t.Helper(); return h.run("systemctl", args...) }
 
-// serves waits until huskd does.
+// serves waits until huskd serves.
 func (h host) serves() {
 	h.t.Helper()
 	node.Eventually(h.t, time.Minute, func() string {
@@ -112,7 +111,7 @@ func (h host) serves() {
 	})
 }
 
-// restarts has systemd end huskd with and without a warning.
+// restarts makes systemd restart huskd, after SIGTERM and after SIGKILL.
 func (h host) restarts() {
 	h.t.Helper()
 	for _, how := range [][]string{{"restart", "huskd"}, {"kill", "--kill-whom=main", "-s", "KILL", "huskd"}} {
@@ -128,13 +127,13 @@ func (h host) restarts() {
 	}
 }
 
-// mainPID is that of huskd.
+// mainPID returns huskd's PID.
 func (h host) mainPID() string {
 	h.t.Helper()
 	return strings.TrimSpace(h.systemctl("show", "--value", "-p", "MainPID", "huskd"))
 }
 
-// traces are what there is of huskd and its pods, and what has failed.
+// traces lists what exists of huskd and its pods, and the units that have failed.
 func (h host) traces() (found []string) {
 	h.t.Helper()
 	ours := func(s string) bool {
@@ -172,8 +171,8 @@ func (h host) traces() (found []string) {
 	return found
 }
 
-// nameDevices makes the links by which the runtimes name a device to systemd. On
-// a host udev does.
+// nameDevices creates the links by which the runtimes name a device to systemd. On a host, udev
+// creates them.
 func nameDevices(t *testing.T) {
 	t.Helper()
 	devices, err := filepath.Glob("/sys/dev/char/*")
@@ -193,7 +192,7 @@ func nameDevices(t *testing.T) {
 	}
 }
 
-// bounded is a container of a pod in a slice, and what holds for it.
+// bounded is a container of a pod in a slice, with its expected limits.
 type bounded struct {
 	host
 	client
@@ -203,7 +202,7 @@ type bounded struct {
 	quota, most             int64
 }
 
-// inSlice starts a pod as the kubelet does, which makes and bounds its slice.
+// inSlice starts a pod as the kubelet does, which creates the slice and sets its limits.
 func inSlice(h host, runtime string) *bounded {
 	h.t.Helper()
 	name := "kubepods-burstable-pod0f3c_" + runtime + ".slice"
@@ -227,14 +226,14 @@ func inSlice(h host, runtime string) *bounded {
 	return b
 }
 
-// scopes lists what systemd has of a container, or of all with an asterisk.
+// scopes lists systemd's scopes of a container, or of all containers for an asterisk.
 func (b *bounded) scopes(id string) string {
 	b.host.t.Helper()
 	return b.systemctl("list-units", "--all", "--plain", "--no-legend", "cri-husk-"+id+".scope")
 }
 
-// effective is the limit that holds for a process: crun's are those of a cgroup
-// of its own in the scope.
+// effective returns the limit that applies to a process: crun creates a cgroup of its own in the
+// scope.
 func (b *bounded) effective(cgroup, file string) (value string) {
 	for ; cgroup != b.slice && cgroup != "/"; cgroup = filepath.Dir(cgroup) {
 		if value = setting(b.host.t, cgroup, file); !strings.HasPrefix(value, "max") {
@@ -244,7 +243,7 @@ func (b *bounded) effective(cgroup, file string) (value string) {
 	return value
 }
 
-// holds looks at the container from systemd, the kernel, CRI and within.
+// holds compares the container's state in systemd, the kernel, CRI and inside it.
 func (b *bounded) holds(when string) {
 	t := b.host.t
 	t.Helper()
@@ -273,8 +272,8 @@ func (b *bounded) holds(when string) {
 	}
 	b.says(b.id, map[string]string{
 		"head -c 1 /dev/zero | wc -c; echo x >/dev/null; : <>/dev/ptmx; : </dev/latency; echo ok": "1\nok",
-		// A device that it was not given. There is none, which would show only if it
-		// could be opened.
+		// A device that the container may not use. It doesn't exist, which would show only if opening
+		// it were permitted.
 		"rm -f /tmp/kvm; mknod /tmp/kvm c 10 232; cat /tmp/kvm": "cat: can't open '/tmp/kvm': Operation not permitted",
 	})
 	r, err := b.ContainerStats(b.ctx, &runtimeapi.ContainerStatsRequest{ContainerId: b.id})
@@ -293,8 +292,8 @@ func (b *bounded) resize(quota, most int64) {
 	b.must(err)
 }
 
-// starves runs a container that the kernel ends for want of memory, after which
-// systemd has no failed scope.
+// starves runs a container that the kernel kills for lack of memory, and checks that systemd then has
+// no failed scope.
 func (b *bounded) starves() {
 	t := b.host.t
 	t.Helper()
@@ -311,7 +310,7 @@ func (b *bounded) starves() {
 	}
 }
 
-// stops ends the pod, and takes its slice away as the kubelet does.
+// stops stops the pod and removes its slice, as the kubelet does.
 func (b *bounded) stops() {
 	t := b.host.t
 	t.Helper()
@@ -327,8 +326,7 @@ func (b *bounded) stops() {
 	b.systemctl("stop", filepath.Base(b.slice))
 }
 
-// ungoverned is a pod of a manifest, of whose cgroups systemd knows nothing and
-// which it leaves alone.
+// ungoverned is a pod of a manifest, whose cgroups systemd doesn't know and leaves alone.
 type ungoverned struct {
 	host
 	first inspected

@@ -18,7 +18,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// firstID is the node's ID of the root of the pod's user namespace.
+// firstID is the host ID of the root user in the pod's user namespace.
 const firstID = 1 << 24
 
 func ids() []*runtimeapi.IDMapping {
@@ -29,8 +29,8 @@ func ownUsers(p *runtimeapi.PodSandboxConfig) {
 	p.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{Uids: ids(), Gids: ids()}
 }
 
-// disk mounts a file system of a kind that disks have, until the test ends. The
-// owners of its files can be mapped, which those of the initramfs can't.
+// disk mounts a disk file system until the test ends. Unlike the initramfs, it supports idmapped
+// mounts.
 func disk(t *testing.T) string {
 	t.Helper()
 	fatal := func(err error) {
@@ -61,7 +61,7 @@ func disk(t *testing.T) string {
 	loop, err := os.OpenFile(device, os.O_RDWR, 0)
 	fatal(err)
 	defer loop.Close()
-	// It is free again when it isn't mounted any more.
+	// The loop device is free again once it is unmounted.
 	fatal(unix.IoctlLoopConfigure(int(loop.Fd()), &unix.LoopConfig{Fd: uint32(file.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}))
 	fatal(unix.Mount(device, at, "ext4", 0, ""))
 	t.Cleanup(func() {
@@ -72,13 +72,13 @@ func disk(t *testing.T) string {
 	return at
 }
 
-// apart is a container of a pod whose root is nobody on the node.
+// apart is a container of a pod whose root user is unprivileged on the node.
 type apart struct {
 	n       *node.Node
 	pod, id string
 }
 
-// runApart runs one, and looks at it from within and from the node.
+// runApart runs such a container and checks it from inside and from the node.
 func runApart(t *testing.T, n *node.Node) apart {
 	t.Helper()
 	c := dial(t, n.Socket(), n.Dir)
@@ -112,7 +112,7 @@ func runApart(t *testing.T, n *node.Node) apart {
 		"stat -c %u /private/root; cat /private/root":             "65534\ncat: can't open '/private/root': Permission denied",
 		"(echo 1 >/proc/sys/kernel/panic) 2>/dev/null || echo no": "no",
 		"cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/cpu.max":    "33554432\n50000 100000",
-		// What bounds it is the node's.
+		// Limits are those of the node.
 		"(echo max >/sys/fs/cgroup/memory.max) 2>/dev/null || echo no": "no",
 		"dd if=/dev/zero of=/dev/null bs=64M count=1; echo $?":         "Killed\n137",
 	})
@@ -134,7 +134,7 @@ func runApart(t *testing.T, n *node.Node) apart {
 	return apart{n, pod, id}
 }
 
-// end looks whether it goes on under another huskd, and removes it.
+// end checks that the container survives a restart of huskd, and removes it.
 func (a apart) end(t *testing.T) {
 	t.Helper()
 	c := dial(t, a.n.Socket(), a.n.Dir)
@@ -158,7 +158,7 @@ spec:
     resources: {limits: {cpu: 500m, memory: 32Mi}}
 `
 
-// checkHostUsers runs a pod whose users huskd chooses.
+// checkHostUsers runs a pod whose user namespace huskd chooses.
 func checkHostUsers(t *testing.T, n *node.Node) {
 	t.Helper()
 	n.MustHusk("run", "--wait", write(t, n, "apart.yaml", usersManifest))

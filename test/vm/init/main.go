@@ -1,8 +1,7 @@
-// Command init is the first process of a virtual machine: it mounts what a
-// host has, runs the programs of vm.Programs, tells on the second serial port
-// what they said and how they ended, and powers the machine off, or leaves that
-// to systemd. As a unit of systemd's it does the same with the programs of
-// vm.SystemdPrograms.
+// Command init is the first process of a virtual machine. It mounts a host's usual file systems, runs
+// the programs of vm.Programs, writes their output and exit codes to the second serial port, and
+// powers the machine off or starts systemd. As a unit of systemd it does the same with the programs
+// of vm.SystemdPrograms.
 package main
 
 import (
@@ -30,8 +29,7 @@ func main() {
 		}
 		return
 	}
-	// What fails from here on shows on the kernel's console, and in that no
-	// program is told of.
+	// Failures from here on appear on the kernel's console, and the programs' outcomes are missing.
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "init:", err)
 	}
@@ -80,8 +78,8 @@ func run() error {
 	return becomeSystemd()
 }
 
-// becomeSystemd begins a host's boot anew as far as a process can: what tells
-// of it and of its cgroups is unmounted, for systemd to mount in its way.
+// becomeSystemd starts systemd as if the host had just booted: it unmounts proc, sys and the cgroups,
+// so that systemd mounts them in its own way.
 func becomeSystemd() error {
 	for _, target := range []string{"/sys/fs/cgroup", "/run", "/dev/shm", "/dev/mqueue", "/dev/pts"} {
 		if err := unix.Unmount(target, 0); err != nil {
@@ -89,13 +87,13 @@ func becomeSystemd() error {
 		}
 	}
 	const systemd = "/lib/systemd/systemd"
-	// Without a journal yet, what it has to say goes to the kernel's console.
+	// There is no journal yet, so systemd logs to the kernel's console.
 	err := unix.Exec(systemd, []string{systemd, "--log-target=journal-or-kmsg"}, []string{"PATH=" + searched})
 	return fmt.Errorf("%s: %w", systemd, err)
 }
 
-// leaveInitramfs makes the same files the root of a mount that has a parent:
-// pivot_root(2), which the runtimes do, refuses the initramfs itself.
+// leaveInitramfs makes the same files the root of a mount with a parent: pivot_root(2), which the
+// runtimes call, refuses to leave the initramfs itself.
 func leaveInitramfs() error {
 	const root = "/root"
 	if err := os.MkdirAll(root, 0o700); err != nil {
@@ -118,7 +116,7 @@ func leaveInitramfs() error {
 
 const searched = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// runTests runs what a file lists.
+// runTests runs the programs that a file lists.
 func runTests(list string) error {
 	out, err := os.OpenFile(port, os.O_WRONLY|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -144,6 +142,6 @@ func runTests(list string) error {
 		}
 		fmt.Fprintf(out, "\n%s%s %d\n", vm.Ended, name, cmd.ProcessState.ExitCode())
 	}
-	// The port is read by this host's qemu at its own pace.
+	// qemu reads the port at its own pace.
 	return unix.IoctlSetInt(int(out.Fd()), unix.TCSBRK, 1)
 }

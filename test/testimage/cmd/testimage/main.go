@@ -2,8 +2,7 @@
 //
 //	testimage FLAVOUR FILE.tar
 //
-// Flavours are busybox, users and web; the image is named
-// localhost/FLAVOUR:1.
+// The flavours are busybox, users and web. The image's name is localhost/FLAVOUR:1.
 package main
 
 import (
@@ -32,7 +31,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	// A rename at the end, so that the file is whole once it is there.
+	// Rename at the end, so that the file never exists in part.
 	tmp, err := os.CreateTemp(filepath.Dir(args[1]), ".testimage-")
 	if err != nil {
 		return err
