@@ -20,13 +20,13 @@ import (
 
 var churned = flag.Int("pods", 60, "how many pods TestChurn makes and removes")
 
-// figures are what one huskd has of everything that could grow.
+// figures are the counts and sizes that a leak in huskd would increase.
 type figures struct {
 	PSS                     int // kB
 	goroutines, descriptors int
 	threads                 int
 	journal                 int // bytes of both journals
-	nft                     int // lines of the rule set, elements included
+	nft                     int // lines of the ruleset, elements included
 }
 
 func (f figures) String() string {
@@ -34,7 +34,7 @@ func (f figures) String() string {
 		float64(f.PSS)/1024, f.goroutines, f.descriptors, f.threads, f.journal/1024, f.nft)
 }
 
-// measure takes the figures of the machine's huskd.
+// measure returns the figures of the node's huskd.
 func (m *machine) measure() (f figures) {
 	m.t.Helper()
 	pid := m.d.Pid()
@@ -70,8 +70,7 @@ func (m *machine) measure() (f figures) {
 	return f
 }
 
-// TestChurn makes pods and removes them again, several at a time, and compares
-// what huskd has of everything before and after.
+// TestChurn creates and removes pods, several at a time, and compares huskd's figures before and after.
 func TestChurn(t *testing.T) {
 	m := newMachine(t, *seed, false)
 	var made atomic.Int64
@@ -103,8 +102,8 @@ func TestChurn(t *testing.T) {
 	}
 	after := m.settled(before)
 	t.Logf("at the end: %v", after)
-	// The heap finds its size within some hundred pods: 10,000 that leave three
-	// kilobytes each are more.
+	// The heap settles within some hundred pods. With 10,000 pods, this limit allows less than
+	// three kilobytes per pod.
 	const heap = 24 << 10
 	if limit := early.PSS + heap; after.PSS > limit {
 		t.Errorf("the PSS has grown from %d kB to %d kB, more than to %d kB", early.PSS, after.PSS, limit)
@@ -115,12 +114,12 @@ func TestChurn(t *testing.T) {
 	if limit := 6 << 20; after.journal > limit {
 		t.Errorf("the journals have %d bytes: they are not compacted", after.journal)
 	}
-	m.checkRock()
+	m.checkBystander()
 	m.empty()
 }
 
-// settled returns the figures once what is closed in the background is, and
-// nothing that is counted one by one is more than it was.
+// settled returns the figures once background work is done, and no count is higher than it was in
+// before.
 func (m *machine) settled(before figures) (f figures) {
 	m.t.Helper()
 	if before == (figures{}) {
@@ -137,7 +136,7 @@ func (m *machine) settled(before figures) (f figures) {
 	return f
 }
 
-// round makes a pod and removes it.
+// round creates a pod and removes it.
 func (m *machine) round(i int) {
 	ctx, cancel := context.WithTimeout(m.t.Context(), 2*time.Minute)
 	defer cancel()

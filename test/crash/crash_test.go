@@ -20,19 +20,19 @@ var (
 	length = flag.Duration("for", 12*time.Second, "how long each schedule goes on")
 )
 
-// verbs are what happens, the frequent more than once.
+// verbs are the actions of a schedule. Frequent ones are listed more than once.
 var verbs = strings.Fields(`
 	up up up up up up down down down gone gone gone gone list
 	huskd huskd conmon runc runc container pause plugin
 	full files readonly hang reopen`)
 
-// TestSchedule carries out a schedule with Husk's own network.
+// TestSchedule runs a schedule with Husk's own network.
 func TestSchedule(t *testing.T) {
 	t.Parallel()
 	carryOut(t, newMachine(t, *seed, false))
 }
 
-// TestScheduleOfCNI does so with the network of a CNI plugin.
+// TestScheduleOfCNI runs a schedule with the network of a CNI plugin.
 func TestScheduleOfCNI(t *testing.T) {
 	t.Parallel()
 	carryOut(t, newMachine(t, *seed+1, true))
@@ -44,7 +44,7 @@ func carryOut(t *testing.T, m *machine) {
 		m.step(verbs[m.r.IntN(len(verbs))])
 	}
 	m.calm()
-	m.checkRock()
+	m.checkBystander()
 	m.empty()
 	kills := 0
 	var did []string
@@ -60,7 +60,7 @@ func carryOut(t *testing.T, m *machine) {
 	}
 }
 
-// pause lets what was begun go on for a moment, of which many are short.
+// pause waits for a random time, usually a short one.
 func (m *machine) pause() {
 	time.Sleep(time.Duration(m.r.ExpFloat64() * float64(15*time.Millisecond)))
 }
@@ -104,7 +104,7 @@ func (m *machine) step(verb string) {
 	case "plugin":
 		m.kill("moody", "ptp", "host-local")
 	case "full", "files", "hang":
-		m.hardship(verb)
+		m.fault(verb)
 	case "readonly":
 		m.note("a read-only disk")
 		m.did[verb]++
@@ -112,8 +112,8 @@ func (m *machine) step(verb string) {
 	}
 }
 
-// hardship makes something fail for a while, during which things happen.
-func (m *machine) hardship(kind string) {
+// fault makes something fail for a while, and continues the schedule meanwhile.
+func (m *machine) fault(kind string) {
 	var begin, end func()
 	switch kind {
 	case "full":
@@ -140,7 +140,7 @@ func (m *machine) hardship(kind string) {
 	m.note("%s ends", kind)
 }
 
-// call has a client ask for something, and not always wait for the answer.
+// call makes a client's request, and doesn't always wait for the answer.
 func (m *machine) call(what string, fn func(context.Context) error) {
 	m.did[strings.Fields(what)[0]]++
 	m.note("%s", what)
@@ -157,7 +157,7 @@ func (m *machine) call(what string, fn func(context.Context) error) {
 	})
 }
 
-// end stops the sandboxes of a pod, or removes them.
+// end stops or removes the sandboxes of a pod.
 func (m *machine) end(ctx context.Context, name string, remove bool) error {
 	list, err := m.cri.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
@@ -175,8 +175,7 @@ func (m *machine) end(ctx context.Context, name string, remove bool) error {
 	return err
 }
 
-// calm ends the plugins that huskd waits for, and waits for the answers that are
-// due.
+// calm ends the plugins that huskd waits for, and waits for the requests in flight.
 func (m *machine) calm() {
 	for _, p := range m.processes() {
 		if p.command == "sleep 1000 " && strings.Contains(m.parentOf(p.pid), "huskd") {
@@ -186,8 +185,8 @@ func (m *machine) calm() {
 	m.calls.Wait()
 }
 
-// parentOf is the name of a process's parent. What has lost it is nobody's to
-// wait for: huskd must have ended it.
+// parentOf returns the name of a process's parent. huskd must kill processes that have lost their
+// parent.
 func (m *machine) parentOf(pid int) string {
 	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))

@@ -1,7 +1,7 @@
-// Package crash carries out random schedules on real machines: pods come and go
-// through CRI while huskd, its helpers and its containers are killed, disks are
-// full or read-only, descriptors run out and CNI plugins hang. A pod that nobody
-// touches must live through all of it, and in the end nothing may be left.
+// Package crash runs random schedules on real kernels: clients create and remove pods through CRI while
+// huskd, its helpers and its containers are killed, disks are full or read-only, file descriptors run
+// out and CNI plugins hang. A pod that the schedule never touches must survive all of it, and nothing
+// may be left at the end.
 package crash
 
 import (
@@ -33,32 +33,31 @@ func TestMain(m *testing.M) { node.Main(m) }
 
 const image = "localhost/web:1"
 
-// machine is a node on which a schedule is carried out.
+// machine is a node on which a schedule runs.
 type machine struct {
 	*node.Node
-	t      *testing.T
-	r      *rand.Rand
-	d      *node.Daemon
-	flags  []node.Option
-	cri    runtimeapi.RuntimeServiceClient
-	calls  sync.WaitGroup
-	places chan struct{} // as many calls as may be under way
-	began  time.Time
-	did    map[string]int
-	log    []string
-	rock   rock
-	hang   string // while this file exists, the CNI plugin hangs
-	hangs  bool
+	t         *testing.T
+	r         *rand.Rand
+	d         *node.Daemon
+	flags     []node.Option
+	cri       runtimeapi.RuntimeServiceClient
+	calls     sync.WaitGroup
+	places    chan struct{} // limits the number of requests in flight
+	began     time.Time
+	did       map[string]int
+	log       []string
+	bystander bystander
+	hang      string // while this file exists, the CNI plugin hangs
+	hangs     bool
 }
 
-// rock is the pod that nobody touches.
-type rock struct{ sandbox, container, pid string }
+// bystander is the pod that the schedule never touches.
+type bystander struct{ sandbox, container, pid string }
 
-// rootSize is what huskd's disk has. It is in memory, so that it can be full
-// without the machine's being so.
+// rootSize is the size of huskd's disk, a tmpfs, so that it can be full while the host's disk isn't.
 const rootSize = "160m"
 
-// newMachine starts a machine whose huskd has an image and a pod.
+// newMachine starts a machine whose huskd has an image and runs a pod.
 func newMachine(t *testing.T, seed uint64, withCNI bool) *machine {
 	m := &machine{
 		Node: node.New(t), t: t, r: rand.New(rand.NewPCG(seed, 1)),
@@ -99,11 +98,11 @@ func newMachine(t *testing.T, seed uint64, withCNI bool) *machine {
 			t.Logf("schedule:\n%s", strings.Join(m.log, "\n"))
 		}
 	})
-	m.setRock()
+	m.startBystander()
 	return m
 }
 
-// setUpCNI gives the machine a network of a plugin that can be made to hang.
+// setUpCNI gives the machine a network whose plugin can be made to hang.
 func (m *machine) setUpCNI() {
 	bin := filepath.Join(m.Dir, "bin")
 	m.hang = filepath.Join(m.Dir, "hang")
@@ -148,7 +147,7 @@ func containerConfig() *runtimeapi.ContainerConfig {
 	}
 }
 
-// up makes a pod with one running container.
+// up creates a pod with one running container.
 func (m *machine) up(ctx context.Context, name string, attempt int) (sandbox, container string, err error) {
 	config := podConfig(name, attempt)
 	sb, err := m.cri.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
@@ -163,21 +162,21 @@ func (m *machine) up(ctx context.Context, name string, attempt int) (sandbox, co
 	return sb.GetPodSandboxId(), c.GetContainerId(), err
 }
 
-func (m *machine) setRock() {
+func (m *machine) startBystander() {
 	ctx, cancel := context.WithTimeout(m.t.Context(), time.Minute)
 	defer cancel()
-	sandbox, container, err := m.up(ctx, "rock", 0)
+	sandbox, container, err := m.up(ctx, "bystander", 0)
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	m.rock = rock{sandbox: sandbox, container: container}
-	if m.rock.pid = m.pidOf(container); m.rock.pid == "" {
-		m.t.Fatal("the rock has no process")
+	m.bystander = bystander{sandbox: sandbox, container: container}
+	if m.bystander.pid = m.pidOf(container); m.bystander.pid == "" {
+		m.t.Fatal("the bystander has no process")
 	}
 }
 
-// pidOf is that of a container's process, with when it began: another process
-// that has the number is another one.
+// pidOf returns the PID and start time of a container's process. The start time tells it from a later
+// process with the same PID.
 func (m *machine) pidOf(container string) string {
 	for _, p := range m.processes() {
 		if p.cgroup != "" && strings.Contains(p.cgroup, container) {
@@ -192,14 +191,14 @@ func (m *machine) pidOf(container string) string {
 	return ""
 }
 
-// process is one on the machine.
+// process is a process on the machine.
 type process struct {
 	pid           int
 	name, command string
 	cgroup        string
 }
 
-// processes are those of the machine that schedules may kill.
+// processes returns the machine's processes that schedules may kill.
 func (m *machine) processes() (list []process) {
 	want, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", m.Pid()))
 	if err != nil {
@@ -221,17 +220,17 @@ func (m *machine) processes() (list []process) {
 	return list
 }
 
-// belongs says whether a process is of the machine, or in a container on it.
+// belongs reports whether a process runs on the machine or in one of its containers.
 func (m *machine) belongs(dir, pidNamespace, cgroup string) bool {
 	ns, err := os.Readlink(dir + "/ns/pid")
 	return err == nil && (ns == pidNamespace || strings.Contains(cgroup, m.Instance().Cgroup()+"/"))
 }
 
-// kill ends one of the processes of these names, but none of the rock's.
+// kill kills one of the processes with these names, but none of the bystander's.
 func (m *machine) kill(names ...string) {
 	var some []process
 	for _, p := range m.processes() {
-		if slices.Contains(names, p.name) && p.pid != m.Pid() && !strings.Contains(p.command+p.cgroup, m.rock.container) && !strings.Contains(p.command+p.cgroup, m.rock.sandbox) {
+		if slices.Contains(names, p.name) && p.pid != m.Pid() && !strings.Contains(p.command+p.cgroup, m.bystander.container) && !strings.Contains(p.command+p.cgroup, m.bystander.sandbox) {
 			some = append(some, p)
 		}
 	}
@@ -244,7 +243,7 @@ func (m *machine) kill(names ...string) {
 	_ = syscall.Kill(p.pid, syscall.SIGKILL)
 }
 
-// limitFiles leaves huskd no descriptors, or gives it all of them back.
+// limitFiles sets huskd's limit of file descriptors to what it has open, or resets it.
 func (m *machine) limitFiles(none bool) {
 	limit := unix.Rlimit{Cur: 65536, Max: 65536}
 	if none {
@@ -254,7 +253,7 @@ func (m *machine) limitFiles(none bool) {
 	_ = unix.Prlimit(m.d.Pid(), unix.RLIMIT_NOFILE, &limit, nil)
 }
 
-// fill fills huskd's disk to the last byte but some, or empties it again.
+// fill fills huskd's disk up to a few bytes, or empties it again.
 func (m *machine) fill(full bool) {
 	path := m.Path(filepath.Join(m.Root, "filler"))
 	if !full {
@@ -275,11 +274,10 @@ func (m *machine) fill(full bool) {
 	}
 }
 
-// restart starts huskd after its end.
+// restart starts huskd after it has exited.
 func (m *machine) restart() { m.d = m.Huskd(m.flags...) }
 
-// readOnly has huskd start on a disk that can't be written to. It must say so
-// and end, or serve what it can.
+// readOnly starts huskd on a read-only disk. It must report that and exit, or serve what it can.
 func (m *machine) readOnly() {
 	m.d.Kill()
 	if r := m.Run("mount", "-o", "remount,bind,ro", m.Root); r.Code != 0 {
@@ -296,30 +294,30 @@ func (m *machine) readOnly() {
 	m.restart()
 }
 
-// checkRock fails the test unless the pod that nobody touches is as it was.
-func (m *machine) checkRock() {
+// checkBystander fails the test unless the untouched pod is as it was.
+func (m *machine) checkBystander() {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(m.t.Context(), time.Minute)
 	defer cancel()
-	st, err := m.cri.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: m.rock.container}, grpc.WaitForReady(true))
+	st, err := m.cri.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: m.bystander.container}, grpc.WaitForReady(true))
 	if err != nil || st.GetStatus().GetState() != runtimeapi.ContainerState_CONTAINER_RUNNING {
-		m.t.Errorf("the container that nobody touched is %v (%v): %s %s", st.GetStatus().GetState(), err, st.GetStatus().GetReason(), st.GetStatus().GetMessage())
+		m.t.Errorf("the container that the schedule never touched is %v (%v): %s %s", st.GetStatus().GetState(), err, st.GetStatus().GetReason(), st.GetStatus().GetMessage())
 	}
-	sb, err := m.cri.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: m.rock.sandbox})
+	sb, err := m.cri.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: m.bystander.sandbox})
 	if err != nil || sb.GetStatus().GetState() != runtimeapi.PodSandboxState_SANDBOX_READY {
-		m.t.Errorf("the sandbox that nobody touched is %v (%v)", sb.GetStatus().GetState(), err)
+		m.t.Errorf("the sandbox that the schedule never touched is %v (%v)", sb.GetStatus().GetState(), err)
 	}
-	if pid := m.pidOf(m.rock.container); pid != m.rock.pid {
-		m.t.Errorf("the process that nobody touched is %q, and was %s", pid, m.rock.pid)
+	if pid := m.pidOf(m.bystander.container); pid != m.bystander.pid {
+		m.t.Errorf("the process that the schedule never touched is %q, and was %s", pid, m.bystander.pid)
 	}
 	if ip := sb.GetStatus().GetNetwork().GetIp(); ip != "" {
 		if out, err := exec.Command("nsenter", "--net="+m.Net(), "ping", "-c1", "-W5", ip).CombinedOutput(); err != nil {
-			m.t.Errorf("the pod that nobody touched doesn't answer: %s", out)
+			m.t.Errorf("the pod that the schedule never touched doesn't answer: %s", out)
 		}
 	}
 }
 
-// empty removes everything and fails the test if that isn't so.
+// empty removes everything and fails the test if anything can't be removed.
 func (m *machine) empty() {
 	m.t.Helper()
 	deadline := time.Now().Add(2 * time.Minute)
@@ -333,7 +331,7 @@ func (m *machine) empty() {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	// What is owed to plugins is paid, at the latest at the next start.
+	// The DELs owed to plugins succeed by the next start at the latest.
 	m.d.Stop()
 	m.restart()
 	node.Eventually(m.t, time.Minute, func() string {

@@ -13,15 +13,15 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// step is a command of a document and what the document says that it prints.
+// step is a command in a document and its documented output.
 type step struct {
 	line   int
 	run    string
 	prints []string
 }
 
-// steps returns the commands of a document's blocks in the language console. A
-// line "$ COMMAND" begins one, what follows is its output.
+// steps returns the commands of a document's console blocks. A line "$ COMMAND" starts a step; the
+// lines after it are its output.
 func steps(document string) (list []step) {
 	inside := false
 	for i, line := range strings.Split(document, "\n") {
@@ -41,15 +41,15 @@ func steps(document string) (list []step) {
 	return list
 }
 
-// startsHuskd says whether the command leaves a huskd in the background.
+// startsHuskd reports whether the command starts a huskd in the background.
 func (s step) startsHuskd() bool {
 	return strings.HasPrefix(s.run, "huskd ") && strings.HasSuffix(s.run, "&")
 }
 
-// TestConsole types what the documents say, each on a machine of its own, and
-// compares what is printed. Numbers may differ, spaces count as one, and a line
-// "…" stands for any lines. A document that doesn't start huskd finds it, with
-// the examples' image, and leaves the pod of examples/web.yaml.
+// TestConsole runs the documents' commands, each document on a node of its own, and compares the
+// output. Numbers may differ, runs of spaces count as one, and a line "…" matches any lines. For a
+// document that doesn't start huskd, huskd runs already, with the examples' image. Such a document
+// leaves the pod of examples/web.yaml running.
 func TestConsole(t *testing.T) {
 	t.Parallel()
 	for _, file := range files(t, ".md") {
@@ -79,8 +79,8 @@ func TestConsole(t *testing.T) {
 	}
 }
 
-// workplace makes a directory that looks like the top of the repository, with
-// the programs in bin. Its huskd has the node's own directories.
+// workplace creates a directory that looks like the top of the repository, with the programs in bin.
+// Its huskd uses the node's own directories.
 func workplace(t *testing.T, n *node.Node) string {
 	t.Helper()
 	dir := filepath.Join(n.Dir, "husk")
@@ -104,11 +104,11 @@ func workplace(t *testing.T, n *node.Node) string {
 	return dir
 }
 
-// mark ends the output of a command, with its exit code.
+// mark is printed after the output of a command, with its exit code.
 const mark = "\x01"
 
-// script writes the commands as one script and returns its path. A huskd that
-// is started is waited for: a person types slower than that.
+// script writes the commands as one script and returns its path. The script waits until a huskd that it
+// starts serves, because a person types slowly enough.
 func script(t *testing.T, n *node.Node, list []step) string {
 	t.Helper()
 	var b strings.Builder
@@ -143,7 +143,7 @@ func compare(t *testing.T, file string, list []step, out string) {
 	}
 }
 
-// matches says whether printed is what want says. Who says nothing wants nothing.
+// matches reports whether printed matches want. An empty want matches only nothing.
 func matches(want, printed []string) bool {
 	switch {
 	case len(want) == 0:
@@ -165,7 +165,7 @@ var (
 	numbers = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
 )
 
-// plain is a line without what differs from one time to the next.
+// plain returns a line without the parts that vary between runs.
 func plain(line string) string {
 	line = times.ReplaceAllString(hexes.ReplaceAllString(line, "ID"), "0 s")
 	line = numbers.ReplaceAllString(line, "0")

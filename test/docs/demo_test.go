@@ -15,8 +15,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// demo prepares make demo's program to run on the node, from the top of the
-// repository.
+// demo prepares the program of make demo to run on the node, in the repository's top directory.
 func demo(t *testing.T, n *node.Node) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
 	bin := filepath.Join(n.Dir, "bin")
@@ -63,7 +62,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// TestDemoInterrupted cuts the demo at some moments of its life.
+// TestDemoInterrupted interrupts the demo at several moments.
 func TestDemoInterrupted(t *testing.T) {
 	t.Parallel()
 	for _, after := range []string{"20ms", "100ms", "200ms", "300ms", "400ms"} {
@@ -74,7 +73,7 @@ func TestDemoInterrupted(t *testing.T) {
 				t.Fatal(err)
 			}
 			moment, _ := time.ParseDuration(after)
-			time.Sleep(moment) // to cut there, not to wait for anything
+			time.Sleep(moment) // the moment of the interruption
 			children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
 			if err != nil {
 				t.Fatal(err)

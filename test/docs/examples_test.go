@@ -17,7 +17,7 @@ import (
 	"github.com/huskd/husk/test/testimage"
 )
 
-// webArchive makes an archive of the image that all examples use.
+// webArchive writes an archive of the image that all examples use.
 var webArchive = sync.OnceValues(func() ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
@@ -42,8 +42,7 @@ func saveArchive(t *testing.T, path string) {
 	}
 }
 
-// shows tests what the comment of each example promises, while its pod runs or
-// after it has.
+// shows checks what the comment of each example promises, while its pod runs or after it has ended.
 var shows = map[string]func(t *testing.T, n *node.Node, address string){
 	"web.yaml": func(t *testing.T, n *node.Node, address string) {
 		answers(t, n.Net(), address+":80", "/", "web "+address)
@@ -146,7 +145,7 @@ func TestExamples(t *testing.T) {
 	n.NothingLeft()
 }
 
-// answers tests that the web server at address answers with want, soon.
+// answers checks that the web server at address soon answers with want.
 func answers(t *testing.T, netnsPath, address, path, want string) {
 	t.Helper()
 	node.Eventually(t, 10*time.Second, func() string {
@@ -171,7 +170,7 @@ func answers(t *testing.T, netnsPath, address, path, want string) {
 	})
 }
 
-// lacks says that want is not in text, if it isn't.
+// lacks returns a message if text doesn't contain want.
 func lacks(text, want string) string {
 	if strings.Contains(text, want) {
 		return ""

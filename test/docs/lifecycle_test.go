@@ -16,7 +16,7 @@ import (
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
-// life is a lifecycle table, and what its words mean.
+// life is a lifecycle table with the descriptions of its states, events and actions.
 type life struct {
 	title  string
 	states []word
@@ -66,7 +66,7 @@ there before the network is. This is what is different; all else is as above.
 	return b.String()
 }
 
-// rowsOf are a table's rows, in the order of its words.
+// rowsOf returns a table's rows in the order in which its states are declared.
 func rowsOf[S lifecycle.State](t *lifecycle.Table[S], l life) (rows []row) {
 	for _, from := range l.states {
 		for _, on := range l.events {
@@ -78,7 +78,7 @@ func rowsOf[S lifecycle.State](t *lifecycle.Table[S], l life) (rows []row) {
 	return rows
 }
 
-// rowsIn are those of one state.
+// rowsIn returns the rows of one state.
 func rowsIn(state string, rows []row) []row {
 	return slices.DeleteFunc(slices.Clone(rows), func(r row) bool { return r.from != state })
 }
@@ -128,7 +128,7 @@ func (l life) write(b *strings.Builder) {
 	l.table(b)
 }
 
-// table tells what follows in which state.
+// table renders the transitions of each state.
 func (l life) table(b *strings.Builder) {
 	b.WriteString("|  |")
 	for _, e := range l.events {
@@ -152,7 +152,7 @@ func (l life) table(b *strings.Builder) {
 	}
 }
 
-// deedOf is what is done on entering a state.
+// deedOf returns the action on entering a state.
 func (l life) deedOf(state string) word {
 	for _, r := range l.rows {
 		if r.to != state {
@@ -165,8 +165,8 @@ func (l life) deedOf(state string) word {
 	return word{}
 }
 
-// edges joins the rows between the same two states, but for events that are
-// left out and for what ends where it began.
+// edges joins the rows between the same two states. It leaves out the given events and transitions to
+// the same state.
 func edges(rows []row, without ...string) []row {
 	var out []row
 	for _, r := range rows {
@@ -182,7 +182,7 @@ func edges(rows []row, without ...string) []row {
 	return out
 }
 
-// picture is the life of a sandbox, up and down, for the README.
+// picture draws the life of a sandbox for the README.
 func picture(t *testing.T) string {
 	var rows []row
 	for _, r := range rowsOf(&sandboxstate.Table, words(t, "sandbox")) {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// files returns the paths, below the repository, of all files with a suffix.
+// files returns the paths of all files in the repository with a suffix.
 func files(t *testing.T, suffix string) []string {
 	t.Helper()
 	var found []string
@@ -70,7 +70,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
-// anchors are the headings, as links spell them.
+// anchors returns the anchors of a document's headings.
 func anchors(text string) map[string]bool {
 	names := map[string]bool{}
 	for _, m := range heading.FindAllStringSubmatch(text, -1) {
@@ -79,7 +79,7 @@ func anchors(text string) map[string]bool {
 	return names
 }
 
-// TestCodeNamesDocuments: what code says to read is there.
+// TestCodeNamesDocuments checks that the documents that the code mentions exist.
 func TestCodeNamesDocuments(t *testing.T) {
 	for _, file := range files(t, ".go") {
 		for _, name := range mention.FindAllString(read(t, file), -1) {

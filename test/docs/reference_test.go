@@ -1,5 +1,5 @@
-// Package docs tests that the documentation is true: that the reference is what
-// the code says, that links lead somewhere, and that examples work.
+// Package docs tests the documentation: the reference matches the code, links have targets, and examples
+// work.
 package docs
 
 import (
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	node.Main(m)
 }
 
-// top is the repository.
+// top is the repository's top directory.
 const top = "../.."
 
 func TestReferenceIsCurrent(t *testing.T) {
@@ -38,7 +38,7 @@ func TestReferenceIsCurrent(t *testing.T) {
 	}
 }
 
-// TestReferencePicture keeps the README's picture of the life of a pod true.
+// TestReferencePicture checks the README's picture of the life of a pod.
 func TestReferencePicture(t *testing.T) {
 	const begin, end = "<!-- make generate: the life of a pod -->\n", "<!-- end -->\n"
 	current(t, "README.md", func(text string) string {
@@ -51,7 +51,7 @@ func TestReferencePicture(t *testing.T) {
 	})
 }
 
-// current tests that a file is as make makes it, or makes it so.
+// current checks that a file has the generated content, or writes it with -update.
 func current(t *testing.T, file string, make func(text string) string) {
 	t.Helper()
 	path := filepath.Join(top, file)

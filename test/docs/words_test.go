@@ -8,8 +8,8 @@ import (
 
 var quoted = regexp.MustCompile("(?m)^### `(.+)`$")
 
-// TestTroubleshootingQuotesTheCode: a message that is explained is one that
-// the code has. In between its verbs the words are the same.
+// TestTroubleshootingQuotesTheCode checks that the code contains each message that the page explains,
+// apart from the parts that vary.
 func TestTroubleshootingQuotesTheCode(t *testing.T) {
 	var code strings.Builder
 	for _, file := range files(t, ".go") {

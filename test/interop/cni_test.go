@@ -20,8 +20,8 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestAsCnitoolDoes runs husk-cni by libcni, as cnitool, containerd and CRI-O
-// do, through all verbs of each version.
+// TestAsCnitoolDoes runs husk-cni through libcni, as cnitool, containerd and CRI-O do, with every
+// operation of each version.
 func TestAsCnitoolDoes(t *testing.T) {
 	h := newHost(t)
 	ctx := t.Context()
@@ -63,8 +63,8 @@ func TestAsCnitoolDoes(t *testing.T) {
 	}
 }
 
-// TestDaemonDoesIt: a configuration that names huskd's socket has it do the
-// work, and says "try again" while it is away.
+// TestDaemonDoesIt: with huskd's socket in its configuration, the plugin asks huskd to do the work, and
+// returns "try again" while huskd is down.
 func TestDaemonDoesIt(t *testing.T) {
 	h := newHost(t)
 	d := h.Huskd()
@@ -84,18 +84,18 @@ func TestDaemonDoesIt(t *testing.T) {
 		t.Errorf("STATUS with huskd away: %v", err)
 	}
 	h.reaches("pod", node.Other4)
-	// The store is the same: without huskd, the plugin does it alone.
+	// The store is the same: without huskd, the plugin works alone.
 	alone := h.list("1.1.0", "pods", dual())
 	must(t, h.cni.CheckNetworkList(ctx, alone, rt))
 	d = h.Huskd()
 	must(t, h.cni.DelNetworkList(ctx, list, rt))
 	h.gone(list)
 	d.Stop()
-	// Each leaves it on while the other is there, and neither was the first.
+	// Each of them leaves forwarding on while the other is there.
 	h.Run("sysctl", "-qw", "net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0")
 }
 
-// TestChainsWithReferencePlugins: before and behind those of Debian.
+// TestChainsWithReferencePlugins: husk-cni before and after Debian's reference plugins.
 func TestChainsWithReferencePlugins(t *testing.T) {
 	need(t, filepath.Join(debian, "portmap"), "iptables")
 	h := newHost(t)
@@ -134,7 +134,7 @@ func TestChainsWithReferencePlugins(t *testing.T) {
 			if got, err := h.ask(h.OtherNet(), node.Address4+":8080"); got != rt.ContainerID {
 				t.Errorf("hostPort answers %q, %v", got, err)
 			}
-			if name != "portmap" { // whose CHECK looks for rules of IPv6 that its ADD doesn't make
+			if name != "portmap" { // its CHECK looks for IPv6 rules that its ADD doesn't create
 				must(t, h.cni.CheckNetworkList(ctx, list, rt))
 			}
 			must(t, h.cni.DelNetworkList(ctx, list, rt))
@@ -142,7 +142,7 @@ func TestChainsWithReferencePlugins(t *testing.T) {
 			h.gone(h.list("1.1.0", list.Name, plugins[i]))
 		})
 	}
-	// What the reference plugins leave is theirs: chains and tables of iptables.
+	// The iptables chains and tables that the reference plugins leave are theirs.
 	for _, family := range []string{"ip", "ip6"} {
 		for _, table := range []string{"nat", "filter", "mangle", "raw"} {
 			h.Run("nft", "delete", "table", family, table)
@@ -151,13 +151,13 @@ func TestChainsWithReferencePlugins(t *testing.T) {
 	h.Run("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
 }
 
-// TestStorm: sixteen runtimes at once, whose plugins are killed at any moment.
-// They do what the specification wants of them, which is to delete what they
-// added or failed to add, and at the end to say what lives. Nothing is left.
+// TestStorm: sixteen runtimes at once, whose plugins are killed at random moments. The runtimes do what
+// the specification asks: they delete what they added or failed to add, and finally run GC with what is
+// alive. Nothing is left.
 func TestStorm(t *testing.T) {
 	h := newHost(t)
 	const runtimes = 16
-	rounds := 63 // a thousand attachments
+	rounds := 63 // 16 * 63 are a thousand attachments
 	if testing.Short() {
 		rounds = 8
 	}
@@ -174,8 +174,7 @@ func TestStorm(t *testing.T) {
 	for i := range runtimes {
 		g.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(i), 7))
-			// Some kills come in the middle of a plugin, whose processes nothing
-			// of the runtime's is told of.
+			// Some kills hit a plugin halfway, and its runtime isn't notified.
 			killable := func() (context.Context, context.CancelFunc) {
 				if random.IntN(3) > 0 {
 					return context.WithTimeout(t.Context(), 2*time.Minute)
@@ -219,7 +218,7 @@ func TestStorm(t *testing.T) {
 					mu.Unlock()
 					return
 				}
-				// As long as it isn't told that it is done, a runtime tries again.
+				// A runtime retries DEL until it succeeds.
 				for {
 					ctx, cancel := killable()
 					err := h.cni.DelNetworkList(ctx, list, &rt)
@@ -263,8 +262,8 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// usage is what is recorded of a network. The node's boot has an ID of its own,
-// which its database is named by.
+// usage returns what is recorded of a network. The node has a boot ID of its own, which is in the
+// database's name.
 func (h *host) usage(network string) daemonless.Usage {
 	h.t.Helper()
 	boot, err := os.ReadFile(h.Path("/proc/sys/kernel/random/boot_id"))
@@ -276,8 +275,8 @@ func (h *host) usage(network string) daemonless.Usage {
 	return u
 }
 
-// TestCrashEverywhere kills the plugin at every place between two effects, and
-// the runtime with it: only the list of what lives is left to go by.
+// TestCrashEverywhere kills the plugin between any two effects, together with its runtime: only the list
+// of valid attachments says what to clean up.
 func TestCrashEverywhere(t *testing.T) {
 	h := newHost(t)
 	list := h.list("1.1.0", "crash", dual())
@@ -319,7 +318,7 @@ func TestCrashEverywhere(t *testing.T) {
 			},
 		} {
 			t.Run(point+"/"+name, func(t *testing.T) {
-				// The last one out takes the node's own part along.
+				// Removing the last attachment removes the node's own part too.
 				must(t, h.cni.GCNetworkList(ctx, list, &libcni.GCArgs{}))
 				before := forwarding()
 				os.Setenv("HUSK_CRASHPOINT", point)
@@ -351,7 +350,7 @@ func TestCrashEverywhere(t *testing.T) {
 	h.gone(list)
 }
 
-// TestReboot: nothing of before is left, and DEL of it is fine.
+// TestReboot: after a reboot nothing is left, and DEL of an earlier attachment succeeds.
 func TestReboot(t *testing.T) {
 	h := newHost(t)
 	list := h.list("1.1.0", "pods", dual())

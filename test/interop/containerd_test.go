@@ -19,8 +19,8 @@ import (
 	"github.com/huskd/husk/test/testimage"
 )
 
-// containerdConfig runs containerd in directories of the node's. The test has
-// fewer privileges than a node: it can't lower its oom_score_adj.
+// containerdConfig makes containerd use directories of the node. Unlike on a real node, the test may not
+// be able to lower oom_score_adj.
 const containerdConfig = `version = 2
 root = %[1]q
 state = "/run/containerd"
@@ -39,8 +39,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 
 const webImage = "localhost/web:1"
 
-// containerd is Debian's, on a node, with an image whose program serves HTTP.
-// It is a sandbox's, so that a sandbox is all that is needed.
+// containerd is Debian's, on a node, with an image whose program serves HTTP. The image is used as the
+// sandbox image, so that a sandbox suffices.
 func (h *host) containerd(conf string) runtimeapi.RuntimeServiceClient {
 	h.t.Helper()
 	dir := filepath.Join(h.Dir, "containerd")
@@ -89,7 +89,7 @@ func (h *host) containerd(conf string) runtimeapi.RuntimeServiceClient {
 	return client
 }
 
-// webArchive is a file with an image whose program serves HTTP.
+// webArchive returns an archive of an image whose program serves HTTP.
 func (h *host) webArchive() string {
 	h.t.Helper()
 	image, err := testimage.Build(h.t.Context(), testimage.Spec{Flavour: testimage.Web})
@@ -102,7 +102,7 @@ func (h *host) webArchive() string {
 	return path
 }
 
-// removeCgroups removes those that runtimes were given as parents of theirs.
+// removeCgroups removes the parent cgroups that runtimes were given.
 func (h *host) removeCgroups() {
 	h.t.Helper()
 	parents, err := filepath.Glob("/sys/fs/cgroup/*" + h.Instance().Cgroup())
@@ -112,13 +112,12 @@ func (h *host) removeCgroups() {
 	}
 }
 
-// Quiet runs a program on the node, whatever becomes of it.
+// Quiet runs a program on the node and ignores its result.
 func (h *host) Quiet(name string, args ...string) {
 	_ = h.Command(context.Background(), name, args...).Run()
 }
 
-// TestContainerd: Debian's containerd gives its pods to husk-cni and takes them
-// back, and doesn't know the difference.
+// TestContainerd: Debian's containerd attaches and detaches pods with husk-cni as with any plugin.
 func TestContainerd(t *testing.T) {
 	need(t, "containerd", "ctr", "runc")
 	h := newHost(t)
@@ -156,7 +155,7 @@ func TestContainerd(t *testing.T) {
 	if u := h.usage("pods"); u.Leases != 3 {
 		t.Errorf("usage %+v", u)
 	}
-	for range 2 { // both may be repeated
+	for range 2 { // both can be repeated
 		for _, id := range ids {
 			_, err := client.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
 			must(t, err)

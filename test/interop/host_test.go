@@ -1,5 +1,5 @@
-// Package interop tests Husk beside the programs of others: runtimes that use its
-// network, and plugins in one chain with it.
+// Package interop tests Husk with other projects' programs: runtimes that use its network, and plugins
+// in a chain with it.
 package interop
 
 import (
@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -38,25 +37,19 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// debian is where Debian puts the reference plugins.
+// debian is Debian's directory of the reference plugins.
 const debian = "/usr/lib/cni"
 
-// need fails or skips, as hosttest says, without a program of somebody else.
+// need requires root and other projects' programs, as hosttest does.
 func need(t testing.TB, programs ...string) {
 	t.Helper()
 	hosttest.Root(t)
 	for _, p := range programs {
-		if _, err := exec.LookPath(p); err == nil {
-			continue
-		}
-		if os.Getenv(hosttest.Required) != "" {
-			t.Fatalf("%s isn't installed", p)
-		}
-		t.Skipf("%s isn't installed", p)
+		hosttest.Program(t, p)
 	}
 }
 
-// host is a node on which plugins are run as cnitool does.
+// host is a node on which plugins run as under cnitool.
 type host struct {
 	*node.Node
 	t    testing.TB
@@ -110,7 +103,7 @@ func (runner) Decode(data []byte) (version.PluginInfo, error) {
 	return (&version.PluginDecoder{}).Decode(data)
 }
 
-// list is a network configuration of some plugins. Husk's is given its dataDir.
+// list is a network configuration with some plugins. Husk's gets a dataDir.
 func (h *host) list(cniVersion, name string, plugins ...map[string]any) *libcni.NetworkConfigList {
 	h.t.Helper()
 	for _, p := range plugins {
@@ -125,7 +118,7 @@ func (h *host) list(cniVersion, name string, plugins ...map[string]any) *libcni.
 	return list
 }
 
-// dual is Husk's plugin with two families.
+// dual is Husk's plugin with both families.
 func dual(more ...any) map[string]any {
 	p := map[string]any{
 		"type": "husk-cni",
@@ -141,8 +134,8 @@ func dual(more ...any) map[string]any {
 	return p
 }
 
-// pod makes a namespace on the node, which ends with the test, and returns how
-// a runtime would name it.
+// pod creates a namespace on the node, which is removed with the test, and returns its path as a
+// runtime would name it.
 func (h *host) pod(name string) *libcni.RuntimeConf {
 	h.t.Helper()
 	h.Must("ip", "netns", "add", name)
@@ -163,7 +156,7 @@ func (h *host) add(list *libcni.NetworkConfigList, rt *libcni.RuntimeConf) *curr
 	return r
 }
 
-// gone tells a network that nothing of it is left.
+// gone runs GC with no valid attachments.
 func (h *host) gone(list *libcni.NetworkConfigList) {
 	h.t.Helper()
 	if ok, _ := version.GreaterThanOrEqualTo(list.CNIVersion, "1.1.0"); !ok {
@@ -207,7 +200,7 @@ func (h *host) serve(pod string, port int) {
 	}))
 }
 
-// ask returns what answers in a namespace at an address; get, to a request.
+// ask returns what a server answers to a connection from a namespace; get, to a request.
 func (h *host) ask(ns, address string) (string, error) { return h.say(ns, address, "") }
 
 func (h *host) get(ns, address string) (string, error) {

@@ -12,8 +12,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestPodman: Debian's podman, which still speaks CNI, has its containers on
-// husk-cni.
+// TestPodman: Debian's podman, which still supports CNI, runs its containers on husk-cni.
 func TestPodman(t *testing.T) {
 	if _, err := exec.LookPath("podman"); err != nil {
 		t.Skip("podman isn't installed, and brings a network that huskd would use: nobody is made to have it")

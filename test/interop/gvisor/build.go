@@ -1,6 +1,5 @@
-// Command gvisor builds gVisor's runsc and its shim out of their module, with a
-// configuration by which they run on a host like the build machine's, into the
-// directory that it is given.
+// Command gvisor builds gVisor's runsc and its shim from their module into the given directory, with a
+// configuration that works on a host like the build machine.
 package main
 
 import (
@@ -14,8 +13,8 @@ import (
 	"strings"
 )
 
-// module is where gVisor is. No release of it is tagged; this is one of its branch
-// that Go can build.
+// module is gVisor's module, which has no tagged releases. This version is from the branch that Go can
+// build.
 const module = "gvisor.dev/gvisor@v0.0.0-20260905035102-160fafc42237"
 
 func main() {
@@ -33,8 +32,8 @@ func build(to string) error {
 	if err != nil {
 		return err
 	}
-	// The module comes with what Bazel generates, and is built as the main one:
-	// its packages of programs are nobody's to import.
+	// The module contains what Bazel generates. It is built as the main module, because its packages
+	// of programs can't be imported.
 	source, err := os.MkdirTemp("", "husk-gvisor-")
 	if err != nil {
 		return err
@@ -59,10 +58,10 @@ func build(to string) error {
 	return os.WriteFile(filepath.Join(to, "runsc.toml"), []byte(config), 0o644)
 }
 
-// fetch copies the module, which is read-only where Go keeps it.
+// fetch copies the module out of Go's module cache, which is read-only.
 func fetch(to string) error {
 	cmd := exec.Command("go", "mod", "download", "-json", module)
-	cmd.Dir = os.TempDir() // of no module's
+	cmd.Dir = os.TempDir() // outside any module
 	out, err := cmd.Output()
 	if err != nil {
 		return fmt.Errorf("download %s: %w", module, err)
@@ -74,8 +73,8 @@ func fetch(to string) error {
 	return os.CopyFS(to, os.DirFS(downloaded.Dir))
 }
 
-// tolerate has the shim start where it may not make itself the last to be killed
-// for memory, as it insists on: without CAP_SYS_RESOURCE.
+// tolerate lets the shim start without CAP_SYS_RESOURCE, although it then can't lower its oom_score_adj
+// as it wants to.
 func tolerate(file string) error {
 	raw, err := os.ReadFile(file)
 	if err != nil {
