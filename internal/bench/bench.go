@@ -1,9 +1,8 @@
-// Package bench measures container runtimes: any that serves CRI, and huskd by
-// its own manifests too. Endpoints take turns in every workload, so that what
-// changes on the machine meanwhile changes for all.
+// Package bench benchmarks container runtimes: any that serve CRI, and the agent of huskd. In every
+// workload the endpoints take turns, so that changes of the machine's load affect them all alike.
 //
-// What a run makes has its name. It is removed when the run ends, in whatever
-// way; what a run left that was killed, the next one removes.
+// Pods and directories carry the name of their run. They are removed when the run ends for any
+// reason; the next run removes those of a run that was killed.
 package bench
 
 import (
@@ -18,60 +17,60 @@ import (
 	"github.com/huskd/husk/internal/bench/report"
 )
 
-// Config of a run.
+// Config configures a run.
 type Config struct {
 	Endpoints []Endpoint
-	Workloads []string // of Workloads
-	Samples   int      // of each operation
-	Parallel  int      // pods at a time
-	Pods      int      // that there are during list and restart
+	Workloads []string // names of Workloads
+	Samples   int      // per operation
+	Parallel  int      // created at a time
+	Pods      int      // that exist during list and restart
 	For       time.Duration
 	Image     string
-	// Serve is what a container of Image runs to listen at port 80.
+	// Serve is the command in Image that listens on port 80.
 	Serve []string
-	// Progress, if any, is told of each sample. It may be called by several at once.
+	// Progress, if set, is called with each sample, possibly concurrently.
 	Progress func(Step)
 }
 
-// Step is a sample that was taken, or a failure.
+// Step is a sample or a failure.
 type Step struct {
 	Workload, Endpoint, Operation string
 	Took                          time.Duration
 	Err                           error
-	Done, Total                   int // rounds of the workload; Total is 0 if it goes by time
+	Done, Total                   int // rounds of the workload; Total is 0 if it is limited by time
 }
 
-// Workload is something that can be measured.
+// Workload is a benchmark.
 type Workload struct {
 	Name, Short string
 	needs       need
 	run         func(context.Context, *session) error
 }
 
-// need is what a workload can't do without.
+// need is a set of requirements of a workload.
 type need uint8
 
 const (
-	anEndpoint need = 1 << iota
-	anImage
-	aHuskd
-	aRestart
+	needsEndpoint need = 1 << iota
+	needsImage
+	needsHuskd
+	needsRestart
 )
 
-// Workloads are all there are, as they are listed.
+// Workloads are all workloads, in the order of the help.
 var Workloads = []Workload{
-	{"pods", "run, stop and remove pods without containers", anEndpoint, pods},
-	{"containers", "create, start, stop and remove containers in one pod", anEndpoint | anImage, containers},
-	{"churn", "make and remove pods with a container, for the time --for", anEndpoint | anImage, churn},
-	{"exec", "run a program in a container that ends at once", anEndpoint | anImage, execs},
-	{"list", "list pods and containers while there are --pods of them", anEndpoint | anImage, lists},
-	{"restart", "restart the runtime, until it serves and knows its --pods pods", anEndpoint | anImage | aRestart, restarts},
-	{"agent", "from a manifest to its server's answer, by huskd's own agent", anEndpoint | anImage | aHuskd, manifests},
-	{"net", "Husk's pod network by itself, and beside a bare veth pair", 0, network},
-	{"ipam", "allocate and record addresses, with none and with 20,000 leased", 0, addresses},
+	{"pods", "run, stop and remove pods without containers", needsEndpoint, pods},
+	{"containers", "create, start, stop and remove containers in one pod", needsEndpoint | needsImage, containers},
+	{"churn", "create and remove pods with a container for the duration --for", needsEndpoint | needsImage, churn},
+	{"exec", "run a program that exits at once in a container", needsEndpoint | needsImage, execs},
+	{"list", "list --pods pods and their containers", needsEndpoint | needsImage, lists},
+	{"restart", "restart the runtime until it serves and lists its --pods pods", needsEndpoint | needsImage | needsRestart, restarts},
+	{"agent", "from a manifest to the answer of its server, by huskd's agent", needsEndpoint | needsImage | needsHuskd, manifests},
+	{"net", "Husk's pod network, compared with a bare veth pair", 0, network},
+	{"ipam", "allocate and record addresses, with 0 and 20,000 leases", 0, addresses},
 }
 
-// Find returns the workload of that name.
+// Find returns the workload with that name.
 func Find(name string) (Workload, bool) {
 	i := slices.IndexFunc(Workloads, func(w Workload) bool { return w.Name == name })
 	if i < 0 {
@@ -80,21 +79,20 @@ func Find(name string) (Workload, bool) {
 	return Workloads[i], true
 }
 
-// NeedsEndpoint says whether the workload asks a runtime.
-func (w Workload) NeedsEndpoint() bool { return w.needs&anEndpoint != 0 }
+// NeedsEndpoint reports whether the workload uses a runtime.
+func (w Workload) NeedsEndpoint() bool { return w.needs&needsEndpoint != 0 }
 
-// session is a run under way.
+// session is a run in progress.
 type session struct {
 	Config
 	run       string
 	dir       string
-	endpoints []*endpoint // that take part in the workload under way
+	endpoints []*endpoint // of the current workload
 	results   []report.Result
 }
 
-// Run measures, and removes what it made however it ends. Operations that fail
-// are counted, and are no failure of the run. When ctx ends, so does the run,
-// and its error has the cause.
+// Run runs the workloads, then removes everything that it created. Failed operations are counted
+// and don't fail the run. If ctx is canceled, the error is its cause.
 func Run(ctx context.Context, cfg Config) (out report.Report, err error) {
 	s := &session{Config: cfg, run: newRun()}
 	if s.dir, err = makeDir(s.run); err != nil {
@@ -114,7 +112,7 @@ func Run(ctx context.Context, cfg Config) (out report.Report, err error) {
 	}
 	for _, e := range all {
 		out.Endpoints = append(out.Endpoints, report.Endpoint{Name: e.Name, Socket: e.Socket, Runtime: e.description})
-		if err := e.sweep(ctx, false); err != nil {
+		if err := e.cleanUp(ctx, false); err != nil {
 			return out, err
 		}
 	}
@@ -128,7 +126,7 @@ func Run(ctx context.Context, cfg Config) (out report.Report, err error) {
 	return out, err
 }
 
-// connect connects to all endpoints and gives each a name of its own.
+// connect connects to all endpoints and gives them unique names.
 func (s *session) connect(ctx context.Context) (all []*endpoint, err error) {
 	used := map[string]int{}
 	for _, to := range s.Endpoints {
@@ -144,19 +142,19 @@ func (s *session) connect(ctx context.Context) (all []*endpoint, err error) {
 	return all, nil
 }
 
-// work does one workload over those of the endpoints that can do it, and
-// removes all that it made.
+// work runs one workload on the endpoints that meet its needs, then removes everything that it
+// created.
 func (s *session) work(ctx context.Context, name string, all []*endpoint) (err error) {
 	w, ok := Find(name)
 	if !ok {
-		return fmt.Errorf("no workload %q", name)
+		return fmt.Errorf("unknown workload %q", name)
 	}
 	s.endpoints = nil
 	for _, e := range all {
-		if w.needs&aHuskd != 0 && e.husk == nil || w.needs&aRestart != 0 && len(e.Restart) == 0 {
+		if w.needs&needsHuskd != 0 && e.husk == nil || w.needs&needsRestart != 0 && len(e.Restart) == 0 {
 			continue
 		}
-		if w.needs&anImage != 0 {
+		if w.needs&needsImage != 0 {
 			if err := e.ensureImage(ctx, s.Image); err != nil {
 				return fmt.Errorf("%s: %s: %w", name, e.Name, err)
 			}
@@ -164,34 +162,31 @@ func (s *session) work(ctx context.Context, name string, all []*endpoint) (err e
 		s.endpoints = append(s.endpoints, e)
 	}
 	switch {
-	case w.needs&aHuskd != 0 && len(s.endpoints) == 0:
-		return fmt.Errorf("workload %s: no endpoint is a huskd", name)
-	case w.needs&aRestart != 0 && len(s.endpoints) == 0:
-		return fmt.Errorf("workload %s: no endpoint has a --restart command", name)
+	case w.needs&needsHuskd != 0 && len(s.endpoints) == 0:
+		return fmt.Errorf("workload %s needs an endpoint of huskd", name)
+	case w.needs&needsRestart != 0 && len(s.endpoints) == 0:
+		return fmt.Errorf("workload %s needs a --restart command", name)
 	}
 	defer func() {
 		ctx := context.WithoutCancel(ctx)
 		for _, e := range s.endpoints {
-			err = errors.Join(err, e.sweep(ctx, true))
+			err = errors.Join(err, e.cleanUp(ctx, true))
 		}
 	}()
 	if err := w.run(ctx, s); err != nil {
 		return err
 	}
-	return stopped(ctx)
+	return context.Cause(ctx)
 }
 
-// stopped tells why the run is to end, if it is.
-func stopped(ctx context.Context) error { return context.Cause(ctx) }
-
-// failuresMax is after how many failures an endpoint takes no more part in a
+// maxFailures is the number of failures after which an endpoint is left out for the rest of a
 // workload.
-const failuresMax = 10
+const maxFailures = 10
 
-// each does something for every endpoint at the beginning of a workload. One
-// that can't is left out, and its record says why.
-func (s *session) each(ctx context.Context, all []*record, do func(*record) error) []*record {
-	var able []*record
+// prepare calls do for every endpoint at the start of a workload and returns those that succeeded.
+// The recorders of the others say why they failed.
+func (s *session) prepare(ctx context.Context, all []*recorder, do func(*recorder) error) []*recorder {
+	var able []*recorder
 	for _, r := range all {
 		if ctx.Err() != nil {
 			break
@@ -205,24 +200,24 @@ func (s *session) each(ctx context.Context, all []*record, do func(*record) erro
 	return able
 }
 
-// turns takes n rounds, in each of which every endpoint has its turn.
-func (s *session) turns(ctx context.Context, all []*record, n int, turn func(r *record, i int) error) {
+// interleave runs n rounds, in each of which every endpoint takes its turn.
+func (s *session) interleave(ctx context.Context, all []*recorder, n int, turn func(r *recorder, i int) error) {
 	for i := range n {
 		for _, j := range report.Turns(i, len(all)) {
 			if ctx.Err() != nil {
 				return
 			}
 			r := all[j]
-			if r.failed() >= failuresMax {
+			if r.errorCount() >= maxFailures {
 				continue
 			}
-			r.at(i+1, n)
-			_ = turn(r, i) // a failure is in the record
+			r.setRound(i+1, n)
+			_ = turn(r, i) // failures are in the recorder
 		}
 	}
 }
 
-// title names a workload with what it was done with.
-func title(name string, with ...string) string {
+// workloadTitle returns the name of a workload with its parameters.
+func workloadTitle(name string, with ...string) string {
 	return strings.Join(append([]string{name}, with...), ", ")
 }

@@ -11,17 +11,17 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// containers measures containers, one after another in one pod.
+// containers benchmarks containers, one after another in one pod.
 func containers(ctx context.Context, s *session) error {
-	all, end := s.records("containers")
+	all, end := s.newRecorders("containers")
 	defer end()
-	host := map[*record]*pod{}
-	able := s.each(ctx, all, func(r *record) (err error) {
-		host[r], err = r.runPod(ctx)
+	hosts := map[*recorder]*pod{}
+	ready := s.prepare(ctx, all, func(r *recorder) (err error) {
+		hosts[r], err = r.runPod(ctx)
 		return err
 	})
-	s.turns(ctx, able, s.Samples, func(r *record, _ int) error {
-		id, err := r.timedContainer(ctx, host[r], s.Image)
+	s.interleave(ctx, ready, s.Samples, func(r *recorder, _ int) error {
+		id, err := r.timedContainer(ctx, hosts[r], s.Image)
 		if err != nil {
 			return err
 		}
@@ -30,41 +30,41 @@ func containers(ctx context.Context, s *session) error {
 		}
 		return r.time(Remove, func() error { return r.remove(ctx, id) })
 	})
-	for _, r := range able {
-		r.spent(s.Samples)
+	for _, r := range ready {
+		r.recordCost(s.Samples)
 	}
 	return nil
 }
 
-// execs measures programs that are run in a container.
+// execs benchmarks programs run in a container.
 func execs(ctx context.Context, s *session) error {
-	all, end := s.records("exec")
+	all, end := s.newRecorders("exec")
 	defer end()
-	inside := map[*record]string{}
-	able := s.each(ctx, all, func(r *record) error {
+	inside := map[*recorder]string{}
+	ready := s.prepare(ctx, all, func(r *recorder) error {
 		p, err := r.runPod(ctx)
 		if err == nil {
 			inside[r], err = r.runContainer(ctx, p, s.Image)
 		}
 		return err
 	})
-	s.turns(ctx, able, s.Samples, func(r *record, _ int) error {
+	s.interleave(ctx, ready, s.Samples, func(r *recorder, _ int) error {
 		return r.time(Exec, func() error { return r.exec(ctx, inside[r]) })
 	})
-	for _, r := range able {
-		r.spent(s.Samples)
-		r.residentDaemon()
+	for _, r := range ready {
+		r.recordCost(s.Samples)
+		r.recordDaemonMemory()
 	}
 	return nil
 }
 
-// holders is how many pods are made at a time where only that they are there matters.
-const holders = 4
+// setupParallelism is how many pods are created at a time when their creation is not measured.
+const setupParallelism = 4
 
-// hold makes pods with a container each.
-func (s *session) hold(ctx context.Context, r *record) (pods []*pod, err error) {
+// createPods creates pods with one container each.
+func (s *session) createPods(ctx context.Context, r *recorder) (pods []*pod, err error) {
 	var mu sync.Mutex
-	atOnce(ctx, s.Pods, holders, func(int) {
+	parallel(ctx, s.Pods, setupParallelism, func(int) {
 		p, failed := r.runPod(ctx)
 		mu.Lock()
 		defer mu.Unlock()
@@ -77,9 +77,9 @@ func (s *session) hold(ctx context.Context, r *record) (pods []*pod, err error) 
 	if err != nil || ctx.Err() != nil {
 		return pods, err
 	}
-	r.resident(pods)
+	r.recordPodMemory(pods)
 	before, _ := monitorsOf(pods)
-	atOnce(ctx, len(pods), holders, func(i int) {
+	parallel(ctx, len(pods), setupParallelism, func(i int) {
 		if _, failed := r.runContainer(ctx, pods[i], s.Image); failed != nil {
 			mu.Lock()
 			defer mu.Unlock()
@@ -89,21 +89,21 @@ func (s *session) hold(ctx context.Context, r *record) (pods []*pod, err error) 
 	if err != nil || ctx.Err() != nil {
 		return pods, err
 	}
-	r.residentDaemon()
-	r.residentContainers(pods, len(pods), before)
+	r.recordDaemonMemory()
+	r.recordContainerMemory(pods, len(pods), before)
 	return pods, nil
 }
 
-// lists measures how a runtime tells of many pods.
+// lists benchmarks listing many pods.
 func lists(ctx context.Context, s *session) error {
-	all, end := s.records(title("list", fmt.Sprintf(withPods, s.Pods)))
+	all, end := s.newRecorders(workloadTitle("list", fmt.Sprintf(withPods, s.Pods)))
 	defer end()
-	there := map[*record][]*pod{}
-	able := s.each(ctx, all, func(r *record) (err error) {
-		there[r], err = s.hold(ctx, r)
+	pods := map[*recorder][]*pod{}
+	ready := s.prepare(ctx, all, func(r *recorder) (err error) {
+		pods[r], err = s.createPods(ctx, r)
 		return err
 	})
-	s.turns(ctx, able, s.Samples, func(r *record, i int) error {
+	s.interleave(ctx, ready, s.Samples, func(r *recorder, i int) error {
 		if err := r.time(ListPods, func() error { return r.listPods(ctx, s.Pods) }); err != nil {
 			return err
 		}
@@ -111,7 +111,7 @@ func lists(ctx context.Context, s *session) error {
 			return err
 		}
 		return r.time(PodStatus, func() error {
-			one := there[r][i%len(there[r])]
+			one := pods[r][i%len(pods[r])]
 			_, err := call(ctx, r.cri.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: one.id})
 			return err
 		})
@@ -119,25 +119,25 @@ func lists(ctx context.Context, s *session) error {
 	return nil
 }
 
-// listPods lists the pods of this run, of which want have to be ready.
+// listPods lists the pods of this run, and fails unless want of them are ready.
 func (e *endpoint) listPods(ctx context.Context, want int) error {
 	answer, err := call(ctx, e.cri.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{runLabel: e.run}}})
 	if err != nil {
 		return err
 	}
-	ready := 0
+	count := 0
 	for _, p := range answer.Items {
 		if p.State == runtimeapi.PodSandboxState_SANDBOX_READY {
-			ready++
+			count++
 		}
 	}
-	if ready != want {
-		return fmt.Errorf("%d pods are ready instead of %d", ready, want)
+	if count != want {
+		return fmt.Errorf("%d pods are ready, want %d", count, want)
 	}
 	return nil
 }
 
-// listContainers lists the containers of this run, of which want have to run.
+// listContainers lists the containers of this run, and fails unless want of them are running.
 func (e *endpoint) listContainers(ctx context.Context, want int) error {
 	answer, err := call(ctx, e.cri.ListContainers, &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{LabelSelector: map[string]string{runLabel: e.run}}})
 	if err != nil {
@@ -150,33 +150,33 @@ func (e *endpoint) listContainers(ctx context.Context, want int) error {
 		}
 	}
 	if running != want {
-		return fmt.Errorf("%d containers run instead of %d", running, want)
+		return fmt.Errorf("%d containers are running, want %d", running, want)
 	}
 	return nil
 }
 
-// restarts measures how a runtime comes back with its pods.
+// restarts benchmarks restarts of a runtime with pods.
 func restarts(ctx context.Context, s *session) error {
-	all, end := s.records(title("restart", fmt.Sprintf(withPods, s.Pods)))
+	all, end := s.newRecorders(workloadTitle("restart", fmt.Sprintf(withPods, s.Pods)))
 	defer end()
-	able := s.each(ctx, all, func(r *record) error {
-		_, err := s.hold(ctx, r)
+	ready := s.prepare(ctx, all, func(r *recorder) error {
+		_, err := s.createPods(ctx, r)
 		return err
 	})
-	s.turns(ctx, able, s.Samples, func(r *record, _ int) error { return r.restart(ctx, s.Pods) })
-	for _, r := range able {
-		r.residentDaemon()
+	s.interleave(ctx, ready, s.Samples, func(r *recorder, _ int) error { return r.restart(ctx, s.Pods) })
+	for _, r := range ready {
+		r.recordDaemonMemory()
 	}
 	return nil
 }
 
-// again is how long a runtime is given to come back.
-const again = 2 * time.Minute
+// restartTimeout is how long a runtime may take to restart.
+const restartTimeout = 2 * time.Minute
 
-// restart restarts the runtime and times until it serves, and until it knows
-// of all its pods.
-func (r *record) restart(ctx context.Context, pods int) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), again)
+// restart restarts the runtime and measures the time until it serves, and until it lists all its
+// pods.
+func (r *recorder) restart(ctx context.Context, pods int) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restartTimeout)
 	defer cancel()
 	was, err := r.pid()
 	if err != nil {
@@ -184,11 +184,11 @@ func (r *record) restart(ctx context.Context, pods int) error {
 		return err
 	}
 	began := time.Now()
-	var says bytes.Buffer
+	var output bytes.Buffer
 	cmd := exec.CommandContext(ctx, r.Restart[0], r.Restart[1:]...)
-	cmd.Stdout, cmd.Stderr = &says, &says
+	cmd.Stdout, cmd.Stderr = &output, &output
 	if err := cmd.Run(); err != nil {
-		err = fmt.Errorf("%s: %w: %s", r.Restart[0], err, bytes.TrimSpace(says.Bytes()))
+		err = fmt.Errorf("%s: %w: %s", r.Restart[0], err, bytes.TrimSpace(output.Bytes()))
 		r.fail(Serves, err)
 		return err
 	}
@@ -202,10 +202,10 @@ func (r *record) restart(ctx context.Context, pods int) error {
 			case err != nil:
 				return err
 			case pid == was:
-				return fmt.Errorf("process %d serves still: the restart command has not ended it", pid)
+				return fmt.Errorf("process %d still serves: the restart command has not ended it", pid)
 			}
 			_, err = r.cri.Version(ctx, &runtimeapi.VersionRequest{})
-			return plain(err)
+			return withoutPrefix(err)
 		}},
 		{Adopts, func() error {
 			if err := r.listPods(ctx, pods); err != nil {
@@ -214,7 +214,7 @@ func (r *record) restart(ctx context.Context, pods int) error {
 			return r.listContainers(ctx, pods)
 		}},
 	} {
-		if err := until(ctx, lookGap, stage.done); err != nil {
+		if err := poll(ctx, pollInterval, stage.done); err != nil {
 			r.fail(stage.name, err)
 			return err
 		}
@@ -223,12 +223,11 @@ func (r *record) restart(ctx context.Context, pods int) error {
 	return nil
 }
 
-// lookGap is the time between two looks at what is waited for: a small part of
-// what is measured.
-const lookGap = time.Millisecond
+// pollInterval is the time between two polls: a small fraction of what is measured.
+const pollInterval = time.Millisecond
 
-// until waits for done to succeed, which is tried again after each gap. When ctx ends, it returns the last failure.
-func until(ctx context.Context, gap time.Duration, done func() error) error {
+// poll calls done after each interval until it succeeds. When ctx ends, it returns the last error.
+func poll(ctx context.Context, interval time.Duration, done func() error) error {
 	for {
 		err := done()
 		if err == nil {
@@ -237,7 +236,7 @@ func until(ctx context.Context, gap time.Duration, done func() error) error {
 		select {
 		case <-ctx.Done():
 			return err
-		case <-time.After(gap):
+		case <-time.After(interval):
 		}
 	}
 }

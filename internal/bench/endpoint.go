@@ -19,39 +19,39 @@ import (
 	"github.com/huskd/husk/internal/cli/client"
 )
 
-// Endpoint is a runtime to measure.
+// Endpoint is a runtime to benchmark.
 type Endpoint struct {
-	Name   string // empty is what the runtime calls itself
+	Name   string // empty for the runtime's own name
 	Socket string // path
-	// Restart is a command and its arguments that restarts it.
+	// Restart is the command that restarts it.
 	Restart []string
 }
 
 const (
-	// namespace is that of all pods of benchmarks.
+	// namespace is the namespace of all pods.
 	namespace = "husk-bench"
-	// runLabel is of each pod; its value is the run.
+	// runLabel is the label of each pod with the name of its run.
 	runLabel = "husk-bench/run"
 	// answerMax bounds one message, such as a list of all pods.
 	answerMax = 64 << 20
-	// callTime is how long one call may take.
-	callTime = 2 * time.Minute
+	// callTimeout bounds one call.
+	callTimeout = 2 * time.Minute
 )
 
-// endpoint is a connection to one.
+// endpoint is a connection to an Endpoint.
 type endpoint struct {
 	Endpoint
-	description string // its own name and version
+	description string // name and version of the runtime
 	run         string
 	logs        string // directory
 	conn        *grpc.ClientConn
 	cri         runtimeapi.RuntimeServiceClient
 	images      runtimeapi.ImageServiceClient
-	husk        *client.Client // its own service, if it is a huskd
-	made        atomic.Int64   // names given out
+	husk        *client.Client // huskd's own API, if it is a huskd
+	names       atomic.Int64   // how many names were given out
 }
 
-// connect connects to an endpoint for a run.
+// connect connects to an endpoint.
 func connect(ctx context.Context, to Endpoint, run, logs string) (*endpoint, error) {
 	conn, err := grpc.NewClient("unix://"+to.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDisableServiceConfig(), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(answerMax)))
@@ -59,11 +59,11 @@ func connect(ctx context.Context, to Endpoint, run, logs string) (*endpoint, err
 		return nil, fmt.Errorf("endpoint %s: %w", to.Socket, err)
 	}
 	e := &endpoint{Endpoint: to, run: run, logs: logs, conn: conn, cri: runtimeapi.NewRuntimeServiceClient(conn), images: runtimeapi.NewImageServiceClient(conn)}
-	ctx, cancel := context.WithTimeout(ctx, connectTime)
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	version, err := e.cri.Version(ctx, &runtimeapi.VersionRequest{})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("endpoint %s doesn't answer: %w: is it the socket of a CRI runtime?", to.Socket, plain(err)), conn.Close())
+		return nil, errors.Join(fmt.Errorf("endpoint %s doesn't answer: %w: is it the socket of a CRI runtime?", to.Socket, withoutPrefix(err)), conn.Close())
 	}
 	e.description = version.RuntimeName + " " + version.RuntimeVersion
 	if e.Name == "" {
@@ -77,18 +77,18 @@ func connect(ctx context.Context, to Endpoint, run, logs string) (*endpoint, err
 	return e, nil
 }
 
-// connectTime is how long an endpoint may take to greet.
-const connectTime = 15 * time.Second
+// connectTimeout is how long an endpoint may take to answer the first call.
+const connectTimeout = 15 * time.Second
 
 func (e *endpoint) close() {
 	if e.husk != nil {
 		e.husk.Close()
 	}
-	_ = e.conn.Close() // fails only if closed before
+	_ = e.conn.Close() // fails only if it is closed already
 }
 
-// plain takes gRPC's own words off an error of a call.
-func plain(err error) error {
+// withoutPrefix returns an error of gRPC without gRPC's own words.
+func withoutPrefix(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -99,24 +99,24 @@ func plain(err error) error {
 	return errors.New(message)
 }
 
-// call bounds one call. What was begun is waited for when the run is
-// interrupted, so that everything is known that there is to remove.
+// call makes one call with a timeout. It ignores the cancellation of the run, so that everything
+// which was created is known and can be removed.
 func call[Q, A any](ctx context.Context, method func(context.Context, *Q, ...grpc.CallOption) (*A, error), request *Q) (*A, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	answer, err := method(ctx, request)
-	return answer, plain(err)
+	return answer, withoutPrefix(err)
 }
 
-// pod is a sandbox that was made.
+// pod is a sandbox that was created.
 type pod struct {
 	id         string
 	config     *runtimeapi.PodSandboxConfig
 	containers []string
 }
 
-// podConfig is that of a new pod, as a kubelet would ask for it: it has a
-// network of its own and shares no PID namespace.
+// podConfig returns the configuration of a new pod as a kubelet would make it: with its own network
+// and without a shared PID namespace.
 func (e *endpoint) podConfig() *runtimeapi.PodSandboxConfig {
 	name := e.podName()
 	return &runtimeapi.PodSandboxConfig{
@@ -130,7 +130,7 @@ func (e *endpoint) podConfig() *runtimeapi.PodSandboxConfig {
 	}
 }
 
-func (e *endpoint) podName() string { return fmt.Sprintf("%s-%d", e.run, e.made.Add(1)) }
+func (e *endpoint) podName() string { return fmt.Sprintf("%s-%d", e.run, e.names.Add(1)) }
 
 func (e *endpoint) runPod(ctx context.Context) (*pod, error) {
 	p := &pod{config: e.podConfig()}
@@ -155,7 +155,7 @@ func (e *endpoint) removePod(ctx context.Context, id string) error {
 	return err
 }
 
-// create makes a container in p that runs until it is stopped.
+// create creates a container in p that runs until it is stopped.
 func (e *endpoint) create(ctx context.Context, p *pod, image string) (id string, err error) {
 	name := fmt.Sprintf("c%d", len(p.containers))
 	answer, err := call(ctx, e.cri.CreateContainer, &runtimeapi.CreateContainerRequest{
@@ -176,7 +176,7 @@ func (e *endpoint) create(ctx context.Context, p *pod, image string) (id string,
 	return answer.ContainerId, nil
 }
 
-// idle is a program that waits, in every image that has the usual ones.
+// idle is a program that sleeps, in every image with the usual tools.
 var idle = []string{"sleep", "1000000"}
 
 func (e *endpoint) start(ctx context.Context, id string) error {
@@ -184,8 +184,8 @@ func (e *endpoint) start(ctx context.Context, id string) error {
 	return err
 }
 
-// stop ends a container without grace: how long a program takes to end by
-// itself is not the runtime's.
+// stop stops a container without a grace period, as the time that a program takes to end is not the
+// runtime's.
 func (e *endpoint) stop(ctx context.Context, id string) error {
 	_, err := call(ctx, e.cri.StopContainer, &runtimeapi.StopContainerRequest{ContainerId: id})
 	return err
@@ -196,7 +196,7 @@ func (e *endpoint) remove(ctx context.Context, id string) error {
 	return err
 }
 
-// runContainer is create and start.
+// runContainer creates and starts a container.
 func (e *endpoint) runContainer(ctx context.Context, p *pod, image string) (id string, err error) {
 	if id, err = e.create(ctx, p, image); err == nil {
 		err = e.start(ctx, id)
@@ -204,16 +204,16 @@ func (e *endpoint) runContainer(ctx context.Context, p *pod, image string) (id s
 	return id, err
 }
 
-// exec runs a program in a container that ends at once.
+// exec runs a program that exits at once in a container.
 func (e *endpoint) exec(ctx context.Context, id string) error {
-	answer, err := call(ctx, e.cri.ExecSync, &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: int64(callTime / time.Second)})
+	answer, err := call(ctx, e.cri.ExecSync, &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"true"}, Timeout: int64(callTimeout / time.Second)})
 	if err == nil && answer.ExitCode != 0 {
 		err = fmt.Errorf("exit code %d", answer.ExitCode)
 	}
 	return err
 }
 
-// ensureImage pulls the image if it isn't there.
+// ensureImage pulls the image if it is missing.
 func (e *endpoint) ensureImage(ctx context.Context, image string) error {
 	spec := &runtimeapi.ImageSpec{Image: image}
 	answer, err := call(ctx, e.images.ImageStatus, &runtimeapi.ImageStatusRequest{Image: spec})
@@ -226,34 +226,34 @@ func (e *endpoint) ensureImage(ctx context.Context, image string) error {
 	return nil
 }
 
-// pid is that of the process that serves.
+// pid returns the process that serves the endpoint.
 func (e *endpoint) pid() (int, error) { return gauge.Listener(e.Socket) }
 
-// sweepers is how many pods are removed at once.
-const sweepers = 10
+// cleanupParallelism is how many pods are removed at a time.
+const cleanupParallelism = 10
 
-// sweep removes the pods of this run, and of runs that were killed.
-func (e *endpoint) sweep(ctx context.Context, mine bool) error {
+// cleanUp removes the pods of runs that were killed, and with mine those of this run.
+func (e *endpoint) cleanUp(ctx context.Context, mine bool) error {
 	list, err := call(ctx, e.cri.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
-		return fmt.Errorf("endpoint %s: list pods: %w: remove those in namespace %s by hand", e.Name, err, namespace)
+		return fmt.Errorf("endpoint %s: list pods: %w: remove the pods in namespace %s by hand", e.Name, err, namespace)
 	}
-	errs := e.sweepManifests(ctx, mine)
+	errs := e.cleanUpManifests(ctx, mine)
 	var all sync.WaitGroup
 	var mu sync.Mutex
-	free := make(chan struct{}, sweepers)
+	free := make(chan struct{}, cleanupParallelism)
 	for _, p := range list.Items {
 		run := p.Labels[runLabel]
-		if run == "" || !e.over(run, mine) {
+		if run == "" || !e.isStale(run, mine) {
 			continue
 		}
 		free <- struct{}{}
 		all.Go(func() {
 			defer func() { <-free }()
-			if err := e.endPod(ctx, p.Id); err != nil {
+			if err := e.stopAndRemovePod(ctx, p.Id); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
-				errs = append(errs, fmt.Errorf("endpoint %s: pod %s is left: %w: remove it by hand", e.Name, p.Metadata.GetName(), err))
+				errs = append(errs, fmt.Errorf("endpoint %s: remove pod %s: %w: remove it by hand", e.Name, p.Metadata.GetName(), err))
 			}
 		})
 	}
@@ -262,17 +262,17 @@ func (e *endpoint) sweep(ctx context.Context, mine bool) error {
 }
 
 const (
-	// endTime is how long the removal of a pod is tried: runtimes fail at it now
-	// and then, and succeed when they are asked again.
-	endTime = 30 * time.Second
-	endGap  = 200 * time.Millisecond
+	// removeTimeout is how long the removal of a pod is retried: it fails occasionally in some
+	// runtimes, and succeeds later.
+	removeTimeout  = 30 * time.Second
+	removeInterval = 200 * time.Millisecond
 )
 
-// endPod stops and removes a pod, whatever it takes.
-func (e *endpoint) endPod(ctx context.Context, id string) error {
-	ctx, cancel := context.WithTimeout(ctx, endTime)
+// stopAndRemovePod stops and removes a pod, with retries.
+func (e *endpoint) stopAndRemovePod(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
-	return until(ctx, endGap, func() error {
+	return poll(ctx, removeInterval, func() error {
 		if err := e.stopPod(ctx, id); err != nil {
 			return err
 		}
@@ -280,10 +280,10 @@ func (e *endpoint) endPod(ctx context.Context, id string) error {
 	})
 }
 
-// over says whether the pods of a run are to be removed.
-func (e *endpoint) over(run string, mine bool) bool {
+// isStale reports whether the pods of a run should be removed.
+func (e *endpoint) isStale(run string, mine bool) bool {
 	if run == e.run {
 		return mine
 	}
-	return dead(run)
+	return isDead(run)
 }

@@ -21,28 +21,27 @@ import (
 	words "github.com/huskd/husk/internal/pod"
 )
 
-// The operations of the workload net, by their names.
+// Names of the operations of the workload net.
 const (
-	Namespace  = "make a namespace"
+	Namespace  = "create a namespace"
 	Attach     = "ADD"
 	Detach     = "DEL"
-	RoundTrip  = "round trip, 1 byte by TCP"
+	RoundTrip  = "TCP round trip, 1 byte"
 	Throughput = "one TCP stream"
 )
 
-// What the workload net compares.
+// The networks that the workload net compares.
 const (
-	BarePair = "bare veth pair"
+	BareVeth = "bare veth pair"
 	BuiltIn  = "husk's network"
 )
 
-// subnets of the pods of the workload net, whose node is a namespace of its own.
+// subnets of the pods in the workload net, whose node is a namespace.
 var subnets = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("fd00::/64")}
 
-// network measures the built-in network in namespaces of its own: the node, and
-// pods on it.
+// network benchmarks the built-in network, with namespaces for the node and its pods.
 func network(ctx context.Context, s *session) (err error) {
-	all, end := s.compare("net", BarePair, BuiltIn)
+	all, end := s.newComparison("net", BareVeth, BuiltIn)
 	defer end()
 	node, err := s.namespace("node")
 	if err != nil {
@@ -57,8 +56,8 @@ func network(ctx context.Context, s *session) (err error) {
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
 	husk := all[1]
-	s.turns(ctx, all[1:], s.Samples, func(r *record, i int) error { return s.attachOne(ctx, n, r, i) })
-	if stopped(ctx) != nil {
+	s.interleave(ctx, all[1:], s.Samples, func(r *recorder, i int) error { return s.attachOne(ctx, n, r, i) })
+	if ctx.Err() != nil {
 		return nil
 	}
 	bare, err := s.bareWire()
@@ -69,9 +68,9 @@ func network(ctx context.Context, s *session) (err error) {
 	if err != nil {
 		return err
 	}
-	wires := map[*record]*wire{all[0]: bare, husk: pods}
-	flow := map[*record][]float64{}
-	s.turns(ctx, all, s.Samples, func(r *record, _ int) error {
+	wires := map[*recorder]*wire{all[0]: bare, husk: pods}
+	flow := map[*recorder][]float64{}
+	s.interleave(ctx, all, s.Samples, func(r *recorder, _ int) error {
 		err := wires[r].roundTrips(r)
 		if err == nil {
 			var rate float64
@@ -90,14 +89,14 @@ func network(ctx context.Context, s *session) (err error) {
 	return nil
 }
 
-// namespace makes a network namespace of that name in the run's directory.
+// namespace creates a network namespace pinned in the run's directory.
 func (s *session) namespace(name string) (path string, err error) {
 	path = filepath.Join(s.dir, pinPrefix+name)
 	return path, netns.Create(netns.Pins{Net: path})
 }
 
 // attachOne attaches one pod and detaches it again.
-func (s *session) attachOne(ctx context.Context, n *podnet.Network, r *record, i int) error {
+func (s *session) attachOne(ctx context.Context, n *podnet.Network, r *recorder, i int) error {
 	ctx = context.WithoutCancel(ctx)
 	var path string
 	if err := r.time(Namespace, func() (err error) {
@@ -121,13 +120,13 @@ func attachment(path string, i int) words.Attachment {
 	return words.Attachment{Sandbox: words.NewID(), Pod: words.Ref{Namespace: namespace, Name: fmt.Sprint("pod", i)}, Netns: path, IfName: "eth0"}
 }
 
-// wire is two namespaces and the address of the second.
+// wire connects two namespaces. address is that of the second.
 type wire struct {
 	from, to string
 	address  netip.Addr
 }
 
-// bareWire is a veth pair between two namespaces, with an address at each end.
+// bareWire returns a veth pair between two namespaces.
 func (s *session) bareWire() (*wire, error) {
 	from, err := s.namespace("bare-a")
 	if err != nil {
@@ -144,8 +143,8 @@ func (s *session) bareWire() (*wire, error) {
 			return err
 		}
 		defer unix.Close(fd)
-		pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: wireName, MTU: 1500}, PeerName: wireName, PeerNamespace: netlink.NsFd(fd)}
-		if err := netlink.LinkAdd(pair); err != nil {
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: wireName, MTU: 1500}, PeerName: wireName, PeerNamespace: netlink.NsFd(fd)}
+		if err := netlink.LinkAdd(veth); err != nil {
 			return err
 		}
 		return up("192.0.2.1/24")
@@ -159,7 +158,7 @@ func (s *session) bareWire() (*wire, error) {
 	return w, nil
 }
 
-// wireName is that of both ends of the bare pair, each in its namespace.
+// wireName is the name of both ends of the veth pair, each in its namespace.
 const wireName = "eth0"
 
 func up(address string) error {
@@ -174,7 +173,7 @@ func up(address string) error {
 	return errors.Join(netlink.AddrAdd(link, a), netlink.LinkSetUp(link))
 }
 
-// podWire is two pods of the built-in network.
+// podWire attaches two pods to the built-in network.
 func (s *session) podWire(ctx context.Context, n *podnet.Network) (*wire, error) {
 	w := &wire{}
 	for i, path := range []*string{&w.from, &w.to} {
@@ -191,8 +190,7 @@ func (s *session) podWire(ctx context.Context, n *podnet.Network) (*wire, error)
 	return w, nil
 }
 
-// serve accepts one connection at the wire's far end, handles it, and returns
-// the near end of it.
+// serve accepts one connection at the wire's far end, handles it, and returns its near end.
 func (w *wire) serve(handle func(net.Conn)) (near net.Conn, err error) {
 	var listener net.Listener
 	if err := netns.Do(w.to, func() (err error) {
@@ -209,26 +207,26 @@ func (w *wire) serve(handle func(net.Conn)) (near net.Conn, err error) {
 		}
 	}()
 	err = netns.Do(w.from, func() (err error) {
-		near, err = net.DialTimeout("tcp", listener.Addr().String(), connectTime)
+		near, err = net.DialTimeout("tcp", listener.Addr().String(), connectTimeout)
 		return err
 	})
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
-	return near, near.SetDeadline(time.Now().Add(callTime))
+	return near, near.SetDeadline(time.Now().Add(callTimeout))
 }
 
-// tripsPerTurn is how many round trips are taken before the other's turn.
-const tripsPerTurn = 50
+// tripsPerRound is how many round trips are measured in each turn.
+const tripsPerRound = 50
 
-func (w *wire) roundTrips(r *record) error {
+func (w *wire) roundTrips(r *recorder) error {
 	near, err := w.serve(func(far net.Conn) { _, _ = io.Copy(far, far) })
 	if err != nil {
 		return err
 	}
 	defer near.Close()
 	var b [1]byte
-	for range tripsPerTurn {
+	for range tripsPerRound {
 		began := time.Now()
 		if _, err := near.Write(b[:]); err != nil {
 			return err
@@ -244,7 +242,7 @@ func (w *wire) roundTrips(r *record) error {
 // streamTime is how long a stream is measured in each turn.
 const streamTime = 200 * time.Millisecond
 
-// stream returns how many gigabits a second arrive.
+// stream returns the throughput of a TCP stream in gigabits per second.
 func (w *wire) stream() (float64, error) {
 	arrived := make(chan int64, 1)
 	near, err := w.serve(func(far net.Conn) {

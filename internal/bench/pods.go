@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The operations of pods and containers, by their names.
+// Names of the operations on pods and containers.
 const (
 	RunPod      = "RunPodSandbox"
 	StopPod     = "StopPodSandbox"
@@ -23,51 +23,51 @@ const (
 	ListAll     = "ListContainers"
 	PodStatus   = "PodSandboxStatus"
 	Serves      = "serves again"
-	Adopts      = "knows its pods again"
+	Adopts      = "lists its pods again"
 	Answers     = "manifest to answer"
-	AllAnswer   = "until all answer"
-	CreateStage = "of it, create"
+	AllAnswer   = "all manifests to answer"
+	CreateStage = "stage: create"
 	WholePod    = "whole life of a pod"
 )
 
-// The rates, by their names.
+// Names of the rates.
 const (
-	PodsUp      = "pods made"
+	PodsUp      = "pods created"
 	PodsDown    = "pods removed"
-	PodsThrough = "pods made and removed"
+	PodsThrough = "pods created and removed"
 	perSecond   = "per second"
 )
 
-// With what a workload was done, as its title tells.
+// Parameters in the title of a workload.
 const (
 	AtATime  = "%d at a time"
 	withPods = "%d pods"
 )
 
-// pods measures pods without containers.
+// pods benchmarks pods without containers.
 func pods(ctx context.Context, s *session) error {
 	if s.Parallel > 1 {
-		return s.batches(ctx)
+		return s.podBatches(ctx)
 	}
-	all, end := s.records("pods")
+	all, end := s.newRecorders("pods")
 	defer end()
-	s.turns(ctx, all, s.Samples, func(r *record, i int) error {
+	s.interleave(ctx, all, s.Samples, func(r *recorder, i int) error {
 		p, err := r.timedPod(ctx)
 		if err != nil {
 			return err
 		}
 		if i == s.Samples-1 {
-			r.resident([]*pod{p})
+			r.recordPodMemory([]*pod{p})
 		}
 		return r.timedEnd(ctx, p)
 	})
 	for _, r := range all {
-		r.spent(s.Samples)
+		r.recordCost(s.Samples)
 	}
 	return nil
 }
 
-func (r *record) timedPod(ctx context.Context) (p *pod, err error) {
+func (r *recorder) timedPod(ctx context.Context) (p *pod, err error) {
 	err = r.time(RunPod, func() error {
 		p, err = r.runPod(ctx)
 		return err
@@ -75,7 +75,7 @@ func (r *record) timedPod(ctx context.Context) (p *pod, err error) {
 	return p, err
 }
 
-func (r *record) timedEnd(ctx context.Context, p *pod) error {
+func (r *recorder) timedEnd(ctx context.Context, p *pod) error {
 	return r.time(EndPod, func() error {
 		if err := r.time(StopPod, func() error { return r.stopPod(ctx, p.id) }); err != nil {
 			return err
@@ -84,57 +84,57 @@ func (r *record) timedEnd(ctx context.Context, p *pod) error {
 	})
 }
 
-// batchRounds is how often each endpoint makes all its pods at a time.
+// batchRounds is how often each endpoint creates all its pods.
 const batchRounds = 3
 
-// batches makes all pods before it removes them, many at a time. As long as an
-// endpoint has its pods, no other is at work.
-func (s *session) batches(ctx context.Context) error {
-	all, end := s.records(title("pods", fmt.Sprintf(AtATime, s.Parallel)))
+// podBatches creates all pods of an endpoint, many at a time, before it removes them. No other
+// endpoint is active as long as they exist.
+func (s *session) podBatches(ctx context.Context) error {
+	all, end := s.newRecorders(workloadTitle("pods", fmt.Sprintf(AtATime, s.Parallel)))
 	defer end()
-	made := map[*record]int{}
-	var up, down = map[*record]time.Duration{}, map[*record]time.Duration{}
-	s.turns(ctx, all, batchRounds, func(r *record, _ int) error {
+	created := map[*recorder]int{}
+	var up, down = map[*recorder]time.Duration{}, map[*recorder]time.Duration{}
+	s.interleave(ctx, all, batchRounds, func(r *recorder, _ int) error {
 		var mu sync.Mutex
-		var there []*pod
+		var pods []*pod
 		began := time.Now()
-		atOnce(ctx, s.Samples, s.Parallel, func(int) {
+		parallel(ctx, s.Samples, s.Parallel, func(int) {
 			if p, err := r.timedPod(ctx); err == nil {
 				mu.Lock()
-				there = append(there, p)
+				pods = append(pods, p)
 				mu.Unlock()
 			}
 		})
 		took := time.Since(began)
 		up[r] += took
-		r.together(took, RunPod)
-		made[r] += len(there)
-		r.resident(there)
+		r.addElapsed(took, RunPod)
+		created[r] += len(pods)
+		r.recordPodMemory(pods)
 		began = time.Now()
-		atOnce(context.WithoutCancel(ctx), len(there), s.Parallel, func(i int) { _ = r.timedEnd(ctx, there[i]) })
+		parallel(context.WithoutCancel(ctx), len(pods), s.Parallel, func(i int) { _ = r.timedEnd(ctx, pods[i]) })
 		took = time.Since(began)
 		down[r] += took
-		r.together(took, StopPod, RemovePod, EndPod)
+		r.addElapsed(took, StopPod, RemovePod, EndPod)
 		return nil
 	})
 	for _, r := range all {
-		r.rate(PodsUp, made[r], up[r])
-		r.rate(PodsDown, made[r], down[r])
-		r.rate(PodsThrough, made[r], up[r]+down[r])
-		r.spent(made[r])
+		r.rate(PodsUp, created[r], up[r])
+		r.rate(PodsDown, created[r], down[r])
+		r.rate(PodsThrough, created[r], up[r]+down[r])
+		r.recordCost(created[r])
 	}
 	return nil
 }
 
-// rate adds a figure of n things in a time.
-func (r *record) rate(name string, n int, took time.Duration) {
+// rate adds the figure for a rate of n things in a time.
+func (r *recorder) rate(name string, n int, took time.Duration) {
 	if took > 0 {
 		r.figure(name, perSecond, float64(n)/took.Seconds(), nil)
 	}
 }
 
-// atOnce calls do for 0 to n-1, width of them at a time, until ctx ends.
-func atOnce(ctx context.Context, n, width int, do func(i int)) {
+// parallel calls do for 0 to n-1, width of them at a time, until ctx ends.
+func parallel(ctx context.Context, n, width int, do func(i int)) {
 	var all sync.WaitGroup
 	work := make(chan int)
 	for range min(width, n) {
@@ -154,25 +154,25 @@ func atOnce(ctx context.Context, n, width int, do func(i int)) {
 	all.Wait()
 }
 
-// churnSlice is how long an endpoint is at work before the next has its turn.
+// churnSlice is about how long an endpoint's turn lasts.
 const churnSlice = 5 * time.Second
 
-// churn keeps making and removing pods with a container.
+// churn keeps creating and removing pods with a container.
 func churn(ctx context.Context, s *session) error {
-	all, end := s.records(title("churn", fmt.Sprintf(AtATime, s.Parallel)))
+	all, end := s.newRecorders(workloadTitle("churn", fmt.Sprintf(AtATime, s.Parallel)))
 	defer end()
 	rounds := int((s.For + churnSlice - 1) / churnSlice)
 	slice := s.For / time.Duration(rounds)
-	lived := map[*record]int{}
-	spent := map[*record]time.Duration{}
-	s.turns(ctx, all, rounds, func(r *record, _ int) error {
+	lived := map[*recorder]int{}
+	spent := map[*recorder]time.Duration{}
+	s.interleave(ctx, all, rounds, func(r *recorder, _ int) error {
 		began := time.Now()
 		var mu sync.Mutex
 		var all sync.WaitGroup
 		for range s.Parallel {
 			all.Go(func() {
-				for ctx.Err() == nil && time.Since(began) < slice && r.failed() < failuresMax {
-					if r.life(ctx, s.Image) == nil {
+				for ctx.Err() == nil && time.Since(began) < slice && r.errorCount() < maxFailures {
+					if r.podLife(ctx, s.Image) == nil {
 						mu.Lock()
 						lived[r]++
 						mu.Unlock()
@@ -183,19 +183,19 @@ func churn(ctx context.Context, s *session) error {
 		all.Wait()
 		took := time.Since(began)
 		spent[r] += took
-		r.together(took, WholePod, RunPod, Create, Start, CreateStart, Stop, StopPod, RemovePod, EndPod)
+		r.addElapsed(took, WholePod, RunPod, Create, Start, CreateStart, Stop, StopPod, RemovePod, EndPod)
 		return nil
 	})
 	for _, r := range all {
 		r.rate(PodsThrough, lived[r], spent[r])
-		r.spent(lived[r])
-		r.residentDaemon()
+		r.recordCost(lived[r])
+		r.recordDaemonMemory()
 	}
 	return nil
 }
 
-// life is that of one pod with a container.
-func (r *record) life(ctx context.Context, image string) error {
+// podLife creates and removes one pod with a container.
+func (r *recorder) podLife(ctx context.Context, image string) error {
 	return r.time(WholePod, func() error {
 		p, err := r.timedPod(ctx)
 		if err != nil {
@@ -212,7 +212,7 @@ func (r *record) life(ctx context.Context, image string) error {
 	})
 }
 
-func (r *record) timedContainer(ctx context.Context, p *pod, image string) (id string, err error) {
+func (r *recorder) timedContainer(ctx context.Context, p *pod, image string) (id string, err error) {
 	err = r.time(CreateStart, func() error {
 		if err := r.time(Create, func() error {
 			id, err = r.create(ctx, p, image)

@@ -12,7 +12,7 @@ import (
 // Runtime is a runtime handler, which pods select by its name.
 type Runtime struct {
 	Type   string `key:"type" help:"kind of runtime: oci, a program with the command line of runc, or shim, a program that implements containerd's shim protocol"`
-	Path   string `key:"path" help:"path of the program; if empty, huskd searches PATH for the handler's name or, for a shim, containerd-shim-NAME-v2 and -v1"`
+	Path   string `key:"path" help:"path of the program; if empty, huskd looks in the standard directories for the handler's name or, for a shim, containerd-shim-NAME-v2 and -v1"`
 	Config string `key:"config" help:"configuration file of the shim, such as gVisor's runsc.toml or Kata's configuration.toml; empty for the shim's default"`
 	// Network is a lifecycle.Order.
 	Network string `key:"network" help:"when pods are attached to the network: before-start, before any process exists, or after-start"`

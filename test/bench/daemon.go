@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// daemon is a runtime on the machine. It is started again whenever it ends.
+// daemon is a runtime on the machine. It is restarted whenever it exits.
 type daemon struct {
 	name, socket string
 	args         []string
@@ -35,8 +35,8 @@ func start(ctx context.Context, dir, name, socket string, args ...string) (*daem
 	d := &daemon{name: name, socket: socket, args: args, pidFile: filepath.Join(dir, name+".pid"), log: log, stop: cancel}
 	d.ended.Go(func() {
 		for ctx.Err() == nil {
-			if err := d.once(ctx); err != nil && ctx.Err() == nil {
-				_, _ = fmt.Fprintln(log, "it ended:", err)
+			if err := d.run(ctx); err != nil && ctx.Err() == nil {
+				_, _ = fmt.Fprintln(log, "exited:", err)
 			}
 		}
 	})
@@ -46,13 +46,13 @@ func start(ctx context.Context, dir, name, socket string, args ...string) (*daem
 		}
 		if time.Now().After(deadline) {
 			d.end()
-			return nil, fmt.Errorf("%s doesn't listen:\n%s", name, d.tail())
+			return nil, fmt.Errorf("%s does not listen:\n%s", name, d.tail())
 		}
 	}
 }
 
-// once runs the daemon to its end.
-func (d *daemon) once(ctx context.Context) error {
+// run runs the daemon until it exits.
+func (d *daemon) run(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, d.args[0], d.args[1:]...)
 	cmd.Stdout, cmd.Stderr = d.log, d.log
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -66,7 +66,7 @@ func (d *daemon) once(ctx context.Context) error {
 	return cmd.Wait()
 }
 
-// restart is the command that has it started again, after a crash.
+// restart returns the command that kills the daemon, which restarts it.
 func (d *daemon) restart() string { return "pkill -KILL -F " + d.pidFile }
 
 func (d *daemon) end() {
@@ -75,7 +75,7 @@ func (d *daemon) end() {
 	_ = d.log.Close()
 }
 
-// tail is the last of what it said.
+// tail returns the end of its log.
 func (d *daemon) tail() []byte {
 	data, _ := os.ReadFile(d.log.Name())
 	if i := len(data) - 4000; i > 0 {
@@ -84,9 +84,9 @@ func (d *daemon) tail() []byte {
 	return bytes.TrimSpace(data)
 }
 
-// containerdConfig is containerd's own default but for its directories, and for
-// what this machine can't have: a lower oom_score_adj, AppArmor, a registry
-// with the pause image.
+// containerdConfig is containerd's default configuration except for its directories and for
+// features that this machine lacks: a lower oom_score_adj, AppArmor, a registry with the pause
+// image.
 const containerdConfig = `version = 3
 root = %[1]q
 state = "/run/containerd"
@@ -103,7 +103,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
   conf_dir = %[4]q
 `
 
-// containerdNetwork is what nodes commonly have beside containerd.
+// containerdNetwork is the network that nodes with containerd commonly have.
 const containerdNetwork = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true,
    "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/16"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
@@ -140,8 +140,7 @@ func startContainerd(ctx context.Context, p plan) (*daemon, error) {
 	return d, nil
 }
 
-// startHuskd starts a huskd. Without the OCI runtime that it is to leave alone
-// it uses the other one.
+// startHuskd starts a huskd that uses the other OCI runtime than without.
 func startHuskd(ctx context.Context, p plan, name, without string, subnet int) (*daemon, error) {
 	root := p.rootOf(name)
 	state := "/run/" + name
@@ -158,7 +157,7 @@ func startHuskd(ctx context.Context, p plan, name, without string, subnet int) (
 	return d, program(ctx, filepath.Join(p.Bin, "husk"), "--socket", socket, "image", "load", filepath.Join(p.Dir, "web.tar"))
 }
 
-// program runs a program to its end.
+// program runs a program and returns its output on failure.
 func program(ctx context.Context, name string, args ...string) error {
 	if out, err := exec.CommandContext(ctx, name, args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", filepath.Base(name), err, bytes.TrimSpace(out))

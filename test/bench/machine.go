@@ -24,7 +24,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// stage tells this program that it runs on the machine, and as what.
+// Environment variables that tell this program which process of the machine it is.
 const (
 	stage        = "HUSK_BENCH_STAGE"
 	stageInit    = "init"
@@ -32,10 +32,11 @@ const (
 	stagePlan    = "HUSK_BENCH_PLAN"
 )
 
-// cniState is where CNI plugins and libcni keep what they know.
+// cniState is where CNI plugins and libcni keep their state.
 const cniState = "/var/lib/cni"
 
-// mountPoints makes what the machine mounts over, and returns what undoes that.
+// mountPoints creates the directories that the machine mounts over, and returns a function that
+// removes them.
 func mountPoints() (undo func(), err error) {
 	err = os.Mkdir(cniState, 0o755)
 	switch {
@@ -47,8 +48,8 @@ func mountPoints() (undo func(), err error) {
 	return func() { _ = os.Remove(cniState) }, nil
 }
 
-// boot runs the machine until everything is measured, or ctx ends. Whatever
-// runs on it ends with it, and its mounts and links go.
+// boot runs the machine until everything is measured or ctx ends. All its processes, mounts and
+// links end with it.
 func boot(ctx context.Context, p plan) error {
 	text, err := json.Marshal(p)
 	if err != nil {
@@ -66,13 +67,13 @@ func boot(ctx context.Context, p plan) error {
 		if ctx.Err() != nil {
 			return errors.New("interrupted")
 		}
-		return fmt.Errorf("not everything was measured: %w", err)
+		return fmt.Errorf("the benchmark failed: %w", err)
 	}
 	return nil
 }
 
-// runInit is the machine's first process: it sets it up, starts the one that
-// measures, and reaps what daemons leave.
+// runInit is the machine's init: it sets up the machine, starts the process that measures, and
+// reaps the processes that daemons leave behind.
 func runInit() error {
 	p, err := planned()
 	if err != nil {
@@ -93,7 +94,7 @@ func runInit() error {
 		case err == nil && pid == cmd.Process.Pid && status.ExitStatus() == 0:
 			return nil
 		case err == nil && pid == cmd.Process.Pid:
-			os.Exit(1) // it has said why
+			os.Exit(1) // it has printed the reason
 		case err != nil && err != unix.EINTR:
 			return err
 		}
@@ -105,7 +106,7 @@ func planned() (p plan, err error) {
 	return p, err
 }
 
-// setUp makes a machine of the namespaces: a /run of its own, an uplink.
+// setUp turns the namespaces into a machine: with its own /run and an uplink.
 func setUp(p plan) error {
 	state := filepath.Join(p.Dir, "cni-state")
 	if err := os.Mkdir(state, 0o755); err != nil {
@@ -126,7 +127,7 @@ func setUp(p plan) error {
 	}
 	// crun refuses the hybrid layout of cgroups.
 	if err := unix.Unmount("/sys/fs/cgroup/unified", 0); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("unmount the unified cgroups: %w", err)
+		return fmt.Errorf("unmount the unified cgroup hierarchy: %w", err)
 	}
 	if err := unix.Sethostname([]byte("bench")); err != nil {
 		return err
@@ -146,8 +147,8 @@ func setUp(p plan) error {
 	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
 }
 
-// removeCgroups removes a cgroup with all below it. Its processes were killed,
-// and are gone soon.
+// removeCgroups removes a cgroup and its descendants. Their processes were killed and may take a
+// moment to exit.
 func removeCgroups(root string) {
 	var all []string
 	_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -167,8 +168,8 @@ func removeCgroups(root string) {
 	}
 }
 
-// pauseOf is an image with Husk's own first process of a pod: the smallest there is.
-func pauseOf() (*testimage.Image, error) {
+// newPauseImage returns an image with Husk's pause process, the smallest there is.
+func newPauseImage() (*testimage.Image, error) {
 	layer, err := testimage.NewLayer(testimage.Gzip, testimage.File("pause", 0o755, pause.Bytes()))
 	if err != nil {
 		return nil, err

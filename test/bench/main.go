@@ -1,10 +1,9 @@
-// Command bench measures huskd beside containerd, on a machine made of
-// namespaces: the same OCI runtime, image and kernel for both, and the CNI
-// network that containerd usually has for it. It prints the figures that Husk
-// wants to reach, and writes them into docs/performance.md.
+// Command bench compares huskd with containerd on a machine made of namespaces: both use the same
+// OCI runtime, image and kernel, and containerd has the CNI network that is usual for it. It prints
+// the figures that have goals and writes them to docs/performance.md.
 //
-// It is run from the top of the repository, by make bench. Of what it makes only
-// containerd's programs stay, in out/bench, and the reports beside them.
+// Run it with make bench from the top of the repository. It leaves only containerd's programs and
+// the reports, in out/bench.
 package main
 
 import (
@@ -23,15 +22,15 @@ import (
 	"github.com/huskd/husk/test/testimage"
 )
 
-// plan is what to measure, told to the process on the machine.
+// plan is what to measure. It is passed to the processes on the machine.
 type plan struct {
-	Dir    string // of everything that the run makes
-	Bin    string // husk and huskd
-	Peers  string // containerd's programs
-	Out    string // where reports go
-	Page   string // the document
-	Rounds int    // samples of what comes one by one
-	Batch  int    // pods that there are at a time
+	Dir    string // holds everything that the run creates
+	Bin    string // directory of husk and huskd
+	Peers  string // directory of containerd's programs
+	Out    string // directory of the reports
+	Page   string // document to update
+	Rounds int    // samples of sequential operations
+	Batch  int    // pods in a batch
 }
 
 func main() {
@@ -54,11 +53,11 @@ func begin() error {
 	p := plan{Out: "out/bench"}
 	flag.StringVar(&p.Bin, "bin", "bin", "directory of husk and huskd")
 	flag.StringVar(&p.Page, "page", "docs/performance.md", "document to write the table into")
-	flag.IntVar(&p.Rounds, "n", 30, "samples of what comes one by one")
-	flag.IntVar(&p.Batch, "pods", 100, "pods that there are at a time")
+	flag.IntVar(&p.Rounds, "n", 30, "samples of sequential operations")
+	flag.IntVar(&p.Batch, "pods", 100, "pods in a batch")
 	flag.Parse()
 	if os.Geteuid() != 0 {
-		return errors.New("namespaces and mounts need root: run it as root")
+		return errors.New("namespaces and mounts need root: run this as root")
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -91,10 +90,10 @@ func run(ctx context.Context, p plan) (err error) {
 	return boot(ctx, p)
 }
 
-// version of containerd that is measured.
+// version is the version of containerd.
 const version = "v2.4.2"
 
-// buildPeers builds containerd out of its module, unless that was done before.
+// buildPeers builds containerd from its module, unless it was built before.
 func buildPeers(ctx context.Context, dir string) error {
 	const module = "github.com/containerd/containerd/v2/cmd/"
 	var missing []string
@@ -106,10 +105,10 @@ func buildPeers(ctx context.Context, dir string) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	fmt.Fprintf(os.Stderr, "building containerd %s, which takes some minutes\n", version)
+	fmt.Fprintf(os.Stderr, "building containerd %s, which takes a few minutes\n", version)
 	args := append([]string{"install", "-trimpath", "-ldflags", "-s -w -X github.com/containerd/containerd/v2/version.Version=" + version}, missing...)
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = os.TempDir() // not in a module
+	cmd.Dir = os.TempDir() // outside of any module
 	cmd.Env = append(os.Environ(), "GOBIN="+dir, "CGO_ENABLED=0", "GOFLAGS=")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build containerd: %w\n%s", err, out)
@@ -117,7 +116,7 @@ func buildPeers(ctx context.Context, dir string) error {
 	return nil
 }
 
-// The images: a web server that both run, and the first process of containerd's pods.
+// The images: a web server for both, and the pause process of containerd's pods.
 const (
 	webImage   = "localhost/web:1"
 	pauseImage = "localhost/pause:1"
@@ -128,7 +127,7 @@ func writeImages(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	pause, err := pauseOf()
+	pause, err := newPauseImage()
 	if err != nil {
 		return err
 	}
@@ -151,13 +150,13 @@ func writeImage(path string, image testimage.Named) error {
 	return errors.Join(testimage.WriteArchive(f, image), f.Close())
 }
 
-// instances are the huskds, each measured with another OCI runtime.
+// instances are the huskds, each with another OCI runtime.
 var instances = []string{"husk", "husk-crun"}
 
-// rootOf is the root directory of one of them.
+// rootOf returns the root directory of an instance.
 func (p plan) rootOf(name string) string { return filepath.Join(p.Dir, name) }
 
-// cgroupRoots are those that daemons on the machine make and that are not there yet.
+// cgroupRoots returns the cgroups that daemons on the machine will create and that don't exist yet.
 func cgroupRoots() (absent []string) {
 	for _, path := range k8sCgroups() {
 		if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
@@ -167,7 +166,7 @@ func cgroupRoots() (absent []string) {
 	return absent
 }
 
-// k8sCgroups are where containerd puts pods that name no cgroup.
+// k8sCgroups returns where containerd creates pods without a cgroup parent.
 func k8sCgroups() []string {
 	const base = "/sys/fs/cgroup"
 	paths := []string{base + "/k8s.io"}
@@ -178,8 +177,7 @@ func k8sCgroups() []string {
 	return paths
 }
 
-// sweepCgroups removes what is left of the cgroups of daemons that were killed
-// with their machine.
+// sweepCgroups removes the cgroups of daemons that were killed with their machine.
 func sweepCgroups(p plan, roots []string) {
 	for _, name := range instances {
 		cgroup := pod.InstanceOf(p.rootOf(name)).Cgroup()
@@ -192,7 +190,7 @@ func sweepCgroups(p plan, roots []string) {
 }
 
 func init() {
-	// The kernel sends Pdeathsig when the thread ends that forked: it is the
-	// main one, which ends with the process.
+	// The kernel sends Pdeathsig when the thread that forked exits. This is the main thread, which
+	// exits with the process.
 	runtime.LockOSThread()
 }

@@ -15,14 +15,14 @@ import (
 	"github.com/huskd/husk/internal/bench/report"
 )
 
-// series is one call of husk bench, named for its report.
+// series is one call of husk bench, with the name of its report.
 type series struct {
 	name string
 	args []string
 }
 
-// measure runs on the machine: it starts the runtimes, measures them, and
-// prints and writes what it found.
+// measure starts the runtimes, measures them, and prints and writes the results. It runs on the
+// machine.
 func measure() (err error) {
 	p, err := planned()
 	if err != nil {
@@ -90,10 +90,10 @@ func (p plan) measureAll(ctx context.Context, daemons []*daemon) (f findings, er
 	return f, nil
 }
 
-// atATime is how many pods are made at once.
+// atATime is the number of pods created at a time.
 const atATime = 10
 
-// bench runs husk bench as anybody would and reads its report.
+// bench runs husk bench and reads its report.
 func (p plan) bench(ctx context.Context, s series) (r report.Report, err error) {
 	args := append([]string{"bench", "-o", "json", "--image", webImage, "--html", filepath.Join(p.Out, s.name+".html")}, s.args...)
 	cmd := exec.CommandContext(ctx, filepath.Join(p.Bin, "husk"), args...)
@@ -108,14 +108,13 @@ func (p plan) bench(ctx context.Context, s series) (r report.Report, err error) 
 	return r, errors.Join(err, json.Unmarshal(out, &r))
 }
 
-// hostLocalFill is how many addresses are leased where that matters.
+// hostLocalFill is the number of addresses leased beforehand.
 const hostLocalFill = 20_000
 
-// hostLocalTimes are the medians of ADD in milliseconds, with no address leased
-// and with many.
+// hostLocalTimes are the medians of ADD in milliseconds, without leases and with many.
 type hostLocalTimes struct{ empty, full float64 }
 
-// hostLocal measures the reference plugin that bridge asks for addresses.
+// hostLocal measures the reference plugin that bridge uses for addresses.
 func hostLocal(ctx context.Context, p plan) (t hostLocalTimes, err error) {
 	dir := filepath.Join(p.Dir, "host-local")
 	net := filepath.Join(dir, "pods")
@@ -125,7 +124,7 @@ func hostLocal(ctx context.Context, p plan) (t hostLocalTimes, err error) {
 	if t.empty, err = addTime(ctx, dir, p.Rounds); err != nil {
 		return t, err
 	}
-	for i := range hostLocalFill { // as it writes them itself
+	for i := range hostLocalFill { // in the format of the plugin
 		name := fmt.Sprintf("10.0.%d.%d", 1+i/250, 1+i%250)
 		if err := os.WriteFile(filepath.Join(net, name), fmt.Appendf(nil, "filler-%d\r\neth0", i), 0o644); err != nil {
 			return t, err
@@ -138,7 +137,7 @@ func hostLocal(ctx context.Context, p plan) (t hostLocalTimes, err error) {
 	return t, err
 }
 
-// addTime is the median of n calls.
+// addTime returns the median of n calls of ADD.
 func addTime(ctx context.Context, dir string, n int) (float64, error) {
 	conf := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "pods", "type": "bridge", "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.0.0.0/16"}]]}}`, dir)
 	call := func(verb string, i int) (time.Duration, error) {

@@ -9,13 +9,13 @@ import (
 	"github.com/huskd/husk/internal/bench/report"
 )
 
-// Between these lines of the document is what a run writes.
+// The markers around the part of the document that a run replaces.
 const (
 	pageBegin = "<!-- make bench: the last run -->\n"
 	pageEnd   = "<!-- end -->\n"
 )
 
-// writePage replaces the part of the document that a run writes.
+// writePage replaces that part of the document.
 func writePage(path, text string) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -24,16 +24,16 @@ func writePage(path, text string) error {
 	before, rest, found := strings.Cut(string(data), pageBegin)
 	_, after, ended := strings.Cut(rest, pageEnd)
 	if !found || !ended {
-		return fmt.Errorf("%s has no place for the table: it is between the lines %q and %q", path, strings.TrimSpace(pageBegin), strings.TrimSpace(pageEnd))
+		return fmt.Errorf("%s has no place for the table: add the lines %q and %q", path, strings.TrimSpace(pageBegin), strings.TrimSpace(pageEnd))
 	}
 	return os.WriteFile(path, []byte(before+pageBegin+text+pageEnd+after), 0o644)
 }
 
-// busy is the load average beyond which other programs were at work too: as
-// much as the benchmark itself makes.
+// busy is the load average above which other programs were running too: about the benchmark's own
+// load.
 const busy = 1.5
 
-// document is that part: the machine, when, and the table.
+// document returns that part: the machine, the date, and the table.
 func document(f findings, rows []row, versions string) string {
 	first := f.reports["one"]
 	m := first.Machine
@@ -41,7 +41,7 @@ func document(f findings, rows []row, versions string) string {
 	text := fmt.Sprintf("%s; %d CPUs (%s), %s GB, Linux %s, cgroup %s. %s.\n", first.Began.UTC().Format("2006-01-02"),
 		m.CPUs, m.CPU, report.Number(float64(m.Memory)/1e9), m.Kernel, m.Cgroup, versions)
 	if load > busy {
-		text += fmt.Sprintf("\n**Other programs were at work**: the load average was %.1f before the run. Times are longer than on a quiet machine, those of containers most; the runtimes took turns, so the ratios are nearer to the truth.\n", load)
+		text += fmt.Sprintf("\n**Other programs were running**: the load average was %.1f before the run. Times are longer than on a quiet machine, those of containers most; the runtimes took turns, so the ratios are more reliable.\n", load)
 	} else {
 		text += fmt.Sprintf("The load average before the run was %.1f.\n", load)
 	}
@@ -58,7 +58,7 @@ func errorsOf(f findings) (n int) {
 	return n
 }
 
-// describe tells the versions of what was measured.
+// describe returns the versions of the programs that were measured.
 func describe(p plan) string {
 	var all []string
 	for _, name := range []string{"runc", "crun", "conmon"} {

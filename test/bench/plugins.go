@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// benchmarks are what benchmarks of packages reported: by their names, without
-// Benchmark, and units.
+// benchmarks are the results of package benchmarks: by name, without the prefix Benchmark, and
+// unit.
 type benchmarks map[string]map[string]float64
 
-// Those that the table has, and their units.
+// The benchmarks that the table shows, and their units.
 const (
 	listInHuskd    = "Attach/husk-cni_in_process"
 	listByPrograms = "Attach/ptp+host-local+portmap"
@@ -26,7 +26,7 @@ const (
 	delUnit        = "ms-p50-del"
 )
 
-// plugins measures husk-cni beside the reference plugins.
+// plugins measures husk-cni and the reference plugins.
 func plugins(ctx context.Context, p plan) (benchmarks, error) {
 	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "^BenchmarkAttach$/.|^BenchmarkPrograms$/^VERSION$|^BenchmarkPrograms$/^(husk-cni|ptp.*)$/^0$",
 		"-benchtime", strconv.Itoa(p.Rounds)+"x", "./internal/cni", "./internal/network/daemonless")
@@ -39,8 +39,8 @@ func plugins(ctx context.Context, p plan) (benchmarks, error) {
 	return parseBenchmarks(out), nil
 }
 
-// parseBenchmarks reads what go test printed, lines such as
-// BenchmarkX/y-2   50   3119 ns/op   2.1 ms-p50-add.
+// parseBenchmarks parses the output of go test, which has lines such as BenchmarkX/y-2 50 3119
+// ns/op 2.1 ms-p50-add.
 func parseBenchmarks(out []byte) benchmarks {
 	all := benchmarks{}
 	for line := range bytes.Lines(out) {
@@ -49,7 +49,7 @@ func parseBenchmarks(out []byte) benchmarks {
 			continue
 		}
 		name := strings.TrimPrefix(words[0], "Benchmark")
-		if i := strings.LastIndexByte(name, '-'); i >= 0 { // the number of processors
+		if i := strings.LastIndexByte(name, '-'); i >= 0 { // the number of CPUs
 			if _, err := strconv.Atoi(name[i+1:]); err == nil {
 				name = name[:i]
 			}

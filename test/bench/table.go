@@ -15,46 +15,45 @@ type findings struct {
 	plugins   benchmarks
 }
 
-// row is a line of the table: a figure of containerd and of Husk. One that
-// wasn't measured is nil.
+// row is a line of the table: a figure of containerd and of Husk, each nil if it wasn't measured.
 type row struct {
 	what, unit string
 	peer, husk *float64
 	goal       goal
 }
 
-// goal is what a figure of Husk wants to be, beside containerd's.
+// goal is the target for a figure of Husk, possibly relative to containerd's.
 type goal struct {
 	text    string
 	reached func(peer, husk float64) bool // nil if there is no goal
-	alone   bool                          // it doesn't need containerd's
+	alone   bool                          // it doesn't depend on containerd's figure
 }
 
 func atMost(limit float64, unit string) goal {
 	return goal{"≤ " + report.Number(limit) + unit, func(_, husk float64) bool { return husk <= limit }, true}
 }
 
-// part is a goal of at most so much of containerd's.
+// part is a goal of at most a fraction of containerd's figure.
 func part(limit float64, text string) goal {
 	return goal{"≤ " + text, func(peer, husk float64) bool { return husk <= limit*peer }, false}
 }
 
-// fold is a goal of at least so many times containerd's.
+// fold is a goal of at least a multiple of containerd's figure.
 func fold(times float64) goal {
 	return goal{fmt.Sprintf("≥ %g×", times), func(peer, husk float64) bool { return husk >= times*peer }, false}
 }
 
-// The endpoints, by their names.
+// Names of the endpoints.
 const (
 	peerName = "containerd"
 	huskName = "husk"
 	crunName = "husk-crun"
 )
 
-// source is where in the findings a value is.
+// source locates a value in the findings.
 type source struct{ series, workload, name string }
 
-// p50 is the median of an operation; nil if it wasn't measured.
+// p50 returns the median of an operation; nil if it wasn't measured.
 func (f findings) p50(s source, endpoint string) *float64 {
 	if o := f.reports[s.series].Result(s.workload, endpoint).Operation(s.name); o != nil {
 		return &o.P50
@@ -69,7 +68,7 @@ func (f findings) figure(s source, endpoint string) *float64 {
 	return nil
 }
 
-// rows are the lines of the table, those with goals first.
+// rows returns the lines of the table, those with goals first.
 func rows(f findings) []row {
 	batch := "pods, " + fmt.Sprintf(bench.AtATime, atATime)
 	held := f.held("list")
@@ -91,39 +90,39 @@ func rows(f findings) []row {
 		ms("StopPodSandbox and RemovePodSandbox", source{"one", "pods", bench.EndPod}, part(0.1, "1/10")),
 		ms("CreateContainer and StartContainer, runc", made, part(0.8, "0.8×")),
 		crun("the same, Husk with crun", made, part(1.0/3, "1/3")),
-		fig(fmt.Sprintf("pods made, %d at a time", atATime), "a second", source{"batch", batch, bench.PodsUp}, fold(10)),
-		fig("resident for an idle pod, PSS", "MB", source{"batch", batch, bench.PodMemory}, atMost(0.1, " MB")),
-		fig("resident for a container, PSS", "MB", source{"many", held, bench.MonitorMemory}, atMost(0.6, " MB")),
-		fig("daemon with all those pods, PSS", "MB", source{"batch", batch, bench.DaemonMemory}, atMost(40, " MB")),
+		fig(fmt.Sprintf("pods created, %d at a time", atATime), "a second", source{"batch", batch, bench.PodsUp}, fold(10)),
+		fig("memory of an idle pod, PSS", "MB", source{"batch", batch, bench.PodMemory}, atMost(0.1, " MB")),
+		fig("memory of a container, PSS", "MB", source{"many", held, bench.MonitorMemory}, atMost(0.6, " MB")),
+		fig("memory of the daemon with these pods, PSS", "MB", source{"batch", batch, bench.DaemonMemory}, atMost(40, " MB")),
 		ms("manifest to TCP answer, runc", answer, atMost(60, " ms")),
 		crun("the same with crun", answer, atMost(40, " ms")),
-		ms("of runc's, create", source{"one", "agent", bench.CreateStage}, none),
-		crun("of crun's, create", source{"one", "agent", bench.CreateStage}, none),
-		ms(strings.Replace(f.held("agent"), "agent", "manifests", 1)+", until all answer, runc", crowd, atMost(8000, " ms")),
+		ms("of which create, runc", source{"one", "agent", bench.CreateStage}, none),
+		crun("of which create, crun", source{"one", "agent", bench.CreateStage}, none),
+		ms(strings.Replace(f.held("agent"), "agent", "manifests", 1)+", all to answer, runc", crowd, atMost(8000, " ms")),
 		crun("the same with crun", crowd, atMost(8000, " ms")),
 		{"in-process CNI ADD", "ms", nil, f.p50(source{"one", "net", bench.Attach}, bench.BuiltIn), atMost(3, " ms")},
-		{"ADD by a CNI list, port mapped: husk-cni in huskd", "ms", f.plugins.of(listByPrograms, addUnit), f.plugins.of(listInHuskd, addUnit), atMost(3, " ms")},
+		{"ADD of a CNI list with a port mapping: husk-cni in huskd", "ms", f.plugins.of(listByPrograms, addUnit), f.plugins.of(listInHuskd, addUnit), atMost(3, " ms")},
 		{"its DEL", "ms", f.plugins.of(listByPrograms, delUnit), f.plugins.of(listInHuskd, delUnit), atMost(3, " ms")},
-		{"the same by programs, ADD: husk-cni alone", "ms", f.plugins.of(chain, addUnit), f.plugins.of(huskCNI, addUnit), atMost(8, " ms")},
+		{"the same with programs, ADD: husk-cni alone", "ms", f.plugins.of(chain, addUnit), f.plugins.of(huskCNI, addUnit), atMost(8, " ms")},
 		{"its DEL", "ms", f.plugins.of(chain, delUnit), f.plugins.of(huskCNI, delUnit), none},
-		{"husk-cni from start to exit, VERSION", "ms", nil, f.plugins.of(huskCNIVersion, startUnit), atMost(5, " ms")},
+		{"husk-cni VERSION, from start to exit", "ms", nil, f.plugins.of(huskCNIVersion, startUnit), atMost(5, " ms")},
 		f.fill(),
 		ms("ExecSync", source{"one", "exec", bench.Exec}, none),
-		fig("pods made and removed", "a second", source{"batch", batch, bench.PodsThrough}, none),
-		ms("ListPodSandbox with all those pods", source{"many", held, bench.ListPods}, none),
-		ms("ListContainers with all those pods", source{"many", held, bench.ListAll}, none),
+		fig("pods created and removed", "a second", source{"batch", batch, bench.PodsThrough}, none),
+		ms("ListPodSandbox with these pods", source{"many", held, bench.ListPods}, none),
+		ms("ListContainers with these pods", source{"many", held, bench.ListAll}, none),
 		ms("killed, until it serves again", source{"restart", f.held("restart"), bench.Serves}, none),
-		ms("killed, until it knows all those pods again", source{"restart", f.held("restart"), bench.Adopts}, none),
-		fig("processor time for a pod's life", "ms", source{"one", "pods", bench.CPUTime}, none),
+		ms("killed, until it lists all these pods again", source{"restart", f.held("restart"), bench.Adopts}, none),
+		fig("CPU time for a pod's life", "ms", source{"one", "pods", bench.CPUTime}, none),
 		fig("programs run for a pod's life", "", source{"one", "pods", bench.Programs}, none),
 		fig("disk flushes for a pod's life", "", source{"one", "pods", bench.Flushes}, none),
-		fig("processor time for a container's life", "ms", source{"one", "containers", bench.CPUTime}, none),
+		fig("CPU time for a container's life", "ms", source{"one", "containers", bench.CPUTime}, none),
 		fig("programs run for a container's life", "", source{"one", "containers", bench.Programs}, none),
 		fig("disk flushes for a container's life", "", source{"one", "containers", bench.Flushes}, none),
 	}
 }
 
-// held is the title of a workload that has several pods at a time, however many.
+// held returns the title of a workload with several pods at a time, whatever their number.
 func (f findings) held(workload string) string {
 	for _, r := range f.reports {
 		for _, res := range r.Results {
@@ -135,10 +134,10 @@ func (f findings) held(workload string) string {
 	return workload
 }
 
-// fill is how much longer an ADD takes when many addresses are leased: of
-// host-local alone, and of Husk's whole ADD, of which that is a part.
+// fill returns by how much an ADD takes longer when many addresses are leased: for host-local
+// alone, and for Husk's whole ADD, of which the allocation is a part.
 func (f findings) fill() row {
-	r := row{what: fmt.Sprintf("ADD with %d leases, beside one with none", hostLocalFill), unit: "×", goal: atMost(1.2, "×")}
+	r := row{what: fmt.Sprintf("ADD with %d leases, relative to none", hostLocalFill), unit: "×", goal: atMost(1.2, "×")}
 	if f.hostLocal.empty > 0 {
 		ratio := f.hostLocal.full / f.hostLocal.empty
 		r.peer = &ratio
@@ -153,7 +152,7 @@ func (f findings) fill() row {
 	return r
 }
 
-// cells are the fields of a row: what, containerd, Husk, ratio, goal, reached.
+// cells returns the columns of a row: what, containerd, Husk, ratio, goal, reached.
 func (r row) cells() []string {
 	value := func(v *float64) string {
 		if v == nil {
@@ -181,7 +180,7 @@ func (r row) cells() []string {
 
 var header = []string{"", "containerd", "Husk", "ratio", "goal", "reached"}
 
-// plain draws the table for a terminal.
+// plain formats the table for a terminal.
 func plain(rows []row) string {
 	all := [][]string{header}
 	for _, r := range rows {
@@ -204,7 +203,7 @@ func plain(rows []row) string {
 	return b.String()
 }
 
-// markdown draws the table for the document.
+// markdown formats the table for the document.
 func markdown(rows []row) string {
 	var b strings.Builder
 	b.WriteString("| " + strings.Join(header, " | ") + " |\n|---|--:|--:|--:|--:|---|\n")

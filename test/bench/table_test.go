@@ -35,7 +35,7 @@ func TestCells(t *testing.T) {
 	}
 }
 
-// measuredSample is what a run may find, as far as the table reads it.
+// measuredSample returns findings such as the table reads.
 func measuredSample() findings {
 	op := func(name string, d time.Duration) report.Operation {
 		return report.Summarise(name, []time.Duration{d}, 0, 0)
@@ -64,9 +64,9 @@ func TestRows(t *testing.T) {
 		"containerd Husk ratio goal reached",
 		"RunPodSandbox 90.0 ms 5.00 ms 0.0556× ≤ 1/15 yes",
 		"the same, Husk with crun 60.0 ms 15.0 ms 0.250× ≤ 1/3 yes",
-		"resident for a container, PSS – 0.500 MB ≤ 0.600 MB yes",
-		"ADD with 20000 leases, beside one with none 99.0 × 1.10 × 0.0111× ≤ 1.20× yes",
-		"ADD by a CNI list, port mapped: husk-cni in huskd 75.0 ms 2.50 ms 0.0333× ≤ 3.00 ms yes",
+		"memory of a container, PSS – 0.500 MB ≤ 0.600 MB yes",
+		"ADD with 20000 leases, relative to none 99.0 × 1.10 × 0.0111× ≤ 1.20× yes",
+		"ADD of a CNI list with a port mapping: husk-cni in huskd 75.0 ms 2.50 ms 0.0333× ≤ 3.00 ms yes",
 		"ExecSync – –",
 	} {
 		if !slices.Contains(got, want) {
@@ -83,14 +83,14 @@ func TestMarkdown(t *testing.T) {
 	}
 }
 
-func TestDocumentTellsOfLoad(t *testing.T) {
+func TestDocumentWarnsOfLoad(t *testing.T) {
 	f := measuredSample()
 	quiet := document(f, nil, "containerd 2")
 	r := f.reports["one"]
 	r.Machine.LoadBefore = 9
 	f.reports["one"] = r
-	if strings.Contains(quiet, "Other programs") || !strings.Contains(document(f, nil, ""), "Other programs") {
-		t.Error("whether the machine was busy isn't told")
+	if strings.Contains(quiet, "Other programs were running") || !strings.Contains(document(f, nil, ""), "Other programs were running") {
+		t.Error("a busy machine is not mentioned")
 	}
 }
 
@@ -101,7 +101,7 @@ func TestWritePage(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := writePage(path, "new\n"); err == nil {
-			t.Errorf("a document with %s is written", name)
+			t.Errorf("writePage accepts a document with %s", name)
 		}
 		if data, _ := os.ReadFile(path); string(data) != content {
 			t.Errorf("a document with %s became %q", name, data)
@@ -119,11 +119,11 @@ func TestWritePage(t *testing.T) {
 		t.Errorf("the document became %q", data)
 	}
 	if err := writePage(path+"-gone", "new"); err == nil {
-		t.Error("a document that isn't there is written")
+		t.Error("writePage accepts a missing document")
 	}
 }
 
-// TestPageHasItsPlace: the document of the repository is one that a run can write.
+// TestPageHasItsPlace checks that a run can update the repository's document.
 func TestPageHasItsPlace(t *testing.T) {
 	data, err := os.ReadFile("../../docs/performance.md")
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/huskd/husk/internal/netns"
 )
 
-// What is counted.
+// The kinds of things that are counted.
 const (
 	processes = iota
 	namespaces
@@ -31,7 +31,7 @@ const (
 	kinds
 )
 
-// tally is how much there is of each kind that is the demo's.
+// tally holds the counts of what belongs to the demo.
 type tally [kinds]int
 
 var kindNames = [kinds]string{
@@ -48,7 +48,7 @@ func (d *demo) count() tally {
 	}
 }
 
-// processes have the demo's directory in their arguments or are in its cgroups.
+// processes counts those with the demo's directory in their arguments or in its cgroups.
 func (d *demo) processes() (n int) {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
@@ -71,7 +71,7 @@ func (d *demo) links() (n int) {
 	return n
 }
 
-// routes counts those into the demo's subnets. An address has one too.
+// routes counts routes into the demo's subnets, including those of addresses.
 func (d *demo) routes() (n int) {
 	routes, _ := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{}, netlink.RT_FILTER_TABLE)
 	for _, r := range routes {
@@ -126,7 +126,7 @@ func (d *demo) cgroups() (n int) {
 	return n
 }
 
-// entries counts a directory and all below it, but not what is mounted there.
+// entries counts a directory and everything below it, except below mount points.
 func entries(dir string) (n int) {
 	top, err := os.Stat(dir)
 	if err != nil {
@@ -146,10 +146,10 @@ func entries(dir string) (n int) {
 	return n
 }
 
-// end stops everything, whatever there is of it, removes the demo's directory,
-// and shows what was there before, while the pod ran (if it did) and now.
+// end stops everything, removes the demo's directory, and shows the counts from before, while the
+// pod ran (if it did) and now.
 func (d *demo) end(before, running tally) error {
-	title("it is stopped, and nothing is left")
+	title("stop everything and check that nothing is left")
 	err := d.stop()
 	after := d.count()
 	if after[processes] == 0 && after[mounts] == 0 {
@@ -169,28 +169,28 @@ func (d *demo) end(before, running tally) error {
 	return err
 }
 
-// stop ends the pods and huskd: as it is meant, or else by force.
+// stop stops the pods and huskd: with husk shutdown, or else by signals.
 func (d *demo) stop() error {
 	if d.huskd == nil || d.huskd.Process == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	if d.husk(ctx, "shutdown", "--budget", "5s") != nil {
-		// It doesn't serve yet, or no more.
+		// It doesn't serve yet, or no longer.
 		_ = d.huskd.Process.Signal(syscall.SIGTERM)
 	}
 	select {
 	case <-d.ended:
 		return nil
-	case <-time.After(patience):
+	case <-time.After(timeout):
 	}
 	_ = d.huskd.Process.Kill()
 	<-d.ended
-	return errors.New("huskd did not end, and was killed")
+	return errors.New("huskd did not exit and was killed")
 }
 
-// freeSubnets returns pod subnets that this machine has no route into.
+// freeSubnets returns pod subnets that overlap no route of this machine.
 func freeSubnets() ([]string, error) {
 	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{}, netlink.RT_FILTER_TABLE)
 	if err != nil {
@@ -216,5 +216,5 @@ func freeSubnets() ([]string, error) {
 			return []string{four.String(), six.String()}, nil
 		}
 	}
-	return nil, errors.New("no subnet of 10.202.0.0/16 is free on this machine")
+	return nil, errors.New("this machine has no free subnet in 10.202.0.0/16")
 }

@@ -25,17 +25,17 @@ const (
 	name     = "web"
 )
 
-// patience is how long anything may take that takes a moment.
-const patience = 20 * time.Second
+// timeout bounds each step, all of which take only a moment.
+const timeout = 20 * time.Second
 
 type demo struct {
-	dir     string // of all that the demo makes
-	bin     string // where huskd and husk are
+	dir     string // holds everything that the demo creates
+	bin     string // directory of huskd and husk
 	subnets []string
 	huskd   *exec.Cmd
-	ended   chan struct{} // closed when huskd has ended
+	ended   chan struct{} // closed when huskd has exited
 	client  *client.Client
-	address string // of the pod, the primary one
+	address string // primary address of the pod
 }
 
 func (d *demo) root() string           { return filepath.Join(d.dir, "root") }
@@ -43,9 +43,9 @@ func (d *demo) socket() string         { return "unix://" + filepath.Join(d.dir,
 func (d *demo) instance() pod.Instance { return pod.InstanceOf(d.root()) }
 func (d *demo) log() string            { return filepath.Join(d.dir, "huskd.log") }
 
-// start starts huskd, in a session of its own so that ^C is the demo's alone.
+// start starts huskd in a new session, so that ^C reaches only the demo.
 func (d *demo) start(ctx context.Context) error {
-	title("huskd starts, on directories and subnets of its own")
+	title("start huskd on its own directories and subnets")
 	log, err := os.Create(d.log())
 	if err != nil {
 		return err
@@ -71,7 +71,7 @@ func (d *demo) start(ctx context.Context) error {
 	err = until(ctx, func() error {
 		select {
 		case <-d.ended:
-			return fatal{fmt.Errorf("huskd ended:\n%s", d.readLog())}
+			return fatal{fmt.Errorf("huskd exited:\n%s", d.readLog())}
 		default:
 		}
 		_, err := d.client.Version(ctx, &huskv1.VersionRequest{})
@@ -84,7 +84,7 @@ func (d *demo) start(ctx context.Context) error {
 	return d.advise(ctx)
 }
 
-// advise shows what huskd finds amiss with this machine.
+// advise shows the problems that huskd finds on this machine.
 func (d *demo) advise(ctx context.Context) error {
 	answer, err := d.client.Doctor(ctx, &huskv1.DoctorRequest{})
 	if err != nil {
@@ -98,9 +98,9 @@ func (d *demo) advise(ctx context.Context) error {
 	return nil
 }
 
-// load makes an image and gives it to huskd.
+// load builds an image and loads it into huskd.
 func (d *demo) load(ctx context.Context) error {
-	title("an image is made of Debian's busybox, and loaded")
+	title("build an image from Debian's busybox and load it")
 	made, err := testimage.Build(ctx, testimage.Spec{Flavour: testimage.Web})
 	if err != nil {
 		return err
@@ -117,9 +117,9 @@ func (d *demo) load(ctx context.Context) error {
 	return d.husk(ctx, "image", "load", path)
 }
 
-// run runs the manifest and asks the pod over its address as soon as it has one.
+// run runs the manifest and sends a request to the pod as soon as it has an address.
 func (d *demo) run(ctx context.Context) error {
-	title("a pod runs")
+	title("run a pod")
 	began := time.Now()
 	ran := make(chan error, 1)
 	go func() { ran <- d.husk(ctx, "run", "--wait", manifest) }()
@@ -173,9 +173,9 @@ func ask(ctx context.Context, url string) (string, error) {
 	return strings.TrimSpace(string(body)), err
 }
 
-// look asks what a person would.
+// look shows what a person would look at.
 func (d *demo) look(ctx context.Context) error {
-	title("what there is to see")
+	title("look at it")
 	if err := d.husk(ctx, "ps"); err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ func (d *demo) look(ctx context.Context) error {
 
 // until calls do until it succeeds or its error is fatal.
 func until(ctx context.Context, do func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
 		err := do()

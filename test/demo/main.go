@@ -1,9 +1,8 @@
-// Command demo shows the life of a pod on this machine: huskd starts on
-// directories of its own, runs examples/web.yaml and is asked what a person
-// would ask. At the end nothing of it is left, and that is counted.
+// Command demo shows the life of a pod on this machine: it starts huskd on its own directories,
+// runs examples/web.yaml and inspects the pod as a person would. At the end it removes everything,
+// and counts that nothing is left.
 //
-// It is run from the top of the repository, by make demo. With -keep huskd and
-// the pod stay.
+// Run it with make demo from the top of the repository. With -keep, huskd and the pod stay.
 package main
 
 import (
@@ -20,7 +19,7 @@ import (
 func main() {
 	keep := flag.Bool("keep", false, "leave huskd and the pod running")
 	flag.Parse()
-	// SIGPIPE too: whoever reads this may leave, as head does.
+	// SIGPIPE too: the reader of the output may exit, as head does.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
 	if err := run(ctx, *keep); err != nil {
@@ -31,7 +30,7 @@ func main() {
 
 func run(ctx context.Context, keep bool) (err error) {
 	if os.Geteuid() != 0 {
-		return errors.New("namespaces and mounts need root: run it as root")
+		return errors.New("namespaces and mounts need root: run this as root")
 	}
 	d, err := newDemo()
 	if err != nil {
@@ -41,7 +40,7 @@ func run(ctx context.Context, keep bool) (err error) {
 	var running tally
 	defer func() {
 		if keep && err == nil {
-			d.tellHowToGoOn()
+			d.printNextSteps()
 			return
 		}
 		if ctx.Err() != nil {
@@ -62,14 +61,14 @@ func run(ctx context.Context, keep bool) (err error) {
 	return d.look(ctx)
 }
 
-// newDemo makes the directory of everything that the demo makes.
+// newDemo creates the directory that holds everything of the demo.
 func newDemo() (*demo, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	if _, err := os.Stat(manifest); err != nil {
-		return nil, fmt.Errorf("%w: run it from the top of the repository, by make demo", err)
+		return nil, fmt.Errorf("%w: run make demo from the top of the repository", err)
 	}
 	subnets, err := freeSubnets()
 	if err != nil {

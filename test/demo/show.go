@@ -16,14 +16,14 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// margin is before what programs print.
+// margin indents the output of programs.
 const margin = "  "
 
 func title(text string) { fmt.Printf("\n%s\n", bold(text)) }
 
 func say(format string, args ...any) { fmt.Printf(margin+format+"\n", args...) }
 
-// command shows a command line as a person would type it.
+// command prints a command line as a person would type it.
 func command(args []string) { say("$ %s", strings.Join(args, " ")) }
 
 func bold(text string) string {
@@ -35,8 +35,8 @@ func bold(text string) string {
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.0f ms", float64(d.Microseconds())/1000) }
 
-// husk runs the command line and shows what it prints. It is in a session of
-// its own: ^C in the terminal reaches the demo, which ends it through ctx.
+// husk runs husk and shows its output. It runs in a new session, so that ^C in the terminal reaches
+// only the demo, which ends it through ctx.
 func (d *demo) husk(ctx context.Context, args ...string) error {
 	command(append([]string{"husk"}, args...))
 	cmd := exec.CommandContext(ctx, filepath.Join(d.bin, "husk"), args...)
@@ -51,10 +51,10 @@ func (d *demo) husk(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// indented writes each line behind the margin.
+// indented indents each line.
 type indented struct {
 	to    io.Writer
-	fresh bool // a line begins
+	fresh bool // at the start of a line
 }
 
 func (w *indented) Write(p []byte) (int, error) {
@@ -68,7 +68,7 @@ func (w *indented) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// showNetwork shows the part of husk inspect that says how the pod is reached.
+// showNetwork shows the part of husk inspect about the network.
 func (d *demo) showNetwork(ctx context.Context) error {
 	answer, err := d.client.Inspect(ctx, &huskv1.InspectRequest{Name: name})
 	if err != nil {
@@ -87,11 +87,11 @@ func (d *demo) showNetwork(ctx context.Context) error {
 	return nil
 }
 
-func (d *demo) tellHowToGoOn() {
-	title("huskd and the pod stay")
+func (d *demo) printNextSteps() {
+	title("huskd and the pod keep running")
 	husk := filepath.Join(d.bin, "husk")
 	say("export HUSK_SOCKET=%s", d.socket())
-	say("%s ps                   # what runs", husk)
-	say("curl http://%s/     # ask the pod", d.address)
-	say("%s shutdown && rm -r %s   # end it all", husk, d.dir)
+	say("%s ps                   # list the pods", husk)
+	say("curl http://%s/     # send a request to the pod", d.address)
+	say("%s shutdown && rm -r %s   # stop everything", husk, d.dir)
 }

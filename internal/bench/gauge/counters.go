@@ -13,32 +13,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Counters count what a process does from now on, and all that it starts from
-// now on, also what leaves its process tree: monitors, runtimes, containers.
-// They are the kernel's perf events; nothing is stopped or slowed by them.
+// Counters count what a process and everything that it starts later do from now on, including
+// processes that leave its process tree: monitors, runtimes, containers. They are perf events of
+// the kernel, which neither stop nor slow the processes.
 type Counters struct {
-	events [kinds][]int // descriptors
+	events [kinds][]int // file descriptors
 	why    [kinds]error // why there are none
 }
 
-// Kind of what is counted.
+// Kind is what is counted.
 type Kind int
 
-// The kinds.
+// The kinds of counters.
 const (
-	CPU   Kind = iota // nanoseconds on a processor
-	Execs             // programs run
+	CPU   Kind = iota // nanoseconds of CPU time
+	Execs             // programs executed
 	Syncs             // calls of fsync, fdatasync and syncfs
 	kinds
 )
 
-// tracepoints that make up a kind.
+// tracepoints are the tracepoints of each kind.
 var tracepoints = [kinds][]string{
 	Execs: {"sched/sched_process_exec"},
 	Syncs: {"syscalls/sys_enter_fsync", "syscalls/sys_enter_fdatasync", "syscalls/sys_enter_syncfs"},
 }
 
-// Count begins to count of a process. What can't be counted is told by Since.
+// Count starts counting for a process. Read returns the error for a kind that can't be counted.
 func Count(pid int) *Counters {
 	c := &Counters{}
 	c.add(CPU, pid, unix.PerfEventAttr{Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_TASK_CLOCK})
@@ -61,8 +61,8 @@ func Count(pid int) *Counters {
 	return c
 }
 
-// add opens an event on every thread of the process; threads and processes that
-// they start inherit it. Only a thread that begins in this very moment may be missed.
+// add opens an event on every thread of the process. The threads and processes that they start
+// inherit it. Only a thread that is started at this very moment may be missed.
 func (c *Counters) add(kind Kind, pid int, attr unix.PerfEventAttr) {
 	attr.Size = uint32(unsafe.Sizeof(attr))
 	attr.Bits = unix.PerfBitInherit
@@ -86,8 +86,7 @@ func (c *Counters) add(kind Kind, pid int, attr unix.PerfEventAttr) {
 	}
 }
 
-// Read returns how much of a kind there was. The error tells why that can't be
-// known here.
+// Read returns the count of a kind, or why it can't be known.
 func (c *Counters) Read(kind Kind) (int64, error) {
 	if c.why[kind] != nil {
 		return 0, c.why[kind]
@@ -103,7 +102,7 @@ func (c *Counters) Read(kind Kind) (int64, error) {
 	return sum, nil
 }
 
-// Close ends the counting.
+// Close stops counting.
 func (c *Counters) Close() {
 	for _, fds := range c.events {
 		for _, fd := range fds {
@@ -113,8 +112,8 @@ func (c *Counters) Close() {
 	c.events = [kinds][]int{}
 }
 
-// tracefs returns a descriptor of the file system that numbers the tracepoints.
-// It needs to be mounted nowhere.
+// tracefs returns a descriptor of the file system with the IDs of tracepoints. It doesn't need to
+// be mounted anywhere.
 func tracefs() (int, error) {
 	fd, err := unix.Fsopen("tracefs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

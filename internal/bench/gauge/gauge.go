@@ -1,5 +1,5 @@
-// Package gauge reads what programs take: memory, processor time, programs run
-// and disk flushes. It only looks.
+// Package gauge measures the cost of programs: memory, CPU time, programs executed and disk
+// flushes. It changes nothing.
 package gauge
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/huskd/husk/internal/bench/report"
 )
 
-// Listener returns the PID of the process that listens at a Unix socket.
+// Listener returns the PID of the process that listens on a Unix socket.
 func Listener(socket string) (int, error) {
 	conn, err := net.Dial("unix", socket)
 	if err != nil {
@@ -44,13 +44,13 @@ func Listener(socket string) (int, error) {
 	case peer.Pid == 0:
 		return 0, errors.New("the process behind the socket is in another PID namespace")
 	case peer.Pid == 1 && os.Getpid() != 1:
-		return 0, errors.New("the socket is held by init, for whom isn't known")
+		return 0, errors.New("the socket is held by init, and its service is unknown")
 	}
 	return int(peer.Pid), nil
 }
 
-// PSS returns the memory of processes in bytes: pages that several share count
-// with their share. Processes that are gone have none.
+// PSS returns the proportional set size of processes in bytes, in which shared pages count by their
+// share. Processes that are gone count as 0.
 func PSS(pids ...int) (int64, error) {
 	var sum int64
 	for _, pid := range pids {
@@ -63,14 +63,14 @@ func PSS(pids ...int) (int64, error) {
 		}
 		kilobytes, err := field(data, "Pss:")
 		if err != nil {
-			continue // it has no memory any more
+			continue // it has exited
 		}
 		sum += kilobytes * 1024
 	}
 	return sum, nil
 }
 
-// field returns the number after a name at the beginning of a line.
+// field returns the number after a name at the start of a line.
 func field(data []byte, name string) (int64, error) {
 	for line := range bytes.Lines(data) {
 		if rest, ok := bytes.CutPrefix(line, []byte(name)); ok {
@@ -82,8 +82,8 @@ func field(data []byte, name string) (int64, error) {
 	return 0, fmt.Errorf("no field %s", name)
 }
 
-// Of returns the processes of pods and containers by their IDs: members are in
-// a cgroup that has the ID in its name, and monitors have it in their command line.
+// Of returns the processes of pods and containers by their IDs: members are in a cgroup with the ID
+// in its name, and monitors have the ID in their command line.
 func Of(ids []string) (monitors, members []int, err error) {
 	wanted := map[string]bool{}
 	for _, id := range ids {
@@ -100,7 +100,7 @@ func Of(ids []string) (monitors, members []int, err error) {
 		}
 		command, err := os.ReadFile(dir + "/cmdline")
 		if err != nil || len(command) == 0 {
-			continue // gone, or the kernel's own
+			continue // gone, or a kernel thread
 		}
 		cgroups, _ := os.ReadFile(dir + "/cgroup")
 		switch {
@@ -113,7 +113,7 @@ func Of(ids []string) (monitors, members []int, err error) {
 	return monitors, members, nil
 }
 
-// mentions says whether any of the words of text is wanted.
+// mentions reports whether any word of text is wanted.
 func mentions(text []byte, wanted map[string]bool) bool {
 	for word := range bytes.FieldsFuncSeq(text, func(r rune) bool {
 		return (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
@@ -133,7 +133,7 @@ func Load() float64 {
 	return load
 }
 
-// Machine describes this one. The loads are left to the caller.
+// Machine describes this machine. The caller sets the loads.
 func Machine() report.Machine {
 	m := report.Machine{CPUs: runtime.NumCPU(), CPU: runtime.GOARCH, Cgroup: cgroups()}
 	var name unix.Utsname
@@ -156,17 +156,17 @@ func Machine() report.Machine {
 	return m
 }
 
-// cgroups tells which version of cgroups is mounted.
+// cgroups returns which version of cgroups is mounted.
 func cgroups() string {
 	const root = "/sys/fs/cgroup"
-	two := func(path string) bool {
+	isV2 := func(path string) bool {
 		var fs unix.Statfs_t
 		return unix.Statfs(path, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
 	}
 	switch {
-	case two(root):
+	case isV2(root):
 		return "v2"
-	case two(root + "/unified"):
+	case isV2(root + "/unified"):
 		return "hybrid"
 	}
 	return "v1"

@@ -25,10 +25,10 @@ func TestListener(t *testing.T) {
 	must(t, err)
 	defer l.Close()
 	if pid, err := Listener(path); err != nil || pid != os.Getpid() {
-		t.Errorf("process %d, %v, want this one, %d", pid, err, os.Getpid())
+		t.Errorf("process %d, %v, want this process, %d", pid, err, os.Getpid())
 	}
 	if _, err := Listener(path + "-gone"); err == nil {
-		t.Error("a socket that isn't there has a listener")
+		t.Error("Listener found a process for a missing socket")
 	}
 }
 
@@ -36,15 +36,15 @@ func TestPSS(t *testing.T) {
 	one, err := PSS(os.Getpid())
 	must(t, err)
 	if one < 100_000 || one > 10_000_000_000 {
-		t.Errorf("this process has %d bytes", one)
+		t.Errorf("PSS of this process is %d bytes", one)
 	}
 	gone := exec.Command("true")
 	must(t, gone.Run())
 	if n, err := PSS(gone.Process.Pid); err != nil || n != 0 {
-		t.Errorf("a process that is gone has %d bytes, %v", n, err)
+		t.Errorf("PSS of a process that is gone is %d bytes, %v", n, err)
 	}
 	if n, err := PSS(); n != 0 || err != nil {
-		t.Errorf("no process has %d bytes, %v", n, err)
+		t.Errorf("PSS of no process is %d bytes, %v", n, err)
 	}
 }
 
@@ -69,7 +69,7 @@ func TestOf(t *testing.T) {
 		t.Errorf("%d is not among the monitors %v", mine, monitors)
 	}
 	if slices.Contains(monitors, other) {
-		t.Errorf("%d is taken for one, whose argument only begins like it", other)
+		t.Errorf("%d is among the monitors, but its argument only starts with the ID", other)
 	}
 }
 
@@ -85,8 +85,8 @@ func TestMentions(t *testing.T) {
 	}
 }
 
-// TestCount: programs that are started after the counting began are counted,
-// with all that they start; or it is told why not.
+// TestCount checks that programs started after Count are counted, including those that they start;
+// or that Read returns the reason.
 func TestCount(t *testing.T) {
 	c := Count(os.Getpid())
 	defer c.Close()
@@ -106,13 +106,13 @@ func TestCount(t *testing.T) {
 	}
 }
 
-func TestCountOfNobody(t *testing.T) {
+func TestCountOfMissingProcess(t *testing.T) {
 	gone := exec.Command("true")
 	must(t, gone.Run())
 	c := Count(gone.Process.Pid)
 	defer c.Close()
 	if _, err := c.Read(CPU); err == nil {
-		t.Error("a process that is gone is counted")
+		t.Error("Read succeeds for a process that is gone")
 	}
 }
 

@@ -7,17 +7,16 @@ import (
 	"strings"
 )
 
-// style of the page, and of its plots.
+// style is the style sheet of the page.
 const style = `body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:75em;padding:0 1em;color:#222;background:#fff}
 h1,h2{font-weight:600}h2{margin-top:2em;border-bottom:1px solid #ddd}figure{display:inline-block;margin:1em 1em 0 0;vertical-align:top}
 figcaption{font-weight:600}table{border-collapse:collapse;font-size:13px}th,td{padding:.2em .7em;text-align:right;border-bottom:1px solid #eee}
 th:nth-child(-n+3),td:nth-child(-n+3){text-align:left}svg{font:11px system-ui,sans-serif}.axis{stroke:#bbb}.faint{fill:#777}.bad{color:#b00}`
 
-// colours of the endpoints, told apart by those who see no red or no green too.
+// colours are the colours of the endpoints, which people with colour blindness can tell apart.
 var colours = []string{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"}
 
-// Page is the report as one HTML page that needs nothing else: no script, no
-// network.
+// Page returns the report as a self-contained HTML page, without scripts or links.
 func Page(r Report, before *Report) string {
 	var b strings.Builder
 	title := "husk bench, " + r.Began.UTC().Format("2006-01-02 15:04 UTC")
@@ -47,7 +46,7 @@ func text(s string) string { return html.EscapeString(s) }
 
 func colour(i int) string { return colours[max(i, 0)%len(colours)] }
 
-// colourOf is that of the endpoint of a result.
+// colourOf returns the colour for the endpoint of a result.
 func (r Report) colourOf(res Result) string {
 	for i, e := range r.Endpoints {
 		if e.Name == res.Endpoint {
@@ -85,18 +84,18 @@ func (r Report) section(b *strings.Builder, workload string) {
 	}
 }
 
-// The size of a plot in pixels, and its margins.
+// Sizes of a plot in pixels.
 const (
 	width, height       = 420.0, 180.0
 	left, bottom, top   = 50.0, 20.0, 10.0
 	barHeight, barStart = 22.0, 110.0
 )
 
-// least is what a logarithm is taken of instead of 0: the resolution of samples.
+// least replaces 0 in logarithms: the resolution of samples.
 const least = 0.0001
 
-// scatter plots the samples of an operation in their order, a colour for each
-// endpoint, and a line at the median.
+// scatter plots the samples of an operation in order, with a colour for each endpoint and a line at
+// the median.
 func (r Report) scatter(b *strings.Builder, all []Result, name string) {
 	low, high, most := math.Inf(1), 0.0, 0
 	for _, res := range all {
@@ -132,7 +131,7 @@ func (r Report) scatter(b *strings.Builder, all []Result, name string) {
 	b.WriteString("</svg></figure>\n")
 }
 
-// bars draws a figure of each endpoint.
+// bars draws a figure of all endpoints.
 func (r Report) bars(b *strings.Builder, all []Result, name string) {
 	high, unit := 0.0, ""
 	for _, res := range all {
@@ -156,8 +155,7 @@ func (r Report) bars(b *strings.Builder, all []Result, name string) {
 	b.WriteString("</svg></figure>\n")
 }
 
-// scale is logarithmic, over whole powers of ten: what one does in 2 ms and
-// another in 100 is to be seen in one plot.
+// scale is logarithmic, over whole powers of ten, so that 2 ms and 100 ms can be shown in one plot.
 type scale struct{ low, high float64 } // exponents
 
 func scaleFor(low, high float64) scale {

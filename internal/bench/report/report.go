@@ -1,5 +1,5 @@
-// Package report is what a benchmark found, as values: summaries of samples,
-// their comparison, and the page that shows them. It is pure.
+// Package report holds the results of a benchmark: summaries of samples, their comparison, and the
+// page that shows them. It is pure.
 package report
 
 import (
@@ -9,42 +9,42 @@ import (
 	"time"
 )
 
-// Format of a Report as JSON. Fields may be added without a new one.
+// Format is the version of the JSON format of a Report. Adding fields does not change it.
 const Format = 1
 
-// Report is one run of husk bench.
+// Report is the result of one run of husk bench.
 type Report struct {
 	Format    int        `json:"format"`
 	Began     time.Time  `json:"began"`
-	Seconds   float64    `json:"seconds"` // that it took
+	Seconds   float64    `json:"seconds"` // duration of the run
 	Machine   Machine    `json:"machine"`
 	Endpoints []Endpoint `json:"endpoints"`
 	Results   []Result   `json:"results"`
 }
 
-// Machine is where it was measured.
+// Machine describes where the run took place.
 type Machine struct {
 	Kernel string `json:"kernel"`
 	CPU    string `json:"cpu"`
 	CPUs   int    `json:"cpus"`
 	Memory int64  `json:"memory"` // bytes
 	Cgroup string `json:"cgroup"` // v1, hybrid or v2
-	// Load averages of one minute, before and after.
+	// Load averages of one minute, before and after the run.
 	LoadBefore float64 `json:"loadBefore"`
 	LoadAfter  float64 `json:"loadAfter"`
 }
 
-// Endpoint is one that was measured.
+// Endpoint is a runtime that was measured.
 type Endpoint struct {
 	Name    string `json:"name"`
 	Socket  string `json:"socket"`
-	Runtime string `json:"runtime"` // its own name and version
+	Runtime string `json:"runtime"` // name and version of the runtime
 }
 
-// Result is what one workload found of one endpoint.
+// Result is the result of one workload on one endpoint.
 type Result struct {
 	Workload string `json:"workload"`
-	// Endpoint is the name of one, or what else the workload compares.
+	// Endpoint is the name of an endpoint, or of what else the workload compares.
 	Endpoint   string      `json:"endpoint"`
 	Operations []Operation `json:"operations,omitempty"`
 	Figures    []Figure    `json:"figures,omitempty"`
@@ -52,8 +52,7 @@ type Result struct {
 	Failures []string `json:"failures,omitempty"`
 }
 
-// Operation is one that was timed again and again. Times are in milliseconds,
-// of those that succeeded.
+// Operation is a repeated operation. Times are in milliseconds and exclude failures.
 type Operation struct {
 	Name    string    `json:"name"`
 	Count   int       `json:"count"`
@@ -63,10 +62,10 @@ type Operation struct {
 	P90     float64   `json:"p90"`
 	P99     float64   `json:"p99"`
 	Max     float64   `json:"max"`
-	Samples []float64 `json:"samples"` // in their order
+	Samples []float64 `json:"samples"` // in the order in which they were taken
 }
 
-// Figure is a single number. Absent tells why there is none.
+// Figure is a single number. Absent says why there is none.
 type Figure struct {
 	Name   string  `json:"name"`
 	Unit   string  `json:"unit"`
@@ -74,31 +73,31 @@ type Figure struct {
 	Absent string  `json:"absent,omitempty"`
 }
 
-// Summarise makes an Operation of its samples. The rate is that of the time in
-// which they were taken; a time of zero is their sum, as if one came after another.
-func Summarise(name string, samples []time.Duration, errors int, within time.Duration) Operation {
+// Summarise returns the Operation for its samples. elapsed is the time in which they were taken,
+// from which the rate is computed; if it is 0, they were taken one after another.
+func Summarise(name string, samples []time.Duration, errors int, elapsed time.Duration) Operation {
 	o := Operation{Name: name, Count: len(samples), Errors: errors, Samples: []float64{}}
 	var sum time.Duration
 	for _, d := range samples {
 		sum += d
 		o.Samples = append(o.Samples, milliseconds(d))
 	}
-	if within <= 0 {
-		within = sum
+	if elapsed <= 0 {
+		elapsed = sum
 	}
-	if within > 0 {
-		o.Rate = float64(len(samples)) / within.Seconds()
+	if elapsed > 0 {
+		o.Rate = float64(len(samples)) / elapsed.Seconds()
 	}
 	sorted := slices.Sorted(slices.Values(o.Samples))
 	o.P50, o.P90, o.P99, o.Max = Quantile(sorted, 0.5), Quantile(sorted, 0.9), Quantile(sorted, 0.99), Quantile(sorted, 1)
 	return o
 }
 
-// milliseconds has no more digits than a measurement is good for.
+// milliseconds rounds to the precision of a measurement.
 func milliseconds(d time.Duration) float64 { return math.Round(float64(d)/100) / 10_000 }
 
-// Quantile returns the least of the sorted values that a share q of them
-// doesn't exceed (the nearest rank); 0 if there are none.
+// Quantile returns the smallest of the sorted values that is not less than a fraction q of them
+// (the nearest rank); 0 if there are none.
 func Quantile(sorted []float64, q float64) float64 {
 	if len(sorted) == 0 {
 		return 0
@@ -107,7 +106,7 @@ func Quantile(sorted []float64, q float64) float64 {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
-// Result returns that of a workload and an endpoint; nil if there is none.
+// Result returns the result of a workload on an endpoint; nil if there is none.
 func (r Report) Result(workload, endpoint string) *Result {
 	for i := range r.Results {
 		if r.Results[i].Workload == workload && r.Results[i].Endpoint == endpoint {
@@ -117,7 +116,7 @@ func (r Report) Result(workload, endpoint string) *Result {
 	return nil
 }
 
-// Operation returns the one of that name; nil if there is none.
+// Operation returns the operation with that name; nil if it never succeeded.
 func (r *Result) Operation(name string) *Operation {
 	if r == nil {
 		return nil
@@ -129,7 +128,7 @@ func (r *Result) Operation(name string) *Operation {
 	return &r.Operations[i]
 }
 
-// Figure returns the one of that name; nil if there is none.
+// Figure returns the figure with that name; nil if it is absent.
 func (r *Result) Figure(name string) *Figure {
 	if r == nil {
 		return nil
@@ -141,7 +140,7 @@ func (r *Result) Figure(name string) *Figure {
 	return &r.Figures[i]
 }
 
-// Errors counts the operations that failed.
+// Errors returns the number of operations that failed.
 func (r Report) Errors() (n int) {
 	for _, res := range r.Results {
 		for _, o := range res.Operations {
@@ -151,8 +150,8 @@ func (r Report) Errors() (n int) {
 	return n
 }
 
-// Turns is the order in which k endpoints take their turn in round i: each
-// order is followed by its reverse, so that what drifts slowly hits all alike.
+// Turns returns the order in which k endpoints take their turns in round i. Each order is followed
+// by its reverse, so that a slow drift affects all endpoints alike.
 func Turns(i, k int) []int {
 	order := make([]int, k)
 	for j := range order {
@@ -164,7 +163,7 @@ func Turns(i, k int) []int {
 	return order
 }
 
-// Ratio spells how much of b there is in a.
+// Ratio formats a/b; "" if it is undefined.
 func Ratio(a, b float64) string {
 	if b == 0 || math.IsNaN(a/b) {
 		return ""
@@ -172,7 +171,7 @@ func Ratio(a, b float64) string {
 	return Number(a/b) + "×"
 }
 
-// Number spells a number with three digits where it has that many.
+// Number formats a number with three significant digits where it has that many.
 func Number(v float64) string {
 	switch a := math.Abs(v); {
 	case a == 0:

@@ -66,7 +66,7 @@ func TestTurns(t *testing.T) {
 	if got := Turns(5, 0); len(got) != 0 {
 		t.Errorf("%v of none", got)
 	}
-	// Over any two rounds that follow each other, each pair has both orders.
+	// The second of two consecutive rounds has the reverse order.
 	for i := 0; i < 20; i += 2 {
 		a, b := Turns(i, 4), Turns(i+1, 4)
 		slices.Reverse(b)
@@ -90,7 +90,7 @@ func TestNumber(t *testing.T) {
 	}
 }
 
-// sample is a report of two endpoints, one of which failed at something.
+// sample returns a report of two endpoints, one of which has failures.
 func sample() Report {
 	return Report{
 		Format: Format, Began: time.Unix(1_800_000_000, 0),
@@ -137,7 +137,7 @@ func TestRows(t *testing.T) {
 
 func TestRowsCompare(t *testing.T) {
 	now, before := sample(), sample()
-	before.Results = before.Results[1:] // containerd and what it has are new
+	before.Results = before.Results[1:] // containerd is missing before
 	before.Results[0].Operations[0].P50 = 10
 	before.Results[0].Figures[0].Value = 0
 	got := map[string][]string{}
@@ -173,15 +173,15 @@ func TestLookup(t *testing.T) {
 		}
 	}
 	if r.Result("pods", "husk").Operation("run") == nil || r.Result("pods", "husk").Figure("memory") == nil {
-		t.Error("what is there was not found")
+		t.Error("an existing operation or figure was not found")
 	}
 	if r.Errors() != 3 {
 		t.Errorf("%d errors", r.Errors())
 	}
 }
 
-// TestPage: the page is well formed, has what the report has, escapes what
-// comes from outside, and asks nobody for anything.
+// TestPage checks that the page is well-formed and complete, escapes text from outside, and refers
+// to nothing else.
 func TestPage(t *testing.T) {
 	r := sample()
 	page := Page(r, &r)
@@ -205,7 +205,7 @@ func TestPage(t *testing.T) {
 			}
 		}
 	}
-	if want := 4; plots != want { // run and stop, memory; run of net
+	if want := 4; plots != want { // run, stop and memory of pods; run of net
 		t.Errorf("%d plots, want %d", plots, want)
 	}
 	for _, want := range []string{"husk &lt;1&gt; &amp; more", "stop: it &lt;b&gt;hangs&lt;/b&gt;", "BEFORE", "not measurable here"} {
@@ -214,7 +214,7 @@ func TestPage(t *testing.T) {
 		}
 	}
 	if strings.Contains(page, "http") {
-		t.Error("the page names an address")
+		t.Error("the page contains a URL")
 	}
 }
 

@@ -12,37 +12,36 @@ import (
 	"github.com/huskd/husk/internal/netns"
 )
 
-// runPrefix begins the names of runs, of their pods and directories.
+// runPrefix is the prefix of the names of runs, and of their pods and directories.
 const runPrefix = "bench-"
 
-// newRun names a run by this process, so that whoever finds its pods later can
-// tell whether it goes on.
+// newRun returns the name of a run by this process. It identifies the process, so that others can
+// tell whether the run is still in progress.
 func newRun() string {
-	return fmt.Sprintf("%s%d-%s", runPrefix, os.Getpid(), started(os.Getpid()))
+	return fmt.Sprintf("%s%d-%s", runPrefix, os.Getpid(), startTime(os.Getpid()))
 }
 
-// parse returns the process of a run, and when it began; ok is false for what
-// is no name of a run.
-func parse(run string) (pid int, since string, ok bool) {
+// parseRun returns the process of a run and its start time; ok is false if the name is invalid.
+func parseRun(run string) (pid int, since string, ok bool) {
 	number, since, found := strings.Cut(strings.TrimPrefix(run, runPrefix), "-")
 	pid, err := strconv.Atoi(number)
 	return pid, since, found && err == nil && pid > 0 && since != "" && strings.HasPrefix(run, runPrefix)
 }
 
-// dead says whether run is the name of one whose process is gone.
-func dead(run string) bool {
-	pid, since, ok := parse(run)
-	return ok && started(pid) != since
+// isDead reports whether run is the name of a run whose process is gone.
+func isDead(run string) bool {
+	pid, since, ok := parseRun(run)
+	return ok && startTime(pid) != since
 }
 
-// started returns when a process began, in ticks since the boot; empty if there
-// is none. See proc_pid_stat(5), field 22.
-func started(pid int) string {
+// startTime returns when a process was started, in ticks since boot; "" if it is gone. See
+// proc_pid_stat(5), field 22.
+func startTime(pid int) string {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return ""
 	}
-	const begin = 22 - 3 // fields after the name, which may hold anything
+	const begin = 22 - 3 // fields after the process name, which may contain anything
 	fields := bytes.Fields(data[bytes.LastIndexByte(data, ')')+1:])
 	if len(fields) <= begin {
 		return ""
@@ -50,7 +49,7 @@ func started(pid int) string {
 	return string(fields[begin])
 }
 
-// runOf returns the run of the name of a pod, of which all but the number is it.
+// runOf returns the run of a pod: its name without the number.
 func runOf(name string) string {
 	if i := strings.LastIndexByte(name, '-'); i > 0 && strings.HasPrefix(name, runPrefix) {
 		return name[:i]
@@ -58,11 +57,11 @@ func runOf(name string) string {
 	return ""
 }
 
-// makeDir makes the directory of a run, and removes those of runs that were killed.
+// makeDir creates the directory of a run and removes those of runs that were killed.
 func makeDir(run string) (string, error) {
 	old, _ := filepath.Glob(filepath.Join(os.TempDir(), "husk-"+runPrefix+"*"))
 	for _, dir := range old {
-		if dead(strings.TrimPrefix(filepath.Base(dir), "husk-")) {
+		if isDead(strings.TrimPrefix(filepath.Base(dir), "husk-")) {
 			_ = removeDir(dir)
 		}
 	}
@@ -70,7 +69,7 @@ func makeDir(run string) (string, error) {
 	return dir, os.Mkdir(dir, 0o700)
 }
 
-// pinPrefix begins the names of namespaces that are pinned in a run's directory.
+// pinPrefix is the prefix of namespaces pinned in a run's directory.
 const pinPrefix = "ns-"
 
 func removeDir(dir string) error {

@@ -12,18 +12,17 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 )
 
-// servePort is where the containers of the workload agent listen.
+// servePort is the port of the servers in the workload agent.
 const servePort = "80"
 
-// manifests measures huskd's own agent: from a manifest to the answer of the
-// pod's server.
+// manifests benchmarks huskd's agent: the time from a manifest to the answer of the pod's server.
 func manifests(ctx context.Context, s *session) error {
 	if s.Parallel > 1 {
-		return s.crowds(ctx)
+		return s.manifestBatches(ctx)
 	}
-	all, end := s.records("agent")
+	all, end := s.newRecorders("agent")
 	defer end()
-	s.turns(ctx, all, s.Samples, func(r *record, _ int) error {
+	s.interleave(ctx, all, s.Samples, func(r *recorder, _ int) error {
 		name, err := r.timedAnswer(ctx, s)
 		if err != nil {
 			return err
@@ -34,42 +33,42 @@ func manifests(ctx context.Context, s *session) error {
 		return r.time(EndPod, func() error { return r.removeManifest(ctx, name) })
 	})
 	for _, r := range all {
-		r.spent(s.Samples)
-		r.residentDaemon()
+		r.recordCost(s.Samples)
+		r.recordDaemonMemory()
 	}
 	return nil
 }
 
-// crowds gives an endpoint all its manifests, many at a time, and removes their
-// pods when all have answered. As long as it has pods, no other is at work.
-func (s *session) crowds(ctx context.Context) error {
-	all, end := s.records(title("agent", fmt.Sprintf(AtATime, s.Parallel)))
+// manifestBatches runs all manifests of an endpoint, many at a time, and removes their pods when
+// all have answered. No other endpoint is active as long as they exist.
+func (s *session) manifestBatches(ctx context.Context) error {
+	all, end := s.newRecorders(workloadTitle("agent", fmt.Sprintf(AtATime, s.Parallel)))
 	defer end()
-	s.turns(ctx, all, batchRounds, func(r *record, _ int) error {
+	s.interleave(ctx, all, batchRounds, func(r *recorder, _ int) error {
 		names := make([]string, s.Samples)
 		began := time.Now()
 		err := r.time(AllAnswer, func() error {
 			errs := make([]error, s.Samples)
-			atOnce(ctx, s.Samples, s.Parallel, func(i int) { names[i], errs[i] = r.timedAnswer(ctx, s) })
+			parallel(ctx, s.Samples, s.Parallel, func(i int) { names[i], errs[i] = r.timedAnswer(ctx, s) })
 			return errors.Join(errs...)
 		})
-		r.together(time.Since(began), Answers)
-		r.residentDaemon()
+		r.addElapsed(time.Since(began), Answers)
+		r.recordDaemonMemory()
 		began = time.Now()
-		atOnce(context.WithoutCancel(ctx), len(names), s.Parallel, func(i int) {
+		parallel(context.WithoutCancel(ctx), len(names), s.Parallel, func(i int) {
 			if names[i] != "" {
 				_ = r.time(EndPod, func() error { return r.removeManifest(ctx, names[i]) })
 			}
 		})
-		r.together(time.Since(began), EndPod)
+		r.addElapsed(time.Since(began), EndPod)
 		return err
 	})
 	return nil
 }
 
-// timedAnswer runs a pod by a manifest until its server answers. Its name is
-// returned as soon as there may be such a pod.
-func (r *record) timedAnswer(ctx context.Context, s *session) (name string, err error) {
+// timedAnswer runs a pod from a manifest until its server answers. It returns the name even on
+// failure, if the pod may exist.
+func (r *recorder) timedAnswer(ctx context.Context, s *session) (name string, err error) {
 	name = r.podName()
 	data, err := manifest(name, r.run, s.Image, s.Serve)
 	if err != nil {
@@ -78,19 +77,18 @@ func (r *record) timedAnswer(ctx context.Context, s *session) (name string, err 
 	return name, r.time(Answers, func() error { return r.answer(ctx, data) })
 }
 
-// stageNames are the steps of a pod's life that its answer waits for, by their
-// names in inspect.
+// stageNames are the steps of a pod that its answer waits for, by their names in inspect.
 var stageNames = map[string]string{
-	"pin": "of it, namespaces", "attach": "of it, network", "mount": "of it, root file system", "create": CreateStage, "start": "of it, start",
+	"pin": "stage: namespaces", "attach": "stage: network", "mount": "stage: root file system", "create": CreateStage, "start": "stage: start",
 }
 
-// stages samples the steps of a pod, as huskd took them down.
-func (r *record) stages(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, callTime)
+// stages records the steps of a pod that huskd has measured.
+func (r *recorder) stages(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	answer, err := r.husk.Inspect(ctx, &huskv1.InspectRequest{Name: namespace + "/" + name})
 	if err != nil {
-		return plain(err)
+		return withoutPrefix(err)
 	}
 	type steps []struct {
 		Name        string
@@ -115,7 +113,7 @@ func (r *record) stages(ctx context.Context, name string) error {
 	return nil
 }
 
-// manifest is that of a pod with a server.
+// manifest returns the manifest of a pod with a server.
 func manifest(name, run, image string, serve []string) ([]byte, error) {
 	return json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "Pod",
@@ -127,9 +125,9 @@ func manifest(name, run, image string, serve []string) ([]byte, error) {
 	})
 }
 
-// answer runs a manifest and returns when its server has taken a connection.
-func (r *record) answer(ctx context.Context, data []byte) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
+// answer runs a manifest and returns when its server has accepted a connection.
+func (r *recorder) answer(ctx context.Context, data []byte) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	stream, err := r.husk.Run(ctx, &huskv1.RunRequest{File: "-", Manifest: data, Wait: true})
 	if err != nil {
@@ -139,15 +137,15 @@ func (r *record) answer(ctx context.Context, data []byte) error {
 		ev, err := stream.Recv()
 		switch {
 		case errors.Is(err, io.EOF):
-			return errors.New("it is neither ready nor failed")
+			return errors.New("huskd ended the stream before the pod was ready or had failed")
 		case err != nil:
 			return err
 		case ev.Phase == "Failed":
 			return fmt.Errorf("the pod failed: %s", ev.Message)
 		case ev.Ready && len(ev.Ips) == 0:
-			return errors.New("it is ready but has no address")
+			return errors.New("the pod is ready but has no address")
 		case ev.Ready:
-			return until(ctx, lookGap, func() error { return connects(ctx, ev.Ips[0]) })
+			return poll(ctx, pollInterval, func() error { return connects(ctx, ev.Ips[0]) })
 		}
 	}
 }
@@ -161,14 +159,14 @@ func connects(ctx context.Context, ip string) error {
 }
 
 func (e *endpoint) removeManifest(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	_, err := e.husk.Remove(ctx, &huskv1.RemoveRequest{Name: namespace + "/" + name, Force: true})
 	return err
 }
 
-// sweepManifests is the part of sweep that is about huskd's own pods.
-func (e *endpoint) sweepManifests(ctx context.Context, mine bool) (errs []error) {
+// cleanUpManifests is the part of cleanUp for pods of huskd's agent.
+func (e *endpoint) cleanUpManifests(ctx context.Context, mine bool) (errs []error) {
 	if e.husk == nil {
 		return nil
 	}
@@ -177,9 +175,9 @@ func (e *endpoint) sweepManifests(ctx context.Context, mine bool) (errs []error)
 		return []error{err}
 	}
 	for _, p := range list.Pods {
-		if run := runOf(p.Name); p.Namespace == namespace && run != "" && e.over(run, mine) {
+		if run := runOf(p.Name); p.Namespace == namespace && run != "" && e.isStale(run, mine) {
 			if err := e.removeManifest(ctx, p.Name); err != nil {
-				errs = append(errs, fmt.Errorf("endpoint %s: pod %s is left: %w: remove it by hand", e.Name, p.Name, err))
+				errs = append(errs, fmt.Errorf("endpoint %s: remove pod %s: %w: remove it by hand", e.Name, p.Name, err))
 			}
 		}
 	}

@@ -5,16 +5,15 @@ import (
 	"strconv"
 )
 
-// Header of the rows that Rows returns; Before and Change are there only if
-// there is an earlier report to compare with.
+// Header and Against are the header of the rows that Rows returns. Against is used only with an
+// earlier report to compare with.
 var (
 	Header  = []string{"WORKLOAD", "WHAT", "ENDPOINT", "COUNT", "ERRORS", "P50", "P90", "P99", "MAX", "UNIT", "PER SECOND", "RATIO"}
 	Against = []string{"BEFORE", "CHANGE"}
 )
 
-// Rows are the lines of the table of a report, an operation or figure of all
-// endpoints together. RATIO is to the first endpoint of the report, BEFORE and
-// CHANGE to the same in an earlier report, if there is one.
+// Rows returns the rows of the table of a report, grouped by operation and figure. RATIO is
+// relative to the first endpoint of the report, BEFORE and CHANGE to an earlier report.
 func Rows(r Report, before *Report) [][]string {
 	var rows [][]string
 	done := map[string]bool{}
@@ -58,7 +57,7 @@ func (r Report) of(workload string) (all []Result) {
 	return all
 }
 
-// names are those that any result has, in their order.
+// names returns the distinct names in all results, in their order.
 func names(all []Result, of func(Result) []string) (out []string) {
 	seen := map[string]bool{}
 	for _, res := range all {
@@ -121,7 +120,7 @@ func figureRow(res, first Result, before *Report, name string) [][]string {
 	return nil
 }
 
-// compared adds what was before, if there is an earlier report at all.
+// compared appends the columns of an earlier report, if there is one.
 func compared(row []string, before *Report, was *float64, now float64) []string {
 	switch {
 	case before == nil:

@@ -12,31 +12,30 @@ import (
 	"github.com/huskd/husk/internal/network/ipam"
 )
 
-// The operations of the workload ipam, by their names.
+// Names of the operations of the workload ipam.
 const (
 	Lease       = "allocate"
 	LeaseRecord = "allocate and record"
 )
 
-// fills are how many addresses are leased already.
+// fills are the numbers of addresses leased beforehand.
 var fills = []int{0, 20_000}
 
-// Leased is what the workload ipam calls the fill of n addresses.
+// Leased returns the name in the workload ipam for n leased addresses.
 func Leased(n int) string { return fmt.Sprintf("%d leased", n) }
 
-// leasesPerTurn are taken before the other's turn.
-const leasesPerTurn = 50
+// leasesPerRound is how many leases are taken in each turn.
+const leasesPerRound = 50
 
-// addresses measures the allocator with its journal, as the built-in network
-// uses them, at different fills.
+// addresses benchmarks the address allocator with its journal, as the built-in network uses them.
 func addresses(ctx context.Context, s *session) (err error) {
 	var things []string
 	for _, n := range fills {
 		things = append(things, Leased(n))
 	}
-	all, end := s.compare("ipam", things...)
+	all, end := s.newComparison("ipam", things...)
 	defer end()
-	stores := map[*record]*leases{}
+	stores := map[*recorder]*leases{}
 	defer func() {
 		for _, l := range stores {
 			err = errors.Join(err, l.journal.Close())
@@ -47,11 +46,11 @@ func addresses(ctx context.Context, s *session) (err error) {
 			return err
 		}
 	}
-	s.turns(ctx, all, s.Samples, func(r *record, _ int) error { return stores[r].take(r) })
+	s.interleave(ctx, all, s.Samples, func(r *recorder, _ int) error { return stores[r].take(r) })
 	return nil
 }
 
-// leases are an allocator and its journal.
+// leases is an allocator with its journal.
 type leases struct {
 	alloc   *ipam.Allocator
 	journal *journal.Journal
@@ -86,10 +85,10 @@ func (l *leases) reserve() (ipam.Lease, error) {
 	return l.alloc.Reserve(ipam.Owner{Sandbox: fmt.Sprintf("%064d", l.next), IfName: "eth0"}, time.Now())
 }
 
-// take takes leases and ends them again, so that the fill stays what it is.
-func (l *leases) take(r *record) error {
+// take takes leases and releases them, so that their number stays the same.
+func (l *leases) take(r *recorder) error {
 	var taken []ipam.Lease
-	for range leasesPerTurn {
+	for range leasesPerRound {
 		began := time.Now()
 		lease, err := l.reserve()
 		allocated := time.Since(began)

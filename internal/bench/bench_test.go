@@ -24,7 +24,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// killed is the name of a run whose process is gone.
+// killed returns the name of a run whose process is gone.
 func killed(t testing.TB) string {
 	t.Helper()
 	gone := exec.Command("true")
@@ -34,18 +34,18 @@ func killed(t testing.TB) string {
 
 func TestRunNames(t *testing.T) {
 	mine := newRun()
-	if _, _, ok := parse(mine); !ok || dead(mine) {
-		t.Errorf("this run, %s, is taken for dead", mine)
+	if _, _, ok := parseRun(mine); !ok || isDead(mine) {
+		t.Errorf("isDead reports this run, %s, as dead", mine)
 	}
-	if run := killed(t); !dead(run) {
-		t.Errorf("%s is taken for alive", run)
+	if run := killed(t); !isDead(run) {
+		t.Errorf("isDead reports %s as alive", run)
 	}
-	if reused := fmt.Sprintf("%s%d-1", runPrefix, os.Getpid()); !dead(reused) {
-		t.Errorf("%s is taken for alive, as its process ID is in use again", reused)
+	if reused := fmt.Sprintf("%s%d-1", runPrefix, os.Getpid()); !isDead(reused) {
+		t.Errorf("isDead reports %s as alive because its process ID was reused", reused)
 	}
 	for _, name := range []string{"", "bench-", "bench-1", "bench-1-", "bench-x-1", "bench--1", "web-1-2", "bench-0-5", "bench-99999999999999999999-5"} {
-		if dead(name) {
-			t.Errorf("%q is no name of a run, and is taken for one to clear away", name)
+		if isDead(name) {
+			t.Errorf("isDead accepts %q, which is not the name of a run", name)
 		}
 	}
 	for pod, want := range map[string]string{mine + "-7": mine, mine: "bench-" + fmt.Sprint(os.Getpid()), "web": "", "web-1": "", "bench": ""} {
@@ -55,8 +55,7 @@ func TestRunNames(t *testing.T) {
 	}
 }
 
-// TestDirectories: a run removes the directories of those that were killed,
-// and nobody else's.
+// TestDirectories checks that a run removes only the directories of runs that were killed.
 func TestDirectories(t *testing.T) {
 	hosttest.Root(t)
 	t.Setenv("TMPDIR", t.TempDir())
@@ -73,17 +72,17 @@ func TestDirectories(t *testing.T) {
 	dir, err := makeDir(newRun())
 	must(t, err)
 	if _, err := os.Stat(s.dir); !os.IsNotExist(err) {
-		t.Errorf("what was left is there: %v", err)
+		t.Errorf("the directory of a killed run is left: %v", err)
 	}
 	if _, err := os.Stat(other); err != nil {
-		t.Errorf("what is somebody else's: %v", err)
+		t.Errorf("another directory was removed: %v", err)
 	}
 	must(t, removeDir(dir))
 }
 
 func TestAtOnce(t *testing.T) {
 	var now, most, all atomic.Int32
-	atOnce(t.Context(), 20, 3, func(int) {
+	parallel(t.Context(), 20, 3, func(int) {
 		most.Store(max(most.Load(), now.Add(1)))
 		all.Add(1)
 		time.Sleep(time.Millisecond)
@@ -94,11 +93,11 @@ func TestAtOnce(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	atOnce(ctx, 20, 3, func(int) { t.Error("called after the end") })
-	atOnce(t.Context(), 0, 3, func(int) { t.Error("called for nothing") })
+	parallel(ctx, 20, 3, func(int) { t.Error("called after cancellation") })
+	parallel(t.Context(), 0, 3, func(int) { t.Error("called with n = 0") })
 }
 
-// TestLocal measures what needs no runtime, and leaves nothing.
+// TestLocal runs the workloads that need no runtime, and checks that nothing is left behind.
 func TestLocal(t *testing.T) {
 	hosttest.Root(t)
 	t.Setenv("TMPDIR", t.TempDir())
@@ -106,7 +105,7 @@ func TestLocal(t *testing.T) {
 	r, err := Run(t.Context(), Config{Workloads: []string{"net", "ipam"}, Samples: 2, Progress: func(Step) { steps.Add(1) }})
 	must(t, err)
 	for _, want := range []struct{ workload, of, operation string }{
-		{"net", BuiltIn, Attach}, {"net", BuiltIn, Detach}, {"net", BuiltIn, RoundTrip}, {"net", BarePair, RoundTrip},
+		{"net", BuiltIn, Attach}, {"net", BuiltIn, Detach}, {"net", BuiltIn, RoundTrip}, {"net", BareVeth, RoundTrip},
 		{"ipam", Leased(0), LeaseRecord}, {"ipam", Leased(20_000), Lease},
 	} {
 		if o := r.Result(want.workload, want.of).Operation(want.operation); o == nil || o.P50 <= 0 || o.Errors > 0 {
@@ -127,10 +126,10 @@ func TestLocal(t *testing.T) {
 func TestRunRefuses(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	for name, cfg := range map[string]Config{
-		"an unknown workload":    {Workloads: []string{"nap"}},
-		"nobody at the socket":   {Workloads: []string{"pods"}, Endpoints: []Endpoint{{Socket: filepath.Join(t.TempDir(), "none.sock")}}},
-		"no huskd for agent":     {Workloads: []string{"agent"}},
-		"no command for restart": {Workloads: []string{"restart"}},
+		"an unknown workload":       {Workloads: []string{"nap"}},
+		"no listener at the socket": {Workloads: []string{"pods"}, Endpoints: []Endpoint{{Socket: filepath.Join(t.TempDir(), "none.sock")}}},
+		"no huskd for agent":        {Workloads: []string{"agent"}},
+		"no command for restart":    {Workloads: []string{"restart"}},
 	} {
 		if _, err := Run(t.Context(), cfg); err == nil {
 			t.Errorf("%s is accepted", name)
