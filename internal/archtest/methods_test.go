@@ -21,8 +21,6 @@ var methodMaxima = map[string]int{
 	// Only tests use it.
 	"internal/cli/huskdtest.Huskd": 47,
 	// To be split by the state that they have.
-	"internal/bench.record":          44,
-	"internal/cli.app":               31,
 	"internal/nri.Relay":             37,
 	"internal/oci/monitor.execution": 35,
 	"internal/oci/shim.execution":    35,

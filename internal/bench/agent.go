@@ -30,7 +30,7 @@ func manifests(ctx context.Context, s *session) error {
 		if err := r.stages(ctx, name); err != nil {
 			return err
 		}
-		return r.time(EndPod, func() error { return r.removeManifest(ctx, name) })
+		return r.time(EndPod, func() error { return r.endpoint.removeManifest(ctx, name) })
 	})
 	for _, r := range all {
 		r.recordCost(s.Samples)
@@ -57,7 +57,7 @@ func (s *session) manifestBatches(ctx context.Context) error {
 		began = time.Now()
 		parallel(context.WithoutCancel(ctx), len(names), s.Parallel, func(i int) {
 			if names[i] != "" {
-				_ = r.time(EndPod, func() error { return r.removeManifest(ctx, names[i]) })
+				_ = r.time(EndPod, func() error { return r.endpoint.removeManifest(ctx, names[i]) })
 			}
 		})
 		r.addElapsed(time.Since(began), EndPod)
@@ -69,8 +69,8 @@ func (s *session) manifestBatches(ctx context.Context) error {
 // timedAnswer runs a pod from a manifest until its server answers. It returns the name even on
 // failure, if the pod may exist.
 func (r *recorder) timedAnswer(ctx context.Context, s *session) (name string, err error) {
-	name = r.podName()
-	data, err := manifest(name, r.run, s.Image, s.Serve)
+	name = r.endpoint.podName()
+	data, err := manifest(name, r.endpoint.run, s.Image, s.Serve)
 	if err != nil {
 		return "", err
 	}
@@ -86,7 +86,7 @@ var stageNames = map[string]string{
 func (r *recorder) stages(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	answer, err := r.husk.Inspect(ctx, &huskv1.InspectRequest{Name: namespace + "/" + name})
+	answer, err := r.endpoint.husk.Inspect(ctx, &huskv1.InspectRequest{Name: namespace + "/" + name})
 	if err != nil {
 		return withoutPrefix(err)
 	}
@@ -129,7 +129,7 @@ func manifest(name, run, image string, serve []string) ([]byte, error) {
 func (r *recorder) answer(ctx context.Context, data []byte) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	stream, err := r.husk.Run(ctx, &huskv1.RunRequest{File: "-", Manifest: data, Wait: true})
+	stream, err := r.endpoint.husk.Run(ctx, &huskv1.RunRequest{File: "-", Manifest: data, Wait: true})
 	if err != nil {
 		return err
 	}

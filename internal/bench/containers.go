@@ -17,7 +17,7 @@ func containers(ctx context.Context, s *session) error {
 	defer end()
 	hosts := map[*recorder]*pod{}
 	ready := s.prepare(ctx, all, func(r *recorder) (err error) {
-		hosts[r], err = r.runPod(ctx)
+		hosts[r], err = r.endpoint.runPod(ctx)
 		return err
 	})
 	s.interleave(ctx, ready, s.Samples, func(r *recorder, _ int) error {
@@ -25,10 +25,10 @@ func containers(ctx context.Context, s *session) error {
 		if err != nil {
 			return err
 		}
-		if err := r.time(Stop, func() error { return r.stop(ctx, id) }); err != nil {
+		if err := r.time(Stop, func() error { return r.endpoint.stop(ctx, id) }); err != nil {
 			return err
 		}
-		return r.time(Remove, func() error { return r.remove(ctx, id) })
+		return r.time(Remove, func() error { return r.endpoint.remove(ctx, id) })
 	})
 	for _, r := range ready {
 		r.recordCost(s.Samples)
@@ -42,14 +42,14 @@ func execs(ctx context.Context, s *session) error {
 	defer end()
 	inside := map[*recorder]string{}
 	ready := s.prepare(ctx, all, func(r *recorder) error {
-		p, err := r.runPod(ctx)
+		p, err := r.endpoint.runPod(ctx)
 		if err == nil {
-			inside[r], err = r.runContainer(ctx, p, s.Image)
+			inside[r], err = r.endpoint.runContainer(ctx, p, s.Image)
 		}
 		return err
 	})
 	s.interleave(ctx, ready, s.Samples, func(r *recorder, _ int) error {
-		return r.time(Exec, func() error { return r.exec(ctx, inside[r]) })
+		return r.time(Exec, func() error { return r.endpoint.exec(ctx, inside[r]) })
 	})
 	for _, r := range ready {
 		r.recordCost(s.Samples)
@@ -65,7 +65,7 @@ const setupParallelism = 4
 func (s *session) createPods(ctx context.Context, r *recorder) (pods []*pod, err error) {
 	var mu sync.Mutex
 	parallel(ctx, s.Pods, setupParallelism, func(int) {
-		p, failed := r.runPod(ctx)
+		p, failed := r.endpoint.runPod(ctx)
 		mu.Lock()
 		defer mu.Unlock()
 		if failed != nil {
@@ -80,7 +80,7 @@ func (s *session) createPods(ctx context.Context, r *recorder) (pods []*pod, err
 	r.recordPodMemory(pods)
 	before, _ := monitorsOf(pods)
 	parallel(ctx, len(pods), setupParallelism, func(i int) {
-		if _, failed := r.runContainer(ctx, pods[i], s.Image); failed != nil {
+		if _, failed := r.endpoint.runContainer(ctx, pods[i], s.Image); failed != nil {
 			mu.Lock()
 			defer mu.Unlock()
 			err = failed
@@ -104,15 +104,15 @@ func lists(ctx context.Context, s *session) error {
 		return err
 	})
 	s.interleave(ctx, ready, s.Samples, func(r *recorder, i int) error {
-		if err := r.time(ListPods, func() error { return r.listPods(ctx, s.Pods) }); err != nil {
+		if err := r.time(ListPods, func() error { return r.endpoint.listPods(ctx, s.Pods) }); err != nil {
 			return err
 		}
-		if err := r.time(ListAll, func() error { return r.listContainers(ctx, s.Pods) }); err != nil {
+		if err := r.time(ListAll, func() error { return r.endpoint.listContainers(ctx, s.Pods) }); err != nil {
 			return err
 		}
 		return r.time(PodStatus, func() error {
 			one := pods[r][i%len(pods[r])]
-			_, err := call(ctx, r.cri.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: one.id})
+			_, err := call(ctx, r.endpoint.cri.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: one.id})
 			return err
 		})
 	})
@@ -178,17 +178,17 @@ const restartTimeout = 2 * time.Minute
 func (r *recorder) restart(ctx context.Context, pods int) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restartTimeout)
 	defer cancel()
-	was, err := r.pid()
+	was, err := r.endpoint.pid()
 	if err != nil {
 		r.fail(Serves, err)
 		return err
 	}
 	began := time.Now()
 	var output bytes.Buffer
-	cmd := exec.CommandContext(ctx, r.Restart[0], r.Restart[1:]...)
+	cmd := exec.CommandContext(ctx, r.endpoint.Restart[0], r.endpoint.Restart[1:]...)
 	cmd.Stdout, cmd.Stderr = &output, &output
 	if err := cmd.Run(); err != nil {
-		err = fmt.Errorf("%s: %w: %s", r.Restart[0], err, bytes.TrimSpace(output.Bytes()))
+		err = fmt.Errorf("%s: %w: %s", r.endpoint.Restart[0], err, bytes.TrimSpace(output.Bytes()))
 		r.fail(Serves, err)
 		return err
 	}
@@ -197,21 +197,21 @@ func (r *recorder) restart(ctx context.Context, pods int) error {
 		done func() error
 	}{
 		{Serves, func() error {
-			pid, err := r.pid()
+			pid, err := r.endpoint.pid()
 			switch {
 			case err != nil:
 				return err
 			case pid == was:
 				return fmt.Errorf("process %d still serves: the restart command has not ended it", pid)
 			}
-			_, err = r.cri.Version(ctx, &runtimeapi.VersionRequest{})
+			_, err = r.endpoint.cri.Version(ctx, &runtimeapi.VersionRequest{})
 			return withoutPrefix(err)
 		}},
 		{Adopts, func() error {
-			if err := r.listPods(ctx, pods); err != nil {
+			if err := r.endpoint.listPods(ctx, pods); err != nil {
 				return err
 			}
-			return r.listContainers(ctx, pods)
+			return r.endpoint.listContainers(ctx, pods)
 		}},
 	} {
 		if err := poll(ctx, pollInterval, stage.done); err != nil {

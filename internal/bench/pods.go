@@ -69,7 +69,7 @@ func pods(ctx context.Context, s *session) error {
 
 func (r *recorder) timedPod(ctx context.Context) (p *pod, err error) {
 	err = r.time(RunPod, func() error {
-		p, err = r.runPod(ctx)
+		p, err = r.endpoint.runPod(ctx)
 		return err
 	})
 	return p, err
@@ -77,10 +77,10 @@ func (r *recorder) timedPod(ctx context.Context) (p *pod, err error) {
 
 func (r *recorder) timedEnd(ctx context.Context, p *pod) error {
 	return r.time(EndPod, func() error {
-		if err := r.time(StopPod, func() error { return r.stopPod(ctx, p.id) }); err != nil {
+		if err := r.time(StopPod, func() error { return r.endpoint.stopPod(ctx, p.id) }); err != nil {
 			return err
 		}
-		return r.time(RemovePod, func() error { return r.removePod(ctx, p.id) })
+		return r.time(RemovePod, func() error { return r.endpoint.removePod(ctx, p.id) })
 	})
 }
 
@@ -205,7 +205,7 @@ func (r *recorder) podLife(ctx context.Context, image string) error {
 		if err != nil {
 			return err
 		}
-		if err := r.time(Stop, func() error { return r.stop(ctx, id) }); err != nil {
+		if err := r.time(Stop, func() error { return r.endpoint.stop(ctx, id) }); err != nil {
 			return err
 		}
 		return r.timedEnd(ctx, p)
@@ -215,12 +215,12 @@ func (r *recorder) podLife(ctx context.Context, image string) error {
 func (r *recorder) timedContainer(ctx context.Context, p *pod, image string) (id string, err error) {
 	err = r.time(CreateStart, func() error {
 		if err := r.time(Create, func() error {
-			id, err = r.create(ctx, p, image)
+			id, err = r.endpoint.create(ctx, p, image)
 			return err
 		}); err != nil {
 			return err
 		}
-		return r.time(Start, func() error { return r.start(ctx, id) })
+		return r.time(Start, func() error { return r.endpoint.start(ctx, id) })
 	})
 	return id, err
 }

@@ -11,7 +11,7 @@ import (
 
 // recorder collects the results of one endpoint in one workload.
 type recorder struct {
-	*endpoint   // nil if the workload needs none
+	endpoint    *endpoint // nil if the workload needs none
 	workload    string
 	name        string // of the endpoint, or of what else is compared
 	progress    func(Step)
@@ -219,7 +219,7 @@ func (r *recorder) recordPodMemory(pods []*pod) {
 }
 
 func (r *recorder) recordDaemonMemory() {
-	pid, err := r.pid()
+	pid, err := r.endpoint.pid()
 	var size int64
 	if err == nil {
 		size, err = gauge.PSS(pid)
