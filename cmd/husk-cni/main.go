@@ -1,6 +1,5 @@
-// Command husk-cni is Husk's pod network as a CNI plugin, see
-// docs/reference/husk-cni.md. It does the work itself, or asks huskd if the
-// network configuration has the key daemon.
+// Command husk-cni is Husk's pod network as a CNI plugin, see docs/reference/husk-cni.md. It does
+// the work itself, or passes it to huskd if the network configuration has the key daemon.
 package main
 
 import (
@@ -21,12 +20,12 @@ import (
 )
 
 func main() {
-	// Stdout is the answer, stderr is for people.
+	// Stdout is for the answer, stderr for logs.
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	args := plugin.ArgsOf(os.Getenv)
 	if args.Command == "" {
-		fmt.Fprintln(os.Stderr, "husk-cni is run by a container runtime, which says by CNI_COMMAND what to do.")
-		fmt.Fprintln(os.Stderr, "Put it where the runtime looks for plugins, and name it in a network configuration:")
+		fmt.Fprintln(os.Stderr, "husk-cni is run by a container runtime, which sets CNI_COMMAND.")
+		fmt.Fprintln(os.Stderr, "Put it into the runtime's plugin directory, and name it in a network configuration:")
 		fmt.Fprintln(os.Stderr, `    {"cniVersion": "1.0.0", "name": "pods", "type": "husk-cni", "subnet": "10.244.0.0/16"}`)
 	}
 	out, err := call(args)
@@ -39,8 +38,8 @@ func main() {
 }
 
 func call(args plugin.Args) ([]byte, error) {
-	// What was begun is finished or undone: only who waits for others is
-	// interrupted.
+	// Work in the kernel is completed or rolled back. A signal only interrupts waiting for other
+	// calls.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	var stdin []byte
@@ -54,10 +53,10 @@ func call(args plugin.Args) ([]byte, error) {
 	return p.Call(ctx, args, stdin)
 }
 
-// maxConf bounds a network configuration with all that is added to it.
+// maxConf is the maximum size of a network configuration with all its additions.
 const maxConf = 4 << 20
 
-// fail prints the specification's error and ends the program.
+// fail prints an error of the specification and exits.
 func fail(err error) {
 	var known *types.Error
 	if !errors.As(err, &known) {

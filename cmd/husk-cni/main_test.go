@@ -12,7 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// build builds the program as it is delivered.
+// build builds the program as it is released.
 func build(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "husk-cni")
@@ -31,7 +31,7 @@ func TestProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	if size := info.Size(); size > 8<<20 {
-		t.Errorf("it has %d bytes: something large is linked in", size)
+		t.Errorf("the program has %d bytes: a large dependency is linked in", size)
 	}
 	run := func(stdin string, env ...string) (stdout, stderr string, code int) {
 		var out, errs bytes.Buffer
@@ -47,7 +47,7 @@ func TestProgram(t *testing.T) {
 		t.Errorf("VERSION: %d %q %q, %v", code, out, errs, err)
 	}
 
-	// Stdout is the answer, whatever becomes of it, and nothing else.
+	// Stdout has the answer, also for errors, and nothing else.
 	for name, c := range map[string]struct {
 		stdin, env string
 		code       float64
@@ -63,7 +63,7 @@ func TestProgram(t *testing.T) {
 		}
 	}
 
-	// A person who tries it is told what it is.
+	// Run by hand, it explains itself.
 	out, errs, code = run("")
 	if code != 1 || !strings.Contains(errs, "is run by a container runtime") || !strings.Contains(out, `"code": 4`) {
 		t.Errorf("without a command: %d %q %q", code, out, errs)

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shareDir makes Dir a shared mount of its own, as ip-netns(8) does on its
-// first `add`. If that came after our first pin, it would cover the pin with a
-// copy, and Remove would only unpin the copy. For the same reason it is left as
-// it is where others have pinned theirs: they could not be removed any more.
+// shareDir makes Dir a shared mount of its own, as the first `ip netns add` does. If that came
+// after our first pin, it would cover the pin with a copy, and Remove would only unpin the copy.
+// For the same reason Dir stays as it is if others have pinned namespaces there: they could not
+// remove theirs any more.
 func shareDir() error {
 	if err := os.MkdirAll(Dir, 0o755); err != nil {
 		return fmt.Errorf("make %s: %w", Dir, err)
@@ -40,8 +40,8 @@ func isMountRoot(path string) (bool, error) {
 	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }
 
-// ReleaseDir undoes what Create did to Dir, if nothing is pinned there any
-// more. Others may have it in use: then it stays.
+// ReleaseDir reverts what Create did to Dir, if no namespace is pinned there any more. If others
+// use it, it stays.
 func ReleaseDir() error {
 	entries, err := os.ReadDir(Dir)
 	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) > 0 {
@@ -56,7 +56,7 @@ func ReleaseDir() error {
 	if err := unix.Unmount(Dir, 0); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("release %s: %w", Dir, err)
 	}
-	// Only an empty directory goes, and only if we could unmount it.
+	// This only removes an empty directory, and only if we could unmount it.
 	_ = os.Remove(Dir)
 	return nil
 }

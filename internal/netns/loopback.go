@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loopbackUp sets lo of the calling thread's network namespace up. One ioctl
-// is enough: the kernel then gives it 127.0.0.1/8 and ::1/128 by itself.
+// loopbackUp sets lo of the calling thread's network namespace up. One ioctl suffices: the kernel
+// then adds 127.0.0.1/8 and ::1/128 itself.
 func loopbackUp() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -1,10 +1,8 @@
-// Package netns creates, pins, enters and releases namespaces. It is the only
-// package that moves an OS thread into one: a thread that has been in a foreign
-// namespace must end with its goroutine and never serve another.
+// Package netns creates, pins, enters and releases namespaces. It is the only package that moves an
+// OS thread into one: a thread that has been in another namespace must end with its goroutine.
 //
-// A namespace is pinned by bind-mounting its file in /proc onto a file of
-// ours. It then lives until that mount is gone, with no process in it and
-// whatever becomes of huskd; see namespaces(7).
+// A namespace is pinned by bind-mounting its file in /proc onto a file of ours. It then exists
+// until that is unmounted, without a process in it and independently of huskd; see namespaces(7).
 package netns
 
 import (
@@ -20,14 +18,14 @@ import (
 	"github.com/huskd/husk/internal/userns"
 )
 
-// Dir is where network namespaces are pinned, so that `ip netns` knows them.
+// Dir is where network namespaces are pinned, so that `ip netns` lists them.
 const Dir = "/run/netns"
 
-// Pins says which new namespaces to make, where to pin them, and what to set
-// in them. An empty path makes none of that kind.
+// Pins selects the new namespaces, where to pin them, and their settings. A kind with an empty path
+// isn't created.
 type Pins struct {
 	Net, IPC, UTS string
-	// User is a user namespace, with the mapping Owner, which owns the others.
+	// User is a user namespace with the mapping Owner. It owns the others.
 	User  string
 	Owner userns.Mapping
 	// Hostname of the new UTS namespace.
@@ -38,9 +36,8 @@ type Pins struct {
 
 func (p Pins) paths() []string { return []string{p.Net, p.IPC, p.UTS, p.User} }
 
-// Create makes the namespaces and pins them. The loopback link of a new
-// network namespace is up. What an earlier, cut-short Create with the same
-// paths left is replaced. On error nothing is left.
+// Create makes the namespaces and pins them. The loopback link of a new network namespace is up.
+// Leftovers of an interrupted Create with the same paths are replaced. On error nothing is left.
 func Create(p Pins) error {
 	if err := Remove(p.paths()...); err != nil {
 		return err
@@ -97,7 +94,7 @@ func (p Pins) make() error {
 	})
 }
 
-// setUp sets up the calling thread's namespaces, which are new, and pins them.
+// setUp sets up and pins the calling thread's namespaces, which are new.
 func (p Pins) setUp() error {
 	if p.Net != "" {
 		if err := loopbackUp(); err != nil {
@@ -120,8 +117,8 @@ func (p Pins) setUp() error {
 	return p.setSysctls()
 }
 
-// setSysctls sets them as the node's root. Those of an IPC namespace are for
-// the root of its own user namespace alone, which the thread becomes for what is left.
+// setSysctls sets the sysctls as the node's root. Those of an IPC namespace need the root of its
+// own user namespace, which the thread then becomes.
 func (p Pins) setSysctls() error {
 	left := map[string]string{}
 	for name, value := range p.Sysctls {
@@ -138,11 +135,11 @@ func (p Pins) setSysctls() error {
 		return nil
 	}
 	uid, _ := p.Owner.Root()
-	// Of this thread alone, which ends: syscall.Setresuid is of all threads.
+	// The raw system call changes this thread only, which ends. syscall.Setresuid changes all threads.
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); errno != 0 {
 		return fmt.Errorf("become user %d: %w", uid, errno)
 	}
-	// The kernel takes the whole process for one that has changed its user.
+	// A change of user makes the whole process not dumpable.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil {
 		return err
 	}
@@ -154,9 +151,9 @@ func (p Pins) setSysctls() error {
 	return nil
 }
 
-// SetSysctl writes a sysctl of the calling thread's namespaces. The name may
-// be dotted or slashed; a slash inside a dotted name stands for a dot, as in
-// net.ipv4.conf.eth0/100.forwarding (sysctl.d(5)).
+// SetSysctl writes a sysctl of the calling thread's namespaces. The name is dotted or slashed; a
+// slash inside a dotted name stands for a dot, as in net.ipv4.conf.eth0/100.forwarding
+// (sysctl.d(5)).
 func SetSysctl(name, value string) error {
 	path, err := sysctlPath(name)
 	if err != nil {
@@ -192,9 +189,8 @@ func sysctlPath(name string) (string, error) {
 	return filepath.Join("/proc/sys", slashed), nil
 }
 
-// Remove unpins the namespaces at paths and removes the files. Empty and
-// missing paths are fine. A namespace itself goes when its last process,
-// thread and pin are gone.
+// Remove unpins the namespaces at paths and removes the files. Empty and missing paths are fine. A
+// namespace itself disappears with its last process, thread and pin.
 func Remove(paths ...string) error {
 	var errs []error
 	for _, path := range paths {
@@ -210,7 +206,7 @@ func Remove(paths ...string) error {
 
 func unpin(path string) error {
 	for {
-		// UMOUNT_NOFOLLOW: a symlink put in our place must not lead elsewhere.
+		// UMOUNT_NOFOLLOW: don't follow a symlink that replaced our file.
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.ENOENT) {
 			return nil
@@ -239,19 +235,19 @@ func touch(path string) error {
 	return f.Close()
 }
 
-// Pinned says whether a namespace is pinned at path.
+// Pinned reports whether a namespace is pinned at path.
 func Pinned(path string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(path, &st) == nil && int64(st.Type) == unix.NSFS_MAGIC
 }
 
-// Keep pins the namespace that is pinned at path once more, at another path:
-// it then outlives the first pin.
+// Keep pins the namespace that is pinned at path at another path too, so that it survives the
+// removal of the first pin.
 func Keep(path, at string) error {
 	if Pinned(at) {
 		return nil
 	}
-	_ = os.Remove(at) // of a Keep that was cut short
+	_ = os.Remove(at) // left by an interrupted Keep
 	if err := touch(at); err != nil {
 		return fmt.Errorf("keep namespace %s: %w", path, err)
 	}
@@ -261,7 +257,7 @@ func Keep(path, at string) error {
 	return nil
 }
 
-// List returns the paths in dir whose names begin with prefix.
+// List returns the paths in dir whose names start with prefix.
 func List(dir, prefix string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -276,8 +272,8 @@ func List(dir, prefix string) ([]string, error) {
 	return paths, nil
 }
 
-// Do runs fn on a thread that is in the network namespace at path. Goroutines
-// that fn starts are not.
+// Do runs fn on a thread that is in the network namespace at path. Goroutines that fn starts are
+// not in it.
 func Do(path string, fn func() error) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -292,14 +288,14 @@ func Do(path string, fn func() error) error {
 	})
 }
 
-// onThread runs fn on a thread of its own, which ends with it.
+// onThread runs fn on a new thread, which ends with it.
 func onThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the runtime ends the thread
 		if unix.Gettid() == unix.Getpid() {
-			// The runtime can't end the main thread, and /proc/PID/ns shows its
-			// namespaces as the process's. Keep it busy while another serves.
+			// The runtime can't end the main thread, and /proc/PID/ns shows its namespaces as the
+			// process's. So block it and use another one.
 			done <- onThread(fn)
 			runtime.UnlockOSThread()
 			return

@@ -34,7 +34,7 @@ func pins(t testing.TB) Pins {
 	return p
 }
 
-func TestCreatePinsNamespacesThatWork(t *testing.T) {
+func TestCreate(t *testing.T) {
 	hosttest.Root(t)
 	p := pins(t)
 	p.Sysctls = map[string]string{"net.ipv4.ip_unprivileged_port_start": "80", "kernel/shm_rmid_forced": "1"}
@@ -91,7 +91,7 @@ func TestCreateInAUserNamespace(t *testing.T) {
 		_ = got.Close()
 		_ = f.Close()
 	}
-	// Its root may change the network, and sees what was set.
+	// The root of the user namespace may change the network, and sees the settings.
 	out, err := exec.Command("nsenter", "--user="+p.User, "--net="+p.Net, "--uts="+p.UTS, "--ipc="+p.IPC, "--setuid=0", "--setgid=0", "sh", "-c", `
 		hostname; cat /proc/self/uid_map; ip addr add 127.0.0.9/8 dev lo; ip link show lo | grep -c UP
 		cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/sys/net/core/somaxconn /proc/sys/kernel/shm_rmid_forced /proc/sys/fs/mqueue/msg_max
@@ -101,7 +101,7 @@ func TestCreateInAUserNamespace(t *testing.T) {
 		t.Errorf("in the namespaces: %q, %v", got, err)
 	}
 	if status, err := os.ReadFile("/proc/self/status"); err != nil || !strings.Contains(string(status), "Uid:\t0\t0\t0\t0") {
-		t.Errorf("it is another user now: %v\n%s", err, status)
+		t.Errorf("the process has another user now: %v\n%s", err, status)
 	}
 	if dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0); err != nil || dumpable != 1 {
 		t.Errorf("dumpable: %d, %v", dumpable, err)
@@ -113,11 +113,11 @@ func TestCreateInAUserNamespace(t *testing.T) {
 	}
 }
 
-func TestCreateReplacesWhatWasLeft(t *testing.T) {
+func TestCreateReplacesLeftovers(t *testing.T) {
 	hosttest.Root(t)
 	p := pins(t)
 	must(t, Create(p))
-	// A second mount on top, as a bind of the directory would leave it.
+	// A second mount on top, as left by a bind mount of the directory.
 	must(t, unix.Mount(p.Net, p.Net, "", unix.MS_BIND, ""))
 	inode := func() uint64 {
 		var st unix.Stat_t
@@ -158,7 +158,7 @@ func TestCreateLeavesNothingOnError(t *testing.T) {
 	}
 }
 
-func TestThreadsDoNotComeBack(t *testing.T) {
+func TestThreadsAreNotReused(t *testing.T) {
 	hosttest.Root(t)
 	p := Pins{Net: t.TempDir() + "/net"}
 	t.Cleanup(func() { must(t, Remove(p.Net)) })
@@ -182,7 +182,7 @@ func TestThreadsDoNotComeBack(t *testing.T) {
 	for _, path := range threads {
 		var st unix.Stat_t
 		if unix.Stat(path, &st) == nil && st.Ino != host.Ino {
-			// It may be ending this very moment; then it is gone when asked again.
+			// It may be ending right now; wait until it is gone.
 			var again unix.Stat_t
 			for unix.Stat(path, &again) == nil && again.Ino != host.Ino {
 				unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil)
@@ -191,16 +191,16 @@ func TestThreadsDoNotComeBack(t *testing.T) {
 	}
 }
 
-func TestDoSaysWhatIsMissing(t *testing.T) {
+func TestDoWithoutNamespace(t *testing.T) {
 	err := Do("/nowhere/net", func() error { return nil })
 	if err == nil || !strings.Contains(err.Error(), "/nowhere/net: no such file") {
 		t.Errorf("got %v", err)
 	}
 }
 
-// TestIPNetnsSeesAndLeavesThem runs in a mount namespace of its own, with a
-// /run of its own, because it is about /run/netns itself.
-func TestIPNetnsSeesAndLeavesThem(t *testing.T) {
+// TestIPNetns checks that `ip netns` lists our namespaces, and that we leave its namespaces alone.
+// It runs in a new mount namespace with its own /run, because it is about /run/netns itself.
+func TestIPNetns(t *testing.T) {
 	hosttest.Root(t)
 	if os.Getenv("NETNS_IN_MNT") == "" {
 		cmd := exec.Command("unshare", "--mount", "--propagation", "private", os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
@@ -216,8 +216,8 @@ func TestIPNetnsSeesAndLeavesThem(t *testing.T) {
 		must(t, err)
 		n := 0
 		for line := range strings.Lines(string(data)) {
-			// Other tests' pins in temporary directories go from every mount
-			// namespace when their files do.
+			// Other tests' pins in temporary directories disappear from every mount namespace with
+			// their files.
 			if !strings.HasPrefix(strings.Fields(line)[4], os.TempDir()) {
 				n++
 			}
@@ -254,9 +254,9 @@ func TestIPNetnsSeesAndLeavesThem(t *testing.T) {
 	}
 }
 
-// TestOthersUnpinTheirs: who pinned a namespace in a directory that nobody has
-// shared yet, as containerd does, can unpin and remove it after our first pin.
-func TestOthersUnpinTheirs(t *testing.T) {
+// TestOthersCanUnpin checks that a program which pinned a namespace in Dir before it was shared, as
+// containerd does, can still unpin and remove it after our first pin.
+func TestOthersCanUnpin(t *testing.T) {
 	hosttest.Root(t)
 	if os.Getenv("NETNS_IN_MNT") == "" {
 		cmd := exec.Command("unshare", "--mount", "--propagation", "private", os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
@@ -276,7 +276,7 @@ func TestOthersUnpinTheirs(t *testing.T) {
 	must(t, unix.Unmount(theirs, unix.MNT_DETACH))
 	must(t, os.Remove(theirs))
 	if !Pinned(ours.Net) {
-		t.Error("our pin went with theirs")
+		t.Error("our pin disappeared with theirs")
 	}
 	must(t, Remove(ours.Net))
 	must(t, ReleaseDir())
@@ -311,7 +311,7 @@ func BenchmarkCreateRemove(b *testing.B) {
 	}
 }
 
-// A namespace that is kept outlives its first pin.
+// TestKeep checks that a kept namespace survives the removal of its first pin.
 func TestKeep(t *testing.T) {
 	hosttest.Root(t)
 	dir := t.TempDir()
@@ -335,7 +335,7 @@ func TestKeep(t *testing.T) {
 		t.Errorf("the namespace isn't kept: %v", err)
 	}
 	if err := Keep(first, filepath.Join(dir, "third")); err == nil {
-		t.Error("what isn't there can't be kept")
+		t.Error("keeping a missing namespace succeeds")
 	}
 	if _, err := os.Stat(filepath.Join(dir, "third")); err == nil {
 		t.Error("a file is left")

@@ -9,18 +9,18 @@ import (
 	"github.com/huskd/husk/internal/network/daemonless"
 )
 
-// Between attempts of what failed, and how many there are. After those, what is
-// left waits for a repeated DEL, an ADD of the same container, or GC.
+// FinishDetach is retried this often, with growing pauses. After that, the work is left to a
+// repeated DEL, an ADD of the same container, or GC.
 const (
 	firstRetry = 100 * time.Millisecond
 	attempts   = 6
 )
 
-// behind does what calls leave: it deletes links behind the back of DEL, those
-// of a network that come within a while together, and closes sockets.
+// background does the work that calls leave: it deletes links after DEL, those of one network
+// together, and closes sockets.
 type background struct {
 	mu      sync.Mutex
-	pending map[string][]*daemonless.Detachment // by the network's directory
+	pending map[string][]*daemonless.Detachment // by network directory
 	working sync.WaitGroup
 }
 
@@ -53,30 +53,30 @@ func (b *background) finish(p *Plugin, dir string, n *daemonless.Network) {
 		if err == nil {
 			return
 		}
-		p.log().Warn("network: links are still to be deleted, and their addresses to be freed", "network", dir, "attempt", i+1, "error", err)
+		p.log().Warn("network: deleting links failed; their addresses stay allocated", "network", dir, "attempt", i+1, "error", err)
 		time.Sleep(pause)
 		pause *= 2
 	}
 }
 
-// freed is when the kernel has freed what was deleted: sockets that are closed
-// earlier keep others waiting (see oneshot.Config.Close).
-const freed = 100 * time.Millisecond
+// closeDelay is how long the kernel takes at most to free what was deleted. Closing a socket earlier
+// makes other calls wait, see daemonless.Config.Close.
+const closeDelay = 100 * time.Millisecond
 
-// close closes a call's sockets behind its back. Closing changes nothing in the
-// kernel, so that there is no error to tell.
+// close closes a call's sockets in the background. Closing changes nothing in the kernel, so errors
+// don't matter.
 func (b *background) close(c io.Closer) error {
 	b.working.Go(func() {
-		time.Sleep(freed)
+		time.Sleep(closeDelay)
 		_ = c.Close()
 	})
 	return nil
 }
 
-// closeTime is how long Close waits.
-const closeTime = 10 * time.Second
+// closeTimeout is how long Close waits.
+const closeTimeout = 10 * time.Second
 
-// Close waits for what DEL left to be done, some seconds at most.
+// Close waits for the background work, some seconds at most.
 func (p *Plugin) Close() {
 	done := make(chan struct{})
 	go func() {
@@ -85,7 +85,7 @@ func (p *Plugin) Close() {
 	}()
 	select {
 	case <-done:
-	case <-time.After(closeTime):
-		p.log().Warn("network: links are still to be deleted: a repeated DEL, or GC, goes on")
+	case <-time.After(closeTimeout):
+		p.log().Warn("network: links are still being deleted: repeat DEL, or call GC")
 	}
 }

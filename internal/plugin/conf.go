@@ -19,11 +19,11 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// DefaultDataDir has a directory for each network by its name.
+// DefaultDataDir holds a directory for each network, with its name.
 const DefaultDataDir = "/var/lib/husk/cni"
 
-// conf is a network configuration as one plugin gets it. The keys from Mode to
-// Daemon are ours, see docs/reference/husk-cni.md.
+// conf is a network configuration as a single plugin gets it. The keys from Mode to Daemon are
+// Husk's own, see docs/reference/husk-cni.md.
 type conf struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
@@ -49,14 +49,14 @@ type conf struct {
 	parsed
 }
 
-// parsed is what a conf means.
+// parsed is the parsed content of a conf.
 type parsed struct {
 	network    daemonless.Config
 	attachment pod.Attachment
 	valid      []types.GCAttachment
 }
 
-// addressRange is written as the capability ipRanges and host-local have it.
+// addressRange has the format of the capability ipRanges and of host-local.
 type addressRange struct {
 	Subnet     string     `json:"subnet"`
 	RangeStart netip.Addr `json:"rangeStart"`
@@ -64,7 +64,7 @@ type addressRange struct {
 	Gateway    netip.Addr `json:"gateway"`
 }
 
-// runtimeConfig is what a runtime says by capabilities.
+// runtimeConfig holds the capabilities' arguments.
 type runtimeConfig struct {
 	PortMappings []struct {
 		HostPort      int    `json:"hostPort"`
@@ -83,7 +83,7 @@ type runtimeConfig struct {
 	} `json:"dns"`
 }
 
-// confArgs are the specification's older way to say the same.
+// confArgs is the specification's older form of the same.
 type confArgs struct {
 	CNI struct {
 		IPs []string `json:"ips"`
@@ -91,13 +91,11 @@ type confArgs struct {
 	} `json:"cni"`
 }
 
-// standard are keys of the specification that mean nothing to a plugin, or
-// nothing to this one.
+// standard are the keys of the specification that don't concern plugins, or not this one.
 var standard = []string{"type", "capabilities", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "cniVersions"}
 
-// parse reads a configuration and what args add to it. What only concerns
-// attachments to come isn't looked at for DEL and GC: they must work whatever
-// the configuration has become.
+// parse parses a configuration and args. DEL and GC ignore what only concerns new attachments: they
+// must work whatever the configuration has become.
 func parse(stdin []byte, args Args) (*conf, error) {
 	c := &conf{}
 	if err := json.Unmarshal(stdin, c); err != nil {
@@ -132,13 +130,13 @@ func parse(stdin []byte, args Args) (*conf, error) {
 		return nil, err
 	}
 	if args.Command == Add {
-		err = c.ask(args)
+		err = c.request(args)
 	}
 	return c, err
 }
 
-// attachments reads the list that GC goes by. An empty one may be written null;
-// none at all is a mistake of who asks.
+// attachments parses GC's list of valid attachments. An empty one may be written null, but a
+// missing one is a mistake of the caller.
 func (c *conf) attachments() error {
 	if c.Valid == nil {
 		return fault(types.ErrInvalidNetworkConfig, "GC needs the list cni.dev/valid-attachments: without one, everything would be removed")
@@ -149,7 +147,7 @@ func (c *conf) attachments() error {
 	return nil
 }
 
-// identity checks what every operation needs.
+// identity checks the keys that every operation needs.
 func (c *conf) identity(command string) error {
 	if err := utils.ValidateNetworkName(c.Name); err != nil {
 		return fault(types.ErrInvalidNetworkConfig, "name %q: use letters, digits and _.-", c.Name)
@@ -179,7 +177,7 @@ func (c *conf) identity(command string) error {
 	return nil
 }
 
-// unknown refuses keys that are nobody's: they would be typing errors.
+// unknown returns an error for unknown keys, which are likely typing errors.
 func unknown(stdin []byte) error {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(stdin, &all); err != nil {
@@ -204,7 +202,7 @@ func unknown(stdin []byte) error {
 	return fault(types.ErrUnsupportedField, "unknown key %s: see docs/reference/husk-cni.md", strings.Join(bad, ", "))
 }
 
-// check refuses values that can't be.
+// check returns an error if a value is invalid.
 func (c *conf) check() error {
 	invalid := func(format string, args ...any) error { return fault(types.ErrInvalidNetworkConfig, format, args...) }
 	if c.IPAM.Type != "" {
@@ -235,7 +233,7 @@ func (c *conf) check() error {
 	return nil
 }
 
-// ranges returns those of the runtime, or else those configured.
+// ranges returns the runtime's ranges, or else the configured ones.
 func (c *conf) ranges() ([]ipam.Ranges, error) {
 	field, sets := "ipRanges", c.Runtime.IPRanges
 	if len(sets) == 0 {
@@ -296,8 +294,7 @@ func (r addressRange) parse(field string) (ipam.Range, error) {
 	return out, nil
 }
 
-// dns is what the result says of name servers: the runtime's, or else the
-// configuration's.
+// dns returns the name servers for the result: the runtime's, or else the configuration's.
 func (c *conf) dns() types.DNS {
 	if d := c.Runtime.DNS; d != nil && len(d.Servers)+len(d.Searches)+len(d.Options) > 0 {
 		return types.DNS{Nameservers: d.Servers, Search: d.Searches, Options: d.Options}

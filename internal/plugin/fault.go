@@ -10,11 +10,11 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// Codes of our own: the specification leaves those from 100 on to plugins.
+// Husk's own codes: the specification reserves those from 100 on for plugins.
 const (
-	// ErrTaken: an address, a port or a link is somebody else's.
+	// ErrTaken means that an address, a port or a link belongs to another pod or program.
 	ErrTaken uint = 100
-	// ErrDiffers: CHECK found the attachment changed.
+	// ErrDiffers means that CHECK found differences.
 	ErrDiffers uint = 101
 )
 
@@ -22,8 +22,7 @@ func fault(code uint, format string, args ...any) error {
 	return types.NewError(code, fmt.Sprintf(format, args...), "")
 }
 
-// errorOf returns err as the specification's. Of one that names itself so, the
-// code stays.
+// errorOf converts err to an error of the specification. One that is already is returned as it is.
 func errorOf(command string, err error) *types.Error {
 	var known *types.Error
 	if errors.As(err, &known) {
@@ -34,7 +33,7 @@ func errorOf(command string, err error) *types.Error {
 
 func codeOf(command string, err error) uint {
 	if command == Status {
-		// Those who are attached reach others less if the node's part is damaged.
+		// Attached pods are affected too if the node's part is damaged.
 		if errdefs.IsFailedPrecondition(err) {
 			return types.ErrLimitedConnectivity
 		}

@@ -34,7 +34,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// lab is a node with a network and a link to another host, each a namespace.
+// lab is a node with a network, and another host that it is linked to, each a network namespace.
 type lab struct {
 	t           testing.TB
 	dir         string
@@ -85,7 +85,7 @@ func (l *lab) ip(ns, args string) string {
 	return netnstest.IP(l.t, ns, args)
 }
 
-// with is the lab's configuration with some keys changed; nil removes one.
+// with returns the lab's configuration with some keys changed; nil removes a key.
 func (l *lab) with(changes map[string]any) map[string]any {
 	c := maps.Clone(l.conf)
 	maps.Copy(c, changes)
@@ -148,7 +148,7 @@ func refused(t testing.TB, err error) (uint, string) {
 	return e.Code, e.Error()
 }
 
-// network is the one of a configuration.
+// network returns the network of a configuration.
 func (l *lab) network(conf map[string]any) *daemonless.Network {
 	l.t.Helper()
 	n, err := daemonless.New(daemonless.Config{
@@ -165,7 +165,7 @@ func (l *lab) usage() daemonless.Usage {
 	return u
 }
 
-// bare fails if anything of a network is left on the node.
+// bare checks that nothing of a network is left on the node.
 func (l *lab) bare() {
 	l.t.Helper()
 	for _, c := range [][]string{{"ip", "-o", "link"}, {"ip", "-o", "addr"}, {"ip", "route"}, {"ip", "-6", "route"}, {"nft", "list", "ruleset"}} {
@@ -179,13 +179,13 @@ func (l *lab) bare() {
 	}
 }
 
-// ping says whether a namespace reaches an address.
+// ping reports whether an address answers a namespace.
 func (l *lab) ping(ns, to string) bool {
 	_, err := l.run(ns, "ping", "-c1", "-W2", "-n", to)
 	return err == nil
 }
 
-// serve answers connections in a namespace with the address that they are from.
+// serve answers connections in a namespace with the client's address.
 func (l *lab) serve(ns, address string) {
 	l.t.Helper()
 	must(l.t, netns.Do(ns, func() error {
@@ -210,7 +210,7 @@ func (l *lab) serve(ns, address string) {
 	}))
 }
 
-// ask connects from a namespace and returns what is answered.
+// ask connects from a namespace and returns the answer.
 func (l *lab) ask(ns, address string) (answer string, err error) {
 	err = netns.Do(ns, func() error {
 		c, err := net.DialTimeout("tcp", address, 2*time.Second)
@@ -237,8 +237,8 @@ func ipOf(t testing.TB, r *current.Result, six bool) string {
 	return ""
 }
 
-// transfer sends bytes from one namespace to another and returns how long it
-// took until the last of them was there.
+// transfer sends bytes from one namespace to another and returns how long it took until the last
+// one arrived.
 func (l *lab) transfer(from, to, address string, size int) time.Duration {
 	l.t.Helper()
 	var s net.Listener
@@ -267,7 +267,7 @@ func (l *lab) transfer(from, to, address string, size int) time.Duration {
 	must(l.t, err)
 	must(l.t, <-sent)
 	if n != int64(size) {
-		l.t.Fatalf("%d bytes came, of %d", n, size)
+		l.t.Fatalf("%d of %d bytes arrived", n, size)
 	}
 	return time.Since(start)
 }

@@ -1,11 +1,10 @@
-// Package plugin is Husk's pod network as a CNI plugin: it understands what a
-// runtime says by the Container Network Interface, versions 0.1.0 to 1.1.0, has
-// network/daemonless do it, and answers as the specification wants.
+// Package plugin is Husk's pod network as a CNI plugin. It parses requests by the Container Network
+// Interface, versions 0.1.0 to 1.1.0, passes them to network/daemonless, and answers as the
+// specification requires.
 //
-// Call is the whole of it. The program husk-cni puts it behind environment,
-// stdin and stdout; huskd calls it as a function, for configurations that name
-// husk-cni and for programs that ask by way of its socket. It keeps nothing
-// between calls, so that all of them can be at work on one network.
+// Call is the entry point. The program husk-cni connects it to environment, stdin and stdout. huskd
+// calls it as a function, for configurations that name husk-cni and for programs that use its
+// socket. It keeps no state between calls, so any number of these can work on the same network.
 package plugin
 
 import (
@@ -37,22 +36,22 @@ const (
 	Version = "VERSION"
 )
 
-// since says which version of the specification an operation came with.
+// since is the version of the specification that introduced each operation.
 var since = map[string]string{Add: "0.1.0", Del: "0.1.0", Check: "0.4.0", Status: "1.1.0", GC: "1.1.0"}
 
-// Args are what a runtime says by the environment.
+// Args are the parameters that a runtime passes in the environment.
 type Args struct {
 	Command     string `json:"command"`     // CNI_COMMAND
 	ContainerID string `json:"containerID"` // CNI_CONTAINERID
 	Netns       string `json:"netns"`       // CNI_NETNS, a path
 	IfName      string `json:"ifname"`      // CNI_IFNAME
 	Args        string `json:"args"`        // CNI_ARGS: K=V;K=V
-	Path        string `json:"path"`        // CNI_PATH, which isn't used
-	// Override is CNI_NETNS_OVERRIDE: the namespace may be the node's own.
+	Path        string `json:"path"`        // CNI_PATH, unused
+	// Override is CNI_NETNS_OVERRIDE, which allows the node's own namespace.
 	Override string `json:"override,omitempty"`
 }
 
-// ArgsOf reads them by getenv.
+// ArgsOf reads Args by getenv.
 func ArgsOf(getenv func(string) string) Args {
 	return Args{
 		Command: getenv("CNI_COMMAND"), ContainerID: getenv("CNI_CONTAINERID"), Netns: getenv("CNI_NETNS"),
@@ -60,22 +59,20 @@ func ArgsOf(getenv func(string) string) Args {
 	}
 }
 
-// Plugin answers calls. The zero Plugin does all by itself in the network
-// namespace of the process. Its methods may be called concurrently.
+// Plugin answers calls. The zero Plugin does all the work itself, in the process's network
+// namespace. Its methods may be called concurrently.
 type Plugin struct {
-	// Netns is the path of the node's network namespace, empty for that of the
-	// process.
+	// Netns is the path of the node's network namespace; empty means the process's.
 	Netns string
-	// Forward takes the calls whose configuration names the socket of a daemon.
-	// Without it they are done here: then this is the daemon.
+	// Forward handles calls whose configuration names the socket of a daemon. Without it, which
+	// means that this is the daemon, they are handled here.
 	Forward func(ctx context.Context, socket string, args Args, stdin []byte) ([]byte, error)
-	// Quarantine is how long an address rests after use; 0 is the network's
-	// default, negative is not at all.
+	// Quarantine is how long an address stays unused after release; 0 is the network's default,
+	// negative is none.
 	Quarantine time.Duration
-	// Linger is for who lives longer than a call: DEL ends the traffic and leaves
-	// the deletion of the link, which takes 20 ms or more, to be done together
-	// with others that come within this time; and nobody waits for sockets to be
-	// closed. 0 is that each call does it all.
+	// Linger is for a long-lived process. If it isn't 0, DEL only ends the traffic. Deleting the
+	// link takes 20 ms or more, and happens in the background, together with others that arrive
+	// within this time. No call waits until sockets are closed either.
 	Linger time.Duration
 	Log    *slog.Logger // nil is slog.Default()
 
@@ -89,13 +86,12 @@ func (p *Plugin) log() *slog.Logger {
 	return p.Log
 }
 
-// timeout bounds a call, of which nearly all could only be waiting for others.
+// timeout limits a call, nearly all of which could only be spent waiting for other calls.
 const timeout = time.Minute
 
-// Call does what args say with the network configuration that stdin is, as a
-// runtime gives it to one plugin: with name and cniVersion, and with prevResult,
-// runtimeConfig and valid attachments where there are such. It returns what is
-// to be printed, which is nothing for most operations. An error is always a
+// Call handles a request. stdin is the network configuration as a runtime passes it to a single
+// plugin: with name and cniVersion, and with prevResult, runtimeConfig and valid attachments where
+// they apply. It returns what to print, which is nothing for most operations. An error is always a
 // *types.Error of the specification.
 func (p *Plugin) Call(ctx context.Context, args Args, stdin []byte) ([]byte, error) {
 	out, err := p.call(ctx, args, stdin)
@@ -118,8 +114,8 @@ func (p *Plugin) call(ctx context.Context, args Args, stdin []byte) ([]byte, err
 	}
 	if c.Daemon != "" && p.Forward != nil {
 		out, err := p.Forward(ctx, c.Daemon, args, stdin)
-		var away *types.Error
-		if args.Command == Status && errors.As(err, &away) && away.Code == types.ErrTryAgainLater {
+		var unavailable *types.Error
+		if args.Command == Status && errors.As(err, &unavailable) && unavailable.Code == types.ErrTryAgainLater {
 			return nil, fault(types.ErrPluginNotAvailable, "%v", err)
 		}
 		return out, err
@@ -186,7 +182,7 @@ func (p *Plugin) del(ctx context.Context, n *daemonless.Network, dir, sandbox st
 	return err
 }
 
-// check says what is missing or wrong of args.
+// check returns an error if args are incomplete or invalid.
 func (a Args) check() error {
 	if _, ok := since[a.Command]; !ok {
 		return fault(types.ErrInvalidEnvironmentVariables, "CNI_COMMAND %q is none of ADD, DEL, CHECK, STATUS, GC, VERSION", a.Command)

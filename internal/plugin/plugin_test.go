@@ -19,9 +19,8 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// TestVerbsOfEveryVersion goes through all that a runtime does with one
-// attachment, in each version of the specification.
-func TestVerbsOfEveryVersion(t *testing.T) {
+// TestEveryVersion runs all operations of one attachment, in each version of the specification.
+func TestEveryVersion(t *testing.T) {
 	l := newLab(t)
 	for _, v := range version.All.SupportedVersions() {
 		t.Run(v, func(t *testing.T) {
@@ -84,8 +83,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// TestSimpleConf is the shortest configuration that there is: a bridge and a
-// subnet.
+// TestSimpleConf uses the shortest bridge configuration: a bridge and a subnet.
 func TestSimpleConf(t *testing.T) {
 	l := newLab(t)
 	conf := map[string]any{"cniVersion": "0.3.0", "name": "simplecni", "type": Type, "bridge": "simplecni0", "subnet": "10.244.0.0/16", "dataDir": filepath.Join(l.dir, "data")}
@@ -109,7 +107,7 @@ func TestSimpleConf(t *testing.T) {
 	}
 	l.do(Del, "one", one, conf)
 	if c := l.add("three", one, conf); ipOf(t, c, false) == ipOf(t, a, false) {
-		t.Errorf("%s is given again at once", ipOf(t, c, false))
+		t.Errorf("%s is reused at once", ipOf(t, c, false))
 	}
 	l.gc(l.with(map[string]any{"name": "simplecni", "bridge": "simplecni0", "subnet": "10.244.0.0/16", "ranges": nil}))
 	if out := l.ip(l.node, "-o link"); strings.Contains(out, "simplecni0") {
@@ -167,8 +165,8 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// TestBandwidthIsKept sends more than is allowed and sees how long it takes.
-func TestBandwidthIsKept(t *testing.T) {
+// TestBandwidth measures how long it takes to send more than the burst.
+func TestBandwidth(t *testing.T) {
 	l := newLab(t)
 	ns := l.namespace("pod")
 	r := l.add("pod", ns, l.with(map[string]any{"runtimeConfig": map[string]any{"bandwidth": map[string]any{"ingressRate": 4_000_000, "egressRate": 4_000_000}}}))
@@ -180,7 +178,7 @@ func TestBandwidthIsKept(t *testing.T) {
 			l.ip(l.other, "route replace 10.244.0.0/16 via "+node4)
 		}
 		took := l.transfer(c.from, c.to, c.at, 1_000_000)
-		// 8 Mbit at 4 Mbit/s, but for a burst of half a Mbit.
+		// 8 Mbit at 4 Mbit/s, except for a burst of half a Mbit.
 		if took.Seconds() < 1 {
 			t.Errorf("%s of 1 MB took %v", name, took)
 		}
@@ -285,7 +283,7 @@ func TestCheckComparesPrevResult(t *testing.T) {
 	}
 }
 
-// TestChain: husk-cni may stand behind another plugin, whose result it adds to.
+// TestChain runs husk-cni after another plugin, to whose result it adds its own.
 func TestChain(t *testing.T) {
 	l := newLab(t)
 	ns := l.namespace("pod")
@@ -325,7 +323,7 @@ func TestStatus(t *testing.T) {
 	}
 	l.gc(conf, types.GCAttachment{ContainerID: "pod0", IfName: "eth0"})
 	l.plugin.Quarantine = -1
-	conf["subnet"] = "10.244.0.0/28" // the others rest
+	conf["subnet"] = "10.244.0.0/28" // the other addresses are in quarantine
 	l.do(Status, "", "", conf)
 	l.add("again", l.namespace("again"), conf)
 	l.ip(l.node, "route flush proto 104 type unreachable")
@@ -335,8 +333,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestDelAndGCWithoutNamespace: neither needs the namespace, nor a
-// configuration that makes sense beyond its name, nor that anything was added.
+// TestDelAndGCWithoutNamespace checks that DEL and GC work without the namespace, with a
+// configuration that is invalid except for its name, and if nothing was added.
 func TestDelAndGCWithoutNamespace(t *testing.T) {
 	l := newLab(t)
 	odd := l.with(map[string]any{"ranges": nil, "subnet": "nonsense", "mode": "odd", "unknown": true})
@@ -370,8 +368,8 @@ func TestDelAndGCWithoutNamespace(t *testing.T) {
 	l.bare()
 }
 
-// TestTwoInterfaces: a container may have several interfaces of one network,
-// and of several.
+// TestTwoInterfaces attaches several interfaces of one network, and of several networks, to one
+// container.
 func TestTwoInterfaces(t *testing.T) {
 	l := newLab(t)
 	ns := l.namespace("pod")
@@ -389,7 +387,7 @@ func TestTwoInterfaces(t *testing.T) {
 	}
 	l.ip(l.other, "addr add 198.18.0.1/32 dev lo")
 	if !l.ping(ns, other4) || !l.ping(ns, "10.248.0.1") || !l.ping(ns, "198.18.0.1") {
-		t.Error("one of the networks is dead")
+		t.Error("one of the networks doesn't work")
 	}
 	for _, name := range []string{"eth2", "eth1"} {
 		a.Command, a.IfName = Del, name
@@ -403,9 +401,9 @@ func TestTwoInterfaces(t *testing.T) {
 	l.bare()
 }
 
-// TestBehind: in a daemon, DEL only ends the traffic; the rest comes together
-// and behind it, and an ADD in between waits for nothing but its own.
-func TestBehind(t *testing.T) {
+// TestLinger checks that with Linger, DEL only ends the traffic, and the rest happens together in
+// the background. An ADD in between waits only for its own container.
+func TestLinger(t *testing.T) {
 	l := newLab(t)
 	l.plugin.Linger = 30 * time.Millisecond
 	var pods []string
@@ -416,14 +414,14 @@ func TestBehind(t *testing.T) {
 	start := time.Now()
 	l.do(Del, "pod0", pods[0], l.conf)
 	if l.ping(pods[0], other4) {
-		t.Error("it still reaches others")
+		t.Error("the pod still reaches others after DEL")
 	}
 	l.do(Del, "pod1", pods[1], l.conf)
 	l.do(Del, "pod1", pods[1], l.conf)
 	l.do(Del, "pod2", pods[2], l.conf)
-	again := l.add("pod1", pods[1], l.conf) // while its former link may be there
+	again := l.add("pod1", pods[1], l.conf) // while its former link may still exist
 	if !l.ping(pods[1], other4) {
-		t.Error("the new attachment is dead")
+		t.Error("the new attachment doesn't work")
 	}
 	l.plugin.Close()
 	t.Logf("after %v", time.Since(start))
@@ -435,7 +433,7 @@ func TestBehind(t *testing.T) {
 		t.Errorf("address %v", again.IPs)
 	}
 	l.do(Del, "pod3", pods[3], l.conf)
-	l.gc(l.conf) // doesn't wait for what is behind
+	l.gc(l.conf) // doesn't wait for the background work
 	l.plugin.Close()
 	if u := l.usage(); u.Leases != 0 {
 		t.Errorf("usage %+v", u)
@@ -443,9 +441,9 @@ func TestBehind(t *testing.T) {
 	l.bare()
 }
 
-// TestPortOfTheNext: a port is free as soon as DEL has ended, and what is left to
-// be done of the one before doesn't touch it.
-func TestPortOfTheNext(t *testing.T) {
+// TestPortIsFreeAfterDel checks that a port is available as soon as DEL has ended, and that the
+// background work of its former owner doesn't affect the next one.
+func TestPortIsFreeAfterDel(t *testing.T) {
 	l := newLab(t)
 	l.plugin.Linger = 300 * time.Millisecond
 	conf := l.with(map[string]any{"runtimeConfig": map[string]any{"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}}})
@@ -458,7 +456,7 @@ func TestPortOfTheNext(t *testing.T) {
 			if _, err := l.ask(l.other, node4+":8080"); err != nil {
 				t.Errorf("%s: %v", id, err)
 			}
-			l.plugin.Close() // what is left is done
+			l.plugin.Close() // wait for the background work
 		}
 		l.do(Check, id, ns, conf)
 		l.do(Del, id, ns, conf)
@@ -468,9 +466,9 @@ func TestPortOfTheNext(t *testing.T) {
 	l.bare()
 }
 
-// TestHeals: nftables.service removes everybody's tables when it starts, and
-// people remove bridges. The next ADD makes the node's part anew, for all.
-func TestHeals(t *testing.T) {
+// TestRepairsBase checks that the next ADD recreates the node's part of the network for all pods.
+// nftables.service removes all tables when it starts, and people delete bridges.
+func TestRepairsBase(t *testing.T) {
 	l := newLab(t)
 	for _, mode := range []string{"ptp", "bridge"} {
 		one, two := l.namespace("one"+mode), l.namespace("two"+mode)
@@ -492,13 +490,13 @@ func TestHeals(t *testing.T) {
 				t.Errorf("%s: STATUS %d %s", damage, code, msg)
 			}
 			l.add("two", two, conf)
-			l.add("one", one, ports) // its link was the bridge's
+			l.add("one", one, ports) // its link was a port of the bridge
 			l.do(Status, "", "", conf)
 			if _, err := l.ask(l.other, node4+":8080"); err != nil {
 				t.Errorf("%s, %s: hostPort: %v", mode, damage, err)
 			}
 			if !l.ping(two, other4) {
-				t.Errorf("%s, %s: the new pod is dead", mode, damage)
+				t.Errorf("%s, %s: the new pod has no network", mode, damage)
 			}
 			l.do(Del, "two", two, conf)
 		}
@@ -507,8 +505,8 @@ func TestHeals(t *testing.T) {
 	}
 }
 
-// TestUnreadableLease: a lease that can't be read any more is detached all the
-// same, with everything that it has in the kernel. Until then its pod goes on.
+// TestUnreadableLease checks that an attachment whose lease is damaged keeps working, and can be
+// detached with everything that it has in the kernel.
 func TestUnreadableLease(t *testing.T) {
 	l := newLab(t)
 	for _, id := range []string{"bad", "good"} {
@@ -536,7 +534,7 @@ func TestUnreadableLease(t *testing.T) {
 	l.gc(l.conf, live...)
 	for _, id := range []string{"bad", "good"} {
 		if !l.ping(filepath.Join(l.dir, id), other4) {
-			t.Errorf("%s reaches nobody any more", id)
+			t.Errorf("%s doesn't reach the other host any more", id)
 		}
 	}
 	l.do(Del, "bad", bad, l.conf)
@@ -555,8 +553,8 @@ func TestUnreadableLease(t *testing.T) {
 	l.bare()
 }
 
-// TestRangesChange: who is attached keeps the address and goes on working when
-// the configuration has become another.
+// TestRangesChange checks that attached pods keep their addresses and their network when the
+// configuration changes.
 func TestRangesChange(t *testing.T) {
 	l := newLab(t)
 	old, fresh := l.namespace("old"), l.namespace("fresh")
@@ -568,7 +566,7 @@ func TestRangesChange(t *testing.T) {
 		t.Error("they must reach each other and the other host")
 	}
 	if again := l.add("old", old, after); ipOf(t, again, false) != ipOf(t, a, false) {
-		t.Errorf("it has %v now", again.IPs)
+		t.Errorf("its addresses changed to %v", again.IPs)
 	}
 	for id, ns := range map[string]string{"old": old, "fresh": fresh} {
 		l.do(Check, id, ns, after)
@@ -578,9 +576,8 @@ func TestRangesChange(t *testing.T) {
 	l.bare()
 }
 
-// TestClash: what is in the kernel is named by four digits of the directory's
-// digest. Of two networks that have the same, the second is refused, and none of
-// its calls touches the first.
+// TestClash checks two networks whose directories have the same four digits, by which their objects
+// in the kernel are named. The second is refused, and none of its calls affects the first.
 func TestClash(t *testing.T) {
 	l := newLab(t)
 	names := map[string]string{}
@@ -598,16 +595,16 @@ func TestClash(t *testing.T) {
 	ns := l.namespace("pod")
 	l.add("pod", ns, one)
 	_, err := l.call(l.args(Add, "other", l.namespace("other pod")), two)
-	if code, msg := refused(t, err); code != types.ErrInvalidNetworkConfig || !strings.Contains(msg, "is of another network") {
+	if code, msg := refused(t, err); code != types.ErrInvalidNetworkConfig || !strings.Contains(msg, "belongs to another network") {
 		t.Errorf("ADD: %d %s", code, msg)
 	}
 	l.do(Del, "other", "", two)
 	if _, err := l.call(l.args(GC, "", ""), l.with(map[string]any{"name": second, "cni.dev/valid-attachments": []any{}})); err == nil {
-		t.Error("GC of the second is fine")
+		t.Error("GC of the second network succeeds")
 	}
 	l.do(Check, "pod", ns, one)
 	if !l.ping(ns, other4) {
-		t.Error("the first is dead")
+		t.Error("the first network doesn't work any more")
 	}
 	l.gc(one)
 	l.add("other", ns, two)

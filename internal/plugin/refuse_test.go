@@ -10,8 +10,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// TestRefuses: whatever is wrong of environment or configuration gets its code
-// and one line that names it.
+// TestRefuses checks that any mistake in the environment or the configuration gets its code, and
+// one line that names it.
 func TestRefuses(t *testing.T) {
 	l := newLab(t)
 	ns := l.namespace("pod")
@@ -70,7 +70,7 @@ func TestRefuses(t *testing.T) {
 		{same, map[string]any{"mode": "vlan"}, 7, `mode "vlan"`},
 		{same, map[string]any{"mode": "ptp", "bridge": "br0"}, 7, "mode ptp has no bridge"},
 		{same, map[string]any{"bridge": "a name"}, 7, `bridge "a name"`},
-		{same, map[string]any{"bridge": "up0"}, 7, "up0 is there and not of this network"},
+		{same, map[string]any{"bridge": "up0"}, 7, "up0 exists and doesn't belong to this network"},
 		{same, map[string]any{"mtu": 1279}, 7, "mtu 1279"},
 		{same, map[string]any{"dataDir": "data"}, 7, `dataDir "data"`},
 		{same, map[string]any{"dataDir": file}, 5, "not a directory"},
@@ -107,7 +107,7 @@ func TestRefuses(t *testing.T) {
 		{same, runtime("ips", []string{"10.244"}), 7, `ips: "10.244"`},
 		{same, runtime("ips", []string{"10.244.0.9", "10.244.0.10"}), 7, "same range"},
 		{same, runtime("mac", "02:00:00:00:00"), 7, "six hex pairs"},
-		{same, runtime("mac", "01:00:00:00:00:01"), 7, "no address of one interface"},
+		{same, runtime("mac", "01:00:00:00:00:01"), 7, "not the address of one interface"},
 		{same, runtime("bandwidth", map[string]any{"ingressRate": -1}), 6, "ingressRate"},
 	} {
 		conf := c.conf
@@ -126,7 +126,8 @@ func TestRefuses(t *testing.T) {
 	l.bare()
 }
 
-// TestTaken: what somebody else has is refused, and nothing is left of the try.
+// TestTaken checks that resources of other pods or programs are refused, and that nothing is left
+// of the attempt.
 func TestTaken(t *testing.T) {
 	l := newLab(t)
 	ports := map[string]any{"portMappings": []any{map[string]any{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}}
@@ -159,8 +160,8 @@ func TestTaken(t *testing.T) {
 	}
 }
 
-// FuzzConf: no configuration or environment makes it crash, and what is wrong
-// is said as the specification wants.
+// FuzzConf checks that no configuration or environment crashes the plugin, and that errors are of
+// the specification's form.
 func FuzzConf(f *testing.F) {
 	for _, seed := range []string{
 		`{"cniVersion":"1.1.0","name":"a","subnet":"10.0.0.0/16"}`,
@@ -188,8 +189,8 @@ func FuzzConf(f *testing.F) {
 	})
 }
 
-// TestWhoItIs: CNI_ARGS name the pod, for people who look at links and leases.
-func TestWhoItIs(t *testing.T) {
+// TestPodName checks that links and leases have the pod's name from CNI_ARGS.
+func TestPodName(t *testing.T) {
 	c, err := parse([]byte(`{"name":"n","subnet":"10.0.0.0/16"}`), Args{Command: Add, ContainerID: "id", Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web;K8S_POD_UID=u;X=y;MAC=02:00:00:00:00:01;IP=10.0.0.7"})
 	must(t, err)
 	got, err := json.Marshal(c.attachment)

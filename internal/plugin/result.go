@@ -14,8 +14,7 @@ import (
 	"github.com/huskd/husk/internal/network/plan"
 )
 
-// previous returns the result of the plugins before this one, an empty one
-// without any.
+// previous returns the result of the previous plugins; an empty one if there is none.
 func previous(raw json.RawMessage, cniVersion string) (*current.Result, error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return &current.Result{}, nil
@@ -23,7 +22,7 @@ func previous(raw json.RawMessage, cniVersion string) (*current.Result, error) {
 	c := &types.PluginConf{CNIVersion: cniVersion}
 	err := json.Unmarshal(raw, &c.RawPrevResult)
 	if err == nil {
-		// A result may leave its version out: then it is the configuration's.
+		// A result without a version has the configuration's.
 		c.RawPrevResult["cniVersion"] = cniVersion
 		err = version.ParsePrevResult(c)
 	}
@@ -36,13 +35,13 @@ func previous(raw json.RawMessage, cniVersion string) (*current.Result, error) {
 	}
 	for _, ip := range r.IPs {
 		if ip == nil || ip.Interface != nil && (*ip.Interface < 0 || *ip.Interface >= len(r.Interfaces)) {
-			return nil, fault(types.ErrDecodingFailure, "prevResult: an address is of an interface that isn't listed")
+			return nil, fault(types.ErrDecodingFailure, "prevResult: an address belongs to an interface that isn't listed")
 		}
 	}
 	return r, nil
 }
 
-// answer adds what was made to the result of the plugins before.
+// answer adds the attachment to the result of the previous plugins.
 func answer(prev *current.Result, made plan.Plan, dns types.DNS) *current.Result {
 	r := prev
 	add := func(name, mac, sandbox string) {
@@ -60,7 +59,7 @@ func answer(prev *current.Result, made plan.Plan, dns types.DNS) *current.Result
 	}
 	for _, route := range made.Pod.Routes {
 		if route.Kind != plan.Unicast {
-			continue // the pod's own business
+			continue // internal to the pod
 		}
 		r.Routes = append(r.Routes, &types.Route{Dst: ipNet(route.Dst), GW: route.Via.AsSlice()})
 	}
@@ -70,7 +69,7 @@ func answer(prev *current.Result, made plan.Plan, dns types.DNS) *current.Result
 	return r
 }
 
-// addresses returns the pod's, without the link-local ones.
+// addresses returns the pod's addresses without the link-local ones.
 func addresses(made plan.Plan) (out []netip.Prefix) {
 	for _, a := range made.Pod.Addresses {
 		if !a.Prefix.Addr().IsLinkLocalUnicast() {
@@ -93,7 +92,7 @@ func ipNet(p netip.Prefix) net.IPNet {
 	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// render returns a result as text of a version of the specification.
+// render returns a result as JSON of a version of the specification.
 func render(r *current.Result, cniVersion string) ([]byte, error) {
 	r.CNIVersion = current.ImplementedSpecVersion
 	converted, err := r.GetAsVersion(cniVersion)
@@ -103,8 +102,7 @@ func render(r *current.Result, cniVersion string) ([]byte, error) {
 	return json.MarshalIndent(converted, "", "    ")
 }
 
-// compare returns an error if a runtime remembers another attachment than the
-// one that was made.
+// compare returns an error if prevResult doesn't match the attachment.
 func compare(raw json.RawMessage, cniVersion string, made plan.Plan) error {
 	prev, err := previous(raw, cniVersion)
 	if err != nil || len(prev.Interfaces) == 0 {

@@ -1,5 +1,4 @@
-// Package netnstest gives tests network namespaces, and commands that run in
-// them.
+// Package netnstest creates network namespaces for tests, and runs commands in them.
 package netnstest
 
 import (
@@ -11,8 +10,8 @@ import (
 	"github.com/huskd/husk/internal/netns"
 )
 
-// Make pins a new network namespace at path, until the test ends. What the
-// kernel lets it inherit is as on a fresh host: nothing is forwarded.
+// Make pins a new network namespace at path, until the test ends. Forwarding is off as on a new
+// host, even where the kernel inherits it.
 func Make(t testing.TB, path string) {
 	t.Helper()
 	hosttest.Root(t)

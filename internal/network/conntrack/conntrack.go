@@ -1,5 +1,5 @@
-// Package conntrack has the kernel forget connections: those of pods that are
-// gone, and those that go past hostPorts which have begun.
+// Package conntrack deletes conntrack entries: those of pods that are gone, and those that bypass
+// new hostPorts.
 package conntrack
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/huskd/husk/internal/network/nlsock"
 )
 
-// Attributes and messages of linux/netfilter/nfnetlink_conntrack.h.
+// Messages and attributes from linux/netfilter/nfnetlink_conntrack.h.
 const (
 	ctGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
 	ctDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
@@ -32,17 +32,17 @@ const (
 	ctaProtoDstPort = 3
 )
 
-// Flows says which conntrack entries to forget.
+// Flows selects conntrack entries.
 type Flows struct {
-	// Pods are addresses of pods that are gone: every entry that knows one.
+	// Pods are addresses of pods that are gone. All entries with one of them are selected.
 	Pods []netip.Addr
-	// Ports are hostPorts that begin to be forwarded: UDP entries that still go
-	// to the node itself, and that a client which keeps sending from one port
-	// keeps alive. (TCP clients make a new connection.)
+	// Ports are new hostPorts. UDP entries to them that lead to the node itself are selected: a
+	// client that keeps sending from one port keeps such an entry alive. (TCP clients make a new
+	// connection.)
 	Ports []uint16
 }
 
-// Empty says whether there is nothing to forget.
+// Empty reports whether no entry is selected.
 func (f Flows) Empty() bool { return len(f.Pods) == 0 && len(f.Ports) == 0 }
 
 // tuple is one direction of a conntrack entry.
@@ -52,9 +52,8 @@ type tuple struct {
 	dstPort  uint16
 }
 
-// Forget deletes entries in the network namespace of c, a socket of
-// NETLINK_NETFILTER. It reads the whole table once, whatever it is to forget:
-// callers collect.
+// Forget deletes the selected entries in the network namespace of c, a socket of NETLINK_NETFILTER.
+// It reads the whole table once, however many are selected, so callers collect flows.
 func Forget(c *nlsock.Conn, f Flows) error {
 	if f.Empty() {
 		return nil
@@ -95,7 +94,7 @@ func Forget(c *nlsock.Conn, f Flows) error {
 	return err
 }
 
-// deletion returns the request that deletes a listed entry, if it is stale.
+// deletion returns the request that deletes a listed entry, nil if it isn't stale.
 func deletion(data []byte, stale func(orig, reply tuple) bool) *nl.NetlinkRequest {
 	if len(data) < nl.SizeofNfgenmsg {
 		return nil
@@ -118,7 +117,7 @@ func deletion(data []byte, stale func(orig, reply tuple) bool) *nl.NetlinkReques
 		switch typ {
 		case ctaTupleOrig:
 			req.AddData(nl.NewRtAttr(ctaTupleOrig|unix.NLA_F_NESTED, bytes.Clone(value)))
-		case ctaID, ctaZone: // it must be the very same entry
+		case ctaID, ctaZone: // they identify this very entry
 			req.AddData(nl.NewRtAttr(int(typ), bytes.Clone(value)))
 		}
 	}

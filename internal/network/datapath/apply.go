@@ -15,10 +15,10 @@ import (
 	"github.com/huskd/husk/internal/network/plan"
 )
 
-// Apply makes everything of the plan that isn't there yet.
+// Apply makes everything in the plan that doesn't exist yet.
 func (d *Datapath) Apply(p plan.Plan) error {
 	added := make(chan error, 1)
-	go func() { // the elements need nothing of the links
+	go func() { // the elements don't depend on the links
 		added <- d.table.add(p.Elements)
 		crashpoint.Hit("network.elements")
 	}()
@@ -26,14 +26,14 @@ func (d *Datapath) Apply(p plan.Plan) error {
 	return errors.Join(err, <-added)
 }
 
-// link makes the plan's pair and what is set on its two ends.
+// link makes the plan's veth and the settings of its two ends.
 func (d *Datapath) link(p plan.Plan) error {
 	ns, err := unix.Open(p.Netns, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("network namespace %s: %w", p.Netns, err)
 	}
 	defer unix.Close(ns)
-	inPod := dialAt(p.Netns) // takes a new thread: meanwhile, the pair
+	inPod := dialAt(p.Netns) // runs on a new thread while this one makes the veth
 	links, eth, err := d.ensureVeth(p, ns, inPod)
 	pod, dialErr := inPod()
 	if dialErr != nil {
@@ -69,11 +69,10 @@ func (d *Datapath) link(p plan.Plan) error {
 	return d.withConn(func(c *nlsock.Conn) error { return waitForCarrier(c, p.Veth) })
 }
 
-// settle returns when packets to the pod go through. That the link has a carrier
-// now takes effect at the host's end, and then on the bridge, a moment later, in
-// a worker of the kernel, and until then they drop what goes out. To be asked for
-// a link, the kernel has it take effect first (since Linux 6.8, "net: core:
-// synchronize link-watch when carrier is queried").
+// waitForCarrier returns when the veth forwards packets to the pod. The host's end, and then the
+// bridge, notice the carrier a moment later, in a kernel worker, and drop outgoing packets until
+// then. The kernel completes that before it answers a request for the link (since Linux 6.8, "net:
+// core: synchronize link-watch when carrier is queried").
 func waitForCarrier(c *nlsock.Conn, p plan.Veth) error {
 	links := []*nl.NetlinkRequest{getLink(p.Host, 0)}
 	if p.Bridge != "" {
@@ -87,18 +86,18 @@ func waitForCarrier(c *nlsock.Conn, p plan.Veth) error {
 	return nil
 }
 
-// podSide sets the pod's end up, over a socket in its namespace.
+// podSide makes the settings of the pod's end, over a socket in its namespace.
 func podSide(c *nlsock.Conn, eth int, p plan.Plan) error {
 	requests, names := sideRequests(map[string]int{p.Veth.Pod: eth}, p.Pod)
-	// Two messages: of one, the kernel would set the link up first, and that
-	// gives it an address.
+	// Two messages: in a single one, the kernel would set the link up first, which gives it an
+	// address.
 	requests = append([]*nl.NetlinkRequest{setLink(linkChange{index: eth, noAutoAddress: true}), setLink(linkChange{index: eth, up: true})}, requests...)
 	names = append([]string{"settings of " + p.Veth.Pod, "set " + p.Veth.Pod + " up"}, names...)
 	return firstError(c.Do(requests...), names, p.Netns)
 }
 
-// dialAt opens a socket in the network namespace at path, in the background.
-// The function that it returns waits for it, and may be called more than once.
+// dialAt opens a socket in the network namespace at path, in the background. The returned function
+// waits for it, and may be called more than once.
 func dialAt(path string) func() (*nlsock.Conn, error) {
 	var c *nlsock.Conn
 	var err error
@@ -117,8 +116,8 @@ func dialAt(path string) func() (*nlsock.Conn, error) {
 	}
 }
 
-// side returns the requests that make s, and what each is called; those without
-// a name may fail. The links have their indexes by name.
+// sideRequests returns the requests that make s, and their names for errors. Requests without a
+// name may fail. links has the links' indexes by name.
 func sideRequests(links map[string]int, s plan.Side) (requests []*nl.NetlinkRequest, names []string) {
 	for _, a := range s.Addresses {
 		requests, names = append(requests, address(unix.RTM_NEWADDR, links[a.Link], a)), append(names, a.String())
@@ -129,15 +128,14 @@ func sideRequests(links map[string]int, s plan.Side) (requests []*nl.NetlinkRequ
 	for _, r := range s.Routes {
 		name := r.String()
 		if r.Preferred {
-			name = "" // the node may have lost the address
+			name = "" // fails if the node has lost the address
 		}
 		requests, names = append(requests, route(unix.RTM_NEWROUTE, links[r.Link], r)), append(names, name)
 	}
 	return requests, names
 }
 
-// check returns the first error of the answers, with its object's name. That
-// something is there already is none.
+// firstError returns the first error of the answers, with its object's name. EEXIST isn't an error.
 func firstError(answers []nlsock.Answer, names []string, ns string) error {
 	for i, a := range answers {
 		if a.Err == nil || names[i] == "" || errors.Is(a.Err, unix.EEXIST) {
@@ -151,17 +149,17 @@ func firstError(answers []nlsock.Answer, names []string, ns string) error {
 	return nil
 }
 
-// linkInfo is what the kernel tells of a link.
+// linkInfo is the kernel's data about a link.
 type linkInfo struct {
 	name  string
 	index int
-	peer  int // of a veth, in its own namespace
+	peer  int // index of a veth's other end, in that one's namespace
 	mtu   int
 	group uint32
-	port  int // of a bridge: that one's index
+	port  int // index of the bridge that it is a port of
 	mac   plan.MAC
 	up    bool
-	// Of IPv4.
+	// Settings of IPv4.
 	forwarding, routeLocalnet bool
 }
 
@@ -195,7 +193,7 @@ func parseLink(data []byte) (linkInfo, error) {
 	return l, nil
 }
 
-// inetConf says whether a setting in a link's IFLA_AF_SPEC is on.
+// inetConf reports whether a setting in a link's IFLA_AF_SPEC is on.
 func inetConf(spec []byte, setting int) bool {
 	for family, inet := range nlsock.Attributes(spec) {
 		if family != unix.AF_INET {
@@ -219,9 +217,8 @@ func linkByName(c *nlsock.Conn, name string) (linkInfo, error) {
 	return parseLink(a.Data)
 }
 
-// pair makes the veth pair, or takes the one that is there if it is the plan's.
-// It returns the indexes of the node's links that the plan names, and that of
-// the pod's end.
+// ensureVeth makes the veth, or uses the existing one if it is the plan's. It returns the indexes
+// of the node's links in the plan, and that of the pod's end.
 func (d *Datapath) ensureVeth(p plan.Plan, ns int, inPod func() (*nlsock.Conn, error)) (links map[string]int, eth int, err error) {
 	links = map[string]int{}
 	err = d.withConn(func(c *nlsock.Conn) error {
@@ -235,7 +232,7 @@ func (d *Datapath) ensureVeth(p plan.Plan, ns int, inPod func() (*nlsock.Conn, e
 		for range 2 {
 			host, err := d.tryVeth(c, p.Veth, links[p.Veth.Bridge], ns, inPod)
 			if errors.Is(err, errStaleLink) {
-				continue // it has been removed
+				continue // it has been deleted
 			}
 			links[p.Veth.Host], eth = host.index, host.peer
 			return wrapLink(err, p)
@@ -252,9 +249,9 @@ func wrapLink(err error, p plan.Plan) error {
 	return fmt.Errorf("link %s with %s in %s: %w", p.Veth.Host, p.Veth.Pod, p.Netns, err)
 }
 
-var errStaleLink = errors.New("another link of this name was there")
+var errStaleLink = errors.New("another link has this name")
 
-// tryVeth is one attempt. It returns the host's end.
+// tryVeth is one attempt of ensureVeth. It returns the host's end.
 func (d *Datapath) tryVeth(c *nlsock.Conn, p plan.Veth, bridge, ns int, inPod func() (*nlsock.Conn, error)) (linkInfo, error) {
 	answers := c.Do(
 		newVeth(p, bridge, ns),
@@ -282,16 +279,15 @@ func (d *Datapath) tryVeth(c *nlsock.Conn, p plan.Veth, bridge, ns int, inPod fu
 	if err == nil && peer.index == host.peer && peer.mac == p.PodMAC && host.mac == p.HostMAC && !d.deletion.has(host) {
 		return host, nil
 	}
-	// Its name says that it is ours. It is of another namespace, or being removed.
+	// By its name it is ours, but it belongs to another namespace, or is being deleted.
 	if err := c.Do(delLinks(p.Host, 0))[0].Err; err != nil && !errors.Is(err, unix.ENODEV) {
 		return linkInfo{}, err
 	}
 	return linkInfo{}, errStaleLink
 }
 
-// Cut ends the pod's traffic at once: its hostPorts lead nowhere, nothing is
-// taken from it and nothing sent to it. The link is set down and marked for
-// Reap. It is no error if there is nothing of the plan any more.
+// Cut ends the pod's traffic at once: it removes its hostPorts and sets its link down. It marks the
+// link for deletion by Reap. It isn't an error if nothing of the plan exists.
 func (d *Datapath) Cut(p plan.Plan) error {
 	removed := make(chan error, 1)
 	go func() {

@@ -12,11 +12,11 @@ import (
 	"github.com/huskd/husk/internal/network/plan"
 )
 
-// queueTime is how long a packet may wait for its turn, in seconds. What would
-// have to wait longer is dropped.
+// queueTime is how long a packet may be queued, in seconds. Packets that would have to wait longer
+// are dropped.
 const queueTime = 0.025
 
-// shape bounds the rates of a pair that is there.
+// setBandwidth limits the rates of an existing veth.
 func setBandwidth(h *netlink.Handle, s plan.Bandwidth) error {
 	host, err := h.LinkByName(s.Link)
 	if err != nil {
@@ -41,7 +41,7 @@ func setBandwidth(h *netlink.Handle, s plan.Bandwidth) error {
 	if err := h.QdiscAdd(entry); err != nil && !errors.Is(err, unix.EEXIST) {
 		return unsupported(err, "bandwidth of %s: ingress", s.Link)
 	}
-	// Replaced and not added, a repetition doesn't send a packet there twice.
+	// FilterReplace, so that a repetition doesn't redirect packets twice.
 	err = h.FilterReplace(&netlink.U32{
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: host.Attrs().Index, Parent: entry.Handle, Priority: 1, Handle: u32Handle, Protocol: unix.ETH_P_ALL},
 		ClassId:     netlink.MakeHandle(1, 1),
@@ -53,10 +53,10 @@ func setBandwidth(h *netlink.Handle, s plan.Bandwidth) error {
 	return nil
 }
 
-// u32Handle is that of the first filter in the hash table that the kernel makes.
+// u32Handle is the handle of the first filter in the kernel's default hash table.
 const u32Handle = 0x800<<20 | 0x800
 
-// funnel makes an IFB, or takes the one that is there.
+// ensureIFB makes an IFB, or uses the existing one.
 func ensureIFB(h *netlink.Handle, name string, mtu int) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.Flags = name, mtu, unix.IFF_UP
@@ -73,7 +73,7 @@ func ensureIFB(h *netlink.Handle, name string, mtu int) (netlink.Link, error) {
 	return link, nil
 }
 
-// unsupported says what a kernel that answers so lacks.
+// unsupported adds to an error what the kernel may lack.
 func unsupported(err error, format string, args ...any) error {
 	what := fmt.Sprintf(format, args...)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
@@ -82,7 +82,7 @@ func unsupported(err error, format string, args ...any) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// tokens is the discipline that holds a link to a rate.
+// tokenBucket returns the discipline that limits a link to a rate.
 func tokenBucket(link netlink.Link, r plan.Rate) *netlink.Tbf {
 	bytes := max(1, r.Bits/8)
 	burst := min(r.Burst/8, math.MaxUint32)
@@ -99,7 +99,7 @@ func tokenBucket(link netlink.Link, r plan.Rate) *netlink.Tbf {
 	}
 }
 
-// compareBandwidth returns what is missing of the bounds of a pair that is there.
+// compareBandwidth returns what is missing of the limits of an existing veth.
 func compareBandwidth(h *netlink.Handle, s plan.Bandwidth) (diffs []Difference, err error) {
 	check := func(name string, r plan.Rate) error {
 		if r.Bits == 0 {

@@ -12,8 +12,8 @@ import (
 	"github.com/huskd/husk/internal/network/plan"
 )
 
-// Ensure makes the node's own part what b says, but for the sysctls. The
-// elements of pods stay as they are.
+// Ensure makes the node's part of the network agree with b, except for the sysctls. Elements of
+// pods stay as they are.
 func (d *Datapath) Ensure(b plan.Base) error {
 	if err := d.table.ensure(b.Table); err != nil {
 		return err
@@ -36,23 +36,22 @@ func (d *Datapath) Ensure(b plan.Base) error {
 	})
 }
 
-// Owned returns an error if the table is there and another owner's, see
-// plan.Table.
+// CheckOwner returns an error if the table exists and has another owner, see plan.Table.
 func (d *Datapath) CheckOwner(owner string) error {
 	d.table.mu.Lock()
 	defer d.table.mu.Unlock()
 	return d.table.checkOwner(owner)
 }
 
-// TableExists says whether the nftables table is there. Others can remove it
-// with all the rest: `nft flush ruleset`.
+// TableExists reports whether the nftables table exists. Other programs may remove it with all
+// others: `nft flush ruleset`.
 func (d *Datapath) TableExists() bool { return d.table.exists() }
 
 // BaseMissing reports whether an error of Apply means that the table or the bridge is missing.
 func BaseMissing(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }
 
-// RepairBase makes the node's own part again after another program removed some of it, and puts
-// back the elements of the pods.
+// RepairBase makes the node's part again after another program removed some of it, and adds the
+// elements of the pods.
 func (d *Datapath) RepairBase(b plan.Base, elements []plan.Element) error {
 	if err := d.Ensure(b); err != nil {
 		return err
@@ -78,7 +77,7 @@ func makeBridge(c *nlsock.Conn, b plan.BridgeLink) (int, error) {
 		return 0, fmt.Errorf("bridge %s: %w", b.Name, err)
 	}
 	if link.mac != b.MAC {
-		return 0, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("link %s is there and not of this network: delete it or use another name", b.Name))
+		return 0, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("link %s exists and doesn't belong to this network: delete it or use another name", b.Name))
 	}
 	change := linkChange{name: b.Name, up: true, noAutoAddress: true, forwarding: true, routeLocalnet: true}
 	if err := c.Do(setLink(change))[0].Err; err != nil {
@@ -87,7 +86,7 @@ func makeBridge(c *nlsock.Conn, b plan.BridgeLink) (int, error) {
 	return link.index, nil
 }
 
-// Teardown removes what Ensure made, for any configuration of the instance.
+// Teardown removes what Ensure has made for any configuration of the instance.
 func (d *Datapath) Teardown() error {
 	errs := []error{d.table.drop()}
 	routes, err := listRoutes(d.handle)
@@ -101,7 +100,7 @@ func (d *Datapath) Teardown() error {
 	return errors.Join(errs...)
 }
 
-// markBridgeForDeletion has the next Reap delete the bridge, if it is one that we made.
+// markBridgeForDeletion lets the next Reap delete the bridge, if Husk made it.
 func (d *Datapath) markBridgeForDeletion() error {
 	var bridge linkInfo
 	err := d.withConn(func(c *nlsock.Conn) (err error) {
@@ -114,13 +113,13 @@ func (d *Datapath) markBridgeForDeletion() error {
 	return errors.Join(err, d.markForDeletion(d.bridge))
 }
 
-// ours says whether a route is one of this instance's subnets.
+// ours reports whether a route is one of this instance's subnet routes.
 func (d *Datapath) ours(r plan.Route) bool {
 	return r.Kind == plan.Unreachable && r.Metric == int(d.deletion.tag)
 }
 
-// removeSubnet deletes the route of a subnet, and what lo has for it. The route
-// goes last: it is by it that the address is known to be ours.
+// removeSubnet deletes the route of a subnet, and its address on lo. The route goes last, as it
+// identifies the address as ours.
 func (d *Datapath) removeSubnet(r plan.Route) error {
 	var lo linkInfo
 	err := d.withConn(func(c *nlsock.Conn) (err error) {
@@ -136,8 +135,7 @@ func (d *Datapath) removeSubnet(r plan.Route) error {
 	return err
 }
 
-// remove deletes a route, neighbour or address of the node. It may be gone
-// already.
+// remove deletes a route, neighbour or address of the node. It isn't an error if it is gone.
 func (d *Datapath) remove(object any, index int) error {
 	var req *nl.NetlinkRequest
 	switch o := object.(type) {

@@ -11,8 +11,7 @@ import (
 	"github.com/huskd/husk/internal/network/plan"
 )
 
-// BenchmarkStages does what Apply and Cut do, one after the other, and reports
-// the median of each stage.
+// BenchmarkStages does what Apply and Cut do, step by step, and reports the median of each stage.
 func BenchmarkStages(b *testing.B) {
 	n := newNode(b, plan.PTP)
 	stages := map[string][]time.Duration{}
@@ -39,7 +38,7 @@ func BenchmarkStages(b *testing.B) {
 			b.Fatal(err)
 		}
 		links, eth, err := n.ensureVeth(p, ns, inPod)
-		stage("pair", err)
+		stage("veth", err)
 		_ = unix.Close(ns)
 		requests, names := sideRequests(links, p.Host)
 		stage("host", n.withConn(func(c *nlsock.Conn) error { return firstError(c.Do(requests...), names, p.Netns) }))
@@ -50,7 +49,7 @@ func BenchmarkStages(b *testing.B) {
 		stage("cut-link", n.markForDeletion(p.Veth.Host))
 		stage("cut-elements", n.table.remove(p.Elements))
 		b.StopTimer()
-		if len(stages["pair"])%40 == 0 {
+		if len(stages["veth"])%40 == 0 {
 			start := time.Now()
 			if err := n.Reap(); err != nil {
 				b.Fatal(err)

@@ -1,35 +1,32 @@
-// Package datapath makes network/plan's values so in the kernel, and says where
-// the kernel differs from them. It keeps nothing in memory: every call can be
-// repeated, and after a crash anywhere the next call completes or removes what
-// was begun.
+// Package datapath applies network/plan's plans to the kernel, and reports where the kernel differs
+// from them. It keeps no state in memory: every call can be repeated, and after a crash anywhere
+// the next call completes or removes what was begun.
 //
-// What it changes on the node, and nothing else:
+// It changes the following on the node, and nothing else:
 //
-//   - veth pairs, whose host ends begin with the instance's prefix hk<instance>,
-//     and in mode bridge one bridge, hkbr<instance> if it isn't given a name;
-//   - for pods with a bandwidth, queueing disciplines on the pair, and for what
-//     they send an IFB hf<instance>…;
-//   - in mode ptp, the first address of each pod subnet on lo, of a kind that
-//     the kernel doesn't choose as a source by itself;
-//   - routes of protocol 104: one or two per pod's address on its pair, one
-//     unreachable per pod subnet with a metric that names the instance, and
-//     for pods with hostPorts one local ::1 on their pair;
+//   - veth pairs, whose host ends have the instance's prefix hk<instance>, and in mode bridge one
+//     bridge, by default hkbr<instance>;
+//   - for pods with a bandwidth, queueing disciplines on the veth, and an IFB hf<instance>… for
+//     packets from the pod;
+//   - in mode ptp, the first address of each pod subnet on lo, in a form that the kernel doesn't
+//     choose as a source by itself;
+//   - routes of protocol 104: one or two per pod address on the pod's veth, one unreachable route
+//     per pod subnet with a metric that identifies the instance, and one local ::1 on the veths
+//     of pods with hostPorts;
 //   - one nftables table, inet husk-<instance>; see table.go for its rules;
-//   - conntrack entries of pods that end and of UDP hostPorts that begin;
-//   - the sysctls net.ipv4.ip_forward and net.ipv6.conf.all.forwarding, set to 1
-//     if they aren't, and only then net.ipv6.conf.<link>.accept_ra to 2 where it
-//     is 1, without which the node would lose the default route that its router
-//     advertises. Their former values are the caller's to record and restore.
+//   - conntrack entries of pods that end and of new UDP hostPorts;
+//   - the sysctls net.ipv4.ip_forward and net.ipv6.conf.all.forwarding, which it sets to 1. Where
+//     it has to, it first sets net.ipv6.conf.<link>.accept_ra from 1 to 2, as the node would lose
+//     the default route that its router advertises. The caller records and restores the former
+//     values.
 //
-// The settings of a pair die with it: net.ipv4.conf.<pair>.forwarding is set
-// whatever the default for new links is, and .route_localnet only on the pairs
-// (or the bridge) of pods that have hostPorts, so that 127.0.0.1:hostPort
-// works. The table drops what a pod sends to 127.0.0.0/8 itself.
+// The settings of a veth disappear with it: net.ipv4.conf.<veth>.forwarding is set whatever the
+// default for new links is. route_localnet, for 127.0.0.1:hostPort, is set only on the veths (or
+// the bridge) of pods with hostPorts. The table drops packets from pods to 127.0.0.0/8.
 //
-// [::1]:hostPort works too, by a route that plan.loopbackRoute explains; but not
-// in mode bridge while net.bridge.bridge-nf-call-ip6tables is on (br_netfilter):
-// then the bridge translates the replies, and the IPv6 layer, which comes after
-// it, drops every packet to ::1.
+// [::1]:hostPort works by a route, see plan.loopbackRoute. In mode bridge it doesn't work while
+// net.bridge.bridge-nf-call-ip6tables is on (br_netfilter): the bridge then translates the replies,
+// and the IPv6 layer, which sees them later, drops every packet to ::1.
 //
 // No program is run.
 package datapath
@@ -48,28 +45,27 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// nodeConns is how many attachments can talk to the kernel at the same time.
-// More would only wait for each other in it, on rtnl_mutex.
+// nodeConns is how many attachments can talk to the kernel at the same time. More would only wait
+// in the kernel, for rtnl_mutex.
 const nodeConns = 4
 
-// Datapath acts in one node's network namespace. Its methods may be called
-// concurrently, if no two are about the same sandbox.
+// Datapath acts in one node's network namespace. Its methods may be called concurrently, but not
+// for the same sandbox.
 type Datapath struct {
 	netns     string
 	instance  pod.Instance
 	bridge    string
 	deletion  groupAllocator
 	conns     chan *nlsock.Conn
-	reapConns chan *nlsock.Conn // for what waits for RCU grace periods
+	reapConns chan *nlsock.Conn // for deletions, which wait for RCU grace periods
 	flows     *nlsock.Conn
 	handle    *netlink.Handle // for lists
 	table     *table
 }
 
-// Open returns the datapath of an instance in the network namespace at path;
-// an empty path is the namespace of the process. Its sockets, and what it does
-// in /proc/sys, belong to that namespace, whichever thread calls. An empty
-// bridge is the instance's own.
+// Open returns the datapath of an instance in the network namespace at path; an empty path means
+// the process's namespace. Its sockets and sysctls belong to that namespace, whichever thread
+// calls. An empty bridge is the instance's default.
 func Open(path string, instance pod.Instance, bridge string) (*Datapath, error) {
 	tag, err := plan.Tag(instance)
 	if err != nil {
@@ -130,7 +126,7 @@ func (d *Datapath) InNode(fn func() error) error {
 	return netns.Do(d.netns, fn)
 }
 
-// Forget has the node forget connections.
+// Forget deletes conntrack entries of the node.
 func (d *Datapath) Forget(f conntrack.Flows) error { return conntrack.Forget(d.flows, f) }
 
 // withConn calls fn with a socket of the node.

@@ -33,7 +33,7 @@ const instance = pod.Instance("be0f")
 
 var subnets = []netip.Prefix{netip.MustParsePrefix("10.88.0.0/16"), netip.MustParsePrefix("fd88::/64")}
 
-// node is a namespace with a datapath.
+// node is a network namespace with a datapath.
 type node struct {
 	*Datapath
 	t    testing.TB
@@ -68,7 +68,7 @@ func (n *node) ip(ns, args string) string {
 	return netnstest.IP(n.t, ns, args)
 }
 
-// plan returns that of another pod, in a namespace of its own.
+// plan returns the plan of a new pod in a new namespace.
 func (n *node) plan(ports ...pod.PortMapping) plan.Plan {
 	n.t.Helper()
 	return n.planIn(namespace(n.t), ports...)
@@ -100,7 +100,7 @@ func (n *node) empty() {
 	swept, err := n.Sweep(n.base, nil)
 	must(n.t, err)
 	if len(swept) > 0 {
-		n.t.Errorf("%d are left: %v …", len(swept), swept[0])
+		n.t.Errorf("%d objects are left: %v …", len(swept), swept[0])
 	}
 }
 
@@ -122,7 +122,7 @@ func TestApplyAndCutCanBeRepeated(t *testing.T) {
 			index := n.ip(n.path, "-o link show "+p.Veth.Host)[:3]
 			must(t, n.Apply(p))
 			if again := n.ip(n.path, "-o link show "+p.Veth.Host)[:3]; again != index {
-				t.Error("Apply made another link")
+				t.Error("Apply made a new link")
 			}
 			for range 2 {
 				must(t, n.Cut(p))
@@ -130,7 +130,7 @@ func TestApplyAndCutCanBeRepeated(t *testing.T) {
 			if diffs := n.differences(p); !slices.Contains(diffs, "link HOST: marked for deletion") {
 				t.Errorf("after Cut: %v", diffs)
 			}
-			must(t, n.Apply(p)) // it was cut by a process that crashed then
+			must(t, n.Apply(p)) // as if the process had crashed after Cut
 			if diffs := n.differences(p); len(diffs) > 0 {
 				t.Errorf("applied after Cut: %v", diffs)
 			}
@@ -139,7 +139,7 @@ func TestApplyAndCutCanBeRepeated(t *testing.T) {
 				must(t, n.Reap())
 			}
 			if diffs := n.differences(q); len(diffs) > 0 {
-				t.Errorf("of the other pod: %v", diffs)
+				t.Errorf("the other pod: %v", diffs)
 			}
 			must(t, n.Cut(q))
 			must(t, n.Reap())
@@ -148,9 +148,8 @@ func TestApplyAndCutCanBeRepeated(t *testing.T) {
 	}
 }
 
-// TestVerifyNamesWhatDiffers breaks an attachment in every way, one at a time;
-// Apply repairs each.
-func TestVerifyNamesWhatDiffers(t *testing.T) {
+// TestVerify breaks an attachment in every way, one at a time. Apply repairs each.
+func TestVerify(t *testing.T) {
 	n := newNode(t, plan.PTP)
 	p := n.plan(port)
 	must(t, n.Apply(p))
@@ -180,7 +179,7 @@ func TestVerifyNamesWhatDiffers(t *testing.T) {
 		}
 		must(t, n.Apply(p))
 		if got := n.differences(p); len(got) > 0 {
-			t.Fatalf("%s: repaired, and still %q", command, got)
+			t.Fatalf("%s: after the repair, still %q", command, got)
 		}
 	}
 	for _, c := range []struct{ ns, command, want string }{
@@ -196,7 +195,7 @@ func TestVerifyNamesWhatDiffers(t *testing.T) {
 		}
 		must(t, n.Apply(p))
 		if got := n.differences(p); len(got) > 0 {
-			t.Fatalf("%s: repaired, and still %q", command, got)
+			t.Fatalf("%s: after the repair, still %q", command, got)
 		}
 	}
 	for _, c := range []struct{ ns, command, want string }{
@@ -220,9 +219,9 @@ func TestVerifyNamesWhatDiffers(t *testing.T) {
 	}
 }
 
-// TestApplyTakesTheNamespaceThatIsThere: after a restart of the sandbox, the
-// pair may hang in a namespace that only a process keeps.
-func TestApplyTakesTheNamespaceThatIsThere(t *testing.T) {
+// TestApplyReplacesVethOfOtherNamespace checks that after a restart of the sandbox a new veth
+// replaces the old one, even if that is in a namespace which a process keeps alive.
+func TestApplyReplacesVethOfOtherNamespace(t *testing.T) {
 	n := newNode(t, plan.PTP)
 	p := n.plan()
 	must(t, n.Apply(p))
@@ -234,7 +233,7 @@ func TestApplyTakesTheNamespaceThatIsThere(t *testing.T) {
 	taken := n.plan()
 	n.ip(taken.Netns, "link add eth0 type veth peer name eth9")
 	if err := n.Apply(taken); !errors.Is(err, errdefs.ErrAlreadyExists) {
-		t.Errorf("where eth0 is somebody else's: %v", err)
+		t.Errorf("a namespace with its own eth0: %v", err)
 	}
 }
 
@@ -297,7 +296,7 @@ func TestTableIsUpgraded(t *testing.T) {
 	must(t, n.table.add([]plan.Element{{Set: "pods4", Addr: netip.MustParseAddr("10.88.0.2")}}))
 }
 
-// TestRulesAreAsDocumented: the comment in table.go is what nft shows.
+// TestRulesAreAsDocumented compares the comment in table.go with nft's output.
 func TestRulesAreAsDocumented(t *testing.T) {
 	n := newNode(t, plan.PTP)
 	got := netnstest.Run(t, n.path, "nft", "list", "table", "inet", instance.Table())
@@ -322,7 +321,7 @@ func TestRulesAreAsDocumented(t *testing.T) {
 	}
 }
 
-func TestErrorsHaveTheKernelsWords(t *testing.T) {
+func TestErrorsIncludeKernelMessage(t *testing.T) {
 	n := newNode(t, plan.PTP)
 	must(t, n.withConn(func(c *nlsock.Conn) error {
 		bad := plan.Route{Kind: plan.Unicast, Dst: netip.MustParsePrefix("10.1.1.1/16"), Link: "lo"}
@@ -336,10 +335,10 @@ func TestErrorsHaveTheKernelsWords(t *testing.T) {
 		return nil
 	}))
 	if _, err := Open(n.path, "bad", ""); err == nil {
-		t.Error("opened an instance that isn't one")
+		t.Error("an invalid instance is accepted")
 	}
 	if _, err := Open("/nowhere", instance, ""); err == nil {
-		t.Error("opened nowhere")
+		t.Error("a missing namespace is accepted")
 	}
 }
 
@@ -380,12 +379,12 @@ func FuzzElement(f *testing.F) {
 			if got := t.decode(name, key, value); got != e {
 				tt.Fatalf("got %+v, want %+v", got, e)
 			}
-			t.decode(name, ip, []byte(link)) // whatever others put there
+			t.decode(name, ip, []byte(link)) // content added by others must not crash it
 		}
 	})
 }
 
-// FuzzAnswers: nothing that comes from a socket may crash.
+// FuzzAnswers checks that malformed answers from a socket don't crash the parsers.
 func FuzzAnswers(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(getLink("eth0", 3).Serialize()[unix.SizeofNlMsghdr:])

@@ -19,12 +19,11 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// chunk is how many elements go into one message: a netlink attribute, the
-// list of elements, has at most 64 KiB.
+// chunk is how many elements go into one message: the list of elements is a netlink attribute,
+// which has at most 64 KiB.
 const chunk = 400
 
-// chunks is how many messages go into one batch, which must fit into the
-// socket's send buffer.
+// chunks is how many messages go into one batch, which must fit into the socket's send buffer.
 const chunks = 4
 
 // table is the instance's nftables table.
@@ -33,9 +32,9 @@ type table struct {
 	nft     *nftables.Table
 	sets    map[string]plan.Set
 	nfts    map[string]*nftables.Set
-	changes *nlsock.Conn // for elements: five times as fast as the library
+	changes *nlsock.Conn // for elements; five times as fast as the library
 
-	mu   sync.Mutex // a batch is collected in conn, and then sent
+	mu   sync.Mutex // Invariant: guards conn, which collects a batch before it sends it.
 	conn *nftables.Conn
 }
 
@@ -56,7 +55,7 @@ func openTable(d *Datapath) (*table, error) {
 	return t, errors.Join(err, t.reopen())
 }
 
-// reopen gets a fresh socket: after an error, answers may be left in the old one.
+// reopen opens a new socket: after an error, the old one may have unread answers.
 func (t *table) reopen() error {
 	if t.conn != nil {
 		_ = t.conn.CloseLasting()
@@ -99,9 +98,8 @@ func (t *table) wrap(err error) error {
 	return fmt.Errorf("nftables table inet %s: %w", t.nft.Name, err)
 }
 
-// ensure makes the table with its sets, chains and rules in one transaction,
-// so that traffic never meets a half of it. Elements that are there stay,
-// unless another version of Husk made the sets differently.
+// ensure makes the table with its sets, chains and rules in one transaction, so that packets never
+// see part of it. Existing elements stay, unless another version of Husk made the sets differently.
 func (t *table) ensure(p plan.Table) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -131,7 +129,7 @@ func (t *table) ensure(p plan.Table) error {
 	err := t.batch(fill)
 	if err != nil && !errors.Is(err, unix.EPERM) {
 		err = t.batch(func(c *nftables.Conn) error {
-			c.AddTable(t.nft) // else deleting it fails where there is none
+			c.AddTable(t.nft) // otherwise deleting fails if there is none
 			c.DelTable(t.nft)
 			return fill(c)
 		})
@@ -139,7 +137,7 @@ func (t *table) ensure(p plan.Table) error {
 	return t.wrap(err)
 }
 
-// owned returns an error if the table is there and somebody else's.
+// checkOwner returns an error if the table exists and has another owner.
 func (t *table) checkOwner(owner string) error {
 	if owner == "" || !t.existsLocked() {
 		return nil
@@ -153,11 +151,11 @@ func (t *table) checkOwner(owner string) error {
 			return nil
 		}
 	}
-	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("nftables table inet %s is of another network, whose directory has the same four digits: use another name or directory", t.nft.Name))
+	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("nftables table inet %s belongs to another network, whose directory has the same four digits: use another name or directory", t.nft.Name))
 }
 
-// exists says whether the table is there. `nft flush ruleset`, which is how
-// nftables.service begins, removes everybody's tables.
+// exists reports whether the table exists. `nft flush ruleset`, with which nftables.service starts,
+// removes all tables.
 func (t *table) exists() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -198,14 +196,13 @@ func (t *table) drop() error {
 	}))
 }
 
-// add puts elements into their sets. Those that are there already are fine.
+// add adds elements to their sets. It isn't an error if they are there already.
 func (t *table) add(elements []plan.Element) error {
 	return t.wrap(t.send(unix.NFT_MSG_NEWSETELEM, elements))
 }
 
-// remove takes elements out of their sets. One that isn't there makes the
-// kernel refuse the batch; then each goes by itself. (From Linux 6.3 on there
-// is a message that doesn't mind.)
+// remove removes elements from their sets. If one is missing, the kernel refuses the whole batch;
+// then each one is removed by itself. (Linux 6.3 has a message that ignores missing elements.)
 func (t *table) remove(elements []plan.Element) error {
 	err := t.send(unix.NFT_MSG_DELSETELEM, elements)
 	if !errors.Is(err, unix.ENOENT) {
@@ -219,7 +216,7 @@ func (t *table) remove(elements []plan.Element) error {
 	return nil
 }
 
-// send adds or deletes elements, in one transaction if they aren't very many.
+// send adds or deletes elements, in one transaction if there are less than chunk.
 func (t *table) send(verb int, elements []plan.Element) error {
 	bySet := map[string][]plan.Element{}
 	for _, e := range elements {
@@ -243,7 +240,7 @@ func (t *table) send(verb int, elements []plan.Element) error {
 	return nil
 }
 
-// message is one about elements of one set.
+// message returns a message about elements of one set.
 func (t *table) message(verb int, set string, elements []plan.Element) *nl.NetlinkRequest {
 	req := nlsock.NftRequest(verb)
 	req.Flags |= unix.NLM_F_CREATE
@@ -262,7 +259,7 @@ func (t *table) message(verb int, set string, elements []plan.Element) *nl.Netli
 	return req
 }
 
-// list returns the elements of all sets, none if there is no table.
+// list returns the elements of all sets; none if there is no table.
 func (t *table) list() ([]plan.Element, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -284,8 +281,8 @@ func (t *table) list() ([]plan.Element, error) {
 
 var protocols = map[pod.Protocol]byte{pod.TCP: unix.IPPROTO_TCP, pod.UDP: unix.IPPROTO_UDP, pod.SCTP: unix.IPPROTO_SCTP}
 
-// encode returns the key and the value of an element: its fields one behind the
-// other, each on a boundary of 4 bytes.
+// encode returns the key and the value of an element: the concatenated fields, each padded to 4
+// bytes.
 func (t *table) encode(e plan.Element) (key, value []byte) {
 	set := t.sets[e.Set]
 	return encodeFields(set.Key, e), encodeFields(set.Value, e)
@@ -314,8 +311,7 @@ func encodeFields(fields []plan.Field, e plan.Element) []byte {
 	return out
 }
 
-// decode is the inverse of encode. What others put into the set is decoded as
-// far as it makes sense.
+// decode is the inverse of encode. Unknown content, added by others, is decoded as far as possible.
 func (t *table) decode(name string, key, value []byte) plan.Element {
 	set := t.sets[name]
 	e := plan.Element{Set: name}

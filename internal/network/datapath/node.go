@@ -15,24 +15,24 @@ import (
 // defaultMTU is Ethernet's, for a node without an uplink.
 const defaultMTU = 1500
 
-// minMTU is what IPv6 needs.
+// minMTU is the minimum of IPv6.
 const minMTU = 1280
 
-// uplinkProbes are addresses that only a default route leads to: 240.0.0.0/4 was
-// never given out, 3ffe::/16 was given back.
+// uplinkProbes are addresses that only a default route leads to: 240.0.0.0/4 was never assigned,
+// and 3ffe::/16 was returned.
 var uplinkProbes = []netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("3ffe::1")}
 
-// Uplink is how the node reaches the rest of the world.
+// Uplink is how the node reaches other networks.
 type Uplink struct {
-	Link string // empty if it doesn't
-	// MTU is the smaller one, if IPv4 and IPv6 go by different links or the
-	// default routes say more; 1500 without an uplink.
+	Link string // empty if there is none
+	// MTU is the smallest of those of the links and default routes of both families; 1500 without
+	// an uplink.
 	MTU    int
-	Source netip.Addr // of IPv4
+	Source netip.Addr // the IPv4 source address by default
 }
 
-// Uplink looks at the default routes and their links. It costs two to four
-// questions that the kernel answers without waiting for anybody.
+// Uplink returns the uplink by the default routes. It costs two to four requests, which the kernel
+// answers without taking a contended lock.
 func (d *Datapath) Uplink() (u Uplink, err error) {
 	err = d.withConn(func(c *nlsock.Conn) error {
 		for _, to := range uplinkProbes {
@@ -70,10 +70,10 @@ func (d *Datapath) Uplink() (u Uplink, err error) {
 	return u, err
 }
 
-// answeredRoute is what the kernel says of the way to an address.
+// answeredRoute is the kernel's answer about the route to an address.
 type answeredRoute struct {
-	link   int // 0 if there is no way
-	mtu    int // that the route itself asks for
+	link   int // 0 if there is no route
+	mtu    int // of the route itself
 	source netip.Addr
 }
 
@@ -102,7 +102,7 @@ func routeTo(c *nlsock.Conn, to netip.Addr) (r answeredRoute) {
 	return r
 }
 
-// IPv6 says whether pods on this node can have IPv6, and if not, why.
+// IPv6 reports whether pods on this node can have IPv6, and if not, why.
 func (d *Datapath) IPv6() (ok bool, why string) {
 	_ = d.InNode(func() error {
 		for _, conf := range []string{"all", "default"} {

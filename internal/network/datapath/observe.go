@@ -14,16 +14,15 @@ import (
 	"github.com/huskd/husk/internal/network/plan"
 )
 
-// observed is what there is in a network namespace, in the plan's own words.
+// observed is the state of a network namespace, in the plan's types.
 type observed struct {
 	links      map[string]linkInfo
 	addresses  map[plan.Address]bool
-	neighbours map[plan.Neighbour]bool // permanent ones
-	routes     map[plan.Route]bool     // of our protocol
+	neighbours map[plan.Neighbour]bool // only permanent ones
+	routes     map[plan.Route]bool     // only those of plan.Protocol
 }
 
-// observe lists what the namespace of the handle has on the links that want
-// says.
+// observe reads the state of the handle's namespace, limited to the links that want accepts.
 func observe(c *nlsock.Conn, h *netlink.Handle, want func(link string) bool) (*observed, error) {
 	o := &observed{map[string]linkInfo{}, map[plan.Address]bool{}, map[plan.Neighbour]bool{}, map[plan.Route]bool{}}
 	links, err := listLinks(c)
@@ -83,7 +82,7 @@ func listRoutes(h *netlink.Handle) ([]netlink.Route, error) {
 	return out, nil
 }
 
-// planned returns a route of our protocol in the plan's words.
+// toPlan returns a route of plan.Protocol in the plan's type.
 func toPlan(r netlink.Route, link string) plan.Route {
 	p := plan.Route{Kind: plan.Unicast, Dst: nlsock.Prefix(r.Dst), Link: link, Metric: r.Priority}
 	switch r.Type {
@@ -121,11 +120,11 @@ func listLinks(c *nlsock.Conn) ([]linkInfo, error) {
 	return links, nil
 }
 
-// Difference is where the kernel isn't as planned.
+// Difference is where the kernel differs from a plan.
 type Difference struct {
-	// Netns is the path of the pod's namespace, empty for the node's.
+	// Netns is the path of the pod's namespace; empty means the node's.
 	Netns   string
-	Object  string // as iproute2 or nft name it
+	Object  string // in the notation of iproute2 or nft
 	Problem string // missing, foreign, or how it differs
 }
 
@@ -142,7 +141,7 @@ const (
 	foreign = "foreign"
 )
 
-// Verify returns, by sandbox, where the kernel differs from the plans.
+// Verify returns the differences between the kernel and the plans, by sandbox.
 func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
 	node, elements, err := d.observeNode()
 	if err != nil {
@@ -191,7 +190,7 @@ func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
 	return out, nil
 }
 
-// observeNode returns what there is of this instance on the node.
+// observeNode returns the instance's objects on the node.
 func (d *Datapath) observeNode() (node *observed, elements map[plan.Element]bool, err error) {
 	err = d.withConn(func(c *nlsock.Conn) error {
 		node, err = observe(c, d.handle, func(link string) bool {
@@ -203,7 +202,7 @@ func (d *Datapath) observeNode() (node *observed, elements map[plan.Element]bool
 		return nil, nil, err
 	}
 	if l, ok := node.links[d.bridge]; ok && l.mac != plan.BridgeMAC(d.instance) {
-		delete(node.links, d.bridge) // somebody else's
+		delete(node.links, d.bridge) // not ours
 	}
 	all, err := d.table.list()
 	if err != nil {
@@ -264,7 +263,7 @@ func (o *observed) compareLink(ns, name string, mac plan.MAC, mtu int) []Differe
 	return out
 }
 
-// compare returns what is missing of a side whose links are there.
+// compare returns what is missing on a side's existing links.
 func (o *observed) compare(ns string, s plan.Side) []Difference {
 	var out []Difference
 	miss := func(there bool, link string, object fmt.Stringer) {
@@ -284,7 +283,7 @@ func (o *observed) compare(ns string, s plan.Side) []Difference {
 	return out
 }
 
-// extra returns what the plan's host link has beyond the plan.
+// extra returns what the plan's host link has in addition to the plan.
 func (o *observed) extra(p plan.Plan) []Difference {
 	expected := map[fmt.Stringer]bool{}
 	for _, a := range p.Host.Addresses {
@@ -307,8 +306,8 @@ func (o *observed) extra(p plan.Plan) []Difference {
 	return out
 }
 
-// Sweep removes what is this instance's by name, protocol or table, but is
-// neither of the base nor of a plan, and returns it.
+// Sweep removes the objects that are this instance's by name, protocol or table, but belong neither
+// to the base nor to a plan, and returns them.
 func (d *Datapath) Sweep(b plan.Base, plans []plan.Plan) ([]Difference, error) {
 	node, elements, err := d.observeNode()
 	if err != nil {
@@ -363,11 +362,11 @@ func (d *Datapath) Sweep(b plan.Base, plans []plan.Plan) ([]Difference, error) {
 		case owned[r]:
 		case d.ours(r):
 			stray(r.String(), d.removeSubnet(r))
-		case onLink && owned[link.name]: // others went with their links
+		case onLink && owned[link.name]: // others were deleted with their links
 			stray(r.String(), d.remove(r, link.index))
 		}
 	}
-	// Addresses and neighbours of a pair go with it; the bridge's stay.
+	// Addresses and neighbours of a veth are deleted with it, but those of the bridge stay.
 	if bridge, ok := node.links[d.bridge]; ok && owned[bridge.name] {
 		for a := range node.addresses {
 			if a.Link == bridge.name && !owned[a] {

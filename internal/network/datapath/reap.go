@@ -11,36 +11,35 @@ import (
 	"github.com/huskd/husk/internal/network/nlsock"
 )
 
-// Deleting links by group costs one wait for RCU grace periods, 15 to 25 ms,
-// however many they are. But for each of them the kernel holds rtnl_mutex for
-// a quarter of a millisecond, all in one go, and who attaches a pod meanwhile
-// waits. So they are spread over several groups, perGroup at a time, of which
-// reapers are deleted at the same time.
+// Deleting links by group costs one wait for RCU grace periods, 15 to 25 ms, for any number of
+// links. But for each link the kernel holds rtnl_mutex for a quarter of a millisecond, without a
+// break, and attachments have to wait. So links are spread over several groups, perGroup at a time,
+// and reapers of these are deleted concurrently.
 const (
 	groups   = 16
 	perGroup = 8
 	reapers  = 2
 )
 
-// groupAllocator knows the groups. They differ from the instance's tag, and from each
-// other, in the upper half.
+// groupAllocator assigns groups to links. The groups differ from each other, and from the
+// instance's tag, in the upper half.
 type groupAllocator struct {
 	tag   uint32
 	count atomic.Uint32
 }
 
-// next returns the group for the next link that is to be deleted.
+// next returns the group for the next link to delete.
 func (d *groupAllocator) next() uint32 { return d.group(d.count.Add(1) / perGroup % groups) }
 
 func (d *groupAllocator) group(i uint32) uint32 { return d.tag + i<<16 }
 
-// has says whether a link is in one of the groups.
+// has reports whether a link is in one of the groups.
 func (d *groupAllocator) has(l linkInfo) bool {
 	i := l.group - d.tag
 	return i&0xffff == 0 && i>>16 < groups
 }
 
-// Reap deletes the links that were Cut, and returns when they are gone.
+// Reap deletes the links marked for deletion, and returns when they are gone.
 func (d *Datapath) Reap() error {
 	var g errgroup.Group
 	g.SetLimit(reapers)
@@ -58,7 +57,7 @@ func (d *Datapath) Reap() error {
 	return g.Wait()
 }
 
-// mark sets a link down and has the next Reap delete it.
+// markForDeletion sets a link down and lets the next Reap delete it.
 func (d *Datapath) markForDeletion(link string) error {
 	return d.withConn(func(c *nlsock.Conn) error {
 		err := c.Do(setLink(linkChange{name: link, down: true, group: d.deletion.next()}))[0].Err

@@ -24,9 +24,9 @@ const (
 	brportMode           = 4 // hairpin
 )
 
-// newVeth makes a pair whose peer is born in the namespace of the open file
-// netns, with its final name. One queue each is what the kernel would use, of
-// as many as there are CPUs that it would make.
+// newVeth returns the request for a veth whose peer is created with its final name in the namespace
+// of the open file netns. One queue per direction is what the kernel would use anyway, of the one
+// per CPU that it would create.
 func newVeth(p plan.Veth, bridge, netns int) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
@@ -51,16 +51,16 @@ func newVeth(p plan.Veth, bridge, netns int) *nl.NetlinkRequest {
 	return req
 }
 
-// linkChange is what setLink changes of a link, which has an index or a name.
+// linkChange is what setLink changes of a link, identified by index or name.
 type linkChange struct {
 	index         int
 	name          string
 	up, down      bool
 	alias         string
 	group         uint32
-	master        int  // whose port it becomes
-	noAutoAddress bool // no IPv6 address by itself, and no second of waiting for it
-	// Of IPv4; forwarding goes by the link that a packet comes by.
+	master        int  // the bridge whose port it becomes
+	noAutoAddress bool // no automatic IPv6 address, which takes a second
+	// Settings of IPv4. The kernel checks forwarding on a packet's ingress link.
 	forwarding, routeLocalnet bool
 }
 
@@ -105,13 +105,13 @@ func setLink(c linkChange) *nl.NetlinkRequest {
 	return req
 }
 
-// kernelHasIPv6: one that hasn't refuses to be told about it.
+// kernelHasIPv6 reports whether the kernel accepts settings of IPv6.
 var kernelHasIPv6 = sync.OnceValue(func() bool {
 	_, err := os.Stat("/proc/sys/net/ipv6")
 	return err == nil
 })
 
-// hairpin says whether a bridge sends a frame back out of the port it came by.
+// hairpin returns the request that lets a bridge send frames back by the port they came from.
 func hairpin(port int, on bool) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
 	msg := nl.NewIfInfomsg(unix.AF_BRIDGE)
@@ -127,7 +127,7 @@ func hairpin(port int, on bool) *nl.NetlinkRequest {
 	return req
 }
 
-// getLink asks for a link by name or, without one, by index.
+// getLink returns the request for a link by name or, if that is empty, by index.
 func getLink(name string, index int) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
@@ -140,8 +140,8 @@ func getLink(name string, index int) *nl.NetlinkRequest {
 	return req
 }
 
-// delLinks deletes the link of that name, or else all of a group. It returns
-// when they are gone, after several RCU grace periods of which most pass
+// delLinks returns the request that deletes the link of that name or, if it is empty, all links of
+// a group. The answer comes when they are gone, after several RCU grace periods, most of which pass
 // without a lock.
 func delLinks(name string, group uint32) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
@@ -161,10 +161,9 @@ func familyOf(a netip.Addr) int {
 	return unix.AF_INET6
 }
 
-// flagsOf returns the flags for a verb. Nothing but a neighbour is created with
-// NLM_F_REPLACE, so that what is there already is never overwritten: it is
-// either the same, and EEXIST says so, or it isn't ours. To a deletion, the
-// flags of creation mean other things.
+// flagsOf returns the flags for a verb. Only neighbours are created with NLM_F_REPLACE. Anything
+// else that exists is never overwritten: either it is the same, and the kernel answers EEXIST, or
+// it isn't ours. In a deletion, the flags of creation have other meanings.
 func flagsOf(verb, creation int) int {
 	switch verb {
 	case unix.RTM_DELADDR, unix.RTM_DELNEIGH, unix.RTM_DELROUTE:
@@ -173,7 +172,7 @@ func flagsOf(verb, creation int) int {
 	return unix.NLM_F_ACK | unix.NLM_F_CREATE | creation
 }
 
-// address is a request about an address: RTM_NEWADDR or RTM_DELADDR.
+// address returns a request about an address: RTM_NEWADDR or RTM_DELADDR.
 func address(verb, index int, a plan.Address) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(verb, flagsOf(verb, unix.NLM_F_EXCL))
 	msg := nl.NewIfAddrmsg(familyOf(a.Prefix.Addr()))
@@ -189,7 +188,7 @@ func address(verb, index int, a plan.Address) *nl.NetlinkRequest {
 	req.AddData(msg)
 	req.AddData(nl.NewRtAttr(unix.IFA_LOCAL, a.Prefix.Addr().AsSlice()))
 	req.AddData(nl.NewRtAttr(unix.IFA_ADDRESS, a.Prefix.Addr().AsSlice()))
-	if a.LastResort && a.Prefix.Addr().Is6() { // deprecated, for ever
+	if a.LastResort && a.Prefix.Addr().Is6() { // deprecated forever
 		forever := ^uint32(0)
 		info := make([]byte, 0, unix.SizeofIfaCacheinfo)
 		for _, word := range []uint32{0, forever, 0, 0} { // preferred, valid
@@ -200,9 +199,9 @@ func address(verb, index int, a plan.Address) *nl.NetlinkRequest {
 	return req
 }
 
-// neighbour is a request about an entry: RTM_NEWNEIGH or RTM_DELNEIGH.
+// neighbour returns a request about an entry: RTM_NEWNEIGH or RTM_DELNEIGH.
 func neighbour(verb, index int, n plan.Neighbour) *nl.NetlinkRequest {
-	// An entry that ARP made in the meantime is replaced: it is the same thing.
+	// An entry that ARP has made in the meantime is replaced: it has the same content.
 	req := nl.NewNetlinkRequest(verb, flagsOf(verb, unix.NLM_F_REPLACE))
 	req.AddData(&netlink.Ndmsg{Family: uint8(familyOf(n.Addr)), Index: uint32(index), State: netlink.NUD_PERMANENT})
 	req.AddData(nl.NewRtAttr(netlink.NDA_DST, n.Addr.AsSlice()))
@@ -210,9 +209,8 @@ func neighbour(verb, index int, n plan.Neighbour) *nl.NetlinkRequest {
 	return req
 }
 
-// route is a request about a route: RTM_NEWROUTE or RTM_DELROUTE. It is
-// appended, because with NLM_F_EXCL another link's route to ::1 would be in
-// the way.
+// route returns a request about a route: RTM_NEWROUTE or RTM_DELROUTE. Routes are appended: with
+// NLM_F_EXCL another link's route to ::1 would conflict.
 func route(verb, index int, r plan.Route) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(verb, flagsOf(verb, unix.NLM_F_APPEND))
 	msg := &nl.RtMsg{RtMsg: unix.RtMsg{

@@ -102,10 +102,10 @@ func setSysctl(name, value string) error {
 	return nil
 }
 
-// acceptAdvertisements returns the changes that let the node go on listening to
-// its router. With forwarding on, accept_ra 1 means no, and at the moment that
-// it is switched on the kernel drops the routes that were advertised on links
-// whose accept_ra isn't 2 (Documentation/networking/ip-sysctl.rst, accept_ra).
+// acceptAdvertisements returns the changes that keep the node listening to its router. With
+// forwarding on, accept_ra 1 means no. And when forwarding is switched on, the kernel drops the
+// advertised routes of links whose accept_ra isn't 2 (Documentation/networking/ip-sysctl.rst,
+// accept_ra).
 func acceptAdvertisements() ([]Sysctl, error) {
 	paths, err := filepath.Glob("/proc/sys/net/ipv6/conf/*/accept_ra")
 	if err != nil {

@@ -12,9 +12,8 @@ import (
 	"github.com/huskd/husk/internal/network/plan"
 )
 
-// The rules of the table, as `nft list table` shows them, IPv4 only. IPv6 has
-// the same with sets that end in 6. Rules don't depend on pods: what does is in
-// the sets and maps.
+// The rules of the table, as `nft list table` shows them, for IPv4 only. IPv6 has the same, with
+// sets whose names end in 6. Rules don't depend on pods; sets and maps do.
 //
 //	chain guard { type filter hook prerouting priority raw
 //		iifname "hk<instance>*" jump from-pod
@@ -38,14 +37,13 @@ import (
 //	}
 //	chain postrouting { type nat hook postrouting priority srcnat
 //		ip saddr 127.0.0.0/8 ip daddr @pods4 snat to 10.88.0.1     # from the node's loopback
-//		ip saddr . ip daddr @hairpin4 snat to 10.88.0.1            # a pod meets itself
+//		ip saddr . ip daddr @hairpin4 snat to 10.88.0.1            # a pod reaches itself
 //		oifname "hkbr<instance>" ct status dnat ip saddr @pods4 snat to 10.88.0.1
 //		ip saddr @pods4 ip daddr != @pods4 masquerade fully-random   # if configured
 //	}
 //
-// 10.88.0.1 stands for the first address of the pod subnet. The rule about the
-// bridge is for pods on it: the reply to another pod would go straight across
-// the bridge and miss the translation back.
+// 10.88.0.1 stands for the first address of the pod subnet. The rule about the bridge is for pods
+// on it: the reply to another pod would cross the bridge directly and not be translated back.
 const (
 	chainGuard       = "guard"
 	chainFromPod     = "from-pod"
@@ -55,7 +53,7 @@ const (
 	chainPostrouting = "postrouting"
 )
 
-// Registers are 16 bytes wide by their old numbers, 4 by the new ones.
+// The old register numbers stand for 16 bytes, the new ones for 4.
 const (
 	reg1   = unix.NFT_REG_1
 	reg32a = unix.NFT_REG32_00 // the first 4 bytes of reg1, and so on
@@ -63,13 +61,13 @@ const (
 	reg32e = unix.NFT_REG32_04
 )
 
-// family is what differs between the families in a rule.
+// family is what differs between IPv4 and IPv6 in a rule.
 type family struct {
 	proto    byte
 	suffix   string
 	src, dst uint32 // offsets in the header
 	size     uint32 // of an address
-	afterDst uint32 // register behind one that has an address
+	afterDst uint32 // the register after an address in reg1
 }
 
 var families = []family{
@@ -99,7 +97,7 @@ func (f family) load(offset, register uint32) expr.Any {
 	return &expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: f.size, DestRegister: register}
 }
 
-// within matches packets whose address at offset is of prefix.
+// within matches packets whose address at offset is in prefix.
 func (f family) within(offset uint32, prefix netip.Prefix) match {
 	mask := make([]byte, f.size)
 	for i := range prefix.Bits() {
@@ -116,8 +114,8 @@ func (f family) inSet(offset uint32, kind string, invert bool) match {
 	return match{f.load(offset, reg1), &expr.Lookup{SourceRegister: reg1, SetName: kind + f.suffix, Invert: invert}}
 }
 
-// dnat sends what the map knows to the address and port that it has for it. Its
-// key is the protocol and the port, behind the address if that is part of it.
+// dnat redirects packets that are in the map to the mapped address and port. The key is the
+// protocol and port, after the address if that is part of it.
 func (f family) dnat(kind string, address bool) match {
 	proto, port := uint32(reg32a), uint32(reg32b)
 	var m match
@@ -143,7 +141,7 @@ func verdict(kind expr.VerdictKind, chain string) match {
 	return match{&expr.Verdict{Kind: kind, Chain: chain}}
 }
 
-// byLink matches a link's whole name or, open, what its name begins with.
+// byLink matches a link's whole name or, if open, a prefix.
 func byLink(key expr.MetaKey, name string, open bool) match {
 	data := []byte(name)
 	if !open {
@@ -202,7 +200,7 @@ func rules(t plan.Table) map[string][][]expr.Any {
 		add(chainHostPorts, f.is(), f.dnat(plan.Ports, false))
 	}
 
-	// What no pod could reply to: it would take the address for its own.
+	// Sources that no pod could reply to, as it would take them for its own addresses.
 	loopback := map[byte][]netip.Prefix{
 		unix.NFPROTO_IPV4: {loopback4},
 		unix.NFPROTO_IPV6: {netip.PrefixFrom(netip.IPv6Loopback(), 128), linkLocal6},
@@ -227,10 +225,10 @@ func rules(t plan.Table) map[string][][]expr.Any {
 	return out
 }
 
-// ownerPrefix begins the name of an empty chain that says whose a table is.
+// ownerPrefix is the prefix of the name of an empty chain that identifies the table's owner.
 const ownerPrefix = "of-"
 
-// chains returns the table's chains, those first that others jump to.
+// chains returns the table's chains; those that others jump to come first.
 func chains(t *nftables.Table, owner string) []*nftables.Chain {
 	base := func(name string, typ nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority) *nftables.Chain {
 		return &nftables.Chain{Table: t, Name: name, Type: typ, Hooknum: hook, Priority: priority}
@@ -249,7 +247,7 @@ func chains(t *nftables.Table, owner string) []*nftables.Chain {
 	}...)
 }
 
-// fieldTypes are nft's own, so that it lists our sets as it does its own.
+// fieldTypes are nft's own types, so that nft lists our sets properly.
 var fieldTypes = map[plan.Field][2]nftables.SetDatatype{
 	plan.FieldLink:     {nftables.TypeIFName, nftables.TypeIFName},
 	plan.FieldAddr:     {nftables.TypeIPAddr, nftables.TypeIP6Addr},
@@ -275,8 +273,8 @@ func datatype(fields []plan.Field, six bool) nftables.SetDatatype {
 	return nftables.MustConcatSetType(types...) // at most three fields
 }
 
-// nftSet returns s for the library. The id tells it from the others in a batch;
-// the library would count, without a lock.
+// nftSet returns s for the library. The id identifies it in a batch; the library's default is a
+// counter without a lock.
 func nftSet(t *nftables.Table, s plan.Set, id uint32) *nftables.Set {
 	set := &nftables.Set{Table: t, ID: id, Name: s.Name(), KeyType: datatype(s.Key, s.Six), Concatenation: len(s.Key) > 1}
 	if s.Value != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/huskd/husk/internal/network/plan"
 )
 
-// VerifyBase returns where the kernel differs from the node's own part: in the
-// table and its rules, what the bridge or lo has, and the sysctls.
+// VerifyBase returns the differences between the kernel and the node's part of the network: the
+// table and its rules, the bridge, the settings of the bridge and lo, and the sysctls.
 func (d *Datapath) VerifyBase(b plan.Base) (diffs []Difference, err error) {
 	diffs, err = d.table.compare(b.Table)
 	if err != nil {
@@ -30,7 +30,7 @@ func (d *Datapath) VerifyBase(b plan.Base) (diffs []Difference, err error) {
 			}
 		}
 		for _, a := range b.Host.Addresses {
-			a.LastResort = false // the kernel isn't asked
+			a.LastResort = false // not observed
 			if _, ok := o.links[a.Link]; ok && !o.addresses[a] {
 				diffs = append(diffs, Difference{Object: a.String(), Problem: missing})
 			}
@@ -60,7 +60,7 @@ func (d *Datapath) VerifyBase(b plan.Base) (diffs []Difference, err error) {
 	return diffs, err
 }
 
-// compare returns where the table isn't as planned: it counts the rules of each
+// compare returns the differences between the table and its plan. It only counts the rules of each
 // chain.
 func (t *table) compare(p plan.Table) (diffs []Difference, err error) {
 	t.mu.Lock()

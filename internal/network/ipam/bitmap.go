@@ -2,9 +2,8 @@ package ipam
 
 import "math/bits"
 
-// bitmap is a set of small integers that finds its next member in the same
-// time however it is filled: each word of a level is one bit of the level
-// above, set if any of its bits is.
+// bitmap is a set of small integers that finds its next member in constant time. Each word of a
+// level is one bit of the level above, set if any of the word's bits is set.
 type bitmap struct {
 	levels [][]uint64
 	count  int

@@ -1,10 +1,10 @@
-// Package ipam decides which pod gets which address. It is pure: the caller
-// brings the time, keeps the records, and writes each one before it acts on it.
+// Package ipam allocates addresses to pods. It is pure: the caller passes the time, keeps the
+// records, and writes each one before acting on it.
 //
-// A lease is one address of every range, so that dual stack is not a special
-// case. Its life is reserved → bound → releasing → (its addresses are
-// quarantined) → gone. Next-free takes the same time however full a range is,
-// and walks round the range, so that an address comes back as late as possible.
+// A lease has one address of every range, so dual stack is not a special case. A lease is reserved,
+// bound, releasing, and then gone, with its addresses in quarantine. Finding the next free address
+// takes the same time however full a range is. The search goes round the range, so that an address
+// is reused as late as possible.
 package ipam
 
 import (
@@ -17,13 +17,13 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Owner is who holds a lease: one interface of one sandbox.
+// Owner is the holder of a lease: one interface of one sandbox.
 type Owner struct {
 	Sandbox string `json:"sandbox"`
 	IfName  string `json:"ifName"`
 }
 
-// String returns the owner as errors name it.
+// String returns the owner as it appears in errors.
 func (o Owner) String() string { return o.Sandbox + "/" + o.IfName }
 
 // State of a lease.
@@ -31,12 +31,12 @@ type State string
 
 // The states of a lease.
 const (
-	Reserved  State = "reserved"  // its addresses are nobody else's; nothing uses them yet
+	Reserved  State = "reserved"  // allocated, but not in use yet
 	Bound     State = "bound"     // in use by the pod
-	Releasing State = "releasing" // being taken from the pod
+	Releasing State = "releasing" // being removed from the pod
 )
 
-// Lease is what an owner holds.
+// Lease is the addresses that an owner holds.
 type Lease struct {
 	Owner     Owner        `json:"owner"`
 	State     State        `json:"state"`
@@ -49,14 +49,14 @@ func (l *Lease) value() Lease {
 	return v
 }
 
-// Quarantined is an address that nobody may have until a time has come, because
-// conntrack entries and peers may still know its last owner.
+// Quarantined is an address that is unavailable until a time, because conntrack entries and peers
+// may still remember its last owner.
 type Quarantined struct {
 	Addr  netip.Addr `json:"addr"`
 	Until time.Time  `json:"until"`
 }
 
-// Usage counts the addresses of a range.
+// Usage is the number of a range's addresses by state.
 type Usage struct {
 	Range       netip.Prefix `json:"range"`
 	Size        int          `json:"size"` // addresses that pods can have
@@ -65,7 +65,7 @@ type Usage struct {
 	Free        int          `json:"free"`
 }
 
-// DefaultQuarantine is longer than most conntrack entries and ARP caches remember an address.
+// DefaultQuarantine is longer than most conntrack entries and ARP caches live.
 const DefaultQuarantine = time.Minute
 
 // QuarantineOf returns the quarantine that a configured one means: 0 is the default, negative none.
@@ -84,9 +84,9 @@ type Allocator struct {
 	holders    map[netip.Addr]Owner
 }
 
-// New returns an allocator without leases over one range, or one of each
-// family. Of a range, its first 2^20 addresses are used, but for the network,
-// broadcast and gateway address. After use an address is in quarantine.
+// New returns an allocator without leases over one range, or one of each family. It uses the first
+// 2^20 addresses of a range, except for the network, gateway and broadcast address. An address is
+// in quarantine for the given time after use.
 func New(quarantine time.Duration, ranges ...netip.Prefix) (*Allocator, error) {
 	if quarantine < 0 {
 		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("quarantine of %v: not a duration to wait", quarantine))
@@ -110,10 +110,10 @@ func New(quarantine time.Duration, ranges ...netip.Prefix) (*Allocator, error) {
 	return a, nil
 }
 
-// Reserve returns the owner's lease, made if need be. want asks for certain
-// addresses, at most one of each range. When a range has nothing else left, the
-// address that has been in quarantine longest is taken if its time is up;
-// otherwise the error is of kind resource exhausted and says how full it is.
+// Reserve returns the owner's lease, allocating one if there is none. want asks for certain
+// addresses, at most one of each range. If a range has no free address, the one that has been in
+// quarantine longest is taken, if its time is up. Otherwise the error is of kind resource exhausted
+// and says how full the range is.
 func (a *Allocator) Reserve(o Owner, now time.Time, want ...netip.Addr) (Lease, error) {
 	if l, ok := a.leases[o]; ok {
 		if l.State == Releasing {
@@ -181,8 +181,8 @@ func (a *Allocator) add(l *Lease) {
 // Bind marks the owner's lease as in use by its pod.
 func (a *Allocator) Bind(o Owner) (Lease, bool) { return a.move(o, Bound) }
 
-// Release marks the owner's lease as being taken away. Its addresses stay
-// nobody else's until Quarantine or Forget.
+// Release marks the owner's lease as being removed. Its addresses stay allocated until Quarantine
+// or Forget.
 func (a *Allocator) Release(o Owner) (Lease, bool) { return a.move(o, Releasing) }
 
 func (a *Allocator) move(o Owner, s State) (Lease, bool) {
@@ -194,8 +194,8 @@ func (a *Allocator) move(o Owner, s State) (Lease, bool) {
 	return l.value(), true
 }
 
-// Quarantine ends the owner's lease. The caller knows that the link that had
-// the addresses is gone. Without a quarantine they are free at once.
+// Quarantine ends the owner's lease and puts its addresses into quarantine, or frees them if that
+// is 0. The caller knows that the link that had them is gone.
 func (a *Allocator) Quarantine(o Owner, now time.Time) []Quarantined {
 	if a.quarantine == 0 {
 		a.Forget(o)
@@ -211,8 +211,8 @@ func (a *Allocator) Quarantine(o Owner, now time.Time) []Quarantined {
 	return out
 }
 
-// Forget ends the owner's lease. The caller knows that its addresses were never
-// used; they are free at once.
+// Forget ends the owner's lease and frees its addresses. The caller knows that they were never
+// used.
 func (a *Allocator) Forget(o Owner) {
 	for _, addr := range a.remove(o) {
 		if p := a.pool(addr); p != nil {
@@ -242,8 +242,7 @@ func (a *Allocator) pool(addr netip.Addr) *pool {
 	return nil
 }
 
-// Expire frees at most limit of the quarantined addresses whose time is up,
-// and returns them.
+// Expire frees at most limit addresses whose quarantine has ended, and returns them.
 func (a *Allocator) Expire(now time.Time, limit int) []netip.Addr {
 	var out []netip.Addr
 	for _, p := range a.ranges {
@@ -258,8 +257,8 @@ func (a *Allocator) Expire(now time.Time, limit int) []netip.Addr {
 	return out
 }
 
-// Restore puts back a recorded lease. Its addresses need not be of the ranges:
-// those may have been configured anew since, and the pod keeps what it has.
+// Restore adds a recorded lease. Its addresses need not be in the ranges: the configuration may
+// have changed since, and the pod keeps its addresses.
 func (a *Allocator) Restore(l Lease) error {
 	if l.Owner.Sandbox == "" || l.Owner.IfName == "" || len(l.Addresses) == 0 {
 		return fmt.Errorf("lease of %q with addresses %v: incomplete", l.Owner, l.Addresses)
@@ -288,9 +287,9 @@ func (a *Allocator) Restore(l Lease) error {
 	return nil
 }
 
-// RestoreQuarantine puts back recorded quarantines, in any order, after the
-// leases. It returns the addresses whose records have no meaning any more: they
-// are leased, or of no range. A clock that was set back doesn't prolong any.
+// RestoreQuarantine adds recorded quarantines, in any order, after the leases. It returns the
+// addresses whose records are stale: leased, or of no range. No quarantine gets longer if the clock
+// was set back.
 func (a *Allocator) RestoreQuarantine(now time.Time, qs []Quarantined) (stale []netip.Addr) {
 	qs = slices.Clone(qs)
 	for i := range qs {
@@ -323,7 +322,8 @@ func (a *Allocator) Usage() []Usage {
 	return out
 }
 
-// Exhausted returns the error that Reserve would, if a range has nothing left.
+// Exhausted returns the error that Reserve would return if a range has no address left, and nil
+// otherwise.
 func (a *Allocator) Exhausted(now time.Time) error {
 	var errs []error
 	for _, p := range a.ranges {

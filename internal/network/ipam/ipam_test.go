@@ -51,7 +51,7 @@ func addrs(s ...string) []netip.Addr {
 	return out
 }
 
-func TestRangesThatAreRefused(t *testing.T) {
+func TestInvalidRanges(t *testing.T) {
 	for _, bad := range []struct{ ranges, want string }{
 		{"", "no range"},
 		{"10.0.0.0/31", "prefix length of 8 to 30"},
@@ -71,14 +71,14 @@ func TestRangesThatAreRefused(t *testing.T) {
 		}
 	}
 	if _, err := New(0, netip.Prefix{}); err == nil {
-		t.Error("the zero prefix is taken")
+		t.Error("the zero prefix is accepted")
 	}
 	if _, err := New(-1, prefixes("10.0.0.0/24")...); err == nil {
-		t.Error("a negative quarantine is taken")
+		t.Error("a negative quarantine is accepted")
 	}
 }
 
-func TestNetworkGatewayAndBroadcastAreNobodys(t *testing.T) {
+func TestReservedAddresses(t *testing.T) {
 	for _, c := range []struct {
 		prefix      string
 		size        int
@@ -141,14 +141,14 @@ func TestSameOwnerGetsTheSameLease(t *testing.T) {
 	}
 }
 
-func TestReleasedAddressesRest(t *testing.T) {
+func TestReleasedAddressesAreQuarantined(t *testing.T) {
 	a := allocator(t, time.Minute, "10.0.0.0/29")
 	for i := range 5 {
 		reserve(t, a, i, epoch)
 	}
 	a.Release(owner(3))
 	if _, err := a.Reserve(owner(9), epoch); err == nil {
-		t.Error("an address that is being released was given away")
+		t.Error("an address that is being released was allocated")
 	}
 	q := a.Quarantine(owner(3), epoch)
 	a.Quarantine(owner(1), epoch.Add(10*time.Second))
@@ -174,7 +174,7 @@ func TestReleasedAddressesRest(t *testing.T) {
 	}
 }
 
-func TestExpireFreesWhatIsDue(t *testing.T) {
+func TestExpire(t *testing.T) {
 	a := allocator(t, time.Minute, "10.0.0.0/24", "fd00::/64")
 	for i := range 10 {
 		reserve(t, a, i, epoch)
@@ -189,7 +189,7 @@ func TestExpireFreesWhatIsDue(t *testing.T) {
 		t.Errorf("limited: %v", got)
 	}
 	if got := a.Expire(epoch.Add(64*time.Second), 100); len(got) != 3 {
-		t.Errorf("the rest of what is due: %v", got)
+		t.Errorf("the remaining due addresses: %v", got)
 	}
 	if u := a.Usage(); u[0].Quarantined != 5 || u[1].Quarantined != 5 || u[0].Used != 0 || u[0].Free != 248 {
 		t.Errorf("usage: %+v", u)
@@ -212,7 +212,7 @@ func TestAddressesGoRoundTheRange(t *testing.T) {
 	for i := range 253 {
 		l := reserve(t, a, i, epoch)
 		if l.Addresses[0] == last {
-			t.Fatalf("%v again at once", last)
+			t.Fatalf("%v was reused at once", last)
 		}
 		last = l.Addresses[0]
 		a.Quarantine(owner(i), epoch)
@@ -254,11 +254,11 @@ func TestRequestedAddresses(t *testing.T) {
 		}
 	}
 	if _, err := a.Reserve(owner(3), epoch.Add(time.Minute), addrs("10.0.0.9", "fd00::5")...); err != nil {
-		t.Errorf("after its rest: %v", err)
+		t.Errorf("after its quarantine: %v", err)
 	}
 }
 
-func TestHalfALeaseIsPutBack(t *testing.T) {
+func TestPartialLeaseIsRolledBack(t *testing.T) {
 	a := allocator(t, time.Minute, "10.0.0.0/24", "fd00::/126")
 	reserve(t, a, 1, epoch)
 	reserve(t, a, 2, epoch)
@@ -274,7 +274,7 @@ func TestHalfALeaseIsPutBack(t *testing.T) {
 func TestRestore(t *testing.T) {
 	a := allocator(t, time.Minute, "10.0.0.0/24", "fd00::/64")
 	good := Lease{owner(1), Bound, addrs("10.0.0.2", "fd00::2")}
-	foreign := Lease{owner(2), Bound, addrs("192.168.7.7")} // of a range configured before
+	foreign := Lease{owner(2), Bound, addrs("192.168.7.7")} // of a formerly configured range
 	for _, l := range []Lease{good, foreign} {
 		if err := a.Restore(l); err != nil {
 			t.Error(err)
@@ -308,7 +308,7 @@ func TestRestore(t *testing.T) {
 		t.Errorf("due: %v", got)
 	}
 	if got := a.Expire(epoch.Add(time.Minute), 10); !slices.Equal(got, addrs("10.0.0.3")) {
-		t.Errorf("due at last: %v", got)
+		t.Errorf("due later: %v", got)
 	}
 	if got := reserve(t, a, 1, epoch); !slices.Equal(got.Addresses, good.Addresses) {
 		t.Errorf("of owner 1: %v", got)
@@ -321,7 +321,7 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// BenchmarkReserve must be flat over the number of leases.
+// BenchmarkReserve must not depend on the number of leases.
 func BenchmarkReserve(b *testing.B) {
 	for _, leases := range []int{0, 1000, 20000, 60000, 65000} {
 		b.Run(fmt.Sprint(leases), func(b *testing.B) {
@@ -343,8 +343,7 @@ func BenchmarkReserve(b *testing.B) {
 	}
 }
 
-// BenchmarkReserveScattered has holes at random, so that no run of free
-// addresses helps.
+// BenchmarkReserveScattered frees random addresses, so that there are no long runs of free ones.
 func BenchmarkReserveScattered(b *testing.B) {
 	for _, leases := range []int{0, 20000, 60000} {
 		b.Run(fmt.Sprint(leases), func(b *testing.B) {

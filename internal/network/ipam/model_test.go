@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// model is a second allocator, too simple to be wrong: lists that are searched.
+// model is a second allocator that is too simple to be wrong: it searches lists.
 type model struct {
 	quarantine time.Duration
 	ranges     []modelRange
@@ -21,7 +21,7 @@ type model struct {
 
 type modelRange struct {
 	free        []netip.Addr // in the order of the range
-	last        netip.Addr   // handed out last
+	last        netip.Addr   // the last allocated one
 	prefix      netip.Prefix
 	quarantined []Quarantined
 }
@@ -104,8 +104,8 @@ func (m *model) expire(now time.Time) {
 	}
 }
 
-// FuzzAllocator does the same to the allocator and to the model, step by step
-// as the bytes say, and restores the allocator from its records now and then.
+// FuzzAllocator does the same steps on the allocator and the model, as the bytes say, and sometimes
+// restores the allocator from its records.
 func FuzzAllocator(f *testing.F) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 20 {
@@ -168,15 +168,15 @@ func FuzzAllocator(f *testing.F) {
 	})
 }
 
-// restored returns a's copy, made through its records as a restart would.
+// restored returns a copy of a made from its records, as after a restart.
 func restored(t *testing.T, a *Allocator, now time.Time) *Allocator {
 	t.Helper()
 	var ranges []netip.Prefix
 	var quarantined []Quarantined
 	for _, p := range a.ranges {
 		ranges = append(ranges, p.prefix)
-		// In the order of the queue: which of two that rest equally long goes
-		// first is not recorded, and the model remembers.
+		// Keep the order of the queue: the records don't tell which of two equal quarantines goes
+		// first, but the model does.
 		for _, r := range p.queue {
 			if until, ok := p.quarantined[r.index]; ok && until.Equal(r.until) {
 				quarantined = append(quarantined, Quarantined{p.addr(r.index), until})
@@ -252,7 +252,7 @@ func FuzzBitmap(f *testing.F) {
 			}
 		}
 		if _, ok := b.next(int(size) + 64); ok {
-			t.Fatal("found a member behind the end")
+			t.Fatal("found a member beyond the end")
 		}
 	})
 }

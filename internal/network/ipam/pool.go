@@ -10,19 +10,19 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// maxAddresses of a range are used: a bitmap of 128 KiB.
+// maxAddresses is how many addresses of a range are used at most: a bitmap of 128 KiB.
 const maxAddresses = 1 << 20
 
-// pool is the addresses of one range, by their distance from its first.
+// pool is the state of one range's addresses, by their index: the distance from the first.
 type pool struct {
 	prefix netip.Prefix
 	size   int // addresses that pods can have
 	span   int // bits of free
 	free   bitmap
-	cursor int // where to look next
+	cursor int // where the next search starts
 
-	// rest has the time at which each quarantined address is free again; queue
-	// has the same oldest first, with stale entries for those taken by request.
+	// quarantined holds the end of each quarantine by index. queue holds the same, oldest first,
+	// with stale entries for addresses that were taken by request.
 	quarantined map[int]time.Time
 	queue       []expiry
 }
@@ -32,7 +32,7 @@ type expiry struct {
 	until time.Time
 }
 
-// newPrefix returns prefix if pods can have addresses of it.
+// newPrefix checks that pods can have addresses of prefix.
 func newPrefix(prefix netip.Prefix) (netip.Prefix, error) {
 	addr := prefix.Addr()
 	if !prefix.IsValid() || addr.Zone() != "" || addr.Is4In6() {
@@ -86,7 +86,7 @@ func (p *pool) addr(index int) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// index is the inverse of addr. It is false for an address behind the span.
+// index is the inverse of addr. It returns false for an address beyond the span.
 func (p *pool) index(addr netip.Addr) (int, bool) {
 	var distance uint64
 	if addr.Is4() {
@@ -118,7 +118,7 @@ func (p *pool) next(now time.Time) (netip.Addr, error) {
 	return p.addr(i), nil
 }
 
-// request takes a certain address of the range, which no lease has.
+// request takes a certain address, which no lease has.
 func (p *pool) request(addr netip.Addr, now time.Time) error {
 	i, ok := p.index(addr)
 	if until, quarantined := p.quarantined[i]; ok && quarantined {
@@ -135,7 +135,7 @@ func (p *pool) request(addr netip.Addr, now time.Time) error {
 	return nil
 }
 
-// hold takes addr out of what is free and what is in quarantine.
+// hold marks addr as neither free nor in quarantine.
 func (p *pool) hold(addr netip.Addr) {
 	if i, ok := p.index(addr); ok {
 		p.free.clear(i)
@@ -149,8 +149,7 @@ func (p *pool) putBack(addr netip.Addr) {
 	}
 }
 
-// quarantine lets a held address rest. It is false if the address isn't one
-// that pods can have.
+// quarantine puts a held address into quarantine. It returns false if pods can't have the address.
 func (p *pool) quarantine(q Quarantined) bool {
 	i, ok := p.index(q.Addr)
 	if !ok || !p.assignable(i) {
@@ -166,7 +165,7 @@ func (p *pool) assignable(i int) bool {
 	return i >= 2 && !broadcast
 }
 
-// oldest returns the address that has been resting longest, if its time is up.
+// oldest returns the address whose quarantine ends first, and whether it has ended.
 func (p *pool) oldest(now time.Time) (int, bool) {
 	for len(p.queue) > 0 {
 		head := p.queue[0]
@@ -181,7 +180,7 @@ func (p *pool) oldest(now time.Time) (int, bool) {
 
 func (p *pool) endQuarantine(i int) { delete(p.quarantined, i) }
 
-// expire frees the address that has been resting longest, if its time is up.
+// expire frees the address whose quarantine ends first, if it has ended.
 func (p *pool) expire(now time.Time) (netip.Addr, bool) {
 	i, ok := p.oldest(now)
 	if !ok {

@@ -7,9 +7,9 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// NewRange returns the range of a subnet from first to last. Where these are
-// the zero Addr, it begins behind the gateway, which is the subnet's first
-// address, and ends before the broadcast address.
+// NewRange returns the range of a subnet from first to last. If first is the zero Addr, the range
+// starts after the gateway, the subnet's first address. If last is, it ends before the broadcast
+// address.
 func NewRange(subnet netip.Prefix, first, last netip.Addr) (Range, error) {
 	invalid := func(format string, args ...any) (Range, error) {
 		return Range{}, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf(format, args...))
@@ -35,7 +35,7 @@ func NewRange(subnet netip.Prefix, first, last netip.Addr) (Range, error) {
 		}
 	}
 	if r.First.Compare(r.Last) > 0 {
-		return invalid("range of subnet %v ends at %v, before its begin %v", p, r.Last, r.First)
+		return invalid("range of subnet %v ends at %v, before its start %v", p, r.Last, r.First)
 	}
 	return r, nil
 }

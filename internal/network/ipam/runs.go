@@ -2,25 +2,26 @@ package ipam
 
 import "net/netip"
 
-// Runs are the addresses that can't be given out, as stretches without a gap
-// between them, kept sorted by somebody: on disk, a question then costs the
-// same however many there are. No two runs touch.
+// Runs are the unavailable addresses as sorted, contiguous stretches. Kept on disk, a lookup costs
+// the same however many addresses there are.
+//
+// Invariant: no two runs overlap or touch.
 type Runs interface {
-	// Floor returns the last run that begins at or before a.
+	// Floor returns the last run that starts at or before a.
 	Floor(a netip.Addr) (first, last netip.Addr, ok bool)
-	// Put records the run that begins at first, in place of one that did.
+	// Put records the run that starts at first, replacing one with the same start.
 	Put(first, last netip.Addr) error
 	Delete(first netip.Addr) error
 }
 
-// Taken says whether a is in a run.
+// Taken reports whether a is in a run.
 func Taken(s Runs, a netip.Addr) bool {
 	_, last, ok := s.Floor(a)
 	return ok && a.Compare(last) <= 0
 }
 
-// Take puts a, which isn't taken, into the runs. If it fails half way, the runs
-// are to be thrown away.
+// Take adds a, which isn't taken, to the runs. If it fails, the caller must discard the runs, which
+// may be half changed.
 func Take(s Runs, a netip.Addr) error {
 	first, last := a, a
 	if f, l, ok := s.Floor(a); ok && l.Next() == a {
@@ -37,8 +38,8 @@ func Take(s Runs, a netip.Addr) error {
 	return s.Put(first, last)
 }
 
-// Free takes a out of the runs. If it fails half way, the runs are to be thrown
-// away.
+// Free removes a from the runs. If it fails, the caller must discard the runs, which may be half
+// changed.
 func Free(s Runs, a netip.Addr) error {
 	first, last, ok := s.Floor(a)
 	if !ok || a.Compare(last) > 0 {
@@ -58,8 +59,7 @@ func Free(s Runs, a netip.Addr) error {
 	return nil
 }
 
-// FirstFree returns the first address from from to to, both included, that is
-// in no run.
+// FirstFree returns the first address from from to to, inclusive, that is in no run.
 func FirstFree(s Runs, from, to netip.Addr) (netip.Addr, bool) {
 	if _, last, ok := s.Floor(from); ok && from.Compare(last) <= 0 {
 		from = last.Next()
@@ -67,16 +67,16 @@ func FirstFree(s Runs, from, to netip.Addr) (netip.Addr, bool) {
 	return from, from.IsValid() && from.Compare(to) <= 0
 }
 
-// Range is a stretch of a subnet that pods get addresses from.
+// Range is the part of a subnet that pods get addresses from.
 type Range struct {
 	Subnet      netip.Prefix
 	First, Last netip.Addr
 }
 
-// Ranges are of one family. An attachment gets one address of all of them.
+// Ranges are ranges of one family, of which an attachment gets a single address.
 type Ranges []Range
 
-// Contains says whether a is of one of the ranges, and of which.
+// Contains returns the range that contains a, if one does.
 func (p Ranges) Contains(a netip.Addr) (Range, bool) {
 	for _, r := range p {
 		if r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0 {
@@ -86,9 +86,9 @@ func (p Ranges) Contains(a netip.Addr) (Range, bool) {
 	return Range{}, false
 }
 
-// Next returns the next address after cursor, the one that was given out last,
-// that is in no run. It goes round, so that an address comes back as late as
-// possible. The zero Addr is the cursor of ranges of which none was.
+// Next returns the next address after cursor, the last allocated one, that is in no run. It goes
+// round the ranges, so that an address is reused as late as possible. The cursor is the zero Addr
+// if none was allocated yet.
 func (p Ranges) Next(s Runs, cursor netip.Addr) (netip.Addr, bool) {
 	start := 0
 	for i, r := range p {

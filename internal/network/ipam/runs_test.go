@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// sorted is Runs in memory.
+// sorted implements Runs in memory.
 type sorted []struct{ first, last netip.Addr }
 
 func (s *sorted) at(a netip.Addr) (int, bool) {
@@ -42,7 +42,7 @@ func (s *sorted) Delete(first netip.Addr) error {
 	return nil
 }
 
-// checkRuns compares the runs with the set that they stand for.
+// checkRuns compares the runs with the set of taken addresses.
 func checkRuns(t *testing.T, s sorted, taken map[netip.Addr]bool, all []netip.Addr) {
 	t.Helper()
 	for i, r := range s {
@@ -68,8 +68,8 @@ func addressesFrom(first string, n int) (out []netip.Addr) {
 	return out
 }
 
-// FuzzRuns: whatever is taken and freed, the runs stand for exactly that, and
-// the next free address is the one that a walk would find.
+// FuzzRuns checks that after any Take and Free the runs are exactly the taken addresses, and the
+// next free address is the one that a linear search finds.
 func FuzzRuns(f *testing.F) {
 	f.Add([]byte{0, 2, 1, 1, 129, 0, 3})
 	f.Add([]byte{5, 6, 4, 133, 134, 132})
@@ -98,8 +98,8 @@ func FuzzRuns(f *testing.F) {
 	})
 }
 
-// TestNextGoesRound: over several ranges, every address is given once before
-// any is given again, and the one that was freed last comes last.
+// TestNextGoesRound checks that over several ranges every address is allocated once before any is
+// reused, and that the address freed last comes last.
 func TestNextGoesRound(t *testing.T) {
 	for name, ranges := range map[string]Ranges{
 		"one":   {mustRange(t, "10.1.0.0/28", "", "")},
@@ -116,10 +116,10 @@ func TestNextGoesRound(t *testing.T) {
 					break
 				}
 				if slices.Contains(order, a) {
-					t.Fatalf("%v is given twice", a)
+					t.Fatalf("%v was allocated twice", a)
 				}
 				if _, ok := ranges.Contains(a); !ok {
-					t.Fatalf("%v is of no range", a)
+					t.Fatalf("%v is in no range", a)
 				}
 				_ = Take(&s, a)
 				order, cursor = append(order, a), a
@@ -131,7 +131,7 @@ func TestNextGoesRound(t *testing.T) {
 				}
 			}
 			if len(order) != want {
-				t.Fatalf("%d of %d addresses are given", len(order), want)
+				t.Fatalf("%d of %d addresses were allocated", len(order), want)
 			}
 			r := rand.New(rand.NewPCG(1, 2))
 			for range 500 {

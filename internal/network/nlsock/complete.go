@@ -8,8 +8,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Complete calls fn, which lists something of the kernel's, until nothing changed
-// while it did, a few times at most.
+// Complete calls fn, which lists kernel objects, until nothing changed during the listing, a
+// limited number of times.
 func Complete[T any](fn func() ([]T, error)) (all []T, err error) {
 	for range 20 {
 		if all, err = fn(); !errors.Is(err, netlink.ErrDumpInterrupted) {

@@ -1,6 +1,6 @@
-// Package nlsock sends netlink messages in batches, and reads what the kernel
-// answers. The messages are those of github.com/vishvananda/netlink/nl; what is
-// faster here than there is that a batch costs one switch into the kernel.
+// Package nlsock sends netlink messages in batches and reads the kernel's answers. The messages are
+// those of github.com/vishvananda/netlink/nl. A batch costs a single system call, see
+// docs/decisions/0028.
 package nlsock
 
 import (
@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn is a netlink socket of the network namespace in which it was dialed. The
-// kernel carries out what it is sent before sendto returns, so that the answers
-// are there already. Its methods may be called concurrently.
+// Conn is a netlink socket of the network namespace in which it was dialed. The kernel handles
+// requests before sendto returns, so the answers are there already. Its methods may be called
+// concurrently.
 type Conn struct {
 	mu  sync.Mutex
 	fd  int
@@ -28,9 +28,9 @@ type Conn struct {
 }
 
 const (
-	// timeout is how long an answer may take; the kernel takes a few µs.
+	// timeout is how long an answer may take; it usually takes a few µs.
 	timeout = 30 // seconds
-	// answerSize is more than any one answer has; parts of a list have more.
+	// answerSize is more than any single answer needs; the parts of a list are larger.
 	answerSize, listSize = 8 << 10, 64 << 10
 )
 
@@ -44,7 +44,7 @@ func Dial(protocol int) (*Conn, error) {
 	err = errors.Join(
 		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: timeout}),
-		// Errors come with the kernel's own words, and without our message.
+		// Errors include the kernel's explanation, and leave out our message.
 		unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1),
 		unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1))
 	if err != nil {
@@ -57,14 +57,14 @@ func Dial(protocol int) (*Conn, error) {
 // Close closes the socket.
 func (c *Conn) Close() error { return unix.Close(c.fd) }
 
-// Answer to one request: an error, or data if it asked for some.
+// Answer is the answer to one request: an error, or data if the request asks for it.
 type Answer struct {
-	Data []byte // behind the netlink header
+	Data []byte // after the netlink header
 	Err  error
 }
 
-// Do sends the requests as one batch. The kernel carries out each of them
-// whatever becomes of the others. None may be a dump.
+// Do sends the requests as one batch and returns their answers in order. A failed request doesn't
+// affect the others. None may be a dump.
 func (c *Conn) Do(requests ...*nl.NetlinkRequest) []Answer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -75,7 +75,7 @@ func (c *Conn) Do(requests ...*nl.NetlinkRequest) []Answer {
 		err = c.receive(func(h unix.NlMsghdr, data []byte) {
 			i := h.Seq - first
 			if i >= uint32(len(answers)) {
-				return // of an earlier batch that was given up
+				return // of an earlier batch that timed out
 			}
 			missing--
 			if h.Type == unix.NLMSG_ERROR {
@@ -93,9 +93,8 @@ func (c *Conn) Do(requests ...*nl.NetlinkRequest) []Answer {
 	return answers
 }
 
-// Transact sends the requests to nftables as one transaction: all of them or
-// none. Of all that the kernel has to say, an acknowledgement of the last one
-// is enough; errors come unasked.
+// Transact sends the requests to nftables as one transaction: either all take effect or none. Only
+// the last one is acknowledged; errors are always reported.
 func (c *Conn) Transact(requests ...*nl.NetlinkRequest) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -114,11 +113,11 @@ func (c *Conn) Transact(requests ...*nl.NetlinkRequest) error {
 		err := c.receive(func(h unix.NlMsghdr, data []byte) {
 			i := int(int32(h.Seq - first))
 			if i < 0 || i > last || h.Type != unix.NLMSG_ERROR {
-				return // of an earlier batch that was given up
+				return // of an earlier batch that timed out
 			}
 			failed = cmp.Or(failed, ErrorOf(h, data))
-			// An error of the whole batch is told of its first message, and may
-			// be all that is told.
+			// An error of the whole batch has the sequence number of its first message, and may be
+			// the only answer.
 			answered = answered || i == last || i == 0
 		})
 		if err != nil {
@@ -128,8 +127,8 @@ func (c *Conn) Transact(requests ...*nl.NetlinkRequest) error {
 	return failed
 }
 
-// NftRequest returns an empty message to nftables about family inet, or a
-// bracket of a transaction.
+// NftRequest returns an empty message to nftables: about family inet, or the start or end of a
+// transaction.
 func NftRequest(typ int) *nl.NetlinkRequest {
 	msg := &nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET}
 	if typ == unix.NFNL_MSG_BATCH_BEGIN || typ == unix.NFNL_MSG_BATCH_END {
@@ -143,12 +142,11 @@ func NftRequest(typ int) *nl.NetlinkRequest {
 	return req
 }
 
-// errInterrupted is of a list during which something changed.
+// errInterrupted means that something changed while a list was read.
 var errInterrupted = errors.New("list changed while it was read")
 
-// List sends a request for a list until it gets a whole one, a few times at
-// most, and returns it as parse understands its items. Those that it refuses
-// are left out.
+// List sends a request for a list, repeatedly until it gets a consistent one, a limited number of
+// times. It returns the items that parse accepts.
 func List[T any](c *Conn, request *nl.NetlinkRequest, parse func(data []byte) (T, bool)) ([]T, error) {
 	request.Flags |= unix.NLM_F_DUMP
 	var err error
@@ -169,7 +167,7 @@ func List[T any](c *Conn, request *nl.NetlinkRequest, parse func(data []byte) (T
 	return nil, err
 }
 
-// dump is one attempt.
+// dump reads a list once.
 func (c *Conn) dump(request *nl.NetlinkRequest, yield func(data []byte)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -250,7 +248,7 @@ func (c *Conn) receive(yield func(h unix.NlMsghdr, data []byte)) error {
 
 func align(n int) int { return (n + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1) }
 
-// ErrorOf returns the error of an NLMSG_ERROR or NLMSG_DONE message.
+// ErrorOf returns the error in an NLMSG_ERROR or NLMSG_DONE message, nil if there is none.
 func ErrorOf(h unix.NlMsghdr, data []byte) error {
 	if len(data) < 4 {
 		return nil
@@ -276,8 +274,8 @@ func ErrorOf(h unix.NlMsghdr, data []byte) error {
 	return err
 }
 
-// Attributes yields the types, without flags, and values of the attributes in
-// b, as far as they are well-formed.
+// Attributes yields the types, without flags, and values of the attributes in b, as long as they
+// are well-formed.
 func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= unix.SizeofNlAttr {
@@ -291,7 +289,7 @@ func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// Word returns a value of four bytes, 0 for another size.
+// Uint32 returns a value of four bytes as a number, 0 for other sizes.
 func Uint32(value []byte) uint32 {
 	if len(value) != 4 {
 		return 0

@@ -19,7 +19,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// dial opens a socket in a namespace of its own.
+// dial opens a socket in a new network namespace.
 func dial(t *testing.T, protocol int) *Conn {
 	t.Helper()
 	hosttest.Root(t)
@@ -102,15 +102,14 @@ func TestTransactIsAllOrNothing(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		if err := c.Transact(table("a", unix.NFT_MSG_DELTABLE)); !errors.Is(err, unix.ENOENT) {
-			t.Errorf("a half of the transaction was carried out: %v", err)
+			t.Errorf("half of the transaction took effect: %v", err)
 		}
 		must(t, c.Transact(table("a", unix.NFT_MSG_NEWTABLE), table("b", unix.NFT_MSG_NEWTABLE)))
 		must(t, c.Transact(table("a", unix.NFT_MSG_DELTABLE), table("b", unix.NFT_MSG_DELTABLE)))
 	}
 }
 
-// FuzzAttributes: they are well-formed from the kernel, and harmless from
-// anybody.
+// FuzzAttributes checks that malformed attributes are harmless.
 func FuzzAttributes(f *testing.F) {
 	f.Add([]byte{}, uint16(0))
 	f.Add(nl.NewRtAttr(3, []byte("four")).Serialize(), uint16(0x200))
@@ -118,7 +117,7 @@ func FuzzAttributes(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, flags uint16) {
 		for _, value := range Attributes(data) {
 			if !bytes.Contains(data, value) {
-				t.Fatal("a value from nowhere")
+				t.Fatal("a value isn't part of the data")
 			}
 		}
 		for _, typ := range []uint16{unix.NLMSG_ERROR, unix.NLMSG_DONE} {

@@ -2,9 +2,8 @@ package plan
 
 import "github.com/huskd/husk/internal/pod"
 
-// Bandwidth bounds the rates of a pair. What goes to the pod waits on the host's
-// end. What comes from it is led through a funnel, an IFB, and waits there:
-// Linux can't delay what arrives.
+// Bandwidth limits the rates of a pod's veth. Packets to the pod queue on the host's end. Packets
+// from the pod are redirected to an IFB and queue there, as Linux can't queue on ingress.
 type Bandwidth struct {
 	Link    string
 	ToPod   Rate
@@ -12,14 +11,14 @@ type Bandwidth struct {
 	FromPod Rate
 }
 
-// Rate is bits per second with a burst of bits. The zero Rate is no bound.
+// Rate is bits per second with a burst of bits. The zero Rate is unlimited.
 type Rate struct{ Bits, Burst uint64 }
 
-// IFBPrefix begins the names of an instance's funnels.
+// IFBPrefix returns the prefix of the names of an instance's IFBs.
 func IFBPrefix(i pod.Instance) string { return "hf" + string(i) }
 
-// Bursts that aren't asked for are what the rate lets through in this part of
-// a second, and at least enough for one packet of the largest kind.
+// The default burst is what the rate lets through in this part of a second, but at least enough for
+// one packet of the largest kind.
 const (
 	burstPart     = 20
 	smallestBurst = 8 * 64 << 10

@@ -7,8 +7,7 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Base is the node's own part of the network: what is there before the first
-// pod and after the last.
+// Base is the node's part of the network: what exists before the first pod and after the last.
 type Base struct {
 	Table   Table
 	Link    *BridgeLink // nil without a bridge
@@ -16,8 +15,8 @@ type Base struct {
 	Sysctls []string // set to 1
 }
 
-// BridgeLink is the instance's bridge. It serves every pod, so it always has
-// what Veth.RouteLocalnet is to a pair.
+// BridgeLink is the instance's bridge. It serves every pod, so it always has route_localnet, see
+// Veth.RouteLocalnet.
 type BridgeLink struct {
 	Name string
 	MAC  MAC
@@ -26,13 +25,13 @@ type BridgeLink struct {
 // Table is what the rules of the instance's nftables table depend on.
 type Table struct {
 	Name string
-	// Owner, if there is one, tells whose the table is more surely than four
-	// digits can: a table of another owner isn't touched.
+	// Owner, if set, identifies the network more reliably than the instance's four digits. A table
+	// of another owner isn't touched.
 	Owner      string
-	LinkPrefix string // begins the names of the host's ends
+	LinkPrefix string // prefix of the names of the host's ends
 	Bridge     string
 	Masquerade bool
-	// As is what the node appears as, per family at most one: see First.
+	// As are the addresses that the node uses towards pods, at most one per family: see First.
 	As []netip.Addr
 }
 
@@ -42,7 +41,7 @@ const (
 	Forward6 = "net/ipv6/conf/all/forwarding"
 )
 
-// BaseConfig is what Base depends on.
+// BaseConfig holds what Base depends on.
 type BaseConfig struct {
 	Instance   pod.Instance
 	Tag        uint32 // of the instance
@@ -51,16 +50,15 @@ type BaseConfig struct {
 	Owner      string // see Table
 	Subnets    []netip.Prefix
 	Masquerade bool
-	// Leased are subnets that pods have addresses of, by the mode that they were
-	// attached in: the configuration may have been another then.
+	// Leased are the subnets of pods' addresses, by the mode in which those were attached, which
+	// may differ from the current configuration.
 	Leased map[Mode][]netip.Prefix
 }
 
-// ForNode returns the node's own part.
+// ForNode returns the node's part of the network.
 //
-// In mode ptp it has an unreachable route per subnet: a packet to an address
-// that no pod has ends there instead of on the way to the node's uplink, and
-// whoever looks for an unused subnet sees that this one is taken.
+// In mode ptp it has an unreachable route per subnet. Packets to an address without a pod end there
+// instead of leaving by the uplink, and the route shows other programs that the subnet is taken.
 func ForNode(c BaseConfig) Base {
 	b := Base{Table: Table{
 		Name:       c.Instance.Table(),
@@ -93,7 +91,7 @@ func ForNode(c BaseConfig) Base {
 	return b
 }
 
-// subnets returns those in which pods are, or will be, in a mode.
+// subnets returns the subnets that pods use, or will use, in a mode.
 func (c BaseConfig) subnets(mode Mode) []netip.Prefix {
 	var out []netip.Prefix
 	if c.Mode == mode {
@@ -107,7 +105,7 @@ func (c BaseConfig) subnets(mode Mode) []netip.Prefix {
 	return out
 }
 
-// LoopbackAddress is what lo has for a subnet in mode ptp.
+// LoopbackAddress returns the address that lo has for a subnet in mode ptp.
 func LoopbackAddress(subnet netip.Prefix) Address {
 	return Address{Link: "lo", Prefix: single(First(subnet)), LastResort: true}
 }

@@ -11,7 +11,7 @@ import (
 // Field is one part of a set's key or of a map's value.
 type Field string
 
-// The fields, each with the part of an Element that it is of.
+// The fields, each with the part of an Element that it stands for.
 const (
 	FieldLink     Field = "link"     // Element.Link
 	FieldAddr     Field = "addr"     // Element.Addr
@@ -25,8 +25,8 @@ const (
 // Kinds of sets. There is one of each per family: pods4, pods6, …
 const (
 	Pods     = "pods"     // addresses of pods
-	Sources  = "sources"  // what a pod may send from, by the link it comes by
-	Hairpin  = "hairpin"  // pods that may meet themselves through a hostPort
+	Sources  = "sources"  // addresses that a pod may send from, by ingress link
+	Hairpin  = "hairpin"  // pods that may reach themselves through a hostPort
 	Ports    = "ports"    // hostPorts on every address of the node
 	AddrPort = "addrport" // hostPorts on one address of the node
 )
@@ -63,7 +63,7 @@ func Sets() []Set {
 	return out
 }
 
-// Element is an element of a set. It has the fields that the set's Kind says.
+// Element is an element of a set. Which fields are set depends on the set's Kind.
 type Element struct {
 	Set      string
 	Link     string

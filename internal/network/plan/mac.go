@@ -18,8 +18,8 @@ func (m MAC) String() string {
 	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
 }
 
-// macOf derives an address from what it is for. That it is set at creation also
-// keeps systemd-udevd from giving the link another (MACAddressPolicy).
+// macOf derives an address from what it is for. Setting it at creation also keeps systemd-udevd
+// from assigning another (MACAddressPolicy).
 func macOf(parts ...string) MAC {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 	m := MAC(sum[:6])
@@ -27,7 +27,7 @@ func macOf(parts ...string) MAC {
 	return m
 }
 
-// podMAC is the address of the pod's end: the one asked for, or a derived one.
+// podMAC returns the address of the pod's end: the requested one, or a derived one.
 func podMAC(i pod.Instance, a pod.Attachment) MAC {
 	if m, err := ParseMAC(a.MAC); err == nil {
 		return m
@@ -35,7 +35,7 @@ func podMAC(i pod.Instance, a pod.Attachment) MAC {
 	return macOf(string(i), a.Sandbox, a.IfName, "pod")
 }
 
-// ParseMAC returns the address that six hex pairs stand for.
+// ParseMAC parses six hex pairs as the address of one interface.
 func ParseMAC(s string) (m MAC, err error) {
 	parts := strings.Split(s, ":")
 	if len(parts) != len(m) {
@@ -49,16 +49,16 @@ func ParseMAC(s string) (m MAC, err error) {
 		m[i] = byte(n)
 	}
 	if m[0]&1 != 0 || m == (MAC{}) {
-		return m, fmt.Errorf("%q is no address of one interface", s)
+		return m, fmt.Errorf("%q is not the address of one interface", s)
 	}
 	return m, nil
 }
 
-// BridgeMAC is the address of an instance's bridge.
+// BridgeMAC returns the address of an instance's bridge.
 func BridgeMAC(i pod.Instance) MAC { return macOf(string(i), "bridge") }
 
-// linkLocal is the IPv6 address that the kernel would derive from m (RFC 4291,
-// appendix A), but for its second of duplicate detection.
+// linkLocal returns the IPv6 address that the kernel would derive from m (RFC 4291, appendix A),
+// but only after a second of duplicate detection.
 func (m MAC) linkLocal() netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80,
 		8: m[0] ^ 2, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5]})

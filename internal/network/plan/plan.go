@@ -1,16 +1,15 @@
-// Package plan says what a pod's attachment, and the node's own part of the
-// network, consist of: links, addresses, routes, neighbours and nftables
-// elements, as values. It is pure; network/datapath makes them so.
+// Package plan describes what a pod's attachment, and the node's part of the network, consist of:
+// links, addresses, routes, neighbours and nftables elements, as values. It is pure;
+// network/datapath applies the plans.
 //
-// In mode ptp, the default, a pod hangs on a veth pair of its own and every
-// packet is routed. The pod has its address as a /32 (/128) and sends all to a
-// link-local gateway whose MAC it knows for good; the node has a route and a
-// permanent neighbour for the pod. There is no ARP and no neighbour discovery,
-// no proxy_arp, and nothing that two pods share. The gateway is only a name for
-// the other end of the link: no link of the node has the address.
+// In mode ptp, the default, a pod has its own veth pair and every packet is routed. The pod has its
+// address as a /32 (/128) and sends everything to a link-local gateway with a permanent MAC; the
+// node has a route and a permanent neighbour for the pod. There is no ARP, no neighbour discovery
+// and no proxy_arp, and pods share nothing. The gateway is only a name for the other end of the
+// link: no link of the node has its address.
 //
-// In mode bridge the pairs' host ends are ports of a bridge that has the
-// gateway's address, so that pods reach each other by Ethernet.
+// In mode bridge the host's ends are ports of a bridge that has the gateway's address, so that pods
+// reach each other by Ethernet.
 package plan
 
 import (
@@ -22,12 +21,11 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Protocol is the number by which routes are known to be Husk's. The kernel
-// and the routing daemons listed in rtnetlink.h and iproute2's rt_protos don't
-// use it.
+// Protocol is the number that identifies Husk's routes. Neither the kernel nor the routing daemons
+// listed in rtnetlink.h and iproute2's rt_protos use it.
 const Protocol = 104
 
-// Mode is how pods hang on the node.
+// Mode is how pods are connected to the node.
 type Mode string
 
 // The modes.
@@ -50,29 +48,28 @@ func Gateway(a netip.Addr) netip.Addr {
 	return Gateway6
 }
 
-// Node is what of the node's configuration an attachment depends on.
+// Node is the part of the node's configuration that attachments depend on.
 type Node struct {
 	Instance pod.Instance
 	Mode     Mode
 	Bridge   string // in mode bridge; empty is the instance's own
 	MTU      int
-	// Source is the node's own IPv4 address, as the default route gives it to
-	// what the node sends; none without a default route.
+	// Source is the IPv4 address that the node itself sends from by the default route. It is
+	// invalid without one.
 	Source netip.Addr
-	// Routes are what pods reach through the network; none means everything.
+	// Routes are the destinations that pods reach through the network; none means all.
 	Routes []Destination
-	// NoHairpin keeps a pod from meeting itself through a hostPort.
+	// NoHairpin keeps a pod from reaching itself through a hostPort.
 	NoHairpin bool
 }
 
-// Destination is reached by way of the network's gateway or, in mode bridge
-// only, of another address.
+// Destination is reached by the network's gateway or, in mode bridge only, by another address.
 type Destination struct {
 	Dst netip.Prefix `json:"dst"`
 	Via netip.Addr   `json:"gw,omitzero"`
 }
 
-// Plan is everything that an attachment consists of.
+// Plan is everything that makes up an attachment.
 type Plan struct {
 	Sandbox   string
 	Netns     string // path
@@ -88,39 +85,39 @@ type Veth struct {
 	Host, Pod       string // names of the ends
 	HostMAC, PodMAC MAC
 	MTU             int
-	Alias           string // of the host's end: whose it is, for people
-	Bridge          string // whose port the host's end is; none in mode ptp
-	Hairpin         bool   // of that port
-	// RouteLocalnet lets connections to 127.0.0.1 leave by the host's end after
-	// their address is rewritten.
+	Alias           string // of the host's end, names the pod for people
+	Bridge          string // the bridge of the host's end; empty in mode ptp
+	Hairpin         bool   // of the bridge port
+	// RouteLocalnet lets connections to 127.0.0.1 leave by the host's end once their address is
+	// rewritten.
 	RouteLocalnet bool
 }
 
-// Side is what is set in one network namespace.
+// Side is the settings in one network namespace.
 type Side struct {
 	Addresses  []Address
 	Neighbours []Neighbour
 	Routes     []Route
 }
 
-// Address of a link. IPv6 addresses skip duplicate detection: nobody else can
+// Address is an address of a link. IPv6 addresses skip duplicate detection, as no other host can
 // have them.
 type Address struct {
 	Link   string
 	Prefix netip.Prefix
-	// LastResort keeps the kernel from taking it for the source of a packet as
-	// long as there is any other.
+	// LastResort keeps the kernel from choosing it as the source of a packet while there is any
+	// other.
 	LastResort bool
 }
 
-// Neighbour is a permanent entry.
+// Neighbour is a permanent neighbour entry.
 type Neighbour struct {
 	Link string
 	Addr netip.Addr
 	MAC  MAC
 }
 
-// Kind of a route.
+// Kind is the type of a route.
 type Kind string
 
 // The kinds of routes.
@@ -130,16 +127,16 @@ const (
 	Unreachable Kind = "unreachable"
 )
 
-// Route is a route of our protocol.
+// Route is a route of Protocol.
 type Route struct {
 	Kind   Kind
 	Dst    netip.Prefix
-	Via    netip.Addr // onlink; none if the destination itself is
-	Link   string     // none if unreachable
+	Via    netip.Addr // onlink; invalid if the destination itself is
+	Link   string     // empty if unreachable
 	Metric int        // 0 is the family's default
-	Source netip.Addr // of what the node itself sends; any if invalid
-	// Preferred routes have another behind them. The kernel removes such a one
-	// when the node loses the Source.
+	Source netip.Addr // of packets from the node itself; any if invalid
+	// Preferred routes have a fallback route. The kernel removes a preferred one when the node
+	// loses the Source.
 	Preferred bool
 }
 
@@ -169,8 +166,8 @@ func (r Route) String() string {
 	return s
 }
 
-// For returns the plan of a on node. addresses are the pod's, with the prefix
-// length of their subnets.
+// For returns the plan of a on node. addresses are the pod's, with the prefix length of their
+// subnets.
 func For(node Node, a pod.Attachment, addresses []netip.Prefix) Plan {
 	host := node.Instance.HostLink(a.Sandbox)
 	p := Plan{
@@ -185,7 +182,7 @@ func For(node Node, a pod.Attachment, addresses []netip.Prefix) Plan {
 			Alias:   "husk " + a.Sandbox + " " + a.Pod.String(),
 		},
 	}
-	ingress := host // the link by which the pod's packets come to be routed
+	ingress := host // the link by which the node receives the pod's packets
 	if node.Mode == Bridge {
 		ingress = BridgeName(node.Instance, node.Bridge)
 		p.Veth.Bridge, p.Veth.Hairpin = ingress, !node.NoHairpin
@@ -208,7 +205,7 @@ func For(node Node, a pod.Attachment, addresses []netip.Prefix) Plan {
 	return p
 }
 
-// everything is the default route of a's family.
+// defaultRoute returns the default route's destination of a's family.
 func defaultRoute(a netip.Addr) netip.Prefix {
 	if a.Is4() {
 		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
@@ -216,7 +213,7 @@ func defaultRoute(a netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
-// alone is the prefix that contains a only.
+// single returns the prefix that contains only a.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 func (p *Plan) routed(node Node, a pod.Attachment, addresses []netip.Prefix) {
@@ -239,9 +236,9 @@ func (p *Plan) routed(node Node, a pod.Attachment, addresses []netip.Prefix) {
 	}
 }
 
-// hostRoutes lead to a pod. What the node itself sends has its own address; of
-// IPv6 the kernel knows to choose it. The second route of IPv4 serves when the
-// node has lost that address, being offline: without any, it could not send.
+// hostRoutes returns the routes to a pod. Packets from the node itself have its own address; for
+// IPv6 the kernel chooses it. The second route of IPv4 is for a node that is offline and has lost
+// that address: it could not send otherwise.
 func hostRoutes(link string, pod netip.Prefix, source netip.Addr) []Route {
 	r := Route{Kind: Unicast, Dst: single(pod.Addr()), Link: link}
 	if pod.Addr().Is6() {
@@ -256,11 +253,10 @@ func hostRoutes(link string, pod netip.Prefix, source netip.Addr) []Route {
 	return []Route{preferred, fallback}
 }
 
-// loopbackRoute is what route_localnet is to IPv4. The replies to a rewritten
-// connection to ::1 come in by the pod's link, and for ::1 Linux takes only a
-// route of the very link that a packet came by (rt6_need_strict). The metric
-// keeps it behind the one of lo for everybody else. A packet that has ::1 on
-// the wire is dropped before it could be routed (ip6_rcv_core).
+// loopbackRoute returns the IPv6 counterpart of route_localnet. The replies to a rewritten
+// connection to ::1 arrive by the pod's link, and for ::1 Linux only accepts a route of the link
+// that a packet arrived by (rt6_need_strict). The metric keeps it behind the one of lo for all
+// other packets. A packet with ::1 on the wire is dropped before it could be routed (ip6_rcv_core).
 func loopbackRoute(link string) Route {
 	return Route{Kind: Local, Dst: single(netip.IPv6Loopback()), Link: link, Metric: 4096}
 }
@@ -277,7 +273,7 @@ func (p *Plan) bridged(node Node, addresses []netip.Prefix) {
 	}
 }
 
-// podRoutes are those of addr's family in the pod.
+// podRoutes returns the routes of addr's family in the pod.
 func podRoutes(node Node, link string, addr, gateway netip.Addr) (out []Route) {
 	if addr.Is6() {
 		out = append(out, ownRoute(link, addr))
@@ -298,15 +294,14 @@ func podRoutes(node Node, link string, addr, gateway netip.Addr) (out []Route) {
 	return out
 }
 
-// ownRoute makes an IPv6 address answer at once. The kernel's own route to it
-// comes in the background, when that gets a lock which the deletion of other
-// namespaces may hold for seconds (addrconf_dad_work). The metric keeps this one
-// behind it.
+// ownRoute makes an IPv6 address answer at once. The kernel adds its own route in the background,
+// once it gets a lock that the deletion of other namespaces may hold for seconds
+// (addrconf_dad_work). The metric keeps this one behind it.
 func ownRoute(link string, addr netip.Addr) Route {
 	return Route{Kind: Local, Dst: single(addr), Link: link, Metric: 4096}
 }
 
-// BridgeName is the name of an instance's bridge that is configured as name.
+// BridgeName returns the name of an instance's bridge: name, or the default if that is empty.
 func BridgeName(i pod.Instance, name string) string {
 	if name == "" {
 		return i.Bridge()
@@ -314,15 +309,14 @@ func BridgeName(i pod.Instance, name string) string {
 	return name
 }
 
-// First is the first address of a subnet, which no pod gets. The node has it: on
-// the bridge in mode bridge, on lo otherwise. It appears under it when it has no
-// other, and when the pod could not reply to the address that a connection is
-// really from: to 127.0.0.1, or to the pod's own. (A link-local one would do for
-// IPv4. For IPv6 it would not: the pod's answer to a datagram would be from its
+// First returns the first address of a subnet, which no pod gets. The node has it on the bridge in
+// mode bridge, and on lo otherwise. The node uses it when it has no other address, and when the pod
+// could not reply to the real source of a connection: 127.0.0.1, or the pod's own address. (A
+// link-local address would do for IPv4, but not for IPv6: the pod would answer a datagram from its
 // own link-local address.)
 func First(subnet netip.Prefix) netip.Addr { return subnet.Masked().Addr().Next() }
 
-// Attached is what the network answers when p is made so.
+// Attached returns the result of attaching p to a network of that name.
 func (p Plan) Attached(network string) *pod.Attached {
 	out := &pod.Attached{
 		Network:  network,
@@ -342,8 +336,8 @@ func (p Plan) Attached(network string) *pod.Attached {
 	return out
 }
 
-// Tag is a number by which an instance's link groups and subnet routes are
-// known: "hu" and the instance's digits.
+// Tag returns the number that identifies an instance's link groups and subnet routes: "hu" and the
+// instance's digits.
 func Tag(i pod.Instance) (uint32, error) {
 	n, err := strconv.ParseUint(string(i), 16, 16)
 	if err != nil || len(i) != 4 {

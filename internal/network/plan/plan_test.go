@@ -35,7 +35,7 @@ func at(hostIP string, protocol pod.Protocol, hostPort uint16) pod.PortMapping {
 	return m
 }
 
-// render writes a plan as a person would read it.
+// render returns a plan in readable form.
 func render(p Plan) string {
 	var b strings.Builder
 	line := func(where string, what ...any) { fmt.Fprintln(&b, append([]any{where}, what...)...) }
@@ -220,7 +220,7 @@ func TestCheck(t *testing.T) {
 		"no containerPort":             func(a *pod.Attachment) { a.Ports = []pod.PortMapping{{Protocol: pod.TCP, HostPort: 80}} },
 		"without the zone":             func(a *pod.Attachment) { a.Ports = []pod.PortMapping{at("fe80::1%eth0", pod.TCP, 80)} },
 		"is a multicast address":       func(a *pod.Attachment) { a.Ports = []pod.PortMapping{at("224.0.0.1", pod.TCP, 80)} },
-		"hostPort 80/tcp is there twice": func(a *pod.Attachment) {
+		"hostPort 80/tcp is listed twice": func(a *pod.Attachment) {
 			a.Ports = []pod.PortMapping{at("", pod.TCP, 80), at("192.0.2.1", pod.TCP, 80)}
 		},
 	} {
@@ -232,7 +232,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// FuzzPlan holds what must be true of every plan.
+// FuzzPlan checks the invariants of every plan.
 func FuzzPlan(f *testing.F) {
 	f.Add([]byte("0123456789abcdef0123456789abcdef"), true, true, false, uint16(8080), uint8(0))
 	f.Add([]byte{}, false, true, true, uint16(1), uint8(1))
@@ -258,14 +258,14 @@ func FuzzPlan(f *testing.F) {
 		}
 		p := For(node(mode), a, addresses)
 		if render(p) != render(For(node(mode), a, addresses)) {
-			t.Fatal("not the same again")
+			t.Fatal("two plans of the same attachment differ")
 		}
 		if len(p.Veth.Host) > 15 || p.Veth.HostMAC == p.Veth.PodMAC {
-			t.Fatalf("pair %+v", p.Veth)
+			t.Fatalf("veth %+v", p.Veth)
 		}
 		for _, m := range []MAC{p.Veth.HostMAC, p.Veth.PodMAC} {
 			if m[0]&1 != 0 || m[0]&2 == 0 {
-				t.Fatalf("MAC %v isn't one of an own link", m)
+				t.Fatalf("MAC %v isn't a local unicast address", m)
 			}
 		}
 		onNode := []string{p.Veth.Host}
@@ -283,13 +283,13 @@ func FuzzPlan(f *testing.F) {
 			seen[e] = true
 			sets[strings.TrimRight(e.Set, "46")]++
 			if !slices.ContainsFunc(Sets(), func(s Set) bool { return s.Name() == e.Set }) {
-				t.Fatalf("no such set: %v", e)
+				t.Fatalf("unknown set: %v", e)
 			}
 		}
 		if sets[Pods] != len(addresses) || sets[Sources] != len(addresses) || sets[Hairpin] != sets[Ports]+sets[AddrPort] {
 			t.Fatalf("elements %v of %v", sets, addresses)
 		}
-		// Dual stack is the two stacks beside each other, and nothing else.
+		// The elements of dual stack are those of the two families, and nothing else.
 		var single []Element
 		for _, addr := range addresses {
 			single = append(single, For(node(mode), a, []netip.Prefix{addr}).Elements...)
@@ -329,7 +329,7 @@ func TestSandboxesShareNothing(t *testing.T) {
 		p := For(node(PTP), a, []netip.Prefix{four})
 		for _, name := range []string{p.Veth.HostMAC.String(), p.Veth.PodMAC.String(), p.Veth.Host} {
 			if other, ok := seen[name]; ok {
-				t.Fatalf("%s is of %s and %s", name, other, a.Sandbox)
+				t.Fatalf("%s belongs to both %s and %s", name, other, a.Sandbox)
 			}
 			seen[name] = a.Sandbox
 		}
@@ -337,6 +337,6 @@ func TestSandboxesShareNothing(t *testing.T) {
 	other := node(PTP)
 	other.Instance = "ffff"
 	if For(node(PTP), attachment(), nil).Veth.PodMAC == For(other, attachment(), nil).Veth.PodMAC {
-		t.Error("two instances give the same MAC")
+		t.Error("two instances derive the same MAC")
 	}
 }

@@ -12,10 +12,9 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Mappings returns the ports of a that are to be forwarded: those with a
-// hostPort (CRI lists the others too), once each, TCP if they don't say. A
-// HostIP of 0.0.0.0 or :: means all addresses of its family, the zero Addr
-// all of both.
+// Mappings returns the ports of a that need forwarding, without duplicates: those with a hostPort
+// (CRI lists others too). The default protocol is TCP. A HostIP of 0.0.0.0 or :: means all
+// addresses of its family, the zero Addr all of both.
 func Mappings(a pod.Attachment) []pod.PortMapping {
 	var out []pod.PortMapping
 	for _, m := range a.Ports {
@@ -43,21 +42,21 @@ func UDPPorts(a pod.Attachment) (out []uint16) {
 	return out
 }
 
-// anywhere says whether a HostIP means more than one address.
+// allAddresses reports whether a HostIP means more than one address.
 func allAddresses(hostIP netip.Addr) bool { return !hostIP.IsValid() || hostIP.IsUnspecified() }
 
-// serves says whether what comes to hostIP can go to a pod's address.
+// serves reports whether packets to hostIP can be forwarded to a pod's address.
 func serves(hostIP, addr netip.Addr) bool { return !hostIP.IsValid() || hostIP.Is4() == addr.Is4() }
 
-// onLoopback says whether a has a port that the node itself reaches by a
-// loopback address of addr's family.
+// onLoopback reports whether a has a port that the node itself reaches by a loopback address of
+// addr's family.
 func onLoopback(a pod.Attachment, addr netip.Addr) bool {
 	return slices.ContainsFunc(Mappings(a), func(m pod.PortMapping) bool {
 		return serves(m.HostIP, addr) && (allAddresses(m.HostIP) || m.HostIP.IsLoopback())
 	})
 }
 
-// Clash says whether no two pods can have these ports at the same time.
+// Clash reports whether two ports exclude each other on one node.
 func Clash(a, b pod.PortMapping) bool {
 	if a.Protocol != b.Protocol || a.HostPort != b.HostPort {
 		return false
@@ -71,8 +70,7 @@ func Clash(a, b pod.PortMapping) bool {
 // ifNameSize is IFNAMSIZ without the zero that ends a name.
 const ifNameSize = 15
 
-// Check returns an error of kind invalid argument for what can't be attached,
-// naming the field.
+// Check returns an error of kind invalid argument, naming the field, if a can't be attached.
 func Check(a pod.Attachment) error {
 	invalid := func(format string, args ...any) error {
 		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf(format, args...))
@@ -108,7 +106,7 @@ func Check(a pod.Attachment) error {
 		}
 		for _, other := range Mappings(a)[:i] {
 			if Clash(m, other) {
-				return invalid("hostPort %d/%s is there twice", m.HostPort, m.Protocol)
+				return invalid("hostPort %d/%s is listed twice", m.HostPort, m.Protocol)
 			}
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-func wish(node Node, change func(*pod.Attachment)) Plan {
+func planOf(node Node, change func(*pod.Attachment)) Plan {
 	a := pod.Attachment{Sandbox: strings.Repeat("0123456789abcdef", 4), Netns: "/run/netns/a", IfName: "eth0", Ports: []pod.PortMapping{{HostPort: 80, Port: 80}}}
 	if change != nil {
 		change(&a)
@@ -18,12 +18,12 @@ func wish(node Node, change func(*pod.Attachment)) Plan {
 	return For(node, a, []netip.Prefix{netip.MustParsePrefix("10.1.0.9/16"), netip.MustParsePrefix("fd01::9/64")})
 }
 
-func TestMACIsTheOneAskedFor(t *testing.T) {
-	derived := wish(Node{}, nil).Veth.PodMAC
+func TestRequestedMAC(t *testing.T) {
+	derived := planOf(Node{}, nil).Veth.PodMAC
 	if derived[0]&3 != 2 {
-		t.Errorf("derived %v: not local, or of a group", derived)
+		t.Errorf("derived %v: not a local unicast address", derived)
 	}
-	p := wish(Node{}, func(a *pod.Attachment) { a.MAC = "02:00:00:AA:bb:01" })
+	p := planOf(Node{}, func(a *pod.Attachment) { a.MAC = "02:00:00:AA:bb:01" })
 	if got := p.Veth.PodMAC.String(); got != "02:00:00:aa:bb:01" {
 		t.Errorf("got %s", got)
 	}
@@ -34,7 +34,7 @@ func TestMACIsTheOneAskedFor(t *testing.T) {
 	}
 	for _, bad := range []string{"0", "02:00:00:00:00", "02:00:00:00:00:zz", "03:00:00:00:00:01", "00:00:00:00:00:00", "2:0:0:0:0:1"} {
 		if _, err := ParseMAC(bad); err == nil {
-			t.Errorf("%q is taken", bad)
+			t.Errorf("%q is accepted", bad)
 		}
 	}
 }
@@ -62,7 +62,7 @@ func TestRoutesInThePod(t *testing.T) {
 		{Node{Mode: Bridge, Routes: some}, []string{"10.0.0.0/8 10.1.0.1", "192.0.2.0/24 10.1.0.7", "fd00::/8 fd01::1"}},
 		{Node{Mode: PTP, Routes: some[:1]}, []string{"10.0.0.0/8 169.254.1.1"}},
 	} {
-		p := wish(c.node, nil)
+		p := planOf(c.node, nil)
 		if got := routes(p); !slices.Equal(got, c.want) {
 			t.Errorf("%+v: got %q, want %q", c.node, got, c.want)
 		}
@@ -74,17 +74,17 @@ func TestRoutesInThePod(t *testing.T) {
 
 func TestBridgeName(t *testing.T) {
 	for name, want := range map[string]string{"": "hkbrbe0f", "simplecni0": "simplecni0"} {
-		p := wish(Node{Mode: Bridge, Bridge: name}, nil)
+		p := planOf(Node{Mode: Bridge, Bridge: name}, nil)
 		b := ForNode(BaseConfig{Instance: "be0f", Mode: Bridge, Bridge: name, Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}})
 		if p.Veth.Bridge != want || b.Link.Name != want || b.Table.Bridge != want || b.Host.Addresses[0].Link != want {
-			t.Errorf("%q: pair %s, base %+v", name, p.Veth.Bridge, b)
+			t.Errorf("%q: veth %s, base %+v", name, p.Veth.Bridge, b)
 		}
 	}
 }
 
 func TestHairpinCanBeOff(t *testing.T) {
 	for off, want := range map[bool]int{false: 2, true: 0} {
-		p := wish(Node{Mode: Bridge, NoHairpin: off}, nil)
+		p := planOf(Node{Mode: Bridge, NoHairpin: off}, nil)
 		n := 0
 		for _, e := range p.Elements {
 			if strings.HasPrefix(e.Set, Hairpin) {
@@ -97,7 +97,7 @@ func TestHairpinCanBeOff(t *testing.T) {
 	}
 }
 
-func TestShape(t *testing.T) {
+func TestBandwidth(t *testing.T) {
 	for _, c := range []struct {
 		asks pod.Bandwidth
 		want Bandwidth
@@ -110,7 +110,7 @@ func TestShape(t *testing.T) {
 			Link: "hkbe0f012345678", ToPod: Rate{1e6, 1e9}, IFB: "hfbe0f012345678", FromPod: Rate{2e6, smallestBurst},
 		}},
 	} {
-		if got := wish(Node{}, func(a *pod.Attachment) { a.Bandwidth = c.asks }).Bandwidth; got != c.want {
+		if got := planOf(Node{}, func(a *pod.Attachment) { a.Bandwidth = c.asks }).Bandwidth; got != c.want {
 			t.Errorf("%+v: got %+v, want %+v", c.asks, got, c.want)
 		}
 	}

@@ -12,29 +12,28 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// BlockingFirewall is somebody's rule set that drops what is forwarded, and with it
-// pods' traffic. In netfilter a drop is final: no table of ours could undo it.
+// BlockingFirewall is a rule set that drops forwarded packets, and with them pods' traffic. In
+// netfilter a drop is final: Husk's own table can't override it.
 type BlockingFirewall struct {
-	// Where it is, for people: "nftables table ip filter, chain FORWARD" or
+	// Where names the rule set for people: "nftables table ip filter, chain FORWARD" or
 	// "iptables-legacy table filter, chain FORWARD".
 	Where string
-	// Fix are the commands, line by line, that let pods' traffic pass and
-	// change nothing else.
+	// Fix are the commands, one per line, that let pods' traffic pass and change nothing else.
 	Fix []string
 }
 
 // String returns the finding as one line.
 func (b BlockingFirewall) String() string { return b.Where + " drops forwarded packets" }
 
-// podLink is the link, or all whose names begin with it, by which pods' packets
-// come to be routed.
+// podLink is the link, or if open all links whose names have the prefix, by which the node receives
+// pods' packets.
 type podLink struct {
 	name string
 	open bool
 }
 
-// within says whether a match for a link's name, or open for all that begin
-// with it, takes in every link that l stands for.
+// within reports whether a match for a link's name, or if open for a prefix, covers every link of
+// l.
 func (l podLink) within(name string, open bool) bool {
 	if open {
 		return strings.HasPrefix(l.name, name)
@@ -42,10 +41,9 @@ func (l podLink) within(name string, open bool) bool {
 	return !l.open && l.name == name
 }
 
-// ForwardPolicy finds the chains at hook forward whose policy is drop and that
-// have no rules that accept what comes from and goes to an instance's pods. It
-// looks at nftables, which includes iptables-nft, and at legacy iptables of
-// both families.
+// ForwardPolicy finds the chains at hook forward with policy drop and without rules that accept
+// packets from and to an instance's pods. It looks at nftables, which includes iptables-nft, and at
+// legacy iptables of both families.
 func ForwardPolicy(i pod.Instance, mode plan.Mode) ([]BlockingFirewall, error) {
 	link := podLink{i.HostLinkPrefix(), true}
 	if mode == plan.Bridge {
@@ -117,8 +115,8 @@ func nftFix(family string, c *nftables.Chain, dir expr.MetaKey, link podLink) st
 	return fmt.Sprintf("nft insert rule %s %s %s %s '\"%s\"' accept", family, c.Table.Name, c.Name, match, name)
 }
 
-// accepts says whether one of the rules accepts whatever comes by (or goes to)
-// the link, without a further condition. Counters and comments are none.
+// accepts reports whether one of the rules accepts all packets that arrive (or leave) by the link.
+// Counters and comments aren't conditions.
 func accepts(rules []*nftables.Rule, dir expr.MetaKey, link podLink) bool {
 	for _, r := range rules {
 		matched, other, accepted := false, false, false

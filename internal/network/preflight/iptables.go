@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// legacyFamily is where legacy iptables of a family keeps its tables: behind
-// socket options, laid out as in linux/netfilter_ipv4/ip_tables.h and
+// legacyFamily describes the tables of legacy iptables of one family. They are read by socket
+// options, with the layout of linux/netfilter_ipv4/ip_tables.h and
 // linux/netfilter_ipv6/ip6_tables.h.
 type legacyFamily struct {
 	command string
@@ -21,8 +21,8 @@ type legacyFamily struct {
 	domain  int
 	level   int
 	entry   int // size of struct ipt_entry
-	// Offsets in the entry: of the interface names iniface, outiface (16
-	// bytes each), followed by their masks; and of target_offset, next_offset.
+	// Offsets in the entry: ifaces is that of the names iniface and outiface, 16 bytes each, which
+	// their masks follow; offsets is that of target_offset and next_offset.
 	ifaces, offsets int
 }
 
@@ -40,9 +40,9 @@ const (
 	acceptCode   = -2 // -NF_ACCEPT - 1
 )
 
-// forwards says whether the FORWARD chain lets pass what comes from and goes to
-// the link: by its policy, or by rules with no other condition. Asking for a table makes the kernel create it: that is
-// done only if it exists.
+// forwards reports whether the FORWARD chain accepts packets from and to the link, by its policy or
+// by rules without other conditions. Asking for a table would make the kernel create it, so
+// forwards only does that if the table exists.
 func (f legacyFamily) forwards(link podLink) (bool, error) {
 	names, err := os.ReadFile("/proc/thread-self/net/" + f.names)
 	if errors.Is(err, os.ErrNotExist) || err == nil && !slices.Contains(strings.Fields(string(names)), "filter") {
@@ -75,8 +75,7 @@ func (f legacyFamily) firewall(link podLink) BlockingFirewall {
 	}
 }
 
-// readForward returns the entries of chain FORWARD, its policy's last, and the
-// policy.
+// readForward returns the entries of chain FORWARD, without that of its policy, and the policy.
 func (f legacyFamily) readForward() (chain []byte, policy int, err error) {
 	fd, err := unix.Socket(f.domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 	if err != nil {
@@ -98,7 +97,7 @@ func (f legacyFamily) readForward() (chain []byte, policy int, err error) {
 	copy(table, "filter")
 	binary.NativeEndian.PutUint32(table[tableName:], uint32(size))
 	if err := f.get(fd, soGetEntries, table); err != nil {
-		return nil, 0, err // EAGAIN: it was changed just now
+		return nil, 0, err // EAGAIN: the table has just changed
 	}
 	entries := table[header:]
 	if begin > end || end+f.entry > len(entries) {
@@ -121,8 +120,8 @@ func (f legacyFamily) get(fd, option int, buf []byte) error {
 	return nil
 }
 
-// verdict returns the verdict of an entry whose target is a standard one:
-// struct xt_entry_target with an empty name, then the verdict.
+// verdict returns the verdict of an entry with a standard target: struct xt_entry_target with an
+// empty name, then the verdict.
 func (f legacyFamily) verdict(entry []byte) (int, bool) {
 	at := int(binary.NativeEndian.Uint16(entry[f.offsets:]))
 	const name, data = 2, 32
@@ -132,8 +131,8 @@ func (f legacyFamily) verdict(entry []byte) (int, bool) {
 	return int(int32(binary.NativeEndian.Uint32(entry[at+data:]))), true
 }
 
-// accepts says whether one of the entries accepts all that comes by (or goes
-// out by) the link.
+// accepts reports whether one of the entries accepts all packets that arrive (or leave) by the
+// link.
 func (f legacyFamily) accepts(chain []byte, link podLink, out bool) bool {
 	for len(chain) >= f.entry {
 		next := int(binary.NativeEndian.Uint16(chain[f.offsets+2:]))
@@ -146,8 +145,8 @@ func (f legacyFamily) accepts(chain []byte, link podLink, out bool) bool {
 		if v, ok := f.verdict(entry); !ok || v != acceptCode || target != f.entry {
 			continue // another verdict, or it has matches
 		}
-		// Apart from one interface, everything before the offsets is zero in an
-		// entry without conditions.
+		// Everything before the offsets is zero in an entry without conditions, except for the
+		// interface.
 		rest := slices.Clone(entry[:f.offsets-4])
 		ifname, mask := f.ifaces, f.ifaces+2*unix.IFNAMSIZ
 		if out {

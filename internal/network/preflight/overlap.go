@@ -1,6 +1,5 @@
-// Package preflight finds what on a node isn't Husk's and stands in the way of
-// its pods: subnets that are taken, processes that listen on a hostPort,
-// firewalls that drop what is forwarded. It changes nothing.
+// Package preflight finds conflicts with other software on a node: subnets that are taken,
+// processes that listen on a hostPort, firewalls that drop forwarded packets. It changes nothing.
 //
 // Its functions look at the network namespace of the calling thread.
 package preflight
@@ -19,13 +18,11 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Prefixes of routes that are shorter than these are some kind of default
-// route, as VPNs make them: 0.0.0.0/1, 2000::/3.
+// Shorter prefixes are some kind of default route, as VPNs create them: 0.0.0.0/1, 2000::/3.
 const shortest4, shortest6 = 8, 16
 
-// Overlap returns an error of kind failed precondition if a subnet has
-// addresses in common with an address or a route of the node that isn't the
-// instance's own. An empty bridge is the instance's own.
+// Overlap returns an error of kind failed precondition if a subnet overlaps an address or a route
+// of the node that isn't the instance's own. An empty bridge is the instance's default.
 func Overlap(i pod.Instance, bridge string, subnets []netip.Prefix) error {
 	tag, err := plan.Tag(i)
 	if err != nil {
@@ -65,7 +62,7 @@ func Overlap(i pod.Instance, bridge string, subnets []netip.Prefix) error {
 			own[plan.LoopbackAddress(prefix).Prefix] = true
 			continue
 		}
-		if r.Protocol == unix.RTPROT_KERNEL { // of an address: that is named
+		if r.Protocol == unix.RTPROT_KERNEL { // of an address, which is reported below
 			continue
 		}
 		if ours(link) || !prefix.IsValid() || prefix.Bits() < shortest4 || prefix.Addr().Is6() && prefix.Bits() < shortest6 {

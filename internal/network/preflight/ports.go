@@ -13,11 +13,10 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// PortsFree returns an error of kind unavailable if a process of the node
-// listens where a pod's hostPort would be. (The kernel would send everything
-// to the pod, and the process would wonder.) Binding is quick and finds
-// everybody; what it finds in addition, connections that happen to have the
-// port on this side, the list of sockets tells apart.
+// PortsFree returns an error of kind unavailable if a process on the node listens on one of the
+// hostPorts. (The kernel would send all packets to the pod, and the process would get none.) A
+// trial bind is quick and finds all listeners. It also fails for client connections that use the
+// port locally, so the list of sockets has the last word.
 func PortsFree(ports []pod.PortMapping) error {
 	for _, p := range ports {
 		for _, addr := range listenAddresses(p.HostIP) {
@@ -43,8 +42,8 @@ func listenAddresses(hostIP netip.Addr) []netip.Addr {
 	return []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 }
 
-// taken says whether binding to a port fails because somebody has it. Of SCTP
-// the kernel rarely has sockets; then nobody listens.
+// taken reports whether binding to a port fails because it is in use. A kernel without SCTP sockets
+// has no listeners on SCTP.
 func taken(p pod.PortMapping, addr netip.Addr) (bool, error) {
 	family, typ, proto := unix.AF_INET, unix.SOCK_STREAM, 0
 	if addr.Is6() {
@@ -65,7 +64,7 @@ func taken(p pod.PortMapping, addr netip.Addr) (bool, error) {
 	}
 	defer unix.Close(fd)
 	if typ == unix.SOCK_STREAM {
-		// Old connections of a server that is gone must not count.
+		// Old connections of a server that has exited must not count.
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 			return false, err
 		}
@@ -81,7 +80,7 @@ func taken(p pod.PortMapping, addr netip.Addr) (bool, error) {
 	case errors.Is(err, unix.EADDRINUSE):
 		return true, nil
 	case errors.Is(err, unix.EADDRNOTAVAIL):
-		return false, nil // not yet an address of this node
+		return false, nil // not an address of this node yet
 	case err != nil:
 		return false, err
 	}
@@ -95,8 +94,8 @@ func as4(a netip.Addr) (b [4]byte) {
 	return b
 }
 
-// listener returns where a socket waits for strangers on the port. A node
-// without socket diagnostics has to believe bind.
+// listener returns the address of a socket that listens on the port. If the sockets can't be
+// listed, it trusts the trial bind.
 func listener(p pod.PortMapping, addr netip.Addr) (netip.AddrPort, bool) {
 	families := []uint8{unix.AF_INET6} // [::] usually takes IPv4 too
 	if addr.Is4() {
@@ -111,7 +110,7 @@ func listener(p pod.PortMapping, addr netip.Addr) (netip.AddrPort, bool) {
 			sockets, err = netlink.SocketDiagTCP(family)
 		case pod.UDP:
 			sockets, err = netlink.SocketDiagUDP(family)
-			waiting = []uint8{netlink.TCP_CLOSE} // not connected to one peer
+			waiting = []uint8{netlink.TCP_CLOSE} // not connected to a peer
 		default:
 			return netip.AddrPortFrom(addr, p.HostPort), true
 		}
@@ -129,7 +128,7 @@ func listener(p pod.PortMapping, addr netip.Addr) (netip.AddrPort, bool) {
 	return netip.AddrPort{}, false
 }
 
-// meets says whether sockets at the two addresses would be in each other's way.
+// meets reports whether sockets on the two addresses conflict.
 func meets(a, b netip.Addr) bool {
 	if a.IsUnspecified() || b.IsUnspecified() {
 		return a.Is4() == b.Is4() || a.Is6() && a.IsUnspecified()

@@ -55,7 +55,7 @@ func (n node) firewalls(mode plan.Mode) (out []BlockingFirewall) {
 	return out
 }
 
-// TestForwardPolicy sets policies as others do, and takes the cures literally.
+// TestForwardPolicy sets policies as other programs do, and runs the suggested commands literally.
 func TestForwardPolicy(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -94,7 +94,7 @@ func TestForwardPolicy(t *testing.T) {
 				before := n.run("nft", "list", "ruleset")
 				found := n.firewalls(mode)
 				if after := n.run("nft", "list", "ruleset"); after != before {
-					t.Errorf("looking changed the rules:\n%s", after)
+					t.Errorf("ForwardPolicy changed the rules:\n%s", after)
 				}
 				var where []string
 				for _, b := range found {
@@ -110,15 +110,15 @@ func TestForwardPolicy(t *testing.T) {
 					n.sh(b.Fix...)
 				}
 				if left := n.firewalls(mode); len(left) > 0 {
-					t.Errorf("not cured by %q: %q", found, left)
+					t.Errorf("not fixed by %q: %q", found, left)
 				}
 			})
 		}
 	}
 }
 
-// TestLookingCreatesNoLegacyTable: asking the kernel for a table makes it.
-func TestLookingCreatesNoLegacyTable(t *testing.T) {
+// TestForwardPolicyCreatesNoLegacyTable guards against asking the kernel for a table, which creates it.
+func TestForwardPolicyCreatesNoLegacyTable(t *testing.T) {
 	n := newNode(t)
 	n.firewalls(plan.PTP)
 	for _, file := range []string{"ip_tables_names", "ip6_tables_names"} {
@@ -155,11 +155,11 @@ func TestOverlap(t *testing.T) {
 		}
 	}
 	if err := Overlap("bad!", "", nil); err == nil {
-		t.Error("an instance that isn't one")
+		t.Error("an invalid instance is accepted")
 	}
 }
 
-func TestPortsFreeOfProtocolsThatTheKernelLacks(t *testing.T) {
+func TestPortsFreeOfMissingProtocols(t *testing.T) {
 	n := newNode(t)
 	must(t, netns.Do(n.path, func() error {
 		return PortsFree([]pod.PortMapping{{Protocol: pod.SCTP, HostPort: 80, Port: 80}, {Protocol: pod.TCP, HostIP: netip.MustParseAddr("203.0.113.9"), HostPort: 80, Port: 80}})

@@ -1,6 +1,5 @@
-// Package rpc is how the program husk-cni asks huskd: one line of JSON each
-// way over huskd's socket. The program would be twice as large, and twice as
-// slow to start, with gRPC.
+// Package rpc is the protocol between husk-cni and huskd: one line of JSON in each direction over
+// huskd's socket. With gRPC, the program would be twice as large and take twice as long to start.
 package rpc
 
 import (
@@ -22,36 +21,36 @@ type Request[A any] struct {
 	Stdin []byte `json:"stdin"`
 }
 
-// Response is what becomes of it.
+// Response is the result of a Request.
 type Response struct {
 	Stdout []byte       `json:"stdout,omitempty"`
 	Error  *types.Error `json:"error,omitempty"`
 }
 
-// limit bounds a line: a configuration with the attachments of a node is some
-// 10 KiB.
+// limit is the maximum length of a line. A configuration with all attachments of a node has some 10
+// KiB.
 const limit = 4 << 20
 
-// Call asks the daemon that serves the socket. If it is away, or goes away
-// before it answers, the error is the specification's "try again".
+// Call sends a call to the daemon at the socket. If the daemon doesn't run, or stops before it
+// answers, the error is the specification's "try again later".
 func Call[A any](ctx context.Context, socket string, args A, stdin []byte) ([]byte, error) {
-	away := func(err error) ([]byte, error) {
+	unavailable := func(err error) ([]byte, error) {
 		return nil, types.NewError(types.ErrTryAgainLater, fmt.Sprintf("huskd doesn't answer at %s: start it, or leave daemon out of the network configuration", socket), err.Error())
 	}
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", socket)
 	if err != nil {
-		return away(err)
+		return unavailable(err)
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
 	defer stop()
 	if err := json.NewEncoder(conn).Encode(Request[A]{args, stdin}); err != nil {
-		return away(err)
+		return unavailable(err)
 	}
 	var r Response
 	if err := json.NewDecoder(io.LimitReader(conn, limit)).Decode(&r); err != nil {
-		return away(err)
+		return unavailable(err)
 	}
 	if r.Error != nil {
 		return nil, r.Error
@@ -59,17 +58,17 @@ func Call[A any](ctx context.Context, socket string, args A, stdin []byte) ([]by
 	return r.Stdout, nil
 }
 
-// Handler does a call.
+// Handler handles a call.
 type Handler[A any] func(ctx context.Context, args A, stdin []byte) ([]byte, error)
 
-// patience is how long a caller may take to say what it wants.
-const patience = 10 * time.Second
+// requestTimeout is how long a caller may take to send its request.
+const requestTimeout = 10 * time.Second
 
-// Serve answers the one request of a connection and closes it. If the caller
-// hangs up, the handler's context ends.
+// Serve answers the single request of a connection and closes it. If the caller hangs up, the
+// handler's context is cancelled.
 func Serve[A any](ctx context.Context, conn net.Conn, handle Handler[A]) {
 	defer conn.Close()
-	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	_ = conn.SetReadDeadline(time.Now().Add(requestTimeout))
 	reader := bufio.NewReader(io.LimitReader(conn, limit))
 	var q Request[A]
 	line, err := reader.ReadBytes('\n')
@@ -78,7 +77,7 @@ func Serve[A any](ctx context.Context, conn net.Conn, handle Handler[A]) {
 	}
 	var r Response
 	if err != nil {
-		r.Error = types.NewError(types.ErrDecodingFailure, "huskd couldn't read what was asked", err.Error())
+		r.Error = types.NewError(types.ErrDecodingFailure, "huskd can't parse the request", err.Error())
 	} else {
 		r = answer(ctx, conn, q, handle)
 	}
@@ -90,7 +89,7 @@ func answer[A any](ctx context.Context, conn net.Conn, q Request[A], handle Hand
 	defer cancel()
 	_ = conn.SetReadDeadline(time.Time{})
 	go func() {
-		_, _ = conn.Read(make([]byte, 1)) // nothing more comes: it ends when the caller does
+		_, _ = conn.Read(make([]byte, 1)) // returns when the caller hangs up
 		cancel()
 	}()
 	out, err := handle(ctx, q.Args, q.Stdin)

@@ -22,7 +22,7 @@ type word struct {
 	Say string `json:"say"`
 }
 
-// open serves a socket: requests by handle, all else by echoing a line.
+// open serves a socket: it passes requests to handle, and echoes lines on other connections.
 func open(t *testing.T, handle Handler[word]) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "sock")
@@ -54,7 +54,7 @@ func open(t *testing.T, handle Handler[word]) string {
 	return path
 }
 
-func TestOneSocketIsTwoDoors(t *testing.T) {
+func TestSplit(t *testing.T) {
 	path := open(t, func(_ context.Context, a word, stdin []byte) ([]byte, error) {
 		switch a.Say {
 		case "known":
@@ -82,13 +82,13 @@ func TestOneSocketIsTwoDoors(t *testing.T) {
 	fmt.Fprint(c, "PRI * HTTP/2.0")
 	got := make([]byte, 14)
 	if _, err := io.ReadFull(c, got); err != nil || string(got) != "PRI * HTTP/2.0" {
-		t.Errorf("the other door answers %q, %v", got, err)
+		t.Errorf("the other connection answers %q, %v", got, err)
 	}
 }
 
 func TestGarbage(t *testing.T) {
 	path := open(t, func(context.Context, word, []byte) ([]byte, error) {
-		t.Error("garbage is handled")
+		t.Error("garbage reaches the handler")
 		return nil, nil
 	})
 	c, err := net.Dial("unix", path)
@@ -103,8 +103,9 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// TestAway: a daemon that isn't there, or dies over a call, means "try again".
-func TestAway(t *testing.T) {
+// TestUnavailable checks that a daemon that doesn't run, or dies during a call, means "try again
+// later".
+func TestUnavailable(t *testing.T) {
 	_, err := Call(t.Context(), filepath.Join(t.TempDir(), "none"), word{}, nil)
 	tryAgain(t, err)
 	path := filepath.Join(t.TempDir(), "sock")
@@ -131,7 +132,7 @@ func tryAgain(t *testing.T, err error) {
 	}
 }
 
-// TestHangUp: the work for a caller that is gone is told so.
+// TestHangUp checks that the handler's context is cancelled when the caller is gone.
 func TestHangUp(t *testing.T) {
 	told := make(chan struct{})
 	began := make(chan struct{})
@@ -155,6 +156,6 @@ func TestHangUp(t *testing.T) {
 	select {
 	case <-told:
 	case <-time.After(10 * time.Second):
-		t.Error("the handler isn't told")
+		t.Error("the handler's context isn't cancelled")
 	}
 }

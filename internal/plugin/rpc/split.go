@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Split returns a listener for what comes by l, but for the connections that
-// begin with a request: those are given to serve, each in a goroutine of its
-// own. So one socket is a door for gRPC and for husk-cni.
+// Split returns a listener for the connections of l, except for those that start with a request.
+// Those are passed to serve, each in its own goroutine. So one socket serves both gRPC and
+// husk-cni.
 func Split(l net.Listener, serve func(net.Conn)) net.Listener {
 	s := &splitter{Listener: l, serve: serve, others: make(chan net.Conn), failed: make(chan error, 1), closed: make(chan struct{})}
 	go s.run()
@@ -35,10 +35,9 @@ func (s *splitter) run() {
 	}
 }
 
-// sort looks at the first byte of a connection: JSON begins with a brace, HTTP/2
-// with a letter.
+// sort dispatches a connection by its first byte: JSON starts with a brace, HTTP/2 with a letter.
 func (s *splitter) sort(conn net.Conn) {
-	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	_ = conn.SetReadDeadline(time.Now().Add(requestTimeout))
 	var first [1]byte
 	if _, err := conn.Read(first[:]); err != nil {
 		_ = conn.Close()
@@ -63,20 +62,20 @@ func (s *splitter) Accept() (net.Conn, error) {
 	case conn := <-s.others:
 		return conn, nil
 	case err := <-s.failed:
-		s.failed <- err // and the next one gets it too
+		s.failed <- err // for the next call
 		return nil, err
 	case <-s.closed:
 		return nil, net.ErrClosed
 	}
 }
 
-// Close closes the listener below.
+// Close closes the underlying listener.
 func (s *splitter) Close() error {
 	s.once.Do(func() { close(s.closed) })
 	return s.Listener.Close()
 }
 
-// unread is a connection that gives back what was read of it.
+// unread is a connection that returns the bytes in first before any others.
 type unread struct {
 	net.Conn
 	first []byte

@@ -12,9 +12,9 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// ask fills in what is asked for one attachment: by capabilities, or else by
-// args of the configuration, or else by CNI_ARGS.
-func (c *conf) ask(args Args) error {
+// request fills in the settings that are requested for one attachment: by capabilities, or else by
+// the configuration's args, or else by CNI_ARGS.
+func (c *conf) request(args Args) error {
 	env, err := environment(args.Args)
 	if err != nil {
 		return err
@@ -46,7 +46,7 @@ func (c *conf) ask(args Args) error {
 	return c.ports()
 }
 
-// parseAddress takes an address with or without the length of its prefix.
+// parseAddress parses an address with or without a prefix length.
 func parseAddress(text string) (netip.Addr, error) {
 	alone, _, _ := strings.Cut(strings.TrimSpace(text), "/")
 	ip, err := netip.ParseAddr(alone)
@@ -79,8 +79,7 @@ func (c *conf) ports() error {
 	return nil
 }
 
-// known are the keys of CNI_ARGS that are understood, or are known to be of no
-// concern here.
+// known are the keys of CNI_ARGS that are understood, or known to be irrelevant here.
 var known = []string{
 	"IgnoreUnknown", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID", "K8S_POD_INFRA_CONTAINER_ID", "IP", "MAC",
 }
@@ -109,7 +108,7 @@ func environment(text string) (map[string]string, error) {
 	return out, nil
 }
 
-// namespace says why CNI_NETNS can't be attached.
+// namespace returns an error if CNI_NETNS can't be attached.
 func (a Args) namespace() error {
 	var st unix.Statfs_t
 	switch err := unix.Statfs(a.Netns, &st); {
