@@ -59,7 +59,7 @@ func (b *background) finish(p *Plugin, dir string, n *daemonless.Network) {
 	}
 }
 
-// closeDelay is how long the kernel takes at most to free what was deleted. Closing a socket earlier
+// closeDelay is longer than the kernel usually takes to free what was deleted. Closing a socket earlier
 // makes other calls wait, see daemonless.Config.Close.
 const closeDelay = 100 * time.Millisecond
 
