@@ -19,10 +19,10 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// protocols are those by which a session goes through the API server.
+// protocols are the protocols of sessions through the API server.
 var protocols = []string{"websocket", "spdy"}
 
-// session is somebody who is attached to a container.
+// session is a client that is attached to a container.
 type session struct {
 	in        io.WriteCloser
 	out, errs *bufio.Reader
@@ -31,7 +31,7 @@ type session struct {
 	leave     context.CancelFunc
 }
 
-// Next has the terminal take a size that is sent, see remotecommand.TerminalSizeQueue.
+// Next implements remotecommand.TerminalSizeQueue.
 func (s *session) Next() *remotecommand.TerminalSize {
 	size, ok := <-s.size
 	if !ok {
@@ -40,8 +40,8 @@ func (s *session) Next() *remotecommand.TerminalSize {
 	return &size
 }
 
-// attach attaches to a container through the API server. A session that takes
-// long is ended, and with it whoever reads from it.
+// attach attaches to a container through the API server. A session ends after two minutes, so that
+// readers don't block forever.
 func (c *cluster) attach(protocol, container string, tty bool) *session {
 	c.t.Helper()
 	u := c.api.CoreV1().RESTClient().Get().Resource("pods").Namespace("default").Name("attached").SubResource("attach").
@@ -63,7 +63,7 @@ func (c *cluster) attach(protocol, container string, tty bool) *session {
 	go func() {
 		err := e.StreamWithContext(ctx, options)
 		for _, end := range []*io.PipeWriter{stdout, stderr} {
-			_ = end.CloseWithError(err) // nil is the end
+			_ = end.CloseWithError(err) // nil means EOF
 		}
 		_ = stdin.CloseWithError(io.ErrClosedPipe)
 		s.done <- err
@@ -71,8 +71,8 @@ func (c *cluster) attach(protocol, container string, tty bool) *session {
 	return s
 }
 
-// attaches attaches to containers by both protocols: to one that goes on when
-// its listener leaves, to a terminal, and to those that end with their input.
+// attaches attaches to containers by both protocols: to one that keeps running when the client
+// disconnects, to a terminal, and to containers that end with their input.
 func (c *cluster) attaches() {
 	c.create(attached)
 	before := c.await("attached", ready)
@@ -85,21 +85,21 @@ func (c *cluster) attaches() {
 	for _, s := range after.Status.ContainerStatuses {
 		switch ended := s.State.Terminated; {
 		case !strings.HasPrefix(s.Name, "once") && (s.State.Running == nil || !slices.Contains(containers(before), s.ContainerID)):
-			c.t.Errorf("container %s has ended with its session: %+v", s.Name, s.State)
+			c.t.Errorf("container %s ended with its session: %+v", s.Name, s.State)
 		case strings.HasPrefix(s.Name, "once") && (ended == nil || ended.ExitCode != 0):
-			c.t.Errorf("container %s hasn't ended with its input: %+v", s.Name, s.State)
+			c.t.Errorf("container %s didn't end with its input: %+v", s.Name, s.State)
 		}
 	}
 	log, err := c.api.CoreV1().Pods("default").GetLogs("attached", &corev1.PodLogOptions{Container: "lines"}).DoRaw(c.t.Context())
 	for _, protocol := range protocols {
 		if err != nil || !strings.Contains(string(log), "heard hello by "+protocol+"\n") {
-			c.t.Errorf("the log has %q %v", log, err)
+			c.t.Errorf("the log is %q, %v", log, err)
 		}
 	}
 	c.must(c.api.CoreV1().Pods("default").Delete(c.t.Context(), "attached", metav1.DeleteOptions{}))
 }
 
-// converses says something to a container, hears what it answers, and leaves.
+// converses writes to a container, reads its answer, and disconnects.
 func (c *cluster) converses(protocol string) {
 	s := c.attach(protocol, "lines", false)
 	_, err := fmt.Fprintf(s.in, "hello by %s\n", protocol)
@@ -114,7 +114,7 @@ func (c *cluster) converses(protocol string) {
 	<-s.done
 }
 
-// resizesTerminal has a terminal be of several sizes, of which it tells.
+// resizesTerminal resizes a terminal, and checks that the container sees the size.
 func (c *cluster) resizesTerminal(protocol string) {
 	s := c.attach(protocol, "terminal", true)
 	for _, size := range []remotecommand.TerminalSize{{Width: 77, Height: 33}, {Width: 88, Height: 44}} {
@@ -138,7 +138,7 @@ func (c *cluster) resizesTerminal(protocol string) {
 	close(s.size)
 }
 
-// endsInput sends a container all it is to hear, and hears all of it.
+// endsInput sends a container data until EOF, and checks that all of it comes back.
 func (c *cluster) endsInput(protocol string) {
 	megabyte := bytes.Repeat([]byte("0123456789abcde\n"), 1<<16)
 	s := c.attach(protocol, "once-"+protocol, false)

@@ -40,16 +40,16 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// cluster is a machine with an API server, whose only node it is.
+// cluster is a machine with an API server, and its only node.
 type cluster struct {
 	*machine
 	control []*process // kube-apiserver, etcd
-	flags   []string   // the former's
+	flags   []string   // of kube-apiserver
 	config  *rest.Config
 	api     kubernetes.Interface
 }
 
-// token is that of the user who may do everything, nodeToken that of the node.
+// token is the admin's, nodeToken the node's.
 const (
 	token     = "letmein"
 	nodeToken = "iamthenode"
@@ -74,7 +74,7 @@ func newCluster(t *testing.T) *cluster {
 	c.api, err = kubernetes.NewForConfig(c.config)
 	c.must(err)
 	c.serve()
-	// There are no controllers to make them.
+	// No controllers run that would create these.
 	node.Eventually(t, time.Minute, func() string {
 		_, err := c.api.CoreV1().ServiceAccounts("default").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -86,7 +86,7 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// serve starts etcd and the API server, with what the former has.
+// serve starts etcd, with the data that it has, and the API server.
 func (c *cluster) serve() {
 	c.t.Helper()
 	etcd := c.start("etcd", "--data-dir", c.Dir+"/etcd", "--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
@@ -102,8 +102,7 @@ func (c *cluster) serve() {
 	})
 }
 
-// authority writes ca.crt, and the certificate by which the API server is known
-// to nodes, client.crt and client.key.
+// authority writes ca.crt, and the API server's client certificate for nodes: client.crt and client.key.
 func (m *machine) authority() {
 	m.t.Helper()
 	must := func(err error) {
@@ -158,7 +157,7 @@ func (c *cluster) must(err error) {
 	}
 }
 
-// forward has an address of the node's answer on the host's loopback.
+// forward forwards a port of the host's loopback, which it returns, to an address of the node.
 func (m *machine) forward(to string) string {
 	m.t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -211,7 +210,7 @@ func (c *cluster) createConfigMap(name string, data map[string]string) {
 	c.must(err)
 }
 
-// create makes a pod of the cluster's only node.
+// create creates a pod that is bound to the node.
 func (c *cluster) create(manifest string) {
 	c.t.Helper()
 	var pod corev1.Pod
@@ -221,8 +220,8 @@ func (c *cluster) create(manifest string) {
 	c.must(err)
 }
 
-// await waits until the API server says of a pod what it should.
-func (c *cluster) await(name string, is func(*corev1.Pod) bool) (pod *corev1.Pod) {
+// await waits until the API server's pod of that name meets a condition.
+func (c *cluster) await(name string, condition func(*corev1.Pod) bool) (pod *corev1.Pod) {
 	c.t.Helper()
 	node.Eventually(c.t, 2*time.Minute, func() string {
 		c.kubelet.mustRun()
@@ -230,7 +229,7 @@ func (c *cluster) await(name string, is func(*corev1.Pod) bool) (pod *corev1.Pod
 		if pod, err = c.api.CoreV1().Pods("default").Get(c.t.Context(), name, metav1.GetOptions{}); err != nil {
 			return err.Error()
 		}
-		if !is(pod) {
+		if !condition(pod) {
 			return "pod " + name + " is " + describe(pod)
 		}
 		return ""
@@ -238,7 +237,7 @@ func (c *cluster) await(name string, is func(*corev1.Pod) bool) (pod *corev1.Pod
 	return pod
 }
 
-// TestCluster is a kubelet with an API server.
+// TestCluster tests a kubelet with an API server.
 func TestCluster(t *testing.T) {
 	c := newCluster(t)
 	c.join()
@@ -265,7 +264,7 @@ func TestCluster(t *testing.T) {
 	c.end()
 }
 
-// end ends the cluster, of which nothing may be left.
+// end stops the cluster, and checks that nothing is left.
 func (c *cluster) end() {
 	c.t.Helper()
 	for _, p := range c.control {
@@ -274,7 +273,7 @@ func (c *cluster) end() {
 	c.machine.end()
 }
 
-// configure makes what the pod configured is configured by.
+// configure creates the objects that the pod configured refers to.
 func (c *cluster) configure() {
 	c.t.Helper()
 	c.createConfigMap("settings", map[string]string{"colour": "green"})
@@ -284,7 +283,7 @@ func (c *cluster) configure() {
 	c.must(err)
 }
 
-// populate makes a pod of each kind.
+// populate creates a pod of each kind.
 func (c *cluster) populate() {
 	c.t.Helper()
 	c.configure()
@@ -296,19 +295,19 @@ func (c *cluster) populate() {
 		c.t.Errorf("the pod on the node's network has the address %s", p.Status.PodIP)
 	}
 	if got, err := c.get("http://" + node.Address4 + ":8090/hostname"); err != nil {
-		c.t.Errorf("the pod on the node's network answers %q %v", got, err)
+		c.t.Errorf("the pod on the node's network answers %q, %v", got, err)
 	}
 	c.await("configured", ready)
 }
 
-// part is the cluster for a part of the test.
+// part returns the cluster for a subtest.
 func (c *cluster) part(t *testing.T) *cluster {
 	m := *c.machine
 	m.t = t
 	return &cluster{machine: &m, config: c.config, api: c.api}
 }
 
-// nodeReady waits until the node is ready, and looks at what it says of huskd.
+// nodeReady waits until the node is ready, and checks what it reports about huskd.
 func (c *cluster) nodeReady() {
 	c.t.Helper()
 	var n *corev1.Node
@@ -354,17 +353,17 @@ func (c *cluster) volumes() {
 		c.t.Errorf("environment: %q", got)
 	}
 	for _, path := range []string{"/projected/token", "/var/run/secrets/kubernetes.io/serviceaccount/token"} {
-		of, _ := c.exec("configured", "web", nil, "cat", path)
-		review, err := c.api.AuthenticationV1().TokenReviews().Create(c.t.Context(), &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: of}}, metav1.CreateOptions{})
+		mounted, _ := c.exec("configured", "web", nil, "cat", path)
+		review, err := c.api.AuthenticationV1().TokenReviews().Create(c.t.Context(), &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: mounted}}, metav1.CreateOptions{})
 		c.must(err)
 		if review.Status.User.Username != "system:serviceaccount:default:default" {
-			c.t.Errorf("the token of %s is that of %+v", path, review.Status)
+			c.t.Errorf("the token in %s belongs to %+v", path, review.Status)
 		}
 	}
 	if got, _ := c.exec("configured", "web", nil, "stat", "-L", "-c", "%a", "/secret/password"); got != "400\n" {
 		c.t.Errorf("the secret's mode is %s", got)
 	}
-	// A changed config map comes to the running pod.
+	// A change of the config map reaches the running pod.
 	settings, err := c.api.CoreV1().ConfigMaps("default").Get(c.t.Context(), "settings", metav1.GetOptions{})
 	c.must(err)
 	settings.Data["colour"] = "blue"
@@ -387,12 +386,12 @@ func (c *cluster) logs() {
 	}
 }
 
-// execURL is where the API server runs a command.
+// execURL returns the URL by which the API server runs a command.
 func (c *cluster) execURL(pod string, options *corev1.PodExecOptions) *url.URL {
 	return c.api.CoreV1().RESTClient().Get().Resource("pods").Namespace("default").Name(pod).SubResource("exec").VersionedParams(options, scheme.ParameterCodec).URL()
 }
 
-// run runs a command once, in a container that may end meanwhile.
+// run runs a command in a container that may end meanwhile.
 func (c *cluster) run(pod, container string, command ...string) string {
 	c.t.Helper()
 	u := c.execURL(pod, &corev1.PodExecOptions{Container: container, Command: command, Stdout: true})
@@ -405,7 +404,7 @@ func (c *cluster) run(pod, container string, command ...string) string {
 	return out.String()
 }
 
-// exec runs a command through the API server, by both protocols.
+// exec runs a command through the API server, once by each protocol.
 func (c *cluster) exec(pod, container string, stdin []byte, command ...string) (stdout string, err error) {
 	c.t.Helper()
 	u := c.execURL(pod, &corev1.PodExecOptions{Container: container, Command: command, Stdin: stdin != nil, Stdout: true, Stderr: true})
@@ -434,7 +433,7 @@ func (c *cluster) exec(pod, container string, stdin []byte, command ...string) (
 func (c *cluster) execs() {
 	megabyte := bytes.Repeat([]byte("0123456789abcde\n"), 1<<16)
 	if got, err := c.exec("full", "web", megabyte, "cat"); err != nil || got != string(megabyte) {
-		c.t.Errorf("cat: %d bytes come back of %d: %v", len(got), len(megabyte), err)
+		c.t.Errorf("cat returns %d of %d bytes: %v", len(got), len(megabyte), err)
 	}
 	_, err := c.exec("full", "web", nil, "sh", "-c", "exit 7")
 	var code interface{ ExitStatus() int }
@@ -478,8 +477,8 @@ func (c *cluster) forwards() {
 	}
 }
 
-// resizes gives containers more memory and less of the processors: one that
-// runs on, and one that wants to be restarted for it.
+// resizes gives containers more memory and less CPU: one that keeps running, and one that has to be
+// restarted for it.
 func (c *cluster) resizes() {
 	c.create(simple("restarting", "", `command: [sleep, "1000"], resizePolicy: [{resourceName: memory, restartPolicy: RestartContainer}], resources: {requests: {cpu: 50m, memory: 16Mi}, limits: {cpu: 500m, memory: 64Mi}}`))
 	memory, cpu := resource.MustParse("96Mi"), resource.MustParse("250m")
@@ -506,7 +505,7 @@ func (c *cluster) resizes() {
 	}
 }
 
-// deletes removes all pods, which end as they are asked to.
+// deletes deletes all pods, and checks how their containers ended.
 func (c *cluster) deletes() {
 	c.must(os.Mkdir(c.Dir+"/tales", 0o755))
 	c.create(fmt.Sprintf(graceful, c.Dir+"/tales"))
@@ -526,7 +525,7 @@ func (c *cluster) deletes() {
 	for deleted := 0; deleted < len(list.Items); {
 		change, ok := <-changes.ResultChan()
 		if !ok {
-			c.t.Fatalf("of %d pods %d are deleted", len(list.Items), deleted)
+			c.t.Fatalf("the watch ended; of %d pods, %d are deleted", len(list.Items), deleted)
 		}
 		p, isPod := change.Object.(*corev1.Pod)
 		switch {
@@ -538,15 +537,15 @@ func (c *cluster) deletes() {
 		last[p.Name] = p
 	}
 	if ended := last["configured"].Status.ContainerStatuses[0].State.Terminated; ended == nil || ended.ExitCode != 0 {
-		c.t.Errorf("the container that heeds SIGTERM has ended with %+v", ended)
+		c.t.Errorf("the container that handles SIGTERM ended with %+v", ended)
 	}
 	tale, err := os.ReadFile(c.Dir + "/tales/tale")
 	if want := "started\nis to stop\nmay stop\nstops\nthe sidecar stops\n"; err != nil || string(tale) != want {
-		c.t.Errorf("the containers of graceful tell %q %v, want %q", tale, err, want)
+		c.t.Errorf("the containers of graceful logged %q, %v, want %q", tale, err, want)
 	}
-	// The API server's times are whole seconds.
+	// The API server rounds times to seconds.
 	ended, until := last["deaf"].Status.ContainerStatuses[0].State.Terminated, last["deaf"].DeletionTimestamp
 	if ended == nil || ended.ExitCode != 137 || ended.FinishedAt.Time.Before(until.Add(-time.Second)) {
-		c.t.Errorf("the container that is deaf to SIGTERM had until %v and has ended with %+v", until, ended)
+		c.t.Errorf("the container that ignores SIGTERM had until %v and ended with %+v", until, ended)
 	}
 }

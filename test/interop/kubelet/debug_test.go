@@ -16,8 +16,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// debugs looks into a pod as kubectl debug does. It returns the huskd that runs
-// then.
+// debugs adds ephemeral containers to a pod, as kubectl debug does. It returns the new huskd.
 func (o own) debugs() *node.Daemon {
 	o.create(simple("looked-into", "", `command: [sh, -c, "exec sleep 12345"]`))
 	before := o.await("looked-into", ready)
@@ -47,10 +46,10 @@ func (o own) debugs() *node.Daemon {
 		o.t.Errorf("%+v", ended)
 	}
 	if log, err := pods.GetLogs("looked-into", &corev1.PodLogOptions{Container: "once"}).DoRaw(o.t.Context()); err != nil || string(log) != "seen\n" {
-		o.t.Errorf("its log is %q: %v", log, err)
+		o.t.Errorf("the log is %q: %v", log, err)
 	}
 
-	// One with a target sees the target's processes, one without its own only.
+	// A container with a target sees the target's processes, one without a target only its own.
 	add("beside", "c", true, "cat")
 	add("alone", "", false, "sleep", "1000")
 	o.await("looked-into", func(p *corev1.Pod) bool {
@@ -58,7 +57,7 @@ func (o own) debugs() *node.Daemon {
 	})
 	for name, first := range map[string]string{"beside": "sleep 12345 ", "alone": "sleep 1000 "} {
 		if got, err := o.exec("looked-into", name, nil, "sh", "-c", "tr '\\000' ' ' < /proc/1/cmdline"); err != nil || got != first {
-			o.t.Errorf("the first process that %s sees is %q: %v", name, got, err)
+			o.t.Errorf("the first process in the PID namespace of %s is %q: %v", name, got, err)
 		}
 	}
 	u := o.api.CoreV1().RESTClient().Get().Resource("pods").Namespace("default").Name("looked-into").SubResource("attach").
@@ -72,36 +71,36 @@ func (o own) debugs() *node.Daemon {
 		o.t.Errorf("attach: %v", err)
 	}
 	if got := says.text.String(); got != "hello\n" {
-		o.t.Errorf("attached to cat, it says %q", got)
+		o.t.Errorf("attached to cat: got %q", got)
 	}
 
-	// huskd's death changes nothing, and nothing is started again.
+	// Killing huskd changes nothing, and restarts nothing.
 	o.huskd.Kill()
-	o.enlist()
+	o.startNode()
 	o.await("looked-into", func(p *corev1.Pod) bool {
 		return status(p, "beside").State.Terminated != nil && status(p, "alone").State.Running != nil
 	})
 	after := o.await("looked-into", ready)
 	if again := status(after, "once"); again.ContainerID != ended.ContainerID || again.RestartCount != 0 || status(after, "once").Ready {
-		o.t.Errorf("it was started again: %+v", again)
+		o.t.Errorf("the ended container was restarted: %+v", again)
 	}
 	if !slices.Equal(containers(after), containers(before)) {
-		o.t.Error("the pod's own container was touched")
+		o.t.Error("the pod's own container was restarted")
 	}
-	// A program that isn't there has ended, and doesn't keep the pod from being well.
+	// A missing program counts as ended, and doesn't make the pod unready.
 	add("absent", "", false, "/no/such/program")
 	p = o.await("looked-into", func(p *corev1.Pod) bool { return status(p, "absent").State.Terminated != nil })
 	if s := status(p, "absent").State.Terminated; s.Reason != "StartError" || !ready(p) {
 		o.t.Errorf("%+v", s)
 	}
 	o.huskd.Kill()
-	o.enlist()
+	o.startNode()
 	o.must(pods.Delete(o.t.Context(), "looked-into", metav1.DeleteOptions{}))
-	o.vanish("looked-into", p.UID)
+	o.awaitDeleted("looked-into", p.UID)
 	return o.huskd
 }
 
-// echo is input of one line, which ends once the line has come back.
+// echo returns an input of one line, and an output. The input ends once a line was written to the output.
 func echo() (*line, *answer) {
 	a := &answer{came: make(chan struct{})}
 	return &line{text: "hello\n", until: a.came}, a

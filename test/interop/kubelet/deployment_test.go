@@ -19,8 +19,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestDeployments is a whole cluster of one node, with the controllers that
-// make a Deployment's pods and the scheduler that binds them.
+// TestDeployments tests Deployments in a complete cluster of one node, with controllers and a scheduler.
 func TestDeployments(t *testing.T) {
 	c := newCluster(t)
 	c.manage()
@@ -28,7 +27,7 @@ func TestDeployments(t *testing.T) {
 	c.nodeReady()
 	c.configure()
 
-	// One has everything that a pod can have, the other is one of many.
+	// Full and configured use many features in one pod; web has several replicas.
 	c.deploy("full", full, 1)
 	c.deploy("configured", configured, 1)
 	c.deploy("web", web, 3)
@@ -56,7 +55,7 @@ func TestDeployments(t *testing.T) {
 	c.end()
 }
 
-// web is a pod of which there can be many. What it serves is its template's.
+// web is a pod that can have replicas. It serves the version in its template.
 const web = `
 apiVersion: v1
 kind: Pod
@@ -95,9 +94,8 @@ func (c *cluster) manage() {
 	}
 }
 
-// deploy makes a Deployment of a pod's manifest. Its pods bear its name as the
-// label app. If there is to be one, it may have a port of the node, so that there
-// can't be two at a time.
+// deploy creates a Deployment of a pod's manifest, whose pods have its name as the label app. A single
+// replica may have a host port, so it is recreated rather than rolled over.
 func (c *cluster) deploy(name, manifest string, replicas int32) {
 	c.t.Helper()
 	var pod corev1.Pod
@@ -121,14 +119,14 @@ func (c *cluster) deploy(name, manifest string, replicas int32) {
 	c.must(err)
 }
 
-// change changes a Deployment, however often somebody else does meanwhile.
-func (c *cluster) change(name string, how func(*appsv1.Deployment)) {
+// change changes a Deployment. It retries after conflicting changes.
+func (c *cluster) change(name string, edit func(*appsv1.Deployment)) {
 	c.t.Helper()
 	deployments := c.api.AppsV1().Deployments("default")
 	node.Eventually(c.t, time.Minute, func() string {
 		d, err := deployments.Get(c.t.Context(), name, metav1.GetOptions{})
 		c.must(err)
-		how(d)
+		edit(d)
 		if _, err = deployments.Update(c.t.Context(), d, metav1.UpdateOptions{}); apierrors.IsConflict(err) {
 			return err.Error()
 		}
@@ -142,7 +140,7 @@ func (c *cluster) scale(name string, replicas int32) {
 	c.change(name, func(d *appsv1.Deployment) { d.Spec.Replicas = &replicas })
 }
 
-// pods are those that bear an application's name, also those that are ending.
+// pods returns an application's pods, including those that are terminating.
 func (c *cluster) pods(app string) []corev1.Pod {
 	c.t.Helper()
 	list, err := c.api.CoreV1().Pods("default").List(c.t.Context(), metav1.ListOptions{LabelSelector: "app=" + app})
@@ -150,8 +148,7 @@ func (c *cluster) pods(app string) []corev1.Pod {
 	return list.Items
 }
 
-// rolled waits until a Deployment has as many pods as it should, all of its
-// template and ready, and no others are left.
+// rolled waits until a Deployment has exactly its number of pods, all ready and of the current template.
 func (c *cluster) rolled(name string) (pods []corev1.Pod) {
 	c.t.Helper()
 	node.Eventually(c.t, 4*time.Minute, func() string {
@@ -160,7 +157,7 @@ func (c *cluster) rolled(name string) (pods []corev1.Pod) {
 		c.must(err)
 		s, want := d.Status, *d.Spec.Replicas
 		if s.ObservedGeneration < d.Generation || s.Replicas != want || s.UpdatedReplicas != want || s.AvailableReplicas != want {
-			return fmt.Sprintf("deployment %s is to have %d pods and is %+v", name, want, s)
+			return fmt.Sprintf("deployment %s should have %d pods, its status is %+v", name, want, s)
 		}
 		if pods = c.pods(name); len(pods) != int(want) {
 			return fmt.Sprintf("deployment %s has %d pods, not %d", name, len(pods), want)
@@ -184,8 +181,7 @@ func (c *cluster) running() {
 	}
 }
 
-// serves fails unless each pod of a Deployment answers, with what its template
-// has it say, at an address that is its alone.
+// serves checks that each pod of a Deployment serves want at an address of its own.
 func (c *cluster) serves(name, want string) {
 	c.t.Helper()
 	seen := map[string]bool{}
@@ -202,8 +198,7 @@ func (c *cluster) serves(name, want string) {
 	}
 }
 
-// rollsOut gives the web servers a new template, during which as many answer as
-// there should be.
+// rollsOut gives the web servers a new template. Meanwhile, no fewer may be available than before.
 func (c *cluster) rollsOut() {
 	c.t.Helper()
 	before := c.rolled("web")
@@ -224,7 +219,7 @@ func (c *cluster) rollsOut() {
 			}
 		}
 		if available < len(before) {
-			c.t.Fatalf("%d pods are available while the template changes, of %d", available, len(before))
+			c.t.Fatalf("only %d of %d pods are available during the rollout", available, len(before))
 		}
 		if fresh < len(before) || len(pods) > fresh {
 			return fmt.Sprintf("%d of %d pods are of the new template", fresh, len(pods))
@@ -242,8 +237,8 @@ func (c *cluster) rollsOut() {
 	}
 }
 
-// rollsBack gives the web servers a template that can't run, of which those
-// that run must not know, and takes it back.
+// rollsBack gives the web servers a template that can't run, and reverts it. The running pods must not be
+// affected.
 func (c *cluster) rollsBack() {
 	c.t.Helper()
 	before := c.rolled("web")
@@ -257,16 +252,16 @@ func (c *cluster) rollsBack() {
 				}
 			}
 		}
-		return "no pod lacks its image"
+		return "no pod reports its missing image"
 	})
 	c.change("web", func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = another })
 	after := c.rolled("web")
 	if got, want := instances(after), instances(before); !slices.Equal(got, want) {
-		c.t.Errorf("containers %v run, before it were %v", got, want)
+		c.t.Errorf("containers %v are running, before %v were", got, want)
 	}
 }
 
-// instances are the containers of pods that run, in order.
+// instances returns the sorted IDs of the pods' running containers.
 func instances(pods []corev1.Pod) (ids []string) {
 	for _, p := range pods {
 		ids = append(ids, containers(&p)...)
@@ -275,8 +270,8 @@ func instances(pods []corev1.Pod) (ids []string) {
 	return ids
 }
 
-// recreates gives the pod with a port of the node a new template, which can
-// have the port only when the old pod has gone.
+// recreates gives the pod with a host port a new template. The new pod gets the port once the old one is
+// gone.
 func (c *cluster) recreates() {
 	c.t.Helper()
 	c.change("full", func(d *appsv1.Deployment) { d.Spec.Template.Labels["version"] = "2" })
@@ -301,8 +296,8 @@ func (c *cluster) undeploy(name string) {
 	})
 }
 
-// reboots ends everything at once, as a power loss does, and boots the node
-// again. The pods must come back: the same pods, in containers of this boot.
+// reboots kills everything at once, as a power loss does, and boots the node again. The same pods must
+// come back, in new containers.
 func (c *cluster) reboots() {
 	c.t.Helper()
 	before := map[string]corev1.Pod{}
@@ -310,7 +305,7 @@ func (c *cluster) reboots() {
 		before[p.Name] = p
 	}
 	boot := c.bootID()
-	c.Reboot() // control plane and kubelet go with it
+	c.Reboot() // it kills the control plane and the kubelet too
 	c.removeCgroups()
 	c.boot()
 	c.serve()
@@ -319,18 +314,18 @@ func (c *cluster) reboots() {
 	node.Eventually(c.t, 2*time.Minute, func() string {
 		c.running()
 		if now := c.bootID(); now == boot {
-			return "the kubelet hasn't told of the boot"
+			return "the kubelet hasn't reported the new boot"
 		}
 		return ""
 	})
 	c.nodeReady()
 	for name, p := range before {
-		// Until the kubelet says otherwise the API server has what was before.
+		// Until the kubelet reports them, the API server has the statuses from before the reboot.
 		after := c.await(name, func(q *corev1.Pod) bool {
 			return ready(q) && len(containers(q)) == len(containers(&p)) && !slices.ContainsFunc(containers(q), func(id string) bool { return slices.Contains(containers(&p), id) })
 		})
 		if after.UID != p.UID {
-			c.t.Errorf("pod %s was made anew", name)
+			c.t.Errorf("pod %s was recreated", name)
 		}
 		for i, s := range after.Status.ContainerStatuses {
 			if was := p.Status.ContainerStatuses[i].RestartCount; s.RestartCount <= was {
@@ -356,14 +351,13 @@ func (c *cluster) everyPod() []corev1.Pod {
 	return list.Items
 }
 
-// accounted waits until huskd runs the pods of the API server and no others,
-// with a monitor for each of their containers.
+// accounted waits until huskd runs exactly the API server's pods, with one monitor per container.
 func (c *cluster) accounted() {
 	c.t.Helper()
 	node.Eventually(c.t, 2*time.Minute, func() string {
 		c.running()
 		pods := c.everyPod()
-		if what := c.runtime().astray(pods); what != "" {
+		if what := c.runtime().diff(pods); what != "" {
 			return what
 		}
 		monitors := 0

@@ -17,21 +17,21 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// own is a machine whose huskd is the node of a cluster, without a kubelet.
+// own is a cluster whose node is huskd itself, without a kubelet.
 type own struct{ *cluster }
 
-// enlist has huskd be the node.
-func (o own) enlist() {
+// startNode starts huskd as the node.
+func (o own) startNode() {
 	o.t.Helper()
 	o.huskd = o.Huskd(node.Flags("--kubeconfig", o.write("kubeconfig", fmt.Sprintf(kubeconfig, nodeToken)), "--node-name", "node",
 		"--node-client-ca-file", o.Dir+"/ca.crt", "--node-labels", "zone=here", "--node-taints", "dedicated=tests:NoSchedule",
 		"--manifests", o.Dir+"/manifests", "--cluster-dns", "10.96.0.10"))
 }
 
-// part is the machine for a part of the test.
+// part returns o for a subtest.
 func (o own) part(t *testing.T) own { return own{o.cluster.part(t)} }
 
-// end ends huskd, which must leave nothing.
+// end stops everything, and checks that huskd leaves nothing.
 func (o own) end() {
 	o.t.Helper()
 	for _, p := range o.control {
@@ -42,7 +42,7 @@ func (o own) end() {
 	o.NothingLeft()
 }
 
-// list returns the pods of the API server by their names, but for mirrors.
+// list returns the API server's pods by name, without mirrors.
 func (o own) list() map[string]*corev1.Pod {
 	o.t.Helper()
 	list, err := o.api.CoreV1().Pods("default").List(o.t.Context(), metav1.ListOptions{})
@@ -56,12 +56,12 @@ func (o own) list() map[string]*corev1.Pod {
 	return out
 }
 
-// TestHuskd is huskd as the node of a cluster.
+// TestHuskd tests huskd as the node of a cluster.
 func TestHuskd(t *testing.T) {
 	o := own{newCluster(t)}
 	o.huskd.Stop()
 	o.Must("mkdir", "-p", o.Dir+"/manifests")
-	o.enlist()
+	o.startNode()
 	o.nodeReady()
 	o.registered()
 	o.populate()
@@ -71,12 +71,12 @@ func TestHuskd(t *testing.T) {
 	t.Run("exec", func(t *testing.T) { o.part(t).execs() })
 	t.Run("attach", func(t *testing.T) { o.part(t).attaches() })
 	t.Run("port-forward", func(t *testing.T) { o.part(t).forwards() })
-	t.Run("guard", func(t *testing.T) { o.part(t).guarded() })
+	t.Run("authentication", func(t *testing.T) { o.part(t).authenticates() })
 	t.Run("probes", func(t *testing.T) { o.part(t).probes() })
 	t.Run("resize", func(t *testing.T) { o.part(t).resizes() })
-	t.Run("held resize", func(t *testing.T) { o.huskd = o.part(t).holdsResizes() })
+	t.Run("deferred resize", func(t *testing.T) { o.huskd = o.part(t).deferredResizes() })
 	t.Run("eviction", func(t *testing.T) { o.part(t).evicts() })
-	t.Run("usage", func(t *testing.T) { o.part(t).uses() })
+	t.Run("usage", func(t *testing.T) { o.part(t).usage() })
 	t.Run("debug", func(t *testing.T) { o.huskd = o.part(t).debugs() })
 	t.Run("statuses", func(t *testing.T) { o.part(t).statuses() })
 	t.Run("refusals", func(t *testing.T) { o.part(t).refusals() })
@@ -86,7 +86,7 @@ func TestHuskd(t *testing.T) {
 	o.end()
 }
 
-// registered looks at what the node says of itself.
+// registered checks how the node has registered itself.
 func (o own) registered() {
 	n, err := o.api.CoreV1().Nodes().Get(o.t.Context(), "node", metav1.GetOptions{})
 	o.must(err)
@@ -98,7 +98,7 @@ func (o own) registered() {
 	}
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourcePods, corev1.ResourceEphemeralStorage} {
 		if q := n.Status.Allocatable[name]; q.IsZero() {
-			o.t.Errorf("it has no %s", name)
+			o.t.Errorf("the node has no allocatable %s", name)
 		}
 	}
 	var addresses []string
@@ -114,14 +114,14 @@ func (o own) registered() {
 			return err.Error()
 		}
 		if time.Since(lease.Spec.RenewTime.Time) > 40*time.Second {
-			return "the lease has run out"
+			return "the lease has expired"
 		}
 		return ""
 	})
 }
 
-// guarded knocks at the node's door.
-func (o own) guarded() {
+// authenticates checks who gets access to the kubelet API.
+func (o own) authenticates() {
 	for _, c := range []struct {
 		token string
 		want  int
@@ -142,16 +142,16 @@ func (o own) guarded() {
 	o.must(err)
 	defer conn.Close()
 	if err := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS11}).HandshakeContext(o.t.Context()); err == nil {
-		o.t.Error("TLS 1.1 is spoken")
+		o.t.Error("TLS 1.1 is accepted")
 	}
 }
 
-// simple is a pod of one container.
+// simple returns the manifest of a pod with one container.
 func simple(name, spec, container string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s, namespace: default}\nspec:\n  terminationGracePeriodSeconds: 1\n  %s\n  containers:\n  - {name: c, image: localhost/web:1, imagePullPolicy: Never, %s}\n", name, spec, container)
 }
 
-// statuses looks at how pods are told that don't run well.
+// statuses checks the statuses of pods that fail in different ways.
 func (o own) statuses() {
 	o.create(simple("crash", "", `command: [sh, -c, "exit 3"]`))
 	o.create(simple("done", "restartPolicy: OnFailure", `command: ["true"]`))
@@ -192,7 +192,7 @@ func (o own) statuses() {
 	}
 	if got, _ := o.exec("unset", "c", nil, "sh", "-c", "echo $KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT; cat /etc/resolv.conf"); !strings.HasPrefix(got, "10.96.0.1:443\n") ||
 		!strings.Contains(got, "nameserver 10.96.0.10\n") || !strings.Contains(got, "default.svc.cluster.local") {
-		o.t.Errorf("the container has of the cluster\n%s", got)
+		o.t.Errorf("the container sees of the cluster:\n%s", got)
 	}
 	node.Eventually(o.t, time.Minute, func() string {
 		list, err := o.api.CoreV1().Events("default").List(o.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(crash.UID)})
@@ -200,13 +200,13 @@ func (o own) statuses() {
 			return err.Error()
 		}
 		if !slices.ContainsFunc(list.Items, func(e corev1.Event) bool { return e.Type == corev1.EventTypeWarning && e.Reason == "CrashLoopBackOff" }) {
-			return fmt.Sprintf("its events are %+v", list.Items)
+			return fmt.Sprintf("the events are %+v", list.Items)
 		}
 		return ""
 	})
 }
 
-// refusals are pods that the node doesn't run.
+// refusals creates pods that the node must reject.
 func (o own) refusals() {
 	for name, c := range map[string]struct{ spec, container, reason string }{
 		"greedy":    {"", `command: [sleep], resources: {requests: {cpu: "1000"}}`, "OutOfcpu"},
@@ -222,7 +222,7 @@ func (o own) refusals() {
 	}
 }
 
-// mirrors declares a pod in a file, which the API server is to know of.
+// mirrors declares a pod in a file, and checks its mirror on the API server.
 func (o own) mirrors() {
 	path := o.write("manifests/static.yaml", simple("static", "", "command: [sleep, '1000'], envFrom: [{configMapRef: {name: x, optional: true}}]"))
 	p := o.await("static-node", ready)
@@ -232,18 +232,18 @@ func (o own) mirrors() {
 	if got, _ := o.exec("static-node", "c", nil, "echo", "hello"); got != "hello\n" {
 		o.t.Errorf("exec by the mirror's name: %q", got)
 	}
-	// A mirror that is deleted comes back, and the pod doesn't notice.
+	// A mirror that is deleted comes back, and the pod is not affected.
 	o.must(o.api.CoreV1().Pods("default").Delete(o.t.Context(), "static-node", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 	again := o.await("static-node", func(q *corev1.Pod) bool { return q.UID != p.UID && ready(q) })
 	if !slices.Equal(containers(again), containers(p)) {
-		o.t.Error("the pod was made anew with its mirror")
+		o.t.Error("the pod was recreated with its mirror")
 	}
 	o.Must("rm", path)
-	o.vanish("static-node", again.UID)
+	o.awaitDeleted("static-node", again.UID)
 }
 
-// vanish waits until the API server has no such pod.
-func (o own) vanish(name string, uid types.UID) {
+// awaitDeleted waits until the API server no longer has a pod.
+func (o own) awaitDeleted(name string, uid types.UID) {
 	o.t.Helper()
 	node.Eventually(o.t, time.Minute, func() string {
 		p, err := o.api.CoreV1().Pods("default").Get(o.t.Context(), name, metav1.GetOptions{})
@@ -255,33 +255,32 @@ func (o own) vanish(name string, uid types.UID) {
 }
 
 const (
-	crowd   = 50
-	changed = 10 // of each kind
+	many    = 50
+	changed = 10 // pods for each kind of change
 )
 
-// TestHuskdCrowd has huskd run 50 pods, through its own death, an outage of the
-// API server and a reboot.
-func TestHuskdCrowd(t *testing.T) {
+// TestHuskdManyPods runs 50 pods through kills of huskd, an outage of the API server and a reboot.
+func TestHuskdManyPods(t *testing.T) {
 	o := own{newCluster(t)}
 	o.huskd.Stop()
 	o.Must("mkdir", "-p", o.Dir+"/manifests")
-	o.enlist()
+	o.startNode()
 	o.nodeReady()
 	pod := func(i int) string { return fmt.Sprintf("pod-%02d", i) }
 	began := time.Now()
-	for i := range crowd {
+	for i := range many {
 		o.create(simple(pod(i), "", `command: [sh, -c, "trap 'exit 0' TERM; while :; do sleep 1000 & wait; done"], resources: {limits: {memory: 32Mi}}`))
-		if i == crowd/2 {
+		if i == many/2 {
 			o.huskd.Kill()
-			o.enlist()
+			o.startNode()
 		}
 	}
-	before := o.allReady(crowd)
-	t.Logf("%d pods ready %v after the first was created, huskd killed in between", crowd, time.Since(began).Round(time.Millisecond))
+	before := o.allReady(many)
+	t.Logf("%d pods ready %v after the first was created, huskd killed in between", many, time.Since(began).Round(time.Millisecond))
 	o.accounted(before)
 
-	// Some are resized, some get another image, some are deleted, while huskd is
-	// killed; the others must not notice.
+	// Some pods are resized, some get another image, some are deleted, while huskd is killed. The others
+	// must not be affected.
 	pods := o.api.CoreV1().Pods("default")
 	for i := range changed {
 		p := before[pod(i)].DeepCopy()
@@ -294,7 +293,7 @@ func TestHuskdCrowd(t *testing.T) {
 		o.must(pods.Delete(t.Context(), pod(2*changed+i), metav1.DeleteOptions{}))
 		if i == changed/2 {
 			o.huskd.Kill()
-			o.enlist()
+			o.startNode()
 		}
 	}
 	for i := range changed {
@@ -305,57 +304,57 @@ func TestHuskdCrowd(t *testing.T) {
 		o.await(pod(changed+i), func(p *corev1.Pod) bool {
 			return ready(p) && restarts(p) == 1 && p.Status.ContainerStatuses[0].Image == another
 		})
-		o.vanish(pod(2*changed+i), before[pod(2*changed+i)].UID)
+		o.awaitDeleted(pod(2*changed+i), before[pod(2*changed+i)].UID)
 	}
-	after := o.allReady(crowd - changed)
-	for i := 3 * changed; i < crowd; i++ {
+	after := o.allReady(many - changed)
+	for i := 3 * changed; i < many; i++ {
 		if got, want := containers(after[pod(i)]), containers(before[pod(i)]); !slices.Equal(got, want) {
-			t.Errorf("%s: containers %v run, before it were %v", pod(i), got, want)
+			t.Errorf("%s: containers %v are running, before %v were", pod(i), got, want)
 		}
 	}
 	o.accounted(after)
 
-	// Without an API server, the pods go on, also when huskd is killed and when a
-	// container ends.
+	// Without an API server, the pods keep running, also when huskd is killed, and a container that ends is
+	// restarted.
 	for _, p := range o.control {
 		p.kill()
 	}
 	o.huskd.Kill()
-	o.enlist()
+	o.startNode()
 	o.Husk("exec", pod(0), "--", "kill", "1")
 	node.Eventually(t, time.Minute, func() string {
-		if running := strings.Count(o.MustHusk("ps"), "1/1"); running != crowd-changed {
+		if running := strings.Count(o.MustHusk("ps"), "1/1"); running != many-changed {
 			return fmt.Sprintf("%d pods run:\n%s", running, o.MustHusk("ps"))
 		}
 		return ""
 	})
 	o.serve()
 	o.await(pod(0), func(p *corev1.Pod) bool { return ready(p) && restarts(p) == 1 })
-	last := o.allReady(crowd - changed)
+	last := o.allReady(many - changed)
 	for name, p := range last {
 		if got, want := containers(p), containers(after[name]); name != pod(0) && !slices.Equal(got, want) {
-			t.Errorf("%s: containers %v run, before the outage it were %v", name, got, want)
+			t.Errorf("%s: containers %v are running, before the outage %v were", name, got, want)
 		}
 	}
 
-	// After a reboot they come back before the API server does.
+	// After a reboot, the pods come back before the API server does.
 	for _, p := range o.control {
 		p.kill()
 	}
 	o.Reboot()
 	o.Must("mount", "-t", "tmpfs", "log", "/var/log")
-	o.enlist()
+	o.startNode()
 	node.Eventually(t, 2*time.Minute, func() string {
-		if running := strings.Count(o.MustHusk("ps"), "1/1"); running != crowd-changed {
+		if running := strings.Count(o.MustHusk("ps"), "1/1"); running != many-changed {
 			return fmt.Sprintf("%d pods run:\n%s", running, o.MustHusk("ps"))
 		}
 		return ""
 	})
 	o.serve()
-	for name, p := range last { // until then it is as it was before the reboot
+	for name, p := range last { // at first the API server has the statuses from before the reboot
 		o.await(name, func(q *corev1.Pod) bool { return ready(q) && !slices.Equal(containers(q), containers(p)) })
 	}
-	o.accounted(o.allReady(crowd - changed))
+	o.accounted(o.allReady(many - changed))
 
 	o.must(pods.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
 	node.Eventually(t, 2*time.Minute, func() string {
@@ -367,7 +366,7 @@ func TestHuskdCrowd(t *testing.T) {
 	o.end()
 }
 
-// allReady waits until so many pods are ready, and none is not.
+// allReady waits until there are n pods, all of them ready.
 func (o own) allReady(n int) (pods map[string]*corev1.Pod) {
 	o.t.Helper()
 	node.Eventually(o.t, 3*time.Minute, func() string {
@@ -385,8 +384,8 @@ func (o own) allReady(n int) (pods map[string]*corev1.Pod) {
 	return pods
 }
 
-// accounted fails unless huskd has the very pods that the API server has, each
-// with an address of its own, and no container that is not one of theirs.
+// accounted checks that huskd has exactly the API server's pods, each with an address of its own, and
+// no other containers.
 func (o own) accounted(pods map[string]*corev1.Pod) {
 	o.t.Helper()
 	rows := strings.Split(strings.TrimSpace(o.MustHusk("ps", "-a")), "\n")[1:]

@@ -19,16 +19,15 @@ const (
 	pinned = "localhost/pinned:1"
 )
 
-// TestImageGC has the kubelet remove images that nobody uses: because they are
-// old, and because the disk is full. It must not remove those that pods use, nor
-// those that huskd says are pinned.
+// TestImageGC makes the kubelet remove unused images, because of their age and because the disk is full.
+// It must not remove images that pods use or that huskd reports as pinned.
 func TestImageGC(t *testing.T) {
 	m := newMachine(t)
 	m.huskd.Stop()
 	m.huskd = m.Huskd(node.Flags("--pinned-images", "localhost/pinned:*", "--image-gc-high", "100"))
 	m.loadUnused()
 
-	// The kubelet looks for old images every five minutes, which can't be changed.
+	// The kubelet checks for old images every five minutes, which isn't configurable.
 	m.reclaim = roomy + "\nimageMinimumGCAge: 1s\nimageMaximumGCAge: 1m"
 	m.startKubelet()
 	m.write("manifests/full.yaml", full)
@@ -37,8 +36,8 @@ func TestImageGC(t *testing.T) {
 	m.collected("age", 1)
 	m.unchanged(before)
 
-	// A disk is never as empty as this asks for. The pod is one of those that the
-	// kubelet evicts for no such reason.
+	// No disk has as much free space as this demands. The kubelet doesn't evict the pod for it, as it is a
+	// critical one.
 	m.loadUnused()
 	m.kubelet.stop()
 	m.reclaim = "imageGCHighThresholdPercent: 100\nimageMinimumGCAge: 1s\nevictionHard: {imagefs.available: 99%}"
@@ -72,7 +71,7 @@ func (m *machine) loadUnused() {
 	m.has(time.Minute, pinned, unused, image, another)
 }
 
-// has waits until huskd has these images and no others, in the order of names.
+// has waits until huskd has exactly these images, sorted by name.
 func (m *machine) has(within time.Duration, names ...string) {
 	m.t.Helper()
 	node.Eventually(m.t, within, func() string {
@@ -92,8 +91,7 @@ func (m *machine) has(within time.Duration, names ...string) {
 	})
 }
 
-// collected waits until the kubelet says that it has removed so many images for a
-// reason.
+// collected waits until the kubelet has removed this number of images for a reason.
 func (m *machine) collected(reason string, times int) {
 	m.t.Helper()
 	want := fmt.Sprintf("\nkubelet_image_garbage_collected_total{reason=%q} %d\n", reason, times)

@@ -1,6 +1,5 @@
-// Package kubelet runs pods by a real kubelet and a real API server against
-// huskd's CRI socket. It is a module of its own, so that Kubernetes is none of
-// Husk's requirements; `make test-kubelet` builds what it needs.
+// Package kubelet tests huskd with a real kubelet and a real API server. It is a module of its own, so
+// that Husk doesn't require Kubernetes. `make test-kubelet` builds what it needs.
 package kubelet
 
 import (
@@ -33,13 +32,13 @@ import (
 
 func TestMain(m *testing.M) { node.Main(m) }
 
-// image is what all containers run: busybox with a web server.
+// image is the image of all containers: busybox with a web server.
 const image = "localhost/web:1"
 
-// another is its other name.
+// another is another name of image.
 const another = "localhost/web:2"
 
-// binaries are the directory of kubelet and kube-apiserver, see the Makefile.
+// binaries is the directory of kubelet and kube-apiserver: see the Makefile.
 const binaries = "out"
 
 // machine is a node with huskd and a kubelet.
@@ -50,7 +49,7 @@ type machine struct {
 	kubelet *process
 	cgroup  string // of the kubelet's pods
 	gates   string // the kubelet's featureGates
-	reclaim string // of its configuration: when it makes room
+	reclaim string // the part of the kubelet's configuration about garbage collection and eviction
 	client  *http.Client
 }
 
@@ -60,14 +59,14 @@ func newMachine(t *testing.T) *machine {
 	m := &machine{t: t, reclaim: roomy}
 	t.Cleanup(func() {
 		if m.Node != nil {
-			m.removeCgroups() // which are free once the node has ended
+			m.removeCgroups() // they are empty once the node has stopped
 		}
 	})
 	n := node.New(t)
 	m.Node, m.cgroup = n, n.Instance().Cgroup()+"-kubelet"
 	m.client = &http.Client{Transport: &http.Transport{
 		DialContext:       m.dial,
-		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // the kubelet signs for itself
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // the kubelet's certificate is self-signed
 		DisableKeepAlives: true,
 	}}
 	keepSysctls(t)
@@ -84,8 +83,7 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-// keepSysctls puts back what a kubelet sets at its start and no namespace has
-// for itself.
+// keepSysctls restores, after the test, the sysctls that a kubelet sets for the whole machine.
 func keepSysctls(t *testing.T) {
 	t.Helper()
 	for _, name := range []string{"kernel/panic", "kernel/panic_on_oops", "vm/overcommit_memory"} {
@@ -102,10 +100,10 @@ func keepSysctls(t *testing.T) {
 	}
 }
 
-// boot starts huskd on a node that has just been started.
+// boot starts huskd after a boot of the node.
 func (m *machine) boot() {
 	m.t.Helper()
-	m.Must("mount", "-t", "tmpfs", "log", "/var/log") // the kubelet's /var/log/containers is nowhere else
+	m.Must("mount", "-t", "tmpfs", "log", "/var/log") // the kubelet writes to /var/log/containers, which isn't configurable
 	m.huskd = m.Huskd()
 }
 
@@ -118,7 +116,7 @@ func (m *machine) dial(_ context.Context, network, address string) (conn net.Con
 	return conn, err
 }
 
-// write makes a file as a whole, as whoever watches its directory would have it.
+// write writes a file atomically: its directory may be watched.
 func (m *machine) write(name, content string) (path string) {
 	m.t.Helper()
 	path = filepath.Join(m.Dir, name)
@@ -132,8 +130,8 @@ func (m *machine) write(name, content string) (path string) {
 	return path
 }
 
-// config is the kubelet's: everything of it is below the node's directory, its
-// cgroups below one of its own.
+// config is the kubelet's configuration. Its files are in the node's directory, and its cgroups below
+// one of their own.
 const config = `
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -155,10 +153,10 @@ authorization: {mode: AlwaysAllow}
 featureGates: {%[4]s}
 `
 
-// roomy is a kubelet that has all the room it wants.
+// roomy is a configuration with which the kubelet neither evicts pods nor removes images.
 const roomy = "imageGCHighThresholdPercent: 100\nevictionHard: {memory.available: 1Mi}"
 
-// startKubelet starts the kubelet and waits until it says that it is well.
+// startKubelet starts the kubelet and waits until it is healthy.
 func (m *machine) startKubelet(flags ...string) {
 	m.t.Helper()
 	for _, cgroup := range m.cgroupDirs() {
@@ -184,7 +182,7 @@ func (m *machine) startKubelet(flags ...string) {
 	})
 }
 
-// get asks a server from within the node.
+// get sends a GET request from within the node.
 func (m *machine) get(url string) (string, error) { return m.request(http.MethodGet, url) }
 
 func (m *machine) request(method, url string) (string, error) {
@@ -204,7 +202,7 @@ func (m *machine) request(method, url string) (string, error) {
 	return string(body), err
 }
 
-// pod is what the kubelet says of a pod, nil if it has none of that name.
+// pod returns the kubelet's pod of that name, or nil.
 func (m *machine) pod(name string) *corev1.Pod {
 	m.t.Helper()
 	text, err := m.get("https://127.0.0.1:10250/pods")
@@ -223,12 +221,12 @@ func (m *machine) pod(name string) *corev1.Pod {
 	return nil
 }
 
-// eventually waits until a pod is as it should be.
-func (m *machine) eventually(name string, is func(*corev1.Pod) bool) (pod *corev1.Pod) {
+// eventually waits until the kubelet's pod of that name meets a condition.
+func (m *machine) eventually(name string, condition func(*corev1.Pod) bool) (pod *corev1.Pod) {
 	m.t.Helper()
 	node.Eventually(m.t, 2*time.Minute, func() string {
 		m.kubelet.mustRun()
-		if pod = m.pod(name); pod != nil && is(pod) {
+		if pod = m.pod(name); pod != nil && condition(pod) {
 			return ""
 		}
 		return "pod " + name + " is " + describe(pod)
@@ -244,14 +242,14 @@ func describe(p *corev1.Pod) string {
 	return string(text)
 }
 
-// ready says whether a pod runs and is ready.
+// ready reports whether a pod is running and ready.
 func ready(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodRunning && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 }
 
-// restarts is how often the containers of a pod were restarted.
+// restarts returns how often the containers of a pod were restarted.
 func restarts(p *corev1.Pod) (times int32) {
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		times += c.RestartCount
@@ -259,7 +257,7 @@ func restarts(p *corev1.Pod) (times int32) {
 	return times
 }
 
-// containers are the IDs of the containers of a pod that run.
+// containers returns the IDs of a pod's running containers.
 func containers(p *corev1.Pod) (ids []string) {
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		if c.State.Running != nil {
@@ -269,7 +267,7 @@ func containers(p *corev1.Pod) (ids []string) {
 	return ids
 }
 
-// gone waits until the kubelet and huskd have nothing of any pod.
+// gone waits until kubelet and huskd have nothing left of any pod.
 func (m *machine) gone() {
 	m.t.Helper()
 	node.Eventually(m.t, 2*time.Minute, func() string {
@@ -290,18 +288,18 @@ func (m *machine) gone() {
 	})
 }
 
-// end ends the kubelet and huskd, which must leave nothing.
+// end stops kubelet and huskd, and checks that nothing is left.
 func (m *machine) end() {
 	m.t.Helper()
 	m.gone()
 	m.kubelet.stop()
 	m.huskd.Stop()
-	m.Must("umount", "/var/log", m.Dir+"/kubelet") // the latter is mounted by the kubelet, on itself
+	m.Must("umount", "/var/log", m.Dir+"/kubelet") // the kubelet bind-mounts the latter on itself
 	m.removeCgroups()
 	m.NothingLeft()
 }
 
-// cgroupDirs are the directories of the kubelet's cgroup.
+// cgroupDirs returns the directories of the kubelet's cgroup, one per hierarchy.
 func (m *machine) cgroupDirs() (dirs []string) {
 	hierarchies, _ := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.procs"); err == nil {
@@ -313,7 +311,7 @@ func (m *machine) cgroupDirs() (dirs []string) {
 	return dirs
 }
 
-// podCgroups are the cgroups that the kubelet has made for pods.
+// podCgroups returns the cgroups that the kubelet has made for pods.
 func (m *machine) podCgroups() (pods []string) {
 	for _, root := range m.cgroupDirs() {
 		_ = filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
@@ -326,7 +324,7 @@ func (m *machine) podCgroups() (pods []string) {
 	return pods
 }
 
-// removeCgroups removes what the kubelet keeps for pods to come.
+// removeCgroups removes the cgroups that the kubelet keeps for future pods.
 func (m *machine) removeCgroups() {
 	for _, root := range m.cgroupDirs() {
 		var all []string
@@ -353,7 +351,7 @@ type process struct {
 	log  bytes.Buffer
 }
 
-// start starts one of the binaries on the node. It ends with the test.
+// start starts one of the binaries on the node, until the test ends.
 func (m *machine) start(name string, args ...string) *process {
 	m.t.Helper()
 	path, err := exec.LookPath(filepath.Join(binaries, name))
@@ -406,14 +404,14 @@ func (p *process) matches(pattern string) (lines []string) {
 	return lines
 }
 
-// kill ends the program at once.
+// kill kills the program and waits for it.
 func (p *process) kill() {
 	p.signal(syscall.SIGKILL)
 	<-p.done
 }
 
-// signal sends a signal to the program and the nsenter around it, unless they
-// have ended: others may have their number by now.
+// signal sends a signal to the program and its nsenter, unless they have ended: their PIDs may be reused
+// by now.
 func (p *process) signal(sig syscall.Signal) {
 	select {
 	case <-p.done:
@@ -422,8 +420,7 @@ func (p *process) signal(sig syscall.Signal) {
 	}
 }
 
-// mustRun fails the test if the program has ended. None, as where huskd is the
-// node itself, needn't run.
+// mustRun fails the test if the program has ended. P is nil where huskd itself is the node.
 func (p *process) mustRun() {
 	if p == nil {
 		return
@@ -442,6 +439,6 @@ func (p *process) stop() {
 	select {
 	case <-p.done:
 	case <-time.After(30 * time.Second):
-		p.t.Fatalf("%s doesn't end", p.cmd.Args)
+		p.t.Fatalf("%s doesn't end on SIGTERM", p.cmd.Args)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// resizeTo asks for other requests and limits of a pod's only container.
+// resizeTo resizes a pod's only container.
 func (o own) resizeTo(name string, resources corev1.ResourceRequirements) {
 	o.t.Helper()
 	pods := o.api.CoreV1().Pods("default")
@@ -27,18 +27,18 @@ func (o own) resizeTo(name string, resources corev1.ResourceRequirements) {
 	o.must(err)
 }
 
-func conditionOf(p *corev1.Pod, of corev1.PodConditionType) corev1.PodCondition {
+func conditionOf(p *corev1.Pod, kind corev1.PodConditionType) corev1.PodCondition {
 	for _, c := range p.Status.Conditions {
-		if c.Type == of {
+		if c.Type == kind {
 			return c
 		}
 	}
 	return corev1.PodCondition{}
 }
 
-// holdsResizes asks for a resize that there is no room for yet, and for one that
-// starts the container anew. It returns the huskd that runs then.
-func (o own) holdsResizes() *node.Daemon {
+// deferredResizes makes a resize for which the node has no free capacity yet, and one that restarts the
+// container. It returns the new huskd.
+func (o own) deferredResizes() *node.Daemon {
 	n, err := o.api.CoreV1().Nodes().Get(o.t.Context(), "node", metav1.GetOptions{})
 	o.must(err)
 	most := n.Status.Allocatable.Cpu().MilliValue()
@@ -57,16 +57,16 @@ func (o own) holdsResizes() *node.Daemon {
 	before := o.await("grows", ready)
 	o.await("blocks", ready)
 	o.resizeTo("grows", cpu(60))
-	// One that no node could have the API server has refused before it comes here.
+	// A resize beyond the node's capacity never comes here: the API server refuses it.
 	p := o.await("grows", pending(corev1.PodReasonDeferred))
 	if got := p.Status.ContainerStatuses[0].AllocatedResources.Cpu().MilliValue(); got != most*20/100 {
-		o.t.Errorf("it is allocated %dm of cpu while its resize is deferred", got)
+		o.t.Errorf("%dm of cpu are allocated while the resize is deferred", got)
 	}
-	// What isn't allocated takes no room: another pod is admitted.
+	// A deferred resize takes no capacity: another pod is admitted.
 	o.create(simple("beside", "", fmt.Sprintf(sleep, most*5/100)))
 	o.await("beside", ready)
 	o.huskd.Kill()
-	o.enlist()
+	o.startNode()
 	o.await("grows", pending(corev1.PodReasonDeferred))
 	o.must(o.api.CoreV1().Pods("default").Delete(o.t.Context(), "blocks", metav1.DeleteOptions{}))
 	after := o.await("grows", func(p *corev1.Pod) bool {
@@ -74,16 +74,16 @@ func (o own) holdsResizes() *node.Daemon {
 		return pending("")(p) && conditionOf(p, corev1.PodResizeInProgress).Status == "" && s.AllocatedResources.Cpu().MilliValue() == most*60/100
 	})
 	if restarts(after) != 0 || after.Status.ContainerStatuses[0].ContainerID != before.Status.ContainerStatuses[0].ContainerID {
-		o.t.Error("the resize has started it again")
+		o.t.Error("the resize has restarted the container")
 	}
 	list, err := o.api.CoreV1().Events("default").List(o.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(before.UID)})
 	o.must(err)
 	if !slices.ContainsFunc(list.Items, func(e corev1.Event) bool { return e.Type == corev1.EventTypeWarning && e.Reason == "ResizeDeferred" }) {
-		o.t.Errorf("its events are %+v", list.Items)
+		o.t.Errorf("the events are %+v", list.Items)
 	}
 
-	// A container that asks for it is started again, which its grace keeps in
-	// progress for long enough to be seen.
+	// A container with the restart policy is restarted. Its grace period keeps the resize in progress for
+	// long enough to be seen.
 	o.create(strings.Replace(simple("anew", "", `command: [sh, -c, "trap 'sleep 3; exit 0' TERM; while :; do sleep 1000 & wait; done"],
     resizePolicy: [{resourceName: memory, restartPolicy: RestartContainer}], resources: {limits: {memory: 32Mi}, requests: {memory: 32Mi}}`),
 		"terminationGracePeriodSeconds: 1", "terminationGracePeriodSeconds: 20", 1))
@@ -99,12 +99,12 @@ func (o own) holdsResizes() *node.Daemon {
 		return ready(p) && restarts(p) == 1 && conditionOf(p, corev1.PodResizeInProgress).Status == "" && s.Resources != nil && s.Resources.Limits.Memory().String() == "48Mi"
 	})
 	if got, _ := o.exec("anew", "c", nil, "sh", "-c", "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null"); got != fmt.Sprintln(48<<20) {
-		o.t.Errorf("its limit is %q", got)
+		o.t.Errorf("the limit is %q", got)
 	}
 	return o.huskd
 }
 
-// evicts has a pod take more of a volume than it may.
+// evicts makes a pod exceed the limit of a volume.
 func (o own) evicts() {
 	o.create(simple("fills", "volumes: [{name: v, emptyDir: {sizeLimit: 1Mi}}]", `volumeMounts: [{name: v, mountPath: /v}], command: [sh, -c, "dd if=/dev/zero of=/v/fill bs=1M count=2; sleep 1000"]`))
 	p := o.await("fills", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed && p.Status.Reason == "Evicted" })
@@ -113,7 +113,7 @@ func (o own) evicts() {
 	}
 	node.Eventually(o.t, time.Minute, func() string {
 		if _, err := os.Stat(o.Root + "/pods/" + string(p.UID) + "/volumes"); !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Sprintf("its volumes are still there: %v", err)
+			return fmt.Sprintf("the volumes are still there: %v", err)
 		}
 		return ""
 	})

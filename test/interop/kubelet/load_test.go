@@ -14,12 +14,12 @@ import (
 
 const (
 	rounds = 3
-	most   = 24 // pods that come in a round
-	fewest = 4  // that stay
+	most   = 24 // pods at the end of scaling up
+	fewest = 4  // pods at the end of scaling down
 )
 
-// TestHuskdKilledUnderLoad kills huskd while the kubelet makes pods and while
-// it deletes them. What ran before must never notice.
+// TestHuskdKilledUnderLoad kills huskd while the kubelet creates pods and while it deletes them. Running
+// containers must not be affected.
 func TestHuskdKilledUnderLoad(t *testing.T) {
 	c := newCluster(t)
 	c.manage()
@@ -41,7 +41,7 @@ func TestHuskdKilledUnderLoad(t *testing.T) {
 			c.awaitLoad(func(ready int) bool { return ready >= share })
 			c.remember(ran)
 			kill()
-			if round == 1 { // also while it takes up what it finds
+			if round == 1 { // also while it resumes
 				c.huskd = c.Launch()
 				kill()
 			}
@@ -59,9 +59,9 @@ func TestHuskdKilledUnderLoad(t *testing.T) {
 	c.rolled("load")
 	c.remember(ran)
 	if got, want := instances(c.rolled("steady")), instances(steady); !slices.Equal(got, want) {
-		t.Errorf("containers %v run, before the load it were %v", got, want)
+		t.Errorf("containers %v are running, before the load %v were", got, want)
 	}
-	t.Logf("%d pods came and went %d times in %v, huskd was killed %d times, %d pods were seen to run", most-fewest, rounds, time.Since(began).Round(time.Second), kills, len(ran))
+	t.Logf("%d pods were created and deleted %d times in %v, huskd was killed %d times, %d pods were seen running", most-fewest, rounds, time.Since(began).Round(time.Second), kills, len(ran))
 	c.serves("steady", "version 1\n")
 	c.serves("load", "version 1\n")
 	c.accounted()
@@ -72,9 +72,8 @@ func TestHuskdKilledUnderLoad(t *testing.T) {
 	c.end()
 }
 
-// awaitLoad waits for a number of pods of the load that are ready and are to
-// stay.
-func (c *cluster) awaitLoad(is func(ready int) bool) {
+// awaitLoad waits until the number of ready pods of the load meets a condition.
+func (c *cluster) awaitLoad(condition func(ready int) bool) {
 	c.t.Helper()
 	node.Eventually(c.t, 4*time.Minute, func() string {
 		c.running()
@@ -84,16 +83,16 @@ func (c *cluster) awaitLoad(is func(ready int) bool) {
 				n++
 			}
 		}
-		if !is(n) {
+		if !condition(n) {
 			return fmt.Sprintf("%d pods of the load are ready", n)
 		}
 		return ""
 	})
 }
 
-// remember fails the test if a pod that is to stay doesn't run the container that
-// it ran when it was called before, or runs a second one, and notes what each runs
-// now. It asks huskd, as the kubelet is late.
+// remember records the running container of each pod. It fails the test if a pod that isn't being
+// deleted no longer runs the container of the last call, or runs a second one. It asks huskd, because
+// the kubelet's view is late.
 func (c *cluster) remember(ran map[types.UID]string) {
 	c.t.Helper()
 	running := map[types.UID][]string{}
@@ -103,14 +102,14 @@ func (c *cluster) remember(ran map[types.UID]string) {
 			running[uid] = append(running[uid], s.Id)
 		}
 	}
-	// A pod that was deleted meanwhile says so by now.
+	// The pods are listed last, so a pod that was deleted meanwhile has its deletion time.
 	for _, p := range c.everyPod() {
-		now, was := running[p.UID], ran[p.UID]
+		now, before := running[p.UID], ran[p.UID]
 		switch {
 		case p.DeletionTimestamp != nil:
 			continue
-		case len(now) > 1, was != "" && !slices.Contains(now, was):
-			c.t.Errorf("pod %s ran container %q and runs %v: %s", p.Name, was, now, describe(&p))
+		case len(now) > 1, before != "" && !slices.Contains(now, before):
+			c.t.Errorf("pod %s ran container %q and runs %v: %s", p.Name, before, now, describe(&p))
 		case len(now) == 1:
 			ran[p.UID] = now[0]
 		}

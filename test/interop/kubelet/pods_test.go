@@ -1,7 +1,6 @@
 package kubelet
 
-// full is a pod with a bit of everything: an init container, a sidecar, probes
-// of all kinds, volumes and a port of the node.
+// full is a pod with an init container, a sidecar, all kinds of probes, volumes and a host port.
 const full = `
 apiVersion: v1
 kind: Pod
@@ -48,7 +47,7 @@ spec:
   - {name: info, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}
 `
 
-// host is a pod on the node's own network.
+// host is a pod on the node's network.
 const host = `
 apiVersion: v1
 kind: Pod
@@ -66,7 +65,7 @@ spec:
     readinessProbe: {tcpSocket: {port: 8090}, periodSeconds: 1}
 `
 
-// configured is a pod with all that an API server can configure it by.
+// configured is a pod that uses a config map, a secret and a service account token.
 const configured = `
 apiVersion: v1
 kind: Pod
@@ -98,8 +97,7 @@ spec:
       - {serviceAccountToken: {path: token, expirationSeconds: 3600}}
 `
 
-// graceful is a pod whose containers tell how they begin and end, in a directory
-// of the node.
+// graceful is a pod whose containers log how they start and stop, in a directory of the node.
 const graceful = `
 apiVersion: v1
 kind: Pod
@@ -128,7 +126,7 @@ spec:
   - {name: tales, hostPath: {path: %s, type: Directory}}
 `
 
-// deaf is a pod that doesn't end when it is asked to.
+// deaf is a pod that ignores SIGTERM.
 const deaf = `
 apiVersion: v1
 kind: Pod
@@ -144,8 +142,7 @@ spec:
     command: [sh, -c, "trap '' TERM; while :; do sleep 3600; done"]
 `
 
-// starting is a pod that has started when a test says so, unstarted one that
-// never has.
+// starting is a pod whose startup probe succeeds when a test makes it. That of unstarted never does.
 const (
 	starting = `
 apiVersion: v1
@@ -180,7 +177,7 @@ spec:
 `
 )
 
-// attached is a pod whose containers listen. Two of them end with their input.
+// attached is a pod whose containers read their stdin. Two of them end with it.
 const attached = `
 apiVersion: v1
 kind: Pod

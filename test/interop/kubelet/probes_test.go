@@ -11,14 +11,14 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// probes has probes of each kind fail, and looks at what follows from it.
+// probes makes probes of each kind fail.
 func (c *cluster) probes() {
 	c.unready()
 	c.sick()
 	c.starts()
 }
 
-// unready has readiness fail, from which nothing follows but that.
+// unready makes a readiness probe fail: the pod becomes unready and isn't restarted.
 func (c *cluster) unready() {
 	before := c.await("full", ready)
 	c.run("full", "web", "rm", "/data/index.html")
@@ -30,7 +30,7 @@ func (c *cluster) unready() {
 	}
 }
 
-// sick has liveness fail, for which the container, and no other, is restarted.
+// sick makes a liveness probe fail: only its container is restarted.
 func (c *cluster) sick() {
 	before := c.await("full", ready)
 	c.run("full", "web", "touch", "/tmp/sick")
@@ -45,13 +45,13 @@ func (c *cluster) sick() {
 		}
 	}
 	if after.Status.PodIP != before.Status.PodIP {
-		c.t.Errorf("the address was %s and is %s", before.Status.PodIP, after.Status.PodIP)
+		c.t.Errorf("the address has changed from %s to %s", before.Status.PodIP, after.Status.PodIP)
 	}
 	c.answers(after, "version 1\n")
 }
 
-// starts has start-up take long, during which liveness isn't asked for; and
-// never succeed, for which the container is restarted.
+// starts makes startup take long, during which there are no liveness probes; and makes it never succeed,
+// so that the container is restarted.
 func (c *cluster) starts() {
 	c.create(starting)
 	c.create(unstarted)
@@ -63,12 +63,12 @@ func (c *cluster) starts() {
 	})
 	p := c.await("starting", func(p *corev1.Pod) bool { return len(containers(p)) == 1 })
 	if s := p.Status.ContainerStatuses[0]; s.Ready || s.Started == nil || *s.Started || s.RestartCount > 0 {
-		c.t.Errorf("before it has started the container is %+v", s)
+		c.t.Errorf("before its startup probe succeeds, the container is %+v", s)
 	}
 	c.run("starting", "c", "touch", "/tmp/started")
 	p = c.await("starting", ready)
 	if s := p.Status.ContainerStatuses[0]; s.Started == nil || !*s.Started || s.RestartCount > 0 {
-		c.t.Errorf("when it has started the container is %+v", s)
+		c.t.Errorf("after its startup probe has succeeded, the container is %+v", s)
 	}
 	c.await("unstarted", func(p *corev1.Pod) bool { return restarts(p) > 0 && !ready(p) })
 	for _, name := range []string{"starting", "unstarted"} {
@@ -76,7 +76,7 @@ func (c *cluster) starts() {
 	}
 }
 
-// failures is how often a pod's events say that a probe has failed.
+// failures returns how often a probe has failed, by the pod's events.
 func (c *cluster) failures(pod, message string) (times int32) {
 	c.t.Helper()
 	list, err := c.api.CoreV1().Events("default").List(c.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})

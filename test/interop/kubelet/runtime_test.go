@@ -11,13 +11,14 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// runtime is what huskd has for a kubelet, which husk ps has nothing of.
+// runtime holds the sandboxes and containers that the kubelet has made in huskd. husk ps doesn't show
+// them.
 type runtime struct {
 	sandboxes  []*runtimeapi.PodSandbox
 	containers []*runtimeapi.Container
 }
 
-// runtime asks huskd as a kubelet does, except that nothing comes between.
+// runtime lists the sandboxes and containers by CRI.
 func (m *machine) runtime() (r runtime) {
 	m.t.Helper()
 	must := func(err error) {
@@ -37,7 +38,7 @@ func (m *machine) runtime() (r runtime) {
 	return runtime{sandboxes.Items, containers.Containers}
 }
 
-// String tells of what is left.
+// String lists all sandboxes and containers.
 func (r runtime) String() string {
 	var b strings.Builder
 	for _, s := range r.sandboxes {
@@ -49,10 +50,10 @@ func (r runtime) String() string {
 	return b.String()
 }
 
-// astray says what of the runtime isn't as the pods of an API server are: there
-// is to be one ready sandbox for each and no other, and the containers that run
-// are to be theirs. What has ended is the kubelet's to remove, in its time.
-func (r runtime) astray(pods []corev1.Pod) string {
+// diff returns how r differs from the API server's pods, or "". It expects one ready sandbox for each
+// pod, and the running containers of the pods. What has ended doesn't count: the kubelet removes it
+// later.
+func (r runtime) diff(pods []corev1.Pod) string {
 	var got, want []string
 	for _, s := range r.sandboxes {
 		if s.State == runtimeapi.PodSandboxState_SANDBOX_READY {

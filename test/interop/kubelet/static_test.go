@@ -15,7 +15,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestStaticPods is a kubelet alone, with a directory of manifests.
+// TestStaticPods tests a kubelet without an API server, with a directory of manifests.
 func TestStaticPods(t *testing.T) {
 	m := newMachine(t)
 	m.startKubelet()
@@ -48,8 +48,8 @@ func TestStaticPods(t *testing.T) {
 	m.end()
 }
 
-// TestStatsAndEvents has the kubelet take containers' events and figures from
-// huskd, rather than ask for lists and read cgroups itself.
+// TestStatsAndEvents makes the kubelet use huskd's events and stats, instead of listing containers and
+// reading cgroups itself.
 func TestStatsAndEvents(t *testing.T) {
 	m := newMachine(t)
 	m.gates = "EventedPLEG: true, PodAndContainerStatsFromCRI: true"
@@ -92,16 +92,16 @@ func TestStatsAndEvents(t *testing.T) {
 		return ""
 	})
 	if metrics, err := m.get("https://127.0.0.1:10250/metrics"); err != nil || !strings.Contains(metrics, "\nkubelet_evented_pleg_connection_success_count 1\n") {
-		t.Errorf("the kubelet doesn't listen to events, or had to more than once: %v", err)
+		t.Errorf("the kubelet has not subscribed to events exactly once: %v", err)
 	}
 	m.Must("rm", m.Dir+"/manifests/full.yaml")
 	m.end()
 }
 
-// survivesReboot boots the node again, and the pods must come back.
+// survivesReboot reboots the node. The pods must come back.
 func (m *machine) survivesReboot(before *corev1.Pod) {
 	m.t.Helper()
-	m.kubelet.kill() // it would see the others die
+	m.kubelet.kill() // first, so that it doesn't see the pods die
 	m.Reboot()
 	m.removeCgroups()
 	m.boot()
@@ -111,7 +111,7 @@ func (m *machine) survivesReboot(before *corev1.Pod) {
 	m.answers(after, "version 2\n")
 }
 
-// figures logs how long the kubelet has waited for huskd, by call.
+// figures logs how long the kubelet waited for huskd, by operation.
 func (m *machine) figures() {
 	m.t.Helper()
 	metrics, err := m.get("https://127.0.0.1:10250/metrics")
@@ -130,7 +130,7 @@ func (m *machine) figures() {
 	}
 }
 
-// answers asks a pod's web server by all ways that lead to it.
+// answers checks the response of a pod's web server at all its addresses.
 func (m *machine) answers(pod *corev1.Pod, want string) {
 	m.t.Helper()
 	urls := []string{"http://" + node.Address4 + ":8080"}
@@ -152,7 +152,7 @@ func (m *machine) answers(pod *corev1.Pod, want string) {
 	}
 }
 
-// run runs a command in a container by the kubelet's API.
+// run runs a command in a container through the kubelet's API.
 func (m *machine) run(path, command string) string {
 	m.t.Helper()
 	out, err := m.request("POST", "https://127.0.0.1:10250/run/default/"+path+"?cmd="+url.QueryEscape(command))
@@ -162,7 +162,7 @@ func (m *machine) run(path, command string) string {
 	return out
 }
 
-// sessions has the kubelet tell logs and run commands.
+// sessions reads logs and runs commands through the kubelet.
 func (m *machine) sessions() {
 	m.t.Helper()
 	for container, want := range map[string]string{"prepare": "prepared\n", "web": "serving\n"} {
@@ -181,13 +181,13 @@ func (m *machine) sessions() {
 	}
 }
 
-// restartsSick lets a liveness probe fail.
+// restartsSick makes a liveness probe fail.
 func (m *machine) restartsSick(pod *corev1.Pod) {
 	m.t.Helper()
 	m.run("full-node/web", "touch /tmp/sick")
 	after := m.eventually("full-node", func(p *corev1.Pod) bool { return ready(p) && restarts(p) == 1 })
 	if after.Status.PodIP != pod.Status.PodIP {
-		m.t.Errorf("the address was %s and is %s", pod.Status.PodIP, after.Status.PodIP)
+		m.t.Errorf("the address has changed from %s to %s", pod.Status.PodIP, after.Status.PodIP)
 	}
 	last := after.Status.ContainerStatuses
 	i := slices.IndexFunc(last, func(c corev1.ContainerStatus) bool { return c.LastTerminationState.Terminated != nil })
@@ -199,7 +199,7 @@ func (m *machine) restartsSick(pod *corev1.Pod) {
 	}
 }
 
-// survivesHuskd kills huskd, and the pods must not know.
+// survivesHuskd kills huskd. The pods must not be affected.
 func (m *machine) survivesHuskd() {
 	m.t.Helper()
 	before := m.eventually("full-node", ready)
@@ -209,7 +209,7 @@ func (m *machine) survivesHuskd() {
 	m.unchanged(before)
 }
 
-// survivesKubelet restarts the kubelet, and the pods must not know.
+// survivesKubelet restarts the kubelet. The pods must not be affected.
 func (m *machine) survivesKubelet() {
 	m.t.Helper()
 	before := m.eventually("full-node", ready)
@@ -219,24 +219,22 @@ func (m *machine) survivesKubelet() {
 	m.unchanged(before)
 }
 
-// unchanged fails unless, after the kubelet has looked, the same containers run
-// that ran before.
+// unchanged checks that the same containers run as before, after the kubelet has listed them again.
 func (m *machine) unchanged(before *corev1.Pod) {
 	m.t.Helper()
 	began := time.Now()
 	m.eventually(before.Name, func(p *corev1.Pod) bool { return ready(p) && m.relisted(began) })
 	after := m.eventually(before.Name, ready)
 	if got, want := containers(after), containers(before); !slices.Equal(got, want) {
-		m.t.Errorf("containers %v run, before it were %v", got, want)
+		m.t.Errorf("containers %v are running, before %v were", got, want)
 	}
 	if got, want := restarts(after), restarts(before); got != want {
-		m.t.Errorf("%d restarts, before it were %d", got, want)
+		m.t.Errorf("%d restarts, before %d", got, want)
 	}
 	m.answers(after, "version 1\n")
 }
 
-// relisted says whether the kubelet has asked huskd for its containers, several
-// times since then.
+// relisted reports whether the kubelet has listed huskd's containers several times since then.
 func (m *machine) relisted(then time.Time) bool {
 	metrics, err := m.get("https://127.0.0.1:10250/metrics")
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// proxied asks the node by way of the API server.
+// proxied sends a GET request to the node through the API server.
 func (o own) proxied(path string) []byte {
 	o.t.Helper()
 	body, err := o.api.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes/node/proxy" + path).DoRaw(o.t.Context())
@@ -24,15 +24,14 @@ func (o own) proxied(path string) []byte {
 	return body
 }
 
-// uses looks at the figures that metrics-server and others ask a kubelet for, in a
-// kubelet's own types.
-func (o own) uses() {
+// usage checks the figures that metrics-server and others read from a kubelet, in the kubelet's types.
+func (o own) usage() {
 	spin := `command: [sh, -c, "dd if=/dev/zero of=/v/file bs=1M count=3 2>/dev/null; while :; do :; done"], resources: {limits: {cpu: 300m, memory: 64Mi}}, volumeMounts: [{name: v, mountPath: /v}]`
 	o.create(simple("busy", "volumes: [{name: v, emptyDir: {}}]", spin))
 	busy := o.await("busy", ready)
 	o.write("manifests/declared.yaml", simple("declared", "", "command: [sleep, '1000']"))
 	o.await("declared-node", ready)
-	of := func(name string) (found v1alpha1.PodStats, all v1alpha1.Summary) {
+	stats := func(name string) (found v1alpha1.PodStats, all v1alpha1.Summary) {
 		d := json.NewDecoder(bytes.NewReader(o.proxied("/stats/summary")))
 		d.DisallowUnknownFields()
 		o.must(d.Decode(&all))
@@ -43,27 +42,27 @@ func (o own) uses() {
 		}
 		return found, all
 	}
-	node.Eventually(o.t, time.Minute, func() string { // a rate is made of two readings
-		p, _ := of("busy")
+	node.Eventually(o.t, time.Minute, func() string { // a rate needs two readings
+		p, _ := stats("busy")
 		if len(p.Containers) != 1 || p.CPU == nil || p.CPU.UsageNanoCores == nil || *p.CPU.UsageNanoCores < 50e6 || *p.CPU.UsageNanoCores > 600e6 {
 			return fmt.Sprintf("%+v", p)
 		}
 		return ""
 	})
-	p, all := of("busy")
+	p, all := stats("busy")
 	c := p.Containers[0]
 	switch {
 	case p.PodRef.UID != string(busy.UID) || c.Name != "c" || *c.CPU.UsageCoreNanoSeconds == 0 || c.StartTime.IsZero():
 		o.t.Errorf("%+v", p)
 	case *c.Memory.WorkingSetBytes == 0 || *c.Memory.WorkingSetBytes > 64<<20 || *c.Memory.WorkingSetBytes+*c.Memory.AvailableBytes != 64<<20:
-		o.t.Errorf("its memory is %+v", c.Memory)
+		o.t.Errorf("the container's memory is %+v", c.Memory)
 	case c.Rootfs == nil || c.Logs == nil || p.Network == nil || p.Network.Name != "eth0" || len(p.VolumeStats) != 1 || p.EphemeralStorage == nil || *p.ProcessStats.ProcessCount == 0:
 		o.t.Errorf("%+v", p)
 	case all.Node.NodeName != "node" || *all.Node.CPU.UsageCoreNanoSeconds < *p.CPU.UsageCoreNanoSeconds || *all.Node.Memory.WorkingSetBytes == 0 || *all.Node.Fs.CapacityBytes == 0:
 		o.t.Errorf("the node: %+v", all.Node)
 	}
-	if p, _ := of("declared-node"); len(p.Containers) != 1 {
-		o.t.Errorf("the pod of a manifest: %+v", p)
+	if p, _ := stats("declared-node"); len(p.Containers) != 1 {
+		o.t.Errorf("the pod of a manifest is %+v", p)
 	}
 
 	text := o.proxied("/metrics/resource")
