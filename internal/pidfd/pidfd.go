@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -160,4 +161,26 @@ func End(ctx context.Context, p oci.Process) error {
 		}
 	}
 	return nil
+}
+
+// Find returns the processes whose command line matches.
+func Find(match func(args []string) bool) []oci.Process {
+	entries, _ := os.ReadDir("/proc")
+	var out []oci.Process
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		p, err := Identify(pid)
+		if err != nil {
+			continue
+		}
+		// If the PID was reused since Identify, the start time of p no longer matches.
+		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if match(strings.Split(string(raw), "\x00")) {
+			out = append(out, p)
+		}
+	}
+	return out
 }

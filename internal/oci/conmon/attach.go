@@ -15,17 +15,16 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// The first byte of a message of conmon's attach socket says which stream the
-// rest is of.
+// The first byte of a message on conmon's attach socket is the stream of the rest.
 const (
 	fromStdout = 2
 	fromStderr = 3
 )
 
 const (
-	// largestMessage is more than what conmon sends at once, 1 + 8192 bytes.
-	largestMessage = 16 << 10
-	// inputSize is what is sent at once; conmon takes up to 32 KiB.
+	// messageLimit is more than conmon's largest message, 1 + 8192 bytes.
+	messageLimit = 16 << 10
+	// inputSize is the size of a message of input; conmon accepts up to 32 KiB.
 	inputSize = 8 << 10
 )
 
@@ -35,8 +34,8 @@ type Client struct {
 	stop func() bool
 }
 
-// Attach connects to the conmon of a bundle, until ctx ends. The path goes
-// through /proc, for that of a socket can't be longer than 107 bytes.
+// Attach connects to the conmon of a bundle, until ctx ends. It goes through /proc, because the
+// path of a socket can't be longer than 107 bytes.
 func Attach(ctx context.Context, bundle string) (*Client, error) {
 	dir, err := os.OpenFile(bundle, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -57,14 +56,14 @@ func Attach(ctx context.Context, bundle string) (*Client, error) {
 	return &Client{conn, stop}, nil
 }
 
-// Close hangs up. To conmon that is the end of the input, if it was started to
-// care (no --leave-stdin-open).
+// Close disconnects. conmon then closes the container's stdin, unless it was started with
+// --leave-stdin-open.
 func (c *Client) Close() {
 	c.stop()
 	_ = c.conn.Close()
 }
 
-// Linger stays connected until the container ends, in the background.
+// Linger stays connected in the background until the container exits.
 func (c *Client) Linger() {
 	c.stop()
 	_ = c.conn.SetDeadline(time.Time{})
@@ -74,10 +73,10 @@ func (c *Client) Linger() {
 	}()
 }
 
-// Receive hands out what the container writes until conmon hangs up. A nil
-// writer gets nothing.
+// Receive copies the container's output until conmon disconnects. Output for a nil writer is
+// discarded.
 func (c *Client) Receive(stdout, stderr io.Writer) error {
-	buf := make([]byte, largestMessage)
+	buf := make([]byte, messageLimit)
 	for {
 		n, err := c.conn.Read(buf)
 		if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
@@ -104,7 +103,7 @@ func (c *Client) Receive(stdout, stderr io.Writer) error {
 	}
 }
 
-// Send passes the client's input on. Its end is told by closing our half.
+// Send copies the client's input. At its end, Send shuts down the connection for writing.
 func (c *Client) Send(stdin io.Reader) {
 	buf := make([]byte, inputSize)
 	for {
@@ -121,27 +120,26 @@ func (c *Client) Send(stdin io.Reader) {
 	}
 }
 
-// Input says what becomes of what clients type.
+// Input says what happens to the input of clients.
 type Input struct {
-	// Open says that the container has a standard input, Once that the first
-	// client's leaving ends it.
+	// Open says that the container has stdin. Once says that it is closed when the first client
+	// disconnects.
 	Open, Once bool
 }
 
-// Serve connects the streams until conmon hangs up or the client takes no more,
-// and then hangs up itself. A Read of s.Stdin may go on after that, until the
-// client's side is closed.
+// Serve connects the streams until conmon disconnects or writing to the client fails. A Read of
+// s.Stdin may still be blocked then, until the client closes its side.
 func (c *Client) Serve(s oci.Streams, input Input) error {
 	switch {
 	case s.Stdin == nil:
 	case input.Open:
 		go c.Send(s.Stdin)
 	default:
-		go func() { _, _ = io.Copy(io.Discard, s.Stdin) }() // so that typing doesn't block
+		go func() { _, _ = io.Copy(io.Discard, s.Stdin) }() // so that the client doesn't block
 	}
 	err := c.Receive(s.Stdout, s.Stderr)
-	// With Once conmon takes any client's leaving for the end of the input. One
-	// that gave none stays connected for as long as it lasts.
+	// With Once, conmon closes stdin when any client disconnects. So a client without input stays
+	// connected until the container exits.
 	if input.Open && input.Once && s.Stdin == nil {
 		c.Linger()
 	} else {

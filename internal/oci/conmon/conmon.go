@@ -1,7 +1,6 @@
-// Package conmon starts conmon and speaks with it: through its command line,
-// the pipe that it reports by, the FIFOs that it is controlled with and the
-// socket that it serves attach on. What conmon does is told by its source, of
-// version 2.1.6; it has no other documentation of these.
+// Package conmon starts and controls conmon by its command line, its report pipe, its control FIFOs
+// and its attach socket. These are documented only by conmon's source; the package follows version
+// 2.1.6.
 package conmon
 
 import (
@@ -11,10 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -24,38 +20,34 @@ import (
 	"github.com/huskd/husk/internal/poll"
 )
 
-// Path is what conmon, and the runtime below it, get for a PATH. Our own
-// environment decides nothing.
+// Path is the PATH of conmon and the runtimes, regardless of huskd's environment.
 const Path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// stateFlag names the directory in which conmon leaves the files "exit" and
-// "oom", and by which Find knows it.
+// stateFlag is conmon's flag for the directory of its files "exit" and "oom". Find looks for it.
 const stateFlag = "--persist-dir"
 
-// None stands for no file descriptor.
+// None means no file descriptor.
 const None = -1
 
-// Launch says how conmon is to be started.
+// Launch describes how to start conmon.
 type Launch struct {
 	Path string
-	// Dir is its working directory. It puts the console socket of a terminal
-	// there: a path of its own could overflow a socket address.
+	// Dir is its working directory. It creates the console socket of a terminal there, by its name
+	// alone, because a whole path could overflow a socket address.
 	Dir string
-	// State is where it leaves its files about the container; none if empty.
+	// State is the directory for its files about the container; empty for none.
 	State string
 	Args  []string
-	// Stdio are the file descriptors that it gets as its own. None is
-	// /dev/null, and for standard error what Complaint reads.
+	// Stdio are the file descriptors for its stdin, stdout and stderr. None means /dev/null, or for
+	// stderr a file that Stderr reads.
 	Stdio [3]int
-	// Held is a file that it keeps open, as does the runtime that it runs, up
-	// to where the container's program is executed; may be nil. Our flock of it
-	// thus lasts until none of them is left, from the moment of the fork on,
-	// when neither a name nor a record tells what the process is.
+	// Held, which may be nil, is a locked file that conmon and the runtime keep open, until the
+	// container's program is executed. So the lock lasts as long as any of them exists. It does so
+	// from the moment of the fork, when neither a name nor a record identifies the process.
 	Held *os.File
 }
 
-// Lock takes the lock of a file that is to be Launch.Held, or returns
-// unix.EWOULDBLOCK as long as one of its holders is left.
+// Lock locks a file for Launch.Held. It returns unix.EWOULDBLOCK while a process holds the lock.
 func Lock(file string) (*os.File, error) {
 	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -68,17 +60,17 @@ func Lock(file string) (*os.File, error) {
 	return f, nil
 }
 
-// Conmon is a running conmon that is a child of ours.
+// Conmon is a running conmon, a child of this process.
 type Conmon struct {
 	oci.Process
 	PIDFD   *os.File
 	reports *os.File
 	lines   *bufio.Reader
-	stderr  int // a memory file, or None
+	stderr  int // a file in memory, or None
 }
 
-// Start runs conmon. It stays our child (--sync), which saves a fork and gives
-// us its pidfd; when we end, it is adopted like any orphan.
+// Start starts conmon. With --sync it doesn't fork, so it stays our child, which provides its
+// pidfd. When huskd exits, conmon is reparented like any orphan.
 func Start(l Launch) (*Conmon, error) {
 	c := &Conmon{stderr: None}
 	err := c.start(l)
@@ -96,7 +88,7 @@ func (c *Conmon) start(l Launch) error {
 	}
 	defer unix.Close(pipe[1])
 	var err error
-	if c.reports, err = poll.New(pipe[0], "conmon's reports"); err != nil {
+	if c.reports, err = poll.New(pipe[0], "conmon reports"); err != nil {
 		return err
 	}
 	c.lines = bufio.NewReader(c.reports)
@@ -130,8 +122,8 @@ func (c *Conmon) start(l Launch) error {
 	fd := None
 	pid, err := syscall.ForkExec(l.Path, append(args, l.Args...), &syscall.ProcAttr{
 		Dir: l.Dir,
-		// TMPDIR is where conmon puts the console socket, relative to Dir. Without
-		// a locale it refuses arguments that aren't ASCII.
+		// TMPDIR is the directory of the console socket, relative to Dir. Without a locale conmon
+		// refuses arguments that aren't ASCII.
 		Env:   []string{"PATH=" + Path, "TMPDIR=.", "LC_ALL=C.UTF-8", fmt.Sprintf("_OCI_SYNCPIPE=%d", report)},
 		Files: files,
 		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &fd},
@@ -142,12 +134,12 @@ func (c *Conmon) start(l Launch) error {
 	if c.PIDFD, err = poll.New(fd, "pidfd"); err != nil {
 		return err
 	}
-	// A zombie at worst, for nobody but us can reap it.
+	// At worst a zombie: only this process can reap it.
 	c.Process, err = pidfd.Identify(pid)
 	return err
 }
 
-// Close lets go of what is ours of conmon, which lives on.
+// Close releases our resources of conmon, which goes on running.
 func (c *Conmon) Close() {
 	for _, f := range []*os.File{c.reports, c.PIDFD} {
 		if f != nil {
@@ -159,14 +151,13 @@ func (c *Conmon) Close() {
 	}
 }
 
-// Report is a line that conmon writes: a process ID, or an exit code, or -1
-// with the runtime's words.
+// Report is a line that conmon reports: a PID, an exit code, or -1 with the runtime's error.
 type Report struct {
 	Value   int
 	Message string
 }
 
-// Next returns conmon's next report. io.EOF says that it had no more to say.
+// Next returns conmon's next report, or io.EOF after the last one.
 func (c *Conmon) Next(ctx context.Context) (Report, error) {
 	stop := context.AfterFunc(ctx, func() { poll.Interrupt(c.reports) })
 	defer stop()
@@ -188,7 +179,7 @@ func parseReport(line []byte) (Report, error) {
 		Exit    *int   `json:"exit_code"`
 		Message string `json:"message"`
 	}
-	// conmon escapes most control characters, not all: they are of no use here.
+	// conmon doesn't escape all control characters, which are invalid in JSON.
 	clean := bytes.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
 			return -1
@@ -203,11 +194,10 @@ func parseReport(line []byte) (Report, error) {
 			return Report{*value, r.Message}, nil
 		}
 	}
-	return Report{}, fmt.Errorf("conmon reports %q, which says nothing", line)
+	return Report{}, fmt.Errorf("conmon reports %q: unknown format", line)
 }
 
-// Complaint returns what conmon wrote to its standard error before it let go
-// of that.
+// Stderr returns what conmon wrote to its stderr before it closed it.
 func (c *Conmon) Stderr() string {
 	if c.stderr == None {
 		return ""
@@ -217,26 +207,15 @@ func (c *Conmon) Stderr() string {
 	return string(buf[:max(n, 0)])
 }
 
-// Find looks through all processes for the conmon with the given state
-// directory, for the case that we were killed between starting and recording
-// it.
+// Find searches all processes for the conmon with the given state directory, in case huskd was
+// killed after it started conmon and before it recorded it.
 func Find(state string) (oci.Process, bool) {
-	entries, _ := os.ReadDir("/proc")
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		p, err := pidfd.Identify(pid)
-		if err != nil {
-			continue
-		}
-		// Should the number change hands now, the start time no longer fits.
-		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		args := strings.Split(string(raw), "\x00")
-		if i := slices.Index(args, stateFlag); i >= 0 && i+1 < len(args) && args[i+1] == state {
-			return p, true
-		}
+	found := pidfd.Find(func(args []string) bool {
+		i := slices.Index(args, stateFlag)
+		return i >= 0 && i+1 < len(args) && args[i+1] == state
+	})
+	if len(found) == 0 {
+		return oci.Process{}, false
 	}
-	return oci.Process{}, false
+	return found[0], true
 }

@@ -29,12 +29,12 @@ func TestParseReport(t *testing.T) {
 		"{\"pid\": -1, \"message\": \"\x1f\xff\"}\n":               {-1, "\ufffd"},
 	} {
 		if got, err := parseReport([]byte(line)); err != nil || got != want {
-			t.Errorf("%q: %+v, %v", line, got, err)
+			t.Errorf("report %q is %+v, %v; want %+v", line, got, err, want)
 		}
 	}
 	for _, line := range []string{"", "\n", "{}", "null", "[]", "{", `{"pid":"x"}`, `{"other":1}`, `{"message":"x"}`} {
 		if got, err := parseReport([]byte(line)); err == nil {
-			t.Errorf("%q: %+v", line, got)
+			t.Errorf("report %q is %+v, want an error", line, got)
 		}
 	}
 }
@@ -44,7 +44,7 @@ func FuzzParseReport(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, line []byte) { _, _ = parseReport(line) })
 }
 
-// script writes a program that stands for conmon.
+// script writes a shell script in place of conmon.
 func script(t *testing.T, body string) Launch {
 	t.Helper()
 	dir := t.TempDir()
@@ -55,7 +55,7 @@ func script(t *testing.T, body string) Launch {
 	return Launch{Path: path, Dir: dir, State: filepath.Join(dir, "state"), Stdio: [3]int{None, None, None}}
 }
 
-func started(t *testing.T, l Launch) *Conmon {
+func start(t *testing.T, l Launch) *Conmon {
 	t.Helper()
 	c, err := Start(l)
 	if err != nil {
@@ -73,22 +73,22 @@ func started(t *testing.T, l Launch) *Conmon {
 func TestStart(t *testing.T) {
 	l := script(t, `echo '{"pid": 7}' >&3; echo "$# $1 $2 $4 $5 $PATH $TMPDIR" >&2; pwd >&2; cat >&2; echo '{"data": 8}' >&3`)
 	l.Args = []string{"--cid", "x y"}
-	c := started(t, l)
+	c := start(t, l)
 	for _, want := range []int{7, 8} {
 		if got, err := c.Next(t.Context()); err != nil || got.Value != want {
-			t.Fatalf("%+v, %v, want %d", got, err, want)
+			t.Fatalf("the next report is %+v, %v; want %d", got, err, want)
 		}
 	}
 	if _, err := c.Next(t.Context()); !errors.Is(err, io.EOF) {
-		t.Errorf("after the last report: %v", err)
+		t.Errorf("Next after the last report: %v, want EOF", err)
 	}
 	if err := pidfd.Wait(t.Context(), c.PIDFD); err != nil {
 		t.Fatal(err)
 	}
-	// Its arguments, environment and directory, and nothing on stdin.
+	// The script prints its arguments, environment and directory, and the content of stdin.
 	want := "5 --sync --persist-dir --cid x y " + Path + " .\n" + l.Dir + "\n"
 	if got := c.Stderr(); got != want {
-		t.Errorf("it says %q, want %q", got, want)
+		t.Errorf("the script printed %q, want %q", got, want)
 	}
 }
 
@@ -96,47 +96,47 @@ func TestStartFails(t *testing.T) {
 	for name, spoil := range map[string]func(*Launch){
 		"no such program":   func(l *Launch) { l.Path += "x" },
 		"no such directory": func(l *Launch) { l.Dir += "/x" },
-		"no program at all": func(l *Launch) { l.Path = l.Dir },
+		"a directory":       func(l *Launch) { l.Path = l.Dir },
 	} {
 		before, _ := os.ReadDir("/proc/self/fd")
 		l := script(t, "exit 0")
 		spoil(&l)
 		if c, err := Start(l); err == nil || !strings.Contains(err.Error(), l.Path) {
-			t.Errorf("%s: %v, %v", name, c, err)
+			t.Errorf("Start with %s: %v, %v; want an error with the path", name, c, err)
 		}
 		if after, _ := os.ReadDir("/proc/self/fd"); len(after) > len(before) {
-			t.Errorf("%s: files leak", name)
+			t.Errorf("Start with %s leaks file descriptors", name)
 		}
 	}
 }
 
-func TestNextEndsWithItsContext(t *testing.T) {
-	c := started(t, script(t, "sleep 1000"))
+func TestNextContext(t *testing.T) {
+	c := start(t, script(t, "sleep 1000"))
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if got, err := c.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("Next: %+v, %v; want a timeout", got, err)
 	}
 }
 
 func TestFind(t *testing.T) {
 	l := script(t, `echo '{"pid": 7}' >&3; sleep 1000`)
 	if p, ok := Find(l.State); ok {
-		t.Errorf("found before it was started: %+v", p)
+		t.Errorf("found %+v before the start", p)
 	}
-	c := started(t, l)
+	c := start(t, l)
 	if _, err := c.Next(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if p, ok := Find(l.State); !ok || p != c.Process {
-		t.Errorf("%+v, %v, want %+v", p, ok, c.Process)
+		t.Errorf("found %+v, %v; want %+v", p, ok, c.Process)
 	}
 	if p, ok := Find(l.State + "x"); ok {
-		t.Errorf("found another: %+v", p)
+		t.Errorf("found %+v with another state directory", p)
 	}
 }
 
-// TestControlMessagesDontMerge: what is written at once is read one by one.
+// TestControlMessagesDontMerge checks that each read of a FIFO returns one message.
 func TestControlMessagesDontMerge(t *testing.T) {
 	bundle := t.TempDir()
 	fifo := filepath.Join(bundle, sizeFIFO)
@@ -144,7 +144,7 @@ func TestControlMessagesDontMerge(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := Resize(bundle, oci.Size{}); !errors.Is(err, ErrGone) {
-		t.Errorf("nobody reads: %v", err)
+		t.Errorf("Resize without a reader: %v, want %v", err, ErrGone)
 	}
 	f, err := os.OpenFile(fifo, os.O_RDWR, 0)
 	if err != nil {
@@ -161,11 +161,11 @@ func TestControlMessagesDontMerge(t *testing.T) {
 		buf := make([]byte, 199) // as conmon does
 		n, err := f.Read(buf)
 		if got := strings.TrimLeft(string(buf[:n]), " "); got != want || err != nil {
-			t.Errorf("%q, %v, want %q", got, err, want)
+			t.Errorf("read %q, %v; want %q", got, err, want)
 		}
 	}
 	if err := Resize(t.TempDir(), oci.Size{}); !errors.Is(err, ErrGone) {
-		t.Errorf("no FIFO: %v", err)
+		t.Errorf("Resize without a FIFO: %v, want %v", err, ErrGone)
 	}
 }
 
@@ -173,15 +173,15 @@ func TestReopenLogFails(t *testing.T) {
 	bundle, logs := t.TempDir(), t.TempDir()
 	log := filepath.Join(logs, "0.log")
 	if err := ReopenLog(t.Context(), bundle, log); !errors.Is(err, ErrGone) {
-		t.Errorf("no conmon: %v", err)
+		t.Errorf("ReopenLog without conmon: %v, want %v", err, ErrGone)
 	}
 	if left, _ := os.ReadDir(logs); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
 	if err := ReopenLog(t.Context(), bundle, filepath.Join(logs, "missing", "0.log")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("no directory: %v", err)
+		t.Errorf("ReopenLog without the log's directory: %v, want %v", err, os.ErrNotExist)
 	}
-	// One that doesn't react.
+	// A conmon that doesn't react.
 	fifo := filepath.Join(bundle, controlFIFO)
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
@@ -194,11 +194,11 @@ func TestReopenLogFails(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if err := ReopenLog(ctx, bundle, log); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("no reaction: %v", err)
+		t.Errorf("ReopenLog without a reaction: %v, want a timeout", err)
 	}
 }
 
-func TestAttachToNobody(t *testing.T) {
+func TestAttachFails(t *testing.T) {
 	bundle := t.TempDir()
 	for name, prepare := range map[string]func() error{
 		"no bundle": func() error { return os.Remove(bundle) },
@@ -211,7 +211,7 @@ func TestAttachToNobody(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := Attach(t.Context(), bundle); !errors.Is(err, ErrGone) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("Attach with %s: %v, want %v", name, err, ErrGone)
 		}
 	}
 }
@@ -229,6 +229,6 @@ func TestRemoveFiles(t *testing.T) {
 	RemoveFiles(filepath.Join(bundle, "missing"))
 	left, _ := os.ReadDir(bundle)
 	if len(left) != 2 || left[0].Name() != "config.json" || left[1].Name() != "mine" {
-		t.Errorf("left: %v", left)
+		t.Errorf("files left: %v", left)
 	}
 }

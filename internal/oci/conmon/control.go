@@ -15,7 +15,7 @@ import (
 	"github.com/huskd/husk/internal/poll"
 )
 
-// ErrGone says that no conmon is there.
+// ErrGone says that conmon has exited.
 var ErrGone = errors.New("conmon has ended")
 
 // Files that conmon makes in a container's bundle.
@@ -24,11 +24,11 @@ const (
 	controlFIFO  = "ctl"
 	sizeFIFO     = "winsz"
 	oomFile      = "oom"
-	// consolePattern is of the socket through which it gets a terminal.
+	// consolePattern matches the socket on which it receives a terminal.
 	consolePattern = "conmon-term.*"
 )
 
-// RemoveFiles removes what conmon has put into a bundle, which may be gone.
+// RemoveFiles removes conmon's files from a bundle, which may not exist any more.
 func RemoveFiles(bundle string) {
 	files, _ := filepath.Glob(filepath.Join(bundle, consolePattern))
 	for _, name := range []string{attachSocket, controlFIFO, sizeFIFO, oomFile} {
@@ -39,9 +39,8 @@ func RemoveFiles(bundle string) {
 	}
 }
 
-// messageLength is what conmon reads from its FIFOs at once. When it gets two
-// messages in one read it acts on the first one twice, so each is made to fill
-// a read.
+// messageLength is the size of conmon's reads from its FIFOs. If a read returns two messages,
+// conmon handles the first one twice. So each message is padded to fill a read.
 const messageLength = 199
 
 // send writes a message into one of conmon's FIFOs.
@@ -64,17 +63,16 @@ func Resize(bundle string, size oci.Size) error {
 	return send(filepath.Join(bundle, sizeFIFO), fmt.Sprintf("%d %d", size.Height, size.Width))
 }
 
-// ReopenLog has conmon go on in a new file at the log's path, and returns when
-// that is there. A file that is still there is replaced.
+// ReopenLog makes conmon continue in a new file at the log's path, and returns when the file
+// exists. It replaces an existing file.
 func ReopenLog(ctx context.Context, bundle, log string) error {
-	arrivals, err := watchArrivals(filepath.Dir(log))
+	renames, err := watchRenames(filepath.Dir(log))
 	if err != nil {
 		return err
 	}
-	defer arrivals.Close()
-	// conmon makes this file and renames it. Where that can't be done, for want
-	// of the directory or of space, it gives up altogether, and the container
-	// with it. So the file is made before.
+	defer renames.Close()
+	// conmon creates this file and renames it. If that fails, because the directory is missing or
+	// the disk full, conmon exits, and the container with it. So the file is created here first.
 	fresh := log + ".tmp"
 	f, err := os.OpenFile(fresh, os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -87,11 +85,11 @@ func ReopenLog(ctx context.Context, bundle, log string) error {
 		return err
 	}
 	name := filepath.Base(log)
-	return poll.Until(ctx, arrivals, func(fd int) bool { return arrived(fd, name) })
+	return poll.Until(ctx, renames, func(fd int) bool { return hasRename(fd, name) })
 }
 
-// watchArrivals watches for files that are renamed into a directory.
-func watchArrivals(dir string) (*os.File, error) {
+// watchRenames watches for files that are renamed into a directory.
+func watchRenames(dir string) (*os.File, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("inotify_init1", err)
@@ -103,8 +101,8 @@ func watchArrivals(dir string) (*os.File, error) {
 	return poll.New(fd, "inotify")
 }
 
-// arrived reads all events that are there and looks for that of name.
-func arrived(fd int, name string) bool {
+// hasRename reads all pending events and reports whether one is that of name.
+func hasRename(fd int, name string) bool {
 	const length = 12 // offset of struct inotify_event's len
 	var buf [4096]byte
 	for {

@@ -5,8 +5,8 @@ import (
 	"path/filepath"
 )
 
-// Locate finds a program by its path or its name, which is looked for in Path;
-// empty if there is none that can be executed.
+// Locate returns the path of an executable by its path, or by its name, which it looks up in Path;
+// empty if there is none.
 func Locate(name string) string {
 	paths := []string{name}
 	if !filepath.IsAbs(name) {

@@ -15,7 +15,7 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// screen collects what a process writes.
+// screen collects the output of a process.
 type screen struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -33,7 +33,7 @@ func (s *screen) String() string {
 	return s.buf.String()
 }
 
-// client is somebody attached to a container or an exec'd program.
+// client is a client of an attach or exec.
 type client struct {
 	c              *container
 	stdin          *io.PipeWriter
@@ -43,7 +43,7 @@ type client struct {
 	done           chan error
 }
 
-// attach connects a client; without input it has no stdin.
+// attach attaches a client, with stdin if input is true.
 func (c *container) attach(input bool) *client {
 	ctx, cancel := context.WithCancel(c.Context())
 	k := &client{c: c, resize: make(chan oci.Size), leave: cancel, done: make(chan error, 1)}
@@ -75,21 +75,21 @@ func (k *client) types(text string) {
 	}
 }
 
-// resizes drags a corner of the window, until it is 149 by 59.
+// resizes sends a sequence of sizes that ends with 149 by 59.
 func (k *client) resizes() {
 	k.c.Helper()
 	for i := range 50 {
 		select {
 		case k.resize <- oci.Size{Width: uint16(100 + i), Height: uint16(10 + i)}:
 		case <-time.After(patience):
-			k.c.Fatal("nobody takes the new size")
+			k.c.Fatal("the driver doesn't receive the new size")
 		}
 	}
 }
 
 func (k *client) sees(text string) {
 	k.c.Helper()
-	k.c.eventually("a client sees "+text, func() bool { return strings.Contains(k.stdout.String(), text) })
+	k.c.eventually("the client receives "+text, func() bool { return strings.Contains(k.stdout.String(), text) })
 }
 
 func (k *client) returns(want error) {
@@ -100,12 +100,12 @@ func (k *client) returns(want error) {
 			k.c.Errorf("attach returned %v, want %v", err, want)
 		}
 	case <-time.After(patience):
-		k.c.Fatalf("attach doesn't return")
+		k.c.Fatalf("attach still runs after %v", patience)
 	}
 }
 
-// attach: several clients see both streams, each on its own.
-func attach(b *bench) {
+// attach checks that several clients each get both streams.
+func attach(b *subtest) {
 	c := b.shell("trap 'echo out; echo err >&2; exit 0' TERM; while :; do echo tick; sleep 0.01; done").run()
 	one, two := c.attach(false), c.attach(false)
 	one.sees("tick")
@@ -115,19 +115,19 @@ func attach(b *bench) {
 	b.must(c.Driver.Signal(b.ctx(), c.ID, 15))
 	two.returns(nil)
 	if out, err := two.stdout.String(), two.stderr.String(); !strings.HasSuffix(out, "tick\nout\n") || err != "err\n" {
-		b.Errorf("stdout ends in %q, stderr is %q", out[max(len(out)-20, 0):], err)
+		b.Errorf("stdout ends with %q, stderr is %q", out[max(len(out)-20, 0):], err)
 	}
 	c.ends(0)
 }
 
-func attachStdin(b *bench) {
+func attachStdin(b *subtest) {
 	c := b.shell("while read line; do echo got $line; done; echo eof")
 	c.Stdin = true
 	c.run()
 	one := c.attach(true)
 	one.types("one\n")
 	one.sees("got one")
-	_ = one.stdin.Close() // which is not the end for the container
+	_ = one.stdin.Close() // which doesn't close the container's stdin
 	two := c.attach(true)
 	two.types("two\n")
 	two.sees("got two")
@@ -140,24 +140,24 @@ func attachStdin(b *bench) {
 	two.returns(context.Canceled)
 	c.isIn(oci.Running)
 	if out := c.output("stdout"); out != "got one\ngot two\ngot three\n" {
-		b.Errorf("the log has %q", out)
+		b.Errorf("the log is %q", out)
 	}
-	// A container without stdin reads nothing and loses nothing.
+	// A container without stdin reads EOF, and the client doesn't block.
 	c = b.shell("read line; echo read $?; sleep 1000").run()
 	none := c.attach(true)
 	c.says("read 1")
-	none.types("nobody reads this\n")
+	none.types("discarded\n")
 	none.leave()
 	none.returns(context.Canceled)
 	c.isIn(oci.Running)
 }
 
-func attachStdinOnce(b *bench) {
+func attachStdinOnce(b *subtest) {
 	c := b.container("wc", "-c")
 	c.Stdin, c.StdinOnce = true, true
 	c.run()
 	onlooker := c.attach(false)
-	onlooker.leave() // gave no input, so it isn't its end
+	onlooker.leave() // without input, so it doesn't close stdin
 	onlooker.returns(context.Canceled)
 	one := c.attach(true)
 	const size = 300_000
@@ -179,14 +179,14 @@ func attachStdinOnce(b *bench) {
 	c.ends(3)
 }
 
-func attachTerminal(b *bench) {
+func attachTerminal(b *subtest) {
 	c := b.shell("tty; echo error >&2; while read -r line; do echo got $line; done")
 	c.Terminal, c.Stdin = true, true
 	c.run()
 	one := c.attach(true)
 	one.types("x\n")
 	one.sees("got x\r\n")
-	// However many sizes the monitor finds waiting, the last one holds.
+	// Of many sizes that are pending, the last one wins.
 	b.must(syscall.Kill(c.Monitor(c.ID), syscall.SIGSTOP))
 	one.resizes()
 	b.must(syscall.Kill(c.Monitor(c.ID), syscall.SIGCONT))
@@ -202,15 +202,15 @@ func attachTerminal(b *bench) {
 	log := c.output("stdout")
 	for _, want := range []string{"/dev/", "error\r\n", "got x\r\n"} {
 		if !strings.Contains(log, want) {
-			b.Errorf("the log lacks %q: %q", want, log)
+			b.Errorf("the log does not contain %q: %q", want, log)
 		}
 	}
 	if log := c.output("stderr"); log != "" {
-		b.Errorf("stderr of a terminal: %q", log)
+		b.Errorf("stderr in the log of a terminal is %q, want none", log)
 	}
 }
 
-func attachEnds(b *bench) {
+func attachEnds(b *subtest) {
 	c := b.shell("while :; do echo tick; sleep 0.01; done")
 	c.create()
 	early := c.attach(false)
@@ -220,14 +220,14 @@ func attachEnds(b *bench) {
 	early.returns(nil)
 	c.ends(137)
 	if err := c.Driver.Attach(b.ctx(), c.ID, oci.Streams{}); !errdefs.IsFailedPrecondition(err) {
-		b.Errorf("attached to a container that has ended: %v", err)
+		b.Errorf("Attach to an exited container: %v, want a failed precondition", err)
 	}
-	// A client that takes no more leaves the container alone.
+	// A client whose output fails doesn't affect the container.
 	c = b.shell("while :; do echo tick; sleep 0.01; done").run()
 	reader, writer := io.Pipe()
 	_ = reader.CloseWithError(errGone)
 	if err := c.Driver.Attach(b.ctx(), c.ID, oci.Streams{Stdout: writer}); !errors.Is(err, errGone) {
-		b.Errorf("attached with a broken output: %v", err)
+		b.Errorf("Attach with a broken output: %v, want %v", err, errGone)
 	}
 	c.isIn(oci.Running)
 	c.says("tick")

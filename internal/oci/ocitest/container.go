@@ -12,19 +12,19 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// container is one that a test is about, with its bundle.
+// container is a container of a test, with its bundle.
 type container struct {
-	*bench
+	*subtest
 	oci.Create
 	spec   *specs.Spec
 	cgroup string
 }
 
-// container makes a bundle whose program is args. It is deleted at the end of
-// the test, and whatever is left of it then is an error.
-func (b *bench) container(args ...string) *container {
+// container makes a bundle that runs args. At the end of the test the container is deleted, and
+// anything left of it fails the test.
+func (b *subtest) container(args ...string) *container {
 	b.Helper()
-	c := &container{bench: b}
+	c := &container{subtest: b}
 	c.ID = "ocitest-" + unique()
 	c.Bundle = filepath.Join(b.TempDir(), "bundle")
 	c.Log = filepath.Join(b.TempDir(), "log")
@@ -42,8 +42,8 @@ func (b *bench) container(args ...string) *container {
 	return c
 }
 
-// shell is a container that runs a script.
-func (b *bench) shell(script string) *container { return b.container("sh", "-c", script) }
+// shell returns a container that runs a script.
+func (b *subtest) shell(script string) *container { return b.container("sh", "-c", script) }
 
 func (c *container) create() oci.Process {
 	c.Helper()
@@ -54,7 +54,7 @@ func (c *container) create() oci.Process {
 	return p
 }
 
-// run creates and starts it.
+// run creates and starts the container.
 func (c *container) run() *container {
 	c.Helper()
 	c.create()
@@ -69,20 +69,20 @@ func (c *container) wait() oci.Exit {
 	return exit
 }
 
-// ends waits and checks the exit code.
+// ends waits for the exit and checks its code.
 func (c *container) ends(code int) oci.Exit {
 	c.Helper()
 	exit := c.wait()
 	if exit.Code != code || exit.Lost {
-		c.Errorf("ended with %+v, want code %d", exit, code)
+		c.Errorf("exit is %+v, want code %d", exit, code)
 	}
 	if age := time.Since(exit.At); age < -time.Second || age > 2*patience {
-		c.Errorf("ended %v ago", age)
+		c.Errorf("the exit was %v ago", age)
 	}
 	return exit
 }
 
-// output returns what a stream of the log has so far.
+// output returns the log of a stream so far.
 func (c *container) output(stream string) string {
 	var out strings.Builder
 	for _, line := range c.logLines() {
@@ -96,10 +96,10 @@ func (c *container) output(stream string) string {
 	return out.String()
 }
 
-// says waits until the log has text in it.
+// says waits until the log contains text.
 func (c *container) says(text string) {
 	c.Helper()
-	c.eventually("the log has "+text, func() bool { return strings.Contains(c.output("stdout"), text) })
+	c.eventually("the log contains "+text, func() bool { return strings.Contains(c.output("stdout"), text) })
 }
 
 // logLine is a line of a log in the CRI format.
@@ -131,7 +131,7 @@ func readLog(c *container, path string) []logLine {
 	return out
 }
 
-// leftNothing checks that no trace of a deleted container is there.
+// leftNothing checks that no trace of a deleted container is left.
 func (c *container) leftNothing() {
 	c.Helper()
 	for _, trace := range Traces(c.env.host.Cgroup, c.ID, c.cgroup, c.StateDir, c.Bundle) {

@@ -25,7 +25,7 @@ func (c *container) exec(script string) (code int, stdout, stderr string) {
 	return code, out.String(), err.String()
 }
 
-func execs(b *bench) {
+func execs(b *subtest) {
 	c := b.container("sleep", "1000")
 	c.spec.Process.User = specs.User{UID: 1000, GID: 1001}
 	c.run()
@@ -41,18 +41,18 @@ func execs(b *bench) {
 	} {
 		code, stdout, stderr := c.exec(script)
 		if got := [3]string{strconv.Itoa(code), stdout, stderr}; got != want {
-			b.Errorf("%s: %q, want %q", script, got, want)
+			b.Errorf("code and outputs of %s are %q, want %q", script, got, want)
 		}
 	}
 	if code, stdout, _ := c.exec("seq 200000"); code != 0 || len(stdout) != 1288895 {
-		b.Errorf("much output: code %d, %d bytes", code, len(stdout))
+		b.Errorf("exec with much output: code %d, %d bytes", code, len(stdout))
 	}
-	// Streams that nobody wants don't block the program.
+	// Streams without a reader don't block the program.
 	code, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"sh", "-c", "seq 100000; seq 100000 >&2; exit 5"}})
 	if code != 5 || err != nil {
-		b.Errorf("without streams: %d, %v", code, err)
+		b.Errorf("exec without streams: %d, %v; want 5", code, err)
 	}
-	// Many at once.
+	// Many run at once.
 	done := make(chan string)
 	for range 8 {
 		go func() {
@@ -67,7 +67,7 @@ func execs(b *bench) {
 	}
 	for range 8 {
 		if got := <-done; got != "0hi\n" {
-			b.Errorf("one of many: %q", got)
+			b.Errorf("one of many execs: %q", got)
 		}
 	}
 	if files, _ := filepath.Glob(filepath.Join(c.StateDir, "*", c.ID, "exec-*")); len(files) > 0 {
@@ -76,7 +76,7 @@ func execs(b *bench) {
 	c.isIn(oci.Running)
 }
 
-func execFails(b *bench) {
+func execFails(b *subtest) {
 	c := b.container("sleep", "1000").run()
 	for _, test := range []struct {
 		args []string
@@ -90,21 +90,21 @@ func execFails(b *bench) {
 		_, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: test.args, Streams: oci.Streams{Stdout: &out, Stderr: &stderr}})
 		var refused *oci.StartError
 		if !errors.As(err, &refused) || refused.Code != test.code || strings.Contains(err.Error(), "\n") {
-			b.Errorf("%v: %v", test.args, err)
+			b.Errorf("exec of %v: %v, want a StartError with code %d", test.args, err, test.code)
 		}
 		if got := out.String() + stderr.String(); got != "" {
-			b.Errorf("%v: the client gets %q", test.args, got)
+			b.Errorf("exec of %v: the client receives %q, want nothing", test.args, got)
 		}
 	}
 	if _, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID}); !errdefs.IsInvalidArgument(err) {
-		b.Errorf("nothing: %v", err)
+		b.Errorf("exec without a command: %v, want an invalid argument", err)
 	}
 	b.must(c.Driver.KillAll(b.ctx(), c.ID))
 	c.ends(137)
 	if _, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"true"}}); !errdefs.IsFailedPrecondition(err) {
-		b.Errorf("in a container that has ended: %v", err)
+		b.Errorf("exec in an exited container: %v, want a failed precondition", err)
 	}
-	// The container's end is the program's.
+	// The exit of the container kills the program.
 	c = b.container("sleep", "1000").run()
 	var out screen
 	done := make(chan int, 1)
@@ -115,33 +115,33 @@ func execFails(b *bench) {
 	b.eventually("the program runs", func() bool { return out.String() == "up\n" })
 	b.must(c.Driver.Signal(b.ctx(), c.ID, 9))
 	if code := <-done; code != 137 {
-		b.Errorf("the program ended with %d, want 137", code)
+		b.Errorf("the program exited with %d, want 137", code)
 	}
 }
 
-func execStdin(b *bench) {
+func execStdin(b *subtest) {
 	c := b.container("sleep", "1000").run()
 	var out screen
 	input := strings.Repeat("0123456789", 50_000)
 	code, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"sh", "-c", "cat; exit 4"}, Streams: oci.Streams{Stdin: strings.NewReader(input), Stdout: &out}})
 	if code != 4 || err != nil || out.String() != input {
-		b.Errorf("%d, %v, %d bytes of %d", code, err, len(out.String()), len(input))
+		b.Errorf("exec of cat: %d, %v, %d bytes of %d; want 4", code, err, len(out.String()), len(input))
 	}
-	// A program that doesn't read its input.
+	// The program doesn't read its input.
 	code, err = c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"true"}, Streams: oci.Streams{Stdin: strings.NewReader(input)}})
 	if code != 0 || err != nil {
-		b.Errorf("%d, %v", code, err)
+		b.Errorf("exec with unread input: %d, %v; want 0", code, err)
 	}
-	// A client that goes on typing for ever.
+	// The client doesn't close its input.
 	reader, writer := io.Pipe()
 	defer writer.Close()
 	code, err = c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"true"}, Streams: oci.Streams{Stdin: reader}})
 	if code != 0 || err != nil {
-		b.Errorf("%d, %v", code, err)
+		b.Errorf("exec with open input: %d, %v; want 0", code, err)
 	}
 }
 
-func execTerminal(b *bench) {
+func execTerminal(b *subtest) {
 	c := b.container("sleep", "1000").run()
 	k := &client{c: c, resize: make(chan oci.Size), done: make(chan error, 1)}
 	var stdin io.Reader
@@ -164,49 +164,49 @@ func execTerminal(b *bench) {
 	if code := <-codes; code != 6 || k.stderr.String() != "" {
 		b.Errorf("code %d, stderr %q", code, k.stderr.String())
 	}
-	// The last words aren't lost, however short the program.
+	// The end of the output isn't lost, however short the program runs.
 	for range 10 {
 		var out screen
 		code, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"seq", "1000"}, Streams: oci.Streams{Stdout: &out, TTY: true}})
 		if code != 0 || err != nil || !strings.HasSuffix(out.String(), "\n1000\r\n") {
-			b.Errorf("%d, %v, %q", code, err, out.String()[max(len(out.String())-20, 0):])
+			b.Errorf("exec of seq: %d, %v, output ends with %q", code, err, out.String()[max(len(out.String())-20, 0):])
 		}
 	}
 	if _, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"nosuchprogram"}, Streams: oci.Streams{TTY: true}}); err == nil {
-		b.Error("a program that isn't there")
+		b.Error("no error for a program that doesn't exist")
 	}
 }
 
-// execChildren: the program's end is the end, whoever holds its output.
-func execChildren(b *bench) {
+// execChildren checks that Exec returns when the program exits, even if a child keeps its output open.
+func execChildren(b *subtest) {
 	c := b.container("sleep", "1000").run()
-	begun := time.Now()
+	start := time.Now()
 	code, stdout, _ := c.exec("(sleep 1000; echo late) & echo first; exit 3")
 	if code != 3 || stdout != "first\n" {
-		b.Errorf("%d, %q", code, stdout)
+		b.Errorf("exec: %d, %q; want 3, first", code, stdout)
 	}
-	if took := time.Since(begun); took > patience/2 {
-		b.Errorf("took %v", took)
+	if took := time.Since(start); took > patience/2 {
+		b.Errorf("exec took %v", took)
 	}
-	// It is the container's now.
+	// The child belongs to the container and goes on running.
 	if _, stdout, _ := c.exec("ps | grep -c '[s]leep 1000'"); strings.TrimSpace(stdout) == "0" {
 		b.Error("the child was killed")
 	}
 }
 
-func execTimeouts(b *bench) {
+func execTimeouts(b *subtest) {
 	c := b.shell("echo ready; sleep 1000").run()
 	c.says("ready")
-	alone := func() {
+	wantOnlyInit := func() {
 		b.Helper()
 		if pids, err := b.env.tree.PIDs(c.cgroup); err != nil || len(pids) != 1 {
 			_, left, _ := c.exec("ps")
 			b.Errorf("still running: %v, %v\n%s", pids, err, left)
 		}
 	}
-	alone()
-	// Each of these outlives a kill of the program, of its process group, or
-	// of all whose environment has a mark.
+	wantOnlyInit()
+	// Each of these survives if only the program is killed, its process group, or all processes that
+	// inherit an environment variable.
 	script := `trap '' TERM HUP
 		sleep 1001 &
 		setsid sleep 1002 &
@@ -219,18 +219,18 @@ func execTimeouts(b *bench) {
 		var out screen
 		_, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"sh", "-c", script}, Timeout: time.Second, Streams: oci.Streams{Stdout: &out, TTY: tty}})
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1s") {
-			b.Errorf("timed out with %v", err)
+			b.Errorf("exec with a timeout: %v, want a timeout", err)
 		}
 		if got := strings.TrimSpace(out.String()); got != "up" {
-			b.Errorf("wrote %q before", got)
+			b.Errorf("the program wrote %q, want up", got)
 		}
-		alone()
+		wantOnlyInit()
 	}
-	// Sooner than the runtime can start anything.
+	// The timeout passes before the runtime has started the program.
 	if _, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"sleep", "1000"}, Timeout: time.Millisecond}); !errors.Is(err, context.DeadlineExceeded) {
-		b.Errorf("timed out with %v", err)
+		b.Errorf("exec with a short timeout: %v, want a timeout", err)
 	}
-	// A client that goes away takes its program along.
+	// When the client disconnects, the program is killed.
 	ctx, cancel := context.WithCancel(b.ctx())
 	var out screen
 	done := make(chan error, 1)
@@ -241,14 +241,14 @@ func execTimeouts(b *bench) {
 	b.eventually("the program runs", func() bool { return out.String() == "up\n" })
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
-		b.Errorf("cancelled with %v", err)
+		b.Errorf("canceled exec: %v, want canceled", err)
 	}
-	alone()
+	wantOnlyInit()
 	c.isIn(oci.Running)
 }
 
-// longPaths: the path of a socket holds 107 bytes, those of nodes are longer.
-func longPaths(b *bench) {
+// longPaths uses paths that are longer than the 107 bytes of a socket address.
+func longPaths(b *subtest) {
 	deep := filepath.Join(b.TempDir(), strings.Repeat("d", 100), strings.Repeat("e", 100))
 	mkdir(b, deep)
 	c := b.shell("read line; echo got $line; sleep 1000")
@@ -264,6 +264,6 @@ func longPaths(b *bench) {
 	var out screen
 	code, err := c.Driver.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"tty"}, Streams: oci.Streams{Stdout: &out, TTY: true}})
 	if code != 0 || err != nil || !strings.HasPrefix(out.String(), "/dev/pts/") {
-		b.Errorf("%d, %v, %q", code, err, out.String())
+		b.Errorf("exec of tty: %d, %v, %q", code, err, out.String())
 	}
 }

@@ -16,29 +16,29 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-func exitCodes(b *bench) {
+func exitCodes(b *subtest) {
 	for _, code := range []int{0, 1, 7, 255} {
 		c := b.shell(fmt.Sprintf("exit %d", code)).run()
 		c.ends(code)
-		c.ends(code) // asked again
+		c.ends(code) // Wait can be repeated
 	}
 }
 
-func signals(b *bench) {
+func signals(b *subtest) {
 	for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: 3, syscall.SIGUSR1: 4, 35: 5, syscall.SIGKILL: 137} {
 		c := b.shell("trap 'exit 3' TERM; trap 'exit 4' USR1; trap 'exit 5' 35; echo ready; while :; do sleep 0.01; done").run()
 		c.says("ready")
 		b.must(c.Driver.Signal(b.ctx(), c.ID, sig))
 		c.ends(want)
 		if err := c.Driver.Signal(b.ctx(), c.ID, sig); !errdefs.IsNotFound(err) {
-			b.Errorf("signal %d to a container that has ended: %v", sig, err)
+			b.Errorf("signal %d to an exited container: %v, want not found", sig, err)
 		}
 	}
 }
 
-// signalDefault has the host's PID namespace, where a signal has its default
+// signalDefault signals a container in the host's PID namespace, where signals have their default
 // action.
-func signalDefault(b *bench) {
+func signalDefault(b *subtest) {
 	c := b.container("sleep", "1000")
 	c.withoutNamespace(specs.PIDNamespace)
 	c.run()
@@ -56,46 +56,46 @@ func (c *container) withoutNamespace(typ specs.LinuxNamespaceType) {
 	c.spec.Linux.Namespaces = kept
 }
 
-func states(b *bench) {
+func states(b *subtest) {
 	c := b.shell("echo started; sleep 1000")
 	p := c.create()
 	c.isIn(oci.Created)
 	if out := c.output("stdout"); out != "" {
-		b.Errorf("the program ran before it was started: %q", out)
+		b.Errorf("the program wrote %q before it was started", out)
 	}
 	b.must(c.Driver.Start(b.ctx(), c.ID))
 	c.isIn(oci.Running)
 	c.says("started")
 	status := c.isIn(oci.Running)
 	if status.Process != p || p.PID == 0 || p.Start == 0 {
-		b.Errorf("process %+v, created as %+v", status.Process, p)
+		b.Errorf("process is %+v, want %+v as from Create", status.Process, p)
 	}
 	var refused *oci.StartError
 	if err := c.Driver.Start(b.ctx(), c.ID); !errors.As(err, &refused) {
-		b.Errorf("started twice: %v", err)
+		b.Errorf("second Start: %v, want a StartError", err)
 	}
 	ctx, cancel := context.WithTimeout(b.ctx(), 20*time.Millisecond)
 	defer cancel()
 	if _, err := c.Driver.Wait(ctx, c.ID); !errors.Is(err, context.DeadlineExceeded) {
-		b.Errorf("waited for a running container: %v", err)
+		b.Errorf("Wait for a running container: %v, want a timeout", err)
 	}
 	b.must(c.Driver.KillAll(b.ctx(), c.ID))
 	exit := c.ends(137)
 	if status := c.isIn(oci.Exited); !status.Exit.At.Equal(exit.At) || status.Exit.Code != exit.Code {
-		b.Errorf("status %+v, exit %+v", status, exit)
+		b.Errorf("status is %+v, want exit %+v", status, exit)
 	}
 	if err := c.Driver.Start(b.ctx(), c.ID); !errors.As(err, &refused) {
-		b.Errorf("started after its end: %v", err)
+		b.Errorf("Start after the exit: %v, want a StartError", err)
 	}
 	b.must(c.Driver.KillAll(b.ctx(), c.ID))
 
-	// A container that is never started can be waited for all the same.
+	// Wait also works for a container that is never started.
 	c = b.shell("exit 0")
 	c.create()
 	b.must(c.Driver.Signal(b.ctx(), c.ID, syscall.SIGKILL))
 	c.ends(137)
 	if err := c.Driver.Start(b.ctx(), c.ID); !errors.As(err, &refused) {
-		b.Errorf("started after init was killed: %v", err)
+		b.Errorf("Start after init was killed: %v, want a StartError", err)
 	}
 }
 
@@ -104,20 +104,20 @@ func (c *container) isIn(want oci.State) oci.Status {
 	status, err := c.Driver.Status(c.ctx(), c.ID)
 	c.must(err)
 	if status.State != want {
-		c.Errorf("state %s, want %s", status.State, want)
+		c.Errorf("state is %s, want %s", status.State, want)
 	}
 	return status
 }
 
-// leftovers: without a PID namespace of the container's own nothing but the
-// driver ends what its first process leaves.
-func leftovers(b *bench) {
+// leftovers runs a container without a PID namespace of its own. The driver must kill what its init
+// process leaves.
+func leftovers(b *subtest) {
 	c := b.shell("setsid sh -c 'sleep 1000 & sleep 1000' & (sleep 1000 &); echo ready; exit 4")
 	c.withoutNamespace(specs.PIDNamespace)
 	c.run()
 	c.ends(4)
 	if pids, err := b.env.tree.PIDs(c.cgroup); err != nil || len(pids) > 0 {
-		b.Errorf("still there when the container has ended: %v, %v", pids, err)
+		b.Errorf("processes left after the exit: %v, %v", pids, err)
 	}
 	c.says("ready")
 }
@@ -132,50 +132,50 @@ func (c *container) limitMemory() {
 	}
 }
 
-func outOfMemory(b *bench) {
+func outOfMemory(b *subtest) {
 	c := b.container("tail", "/dev/zero")
 	c.limitMemory()
 	c.run()
 	if exit := c.ends(137); !exit.OOMKilled {
-		b.Errorf("%+v isn't said to be for memory", exit)
+		b.Errorf("exit is %+v, want OOMKilled", exit)
 	}
 }
 
-func outOfMemoryChild(b *bench) {
+func outOfMemoryChild(b *subtest) {
 	c := b.shell("tail /dev/zero; echo survived; exit 6")
 	c.limitMemory()
 	c.run()
 	if exit := c.ends(6); !exit.OOMKilled {
-		b.Errorf("%+v isn't said to have lost a process for memory", exit)
+		b.Errorf("exit is %+v, want OOMKilled for the child", exit)
 	}
 	c.says("survived")
 	c = b.shell("sleep 1000 & kill -9 $!; wait; exit 137")
 	c.limitMemory()
 	c.run()
 	if exit := c.ends(137); exit.OOMKilled {
-		b.Errorf("%+v: no process was killed for memory", exit)
+		b.Errorf("exit is %+v, want no OOM kill", exit)
 	}
 }
 
-func refusedCreations(b *bench) {
+func refusedCreations(b *subtest) {
 	for name, spoil := range map[string]func(*container){
-		"no ID":                 func(c *container) { c.ID = "" },
-		"an ID with a slash":    func(c *container) { c.ID = "../" + c.ID },
-		"an ID of dots":         func(c *container) { c.ID = ".." },
-		"a relative bundle":     func(c *container) { c.Bundle = "bundle" },
-		"no bundle":             func(c *container) { c.Bundle = filepath.Join(c.Bundle, "missing") },
-		"a relative log":        func(c *container) { c.Log = "log" },
-		"a terminal, unasked":   func(c *container) { c.spec.Process.Terminal = true },
-		"no cgroup":             func(c *container) { c.spec.Linux.CgroupsPath = "" },
-		"a relative cgroup":     func(c *container) { c.spec.Linux.CgroupsPath = c.ID },
-		"somebody else's":       func(c *container) { c.spec.Linux.CgroupsPath = "/" },
-		"a cgroup that climbs":  func(c *container) { c.spec.Linux.CgroupsPath = c.env.parent + "/../" + c.ID },
-		"no process":            func(c *container) { c.spec.Process = nil },
-		"a root that isn't one": func(c *container) { c.spec.Root.Path = "/no/such/directory" },
+		"no ID":                   func(c *container) { c.ID = "" },
+		"an ID with a slash":      func(c *container) { c.ID = "../" + c.ID },
+		"an ID of dots":           func(c *container) { c.ID = ".." },
+		"a relative bundle":       func(c *container) { c.Bundle = "bundle" },
+		"no bundle":               func(c *container) { c.Bundle = filepath.Join(c.Bundle, "missing") },
+		"a relative log":          func(c *container) { c.Log = "log" },
+		"an unrequested terminal": func(c *container) { c.spec.Process.Terminal = true },
+		"no cgroup":               func(c *container) { c.spec.Linux.CgroupsPath = "" },
+		"a relative cgroup":       func(c *container) { c.spec.Linux.CgroupsPath = c.ID },
+		"another's cgroup":        func(c *container) { c.spec.Linux.CgroupsPath = "/" },
+		"a cgroup with ..":        func(c *container) { c.spec.Linux.CgroupsPath = c.env.parent + "/../" + c.ID },
+		"no process":              func(c *container) { c.spec.Process = nil },
+		"a missing root":          func(c *container) { c.spec.Root.Path = "/no/such/directory" },
 		"a mount that fails": func(c *container) {
 			c.spec.Mounts = append(c.spec.Mounts, specs.Mount{Destination: "/tmp/x", Type: "bind", Source: "/no/such/file", Options: []string{"bind"}})
 		},
-		"a log in no directory": func(c *container) { c.Log = "/no/such/directory/log" },
+		"a log without a directory": func(c *container) { c.Log = "/no/such/directory/log" },
 	} {
 		c := b.container("true")
 		id, bundle := c.ID, c.Bundle
@@ -183,7 +183,7 @@ func refusedCreations(b *bench) {
 		writeSpec(b, bundle, c.spec)
 		_, err := c.Driver.Create(b.ctx(), c.Create)
 		if err == nil || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "without an error message") {
-			b.Errorf("%s: %q, want one clear line", name, err)
+			b.Errorf("Create with %s: %q, want a clear one-line error", name, err)
 		}
 		c.ID, c.Bundle = id, bundle
 		c.leftNothing()
@@ -192,19 +192,19 @@ func refusedCreations(b *bench) {
 	for _, spec := range []string{"", "{", "[]", "null", `{"process":3}`} {
 		b.must(os.WriteFile(filepath.Join(c.Bundle, "config.json"), []byte(spec), 0o600))
 		if _, err := c.Driver.Create(b.ctx(), c.Create); err == nil {
-			b.Errorf("the spec %q was taken", spec)
+			b.Errorf("Create accepts the spec %q", spec)
 		}
 	}
 	c = b.container("sleep", "1000").run()
 	if _, err := c.Driver.Create(b.ctx(), c.Create); !errdefs.IsAlreadyExists(err) {
-		b.Errorf("created twice: %v", err)
+		b.Errorf("second Create: %v, want already exists", err)
 	}
 	c.isIn(oci.Running)
 }
 
-// badPrograms has what users of the other runtimes know: 127 and "not found",
-// 126 and "permission denied".
-func badPrograms(b *bench) {
+// badPrograms checks for the exit codes and messages that users know from other tools: 127 and "not
+// found", 126 and "permission denied".
+func badPrograms(b *subtest) {
 	for _, test := range []struct {
 		program string
 		code    int
@@ -219,25 +219,25 @@ func badPrograms(b *bench) {
 		_, err := c.Driver.Create(b.ctx(), c.Create)
 		var refused *oci.StartError
 		if !errors.As(err, &refused) {
-			b.Errorf("%s: %v", test.program, err)
+			b.Errorf("Create of %s: %v, want a StartError", test.program, err)
 			continue
 		}
 		if refused.Code != test.code || !strings.Contains(strings.ToLower(refused.Message), test.words) {
-			b.Errorf("%s: %+v, want code %d and %q", test.program, refused, test.code, test.words)
+			b.Errorf("Create of %s: %+v, want code %d and %q", test.program, refused, test.code, test.words)
 		}
 		c.leftNothing()
 	}
-	// The kernel refuses this one when it is executed, after the start.
+	// Only the kernel refuses this program, when it is executed after the start.
 	c := b.container("/bin/garbage").run()
 	if exit := c.wait(); exit.Code == 0 || exit.Lost {
-		b.Errorf("garbage ended with %+v", exit)
+		b.Errorf("exit of an invalid program is %+v", exit)
 	}
 	if out := strings.ToLower(c.output("stderr")); !strings.Contains(out, "exec format error") {
-		b.Errorf("the log says %q", out)
+		b.Errorf("the log has %q, want an exec format error", out)
 	}
 }
 
-func unknown(b *bench) {
+func unknown(b *subtest) {
 	ctx, id := b.ctx(), "ocitest-"+unique()
 	_, waitErr := b.Driver.Wait(ctx, id)
 	_, statusErr := b.Driver.Status(ctx, id)
@@ -248,23 +248,23 @@ func unknown(b *bench) {
 		"reopen": b.Driver.ReopenLog(ctx, id), "kill": b.Driver.KillAll(ctx, id),
 	} {
 		if !errdefs.IsNotFound(err) {
-			b.Errorf("%s: %v, want not found", op, err)
+			b.Errorf("%s of an unknown container: %v, want not found", op, err)
 		}
 	}
 	b.must(b.Driver.Delete(ctx, id))
 	if err := b.Driver.Delete(ctx, "../../etc"); !errdefs.IsInvalidArgument(err) {
-		b.Errorf("delete ../../etc: %v", err)
+		b.Errorf("delete of ../../etc: %v, want an invalid argument", err)
 	}
 }
 
-func deletions(b *bench) {
+func deletions(b *subtest) {
 	forking := "trap '' TERM; (setsid sleep 1000 &); sleep 1000 & echo ready; wait"
 	points := map[string]func(*container){
 		"never created": func(*container) {},
 		"created":       func(c *container) { c.create() },
 		"running":       func(c *container) { c.run(); c.says("ready") },
-		"ended":         func(c *container) { c.run(); b.must(c.Driver.KillAll(b.ctx(), c.ID)); c.ends(137) },
-		"ended unseen":  func(c *container) { c.run(); b.must(c.Driver.Signal(b.ctx(), c.ID, syscall.SIGKILL)) },
+		"exited":        func(c *container) { c.run(); b.must(c.Driver.KillAll(b.ctx(), c.ID)); c.ends(137) },
+		"exited unseen": func(c *container) { c.run(); b.must(c.Driver.Signal(b.ctx(), c.ID, syscall.SIGKILL)) },
 		"no bundle":     func(c *container) { c.run(); b.must(os.RemoveAll(c.Bundle)) },
 		"no monitor":    func(c *container) { c.run(); b.must(syscall.Kill(c.Monitor(c.ID), syscall.SIGKILL)) },
 		"stuck monitor": func(c *container) { c.create(); b.must(syscall.Kill(c.Monitor(c.ID), syscall.SIGSTOP)) },
@@ -277,19 +277,19 @@ func deletions(b *bench) {
 	for name, prepare := range points {
 		c := b.shell(forking)
 		prepare(c)
-		for range 2 { // again is fine
+		for range 2 { // Delete can be repeated
 			if err := c.Driver.Delete(b.ctx(), c.ID); err != nil {
-				b.Errorf("%s: %v", name, err)
+				b.Errorf("Delete of a container %s: %v", name, err)
 			}
 		}
 		c.leftNothing()
 		if b.Failed() {
-			b.Fatalf("deleting a container: %s", name)
+			b.Fatalf("failed for a container: %s", name)
 		}
 	}
 }
 
-func restart(b *bench) {
+func restart(b *subtest) {
 	running := b.shell("trap 'exit 5' TERM; echo ready; while :; do sleep 0.01; done").run()
 	ended := b.shell("exit 9").run()
 	created := b.shell("exit 8")
@@ -305,15 +305,15 @@ func restart(b *bench) {
 	created.ends(8)
 	code, err := b.Driver.Exec(b.ctx(), oci.Exec{ID: running.ID, Args: []string{"false"}})
 	if code != 1 || err != nil {
-		b.Errorf("exec: %d, %v", code, err)
+		b.Errorf("exec after a restart: %d, %v; want 1", code, err)
 	}
 	b.must(b.Driver.Signal(b.ctx(), running.ID, syscall.SIGTERM))
 	running.ends(5)
 	running.ends(5)
 }
 
-// reboot: every process is gone, whatever has its number now.
-func reboot(b *bench) {
+// reboot checks that no PID from before a reboot is used.
+func reboot(b *subtest) {
 	c := b.container("sleep", "1000").run()
 	rebooted := b.New("another-boot")
 	status, err := rebooted.Status(b.ctx(), c.ID)
@@ -321,18 +321,18 @@ func reboot(b *bench) {
 	exit, err := rebooted.Wait(b.ctx(), c.ID)
 	b.must(err)
 	if status.State != oci.Exited || !exit.Lost || exit.Code != 255 {
-		b.Errorf("%+v, %+v", status, exit)
+		b.Errorf("after a reboot the status is %+v and the exit %+v, want it lost", status, exit)
 	}
 	if err := rebooted.Signal(b.ctx(), c.ID, syscall.SIGTERM); !errdefs.IsNotFound(err) {
-		b.Errorf("signalled: %v", err)
+		b.Errorf("signal after a reboot: %v, want not found", err)
 	}
 	if _, err := rebooted.Exec(b.ctx(), oci.Exec{ID: c.ID, Args: []string{"true"}}); !errdefs.IsFailedPrecondition(err) {
-		b.Errorf("exec: %v", err)
+		b.Errorf("exec after a reboot: %v, want a failed precondition", err)
 	}
-	c.isIn(oci.Running) // nobody touched it
+	c.isIn(oci.Running) // the process wasn't touched
 }
 
-func killedMonitor(b *bench) {
+func killedMonitor(b *subtest) {
 	for _, restarted := range []bool{false, true} {
 		c := b.shell("(setsid sleep 1000 &); sleep 1000 & echo ready; sleep 1000").run()
 		c.says("ready")
@@ -342,13 +342,13 @@ func killedMonitor(b *bench) {
 		}
 		exit := c.wait()
 		if !exit.Lost || exit.Code != 255 || exit.OOMKilled {
-			b.Errorf("%+v, want it lost with code 255", exit)
+			b.Errorf("exit is %+v, want it lost with code 255", exit)
 		}
 		if pids, err := b.env.tree.PIDs(c.cgroup); err != nil || len(pids) > 0 {
-			b.Errorf("still running: %v, %v", pids, err)
+			b.Errorf("processes left: %v, %v", pids, err)
 		}
 		if again := c.wait(); !again.At.Equal(exit.At) {
-			b.Errorf("ended at %v, and then at %v", exit.At, again.At)
+			b.Errorf("exited at %v by the first Wait and at %v by the second", exit.At, again.At)
 		}
 		c.isIn(oci.Exited)
 	}

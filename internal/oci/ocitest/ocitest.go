@@ -1,5 +1,5 @@
-// Package ocitest is the conformance suite of the OCI runtime drivers: what any
-// of them must do, tried on real containers. A driver's own tests call Suite.
+// Package ocitest is the conformance suite of the OCI runtime drivers. It tests them with real
+// containers. A driver's own tests call Suite.
 package ocitest
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// Lifecycle is the life of a container.
+// Lifecycle are the methods for the life of a container.
 type Lifecycle interface {
 	Create(context.Context, oci.Create) (oci.Process, error)
 	Start(ctx context.Context, id string) error
@@ -26,7 +26,7 @@ type Lifecycle interface {
 	Delete(ctx context.Context, id string) error
 }
 
-// Sessions are what can be done with a running one.
+// Sessions are the methods for a running container.
 type Sessions interface {
 	Exec(context.Context, oci.Exec) (int, error)
 	Attach(ctx context.Context, id string, s oci.Streams) error
@@ -34,7 +34,7 @@ type Sessions interface {
 	KillAll(ctx context.Context, id string) error
 }
 
-// Driver is what the suite is about.
+// Driver is the interface that the suite tests.
 type Driver interface {
 	Lifecycle
 	Sessions
@@ -42,27 +42,25 @@ type Driver interface {
 
 // Subject is a driver with a state directory of its own.
 type Subject struct {
-	// StateDir is where the driver keeps its state.
+	// StateDir is the driver's state directory.
 	StateDir string
-	// New returns a driver on the state, as a restart of the daemon would, or,
-	// with another boot ID, a reboot of the host.
+	// New returns another driver on the same state, as after a restart of the daemon, or with another
+	// boot ID after a reboot of the host.
 	New func(bootID string) Driver
-	// Monitor returns the process that watches over a container, which the
-	// suite kills.
+	// Monitor returns the PID of the process that monitors a container. The suite kills it.
 	Monitor func(id string) int
 }
 
-// patience is how long the suite waits for what should be there at once.
+// patience is how long the suite waits for what should happen at once.
 const patience = 30 * time.Second
 
-// Suite runs all tests on subjects that newSubject makes, one for each. Those
-// named in except are not run: what they ask for is another kind of runtime's.
+// Suite runs all tests but those named in except, each on a new subject.
 func Suite(t *testing.T, newSubject func(t *testing.T) Subject, except ...string) {
 	hosttest.Root(t)
 	env := newEnvironment(t)
 	for _, test := range []struct {
 		name string
-		run  func(*bench)
+		run  func(*subtest)
 	}{
 		{"exit codes", exitCodes},
 		{"signals", signals},
@@ -100,16 +98,16 @@ func Suite(t *testing.T, newSubject func(t *testing.T) Subject, except ...string
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			subject := newSubject(t)
-			test.run(&bench{T: t, env: env, Subject: subject, Driver: subject.New(env.host.BootID)})
+			test.run(&subtest{T: t, env: env, Subject: subject, Driver: subject.New(env.host.BootID)})
 		})
 	}
 }
 
-// environment is what all tests of a suite share.
+// environment is shared by all tests of a suite.
 type environment struct {
 	host   host.Facts
 	rootfs string
-	// parent is the cgroup of all containers.
+	// parent is the parent cgroup of all containers.
 	parent string
 	tree   *cgroup.Tree
 }
@@ -134,35 +132,35 @@ func newEnvironment(t *testing.T) *environment {
 	return env
 }
 
-// bench is a test's own driver and its tools.
-type bench struct {
+// subtest is a test with a driver of its own.
+type subtest struct {
 	*testing.T
 	env *environment
 	Subject
 	Driver
 }
 
-// ctx ends in time for the test to say what hung.
-func (b *bench) ctx() context.Context {
+// ctx returns a context that ends before the test binary times out, so that the test can report what hung.
+func (b *subtest) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(b.Context(), patience)
 	b.Cleanup(cancel)
 	return ctx
 }
 
-// must ends the test if err isn't nil.
-func (b *bench) must(err error) {
+// must fails the test now if err isn't nil.
+func (b *subtest) must(err error) {
 	b.Helper()
 	if err != nil {
 		b.Fatal(err)
 	}
 }
 
-// eventually waits until ok says so.
-func (b *bench) eventually(what string, ok func() bool) {
+// eventually waits until ok returns true.
+func (b *subtest) eventually(what string, ok func() bool) {
 	b.Helper()
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			b.Fatalf("after %v it isn't so that %s", patience, what)
+			b.Fatalf("timed out after %v: want that %s", patience, what)
 		}
 	}
 }

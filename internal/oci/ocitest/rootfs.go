@@ -19,8 +19,8 @@ func unique() string { return pod.Short(pod.NewID()) }
 var applets = []string{"cat", "dd", "echo", "env", "false", "head", "id", "kill", "ls", "mkfifo", "printf", "ps",
 	"pwd", "readlink", "seq", "setsid", "sh", "sleep", "stty", "tail", "touch", "tr", "true", "tty", "ulimit", "wc", "yes"}
 
-// rootfs makes a root file system of the host's busybox and its libraries. The
-// containers share it, read-only.
+// rootfs makes a root file system of the host's busybox and its libraries. All containers share it
+// read-only.
 func rootfs(t testing.TB) string {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
@@ -32,7 +32,7 @@ func rootfs(t testing.TB) string {
 		mkdir(t, filepath.Join(dir, sub))
 	}
 	copyFile(t, busybox, filepath.Join(dir, "bin", "busybox"))
-	// A static busybox makes ldd fail and say nothing that looks like a path.
+	// For a static busybox ldd fails and prints no path.
 	libraries, _ := exec.Command("ldd", busybox).Output()
 	for _, library := range regexp.MustCompile(`/\S+`).FindAllString(string(libraries), -1) {
 		mkdir(t, filepath.Join(dir, filepath.Dir(library)))
@@ -69,11 +69,10 @@ func copyFile(t testing.TB, from, to string) {
 	}
 }
 
-// newSpec is the spec of a container with namespaces of its own but for the
-// network, which is the host's.
+// newSpec returns the spec of a container with its own namespaces and the host's network.
 func newSpec(rootfs, cgroup string, args ...string) *specs.Spec {
 	spec := &specs.Spec{
-		// crun 1.8 knows no later one.
+		// crun 1.8 supports no later version.
 		Version: "1.0.2",
 		Process: &specs.Process{
 			Args: args, Cwd: "/work",

@@ -11,9 +11,9 @@ import (
 	"github.com/huskd/husk/internal/host"
 )
 
-// Traces returns what there is of a container: processes that have its ID in
-// their command line or run in its cgroup, the cgroup itself, mounts and
-// sockets below the directories, and files there that are named after it.
+// Traces returns descriptions of what exists of a container: processes with its ID in their command
+// line or in its cgroup, the cgroup itself, mounts, sockets and FIFOs below dirs, and files there with
+// its ID in their names.
 func Traces(c host.Cgroup, id, group string, dirs ...string) []string {
 	var out []string
 	found := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }

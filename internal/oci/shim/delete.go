@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -210,7 +209,7 @@ func (c *container) killShim(ctx context.Context) error {
 
 // shimsOf returns the shim processes of a container.
 func shimsOf(id string) []oci.Process {
-	return processes(func(args []string) bool {
+	return pidfd.Find(func(args []string) bool {
 		i := slices.Index(args, "-id")
 		return i > 0 && i+1 < len(args) && args[i+1] == id && strings.HasPrefix(filepath.Base(args[0]), shimPrefix)
 	})
@@ -218,27 +217,5 @@ func shimsOf(id string) []oci.Process {
 
 // withArgument returns the processes whose first argument is arg.
 func withArgument(arg string) []oci.Process {
-	return processes(func(args []string) bool { return len(args) > 1 && args[1] == arg })
-}
-
-// processes returns the processes whose command line matches.
-func processes(match func(args []string) bool) []oci.Process {
-	entries, _ := os.ReadDir("/proc")
-	var out []oci.Process
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		p, err := pidfd.Identify(pid)
-		if err != nil {
-			continue
-		}
-		// If the PID was reused since Identify, the start time of p no longer matches.
-		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if match(strings.Split(string(raw), "\x00")) {
-			out = append(out, p)
-		}
-	}
-	return out
+	return pidfd.Find(func(args []string) bool { return len(args) > 1 && args[1] == arg })
 }
