@@ -1,12 +1,12 @@
 // Package cgroup creates, empties and removes cgroups through the cgroup file system, on v1, hybrid
-// and v2 hosts. OCI runtimes create the cgroups of containers. This package does the rest: it creates
-// a pod's parent cgroup with its limits, removes what a crash left behind, and kills everything that
-// a container ever forked. docs/decisions/0029 says why no library does.
+// and v2 hosts. OCI runtimes create the cgroups of containers. This package does the rest: it
+// creates a pod's parent cgroup with its limits, removes what a crash left behind, and kills
+// everything that a container ever forked. docs/decisions/0029 says why no library does.
 //
 // A Tree is one cgroup and all below it. Paths are those of the runtime spec's linux.cgroupsPath:
 // absolute, and the same in each hierarchy. Nothing outside of the tree is written to, with two
-// exceptions: on v2 the ancestors must delegate their controllers, and a Prewarmer moves this process
-// to the cgroup that it is in.
+// exceptions: on v2 the ancestors must delegate their controllers, and a Prewarmer moves this
+// process to the cgroup that it is in.
 package cgroup
 
 import (

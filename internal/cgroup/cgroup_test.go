@@ -56,7 +56,8 @@ func TestOutsideIsRefused(t *testing.T) {
 	}
 }
 
-// TestLimitFiles checks which files are written, with plain directories in place of the hierarchies.
+// TestLimitFiles checks which files are written, with plain directories in place of the
+// hierarchies.
 func TestLimitFiles(t *testing.T) {
 	cpu, memory, unified := t.TempDir(), t.TempDir(), t.TempDir()
 	v1 := host.Cgroup{Mode: host.CgroupHybrid, Mounts: map[string]string{"cpu": cpu, "cpuacct": cpu, "memory": memory, "": t.TempDir()}}
@@ -144,8 +145,8 @@ func TestWeight(t *testing.T) {
 	}
 }
 
-// modes returns this host's cgroups as they are and, on a hybrid host, as if it had only v1, only v2,
-// or no freezer.
+// modes returns this host's cgroups as they are and, on a hybrid host, as if it had only v1, only
+// v2, or no freezer.
 func modes(t *testing.T) map[string]host.Cgroup {
 	t.Helper()
 	hosttest.Root(t)
@@ -186,7 +187,8 @@ func newTree(t *testing.T, c host.Cgroup) *Tree {
 	return tree
 }
 
-// mkdir creates the cgroup in all hierarchies but cpuset, which takes no process until it is filled in.
+// mkdir creates the cgroup in all hierarchies but cpuset, which takes no process until it is filled
+// in.
 func mkdir(t *testing.T, tree *Tree, cgroup string) {
 	t.Helper()
 	for _, mount := range tree.mounts {
@@ -199,8 +201,8 @@ func mkdir(t *testing.T, tree *Tree, cgroup string) {
 	}
 }
 
-// runIn runs a shell script in the cgroup, and in those at the further directories, and returns when
-// the script prints "ready".
+// runIn runs a shell script in the cgroup, and in those at the further directories, and returns
+// when the script prints "ready".
 func runIn(t *testing.T, tree *Tree, cgroup, script string, further ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", "read go; "+script)
@@ -266,8 +268,8 @@ func TestKillAndRemove(t *testing.T) {
 	}
 }
 
-// limitPIDs keeps a fork bomb in the tree from taking the machine. It returns the cgroups outside of
-// the tree that the fork bomb must join for that.
+// limitPIDs keeps a fork bomb in the tree from taking the machine. It returns the cgroups outside
+// of the tree that the fork bomb must join for that.
 func limitPIDs(t *testing.T, tree *Tree) (further []string) {
 	t.Helper()
 	mount, ok := tree.host.Mounts["pids"]

@@ -55,8 +55,8 @@ const (
 )
 
 // Kill kills every process in the cgroup and below, also those forked meanwhile, and returns when
-// none is left. A cgroup that doesn't exist is fine. A process may be stuck in the kernel: Kill then
-// waits until ctx ends.
+// none is left. A cgroup that doesn't exist is fine. A process may be stuck in the kernel: Kill
+// then waits until ctx ends.
 func (t *Tree) Kill(ctx context.Context, cgroup string) error {
 	for n := 0; ; n++ {
 		pids, err := t.PIDs(cgroup)

@@ -44,8 +44,8 @@ func NewPrewarmer(c host.Cgroup) *Prewarmer {
 	return &Prewarmer{mount: c.Mounts[controller], controller: controller, until: map[int]time.Time{}}
 }
 
-// Start moves this process to the cgroup that it is in, over and over in the background, until
-// stop is called or warmLimit has passed. It doesn't block.
+// Start moves this process to the cgroup that it is in, over and over in the background, until stop
+// is called or warmLimit has passed. It doesn't block.
 func (p *Prewarmer) Start() (stop func()) {
 	if p.mount == "" {
 		return func() {}

@@ -87,8 +87,8 @@ func (q *QoSTree) Remove(ctx context.Context, cgroup string) error {
 	return nil
 }
 
-// RemoveEmpty removes the cgroups of the named classes that hold nothing. A process that was
-// killed may have left them.
+// RemoveEmpty removes the cgroups of the named classes that hold nothing. A process that was killed
+// may have left them.
 func (q *QoSTree) RemoveEmpty(classes ...string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -25,8 +25,8 @@ func (m CgroupMode) Unified() bool { return m == CgroupV2 }
 // Cgroup describes the host's cgroups.
 type Cgroup struct {
 	Mode CgroupMode `json:"mode"`
-	// Controllers are those that can be used for a container, sorted: "cpu", "memory", "pids", …
-	// In hybrid mode they are those of v1.
+	// Controllers are those that can be used for a container, sorted: "cpu", "memory", "pids", … In
+	// hybrid mode they are those of v1.
 	Controllers []string `json:"controllers"`
 	// Mounts are the mount points of the v1 controllers and of named hierarchies such as
 	// "name=systemd". The v2 hierarchy is "": the only entry on v2, one of several in hybrid mode.
@@ -59,8 +59,8 @@ type Facts struct {
 	// this process can't lower it (no CAP_SYS_RESOURCE). Runtimes fail on a lower one, so callers
 	// clamp to it.
 	OOMScoreFloor int `json:"oomScoreFloor"`
-	// Capabilities is the bounding set of this process, a bit for each capability that its
-	// children can have.
+	// Capabilities is the bounding set of this process, a bit for each capability that its children
+	// can have.
 	Capabilities uint64 `json:"capabilities"`
 	// Seccomp says that the kernel supports seccomp filters. AppArmor and SELinux say that the
 	// security module is enabled.

@@ -89,8 +89,8 @@ func countRanges(list string) int {
 const oomScoreAdj = "/proc/self/oom_score_adj"
 
 // oomScores returns this process's oom_score_adj and the lowest that it can set. Capability bits
-// don't say that: the kernel requires CAP_SYS_RESOURCE in the initial user namespace, and a security
-// module may object too. So this process sets its own to the lowest for a moment.
+// don't say that: the kernel requires CAP_SYS_RESOURCE in the initial user namespace, and a
+// security module may object too. So this process sets its own to the lowest for a moment.
 func oomScores() (current, floor int) {
 	const lowest = -1000
 	current, err := strconv.Atoi(readString(oomScoreAdj))

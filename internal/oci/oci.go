@@ -1,6 +1,6 @@
 // Package oci defines the types of the OCI runtime drivers: the request to create a container, its
-// exit, and the streams of an interactive session. The drivers are sub-packages: monitor (conmon with
-// runc or crun) and shim (runtimes that speak containerd's shim protocol).
+// exit, and the streams of an interactive session. The drivers are sub-packages: monitor (conmon
+// with runc or crun) and shim (runtimes that speak containerd's shim protocol).
 package oci
 
 import (
@@ -11,8 +11,8 @@ import (
 // Create is a request to create a container without starting its process.
 type Create struct {
 	ID string
-	// Bundle is a directory with the runtime spec, config.json. The driver puts files of its own into
-	// it.
+	// Bundle is a directory with the runtime spec, config.json. The driver puts files of its own
+	// into it.
 	Bundle string
 	// Log is the file for the container's output in the CRI log format; empty discards the output.
 	Log string
@@ -24,13 +24,14 @@ type Create struct {
 	Stdin, StdinOnce bool
 	// Handler is the runtime handler; empty for the default.
 	Handler string
-	// Restore is a directory of CRIU images to restore the process from; empty for a new process. The
-	// spec's annotation CRIUOptions must then name CRIUFile in the bundle, which the driver writes.
+	// Restore is a directory of CRIU images to restore the process from; empty for a new process.
+	// The spec's annotation CRIUOptions must then name CRIUFile in the bundle, which the driver
+	// writes.
 	Restore string
 }
 
-// CRIUOptions is the annotation of a spec that names a file with options for CRIU, and CRIUFile is the
-// name of the file that the driver writes.
+// CRIUOptions is the annotation of a spec that names a file with options for CRIU, and CRIUFile is
+// the name of the file that the driver writes.
 const (
 	CRIUOptions = "org.criu.config"
 	CRIUFile    = "criu.conf"
@@ -85,6 +86,7 @@ type Exec struct {
 	ID   string // of the container
 	Args []string
 	Streams
-	// Timeout is the time after which the program and all that it forked are killed; zero is no limit.
+	// Timeout is the time after which the program and all that it forked are killed; zero is no
+	// limit.
 	Timeout time.Duration
 }

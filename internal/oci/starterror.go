@@ -4,8 +4,8 @@ import "strings"
 
 // StartError is a runtime's refusal to start a program, with the runtime's message.
 type StartError struct {
-	// Code is the exit status that a shell would return: 127 if the program doesn't exist, 126 if it
-	// can't be executed, 128 for anything else.
+	// Code is the exit status that a shell would return: 127 if the program doesn't exist, 126 if
+	// it can't be executed, 128 for anything else.
 	Code    int    `json:"code"`
 	Message string `json:"message"`
 }

@@ -54,9 +54,8 @@ func Open(p oci.Process) (*os.File, error) {
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	switch {
 	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
-		// A PID may outlive its process as the ID of a session or process group that others
-		// are in: EINVAL on Linux 6.1, ESRCH on 6.18. Or it is a thread's by now: EINVAL or
-		// ENOENT.
+		// A PID may outlive its process as the ID of a session or process group that others are in:
+		// EINVAL on Linux 6.1, ESRCH on 6.18. Or it is a thread's by now: EINVAL or ENOENT.
 		return nil, ErrGone
 	case err != nil:
 		return nil, fmt.Errorf("open process %d: %w", p.PID, err)
@@ -77,8 +76,8 @@ func Open(p oci.Process) (*os.File, error) {
 	return f, nil
 }
 
-// Wait returns once the process of a pidfd has exited, or with ctx's cause. It reaps a child of this
-// process.
+// Wait returns once the process of a pidfd has exited, or with ctx's cause. It reaps a child of
+// this process.
 func Wait(ctx context.Context, pidfd *os.File) error {
 	return poll.Until(ctx, pidfd, func(fd int) bool {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}

@@ -37,7 +37,8 @@ func Open(cfg Config) (*Classes, error) {
 }
 
 // Limits returns the limits of the classes that the annotations of a container or of its pod name,
-// such as io.kubernetes.cri.blockio-class and .rdt-class. Without a file its annotations are ignored.
+// such as io.kubernetes.cri.blockio-class and .rdt-class. Without a file its annotations are
+// ignored.
 func (c *Classes) Limits(container string, own, pod map[string]string) (io *specs.LinuxBlockIO, cache *specs.LinuxIntelRdt, err error) {
 	fail := func(err error) error {
 		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("container %q: %v", container, err))

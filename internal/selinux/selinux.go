@@ -15,8 +15,8 @@ import (
 // Policy allocates labels by the node's SELinux policy.
 type Policy struct{}
 
-// Allocate returns labels with the parts that o sets. The other parts are those of the node's policy
-// for containers, with a level that no other pod gets until Release.
+// Allocate returns labels with the parts that o sets. The other parts are those of the node's
+// policy for containers, with a level that no other pod gets until Release.
 func (Policy) Allocate(o *runtimeapi.SELinuxOption) (spec.Labels, error) {
 	if !selinux.GetEnabled() {
 		return spec.Labels{}, nil

@@ -34,9 +34,9 @@ func root(ids []syscall.SysProcIDMap) int {
 	return -1
 }
 
-// Hold creates a user namespace, and the namespaces that flags, of clone(2), name as owned by it. It
-// calls fn with the PID of a process in them, and kills the process when fn returns. A process of its
-// own is needed because the ID maps must be written from outside of the namespace.
+// Hold creates a user namespace, and the namespaces that flags, of clone(2), name as owned by it.
+// It calls fn with the PID of a process in them, and kills the process when fn returns. A process
+// of its own is needed because the ID maps must be written from outside of the namespace.
 func Hold(m Mapping, flags uintptr, fn func(pid int) error) error {
 	program, err := unix.MemfdCreate("husk-userns", unix.MFD_CLOEXEC)
 	if err != nil {

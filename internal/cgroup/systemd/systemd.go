@@ -1,6 +1,7 @@
-// Package systemd translates between cgroups and systemd units: the slices of pods and the scopes of
-// containers. It is pure. Elsewhere in Husk a cgroup is its path in the file system, which follows
-// from the units' names. Runtimes, which ask systemd for a scope, take SLICE:PREFIX:NAME instead.
+// Package systemd translates between cgroups and systemd units: the slices of pods and the scopes
+// of containers. It is pure. Elsewhere in Husk a cgroup is its path in the file system, which
+// follows from the units' names. Runtimes, which ask systemd for a scope, take SLICE:PREFIX:NAME
+// instead.
 package systemd
 
 import (

@@ -16,8 +16,8 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// BenchmarkLifecycle reports how long each stage of a container takes in milliseconds: with the driver
-// doing what it can itself, and with the runtime doing all.
+// BenchmarkLifecycle reports how long each stage of a container takes in milliseconds: with the
+// driver doing what it can itself, and with the runtime doing all.
 func BenchmarkLifecycle(b *testing.B) {
 	for _, own := range []bool{false, true} {
 		b.Run(fmt.Sprintf("runtime does all=%v", own), func(b *testing.B) {

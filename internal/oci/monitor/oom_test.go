@@ -10,8 +10,8 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// TestAttributeOOM uses plain directories in place of v2 cgroups, because systemd doesn't remove its
-// scopes at a predictable time.
+// TestAttributeOOM uses plain directories in place of v2 cgroups, because systemd doesn't remove
+// its scopes at a predictable time.
 func TestAttributeOOM(t *testing.T) {
 	mount := t.TempDir()
 	driver := func() *Driver {

@@ -140,8 +140,8 @@ func (cfg Config) probe(ctx context.Context, c program, monitor string) (Runtime
 		return Runtime{}, fmt.Errorf("%s --version says %q: not an OCI runtime", c.Path, oci.OneLine(string(out)))
 	}
 	if runtime.Name == "runsc" {
-		// runsc reports the sandbox as the container's process: a signal to one container would
-		// hit all of the pod.
+		// runsc reports the sandbox as the container's process: a signal to one container would hit
+		// all of the pod.
 		return Runtime{}, errors.New("gVisor's runsc runs pods by its shim only: use a runtime handler of type shim")
 	}
 	if err := cfg.runOnce(ctx, runtime, ""); err != nil {

@@ -15,7 +15,8 @@ import (
 // identities of processes, and again with them once the container is created.
 type entry struct {
 	record.Container
-	// Restore is the directory of the checkpoint that its processes are restored from; may be empty.
+	// Restore is the directory of the checkpoint that its processes are restored from; may be
+	// empty.
 	Restore string `json:"restore,omitempty"`
 	// Systemd says that its cgroup is a systemd scope.
 	Systemd bool `json:"systemd,omitempty"`

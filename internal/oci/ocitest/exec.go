@@ -177,7 +177,8 @@ func execTerminal(b *subtest) {
 	}
 }
 
-// execChildren checks that Exec returns when the program exits, even if a child keeps its output open.
+// execChildren checks that Exec returns when the program exits, even if a child keeps its output
+// open.
 func execChildren(b *subtest) {
 	c := b.container("sleep", "1000").run()
 	start := time.Now()
@@ -205,8 +206,8 @@ func execTimeouts(b *subtest) {
 		}
 	}
 	wantOnlyInit()
-	// Each of these survives if only the program is killed, its process group, or all processes that
-	// inherit an environment variable.
+	// Each of these survives if only the program is killed, its process group, or all processes
+	// that inherit an environment variable.
 	script := `trap '' TERM HUP
 		sleep 1001 &
 		setsid sleep 1002 &

@@ -44,8 +44,8 @@ type Driver interface {
 type Subject struct {
 	// StateDir is the driver's state directory.
 	StateDir string
-	// New returns another driver on the same state, as after a restart of the daemon, or with another
-	// boot ID after a reboot of the host.
+	// New returns another driver on the same state, as after a restart of the daemon, or with
+	// another boot ID after a reboot of the host.
 	New func(bootID string) Driver
 	// Monitor returns the PID of the process that monitors a container. The suite kills it.
 	Monitor func(id string) int
@@ -140,7 +140,8 @@ type subtest struct {
 	Driver
 }
 
-// ctx returns a context that ends before the test binary times out, so that the test can report what hung.
+// ctx returns a context that ends before the test binary times out, so that the test can report
+// what hung.
 func (b *subtest) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(b.Context(), patience)
 	b.Cleanup(cancel)

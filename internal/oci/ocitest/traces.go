@@ -12,8 +12,8 @@ import (
 )
 
 // Traces returns descriptions of what exists of a container: processes with its ID in their command
-// line or in its cgroup, the cgroup itself, mounts, sockets and FIFOs below dirs, and files there with
-// its ID in their names.
+// line or in its cgroup, the cgroup itself, mounts, sockets and FIFOs below dirs, and files there
+// with its ID in their names.
 func Traces(c host.Cgroup, id, group string, dirs ...string) []string {
 	var out []string
 	found := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }

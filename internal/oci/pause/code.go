@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// program returns the machine code for arch, a GOARCH, with its data, and the ELF number of the machine.
+// program returns the machine code for arch, a GOARCH, with its data, and the ELF number of the
+// machine.
 func program(arch string) ([]byte, elf.Machine) {
 	switch arch {
 	case "amd64":

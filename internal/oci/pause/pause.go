@@ -1,7 +1,7 @@
 // Package pause holds the first process of a pod whose containers share a PID namespace: a static
 // ELF executable of a few hundred bytes that reaps orphans and exits on SIGTERM or SIGINT. It needs
-// no libc, no image, no root file system, and one page of memory. With an argument it exits at once,
-// which is how an OCI runtime is probed.
+// no libc, no image, no root file system, and one page of memory. With an argument it exits at
+// once, which is how an OCI runtime is probed.
 //
 // Its source is amd64.asm and arm64.asm; code.go holds the bytes.
 package pause

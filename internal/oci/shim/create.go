@@ -23,8 +23,8 @@ const (
 	cleanupLimit = 30 * time.Second
 )
 
-// Create creates the container in the shim of its sandbox, or in a new shim. If the runtime refuses,
-// the error is an *oci.StartError. After an error nothing of the container is left.
+// Create creates the container in the shim of its sandbox, or in a new shim. If the runtime
+// refuses, the error is an *oci.StartError. After an error nothing of the container is left.
 func (d *Driver) Create(ctx context.Context, req oci.Create) (oci.Process, error) {
 	h, err := d.handlers.Get(req.Handler)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/huskd/husk/internal/oci"
 )
 
-// exitFile records the container's exit. It is written before the shim's task is deleted, after which
-// the shim doesn't know the exit any more.
+// exitFile records the container's exit. It is written before the shim's task is deleted, after
+// which the shim doesn't know the exit any more.
 const exitFile = "exit.json"
 
 // Wait returns the container's exit once it has exited, also if it did while no Driver ran. By then
@@ -95,7 +95,8 @@ func (c *container) deleteTask(ctx context.Context, t *task) error {
 	return err
 }
 
-// saveExit records the container's exit, unless one is recorded already, and returns the recorded one.
+// saveExit records the container's exit, unless one is recorded already, and returns the recorded
+// one.
 func (c *container) saveExit(exit oci.Exit) oci.Exit {
 	tmp, err := os.CreateTemp(c.dir, exitFile+"-")
 	if err != nil {

@@ -259,7 +259,8 @@ func (cfg Config) runOnce(ctx context.Context, h Handler, id, dir string) (err e
 		return err
 	}
 	exit, err := d.Wait(ctx, id)
-	// The exit code isn't checked: gVisor's shim doesn't always learn it if the program exits at once.
+	// The exit code isn't checked: gVisor's shim doesn't always learn it if the program exits at
+	// once.
 	if err == nil && exit.Lost {
 		err = errors.New("the shim died while it ran a container")
 	}

@@ -9,7 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Signal sends sig to the container's init process, or returns errdefs.ErrNotFound if it has exited.
+// Signal sends sig to the container's init process, or returns errdefs.ErrNotFound if it has
+// exited.
 func (d *Driver) Signal(ctx context.Context, id string, sig syscall.Signal) error {
 	c, w, err := d.watched(id)
 	if err != nil {
@@ -62,8 +63,8 @@ func (c *container) killAll(ctx context.Context, w *watch) error {
 	return err
 }
 
-// kill kills the container's init process through the shim. gVisor's shim doesn't report the exit of
-// a container that was never started. kill deletes such a container and cancels its watch.
+// kill kills the container's init process through the shim. gVisor's shim doesn't report the exit
+// of a container that was never started. kill deletes such a container and cancels its watch.
 func (c *container) kill(ctx context.Context, w *watch) error {
 	t, ok := w.task()
 	if !ok {

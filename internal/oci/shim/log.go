@@ -91,7 +91,8 @@ const (
 	flushLimit = 5 * time.Second
 )
 
-// killOnLogLoss kills the container if its conmon dies first, because nothing reads its output then.
+// killOnLogLoss kills the container if its conmon dies first, because nothing reads its output
+// then.
 func (c *container) killOnLogLoss(w *watch) {
 	f, err := pidfd.Open(c.Monitor)
 	if err == nil {

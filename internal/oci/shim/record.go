@@ -32,8 +32,8 @@ type container struct {
 	entry
 	driver *Driver
 	dir    string // of the driver's files about the container
-	// bundleCopy is the bundle that the shim gets, with an adapted spec. Shims leave files in it and
-	// expect its name to be the container's ID.
+	// bundleCopy is the bundle that the shim gets, with an adapted spec. Shims leave files in it
+	// and expect its name to be the container's ID.
 	bundleCopy string
 }
 

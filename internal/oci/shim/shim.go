@@ -1,21 +1,21 @@
 // Package shim runs containers with runtimes that speak containerd's shim protocol, version 2:
 // gVisor, Kata Containers, containerd's own shim of runc.
 //
-// A shim is a daemon that belongs to the runtime. Its program's command "start" launches it and prints
-// the address of its socket, on which it serves the task service over ttrpc. A shim serves one
-// container, or all containers of a pod: the spec's annotations say which.
+// A shim is a daemon that belongs to the runtime. Its program's command "start" launches it and
+// prints the address of its socket, on which it serves the task service over ttrpc. A shim serves
+// one container, or all containers of a pod: the spec's annotations say which.
 //
 // # What Husk does itself
 //
-// Logs. A shim copies a container's output into FIFOs that its client must read. If huskd read them,
-// the container would block while huskd is down. So each container also has a conmon, which writes
-// the log in the CRI format and serves attach, as for the containers of package monitor. The child
-// that conmon watches is a process that only holds conmon's pipes open (package stdioholder). The
-// shim gets the names of these pipes in /proc.
+// Logs. A shim copies a container's output into FIFOs that its client must read. If huskd read
+// them, the container would block while huskd is down. So each container also has a conmon, which
+// writes the log in the CRI format and serves attach, as for the containers of package monitor. The
+// child that conmon watches is a process that only holds conmon's pipes open (package stdioholder).
+// The shim gets the names of these pipes in /proc.
 //
-// Events. A shim reports exits and OOM kills to containerd by connecting to it. Husk waits for exits
-// by a call instead, which also works after a restart, and reads OOM kills from the cgroup. gVisor's
-// shim panics if it has an address for events and can't deliver one, so it gets none.
+// Events. A shim reports exits and OOM kills to containerd by connecting to it. Husk waits for
+// exits by a call instead, which also works after a restart, and reads OOM kills from the cgroup.
+// gVisor's shim panics if it has an address for events and can't deliver one, so it gets none.
 //
 // As in package monitor, each container has one directory, its record is written before anything is
 // done, and a new Driver on the same directory continues where the old one stopped.

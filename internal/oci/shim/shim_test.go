@@ -31,8 +31,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // debianShim is containerd 1.6's.
 const debianShim = "/usr/bin/containerd-shim-runc-v2"
 
-// TestConformance runs the suite with the newest of containerd's shims of runc, and with Debian's, which
-// speaks the older protocol versions.
+// TestConformance runs the suite with the newest of containerd's shims of runc, and with Debian's,
+// which speaks the older protocol versions.
 func TestConformance(t *testing.T) {
 	hosttest.Root(t)
 	t.Run("v3", func(t *testing.T) { t.Parallel(); conform(t, runcShim(t)) })
@@ -94,8 +94,8 @@ var buildShim = sync.OnceValues(func() (string, error) {
 	return filepath.Join(dir, "containerd-shim-runc-v2"), nil
 })
 
-// TestConformanceSandboxed runs the suite with the shim in HUSK_TEST_SHIM, gVisor's, without the tests
-// that can't pass with a kernel of its own.
+// TestConformanceSandboxed runs the suite with the shim in HUSK_TEST_SHIM, gVisor's, without the
+// tests that can't pass with a kernel of its own.
 func TestConformanceSandboxed(t *testing.T) {
 	hosttest.Root(t)
 	path := os.Getenv("HUSK_TEST_SHIM")

@@ -32,8 +32,8 @@ func (w *watch) task() (t *task, ok bool) {
 	return t, t != nil && !w.Exited()
 }
 
-// watch starts waiting for the container through t, which the watch then owns. A nil t means that the
-// shim is gone.
+// watch starts waiting for the container through t, which the watch then owns. A nil t means that
+// the shim is gone.
 func (c *container) watch(t *task) *watch {
 	d := c.driver
 	d.mu.Lock()

@@ -2,8 +2,7 @@ package spec
 
 import runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-// The annotations by which containerd's CRI plugin tells a runtime what a
-// container is. Kata and gVisor rely on them.
+// Annotations by which containerd's CRI plugin describes a container. Kata and gVisor rely on them.
 const (
 	annotationType        = "io.kubernetes.cri.container-type"
 	annotationSandboxID   = "io.kubernetes.cri.sandbox-id"
@@ -26,7 +25,7 @@ func (b *builder) annotateSandbox(kind string) {
 	b.spec.Annotations[annotationType] = kind
 }
 
-// SandboxAnnotations are those of a sandbox by itself.
+// SandboxAnnotations returns the annotations of a sandbox.
 func SandboxAnnotations(id string, config *runtimeapi.PodSandboxConfig) map[string]string {
 	meta := config.GetMetadata()
 	return map[string]string{

@@ -7,7 +7,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// knownCapabilities of Linux 5.9 and later, by number.
+// knownCapabilities are the capabilities of Linux 5.9 and later, by number.
 var knownCapabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID",
 	"CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP", "CAP_LINUX_IMMUTABLE",
@@ -29,9 +29,9 @@ var defaultCapabilities = []string{
 
 const allCapabilities = "CAP_ALL"
 
-// capabilities are the default ones, then ALL is added or dropped, then single
-// ones are. A runtime can't give what the daemon lacks: of many that is left
-// out, of one asked for by name it is an error.
+// capabilities starts with the default ones, adds or drops ALL, and then adds and drops single
+// ones. A runtime can't grant a capability that the daemon lacks. That is an error for one that is
+// requested by name; others are left out.
 func (b confiner) capabilities() error {
 	const field = "linux.security_context.capabilities."
 	asked := b.security.GetCapabilities()
@@ -49,16 +49,16 @@ func (b confiner) capabilities() error {
 	}
 	set := map[string]bool{}
 	for _, c := range b.baseCapabilities(slices.Contains(add, allCapabilities), slices.Contains(drop, allCapabilities)) {
-		set[c] = b.gives(c)
+		set[c] = b.grantable(c)
 	}
 	for _, c := range slices.Concat(add, ambient) {
 		if c == allCapabilities {
 			continue
 		}
-		if !b.gives(c) && !b.privileged() {
+		if !b.grantable(c) && !b.privileged() {
 			return b.bad(field+"add_capabilities", "%s can't be given, as the daemon itself lacks it: remove it or start huskd with it", c)
 		}
-		set[c] = b.gives(c)
+		set[c] = b.grantable(c)
 	}
 	if !b.privileged() {
 		for _, c := range drop {
@@ -74,8 +74,8 @@ func (b confiner) capabilities() error {
 			}
 		}
 	}
-	// Inheritable ones would be regained through file capabilities
-	// (CVE-2022-24769); only ambient ones need them.
+	// Inheritable capabilities could be regained through file capabilities (CVE-2022-24769), so
+	// only those that ambient ones need are set.
 	caps.Effective, caps.Permitted, caps.Inheritable = caps.Bounding, caps.Bounding, caps.Ambient
 	b.spec.Process.Capabilities = caps
 	return nil
@@ -93,7 +93,7 @@ func (b confiner) baseCapabilities(addAll, dropAll bool) []string {
 	return defaultCapabilities
 }
 
-// CapabilityNames are those whose bits are set.
+// CapabilityNames returns the names of the capabilities in a bit set.
 func CapabilityNames(bits uint64) []string {
 	names := []string{}
 	for i, name := range knownCapabilities {
@@ -104,12 +104,12 @@ func CapabilityNames(bits uint64) []string {
 	return names
 }
 
-// gives says whether the daemon has a capability to give.
-func (b confiner) gives(capability string) bool {
+// grantable reports whether the daemon has a capability that containers can get.
+func (b confiner) grantable(capability string) bool {
 	return b.Capabilities == nil || slices.Contains(b.Capabilities, capability)
 }
 
-// capabilityNames spells names as the runtime spec does. CRI leaves out CAP_.
+// capabilityNames converts names to those of the runtime spec. CRI leaves out CAP_.
 func (b confiner) capabilityNames(field string, names []string) ([]string, error) {
 	var out []string
 	for _, name := range names {

@@ -32,9 +32,9 @@ func TestCapabilities(t *testing.T) {
 		{name: "add and drop the same", add: list("SYS_TIME"), drop: list("SYS_TIME"), want: defaultCapabilities},
 		{name: "ambient", drop: list("ALL"), ambient: list("NET_BIND_SERVICE"), want: list("CAP_NET_BIND_SERVICE"), wantAmbient: list("CAP_NET_BIND_SERVICE")},
 		{name: "privileged", privileged: true, drop: list("ALL"), want: knownCapabilities},
-		{name: "add all of a poor daemon", add: list("ALL"), daemon: list("CAP_CHOWN CAP_BPF"), want: list("CAP_CHOWN CAP_BPF")},
-		{name: "privileged by a poor daemon", privileged: true, add: list("SYS_TIME"), daemon: list("CAP_BPF"), want: list("CAP_BPF")},
-		{name: "default of a poor daemon", daemon: list("CAP_KILL CAP_BPF"), want: list("CAP_KILL")},
+		{name: "add all with an unprivileged daemon", add: list("ALL"), daemon: list("CAP_CHOWN CAP_BPF"), want: list("CAP_CHOWN CAP_BPF")},
+		{name: "privileged with an unprivileged daemon", privileged: true, add: list("SYS_TIME"), daemon: list("CAP_BPF"), want: list("CAP_BPF")},
+		{name: "default with an unprivileged daemon", daemon: list("CAP_KILL CAP_BPF"), want: list("CAP_KILL")},
 	} {
 		got := must(t, with(func(r *Request) {
 			s := security(r)

@@ -9,8 +9,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Major numbers of the character devices that every container may use; see the
-// kernel's admin-guide/devices.txt. Their nodes the runtime makes.
+// Major numbers of the character devices that every container may use: see the kernel's
+// admin-guide/devices.txt. The runtime creates their nodes.
 const (
 	majorMem  = 1   // null 3, zero 5, full 7, random 8, urandom 9
 	majorTTY  = 5   // tty 0, console 1, ptmx 2
@@ -36,7 +36,7 @@ func (b *builder) devices() error {
 		device := d.LinuxDevice
 		device.Path = path.Clean(d.Path)
 		if taken[device.Path] {
-			return b.bad(field+".container_path", "%s is another device's too: remove one", device.Path)
+			return b.bad(field+".container_path", "%s is that of another device too: remove one", device.Path)
 		}
 		taken[device.Path] = true
 		linux.Devices = append(linux.Devices, device)
@@ -54,8 +54,7 @@ func (b *builder) devices() error {
 	return nil
 }
 
-// defaultDevices are docker's rules: making any node is harmless, as opening
-// it is what the rules are about.
+// defaultDevices returns docker's rules. Any node may be created, because opening it is restricted.
 func defaultDevices() []specs.LinuxDeviceCgroup {
 	rules := []specs.LinuxDeviceCgroup{
 		{Allow: false, Access: "rwm"},

@@ -7,8 +7,8 @@ import (
 	"github.com/huskd/husk/internal/host"
 )
 
-// InfraRequest is all that the spec of a sandbox's infra container is made of:
-// the process that holds and reaps a PID namespace which containers share.
+// InfraRequest is the input of Infra. A sandbox's infra container is the process that holds and
+// reaps a PID namespace that containers share.
 type InfraRequest struct {
 	SandboxID string
 	Sandbox   *runtimeapi.PodSandboxConfig
@@ -17,23 +17,21 @@ type InfraRequest struct {
 	Rootfs      string
 	Args        []string
 	CgroupsPath string
-	// Namespaces to join. PID and Target are not used: the PID namespace is
-	// the one that the infra container makes.
+	// Namespaces are joined, except PID and Target: the infra container creates the PID namespace.
 	Namespaces Namespaces
 	Labels     Labels
 }
 
-// The infra container's own: as good as no processor time, never killed for
-// memory, an unprivileged user that no image has. They are the kubelet's and
-// the pause image's.
+// The infra container gets hardly any CPU time, is never OOM-killed, and runs as an unprivileged
+// user that no image has. The values are those of the kubelet and the pause image.
 const (
 	infraShares   = 2
 	infraOOMScore = -998
 	infraUser     = 65535
 )
 
-// Infra returns the spec of a sandbox's infra container. It may do nothing but
-// wait: it has no capability, can't gain one, and its root is read-only.
+// Infra returns the spec of a sandbox's infra container. It has no capabilities, can't gain any,
+// and its root is read-only.
 func Infra(r InfraRequest) (Result, error) {
 	b := newBuilder(Request{
 		SandboxID: r.SandboxID, Sandbox: r.Sandbox, Host: r.Host, Rootfs: r.Rootfs, CgroupsPath: r.CgroupsPath,
@@ -72,7 +70,7 @@ func Infra(r InfraRequest) (Result, error) {
 	return Result{b.spec, b.notes, b.relabel}, nil
 }
 
-// infraMounts are what a runtime can't start a process without.
+// infraMounts adds the mounts without which a runtime can't start a process.
 func (b mounter) infraMounts() error {
 	for _, m := range b.systemMounts() {
 		if m.Destination == "/proc" || m.Destination == "/dev" {

@@ -11,11 +11,11 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// mounter is the builder of mounts.
+// mounter builds mounts.
 type mounter struct{ *builder }
 
-// mounts are, in this order: the file systems that every container has, then
-// the sandbox's files and the config's mounts, parents before what is in them.
+// mounts adds the file systems that every container has, then the sandbox's files and the config's
+// mounts, parents before children.
 func (b mounter) mounts() error {
 	var asked []specs.Mount
 	at := map[string]int{}
@@ -58,7 +58,7 @@ func (b mounter) mounts() error {
 	return nil
 }
 
-// systemMounts are docker's, with its options.
+// systemMounts returns docker's mounts, with its options.
 func (b mounter) systemMounts() []specs.Mount {
 	access := "ro"
 	if b.privileged() {
@@ -78,8 +78,9 @@ func (b mounter) systemMounts() []specs.Mount {
 	}
 }
 
-// sysfs shows the devices of a network namespace, so the kernel lets only the
-// owner of that namespace mount it. A user namespace doesn't own the node's.
+// sysfs returns the mount of /sys. sysfs shows the devices of a network namespace, so only the
+// owner of that may mount it. A user namespace doesn't own the node's network namespace, so there
+// /sys is a bind mount.
 func (b mounter) sysfs(access string) specs.Mount {
 	if b.hostNetwork() && b.userOptions() != nil {
 		return specs.Mount{Destination: "/sys", Type: "bind", Source: "/sys", Options: []string{"rbind", "rro", "nosuid", "noexec", "nodev"}}
@@ -87,10 +88,10 @@ func (b mounter) sysfs(access string) specs.Mount {
 	return specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}}
 }
 
-// ttyGroup owns terminals on every distribution.
+// ttyGroup is the group that owns terminals on every distribution.
 const ttyGroup = 5
 
-// mapsGroup says whether gid exists in the container's user namespace.
+// mapsGroup reports whether gid is mapped in the container's user namespace.
 func (b mounter) mapsGroup(gid uint32) bool {
 	options := b.userOptions()
 	if options == nil {
@@ -101,7 +102,7 @@ func (b mounter) mapsGroup(gid uint32) bool {
 	})
 }
 
-// The sandbox's files, by where containers have them.
+// Paths of the sandbox's files in containers.
 const (
 	pathHosts      = "/etc/hosts"
 	pathResolvConf = "/etc/resolv.conf"
@@ -145,7 +146,7 @@ func (b mounter) relabels(src string) {
 	}
 }
 
-// mountOptions are those of Mount.mount_options: what narrows a bind mount.
+// mountOptions are the valid Mount.mount_options: those that restrict a bind mount.
 var mountOptions = []string{"nodev", "noexec", "nosuid", "noatime", "nodiratime", "nosymfollow", "relatime"}
 
 func (b mounter) mount(field string, m *runtimeapi.Mount) (specs.Mount, error) {
@@ -187,25 +188,25 @@ func (b mounter) mount(field string, m *runtimeapi.Mount) (specs.Mount, error) {
 	return out, nil
 }
 
-// destination returns where a mount goes. A path with .. is refused: who
-// writes one wants to hide where it leads.
+// destination returns the path of a mount in the container. It refuses .., which would hide the
+// real path.
 func (b mounter) destination(field, dst string) (string, error) {
 	field += ".container_path"
 	switch {
 	case dst == "":
 		return "", b.bad(field, "empty: name where to mount")
 	case slices.Contains(strings.Split(dst, "/"), ".."):
-		return "", b.bad(field, "%q has a ..: write where it leads", dst)
+		return "", b.bad(field, "%q has a ..: use the resolved path", dst)
 	}
-	// A relative path is from the root, as containerd takes it.
+	// A relative path starts at the root, as in containerd.
 	if dst = path.Join("/", dst); dst == "/" {
 		return "", b.bad(field, "the root can't be mounted over: use another image")
 	}
 	return dst, nil
 }
 
-// propagation returns the mount's option. The runtime makes the root private
-// unless a mount in it must stay connected to the host's.
+// propagation returns the option for a mount's propagation. The runtime makes the root private
+// unless the spec says otherwise, as a mount needs that propagates.
 func (b mounter) propagation(field string, p runtimeapi.MountPropagation) (string, error) {
 	linux := b.spec.Linux
 	switch p {
@@ -235,7 +236,7 @@ func (b mounter) access(field string, m *runtimeapi.Mount) (string, error) {
 	case m.GetPropagation() != runtimeapi.MountPropagation_PROPAGATION_PRIVATE:
 		return "", b.bad(field, "needs private propagation, not %s", m.GetPropagation())
 	case !b.Host.RecursiveReadOnly:
-		return "", b.bad(field, "this host's kernel can't (Linux 5.12 can): remove it")
+		return "", b.bad(field, "needs Linux 5.12: remove it")
 	}
 	return "rro", nil
 }

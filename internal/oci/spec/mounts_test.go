@@ -9,7 +9,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// destinations of the mounts, in order.
+// destinations returns the destinations of the mounts, in order.
 func destinations(s *specs.Spec) []string {
 	var out []string
 	for _, m := range s.Mounts {
@@ -103,7 +103,7 @@ func TestBadMounts(t *testing.T) {
 		"mounts[0].propagation: unknown mode 7":         func(m *runtimeapi.Mount, _ *Request) { m.Propagation = 7 },
 		"mounts[0].recursive_read_only: needs readonly": func(m *runtimeapi.Mount, _ *Request) { m.RecursiveReadOnly = true },
 		"mounts[0].recursive_read_only: needs private":  func(m *runtimeapi.Mount, _ *Request) { m.Readonly, m.RecursiveReadOnly, m.Propagation = true, true, 1 },
-		"mounts[0].recursive_read_only: this host's": func(m *runtimeapi.Mount, r *Request) {
+		"mounts[0].recursive_read_only: needs Linux 5.12": func(m *runtimeapi.Mount, r *Request) {
 			m.Readonly, m.RecursiveReadOnly, r.Host.RecursiveReadOnly = true, true, false
 		},
 		`mounts[0].mount_options: "suid" is not one of`: func(m *runtimeapi.Mount, _ *Request) { m.MountOptions = []string{"suid"} },
@@ -126,20 +126,20 @@ func TestBadMounts(t *testing.T) {
 func TestSandboxFiles(t *testing.T) {
 	t.Parallel()
 	if got := mountAt(must(t, with(func(r *Request) { r.Files = Files{} })).Spec, "/etc/hosts"); got.Source != "" {
-		t.Errorf("no files: %+v", got)
+		t.Errorf("/etc/hosts without files is %+v", got)
 	}
 	readonly := must(t, with(func(r *Request) { security(r).ReadonlyRootfs = true })).Spec
 	if got := mountAt(readonly, "/etc/hosts").Options; !slices.Contains(got, "ro") {
-		t.Errorf("read-only root: /etc/hosts %v", got)
+		t.Errorf("options of /etc/hosts with a read-only root are %v", got)
 	}
 	if got := mountAt(readonly, "/dev/shm").Options; !slices.Contains(got, "rw") {
-		t.Errorf("read-only root: /dev/shm %v", got)
+		t.Errorf("options of /dev/shm with a read-only root are %v", got)
 	}
 	hostIPC := must(t, with(func(r *Request) {
 		r.Sandbox.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE
 	})).Spec
 	if got := mountAt(hostIPC, "/dev/shm").Source; got != "/dev/shm" {
-		t.Errorf("host IPC: /dev/shm from %s", got)
+		t.Errorf("source of /dev/shm with host IPC is %s", got)
 	}
 }
 
@@ -156,17 +156,17 @@ func TestUserNamespaceMounts(t *testing.T) {
 	}
 	small := must(t, with(change(runtimeapi.NamespaceMode_POD, 5))).Spec
 	if got := mountAt(small, "/dev/pts").Options; slices.Contains(got, "gid=5") {
-		t.Errorf("group 5 is not mapped: %v", got)
+		t.Errorf("options of /dev/pts without a mapped group 5 are %v", got)
 	}
 	big := must(t, with(change(runtimeapi.NamespaceMode_POD, 65536))).Spec
 	if got := mountAt(big, "/dev/pts").Options; !slices.Contains(got, "gid=5") {
-		t.Errorf("group 5 is mapped: %v", got)
+		t.Errorf("options of /dev/pts with a mapped group 5 are %v", got)
 	}
 	if got := mountAt(big, "/sys").Type; got != "sysfs" {
-		t.Errorf("own network: /sys is %s", got)
+		t.Errorf("type of /sys with an own network is %s", got)
 	}
 	if got := mountAt(must(t, with(change(runtimeapi.NamespaceMode_NODE, 65536))).Spec, "/sys").Type; got != "bind" {
-		t.Errorf("node's network: /sys is %s", got)
+		t.Errorf("type of /sys with the node's network is %s", got)
 	}
 }
 
@@ -181,7 +181,7 @@ func TestRelabel(t *testing.T) {
 	}
 	want := []string{"/h/a", "/s/hostname", "/s/hosts", "/s/resolv.conf", "/s/shm"}
 	if got := relabel(func(*Request) {}); !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
+		t.Errorf("relabel paths are %v, want %v", got, want)
 	}
 	for name, f := range map[string]func(*Request){
 		"no SELinux": func(r *Request) { r.Host.SELinux = false },

@@ -13,17 +13,16 @@ func (b *builder) hostIPC() bool {
 	return b.sandboxSecurity().GetNamespaceOptions().GetIpc() == runtimeapi.NamespaceMode_NODE
 }
 
-// joiner is the builder of namespaces.
+// joiner builds namespaces.
 type joiner struct{ *builder }
 
-// namespaces joins the container to its sandbox. Network, IPC and UTS are
-// always as the sandbox has them, whatever the container's own options say, as
-// CRI has no way to have them otherwise.
+// namespaces makes the container join its sandbox. It ignores the container's own options for
+// network, IPC and UTS, which CRI doesn't allow to differ.
 func (b joiner) namespaces() error {
 	b.join(specs.MountNamespace, "")
 	if !b.hostNetwork() {
 		if b.Namespaces.Net == "" {
-			return b.bad("sandbox", "it has no network namespace: remove it and create it anew")
+			return b.bad("sandbox", "it has no network namespace: recreate it")
 		}
 		b.join(specs.NetworkNamespace, b.Namespaces.Net)
 		b.join(specs.UTSNamespace, b.Namespaces.UTS)
@@ -33,7 +32,7 @@ func (b joiner) namespaces() error {
 	}
 	if !b.hostIPC() {
 		if b.Namespaces.IPC == "" {
-			return b.bad("sandbox", "it has no IPC namespace: remove it and create it anew")
+			return b.bad("sandbox", "it has no IPC namespace: recreate it")
 		}
 		b.join(specs.IPCNamespace, b.Namespaces.IPC)
 	}
@@ -43,15 +42,15 @@ func (b joiner) namespaces() error {
 	if err := b.userNamespace(); err != nil {
 		return err
 	}
-	// In v1 the containers of the field see the host's cgroups; tools in them
-	// rely on it. A privileged one sees them with v2 too.
+	// On v1 containers see the host's cgroups, as with other runtimes: tools rely on it. Privileged
+	// containers see them on v2 too.
 	if b.Host.Cgroup.Mode.Unified() && !b.privileged() {
 		b.join(specs.CgroupNamespace, "")
 	}
 	return nil
 }
 
-// join adds a namespace: the one at path or, if that is empty, a new one.
+// join adds the namespace at path, or a new one if path is empty.
 func (b joiner) join(kind specs.LinuxNamespaceType, path string) {
 	b.spec.Linux.Namespaces = append(b.spec.Linux.Namespaces, specs.LinuxNamespace{Type: kind, Path: path})
 }
@@ -65,10 +64,10 @@ func (b joiner) pidNamespace() error {
 	}
 	switch mode {
 	case runtimeapi.NamespaceMode_POD:
-		// POD is protobuf's zero, so a container that says nothing says POD.
-		// Where the sandbox has no such namespace it gets one of its own.
+		// POD is the zero value, so also the mode of a container that sets none. It gets a
+		// namespace of its own if the sandbox's mode is CONTAINER.
 		if sandbox == runtimeapi.NamespaceMode_POD && b.Namespaces.PID == "" {
-			return b.bad(field, "the sandbox has no PID namespace to share: remove it and create it anew")
+			return b.bad(field, "the sandbox has no PID namespace to share: recreate it")
 		}
 		if sandbox == runtimeapi.NamespaceMode_NODE {
 			return nil
@@ -91,7 +90,8 @@ func (b joiner) pidNamespace() error {
 	return nil
 }
 
-// userOptions are the sandbox's; nil without a user namespace of its own.
+// userOptions returns the sandbox's user namespace options; nil if it has no user namespace of its
+// own.
 func (b *builder) userOptions() *runtimeapi.UserNamespace {
 	options := b.sandboxSecurity().GetNamespaceOptions().GetUsernsOptions()
 	if options.GetMode() == runtimeapi.NamespaceMode_NODE || options == nil {
@@ -118,7 +118,7 @@ func (b joiner) userNamespace() error {
 		return b.bad(field, "POD needs uids and gids to map")
 	}
 	if b.Namespaces.User == "" {
-		return b.bad(field, "the sandbox has no user namespace: remove it and create it anew")
+		return b.bad(field, "the sandbox has no user namespace: recreate it")
 	}
 	b.join(specs.UserNamespace, b.Namespaces.User)
 	b.spec.Linux.UIDMappings = mappings(sandbox.GetUids())

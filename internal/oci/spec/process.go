@@ -5,12 +5,11 @@ import (
 	"strings"
 )
 
-// args follows docker: a command replaces the image's entrypoint and its cmd,
-// args replace its cmd.
+// args works as in docker: a command replaces the image's entrypoint and cmd, args replace its cmd.
 func (b *builder) args() error {
 	command, args := b.Config.GetCommand(), b.Config.GetArgs()
 	if len(command) == 0 {
-		// An entrypoint of one empty string is how images say "none".
+		// An entrypoint of one empty string means none.
 		if len(b.Image.Entrypoint) != 1 || b.Image.Entrypoint[0] != "" {
 			command = b.Image.Entrypoint
 		}
@@ -30,11 +29,11 @@ func (b *builder) args() error {
 	return nil
 }
 
-// defaultPath is what docker and containerd give to images without one.
+// defaultPath is the PATH of docker and containerd for images without one.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// env layers the variables: ours, the image's, the config's. A later one takes
-// the place of an earlier one of its name.
+// env sets the environment: Husk's variables, then the image's, then the config's. Later ones
+// replace earlier ones of the same name.
 func (b *builder) env() error {
 	var env []string
 	index := map[string]int{}
@@ -54,7 +53,7 @@ func (b *builder) env() error {
 		set("HOSTNAME", name)
 	}
 	for _, e := range b.Image.Env {
-		// Old builders wrote names without a value, meaning nothing.
+		// Old builders wrote names without a value. They have no meaning.
 		if key, value, ok := strings.Cut(e, "="); ok && key != "" && !strings.ContainsRune(e, 0) {
 			set(key, value)
 		}
@@ -73,8 +72,8 @@ func (b *builder) env() error {
 	return nil
 }
 
-// hostname that the container sees: the sandbox's or, in the node's network
-// and so UTS namespace, the node's.
+// hostname returns the hostname in the container: the sandbox's, or the node's if it shares the
+// node's network and thus UTS namespace.
 func (b *builder) hostname() string {
 	if name := b.Sandbox.GetHostname(); name != "" && !b.hostNetwork() {
 		return name
@@ -88,7 +87,7 @@ func (b *builder) process() error {
 	p.User = b.User
 	p.NoNewPrivileges = b.security.GetNoNewPrivs()
 	p.Rlimits = b.Limits.Rlimits
-	// Images exist whose working directory is relative; docker takes it from /.
+	// Some images have a relative working directory. As in docker it starts at /.
 	p.Cwd = path.Join("/", b.Image.WorkingDir)
 	if dir := b.Config.GetWorkingDir(); dir != "" {
 		p.Cwd = path.Join("/", dir)
@@ -112,8 +111,7 @@ func (b *builder) oomScore() error {
 	return nil
 }
 
-// setOOMScore asks for adj, or for the lowest that the host lets us give: a
-// runtime that tries for less fails.
+// setOOMScore sets the score to adj, or to the lowest possible one: runtimes fail on a lower one.
 func (b *builder) setOOMScore(adj int) {
 	if floor := b.Host.OOMScoreFloor; adj < floor {
 		b.note("container %q: oom_score_adj is %d, not %d: the daemon has no CAP_SYS_RESOURCE to lower it", b.name, floor, adj)

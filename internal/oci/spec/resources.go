@@ -38,8 +38,8 @@ func (b *builder) resources() error {
 	return nil
 }
 
-// The kernel's limits of a CFS period and quota, in microseconds
-// (kernel/sched/core.c), and the period that a quota without one has.
+// The kernel's limits of CFS periods and quotas in microseconds (kernel/sched/core.c), and the
+// period of a quota without one.
 const (
 	minQuota      = 1000
 	minPeriod     = 1000
@@ -52,9 +52,8 @@ var (
 	unifiedFile = regexp.MustCompile(`^[a-z]+(\.[a-z0-9_]+)+$`)
 )
 
-// Resources returns the limits that asked sets on the container of this name,
-// by what the host accounts for, and notes for the log. It serves a new
-// container and the update of a running one alike.
+// Resources converts the limits in asked for the named container, according to what the host
+// supports, and returns notes for the log. It is used for new containers and for updates.
 func Resources(container string, asked *runtimeapi.LinuxContainerResources, h host.Facts) (*specs.LinuxResources, []string, error) {
 	l := limiter{container: container, asked: asked, host: h}
 	for _, step := range []func() error{l.cpu, l.memory, l.hugePages, l.unified} {
@@ -77,7 +76,7 @@ func (l *limiter) bad(field, format string, args ...any) error {
 	return invalid(l.container, "linux.resources."+field+": "+fmt.Sprintf(format, args...))
 }
 
-// needs refuses a limit that the host's cgroups have no controller for.
+// needs returns an error if the host's cgroups don't have the controller for a limit.
 func (l *limiter) needs(controller, field string) error {
 	if l.host.Cgroup.Has(controller) {
 		return nil
@@ -91,7 +90,7 @@ func (l *limiter) cpu() error {
 		if shares < 0 {
 			return l.bad("cpu_shares", "%d is negative", shares)
 		}
-		// A weight is no promise, so it is not worth an error.
+		// Without a cpu controller shares are ignored: a weight guarantees nothing.
 		if n := uint64(shares); l.host.Cgroup.Has("cpu") {
 			cpu.Shares = &n
 		}
@@ -106,10 +105,10 @@ func (l *limiter) cpu() error {
 		n := uint64(period)
 		cpu.Period = &n
 	}
-	// A negative quota is none.
+	// A negative quota is no limit.
 	if quota := l.asked.GetCpuQuota(); quota != 0 {
 		if quota > 0 && quota < minQuota {
-			return l.bad("cpu_quota", "%d µs is less than the kernel's least of %d", quota, minQuota)
+			return l.bad("cpu_quota", "%d µs is less than the kernel's minimum of %d", quota, minQuota)
 		}
 		if err := l.needs("cpu", "cpu_quota"); err != nil {
 			return err
@@ -137,8 +136,8 @@ func (l *limiter) cpu() error {
 	return nil
 }
 
-// memory limits memory and swap together. A limit on memory alone would let a
-// container swap as much again, so without a word on swap it gets none.
+// memory sets the limits of memory and of memory with swap. Without a swap limit, a container with
+// a memory limit gets no swap, or it could use that much swap again.
 func (l *limiter) memory() error {
 	limit, swap := l.asked.GetMemoryLimitInBytes(), l.asked.GetMemorySwapLimitInBytes()
 	switch {
@@ -165,7 +164,7 @@ func (l *limiter) memory() error {
 		memory.Swap = &swap
 	}
 	if swap > limit && limit > 0 && !l.host.Cgroup.Swap {
-		l.notes = append(l.notes, fmt.Sprintf("container %q: its limit on swap is left out: this host does not account for swap", l.container))
+		l.notes = append(l.notes, fmt.Sprintf("container %q: the swap limit is ignored: this host does not account for swap", l.container))
 	}
 	if memory != (specs.LinuxMemory{}) {
 		l.out.Memory = &memory
@@ -173,15 +172,15 @@ func (l *limiter) memory() error {
 	return nil
 }
 
-// hugePages leaves out a limit that the host can't enforce, if it is 0: the
-// kubelet sends one for each size there is.
+// hugePages ignores a limit of 0 for a page size that the host can't limit: the kubelet sends one
+// for each size.
 func (l *limiter) hugePages() error {
 	for i, h := range l.asked.GetHugepageLimits() {
 		if !slices.Contains(l.host.Cgroup.HugePages, h.GetPageSize()) {
 			if h.GetLimit() == 0 {
 				continue
 			}
-			return l.bad(fmt.Sprintf("hugepage_limits[%d]", i), "this host can't limit pages of %q: it can %s", h.GetPageSize(), list(l.host.Cgroup.HugePages))
+			return l.bad(fmt.Sprintf("hugepage_limits[%d]", i), "this host can't limit pages of %q: it supports %s", h.GetPageSize(), list(l.host.Cgroup.HugePages))
 		}
 		l.out.HugepageLimits = append(l.out.HugepageLimits, specs.LinuxHugepageLimit{Pagesize: h.GetPageSize(), Limit: h.GetLimit()})
 	}
@@ -205,7 +204,7 @@ func (l *limiter) unified() error {
 	return nil
 }
 
-// list names values for a message.
+// list formats values for a message.
 func list(values []string) string {
 	if len(values) == 0 {
 		return "none"

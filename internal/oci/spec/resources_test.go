@@ -71,8 +71,8 @@ func TestBadResources(t *testing.T) {
 		{"memory_swap_limit_in_bytes: -2", &asked{MemorySwapLimitInBytes: -2}, nil},
 		{"memory_swap_limit_in_bytes: needs", &asked{MemorySwapLimitInBytes: 5}, nil},
 		{"memory_swap_limit_in_bytes: 5 is less", &asked{MemorySwapLimitInBytes: 5, MemoryLimitInBytes: 6}, nil},
-		{`hugepage_limits[0]: this host can't limit pages of "16MB": it can 2MB, 1GB`, &asked{HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "16MB", Limit: 1}}}, nil},
-		{"it can none", &asked{HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 1}}}, bare},
+		{`hugepage_limits[0]: this host can't limit pages of "16MB": it supports 2MB, 1GB`, &asked{HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "16MB", Limit: 1}}}, nil},
+		{"it supports none", &asked{HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 1}}}, bare},
 		{"unified: needs cgroup v2, and this host has v1", &asked{Unified: map[string]string{"memory.high": "1"}}, nil},
 		{`unified: "../x" is not`, &asked{Unified: map[string]string{"../x": "1"}}, v2},
 		{`unified: "memory" is not`, &asked{Unified: map[string]string{"memory": "1"}}, v2},
@@ -87,7 +87,7 @@ func TestBadResources(t *testing.T) {
 				c.host(&r.Host)
 			}
 		}))
-		fails(t, err, "linux.resources."+strings.TrimPrefix(c.words, "it can none"))
+		fails(t, err, "linux.resources."+strings.TrimPrefix(c.words, "it supports none"))
 	}
 }
 

@@ -11,8 +11,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// DefaultMaskedPaths are hidden from a container, DefaultReadonlyPaths can't
-// be written by it: what of /proc and /sys is the host's. They are docker's.
+// DefaultMaskedPaths returns the paths of /proc and /sys that are hidden from containers because
+// they are the host's. They are docker's.
 func DefaultMaskedPaths() []string {
 	return []string{
 		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys",
@@ -21,12 +21,13 @@ func DefaultMaskedPaths() []string {
 	}
 }
 
-// DefaultReadonlyPaths: see DefaultMaskedPaths.
+// DefaultReadonlyPaths returns the paths of /proc that are read-only in containers. They are
+// docker's.
 func DefaultReadonlyPaths() []string {
 	return []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 }
 
-// confiner is the builder of what keeps a container in its bounds.
+// confiner builds what confines a container.
 type confiner struct{ *builder }
 
 func (b confiner) paths() error {
@@ -52,7 +53,7 @@ func (b confiner) paths() error {
 	return nil
 }
 
-// The forms of the deprecated seccomp_profile_path and apparmor_profile.
+// Values of the deprecated fields seccomp_profile_path and apparmor_profile.
 const (
 	profileDefault    = "runtime/default"
 	profileDocker     = "docker/default"
@@ -60,8 +61,8 @@ const (
 	profileLocal      = "localhost/"
 )
 
-// profile returns what is asked of seccomp or AppArmor, in the new words; nil
-// if nothing is.
+// profile returns the requested profile of seccomp or AppArmor, also if it is in the deprecated
+// field; nil if none is requested.
 func (b confiner) profile(field string, asked *runtimeapi.SecurityProfile, old string) (*runtimeapi.SecurityProfile, error) {
 	if asked == nil {
 		switch name, local := strings.CutPrefix(old, profileLocal); {
@@ -118,9 +119,9 @@ func (b confiner) seccomp() error {
 	return b.bad(field, "unknown profile type %d", kind)
 }
 
-// defaultSeccomp leaves x32 out, for which a filter kills: the runtime compiles
-// the filter anew for each architecture, at 5 ms each, and kernels run programs
-// for x32 only if their command line says so, if at all.
+// defaultSeccomp returns the default profile without the x32 architecture, whose programs the
+// filter then kills. The runtime compiles the filter for each architecture, which takes 5 ms each,
+// and kernels run x32 programs only if their command line enables it: see docs/decisions/0025.
 func defaultSeccomp(s *specs.Spec) (*specs.LinuxSeccomp, error) {
 	profile, err := seccomp.GetDefaultProfile(s)
 	if profile != nil {
@@ -146,8 +147,8 @@ func (b confiner) localSeccomp(field, ref string) error {
 	return nil
 }
 
-// loadSeccomp reads docker's form of a profile, of which the runtime spec's is
-// a part. A profile that confines nothing is no profile.
+// loadSeccomp decodes a profile in docker's format, a superset of the runtime spec's. A profile
+// without a default action is an error.
 func loadSeccomp(content []byte, s *specs.Spec) (*specs.LinuxSeccomp, error) {
 	if !json.Valid(content) {
 		return nil, fmt.Errorf("it is not JSON")
@@ -185,8 +186,8 @@ func (b confiner) appArmor() error {
 	return nil
 }
 
-// selinux gives the sandbox's labels, with the parts that the config changes.
-// A process and its files must have the same level to meet.
+// selinux sets the sandbox's labels, with the parts that the config replaces. The process can use
+// its files only if both have the same level.
 func (b confiner) selinux() error {
 	const field = "linux.security_context.selinux_options"
 	options := b.security.GetSelinuxOptions()
@@ -207,8 +208,7 @@ func (b confiner) selinux() error {
 	return nil
 }
 
-// relabeled replaces the parts of a label that o has. The level may have
-// colons of its own.
+// relabeled replaces the parts of a label that o sets. The level may contain colons.
 func relabeled(label string, o *runtimeapi.SELinuxOption) (string, bool) {
 	parts := strings.SplitN(label, ":", 4)
 	if len(parts) != 4 {

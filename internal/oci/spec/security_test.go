@@ -57,8 +57,8 @@ func TestSeccomp(t *testing.T) {
 	}
 }
 
-// TestSeccompFollowsCapabilities: a syscall that needs a capability is let
-// through only to a container that has it.
+// TestSeccompFollowsCapabilities checks that a system call that needs a capability is allowed only
+// to containers that have it.
 func TestSeccompFollowsCapabilities(t *testing.T) {
 	t.Parallel()
 	allows := func(s *specs.Spec, name string) bool {
@@ -67,17 +67,17 @@ func TestSeccompFollowsCapabilities(t *testing.T) {
 		})
 	}
 	plain := must(t, request()).Spec
-	mighty := must(t, with(func(r *Request) {
+	admin := must(t, with(func(r *Request) {
 		security(r).Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"SYS_ADMIN"}}
 	})).Spec
-	if !allows(plain, "read") || allows(plain, "mount") || !allows(mighty, "mount") {
-		t.Errorf("read %t, mount %t, mount with SYS_ADMIN %t", allows(plain, "read"), allows(plain, "mount"), allows(mighty, "mount"))
+	if !allows(plain, "read") || allows(plain, "mount") || !allows(admin, "mount") {
+		t.Errorf("allowed: read %t, mount %t, mount with SYS_ADMIN %t; want true, false, true", allows(plain, "read"), allows(plain, "mount"), allows(admin, "mount"))
 	}
 	if slices.Contains(plain.Linux.Seccomp.Architectures, specs.ArchX32) {
 		t.Error("the filter is compiled for x32 too")
 	}
 	if len(plain.Linux.Seccomp.Architectures) == 0 {
-		t.Error("no architectures")
+		t.Error("the profile has no architectures")
 	}
 }
 

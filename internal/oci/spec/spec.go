@@ -1,20 +1,18 @@
-// Package spec turns what CRI asks of a container into an OCI runtime spec. It
-// is pure: whatever it must know of the host, the image and the sandbox is in
-// the Request, and the answer is a value.
+// Package spec converts a CRI container config into an OCI runtime spec. It is pure: everything
+// that it needs to know about the host, the image and the sandbox is in the Request, and the result
+// is a value.
 //
-// Where CRI leaves a choice, Husk's is:
+// Where CRI leaves a choice, Husk decides:
 //
-//   - A container that names no seccomp profile gets none, as CRI's tests have
-//     it. (The kubelet and huskd's agent always name one.)
-//   - Without a security context the default paths of /proc and /sys are masked
-//     or read-only. With one its lists are taken as they are, since empty ones
-//     are how the kubelet says procMount: Unmasked.
-//   - What the host can't do is an error where the container would be less
-//     confined or would not get what it asked for, and otherwise left out with
-//     a note for the log.
+//   - A container that names no seccomp profile gets none, as CRI's tests expect. (The kubelet and
+//     huskd's agent always name one.)
+//   - Without a security context the default paths of /proc and /sys are masked or read-only. With
+//     one, its lists are used as they are: the kubelet requests procMount: Unmasked by empty lists.
+//   - What the host doesn't support is an error if the container would be less confined or not get
+//     what it requested. Otherwise it is left out with a note for the log.
 //
-// ociVersion is the lowest that a runtime must know to honour the spec: crun
-// 1.8 refuses everything above 1.0, though it knows most of what 1.1 added.
+// ociVersion is the lowest version that supports the spec: crun 1.8 refuses everything above 1.0,
+// although it supports most of what 1.1 added.
 package spec
 
 import (
@@ -30,66 +28,62 @@ import (
 	"github.com/huskd/husk/internal/host"
 )
 
-// Request is all that a container's spec is made of. Nothing in it is changed.
+// Request is the input of Container, which doesn't change anything in it.
 type Request struct {
 	SandboxID string
 	Sandbox   *runtimeapi.PodSandboxConfig
 	Config    *runtimeapi.ContainerConfig
-	// Image is the config of the container's image, ImageName what it is
-	// called in messages and annotations.
+	// Image is the config of the container's image. ImageName is its name for messages and
+	// annotations.
 	Image     ocispec.ImageConfig
 	ImageName string
 
 	Host host.Facts
-	// NodeName is the host name of the node, which containers in its network
-	// namespace see as theirs.
+	// NodeName is the host name of the node, and of containers in its network namespace.
 	NodeName string
-	// Capabilities ("CAP_CHOWN", …) that the daemon has and so can give. Nil is
-	// all that the package knows.
+	// Capabilities ("CAP_CHOWN", …) are those that the daemon has, so that containers can get them.
+	// Nil means all known ones.
 	Capabilities []string
 
 	// Rootfs is the absolute path of the root file system.
 	Rootfs string
-	// CgroupsPath is where the container's cgroup is to be made, relative to
-	// the hierarchies' roots.
+	// CgroupsPath is the path of the container's cgroup in the hierarchies.
 	CgroupsPath string
-	// User and Home are ResolveUser's answer.
+	// User and Home are the results of ResolveUser.
 	User       specs.User
 	Home       string
 	Namespaces Namespaces
 	Files      Files
-	// Devices are the host's nodes that Config.Devices stands for. HostDevices
-	// are all of the host's, which a privileged container gets.
+	// Devices are the host's device nodes that Config.Devices names. HostDevices are all of the
+	// host's, which a privileged container gets.
 	Devices, HostDevices []Device
-	// Seccomp is the content of the profile that the config's localhost_ref
-	// names; nil if it names none.
+	// Seccomp is the content of the profile in the config's localhost_ref; nil without one.
 	Seccomp []byte
-	// Labels are the sandbox's SELinux labels, which the config's options may
-	// change in part.
+	// Labels are the sandbox's SELinux labels. The config's options may replace parts of them.
 	Labels Labels
 	Limits Limits
 }
 
-// Namespaces are paths of the sandbox's pinned namespaces. One that the mode
-// of the sandbox doesn't need may be empty.
+// Namespaces are the paths of the sandbox's pinned namespaces. Those that the sandbox doesn't need
+// may be empty.
 type Namespaces struct {
 	Net, IPC, PID, User string
-	// UTS has the sandbox's hostname already. If it is empty each container
-	// gets a namespace of its own with that hostname.
+	// UTS is a namespace with the sandbox's hostname. If it is empty, each container gets a
+	// namespace of its own with that hostname.
 	UTS string
-	// Target is the PID namespace of the container that the mode TARGET names.
+	// Target is the PID namespace of the container for the mode TARGET.
 	Target string
 }
 
-// Files are the sandbox's files on the host, to be mounted into each of its
-// containers. An empty path is not mounted.
+// Files are the sandbox's files on the host that each container mounts. An empty path is not
+// mounted.
 type Files struct {
 	Hosts, ResolvConf, Hostname string
 	// Shm is a directory, the mount point of the sandbox's tmpfs.
 	Shm string
 }
 
-// Device is a device node and what may be done with it.
+// Device is a device node with the permitted access.
 type Device struct {
 	specs.LinuxDevice
 	// Access is any of r(ead), w(rite), m(knod).
@@ -99,28 +93,27 @@ type Device struct {
 // Labels are SELinux contexts: user:role:type:level.
 type Labels struct{ Process, Mount string }
 
-// Limits are the daemon's own, which CRI has no words for.
+// Limits are those that don't come from CRI.
 type Limits struct {
-	// Pids is the largest number of processes; 0 is no limit.
+	// Pids is the maximum number of processes; 0 is no limit.
 	Pids    int64
 	Rlimits []specs.POSIXRlimit
-	// BlockIO and RDT are what the classes of these names stand for.
+	// BlockIO and RDT are the limits of the container's classes.
 	BlockIO *specs.LinuxBlockIO
 	RDT     *specs.LinuxIntelRdt
 }
 
-// Result is a spec and what remains to be done or said.
+// Result is a spec, with what is left for the caller to do.
 type Result struct {
 	Spec *specs.Spec
-	// Notes are lines for the log: what was asked and is not to be had here.
+	// Notes are lines for the log about requests that this host doesn't support.
 	Notes []string
-	// Relabel are the host's paths that must be given Spec.Linux.MountLabel
-	// before the container starts.
+	// Relabel are the host's paths that must get the label Spec.Linux.MountLabel before the start.
 	Relabel []string
 }
 
-// Container returns the spec of a container. Its errors are of the kind
-// invalid argument; they name the container and the field of the CRI message.
+// Container returns the spec of a container. Its errors are invalid arguments, and name the
+// container and the field of the CRI message.
 func Container(r Request) (Result, error) {
 	b := newBuilder(r)
 	confine := confiner{b}
@@ -151,8 +144,8 @@ func Container(r Request) (Result, error) {
 	return Result{b.spec, b.notes, b.relabel}, nil
 }
 
-// builder carries a request through the steps, each of which fills in its part
-// of the spec and may rely on those before it.
+// builder is the state of the steps. Each step fills in a part of the spec and may rely on those
+// before it.
 type builder struct {
 	Request
 	name     string
@@ -194,7 +187,7 @@ func invalid(container, message string) error {
 	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("container %q: %s", container, message))
 }
 
-// checkText refuses what no exec or JSON file can carry.
+// checkText refuses text that can't be in an exec or a JSON file.
 func (b *builder) checkText() error {
 	check := func(field string, texts ...string) error {
 		for _, text := range texts {
@@ -237,8 +230,8 @@ func (b *builder) checkText() error {
 	return nil
 }
 
-// checkPrivilege: a sandbox is told beforehand if one of its containers will be
-// privileged, so that it may confine itself otherwise.
+// checkPrivilege refuses a privileged container in a sandbox that isn't. CRI announces privileged
+// containers in the sandbox's config.
 func (b *builder) checkPrivilege() error {
 	if b.privileged() && !b.sandboxSecurity().GetPrivileged() {
 		return b.bad("linux.security_context.privileged", "the sandbox is not: make it privileged too")
@@ -255,8 +248,8 @@ func (b *builder) root() error {
 	return nil
 }
 
-// Versions of the runtime spec. What 1.0 runtimes do though only 1.1 wrote it
-// down (errnoRet, unified, rro) needs no more than the first.
+// Versions of the runtime spec. Runtimes of 1.0 support errnoRet, unified and rro, which were
+// specified only in 1.1.
 const (
 	version10 = "1.0.2"
 	version11 = "1.1.0"

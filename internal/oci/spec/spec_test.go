@@ -17,7 +17,7 @@ import (
 	"github.com/huskd/husk/internal/host"
 )
 
-// facts of a host that can do everything.
+// facts returns the facts of a host that supports everything.
 func facts() host.Facts {
 	return host.Facts{
 		Kernel: "6.18.0", CPUs: 2, Memory: 4 << 30,
@@ -29,7 +29,7 @@ func facts() host.Facts {
 	}
 }
 
-// request is what kubelet and the image's config make of the simplest pod.
+// request returns the request for a container of a minimal pod, as the kubelet sends it.
 func request() Request {
 	return Request{
 		SandboxID: strings.Repeat("ab", 32),
@@ -72,7 +72,7 @@ func request() Request {
 	}
 }
 
-// with returns the simplest request as changed by f.
+// with returns the minimal request, changed by f.
 func with(f func(r *Request)) Request {
 	r := request()
 	f(&r)
@@ -92,22 +92,22 @@ func must(t *testing.T, r Request) Result {
 	return out
 }
 
-// fails asserts an invalid argument whose line names the container and has
-// each of the words.
+// fails checks for an invalid argument in one line that names the container and contains each of
+// the words.
 func fails(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {
 		t.Fatalf("no error; want one with %q", words)
 	}
 	if !errdefs.IsInvalidArgument(err) {
-		t.Errorf("%v: not an invalid argument", err)
+		t.Errorf("error is %v, want an invalid argument", err)
 	}
 	if strings.Contains(err.Error(), "\n") {
 		t.Errorf("%q has more than one line", err)
 	}
 	for _, w := range append(words, `container "server": `) {
 		if !strings.Contains(err.Error(), w) {
-			t.Errorf("%q lacks %q", err, w)
+			t.Errorf("error %q does not contain %q", err, w)
 		}
 	}
 }
@@ -115,8 +115,7 @@ func fails(t *testing.T, err error, words ...string) {
 func compare(t *testing.T, name string, r Result) {
 	t.Helper()
 	if s := r.Spec.Linux.Seccomp; s != nil {
-		// The rules depend on the kernel and the processor; security_test.go
-		// looks at them.
+		// The rules depend on the kernel and the CPU; security_test.go checks them.
 		s.Architectures, s.Syscalls = nil, []specs.LinuxSyscall{{Names: []string{"…"}, Action: specs.ActAllow}}
 	}
 	golden.JSON(t, filepath.Join("testdata", name+".json"), r)
@@ -206,8 +205,8 @@ func TestInfraFails(t *testing.T) {
 	}
 }
 
-// TestRequestIsNotChanged: a request's parts are shared with the records of
-// the sandbox and the container.
+// TestRequestIsNotChanged checks that Container doesn't modify its request, whose parts are shared
+// with the records of the sandbox and the container.
 func TestRequestIsNotChanged(t *testing.T) {
 	t.Parallel()
 	r := with(func(r *Request) {
@@ -232,20 +231,20 @@ func TestRequestIsNotChanged(t *testing.T) {
 func TestVersion(t *testing.T) {
 	t.Parallel()
 	if got := must(t, request()).Spec.Version; got != "1.0.2" {
-		t.Errorf("plain: %s", got)
+		t.Errorf("version of a plain spec is %s", got)
 	}
 	mapped := must(t, with(func(r *Request) {
 		r.Config.Mounts = []*runtimeapi.Mount{{ContainerPath: "/d", HostPath: "/h", UidMappings: []*runtimeapi.IDMapping{{HostId: 1, Length: 1}}}}
 	}))
 	if got := mapped.Spec.Version; got != "1.1.0" {
-		t.Errorf("mapped mounts: %s", got)
+		t.Errorf("version with mapped mounts is %s", got)
 	}
 	notify := must(t, with(func(r *Request) {
 		security(r).Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "/p.json"}
 		r.Seccomp = []byte(`{"defaultAction":"SCMP_ACT_ALLOW","listenerPath":"/run/agent"}`)
 	}))
 	if got := notify.Spec.Version; got != "1.1.0" {
-		t.Errorf("seccomp listener: %s", got)
+		t.Errorf("version with a seccomp listener is %s", got)
 	}
 }
 
@@ -272,7 +271,7 @@ func TestBadText(t *testing.T) {
 	}
 }
 
-// FuzzContainer: whatever a client sends, there is a spec or an error.
+// FuzzContainer checks that every request results in a spec or an invalid argument.
 func FuzzContainer(f *testing.F) {
 	r := with(func(r *Request) {
 		security(r).Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"ALL"}, AddAmbientCapabilities: []string{"CHOWN"}}
@@ -302,7 +301,7 @@ func FuzzContainer(f *testing.F) {
 		out, err := Container(r)
 		if err != nil {
 			if !errdefs.IsInvalidArgument(err) {
-				t.Errorf("%v: not an invalid argument", err)
+				t.Errorf("error is %v, want an invalid argument", err)
 			}
 			return
 		}
@@ -313,7 +312,7 @@ func FuzzContainer(f *testing.F) {
 	})
 }
 
-// A nil message is what a client sends that leaves it out.
+// TestNilMessages has nil for messages that a client leaves out.
 func TestNilMessages(t *testing.T) {
 	t.Parallel()
 	_, err := Container(Request{})
@@ -324,7 +323,7 @@ func TestNilMessages(t *testing.T) {
 	r.Sandbox, r.Config, r.Namespaces.PID = nil, nil, "/run/husk/pid"
 	out := must(t, r)
 	if got := out.Spec.Linux.MaskedPaths; !slices.Equal(got, DefaultMaskedPaths()) {
-		t.Errorf("no security context: masked %v", got)
+		t.Errorf("masked paths without a security context are %v", got)
 	}
 }
 

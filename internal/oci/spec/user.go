@@ -13,30 +13,29 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// UserRequest asks as whom a container is to run.
+// UserRequest is the input of ResolveUser.
 type UserRequest struct {
 	// Container and Image are names for messages.
 	Container, Image string
-	// ImageUser is the USER of the image's config: "", "u" or "u:g", each part
-	// a name or a number.
+	// ImageUser is the USER of the image's config: "", "u" or "u:g", with names or numbers.
 	ImageUser string
 	Security  *runtimeapi.LinuxContainerSecurityContext
 }
 
-// maxID is the largest user and group ID: the kernel takes -1 for "none".
+// maxID is the largest user and group ID. For the kernel -1 means none.
 const maxID = math.MaxUint32 - 1
 
-// ResolveUser returns the user by the content of the image's /etc/passwd and
-// /etc/group, either of which may be nil, and the user's home directory: "/"
-// if nothing else is known. Malformed lines in the files are ignored.
+// ResolveUser returns the user that a container runs as, and its home directory, "/" if unknown.
+// passwd and group are the contents of the image's /etc/passwd and /etc/group, and may be nil.
+// Malformed lines are ignored.
 //
-// The security context's user goes before the image's. If it is the same user
-// and names no group, the image's group stands: the kubelet always sends the
-// user part of the image's USER, and would else lose the group. A user whose
-// group is named nowhere has that of /etc/passwd, or 0.
+// The security context's user overrides the image's. If both are the same user and the security
+// context sets no group, the image's group applies: the kubelet always sends the user part of the
+// image's USER, and the group would be lost. Without any group the user has that of /etc/passwd, or
+// 0.
 //
-// The additional groups begin with the user's own. Those that /etc/group has
-// the user in are among them unless the policy is Strict.
+// The additional groups begin with the user's own. They include the groups with the user as a
+// member in /etc/group, unless the policy is Strict.
 func ResolveUser(r UserRequest, passwd, group []byte) (specs.User, string, error) {
 	bad := func(field, format string, args ...any) error {
 		return invalid(r.Container, field+": "+fmt.Sprintf(format, args...))
@@ -85,8 +84,7 @@ func ResolveUser(r UserRequest, passwd, group []byte) (specs.User, string, error
 	return out, user.home, nil
 }
 
-// asked returns the user and group to look up, in words; the group may be
-// empty.
+// asked returns the user and group to look up, each a name or a number. The group may be empty.
 func (r UserRequest) asked(bad func(field, format string, args ...any) error) (string, string, error) {
 	const prefix = "linux.security_context."
 	s := r.Security
@@ -132,8 +130,8 @@ type groupEntry struct {
 	members []string
 }
 
-// parsePasswd reads name:password:uid:gid:comment:home:shell, of which small
-// images leave out the last ones.
+// parsePasswd parses lines of name:password:uid:gid:comment:home:shell. Small images leave out the
+// last fields.
 func parsePasswd(content []byte) []passwdEntry {
 	var out []passwdEntry
 	for fields := range lines(content, 4) {
@@ -151,7 +149,7 @@ func parsePasswd(content []byte) []passwdEntry {
 	return out
 }
 
-// parseGroup reads name:password:gid:member,member.
+// parseGroup parses lines of name:password:gid:member,member.
 func parseGroup(content []byte) []groupEntry {
 	var out []groupEntry
 	for fields := range lines(content, 3) {
@@ -168,7 +166,7 @@ func parseGroup(content []byte) []groupEntry {
 	return out
 }
 
-// lines yields the fields of each line that has at least so many and a name.
+// lines yields the fields of each line that has a name and at least that many fields.
 func lines(content []byte, atLeast int) iter.Seq[[]string] {
 	return func(yield func([]string) bool) {
 		for line := range bytes.Lines(content) {
@@ -185,9 +183,9 @@ func parseID(text string) (uint32, bool) {
 	return uint32(n), err == nil && n <= maxID
 }
 
-// lookupUser finds a user by name or number. A number need not be in the file;
-// known says whether it is. A number is never a name: an image could call its
-// root "1000" and so get past runAsNonRoot.
+// lookupUser finds a user by name or number. A number need not be in the file; known says whether
+// it is. A number is never looked up as a name, or an image could name its root "1000" to
+// circumvent runAsNonRoot.
 func lookupUser(text string, entries []passwdEntry) (user passwdEntry, known, ok bool) {
 	uid, number := parseID(text)
 	for _, e := range entries {
