@@ -90,7 +90,7 @@ func TestBenchIsInterrupted(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = cmd.Wait()
-		if signal != syscall.SIGKILL && !strings.Contains(says.String(), "interrupted: what it made is removed") {
+		if signal != syscall.SIGKILL && !strings.Contains(says.String(), "interrupted: everything that was created is removed") {
 			t.Errorf("%v: it says %q", signal, says.String())
 		}
 		if signal == syscall.SIGKILL {
