@@ -142,6 +142,7 @@ var allowed = map[string][]string{
 	"internal/trace/export":             {"internal/trace"},
 	"internal/agent/source/apiserver":   {"internal/agent/source"},
 	"internal/cluster/kubeletapi":       {"internal/stream"},
+	"internal/cri":                      {"internal/stream"},
 	"internal/oci/monitor":              {"internal/oci/record", "internal/host", "internal/oci/stdio", "internal/oci/bundle", "internal/oci/exectag", "internal/oci/pause", "internal/cgroup", "internal/oci/conmon", "internal/pidfd", "internal/poll"},
 	"internal/oci/conmon":               {"internal/pidfd", "internal/poll"},
 	"internal/oci/record":               {"internal/oci/bundle"},

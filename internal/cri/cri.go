@@ -25,14 +25,8 @@ import (
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/stats"
+	"github.com/huskd/husk/internal/stream"
 )
-
-// Streams serves interactive sessions. Each call returns a URL that can be used once.
-type Streams interface {
-	Exec(*runtimeapi.ExecRequest) (url string, err error)
-	Attach(*runtimeapi.AttachRequest) (url string, err error)
-	PortForward(*runtimeapi.PortForwardRequest) (url string, err error)
-}
 
 // Config holds what the services need.
 type Config struct {
@@ -41,7 +35,7 @@ type Config struct {
 	Images     *image.Store
 	Events     *Events
 	Meter      *stats.Meter
-	Streams    Streams
+	Streams    *stream.Server
 	// NetworkReady returns why no pod can be attached now, or nil.
 	NetworkReady func(context.Context) error
 	// Networks returns the networks that pods are attached to.
