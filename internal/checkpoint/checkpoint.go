@@ -152,7 +152,7 @@ func (d Dir) Info() (info Info, err error) {
 	return info, nil
 }
 
-// read reads a file, which nobody vouches for.
+// read reads a file of the checkpoint, which is not trusted.
 func (d Dir) read(name string) ([]byte, error) {
 	f, err := os.OpenFile(filepath.Join(string(d), name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {

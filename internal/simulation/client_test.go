@@ -517,8 +517,8 @@ func (r *run) finish() {
 	r.ended.Wait()
 }
 
-// checkKnown checks that some client knows what has ended: the rest must be removed by itself. Lost
-// records may have said so, though.
+// checkKnown checks that some client knows what has ended, as huskd removes the rest by itself. After a
+// loss of records it can't know which that is.
 func (r *run) checkKnown(id string) {
 	r.mu.Lock()
 	known := r.known[id] || r.everLost

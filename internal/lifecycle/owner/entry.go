@@ -123,8 +123,8 @@ func (e *Entry[S, R, C, V]) Create(ctx context.Context, created func()) {
 	}
 }
 
-// Change runs fn, which changes the entry, to its end. It returns early, with an error that says what
-// is still being done, if ctx ends before.
+// Change runs fn, which changes the entry, to its end. If ctx ends first, Change returns an error: the
+// entry is "still being" done, such as "stopped".
 func (e *Entry[S, R, C, V]) Change(ctx context.Context, done string, fn func() error) error {
 	result := make(chan error, 1)
 	e.owner.Go(func() { result <- fn() })
@@ -224,7 +224,7 @@ func (w walk[S, R, C, V]) Enter(to S) error {
 		e.owner.forget(e)
 	}
 	e.publish()
-	if to == table.Ended { // whoever waits for that finds it in the status
+	if to == table.Ended { // after publish, so that waiters find it in the status
 		e.closeEnded()
 	}
 	return nil
@@ -316,8 +316,9 @@ func (e *Entry[S, R, C, V]) TakeDown(prepare func() lifecycle.Event) {
 	})
 }
 
-// AwaitExit returns how the entry's process has ended, or why that can't be known. Only NotFound says
-// that: after any other error, such as too many open files, wait is called again.
+// AwaitExit waits for the end of the entry's process. It calls wait again after errors that say nothing
+// about the process, such as too many open files. It returns an error if the runtime doesn't know the
+// process, which is errdefs.ErrNotFound, or if huskd ends.
 func (e *Entry[S, R, C, V]) AwaitExit(wait func(ctx context.Context, id string) (oci.Exit, error)) (oci.Exit, error) {
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		exit, err := wait(e.owner.closing, e.ID)
