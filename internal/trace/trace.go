@@ -52,13 +52,6 @@ func (s *Span) End(err error) {
 	s.span.End()
 }
 
-// Note adds attributes to ctx's span. attributes alternates names and values.
-func Note(ctx context.Context, attributes ...string) {
-	if span := oteltrace.SpanFromContext(ctx); span.IsRecording() {
-		span.SetAttributes(Attributes(attributes)...)
-	}
-}
-
 // Follow returns ctx with the span of from. It is for work that continues after from has
 // ended.
 func Follow(ctx, from context.Context) context.Context {
