@@ -135,7 +135,8 @@ func (p Pins) setSysctls() error {
 		return nil
 	}
 	uid, _ := p.Owner.Root()
-	// The raw system call changes this thread only, which ends. syscall.Setresuid changes all threads.
+	// The raw system call changes this thread only, which ends. syscall.Setresuid changes all
+	// threads.
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(uid), ^uintptr(0)); errno != 0 {
 		return fmt.Errorf("become user %d: %w", uid, errno)
 	}

@@ -133,8 +133,8 @@ func (n *Network) repairBase() (repaired bool, err error) {
 	return true, n.dp.RepairBase(n.basePlan(), elements)
 }
 
-// rollBack removes a record whose addresses were never used, and what was made of it. If that fails,
-// the reaper retries.
+// rollBack removes a record whose addresses were never used, and what was made of it. If that
+// fails, the reaper retries.
 func (n *Network) rollBack(r *record, p plan.Plan) error {
 	err := n.ledger.release(r)
 	if err == nil {

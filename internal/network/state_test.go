@@ -195,7 +195,8 @@ func TestDetachWhenTheNamespaceIsGone(t *testing.T) {
 	})
 }
 
-// TestTrafficEndsBeforeDetachReturns checks that Detach ends the traffic before the link is deleted.
+// TestTrafficEndsBeforeDetachReturns checks that Detach ends the traffic before the link is
+// deleted.
 func TestTrafficEndsBeforeDetachReturns(t *testing.T) {
 	inEachWorld(t, func(t *testing.T, l *lab, cfg Config, stacks []stack) {
 		n := l.open(cfg)

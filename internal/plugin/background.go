@@ -59,8 +59,8 @@ func (b *background) finish(p *Plugin, dir string, n *daemonless.Network) {
 	}
 }
 
-// closeDelay is longer than the kernel usually takes to free what was deleted. Closing a socket earlier
-// makes other calls wait, see daemonless.Config.Close.
+// closeDelay is longer than the kernel usually takes to free what was deleted. Closing a socket
+// earlier makes other calls wait, see daemonless.Config.Close.
 const closeDelay = 100 * time.Millisecond
 
 // close closes a call's sockets in the background. Closing changes nothing in the kernel, so errors

@@ -18,7 +18,8 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// addressKey returns the key of an address. It has 16 bytes, so that both families sort in one order.
+// addressKey returns the key of an address. It has 16 bytes, so that both families sort in one
+// order.
 func addressKey(a netip.Addr) []byte {
 	b := a.As16()
 	return b[:]

@@ -34,8 +34,8 @@ const (
 	answerSize, listSize = 8 << 10, 64 << 10
 )
 
-// Dial opens a socket of a protocol, such as NETLINK_ROUTE, in the network
-// namespace of the calling thread.
+// Dial opens a socket of a protocol, such as NETLINK_ROUTE, in the network namespace of the calling
+// thread.
 func Dial(protocol int) (*Conn, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {

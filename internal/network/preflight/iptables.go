@@ -82,8 +82,7 @@ func (f legacyFamily) readForward() (chain []byte, policy int, err error) {
 		return nil, 0, err
 	}
 	defer unix.Close(fd)
-	// struct ipt_getinfo: name, valid_hooks, hook_entry[5], underflow[5],
-	// num_entries, size.
+	// struct ipt_getinfo: name, valid_hooks, hook_entry[5], underflow[5], num_entries, size.
 	info := make([]byte, tableName+4*(1+2*hooks+2))
 	copy(info, "filter")
 	if err := f.get(fd, soGetInfo, info); err != nil {

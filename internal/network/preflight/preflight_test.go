@@ -117,7 +117,8 @@ func TestForwardPolicy(t *testing.T) {
 	}
 }
 
-// TestForwardPolicyCreatesNoLegacyTable guards against asking the kernel for a table, which creates it.
+// TestForwardPolicyCreatesNoLegacyTable guards against asking the kernel for a table, which creates
+// it.
 func TestForwardPolicyCreatesNoLegacyTable(t *testing.T) {
 	n := newNode(t)
 	n.firewalls(plan.PTP)
