@@ -160,7 +160,7 @@ func (c *conf) identity(command string) error {
 			"use one of "+strings.Join(version.All.SupportedVersions(), ", "))
 	}
 	if ok, err := version.GreaterThanOrEqualTo(c.CNIVersion, since[command]); !ok || err != nil {
-		return fault(types.ErrIncompatibleCNIVersion, "cniVersion %s has no %s: it came with %s", c.CNIVersion, command, since[command])
+		return fault(types.ErrIncompatibleCNIVersion, "cniVersion %s has no %s: it was added in %s", c.CNIVersion, command, since[command])
 	}
 	if c.DataDir == "" {
 		c.DataDir = DefaultDataDir
@@ -206,7 +206,7 @@ func unknown(stdin []byte) error {
 func (c *conf) check() error {
 	invalid := func(format string, args ...any) error { return fault(types.ErrInvalidNetworkConfig, format, args...) }
 	if c.IPAM.Type != "" {
-		return fault(types.ErrUnsupportedField, "ipam: husk-cni gives out addresses itself: write subnet or ranges in its place")
+		return fault(types.ErrUnsupportedField, "ipam: husk-cni allocates addresses itself: use subnet or ranges instead")
 	}
 	switch {
 	case c.Mode != string(plan.PTP) && c.Mode != string(plan.Bridge):
@@ -225,9 +225,9 @@ func (c *conf) check() error {
 		case !r.Dst.IsValid() || r.Dst != r.Dst.Masked():
 			return invalid("routes: dst %v: not a prefix such as 10.0.0.0/8", r.Dst)
 		case r.Via.IsValid() && r.Via.Is4() != r.Dst.Addr().Is4():
-			return invalid("routes: %v via %v: not of one family", r.Dst, r.Via)
+			return invalid("routes: %v via %v: not of the same family", r.Dst, r.Via)
 		case r.Via.IsValid() && c.Mode == string(plan.PTP):
-			return invalid("routes: %v via %v: in mode ptp, all goes by the node: leave gw out", r.Dst, r.Via)
+			return invalid("routes: %v via %v: in mode ptp, the node routes everything: remove gw", r.Dst, r.Via)
 		}
 	}
 	return nil
@@ -243,7 +243,7 @@ func (c *conf) ranges() ([]ipam.Ranges, error) {
 		}
 	}
 	if len(sets) == 0 {
-		return nil, fault(types.ErrInvalidNetworkConfig, "no subnet: write one, or ranges for two families")
+		return nil, fault(types.ErrInvalidNetworkConfig, "no subnet: set subnet, or ranges for two families")
 	}
 	var out []ipam.Ranges
 	for _, set := range sets {
@@ -266,12 +266,12 @@ func (c *conf) ranges() ([]ipam.Ranges, error) {
 		four := ranges[0].First.Is4()
 		for _, r := range ranges {
 			if r.First.Is4() != four {
-				return nil, fault(types.ErrInvalidNetworkConfig, "%s: %v and %v are of two families: make two lists of them", field, ranges[0].Subnet, r.Subnet)
+				return nil, fault(types.ErrInvalidNetworkConfig, "%s: %v and %v are of different families: use one list for each", field, ranges[0].Subnet, r.Subnet)
 			}
 		}
 		for _, other := range out {
 			if other[0].First.Is4() == four {
-				return nil, fault(types.ErrInvalidNetworkConfig, "%s: %v and %v are of one family: make one list of them", field, other[0].Subnet, ranges[0].Subnet)
+				return nil, fault(types.ErrInvalidNetworkConfig, "%s: %v and %v are of the same family: use one list for both", field, other[0].Subnet, ranges[0].Subnet)
 			}
 		}
 		out = append(out, ranges)

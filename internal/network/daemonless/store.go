@@ -115,7 +115,7 @@ func (l *locked) open(write bool, fn func(*tx) error) (err error) {
 			return bucket
 		})
 		if !ok {
-			return damaged(path, errors.New("a part of it can't be made"))
+			return damaged(path, errors.New("a bucket can't be created"))
 		}
 		return fn(t)
 	})

@@ -129,7 +129,7 @@ func (p *pool) request(addr netip.Addr, now time.Time) error {
 		return nil
 	}
 	if !ok || !p.free.has(i) {
-		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("address %v of range %v is not for pods", addr, p.prefix))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("address %v of range %v can't be assigned to pods", addr, p.prefix))
 	}
 	p.free.clear(i)
 	return nil

@@ -22,7 +22,7 @@ func PortsFree(ports []pod.PortMapping) error {
 		for _, addr := range listenAddresses(p.HostIP) {
 			taken, err := taken(p, addr)
 			if err != nil {
-				return fmt.Errorf("host port %d/%s: see whether it is free: %w", p.HostPort, p.Protocol, err)
+				return fmt.Errorf("host port %d/%s: check whether it is free: %w", p.HostPort, p.Protocol, err)
 			}
 			if !taken {
 				continue
