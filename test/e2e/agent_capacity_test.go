@@ -11,7 +11,7 @@ import (
 // when there is.
 func TestCapacity(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	asks := func(name, requests, more string) string {
 		return podOf(name, more+only("resources: {requests: {"+requests+"}}, command: [sleep, '1000']"))
 	}
@@ -25,7 +25,7 @@ func TestCapacity(t *testing.T) {
 	}
 	most := fmt.Sprintf("memory: %dKi", kilobytes/10*6)
 	w.run(asks("huge", "cpu: 1000", ""))
-	w.turnOut(map[string]string{"huge": `OutOfcpu: the pod requests 1k of cpu; other pods have .* of the node's \d+: it starts when enough is free`})
+	w.awaitStatus(map[string]string{"huge": `OutOfcpu: the pod requests 1k of cpu; other pods have .* of the node's \d+: it starts when enough is free`})
 	if out := w.MustHusk("ps"); !strings.Contains(out, "OutOfcpu") {
 		t.Error(out)
 	}
@@ -50,7 +50,7 @@ func TestCapacity(t *testing.T) {
 	w.eventually("first", "waiting", func(p listed) bool { return p.Reason == "OutOfmemory" })
 	w.MustHusk("rm", "-f", "huge", "second")
 	w.eventually("first", "ready", isReady)
-	w.rid("first")
+	w.remove("first")
 
 	// A host port is waited for too.
 	port := func(name string) string {
@@ -58,20 +58,20 @@ func TestCapacity(t *testing.T) {
 	}
 	w.run(port("one"), "--wait")
 	w.run(port("two"))
-	w.turnOut(map[string]string{"two": `CreatePodSandboxError: .*8080/tcp.*`})
+	w.awaitStatus(map[string]string{"two": `CreatePodSandboxError: .*8080/tcp.*`})
 	if out := w.MustHusk("events", "two"); !strings.Contains(out, "8080/tcp") {
 		t.Error(out)
 	}
 	w.MustHusk("rm", "-f", "one")
 	w.eventually("two", "ready", isReady)
-	w.rid("two")
+	w.remove("two")
 	w.end()
 }
 
-// TestSecretsAreKept where only root can read them.
-func TestSecretsAreKept(t *testing.T) {
+// TestSecretFileModes where only root can read them.
+func TestSecretFileModes(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	secret := "apiVersion: v1\nkind: Secret\nmetadata: {name: login}\nstringData: {password: 5ecr3t-w0rd}\n---\n"
 	w.run(secret+podOf("web", "volumes: [{name: s, secret: {secretName: login}}], "+only("volumeMounts: [{name: s, mountPath: /s}], env: [{name: P, valueFrom: {secretKeyRef: {name: login, key: password}}}], command: [sleep, '1000']")), "--wait")
 	// Pinned namespaces can't be searched.
@@ -92,6 +92,6 @@ func TestSecretsAreKept(t *testing.T) {
 			t.Errorf("%s has mode %s", path, mode)
 		}
 	}
-	w.rid("web")
+	w.remove("web")
 	w.end()
 }

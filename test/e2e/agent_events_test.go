@@ -14,7 +14,7 @@ import (
 // TestDescribe: what a person is told of a pod that isn't well.
 func TestDescribe(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	follow := w.Command(ctx, w.Binary("husk"), "--socket", "unix://"+w.State+"/husk.sock", "events", "-f", "ill")
@@ -66,7 +66,7 @@ func TestDescribe(t *testing.T) {
 		return ""
 	})
 	t.Log(text)
-	w.rid("ill")
+	w.remove("ill")
 	if r := w.Husk("events", "ill"); r.Code != 0 || !strings.Contains(r.Stdout, "Killing") {
 		t.Errorf("what happened to a pod that is gone: %+v", r)
 	}

@@ -16,7 +16,7 @@ import (
 
 // forwarding starts husk port-forward and returns the ports of the node that
 // lead to the pod's, in their order, and what ends it.
-func (w *ward) forwarding(args ...string) (local []string, end func() (errs string)) {
+func (w *testEnv) portForward(args ...string) (local []string, end func() (errs string)) {
 	w.t.Helper()
 	cmd := w.Command(w.t.Context(), w.Binary("husk"), append([]string{"--socket", "unix://" + w.State + "/husk.sock", "port-forward", "--address", "127.0.0.1"}, args...)...)
 	var errs bytes.Buffer
@@ -50,18 +50,18 @@ func (w *ward) forwarding(args ...string) (local []string, end func() (errs stri
 // node, by the number of the port or by its name.
 func TestPortForward(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	const ports = "ports: [{name: web, containerPort: 8080}, {name: dns, containerPort: 53, protocol: UDP}], "
 	w.run(podOf("inner", only(ports+"command: "+shell("mkdir /tmp/w; dd if=/dev/urandom of=/tmp/w/big bs=1M count=20 2>/dev/null; echo inside >/tmp/w/index.html; exec httpd -f -p 127.0.0.1:8080 -h /tmp/w")+
 		", readinessProbe: {exec: {command: [wget, -qO, /dev/null, 'http://127.0.0.1:8080/']}, periodSeconds: 1}")), "--wait")
-	local, end := w.forwarding("inner", ":8080", ":web", "0:81")
+	local, end := w.portForward("inner", ":8080", ":web", "0:81")
 	for _, port := range local[:2] {
 		if got := w.Must("busybox", "wget", "-qO-", "http://127.0.0.1:"+port+"/"); got != "inside\n" {
 			t.Errorf("through port %s: %q", port, got)
 		}
 	}
 	// Many at a time, each whole.
-	want := strings.Fields(w.in("inner", "sha256sum /tmp/w/big"))[0]
+	want := strings.Fields(w.sh("inner", "sha256sum /tmp/w/big"))[0]
 	sums := make(chan string)
 	for range 4 {
 		go func() {
@@ -86,7 +86,7 @@ func TestPortForward(t *testing.T) {
 	w.fails("no pod", w.Husk("port-forward", "nobody", ":80"), 1, `husk: no pod "nobody": husk ps -a lists them`)
 
 	// It ends when the pod does.
-	local, end = w.forwarding("inner", ":web")
+	local, end = w.portForward("inner", ":web")
 	w.MustHusk("stop", "inner")
 	if r := w.Run("busybox", "wget", "-qO-", "http://127.0.0.1:"+local[0]+"/"); r.Code == 0 {
 		t.Error("a stopped pod answers")
@@ -95,11 +95,11 @@ func TestPortForward(t *testing.T) {
 		t.Error(errs)
 	}
 	w.fails("a stopped pod", w.Husk("port-forward", "inner", ":web"), 1, "husk: pod default/inner has no network now: it is Stopped")
-	w.rid("inner")
+	w.remove("inner")
 
 	// A pod in the node's network has its loopback too.
 	w.run(podOf("host", "hostNetwork: true, "+only("command: "+shell("exec httpd -f -p 127.0.0.1:8099 -h /www"))), "--wait")
-	local, end = w.forwarding("host", ":8099")
+	local, end = w.portForward("host", ":8099")
 	node.Eventually(t, 30*time.Second, func() string {
 		if r := w.Run("busybox", "wget", "-qO-", "http://127.0.0.1:"+local[0]+"/cgi-bin/index.cgi"); r.Code != 0 {
 			return r.Stderr
@@ -107,14 +107,14 @@ func TestPortForward(t *testing.T) {
 		return ""
 	})
 	end()
-	w.rid("host")
+	w.remove("host")
 	w.end()
 }
 
 // TestTop: what a pod uses is told of it and of each container, and adds up.
 func TestTop(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	w.run(podOf("busy", "containers: [{name: spins, image: 'localhost/web:1', resources: {limits: {cpu: 200m, memory: 64Mi}}, command: "+shell("while :; do :; done")+"}, "+
 		"{name: hoards, image: 'localhost/web:1', resources: {limits: {memory: 128Mi}}, command: "+shell("a=$(yes xxxxxxxx | head -c 20000000); sleep 1000 & sleep 1000; echo $a")+"}]"), "--wait")
 	type used struct {
@@ -155,7 +155,7 @@ func TestTop(t *testing.T) {
 	if out := w.MustHusk("top"); !regexp.MustCompile(`(?m)^busy +[0-9]+m +[0-9]+Mi .* +[0-9]+ .*/s$`).MatchString(out) || !strings.Contains(out, "\nother ") {
 		t.Error(out)
 	}
-	w.rid("busy")
+	w.remove("busy")
 	w.end()
 }
 
@@ -163,7 +163,7 @@ func TestTop(t *testing.T) {
 // a sidecar that is ended after them doesn't speak for them.
 func TestRunWaits(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	sidecar := "restartPolicy: Never, initContainers: [{name: s, image: 'localhost/web:1', restartPolicy: Always, command: " + shell("trap '' TERM; while :; do sleep 0.1; done") + "}], "
 	r := w.run(podOf("job", sidecar+only("command: "+shell("sleep 1; exit 0"))), "--wait")
 	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "pod default/job completed in ") || !strings.Contains(r.Stderr, "pod default/job ready at ") {
@@ -176,6 +176,6 @@ func TestRunWaits(t *testing.T) {
 	if r.Code != 1 || !strings.HasSuffix(r.Stderr, "husk: not completed within 3s: default/long (running): they keep running, see husk ps -a\n") {
 		t.Errorf("%+v", r)
 	}
-	w.rid("job", "long")
+	w.remove("job", "long")
 	w.end()
 }

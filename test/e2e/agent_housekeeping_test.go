@@ -19,7 +19,7 @@ import (
 func TestLogRotation(t *testing.T) {
 	t.Parallel()
 	flags := node.Flags("--log-max-size", "1", "--log-max-files", "3")
-	w := newWard(t, flags)
+	w := newTestEnv(t, flags)
 	const burst = 8000
 	text := strings.Repeat("x", 150)
 	w.run(podOf("talks", "volumes: [{name: h, hostPath: {path: "+w.Dir+"}}], "+only("volumeMounts: [{name: h, mountPath: /h}], command: "+
@@ -41,7 +41,7 @@ func TestLogRotation(t *testing.T) {
 			return ""
 		})
 		node.Eventually(t, time.Minute, func() string {
-			log, err := os.Stat(filepath.Join(w.logs("talks"), "0.log"))
+			log, err := os.Stat(filepath.Join(w.logDir("talks"), "0.log"))
 			if err != nil || log.Size() >= 1<<20 || rotated() < min(b, 2) {
 				return fmt.Sprintf("the log isn't rotated: %v", files())
 			}
@@ -67,7 +67,7 @@ func TestLogRotation(t *testing.T) {
 	if tail := strings.Split(strings.TrimSpace(w.MustHusk("logs", "--tail", strconv.Itoa(burst-5), "talks")), "\n"); !slices.Equal(tail, lines[len(lines)-burst+5:]) {
 		t.Errorf("the tail has %d lines", len(tail))
 	}
-	w.rid("talks")
+	w.remove("talks")
 	if names := files(); len(names) > 0 {
 		t.Errorf("left are %v", names)
 	}
@@ -75,7 +75,7 @@ func TestLogRotation(t *testing.T) {
 }
 
 // logs is the directory of the logs of a pod's container c.
-func (w *ward) logs(pod string) string {
+func (w *testEnv) logDir(pod string) string {
 	w.t.Helper()
 	dirs, _ := filepath.Glob(w.Root + "/logs/default_" + pod + "_*/c")
 	if len(dirs) != 1 {
@@ -110,7 +110,7 @@ func TestImageCollection(t *testing.T) {
 	}
 	first.Stop()
 	// As if the disk were full from the first byte on.
-	w := wardOn(t, n, node.Flags("--image-gc-high", "0", "--image-gc-low", "0", "--image-gc-min-age", "3", "--pinned-images", "localhost/pin*:1"))
+	w := testEnvOn(t, n, node.Flags("--image-gc-high", "0", "--image-gc-low", "0", "--image-gc-min-age", "3", "--pinned-images", "localhost/pin*:1"))
 	w.run(strings.Replace(podOf("web", only("command: [sleep, '1000']")), "localhost/web:1", "localhost/used:1", 1), "--wait")
 	left := func() string { return w.MustHusk("image", "ls") }
 	node.Eventually(t, time.Minute, func() string {
@@ -127,7 +127,7 @@ func TestImageCollection(t *testing.T) {
 	if !strings.Contains(w.d.Log(), "removed an image, as the disk is nearly full") {
 		t.Error(w.d.Log())
 	}
-	w.rid("web")
+	w.remove("web")
 	node.Eventually(t, time.Minute, func() string {
 		if strings.Contains(left(), "localhost/used") {
 			return "the image that nobody uses any more is still here"
@@ -141,9 +141,9 @@ func TestImageCollection(t *testing.T) {
 // why it isn't.
 func TestOrphans(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	w.run(podOf("web", "volumes: [{name: v, emptyDir: {}}], "+only("volumeMounts: [{name: v, mountPath: /v}], command: [sleep, '1000']")), "--wait")
-	w.in("web", "echo x >/v/f")
+	w.sh("web", "echo x >/v/f")
 	w.d.Stop()
 	for _, dir := range []string{"/pods/gone/volumes/v", "/pods/odd/else", "/logs/default_gone_gone/c"} {
 		if err := os.MkdirAll(w.Root+dir, 0o755); err != nil {
@@ -159,14 +159,14 @@ func TestOrphans(t *testing.T) {
 	if log := w.d.Log(); strings.Count(log, "orphaned pod directory was removed") != 2 || !strings.Contains(log, "orphaned pod directory was kept") {
 		t.Error(log)
 	}
-	w.examined(0, "pod directories", `^.*/pods/odd belongs to a pod that has no record, and was kept: .* contains more than volumes`)
-	if got := w.in("web", "cat /v/f"); got != "x" {
+	w.awaitFinding(0, "pod directories", `^.*/pods/odd belongs to a pod that has no record, and was kept: .* contains more than volumes`)
+	if got := w.sh("web", "cat /v/f"); got != "x" {
 		t.Errorf("the pod that is known has %q", got)
 	}
 	if err := os.RemoveAll(w.Root + "/pods/odd"); err != nil {
 		t.Fatal(err)
 	}
-	w.rid("web")
+	w.remove("web")
 	w.end()
 }
 
@@ -175,7 +175,7 @@ func TestOrphans(t *testing.T) {
 // left alone, and huskd's death changes nothing.
 func TestEviction(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	fill := func(dir string) string {
 		return "command: " + shell("trap '' TERM; echo $(hostname) fills; dd if=/dev/zero of="+dir+"/fill bs=1M count=3 2>/dev/null; while :; do sleep 1000 & wait; done")
 	}
@@ -189,7 +189,7 @@ func TestEviction(t *testing.T) {
 		"volume": "volume v uses .*, more than the emptyDir's sizeLimit of 2Mi", "again": "volume v uses .*, more than the emptyDir's sizeLimit of 2Mi",
 		"layer": "the pod uses .* of disk space, more than the sum of its containers' ephemeral-storage limits, 2Mi",
 	} {
-		said(t, name, w.eventually(name, "evicted", evicted).Message, message)
+		checkLines(t, name, w.eventually(name, "evicted", evicted).Message, message)
 		if out := w.MustHusk("events", name); !strings.Contains(out, "Evicted") {
 			t.Error(out)
 		}
@@ -217,6 +217,6 @@ func TestEviction(t *testing.T) {
 	if p := w.pod("volume"); !evicted(p) {
 		t.Errorf("%+v", p)
 	}
-	w.rid("volume", "layer", "again", "modest")
+	w.remove("volume", "layer", "again", "modest")
 	w.end()
 }

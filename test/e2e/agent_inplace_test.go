@@ -10,9 +10,9 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestChange: of a manifest that was changed what can be changed of a running pod
+// TestManifestChange: of a manifest that was changed what can be changed of a running pod
 // is, by hand and in a directory, and only what has to be is started again.
-func TestChange(t *testing.T) {
+func TestManifestChange(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
 	dir := n.Dir + "/manifests"
@@ -20,7 +20,7 @@ func TestChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	flags := node.Flags("--manifests", dir)
-	w := wardOn(t, n, flags)
+	w := testEnvOn(t, n, flags)
 	text := func(memory, image, command string) string {
 		sleep := "command: " + shell("trap 'exit 0' TERM; sleep 1000 & wait")
 		return podOf("web", "containers: [{name: c, image: 'localhost/web:1', resources: {limits: {memory: "+memory+"}, requests: {cpu: 100m}}, "+command+sleep+"}, {name: d, image: '"+image+"', "+sleep+"}]")
@@ -79,21 +79,21 @@ func TestChange(t *testing.T) {
 	if c2, _ := began(); c2 == c {
 		t.Error("it was not replaced")
 	}
-	w.rid("web")
+	w.remove("web")
 	check(func(text string) { write(t, n, "manifests/web.yaml", text) })
 	if err := os.Remove(dir + "/web.yaml"); err != nil {
 		t.Fatal(err)
 	}
-	w.unharmed("removal of the file")
+	w.checkUnharmed("removal of the file")
 	w.end()
 }
 
-// TestHeldResize: of a manifest that asks for more than there is room for, the pod
+// TestDeferredResize: of a manifest that asks for more than there is room for, the pod
 // keeps what it has, which its events say, and has the rest once there is room. A
 // container that asks for it is started again with what it gets, and no other.
-func TestHeldResize(t *testing.T) {
+func TestDeferredResize(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	raw, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		t.Fatal(err)
@@ -132,6 +132,6 @@ func TestHeldResize(t *testing.T) {
 	if got := w.cgroupFile("first", after.Containers[0].ID, "memory.limit_in_bytes", "memory.max"); got != want || after.Containers[1].ID != before.Containers[1].ID {
 		t.Errorf("its memory is limited to %s, want %s: %+v", got, want, after)
 	}
-	w.rid("first")
+	w.remove("first")
 	w.end()
 }

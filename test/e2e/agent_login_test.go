@@ -97,7 +97,7 @@ func dockerRegistry(t *testing.T, n *node.Node) (host string, end func()) {
 // so, and gets it as soon as the Secret is right.
 func TestImagePullSecrets(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	host, end := dockerRegistry(t, w.Node)
 	secret := func(at, password string) string {
 		file := fmt.Sprintf(`{"auths":{%q:{"username":%q,"password":%q}}}`, at, registryUser, password)
@@ -111,7 +111,7 @@ func TestImagePullSecrets(t *testing.T) {
 	w.run(secret(host, "wrong") + pod("wrong", login))
 	w.run(secret("other.test", registryPassword) + pod("elsewhere", login))
 	refused := `(ErrImagePull|ImagePullBackOff): .*` + regexp.QuoteMeta(host) + `/team/web:1.*(login|log in|authoriz|credentials|password).*`
-	w.turnOut(map[string]string{"nobody": refused, "wrong": refused, "elsewhere": refused})
+	w.awaitStatus(map[string]string{"nobody": refused, "wrong": refused, "elsewhere": refused})
 	for _, name := range []string{"nobody", "wrong", "elsewhere"} {
 		t.Logf("%s: %s", name, w.pod(name).Message)
 	}
@@ -129,6 +129,6 @@ func TestImagePullSecrets(t *testing.T) {
 		t.Error("the password is told")
 	}
 	end()
-	w.rid("nobody", "wrong", "elsewhere", "right")
+	w.remove("nobody", "wrong", "elsewhere", "right")
 	w.end()
 }

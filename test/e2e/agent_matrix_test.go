@@ -45,10 +45,10 @@ func versioned(name, version string) string {
 	return strings.Replace(pod, "metadata: {", "metadata: {labels: {v: '"+version+"'}, ", 1)
 }
 
-// TestSourceMatrix: files come, change, break and go, as do what a URL says and
+// TestManifestSources: files come, change, break and go, as do what a URL says and
 // what people run, and huskd is killed meanwhile. What is declared in the end is
 // what runs.
-func TestSourceMatrix(t *testing.T) {
+func TestManifestSources(t *testing.T) {
 	t.Parallel()
 	const steps, look = 300, 60
 	n := node.New(t)
@@ -68,7 +68,7 @@ func TestSourceMatrix(t *testing.T) {
 		t.Fatal(err)
 	}
 	flags := node.Flags("--manifests", dir, "--manifest-url", "http://"+listener.Addr().String()+"/", "--manifest-url-interval", "1")
-	w := wardOn(t, n, flags)
+	w := testEnvOn(t, n, flags)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -95,7 +95,7 @@ func TestSourceMatrix(t *testing.T) {
 		case what < 60 && files[file] != "":
 			// What the file had may not have been read yet: it may be written over
 			// only when it has.
-			node.Eventually(t, time.Minute, func() string { return w.off(map[string]string{file: files[file]}, false) })
+			node.Eventually(t, time.Minute, func() string { return w.mismatch(map[string]string{file: files[file]}, false) })
 			must(os.WriteFile(path(file), []byte("kind: ["), 0o600))
 		case what < 75:
 			web.mu.Lock()
@@ -127,7 +127,7 @@ func TestSourceMatrix(t *testing.T) {
 			}
 		}
 		web.mu.Unlock()
-		node.Eventually(t, 2*time.Minute, func() string { return w.off(want, true) })
+		node.Eventually(t, 2*time.Minute, func() string { return w.mismatch(want, true) })
 	}
 	for i := range steps {
 		step()
@@ -148,13 +148,13 @@ func TestSourceMatrix(t *testing.T) {
 		delete(ran, name)
 	}
 	converge()
-	w.unharmed("all that")
+	w.checkUnharmed("all that")
 	w.end()
 }
 
 // off says which of the pods don't run as wanted and, if those are all, which
 // others do.
-func (w *ward) off(want map[string]string, all bool) string {
+func (w *testEnv) mismatch(want map[string]string, all bool) string {
 	w.t.Helper()
 	var pods []listed
 	if err := json.Unmarshal([]byte(w.MustHusk("ps", "-a", "-o", "json")), &pods); err != nil {

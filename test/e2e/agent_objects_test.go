@@ -22,11 +22,11 @@ stringData: {user: me, password: t0p}
 ---
 `
 
-// TestObjects has containers told of config maps and secrets in all the ways
+// TestConfigMapsAndSecrets has containers told of config maps and secrets in all the ways
 // that there are.
-func TestObjects(t *testing.T) {
+func TestConfigMapsAndSecrets(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	const volumes = `volumes: [
     {name: s, configMap: {name: settings, items: [{key: color, path: a/b, mode: 0400}, {key: shape, path: c}]}},
     {name: l, secret: {secretName: login, defaultMode: 0440}},
@@ -69,26 +69,26 @@ spec:
 	if r := w.run(fmt.Sprintf(settings, "blue")+pod, "--wait"); r.Code != 0 {
 		t.Fatal(r)
 	}
-	said(t, "the container", w.MustHusk("logs", "told"),
+	checkLines(t, "the container", w.MustHusk("logs", "told"),
 		"COLOR=blue", "S_color=blue", "S_shape=round", "password=t0p", "user=mine",
 		`blueroundmeapp="web" tier="1"64bluemetold`,
 		"440 2000 644 2000 440 2000 2777 2000 1000 2000",
 		".*Read-only file system", "2000", "roundblue")
-	w.rid("told")
+	w.remove("told")
 	w.fails("no pod", w.run(fmt.Sprintf(settings, "blue")), 1, ".*it contains no pod: put config maps and secrets beside the pods that use them")
 	w.end()
 }
 
-// TestObjectsChange: files follow their config map, nothing is started anew,
+// TestConfigMapChange: files follow their config map, nothing is started anew,
 // and what waits for one begins when it comes.
-func TestObjectsChange(t *testing.T) {
+func TestConfigMapChange(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
 	dir := n.Dir + "/manifests"
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	w := wardOn(t, n, node.Flags("--manifests", dir))
+	w := testEnvOn(t, n, node.Flags("--manifests", dir))
 	write(t, n, "manifests/pod.yaml", podOf("waits", "volumes: [{name: s, configMap: {name: settings}}], "+
 		only("env: [{name: C, valueFrom: {configMapKeyRef: {name: settings, key: color}}}], volumeMounts: [{name: s, mountPath: /s}, {name: s, mountPath: /part, subPath: color}], command: [sleep, '1000']")))
 	p := w.eventually("waits", "waiting", func(p listed) bool { return p.Reason == "CreateContainerConfigError" })
@@ -105,7 +105,7 @@ func TestObjectsChange(t *testing.T) {
 	has := func(color, rest string) {
 		t.Helper()
 		node.Eventually(t, 20*time.Second, func() string {
-			if got := w.in("waits", "cat /s/color; echo; cat /part; echo; echo $C"); got != color+"\n"+rest {
+			if got := w.sh("waits", "cat /s/color; echo; cat /part; echo; echo $C"); got != color+"\n"+rest {
 				return fmt.Sprintf("it has %q", got)
 			}
 			return ""
@@ -134,6 +134,6 @@ func TestObjectsChange(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.unharmed("removal of the files")
+	w.checkUnharmed("removal of the files")
 	w.end()
 }

@@ -11,7 +11,7 @@ import (
 
 // eventually waits for a pod to be as want says, and shows how it is if it
 // doesn't come to that.
-func (w *ward) eventually(pod, what string, want func(listed) bool) listed {
+func (w *testEnv) eventually(pod, what string, want func(listed) bool) listed {
 	w.t.Helper()
 	var p listed
 	node.Eventually(w.t, 30*time.Second, func() string {
@@ -26,54 +26,54 @@ func (w *ward) eventually(pod, what string, want func(listed) bool) listed {
 func isReady(p listed) bool { return p.Ready }
 
 // in runs a script in a pod's container c.
-func (w *ward) in(pod, script string) string {
+func (w *testEnv) sh(pod, script string) string {
 	w.t.Helper()
 	return strings.TrimSpace(w.MustHusk("exec", pod, "-c", "c", "--", "sh", "-c", script))
 }
 
 const serve = "exec httpd -f -p 80 -h /www"
 
-// TestReadiness: whether a server answers decides whether the pod is ready, and
+// TestReadinessProbe: whether a server answers decides whether the pod is ready, and
 // nothing else.
-func TestReadiness(t *testing.T) {
+func TestReadinessProbe(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	w.run(podOf("web", only("command: "+shell(serve)+", ports: [{name: web, containerPort: 80}], readinessProbe: "+
 		"{httpGet: {port: web, path: /release, httpHeaders: [{name: Host, value: a.test}]}, periodSeconds: 1, failureThreshold: 2}")))
 	p := w.eventually("web", "asked", func(p listed) bool { return strings.Contains(p.Containers[0].Message, "404 Not Found") })
 	if p.Ready || p.Phase != "Running" || !strings.Contains(w.MustHusk("ps"), "0/1") {
 		t.Errorf("not ready, it is %+v", p)
 	}
-	w.in("web", "echo x >/www/release")
+	w.sh("web", "echo x >/www/release")
 	w.eventually("web", "ready", isReady)
 	if out := w.MustHusk("ps"); strings.Contains(out, "0/1") {
 		t.Error(out)
 	}
-	w.in("web", "rm /www/release")
+	w.sh("web", "rm /www/release")
 	p = w.eventually("web", "unready again", func(p listed) bool { return !p.Ready })
 	if p.Containers[0].Restarts != 0 || p.Phase != "Running" {
 		t.Errorf("unready, it is %+v", p)
 	}
 	// Who knows nothing of its containers yet, asks at once.
-	w.in("web", "echo x >/www/release")
+	w.sh("web", "echo x >/www/release")
 	w.eventually("web", "ready", isReady)
 	w.d.Kill()
 	w.d = w.Huskd()
 	if p := w.eventually("web", "ready after a restart of huskd", isReady); p.Containers[0].Restarts != 0 {
 		t.Errorf("it is %+v", p)
 	}
-	w.rid("web")
+	w.remove("web")
 	w.end()
 }
 
-// TestLiveness: a container that is found dead is stopped, within the grace
+// TestLivenessProbe: a container that is found dead is stopped, within the grace
 // that the probe has, and started again.
-func TestLiveness(t *testing.T) {
+func TestLivenessProbe(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	alive := "livenessProbe: {exec: {command: [test, -e, /tmp/alive]}, periodSeconds: 1, failureThreshold: 2, terminationGracePeriodSeconds: 1}"
 	w.run(podOf("again", only("command: "+shell("trap '' TERM; touch /tmp/alive; while :; do sleep 0.1; done")+", "+alive)), "--wait")
-	w.in("again", "rm /tmp/alive")
+	w.sh("again", "rm /tmp/alive")
 	w.eventually("again", "started again", func(p listed) bool { return p.Ready && p.Containers[0].Restarts == 1 })
 	w.run(podOf("never", "restartPolicy: Never, "+only("command: "+shell("trap 'exit 7' TERM; sleep 1000 & wait")+", "+alive)))
 	w.eventually("never", "failed", func(p listed) bool { return p.Phase == "Failed" && p.Containers[0].ExitCode == 7 })
@@ -89,15 +89,15 @@ func TestLiveness(t *testing.T) {
 	if p.Containers[0].Restarts > 0 || !p.Ready {
 		t.Errorf("a probe can't be made of it, and it is %+v", p)
 	}
-	w.rid("again", "never", "failure", "port", "program")
+	w.remove("again", "never", "failure", "port", "program")
 	w.end()
 }
 
-// TestStartup: nothing is asked of a container, and nothing comes after a
+// TestStartupProbe: nothing is asked of a container, and nothing comes after a
 // sidecar, before it has started.
-func TestStartup(t *testing.T) {
+func TestStartupProbe(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	const volume = "volumes: [{name: v, emptyDir: {}}], "
 	const mount = "volumeMounts: [{name: v, mountPath: /v}]"
 	w.run(podOf("slow", only("command: "+shell("sleep 3; touch /tmp/up; "+serve)+
@@ -115,14 +115,14 @@ func TestStartup(t *testing.T) {
 	}
 	w.MustHusk("exec", "sidecar", "-c", "s", "--", "touch", "/v/go")
 	w.eventually("sidecar", "ready", isReady)
-	w.rid("slow", "late", "sidecar")
+	w.remove("slow", "late", "sidecar")
 	w.end()
 }
 
 // TestHooks has containers do something after their start and before their end.
 func TestHooks(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	keep := func(name string) string {
 		return "volumes: [{name: h, hostPath: {path: " + w.Dir + "/" + name + ", type: DirectoryOrCreate}}], "
 	}
@@ -188,6 +188,6 @@ func TestHooks(t *testing.T) {
 	if got := told("asked"); got != "usr1" || !strings.Contains(w.Must("cat", w.Dir+"/asked/asked"), "url:/bye") {
 		t.Errorf("it told %q, and its server %q", got, w.Must("cat", w.Dir+"/asked/asked"))
 	}
-	w.rid("both", "long", "hangs", "cut", "fails", "asked")
+	w.remove("both", "long", "hangs", "cut", "fails", "asked")
 	w.end()
 }

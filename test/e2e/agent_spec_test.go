@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// TestWholeName: a subdomain makes a whole name, which can be the host name.
-func TestWholeName(t *testing.T) {
+// TestFQDN: a subdomain makes a whole name, which can be the host name.
+func TestFQDN(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	const script = "hostname; hostname -f; grep -c 'name.sub.default.svc.cluster.local.name$' /etc/hosts; sleep 1000"
 	w.run(podOf("plain", "hostname: name, subdomain: sub, "+only("command: "+shell(script))), "--wait")
 	w.run(podOf("whole", "hostname: name, subdomain: sub, setHostnameAsFQDN: true, "+only("command: "+shell(script))), "--wait")
@@ -20,39 +20,39 @@ func TestWholeName(t *testing.T) {
 	addresses := fmt.Sprint(len(inspect(t, w.Node, "plain").IPs))
 	for pod, lines := range map[string][]string{"plain": {"name", fqdn, addresses}, "whole": {fqdn, fqdn, addresses}} {
 		w.eventually(pod, "ready", isReady)
-		if got := strings.TrimSpace(w.in(pod, "hostname; hostname -f; grep -c 'name.sub.default.svc.cluster.local.name$' /etc/hosts")); got != strings.Join(lines, "\n") {
+		if got := strings.TrimSpace(w.sh(pod, "hostname; hostname -f; grep -c 'name.sub.default.svc.cluster.local.name$' /etc/hosts")); got != strings.Join(lines, "\n") {
 			t.Errorf("pod %s says %q, want %q", pod, got, lines)
 		}
 	}
 	w.run(podOf("long", "subdomain: "+strings.Repeat("s", 63)+", setHostnameAsFQDN: true, "+only("command: [sleep, '1000']")))
-	w.turnOut(map[string]string{"long": `CreatePodSandboxError: .*hostname "long\.s+\.default.* has \d+ characters: at most 64`})
-	w.rid("plain", "whole", "long")
+	w.awaitStatus(map[string]string{"long": `CreatePodSandboxError: .*hostname "long\.s+\.default.* has \d+ characters: at most 64`})
+	w.remove("plain", "whole", "long")
 	w.end()
 }
 
 // TestImageVolume: the files of an image are in a container that runs another.
 func TestImageVolume(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	volume := func(ref, policy string) string {
 		return "volumes: [{name: v, image: {reference: '" + ref + "', pullPolicy: " + policy + "}}], " +
 			only("volumeMounts: [{name: v, mountPath: /v}, {name: v, mountPath: /part, subPath: www/cgi-bin}], command: [sleep, '1000']")
 	}
 	w.run(podOf("has", volume("localhost/web:1", "Never")), "--wait")
-	if got := w.in("has", "set +e; cat /v/etc/passwd | head -n 1; ls /part; touch /v/x 2>&1; true"); got != "root:x:0:0:root:/root:/bin/sh\nindex.cgi\ntouch: /v/x: Read-only file system" {
+	if got := w.sh("has", "set +e; cat /v/etc/passwd | head -n 1; ls /part; touch /v/x 2>&1; true"); got != "root:x:0:0:root:/root:/bin/sh\nindex.cgi\ntouch: /v/x: Read-only file system" {
 		t.Errorf("it has %q", got)
 	}
 	w.run(podOf("lacks", volume("localhost/none:1", "Never")))
-	w.turnOut(map[string]string{"lacks": `CreateContainerConfigError: volume v: .*localhost/none:1.*, and pullPolicy is Never: load it with husk image load`})
-	w.rid("has", "lacks")
+	w.awaitStatus(map[string]string{"lacks": `CreateContainerConfigError: volume v: .*localhost/none:1.*, and pullPolicy is Never: load it with husk image load`})
+	w.remove("has", "lacks")
 	w.end()
 }
 
-// TestMessage: what a container leaves in its file, or at the end of its log, says
+// TestTerminationMessage: what a container leaves in its file, or at the end of its log, says
 // how it ended.
-func TestMessage(t *testing.T) {
+func TestTerminationMessage(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	const fallback = "terminationMessagePolicy: FallbackToLogsOnError, "
 	for name, c := range map[string]struct{ spec, script, want string }{
 		"file":     {"", "echo -n gone fishing >/dev/termination-log; exit 3", "gone fishing"},
@@ -67,7 +67,7 @@ func TestMessage(t *testing.T) {
 		if p := w.pod(name); p.Containers[0].Message != c.want {
 			t.Errorf("%s: it says %q, want %q", name, p.Containers[0].Message, c.want)
 		}
-		w.rid(name)
+		w.remove(name)
 	}
 	// The next run begins with none, and a huskd that is restarted knows it too.
 	w.run(podOf("again", "restartPolicy: Never, "+only("command: "+shell("cat /dev/termination-log; echo -n bye >/dev/termination-log"))), "--wait")
@@ -76,13 +76,13 @@ func TestMessage(t *testing.T) {
 	if p := w.pod("again"); p.Containers[0].Message != "bye" || w.MustHusk("logs", "again") != "" {
 		t.Errorf("it says %q", p.Containers[0].Message)
 	}
-	w.rid("again")
+	w.remove("again")
 	w.end()
 }
 
 // cgroupFile reads the first file that there is in a pod's cgroup or, if below is
 // not empty, below it.
-func (w *ward) cgroupFile(pod, above string, names ...string) string {
+func (w *testEnv) cgroupFile(pod, above string, names ...string) string {
 	w.t.Helper()
 	var about struct{ Sandbox struct{ Cgroup string } }
 	if err := json.Unmarshal([]byte(w.MustHusk("inspect", pod)), &about); err != nil {
@@ -100,11 +100,11 @@ func (w *ward) cgroupFile(pod, above string, names ...string) string {
 	return ""
 }
 
-// TestQuality: pods are in the cgroup of their class, which weighs what they asked
+// TestQOSClasses: pods are in the cgroup of their class, which weighs what they asked
 // for, and what the pod has as a whole holds for its containers together.
-func TestQuality(t *testing.T) {
+func TestQOSClasses(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	pod := func(name, spec, resources string) {
 		w.run(podOf(name, spec+only(resources+"command: [sleep, '1000']")), "--wait")
 	}
@@ -160,6 +160,6 @@ func TestQuality(t *testing.T) {
 	if p := w.pod("greedy"); p.Phase != "Failed" {
 		t.Errorf("it took more than its pod may have, and is %+v", p)
 	}
-	w.rid("guaranteed", "whole", "nothing", "more", "greedy")
+	w.remove("guaranteed", "whole", "nothing", "more", "greedy")
 	w.end()
 }

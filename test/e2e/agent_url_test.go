@@ -54,7 +54,7 @@ func TestManifestURL(t *testing.T) {
 	}
 	url := "http://" + listener.Addr().String() + "/pods"
 	flags := node.Flags("--manifest-url", url, "--manifest-url-header", "Authorization: Bearer key", "--manifest-url-interval", "1")
-	w := wardOn(t, n, flags)
+	w := testEnvOn(t, n, flags)
 	logged := func(line string) {
 		t.Helper()
 		node.Eventually(t, 20*time.Second, func() string {
@@ -95,7 +95,7 @@ func TestManifestURL(t *testing.T) {
 		t.Errorf("the other is %+v", p)
 	}
 	answers(http.StatusOK, "apiVersion: v1\nkind: List\nitems: []\n")
-	w.unharmed("removal of all")
+	w.checkUnharmed("removal of all")
 	node.Eventually(t, 20*time.Second, func() string {
 		mu.Lock()
 		defer mu.Unlock()

@@ -12,7 +12,7 @@ import (
 // TestBadImage loads and pulls what is no image, or isn't whole.
 func TestBadImage(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	whole := []byte(aliceArchive(t))
 	// In the midst of the archive is its one large layer.
 	flipped := bytes.Clone(whole)
@@ -48,6 +48,6 @@ func TestBadImage(t *testing.T) {
 	if after := w.MustHusk("image", "ls"); after != before {
 		t.Errorf("the images were\n%sand are\n%s", before, after)
 	}
-	w.unharmed("bad images")
+	w.checkUnharmed("bad images")
 	w.end()
 }

@@ -17,7 +17,7 @@ import (
 // TestBadName has every verb say that a name is unknown or could be several.
 func TestBadName(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	for _, namespace := range []string{"red", "blue"} {
 		manifest := strings.Replace(podOf("twin", only("tty: false")+", restartPolicy: Never"), "name: twin", "name: twin, namespace: "+namespace, 1)
 		w.MustHusk("run", write(t, w.Node, namespace+".yaml", manifest))
@@ -60,7 +60,7 @@ func TestBadName(t *testing.T) {
 	w.fails("no duration", w.Husk("stop", "other", "--time", "soon"), 2, `husk: .*soon.*`)
 	w.fails("no number", w.Husk("logs", "other", "--tail", "few"), 2, `husk: invalid argument "few" for "--tail" flag: must be a number: see husk logs --help`)
 	w.fails("neither true nor false", w.Husk("run", "--wait=perhaps", "x.yaml"), 2, `husk: invalid argument "perhaps" for "--wait" flag: must be true or false: see husk run --help`)
-	w.rid("red/twin", "blue/twin")
+	w.remove("red/twin", "blue/twin")
 	w.end()
 }
 
@@ -68,7 +68,7 @@ func TestBadName(t *testing.T) {
 // while another serves.
 func TestBadStart(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	dir := func(name string) string { return filepath.Join(w.Dir, name) }
 	file := func(name, content string) string { return write(t, w.Node, name, content) }
 	occupied, err := os.Create(dir("occupied"))
@@ -107,14 +107,14 @@ func TestBadStart(t *testing.T) {
 		if !other.Wait(20 * time.Second) {
 			t.Fatalf("%s: huskd runs", c.what)
 		}
-		said(t, c.what, other.Log(), c.lines...)
+		checkLines(t, c.what, other.Log(), c.lines...)
 		if code := other.Code(); code != c.code {
 			t.Errorf("%s: exit code %d, not %d", c.what, code, c.code)
 		}
 		_ = w.Run("rm", "-rf", dir("root2"), "/run/husk2")
 	}
 	w.fails("not root", w.Run("setpriv", "--reuid=1000", "--clear-groups", w.Binary("huskd"), "--root", w.Root), 1, `huskd: user 1000 can't make namespaces and mounts: start huskd as root`)
-	w.unharmed("bad starts")
+	w.checkUnharmed("bad starts")
 	w.end()
 	w.fails("no huskd", w.Husk("ps"), 1, `husk: huskd doesn't answer at unix:///run/husk/husk.sock: is it running\? start it with huskd, or name its socket with --socket`)
 }
@@ -193,7 +193,7 @@ func TestNoRuntime(t *testing.T) {
 	}
 	manifest := write(t, n, "pod.yaml", podOf("web", only("tty: false")))
 	r := n.Husk("run", "--wait", "--timeout", "2s", manifest)
-	said(t, "run", lastLine(r.Stderr), `husk: not ready within 2s: default/web \(.*no OCI runtime works here .*; install one with: apt-get install runc conmon\): they keep running, see husk ps -a`)
+	checkLines(t, "run", lastLine(r.Stderr), `husk: not ready within 2s: default/web \(.*no OCI runtime works here .*; install one with: apt-get install runc conmon\): they keep running, see husk ps -a`)
 	d.Stop()
 	// Installed, it works after a restart, and the pod that was wanted runs.
 	show(n, "/usr/sbin/runc", "/usr/bin/crun")
@@ -226,7 +226,7 @@ func lastLine(text string) string {
 // none say so, as does doctor.
 func TestExhaustedSubnet(t *testing.T) {
 	t.Parallel()
-	w := newWard(t, node.Flags("--pod-subnets", "10.77.0.0/29"))
+	w := newTestEnv(t, node.Flags("--pod-subnets", "10.77.0.0/29"))
 	const exhausted = `range 10\.77\.0\.0/29 is exhausted: 5 of 5 addresses in use, 0 in quarantine: remove pods or configure a larger pod-subnets`
 	var names []string
 	for i := range 6 {
@@ -249,15 +249,15 @@ func TestExhaustedSubnet(t *testing.T) {
 		}
 		return fmt.Sprintf("%d pods run and %d say that there are no addresses", running, waiting)
 	})
-	w.examined(1, "network", exhausted)
-	w.rid(names...)
-	w.examined(1, "addresses", `10\.77\.0\.0/29: 1 in use, 4 in quarantine, 0 free`)
+	w.awaitFinding(1, "network", exhausted)
+	w.remove(names...)
+	w.awaitFinding(1, "addresses", `10\.77\.0\.0/29: 1 in use, 4 in quarantine, 0 free`)
 	w.end()
 }
 
 // examined waits until doctor has an exit code and a finding about something:
 // links are deleted in the background.
-func (w *ward) examined(code int, about, finding string) {
+func (w *testEnv) awaitFinding(code int, about, finding string) {
 	w.t.Helper()
 	node.Eventually(w.t, 10*time.Second, func() string {
 		r := w.Husk("doctor", "-o", "json")
@@ -277,7 +277,7 @@ func (w *ward) examined(code int, about, finding string) {
 // TestKilledMonitor kills the conmon of a running container.
 func TestKilledMonitor(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	const sleep = "command: [/bin/sh, -c, 'trap \"exit 0\" TERM; sleep 1000 & wait']"
 	for _, policy := range []string{"Always", "Never"} {
 		name := strings.ToLower(policy)
@@ -303,12 +303,12 @@ func TestKilledMonitor(t *testing.T) {
 	if c := w.pod("never").Containers[0]; c.ExitCode != 255 || !strings.HasPrefix(c.Message, "its monitor (conmon) was killed") {
 		t.Errorf("the container whose conmon was killed has %+v", c)
 	}
-	w.rid("always", "never")
+	w.remove("always", "never")
 	w.end()
 }
 
 // monitors are the conmon processes, on the host, of a container of the node.
-func (w *ward) monitors(id string) (pids []int) {
+func (w *testEnv) monitors(id string) (pids []int) {
 	w.t.Helper()
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
@@ -333,12 +333,12 @@ func TestFullDisk(t *testing.T) {
 	n := node.New(t)
 	n.Must("mkdir", "-p", n.Root)
 	n.Must("mount", "-t", "tmpfs", "-o", "size=48m", "disk", n.Root)
-	w := wardOn(t, n)
+	w := testEnvOn(t, n)
 	n.Run("sh", "-c", "cat /dev/zero >"+n.Root+"/filler")
 	archive := filepath.Join(n.Dir, "web.tar")
 	r := n.Husk("image", "load", archive)
 	w.fails("load", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1, `husk: image archive: no space left below .*/root/images: prune images or free disk space.*`)
-	w.examined(0, "disk", `^0 MiB are free below .*/root$`)
+	w.awaitFinding(0, "disk", `^0 MiB are free below .*/root$`)
 	// The journal has some room in store. These soon need more than that.
 	pad := strings.Repeat("x", 200<<10)
 	var names []string

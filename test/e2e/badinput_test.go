@@ -17,9 +17,9 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// ward is a node on which things go wrong beside a healthy pod, which is named
+// testEnv is a node on which things go wrong beside a healthy pod, which is named
 // other and must not notice.
-type ward struct {
+type testEnv struct {
 	*node.Node
 	t       *testing.T
 	d       *node.Daemon
@@ -38,15 +38,15 @@ func only(more string) string {
 	return "containers: [{name: c, image: 'localhost/web:1', " + more + "}]"
 }
 
-func newWard(t *testing.T, options ...node.Option) *ward {
+func newTestEnv(t *testing.T, options ...node.Option) *testEnv {
 	t.Helper()
-	return wardOn(t, node.New(t), options...)
+	return testEnvOn(t, node.New(t), options...)
 }
 
 // wardOn starts huskd and the healthy pod on a node.
-func wardOn(t *testing.T, n *node.Node, options ...node.Option) *ward {
+func testEnvOn(t *testing.T, n *node.Node, options ...node.Option) *testEnv {
 	t.Helper()
-	w := &ward{Node: n, t: t, d: n.Huskd(options...)}
+	w := &testEnv{Node: n, t: t, d: n.Huskd(options...)}
 	n.MustHusk("image", "load", write(t, n, "web.tar", string(webArchive(t))))
 	n.MustHusk("run", "--wait", write(t, n, "other.yaml", podOf("other", only("command: [/bin/httpd, -f, -p, '80', -h, /www]"))))
 	w.address = inspect(t, n, "other").IPs[0] + ":80"
@@ -58,7 +58,7 @@ func wardOn(t *testing.T, n *node.Node, options ...node.Option) *ward {
 
 // unharmed checks that the healthy pod answers as if nothing had happened, and
 // that nothing is on the node beside it.
-func (w *ward) unharmed(after string) {
+func (w *testEnv) checkUnharmed(after string) {
 	w.t.Helper()
 	if body := mustGet(w.t, w.Net(), w.address); !strings.HasPrefix(body, "other ") {
 		w.t.Errorf("%s: the other pod answers %q", after, body)
@@ -78,14 +78,14 @@ func (w *ward) unharmed(after string) {
 }
 
 // rid removes pods, after which all must be as before.
-func (w *ward) rid(names ...string) {
+func (w *testEnv) remove(names ...string) {
 	w.t.Helper()
 	w.MustHusk(append([]string{"rm", "-f"}, names...)...)
-	w.unharmed("rm " + strings.Join(names, " "))
+	w.checkUnharmed("rm " + strings.Join(names, " "))
 }
 
 // end takes everything down.
-func (w *ward) end() {
+func (w *testEnv) end() {
 	w.t.Helper()
 	w.MustHusk("rm", "-f", "other")
 	w.d.Stop()
@@ -93,22 +93,22 @@ func (w *ward) end() {
 }
 
 // run runs the manifest of one pod.
-func (w *ward) run(manifest string, flags ...string) node.Result {
+func (w *testEnv) run(manifest string, flags ...string) node.Result {
 	w.t.Helper()
 	return w.Husk(append([]string{"run", write(w.t, w.Node, "pod.yaml", manifest)}, flags...)...)
 }
 
 // fails checks that a command ended with a code and said the lines, each a
 // regular expression of a whole line, and no other.
-func (w *ward) fails(what string, r node.Result, code int, lines ...string) {
+func (w *testEnv) fails(what string, r node.Result, code int, lines ...string) {
 	w.t.Helper()
-	said(w.t, what, r.Stderr, lines...)
+	checkLines(w.t, what, r.Stderr, lines...)
 	if r.Code != code {
 		w.t.Errorf("%s: exit code %d, not %d", what, r.Code, code)
 	}
 }
 
-func said(t *testing.T, what, text string, lines ...string) {
+func checkLines(t *testing.T, what, text string, lines ...string) {
 	t.Helper()
 	t.Logf("%s:\n%s", what, text)
 	got := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
@@ -136,7 +136,7 @@ type listedContainer struct {
 	ID                                    string
 }
 
-func (w *ward) pod(name string) listed {
+func (w *testEnv) pod(name string) listed {
 	w.t.Helper()
 	return findPod(w.t, w.Node, name)
 }
@@ -158,7 +158,7 @@ func findPod(t testing.TB, n *node.Node, name string) listed {
 
 // turnOut waits until pods are as wanted: by name, a regular expression of
 // what husk ps says of each, "reason: message".
-func (w *ward) turnOut(wanted map[string]string) {
+func (w *testEnv) awaitStatus(wanted map[string]string) {
 	w.t.Helper()
 	node.Eventually(w.t, 30*time.Second, func() string {
 		var open []string
@@ -178,7 +178,7 @@ func (w *ward) turnOut(wanted map[string]string) {
 // TestBadManifest refuses files before anything begins.
 func TestBadManifest(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	file := func(name, content string) string { return write(t, w.Node, name, content) }
 	if err := os.Mkdir(filepath.Join(w.Dir, "dir"), 0o755); err != nil {
 		t.Fatal(err)
@@ -244,14 +244,14 @@ func TestBadManifest(t *testing.T) {
 	if out := w.MustHusk("ps", "-a"); strings.Count(out, "\n") != 2 {
 		t.Errorf("there are more pods than one:\n%s", out)
 	}
-	w.unharmed("bad manifests")
+	w.checkUnharmed("bad manifests")
 	w.end()
 }
 
 // TestBadPod runs pods that can't run: each says why, where it is asked for.
 func TestBadPod(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	foreign := w.listen()
 	defer foreign.Close()
 	w.MustHusk("run", "--wait", write(t, w.Node, "keeper.yaml", podOf("keeper", only("ports: [{containerPort: 80, hostPort: 8080}]"))))
@@ -277,7 +277,7 @@ func TestBadPod(t *testing.T) {
 	}
 	names := slices.Collect(maps.Keys(wanted))
 	w.MustHusk("run", write(t, w.Node, "pods.yaml", strings.Join(manifests, "---\n")))
-	w.turnOut(wanted)
+	w.awaitStatus(wanted)
 	if got, want := w.pod("oom").Containers[0].Message, "it used more memory than its limit"; got != want {
 		t.Errorf("of a container that was killed for its memory it says %q", got)
 	}
@@ -287,14 +287,14 @@ func TestBadPod(t *testing.T) {
 	// A job whose program isn't there has failed; nobody waits for it in vain.
 	r = w.run(podOf("job", only("command: [/bin/absent]")+", restartPolicy: Never"), "--wait", "--timeout", "30s")
 	w.fails("run --wait of a job", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1, `husk: failed: default/job: see husk logs and husk ps -a`)
-	said(t, "run --wait of a job", r.Stdout, `pod default/job failed in .*: container c ended with exit code 127: .*/bin/absent: no such file or directory`)
-	w.turnOut(map[string]string{"job": `StartError: `})
-	w.rid(append(names, "late", "keeper", "job")...)
+	checkLines(t, "run --wait of a job", r.Stdout, `pod default/job failed in .*: container c ended with exit code 127: .*/bin/absent: no such file or directory`)
+	w.awaitStatus(map[string]string{"job": `StartError: `})
+	w.remove(append(names, "late", "keeper", "job")...)
 	w.end()
 }
 
 // listen has a process of the node listen on a port of it.
-func (w *ward) listen() (l net.Listener) {
+func (w *testEnv) listen() (l net.Listener) {
 	w.t.Helper()
 	if err := netns.Do(w.Net(), func() (err error) {
 		l, err = net.Listen("tcp", ":0")

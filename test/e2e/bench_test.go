@@ -36,7 +36,7 @@ func benchmarkAnswer(b *testing.B, hidden string) {
 	n := node.New(b)
 	hide(n, hidden)
 	n.Run("umount", "/sys/fs/cgroup/unified") // crun refuses the hybrid layout of cgroups
-	d := furnish(b, n)
+	d := startHuskd(b, n)
 	path, err := filepath.Abs(example)
 	if err != nil {
 		b.Fatal(err)

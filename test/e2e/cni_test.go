@@ -29,7 +29,7 @@ spec:
 // returns the directory of the leases. The bridge, and the chains that portmap
 // and the bridge's masquerading begin with, stay, as their documentation says:
 // they are there before.
-func configure(t *testing.T, n *node.Node) (leases string) {
+func configureCNI(t *testing.T, n *node.Node) (leases string) {
 	t.Helper()
 	leases = filepath.Join(n.Dir, "leases")
 	if err := os.MkdirAll(n.CNI, 0o755); err != nil {
@@ -47,7 +47,7 @@ func configure(t *testing.T, n *node.Node) (leases string) {
 
 // leased returns the addresses that host-local keeps for pods, and the rules
 // that speak of them.
-func leased(t *testing.T, n *node.Node, dir string) (found []string) {
+func cniLeases(t *testing.T, n *node.Node, dir string) (found []string) {
 	t.Helper()
 	files, _ := filepath.Glob(filepath.Join(dir, "cluster", "10.*"))
 	for _, f := range files {
@@ -62,10 +62,10 @@ func leased(t *testing.T, n *node.Node, dir string) (found []string) {
 }
 
 // nothingLeased waits until nothing is left of any pod.
-func nothingLeased(t *testing.T, n *node.Node, dir string) {
+func awaitNoLeases(t *testing.T, n *node.Node, dir string) {
 	t.Helper()
 	node.Eventually(t, 30*time.Second, func() string {
-		left := leased(t, n, dir)
+		left := cniLeases(t, n, dir)
 		for line := range strings.Lines(n.Must("ip", "-o", "link", "show", "type", "veth")) {
 			if !strings.Contains(line, "up0") {
 				left = append(left, "link "+line)
@@ -94,11 +94,11 @@ func cleanCNI(n *node.Node) {
 
 // A pod through the reference plugins is reached as it should be, keeps its
 // network over a restart of huskd, and leaves nothing.
-func TestForeignCNI(t *testing.T) {
+func TestReferenceCNI(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
-	leases := configure(t, n)
-	d := furnish(t, n)
+	leases := configureCNI(t, n)
+	d := startHuskd(t, n)
 	n.MustHusk("run", "--wait", write(t, n, "pod.yaml", strings.Replace(cniPod, "NAME", "web", 1)))
 	pod := inspect(t, n, "web")
 	if len(pod.IPs) != 1 || !strings.HasPrefix(pod.IPs[0], "10.77.0.") {
@@ -125,17 +125,17 @@ func TestForeignCNI(t *testing.T) {
 	reach()
 	n.MustHusk("stop", "web")
 	n.MustHusk("rm", "web")
-	nothingLeased(t, n, leases)
+	awaitNoLeases(t, n, leases)
 	cleanCNI(n)
 	d.Stop()
 }
 
 // What a pod asks for by annotations: an address of the built-in network, or,
 // of CNI, a second network, whose addresses aren't the pod's.
-func TestAnnotations(t *testing.T) {
+func TestNetworkAnnotations(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
-	d := furnish(t, n)
+	d := startHuskd(t, n)
 	annotated := func(name, annotations string) string {
 		manifest := strings.Replace(cniPod, "{name: NAME}", "{name: "+name+", annotations: {"+annotations+"}}", 1)
 		n.MustHusk("run", "--wait", write(t, n, name+".yaml", manifest))
@@ -145,7 +145,7 @@ func TestAnnotations(t *testing.T) {
 		t.Errorf("the built-in network gave %s", ips)
 	}
 	n.MustHusk("rm", "-f", "chosen")
-	leases := configure(t, n)
+	leases := configureCNI(t, n)
 	second := `{"cniVersion":"1.0.0","name":"storage","plugins":[{"type":"ptp","ipam":{"type":"host-local","dataDir":"` + leases + `","ranges":[[{"subnet":"10.79.0.0/24"}]]}}]}`
 	if err := os.WriteFile(filepath.Join(n.CNI, "20-storage.conflist"), []byte(second), 0o644); err != nil {
 		t.Fatal(err)
@@ -166,17 +166,17 @@ func TestAnnotations(t *testing.T) {
 		}
 	}
 	n.MustHusk("rm", "-f", "both")
-	nothingLeased(t, n, leases)
+	awaitNoLeases(t, n, leases)
 	cleanCNI(n)
 	d.Stop()
 }
 
 // A plugin finds the sandbox running if the pod, or its runtime handler, wants
 // its network after the start, and nothing otherwise.
-func TestAttachedAfterStart(t *testing.T) {
+func TestNetworkAfterStart(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
-	leases := configure(t, n)
+	leases := configureCNI(t, n)
 	bin, found := filepath.Join(n.Dir, "bin"), filepath.Join(n.Dir, "found")
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		t.Fatal(err)
@@ -209,7 +209,7 @@ esac
 		t.Fatal(err)
 	}
 	config := write(t, n, "huskd.toml", "[runtimes.late]\npath = \""+runc+"\"\nnetwork = \"after-start\"\n")
-	d := furnish(t, n, node.Flags("--cni-bin-dir", bin+",/usr/lib/cni", "--config", config))
+	d := startHuskd(t, n, node.Flags("--cni-bin-dir", bin+",/usr/lib/cni", "--config", config))
 	for annotation, want := range map[string]struct {
 		steps string
 		runs  bool
@@ -244,7 +244,7 @@ esac
 			t.Errorf("%s: the container shares the infra process's PID namespace", annotation)
 		}
 		n.MustHusk("rm", "-f", "web")
-		nothingLeased(t, n, leases)
+		awaitNoLeases(t, n, leases)
 	}
 	bad := strings.Replace(cniPod, "{name: NAME}", "{name: web, annotations: {cni.husk.dev/network: late}}", 1)
 	if r := n.Husk("run", "--wait", "--timeout", "2s", write(t, n, "pod.yaml", bad)); r.Code == 0 || !strings.Contains(r.Stdout+r.Stderr, `annotation cni.husk.dev/network: "late" is neither before-start nor after-start`) {
@@ -260,7 +260,7 @@ esac
 func TestUnusableCNI(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
-	leases := configure(t, n)
+	leases := configureCNI(t, n)
 	file := filepath.Join(n.CNI, "10-cluster.conflist")
 	good, err := os.ReadFile(file)
 	if err != nil {
@@ -269,7 +269,7 @@ func TestUnusableCNI(t *testing.T) {
 	if err := os.WriteFile(file, []byte(strings.Replace(string(good), `"bridge"`, `"brige"`, 1)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	d := furnish(t, n)
+	d := startHuskd(t, n)
 	why := "no usable CNI configuration in " + n.CNI + ": 10-cluster.conflist: the program brige is in none of /opt/cni/bin, /usr/lib/cni"
 	if r := n.Husk("doctor"); r.Code != 1 || !strings.Contains(r.Stdout, why) {
 		t.Errorf("husk doctor ends with %d and says\n%s\nwant %s", r.Code, r.Stdout, why)
@@ -284,7 +284,7 @@ func TestUnusableCNI(t *testing.T) {
 	n.MustHusk("run", "--wait", "--timeout", "60s", manifest)
 	mustGet(t, n.OtherNet(), node.Address4+":8080")
 	n.MustHusk("rm", "-f", "web")
-	nothingLeased(t, n, leases)
+	awaitNoLeases(t, n, leases)
 	cleanCNI(n)
 	d.Stop()
 }
@@ -294,14 +294,14 @@ func TestUnusableCNI(t *testing.T) {
 func TestHuskCNIInAChain(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
-	configure(t, n)
+	configureCNI(t, n)
 	conf := `{"cniVersion":"1.0.0","name":"cluster","plugins":[
 	 {"type":"husk-cni","subnet":"10.78.0.0/24","dataDir":"` + filepath.Join(n.Dir, "cni-data") + `","capabilities":{"portMappings":true}},
 	 {"type":"tuning","sysctl":{"net.core.somaxconn":"499"}}]}`
 	if err := os.WriteFile(filepath.Join(n.CNI, "10-cluster.conflist"), []byte(conf), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	d := furnish(t, n)
+	d := startHuskd(t, n)
 	n.MustHusk("run", "--wait", write(t, n, "pod.yaml", strings.Replace(cniPod, "NAME", "web", 1)))
 	pod := inspect(t, n, "web")
 	if len(pod.IPs) != 1 || !strings.HasPrefix(pod.IPs[0], "10.78.0.") {
@@ -341,8 +341,8 @@ func cleanHuskCNI(n *node.Node) {
 func TestCrashInCNI(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
-	leases := configure(t, n)
-	furnish(t, n).Stop()
+	leases := configureCNI(t, n)
+	startHuskd(t, n).Stop()
 	edges := []string{"cni.attached", "cni.deleted"}
 	for i := range 2 {
 		for _, op := range []string{"add", "del"} {
@@ -366,13 +366,13 @@ func TestCrashInCNI(t *testing.T) {
 			if answer := mustGet(t, n.OtherNet(), node.Address4+":8080"); !strings.HasPrefix(answer, "victim ") {
 				t.Errorf("%s: the pod answers %q", edge, answer)
 			}
-			if left := leased(t, n, leases); len(slices.DeleteFunc(left, func(s string) bool { return !strings.HasPrefix(s, "lease") })) != 1 {
+			if left := cniLeases(t, n, leases); len(slices.DeleteFunc(left, func(s string) bool { return !strings.HasPrefix(s, "lease") })) != 1 {
 				t.Errorf("%s: one pod has %v", edge, left)
 			}
 		}
 		n.MustHusk("stop", "victim")
 		n.MustHusk("rm", "victim")
-		nothingLeased(t, n, leases)
+		awaitNoLeases(t, n, leases)
 		d.Stop()
 	}
 	cleanCNI(n)
@@ -383,17 +383,17 @@ func TestCrashInCNI(t *testing.T) {
 func TestRebootWithCNI(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
-	leases := configure(t, n)
-	furnish(t, n)
+	leases := configureCNI(t, n)
+	startHuskd(t, n)
 	n.MustHusk("run", "--wait", write(t, n, "pod.yaml", strings.Replace(cniPod, "NAME", "web", 1)))
-	if len(leased(t, n, leases)) == 0 {
+	if len(cniLeases(t, n, leases)) == 0 {
 		t.Fatal("there is no lease")
 	}
 	n.Reboot()
 	d := n.Huskd()
 	n.Husk("stop", "web")
 	n.Husk("rm", "-f", "web")
-	nothingLeased(t, n, leases)
+	awaitNoLeases(t, n, leases)
 	cleanCNI(n)
 	d.Stop()
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestTogether has containers share what a pod's containers share, and nothing
+// TestSharedNamespaces has containers share what a pod's containers share, and nothing
 // else.
-func TestTogether(t *testing.T) {
+func TestSharedNamespaces(t *testing.T) {
 	t.Parallel()
 	n, d := start(t)
 	sleep := shell("trap 'exit 0' TERM; sleep 1000 & wait")
@@ -69,7 +69,7 @@ func TestTogether(t *testing.T) {
 // TestRestartPolicy ends containers and sees which run again.
 func TestRestartPolicy(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	// It fails at first, and succeeds when it runs again.
 	second := "volumes: [{name: v, emptyDir: {}}], restartPolicy: %s, containers: [{name: c, image: 'localhost/web:1', volumeMounts: [{name: v, mountPath: /v}], command: " +
 		shell("test -e /v/ran && %s; touch /v/ran; exit 3") + "}]"
@@ -99,15 +99,15 @@ func TestRestartPolicy(t *testing.T) {
 			return fmt.Sprintf("pod %+v", p)
 		})
 	}
-	w.rid(names...)
+	w.remove(names...)
 	w.end()
 }
 
-// TestGrace stops containers that end when they are asked to, and such that
+// TestGracePeriod stops containers that end when they are asked to, and such that
 // don't.
-func TestGrace(t *testing.T) {
+func TestGracePeriod(t *testing.T) {
 	t.Parallel()
-	w := newWard(t)
+	w := newTestEnv(t)
 	polite := shell("trap 'echo bye; exit 9' TERM; echo up; while :; do sleep 1000 & wait; done")
 	deaf := shell("trap '' TERM; echo up; while :; do sleep 1000 & wait; done")
 	for _, c := range []struct {
@@ -137,7 +137,7 @@ func TestGrace(t *testing.T) {
 		if log := w.MustHusk("logs", c.name); log != c.log {
 			t.Errorf("%s: its log is %q", c.name, log)
 		}
-		w.rid(c.name)
+		w.remove(c.name)
 	}
 	w.end()
 }

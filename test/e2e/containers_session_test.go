@@ -126,7 +126,7 @@ func (s *screen) resize(width, height uint16) {
 	}
 }
 
-func (s *screen) types(text string) {
+func (s *screen) send(text string) {
 	s.t.Helper()
 	if _, err := io.WriteString(s.user, text); err != nil {
 		s.t.Fatal(err)
@@ -134,7 +134,7 @@ func (s *screen) types(text string) {
 }
 
 // shows waits until something is to be seen.
-func (s *screen) shows(want string) {
+func (s *screen) expect(want string) {
 	s.t.Helper()
 	node.Eventually(s.t, 20*time.Second, func() string {
 		s.mu.Lock()
@@ -147,7 +147,7 @@ func (s *screen) shows(want string) {
 }
 
 // ends waits for husk to end and returns its exit code.
-func (s *screen) ends() int {
+func (s *screen) wait() int {
 	_ = s.cmd.Wait()
 	return s.cmd.ProcessState.ExitCode()
 }
@@ -158,35 +158,35 @@ func TestTerminal(t *testing.T) {
 	n, d := start(t)
 	n.MustHusk("run", "--wait", write(t, n, "pod.yaml", podOf("shell", only("tty: true, stdin: true, command: "+shell("PS1='own> ' exec sh")))))
 	s := newScreen(t, husk(t, n, "exec", "-it", "shell", "--", "sh"))
-	s.types("stty size\n")
-	s.shows("24 80\r\n")
+	s.send("stty size\n")
+	s.expect("24 80\r\n")
 	s.resize(132, 50)
 	// The new size takes a moment to get there.
-	s.types("until [ \"$(stty size)\" = '50 132' ]; do sleep 0.1; done; echo re''sized\n")
-	s.shows("resized\r\n")
-	s.types("sh -c 'trap \"echo inter\"\"rupted; exit 3\" INT; echo be\"\"fore; while :; do sleep 0.1; done'; echo co''de $?\n")
-	s.shows("before\r\n")
-	s.types("\x03")
-	s.shows("interrupted\r\ncode 3\r\n")
-	s.types("exit 7\n")
-	if code := s.ends(); code != 7 {
+	s.send("until [ \"$(stty size)\" = '50 132' ]; do sleep 0.1; done; echo re''sized\n")
+	s.expect("resized\r\n")
+	s.send("sh -c 'trap \"echo inter\"\"rupted; exit 3\" INT; echo be\"\"fore; while :; do sleep 0.1; done'; echo co''de $?\n")
+	s.expect("before\r\n")
+	s.send("\x03")
+	s.expect("interrupted\r\ncode 3\r\n")
+	s.send("exit 7\n")
+	if code := s.wait(); code != 7 {
 		t.Errorf("exec ends with %d", code)
 	}
 
 	s = newScreen(t, husk(t, n, "attach", "shell"))
-	s.types("echo att''ached\n")
-	s.shows("attached\r\n")
-	s.types("\x10\x11") // ctrl-p ctrl-q
-	s.shows("detached: husk attach shell reattaches")
-	if code := s.ends(); code != 0 {
+	s.send("echo att''ached\n")
+	s.expect("attached\r\n")
+	s.send("\x10\x11") // ctrl-p ctrl-q
+	s.expect("detached: husk attach shell reattaches")
+	if code := s.wait(); code != 0 {
 		t.Errorf("leaving attach ends with %d", code)
 	}
 	if p := findPod(t, n, "shell"); !p.Ready || p.Containers[0].Restarts > 0 {
 		t.Errorf("after leaving, the pod is %+v", p)
 	}
 	s = newScreen(t, husk(t, n, "attach", "shell"))
-	s.types("exit 5\n")
-	if code := s.ends(); code != 5 {
+	s.send("exit 5\n")
+	if code := s.wait(); code != 5 {
 		t.Errorf("attach to a program that exits ends with %d", code)
 	}
 	node.Eventually(t, 20*time.Second, func() string {

@@ -32,7 +32,7 @@ var latePod = strings.Replace(crashPod, "{name: victim}", "{name: victim, annota
 
 // edges are the places, before and after each action of the tables, where
 // huskd is killed. The second container's are those of the first again.
-func edges() []string {
+func crashPoints() []string {
 	var list []string
 	add := func(owner, state string, times ...string) {
 		for _, n := range times {
@@ -54,21 +54,21 @@ func edges() []string {
 // nothing.
 func TestCrash(t *testing.T) {
 	t.Parallel()
-	crashes(t, crashPod, edges())
+	crashAtEach(t, crashPod, crashPoints())
 }
 
-// TestCrashAttachedLate does so for the way up that is different if the network
+// TestCrashNetworkAfterStart does so for the way up that is different if the network
 // comes after the start.
-func TestCrashAttachedLate(t *testing.T) {
+func TestCrashNetworkAfterStart(t *testing.T) {
 	t.Parallel()
 	var list []string
 	for _, state := range []sandboxstate.State{sandboxstate.Pinning, sandboxstate.Starting, sandboxstate.Attaching, sandboxstate.Killing} {
 		list = append(list, "sandbox/"+string(state)+"/begin", "sandbox/"+string(state)+"/end")
 	}
-	crashes(t, latePod, list)
+	crashAtEach(t, latePod, list)
 }
 
-func crashes(t *testing.T, pod string, all []string, options ...node.Option) {
+func crashAtEach(t *testing.T, pod string, all []string, options ...node.Option) {
 	const lanes = 4
 	for lane := range lanes {
 		t.Run("lane", func(t *testing.T) {
@@ -77,13 +77,13 @@ func crashes(t *testing.T, pod string, all []string, options ...node.Option) {
 			d.Stop()
 			manifest := write(t, n, "victim.yaml", pod)
 			for i := lane; i < len(all); i += lanes {
-				crash(t, n, manifest, all[i], options...)
+				crashAt(t, n, manifest, all[i], options...)
 			}
 		})
 	}
 }
 
-func crash(t *testing.T, n *node.Node, manifest, edge string, options ...node.Option) {
+func crashAt(t *testing.T, n *node.Node, manifest, edge string, options ...node.Option) {
 	t.Helper()
 	d := n.Huskd(append(slices.Clone(options), node.Env(crashpoint.Env, edge))...)
 	up := n.Husk("run", "--wait", "--timeout", "30s", manifest)

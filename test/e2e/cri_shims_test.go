@@ -247,7 +247,7 @@ func TestShimCrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	var list []string
-	for _, edge := range edges() {
+	for _, edge := range crashPoints() {
 		of, _, _ := strings.Cut(edge, "#")
 		state := strings.Split(of, "/")
 		infra := state[0] == "sandbox" && (state[1] == string(sandboxstate.Starting) || state[1] == string(sandboxstate.Killing))
@@ -255,5 +255,5 @@ func TestShimCrash(t *testing.T) {
 			list = append(list, edge)
 		}
 	}
-	crashes(t, strings.Replace(crashPod, "spec:", "spec:\n  runtimeClassName: "+boxed, 1), list, node.Flags("--config", config))
+	crashAtEach(t, strings.Replace(crashPod, "spec:", "spec:\n  runtimeClassName: "+boxed, 1), list, node.Flags("--config", config))
 }

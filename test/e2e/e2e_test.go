@@ -56,11 +56,11 @@ func webArchive(t testing.TB) []byte {
 func start(t testing.TB, options ...node.Option) (*node.Node, *node.Daemon) {
 	t.Helper()
 	n := node.New(t)
-	return n, furnish(t, n, options...)
+	return n, startHuskd(t, n, options...)
 }
 
 // furnish starts a huskd that has the web image on a node.
-func furnish(t testing.TB, n *node.Node, options ...node.Option) *node.Daemon {
+func startHuskd(t testing.TB, n *node.Node, options ...node.Option) *node.Daemon {
 	t.Helper()
 	d := n.Huskd(options...)
 	path := filepath.Join(n.Dir, "web.tar")

@@ -18,7 +18,7 @@ import (
 )
 
 // measured runs husk bench, which must succeed, and returns its report.
-func measured(t *testing.T, n *node.Node, args ...string) (r report.Report) {
+func runBench(t *testing.T, n *node.Node, args ...string) (r report.Report) {
 	t.Helper()
 	out := n.MustHusk(append([]string{"bench", "-o", "json"}, args...)...)
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
@@ -34,7 +34,7 @@ func TestBench(t *testing.T) {
 	pids := write(t, n, "huskd.pid", fmt.Sprint(d.Pid()))
 	page := filepath.Join(n.Dir, "page.html")
 	earlier := write(t, n, "earlier.json", n.MustHusk("bench", "pods", "-n", "3", "-o", "json"))
-	r := measured(t, n, "pods", "containers", "exec", "list", "agent", "-n", "3", "--pods", "2", "--image", "localhost/web:1", "--compare", earlier, "--html", page)
+	r := runBench(t, n, "pods", "containers", "exec", "list", "agent", "-n", "3", "--pods", "2", "--image", "localhost/web:1", "--compare", earlier, "--html", page)
 	for _, want := range []struct{ workload, operation string }{
 		{"pods", bench.RunPod}, {"pods", bench.StopPod}, {"pods", bench.RemovePod}, {"pods", bench.EndPod},
 		{"containers", bench.Create}, {"containers", bench.Start}, {"containers", bench.Stop}, {"containers", bench.Remove},
@@ -57,7 +57,7 @@ func TestBench(t *testing.T) {
 	if !strings.Contains(table, "CHANGE") || !strings.Contains(table, bench.PodsUp) {
 		t.Errorf("the table:\n%s", table)
 	}
-	crowd := measured(t, n, "agent", "-n", "3", "--parallel", "3", "--image", "localhost/web:1").Result("agent, 3 at a time", "husk")
+	crowd := runBench(t, n, "agent", "-n", "3", "--parallel", "3", "--image", "localhost/web:1").Result("agent, 3 at a time", "husk")
 	if all, each := crowd.Operation(bench.AllAnswer), crowd.Operation(bench.Answers); all == nil || each == nil || all.Errors > 0 || each.Count != 3*all.Count || all.P50 < each.P50 {
 		t.Errorf("several manifests at once: %+v", crowd)
 	}
@@ -68,9 +68,9 @@ func TestBench(t *testing.T) {
 	d.Stop()
 }
 
-// TestBenchIsInterrupted: what a run made is gone when it was interrupted, and
+// TestBenchInterrupted: what a run made is gone when it was interrupted, and
 // after the next run when it was killed.
-func TestBenchIsInterrupted(t *testing.T) {
+func TestBenchInterrupted(t *testing.T) {
 	t.Parallel()
 	n, d := start(t)
 	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL} {

@@ -14,7 +14,7 @@ import (
 func TestNetStandalone(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
-	leases := configure(t, n)
+	leases := configureCNI(t, n)
 	if err := os.WriteFile(filepath.Join(n.CNI, "05-bad.conf"), []byte(`{"name":"bad"}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestNetStandalone(t *testing.T) {
 		t.Fatal(err)
 	}
 	must("del", "cluster", "testing")
-	nothingLeased(t, n, leases)
+	awaitNoLeases(t, n, leases)
 
 	fails("network modern: plugin modern: STATUS: no address is left", "status", "modern")
 	fails("give either --keep for every attachment or --keep-none", "gc", "modern")
@@ -136,7 +136,7 @@ func TestNetStandalone(t *testing.T) {
 func TestDebtsOfPods(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
-	leases := configure(t, n)
+	leases := configureCNI(t, n)
 	bin, closed := filepath.Join(n.Dir, "bin"), filepath.Join(n.Dir, "closed")
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		t.Fatal(err)
@@ -159,7 +159,7 @@ esac
 	if err := os.WriteFile(file, []byte(strings.Replace(string(conf), `"plugins":[`, `"plugins":[{"type":"door"},`, 1)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	d := furnish(t, n, node.Flags("--cni-bin-dir", bin+",/usr/lib/cni"))
+	d := startHuskd(t, n, node.Flags("--cni-bin-dir", bin+",/usr/lib/cni"))
 	n.MustHusk("run", "--wait", write(t, n, "pod.yaml", strings.Replace(cniPod, "NAME", "web", 1)))
 	net := func(args ...string) node.Result {
 		return n.Husk(append([]string{"net", "--state", filepath.Join(n.Dir, "net")}, args...)...)
@@ -198,7 +198,7 @@ esac
 	if r := net("debts", "--retry"); r.Code != 0 || r.Stdout != "" {
 		t.Errorf("a retry: %+v", r)
 	}
-	nothingLeased(t, n, leases)
+	awaitNoLeases(t, n, leases)
 	cleanCNI(n)
 	d.Stop()
 }

@@ -97,7 +97,7 @@ func newWired(t *testing.T, w world, answers string, prepare func(n *node.Node))
 	if prepare != nil {
 		prepare(n)
 	}
-	return &wired{n, t, answers, w.flags(), furnish(t, n, w.flags())}
+	return &wired{n, t, answers, w.flags(), startHuskd(t, n, w.flags())}
 }
 
 // manifest is of a pod that answers at port. Of spec and ports, which is a flow

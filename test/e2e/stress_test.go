@@ -50,8 +50,8 @@ func usageOf(t testing.TB, n *node.Node) usage {
 	return usage{number(selfWords, 1), number(selfWords, 2), number(addressWords, 1)}
 }
 
-// TestRounds runs, stops and removes pods again and again, several at a time.
-func TestRounds(t *testing.T) {
+// TestRepeatedPods runs, stops and removes pods again and again, several at a time.
+func TestRepeatedPods(t *testing.T) {
 	const rounds, atOnce = 200, 8
 	n, d := start(t)
 	round := func(i int) {
@@ -181,9 +181,9 @@ func processes(t testing.TB, n *node.Node) map[string]int {
 	return pids
 }
 
-// TestSuccession starts huskd while the one before it still ends. What ran runs
+// TestStartWhileStopping starts huskd while the one before it still ends. What ran runs
 // again.
-func TestSuccession(t *testing.T) {
+func TestStartWhileStopping(t *testing.T) {
 	t.Parallel()
 	n, d := start(t)
 	n.MustHusk("run", "--wait", write(t, n, "p.yaml", fmt.Sprintf(sleeper, "p")))
@@ -203,9 +203,9 @@ func TestSuccession(t *testing.T) {
 	n.NothingLeft()
 }
 
-// TestEndedAtStart ends huskd at moments of its start. It may have made its part
+// TestStopDuringStart ends huskd at moments of its start. It may have made its part
 // of the network by then.
-func TestEndedAtStart(t *testing.T) {
+func TestStopDuringStart(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
 	for delay := 5 * time.Millisecond; delay < 300*time.Millisecond; delay = delay * 3 / 2 {

@@ -75,7 +75,7 @@ func attribute(span *tracepb.Span, key string) string {
 }
 
 // collect serves a collector on the node's loopback.
-func collect(t *testing.T, n *node.Node) (*spanCollector, string) {
+func serveCollector(t *testing.T, n *node.Node) (*spanCollector, string) {
 	t.Helper()
 	var listener net.Listener
 	if err := netns.Do(n.Net(), func() (err error) {
@@ -96,7 +96,7 @@ func TestTracing(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
 	serveRegistry(t, n)
-	spans, address := collect(t, n)
+	spans, address := serveCollector(t, n)
 	conf := `{"cniVersion":"1.0.0","name":"lab","plugins":[{"type":"husk-cni","subnet":"10.78.0.0/24","dataDir":"` + filepath.Join(n.Dir, "cni-data") + `"}]}`
 	if err := os.MkdirAll(n.CNI, 0o755); err != nil {
 		t.Fatal(err)

@@ -71,15 +71,15 @@ func (c *cluster) attach(protocol, container string, tty bool) *session {
 	return s
 }
 
-// attaches attaches to containers by both protocols: to one that keeps running when the client
+// testAttach attaches to containers by both protocols: to one that keeps running when the client
 // disconnects, to a terminal, and to containers that end with their input.
-func (c *cluster) attaches() {
+func (c *cluster) testAttach() {
 	c.create(attached)
 	before := c.await("attached", ready)
 	for _, protocol := range protocols {
-		c.converses(protocol)
-		c.resizesTerminal(protocol)
-		c.endsInput(protocol)
+		c.attachLines(protocol)
+		c.attachTerminal(protocol)
+		c.attachStdinOnce(protocol)
 	}
 	after := c.await("attached", func(p *corev1.Pod) bool { return len(containers(p)) == 2 })
 	for _, s := range after.Status.ContainerStatuses {
@@ -99,8 +99,8 @@ func (c *cluster) attaches() {
 	c.must(c.api.CoreV1().Pods("default").Delete(c.t.Context(), "attached", metav1.DeleteOptions{}))
 }
 
-// converses writes to a container, reads its answer, and disconnects.
-func (c *cluster) converses(protocol string) {
+// attachLines writes to a container, reads its answer, and disconnects.
+func (c *cluster) attachLines(protocol string) {
 	s := c.attach(protocol, "lines", false)
 	_, err := fmt.Fprintf(s.in, "hello by %s\n", protocol)
 	c.must(err)
@@ -114,8 +114,8 @@ func (c *cluster) converses(protocol string) {
 	<-s.done
 }
 
-// resizesTerminal resizes a terminal, and checks that the container sees the size.
-func (c *cluster) resizesTerminal(protocol string) {
+// attachTerminal resizes a terminal, and checks that the container sees the size.
+func (c *cluster) attachTerminal(protocol string) {
 	s := c.attach(protocol, "terminal", true)
 	for _, size := range []remotecommand.TerminalSize{{Width: 77, Height: 33}, {Width: 88, Height: 44}} {
 		s.size <- size
@@ -138,8 +138,8 @@ func (c *cluster) resizesTerminal(protocol string) {
 	close(s.size)
 }
 
-// endsInput sends a container data until EOF, and checks that all of it comes back.
-func (c *cluster) endsInput(protocol string) {
+// attachStdinOnce sends a container data until EOF, and checks that all of it comes back.
+func (c *cluster) attachStdinOnce(protocol string) {
 	megabyte := bytes.Repeat([]byte("0123456789abcde\n"), 1<<16)
 	s := c.attach(protocol, "once-"+protocol, false)
 	go func() {

@@ -59,7 +59,7 @@ func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	m := newMachine(t)
 	key := m.write("service-accounts.key", newKey(t))
-	m.authority()
+	m.writeCertificates()
 	flags := []string{"--etcd-servers", "http://127.0.0.1:2379", "--cert-dir", m.Dir + "/apiserver",
 		"--bind-address", "127.0.0.1", "--secure-port", "6443", "--advertise-address", node.Address4, "--service-cluster-ip-range", "10.96.0.0/16",
 		"--token-auth-file", m.write("tokens.csv", token+",admin,admin,system:masters\n"+nodeToken+",system:node:node,node,system:nodes\n"),
@@ -73,7 +73,7 @@ func newCluster(t *testing.T) *cluster {
 	var err error
 	c.api, err = kubernetes.NewForConfig(c.config)
 	c.must(err)
-	c.serve()
+	c.startControlPlane()
 	// No controllers run that would create these.
 	node.Eventually(t, time.Minute, func() string {
 		_, err := c.api.CoreV1().ServiceAccounts("default").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
@@ -86,8 +86,8 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// serve starts etcd, with the data that it has, and the API server.
-func (c *cluster) serve() {
+// startControlPlane starts etcd, with the data that it has, and the API server.
+func (c *cluster) startControlPlane() {
 	c.t.Helper()
 	etcd := c.start("etcd", "--data-dir", c.Dir+"/etcd", "--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
 		"--listen-peer-urls", "http://127.0.0.1:2380", "--log-level", "error")
@@ -102,8 +102,8 @@ func (c *cluster) serve() {
 	})
 }
 
-// authority writes ca.crt, and the API server's client certificate for nodes: client.crt and client.key.
-func (m *machine) authority() {
+// writeCertificates writes ca.crt, and the API server's client certificate for nodes: client.crt and client.key.
+func (m *machine) writeCertificates() {
 	m.t.Helper()
 	must := func(err error) {
 		m.t.Helper()
@@ -241,26 +241,26 @@ func (c *cluster) await(name string, condition func(*corev1.Pod) bool) (pod *cor
 func TestCluster(t *testing.T) {
 	c := newCluster(t)
 	c.join()
-	c.nodeReady()
-	c.populate()
-	for _, line := range c.kubelet.matches("Observed pod startup duration") {
+	c.awaitNodeReady()
+	c.createPods()
+	for _, line := range c.kubelet.logLines("Observed pod startup duration") {
 		t.Log(line)
 	}
 
-	t.Run("volumes", func(t *testing.T) { c.part(t).volumes() })
-	t.Run("logs", func(t *testing.T) { c.part(t).logs() })
-	t.Run("exec", func(t *testing.T) { c.part(t).execs() })
-	t.Run("attach", func(t *testing.T) { c.part(t).attaches() })
-	t.Run("port-forward", func(t *testing.T) { c.part(t).forwards() })
-	t.Run("probes", func(t *testing.T) { c.part(t).probes() })
-	t.Run("resize", func(t *testing.T) { c.part(t).resizes() })
+	t.Run("volumes", func(t *testing.T) { c.subtest(t).testVolumes() })
+	t.Run("logs", func(t *testing.T) { c.subtest(t).testLogs() })
+	t.Run("exec", func(t *testing.T) { c.subtest(t).testExec() })
+	t.Run("attach", func(t *testing.T) { c.subtest(t).testAttach() })
+	t.Run("port-forward", func(t *testing.T) { c.subtest(t).testPortForward() })
+	t.Run("probes", func(t *testing.T) { c.subtest(t).testProbes() })
+	t.Run("resize", func(t *testing.T) { c.subtest(t).testResize() })
 	c.huskd.Kill()
 	before := c.await("full", ready)
 	c.huskd = c.Huskd()
-	c.unchanged(before)
-	t.Run("deletion", func(t *testing.T) { c.part(t).deletes() })
-	c.gone()
-	c.figures()
+	c.checkUnchanged(before)
+	t.Run("deletion", func(t *testing.T) { c.subtest(t).testDeletion() })
+	c.awaitGone()
+	c.logLatencies()
 	c.end()
 }
 
@@ -273,8 +273,8 @@ func (c *cluster) end() {
 	c.machine.end()
 }
 
-// configure creates the objects that the pod configured refers to.
-func (c *cluster) configure() {
+// createConfig creates the objects that the pod configured refers to.
+func (c *cluster) createConfig() {
 	c.t.Helper()
 	c.createConfigMap("settings", map[string]string{"colour": "green"})
 	_, err := c.api.CoreV1().Secrets("default").Create(c.t.Context(), &corev1.Secret{
@@ -283,14 +283,14 @@ func (c *cluster) configure() {
 	c.must(err)
 }
 
-// populate creates a pod of each kind.
-func (c *cluster) populate() {
+// createPods creates a pod of each kind.
+func (c *cluster) createPods() {
 	c.t.Helper()
-	c.configure()
+	c.createConfig()
 	for _, manifest := range []string{full, host, configured} {
 		c.create(manifest)
 	}
-	c.answers(c.await("full", ready), "version 1\n")
+	c.checkAnswers(c.await("full", ready), "version 1\n")
 	if p := c.await("host", ready); p.Status.PodIP != node.Address4 {
 		c.t.Errorf("the pod on the node's network has the address %s", p.Status.PodIP)
 	}
@@ -300,15 +300,15 @@ func (c *cluster) populate() {
 	c.await("configured", ready)
 }
 
-// part returns the cluster for a subtest.
-func (c *cluster) part(t *testing.T) *cluster {
+// subtest returns the cluster for a subtest.
+func (c *cluster) subtest(t *testing.T) *cluster {
 	m := *c.machine
 	m.t = t
 	return &cluster{machine: &m, config: c.config, api: c.api}
 }
 
-// nodeReady waits until the node is ready, and checks what it reports about huskd.
-func (c *cluster) nodeReady() {
+// awaitNodeReady waits until the node is ready, and checks what it reports about huskd.
+func (c *cluster) awaitNodeReady() {
 	c.t.Helper()
 	var n *corev1.Node
 	node.Eventually(c.t, 2*time.Minute, func() string {
@@ -338,7 +338,7 @@ func (c *cluster) nodeReady() {
 	}
 }
 
-func (c *cluster) volumes() {
+func (c *cluster) testVolumes() {
 	for path, want := range map[string]string{
 		"/settings/colour":  "green",
 		"/secret/password":  "opensesame",
@@ -377,7 +377,7 @@ func (c *cluster) volumes() {
 	})
 }
 
-func (c *cluster) logs() {
+func (c *cluster) testLogs() {
 	for container, want := range map[string]string{"prepare": "prepared\n", "web": "serving\n"} {
 		got, err := c.api.CoreV1().Pods("default").GetLogs("full", &corev1.PodLogOptions{Container: container}).DoRaw(c.t.Context())
 		if err != nil || string(got) != want {
@@ -430,7 +430,7 @@ func (c *cluster) exec(pod, container string, stdin []byte, command ...string) (
 	return stdout, err
 }
 
-func (c *cluster) execs() {
+func (c *cluster) testExec() {
 	megabyte := bytes.Repeat([]byte("0123456789abcde\n"), 1<<16)
 	if got, err := c.exec("full", "web", megabyte, "cat"); err != nil || got != string(megabyte) {
 		c.t.Errorf("cat returns %d of %d bytes: %v", len(got), len(megabyte), err)
@@ -442,8 +442,8 @@ func (c *cluster) execs() {
 	}
 }
 
-// forwards forwards a port through the API server by both protocols.
-func (c *cluster) forwards() {
+// testPortForward forwards a port through the API server by both protocols.
+func (c *cluster) testPortForward() {
 	u := c.api.CoreV1().RESTClient().Post().Resource("pods").Namespace("default").Name("full").SubResource("portforward").URL()
 	byWebSocket, err := portforward.NewSPDYOverWebsocketDialer(u, c.config)
 	c.must(err)
@@ -477,9 +477,9 @@ func (c *cluster) forwards() {
 	}
 }
 
-// resizes gives containers more memory and less CPU: one that keeps running, and one that has to be
+// testResize gives containers more memory and less CPU: one that keeps running, and one that has to be
 // restarted for it.
-func (c *cluster) resizes() {
+func (c *cluster) testResize() {
 	c.create(simple("restarting", "", `command: [sleep, "1000"], resizePolicy: [{resourceName: memory, restartPolicy: RestartContainer}], resources: {requests: {cpu: 50m, memory: 16Mi}, limits: {cpu: 500m, memory: 64Mi}}`))
 	memory, cpu := resource.MustParse("96Mi"), resource.MustParse("250m")
 	for name, restarted := range map[string]int32{"full": 0, "restarting": 1} {
@@ -505,8 +505,8 @@ func (c *cluster) resizes() {
 	}
 }
 
-// deletes deletes all pods, and checks how their containers ended.
-func (c *cluster) deletes() {
+// testDeletion deletes all pods, and checks how their containers ended.
+func (c *cluster) testDeletion() {
 	c.must(os.Mkdir(c.Dir+"/tales", 0o755))
 	c.create(fmt.Sprintf(graceful, c.Dir+"/tales"))
 	c.create(deaf)

@@ -16,8 +16,8 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// debugs adds ephemeral containers to a pod, as kubectl debug does. It returns the new huskd.
-func (o own) debugs() *node.Daemon {
+// testDebug adds ephemeral containers to a pod, as kubectl debug does. It returns the new huskd.
+func (o huskNode) testDebug() *node.Daemon {
 	o.create(simple("looked-into", "", `command: [sh, -c, "exec sleep 12345"]`))
 	before := o.await("looked-into", ready)
 	pods := o.api.CoreV1().Pods("default")

@@ -22,36 +22,36 @@ import (
 // TestDeployments tests Deployments in a complete cluster of one node, with controllers and a scheduler.
 func TestDeployments(t *testing.T) {
 	c := newCluster(t)
-	c.manage()
+	c.startControllers()
 	c.join()
-	c.nodeReady()
-	c.configure()
+	c.awaitNodeReady()
+	c.createConfig()
 
 	// Full and configured use many features in one pod; web has several replicas.
 	c.deploy("full", full, 1)
 	c.deploy("configured", configured, 1)
 	c.deploy("web", web, 3)
-	c.answers(&c.rolled("full")[0], "version 1\n")
-	c.serves("web", "version 1\n")
-	c.rolled("configured")
+	c.checkAnswers(&c.awaitRollout("full")[0], "version 1\n")
+	c.checkServes("web", "version 1\n")
+	c.awaitRollout("configured")
 
 	c.scale("web", 6)
-	c.serves("web", "version 1\n")
-	c.rollsOut()
-	c.rollsBack()
-	c.recreates()
+	c.checkServes("web", "version 1\n")
+	c.testRollout()
+	c.testRollback()
+	c.testRecreate()
 	c.scale("web", 2)
-	c.serves("web", "version 2\n")
+	c.checkServes("web", "version 2\n")
 
-	c.reboots()
-	c.answers(&c.rolled("full")[0], "version 2\n")
-	c.serves("web", "version 2\n")
+	c.testReboot()
+	c.checkAnswers(&c.awaitRollout("full")[0], "version 2\n")
+	c.checkServes("web", "version 2\n")
 
 	for _, name := range []string{"full", "configured", "web"} {
 		c.undeploy(name)
 	}
-	c.gone()
-	c.figures()
+	c.awaitGone()
+	c.logLatencies()
 	c.end()
 }
 
@@ -82,8 +82,8 @@ spec:
   - {name: data, emptyDir: {}}
 `
 
-// manage starts the controllers and the scheduler.
-func (c *cluster) manage() {
+// startControllers starts the controllers and the scheduler.
+func (c *cluster) startControllers() {
 	c.t.Helper()
 	path := c.write("admin.kubeconfig", fmt.Sprintf(kubeconfig, token))
 	for name, flags := range map[string][]string{
@@ -119,8 +119,8 @@ func (c *cluster) deploy(name, manifest string, replicas int32) {
 	c.must(err)
 }
 
-// change changes a Deployment. It retries after conflicting changes.
-func (c *cluster) change(name string, edit func(*appsv1.Deployment)) {
+// update changes a Deployment. It retries after conflicting changes.
+func (c *cluster) update(name string, edit func(*appsv1.Deployment)) {
 	c.t.Helper()
 	deployments := c.api.AppsV1().Deployments("default")
 	node.Eventually(c.t, time.Minute, func() string {
@@ -137,7 +137,7 @@ func (c *cluster) change(name string, edit func(*appsv1.Deployment)) {
 
 func (c *cluster) scale(name string, replicas int32) {
 	c.t.Helper()
-	c.change(name, func(d *appsv1.Deployment) { d.Spec.Replicas = &replicas })
+	c.update(name, func(d *appsv1.Deployment) { d.Spec.Replicas = &replicas })
 }
 
 // pods returns an application's pods, including those that are terminating.
@@ -148,11 +148,11 @@ func (c *cluster) pods(app string) []corev1.Pod {
 	return list.Items
 }
 
-// rolled waits until a Deployment has exactly its number of pods, all ready and of the current template.
-func (c *cluster) rolled(name string) (pods []corev1.Pod) {
+// awaitRollout waits until a Deployment has exactly its number of pods, all ready and of the current template.
+func (c *cluster) awaitRollout(name string) (pods []corev1.Pod) {
 	c.t.Helper()
 	node.Eventually(c.t, 4*time.Minute, func() string {
-		c.running()
+		c.checkRunning()
 		d, err := c.api.AppsV1().Deployments("default").Get(c.t.Context(), name, metav1.GetOptions{})
 		c.must(err)
 		s, want := d.Status, *d.Spec.Replicas
@@ -172,8 +172,8 @@ func (c *cluster) rolled(name string) (pods []corev1.Pod) {
 	return pods
 }
 
-// running fails the test if a program of the cluster has ended by itself.
-func (c *cluster) running() {
+// checkRunning fails the test if a program of the cluster has ended by itself.
+func (c *cluster) checkRunning() {
 	c.t.Helper()
 	c.kubelet.mustRun()
 	for _, p := range c.control {
@@ -181,11 +181,11 @@ func (c *cluster) running() {
 	}
 }
 
-// serves checks that each pod of a Deployment serves want at an address of its own.
-func (c *cluster) serves(name, want string) {
+// checkServes checks that each pod of a Deployment serves want at an address of its own.
+func (c *cluster) checkServes(name, want string) {
 	c.t.Helper()
 	seen := map[string]bool{}
-	for _, p := range c.rolled(name) {
+	for _, p := range c.awaitRollout(name) {
 		for _, ip := range p.Status.PodIPs {
 			if seen[ip.IP] {
 				c.t.Errorf("two pods have the address %s", ip.IP)
@@ -198,16 +198,16 @@ func (c *cluster) serves(name, want string) {
 	}
 }
 
-// rollsOut gives the web servers a new template. Meanwhile, no fewer may be available than before.
-func (c *cluster) rollsOut() {
+// testRollout gives the web servers a new template. Meanwhile, no fewer may be available than before.
+func (c *cluster) testRollout() {
 	c.t.Helper()
-	before := c.rolled("web")
-	c.change("web", func(d *appsv1.Deployment) {
+	before := c.awaitRollout("web")
+	c.update("web", func(d *appsv1.Deployment) {
 		d.Spec.Template.Spec.Containers[0].Image = another
 		d.Spec.Template.Spec.InitContainers[0].Env[0].Value = "2"
 	})
 	node.Eventually(c.t, 4*time.Minute, func() string {
-		c.running()
+		c.checkRunning()
 		fresh, available := 0, 0
 		pods := c.pods("web")
 		for _, p := range pods {
@@ -226,8 +226,8 @@ func (c *cluster) rollsOut() {
 		}
 		return ""
 	})
-	c.serves("web", "version 2\n")
-	for _, p := range c.rolled("web") {
+	c.checkServes("web", "version 2\n")
+	for _, p := range c.awaitRollout("web") {
 		if slices.ContainsFunc(before, func(q corev1.Pod) bool { return q.UID == p.UID }) {
 			c.t.Errorf("pod %s is of the old template", p.Name)
 		}
@@ -237,14 +237,14 @@ func (c *cluster) rollsOut() {
 	}
 }
 
-// rollsBack gives the web servers a template that can't run, and reverts it. The running pods must not be
+// testRollback gives the web servers a template that can't run, and reverts it. The running pods must not be
 // affected.
-func (c *cluster) rollsBack() {
+func (c *cluster) testRollback() {
 	c.t.Helper()
-	before := c.rolled("web")
-	c.change("web", func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = "localhost/none:1" })
+	before := c.awaitRollout("web")
+	c.update("web", func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = "localhost/none:1" })
 	node.Eventually(c.t, 2*time.Minute, func() string {
-		c.running()
+		c.checkRunning()
 		for _, p := range c.pods("web") {
 			for _, s := range p.Status.ContainerStatuses {
 				if s.State.Waiting != nil && s.State.Waiting.Reason == "ErrImageNeverPull" {
@@ -254,8 +254,8 @@ func (c *cluster) rollsBack() {
 		}
 		return "no pod reports its missing image"
 	})
-	c.change("web", func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = another })
-	after := c.rolled("web")
+	c.update("web", func(d *appsv1.Deployment) { d.Spec.Template.Spec.Containers[0].Image = another })
+	after := c.awaitRollout("web")
 	if got, want := instances(after), instances(before); !slices.Equal(got, want) {
 		c.t.Errorf("containers %v are running, before %v were", got, want)
 	}
@@ -270,12 +270,12 @@ func instances(pods []corev1.Pod) (ids []string) {
 	return ids
 }
 
-// recreates gives the pod with a host port a new template. The new pod gets the port once the old one is
+// testRecreate gives the pod with a host port a new template. The new pod gets the port once the old one is
 // gone.
-func (c *cluster) recreates() {
+func (c *cluster) testRecreate() {
 	c.t.Helper()
-	c.change("full", func(d *appsv1.Deployment) { d.Spec.Template.Labels["version"] = "2" })
-	c.answers(&c.rolled("full")[0], "version 2\n")
+	c.update("full", func(d *appsv1.Deployment) { d.Spec.Template.Labels["version"] = "2" })
+	c.checkAnswers(&c.awaitRollout("full")[0], "version 2\n")
 }
 
 // undeploy deletes a Deployment, whose pods the garbage collector deletes.
@@ -284,7 +284,7 @@ func (c *cluster) undeploy(name string) {
 	first := metav1.DeletePropagationForeground
 	c.must(c.api.AppsV1().Deployments("default").Delete(c.t.Context(), name, metav1.DeleteOptions{PropagationPolicy: &first}))
 	node.Eventually(c.t, 2*time.Minute, func() string {
-		c.running()
+		c.checkRunning()
 		if left := c.pods(name); len(left) > 0 {
 			return fmt.Sprintf("%d pods of %s are left, the first %s", len(left), name, describe(&left[0]))
 		}
@@ -296,29 +296,29 @@ func (c *cluster) undeploy(name string) {
 	})
 }
 
-// reboots kills everything at once, as a power loss does, and boots the node again. The same pods must
+// testReboot kills everything at once, as a power loss does, and boots the node again. The same pods must
 // come back, in new containers.
-func (c *cluster) reboots() {
+func (c *cluster) testReboot() {
 	c.t.Helper()
 	before := map[string]corev1.Pod{}
-	for _, p := range c.everyPod() {
+	for _, p := range c.allPods() {
 		before[p.Name] = p
 	}
 	boot := c.bootID()
 	c.Reboot() // it kills the control plane and the kubelet too
 	c.removeCgroups()
 	c.boot()
-	c.serve()
-	c.manage()
+	c.startControlPlane()
+	c.startControllers()
 	c.join()
 	node.Eventually(c.t, 2*time.Minute, func() string {
-		c.running()
+		c.checkRunning()
 		if now := c.bootID(); now == boot {
 			return "the kubelet hasn't reported the new boot"
 		}
 		return ""
 	})
-	c.nodeReady()
+	c.awaitNodeReady()
 	for name, p := range before {
 		// Until the kubelet reports them, the API server has the statuses from before the reboot.
 		after := c.await(name, func(q *corev1.Pod) bool {
@@ -333,7 +333,7 @@ func (c *cluster) reboots() {
 			}
 		}
 	}
-	c.accounted()
+	c.checkInSync()
 }
 
 func (c *cluster) bootID() string {
@@ -343,20 +343,20 @@ func (c *cluster) bootID() string {
 	return n.Status.NodeInfo.BootID
 }
 
-// everyPod lists all pods.
-func (c *cluster) everyPod() []corev1.Pod {
+// allPods lists all pods.
+func (c *cluster) allPods() []corev1.Pod {
 	c.t.Helper()
 	list, err := c.api.CoreV1().Pods("default").List(c.t.Context(), metav1.ListOptions{})
 	c.must(err)
 	return list.Items
 }
 
-// accounted waits until huskd runs exactly the API server's pods, with one monitor per container.
-func (c *cluster) accounted() {
+// checkInSync waits until huskd runs exactly the API server's pods, with one monitor per container.
+func (c *cluster) checkInSync() {
 	c.t.Helper()
 	node.Eventually(c.t, 2*time.Minute, func() string {
-		c.running()
-		pods := c.everyPod()
+		c.checkRunning()
+		pods := c.allPods()
 		if what := c.runtime().diff(pods); what != "" {
 			return what
 		}

@@ -17,22 +17,22 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// own is a cluster whose node is huskd itself, without a kubelet.
-type own struct{ *cluster }
+// huskNode is a cluster whose node is huskd itself, without a kubelet.
+type huskNode struct{ *cluster }
 
 // startNode starts huskd as the node.
-func (o own) startNode() {
+func (o huskNode) startNode() {
 	o.t.Helper()
 	o.huskd = o.Huskd(node.Flags("--kubeconfig", o.write("kubeconfig", fmt.Sprintf(kubeconfig, nodeToken)), "--node-name", "node",
 		"--node-client-ca-file", o.Dir+"/ca.crt", "--node-labels", "zone=here", "--node-taints", "dedicated=tests:NoSchedule",
 		"--manifests", o.Dir+"/manifests", "--cluster-dns", "10.96.0.10"))
 }
 
-// part returns o for a subtest.
-func (o own) part(t *testing.T) own { return own{o.cluster.part(t)} }
+// subtest returns o for a subtest.
+func (o huskNode) subtest(t *testing.T) huskNode { return huskNode{o.cluster.subtest(t)} }
 
 // end stops everything, and checks that huskd leaves nothing.
-func (o own) end() {
+func (o huskNode) end() {
 	o.t.Helper()
 	for _, p := range o.control {
 		p.kill()
@@ -43,7 +43,7 @@ func (o own) end() {
 }
 
 // list returns the API server's pods by name, without mirrors.
-func (o own) list() map[string]*corev1.Pod {
+func (o huskNode) list() map[string]*corev1.Pod {
 	o.t.Helper()
 	list, err := o.api.CoreV1().Pods("default").List(o.t.Context(), metav1.ListOptions{})
 	o.must(err)
@@ -58,36 +58,36 @@ func (o own) list() map[string]*corev1.Pod {
 
 // TestHuskd tests huskd as the node of a cluster.
 func TestHuskd(t *testing.T) {
-	o := own{newCluster(t)}
+	o := huskNode{newCluster(t)}
 	o.huskd.Stop()
 	o.Must("mkdir", "-p", o.Dir+"/manifests")
 	o.startNode()
-	o.nodeReady()
-	o.registered()
-	o.populate()
+	o.awaitNodeReady()
+	o.checkRegistration()
+	o.createPods()
 
-	t.Run("volumes", func(t *testing.T) { o.part(t).volumes() })
-	t.Run("logs", func(t *testing.T) { o.part(t).logs() })
-	t.Run("exec", func(t *testing.T) { o.part(t).execs() })
-	t.Run("attach", func(t *testing.T) { o.part(t).attaches() })
-	t.Run("port-forward", func(t *testing.T) { o.part(t).forwards() })
-	t.Run("authentication", func(t *testing.T) { o.part(t).authenticates() })
-	t.Run("probes", func(t *testing.T) { o.part(t).probes() })
-	t.Run("resize", func(t *testing.T) { o.part(t).resizes() })
-	t.Run("deferred resize", func(t *testing.T) { o.huskd = o.part(t).deferredResizes() })
-	t.Run("eviction", func(t *testing.T) { o.part(t).evicts() })
-	t.Run("usage", func(t *testing.T) { o.part(t).usage() })
-	t.Run("debug", func(t *testing.T) { o.huskd = o.part(t).debugs() })
-	t.Run("statuses", func(t *testing.T) { o.part(t).statuses() })
-	t.Run("refusals", func(t *testing.T) { o.part(t).refusals() })
-	t.Run("mirror", func(t *testing.T) { o.part(t).mirrors() })
-	t.Run("deletion", func(t *testing.T) { o.part(t).deletes() })
-	o.gone()
+	t.Run("volumes", func(t *testing.T) { o.subtest(t).testVolumes() })
+	t.Run("logs", func(t *testing.T) { o.subtest(t).testLogs() })
+	t.Run("exec", func(t *testing.T) { o.subtest(t).testExec() })
+	t.Run("attach", func(t *testing.T) { o.subtest(t).testAttach() })
+	t.Run("port-forward", func(t *testing.T) { o.subtest(t).testPortForward() })
+	t.Run("authentication", func(t *testing.T) { o.subtest(t).authenticates() })
+	t.Run("probes", func(t *testing.T) { o.subtest(t).testProbes() })
+	t.Run("resize", func(t *testing.T) { o.subtest(t).testResize() })
+	t.Run("deferred resize", func(t *testing.T) { o.huskd = o.subtest(t).deferredResizes() })
+	t.Run("eviction", func(t *testing.T) { o.subtest(t).testEviction() })
+	t.Run("usage", func(t *testing.T) { o.subtest(t).usage() })
+	t.Run("debug", func(t *testing.T) { o.huskd = o.subtest(t).testDebug() })
+	t.Run("statuses", func(t *testing.T) { o.subtest(t).testStatuses() })
+	t.Run("refusals", func(t *testing.T) { o.subtest(t).testRejections() })
+	t.Run("mirror", func(t *testing.T) { o.subtest(t).testMirror() })
+	t.Run("deletion", func(t *testing.T) { o.subtest(t).testDeletion() })
+	o.awaitGone()
 	o.end()
 }
 
-// registered checks how the node has registered itself.
-func (o own) registered() {
+// checkRegistration checks how the node has registered itself.
+func (o huskNode) checkRegistration() {
 	n, err := o.api.CoreV1().Nodes().Get(o.t.Context(), "node", metav1.GetOptions{})
 	o.must(err)
 	if n.Labels["zone"] != "here" || n.Labels[corev1.LabelOSStable] != "linux" {
@@ -121,7 +121,7 @@ func (o own) registered() {
 }
 
 // authenticates checks who gets access to the kubelet API.
-func (o own) authenticates() {
+func (o huskNode) authenticates() {
 	for _, c := range []struct {
 		token string
 		want  int
@@ -151,8 +151,8 @@ func simple(name, spec, container string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s, namespace: default}\nspec:\n  terminationGracePeriodSeconds: 1\n  %s\n  containers:\n  - {name: c, image: localhost/web:1, imagePullPolicy: Never, %s}\n", name, spec, container)
 }
 
-// statuses checks the statuses of pods that fail in different ways.
-func (o own) statuses() {
+// testStatuses checks the statuses of pods that fail in different ways.
+func (o huskNode) testStatuses() {
 	o.create(simple("crash", "", `command: [sh, -c, "exit 3"]`))
 	o.create(simple("done", "restartPolicy: OnFailure", `command: ["true"]`))
 	o.create(simple("failed", "restartPolicy: Never", `command: [sh, -c, "exit 4"]`))
@@ -206,8 +206,8 @@ func (o own) statuses() {
 	})
 }
 
-// refusals creates pods that the node must reject.
-func (o own) refusals() {
+// testRejections creates pods that the node must reject.
+func (o huskNode) testRejections() {
 	for name, c := range map[string]struct{ spec, container, reason string }{
 		"greedy":    {"", `command: [sleep], resources: {requests: {cpu: "1000"}}`, "OutOfcpu"},
 		"elsewhere": {"nodeSelector: {zone: there}", "command: [sleep]", "NodeAffinity"},
@@ -222,8 +222,8 @@ func (o own) refusals() {
 	}
 }
 
-// mirrors declares a pod in a file, and checks its mirror on the API server.
-func (o own) mirrors() {
+// testMirror declares a pod in a file, and checks its mirror on the API server.
+func (o huskNode) testMirror() {
 	path := o.write("manifests/static.yaml", simple("static", "", "command: [sleep, '1000'], envFrom: [{configMapRef: {name: x, optional: true}}]"))
 	p := o.await("static-node", ready)
 	if p.Annotations[corev1.MirrorPodAnnotationKey] == "" || len(p.OwnerReferences) != 1 || p.OwnerReferences[0].Kind != "Node" {
@@ -243,7 +243,7 @@ func (o own) mirrors() {
 }
 
 // awaitDeleted waits until the API server no longer has a pod.
-func (o own) awaitDeleted(name string, uid types.UID) {
+func (o huskNode) awaitDeleted(name string, uid types.UID) {
 	o.t.Helper()
 	node.Eventually(o.t, time.Minute, func() string {
 		p, err := o.api.CoreV1().Pods("default").Get(o.t.Context(), name, metav1.GetOptions{})
@@ -261,11 +261,11 @@ const (
 
 // TestHuskdManyPods runs 50 pods through kills of huskd, an outage of the API server and a reboot.
 func TestHuskdManyPods(t *testing.T) {
-	o := own{newCluster(t)}
+	o := huskNode{newCluster(t)}
 	o.huskd.Stop()
 	o.Must("mkdir", "-p", o.Dir+"/manifests")
 	o.startNode()
-	o.nodeReady()
+	o.awaitNodeReady()
 	pod := func(i int) string { return fmt.Sprintf("pod-%02d", i) }
 	began := time.Now()
 	for i := range many {
@@ -277,7 +277,7 @@ func TestHuskdManyPods(t *testing.T) {
 	}
 	before := o.allReady(many)
 	t.Logf("%d pods ready %v after the first was created, huskd killed in between", many, time.Since(began).Round(time.Millisecond))
-	o.accounted(before)
+	o.checkInSync(before)
 
 	// Some pods are resized, some get another image, some are deleted, while huskd is killed. The others
 	// must not be affected.
@@ -312,7 +312,7 @@ func TestHuskdManyPods(t *testing.T) {
 			t.Errorf("%s: containers %v are running, before %v were", pod(i), got, want)
 		}
 	}
-	o.accounted(after)
+	o.checkInSync(after)
 
 	// Without an API server, the pods keep running, also when huskd is killed, and a container that ends is
 	// restarted.
@@ -328,7 +328,7 @@ func TestHuskdManyPods(t *testing.T) {
 		}
 		return ""
 	})
-	o.serve()
+	o.startControlPlane()
 	o.await(pod(0), func(p *corev1.Pod) bool { return ready(p) && restarts(p) == 1 })
 	last := o.allReady(many - changed)
 	for name, p := range last {
@@ -350,11 +350,11 @@ func TestHuskdManyPods(t *testing.T) {
 		}
 		return ""
 	})
-	o.serve()
+	o.startControlPlane()
 	for name, p := range last { // at first the API server has the statuses from before the reboot
 		o.await(name, func(q *corev1.Pod) bool { return ready(q) && !slices.Equal(containers(q), containers(p)) })
 	}
-	o.accounted(o.allReady(many - changed))
+	o.checkInSync(o.allReady(many - changed))
 
 	o.must(pods.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
 	node.Eventually(t, 2*time.Minute, func() string {
@@ -367,7 +367,7 @@ func TestHuskdManyPods(t *testing.T) {
 }
 
 // allReady waits until there are n pods, all of them ready.
-func (o own) allReady(n int) (pods map[string]*corev1.Pod) {
+func (o huskNode) allReady(n int) (pods map[string]*corev1.Pod) {
 	o.t.Helper()
 	node.Eventually(o.t, 3*time.Minute, func() string {
 		pods = o.list()
@@ -384,9 +384,9 @@ func (o own) allReady(n int) (pods map[string]*corev1.Pod) {
 	return pods
 }
 
-// accounted checks that huskd has exactly the API server's pods, each with an address of its own, and
+// checkInSync checks that huskd has exactly the API server's pods, each with an address of its own, and
 // no other containers.
-func (o own) accounted(pods map[string]*corev1.Pod) {
+func (o huskNode) checkInSync(pods map[string]*corev1.Pod) {
 	o.t.Helper()
 	rows := strings.Split(strings.TrimSpace(o.MustHusk("ps", "-a")), "\n")[1:]
 	if len(rows) != len(pods) {

@@ -32,9 +32,9 @@ func TestImageGC(t *testing.T) {
 	m.startKubelet()
 	m.write("manifests/full.yaml", full)
 	before := m.eventually("full-node", ready)
-	m.has(7*time.Minute, pinned, image, another)
-	m.collected("age", 1)
-	m.unchanged(before)
+	m.awaitImages(7*time.Minute, pinned, image, another)
+	m.awaitCollected("age", 1)
+	m.checkUnchanged(before)
 
 	// No disk has as much free space as this demands. The kubelet doesn't evict the pod for it, as it is a
 	// critical one.
@@ -42,13 +42,13 @@ func TestImageGC(t *testing.T) {
 	m.kubelet.stop()
 	m.reclaim = "imageGCHighThresholdPercent: 100\nimageMinimumGCAge: 1s\nevictionHard: {imagefs.available: 99%}"
 	m.startKubelet()
-	m.has(3*time.Minute, pinned, image, another)
-	m.collected("space", 1)
-	m.unchanged(before)
+	m.awaitImages(3*time.Minute, pinned, image, another)
+	m.awaitCollected("space", 1)
+	m.checkUnchanged(before)
 
 	m.Must("rm", m.Dir+"/manifests/full.yaml")
-	m.has(3*time.Minute, pinned)
-	m.collected("space", 2)
+	m.awaitImages(3*time.Minute, pinned)
+	m.awaitCollected("space", 2)
 	m.end()
 }
 
@@ -68,11 +68,11 @@ func (m *machine) loadUnused() {
 		m.t.Fatal(err)
 	}
 	m.MustHusk("image", "load", m.write("unused.tar", archive.String()))
-	m.has(time.Minute, pinned, unused, image, another)
+	m.awaitImages(time.Minute, pinned, unused, image, another)
 }
 
-// has waits until huskd has exactly these images, sorted by name.
-func (m *machine) has(within time.Duration, names ...string) {
+// awaitImages waits until huskd has exactly these images, sorted by name.
+func (m *machine) awaitImages(within time.Duration, names ...string) {
 	m.t.Helper()
 	node.Eventually(m.t, within, func() string {
 		m.kubelet.mustRun()
@@ -91,8 +91,8 @@ func (m *machine) has(within time.Duration, names ...string) {
 	})
 }
 
-// collected waits until the kubelet has removed this number of images for a reason.
-func (m *machine) collected(reason string, times int) {
+// awaitCollected waits until the kubelet has removed this number of images for a reason.
+func (m *machine) awaitCollected(reason string, times int) {
 	m.t.Helper()
 	want := fmt.Sprintf("\nkubelet_image_garbage_collected_total{reason=%q} %d\n", reason, times)
 	node.Eventually(m.t, time.Minute, func() string {

@@ -267,8 +267,8 @@ func containers(p *corev1.Pod) (ids []string) {
 	return ids
 }
 
-// gone waits until kubelet and huskd have nothing left of any pod.
-func (m *machine) gone() {
+// awaitGone waits until kubelet and huskd have nothing left of any pod.
+func (m *machine) awaitGone() {
 	m.t.Helper()
 	node.Eventually(m.t, 2*time.Minute, func() string {
 		m.kubelet.mustRun()
@@ -291,7 +291,7 @@ func (m *machine) gone() {
 // end stops kubelet and huskd, and checks that nothing is left.
 func (m *machine) end() {
 	m.t.Helper()
-	m.gone()
+	m.awaitGone()
 	m.kubelet.stop()
 	m.huskd.Stop()
 	m.Must("umount", "/var/log", m.Dir+"/kubelet") // the kubelet bind-mounts the latter on itself
@@ -393,8 +393,8 @@ func (p *process) text() string {
 	return p.log.String()
 }
 
-// matches returns the lines of the log that a pattern matches.
-func (p *process) matches(pattern string) (lines []string) {
+// logLines returns the lines of the log that a pattern matches.
+func (p *process) logLines(pattern string) (lines []string) {
 	re := regexp.MustCompile(pattern)
 	for s := bufio.NewScanner(strings.NewReader(p.text())); s.Scan(); {
 		if re.MatchString(s.Text()) {

@@ -17,7 +17,7 @@ import (
 )
 
 // resizeTo resizes a pod's only container.
-func (o own) resizeTo(name string, resources corev1.ResourceRequirements) {
+func (o huskNode) resizeTo(name string, resources corev1.ResourceRequirements) {
 	o.t.Helper()
 	pods := o.api.CoreV1().Pods("default")
 	p, err := pods.Get(o.t.Context(), name, metav1.GetOptions{})
@@ -38,7 +38,7 @@ func conditionOf(p *corev1.Pod, kind corev1.PodConditionType) corev1.PodConditio
 
 // deferredResizes makes a resize for which the node has no free capacity yet, and one that restarts the
 // container. It returns the new huskd.
-func (o own) deferredResizes() *node.Daemon {
+func (o huskNode) deferredResizes() *node.Daemon {
 	n, err := o.api.CoreV1().Nodes().Get(o.t.Context(), "node", metav1.GetOptions{})
 	o.must(err)
 	most := n.Status.Allocatable.Cpu().MilliValue()
@@ -104,8 +104,8 @@ func (o own) deferredResizes() *node.Daemon {
 	return o.huskd
 }
 
-// evicts makes a pod exceed the limit of a volume.
-func (o own) evicts() {
+// testEviction makes a pod exceed the limit of a volume.
+func (o huskNode) testEviction() {
 	o.create(simple("fills", "volumes: [{name: v, emptyDir: {sizeLimit: 1Mi}}]", `volumeMounts: [{name: v, mountPath: /v}], command: [sh, -c, "dd if=/dev/zero of=/v/fill bs=1M count=2; sleep 1000"]`))
 	p := o.await("fills", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed && p.Status.Reason == "Evicted" })
 	if c := conditionOf(p, corev1.DisruptionTarget); !strings.Contains(p.Status.Message, "volume v takes") || c.Reason != corev1.PodReasonTerminationByKubelet || c.Status != corev1.ConditionTrue {

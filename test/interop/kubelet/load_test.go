@@ -22,13 +22,13 @@ const (
 // containers must not be affected.
 func TestHuskdKilledUnderLoad(t *testing.T) {
 	c := newCluster(t)
-	c.manage()
+	c.startControllers()
 	c.join()
-	c.nodeReady()
+	c.awaitNodeReady()
 	c.deploy("steady", web, 3)
 	c.deploy("load", web, fewest)
-	steady := c.rolled("steady")
-	c.rolled("load")
+	steady := c.awaitRollout("steady")
+	c.awaitRollout("load")
 	ran := map[types.UID]string{}
 	kills, began := 0, time.Now()
 	kill := func() {
@@ -39,7 +39,7 @@ func TestHuskdKilledUnderLoad(t *testing.T) {
 		c.scale("load", most)
 		for _, share := range []int{most / 4, most / 2} {
 			c.awaitLoad(func(ready int) bool { return ready >= share })
-			c.remember(ran)
+			c.checkContainers(ran)
 			kill()
 			if round == 1 { // also while it resumes
 				c.huskd = c.Launch()
@@ -47,28 +47,28 @@ func TestHuskdKilledUnderLoad(t *testing.T) {
 			}
 			c.huskd = c.Huskd()
 		}
-		c.rolled("load")
+		c.awaitRollout("load")
 		c.scale("load", fewest)
 		for _, share := range []int{most - 2, most / 2} {
 			c.awaitLoad(func(ready int) bool { return ready <= share })
-			c.remember(ran)
+			c.checkContainers(ran)
 			kill()
 			c.huskd = c.Huskd()
 		}
 	}
-	c.rolled("load")
-	c.remember(ran)
-	if got, want := instances(c.rolled("steady")), instances(steady); !slices.Equal(got, want) {
+	c.awaitRollout("load")
+	c.checkContainers(ran)
+	if got, want := instances(c.awaitRollout("steady")), instances(steady); !slices.Equal(got, want) {
 		t.Errorf("containers %v are running, before the load %v were", got, want)
 	}
 	t.Logf("%d pods were created and deleted %d times in %v, huskd was killed %d times, %d pods were seen running", most-fewest, rounds, time.Since(began).Round(time.Second), kills, len(ran))
-	c.serves("steady", "version 1\n")
-	c.serves("load", "version 1\n")
-	c.accounted()
+	c.checkServes("steady", "version 1\n")
+	c.checkServes("load", "version 1\n")
+	c.checkInSync()
 	c.undeploy("load")
 	c.undeploy("steady")
-	c.gone()
-	c.figures()
+	c.awaitGone()
+	c.logLatencies()
 	c.end()
 }
 
@@ -76,7 +76,7 @@ func TestHuskdKilledUnderLoad(t *testing.T) {
 func (c *cluster) awaitLoad(condition func(ready int) bool) {
 	c.t.Helper()
 	node.Eventually(c.t, 4*time.Minute, func() string {
-		c.running()
+		c.checkRunning()
 		n := 0
 		for _, p := range c.pods("load") {
 			if ready(&p) {
@@ -90,10 +90,10 @@ func (c *cluster) awaitLoad(condition func(ready int) bool) {
 	})
 }
 
-// remember records the running container of each pod. It fails the test if a pod that isn't being
+// checkContainers records the running container of each pod. It fails the test if a pod that isn't being
 // deleted no longer runs the container of the last call, or runs a second one. It asks huskd, because
 // the kubelet's view is late.
-func (c *cluster) remember(ran map[types.UID]string) {
+func (c *cluster) checkContainers(ran map[types.UID]string) {
 	c.t.Helper()
 	running := map[types.UID][]string{}
 	for _, s := range c.runtime().containers {
@@ -103,7 +103,7 @@ func (c *cluster) remember(ran map[types.UID]string) {
 		}
 	}
 	// The pods are listed last, so a pod that was deleted meanwhile has its deletion time.
-	for _, p := range c.everyPod() {
+	for _, p := range c.allPods() {
 		now, before := running[p.UID], ran[p.UID]
 		switch {
 		case p.DeletionTimestamp != nil:

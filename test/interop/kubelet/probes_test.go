@@ -11,15 +11,15 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// probes makes probes of each kind fail.
-func (c *cluster) probes() {
-	c.unready()
-	c.sick()
-	c.starts()
+// testProbes makes probes of each kind fail.
+func (c *cluster) testProbes() {
+	c.testReadiness()
+	c.testLiveness()
+	c.testStartup()
 }
 
-// unready makes a readiness probe fail: the pod becomes unready and isn't restarted.
-func (c *cluster) unready() {
+// testReadiness makes a readiness probe fail: the pod becomes unready and isn't restarted.
+func (c *cluster) testReadiness() {
 	before := c.await("full", ready)
 	c.run("full", "web", "rm", "/data/index.html")
 	c.await("full", func(p *corev1.Pod) bool { return !ready(p) })
@@ -30,8 +30,8 @@ func (c *cluster) unready() {
 	}
 }
 
-// sick makes a liveness probe fail: only its container is restarted.
-func (c *cluster) sick() {
+// testLiveness makes a liveness probe fail: only its container is restarted.
+func (c *cluster) testLiveness() {
 	before := c.await("full", ready)
 	c.run("full", "web", "touch", "/tmp/sick")
 	after := c.await("full", func(p *corev1.Pod) bool { return ready(p) && restarts(p) > restarts(before) })
@@ -47,16 +47,16 @@ func (c *cluster) sick() {
 	if after.Status.PodIP != before.Status.PodIP {
 		c.t.Errorf("the address has changed from %s to %s", before.Status.PodIP, after.Status.PodIP)
 	}
-	c.answers(after, "version 1\n")
+	c.checkAnswers(after, "version 1\n")
 }
 
-// starts makes startup take long, during which there are no liveness probes; and makes it never succeed,
+// testStartup makes startup take long, during which there are no liveness probes; and makes it never succeed,
 // so that the container is restarted.
-func (c *cluster) starts() {
+func (c *cluster) testStartup() {
 	c.create(starting)
 	c.create(unstarted)
 	node.Eventually(c.t, 2*time.Minute, func() string {
-		if n := c.failures("starting", "startup probe failed"); n < 3 {
+		if n := c.probeFailures("starting", "startup probe failed"); n < 3 {
 			return fmt.Sprintf("the probe has failed %d times", n)
 		}
 		return ""
@@ -76,8 +76,8 @@ func (c *cluster) starts() {
 	}
 }
 
-// failures returns how often a probe has failed, by the pod's events.
-func (c *cluster) failures(pod, message string) (times int32) {
+// probeFailures returns how often a probe has failed, by the pod's events.
+func (c *cluster) probeFailures(pod, message string) (times int32) {
 	c.t.Helper()
 	list, err := c.api.CoreV1().Events("default").List(c.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
 	c.must(err)

@@ -26,25 +26,25 @@ func TestStaticPods(t *testing.T) {
 	if len(pod.Status.PodIPs) != 2 {
 		t.Errorf("the pod has the addresses %v", pod.Status.PodIPs)
 	}
-	m.answers(pod, "version 1\n")
+	m.checkAnswers(pod, "version 1\n")
 	if got, err := m.get("http://" + node.Address4 + ":8090/hostname"); err != nil {
 		t.Errorf("the pod on the node's network answers %q %v", got, err)
 	}
-	m.sessions()
+	m.testSessions()
 
-	m.restartsSick(pod)
-	m.survivesHuskd()
-	m.survivesKubelet()
+	m.testLivenessRestart(pod)
+	m.testHuskdKill()
+	m.testKubeletRestart()
 
 	m.write("manifests/full.yaml", strings.ReplaceAll(full, `version: "1"`, `version: "2"`))
 	pod = m.eventually("full-node", func(p *corev1.Pod) bool { return ready(p) && p.Labels["version"] == "2" })
-	m.answers(pod, "version 2\n")
+	m.checkAnswers(pod, "version 2\n")
 
-	m.survivesReboot(pod)
+	m.testStaticReboot(pod)
 
 	m.Must("rm", m.Dir+"/manifests/full.yaml", m.Dir+"/manifests/host.yaml")
-	m.gone()
-	m.figures()
+	m.awaitGone()
+	m.logLatencies()
 	m.end()
 }
 
@@ -55,7 +55,7 @@ func TestStatsAndEvents(t *testing.T) {
 	m.gates = "EventedPLEG: true, PodAndContainerStatsFromCRI: true"
 	m.startKubelet()
 	m.write("manifests/full.yaml", full)
-	m.answers(m.eventually("full-node", ready), "version 1\n")
+	m.checkAnswers(m.eventually("full-node", ready), "version 1\n")
 	var stats struct {
 		Pods []struct {
 			PodRef     struct{ Name string }
@@ -98,8 +98,8 @@ func TestStatsAndEvents(t *testing.T) {
 	m.end()
 }
 
-// survivesReboot reboots the node. The pods must come back.
-func (m *machine) survivesReboot(before *corev1.Pod) {
+// testStaticReboot reboots the node. The pods must come back.
+func (m *machine) testStaticReboot(before *corev1.Pod) {
 	m.t.Helper()
 	m.kubelet.kill() // first, so that it doesn't see the pods die
 	m.Reboot()
@@ -108,11 +108,11 @@ func (m *machine) survivesReboot(before *corev1.Pod) {
 	m.startKubelet()
 	after := m.eventually("full-node", func(p *corev1.Pod) bool { return ready(p) && restarts(p) > restarts(before) })
 	m.eventually("host-node", ready)
-	m.answers(after, "version 2\n")
+	m.checkAnswers(after, "version 2\n")
 }
 
-// figures logs how long the kubelet waited for huskd, by operation.
-func (m *machine) figures() {
+// logLatencies logs how long the kubelet waited for huskd, by operation.
+func (m *machine) logLatencies() {
 	m.t.Helper()
 	metrics, err := m.get("https://127.0.0.1:10250/metrics")
 	if err != nil {
@@ -130,8 +130,8 @@ func (m *machine) figures() {
 	}
 }
 
-// answers checks the response of a pod's web server at all its addresses.
-func (m *machine) answers(pod *corev1.Pod, want string) {
+// checkAnswers checks the response of a pod's web server at all its addresses.
+func (m *machine) checkAnswers(pod *corev1.Pod, want string) {
 	m.t.Helper()
 	urls := []string{"http://" + node.Address4 + ":8080"}
 	for _, ip := range pod.Status.PodIPs {
@@ -162,8 +162,8 @@ func (m *machine) run(path, command string) string {
 	return out
 }
 
-// sessions reads logs and runs commands through the kubelet.
-func (m *machine) sessions() {
+// testSessions reads logs and runs commands through the kubelet.
+func (m *machine) testSessions() {
 	m.t.Helper()
 	for container, want := range map[string]string{"prepare": "prepared\n", "web": "serving\n"} {
 		if got, err := m.get("https://127.0.0.1:10250/containerLogs/default/full-node/" + container); err != nil || got != want {
@@ -181,8 +181,8 @@ func (m *machine) sessions() {
 	}
 }
 
-// restartsSick makes a liveness probe fail.
-func (m *machine) restartsSick(pod *corev1.Pod) {
+// testLivenessRestart makes a liveness probe fail.
+func (m *machine) testLivenessRestart(pod *corev1.Pod) {
 	m.t.Helper()
 	m.run("full-node/web", "touch /tmp/sick")
 	after := m.eventually("full-node", func(p *corev1.Pod) bool { return ready(p) && restarts(p) == 1 })
@@ -199,28 +199,28 @@ func (m *machine) restartsSick(pod *corev1.Pod) {
 	}
 }
 
-// survivesHuskd kills huskd. The pods must not be affected.
-func (m *machine) survivesHuskd() {
+// testHuskdKill kills huskd. The pods must not be affected.
+func (m *machine) testHuskdKill() {
 	m.t.Helper()
 	before := m.eventually("full-node", ready)
 	m.huskd.Kill()
-	m.answers(before, "version 1\n")
+	m.checkAnswers(before, "version 1\n")
 	m.huskd = m.Huskd()
-	m.unchanged(before)
+	m.checkUnchanged(before)
 }
 
-// survivesKubelet restarts the kubelet. The pods must not be affected.
-func (m *machine) survivesKubelet() {
+// testKubeletRestart restarts the kubelet. The pods must not be affected.
+func (m *machine) testKubeletRestart() {
 	m.t.Helper()
 	before := m.eventually("full-node", ready)
 	m.kubelet.stop()
-	m.answers(before, "version 1\n")
+	m.checkAnswers(before, "version 1\n")
 	m.startKubelet()
-	m.unchanged(before)
+	m.checkUnchanged(before)
 }
 
-// unchanged checks that the same containers run as before, after the kubelet has listed them again.
-func (m *machine) unchanged(before *corev1.Pod) {
+// checkUnchanged checks that the same containers run as before, after the kubelet has listed them again.
+func (m *machine) checkUnchanged(before *corev1.Pod) {
 	m.t.Helper()
 	began := time.Now()
 	m.eventually(before.Name, func(p *corev1.Pod) bool { return ready(p) && m.relisted(began) })
@@ -231,7 +231,7 @@ func (m *machine) unchanged(before *corev1.Pod) {
 	if got, want := restarts(after), restarts(before); got != want {
 		m.t.Errorf("%d restarts, before %d", got, want)
 	}
-	m.answers(after, "version 1\n")
+	m.checkAnswers(after, "version 1\n")
 }
 
 // relisted reports whether the kubelet has listed huskd's containers several times since then.

@@ -16,8 +16,8 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// proxied sends a GET request to the node through the API server.
-func (o own) proxied(path string) []byte {
+// viaProxy sends a GET request to the node through the API server.
+func (o huskNode) viaProxy(path string) []byte {
 	o.t.Helper()
 	body, err := o.api.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes/node/proxy" + path).DoRaw(o.t.Context())
 	o.must(err)
@@ -25,14 +25,14 @@ func (o own) proxied(path string) []byte {
 }
 
 // usage checks the figures that metrics-server and others read from a kubelet, in the kubelet's types.
-func (o own) usage() {
+func (o huskNode) usage() {
 	spin := `command: [sh, -c, "dd if=/dev/zero of=/v/file bs=1M count=3 2>/dev/null; while :; do :; done"], resources: {limits: {cpu: 300m, memory: 64Mi}}, volumeMounts: [{name: v, mountPath: /v}]`
 	o.create(simple("busy", "volumes: [{name: v, emptyDir: {}}]", spin))
 	busy := o.await("busy", ready)
 	o.write("manifests/declared.yaml", simple("declared", "", "command: [sleep, '1000']"))
 	o.await("declared-node", ready)
 	stats := func(name string) (found v1alpha1.PodStats, all v1alpha1.Summary) {
-		d := json.NewDecoder(bytes.NewReader(o.proxied("/stats/summary")))
+		d := json.NewDecoder(bytes.NewReader(o.viaProxy("/stats/summary")))
 		d.DisallowUnknownFields()
 		o.must(d.Decode(&all))
 		for _, p := range all.Pods {
@@ -65,7 +65,7 @@ func (o own) usage() {
 		o.t.Errorf("the pod of a manifest is %+v", p)
 	}
 
-	text := o.proxied("/metrics/resource")
+	text := o.viaProxy("/metrics/resource")
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
 	o.must(err)
