@@ -1,4 +1,4 @@
-// Package systemd translates between cgroups and systemd units: the slices of pods and the scopes
+// Package systemd converts between cgroups and systemd units: the slices of pods and the scopes
 // of containers. It is pure. Elsewhere in Husk a cgroup is its path in the file system, which
 // follows from the units' names. Runtimes, which ask systemd for a scope, take SLICE:PREFIX:NAME
 // instead.
@@ -61,17 +61,4 @@ func Unit(cgroup string) (unit string, ok bool) {
 		return "", false
 	}
 	return above + ":" + pod.ScopePrefix + ":" + id, true
-}
-
-// Cgroup is the inverse of Unit. It takes any prefix.
-func Cgroup(unit string) (cgroup string, ok bool) {
-	parts := strings.Split(unit, ":")
-	if len(parts) != 3 || parts[1] == "" || parts[2] == "" || strings.Contains(unit, "/") {
-		return "", false
-	}
-	parent, err := Path(parts[0])
-	if err != nil {
-		return "", false
-	}
-	return path.Join(parent, parts[1]+"-"+parts[2]+scope), true
 }

@@ -115,32 +115,12 @@ const lockFile = "lock"
 
 // createArgs returns conmon's arguments to create a container.
 func (c *container) createArgs() []string {
-	log := "none"
-	if c.Log != "" {
-		log = "k8s-file:" + c.Log
-	}
-	args := []string{
-		"--cid", c.ID, "--cuuid", c.ID,
-		"--bundle", c.Bundle,
-		"--container-pidfile", c.path("pid"),
-		"--log-path", log,
-		// Binds the attach socket through /proc/self/fd, so the path can have any length.
-		"--full-attach",
-		// An fsync at the exit of each container would stall a slow disk.
-		"--no-sync-log",
-	}
-	args = append(args, c.runtimeArgs()...)
+	args := append(c.ConmonArgs(c.path("pid")), c.runtimeArgs()...)
 	if c.Terminal {
 		args = append(args, "--terminal")
 	}
 	if c.Restore != "" {
 		args = append(args, "--restore", c.Restore)
-	}
-	if c.Stdin {
-		args = append(args, "--stdin")
-	}
-	if !c.StdinOnce {
-		args = append(args, "--leave-stdin-open")
 	}
 	return args
 }

@@ -45,6 +45,31 @@ func (c Container) Created() bool { return c.Init.PID != 0 }
 // ContainerID returns the ID of the record's container.
 func (c Container) ContainerID() string { return c.ID }
 
+// ConmonArgs returns the arguments for conmon that all drivers use.
+func (c Container) ConmonArgs(pidFile string) []string {
+	log := "none"
+	if c.Log != "" {
+		log = "k8s-file:" + c.Log
+	}
+	args := []string{
+		"--cid", c.ID, "--cuuid", c.ID,
+		"--bundle", c.Bundle,
+		"--container-pidfile", pidFile,
+		"--log-path", log,
+		// Binds the attach socket through /proc/self/fd, so the path can have any length.
+		"--full-attach",
+		// An fsync at the exit of each container would stall a slow disk.
+		"--no-sync-log",
+	}
+	if c.Stdin {
+		args = append(args, "--stdin")
+	}
+	if !c.StdinOnce {
+		args = append(args, "--leave-stdin-open")
+	}
+	return args
+}
+
 // Reserve creates the container's directory in dir. Of two concurrent creations with one ID the
 // second gets errdefs.ErrAlreadyExists.
 func Reserve(dir, id string) error {

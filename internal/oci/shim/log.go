@@ -58,29 +58,9 @@ func (c *container) startLog(ctx context.Context) error {
 }
 
 func (c *container) conmonArgs(program *os.File) []string {
-	log := "none"
-	if c.Log != "" {
-		log = "k8s-file:" + c.Log
-	}
-	args := []string{
-		"--cid", c.ID, "--cuuid", c.ID,
-		"--bundle", c.Bundle,
-		"--container-pidfile", c.path(pidFile),
-		"--log-path", log,
-		// Binds the attach socket through /proc/self/fd, so the path can have any length.
-		"--full-attach",
-		// An fsync at the exit of each container would stall a slow disk.
-		"--no-sync-log",
+	return append(c.ConmonArgs(c.path(pidFile)),
 		"--runtime", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), program.Fd()),
-		"--runtime-arg", c.path(pidFile),
-	}
-	if c.Stdin {
-		args = append(args, "--stdin")
-	}
-	if !c.StdinOnce {
-		args = append(args, "--leave-stdin-open")
-	}
-	return args
+		"--runtime-arg", c.path(pidFile))
 }
 
 const (

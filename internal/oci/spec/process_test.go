@@ -48,7 +48,7 @@ func TestEnv(t *testing.T) {
 		{"overridden in place", func(r *Request) {
 			r.Config.Envs = []*runtimeapi.KeyValue{{Key: "B", Value: []byte("2=3")}, {Key: "VERSION", Value: []byte("9")}, {Key: "B", Value: nil}}
 		}, "PATH=/bin|HOSTNAME=web|VERSION=9|B=|HOME=/root"},
-		{"ours overridden", func(r *Request) {
+		{"defaults overridden", func(r *Request) {
 			r.Config.Tty = true
 			r.Config.Envs = []*runtimeapi.KeyValue{
 				{Key: "TERM", Value: []byte("vt100")}, {Key: "HOSTNAME", Value: []byte("h")}, {Key: "HOME", Value: []byte("/h")},

@@ -42,9 +42,9 @@ func TestSeccomp(t *testing.T) {
 		{"old local", func(r *Request) {
 			security(r).Seccomp, security(r).SeccompProfilePath, r.Seccomp = nil, "localhost//p.json", []byte(profile)
 		}, specs.ActAllow, 0},
-		{"the new word goes before the old", func(r *Request) { security(r).SeccompProfilePath = "unconfined" }, specs.ActErrno, 0},
-		{"kernel without it", func(r *Request) { r.Host.Seccomp = false }, "", 1},
-		{"unconfined on a kernel without it", func(r *Request) { r.Host.Seccomp, security(r).Seccomp.ProfileType = false, unconfined }, "", 0},
+		{"the new field overrides the old", func(r *Request) { security(r).SeccompProfilePath = "unconfined" }, specs.ActErrno, 0},
+		{"kernel without seccomp", func(r *Request) { r.Host.Seccomp = false }, "", 1},
+		{"unconfined on a kernel without seccomp", func(r *Request) { r.Host.Seccomp, security(r).Seccomp.ProfileType = false, unconfined }, "", 0},
 	} {
 		out := must(t, with(c.change))
 		var got specs.LinuxSeccompAction
