@@ -1,5 +1,4 @@
-// Command husk is the command line of huskd: it runs pods on this machine and
-// looks at them.
+// Command husk is the command line of huskd: it runs pods on this machine and inspects them.
 package main
 
 import (

@@ -67,10 +67,10 @@ func TestView(t *testing.T) {
 		t.Errorf("before the first step: %q", lines)
 	}
 	step := func(workload, endpoint string, took time.Duration, err error) bool {
-		return v.take(bench.Step{Workload: workload, Endpoint: endpoint, Operation: "run", Took: took, Err: err, Done: 1, Total: 2})
+		return v.record(bench.Step{Workload: workload, Endpoint: endpoint, Operation: "run", Took: took, Err: err, Done: 1, Total: 2})
 	}
 	if !step("pods", "a", 9*time.Millisecond, nil) || step("pods", "a", time.Millisecond, nil) || step("pods", "longer", time.Millisecond, errors.New("no")) {
-		t.Error("take doesn't report the first step of a workload")
+		t.Error("record doesn't report the first step of a workload")
 	}
 	step("pods", "a", 5*time.Millisecond, nil)
 	got := strings.Join(v.frame(render.Canvas{Width: 80}), "\n")

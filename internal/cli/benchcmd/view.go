@@ -12,20 +12,20 @@ import (
 	"github.com/huskd/husk/internal/cli/terminal"
 )
 
-// view shows what is measured: a region with the medians so far on a terminal, else a line when a
-// workload begins.
+// view shows the progress of a benchmark: a live region with the medians so far on a terminal, or
+// else a line when a workload starts.
 type view struct {
 	c        *command
-	live     *terminal.Live // nil if there is no region
-	mu       sync.Mutex     // of what follows, if there is no live
+	live     *terminal.Live // nil without a live region
+	mu       sync.Mutex     // guards the fields below if live is nil
 	workload string
 	done     int
 	total    int
-	rows     []*soFar
+	rows     []*operationView
 }
 
-// soFar is an operation of an endpoint in the workload under way.
-type soFar struct {
+// operationView holds the samples of one operation on one endpoint in the current workload.
+type operationView struct {
 	endpoint, operation string
 	sorted              []float64 // ms
 	errors              int
@@ -45,29 +45,29 @@ func (v *view) close() {
 	}
 }
 
-// step takes what was measured.
+// step records a sample.
 func (v *view) step(s bench.Step) {
 	if v.live != nil {
-		v.live.Update(func() { v.take(s) })
+		v.live.Update(func() { v.record(s) })
 		return
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.take(s) {
+	if v.record(s) {
 		_, _ = fmt.Fprintln(v.c.Errs, s.Workload+" …")
 	}
 }
 
-// take notes a step and says whether it is the first of its workload.
-func (v *view) take(s bench.Step) (first bool) {
+// record adds a sample and reports whether it is the first of its workload.
+func (v *view) record(s bench.Step) (first bool) {
 	if first = s.Workload != v.workload; first {
 		v.workload, v.rows = s.Workload, nil
 	}
 	v.done, v.total = s.Done, s.Total
-	i := slices.IndexFunc(v.rows, func(r *soFar) bool { return r.endpoint == s.Endpoint && r.operation == s.Operation })
+	i := slices.IndexFunc(v.rows, func(r *operationView) bool { return r.endpoint == s.Endpoint && r.operation == s.Operation })
 	if i < 0 {
 		i = len(v.rows)
-		v.rows = append(v.rows, &soFar{endpoint: s.Endpoint, operation: s.Operation})
+		v.rows = append(v.rows, &operationView{endpoint: s.Endpoint, operation: s.Operation})
 	}
 	row := v.rows[i]
 	if s.Err != nil {
@@ -80,7 +80,7 @@ func (v *view) take(s bench.Step) (first bool) {
 	return first
 }
 
-// frame draws the workload under way.
+// frame draws the current workload.
 func (v *view) frame(canvas render.Canvas) []string {
 	if v.workload == "" {
 		return []string{render.Faint.Paint("connecting")}
@@ -101,7 +101,7 @@ func (v *view) frame(canvas render.Canvas) []string {
 	return lines
 }
 
-// barWidth is the columns of the bar of rounds.
+// barWidth is the width of the progress bar in columns.
 const barWidth = 24
 
 func (v *view) bar(canvas render.Canvas) string {
