@@ -36,7 +36,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 30 * time.Second
+const testTimeout = 30 * time.Second
 
 // served is the API on a socket, with a real agent and owners. Pods in the host's namespaces whose
 // image doesn't exist need nothing else.
@@ -115,7 +115,7 @@ func serve(t *testing.T) served {
 		fail(images.Close())
 		fail(records.Close())
 	})
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	t.Cleanup(cancel)
 	s.HuskClient, s.ctx = huskv1.NewHuskClient(conn), ctx
 	return s
@@ -210,12 +210,12 @@ func TestRunWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for said := ""; !strings.HasPrefix(said, "ErrImageNeverPull: "); {
+	for message := ""; !strings.HasPrefix(message, "ErrImageNeverPull: "); {
 		ev, err := stream.Recv()
 		if err != nil {
 			t.Fatal(err)
 		}
-		said = ev.Message
+		message = ev.Message
 	}
 	if _, err := s.Stop(s.ctx, &huskv1.StopRequest{Name: "a"}); err != nil {
 		t.Fatal(err)

@@ -115,7 +115,7 @@ func (s *Server) Attach(stream sessionStream) error {
 	return n.exit(st.Exit.Code)
 }
 
-// open sends the client that the session is established, and returns its streams.
+// open tells the client that the session is established, and returns its streams.
 func (n *session) open(ctx context.Context, cancel context.CancelFunc, stdin, tty bool) (oci.Streams, error) {
 	err := n.send(&huskv1.SessionOutput{Of: &huskv1.SessionOutput_Started{Started: &huskv1.SessionStarted{
 		Namespace: n.pod.Manifest.Namespace, Name: n.pod.Manifest.Name, Container: n.run.Name(), Stdin: stdin, Tty: tty,
@@ -149,7 +149,7 @@ func (n *session) open(ctx context.Context, cancel context.CancelFunc, stdin, tt
 }
 
 // receive passes on what the client sends. It returns when the client is gone, which ends the
-// session. Closing the sending side is not that.
+// session. A client that only closes its sending side is not gone.
 func (n *session) receive(ctx context.Context, typed *io.PipeWriter, resize chan oci.Size) error {
 	for {
 		m, err := n.stream.Recv()

@@ -166,7 +166,7 @@ func (e *endpoint) removeManifest(ctx context.Context, name string) error {
 }
 
 // cleanUpManifests is the part of cleanUp for pods of huskd's agent.
-func (e *endpoint) cleanUpManifests(ctx context.Context, mine bool) (errs []error) {
+func (e *endpoint) cleanUpManifests(ctx context.Context, own bool) (errs []error) {
 	if e.husk == nil {
 		return nil
 	}
@@ -175,7 +175,7 @@ func (e *endpoint) cleanUpManifests(ctx context.Context, mine bool) (errs []erro
 		return []error{err}
 	}
 	for _, p := range list.Pods {
-		if run := runOf(p.Name); p.Namespace == namespace && run != "" && e.isStale(run, mine) {
+		if run := runOf(p.Name); p.Namespace == namespace && run != "" && e.isStale(run, own) {
 			if err := e.removeManifest(ctx, p.Name); err != nil {
 				errs = append(errs, fmt.Errorf("endpoint %s: remove pod %s: %w: remove it by hand", e.Name, p.Name, err))
 			}

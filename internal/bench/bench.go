@@ -186,7 +186,7 @@ const maxFailures = 10
 // prepare calls do for every endpoint at the start of a workload and returns those that succeeded.
 // The recorders of the others say why they failed.
 func (s *session) prepare(ctx context.Context, all []*recorder, do func(*recorder) error) []*recorder {
-	var able []*recorder
+	var ready []*recorder
 	for _, r := range all {
 		if ctx.Err() != nil {
 			break
@@ -195,9 +195,9 @@ func (s *session) prepare(ctx context.Context, all []*recorder, do func(*recorde
 			r.fail("prepare", err)
 			continue
 		}
-		able = append(able, r)
+		ready = append(ready, r)
 	}
-	return able
+	return ready
 }
 
 // interleave runs n rounds, in each of which every endpoint takes its turn.

@@ -32,7 +32,7 @@ func killed(t testing.TB) string {
 	return fmt.Sprintf("%s%d-%s", runPrefix, gone.Process.Pid, "1")
 }
 
-func TestRunNames(t *testing.T) {
+func TestNamesOfRuns(t *testing.T) {
 	mine := newRun()
 	if _, _, ok := parseRun(mine); !ok || isDead(mine) {
 		t.Errorf("isDead reports this run, %s, as dead", mine)
@@ -80,7 +80,7 @@ func TestDirectories(t *testing.T) {
 	must(t, removeDir(dir))
 }
 
-func TestAtOnce(t *testing.T) {
+func TestParallel(t *testing.T) {
 	var now, most, all atomic.Int32
 	parallel(t.Context(), 20, 3, func(int) {
 		most.Store(max(most.Load(), now.Add(1)))

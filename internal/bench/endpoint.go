@@ -232,19 +232,19 @@ func (e *endpoint) pid() (int, error) { return gauge.Listener(e.Socket) }
 // cleanupParallelism is how many pods are removed at a time.
 const cleanupParallelism = 10
 
-// cleanUp removes the pods of runs that were killed, and with mine those of this run.
-func (e *endpoint) cleanUp(ctx context.Context, mine bool) error {
+// cleanUp removes the pods of runs that were killed, and with own those of this run.
+func (e *endpoint) cleanUp(ctx context.Context, own bool) error {
 	list, err := call(ctx, e.cri.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
 		return fmt.Errorf("endpoint %s: list pods: %w: remove the pods in namespace %s by hand", e.Name, err, namespace)
 	}
-	errs := e.cleanUpManifests(ctx, mine)
+	errs := e.cleanUpManifests(ctx, own)
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	free := make(chan struct{}, cleanupParallelism)
 	for _, p := range list.Items {
 		run := p.Labels[runLabel]
-		if run == "" || !e.isStale(run, mine) {
+		if run == "" || !e.isStale(run, own) {
 			continue
 		}
 		free <- struct{}{}
@@ -281,9 +281,9 @@ func (e *endpoint) stopAndRemovePod(ctx context.Context, id string) error {
 }
 
 // isStale reports whether the pods of a run should be removed.
-func (e *endpoint) isStale(run string, mine bool) bool {
+func (e *endpoint) isStale(run string, own bool) bool {
 	if run == e.run {
-		return mine
+		return own
 	}
 	return isDead(run)
 }

@@ -160,8 +160,8 @@ func (a *app) run(ctx context.Context, c *client.Client, manifests []*huskv1.Run
 	return v.errors.result()
 }
 
-// timedOut reports whether a request failed because of its deadline. husk or huskd, which is told
-// the deadline, may notice it first.
+// timedOut reports whether a request failed because of its deadline. Either husk or huskd, which
+// gets the deadline with the request, may notice it first.
 func timedOut(err error) bool {
 	r, ok := errors.AsType[client.Refused](err)
 	return ok && r.Code == codes.DeadlineExceeded

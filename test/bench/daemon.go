@@ -140,7 +140,7 @@ func startContainerd(ctx context.Context, p plan) (*daemon, error) {
 	return d, nil
 }
 
-// startHuskd starts a huskd that uses the other OCI runtime than without.
+// startHuskd starts a huskd that can't use the OCI runtime without, so that it uses the other one.
 func startHuskd(ctx context.Context, p plan, name, without string, subnet int) (*daemon, error) {
 	root := p.rootOf(name)
 	state := "/run/" + name

@@ -123,8 +123,8 @@ func TestWritePage(t *testing.T) {
 	}
 }
 
-// TestPageHasItsPlace checks that a run can update the repository's document.
-func TestPageHasItsPlace(t *testing.T) {
+// TestDocumentHasMarkers checks that a run can update the repository's document.
+func TestDocumentHasMarkers(t *testing.T) {
 	data, err := os.ReadFile("../../docs/performance.md")
 	if err != nil {
 		t.Fatal(err)

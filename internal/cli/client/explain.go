@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// call tracks how far one request got, which its error alone does not tell.
+// call tracks how far one request got, which its error doesn't show.
 type call struct {
 	answered atomic.Bool // huskd sent headers
 	ended    atomic.Bool // the status came from huskd, not from gRPC on this side
