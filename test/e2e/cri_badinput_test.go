@@ -19,44 +19,44 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestCRIBadInput: what can't be meant gets one clear line, and leaves nothing.
+// TestCRIBadInput checks that invalid requests fail with one clear line and leave nothing behind.
 func TestCRIBadInput(t *testing.T) {
 	t.Parallel()
 	c := startCRI(t)
 	c.pull(webImage)
-	c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: c.pod()}))) // what is opened once is open
+	c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: c.pod()}))) // opens the descriptors that huskd keeps
 	before := c.descriptors()
-	c.part(t, "sandboxes", badSandboxes)
-	c.part(t, "containers", badContainers)
-	c.part(t, "any IDs", badIDs)
-	c.part(t, "any text", anyText)
-	c.part(t, "long annotations", func(t *testing.T, c *criNode) {
+	c.subtest(t, "sandboxes", badSandboxes)
+	c.subtest(t, "containers", badContainers)
+	c.subtest(t, "odd IDs", badIDs)
+	c.subtest(t, "odd texts in configs", oddConfigs)
+	c.subtest(t, "long annotations", func(t *testing.T, c *criNode) {
 		long := strings.Repeat("a", 1<<20)
 		id := c.pod(func(p *runtimeapi.PodSandboxConfig) { p.Annotations = map[string]string{"long": long} })
 		r, err := c.PodSandboxStatus(c.ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
 		c.must(err)
 		if r.GetStatus().GetAnnotations()["long"] != long {
-			t.Error("1 MB of annotation is not kept")
+			t.Error("an annotation of 1 MB is not preserved")
 		}
 	})
-	c.part(t, "any request", anyRequest)
-	c.part(t, "clients that leave", impatient)
-	c.part(t, "clients that leave any call", hurried)
-	c.part(t, "readers that stall", stalled)
+	c.subtest(t, "odd texts in requests", oddRequests)
+	c.subtest(t, "clients that time out and retry", clientTimeouts)
+	c.subtest(t, "clients that time out in any call", anyCallTimeout)
+	c.subtest(t, "stalled readers", stalledReaders)
 	for _, p := range must(c.ListPodSandbox(c.ctx, &runtimeapi.ListPodSandboxRequest{})).GetItems() {
 		c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.GetId()})))
 	}
 	node.Eventually(t, 20*time.Second, func() string {
-		// A pool may have grown by one or two; a leak would by hundreds.
+		// A pool may have grown by one or two; a leak would add hundreds.
 		if now := c.descriptors(); len(now) > len(before)+2 {
-			return fmt.Sprintf("huskd has open %v, and had %v", now, before)
+			return fmt.Sprintf("huskd has %v open; at the start: %v", now, before)
 		}
 		return ""
 	})
 	c.end()
 }
 
-// descriptors are what huskd has open.
+// descriptors returns the targets of huskd's file descriptors.
 func (c *criNode) descriptors() (open []string) {
 	c.t.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", c.huskd.Pid())
@@ -104,7 +104,7 @@ func badSandboxes(t *testing.T, c *criNode) {
 	_, err = c.RunPodSandbox(c.ctx, &runtimeapi.RunPodSandboxRequest{Config: c.podConfig(), RuntimeHandler: "kata"})
 	fails(t, err, codes.InvalidArgument, `runtime handler "kata"`)
 	if r := must(c.ListPodSandbox(c.ctx, &runtimeapi.ListPodSandboxRequest{})); len(r.GetItems()) > 0 {
-		t.Errorf("they left %v", r.GetItems())
+		t.Errorf("the rejected requests left sandboxes: %v", r.GetItems())
 	}
 }
 
@@ -123,17 +123,17 @@ func badContainers(t *testing.T, c *criNode) {
 		"has a ..": func(k *runtimeapi.ContainerConfig) {
 			k.Mounts = []*runtimeapi.Mount{{HostPath: "/tmp", ContainerPath: "/a/../b"}}
 		},
-		"run_as_group":          secured(func(s *securityContext) { s.RunAsGroup = &runtimeapi.Int64Value{Value: 1} }),
-		"is not in /etc/passwd": secured(func(s *securityContext) { s.RunAsUsername = "nobody-such" }),
-		"add_capabilities":      secured(func(s *securityContext) { s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"FLY"}} }),
-		"seccomp": secured(func(s *securityContext) {
+		"run_as_group":          withSecurity(func(s *securityContext) { s.RunAsGroup = &runtimeapi.Int64Value{Value: 1} }),
+		"is not in /etc/passwd": withSecurity(func(s *securityContext) { s.RunAsUsername = "nobody-such" }),
+		"add_capabilities":      withSecurity(func(s *securityContext) { s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"FLY"}} }),
+		"seccomp": withSecurity(func(s *securityContext) {
 			s.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "relative"}
 		}),
-		"apparmor": secured(func(s *securityContext) {
+		"apparmor": withSecurity(func(s *securityContext) {
 			s.Apparmor = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "profile"}
 		}),
-		"privileged":        secured(func(s *securityContext) { s.Privileged = true }),
-		"namespace_options": secured(func(s *securityContext) { s.NamespaceOptions.Pid = runtimeapi.NamespaceMode_NODE }),
+		"privileged":        withSecurity(func(s *securityContext) { s.Privileged = true }),
+		"namespace_options": withSecurity(func(s *securityContext) { s.NamespaceOptions.Pid = runtimeapi.NamespaceMode_NODE }),
 		"/no/such/dev": func(k *runtimeapi.ContainerConfig) {
 			k.Devices = []*runtimeapi.Device{{HostPath: "/no/such/dev", ContainerPath: "/dev/x", Permissions: "rwm"}}
 		},
@@ -148,12 +148,12 @@ func badContainers(t *testing.T, c *criNode) {
 	c.must(ignore(c.StopPodSandbox(c.ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod})))
 	fails(t, create(pod, c.containerConfig(forever)), codes.FailedPrecondition, "no container can be created in it")
 	if r := must(c.ListContainers(c.ctx, &runtimeapi.ListContainersRequest{})); len(r.GetContainers()) > 0 {
-		t.Errorf("they left %v", r.GetContainers())
+		t.Errorf("the rejected requests left containers: %v", r.GetContainers())
 	}
 	c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})))
 }
 
-// badIDs: an ID may be anything, of a path or of a message too long to show.
+// badIDs checks that any string is safe as an ID, such as a path or one too long for a message.
 func badIDs(t *testing.T, c *criNode) {
 	for _, id := range []string{"", "x", "../../../etc/passwd", "a/b", "\x01", strings.Repeat("0", 64), strings.Repeat("f", 65), strings.Repeat("g", 100_000), "é\n%s"} {
 		code, words := codes.NotFound, "not found"
@@ -185,16 +185,15 @@ func badIDs(t *testing.T, c *criNode) {
 	}
 }
 
-// odd are texts that somebody may send in any place.
-var odd = []string{"", ".", "..", "../../x", "/", "/dev/null/x", "a b", "\x00", "\n", "%s%n", "-rf", strings.Repeat("x", 5000), "🜚"}
+// oddTexts are strings that a client may send in any field.
+var oddTexts = []string{"", ".", "..", "../../x", "/", "/dev/null/x", "a b", "\x00", "\n", "%s%n", "-rf", strings.Repeat("x", 5000), "🜚"}
 
-// anyText puts odd text into every string of a container's and a sandbox's
-// config, one at a time. Each is taken or refused, never an error that nobody
-// foresaw.
-func anyText(t *testing.T, c *criNode) {
+// oddConfigs puts odd texts into every string of a container's and a sandbox's config, one at a
+// time. Each is accepted or rejected, but never an internal error.
+func oddConfigs(t *testing.T, c *criNode) {
 	pod := c.pod()
 	container := func() proto.Message {
-		return c.containerConfig("true", secured(func(s *securityContext) {
+		return c.containerConfig("true", withSecurity(func(s *securityContext) {
 			s.MaskedPaths, s.ReadonlyPaths, s.RunAsUsername = []string{"/proc/meminfo"}, []string{"/proc/sys"}, "root"
 			s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"CHOWN"}, DropCapabilities: []string{"KILL"}}
 			s.Seccomp = &runtimeapi.SecurityProfile{}
@@ -206,7 +205,7 @@ func anyText(t *testing.T, c *criNode) {
 			k.Linux.Resources = &runtimeapi.LinuxContainerResources{CpusetCpus: "0", CpusetMems: "0"}
 		})
 	}
-	c.everywhere(container, func(m proto.Message) error {
+	c.tryOddTexts(container, func(m proto.Message) error {
 		r, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: m.(*runtimeapi.ContainerConfig)})
 		if err == nil {
 			c.must(ignore(c.RemoveContainer(c.ctx, &runtimeapi.RemoveContainerRequest{ContainerId: r.GetContainerId()})))
@@ -221,7 +220,7 @@ func anyText(t *testing.T, c *criNode) {
 			p.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{}
 		})
 	}
-	c.everywhere(sandbox, func(m proto.Message) error {
+	c.tryOddTexts(sandbox, func(m proto.Message) error {
 		r, err := c.RunPodSandbox(c.ctx, &runtimeapi.RunPodSandboxRequest{Config: m.(*runtimeapi.PodSandboxConfig)})
 		if err == nil {
 			c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: r.GetPodSandboxId()})))
@@ -231,15 +230,15 @@ func anyText(t *testing.T, c *criNode) {
 	c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})))
 }
 
-// everywhere calls try with a message in which one string is odd, for each
-// string and some of the texts that are.
-func (c *criNode) everywhere(base func() proto.Message, try func(proto.Message) error) {
+// tryOddTexts calls try with a message in which one string is replaced by an odd text, for every
+// string of the message and some of the texts.
+func (c *criNode) tryOddTexts(base func() proto.Message, try func(proto.Message) error) {
 	c.t.Helper()
 	fields := 0
 	walk(base().ProtoReflect(), func(string, func(string)) { fields++ })
 	const each = 4
 	for i := range fields * each {
-		message, n, field, text := base(), 0, "", odd[i%len(odd)]
+		message, n, field, text := base(), 0, "", oddTexts[i%len(oddTexts)]
 		walk(message.ProtoReflect(), func(name string, set func(string)) {
 			if n == i/each {
 				set(text)
@@ -252,12 +251,12 @@ func (c *criNode) everywhere(base func() proto.Message, try func(proto.Message) 
 		case codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition:
 			fails(c.t, err, status.Code(err), "")
 		default:
-			c.t.Errorf("%.80q as %s: %v", text, field, err)
+			c.t.Errorf("%.80q in %s: unexpected error %v", text, field, err)
 		}
 	}
 }
 
-// walk visits every string of a message that has one.
+// walk visits every string that is set in a message.
 func walk(m protoreflect.Message, visit func(field string, set func(string))) {
 	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		switch {
@@ -279,9 +278,9 @@ func walk(m protoreflect.Message, visit func(field string, set func(string))) {
 	})
 }
 
-// impatient: what a client gave up waiting for is there when it asks again, or
-// is gone.
-func impatient(t *testing.T, c *criNode) {
+// clientTimeouts checks that a call succeeds when a client repeats it after giving up on it, and
+// that no sandbox remains from the calls that were given up.
+func clientTimeouts(t *testing.T, c *criNode) {
 	for i := range 12 {
 		short := func() (context.Context, context.CancelFunc) {
 			return context.WithTimeout(c.ctx, time.Duration(i)*3*time.Millisecond)
@@ -314,7 +313,7 @@ func impatient(t *testing.T, c *criNode) {
 		}
 	}
 	node.Eventually(t, 20*time.Second, func() string {
-		if r := must(c.ListPodSandbox(c.ctx, &runtimeapi.ListPodSandboxRequest{})); len(r.GetItems()) > 1 { // that of the part before
+		if r := must(c.ListPodSandbox(c.ctx, &runtimeapi.ListPodSandboxRequest{})); len(r.GetItems()) > 1 { // that of an earlier subtest
 			return fmt.Sprintf("%d sandboxes are left", len(r.GetItems()))
 		}
 		return ""

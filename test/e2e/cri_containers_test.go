@@ -14,21 +14,21 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestCRIContainers is the life of containers.
+// TestCRIContainers tests the lifecycle of containers.
 func TestCRIContainers(t *testing.T) {
 	t.Parallel()
 	c := startCRI(t)
 	imageID := c.pull(webImage)
 	config := c.podConfig()
 	pod := c.runPod(config)
-	c.part(t, "life", func(t *testing.T, c *criNode) { containerLife(t, c, pod, imageID) })
-	c.part(t, "filters", func(t *testing.T, c *criNode) { containerFilters(t, c, pod) })
-	c.part(t, "exec", func(t *testing.T, c *criNode) { execSync(t, c, pod) })
-	c.part(t, "logs", func(t *testing.T, c *criNode) { containerLogs(t, c, pod, config) })
-	c.part(t, "limits", func(t *testing.T, c *criNode) { containerLimits(t, c, pod) })
-	c.part(t, "cgroup parent", cgroupParent)
-	c.part(t, "how it ended", func(t *testing.T, c *criNode) { containerEnds(t, c, pod) })
-	c.part(t, "huskd is started anew", func(t *testing.T, c *criNode) { adopted(t, c, pod) })
+	c.subtest(t, "lifecycle", func(t *testing.T, c *criNode) { containerLife(t, c, pod, imageID) })
+	c.subtest(t, "filters", func(t *testing.T, c *criNode) { containerFilters(t, c, pod) })
+	c.subtest(t, "exec", func(t *testing.T, c *criNode) { execSync(t, c, pod) })
+	c.subtest(t, "logs", func(t *testing.T, c *criNode) { containerLogs(t, c, pod, config) })
+	c.subtest(t, "limits", func(t *testing.T, c *criNode) { containerLimits(t, c, pod) })
+	c.subtest(t, "cgroup parent", cgroupParent)
+	c.subtest(t, "exit", func(t *testing.T, c *criNode) { containerExits(t, c, pod) })
+	c.subtest(t, "adoption by a restarted huskd", func(t *testing.T, c *criNode) { adoption(t, c, pod) })
 	c.connect()
 	c.end()
 }
@@ -38,7 +38,7 @@ func containerLife(t *testing.T, c *criNode, pod, imageID string) {
 	config.Image.Image = imageID
 	id := c.create(pod, config)
 	if again := c.create(pod, config); again != id {
-		t.Errorf("the same request gives %s, and gave %s", again, id)
+		t.Errorf("the same request returns %s the second time, %s the first", again, id)
 	}
 	st := c.status(id)
 	if st.GetState() != runtimeapi.ContainerState_CONTAINER_CREATED || st.GetCreatedAt() == 0 || st.GetStartedAt() != 0 {
@@ -58,7 +58,7 @@ func containerLife(t *testing.T, c *criNode, pod, imageID string) {
 		t.Errorf("image: %q, %q, %q", st.GetImageId(), st.GetImage(), st.GetImageRef())
 	}
 	if st.GetLabels()["container"] != config.GetMetadata().GetName() || st.GetAnnotations()["hash"] != "0123" || st.GetStopSignal() != runtimeapi.Signal_SIGNAL_SIGTERM {
-		t.Errorf("not as it was asked for: %v", st)
+		t.Errorf("the status differs from the request: %v", st)
 	}
 	verbose, err := c.ContainerStatus(c.ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id[:9], Verbose: true})
 	c.must(err)
@@ -78,7 +78,7 @@ func containerLife(t *testing.T, c *criNode, pod, imageID string) {
 	}
 	_, err = c.StartContainer(c.ctx, &runtimeapi.StartContainerRequest{ContainerId: id})
 	if err == nil {
-		t.Error("a container that has ended can be started")
+		t.Error("a container that has exited can be started again")
 	}
 	for range 2 {
 		_, err = c.RemoveContainer(c.ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id})
@@ -108,14 +108,14 @@ func containerFilters(t *testing.T, c *criNode, pod string) {
 	}{
 		{"none", nil, true},
 		{"id", &runtimeapi.ContainerFilter{Id: id}, true},
-		{"beginning of the id", &runtimeapi.ContainerFilter{Id: id[:13]}, true},
+		{"prefix of the id", &runtimeapi.ContainerFilter{Id: id[:13]}, true},
 		{"another id", &runtimeapi.ContainerFilter{Id: stopped}, false},
 		{"id and sandbox", &runtimeapi.ContainerFilter{Id: id, PodSandboxId: pod}, true},
 		{"id and another sandbox", &runtimeapi.ContainerFilter{Id: id, PodSandboxId: other}, false},
 		{"sandbox", &runtimeapi.ContainerFilter{PodSandboxId: pod}, true},
 		{"no such sandbox", &runtimeapi.ContainerFilter{PodSandboxId: "none"}, false},
 		{"running", &runtimeapi.ContainerFilter{State: state(runtimeapi.ContainerState_CONTAINER_RUNNING)}, true},
-		{"ended", &runtimeapi.ContainerFilter{State: state(runtimeapi.ContainerState_CONTAINER_EXITED)}, false},
+		{"exited", &runtimeapi.ContainerFilter{State: state(runtimeapi.ContainerState_CONTAINER_EXITED)}, false},
 		{"label", &runtimeapi.ContainerFilter{LabelSelector: c.status(id).GetLabels()}, true},
 		{"another label", &runtimeapi.ContainerFilter{LabelSelector: map[string]string{"container": "x"}}, false},
 	} {
@@ -160,15 +160,15 @@ func execSync(t *testing.T, c *criNode, pod string) {
 	_, err = run(1, "/bin/sh", "-c", "sleep 3601 & sleep 3601")
 	fails(t, err, codes.DeadlineExceeded, "timed out")
 	if left := c.sh(id, "ps -o args | grep -c '[s]leep 3601' || true"); left != "0" {
-		t.Errorf("%s processes are left of a program that was timed out", left)
+		t.Errorf("%s processes remain of a program that timed out", left)
 	}
 	_, err = run(0, "/no/such/program")
 	fails(t, err, codes.FailedPrecondition, "/no/such/program")
-	// The program doesn't notice that its output is too long.
+	// Output beyond the limit is dropped without disturbing the program.
 	r, err = run(0, "/bin/sh", "-c", "head -c 20000000 /dev/zero; head -c 20000000 /dev/zero >&2; exit 3")
 	c.must(err)
 	if total := len(r.GetStdout()) + len(r.GetStderr()); r.GetExitCode() != 3 || total > 16<<20 || total < 15<<20 {
-		t.Errorf("of 40 MB it returns %d bytes and exit code %d", total, r.GetExitCode())
+		t.Errorf("40 MB of output: it returns %d bytes and exit code %d", total, r.GetExitCode())
 	}
 	_, err = run(0)
 	fails(t, err, codes.InvalidArgument, "needs a command")
@@ -176,7 +176,7 @@ func execSync(t *testing.T, c *criNode, pod string) {
 	fails(t, err, codes.InvalidArgument, "negative")
 }
 
-// containerLogs: CRI's format, long lines in parts, and a log that is rotated.
+// containerLogs tests CRI's log format, the splitting of long lines, and rotation.
 func containerLogs(t *testing.T, c *criNode, pod string, config *runtimeapi.PodSandboxConfig) {
 	id := c.run(pod, "echo one; echo two >&2; head -c 20000 /dev/zero | tr '\\0' x; echo; while [ ! -e /go ]; do sleep 0.05; done; echo three; "+forever)
 	st := c.status(id)
@@ -186,7 +186,7 @@ func containerLogs(t *testing.T, c *criNode, pod string, config *runtimeapi.PodS
 	read := func() string { return string(must(os.ReadFile(st.GetLogPath()))) }
 	node.Eventually(t, 20*time.Second, func() string {
 		if text := read(); !strings.Contains(text, " stdout F one\n") || !strings.Contains(text, " stderr F two\n") || !strings.Contains(text, " stdout P xxx") {
-			return fmt.Sprintf("the log has %.300q", text)
+			return fmt.Sprintf("the log is %.300q", text)
 		}
 		return ""
 	})
@@ -196,7 +196,7 @@ func containerLogs(t *testing.T, c *criNode, pod string, config *runtimeapi.PodS
 	c.sh(id, "touch /go")
 	node.Eventually(t, 20*time.Second, func() string {
 		if text := read(); !strings.HasSuffix(text, " stdout F three\n") || strings.Contains(text, "one") {
-			return fmt.Sprintf("the new log has %.300q", text)
+			return fmt.Sprintf("the new log is %.300q", text)
 		}
 		return ""
 	})
@@ -224,7 +224,7 @@ func containerLimits(t *testing.T, c *criNode, pod string) {
 	}
 	res := c.status(id).GetResources().GetLinux()
 	if res.GetMemoryLimitInBytes() != 32<<20 || res.GetCpuShares() != 256 || res.GetCpuQuota() != 20000 {
-		t.Errorf("the status says %v", res)
+		t.Errorf("the status shows the resources %v", res)
 	}
 	_, err = c.UpdateContainerResources(c.ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id})
 	fails(t, err, codes.InvalidArgument, "linux resources are missing")
@@ -241,7 +241,8 @@ func containerLimits(t *testing.T, c *criNode, pod string) {
 	fails(t, err, codes.FailedPrecondition, "can't be changed")
 }
 
-// cgroupParent: a kubelet gives each pod a cgroup of its own making.
+// cgroupParent tests pods below a cgroup that the client names, as a kubelet does. Husk doesn't
+// remove it.
 func cgroupParent(t *testing.T, c *criNode) {
 	parent := "/husk-kubelet-" + string(c.Instance()) + "/pod1"
 	directories := func(of string) (found []string) {
@@ -278,11 +279,11 @@ func cgroupParent(t *testing.T, c *criNode) {
 		t.Errorf("cgroups are left: %v", left)
 	}
 	if len(directories(parent)) == 0 {
-		t.Error("the parent, which is somebody else's, was removed")
+		t.Error("the parent cgroup, which belongs to the client, was removed")
 	}
 }
 
-func containerEnds(t *testing.T, c *criNode, pod string) {
+func containerExits(t *testing.T, c *criNode, pod string) {
 	for script, want := range map[string]struct {
 		code   int32
 		reason string
@@ -301,7 +302,7 @@ func containerEnds(t *testing.T, c *criNode, pod string) {
 	for program, code := range map[string]int32{"/no/such/program": 127, "absent": 127, "/etc/passwd": 126} {
 		absent := c.create(pod, c.containerConfig("", func(k *runtimeapi.ContainerConfig) { k.Command = []string{program} }))
 		if st := c.status(absent); st.GetState() != runtimeapi.ContainerState_CONTAINER_CREATED {
-			t.Errorf("%s: created, it is %v", program, st)
+			t.Errorf("%s: the created container is in state %v", program, st)
 		}
 		_, err := c.StartContainer(c.ctx, &runtimeapi.StartContainerRequest{ContainerId: absent})
 		fails(t, err, codes.FailedPrecondition, program)
@@ -312,13 +313,13 @@ func containerEnds(t *testing.T, c *criNode, pod string) {
 		_, err = c.StartContainer(c.ctx, &runtimeapi.StartContainerRequest{ContainerId: absent})
 		fails(t, err, codes.FailedPrecondition, "has ended: create another")
 	}
-	// One that ignores its stop signal is killed when its grace is over.
+	// A container that ignores its stop signal is killed after the grace period.
 	id := c.run(pod, "trap '' TERM; touch /tmp/ready; while :; do sleep 1; done")
 	c.ready(id)
 	began := time.Now()
 	c.must(ignore(c.StopContainer(c.ctx, &runtimeapi.StopContainerRequest{ContainerId: id, Timeout: 2})))
 	if took := time.Since(began); took < 2*time.Second {
-		t.Errorf("it had %v of 2 s to end", took)
+		t.Errorf("it was killed after %v of a grace period of 2 s", took)
 	}
 	if st := c.exited(id); st.GetExitCode() != 137 {
 		t.Errorf("killed: exit code %d", st.GetExitCode())
@@ -331,8 +332,8 @@ func containerEnds(t *testing.T, c *criNode, pod string) {
 	}
 }
 
-// adopted: what was told of a container is told by the next huskd.
-func adopted(t *testing.T, c *criNode, pod string) {
+// adoption checks that a restarted huskd reports the same about a running container.
+func adoption(t *testing.T, c *criNode, pod string) {
 	id := c.run(pod, forever)
 	_, err := c.UpdateContainerResources(c.ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 48 << 20}})
 	c.must(err)

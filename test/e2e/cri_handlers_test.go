@@ -14,7 +14,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// handlersConfig has two handlers that work and one that can't.
+// handlersConfig has two handlers that work and one whose program is missing.
 const handlersConfig = `
 [runtimes.crun]
 [runtimes.steady]
@@ -23,8 +23,8 @@ path = "/usr/sbin/runc"
 path = "/opt/gone"
 `
 
-// startHandlers starts a node with handlersConfig. crun refuses cgroups that
-// are v1 and v2 at once, so v2 is taken away.
+// startHandlers starts a node with handlersConfig. crun refuses the hybrid layout of cgroups, so v2
+// is unmounted.
 func startHandlers(t *testing.T) *criNode {
 	t.Helper()
 	hosttest.Root(t)
@@ -42,12 +42,12 @@ func startHandlers(t *testing.T) *criNode {
 	return c
 }
 
-// runtimeOf is the directory of the runtime that knows a container.
+// runtimeOf returns the name of the runtime whose state directory has a container.
 func (c *criNode) runtimeOf(id string) string {
 	c.t.Helper()
 	found, _ := filepath.Glob(c.Path(filepath.Join(c.State, "monitor", "runtime", "*", id)))
 	if len(found) != 1 {
-		c.t.Fatalf("container %s is known to %q", id, found)
+		c.t.Fatalf("container %s has the state directories %q, want one", id, found)
 	}
 	return filepath.Base(filepath.Dir(found[0]))
 }
@@ -69,7 +69,7 @@ func TestRuntimeHandlers(t *testing.T) {
 	containers := map[string]string{}
 	want := map[string]string{"": "crun", "crun": "crun", "steady": "runc"}
 	for handler := range want {
-		// With a PID namespace of its own it has an infra process, of the same runtime.
+		// A pod with its own PID namespace has an infra container, run by the same runtime.
 		config := c.podConfig(func(p *runtimeapi.PodSandboxConfig) {
 			p.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_POD
 		})
@@ -99,14 +99,14 @@ func TestRuntimeHandlers(t *testing.T) {
 			}
 		}
 	}
-	check("at first")
+	check("before the restart")
 	c.huskd.Kill()
 	c.huskd = c.Huskd(node.Flags("--config", filepath.Join(c.Dir, "huskd.toml")))
 	c.connect()
 	check("after a restart")
 	again := c.run(pods["steady"], forever)
 	if got := c.runtimeOf(again); got != "runc" {
-		t.Errorf("a container after the restart: %s", got)
+		t.Errorf("a container created after the restart runs with %s, want runc", got)
 	}
 	for handler, words := range map[string]string{
 		"kata": `runtime handler "kata" is not known here: use crun, gone, steady, or none for the default`,
@@ -130,8 +130,8 @@ spec:
   - {name: web, image: registry.test/cri/web:1, imagePullPolicy: Never}
 `
 
-// TestRuntimeClassOfManifest: a manifest's runtimeClassName is a handler.
-func TestRuntimeClassOfManifest(t *testing.T) {
+// TestManifestRuntimeClass checks that a manifest's runtimeClassName selects the handler.
+func TestManifestRuntimeClass(t *testing.T) {
 	c := startHandlers(t)
 	manifest := func(name, handler string) string {
 		path := filepath.Join(c.Dir, name+".yaml")

@@ -11,7 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestCRIImages is all of the image service.
+// TestCRIImages tests every call of the image service.
 func TestCRIImages(t *testing.T) {
 	t.Parallel()
 	c := startCRI(t)
@@ -26,7 +26,7 @@ func TestCRIImages(t *testing.T) {
 		return r.GetImage()
 	}
 	if get(webImage) != nil {
-		t.Error("an image that was never pulled is here")
+		t.Error("an image that was never pulled is reported")
 	}
 	id := c.pull(webImage)
 	img := get(webImage)
@@ -39,7 +39,7 @@ func TestCRIImages(t *testing.T) {
 		}
 	}
 	if again := c.pull(img.GetRepoDigests()[0]); again != id {
-		t.Errorf("pulled by its digest, it is %s", again)
+		t.Errorf("pulled by its digest, its ID is %s, want %s", again, id)
 	}
 	for name, want := range map[string]int{"": 1, webImage: 1, usersImage: 0} {
 		r, err := c.images.ListImages(c.ctx, &runtimeapi.ListImagesRequest{Filter: &runtimeapi.ImageFilter{Image: named(name)}})
@@ -62,19 +62,19 @@ func TestCRIImages(t *testing.T) {
 	if u := fs.GetImageFilesystems(); len(u) != 1 || u[0].GetUsedBytes().GetValue() == 0 || u[0].GetFsId().GetMountpoint() == "" || u[0].GetTimestamp() == 0 {
 		t.Errorf("file systems: %v", fs)
 	}
-	c.part(t, "bad", badImages)
-	c.part(t, "logins", logins)
-	c.part(t, "volumes", imageVolumes)
-	c.part(t, "removal", func(t *testing.T, c *criNode) {
+	c.subtest(t, "bad", badImages)
+	c.subtest(t, "logins", logins)
+	c.subtest(t, "volumes", imageVolumes)
+	c.subtest(t, "removal", func(t *testing.T, c *criNode) {
 		pod := c.pod()
 		c.run(pod, forever)
 		_, err := c.images.RemoveImage(c.ctx, &runtimeapi.RemoveImageRequest{Image: named(webImage)})
 		c.must(err)
 		if in := get(webImage); in != nil {
-			t.Errorf("it still has the name: %v", in)
+			t.Errorf("the image still has the removed name: %v", in)
 		}
 		if in := get(id); len(in.GetRepoTags()) > 0 || in.GetId() != id {
-			t.Errorf("in use, it is %v", in)
+			t.Errorf("the image in use, after removal of its name: %v", in)
 		}
 		_, err = c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})
 		c.must(err)
@@ -83,7 +83,7 @@ func TestCRIImages(t *testing.T) {
 			c.must(err)
 		}
 		if get(id) != nil {
-			t.Error("it is still here by its ID")
+			t.Error("the image is still reported by its ID")
 		}
 	})
 	c.end()
@@ -112,7 +112,7 @@ func badImages(t *testing.T, c *criNode) {
 		err := pull(c.ctx, name)
 		if name == criRegistry+"/"+strings.Repeat("a", 3000) {
 			if err == nil {
-				t.Error("a name of 3000 characters can be pulled")
+				t.Error("a name of 3000 characters is accepted")
 			}
 			continue
 		}
@@ -125,7 +125,7 @@ func badImages(t *testing.T, c *criNode) {
 	fails(t, err, codes.InvalidArgument, "empty")
 }
 
-// logins: credentials reach the registry that they are for and no other.
+// logins checks that credentials are sent to the registry that they are for and to no other.
 func logins(t *testing.T, c *criNode) {
 	encoded := base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + registryPassword))
 	for name, l := range map[string]struct {
@@ -148,7 +148,7 @@ func logins(t *testing.T, c *criNode) {
 				fails(t, err, l.code, "")
 			}
 			if err != nil && strings.Contains(err.Error(), registryPassword) {
-				t.Errorf("%s: the password is in the message: %v", name, err)
+				t.Errorf("login %s: the error contains the password: %v", name, err)
 			}
 			continue
 		}
@@ -161,7 +161,7 @@ func logins(t *testing.T, c *criNode) {
 	}
 }
 
-// imageVolumes are images that are mounted into containers of others.
+// imageVolumes tests mounts of images into containers.
 func imageVolumes(t *testing.T, c *criNode) {
 	users := c.pull(usersImage)
 	pod := c.pod()
@@ -171,10 +171,10 @@ func imageVolumes(t *testing.T, c *criNode) {
 	volume := &runtimeapi.Mount{ContainerPath: "/volume", Image: &runtimeapi.ImageSpec{Image: users}, Readonly: true}
 	id := c.run(pod, forever, with(volume), with(&runtimeapi.Mount{ContainerPath: "/part", Image: &runtimeapi.ImageSpec{Image: usersImage}, ImageSubPath: "etc"}))
 	if got := c.sh(id, "grep -c alice /volume/etc/passwd /part/passwd"); !strings.Contains(got, "/volume/etc/passwd:1") || !strings.Contains(got, "/part/passwd:1") {
-		t.Errorf("the volumes have %s", got)
+		t.Errorf("the volumes contain %s", got)
 	}
 	if got := c.sh(id, "touch /volume/x /part/x 2>&1; true"); strings.Count(got, "Read-only") != 2 {
-		t.Errorf("written to: %s", got)
+		t.Errorf("writing to the volumes: %s", got)
 	}
 	for _, m := range c.status(id).GetMounts() {
 		if m.GetImage().GetImageRef() != users {
@@ -183,7 +183,7 @@ func imageVolumes(t *testing.T, c *criNode) {
 	}
 	for words, m := range map[string]*runtimeapi.Mount{
 		"has no \"none\"": {ContainerPath: "/v", Image: volume.GetImage(), ImageSubPath: "none"},
-		"not here":        {ContainerPath: "/v", Image: &runtimeapi.ImageSpec{Image: criRegistry + "/none:1"}},
+		"not found":       {ContainerPath: "/v", Image: &runtimeapi.ImageSpec{Image: criRegistry + "/none:1"}},
 	} {
 		_, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig(forever, with(m))})
 		fails(t, err, codes.NotFound, words)

@@ -8,8 +8,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestCRIManyPods makes pods ten at a time while a client listens, and asks
-// about all of them at once.
+// TestCRIManyPods creates pods ten at a time while a client watches events, then lists them all.
 func TestCRIManyPods(t *testing.T) {
 	t.Parallel()
 	c := startCRI(t)
@@ -33,7 +32,7 @@ func TestCRIManyPods(t *testing.T) {
 		ids[i] = r.GetPodSandboxId()
 		return err
 	})
-	t.Logf("%d pods were made in %v", pods, time.Since(began))
+	t.Logf("%d pods were created in %v", pods, time.Since(began))
 	for name, list := range map[string]func() (int, error){
 		"sandboxes": func() (int, error) {
 			r, err := c.ListPodSandbox(c.ctx, &runtimeapi.ListPodSandboxRequest{})
@@ -53,7 +52,7 @@ func TestCRIManyPods(t *testing.T) {
 		c.must(err)
 		t.Logf("%s were listed in %v", name, time.Since(began))
 		if n != pods {
-			t.Errorf("%d %s of %d pods", n, name, pods)
+			t.Errorf("%d %s for %d pods", n, name, pods)
 		}
 	}
 	each(ids, func(i int) error {
@@ -67,7 +66,7 @@ func TestCRIManyPods(t *testing.T) {
 	}
 	for _, id := range ids {
 		if seen[id] != 4 {
-			t.Errorf("%d events of sandbox %s", seen[id], id)
+			t.Errorf("%d events of sandbox %s, want 4", seen[id], id)
 		}
 	}
 	c.end()

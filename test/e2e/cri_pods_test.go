@@ -13,7 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestCRINode asks about the runtime as a whole.
+// TestCRINode tests the calls about the runtime as a whole.
 func TestCRINode(t *testing.T) {
 	t.Parallel()
 	c := startCRI(t)
@@ -30,7 +30,7 @@ func TestCRINode(t *testing.T) {
 			found = found || condition.GetType() == kind && condition.GetStatus()
 		}
 		if !found {
-			t.Errorf("%s is not so: %v", kind, st.GetStatus())
+			t.Errorf("condition %s is not true: %v", kind, st.GetStatus())
 		}
 	}
 	if len(st.GetRuntimeHandlers()) < 2 || st.GetRuntimeHandlers()[0].GetName() != "" || !strings.Contains(st.GetInfo()["config"], `"stateDir"`) {
@@ -63,17 +63,17 @@ func podCIDR(cidr string) *runtimeapi.UpdateRuntimeConfigRequest {
 	return &runtimeapi.UpdateRuntimeConfigRequest{RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: cidr}}}
 }
 
-// TestCRIPods is the life of sandboxes.
+// TestCRIPods tests the lifecycle of sandboxes.
 func TestCRIPods(t *testing.T) {
 	t.Parallel()
 	c := startCRI(t)
 	config := c.podConfig()
 	id := c.runPod(config)
 
-	c.part(t, "status", func(t *testing.T, c *criNode) { podStatus(t, c, id, config) })
-	c.part(t, "equal requests join", func(t *testing.T, c *criNode) {
+	c.subtest(t, "status", func(t *testing.T, c *criNode) { podStatus(t, c, id, config) })
+	c.subtest(t, "equal requests share one sandbox", func(t *testing.T, c *criNode) {
 		if again := c.runPod(config); again != id {
-			t.Errorf("the same request gives %s, and gave %s", again, id)
+			t.Errorf("the same request returns %s the second time, %s the first", again, id)
 		}
 		other := c.podConfig()
 		var ids [8]string
@@ -90,12 +90,12 @@ func TestCRIPods(t *testing.T) {
 		all.Wait()
 		for _, got := range ids {
 			if got != ids[0] || got == "" {
-				t.Errorf("eight requests at once give %v", ids)
+				t.Errorf("eight concurrent equal requests return %v", ids)
 			}
 		}
 	})
-	c.part(t, "filters", func(t *testing.T, c *criNode) { podFilters(t, c, id, config) })
-	c.part(t, "stop and remove what is gone", func(t *testing.T, c *criNode) {
+	c.subtest(t, "filters", func(t *testing.T, c *criNode) { podFilters(t, c, id, config) })
+	c.subtest(t, "stop and remove repeatedly", func(t *testing.T, c *criNode) {
 		for range 2 {
 			_, err := c.StopPodSandbox(c.ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
 			c.must(err)
@@ -103,7 +103,7 @@ func TestCRIPods(t *testing.T) {
 		st, err := c.PodSandboxStatus(c.ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
 		c.must(err)
 		if st.GetStatus().GetState() != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
-			t.Errorf("stopped, it is %s", st.GetStatus().GetState())
+			t.Errorf("the stopped sandbox is in state %s", st.GetStatus().GetState())
 		}
 		for range 2 {
 			_, err := c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
@@ -114,7 +114,7 @@ func TestCRIPods(t *testing.T) {
 		_, err = c.StopPodSandbox(c.ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
 		c.must(err)
 	})
-	c.part(t, "the agent's pods are not listed", agentsPods)
+	c.subtest(t, "the agent's pods are not listed", agentPodsHidden)
 	c.end()
 }
 
@@ -126,7 +126,7 @@ func podStatus(t *testing.T, c *criNode, id string, config *runtimeapi.PodSandbo
 		t.Errorf("status: %v", r)
 	}
 	if st.GetMetadata().String() != config.GetMetadata().String() || st.GetAnnotations()["note"] != config.GetAnnotations()["note"] || st.GetLabels()["suite"] != "cri" {
-		t.Errorf("not as it was asked for: %v", st)
+		t.Errorf("the status differs from the request: %v", st)
 	}
 	if mode := st.GetLinux().GetNamespaces().GetOptions().GetPid(); mode != runtimeapi.NamespaceMode_CONTAINER {
 		t.Errorf("pid namespace: %s", mode)
@@ -153,7 +153,7 @@ func podFilters(t *testing.T, c *criNode, id string, config *runtimeapi.PodSandb
 	}{
 		{"none", nil, true},
 		{"id", &runtimeapi.PodSandboxFilter{Id: id}, true},
-		{"beginning of the id", &runtimeapi.PodSandboxFilter{Id: id[:13]}, true},
+		{"prefix of the id", &runtimeapi.PodSandboxFilter{Id: id[:13]}, true},
 		{"another id", &runtimeapi.PodSandboxFilter{Id: strings.Repeat("0", 64)}, false},
 		{"label", &runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{"pod": config.GetLabels()["pod"]}}, true},
 		{"labels", &runtimeapi.PodSandboxFilter{LabelSelector: config.GetLabels()}, true},
@@ -184,8 +184,9 @@ func podFilters(t *testing.T, c *criNode, id string, config *runtimeapi.PodSandb
 	}
 }
 
-// agentsPods: a kubelet would kill pods that it doesn't know.
-func agentsPods(t *testing.T, c *criNode) {
+// agentPodsHidden checks that lists leave out the agent's pods, because a kubelet would kill pods
+// that it doesn't know.
+func agentPodsHidden(t *testing.T, c *criNode) {
 	manifest := strings.ReplaceAll(string(must(os.ReadFile(example))), "localhost/web:1", webImage)
 	c.MustHusk("run", "--wait", write(t, c.Node, "web.yaml", manifest))
 	defer func() { c.MustHusk("stop", "web"); c.MustHusk("rm", "web") }()
@@ -211,7 +212,7 @@ func agentsPods(t *testing.T, c *criNode) {
 	c.must(err)
 	for _, k := range containers.GetContainers() {
 		if k.GetLabels()["io.kubernetes.pod.name"] == "web" {
-			t.Errorf("its container is listed: %v", k)
+			t.Errorf("a container of the agent's pod is listed: %v", k)
 		}
 	}
 }
@@ -223,15 +224,15 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// TestCRINamespaces runs pods in namespaces of all kinds.
+// TestCRINamespaces tests every namespace mode.
 func TestCRINamespaces(t *testing.T) {
 	t.Parallel()
 	c := startCRI(t)
 	c.pull(webImage)
-	options := func(o *runtimeapi.NamespaceOption) func(*runtimeapi.PodSandboxConfig) {
+	podOptions := func(o *runtimeapi.NamespaceOption) func(*runtimeapi.PodSandboxConfig) {
 		return func(p *runtimeapi.PodSandboxConfig) { p.Linux.SecurityContext.NamespaceOptions = o }
 	}
-	same := func(o *runtimeapi.NamespaceOption) func(*runtimeapi.ContainerConfig) {
+	containerOptions := func(o *runtimeapi.NamespaceOption) func(*runtimeapi.ContainerConfig) {
 		return func(k *runtimeapi.ContainerConfig) {
 			k.Linux.SecurityContext = &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: o}
 		}
@@ -240,35 +241,35 @@ func TestCRINamespaces(t *testing.T) {
 	read := func(id, kind string) string { return c.sh(id, "readlink /proc/self/ns/"+kind) }
 
 	node := &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_NODE, Ipc: runtimeapi.NamespaceMode_NODE}
-	host := c.run(c.pod(options(node)), forever, same(node))
+	host := c.run(c.pod(podOptions(node)), forever, containerOptions(node))
 	for _, kind := range []string{"net", "pid", "ipc", "uts"} {
 		if got, want := read(host, kind), inode(kind); got != want {
 			t.Errorf("NODE: the container's %s namespace is %s, the node's %s", kind, got, want)
 		}
 	}
 	shared := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_POD}
-	pod := c.pod(options(shared))
-	a, b := c.run(pod, forever, same(shared)), c.run(pod, forever, same(shared))
+	pod := c.pod(podOptions(shared))
+	a, b := c.run(pod, forever, containerOptions(shared)), c.run(pod, forever, containerOptions(shared))
 	for _, kind := range []string{"net", "pid", "ipc", "uts"} {
 		if read(a, kind) != read(b, kind) || read(a, kind) == inode(kind) {
 			t.Errorf("POD: %s namespaces: %s, %s, the node's %s", kind, read(a, kind), read(b, kind), inode(kind))
 		}
 	}
 	if first := c.sh(a, "cat /proc/1/comm"); first != "pause" {
-		t.Errorf("POD: process 1 is %q", first)
+		t.Errorf("POD: process 1 is %q, want pause", first)
 	}
 	own := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
-	pod = c.pod(options(own))
-	a, b = c.run(pod, forever, same(own)), c.run(pod, forever, same(own))
+	pod = c.pod(podOptions(own))
+	a, b = c.run(pod, forever, containerOptions(own)), c.run(pod, forever, containerOptions(own))
 	if read(a, "pid") == read(b, "pid") || read(a, "net") != read(b, "net") {
-		t.Error("CONTAINER: the pid namespace is shared, or the network is not")
+		t.Error("CONTAINER: the containers share a PID namespace or don't share the network namespace")
 	}
-	target := c.run(pod, forever, same(&runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_TARGET, TargetId: a}))
+	target := c.run(pod, forever, containerOptions(&runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_TARGET, TargetId: a}))
 	if read(target, "pid") != read(a, "pid") {
-		t.Error("TARGET: not the pid namespace of its target")
+		t.Error("TARGET: the container is not in the PID namespace of its target")
 	}
 	_, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig(forever,
-		same(&runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_TARGET, TargetId: strings.Repeat("0", 64)}))})
+		containerOptions(&runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_TARGET, TargetId: strings.Repeat("0", 64)}))})
 	fails(t, err, codes.NotFound, "not found")
 	c.end()
 }

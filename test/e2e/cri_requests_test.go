@@ -20,15 +20,15 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// rpc is one of CRI's calls.
+// rpc is a call of CRI.
 type rpc struct {
-	name     string // with its service
+	name     string // full name, with the service
 	request  func() proto.Message
 	response func() proto.Message
 	streams  bool
 }
 
-// rpcs are all calls, but those that skip names.
+// rpcs returns all calls except for those named in skip.
 func rpcs(t *testing.T, skip ...string) (list []rpc) {
 	t.Helper()
 	made := func(d protoreflect.MessageDescriptor) func() proto.Message {
@@ -55,12 +55,12 @@ func rpcs(t *testing.T, skip ...string) (list []rpc) {
 	}
 	const least = 35
 	if len(list) < least {
-		t.Fatalf("CRI has %d calls", len(list))
+		t.Fatalf("CRI has only %d calls, want at least %d", len(list), least)
 	}
 	return list
 }
 
-// call makes a call and returns when it is over.
+// call makes a call and returns when it has finished, streams included.
 func (c *criNode) call(ctx context.Context, r rpc, request proto.Message) error {
 	if !r.streams {
 		return c.conn.Invoke(ctx, r.name, request, r.response())
@@ -83,9 +83,9 @@ func (c *criNode) call(ctx context.Context, r rpc, request proto.Message) error 
 	return err
 }
 
-// filled gives a message a value in each of its fields; those that name a
-// sandbox or a container name real ones, so that the others are looked at.
-func filled(m protoreflect.Message, ids map[string]string, depth int) {
+// fill sets the string, bool and message fields of m. Fields that name a sandbox or a container get
+// the IDs of real ones, so that the call gets as far as the other fields.
+func fill(m protoreflect.Message, ids map[string]string, depth int) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
 		f := fields.Get(i)
@@ -101,39 +101,39 @@ func filled(m protoreflect.Message, ids map[string]string, depth int) {
 			m.Set(f, protoreflect.ValueOfString(value))
 		case f.Kind() == protoreflect.MessageKind && depth > 0 && f.IsList():
 			element := m.Mutable(f).List().NewElement()
-			filled(element.Message(), ids, depth-1)
+			fill(element.Message(), ids, depth-1)
 			m.Mutable(f).List().Append(element)
 		case f.Kind() == protoreflect.MessageKind && depth > 0:
-			filled(m.Mutable(f).Message(), ids, depth-1)
+			fill(m.Mutable(f).Message(), ids, depth-1)
 		case f.Kind() == protoreflect.BoolKind && !f.IsList():
 			m.Set(f, protoreflect.ValueOfBool(true))
 		}
 	}
 }
 
-// Calls that end or make things are tried elsewhere, with what can be found out
-// of them; one has no end.
-var apart = []string{
+// skipped are the calls that create, stop or remove objects, which other subtests cover, and last
+// the one whose stream never ends.
+var skipped = []string{
 	"RunPodSandbox", "CreateContainer", "StopPodSandbox", "RemovePodSandbox", "StopContainer", "RemoveContainer", "GetContainerEvents",
 }
 
-// depth is how deep messages are filled: a resource in the resources of a config.
+// depth is how deep fill descends: to a resource within the resources of a config.
 const depth = 3
 
-// anyRequest puts odd text into each string of each request.
-func anyRequest(t *testing.T, c *criNode) {
+// oddRequests puts odd texts into every string of every request.
+func oddRequests(t *testing.T, c *criNode) {
 	pod := c.pod()
 	ids := map[string]string{"pod_sandbox_id": pod, "container_id": c.run(pod, forever)}
-	for _, r := range rpcs(t, apart...) {
+	for _, r := range rpcs(t, skipped...) {
 		base := func() proto.Message {
 			m := r.request()
-			filled(m.ProtoReflect(), ids, depth)
+			fill(m.ProtoReflect(), ids, depth)
 			return m
 		}
-		c.everywhere(base, func(m proto.Message) error {
+		c.tryOddTexts(base, func(m proto.Message) error {
 			err := c.call(c.ctx, r, m)
 			if status.Code(err) == codes.Unimplemented && strings.Contains(err.Error(), "checkpoint") {
-				return nil // it says what is missing
+				return nil // a runtime that can't checkpoint
 			}
 			if err != nil {
 				return fmt.Errorf("%s: %w", r.name, err)
@@ -144,14 +144,14 @@ func anyRequest(t *testing.T, c *criNode) {
 	c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})))
 }
 
-// hurried: a client may leave in the middle of any call.
-func hurried(t *testing.T, c *criNode) {
+// anyCallTimeout checks that a client may time out in the middle of any call.
+func anyCallTimeout(t *testing.T, c *criNode) {
 	pod := c.pod()
 	ids := map[string]string{"pod_sandbox_id": pod, "container_id": c.run(pod, forever)}
 	for i := range 4 {
-		for _, r := range rpcs(t, apart[:len(apart)-1]...) {
+		for _, r := range rpcs(t, skipped[:len(skipped)-1]...) {
 			request := r.request()
-			filled(request.ProtoReflect(), ids, depth)
+			fill(request.ProtoReflect(), ids, depth)
 			ctx, cancel := context.WithTimeout(c.ctx, time.Duration(i)*2*time.Millisecond)
 			_ = c.call(ctx, r, request)
 			cancel()
@@ -162,19 +162,19 @@ func hurried(t *testing.T, c *criNode) {
 	_, _ = c.ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: ids["container_id"], Cmd: []string{"sleep", "1000"}})
 	_, _ = c.images.PullImage(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: usersImage}})
 	if got := c.sh(ids["container_id"], "echo well"); got != "well" {
-		t.Errorf("the container says %q", got)
+		t.Errorf("exec in the container after the timeouts: %q, want well", got)
 	}
 	node.Eventually(t, 20*time.Second, func() string {
 		if out := c.sh(ids["container_id"], "ps"); strings.Contains(out, "sleep 1000") {
-			return "what nobody waits for goes on:\n" + out
+			return "the exec of a client that has gone still runs:\n" + out
 		}
 		return ""
 	})
 	c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})))
 }
 
-// stalled: readers that don't read hold up nobody else.
-func stalled(t *testing.T, c *criNode) {
+// stalledReaders checks that clients that don't read their streams don't block others.
+func stalledReaders(t *testing.T, c *criNode) {
 	ctx, leave := context.WithCancel(c.ctx)
 	defer leave()
 	for range 10 {
@@ -189,7 +189,7 @@ func stalled(t *testing.T, c *criNode) {
 			c.must(open())
 		}
 	}
-	long := strings.Repeat("a", 64<<10) // more than a stream may have under way
+	long := strings.Repeat("a", 64<<10) // more than a stream's flow-control window
 	for range 5 {
 		id := c.pod(func(p *runtimeapi.PodSandboxConfig) { p.Annotations = map[string]string{"long": long} })
 		c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})))

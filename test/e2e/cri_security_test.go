@@ -12,14 +12,15 @@ import (
 
 type securityContext = runtimeapi.LinuxContainerSecurityContext
 
-func secured(change func(*securityContext)) func(*runtimeapi.ContainerConfig) {
+// withSecurity sets a security context that change modifies.
+func withSecurity(change func(*securityContext)) func(*runtimeapi.ContainerConfig) {
 	return func(k *runtimeapi.ContainerConfig) {
 		k.Linux.SecurityContext = &securityContext{NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}}
 		change(k.Linux.SecurityContext)
 	}
 }
 
-// TestCRISecurity is how containers are confined.
+// TestCRISecurity tests how containers are confined.
 func TestCRISecurity(t *testing.T) {
 	t.Parallel()
 	c := startCRI(t)
@@ -40,15 +41,15 @@ func TestCRISecurity(t *testing.T) {
 		{"user by number", func(s *securityContext) { s.RunAsUser, s.RunAsGroup = id64(1234), id64(4321) }, "id -u; id -g", "1234\n4321"},
 		{"user by name", func(s *securityContext) { s.RunAsUsername = "alice" }, "id -un; id -Gn", "alice\nalice staff"},
 		{"groups of the image are merged", func(s *securityContext) { s.RunAsUser, s.SupplementalGroups = id64(1000), []int64{77} }, "id -G", "1000 50 77"},
-		{"groups of the image are left out", func(s *securityContext) {
+		{"groups of the image are ignored", func(s *securityContext) {
 			s.RunAsUser, s.SupplementalGroups = id64(1000), []int64{77}
 			s.SupplementalGroupsPolicy = runtimeapi.SupplementalGroupsPolicy_Strict
 		}, "id -G", "1000 77"},
 		{"read-only root", func(s *securityContext) { s.ReadonlyRootfs = true }, "touch /x 2>&1 || true", "touch: /x: Read-only file system"},
-		{"a capability more", func(s *securityContext) {
+		{"added capability", func(s *securityContext) {
 			s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"SYS_TIME"}}
 		}, capability(25), "1"},
-		{"a capability less", func(s *securityContext) { s.Capabilities = &runtimeapi.Capability{DropCapabilities: []string{"ALL"}} }, capability(0), "0"},
+		{"dropped capability", func(s *securityContext) { s.Capabilities = &runtimeapi.Capability{DropCapabilities: []string{"ALL"}} }, capability(0), "0"},
 		{"no new privileges", func(s *securityContext) { s.NoNewPrivs = true }, "grep NoNewPrivs /proc/self/status | cut -f 2", "1"},
 		{"masked and read-only paths", func(s *securityContext) {
 			s.MaskedPaths, s.ReadonlyPaths = []string{"/proc/meminfo"}, []string{"/proc/sys"}
@@ -65,26 +66,26 @@ func TestCRISecurity(t *testing.T) {
 			s.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: write(t, c.Node, "profile.json", profile)}
 		}, "mkdir /x 2>&1 || true", "mkdir: can't create directory '/x': Operation not permitted"},
 	} {
-		c.part(t, k.name, func(t *testing.T, c *criNode) {
-			id := c.run(pod, forever, secured(k.change), func(config *runtimeapi.ContainerConfig) { config.Image.Image = usersImage })
+		c.subtest(t, k.name, func(t *testing.T, c *criNode) {
+			id := c.run(pod, forever, withSecurity(k.change), func(config *runtimeapi.ContainerConfig) { config.Image.Image = usersImage })
 			if got := c.sh(id, k.script); got != k.want {
 				t.Errorf("%s: got %q, want %q", k.script, got, k.want)
 			}
 			c.must(ignore(c.RemoveContainer(c.ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id})))
 		})
 	}
-	c.part(t, "status names the user", func(t *testing.T, c *criNode) {
-		id := c.run(pod, forever, secured(func(s *securityContext) { s.RunAsUsername = "alice" }), func(config *runtimeapi.ContainerConfig) { config.Image.Image = usersImage })
+	c.subtest(t, "status names the user", func(t *testing.T, c *criNode) {
+		id := c.run(pod, forever, withSecurity(func(s *securityContext) { s.RunAsUsername = "alice" }), func(config *runtimeapi.ContainerConfig) { config.Image.Image = usersImage })
 		if u := c.status(id).GetUser().GetLinux(); u.GetUid() != 1000 || u.GetGid() != 1000 || len(u.GetSupplementalGroups()) == 0 {
 			t.Errorf("user: %v", u)
 		}
 	})
-	c.part(t, "CDI devices", func(t *testing.T, c *criNode) { cdiDevices(t, c, pod) })
-	c.part(t, "mounts", func(t *testing.T, c *criNode) { mounts(t, c, pod) })
+	c.subtest(t, "CDI devices", func(t *testing.T, c *criNode) { cdiDevices(t, c, pod) })
+	c.subtest(t, "mounts", func(t *testing.T, c *criNode) { mounts(t, c, pod) })
 	c.end()
 }
 
-// cdiDevices are described by files of the node.
+// cdiDevices tests devices that CDI files on the node describe.
 func cdiDevices(t *testing.T, c *criNode, pod string) {
 	with := func(name string) func(*runtimeapi.ContainerConfig) {
 		return func(k *runtimeapi.ContainerConfig) { k.CDIDevices = []*runtimeapi.CDIDevice{{Name: name}} }
@@ -100,7 +101,7 @@ devices:
 `), 0o644))
 	id := c.run(pod, forever, with("husk.test/device=zero"))
 	if got := c.sh(id, "echo $DEVICE; head -c 3 /dev/nought | wc -c"); got != "zero\n3" {
-		t.Errorf("got %q", got)
+		t.Errorf("the device and its variable: got %q, want %q", got, "zero\n3")
 	}
 	c.must(os.WriteFile(c.Path("/run/cdi/bad.yaml"), []byte("kind: ["), 0o644))
 	for _, name := range []string{"husk.test/device=none", "nonsense", ""} {
@@ -110,7 +111,7 @@ devices:
 	c.must(ignore(c.RemoveContainer(c.ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id})))
 }
 
-// capability is a script that tells whether the process has one.
+// capability returns a script that prints 1 if the process has capability n, or else 0.
 func capability(n int) string {
 	return "echo $(( (0x$(grep CapEff /proc/self/status | cut -f 2) >> " + string(rune('0'+n/10)) + string(rune('0'+n%10)) + ") & 1 ))"
 }
@@ -133,11 +134,11 @@ func mounts(t *testing.T, c *criNode, pod string) {
 		mount        *runtimeapi.Mount
 		script, want string
 	}{
-		"writable":             {&runtimeapi.Mount{}, "touch /mounted/a /mounted/below/a && echo ok", "ok"},
-		"read-only":            {&runtimeapi.Mount{Readonly: true}, "touch /mounted/a 2>/dev/null || echo refused; touch /mounted/below/a && echo ok", "refused\nok"},
-		"recursively":          {&runtimeapi.Mount{Readonly: true, RecursiveReadOnly: true}, "touch /mounted/a 2>/dev/null || echo refused; touch /mounted/below/a 2>/dev/null || echo refused", "refused\nrefused"},
-		"with options":         {&runtimeapi.Mount{MountOptions: []string{"noexec", "nodev"}}, "grep ' /mounted ' /proc/mounts | grep -c 'nodev,noexec'", "1"},
-		"of what wasn't there": {&runtimeapi.Mount{HostPath: outside + "/new/dir"}, "touch /mounted/a && echo ok", "ok"},
+		"writable":          {&runtimeapi.Mount{}, "touch /mounted/a /mounted/below/a && echo ok", "ok"},
+		"read-only":         {&runtimeapi.Mount{Readonly: true}, "touch /mounted/a 2>/dev/null || echo refused; touch /mounted/below/a && echo ok", "refused\nok"},
+		"recursively":       {&runtimeapi.Mount{Readonly: true, RecursiveReadOnly: true}, "touch /mounted/a 2>/dev/null || echo refused; touch /mounted/below/a 2>/dev/null || echo refused", "refused\nrefused"},
+		"with options":      {&runtimeapi.Mount{MountOptions: []string{"noexec", "nodev"}}, "grep ' /mounted ' /proc/mounts | grep -c 'nodev,noexec'", "1"},
+		"of a missing path": {&runtimeapi.Mount{HostPath: outside + "/new/dir"}, "touch /mounted/a && echo ok", "ok"},
 	} {
 		id := c.run(pod, forever, with(k.mount))
 		if got := c.sh(id, k.script); got != k.want {
@@ -152,7 +153,7 @@ func mounts(t *testing.T, c *criNode, pod string) {
 	} {
 		_, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig(forever, with(m))})
 		if err == nil || !strings.Contains(err.Error(), words) {
-			t.Errorf("%s: %v", words, err)
+			t.Errorf("the error lacks %q: %v", words, err)
 			continue
 		}
 		fails(t, err, codes.InvalidArgument, words)

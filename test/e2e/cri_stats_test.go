@@ -14,7 +14,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestCRIStats is what pods and containers use.
+// TestCRIStats tests the stats and metrics of pods and containers.
 func TestCRIStats(t *testing.T) {
 	t.Parallel()
 	c := startCRI(t, node.Flags("--metrics-listen", "127.0.0.1:9477"))
@@ -27,15 +27,15 @@ func TestCRIStats(t *testing.T) {
 	idle := c.run(pod, forever)
 	ended := c.run(pod, "true")
 	c.exited(ended)
-	c.part(t, "containers", func(t *testing.T, c *criNode) { containerStats(t, c, pod, id, idle) })
-	c.part(t, "sandboxes", func(t *testing.T, c *criNode) { sandboxStats(t, c, pod, id) })
-	c.part(t, "metrics", func(t *testing.T, c *criNode) { metrics(t, c, pod, id) })
-	c.part(t, "Prometheus", prometheus)
-	c.part(t, "ended", func(t *testing.T, c *criNode) {
+	c.subtest(t, "containers", func(t *testing.T, c *criNode) { containerStats(t, c, pod, id, idle) })
+	c.subtest(t, "sandboxes", func(t *testing.T, c *criNode) { sandboxStats(t, c, pod, id) })
+	c.subtest(t, "metrics", func(t *testing.T, c *criNode) { metrics(t, c, pod, id) })
+	c.subtest(t, "Prometheus", prometheus)
+	c.subtest(t, "exited", func(t *testing.T, c *criNode) {
 		r, err := c.ContainerStats(c.ctx, &runtimeapi.ContainerStatsRequest{ContainerId: ended})
 		c.must(err)
 		if s := r.GetStats(); s.GetAttributes().GetId() != ended || s.GetMemory() != nil {
-			t.Errorf("of a container that has ended: %v", s)
+			t.Errorf("stats of a container that has exited: %v", s)
 		}
 		_, err = c.ContainerStats(c.ctx, &runtimeapi.ContainerStatsRequest{ContainerId: "none"})
 		fails(t, err, codes.NotFound, "not found")
@@ -52,7 +52,7 @@ func containerStats(t *testing.T, c *criNode, pod, id, idle string) {
 		c.must(err)
 		s = r.GetStats()
 		if s.GetCpu().GetUsageNanoCores().GetValue() == 0 || s.GetWritableLayer().GetUsedBytes().GetValue() < 3_000_000 {
-			return fmt.Sprintf("they are %v", s)
+			return fmt.Sprintf("the stats are %v", s)
 		}
 		return ""
 	})
@@ -62,7 +62,7 @@ func containerStats(t *testing.T, c *criNode, pod, id, idle string) {
 		t.Errorf("memory: %v", m)
 	}
 	if cpu := s.GetCpu(); cpu.GetTimestamp() == 0 || cpu.GetUsageCoreNanoSeconds().GetValue() == 0 || cpu.GetUsageNanoCores().GetValue() > 300_000_000 {
-		t.Errorf("a tenth of a processor: %v", cpu)
+		t.Errorf("CPU of a container limited to a tenth of one: %v", cpu)
 	}
 	if s.GetAttributes().GetMetadata().GetName() == "" || s.GetWritableLayer().GetInodesUsed().GetValue() == 0 || s.GetWritableLayer().GetTimestamp() == 0 {
 		t.Errorf("stats: %v", s)
@@ -114,7 +114,7 @@ func sandboxStats(t *testing.T, c *criNode, pod, id string) {
 	r, err = c.PodSandboxStats(c.ctx, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: empty})
 	c.must(err)
 	if n := r.GetStats().GetLinux().GetNetwork(); n.GetDefaultInterface().GetName() != "eth0" {
-		t.Errorf("of a pod without containers: %v", r.GetStats())
+		t.Errorf("stats of a pod without containers: %v", r.GetStats())
 	}
 	for id, want := range map[string]int{"": 2, pod: 1, "none": 0} {
 		list, err := c.ListPodSandboxStats(c.ctx, &runtimeapi.ListPodSandboxStatsRequest{Filter: &runtimeapi.PodSandboxStatsFilter{Id: id}})
@@ -131,7 +131,7 @@ func sandboxStats(t *testing.T, c *criNode, pod, id string) {
 	}
 }
 
-// metrics have the labels that their descriptors name.
+// metrics checks that metrics have as many labels as their descriptors name, and plausible values.
 func metrics(t *testing.T, c *criNode, pod, id string) {
 	d, err := c.ListMetricDescriptors(c.ctx, &runtimeapi.ListMetricDescriptorsRequest{})
 	c.must(err)
@@ -168,7 +168,7 @@ func metrics(t *testing.T, c *criNode, pod, id string) {
 	}
 }
 
-// prometheus has what huskd itself did and has.
+// prometheus tests huskd's own metrics page.
 func prometheus(t *testing.T, c *criNode) {
 	_, _ = c.ContainerStatus(c.ctx, &runtimeapi.ContainerStatusRequest{ContainerId: "none"})
 	page := c.Must("curl", "-sS", "http://127.0.0.1:9477/metrics")
@@ -179,12 +179,12 @@ func prometheus(t *testing.T, c *criNode) {
 		`husk_call_seconds_count{code="OK",method="RunPodSandbox",service="runtime.v1.RuntimeService"} `,
 	} {
 		if !strings.Contains(page, line) {
-			t.Errorf("no line %s", line)
+			t.Errorf("the metrics page lacks %q", line)
 		}
 	}
 }
 
-// TestCRIEvents is what clients are told without asking.
+// TestCRIEvents tests the stream of container events.
 func TestCRIEvents(t *testing.T) {
 	t.Parallel()
 	c := startCRI(t)
@@ -192,9 +192,9 @@ func TestCRIEvents(t *testing.T) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	events, err := c.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
 	c.must(err)
-	_, err = c.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{}) // one that is never read
+	_, err = c.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{}) // a stream that is never read
 	c.must(err)
-	_, err = events.Header() // the stream stands
+	_, err = events.Header() // the stream is established
 	c.must(err)
 	pod := c.pod()
 	id := c.run(pod, "exit 5")
@@ -222,7 +222,7 @@ func TestCRIEvents(t *testing.T) {
 		at := -1
 		for _, w := range want {
 			if i := slices.Index(got, w); i <= at {
-				t.Errorf("%s is not where it belongs in %v", w, got)
+				t.Errorf("%s is missing or out of order in %v", w, got)
 			} else {
 				at = i
 			}

@@ -21,29 +21,29 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestCRIStreams is exec, attach and port forwarding over SPDY and WebSocket.
+// TestCRIStreams tests exec, attach and port forwarding over SPDY and WebSocket.
 func TestCRIStreams(t *testing.T) {
 	t.Parallel()
 	c := startCRI(t)
 	c.pull(webImage)
 	pod := c.pod()
 	id := c.run(pod, forever)
-	c.part(t, "exec", func(t *testing.T, c *criNode) { execStreams(t, c, id) })
-	c.part(t, "attach", func(t *testing.T, c *criNode) { attachStreams(t, c, pod) })
-	c.part(t, "port forwarding", forwardStreams)
-	c.part(t, "tokens", func(t *testing.T, c *criNode) { tokens(t, c, id) })
-	c.part(t, "a client leaves", func(t *testing.T, c *criNode) { clientLeaves(t, c, id) })
-	c.part(t, "bad requests", func(t *testing.T, c *criNode) { badStreams(t, c, pod, id) })
+	c.subtest(t, "exec", func(t *testing.T, c *criNode) { execStreams(t, c, id) })
+	c.subtest(t, "attach", func(t *testing.T, c *criNode) { attachStreams(t, c, pod) })
+	c.subtest(t, "port forwarding", forwardStreams)
+	c.subtest(t, "tokens", func(t *testing.T, c *criNode) { tokens(t, c, id) })
+	c.subtest(t, "a client disconnects", func(t *testing.T, c *criNode) { clientDisconnects(t, c, id) })
+	c.subtest(t, "bad requests", func(t *testing.T, c *criNode) { badStreams(t, c, pod, id) })
 	c.end()
 }
 
-// dial connects to where a URL of huskd's leads, on the node.
+// dial connects, on the node, to the address in a URL that huskd returned.
 func (c *criNode) dial(rawURL string) (net.Conn, *url.URL) {
 	c.t.Helper()
 	u, err := url.Parse(rawURL)
 	c.must(err)
 	if host, _, _ := net.SplitHostPort(u.Host); host != "127.0.0.1" {
-		c.t.Fatalf("%s is not on the loopback", rawURL)
+		c.t.Fatalf("%s does not point to 127.0.0.1", rawURL)
 	}
 	var conn net.Conn
 	c.must(netns.Do(c.Net(), func() (err error) {
@@ -55,7 +55,7 @@ func (c *criNode) dial(rawURL string) (net.Conn, *url.URL) {
 	return conn, u
 }
 
-// dialSPDY begins a session over SPDY.
+// dialSPDY opens a session over SPDY.
 func (c *criNode) dialSPDY(rawURL, protocol string) httpstream.Connection {
 	c.t.Helper()
 	conn, u := c.dial(rawURL)
@@ -83,7 +83,7 @@ func (c *criNode) open(session httpstream.Connection, headers ...string) httpstr
 	return stream
 }
 
-// dialWebSocket begins a session over WebSocket.
+// dialWebSocket opens a session over WebSocket.
 func (c *criNode) dialWebSocket(rawURL, protocol string) *websocket.Conn {
 	c.t.Helper()
 	conn, u := c.dial(rawURL)
@@ -96,7 +96,7 @@ func (c *criNode) dialWebSocket(rawURL, protocol string) *websocket.Conn {
 	return ws
 }
 
-// messages reads all that comes, by channel.
+// messages reads until the end and returns the data of each channel.
 func messages(ws *websocket.Conn) map[byte]string {
 	got := map[byte]string{}
 	for {
@@ -135,14 +135,14 @@ func execStreams(t *testing.T, c *criNode, id string) {
 	ws := c.dialWebSocket(request(false, "/bin/sh", "-c", "cat; echo err >&2; exit 3"), "v5.channel.k8s.io")
 	_, err = ws.Write([]byte("\x00typed"))
 	c.must(err)
-	_, err = ws.Write([]byte{255, 0}) // stdin has ended
+	_, err = ws.Write([]byte{255, 0}) // end of stdin
 	c.must(err)
 	got := messages(ws)
 	if got[1] != "typed" || got[2] != "err\n" || !strings.Contains(got[3], `"ExitCode","message":"3"`) {
 		t.Errorf("WebSocket: %q", got)
 	}
 
-	// The size reaches the terminal by a path of its own, so the program waits for it.
+	// The size and stdin reach the terminal separately, so the program waits for the size.
 	ws = c.dialWebSocket(request(true, "/bin/sh", "-c", "read x; until stty size | grep '37 91'; do sleep 0.1; done; tty"), "v5.channel.k8s.io")
 	for _, m := range []string{"\x04{\"Width\":91,\"Height\":37}", "\x00\n"} {
 		_, err = ws.Write([]byte(m))
@@ -153,7 +153,7 @@ func execStreams(t *testing.T, c *criNode, id string) {
 	}
 	ws = c.dialWebSocket(request(false, "/no/such/program"), "v5.channel.k8s.io")
 	if got = messages(ws); !strings.Contains(got[2], "/no/such/program") || !strings.Contains(got[3], `"message":"127"`) {
-		t.Errorf("no program: %q", got)
+		t.Errorf("missing program: %q", got)
 	}
 }
 
@@ -174,7 +174,7 @@ func attachStreams(t *testing.T, c *criNode, pod string) {
 	}
 }
 
-// forwardStreams: programs that listen in one family only are reached, too.
+// forwardStreams tests port forwarding, also to programs that listen only on IPv4 or only on IPv6.
 func forwardStreams(t *testing.T, c *criNode) {
 	pod := c.pod()
 	id := c.run(pod, "mkdir /tmp/4 /tmp/6; echo four >/tmp/4/index.html; echo six >/tmp/6/index.html; httpd -p 127.0.0.1:81 -h /tmp/4; httpd -p '[::1]:82' -h /tmp/6; "+forever)
@@ -207,13 +207,14 @@ func forwardStreams(t *testing.T, c *criNode) {
 		t.Errorf("WebSocket to IPv6: %q", got)
 	}
 	if got := forward(pod, 83, tunnel(pod)); !strings.Contains(got, "connection refused") {
-		t.Errorf("a port that nobody listens on: %q", got)
+		t.Errorf("a port of the pod without a listener: %q", got)
 	}
 	if got := forward(host, 1, c.dialSPDY(request(host), "portforward.k8s.io")); !strings.Contains(got, "connection refused") {
-		t.Errorf("a port of the node that nobody listens on: %q", got)
+		t.Errorf("a port of the node without a listener: %q", got)
 	}
 }
 
+// tokens checks that the URL of a stream works only once, and that variations of it don't work.
 func tokens(t *testing.T, c *criNode, id string) {
 	r, err := c.Exec(c.ctx, &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"true"}, Stdout: true})
 	c.must(err)
@@ -223,15 +224,15 @@ func tokens(t *testing.T, c *criNode, id string) {
 		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", parsed.Path)
 		answer := string(must(io.ReadAll(conn)))
 		if !strings.HasPrefix(answer, "HTTP/1.1 404 ") {
-			t.Errorf("%s a second time: %.200s", u, answer)
+			t.Errorf("%s, which is invalid: %.200s", u, answer)
 		}
 	}
 }
 
-// clientLeaves: what a client had run ends with it, though it says nothing and
-// is not written to.
-func clientLeaves(t *testing.T, c *criNode, id string) {
-	for name, leave := range map[string]func(u string) io.Closer{
+// clientDisconnects checks that an exec ends when its client disconnects, even if the program
+// neither reads nor writes.
+func clientDisconnects(t *testing.T, c *criNode, id string) {
+	for name, connect := range map[string]func(u string) io.Closer{
 		"WebSocket": func(u string) io.Closer { return c.dialWebSocket(u, "v5.channel.k8s.io") },
 		"SPDY": func(u string) io.Closer {
 			session := c.dialSPDY(u, "v4.channel.k8s.io")
@@ -242,12 +243,12 @@ func clientLeaves(t *testing.T, c *criNode, id string) {
 	} {
 		r, err := c.Exec(c.ctx, &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"sleep", "3602"}, Stdout: true})
 		c.must(err)
-		client := leave(r.GetUrl())
+		client := connect(r.GetUrl())
 		count := func(want string) {
 			t.Helper()
 			node.Eventually(t, 20*time.Second, func() string {
 				if n := c.sh(id, "ps -o args | grep -c '[s]leep 3602' || true"); n != want {
-					return fmt.Sprintf("%s: %s programs run, want %s", name, n, want)
+					return fmt.Sprintf("%s: %s processes of the exec run, want %s", name, n, want)
 				}
 				return ""
 			})

@@ -27,8 +27,8 @@ import (
 	"github.com/huskd/husk/test/testimage"
 )
 
-// The images of the registry that a criNode has a mirror of. Those below
-// private need the login of registryUser.
+// The images of the registry that a criNode has a mirror of. Those below /private/ need
+// registryUser's login.
 const (
 	criRegistry  = "registry.test"
 	webImage     = criRegistry + "/cri/web:1"
@@ -38,7 +38,7 @@ const (
 	registryUser, registryPassword = "alice", "opensesame"
 )
 
-// criNode is a node and a client of its CRI socket.
+// criNode is a node with a client of its CRI socket.
 type criNode struct {
 	*node.Node
 	runtimeapi.RuntimeServiceClient
@@ -47,7 +47,7 @@ type criNode struct {
 	huskd  *node.Daemon
 	t      testing.TB
 	ctx    context.Context
-	made   *atomic.Int64
+	names  *atomic.Int64 // number of the names of pods and containers given out
 }
 
 // startCRI starts a node whose huskd can pull test images.
@@ -58,10 +58,10 @@ func startCRI(t testing.TB, options ...node.Option) *criNode {
 	return serveCRI(t, n, options...)
 }
 
-// serveCRI starts huskd on a node that has a registry.
+// serveCRI starts huskd on a node that already has a registry.
 func serveCRI(t testing.TB, n *node.Node, options ...node.Option) *criNode {
 	t.Helper()
-	c := &criNode{Node: n, huskd: n.Huskd(options...), t: t, made: &atomic.Int64{}}
+	c := &criNode{Node: n, huskd: n.Huskd(options...), t: t, names: &atomic.Int64{}}
 	var cancel context.CancelFunc
 	c.ctx, cancel = context.WithTimeout(t.Context(), 4*time.Minute)
 	t.Cleanup(cancel)
@@ -69,8 +69,8 @@ func serveCRI(t testing.TB, n *node.Node, options ...node.Option) *criNode {
 	return c
 }
 
-// part runs fn as a part of the test.
-func (c *criNode) part(t *testing.T, name string, fn func(t *testing.T, c *criNode)) {
+// subtest runs fn as a subtest, with a criNode that reports to it.
+func (c *criNode) subtest(t *testing.T, name string, fn func(t *testing.T, c *criNode)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {
 		in := *c
@@ -79,7 +79,7 @@ func (c *criNode) part(t *testing.T, name string, fn func(t *testing.T, c *criNo
 	})
 }
 
-// connect makes a client of the socket.
+// connect connects to the socket. Tests call it again after a restart of huskd.
 func (c *criNode) connect() {
 	c.t.Helper()
 	conn, err := grpc.NewClient("unix://"+c.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -91,8 +91,8 @@ func (c *criNode) connect() {
 	c.conn, c.RuntimeServiceClient, c.images = conn, runtimeapi.NewRuntimeServiceClient(conn), runtimeapi.NewImageServiceClient(conn)
 }
 
-// serveRegistry has a registry listen on the node's loopback, and huskd's
-// configuration name it a mirror of criRegistry.
+// serveRegistry starts a registry on the node's loopback, and configures it for huskd as the mirror
+// of criRegistry.
 func serveRegistry(t testing.TB, n *node.Node) {
 	t.Helper()
 	stored := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
@@ -133,7 +133,7 @@ func serveRegistry(t testing.TB, n *node.Node) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// It is the server too: there is none that its name would lead to.
+	// It is the server as well, because the name criRegistry does not resolve.
 	hosts := fmt.Sprintf("server = %q\n", "http://"+listener.Addr().String())
 	if err := os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte(hosts), 0o644); err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func (c *criNode) must(err error) {
 	}
 }
 
-// fails checks that err has the code and, in one line, the words.
+// fails checks that err has the code, and that its message is one short line with the words.
 func fails(t testing.TB, err error, code codes.Code, words string) {
 	t.Helper()
 	message := status.Convert(err).Message()
@@ -163,15 +163,15 @@ func fails(t testing.TB, err error, code codes.Code, words string) {
 	case status.Code(err) != code:
 		t.Errorf("got %v, want %v %q", err, code, words)
 	case !strings.Contains(message, words):
-		t.Errorf("%q doesn't have %q", message, words)
+		t.Errorf("message %q doesn't contain %q", message, words)
 	case strings.ContainsAny(message, "\n\r") || len(message) > 1000:
-		t.Errorf("it is not one short line: %.1200q", message)
+		t.Errorf("the message is not one short line: %.1200q", message)
 	}
 }
 
-// podConfig is the config of a pod of its own.
+// podConfig returns the config of a new pod.
 func (c *criNode) podConfig(change ...func(*runtimeapi.PodSandboxConfig)) *runtimeapi.PodSandboxConfig {
-	name := fmt.Sprintf("pod-%d", c.made.Add(1))
+	name := fmt.Sprintf("pod-%d", c.names.Add(1))
 	config := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "default", Uid: "uid-" + name},
 		Hostname:     name,
@@ -188,7 +188,7 @@ func (c *criNode) podConfig(change ...func(*runtimeapi.PodSandboxConfig)) *runti
 	return config
 }
 
-// pod runs a sandbox, which is removed at the end of the test.
+// pod runs a sandbox and returns its ID. end removes it.
 func (c *criNode) pod(change ...func(*runtimeapi.PodSandboxConfig)) string {
 	c.t.Helper()
 	return c.runPod(c.podConfig(change...))
@@ -201,7 +201,7 @@ func (c *criNode) runPod(config *runtimeapi.PodSandboxConfig) string {
 	return r.GetPodSandboxId()
 }
 
-// end removes what a test has made and checks that nothing is left.
+// end removes all sandboxes, stops huskd, and checks that nothing is left on the node.
 func (c *criNode) end() {
 	c.t.Helper()
 	r, err := c.ListPodSandbox(c.ctx, &runtimeapi.ListPodSandboxRequest{})
@@ -214,9 +214,9 @@ func (c *criNode) end() {
 	c.NothingLeft()
 }
 
-// containerConfig is a container of webImage that runs a shell script.
+// containerConfig returns the config of a new container of webImage that runs a shell script.
 func (c *criNode) containerConfig(script string, change ...func(*runtimeapi.ContainerConfig)) *runtimeapi.ContainerConfig {
-	name := fmt.Sprintf("container-%d", c.made.Add(1))
+	name := fmt.Sprintf("container-%d", c.names.Add(1))
 	config := &runtimeapi.ContainerConfig{
 		Metadata:    &runtimeapi.ContainerMetadata{Name: name},
 		Image:       &runtimeapi.ImageSpec{Image: webImage},
@@ -232,7 +232,7 @@ func (c *criNode) containerConfig(script string, change ...func(*runtimeapi.Cont
 	return config
 }
 
-// create creates a container.
+// create creates a container and returns its ID.
 func (c *criNode) create(pod string, config *runtimeapi.ContainerConfig) string {
 	c.t.Helper()
 	r, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: config})
@@ -240,7 +240,7 @@ func (c *criNode) create(pod string, config *runtimeapi.ContainerConfig) string 
 	return r.GetContainerId()
 }
 
-// run creates and starts a container that runs a shell script.
+// run creates and starts a container that runs a shell script, and returns its ID.
 func (c *criNode) run(pod, script string, change ...func(*runtimeapi.ContainerConfig)) string {
 	c.t.Helper()
 	id := c.create(pod, c.containerConfig(script, change...))
@@ -249,22 +249,22 @@ func (c *criNode) run(pod, script string, change ...func(*runtimeapi.ContainerCo
 	return id
 }
 
-// forever is a script that ends at once when it is asked to, once it is ready.
+// forever is a script that runs until SIGTERM. Once it is ready, it exits at once on the signal.
 const forever = "trap 'exit 0' TERM; touch /tmp/ready; while :; do sleep 3600 & wait; done"
 
-// ready waits until the script of a container has set its traps.
+// ready waits until the script of a container has created /tmp/ready, after setting its traps.
 func (c *criNode) ready(id string) {
 	c.t.Helper()
 	node.Eventually(c.t, 20*time.Second, func() string {
 		r, err := c.ExecSync(c.ctx, &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"test", "-e", "/tmp/ready"}})
 		if err != nil || r.GetExitCode() != 0 {
-			return fmt.Sprintf("its script has not begun: %v %v", r, err)
+			return fmt.Sprintf("the container's script is not ready: %v %v", r, err)
 		}
 		return ""
 	})
 }
 
-// sh runs a shell script in a container and returns what it wrote.
+// sh runs a shell script in a container and returns its output.
 func (c *criNode) sh(id, script string) string {
 	c.t.Helper()
 	r, err := c.ExecSync(c.ctx, &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"/bin/sh", "-c", script}, Timeout: 60})
@@ -282,12 +282,12 @@ func (c *criNode) status(id string) *runtimeapi.ContainerStatus {
 	return r.GetStatus()
 }
 
-// exited waits until a container has ended and returns its status.
+// exited waits until a container has exited and returns its status.
 func (c *criNode) exited(id string) (st *runtimeapi.ContainerStatus) {
 	c.t.Helper()
 	node.Eventually(c.t, time.Minute, func() string {
 		if st = c.status(id); st.GetState() != runtimeapi.ContainerState_CONTAINER_EXITED {
-			return fmt.Sprintf("it is %s", st.GetState())
+			return fmt.Sprintf("container %s is in state %s", id, st.GetState())
 		}
 		return ""
 	})

@@ -14,20 +14,21 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// firstID is the host's ID of the root of the tests' user namespaces.
+// firstID is the host ID that the tests' user namespaces map to root.
 const firstID = 1 << 24
 
+// ids maps 65536 IDs from host ID first on.
 func ids(first uint32) []*runtimeapi.IDMapping {
 	return []*runtimeapi.IDMapping{{HostId: first, Length: 1 << 16}}
 }
 
-// ownUsers gives a sandbox a user namespace of its own.
-func ownUsers(p *runtimeapi.PodSandboxConfig) {
+// withUserNamespace gives a sandbox its own user namespace.
+func withUserNamespace(p *runtimeapi.PodSandboxConfig) {
 	p.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{Uids: ids(firstID), Gids: ids(firstID)}
 }
 
-// volume mounts a directory of the node as the pod's users have it.
-func volume(host, at string) func(*runtimeapi.ContainerConfig) {
+// mappedVolume mounts a directory of the node with its owners mapped into the user namespace.
+func mappedVolume(host, at string) func(*runtimeapi.ContainerConfig) {
 	return func(k *runtimeapi.ContainerConfig) {
 		k.Mounts = append(k.Mounts, &runtimeapi.Mount{HostPath: host, ContainerPath: at, UidMappings: ids(firstID), GidMappings: ids(firstID)})
 	}
@@ -41,17 +42,17 @@ func TestUserNamespaces(t *testing.T) {
 
 func userNamespaces(t *testing.T, runtime string) {
 	c := startHandlers(t)
-	c.must(os.Chmod(c.Dir, 0o711)) // the pod's root must find its way to its root file system
+	c.must(os.Chmod(c.Dir, 0o711)) // the pod's root must be able to reach its root file system
 	handler := map[string]string{"crun": "crun", "runc": "steady"}[runtime]
 	status, err := c.Status(c.ctx, &runtimeapi.StatusRequest{})
 	c.must(err)
 	for _, h := range status.GetRuntimeHandlers() {
 		if !h.GetFeatures().GetUserNamespaces() {
-			t.Errorf("handler %q has no user namespaces", h.GetName())
+			t.Errorf("handler %q does not support user namespaces", h.GetName())
 		}
 	}
 	for _, pid := range []runtimeapi.NamespaceMode{runtimeapi.NamespaceMode_CONTAINER, runtimeapi.NamespaceMode_POD} {
-		config := c.podConfig(ownUsers, func(p *runtimeapi.PodSandboxConfig) {
+		config := c.podConfig(withUserNamespace, func(p *runtimeapi.PodSandboxConfig) {
 			p.Linux.SecurityContext.NamespaceOptions.Pid = pid
 			p.Linux.Sysctls = map[string]string{"kernel.shm_rmid_forced": "1", "net.ipv4.ip_unprivileged_port_start": "80"}
 		})
@@ -68,7 +69,7 @@ func inUserNamespace(t *testing.T, c *criNode, pod string, pid runtimeapi.Namesp
 	c.must(os.Chmod(filepath.Dir(host), 0o755))
 	c.must(os.WriteFile(filepath.Join(host, "theirs"), nil, 0o600))
 	c.must(os.Chown(filepath.Join(host, "theirs"), 33, 33))
-	id := c.run(pod, "echo out >/dev/stdout || exit 1; "+forever, volume(host, "/data"), func(k *runtimeapi.ContainerConfig) {
+	id := c.run(pod, "echo out >/dev/stdout || exit 1; "+forever, mappedVolume(host, "/data"), func(k *runtimeapi.ContainerConfig) {
 		k.Linux.SecurityContext = &runtimeapi.LinuxContainerSecurityContext{
 			NamespaceOptions: &runtimeapi.NamespaceOption{Pid: pid},
 			Capabilities:     &runtimeapi.Capability{AddCapabilities: []string{"ALL"}},
@@ -95,19 +96,19 @@ func inUserNamespace(t *testing.T, c *criNode, pod string, pid runtimeapi.Namesp
 			t.Errorf("%s: got %q, want %q (exit code %d, %s)", script, got, want, r.GetExitCode(), r.GetStderr())
 		}
 	}
-	// On the node they are nobody's that it knows.
+	// The IDs on the node's side of the mappings.
 	owner := func(path string) uint32 {
 		info, err := os.Stat(path)
 		c.must(err)
 		return info.Sys().(*syscall.Stat_t).Uid
 	}
 	if got := owner(filepath.Join(host, "new")); got != 0 {
-		t.Errorf("on the volume, the file of the pod's root is owned by %d", got)
+		t.Errorf("on the volume, a file of the pod's root is owned by %d on the node, want 0", got)
 	}
 	if got := owner(filepath.Join(c.Root, "containers", id, "upper", "made")); got != firstID {
-		t.Errorf("on the writable layer, the file of the pod's root is owned by %d", got)
+		t.Errorf("on the writable layer, a file of the pod's root is owned by %d on the node, want %d", got, firstID)
 	}
-	// huskd's restart changes nothing, and another container joins.
+	// After a restart of huskd, another container joins the pod's namespaces.
 	c.huskd.Kill()
 	c.huskd = c.Huskd(node.Flags("--config", filepath.Join(c.Dir, "huskd.toml")))
 	c.connect()
@@ -115,20 +116,20 @@ func inUserNamespace(t *testing.T, c *criNode, pod string, pid runtimeapi.Namesp
 	c.ready(other)
 	const ns = "readlink /proc/self/ns/user; readlink /proc/self/ns/net"
 	if a, b := c.sh(id, ns), c.sh(other, ns); a != b {
-		t.Errorf("containers of one pod have namespaces %q and %q", a, b)
+		t.Errorf("containers of one pod have different namespaces: %q and %q", a, b)
 	}
-	// The mappings must be the pod's.
-	_, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig(forever, volume(host, "/data"), func(k *runtimeapi.ContainerConfig) {
+	// The mappings of mounts must be those of the pod.
+	_, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig(forever, mappedVolume(host, "/data"), func(k *runtimeapi.ContainerConfig) {
 		k.Mounts[0].UidMappings = ids(firstID + 1)
 	})})
 	fails(t, err, codes.InvalidArgument, "mount /data: uidMappings and gidMappings must be those of the pod's user namespace")
-	_, err = c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig(forever, volume("/proc/sys", "/data"))})
+	_, err = c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig(forever, mappedVolume("/proc/sys", "/data"))})
 	if err == nil || !strings.Contains(err.Error(), "can't be mapped: use another, or no user namespace") {
 		t.Errorf("a volume whose owners can't be mapped: %v", err)
 	}
 	c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})))
 	if _, err := os.Stat(filepath.Join(host, "theirs")); err != nil {
-		t.Errorf("the volume's files went with the pod: %v", err)
+		t.Errorf("a file of the volume was removed with the pod: %v", err)
 	}
 }
 
@@ -158,9 +159,9 @@ spec:
     - {name: disk, mountPath: /disk}
 `
 
-// TestUserNamespaceOfManifest: pods of manifests with hostUsers: false have IDs
-// of their own each, and go on having them.
-func TestUserNamespaceOfManifest(t *testing.T) {
+// TestManifestUserNamespace checks that each pod of a manifest with hostUsers: false gets its own
+// range of IDs and keeps it over a restart of huskd.
+func TestManifestUserNamespace(t *testing.T) {
 	c := startHandlers(t)
 	c.must(os.Chmod(c.Dir, 0o711))
 	c.pull(usersImage)
@@ -197,7 +198,7 @@ func TestUserNamespaceOfManifest(t *testing.T) {
 			}
 		}
 	}
-	check("at first")
+	check("before the restart")
 	c.huskd.Kill()
 	c.huskd = c.Huskd(node.Flags("--config", filepath.Join(c.Dir, "huskd.toml")))
 	c.connect()

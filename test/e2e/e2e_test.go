@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(api.PluginNameEnvVar) != "" {
-		launched()
+		serveNRIPlugin()
 		return
 	}
 	node.Main(m)

@@ -10,7 +10,8 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// husk net attaches a namespace to a network and undoes it, without huskd.
+// TestNetStandalone tests husk net without huskd: it attaches a namespace to networks and detaches
+// it.
 func TestNetStandalone(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -18,7 +19,7 @@ func TestNetStandalone(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(n.CNI, "05-bad.conf"), []byte(`{"name":"bad"}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// A file of the test's own stands for what such a plugin would keep.
+	// A plugin of the test. It records its GC input and fails DEL while the file closed exists.
 	bin := filepath.Join(n.Dir, "bin")
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		t.Fatal(err)
@@ -61,7 +62,7 @@ func TestNetStandalone(t *testing.T) {
 	list := must("ls")
 	for _, want := range []string{"cluster   1.0.0", "10-cluster.conflist   bridge portmap", "05-bad.conf", "skipped: names no plugin", "modern    1.1.0"} {
 		if !strings.Contains(list, want) {
-			t.Errorf("husk net ls has no %q:\n%s", want, list)
+			t.Errorf("husk net ls does not print %q:\n%s", want, list)
 		}
 	}
 	if got := must("validate", filepath.Join(n.CNI, "10-cluster.conflist")); got != "network cluster is valid, cniVersion 1.0.0\n" {
@@ -84,15 +85,15 @@ func TestNetStandalone(t *testing.T) {
 	}
 	n.Must("ip", "netns", "exec", "testing", "ping", "-c", "1", "-W", "5", "10.77.0.1")
 	if !strings.Contains(n.Must("iptables-save", "-t", "nat"), "8080") {
-		t.Error("the port isn't mapped")
+		t.Error("no iptables rule maps port 8080")
 	}
-	must("add", "cluster", "/run/netns/testing") // again: the same
+	must("add", "cluster", "/run/netns/testing") // repeated, it succeeds without a change
 	fails("net9 of /run/netns/testing was not attached to network cluster by husk net", "check", "cluster", "testing", "--ifname", "net9")
 	if got := must("attachments"); !strings.Contains(got, "cluster   /run/netns/testing   eth0") {
 		t.Errorf("attachments:\n%s", got)
 	}
 	fails("eth0 of /run/netns/testing is attached to network cluster: detach it first", "add", "modern", "testing")
-	// What is recorded is enough to undo it, the capability's argument too.
+	// DEL works from the record, which holds the configuration and the capability arguments.
 	if err := os.Remove(filepath.Join(n.CNI, "10-cluster.conflist")); err != nil {
 		t.Fatal(err)
 	}
@@ -102,8 +103,8 @@ func TestNetStandalone(t *testing.T) {
 	fails("network modern: plugin modern: STATUS: no address is left", "status", "modern")
 	fails("give either --keep for every attachment or --keep-none", "gc", "modern")
 	must("gc", "modern", "--keep", "a1/eth0,b2/eth1")
-	if told, _ := os.ReadFile(filepath.Join(n.Dir, "gc")); !strings.Contains(string(told), `"cni.dev/valid-attachments":[{"containerID":"a1","ifname":"eth0"},{"containerID":"b2","ifname":"eth1"}]`) {
-		t.Errorf("gc told %s", told)
+	if input, _ := os.ReadFile(filepath.Join(n.Dir, "gc")); !strings.Contains(string(input), `"cni.dev/valid-attachments":[{"containerID":"a1","ifname":"eth0"},{"containerID":"b2","ifname":"eth1"}]`) {
+		t.Errorf("the input of GC was %s", input)
 	}
 
 	must("add", "modern", "testing")
@@ -119,7 +120,7 @@ func TestNetStandalone(t *testing.T) {
 	}
 	must("debts", "--retry")
 	if got := must("attachments") + must("debts"); got != "" {
-		t.Errorf("left: %s", got)
+		t.Errorf("attachments and debts remain: %s", got)
 	}
 
 	fails("no network nowhere is configured in", "add", "nowhere", "1")
@@ -128,11 +129,11 @@ func TestNetStandalone(t *testing.T) {
 	fails(`--cap: "x=}" is not KEY=JSON`, "add", "modern", "1", "--cap", "x=}")
 	fails("is not a network namespace", "add", "modern", "/etc/hosts")
 	cleanCNI(n)
-	n.Run("umount", "/run/netns") // ip netns has mounted it
+	n.Run("umount", "/run/netns") // which ip netns has mounted
 	n.Run("rmdir", "/run/netns")
 }
 
-// What a pod that is gone still has of its networks, husk net tells and retries.
+// TestDebtsOfPods checks that husk net lists the DELs owed for removed pods and retries them.
 func TestDebtsOfPods(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -148,7 +149,7 @@ ADD) echo '{"cniVersion":"1.0.0"}';;
 DEL) [ ! -e ` + closed + ` ] || { echo closed >&2; exit 1; };;
 esac
 `
-	if err := os.WriteFile(filepath.Join(bin, "door"), []byte(program), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(bin, "failing"), []byte(program), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(n.CNI, "10-cluster.conflist")
@@ -156,7 +157,7 @@ esac
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, []byte(strings.Replace(string(conf), `"plugins":[`, `"plugins":[{"type":"door"},`, 1)), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(strings.Replace(string(conf), `"plugins":[`, `"plugins":[{"type":"failing"},`, 1)), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	d := startHuskd(t, n, node.Flags("--cni-bin-dir", bin+",/usr/lib/cni"))
@@ -180,23 +181,23 @@ esac
 		t.Fatal(err)
 	}
 	n.MustHusk("rm", "-f", "web")
-	why := "network cluster: plugin door: DEL: exit status 1: closed"
+	why := "network cluster: plugin failing: DEL: exit status 1: closed"
 	for _, args := range [][]string{{"debts"}, {"attachments", "-o", "json"}, {"debts", "-o", "yaml"}} {
 		if r := net(args...); r.Code != 0 || !strings.Contains(r.Stdout, why) || !strings.Contains(r.Stdout, "default/web") {
 			t.Errorf("%v: %+v", args, r)
 		}
 	}
 	if r := net("debts", "--retry"); r.Code != 1 || !strings.Contains(r.Stderr, why) {
-		t.Errorf("a retry in vain: %+v", r)
+		t.Errorf("a retry that fails: %+v", r)
 	}
 	if out := n.MustHusk("doctor"); !strings.Contains(out, why) {
-		t.Errorf("husk doctor says\n%s", out)
+		t.Errorf("husk doctor does not report the debt:\n%s", out)
 	}
 	if err := os.Remove(closed); err != nil {
 		t.Fatal(err)
 	}
 	if r := net("debts", "--retry"); r.Code != 0 || r.Stdout != "" {
-		t.Errorf("a retry: %+v", r)
+		t.Errorf("a retry that succeeds: %+v", r)
 	}
 	awaitNoLeases(t, n, leases)
 	cleanCNI(n)

@@ -18,23 +18,24 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// stack is what tests need to know of a family.
-type stack struct {
-	suffix                string // of Go's names of networks
+// family describes an address family on the test network.
+type family struct {
+	suffix                string // in Go's names of networks, such as tcp4
 	subnet                netip.Prefix
 	node, other, loopback string
 }
 
 var (
-	stack4 = stack{"4", netip.MustParsePrefix("10.88.0.0/24"), node.Address4, node.Other4, "127.0.0.1"}
-	stack6 = stack{"6", netip.MustParsePrefix("fd88::/64"), node.Address6, node.Other6, "::1"}
+	ipv4 = family{"4", netip.MustParsePrefix("10.88.0.0/24"), node.Address4, node.Other4, "127.0.0.1"}
+	ipv6 = family{"6", netip.MustParsePrefix("fd88::/64"), node.Address6, node.Other6, "::1"}
 )
 
-// first is the address by which pods see what comes from the node's loopback.
-func (s stack) first() string { return s.subnet.Addr().Next().String() }
+// first returns the subnet's first address, the source that pods see for connections from the
+// node's loopback.
+func (s family) first() string { return s.subnet.Addr().Next().String() }
 
-// of returns the one of the addresses that is of the family.
-func (s stack) of(addresses []string) string {
+// of returns the address that is in the family's subnet.
+func (s family) of(addresses []string) string {
 	i := slices.IndexFunc(addresses, func(a string) bool {
 		addr, err := netip.ParseAddr(a)
 		return err == nil && s.subnet.Contains(addr)
@@ -45,39 +46,39 @@ func (s stack) of(addresses []string) string {
 	return addresses[i]
 }
 
-// world is a way to configure the network.
-type world struct {
+// netConfig is a configuration of Husk's network.
+type netConfig struct {
 	name, mode string
-	stacks     []stack
+	families   []family
 }
 
-var worlds = []world{
-	{"ptp dual", "ptp", []stack{stack4, stack6}},
-	{"ptp v4", "ptp", []stack{stack4}},
-	{"ptp v6", "ptp", []stack{stack6}},
-	{"bridge dual", "bridge", []stack{stack4, stack6}},
-	{"bridge v4", "bridge", []stack{stack4}},
-	{"bridge v6", "bridge", []stack{stack6}},
+var netConfigs = []netConfig{
+	{"ptp dual", "ptp", []family{ipv4, ipv6}},
+	{"ptp v4", "ptp", []family{ipv4}},
+	{"ptp v6", "ptp", []family{ipv6}},
+	{"bridge dual", "bridge", []family{ipv4, ipv6}},
+	{"bridge v4", "bridge", []family{ipv4}},
+	{"bridge v6", "bridge", []family{ipv6}},
 }
 
-func (w world) flags() node.Option {
+func (c netConfig) flags() node.Option {
 	var subnets []string
-	for _, s := range w.stacks {
+	for _, s := range c.families {
 		subnets = append(subnets, s.subnet.String())
 	}
-	return node.Flags("--network-mode", w.mode, "--pod-subnets", strings.Join(subnets, ","))
+	return node.Flags("--network-mode", c.mode, "--pod-subnets", strings.Join(subnets, ","))
 }
 
-// wired is a node whose pods run the program of testdata/answer.
-type wired struct {
+// netNode is a node whose pods run the program in testdata/answer.
+type netNode struct {
 	*node.Node
 	t       *testing.T
-	answers string // the directory that has the program
+	answers string // directory of the program
 	flags   node.Option
 	huskd   *node.Daemon
 }
 
-// buildAnswer builds the program and returns the directory that it is in.
+// buildAnswer builds the program and returns its directory.
 func buildAnswer(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -89,20 +90,20 @@ func buildAnswer(t *testing.T) string {
 	return dir
 }
 
-// newWired starts a node and its huskd in a world. What is done in prepare is
-// there before huskd.
-func newWired(t *testing.T, w world, answers string, prepare func(n *node.Node)) *wired {
+// newNetNode starts a node with a huskd that has the configuration. It calls prepare, unless nil,
+// before it starts huskd.
+func newNetNode(t *testing.T, conf netConfig, answers string, prepare func(n *node.Node)) *netNode {
 	t.Helper()
 	n := node.New(t)
 	if prepare != nil {
 		prepare(n)
 	}
-	return &wired{n, t, answers, w.flags(), startHuskd(t, n, w.flags())}
+	return &netNode{n, t, answers, conf.flags(), startHuskd(t, n, conf.flags())}
 }
 
-// manifest is of a pod that answers at port. Of spec and ports, which is a flow
-// sequence, either may be empty.
-func (w *wired) manifest(name string, port int, ports, spec string) string {
+// manifest writes the manifest of a pod that answers on port, and returns its path. Either of
+// ports, a YAML flow sequence, and spec, more lines of the spec, may be empty.
+func (w *netNode) manifest(name string, port int, ports, spec string) string {
 	w.t.Helper()
 	if ports == "" {
 		ports = "[]"
@@ -123,15 +124,15 @@ spec:
 %s`, name, w.answers, port, ports, spec))
 }
 
-// run runs a pod that answers at port 80.
-func (w *wired) run(name, ports string) attached {
+// run starts a pod that answers on port 80.
+func (w *netNode) run(name, ports string) podNetwork {
 	w.t.Helper()
 	w.MustHusk("run", "--wait", w.manifest(name, 80, ports, ""))
 	return w.inspect(name)
 }
 
-// attached is what tests of the network read of husk inspect.
-type attached struct {
+// podNetwork holds what tests of the network read from husk inspect.
+type podNetwork struct {
 	IPs             []string
 	HostNetwork     bool
 	Message         string
@@ -147,10 +148,10 @@ type attached struct {
 		MTU      int
 		HostLink string
 	}
-	netns string // as this process sees it
+	netns string // path of the pod's network namespace, for this process
 }
 
-func (w *wired) inspect(name string) (out attached) {
+func (w *netNode) inspect(name string) (out podNetwork) {
 	w.t.Helper()
 	if err := json.Unmarshal([]byte(w.MustHusk("inspect", name)), &out); err != nil {
 		w.t.Fatal(err)
@@ -162,8 +163,8 @@ func (w *wired) inspect(name string) (out attached) {
 	return out
 }
 
-// end removes the pods and ends huskd, which must leave the node as it was.
-func (w *wired) end(pods ...string) {
+// end removes the pods, stops huskd, and checks that nothing is left on the node.
+func (w *netNode) end(pods ...string) {
 	w.t.Helper()
 	if len(pods) > 0 {
 		w.MustHusk(append([]string{"rm", "-f"}, pods...)...)
@@ -172,9 +173,9 @@ func (w *wired) end(pods ...string) {
 	w.NothingLeft()
 }
 
-// serve answers as the program of the pods does, with a name, at an address in
-// a network namespace, until the end of the test.
-func (w *wired) serve(netnsPath, name, address string) {
+// serve answers like the pods' program, with a name, on an address in a network namespace, until
+// the end of the test.
+func (w *netNode) serve(netnsPath, name, address string) {
 	w.t.Helper()
 	err := netns.Do(netnsPath, func() error {
 		s, err := net.Listen("tcp", address)
@@ -188,7 +189,7 @@ func (w *wired) serve(netnsPath, name, address string) {
 				if err != nil {
 					return
 				}
-				_, _ = io.WriteString(c, name+" "+asker(c.RemoteAddr()))
+				_, _ = io.WriteString(c, name+" "+ipOf(c.RemoteAddr()))
 				_ = c.Close()
 			}
 		}()
@@ -203,7 +204,7 @@ func (w *wired) serve(netnsPath, name, address string) {
 				if err != nil {
 					return
 				}
-				_, _ = d.WriteTo([]byte(name+" "+asker(from)), from)
+				_, _ = d.WriteTo([]byte(name+" "+ipOf(from)), from)
 			}
 		}()
 		return nil
@@ -213,11 +214,12 @@ func (w *wired) serve(netnsPath, name, address string) {
 	}
 }
 
-func asker(from net.Addr) string {
+// ipOf returns the IP address of from, without its port.
+func ipOf(from net.Addr) string {
 	return netip.MustParseAddrPort(from.String()).Addr().Unmap().String()
 }
 
-// ask asks once and returns the answer.
+// ask connects once and returns the answer.
 func ask(netnsPath, network, host string, port int, within time.Duration) (answer string, err error) {
 	err = netns.Do(netnsPath, func() error {
 		c, err := net.DialTimeout(network, net.JoinHostPort(host, fmt.Sprint(port)), within)
@@ -240,15 +242,15 @@ func ask(netnsPath, network, host string, port int, within time.Duration) (answe
 	return answer, err
 }
 
-// answerTime is how long an answer may take before it is asked for again, and
-// silence how long a test listens for one that must not come.
+// answerTime is the timeout of one attempt to get an answer. silence is how long a test listens for
+// an answer that must not come.
 const (
 	answerTime = time.Second
 	silence    = 200 * time.Millisecond
 )
 
-// reaches checks what is answered soon: a program may not listen yet.
-func (w *wired) reaches(from, netnsPath, network, host string, port int, want string) {
+// reaches checks the answer. It retries for a while, because the program may not listen yet.
+func (w *netNode) reaches(from, netnsPath, network, host string, port int, want string) {
 	w.t.Helper()
 	var got string
 	var err error
@@ -263,10 +265,10 @@ func (w *wired) reaches(from, netnsPath, network, host string, port int, want st
 	}
 }
 
-// fails checks that nobody answers.
-func (w *wired) fails(from, netnsPath, network, host string, port int) {
+// unreachable checks that there is no answer.
+func (w *netNode) unreachable(from, netnsPath, network, host string, port int) {
 	w.t.Helper()
 	if got, err := ask(netnsPath, network, host, port, silence); err == nil {
-		w.t.Errorf("from %s to %s %s port %d: got %q, want none", from, network, host, port, got)
+		w.t.Errorf("from %s to %s %s port %d: got the answer %q, want none", from, network, host, port, got)
 	}
 }

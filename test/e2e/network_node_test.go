@@ -17,8 +17,8 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// firewall is what others have on a node: docker's rules in all the ways that
-// iptables keeps them, and a firewall made with nft.
+// firewall holds commands that set up other programs' rules: docker's, in iptables-nft and
+// iptables-legacy, and a firewall made with nft. Four of the chains drop forwarded packets.
 var firewall = []string{
 	"iptables-nft -t nat -N DOCKER", "iptables-nft -t nat -A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER",
 	"iptables-nft -P FORWARD DROP", "ip6tables-nft -P FORWARD DROP", "iptables-nft -A FORWARD -i docker0 -j ACCEPT",
@@ -29,8 +29,8 @@ var firewall = []string{
 	"nft add set inet firewall friends '{ type ipv4_addr; elements = { 10.0.0.1 }; }'",
 }
 
-// firewalls is all that others have in the node's firewalls.
-func firewalls(n *node.Node) string {
+// foreignRules returns all firewall rules of the node except for Husk's, without their counters.
+func foreignRules(n *node.Node) string {
 	own := regexp.MustCompile(`(?ms)^table inet ` + n.Instance().Table() + ` \{.*?^\}\n`)
 	out := own.ReplaceAllString(n.Must("nft", "list", "ruleset"), "")
 	for _, save := range []string{"iptables-legacy-save", "ip6tables-legacy-save", "iptables-nft-save", "ip6tables-nft-save"} {
@@ -42,8 +42,8 @@ func firewalls(n *node.Node) string {
 
 type check struct{ Name, Level, Finding, Remedy string }
 
-// doctor returns what husk doctor says of something.
-func (w *wired) doctor(name string) (out []check) {
+// doctor returns the checks of husk doctor with a name.
+func (w *netNode) doctor(name string) (out []check) {
 	w.t.Helper()
 	var all []check
 	if r := w.Husk("doctor", "-o", "json"); json.Unmarshal([]byte(r.Stdout), &all) != nil {
@@ -57,67 +57,66 @@ func (w *wired) doctor(name string) (out []check) {
 	return out
 }
 
-// TestFirewall has a node whose firewalls drop what is forwarded. husk doctor
-// names each, and what it prints as remedy is one. Nothing else of them is
-// changed, ever.
+// TestFirewall runs pods on a node whose firewalls drop forwarded packets. husk doctor must name
+// each of them with a remedy that works, and Husk itself must never change them.
 func TestFirewall(t *testing.T) {
 	t.Parallel()
 	answers := buildAnswer(t)
-	for _, in := range []world{worlds[0], worlds[3]} {
-		t.Run(in.name, func(t *testing.T) {
+	for _, conf := range []netConfig{netConfigs[0], netConfigs[3]} {
+		t.Run(conf.name, func(t *testing.T) {
 			t.Parallel()
 			var before string
-			w := newWired(t, in, answers, func(n *node.Node) {
+			w := newNetNode(t, conf, answers, func(n *node.Node) {
 				for _, command := range firewall {
 					n.Must("sh", "-c", command)
 				}
-				before = firewalls(n)
+				before = foreignRules(n)
 			})
-			same := func(when string) {
+			unchanged := func(when string) {
 				t.Helper()
-				if now := firewalls(w.Node); now != before {
-					t.Errorf("%s:\n%s\nbefore:\n%s", when, now, before)
+				if now := foreignRules(w.Node); now != before {
+					t.Errorf("%s: the rules are\n%s\nwant those from before:\n%s", when, now, before)
 				}
 			}
-			same("huskd runs")
+			unchanged("after the start of huskd")
 			w.serve(w.OtherNet(), "other", ":7000")
 			a := w.run("a", ports8080)
-			same("a pod runs")
-			for _, s := range in.stacks {
-				w.fails("a", a.netns, "tcp"+s.suffix, s.other, 7000)
-				w.fails("other", w.OtherNet(), "tcp"+s.suffix, s.node, 8080)
+			unchanged("after the start of a pod")
+			for _, s := range conf.families {
+				w.unreachable("a", a.netns, "tcp"+s.suffix, s.other, 7000)
+				w.unreachable("other", w.OtherNet(), "tcp"+s.suffix, s.node, 8080)
 				w.reaches("node", w.Net(), "tcp"+s.suffix, s.of(a.IPs), 80, "a "+nodeSource(t, w, s, a))
 			}
 			if r := w.Husk("doctor"); r.Code != 1 {
-				t.Errorf("doctor ends with %d", r.Code)
+				t.Errorf("husk doctor exits with %d, want 1", r.Code)
 			}
 			found := w.doctor("firewall")
 			for _, where := range []string{"nftables table ip filter, chain FORWARD", "nftables table ip6 filter, chain FORWARD", "nftables table inet firewall, chain forward", "iptables-legacy table filter, chain FORWARD"} {
 				if !strings.Contains(fmt.Sprint(found), where+" drops forwarded packets") {
-					t.Errorf("doctor doesn't name %s: %v", where, found)
+					t.Errorf("husk doctor doesn't name %s: %v", where, found)
 				}
 			}
 			if len(found) != 4 {
-				t.Errorf("doctor finds %v", found)
+				t.Errorf("husk doctor finds %v, want 4 firewalls", found)
 			}
 			for _, c := range found {
 				if c.Level != "fail" {
-					t.Errorf("doctor: %+v", c)
+					t.Errorf("the check's level is not fail: %+v", c)
 				}
 				w.Must("sh", "-c", c.Remedy)
 			}
-			for _, s := range in.stacks {
+			for _, s := range conf.families {
 				w.reaches("a", a.netns, "tcp"+s.suffix, s.other, 7000, "other "+s.node)
 				w.reaches("other", w.OtherNet(), "tcp"+s.suffix, s.node, 8080, "a "+s.other)
 			}
 			if found := w.doctor("firewall"); len(found) != 1 || found[0].Level != "ok" {
-				t.Errorf("after the cure, doctor finds %v", found)
+				t.Errorf("after the remedies, husk doctor finds %v", found)
 			}
-			before = firewalls(w.Node)
+			before = foreignRules(w.Node)
 			w.MustHusk("rm", "-f", "a")
-			same("the pod is gone")
+			unchanged("after the removal of the pod")
 			w.huskd.Stop()
-			same("huskd ended")
+			unchanged("after the end of huskd")
 			for _, table := range []string{"ip filter", "ip nat", "ip6 filter", "inet firewall"} {
 				w.Must("sh", "-c", "nft delete table "+table)
 			}
@@ -126,33 +125,34 @@ func TestFirewall(t *testing.T) {
 	}
 }
 
-// nodeSource is the address that the kernel gives what the node sends to a pod.
-func nodeSource(t *testing.T, w *wired, s stack, p attached) string {
+// nodeSource returns the source address that the kernel chooses for packets from the node to a pod.
+func nodeSource(t *testing.T, w *netNode, s family, p podNetwork) string {
 	t.Helper()
 	out := w.Must("ip", "-o", "route", "get", s.of(p.IPs))
 	_, source, _ := strings.Cut(out, " src ")
 	if fields := strings.Fields(source); len(fields) > 0 {
 		return fields[0]
 	}
-	t.Fatalf("no source in %s", out)
+	t.Fatalf("ip route get prints no source address: %s", out)
 	return ""
 }
 
-// TestUplinkMTU has a node on a tunnel, say: pods' packets must fit.
+// TestUplinkMTU checks that pods take over the uplink's MTU, which is lower on a tunnel, for
+// example.
 func TestUplinkMTU(t *testing.T) {
 	t.Parallel()
 	answers := buildAnswer(t)
 	const mtu = 1430
-	for _, in := range []world{worlds[0], worlds[3]} {
-		t.Run(in.name, func(t *testing.T) {
+	for _, conf := range []netConfig{netConfigs[0], netConfigs[3]} {
+		t.Run(conf.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWired(t, in, answers, func(n *node.Node) { n.Must("ip", "link", "set", "up0", "mtu", fmt.Sprint(mtu)) })
+			w := newNetNode(t, conf, answers, func(n *node.Node) { n.Must("ip", "link", "set", "up0", "mtu", fmt.Sprint(mtu)) })
 			a, b := w.run("a", ""), w.run("b", "")
 			if a.Sandbox.MTU != mtu {
-				t.Errorf("MTU %d", a.Sandbox.MTU)
+				t.Errorf("the pod's MTU is %d, want %d", a.Sandbox.MTU, mtu)
 			}
-			w.interfaces(in, "a", a)
-			for _, s := range in.stacks {
+			w.interfaces(conf, "a", a)
+			for _, s := range conf.families {
 				header := map[string]int{"4": 28, "6": 48}[s.suffix]
 				for _, to := range []string{s.of(b.IPs), s.other} {
 					ping := func(size int, within string) node.Result {
@@ -162,7 +162,7 @@ func TestUplinkMTU(t *testing.T) {
 						t.Errorf("%d bytes to %s: %s%s", mtu, to, r.Stdout, r.Stderr)
 					}
 					if r := ping(mtu+1, "0.2"); r.Code == 0 {
-						t.Errorf("%d bytes to %s are sent", mtu+1, to)
+						t.Errorf("%d bytes to %s are sent, though they exceed the MTU", mtu+1, to)
 					}
 				}
 			}
@@ -171,18 +171,18 @@ func TestUplinkMTU(t *testing.T) {
 	}
 }
 
-// TestAddressesRest: nobody gets the address of who went a moment ago, not even
-// from another huskd.
-func TestAddressesRest(t *testing.T) {
+// TestAddressQuarantine checks that the address of a removed pod is not reused at once, also after
+// a restart of huskd.
+func TestAddressQuarantine(t *testing.T) {
 	t.Parallel()
-	w := newWired(t, worlds[0], buildAnswer(t), nil)
+	w := newNetNode(t, netConfigs[0], buildAnswer(t), nil)
 	had := map[string]string{}
 	for i := range 6 {
 		name := fmt.Sprint("p", i)
 		p := w.run(name, "")
 		for _, ip := range p.IPs {
 			if former := had[ip]; former != "" {
-				t.Errorf("%s has the address %s, which %s had a moment ago", name, ip, former)
+				t.Errorf("%s got the address %s, which %s had a moment ago", name, ip, former)
 			}
 			had[ip] = name
 		}
@@ -191,7 +191,7 @@ func TestAddressesRest(t *testing.T) {
 		case 2:
 			w.huskd.Kill()
 			w.huskd = w.Huskd(w.flags)
-		case 4: // with nothing left, huskd takes its network down
+		case 4: // without pods, huskd removes its network when it stops
 			w.huskd.Stop()
 			w.huskd = w.Huskd(w.flags)
 		}
@@ -206,17 +206,17 @@ func TestAddressesRest(t *testing.T) {
 	w.end()
 }
 
-// TestGonePodIsForgotten: a client that goes on sending from the same port gets
-// answers from the pod that has the port now, and none if there is none.
-func TestGonePodIsForgotten(t *testing.T) {
+// TestRemovedPodLeavesNoState checks that a client that keeps sending from the same port gets
+// answers from the pod that has the host port now, and none if there is no such pod.
+func TestRemovedPodLeavesNoState(t *testing.T) {
 	t.Parallel()
 	answers := buildAnswer(t)
-	for _, in := range []world{worlds[0], worlds[3]} {
-		t.Run(in.name, func(t *testing.T) {
+	for _, conf := range []netConfig{netConfigs[0], netConfigs[3]} {
+		t.Run(conf.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWired(t, in, answers, nil)
+			w := newNetNode(t, conf, answers, nil)
 			clients := map[string]net.Conn{}
-			for _, s := range in.stacks {
+			for _, s := range conf.families {
 				err := netns.Do(w.OtherNet(), func() (err error) {
 					clients[s.suffix], err = net.Dial("udp", net.JoinHostPort(s.node, "8080"))
 					return err
@@ -226,7 +226,7 @@ func TestGonePodIsForgotten(t *testing.T) {
 				}
 				defer clients[s.suffix].Close()
 			}
-			hears := func(s stack) string {
+			hears := func(s family) string {
 				c, buf := clients[s.suffix], make([]byte, 100)
 				_, _ = c.Write([]byte("?"))
 				_ = c.SetReadDeadline(time.Now().Add(silence))
@@ -235,22 +235,22 @@ func TestGonePodIsForgotten(t *testing.T) {
 			}
 			for _, name := range []string{"first", "second"} {
 				p := w.run(name, ports8080)
-				for _, s := range in.stacks {
+				for _, s := range conf.families {
 					w.reaches("other", w.OtherNet(), "tcp"+s.suffix, s.node, 8080, name+" "+s.other)
 					node.Eventually(t, time.Minute, func() string {
 						if got, want := hears(s), name+" "+s.other; got != want {
-							return fmt.Sprintf("from %s: %q, want %q", s.node, got, want)
+							return fmt.Sprintf("answer from %s: %q, want %q", s.node, got, want)
 						}
 						return ""
 					})
 				}
 				w.MustHusk("rm", "-f", name)
-				for _, s := range in.stacks {
-					w.fails("other", w.OtherNet(), "tcp"+s.suffix, s.node, 8080)
-					w.fails("node", w.Net(), "tcp"+s.suffix, s.loopback, 8080)
+				for _, s := range conf.families {
+					w.unreachable("other", w.OtherNet(), "tcp"+s.suffix, s.node, 8080)
+					w.unreachable("node", w.Net(), "tcp"+s.suffix, s.loopback, 8080)
 					node.Eventually(t, time.Minute, func() string {
 						if got := hears(s); got != "" {
-							return fmt.Sprintf("%s, which is gone, answers %q", name, got)
+							return fmt.Sprintf("pod %s has been removed, but the answer is %q", name, got)
 						}
 						return w.traces(s.of(p.IPs))
 					})
@@ -261,8 +261,8 @@ func TestGonePodIsForgotten(t *testing.T) {
 	}
 }
 
-// traces returns what on the node still knows of an address.
-func (w *wired) traces(address string) (found string) {
+// traces returns a flow, rule, route or neighbour on the node that mentions an address, or "".
+func (w *netNode) traces(address string) (found string) {
 	w.t.Helper()
 	addr := net.ParseIP(address)
 	family := netlink.InetFamily(unix.AF_INET6)
@@ -281,7 +281,7 @@ func (w *wired) traces(address string) (found string) {
 	if err != nil {
 		return err.Error()
 	}
-	// Whoever still sends there has the node ask in vain: that is no trace.
+	// Neighbours that can't be resolved don't count: senders that don't stop cause them.
 	const known = " show nud permanent nud reachable nud stale"
 	for _, command := range []string{"nft list table inet " + w.Instance().Table(), "ip -6 route", "ip route", "ip neighbour" + known, "ip -6 neighbour" + known} {
 		for line := range strings.Lines(w.Must("sh", "-c", command)) {

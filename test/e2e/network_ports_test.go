@@ -11,22 +11,22 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// says waits until husk inspect gives text as the reason why a pod isn't ready.
-func (w *wired) says(pod, text string) {
+// waitMessage waits until husk inspect shows text as the reason why a pod isn't ready.
+func (w *netNode) waitMessage(pod, text string) {
 	w.t.Helper()
 	node.Eventually(w.t, 10*time.Second, func() string {
 		if p := w.inspect(pod); !strings.Contains(p.Message, text) {
-			return fmt.Sprintf("of %s, husk inspect says %q, want %q", pod, p.Message, text)
+			return fmt.Sprintf("husk inspect shows the message %[2]q for %[1]s, want %[3]q", pod, p.Message, text)
 		}
 		return ""
 	})
 }
 
-// TestPortConflict: a port of the node is that of one pod, which is named to
-// the next. When it is gone, the next has it.
+// TestPortConflict checks that a pod with a host port in use waits, with a message that names the
+// pod that has it, and gets the port when that pod is removed.
 func TestPortConflict(t *testing.T) {
 	t.Parallel()
-	w := newWired(t, worlds[0], buildAnswer(t), nil)
+	w := newNetNode(t, netConfigs[0], buildAnswer(t), nil)
 	w.run("first", ports8080)
 	at := func(protocol, hostIP string) string {
 		return fmt.Sprintf("[{containerPort: 80, hostPort: 8080, protocol: %s, hostIP: '%s'}]", protocol, hostIP)
@@ -39,15 +39,15 @@ func TestPortConflict(t *testing.T) {
 	} {
 		w.Husk("rm", "-f", "second")
 		w.MustHusk("run", w.manifest("second", 80, c.ports, ""))
-		w.says("second", "host port "+c.taken+" is in use on this node: pod default/first has it; stop that pod or use another hostPort")
+		w.waitMessage("second", "host port "+c.taken+" is in use on this node: pod default/first has it; stop that pod or use another hostPort")
 	}
-	for _, s := range worlds[0].stacks {
+	for _, s := range netConfigs[0].families {
 		w.reaches("other", w.OtherNet(), "tcp"+s.suffix, s.node, 8080, "first "+s.other)
 	}
 	w.run("beside", at("SCTP", ""))
 	w.MustHusk("rm", "-f", "first")
 	w.run("second", ports8080)
-	for _, s := range worlds[0].stacks {
+	for _, s := range netConfigs[0].families {
 		for _, proto := range []string{"tcp", "udp"} {
 			w.reaches("other", w.OtherNet(), proto+s.suffix, s.node, 8080, "second "+s.other)
 		}
@@ -55,10 +55,10 @@ func TestPortConflict(t *testing.T) {
 	w.end("second", "beside")
 }
 
-// TestPortThatAProcessHas: what listens on the node is not cut off by a pod.
-func TestPortThatAProcessHas(t *testing.T) {
+// TestHostPortOfProcess checks that a pod doesn't take a host port on which a process listens.
+func TestHostPortOfProcess(t *testing.T) {
 	t.Parallel()
-	w := newWired(t, worlds[0], buildAnswer(t), nil)
+	w := newNetNode(t, netConfigs[0], buildAnswer(t), nil)
 	var process net.Listener
 	err := netns.Do(w.Net(), func() (err error) {
 		process, err = net.Listen("tcp4", "127.0.0.1:8080")
@@ -70,22 +70,22 @@ func TestPortThatAProcessHas(t *testing.T) {
 	defer process.Close()
 	path := w.manifest("a", 80, ports8080, "")
 	w.MustHusk("run", path)
-	w.says("a", "host port 8080/tcp is in use on this node: a process listens on 127.0.0.1:8080")
+	w.waitMessage("a", "host port 8080/tcp is in use on this node: a process listens on 127.0.0.1:8080")
 	_ = process.Close()
 	w.MustHusk("run", "--wait", path)
 	w.reaches("node", w.Net(), "tcp4", "127.0.0.1", 8080, "a 10.88.0.1")
 	w.end("a")
 }
 
-// TestHostIP has pods with the same port at different addresses of the node.
+// TestHostIP runs pods with the same host port on different addresses of the node.
 func TestHostIP(t *testing.T) {
 	t.Parallel()
 	answers := buildAnswer(t)
 	const second = "198.51.100.3"
-	for _, in := range []world{worlds[0], worlds[3]} {
-		t.Run(in.name, func(t *testing.T) {
+	for _, conf := range []netConfig{netConfigs[0], netConfigs[3]} {
+		t.Run(conf.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWired(t, in, answers, func(n *node.Node) {
+			w := newNetNode(t, conf, answers, func(n *node.Node) {
 				n.Must("ip", "address", "add", second+"/24", "dev", "up0")
 				n.Run("sysctl", "-qw", "net.bridge.bridge-nf-call-ip6tables=0") // see TestNetwork
 			})
@@ -101,24 +101,24 @@ func TestHostIP(t *testing.T) {
 				for _, name := range names {
 					switch hostIP := at[name]; name {
 					case "lo":
-						w.reaches("node", w.Net(), "tcp4", hostIP, 8080, name+" "+stack4.first())
+						w.reaches("node", w.Net(), "tcp4", hostIP, 8080, name+" "+ipv4.first())
 					case "lo6":
-						w.reaches("node", w.Net(), "tcp6", hostIP, 8080, name+" "+stack6.first())
+						w.reaches("node", w.Net(), "tcp6", hostIP, 8080, name+" "+ipv6.first())
 					case "six":
-						w.reaches("other", w.OtherNet(), "tcp6", hostIP, 8080, name+" "+stack6.other)
+						w.reaches("other", w.OtherNet(), "tcp6", hostIP, 8080, name+" "+ipv6.other)
 						w.reaches("node", w.Net(), "tcp6", hostIP, 8080, name+" "+hostIP)
 					default:
-						w.reaches("other", w.OtherNet(), "tcp4", hostIP, 8080, name+" "+stack4.other)
+						w.reaches("other", w.OtherNet(), "tcp4", hostIP, 8080, name+" "+ipv4.other)
 						// The kernel prefers the link's first address to its second.
 						w.reaches("node", w.Net(), "tcp4", hostIP, 8080, name+" "+node.Address4)
 					}
 				}
 			}
 			reached("one", "two", "six", "lo", "lo6")
-			w.fails("node", w.Net(), "tcp4", "127.0.0.2", 8080)
+			w.unreachable("node", w.Net(), "tcp4", "127.0.0.2", 8080)
 			w.MustHusk("rm", "-f", "one", "lo")
-			w.fails("other", w.OtherNet(), "tcp4", node.Address4, 8080)
-			w.fails("node", w.Net(), "tcp4", "127.0.0.1", 8080)
+			w.unreachable("other", w.OtherNet(), "tcp4", node.Address4, 8080)
+			w.unreachable("node", w.Net(), "tcp4", "127.0.0.1", 8080)
 			reached("two", "six", "lo6")
 			w.end("two", "six", "lo6")
 		})

@@ -12,58 +12,58 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// ports8080 leads from port 8080 of the node, TCP and UDP, to port 80.
+// ports8080 maps host port 8080, TCP and UDP, to port 80.
 const ports8080 = "[{containerPort: 80, hostPort: 8080}, {containerPort: 80, hostPort: 8080, protocol: UDP}]"
 
-// TestNetwork runs whole pods in every mode with every family: everybody
-// reaches everybody, as whom they should, also while there is no huskd, and
-// after the next one has adopted them.
+// TestNetwork runs pods in every mode with every address family. Pods, the node and another node
+// must reach each other, with the right source addresses, also while huskd is down and after a
+// restart.
 func TestNetwork(t *testing.T) {
 	t.Parallel()
 	answers := buildAnswer(t)
-	for _, in := range worlds {
-		t.Run(in.name, func(t *testing.T) {
+	for _, conf := range netConfigs {
+		t.Run(conf.name, func(t *testing.T) {
 			t.Parallel()
 			var before string
-			w := newWired(t, in, answers, func(n *node.Node) {
-				if in.mode == "bridge" {
-					// br_netfilter would translate the replies to ::1 before the
-					// IPv6 layer sees them, and that drops them.
+			w := newNetNode(t, conf, answers, func(n *node.Node) {
+				if conf.mode == "bridge" {
+					// br_netfilter would translate the replies to ::1 before the IPv6 layer sees
+					// them, and that drops them.
 					n.Run("sysctl", "-qw", "net.bridge.bridge-nf-call-ip6tables=0")
 				}
 				before = sysctls(n)
 			})
 			w.serve(w.OtherNet(), "other", ":7000")
-			for _, s := range in.stacks {
+			for _, s := range conf.families {
 				w.serve(w.Net(), "node", fmt.Sprintf("[%s]:7000", s.node))
 			}
 			a, b := w.run("a", ports8080), w.run("b", "")
 			w.MustHusk("run", "--wait", w.manifest("h", 7001, "", "  hostNetwork: true"))
-			w.interfaces(in, "a", a)
-			w.interfaces(in, "b", b)
-			w.everybody(in, a, b)
+			w.interfaces(conf, "a", a)
+			w.interfaces(conf, "b", b)
+			w.checkReachability(conf, a, b)
 			for _, end := range []func(*node.Daemon){(*node.Daemon).Kill, (*node.Daemon).Stop} {
 				end(w.huskd)
-				w.everybody(in, a, b)
+				w.checkReachability(conf, a, b)
 				w.huskd = w.Huskd(w.flags)
-				w.everybody(in, a, b)
+				w.checkReachability(conf, a, b)
 			}
-			w.hostNetwork(in, a)
+			w.hostNetwork(conf, a)
 			w.end("a", "b", "h")
 			if changed := differences(before, sysctls(w.Node)); changed != "" {
-				t.Errorf("sysctls:\n%s", changed)
+				t.Errorf("these sysctls changed:\n%s", changed)
 			}
 		})
 	}
 }
 
-// sysctls are those of the node's network, a line each, but what the kernel
-// counts there.
+// sysctls returns the node's network sysctls, one per line, without the kernel's counter among
+// them.
 func sysctls(n *node.Node) string {
 	return regexp.MustCompile(`.*\.nf_conntrack_count = .*\n`).ReplaceAllString(n.Must("sysctl", "-a", "-r", `^net\.`), "")
 }
 
-// differences are the lines that only one of two texts has.
+// differences returns the lines that are in only one of two texts.
 func differences(before, after string) string {
 	var out strings.Builder
 	only := func(mark, of, other string) {
@@ -79,11 +79,11 @@ func differences(before, after string) string {
 	return out.String()
 }
 
-// everybody lets everybody reach everybody.
-func (w *wired) everybody(in world, a, b attached) {
+// checkReachability checks that pods, the node and the other node reach each other.
+func (w *netNode) checkReachability(conf netConfig, a, b podNetwork) {
 	w.t.Helper()
 	addresses := w.Must("ip", "-o", "address")
-	for _, s := range in.stacks {
+	for _, s := range conf.families {
 		addrA, addrB := s.of(a.IPs), s.of(b.IPs)
 		for _, proto := range []string{"tcp", "udp"} {
 			network := proto + s.suffix
@@ -99,14 +99,14 @@ func (w *wired) everybody(in world, a, b attached) {
 			w.reaches("node", w.Net(), network, s.loopback, 8080, "a "+s.first())
 			w.reaches("a, itself", a.netns, network, s.node, 8080, "a "+s.first())
 			from := addrB
-			if in.mode == "bridge" {
-				from = s.first() // else the reply would miss the translation back
+			if conf.mode == "bridge" {
+				from = s.first() // otherwise the reply would bypass the reverse translation
 			}
 			w.reaches("b", b.netns, network, s.node, 8080, "a "+from)
 
 			got, err := ask(w.Net(), network, addrA, 80, answerTime)
 			if from, ok := strings.CutPrefix(got, "a "); err != nil || !ok || !strings.Contains(addresses, " "+from+"/") {
-				w.t.Errorf("from the node to a by %s: %q, %v", network, got, err)
+				w.t.Errorf("from the node to a over %s: got %q, %v", network, got, err)
 			}
 		}
 		w.reaches("a", a.netns, "tcp"+s.suffix, s.node, 7001, "node "+addrA)
@@ -114,7 +114,7 @@ func (w *wired) everybody(in world, a, b attached) {
 	}
 }
 
-// link is one of what ip -j address shows.
+// link is a link in the output of ip -j address.
 type link struct {
 	Ifname, Address string
 	Mtu             int
@@ -125,13 +125,13 @@ type link struct {
 	} `json:"addr_info"`
 }
 
-// interfaces compares what husk inspect says of a pod with what ip does.
-func (w *wired) interfaces(in world, name string, p attached) {
+// interfaces compares the output of husk inspect for a pod with that of ip.
+func (w *netNode) interfaces(conf netConfig, name string, p podNetwork) {
 	w.t.Helper()
 	key := p.NetworkSettings.SandboxKey
 	inside, isNamed := strings.CutPrefix(key, "/run/netns/husk-")
 	if !isNamed || !strings.Contains(w.Must("ip", "netns", "list"), "husk-"+inside) {
-		w.t.Fatalf("%s: the namespace %s is not known to ip netns", name, key)
+		w.t.Fatalf("%s: ip netns does not list the namespace %s", name, key)
 	}
 	ip := func(args ...string) string {
 		return w.Must("ip", append([]string{"netns", "exec", filepath.Base(key), "ip", "-j"}, args...)...)
@@ -141,45 +141,45 @@ func (w *wired) interfaces(in world, name string, p attached) {
 		w.t.Fatal(err)
 	}
 	if len(links) != 2 || links[0].Ifname != "lo" || !slices.Contains(links[0].Flags, "UP") || !slices.Contains(links[1].Flags, "UP") {
-		w.t.Fatalf("%s has the links %+v", name, links)
+		w.t.Fatalf("%s has the links %+v, want lo and one more, both up", name, links)
 	}
 	end, eth := p.NetworkSettings.Networks["husk"], links[1]
 	if end.IFName != eth.Ifname || end.MacAddress != eth.Address || p.Sandbox.MTU != eth.Mtu {
 		w.t.Errorf("%s: inspect shows %+v, MTU %d; ip shows %+v", name, end, p.Sandbox.MTU, eth)
 	}
-	var has, told []string
+	var actual, shown []string
 	for _, a := range eth.AddrInfo {
 		if a.Scope == "global" {
-			has = append(has, fmt.Sprintf("%s/%d", a.Local, a.Prefixlen))
+			actual = append(actual, fmt.Sprintf("%s/%d", a.Local, a.Prefixlen))
 		}
 	}
 	for _, a := range []string{fmt.Sprintf("%s/%d", end.IPAddress, end.IPPrefixLen), fmt.Sprintf("%s/%d", end.GlobalIPv6Address, end.GlobalIPv6PrefixLen)} {
 		if a != "/0" {
-			told = append(told, a)
+			shown = append(shown, a)
 		}
 	}
-	if fmt.Sprint(has) != fmt.Sprint(told) || len(has) != len(in.stacks) || len(p.IPs) != len(has) {
-		w.t.Errorf("%s: inspect shows %v and %v; ip shows %v", name, told, p.IPs, has)
+	if fmt.Sprint(actual) != fmt.Sprint(shown) || len(actual) != len(conf.families) || len(p.IPs) != len(actual) {
+		w.t.Errorf("%s: inspect shows %v and %v; ip shows %v", name, shown, p.IPs, actual)
 	}
-	for _, s := range in.stacks {
+	for _, s := range conf.families {
 		gateway := map[string]string{"4": end.Gateway, "6": end.IPv6Gateway}[s.suffix]
 		if route := ip("-"+s.suffix, "route", "show", "default"); !strings.Contains(route, fmt.Sprintf("%q", gateway)) {
 			w.t.Errorf("%s: inspect shows the gateway %s; ip shows %s", name, gateway, route)
 		}
 	}
 	if out := w.Must("ip", "link", "show", p.Sandbox.HostLink); !strings.Contains(out, fmt.Sprint("mtu ", eth.Mtu)) {
-		w.t.Errorf("%s: the host's end %s", name, out)
+		w.t.Errorf("%s: the host's link doesn't have the MTU of eth0: %s", name, out)
 	}
 }
 
-// hostNetwork looks at pod h, which is in the node's network namespace.
-func (w *wired) hostNetwork(in world, a attached) {
+// hostNetwork checks pod h, which is in the node's network namespace.
+func (w *netNode) hostNetwork(conf netConfig, a podNetwork) {
 	w.t.Helper()
 	h := w.inspect("h")
 	if !h.HostNetwork || h.NetworkSettings.SandboxKey != "" || len(h.NetworkSettings.Networks) > 0 {
 		w.t.Errorf("h: inspect shows %+v", h.NetworkSettings)
 	}
-	for _, s := range in.stacks {
+	for _, s := range conf.families {
 		if !slices.Contains(h.IPs, s.node) {
 			w.t.Errorf("h has the addresses %v, not the node's %s", h.IPs, s.node)
 		}

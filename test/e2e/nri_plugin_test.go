@@ -18,20 +18,20 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// nriPlugin is a plugin of the Node Resource Interface that writes down what it
-// is told. It does what its functions say, if they are set.
+// nriPlugin is a plugin of the Node Resource Interface that records its events. It answers with its
+// functions, if they are set.
 type nriPlugin struct {
 	stub   stub.Stub
 	conn   net.Conn
 	closed chan struct{}
 
 	mu         sync.Mutex
-	events     []string // "event name", in their order
+	events     []string // "event name", in order
 	pods       []*api.PodSandbox
-	containers []*api.Container // that were there when it registered, as are pods
-	last       *api.Container   // that it was told of
+	containers []*api.Container // like pods, as of its registration
+	last       *api.Container   // of the last event
 
-	evict atomic.Pointer[string] // the container that it wants stopped
+	evict atomic.Pointer[string] // ID of a container to evict with the next message
 
 	run    func(*api.PodSandbox) error
 	create func(*api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error)
@@ -40,13 +40,13 @@ type nriPlugin struct {
 	stop   func(*api.Container) []*api.ContainerUpdate
 }
 
-// quiet is a logger for stubs.
-type quiet struct{}
+// noLogger is a logger for stubs that discards everything.
+type noLogger struct{}
 
-func (quiet) Debugf(context.Context, string, ...any) {}
-func (quiet) Infof(context.Context, string, ...any)  {}
-func (quiet) Warnf(context.Context, string, ...any)  {}
-func (quiet) Errorf(context.Context, string, ...any) {}
+func (noLogger) Debugf(context.Context, string, ...any) {}
+func (noLogger) Infof(context.Context, string, ...any)  {}
+func (noLogger) Warnf(context.Context, string, ...any)  {}
+func (noLogger) Errorf(context.Context, string, ...any) {}
 
 // register connects p to the huskd of a node, until the end of the test.
 func (p *nriPlugin) register(t testing.TB, n *node.Node, index string) *nriPlugin {
@@ -56,7 +56,7 @@ func (p *nriPlugin) register(t testing.TB, n *node.Node, index string) *nriPlugi
 		t.Fatal(err)
 	}
 	p.closed = make(chan struct{})
-	p.stub, err = stub.New(p, stub.WithPluginName("test"), stub.WithPluginIdx(index), stub.WithConnection(p.conn), stub.WithLogger(quiet{}), stub.WithTTRPCOptions(
+	p.stub, err = stub.New(p, stub.WithPluginName("test"), stub.WithPluginIdx(index), stub.WithConnection(p.conn), stub.WithLogger(noLogger{}), stub.WithTTRPCOptions(
 		[]ttrpc.ClientOpts{ttrpc.WithUnaryClientInterceptor(p.request)}, []ttrpc.ServerOpt{ttrpc.WithUnaryServerInterceptor(p.answer)}),
 		stub.WithOnClose(sync.OnceFunc(func() { close(p.closed) })))
 	if err != nil {
@@ -67,15 +67,15 @@ func (p *nriPlugin) register(t testing.TB, n *node.Node, index string) *nriPlugi
 	}
 	t.Cleanup(p.stub.Stop)
 	node.Eventually(t, 20*time.Second, func() string {
-		if !slices.Contains(p.told(), "synchronize") {
-			return "the plugin was not told what is there"
+		if !slices.Contains(p.seen(), "synchronize") {
+			return "the plugin has not been synchronized"
 		}
 		return ""
 	})
 	return p
 }
 
-// request and answer add the eviction that p wants: stubs have no words for it.
+// request and answer add p.evict to messages, because the stub's API lacks evictions.
 func (p *nriPlugin) request(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, call ttrpc.Invoker) error {
 	if id := p.evict.Swap(nil); id != nil && request.GetMethod() == "UpdateContainers" {
 		request.Payload, _ = proto.Marshal(&api.UpdateContainersRequest{Evict: []*api.ContainerEviction{{ContainerId: *id, Reason: "test"}}})
@@ -93,23 +93,23 @@ func (p *nriPlugin) answer(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ *
 	return answer, err
 }
 
-// die is what is seen of a plugin that is killed.
-func (p *nriPlugin) die() { _ = p.conn.Close() }
+// disconnect breaks the connection, as the death of a plugin does.
+func (p *nriPlugin) disconnect() { _ = p.conn.Close() }
 
-// told is what it was told since it was asked last.
-func (p *nriPlugin) told() []string {
+// seen returns the events since the last reset.
+func (p *nriPlugin) seen() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.events)
 }
 
-func (p *nriPlugin) forget() {
+func (p *nriPlugin) reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.events = nil
 }
 
-func (p *nriPlugin) note(event string, pod *api.PodSandbox, c *api.Container) {
+func (p *nriPlugin) record(event string, pod *api.PodSandbox, c *api.Container) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	name := pod.GetName()
@@ -127,7 +127,7 @@ func (p *nriPlugin) Synchronize(_ context.Context, pods []*api.PodSandbox, conta
 }
 
 func (p *nriPlugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
-	p.note("run", pod, nil)
+	p.record("run", pod, nil)
 	if p.run != nil {
 		return p.run(pod)
 	}
@@ -135,27 +135,27 @@ func (p *nriPlugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error 
 }
 
 func (p *nriPlugin) UpdatePodSandbox(_ context.Context, pod *api.PodSandbox, _, _ *api.LinuxResources) error {
-	p.note("update", pod, nil)
+	p.record("update", pod, nil)
 	return nil
 }
 
 func (p *nriPlugin) PostUpdatePodSandbox(_ context.Context, pod *api.PodSandbox) error {
-	p.note("updated", pod, nil)
+	p.record("updated", pod, nil)
 	return nil
 }
 
 func (p *nriPlugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
-	p.note("stop", pod, nil)
+	p.record("stop", pod, nil)
 	return nil
 }
 
 func (p *nriPlugin) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error {
-	p.note("remove", pod, nil)
+	p.record("remove", pod, nil)
 	return nil
 }
 
 func (p *nriPlugin) CreateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
-	p.note("create", pod, c)
+	p.record("create", pod, c)
 	if p.create != nil {
 		return p.create(c)
 	}
@@ -163,12 +163,12 @@ func (p *nriPlugin) CreateContainer(_ context.Context, pod *api.PodSandbox, c *a
 }
 
 func (p *nriPlugin) PostCreateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
-	p.note("created", pod, c)
+	p.record("created", pod, c)
 	return nil
 }
 
 func (p *nriPlugin) StartContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
-	p.note("start", pod, c)
+	p.record("start", pod, c)
 	if p.start != nil {
 		return p.start(c)
 	}
@@ -176,12 +176,12 @@ func (p *nriPlugin) StartContainer(_ context.Context, pod *api.PodSandbox, c *ap
 }
 
 func (p *nriPlugin) PostStartContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
-	p.note("started", pod, c)
+	p.record("started", pod, c)
 	return nil
 }
 
 func (p *nriPlugin) UpdateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container, asked *api.LinuxResources) ([]*api.ContainerUpdate, error) {
-	p.note("update", pod, c)
+	p.record("update", pod, c)
 	if p.update != nil {
 		return p.update(c, asked), nil
 	}
@@ -189,12 +189,12 @@ func (p *nriPlugin) UpdateContainer(_ context.Context, pod *api.PodSandbox, c *a
 }
 
 func (p *nriPlugin) PostUpdateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
-	p.note("updated", pod, c)
+	p.record("updated", pod, c)
 	return nil
 }
 
 func (p *nriPlugin) StopContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) ([]*api.ContainerUpdate, error) {
-	p.note("stop", pod, c)
+	p.record("stop", pod, c)
 	if p.stop != nil {
 		return p.stop(c), nil
 	}
@@ -202,14 +202,13 @@ func (p *nriPlugin) StopContainer(_ context.Context, pod *api.PodSandbox, c *api
 }
 
 func (p *nriPlugin) RemoveContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
-	p.note("remove", pod, c)
+	p.record("remove", pod, c)
 	return nil
 }
 
-// launched is a plugin in a process of its own, as huskd starts it from its
-// directory: this program. It marks every container, and of one that is called
-// fatal it doesn't live to tell.
-func launched() {
+// serveNRIPlugin makes this process a plugin, as which huskd starts it from its plugin directory.
+// The plugin marks every container with a variable, and exits on a container called fatal.
+func serveNRIPlugin() {
 	p := &nriPlugin{create: func(c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 		if c.GetName() == "fatal" {
 			os.Exit(1)
@@ -218,7 +217,7 @@ func launched() {
 		a.AddEnv("LAUNCHED", "yes")
 		return a, nil, nil
 	}}
-	s, err := stub.New(p, stub.WithLogger(quiet{}))
+	s, err := stub.New(p, stub.WithLogger(noLogger{}))
 	if err == nil {
 		err = s.Run(context.Background())
 	}

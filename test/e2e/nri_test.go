@@ -16,39 +16,40 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestNRI has plugins of the Node Resource Interface register with a huskd and
-// follow and change what it does.
+// TestNRI registers plugins of the Node Resource Interface with huskd, which follow and change what
+// it does.
 func TestNRI(t *testing.T) {
 	t.Parallel()
 	c := startCRI(t)
 	c.pull(webImage)
-	c.part(t, "life", pluginSeesLife)
-	c.part(t, "adjust", pluginAdjusts)
-	c.part(t, "update", pluginUpdates)
-	c.part(t, "evict", pluginEvicts)
-	c.part(t, "refuse", pluginRefuses)
-	c.part(t, "agent", pluginSeesAgent)
-	c.part(t, "die", pluginDies)
-	c.part(t, "restart", pluginRegistersAgain)
-	c.part(t, "require", pluginRequired)
+	c.subtest(t, "lifecycle", pluginSeesLifecycle)
+	c.subtest(t, "adjust", pluginAdjusts)
+	c.subtest(t, "update", pluginUpdates)
+	c.subtest(t, "evict", pluginEvicts)
+	c.subtest(t, "refuse", pluginRefuses)
+	c.subtest(t, "agent", pluginSeesManifestPods)
+	c.subtest(t, "die", pluginDies)
+	c.subtest(t, "restart", pluginRegistersAgain)
+	c.subtest(t, "require", pluginRequired)
 	c.end()
 }
 
-// memoryOf is the memory limit that a container has, in bytes.
+// memoryOf returns the memory limit of a container's cgroup, in bytes.
 func (c *criNode) memoryOf(id string) string {
 	c.t.Helper()
 	return c.sh(id, "cd /sys/fs/cgroup; cat memory/memory.limit_in_bytes 2>/dev/null || cat memory.max")
 }
 
-func (c *criNode) removed(pod string) {
+// removePod removes a sandbox.
+func (c *criNode) removePod(pod string) {
 	c.t.Helper()
 	c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})))
 }
 
-// pluginSeesLife: every event is told, in its order, with what it is about.
-func pluginSeesLife(t *testing.T, c *criNode) {
+// pluginSeesLifecycle checks that a plugin gets every event, in order and with its object.
+func pluginSeesLifecycle(t *testing.T, c *criNode) {
 	p := (&nriPlugin{}).register(t, c.Node, "10")
-	p.forget()
+	p.reset()
 	config := c.podConfig()
 	pod, name := c.runPod(config), config.GetMetadata().GetName()
 	id := c.run(pod, forever, func(k *runtimeapi.ContainerConfig) { k.Metadata.Name = "main" })
@@ -61,36 +62,35 @@ func pluginSeesLife(t *testing.T, c *criNode) {
 	short := c.run(pod, "exit 3", func(k *runtimeapi.ContainerConfig) { k.Metadata.Name = "short" })
 	c.exited(short)
 	node.Eventually(t, 20*time.Second, func() string {
-		if !slices.Contains(p.told(), "stop short") {
-			return "nobody told of a container that ended by itself"
+		if !slices.Contains(p.seen(), "stop short") {
+			return "no event for a container that exited by itself"
 		}
 		return ""
 	})
 	c.must(ignore(c.StopPodSandbox(c.ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod})))
 	c.must(ignore(c.StopPodSandbox(c.ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod})))
-	c.removed(pod)
+	c.removePod(pod)
 	want := strings.Split("run POD,create main,created main,start main,started main,update main,updated main,update POD,updated POD,stop main,remove main,"+
 		"create short,created short,start short,started short,stop short,stop POD,remove short,remove POD", ",")
 	for i := range want {
 		want[i] = strings.ReplaceAll(want[i], "POD", name)
 	}
-	got := p.told()
-	// Who starts a container that ends at once may hear of its end before that
-	// of its start.
+	got := p.seen()
+	// If a container exits at once, the event of its end may precede that of its start.
 	slices.Sort(got[len(got)-5 : len(got)-3])
 	slices.Sort(want[len(want)-5 : len(want)-3])
 	if !slices.Equal(got, want) {
-		t.Errorf("told\n%q, want\n%q", got, want)
+		t.Errorf("events\n%q, want\n%q", got, want)
 	}
 	if stopped.GetId() != id || stopped.GetPodSandboxId() != pod || stopped.GetState() != api.ContainerState_CONTAINER_STOPPED ||
 		stopped.GetAnnotations()["hash"] != "0123" || stopped.GetLabels()["container"] == "" || stopped.GetFinishedAt() == 0 ||
 		stopped.GetLinux().GetResources().GetCpu().GetShares().GetValue() != 300 {
-		t.Errorf("of the stopped container: %v", stopped)
+		t.Errorf("the container in the event of its stop: %v", stopped)
 	}
 }
 
-// pluginAdjusts: what a plugin wants is true inside the container, and stays so
-// when the container is changed or huskd restarted.
+// pluginAdjusts checks that a plugin's adjustment takes effect in the container and survives an
+// update of the container and a restart of huskd.
 func pluginAdjusts(t *testing.T, c *criNode) {
 	given := filepath.Join(c.Dir, "given")
 	c.must(os.Mkdir(given, 0o755))
@@ -111,7 +111,7 @@ func pluginAdjusts(t *testing.T, c *criNode) {
 	}}
 	p.register(t, c.Node, "10")
 	pod := c.pod()
-	defer c.removed(pod)
+	defer c.removePod(pod)
 	id := c.run(pod, "echo $0 >/tmp/argument; "+forever, func(k *runtimeapi.ContainerConfig) {
 		k.Envs = []*runtimeapi.KeyValue{{Key: "REMOVED", Value: []byte("no")}, {Key: "KEPT", Value: []byte("kept")}}
 		k.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20, CpuShares: 512}
@@ -135,9 +135,9 @@ func pluginAdjusts(t *testing.T, c *criNode) {
 			t.Errorf("%s: memory %s, want %s", when, got, memory)
 		}
 	}
-	check("at first", "50331648")
+	check("before the restart", "50331648")
 	if r := c.status(id).GetResources().GetLinux(); r.GetMemoryLimitInBytes() != 48<<20 || r.GetCpusetCpus() != "0" || r.GetCpuShares() != 512 {
-		t.Errorf("the status says %v", r)
+		t.Errorf("the status shows the resources %v", r)
 	}
 	c.huskd.Kill()
 	*c.huskd = *c.Huskd()
@@ -146,8 +146,8 @@ func pluginAdjusts(t *testing.T, c *criNode) {
 	check("after a restart without the plugin", "58720256")
 }
 
-// pluginUpdates: limits are changed as plugins want, of the container that the
-// event is of, of others, and out of the blue.
+// pluginUpdates checks that plugins can change limits: of an event's container, of other
+// containers, and without an event.
 func pluginUpdates(t *testing.T, c *criNode) {
 	memory := func(id string, bytes int64) *api.ContainerUpdate {
 		u := &api.ContainerUpdate{}
@@ -157,7 +157,7 @@ func pluginUpdates(t *testing.T, c *criNode) {
 	}
 	p := (&nriPlugin{}).register(t, c.Node, "10")
 	pod := c.pod()
-	defer c.removed(pod)
+	defer c.removePod(pod)
 	first := c.run(pod, forever)
 	c.ready(first)
 
@@ -167,7 +167,7 @@ func pluginUpdates(t *testing.T, c *criNode) {
 	second := c.run(pod, forever)
 	c.ready(second)
 	if got := c.memoryOf(first); got != "42991616" {
-		t.Errorf("of another container's creation: %s", got)
+		t.Errorf("memory limit set on another container's creation: %s", got)
 	}
 	p.create = nil
 
@@ -176,13 +176,13 @@ func pluginUpdates(t *testing.T, c *criNode) {
 	}
 	c.must(ignore(c.UpdateContainerResources(c.ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: second, Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20, CpuShares: 99}})))
 	if got := c.memoryOf(second); got != "33554432" {
-		t.Errorf("what was asked, as the plugin has it: %s", got)
+		t.Errorf("memory limit requested and then changed by the plugin: %s", got)
 	}
 	if got := c.status(second).GetResources().GetLinux().GetCpuShares(); got != 99 {
-		t.Errorf("what the plugin left: %d shares", got)
+		t.Errorf("CPU shares that the plugin left alone: %d, want 99", got)
 	}
 	if got := c.memoryOf(first); got != "44040192" {
-		t.Errorf("of another container's update: %s", got)
+		t.Errorf("memory limit set on another container's update: %s", got)
 	}
 
 	bad := memory(first, 1)
@@ -191,42 +191,42 @@ func pluginUpdates(t *testing.T, c *criNode) {
 	forgiven.SetIgnoreFailure()
 	failed, err := p.stub.UpdateContainers([]*api.ContainerUpdate{memory(first, 43<<20), memory(strings.Repeat("1", 64), 1<<20), bad, forgiven})
 	if err != nil || len(failed) != 2 || failed[0].GetContainerId() != strings.Repeat("1", 64) || failed[1].GetContainerId() != first {
-		t.Errorf("unsolicited: failed %v, %v", failed, err)
+		t.Errorf("unsolicited update: failed updates %v, error %v", failed, err)
 	}
 	if got := c.memoryOf(first); got != "45088768" {
-		t.Errorf("unsolicited: %s", got)
+		t.Errorf("memory limit after an unsolicited update: %s", got)
 	}
 
 	p.stop = func(*api.Container) []*api.ContainerUpdate { return []*api.ContainerUpdate{memory(first, 44<<20)} }
 	c.must(ignore(c.StopContainer(c.ctx, &runtimeapi.StopContainerRequest{ContainerId: second})))
 	node.Eventually(t, 20*time.Second, func() string {
 		if got := c.memoryOf(first); got != "46137344" {
-			return "of another container's end: " + got
+			return "memory limit set on another container's stop: " + got
 		}
 		return ""
 	})
 }
 
-// pluginEvicts: a plugin has containers stopped, with or without being asked.
+// pluginEvicts checks that a plugin can evict containers, in a request of its own or in an answer.
 func pluginEvicts(t *testing.T, c *criNode) {
 	p := (&nriPlugin{}).register(t, c.Node, "10")
 	pod := c.pod()
-	defer c.removed(pod)
+	defer c.removePod(pod)
 	first, second := c.run(pod, forever), c.run(pod, forever)
 	p.evict.Store(&first)
 	c.must(ignore(p.stub.UpdateContainers(nil)))
 	if st := c.exited(first); st.GetExitCode() != 137 {
-		t.Errorf("without being asked: %v", st)
+		t.Errorf("evicted in a request: %v", st)
 	}
 	p.evict.Store(&second)
 	c.run(pod, forever)
 	if st := c.exited(second); st.GetExitCode() != 137 {
-		t.Errorf("for another container: %v", st)
+		t.Errorf("evicted in the answer for another container: %v", st)
 	}
 }
 
-// pluginRefuses: what a plugin refuses leaves nothing behind, and can be had
-// once it doesn't.
+// pluginRefuses checks that an object that a plugin refuses leaves nothing behind, and can be
+// created once the plugin allows it.
 func pluginRefuses(t *testing.T, c *criNode) {
 	refuse := true
 	no := func() error {
@@ -250,20 +250,20 @@ func pluginRefuses(t *testing.T, c *criNode) {
 		start: func(*api.Container) error { return no() },
 	}
 	p.register(t, c.Node, "10")
-	p.forget()
+	p.reset()
 	config := c.podConfig()
 	name := config.GetMetadata().GetName()
 	_, err := c.RunPodSandbox(c.ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
 	fails(t, err, codes.FailedPrecondition, "an NRI plugin refuses: no such thing here")
 	if list := must(c.ListPodSandbox(c.ctx, &runtimeapi.ListPodSandboxRequest{})).GetItems(); len(list) > 0 {
-		t.Errorf("left: %v", list)
+		t.Errorf("the refused request left %v", list)
 	}
 	refuse = false
 	pod := c.runPod(config)
-	defer c.removed(pod)
+	defer c.removePod(pod)
 	want := []string{"run " + name, "stop " + name, "remove " + name, "run " + name}
-	if got := p.told(); !slices.Equal(got, want) {
-		t.Errorf("told %q, want %q", got, want)
+	if got := p.seen(); !slices.Equal(got, want) {
+		t.Errorf("events %q, want %q", got, want)
 	}
 	refuse = true
 	_, err = c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig(forever)})
@@ -276,47 +276,47 @@ func pluginRefuses(t *testing.T, c *criNode) {
 	_, err = c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig(forever, func(k *runtimeapi.ContainerConfig) { k.Metadata.Name = "policy" })})
 	fails(t, err, codes.FailedPrecondition, "adjustment of memory_policy: the container's runtime does not know")
 	if list := must(c.ListContainers(c.ctx, &runtimeapi.ListContainersRequest{})).GetContainers(); len(list) > 0 {
-		t.Errorf("left: %v", list)
+		t.Errorf("the refused request left %v", list)
 	}
 	c.run(pod, forever)
 }
 
-// pluginSeesAgent: pods of manifests go the same way.
-func pluginSeesAgent(t *testing.T, c *criNode) {
+// pluginSeesManifestPods checks that plugins also see and adjust pods of manifests.
+func pluginSeesManifestPods(t *testing.T, c *criNode) {
 	p := &nriPlugin{create: func(*api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 		a := &api.ContainerAdjustment{}
 		a.AddEnv("ADJUSTED", "yes")
 		return a, nil, nil
 	}}
 	p.register(t, c.Node, "10")
-	p.forget()
+	p.reset()
 	manifest := strings.ReplaceAll(string(must(os.ReadFile(example))), "localhost/web:1", webImage)
 	c.MustHusk("run", "--wait", write(t, c.Node, "web.yaml", manifest))
 	if got := c.MustHusk("exec", "-c", "server", "web", "--", "sh", "-c", "echo $ADJUSTED"); got != "yes\n" {
-		t.Errorf("inside: %q", got)
+		t.Errorf("the variable in the container: %q", got)
 	}
 	c.MustHusk("stop", "web")
 	c.MustHusk("rm", "web")
-	told := p.told()
+	seen := p.seen()
 	for _, want := range []string{"run web", "create server", "created server", "start server", "started server", "stop server", "stop web", "remove server", "remove web"} {
-		if !slices.Contains(told, want) {
-			t.Errorf("not told of %q: %q", want, told)
+		if !slices.Contains(seen, want) {
+			t.Errorf("no event %q in %q", want, seen)
 		}
 	}
 }
 
-// pluginDies: a plugin that dies or hangs in the middle of a call is left out of
-// it, unless it is one whose word is needed.
+// pluginDies checks that a plugin that dies or hangs during a call is disconnected, and that the
+// call goes on without it.
 func pluginDies(t *testing.T, c *criNode) {
 	dies := &nriPlugin{}
-	dies.run = func(*api.PodSandbox) error { dies.die(); return nil }
+	dies.run = func(*api.PodSandbox) error { dies.disconnect(); return nil }
 	dies.register(t, c.Node, "10")
 	other := (&nriPlugin{}).register(t, c.Node, "20")
-	other.forget()
+	other.reset()
 	config := c.podConfig()
-	c.removed(c.runPod(config))
-	if got := other.told(); !slices.Contains(got, "run "+config.GetMetadata().GetName()) {
-		t.Errorf("the other plugin was told %q", got)
+	c.removePod(c.runPod(config))
+	if got := other.seen(); !slices.Contains(got, "run "+config.GetMetadata().GetName()) {
+		t.Errorf("the other plugin's events: %q", got)
 	}
 
 	release := make(chan struct{})
@@ -327,26 +327,26 @@ func pluginDies(t *testing.T, c *criNode) {
 	hangs.register(t, c.Node, "10")
 	defer close(release)
 	pod := c.pod()
-	defer c.removed(pod)
+	defer c.removePod(pod)
 	c.ready(c.run(pod, forever))
-	<-hangs.closed // it was turned away
+	<-hangs.closed // huskd disconnects it
 }
 
-// pluginRequired: without it no container is created.
+// pluginRequired checks that no container is created while a required plugin is missing.
 func pluginRequired(t *testing.T, c *criNode) {
 	c.huskd.Kill()
 	*c.huskd = *c.Huskd(node.Flags("--nri-required-plugins", "test"))
 	c.connect()
 	pod := c.pod()
-	defer c.removed(pod)
+	defer c.removePod(pod)
 	_, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig(forever)})
 	fails(t, err, codes.FailedPrecondition, `required plugin`)
 	(&nriPlugin{}).register(t, c.Node, "10")
 	c.ready(c.run(pod, forever))
 }
 
-// pluginRegistersAgain: after a restart of huskd, plugins are told what is there
-// and hear the rest of it. Those of the directory are started again.
+// pluginRegistersAgain checks that after a restart of huskd, plugins are synchronized and get the
+// following events, and that those in the plugin directory are started again.
 func pluginRegistersAgain(t *testing.T, c *criNode) {
 	plugins := filepath.Join(c.Dir, "nri-plugins")
 	c.must(os.Mkdir(plugins, 0o755))
@@ -363,12 +363,12 @@ func pluginRegistersAgain(t *testing.T, c *criNode) {
 	id := c.run(pod, forever, func(k *runtimeapi.ContainerConfig) { k.Metadata.Name = "main" })
 	c.ready(id)
 	if got := c.sh(id, "echo $LAUNCHED"); got != "yes" {
-		t.Errorf("the plugin that huskd has started did not mark the container: %q", got)
+		t.Errorf("the plugin that huskd started did not mark the container: %q", got)
 	}
 	fatal := c.run(pod, forever, func(k *runtimeapi.ContainerConfig) { k.Metadata.Name = "fatal" })
 	c.ready(fatal)
 	if got := c.sh(fatal, "echo $LAUNCHED"); got != "" {
-		t.Errorf("the plugin has died before it could mark the container: %q", got)
+		t.Errorf("the plugin died, but the container is marked: %q", got)
 	}
 	ended := c.run(pod, "true")
 	c.exited(ended)
@@ -382,22 +382,22 @@ func pluginRegistersAgain(t *testing.T, c *criNode) {
 	for _, k := range p.containers {
 		there = append(there, k.GetId())
 		if k.GetId() == id && (k.GetState() != api.ContainerState_CONTAINER_RUNNING || !slices.Contains(k.GetEnv(), "LAUNCHED=yes") || k.GetPid() == 0) {
-			t.Errorf("of the container: %v", k)
+			t.Errorf("the container when it was synchronized: %v", k)
 		}
 	}
 	slices.Sort(there)
 	if want := slices.Sorted(slices.Values([]string{pod, id, fatal})); !slices.Equal(there, want) {
-		t.Errorf("there is %q, want %q", there, want)
+		t.Errorf("synchronized objects %q, want %q", there, want)
 	}
 	again := c.run(pod, forever, func(k *runtimeapi.ContainerConfig) { k.Metadata.Name = "again" })
 	if got := c.sh(again, "echo $LAUNCHED"); got != "yes" {
 		t.Errorf("the plugin was not started again: %q", got)
 	}
-	p.forget()
-	c.removed(pod)
-	told := p.told()
+	p.reset()
+	c.removePod(pod)
+	seen := p.seen()
 	name := config.GetMetadata().GetName()
-	if len(told) != 8 || told[3] != "stop "+name || told[7] != "remove "+name || !slices.Contains(told[:3], "stop main") || !slices.Contains(told[4:7], "remove main") {
-		t.Errorf("told %q", told)
+	if len(seen) != 8 || seen[3] != "stop "+name || seen[7] != "remove "+name || !slices.Contains(seen[:3], "stop main") || !slices.Contains(seen[4:7], "remove main") {
+		t.Errorf("events %q", seen)
 	}
 }

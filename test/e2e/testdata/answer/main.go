@@ -1,5 +1,5 @@
-// Command answer tells everybody who asks, by TCP or UDP at the port that it is
-// given, its host's name and the address that it was asked from.
+// Command answer replies to every TCP connection and UDP datagram on the port in its argument with
+// the host's name and the client's IP address.
 package main
 
 import (
@@ -40,6 +40,7 @@ func main() {
 	}
 }
 
+// answer returns the reply to from.
 func answer(name string, from net.Addr) []byte {
 	return fmt.Appendf(nil, "%s %v", name, netip.MustParseAddrPort(from.String()).Addr().Unmap())
 }
