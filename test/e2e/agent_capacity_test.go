@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestCapacity: a pod that there is no room for waits, and says so, and starts
-// when there is.
+// TestCapacity checks that a pod without enough free resources waits, says why, and starts once
+// there are enough.
 func TestCapacity(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -43,7 +43,7 @@ func TestCapacity(t *testing.T) {
 	w.d.Kill()
 	w.d = w.Huskd()
 	w.eventually("first", "ready", isReady)
-	w.eventually("second", "waiting still", func(p listed) bool { return p.Reason == "OutOfmemory" })
+	w.eventually("second", "still waiting", func(p listed) bool { return p.Reason == "OutOfmemory" })
 	w.MustHusk("stop", "first")
 	w.eventually("second", "ready", isReady)
 	w.MustHusk("run", write(t, w.Node, "first.yaml", asks("first", most, "")))
@@ -52,7 +52,7 @@ func TestCapacity(t *testing.T) {
 	w.eventually("first", "ready", isReady)
 	w.remove("first")
 
-	// A host port is waited for too.
+	// A pod waits for a host port too.
 	port := func(name string) string {
 		return podOf(name, only("ports: [{containerPort: 80, hostPort: 8080}], command: [sleep, '1000']"))
 	}
@@ -68,20 +68,20 @@ func TestCapacity(t *testing.T) {
 	w.end()
 }
 
-// TestSecretFileModes where only root can read them.
+// TestSecretFileModes checks that secrets are only in files that only root can read.
 func TestSecretFileModes(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
 	secret := "apiVersion: v1\nkind: Secret\nmetadata: {name: login}\nstringData: {password: 5ecr3t-w0rd}\n---\n"
 	w.run(secret+podOf("web", "volumes: [{name: s, secret: {secretName: login}}], "+only("volumeMounts: [{name: s, mountPath: /s}], env: [{name: P, valueFrom: {secretKeyRef: {name: login, key: password}}}], command: [sleep, '1000']")), "--wait")
-	// Pinned namespaces can't be searched.
+	// grep can't read pinned namespaces, so it skips them.
 	out := w.Run("grep", "-rl", "--exclude-dir=images", "--exclude-dir=sandboxes", "5ecr3t-w0rd", w.Root, w.State).Stdout
 	if !strings.Contains(out, "/journal/") {
-		t.Errorf("it is in %s", out)
+		t.Errorf("the secret is not in the journal, only in %s", out)
 	}
 	for path := range strings.Lines(out) {
 		path = strings.TrimSpace(path)
-		if before, _, in := strings.Cut(path, "/pods/"); in { // in memory, with the mode that the manifest asks for
+		if before, _, in := strings.Cut(path, "/pods/"); in { // a tmpfs, in which files have the mode from the manifest
 			path = before + "/pods"
 			if mode := strings.TrimSpace(w.Must("stat", "-c", "%a", path)); mode != "700" {
 				t.Errorf("%s has mode %s", path, mode)

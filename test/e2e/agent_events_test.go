@@ -11,7 +11,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestDescribe: what a person is told of a pod that isn't well.
+// TestDescribe checks husk describe and husk events for a pod whose probes fail.
 func TestDescribe(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -41,9 +41,9 @@ func TestDescribe(t *testing.T) {
 		}
 		seen <- false
 	}()
-	w.eventually("ill", "started again", func(p listed) bool { return p.Containers[0].Restarts > 0 })
+	w.eventually("ill", "restarted", func(p listed) bool { return p.Containers[0].Restarts > 0 })
 	if !<-seen {
-		t.Error("who follows the events isn't told of the kill")
+		t.Error("husk events -f doesn't show that the container was killed")
 	}
 	cancel()
 	_ = follow.Wait()
@@ -60,7 +60,7 @@ func TestDescribe(t *testing.T) {
 			`  .* Warning +Killing +container c +.*`, `  .* Warning +Ended +container c +ended with exit code 1(43|37).*`, `  .* Normal +Started +container c +run 2 has started`,
 		} {
 			if !regexp.MustCompile("(?m)^" + want + "$").MatchString(text) {
-				return "it doesn't say " + want + ":\n" + text
+				return "husk describe doesn't say " + want + ":\n" + text
 			}
 		}
 		return ""
@@ -68,7 +68,7 @@ func TestDescribe(t *testing.T) {
 	t.Log(text)
 	w.remove("ill")
 	if r := w.Husk("events", "ill"); r.Code != 0 || !strings.Contains(r.Stdout, "Killing") {
-		t.Errorf("what happened to a pod that is gone: %+v", r)
+		t.Errorf("husk events of a removed pod: %+v", r)
 	}
 	w.fails("nobody", w.Husk("describe", "nobody"), 1, `.*no pod "nobody".*`)
 	w.end()

@@ -14,8 +14,8 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// forwarding starts husk port-forward and returns the ports of the node that
-// lead to the pod's, in their order, and what ends it.
+// portForward starts husk port-forward. It returns the local ports, in the order of args, and a
+// function that stops it and returns its stderr.
 func (w *testEnv) portForward(args ...string) (local []string, end func() (errs string)) {
 	w.t.Helper()
 	cmd := w.Command(w.t.Context(), w.Binary("husk"), append([]string{"--socket", "unix://" + w.State + "/husk.sock", "port-forward", "--address", "127.0.0.1"}, args...)...)
@@ -33,11 +33,11 @@ func (w *testEnv) portForward(args ...string) (local []string, end func() (errs 
 		line, err := lines.ReadString('\n')
 		found := regexp.MustCompile(`^Forwarding from 127\.0\.0\.1:([0-9]+) -> [0-9]+\n$`).FindStringSubmatch(line)
 		if err != nil || found == nil {
-			w.t.Fatalf("it said %q, %v; %s", line, err, errs.String())
+			w.t.Fatalf("husk port-forward printed %q, %v; %s", line, err, errs.String())
 		}
 		local = append(local, found[1])
 	}
-	go func() { _, _ = lines.WriteTo(&bytes.Buffer{}) }() // what else it says
+	go func() { _, _ = lines.WriteTo(&bytes.Buffer{}) }() // its later output
 	return local, func() string {
 		w.t.Helper()
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGINT)
@@ -46,8 +46,8 @@ func (w *testEnv) portForward(args ...string) (local []string, end func() (errs 
 	}
 }
 
-// TestPortForward: what listens on a pod's loopback only is reached from the
-// node, by the number of the port or by its name.
+// TestPortForward reaches servers on a pod's loopback from the node, by the number or the name of
+// the port.
 func TestPortForward(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -60,7 +60,7 @@ func TestPortForward(t *testing.T) {
 			t.Errorf("through port %s: %q", port, got)
 		}
 	}
-	// Many at a time, each whole.
+	// Concurrent connections each transfer the whole file.
 	want := strings.Fields(w.sh("inner", "sha256sum /tmp/w/big"))[0]
 	sums := make(chan string)
 	for range 4 {
@@ -71,21 +71,21 @@ func TestPortForward(t *testing.T) {
 	}
 	for range 4 {
 		if got := <-sums; got != want+"<nil>" {
-			t.Errorf("a file came through as %s, not %s", got, want)
+			t.Errorf("the file arrived with the checksum %s, want %s", got, want)
 		}
 	}
 	if r := w.Run("busybox", "wget", "-qO-", "http://127.0.0.1:"+local[2]+"/"); r.Code == 0 {
-		t.Error("somebody listens on port 81")
+		t.Error("port 81 answers, though nothing listens on it")
 	}
 	if errs := end(); !strings.Contains(errs, "husk: port 81 of pod default/inner: forward port 81: ") || !strings.Contains(errs, "connection refused") {
 		t.Error(errs)
 	}
 	w.fails("UDP", w.Husk("port-forward", "inner", ":dns"), 1, "husk: port dns of pod default/inner is UDP: only TCP can be forwarded")
 	w.fails("no name", w.Husk("port-forward", "inner", ":none"), 1, `husk: pod default/inner has no port "none": its named ports are web, dns`)
-	w.fails("no name at all", w.Husk("port-forward", "other", ":none"), 1, `husk: pod default/other has no port "none" and no named ports: give a number from 1 to 65535`)
+	w.fails("no named ports", w.Husk("port-forward", "other", ":none"), 1, `husk: pod default/other has no port "none" and no named ports: give a number from 1 to 65535`)
 	w.fails("no pod", w.Husk("port-forward", "nobody", ":80"), 1, `husk: no pod "nobody": husk ps -a lists them`)
 
-	// It ends when the pod does.
+	// It ends with the pod.
 	local, end = w.portForward("inner", ":web")
 	w.MustHusk("stop", "inner")
 	if r := w.Run("busybox", "wget", "-qO-", "http://127.0.0.1:"+local[0]+"/"); r.Code == 0 {
@@ -97,7 +97,7 @@ func TestPortForward(t *testing.T) {
 	w.fails("a stopped pod", w.Husk("port-forward", "inner", ":web"), 1, "husk: pod default/inner has no network now: it is Stopped")
 	w.remove("inner")
 
-	// A pod in the node's network has its loopback too.
+	// With hostNetwork, the pod's loopback is the node's.
 	w.run(podOf("host", "hostNetwork: true, "+only("command: "+shell("exec httpd -f -p 127.0.0.1:8099 -h /www"))), "--wait")
 	local, end = w.portForward("host", ":8099")
 	node.Eventually(t, 30*time.Second, func() string {
@@ -111,7 +111,8 @@ func TestPortForward(t *testing.T) {
 	w.end()
 }
 
-// TestTop: what a pod uses is told of it and of each container, and adds up.
+// TestTop checks that husk top reports the usage of a pod and of each of its containers, and that
+// the sums are right.
 func TestTop(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -124,14 +125,13 @@ func TestTop(t *testing.T) {
 	}
 	type pod struct {
 		used
-		Network *struct{ ReceivedBytes, SentBytes float64 }
-		// Of each container.
+		Network    *struct{ ReceivedBytes, SentBytes float64 }
 		Containers []struct {
 			used
 			MemoryLimitBytes uint64
 		}
 	}
-	// It takes a moment to hoard.
+	// The second container takes a moment to allocate its memory.
 	node.Eventually(t, 30*time.Second, func() string {
 		var pods []pod
 		out := w.MustHusk("top", "busy", "-o", "json")
@@ -159,8 +159,8 @@ func TestTop(t *testing.T) {
 	w.end()
 }
 
-// TestRunWaits for pods that aren't to run for good until they have ended, and
-// a sidecar that is ended after them doesn't speak for them.
+// TestRunWaits checks that run --wait waits until pods with restartPolicy Never have ended, and
+// that a sidecar that is killed afterwards doesn't make them failed.
 func TestRunWaits(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -170,7 +170,7 @@ func TestRunWaits(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	if p := w.eventually("job", "ended", func(p listed) bool { return p.Phase == "Succeeded" && p.Containers[0].State == "Terminated" }); p.Status != "Completed" {
-		t.Errorf("its sidecar was killed, and it is %+v", p)
+		t.Errorf("after its sidecar was killed, the pod is %+v", p)
 	}
 	r = w.run(podOf("long", "restartPolicy: Never, "+only("command: [sleep, '1000']")), "--wait", "--timeout", "3s")
 	if r.Code != 1 || !strings.HasSuffix(r.Stderr, "husk: not completed within 3s: default/long (running): they keep running, see husk ps -a\n") {

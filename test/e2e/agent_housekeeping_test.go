@@ -14,8 +14,8 @@ import (
 	"github.com/huskd/husk/test/testimage"
 )
 
-// TestLogRotation: a log that grows is rotated, compressed and bounded, and no
-// line is lost of what is kept, also not by a huskd that is killed meanwhile.
+// TestLogRotation checks that a growing log is rotated, compressed and bounded, and that the kept
+// part has no gaps, even if huskd is killed meanwhile.
 func TestLogRotation(t *testing.T) {
 	t.Parallel()
 	flags := node.Flags("--log-max-size", "1", "--log-max-files", "3")
@@ -36,14 +36,14 @@ func TestLogRotation(t *testing.T) {
 		write(t, w.Node, fmt.Sprintf("say.%d", b), "")
 		node.Eventually(t, time.Minute, func() string {
 			if _, err := os.Stat(fmt.Sprintf("%s/said.%d", w.Dir, b)); err != nil {
-				return "it still talks"
+				return "the container is still writing"
 			}
 			return ""
 		})
 		node.Eventually(t, time.Minute, func() string {
 			log, err := os.Stat(filepath.Join(w.logDir("talks"), "0.log"))
 			if err != nil || log.Size() >= 1<<20 || rotated() < min(b, 2) {
-				return fmt.Sprintf("the log isn't rotated: %v", files())
+				return fmt.Sprintf("the log isn't rotated: its files are %v", files())
 			}
 			return ""
 		})
@@ -53,7 +53,7 @@ func TestLogRotation(t *testing.T) {
 		}
 	}
 	if names := files(); len(names) != 3 || !strings.HasSuffix(names[1], ".gz") || strings.HasSuffix(names[2], ".gz") {
-		t.Errorf("the files are %v", names)
+		t.Errorf("the log's files are %v", names)
 	}
 	lines := strings.Split(strings.TrimSpace(w.MustHusk("logs", "talks")), "\n")
 	for i, line := range lines {
@@ -62,30 +62,30 @@ func TestLogRotation(t *testing.T) {
 		}
 	}
 	if len(lines) < burst {
-		t.Errorf("%d lines are kept", len(lines))
+		t.Errorf("only %d lines are kept", len(lines))
 	}
 	if tail := strings.Split(strings.TrimSpace(w.MustHusk("logs", "--tail", strconv.Itoa(burst-5), "talks")), "\n"); !slices.Equal(tail, lines[len(lines)-burst+5:]) {
 		t.Errorf("the tail has %d lines", len(tail))
 	}
 	w.remove("talks")
 	if names := files(); len(names) > 0 {
-		t.Errorf("left are %v", names)
+		t.Errorf("log files are left: %v", names)
 	}
 	w.end()
 }
 
-// logs is the directory of the logs of a pod's container c.
+// logDir returns the directory of the logs of a pod's container c.
 func (w *testEnv) logDir(pod string) string {
 	w.t.Helper()
 	dirs, _ := filepath.Glob(w.Root + "/logs/default_" + pod + "_*/c")
 	if len(dirs) != 1 {
-		w.t.Fatalf("the logs of pod %s are in %v", pod, dirs)
+		w.t.Fatalf("pod %s has the log directories %v, want one", pod, dirs)
 	}
 	return dirs[0]
 }
 
-// loadLayers loads the web image with so many layers, which is another with each
-// number, under a name.
+// loadLayers loads, under a name, a variant of the web image with this number of layers. Variants
+// with different numbers are different images.
 func loadLayers(t testing.TB, n *node.Node, name string, layers int) {
 	t.Helper()
 	image, err := testimage.Build(t.Context(), testimage.Spec{Flavour: testimage.Web, Layers: layers})
@@ -99,8 +99,8 @@ func loadLayers(t testing.TB, n *node.Node, name string, layers int) {
 	n.MustHusk("image", "load", write(t, n, "layers.tar", out.String()))
 }
 
-// TestImageCollection: when the disk is nearly full, images go that nobody uses,
-// has used lately or wants to stay.
+// TestImageCollection checks that, when the disk is nearly full, images are removed that are not in
+// use, not recently used and not pinned.
 func TestImageCollection(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -109,19 +109,19 @@ func TestImageCollection(t *testing.T) {
 		loadLayers(t, n, "localhost/"+name+":1", 2+i)
 	}
 	first.Stop()
-	// As if the disk were full from the first byte on.
+	// With these limits, the disk counts as full.
 	w := testEnvOn(t, n, node.Flags("--image-gc-high", "0", "--image-gc-low", "0", "--image-gc-min-age", "3", "--pinned-images", "localhost/pin*:1"))
 	w.run(strings.Replace(podOf("web", only("command: [sleep, '1000']")), "localhost/web:1", "localhost/used:1", 1), "--wait")
 	left := func() string { return w.MustHusk("image", "ls") }
 	node.Eventually(t, time.Minute, func() string {
 		if strings.Contains(left(), "localhost/unused") {
-			return "the image that nobody uses is still here"
+			return "the unused image is still present"
 		}
 		return ""
 	})
 	for _, name := range []string{"pinned", "used", "web"} {
 		if !strings.Contains(left(), "localhost/"+name) {
-			t.Errorf("image %s is gone:\n%s", name, left())
+			t.Errorf("image %s was removed:\n%s", name, left())
 		}
 	}
 	if !strings.Contains(w.d.Log(), "removed an image, as the disk is nearly full") {
@@ -130,15 +130,15 @@ func TestImageCollection(t *testing.T) {
 	w.remove("web")
 	node.Eventually(t, time.Minute, func() string {
 		if strings.Contains(left(), "localhost/used") {
-			return "the image that nobody uses any more is still here"
+			return "the image that is no longer used is still present"
 		}
 		return ""
 	})
 	w.end()
 }
 
-// TestOrphans: what a pod has left of which no record speaks is removed, or said
-// why it isn't.
+// TestOrphans checks that directories of pods without a record are removed, or that huskd says why
+// not.
 func TestOrphans(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -153,7 +153,7 @@ func TestOrphans(t *testing.T) {
 	w.d = w.Huskd()
 	for dir, there := range map[string]bool{"/pods/gone": false, "/logs/default_gone_gone": false, "/pods/odd": true} {
 		if _, err := os.Stat(w.Root + dir); (err == nil) != there {
-			t.Errorf("%s: %v", dir, err)
+			t.Errorf("%s exists: %v, want %v: %v", dir, err == nil, there, err)
 		}
 	}
 	if log := w.d.Log(); strings.Count(log, "orphaned pod directory was removed") != 2 || !strings.Contains(log, "orphaned pod directory was kept") {
@@ -161,7 +161,7 @@ func TestOrphans(t *testing.T) {
 	}
 	w.awaitFinding(0, "pod directories", `^.*/pods/odd belongs to a pod that has no record, and was kept: .* contains more than volumes`)
 	if got := w.sh("web", "cat /v/f"); got != "x" {
-		t.Errorf("the pod that is known has %q", got)
+		t.Errorf("the volume of the running pod has %q", got)
 	}
 	if err := os.RemoveAll(w.Root + "/pods/odd"); err != nil {
 		t.Fatal(err)
@@ -170,9 +170,9 @@ func TestOrphans(t *testing.T) {
 	w.end()
 }
 
-// TestEviction: a pod that takes more of the disk than it may is evicted, and gives
-// it back; one whose containers are always started again begins anew. Others are
-// left alone, and huskd's death changes nothing.
+// TestEviction checks that a pod that exceeds its disk limits is evicted and its disk space freed,
+// and that it is recreated if its restartPolicy is Always. Other pods are not affected, and killing
+// huskd changes nothing.
 func TestEviction(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -200,7 +200,7 @@ func TestEviction(t *testing.T) {
 		left, _ := filepath.Glob(w.Root + "/pods/*/volumes/v/fill")
 		layers, _ := filepath.Glob(w.Root + "/containers/*/upper/tmp/fill")
 		if len(left) != 1 || len(layers) != 0 {
-			return fmt.Sprintf("left are %v %v", left, layers)
+			return fmt.Sprintf("files are left: %v %v", left, layers)
 		}
 		return ""
 	})
@@ -210,7 +210,7 @@ func TestEviction(t *testing.T) {
 	again := func(p listed) bool { return p.Phase == "Running" }
 	node.Eventually(t, 3*time.Minute, func() string {
 		if p := w.pod("again"); !again(p) {
-			return fmt.Sprintf("it doesn't begin anew: %+v", p)
+			return fmt.Sprintf("the pod isn't recreated: %+v", p)
 		}
 		return ""
 	})

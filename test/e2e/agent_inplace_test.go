@@ -10,8 +10,9 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestManifestChange: of a manifest that was changed what can be changed of a running pod
-// is, by hand and in a directory, and only what has to be is started again.
+// TestManifestChange checks that changes of a manifest are applied to the running pod where
+// possible, and that only the containers that have to be are restarted: with husk run, and in a
+// directory.
 func TestManifestChange(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -33,7 +34,7 @@ func TestManifestChange(t *testing.T) {
 			if got == fmt.Sprint(memory<<20) {
 				return ""
 			}
-			return "its memory is limited to " + got
+			return "the memory limit is " + got
 		})
 	}
 	began := func() (c, d string) {
@@ -48,7 +49,7 @@ func TestManifestChange(t *testing.T) {
 		apply(text("96Mi", "localhost/web:1", ""))
 		limits(96)
 		if c2, d2 := began(); c2 != c || d2 != d {
-			t.Error("a resize has started something again")
+			t.Error("a resize restarted a container")
 		}
 		w.d.Kill()
 		w.d = w.Huskd(flags)
@@ -61,7 +62,7 @@ func TestManifestChange(t *testing.T) {
 			return ""
 		})
 		if c2, _ := began(); c2 != c {
-			t.Error("another container was started again")
+			t.Error("the container whose image didn't change was restarted")
 		}
 	}
 	loadLayers(t, n, "localhost/again:1", 2)
@@ -71,13 +72,13 @@ func TestManifestChange(t *testing.T) {
 		}
 	})
 	other := text("96Mi", "localhost/again:1", "env: [{name: A, value: b}], ")
-	w.fails("more than can be changed", w.run(other), 1, `husk: pod default/web exists with another manifest \(from run\): husk run --replace replaces it, husk rm -f default/web removes it`)
+	w.fails("a change that needs a new pod", w.run(other), 1, `husk: pod default/web exists with another manifest \(from run\): husk run --replace replaces it, husk rm -f default/web removes it`)
 	c, _ := began()
 	if r := w.run(other, "--replace", "--wait"); r.Code != 0 || !strings.HasPrefix(r.Stdout, "pod default/web ready ") {
 		t.Errorf("%+v", r)
 	}
 	if c2, _ := began(); c2 == c {
-		t.Error("it was not replaced")
+		t.Error("run --replace didn't replace the pod")
 	}
 	w.remove("web")
 	check(func(text string) { write(t, n, "manifests/web.yaml", text) })
@@ -88,9 +89,9 @@ func TestManifestChange(t *testing.T) {
 	w.end()
 }
 
-// TestDeferredResize: of a manifest that asks for more than there is room for, the pod
-// keeps what it has, which its events say, and has the rest once there is room. A
-// container that asks for it is started again with what it gets, and no other.
+// TestDeferredResize resizes a pod beyond the free memory. The pod keeps its resources, its events
+// say so, and it is resized once memory is free. Only the container with restartPolicy
+// RestartContainer is restarted.
 func TestDeferredResize(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -122,15 +123,15 @@ func TestDeferredResize(t *testing.T) {
 	}
 	w.run(asks("first", 50))
 	if p := w.pod("first"); p.Containers[0].ID != before.Containers[0].ID || !p.Ready {
-		t.Errorf("it was changed without room: %+v", p)
+		t.Errorf("the pod was resized without enough free memory: %+v", p)
 	}
 	w.d.Kill()
 	w.d = w.Huskd()
 	w.MustHusk("rm", "-f", "second")
-	after := w.eventually("first", "started again", func(p listed) bool { return p.Ready && p.Containers[0].Restarts == 1 })
+	after := w.eventually("first", "restarted", func(p listed) bool { return p.Ready && p.Containers[0].Restarts == 1 })
 	want := fmt.Sprint(kilobytes / 100 * 50 << 10 &^ (os.Getpagesize() - 1))
 	if got := w.cgroupFile("first", after.Containers[0].ID, "memory.limit_in_bytes", "memory.max"); got != want || after.Containers[1].ID != before.Containers[1].ID {
-		t.Errorf("its memory is limited to %s, want %s: %+v", got, want, after)
+		t.Errorf("the memory limit is %s, want %s: %+v", got, want, after)
 	}
 	w.remove("first")
 	w.end()

@@ -20,7 +20,7 @@ import (
 	"github.com/huskd/husk/test/testimage"
 )
 
-// loggedIn sends requests from within a node as somebody.
+// loggedIn adds the login of a user to requests.
 type loggedIn struct {
 	http.RoundTripper
 	user, password string
@@ -32,16 +32,15 @@ func (l loggedIn) RoundTrip(r *http.Request) (*http.Response, error) {
 	return l.RoundTripper.RoundTrip(r)
 }
 
-// dockerRegistry starts the registry that everybody runs on a node, which wants the
-// login of registryUser, with the image team/web:1. It returns its address, and what
-// ends it.
+// dockerRegistry starts docker-registry on a node, with the image team/web:1, which requires the
+// login of registryUser. It returns its address, and a function that stops it.
 func dockerRegistry(t *testing.T, n *node.Node) (host string, end func()) {
 	t.Helper()
 	program, err := exec.LookPath("docker-registry")
 	if err != nil {
-		t.Skip("there is no docker-registry here")
+		t.Skip("docker-registry is not installed")
 	}
-	// What htpasswd -B makes of registryPassword.
+	// The output of htpasswd -B for registryPassword.
 	users := write(t, n, "users", registryUser+":$2a$04$GOIAIhnTI5412FvlBZHFvugAJy/69f0ji5GaR772jeUKb8pyKgP2y\n")
 	conf := write(t, n, "registry.yml", "version: 0.1\nstorage: {filesystem: {rootdirectory: "+n.Dir+"/registry}}\nhttp: {addr: 127.0.0.1:0}\nlog: {level: info, formatter: json}\n"+
 		"auth: {htpasswd: {realm: tests, path: "+users+"}}\n")
@@ -92,9 +91,8 @@ func dockerRegistry(t *testing.T, n *node.Node) (host string, end func()) {
 	return host, end
 }
 
-// TestImagePullSecrets: an image of a registry that wants a login is pulled with the
-// Secret beside the pod, and with no other; who has none, or a wrong one, is told
-// so, and gets it as soon as the Secret is right.
+// TestImagePullSecrets pulls an image from a registry that requires a login. Only pods with the
+// right Secret get it. The others report why not, and start once their Secret is corrected.
 func TestImagePullSecrets(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -117,16 +115,16 @@ func TestImagePullSecrets(t *testing.T) {
 	}
 	w.run(secret(host, registryPassword)+pod("right", login), "--wait")
 	w.eventually("right", "ready", isReady)
-	// The Secret of a pod that is there may be set right.
+	// Applying a corrected Secret lets an existing pod start.
 	if r := w.run(secret(host, registryPassword) + pod("wrong", login)); r.Code != 0 {
 		t.Fatal(r)
 	}
 	w.eventually("wrong", "ready", isReady)
 	if p := w.pod("nobody"); p.Ready {
-		t.Errorf("a pod without a login has the image: %+v", p)
+		t.Errorf("a pod without a login runs the image: %+v", p)
 	}
 	if strings.Contains(w.d.Log(), registryPassword) || bytes.Contains([]byte(w.MustHusk("events", "wrong")), []byte(registryPassword)) {
-		t.Error("the password is told")
+		t.Error("the log or the events contain the password")
 	}
 	end()
 	w.remove("nobody", "wrong", "elsewhere", "right")

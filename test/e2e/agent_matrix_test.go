@@ -20,17 +20,17 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// manifestServer is a server of manifests that sometimes is ill.
+// manifestServer serves manifests, or garbage while broken is set.
 type manifestServer struct {
-	mu   sync.Mutex
-	pods map[string]string // versions by name
-	ill  bool
+	mu     sync.Mutex
+	pods   map[string]string // versions by name
+	broken bool
 }
 
 func (s *manifestServer) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ill {
+	if s.broken {
 		fmt.Fprint(w, "<html>")
 		return
 	}
@@ -45,9 +45,8 @@ func versioned(name, version string) string {
 	return strings.Replace(pod, "metadata: {", "metadata: {labels: {v: '"+version+"'}, ", 1)
 }
 
-// TestManifestSources: files come, change, break and go, as do what a URL says and
-// what people run, and huskd is killed meanwhile. What is declared in the end is
-// what runs.
+// TestManifestSources adds, changes, breaks and removes pods at random, in files, at a URL and with
+// husk run, and kills huskd meanwhile. In the end, exactly the declared pods must run.
 func TestManifestSources(t *testing.T) {
 	t.Parallel()
 	const steps, look = 300, 60
@@ -85,7 +84,7 @@ func TestManifestSources(t *testing.T) {
 		file, page, run := fmt.Sprintf("f%d", random.IntN(4)), fmt.Sprintf("u%d", random.IntN(2)), fmt.Sprintf("r%d", random.IntN(2))
 		switch what := random.IntN(100); {
 		case what < 35:
-			must(os.WriteFile(path(file)+".new", nil, 0o600)) // what an editor leaves, with nothing in it yet
+			must(os.WriteFile(path(file)+".new", nil, 0o600)) // an editor's temporary file, still empty
 			must(os.WriteFile(path(file), []byte(versioned(file, version)), 0o600))
 			must(os.Remove(path(file) + ".new"))
 			files[file] = version
@@ -93,8 +92,7 @@ func TestManifestSources(t *testing.T) {
 			must(os.Remove(path(file)))
 			delete(files, file)
 		case what < 60 && files[file] != "":
-			// What the file had may not have been read yet: it may be written over
-			// only when it has.
+			// Wait until huskd has read the last good version, which it must keep.
 			node.Eventually(t, time.Minute, func() string { return w.mismatch(map[string]string{file: files[file]}, false) })
 			must(os.WriteFile(path(file), []byte("kind: ["), 0o600))
 		case what < 75:
@@ -103,7 +101,7 @@ func TestManifestSources(t *testing.T) {
 			if random.IntN(3) == 0 {
 				delete(web.pods, page)
 			}
-			web.ill = random.IntN(4) == 0
+			web.broken = random.IntN(4) == 0
 			web.mu.Unlock()
 		case what < 85 && ran[run] == "":
 			w.MustHusk("run", write(t, n, "run.yaml", versioned(run, version)))
@@ -119,7 +117,7 @@ func TestManifestSources(t *testing.T) {
 	converge := func() {
 		t.Helper()
 		web.mu.Lock()
-		web.ill = false
+		web.broken = false
 		want := map[string]string{"other": ""}
 		for _, declared := range []map[string]string{files, web.pods, ran} {
 			for name, version := range declared {
@@ -148,12 +146,12 @@ func TestManifestSources(t *testing.T) {
 		delete(ran, name)
 	}
 	converge()
-	w.checkUnharmed("all that")
+	w.checkUnharmed("all changes")
 	w.end()
 }
 
-// off says which of the pods don't run as wanted and, if those are all, which
-// others do.
+// mismatch describes the first pod that differs from want, the versions by name, or returns "". If
+// all is set, pods that aren't in want count too.
 func (w *testEnv) mismatch(want map[string]string, all bool) string {
 	w.t.Helper()
 	var pods []listed
@@ -171,7 +169,7 @@ func (w *testEnv) mismatch(want map[string]string, all bool) string {
 			}
 			r := w.Husk("inspect", p.Name)
 			if err := json.Unmarshal([]byte(r.Stdout), &about); err != nil {
-				return p.Name + " has just gone"
+				return p.Name + " has just been removed"
 			}
 			version = about.Manifest.Metadata.Labels["v"]
 		}

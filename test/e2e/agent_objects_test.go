@@ -22,8 +22,7 @@ stringData: {user: me, password: t0p}
 ---
 `
 
-// TestConfigMapsAndSecrets has containers told of config maps and secrets in all the ways
-// that there are.
+// TestConfigMapsAndSecrets passes config maps and secrets to containers in all supported ways.
 func TestConfigMapsAndSecrets(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -79,8 +78,8 @@ spec:
 	w.end()
 }
 
-// TestConfigMapChange: files follow their config map, nothing is started anew,
-// and what waits for one begins when it comes.
+// TestConfigMapChange checks that a pod starts once its config map exists, and that files follow
+// changes of the config map without a restart.
 func TestConfigMapChange(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -93,7 +92,7 @@ func TestConfigMapChange(t *testing.T) {
 		only("env: [{name: C, valueFrom: {configMapKeyRef: {name: settings, key: color}}}], volumeMounts: [{name: s, mountPath: /s}, {name: s, mountPath: /part, subPath: color}], command: [sleep, '1000']")))
 	p := w.eventually("waits", "waiting", func(p listed) bool { return p.Reason == "CreateContainerConfigError" })
 	if !strings.Contains(p.Message, "config map default/settings not found: declare it beside the pod") {
-		t.Errorf("it says %q", p.Message)
+		t.Errorf("the waiting pod's message is %q", p.Message)
 	}
 	declared := func(color string) {
 		t.Helper()
@@ -106,7 +105,7 @@ func TestConfigMapChange(t *testing.T) {
 		t.Helper()
 		node.Eventually(t, 20*time.Second, func() string {
 			if got := w.sh("waits", "cat /s/color; echo; cat /part; echo; echo $C"); got != color+"\n"+rest {
-				return fmt.Sprintf("it has %q", got)
+				return fmt.Sprintf("the container has %q", got)
 			}
 			return ""
 		})
@@ -118,8 +117,8 @@ func TestConfigMapChange(t *testing.T) {
 	has("blue", "blue\nblue")
 	declared("green")
 	has("green", "blue\nblue")
-	// A file that can't be read any more takes nothing away, also not from a
-	// huskd that has never read it.
+	// If the file becomes malformed, the pod keeps the last good version, even after a restart of
+	// huskd.
 	write(t, n, "manifests/settings.yaml", "kind: [")
 	w.d.Kill()
 	w.d = w.Huskd(node.Flags("--manifests", dir))
@@ -127,7 +126,7 @@ func TestConfigMapChange(t *testing.T) {
 	declared("red")
 	has("red", "blue\nblue")
 	if p := w.pod("waits"); p.Containers[0].Restarts != 0 {
-		t.Errorf("it is %+v", p)
+		t.Errorf("the container was restarted: %+v", p)
 	}
 	for _, f := range []string{"pod.yaml", "settings.yaml"} {
 		if err := os.Remove(dir + "/" + f); err != nil {

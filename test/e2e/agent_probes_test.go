@@ -9,8 +9,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// eventually waits for a pod to be as want says, and shows how it is if it
-// doesn't come to that.
+// eventually waits until a pod meets a condition, which what describes.
 func (w *testEnv) eventually(pod, what string, want func(listed) bool) listed {
 	w.t.Helper()
 	var p listed
@@ -25,7 +24,7 @@ func (w *testEnv) eventually(pod, what string, want func(listed) bool) listed {
 
 func isReady(p listed) bool { return p.Ready }
 
-// in runs a script in a pod's container c.
+// sh runs a script in a pod's container c.
 func (w *testEnv) sh(pod, script string) string {
 	w.t.Helper()
 	return strings.TrimSpace(w.MustHusk("exec", pod, "-c", "c", "--", "sh", "-c", script))
@@ -33,16 +32,16 @@ func (w *testEnv) sh(pod, script string) string {
 
 const serve = "exec httpd -f -p 80 -h /www"
 
-// TestReadinessProbe: whether a server answers decides whether the pod is ready, and
-// nothing else.
+// TestReadinessProbe checks that a readiness probe decides whether the pod is ready, and that
+// nothing else follows from it.
 func TestReadinessProbe(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
 	w.run(podOf("web", only("command: "+shell(serve)+", ports: [{name: web, containerPort: 80}], readinessProbe: "+
 		"{httpGet: {port: web, path: /release, httpHeaders: [{name: Host, value: a.test}]}, periodSeconds: 1, failureThreshold: 2}")))
-	p := w.eventually("web", "asked", func(p listed) bool { return strings.Contains(p.Containers[0].Message, "404 Not Found") })
+	p := w.eventually("web", "probed", func(p listed) bool { return strings.Contains(p.Containers[0].Message, "404 Not Found") })
 	if p.Ready || p.Phase != "Running" || !strings.Contains(w.MustHusk("ps"), "0/1") {
-		t.Errorf("not ready, it is %+v", p)
+		t.Errorf("the pod that isn't ready is %+v", p)
 	}
 	w.sh("web", "echo x >/www/release")
 	w.eventually("web", "ready", isReady)
@@ -52,49 +51,49 @@ func TestReadinessProbe(t *testing.T) {
 	w.sh("web", "rm /www/release")
 	p = w.eventually("web", "unready again", func(p listed) bool { return !p.Ready })
 	if p.Containers[0].Restarts != 0 || p.Phase != "Running" {
-		t.Errorf("unready, it is %+v", p)
+		t.Errorf("the pod that became unready is %+v", p)
 	}
-	// Who knows nothing of its containers yet, asks at once.
+	// A restarted huskd knows no results of probes, so it probes at once.
 	w.sh("web", "echo x >/www/release")
 	w.eventually("web", "ready", isReady)
 	w.d.Kill()
 	w.d = w.Huskd()
 	if p := w.eventually("web", "ready after a restart of huskd", isReady); p.Containers[0].Restarts != 0 {
-		t.Errorf("it is %+v", p)
+		t.Errorf("the container was restarted: %+v", p)
 	}
 	w.remove("web")
 	w.end()
 }
 
-// TestLivenessProbe: a container that is found dead is stopped, within the grace
-// that the probe has, and started again.
+// TestLivenessProbe checks that a container whose liveness probe fails is stopped, within the
+// probe's grace period, and restarted according to the restartPolicy.
 func TestLivenessProbe(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
 	alive := "livenessProbe: {exec: {command: [test, -e, /tmp/alive]}, periodSeconds: 1, failureThreshold: 2, terminationGracePeriodSeconds: 1}"
 	w.run(podOf("again", only("command: "+shell("trap '' TERM; touch /tmp/alive; while :; do sleep 0.1; done")+", "+alive)), "--wait")
 	w.sh("again", "rm /tmp/alive")
-	w.eventually("again", "started again", func(p listed) bool { return p.Ready && p.Containers[0].Restarts == 1 })
+	w.eventually("again", "restarted", func(p listed) bool { return p.Ready && p.Containers[0].Restarts == 1 })
 	w.run(podOf("never", "restartPolicy: Never, "+only("command: "+shell("trap 'exit 7' TERM; sleep 1000 & wait")+", "+alive)))
 	w.eventually("never", "failed", func(p listed) bool { return p.Phase == "Failed" && p.Containers[0].ExitCode == 7 })
 	w.run(podOf("failure", "restartPolicy: OnFailure, "+only("command: "+shell("trap 'exit 0' TERM; sleep 1000 & wait")+", "+alive)))
-	w.eventually("failure", "started again", func(p listed) bool { return p.Containers[0].Restarts > 0 })
-	// A port that nobody listens on is dead too. A program that isn't there says
-	// nothing of the container, but in an event.
+	w.eventually("failure", "restarted", func(p listed) bool { return p.Containers[0].Restarts > 0 })
+	// A refused connection fails a probe too. A missing program says nothing about the container,
+	// so it only makes an event.
 	w.run(podOf("port", only("command: [sleep, '1000'], livenessProbe: {tcpSocket: {port: 81}, periodSeconds: 1, failureThreshold: 1}")))
 	w.run(podOf("program", only("command: [sleep, '1000'], livenessProbe: {exec: {command: [/none]}, periodSeconds: 1, failureThreshold: 1}")))
-	w.eventually("port", "started again", func(p listed) bool { return p.Containers[0].Restarts > 0 })
-	const told = `liveness probe could not be carried out: /none: `
-	p := w.eventually("program", "asked", func(p listed) bool { return strings.Contains(w.MustHusk("events", "program"), told) })
+	w.eventually("port", "restarted", func(p listed) bool { return p.Containers[0].Restarts > 0 })
+	const message = `liveness probe could not be carried out: /none: `
+	p := w.eventually("program", "probed", func(p listed) bool { return strings.Contains(w.MustHusk("events", "program"), message) })
 	if p.Containers[0].Restarts > 0 || !p.Ready {
-		t.Errorf("a probe can't be made of it, and it is %+v", p)
+		t.Errorf("its probe can't be carried out, and the pod is %+v", p)
 	}
 	w.remove("again", "never", "failure", "port", "program")
 	w.end()
 }
 
-// TestStartupProbe: nothing is asked of a container, and nothing comes after a
-// sidecar, before it has started.
+// TestStartupProbe checks that, until a container has started, its other probes don't run, and that
+// the containers after a sidecar wait for it.
 func TestStartupProbe(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -103,15 +102,15 @@ func TestStartupProbe(t *testing.T) {
 	w.run(podOf("slow", only("command: "+shell("sleep 3; touch /tmp/up; "+serve)+
 		", startupProbe: {tcpSocket: {port: 80}, periodSeconds: 1, failureThreshold: 60}, livenessProbe: {exec: {command: [test, -e, /tmp/up]}, periodSeconds: 1, failureThreshold: 1}")), "--wait")
 	if p := w.pod("slow"); !p.Ready || p.Containers[0].Restarts != 0 {
-		t.Errorf("it is %+v", p)
+		t.Errorf("the pod is %+v", p)
 	}
 	w.run(podOf("late", only("command: [sleep, '1000'], startupProbe: {tcpSocket: {port: 80}, periodSeconds: 1, failureThreshold: 2}")))
-	w.eventually("late", "started again", func(p listed) bool { return p.Containers[0].Restarts > 0 })
+	w.eventually("late", "restarted", func(p listed) bool { return p.Containers[0].Restarts > 0 })
 	w.run(podOf("sidecar", volume+"initContainers: [{name: s, image: 'localhost/web:1', restartPolicy: Always, "+mount+", command: [sleep, '1000'], startupProbe: {exec: {command: [test, -e, /v/go]}, periodSeconds: 1}}], "+
 		only("command: [sleep, '1000'], "+mount)))
-	p := w.eventually("sidecar", "held back", func(p listed) bool { return len(p.Containers) == 2 && p.Containers[0].State == "Running" })
+	p := w.eventually("sidecar", "waiting for its sidecar", func(p listed) bool { return len(p.Containers) == 2 && p.Containers[0].State == "Running" })
 	if p.Reason != "Init:0/1" || p.Containers[1].State != "Waiting" {
-		t.Errorf("while its sidecar starts, it is %+v", p)
+		t.Errorf("while its sidecar starts, the pod is %+v", p)
 	}
 	w.MustHusk("exec", "sidecar", "-c", "s", "--", "touch", "/v/go")
 	w.eventually("sidecar", "ready", isReady)
@@ -119,7 +118,7 @@ func TestStartupProbe(t *testing.T) {
 	w.end()
 }
 
-// TestHooks has containers do something after their start and before their end.
+// TestHooks runs postStart and preStop hooks.
 func TestHooks(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -127,7 +126,7 @@ func TestHooks(t *testing.T) {
 		return "volumes: [{name: h, hostPath: {path: " + w.Dir + "/" + name + ", type: DirectoryOrCreate}}], "
 	}
 	const mount = "volumeMounts: [{name: h, mountPath: /h}], "
-	told := func(name string) string { return strings.TrimSpace(w.Must("cat", w.Dir+"/"+name+"/f")) }
+	log := func(name string) string { return strings.TrimSpace(w.Must("cat", w.Dir+"/"+name+"/f")) }
 	const polite = "trap 'echo term >>/h/f; exit 0' TERM; echo up; sleep 1000 & wait"
 	hooked := func(name, grace, hooks string) string {
 		return strings.Replace(podOf(name, keep(name)+only(mount+"command: "+shell(polite)+", lifecycle: {"+hooks+"}")), "terminationGracePeriodSeconds: 1", "terminationGracePeriodSeconds: "+grace, 1)
@@ -135,58 +134,59 @@ func TestHooks(t *testing.T) {
 	script := func(s string) string { return "{exec: {command: " + shell(s) + "}}" }
 
 	w.run(hooked("both", "30", "postStart: "+script("sleep 0.5; echo start >/h/f")+", preStop: "+script("sleep 0.5; echo stop >>/h/f")), "--wait")
-	if got := told("both"); got != "start" {
-		t.Errorf("ready, it has told %q", got)
+	if got := log("both"); got != "start" {
+		t.Errorf("when it is ready, the pod has logged %q", got)
 	}
 	w.MustHusk("stop", "both")
-	if got := told("both"); got != "start\nstop\nterm" {
-		t.Errorf("stopped, it has told %q", got)
+	if got := log("both"); got != "start\nstop\nterm" {
+		t.Errorf("when it has stopped, the pod has logged %q", got)
 	}
 
-	// The hook's time is of the grace, of which at least 2 s are left.
+	// The hook's time counts towards the grace period, of which the container gets at least 2 s.
 	w.run(hooked("long", "2", "preStop: {sleep: {seconds: 2}}"), "--wait")
 	began := time.Now()
 	w.MustHusk("stop", "long")
-	if took := time.Since(began); took < 2*time.Second || told("long") != "term" {
-		t.Errorf("it took %v to stop, and told %q", took, told("long"))
+	if took := time.Since(began); took < 2*time.Second || log("long") != "term" {
+		t.Errorf("stopping took %v, and the pod logged %q", took, log("long"))
 	}
 
-	// A hook that hangs is cut; a stop without grace doesn't begin one, or ends it.
+	// A hook that hangs is killed when the grace period ends; a stop without a grace period kills
+	// it at once.
 	w.run(hooked("hangs", "1", "preStop: "+script("echo hook >>/h/f; sleep 1000")), "--wait")
 	w.MustHusk("stop", "hangs")
-	if got := told("hangs"); got != "hook\nterm" {
-		t.Errorf("it told %q", got)
+	if got := log("hangs"); got != "hook\nterm" {
+		t.Errorf("the pod logged %q", got)
 	}
 	w.run(hooked("cut", "600", "preStop: "+script("echo hook >>/h/f; sleep 1000")), "--wait")
 	stopping := make(chan node.Result, 1)
 	go func() { stopping <- w.Husk("stop", "cut") }()
 	node.Eventually(t, 20*time.Second, func() string {
 		if r := w.Run("cat", w.Dir+"/cut/f"); !strings.Contains(r.Stdout, "hook") {
-			return "the hook doesn't run"
+			return "the hook hasn't started"
 		}
 		return ""
 	})
 	w.MustHusk("stop", "-t", "0", "cut")
-	if r := <-stopping; r.Code != 0 || told("cut") != "hook" {
-		t.Errorf("%+v; it told %q", r, told("cut"))
+	if r := <-stopping; r.Code != 0 || log("cut") != "hook" {
+		t.Errorf("%+v; the pod logged %q", r, log("cut"))
 	}
 
-	// A container whose hook fails is stopped, and started again.
+	// A container whose postStart hook fails is stopped and restarted.
 	w.run(hooked("fails", "30", "postStart: "+script("echo start >>/h/f; exit 3")))
 	node.Eventually(t, 20*time.Second, func() string {
 		if got := w.Run("cat", w.Dir+"/fails/f").Stdout; !strings.HasPrefix(got, "start\nterm\nstart") {
-			return fmt.Sprintf("it told %q", got)
+			return fmt.Sprintf("the pod logged %q", got)
 		}
 		return ""
 	})
 
-	// A server is asked, and a signal of the pod's choice sent.
+	// An httpGet hook, and a stop signal from the manifest.
 	w.run(podOf("asked", keep("asked")+only(mount+"ports: [{name: web, containerPort: 80}], command: "+shell("trap 'echo usr1 >/h/f; exit 0' USR1; "+
 		"httpd -f -vv -p 80 -h /www 2>/h/asked & while :; do wait; done")+
 		", readinessProbe: {tcpSocket: {port: web}, periodSeconds: 1}, lifecycle: {stopSignal: SIGUSR1, preStop: {httpGet: {port: web, path: /bye}}}")), "--wait")
 	w.MustHusk("stop", "asked")
-	if got := told("asked"); got != "usr1" || !strings.Contains(w.Must("cat", w.Dir+"/asked/asked"), "url:/bye") {
-		t.Errorf("it told %q, and its server %q", got, w.Must("cat", w.Dir+"/asked/asked"))
+	if got := log("asked"); got != "usr1" || !strings.Contains(w.Must("cat", w.Dir+"/asked/asked"), "url:/bye") {
+		t.Errorf("the pod logged %q, and its server %q", got, w.Must("cat", w.Dir+"/asked/asked"))
 	}
 	w.remove("both", "long", "hangs", "cut", "fails", "asked")
 	w.end()

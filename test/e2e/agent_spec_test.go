@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestFQDN: a subdomain makes a whole name, which can be the host name.
+// TestFQDN checks that a subdomain gives the pod a fully qualified domain name, which can be its
+// hostname.
 func TestFQDN(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -21,7 +22,7 @@ func TestFQDN(t *testing.T) {
 	for pod, lines := range map[string][]string{"plain": {"name", fqdn, addresses}, "whole": {fqdn, fqdn, addresses}} {
 		w.eventually(pod, "ready", isReady)
 		if got := strings.TrimSpace(w.sh(pod, "hostname; hostname -f; grep -c 'name.sub.default.svc.cluster.local.name$' /etc/hosts")); got != strings.Join(lines, "\n") {
-			t.Errorf("pod %s says %q, want %q", pod, got, lines)
+			t.Errorf("in pod %s, the commands print %q, want %q", pod, got, lines)
 		}
 	}
 	w.run(podOf("long", "subdomain: "+strings.Repeat("s", 63)+", setHostnameAsFQDN: true, "+only("command: [sleep, '1000']")))
@@ -30,7 +31,7 @@ func TestFQDN(t *testing.T) {
 	w.end()
 }
 
-// TestImageVolume: the files of an image are in a container that runs another.
+// TestImageVolume mounts the files of an image into a container that runs another image.
 func TestImageVolume(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -40,7 +41,7 @@ func TestImageVolume(t *testing.T) {
 	}
 	w.run(podOf("has", volume("localhost/web:1", "Never")), "--wait")
 	if got := w.sh("has", "set +e; cat /v/etc/passwd | head -n 1; ls /part; touch /v/x 2>&1; true"); got != "root:x:0:0:root:/root:/bin/sh\nindex.cgi\ntouch: /v/x: Read-only file system" {
-		t.Errorf("it has %q", got)
+		t.Errorf("the volume has %q", got)
 	}
 	w.run(podOf("lacks", volume("localhost/none:1", "Never")))
 	w.awaitStatus(map[string]string{"lacks": `CreateContainerConfigError: volume v: .*localhost/none:1.*, and pullPolicy is Never: load it with husk image load`})
@@ -48,8 +49,8 @@ func TestImageVolume(t *testing.T) {
 	w.end()
 }
 
-// TestTerminationMessage: what a container leaves in its file, or at the end of its log, says
-// how it ended.
+// TestTerminationMessage checks that a container's message comes from its termination message file
+// or the end of its log.
 func TestTerminationMessage(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -65,24 +66,24 @@ func TestTerminationMessage(t *testing.T) {
 	} {
 		w.run(podOf(name, "restartPolicy: Never, "+only(c.spec+"command: "+shell(c.script))), "--wait")
 		if p := w.pod(name); p.Containers[0].Message != c.want {
-			t.Errorf("%s: it says %q, want %q", name, p.Containers[0].Message, c.want)
+			t.Errorf("%s: the message is %q, want %q", name, p.Containers[0].Message, c.want)
 		}
 		w.remove(name)
 	}
-	// The next run begins with none, and a huskd that is restarted knows it too.
+	// A container starts with an empty file, and a restarted huskd still has the message.
 	w.run(podOf("again", "restartPolicy: Never, "+only("command: "+shell("cat /dev/termination-log; echo -n bye >/dev/termination-log"))), "--wait")
 	w.d.Kill()
 	w.d = w.Huskd()
 	if p := w.pod("again"); p.Containers[0].Message != "bye" || w.MustHusk("logs", "again") != "" {
-		t.Errorf("it says %q", p.Containers[0].Message)
+		t.Errorf("after the restart the message is %q", p.Containers[0].Message)
 	}
 	w.remove("again")
 	w.end()
 }
 
-// cgroupFile reads the first file that there is in a pod's cgroup or, if below is
-// not empty, below it.
-func (w *testEnv) cgroupFile(pod, above string, names ...string) string {
+// cgroupFile returns the content of the first of the named files that exists in the directory rel
+// below a pod's cgroup.
+func (w *testEnv) cgroupFile(pod, rel string, names ...string) string {
 	w.t.Helper()
 	var about struct{ Sandbox struct{ Cgroup string } }
 	if err := json.Unmarshal([]byte(w.MustHusk("inspect", pod)), &about); err != nil {
@@ -90,25 +91,25 @@ func (w *testEnv) cgroupFile(pod, above string, names ...string) string {
 	}
 	for _, name := range names {
 		for _, mount := range []string{"", "cpu", "memory", "cpu,cpuacct"} {
-			raw, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", mount, about.Sandbox.Cgroup, above, name))
+			raw, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", mount, about.Sandbox.Cgroup, rel, name))
 			if err == nil {
 				return strings.TrimSpace(string(raw))
 			}
 		}
 	}
-	w.t.Fatalf("cgroup %s of pod %s has none of %v", about.Sandbox.Cgroup, pod, names)
+	w.t.Fatalf("cgroup %s of pod %s has none of the files %v", about.Sandbox.Cgroup, pod, names)
 	return ""
 }
 
-// TestQOSClasses: pods are in the cgroup of their class, which weighs what they asked
-// for, and what the pod has as a whole holds for its containers together.
+// TestQOSClasses checks that pods are in the cgroup of their QoS class, whose weight follows their
+// requests, and that limits of a pod hold for its containers together.
 func TestQOSClasses(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
 	pod := func(name, spec, resources string) {
 		w.run(podOf(name, spec+only(resources+"command: [sleep, '1000']")), "--wait")
 	}
-	shares := func(pod, above string) string { return w.cgroupFile(pod, above, "cpu.shares", "cpu.weight") }
+	shares := func(pod, rel string) string { return w.cgroupFile(pod, rel, "cpu.shares", "cpu.weight") }
 	v2 := func(v1, v2 string) string {
 		if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
 			return v2
@@ -127,13 +128,13 @@ func TestQOSClasses(t *testing.T) {
 	pod("nothing", "", "")
 	same("a guaranteed pod's weight", shares("guaranteed", ""), v2("102", "4"))
 	same("a burstable pod's weight", shares("burst", ""), v2("256", "10"))
-	same("the weight of a pod with resources of its own", shares("whole", ""), v2("768", "30"))
-	same("its memory", w.cgroupFile("whole", "", "memory.limit_in_bytes", "memory.max"), fmt.Sprint(64<<20))
+	same("the weight of a pod with pod-level resources", shares("whole", ""), v2("768", "30"))
+	same("its memory limit", w.cgroupFile("whole", "", "memory.limit_in_bytes", "memory.max"), fmt.Sprint(64<<20))
 	if quota := w.cgroupFile("whole", "", "cpu.cfs_quota_us", "cpu.max"); !strings.HasPrefix(quota, "125000") {
-		t.Errorf("its quota is %s", quota)
+		t.Errorf("its CPU quota is %s", quota)
 	}
-	same("the class of burstable pods weighs", shares("burst", ".."), v2("1024", "39"))
-	same("the class of those that asked for nothing weighs", shares("nothing", ".."), v2("2", "1"))
+	same("the weight of the burstable class", shares("burst", ".."), v2("1024", "39"))
+	same("the weight of the best-effort class", shares("nothing", ".."), v2("2", "1"))
 	score := func(pod string) string {
 		raw, err := os.ReadFile(w.Path(fmt.Sprintf("/proc/%d/oom_score_adj", w.pod(pod).Containers[0].Pid)))
 		if err != nil {
@@ -141,24 +142,24 @@ func TestQOSClasses(t *testing.T) {
 		}
 		return strings.TrimSpace(string(raw))
 	}
-	same("who asked for nothing is killed", score("nothing"), "1000")
+	same("the oom_score_adj of a best-effort pod", score("nothing"), "1000")
 	if burst := score("burst"); burst == "1000" || len(burst) != 3 {
-		t.Errorf("who asked for something is killed at %s", burst)
+		t.Errorf("the oom_score_adj of a burstable pod is %s", burst)
 	}
-	// Who can't go below its own gets that.
+	// If the test may not lower its own score, that is the lowest possible one.
 	if best := score("guaranteed"); best != "-997" && best > score("burst") {
-		t.Errorf("who pays for it is killed at %s", best)
+		t.Errorf("the oom_score_adj of a guaranteed pod is %s", best)
 	}
 	w.d.Kill()
 	w.d = w.Huskd()
 	w.MustHusk("rm", "-f", "burst")
-	same("after huskd has come again the class weighs", shares("whole", ".."), v2("768", "30"))
+	same("after a restart of huskd, the weight of the class", shares("whole", ".."), v2("768", "30"))
 	pod("more", "", "resources: {requests: {cpu: 250m}}, ")
-	same("and with another pod", shares("more", ".."), v2("1024", "39"))
-	// More than the pod may have, though the container has no limit.
+	same("with another pod, the weight of the class", shares("more", ".."), v2("1024", "39"))
+	// The pod's memory limit holds though the container has none.
 	w.run(podOf("greedy", "restartPolicy: Never, resources: {limits: {memory: 16Mi}}, "+only("command: "+shell("a=$(yes | head -c 40000000); echo $a | wc -c"))), "--wait")
 	if p := w.pod("greedy"); p.Phase != "Failed" {
-		t.Errorf("it took more than its pod may have, and is %+v", p)
+		t.Errorf("the container exceeded its pod's memory limit, and the pod is %+v", p)
 	}
 	w.remove("guaranteed", "whole", "nothing", "more", "greedy")
 	w.end()

@@ -13,8 +13,8 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestManifestURL: pods come and go with what a server says, and stay whatever
-// else it says, also if nobody answers when huskd starts.
+// TestManifestURL declares pods at a URL. They stay if the server fails or returns garbage, also if
+// that happens when huskd starts.
 func TestManifestURL(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -68,7 +68,7 @@ func TestManifestURL(t *testing.T) {
 	answers(http.StatusOK, one+"---\n"+two)
 	node.Eventually(t, 20*time.Second, func() string {
 		if out := n.MustHusk("ps", "-a"); !strings.Contains(out, "one") || !strings.Contains(out, "two") {
-			return "not declared:\n" + out
+			return "the pods are not declared:\n" + out
 		}
 		return ""
 	})
@@ -87,12 +87,12 @@ func TestManifestURL(t *testing.T) {
 	answers(http.StatusOK, one)
 	node.Eventually(t, 20*time.Second, func() string {
 		if out := n.MustHusk("ps", "-a"); strings.Contains(out, "two") {
-			return "two is still there:\n" + out
+			return "pod two was not removed:\n" + out
 		}
 		return ""
 	})
 	if p := w.pod("one"); p.Containers[0].Started != began || !p.Ready {
-		t.Errorf("the other is %+v", p)
+		t.Errorf("the remaining pod is %+v", p)
 	}
 	answers(http.StatusOK, "apiVersion: v1\nkind: List\nitems: []\n")
 	w.checkUnharmed("removal of all")
@@ -100,7 +100,7 @@ func TestManifestURL(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if tagged == 0 {
-			return "it is never asked by its tag"
+			return "huskd never sends If-None-Match"
 		}
 		return ""
 	})

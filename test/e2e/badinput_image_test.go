@@ -9,12 +9,12 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestBadImage loads and pulls what is no image, or isn't whole.
+// TestBadImage loads and pulls images that are malformed, truncated or missing.
 func TestBadImage(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
 	whole := []byte(aliceArchive(t))
-	// In the midst of the archive is its one large layer.
+	// The middle of the archive is in its only large layer.
 	flipped := bytes.Clone(whole)
 	flipped[len(flipped)/2] ^= 0xff
 	if err := os.Mkdir(filepath.Join(w.Dir, "dir"), 0o755); err != nil {
@@ -46,7 +46,7 @@ func TestBadImage(t *testing.T) {
 		w.fails("pull "+name, node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1, line)
 	}
 	if after := w.MustHusk("image", "ls"); after != before {
-		t.Errorf("the images were\n%sand are\n%s", before, after)
+		t.Errorf("the images have changed from\n%sto\n%s", before, after)
 	}
 	w.checkUnharmed("bad images")
 	w.end()

@@ -14,7 +14,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestBadName has every verb say that a name is unknown or could be several.
+// TestBadName checks that every command reports unknown and ambiguous names.
 func TestBadName(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -48,24 +48,24 @@ func TestBadName(t *testing.T) {
 	w.fails("rm of a running pod", w.Husk("rm", "other"), 1, `husk: pod default/other .*stop.*`)
 	w.fails("exec in an unknown container", w.Husk("exec", "other", "-c", "absent", "--", "true"), 125, `husk: pod default/other has no container "?absent"?.*`)
 	w.fails("logs of an unknown container", w.Husk("logs", "other", "-c", "absent"), 1, `husk: pod default/other has no container "?absent"?.*`)
-	w.fails("logs of a run before", w.Husk("logs", "other", "--previous"), 1, `husk: .*`)
+	w.fails("logs --previous without an earlier run", w.Husk("logs", "other", "--previous"), 1, `husk: .*`)
 	w.fails("exec of nothing", w.Husk("exec", "other"), 2, `husk: husk exec needs a program: husk exec other -- sh: see husk exec --help`)
 	w.fails("exec of a missing program", w.Husk("exec", "other", "--", "absent"), 127, `.*absent.*`)
 	w.fails("exec of a file", w.Husk("exec", "other", "--", "/etc/passwd"), 126, `.*/etc/passwd.*permission denied.*`)
 	w.fails("image rm", w.Husk("image", "rm", "localhost/absent:1"), 1, `husk: .*localhost/absent:1.*`)
-	w.fails("image rm in use", w.Husk("image", "rm", "localhost/web:1"), 1, `husk: .*localhost/web:1.*`)
-	w.fails("no verb", w.Husk("strat"), 2, `husk: unknown command "husk strat": see husk --help`)
-	w.fails("no flag", w.Husk("ps", "--absent"), 2, `husk: .*--absent.*`)
-	w.fails("no output", w.Husk("ps", "-o", "xml"), 2, `husk: .*xml.*`)
-	w.fails("no duration", w.Husk("stop", "other", "--time", "soon"), 2, `husk: .*soon.*`)
-	w.fails("no number", w.Husk("logs", "other", "--tail", "few"), 2, `husk: invalid argument "few" for "--tail" flag: must be a number: see husk logs --help`)
-	w.fails("neither true nor false", w.Husk("run", "--wait=perhaps", "x.yaml"), 2, `husk: invalid argument "perhaps" for "--wait" flag: must be true or false: see husk run --help`)
+	w.fails("image rm of an image in use", w.Husk("image", "rm", "localhost/web:1"), 1, `husk: .*localhost/web:1.*`)
+	w.fails("an unknown command", w.Husk("strat"), 2, `husk: unknown command "husk strat": see husk --help`)
+	w.fails("an unknown flag", w.Husk("ps", "--absent"), 2, `husk: .*--absent.*`)
+	w.fails("an unknown output format", w.Husk("ps", "-o", "xml"), 2, `husk: .*xml.*`)
+	w.fails("a malformed duration", w.Husk("stop", "other", "--time", "soon"), 2, `husk: .*soon.*`)
+	w.fails("a malformed number", w.Husk("logs", "other", "--tail", "few"), 2, `husk: invalid argument "few" for "--tail" flag: must be a number: see husk logs --help`)
+	w.fails("a malformed boolean", w.Husk("run", "--wait=perhaps", "x.yaml"), 2, `husk: invalid argument "perhaps" for "--wait" flag: must be true or false: see husk run --help`)
 	w.remove("red/twin", "blue/twin")
 	w.end()
 }
 
-// TestBadStart has huskd refuse to start, each time with a line that says why,
-// while another serves.
+// TestBadStart checks that huskd refuses to start, with a message that says why, while another
+// huskd is running.
 func TestBadStart(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -83,29 +83,29 @@ func TestBadStart(t *testing.T) {
 		flags []string
 		lines []string
 	}{
-		{"a second one", 1, nil, []string{`huskd: another huskd \(pid \d+\) uses .*/root: stop it, or give this one another --root`}},
-		{"its root in other words", 1, []string{"--root", w.Dir + "/x/../root"}, []string{`huskd: another huskd \(pid \d+\) uses .*/root: .*`}},
-		{"its state", 1, []string{"--root", dir("root2")}, []string{`huskd: another huskd \(pid \d+\) uses /run/husk: stop it, or give this one another --state`}},
-		{"its socket", 1, apart, []string{`huskd: --listen: /run/husk/husk.sock is in use: stop the process that serves it, or choose another socket`}},
+		{"a second huskd", 1, nil, []string{`huskd: another huskd \(pid \d+\) uses .*/root: stop it, or give this one another --root`}},
+		{"the same root by another path", 1, []string{"--root", w.Dir + "/x/../root"}, []string{`huskd: another huskd \(pid \d+\) uses .*/root: .*`}},
+		{"the same state directory", 1, []string{"--root", dir("root2")}, []string{`huskd: another huskd \(pid \d+\) uses /run/husk: stop it, or give this one another --state`}},
+		{"the same socket", 1, apart, []string{`huskd: --listen: /run/husk/husk.sock is in use: stop the process that serves it, or choose another socket`}},
 		{"a file for a socket", 1, append([]string{"--listen", "unix://" + dir("occupied")}, apart...), []string{`huskd: --listen: .*/occupied exists and is not a socket: remove it, or choose another path`}},
 		{"a long path", 1, append([]string{"--listen", "unix:///run/" + strings.Repeat("x", 110)}, apart...), []string{`huskd: --listen: /run/x+ is too long for a socket: at most 107 characters`}},
 		{"a file for a directory", 1, []string{"--root", dir("occupied/root")}, []string{`huskd: --root: mkdir .*/occupied: not a directory`}},
-		{"no address", 2, []string{"--listen", "tcp://:80"}, []string{`huskd: listen: "tcp://:80" is not of the form unix:///path`}},
+		{"no socket address", 2, []string{"--listen", "tcp://:80"}, []string{`huskd: listen: "tcp://:80" is not of the form unix:///path`}},
 		{"a relative root", 2, []string{"--root", "here"}, []string{`huskd: root: "here" is not an absolute path`}},
 		{"two mistakes", 2, []string{"--log-level", "loud", "--pod-subnets", "10.0.0.1/8"}, []string{
 			`huskd: log-level: "loud" is not one of debug, info, warn, error`,
 			`huskd: pod-subnets: 10.0.0.1/8 has host bits set: use 10.0.0.0/8`}},
 		{"an unknown flag", 2, []string{"--absent"}, []string{`huskd: unknown flag: --absent: see huskd --help`}},
 		{"an argument", 2, []string{"pod.yaml"}, []string{`huskd: "pod.yaml": huskd takes only flags; pods are run with husk run`}},
-		{"no file", 2, []string{"--config", dir("absent.toml")}, []string{`huskd: configuration: open .*/absent.toml: no such file or directory`}},
+		{"a missing file", 2, []string{"--config", dir("absent.toml")}, []string{`huskd: configuration: open .*/absent.toml: no such file or directory`}},
 		{"an unknown key", 2, []string{"--config", file("key.toml", "rot = '/x'\n")}, []string{`huskd: .*/key.toml: rot: unknown key: .*`}},
 		{"wrong types", 2, []string{"--config", file("type.toml", "masquerade = 'yes'\nroot = 3\n")}, []string{
 			`huskd: .*/type.toml: root: must be a string`, `huskd: .*/type.toml: masquerade: must be true or false`}},
-		{"no TOML", 2, []string{"--config", file("bad.toml", "root = = 3\n")}, []string{`huskd: .*/bad.toml:1:\d+: .*`}},
+		{"malformed TOML", 2, []string{"--config", file("bad.toml", "root = = 3\n")}, []string{`huskd: .*/bad.toml:1:\d+: .*`}},
 	} {
 		other := w.Launch(node.Flags(c.flags...))
 		if !other.Wait(20 * time.Second) {
-			t.Fatalf("%s: huskd runs", c.what)
+			t.Fatalf("%s: huskd is running", c.what)
 		}
 		checkLines(t, c.what, other.Log(), c.lines...)
 		if code := other.Code(); code != c.code {
@@ -119,8 +119,8 @@ func TestBadStart(t *testing.T) {
 	w.fails("no huskd", w.Husk("ps"), 1, `husk: huskd doesn't answer at unix:///run/husk/husk.sock: is it running\? start it with huskd, or name its socket with --socket`)
 }
 
-// TestBadDirectory keeps what is declared in good files running beside bad ones,
-// and when a good one becomes bad.
+// TestBadDirectory checks that pods from good files keep running beside malformed files, and when
+// their own file becomes malformed.
 func TestBadDirectory(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -140,12 +140,12 @@ func TestBadDirectory(t *testing.T) {
 		t.Helper()
 		node.Eventually(t, 20*time.Second, func() string {
 			if out := n.MustHusk("ps"); !regexp.MustCompile(`(?m)^` + name + ` +1/1 +Running`).MatchString(out) {
-				return name + " doesn't run:\n" + out
+				return name + " isn't running:\n" + out
 			}
 			return ""
 		})
 	}
-	logged(`manifests.*` + dir) // it isn't there yet
+	logged(`manifests.*` + dir) // the directory doesn't exist yet
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func TestBadDirectory(t *testing.T) {
 	write(t, n, "manifests/good.yaml", podOf("good", only("command: {}")))
 	logged(`good.yaml:4: pod default/good: spec.containers\[0\].command: `)
 	if now := findPod(t, n, "good"); !now.Ready || now.Containers[0].Started != began {
-		t.Errorf("its file became bad, and the pod is %+v", now)
+		t.Errorf("after its file became malformed, the pod is %+v", now)
 	}
 	if r := n.Husk("rm", "-f", "good"); r.Code != 1 || !strings.Contains(r.Stderr, "pod default/good is declared in "+dir+"/good.yaml: remove it there") {
 		t.Errorf("rm of a declared pod: %d %s", r.Code, r.Stderr)
@@ -174,13 +174,13 @@ func TestBadDirectory(t *testing.T) {
 		return strings.TrimPrefix(n.MustHusk("ps", "-a"), "NAME   READY   STATUS   RESTARTS   AGE   IP\n")
 	})
 	if strings.Contains(d.Log(), ".swp") {
-		t.Error("a file whose name begins with a dot is read")
+		t.Error("huskd read a file whose name begins with a dot")
 	}
 	d.Stop()
 	n.NothingLeft()
 }
 
-// TestNoRuntime serves without any runtime, and says what to install.
+// TestNoRuntime checks that huskd serves without any OCI runtime, and says what to install.
 func TestNoRuntime(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -195,7 +195,7 @@ func TestNoRuntime(t *testing.T) {
 	r := n.Husk("run", "--wait", "--timeout", "2s", manifest)
 	checkLines(t, "run", lastLine(r.Stderr), `husk: not ready within 2s: default/web \(.*no OCI runtime works here .*; install one with: apt-get install runc conmon\): they keep running, see husk ps -a`)
 	d.Stop()
-	// Installed, it works after a restart, and the pod that was wanted runs.
+	// With a runtime installed and huskd restarted, the pod starts.
 	show(n, "/usr/sbin/runc", "/usr/bin/crun")
 	d = n.Huskd()
 	n.MustHusk("run", "--wait", manifest)
@@ -204,13 +204,14 @@ func TestNoRuntime(t *testing.T) {
 	n.NothingLeft()
 }
 
-// hide makes programs of the node no programs.
+// hide mounts /dev/null over programs of the node.
 func hide(n *node.Node, programs ...string) {
 	for _, p := range programs {
 		n.Must("mount", "--bind", "/dev/null", p)
 	}
 }
 
+// show undoes hide.
 func show(n *node.Node, programs ...string) {
 	for _, p := range programs {
 		n.Must("umount", p)
@@ -222,8 +223,8 @@ func lastLine(text string) string {
 	return lines[len(lines)-1]
 }
 
-// TestExhaustedSubnet runs more pods than there are addresses: those that get
-// none say so, as does doctor.
+// TestExhaustedSubnet runs more pods than there are addresses. The pods without one report it, as
+// does husk doctor.
 func TestExhaustedSubnet(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t, node.Flags("--pod-subnets", "10.77.0.0/29"))
@@ -247,7 +248,7 @@ func TestExhaustedSubnet(t *testing.T) {
 		if running == 4 && waiting == 2 {
 			return ""
 		}
-		return fmt.Sprintf("%d pods run and %d say that there are no addresses", running, waiting)
+		return fmt.Sprintf("%d pods are running and %d report that there are no addresses", running, waiting)
 	})
 	w.awaitFinding(1, "network", exhausted)
 	w.remove(names...)
@@ -255,8 +256,8 @@ func TestExhaustedSubnet(t *testing.T) {
 	w.end()
 }
 
-// examined waits until doctor has an exit code and a finding about something:
-// links are deleted in the background.
+// awaitFinding waits until husk doctor ends with code and has a finding that matches a pattern. It
+// has to wait because links are deleted in the background.
 func (w *testEnv) awaitFinding(code int, about, finding string) {
 	w.t.Helper()
 	node.Eventually(w.t, 10*time.Second, func() string {
@@ -270,11 +271,11 @@ func (w *testEnv) awaitFinding(code int, about, finding string) {
 				return ""
 			}
 		}
-		return fmt.Sprintf("doctor ends with %d, not %d, or doesn't find %s of %s: %s", r.Code, code, finding, about, r.Stdout)
+		return fmt.Sprintf("husk doctor ended with %d, want %d, or lacks the finding %s about %s: %s", r.Code, code, finding, about, r.Stdout)
 	})
 }
 
-// TestKilledMonitor kills the conmon of a running container.
+// TestKilledMonitor kills the conmon of running containers.
 func TestKilledMonitor(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -301,13 +302,13 @@ func TestKilledMonitor(t *testing.T) {
 		})
 	}
 	if c := w.pod("never").Containers[0]; c.ExitCode != 255 || !strings.HasPrefix(c.Message, "its monitor (conmon) was killed") {
-		t.Errorf("the container whose conmon was killed has %+v", c)
+		t.Errorf("the container whose conmon was killed is %+v", c)
 	}
 	w.remove("always", "never")
 	w.end()
 }
 
-// monitors are the conmon processes, on the host, of a container of the node.
+// monitors returns the host PIDs of the conmon processes of a container.
 func (w *testEnv) monitors(id string) (pids []int) {
 	w.t.Helper()
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
@@ -327,7 +328,7 @@ func (w *testEnv) monitors(id string) (pids []int) {
 	return pids
 }
 
-// TestFullDisk lets the disk fill up beneath a running huskd.
+// TestFullDisk fills the disk of a running huskd.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -339,7 +340,7 @@ func TestFullDisk(t *testing.T) {
 	r := n.Husk("image", "load", archive)
 	w.fails("load", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1, `husk: image archive: no space left below .*/root/images: prune images or free disk space.*`)
 	w.awaitFinding(0, "disk", `^0 MiB are free below .*/root$`)
-	// The journal has some room in store. These soon need more than that.
+	// The journal has reserved some space. These pods exceed it soon.
 	pad := strings.Repeat("x", 200<<10)
 	var names []string
 	var last string
@@ -353,12 +354,12 @@ func TestFullDisk(t *testing.T) {
 	}
 	w.fails("run", r, 1, `husk: pod default/p\d+: journal .*/root/journal: no space left on device: free some space`)
 	if out := n.MustHusk("ps", "-a"); strings.Contains(out, fmt.Sprintf("p%d ", len(names))) {
-		t.Errorf("a pod that was refused is there:\n%s", out)
+		t.Errorf("the rejected pod exists:\n%s", out)
 	}
 	if body := mustGet(t, n.Net(), w.address); !strings.HasPrefix(body, "other ") {
 		t.Errorf("the other pod answers %q", body)
 	}
-	// What needs no room goes on.
+	// Operations that free or need no disk space still work.
 	n.MustHusk("stop", "other")
 	n.Must("rm", n.Root+"/filler")
 	n.MustHusk("run", "--wait", "--timeout", "1m", filepath.Join(n.Dir, "other.yaml"))

@@ -17,33 +17,34 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// testEnv is a node on which things go wrong beside a healthy pod, which is named
-// other and must not notice.
+// testEnv is a node with a huskd and a healthy pod, named other, that must not be affected by what
+// a test does beside it.
 type testEnv struct {
 	*node.Node
 	t       *testing.T
 	d       *node.Daemon
 	address string
-	began   string // when the healthy pod's container did
-	healthy []string
+	began   string   // start time of the healthy pod's container
+	healthy []string // what is on the node while only the healthy pod runs
 }
 
-// podOf is the manifest of a pod; spec is what a YAML flow mapping has inside.
+// podOf returns the manifest of a pod; spec is the inside of a YAML flow mapping.
 func podOf(name, spec string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec: {terminationGracePeriodSeconds: 1, %s}\n", name, spec)
 }
 
-// only is the spec of one container, which more goes on.
+// only returns the containers of a spec: one, named c, with the fields in more.
 func only(more string) string {
 	return "containers: [{name: c, image: 'localhost/web:1', " + more + "}]"
 }
 
+// newTestEnv starts huskd and the healthy pod on a new node.
 func newTestEnv(t *testing.T, options ...node.Option) *testEnv {
 	t.Helper()
 	return testEnvOn(t, node.New(t), options...)
 }
 
-// wardOn starts huskd and the healthy pod on a node.
+// testEnvOn starts huskd and the healthy pod on a node.
 func testEnvOn(t *testing.T, n *node.Node, options ...node.Option) *testEnv {
 	t.Helper()
 	w := &testEnv{Node: n, t: t, d: n.Huskd(options...)}
@@ -56,19 +57,19 @@ func testEnvOn(t *testing.T, n *node.Node, options ...node.Option) *testEnv {
 	return w
 }
 
-// unharmed checks that the healthy pod answers as if nothing had happened, and
-// that nothing is on the node beside it.
+// checkUnharmed checks that the healthy pod answers and was not restarted, and waits until nothing
+// else is left on the node.
 func (w *testEnv) checkUnharmed(after string) {
 	w.t.Helper()
 	if body := mustGet(w.t, w.Net(), w.address); !strings.HasPrefix(body, "other ") {
 		w.t.Errorf("%s: the other pod answers %q", after, body)
 	}
 	if now := w.pod("other").Containers[0].Started; now != w.began {
-		w.t.Errorf("%s: the other pod's container was started at %s and again at %s", after, w.began, now)
+		w.t.Errorf("%s: the other pod's container, started at %s, was restarted at %s", after, w.began, now)
 	}
 	node.Eventually(w.t, 10*time.Second, func() string {
 		for _, left := range w.Left() {
-			// The web server answers by processes that come and go.
+			// The web server's processes come and go.
 			if !slices.Contains(w.healthy, left) {
 				return after + ": left behind: " + left
 			}
@@ -77,14 +78,14 @@ func (w *testEnv) checkUnharmed(after string) {
 	})
 }
 
-// rid removes pods, after which all must be as before.
+// remove removes pods, and checks that nothing of them is left.
 func (w *testEnv) remove(names ...string) {
 	w.t.Helper()
 	w.MustHusk(append([]string{"rm", "-f"}, names...)...)
 	w.checkUnharmed("rm " + strings.Join(names, " "))
 }
 
-// end takes everything down.
+// end removes the healthy pod, stops huskd, and checks that nothing is left.
 func (w *testEnv) end() {
 	w.t.Helper()
 	w.MustHusk("rm", "-f", "other")
@@ -92,38 +93,38 @@ func (w *testEnv) end() {
 	w.NothingLeft()
 }
 
-// run runs the manifest of one pod.
+// run runs husk run with a manifest.
 func (w *testEnv) run(manifest string, flags ...string) node.Result {
 	w.t.Helper()
 	return w.Husk(append([]string{"run", write(w.t, w.Node, "pod.yaml", manifest)}, flags...)...)
 }
 
-// fails checks that a command ended with a code and said the lines, each a
-// regular expression of a whole line, and no other.
+// fails checks that a command ended with code and that its stderr consists of lines.
 func (w *testEnv) fails(what string, r node.Result, code int, lines ...string) {
 	w.t.Helper()
 	checkLines(w.t, what, r.Stderr, lines...)
 	if r.Code != code {
-		w.t.Errorf("%s: exit code %d, not %d", what, r.Code, code)
+		w.t.Errorf("%s: exit code %d, want %d", what, r.Code, code)
 	}
 }
 
+// checkLines checks that text consists of lines, each a regular expression for a whole line.
 func checkLines(t *testing.T, what, text string, lines ...string) {
 	t.Helper()
 	t.Logf("%s:\n%s", what, text)
 	got := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if len(got) != len(lines) {
-		t.Errorf("%s: %d lines, not %d:\n%s", what, len(got), len(lines), text)
+		t.Errorf("%s: %d lines, want %d:\n%s", what, len(got), len(lines), text)
 		return
 	}
 	for i, want := range lines {
 		if !regexp.MustCompile("^(?:" + want + ")$").MatchString(got[i]) {
-			t.Errorf("%s: it says\n%s\nwhich is not\n%s", what, got[i], want)
+			t.Errorf("%s: got\n%s\nwant\n%s", what, got[i], want)
 		}
 	}
 }
 
-// listed is a pod as scripts see it.
+// listed is a pod in the JSON output of husk ps.
 type listed struct {
 	Name, Phase, Status, Reason, Message string
 	Ready                                bool
@@ -156,8 +157,8 @@ func findPod(t testing.TB, n *node.Node, name string) listed {
 	return listed{}
 }
 
-// turnOut waits until pods are as wanted: by name, a regular expression of
-// what husk ps says of each, "reason: message".
+// awaitStatus waits until the status of each pod, "reason: message", matches the regular expression
+// for it in wanted, which is by name.
 func (w *testEnv) awaitStatus(wanted map[string]string) {
 	w.t.Helper()
 	node.Eventually(w.t, 30*time.Second, func() string {
@@ -175,7 +176,7 @@ func (w *testEnv) awaitStatus(wanted map[string]string) {
 	})
 }
 
-// TestBadManifest refuses files before anything begins.
+// TestBadManifest checks that husk run rejects malformed manifests without starting anything.
 func TestBadManifest(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -236,19 +237,19 @@ func TestBadManifest(t *testing.T) {
 	} {
 		w.fails(filepath.Base(c.path), w.Husk("run", "--wait", c.path), c.code, c.lines...)
 	}
-	// A good file beside a bad one isn't run either.
+	// If one file is bad, none is run.
 	w.fails("good and bad", w.Husk("run", file("good.yaml", podOf("good", only("tty: false"))), filepath.Join(w.Dir, "missing.yaml")), 1, `husk: .*/missing.yaml.*`)
-	// Another pod of a name that is taken: the one that runs stays.
+	// A manifest with the name of a running pod doesn't replace the pod.
 	w.fails("another other", w.run(podOf("other", only("command: [/bin/sleep, '1']"))), 1,
 		`husk: pod default/other exists with another manifest \(from .*\): husk run --replace replaces it, husk rm -f default/other removes it`)
 	if out := w.MustHusk("ps", "-a"); strings.Count(out, "\n") != 2 {
-		t.Errorf("there are more pods than one:\n%s", out)
+		t.Errorf("there is more than one pod:\n%s", out)
 	}
 	w.checkUnharmed("bad manifests")
 	w.end()
 }
 
-// TestBadPod runs pods that can't run: each says why, where it is asked for.
+// TestBadPod checks that pods that can't run report why in husk ps and husk run --wait.
 func TestBadPod(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -279,12 +280,12 @@ func TestBadPod(t *testing.T) {
 	w.MustHusk("run", write(t, w.Node, "pods.yaml", strings.Join(manifests, "---\n")))
 	w.awaitStatus(wanted)
 	if got, want := w.pod("oom").Containers[0].Message, "it used more memory than its limit"; got != want {
-		t.Errorf("of a container that was killed for its memory it says %q", got)
+		t.Errorf("the message of the OOM-killed container is %q", got)
 	}
 	r := w.run(podOf("late", "containers: [{name: c, image: 'localhost/absent:1', imagePullPolicy: Never}]"), "--wait", "--timeout", "1s")
 	w.fails("run --wait", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1,
 		`husk: not ready within 1s: default/late \(ErrImageNeverPull: image localhost/absent:1 is not present, and .*\): they keep running, see husk ps -a`)
-	// A job whose program isn't there has failed; nobody waits for it in vain.
+	// A pod with restartPolicy Never whose program is missing has failed, so run --wait ends.
 	r = w.run(podOf("job", only("command: [/bin/absent]")+", restartPolicy: Never"), "--wait", "--timeout", "30s")
 	w.fails("run --wait of a job", node.Result{Stderr: lastLine(r.Stderr), Code: r.Code}, 1, `husk: failed: default/job: see husk logs and husk ps -a`)
 	checkLines(t, "run --wait of a job", r.Stdout, `pod default/job failed in .*: container c ended with exit code 127: .*/bin/absent: no such file or directory`)
@@ -293,7 +294,7 @@ func TestBadPod(t *testing.T) {
 	w.end()
 }
 
-// listen has a process of the node listen on a port of it.
+// listen listens on a port of the node.
 func (w *testEnv) listen() (l net.Listener) {
 	w.t.Helper()
 	if err := netns.Do(w.Net(), func() (err error) {

@@ -12,26 +12,24 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// median returns the middle one, in milliseconds.
+// median returns the median in milliseconds.
 func median(all []time.Duration) float64 {
 	slices.Sort(all)
 	return float64(all[len(all)/2].Microseconds()) / 1000
 }
 
-// stages are the steps of a pod's life that a person waits for, by their names
-// in inspect.
+// stages maps the steps of a pod's start, as husk inspect names them, to names of metrics.
 var stages = map[string]string{"pin": "namespace", "attach": "network", "mount": "image-mount", "create": "create", "start": "start"}
 
-// BenchmarkManifestToAnswer measures the main job as a user has it: from the
-// exec of `husk run examples/web.yaml` to the first answer of its web server,
-// the image being there. It prints medians: of the whole, of what the command
-// told, and of the stages. Those of the containers overlap.
+// BenchmarkManifestToAnswer measures the time from the exec of `husk run examples/web.yaml` to the
+// first answer of its web server, with the image present. It reports medians: of the whole, of the
+// command, and of the stages. The stages of different containers overlap.
 func BenchmarkManifestToAnswer(b *testing.B) {
 	b.Run("runc", func(b *testing.B) { benchmarkAnswer(b, "/usr/bin/crun") })
 	b.Run("crun", func(b *testing.B) { benchmarkAnswer(b, "/usr/sbin/runc") })
 }
 
-// benchmarkAnswer measures on a node without one of the OCI runtimes.
+// benchmarkAnswer runs the benchmark on a node on which one of the OCI runtimes is hidden.
 func benchmarkAnswer(b *testing.B, hidden string) {
 	n := node.New(b)
 	hide(n, hidden)
@@ -48,7 +46,7 @@ func benchmarkAnswer(b *testing.B, hidden string) {
 		n.MustHusk("run", "--wait", path)
 		ready = append(ready, time.Since(began))
 		pod := inspect(b, n, "web")
-		// Asking for the address is not part of the job.
+		// Looking up the address is not measured.
 		asked := time.Now()
 		address := net.JoinHostPort(pod.IPs[0], "80")
 		for {
@@ -77,8 +75,8 @@ func benchmarkAnswer(b *testing.B, hidden string) {
 	show(n, hidden)
 }
 
-// BenchmarkAdopt measures a restart of huskd with many running pods, from its
-// exec to its answer about all of them.
+// BenchmarkAdopt measures a restart of huskd with 100 running pods, from its exec until it lists
+// all of them.
 func BenchmarkAdopt(b *testing.B) {
 	const pods = 100
 	n, d := start(b)
@@ -95,7 +93,7 @@ func BenchmarkAdopt(b *testing.B) {
 		began := time.Now()
 		d = n.Huskd()
 		if len(processes(b, n)) != pods {
-			b.Fatal("not all pods run")
+			b.Fatal("not all pods are running")
 		}
 		took = append(took, time.Since(began))
 	}
@@ -104,7 +102,7 @@ func BenchmarkAdopt(b *testing.B) {
 	d.Stop()
 }
 
-// inspected is what tests read of husk inspect.
+// inspected holds the parts of husk inspect's output that tests read.
 type inspected struct {
 	IPs             []string
 	NetworkSettings struct{ SandboxKey string }

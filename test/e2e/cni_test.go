@@ -14,7 +14,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// cniPod is a pod with a port of the node's.
+// cniPod is a pod with a host port.
 const cniPod = `
 apiVersion: v1
 kind: Pod
@@ -25,10 +25,9 @@ spec:
   - {name: a, image: 'localhost/web:1', ports: [{containerPort: 80, hostPort: 8080}]}
 `
 
-// configure gives the node the network of most nodes, by Debian's plugins, and
-// returns the directory of the leases. The bridge, and the chains that portmap
-// and the bridge's masquerading begin with, stay, as their documentation says:
-// they are there before.
+// configureCNI gives the node a network of Debian's bridge, host-local and portmap plugins, and
+// returns the directory of the leases. As documented, those plugins never remove the bridge and the
+// base chains of portmap and masquerading: see cleanCNI.
 func configureCNI(t *testing.T, n *node.Node) (leases string) {
 	t.Helper()
 	leases = filepath.Join(n.Dir, "leases")
@@ -45,8 +44,7 @@ func configureCNI(t *testing.T, n *node.Node) (leases string) {
 	return leases
 }
 
-// leased returns the addresses that host-local keeps for pods, and the rules
-// that speak of them.
+// cniLeases returns host-local's leases for pods, and the iptables rules with pod addresses.
 func cniLeases(t *testing.T, n *node.Node, dir string) (found []string) {
 	t.Helper()
 	files, _ := filepath.Glob(filepath.Join(dir, "cluster", "10.*"))
@@ -61,7 +59,7 @@ func cniLeases(t *testing.T, n *node.Node, dir string) (found []string) {
 	return found
 }
 
-// nothingLeased waits until nothing is left of any pod.
+// awaitNoLeases waits until no leases, rules or links of pods are left.
 func awaitNoLeases(t *testing.T, n *node.Node, dir string) {
 	t.Helper()
 	node.Eventually(t, 30*time.Second, func() string {
@@ -75,9 +73,9 @@ func awaitNoLeases(t *testing.T, n *node.Node, dir string) {
 	})
 }
 
-// cleanCNI removes what the plugins leave on a node on purpose.
+// cleanCNI removes what the plugins never remove themselves.
 func cleanCNI(n *node.Node) {
-	n.Run("ip", "link", "delete", "cni0") // a reboot has removed it
+	n.Run("ip", "link", "delete", "cni0") // missing after a reboot
 	for _, family := range []string{"iptables", "ip6tables"} {
 		for _, table := range []string{"nat", "filter"} {
 			n.Run(family, "-t", table, "-F")
@@ -92,8 +90,8 @@ func cleanCNI(n *node.Node) {
 	n.Run("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0", "net.ipv4.ip_forward=0")
 }
 
-// A pod through the reference plugins is reached as it should be, keeps its
-// network over a restart of huskd, and leaves nothing.
+// TestReferenceCNI checks that a pod on a network of the reference plugins is reachable, keeps its
+// network over a restart of huskd, and leaves nothing behind.
 func TestReferenceCNI(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -116,7 +114,7 @@ func TestReferenceCNI(t *testing.T) {
 	if out := n.MustHusk("doctor"); !strings.Contains(out, "network cluster of 10-cluster.conflist, cniVersion 1.0.0") {
 		t.Errorf("husk doctor says\n%s", out)
 	}
-	// The configuration may go: pods that are there keep what they have.
+	// Existing pods don't need the configuration: they keep their networks.
 	if err := os.Remove(filepath.Join(n.CNI, "10-cluster.conflist")); err != nil {
 		t.Fatal(err)
 	}
@@ -130,8 +128,8 @@ func TestReferenceCNI(t *testing.T) {
 	d.Stop()
 }
 
-// What a pod asks for by annotations: an address of the built-in network, or,
-// of CNI, a second network, whose addresses aren't the pod's.
+// TestNetworkAnnotations requests, with annotations, an address of the built-in network and a
+// second CNI network, whose addresses are not listed as the pod's.
 func TestNetworkAnnotations(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -152,7 +150,7 @@ func TestNetworkAnnotations(t *testing.T) {
 	}
 	node.Eventually(t, 20*time.Second, func() string {
 		if out := n.Husk("doctor").Stdout; !strings.Contains(out, "network storage") {
-			return "the networks are not seen:\n" + out
+			return "husk doctor doesn't list the second network:\n" + out
 		}
 		return ""
 	})
@@ -171,8 +169,8 @@ func TestNetworkAnnotations(t *testing.T) {
 	d.Stop()
 }
 
-// A plugin finds the sandbox running if the pod, or its runtime handler, wants
-// its network after the start, and nothing otherwise.
+// TestNetworkAfterStart checks that the network is attached after the sandbox has started if the
+// pod or its runtime handler requests that, and before otherwise.
 func TestNetworkAfterStart(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -181,7 +179,7 @@ func TestNetworkAfterStart(t *testing.T) {
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// It tells which programs run in the network namespace that it is to attach.
+	// This plugin records the programs that run in the network namespace when it is called.
 	program := `#!/bin/sh
 case $CNI_COMMAND in
 VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}';;
@@ -255,8 +253,8 @@ esac
 	d.Stop()
 }
 
-// A configuration that can't be used is told of, and a pod waits for one that
-// can.
+// TestUnusableCNI checks that an unusable configuration is reported, and that pods wait for a
+// usable one.
 func TestUnusableCNI(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -289,8 +287,8 @@ func TestUnusableCNI(t *testing.T) {
 	d.Stop()
 }
 
-// husk-cni in a configuration is huskd's own, in a chain with a program, and
-// needs no program of that name.
+// TestHuskCNIInAChain checks that huskd implements husk-cni in a configuration itself, without a
+// program of that name, also in a chain with another plugin.
 func TestHuskCNIInAChain(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -313,7 +311,7 @@ func TestHuskCNIInAChain(t *testing.T) {
 		}
 	}
 	if got := strings.TrimSpace(n.Must("nsenter", "--net="+pod.NetworkSettings.SandboxKey, "cat", "/proc/sys/net/core/somaxconn")); got != "499" {
-		t.Errorf("tuning has not set the sysctl: %s", got)
+		t.Errorf("the tuning plugin hasn't set the sysctl, which is %s", got)
 	}
 	d.Kill()
 	d = n.Huskd()
@@ -324,8 +322,7 @@ func TestHuskCNIInAChain(t *testing.T) {
 	cleanHuskCNI(n)
 }
 
-// cleanHuskCNI removes the plugin's network 10.78.0.0/24, which stays as a
-// plugin's bridge does.
+// cleanHuskCNI removes the network 10.78.0.0/24, which husk-cni never removes itself.
 func cleanHuskCNI(n *node.Node) {
 	for line := range strings.Lines(n.Must("nft", "list", "tables")) {
 		if table := strings.Fields(line); strings.HasPrefix(table[2], "husk-") {
@@ -336,38 +333,38 @@ func cleanHuskCNI(n *node.Node) {
 	n.Must("sysctl", "-qw", "net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0")
 }
 
-// huskd is killed before and after every plugin, in ADD and in DEL. The next
-// one takes up where that ended, and nothing is ever left.
+// TestCrashInCNI kills huskd before and after every plugin, in ADD and in DEL. The next huskd must
+// finish the work, and nothing may be left.
 func TestCrashInCNI(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
 	leases := configureCNI(t, n)
 	startHuskd(t, n).Stop()
-	edges := []string{"cni.attached", "cni.deleted"}
+	points := []string{"cni.attached", "cni.deleted"}
 	for i := range 2 {
 		for _, op := range []string{"add", "del"} {
-			edges = append(edges, fmt.Sprintf("cni.%s.%d.begin", op, i), fmt.Sprintf("cni.%s.%d.end", op, i))
+			points = append(points, fmt.Sprintf("cni.%s.%d.begin", op, i), fmt.Sprintf("cni.%s.%d.end", op, i))
 		}
 	}
-	slices.Sort(edges)
-	for _, edge := range edges {
+	slices.Sort(points)
+	for _, point := range points {
 		manifest := write(t, n, "pod.yaml", strings.Replace(cniPod, "NAME", "victim", 1))
-		d := n.Huskd(node.Env(crashpoint.Env, edge))
+		d := n.Huskd(node.Env(crashpoint.Env, point))
 		up := n.Husk("run", "--wait", "--timeout", "30s", manifest)
 		if up.Code == 0 {
 			n.Husk("stop", "victim")
 		}
 		if !d.Wait(10 * time.Second) {
-			t.Fatalf("%s: huskd was not killed there: run ended with %d %s", edge, up.Code, up.Stderr)
+			t.Fatalf("%s: huskd was not killed at this point: husk run ended with %d %s", point, up.Code, up.Stderr)
 		}
 		d = n.Huskd()
-		if up.Code != 0 { // it is wanted still
+		if up.Code != 0 { // the pod is still declared
 			n.MustHusk("run", "--wait", "--timeout", "60s", manifest)
 			if answer := mustGet(t, n.OtherNet(), node.Address4+":8080"); !strings.HasPrefix(answer, "victim ") {
-				t.Errorf("%s: the pod answers %q", edge, answer)
+				t.Errorf("%s: the pod answers %q", point, answer)
 			}
 			if left := cniLeases(t, n, leases); len(slices.DeleteFunc(left, func(s string) bool { return !strings.HasPrefix(s, "lease") })) != 1 {
-				t.Errorf("%s: one pod has %v", edge, left)
+				t.Errorf("%s: one pod has %v", point, left)
 			}
 		}
 		n.MustHusk("stop", "victim")
@@ -378,8 +375,8 @@ func TestCrashInCNI(t *testing.T) {
 	cleanCNI(n)
 }
 
-// After a reboot, the leases on disk are given back though no namespace is
-// left.
+// TestRebootWithCNI checks that the leases on disk are released after a reboot, though no namespace
+// is left.
 func TestRebootWithCNI(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -387,7 +384,7 @@ func TestRebootWithCNI(t *testing.T) {
 	startHuskd(t, n)
 	n.MustHusk("run", "--wait", write(t, n, "pod.yaml", strings.Replace(cniPod, "NAME", "web", 1)))
 	if len(cniLeases(t, n, leases)) == 0 {
-		t.Fatal("there is no lease")
+		t.Fatal("the pod has no lease")
 	}
 	n.Reboot()
 	d := n.Huskd()

@@ -10,8 +10,8 @@ import (
 	"github.com/huskd/husk/internal/cli/huskdtest"
 )
 
-// TestConformance runs what the huskd of husk's own tests keeps against the real
-// one, so that those tests mean something.
+// TestConformance runs the conformance tests of huskdtest, the fake huskd of husk's tests, against
+// the real huskd.
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	n, d := start(t)

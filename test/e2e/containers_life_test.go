@@ -9,8 +9,8 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestSharedNamespaces has containers share what a pod's containers share, and nothing
-// else.
+// TestSharedNamespaces checks that a pod's containers share exactly the volumes and namespaces that
+// they should.
 func TestSharedNamespaces(t *testing.T) {
 	t.Parallel()
 	n, d := start(t)
@@ -27,13 +27,13 @@ func TestSharedNamespaces(t *testing.T) {
 		t.Helper()
 		return strings.TrimSpace(n.MustHusk("exec", pod, "-c", container, "--", "sh", "-c", script))
 	}
-	// Files, and memory.
+	// Volumes and /dev/shm are shared, other files are not.
 	in("apart", "a", "echo one >/v/f; echo two >/h/f; echo three >/dev/shm/f; touch /tmp/own")
 	if got := in("apart", "b", "cat /w/f /h/f /dev/shm/f; touch /w/g 2>&1; ls /tmp"); !strings.HasPrefix(got, "one\ntwo\nthree\n") || !strings.HasSuffix(got, "Read-only file system") {
-		t.Errorf("the other container has %q", got)
+		t.Errorf("the other container sees %q", got)
 	}
 	if got := in("shared", "a", "ls /v /dev/shm; cat /h/f"); got != "/dev/shm:\n\n/v:\ntwo" {
-		t.Errorf("another pod has %q", got)
+		t.Errorf("another pod sees %q", got)
 	}
 	// Namespaces, by their names in /proc.
 	of := func(pod, container, kind string) string { return in(pod, container, "readlink /proc/self/ns/"+kind) }
@@ -41,8 +41,8 @@ func TestSharedNamespaces(t *testing.T) {
 	for _, c := range []struct {
 		kind   string
 		pod    string
-		within bool // both containers have the same
-		asNode bool
+		within bool // the two containers share it
+		asNode bool // the first container has the node's
 	}{
 		{"net", "apart", true, false}, {"ipc", "apart", true, false}, {"uts", "apart", true, false}, {"pid", "apart", false, false}, {"mnt", "apart", false, false},
 		{"net", "shared", true, false}, {"ipc", "shared", true, false}, {"uts", "shared", true, false}, {"pid", "shared", true, false}, {"mnt", "shared", false, false},
@@ -50,34 +50,34 @@ func TestSharedNamespaces(t *testing.T) {
 	} {
 		a, b := of(c.pod, "a", c.kind), of(c.pod, "b", c.kind)
 		if (a == b) != c.within || (a == host(c.kind)) != c.asNode {
-			t.Errorf("pod %s: %s of its containers is %s and %s; the node's is %s", c.pod, c.kind, a, b, host(c.kind))
+			t.Errorf("pod %s: the %s namespaces of its containers are %s and %s; the node's is %s", c.pod, c.kind, a, b, host(c.kind))
 		}
 	}
-	// The first process of a shared PID namespace is no container's; each sees
-	// the other's.
+	// In a shared PID namespace, PID 1 is the infra process, and containers see each other's
+	// processes.
 	if got := in("shared", "a", "ps -o pid,args"); strings.Count(got, "trap 'exit 0'") < 2 || !strings.Contains(got, "1 /pause") {
-		t.Errorf("in the shared PID namespace run\n%s", got)
+		t.Errorf("the processes in the shared PID namespace are\n%s", got)
 	}
 	n.MustHusk("rm", "-f", "apart", "shared", "host")
 	if got := n.Must("cat", n.Dir+"/made/f"); got != "two\n" {
-		t.Errorf("the node's directory has %q", got)
+		t.Errorf("the file in the hostPath volume has %q", got)
 	}
 	d.Stop()
 	n.NothingLeft()
 }
 
-// TestRestartPolicy ends containers and sees which run again.
+// TestRestartPolicy checks which containers are restarted when they end.
 func TestRestartPolicy(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
-	// It fails at first, and succeeds when it runs again.
+	// The container fails at first, and runs the given command after a restart.
 	second := "volumes: [{name: v, emptyDir: {}}], restartPolicy: %s, containers: [{name: c, image: 'localhost/web:1', volumeMounts: [{name: v, mountPath: /v}], command: " +
 		shell("test -e /v/ran && %s; touch /v/ran; exit 3") + "}]"
 	var names []string
 	for _, c := range []struct {
 		name, spec string
 		phase      string
-		code       int // of the last container; -1 if it didn't run
+		code       int // of the last container; not checked if -1
 		restarts   int
 	}{
 		{"never-succeeds", "restartPolicy: Never, " + only("command: [/bin/true]"), "Succeeded", 0, 0},
@@ -103,8 +103,7 @@ func TestRestartPolicy(t *testing.T) {
 	w.end()
 }
 
-// TestGracePeriod stops containers that end when they are asked to, and such that
-// don't.
+// TestGracePeriod stops containers that end on SIGTERM, and ones that ignore it.
 func TestGracePeriod(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
@@ -129,13 +128,13 @@ func TestGracePeriod(t *testing.T) {
 		began := time.Now()
 		w.MustHusk(append([]string{"stop", c.name}, c.flags...)...)
 		if took := time.Since(began); took < c.least || took > c.most {
-			t.Errorf("%s: stopping takes %v", c.name, took)
+			t.Errorf("%s: stopping took %v", c.name, took)
 		}
 		if p := w.pod(c.name); p.Phase != "Stopped" || p.Containers[0].ExitCode != c.code {
-			t.Errorf("%s: it is %+v", c.name, p)
+			t.Errorf("%s: the pod is %+v", c.name, p)
 		}
 		if log := w.MustHusk("logs", c.name); log != c.log {
-			t.Errorf("%s: its log is %q", c.name, log)
+			t.Errorf("%s: the log is %q", c.name, log)
 		}
 		w.remove(c.name)
 	}

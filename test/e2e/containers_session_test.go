@@ -18,7 +18,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// husk prepares a command of husk that the test talks with.
+// husk returns a husk command that isn't started yet.
 func husk(t *testing.T, n *node.Node, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -26,7 +26,7 @@ func husk(t *testing.T, n *node.Node, args ...string) *exec.Cmd {
 	return n.Command(ctx, n.Binary("husk"), append([]string{"--socket", "unix://" + n.State + "/husk.sock"}, args...)...)
 }
 
-// TestExec runs programs in a running container, with and without a terminal.
+// TestExec runs commands in a running container, with and without a terminal.
 func TestExec(t *testing.T) {
 	t.Parallel()
 	n, d := start(t)
@@ -60,19 +60,19 @@ func TestExec(t *testing.T) {
 			t.Errorf("exec %q: %d\n%s%s", c.args, code, out.String(), errs.String())
 		}
 	}
-	// A megabyte comes through whole.
+	// A megabyte of output is complete.
 	if out := n.MustHusk("exec", "two", "-c", "a", "--", "sh", "-c", "head -c 1000000 /dev/zero"); len(out) != 1000000 {
-		t.Errorf("%d bytes of 1000000 come through", len(out))
+		t.Errorf("got %d of 1000000 bytes", len(out))
 	}
 	n.MustHusk("rm", "-f", "two")
 	d.Stop()
 	n.NothingLeft()
 }
 
-// screen is a terminal with husk on it.
+// screen is a terminal in which husk runs.
 type screen struct {
 	t    *testing.T
-	user *os.File // where a person types and looks
+	user *os.File // the user's end of the pty
 	cmd  *exec.Cmd
 	mu   sync.Mutex
 	seen strings.Builder
@@ -133,7 +133,7 @@ func (s *screen) send(text string) {
 	}
 }
 
-// shows waits until something is to be seen.
+// expect waits until the screen has shown a text.
 func (s *screen) expect(want string) {
 	s.t.Helper()
 	node.Eventually(s.t, 20*time.Second, func() string {
@@ -142,17 +142,17 @@ func (s *screen) expect(want string) {
 		if strings.Contains(s.seen.String(), want) {
 			return ""
 		}
-		return fmt.Sprintf("the screen doesn't show %q but %q", want, s.seen.String())
+		return fmt.Sprintf("the screen shows %q, want %q in it", s.seen.String(), want)
 	})
 }
 
-// ends waits for husk to end and returns its exit code.
+// wait waits for husk to end and returns its exit code.
 func (s *screen) wait() int {
 	_ = s.cmd.Wait()
 	return s.cmd.ProcessState.ExitCode()
 }
 
-// TestTerminal uses exec and attach as a person does.
+// TestTerminal uses exec and attach interactively, in a terminal.
 func TestTerminal(t *testing.T) {
 	t.Parallel()
 	n, d := start(t)
@@ -161,7 +161,7 @@ func TestTerminal(t *testing.T) {
 	s.send("stty size\n")
 	s.expect("24 80\r\n")
 	s.resize(132, 50)
-	// The new size takes a moment to get there.
+	// The new size takes a moment to arrive.
 	s.send("until [ \"$(stty size)\" = '50 132' ]; do sleep 0.1; done; echo re''sized\n")
 	s.expect("resized\r\n")
 	s.send("sh -c 'trap \"echo inter\"\"rupted; exit 3\" INT; echo be\"\"fore; while :; do sleep 0.1; done'; echo co''de $?\n")
@@ -170,7 +170,7 @@ func TestTerminal(t *testing.T) {
 	s.expect("interrupted\r\ncode 3\r\n")
 	s.send("exit 7\n")
 	if code := s.wait(); code != 7 {
-		t.Errorf("exec ends with %d", code)
+		t.Errorf("exec ended with %d, want 7", code)
 	}
 
 	s = newScreen(t, husk(t, n, "attach", "shell"))
@@ -179,31 +179,31 @@ func TestTerminal(t *testing.T) {
 	s.send("\x10\x11") // ctrl-p ctrl-q
 	s.expect("detached: husk attach shell reattaches")
 	if code := s.wait(); code != 0 {
-		t.Errorf("leaving attach ends with %d", code)
+		t.Errorf("attach ended with %d after detaching", code)
 	}
 	if p := findPod(t, n, "shell"); !p.Ready || p.Containers[0].Restarts > 0 {
-		t.Errorf("after leaving, the pod is %+v", p)
+		t.Errorf("after detaching, the pod is %+v", p)
 	}
 	s = newScreen(t, husk(t, n, "attach", "shell"))
 	s.send("exit 5\n")
 	if code := s.wait(); code != 5 {
-		t.Errorf("attach to a program that exits ends with %d", code)
+		t.Errorf("attach ended with %d, want the program's exit code 5", code)
 	}
 	node.Eventually(t, 20*time.Second, func() string {
 		if p := findPod(t, n, "shell"); p.Ready && p.Containers[0].Restarts == 1 {
 			return ""
 		}
-		return "the container isn't started again"
+		return "the container isn't restarted"
 	})
 	if out := n.MustHusk("logs", "--previous", "shell"); !strings.Contains(out, "attached") {
-		t.Errorf("the log of the run before is %q", out)
+		t.Errorf("the log of the previous run is %q", out)
 	}
 	n.MustHusk("rm", "-f", "shell")
 	d.Stop()
 	n.NothingLeft()
 }
 
-// TestLogs reads what containers write, in all the ways there are.
+// TestLogs reads containers' logs with all flags of husk logs.
 func TestLogs(t *testing.T) {
 	t.Parallel()
 	n, d := start(t)
@@ -218,7 +218,8 @@ func TestLogs(t *testing.T) {
 		}
 		return ""
 	})
-	// Of two streams conmon may read either first; from here on there is one.
+	// Conmon may read stdout and stderr in either order. From here on, the container only writes to
+	// stdout.
 	n.MustHusk("exec", "talker", "-c", "b", "--", "touch", "/v/long")
 	node.Eventually(t, 20*time.Second, func() string {
 		if r := n.Husk("logs", "talker", "-c", "a"); r.Stdout != "line 1\nline 2\nline 3\n"+long+"\n" || r.Stderr != "wrong\n" {
@@ -227,7 +228,7 @@ func TestLogs(t *testing.T) {
 		return ""
 	})
 	if r := n.Husk("logs", "talker"); r.Code != 1 || r.Stderr != "husk: pod default/talker has the containers a, b: choose one with -c\n" {
-		t.Errorf("without a container it says %q", r.Stderr)
+		t.Errorf("without -c, husk logs says %q", r.Stderr)
 	}
 	node.Eventually(t, 20*time.Second, func() string {
 		if out := n.MustHusk("logs", "talker", "-c", "b", "--timestamps"); !regexp.MustCompile(`^20\d\d-\S+Z other\n$`).MatchString(out) {
@@ -236,13 +237,13 @@ func TestLogs(t *testing.T) {
 		return ""
 	})
 	if r := n.Husk("logs", "--tail", "3", "talker", "-c", "a"); r.Stdout != "line 3\n"+long+"\n" || r.Stderr != "wrong\n" {
-		t.Errorf("its last three lines are %.200q and %q", r.Stdout, r.Stderr)
+		t.Errorf("--tail 3 returns %.200q and %q", r.Stdout, r.Stderr)
 	}
 	if out := n.MustHusk("logs", "--tail", "0", "talker", "-c", "a"); out != "" {
-		t.Errorf("its last no lines are %q", out)
+		t.Errorf("--tail 0 returns %q", out)
 	}
 	if out := n.MustHusk("logs", "--since", "2099-01-01T00:00:00Z", "talker", "-c", "a"); out != "" {
-		t.Errorf("since then are %q", out)
+		t.Errorf("--since 2099 returns %q", out)
 	}
 	follow := husk(t, n, "logs", "-f", "--tail", "1", "talker", "-c", "a")
 	out, err := follow.StdoutPipe()
@@ -254,17 +255,17 @@ func TestLogs(t *testing.T) {
 	}
 	first := make([]byte, len(long)+1)
 	if _, err := io.ReadFull(out, first); err != nil || string(first) != long+"\n" {
-		t.Errorf("following begins with %.100q, %v", first, err)
+		t.Errorf("logs -f begins with %.100q, %v", first, err)
 	}
 	n.MustHusk("exec", "talker", "-c", "b", "--", "touch", "/v/go")
 	late := make([]byte, len("late\n"))
 	if _, err := io.ReadFull(out, late); err != nil || string(late) != "late\n" {
-		t.Errorf("following goes on with %q, %v", late, err)
+		t.Errorf("logs -f continues with %q, %v", late, err)
 	}
-	// It ends when the container does.
+	// logs -f ends with the container.
 	n.MustHusk("stop", "talker")
 	if rest, err := io.ReadAll(out); err != nil || len(rest) > 0 {
-		t.Errorf("following ends with %q, %v", rest, err)
+		t.Errorf("logs -f ends with %q, %v", rest, err)
 	}
 	if err := follow.Wait(); err != nil {
 		t.Errorf("logs -f: %v", err)

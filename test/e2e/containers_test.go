@@ -15,8 +15,8 @@ import (
 	"github.com/huskd/husk/test/testimage"
 )
 
-// inside are pods of one container each, which tells what it got. Its output,
-// without the last newline, must match want as a whole.
+// inside are pods of one container each, which tells what it got. Its output, without the last
+// newline, must match want as a whole.
 var inside = []struct {
 	name      string
 	pod       string // of the pod's spec, a YAML flow mapping's inside
@@ -101,8 +101,7 @@ func shell(script string) string {
 	return string(words)
 }
 
-// aliceArchive is an archive of localhost/alice:1, whose user is alice, by her
-// name.
+// aliceArchive is an archive of localhost/alice:1, whose user is alice, by her name.
 func aliceArchive(t *testing.T) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)

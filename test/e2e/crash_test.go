@@ -12,8 +12,8 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// crashPod has all that a sandbox can have: an infra process, since its
-// containers share a PID namespace, a volume in memory, a port of the node's.
+// crashPod uses all features of a sandbox: an infra process, because its containers share a PID
+// namespace, a volume in memory, and a host port.
 const crashPod = `
 apiVersion: v1
 kind: Pod
@@ -27,11 +27,11 @@ spec:
   - {name: b, image: 'localhost/web:1', command: [/bin/sleep, '1000'], volumeMounts: [{name: memory, mountPath: /m}]}
 `
 
-// latePod is attached to the network after its start.
+// latePod is crashPod with its network attached after its start.
 var latePod = strings.Replace(crashPod, "{name: victim}", "{name: victim, annotations: {cni.husk.dev/network: after-start}}", 1)
 
-// edges are the places, before and after each action of the tables, where
-// huskd is killed. The second container's are those of the first again.
+// crashPoints returns the names of the crash points: before and after each action of the state
+// tables. The second container passes those of the first again, numbered #2.
 func crashPoints() []string {
 	var list []string
 	add := func(owner, state string, times ...string) {
@@ -49,16 +49,15 @@ func crashPoints() []string {
 	return list
 }
 
-// TestCrash kills huskd at every edge of the life of a pod, up and down. Each
-// time the next huskd must bring about what was wanted, and stop and rm leave
-// nothing.
+// TestCrash kills huskd at every crash point while a pod starts and stops. Each time the next huskd
+// must reach the desired state, and stop and rm must leave nothing.
 func TestCrash(t *testing.T) {
 	t.Parallel()
 	crashAtEach(t, crashPod, crashPoints())
 }
 
-// TestCrashNetworkAfterStart does so for the way up that is different if the network
-// comes after the start.
+// TestCrashNetworkAfterStart does the same for the states that differ if the network is attached
+// after the start.
 func TestCrashNetworkAfterStart(t *testing.T) {
 	t.Parallel()
 	var list []string
@@ -68,6 +67,7 @@ func TestCrashNetworkAfterStart(t *testing.T) {
 	crashAtEach(t, latePod, list)
 }
 
+// crashAtEach kills huskd at each crash point, on several nodes in parallel.
 func crashAtEach(t *testing.T, pod string, all []string, options ...node.Option) {
 	const lanes = 4
 	for lane := range lanes {
@@ -83,37 +83,38 @@ func crashAtEach(t *testing.T, pod string, all []string, options ...node.Option)
 	}
 }
 
-func crashAt(t *testing.T, n *node.Node, manifest, edge string, options ...node.Option) {
+// crashAt kills huskd at a crash point, and checks what the next huskd makes of the pod.
+func crashAt(t *testing.T, n *node.Node, manifest, point string, options ...node.Option) {
 	t.Helper()
-	d := n.Huskd(append(slices.Clone(options), node.Env(crashpoint.Env, edge))...)
+	d := n.Huskd(append(slices.Clone(options), node.Env(crashpoint.Env, point))...)
 	up := n.Husk("run", "--wait", "--timeout", "30s", manifest)
 	if up.Code == 0 {
 		n.Husk("stop", "victim")
 		n.Husk("rm", "-f", "victim")
 	}
 	if !d.Wait(10 * time.Second) {
-		t.Fatalf("%s: huskd was not killed there: run ended with %d %s", edge, up.Code, up.Stderr)
+		t.Fatalf("%s: huskd was not killed at this point: husk run ended with %d %s", point, up.Code, up.Stderr)
 	}
 	d = n.Huskd(options...)
 	if up.Code != 0 {
-		// It was wanted when huskd was killed.
+		// husk run failed, so the pod is still declared.
 		n.MustHusk("run", "--wait", "--timeout", "60s", manifest)
 		if answer := mustGet(t, n.Net(), "127.0.0.1:8080"); !strings.HasPrefix(answer, "victim ") {
-			t.Errorf("%s: the pod answers %q", edge, answer)
+			t.Errorf("%s: the pod answers %q", point, answer)
 		}
 	}
 	for _, verb := range []string{"stop", "rm"} {
-		// A removal that had begun goes on by itself.
+		// A removal that had begun continues by itself.
 		if r := n.Husk(verb, "victim"); r.Code != 0 && (up.Code != 0 || !strings.Contains(r.Stderr, "no pod")) {
-			t.Fatalf("%s: %s: %s", edge, verb, r.Stderr)
+			t.Fatalf("%s: %s: %s", point, verb, r.Stderr)
 		}
 		if out := n.MustHusk("ps", "-a"); strings.Contains(out, "Running") {
-			t.Errorf("%s: after %s the pod is shown as\n%s", edge, verb, out)
+			t.Errorf("%s: after husk %s, husk ps shows\n%s", point, verb, out)
 		}
 	}
 	d.Stop()
 	n.NothingLeft()
 	if t.Failed() {
-		t.Fatalf("%s: see above", edge)
+		t.Fatalf("%s: see above", point)
 	}
 }

@@ -1,5 +1,5 @@
-// Package e2e tests huskd and husk as their users have them: real binaries on a
-// machine of the test's own, with runc, namespaces and images that are real.
+// Package e2e tests the real binaries of huskd and husk, each test on a node of its own, with real
+// runtimes, namespaces and images.
 package e2e
 
 import (
@@ -31,7 +31,7 @@ var archive struct {
 	err  error
 }
 
-// webArchive is an archive of the image localhost/web:1.
+// webArchive returns an archive of the image localhost/web:1.
 func webArchive(t testing.TB) []byte {
 	t.Helper()
 	archive.once.Do(func() {
@@ -52,14 +52,14 @@ func webArchive(t testing.TB) []byte {
 	return archive.data
 }
 
-// start starts a node whose huskd has the web image.
+// start starts a node with a huskd that has the web image.
 func start(t testing.TB, options ...node.Option) (*node.Node, *node.Daemon) {
 	t.Helper()
 	n := node.New(t)
 	return n, startHuskd(t, n, options...)
 }
 
-// furnish starts a huskd that has the web image on a node.
+// startHuskd starts huskd on a node and loads the web image.
 func startHuskd(t testing.TB, n *node.Node, options ...node.Option) *node.Daemon {
 	t.Helper()
 	d := n.Huskd(options...)
@@ -71,7 +71,7 @@ func startHuskd(t testing.TB, n *node.Node, options ...node.Option) *node.Daemon
 	return d
 }
 
-// write puts a file where the node has it too, and returns its path.
+// write writes a file that the node sees at the same path, which it returns.
 func write(t testing.TB, n *node.Node, name, content string) string {
 	t.Helper()
 	path := filepath.Join(n.Dir, name)
@@ -81,8 +81,7 @@ func write(t testing.TB, n *node.Node, name, content string) string {
 	return path
 }
 
-// mustGet is get, which must succeed soon: a container runs before its program
-// listens.
+// mustGet retries node.Get until it succeeds: a container runs before its program listens.
 func mustGet(t testing.TB, netnsPath, address string) (body string) {
 	t.Helper()
 	node.Eventually(t, 10*time.Second, func() string {

@@ -17,7 +17,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// measured runs husk bench, which must succeed, and returns its report.
+// runBench runs husk bench, which must succeed, and returns its report.
 func runBench(t *testing.T, n *node.Node, args ...string) (r report.Report) {
 	t.Helper()
 	out := n.MustHusk(append([]string{"bench", "-o", "json"}, args...)...)
@@ -27,7 +27,7 @@ func runBench(t *testing.T, n *node.Node, args ...string) (r report.Report) {
 	return r
 }
 
-// TestBench measures a huskd with each workload that needs one.
+// TestBench runs each workload of husk bench that needs a huskd.
 func TestBench(t *testing.T) {
 	t.Parallel()
 	n, d := start(t)
@@ -61,15 +61,15 @@ func TestBench(t *testing.T) {
 	if all, each := crowd.Operation(bench.AllAnswer), crowd.Operation(bench.Answers); all == nil || each == nil || all.Errors > 0 || each.Count != 3*all.Count || all.P50 < each.P50 {
 		t.Errorf("several manifests at once: %+v", crowd)
 	}
-	// A command that restarts nothing is told of, and the pods go all the same.
+	// A failing restart command is reported, and the pods are still removed.
 	if r := n.Husk("bench", "restart", "-n", "1", "--pods", "1", "--image", "localhost/web:1", "--restart", "cat "+pids+"-gone"); r.Code != 1 || !strings.Contains(r.Stderr, "No such file") {
 		t.Errorf("exit code %d:\n%s", r.Code, r.Stderr)
 	}
 	d.Stop()
 }
 
-// TestBenchInterrupted: what a run made is gone when it was interrupted, and
-// after the next run when it was killed.
+// TestBenchInterrupted checks that an interrupted run removes everything that it created, and that
+// the next run does so after a run that was killed.
 func TestBenchInterrupted(t *testing.T) {
 	t.Parallel()
 	n, d := start(t)
@@ -91,11 +91,11 @@ func TestBenchInterrupted(t *testing.T) {
 		}
 		_ = cmd.Wait()
 		if signal != syscall.SIGKILL && !strings.Contains(says.String(), "interrupted: everything that was created is removed") {
-			t.Errorf("%v: it says %q", signal, says.String())
+			t.Errorf("%v: stderr is %q", signal, says.String())
 		}
 		if signal == syscall.SIGKILL {
 			if len(n.Inventory().Namespaces) == 0 {
-				t.Error("nothing was left by the run that was killed: the test shows nothing")
+				t.Error("the killed run left nothing behind: the test proves nothing")
 			}
 			again := n.Command(t.Context(), n.Binary("husk"), "--socket", n.State+"/husk.sock", "bench", "pods", "-n", "1")
 			again.Env = cmd.Env
@@ -113,7 +113,7 @@ func TestBenchInterrupted(t *testing.T) {
 	d.Stop()
 }
 
-// onlyChild is the program that nsenter runs.
+// onlyChild returns the PID of the program that nsenter runs.
 func onlyChild(t *testing.T, cmd *exec.Cmd) (pid int) {
 	t.Helper()
 	path := fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid)
@@ -122,7 +122,7 @@ func onlyChild(t *testing.T, cmd *exec.Cmd) (pid int) {
 		t.Fatal(err)
 	}
 	if n, err := fmt.Sscan(string(children), &pid); n != 1 || err != nil {
-		t.Fatalf("children of nsenter: %q", children)
+		t.Fatalf("nsenter's children are %q, want one PID", children)
 	}
 	return pid
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// sleeper is a pod of one container that ends at once when it is told to.
+// sleeper is a pod with one container that ends at once on SIGTERM.
 const sleeper = `
 apiVersion: v1
 kind: Pod
@@ -28,7 +28,7 @@ spec:
   - {name: c, image: 'localhost/web:1', command: [/bin/sh, -c, 'trap "exit 0" TERM; while :; do sleep 1000 & wait; done']}
 `
 
-// usage is what huskd says of itself.
+// usage holds huskd's own resource usage.
 type usage struct{ goroutines, files, addresses int }
 
 var (
@@ -36,13 +36,14 @@ var (
 	addressWords = regexp.MustCompile(`10\.\S+: (\d+) in use`)
 )
 
+// usageOf returns huskd's resource usage, as husk doctor reports it.
 func usageOf(t testing.TB, n *node.Node) usage {
 	t.Helper()
 	out := n.Husk("doctor", "-o", "json").Stdout
 	number := func(words *regexp.Regexp, i int) int {
 		m := words.FindStringSubmatch(out)
 		if m == nil {
-			t.Fatalf("doctor doesn't tell of %v:\n%s", words, out)
+			t.Fatalf("husk doctor's output has no %v:\n%s", words, out)
 		}
 		v, _ := strconv.Atoi(m[i])
 		return v
@@ -50,7 +51,8 @@ func usageOf(t testing.TB, n *node.Node) usage {
 	return usage{number(selfWords, 1), number(selfWords, 2), number(addressWords, 1)}
 }
 
-// TestRepeatedPods runs, stops and removes pods again and again, several at a time.
+// TestRepeatedPods runs, stops and removes many pods, several at a time, and checks that huskd
+// leaks nothing.
 func TestRepeatedPods(t *testing.T) {
 	const rounds, atOnce = 200, 8
 	n, d := start(t)
@@ -76,25 +78,25 @@ func TestRepeatedPods(t *testing.T) {
 		}
 		all.Wait()
 	}
-	many(atOnce, 0) // what is made once is there now
+	many(atOnce, 0) // allocates what huskd allocates only once
 	before := usageOf(t, n)
 	began := time.Now()
 	many(rounds, atOnce)
 	t.Logf("%d rounds in %v; before %+v", rounds, time.Since(began).Round(time.Millisecond), before)
-	// What is closed in the background may take a moment.
+	// Some resources are closed in the background.
 	node.Eventually(t, 10*time.Second, func() string {
 		after := usageOf(t, n)
 		if after.addresses == 0 && after.goroutines <= before.goroutines && after.files <= before.files {
 			t.Logf("after %+v", after)
 			return ""
 		}
-		return fmt.Sprintf("huskd has grown from %+v to %+v; it has open %v", before, after, openFiles(d))
+		return fmt.Sprintf("huskd has grown from %+v to %+v; its open files are %v", before, after, openFiles(d))
 	})
 	d.Stop()
 	n.NothingLeft()
 }
 
-// openFiles are what huskd has open.
+// openFiles returns the open files of huskd.
 func openFiles(d *node.Daemon) []string {
 	var open []string
 	names, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.Pid()))
@@ -106,7 +108,7 @@ func openFiles(d *node.Daemon) []string {
 	return open
 }
 
-// TestRestart adopts a hundred running pods.
+// TestRestart restarts huskd with 100 running pods, which it must adopt.
 func TestRestart(t *testing.T) {
 	const pods = 100
 	n, d := start(t)
@@ -121,7 +123,7 @@ func TestRestart(t *testing.T) {
 	t.Logf("%d pods ready after %v", pods, time.Since(began).Round(time.Millisecond))
 	before := processes(t, n)
 	if len(before) != pods {
-		t.Fatalf("%d pods run", len(before))
+		t.Fatalf("%d pods are running", len(before))
 	}
 	for _, end := range []func(){d.Kill, func() { d.Stop() }} {
 		end()
@@ -130,16 +132,16 @@ func TestRestart(t *testing.T) {
 		now := processes(t, n)
 		t.Logf("adopted after %v", time.Since(began).Round(time.Millisecond))
 		if fmt.Sprint(now) != fmt.Sprint(before) {
-			t.Errorf("the pods' processes were %v and are %v", before, now)
+			t.Errorf("the pods' processes have changed from %v to %v", before, now)
 		}
 	}
 	if _, err := node.Get(n.Net(), "127.0.0.1:1"); err == nil {
-		t.Error("something answers at port 1")
+		t.Error("port 1 answers, though nothing listens on it")
 	}
 	n.MustHusk("run", "--wait", path) // unchanged
 	n.MustHusk("shutdown", "--budget", "30s")
 	if !d.Wait(20 * time.Second) {
-		t.Fatal("huskd doesn't end after shutdown")
+		t.Fatal("huskd is still running after husk shutdown")
 	}
 	for _, left := range n.Left() {
 		if !strings.HasPrefix(left, "file logs/") && !strings.HasPrefix(left, "file pods/") {
@@ -147,7 +149,7 @@ func TestRestart(t *testing.T) {
 		}
 	}
 	d = n.Huskd()
-	n.MustHusk("run", "--wait", path) // they run again: nobody stopped them for good
+	n.MustHusk("run", "--wait", path) // a shutdown doesn't stop pods for good
 	var names []string
 	for i := range pods {
 		names = append(names, fmt.Sprintf("p%d", i))
@@ -157,7 +159,7 @@ func TestRestart(t *testing.T) {
 	n.NothingLeft()
 }
 
-// processes returns the first process of each running pod's container.
+// processes returns the PIDs of the running pods' containers, by pod.
 func processes(t testing.TB, n *node.Node) map[string]int {
 	t.Helper()
 	var list []struct {
@@ -181,8 +183,8 @@ func processes(t testing.TB, n *node.Node) map[string]int {
 	return pids
 }
 
-// TestStartWhileStopping starts huskd while the one before it still ends. What ran runs
-// again.
+// TestStartWhileStopping starts huskd while the previous one is still shutting down. The pod must
+// run again.
 func TestStartWhileStopping(t *testing.T) {
 	t.Parallel()
 	n, d := start(t)
@@ -190,21 +192,21 @@ func TestStartWhileStopping(t *testing.T) {
 	n.MustHusk("shutdown")
 	next := n.Huskd()
 	if !d.Wait(10 * time.Second) {
-		t.Error("two huskds run")
+		t.Error("both huskds are running")
 	}
 	node.Eventually(t, 20*time.Second, func() string {
 		if len(processes(t, n)) == 1 {
 			return ""
 		}
-		return "the pod doesn't run again"
+		return "the pod isn't running again"
 	})
 	n.MustHusk("rm", "-f", "p")
 	next.Stop()
 	n.NothingLeft()
 }
 
-// TestStopDuringStart ends huskd at moments of its start. It may have made its part
-// of the network by then.
+// TestStopDuringStart stops huskd at different moments of its start. It must leave nothing, even if
+// it has already set up its network.
 func TestStopDuringStart(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -216,7 +218,7 @@ func TestStopDuringStart(t *testing.T) {
 	}
 }
 
-// TestReboot runs the pods again that ran when the power went.
+// TestReboot checks that the pods that ran before a reboot run after it, and stopped pods don't.
 func TestReboot(t *testing.T) {
 	t.Parallel()
 	n, _ := start(t)
@@ -230,10 +232,10 @@ func TestReboot(t *testing.T) {
 	n.MustHusk("run", "--wait", "--timeout", "30s", path)
 	out := n.MustHusk("ps", "-a", "-o", "json")
 	if !strings.Contains(out, `"Stopped"`) {
-		t.Errorf("the pod that was stopped isn't: %s", out)
+		t.Errorf("the stopped pod is no longer stopped: %s", out)
 	}
 	if now := processes(t, n); len(now) != 1 || now["web"] == 0 {
-		t.Errorf("after the reboot run %v", now)
+		t.Errorf("after the reboot, the running processes are %v", now)
 	}
 	n.MustHusk("rm", "-f", "web", "stopped")
 	d.Stop()

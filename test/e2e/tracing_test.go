@@ -24,14 +24,14 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// spanCollector takes spans as a collector of OpenTelemetry does.
+// spanCollector is an OpenTelemetry collector that keeps the spans it receives.
 type spanCollector struct {
 	collector.UnimplementedTraceServiceServer
 	mu    sync.Mutex
 	spans []*tracepb.Span
 }
 
-// Export takes spans.
+// Export implements TraceServiceServer.
 func (s *spanCollector) Export(_ context.Context, r *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,7 +43,7 @@ func (s *spanCollector) Export(_ context.Context, r *collector.ExportTraceServic
 	return &collector.ExportTraceServiceResponse{}, nil
 }
 
-// in returns the spans of a trace, each with the names of those above it.
+// in returns the spans of a trace by path: the names of their ancestors and their own.
 func (s *spanCollector) in(trace string) (paths []string, by map[string]*tracepb.Span) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +74,7 @@ func attribute(span *tracepb.Span, key string) string {
 	return ""
 }
 
-// collect serves a collector on the node's loopback.
+// serveCollector serves a collector on the node's loopback.
 func serveCollector(t *testing.T, n *node.Node) (*spanCollector, string) {
 	t.Helper()
 	var listener net.Listener
@@ -91,7 +91,8 @@ func serveCollector(t *testing.T, n *node.Node) (*spanCollector, string) {
 	return c, listener.Addr().String()
 }
 
-// TestTracing: a caller's trace has each call, and below it each stage.
+// TestTracing checks that a caller's trace contains each call, and each stage as a descendant of
+// the call.
 func TestTracing(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
@@ -105,7 +106,7 @@ func TestTracing(t *testing.T) {
 		t.Fatal(err)
 	}
 	config := filepath.Join(n.Dir, "huskd.toml")
-	// Nothing is traced but what a caller asks for.
+	// Only calls with a traceparent are traced.
 	if err := os.WriteFile(config, fmt.Appendf(nil, "[tracing]\nendpoint = \"http://%s\"\nsampling = 0\n", address), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -151,25 +152,25 @@ func TestTracing(t *testing.T) {
 	})
 	run := by[service+"RunPodSandbox"]
 	if got := hex.EncodeToString(run.GetParentSpanId()); got != parent {
-		t.Errorf("RunPodSandbox is below %s, not the caller's span", got)
+		t.Errorf("the parent of RunPodSandbox is %s, not the caller's span", got)
 	}
 	add := by[service+"RunPodSandbox > sandbox/attach > cni/ADD"]
 	if attribute(add, "husk.cni.plugin") != "husk-cni" || attribute(add, "husk.sandbox.id") == "" {
-		t.Errorf("the plugin's span is about %v", add.GetAttributes())
+		t.Errorf("the attributes of the plugin's span are %v", add.GetAttributes())
 	}
 	start := by[service+"StartContainer > container/start"]
 	if attribute(start, "container.id") != id || attribute(start, "k8s.pod.namespace") != "default" || attribute(start, "husk.sandbox.id") != pod {
-		t.Errorf("the start's span is about %v", start.GetAttributes())
+		t.Errorf("the attributes of the start's span are %v", start.GetAttributes())
 	}
 	failed := false
 	for _, span := range spans.all() {
 		failed = failed || span.GetName() == "sandbox/attach" && span.GetStatus().GetCode() == tracepb.Status_STATUS_CODE_ERROR
 		if hex.EncodeToString(span.GetTraceId()) != trace {
-			t.Errorf("%s is traced, which nobody asked for", span.GetName())
+			t.Errorf("%s is traced, though no caller requested it", span.GetName())
 		}
 	}
 	if !failed {
-		t.Error("no span has the error of the attachment that failed")
+		t.Error("no span has the error of the failed attachment")
 	}
 	log := c.huskd.Log()
 	for _, words := range []string{"call=RuntimeService/RunPodSandbox", "pod=default/" + refused.GetMetadata().GetName(), "sandbox=", "stage=attach"} {

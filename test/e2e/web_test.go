@@ -8,8 +8,8 @@ import (
 
 const example = "../../examples/web.yaml"
 
-// TestWeb is the main job: from a manifest to an address that answers, and away
-// without a trace.
+// TestWeb runs the example manifest until its address answers, and removes the pod without leaving
+// a trace.
 func TestWeb(t *testing.T) {
 	t.Parallel()
 	n, d := start(t)
@@ -25,7 +25,7 @@ func TestWeb(t *testing.T) {
 	}
 	answer := mustGet(t, n.Net(), pod.IPs[0]+":80")
 	if fields := strings.Fields(answer); fields[0] != "web" || fields[1] != pod.IPs[0] {
-		t.Errorf("it answers %q", answer)
+		t.Errorf("the pod answers %q", answer)
 	}
 	t.Log(n.MustHusk("ps"))
 	n.MustHusk("stop", "web")
