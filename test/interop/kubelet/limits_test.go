@@ -108,7 +108,7 @@ func (o huskNode) deferredResizes() *node.Daemon {
 func (o huskNode) testEviction() {
 	o.create(simple("fills", "volumes: [{name: v, emptyDir: {sizeLimit: 1Mi}}]", `volumeMounts: [{name: v, mountPath: /v}], command: [sh, -c, "dd if=/dev/zero of=/v/fill bs=1M count=2; sleep 1000"]`))
 	p := o.await("fills", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed && p.Status.Reason == "Evicted" })
-	if c := conditionOf(p, corev1.DisruptionTarget); !strings.Contains(p.Status.Message, "volume v takes") || c.Reason != corev1.PodReasonTerminationByKubelet || c.Status != corev1.ConditionTrue {
+	if c := conditionOf(p, corev1.DisruptionTarget); !strings.Contains(p.Status.Message, "volume v uses") || c.Reason != corev1.PodReasonTerminationByKubelet || c.Status != corev1.ConditionTrue {
 		o.t.Errorf("%s: %+v", describe(p), p.Status)
 	}
 	node.Eventually(o.t, time.Minute, func() string {
