@@ -146,7 +146,7 @@ func TestQOSClasses(t *testing.T) {
 	if burst := score("burst"); burst == "1000" || len(burst) != 3 {
 		t.Errorf("the oom_score_adj of a burstable pod is %s", burst)
 	}
-	// If the test may not lower its own score, that is the lowest possible one.
+	// huskd can't go below its own score if it lacks CAP_SYS_RESOURCE. The pod then gets that score.
 	if best := score("guaranteed"); best != "-997" && best > score("burst") {
 		t.Errorf("the oom_score_adj of a guaranteed pod is %s", best)
 	}

@@ -105,10 +105,10 @@ func (c *cluster) attachLines(protocol string) {
 	_, err := fmt.Fprintf(s.in, "hello by %s\n", protocol)
 	c.must(err)
 	if got, err := s.out.ReadString('\n'); err != nil || got != "heard hello by "+protocol+"\n" {
-		c.t.Errorf("by %s the container answers %q %v", protocol, got, err)
+		c.t.Errorf("by %s, the container answers %q %v", protocol, got, err)
 	}
 	if got, err := s.errs.ReadString('\n'); err != nil || got != "noted hello by "+protocol+"\n" {
-		c.t.Errorf("by %s the container answers to stderr %q %v", protocol, got, err)
+		c.t.Errorf("by %s, the container answers to stderr %q %v", protocol, got, err)
 	}
 	s.leave()
 	<-s.done
@@ -128,7 +128,7 @@ func (c *cluster) attachTerminal(protocol string) {
 			got, err := s.out.ReadString('\n')
 			c.must(err)
 			if echo != "size\r\n" || got != want {
-				return fmt.Sprintf("by %s the terminal says %q %q, not %q", protocol, echo, got, want)
+				return fmt.Sprintf("by %s, the terminal shows %q %q, want %q", protocol, echo, got, want)
 			}
 			return ""
 		})
@@ -148,10 +148,10 @@ func (c *cluster) attachStdinOnce(protocol string) {
 	}()
 	got, err := io.ReadAll(s.out)
 	if err != nil || !bytes.Equal(got, megabyte) {
-		c.t.Errorf("by %s %d bytes come back of %d: %v", protocol, len(got), len(megabyte), err)
+		c.t.Errorf("by %s, %d of %d bytes come back: %v", protocol, len(got), len(megabyte), err)
 	}
 	if err := <-s.done; err != nil {
-		c.t.Errorf("by %s the session ends with %v", protocol, err)
+		c.t.Errorf("by %s, the session ended with %v", protocol, err)
 	}
 	s.leave()
 }

@@ -102,7 +102,8 @@ func (c *cluster) startControlPlane() {
 	})
 }
 
-// writeCertificates writes ca.crt, and the API server's client certificate for nodes: client.crt and client.key.
+// writeCertificates writes ca.crt, and the API server's client certificate for nodes: client.crt
+// and client.key.
 func (m *machine) writeCertificates() {
 	m.t.Helper()
 	must := func(err error) {
@@ -477,8 +478,8 @@ func (c *cluster) testPortForward() {
 	}
 }
 
-// testResize gives containers more memory and less CPU: one that keeps running, and one that has to be
-// restarted for it.
+// testResize gives containers more memory and less CPU: one that keeps running, and one that has to
+// be restarted for it.
 func (c *cluster) testResize() {
 	c.create(simple("restarting", "", `command: [sleep, "1000"], resizePolicy: [{resourceName: memory, restartPolicy: RestartContainer}], resources: {requests: {cpu: 50m, memory: 16Mi}, limits: {cpu: 500m, memory: 64Mi}}`))
 	memory, cpu := resource.MustParse("96Mi"), resource.MustParse("250m")
@@ -507,8 +508,8 @@ func (c *cluster) testResize() {
 
 // testDeletion deletes all pods, and checks how their containers ended.
 func (c *cluster) testDeletion() {
-	c.must(os.Mkdir(c.Dir+"/tales", 0o755))
-	c.create(fmt.Sprintf(graceful, c.Dir+"/tales"))
+	c.must(os.Mkdir(c.Dir+"/steps", 0o755))
+	c.create(fmt.Sprintf(graceful, c.Dir+"/steps"))
 	c.create(deaf)
 	c.await("graceful", ready)
 	c.await("deaf", ready)
@@ -539,9 +540,9 @@ func (c *cluster) testDeletion() {
 	if ended := last["configured"].Status.ContainerStatuses[0].State.Terminated; ended == nil || ended.ExitCode != 0 {
 		c.t.Errorf("the container that handles SIGTERM ended with %+v", ended)
 	}
-	tale, err := os.ReadFile(c.Dir + "/tales/tale")
-	if want := "started\nis to stop\nmay stop\nstops\nthe sidecar stops\n"; err != nil || string(tale) != want {
-		c.t.Errorf("the containers of graceful logged %q, %v, want %q", tale, err, want)
+	steps, err := os.ReadFile(c.Dir + "/steps/log")
+	if want := "started\npreStop begins\npreStop ends\nSIGTERM\nSIGTERM to the sidecar\n"; err != nil || string(steps) != want {
+		c.t.Errorf("the containers of graceful logged %q, %v, want %q", steps, err, want)
 	}
 	// The API server rounds times to seconds.
 	ended, until := last["deaf"].Status.ContainerStatuses[0].State.Terminated, last["deaf"].DeletionTimestamp

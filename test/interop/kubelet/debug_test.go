@@ -100,7 +100,8 @@ func (o huskNode) testDebug() *node.Daemon {
 	return o.huskd
 }
 
-// echo returns an input of one line, and an output. The input ends once a line was written to the output.
+// echo returns an input of one line, and an output. The input ends once a line was written to the
+// output.
 func echo() (*line, *answer) {
 	a := &answer{came: make(chan struct{})}
 	return &line{text: "hello\n", until: a.came}, a
@@ -122,7 +123,7 @@ func (l *line) Read(b []byte) (int, error) {
 }
 
 type answer struct {
-	text bytes.Buffer // not embedded, or it would be filled without a Write
+	text bytes.Buffer // not embedded: io.Copy would bypass Write with ReadFrom
 	came chan struct{}
 }
 

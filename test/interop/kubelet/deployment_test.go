@@ -19,7 +19,8 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestDeployments tests Deployments in a complete cluster of one node, with controllers and a scheduler.
+// TestDeployments tests Deployments in a complete cluster of one node, with controllers and a
+// scheduler.
 func TestDeployments(t *testing.T) {
 	c := newCluster(t)
 	c.startControllers()
@@ -94,8 +95,8 @@ func (c *cluster) startControllers() {
 	}
 }
 
-// deploy creates a Deployment of a pod's manifest, whose pods have its name as the label app. A single
-// replica may have a host port, so it is recreated rather than rolled over.
+// deploy creates a Deployment of a pod's manifest, whose pods have its name as the label app. A
+// single replica may have a host port, so it is recreated rather than rolled over.
 func (c *cluster) deploy(name, manifest string, replicas int32) {
 	c.t.Helper()
 	var pod corev1.Pod
@@ -148,7 +149,8 @@ func (c *cluster) pods(app string) []corev1.Pod {
 	return list.Items
 }
 
-// awaitRollout waits until a Deployment has exactly its number of pods, all ready and of the current template.
+// awaitRollout waits until a Deployment has exactly its number of pods, all ready and of the
+// current template.
 func (c *cluster) awaitRollout(name string) (pods []corev1.Pod) {
 	c.t.Helper()
 	node.Eventually(c.t, 4*time.Minute, func() string {
@@ -198,7 +200,8 @@ func (c *cluster) checkServes(name, want string) {
 	}
 }
 
-// testRollout gives the web servers a new template. Meanwhile, no fewer may be available than before.
+// testRollout gives the web servers a new template. Meanwhile, no fewer may be available than
+// before.
 func (c *cluster) testRollout() {
 	c.t.Helper()
 	before := c.awaitRollout("web")
@@ -237,8 +240,8 @@ func (c *cluster) testRollout() {
 	}
 }
 
-// testRollback gives the web servers a template that can't run, and reverts it. The running pods must not be
-// affected.
+// testRollback gives the web servers a template that can't run, and reverts it. The running pods
+// must not be affected.
 func (c *cluster) testRollback() {
 	c.t.Helper()
 	before := c.awaitRollout("web")
@@ -270,8 +273,8 @@ func instances(pods []corev1.Pod) (ids []string) {
 	return ids
 }
 
-// testRecreate gives the pod with a host port a new template. The new pod gets the port once the old one is
-// gone.
+// testRecreate gives the pod with a host port a new template. The new pod gets the port once the
+// old one is gone.
 func (c *cluster) testRecreate() {
 	c.t.Helper()
 	c.update("full", func(d *appsv1.Deployment) { d.Spec.Template.Labels["version"] = "2" })
@@ -296,8 +299,8 @@ func (c *cluster) undeploy(name string) {
 	})
 }
 
-// testReboot kills everything at once, as a power loss does, and boots the node again. The same pods must
-// come back, in new containers.
+// testReboot kills everything at once, as a power loss does, and boots the node again. The same
+// pods must come back, in new containers.
 func (c *cluster) testReboot() {
 	c.t.Helper()
 	before := map[string]corev1.Pod{}

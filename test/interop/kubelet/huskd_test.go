@@ -71,12 +71,12 @@ func TestHuskd(t *testing.T) {
 	t.Run("exec", func(t *testing.T) { o.subtest(t).testExec() })
 	t.Run("attach", func(t *testing.T) { o.subtest(t).testAttach() })
 	t.Run("port-forward", func(t *testing.T) { o.subtest(t).testPortForward() })
-	t.Run("authentication", func(t *testing.T) { o.subtest(t).authenticates() })
+	t.Run("authentication", func(t *testing.T) { o.subtest(t).testAuthentication() })
 	t.Run("probes", func(t *testing.T) { o.subtest(t).testProbes() })
 	t.Run("resize", func(t *testing.T) { o.subtest(t).testResize() })
-	t.Run("deferred resize", func(t *testing.T) { o.huskd = o.subtest(t).deferredResizes() })
+	t.Run("deferred resize", func(t *testing.T) { o.huskd = o.subtest(t).testDeferredResize() })
 	t.Run("eviction", func(t *testing.T) { o.subtest(t).testEviction() })
-	t.Run("usage", func(t *testing.T) { o.subtest(t).usage() })
+	t.Run("usage", func(t *testing.T) { o.subtest(t).testUsage() })
 	t.Run("debug", func(t *testing.T) { o.huskd = o.subtest(t).testDebug() })
 	t.Run("statuses", func(t *testing.T) { o.subtest(t).testStatuses() })
 	t.Run("refusals", func(t *testing.T) { o.subtest(t).testRejections() })
@@ -120,8 +120,8 @@ func (o huskNode) checkRegistration() {
 	})
 }
 
-// authenticates checks who gets access to the kubelet API.
-func (o huskNode) authenticates() {
+// testAuthentication checks who gets access to the kubelet API.
+func (o huskNode) testAuthentication() {
 	for _, c := range []struct {
 		token string
 		want  int
@@ -192,7 +192,7 @@ func (o huskNode) testStatuses() {
 	}
 	if got, _ := o.exec("unset", "c", nil, "sh", "-c", "echo $KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT; cat /etc/resolv.conf"); !strings.HasPrefix(got, "10.96.0.1:443\n") ||
 		!strings.Contains(got, "nameserver 10.96.0.10\n") || !strings.Contains(got, "default.svc.cluster.local") {
-		o.t.Errorf("the container sees of the cluster:\n%s", got)
+		o.t.Errorf("the environment and resolv.conf in the container are\n%s", got)
 	}
 	node.Eventually(o.t, time.Minute, func() string {
 		list, err := o.api.CoreV1().Events("default").List(o.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(crash.UID)})
@@ -279,8 +279,8 @@ func TestHuskdManyPods(t *testing.T) {
 	t.Logf("%d pods ready %v after the first was created, huskd killed in between", many, time.Since(began).Round(time.Millisecond))
 	o.checkInSync(before)
 
-	// Some pods are resized, some get another image, some are deleted, while huskd is killed. The others
-	// must not be affected.
+	// Some pods are resized, some get another image, some are deleted, while huskd is killed. The
+	// others must not be affected.
 	pods := o.api.CoreV1().Pods("default")
 	for i := range changed {
 		p := before[pod(i)].DeepCopy()
@@ -314,8 +314,8 @@ func TestHuskdManyPods(t *testing.T) {
 	}
 	o.checkInSync(after)
 
-	// Without an API server, the pods keep running, also when huskd is killed, and a container that ends is
-	// restarted.
+	// Without an API server, the pods keep running, also when huskd is killed, and a container that
+	// ends is restarted.
 	for _, p := range o.control {
 		p.kill()
 	}
@@ -384,8 +384,8 @@ func (o huskNode) allReady(n int) (pods map[string]*corev1.Pod) {
 	return pods
 }
 
-// checkInSync checks that huskd has exactly the API server's pods, each with an address of its own, and
-// no other containers.
+// checkInSync checks that huskd has exactly the API server's pods, each with an address of its own,
+// and no other containers.
 func (o huskNode) checkInSync(pods map[string]*corev1.Pod) {
 	o.t.Helper()
 	rows := strings.Split(strings.TrimSpace(o.MustHusk("ps", "-a")), "\n")[1:]

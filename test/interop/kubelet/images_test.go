@@ -19,8 +19,8 @@ const (
 	pinned = "localhost/pinned:1"
 )
 
-// TestImageGC makes the kubelet remove unused images, because of their age and because the disk is full.
-// It must not remove images that pods use or that huskd reports as pinned.
+// TestImageGC makes the kubelet remove unused images, because of their age and because the disk is
+// full. It must not remove images that pods use or that huskd reports as pinned.
 func TestImageGC(t *testing.T) {
 	m := newMachine(t)
 	m.huskd.Stop()
@@ -36,8 +36,8 @@ func TestImageGC(t *testing.T) {
 	m.awaitCollected("age", 1)
 	m.checkUnchanged(before)
 
-	// No disk has as much free space as this demands. The kubelet doesn't evict the pod for it, as it is a
-	// critical one.
+	// No disk has as much free space as this demands. The kubelet doesn't evict the pod for it, as
+	// it is a critical one.
 	m.loadUnused()
 	m.kubelet.stop()
 	m.reclaim = "imageGCHighThresholdPercent: 100\nimageMinimumGCAge: 1s\nevictionHard: {imagefs.available: 99%}"

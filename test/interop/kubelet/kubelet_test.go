@@ -1,5 +1,5 @@
-// Package kubelet tests huskd with a real kubelet and a real API server. It is a module of its own, so
-// that Husk doesn't require Kubernetes. `make test-kubelet` builds what it needs.
+// Package kubelet tests huskd with a real kubelet and a real API server. It is a module of its own,
+// so that Husk doesn't require Kubernetes. `make test-kubelet` builds what it needs.
 package kubelet
 
 import (
@@ -130,8 +130,8 @@ func (m *machine) write(name, content string) (path string) {
 	return path
 }
 
-// config is the kubelet's configuration. Its files are in the node's directory, and its cgroups below
-// one of their own.
+// config is the kubelet's configuration. Its files are in the node's directory, and its cgroups
+// below one of their own.
 const config = `
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -410,8 +410,8 @@ func (p *process) kill() {
 	<-p.done
 }
 
-// signal sends a signal to the program and its nsenter, unless they have ended: their PIDs may be reused
-// by now.
+// signal sends a signal to the program and its nsenter, unless they have ended: their PIDs may be
+// reused by now.
 func (p *process) signal(sig syscall.Signal) {
 	select {
 	case <-p.done:

@@ -36,9 +36,9 @@ func conditionOf(p *corev1.Pod, kind corev1.PodConditionType) corev1.PodConditio
 	return corev1.PodCondition{}
 }
 
-// deferredResizes makes a resize for which the node has no free capacity yet, and one that restarts the
-// container. It returns the new huskd.
-func (o huskNode) deferredResizes() *node.Daemon {
+// testDeferredResize makes a resize for which the node has no free capacity yet, and one that
+// restarts the container. It returns the new huskd.
+func (o huskNode) testDeferredResize() *node.Daemon {
 	n, err := o.api.CoreV1().Nodes().Get(o.t.Context(), "node", metav1.GetOptions{})
 	o.must(err)
 	most := n.Status.Allocatable.Cpu().MilliValue()
@@ -82,8 +82,8 @@ func (o huskNode) deferredResizes() *node.Daemon {
 		o.t.Errorf("the events are %+v", list.Items)
 	}
 
-	// A container with the restart policy is restarted. Its grace period keeps the resize in progress for
-	// long enough to be seen.
+	// A container with the restart policy is restarted. Its grace period keeps the resize in
+	// progress for long enough to be seen.
 	o.create(strings.Replace(simple("anew", "", `command: [sh, -c, "trap 'sleep 3; exit 0' TERM; while :; do sleep 1000 & wait; done"],
     resizePolicy: [{resourceName: memory, restartPolicy: RestartContainer}], resources: {limits: {memory: 32Mi}, requests: {memory: 32Mi}}`),
 		"terminationGracePeriodSeconds: 1", "terminationGracePeriodSeconds: 20", 1))

@@ -18,8 +18,8 @@ const (
 	fewest = 4  // pods at the end of scaling down
 )
 
-// TestHuskdKilledUnderLoad kills huskd while the kubelet creates pods and while it deletes them. Running
-// containers must not be affected.
+// TestHuskdKilledUnderLoad kills huskd while the kubelet creates pods and while it deletes them.
+// Running containers must not be affected.
 func TestHuskdKilledUnderLoad(t *testing.T) {
 	c := newCluster(t)
 	c.startControllers()
@@ -41,7 +41,7 @@ func TestHuskdKilledUnderLoad(t *testing.T) {
 			c.awaitLoad(func(ready int) bool { return ready >= share })
 			c.checkContainers(ran)
 			kill()
-			if round == 1 { // also while it resumes
+			if round == 1 { // also while it adopts the containers
 				c.huskd = c.Launch()
 				kill()
 			}
@@ -90,9 +90,9 @@ func (c *cluster) awaitLoad(condition func(ready int) bool) {
 	})
 }
 
-// checkContainers records the running container of each pod. It fails the test if a pod that isn't being
-// deleted no longer runs the container of the last call, or runs a second one. It asks huskd, because
-// the kubelet's view is late.
+// checkContainers records the running container of each pod. It fails the test if a pod that isn't
+// being deleted no longer runs the container of the last call, or runs a second one. It asks huskd,
+// because the kubelet's view is late.
 func (c *cluster) checkContainers(ran map[types.UID]string) {
 	c.t.Helper()
 	running := map[types.UID][]string{}

@@ -111,19 +111,19 @@ spec:
     image: localhost/web:1
     imagePullPolicy: Never
     restartPolicy: Always
-    command: [sh, -c, "trap 'echo the sidecar stops >> /tales/tale; exit 0' TERM; while :; do sleep 3600 & wait; done"]
-    volumeMounts: [{name: tales, mountPath: /tales}]
+    command: [sh, -c, "trap 'echo SIGTERM to the sidecar >> /steps/log; exit 0' TERM; while :; do sleep 3600 & wait; done"]
+    volumeMounts: [{name: steps, mountPath: /steps}]
   containers:
   - name: c
     image: localhost/web:1
     imagePullPolicy: Never
-    command: [sh, -c, "trap 'echo stops >> /tales/tale; exit 0' TERM; while :; do sleep 3600 & wait; done"]
+    command: [sh, -c, "trap 'echo SIGTERM >> /steps/log; exit 0' TERM; while :; do sleep 3600 & wait; done"]
     lifecycle:
-      postStart: {exec: {command: [sh, -c, "echo started >> /tales/tale"]}}
-      preStop: {exec: {command: [sh, -c, "echo is to stop >> /tales/tale; sleep 1; echo may stop >> /tales/tale"]}}
-    volumeMounts: [{name: tales, mountPath: /tales}]
+      postStart: {exec: {command: [sh, -c, "echo started >> /steps/log"]}}
+      preStop: {exec: {command: [sh, -c, "echo preStop begins >> /steps/log; sleep 1; echo preStop ends >> /steps/log"]}}
+    volumeMounts: [{name: steps, mountPath: /steps}]
   volumes:
-  - {name: tales, hostPath: {path: %s, type: Directory}}
+  - {name: steps, hostPath: {path: %s, type: Directory}}
 `
 
 // deaf is a pod that ignores SIGTERM.
@@ -142,7 +142,8 @@ spec:
     command: [sh, -c, "trap '' TERM; while :; do sleep 3600; done"]
 `
 
-// starting is a pod whose startup probe succeeds when a test makes it. That of unstarted never does.
+// starting is a pod whose startup probe succeeds when a test makes it. That of unstarted never
+// does.
 const (
 	starting = `
 apiVersion: v1

@@ -50,8 +50,8 @@ func (c *cluster) testLiveness() {
 	c.checkAnswers(after, "version 1\n")
 }
 
-// testStartup makes startup take long, during which there are no liveness probes; and makes it never succeed,
-// so that the container is restarted.
+// testStartup makes startup take long, during which there are no liveness probes; and makes it
+// never succeed, so that the container is restarted.
 func (c *cluster) testStartup() {
 	c.create(starting)
 	c.create(unstarted)

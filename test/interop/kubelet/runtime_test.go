@@ -11,8 +11,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// runtime holds the sandboxes and containers that the kubelet has made in huskd. husk ps doesn't show
-// them.
+// runtime holds the sandboxes and containers that the kubelet has made in huskd. husk ps doesn't
+// show them.
 type runtime struct {
 	sandboxes  []*runtimeapi.PodSandbox
 	containers []*runtimeapi.Container
@@ -50,9 +50,9 @@ func (r runtime) String() string {
 	return b.String()
 }
 
-// diff returns how r differs from the API server's pods, or "". It expects one ready sandbox for each
-// pod, and the running containers of the pods. What has ended doesn't count: the kubelet removes it
-// later.
+// diff returns how r differs from the API server's pods, or "". It expects one ready sandbox for
+// each pod, and the running containers of the pods. What has ended doesn't count: the kubelet
+// removes it later.
 func (r runtime) diff(pods []corev1.Pod) string {
 	var got, want []string
 	for _, s := range r.sandboxes {

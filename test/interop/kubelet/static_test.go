@@ -48,8 +48,8 @@ func TestStaticPods(t *testing.T) {
 	m.end()
 }
 
-// TestStatsAndEvents makes the kubelet use huskd's events and stats, instead of listing containers and
-// reading cgroups itself.
+// TestStatsAndEvents makes the kubelet use huskd's events and stats, instead of listing containers
+// and reading cgroups itself.
 func TestStatsAndEvents(t *testing.T) {
 	m := newMachine(t)
 	m.gates = "EventedPLEG: true, PodAndContainerStatsFromCRI: true"
@@ -144,7 +144,7 @@ func (m *machine) checkAnswers(pod *corev1.Pod, want string) {
 	}
 	for _, ip := range []string{node.Address4, node.Address6} {
 		if got, err := node.Get(m.OtherNet(), net.JoinHostPort(ip, "8080")); err != nil || got != want {
-			m.t.Errorf("the node's port at %s answers another host %q %v, want %q", ip, got, err, want)
+			m.t.Errorf("the host port at %s answers another host with %q %v, want %q", ip, got, err, want)
 		}
 	}
 	if got, err := m.get(urls[0] + "/labels"); err != nil || !strings.Contains(got, `app="full"`) {
@@ -219,7 +219,8 @@ func (m *machine) testKubeletRestart() {
 	m.checkUnchanged(before)
 }
 
-// checkUnchanged checks that the same containers run as before, after the kubelet has listed them again.
+// checkUnchanged checks that the same containers run as before, after the kubelet has listed them
+// again.
 func (m *machine) checkUnchanged(before *corev1.Pod) {
 	m.t.Helper()
 	began := time.Now()

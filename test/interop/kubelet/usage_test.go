@@ -24,8 +24,9 @@ func (o huskNode) viaProxy(path string) []byte {
 	return body
 }
 
-// usage checks the figures that metrics-server and others read from a kubelet, in the kubelet's types.
-func (o huskNode) usage() {
+// testUsage checks the figures that metrics-server and others read from a kubelet, in the kubelet's
+// types.
+func (o huskNode) testUsage() {
 	spin := `command: [sh, -c, "dd if=/dev/zero of=/v/file bs=1M count=3 2>/dev/null; while :; do :; done"], resources: {limits: {cpu: 300m, memory: 64Mi}}, volumeMounts: [{name: v, mountPath: /v}]`
 	o.create(simple("busy", "volumes: [{name: v, emptyDir: {}}]", spin))
 	busy := o.await("busy", ready)
