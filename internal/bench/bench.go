@@ -66,7 +66,7 @@ var Workloads = []Workload{
 	{"list", "list --pods pods and their containers", needsEndpoint | needsImage, lists},
 	{"restart", "restart the runtime until it serves and lists its --pods pods", needsEndpoint | needsImage | needsRestart, restarts},
 	{"agent", "from a manifest to the answer of its server, by huskd's agent", needsEndpoint | needsImage | needsHuskd, manifests},
-	{"net", "Husk's pod network, compared with a bare veth pair", 0, network},
+	{"net", "Husk's pod network, compared with a bare veth pair", 0, benchNetwork},
 	{"ipam", "allocate and record addresses, with 0 and 20,000 leases", 0, addresses},
 }
 

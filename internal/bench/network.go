@@ -17,8 +17,8 @@ import (
 
 	"github.com/huskd/husk/internal/bench/report"
 	"github.com/huskd/husk/internal/netns"
-	podnet "github.com/huskd/husk/internal/network"
-	words "github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/network"
+	huskpod "github.com/huskd/husk/internal/pod"
 )
 
 // Names of the operations of the workload net.
@@ -39,16 +39,16 @@ const (
 // subnets of the pods in the workload net, whose node is a namespace.
 var subnets = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("fd00::/64")}
 
-// network benchmarks the built-in network, with namespaces for the node and its pods.
-func network(ctx context.Context, s *session) (err error) {
+// benchNetwork benchmarks the built-in network, with namespaces for the node and its pods.
+func benchNetwork(ctx context.Context, s *session) (err error) {
 	all, end := s.newComparison("net", BareVeth, BuiltIn)
 	defer end()
 	node, err := s.namespace("node")
 	if err != nil {
 		return err
 	}
-	n, err := podnet.Open(ctx, podnet.Config{
-		Instance: words.InstanceOf(s.dir), Dir: filepath.Join(s.dir, "network"), Netns: node,
+	n, err := network.Open(ctx, network.Config{
+		Instance: huskpod.InstanceOf(s.dir), Dir: filepath.Join(s.dir, "network"), Netns: node,
 		Subnets: subnets, MTU: 1500, Quarantine: -1, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *session) namespace(name string) (path string, err error) {
 }
 
 // attachOne attaches one pod and detaches it again.
-func (s *session) attachOne(ctx context.Context, n *podnet.Network, r *recorder, i int) error {
+func (s *session) attachOne(ctx context.Context, n *network.Network, r *recorder, i int) error {
 	ctx = context.WithoutCancel(ctx)
 	var path string
 	if err := r.time(Namespace, func() (err error) {
@@ -116,8 +116,8 @@ func (s *session) attachOne(ctx context.Context, n *podnet.Network, r *recorder,
 	return errors.Join(err, netns.Remove(path))
 }
 
-func attachment(path string, i int) words.Attachment {
-	return words.Attachment{Sandbox: words.NewID(), Pod: words.Ref{Namespace: namespace, Name: fmt.Sprint("pod", i)}, Netns: path, IfName: "eth0"}
+func attachment(path string, i int) huskpod.Attachment {
+	return huskpod.Attachment{Sandbox: huskpod.NewID(), Pod: huskpod.Ref{Namespace: namespace, Name: fmt.Sprint("pod", i)}, Netns: path, IfName: "eth0"}
 }
 
 // wire connects two namespaces. address is that of the second.
@@ -174,7 +174,7 @@ func up(address string) error {
 }
 
 // podWire attaches two pods to the built-in network.
-func (s *session) podWire(ctx context.Context, n *podnet.Network) (*wire, error) {
+func (s *session) podWire(ctx context.Context, n *network.Network) (*wire, error) {
 	w := &wire{}
 	for i, path := range []*string{&w.from, &w.to} {
 		var err error

@@ -150,12 +150,12 @@ func TestWeight(t *testing.T) {
 func modes(t *testing.T) map[string]host.Cgroup {
 	t.Helper()
 	hosttest.Root(t)
-	real := host.Probe("/").Cgroup
-	out := map[string]host.Cgroup{"host": real}
-	if unified, ok := real.Mounts[""]; ok && real.Mode == host.CgroupHybrid {
+	probed := host.Probe("/").Cgroup
+	out := map[string]host.Cgroup{"host": probed}
+	if unified, ok := probed.Mounts[""]; ok && probed.Mode == host.CgroupHybrid {
 		out["only v2"] = host.Cgroup{Mode: host.CgroupV2, Mounts: map[string]string{"": unified}}
-		v1 := host.Cgroup{Mode: host.CgroupV1, Controllers: real.Controllers, Mounts: map[string]string{}}
-		for name, mount := range real.Mounts {
+		v1 := host.Cgroup{Mode: host.CgroupV1, Controllers: probed.Controllers, Mounts: map[string]string{}}
+		for name, mount := range probed.Mounts {
 			if name != "" {
 				v1.Mounts[name] = mount
 			}

@@ -93,12 +93,12 @@ func TestReferenceChains(t *testing.T) {
 			}},
 		{name: "bandwidth", reach: "node", annotate: map[string]string{"kubernetes.io/ingress-bandwidth": "20M"},
 			conf: `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"ptp",` + hostLocal + `},{"type":"bandwidth","capabilities":{"bandwidth":true}}]}`,
-			check: func(l *lab, a pod.Attachment) string {
+			check: func(l *lab, _ pod.Attachment) string {
 				return l.run(l.node, "sh", "-c", "tc qdisc show | grep 'tbf.*rate 20Mbit'")
 			}},
 		{name: "firewall", reach: "other",
 			conf: `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"ptp","ipMasq":true,` + hostLocal + `},{"type":"firewall","backend":"iptables"}]}`,
-			check: func(l *lab, a pod.Attachment) string {
+			check: func(l *lab, _ pod.Attachment) string {
 				return l.run(l.node, "sh", "-c", "iptables-save | grep 'CNI-FORWARD.*10.66.0'")
 			}},
 		{name: "sbr", reach: "node", badCheck: true, // ptp misses the routes that sbr has moved

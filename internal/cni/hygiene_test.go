@@ -330,7 +330,7 @@ func TestPluginInProcess(t *testing.T) {
 	l := newLab(t)
 	var mu sync.Mutex
 	var seen []string
-	inside := func(_ context.Context, getenv func(string) string, stdin []byte) ([]byte, error) {
+	inside := func(_ context.Context, getenv func(string) string, _ []byte) ([]byte, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		seen = append(seen, getenv("CNI_COMMAND"))

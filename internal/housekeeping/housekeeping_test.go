@@ -73,7 +73,7 @@ func TestOrphans(t *testing.T) {
 	dir := t.TempDir()
 	v := volume.Volumes{Root: filepath.Join(dir, "root"), State: filepath.Join(dir, "state")}
 	logs := filepath.Join(v.Root, "logs")
-	make := func(path string) {
+	write := func(path string) {
 		t.Helper()
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -87,15 +87,15 @@ func TestOrphans(t *testing.T) {
 		return !errors.Is(err, fs.ErrNotExist)
 	}
 	behind := filepath.Join(dir, "behind", "f")
-	make(behind)
-	make(filepath.Join(v.Root, "pods/known/volumes/v/f"))
-	make(filepath.Join(v.Root, "pods/gone/volumes/v/f"))
-	make(filepath.Join(v.State, "pods/gone/volumes/m/f"))
-	make(filepath.Join(v.Root, "pods/more/volumes/v/f"))
-	make(filepath.Join(v.Root, "pods/more/else"))
-	make(filepath.Join(logs, "default_web_known/c/0.log"))
-	make(filepath.Join(logs, "default_web_gone/c/0.log"))
-	make(filepath.Join(logs, "theirs/0.log"))
+	write(behind)
+	write(filepath.Join(v.Root, "pods/known/volumes/v/f"))
+	write(filepath.Join(v.Root, "pods/gone/volumes/v/f"))
+	write(filepath.Join(v.State, "pods/gone/volumes/m/f"))
+	write(filepath.Join(v.Root, "pods/more/volumes/v/f"))
+	write(filepath.Join(v.Root, "pods/more/else"))
+	write(filepath.Join(logs, "default_web_known/c/0.log"))
+	write(filepath.Join(logs, "default_web_gone/c/0.log"))
+	write(filepath.Join(logs, "theirs/0.log"))
 	mounted := filepath.Join(v.Root, "pods/gone/volumes/v/mounted")
 	if err := os.Mkdir(mounted, 0o755); err != nil {
 		t.Fatal(err)

@@ -386,7 +386,7 @@ func TestPullLoginStaysWithRegistry(t *testing.T) {
 	defer elsewhere.Close()
 	// Under another name, so that it counts as another host.
 	target := strings.Replace(elsewhere.URL, "127.0.0.1", "localhost", 1)
-	s, r := newStore(t), newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	s, r := newStore(t), newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
 		http.Redirect(w, r, target+r.URL.Path, http.StatusTemporaryRedirect)
 	}), login(false))
 	name := r.push(t, "private", "v1", makeImage(t, 1, 1, 1000))

@@ -273,7 +273,7 @@ func wantFiles(t testing.TB, s *Store, img *testimage.Image) {
 	}
 	for i := range img.Layers {
 		var size int64
-		err := filepath.WalkDir(lower[len(lower)-1-i], func(path string, d fs.DirEntry, err error) error {
+		err := filepath.WalkDir(lower[len(lower)-1-i], func(_ string, d fs.DirEntry, err error) error {
 			if err == nil && d.Type().IsRegular() {
 				info, _ := d.Info()
 				size += info.Size()

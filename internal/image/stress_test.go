@@ -54,7 +54,7 @@ func TestConcurrentOperations(t *testing.T) {
 	}
 	forever(func(i int) error { _, err := s.Load(t.Context(), bytes.NewReader(archives[i]), nil); return err })
 	forever(func(i int) error { _, err := s.Prune(t.Context(), i%2 == 0); return err })
-	forever(func(i int) error { _ = s.List(); _, _ = s.Usage(); return nil })
+	forever(func(_ int) error { _ = s.List(); _, _ = s.Usage(); return nil })
 	used := 0
 	forever(func(i int) error {
 		release, err := s.Hold(images[i].ID(), "test")

@@ -88,7 +88,7 @@ func TestReachability(t *testing.T) {
 				l.reaches("a", a.Netns, "tcp"+s.suffix, s.node, 7000, "node "+addrA)
 				l.reaches("a", a.Netns, network, s.other, 7000, "other "+s.node)
 				got, err := l.ask(l.node, network, addrA, 7000)
-				if from, ok := strings.CutPrefix(got, "a "); err != nil || !ok || l.notOfNode(from, a) {
+				if from, ok := strings.CutPrefix(got, "a "); err != nil || !ok || l.notOfNode(from) {
 					t.Errorf("from the node to a, %s: %q, %v", network, got, err)
 				}
 			}
@@ -97,7 +97,7 @@ func TestReachability(t *testing.T) {
 }
 
 // notOfNode reports whether an address isn't one of the node's.
-func (l *lab) notOfNode(addr string, g guest) bool {
+func (l *lab) notOfNode(addr string) bool {
 	return !strings.Contains(l.ip(l.node, "-o addr"), " "+addr+"/")
 }
 
@@ -123,7 +123,7 @@ func TestNoNeighbourDiscovery(t *testing.T) {
 }
 
 func TestMasqueradeOff(t *testing.T) {
-	inEachWorld(t, func(t *testing.T, l *lab, cfg Config, stacks []stack) {
+	inEachWorld(t, func(_ *testing.T, l *lab, cfg Config, stacks []stack) {
 		cfg.Masquerade = false
 		n := l.open(cfg)
 		a := l.attach(n)

@@ -183,7 +183,7 @@ func TestAttachRefusesDifferentSettings(t *testing.T) {
 }
 
 func TestDetachWhenTheNamespaceIsGone(t *testing.T) {
-	inEachWorld(t, func(t *testing.T, l *lab, cfg Config, stacks []stack) {
+	inEachWorld(t, func(t *testing.T, l *lab, cfg Config, _ []stack) {
 		n := l.open(cfg)
 		before := l.kernel(cfg.Instance)
 		g := l.attach(n, pod.PortMapping{Protocol: pod.TCP, HostPort: 8080, Port: 80})

@@ -6,8 +6,10 @@ type State string
 const (
 	// Created is the state of a container whose program hasn't been started.
 	Created State = "created"
+	// Running is the state of a container whose program runs.
 	Running State = "running"
-	Exited  State = "exited"
+	// Exited is the state of a container whose program has ended.
+	Exited State = "exited"
 )
 
 // Status is what a driver knows about a container.

@@ -34,8 +34,8 @@ func simulate(t *testing.T, s schedule, tracing bool) (m *machine) {
 	return m
 }
 
-// someSeconds is how long TestSchedule runs by default.
-const someSeconds = 8 * time.Second
+// defaultLength is how long TestSchedule runs by default.
+const defaultLength = 8 * time.Second
 
 // TestSchedule runs the schedules of one seed after the other.
 func TestSchedule(t *testing.T) {
@@ -54,7 +54,7 @@ func TestSchedule(t *testing.T) {
 	began := time.Now()
 	done, lives, faults := 0, 0, 0
 	last := uint64(0)
-	for next := uint64(1); *steps == 0 && time.Since(began) < someSeconds || done < *steps; next++ {
+	for next := uint64(1); *steps == 0 && time.Since(began) < defaultLength || done < *steps; next++ {
 		m := simulate(t, newSchedule(next), false)
 		if len(m.wrong) > 0 {
 			report(t, newSchedule(next))

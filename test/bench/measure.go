@@ -63,7 +63,7 @@ func measure() (err error) {
 	}
 	lines := rows(all)
 	fmt.Print("\n" + plain(lines))
-	return writePage(p.Page, document(all, lines, describe(p)))
+	return writePage(p.Page, document(all, lines, describe()))
 }
 
 func (p plan) measureAll(ctx context.Context, daemons []*daemon) (f findings, err error) {

@@ -59,7 +59,7 @@ func errorsOf(f findings) (n int) {
 }
 
 // describe returns the versions of the programs that were measured.
-func describe(p plan) string {
+func describe() string {
 	var all []string
 	for _, name := range []string{"runc", "crun", "conmon"} {
 		out, err := exec.Command(name, "--version").Output()

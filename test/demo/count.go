@@ -133,7 +133,7 @@ func entries(dir string) (n int) {
 		return 1
 	}
 	device := top.Sys().(*syscall.Stat_t).Dev
-	_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+	_ = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return nil
 		}

@@ -52,14 +52,14 @@ func TestReferencePicture(t *testing.T) {
 }
 
 // current checks that a file has the generated content, or writes it with -update.
-func current(t *testing.T, file string, make func(text string) string) {
+func current(t *testing.T, file string, generate func(text string) string) {
 	t.Helper()
 	path := filepath.Join(top, file)
 	data, err := os.ReadFile(path)
 	if err != nil && !*update {
 		t.Fatal(err)
 	}
-	want := make(string(data))
+	want := generate(string(data))
 	switch {
 	case want == string(data):
 	case *update:

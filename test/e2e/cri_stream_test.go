@@ -181,7 +181,7 @@ func forwardStreams(t *testing.T, c *criNode) {
 	host := c.pod(func(p *runtimeapi.PodSandboxConfig) {
 		p.Linux.SecurityContext.NamespaceOptions.Network = runtimeapi.NamespaceMode_NODE
 	})
-	forward := func(pod string, port int, session httpstream.Connection) string {
+	forward := func(port int, session httpstream.Connection) string {
 		errs := c.open(session, "streamType", "error", "port", fmt.Sprint(port), "requestID", "1")
 		data := c.open(session, "streamType", "data", "port", fmt.Sprint(port), "requestID", "1")
 		c.must(errs.Close())
@@ -200,16 +200,16 @@ func forwardStreams(t *testing.T, c *criNode) {
 		return session
 	}
 	c.ready(id)
-	if got := forward(pod, 81, c.dialSPDY(request(pod), "portforward.k8s.io")); !strings.HasSuffix(got, "\r\n\r\nfour\n") {
+	if got := forward(81, c.dialSPDY(request(pod), "portforward.k8s.io")); !strings.HasSuffix(got, "\r\n\r\nfour\n") {
 		t.Errorf("SPDY to IPv4: %q", got)
 	}
-	if got := forward(pod, 82, tunnel(pod)); !strings.HasSuffix(got, "\r\n\r\nsix\n") {
+	if got := forward(82, tunnel(pod)); !strings.HasSuffix(got, "\r\n\r\nsix\n") {
 		t.Errorf("WebSocket to IPv6: %q", got)
 	}
-	if got := forward(pod, 83, tunnel(pod)); !strings.Contains(got, "connection refused") {
+	if got := forward(83, tunnel(pod)); !strings.Contains(got, "connection refused") {
 		t.Errorf("a port of the pod without a listener: %q", got)
 	}
-	if got := forward(host, 1, c.dialSPDY(request(host), "portforward.k8s.io")); !strings.Contains(got, "connection refused") {
+	if got := forward(1, c.dialSPDY(request(host), "portforward.k8s.io")); !strings.Contains(got, "connection refused") {
 		t.Errorf("a port of the node without a listener: %q", got)
 	}
 }

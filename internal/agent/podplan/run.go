@@ -44,17 +44,17 @@ func (p *planner) stopOldSandboxes() bool {
 	if !p.sandboxUsable() && len(p.o.Starting) > 0 {
 		return false // one of them may still start
 	}
-	clear := true
+	stopped := true
 	for _, s := range p.o.Sandboxes {
 		if !old(s.ID) || s.State == SandboxStopped {
 			continue
 		}
-		clear = false
+		stopped = false
 		if s.State != SandboxStopping {
 			p.do(StopSandbox{s.ID})
 		}
 	}
-	return clear
+	return stopped
 }
 
 // createSandbox creates the next sandbox, and pulls images in the meantime.

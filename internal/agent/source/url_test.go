@@ -128,7 +128,7 @@ func TestURL(t *testing.T) {
 		{respond(fmt.Sprintf(pod, "A B")), "metadata.name"},
 		{respond(strings.Repeat("#", maxFile+1)), "larger than 10 MiB"},
 		{func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/more", http.StatusFound) }, "more than 10 redirects"},
-		{func(w http.ResponseWriter, _ *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
+		{func(_ http.ResponseWriter, _ *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
 		{func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "1000")
 			fmt.Fprintf(w, pod, "a")

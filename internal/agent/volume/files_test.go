@@ -26,17 +26,17 @@ func tree(t *testing.T, root string) string {
 		if strings.HasPrefix(e.Name(), "..") {
 			continue
 		}
-		real, err := filepath.EvalSymlinks(filepath.Join(root, e.Name()))
+		target, err := filepath.EvalSymlinks(filepath.Join(root, e.Name()))
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = filepath.WalkDir(real, func(path string, d os.DirEntry, err error) error {
+		_ = filepath.WalkDir(target, func(path string, d os.DirEntry, err error) error {
 			if err != nil || d.IsDir() {
 				return err
 			}
 			info, _ := os.Stat(path)
 			data, _ := os.ReadFile(path)
-			out = append(out, fmt.Sprintf("%s%s=%s %o", e.Name(), strings.TrimPrefix(path, real), data, info.Mode().Perm()))
+			out = append(out, fmt.Sprintf("%s%s=%s %o", e.Name(), strings.TrimPrefix(path, target), data, info.Mode().Perm()))
 			return nil
 		})
 	}

@@ -94,6 +94,8 @@ func Restore() {
 
 // Guard is deferred by every goroutine that runs while a terminal may be changed, so that a panic
 // in it restores the terminal first.
+//
+//nolint:revive // recover works because the goroutine defers Guard itself
 func Guard() {
 	if r := recover(); r != nil {
 		Restore()

@@ -68,7 +68,7 @@ func serve(t *testing.T, middlewares ...middleware) *server {
 	return start(t, (*httptest.Server).Start, middlewares...)
 }
 
-func start(t *testing.T, start func(*httptest.Server), middlewares ...middleware) *server {
+func start(t *testing.T, launch func(*httptest.Server), middlewares ...middleware) *server {
 	t.Helper()
 	quiet := log.New(io.Discard, "", 0)
 	handler := ggcr.New(ggcr.Logger(quiet))
@@ -85,7 +85,7 @@ func start(t *testing.T, start func(*httptest.Server), middlewares ...middleware
 		handler.ServeHTTP(w, r)
 	}))
 	s.Config.ErrorLog = quiet
-	start(s.Server)
+	launch(s.Server)
 	t.Cleanup(s.Close)
 	_, s.host, _ = strings.Cut(s.URL, "://")
 	return s
@@ -649,7 +649,7 @@ func TestServerErrors(t *testing.T) {
 	}
 	t.Run("broken connection", func(t *testing.T) {
 		t.Parallel()
-		s := serve(t, func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+		s := serve(t, func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 			w.Header().Set("Content-Length", fmt.Sprint(len(image.Layers[0].Blob)))
 			_, _ = w.Write(image.Layers[0].Blob[:10])
 			_ = http.NewResponseController(w).Flush()

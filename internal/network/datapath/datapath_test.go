@@ -388,7 +388,7 @@ func FuzzElement(f *testing.F) {
 func FuzzAnswers(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(getLink("eth0", 3).Serialize()[unix.SizeofNlMsghdr:])
-	f.Fuzz(func(t *testing.T, data []byte) {
+	f.Fuzz(func(_ *testing.T, data []byte) {
 		_, _ = parseLink(data)
 	})
 }

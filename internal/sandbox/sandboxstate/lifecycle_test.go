@@ -106,7 +106,7 @@ func TestRebootForgetsOnlyTheKernel(t *testing.T) {
 }
 
 func TestEveryStateSurvivesARestart(t *testing.T) {
-	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
+	orders(t, func(t *testing.T, table *Lifecycle, _ map[State]may) {
 		for _, s := range states {
 			if _, _, ok := table.Next(s, Lost); !ok {
 				t.Errorf("%s doesn't allow a restart", s)
@@ -118,7 +118,7 @@ func TestEveryStateSurvivesARestart(t *testing.T) {
 // TestStopAndRemoveEndInRemoved stops and removes from every state that a restart can lead to. Actions
 // that fail must leave the state as it is.
 func TestStopAndRemoveEndInRemoved(t *testing.T) {
-	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
+	orders(t, func(t *testing.T, table *Lifecycle, _ map[State]may) {
 		for _, start := range states {
 			s, _, _ := table.Next(start, Lost)
 			if to, _, ok := table.Next(s, Stop); ok {
@@ -174,7 +174,7 @@ func TestOrders(t *testing.T) {
 }
 
 func TestOnlyReservedCanBeRun(t *testing.T) {
-	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
+	orders(t, func(t *testing.T, table *Lifecycle, _ map[State]may) {
 		for _, s := range append(states, Removed) {
 			if _, _, ok := table.Next(s, Run); ok != (s == Reserved) {
 				t.Errorf("%s: run is allowed: %v", s, ok)
