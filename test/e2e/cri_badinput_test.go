@@ -190,7 +190,7 @@ var oddTexts = []string{"", ".", "..", "../../x", "/", "/dev/null/x", "a b", "\x
 
 // oddConfigs puts odd texts into every string of a container's and a sandbox's config, one at a
 // time. Each is accepted or rejected, but never an internal error.
-func oddConfigs(t *testing.T, c *criNode) {
+func oddConfigs(_ *testing.T, c *criNode) {
 	pod := c.pod()
 	container := func() proto.Message {
 		return c.containerConfig("true", withSecurity(func(s *securityContext) {

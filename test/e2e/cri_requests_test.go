@@ -174,7 +174,7 @@ func anyCallTimeout(t *testing.T, c *criNode) {
 }
 
 // stalledReaders checks that clients that don't read their streams don't block others.
-func stalledReaders(t *testing.T, c *criNode) {
+func stalledReaders(_ *testing.T, c *criNode) {
 	ctx, leave := context.WithCancel(c.ctx)
 	defer leave()
 	for range 10 {
