@@ -142,7 +142,7 @@ func (n *Node) cgroups() []string {
 // What huskd keeps without any pod: keeps are images and its own bookkeeping, with everything below
 // them; empty are directories that are empty then.
 var (
-	keeps = []string{"images", "journal", "network", "huskd.lock", "monitor/runtime.json", "monitor/runtime-steady.json", "shim/handler-boxed.json"}
+	keeps = []string{"images", "journal", "network", "huskd.lock", "monitor/runtime.json", "monitor/runtime-steady.json", "shim/handler-sandboxed.json"}
 	empty = []string{"containers", "sandboxes", "logs", "pods", "monitor", "monitor/containers", "monitor/runtime", "monitor/runtime/runc", "monitor/runtime/crun",
 		"shim", "shim/containers", "shim/bundles"}
 )
