@@ -15,12 +15,12 @@ import (
 	"github.com/huskd/husk/test/testimage"
 )
 
-// inside are pods of one container each, which tells what it got. Its output, without the last
-// newline, must match want as a whole.
-var inside = []struct {
+// containerCases are pods with one container, whose script prints what the container got. The whole
+// output, without the last newline, must match want.
+var containerCases = []struct {
 	name      string
-	pod       string // of the pod's spec, a YAML flow mapping's inside
-	container string // of the container's
+	pod       string // fields of the pod's spec, in a YAML flow mapping
+	container string // fields of the container
 	script    string
 	want      string
 }{
@@ -95,13 +95,13 @@ func initContainer(name, script string) string {
 	return fmt.Sprintf("{name: %s, image: 'localhost/web:1', command: %s, volumeMounts: [{name: v, mountPath: /v}]}", name, shell(script))
 }
 
-// shell is a YAML flow sequence that runs a script.
+// shell returns a command that runs a script, as a YAML flow sequence.
 func shell(script string) string {
 	words, _ := json.Marshal([]string{"/bin/sh", "-c", script})
 	return string(words)
 }
 
-// aliceArchive is an archive of localhost/alice:1, whose user is alice, by her name.
+// aliceArchive returns an archive of localhost/alice:1, whose config names the user alice.
 func aliceArchive(t *testing.T) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -118,12 +118,12 @@ func aliceArchive(t *testing.T) string {
 	return out.String()
 }
 
-// checkInside runs all the pods of inside at once.
-func checkInside(t *testing.T, n *node.Node) {
+// checkContainerCases runs all the pods of containerCases at once.
+func checkContainerCases(t *testing.T, n *node.Node) {
 	t.Helper()
 	n.MustHusk("image", "load", write(t, n, "alice.tar", aliceArchive(t)))
 	var manifests, names []string
-	for _, c := range inside {
+	for _, c := range containerCases {
 		spec := c.container
 		if !strings.Contains(spec, "image:") {
 			spec += ", image: 'localhost/web:1'"
@@ -136,46 +136,47 @@ func checkInside(t *testing.T, n *node.Node) {
 		names = append(names, c.name)
 	}
 	n.MustHusk("run", "--wait", "--timeout", "1m", write(t, n, "inside.yaml", strings.Join(manifests, "---\n")))
-	for _, c := range inside {
+	for _, c := range containerCases {
 		logs := n.Husk("logs", c.name)
 		got := strings.TrimSuffix(logs.Stdout, "\n")
 		if logs.Stderr != "" || !regexp.MustCompile("^(?:"+c.want+")$").MatchString(got) {
 			p := findPod(t, n, c.name)
-			t.Errorf("%s: it says\n%s\n%swhich is not\n%s\n(%s %s %s)", c.name, got, logs.Stderr, c.want, p.Phase, p.Reason, p.Message)
+			t.Errorf("%s: got\n%s\n%swant\n%s\n(%s %s %s)", c.name, got, logs.Stderr, c.want, p.Phase, p.Reason, p.Message)
 		}
 	}
 	n.MustHusk(append([]string{"rm", "-f"}, names...)...)
 }
 
-// TestInside runs the containers with runc, the only runtime there is.
-func TestInside(t *testing.T) {
+// TestContainersRunc runs containerCases on a node on which runc is the only runtime.
+func TestContainersRunc(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
 	hide(n, "/usr/bin/crun")
-	inRuntime(t, n, "runc")
+	testRuntime(t, n, "runc")
 	show(n, "/usr/bin/crun")
 	n.NothingLeft()
 }
 
-// TestInsideCrun runs them with crun, the only one.
-func TestInsideCrun(t *testing.T) {
+// TestContainersCrun runs containerCases on a node on which crun is the only runtime.
+func TestContainersCrun(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
 	hide(n, "/usr/sbin/runc")
-	// crun refuses the hybrid layout of cgroups as such.
+	// crun refuses the hybrid layout of cgroups.
 	n.Run("umount", "/sys/fs/cgroup/unified")
-	inRuntime(t, n, "crun")
+	testRuntime(t, n, "crun")
 	show(n, "/usr/sbin/runc")
 	n.NothingLeft()
 }
 
-func inRuntime(t *testing.T, n *node.Node, name string) {
+// testRuntime checks that huskd uses the named runtime, and runs containerCases.
+func testRuntime(t *testing.T, n *node.Node, name string) {
 	t.Helper()
 	d := n.Huskd(node.Flags("--pids-limit", "333"))
 	if out := n.MustHusk("version"); !strings.Contains(out, name+" ") {
 		t.Fatalf("the runtime isn't %s:\n%s", name, out)
 	}
 	n.MustHusk("image", "load", write(t, n, "web.tar", string(webArchive(t))))
-	checkInside(t, n)
+	checkContainerCases(t, n)
 	d.Stop()
 }
