@@ -13,7 +13,7 @@
 //   - routes of protocol 104: one or two per pod address on the pod's veth, one unreachable route
 //     per pod subnet with a metric that identifies the instance, and one local ::1 on the veths
 //     of pods with hostPorts;
-//   - one nftables table, inet husk-<instance>; see table.go for its rules;
+//   - one nftables table, inet husk-<instance>; see rules.go for its rules;
 //   - conntrack entries of pods that end and of new UDP hostPorts;
 //   - the sysctls net.ipv4.ip_forward and net.ipv6.conf.all.forwarding, which it sets to 1. Where
 //     it has to, it first sets net.ipv6.conf.<link>.accept_ra from 1 to 2, as the node would lose

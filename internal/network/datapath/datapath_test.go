@@ -296,7 +296,7 @@ func TestTableIsUpgraded(t *testing.T) {
 	must(t, n.table.add([]plan.Element{{Set: "pods4", Addr: netip.MustParseAddr("10.88.0.2")}}))
 }
 
-// TestRulesAreAsDocumented compares the comment in table.go with nft's output.
+// TestRulesAreAsDocumented compares the comment in rules.go with nft's output.
 func TestRulesAreAsDocumented(t *testing.T) {
 	n := newNode(t, plan.PTP)
 	got := netnstest.Run(t, n.path, "nft", "list", "table", "inet", instance.Table())

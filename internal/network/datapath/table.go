@@ -2,286 +2,352 @@ package datapath
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
+	"sync"
 
+	"github.com/containerd/errdefs"
 	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
-	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/pod"
 )
 
-// The rules of the table, as `nft list table` shows them, for IPv4 only. IPv6 has the same, with
-// sets whose names end in 6. Rules don't depend on pods; sets and maps do.
-//
-//	chain guard { type filter hook prerouting priority raw
-//		iifname "hk<instance>*" jump from-pod
-//		iifname "hkbr<instance>" jump from-pod
-//	}
-//	chain from-pod {
-//		ip daddr 127.0.0.0/8 drop                 # route_localnet must not open the node's loopback
-//		iifname . ip saddr @sources4 accept       # a pod sends from its own addresses only
-//		ip6 saddr { fe80::/10, :: } accept        # never forwarded
-//		drop
-//	}
-//	chain prerouting { type nat hook prerouting priority dstnat
-//		fib daddr type local jump hostports
-//	}
-//	chain output { type nat hook output priority dstnat
-//		fib daddr type local jump hostports
-//	}
-//	chain hostports {
-//		dnat ip to ip daddr . meta l4proto . th dport map @addrport4
-//		dnat ip to meta l4proto . th dport map @ports4
-//	}
-//	chain postrouting { type nat hook postrouting priority srcnat
-//		ip saddr 127.0.0.0/8 ip daddr @pods4 snat to 10.88.0.1     # from the node's loopback
-//		ip saddr . ip daddr @hairpin4 snat to 10.88.0.1            # a pod reaches itself
-//		oifname "hkbr<instance>" ct status dnat ip saddr @pods4 snat to 10.88.0.1
-//		ip saddr @pods4 ip daddr != @pods4 masquerade fully-random   # if configured
-//	}
-//
-// 10.88.0.1 stands for the first address of the pod subnet. The rule about the bridge is for pods
-// on it: the reply to another pod would cross the bridge directly and not be translated back.
-const (
-	chainGuard       = "guard"
-	chainFromPod     = "from-pod"
-	chainPrerouting  = "prerouting"
-	chainOutput      = "output"
-	chainHostPorts   = "hostports"
-	chainPostrouting = "postrouting"
-)
+// chunk is how many elements go into one message: the list of elements is a netlink attribute,
+// which has at most 64 KiB.
+const chunk = 400
 
-// The old register numbers stand for 16 bytes, the new ones for 4.
-const (
-	reg1   = unix.NFT_REG_1
-	reg32a = unix.NFT_REG32_00 // the first 4 bytes of reg1, and so on
-	reg32b = unix.NFT_REG32_01
-	reg32e = unix.NFT_REG32_04
-)
+// chunks is how many messages go into one batch, which must fit into the socket's send buffer.
+const chunks = 4
 
-// family is what differs between IPv4 and IPv6 in a rule.
-type family struct {
-	proto    byte
-	suffix   string
-	src, dst uint32 // offsets in the header
-	size     uint32 // of an address
-	afterDst uint32 // the register after an address in reg1
+// table is the instance's nftables table.
+type table struct {
+	d       *Datapath
+	nft     *nftables.Table
+	sets    map[string]plan.Set
+	nfts    map[string]*nftables.Set
+	changes *nlsock.Conn // for elements; five times as fast as the library
+
+	mu   sync.Mutex // Invariant: guards conn, which collects a batch before it sends it.
+	conn *nftables.Conn
 }
 
-var families = []family{
-	{unix.NFPROTO_IPV4, "4", 12, 16, 4, reg32b},
-	{unix.NFPROTO_IPV6, "6", 8, 24, 16, reg32e},
-}
-
-type match []expr.Any
-
-func rule(parts ...match) []expr.Any {
-	var out []expr.Any
-	for _, p := range parts {
-		out = append(out, p...)
+func openTable(d *Datapath) (*table, error) {
+	t := &table{
+		d:    d,
+		nft:  &nftables.Table{Family: nftables.TableFamilyINet, Name: d.instance.Table()},
+		sets: map[string]plan.Set{},
+		nfts: map[string]*nftables.Set{},
 	}
-	return out
-}
-
-func equal(register uint32, data []byte) expr.Any {
-	return &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: data}
-}
-
-func (f family) is() match {
-	return match{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1}, equal(reg1, []byte{f.proto})}
-}
-
-func (f family) load(offset, register uint32) expr.Any {
-	return &expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: f.size, DestRegister: register}
-}
-
-// within matches packets whose address at offset is in prefix.
-func (f family) within(offset uint32, prefix netip.Prefix) match {
-	mask := make([]byte, f.size)
-	for i := range prefix.Bits() {
-		mask[i/8] |= 0x80 >> (i % 8)
+	for i, s := range plan.Sets() {
+		t.sets[s.Name()], t.nfts[s.Name()] = s, nftSet(t.nft, s, uint32(i+1))
 	}
-	return match{
-		f.load(offset, reg1),
-		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: f.size, Mask: mask, Xor: make([]byte, f.size)},
-		equal(reg1, prefix.Addr().AsSlice()),
-	}
+	err := d.InNode(func() (err error) {
+		t.changes, err = nlsock.Dial(unix.NETLINK_NETFILTER)
+		return err
+	})
+	return t, errors.Join(err, t.reopen())
 }
 
-func (f family) inSet(offset uint32, kind string, invert bool) match {
-	return match{f.load(offset, reg1), &expr.Lookup{SourceRegister: reg1, SetName: kind + f.suffix, Invert: invert}}
+// reopen opens a new socket: after an error, the old one may have unread answers.
+func (t *table) reopen() error {
+	if t.conn != nil {
+		_ = t.conn.CloseLasting()
+	}
+	return t.d.InNode(func() (err error) {
+		t.conn, err = nftables.New(nftables.AsLasting())
+		return err
+	})
 }
 
-// dnat redirects packets that are in the map to the mapped address and port. The key is the
-// protocol and port, after the address if that is part of it.
-func (f family) dnat(kind string, address bool) match {
-	proto, port := uint32(reg32a), uint32(reg32b)
-	var m match
-	if address {
-		m = append(m, f.load(f.dst, reg1))
-		proto, port = f.afterDst, f.afterDst+1
+func (t *table) close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var errs []error
+	if t.changes != nil {
+		errs = append(errs, t.changes.Close())
 	}
-	return append(m,
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: proto},
-		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: port},
-		&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: kind + f.suffix},
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: reg1, RegProtoMin: f.afterDst})
+	if t.conn != nil {
+		errs = append(errs, t.conn.CloseLasting())
+	}
+	return errors.Join(errs...)
 }
 
-func (f family) snat(as netip.Addr) match {
-	return match{
-		&expr.Immediate{Register: reg1, Data: as.AsSlice()},
-		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.proto), RegAddrMin: reg1},
+// batch sends what fill puts into the connection, as one transaction.
+func (t *table) batch(fill func(*nftables.Conn) error) error {
+	err := fill(t.conn)
+	if err == nil {
+		err = t.conn.Flush()
 	}
+	if err != nil {
+		err = errors.Join(err, t.reopen())
+	}
+	return err
 }
 
-func verdict(kind expr.VerdictKind, chain string) match {
-	return match{&expr.Verdict{Kind: kind, Chain: chain}}
+func (t *table) wrap(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("nftables table inet %s: %w", t.nft.Name, err)
 }
 
-// byLink matches a link's whole name or, if open, a prefix.
-func byLink(key expr.MetaKey, name string, open bool) match {
-	data := []byte(name)
-	if !open {
-		data = ifName(name)
+// ensure makes the table with its sets, chains and rules in one transaction, so that packets never
+// see part of it. Existing elements stay, unless another version of Husk made the sets differently.
+func (t *table) ensure(p plan.Table) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.checkOwner(p.Owner); err != nil {
+		return err
 	}
-	return match{&expr.Meta{Key: key, Register: reg1}, equal(reg1, data)}
-}
-
-func ifName(name string) []byte {
-	data := make([]byte, unix.IFNAMSIZ)
-	copy(data, name)
-	return data
-}
-
-func toThisNode() match {
-	local := binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)
-	return match{&expr.Fib{Register: reg1, FlagDADDR: true, ResultADDRTYPE: true}, equal(reg1, local)}
-}
-
-func translated() match {
-	dnat := binary.NativeEndian.AppendUint32(nil, 1<<5) // IPS_DST_NAT
-	return match{
-		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg1},
-		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: dnat, Xor: make([]byte, 4)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: make([]byte, 4)},
-	}
-}
-
-// rules returns the rules by chain.
-func rules(t plan.Table) map[string][][]expr.Any {
-	out := map[string][][]expr.Any{
-		chainGuard: {
-			rule(byLink(expr.MetaKeyIIFNAME, t.LinkPrefix, true), verdict(expr.VerdictJump, chainFromPod)),
-			rule(byLink(expr.MetaKeyIIFNAME, t.Bridge, false), verdict(expr.VerdictJump, chainFromPod)),
-		},
-		chainPrerouting: {rule(toThisNode(), verdict(expr.VerdictJump, chainHostPorts))},
-		chainOutput:     {rule(toThisNode(), verdict(expr.VerdictJump, chainHostPorts))},
-	}
-	add := func(chain string, parts ...match) { out[chain] = append(out[chain], rule(parts...)) }
-	accept, drop := verdict(expr.VerdictAccept, ""), verdict(expr.VerdictDrop, "")
-	loopback4 := netip.MustParsePrefix("127.0.0.0/8")
-	linkLocal6 := netip.MustParsePrefix("fe80::/10")
-	four, six := families[0], families[1]
-
-	add(chainFromPod, four.is(), four.within(four.dst, loopback4), drop)
-	for _, f := range families {
-		name := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1}
-		add(chainFromPod, f.is(), match{name, f.load(f.src, reg32e), &expr.Lookup{SourceRegister: reg1, SetName: plan.Sources + f.suffix}}, accept)
-	}
-	add(chainFromPod, six.is(), six.within(six.src, linkLocal6), accept)
-	add(chainFromPod, six.is(), six.within(six.src, netip.PrefixFrom(netip.IPv6Unspecified(), 128)), accept)
-	add(chainFromPod, drop)
-
-	for _, f := range families {
-		add(chainHostPorts, f.is(), f.dnat(plan.AddrPort, true))
-		add(chainHostPorts, f.is(), f.dnat(plan.Ports, false))
-	}
-
-	// Sources that no pod could reply to, as it would take them for its own addresses.
-	loopback := map[byte][]netip.Prefix{
-		unix.NFPROTO_IPV4: {loopback4},
-		unix.NFPROTO_IPV6: {netip.PrefixFrom(netip.IPv6Loopback(), 128), linkLocal6},
-	}
-	for _, as := range t.As {
-		f := families[0]
-		if as.Is6() {
-			f = families[1]
+	fill := func(c *nftables.Conn) error {
+		c.AddTable(t.nft)
+		for _, s := range plan.Sets() {
+			if err := c.AddSet(t.nfts[s.Name()], nil); err != nil {
+				return err
+			}
 		}
-		for _, p := range loopback[f.proto] {
-			add(chainPostrouting, f.is(), f.within(f.src, p), f.inSet(f.dst, plan.Pods, false), f.snat(as))
+		byChain := rules(p)
+		all := chains(t.nft, p.Owner)
+		for _, chain := range all {
+			c.AddChain(chain)
+			c.FlushChain(chain)
 		}
-		pair := match{f.load(f.src, reg1), f.load(f.dst, f.afterDst), &expr.Lookup{SourceRegister: reg1, SetName: plan.Hairpin + f.suffix}}
-		add(chainPostrouting, f.is(), pair, f.snat(as))
-		add(chainPostrouting, byLink(expr.MetaKeyOIFNAME, t.Bridge, false), translated(), f.is(), f.inSet(f.src, plan.Pods, false), f.snat(as))
+		for _, chain := range all {
+			for _, exprs := range byChain[chain.Name] {
+				c.AddRule(&nftables.Rule{Table: t.nft, Chain: chain, Exprs: exprs})
+			}
+		}
+		return nil
 	}
-	for _, f := range families {
-		if t.Masquerade {
-			add(chainPostrouting, f.is(), f.inSet(f.src, plan.Pods, false), f.inSet(f.dst, plan.Pods, true), match{&expr.Masq{FullyRandom: true}})
+	err := t.batch(fill)
+	if err != nil && !errors.Is(err, unix.EPERM) {
+		err = t.batch(func(c *nftables.Conn) error {
+			c.AddTable(t.nft) // otherwise deleting fails if there is none
+			c.DelTable(t.nft)
+			return fill(c)
+		})
+	}
+	return t.wrap(err)
+}
+
+// checkOwner returns an error if the table exists and has another owner.
+func (t *table) checkOwner(owner string) error {
+	if owner == "" || !t.existsLocked() {
+		return nil
+	}
+	all, err := t.conn.ListChainsOfTableFamily(t.nft.Family)
+	if err != nil {
+		return t.wrap(errors.Join(err, t.reopen()))
+	}
+	for _, c := range all {
+		if c.Table.Name == t.nft.Name && c.Name == ownerPrefix+owner {
+			return nil
 		}
 	}
-	return out
+	return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("nftables table inet %s belongs to another network, whose directory has the same four digits: use another name or directory", t.nft.Name))
 }
 
-// ownerPrefix is the prefix of the name of an empty chain that identifies the table's owner.
-const ownerPrefix = "of-"
+// exists reports whether the table exists. `nft flush ruleset`, with which nftables.service starts,
+// removes all tables.
+func (t *table) exists() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.existsLocked()
+}
 
-// chains returns the table's chains; those that others jump to come first.
-func chains(t *nftables.Table, owner string) []*nftables.Chain {
-	base := func(name string, typ nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority) *nftables.Chain {
-		return &nftables.Chain{Table: t, Name: name, Type: typ, Hooknum: hook, Priority: priority}
+func (t *table) existsLocked() bool {
+	_, err := t.conn.ListTableOfFamily(t.nft.Name, t.nft.Family)
+	if err != nil {
+		_ = t.reopen()
 	}
-	var mark []*nftables.Chain
-	if owner != "" {
-		mark = append(mark, &nftables.Chain{Table: t, Name: ownerPrefix + owner})
+	return err == nil
+}
+
+// otherInstances counts the tables of other instances of Husk on the node.
+func (t *table) otherInstances() (n int, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	tables, err := t.conn.ListTablesOfFamily(t.nft.Family)
+	if err != nil {
+		return 0, t.wrap(errors.Join(err, t.reopen()))
 	}
-	return append(mark, []*nftables.Chain{
-		{Table: t, Name: chainFromPod},
-		{Table: t, Name: chainHostPorts},
-		base(chainGuard, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw),
-		base(chainPrerouting, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest),
-		base(chainOutput, nftables.ChainTypeNAT, nftables.ChainHookOutput, nftables.ChainPriorityNATDest),
-		base(chainPostrouting, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource),
-	}...)
+	for _, other := range tables {
+		if strings.HasPrefix(other.Name, "husk-") && other.Name != t.nft.Name {
+			n++
+		}
+	}
+	return n, nil
 }
 
-// fieldTypes are nft's own types, so that nft lists our sets properly.
-var fieldTypes = map[plan.Field][2]nftables.SetDatatype{
-	plan.FieldLink:     {nftables.TypeIFName, nftables.TypeIFName},
-	plan.FieldAddr:     {nftables.TypeIPAddr, nftables.TypeIP6Addr},
-	plan.FieldPeer:     {nftables.TypeIPAddr, nftables.TypeIP6Addr},
-	plan.FieldProtocol: {nftables.TypeInetProto, nftables.TypeInetProto},
-	plan.FieldPort:     {nftables.TypeInetService, nftables.TypeInetService},
-	plan.FieldToAddr:   {nftables.TypeIPAddr, nftables.TypeIP6Addr},
-	plan.FieldToPort:   {nftables.TypeInetService, nftables.TypeInetService},
+func (t *table) drop() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.wrap(t.batch(func(c *nftables.Conn) error {
+		c.AddTable(t.nft)
+		c.DelTable(t.nft)
+		return nil
+	}))
 }
 
-func datatype(fields []plan.Field, six bool) nftables.SetDatatype {
-	var types []nftables.SetDatatype
+// add adds elements to their sets. It isn't an error if they are there already.
+func (t *table) add(elements []plan.Element) error {
+	return t.wrap(t.send(unix.NFT_MSG_NEWSETELEM, elements))
+}
+
+// remove removes elements from their sets. If one is missing, the kernel refuses the whole batch;
+// then each one is removed by itself. (Linux 6.3 has a message that ignores missing elements.)
+func (t *table) remove(elements []plan.Element) error {
+	err := t.send(unix.NFT_MSG_DELSETELEM, elements)
+	if !errors.Is(err, unix.ENOENT) {
+		return t.wrap(err)
+	}
+	for _, e := range elements {
+		if err := t.send(unix.NFT_MSG_DELSETELEM, []plan.Element{e}); err != nil && !errors.Is(err, unix.ENOENT) {
+			return t.wrap(err)
+		}
+	}
+	return nil
+}
+
+// send adds or deletes elements, in one transaction if there are less than chunk.
+func (t *table) send(verb int, elements []plan.Element) error {
+	bySet := map[string][]plan.Element{}
+	for _, e := range elements {
+		bySet[e.Set] = append(bySet[e.Set], e)
+	}
+	var messages []*nl.NetlinkRequest
+	for set, all := range bySet {
+		for part := range slices.Chunk(all, chunk) {
+			messages = append(messages, t.message(verb, set, part))
+		}
+	}
+	batch := chunks
+	if len(elements) < chunk {
+		batch = max(1, len(messages))
+	}
+	for part := range slices.Chunk(messages, batch) {
+		if err := t.changes.Transact(part...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// message returns a message about elements of one set.
+func (t *table) message(verb int, set string, elements []plan.Element) *nl.NetlinkRequest {
+	req := nlsock.NftRequest(verb)
+	req.Flags |= unix.NLM_F_CREATE
+	req.AddData(nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_TABLE, nl.ZeroTerminated(t.nft.Name)))
+	req.AddData(nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_SET, nl.ZeroTerminated(set)))
+	list := nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, nil)
+	for _, e := range elements {
+		key, value := t.encode(e)
+		item := list.AddRtAttr(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, nil)
+		item.AddRtAttr(unix.NFTA_SET_ELEM_KEY|unix.NLA_F_NESTED, nil).AddRtAttr(unix.NFTA_DATA_VALUE, key)
+		if len(value) > 0 {
+			item.AddRtAttr(unix.NFTA_SET_ELEM_DATA|unix.NLA_F_NESTED, nil).AddRtAttr(unix.NFTA_DATA_VALUE, value)
+		}
+	}
+	req.AddData(list)
+	return req
+}
+
+// list returns the elements of all sets; none if there is no table.
+func (t *table) list() ([]plan.Element, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []plan.Element
+	for name, set := range t.nfts {
+		elements, err := t.conn.GetSetElements(set)
+		if err != nil {
+			if err = errors.Join(fmt.Errorf("list set %s: %w", name, err), t.reopen()); !t.existsLocked() {
+				return nil, nil
+			}
+			return nil, t.wrap(err)
+		}
+		for _, e := range elements {
+			out = append(out, t.decode(name, e.Key, e.Val))
+		}
+	}
+	return out, nil
+}
+
+var protocols = map[pod.Protocol]byte{pod.TCP: unix.IPPROTO_TCP, pod.UDP: unix.IPPROTO_UDP, pod.SCTP: unix.IPPROTO_SCTP}
+
+// encode returns the key and the value of an element: the concatenated fields, each padded to 4
+// bytes.
+func (t *table) encode(e plan.Element) (key, value []byte) {
+	set := t.sets[e.Set]
+	return encodeFields(set.Key, e), encodeFields(set.Value, e)
+}
+
+func encodeFields(fields []plan.Field, e plan.Element) []byte {
+	var out []byte
 	for _, f := range fields {
-		t := fieldTypes[f][0]
-		if six {
-			t = fieldTypes[f][1]
+		switch f {
+		case plan.FieldLink:
+			out = append(out, ifName(e.Link)...)
+		case plan.FieldAddr:
+			out = append(out, e.Addr.AsSlice()...)
+		case plan.FieldPeer:
+			out = append(out, e.Peer.AsSlice()...)
+		case plan.FieldToAddr:
+			out = append(out, e.To.Addr().AsSlice()...)
+		case plan.FieldProtocol:
+			out = append(out, protocols[e.Protocol], 0, 0, 0)
+		case plan.FieldPort:
+			out = append(binary.BigEndian.AppendUint16(out, e.Port), 0, 0)
+		case plan.FieldToPort:
+			out = append(binary.BigEndian.AppendUint16(out, e.To.Port()), 0, 0)
 		}
-		types = append(types, t)
 	}
-	if len(types) == 1 {
-		return types[0]
-	}
-	return nftables.MustConcatSetType(types...) // at most three fields
+	return out
 }
 
-// nftSet returns s for the library. The id identifies it in a batch; the library's default is a
-// counter without a lock.
-func nftSet(t *nftables.Table, s plan.Set, id uint32) *nftables.Set {
-	set := &nftables.Set{Table: t, ID: id, Name: s.Name(), KeyType: datatype(s.Key, s.Six), Concatenation: len(s.Key) > 1}
-	if s.Value != nil {
-		set.IsMap, set.DataType = true, datatype(s.Value, s.Six)
+// decode is the inverse of encode. Unknown content, added by others, is decoded as far as possible.
+func (t *table) decode(name string, key, value []byte) plan.Element {
+	set := t.sets[name]
+	e := plan.Element{Set: name}
+	var to netip.Addr
+	fields := append(slices.Clone(set.Key), set.Value...)
+	for i, data := 0, append(slices.Clone(key), value...); i < len(fields); i++ {
+		size := 4
+		switch f := fields[i]; {
+		case f == plan.FieldLink:
+			size = unix.IFNAMSIZ
+		case set.Six && (f == plan.FieldAddr || f == plan.FieldPeer || f == plan.FieldToAddr):
+			size = 16
+		}
+		part := make([]byte, size)
+		data = data[copy(part, data):]
+		addr, _ := netip.AddrFromSlice(part)
+		switch fields[i] {
+		case plan.FieldLink:
+			e.Link = unix.ByteSliceToString(part)
+		case plan.FieldAddr:
+			e.Addr = addr
+		case plan.FieldPeer:
+			e.Peer = addr
+		case plan.FieldToAddr:
+			to = addr
+		case plan.FieldProtocol:
+			for p, n := range protocols {
+				if n == part[0] {
+					e.Protocol = p
+				}
+			}
+		case plan.FieldPort:
+			e.Port = binary.BigEndian.Uint16(part)
+		case plan.FieldToPort:
+			e.To = netip.AddrPortFrom(to, binary.BigEndian.Uint16(part))
+		}
 	}
-	if s.Key[0] != plan.FieldLink {
-		set.KeyByteOrder = binaryutil.BigEndian
-	}
-	return set
+	return e
 }

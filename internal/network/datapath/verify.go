@@ -4,11 +4,174 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/plan"
 )
+
+// Difference is where the kernel differs from a plan.
+type Difference struct {
+	// Netns is the path of the pod's namespace; empty means the node's.
+	Netns   string
+	Object  string // in the notation of iproute2 or nft
+	Problem string // missing, foreign, or how it differs
+}
+
+// String returns the difference as one line.
+func (d Difference) String() string {
+	if d.Netns != "" {
+		return fmt.Sprintf("%s in %s: %s", d.Object, d.Netns, d.Problem)
+	}
+	return d.Object + ": " + d.Problem
+}
+
+const (
+	missing = "missing"
+	foreign = "foreign"
+)
+
+// Verify returns the differences between the kernel and the plans, by sandbox.
+func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
+	node, elements, err := d.observeNode()
+	if err != nil {
+		return nil, err
+	}
+	out := map[string][]Difference{}
+	for _, p := range plans {
+		diffs := node.compareLink("", p.Veth.Host, p.Veth.HostMAC, p.Veth.MTU)
+		if l, ok := node.links[p.Veth.Host]; ok {
+			object := "link " + p.Veth.Host
+			if d.deletion.has(l) {
+				diffs = append(diffs, Difference{Object: object, Problem: "marked for deletion"})
+			}
+			if p.Veth.Bridge != "" && l.port != node.links[p.Veth.Bridge].index {
+				diffs = append(diffs, Difference{Object: object, Problem: "not a port of " + p.Veth.Bridge})
+			}
+			if !l.forwarding {
+				diffs = append(diffs, Difference{Object: object, Problem: "doesn't forward"})
+			}
+			if p.Veth.RouteLocalnet && !l.routeLocalnet {
+				diffs = append(diffs, Difference{Object: object, Problem: "route_localnet is off"})
+			}
+		}
+		if p.Bandwidth != (plan.Bandwidth{}) {
+			rates, err := compareBandwidth(d.handle, p.Bandwidth)
+			if err != nil {
+				return nil, err
+			}
+			diffs = append(diffs, rates...)
+		}
+		diffs = append(diffs, node.compare("", p.Host)...)
+		diffs = append(diffs, node.extra(p)...)
+		for _, e := range p.Elements {
+			if !elements[e] {
+				diffs = append(diffs, Difference{Object: e.String(), Problem: missing})
+			}
+		}
+		inPod, err := verifyPod(p, node.links[p.Veth.Host])
+		if err != nil {
+			return nil, err
+		}
+		if diffs = append(diffs, inPod...); len(diffs) > 0 {
+			out[p.Sandbox] = diffs
+		}
+	}
+	return out, nil
+}
+
+func verifyPod(p plan.Plan, host linkInfo) (diffs []Difference, err error) {
+	err = netns.Do(p.Netns, func() error {
+		c, err := nlsock.Dial(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		pod, err := observe(c, h, func(link string) bool { return link == p.Veth.Pod })
+		if err != nil {
+			return err
+		}
+		diffs = pod.compareLink(p.Netns, p.Veth.Pod, p.Veth.PodMAC, p.Veth.MTU)
+		if l, ok := pod.links[p.Veth.Pod]; ok && l.index != host.peer {
+			diffs = append(diffs, Difference{p.Netns, "link " + p.Veth.Pod, "not the other end of " + p.Veth.Host})
+		}
+		diffs = append(diffs, pod.compare(p.Netns, p.Pod)...)
+		return nil
+	})
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) {
+		return []Difference{{Object: "network namespace " + p.Netns, Problem: missing}}, nil
+	}
+	return diffs, err
+}
+
+func (o *observed) compareLink(ns, name string, mac plan.MAC, mtu int) []Difference {
+	object := "link " + name
+	l, ok := o.links[name]
+	if !ok {
+		return []Difference{{ns, object, missing}}
+	}
+	var out []Difference
+	if l.mac != mac {
+		out = append(out, Difference{ns, object, fmt.Sprintf("MAC %v, not %v", l.mac, mac)})
+	}
+	if l.mtu != mtu {
+		out = append(out, Difference{ns, object, fmt.Sprintf("MTU %d, not %d", l.mtu, mtu)})
+	}
+	if !l.up {
+		out = append(out, Difference{ns, object, "down"})
+	}
+	return out
+}
+
+// compare returns what is missing on a side's existing links.
+func (o *observed) compare(ns string, s plan.Side) []Difference {
+	var out []Difference
+	miss := func(there bool, link string, object fmt.Stringer) {
+		if _, ok := o.links[link]; ok && !there {
+			out = append(out, Difference{ns, object.String(), missing})
+		}
+	}
+	for _, a := range s.Addresses {
+		miss(o.addresses[a], a.Link, a)
+	}
+	for _, n := range s.Neighbours {
+		miss(o.neighbours[n], n.Link, n)
+	}
+	for _, r := range s.Routes {
+		miss(o.routes[r] || r.Preferred, r.Link, r)
+	}
+	return out
+}
+
+// extra returns what the plan's host link has in addition to the plan.
+func (o *observed) extra(p plan.Plan) []Difference {
+	expected := map[fmt.Stringer]bool{}
+	for _, a := range p.Host.Addresses {
+		expected[a] = true
+	}
+	for _, r := range p.Host.Routes {
+		expected[r] = true
+	}
+	var out []Difference
+	for a := range o.addresses {
+		if a.Link == p.Veth.Host && !expected[a] {
+			out = append(out, Difference{Object: a.String(), Problem: foreign})
+		}
+	}
+	for r := range o.routes {
+		if r.Link == p.Veth.Host && !expected[r] {
+			out = append(out, Difference{Object: r.String(), Problem: foreign})
+		}
+	}
+	return out
+}
 
 // VerifyBase returns the differences between the kernel and the node's part of the network: the
 // table and its rules, the bridge, the settings of the bridge and lo, and the sysctls.

@@ -1,0 +1,287 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/network/plan"
+)
+
+// The rules of the table, as `nft list table` shows them, for IPv4 only. IPv6 has the same, with
+// sets whose names end in 6. Rules don't depend on pods; sets and maps do.
+//
+//	chain guard { type filter hook prerouting priority raw
+//		iifname "hk<instance>*" jump from-pod
+//		iifname "hkbr<instance>" jump from-pod
+//	}
+//	chain from-pod {
+//		ip daddr 127.0.0.0/8 drop                 # route_localnet must not open the node's loopback
+//		iifname . ip saddr @sources4 accept       # a pod sends from its own addresses only
+//		ip6 saddr { fe80::/10, :: } accept        # never forwarded
+//		drop
+//	}
+//	chain prerouting { type nat hook prerouting priority dstnat
+//		fib daddr type local jump hostports
+//	}
+//	chain output { type nat hook output priority dstnat
+//		fib daddr type local jump hostports
+//	}
+//	chain hostports {
+//		dnat ip to ip daddr . meta l4proto . th dport map @addrport4
+//		dnat ip to meta l4proto . th dport map @ports4
+//	}
+//	chain postrouting { type nat hook postrouting priority srcnat
+//		ip saddr 127.0.0.0/8 ip daddr @pods4 snat to 10.88.0.1     # from the node's loopback
+//		ip saddr . ip daddr @hairpin4 snat to 10.88.0.1            # a pod reaches itself
+//		oifname "hkbr<instance>" ct status dnat ip saddr @pods4 snat to 10.88.0.1
+//		ip saddr @pods4 ip daddr != @pods4 masquerade fully-random   # if configured
+//	}
+//
+// 10.88.0.1 stands for the first address of the pod subnet. The rule about the bridge is for pods
+// on it: the reply to another pod would cross the bridge directly and not be translated back.
+const (
+	chainGuard       = "guard"
+	chainFromPod     = "from-pod"
+	chainPrerouting  = "prerouting"
+	chainOutput      = "output"
+	chainHostPorts   = "hostports"
+	chainPostrouting = "postrouting"
+)
+
+// The old register numbers stand for 16 bytes, the new ones for 4.
+const (
+	reg1   = unix.NFT_REG_1
+	reg32a = unix.NFT_REG32_00 // the first 4 bytes of reg1, and so on
+	reg32b = unix.NFT_REG32_01
+	reg32e = unix.NFT_REG32_04
+)
+
+// family is what differs between IPv4 and IPv6 in a rule.
+type family struct {
+	proto    byte
+	suffix   string
+	src, dst uint32 // offsets in the header
+	size     uint32 // of an address
+	afterDst uint32 // the register after an address in reg1
+}
+
+var families = []family{
+	{unix.NFPROTO_IPV4, "4", 12, 16, 4, reg32b},
+	{unix.NFPROTO_IPV6, "6", 8, 24, 16, reg32e},
+}
+
+type match []expr.Any
+
+func rule(parts ...match) []expr.Any {
+	var out []expr.Any
+	for _, p := range parts {
+		out = append(out, p...)
+	}
+	return out
+}
+
+func equal(register uint32, data []byte) expr.Any {
+	return &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: data}
+}
+
+func (f family) is() match {
+	return match{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1}, equal(reg1, []byte{f.proto})}
+}
+
+func (f family) load(offset, register uint32) expr.Any {
+	return &expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: f.size, DestRegister: register}
+}
+
+// within matches packets whose address at offset is in prefix.
+func (f family) within(offset uint32, prefix netip.Prefix) match {
+	mask := make([]byte, f.size)
+	for i := range prefix.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return match{
+		f.load(offset, reg1),
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: f.size, Mask: mask, Xor: make([]byte, f.size)},
+		equal(reg1, prefix.Addr().AsSlice()),
+	}
+}
+
+func (f family) inSet(offset uint32, kind string, invert bool) match {
+	return match{f.load(offset, reg1), &expr.Lookup{SourceRegister: reg1, SetName: kind + f.suffix, Invert: invert}}
+}
+
+// dnat redirects packets that are in the map to the mapped address and port. The key is the
+// protocol and port, after the address if that is part of it.
+func (f family) dnat(kind string, address bool) match {
+	proto, port := uint32(reg32a), uint32(reg32b)
+	var m match
+	if address {
+		m = append(m, f.load(f.dst, reg1))
+		proto, port = f.afterDst, f.afterDst+1
+	}
+	return append(m,
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: proto},
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: port},
+		&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: kind + f.suffix},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: reg1, RegProtoMin: f.afterDst})
+}
+
+func (f family) snat(as netip.Addr) match {
+	return match{
+		&expr.Immediate{Register: reg1, Data: as.AsSlice()},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.proto), RegAddrMin: reg1},
+	}
+}
+
+func verdict(kind expr.VerdictKind, chain string) match {
+	return match{&expr.Verdict{Kind: kind, Chain: chain}}
+}
+
+// byLink matches a link's whole name or, if open, a prefix.
+func byLink(key expr.MetaKey, name string, open bool) match {
+	data := []byte(name)
+	if !open {
+		data = ifName(name)
+	}
+	return match{&expr.Meta{Key: key, Register: reg1}, equal(reg1, data)}
+}
+
+func ifName(name string) []byte {
+	data := make([]byte, unix.IFNAMSIZ)
+	copy(data, name)
+	return data
+}
+
+func toThisNode() match {
+	local := binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)
+	return match{&expr.Fib{Register: reg1, FlagDADDR: true, ResultADDRTYPE: true}, equal(reg1, local)}
+}
+
+func translated() match {
+	dnat := binary.NativeEndian.AppendUint32(nil, 1<<5) // IPS_DST_NAT
+	return match{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg1},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: dnat, Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: make([]byte, 4)},
+	}
+}
+
+// rules returns the rules by chain.
+func rules(t plan.Table) map[string][][]expr.Any {
+	out := map[string][][]expr.Any{
+		chainGuard: {
+			rule(byLink(expr.MetaKeyIIFNAME, t.LinkPrefix, true), verdict(expr.VerdictJump, chainFromPod)),
+			rule(byLink(expr.MetaKeyIIFNAME, t.Bridge, false), verdict(expr.VerdictJump, chainFromPod)),
+		},
+		chainPrerouting: {rule(toThisNode(), verdict(expr.VerdictJump, chainHostPorts))},
+		chainOutput:     {rule(toThisNode(), verdict(expr.VerdictJump, chainHostPorts))},
+	}
+	add := func(chain string, parts ...match) { out[chain] = append(out[chain], rule(parts...)) }
+	accept, drop := verdict(expr.VerdictAccept, ""), verdict(expr.VerdictDrop, "")
+	loopback4 := netip.MustParsePrefix("127.0.0.0/8")
+	linkLocal6 := netip.MustParsePrefix("fe80::/10")
+	four, six := families[0], families[1]
+
+	add(chainFromPod, four.is(), four.within(four.dst, loopback4), drop)
+	for _, f := range families {
+		name := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1}
+		add(chainFromPod, f.is(), match{name, f.load(f.src, reg32e), &expr.Lookup{SourceRegister: reg1, SetName: plan.Sources + f.suffix}}, accept)
+	}
+	add(chainFromPod, six.is(), six.within(six.src, linkLocal6), accept)
+	add(chainFromPod, six.is(), six.within(six.src, netip.PrefixFrom(netip.IPv6Unspecified(), 128)), accept)
+	add(chainFromPod, drop)
+
+	for _, f := range families {
+		add(chainHostPorts, f.is(), f.dnat(plan.AddrPort, true))
+		add(chainHostPorts, f.is(), f.dnat(plan.Ports, false))
+	}
+
+	// Sources that no pod could reply to, as it would take them for its own addresses.
+	loopback := map[byte][]netip.Prefix{
+		unix.NFPROTO_IPV4: {loopback4},
+		unix.NFPROTO_IPV6: {netip.PrefixFrom(netip.IPv6Loopback(), 128), linkLocal6},
+	}
+	for _, as := range t.As {
+		f := families[0]
+		if as.Is6() {
+			f = families[1]
+		}
+		for _, p := range loopback[f.proto] {
+			add(chainPostrouting, f.is(), f.within(f.src, p), f.inSet(f.dst, plan.Pods, false), f.snat(as))
+		}
+		pair := match{f.load(f.src, reg1), f.load(f.dst, f.afterDst), &expr.Lookup{SourceRegister: reg1, SetName: plan.Hairpin + f.suffix}}
+		add(chainPostrouting, f.is(), pair, f.snat(as))
+		add(chainPostrouting, byLink(expr.MetaKeyOIFNAME, t.Bridge, false), translated(), f.is(), f.inSet(f.src, plan.Pods, false), f.snat(as))
+	}
+	for _, f := range families {
+		if t.Masquerade {
+			add(chainPostrouting, f.is(), f.inSet(f.src, plan.Pods, false), f.inSet(f.dst, plan.Pods, true), match{&expr.Masq{FullyRandom: true}})
+		}
+	}
+	return out
+}
+
+// ownerPrefix is the prefix of the name of an empty chain that identifies the table's owner.
+const ownerPrefix = "of-"
+
+// chains returns the table's chains; those that others jump to come first.
+func chains(t *nftables.Table, owner string) []*nftables.Chain {
+	base := func(name string, typ nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority) *nftables.Chain {
+		return &nftables.Chain{Table: t, Name: name, Type: typ, Hooknum: hook, Priority: priority}
+	}
+	var mark []*nftables.Chain
+	if owner != "" {
+		mark = append(mark, &nftables.Chain{Table: t, Name: ownerPrefix + owner})
+	}
+	return append(mark, []*nftables.Chain{
+		{Table: t, Name: chainFromPod},
+		{Table: t, Name: chainHostPorts},
+		base(chainGuard, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw),
+		base(chainPrerouting, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest),
+		base(chainOutput, nftables.ChainTypeNAT, nftables.ChainHookOutput, nftables.ChainPriorityNATDest),
+		base(chainPostrouting, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource),
+	}...)
+}
+
+// fieldTypes are nft's own types, so that nft lists our sets properly.
+var fieldTypes = map[plan.Field][2]nftables.SetDatatype{
+	plan.FieldLink:     {nftables.TypeIFName, nftables.TypeIFName},
+	plan.FieldAddr:     {nftables.TypeIPAddr, nftables.TypeIP6Addr},
+	plan.FieldPeer:     {nftables.TypeIPAddr, nftables.TypeIP6Addr},
+	plan.FieldProtocol: {nftables.TypeInetProto, nftables.TypeInetProto},
+	plan.FieldPort:     {nftables.TypeInetService, nftables.TypeInetService},
+	plan.FieldToAddr:   {nftables.TypeIPAddr, nftables.TypeIP6Addr},
+	plan.FieldToPort:   {nftables.TypeInetService, nftables.TypeInetService},
+}
+
+func datatype(fields []plan.Field, six bool) nftables.SetDatatype {
+	var types []nftables.SetDatatype
+	for _, f := range fields {
+		t := fieldTypes[f][0]
+		if six {
+			t = fieldTypes[f][1]
+		}
+		types = append(types, t)
+	}
+	if len(types) == 1 {
+		return types[0]
+	}
+	return nftables.MustConcatSetType(types...) // at most three fields
+}
+
+// nftSet returns s for the library. The id identifies it in a batch; the library's default is a
+// counter without a lock.
+func nftSet(t *nftables.Table, s plan.Set, id uint32) *nftables.Set {
+	set := &nftables.Set{Table: t, ID: id, Name: s.Name(), KeyType: datatype(s.Key, s.Six), Concatenation: len(s.Key) > 1}
+	if s.Value != nil {
+		set.IsMap, set.DataType = true, datatype(s.Value, s.Six)
+	}
+	if s.Key[0] != plan.FieldLink {
+		set.KeyByteOrder = binaryutil.BigEndian
+	}
+	return set
+}
