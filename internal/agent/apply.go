@@ -15,8 +15,8 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 )
 
-// Apply starts a pod. It returns once the pod is recorded on disk, and doesn't wait for the start. A
-// pod that exists unchanged is left as it is, but is started again if it was stopped. Apply waits
+// Apply starts a pod. It returns once the pod is recorded on disk, and doesn't wait for the start.
+// A pod that exists unchanged is left as it is, but is started again if it was stopped. Apply waits
 // for a pod of the same name that is being removed. The pod keeps copies of the objects it
 // references.
 func (a *Agent) Apply(ctx context.Context, pod *corev1.Pod, objects manifest.Objects, source string) (p Pod, unchanged bool, err error) {

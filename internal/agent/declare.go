@@ -140,8 +140,8 @@ func (a *Agent) mustApply(name string, d declaration) bool {
 	return rec.Want != podplan.Remove && manifest.Hash(rec.declared()) != manifest.Hash(d.pod)
 }
 
-// reportRefused adds an event and logs why a declared pod isn't run, unless the reason is the same as
-// before.
+// reportRefused adds an event and logs why a declared pod isn't run, unless the reason is the same
+// as before.
 func (a *Agent) reportRefused(kind source.Kind, name, text string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

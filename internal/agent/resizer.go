@@ -81,8 +81,8 @@ func (r *resizer) retry() {
 }
 
 // apply starts to give the running containers the pod's limits. It waits until no container has to
-// restart for its resources first. The caller holds mu, and has made sure that no container is being
-// started: that one might get the former limits.
+// restart for its resources first. The caller holds mu, and has made sure that no container is
+// being started: that one might get the former limits.
 func (r *resizer) apply(seen snapshot) {
 	if !r.rec.Resize || r.spec().Want != podplan.Run {
 		return

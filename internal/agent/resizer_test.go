@@ -11,15 +11,15 @@ import (
 	"github.com/huskd/husk/internal/container"
 )
 
-// requesting returns a pod of that name, which is its UID too, with these requests. Its image doesn't
-// exist.
+// requesting returns a pod of that name, which is its UID too, with these requests. Its image
+// doesn't exist.
 func requesting(t *testing.T, name, requests string) *corev1.Pod {
 	t.Helper()
 	return podFrom(t, fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s, uid: %s}\nspec: {hostNetwork: true, hostIPC: true, containers: [{name: c, image: 'reg.test/none:1', imagePullPolicy: Never, resources: {requests: {%s}}}]}\n", name, name, requests))
 }
 
-// A resize that doesn't fit is held, also through a restart, until it fits. It comes before pods that
-// wait to start.
+// A resize that doesn't fit is held, also through a restart, until it fits. It comes before pods
+// that wait to start.
 func TestHeldResize(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)

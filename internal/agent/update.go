@@ -10,8 +10,9 @@ import (
 )
 
 // inPlace returns existing with the changes of declared, if a running pod can be changed that way.
-// The images of containers can change if the containers restart. The resources can change unless the
-// pod's QoS class would change, or a container would have to restart and the pod's policy forbids it.
+// The images of containers can change if the containers restart. The resources can change unless
+// the pod's QoS class would change, or a container would have to restart and the pod's policy
+// forbids it.
 func inPlace(declared, existing *corev1.Pod) (*corev1.Pod, bool) {
 	out := existing.DeepCopy()
 	never := existing.Spec.RestartPolicy == corev1.RestartPolicyNever
@@ -36,8 +37,8 @@ func inPlace(declared, existing *corev1.Pod) (*corev1.Pod, bool) {
 	return out, true
 }
 
-// follow changes a running pod into what is declared now, and stops it if it is being deleted there.
-// The grace of the stop can only get shorter.
+// follow changes a running pod into what is declared now, and stops it if it is being deleted
+// there. The grace of the stop can only get shorter.
 func (w *worker) follow(d declaration) error {
 	if err := w.change(d.pod); err != nil || d.deletionGrace == nil {
 		return err

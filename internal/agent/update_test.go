@@ -105,8 +105,8 @@ func TestDeclareFromAPIServer(t *testing.T) {
 	h.waitGone("b-2")
 }
 
-// A pod that is being deleted is stopped, and stays until the server no longer has it. Its grace only
-// shrinks.
+// A pod that is being deleted is stopped, and stays until the server no longer has it. Its grace
+// only shrinks.
 func TestDeletionInAPIServer(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)

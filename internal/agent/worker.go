@@ -158,8 +158,8 @@ func outdated(pod *corev1.Pod, run container.Status) bool {
 }
 
 // checkAdmission drops the actions of a pod that doesn't fit on the node, and releases the capacity
-// of one that has ended. What already runs is admitted even if it doesn't fit, and so are the pods of
-// an API server, whose scheduler has done the counting. The caller holds w.mu.
+// of one that has ended. What already runs is admitted even if it doesn't fit, and so are the pods
+// of an API server, whose scheduler has done the counting. The caller holds w.mu.
 func (w *worker) checkAdmission(d *podplan.Decision, seen snapshot) {
 	ended := w.spec().Want != podplan.Run || d.Status.Phase == podplan.PhaseSucceeded || d.Status.Phase == podplan.PhaseFailed
 	if ended {

@@ -48,7 +48,8 @@ type sourceFile struct {
 
 var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 
-// load parses all hand-written Go files of the module: test files if tests is set, or else the others.
+// load parses all hand-written Go files of the module: test files if tests is set, or else the
+// others.
 func load(t *testing.T, tests bool) map[string][]sourceFile {
 	t.Helper()
 	root, err := filepath.Abs("../..")

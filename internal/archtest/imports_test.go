@@ -22,7 +22,8 @@ const (
 	tests // packages that only tests and tools import
 )
 
-// layer is the layer of each package. Adding a new package here makes its place a reviewed decision.
+// layer is the layer of each package. Adding a new package here makes its place a reviewed
+// decision.
 var layer = map[string]int{
 	"api/v1":                            words,
 	"internal/pod":                      words,
@@ -208,8 +209,8 @@ func TestImportsGoDown(t *testing.T) {
 	}
 }
 
-// TestPurePackagesHaveNoEffects keeps the packages that decide free of effects, so they can be tested by
-// tables and simulated a million times.
+// TestPurePackagesHaveNoEffects keeps the packages that decide free of effects, so they can be
+// tested by tables and simulated a million times.
 func TestPurePackagesHaveNoEffects(t *testing.T) {
 	banned := []string{"os", "os/exec", "net", "net/http", "syscall", "golang.org/x/sys/unix",
 		"github.com/vishvananda/netlink", "github.com/google/nftables", "math/rand", "crypto/rand", "sync"}
@@ -239,8 +240,9 @@ func TestPurePackagesHaveNoEffects(t *testing.T) {
 	}
 }
 
-// TestThreadsAreLockedInOnePlace: a thread in another namespace must never return to the scheduler's pool,
-// so only netns may lock threads, and userns, whose thread forks but enters no namespace.
+// TestThreadsAreLockedInOnePlace: a thread in another namespace must never return to the
+// scheduler's pool, so only netns may lock threads, and userns, whose thread forks but enters no
+// namespace.
 func TestThreadsAreLockedInOnePlace(t *testing.T) {
 	for pkg, files := range load(t, false) {
 		if l, _ := layerOf(pkg); pkg == "internal/netns" || pkg == "internal/userns" || l == tests {

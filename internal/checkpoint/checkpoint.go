@@ -73,8 +73,8 @@ type Request struct {
 	Info
 	Spec  []byte // the runtime spec, as in the bundle
 	Upper string // directory of the writable layer
-	// Dump makes CRIU write the processes into a directory. It calls whileStopped while they can't change
-	// their files.
+	// Dump makes CRIU write the processes into a directory. It calls whileStopped while they can't
+	// change their files.
 	Dump func(ctx context.Context, into string, whileStopped func() error) error
 }
 

@@ -196,7 +196,8 @@ func TestBadArchives(t *testing.T) {
 	}
 }
 
-// TestDeletedFiles removes the files on a list such as Podman's. No path may lead outside of the root.
+// TestDeletedFiles removes the files on a list such as Podman's. No path may lead outside of the
+// root.
 func TestDeletedFiles(t *testing.T) {
 	base := t.TempDir()
 	root := filepath.Join(base, "root")

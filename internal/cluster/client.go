@@ -1,5 +1,5 @@
-// Package cluster is a client of a Kubernetes API server, with typed requests and caches of lists. It
-// owns no state of pods.
+// Package cluster is a client of a Kubernetes API server, with typed requests and caches of lists.
+// It owns no state of pods.
 package cluster
 
 import (
@@ -103,7 +103,8 @@ func New(kubeconfig string, log *slog.Logger) (*Client, error) {
 	return c, nil
 }
 
-// Close waits until all watches have ended, which the caller has canceled, and closes the connections.
+// Close waits until all watches have ended, which the caller has canceled, and closes the
+// connections.
 func (c *Client) Close() {
 	c.watches.Wait()
 	c.http.CloseIdleConnections()

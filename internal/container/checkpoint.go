@@ -16,8 +16,8 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Checkpoint writes an archive of a running container to path. The container goes on running. It takes
-// at most timeout, or owner.ActionTimeout if that is 0.
+// Checkpoint writes an archive of a running container to path. The container goes on running. It
+// takes at most timeout, or owner.ActionTimeout if that is 0.
 func (s *Service) Checkpoint(ctx context.Context, id, path string, timeout time.Duration) error {
 	e, err := s.find(id)
 	if err != nil {
@@ -65,8 +65,8 @@ func (e *entry) writeCheckpoint(ctx context.Context, path string) error {
 	}, path)
 }
 
-// refuseUserNamespace returns an error if the sandbox has a user namespace. CRIU would have to join it,
-// and runc can't make CRIU do that.
+// refuseUserNamespace returns an error if the sandbox has a user namespace. CRIU would have to join
+// it, and runc can't make CRIU do that.
 func refuseUserNamespace(s Sandbox) error {
 	if s.owner() != nil {
 		return errdefs.ErrNotImplemented.WithMessage("its pod has a user namespace: containers in one are not checkpointed or restored")
@@ -74,8 +74,8 @@ func refuseUserNamespace(s Sandbox) error {
 	return nil
 }
 
-// findImage finds and holds the image that the container runs. If the config names a checkpoint, which
-// is the path of an archive or an image with the content of one, findImage also returns that.
+// findImage finds and holds the image that the container runs. If the config names a checkpoint,
+// which is the path of an archive or an image with the content of one, findImage also returns that.
 func (p *setup) findImage(ctx context.Context) (from checkpoint.Dir, err error) {
 	name := p.e.Config.GetImage().GetImage()
 	if filepath.IsAbs(name) {

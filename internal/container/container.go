@@ -1,5 +1,5 @@
-// Package container owns containers: their writable layers, their bundles, the processes that an OCI
-// runtime runs for them, and how they ended.
+// Package container owns containers: their writable layers, their bundles, the processes that an
+// OCI runtime runs for them, and how they ended.
 //
 // Each container is driven through the table of package containerstate, as package owner describes.
 // Containers run on without huskd.
@@ -53,8 +53,8 @@ type Sessions interface {
 
 // Checkpointer makes checkpoints of processes with CRIU.
 type Checkpointer interface {
-	// Checkpoint writes the processes of a container into a directory. It calls whileStopped while they
-	// can't run.
+	// Checkpoint writes the processes of a container into a directory. It calls whileStopped while
+	// they can't run.
 	Checkpoint(ctx context.Context, id, into string, whileStopped func() error) error
 }
 
@@ -62,8 +62,8 @@ type Checkpointer interface {
 type Images interface {
 	// Image finds an image by name, digest or ID.
 	Image(ctx context.Context, name string) (Image, error)
-	// Hold prevents the removal of the image until release is called. holder names the user of the image
-	// in errors.
+	// Hold prevents the removal of the image until release is called. holder names the user of the
+	// image in errors.
 	Hold(id, holder string) (release func(), err error)
 }
 
@@ -155,8 +155,8 @@ type Service struct {
 	creating chan struct{} // holds an element for each creation by the runtime
 }
 
-// creations is how many containers the runtime creates at once on each CPU. More don't make it faster,
-// and each takes some 10 MB while it lasts.
+// creations is how many containers the runtime creates at once on each CPU. More don't make it
+// faster, and each takes some 10 MB while it lasts.
 const creations = 4
 
 // New returns the owner of the containers recorded in the journal, which Load reads.
@@ -182,14 +182,15 @@ func key(sandbox string, config *runtimeapi.ContainerConfig) string {
 	return strings.Join([]string{sandbox, m.GetName(), fmt.Sprint(m.GetAttempt())}, "\x00")
 }
 
-// Create creates a container in a ready sandbox. Start starts it. If a container with the same sandbox,
-// name and attempt is being created or has not ended, Create returns that one. On error nothing is left.
+// Create creates a container in a ready sandbox. Start starts it. If a container with the same
+// sandbox, name and attempt is being created or has not ended, Create returns that one. On error
+// nothing is left.
 func (s *Service) Create(ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig) (Status, error) {
 	if config.GetMetadata().GetName() == "" {
 		return Status{}, errdefs.ErrInvalidArgument.WithMessage("container config: metadata.name is empty")
 	}
-	// The entry is added before the sandbox's state is read. Stopping a sandbox changes its state before
-	// it lists the containers, so one of the two sees the other.
+	// The entry is added before the sandbox's state is read. Stopping a sandbox changes its state
+	// before it lists the containers, so one of the two sees the other.
 	b, fresh := s.entries.Join(key(sandbox, config), func(id string) *base {
 		e := s.newEntry(id, config, &record{Sandbox: sandbox})
 		e.Rec.State, e.Rec.Boot, e.Rec.Created = containerstate.Reserved, s.cfg.Host.BootID, time.Now()
@@ -278,8 +279,8 @@ func (s *Service) Attach(ctx context.Context, id string, streams oci.Streams) er
 	return s.cfg.Sessions.Attach(ctx, id, streams)
 }
 
-// ReopenLog creates a running container's log file again after it was renamed, and writes to it from
-// then on.
+// ReopenLog creates a running container's log file again after it was renamed, and writes to it
+// from then on.
 func (s *Service) ReopenLog(ctx context.Context, id string) error {
 	if _, err := s.running(id); err != nil {
 		return err
@@ -310,8 +311,8 @@ func (s *Service) Ended(id string) (<-chan struct{}, error) {
 	return e.Ended(), nil
 }
 
-// List returns the containers of a sandbox, or all if that is empty, newest first. It never waits for
-// one that is being changed.
+// List returns the containers of a sandbox, or all if that is empty, newest first. It never waits
+// for one that is being changed.
 func (s *Service) List(sandbox string) []Status {
 	return slices.DeleteFunc(s.entries.List(), func(st Status) bool { return sandbox != "" && st.Sandbox != sandbox })
 }

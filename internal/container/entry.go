@@ -202,8 +202,8 @@ func (e *entry) stop(ctx context.Context, grace time.Duration) error {
 	return e.Drive(ctx, containerstate.Exit)
 }
 
-// terminate sends the stop signal to the first process and reports whether the container has ended in
-// time.
+// terminate sends the stop signal to the first process and reports whether the container has ended
+// in time.
 func (e *entry) terminate(grace time.Duration) (ended bool, err error) {
 	if err := e.s.cfg.Runtime.Signal(context.Background(), e.ID, stopSignal(e.Config, e.Status().record.StopSignal)); err != nil {
 		e.Log().Warn("container: can't send the stop signal, killing it", "error", err)

@@ -12,8 +12,8 @@ import (
 // Event is a moment in a container's life of which Hooks are notified.
 type Event string
 
-// The events, in the order of a life. AfterStop and BeforeRemove follow for every container that was
-// passed to Hooks.Create, even if it never started.
+// The events, in the order of a life. AfterStop and BeforeRemove follow for every container that
+// was passed to Hooks.Create, even if it never started.
 const (
 	AfterCreate  Event = "after-create"
 	BeforeStart  Event = "before-start"
@@ -23,8 +23,8 @@ const (
 	BeforeRemove Event = "before-remove"
 )
 
-// Hooks are notified of what happens to containers and can change or refuse some of it. They must not
-// wait for a change of the container in question.
+// Hooks are notified of what happens to containers and can change or refuse some of it. They must
+// not wait for a change of the container in question.
 type Hooks interface {
 	// Create may change the spec of a container before it is created, or refuse it. It returns the new
 	// limits of the container, or nil if it hasn't changed them.

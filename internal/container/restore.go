@@ -15,17 +15,17 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Load reads the recorded containers. Resume continues them. Records that can't be read are set aside
-// and returned as errors.
+// Load reads the recorded containers. Resume continues them. Records that can't be read are set
+// aside and returned as errors.
 func (s *Service) Load() []error {
 	return s.entries.Load(func(id string, config *runtimeapi.ContainerConfig, rec *record) *base {
 		return s.newEntry(id, config, rec).base
 	})
 }
 
-// Resume continues, after Load, what a restart of huskd or of the host interrupted, and removes what
-// no record refers to. It starts to watch the containers that were running: those that have ended
-// meanwhile are noticed in the background.
+// Resume continues, after Load, what a restart of huskd or of the host interrupted, and removes
+// what no record refers to. It starts to watch the containers that were running: those that have
+// ended meanwhile are noticed in the background.
 func (s *Service) Resume(ctx context.Context) error {
 	swept := s.sweep(ctx)
 	for _, b := range s.entries.All() {
@@ -61,8 +61,8 @@ func (e *entry) explainLoss(ev containerstate.Event) {
 	}
 }
 
-// sweep ends and removes what is named like a container of huskd's and has no record, because that was
-// damaged or set aside. It has to run before Resume can remove records.
+// sweep ends and removes what is named like a container of huskd's and has no record, because that
+// was damaged or set aside. It has to run before Resume can remove records.
 func (s *Service) sweep(ctx context.Context) error {
 	var errs []error
 	for _, base := range []string{s.cfg.State, s.cfg.Root} {

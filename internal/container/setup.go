@@ -20,8 +20,8 @@ import (
 	"github.com/huskd/husk/internal/selinux"
 )
 
-// setup is one run of the action Mount: it mounts the root file system and the volumes of a container
-// and writes its bundle.
+// setup is one run of the action Mount: it mounts the root file system and the volumes of a
+// container and writes its bundle.
 type setup struct {
 	e       *entry
 	sandbox Sandbox

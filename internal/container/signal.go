@@ -14,8 +14,8 @@ import (
 // criSignal turns CRI's spelling of signals, such as SIGNAL_SIGRTMINPLUS3, into the usual one.
 var criSignal = strings.NewReplacer("SIGNAL_", "", "PLUS", "+", "MINUS", "-")
 
-// stopSignal returns the signal that asks a container to end: that of its config, or else that of its
-// image, or else SIGTERM.
+// stopSignal returns the signal that asks a container to end: that of its config, or else that of
+// its image, or else SIGTERM.
 func stopSignal(config *runtimeapi.ContainerConfig, image string) syscall.Signal {
 	if s := config.GetStopSignal(); s != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
 		image = criSignal.Replace(s.String())

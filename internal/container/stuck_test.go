@@ -50,8 +50,8 @@ func (nowhere) Pod(string) pod.Ref              { return pod.Ref{} }
 
 const stuckID = "5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c"
 
-// resumeStuck returns the owner of a container that is recorded in the given state and whose runtime is
-// stuck.
+// resumeStuck returns the owner of a container that is recorded in the given state and whose
+// runtime is stuck.
 func resumeStuck(t *testing.T, state containerstate.State) (*Service, stuck) {
 	t.Helper()
 	j, _, err := journal.Open(t.TempDir())
@@ -79,8 +79,8 @@ func resumeStuck(t *testing.T, state containerstate.State) (*Service, stuck) {
 	return s, r
 }
 
-// TestNotFinishedBeforeKilled: a container must not be shown as finished while a process may be left, as
-// it would be started again.
+// TestNotFinishedBeforeKilled: a container must not be shown as finished while a process may be
+// left, as it would be started again.
 func TestNotFinishedBeforeKilled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, r := resumeStuck(t, containerstate.Starting)

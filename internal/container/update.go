@@ -28,8 +28,8 @@ func (s *Service) Update(ctx context.Context, id string, asked *runtimeapi.Linux
 	return e.Change(ctx, "updated", func() error { return e.update(ctx, asked) })
 }
 
-// Limit is Update for the hooks themselves, which it doesn't notify. It doesn't wait for a container
-// that is being created.
+// Limit is Update for the hooks themselves, which it doesn't notify. It doesn't wait for a
+// container that is being created.
 func (s *Service) Limit(ctx context.Context, id string, limits *runtimeapi.LinuxContainerResources) error {
 	e, err := s.find(id)
 	if err != nil {
@@ -90,7 +90,8 @@ func (e *entry) setLimits(asked *runtimeapi.LinuxContainerResources) error {
 	return e.Save()
 }
 
-// ResourcesWith returns the container's limits, changed as asked says. Lists are replaced as a whole.
+// ResourcesWith returns the container's limits, changed as asked says. Lists are replaced as a
+// whole.
 func (s Status) ResourcesWith(asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
 	out := &runtimeapi.LinuxContainerResources{}
 	if has := s.Resources(); has != nil {
@@ -111,8 +112,8 @@ func (s Status) Resources() *runtimeapi.LinuxContainerResources {
 	return s.Config.GetLinux().GetResources()
 }
 
-// Cgroup returns the path of the container's cgroup. It is below that of its sandbox, unless the hooks
-// have chosen another.
+// Cgroup returns the path of the container's cgroup. It is below that of its sandbox, unless the
+// hooks have chosen another.
 func (s Status) Cgroup(sandbox string) string {
 	if s.record.Cgroup != "" {
 		return s.record.Cgroup

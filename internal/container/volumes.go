@@ -20,12 +20,12 @@ import (
 	"github.com/huskd/husk/internal/userns"
 )
 
-// volumesDir is the directory, in that of a container, of the mounted volumes. Each has a directory of
-// its own, named for its index in the config.
+// volumesDir is the directory, in that of a container, of the mounted volumes. Each has a directory
+// of its own, named for its index in the config.
 const volumesDir = "volumes"
 
-// mountVolumes mounts the images that the config's mounts name, and the sources whose owners they map.
-// It returns the config with the paths of these mounts in their place.
+// mountVolumes mounts the images that the config's mounts name, and the sources whose owners they
+// map. It returns the config with the paths of these mounts in their place.
 func (p *setup) mountVolumes(ctx context.Context) (*runtimeapi.ContainerConfig, error) {
 	config := p.e.Config
 	images := map[string]string{}
@@ -83,8 +83,8 @@ func (p *setup) mountImage(ctx context.Context, i int) (path, id string, err err
 	return path, image.ID, err
 }
 
-// mapOwners mounts the source of mount i with the owners that the sandbox's user namespace maps, and
-// returns the path. So the OCI runtime needn't support ID-mapped mounts.
+// mapOwners mounts the source of mount i with the owners that the sandbox's user namespace maps,
+// and returns the path. So the OCI runtime needn't support ID-mapped mounts.
 func (p *setup) mapOwners(i int) (string, error) {
 	m := p.e.Config.GetMounts()[i]
 	user := userOptions(p.sandbox.Config)

@@ -103,8 +103,8 @@ func (c containers) list(filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Cont
 	return out, nil
 }
 
-// containers returns the containers with the ID, in the sandbox, with the labels. An empty ID matches
-// any.
+// containers returns the containers with the ID, in the sandbox, with the labels. An empty ID
+// matches any.
 func (v *view) containers(id, sandbox string, labels map[string]string) ([]container.Status, error) {
 	named := id != "" || sandbox != ""
 	if sandbox != "" {
@@ -240,8 +240,8 @@ func (c containers) ReopenContainerLog(ctx context.Context, req *runtimeapi.Reop
 	return &runtimeapi.ReopenContainerLogResponse{}, c.Containers.ReopenLog(ctx, st.ID)
 }
 
-// GetContainerEvents sends events until the client disconnects. A client that reads too slowly gets an
-// error and must list again.
+// GetContainerEvents sends events until the client disconnects. A client that reads too slowly gets
+// an error and must list again.
 func (c containers) GetContainerEvents(_ *runtimeapi.GetEventsRequest, to grpc.ServerStreamingServer[runtimeapi.ContainerEventResponse]) error {
 	l, unsubscribe := c.Events.subscribe()
 	defer unsubscribe()

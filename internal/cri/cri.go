@@ -56,8 +56,8 @@ type Config struct {
 	Subnets []string
 }
 
-// Register adds both services to a gRPC server. The server's interceptors must translate the kinds of
-// errors into gRPC's codes.
+// Register adds both services to a gRPC server. The server's interceptors must translate the kinds
+// of errors into gRPC's codes.
 func Register(to grpc.ServiceRegistrar, cfg Config) {
 	v := &view{cfg}
 	runtimeapi.RegisterRuntimeServiceServer(to, &runtimeService{
@@ -66,8 +66,8 @@ func Register(to grpc.ServiceRegistrar, cfg Config) {
 	runtimeapi.RegisterImageServiceServer(to, &imageService{view: v})
 }
 
-// runtimeService combines the parts of CRI's long interface. Because it embeds the unsafe server, the
-// compiler reports each method that is missing.
+// runtimeService combines the parts of CRI's long interface. Because it embeds the unsafe server,
+// the compiler reports each method that is missing.
 type runtimeService struct {
 	runtimeapi.UnsafeRuntimeServiceServer
 	node

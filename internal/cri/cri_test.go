@@ -199,8 +199,8 @@ func sandboxIn(state sandboxstate.State, labels map[string]string) sandbox.Statu
 	return sandbox.Status{ID: pod.NewID(), State: state, Config: &runtimeapi.PodSandboxConfig{Labels: labels}}
 }
 
-// TestEvents: a subscriber gets the events since its subscription, in order, and an error if it is too
-// slow.
+// TestEvents: a subscriber gets the events since its subscription, in order, and an error if it is
+// too slow.
 func TestEvents(t *testing.T) {
 	e := &Events{}
 	e.Sandbox(sandboxIn(sandboxstate.Ready, nil)) // before the subscription

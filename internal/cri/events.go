@@ -14,8 +14,8 @@ import (
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
-// backlog is how many events may wait for a client. It is enough for some thousand pods that stop at
-// once.
+// backlog is how many events may wait for a client. It is enough for some thousand pods that stop
+// at once.
 const backlog = 8192
 
 // event is a change of a sandbox or container.

@@ -168,8 +168,8 @@ func validFor(address, name string) bool {
 	return server == registry || slices.Contains(dockerHub, server) && slices.Contains(dockerHub, registry)
 }
 
-// RemoveImage removes an image and all its names. It succeeds if there is no such image. An image in
-// use loses its names only, and can be removed by its ID later.
+// RemoveImage removes an image and all its names. It succeeds if there is no such image. An image
+// in use loses its names only, and can be removed by its ID later.
 func (s *imageService) RemoveImage(ctx context.Context, req *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
 	img, err := s.named(req.GetImage())
 	if err == nil {

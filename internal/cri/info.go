@@ -49,8 +49,8 @@ func (v *view) sandboxInfo(st sandbox.Status) (map[string]string, error) {
 	return document(info)
 }
 
-// sandboxSpec describes what the sandbox's containers share, as the spec of a pause container does with
-// other runtimes: tools look for the namespaces there.
+// sandboxSpec describes what the sandbox's containers share, as the spec of a pause container does
+// with other runtimes: tools look for the namespaces there.
 func (v *view) sandboxSpec(st sandbox.Status) *specs.Spec {
 	out := &specs.Spec{
 		Version: specs.Version, Hostname: st.Config.GetHostname(), Annotations: spec.SandboxAnnotations(st.ID, st.Config),

@@ -21,8 +21,8 @@ type subject struct {
 	disk      stats.Disk
 }
 
-// labelKeys are cAdvisor's labels, which the kubelet's metrics have. The method labels returns their
-// values.
+// labelKeys are cAdvisor's labels, which the kubelet's metrics have. The method labels returns
+// their values.
 var labelKeys = []string{"container", "id", "image", "name", "namespace", "pod"}
 
 func (s *subject) labels() []string {

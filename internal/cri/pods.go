@@ -158,8 +158,8 @@ func (v *view) sandboxes(id string, labels map[string]string) ([]sandbox.Status,
 	return out, nil
 }
 
-// started reports whether the sandbox's start has finished: before that, no client has its ID, and a
-// list would show it as not ready.
+// started reports whether the sandbox's start has finished: before that, no client has its ID, and
+// a list would show it as not ready.
 func started(st sandbox.Status) bool {
 	switch st.State {
 	case sandboxstate.Reserved, sandboxstate.Pinning, sandboxstate.Attaching, sandboxstate.Starting:

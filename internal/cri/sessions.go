@@ -42,8 +42,8 @@ func (s sessions) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest)
 	return &runtimeapi.ExecSyncResponse{Stdout: out.bytes, Stderr: errs.bytes, ExitCode: int32(code)}, nil
 }
 
-// maxOutput bounds the output in ExecSync's response, which must fit into the 16 MiB of the kubelet's
-// largest message.
+// maxOutput bounds the output in ExecSync's response, which must fit into the 16 MiB of the
+// kubelet's largest message.
 const maxOutput = 16<<20 - 4<<10
 
 // budget is a number of bytes that several streams share.
@@ -60,8 +60,8 @@ func (b *budget) take(n int) int {
 	return n
 }
 
-// capture keeps what is written to it within a budget. It drops the rest without an error, so that the
-// program isn't affected.
+// capture keeps what is written to it within a budget. It drops the rest without an error, so that
+// the program isn't affected.
 type capture struct {
 	budget *budget
 	bytes  []byte

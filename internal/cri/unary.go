@@ -15,8 +15,8 @@ import (
 	"github.com/huskd/husk/internal/sandbox"
 )
 
-// Unary returns an interceptor that logs the errors of CRI's methods and bounds their text. It ignores
-// other services.
+// Unary returns an interceptor that logs the errors of CRI's methods and bounds their text. It
+// ignores other services.
 func Unary(log *slog.Logger, sandboxes *sandbox.Service, containers *container.Service) grpc.UnaryServerInterceptor {
 	v := &view{Config{Sandboxes: sandboxes, Containers: containers}}
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
@@ -39,8 +39,8 @@ func Unary(log *slog.Logger, sandboxes *sandbox.Service, containers *container.S
 	}
 }
 
-// subject returns the log attributes of what a call was about, as far as they are known: pod, sandbox,
-// container and stage.
+// subject returns the log attributes of what a call was about, as far as they are known: pod,
+// sandbox, container and stage.
 func (v *view) subject(req any, err error) (about []any) {
 	where := pod.LogAttrs(err)
 	ofSandbox := func(id string) {

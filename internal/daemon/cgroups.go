@@ -30,8 +30,8 @@ type podCgroups struct {
 	systemd bool // the cgroup driver is systemd
 }
 
-// Parent returns the cgroup that a cgroup_parent names: by its path or, with systemd, as a slice. The
-// place of a slice follows from its name.
+// Parent returns the cgroup that a cgroup_parent names: by its path or, with systemd, as a slice.
+// The place of a slice follows from its name.
 func (c podCgroups) Parent(named string) (string, error) {
 	switch {
 	case c.systemd && systemd.IsSlice(named):

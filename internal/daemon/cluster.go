@@ -102,7 +102,8 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 	return nil
 }
 
-// kubeletAPI returns the server of the kubelet API, to which the API server passes kubectl's requests.
+// kubeletAPI returns the server of the kubelet API, to which the API server passes kubectl's
+// requests.
 func (m *membership) kubeletAPI() (*kubeletapi.Server, error) {
 	ca := m.client.CA
 	if path := m.d.cfg.NodeClientCA; path != "" {

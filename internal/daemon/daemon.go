@@ -319,8 +319,8 @@ func (d *daemon) examine(context.Context) []*huskv1.Check {
 	})
 }
 
-// closeTime is how long work in flight may take to reach a safe point. Work that takes longer is cut
-// off: the journal lets the next huskd complete it.
+// closeTime is how long work in flight may take to reach a safe point. Work that takes longer is
+// cut off: the journal lets the next huskd complete it.
 const closeTime = 5 * time.Second
 
 // close closes everything that open and wire have opened. If no pod is left, it also removes

@@ -39,8 +39,8 @@ func nodeFacts(cfg config.Config, f host.Facts) func() criconfig.Node {
 	}
 }
 
-// nodeIPs returns the addresses from which the node reaches others, at most one per family. It sends
-// no packet: connecting a datagram socket only looks up the route.
+// nodeIPs returns the addresses from which the node reaches others, at most one per family. It
+// sends no packet: connecting a datagram socket only looks up the route.
 func nodeIPs() []string {
 	var ips []string
 	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {

@@ -201,8 +201,8 @@ func (d *diagnosis) firewall(blocking []preflight.BlockingFirewall, err error) {
 	}
 }
 
-// cni checks the networks that are configured in place of the built-in one. Err is why they can't be
-// used now.
+// cni checks the networks that are configured in place of the built-in one. Err is why they can't
+// be used now.
 func (d *diagnosis) cni(now conf.State, err error) {
 	for _, s := range now.Skipped {
 		d.add("CNI", warn, s.File+" is skipped: "+s.Why, "")

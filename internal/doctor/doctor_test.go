@@ -144,7 +144,8 @@ func TestFindings(t *testing.T) {
 	}
 }
 
-// texts returns each check as "LEVEL NAME: FINDING -> REMEDY", without the arrow if there is no remedy.
+// texts returns each check as "LEVEL NAME: FINDING -> REMEDY", without the arrow if there is no
+// remedy.
 func texts(d diagnosis) (out []string) {
 	for _, c := range d.checks {
 		text := c.Level + " " + c.Name + ": " + c.Finding

@@ -197,7 +197,8 @@ func TestPullBadManifest(t *testing.T) {
 	}
 }
 
-// TestPullWrongManifest checks that a manifest must match the digest that the registry claims for it.
+// TestPullWrongManifest checks that a manifest must match the digest that the registry claims for
+// it.
 func TestPullWrongManifest(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()

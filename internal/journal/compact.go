@@ -5,9 +5,9 @@ import (
 	"fmt"
 )
 
-// compact replaces the file with one that holds only the live records. Writers go on meanwhile; what
-// they write is copied at the end. If anything fails, the old file, which holds the same records, stays
-// in use.
+// compact replaces the file with one that holds only the live records. Writers go on meanwhile;
+// what they write is copied at the end. If anything fails, the old file, which holds the same
+// records, stays in use.
 func (j *Journal) compact() {
 	if err := j.replace(); err != nil {
 		_ = j.disk.Remove(newName)
@@ -66,8 +66,8 @@ func rewrite(to, from File, old map[string]span) (map[string]span, int64, error)
 	return live, int64(len(buf)), to.Sync()
 }
 
-// swap copies what was written to the old file since from to base, the end of the new one, and replaces
-// the old file. It doesn't hold j.mu while it waits for the disk, so writers go on.
+// swap copies what was written to the old file since from to base, the end of the new one, and
+// replaces the old file. It doesn't hold j.mu while it waits for the disk, so writers go on.
 func (j *Journal) swap(file File, live map[string]span, from, base int64) error {
 	j.syncing.Lock() // no Sync may succeed meanwhile for the old file
 	defer j.syncing.Unlock()

@@ -7,8 +7,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// ConfigTable is a table whose records each belong to a config, the protobuf message that the record
-// was made from. A config never changes, so it is written once, under a key of its own.
+// ConfigTable is a table whose records each belong to a config, the protobuf message that the
+// record was made from. A config never changes, so it is written once, under a key of its own.
 type ConfigTable[T any, C proto.Message] struct {
 	records Table[T]
 	configs string // prefix of the configs' keys

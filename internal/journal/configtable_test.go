@@ -7,8 +7,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// TestConfigTableLoadsPairs: Load yields each record with its config. A record without a config is set
-// aside, and a config without a record is removed.
+// TestConfigTableLoadsPairs: Load yields each record with its config. A record without a config is
+// set aside, and a config without a record is removed.
 func TestConfigTableLoadsPairs(t *testing.T) {
 	j := open(t, t.TempDir())
 	table := NewConfigTable[int, *wrapperspb.StringValue](j, "thing")

@@ -54,8 +54,8 @@ func (d directory) Open(name string) (File, error) {
 	return file{f}, nil
 }
 
-// lockTime is how long to wait for the lock. A child that a dead owner was forking holds its files, and
-// so its lock, until it executes.
+// lockTime is how long to wait for the lock. A child that a dead owner was forking holds its files,
+// and so its lock, until it executes.
 const lockTime = time.Second
 
 func lock(f *os.File) error {

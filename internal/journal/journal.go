@@ -1,14 +1,14 @@
 // Package journal keeps records on disk by key. An owner records what it is about to do before it
 // does it.
 //
-// A journal is one append-only file. Put and Delete are one write(2) each, without an fsync. When they
-// return, after some microseconds, the record survives the death of the daemon. Sync makes everything
-// written so far survive a power loss, too; calls that run at the same time share one fdatasync. After
-// a power loss nothing is left in the kernel that a record could describe, so only the few records that
-// outlive a boot need Sync.
+// A journal is one append-only file. Put and Delete are one write(2) each, without an fsync. When
+// they return, after some microseconds, the record survives the death of the daemon. Sync makes
+// everything written so far survive a power loss, too; calls that run at the same time share one
+// fdatasync. After a power loss nothing is left in the kernel that a record could describe, so only
+// the few records that outlive a boot need Sync.
 //
-// Disk space is reserved for teardown: on a full disk Put fails, while PutUsingReserve and Delete still
-// work.
+// Disk space is reserved for teardown: on a full disk Put fails, while PutUsingReserve and Delete
+// still work.
 //
 // A damaged part of the file is copied to a file beside it and reported. The records around it are
 // used. A torn tail is the normal trace of a crash and is dropped.
@@ -35,13 +35,13 @@ const (
 	fileName = "journal"
 	newName  = "journal.new"
 
-	// step is how far ahead of its end the file is allocated. reserve is what is allocated beyond that,
-	// for PutUsingReserve and Delete alone.
+	// step is how far ahead of its end the file is allocated. reserve is what is allocated beyond
+	// that, for PutUsingReserve and Delete alone.
 	step    = 256 << 10
 	reserve = 64 << 10
 
-	// A file is compacted when it is larger than compactSize and compactRatio times as large as its live
-	// records.
+	// A file is compacted when it is larger than compactSize and compactRatio times as large as its
+	// live records.
 	compactSize  = 1 << 20
 	compactRatio = 4
 )
@@ -189,8 +189,8 @@ func (j *Journal) index(op byte, key string, at span) {
 	}
 }
 
-// allocate reserves disk space for a further step. If there is none, it is the writes that don't fit
-// which fail.
+// allocate reserves disk space for a further step. If there is none, it is the writes that don't
+// fit which fail.
 func (j *Journal) allocate() {
 	want := j.end + step + reserve
 	if j.allocated >= want-step/2 {
@@ -206,8 +206,8 @@ func (j *Journal) Put(key string, value []byte) error {
 	return j.write(opPut, key, value, reserve)
 }
 
-// PutUsingReserve is Put that may use the disk space reserved for a full disk. It is for records that
-// lead to less on the host, not more: of what is being taken down, or evicted.
+// PutUsingReserve is Put that may use the disk space reserved for a full disk. It is for records
+// that lead to less on the host, not more: of what is being taken down, or evicted.
 func (j *Journal) PutUsingReserve(key string, value []byte) error {
 	return j.write(opPut, key, value, 0)
 }
@@ -255,8 +255,8 @@ func (j *Journal) write(op byte, key string, value []byte, keep int64) error {
 	return nil
 }
 
-// Sync returns when everything that was written before the call survives a power loss. It returns early
-// if ctx ends.
+// Sync returns when everything that was written before the call survives a power loss. It returns
+// early if ctx ends.
 func (j *Journal) Sync(ctx context.Context) error {
 	j.mu.Lock()
 	target, err := j.end, j.failed

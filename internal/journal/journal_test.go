@@ -89,7 +89,8 @@ func TestNewerFormatIsRefused(t *testing.T) {
 	}
 }
 
-// TestEveryTruncation cuts the file at every byte. The journal must then hold a state that it once had.
+// TestEveryTruncation cuts the file at every byte. The journal must then hold a state that it once
+// had.
 func TestEveryTruncation(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir)
@@ -127,8 +128,8 @@ func TestEveryTruncation(t *testing.T) {
 	}
 }
 
-// TestEveryFlippedBit damages one byte at a time. Only the record that it belongs to may be lost; the
-// damage is reported and its bytes are saved.
+// TestEveryFlippedBit damages one byte at a time. Only the record that it belongs to may be lost;
+// the damage is reported and its bytes are saved.
 func TestEveryFlippedBit(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir)
@@ -249,8 +250,8 @@ func TestSurvivesAKill(t *testing.T) {
 	}
 }
 
-// TestFullDisk fills a small file system. Put fails with a clear error, PutUsingReserve and Delete still
-// work, and Put works again once there is space.
+// TestFullDisk fills a small file system. Put fails with a clear error, PutUsingReserve and Delete
+// still work, and Put works again once there is space.
 func TestFullDisk(t *testing.T) {
 	hosttest.Root(t)
 	dir := t.TempDir()

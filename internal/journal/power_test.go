@@ -14,8 +14,8 @@ import (
 // gone is the value of a key that was deleted.
 const gone = "\x00gone"
 
-// promises are the values that each key may have after a power loss: the synced one, and those written
-// since.
+// promises are the values that each key may have after a power loss: the synced one, and those
+// written since.
 type promises map[string][]string
 
 func (p promises) wrote(key, value string) {
@@ -32,8 +32,8 @@ func (p promises) synced() {
 	}
 }
 
-// latest returns the promises after the writer was killed: every key has the value written last, synced
-// or not.
+// latest returns the promises after the writer was killed: every key has the value written last,
+// synced or not.
 func (p promises) latest() promises {
 	out := promises{}
 	for key, values := range p {
@@ -62,8 +62,8 @@ func (p promises) check(t *testing.T, j *journal.Journal) {
 	}
 }
 
-// TestPowerLoss cuts the power at random moments, also during compactions. What was synced must exist,
-// and what exists must have been written.
+// TestPowerLoss cuts the power at random moments, also during compactions. What was synced must
+// exist, and what exists must have been written.
 func TestPowerLoss(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(24) {
@@ -115,8 +115,8 @@ func TestPowerLoss(t *testing.T) {
 	}
 }
 
-// TestRandomDamage flips bits anywhere in a journal or cuts off its end. It must open each time and hold
-// what isn't damaged.
+// TestRandomDamage flips bits anywhere in a journal or cuts off its end. It must open each time and
+// hold what isn't damaged.
 func TestRandomDamage(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 1))
@@ -153,7 +153,8 @@ func TestRandomDamage(t *testing.T) {
 	}
 }
 
-// TestBrokenDisk makes syncs fail. Writes are refused from then on, and what was synced before exists.
+// TestBrokenDisk makes syncs fail. Writes are refused from then on, and what was synced before
+// exists.
 func TestBrokenDisk(t *testing.T) {
 	t.Parallel()
 	disk := &journaltest.Disk{}

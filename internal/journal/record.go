@@ -84,8 +84,8 @@ func parseRecord(data []byte) (record, bool) {
 	return record{op: body[0], key: rest[:keyLen], value: rest[keyLen:], size: len(frame)}, true
 }
 
-// scan calls yield for every whole record in data, in order, and damaged for every part that holds none.
-// Such a part at the end of data is a torn tail: the last write before a crash.
+// scan calls yield for every whole record in data, in order, and damaged for every part that holds
+// none. Such a part at the end of data is a torn tail: the last write before a crash.
 func scan(data []byte, yield func(offset int, r record), damaged func(offset, length int)) {
 	for at := 0; at < len(data); {
 		if r, ok := parseRecord(data[at:]); ok {

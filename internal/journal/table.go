@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// Table is the part of a journal whose keys begin with a prefix and whose values are JSON of one type.
+// Table is the part of a journal whose keys begin with a prefix and whose values are JSON of one
+// type.
 type Table[T any] struct {
 	journal *Journal
 	prefix  string
@@ -38,8 +39,8 @@ func (t Table[T]) put(id string, v T, write func(string, []byte) error) error {
 // Delete removes the record under id, if there is one.
 func (t Table[T]) Delete(id string) error { return t.journal.Delete(t.prefix + id) }
 
-// Load calls yield for every record. A record that isn't JSON of the type, or that yield refuses, is
-// moved to another key, and its error is returned.
+// Load calls yield for every record. A record that isn't JSON of the type, or that yield refuses,
+// is moved to another key, and its error is returned.
 func (t Table[T]) Load(yield func(id string, v T) error) []error {
 	var bad []error
 	for key, data := range t.journal.All(t.prefix) {

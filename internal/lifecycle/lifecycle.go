@@ -63,9 +63,9 @@ type Walker[S State] interface {
 	Failed(err error)
 }
 
-// Drive applies e and performs the actions that follow, until w is in a state that waits. It returns
-// the first error. If an action on the way down fails, w stays in that state and has to be driven
-// again.
+// Drive applies e and performs the actions that follow, until w is in a state that waits. It
+// returns the first error. If an action on the way down fails, w stays in that state and has to be
+// driven again.
 func Drive[S State](t *Table[S], w Walker[S], e Event) error {
 	var first error
 	for {

@@ -48,8 +48,8 @@ func (e *entry) perform(ctx context.Context, do sandboxstate.Action) error {
 	return fmt.Errorf("unknown action %q", do)
 }
 
-// Files are the paths of what a sandbox provides to its containers. Where a path is empty they use the
-// host's.
+// Files are the paths of what a sandbox provides to its containers. Where a path is empty they use
+// the host's.
 type Files struct {
 	Net, IPC, UTS string // pinned namespaces
 	User          string // the pinned user namespace that owns them
@@ -83,8 +83,8 @@ func (s *Service) Files(st Status) Files {
 	return f
 }
 
-// Cgroup returns the parent of the cgroups of the sandbox's containers: the one that the config names,
-// or else one of huskd's.
+// Cgroup returns the parent of the cgroups of the sandbox's containers: the one that the config
+// names, or else one of huskd's.
 func (s *Service) Cgroup(st Status) string {
 	if named := st.Config.GetLinux().GetCgroupParent(); named != "" {
 		parent, _ := s.cfg.Cgroups.Parent(named) // Run has checked it
@@ -107,8 +107,8 @@ func (e *entry) hostname() string {
 	return name
 }
 
-// pin creates the sandbox's cgroup, files and namespaces. The directory is created first and removed
-// last, because the sweep finds the rest by it if the record is lost.
+// pin creates the sandbox's cgroup, files and namespaces. The directory is created first and
+// removed last, because the sweep finds the rest by it if the record is lost.
 func (e *entry) pin() error {
 	if err := os.MkdirAll(e.dir(), 0o711); err != nil {
 		return err
@@ -237,7 +237,8 @@ func (s *Service) removeDir(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// resolvConf renders the DNS config. Without one it returns the host's file as it is now, as CRI asks.
+// resolvConf renders the DNS config. Without one it returns the host's file as it is now, as CRI
+// asks.
 func resolvConf(dns *runtimeapi.DNSConfig) (string, error) {
 	if dns == nil {
 		host, err := os.ReadFile("/etc/resolv.conf")

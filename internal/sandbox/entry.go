@@ -86,7 +86,8 @@ func (e *entry) View() Status {
 	}
 }
 
-// attachment is what the sandbox asks of the network. It has no netns if the sandbox is in the host's.
+// attachment is what the sandbox asks of the network. It has no netns if the sandbox is in the
+// host's.
 func (e *entry) attachment() pod.Attachment {
 	a := pod.Attachment{Sandbox: e.ID, Pod: e.ref(), IfName: ifName}
 	if e.options().GetNetwork() == runtimeapi.NamespaceMode_NODE {
@@ -170,8 +171,8 @@ func (e *entry) stop(ctx context.Context, reason string) error {
 	return e.Drive(ctx, sandboxstate.Stop)
 }
 
-// watchInfra stops the sandbox when its infra process, and so its PID namespace, is gone. The caller
-// holds e.Mu.
+// watchInfra stops the sandbox when its infra process, and so its PID namespace, is gone. The
+// caller holds e.Mu.
 func (e *entry) watchInfra() {
 	if e.Rec.Infra == nil {
 		return

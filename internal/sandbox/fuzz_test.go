@@ -30,8 +30,8 @@ type cgroups struct{ Cgroups }
 
 func (cgroups) Parent(named string) (string, error) { return named, nil }
 
-// FuzzConfig: every config is refused with an error of one line, or its sandbox has all paths below its
-// own directories.
+// FuzzConfig: every config is refused with an error of one line, or its sandbox has all paths below
+// its own directories.
 func FuzzConfig(f *testing.F) {
 	for _, c := range []*runtimeapi.PodSandboxConfig{valid(), {}, {Metadata: &runtimeapi.PodSandboxMetadata{Name: "\x00/../..", Namespace: "n", Uid: "u"}, Hostname: "a b"}} {
 		data, err := proto.Marshal(c)

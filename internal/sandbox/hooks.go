@@ -14,8 +14,8 @@ import (
 // Event is a moment in a sandbox's life of which Hooks are notified.
 type Event string
 
-// The events, in the order of a life. AfterKill and BeforeRemove also follow for a sandbox that never
-// became ready.
+// The events, in the order of a life. AfterKill and BeforeRemove also follow for a sandbox that
+// never became ready.
 const (
 	BeforeReady  Event = "before-ready" // it is complete, but no client sees it yet
 	AfterUpdate  Event = "after-update"
@@ -23,8 +23,8 @@ const (
 	BeforeRemove Event = "before-remove"
 )
 
-// Hooks are notified of what happens to sandboxes and can refuse some of it. They must not wait for a
-// change of the sandbox in question.
+// Hooks are notified of what happens to sandboxes and can refuse some of it. They must not wait for
+// a change of the sandbox in question.
 type Hooks interface {
 	// Update may refuse a change of a pod's limits.
 	Update(ctx context.Context, st Status, limits, overhead *runtimeapi.LinuxContainerResources) error
@@ -40,9 +40,9 @@ func (e *entry) notify(ctx context.Context, ev Event) error {
 	return e.s.cfg.Hooks.Tell(trace.Follow(e.s.entries.Closing(), ctx), ev, e.View())
 }
 
-// Update changes the limits of a ready sandbox's cgroup. A field that is zero is left as it is, and so
-// is a cgroup that isn't huskd's. The overhead, the share of the sandbox itself, is only passed to the
-// hooks.
+// Update changes the limits of a ready sandbox's cgroup. A field that is zero is left as it is, and
+// so is a cgroup that isn't huskd's. The overhead, the share of the sandbox itself, is only passed
+// to the hooks.
 func (s *Service) Update(ctx context.Context, id string, limits, overhead *runtimeapi.LinuxContainerResources) error {
 	e, err := s.find(id)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
-// The annotations by which a pod chooses when it is attached to the network. The first overrides the
-// second, and both override the runtime handler's order.
+// The annotations by which a pod chooses when it is attached to the network. The first overrides
+// the second, and both override the runtime handler's order.
 const (
 	annotationNetwork = "cni.husk.dev/network"
 	// iSulad's: true is before-start, false after-start.

@@ -41,9 +41,9 @@ func (s *Service) Attachments() []pod.Attachment {
 	return list
 }
 
-// Resume continues, after Load, what a restart of huskd or of the host interrupted, and removes what
-// no record refers to. Ready sandboxes are usable when it returns. Others are taken down in the
-// background.
+// Resume continues, after Load, what a restart of huskd or of the host interrupted, and removes
+// what no record refers to. Ready sandboxes are usable when it returns. Others are taken down in
+// the background.
 func (s *Service) Resume() error {
 	swept := s.sweep()
 	for _, b := range s.entries.All() {
@@ -85,8 +85,8 @@ func (e *entry) explainLoss() sandboxstate.Event {
 	return ev
 }
 
-// sweep takes down what is named like a sandbox of huskd's and has no record, because that was damaged
-// or set aside. It has to run before Resume can remove records.
+// sweep takes down what is named like a sandbox of huskd's and has no record, because that was
+// damaged or set aside. It has to run before Resume can remove records.
 func (s *Service) sweep() error {
 	known := map[string]bool{}
 	for _, b := range s.entries.All() {

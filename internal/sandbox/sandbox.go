@@ -213,8 +213,8 @@ func (s *Service) Stop(ctx context.Context, id string) error {
 	return e.Change(ctx, "stopped", func() error { return e.stop(ctx, "stopped") })
 }
 
-// Remove stops the sandbox, if it isn't stopped, and removes it with its containers. It succeeds for a
-// sandbox that is unknown.
+// Remove stops the sandbox, if it isn't stopped, and removes it with its containers. It succeeds
+// for a sandbox that is unknown.
 func (s *Service) Remove(ctx context.Context, id string) error {
 	e, err := s.find(id)
 	if err != nil {

@@ -18,8 +18,8 @@ func userNamespace(config *runtimeapi.PodSandboxConfig) *runtimeapi.UserNamespac
 	return user
 }
 
-// idsOf returns the ID mapping that the sandbox's files and namespaces belong to: all IDs of the node
-// if it has no user namespace.
+// idsOf returns the ID mapping that the sandbox's files and namespaces belong to: all IDs of the
+// node if it has no user namespace.
 func idsOf(config *runtimeapi.PodSandboxConfig) userns.Mapping {
 	user := userNamespace(config)
 	if user == nil {
@@ -35,8 +35,8 @@ func idMap(cri []*runtimeapi.IDMapping) (ids []syscall.SysProcIDMap) {
 	return ids
 }
 
-// leastIDs is how many IDs, from 0 on, a user namespace must have: as many as POSIX allows processes
-// and image files. The infra process has the last one.
+// leastIDs is how many IDs, from 0 on, a user namespace must have: as many as POSIX allows
+// processes and image files. The infra process has the last one.
 const leastIDs = 1 << 16
 
 func checkUserNamespace(config *runtimeapi.PodSandboxConfig) error {

@@ -112,8 +112,8 @@ var (
 	ipcSysctls = regexp.MustCompile(`^(kernel\.(shm|msg)[a-z_]*|kernel\.sem|fs\.mqueue\..*)$`)
 )
 
-// checkSysctls refuses sysctls that don't belong to a namespace of the sandbox. They would be set for
-// the whole node.
+// checkSysctls refuses sysctls that don't belong to a namespace of the sandbox. They would be set
+// for the whole node.
 func checkSysctls(config *runtimeapi.PodSandboxConfig) error {
 	o := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	for _, name := range slices.Sorted(maps.Keys(config.GetLinux().GetSysctls())) {

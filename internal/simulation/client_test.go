@@ -219,8 +219,8 @@ func (r *run) call(ctx context.Context, l *life, st step) {
 	}
 }
 
-// ask notes a running call, until it has succeeded: after an error huskd has promised nothing, and after
-// a timeout the call goes on.
+// ask notes a running call, until it has succeeded: after an error huskd has promised nothing, and
+// after a timeout the call goes on.
 func (r *run) ask(id string) (answered func(error)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -487,8 +487,8 @@ func (r *run) nothingIsLeft(l *life, id string) {
 // calmTime is enough for everything to come to an end once nothing fails any more.
 const calmTime = time.Hour
 
-// finish waits until nothing changes any more and checks what is left: first with all pods, and then
-// after their removal.
+// finish waits until nothing changes any more and checks what is left: first with all pods, and
+// then after their removal.
 func (r *run) finish() {
 	r.mu.Lock()
 	r.calm = true
@@ -517,8 +517,8 @@ func (r *run) finish() {
 	r.ended.Wait()
 }
 
-// checkKnown checks that some client knows what has ended, as huskd removes the rest by itself. After a
-// loss of records it can't know which that is.
+// checkKnown checks that some client knows what has ended, as huskd removes the rest by itself.
+// After a loss of records it can't know which that is.
 func (r *run) checkKnown(id string) {
 	r.mu.Lock()
 	known := r.known[id] || r.everLost

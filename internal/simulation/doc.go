@@ -1,6 +1,6 @@
 // Package simulation runs huskd in simulated time: the real owners of sandboxes and containers, the
-// real journal and the real address allocator, on a simulated machine. A seed decides where the machine
-// fails, hangs, dies and boots again between any two things that it is asked to do.
+// real journal and the real address allocator, on a simulated machine. A seed decides where the
+// machine fails, hangs, dies and boots again between any two things that it is asked to do.
 //
 // The promises to clients are checked at every step. All code is in tests:
 //

@@ -281,8 +281,8 @@ func (r runtime) Delete(ctx context.Context, id string) error {
 	})
 }
 
-// network implements sandbox.Network. Its leases are kept by the machine, as the real network has its
-// own journal.
+// network implements sandbox.Network. Its leases are kept by the machine, as the real network has
+// its own journal.
 type network struct{ *life }
 
 const ifName = "eth0"

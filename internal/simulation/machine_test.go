@@ -18,12 +18,12 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// machine is a node with everything that a huskd can leave behind. It outlives huskd, and a part of it
-// outlives a boot.
+// machine is a node with everything that a huskd can leave behind. It outlives huskd, and a part of
+// it outlives a boot.
 //
-// How long an act takes and how it fails depends only on the seed, on what is done to which object, and
-// on how often that was done before. So a shortened schedule runs like the whole one wherever the parts
-// that were left out have no effect.
+// How long an act takes and how it fails depends only on the seed, on what is done to which object,
+// and on how often that was done before. So a shortened schedule runs like the whole one wherever
+// the parts that were left out have no effect.
 type machine struct {
 	dir   string // of the directories of lives
 	disk  *journaltest.Disk
@@ -32,8 +32,8 @@ type machine struct {
 	mu sync.Mutex
 	// recordsLost is set by a power loss or damage, until a huskd has started. everLost stays set.
 	recordsLost, everLost bool
-	// impaired are sandboxes that have lost a namespace, their infra process or their address. huskd may
-	// notice that as late as at its next start, or when a runtime no longer hangs.
+	// impaired are sandboxes that have lost a namespace, their infra process or their address. huskd
+	// may notice that as late as at its next start, or when a runtime no longer hangs.
 	impaired map[string]bool
 	unswept  bool // a sweep failed: the next start repeats it
 	sched    schedule
@@ -200,8 +200,8 @@ var errFault = errors.New("simulated failure")
 // patience is how long an act hangs if it has no deadline.
 const patience = 3 * time.Minute
 
-// do acts on the machine. The effect happens at the start, at the end or not at all, and never after the
-// end of the life.
+// do acts on the machine. The effect happens at the start, at the end or not at all, and never
+// after the end of the life.
 func (l *life) do(ctx context.Context, what string, effect func() error) error {
 	if l.over() {
 		return errDead

@@ -66,8 +66,8 @@ func TestSchedule(t *testing.T) {
 		done, last, lives, faults, time.Since(began).Round(time.Second), float64(done)/1e6/time.Since(began).Minutes())
 }
 
-// tries is how often a schedule is run to see whether it fails, as the order of simultaneous events is
-// not determined.
+// tries is how often a schedule is run to see whether it fails, as the order of simultaneous events
+// is not determined.
 const tries = 4
 
 // attempt runs a schedule until it fails, at most tries times.

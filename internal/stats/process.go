@@ -47,7 +47,8 @@ func descriptors(dir string) (files, sockets uint64) {
 	return files, sockets
 }
 
-// openFiles returns a process's soft limit of open files, from a line such as "Max open files  1024  524288  files".
+// openFiles returns a process's soft limit of open files, from a line such as "Max open files  1024
+// 524288  files".
 func openFiles(proc string) uint64 {
 	content, _ := os.ReadFile(filepath.Join(proc, "limits"))
 	for line := range bytes.Lines(content) {

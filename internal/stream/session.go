@@ -15,8 +15,8 @@ import (
 // runtime implements the library's interfaces of a runtime.
 type runtime struct{ Config }
 
-// ExecInContainer runs a program. Like a shell, it reports a program that can't be started by an exit
-// code.
+// ExecInContainer runs a program. Like a shell, it reports a program that can't be started by an
+// exit code.
 func (r runtime) ExecInContainer(ctx context.Context, _, _, id string, args []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize, timeout time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

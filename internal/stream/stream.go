@@ -1,5 +1,6 @@
 // Package stream serves CRI's interactive sessions, exec, attach and port forwarding, over SPDY and
-// WebSocket. A client gets a URL on the node's loopback, whose token is valid once and for one minute.
+// WebSocket. A client gets a URL on the node's loopback, whose token is valid once and for one
+// minute.
 package stream
 
 import (
@@ -137,8 +138,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.start(w, r, kind, requested)
 }
 
-// start serves a session. It watches the hijacked connection, because net/http no longer does, and ends
-// the session when the client disconnects.
+// start serves a session. It watches the hijacked connection, because net/http no longer does, and
+// ends the session when the client disconnects.
 func (s *Server) start(w http.ResponseWriter, r *http.Request, kind string, of session) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()

@@ -124,11 +124,12 @@ func readSizes(ctx context.Context, from io.Reader) <-chan oci.Size {
 	return to
 }
 
-// tunnelPrefix precedes the name of a protocol whose SPDY connection is tunneled through a WebSocket.
+// tunnelPrefix precedes the name of a protocol whose SPDY connection is tunneled through a
+// WebSocket.
 const tunnelPrefix = "SPDY/3.1+"
 
-// serveTunnel passes the connection that is tunneled through a WebSocket on to serve, as if the client
-// had upgraded to SPDY itself.
+// serveTunnel passes the connection that is tunneled through a WebSocket on to serve, as if the
+// client had upgraded to SPDY itself.
 func serveTunnel(w http.ResponseWriter, r *http.Request, serve func(http.ResponseWriter, *http.Request)) {
 	protocol := ""
 	websocket.Server{
@@ -153,8 +154,8 @@ func serveTunnel(w http.ResponseWriter, r *http.Request, serve func(http.Respons
 	}.ServeHTTP(w, r)
 }
 
-// tunneled is the response of a connection that is upgraded already. It discards the response to the
-// upgrade.
+// tunneled is the response of a connection that is upgraded already. It discards the response to
+// the upgrade.
 type tunneled struct {
 	conn   net.Conn
 	header http.Header

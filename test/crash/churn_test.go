@@ -70,7 +70,8 @@ func (m *machine) measure() (f figures) {
 	return f
 }
 
-// TestChurn creates and removes pods, several at a time, and compares huskd's figures before and after.
+// TestChurn creates and removes pods, several at a time, and compares huskd's figures before and
+// after.
 func TestChurn(t *testing.T) {
 	m := newMachine(t, *seed, false)
 	var made atomic.Int64

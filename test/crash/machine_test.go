@@ -1,7 +1,7 @@
-// Package crash runs random schedules on real kernels: clients create and remove pods through CRI while
-// huskd, its helpers and its containers are killed, disks are full or read-only, file descriptors run
-// out and CNI plugins hang. A pod that the schedule never touches must survive all of it, and nothing
-// may be left at the end.
+// Package crash runs random schedules on real kernels: clients create and remove pods through CRI
+// while huskd, its helpers and its containers are killed, disks are full or read-only, file
+// descriptors run out and CNI plugins hang. A pod that the schedule never touches must survive all
+// of it, and nothing may be left at the end.
 package crash
 
 import (
@@ -54,7 +54,8 @@ type machine struct {
 // bystander is the pod that the schedule never touches.
 type bystander struct{ sandbox, container, pid string }
 
-// rootSize is the size of huskd's disk, a tmpfs, so that it can be full while the host's disk isn't.
+// rootSize is the size of huskd's disk, a tmpfs, so that it can be full while the host's disk
+// isn't.
 const rootSize = "160m"
 
 // newMachine starts a machine whose huskd has an image and runs a pod.
@@ -175,8 +176,8 @@ func (m *machine) startBystander() {
 	}
 }
 
-// pidOf returns the PID and start time of a container's process. The start time tells it from a later
-// process with the same PID.
+// pidOf returns the PID and start time of a container's process. The start time tells it from a
+// later process with the same PID.
 func (m *machine) pidOf(container string) string {
 	for _, p := range m.processes() {
 		if p.cgroup != "" && strings.Contains(p.cgroup, container) {

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cached returns the directory name below dir in the user's cache directory. If it doesn't exist yet,
-// fill creates its content in an empty directory, which is renamed once it is complete.
+// Cached returns the directory name below dir in the user's cache directory. If it doesn't exist
+// yet, fill creates its content in an empty directory, which is renamed once it is complete.
 func Cached(dir, name string, fill func(root string) error) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -67,7 +67,8 @@ func Extract(ctx context.Context, root string, packages ...string) error {
 	return err
 }
 
-// Output runs a command in dir and returns its standard output. An error contains its standard error.
+// Output runs a command in dir and returns its standard output. An error contains its standard
+// error.
 func Output(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir

@@ -79,8 +79,8 @@ func TestConsole(t *testing.T) {
 	}
 }
 
-// workplace creates a directory that looks like the top of the repository, with the programs in bin.
-// Its huskd uses the node's own directories.
+// workplace creates a directory that looks like the top of the repository, with the programs in
+// bin. Its huskd uses the node's own directories.
 func workplace(t *testing.T, n *node.Node) string {
 	t.Helper()
 	dir := filepath.Join(n.Dir, "husk")
@@ -107,8 +107,8 @@ func workplace(t *testing.T, n *node.Node) string {
 // mark is printed after the output of a command, with its exit code.
 const mark = "\x01"
 
-// script writes the commands as one script and returns its path. The script waits until a huskd that it
-// starts serves, because a person types slowly enough.
+// script writes the commands as one script and returns its path. The script waits until a huskd
+// that it starts serves, because a person types slowly enough.
 func script(t *testing.T, n *node.Node, list []step) string {
 	t.Helper()
 	var b strings.Builder

@@ -165,8 +165,8 @@ func (l life) deedOf(state string) word {
 	return word{}
 }
 
-// edges joins the rows between the same two states. It leaves out the given events and transitions to
-// the same state.
+// edges joins the rows between the same two states. It leaves out the given events and transitions
+// to the same state.
 func edges(rows []row, without ...string) []row {
 	var out []row
 	for _, r := range rows {

@@ -1,5 +1,5 @@
-// Package docs tests the documentation: the reference matches the code, links have targets, and examples
-// work.
+// Package docs tests the documentation: the reference matches the code, links have targets, and
+// examples work.
 package docs
 
 import (

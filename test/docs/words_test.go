@@ -8,8 +8,8 @@ import (
 
 var quoted = regexp.MustCompile("(?m)^### `(.+)`$")
 
-// TestTroubleshootingQuotesTheCode checks that the code contains each message that the page explains,
-// apart from the parts that vary.
+// TestTroubleshootingQuotesTheCode checks that the code contains each message that the page
+// explains, apart from the parts that vary.
 func TestTroubleshootingQuotesTheCode(t *testing.T) {
 	var code strings.Builder
 	for _, file := range files(t, ".go") {

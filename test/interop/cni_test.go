@@ -63,8 +63,8 @@ func TestAsCnitoolDoes(t *testing.T) {
 	}
 }
 
-// TestDaemonDoesIt: with huskd's socket in its configuration, the plugin asks huskd to do the work, and
-// returns "try again" while huskd is down.
+// TestDaemonDoesIt: with huskd's socket in its configuration, the plugin asks huskd to do the work,
+// and returns "try again" while huskd is down.
 func TestDaemonDoesIt(t *testing.T) {
 	h := newHost(t)
 	d := h.Huskd()
@@ -151,9 +151,9 @@ func TestChainsWithReferencePlugins(t *testing.T) {
 	h.Run("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
 }
 
-// TestStorm: sixteen runtimes at once, whose plugins are killed at random moments. The runtimes do what
-// the specification asks: they delete what they added or failed to add, and finally run GC with what is
-// alive. Nothing is left.
+// TestStorm: sixteen runtimes at once, whose plugins are killed at random moments. The runtimes do
+// what the specification asks: they delete what they added or failed to add, and finally run GC
+// with what is alive. Nothing is left.
 func TestStorm(t *testing.T) {
 	h := newHost(t)
 	const runtimes = 16
@@ -275,8 +275,8 @@ func (h *host) usage(network string) daemonless.Usage {
 	return u
 }
 
-// TestCrashEverywhere kills the plugin between any two effects, together with its runtime: only the list
-// of valid attachments says what to clean up.
+// TestCrashEverywhere kills the plugin between any two effects, together with its runtime: only the
+// list of valid attachments says what to clean up.
 func TestCrashEverywhere(t *testing.T) {
 	h := newHost(t)
 	list := h.list("1.1.0", "crash", dual())

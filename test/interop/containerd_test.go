@@ -19,8 +19,8 @@ import (
 	"github.com/huskd/husk/test/testimage"
 )
 
-// containerdConfig makes containerd use directories of the node. Unlike on a real node, the test may not
-// be able to lower oom_score_adj.
+// containerdConfig makes containerd use directories of the node. Unlike on a real node, the test
+// may not be able to lower oom_score_adj.
 const containerdConfig = `version = 2
 root = %[1]q
 state = "/run/containerd"
@@ -39,8 +39,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 
 const webImage = "localhost/web:1"
 
-// containerd is Debian's, on a node, with an image whose program serves HTTP. The image is used as the
-// sandbox image, so that a sandbox suffices.
+// containerd is Debian's, on a node, with an image whose program serves HTTP. The image is used as
+// the sandbox image, so that a sandbox suffices.
 func (h *host) containerd(conf string) runtimeapi.RuntimeServiceClient {
 	h.t.Helper()
 	dir := filepath.Join(h.Dir, "containerd")

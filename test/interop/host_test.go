@@ -1,5 +1,5 @@
-// Package interop tests Husk with other projects' programs: runtimes that use its network, and plugins
-// in a chain with it.
+// Package interop tests Husk with other projects' programs: runtimes that use its network, and
+// plugins in a chain with it.
 package interop
 
 import (

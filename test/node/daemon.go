@@ -20,8 +20,8 @@ var binaries struct {
 	dir string
 }
 
-// Binary builds a command of Husk with its crash points, once per test binary, and returns its path.
-// Where there is no Go toolchain, HUSK_TEST_BINARIES names a directory of such commands.
+// Binary builds a command of Husk with its crash points, once per test binary, and returns its
+// path. Where there is no Go toolchain, HUSK_TEST_BINARIES names a directory of such commands.
 func (n *Node) Binary(name string) string {
 	n.t.Helper()
 	if dir := os.Getenv("HUSK_TEST_BINARIES"); dir != "" {

@@ -9,8 +9,8 @@ import (
 	"github.com/huskd/husk/internal/netns"
 )
 
-// Get sends a GET request to the web server at address ("10.1.2.3:80") from the network namespace at
-// path, and returns the body.
+// Get sends a GET request to the web server at address ("10.1.2.3:80") from the network namespace
+// at path, and returns the body.
 func Get(path, address string) (body string, err error) {
 	err = netns.Do(path, func() error {
 		conn, err := net.DialTimeout("tcp", address, 3*time.Second)

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// initEnv makes the test binary a node's init process. Its value is the path of the file that replaces
-// the kernel's boot ID.
+// initEnv makes the test binary a node's init process. Its value is the path of the file that
+// replaces the kernel's boot ID.
 const initEnv = "HUSK_TEST_NODE_INIT"
 
 // Main runs the tests, or a node's init if initEnv is set.

@@ -1,6 +1,6 @@
 // Package node provides a test with a host of its own: namespaces in which huskd runs as on a real
-// host, with a /run that a reboot empties, an uplink to another host, and an inventory of everything
-// that a test could leave behind.
+// host, with a /run that a reboot empties, an uplink to another host, and an inventory of
+// everything that a test could leave behind.
 //
 // A test binary that uses it calls Main from TestMain.
 package node
@@ -36,8 +36,8 @@ const (
 // prefix is the prefix of nodes' directories.
 const prefix = "husk-node-"
 
-// Node is a host made of namespaces. Its directories are on the real host's disk, so that they survive
-// a Reboot.
+// Node is a host made of namespaces. Its directories are on the real host's disk, so that they
+// survive a Reboot.
 type Node struct {
 	t     testing.TB
 	Dir   string // contains all its files
@@ -106,8 +106,8 @@ func (n *Node) start() {
 	n.wire()
 }
 
-// fork starts the node's init from a thread that lives as long as the node: the kernel sends Pdeathsig
-// when the forking thread ends, not its process.
+// fork starts the node's init from a thread that lives as long as the node: the kernel sends
+// Pdeathsig when the forking thread ends, not its process.
 func (n *Node) fork(cmd *exec.Cmd) error {
 	started := make(chan error)
 	n.ended = make(chan struct{})
@@ -160,8 +160,8 @@ func (n *Node) wire() {
 	})
 }
 
-// Reboot kills everything on the node at once, as a power loss would, and starts the node again with
-// another boot ID and an empty /run.
+// Reboot kills everything on the node at once, as a power loss would, and starts the node again
+// with another boot ID and an empty /run.
 func (n *Node) Reboot() {
 	n.t.Helper()
 	n.kill()
@@ -277,7 +277,8 @@ func (n *Node) Must(name string, args ...string) string {
 	return r.Stdout
 }
 
-// Eventually calls ok until it returns "", and fails the test after within with what ok returned last.
+// Eventually calls ok until it returns "", and fails the test after within with what ok returned
+// last.
 func Eventually(t testing.TB, within time.Duration, ok func() (waitingFor string)) {
 	t.Helper()
 	deadline := time.Now().Add(within)

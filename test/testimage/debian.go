@@ -15,7 +15,8 @@ import (
 // The Debian packages that images are built from.
 var packages = []string{"busybox", "libc6"}
 
-// extracted returns a directory with the files of packages. The first call on a host downloads them.
+// extracted returns a directory with the files of packages. The first call on a host downloads
+// them.
 func extracted(ctx context.Context) (string, error) {
 	arch, err := debian.Output(ctx, "/", "dpkg", "--print-architecture")
 	if err != nil {

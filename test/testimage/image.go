@@ -1,5 +1,5 @@
-// Package testimage builds small real OCI images for tests, benchmarks and the demo, from the caller's
-// entries or from Debian packages.
+// Package testimage builds small real OCI images for tests, benchmarks and the demo, from the
+// caller's entries or from Debian packages.
 package testimage
 
 import (

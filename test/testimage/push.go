@@ -27,8 +27,8 @@ func (r Registry) Push(ctx context.Context, repository, tag string, img *Image) 
 	return r.putManifest(ctx, repository, tag, ocispec.MediaTypeImageManifest, img.Manifest)
 }
 
-// PushIndex stores images of several platforms in a repository under one tag, and returns the digest
-// of their index.
+// PushIndex stores images of several platforms in a repository under one tag, and returns the
+// digest of their index.
 func (r Registry) PushIndex(ctx context.Context, repository, tag string, images ...*Image) (digest.Digest, error) {
 	for _, img := range images {
 		if err := r.Push(ctx, repository, img.Descriptor.Digest.String(), img); err != nil {

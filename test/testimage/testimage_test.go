@@ -71,8 +71,8 @@ func TestFlavours(t *testing.T) {
 	}
 }
 
-// TestWebAnswers sends a request to the web server, over a connection that the test hands it as inetd
-// would.
+// TestWebAnswers sends a request to the web server, over a connection that the test hands it as
+// inetd would.
 func TestWebAnswers(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()

@@ -33,7 +33,8 @@ const (
 	symlink   = 0o120000
 )
 
-// NewInitrd returns an empty root file system with Debian's layout: /bin, /sbin and /lib link to /usr.
+// NewInitrd returns an empty root file system with Debian's layout: /bin, /sbin and /lib link to
+// /usr.
 func NewInitrd() *Initrd {
 	i := &Initrd{files: map[string]file{}}
 	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
@@ -84,8 +85,8 @@ func settled(name string) string {
 	return name
 }
 
-// Program adds a program of this host, found in PATH, and the shared libraries that it needs, directly
-// or indirectly.
+// Program adds a program of this host, found in PATH, and the shared libraries that it needs,
+// directly or indirectly.
 func (i *Initrd) Program(name string) error {
 	host, err := exec.LookPath(name)
 	if err != nil {
@@ -136,8 +137,8 @@ func (i *Initrd) binary(name, host string) error {
 	return nil
 }
 
-// library finds a shared library where Debian's loader does: in /usr/lib, in its directory named after
-// the architecture, and in systemd's private directory.
+// library finds a shared library where Debian's loader does: in /usr/lib, in its directory named
+// after the architecture, and in systemd's private directory.
 func library(name string) (string, error) {
 	for _, pattern := range []string{"/usr/lib/*-linux-gnu/", "/usr/lib/", "/usr/lib64/", "/usr/lib/*-linux-gnu/systemd/"} {
 		if found, _ := filepath.Glob(pattern + name); len(found) > 0 {
@@ -147,8 +148,8 @@ func library(name string) (string, error) {
 	return "", fmt.Errorf("initrd: there is no library %s", name)
 }
 
-// Tree adds the directory host of this host as name, with the files below it that keep selects. keep
-// gets a path relative to the directory.
+// Tree adds the directory host of this host as name, with the files below it that keep selects.
+// keep gets a path relative to the directory.
 func (i *Initrd) Tree(name, host string, keep func(rel string) bool) error {
 	return filepath.WalkDir(host, func(p string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {

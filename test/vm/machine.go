@@ -1,6 +1,6 @@
-// Package vm boots a virtual machine for tests that this host's kernel can't run: Debian's kernel with
-// cgroup v2, modules loaded on demand and security modules. The root file system holds Husk, the
-// runtimes and the tests. It needs no KVM.
+// Package vm boots a virtual machine for tests that this host's kernel can't run: Debian's kernel
+// with cgroup v2, modules loaded on demand and security modules. The root file system holds Husk,
+// the runtimes and the tests. It needs no KVM.
 package vm
 
 import (
@@ -16,16 +16,16 @@ import (
 )
 
 // Programs is the file that lists the programs that the machine's init runs, one after the other: a
-// line each, of words separated by spaces. If there is a file SystemdPrograms, systemd then replaces
-// init and runs its programs in a unit.
+// line each, of words separated by spaces. If there is a file SystemdPrograms, systemd then
+// replaces init and runs its programs in a unit.
 const (
 	Programs        = "/etc/programs"
 	SystemdPrograms = "/etc/programs.systemd"
 )
 
-// Protocol between the machine's init and this package, on the second serial port: a line that begins
-// with Began names a program whose output follows; a line that begins with Ended has its name and
-// exit code.
+// Protocol between the machine's init and this package, on the second serial port: a line that
+// begins with Began names a program whose output follows; a line that begins with Ended has its
+// name and exit code.
 const (
 	Began = "\x01began "
 	Ended = "\x01ended "

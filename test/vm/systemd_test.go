@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// systemdUnits are the Debian units in the machine: those of a host with a message bus and a journal.
+// systemdUnits are the Debian units in the machine: those of a host with a message bus and a
+// journal.
 var systemdUnits = []string{
 	"sysinit.target", "basic.target", "multi-user.target", "local-fs.target", "local-fs-pre.target", "swap.target",
 	"sockets.target", "timers.target", "paths.target", "slices.target", "network.target", "network-online.target",

@@ -17,8 +17,9 @@ import (
 
 const module = "github.com/huskd/husk/"
 
-// TestCgroupV2 runs tests in a machine whose kernel has cgroup v2 and loads modules on demand: package
-// guest and the packages that use cgroups, first with a minimal init, then with systemd as init.
+// TestCgroupV2 runs tests in a machine whose kernel has cgroup v2 and loads modules on demand:
+// package guest and the packages that use cgroups, first with a minimal init, then with systemd as
+// init.
 func TestCgroupV2(t *testing.T) {
 	hosttest.Root(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
@@ -60,8 +61,8 @@ func TestCgroupV2(t *testing.T) {
 // program is a package's test binary and the arguments that select its tests.
 type program struct{ name, pkg, choice string }
 
-// testPrograms are the packages whose tests run in the machine. Guest comes first, to see the kernel
-// freshly booted.
+// testPrograms are the packages whose tests run in the machine. Guest comes first, to see the
+// kernel freshly booted.
 var testPrograms = []program{
 	{"guest", "test/vm/guest", "-test.skip=^TestSystemd$"},
 	{"cgroup", "internal/cgroup", ""},

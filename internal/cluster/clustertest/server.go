@@ -1,5 +1,5 @@
-// Package clustertest provides an API server with lists and watches, whose faults a test controls. It
-// doesn't validate what it gets.
+// Package clustertest provides an API server with lists and watches, whose faults a test controls.
+// It doesn't validate what it gets.
 package clustertest
 
 import (
@@ -72,8 +72,8 @@ func New(t testing.TB) *Server {
 	return s
 }
 
-// Intercept passes all further requests to handler first, which returns whether it has answered. Nil
-// ends that. All connections are closed.
+// Intercept passes all further requests to handler first, which returns whether it has answered.
+// Nil ends that. All connections are closed.
 func (s *Server) Intercept(handler func(w http.ResponseWriter, r *http.Request) bool) {
 	s.mu.Lock()
 	s.handler, s.count = handler, 0

@@ -1,5 +1,5 @@
-// Package kubeletapi serves the kubelet's HTTPS API, which the API server and others use for kubectl
-// logs, exec, attach, port-forward and top. Every request is authenticated and authorized.
+// Package kubeletapi serves the kubelet's HTTPS API, which the API server and others use for
+// kubectl logs, exec, attach, port-forward and top. Every request is authenticated and authorized.
 package kubeletapi
 
 import (

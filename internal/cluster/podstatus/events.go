@@ -20,11 +20,12 @@ import (
 // component is the component that events name as their source.
 const component = "huskd"
 
-// eventPause is the least time between two events, so that a node in trouble doesn't flood the server.
+// eventPause is the least time between two events, so that a node in trouble doesn't flood the
+// server.
 const eventPause = 50 * time.Millisecond
 
-// reportEvents reports events until ctx ends. An event that the server doesn't accept is lost: events
-// are for people, who have husk events too.
+// reportEvents reports events until ctx ends. An event that the server doesn't accept is lost:
+// events are for people, who have husk events too.
 func (r *Reporter) reportEvents(ctx context.Context) {
 	for {
 		var events []event.Event

@@ -19,8 +19,8 @@ const (
 // mirrorName returns the name of a pod's mirror. It ends in the node's name, as the kubelet's do.
 func mirrorName(pod *corev1.Pod, node string) string { return pod.Name + "-" + node }
 
-// mirrorOf returns the mirror of a pod that was declared elsewhere. The API server doesn't let it refer
-// to other objects, so references are left out.
+// mirrorOf returns the mirror of a pod that was declared elsewhere. The API server doesn't let it
+// refer to other objects, so references are left out.
 func mirrorOf(p agent.Pod, kind string, node *corev1.Node) *corev1.Pod {
 	pod := p.Manifest
 	out := &corev1.Pod{

@@ -9,8 +9,8 @@ import (
 )
 
 // statusPatch returns the strategic merge patch that changes the status of a pod on the server, as
-// long as its UID is the same. It keeps what others write at the same time: for lists that the server
-// merges by key, it says what to add and what to delete.
+// long as its UID is the same. It keeps what others write at the same time: for lists that the
+// server merges by key, it says what to add and what to delete.
 func statusPatch(pod *corev1.Pod, status corev1.PodStatus) ([]byte, error) {
 	before, err := fieldsOf(pod.Status)
 	if err != nil {

@@ -1,5 +1,6 @@
-// Package podstatus reports this node's pods to an API server: their status and events, the deletion
-// of those that have ended as requested, and mirrors of those that were declared elsewhere.
+// Package podstatus reports this node's pods to an API server: their status and events, the
+// deletion of those that have ended as requested, and mirrors of those that were declared
+// elsewhere.
 package podstatus
 
 import (

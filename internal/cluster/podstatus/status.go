@@ -71,8 +71,8 @@ func ownReason(p agent.Pod) bool {
 	return p.Status.Reason == "DeadlineExceeded" || p.Status.Reason == "Evicted"
 }
 
-// phaseOf returns the pod's phase. A stopped pod counts as ended only if it is being deleted or never
-// restarts: otherwise it can be started again.
+// phaseOf returns the pod's phase. A stopped pod counts as ended only if it is being deleted or
+// never restarts: otherwise it can be started again.
 func phaseOf(p agent.Pod, deleted bool) corev1.PodPhase {
 	switch p.Status.Phase {
 	case podplan.PhaseSucceeded:

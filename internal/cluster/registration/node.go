@@ -198,9 +198,9 @@ func same(has, want *corev1.NodeStatus) bool {
 		equality.Semantic.DeepEqual(has.RuntimeHandlers, want.RuntimeHandlers)
 }
 
-// statusPatch returns a patch that replaces the parts of the status for which the node is responsible.
-// The server merges conditions by type, so those of others stay. It would merge addresses by type
-// too, but there may be two of one type, so they are replaced.
+// statusPatch returns a patch that replaces the parts of the status for which the node is
+// responsible. The server merges conditions by type, so those of others stay. It would merge
+// addresses by type too, but there may be two of one type, so they are replaced.
 func statusPatch(s corev1.NodeStatus) ([]byte, error) {
 	addresses := []any{map[string]string{"$patch": "replace"}}
 	for _, a := range s.Addresses {

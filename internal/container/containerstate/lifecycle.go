@@ -1,5 +1,5 @@
-// Package containerstate is the life of a container as one table. It is pure: the owner of containers
-// performs the action that a transition names and reports the outcome as the next event.
+// Package containerstate is the life of a container as one table. It is pure: the owner of
+// containers performs the action that a transition names and reports the outcome as the next event.
 //
 // A state is named for what may exist while it is recorded: see package lifecycle.
 package containerstate

@@ -43,8 +43,8 @@ func TestEveryStateSurvivesARestartAndAReboot(t *testing.T) {
 	}
 }
 
-// TestExitAndRemoveEndInRemoved ends and removes from every state that a restart can lead to. A failed
-// release must leave the state as it is.
+// TestExitAndRemoveEndInRemoved ends and removes from every state that a restart can lead to. A
+// failed release must leave the state as it is.
 func TestExitAndRemoveEndInRemoved(t *testing.T) {
 	for _, start := range states {
 		s, _, _ := Table.Next(start, Lost)

@@ -285,7 +285,8 @@ func TestClaimedDigest(t *testing.T) {
 	}
 }
 
-// claiming serves the manifest of image with a Docker-Content-Digest header, unless digest is empty.
+// claiming serves the manifest of image with a Docker-Content-Digest header, unless digest is
+// empty.
 func claiming(digest string) middleware {
 	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		if !strings.Contains(r.URL.Path, "/manifests/") {

@@ -1,7 +1,7 @@
-// Package journaltest provides a disk in memory whose power can be cut. After that it has everything
-// that was synced, and any part of what was written since: a sector may have been written without the
-// one before it, as real disks reorder writes. Changes of names are kept in order, as by journaling file
-// systems, but those that weren't synced may be lost.
+// Package journaltest provides a disk in memory whose power can be cut. After that it has
+// everything that was synced, and any part of what was written since: a sector may have been
+// written without the one before it, as real disks reorder writes. Changes of names are kept in
+// order, as by journaling file systems, but those that weren't synced may be lost.
 package journaltest
 
 import (

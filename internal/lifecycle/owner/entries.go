@@ -1,6 +1,6 @@
 // Package owner holds what the owners of sandboxes and of containers have in common. An owner finds
-// its entries by ID and by key, and drives each through a lifecycle table, one step at a time. Every
-// state is journaled before its action begins.
+// its entries by ID and by key, and drives each through a lifecycle table, one step at a time.
+// Every state is journaled before its action begins.
 //
 // A call that changes an entry runs to its end even if the caller goes away. A caller that asks
 // again joins the running call and gets the same answer.
@@ -25,8 +25,8 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// Record is the part of a journal record that entries of every kind have. Each kind embeds it in its
-// own record.
+// Record is the part of a journal record that entries of every kind have. Each kind embeds it in
+// its own record.
 type Record[S lifecycle.State] struct {
 	State   S         `json:"state"`
 	Boot    string    `json:"boot"` // ID of the host's boot in which the entry was last driven
@@ -76,8 +76,8 @@ type Config[V any] struct {
 	Stepped func(pod.Step, error)
 }
 
-// Entries are all entries of one kind. S is their state, R points to their record, C is the CRI config
-// that they were made from and V what Get and List show of them.
+// Entries are all entries of one kind. S is their state, R points to their record, C is the CRI
+// config that they were made from and V what Get and List show of them.
 type Entries[S lifecycle.State, R Recorded[S], C proto.Message, V any] struct {
 	cfg     Config[V]
 	records journal.ConfigTable[R, C]
@@ -103,8 +103,8 @@ func New[S lifecycle.State, R Recorded[S], C proto.Message, V any](cfg Config[V]
 	return s
 }
 
-// Load reads the recorded entries, which restore makes with NewEntry. Records that can't be read are
-// set aside and returned as errors.
+// Load reads the recorded entries, which restore makes with NewEntry. Records that can't be read
+// are set aside and returned as errors.
 func (s *Entries[S, R, C, V]) Load(restore func(id string, config C, rec R) *Entry[S, R, C, V]) []error {
 	return s.records.Load(func(id string, config C, rec R) error {
 		var null R // what JSON's null is decoded to
@@ -131,8 +131,8 @@ func (s *Entries[S, R, C, V]) Load(restore func(id string, config C, rec R) *Ent
 	})
 }
 
-// Join returns the live entry with that key. If there is none, it adds the entry that fresh makes for
-// a new ID and reports true.
+// Join returns the live entry with that key. If there is none, it adds the entry that fresh makes
+// for a new ID and reports true.
 func (s *Entries[S, R, C, V]) Join(key string, fresh func(id string) *Entry[S, R, C, V]) (*Entry[S, R, C, V], bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,8 +206,8 @@ func (s *Entries[S, R, C, V]) Closing() context.Context { return s.closing }
 // Go runs fn in a goroutine that Close waits for.
 func (s *Entries[S, R, C, V]) Go(fn func()) { s.background.Go(fn) }
 
-// Close waits until the calls in flight have come to a safe point. What the entries stand for is left
-// running.
+// Close waits until the calls in flight have come to a safe point. What the entries stand for is
+// left running.
 func (s *Entries[S, R, C, V]) Close() {
 	s.close()
 	s.background.Wait()

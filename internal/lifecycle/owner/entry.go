@@ -74,7 +74,8 @@ func (e *Entry[S, R, C, V]) Object() Object[S, V] { return e.object }
 // Status returns the view that was published last.
 func (e *Entry[S, R, C, V]) Status() V { return *e.published.Load() }
 
-// Steps returns the steps that this huskd has taken with the entry, in order. The caller holds e.Mu.
+// Steps returns the steps that this huskd has taken with the entry, in order. The caller holds
+// e.Mu.
 func (e *Entry[S, R, C, V]) Steps() []pod.Step { return slices.Clip(e.steps) }
 
 // CancelCreate ends the actions on the way up.
@@ -123,8 +124,8 @@ func (e *Entry[S, R, C, V]) Create(ctx context.Context, created func()) {
 	}
 }
 
-// Change runs fn, which changes the entry, to its end. If ctx ends first, Change returns an error: the
-// entry is "still being" done, such as "stopped".
+// Change runs fn, which changes the entry, to its end. If ctx ends first, Change returns an error:
+// the entry is "still being" done, such as "stopped".
 func (e *Entry[S, R, C, V]) Change(ctx context.Context, done string, fn func() error) error {
 	result := make(chan error, 1)
 	e.owner.Go(func() { result <- fn() })
@@ -190,9 +191,9 @@ func (w walk[S, R, C, V]) State() S { return w.e.Rec.Common().State }
 
 func (w walk[S, R, C, V]) Failed(err error) { w.e.object.Failed(err) }
 
-// Enter journals the state, and only then makes it the entry's. On the way down, a record that can't
-// be written stops nothing: the state on disk then allows for more, and repeating its action is
-// harmless.
+// Enter journals the state, and only then makes it the entry's. On the way down, a record that
+// can't be written stops nothing: the state on disk then allows for more, and repeating its action
+// is harmless.
 func (w walk[S, R, C, V]) Enter(to S) error {
 	e := w.e
 	if err := e.object.Entering(w.asked, to); err != nil {
@@ -298,9 +299,9 @@ func (e *Entry[S, R, C, V]) Interruption() lifecycle.Event {
 	return e.Rec.Table().Reboot
 }
 
-// TakeDown continues, after a restart, to take down an entry that is not up. It calls prepare, which
-// notes the reason in the record and returns the event to apply, and does the rest in the background
-// without giving up e.Mu in between.
+// TakeDown continues, after a restart, to take down an entry that is not up. It calls prepare,
+// which notes the reason in the record and returns the event to apply, and does the rest in the
+// background without giving up e.Mu in between.
 func (e *Entry[S, R, C, V]) TakeDown(prepare func() lifecycle.Event) {
 	e.Mu.Lock()
 	ev := prepare()
@@ -316,9 +317,9 @@ func (e *Entry[S, R, C, V]) TakeDown(prepare func() lifecycle.Event) {
 	})
 }
 
-// AwaitExit waits for the end of the entry's process. It calls wait again after errors that say nothing
-// about the process, such as too many open files. It returns an error if the runtime doesn't know the
-// process, which is errdefs.ErrNotFound, or if huskd ends.
+// AwaitExit waits for the end of the entry's process. It calls wait again after errors that say
+// nothing about the process, such as too many open files. It returns an error if the runtime
+// doesn't know the process, which is errdefs.ErrNotFound, or if huskd ends.
 func (e *Entry[S, R, C, V]) AwaitExit(wait func(ctx context.Context, id string) (oci.Exit, error)) (oci.Exit, error) {
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		exit, err := wait(e.owner.closing, e.ID)

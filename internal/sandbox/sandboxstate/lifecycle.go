@@ -1,6 +1,6 @@
-// Package sandboxstate is the life of a pod sandbox as a table, one for each order in which it can be
-// attached to the network. It is pure: the owner of sandboxes performs the action that a transition
-// names and reports the outcome as the next event.
+// Package sandboxstate is the life of a pod sandbox as a table, one for each order in which it can
+// be attached to the network. It is pure: the owner of sandboxes performs the action that a
+// transition names and reports the outcome as the next event.
 //
 // A state is named for what may exist while it is recorded: see package lifecycle.
 package sandboxstate
@@ -80,9 +80,9 @@ func Of(order Order) *Lifecycle {
 }
 
 // Table holds every event that is allowed in every state. An action on the way down that failed is
-// retried, with backoff, until it succeeds. What was being created when huskd was lost goes the whole
-// way down: a damaged journal may have lost a later record, and every action succeeds on what doesn't
-// exist.
+// retried, with backoff, until it succeeds. What was being created when huskd was lost goes the
+// whole way down: a damaged journal may have lost a later record, and every action succeeds on what
+// doesn't exist.
 var Table = table(way{
 	Pinning:   {Done: Attaching, Fail: Unpinning, Lost: Killing, Reboot: Unpinning},
 	Attaching: {Done: Starting, Fail: Detaching, Lost: Killing, Reboot: Detaching},

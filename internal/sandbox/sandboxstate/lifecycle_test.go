@@ -8,8 +8,8 @@ import (
 
 var states = []State{Reserved, Pinning, Attaching, Starting, Ready, Killing, Detaching, Unpinning, Stopped, Removing}
 
-// may is what can exist on the host while a state is recorded. The tests prove from it that no transition
-// leaks.
+// may is what can exist on the host while a state is recorded. The tests prove from it that no
+// transition leaks.
 type may struct{ files, netns, attachment, process bool }
 
 var exists = map[State]may{
@@ -85,8 +85,8 @@ func TestDoneForgetsOnlyWhatItsActionUndid(t *testing.T) {
 	})
 }
 
-// TestRebootForgetsOnlyTheKernel: the attachment outlives a boot, as plugins keep a part of it on disk or
-// elsewhere. It must still be detached.
+// TestRebootForgetsOnlyTheKernel: the attachment outlives a boot, as plugins keep a part of it on
+// disk or elsewhere. It must still be detached.
 func TestRebootForgetsOnlyTheKernel(t *testing.T) {
 	orders(t, func(t *testing.T, table *Lifecycle, exists map[State]may) {
 		for _, s := range states {
@@ -115,8 +115,8 @@ func TestEveryStateSurvivesARestart(t *testing.T) {
 	})
 }
 
-// TestStopAndRemoveEndInRemoved stops and removes from every state that a restart can lead to. Actions
-// that fail must leave the state as it is.
+// TestStopAndRemoveEndInRemoved stops and removes from every state that a restart can lead to.
+// Actions that fail must leave the state as it is.
 func TestStopAndRemoveEndInRemoved(t *testing.T) {
 	orders(t, func(t *testing.T, table *Lifecycle, _ map[State]may) {
 		for _, start := range states {

@@ -1,5 +1,5 @@
-// Command gvisor builds gVisor's runsc and its shim from their module into the given directory, with a
-// configuration that works on a host like the build machine.
+// Command gvisor builds gVisor's runsc and its shim from their module into the given directory,
+// with a configuration that works on a host like the build machine.
 package main
 
 import (
@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// module is gVisor's module, which has no tagged releases. This version is from the branch that Go can
-// build.
+// module is gVisor's module, which has no tagged releases. This version is from the branch that Go
+// can build.
 const module = "gvisor.dev/gvisor@v0.0.0-20260905035102-160fafc42237"
 
 func main() {
@@ -73,8 +73,8 @@ func fetch(to string) error {
 	return os.CopyFS(to, os.DirFS(downloaded.Dir))
 }
 
-// tolerate lets the shim start without CAP_SYS_RESOURCE, although it then can't lower its oom_score_adj
-// as it wants to.
+// tolerate lets the shim start without CAP_SYS_RESOURCE, although it then can't lower its
+// oom_score_adj as it wants to.
 func tolerate(file string) error {
 	raw, err := os.ReadFile(file)
 	if err != nil {

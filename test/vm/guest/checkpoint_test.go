@@ -27,8 +27,8 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// counting is a script that counts in a shell variable, writes the numbers to its log and changes its
-// files.
+// counting is a script that counts in a shell variable, writes the numbers to its log and changes
+// its files.
 const counting = `echo mine > /made; rm -r /etc/group; i=0; while :; do i=$((i+1)); echo $i; sleep 0.1; done`
 
 // of creates the container from another image or from a checkpoint's archive.

@@ -104,8 +104,8 @@ func (c client) start(id string) {
 	c.must(err)
 }
 
-// says fails the test unless each shell script prints what is expected in a container. It runs them all
-// in one exec, because an exec is slow under emulation.
+// says fails the test unless each shell script prints what is expected in a container. It runs them
+// all in one exec, because an exec is slow under emulation.
 func (c client) says(id string, want map[string]string) {
 	c.t.Helper()
 	const end = "-- end\n"

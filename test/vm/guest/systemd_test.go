@@ -21,9 +21,9 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestSystemd runs huskd as a unit of the machine's systemd, which creates the cgroups of containers
-// whose pods are in slices, and restarts huskd and systemd. It uses no node, because systemd knows
-// processes by their PIDs in the machine's own PID namespace.
+// TestSystemd runs huskd as a unit of the machine's systemd, which creates the cgroups of
+// containers whose pods are in slices, and restarts huskd and systemd. It uses no node, because
+// systemd knows processes by their PIDs in the machine's own PID namespace.
 func TestSystemd(t *testing.T) {
 	hosttest.Root(t)
 	if comm, err := os.ReadFile("/proc/1/comm"); string(comm) != "systemd\n" {
@@ -292,8 +292,8 @@ func (b *bounded) resize(quota, most int64) {
 	b.must(err)
 }
 
-// starves runs a container that the kernel kills for lack of memory, and checks that systemd then has
-// no failed scope.
+// starves runs a container that the kernel kills for lack of memory, and checks that systemd then
+// has no failed scope.
 func (b *bounded) starves() {
 	t := b.host.t
 	t.Helper()

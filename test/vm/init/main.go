@@ -1,7 +1,7 @@
-// Command init is the first process of a virtual machine. It mounts a host's usual file systems, runs
-// the programs of vm.Programs, writes their output and exit codes to the second serial port, and
-// powers the machine off or starts systemd. As a unit of systemd it does the same with the programs
-// of vm.SystemdPrograms.
+// Command init is the first process of a virtual machine. It mounts a host's usual file systems,
+// runs the programs of vm.Programs, writes their output and exit codes to the second serial port,
+// and powers the machine off or starts systemd. As a unit of systemd it does the same with the
+// programs of vm.SystemdPrograms.
 package main
 
 import (
@@ -78,8 +78,8 @@ func run() error {
 	return becomeSystemd()
 }
 
-// becomeSystemd starts systemd as if the host had just booted: it unmounts proc, sys and the cgroups,
-// so that systemd mounts them in its own way.
+// becomeSystemd starts systemd as if the host had just booted: it unmounts proc, sys and the
+// cgroups, so that systemd mounts them in its own way.
 func becomeSystemd() error {
 	for _, target := range []string{"/sys/fs/cgroup", "/run", "/dev/shm", "/dev/mqueue", "/dev/pts"} {
 		if err := unix.Unmount(target, 0); err != nil {
