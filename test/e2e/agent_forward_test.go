@@ -167,14 +167,14 @@ func TestRunWaits(t *testing.T) {
 	sidecar := "restartPolicy: Never, initContainers: [{name: s, image: 'localhost/web:1', restartPolicy: Always, command: " + shell("trap '' TERM; while :; do sleep 0.1; done") + "}], "
 	r := w.run(podOf("job", sidecar+only("command: "+shell("sleep 1; exit 0"))), "--wait")
 	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "pod default/job completed in ") || !strings.Contains(r.Stderr, "pod default/job ready at ") {
-		t.Errorf("%+v", r)
+		t.Errorf("husk run --wait of a job: %+v", r)
 	}
 	if p := w.eventually("job", "ended", func(p listed) bool { return p.Phase == "Succeeded" && p.Containers[0].State == "Terminated" }); p.Status != "Completed" {
 		t.Errorf("after its sidecar was killed, the pod is %+v", p)
 	}
 	r = w.run(podOf("long", "restartPolicy: Never, "+only("command: [sleep, '1000']")), "--wait", "--timeout", "3s")
 	if r.Code != 1 || !strings.HasSuffix(r.Stderr, "husk: not completed within 3s: default/long (running): they keep running, see husk ps -a\n") {
-		t.Errorf("%+v", r)
+		t.Errorf("husk run --wait --timeout of a long job: %+v", r)
 	}
 	w.remove("job", "long")
 	w.end()

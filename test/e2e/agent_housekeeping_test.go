@@ -205,7 +205,7 @@ func TestEviction(t *testing.T) {
 		return ""
 	})
 	if p := w.pod("modest"); !p.Ready || p.Containers[0].Restarts != 0 {
-		t.Errorf("%+v", p)
+		t.Errorf("the pod within its limits is %+v", p)
 	}
 	again := func(p listed) bool { return p.Phase == "Running" }
 	node.Eventually(t, 3*time.Minute, func() string {
@@ -215,7 +215,7 @@ func TestEviction(t *testing.T) {
 		return ""
 	})
 	if p := w.pod("volume"); !evicted(p) {
-		t.Errorf("%+v", p)
+		t.Errorf("the evicted pod is %+v", p)
 	}
 	w.remove("volume", "layer", "again", "modest")
 	w.end()

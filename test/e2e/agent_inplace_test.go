@@ -75,7 +75,7 @@ func TestManifestChange(t *testing.T) {
 	w.fails("a change that needs a new pod", w.run(other), 1, `husk: pod default/web exists with another manifest \(from run\): husk run --replace replaces it, husk rm -f default/web removes it`)
 	c, _ := began()
 	if r := w.run(other, "--replace", "--wait"); r.Code != 0 || !strings.HasPrefix(r.Stdout, "pod default/web ready ") {
-		t.Errorf("%+v", r)
+		t.Errorf("husk run --replace --wait: %+v", r)
 	}
 	if c2, _ := began(); c2 == c {
 		t.Error("run --replace didn't replace the pod")

@@ -43,7 +43,7 @@ func (o huskNode) testDebug() *node.Daemon {
 	p := o.await("looked-into", func(p *corev1.Pod) bool { return status(p, "once").State.Terminated != nil })
 	ended := status(p, "once")
 	if ended.State.Terminated.ExitCode != 4 || ended.ContainerID == "" {
-		o.t.Errorf("%+v", ended)
+		o.t.Errorf("the ended container is %+v", ended)
 	}
 	if log, err := pods.GetLogs("looked-into", &corev1.PodLogOptions{Container: "once"}).DoRaw(o.t.Context()); err != nil || string(log) != "seen\n" {
 		o.t.Errorf("the log is %q: %v", log, err)
@@ -91,7 +91,7 @@ func (o huskNode) testDebug() *node.Daemon {
 	add("absent", "", false, "/no/such/program")
 	p = o.await("looked-into", func(p *corev1.Pod) bool { return status(p, "absent").State.Terminated != nil })
 	if s := status(p, "absent").State.Terminated; s.Reason != "StartError" || !ready(p) {
-		o.t.Errorf("%+v", s)
+		o.t.Errorf("the container with a missing program is %+v", s)
 	}
 	o.huskd.Kill()
 	o.startNode()

@@ -119,6 +119,6 @@ func (o huskNode) testEviction() {
 	})
 	p = o.await("fills", func(p *corev1.Pod) bool { return p.Status.ContainerStatuses[0].State.Terminated != nil })
 	if p.Status.Reason != "Evicted" {
-		o.t.Errorf("%s", describe(p))
+		o.t.Errorf("the evicted pod is %s", describe(p))
 	}
 }

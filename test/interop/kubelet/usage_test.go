@@ -46,7 +46,7 @@ func (o huskNode) testUsage() {
 	node.Eventually(o.t, time.Minute, func() string { // a rate needs two readings
 		p, _ := stats("busy")
 		if len(p.Containers) != 1 || p.CPU == nil || p.CPU.UsageNanoCores == nil || *p.CPU.UsageNanoCores < 50e6 || *p.CPU.UsageNanoCores > 600e6 {
-			return fmt.Sprintf("%+v", p)
+			return fmt.Sprintf("the pod's stats are %+v", p)
 		}
 		return ""
 	})
@@ -54,11 +54,11 @@ func (o huskNode) testUsage() {
 	c := p.Containers[0]
 	switch {
 	case p.PodRef.UID != string(busy.UID) || c.Name != "c" || *c.CPU.UsageCoreNanoSeconds == 0 || c.StartTime.IsZero():
-		o.t.Errorf("%+v", p)
+		o.t.Errorf("the pod's stats are %+v", p)
 	case *c.Memory.WorkingSetBytes == 0 || *c.Memory.WorkingSetBytes > 64<<20 || *c.Memory.WorkingSetBytes+*c.Memory.AvailableBytes != 64<<20:
 		o.t.Errorf("the container's memory is %+v", c.Memory)
 	case c.Rootfs == nil || c.Logs == nil || p.Network == nil || p.Network.Name != "eth0" || len(p.VolumeStats) != 1 || p.EphemeralStorage == nil || *p.ProcessStats.ProcessCount == 0:
-		o.t.Errorf("%+v", p)
+		o.t.Errorf("the pod's stats are %+v", p)
 	case all.Node.NodeName != "node" || *all.Node.CPU.UsageCoreNanoSeconds < *p.CPU.UsageCoreNanoSeconds || *all.Node.Memory.WorkingSetBytes == 0 || *all.Node.Fs.CapacityBytes == 0:
 		o.t.Errorf("the node: %+v", all.Node)
 	}
@@ -78,11 +78,11 @@ func (o huskNode) testUsage() {
 	}
 	for _, m := range families["container_cpu_usage_seconds_total"].GetMetric() {
 		if m.GetTimestampMs() == 0 || m.GetCounter().GetValue() == 0 {
-			o.t.Errorf("%v", m)
+			o.t.Errorf("the metric has no time or value: %v", m)
 		}
 	}
 	if !strings.Contains(string(text), `container_memory_working_set_bytes{container="c",namespace="default",pod="busy"} `) {
-		o.t.Errorf("%s", text)
+		o.t.Errorf("the memory of pod busy is not in the metrics:\n%s", text)
 	}
 	o.Must("rm", o.Dir+"/manifests/declared.yaml")
 }
