@@ -20,10 +20,6 @@ var methodMaxima = map[string]int{
 	"internal/oci/spec.builder":      45,
 	// Only tests use it.
 	"internal/cli/huskdtest.Huskd": 47,
-	// To be split by the state that they have.
-	"internal/nri.Relay":             37,
-	"internal/oci/monitor.execution": 35,
-	"internal/oci/shim.execution":    35,
 }
 
 // types are the named types of one package, by name.

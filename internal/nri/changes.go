@@ -57,7 +57,7 @@ func (r *Relay) start(updates []*api.ContainerUpdate) []<-chan error {
 func (r *Relay) change(u *api.ContainerUpdate) error {
 	limits, err := adjust.ToCRI(u.GetLinux().GetResources())
 	if err == nil {
-		err = r.containers.Limit(context.Background(), u.GetContainerId(), limits)
+		err = r.objects.containers.Limit(context.Background(), u.GetContainerId(), limits)
 	}
 	if err != nil && !u.GetIgnoreFailure() {
 		r.cfg.Log.Warn("NRI: could not change a container's limits as a plugin requests", "container", u.GetContainerId(), "error", err)
@@ -91,7 +91,7 @@ func (r *Relay) unsolicited(ctx context.Context, updates []*api.ContainerUpdate)
 
 // synchronize sends the existing pods and containers to a plugin that registers.
 func (r *Relay) synchronize(ctx context.Context, send adaptation.SyncCB) error {
-	pods, containers := r.snapshot()
+	pods, containers := r.objects.snapshot(&r.announced)
 	updates, err := send(ctx, pods, containers)
 	if err != nil {
 		return err

@@ -40,14 +40,14 @@ func (c containers) Create(ctx context.Context, st container.Status, spec *specs
 
 func (c containers) create(ctx context.Context, st container.Status, spec *specs.Spec) (*api.CreateContainerResponse, error) {
 	defer c.blockSync()()
-	c.announce(st.ID)
+	c.announced.add(st.ID)
 	if len(c.cfg.Required) > 0 && c.failed.Load() {
 		return nil, fmt.Errorf("required plugins %q can't register: see huskd's log", c.cfg.Required)
 	}
 	if c.noPlugins() {
 		return nil, nil
 	}
-	request := &api.CreateContainerRequest{Pod: c.podOf(st), Container: c.container(st, spec)}
+	request := &api.CreateContainerRequest{Pod: c.objects.podOf(st), Container: fromSpec(st, spec)}
 	answer, err := c.plugins.CreateContainer(ctx, request)
 	if err == nil {
 		markRemoved(answer.GetAdjust(), spec, request.GetContainer())
@@ -101,7 +101,7 @@ func (c containers) update(ctx context.Context, st container.Status, requested *
 	if c.noPlugins() {
 		return nil, nil
 	}
-	return c.plugins.UpdateContainer(ctx, &api.UpdateContainerRequest{Pod: c.podOf(st), Container: c.current(st), LinuxResources: adjust.FromCRI(requested)})
+	return c.plugins.UpdateContainer(ctx, &api.UpdateContainerRequest{Pod: c.objects.podOf(st), Container: c.objects.container(st), LinuxResources: adjust.FromCRI(requested)})
 }
 
 // Tell notifies plugins of an event.
@@ -113,15 +113,15 @@ func (c containers) Tell(ctx context.Context, e container.Event, st container.St
 		return nil
 	case container.BeforeRemove:
 		c.stop(ctx, st)
-		if c.forget(st.ID) && !c.noPlugins() {
-			c.logFailure(string(e), st.ID, c.plugins.RemoveContainer(ctx, &api.RemoveContainerRequest{Pod: c.podOf(st), Container: c.current(st)}))
+		if c.announced.forget(st.ID) && !c.noPlugins() {
+			c.logFailure(string(e), st.ID, c.plugins.RemoveContainer(ctx, &api.RemoveContainerRequest{Pod: c.objects.podOf(st), Container: c.objects.container(st)}))
 		}
 		return nil
 	}
 	if c.noPlugins() {
 		return nil
 	}
-	pod, subject := c.podOf(st), c.current(st)
+	pod, subject := c.objects.podOf(st), c.objects.container(st)
 	switch e {
 	case container.BeforeStart:
 		return refusal(c.plugins.StartContainer(ctx, &api.StartContainerRequest{Pod: pod, Container: subject}))
@@ -136,10 +136,10 @@ func (c containers) Tell(ctx context.Context, e container.Event, st container.St
 }
 
 func (c containers) stop(ctx context.Context, st container.Status) {
-	if !c.markStopped(st.ID) || c.noPlugins() {
+	if !c.announced.markStopped(st.ID) || c.noPlugins() {
 		return
 	}
-	answer, err := c.plugins.StopContainer(ctx, &api.StopContainerRequest{Pod: c.podOf(st), Container: c.current(st)})
+	answer, err := c.plugins.StopContainer(ctx, &api.StopContainerRequest{Pod: c.objects.podOf(st), Container: c.objects.container(st)})
 	c.logFailure(string(container.AfterStop), st.ID, err)
 	c.start(answer.GetUpdate())
 }

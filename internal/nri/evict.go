@@ -52,7 +52,7 @@ func (r *Relay) evict(evictions []*api.ContainerEviction) {
 		id := e.GetContainerId()
 		r.cfg.Log.Warn("NRI: a plugin evicts a container", "container", id, "reason", e.GetReason())
 		r.changes.add(id, func() error {
-			err := r.containers.Stop(context.Background(), id, 0)
+			err := r.objects.containers.Stop(context.Background(), id, 0)
 			r.logFailure("evict", id, err)
 			return err
 		})

@@ -16,7 +16,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -78,17 +77,13 @@ type Relay struct {
 	failed   atomic.Bool // plugins can't register
 	changes  changes
 
-	// Set by Start, before there are plugins.
-	sandboxes  Sandboxes
-	containers Containers
-
-	mu        sync.Mutex
-	announced map[string]bool // whether it was reported as stopped, by ID of what plugins know
+	announced announcements
+	objects   objects // set by Start, before there are plugins
 }
 
 // New returns NRI without plugins. Its hooks can be used at once.
 func New(cfg Config) (*Relay, error) {
-	r := &Relay{cfg: cfg, announced: map[string]bool{}, changes: changes{last: map[string]chan struct{}{}}}
+	r := &Relay{cfg: cfg, announced: announcements{stopped: map[string]bool{}}, changes: changes{last: map[string]chan struct{}{}}}
 	logTo(cfg.Log)
 	adaptation.SetPluginRequestTimeout(pluginTimeout)
 	options := []adaptation.Option{
@@ -137,15 +132,15 @@ func usable(dir string, log *slog.Logger) string {
 // Start starts the plugins of the directory, sends them the existing pods and containers, and
 // lets other plugins register.
 func (r *Relay) Start(sandboxes Sandboxes, running Containers) error {
-	r.sandboxes, r.containers = sandboxes, running
+	r.objects = objects{sandboxes: sandboxes, containers: running, log: r.cfg.Log}
 	for _, st := range sandboxes.List() {
 		if visible(st) {
-			r.announce(st.ID)
+			r.announced.add(st.ID)
 		}
 	}
 	for _, st := range running.List("") {
 		if st.State.Live() {
-			r.announce(st.ID)
+			r.announced.add(st.ID)
 		}
 	}
 	r.starting.Store(true)
@@ -161,45 +156,9 @@ func (r *Relay) Start(sandboxes Sandboxes, running Containers) error {
 func (r *Relay) Stop() { r.plugins.Stop() }
 
 // blockSync keeps plugins from registering during an event. A plugin that registers
-// afterwards sees the event's subject as existing. So an event must call announce before
+// afterwards sees the event's subject as existing. So an event must add to announced before
 // it calls unblock.
 func (r *Relay) blockSync() (unblock func()) { return r.plugins.BlockPluginSync().Unblock }
-
-// announce records that plugins know id.
-func (r *Relay) announce(id string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.announced[id] = false
-}
-
-// markStopped records that id is reported as stopped. It returns false if that was done, or
-// plugins don't know id.
-func (r *Relay) markStopped(id string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	stopped, known := r.announced[id]
-	if known {
-		r.announced[id] = true
-	}
-	return known && !stopped
-}
-
-// forget records that id is reported as removed. It returns false if plugins don't know id.
-func (r *Relay) forget(id string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, known := r.announced[id]
-	delete(r.announced, id)
-	return known
-}
-
-// lookup reports whether plugins know id, and whether as stopped.
-func (r *Relay) lookup(id string) (known, stopped bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	stopped, known = r.announced[id]
-	return known, stopped
-}
 
 // noPlugins reports whether there is no plugin to notify.
 func (r *Relay) noPlugins() bool { return r.count.Load() == 0 && !r.starting.Load() }

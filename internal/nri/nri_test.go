@@ -258,15 +258,15 @@ func TestRequiredPluginsCantRegister(t *testing.T) {
 // only to plugins that know the container.
 func TestStopAndRemoveAreReportedOnce(t *testing.T) {
 	t.Parallel()
-	r := &Relay{announced: map[string]bool{}}
-	if r.markStopped("a") || r.forget("a") {
+	a := announcements{stopped: map[string]bool{}}
+	if a.markStopped("a") || a.forget("a") {
 		t.Error("an unknown container is reported")
 	}
-	r.announce("a")
-	if !r.markStopped("a") || r.markStopped("a") {
+	a.add("a")
+	if !a.markStopped("a") || a.markStopped("a") {
 		t.Error("the stop is not reported exactly once")
 	}
-	if !r.forget("a") || r.forget("a") || r.markStopped("a") {
+	if !a.forget("a") || a.forget("a") || a.markStopped("a") {
 		t.Error("the removal is not reported exactly once")
 	}
 }

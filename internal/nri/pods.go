@@ -22,7 +22,7 @@ func (p pods) Update(ctx context.Context, st sandbox.Status, limits, overhead *r
 		return nil
 	}
 	_, err := p.plugins.UpdatePodSandbox(ctx, &api.UpdatePodSandboxRequest{
-		Pod: p.pod(st), LinuxResources: adjust.FromCRI(limits), OverheadLinuxResources: adjust.FromCRI(overhead),
+		Pod: p.objects.pod(st), LinuxResources: adjust.FromCRI(limits), OverheadLinuxResources: adjust.FromCRI(overhead),
 	})
 	return refusal(err)
 }
@@ -32,28 +32,28 @@ func (p pods) Tell(ctx context.Context, e sandbox.Event, st sandbox.Status) erro
 	defer p.blockSync()()
 	switch e {
 	case sandbox.BeforeReady:
-		p.announce(st.ID)
+		p.announced.add(st.ID)
 		if p.noPlugins() {
 			return nil
 		}
-		return refusal(p.plugins.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Pod: p.pod(st)}))
+		return refusal(p.plugins.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Pod: p.objects.pod(st)}))
 	case sandbox.AfterUpdate:
 		if !p.noPlugins() {
-			p.logFailure(string(e), st.ID, p.plugins.PostUpdatePodSandbox(ctx, &api.PostUpdatePodSandboxRequest{Pod: p.pod(st)}))
+			p.logFailure(string(e), st.ID, p.plugins.PostUpdatePodSandbox(ctx, &api.PostUpdatePodSandboxRequest{Pod: p.objects.pod(st)}))
 		}
 	case sandbox.AfterKill:
 		p.stop(ctx, st)
 	case sandbox.BeforeRemove:
 		p.stop(ctx, st) // after a reboot there was no AfterKill
-		if p.forget(st.ID) && !p.noPlugins() {
-			p.logFailure(string(e), st.ID, p.plugins.RemovePodSandbox(ctx, &api.RemovePodSandboxRequest{Pod: p.pod(st)}))
+		if p.announced.forget(st.ID) && !p.noPlugins() {
+			p.logFailure(string(e), st.ID, p.plugins.RemovePodSandbox(ctx, &api.RemovePodSandboxRequest{Pod: p.objects.pod(st)}))
 		}
 	}
 	return nil
 }
 
 func (p pods) stop(ctx context.Context, st sandbox.Status) {
-	if p.markStopped(st.ID) && !p.noPlugins() {
-		p.logFailure(string(sandbox.AfterKill), st.ID, p.plugins.StopPodSandbox(ctx, &api.StopPodSandboxRequest{Pod: p.pod(st)}))
+	if p.announced.markStopped(st.ID) && !p.noPlugins() {
+		p.logFailure(string(sandbox.AfterKill), st.ID, p.plugins.StopPodSandbox(ctx, &api.StopPodSandboxRequest{Pod: p.objects.pod(st)}))
 	}
 }

@@ -2,6 +2,7 @@ package nri
 
 import (
 	"encoding/json"
+	"log/slog"
 	"maps"
 	"os"
 	"slices"
@@ -23,31 +24,38 @@ func visible(st sandbox.Status) bool {
 	return st.State == sandboxstate.Ready || st.State == sandboxstate.Stopped || st.State.Down() && st.State != sandboxstate.Removing && st.State != sandboxstate.Removed
 }
 
-// snapshot returns the pods and containers for a plugin that registers: those that other
-// plugins know.
-func (r *Relay) snapshot() (pods []*api.PodSandbox, containers []*api.Container) {
-	for _, st := range r.sandboxes.List() {
-		if known, _ := r.lookup(st.ID); known {
-			pods = append(pods, r.pod(st))
+// objects translates pods and containers into NRI's messages.
+type objects struct {
+	sandboxes  Sandboxes
+	containers Containers
+	log        *slog.Logger
+}
+
+// snapshot returns the pods and containers for a plugin that registers: those that other plugins
+// know.
+func (o *objects) snapshot(known *announcements) (pods []*api.PodSandbox, containers []*api.Container) {
+	for _, st := range o.sandboxes.List() {
+		if known, _ := known.lookup(st.ID); known {
+			pods = append(pods, o.pod(st))
 		}
 	}
-	for _, st := range r.containers.List("") {
-		if known, stopped := r.lookup(st.ID); known && !stopped {
-			containers = append(containers, r.current(st))
+	for _, st := range o.containers.List("") {
+		if known, stopped := known.lookup(st.ID); known && !stopped {
+			containers = append(containers, o.container(st))
 		}
 	}
 	return pods, containers
 }
 
-func (r *Relay) pod(st sandbox.Status) *api.PodSandbox {
-	config, files, ref := st.Config, r.sandboxes.Files(st), st.Ref()
+func (o *objects) pod(st sandbox.Status) *api.PodSandbox {
+	config, files, ref := st.Config, o.sandboxes.Files(st), st.Ref()
 	out := &api.PodSandbox{
 		Id: st.ID, Name: ref.Name, Uid: ref.UID, Namespace: ref.Namespace,
 		Labels: maps.Clone(config.GetLabels()), Annotations: maps.Clone(config.GetAnnotations()), RuntimeHandler: st.Handler,
 		Linux: &api.LinuxPodSandbox{
 			PodOverhead:  adjust.FromCRI(config.GetLinux().GetOverhead()),
 			PodResources: adjust.FromCRI(config.GetLinux().GetResources()),
-			CgroupParent: r.sandboxes.Cgroup(st),
+			CgroupParent: o.sandboxes.Cgroup(st),
 		},
 	}
 	for _, prefix := range st.Addresses() {
@@ -69,24 +77,24 @@ func (r *Relay) pod(st sandbox.Status) *api.PodSandbox {
 }
 
 // podOf returns the pod of a container.
-func (r *Relay) podOf(st container.Status) *api.PodSandbox {
-	sandbox, err := r.sandboxes.Get(st.Sandbox)
+func (o *objects) podOf(st container.Status) *api.PodSandbox {
+	sandbox, err := o.sandboxes.Get(st.Sandbox)
 	if err != nil {
 		return &api.PodSandbox{Id: st.Sandbox}
 	}
-	return r.pod(sandbox)
+	return o.pod(sandbox)
 }
 
-// current returns a container with the spec that it was created with, if that still exists,
+// container returns a container with the spec that it was created with, if that still exists,
 // and its current limits.
-func (r *Relay) current(st container.Status) *api.Container {
+func (o *objects) container(st container.Status) *api.Container {
 	spec := &specs.Spec{}
-	if content := r.containers.Spec(st.ID); content != nil {
+	if content := o.containers.Spec(st.ID); content != nil {
 		if err := json.Unmarshal(content, spec); err != nil {
-			r.cfg.Log.Warn("NRI: a container's spec can't be parsed", "container", st.ID, "error", err)
+			o.log.Warn("NRI: a container's spec can't be parsed", "container", st.ID, "error", err)
 		}
 	}
-	out := r.container(st, spec)
+	out := fromSpec(st, spec)
 	out.Linux.Resources = adjust.Override(out.Linux.Resources, st.Resources())
 	return out
 }
@@ -94,7 +102,8 @@ func (r *Relay) current(st container.Status) *api.Container {
 // annotationImage is the spec's annotation with the name of the container's image.
 const annotationImage = "io.kubernetes.cri.image-name"
 
-func (r *Relay) container(st container.Status, spec *specs.Spec) *api.Container {
+// fromSpec returns a container with a spec.
+func fromSpec(st container.Status, spec *specs.Spec) *api.Container {
 	config := st.Config
 	out := &api.Container{
 		Id: st.ID, PodSandboxId: st.Sandbox, Name: st.Name(), State: state(st),

@@ -59,7 +59,7 @@ func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 		return fail(err)
 	}
 	defer os.RemoveAll(dir)
-	e := &execution{container: c, files: dir, tag: exectag.New(), streams: req.Streams}
+	e := &execution{c: c, files: dir, tag: exectag.New(), streams: req.Streams}
 	code, err := e.run(ctx, req.Args)
 	if err != nil {
 		return fail(err)
@@ -69,7 +69,7 @@ func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 
 // execution is one Exec in progress.
 type execution struct {
-	*container
+	c       *container
 	files   string // directory of its files
 	tag     exectag.Tag
 	streams oci.Streams
@@ -96,10 +96,10 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 		return 0, err
 	}
 	defer pipes.Close()
-	if err := pipes.Chown(e.StdioOwner); err != nil {
+	if err := pipes.Chown(e.c.StdioOwner); err != nil {
 		return 0, err
 	}
-	m, err := conmon.Start(conmon.Launch{Path: e.Runtime.Conmon, Dir: e.files, Args: e.conmonArgs(), Stdio: pipes.ProgramEnds()})
+	m, err := conmon.Start(conmon.Launch{Path: e.c.Runtime.Conmon, Dir: e.files, Args: e.conmonArgs(), Stdio: pipes.ProgramEnds()})
 	pipes.CloseProgramEnds(0, 1, 2)
 	if err != nil {
 		return 0, err
@@ -148,29 +148,29 @@ func (e *execution) follow(ctx context.Context, m *conmon.Conmon, pipes *stdio.P
 // kill kills the program, everything that it forked, and conmon. If the runtime is about to start
 // the program, it dies with conmon, or the second round kills the program.
 func (e *execution) kill(ctx context.Context, m *conmon.Conmon) error {
-	tree, err := e.tree()
+	tree, err := e.c.tree()
 	if err != nil {
 		return err
 	}
-	if err := e.tag.Kill(ctx, tree, e.Cgroup); err != nil {
+	if err := e.tag.Kill(ctx, tree, e.c.Cgroup); err != nil {
 		return err
 	}
 	if err := pidfd.End(ctx, m.Process); err != nil {
 		return err
 	}
-	return e.tag.Kill(ctx, tree, e.Cgroup)
+	return e.tag.Kill(ctx, tree, e.c.Cgroup)
 }
 
 func (e *execution) conmonArgs() []string {
 	args := []string{
-		"--cid", e.ID, "--cuuid", e.ID,
+		"--cid", e.c.ID, "--cuuid", e.c.ID,
 		"--exec", "--exec-process-spec", processFile,
 		"--api-version", // reports when the program runs, not only when it exits
 		"--container-pidfile", "pid",
 		// The program gets conmon's stdio.
 		"--log-path", "passthrough",
 	}
-	args = append(args, e.runtimeArgs()...)
+	args = append(args, e.c.runtimeArgs()...)
 	if e.streams.TTY {
 		args = append(args, "--runtime-opt", "--console-socket="+consoleFile)
 	}
@@ -180,7 +180,7 @@ func (e *execution) conmonArgs() []string {
 // writeProcess writes the process to run: the container's, with the program and the streams of the
 // exec.
 func (e *execution) writeProcess(args []string) error {
-	raw, err := os.ReadFile(filepath.Join(e.Bundle, bundle.SpecFile))
+	raw, err := os.ReadFile(filepath.Join(e.c.Bundle, bundle.SpecFile))
 	if err != nil {
 		return err
 	}

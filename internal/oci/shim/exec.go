@@ -54,7 +54,7 @@ func (d *Driver) Exec(ctx context.Context, req oci.Exec) (int, error) {
 		ctx, cancel = context.WithTimeoutCause(ctx, req.Timeout, fmt.Errorf("timed out after %v: %w", req.Timeout, context.DeadlineExceeded))
 		defer cancel()
 	}
-	e := &execution{container: c, task: t, id: "exec-" + pod.Short(pod.NewID()), tag: exectag.New(), streams: req.Streams}
+	e := &execution{c: c, task: t, id: "exec-" + pod.Short(pod.NewID()), tag: exectag.New(), streams: req.Streams}
 	code, err := e.run(ctx, req.Args)
 	if err != nil {
 		return fail(err)
@@ -66,7 +66,7 @@ var errEnded = errdefs.ErrFailedPrecondition.WithMessage("it has ended")
 
 // execution is one Exec in progress.
 type execution struct {
-	*container
+	c       *container
 	task    *task
 	id      string
 	tag     exectag.Tag
@@ -74,7 +74,7 @@ type execution struct {
 }
 
 func (e *execution) run(ctx context.Context, args []string) (int, error) {
-	spec, err := os.ReadFile(e.spec())
+	spec, err := os.ReadFile(e.c.spec())
 	if err != nil {
 		return 0, err
 	}
@@ -108,7 +108,7 @@ func (e *execution) run(ctx context.Context, args []string) (int, error) {
 	// pipes.
 	flush, cancel := context.WithTimeout(cleanup, flushLimit)
 	defer cancel()
-	_ = e.task.delete(flush, e.ID, e.id)
+	_ = e.task.delete(flush, e.c.ID, e.id)
 	pipes.Finish(ctx)
 	return code, err
 }
@@ -125,14 +125,14 @@ func (e *execution) start(ctx context.Context, process []byte, pipes *stdio.Pipe
 		}
 	}
 	err := e.task.exec(ctx, &taskapi.ExecProcessRequest{
-		ID: e.ID, ExecID: e.id, Terminal: e.streams.TTY, Stdin: names[0], Stdout: names[1], Stderr: names[2],
+		ID: e.c.ID, ExecID: e.id, Terminal: e.streams.TTY, Stdin: names[0], Stdout: names[1], Stderr: names[2],
 		Spec: &anypb.Any{TypeUrl: processType, Value: process},
 	})
 	if err != nil {
 		return e.orEnded(err)
 	}
-	if err := e.task.start(ctx, e.ID, e.id); err != nil {
-		_ = e.task.delete(ctx, e.ID, e.id)
+	if err := e.task.start(ctx, e.c.ID, e.id); err != nil {
+		_ = e.task.delete(ctx, e.c.ID, e.id)
 		return e.orEnded(err)
 	}
 	// The program's end of stdin stays open: a shim may open the pipe after it has answered, and
@@ -143,7 +143,7 @@ func (e *execution) start(ctx context.Context, process []byte, pipes *stdio.Pipe
 
 // orEnded returns errEnded if the container's exit caused err, and err otherwise.
 func (e *execution) orEnded(err error) error {
-	if _, w, findErr := e.driver.watched(e.ID); findErr == nil && w.Exited() || errors.Is(err, errClosed) {
+	if _, w, findErr := e.c.driver.watched(e.c.ID); findErr == nil && w.Exited() || errors.Is(err, errClosed) {
 		return errEnded
 	}
 	return err
@@ -154,14 +154,14 @@ func (e *execution) follow(ctx context.Context, pipes *stdio.Pipes) (int, error)
 	session, end := context.WithCancel(ctx)
 	defer end()
 	if e.streams.TTY && e.streams.Resize != nil {
-		go stdio.ForwardSizes(session, e.streams.Resize, e.resizer(session, e.task, e.id))
+		go stdio.ForwardSizes(session, e.streams.Resize, e.c.resizer(session, e.task, e.id))
 	}
 	pipes.Connect(e.streams, func() {
 		limited, cancel := context.WithTimeout(session, callLimit)
 		defer cancel()
-		_ = e.task.closeInput(limited, e.ID, e.id)
+		_ = e.task.closeInput(limited, e.c.ID, e.id)
 	})
-	exit, err := e.task.wait(ctx, e.ID, e.id)
+	exit, err := e.task.wait(ctx, e.c.ID, e.id)
 	if errors.Is(err, errClosed) {
 		err = errors.New("the shim was killed")
 	}
@@ -170,19 +170,19 @@ func (e *execution) follow(ctx context.Context, pipes *stdio.Pipes) (int, error)
 
 // kill kills the program and everything that it forked.
 func (e *execution) kill(ctx context.Context, cause error) error {
-	err := e.task.kill(ctx, e.ID, e.id, syscall.SIGKILL)
+	err := e.task.kill(ctx, e.c.ID, e.id, syscall.SIGKILL)
 	if err != nil && isGone(err) {
 		err = nil
 	}
-	tree, treeErr := e.tree()
+	tree, treeErr := e.c.tree()
 	if treeErr == nil {
-		treeErr = e.tag.Kill(ctx, tree, e.Cgroup)
+		treeErr = e.tag.Kill(ctx, tree, e.c.Cgroup)
 	}
 	if err == nil {
 		err = treeErr
 	}
 	if err == nil {
-		_, err = e.task.wait(ctx, e.ID, e.id)
+		_, err = e.task.wait(ctx, e.c.ID, e.id)
 		if err != nil && isGone(err) {
 			err = nil
 		}
