@@ -15,7 +15,7 @@ import (
 // TestPodman: Debian's podman, which still supports CNI, runs its containers on husk-cni.
 func TestPodman(t *testing.T) {
 	if _, err := exec.LookPath("podman"); err != nil {
-		t.Skip("podman isn't installed, and brings a network that huskd would use: nobody is made to have it")
+		t.Skip("podman isn't installed: make test doesn't install it, because it brings a CNI configuration that huskd would use")
 	}
 	need(t, "runc", "conmon")
 	h := newHost(t)
