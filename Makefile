@@ -42,9 +42,11 @@ lint: ## check format, vet, golangci-lint, and that both architectures build
 test: deps ## run every test, as root
 	HUSK_HOST_TESTS=1 $(GO) test -p 3 -parallel 4 -timeout 20m ./...
 
-check: PACKAGES += $(RACE)
-check: deps lint ## lint, and run every test with the race detector, as root
-	HUSK_HOST_TESTS=1 CGO_ENABLED=1 $(GO) test -race -timeout 40m ./...
+race: PACKAGES += $(RACE)
+race: deps ## run the tests of internal and cmd with the race detector, as root
+	HUSK_HOST_TESTS=1 CGO_ENABLED=1 $(GO) test -race -p 3 -parallel 4 -timeout 20m ./internal/... ./cmd/...
+
+check: lint race test ## run all that CI runs
 
 test-kubelet: PACKAGES += etcd-server
 test-kubelet: deps ## run a kubelet and a control plane, built here, against huskd, as root
@@ -86,4 +88,4 @@ deps: ## install the Debian packages that are missing
 clean: ## remove what was built
 	rm -rf bin out test/interop/kubelet/out
 
-.PHONY: help build demo unit lint test test-kubelet test-gvisor check bench microbench soak fuzz generate deps clean
+.PHONY: help build demo unit lint race test test-kubelet test-gvisor check bench microbench soak fuzz generate deps clean
