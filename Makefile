@@ -29,7 +29,7 @@ demo: deps build ## show a pod's life on this host, as root; KEEP=1 leaves it ru
 	@bin/demo $(if $(KEEP),-keep)
 
 unit: ## run the tests that need no host
-	$(GO) test -short ./...
+	$(GO) test -short ./internal/... ./cmd/...
 
 lint: ## check format, vet, golangci-lint, and that both architectures build
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
