@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -69,7 +70,8 @@ func TestSubPath(t *testing.T) {
 	}
 }
 
-// TestSubPathRace has a pod that keeps swapping a directory with a link to the node's files.
+// TestSubPathRace mounts a part of a volume while a pod keeps swapping it with a link to the node's
+// files, until SubPath has met both often enough.
 func TestSubPathRace(t *testing.T) {
 	t.Parallel()
 	hosttest.Root(t)
@@ -99,7 +101,11 @@ func TestSubPathRace(t *testing.T) {
 		}
 	})
 	good, refused := 0, 0
-	for range 500 {
+	for deadline := time.Now().Add(time.Minute); good+refused < 500 || good < 20 || refused < 20; {
+		if time.Now().After(deadline) {
+			t.Errorf("%d mounted and %d refused within a minute, want 20 of each", good, refused)
+			break
+		}
 		path, err := v.SubPath("uid", disk, "x/new", "c.0")
 		if err != nil {
 			refused++
@@ -112,8 +118,8 @@ func TestSubPathRace(t *testing.T) {
 	}
 	close(done)
 	swapper.Wait()
-	if entries, _ := os.ReadDir(outside); len(entries) != 1 || good == 0 {
-		t.Errorf("files outside of the volume: %v; %d mounted, %d refused", entries, good, refused)
+	if entries, _ := os.ReadDir(outside); len(entries) != 1 {
+		t.Errorf("files outside of the volume: %v", entries)
 	}
 	t.Logf("%d mounted, %d refused", good, refused)
 	if err := v.TearDown("uid"); err != nil {
