@@ -21,14 +21,18 @@ type forwarding struct {
 	t     *testing.T
 	cmd   *exec.Cmd
 	lines *bufio.Reader
-	errs  *strings.Builder
+	errs  *bufio.Reader
 }
 
 func startForwarding(t *testing.T, env []string, args ...string) *forwarding {
 	t.Helper()
-	f := &forwarding{t: t, cmd: exec.Command("husk", append([]string{"port-forward"}, args...)...), errs: &strings.Builder{}}
-	f.cmd.Env, f.cmd.Stderr = append(os.Environ(), env...), f.errs
+	f := &forwarding{t: t, cmd: exec.Command("husk", append([]string{"port-forward"}, args...)...)}
+	f.cmd.Env = append(os.Environ(), env...)
 	out, err := f.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs, err := f.cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +40,7 @@ func startForwarding(t *testing.T, env []string, args ...string) *forwarding {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = f.cmd.Process.Kill() })
-	f.lines = bufio.NewReader(out)
+	f.lines, f.errs = bufio.NewReader(out), bufio.NewReader(errs)
 	return f
 }
 
@@ -46,7 +50,9 @@ func (f *forwarding) line(want string) []string {
 	line, err := f.lines.ReadString('\n')
 	found := regexp.MustCompile("^" + want + "\n$").FindStringSubmatch(line)
 	if err != nil || found == nil {
-		f.t.Fatalf("output %q, %v, want %s; %s", line, err, want, f.errs)
+		_ = f.cmd.Process.Kill()
+		_, errs := f.end()
+		f.t.Fatalf("output %q, %v, want %s; %s", line, err, want, errs)
 	}
 	return found[1:]
 }
@@ -70,12 +76,13 @@ func say(t *testing.T, port, words string) string {
 	return string(answer)
 }
 
-// end waits for the exit and returns the exit code and standard error.
+// end waits for the exit and returns the exit code and the rest of standard error.
 func (f *forwarding) end() (int, string) {
 	f.t.Helper()
 	_, _ = io.Copy(io.Discard, f.lines)
+	errs, _ := io.ReadAll(f.errs)
 	_ = f.cmd.Wait() // the exit code is checked by the caller
-	return f.cmd.ProcessState.ExitCode(), f.errs.String()
+	return f.cmd.ProcessState.ExitCode(), string(errs)
 }
 
 func TestPortForward(t *testing.T) {
@@ -97,11 +104,15 @@ func TestPortForward(t *testing.T) {
 	if got := say(t, shut, "x"); !strings.Contains(got, "reset") {
 		t.Errorf("port without a listener: %q", got)
 	}
+	// The client may see the reset before husk prints the reason.
+	if line, err := f.errs.ReadString('\n'); line != "husk: port 81 of pod default/web: forward port 81: connection refused\n" {
+		t.Errorf("standard error %q, %v", line, err)
+	}
 	if got := say(t, port, "on"); got != "ON" {
 		t.Errorf("after a failed connection, the other port answers %q", got)
 	}
 	_ = f.cmd.Process.Signal(syscall.SIGINT)
-	if code, errs := f.end(); code != 130 || errs != "husk: port 81 of pod default/web: forward port 81: connection refused\n" {
+	if code, errs := f.end(); code != 130 || errs != "" {
 		t.Errorf("exit code %d, %q", code, errs)
 	}
 	// A local port chosen by the user, and a pod that is replaced.
