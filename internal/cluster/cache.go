@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -47,6 +49,14 @@ type Cache[T Object] struct {
 	synced  bool
 }
 
+// The waits before a failed list or watch is repeated. The first is short because the server's Node
+// authorizer denies the secrets of a new pod until it has learned of the pod, about when the node
+// does.
+const (
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = 30 * time.Second
+)
+
 // Watch keeps a cache of a list up to date until ctx ends. It calls changed, which must not block,
 // after each change and once the first complete list has arrived.
 func Watch[T Object](ctx context.Context, client *Client, list List, changed func()) *Cache[T] {
@@ -77,7 +87,9 @@ func Watch[T Object](ctx context.Context, client *Client, list List, changed fun
 			return w, err
 		},
 	}
-	reflector := cache.NewReflectorWithOptions(source, list.Item, c, cache.ReflectorOptions{Name: subject})
+	reflector := cache.NewReflectorWithOptions(source, list.Item, c, cache.ReflectorOptions{Name: subject, Backoff: &wait.Backoff{
+		Duration: firstRetry, Cap: lastRetry, Factor: 2, Jitter: 1, Steps: 20,
+	}})
 	client.watches.Go(func() { reflector.RunWithContext(ctx) })
 	return c
 }

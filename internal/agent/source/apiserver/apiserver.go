@@ -42,6 +42,9 @@ type Source struct {
 	Changed func()
 	Log     *slog.Logger
 
+	// waitReport is how long a pod waits for something from the server before the wait is logged.
+	waitReport time.Duration
+
 	wake     chan struct{}
 	pods     *cluster.Cache[*corev1.Pod]
 	services *cluster.Cache[*corev1.Service]
@@ -68,8 +71,8 @@ type bound struct {
 // waitError is the error of a pod that waits for something from the server.
 type waitError struct{ error }
 
-// waitReportDelay is how long a pod waits before the wait is reported.
-const waitReportDelay = 5 * time.Second
+// waitReport is the usual value of Source.waitReport.
+const waitReport = 5 * time.Second
 
 // summary is the part of a set that is compared to find changes.
 type summary struct {
@@ -86,6 +89,9 @@ type member struct {
 // Start starts watching the server, until ctx ends. It returns the cache of the server's pods.
 func (s *Source) Start(ctx context.Context) *cluster.Cache[*corev1.Pod] {
 	s.wake = make(chan struct{}, 1)
+	if s.waitReport == 0 {
+		s.waitReport = waitReport
+	}
 	s.watching, s.bound = map[string]*objectWatch{}, map[types.UID]*bound{}
 	s.tokens = tokens{Client: s.Client, wake: s.nudge, known: map[string]*token{}}
 	s.pods = cluster.Watch[*corev1.Pod](ctx, s.Client, cluster.List{
@@ -151,7 +157,7 @@ func (s *Source) pass(ctx context.Context) (next time.Time) {
 		present[pod.UID] = true
 		at := locationOf(pod)
 		b, err := s.prepare(ctx, pod, needed)
-		if late := s.bound[pod.UID].reportWaitAt(err); late.IsZero() {
+		if late := s.bound[pod.UID].reportWaitAt(err, s.waitReport); late.IsZero() {
 			s.Client.LogOnce(at, err)
 		} else if next.IsZero() || late.Before(next) {
 			next = late
@@ -188,9 +194,9 @@ func (s *Source) pass(ctx context.Context) (next time.Time) {
 	return next
 }
 
-// reportWaitAt returns when the wait of a pod should be reported. It is zero if it is due, or if
-// err is not a waitError.
-func (b *bound) reportWaitAt(err error) time.Time {
+// reportWaitAt returns when the wait of a pod should be reported, after delay. It is zero if it is
+// due, or if err is not a waitError.
+func (b *bound) reportWaitAt(err error, delay time.Duration) time.Time {
 	if b == nil {
 		return time.Time{}
 	}
@@ -201,7 +207,7 @@ func (b *bound) reportWaitAt(err error) time.Time {
 	if b.waitingSince.IsZero() {
 		b.waitingSince = time.Now()
 	}
-	if late := b.waitingSince.Add(waitReportDelay); time.Now().Before(late) {
+	if late := b.waitingSince.Add(delay); time.Now().Before(late) {
 		return late
 	}
 	return time.Time{}

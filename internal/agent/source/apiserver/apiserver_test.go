@@ -72,7 +72,7 @@ func newFixture(t *testing.T) *fixture {
 		t.Fatal(err)
 	}
 	s := &Source{
-		Client: client, Node: func() *corev1.Node { return f.node }, Log: log, Changed: func() {},
+		Client: client, Node: func() *corev1.Node { return f.node }, Log: log, Changed: func() {}, waitReport: 100 * time.Millisecond,
 		Known: func(uid types.UID) *corev1.Pod {
 			f.mu.Lock()
 			defer f.mu.Unlock()
@@ -325,12 +325,27 @@ func TestObjects(t *testing.T) {
 	f.expect()
 }
 
+// TestTokenRetries checks that a request that races the server's Node authorizer is repeated soon,
+// and that a server that keeps refusing is asked rarely.
+func TestTokenRetries(t *testing.T) {
+	t.Parallel()
+	var first, all time.Duration
+	for i := range 1000 {
+		if all += retryWait(i); i < reportedFailure-1 {
+			first += retryWait(i)
+		}
+	}
+	if first > 500*time.Millisecond || all < 4900*time.Second {
+		t.Errorf("the first %d retries take %v, 1000 take %v", reportedFailure-1, first, all)
+	}
+}
+
 // TestTokens checks that a pod waits for its token, and that the token is renewed.
 func TestTokens(t *testing.T) {
 	f := newFixture(t)
 	asked := make(chan string, 100)
 	var mu sync.Mutex
-	refuse, seconds := true, int64(7)
+	refuse, seconds := true, int64(1)
 	f.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if !strings.HasSuffix(r.URL.Path, "/serviceaccounts/robot/token") {
 			return false

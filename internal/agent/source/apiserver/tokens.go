@@ -14,10 +14,20 @@ import (
 )
 
 // Like kubelet, a token is renewed after four fifths of its lifetime, and at the latest after
-// maxTokenAge. A failed request is repeated after tokenRetry.
+// maxTokenAge.
 const (
+	minTokenAge = time.Second
 	maxTokenAge = 24 * time.Hour
-	tokenRetry  = 5 * time.Second
+)
+
+// A failed request is repeated after firstTokenRetry, and then after twice the last wait, up to
+// lastTokenRetry. The first request for a new pod often fails: the server's Node authorizer learns
+// of the pod about when the node does. The error is therefore logged only if a failure is the
+// reportedFailure-th in a row.
+const (
+	firstTokenRetry = 50 * time.Millisecond
+	lastTokenRetry  = 5 * time.Second
+	reportedFailure = 4
 )
 
 // tokens requests and renews the service account tokens of pods.
@@ -34,11 +44,22 @@ type token struct {
 	value      []byte // empty until the first request succeeds
 	serial     int
 	requesting bool
+	failures   int       // in a row
 	next       time.Time // when to request it again
 }
 
 func (t tokenSpec) path() string {
 	return "/api/v1/namespaces/" + t.namespace + "/serviceaccounts/" + t.account + "/token"
+}
+
+// retryWait returns how long to wait after another failure.
+func retryWait(failures int) time.Duration {
+	return min(firstTokenRetry<<min(failures, 10), lastTokenRetry)
+}
+
+// subject names the token in the log.
+func (t tokenSpec) subject() string {
+	return t.path() + " of pod " + t.pod.Namespace + "/" + t.pod.Name
 }
 
 // ensure requests a token unless it is still valid, and reports whether there is one.
@@ -70,21 +91,25 @@ func (t *tokens) request(ctx context.Context, k *token) {
 	if err == nil && r.Status.Token == "" {
 		err = errors.New("the answer has no token")
 	}
-	t.LogOnce(k.spec.path()+" of pod "+k.spec.pod.Namespace+"/"+k.spec.pod.Name, err)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	defer t.wake()
 	k.requesting = false
 	if err != nil {
-		k.next = time.Now().Add(tokenRetry)
+		k.next = time.Now().Add(retryWait(k.failures))
+		if k.failures++; k.failures >= reportedFailure {
+			t.LogOnce(k.spec.subject(), err)
+		}
 		return
 	}
+	t.LogOnce(k.spec.subject(), nil)
+	k.failures = 0
 	// The expiry time is by the server's clock. The lifetime doesn't depend on it.
 	lasts := time.Duration(k.spec.seconds) * time.Second
 	if s := r.Spec.ExpirationSeconds; s != nil {
 		lasts = time.Duration(*s) * time.Second
 	}
-	k.value, k.next = []byte(r.Status.Token), start.Add(min(max(lasts*4/5, tokenRetry), maxTokenAge))
+	k.value, k.next = []byte(r.Status.Token), start.Add(min(max(lasts*4/5, minTokenAge), maxTokenAge))
 	k.serial++
 }
 
@@ -108,7 +133,7 @@ func (t *tokens) collect(needed map[string]bool, objects manifest.Objects, versi
 		switch {
 		case !needed[key]:
 			delete(t.known, key)
-			t.Forget(k.spec.path() + " of pod " + k.spec.pod.Namespace + "/" + k.spec.pod.Name)
+			t.Forget(k.spec.subject())
 		case len(k.value) > 0:
 			objects[key], versions[key] = manifest.Object{tokenKey: k.value}, strconv.Itoa(k.serial)
 		}
