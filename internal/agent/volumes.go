@@ -19,8 +19,9 @@ import (
 type volumes struct {
 	*podState
 	images *puller
-	// writing is held while volumes are written or removed. Invariant: it is locked before mu.
-	writing sync.Mutex
+	// changing is held while volumes are set up, written or removed: containers start in parallel.
+	// Invariant: it is locked before mu.
+	changing sync.Mutex
 }
 
 // mount sets up the volumes that a container mounts and puts their paths into run.
@@ -33,7 +34,7 @@ func (v *volumes) mount(c *corev1.Container, run *criconfig.Run) (err error) {
 		case len(manifest.Projections(vol)) > 0:
 			run.Volumes[vol.Name], err = v.write(vol)
 		case vol.Image == nil:
-			run.Volumes[vol.Name], err = v.a.cfg.Volumes.SetUp(v.uid(), *vol, spec.SecurityContext.FSGroup)
+			run.Volumes[vol.Name], err = v.setUp(vol)
 		case mounts(c, vol.Name): // an image that only other containers mount isn't pulled
 			run.Images[vol.Name], err = v.image(vol)
 		}
@@ -54,6 +55,12 @@ func (v *volumes) mount(c *corev1.Container, run *criconfig.Run) (err error) {
 		}
 	}
 	return nil
+}
+
+func (v *volumes) setUp(vol *corev1.Volume) (string, error) {
+	v.changing.Lock()
+	defer v.changing.Unlock()
+	return v.a.cfg.Volumes.SetUp(v.uid(), *vol, v.manifest.Spec.SecurityContext.FSGroup)
 }
 
 func mounts(c *corev1.Container, volume string) bool {
@@ -81,8 +88,8 @@ func (v *volumes) image(vol *corev1.Volume) (string, error) {
 
 // write writes the files of a projected volume and returns its path.
 func (v *volumes) write(vol *corev1.Volume) (string, error) {
-	v.writing.Lock()
-	defer v.writing.Unlock()
+	v.changing.Lock()
+	defer v.changing.Unlock()
 	rec := v.record()
 	files, err := criconfig.Files(rec.Pod, vol, rec.Objects, v.a.cfg.Node())
 	if err != nil {
@@ -110,8 +117,8 @@ func (v *volumes) refresh() {
 
 // remove removes all volumes.
 func (v *volumes) remove() error {
-	v.writing.Lock()
-	defer v.writing.Unlock()
+	v.changing.Lock()
+	defer v.changing.Unlock()
 	return v.a.cfg.Volumes.TearDown(v.uid())
 }
 

@@ -42,7 +42,8 @@ func (v Volumes) dirs(uid string) ([]string, error) {
 }
 
 // SetUp sets up a volume and returns its path on the host. A volume that exists already stays as it
-// is. A new emptyDir is owned by the group, if group is not nil.
+// is. A new emptyDir is owned by the group, if group is not nil. Calls for the same pod must not
+// overlap.
 func (v Volumes) SetUp(uid string, volume corev1.Volume, group *int64) (string, error) {
 	dirs, err := v.dirs(uid)
 	if err != nil {
