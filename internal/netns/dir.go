@@ -3,19 +3,28 @@ package netns
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
 // shareDir makes Dir a shared mount of its own, as the first `ip netns add` does. If that came
-// after our first pin, it would cover the pin with a copy, and Remove would only unpin the copy.
+// after our first pin, it would cover the pin with a copy: see removeCovered.
 // For the same reason Dir stays as it is if others have pinned namespaces there: they could not
 // remove theirs any more.
 func shareDir() error {
-	if err := os.MkdirAll(Dir, 0o755); err != nil {
-		return fmt.Errorf("make %s: %w", Dir, err)
+	// The common case: no lock.
+	if mounted, err := isMountRoot(Dir); err == nil && mounted {
+		return nil
 	}
+	lock, err := lockDir()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	mounted, err := isMountRoot(Dir)
 	if err != nil || mounted {
 		return err
@@ -23,13 +32,104 @@ func shareDir() error {
 	if entries, err := os.ReadDir(Dir); err != nil || len(entries) > 0 {
 		return err
 	}
-	if err := unix.Mount(Dir, Dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, Dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
 		return fmt.Errorf("bind %s to itself: %w", Dir, err)
 	}
-	if err := unix.Mount("", Dir, "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
+	defer unix.Close(tree)
+	// The mark comes first, so that a crash leaves no mount without one. If it can't be written,
+	// the mount stays when huskd ends.
+	if id, err := mountID(tree); err == nil {
+		_ = unix.Setxattr(Dir, mark, []byte(id), 0)
+	}
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, Dir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("bind %s to itself: %w", Dir, err)
+	}
+	if err := unix.Mount("", Dir, "", unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("share %s: %w", Dir, err)
 	}
 	return nil
+}
+
+// mark is the extended attribute of Dir that names the mount which a huskd made on it.
+const mark = "trusted.husk.mount"
+
+// mountID identifies the mount at fd among all since the host was booted. Before Linux 6.8 the
+// kernel uses the number of a mount again after it is unmounted.
+func mountID(fd int) (string, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", err
+	}
+	var st unix.Statx_t
+	for _, mask := range []int{unix.STATX_MNT_ID_UNIQUE, unix.STATX_MNT_ID} {
+		if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, mask, &st); err != nil {
+			return "", err
+		}
+		if st.Mask&uint32(mask) != 0 {
+			return fmt.Sprintf("%s %x %d", strings.TrimSpace(string(boot)), mask, st.Mnt_id), nil
+		}
+	}
+	return "", errors.ErrUnsupported
+}
+
+// isMarked reports whether a huskd made the mount at Dir.
+func isMarked() bool {
+	fd, err := unix.Open(Dir, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	id, err := mountID(fd)
+	if err != nil {
+		return false
+	}
+	value := make([]byte, len(id)+1)
+	n, err := unix.Getxattr(Dir, mark, value)
+	return err == nil && string(value[:n]) == id
+}
+
+// lockDir makes Dir and locks it against other huskds and, as they lock it too, `ip netns add`s.
+// The lock doesn't keep Dir busy.
+func lockDir() (*os.File, error) {
+	for {
+		if err := os.MkdirAll(Dir, 0o755); err != nil {
+			return nil, fmt.Errorf("make %s: %w", Dir, err)
+		}
+		f, err := openDetached(Dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed meanwhile
+		}
+		if err == nil {
+			err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("lock %s: %w", Dir, err)
+		}
+		locked, err := f.Stat()
+		if err != nil {
+			_ = f.Close()
+			return nil, fmt.Errorf("lock %s: %w", Dir, err)
+		}
+		if now, err := os.Stat(Dir); err == nil && os.SameFile(locked, now) {
+			return f, nil
+		}
+		_ = f.Close()
+	}
+}
+
+// openDetached opens a directory on a mount of its own that is mounted nowhere.
+func openDetached(dir string) (*os.File, error) {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(tree)
+	fd, err := unix.Openat(tree, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), dir), nil
 }
 
 func isMountRoot(path string) (bool, error) {
@@ -40,17 +140,22 @@ func isMountRoot(path string) (bool, error) {
 	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }
 
-// ReleaseDir reverts what Create did to Dir, if no namespace is pinned there any more. If others
-// use it, it stays.
+// ReleaseDir removes the mount that Create made on Dir, if no namespace is pinned there any more. A
+// mount that another program made stays.
 func ReleaseDir() error {
-	entries, err := os.ReadDir(Dir)
-	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) > 0 {
+	if _, err := os.Lstat(Dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+	lock, err := lockDir()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	entries, err := os.ReadDir(Dir)
 	if err != nil {
 		return fmt.Errorf("release %s: %w", Dir, err)
 	}
-	if mounted, err := isMountRoot(Dir); err != nil || !mounted {
+	if mounted, err := isMountRoot(Dir); err != nil || !mounted || len(entries) > 0 || !isMarked() {
 		return err
 	}
 	if err := unix.Unmount(Dir, 0); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EINVAL) {
@@ -59,4 +164,35 @@ func ReleaseDir() error {
 	// This only removes an empty directory, and only if we could unmount it.
 	_ = os.Remove(Dir)
 	return nil
+}
+
+// removeCovered removes the file at path if a pin of it is left that another mount covers. That
+// happens if a program binds the directory to itself after the pin, as the first `ip netns add`
+// does: unpin then finds only the copy, and the file stays busy.
+//
+// The covered pin has no path. But the kernel lets a file be removed that is a mount point in
+// other mount namespaces only, and unmounts it in all of them (since Linux 3.18, commit
+// 8ed936b5671b). So removeCovered removes it from a mount namespace in which it has unmounted the
+// covering mounts, and the pins.
+func removeCovered(path string) error {
+	return onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("new mount namespace: %w", err)
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return fmt.Errorf("new mount namespace: %w", err)
+		}
+		for {
+			if err := unmount(path); err != nil {
+				return err
+			}
+			err := os.Remove(path)
+			if !errors.Is(err, unix.EBUSY) {
+				return err
+			}
+			if unix.Unmount(filepath.Dir(path), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) != nil {
+				return err // nothing covers it: it is busy for another reason
+			}
+		}
+	})
 }

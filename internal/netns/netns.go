@@ -206,23 +206,31 @@ func Remove(paths ...string) error {
 }
 
 func unpin(path string) error {
+	if err := unmount(path); err != nil {
+		return err
+	}
+	err := os.Remove(path)
+	if errors.Is(err, unix.EBUSY) {
+		err = removeCovered(path)
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// unmount unmounts everything that is stacked at path, if anything is.
+func unmount(path string) error {
 	for {
 		// UMOUNT_NOFOLLOW: don't follow a symlink that replaced our file.
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		if errors.Is(err, unix.ENOENT) {
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) { // not mounted, or not any more
 			return nil
-		}
-		if errors.Is(err, unix.EINVAL) { // not mounted, or not any more
-			break
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
 }
 
 func touch(path string) error {
