@@ -39,13 +39,19 @@ type harness struct {
 	dir     string
 	journal *journal.Journal
 	images  *image.Store
+	cgroups cgroups
 	closed  bool
 }
 
 func newHarness(t testing.TB) *harness {
 	t.Helper()
+	return newHarnessWith(t, cgroups{})
+}
+
+func newHarnessWith(t testing.TB, c cgroups) *harness {
+	t.Helper()
 	hosttest.Root(t)
-	h := &harness{t: t, dir: t.TempDir()}
+	h := &harness{t: t, dir: t.TempDir(), cgroups: c}
 	h.start()
 	t.Cleanup(h.close)
 	return h
@@ -58,12 +64,12 @@ func (handlers) Check(string, bool) error        { return nil }
 func (handlers) RuntimeSandbox(string) bool      { return false }
 func (handlers) Order(string) sandboxstate.Order { return "" }
 
-// cgroups creates none.
-type cgroups struct{}
+// cgroups creates none. It returns stuck when it should remove one.
+type cgroups struct{ stuck error }
 
 func (cgroups) Parent(named string) (string, error)                      { return named, nil }
 func (cgroups) Create(string, *runtimeapi.LinuxContainerResources) error { return nil }
-func (cgroups) Remove(string) error                                      { return nil }
+func (c cgroups) Remove(string) error                                    { return c.stuck }
 
 func (h *harness) start() {
 	h.t.Helper()
@@ -81,7 +87,7 @@ func (h *harness) start() {
 	containers := container.New(container.Config{Root: h.dir, State: state, Journal: h.journal, Host: facts, Log: log})
 	sandboxes := sandbox.New(sandbox.Config{
 		Instance: pod.InstanceOf(h.dir), State: state, Journal: h.journal, Containers: containers, Host: facts, Log: log,
-		Handlers: handlers{}, Cgroups: cgroups{},
+		Handlers: handlers{}, Cgroups: h.cgroups,
 		Changed: func(st sandbox.Status) { h.SandboxChanged(st) },
 	})
 	h.Agent = New(Config{

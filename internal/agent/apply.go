@@ -150,9 +150,15 @@ func (a *Agent) Remove(ctx context.Context, uid string) error {
 	return w.await(ctx, "removed", func(Pod) bool { return false })
 }
 
+// stallTime is how long Drain waits, after the budget, for the next pod to be stopped.
+const stallTime = 10 * time.Second
+
+var errStalled = fmt.Errorf("no pod was stopped for %v: the next huskd tries again", stallTime)
+
 // Drain stops all pods within the budget, and refuses new ones. The pods run again when huskd
 // starts. Drain calls stopped for each pod with the error if it did not stop in time, and returns
-// all errors.
+// all errors. After the budget, Drain waits for as long as pods are being stopped: one whose
+// teardown fails again and again doesn't keep huskd from ending.
 func (a *Agent) Drain(ctx context.Context, budget time.Duration, stopped func(p Pod, err error)) error {
 	a.mu.Lock()
 	a.draining = true
@@ -166,6 +172,11 @@ func (a *Agent) Drain(ctx context.Context, budget time.Duration, stopped func(p 
 		err error
 	}
 	results := make(chan result)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	end := time.Now().Add(budget)
+	stalled := time.AfterFunc(budget+stallTime, func() { cancel(errStalled) })
+	defer stalled.Stop()
 	for _, w := range all {
 		w.drain(budget)
 		go func() { results <- result{w, w.await(ctx, "stopped", func(p Pod) bool { return p.Finished })} }()
@@ -173,6 +184,7 @@ func (a *Agent) Drain(ctx context.Context, budget time.Duration, stopped func(p 
 	var failures []error
 	for range all {
 		r := <-results
+		stalled.Reset(max(time.Until(end), 0) + stallTime)
 		stopped(r.w.published.pod(), r.err)
 		failures = append(failures, r.err)
 	}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -182,6 +183,29 @@ func TestDrain(t *testing.T) {
 	h.restart()
 	for _, p := range h.List() {
 		h.waitFor(string(p.Manifest.UID), "waiting for its image again", imageMissing)
+	}
+}
+
+// TestDrainStalls checks that Drain ends soon after the budget if a pod's teardown fails again and
+// again, and that the next huskd stops the pod.
+func TestDrainStalls(t *testing.T) {
+	t.Parallel()
+	h := newHarnessWith(t, cgroups{stuck: errors.New("it is stuck")})
+	p := parse(t, "a", "")
+	h.apply(p)
+	h.waitFor(string(p.UID), "waiting for its image", imageMissing)
+	began := time.Now()
+	err := h.Drain(h.ctx(), time.Second, func(Pod, error) {})
+	if err == nil || !strings.Contains(err.Error(), "it is stuck") || !errors.Is(err, errStalled) {
+		t.Errorf("Drain: %v", err)
+	}
+	if took := time.Since(began); took < stallTime {
+		t.Errorf("Drain gave up after %v", took)
+	}
+	h.cgroups = cgroups{}
+	h.restart()
+	if err := h.Stop(h.ctx(), string(p.UID), nil); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -309,7 +309,7 @@ func (w *worker) await(ctx context.Context, what string, ok func(Pod) bool) erro
 			if p.Problem != "" {
 				why = ": " + p.Problem
 			}
-			return fmt.Errorf("pod %s is still being %s%s: %w", p.Name(), what, why, ctx.Err())
+			return fmt.Errorf("pod %s is still being %s%s: %w", p.Name(), what, why, context.Cause(ctx))
 		}
 	}
 }
