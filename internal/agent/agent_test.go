@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/agent/volume"
@@ -94,7 +95,7 @@ func (h *harness) start() {
 		Journal: h.journal, Sandboxes: sandboxes, Containers: containers, Images: h.images,
 		Volumes: volume.Volumes{Root: h.dir, State: state},
 		Node: func() criconfig.Node {
-			return criconfig.Node{Name: "n", CPUs: 2, Memory: 1 << 30, Logs: filepath.Join(h.dir, "logs")}
+			return criconfig.Node{Name: "n", Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourceMemory: resource.MustParse("1Gi")}, Memory: 1 << 30, Logs: filepath.Join(h.dir, "logs")}
 		},
 		Log: log,
 	})

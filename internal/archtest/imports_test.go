@@ -93,6 +93,8 @@ var layer = map[string]int{
 	"internal/cluster/registration":     edge,
 	"internal/cluster/podstatus":        edge,
 	"internal/cluster/nodestats":        edge,
+	"internal/cluster/capacity":         pure,
+	"internal/agent/eviction":           pure,
 	"internal/agent/view":               agent,
 	"internal/housekeeping":             agent,
 	"internal/agent/admission":          driver,

@@ -59,13 +59,13 @@ func TestOutsideIsRefused(t *testing.T) {
 // TestLimitFiles checks which files are written, with plain directories in place of the
 // hierarchies.
 func TestLimitFiles(t *testing.T) {
-	cpu, memory, unified := t.TempDir(), t.TempDir(), t.TempDir()
-	v1 := host.Cgroup{Mode: host.CgroupHybrid, Mounts: map[string]string{"cpu": cpu, "cpuacct": cpu, "memory": memory, "": t.TempDir()}}
+	cpu, memory, pids, unified := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
+	v1 := host.Cgroup{Mode: host.CgroupHybrid, Mounts: map[string]string{"cpu": cpu, "cpuacct": cpu, "memory": memory, "pids": pids, "": t.TempDir()}}
 	v2 := host.Cgroup{Mode: host.CgroupV2, Mounts: map[string]string{"": unified}}
 	if err := write(unified, []setting{{file: "cgroup.controllers", value: "cpu memory\n"}}); err != nil {
 		t.Fatal(err)
 	}
-	limits := Limits{CPUShares: 512, CPUQuota: 50_000, Memory: 64 << 20}
+	limits := Limits{CPUShares: 512, CPUQuota: 50_000, Memory: 64 << 20, Pids: 1000}
 	for _, c := range []host.Cgroup{v1, v2} {
 		tree, err := New(c, "/husk-1")
 		if err != nil {
@@ -83,6 +83,8 @@ func TestLimitFiles(t *testing.T) {
 		cpu + "/husk-1/pod/cpu.cfs_quota_us":             "50000",
 		memory + "/husk-1/pod/memory.limit_in_bytes":     "67108864",
 		memory + "/husk-1/pod/memory.use_hierarchy":      "1",
+		pids + "/husk-1/pod/pids.max":                    "1000",
+		unified + "/husk-1/pod/pids.max":                 "1000",
 		unified + "/cgroup.subtree_control":              "+memory", // the last of two writes
 		unified + "/husk-1/pod/cpu.weight":               "20",
 		unified + "/husk-1/pod/cpu.max":                  "50000 100000",

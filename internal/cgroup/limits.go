@@ -21,6 +21,8 @@ type Limits struct {
 	CPUPeriod uint64
 	// Memory is in bytes.
 	Memory int64
+	// Pids is a number of processes and threads.
+	Pids int64
 }
 
 const defaultPeriod = 100_000
@@ -45,7 +47,11 @@ func (t *Tree) Create(cgroup string, limits Limits) error {
 // createV1 creates the cgroup in the hierarchies that have limits. The runtime creates it in the
 // others with the container's, since it knows how to fill in a cpuset.
 func (t *Tree) createV1(cgroup string, limits Limits) error {
-	for _, controller := range []string{"cpu", "memory"} {
+	settings := map[string][]setting{"cpu": limits.cpuV1(), "memory": limits.memoryV1()}
+	if limits.Pids > 0 {
+		settings["pids"] = limits.pids()
+	}
+	for controller, files := range settings {
 		mount, ok := t.host.Mounts[controller]
 		if !ok {
 			continue
@@ -53,12 +59,6 @@ func (t *Tree) createV1(cgroup string, limits Limits) error {
 		dir := filepath.Join(mount, cgroup)
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
-		}
-		var files []setting
-		if controller == "cpu" {
-			files = limits.cpuV1()
-		} else {
-			files = limits.memoryV1()
 		}
 		if err := write(dir, files); err != nil {
 			return err
@@ -126,7 +126,15 @@ func (l Limits) v2() []setting {
 	if l.Memory > 0 {
 		out = append(out, setting{file: "memory.max", value: strconv.FormatInt(l.Memory, 10)})
 	}
+	if l.Pids > 0 {
+		out = append(out, l.pids()...)
+	}
 	return out
+}
+
+// pids returns the same setting for v1 and v2.
+func (l Limits) pids() []setting {
+	return []setting{{file: "pids.max", value: strconv.FormatInt(l.Pids, 10)}}
 }
 
 func (l Limits) period() uint64 {

@@ -23,6 +23,7 @@ type Cluster struct {
 	NodeClientCA  string   `key:"node-client-ca-file" help:"CA certificates for clients of the kubelet API; those of the kubeconfig if empty"`
 	ClusterDNS    []string `key:"cluster-dns" help:"name servers for pods with dnsPolicy ClusterFirst; the node's if empty"`
 	ClusterDomain string   `key:"cluster-domain" help:"domain of the cluster's services, in the search list of those pods"`
+	Capacity
 }
 
 func (c *Cluster) checkCluster(bad func(key, format string, args ...any)) {
@@ -54,6 +55,7 @@ func (c *Cluster) checkCluster(bad func(key, format string, args ...any)) {
 	if len(validation.IsDNS1123Subdomain(c.ClusterDomain)) > 0 {
 		bad("cluster-domain", "%q is not a domain such as cluster.local", c.ClusterDomain)
 	}
+	c.checkCapacity(bad)
 }
 
 // Labels returns the node's labels.

@@ -66,7 +66,7 @@ func New() Config {
 		Listen:     "unix:///run/husk/husk.sock",
 		Sources:    Sources{WebSeconds: 20},
 		Disk:       kubeletDisk,
-		Cluster:    Cluster{NodeListen: ":10250", ClusterDomain: "cluster.local"},
+		Cluster:    Cluster{NodeListen: ":10250", ClusterDomain: "cluster.local", Capacity: Capacity{MaxPods: 110}},
 		CertsDir:   "/etc/husk/certs.d",
 		Network:    "ptp",
 		Subnets:    []string{"10.201.0.0/16", "fd68:7573:6b00::/64"},
@@ -130,6 +130,8 @@ func Parse(args []string, out io.Writer) (Config, error) {
 			flags.BoolVar(p, o.key, *p, o.help)
 		case *int:
 			flags.IntVar(p, o.key, *p, o.help)
+		case *Amounts:
+			flags.Var(p, o.key, o.help)
 		}
 	}
 	file := flags.String("config", "", "TOML file with these settings (default "+DefaultFile+", if it exists)")
@@ -242,6 +244,17 @@ func (o option) set(v any) error {
 			*p = float64(n)
 		default:
 			return fmt.Errorf("%s: must be a number", o.key)
+		}
+	case *Amounts:
+		table, ok := v.(map[string]any)
+		if !ok {
+			return fmt.Errorf("%s: must be a table of strings", o.key)
+		}
+		*p = Amounts{}
+		for name, e := range table {
+			if (*p)[name], ok = e.(string); !ok {
+				return fmt.Errorf("%s: %s must be a string", o.key, name)
+			}
 		}
 	case *[]string:
 		list, ok := v.([]any)
@@ -383,6 +396,11 @@ func shown(v reflect.Value) string {
 			return ""
 		}
 		return "`[\"" + strings.Join(v, "\", \"") + "\"]`"
+	case Amounts:
+		if len(v) == 0 {
+			return ""
+		}
+		return "`" + (&v).String() + "`"
 	default:
 		return fmt.Sprintf("`%v`", v)
 	}

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -88,10 +87,10 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 		Changed: m.nudge,
 	}
 	reporter := podstatus.New(podstatus.Config{
-		Client: m.client, Agent: m.d.agent, Pods: pods.Start(ctx), Node: self.Object, CRI: nodeFacts(m.d.cfg, m.d.facts), Events: m.d.agent.Events,
+		Client: m.client, Agent: m.d.agent, Pods: pods.Start(ctx), Node: self.Object, CRI: nodeFacts(m.d.cfg, m.d.facts, m.d.resources), Events: m.d.agent.Events,
 	})
 	m.reporter.Store(reporter)
-	for _, run := range []func(context.Context) error{self.Run, pods.Run, reporter.Run, server.Serve} {
+	for _, run := range []func(context.Context) error{m.d.enforceLimits, self.Run, pods.Run, reporter.Run, server.Serve} {
 		running.Go(func() error { return run(ctx) })
 	}
 	running.Go(func() error {
@@ -141,13 +140,9 @@ func (m *membership) machine() (registration.Machine, error) {
 	if err != nil {
 		return registration.Machine{}, err
 	}
-	var disk unix.Statfs_t
-	if err := unix.Statfs(m.d.cfg.Root, &disk); err != nil {
-		return registration.Machine{}, err
-	}
 	return registration.Machine{
 		Name: nodeName(m.d.cfg), Hostname: hostname(), Labels: labels, Taints: taints, Facts: m.d.facts, Handlers: m.d.handlers.List(),
-		Disk: int64(disk.Blocks) * disk.Bsize, Port: int32(port),
+		Capacity: m.d.resources.capacity, Allocatable: m.d.resources.allocatable, Port: int32(port),
 	}, nil
 }
 

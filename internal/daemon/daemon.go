@@ -56,6 +56,7 @@ type daemon struct {
 	locks      locks
 	metrics    *metrics.Metrics
 	facts      host.Facts
+	resources  nodeResources
 	meter      *stats.Meter   // shared by all readers, because it caches what it reads
 	tracer     *export.Tracer // nil if tracing is off
 	membership *membership    // nil outside of a cluster
@@ -116,6 +117,9 @@ func (d *daemon) open(ctx context.Context) error {
 	d.meter = stats.New(d.facts.Cgroup, d.inside)
 	var damaged []journal.Damage
 	var err error
+	if d.resources, err = newNodeResources(d.cfg, d.facts); err != nil {
+		return err
+	}
 	if d.cfg.Tracing.Endpoint != "" {
 		d.tracer, err = export.New(ctx, export.Config{
 			Endpoint: d.cfg.Tracing.Endpoint, Sampling: d.cfg.Tracing.Sampling, Node: nodeName(d.cfg), Log: d.log,
@@ -217,7 +221,7 @@ func (d *daemon) wire() {
 	d.agent = agent.New(agent.Config{
 		Journal: d.journal, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
 		Volumes: d.volumes(),
-		Node:    nodeFacts(d.cfg, d.facts),
+		Node:    nodeFacts(d.cfg, d.facts, d.resources),
 		Begin:   d.tracer.Begin,
 		Changed: d.membership.podChanged(),
 		Log:     d.log,

@@ -20,9 +20,9 @@ const (
 )
 
 // nodeFacts returns a function that describes the node as it is when called.
-func nodeFacts(cfg config.Config, f host.Facts) func() criconfig.Node {
+func nodeFacts(cfg config.Config, f host.Facts, r nodeResources) func() criconfig.Node {
 	fixed := criconfig.Node{
-		Name: nodeName(cfg), ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, Memory: f.Memory, CPUs: f.CPUs, Unified: f.Cgroup.Mode.Unified(),
+		Name: nodeName(cfg), ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, Memory: f.Memory, Allocatable: r.allocatable, Unified: f.Cgroup.Mode.Unified(),
 		HugePages: f.Cgroup.HugePages, RecursiveReadOnly: f.RecursiveReadOnly,
 		Logs: filepath.Join(cfg.Root, "logs"), Seccomp: "/var/lib/kubelet/seccomp",
 	}

@@ -45,7 +45,7 @@ func (l *Ledger) Admit(pod *corev1.Pod, force bool) Refusal {
 	}
 	wanted := requestsOf(pod)
 	if len(wanted) > 0 && !force {
-		capacity := capacityOf(l.node())
+		capacity := l.node().Allocatable
 		for _, name := range counted {
 			used, q, limit := l.used(name, ""), wanted[name], capacity[name]
 			if exceeds(used, q, limit) {
@@ -68,7 +68,7 @@ func (l *Ledger) Resize(pod *corev1.Pod) (refusal Refusal, freed bool) {
 	if !ok {
 		return Refusal{}, false
 	}
-	wanted, capacity := requestsOf(pod), capacityOf(l.node())
+	wanted, capacity := requestsOf(pod), l.node().Allocatable
 	for _, name := range counted {
 		q, before, limit := wanted[name], former[name], capacity[name]
 		used := l.used(name, uid)
@@ -129,11 +129,4 @@ func requestsOf(pod *corev1.Pod) requests {
 		}
 	}
 	return out
-}
-
-func capacityOf(n criconfig.Node) corev1.ResourceList {
-	return corev1.ResourceList{
-		corev1.ResourceCPU:    *resource.NewQuantity(int64(n.CPUs), resource.DecimalSI),
-		corev1.ResourceMemory: *resource.NewQuantity(n.Memory, resource.BinarySI),
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
@@ -22,7 +23,9 @@ func requesting(t *testing.T, name, requests string) *corev1.Pod {
 	return &file.Pods[0]
 }
 
-func twoCPUs() criconfig.Node { return criconfig.Node{CPUs: 2, Memory: 1 << 30} }
+func twoCPUs() criconfig.Node {
+	return criconfig.Node{Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourceMemory: resource.MustParse("1Gi")}}
+}
 
 func TestAdmit(t *testing.T) {
 	t.Parallel()

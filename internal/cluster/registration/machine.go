@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/huskd/husk/internal/host"
@@ -19,8 +18,6 @@ const (
 	operatingSystem = runtime.GOOS
 	architecture    = runtime.GOARCH
 
-	// maxPods is how many pods a node can run, as for a kubelet.
-	maxPods = 110
 	// kubeletVersion is the version of Kubernetes whose API is used here. Controllers check whether a
 	// node is too old for a feature.
 	kubeletVersion = "v1.37.2"
@@ -33,26 +30,20 @@ type Machine struct {
 	Taints         []corev1.Taint
 	Facts          host.Facts
 	Handlers       []oci.Handler
-	// Disk is the size in bytes of the file system that pods write to.
-	Disk int64
+	// Capacity are the node's resources, and Allocatable those that pods can request.
+	Capacity, Allocatable corev1.ResourceList
 	// Port is the port of the kubelet API.
 	Port int32
 }
 
 // Object returns the node to be registered.
 func (m Machine) Object() *corev1.Node {
-	capacity := corev1.ResourceList{
-		corev1.ResourceCPU:              *resource.NewQuantity(int64(m.Facts.CPUs), resource.DecimalSI),
-		corev1.ResourceMemory:           *resource.NewQuantity(m.Facts.Memory, resource.BinarySI),
-		corev1.ResourceEphemeralStorage: *resource.NewQuantity(m.Disk, resource.BinarySI),
-		corev1.ResourcePods:             *resource.NewQuantity(maxPods, resource.DecimalSI),
-	}
 	out := &corev1.Node{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
 		ObjectMeta: metav1.ObjectMeta{Name: m.Name, Labels: labels(m.Hostname, m.Labels)},
 		Spec:       corev1.NodeSpec{Taints: slices.Clone(m.Taints)},
 		Status: corev1.NodeStatus{
-			Capacity: capacity, Allocatable: capacity.DeepCopy(),
+			Capacity: m.Capacity, Allocatable: m.Allocatable,
 			DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: m.Port}},
 			NodeInfo: corev1.NodeSystemInfo{
 				MachineID: line("/etc/machine-id"), SystemUUID: line("/sys/class/dmi/id/product_uuid"), BootID: m.Facts.BootID,

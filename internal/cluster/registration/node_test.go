@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
@@ -48,8 +49,10 @@ func start(t *testing.T) *fixture {
 	}
 	machine := Machine{
 		Name: "here", Hostname: "host", Labels: map[string]string{"zone": "a"}, Taints: []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}},
-		Facts: host.Facts{CPUs: 2, Memory: 4 << 30, Kernel: "6.1", BootID: "boot"}, Disk: 1 << 30, Port: 10250,
-		Handlers: []oci.Handler{{}, {Name: "gone", Missing: errors.New("x")}},
+		Facts: host.Facts{Kernel: "6.1", BootID: "boot"}, Port: 10250,
+		Capacity:    corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2")},
+		Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1900m")},
+		Handlers:    []oci.Handler{{}, {Name: "gone", Missing: errors.New("x")}},
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	f.Node = Start(ctx, Config{
@@ -96,7 +99,7 @@ func TestRegisters(t *testing.T) {
 	f := start(t)
 	var created corev1.Node
 	f.sent(http.MethodPost, nodes, &created, nil)
-	if created.Labels["zone"] != "a" || created.Labels[corev1.LabelHostname] != "host" || len(created.Spec.Taints) != 1 || created.Status.Capacity.Cpu().Value() != 2 || created.Status.DaemonEndpoints.KubeletEndpoint.Port != 10250 {
+	if created.Labels["zone"] != "a" || created.Labels[corev1.LabelHostname] != "host" || len(created.Spec.Taints) != 1 || created.Status.Capacity.Cpu().Value() != 2 || created.Status.Allocatable.Cpu().MilliValue() != 1900 || created.Status.DaemonEndpoints.KubeletEndpoint.Port != 10250 {
 		t.Errorf("the node is %+v", created)
 	}
 	if len(created.Status.RuntimeHandlers) != 1 || len(created.Status.Addresses) != 3 {

@@ -25,9 +25,10 @@ type Node struct {
 	Name string
 	// IPs of the node, the primary one first.
 	IPs []string
-	// Memory in bytes, and CPUs: the values for containers without a limit.
+	// Memory of the node in bytes.
 	Memory int64
-	CPUs   int
+	// Allocatable is what pods can request. Containers without a limit see it as their limit.
+	Allocatable corev1.ResourceList
 	// Unified tells that the node uses cgroup v2.
 	Unified bool
 	// HugePages are the page sizes that can be limited, such as "2MB".

@@ -21,7 +21,7 @@ import (
 
 func node() Node {
 	return Node{
-		Name: "node1", IPs: []string{"192.0.2.1", "2001:db8::1"}, Memory: 4 << 30, CPUs: 2,
+		Name: "node1", IPs: []string{"192.0.2.1", "2001:db8::1"}, Memory: 4 << 30, Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourceMemory: resource.MustParse("4Gi")},
 		HugePages: []string{"2MB", "1GB"}, RecursiveReadOnly: true,
 		ResolvConf: []byte("# a comment\nnameserver 127.0.0.53\nnameserver 9.9.9.9\nsearch a.example b.example\noptions edns0 ndots:1\n"),
 		Logs:       "/var/log/pods", Seccomp: "/etc/husk/seccomp",

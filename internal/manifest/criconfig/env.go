@@ -9,7 +9,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/huskd/husk/internal/manifest"
@@ -171,7 +170,7 @@ func first(values []string) string {
 }
 
 // resourceValue returns a limit or request of a container in units of the divisor, rounded up. A
-// limit that isn't set defaults to the node's capacity.
+// limit that isn't set defaults to what the node can allocate.
 func resourceValue(pod *corev1.Pod, own *corev1.Container, ref *corev1.ResourceFieldSelector, n Node) (string, error) {
 	c := own
 	if ref.ContainerName != "" {
@@ -186,12 +185,7 @@ func resourceValue(pod *corev1.Pod, own *corev1.Container, ref *corev1.ResourceF
 	}
 	q, set := values[corev1.ResourceName(name)]
 	if !set && kind == "limits" {
-		switch corev1.ResourceName(name) {
-		case corev1.ResourceCPU:
-			q = *resource.NewQuantity(int64(n.CPUs), resource.DecimalSI)
-		case corev1.ResourceMemory:
-			q = *resource.NewQuantity(n.Memory, resource.BinarySI)
-		}
+		q = n.Allocatable[corev1.ResourceName(name)]
 	}
 	if corev1.ResourceName(name) == corev1.ResourceCPU {
 		return divideUp(q.MilliValue(), ref.Divisor.MilliValue()), nil

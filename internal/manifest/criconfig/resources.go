@@ -21,7 +21,8 @@ const (
 	minQuota     = 1000
 )
 
-func shares(milli int64) int64 {
+// Shares returns the cpu.shares for a number of thousandths of a CPU.
+func Shares(milli int64) int64 {
 	return min(max(milli*sharesPerCPU/1000, minShares), maxShares)
 }
 
@@ -36,7 +37,7 @@ func setQuota(r *runtimeapi.LinuxContainerResources, milli int64) {
 func Resources(pod *corev1.Pod, c *corev1.Container, n Node) *runtimeapi.LinuxContainerResources {
 	limits, requests := c.Resources.Limits, c.Resources.Requests
 	out := &runtimeapi.LinuxContainerResources{
-		CpuShares:          shares(requests.Cpu().MilliValue()),
+		CpuShares:          Shares(requests.Cpu().MilliValue()),
 		MemoryLimitInBytes: limits.Memory().Value(),
 		OomScoreAdj:        oomScore(pod, c, n),
 		HugepageLimits:     hugePageLimits(limits, n),
@@ -165,7 +166,7 @@ func QOS(pod *corev1.Pod) corev1.PodQOSClass {
 func PodResources(pod *corev1.Pod) *runtimeapi.LinuxContainerResources {
 	cpu := Requested(pod, corev1.ResourceCPU)
 	out := &runtimeapi.LinuxContainerResources{
-		CpuShares:          shares(cpu.MilliValue()),
+		CpuShares:          Shares(cpu.MilliValue()),
 		MemoryLimitInBytes: podLimit(pod, corev1.ResourceMemory).Value(),
 	}
 	setQuota(out, podLimit(pod, corev1.ResourceCPU).MilliValue())

@@ -1,0 +1,95 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/huskd/husk/internal/cgroup"
+	"github.com/huskd/husk/internal/config"
+	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/internal/stats"
+)
+
+func TestNodeResources(t *testing.T) {
+	t.Parallel()
+	facts := host.Facts{CPUs: 2, Memory: 4 << 30}
+	cfg := config.New()
+	cfg.Root = t.TempDir()
+	cfg.KubeReserved = config.Amounts{"cpu": "100m", "memory": "1Gi", "pid": "1"}
+	plain, err := newNodeResources(cfg, facts)
+	if err != nil || plain.allocatable.Cpu().Value() != 2 || plain.limits.Memory != 0 {
+		t.Errorf("without a cluster: %+v, %v", plain, err)
+	}
+	cfg.Kubeconfig = "/etc/kubeconfig"
+	cfg.SystemReserved = config.Amounts{"memory": "512Mi"}
+	r, err := newNodeResources(cfg, facts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const mi = 1 << 20
+	if got := r.allocatable.Memory().Value(); got > (4096-1024-512-100)*mi {
+		t.Errorf("%d bytes of memory are allocatable", got)
+	}
+	if r.allocatable.Cpu().MilliValue() != 1900 || r.allocatable.Pods().Value() != 110 ||
+		r.allocatable.StorageEphemeral().Value() >= r.capacity.StorageEphemeral().Value() {
+		t.Errorf("allocatable %v", r.allocatable)
+	}
+	// The limit has no room for the eviction threshold of 100Mi: evictions come before it.
+	if r.limits.Memory != (4096-1024-512)*mi || r.limits.CPUShares != 1945 || r.limits.Pids <= 0 {
+		t.Errorf("limits %+v", r.limits)
+	}
+	for want, reserved := range map[string]config.Amounts{
+		"of memory, but the node has 4Gi": {"memory": "5Gi"},
+		"process IDs, but the node has":   {"pid": "1e12"},
+	} {
+		cfg.KubeReserved = reserved
+		if _, err := newNodeResources(cfg, facts); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v is reserved: %v", reserved, err)
+		}
+	}
+}
+
+// TestEnforceLimits: the cgroup of all pods gets the limits, before there is a pod.
+func TestEnforceLimits(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	facts := host.Probe("/")
+	tree, err := cgroup.New(facts.Cgroup, fmt.Sprintf("/husk-test-limits-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{cgroups: cgroup.NewQoSTree(tree), resources: nodeResources{limits: cgroup.Limits{CPUShares: 1024, Memory: 1 << 30}}}
+	t.Cleanup(func() {
+		if err := tree.Remove(context.Background(), tree.Root()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := d.enforceLimits(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if u, err := stats.New(facts.Cgroup, nil).Cgroup(tree.Root()); err != nil || u.Memory.Limit != 1<<30 {
+		t.Errorf("%+v, %v", u, err)
+	}
+}
+
+func TestHugePages(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, count := range map[string]string{"hugepages-2048kB": "3\n", "hugepages-1048576kB": "0\n", "other": "1"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name, "nr_hugepages"), []byte(count), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := hugePages(dir)
+	if two, one := got["hugepages-2Mi"], got["hugepages-1Gi"]; len(got) != 2 || two.String() != "6Mi" || !one.IsZero() {
+		t.Errorf("got %v", got)
+	}
+}
