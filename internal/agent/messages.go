@@ -63,7 +63,9 @@ func (m *messages) of(st container.Status) string {
 func logTail(path string) string {
 	var out []byte
 	_ = logs.Read(context.Background(), path, logs.Options{Tail: maxLogLines}, func(l logs.Line) error {
-		out = append(append(out, l.Text...), '\n')
+		if out = append(out, l.Text...); !l.Partial {
+			out = append(out, '\n')
+		}
 		return nil
 	})
 	return string(out[max(0, len(out)-maxLogBytes):])

@@ -15,11 +15,13 @@ import (
 	"time"
 )
 
-// Line is a complete line of output.
+// Line is a line of output, or a part of one.
 type Line struct {
 	Time   time.Time // of its first part
 	Stderr bool
 	Text   []byte // without the newline; valid until the next line is read
+	// Partial says that no newline follows: the line continues, or the program has ended within it.
+	Partial bool
 }
 
 // Options select the lines to read.
@@ -27,6 +29,7 @@ type Options struct {
 	Tail   int       // number of lines at the end; negative means all
 	Since  time.Time // skip lines older than this
 	Follow bool      // continue until Ended is closed and everything is read
+	Parts  bool      // yield each part of a line as soon as it is there
 	// Ended is closed when the container has ended and writes no more.
 	Ended <-chan struct{}
 }
@@ -131,6 +134,9 @@ func (r *reader) handleRecord(data []byte) error {
 	if !ok || at.Before(r.options.Since) {
 		return nil
 	}
+	if r.options.Parts {
+		return r.deliver(Line{Time: at, Stderr: stderr, Text: text, Partial: partial})
+	}
 	stream := 0
 	if stderr {
 		stream = 1
@@ -141,15 +147,22 @@ func (r *reader) handleRecord(data []byte) error {
 		r.unfinished[stream] = line
 	}
 	line.Text = append(line.Text, text...)
-	if partial && len(line.Text) < maxLine {
+	if line.Partial = partial; partial && len(line.Text) < maxLine {
 		return nil
 	}
 	r.unfinished[stream] = nil
-	if r.skip > 0 {
-		r.skip--
-		return nil
+	return r.deliver(*line)
+}
+
+// deliver yields a line unless it is one of those to skip.
+func (r *reader) deliver(line Line) error {
+	if r.skip == 0 {
+		return r.yield(line)
 	}
-	return r.yield(*line)
+	if !line.Partial {
+		r.skip--
+	}
+	return nil
 }
 
 // flush yields the lines without an end.

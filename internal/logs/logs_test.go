@@ -75,6 +75,30 @@ func TestReadJoinsPartsAndSkipsGarbage(t *testing.T) {
 	}
 }
 
+// TestParts reads each part of a line by itself, and lines without an end.
+func TestParts(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "0.log")
+	write(t, path, stamp(1)+" stdout F one\n", stamp(2)+" stdout P tw\n", stamp(3)+" stderr F !\n", stamp(4)+" stdout F o\n", stamp(5)+" stdout P end\n")
+	for _, c := range []struct {
+		options Options
+		want    string
+	}{
+		{Options{Tail: -1}, "one\n!\ntwo\nend"},
+		{Options{Tail: -1, Parts: true}, "one\ntw!\no\nend"},
+		{Options{Tail: 1, Parts: true}, "o\nend"},
+	} {
+		var got []byte
+		if err := Read(t.Context(), path, c.options, func(l Line) error {
+			if got = append(got, l.Text...); !l.Partial {
+				got = append(got, '\n')
+			}
+			return nil
+		}); err != nil || string(got) != c.want {
+			t.Errorf("%+v: %q, %v, want %q", c.options, got, err, c.want)
+		}
+	}
+}
+
 func TestMissingFileIsAnEmptyLog(t *testing.T) {
 	if got := read(t, filepath.Join(t.TempDir(), "none"), Options{Tail: -1}); got != nil {
 		t.Errorf("got %q", got)

@@ -59,10 +59,11 @@ func TestTerminationMessage(t *testing.T) {
 		"file":     {"", "echo -n gone fishing >/dev/termination-log; exit 3", "gone fishing"},
 		"else":     {"terminationMessagePath: /tmp/why, securityContext: {runAsUser: 1000, readOnlyRootFilesystem: true}, ", "echo -n no fish >/tmp/why; exit 3", "no fish"},
 		"log":      {fallback, "echo one; echo two >&2; exit 3", "one\ntwo\n"},
+		"no-end":   {fallback, "echo one; echo -n two; exit 3", "one\ntwo"},
 		"both":     {fallback, "echo one; echo -n rather this >/dev/termination-log; exit 3", "rather this"},
 		"well":     {fallback, "echo one; exit 0", ""},
 		"without":  {"", "echo one; exit 3", ""},
-		"too-long": {"", "yes | head -c 10000 >/dev/termination-log; exit 3", strings.Repeat("y\n", 2048)},
+		"too-long": {"", "(yes | head -c 9998; echo .) >/dev/termination-log; exit 3", strings.Repeat("y\n", 2047) + ".\n"},
 	} {
 		w.run(podOf(name, "restartPolicy: Never, "+only(c.spec+"command: "+shell(c.script))), "--wait")
 		if p := w.pod(name); p.Containers[0].Message != c.want {
@@ -74,8 +75,9 @@ func TestTerminationMessage(t *testing.T) {
 	w.run(podOf("again", "restartPolicy: Never, "+only("command: "+shell("cat /dev/termination-log; echo -n bye >/dev/termination-log"))), "--wait")
 	w.d.Kill()
 	w.d = w.Huskd()
-	if p := w.pod("again"); p.Containers[0].Message != "bye" || w.MustHusk("logs", "again") != "" {
-		t.Errorf("after the restart the message is %q", p.Containers[0].Message)
+	w.eventually("again", "ended with its message", func(p listed) bool { return p.Containers[0].Message == "bye" })
+	if text := w.MustHusk("logs", "again"); text != "" {
+		t.Errorf("the new container found %q in the file", text)
 	}
 	w.remove("again")
 	w.end()

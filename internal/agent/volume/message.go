@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 )
 
-// maxMessage is the number of bytes that are read of a message. It is kubelet's.
+// maxMessage is the number of bytes that are read from the end of a message. It is kubelet's.
 const maxMessage = 4096
 
 // CreateMessageFile creates the file for the termination message of a run and returns its path.
@@ -37,6 +37,9 @@ func (v Volumes) ReadMessage(uid, run string) string {
 		return ""
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > maxMessage {
+		_, _ = f.Seek(-maxMessage, io.SeekEnd)
+	}
 	text, _ := io.ReadAll(io.LimitReader(f, maxMessage)) // an error cuts the message short
 	return string(text)
 }

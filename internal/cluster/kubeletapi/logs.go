@@ -21,6 +21,7 @@ type logQuery struct {
 	stdout     bool
 	stderr     bool
 	left       int64 // bytes that may still be sent
+	midLine    bool  // what was sent last has no newline yet
 }
 
 // errLimit ends the reading of a log at the query's limit.
@@ -28,7 +29,7 @@ var errLimit = errors.New("limit reached")
 
 // parseLogQuery parses the fields of PodLogOptions in a URL.
 func parseLogQuery(q url.Values, now time.Time) (logQuery, error) {
-	query := logQuery{stdout: true, stderr: true, left: math.MaxInt64, options: logs.Options{Tail: -1}}
+	query := logQuery{stdout: true, stderr: true, left: math.MaxInt64, options: logs.Options{Tail: -1, Parts: true}}
 	var errs []error
 	number := func(name string, least int64) (int64, bool) {
 		text := q.Get(name)
@@ -81,15 +82,18 @@ func parseLogQuery(q url.Values, now time.Time) (logQuery, error) {
 	return query, nil
 }
 
-// format returns the text to send for a line, and whether the query's limit is reached.
+// format returns the text to send for a part of a line, and whether the query's limit is reached.
 func (q *logQuery) format(l logs.Line) (text []byte, done bool) {
 	if l.Stderr && !q.stderr || !l.Stderr && !q.stdout {
 		return nil, false
 	}
-	if q.timestamps {
+	if q.timestamps && !q.midLine {
 		text = append(l.Time.AppendFormat(text, time.RFC3339Nano), ' ')
 	}
-	text = append(append(text, l.Text...), '\n')
+	text = append(text, l.Text...)
+	if q.midLine = l.Partial; !l.Partial {
+		text = append(text, '\n')
+	}
 	if int64(len(text)) >= q.left {
 		return text[:q.left], true
 	}

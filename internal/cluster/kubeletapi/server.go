@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -142,13 +143,23 @@ func (s *Server) run(r *http.Request, previous bool) (container.Status, error) {
 	runs := p.Runs(name)
 	switch {
 	case len(runs) == 0:
-		return container.Status{}, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %q in pod %q is waiting to start", name, p.Manifest.Name))
+		return container.Status{}, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %q in pod %q is waiting to start: %s", name, p.Manifest.Name, waitReason(p, name)))
 	case previous && len(runs) == 1:
 		return container.Status{}, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("container %q in pod %q has no previous run", name, p.Manifest.Name))
 	case previous:
 		return runs[1], nil
 	}
 	return runs[0], nil
+}
+
+// waitReason returns why a container that has never run waits.
+func waitReason(p agent.Pod, name string) string {
+	for _, c := range slices.Concat(p.Status.Containers, p.Status.Ephemeral) {
+		if c.Name == name && c.Reason != "" {
+			return c.Reason
+		}
+	}
+	return "ContainerCreating"
 }
 
 // list responds with the pods of the node.
@@ -228,9 +239,9 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	flush := http.NewResponseController(w)
-	if query.options.Follow {
-		_ = flush.Flush() // send the header before the first line
-	}
+	// A short answer would get a Content-Length, by which the API server ends a log over WebSockets
+	// before it has sent it.
+	_ = flush.Flush()
 	err = logs.Read(r.Context(), st.Log, query.options, func(l logs.Line) error {
 		text, done := query.format(l)
 		if _, err := w.Write(text); err != nil {

@@ -11,15 +11,22 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/cluster/clustertest"
+	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/logs"
 )
 
@@ -147,12 +154,12 @@ func TestLogQuery(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)
 	for query, want := range map[string]logQuery{
-		"":                               {stdout: true, stderr: true, left: math.MaxInt64, options: logs.Options{Tail: -1}},
-		"tailLines=0&follow=true":        {stdout: true, stderr: true, left: math.MaxInt64, options: logs.Options{Follow: true}},
-		"limitBytes=5&stream=Stderr":     {stderr: true, left: 5, options: logs.Options{Tail: -1}},
-		"sinceSeconds=10&timestamps=1":   {stdout: true, stderr: true, timestamps: true, left: math.MaxInt64, options: logs.Options{Tail: -1, Since: time.Unix(990, 0)}},
-		"previous=true&follow=false":     {stdout: true, stderr: true, previous: true, left: math.MaxInt64, options: logs.Options{Tail: -1}},
-		"sinceTime=1970-01-01T00:00:09Z": {stdout: true, stderr: true, left: math.MaxInt64, options: logs.Options{Tail: -1, Since: time.Unix(9, 0).UTC()}},
+		"":                               {stdout: true, stderr: true, left: math.MaxInt64, options: logs.Options{Parts: true, Tail: -1}},
+		"tailLines=0&follow=true":        {stdout: true, stderr: true, left: math.MaxInt64, options: logs.Options{Parts: true, Follow: true}},
+		"limitBytes=5&stream=Stderr":     {stderr: true, left: 5, options: logs.Options{Parts: true, Tail: -1}},
+		"sinceSeconds=10&timestamps=1":   {stdout: true, stderr: true, timestamps: true, left: math.MaxInt64, options: logs.Options{Parts: true, Tail: -1, Since: time.Unix(990, 0)}},
+		"previous=true&follow=false":     {stdout: true, stderr: true, previous: true, left: math.MaxInt64, options: logs.Options{Parts: true, Tail: -1}},
+		"sinceTime=1970-01-01T00:00:09Z": {stdout: true, stderr: true, left: math.MaxInt64, options: logs.Options{Parts: true, Tail: -1, Since: time.Unix(9, 0).UTC()}},
 	} {
 		q, _ := url.ParseQuery(query)
 		got, err := parseLogQuery(q, now)
@@ -166,7 +173,16 @@ func TestLogQuery(t *testing.T) {
 			t.Errorf("%q is accepted", query)
 		}
 	}
-	w := logQuery{stdout: true, left: 6}
+	w := logQuery{stdout: true, left: 100, timestamps: true}
+	var out []byte
+	for _, l := range []logs.Line{{Time: now.UTC(), Text: []byte("a"), Partial: true}, {Text: []byte("b")}, {Time: now.UTC(), Text: []byte("c"), Partial: true}} {
+		text, _ := w.format(l)
+		out = append(out, text...)
+	}
+	if string(out) != "1970-01-01T00:16:40Z ab\n1970-01-01T00:16:40Z c" {
+		t.Errorf("parts of lines: %q", out)
+	}
+	w = logQuery{stdout: true, left: 6}
 	if text, done := w.format(logs.Line{Stderr: true, Text: []byte("no")}); text != nil || done {
 		t.Errorf("stderr: %q", text)
 	}
@@ -175,5 +191,45 @@ func TestLogQuery(t *testing.T) {
 	}
 	if text, done := w.format(logs.Line{Text: []byte("def")}); string(text) != "de" || !done {
 		t.Errorf("%q %v", text, done)
+	}
+}
+
+// TestShortLog checks that a log comes as its program wrote it. An answer with a Content-Length
+// would be lost over WebSockets.
+func TestShortLog(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, []byte("2026-01-02T03:04:05Z stdout F one\n2026-01-02T03:04:05Z stdout P two\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := agent.Pod{Manifest: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}}}
+	p.Status.Containers = []podplan.ContainerStatus{{Name: "c"}, {Name: "late", Reason: "PodInitializing"}}
+	p.Containers = []container.Status{{Config: &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}}, Log: path, Started: time.Unix(1, 0)}}
+	s := &Server{Config: Config{
+		Pods:  func() []agent.Pod { return []agent.Pod{p} },
+		Ended: func(string) (<-chan struct{}, error) { return nil, nil },
+	}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.logs)
+	h := httptest.NewServer(mux)
+	defer h.Close()
+	get := func(of string) (string, *http.Response) {
+		t.Helper()
+		r, err := http.Get(h.URL + "/containerLogs/default/p/" + of)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		text, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text), r
+	}
+	if text, r := get("c"); text != "one\ntwo" || r.ContentLength >= 0 {
+		t.Errorf("%q, %d bytes announced", text, r.ContentLength)
+	}
+	if text, r := get("late"); r.StatusCode != http.StatusBadRequest || !strings.Contains(text, `is waiting to start: PodInitializing`) {
+		t.Errorf("%q", text)
 	}
 }
