@@ -71,10 +71,12 @@ func (a *Agent) Declare(set source.Set) {
 	}
 	a.mu.Unlock()
 	for w, objects := range changed {
-		if err := w.setObjects(objects); err != nil {
-			a.cfg.Log.Error("agent: updating the objects of a pod failed", "pod", w.name(), "error", err)
-		}
 		d := declared[w.name()]
+		if d.deletionGrace == nil { // a pod that is ending keeps the objects that it has
+			if err := w.setObjects(objects); err != nil {
+				a.cfg.Log.Error("agent: updating the objects of a pod failed", "pod", w.name(), "error", err)
+			}
+		}
 		if set.Kind != source.API {
 			d.pod, _ = inPlace(d.pod, w.record().declared())
 		}

@@ -106,14 +106,22 @@ func TestDeclareFromAPIServer(t *testing.T) {
 }
 
 // A pod that is being deleted is stopped, and stays until the server no longer has it. Its grace
-// only shrinks.
+// only shrinks. It keeps its objects, which the set no longer has.
 func TestDeletionInAPIServer(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
-	h.Declare(fromAPI(parse(t, "a", ", uid: a-1")))
+	configured := func() *corev1.Pod {
+		p := parse(t, "a", ", uid: a-1")
+		p.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}}
+		return p
+	}
+	set := fromAPI(configured())
+	settings := manifest.ObjectKey(manifest.KindConfigMap, "default", "settings")
+	set.Objects = manifest.Objects{settings: {"A": []byte("1")}}
+	h.Declare(set)
 	h.waitFor("a-1", "waiting for its image", imageMissing)
 	ending := func(seconds int) source.Set {
-		set := fromAPI(parse(t, "a", ", uid: a-1"))
+		set := fromAPI(configured())
 		grace := time.Duration(seconds) * time.Second
 		set.Pods[0].DeletionGrace = &grace
 		return set
@@ -133,8 +141,11 @@ func TestDeletionInAPIServer(t *testing.T) {
 	if grace := w.record().Grace; *grace != time.Second {
 		t.Errorf("the grace is %v", grace)
 	}
+	if w.record().Objects[settings] == nil {
+		t.Error("the pod lost its config map")
+	}
 	// A pod that is being deleted is not started.
-	set := ending(1)
+	set = ending(1)
 	never := parse(t, "b", ", uid: b-1")
 	set.Pods = append(set.Pods, source.Pod{Pod: never, Location: "/b", DeletionGrace: set.Pods[0].DeletionGrace})
 	h.Declare(set)
