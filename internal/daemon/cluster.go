@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/huskd/husk/internal/agent/admission"
 	"github.com/huskd/husk/internal/agent/source/apiserver"
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/cluster/kubeletapi"
@@ -83,8 +84,9 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 			}
 			return p.Manifest
 		},
-		Refused: func(pod *corev1.Pod, reason, message string) { m.reporter.Load().Reject(pod, reason, message) },
-		Changed: m.nudge,
+		Rejected: func(pod *corev1.Pod, why admission.Refusal) { m.reporter.Load().Reject(pod, why) },
+		Refused:  func(pod *corev1.Pod, why map[string]admission.Refusal) { m.reporter.Load().Refuse(pod, why) },
+		Changed:  m.nudge,
 	}
 	reporter := podstatus.New(podstatus.Config{
 		Client: m.client, Agent: m.d.agent, Pods: pods.Start(ctx), Node: self.Object, CRI: nodeFacts(m.d.cfg, m.d.facts, m.d.resources), Events: m.d.agent.Events,

@@ -15,6 +15,7 @@ import (
 
 	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/cluster"
 )
 
 // component is the component that events name as their source.
@@ -84,7 +85,8 @@ func (r *Reporter) reportEvent(ctx context.Context, e event.Event) error {
 	return nil // it was reported before a restart, or its namespace is being deleted
 }
 
-// subject returns the server's pod, or mirror pod, of a pod of the agent.
+// subject returns the server's pod, or mirror pod, of a pod of the agent, or the server's pod that
+// the agent doesn't run.
 func (r *Reporter) subject(namespace, name string) (corev1.ObjectReference, bool) {
 	ref := func(name string, uid types.UID) (corev1.ObjectReference, bool) {
 		return corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: name, UID: uid}, true
@@ -99,6 +101,9 @@ func (r *Reporter) subject(namespace, name string) (corev1.ObjectReference, bool
 		if mirror, ok := r.Pods.Get(namespace, mirrorName(p.Manifest, r.Node().Name)); ok {
 			return ref(mirror.Name, mirror.UID)
 		}
+	}
+	if pod, ok := r.Pods.Get(namespace, name); ok && !cluster.IsMirror(pod) {
+		return ref(name, pod.UID)
 	}
 	return corev1.ObjectReference{}, false
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -48,8 +49,8 @@ type Reporter struct {
 	wake chan struct{}
 	mark uint64 // position in Events up to which events were reported
 
-	mu       sync.Mutex
-	rejected map[types.UID]rejection
+	mu      sync.Mutex
+	refused map[types.UID]*refusal
 
 	// reported is the last reported state of each pod.
 	// Invariant: only Run uses reported and mirrors.
@@ -58,15 +59,11 @@ type Reporter struct {
 	mirrors map[string]time.Time
 }
 
-type rejection struct {
-	pod             *corev1.Pod
-	reason, message string
-}
-
 // report is a reported status, and the versions of the pod from which it was made.
 type report struct {
 	pod     *corev1.Pod
 	newer   <-chan struct{}
+	refused *refusal
 	status  corev1.PodStatus
 	deleted bool
 }
@@ -85,7 +82,7 @@ func New(cfg Config) *Reporter {
 	_, mark, _ := cfg.Events.After(^uint64(0))
 	return &Reporter{
 		Config: cfg, wake: make(chan struct{}, 1), mark: mark,
-		rejected: map[types.UID]rejection{}, reported: map[types.UID]report{}, mirrors: map[string]time.Time{},
+		refused: map[types.UID]*refusal{}, reported: map[types.UID]report{}, mirrors: map[string]time.Time{},
 	}
 }
 
@@ -95,14 +92,6 @@ func (r *Reporter) Nudge() {
 	case r.wake <- struct{}{}:
 	default:
 	}
-}
-
-// Reject reports a pod that this node refuses to run as failed.
-func (r *Reporter) Reject(pod *corev1.Pod, reason, message string) {
-	r.mu.Lock()
-	r.rejected[pod.UID] = rejection{pod, reason, message}
-	r.mu.Unlock()
-	r.Nudge()
 }
 
 // Run reports pods and events until ctx ends.
@@ -175,34 +164,31 @@ func (r *Reporter) reportAll(ctx context.Context) bool {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for uid := range r.rejected {
-		if !present[uid] {
-			delete(r.rejected, uid)
-		}
-	}
+	maps.DeleteFunc(r.refused, func(uid types.UID, _ *refusal) bool { return !present[uid] })
 	return ok
 }
 
 // reportPod reports the status of one of the server's pods, and deletes the pod there once it has
 // ended as the server requested.
 func (r *Reporter) reportPod(ctx context.Context, pod *corev1.Pod, p agent.Pod, known bool) error {
+	r.mu.Lock()
+	refused := r.refused[pod.UID]
+	r.mu.Unlock()
 	last := r.reported[pod.UID]
-	if last.deleted || last.pod == pod && last.newer == p.Newer {
+	if last.deleted || last.pod == pod && last.newer == p.Newer && last.refused == refused {
 		return nil
 	}
-	next := report{pod: pod, newer: p.Newer}
-	r.mu.Lock()
-	rejected, isRejected := r.rejected[pod.UID]
-	r.mu.Unlock()
+	next := report{pod: pod, newer: p.Newer, refused: refused}
 	ended := false
 	switch {
 	case known:
 		next.status = statusOf(pod, p, r.CRI(), time.Now())
+		next.status.EphemeralContainerStatuses = append(next.status.EphemeralContainerStatuses, refused.ephemeral(pod)...)
 		ended = p.Finished && p.Want != podplan.Run
 	case pod.DeletionTimestamp != nil:
 		next.status, ended = pod.Status, true
-	case isRejected:
-		next.status = rejected.status(time.Now())
+	case refused.wholePod():
+		next.status = refused.status(pod, time.Now())
 	default:
 		return nil
 	}
@@ -217,17 +203,6 @@ func (r *Reporter) reportPod(ctx context.Context, pod *corev1.Pod, p agent.Pod, 
 	}
 	r.reported[pod.UID] = next
 	return nil
-}
-
-// status returns the status of a rejected pod.
-func (r rejection) status(now time.Time) corev1.PodStatus {
-	s := *r.pod.Status.DeepCopy()
-	s.Phase, s.Reason, s.Message = corev1.PodFailed, r.reason, r.message
-	s.ObservedGeneration = r.pod.Generation
-	if s.StartTime == nil {
-		s.StartTime = stamp(now)
-	}
-	return s
 }
 
 // patch changes the status on the server, unless the server has it already or it was just reported.

@@ -19,8 +19,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/admission"
 	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/agent/source/apiserver"
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/cluster/clustertest"
 	"github.com/huskd/husk/internal/container"
@@ -215,20 +217,90 @@ func TestPodOfAnotherNode(t *testing.T) {
 	f.never(http.MethodDelete, "/api/v1/namespaces/default/pods/web")
 }
 
-func TestRejected(t *testing.T) {
-	f := start(t)
-	pod := onServer(parse(t, web))
+// listed puts a pod on the server and waits until the reporter knows it.
+func (f *fixture) listed(pod *corev1.Pod) {
+	f.t.Helper()
 	f.Put(list, pod)
-	clustertest.Eventually(t, func() string { // only a pod in the list can be rejected
+	clustertest.Eventually(f.t, func() string {
 		if len(f.Pods.All()) == 0 {
 			return "the pod is not in the list"
 		}
 		return ""
 	})
-	f.Reject(pod, "OutOfcpu", "there is none")
+}
+
+const eventList = "/api/v1/namespaces/default/events"
+
+func eventOf(reason string) func(map[string]any) bool {
+	return func(b map[string]any) bool { return b["reason"] == reason }
+}
+
+func TestRejected(t *testing.T) {
+	f := start(t)
+	pod := onServer(parse(t, web))
+	f.listed(pod)
+	f.Reject(pod, admission.Refusal{Reason: "OutOfcpu", Message: "there is none"})
 	body := f.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/web/status", phase("Failed"))
 	if s := body["status"].(map[string]any); s["reason"] != "OutOfcpu" || s["message"] != "there is none" {
 		t.Errorf("the status is %v", s)
+	}
+	if e := f.sent(http.MethodPost, eventList, eventOf("OutOfcpu")); e["type"] != "Warning" || e["message"] != "there is none" {
+		t.Errorf("the event is %v", e)
+	}
+}
+
+// TestRefused has a pod that waits until its spec changes, and is deleted before that.
+func TestRefused(t *testing.T) {
+	f := start(t)
+	pod := onServer(parse(t, web))
+	f.listed(pod)
+	why := map[string]admission.Refusal{apiserver.WholePod: {Reason: "NotSupported", Message: "volumes[0]: no"}}
+	f.Refuse(pod, why)
+	const at = "/api/v1/namespaces/default/pods/web"
+	body := f.sent(http.MethodPatch, at+"/status", phase("Pending"))
+	s := body["status"].(map[string]any)
+	if s["reason"] != "NotSupported" || !strings.Contains(fmt.Sprint(s["containerStatuses"]), "waiting:map[message:volumes[0]: no reason:NotSupported]") {
+		t.Errorf("the status is %v", s)
+	}
+	for _, c := range s["conditions"].([]any) {
+		if c := c.(map[string]any); c["status"] != "False" || c["reason"] != "NotSupported" {
+			t.Errorf("condition %v", c)
+		}
+	}
+	if e := f.sent(http.MethodPost, eventList, eventOf("NotSupported")); e["type"] != "Warning" || e["message"] != "volumes[0]: no" {
+		t.Errorf("the event is %v", e)
+	}
+	f.Refuse(pod, why) // it says nothing new
+	if events, _, _ := f.Events.After(0); len(events) != 1 || events[0].Count != 1 {
+		t.Errorf("the events are %v", events)
+	}
+	gone := pod.DeepCopy()
+	gone.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+	f.Put(list, gone)
+	f.sent(http.MethodDelete, at, nil)
+}
+
+// TestRefusedEphemeralContainer has a running pod with an ephemeral container that isn't run.
+func TestRefusedEphemeralContainer(t *testing.T) {
+	f := start(t)
+	pod := parse(t, web)
+	status := podplan.Status{Phase: podplan.PhaseRunning, Ready: true, Initialized: true, SandboxReady: true, Containers: []podplan.ContainerStatus{
+		{Name: "c", State: podplan.Running, Up: true, Ready: true, Started: time.Now()},
+	}}
+	f.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Run, Status: status})
+	raw := onServer(pod)
+	raw.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "d", Image: "localhost/d"}}}
+	f.listed(raw)
+	f.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/web/status", phase("Running"))
+	f.Refuse(raw, map[string]admission.Refusal{"d": {Reason: "NotSupported", Message: "env[0]: no"}})
+	body := f.sent(http.MethodPatch, "/api/v1/namespaces/default/pods/web/status", func(b map[string]any) bool { return strings.Contains(fmt.Sprint(b), "env[0]: no") })
+	s := body["status"].(map[string]any)
+	if text := fmt.Sprint(s["ephemeralContainerStatuses"]); s["phase"] != "Running" || !strings.Contains(text, "waiting:map[message:env[0]: no reason:NotSupported]") || !strings.Contains(text, "name:d") {
+		t.Errorf("the status is %v", s)
+	}
+	e := f.sent(http.MethodPost, eventList, eventOf("NotSupported"))
+	if about := e["involvedObject"].(map[string]any); about["fieldPath"] != "spec.containers{d}" {
+		t.Errorf("the event is %v", e)
 	}
 }
 

@@ -212,7 +212,7 @@ func (o huskNode) testRejections() {
 		"greedy":    {"", `command: [sleep], resources: {requests: {cpu: "1000"}}`, "OutOfcpu"},
 		"elsewhere": {"nodeSelector: {zone: there}", "command: [sleep]", "NodeAffinity"},
 		"taken":     {"", "command: [sleep], ports: [{containerPort: 80, hostPort: 8080}]", "NodePorts"},
-		"claims":    {"volumes: [{name: v, persistentVolumeClaim: {claimName: x}}]", "command: [sleep]", "NotSupported"},
+		"windows":   {"os: {name: windows}", "command: [sleep]", "PodOSNotSupported"},
 	} {
 		o.create(simple(name, c.spec, c.container))
 		p := o.await(name, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })

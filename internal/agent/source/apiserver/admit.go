@@ -9,8 +9,43 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/huskd/husk/internal/agent/admission"
 	"github.com/huskd/husk/internal/manifest/criconfig"
 )
+
+// admits decides whether the node runs a pod that the agent doesn't know. Like kubelet's, the
+// decision is final, and comes before anything else about the pod is looked at.
+func (s *Source) admits(b *bound, node *corev1.Node, pod *corev1.Pod) bool {
+	if b.admitted || b.rejected {
+		return b.admitted
+	}
+	if reason, message := admit(node, pod, s.others(pod)); reason != "" {
+		b.rejected = true
+		s.Log.Warn("API server: the node doesn't admit a pod", "pod", pod.Namespace+"/"+pod.Name, "reason", reason, "message", message)
+		s.Rejected(pod, admission.Refusal{Reason: reason, Message: message})
+		return false
+	}
+	b.admitted = true
+	return true
+}
+
+// others returns the other pods to which the node has allocated resources. Those of the agent are
+// returned as the agent has them: a resize that hasn't been applied doesn't count. Those that are
+// admitted may still wait for objects from the server.
+func (s *Source) others(pod *corev1.Pod) []*corev1.Pod {
+	var out []*corev1.Pod
+	for _, other := range s.pods.All() {
+		if other.UID == pod.UID || isOver(other) {
+			continue
+		}
+		if known := s.Known(other.UID); known != nil {
+			out = append(out, known)
+		} else if b := s.bound[other.UID]; b != nil && b.admitted && other.DeletionTimestamp == nil {
+			out = append(out, other)
+		}
+	}
+	return out
+}
 
 // admit returns why a node can't run a pod beside its other pods. reason is empty if it can. The
 // checks, their order and their reasons are kubelet's. It is pure.

@@ -7,7 +7,6 @@ package apiserver
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/huskd/husk/internal/agent/admission"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/manifest"
@@ -36,8 +36,12 @@ type Source struct {
 	Known func(types.UID) *corev1.Pod
 	// Deliver is called with the complete set once it is known and after each change.
 	Deliver func(source.Set)
-	// Refused is called with a pod that this node won't run, and with the reason.
-	Refused func(pod *corev1.Pod, reason, message string)
+	// Rejected is called with a pod that the node doesn't admit. The pod has failed.
+	Rejected func(pod *corev1.Pod, why admission.Refusal)
+	// Refused is called with a pod that isn't run as the server has it, and with the reasons: by
+	// the names of ephemeral containers, or by WholePod. It is called again when the reasons
+	// change; without reasons nothing is refused any more.
+	Refused func(pod *corev1.Pod, why map[string]admission.Refusal)
 	// Changed is called after each change of a pod on the server.
 	Changed func()
 	Log     *slog.Logger
@@ -60,11 +64,13 @@ type Source struct {
 type bound struct {
 	location string
 	raw      *corev1.Pod // as on the server
-	pod      *corev1.Pod // as for the agent; nil if it is not valid
+	pod      *corev1.Pod // as for the agent: the last version that was valid; nil if none was
 	// tokens are those in the pod's volumes.
 	tokens []tokenSpec
-	// refused is the error of the latest version of the pod, or nil if it is valid.
-	refused      error
+	// rejected and admitted are the node's decision about a pod that the agent didn't know.
+	rejected, admitted bool
+	// refused is why the latest version of the pod, or some of its ephemeral containers, aren't run.
+	refused      map[string]admission.Refusal
 	waitingSince time.Time // since when it has waited for the server; zero if it doesn't
 }
 
@@ -243,8 +249,8 @@ func (s *Source) prepare(ctx context.Context, pod *corev1.Pod, needed map[string
 	if pod.Spec.NodeName != node.Name || pod.UID == "" {
 		return nil, fmt.Errorf("pod %s/%s from the server has node %q and UID %q: it is not a pod of node %s", pod.Namespace, pod.Name, pod.Spec.NodeName, pod.UID, node.Name)
 	}
-	known := s.Known(pod.UID) != nil
-	if !known && (isOver(pod) || pod.DeletionTimestamp != nil) {
+	known := s.Known(pod.UID)
+	if known == nil && (isOver(pod) || pod.DeletionTimestamp != nil) {
 		return nil, nil
 	}
 	b := s.bound[pod.UID]
@@ -252,71 +258,36 @@ func (s *Source) prepare(ctx context.Context, pod *corev1.Pod, needed map[string
 		b = &bound{location: locationOf(pod)}
 		s.bound[pod.UID] = b
 	}
-	if b.raw == nil || b.pod == nil || changed(b.raw, pod) {
+	if pod.DeletionTimestamp != nil { // it ends whatever else has changed
+		if b.pod == nil {
+			b.raw, b.pod = pod, known
+		}
+		return b, nil
+	}
+	if known == nil && !s.admits(b, node, pod) {
+		return nil, nil
+	}
+	if b.raw == nil || changed(b.raw, pod) {
 		if err := s.translate(b, pod); err != nil {
 			return nil, err
 		}
 	}
-	switch {
-	case b.refused != nil && known:
-		return nil, fmt.Errorf("the change is refused and the pod stays as it was: %s", problemText(b.refused))
-	case b.refused != nil:
-		s.Refused(pod, "NotSupported", problemText(b.refused))
+	switch _, refused := b.refused[WholePod]; {
+	case known == nil && refused:
 		return nil, nil
-	case pod.DeletionTimestamp != nil:
-		return b, nil
+	case b.pod == nil:
+		b.pod = known // it stays as it was before huskd's restart
 	}
-	if !known {
-		if reason, message := admit(node, pod, s.others(pod)); reason != "" {
-			s.Refused(pod, reason, message)
-			return nil, nil
-		}
-		if !s.services.Synced() {
-			return nil, waitError{errors.New("the pod waits for the list of services, for its environment variables")}
-		}
+	if known == nil && !s.services.Synced() {
+		return nil, waitError{errors.New("the pod waits for the list of services, for its environment variables")}
 	}
 	return b, s.resolve(ctx, b, needed)
-}
-
-// problemText returns the problems of a pod on one line, without file name and line numbers.
-func problemText(err error) string {
-	wrong, ok := errors.AsType[*manifest.Error](err)
-	if !ok {
-		return cluster.OneLine(err)
-	}
-	var out []string
-	for _, p := range wrong.Problems {
-		out = append(out, strings.TrimPrefix(p.Path+": "+p.Text, ": "))
-	}
-	return cluster.OneLine(errors.New(strings.Join(out, "; ")))
 }
 
 // changed reports whether a change of a pod matters to the agent. Changes of its status don't.
 func changed(before, after *corev1.Pod) bool {
 	return before != after && (!equality.Semantic.DeepEqual(before.Spec, after.Spec) ||
 		!maps.Equal(before.Labels, after.Labels) || !maps.Equal(before.Annotations, after.Annotations))
-}
-
-// translate converts the pod for the agent and stores it in b. It stores the pod's problems in
-// b.refused.
-func (s *Source) translate(b *bound, pod *corev1.Pod) error {
-	handler, err := s.handler(pod)
-	if err != nil {
-		return err
-	}
-	plain, tokens := standalonePod(pod, handler)
-	data, err := json.Marshal(plain)
-	if err != nil {
-		return err
-	}
-	at := locationOf(pod)
-	f, err := manifest.Parse(data, manifest.Origin{File: "pod", Node: pod.Spec.NodeName, Source: string(source.API) + at})
-	b.raw, b.refused = pod, err
-	if err == nil {
-		b.pod, b.tokens = &f.Pods[0], tokens
-		restoreEphemeral(b.pod, pod)
-	}
-	return nil
 }
 
 // handler returns the handler of the pod's runtime class.
@@ -329,19 +300,4 @@ func (s *Source) handler(pod *corev1.Pod) (string, error) {
 		return "", waitError{fmt.Errorf("the pod waits for its runtime class %s: create it", *pod.Spec.RuntimeClassName)}
 	}
 	return class.Handler, nil
-}
-
-// others returns the other pods to which the node has allocated resources, as the agent has them: a
-// resize that hasn't been applied doesn't count.
-func (s *Source) others(pod *corev1.Pod) []*corev1.Pod {
-	var out []*corev1.Pod
-	for _, other := range s.pods.All() {
-		if other.UID == pod.UID || isOver(other) {
-			continue
-		}
-		if known := s.Known(other.UID); known != nil {
-			out = append(out, known)
-		}
-	}
-	return out
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/huskd/husk/internal/agent/admission"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/cluster/clustertest"
@@ -46,12 +48,14 @@ type fixture struct {
 	t    *testing.T
 	node *corev1.Node
 
-	mu      sync.Mutex
-	set     source.Set
-	sets    int
-	known   map[types.UID]*corev1.Pod
-	refused map[string]string // reasons, by the pod's name
-	log     bytes.Buffer
+	mu       sync.Mutex
+	set      source.Set
+	sets     int
+	known    map[types.UID]*corev1.Pod
+	rejected map[string]string // reasons, by the pod's name
+	refused  map[string]string // reasons, by the pod's name, a slash and the container's name
+	refusals int               // calls of Refused
+	log      bytes.Buffer
 }
 
 func (f *fixture) Write(p []byte) (int, error) {
@@ -63,7 +67,7 @@ func (f *fixture) Write(p []byte) (int, error) {
 func newFixture(t *testing.T) *fixture {
 	t.Parallel()
 	f := &fixture{
-		Server: clustertest.New(t), t: t, known: map[types.UID]*corev1.Pod{}, refused: map[string]string{},
+		Server: clustertest.New(t), t: t, known: map[types.UID]*corev1.Pod{}, rejected: map[string]string{}, refused: map[string]string{},
 		node: &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", Labels: map[string]string{"zone": "a"}}},
 	}
 	log := slog.New(slog.NewTextHandler(f, nil))
@@ -78,10 +82,19 @@ func newFixture(t *testing.T) *fixture {
 			defer f.mu.Unlock()
 			return f.known[uid]
 		},
-		Refused: func(pod *corev1.Pod, reason, message string) {
+		Rejected: func(pod *corev1.Pod, why admission.Refusal) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			f.refused[pod.Name] = reason + ": " + message
+			f.rejected[pod.Name] = why.Reason + ": " + why.Message
+		},
+		Refused: func(pod *corev1.Pod, why map[string]admission.Refusal) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.refusals++
+			maps.DeleteFunc(f.refused, func(key, _ string) bool { name, _, _ := strings.Cut(key, "/"); return name == pod.Name })
+			for container, why := range why {
+				f.refused[pod.Name+"/"+container] = why.Reason + ": " + why.Message
+			}
 		},
 		Deliver: func(set source.Set) {
 			f.mu.Lock()
@@ -115,7 +128,7 @@ func (f *fixture) eventually(what string, ok func() bool) {
 		if ok() {
 			return ""
 		}
-		return fmt.Sprintf("timeout waiting for %s; set %d is %v, unread %v, refused %v, log:\n%s", what, f.sets, f.names(), f.set.Unread, f.refused, f.log.String())
+		return fmt.Sprintf("timeout waiting for %s; set %d is %v, unread %v, rejected %v, refused %v, log:\n%s", what, f.sets, f.names(), f.set.Unread, f.rejected, f.refused, f.log.String())
 	})
 }
 
@@ -240,7 +253,7 @@ func TestBadAnswersRemoveNothing(t *testing.T) {
 			pod("a", func(p *corev1.Pod) { p.Spec.NodeName = "there" }), pod("b", func(p *corev1.Pod) { p.UID = "" }))), "it is not a pod of node here"},
 		"invalid pods": {answer(200, "application/json", list(
 			pod("a", func(p *corev1.Pod) { p.Spec.RestartPolicy = "Sometimes" }),
-			pod("b", func(p *corev1.Pod) { p.Spec.Containers[0].Image = "UPPER/:" }))), "the pod stays as it was"},
+			pod("b", func(p *corev1.Pod) { p.Spec.Containers[0].Image = "UPPER/:" }))), "stays as it was"},
 		"a reset": {func(w http.ResponseWriter, _ *http.Request) bool {
 			conn, _, err := http.NewResponseController(w).Hijack()
 			if err == nil {
@@ -405,18 +418,142 @@ func TestRuntimeClass(t *testing.T) {
 	}
 }
 
-func TestRefused(t *testing.T) {
+func TestRejected(t *testing.T) {
 	f := newFixture(t)
 	f.node.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
-	f.Put(podList, pod("claims", func(p *corev1.Pod) {
-		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}}}}
+	f.Put(podList, pod("first", asks("600m")))
+	f.expect("first")
+	f.Put(podList, pod("greedy", asks("600m")))
+	f.eventually("rejected", func() bool { return strings.HasPrefix(f.rejected["greedy"], "OutOfcpu: ") })
+	// The decision is final: the server may know it already.
+	f.mu.Lock()
+	delete(f.rejected, "greedy")
+	delete(f.known, "uid-first")
+	f.mu.Unlock()
+	f.Remove(podList, "default", "first")
+	f.expect()
+	f.Put(podList, pod("later", asks("1")))
+	f.expect("later")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.rejected) > 0 {
+		t.Errorf("rejected again: %v", f.rejected)
+	}
+}
+
+// TestAdmissionComesFirst has pods that can't be converted, but fail for kubelet's reasons.
+func TestAdmissionComesFirst(t *testing.T) {
+	f := newFixture(t)
+	f.node.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1"), corev1.ResourceMemory: resource.MustParse("1Gi")}
+	f.Put(podList, pod("windows", func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} }))
+	f.Put(podList, pod("huge", asks("1T")))
+	f.Put(podList, pod("beyond", func(p *corev1.Pod) {
+		q := corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("8E")} // twice that is more than int64 can hold
+		p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: q, Limits: q}
+		p.Spec.Containers = append(p.Spec.Containers, *p.Spec.Containers[0].DeepCopy())
+		p.Spec.Containers[1].Name = "d"
 	}))
-	f.Put(podList, pod("greedy", func(p *corev1.Pod) {
-		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2")}
-	}))
-	f.eventually("both refused", func() bool {
-		return strings.HasPrefix(f.refused["claims"], "NotSupported: spec.volumes[0].persistentVolumeClaim: ") && strings.HasPrefix(f.refused["greedy"], "OutOfcpu: ")
+	f.Put(podList, pod("classless", asks("2"), func(p *corev1.Pod) { p.Spec.RuntimeClassName = new("missing") }))
+	for name, want := range map[string]string{"windows": "PodOSNotSupported", "huge": "OutOfcpu", "beyond": "OutOfmemory", "classless": "OutOfcpu"} {
+		f.eventually(name, func() bool { return strings.HasPrefix(f.rejected[name], want+": ") })
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.refused) > 0 {
+		t.Errorf("refused: %v", f.refused)
+	}
+}
+
+// claims is something that this node doesn't support.
+func claims(p *corev1.Pod) {
+	p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}}}}
+}
+
+func deleted(p *corev1.Pod) {
+	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{Time: time.Now()}, new(int64(5))
+}
+
+// TestRefused has a pod that can't run here until its spec changes.
+func TestRefused(t *testing.T) {
+	f := newFixture(t)
+	f.Put(podList, pod("a", claims))
+	f.eventually("refused", func() bool {
+		return strings.HasPrefix(f.refused["a/"], "NotSupported: spec.volumes[0].persistentVolumeClaim: ")
 	})
+	for i := range 5 {
+		f.Put(podList, pod("a", claims, func(p *corev1.Pod) { p.Status.Message = fmt.Sprint(i) }))
+	}
+	f.Put(podList, pod("b"))
+	f.expect("b")
+	f.mu.Lock()
+	if f.refusals != 1 || len(f.rejected) > 0 {
+		t.Errorf("refused %d times; rejected: %v", f.refusals, f.rejected)
+	}
+	f.mu.Unlock()
+	f.Put(podList, pod("a"))
+	f.expect("a", "b")
+	f.eventually("nothing is refused", func() bool { return len(f.refused) == 0 })
+}
+
+// TestRefusedChange has running pods that gain something unsupported, before and after a restart of
+// huskd. They stay as they were, and can be deleted.
+func TestRefusedChange(t *testing.T) {
+	f := newFixture(t)
+	f.known["uid-before"] = pod("before") // from before the restart
+	f.Put(podList, pod("before", claims))
+	f.Put(podList, pod("a"))
+	f.expect("a", "before")
+	f.Put(podList, pod("a", claims))
+	f.eventually("both refused", func() bool { return len(f.refused) == 2 })
+	f.Put(podList, pod("late"))
+	f.expect("a", "before", "late")
+	f.Put(podList, pod("a", claims, deleted))
+	f.Put(podList, pod("before", claims, deleted))
+	f.expect("a within 5s", "before within 5s", "late")
+}
+
+// TestDeletionComesFirst has pods whose conversion waits for the server when they are deleted.
+func TestDeletionComesFirst(t *testing.T) {
+	f := newFixture(t)
+	f.known["uid-before"] = pod("before")
+	class := func(p *corev1.Pod) { p.Spec.RuntimeClassName = new("missing") }
+	f.Put(podList, pod("before", class))
+	f.eventually("it waits", func() bool { return len(f.set.Unread) == 1 })
+	f.Put(podList, pod("before", class, deleted))
+	f.expect("before within 5s")
+}
+
+// TestRefusedEphemeralContainer has a running pod that gains ephemeral containers, of which some
+// aren't supported.
+func TestRefusedEphemeralContainer(t *testing.T) {
+	f := newFixture(t)
+	ephemeral := func(names ...string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			for _, name := range names {
+				c := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: name, Image: "localhost/x"}}
+				if strings.HasPrefix(name, "bad") {
+					c.Env = []corev1.EnvVar{{Name: "A", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "spec.nonsense"}}}}
+				}
+				p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, c)
+			}
+		}
+	}
+	accepted := func() (names []string) {
+		for _, c := range f.set.Pods[0].Spec.EphemeralContainers {
+			names = append(names, c.Name)
+		}
+		return names
+	}
+	f.Put(podList, pod("a"))
+	f.expect("a")
+	f.Put(podList, pod("a", ephemeral("one", "bad-1")))
+	f.eventually("one is accepted", func() bool { return slices.Equal(accepted(), []string{"one"}) })
+	f.eventually("the other is refused", func() bool { return strings.HasPrefix(f.refused["a/bad-1"], "NotSupported: env[0].valueFrom.fieldRef") })
+	f.Put(podList, pod("a", ephemeral("one", "bad-1", "two", "bad-2")))
+	f.eventually("two are accepted", func() bool { return slices.Equal(accepted(), []string{"one", "two"}) })
+	f.eventually("two are refused", func() bool { return len(f.refused) == 2 && f.refused["a/bad-1"] == f.refused["a/bad-2"] })
+	f.Put(podList, pod("a", ephemeral("one", "bad-1", "two", "bad-2"), deleted))
+	f.expect("a within 5s")
 }
 
 // TestEphemeralContainers checks that ephemeral containers are delivered as such, with the defaults
@@ -431,7 +568,7 @@ func TestEphemeralContainers(t *testing.T) {
 		},
 	}}
 	b, s := &bound{}, &Source{}
-	if err := s.translate(b, pod); err != nil || b.refused != nil {
+	if err := s.translate(b, pod); err != nil || len(b.refused) > 0 {
 		t.Fatal(err, b.refused)
 	}
 	got := b.pod.Spec

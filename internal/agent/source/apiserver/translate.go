@@ -1,0 +1,103 @@
+package apiserver
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/agent/admission"
+	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/cluster"
+	"github.com/huskd/husk/internal/manifest"
+)
+
+// WholePod is the key of a refusal that isn't about a single container.
+const WholePod = ""
+
+// reasonNotSupported is the reason of what this node can't run, whichever other pods it has.
+const reasonNotSupported = "NotSupported"
+
+// translate converts the pod for the agent and stores it in b. It stores what the node can't run in
+// b.refused, and reports it if that has changed. An error means that the pod can't be converted
+// yet.
+func (s *Source) translate(b *bound, pod *corev1.Pod) error {
+	handler, err := s.handler(pod)
+	if err != nil {
+		return err
+	}
+	b.raw = pod
+	refused := map[string]admission.Refusal{}
+	refuse := func(key string, err error, at string) {
+		refused[key] = admission.Refusal{Reason: reasonNotSupported, Message: problemText(err, at)}
+	}
+	valid, tokens, err := parse(pod, handler)
+	b.tokens = tokens // volumes don't change, so these are also the tokens of an earlier version
+	if extra := pod.Spec.EphemeralContainers; err != nil && len(extra) > 0 {
+		// The pod runs without the ephemeral containers that aren't valid. The others stay valid, as
+		// the server only ever appends one.
+		reduced := pod.DeepCopy()
+		reduced.Spec.EphemeralContainers = nil
+		valid, _, err = parse(reduced, handler)
+		for _, c := range extra {
+			if err != nil {
+				break
+			}
+			reduced.Spec.EphemeralContainers = append(reduced.Spec.EphemeralContainers, c)
+			more, _, problem := parse(reduced, handler)
+			if problem == nil {
+				valid = more
+				continue
+			}
+			last := len(reduced.Spec.EphemeralContainers) - 1
+			reduced.Spec.EphemeralContainers = reduced.Spec.EphemeralContainers[:last]
+			refuse(c.Name, problem, fmt.Sprintf("spec.containers[%d].", len(pod.Spec.Containers)+last))
+		}
+	}
+	if err != nil {
+		refuse(WholePod, err, "")
+	} else {
+		b.pod = valid
+	}
+	if maps.Equal(b.refused, refused) {
+		return nil
+	}
+	b.refused = refused
+	for name, why := range refused {
+		s.Log.Warn("API server: this node can't run what the pod has; what runs of it stays as it was", "pod", pod.Namespace+"/"+pod.Name, "container", name, "problem", why.Message)
+	}
+	s.Refused(pod, refused)
+	return nil
+}
+
+// parse returns the pod as it is for the agent, or the problems of the pod.
+func parse(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec, error) {
+	plain, tokens := standalonePod(pod, handler)
+	data, err := json.Marshal(plain)
+	if err != nil {
+		return nil, tokens, err
+	}
+	f, err := manifest.Parse(data, manifest.Origin{File: "pod", Node: pod.Spec.NodeName, Source: string(source.API) + locationOf(pod)})
+	if err != nil {
+		return nil, tokens, err
+	}
+	restoreEphemeral(&f.Pods[0], pod)
+	return &f.Pods[0], tokens, nil
+}
+
+// problemText returns the problems of a pod on one line, without file name and line numbers. Paths
+// are relative to the container at the prefix.
+func problemText(err error, prefix string) string {
+	wrong, ok := errors.AsType[*manifest.Error](err)
+	if !ok {
+		return cluster.OneLine(err)
+	}
+	var out []string
+	for _, p := range wrong.Problems {
+		out = append(out, strings.TrimPrefix(strings.TrimPrefix(p.Path, prefix)+": "+p.Text, ": "))
+	}
+	return cluster.OneLine(errors.New(strings.Join(out, "; ")))
+}
