@@ -60,6 +60,11 @@ func (d *Datapath) link(p plan.Plan) error {
 		}
 		crashpoint.Hit("network.bandwidth")
 	}
+	if p.Veth.Bridge != "" {
+		if err := ignoreRouters(p); err != nil {
+			return err
+		}
+	}
 	err = podSide(pod, eth, p)
 	crashpoint.Hit("network.pod")
 	if err != nil {
@@ -83,6 +88,23 @@ func waitForCarrier(c *nlsock.Conn, p plan.Veth) error {
 		}
 	}
 	return nil
+}
+
+// ignoreRouters keeps a pod from taking routes from other pods on its bridge. It has all routes
+// that it needs. In mode ptp only the node could send it any.
+func ignoreRouters(p plan.Plan) error {
+	eth := p.Veth.Pod
+	return netns.Do(p.Netns, func() error {
+		for _, name := range []string{
+			"net/ipv6/conf/" + eth + "/accept_ra", "net/ipv6/conf/" + eth + "/accept_redirects",
+			"net/ipv4/conf/" + eth + "/accept_redirects", "net/ipv4/conf/all/accept_redirects",
+		} {
+			if err := setSysctl(name, "0"); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // podSide makes the settings of the pod's end, over a socket in its namespace.

@@ -301,7 +301,7 @@ func TestRulesAreAsDocumented(t *testing.T) {
 	n := newNode(t, plan.PTP)
 	got := netnstest.Run(t, n.path, "nft", "list", "table", "inet", instance.Table())
 	for _, want := range []string{
-		`iifname "hkbe0f*" jump from-pod`, `iifname "hkbrbe0f" jump from-pod`, "ip daddr 127.0.0.0/8 drop", "iifname . ip saddr @sources4 accept",
+		`iifname "hkbe0f*" jump from-pod`, `iifname "hkbrbe0f" jump from-pod`, "ip daddr 127.0.0.0/8 drop", "icmpv6 type nd-router-advert drop", "icmpv6 type nd-redirect drop", "iifname . ip saddr @sources4 accept",
 		"iifname . ip6 saddr @sources6 accept", "ip6 saddr fe80::/10 accept", "ip6 saddr :: accept", "fib daddr type local jump hostports",
 		"dnat ip to ip daddr . meta l4proto . th dport map @addrport4", "dnat ip to meta l4proto . th dport map @ports4",
 		"dnat ip6 to ip6 daddr . meta l4proto . th dport map @addrport6", "dnat ip6 to meta l4proto . th dport map @ports6",

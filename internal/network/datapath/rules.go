@@ -21,6 +21,8 @@ import (
 //	}
 //	chain from-pod {
 //		ip daddr 127.0.0.0/8 drop                 # route_localnet must not open the node's loopback
+//		icmpv6 type nd-router-advert drop         # a pod is no router, nor does it know a better one
+//		icmpv6 type nd-redirect drop
 //		iifname . ip saddr @sources4 accept       # a pod sends from its own addresses only
 //		ip6 saddr { fe80::/10, :: } accept        # never forwarded
 //		drop
@@ -156,6 +158,17 @@ func ifName(name string) []byte {
 	return data
 }
 
+// icmp6 matches ICMPv6 messages of a type.
+func icmp6(kind byte) match {
+	return match{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, equal(reg1, []byte{unix.IPPROTO_ICMPV6}),
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1, DestRegister: reg1}, equal(reg1, []byte{kind}),
+	}
+}
+
+// Types of ICMPv6 messages by which a router changes the routes of a host (RFC 4861).
+const routerAdvert, redirect = 134, 137
+
 func toThisNode() match {
 	local := binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)
 	return match{&expr.Fib{Register: reg1, FlagDADDR: true, ResultADDRTYPE: true}, equal(reg1, local)}
@@ -187,6 +200,9 @@ func rules(t plan.Table) map[string][][]expr.Any {
 	four, six := families[0], families[1]
 
 	add(chainFromPod, four.is(), four.within(four.dst, loopback4), drop)
+	for _, kind := range []byte{routerAdvert, redirect} {
+		add(chainFromPod, six.is(), icmp6(kind), drop)
+	}
 	for _, f := range families {
 		name := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1}
 		add(chainFromPod, f.is(), match{name, f.load(f.src, reg32e), &expr.Lookup{SourceRegister: reg1, SetName: plan.Sources + f.suffix}}, accept)
