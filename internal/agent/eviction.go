@@ -11,8 +11,8 @@ import (
 	"github.com/huskd/husk/internal/agent/source"
 )
 
-// Evict makes a running pod fail at once, with that message, and frees its disk space.
-func (a *Agent) Evict(uid, message string) error {
+// Evict makes a running pod fail at once, with that reason and message, and frees its disk space.
+func (a *Agent) Evict(uid, reason, message string) error {
 	w, err := a.worker(uid)
 	if err != nil {
 		return err
@@ -23,13 +23,13 @@ func (a *Agent) Evict(uid, message string) error {
 	if phase := w.published.pod().Status.Phase; rec.Want != podplan.Run || rec.Evicted != nil || phase == podplan.PhaseFailed || phase == podplan.PhaseSucceeded {
 		return nil
 	}
-	rec.Evicted = &podplan.Eviction{At: time.Now(), Message: message}
+	rec.Evicted = &podplan.Eviction{At: time.Now(), Reason: reason, Message: message}
 	if err := w.save(a.records.PutUsingReserve, rec); err != nil {
 		return err
 	}
 	w.cancelStarts()
-	w.warningEvent("", "Evicted", message)
-	a.cfg.Log.Warn("agent: evicting a pod", "pod", w.name(), "reason", message)
+	w.warningEvent("", reason, message)
+	a.cfg.Log.Warn("agent: evicting a pod", "pod", w.name(), "reason", reason, "message", message)
 	w.nudge()
 	return nil
 }

@@ -172,6 +172,7 @@ var allowed = map[string][]string{
 	"internal/oci/spec":                 {"internal/host"}, // for Facts, which is a value
 	"internal/manifest":                 {"internal/manifest/document", "internal/manifest/fields"},
 	"internal/nri/adjust":               {"internal/host", "internal/oci/spec"},
+	"internal/agent/eviction":           {"internal/manifest/criconfig"},
 	"internal/manifest/criconfig":       {"internal/manifest", "internal/oci/spec"},
 	"internal/cgroup":                   {"internal/host"},
 	"internal/cni/process":              {"internal/netns", "internal/pidfd", "internal/poll"},

@@ -20,6 +20,7 @@ import (
 	"github.com/huskd/husk/internal/cluster/nodestats"
 	"github.com/huskd/husk/internal/cluster/podstatus"
 	"github.com/huskd/husk/internal/cluster/registration"
+	"github.com/huskd/husk/internal/housekeeping"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/stats"
 )
@@ -59,7 +60,7 @@ func (m *membership) nudge() {
 }
 
 // join runs this machine as a node of the cluster until ctx ends.
-func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
+func (m *membership) join(ctx context.Context, running *errgroup.Group, keeper *housekeeping.Housekeeper) error {
 	if m == nil {
 		return nil
 	}
@@ -67,16 +68,18 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 	if err != nil {
 		return err
 	}
-	server, err := m.kubeletAPI()
+	usage := m.usage()
+	server, err := m.kubeletAPI(usage)
 	if err != nil {
 		return err
 	}
+	pressure := newPressure(m.d, keeper, usage.Summary)
 	self := registration.Start(ctx, registration.Config{
 		Client: m.client, Machine: machine.Object(), IPs: nodeIPs, Images: func() []corev1.ContainerImage { return reportedImages(m.d.images.List()) },
-		Ready: m.ready, SetRanges: m.d.cni.SetRanges,
+		Ready: m.ready, Pressure: pressure.Conditions, SetRanges: m.d.cni.SetRanges,
 	})
 	pods := &apiserver.Source{
-		Client: m.client, Node: self.Object, Deliver: m.d.agent.Declare, Log: m.d.log,
+		Client: m.client, Node: self.Object, Pressure: pressure.Conditions, Deliver: m.d.agent.Declare, Log: m.d.log,
 		Known: func(uid types.UID) *corev1.Pod {
 			p, err := m.d.agent.Get(string(uid))
 			if err != nil {
@@ -92,7 +95,8 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 		Client: m.client, Agent: m.d.agent, Pods: pods.Start(ctx), Node: self.Object, CRI: nodeFacts(m.d.cfg, m.d.facts, m.d.resources), Events: m.d.agent.Events,
 	})
 	m.reporter.Store(reporter)
-	for _, run := range []func(context.Context) error{m.d.enforceLimits, self.Run, pods.Run, reporter.Run, server.Serve} {
+	limit := func(ctx context.Context) error { return m.d.resources.enforce(ctx, m.d.cgroups.Tree, m.d.log) }
+	for _, run := range []func(context.Context) error{limit, pressure.Run, self.Run, pods.Run, reporter.Run, server.Serve} {
 		running.Go(func() error { return run(ctx) })
 	}
 	running.Go(func() error {
@@ -105,7 +109,7 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group) error {
 
 // kubeletAPI returns the server of the kubelet API, to which the API server passes kubectl's
 // requests.
-func (m *membership) kubeletAPI() (*kubeletapi.Server, error) {
+func (m *membership) kubeletAPI(usage nodestats.Source) (*kubeletapi.Server, error) {
 	ca := m.client.CA
 	if path := m.d.cfg.NodeClientCA; path != "" {
 		var err error
@@ -113,15 +117,19 @@ func (m *membership) kubeletAPI() (*kubeletapi.Server, error) {
 			return nil, fmt.Errorf("--node-client-ca-file: %w", err)
 		}
 	}
-	usage := nodestats.Source{
-		Node: nodeName(m.d.cfg), Pods: m.d.agent.List, Meter: m.d.meter, Cgroup: m.d.sandboxes.Cgroup,
-		Layer: m.d.containers.Layer, EmptyDir: m.d.volumes().EmptyDir, Images: m.d.images.Usage, Root: m.d.cfg.Root, Booted: stats.Booted(),
-	}
 	return kubeletapi.New(kubeletapi.Config{
 		Summary: usage.ServeSummary, Resource: usage.ServeResource,
 		Client: m.client, Node: nodeName(m.d.cfg), Listen: m.d.cfg.NodeListen, CertFile: m.d.cfg.NodeTLSCert, KeyFile: m.d.cfg.NodeTLSKey,
 		ClientCA: ca, Hosts: append(nodeIPs(), hostname()), Pods: m.d.agent.List, Ended: m.d.containers.Ended, Sessions: m.d.streams, Log: m.d.log,
 	})
+}
+
+// usage reads what the node and its pods use.
+func (m *membership) usage() nodestats.Source {
+	return nodestats.Source{
+		Node: nodeName(m.d.cfg), Pods: m.d.agent.List, Meter: m.d.meter, Cgroup: m.d.sandboxes.Cgroup,
+		Layer: m.d.containers.Layer, EmptyDir: m.d.volumes().EmptyDir, Images: m.d.images.Usage, Root: m.d.cfg.Root, Booted: stats.Booted(),
+	}
 }
 
 // machine describes this machine for its registration.

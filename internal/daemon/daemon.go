@@ -282,7 +282,8 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		return err
 	}
 	running.Go(d.streams.Serve)
-	running.Go(func() error { return d.housekeeper().Run(ctx) })
+	keeper := d.housekeeper()
+	running.Go(func() error { return keeper.Run(ctx) })
 	if d.cfg.Manifests != "" {
 		directory := &source.Directory{Path: d.cfg.Manifests, Node: nodeName(d.cfg), Log: d.log, Deliver: d.agent.Declare}
 		running.Go(func() error { return directory.Run(ctx) })
@@ -295,7 +296,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		web := &source.URL{URL: d.cfg.Web, Header: header, Interval: time.Duration(d.cfg.WebSeconds) * time.Second, Node: nodeName(d.cfg), Log: d.log, Deliver: d.agent.Declare}
 		running.Go(func() error { return web.Run(ctx) })
 	}
-	if err := d.membership.join(ctx, &running); err != nil {
+	if err := d.membership.join(ctx, &running, keeper); err != nil {
 		return err
 	}
 	running.Go(func() error {

@@ -17,6 +17,7 @@ import (
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/housekeeping"
 	"github.com/huskd/husk/internal/logs"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
 func (d *daemon) volumes() volume.Volumes {
@@ -34,19 +35,16 @@ func (d *daemon) housekeeper() *housekeeping.Housekeeper {
 		Images:     d.images, Disk: d.disk(), Log: d.log,
 		Storage: housekeeping.Storage{
 			Pods:     func() []*corev1.Pod { return evictable(d.agent.List()) },
-			EmptyDir: d.volumes().EmptyDir, Layers: d.writtenDirs, Evict: d.agent.Evict,
+			EmptyDir: d.volumes().EmptyDir, Layers: d.writtenDirs, Evict: d.evict,
 		},
 	})
 }
 
-// critical is the lowest priority of the pods that a cluster can't do without. A kubelet doesn't
-// evict them either.
-const critical = 2_000_000_000
-
-// evictable returns the pods that are running or starting and may be evicted.
+// evictable returns the pods that are running or starting and may be evicted. Like the kubelet, it
+// leaves out critical pods.
 func evictable(list []agent.Pod) (pods []*corev1.Pod) {
 	for _, p := range list {
-		if strings.HasPrefix(p.Source, string(source.API)) && p.Manifest.Spec.Priority != nil && *p.Manifest.Spec.Priority >= critical {
+		if strings.HasPrefix(p.Source, string(source.API)) && criconfig.Critical(p.Manifest) {
 			continue
 		}
 		if p.Want == podplan.Run && (p.Status.Phase == podplan.PhaseRunning || p.Status.Phase == podplan.PhasePending) {
@@ -70,6 +68,10 @@ func (d *daemon) writtenDirs(pod *corev1.Pod, name string) (dirs []string) {
 		}
 	}
 	return dirs
+}
+
+func (d *daemon) evict(uid, message string) error {
+	return d.agent.Evict(uid, podplan.ReasonEvicted, message)
 }
 
 func (d *daemon) disk() housekeeping.Disk {

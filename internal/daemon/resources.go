@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -77,14 +78,14 @@ func newNodeResources(cfg config.Config, facts host.Facts) (nodeResources, error
 // refuses a memory limit below what the pods use.
 const enforceRetry = time.Minute
 
-// enforceLimits sets the limits of the cgroup of all pods.
-func (d *daemon) enforceLimits(ctx context.Context) error {
+// enforce sets the limits of the cgroup of all pods.
+func (r nodeResources) enforce(ctx context.Context, pods *cgroup.Tree, log *slog.Logger) error {
 	for {
-		err := d.cgroups.Tree.Create(d.cgroups.Root(), d.resources.limits)
+		err := pods.Create(pods.Root(), r.limits)
 		if err == nil {
 			return nil
 		}
-		d.log.Error("the limits of all pods together are not set", "error", err, "again in", enforceRetry)
+		log.Error("the limits of all pods together are not set", "error", err, "again in", enforceRetry)
 		select {
 		case <-time.After(enforceRetry):
 		case <-ctx.Done():

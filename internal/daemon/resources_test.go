@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,13 +64,13 @@ func TestEnforceLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{cgroups: cgroup.NewQoSTree(tree), resources: nodeResources{limits: cgroup.Limits{CPUShares: 1024, Memory: 1 << 30}}}
 	t.Cleanup(func() {
 		if err := tree.Remove(context.Background(), tree.Root()); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := d.enforceLimits(t.Context()); err != nil {
+	r := nodeResources{limits: cgroup.Limits{CPUShares: 1024, Memory: 1 << 30}}
+	if err := r.enforce(t.Context(), tree, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
 	if u, err := stats.New(facts.Cgroup, nil).Cgroup(tree.Root()); err != nil || u.Memory.Limit != 1<<30 {

@@ -1,6 +1,7 @@
 // Package housekeeping keeps the disk from filling up. It rotates the logs of the agent's
 // containers, removes unused images when the disk is nearly full, removes the files of pods that no
-// longer exist, and evicts pods that exceed their disk limits.
+// longer exist, and evicts pods: those that exceed their disk limits, and others when the node runs
+// short of memory, disk space or process IDs.
 package housekeeping
 
 import (
@@ -34,6 +35,8 @@ type Config struct {
 // Housekeeper does the housekeeping.
 type Housekeeper struct {
 	Config
+
+	mu         sync.Mutex            // guards the fields below
 	images     map[string]imageTimes // by image ID
 	warnedFull bool                  // a warning was logged that the disk stays full
 }

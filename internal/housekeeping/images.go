@@ -31,6 +31,8 @@ type imageTimes struct{ first, used time.Time }
 // collectImages removes unused images when the disk is too full. It starts with those that have not
 // been used for the longest time.
 func (h *Housekeeper) collectImages(ctx context.Context, now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	all := h.Images.List()
 	h.images = trackImages(h.images, all, now)
 	used, size, err := h.Disk.Usage()
@@ -51,6 +53,20 @@ func (h *Housekeeper) collectImages(ctx context.Context, now time.Time) {
 	if !h.warnedFull && atLeastPercent(used, size, h.Disk.High) {
 		h.Log.Warn("housekeeping: the disk of the images stays nearly full: all remaining images are in use, pinned or new", "used", percent(used, size))
 		h.warnedFull = true
+	}
+}
+
+// RemoveUnusedImages removes all images that may be removed when the disk is full.
+func (h *Housekeeper) RemoveUnusedImages(ctx context.Context) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	all := h.Images.List()
+	h.images = trackImages(h.images, all, now)
+	for _, img := range h.Disk.candidates(all, h.images, now) {
+		if gone, err := h.Images.Remove(ctx, img.ID, false); err == nil {
+			h.Log.Info("housekeeping: removed an image, as the node runs short of disk space", "image", strings.Join(gone, " "))
+		}
 	}
 }
 

@@ -13,6 +13,7 @@
 package podplan
 
 import (
+	"cmp"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -48,8 +49,10 @@ type Spec struct {
 
 // Eviction is the eviction of a pod.
 type Eviction struct {
-	At      time.Time `json:"at"`
-	Message string    `json:"message"`
+	At time.Time `json:"at"`
+	// Reason is ReasonEvicted if it is empty.
+	Reason  string `json:"reason,omitempty"`
+	Message string `json:"message"`
 	// Emptied tells that the pod's disk space has been freed.
 	Emptied bool `json:"emptied,omitempty"`
 }
@@ -254,7 +257,7 @@ func (p *planner) wakeAt(t time.Time) {
 func (p *planner) decideOutcome() *outcome {
 	end := p.containersOutcome()
 	if e := p.Evicted; e != nil {
-		end = &outcome{PhaseFailed, reasonEvicted, e.Message, e.At}
+		end = &outcome{PhaseFailed, cmp.Or(e.Reason, ReasonEvicted), e.Message, e.At}
 		if p.Pod.Spec.RestartPolicy == corev1.RestartPolicyAlways {
 			p.wakeAt(e.At.Add(EvictionBackoff))
 		}

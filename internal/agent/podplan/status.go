@@ -84,7 +84,12 @@ const (
 	reasonOOM          = "OOMKilled"
 	reasonUnknown      = "ContainerStatusUnknown"
 	reasonSandbox      = "CreatePodSandboxError"
-	reasonEvicted      = "Evicted"
+)
+
+// The reasons of a pod that was evicted: it used too much, or had to make way for a critical pod.
+const (
+	ReasonEvicted    = "Evicted"
+	ReasonPreempting = "Preempting"
 )
 
 // exitKilled is the exit code of a process that was killed by SIGKILL.

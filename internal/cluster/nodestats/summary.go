@@ -20,11 +20,11 @@ const treeAge = time.Minute
 // ServeSummary serves /stats/summary.
 func (s Source) ServeSummary(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(s.summary(r.URL.Query().Get("only_cpu_and_memory") == "true"))
+	_ = json.NewEncoder(w).Encode(s.Summary(r.URL.Query().Get("only_cpu_and_memory") == "true"))
 }
 
-// summary reads all figures or, if brief, only processors, memory and processes.
-func (s Source) summary(brief bool) v1alpha1.Summary {
+// Summary reads all figures or, if brief, only processors, memory and processes.
+func (s Source) Summary(brief bool) v1alpha1.Summary {
 	out := v1alpha1.Summary{
 		Node: v1alpha1.NodeStats{NodeName: s.Node, StartTime: timestamp(s.Booted)},
 		Pods: []v1alpha1.PodStats{},

@@ -68,7 +68,11 @@ func statusOf(pod *corev1.Pod, p agent.Pod, node criconfig.Node, now time.Time) 
 // ownReason reports whether the reason is the pod's own. That of a container is in the container's
 // status.
 func ownReason(p agent.Pod) bool {
-	return p.Status.Reason == "DeadlineExceeded" || p.Status.Reason == "Evicted"
+	return p.Status.Reason == "DeadlineExceeded" || evicted(p.Status.Reason)
+}
+
+func evicted(reason string) bool {
+	return reason == podplan.ReasonEvicted || reason == podplan.ReasonPreempting
 }
 
 // phaseOf returns the pod's phase. A stopped pod counts as ended only if it is being deleted or
@@ -238,7 +242,7 @@ func (c conditions) set(p agent.Pod) {
 	if !slices.ContainsFunc(c.Conditions, func(o corev1.PodCondition) bool { return o.Type == corev1.PodScheduled }) {
 		c.put(corev1.PodScheduled, true, "", "")
 	}
-	if c.Reason == "Evicted" {
+	if evicted(c.Reason) {
 		c.put(corev1.DisruptionTarget, true, corev1.PodReasonTerminationByKubelet, c.Message)
 	}
 	c.resize(p.Resize)

@@ -47,6 +47,8 @@ type Config struct {
 	Images func() []corev1.ContainerImage
 	// Ready returns why no pod can be started, or nil.
 	Ready func(context.Context) error
+	// Pressure returns the pressures that the node is under.
+	Pressure func() []corev1.NodeConditionType
 	// SetRanges sets the addresses that the cluster assigns to the node's pods.
 	SetRanges func([]netip.Prefix) error
 }
@@ -212,6 +214,16 @@ func statusPatch(s corev1.NodeStatus) ([]byte, error) {
 	}})
 }
 
+// pressures are the conditions of a node that runs short of something, with the kubelet's reasons.
+var pressures = []struct {
+	condition              corev1.NodeConditionType
+	reason, noReason, lack string
+}{
+	{corev1.NodeMemoryPressure, "KubeletHasInsufficientMemory", "KubeletHasSufficientMemory", "memory"},
+	{corev1.NodeDiskPressure, "KubeletHasDiskPressure", "KubeletHasNoDiskPressure", "disk space"},
+	{corev1.NodePIDPressure, "KubeletHasInsufficientPID", "KubeletHasSufficientPID", "process IDs"},
+}
+
 // status returns the node's current status.
 func (n *Node) status(ctx context.Context, registered *corev1.Node) corev1.NodeStatus {
 	s := *n.Machine.Status.DeepCopy()
@@ -233,9 +245,14 @@ func (n *Node) status(ctx context.Context, registered *corev1.Node) corev1.NodeS
 		}
 		s.Conditions = append(s.Conditions, c)
 	}
-	set(corev1.NodeMemoryPressure, false, "KubeletHasSufficientMemory", "no pod is evicted because of memory")
-	set(corev1.NodeDiskPressure, false, "KubeletHasNoDiskPressure", "no pod is evicted because of disk space")
-	set(corev1.NodePIDPressure, false, "KubeletHasSufficientPID", "no pod is evicted because of process IDs")
+	under := n.Pressure()
+	for _, p := range pressures {
+		if slices.Contains(under, p.condition) {
+			set(p.condition, true, p.reason, "the node is short of "+p.lack)
+		} else {
+			set(p.condition, false, p.noReason, "the node has enough "+p.lack)
+		}
+	}
 	if err := n.Ready(ctx); err != nil {
 		set(corev1.NodeReady, false, "KubeletNotReady", cluster.OneLine(err))
 	} else {

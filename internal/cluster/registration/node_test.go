@@ -63,6 +63,7 @@ func start(t *testing.T) *fixture {
 			defer f.mu.Unlock()
 			return f.ready
 		},
+		Pressure: func() []corev1.NodeConditionType { return []corev1.NodeConditionType{corev1.NodeDiskPressure} },
 		SetRanges: func(ranges []netip.Prefix) error {
 			f.mu.Lock()
 			defer f.mu.Unlock()
@@ -104,6 +105,13 @@ func TestRegisters(t *testing.T) {
 	}
 	if len(created.Status.RuntimeHandlers) != 1 || len(created.Status.Addresses) != 3 {
 		t.Errorf("its status is %+v", created.Status)
+	}
+	for kind, reason := range map[corev1.NodeConditionType]string{
+		corev1.NodeMemoryPressure: "False KubeletHasSufficientMemory", corev1.NodeDiskPressure: "True KubeletHasDiskPressure", corev1.NodePIDPressure: "False KubeletHasSufficientPID",
+	} {
+		if !slices.ContainsFunc(created.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == kind && string(c.Status)+" "+c.Reason == reason }) {
+			t.Errorf("condition %s isn't %s", kind, reason)
+		}
 	}
 	// The server has the node, without its label and status.
 	f.Put(nodes, &corev1.Node{

@@ -46,6 +46,15 @@ func Resized(before, after *corev1.Pod) bool {
 	return !equality.Semantic.DeepEqual(WithResources(after, before).Spec, after.Spec)
 }
 
+// criticalPriority is the lowest priority of the pods that a cluster can't do without
+// (system-cluster-critical and above).
+const criticalPriority = 2_000_000_000
+
+// Critical reports whether a pod is one that a cluster can't do without, by its priority.
+func Critical(pod *corev1.Pod) bool {
+	return pod.Spec.Priority != nil && *pod.Spec.Priority >= criticalPriority
+}
+
 // ComparePriority orders pods for when resources are scarce: by descending priority, then by QoS
 // class.
 func ComparePriority(a, b *corev1.Pod) int {

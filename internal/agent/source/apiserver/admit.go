@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/huskd/husk/internal/agent/admission"
+	"github.com/huskd/husk/internal/agent/eviction"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
@@ -19,7 +21,11 @@ func (s *Source) admits(b *bound, node *corev1.Node, pod *corev1.Pod) bool {
 	if b.admitted || b.rejected {
 		return b.admitted
 	}
-	if reason, message := admit(node, pod, s.others(pod)); reason != "" {
+	reason, message := podplan.ReasonEvicted, eviction.Refuse(s.Pressure(), pod, tolerates)
+	if message == "" {
+		reason, message = admit(node, pod, s.others(pod))
+	}
+	if reason != "" {
 		b.rejected = true
 		s.Log.Warn("API server: the node doesn't admit a pod", "pod", pod.Namespace+"/"+pod.Name, "reason", reason, "message", message)
 		s.Rejected(pod, admission.Refusal{Reason: reason, Message: message})

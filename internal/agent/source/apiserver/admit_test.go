@@ -147,3 +147,20 @@ MY_DB_SERVICE_PORT_DNS_UDP=53`; got != want {
 		t.Errorf("with links:\n%s", got)
 	}
 }
+
+// TestUnderPressure: a node under pressure rejects new pods that aren't critical.
+func TestUnderPressure(t *testing.T) {
+	f := newFixture(t)
+	f.expect()
+	f.mu.Lock()
+	f.pressure = []corev1.NodeConditionType{corev1.NodeMemoryPressure}
+	f.mu.Unlock()
+	f.Put(podList, pod("small", asks("1m")))
+	f.Put(podList, pod("besteffort"))
+	f.Put(podList, pod("critical", func(p *corev1.Pod) { p.Spec.Priority = new(int32(2000001000)) }))
+	f.Put(podList, pod("tolerant", func(p *corev1.Pod) {
+		p.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeMemoryPressure, Operator: corev1.TolerationOpExists}}
+	}))
+	f.expect("critical", "small", "tolerant")
+	f.eventually("rejected", func() bool { return f.rejected["besteffort"] == "Evicted: The node had condition: [MemoryPressure]. " })
+}

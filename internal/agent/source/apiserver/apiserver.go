@@ -32,6 +32,8 @@ type Source struct {
 	Client *cluster.Client
 	// Node returns this node as it is registered: its name, labels and capacity.
 	Node func() *corev1.Node
+	// Pressure returns the pressures that the node is under.
+	Pressure func() []corev1.NodeConditionType
 	// Known returns the agent's pod with the UID, or nil.
 	Known func(types.UID) *corev1.Pod
 	// Deliver is called with the complete set once it is known and after each change.

@@ -52,6 +52,7 @@ type fixture struct {
 	set      source.Set
 	sets     int
 	known    map[types.UID]*corev1.Pod
+	pressure []corev1.NodeConditionType
 	rejected map[string]string // reasons, by the pod's name
 	refused  map[string]string // reasons, by the pod's name, a slash and the container's name
 	refusals int               // calls of Refused
@@ -77,6 +78,11 @@ func newFixture(t *testing.T) *fixture {
 	}
 	s := &Source{
 		Client: client, Node: func() *corev1.Node { return f.node }, Log: log, Changed: func() {}, waitReport: 100 * time.Millisecond,
+		Pressure: func() []corev1.NodeConditionType {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.pressure
+		},
 		Known: func(uid types.UID) *corev1.Pod {
 			f.mu.Lock()
 			defer f.mu.Unlock()
