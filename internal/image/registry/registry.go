@@ -57,6 +57,7 @@ type Registry struct {
 	image      distribution.Named
 	login      Login
 	hosts      []docker.RegistryHost
+	plain      bool // one of the hosts is, or may be, reached by plain http
 	transports []*http.Transport
 	resolver   remotes.Resolver
 	fetcher    remotes.Fetcher
@@ -77,6 +78,7 @@ func New(ctx context.Context, certsDir string, image distribution.Named, login L
 	if r.hosts, err = config.ConfigureHosts(ctx, options)(r.name); err != nil {
 		return nil, err
 	}
+	r.guardHosts()
 	if login.Token != "" {
 		for i, h := range r.hosts {
 			r.hosts[i].Authorizer = tokenAuthorizer{h.Authorizer, h.Host, login.Token}
@@ -127,8 +129,10 @@ func (r *Registry) Resolve(ctx context.Context) (ocispec.Descriptor, error) {
 }
 
 // Fetch returns the content of a blob or manifest of the image's repository.
-// The reader is also an io.Seeker, so that a download can be resumed.
+// The reader is also an io.Seeker, so that a download can be resumed. URLs of the
+// descriptor are ignored: an image could name those of services inside the node's network.
 func (r *Registry) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+	desc.URLs = nil
 	return r.fetcher.Fetch(ctx, desc)
 }
 
