@@ -148,6 +148,7 @@ func TestPullBadManifest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	many := assemble(t, slices.Repeat(img.Layers, maxLayers+1)...)
 	set := func(raw []byte, field string, value any) []byte {
 		var fields map[string]any
 		if err := json.Unmarshal(raw, &fields); err != nil {
@@ -171,6 +172,7 @@ func TestPullBadManifest(t *testing.T) {
 		{"both at once", set(img.Manifest, "manifests", []any{}), "both an index and a manifest"},
 		{"an artifact", set(img.Manifest, "config", ocispec.Descriptor{MediaType: "application/vnd.cncf.helm.config.v1+json", Digest: digest.FromBytes(img.Config), Size: 1}), "not for a container image"},
 		{"too few layers", set(img.Manifest, "layers", []any{}), "0 layers, but its config 1"},
+		{"many layers", set(many.Manifest, "layers", slices.Repeat([]any{img.Layers[0].Descriptor}, maxLayers+1)), "501 layers, more than"},
 		{"no config", set(img.Manifest, "config", ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig, Digest: digest.FromString("x"), Size: 1}), "doesn't have it"},
 		{"huge config", set(img.Manifest, "config", ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig, Digest: digest.FromString("x"), Size: 1 << 40}), "more than"},
 		{"config is no config", set(img.Manifest, "config", ocispec.Descriptor{MediaType: ocispec.MediaTypeImageConfig, Digest: img.Layers[0].Descriptor.Digest, Size: img.Layers[0].Descriptor.Size}), "config"},
@@ -189,6 +191,9 @@ func TestPullBadManifest(t *testing.T) {
 				next.ServeHTTP(w, r)
 			})
 			r.push(t, "web", "v1", img)
+			if test.name == "many layers" {
+				r.push(t, "web", "v2", many)
+			}
 			name := r.host + "/web:bad"
 			_, err := s.Pull(t.Context(), name, PullOptions{})
 			wantError(t, err, name, test.want)

@@ -17,6 +17,10 @@ import (
 // maxIndexDepth bounds the nesting of indexes.
 const maxIndexDepth = 3
 
+// maxLayers is the maximum number of layers of an overlay (OVL_MAX_STACK). Each layer
+// also costs time that grows with the number of those below it.
+const maxLayers = 500
+
 var errTooDeep = errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("its indexes are nested more than %d deep", maxIndexDepth))
 
 // manifest is a manifest with its config and layers.
@@ -136,6 +140,10 @@ func (m *manifest) parse(config []byte, track func(digest.Digest, int64) *layerT
 	if len(m.Layers) != len(diffIDs) {
 		return errdefs.ErrInvalidArgument.WithMessage(
 			fmt.Sprintf("its manifest has %d layers, but its config %d: rebuild the image", len(m.Layers), len(diffIDs)))
+	}
+	if len(m.Layers) > maxLayers {
+		return errdefs.ErrInvalidArgument.WithMessage(
+			fmt.Sprintf("its manifest has %d layers, more than the %d that the kernel can mount: build it with fewer", len(m.Layers), maxLayers))
 	}
 	for i, blob := range m.Layers {
 		if !images.IsLayerType(blob.MediaType) || strings.HasSuffix(blob.MediaType, "encrypted") {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"path"
 	"strings"
 
@@ -32,11 +33,11 @@ func Extract(ctx context.Context, blob io.Reader, diffID digest.Digest, dir stri
 	defer plain.Close()
 	verifier := diffID.Verifier()
 	stream := io.TeeReader(plain, verifier)
-	links := links{}
+	entries := entries{links: map[string]string{}}
 	_, err = archive.Apply(ctx, dir, stream,
 		archive.WithConvertWhiteout(archive.OverlayConvertWhiteout),
 		archive.WithParents(parents),
-		archive.WithFilter(func(h *tar.Header) (bool, error) { return true, links.check(h) }))
+		archive.WithFilter(func(h *tar.Header) (bool, error) { return true, entries.check(h) }))
 	if err == nil {
 		_, err = io.Copy(io.Discard, stream) // the archive may be padded
 	}
@@ -52,7 +53,7 @@ func Extract(ctx context.Context, blob io.Reader, diffID digest.Digest, dir stri
 // explain explains in one line what is wrong with a layer's archive.
 func explain(err error) error {
 	var errno unix.Errno // from the kernel: the archive isn't at fault
-	if errors.As(err, &errno) || errors.Is(err, context.Canceled) || errors.Is(err, errEscape) {
+	if errors.As(err, &errno) || errors.Is(err, context.Canceled) || errors.Is(err, errEscape) || errors.Is(err, errTooMany) {
 		return fmt.Errorf("can't be unpacked: %w", err)
 	}
 	return errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("is not a valid tar archive (%v): rebuild the image", err))
@@ -60,15 +61,29 @@ func explain(err error) error {
 
 var errEscape = errdefs.ErrInvalidArgument.WithMessage("an entry leaves the root directory")
 
-// links detects archive entries whose paths lead outside the root directory.
-// Extraction confines such entries anyway, but an archive that has them is
-// malicious.
-//
-// It holds the targets of the archive's symbolic links that are absolute or lead
-// above the root, by path.
-type links map[string]string
+// maxHeld bounds the memory in bytes that the headers of an archive take while it is
+// unpacked. It is enough for a million files. Without it, a small compressed archive of
+// headers could fill any memory.
+const maxHeld = 256 << 20
 
-func (l links) check(h *tar.Header) error {
+var errTooMany = errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("its file names and attributes exceed %d MiB", maxHeld>>20))
+
+// entries checks the entries of an archive.
+type entries struct {
+	// links are the targets of the archive's symbolic links that are absolute or lead
+	// above the root, by path.
+	links map[string]string
+	// held is how much memory the headers so far take, in bytes.
+	held int64
+}
+
+// check refuses entries whose paths lead outside the root directory: extraction confines
+// such entries anyway, but an archive that has them is malicious.
+func (e *entries) check(h *tar.Header) error {
+	if e.held += hold(h); e.held > maxHeld {
+		return errTooMany
+	}
+	l := e.links
 	name := relative(h.Name)
 	if leaves(name) {
 		return fmt.Errorf("%w: %q", errEscape, h.Name)
@@ -92,10 +107,29 @@ func (l links) check(h *tar.Header) error {
 	return nil
 }
 
+// hold returns how much memory extraction keeps for a header, in bytes: the path, and the
+// whole header of a directory. It drops those attributes that extraction ignores.
+func hold(h *tar.Header) int64 {
+	const path, header = 100, 500 // about
+	maps.DeleteFunc(h.PAXRecords, func(key, _ string) bool { return !strings.HasPrefix(key, "SCHILY.xattr.") })
+	n := path + len(h.Name) + len(h.Linkname)
+	if h.Typeflag == tar.TypeDir {
+		n += header
+		for key, value := range h.PAXRecords {
+			n += len(key) + len(value)
+		}
+	}
+	return int64(n)
+}
+
 // relative returns a path in an archive, relative to the root.
 func relative(name string) string { return path.Clean(strings.TrimLeft(name, "/")) }
 
 func leaves(name string) bool { return name == ".." || strings.HasPrefix(name, "../") }
+
+// maxWindow is the memory in bytes that decompression may take. It is what zstd's own
+// program accepts; the format allows almost 4 TiB (RFC 8878, section 3.1.1.1.2).
+const maxWindow = 128 << 20
 
 // Decompress returns the decompressed content of r. It detects gzip and zstd by
 // their magic numbers and returns anything else as it is.
@@ -111,7 +145,7 @@ func Decompress(r io.Reader) (io.ReadCloser, error) {
 		return gzip.NewReader(buffered)
 	case string(magic) == "\x28\xb5\x2f\xfd": // RFC 8878
 		// One thread and little memory, because several layers are unpacked concurrently.
-		d, err := zstd.NewReader(buffered, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true))
+		d, err := zstd.NewReader(buffered, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
 		if err != nil {
 			return nil, err
 		}

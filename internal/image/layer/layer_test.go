@@ -4,8 +4,10 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -199,6 +201,40 @@ func TestDecompress(t *testing.T) {
 			if err := r.Close(); err != nil {
 				t.Error(err)
 			}
+		}
+	}
+}
+
+// TestBombs checks that archives that need much memory to unpack are refused.
+func TestBombs(t *testing.T) {
+	t.Parallel()
+	bomb := func(typ byte, key, name string) error {
+		e := entries{links: map[string]string{}}
+		for i := range maxHeld>>20 + 1 {
+			records := map[string]string{key: strings.Repeat("x", 1<<20)}
+			if err := e.check(&tar.Header{Typeflag: typ, Name: name + strconv.Itoa(i), PAXRecords: records}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := bomb(tar.TypeDir, "SCHILY.xattr.user.x", "d"); !errors.Is(err, errTooMany) {
+		t.Errorf("attributes of directories: %v", err)
+	}
+	if err := bomb(tar.TypeReg, "x", strings.Repeat("x", 1<<20)); !errors.Is(err, errTooMany) {
+		t.Errorf("names: %v", err)
+	}
+	if err := errors.Join(bomb(tar.TypeReg, "SCHILY.xattr.user.x", "f"), bomb(tar.TypeDir, "HUSK.x", "d")); err != nil {
+		t.Errorf("attributes that aren't kept: %v", err)
+	}
+	// A frame without content, see RFC 8878. The window is 2^(10+exponent) bytes.
+	for exponent, ok := range map[byte]bool{17: true, 18: false, 31: false} {
+		r, err := Decompress(bytes.NewReader([]byte{0x28, 0xb5, 0x2f, 0xfd, 0, exponent << 3, 1, 0, 0}))
+		if err == nil {
+			_, err = io.ReadAll(r)
+		}
+		if (err == nil) != ok {
+			t.Errorf("a window of 2^%d bytes: %v", 10+exponent, err)
 		}
 	}
 }
