@@ -18,8 +18,8 @@ func tlsClient(t *testing.T, s *server, login Login) *Registry {
 	return client(t, "registry.invalid/"+testRepository+":v1", fmt.Sprintf("server = %q\nskip_verify = true\n", s.URL), login)
 }
 
-// TestLoginIsNotSentInTheClear checks that neither a challenge nor a redirect of a registry with TLS
-// makes the client send a login or token over plain http.
+// TestLoginIsNotSentInTheClear checks that neither a challenge nor a redirect of a registry with
+// TLS makes the client send a login or token over plain http.
 func TestLoginIsNotSentInTheClear(t *testing.T) {
 	t.Parallel()
 	login := Login{Username: "alice", Password: "secret"}
@@ -67,8 +67,8 @@ func wantNoAuthorization(t *testing.T, s *server) {
 	}
 }
 
-// TestLayersAreFetchedFromRegistryOnly checks that an image can't make the node send requests to URLs
-// of its choice, for example to the metadata service of a cloud.
+// TestLayersAreFetchedFromRegistryOnly checks that an image can't make the node send requests to
+// URLs of its choice, for example to the metadata service of a cloud.
 func TestLayersAreFetchedFromRegistryOnly(t *testing.T) {
 	t.Parallel()
 	s, internal := serve(t), serve(t)
