@@ -26,11 +26,12 @@ type volumes struct {
 
 // mount sets up the volumes that a container mounts and puts their paths into run.
 func (v *volumes) mount(c *corev1.Container, run *criconfig.Run) (err error) {
-	spec := &v.manifest.Spec
+	spec, pod := &v.manifest.Spec, v.record().Pod // which may have new ephemeral containers
 	run.Volumes, run.Images = map[string]string{}, map[string]string{}
 	for i := range spec.Volumes {
 		vol := &spec.Volumes[i]
 		switch {
+		case !manifest.IsMounted(pod, vol.Name):
 		case len(manifest.Projections(vol)) > 0:
 			run.Volumes[vol.Name], err = v.write(vol)
 		case vol.Image == nil:
@@ -106,7 +107,7 @@ func (v *volumes) write(vol *corev1.Volume) (string, error) {
 func (v *volumes) refresh() {
 	for i := range v.manifest.Spec.Volumes {
 		vol := &v.manifest.Spec.Volumes[i]
-		if len(manifest.Projections(vol)) == 0 || v.record().Want != podplan.Run {
+		if len(manifest.Projections(vol)) == 0 || !manifest.IsMounted(v.record().Pod, vol.Name) || v.record().Want != podplan.Run {
 			continue
 		}
 		if _, err := v.write(vol); err != nil {

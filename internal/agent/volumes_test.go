@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/moby/sys/mountinfo"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/manifest/criconfig"
 )
@@ -19,7 +20,7 @@ func TestVolumesOfParallelStarts(t *testing.T) {
 	for round := range 30 {
 		p := podFrom(t, fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: p, uid: u%d}, spec: {
 			volumes: [{name: disk, emptyDir: {}}, {name: memory, emptyDir: {medium: Memory}}, {name: pod, downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}],
-			containers: [{name: c, image: 'reg.test/none:1'}]}}`, round))
+			containers: [{name: c, image: 'reg.test/none:1', volumeMounts: [{name: disk, mountPath: /d}, {name: memory, mountPath: /m}, {name: pod, mountPath: /p}]}]}}`, round))
 		s := &podState{a: h.Agent, manifest: p, rec: record{Pod: p}, startCtx: context.Background()}
 		v := &volumes{podState: s}
 		var group sync.WaitGroup
@@ -38,5 +39,27 @@ func TestVolumesOfParallelStarts(t *testing.T) {
 		if err := v.remove(); err != nil || t.Failed() {
 			t.Fatal(round, err)
 		}
+	}
+}
+
+// TestUnmountedVolumes has volumes that can't be set up. As in kubelet, that doesn't matter until a
+// container mounts them.
+func TestUnmountedVolumes(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	p := podFrom(t, `{apiVersion: v1, kind: Pod, metadata: {name: p, uid: u}, spec: {
+		volumes: [{name: settings, configMap: {name: none}}, {name: host, hostPath: {path: /none, type: Directory}}, {name: disk}],
+		containers: [{name: c, image: 'reg.test/none:1'}, {name: d, image: 'reg.test/none:1', volumeMounts: [{name: disk, mountPath: /d}]}]}}`)
+	v := &volumes{podState: &podState{a: h.Agent, manifest: p, rec: record{Pod: p}, startCtx: context.Background()}}
+	var run criconfig.Run
+	if err := v.mount(&p.Spec.Containers[0], &run); err != nil || len(run.Volumes) != 1 || run.Volumes["disk"] == "" {
+		t.Errorf("%v, %v", run.Volumes, err)
+	}
+	p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "host", MountPath: "/h"}}
+	if err := v.mount(&p.Spec.Containers[0], &run); err == nil {
+		t.Errorf("a hostPath that doesn't exist is mounted: %v", run.Volumes)
+	}
+	if err := v.remove(); err != nil {
+		t.Error(err)
 	}
 }

@@ -32,6 +32,9 @@ func setDefaults(pod *corev1.Pod) {
 			v.EmptyDir = &corev1.EmptyDirVolumeSource{}
 		}
 		setVolumeDefaults(&spec.Volumes[i])
+		if dir := spec.Volumes[i].EmptyDir; dir != nil && dir.Medium == corev1.StorageMediumHugePages {
+			dir.Medium = hugePagesMedium(pod)
+		}
 		if image := spec.Volumes[i].Image; image != nil {
 			setDefault(&image.PullPolicy, pullPolicy(image.Reference))
 		}
@@ -48,6 +51,25 @@ func setDefaults(pod *corev1.Pod) {
 	for i := range spec.Containers {
 		setContainerDefaults(&spec.Containers[i], spec.HostNetwork)
 	}
+}
+
+// hugePagesMedium returns the medium of a volume of huge pages without a page size: as in kubelet,
+// the size is that which the containers use, if they use one size.
+func hugePagesMedium(pod *corev1.Pod) corev1.StorageMedium {
+	sizes := map[string]bool{}
+	forEachContainer(pod, func(c *corev1.Container, _ string, _ bool) {
+		for name := range c.Resources.Limits {
+			if _, huge := HugePageSize(name); huge {
+				sizes[strings.TrimPrefix(string(name), corev1.ResourceHugePagesPrefix)] = true
+			}
+		}
+	})
+	for size := range sizes {
+		if len(sizes) == 1 {
+			return corev1.StorageMediumHugePagesPrefix + corev1.StorageMedium(size)
+		}
+	}
+	return corev1.StorageMediumHugePages
 }
 
 func setContainerDefaults(c *corev1.Container, hostNetwork bool) {

@@ -80,7 +80,7 @@ func TestEveryField(t *testing.T) {
 		return false
 	})
 	t.Logf("%d fields are listed, including those below them; %d are refused", listed, refused)
-	if listed < 100 || refused < 50 {
+	if listed < 100 || refused < 30 {
 		t.Errorf("only %d listed and %d refused fields: the test doesn't visit all of them", listed, refused)
 	}
 }
@@ -105,11 +105,14 @@ func TestIgnored(t *testing.T) {
 	for path, value := range map[string]string{
 		"nodeSelector": "{a: b}", "tolerations": "[{operator: Exists}]", "priority: 7\n  #": "", "schedulerName": "x", "priorityClassName": "x",
 		"preemptionPolicy": "Never", "enableServiceLinks": "true", "topologySpreadConstraints": "[{maxSkew: 1, topologyKey: a, whenUnsatisfiable: DoNotSchedule}]",
-		"securityContext": "{fsGroupChangePolicy: Always}",
+		"securityContext.fsGroupChangePolicy": "Always", "securityContext.seLinuxChangePolicy": "Recursive", "securityContext.windowsOptions": "{runAsUserName: x}",
+		"initContainers[].securityContext.windowsOptions": "{name: i, image: i, securityContext: {windowsOptions: {runAsUserName: x}}}",
 	} {
 		name, _, _ := strings.Cut(path, ":")
-		if name == "securityContext" {
-			name += ".fsGroupChangePolicy"
+		if field, ok := strings.CutPrefix(path, "securityContext."); ok {
+			path, value = "securityContext", "{"+field+": "+value+"}"
+		} else if strings.HasPrefix(path, "initContainers[]") {
+			path, value = "initContainers", "["+value+"]"
 		}
 		want = append(want, "spec."+name)
 		if got := Ignored(parsed(fmt.Sprintf("  %s: %s\n", path, value))); !slices.Equal(got, []string{"spec." + name}) {
@@ -117,7 +120,7 @@ func TestIgnored(t *testing.T) {
 		}
 	}
 	for _, f := range fields.All() {
-		if f.How == fields.Ignored && strings.HasPrefix(f.Path, "spec.") && f.Path != "spec.nodeName" && !slices.Contains(want, f.Path) {
+		if f.How == fields.Ignored && strings.HasPrefix(f.Path, "spec.") && f.Path != "spec.nodeName" && !strings.HasPrefix(f.Path, "spec.containers[]") && !slices.Contains(want, f.Path) {
 			t.Errorf("the test doesn't cover %s", f.Path)
 		}
 	}

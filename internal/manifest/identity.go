@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -42,11 +43,26 @@ func content(pod *corev1.Pod) []byte {
 func dropIgnored(s *corev1.PodSpec) {
 	s.NodeName, s.NodeSelector, s.SchedulerName, s.Tolerations, s.TopologySpreadConstraints = "", nil, "", nil, nil
 	s.EnableServiceLinks, s.PreemptionPolicy, s.Priority, s.PriorityClassName = nil, nil, nil, ""
+	s.ServiceAccountName = "" // set by an API server only, which never changes it
 	if s.SecurityContext != nil {
 		context := *s.SecurityContext
-		context.FSGroupChangePolicy = nil
+		context.FSGroupChangePolicy, context.SELinuxChangePolicy, context.WindowsOptions = nil, nil, nil
 		s.SecurityContext = &context
 	}
+	s.Containers, s.InitContainers = withoutIgnored(s.Containers), withoutIgnored(s.InitContainers)
+}
+
+// withoutIgnored returns the containers without fields that have no effect.
+func withoutIgnored(containers []corev1.Container) []corev1.Container {
+	out := slices.Clone(containers)
+	for i := range out {
+		if s := out[i].SecurityContext; s != nil && s.WindowsOptions != nil {
+			context := *s
+			context.WindowsOptions = nil
+			out[i].SecurityContext = &context
+		}
+	}
+	return out
 }
 
 // digest hashes a list of parts unambiguously: ("a", "bc") and ("ab", "c") differ.

@@ -35,6 +35,18 @@ func isSet(v reflect.Value, path string) bool {
 	names := map[string][]int{}
 	jsonFields(v.Type(), nil, names)
 	name, rest, _ := strings.Cut(path, ".")
+	name, list := strings.CutSuffix(name, "[]")
 	index, ok := names[name]
-	return ok && isSet(v.FieldByIndex(index), rest)
+	switch {
+	case !ok:
+		return false
+	case !list:
+		return isSet(v.FieldByIndex(index), rest)
+	}
+	for _, item := range v.FieldByIndex(index).Seq2() {
+		if isSet(item, rest) {
+			return true
+		}
+	}
+	return false
 }

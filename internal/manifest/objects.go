@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"maps"
 	"reflect"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -75,6 +76,21 @@ func References(pod *corev1.Pod, f func(kind, name string)) {
 			}
 		}
 	}
+}
+
+// IsMounted reports whether a container of the pod uses a volume. Others are not set up, like in
+// kubelet: what they reference may be missing.
+func IsMounted(pod *corev1.Pod, volume string) bool {
+	found := false
+	forEachContainer(pod, func(c *corev1.Container, _ string, _ bool) {
+		found = found || slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume })
+	})
+	return found
+}
+
+// IsSupported reports whether a volume is of a kind that can be set up.
+func IsSupported(v *corev1.Volume) bool {
+	return len(volumeKinds(v)) > 0 || v.VolumeSource == (corev1.VolumeSource{})
 }
 
 // Projections returns the sources of a volume whose files come from the manifest, and nil for other

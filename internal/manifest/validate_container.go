@@ -111,7 +111,7 @@ func (v *validator) env(c *corev1.Container, at string) {
 // FieldPaths are the fields of a pod that an environment variable can refer to, besides
 // metadata.labels['key'] and metadata.annotations['key'].
 var FieldPaths = []string{
-	"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName",
+	"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName",
 	"status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs",
 }
 
@@ -140,8 +140,8 @@ func (v *validator) fieldRef(at string, ref *corev1.ObjectFieldSelector) {
 
 func (v *validator) resourceFieldRef(at string, ref *corev1.ResourceFieldSelector) {
 	list, name, _ := strings.Cut(ref.Resource, ".")
-	if list != "limits" && list != "requests" || !knownResource(corev1.ResourceName(name)) {
-		v.invalid(at+".resource", "%q is not limits.NAME or requests.NAME with NAME cpu, memory or hugepages-<size>", ref.Resource)
+	if list != "limits" && list != "requests" || !referable(corev1.ResourceName(name)) {
+		v.invalid(at+".resource", "%q is not limits.NAME or requests.NAME with NAME cpu, memory, ephemeral-storage or hugepages-<size>", ref.Resource)
 	}
 	if ref.Divisor.Sign() < 0 {
 		v.invalid(at+".divisor", "%s is negative", ref.Divisor.String())
@@ -149,6 +149,11 @@ func (v *validator) resourceFieldRef(at string, ref *corev1.ResourceFieldSelecto
 	if name := ref.ContainerName; name != "" && !v.containerNames[name] {
 		v.invalid(at+".containerName", "the pod has no container %q", name)
 	}
+}
+
+// referable reports whether resourceFieldRef can refer to a resource.
+func referable(name corev1.ResourceName) bool {
+	return knownResource(name) || name == corev1.ResourceEphemeralStorage
 }
 
 func knownResource(name corev1.ResourceName) bool {
@@ -165,6 +170,16 @@ func HugePageSize(name corev1.ResourceName) (resource.Quantity, bool) {
 	}
 	size, ok := parseQuantity(text)
 	return size, ok && size.Value() > 0
+}
+
+// MediumPageSize returns the page size that a medium such as HugePages-2Mi has. ok is false for
+// other media.
+func MediumPageSize(m corev1.StorageMedium) (size resource.Quantity, ok bool) {
+	text, ok := strings.CutPrefix(string(m), string(corev1.StorageMediumHugePagesPrefix))
+	if !ok {
+		return resource.Quantity{}, false
+	}
+	return HugePageSize(corev1.ResourceName(corev1.ResourceHugePagesPrefix + text))
 }
 
 func checkResources(r *report, of *corev1.ResourceRequirements, at string) {
@@ -264,7 +279,9 @@ func (v *validator) volumes() {
 		case vol.HostPath != nil:
 			checkHostPath(v.report, vol.HostPath, at+".hostPath")
 		case vol.EmptyDir != nil:
-			choice(v.report, at+".emptyDir.medium", vol.EmptyDir.Medium, corev1.StorageMediumDefault, corev1.StorageMediumMemory)
+			if _, huge := MediumPageSize(vol.EmptyDir.Medium); !huge {
+				choice(v.report, at+".emptyDir.medium", vol.EmptyDir.Medium, corev1.StorageMediumDefault, corev1.StorageMediumMemory, corev1.StorageMediumHugePages)
+			}
 			if q := vol.EmptyDir.SizeLimit; q != nil && q.Sign() < 0 {
 				v.invalid(at+".emptyDir.sizeLimit", "%s is negative", q.String())
 			}

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // podLevel checks the resources, overhead and host name of the pod as a whole.
@@ -29,8 +30,32 @@ func (v *validator) podLevel() {
 	for name, q := range s.Overhead {
 		checkQuantity(v.report, "spec.overhead", name, q)
 	}
+	v.hostnameOverride()
 	if s.SetHostnameAsFQDN != nil && *s.SetHostnameAsFQDN && s.HostNetwork {
 		v.invalid("spec.setHostnameAsFQDN", "conflicts with hostNetwork, which gives the pod the node's name: set only one of them")
+	}
+}
+
+// maxHostname is the kernel's limit of a host name.
+const maxHostname = 64
+
+func (v *validator) hostnameOverride() {
+	const path = "spec.hostnameOverride"
+	s := &v.pod.Spec
+	if s.HostnameOverride == nil {
+		return
+	}
+	switch name := *s.HostnameOverride; {
+	case len(name) > maxHostname:
+		v.invalid(path, "%q has more than %d characters", name, maxHostname)
+	case len(validation.IsDNS1123Subdomain(name)) > 0:
+		v.invalid(path, "%q is not valid: %s", name, subdomainRule)
+	}
+	if s.HostNetwork {
+		v.invalid(path, "conflicts with hostNetwork, which gives the pod the node's name: set only one of them")
+	}
+	if s.SetHostnameAsFQDN != nil && *s.SetHostnameAsFQDN {
+		v.invalid(path, "conflicts with setHostnameAsFQDN: set only one of them")
 	}
 }
 

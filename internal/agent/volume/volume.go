@@ -99,8 +99,7 @@ func mountMemory(path string, dir *corev1.EmptyDirVolumeSource, group *int64) er
 	kind, options := "tmpfs", []string{"mode=0777"}
 	if dir.Medium != corev1.StorageMediumMemory {
 		kind = "hugetlbfs"
-		size, ok := strings.CutPrefix(string(dir.Medium), "HugePages-")
-		if page, isSize := manifest.HugePageSize(corev1.ResourceName("hugepages-" + size)); ok && isSize {
+		if page, ok := manifest.MediumPageSize(dir.Medium); ok {
 			options = append(options, fmt.Sprintf("pagesize=%d", page.Value()))
 		}
 	}

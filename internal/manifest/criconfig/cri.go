@@ -120,6 +120,9 @@ const maxHostname = 63
 
 // Hostname returns the pod's host name. It doesn't apply to a pod in the node's network.
 func Hostname(pod *corev1.Pod) string {
+	if override := pod.Spec.HostnameOverride; override != nil {
+		return *override
+	}
 	if pod.Spec.Hostname != "" {
 		return pod.Spec.Hostname
 	}
@@ -133,9 +136,15 @@ func Hostname(pod *corev1.Pod) string {
 // defaultDomain is the domain of a cluster that doesn't configure one.
 const defaultDomain = "cluster.local"
 
-// fqdn returns the pod's fully qualified name. Without a subdomain that is its host name.
+// hasDomain reports whether the pod has a fully qualified name. As in kubelet, hostnameOverride
+// replaces that too.
+func hasDomain(pod *corev1.Pod) bool {
+	return pod.Spec.Subdomain != "" && pod.Spec.HostnameOverride == nil
+}
+
+// fqdn returns the pod's fully qualified name. Without a domain that is its host name.
 func fqdn(pod *corev1.Pod, n Node) string {
-	if pod.Spec.Subdomain == "" {
+	if !hasDomain(pod) {
 		return Hostname(pod)
 	}
 	domain := n.ClusterDomain

@@ -21,7 +21,7 @@ import (
 
 func node() Node {
 	return Node{
-		Name: "node1", IPs: []string{"192.0.2.1", "2001:db8::1"}, Memory: 4 << 30, Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourceMemory: resource.MustParse("4Gi")},
+		Name: "node1", IPs: []string{"192.0.2.1", "2001:db8::1"}, Memory: 4 << 30, Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourceMemory: resource.MustParse("4Gi"), corev1.ResourceEphemeralStorage: resource.MustParse("5Gi")},
 		HugePages: []string{"2MB", "1GB"}, RecursiveReadOnly: true,
 		ResolvConf: []byte("# a comment\nnameserver 127.0.0.53\nnameserver 9.9.9.9\nsearch a.example b.example\noptions edns0 ndots:1\n"),
 		Logs:       "/var/log/pods", Seccomp: "/etc/husk/seccomp",
@@ -110,6 +110,10 @@ func TestHostname(t *testing.T) {
 			t.Errorf("%s: %s", name, Hostname(p))
 		}
 	}
+	override := pod(t, "  hostnameOverride: db.example\n  hostname: x\n  subdomain: sub\n"+plain)
+	if got := SandboxConfig(override, 0, node()).Hostname; got != "db.example" || !strings.Contains(string(HostsFile(override, []string{"10.1.0.2"}, nil, Node{})), "10.1.0.2\tdb.example\n") {
+		t.Errorf("override: %q", got)
+	}
 	if got := SandboxConfig(pod(t, "  hostNetwork: true\n"+plain), 0, node()).Hostname; got != "" {
 		t.Errorf("host network: %q", got)
 	}
@@ -192,8 +196,13 @@ func TestEnvironment(t *testing.T) {
     - {name: OTHERCPU, valueFrom: {resourceFieldRef: {containerName: b, resource: limits.cpu}}}
     - {name: OTHERMEM, valueFrom: {resourceFieldRef: {containerName: b, resource: limits.memory}}}
     - {name: OTHERREQ, valueFrom: {resourceFieldRef: {containerName: b, resource: requests.memory}}}
-  - {name: b, image: "a:1"}
+    - {name: ACCOUNT, valueFrom: {fieldRef: {fieldPath: spec.serviceAccountName}}}
+    - {name: DISK, valueFrom: {resourceFieldRef: {resource: limits.ephemeral-storage, divisor: 1Gi}}}
+    - {name: DISKREQ, valueFrom: {resourceFieldRef: {containerName: b, resource: requests.ephemeral-storage, divisor: 1Mi}}}
+    - {name: HUGE, valueFrom: {resourceFieldRef: {containerName: b, resource: limits.hugepages-2Mi, divisor: 1Mi}}}
+  - {name: b, resources: {limits: {hugepages-2Mi: 4Mi}, requests: {ephemeral-storage: 3Mi}}, image: "a:1"}
 `)
+	p.Spec.ServiceAccountName = "robot" // which only an API server sets
 	out := container(t, p, "a", Run{PodIPs: []string{"10.0.0.9", "fd00::9"}})
 	var got []string
 	for _, e := range out.Envs {
@@ -203,12 +212,17 @@ func TestEnvironment(t *testing.T) {
 		"EARLY=$(LATE)", "NAME=web", "LATE=x-web-web", "LATE=x-web-web!", "NS=shop", "UID=u1", "LABEL=web", "NOLABEL=", "NOTE=x",
 		"NODE=node1", "HOST=192.0.2.1", "HOSTS=192.0.2.1,2001:db8::1", "IP=10.0.0.9", "IPS=10.0.0.9,fd00::9",
 		"CPU=2", "MILLI=1500", "MEM=1", "MEMBYTES=68157440", "REQ=100", "OTHERCPU=2", "OTHERMEM=4294967296", "OTHERREQ=0",
+		"ACCOUNT=robot", "DISK=5", "DISKREQ=3", "HUGE=4",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("\n got %q\nwant %q", got, want)
 	}
 	if got := slices.Concat(out.Command, out.Args); !slices.Equal(got, []string{"run", "web", "$(NONE)", "$(NAME)", "x-web-web!"}) {
 		t.Errorf("%q", got)
+	}
+	limited := pod(t, "  resources: {limits: {cpu: 700m}}\n  containers: [{name: a, image: 'a:1', env: [{name: CPU, valueFrom: {resourceFieldRef: {resource: limits.cpu, divisor: 1m}}}]}]\n")
+	if got := string(container(t, limited, "a", Run{}).Envs[0].Value); got != "700" {
+		t.Errorf("with a limit of the pod: %s", got)
 	}
 	hostNetwork := pod(t, "  hostNetwork: true\n  containers: [{name: a, image: 'a:1', env: [{name: IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]}]\n")
 	if got := string(container(t, hostNetwork, "a", Run{}).Envs[0].Value); got != "192.0.2.1" {

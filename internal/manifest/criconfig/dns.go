@@ -113,7 +113,7 @@ func HostsFile(pod *corev1.Pod, podIPs []string, node []byte, n Node) []byte {
 		}
 	} else {
 		names := []string{Hostname(pod)}
-		if pod.Spec.Subdomain != "" {
+		if hasDomain(pod) {
 			names = []string{fqdn(pod, n), Hostname(pod)}
 		}
 		b.WriteString(huskpod.HostsFile(podIPs, names...))

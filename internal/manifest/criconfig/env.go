@@ -150,6 +150,8 @@ func fieldValue(pod *corev1.Pod, path string, r Run, n Node) (string, error) {
 		return string(pod.UID), nil
 	case "spec.nodeName":
 		return n.Name, nil
+	case "spec.serviceAccountName":
+		return pod.Spec.ServiceAccountName, nil
 	case "status.hostIP":
 		return first(n.IPs), nil
 	case "status.hostIPs":
@@ -170,7 +172,7 @@ func first(values []string) string {
 }
 
 // resourceValue returns a limit or request of a container in units of the divisor, rounded up. A
-// limit that isn't set defaults to what the node can allocate.
+// limit that isn't set defaults to the pod's, or else to what the node can allocate.
 func resourceValue(pod *corev1.Pod, own *corev1.Container, ref *corev1.ResourceFieldSelector, n Node) (string, error) {
 	c := own
 	if ref.ContainerName != "" {
@@ -183,14 +185,27 @@ func resourceValue(pod *corev1.Pod, own *corev1.Container, ref *corev1.ResourceF
 	if kind == "limits" {
 		values = c.Resources.Limits
 	}
-	q, set := values[corev1.ResourceName(name)]
-	if !set && kind == "limits" {
-		q = n.Allocatable[corev1.ResourceName(name)]
+	q := values[corev1.ResourceName(name)]
+	if q.IsZero() && kind == "limits" {
+		q = limitOfPod(pod, n)[corev1.ResourceName(name)]
 	}
 	if corev1.ResourceName(name) == corev1.ResourceCPU {
 		return divideUp(q.MilliValue(), ref.Divisor.MilliValue()), nil
 	}
 	return divideUp(q.Value(), ref.Divisor.Value()), nil
+}
+
+// limitOfPod returns what a pod can use at most: its own limits, or else what the node allocates.
+func limitOfPod(pod *corev1.Pod, n Node) corev1.ResourceList {
+	out := maps.Clone(n.Allocatable)
+	if pod.Spec.Resources != nil {
+		for name, q := range pod.Spec.Resources.Limits {
+			if _, ok := out[name]; ok && !q.IsZero() {
+				out[name] = q
+			}
+		}
+	}
+	return out
 }
 
 // divideUp divides and rounds up. A divisor of 0 counts as 1.

@@ -473,6 +473,7 @@ func TestAdmissionComesFirst(t *testing.T) {
 // claims is something that this node doesn't support.
 func claims(p *corev1.Pod) {
 	p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}}}}
+	p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "v", MountPath: "/v"}}
 }
 
 func deleted(p *corev1.Pod) {
@@ -560,6 +561,32 @@ func TestRefusedEphemeralContainer(t *testing.T) {
 	f.eventually("two are refused", func() bool { return len(f.refused) == 2 && f.refused["a/bad-1"] == f.refused["a/bad-2"] })
 	f.Put(podList, pod("a", ephemeral("one", "bad-1", "two", "bad-2"), deleted))
 	f.expect("a within 5s")
+}
+
+// TestCommonFields has fields of pods without an effect on Linux, and a volume of a kind that isn't
+// supported, which no container mounts.
+func TestCommonFields(t *testing.T) {
+	f := newFixture(t)
+	f.Put(podList, pod("a", func(p *corev1.Pod) {
+		p.Spec.ServiceAccountName, p.Spec.HostnameOverride = "robot", new("other.name")
+		p.Spec.SecurityContext = &corev1.PodSecurityContext{
+			SELinuxChangePolicy: new(corev1.SELinuxChangePolicyRecursive), WindowsOptions: &corev1.WindowsSecurityContextOptions{RunAsUserName: new("x")},
+		}
+		p.Spec.Volumes = []corev1.Volume{
+			{Name: "unused", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "x"}}},
+			{Name: "used"},
+		}
+		c := &p.Spec.Containers[0]
+		c.SecurityContext = &corev1.SecurityContext{WindowsOptions: &corev1.WindowsSecurityContextOptions{RunAsUserName: new("x")}}
+		c.VolumeMounts = []corev1.VolumeMount{{Name: "used", MountPath: "/v"}}
+		c.Env = []corev1.EnvVar{{Name: "A", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "spec.serviceAccountName"}}}}
+	}))
+	f.expect("a")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if p := f.set.Pods[0]; p.Spec.ServiceAccountName != "robot" || len(p.Spec.Volumes) != 1 {
+		t.Errorf("the agent gets %+v", p.Spec)
+	}
 }
 
 // TestEphemeralContainers checks that ephemeral containers are delivered as such, with the defaults

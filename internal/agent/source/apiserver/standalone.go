@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -46,7 +47,7 @@ func standalonePod(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 	// The scheduler has applied the first two. The reporter of statuses applies readiness gates.
 	spec.Affinity, spec.SchedulingGates, spec.ReadinessGates = nil, nil, nil
 	// Package manifest refuses ephemeral containers, so they are appended to the containers.
-	// restoreEphemeral moves them back.
+	// restore moves them back.
 	for i := range spec.EphemeralContainers {
 		spec.Containers = append(spec.Containers, *manifest.Ephemeral(&spec.EphemeralContainers[i]))
 	}
@@ -55,6 +56,9 @@ func standalonePod(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 	if handler != "" {
 		spec.RuntimeClassName = &handler
 	}
+	spec.Volumes = slices.DeleteFunc(spec.Volumes, func(v corev1.Volume) bool {
+		return !manifest.IsSupported(&v) && !manifest.IsMounted(out, v.Name)
+	})
 	var tokens []tokenSpec
 	for i := range spec.Volumes {
 		if spec.Volumes[i].Projected == nil {
@@ -104,10 +108,11 @@ func (b *bound) isSynthetic(kind, name string) bool {
 	return false
 }
 
-// restoreEphemeral moves the last containers of a standalone pod back to its ephemeral containers,
-// with the targets of those in pod.
-func restoreEphemeral(plain, pod *corev1.Pod) {
+// restore puts back what package manifest refuses: the service account, to which variables may
+// refer, and the ephemeral containers, which are the last containers of a standalone pod.
+func restore(plain, pod *corev1.Pod) {
 	spec, n := &plain.Spec, len(pod.Spec.Containers)
+	spec.ServiceAccountName = pod.Spec.ServiceAccountName
 	for i, c := range spec.Containers[n:] {
 		spec.EphemeralContainers = append(spec.EphemeralContainers, corev1.EphemeralContainer{
 			EphemeralContainerCommon: corev1.EphemeralContainerCommon(c), TargetContainerName: pod.Spec.EphemeralContainers[i].TargetContainerName,

@@ -84,7 +84,7 @@ func parse(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec, error) {
 	if err != nil {
 		return nil, tokens, err
 	}
-	restoreEphemeral(&f.Pods[0], pod)
+	restore(&f.Pods[0], pod)
 	return &f.Pods[0], tokens, nil
 }
 
