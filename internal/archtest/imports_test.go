@@ -109,6 +109,7 @@ var layer = map[string]int{
 	"internal/nri/adjust":               pure,
 	"internal/metrics":                  edge,
 	"internal/stats":                    driver,
+	"internal/stats/cadvisor":           pure,
 	"internal/cli":                      edge,
 	"internal/cli/client":               driver,
 	"internal/cli/portforward":          driver,
@@ -173,6 +174,7 @@ var allowed = map[string][]string{
 	"internal/manifest":                 {"internal/manifest/document", "internal/manifest/fields"},
 	"internal/nri/adjust":               {"internal/host", "internal/oci/spec"},
 	"internal/agent/eviction":           {"internal/manifest/criconfig"},
+	"internal/stats/cadvisor":           {"internal/stats"}, // for Usage, which is a value
 	"internal/manifest/criconfig":       {"internal/manifest", "internal/oci/spec"},
 	"internal/cgroup":                   {"internal/host"},
 	"internal/cni/process":              {"internal/netns", "internal/pidfd", "internal/poll"},

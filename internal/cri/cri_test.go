@@ -23,6 +23,7 @@ import (
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 	"github.com/huskd/husk/internal/stats"
+	"github.com/huskd/husk/internal/stats/cadvisor"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -179,12 +180,12 @@ func TestMetricsHaveDescriptors(t *testing.T) {
 		}
 		keys[d.GetName()] = len(d.GetLabelKeys())
 	}
-	s := subject{Usage: stats.Usage{
+	s := cadvisor.Subject{Usage: stats.Usage{
 		HugePages: []stats.HugePages{{Size: "2MB"}}, Disks: []stats.DiskIO{{Major: 8}},
 	}}
 	s.Pressure.CPU, s.Pressure.Memory, s.Pressure.IO = &stats.Pressure{}, &stats.Pressure{}, &stats.Pressure{}
 	seen := map[string]bool{}
-	for _, m := range append(s.containerMetrics(), s.traffic([]stats.Interface{{Name: "eth0"}})...) {
+	for _, m := range append(readMetrics(&s, cadvisor.Cgroups, cadvisor.Containers), readTraffic(&s, []stats.Interface{{Name: "eth0"}})...) {
 		seen[m.GetName()] = true
 		if keys[m.GetName()] != len(m.GetLabelValues()) {
 			t.Errorf("%s has %d labels, its descriptor %d", m.GetName(), len(m.GetLabelValues()), keys[m.GetName()])

@@ -10,6 +10,7 @@ import (
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/stats"
+	"github.com/huskd/husk/internal/stats/cadvisor"
 )
 
 // usage implements the methods about resource usage.
@@ -248,24 +249,24 @@ func (m usage) metrics() ([]*runtimeapi.PodSandboxMetrics, error) {
 	var out []*runtimeapi.PodSandboxMetrics
 	for _, st := range ready {
 		cgroup, meta := m.Sandboxes.Cgroup(st), st.Config.GetMetadata()
-		s := subject{cgroup: cgroup, namespace: meta.GetNamespace(), pod: meta.GetName(), started: st.Created, disk: disk}
+		s := cadvisor.Subject{Cgroup: cgroup, Namespace: meta.GetNamespace(), Pod: meta.GetName(), Started: st.Created, Disk: disk}
 		pod := &runtimeapi.PodSandboxMetrics{PodSandboxId: st.ID}
 		if u, err := m.Meter.Cgroup(cgroup); err == nil {
 			s.Usage = *u
-			pod.Metrics = s.metrics()
+			pod.Metrics = readMetrics(&s, cadvisor.Cgroups)
 		}
 		if interfaces, err := stats.Network(st.Attachment.Netns); err == nil && !st.HostNetwork() {
-			pod.Metrics = append(pod.Metrics, s.traffic(interfaces)...)
+			pod.Metrics = append(pod.Metrics, readTraffic(&s, interfaces)...)
 		}
 		for _, c := range m.Containers.List(st.ID) {
-			s.container, s.image, s.id = c.Name(), c.Config.GetImage().GetImage(), c.ID
-			s.cgroup, s.started = c.Cgroup(cgroup), c.Started
-			u, err := m.Meter.Cgroup(s.cgroup)
+			s.Container, s.Image, s.ID = c.Name(), c.Config.GetImage().GetImage(), c.ID
+			s.Cgroup, s.Started = c.Cgroup(cgroup), c.Started
+			u, err := m.Meter.Cgroup(s.Cgroup)
 			if err != nil {
 				continue // it doesn't run
 			}
-			s.Usage, s.processes, s.layer = *u, m.Meter.Processes(s.cgroup), m.Meter.Layer(c.ID, m.Containers.Layer(c.ID))
-			pod.ContainerMetrics = append(pod.ContainerMetrics, &runtimeapi.ContainerMetrics{ContainerId: c.ID, Metrics: s.containerMetrics()})
+			s.Usage, s.Processes, s.Layer = *u, m.Meter.Processes(s.Cgroup), m.Meter.Layer(c.ID, m.Containers.Layer(c.ID))
+			pod.ContainerMetrics = append(pod.ContainerMetrics, &runtimeapi.ContainerMetrics{ContainerId: c.ID, Metrics: readMetrics(&s, cadvisor.Cgroups, cadvisor.Containers)})
 		}
 		out = append(out, pod)
 	}

@@ -23,6 +23,8 @@ func Node() (*Usage, error) {
 	u := &Usage{At: time.Now()}
 	u.CPU = parseStat(string(cpu))
 	u.Memory = parseMeminfo(string(memory))
+	const psi = "/proc/pressure"
+	u.Pressure.CPU, u.Pressure.Memory, u.Pressure.IO = pressure(psi, "cpu"), pressure(psi, "memory"), pressure(psi, "io")
 	return u, nil
 }
 
