@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/huskd/husk/internal/agent/probe"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/sandbox"
 )
@@ -31,6 +32,9 @@ func (a *Agent) Get(uid string) (Pod, error) {
 	}
 	return w.published.pod(), nil
 }
+
+// ProbeTallies returns the results of the probes of all pods.
+func (a *Agent) ProbeTallies() []probe.Tally { return a.probes.Tallies() }
 
 func (a *Agent) worker(uid string) (*worker, error) {
 	a.mu.RLock()

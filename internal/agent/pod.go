@@ -1,11 +1,13 @@
 package agent
 
 import (
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/sandbox"
@@ -37,6 +39,15 @@ type Pod struct {
 
 // Name returns namespace/name.
 func (p Pod) Name() string { return nameOf(p.Manifest) }
+
+// ReportedName returns the pod's name on the API server: its own, or that of its mirror if it was
+// declared elsewhere, which ends in the node's name.
+func (p Pod) ReportedName(node string) string {
+	if strings.HasPrefix(p.Source, string(source.API)) {
+		return p.Manifest.Name
+	}
+	return p.Manifest.Name + "-" + node
+}
 
 // Sandbox returns the newest sandbox, if there is one.
 func (p Pod) Sandbox() (st sandbox.Status, ok bool) {

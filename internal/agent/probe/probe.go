@@ -33,7 +33,8 @@ type Prober struct {
 	execSlots chan struct{} // bounds the number of programs that run at the same time
 
 	mu    sync.Mutex
-	pods  map[string]map[string]*run // by pod UID and run ID
+	pods  map[string]map[string]*run          // by pod UID and run ID
+	tally map[string]map[string]*[kinds]Tally // by pod UID and container name
 	queue queue
 	wake  chan struct{}
 
@@ -66,6 +67,7 @@ func HasProbes(c *corev1.Container) bool {
 // run is a run and the state of its probes.
 type run struct {
 	Run
+	pod string // UID
 	Watcher
 	progress [kinds]podplan.ProbeProgress
 	messages [kinds]string // of the last check of each kind, if it failed
@@ -98,6 +100,7 @@ func New(exec Exec) *Prober {
 		exec:      exec,
 		execSlots: make(chan struct{}, execsPerCPU*runtime.NumCPU()),
 		pods:      map[string]map[string]*run{},
+		tally:     map[string]map[string]*[kinds]Tally{},
 		wake:      make(chan struct{}, 1),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
@@ -121,7 +124,7 @@ func (p *Prober) Watch(pod string, runs []Run, watcher Watcher) {
 		known := before[r.ID]
 		switch {
 		case known == nil:
-			known = p.start(r, watcher)
+			known = p.start(pod, r, watcher)
 		case r.Ended:
 			known.cancel()
 		}
@@ -133,12 +136,13 @@ func (p *Prober) Watch(pod string, runs []Run, watcher Watcher) {
 	}
 	if p.pods[pod] = now; len(now) == 0 {
 		delete(p.pods, pod)
+		delete(p.tally, pod)
 	}
 }
 
 // start starts the probes of a run. The caller holds p.mu.
-func (p *Prober) start(r Run, watcher Watcher) *run {
-	known := &run{Run: r, Watcher: watcher}
+func (p *Prober) start(pod string, r Run, watcher Watcher) *run {
+	known := &run{Run: r, Watcher: watcher, pod: pod}
 	known.ctx, known.cancel = context.WithCancel(p.ctx)
 	switch {
 	case r.Ended:
@@ -237,6 +241,7 @@ func (p *Prober) runProbe(t scheduledProbe) {
 			return
 		}
 	}
+	began := time.Now()
 	var err error
 	for range maxAttempts {
 		err = p.exec.check(t.run.ctx, t.run.Target, spec)
@@ -247,6 +252,7 @@ func (p *Prober) runProbe(t scheduledProbe) {
 	if t.run.ctx.Err() != nil {
 		return // the run has ended: another one may have answered
 	}
+	p.count(t, err, time.Since(began))
 	p.record(t, err)
 }
 

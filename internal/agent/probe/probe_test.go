@@ -217,6 +217,36 @@ func TestCheckImpossible(t *testing.T) {
 	})
 }
 
+// TestTallies: checks are counted by their results over all runs of a container, until its pod is
+// gone.
+func TestTallies(t *testing.T) {
+	t.Parallel()
+	withFixture(t, func(t *testing.T, c *fixture) {
+		first, second := c.newRun("a", map[string]string{"liveness": "0:5:1:9", "readiness": "0:60:1:1"}), c.newRun("b", map[string]string{"liveness": "0:60:1:1"})
+		second.Container.Name = "a"
+		c.watch(first)
+		time.Sleep(time.Second)
+		c.set("a.liveness", 1)
+		time.Sleep(6 * time.Second)
+		c.mu.Lock()
+		c.errs["b.liveness"] = "runtime is down"
+		c.mu.Unlock()
+		c.watch(second)
+		synctest.Wait()
+		got := c.Tallies()
+		if len(got) != 2 || got[0].Succeeded != 1 || got[0].Failed != 1 || got[0].Unknown != 1 || got[1].Succeeded != 1 || got[0].Pod != "p" || got[0].Container != "a" || got[0].Kind != "liveness" {
+			t.Errorf("%+v", got)
+		}
+		if got[0].Checks() != 3 || got[0].Within[0] != 3 || got[0].Seconds != 0 {
+			t.Errorf("%+v", got[0])
+		}
+		c.watch()
+		if got := c.Tallies(); len(got) != 0 {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
 // TestEndDuringProbe checks that a probe in progress neither counts nor delays the end of its run.
 func TestEndDuringProbe(t *testing.T) {
 	t.Parallel()
