@@ -1,5 +1,6 @@
 // Package nodestats reports what the node and its pods use, in the kubelet's formats:
-// /metrics/resource, which metrics-server reads for kubectl top, and /stats/summary.
+// /metrics/resource, which metrics-server reads for kubectl top, /metrics/cadvisor, which
+// dashboards read, /metrics/probes and /stats/summary.
 package nodestats
 
 import (
@@ -7,9 +8,11 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/agent/podplan"
-	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/agent/probe"
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/sandbox"
@@ -32,8 +35,12 @@ type Source struct {
 	Images func() (bytes, inodes int64)
 	// Root is a path on the file system that holds images, layers, volumes and logs.
 	Root string
-	// Booted is when the node was booted.
-	Booted time.Time
+	// Info identifies the machine.
+	Info func() corev1.NodeSystemInfo
+	// Tallies returns the results of the pods' probes.
+	Tallies func() []probe.Tally
+	// Booted is when the node was booted, Started when huskd was started.
+	Booted, Started time.Time
 }
 
 // running is a pod whose sandbox is ready, with its running containers.
@@ -51,10 +58,7 @@ func (s Source) running() (out []running) {
 		if !ok || view.SandboxState(st) != podplan.SandboxReady {
 			continue
 		}
-		r := running{Pod: p, name: p.Manifest.Name, sandbox: st}
-		if !strings.HasPrefix(p.Source, string(source.API)) {
-			r.name += "-" + s.Node // the name of its mirror pod
-		}
+		r := running{Pod: p, name: p.ReportedName(s.Node), sandbox: st}
 		for _, c := range p.Containers {
 			if c.Sandbox == st.ID && view.ContainerState(c) == podplan.ContainerRunning {
 				r.containers = append(r.containers, c)

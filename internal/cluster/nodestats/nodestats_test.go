@@ -2,16 +2,24 @@ package nodestats
 
 import (
 	"encoding/json"
+	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/probe"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/stats"
 )
@@ -50,6 +58,82 @@ resource_scrape_error 0
 	}
 }
 
+// TestCadvisor: without pods there are the figures of the machine and of the root cgroup, in the
+// form that Prometheus reads.
+func TestCadvisor(t *testing.T) {
+	t.Parallel()
+	s := Source{
+		Node: "here", Pods: func() []agent.Pod { return nil }, Meter: stats.New(host.Cgroup{}, nil), Root: "/", Booted: stats.Booted(),
+		Info: func() corev1.NodeSystemInfo {
+			return corev1.NodeSystemInfo{BootID: "b", MachineID: "m", SystemUUID: "u"}
+		},
+	}
+	families := parse(t, s.ServeCadvisor)
+	memory := families["machine_memory_bytes"].GetMetric()
+	if len(memory) != 1 || memory[0].GetGauge().GetValue() < 1<<20 || fmt.Sprint(memory[0].GetLabel()) != `[name:"boot_id" value:"b" name:"machine_id" value:"m" name:"system_uuid" value:"u"]` {
+		t.Errorf("%v", memory)
+	}
+	cpu := families["container_cpu_usage_seconds_total"].GetMetric()
+	if len(cpu) != 1 || cpu[0].GetCounter().GetValue() == 0 || cpu[0].GetTimestampMs() == 0 {
+		t.Fatalf("%v", cpu)
+	}
+	labels := map[string]string{}
+	for _, l := range cpu[0].GetLabel() {
+		labels[l.GetName()] = l.GetValue()
+	}
+	if want := map[string]string{"container": "", "cpu": "total", "id": "/", "image": "", "name": "", "namespace": "", "pod": ""}; !maps.Equal(labels, want) {
+		t.Errorf("%v", labels)
+	}
+	if got := families["machine_scrape_error"].GetMetric()[0].GetGauge().GetValue(); got != 0 {
+		t.Error(got)
+	}
+	_, err := os.Stat("/proc/pressure/cpu")
+	if _, has := families["container_pressure_cpu_waiting_seconds_total"]; has != (err == nil) {
+		t.Errorf("the pressure is there: %v, and the kernel's is: %v", has, err)
+	}
+}
+
+func TestProbes(t *testing.T) {
+	t.Parallel()
+	pod := agent.Pod{Source: "file:/x", Manifest: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", UID: "u"}}}
+	s := Source{
+		Node: "here", Pods: func() []agent.Pod { return []agent.Pod{pod} }, Started: time.Unix(5, 0),
+		Tallies: func() []probe.Tally {
+			return []probe.Tally{{Pod: "gone", Container: "c", Kind: "startup", Failed: 1}, {Pod: "u", Container: "c", Kind: "liveness", Succeeded: 3, Failed: 1, Seconds: 2, Within: [11]uint64{1: 4, 10: 4}}}
+		},
+	}
+	w := httptest.NewRecorder()
+	s.ServeProbes(w, httptest.NewRequest(http.MethodGet, "/metrics/probes", nil))
+	for _, line := range []string{
+		`prober_probe_total{container="c",namespace="ns",pod="web-here",pod_uid="u",probe_type="Liveness",result="successful"} 3`,
+		`prober_probe_total{container="c",namespace="ns",pod="web-here",pod_uid="u",probe_type="Liveness",result="failed"} 1`,
+		`prober_probe_duration_seconds_bucket{container="c",namespace="ns",pod="web-here",probe_type="Liveness",le="0.01"} 4`,
+		`prober_probe_duration_seconds_sum{container="c",namespace="ns",pod="web-here",probe_type="Liveness"} 2`,
+		`prober_probe_duration_seconds_count{container="c",namespace="ns",pod="web-here",probe_type="Liveness"} 4`,
+		`process_start_time_seconds 5`,
+	} {
+		if !strings.Contains(w.Body.String(), line+"\n") {
+			t.Errorf("no line %s in\n%s", line, w.Body)
+		}
+	}
+	if strings.Contains(w.Body.String(), "Startup") || strings.Contains(w.Body.String(), "unknown") {
+		t.Errorf("%s", w.Body)
+	}
+}
+
+// parse returns the metrics that a handler serves, by name.
+func parse(t *testing.T, h http.HandlerFunc) map[string]*dto.MetricFamily {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h(w, httptest.NewRequest(http.MethodGet, "/", nil))
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(w.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return families
+}
+
 // TestSummaryWithoutPods: the node has figures of its own, and pods is an empty list, not null.
 func TestSummaryWithoutPods(t *testing.T) {
 	t.Parallel()
@@ -67,6 +151,9 @@ func TestSummaryWithoutPods(t *testing.T) {
 		n := got.Node
 		if n.NodeName != "here" || *n.CPU.UsageCoreNanoSeconds == 0 || *n.Memory.WorkingSetBytes == 0 || n.Memory.AvailableBytes == nil || n.StartTime.IsZero() || !strings.Contains(w.Body.String(), `"pods":[]`) {
 			t.Errorf("%s", w.Body)
+		}
+		if _, err := os.Stat("/proc/pressure/io"); (err == nil) != (n.CPU.PSI != nil && n.Memory.PSI != nil && n.IO != nil && n.IO.PSI != nil) || n.Swap == nil {
+			t.Errorf("pressure or swap: %s", w.Body)
 		}
 		if full != (n.Fs != nil && *n.Fs.CapacityBytes > 0 && *n.Runtime.ImageFs.UsedBytes == 7) {
 			t.Errorf("%q: %s", query, w.Body)

@@ -3,7 +3,6 @@ package nodestats
 import (
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -50,7 +49,10 @@ func (s Source) resource() *metrics {
 func label(name, value string) *dto.LabelPair { return &dto.LabelPair{Name: &name, Value: &value} }
 
 // metrics are metric families, in the order in which they were first added.
-type metrics struct{ families []*dto.MetricFamily }
+type metrics struct {
+	families []*dto.MetricFamily
+	index    map[string]int // of families, by name
+}
 
 // help is the help text of each metric, by its name without the node_, pod_ or container_ before.
 var help = map[string]string{
@@ -70,21 +72,36 @@ func (m *metrics) addUsage(kind string, labels []*dto.LabelPair, u *stats.Usage)
 
 // add adds a sample: a counter if name ends in _total, otherwise a gauge. A zero time is left out.
 func (m *metrics) add(name string, labels []*dto.LabelPair, value float64, at time.Time) {
-	sample := &dto.Metric{Label: labels, Gauge: &dto.Gauge{Value: &value}}
-	kind := dto.MetricType_GAUGE
-	if strings.HasSuffix(name, "_total") {
-		kind, sample.Gauge, sample.Counter = dto.MetricType_COUNTER, nil, &dto.Counter{Value: &value}
+	_, rest, _ := strings.Cut(name, "_")
+	f := m.family(name, help[rest], strings.HasSuffix(name, "_total"))
+	sample := &dto.Metric{Label: labels}
+	if f.GetType() == dto.MetricType_COUNTER {
+		sample.Counter = &dto.Counter{Value: &value}
+	} else {
+		sample.Gauge = &dto.Gauge{Value: &value}
 	}
 	if !at.IsZero() {
 		sample.TimestampMs = new(at.UnixMilli())
 	}
-	i := slices.IndexFunc(m.families, func(f *dto.MetricFamily) bool { return f.GetName() == name })
-	if i < 0 {
-		_, rest, _ := strings.Cut(name, "_")
+	f.Metric = append(f.Metric, sample)
+}
+
+// family returns the metric of that name, which it adds if there is none yet.
+func (m *metrics) family(name, help string, counter bool) *dto.MetricFamily {
+	i, ok := m.index[name]
+	if !ok {
+		if m.index == nil {
+			m.index = map[string]int{}
+		}
+		kind := dto.MetricType_GAUGE
+		if counter {
+			kind = dto.MetricType_COUNTER
+		}
 		i = len(m.families)
-		m.families = append(m.families, &dto.MetricFamily{Name: &name, Help: new(help[rest]), Type: &kind})
+		m.index[name] = i
+		m.families = append(m.families, &dto.MetricFamily{Name: &name, Help: &help, Type: &kind})
 	}
-	m.families[i].Metric = append(m.families[i].Metric, sample)
+	return m.families[i]
 }
 
 // write writes all metrics in Prometheus' text format.

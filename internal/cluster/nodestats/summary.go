@@ -31,7 +31,7 @@ func (s Source) Summary(brief bool) v1alpha1.Summary {
 	}
 	disk, _ := stats.Filesystem(s.Root)
 	if u, err := stats.Node(); err == nil {
-		out.Node.CPU, out.Node.Memory, out.Node.Swap = s.cpu("node", u), memory(u), swap(u)
+		out.Node.CPU, out.Node.Memory, out.Node.Swap, out.Node.IO = s.cpu("node", u), memory(u), swap(u), devices(u)
 	}
 	now := time.Now()
 	layers := stats.DirUsage{At: now}
@@ -71,7 +71,7 @@ func (s Source) pod(p running, disk stats.Disk, brief bool) v1alpha1.PodStats {
 	}
 	cgroup := s.Cgroup(p.sandbox)
 	if u, err := s.Meter.Cgroup(cgroup); err == nil {
-		out.CPU, out.Memory, out.Swap = s.cpu(p.sandbox.ID, u), memory(u), swap(u)
+		out.CPU, out.Memory, out.Swap, out.IO = s.cpu(p.sandbox.ID, u), memory(u), swap(u), devices(u)
 		out.ProcessStats = &v1alpha1.ProcessStats{ProcessCount: &u.Processes}
 	}
 	var total stats.DirUsage
@@ -82,7 +82,7 @@ func (s Source) pod(p running, disk stats.Disk, brief bool) v1alpha1.PodStats {
 	for _, c := range p.containers {
 		status := v1alpha1.ContainerStats{Name: c.Name(), StartTime: timestamp(c.Started)}
 		if u, err := s.Meter.Cgroup(c.Cgroup(cgroup)); err == nil {
-			status.CPU, status.Memory, status.Swap = s.cpu(c.ID, u), memory(u), swap(u)
+			status.CPU, status.Memory, status.Swap, status.IO = s.cpu(c.ID, u), memory(u), swap(u), devices(u)
 		}
 		if !brief {
 			status.Rootfs = add(s.Meter.Layer(c.ID, s.Layer(c.ID)))
@@ -117,7 +117,7 @@ func (s Source) pod(p running, disk stats.Disk, brief bool) v1alpha1.PodStats {
 func timestamp(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
 
 func (s Source) cpu(id string, u *stats.Usage) *v1alpha1.CPUStats {
-	out := &v1alpha1.CPUStats{Time: timestamp(u.At), UsageCoreNanoSeconds: &u.CPU.Used}
+	out := &v1alpha1.CPUStats{Time: timestamp(u.At), UsageCoreNanoSeconds: &u.CPU.Used, PSI: pressure(u.Pressure.CPU)}
 	if rate, ok := s.Meter.Rate(id, u.At, u.CPU.Used); ok {
 		out.UsageNanoCores = &rate
 	}
@@ -127,7 +127,7 @@ func (s Source) cpu(id string, u *stats.Usage) *v1alpha1.CPUStats {
 func memory(u *stats.Usage) *v1alpha1.MemoryStats {
 	out := &v1alpha1.MemoryStats{
 		Time: timestamp(u.At), UsageBytes: &u.Memory.Used, WorkingSetBytes: &u.Memory.WorkingSet, RSSBytes: &u.Memory.RSS,
-		PageFaults: &u.Memory.Faults.Minor, MajorPageFaults: &u.Memory.Faults.Major,
+		PageFaults: &u.Memory.Faults.Minor, MajorPageFaults: &u.Memory.Faults.Major, PSI: pressure(u.Pressure.Memory),
 	}
 	if u.Memory.Limit > 0 {
 		out.AvailableBytes = new(u.Memory.Limit - min(u.Memory.WorkingSet, u.Memory.Limit))
@@ -141,6 +141,25 @@ func swap(u *stats.Usage) *v1alpha1.SwapStats {
 		out.SwapAvailableBytes = new(u.Memory.SwapLimit - min(u.Memory.Swap, u.Memory.SwapLimit))
 	}
 	return out
+}
+
+// devices returns the pressure on devices, or nil where the kernel doesn't report it.
+func devices(u *stats.Usage) *v1alpha1.IOStats {
+	if u.Pressure.IO == nil {
+		return nil
+	}
+	return &v1alpha1.IOStats{Time: timestamp(u.At), PSI: pressure(u.Pressure.IO)}
+}
+
+// pressure returns p in the API's type; nil stays nil.
+func pressure(p *stats.Pressure) *v1alpha1.PSIStats {
+	if p == nil {
+		return nil
+	}
+	data := func(s stats.Stall) v1alpha1.PSIData {
+		return v1alpha1.PSIData{Total: s.Total, Avg10: s.Avg10, Avg60: s.Avg60, Avg300: s.Avg300}
+	}
+	return &v1alpha1.PSIStats{Full: data(p.Full), Some: data(p.Some)}
 }
 
 // mainInterface is the interface whose figures are reported as those of the pod.
