@@ -18,6 +18,7 @@ type Cluster struct {
 	NodeLabels    []string `key:"node-labels" help:"labels of the node, KEY=VALUE, in addition to the standard ones"`
 	NodeTaints    []string `key:"node-taints" help:"taints that the node is registered with, KEY=VALUE:EFFECT or KEY:EFFECT"`
 	NodeListen    string   `key:"node-listen" help:"address to serve the kubelet API on, which the API server uses for kubectl logs, exec, attach and port-forward"`
+	NodeHealthz   string   `key:"node-healthz-listen" help:"address to serve huskd's health on, at /healthz, without TLS or authentication; empty to disable"`
 	NodeTLSCert   string   `key:"node-tls-cert-file" help:"certificate of the kubelet API; self-signed if empty"`
 	NodeTLSKey    string   `key:"node-tls-private-key-file" help:"private key of that certificate"`
 	NodeClientCA  string   `key:"node-client-ca-file" help:"CA certificates for clients of the kubelet API; those of the kubeconfig if empty"`
@@ -38,6 +39,9 @@ func (c *Cluster) checkCluster(bad func(key, format string, args ...any)) {
 	}
 	if _, _, err := net.SplitHostPort(c.NodeListen); err != nil {
 		bad("node-listen", "%q is not of the form 198.51.100.1:10250 or :10250", c.NodeListen)
+	}
+	if _, _, err := net.SplitHostPort(c.NodeHealthz); c.NodeHealthz != "" && err != nil {
+		bad("node-healthz-listen", "%q is not of the form 127.0.0.1:10248", c.NodeHealthz)
 	}
 	if (c.NodeTLSCert == "") != (c.NodeTLSKey == "") {
 		bad("node-tls-cert-file", "set both it and node-tls-private-key-file, or neither")

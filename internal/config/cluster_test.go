@@ -26,6 +26,7 @@ func TestCluster(t *testing.T) {
 		"--node-taints=a=b":             "node-taints: ",
 		"--node-taints=a:Never":         "node-taints: ",
 		"--node-listen=10250":           "node-listen: ",
+		"--node-healthz-listen=10248":   "node-healthz-listen: ",
 		"--node-tls-cert-file=/x":       "node-tls-cert-file: set both it and node-tls-private-key-file",
 		"--node-client-ca-file=ca.crt":  "node-client-ca-file: ",
 		"--cluster-dns=dns.example.com": "cluster-dns: ",

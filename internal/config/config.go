@@ -66,7 +66,7 @@ func New() Config {
 		Listen:     "unix:///run/husk/husk.sock",
 		Sources:    Sources{WebSeconds: 20},
 		Disk:       kubeletDisk,
-		Cluster:    Cluster{NodeListen: ":10250", ClusterDomain: "cluster.local", Capacity: Capacity{MaxPods: 110}},
+		Cluster:    Cluster{NodeListen: ":10250", NodeHealthz: "127.0.0.1:10248", ClusterDomain: "cluster.local", Capacity: Capacity{MaxPods: 110}},
 		CertsDir:   "/etc/husk/certs.d",
 		Network:    "ptp",
 		Subnets:    []string{"10.201.0.0/16", "fd68:7573:6b00::/64"},
@@ -337,6 +337,22 @@ func (c *Config) check() error {
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)
+}
+
+// Values returns the values of all options that are flags, by name. The secrets that an option may
+// hold are masked.
+func (c Config) Values() map[string]string {
+	out := map[string]string{}
+	for _, o := range options(&c) {
+		out[o.key] = fmt.Sprint(o.value.Interface())
+		if text, ok := o.value.Addr().Interface().(fmt.Stringer); ok {
+			out[o.key] = text.String()
+		}
+	}
+	if len(c.WebHeader) > 0 {
+		out["manifest-url-header"] = "CLASSIFIED"
+	}
+	return out
 }
 
 // Prefixes returns the pod subnets, at most one of each address family.

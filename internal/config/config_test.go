@@ -99,6 +99,22 @@ func TestRuntimes(t *testing.T) {
 	}
 }
 
+func TestValuesHideSecrets(t *testing.T) {
+	cfg, err := Parse([]string{"--config", "/dev/null", "--manifest-url=https://host/x", "--manifest-url-header=Authorization: Bearer hush", "--pids-limit=7"}, os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := cfg.Values()
+	if values["pids-limit"] != "7" || values["root"] != "/var/lib/husk" || values["masquerade"] != "true" {
+		t.Errorf("%v", values)
+	}
+	for key, value := range values {
+		if strings.Contains(value, "hush") {
+			t.Errorf("%s: %s", key, value)
+		}
+	}
+}
+
 func TestHelpListsEveryKey(t *testing.T) {
 	var out bytes.Buffer
 	if _, err := Parse([]string{"--help"}, &out); !errors.Is(err, pflag.ErrHelp) {

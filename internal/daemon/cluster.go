@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -118,9 +120,16 @@ func (m *membership) kubeletAPI(usage nodestats.Source) (*kubeletapi.Server, err
 		}
 	}
 	return kubeletapi.New(kubeletapi.Config{
-		Summary: usage.ServeSummary, Resource: usage.ServeResource,
 		Client: m.client, Node: nodeName(m.d.cfg), Listen: m.d.cfg.NodeListen, CertFile: m.d.cfg.NodeTLSCert, KeyFile: m.d.cfg.NodeTLSKey,
-		ClientCA: ca, Hosts: append(nodeIPs(), hostname()), Pods: m.d.agent.List, Ended: m.d.containers.Ended, Sessions: m.d.streams, Log: m.d.log,
+		ClientCA: ca, Hosts: append(nodeIPs(), hostname()), HealthListen: m.d.cfg.NodeHealthz,
+		HostLogs: "/var/log", Checkpoints: filepath.Join(m.d.cfg.Root, "checkpoints"),
+		Pods: m.d.agent.List, Reported: func() []corev1.Pod { return m.reporter.Load().List() },
+		Ended: m.d.containers.Ended, Sessions: m.d.streams, Checkpoint: m.d.containers.Checkpoint,
+		Usage: kubeletapi.Usage{
+			Metrics: m.d.metrics.ServeHTTP, Summary: usage.ServeSummary, Resource: usage.ServeResource, Cadvisor: usage.ServeCadvisor, Probes: usage.ServeProbes,
+		},
+		Debug: kubeletapi.Debug{Configuration: kubeletConfiguration(m.d.cfg), Flags: m.d.cfg.Values(), Level: &m.d.level},
+		Log:   m.d.log,
 	})
 }
 
@@ -128,7 +137,9 @@ func (m *membership) kubeletAPI(usage nodestats.Source) (*kubeletapi.Server, err
 func (m *membership) usage() nodestats.Source {
 	return nodestats.Source{
 		Node: nodeName(m.d.cfg), Pods: m.d.agent.List, Meter: m.d.meter, Cgroup: m.d.sandboxes.Cgroup,
-		Layer: m.d.containers.Layer, EmptyDir: m.d.volumes().EmptyDir, Images: m.d.images.Usage, Root: m.d.cfg.Root, Booted: stats.Booted(),
+		Layer: m.d.containers.Layer, EmptyDir: m.d.volumes().EmptyDir, Images: m.d.images.Usage, Root: m.d.cfg.Root,
+		Info:    func() corev1.NodeSystemInfo { return m.reporter.Load().Node().Status.NodeInfo },
+		Tallies: m.d.agent.ProbeTallies, Booted: stats.Booted(), Started: time.Now(),
 	}
 }
 

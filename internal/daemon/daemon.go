@@ -52,6 +52,7 @@ import (
 type daemon struct {
 	cfg        config.Config
 	log        *slog.Logger
+	level      slog.LevelVar // of log
 	instance   pod.Instance
 	locks      locks
 	metrics    *metrics.Metrics
@@ -82,7 +83,9 @@ type daemon struct {
 
 // Run runs huskd until ctx ends. Pods keep running after that.
 func Run(ctx context.Context, cfg config.Config) error {
-	d := &daemon{cfg: cfg, log: logger(cfg, os.Stderr), instance: pod.InstanceOf(cfg.Root)}
+	d := &daemon{cfg: cfg, instance: pod.InstanceOf(cfg.Root)}
+	_ = d.level.UnmarshalText([]byte(cfg.LogLevel)) // config has checked it
+	d.log = logger(cfg.LogFormat, &d.level, os.Stderr)
 	slog.SetDefault(d.log)
 	if uid := os.Geteuid(); uid != 0 {
 		return fmt.Errorf("user %d can't make namespaces and mounts: start huskd as root", uid)
@@ -398,11 +401,9 @@ func (d *daemon) vacant() bool {
 // reapTime is about how long the kernel takes to delete a group of links.
 const reapTime = 20 * time.Millisecond
 
-func logger(cfg config.Config, to *os.File) *slog.Logger {
-	var level slog.Level
-	_ = level.UnmarshalText([]byte(cfg.LogLevel)) // config has checked it
+func logger(format string, level slog.Leveler, to *os.File) *slog.Logger {
 	options := &slog.HandlerOptions{Level: level}
-	if cfg.LogFormat == "json" {
+	if format == "json" {
 		return slog.New(slog.NewJSONHandler(to, options))
 	}
 	return slog.New(slog.NewTextHandler(to, options))

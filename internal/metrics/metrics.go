@@ -35,6 +35,7 @@ type Sources struct {
 // Metrics are the metrics of huskd.
 type Metrics struct {
 	registry *prometheus.Registry
+	page     http.Handler
 	calls    *prometheus.HistogramVec
 	steps    stage
 	plugins  stage
@@ -87,6 +88,7 @@ func New(sources Sources) *Metrics {
 		m.registry.MustRegister(s.took, s.failures)
 	}
 	m.registry.MustRegister(m.calls, &inventory{sources}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.page = promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 	return m
 }
 
@@ -129,10 +131,13 @@ func (m *Metrics) Pull(took time.Duration, err error) { m.pulls.ended(took, err)
 // headerTimeout is how long a client may take to send its request's header.
 const headerTimeout = 10 * time.Second
 
+// ServeHTTP serves the metrics.
+func (m *Metrics) ServeHTTP(w http.ResponseWriter, r *http.Request) { m.page.ServeHTTP(w, r) }
+
 // Serve serves /metrics on the listener until ctx ends.
 func (m *Metrics) Serve(ctx context.Context, listener net.Listener) error {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /metrics", m.ServeHTTP)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: headerTimeout}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	if err := server.Serve(listener); ctx.Err() == nil {

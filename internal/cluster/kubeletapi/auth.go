@@ -53,8 +53,9 @@ func (a *auth) trust(pem []byte) error {
 	return nil
 }
 
-// protect passes authorized requests on to next, and refuses all others.
-func (a *auth) protect(next http.Handler) http.Handler {
+// protect passes a request on to next if its user may use one of the subresources of the node, and
+// refuses it otherwise. The verb is that of the request's method if it is empty.
+func (a *auth) protect(subresources []string, verb string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		user, err := a.authenticate(r)
 		switch {
@@ -66,14 +67,17 @@ func (a *auth) protect(next http.Handler) http.Handler {
 			http.Error(w, "Unauthorized", http.StatusUnauthorized)
 			return
 		}
-		verb, sub := attributes(r)
-		allowed, err := a.authorize(r.Context(), user, verb, sub)
+		verb := verb
+		if verb == "" {
+			verb = verbOf(r.Method)
+		}
+		allowed, err := a.authorize(r.Context(), user, verb, subresources)
 		switch {
 		case err != nil:
 			a.client.LogOnce("access review", err)
 			http.Error(w, "the API server can't be asked for authorization now", http.StatusInternalServerError)
 		case !allowed:
-			http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource=%s)", user.Username, verb, sub), http.StatusForbidden)
+			http.Error(w, fmt.Sprintf("Forbidden (user=%s, verb=%s, resource=nodes, subresource(s)=%v)", user.Username, verb, subresources), http.StatusForbidden)
 		default:
 			next.ServeHTTP(w, r)
 		}
@@ -131,31 +135,33 @@ func (a *auth) userOfCertificate(r *http.Request) *authenticationv1.UserInfo {
 	return &authenticationv1.UserInfo{Username: cert.Subject.CommonName, Groups: cert.Subject.Organization}
 }
 
-// attributes returns the verb and the subresource of nodes by which a request is authorized. A
-// session counts as create, whatever the method of its request.
-func attributes(r *http.Request) (verb, subresource string) {
-	first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
-	switch first {
-	case "exec", "attach", "portForward":
-		return "create", "proxy"
+// verbOf returns the verb by which a request is authorized.
+func verbOf(method string) string {
+	switch method {
+	case http.MethodPost:
+		return "create"
+	case http.MethodPut:
+		return "update"
+	case http.MethodPatch:
+		return "patch"
+	case http.MethodDelete:
+		return "delete"
 	}
-	verb = map[string]string{
-		http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete",
-	}[r.Method]
-	if verb == "" {
-		verb = "get"
-	}
-	switch first {
-	case "pods", "healthz", "stats", "metrics":
-		return verb, first
-	}
-	return verb, "proxy"
+	return "get"
 }
 
-// authorize asks whether user may use this subresource of the node. Access to proxy includes all
-// subresources.
-func (a *auth) authorize(ctx context.Context, user *authenticationv1.UserInfo, verb, subresource string) (bool, error) {
-	key := hash(append([]string{user.Username, verb, subresource}, user.Groups...)...)
+// authorize asks whether user may use one of these subresources of the node.
+func (a *auth) authorize(ctx context.Context, user *authenticationv1.UserInfo, verb string, subresources []string) (bool, error) {
+	for _, sub := range subresources {
+		if allowed, err := a.allows(ctx, user, verb, sub); err != nil || allowed {
+			return allowed, err
+		}
+	}
+	return false, nil
+}
+
+func (a *auth) allows(ctx context.Context, user *authenticationv1.UserInfo, verb, subresource string) (bool, error) {
+	key := hash(append([]string{user.Username, verb, subresource, fmt.Sprint(user.Extra)}, user.Groups...)...)
 	if allowed, ok := a.allowed.get(key); ok {
 		return allowed, nil
 	}
@@ -163,20 +169,14 @@ func (a *auth) authorize(ctx context.Context, user *authenticationv1.UserInfo, v
 	for name, values := range user.Extra {
 		extra[name] = authorizationv1.ExtraValue(values)
 	}
-	allowed := false
-	for _, sub := range []string{subresource, "proxy"} {
-		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-			User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
-			ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Version: "v1", Resource: "nodes", Subresource: sub, Name: a.node},
-		}}
-		if err := a.client.Create(ctx, accessReviews, review); err != nil {
-			return false, err
-		}
-		if allowed = review.Status.Allowed && !review.Status.Denied; allowed || sub == subresource && sub == "proxy" {
-			break
-		}
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Version: "v1", Resource: "nodes", Subresource: subresource, Name: a.node},
+	}}
+	if err := a.client.Create(ctx, accessReviews, review); err != nil {
+		return false, err
 	}
-	age := deniedAge
+	allowed, age := review.Status.Allowed && !review.Status.Denied, deniedAge
 	if allowed {
 		age = allowedAge
 	}

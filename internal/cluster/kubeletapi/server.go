@@ -1,11 +1,11 @@
-// Package kubeletapi serves the kubelet's HTTPS API, which the API server and others use for
-// kubectl logs, exec, attach, port-forward and top. Every request is authenticated and authorized.
+// Package kubeletapi serves the kubelet's HTTPS API: sessions and logs for the API server, metrics
+// and figures for those who collect them, and pages about huskd itself. Every request is
+// authenticated and authorized. Only the health is also served without, on another port.
 package kubeletapi
 
 import (
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,12 +13,11 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/cluster"
@@ -46,26 +45,42 @@ type Config struct {
 	// Hosts are the names and addresses of the node, for a self-signed certificate.
 	Hosts []string
 
+	// HealthListen is the address to serve the health on, without TLS or authentication; empty for
+	// none.
+	HealthListen string
+	// HostLogs is the directory of the host's logs, Checkpoints that of checkpoints.
+	HostLogs, Checkpoints string
+
 	Pods func() []agent.Pod
+	// Reported returns the pods of the node as they are reported to the API server.
+	Reported func() []corev1.Pod
 	// Ended returns a channel that is closed when the container has ended.
 	Ended    func(container string) (<-chan struct{}, error)
 	Sessions *stream.Server
-	// Summary and Resource serve the usage of the node and its pods.
-	Summary, Resource http.HandlerFunc
-	Log               *slog.Logger
+	// Checkpoint writes a checkpoint of a container to a path.
+	Checkpoint func(ctx context.Context, container, path string, timeout time.Duration) error
+	Usage      Usage
+	Debug      Debug
+	Log        *slog.Logger
 }
+
+// Usage serves metrics and what the node and its pods use.
+type Usage struct{ Metrics, Cadvisor, Resource, Probes, Summary http.HandlerFunc }
 
 // Server serves the kubelet API.
 type Server struct {
 	Config
-	listener net.Listener
-	auth     *auth
-	tls      *tls.Config
+	listener, healthListener net.Listener // the latter is nil if the health isn't served
+	auth                     *auth
+	health                   *health
+	tls                      *tls.Config
+	started                  time.Time
 }
 
 // New returns a server that listens already.
 func New(cfg Config) (*Server, error) {
-	s := &Server{Config: cfg, auth: &auth{client: cfg.Client, node: cfg.Node}}
+	s := &Server{Config: cfg, auth: &auth{client: cfg.Client, node: cfg.Node}, started: time.Now()}
+	s.health = newHealth(func() { s.Pods() })
 	if err := s.auth.trust(cfg.ClientCA); err != nil {
 		return nil, err
 	}
@@ -76,34 +91,48 @@ func New(cfg Config) (*Server, error) {
 	if s.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
 		return nil, fmt.Errorf("--node-listen: %w", err)
 	}
+	if cfg.HealthListen == "" {
+		return s, nil
+	}
+	if s.healthListener, err = net.Listen("tcp", cfg.HealthListen); err != nil {
+		_ = s.listener.Close()
+		return nil, fmt.Errorf("--node-healthz-listen: %w", err)
+	}
 	return s, nil
 }
 
 // Serve serves until ctx ends.
 func (s *Server) Serve(ctx context.Context) error {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) })
-	mux.HandleFunc("GET /pods", s.list)
-	mux.HandleFunc("GET /stats/summary", s.Summary)
-	mux.HandleFunc("GET /metrics/resource", s.Resource)
-	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.logs)
-	for _, name := range []string{"exec", "attach"} {
-		for _, path := range []string{"/{namespace}/{pod}/{container}", "/{namespace}/{pod}/{uid}/{container}"} {
-			mux.HandleFunc("/"+name+path, func(w http.ResponseWriter, r *http.Request) { s.session(w, r, name) })
+	running, ctx := errgroup.WithContext(ctx)
+	running.Go(func() error {
+		if err := s.serve(ctx, s.handler(s.routes()), func(server *http.Server) error { return server.ServeTLS(s.listener, "", "") }); err != nil {
+			return fmt.Errorf("--node-listen: %w", err)
 		}
+		return nil
+	})
+	if s.healthListener != nil {
+		running.Go(func() error {
+			if err := s.serve(ctx, s.health.handler(), func(server *http.Server) error { return server.Serve(s.healthListener) }); err != nil {
+				return fmt.Errorf("--node-healthz-listen: %w", err)
+			}
+			return nil
+		})
 	}
-	mux.HandleFunc("/portForward/{namespace}/{pod}", s.forward)
-	mux.HandleFunc("/portForward/{namespace}/{pod}/{uid}", s.forward)
+	return running.Wait()
+}
+
+// serve runs a server of handler until ctx ends.
+func (s *Server) serve(ctx context.Context, handler http.Handler, run func(*http.Server) error) error {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true) // sessions hijack their connection
 	server := &http.Server{
-		Handler: s.auth.protect(mux), TLSConfig: s.tls, Protocols: protocols, ReadHeaderTimeout: headerTimeout,
+		Handler: handler, TLSConfig: s.tls, Protocols: protocols, ReadHeaderTimeout: headerTimeout,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog:    slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 	}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-	if err := server.ServeTLS(s.listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("--node-listen: %w", err)
+	if err := run(server); !errors.Is(err, http.ErrServerClosed) {
+		return err
 	}
 	return nil
 }
@@ -118,19 +147,6 @@ func refuse(w http.ResponseWriter, err error) {
 		code = http.StatusBadRequest
 	}
 	http.Error(w, err.Error(), code)
-}
-
-// find returns the pod in the request's path, which may have the name of its mirror pod.
-func (s *Server) find(r *http.Request) (agent.Pod, error) {
-	namespace, name, uid := r.PathValue("namespace"), r.PathValue("pod"), r.PathValue("uid")
-	declared, isMirror := strings.CutSuffix(name, "-"+s.Node)
-	for _, p := range s.Pods() {
-		m := p.Manifest
-		if m.Namespace == namespace && (m.Name == name || isMirror && m.Name == declared) && (uid == "" || string(m.UID) == uid) {
-			return p, nil
-		}
-	}
-	return agent.Pod{}, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("pod %s/%s is not on node %s", namespace, name, s.Node))
 }
 
 // run returns the last run of the container in the request's path, or the one before it.
@@ -160,21 +176,6 @@ func waitReason(p agent.Pod, name string) string {
 		}
 	}
 	return "ContainerCreating"
-}
-
-// list responds with the pods of the node.
-func (s *Server) list(w http.ResponseWriter, _ *http.Request) {
-	list := corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}}
-	for _, p := range s.Pods() {
-		pod := *p.Manifest
-		pod.Status.Phase, pod.Status.Message = corev1.PodPhase(p.Status.Phase), p.Status.Message
-		for _, ip := range p.Status.IPs {
-			pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: ip})
-		}
-		list.Items = append(list.Items, pod)
-	}
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(list)
 }
 
 // session serves exec and attach.

@@ -179,19 +179,11 @@ func (r *Reporter) reportPod(ctx context.Context, pod *corev1.Pod, p agent.Pod, 
 		return nil
 	}
 	next := report{pod: pod, newer: p.Newer, refused: refused}
-	ended := false
-	switch {
-	case known:
-		next.status = statusOf(pod, p, r.CRI(), time.Now())
-		next.status.EphemeralContainerStatuses = append(next.status.EphemeralContainerStatuses, refused.ephemeral(pod)...)
-		ended = p.Finished && p.Want != podplan.Run
-	case pod.DeletionTimestamp != nil:
-		next.status, ended = pod.Status, true
-	case refused.wholePod():
-		next.status = refused.status(pod, time.Now())
-	default:
+	var ok bool
+	if next.status, ok = r.status(pod, p, known, refused); !ok {
 		return nil
 	}
+	ended := !known || p.Finished && p.Want != podplan.Run
 	if err := r.patch(ctx, pod, &last, next.status); err != nil {
 		return err
 	}
@@ -203,6 +195,22 @@ func (r *Reporter) reportPod(ctx context.Context, pod *corev1.Pod, p agent.Pod, 
 	}
 	r.reported[pod.UID] = next
 	return nil
+}
+
+// status returns the status of one of the server's pods. It returns false if this node doesn't know
+// the pod yet.
+func (r *Reporter) status(pod *corev1.Pod, p agent.Pod, known bool, refused *refusal) (corev1.PodStatus, bool) {
+	switch {
+	case known:
+		s := statusOf(pod, p, r.CRI(), time.Now())
+		s.EphemeralContainerStatuses = append(s.EphemeralContainerStatuses, refused.ephemeral(pod)...)
+		return s, true
+	case pod.DeletionTimestamp != nil:
+		return pod.Status, true
+	case refused.wholePod():
+		return refused.status(pod, time.Now()), true
+	}
+	return pod.Status, false
 }
 
 // patch changes the status on the server, unless the server has it already or it was just reported.

@@ -1,0 +1,61 @@
+package daemon
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/huskd/husk/internal/config"
+)
+
+// kubeletConfiguration returns the configuration in the fields of a KubeletConfiguration,
+// kubelet.config.k8s.io/v1beta1. It has only those that huskd has.
+func kubeletConfiguration(cfg config.Config) map[string]any {
+	taints, _ := cfg.Taints() // config has checked them
+	out := map[string]any{
+		"enableServer":                true,
+		"enableDebuggingHandlers":     true,
+		"enableDebugFlagsHandler":     true,
+		"enableProfilingHandler":      true,
+		"enableSystemLogHandler":      true,
+		"enableSystemLogQuery":        false,
+		"staticPodPath":               cfg.Manifests,
+		"staticPodURL":                cfg.Web,
+		"httpCheckFrequency":          (time.Duration(cfg.WebSeconds) * time.Second).String(),
+		"tlsCertFile":                 cfg.NodeTLSCert,
+		"tlsPrivateKeyFile":           cfg.NodeTLSKey,
+		"authentication":              map[string]any{"x509": map[string]any{"clientCAFile": cfg.NodeClientCA}, "webhook": map[string]any{"enabled": true}, "anonymous": map[string]any{"enabled": false}},
+		"authorization":               map[string]any{"mode": "Webhook"},
+		"registerNode":                true,
+		"registerWithTaints":          taints,
+		"clusterDNS":                  cfg.ClusterDNS,
+		"clusterDomain":               cfg.ClusterDomain,
+		"cgroupDriver":                cfg.CgroupDriver,
+		"cgroupsPerQOS":               true,
+		"resolvConf":                  resolvConf,
+		"maxPods":                     cfg.MaxPods,
+		"kubeReserved":                cfg.KubeReserved,
+		"systemReserved":              cfg.SystemReserved,
+		"evictionHard":                cfg.EvictionHard,
+		"evictionSoft":                cfg.EvictionSoft,
+		"evictionSoftGracePeriod":     cfg.EvictionGrace,
+		"evictionMinimumReclaim":      cfg.MinReclaim,
+		"podPidsLimit":                -1,
+		"imageGCHighThresholdPercent": cfg.ImageHigh,
+		"imageGCLowThresholdPercent":  cfg.ImageLow,
+		"imageMinimumGCAge":           (time.Duration(cfg.ImageAge) * time.Second).String(),
+		"containerLogMaxSize":         fmt.Sprintf("%dMi", cfg.LogMaxSize),
+		"containerLogMaxFiles":        cfg.LogMaxFiles,
+		"containerRuntimeEndpoint":    cfg.Listen,
+	}
+	endpoint := func(address, host, port string) {
+		if h, p, err := net.SplitHostPort(address); err == nil {
+			n, _ := strconv.ParseUint(p, 10, 16)
+			out[host], out[port] = h, n
+		}
+	}
+	endpoint(cfg.NodeListen, "address", "port")
+	endpoint(cfg.NodeHealthz, "healthzBindAddress", "healthzPort")
+	return out
+}
