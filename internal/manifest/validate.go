@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/huskd/husk/internal/sysctl"
 )
 
 // Limits that an API server enforces.
@@ -249,36 +251,28 @@ func checkProfiles(r *report, path string, seccomp *corev1.SeccompProfile, appAr
 	}
 }
 
-// ipcSysctls matches the sysctls of an IPC namespace; see ipc_namespaces(7).
-var (
-	sysctlForm = regexp.MustCompile(`^[a-z0-9]([-_a-z0-9]*[a-z0-9])?([./][a-z0-9]([-_a-z0-9]*[a-z0-9])?)*$`)
-	ipcSysctls = regexp.MustCompile(`^(kernel\.(shm|msg)[a-z_]*|kernel\.sem|fs\.mqueue\..*)$`)
-)
+var sysctlForm = regexp.MustCompile(`^[a-z0-9]([-_a-z0-9]*[a-z0-9])?([./][a-z0-9]([-_a-z0-9]*[a-z0-9])?)*$`)
 
 // sysctls accepts only sysctls of namespaces that the pod doesn't share with the node.
 func (v *validator) sysctls() {
 	s := &v.pod.Spec
 	seen := map[string]bool{}
-	for i, sysctl := range s.SecurityContext.Sysctls {
+	for i, setting := range s.SecurityContext.Sysctls {
 		path := indexed("spec.securityContext.sysctls", i) + ".name"
-		name := strings.ReplaceAll(sysctl.Name, "/", ".")
-		switch {
+		name := sysctl.Normalize(setting.Name)
+		switch namespace := sysctl.NamespaceOf(name); {
 		case name == "":
 			v.missing(path, "")
-		case !sysctlForm.MatchString(sysctl.Name):
-			v.invalid(path, "%q is not the name of a sysctl", sysctl.Name)
+		case !sysctlForm.MatchString(setting.Name):
+			v.invalid(path, "%q is not the name of a sysctl", setting.Name)
 		case seen[name]:
 			v.invalid(path, "%s is set twice", name)
-		case strings.HasPrefix(name, "net."):
-			if s.HostNetwork {
-				v.invalid(path, "%s belongs to the node with hostNetwork: remove it", name)
-			}
-		case ipcSysctls.MatchString(name):
-			if s.HostIPC {
-				v.invalid(path, "%s belongs to the node with hostIPC: remove it", name)
-			}
-		default:
+		case namespace == "":
 			v.invalid(path, "%s belongs to the node and has no value per pod: remove it", name)
+		case namespace == sysctl.Network && s.HostNetwork:
+			v.invalid(path, "%s belongs to the node with hostNetwork: remove it", name)
+		case namespace == sysctl.IPC && s.HostIPC:
+			v.invalid(path, "%s belongs to the node with hostIPC: remove it", name)
 		}
 		seen[name] = true
 	}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/sysctl"
 )
 
 // validate returns an error that names the first part of a config that is invalid.
@@ -106,31 +108,21 @@ func checkNamespaces(config *runtimeapi.PodSandboxConfig) error {
 	return checkUserNamespace(config)
 }
 
-var (
-	sysctlName = regexp.MustCompile(`^[a-z0-9][-_a-z0-9]*([./][a-zA-Z0-9][-_a-zA-Z0-9]*)+$`)
-	// ipcSysctls matches the sysctls of an IPC namespace, see ipc_namespaces(7).
-	ipcSysctls = regexp.MustCompile(`^(kernel\.(shm|msg)[a-z_]*|kernel\.sem|fs\.mqueue\..*)$`)
-)
+var sysctlName = regexp.MustCompile(`^[a-z0-9][-_a-z0-9]*([./][a-zA-Z0-9][-_a-zA-Z0-9]*)+$`)
 
 // checkSysctls refuses sysctls that don't belong to a namespace of the sandbox. They would be set
 // for the whole node.
 func checkSysctls(config *runtimeapi.PodSandboxConfig) error {
 	o := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	for _, name := range slices.Sorted(maps.Keys(config.GetLinux().GetSysctls())) {
-		dotted := strings.ReplaceAll(name, "/", ".")
-		switch {
+		switch namespace := sysctl.NamespaceOf(name); {
 		case !sysctlName.MatchString(name):
 			return bad("sysctl %.80q: not a name", name)
-		case strings.HasPrefix(dotted, "net."):
-			if o.GetNetwork() == runtimeapi.NamespaceMode_NODE {
-				return bad("sysctl %s: the pod uses the node's network namespace, where it would be set for all", name)
-			}
-		case ipcSysctls.MatchString(dotted):
-			if o.GetIpc() == runtimeapi.NamespaceMode_NODE {
-				return bad("sysctl %s: the pod uses the node's IPC namespace, where it would be set for all", name)
-			}
-		default:
+		case namespace == "":
 			return bad("sysctl %s applies to the whole node, not to a namespace: set it on the node", name)
+		case namespace == sysctl.Network && o.GetNetwork() == runtimeapi.NamespaceMode_NODE,
+			namespace == sysctl.IPC && o.GetIpc() == runtimeapi.NamespaceMode_NODE:
+			return bad("sysctl %s: the pod uses the node's %s namespace, where it would be set for all", name, namespace)
 		}
 	}
 	return nil
