@@ -10,6 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/huskd/husk/internal/sysctl"
 )
 
 // Cluster is the configuration of a node in a cluster. It is used only with a kubeconfig.
@@ -22,6 +24,7 @@ type Cluster struct {
 	NodeTLSCert   string   `key:"node-tls-cert-file" help:"certificate of the kubelet API; self-signed if empty"`
 	NodeTLSKey    string   `key:"node-tls-private-key-file" help:"private key of that certificate"`
 	NodeClientCA  string   `key:"node-client-ca-file" help:"CA certificates for clients of the kubelet API; those of the kubeconfig if empty"`
+	UnsafeSysctls []string `key:"allowed-unsafe-sysctls" help:"sysctls that pods of the cluster may set beside the kubelet's safe ones, such as net.core.somaxconn or, as a prefix, kernel.msg*"`
 	ClusterDNS    []string `key:"cluster-dns" help:"name servers for pods with dnsPolicy ClusterFirst; the node's if empty"`
 	ClusterDomain string   `key:"cluster-domain" help:"domain of the cluster's services, in the search list of those pods"`
 	Capacity
@@ -50,6 +53,9 @@ func (c *Cluster) checkCluster(bad func(key, format string, args ...any)) {
 		if path != "" && !filepath.IsAbs(path) {
 			bad(key, "%q is not an absolute path", path)
 		}
+	}
+	if _, err := sysctl.Allow(c.UnsafeSysctls); err != nil {
+		bad("allowed-unsafe-sysctls", "%w", err)
 	}
 	for _, server := range c.ClusterDNS {
 		if _, err := netip.ParseAddr(server); err != nil {

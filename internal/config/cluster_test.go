@@ -19,18 +19,19 @@ func TestCluster(t *testing.T) {
 		t.Errorf("%v %v", taints, err)
 	}
 	for flag, want := range map[string]string{
-		"--kubeconfig=k":                "kubeconfig: \"k\" is not an absolute path",
-		"--node-name=UPPER":             "node-name: ",
-		"--node-labels=a":               "node-labels: ",
-		"--node-labels=a=b c":           "node-labels: ",
-		"--node-taints=a=b":             "node-taints: ",
-		"--node-taints=a:Never":         "node-taints: ",
-		"--node-listen=10250":           "node-listen: ",
-		"--node-healthz-listen=10248":   "node-healthz-listen: ",
-		"--node-tls-cert-file=/x":       "node-tls-cert-file: set both it and node-tls-private-key-file",
-		"--node-client-ca-file=ca.crt":  "node-client-ca-file: ",
-		"--cluster-dns=dns.example.com": "cluster-dns: ",
-		"--cluster-domain=a b":          "cluster-domain: ",
+		"--kubeconfig=k":                                    "kubeconfig: \"k\" is not an absolute path",
+		"--node-name=UPPER":                                 "node-name: ",
+		"--node-labels=a":                                   "node-labels: ",
+		"--node-labels=a=b c":                               "node-labels: ",
+		"--node-taints=a=b":                                 "node-taints: ",
+		"--node-taints=a:Never":                             "node-taints: ",
+		"--node-listen=10250":                               "node-listen: ",
+		"--node-healthz-listen=10248":                       "node-healthz-listen: ",
+		"--node-tls-cert-file=/x":                           "node-tls-cert-file: set both it and node-tls-private-key-file",
+		"--node-client-ca-file=ca.crt":                      "node-client-ca-file: ",
+		"--cluster-dns=dns.example.com":                     "cluster-dns: ",
+		"--cluster-domain=a b":                              "cluster-domain: ",
+		"--allowed-unsafe-sysctls=net.core.*,vm.swappiness": "allowed-unsafe-sysctls: \"vm.swappiness\" doesn't belong",
 	} {
 		if _, err := Parse([]string{"--config", "/dev/null", flag}, io.Discard); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: %v", flag, err)

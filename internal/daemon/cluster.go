@@ -25,6 +25,7 @@ import (
 	"github.com/huskd/husk/internal/housekeeping"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/stats"
+	"github.com/huskd/husk/internal/sysctl"
 )
 
 // membership makes huskd a node of a cluster. It is nil, and its methods do nothing, if no cluster
@@ -76,12 +77,17 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group, keeper *
 		return err
 	}
 	pressure := newPressure(m.d, keeper, usage.Summary)
+	sysctls, err := sysctl.Allow(m.d.cfg.UnsafeSysctls)
+	if err != nil {
+		return err
+	}
 	self := registration.Start(ctx, registration.Config{
 		Client: m.client, Machine: machine.Object(), IPs: nodeIPs, Images: func() []corev1.ContainerImage { return reportedImages(m.d.images.List()) },
 		Ready: m.ready, Pressure: pressure.Conditions, SetRanges: m.d.cni.SetRanges,
 	})
 	pods := &apiserver.Source{
-		Client: m.client, Node: self.Object, Pressure: pressure.Conditions, Deliver: m.d.agent.Declare, Log: m.d.log,
+		Client: m.client, Node: self.Object, Deliver: m.d.agent.Declare, Log: m.d.log,
+		Rules: apiserver.Rules{Pressure: pressure.Conditions, Sysctls: sysctls, AppArmor: m.d.facts.AppArmor},
 		Known: func(uid types.UID) *corev1.Pod {
 			p, err := m.d.agent.Get(string(uid))
 			if err != nil {

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -12,7 +13,9 @@ import (
 	"github.com/huskd/husk/internal/agent/admission"
 	"github.com/huskd/husk/internal/agent/eviction"
 	"github.com/huskd/husk/internal/agent/podplan"
+	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/sysctl"
 )
 
 // admits decides whether the node runs a pod that the agent doesn't know. Like kubelet's, the
@@ -21,14 +24,11 @@ func (s *Source) admits(b *bound, node *corev1.Node, pod *corev1.Pod) bool {
 	if b.admitted || b.rejected {
 		return b.admitted
 	}
-	reason, message := podplan.ReasonEvicted, eviction.Refuse(s.Pressure(), pod, tolerates)
-	if message == "" {
-		reason, message = admit(node, pod, s.others(pod))
-	}
-	if reason != "" {
+	c := candidate{pod: pod, node: node, others: s.others(pod), pressure: s.Pressure(), sysctls: s.Sysctls, appArmor: s.AppArmor}
+	if why := c.admit(); why.Reason != "" {
 		b.rejected = true
-		s.Log.Warn("API server: the node doesn't admit a pod", "pod", pod.Namespace+"/"+pod.Name, "reason", reason, "message", message)
-		s.Rejected(pod, admission.Refusal{Reason: reason, Message: message})
+		s.Log.Warn("API server: the node doesn't admit a pod", "pod", pod.Namespace+"/"+pod.Name, "reason", why.Reason, "message", why.Message)
+		s.Rejected(pod, why)
 		return false
 	}
 	b.admitted = true
@@ -53,44 +53,136 @@ func (s *Source) others(pod *corev1.Pod) []*corev1.Pod {
 	return out
 }
 
-// admit returns why a node can't run a pod beside its other pods. reason is empty if it can. The
-// checks, their order and their reasons are kubelet's. It is pure.
-func admit(node *corev1.Node, pod *corev1.Pod, others []*corev1.Pod) (reason, message string) {
-	if os := pod.Spec.OS; os != nil && os.Name != corev1.Linux {
-		return "PodOSNotSupported", fmt.Sprintf("the pod is for %s, the node runs %s", os.Name, corev1.Linux)
+// candidate is a pod that may run on a node beside other pods. Its methods are pure.
+type candidate struct {
+	pod      *corev1.Pod
+	node     *corev1.Node
+	others   []*corev1.Pod
+	pressure []corev1.NodeConditionType // that the node is under
+	sysctls  sysctl.Allowlist
+	appArmor bool // the node has AppArmor
+}
+
+// admit returns why the node doesn't run the pod. The zero value admits it. The checks, their order
+// and their reasons are kubelet's.
+func (c candidate) admit() admission.Refusal {
+	for _, check := range []func() (reason, message string){
+		c.checkPressure, c.checkSysctls, c.checkOS, c.checkResources, c.checkAffinity, c.checkPorts, c.checkTaints, c.checkAppArmor,
+	} {
+		if reason, message := check(); reason != "" {
+			return admission.Refusal{Reason: reason, Message: message}
+		}
 	}
-	if has := len(others) + 1; exceeds(node, corev1.ResourcePods, int64(has)) {
-		return "OutOfpods", fmt.Sprintf("the node already has %d pods, its maximum", len(others))
+	return admission.Refusal{}
+}
+
+func (c candidate) checkPressure() (reason, message string) {
+	if message := eviction.Refuse(c.pressure, c.pod, tolerates); message != "" {
+		return podplan.ReasonEvicted, message
 	}
-	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
-		asked := criconfig.Requested(pod, name)
+	return "", ""
+}
+
+func (c candidate) checkSysctls() (reason, message string) {
+	if security := c.pod.Spec.SecurityContext; security != nil {
+		for _, setting := range security.Sysctls {
+			if err := c.sysctls.Check(setting.Name, c.pod.Spec.HostNetwork, c.pod.Spec.HostIPC); err != nil {
+				return "SysctlForbidden", err.Error()
+			}
+		}
+	}
+	return "", ""
+}
+
+func (c candidate) checkOS() (reason, message string) {
+	const text = "the pod is for %s, the node runs %s"
+	if os, ok := c.pod.Labels[corev1.LabelOSStable]; ok && os != string(corev1.Linux) {
+		return "PodOSSelectorNodeLabelDoesNotMatch", fmt.Sprintf(text, os, corev1.Linux)
+	}
+	if os := c.pod.Spec.OS; os != nil && os.Name != corev1.Linux {
+		return "PodOSNotSupported", fmt.Sprintf(text, os.Name, corev1.Linux)
+	}
+	return "", ""
+}
+
+func (c candidate) checkResources() (reason, message string) {
+	if has, limited := c.node.Status.Allocatable[corev1.ResourcePods]; limited && int64(len(c.others)+1) > has.Value() {
+		return "OutOfpods", fmt.Sprintf("the node already has %d pods, its maximum", len(c.others))
+	}
+	for _, name := range requestedResources(c.pod) {
+		asked := criconfig.Requested(c.pod, name)
 		used := resource.Quantity{}
-		for _, o := range others {
+		for _, o := range c.others {
 			used.Add(criconfig.Requested(o, name))
 		}
 		total := used.DeepCopy()
 		total.Add(asked)
-		if has, limited := node.Status.Allocatable[name]; limited && !asked.IsZero() && total.Cmp(has) > 0 {
+		has, limited := c.node.Status.Allocatable[name]
+		_, huge := manifest.HugePageSize(name)
+		// An extended resource that the node doesn't have may be one of the cluster.
+		if (limited || huge) && !asked.IsZero() && total.Cmp(has) > 0 {
 			return "OutOf" + string(name), fmt.Sprintf("the pod requests %s of %s, but %s of the node's %s are already requested", asked.String(), name, used.String(), has.String())
 		}
 	}
-	if !matchesNode(node, pod) {
-		return "NodeAffinity", "the node's labels don't match the pod's nodeSelector or affinity"
+	return "", ""
+}
+
+// requestedResources returns the resources that a pod requests, the kubelet's own first.
+func requestedResources(pod *corev1.Pod) []corev1.ResourceName {
+	own := []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage}
+	lists := []corev1.ResourceList{pod.Spec.Overhead}
+	if pod.Spec.Resources != nil {
+		lists = append(lists, pod.Spec.Resources.Requests)
 	}
-	if taken := portConflict(pod, others); taken != "" {
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		lists = append(lists, c.Resources.Requests)
+	}
+	more := map[corev1.ResourceName]bool{}
+	for _, list := range lists {
+		for name := range list {
+			more[name] = !slices.Contains(own, name)
+		}
+	}
+	maps.DeleteFunc(more, func(_ corev1.ResourceName, is bool) bool { return !is })
+	return append(own, slices.Sorted(maps.Keys(more))...)
+}
+
+func (c candidate) checkAffinity() (reason, message string) {
+	if matchesNode(c.node, c.pod) {
+		return "", ""
+	}
+	return "NodeAffinity", "the node's labels don't match the pod's nodeSelector or affinity"
+}
+
+func (c candidate) checkPorts() (reason, message string) {
+	if taken := portConflict(c.pod, c.others); taken != "" {
 		return "NodePorts", "host port " + taken + " is used by another pod"
 	}
-	for _, t := range node.Spec.Taints {
-		if t.Effect == corev1.TaintEffectNoExecute && !tolerates(pod, t) {
+	return "", ""
+}
+
+func (c candidate) checkTaints() (reason, message string) {
+	for _, t := range c.node.Spec.Taints {
+		if t.Effect == corev1.TaintEffectNoExecute && !tolerates(c.pod, t) {
 			return "TaintToleration", fmt.Sprintf("the pod doesn't tolerate the node's taint %s", t.ToString())
 		}
 	}
 	return "", ""
 }
 
-func exceeds(node *corev1.Node, name corev1.ResourceName, n int64) bool {
-	has, limited := node.Status.Allocatable[name]
-	return limited && n > has.Value()
+// checkAppArmor rejects a pod that asks for a profile which the node can't apply.
+func (c candidate) checkAppArmor() (reason, message string) {
+	confined := func(p *corev1.AppArmorProfile) bool {
+		return p != nil && p.Type != corev1.AppArmorProfileTypeUnconfined
+	}
+	asked := c.pod.Spec.SecurityContext != nil && confined(c.pod.Spec.SecurityContext.AppArmorProfile)
+	for _, c := range slices.Concat(c.pod.Spec.InitContainers, c.pod.Spec.Containers) {
+		asked = asked || c.SecurityContext != nil && confined(c.SecurityContext.AppArmorProfile)
+	}
+	if asked && !c.appArmor {
+		return "AppArmor", "the pod has an AppArmor profile, but the node has no AppArmor: remove the profile"
+	}
+	return "", ""
 }
 
 // portConflict returns a host port of the pod that another pod also uses, or "".
@@ -101,7 +193,8 @@ func portConflict(pod *corev1.Pod, others []*corev1.Pod) string {
 		protocol corev1.Protocol
 	}
 	ports := func(pod *corev1.Pod) (out []port) {
-		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		sidecars := slices.DeleteFunc(slices.Clone(pod.Spec.InitContainers), func(c corev1.Container) bool { return !manifest.IsSidecar(&c) })
+		for _, c := range slices.Concat(sidecars, pod.Spec.Containers) {
 			for _, p := range c.Ports {
 				if p.HostPort == 0 {
 					continue

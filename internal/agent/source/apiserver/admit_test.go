@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/huskd/husk/internal/sysctl"
 )
 
 func list(cpu string) corev1.ResourceList {
@@ -17,6 +19,34 @@ func list(cpu string) corev1.ResourceList {
 
 func asks(cpu string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.Containers[0].Resources.Requests = list(cpu) }
+}
+
+func requests(name corev1.ResourceName, quantity string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{name: resource.MustParse(quantity)}
+	}
+}
+
+func appArmor(kind corev1.AppArmorProfileType) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{AppArmorProfile: &corev1.AppArmorProfile{Type: kind}}
+	}
+}
+
+func sysctls(names ...string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.SecurityContext = &corev1.PodSecurityContext{}
+		for _, name := range names {
+			p.Spec.SecurityContext.Sysctls = append(p.Spec.SecurityContext.Sysctls, corev1.Sysctl{Name: name, Value: "1"})
+		}
+	}
+}
+
+// initPort gives the pod an init container with host port 80.
+func initPort(policy *corev1.ContainerRestartPolicy) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.InitContainers = []corev1.Container{{Name: "init", RestartPolicy: policy, Ports: []corev1.ContainerPort{{HostPort: 80, ContainerPort: 80}}}}
+	}
 }
 
 func hostPort(ip string, port int32) func(*corev1.Pod) {
@@ -40,7 +70,9 @@ func TestAdmit(t *testing.T) {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "here", Labels: map[string]string{"zone": "a", "size": "5"}},
 		Spec:       corev1.NodeSpec{Taints: []corev1.Taint{{Key: "dedicated", Value: "x", Effect: corev1.TaintEffectNoExecute}, {Key: "no", Effect: corev1.TaintEffectNoSchedule}}},
-		Status:     corev1.NodeStatus{Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourcePods: resource.MustParse("2")}},
+		Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{
+			corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourcePods: resource.MustParse("2"), "example.com/gpu": resource.MustParse("1"),
+		}},
 	}
 	tolerant := func(p *corev1.Pod) {
 		p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: "dedicated", Operator: corev1.TolerationOpExists})
@@ -60,6 +92,19 @@ func TestAdmit(t *testing.T) {
 		"init": {[]func(*corev1.Pod){func(p *corev1.Pod) {
 			p.Spec.InitContainers = []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: list("3")}}}
 		}}, nil, "OutOfcpu"},
+		"scalar":           {[]func(*corev1.Pod){requests("example.com/gpu", "1")}, []*corev1.Pod{pod("o", requests("example.com/gpu", "1"))}, "OutOfexample.com/gpu"},
+		"one scalar":       {[]func(*corev1.Pod){requests("example.com/gpu", "1")}, nil, ""},
+		"of the cluster":   {[]func(*corev1.Pod){requests("example.com/license", "1")}, nil, ""},
+		"no huge pages":    {[]func(*corev1.Pod){requests("hugepages-1Gi", "1Gi")}, nil, "OutOfhugepages-1Gi"},
+		"enormous":         {[]func(*corev1.Pod){asks("1T")}, nil, "OutOfcpu"},
+		"labelled":         {[]func(*corev1.Pod){func(p *corev1.Pod) { p.Labels = map[string]string{corev1.LabelOSStable: "windows"} }}, nil, "PodOSSelectorNodeLabelDoesNotMatch"},
+		"AppArmor":         {[]func(*corev1.Pod){appArmor(corev1.AppArmorProfileTypeRuntimeDefault)}, nil, "AppArmor"},
+		"no AppArmor":      {[]func(*corev1.Pod){appArmor(corev1.AppArmorProfileTypeUnconfined)}, nil, ""},
+		"init port":        {[]func(*corev1.Pod){hostPort("", 80)}, []*corev1.Pod{pod("o", initPort(nil))}, ""},
+		"sidecar port":     {[]func(*corev1.Pod){hostPort("", 80)}, []*corev1.Pod{pod("o", initPort(new(corev1.ContainerRestartPolicyAlways)))}, "NodePorts"},
+		"sysctl first":     {[]func(*corev1.Pod){sysctls("kernel.msgmax"), asks("9")}, nil, "SysctlForbidden"},
+		"safe sysctl":      {[]func(*corev1.Pod){sysctls("net.ipv4.tcp_rmem", "kernel/shm_rmid_forced")}, nil, ""},
+		"OS first":         {[]func(*corev1.Pod){func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} }, asks("9")}, nil, "PodOSNotSupported"},
 		"full":             {nil, []*corev1.Pod{pod("o"), pod("p")}, "OutOfpods"},
 		"port":             {[]func(*corev1.Pod){hostPort("", 80)}, []*corev1.Pod{pod("o", hostPort("0.0.0.0", 80))}, "NodePorts"},
 		"port there":       {[]func(*corev1.Pod){hostPort("192.0.2.1", 80)}, []*corev1.Pod{pod("o", hostPort("192.0.2.2", 80))}, ""},
@@ -76,9 +121,9 @@ func TestAdmit(t *testing.T) {
 		"an empty term":    {[]func(*corev1.Pod){affine(corev1.NodeSelectorTerm{})}, nil, "NodeAffinity"},
 		"by name":          {[]func(*corev1.Pod){affine(corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"there"}}}})}, nil, "NodeAffinity"},
 	} {
-		reason, message := admit(node, pod("p", append(c.pod, tolerant)...), c.others)
-		if reason != c.want || (message == "") != (reason == "") {
-			t.Errorf("%s: %s: %s, want %q", name, reason, message, c.want)
+		why := candidate{pod: pod("p", append(c.pod, tolerant)...), node: node, others: c.others}.admit()
+		if why.Reason != c.want || (why.Message == "") != (why.Reason == "") {
+			t.Errorf("%s: %+v, want %q", name, why, c.want)
 		}
 	}
 	for name, c := range map[string]struct {
@@ -92,8 +137,29 @@ func TestAdmit(t *testing.T) {
 		"everything":     {corev1.Toleration{Operator: corev1.TolerationOpExists}, ""},
 	} {
 		p := pod("p", func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{c.toleration} })
-		if reason, _ := admit(node, p, nil); reason != c.want {
-			t.Errorf("toleration %s: %q, want %q", name, reason, c.want)
+		if why := (candidate{pod: p, node: node}).admit(); why.Reason != c.want {
+			t.Errorf("toleration %s: %+v, want %q", name, why, c.want)
+		}
+	}
+}
+
+func TestAdmitAllows(t *testing.T) {
+	t.Parallel()
+	list, err := sysctl.Allow([]string{"kernel.msg*"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		pod  *corev1.Pod
+		want string
+	}{
+		"an unsafe sysctl": {pod("p", sysctls("kernel.msgmax")), ""},
+		"another sysctl":   {pod("p", sysctls("kernel.msgmax", "kernel.sem")), "SysctlForbidden"},
+		"the node's":       {pod("p", sysctls("kernel.msgmax"), func(p *corev1.Pod) { p.Spec.HostIPC = true }), "SysctlForbidden"},
+		"AppArmor":         {pod("p", appArmor(corev1.AppArmorProfileTypeRuntimeDefault)), ""},
+	} {
+		if why := (candidate{pod: c.pod, node: &corev1.Node{}, sysctls: list, appArmor: true}).admit(); why.Reason != c.want {
+			t.Errorf("%s: %+v, want %q", name, why, c.want)
 		}
 	}
 }

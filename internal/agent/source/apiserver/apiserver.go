@@ -25,15 +25,25 @@ import (
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/sysctl"
 )
+
+// Rules are what the node admits pods by, beside its registration.
+type Rules struct {
+	// Pressure returns the pressures that the node is under.
+	Pressure func() []corev1.NodeConditionType
+	// Sysctls are those that pods may set.
+	Sysctls sysctl.Allowlist
+	// AppArmor says that the node has it.
+	AppArmor bool
+}
 
 // Source watches an API server.
 type Source struct {
 	Client *cluster.Client
 	// Node returns this node as it is registered: its name, labels and capacity.
 	Node func() *corev1.Node
-	// Pressure returns the pressures that the node is under.
-	Pressure func() []corev1.NodeConditionType
+	Rules
 	// Known returns the agent's pod with the UID, or nil.
 	Known func(types.UID) *corev1.Pod
 	// Deliver is called with the complete set once it is known and after each change.

@@ -78,11 +78,11 @@ func newFixture(t *testing.T) *fixture {
 	}
 	s := &Source{
 		Client: client, Node: func() *corev1.Node { return f.node }, Log: log, Changed: func() {}, waitReport: 100 * time.Millisecond,
-		Pressure: func() []corev1.NodeConditionType {
+		Rules: Rules{Pressure: func() []corev1.NodeConditionType {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			return f.pressure
-		},
+		}},
 		Known: func(uid types.UID) *corev1.Pod {
 			f.mu.Lock()
 			defer f.mu.Unlock()
