@@ -256,12 +256,15 @@ func TestHostsFile(t *testing.T) {
 	t.Parallel()
 	aliases := "  hostAliases: [{ip: 10.0.0.1, hostnames: [db, cache]}]\n"
 	got := string(HostsFile(pod(t, aliases+plain), []string{"10.1.0.2", "fd00::2"}, nil, Node{}))
+	if !strings.HasPrefix(got, "# Kubernetes-managed hosts file.\n127.0.0.1\t") {
+		t.Errorf("the file is %q", got)
+	}
 	for _, line := range []string{"127.0.0.1\tlocalhost\n", "10.1.0.2\tweb\n", "fd00::2\tweb\n", "10.0.0.1\tdb\tcache\n"} {
 		if !strings.Contains(got, line) {
 			t.Errorf("no %q in %q", line, got)
 		}
 	}
-	if got := string(HostsFile(pod(t, "  hostNetwork: true\n"+aliases+plain), nil, []byte("1.2.3.4 node"), Node{})); got != "1.2.3.4 node\n10.0.0.1\tdb\tcache\n" {
+	if got := string(HostsFile(pod(t, "  hostNetwork: true\n"+aliases+plain), nil, []byte("1.2.3.4 node"), Node{})); got != "# Kubernetes-managed hosts file (host network).\n1.2.3.4 node\n10.0.0.1\tdb\tcache\n" {
 		t.Errorf("host network: %q", got)
 	}
 }

@@ -102,11 +102,19 @@ func setOption(options []string, o corev1.PodDNSConfigOption) []string {
 	return append(options, text)
 }
 
-// HostsFile returns the content of the pod's /etc/hosts. For a pod in the node's network it begins
-// with node, the content of the node's file.
+// The first lines of /etc/hosts, by which tools recognize that changes of the file are lost. They
+// are the kubelet's.
+const (
+	hostsHeader     = "# Kubernetes-managed hosts file.\n"
+	nodeHostsHeader = "# Kubernetes-managed hosts file (host network).\n"
+)
+
+// HostsFile returns the content of the pod's /etc/hosts. For a pod in the node's network it has
+// node, the content of the node's file.
 func HostsFile(pod *corev1.Pod, podIPs []string, node []byte, n Node) []byte {
 	var b bytes.Buffer
 	if pod.Spec.HostNetwork {
+		b.WriteString(nodeHostsHeader)
 		b.Write(node)
 		if len(node) > 0 && node[len(node)-1] != '\n' {
 			b.WriteByte('\n')
@@ -116,6 +124,7 @@ func HostsFile(pod *corev1.Pod, podIPs []string, node []byte, n Node) []byte {
 		if hasDomain(pod) {
 			names = []string{fqdn(pod, n), Hostname(pod)}
 		}
+		b.WriteString(hostsHeader)
 		b.WriteString(huskpod.HostsFile(podIPs, names...))
 	}
 	for _, alias := range pod.Spec.HostAliases {
