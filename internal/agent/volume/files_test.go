@@ -110,7 +110,7 @@ func TestGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, mode := range map[string]uint32{
-		payload: 0o2775, filepath.Join(payload, "dir"): 0o2775, filepath.Join(payload, "dir/a"): 0o440, disk: 0o2777, memory: 0o2777,
+		payload: 0o2775, filepath.Join(payload, "dir"): 0o2775, filepath.Join(payload, "dir/a"): 0o440, disk: 0o2777, memory: 0o3777,
 	} {
 		var st unix.Stat_t
 		if err := unix.Stat(path, &st); err != nil || st.Gid != 4711 || st.Mode&0o7777 != mode {

@@ -96,9 +96,10 @@ func mountMemory(path string, dir *corev1.EmptyDirVolumeSource, group *int64) er
 	if mounted, err := mountinfo.Mounted(path); err != nil || mounted {
 		return err
 	}
-	kind, options := "tmpfs", []string{"mode=0777"}
+	// A kubelet keeps tmpfs's default mode, which has the sticky bit.
+	kind, mode, options := "tmpfs", 0o1777, []string{}
 	if dir.Medium != corev1.StorageMediumMemory {
-		kind = "hugetlbfs"
+		kind, mode = "hugetlbfs", 0o777
 		if page, ok := manifest.MediumPageSize(dir.Medium); ok {
 			options = append(options, fmt.Sprintf("pagesize=%d", page.Value()))
 		}
@@ -107,8 +108,10 @@ func mountMemory(path string, dir *corev1.EmptyDirVolumeSource, group *int64) er
 		options = append(options, fmt.Sprintf("size=%d", limit.Value()))
 	}
 	if group != nil {
-		options[0] = fmt.Sprintf("mode=02777,gid=%d", *group)
+		mode |= unix.S_ISGID
+		options = append(options, fmt.Sprintf("gid=%d", *group))
 	}
+	options = append(options, fmt.Sprintf("mode=%#o", mode))
 	if err := unix.Mount(kind, path, kind, unix.MS_NOSUID|unix.MS_NODEV, strings.Join(options, ",")); err != nil {
 		return fmt.Errorf("mount %s at %s: %w", kind, path, err)
 	}

@@ -45,6 +45,17 @@ func TestEmptyDirs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var root unix.Stat_t
+	if err := unix.Stat(memory, &root); err != nil || root.Mode&0o7777 != 0o1777 {
+		t.Errorf("mode %o, %v", root.Mode, err)
+	}
+	shared, err := v.SetUp("uid", emptyDir("shared", corev1.StorageMediumMemory, ""), new(int64(123)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Stat(shared, &root); err != nil || root.Mode&0o7777 != 0o3777 || root.Gid != 123 {
+		t.Errorf("mode %o, group %d, %v", root.Mode, root.Gid, err)
+	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(memory, &st); err != nil || st.Type != unix.TMPFS_MAGIC || st.Blocks*uint64(st.Bsize) != 1<<20 {
 		t.Errorf("%+v, %v", st, err)
@@ -57,7 +68,7 @@ func TestEmptyDirs(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(disk, "kept")); err != nil {
 		t.Error(err)
 	}
-	if mounts, _ := mountinfo.GetMounts(mountinfo.PrefixFilter(v.State)); len(mounts) != 1 {
+	if mounts, _ := mountinfo.GetMounts(mountinfo.PrefixFilter(v.State)); len(mounts) != 2 {
 		t.Errorf("%d mounts", len(mounts))
 	}
 	// Host files that the pod has mounted into its volume must survive.
