@@ -26,7 +26,7 @@ func TestEphemeral(t *testing.T) {
 		ephemeral string
 	}{
 		{planCase{name: "is started", containers: "a", observed: "sb0 a.0:run", actions: "start:e.0@sb0", status: "Running ready a=Running"}, "Waiting/ContainerCreating"},
-		{planCase{name: "beside init containers", containers: "i:x a", observed: "sb0 x.0:run", actions: "start:e.0@sb0"}, "Waiting/ContainerCreating"},
+		{planCase{name: "beside init containers", containers: "i:x a", observed: "sb0 x.0:run", actions: "start:e.0@sb0"}, "Waiting/PodInitializing"},
 		{planCase{name: "waits for a sandbox", containers: "a", actions: "sandbox+0"}, "Waiting/ContainerCreating"},
 		{planCase{name: "runs", containers: "a", observed: "sb0 a.0:run e.0:run", status: "Running ready a=Running"}, "Running/"},
 		{planCase{name: "has ended", containers: "a", observed: "sb0 a.0:run e.0:exit=3@5", now: 900, status: "Running ready a=Running"}, "Terminated/Error"},

@@ -209,7 +209,7 @@ func (p reporter) containerStatus(c podContainer, initialized bool) ContainerSta
 		ok = false // it will run again in the new sandbox
 	}
 	if p.o.Starting[c.name] {
-		out.Reason = reasonCreating
+		out.Reason = p.notStartedReason()
 		return out
 	}
 	switch {
@@ -263,13 +263,13 @@ func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool
 		if ended {
 			return "", ""
 		}
-		return p.notStartedReason(initialized), ""
+		return p.notStartedReason(), ""
 	case c.runsToCompletion && ended && run.ExitCode == 0, !c.init && ended && !p.shouldRestart(run), c.ephemeral && ended:
 		return "", ""
 	case c.runsToCompletion && initialized:
 		return "", ""
 	case !c.init && !initialized && !ended:
-		return p.notStartedReason(initialized), ""
+		return p.notStartedReason(), ""
 	}
 	if reason, message := p.imageReason(c); reason != "" {
 		return reason, message
@@ -289,12 +289,13 @@ func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool
 	if ended {
 		return "", ""
 	}
-	return p.notStartedReason(initialized), ""
+	return p.notStartedReason(), ""
 }
 
 // notStartedReason returns the reason of a container that hasn't started yet, without any failure.
-func (p reporter) notStartedReason(initialized bool) string {
-	if !initialized && len(p.Pod.Spec.InitContainers) > 0 {
+// Like a kubelet's, it is the same for all containers of a pod.
+func (p reporter) notStartedReason() string {
+	if len(p.Pod.Spec.InitContainers) > 0 {
 		return reasonInitializing
 	}
 	return reasonCreating
