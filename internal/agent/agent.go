@@ -40,6 +40,9 @@ type Config struct {
 	Volumes    volume.Volumes
 	// Node returns the node's present state.
 	Node func() criconfig.Node
+	// Memory, if set, returns the memory that a cgroup uses, and its limit, in bytes. They are 0 if
+	// there is none.
+	Memory func(cgroup string) (used, limit uint64)
 	// Begin, if set, starts a trace span of work for a pod; about holds names and values in turn.
 	// The returned function ends the span.
 	Begin func(ctx context.Context, name string, about ...string) (context.Context, func(error))

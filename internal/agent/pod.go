@@ -24,6 +24,9 @@ type Pod struct {
 	// Sandboxes and Containers are those of the pod, newest first.
 	Sandboxes  []sandbox.Status
 	Containers []container.Status
+	// ImageRefs are the names of the containers' images with their digests, by the images' IDs. It
+	// lacks images without such a name.
+	ImageRefs map[string]string
 	// Pulls are the image pulls under way.
 	Pulls []image.Progress
 	// Finished says that the pod is stopped or has ended: nothing of it runs, nothing is under way,

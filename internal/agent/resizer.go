@@ -16,6 +16,7 @@ import (
 	"github.com/huskd/husk/internal/agent/view"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/sandbox"
 )
 
 // Resize is the progress of a change of a running pod's resources.
@@ -45,6 +46,7 @@ func (r *resizer) setPod(declared *corev1.Pod) error {
 	if criconfig.Resized(r.rec.Pod, declared) {
 		if held, freed = r.a.admitted.Resize(declared); held.Reason == "" {
 			rec.Resize = true
+			r.tasks.hurry(resizeTask)
 		} else {
 			rec.Pod, rec.Desired = criconfig.WithResources(declared, r.rec.Pod), declared
 		}
@@ -89,15 +91,20 @@ func (r *resizer) apply(seen snapshot) {
 	}
 	pod, node := r.rec.Pod, r.a.cfg.Node()
 	limits := map[string]*runtimeapi.LinuxContainerResources{}
+	var running []container.Status
 	for _, st := range seen.containers {
 		if c := criconfig.FindContainer(pod, st.Name()); c != nil && view.ContainerState(st) == podplan.ContainerRunning {
 			if resizeRestarts(pod, c, st) {
 				return
 			}
 			limits[st.ID] = criconfig.Resources(pod, c, node)
+			running = append(running, st)
 		}
 	}
 	r.tasks.run(resizeTask, func(ctx context.Context) error {
+		if err := r.checkMemory(pod, seen.sandboxes, running, limits); err != nil {
+			return err
+		}
 		var errs []error
 		for _, st := range seen.sandboxes {
 			if err := r.a.cfg.Sandboxes.Update(ctx, st.ID, criconfig.PodResources(pod), nil); !errdefs.IsFailedPrecondition(err) && !errdefs.IsNotFound(err) {
@@ -116,6 +123,41 @@ func (r *resizer) apply(seen snapshot) {
 		}
 		return r.completed(pod)
 	})
+}
+
+// checkMemory returns an error if a new limit is below the memory that is in use: the kernel would
+// kill processes to enforce it.
+func (r *resizer) checkMemory(pod *corev1.Pod, sandboxes []sandbox.Status, running []container.Status, limits map[string]*runtimeapi.LinuxContainerResources) error {
+	if r.a.cfg.Memory == nil {
+		return nil
+	}
+	var errs []error
+	check := func(what, cgroup string, limit int64) {
+		if used, old := r.a.cfg.Memory(cgroup); limit > 0 && (old == 0 || uint64(limit) < old) && used >= uint64(limit) {
+			errs = append(errs, fmt.Errorf("%s: new memory limit (%d) below current usage (%d)", what, limit, used))
+		}
+	}
+	for _, sb := range sandboxes {
+		cgroup := r.a.cfg.Sandboxes.Cgroup(sb)
+		if view.SandboxState(sb) == podplan.SandboxReady {
+			check("pod "+r.name(), cgroup, criconfig.PodResources(pod).GetMemoryLimitInBytes())
+		}
+		for _, st := range running {
+			if st.Sandbox == sb.ID {
+				check("container "+st.Name(), st.Cgroup(cgroup), limits[st.ID].GetMemoryLimitInBytes())
+			}
+		}
+	}
+	err := errors.Join(errs...)
+	if err == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.tasks.failures[resizeTask] == 0 {
+		r.warningEvent("", "ResizeError", err.Error())
+	}
+	return err
 }
 
 // completed records that the containers have the limits of pod, unless the pod has changed since.
@@ -151,7 +193,8 @@ func resizeRestarts(pod *corev1.Pod, c *corev1.Container, run container.Status) 
 		return false
 	}
 	was, now := run.Config.GetLinux().GetResources(), criconfig.Resources(pod, c, criconfig.Node{})
-	memory := was.GetMemoryLimitInBytes() != now.GetMemoryLimitInBytes()
+	requested, known := run.Config.GetAnnotations()[criconfig.AnnotationMemoryRequest]
+	memory := was.GetMemoryLimitInBytes() != now.GetMemoryLimitInBytes() || known && requested != criconfig.MemoryRequest(c)
 	cpu := was.GetCpuShares() != now.GetCpuShares() || was.GetCpuQuota() != now.GetCpuQuota()
 	return slices.ContainsFunc(c.ResizePolicy, func(p corev1.ContainerResizePolicy) bool {
 		return p.RestartPolicy == corev1.RestartContainer && (p.ResourceName == corev1.ResourceMemory && memory || p.ResourceName != corev1.ResourceMemory && cpu)

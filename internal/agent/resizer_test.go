@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,6 +11,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
 // requesting returns a pod of that name, which is its UID too, with these requests. Its image
@@ -97,17 +102,66 @@ func TestResizeRestarts(t *testing.T) {
 		memory   int64
 		want     bool
 	}{
-		"nothing":         {"", "", 64 << 20, false},
-		"its memory":      {"", "", 32 << 20, true},
-		"its processor":   {"100m", "200m", 64 << 20, false},
-		"never restarted": {"Always", "Never", 32 << 20, false},
-		"both restart":    {"NotRequired", "RestartContainer", 64 << 20, true}, // the run started without a quota
-		"no restart":      {"RestartContainer}, {resourceName: cpu", "NotRequired}, {resourceName: cpu", 32 << 20, false},
+		"its memory request": {"limits: {cpu", "requests: {memory: 16Mi}, limits: {cpu", 64 << 20, true},
+		"nothing":            {"", "", 64 << 20, false},
+		"its memory":         {"", "", 32 << 20, true},
+		"its processor":      {"100m", "200m", 64 << 20, false},
+		"never restarted":    {"Always", "Never", 32 << 20, false},
+		"both restart":       {"NotRequired", "RestartContainer", 64 << 20, true}, // the run started without a quota
+		"no restart":         {"RestartContainer}, {resourceName: cpu", "NotRequired}, {resourceName: cpu", 32 << 20, false},
 	} {
 		pod := podFrom(t, strings.Replace(text, c.from, c.to, 1))
-		run := container.Status{Config: &runtimeapi.ContainerConfig{Linux: &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: c.memory}}}}
+		run := container.Status{Config: &runtimeapi.ContainerConfig{Annotations: map[string]string{criconfig.AnnotationMemoryRequest: "67108864"}, Linux: &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: c.memory}}}}
 		if got := resizeRestarts(pod, &pod.Spec.Containers[0], run); got != c.want {
 			t.Errorf("%s: restarts: %t, want %t", name, got, c.want)
 		}
+	}
+}
+
+// A limit below the memory in use is refused, unless it isn't lower than the former one.
+func TestMemoryInUse(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	pod := podFrom(t, "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: c, image: i, resources: {limits: {memory: 1Mi}}}]}\n")
+	sb := sandbox.Status{ID: "s", State: sandboxstate.Ready, Config: &runtimeapi.PodSandboxConfig{}}
+	run := container.Status{ID: "r", Sandbox: "s", Config: &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}}}
+	for _, c := range []struct {
+		used, limit uint64
+		want        string
+	}{
+		{1 << 20, 0, "pod default/a: new memory limit (1048576) below current usage (1048576)\ncontainer c: new memory limit (1048576) below current usage (1048576)"},
+		{1 << 20, 2 << 20, "pod default/a: new memory limit (1048576) below current usage (1048576)\ncontainer c: new memory limit (1048576) below current usage (1048576)"},
+		{1 << 20, 1 << 20, ""},
+		{1<<20 - 1, 2 << 20, ""},
+	} {
+		h.cfg.Memory = func(string) (uint64, uint64) { return c.used, c.limit }
+		s := &podState{a: h.Agent, manifest: pod, rec: record{Pod: pod}}
+		r := resizer{podState: s, tasks: &retrier{podState: s}}
+		limits := map[string]*runtimeapi.LinuxContainerResources{"r": criconfig.Resources(pod, &pod.Spec.Containers[0], criconfig.Node{})}
+		err := r.checkMemory(pod, []sandbox.Status{sb}, []container.Status{run}, limits)
+		if got := fmt.Sprint(err); err == nil && c.want != "" || err != nil && got != c.want {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// A new resize doesn't wait for the backoff of the one that it replaces.
+func TestRetrierHurry(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	s := &podState{a: h.Agent, manifest: parse(t, "a", ""), wake: make(chan struct{}, 1)}
+	r := &retrier{podState: s, running: map[string]bool{}, failures: map[string]int{}, waiting: map[string]func() bool{}}
+	failed := make(chan struct{})
+	s.mu.Lock()
+	r.hurry("x")
+	r.failures["x"] = 10 // the next wait is long
+	r.run("x", func(context.Context) error { close(failed); return errors.New("no") })
+	s.mu.Unlock()
+	<-failed
+	<-s.wake // it waits now
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.hurry("x"); r.running["x"] || r.failures["x"] != 0 {
+		t.Errorf("running %v, failures %v", r.running, r.failures)
 	}
 }

@@ -19,6 +19,9 @@ type retrier struct {
 	running  map[string]bool
 	failures map[string]int // in a row, by key
 	problem  string         // the last failure; empty after a success
+	// waiting holds a function for each task in its backoff, by key. It cuts the backoff short, and
+	// returns false if it is too late.
+	waiting map[string]func() bool
 }
 
 // Keys of tasks that are not about an object with an ID.
@@ -59,10 +62,26 @@ func (r *retrier) finish(key string, err error, done func()) {
 	r.failures[key] = n + 1
 	wait := min(firstRetry<<min(n, 10), lastRetry)
 	r.warn("agent: a task failed and will be retried", err, "in", wait)
-	time.AfterFunc(wait, func() {
+	timer := time.AfterFunc(wait, func() {
 		r.mu.Lock()
+		delete(r.waiting, key)
 		done()
 		r.mu.Unlock()
 		r.nudge()
 	})
+	r.waiting[key] = func() bool {
+		if !timer.Stop() {
+			return false
+		}
+		delete(r.waiting, key)
+		done()
+		return true
+	}
+}
+
+// hurry makes a task that waits for its backoff due, as if it hadn't failed. The caller holds mu.
+func (r *retrier) hurry(key string) {
+	if skip := r.waiting[key]; skip != nil && skip() {
+		delete(r.failures, key)
+	}
 }

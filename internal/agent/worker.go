@@ -46,7 +46,7 @@ func (a *Agent) newWorker(rec record) *worker {
 	w := &worker{podState: s, gone: make(chan struct{})}
 	w.inventory = &inventory{podState: s}
 	w.published = &publisher{podState: s}
-	w.tasks = &retrier{podState: s, running: map[string]bool{}, failures: map[string]int{}}
+	w.tasks = &retrier{podState: s, running: map[string]bool{}, failures: map[string]int{}, waiting: map[string]func() bool{}}
 	w.images = &puller{podState: s, published: w.published, pulls: map[string]image.Progress{}, results: map[string]podplan.Image{}}
 	w.volumes = &volumes{podState: s, images: w.images}
 	w.messages = &messages{podState: s, known: map[string]string{}}
@@ -320,7 +320,21 @@ func (w *worker) publish(d podplan.Decision, seen snapshot) {
 	finished = finished && len(d.Actions) == 0 && w.idle() && !seen.occupied()
 	w.published.publish(Pod{
 		Manifest: w.rec.Pod, Source: w.rec.Source, Want: w.rec.Want, Created: w.rec.Started,
-		Status: d.Status, Sandboxes: seen.sandboxes, Containers: seen.containers, Pulls: w.images.progress(),
+		Status: d.Status, Sandboxes: seen.sandboxes, Containers: seen.containers, ImageRefs: w.imageRefs(seen), Pulls: w.images.progress(),
 		Finished: finished, Problem: w.tasks.problem, Resize: w.resizer.status(),
 	})
+}
+
+// imageRefs returns Pod.ImageRefs.
+func (w *worker) imageRefs(seen snapshot) map[string]string {
+	out := map[string]string{}
+	for _, st := range seen.containers {
+		if out[st.ImageID] != "" {
+			continue
+		}
+		if img, err := w.a.cfg.Images.Get(st.ImageID); err == nil && len(img.Digests) > 0 {
+			out[st.ImageID] = img.Digests[0]
+		}
+	}
+	return out
 }

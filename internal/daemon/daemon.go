@@ -225,6 +225,12 @@ func (d *daemon) wire() {
 		Journal: d.journal, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
 		Volumes: d.volumes(),
 		Node:    nodeFacts(d.cfg, d.facts, d.resources),
+		Memory: func(cgroup string) (used, limit uint64) {
+			if u, err := d.meter.Cgroup(cgroup); err == nil {
+				return u.Memory.Used, u.Memory.Limit
+			}
+			return 0, 0
+		},
 		Begin:   d.tracer.Begin,
 		Changed: d.membership.podChanged(),
 		Log:     d.log,

@@ -60,6 +60,10 @@ const (
 	annotationGrace         = "io.kubernetes.pod.terminationGracePeriod"
 )
 
+// AnnotationMemoryRequest has the memory that a container requested when it started, in bytes. No
+// other part of a container's config depends on it.
+const AnnotationMemoryRequest = "huskd.github.io/memory-request"
+
 // LogDirectory returns the directory of a pod's logs.
 func LogDirectory(pod *corev1.Pod, n Node) string {
 	return path.Join(n.Logs, fmt.Sprintf("%s_%s_%s", pod.Namespace, pod.Name, pod.UID))
@@ -260,12 +264,18 @@ func containerAnnotations(pod *corev1.Pod, c *corev1.Container, r Run) map[strin
 		annotationMessagePath:   c.TerminationMessagePath,
 		annotationMessagePolicy: string(c.TerminationMessagePolicy),
 		annotationGrace:         strconv.FormatInt(*pod.Spec.TerminationGracePeriodSeconds, 10),
+		AnnotationMemoryRequest: MemoryRequest(c),
 	}
 	if len(c.Ports) > 0 {
 		ports, _ := json.Marshal(c.Ports) // never fails for plain fields
 		out[annotationPorts] = string(ports)
 	}
 	return out
+}
+
+// MemoryRequest returns the value of AnnotationMemoryRequest for a container.
+func MemoryRequest(c *corev1.Container) string {
+	return strconv.FormatInt(c.Resources.Requests.Memory().Value(), 10)
 }
 
 // hashLength is the number of hex digits of kubelet's container hashes, which have 32 bits.
