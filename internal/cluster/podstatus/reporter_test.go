@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -400,7 +402,11 @@ func TestStatus(t *testing.T) {
 		Status: podplan.Status{Phase: podplan.PhaseRunning, Reason: "CrashLoopBackOff", Initialized: true, SandboxReady: true, IPs: []string{"10.0.0.2", "fd00::2"}, Containers: []podplan.ContainerStatus{
 			{Name: "c", Image: "localhost/x", State: podplan.Waiting, Reason: "CrashLoopBackOff", Message: "back-off 10s", Restarts: 1, ExitCode: 3},
 		}}}
-	s := statusOf(onServer(pod), crashing, node, now)
+	crashing.Containers[0].ImageID, crashing.ImageRefs = "sha256:id", map[string]string{"sha256:id": "localhost/x@sha256:digest"}
+	crashing.Containers[0].User = &specs.User{UID: 1, GID: 2, AdditionalGids: []uint32{2, 3}}
+	scheduled := onServer(pod)
+	scheduled.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, ObservedGeneration: 1, LastTransitionTime: metav1.Unix(7, 0)}}
+	s := statusOf(scheduled, crashing, node, now)
 	c := s.ContainerStatuses[0]
 	switch {
 	case s.Phase != corev1.PodRunning || s.Reason != "" || s.ObservedGeneration != 3 || s.QOSClass != corev1.PodQOSBestEffort:
@@ -409,6 +415,10 @@ func TestStatus(t *testing.T) {
 		t.Errorf("the addresses are %+v", s)
 	case c.State.Waiting == nil || c.State.Waiting.Reason != "CrashLoopBackOff" || c.RestartCount != 1 || c.ContainerID != "husk://c1" || *c.Started:
 		t.Errorf("the container is %+v", c)
+	case c.ImageID != "localhost/x@sha256:digest" || c.User == nil || c.User.Linux.UID != 1 || c.User.Linux.GID != 2 || !slices.Equal(c.User.Linux.SupplementalGroups, []int64{2, 3}):
+		t.Errorf("the image is %q, the user %+v", c.ImageID, c.User)
+	case condition(s, corev1.PodScheduled).LastTransitionTime.Unix() != 7 || slices.ContainsFunc(s.Conditions, func(c corev1.PodCondition) bool { return c.ObservedGeneration != 3 }):
+		t.Errorf("the conditions are %+v", s.Conditions)
 	case c.LastTerminationState.Terminated == nil || c.LastTerminationState.Terminated.ExitCode != 3 || c.LastTerminationState.Terminated.ContainerID != "husk://c1":
 		t.Errorf("its last state is %+v", c.LastTerminationState)
 	case condition(s, corev1.PodReady).Message != "containers with unready status: [c]" || condition(s, corev1.PodInitialized).Status != corev1.ConditionTrue:

@@ -110,7 +110,8 @@ func containerStatus(p agent.Pod, c podplan.ContainerStatus, node criconfig.Node
 	}
 	runs := p.Runs(c.Name)
 	if len(runs) > 0 {
-		out.ContainerID, out.ImageID = scheme+runs[0].ID, runs[0].ImageID
+		out.ContainerID, out.ImageID = scheme+runs[0].ID, orElse(p.ImageRefs[runs[0].ImageID], runs[0].ImageID)
+		out.User = userOf(runs[0])
 	}
 	past := runs
 	switch c.State {
@@ -147,6 +148,18 @@ func containerStatus(p agent.Pod, c podplan.ContainerStatus, node criconfig.Node
 		}
 	}
 	return out
+}
+
+// userOf returns the user that a container's first process was started as.
+func userOf(run container.Status) *corev1.ContainerUser {
+	if run.User == nil {
+		return nil
+	}
+	user := &corev1.LinuxContainerUser{UID: int64(run.User.UID), GID: int64(run.User.GID)}
+	for _, g := range run.User.AdditionalGids {
+		user.SupplementalGroups = append(user.SupplementalGroups, int64(g))
+	}
+	return &corev1.ContainerUser{Linux: user}
 }
 
 // resourcesOf returns the spec's resources. Where those of the run differ, because a resize is in
@@ -239,9 +252,7 @@ func (c conditions) set(p agent.Pod) {
 		gates := c.closedGates()
 		c.put(corev1.PodReady, len(gates) == 0, map[bool]string{false: "ReadinessGatesNotReady"}[len(gates) == 0], listed("readiness gates that are not met", gates))
 	}
-	if !slices.ContainsFunc(c.Conditions, func(o corev1.PodCondition) bool { return o.Type == corev1.PodScheduled }) {
-		c.put(corev1.PodScheduled, true, "", "")
-	}
+	c.put(corev1.PodScheduled, true, "", "")
 	if evicted(c.Reason) {
 		c.put(corev1.DisruptionTarget, true, corev1.PodReasonTerminationByKubelet, c.Message)
 	}

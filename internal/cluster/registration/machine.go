@@ -23,6 +23,10 @@ const (
 	kubeletVersion = "v1.37.2"
 )
 
+// declaredFeatures are those of Husk that the API server lets pods use only on nodes that declare
+// them, sorted. See k8s.io/component-helpers/nodedeclaredfeatures.
+var declaredFeatures = []string{"InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers"}
+
 // Machine describes the properties of a node that don't change while huskd runs.
 type Machine struct {
 	Name, Hostname string
@@ -44,6 +48,7 @@ func (m Machine) Object() *corev1.Node {
 		Spec:       corev1.NodeSpec{Taints: slices.Clone(m.Taints)},
 		Status: corev1.NodeStatus{
 			Capacity: m.Capacity, Allocatable: m.Allocatable,
+			DeclaredFeatures: declaredFeatures, Features: &corev1.NodeFeatures{SupplementalGroupsPolicy: new(true)},
 			DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: m.Port}},
 			NodeInfo: corev1.NodeSystemInfo{
 				MachineID: line("/etc/machine-id"), SystemUUID: line("/sys/class/dmi/id/product_uuid"), BootID: m.Facts.BootID,

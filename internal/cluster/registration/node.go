@@ -184,7 +184,8 @@ func (n *Node) reportStatus(ctx context.Context, registered *corev1.Node) error 
 	return nil
 }
 
-// same reports whether two statuses are equal apart from their heartbeat times.
+// same reports whether two statuses are equal apart from their heartbeat times, and from features,
+// which don't change and which an older server drops.
 func same(has, want *corev1.NodeStatus) bool {
 	for _, w := range want.Conditions {
 		if !slices.ContainsFunc(has.Conditions, func(h corev1.NodeCondition) bool {
@@ -211,6 +212,7 @@ func statusPatch(s corev1.NodeStatus) ([]byte, error) {
 	return json.Marshal(map[string]any{"status": map[string]any{
 		"capacity": s.Capacity, "allocatable": s.Allocatable, "conditions": s.Conditions, "addresses": addresses,
 		"daemonEndpoints": s.DaemonEndpoints, "nodeInfo": s.NodeInfo, "images": s.Images, "runtimeHandlers": s.RuntimeHandlers,
+		"features": s.Features, "declaredFeatures": s.DeclaredFeatures,
 	}})
 }
 

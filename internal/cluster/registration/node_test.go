@@ -103,7 +103,8 @@ func TestRegisters(t *testing.T) {
 	if created.Labels["zone"] != "a" || created.Labels[corev1.LabelHostname] != "host" || len(created.Spec.Taints) != 1 || created.Status.Capacity.Cpu().Value() != 2 || created.Status.Allocatable.Cpu().MilliValue() != 1900 || created.Status.DaemonEndpoints.KubeletEndpoint.Port != 10250 {
 		t.Errorf("the node is %+v", created)
 	}
-	if len(created.Status.RuntimeHandlers) != 1 || len(created.Status.Addresses) != 3 {
+	if len(created.Status.RuntimeHandlers) != 1 || len(created.Status.Addresses) != 3 ||
+		!slices.IsSorted(created.Status.DeclaredFeatures) || len(created.Status.DeclaredFeatures) == 0 || !*created.Status.Features.SupplementalGroupsPolicy {
 		t.Errorf("its status is %+v", created.Status)
 	}
 	for kind, reason := range map[corev1.NodeConditionType]string{
