@@ -66,6 +66,8 @@ type Agent struct {
 	// declaration that has changed since it was read. Invariant: it is locked before mu.
 	declaring sync.Mutex
 
+	preempting sync.Mutex // held while pods are chosen that make room for a critical one
+
 	// Invariant: mu guards the three fields below, and is locked before the mu of a podState.
 	mu       sync.RWMutex
 	workers  map[string]*worker                     // by namespace/name

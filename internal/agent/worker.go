@@ -172,6 +172,9 @@ func (w *worker) checkAdmission(d *podplan.Decision, seen snapshot) {
 	if refusal := w.a.admitted.Admit(w.rec.Pod, force); refusal.Reason != "" {
 		d.Actions, d.Backoffs = nil, w.backoffs
 		d.Status.Reason, d.Status.Message = refusal.Reason, refusal.Message
+		if pod := w.rec.Pod; criconfig.Critical(pod) {
+			w.a.background.Go(func() { w.a.preemptFor(pod) })
+		}
 	}
 }
 

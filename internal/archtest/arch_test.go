@@ -35,6 +35,13 @@ var fieldMaxima = map[string]int{
 	"internal/daemon.daemon": 27,
 }
 
+// packageMaxima are the limits of the packages that may have more lines than maxPackageLines.
+var packageMaxima = map[string]int{
+	// The parts of a worker share the lock of its pod. A package for some of them would have to
+	// forward most of what they use.
+	"internal/agent": 2700,
+}
+
 const module = "github.com/huskd/husk"
 
 // sourceFile is a hand-written Go file.
@@ -113,8 +120,8 @@ func TestMaxima(t *testing.T) {
 				return true
 			})
 		}
-		if lines > maxPackageLines && !strings.HasPrefix(pkg, "test/") {
-			t.Errorf("package %s has %d lines, at most %d", pkg, lines, maxPackageLines)
+		if limit := max(maxPackageLines, packageMaxima[pkg]); lines > limit && !strings.HasPrefix(pkg, "test/") {
+			t.Errorf("package %s has %d lines, at most %d", pkg, lines, limit)
 		}
 		for name := range types {
 			if types.wraps(name) {

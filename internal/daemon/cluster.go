@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/huskd/husk/internal/agent/admission"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source/apiserver"
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/cluster/kubeletapi"
@@ -97,7 +98,10 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group, keeper *
 		},
 		Rejected: func(pod *corev1.Pod, why admission.Refusal) { m.reporter.Load().Reject(pod, why) },
 		Refused:  func(pod *corev1.Pod, why map[string]admission.Refusal) { m.reporter.Load().Refuse(pod, why) },
-		Changed:  m.nudge,
+		Preempt: func(uid types.UID) error {
+			return m.d.agent.Evict(string(uid), podplan.ReasonPreempting, admission.PreemptedMessage)
+		},
+		Changed: m.nudge,
 	}
 	reporter := podstatus.New(podstatus.Config{
 		Client: m.client, Agent: m.d.agent, Pods: pods.Start(ctx), Node: self.Object, CRI: nodeFacts(m.d.cfg, m.d.facts, m.d.resources), Events: m.d.agent.Events,

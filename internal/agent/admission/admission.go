@@ -57,6 +57,23 @@ func (l *Ledger) Admit(pod *corev1.Pod, force bool) Refusal {
 	return Refusal{}
 }
 
+// Short returns by how much the requests of a pod and the others exceed the node's capacity.
+func (l *Ledger) Short(pod *corev1.Pod, others []*corev1.Pod) corev1.ResourceList {
+	limits := corev1.ResourceList{}
+	for _, name := range counted {
+		limits[name] = l.node().Allocatable[name]
+	}
+	return Short(limits, pod, others)
+}
+
+// Holds reports whether a pod is admitted.
+func (l *Ledger) Holds(uid string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, ok := l.admitted[uid]
+	return ok
+}
+
 // Resize changes the requests of an admitted pod to those that it has now. It reports whether that
 // freed anything, or why the pod keeps its former requests. A request can always shrink. A pod that
 // is not admitted is ignored: it is checked when it starts.

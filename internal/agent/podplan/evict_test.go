@@ -12,6 +12,9 @@ func TestEvicted(t *testing.T) {
 	evicted := func(s *Spec, _ *Observed) { s.Evicted = &Eviction{At: at(10), Message: "too much"} }
 	for _, c := range []planCase{
 		{name: "running", policy: "Never", containers: "a b", observed: "sb0 a.0:run b.0:exit=0@3", now: 10, change: evicted, actions: "stop:a.0/2s", status: "Running(Evicted) a=Running b=Terminated/Completed"},
+		{name: "preempted, with its own grace period", policy: "Never", containers: "a", observed: "sb0 a.0:run", now: 10, change: func(s *Spec, _ *Observed) {
+			s.Evicted = &Eviction{At: at(10), Reason: ReasonPreempting, Message: "critical"}
+		}, actions: "stop:a.0/30s", status: "Running(Preempting) a=Running"},
 		{name: "ended", policy: "Never", containers: "a", observed: "sb0 a.0:exit=137@12", now: 12, change: evicted, actions: "stop:sb0", status: "Failed(Evicted) a=Terminated/Error"},
 		{name: "stopped", policy: "Never", containers: "a", observed: "sb0:stopped a.0:exit=137@12", now: 13, change: evicted, actions: "remove:a.0", status: "Failed(Evicted) a=Terminated/Error"},
 		{name: "gone", policy: "Never", containers: "a", observed: "sb0:stopped", now: 14, change: evicted, status: "Failed(Evicted) a=Terminated/ContainerStatusUnknown"},

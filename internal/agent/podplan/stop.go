@@ -88,7 +88,7 @@ func (p *planner) grace() time.Duration {
 		return max(*p.Grace, 0)
 	}
 	own := time.Duration(*p.Pod.Spec.TerminationGracePeriodSeconds) * time.Second
-	if p.Evicted != nil {
+	if p.Evicted != nil && p.Evicted.Reason != ReasonPreempting {
 		return min(own, MinGrace)
 	}
 	return own

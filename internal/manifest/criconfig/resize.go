@@ -50,9 +50,13 @@ func Resized(before, after *corev1.Pod) bool {
 // (system-cluster-critical and above).
 const criticalPriority = 2_000_000_000
 
-// Critical reports whether a pod is one that a cluster can't do without, by its priority.
+// Critical reports whether a pod is one that a cluster can't do without, by its priority. The name
+// of the class counts for pods that no API server has given a priority.
 func Critical(pod *corev1.Pod) bool {
-	return pod.Spec.Priority != nil && *pod.Spec.Priority >= criticalPriority
+	if pod.Spec.Priority != nil {
+		return *pod.Spec.Priority >= criticalPriority
+	}
+	return pod.Spec.PriorityClassName == "system-node-critical" || pod.Spec.PriorityClassName == "system-cluster-critical"
 }
 
 // ComparePriority orders pods for when resources are scarce: by descending priority, then by QoS

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -18,6 +19,9 @@ import (
 	"github.com/huskd/husk/internal/sysctl"
 )
 
+// outOf is the beginning of the reasons for which a critical pod makes others leave.
+const outOf = "OutOf"
+
 // admits decides whether the node runs a pod that the agent doesn't know. Like kubelet's, the
 // decision is final, and comes before anything else about the pod is looked at.
 func (s *Source) admits(b *bound, node *corev1.Node, pod *corev1.Pod) bool {
@@ -25,7 +29,13 @@ func (s *Source) admits(b *bound, node *corev1.Node, pod *corev1.Pod) bool {
 		return b.admitted
 	}
 	c := candidate{pod: pod, node: node, others: s.others(pod), pressure: s.Pressure(), sysctls: s.Sysctls, appArmor: s.AppArmor}
-	if why := c.admit(); why.Reason != "" {
+	why := c.admit()
+	if strings.HasPrefix(why.Reason, outOf) && criconfig.Critical(pod) {
+		if why = s.makeRoom(b, c, why); why.Reason == "" {
+			return false // until the evicted pods have ended
+		}
+	}
+	if why.Reason != "" {
 		b.rejected = true
 		s.Log.Warn("API server: the node doesn't admit a pod", "pod", pod.Namespace+"/"+pod.Name, "reason", why.Reason, "message", why.Message)
 		s.Rejected(pod, why)
@@ -33,6 +43,31 @@ func (s *Source) admits(b *bound, node *corev1.Node, pod *corev1.Pod) bool {
 	}
 	b.admitted = true
 	return true
+}
+
+// makeRoom evicts pods for a critical pod that isn't admitted because of short resources. It
+// returns why the pod is rejected nevertheless: because of something else, or because too few pods
+// may be evicted.
+func (s *Source) makeRoom(b *bound, c candidate, short admission.Refusal) admission.Refusal {
+	if why := first(c.checkAffinity, c.checkPorts, c.checkTaints, c.checkAppArmor); why.Reason != "" {
+		return why
+	}
+	others := slices.DeleteFunc(c.others, func(o *corev1.Pod) bool { return slices.Contains(b.preempted, o.UID) })
+	victims, err := admission.Victims(c.pod, others, admission.Short(c.node.Status.Allocatable, c.pod, others))
+	if err != nil {
+		return admission.Refusal{Reason: "UnexpectedAdmissionError", Message: "no room for the critical pod: " + err.Error()}
+	}
+	if len(victims)+len(b.preempted) == 0 {
+		return short // of what the node doesn't have at all
+	}
+	for _, v := range victims {
+		if err := s.Preempt(v.UID); err != nil {
+			s.Log.Error("API server: a pod was not evicted for a critical one", "pod", v.Namespace+"/"+v.Name, "critical", c.pod.Namespace+"/"+c.pod.Name, "error", err)
+			continue
+		}
+		b.preempted = append(b.preempted, v.UID)
+	}
+	return admission.Refusal{}
 }
 
 // others returns the other pods to which the node has allocated resources. Those of the agent are
@@ -66,9 +101,12 @@ type candidate struct {
 // admit returns why the node doesn't run the pod. The zero value admits it. The checks, their order
 // and their reasons are kubelet's.
 func (c candidate) admit() admission.Refusal {
-	for _, check := range []func() (reason, message string){
-		c.checkPressure, c.checkSysctls, c.checkOS, c.checkResources, c.checkAffinity, c.checkPorts, c.checkTaints, c.checkAppArmor,
-	} {
+	return first(c.checkPressure, c.checkSysctls, c.checkOS, c.checkResources, c.checkAffinity, c.checkPorts, c.checkTaints, c.checkAppArmor)
+}
+
+// first returns the first refusal of the checks.
+func first(checks ...func() (reason, message string)) admission.Refusal {
+	for _, check := range checks {
 		if reason, message := check(); reason != "" {
 			return admission.Refusal{Reason: reason, Message: message}
 		}
@@ -107,7 +145,7 @@ func (c candidate) checkOS() (reason, message string) {
 
 func (c candidate) checkResources() (reason, message string) {
 	if has, limited := c.node.Status.Allocatable[corev1.ResourcePods]; limited && int64(len(c.others)+1) > has.Value() {
-		return "OutOfpods", fmt.Sprintf("the node already has %d pods, its maximum", len(c.others))
+		return outOf + "pods", fmt.Sprintf("the node already has %d pods, its maximum", len(c.others))
 	}
 	for _, name := range requestedResources(c.pod) {
 		asked := criconfig.Requested(c.pod, name)
@@ -121,7 +159,7 @@ func (c candidate) checkResources() (reason, message string) {
 		_, huge := manifest.HugePageSize(name)
 		// An extended resource that the node doesn't have may be one of the cluster.
 		if (limited || huge) && !asked.IsZero() && total.Cmp(has) > 0 {
-			return "OutOf" + string(name), fmt.Sprintf("the pod requests %s of %s, but %s of the node's %s are already requested", asked.String(), name, used.String(), has.String())
+			return outOf + string(name), fmt.Sprintf("the pod requests %s of %s, but %s of the node's %s are already requested", asked.String(), name, used.String(), has.String())
 		}
 	}
 	return "", ""

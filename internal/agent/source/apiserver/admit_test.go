@@ -230,3 +230,25 @@ func TestUnderPressure(t *testing.T) {
 	f.expect("critical", "small", "tolerant")
 	f.eventually("rejected", func() bool { return f.rejected["besteffort"] == "Evicted: The node had condition: [MemoryPressure]. " })
 }
+
+// TestPreemption: a critical pod that lacks resources is admitted once those that make way for it
+// have ended.
+func TestPreemption(t *testing.T) {
+	f := newFixture(t)
+	f.node.Status.Allocatable = list("2")
+	critical := func(p *corev1.Pod) { p.Spec.Priority = new(int32(2000001000)) }
+	f.Put(podList, pod("small", asks("500m")))
+	f.Put(podList, pod("large", asks("1500m")))
+	f.expect("large", "small")
+	f.Put(podList, pod("elsewhere", asks("2"), critical, func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"zone": "b"} }))
+	f.Put(podList, pod("huge", asks("3"), critical))
+	f.eventually("rejected", func() bool {
+		return strings.HasPrefix(f.rejected["elsewhere"], "NodeAffinity: ") && strings.HasPrefix(f.rejected["huge"], "UnexpectedAdmissionError: ") && len(f.preempted) == 0
+	})
+	f.Put(podList, pod("critical", asks("1"), critical))
+	f.eventually("preempted", func() bool { return slices.Equal(f.preempted, []string{"uid-large"}) })
+	f.Put(podList, pod("other")) // another pass, in which nothing more is evicted
+	f.expect("large", "other", "small")
+	f.Put(podList, pod("large", asks("1500m"), func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }))
+	f.eventually("admitted", func() bool { return slices.Contains(f.names(), "critical") && len(f.preempted) == 1 })
+}

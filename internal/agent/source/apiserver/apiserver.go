@@ -54,6 +54,8 @@ type Source struct {
 	// the names of ephemeral containers, or by WholePod. It is called again when the reasons
 	// change; without reasons nothing is refused any more.
 	Refused func(pod *corev1.Pod, why map[string]admission.Refusal)
+	// Preempt evicts a pod of the agent to make room for a critical one.
+	Preempt func(types.UID) error
 	// Changed is called after each change of a pod on the server.
 	Changed func()
 	Log     *slog.Logger
@@ -81,6 +83,8 @@ type bound struct {
 	tokens []tokenSpec
 	// rejected and admitted are the node's decision about a pod that the agent didn't know.
 	rejected, admitted bool
+	// preempted are the pods that were evicted to make room for it.
+	preempted []types.UID
 	// refused is why the latest version of the pod, or some of its ephemeral containers, aren't run.
 	refused      map[string]admission.Refusal
 	waitingSince time.Time // since when it has waited for the server; zero if it doesn't

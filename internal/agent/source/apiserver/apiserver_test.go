@@ -48,15 +48,16 @@ type fixture struct {
 	t    *testing.T
 	node *corev1.Node
 
-	mu       sync.Mutex
-	set      source.Set
-	sets     int
-	known    map[types.UID]*corev1.Pod
-	pressure []corev1.NodeConditionType
-	rejected map[string]string // reasons, by the pod's name
-	refused  map[string]string // reasons, by the pod's name, a slash and the container's name
-	refusals int               // calls of Refused
-	log      bytes.Buffer
+	mu        sync.Mutex
+	set       source.Set
+	sets      int
+	known     map[types.UID]*corev1.Pod
+	pressure  []corev1.NodeConditionType
+	preempted []string
+	rejected  map[string]string // reasons, by the pod's name
+	refused   map[string]string // reasons, by the pod's name, a slash and the container's name
+	refusals  int               // calls of Refused
+	log       bytes.Buffer
 }
 
 func (f *fixture) Write(p []byte) (int, error) {
@@ -92,6 +93,12 @@ func newFixture(t *testing.T) *fixture {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.rejected[pod.Name] = why.Reason + ": " + why.Message
+		},
+		Preempt: func(uid types.UID) error {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.preempted = append(f.preempted, string(uid))
+			return nil
 		},
 		Refused: func(pod *corev1.Pod, why map[string]admission.Refusal) {
 			f.mu.Lock()
