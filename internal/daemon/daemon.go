@@ -93,7 +93,13 @@ func Run(ctx context.Context, cfg config.Config) error {
 	began := time.Now()
 	var err error
 	d.locks, err = lockDirs(cfg)
-	defer d.locks.release()
+	vacated := false
+	defer func() {
+		d.locks.release()
+		if vacated {
+			unshareDirs(d.cfg, d.log)
+		}
+	}()
 	if err != nil {
 		return err
 	}
@@ -103,10 +109,11 @@ func Run(ctx context.Context, cfg config.Config) error {
 	}
 	defer os.Remove(strings.TrimPrefix(cfg.Listen, scheme))
 	defer socket.Close()
-	defer d.close()
+	defer func() { vacated = d.close() }()
 	if err := d.open(ctx); err != nil {
 		return err
 	}
+	shareDirs(d.cfg, d.log)
 	d.wire()
 	d.resume(ctx)
 	d.log.Info("huskd is serving", "socket", cfg.Listen, "version", version.Version, "instance", d.instance, "after", time.Since(began).Round(time.Millisecond))
@@ -338,8 +345,8 @@ func (d *daemon) examine(context.Context) []*huskv1.Check {
 const closeTime = 5 * time.Second
 
 // close closes everything that open and wire have opened. If no pod is left, it also removes
-// everything of huskd from the kernel.
-func (d *daemon) close() {
+// everything of huskd from the kernel, and reports that.
+func (d *daemon) close() (vacated bool) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -374,6 +381,7 @@ func (d *daemon) close() {
 				errs = append(errs, err)
 			}
 		case finished && d.vacant():
+			vacated = true
 			errs = append(errs, d.network.Teardown(), netns.ReleaseDir(), d.cgroups.Remove(context.Background(), d.cgroups.Root()))
 		}
 		errs = append(errs, d.network.Close())
@@ -385,6 +393,7 @@ func (d *daemon) close() {
 	if err := errors.Join(errs...); err != nil {
 		d.log.Error("closing failed", "error", err)
 	}
+	return vacated
 }
 
 // vacant reports whether nothing of a pod is left in the kernel. It waits for links that are being

@@ -6,9 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/sharedmount"
 )
 
 // shareDir makes Dir a shared mount of its own, as the first `ip netns add` does. If that came
@@ -17,7 +18,7 @@ import (
 // remove theirs any more.
 func shareDir() error {
 	// The common case: no lock.
-	if mounted, err := isMountRoot(Dir); err == nil && mounted {
+	if mounted, err := sharedmount.IsMount(Dir); err == nil && mounted {
 		return nil
 	}
 	lock, err := lockDir()
@@ -25,68 +26,14 @@ func shareDir() error {
 		return err
 	}
 	defer lock.Close()
-	mounted, err := isMountRoot(Dir)
+	mounted, err := sharedmount.IsMount(Dir)
 	if err != nil || mounted {
 		return err
 	}
 	if entries, err := os.ReadDir(Dir); err != nil || len(entries) > 0 {
 		return err
 	}
-	tree, err := unix.OpenTree(unix.AT_FDCWD, Dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("bind %s to itself: %w", Dir, err)
-	}
-	defer unix.Close(tree)
-	// The mark comes first, so that a crash leaves no mount without one. If it can't be written,
-	// the mount stays when huskd ends.
-	if id, err := mountID(tree); err == nil {
-		_ = unix.Setxattr(Dir, mark, []byte(id), 0)
-	}
-	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, Dir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return fmt.Errorf("bind %s to itself: %w", Dir, err)
-	}
-	if err := unix.Mount("", Dir, "", unix.MS_SHARED, ""); err != nil {
-		return fmt.Errorf("share %s: %w", Dir, err)
-	}
-	return nil
-}
-
-// mark is the extended attribute of Dir that names the mount which a huskd made on it.
-const mark = "trusted.husk.mount"
-
-// mountID identifies the mount at fd among all since the host was booted. Before Linux 6.8 the
-// kernel uses the number of a mount again after it is unmounted.
-func mountID(fd int) (string, error) {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", err
-	}
-	var st unix.Statx_t
-	for _, mask := range []int{unix.STATX_MNT_ID_UNIQUE, unix.STATX_MNT_ID} {
-		if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, mask, &st); err != nil {
-			return "", err
-		}
-		if st.Mask&uint32(mask) != 0 {
-			return fmt.Sprintf("%s %x %d", strings.TrimSpace(string(boot)), mask, st.Mnt_id), nil
-		}
-	}
-	return "", errors.ErrUnsupported
-}
-
-// isMarked reports whether a huskd made the mount at Dir.
-func isMarked() bool {
-	fd, err := unix.Open(Dir, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return false
-	}
-	defer unix.Close(fd)
-	id, err := mountID(fd)
-	if err != nil {
-		return false
-	}
-	value := make([]byte, len(id)+1)
-	n, err := unix.Getxattr(Dir, mark, value)
-	return err == nil && string(value[:n]) == id
+	return sharedmount.Make(Dir)
 }
 
 // lockDir makes Dir and locks it against other huskds and, as they lock it too, `ip netns add`s.
@@ -132,14 +79,6 @@ func openDetached(dir string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), dir), nil
 }
 
-func isMountRoot(path string) (bool, error) {
-	var st unix.Statx_t
-	if err := unix.Statx(unix.AT_FDCWD, path, 0, 0, &st); err != nil {
-		return false, fmt.Errorf("stat %s: %w", path, err)
-	}
-	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
-}
-
 // ReleaseDir removes the mount that Create made on Dir, if no namespace is pinned there any more. A
 // mount that another program made stays.
 func ReleaseDir() error {
@@ -155,14 +94,13 @@ func ReleaseDir() error {
 	if err != nil {
 		return fmt.Errorf("release %s: %w", Dir, err)
 	}
-	if mounted, err := isMountRoot(Dir); err != nil || !mounted || len(entries) > 0 || !isMarked() {
+	if len(entries) > 0 {
+		return nil
+	}
+	if released, err := sharedmount.Release(Dir); err != nil || !released {
 		return err
 	}
-	if err := unix.Unmount(Dir, 0); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("release %s: %w", Dir, err)
-	}
-	// This only removes an empty directory, and only if we could unmount it.
-	_ = os.Remove(Dir)
+	_ = os.Remove(Dir) // only removes an empty directory
 	return nil
 }
 

@@ -95,11 +95,44 @@ func Unmount(dir string) error {
 	if err := discard(dir); err != nil {
 		return err
 	}
-	// Not RemoveAll: if something is still mounted here, its files must not be deleted.
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	err := os.Remove(path)
+	if errors.Is(err, unix.ENOTEMPTY) {
+		err = removeStray(path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("root filesystem: %w", err)
 	}
 	return nil
+}
+
+// removeStray removes the mount point with files that are in it, not in the root filesystem. A
+// runtime that doesn't see the mount, because it runs in a mount namespace of its own, makes such
+// files. removeStray works on a copy of the mount without what is mounted in it, so it can't delete
+// files of another mount.
+func removeStray(path string) error {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(tree)
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, 0, &st); err != nil {
+		return err
+	}
+	if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
+		return &fs.PathError{Op: "remove", Path: path, Err: unix.EBUSY}
+	}
+	bare := fmt.Sprintf("/proc/self/fd/%d", tree)
+	entries, err := os.ReadDir(bare)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(filepath.Join(bare, e.Name())); err != nil {
+			return err
+		}
+	}
+	return os.Remove(path)
 }
 
 // discard deletes the writable layer.

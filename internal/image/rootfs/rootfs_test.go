@@ -73,6 +73,43 @@ func mountsBelow(t testing.TB, dir string) int {
 	return strings.Count(read(t, "/proc/self/mountinfo"), strings.NewReplacer(" ", `\040`).Replace(dir)+"/"+mountPoint+" ")
 }
 
+// TestUnmountStray checks that files in the mount point, beside the root filesystem, don't keep it
+// from being removed, and that files of another mount are never deleted.
+func TestUnmountStray(t *testing.T) {
+	hosttest.Root(t)
+	dir := t.TempDir()
+	root := mustMount(t, Spec{Dir: dir, Lower: layers(t, 1)})
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(tree)
+	below := fmt.Sprintf("/proc/self/fd/%d/%s", tree, mountPoint) // as a shim sees it that doesn't see the mount
+	write(t, filepath.Join(below, "proc/deep/file"), "x")
+	mustUnmount(t, dir)
+	if _, err := os.Lstat(root); !os.IsNotExist(err) {
+		t.Errorf("%s is left: %v", root, err)
+	}
+
+	host := t.TempDir()
+	write(t, filepath.Join(host, "kept"), "x")
+	inside := filepath.Join(root, "inside")
+	write(t, filepath.Join(inside, "stray"), "x")
+	if err := unix.Mount(host, inside, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := Unmount(dir); err == nil {
+		t.Error("a mount point with another mount in it was removed")
+	}
+	if got := read(t, filepath.Join(host, "kept")); got != "x" {
+		t.Errorf("the other mount's file is %q", got)
+	}
+	if err := unix.Unmount(inside, 0); err != nil {
+		t.Fatal(err)
+	}
+	mustUnmount(t, dir)
+}
+
 func TestMountLayersAndWrite(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
