@@ -58,7 +58,7 @@ func answer(prev *current.Result, made plan.Plan, dns types.DNS) *current.Result
 		r.IPs = append(r.IPs, &current.IPConfig{Interface: current.Int(eth), Address: ipNet(a), Gateway: gateway(made, a.Addr())})
 	}
 	for _, route := range made.Pod.Routes {
-		if route.Kind != plan.Unicast {
+		if route.Kind != plan.Unicast || !route.Via.IsValid() {
 			continue // internal to the pod
 		}
 		r.Routes = append(r.Routes, &types.Route{Dst: ipNet(route.Dst), GW: route.Via.AsSlice()})

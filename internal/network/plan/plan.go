@@ -224,6 +224,9 @@ func (p *Plan) routed(node Node, a pod.Attachment, addresses []netip.Prefix) {
 		p.Host.Routes = append(p.Host.Routes, hostRoutes(host, prefix, node.Source)...)
 		p.Pod.Addresses = append(p.Pod.Addresses, Address{Link: eth, Prefix: single(addr)})
 		p.Pod.Neighbours = append(p.Pod.Neighbours, Neighbour{eth, gateway, p.Veth.HostMAC})
+		if addr.Is4() {
+			p.Pod.Routes = append(p.Pod.Routes, gatewayRoute(eth, gateway))
+		}
 		p.Pod.Routes = append(p.Pod.Routes, podRoutes(node, eth, addr, gateway)...)
 		if !onLoopback(a, addr) {
 			continue
@@ -234,6 +237,13 @@ func (p *Plan) routed(node Node, a pod.Attachment, addresses []netip.Prefix) {
 			p.Host.Routes = append(p.Host.Routes, loopbackRoute(host))
 		}
 	}
+}
+
+// gatewayRoute returns the route to the gateway of mode ptp. The kernel doesn't need it, as the
+// routes by the gateway are onlink. But a runtime with a kernel of its own copies the routes, and
+// Kata before 3.15 loses that flag.
+func gatewayRoute(link string, gateway netip.Addr) Route {
+	return Route{Kind: Unicast, Dst: single(gateway), Link: link}
 }
 
 // hostRoutes returns the routes to a pod. Packets from the node itself have its own address; for

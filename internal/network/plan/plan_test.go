@@ -77,6 +77,7 @@ pod address fd88::7/128 dev eth0
 pod address OWN/64 dev eth0
 pod neighbour 169.254.1.1 lladdr HOST dev eth0
 pod neighbour fe80::1 lladdr HOST dev eth0
+pod route 169.254.1.1/32 dev eth0
 pod route 0.0.0.0/0 via 169.254.1.1 dev eth0
 pod route local fd88::7/128 dev eth0
 pod route ::/0 via fe80::1 dev eth0

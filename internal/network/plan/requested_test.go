@@ -57,10 +57,10 @@ func TestRoutesInThePod(t *testing.T) {
 		node Node
 		want []string
 	}{
-		{Node{Mode: PTP}, []string{"0.0.0.0/0 169.254.1.1", "::/0 fe80::1"}},
+		{Node{Mode: PTP}, []string{"169.254.1.1/32 invalid IP", "0.0.0.0/0 169.254.1.1", "::/0 fe80::1"}},
 		{Node{Mode: Bridge}, []string{"0.0.0.0/0 10.1.0.1", "::/0 fd01::1"}},
 		{Node{Mode: Bridge, Routes: some}, []string{"10.0.0.0/8 10.1.0.1", "192.0.2.0/24 10.1.0.7", "fd00::/8 fd01::1"}},
-		{Node{Mode: PTP, Routes: some[:1]}, []string{"10.0.0.0/8 169.254.1.1"}},
+		{Node{Mode: PTP, Routes: some[:1]}, []string{"169.254.1.1/32 invalid IP", "10.0.0.0/8 169.254.1.1"}},
 	} {
 		p := planOf(c.node, nil)
 		if got := routes(p); !slices.Equal(got, c.want) {
