@@ -19,6 +19,8 @@ type Ledger struct {
 
 	mu       sync.Mutex
 	admitted map[string]requests // by UID
+	// waiting are the critical pods that don't fit yet. What is freed for them isn't for others.
+	waiting map[string]requests
 }
 
 type requests map[corev1.ResourceName]resource.Quantity
@@ -32,7 +34,7 @@ type Refusal struct{ Reason, Message string }
 
 // NewLedger returns a ledger for the node, without pods.
 func NewLedger(node func() criconfig.Node) *Ledger {
-	return &Ledger{node: node, admitted: map[string]requests{}}
+	return &Ledger{node: node, admitted: map[string]requests{}, waiting: map[string]requests{}}
 }
 
 // Admit admits a pod if it fits. A pod that is already admitted keeps what it has. With force the
@@ -44,11 +46,22 @@ func (l *Ledger) Admit(pod *corev1.Pod, force bool) Refusal {
 		return Refusal{}
 	}
 	wanted := requestsOf(pod)
+	critical := criconfig.Critical(pod)
+	delete(l.waiting, string(pod.UID))
 	if len(wanted) > 0 && !force {
 		capacity := l.node().Allocatable
 		for _, name := range counted {
 			used, q, limit := l.used(name, ""), wanted[name], capacity[name]
-			if exceeds(used, q, limit) {
+			kept := used.DeepCopy()
+			for _, r := range l.waiting {
+				if !critical {
+					kept.Add(r[name])
+				}
+			}
+			if exceeds(kept, q, limit) {
+				if critical {
+					l.waiting[string(pod.UID)] = wanted
+				}
 				return Refusal{"OutOf" + string(name), fmt.Sprintf("the pod requests %s of %s; other pods have %s of the node's %s: it starts when enough is free", q.String(), name, used.String(), limit.String())}
 			}
 		}
@@ -115,8 +128,9 @@ func (l *Ledger) Restore(pod *corev1.Pod) {
 func (l *Ledger) Release(uid string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	freed := len(l.admitted[uid]) > 0
+	freed := len(l.admitted[uid])+len(l.waiting[uid]) > 0
 	delete(l.admitted, uid)
+	delete(l.waiting, uid)
 	return freed
 }
 

@@ -53,6 +53,27 @@ func TestAdmit(t *testing.T) {
 	admit(a, false, "OutOfcpu: the pod requests 1500m")
 }
 
+// TestWaitingCritical: what a critical pod waits for is not given to others, until it is gone.
+func TestWaitingCritical(t *testing.T) {
+	t.Parallel()
+	l := NewLedger(twoCPUs)
+	critical := requesting(t, "critical", "cpu: 1")
+	critical.Spec.Priority = new(int32(2_000_000_000))
+	l.Admit(requesting(t, "a", "cpu: 1500m"), false)
+	if r := l.Admit(critical, false); r.Reason != "OutOfcpu" {
+		t.Errorf("%+v", r)
+	}
+	if r := l.Admit(requesting(t, "b", "cpu: 500m"), false); r.Reason != "OutOfcpu" {
+		t.Errorf("another pod: %+v", r)
+	}
+	if !l.Release("critical") {
+		t.Error("that a critical pod no longer waits frees nothing")
+	}
+	if r := l.Admit(requesting(t, "b", "cpu: 500m"), false); r.Reason != "" {
+		t.Errorf("another pod: %+v", r)
+	}
+}
+
 func TestResize(t *testing.T) {
 	t.Parallel()
 	l := NewLedger(twoCPUs)
