@@ -79,7 +79,8 @@ func TestHuskd(t *testing.T) {
 	t.Run("usage", func(t *testing.T) { o.subtest(t).testUsage() })
 	t.Run("debug", func(t *testing.T) { o.huskd = o.subtest(t).testDebug() })
 	t.Run("statuses", func(t *testing.T) { o.subtest(t).testStatuses() })
-	t.Run("refusals", func(t *testing.T) { o.subtest(t).testRejections() })
+	t.Run("rejections", func(t *testing.T) { o.subtest(t).testRejections() })
+	t.Run("refusals", func(t *testing.T) { o.huskd = o.subtest(t).testRefusals() })
 	t.Run("mirror", func(t *testing.T) { o.subtest(t).testMirror() })
 	t.Run("deletion", func(t *testing.T) { o.subtest(t).testDeletion() })
 	o.awaitGone()
@@ -194,16 +195,7 @@ func (o huskNode) testStatuses() {
 		!strings.Contains(got, "nameserver 10.96.0.10\n") || !strings.Contains(got, "default.svc.cluster.local") {
 		o.t.Errorf("the environment and resolv.conf in the container are\n%s", got)
 	}
-	node.Eventually(o.t, time.Minute, func() string {
-		list, err := o.api.CoreV1().Events("default").List(o.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(crash.UID)})
-		if err != nil {
-			return err.Error()
-		}
-		if !slices.ContainsFunc(list.Items, func(e corev1.Event) bool { return e.Type == corev1.EventTypeWarning && e.Reason == "CrashLoopBackOff" }) {
-			return fmt.Sprintf("the events are %+v", list.Items)
-		}
-		return ""
-	})
+	o.awaitWarning(crash, "CrashLoopBackOff")
 }
 
 // testRejections creates pods that the node must reject.
@@ -213,13 +205,31 @@ func (o huskNode) testRejections() {
 		"elsewhere": {"nodeSelector: {zone: there}", "command: [sleep]", "NodeAffinity"},
 		"taken":     {"", "command: [sleep], ports: [{containerPort: 80, hostPort: 8080}]", "NodePorts"},
 		"windows":   {"os: {name: windows}", "command: [sleep]", "PodOSNotSupported"},
+		"enormous":  {"", `command: [sleep], resources: {requests: {cpu: "1000000000000"}}`, "OutOfcpu"},
+		"unsafe":    {"securityContext: {sysctls: [{name: kernel.msgmax, value: '8192'}]}", "command: [sleep]", "SysctlForbidden"},
 	} {
 		o.create(simple(name, c.spec, c.container))
 		p := o.await(name, func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
 		if p.Status.Reason != c.reason || p.Status.Message == "" {
 			o.t.Errorf("%s: %s", name, describe(p))
 		}
+		o.awaitWarning(p, c.reason)
 	}
+}
+
+// awaitWarning waits for a Warning event about a pod.
+func (o huskNode) awaitWarning(p *corev1.Pod, reason string) {
+	o.t.Helper()
+	node.Eventually(o.t, time.Minute, func() string {
+		list, err := o.api.CoreV1().Events("default").List(o.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(p.UID)})
+		if err != nil {
+			return err.Error()
+		}
+		if !slices.ContainsFunc(list.Items, func(e corev1.Event) bool { return e.Type == corev1.EventTypeWarning && e.Reason == reason }) {
+			return fmt.Sprintf("the events of %s are %+v", p.Name, list.Items)
+		}
+		return ""
+	})
 }
 
 // testMirror declares a pod in a file, and checks its mirror on the API server.
