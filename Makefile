@@ -54,6 +54,23 @@ test-kubelet: deps ## run a kubelet and a control plane, built here, against hus
 	cd test/interop/kubelet && $(GO) build -o out/ $(addprefix k8s.io/kubernetes/cmd/,kubelet kube-apiserver kube-controller-manager kube-scheduler)
 	cd test/interop/kubelet && HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$$PWD/out $(GO) test -timeout 60m .
 
+KUBERNETES = $(CURDIR)/test/interop/kubelet/out
+KUBERNETES_VERSION = 1.36.3
+KUBERNETES_BUILD = -trimpath -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=v$(KUBERNETES_VERSION) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36'
+
+# What a cluster needs beside huskd, Kubernetes' own tests, and the programs in the tests' images.
+kubernetes:
+	cd test/interop/coredns && $(GO) build -trimpath -ldflags '-s -w' -o $(KUBERNETES)/ .
+	cd test/interop/kubelet && $(GO) build $(KUBERNETES_BUILD) -o $(KUBERNETES)/ ./pause github.com/onsi/ginkgo/v2/ginkgo k8s.io/sample-apiserver \
+	$(addprefix k8s.io/kubernetes/,$(addprefix cmd/,kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl) $(addprefix test/images/,agnhost nonewprivs regression-issue-74839))
+	cd test/interop/kubelet && $(GO) test -c $(KUBERNETES_BUILD) -o $(KUBERNETES)/e2e.test k8s.io/kubernetes/test/e2e
+
+test-conformance: PACKAGES += etcd-server
+test-conformance: deps kubernetes ## run Kubernetes' end-to-end tests on one node, built here, as root; set NODE, GROUP, FOCUS or QUICK=1
+	$(GO) build -tags crashpoint -o $(KUBERNETES)/ ./cmd/...
+	@cd test/interop/kubelet && for node in $(or $(NODE),huskd kubelet); do HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$(KUBERNETES) HUSK_TEST_KUBERNETES=$(KUBERNETES) \
+	$(GO) test -count=1 -timeout 0 -v -run '^TestConformance$$' . -node $$node -groups '$(or $(GROUP),$(if $(QUICK),quick))' -focus '$(FOCUS)' || failed=1; done; test -z "$$failed"
+
 test-gvisor: deps ## run pods and the drivers' suite with gVisor, built here, as root
 	$(GO) run ./test/interop/gvisor out/gvisor
 	HUSK_HOST_TESTS=1 HUSK_TEST_SHIM=$(CURDIR)/out/gvisor/containerd-shim-runsc-v1 HUSK_TEST_SHIM_CONFIG=$(CURDIR)/out/gvisor/runsc.toml \
@@ -88,4 +105,4 @@ deps: ## install the Debian packages that are missing
 clean: ## remove what was built
 	rm -rf bin out test/interop/kubelet/out
 
-.PHONY: help build demo unit lint race test test-kubelet test-gvisor check bench microbench soak fuzz generate deps clean
+.PHONY: help build demo unit lint race test test-kubelet kubernetes test-conformance test-gvisor check bench microbench soak fuzz generate deps clean

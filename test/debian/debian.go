@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -65,6 +66,24 @@ func Extract(ctx context.Context, root string, packages ...string) error {
 		}
 	}
 	return err
+}
+
+// Dependencies returns packages and all packages that they depend on. Where a package accepts one of
+// several, all of those are among them.
+func Dependencies(ctx context.Context, packages ...string) ([]string, error) {
+	out, err := Output(ctx, "/", "apt-cache", append([]string{"depends", "--recurse", "--important"}, packages...)...)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for line := range strings.Lines(out) {
+		// Dependencies are indented, and the names of virtual packages are in angle brackets.
+		if name := strings.TrimSpace(line); !strings.HasPrefix(line, " ") && !strings.HasPrefix(line, "<") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
 }
 
 // Output runs a command in dir and returns its standard output. An error contains its standard

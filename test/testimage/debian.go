@@ -5,6 +5,8 @@ import (
 	"debug/elf"
 	"fmt"
 	"io/fs"
+	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,6 +27,29 @@ func extracted(ctx context.Context) (string, error) {
 	return debian.Cached("husk-testimage", strings.TrimSpace(arch), func(root string) error {
 		return debian.Extract(ctx, root, packages...)
 	})
+}
+
+// Programs returns the entries of executables below root, which are extracted from packages: each at
+// the path that its package gives it, with its loader and its shared libraries.
+func Programs(root string, names ...string) ([]Entry, error) {
+	files := map[string]string{} // paths in the image to paths on this host
+	for _, name := range names {
+		p, err := findProgram(root, name)
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(files, p.files)
+		files[strings.TrimPrefix(p.host, root)] = p.host
+	}
+	entries := []Entry{}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		body, err := os.ReadFile(files[name])
+		if err != nil {
+			return nil, err
+		}
+		entries = append(entries, File(name[1:], 0o755, body))
+	}
+	return entries, nil
 }
 
 // program is an executable and the files that it needs: paths in the image to paths on this host.
@@ -91,7 +116,7 @@ func find(root, name string) (string, error) {
 		return fs.SkipAll
 	})
 	if err == nil && found == "" {
-		err = fmt.Errorf("%s is in none of the packages %v", name, packages)
+		err = fmt.Errorf("%s is in none of the packages in %s", name, root)
 	}
 	return found, err
 }

@@ -3,16 +3,9 @@ package kubelet
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"net/url"
@@ -104,51 +97,11 @@ func (c *cluster) startControlPlane() {
 
 // writeCertificates writes ca.crt, and the API server's client certificate for nodes: client.crt
 // and client.key.
-func (m *machine) writeCertificates() {
+func (m *machine) writeCertificates() *authority {
 	m.t.Helper()
-	must := func(err error) {
-		m.t.Helper()
-		if err != nil {
-			m.t.Fatal(err)
-		}
-	}
-	ca := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
-	}
-	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(err)
-	client := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}},
-		NotBefore: ca.NotBefore, NotAfter: ca.NotAfter, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	clientKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(err)
-	for name, cert := range map[string]*x509.Certificate{"ca.crt": ca, "client.crt": client} {
-		public := caKey.Public()
-		if cert == client {
-			public = clientKey.Public()
-		}
-		der, err := x509.CreateCertificate(rand.Reader, cert, ca, public, caKey)
-		must(err)
-		m.write(name, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
-	}
-	der, err := x509.MarshalECPrivateKey(clientKey)
-	must(err)
-	m.write("client.key", string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})))
-}
-
-func newKey(t *testing.T) string {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
+	ca := m.newAuthority("ca")
+	ca.client("client", "admin", "system:masters")
+	return ca
 }
 
 func (c *cluster) must(err error) {

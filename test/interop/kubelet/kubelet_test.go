@@ -5,6 +5,7 @@ package kubelet
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -39,7 +40,7 @@ const image = "localhost/web:1"
 const another = "localhost/web:2"
 
 // binaries is the directory of kubelet and kube-apiserver: see the Makefile.
-const binaries = "out"
+var binaries = cmp.Or(os.Getenv("HUSK_TEST_KUBERNETES"), "out")
 
 // machine is a node with huskd and a kubelet.
 type machine struct {
@@ -51,6 +52,7 @@ type machine struct {
 	gates   string // the kubelet's featureGates
 	reclaim string // the part of the kubelet's configuration about garbage collection and eviction
 	client  *http.Client
+	logs    string // the directory for logs of programs; "" keeps the logs in memory
 }
 
 // newMachine starts a node whose huskd has the image.
@@ -342,6 +344,33 @@ func (m *machine) removeCgroups() {
 	}
 }
 
+// program returns the path of one of the binaries, or else of the host's program of that name.
+func (m *machine) program(name string) string {
+	m.t.Helper()
+	path, err := exec.LookPath(filepath.Join(binaries, name))
+	if err != nil {
+		path, err = exec.LookPath(name)
+	} else {
+		path, err = filepath.Abs(path)
+	}
+	if err != nil {
+		m.t.Fatalf("%v: run make test-kubelet or test-conformance, which build it", err)
+	}
+	return path
+}
+
+// log creates the file for the log of a program in the directory logs. It is closed when the test
+// ends.
+func (m *machine) log(name string) *os.File {
+	m.t.Helper()
+	log, err := os.Create(filepath.Join(m.logs, name+".log"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { _ = log.Close() })
+	return log
+}
+
 // process is a program on the node.
 type process struct {
 	t    *testing.T
@@ -354,17 +383,12 @@ type process struct {
 // start starts one of the binaries on the node, until the test ends.
 func (m *machine) start(name string, args ...string) *process {
 	m.t.Helper()
-	path, err := exec.LookPath(filepath.Join(binaries, name))
-	if err != nil {
-		path, err = exec.LookPath(name)
-	} else {
-		path, err = filepath.Abs(path)
-	}
-	if err != nil {
-		m.t.Fatalf("%v: run make test-kubelet, which builds it", err)
-	}
-	p := &process{t: m.t, cmd: m.Command(context.Background(), path, args...), done: make(chan struct{})}
+	p := &process{t: m.t, cmd: m.Command(context.Background(), m.program(name), args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p, p
+	if m.logs != "" {
+		log := m.log(name)
+		p.cmd.Stdout, p.cmd.Stderr = log, log
+	}
 	if err := p.cmd.Start(); err != nil {
 		m.t.Fatal(err)
 	}
