@@ -63,7 +63,7 @@ kubernetes:
 	cd test/interop/coredns && $(GO) build -trimpath -ldflags '-s -w' -o $(KUBERNETES)/ .
 	cd test/interop/kubelet && $(GO) build $(KUBERNETES_BUILD) -o $(KUBERNETES)/ ./pause github.com/onsi/ginkgo/v2/ginkgo k8s.io/sample-apiserver \
 	$(addprefix k8s.io/kubernetes/,$(addprefix cmd/,kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl) $(addprefix test/images/,agnhost nonewprivs regression-issue-74839))
-	cd test/interop/kubelet && $(GO) test -c $(KUBERNETES_BUILD) -o $(KUBERNETES)/e2e.test k8s.io/kubernetes/test/e2e
+	cd test/interop/kubelet && $(GO) test -c -vet=off $(KUBERNETES_BUILD) -o $(KUBERNETES)/e2e.test k8s.io/kubernetes/test/e2e
 
 test-conformance: PACKAGES += etcd-server
 test-conformance: deps kubernetes ## run Kubernetes' end-to-end tests on one node, built here, as root; set NODE, GROUP, FOCUS or QUICK=1

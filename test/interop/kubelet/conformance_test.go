@@ -62,7 +62,8 @@ func TestConformance(t *testing.T) {
 		r := c.runSpecs(g, exceptions)
 		results = append(results, r)
 		for _, spec := range r.failed {
-			t.Errorf("%s: %s", spec.name, spec.message)
+			message, _, _ := strings.Cut(spec.message, "\n")
+			t.Errorf("%s: %s (see %s)", spec.name, message, filepath.Join(out, r.group+".log"))
 		}
 	}
 	c.leave()
@@ -122,8 +123,7 @@ func (c *cluster) ginkgo(name, procs, filter, focus string, skip []string) resul
 	}
 	args = append(args, c.program("e2e.test"), "--", "--kubeconfig", c.Dir+"/admin.conf", "--provider", "skeleton",
 		"--kubectl-path", c.program("kubectl"), "--report-dir", filepath.Join(c.logs, name))
-	p := c.start("ginkgo", args...)
-	<-p.done
+	<-c.startLogged(name, "ginkgo", args...).done
 	selects, err := types.ParseLabelFilter(filter)
 	c.must(err)
 	pattern, err := regexp.Compile(focus)
@@ -133,7 +133,7 @@ func (c *cluster) ginkgo(name, procs, filter, focus string, skip []string) resul
 			selects(spec.Labels()) && pattern.MatchString(spec.FullText())
 	})
 	if err != nil {
-		c.t.Fatalf("Ginkgo ended without a report, see %s: %v", filepath.Join(c.logs, "ginkgo.log"), err)
+		c.t.Fatalf("Ginkgo ended without a report, see %s: %v", filepath.Join(c.logs, name+".log"), err)
 	}
 	r.group = strings.TrimSuffix(name, "-again")
 	return r

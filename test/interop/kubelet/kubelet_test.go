@@ -383,11 +383,17 @@ type process struct {
 // start starts one of the binaries on the node, until the test ends.
 func (m *machine) start(name string, args ...string) *process {
 	m.t.Helper()
+	return m.startLogged(name, name, args...)
+}
+
+// startLogged is like start, and names the log.
+func (m *machine) startLogged(log, name string, args ...string) *process {
+	m.t.Helper()
 	p := &process{t: m.t, cmd: m.Command(context.Background(), m.program(name), args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = p, p
 	if m.logs != "" {
-		log := m.log(name)
-		p.cmd.Stdout, p.cmd.Stderr = log, log
+		file := m.log(log)
+		p.cmd.Stdout, p.cmd.Stderr = file, file
 	}
 	if err := p.cmd.Start(); err != nil {
 		m.t.Fatal(err)
@@ -398,8 +404,8 @@ func (m *machine) start(name string, args ...string) *process {
 	}()
 	m.t.Cleanup(func() {
 		p.kill()
-		if m.t.Failed() {
-			m.t.Logf("log of %s:\n%s", name, p.text())
+		if m.t.Failed() && m.logs == "" {
+			m.t.Logf("log of %s:\n%s", log, p.text())
 		}
 	})
 	return p
