@@ -68,8 +68,8 @@ func Extract(ctx context.Context, root string, packages ...string) error {
 	return err
 }
 
-// Dependencies returns packages and all packages that they depend on. Where a package accepts one of
-// several, all of those are among them.
+// Dependencies returns packages and all packages that they depend on. Where a package accepts one
+// of several, all of those are among them.
 func Dependencies(ctx context.Context, packages ...string) ([]string, error) {
 	out, err := Output(ctx, "/", "apt-cache", append([]string{"depends", "--recurse", "--important"}, packages...)...)
 	if err != nil {

@@ -29,8 +29,8 @@ func extracted(ctx context.Context) (string, error) {
 	})
 }
 
-// Programs returns the entries of executables below root, which are extracted from packages: each at
-// the path that its package gives it, with its loader and its shared libraries.
+// Programs returns the entries of executables below root, which are extracted from packages: each
+// at the path that its package gives it, with its loader and its shared libraries.
 func Programs(root string, names ...string) ([]Entry, error) {
 	files := map[string]string{} // paths in the image to paths on this host
 	for _, name := range names {
