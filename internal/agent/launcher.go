@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"slices"
@@ -163,10 +164,22 @@ func writeHosts(path string, pod *corev1.Pod, ips []string, n criconfig.Node) er
 		return err
 	}
 	want := criconfig.HostsFile(pod, ips, node, n)
-	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, want) {
+	if holds(path, want) {
 		return nil
 	}
 	return os.WriteFile(path, want, 0o644)
+}
+
+// holds reports whether a file has this content. Containers write to the file, so it may be of any
+// size.
+func holds(path string, content []byte) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	have, err := io.ReadAll(io.LimitReader(f, int64(len(content))+1))
+	return err == nil && bytes.Equal(have, content)
 }
 
 // targetProcesses makes an ephemeral container share the processes of the container that it

@@ -62,14 +62,18 @@ type Files struct {
 // Files returns the paths for the sandbox with status st.
 func (s *Service) Files(st Status) Files {
 	dir := filepath.Join(s.cfg.State, "sandboxes", st.ID)
+	shared := memory(dir)
+	if _, err := os.Lstat(shared); err != nil {
+		shared = dir // a sandbox of an older version, or in the node's IPC namespace
+	}
 	f := Files{
 		Net:        st.Attachment.Netns,
 		IPC:        filepath.Join(dir, "ipc"),
 		UTS:        filepath.Join(dir, "uts"),
-		Hosts:      filepath.Join(dir, "hosts"),
-		ResolvConf: filepath.Join(dir, "resolv.conf"),
-		Hostname:   filepath.Join(dir, "hostname"),
-		Shm:        filepath.Join(dir, "shm"),
+		Hosts:      filepath.Join(shared, "hosts"),
+		ResolvConf: filepath.Join(shared, "resolv.conf"),
+		Hostname:   filepath.Join(shared, "hostname"),
+		Shm:        filepath.Join(shared, "shm"),
 	}
 	if userNamespace(st.Config) != nil {
 		f.User = filepath.Join(dir, "user")
@@ -82,6 +86,12 @@ func (s *Service) Files(st Status) Files {
 	}
 	return f
 }
+
+// memory returns the directory, in that of a sandbox, of the files that its containers may write
+// to. Its file system is of limited size. A container could otherwise fill that of the state, on
+// which the whole node depends (the class of CVE-2020-8557). A pod in the node's IPC namespace has
+// none: it can fill the node's /dev/shm as well.
+func memory(dir string) string { return filepath.Join(dir, "memory") }
 
 // Cgroup returns the parent of the cgroups of the sandbox's containers: the one that the config
 // names, or else one of huskd's.
@@ -112,6 +122,14 @@ func (e *entry) hostname() string {
 func (e *entry) pin() error {
 	if err := os.MkdirAll(e.dir(), 0o711); err != nil {
 		return err
+	}
+	if e.options().GetIpc() != runtimeapi.NamespaceMode_NODE {
+		if err := os.MkdirAll(memory(e.dir()), 0o711); err != nil {
+			return err
+		}
+		if err := e.s.cfg.Kernel.MountMemory(memory(e.dir())); err != nil {
+			return err
+		}
 	}
 	if e.ownsCgroup() {
 		if err := e.s.cfg.Cgroups.Create(e.s.Cgroup(e.Status()), e.Config.GetLinux().GetResources()); err != nil {
@@ -147,7 +165,7 @@ func (e *entry) pin() error {
 		if err := os.MkdirAll(f.Shm, 0o755); err != nil {
 			return err
 		}
-		if err := e.s.cfg.Kernel.MountShm(f.Shm, uid, gid); err != nil {
+		if err := errors.Join(os.Chown(f.Shm, uid, gid), os.Chmod(f.Shm, os.ModeSticky|0o777)); err != nil {
 			return err
 		}
 	}
@@ -231,7 +249,11 @@ func (e *entry) unpin() error {
 // removeDir unpins and unmounts what is in a sandbox's directory, and removes it.
 func (s *Service) removeDir(dir string) error {
 	err := s.cfg.Kernel.Unpin(filepath.Join(dir, "ipc"), filepath.Join(dir, "uts"), filepath.Join(dir, "user"))
-	if err := errors.Join(err, s.cfg.Kernel.Unmount(filepath.Join(dir, "shm"))); err != nil {
+	// An older version mounted shm by itself.
+	for _, path := range []string{memory(dir), filepath.Join(dir, "shm")} {
+		err = errors.Join(err, s.cfg.Kernel.Unmount(path))
+	}
+	if err != nil {
 		return err
 	}
 	return os.RemoveAll(dir)

@@ -19,8 +19,9 @@ type Kernel interface {
 	Pinned(path string) bool
 	// Pins returns the paths of the network namespaces whose names begin with prefix.
 	Pins(prefix string) ([]string, error)
-	// MountShm mounts an empty /dev/shm at path, replacing what was mounted there.
-	MountShm(path string, uid, gid int) error
+	// MountMemory mounts an empty file system of limited size, in memory, at path. It replaces what
+	// was mounted there.
+	MountMemory(path string) error
 	// Unmount unmounts what is mounted at path, if anything is.
 	Unmount(path string) error
 }
@@ -33,16 +34,17 @@ func (node) Unpin(paths ...string) error          { return netns.Remove(paths...
 func (node) Pinned(path string) bool              { return netns.Pinned(path) }
 func (node) Pins(prefix string) ([]string, error) { return netns.List(netns.Dir, prefix) }
 
-// shmSize is the size of a pod's /dev/shm, the same as with docker, containerd and CRI-O.
-const shmSize = "size=67108864"
+// memorySize bounds a pod's /dev/shm and the files that its containers may write to. It is the size
+// of /dev/shm with docker, containerd and CRI-O.
+const memorySize = 64 << 20
 
-func (n node) MountShm(path string, uid, gid int) error {
+func (n node) MountMemory(path string) error {
 	if err := n.Unmount(path); err != nil {
 		return err
 	}
-	options := fmt.Sprintf("mode=1777,%s,uid=%d,gid=%d", shmSize, uid, gid)
-	if err := unix.Mount("shm", path, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
-		return fmt.Errorf("mount /dev/shm at %s: %w", path, err)
+	options := fmt.Sprintf("mode=0711,size=%d", memorySize)
+	if err := unix.Mount("husk", path, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return fmt.Errorf("mount tmpfs at %s: %w", path, err)
 	}
 	return nil
 }

@@ -31,7 +31,7 @@ type kernel struct{ *life }
 func (k kernel) label(what, path string) string {
 	path = k.rel(path)
 	dir, base := filepath.Split(path)
-	if id := filepath.Base(dir); pod.ValidID(id) { // …/sandboxes/ID/shm
+	if id := filepath.Base(dir); pod.ValidID(id) { // …/sandboxes/ID/memory
 		return what + " " + k.m.name(id) + " " + base
 	}
 	k.m.mu.Lock()
@@ -104,7 +104,7 @@ func (k kernel) Pins(prefix string) ([]string, error) {
 	return paths, nil
 }
 
-func (k kernel) MountShm(path string, _, _ int) error {
+func (k kernel) MountMemory(path string) error {
 	return k.do(context.Background(), k.label("mount", path), func() error {
 		k.m.mounts[k.rel(path)] = true
 		return nil
