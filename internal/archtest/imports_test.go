@@ -77,6 +77,7 @@ var layer = map[string]int{
 	"internal/poll":                     driver,
 	"internal/cgroup":                   driver,
 	"internal/sandbox":                  owner,
+	"internal/sandbox/infra":            owner,
 	"internal/container":                owner,
 	"internal/image":                    owner,
 	"internal/image/database":           driver,
@@ -182,7 +183,7 @@ var allowed = map[string][]string{
 	"internal/cni/process":              {"internal/netns", "internal/pidfd", "internal/poll"},
 	"internal/sandbox/sandboxstate":     {"internal/lifecycle"},
 	"internal/container/containerstate": {"internal/lifecycle"},
-	"internal/sandbox":                  {"internal/lifecycle/owner"},
+	"internal/sandbox":                  {"internal/lifecycle/owner", "internal/sandbox/infra"},
 	"internal/container":                {"internal/lifecycle/owner"},
 }
 

@@ -41,6 +41,7 @@ import (
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/resourceclass"
 	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/sandbox/infra"
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 	"github.com/huskd/husk/internal/stats"
 	"github.com/huskd/husk/internal/stream"
@@ -205,12 +206,13 @@ func (d *daemon) wire() {
 	pods, containers := d.openNRI()
 	driver := d.drivers()
 	d.driver = driver
+	prewarm := cgroup.NewPrewarmer(d.facts.Cgroup).Start
 	d.containers = container.New(container.Config{
 		Root: d.cfg.Root, State: d.cfg.State, Journal: d.journal,
 		Runtime: driver, Sessions: driver, Checkpointer: driver, Images: images{d.images}, Sandboxes: sandboxes{d}, Hooks: containers,
 		Host: d.facts, Limits: spec.Limits{Pids: int64(d.cfg.PidsLimit)}, Log: d.log,
 		RestoreCheckpoints: d.cfg.RestoreCheckpoints, ResourceClasses: d.classes,
-		Prewarm: cgroup.NewPrewarmer(d.facts.Cgroup).Start,
+		Prewarm: prewarm,
 		Changed: func(st container.Status) {
 			d.agent.ContainerChanged(st)
 			d.events.Container(st)
@@ -219,7 +221,8 @@ func (d *daemon) wire() {
 	})
 	d.sandboxes = sandbox.New(sandbox.Config{
 		Instance: d.instance, State: d.cfg.State, Journal: d.journal,
-		Network: d.cni, Containers: d.containers, Runtime: driver, Hooks: pods,
+		Network: d.cni, Containers: d.containers, Hooks: pods,
+		Infra: infra.Driver{Host: d.facts, Runtime: driver}, Prewarm: prewarm,
 		Host: d.facts, Log: d.log,
 		Handlers: d.handlers, Cgroups: podCgroups{d.cgroups, d.cfg.Systemd()},
 		Changed: func(st sandbox.Status) {

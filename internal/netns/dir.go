@@ -113,7 +113,7 @@ func ReleaseDir() error {
 // 8ed936b5671b). So removeCovered removes it from a mount namespace in which it has unmounted the
 // covering mounts, and the pins.
 func removeCovered(path string) error {
-	return onThread(func() error {
+	return OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return fmt.Errorf("new mount namespace: %w", err)
 		}

@@ -69,7 +69,7 @@ func (p Pins) make() error {
 		}
 	}
 	if p.User == "" {
-		return onThread(func() error {
+		return OnThread(func() error {
 			if err := unix.Unshare(flags); err != nil {
 				return fmt.Errorf("new namespaces: %w", err)
 			}
@@ -85,7 +85,7 @@ func (p Pins) make() error {
 			return fmt.Errorf("new namespaces: %w", err)
 		}
 		defer unix.Close(fd)
-		return onThread(func() error {
+		return OnThread(func() error {
 			if err := unix.Setns(fd, flags); err != nil {
 				return fmt.Errorf("enter new namespaces: %w", err)
 			}
@@ -289,7 +289,7 @@ func Do(path string, fn func() error) error {
 		return fmt.Errorf("enter network namespace %s: %w", path, err)
 	}
 	defer unix.Close(fd)
-	return onThread(func() error {
+	return OnThread(func() error {
 		if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("enter network namespace %s: %w", path, err)
 		}
@@ -297,15 +297,15 @@ func Do(path string, fn func() error) error {
 	})
 }
 
-// onThread runs fn on a new thread, which ends with it.
-func onThread(fn func() error) error {
+// OnThread runs fn on a new thread, which ends with it.
+func OnThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the runtime ends the thread
 		if unix.Gettid() == unix.Getpid() {
 			// The runtime can't end the main thread, and /proc/PID/ns shows its namespaces as the
 			// process's. So block it and use another one.
-			done <- onThread(fn)
+			done <- OnThread(fn)
 			runtime.UnlockOSThread()
 			return
 		}

@@ -223,10 +223,7 @@ func (e *entry) kill(ctx context.Context) error {
 	if err := e.notify(ctx, AfterKill); err != nil {
 		return err
 	}
-	if !e.needsInfra() {
-		return nil
-	}
-	return e.s.cfg.Runtime.Delete(ctx, e.ID)
+	return e.removeInfra(ctx)
 }
 
 func (e *entry) unpin() error {

@@ -177,9 +177,11 @@ func (e *entry) watchInfra() {
 	if e.Rec.Infra == nil {
 		return
 	}
-	closing := e.s.entries.Closing()
+	process, closing := *e.Rec.Infra, e.s.entries.Closing()
 	e.s.entries.Go(func() {
-		_, err := e.AwaitExit(e.s.cfg.Runtime.Wait)
+		_, err := e.AwaitExit(func(ctx context.Context, id string) (oci.Exit, error) {
+			return e.s.cfg.Infra.Wait(ctx, id, infraDir(e.dir()), process)
+		})
 		if closing.Err() != nil || e.Status().State != sandboxstate.Ready {
 			return
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/huskd/husk/internal/lifecycle/owner"
 	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 	"github.com/huskd/husk/internal/selinux"
@@ -117,7 +118,7 @@ func (s *Service) sweepOne(dir string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), owner.ActionTimeout)
 	defer cancel()
 	if id := filepath.Base(dir); pod.ValidID(id) {
-		if err := errors.Join(s.cfg.Containers.RemoveAll(ctx, id), s.cfg.Runtime.Delete(ctx, id)); err != nil {
+		if err := errors.Join(s.cfg.Containers.RemoveAll(ctx, id), s.cfg.Infra.Remove(ctx, id, infraDir(dir), oci.Process{})); err != nil {
 			return err
 		}
 		if err := s.cfg.Cgroups.Remove(s.cfg.Instance.Cgroup() + "/pod-" + pod.Short(id)); err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/sandbox/infra"
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
@@ -41,12 +42,11 @@ type Containers interface {
 	RemoveAll(ctx context.Context, sandbox string) error
 }
 
-// Runtime runs the infra process of a sandbox. All calls but Create and Start are idempotent.
-type Runtime interface {
-	Create(ctx context.Context, c oci.Create) (oci.Process, error)
-	Start(ctx context.Context, id string) error
-	Wait(ctx context.Context, id string) (oci.Exit, error)
-	Delete(ctx context.Context, id string) error
+// Infra runs infra processes: see infra.Driver.
+type Infra interface {
+	Start(ctx context.Context, r infra.Request) (oci.Process, error)
+	Wait(ctx context.Context, id, dir string, p oci.Process) (oci.Exit, error)
+	Remove(ctx context.Context, id, dir string, p oci.Process) error
 }
 
 // Handlers are the runtime handlers, by the names that pods use.
@@ -78,7 +78,7 @@ type Config struct {
 	Journal    *journal.Journal
 	Network    Network
 	Containers Containers
-	Runtime    Runtime
+	Infra      Infra
 	Handlers   Handlers
 	Cgroups    Cgroups
 	Kernel     Kernel // nil is the node's
@@ -86,6 +86,9 @@ type Config struct {
 	Hooks      Hooks // nil for none
 	// Changed, if set, is called on every change of a sandbox's state. It must not block.
 	Changed func(Status)
+	// Prewarm, if set, is called as soon as an infra process is requested, and the function that it
+	// returns once the process exists. Neither may block. See cgroup.Prewarmer.
+	Prewarm func() (stop func())
 	// Stepped, if set, is called after every action, with its error.
 	Stepped func(pod.Step, error)
 	Log     *slog.Logger
@@ -139,6 +142,9 @@ func New(cfg Config) *Service {
 	if cfg.Kernel == nil {
 		cfg.Kernel = node{}
 	}
+	if cfg.Prewarm == nil {
+		cfg.Prewarm = func() func() { return func() {} }
+	}
 	return &Service{cfg, owner.New[sandboxstate.State, *record, *runtimeapi.PodSandboxConfig](owner.Config[Status]{
 		Kind: "sandbox", Journal: cfg.Journal, BootID: cfg.Host.BootID, Changed: cfg.Changed, Stepped: cfg.Stepped,
 	})}
@@ -174,7 +180,14 @@ func (s *Service) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, 
 	}
 	if fresh {
 		e := e.Object().(*entry)
-		s.entries.Go(func() { e.Create(ctx, e.watchInfra) })
+		stop := func() {}
+		if e.needsInfra() {
+			stop = s.cfg.Prewarm()
+		}
+		s.entries.Go(func() {
+			defer stop()
+			e.Create(ctx, e.watchInfra)
+		})
 	}
 	return e.AwaitCreated(ctx)
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/sandbox/infra"
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 )
 
@@ -183,7 +184,7 @@ func (handlers) Check(string, bool) error        { return nil }
 func (handlers) RuntimeSandbox(string) bool      { return false }
 func (handlers) Order(string) sandboxstate.Order { return "" }
 
-// runtime implements the Runtime of sandboxes and containers.
+// runtime implements container.Runtime.
 type runtime struct{ *life }
 
 func (r runtime) Create(ctx context.Context, c oci.Create) (oci.Process, error) {
@@ -279,6 +280,36 @@ func (r runtime) Delete(ctx context.Context, id string) error {
 		delete(r.m.procs, id)
 		return nil
 	})
+}
+
+// infraDriver implements sandbox.Infra.
+type infraDriver struct{ *life }
+
+func (d infraDriver) Start(ctx context.Context, r infra.Request) (oci.Process, error) {
+	p := &process{id: r.ID, cgroup: r.Cgroup, running: true, ended: make(chan struct{}), sandbox: filepath.Base(filepath.Dir(r.Cgroup))}
+	err := d.do(ctx, "create "+d.m.name(r.ID), func() error {
+		for _, path := range []string{r.Namespaces.Net, r.Namespaces.IPC, r.Namespaces.UTS} {
+			if path != "" && !d.m.pins[d.rel(path)] {
+				return fmt.Errorf("no namespace is pinned at %s", path)
+			}
+		}
+		if r.Namespaces.Net != "" {
+			p.net = d.rel(r.Namespaces.Net)
+		}
+		d.m.known["pid"]++
+		p.pid = 100 + d.m.known["pid"]
+		d.m.procs[r.ID] = p
+		return nil
+	})
+	return oci.Process{PID: p.pid, Start: uint64(p.pid)}, err
+}
+
+func (d infraDriver) Wait(ctx context.Context, id, _ string, _ oci.Process) (oci.Exit, error) {
+	return runtime(d).Wait(ctx, id)
+}
+
+func (d infraDriver) Remove(ctx context.Context, id, _ string, _ oci.Process) error {
+	return runtime(d).Delete(ctx, id)
 }
 
 // network implements sandbox.Network. Its leases are kept by the machine, as the real network has

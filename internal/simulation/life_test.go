@@ -77,7 +77,7 @@ func (m *machine) start() (*life, error) {
 		},
 	})
 	l.sandboxes = sandbox.New(sandbox.Config{
-		Instance: instance, State: l.state(), Journal: l.journal, Network: network{l}, Containers: l.containers, Runtime: runtime{l}, Kernel: kernel{l},
+		Instance: instance, State: l.state(), Journal: l.journal, Network: network{l}, Containers: l.containers, Infra: infraDriver{l}, Kernel: kernel{l},
 		Handlers: handlers{}, Cgroups: cgroups{l}, Host: facts, Log: log,
 		Changed: func(st sandbox.Status) {
 			m.setName(st.ID, fmt.Sprintf("%s.%d", st.Ref().Name, st.Config.GetMetadata().GetAttempt()))

@@ -22,12 +22,12 @@ type InfraRequest struct {
 	Labels     Labels
 }
 
-// The infra container gets hardly any CPU time, is never OOM-killed, and runs as an unprivileged
+// The process gets hardly any CPU time, is never OOM-killed, and runs as an unprivileged
 // user that no image has. The values are those of the kubelet and the pause image.
 const (
-	infraShares   = 2
-	infraOOMScore = -998
-	infraUser     = 65535
+	InfraShares   = 2
+	InfraOOMScore = -998
+	InfraUser     = 65535
 )
 
 // Infra returns the spec of a sandbox's infra container. It has no capabilities, can't gain any,
@@ -36,12 +36,12 @@ func Infra(r InfraRequest) (Result, error) {
 	b := newBuilder(Request{
 		SandboxID: r.SandboxID, Sandbox: r.Sandbox, Host: r.Host, Rootfs: r.Rootfs, CgroupsPath: r.CgroupsPath,
 		Namespaces: r.Namespaces, Labels: r.Labels,
-		User: specs.User{UID: infraUser, GID: infraUser},
+		User: specs.User{UID: InfraUser, GID: InfraUser},
 		Config: &runtimeapi.ContainerConfig{
 			Metadata: &runtimeapi.ContainerMetadata{Name: "infra"},
 			Command:  r.Args,
 			Linux: &runtimeapi.LinuxContainerConfig{
-				Resources: &runtimeapi.LinuxContainerResources{CpuShares: infraShares, OomScoreAdj: infraOOMScore},
+				Resources: &runtimeapi.LinuxContainerResources{CpuShares: InfraShares, OomScoreAdj: InfraOOMScore},
 				SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
 					ReadonlyRootfs:   true,
 					NoNewPrivs:       true,
