@@ -60,6 +60,7 @@ const (
 // Workloads are all workloads, in the order of the help.
 var Workloads = []Workload{
 	{"pods", "run, stop and remove pods without containers", needsEndpoint, pods},
+	{"shared", "run and remove pods whose containers share a PID namespace", needsEndpoint, sharedPods},
 	{"containers", "create, start, stop and remove containers in one pod", needsEndpoint | needsImage, containers},
 	{"churn", "create and remove pods with a container for the duration --for", needsEndpoint | needsImage, churn},
 	{"exec", "run a program that exits at once in a container", needsEndpoint | needsImage, execs},

@@ -115,9 +115,9 @@ type pod struct {
 	containers []string
 }
 
-// podConfig returns the configuration of a new pod as a kubelet would make it: with its own network
-// and without a shared PID namespace.
-func (e *endpoint) podConfig() *runtimeapi.PodSandboxConfig {
+// podConfig returns the configuration of a new pod as a kubelet would make it, with its own network.
+// pid says whether its containers share a PID namespace: CONTAINER or POD.
+func (e *endpoint) podConfig(pid runtimeapi.NamespaceMode) *runtimeapi.PodSandboxConfig {
 	name := e.podName()
 	return &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: namespace, Uid: name},
@@ -125,7 +125,7 @@ func (e *endpoint) podConfig() *runtimeapi.PodSandboxConfig {
 		LogDirectory: filepath.Join(e.logs, name),
 		Labels:       map[string]string{runLabel: e.run},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-			NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
+			NamespaceOptions: &runtimeapi.NamespaceOption{Pid: pid},
 		}},
 	}
 }
@@ -133,7 +133,11 @@ func (e *endpoint) podConfig() *runtimeapi.PodSandboxConfig {
 func (e *endpoint) podName() string { return fmt.Sprintf("%s-%d", e.run, e.names.Add(1)) }
 
 func (e *endpoint) runPod(ctx context.Context) (*pod, error) {
-	p := &pod{config: e.podConfig()}
+	return e.runPodOf(ctx, e.podConfig(runtimeapi.NamespaceMode_CONTAINER))
+}
+
+func (e *endpoint) runPodOf(ctx context.Context, config *runtimeapi.PodSandboxConfig) (*pod, error) {
+	p := &pod{config: config}
 	if err := os.MkdirAll(p.config.LogDirectory, 0o755); err != nil { // as the kubelet does
 		return nil, err
 	}

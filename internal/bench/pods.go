@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // Names of the operations on pods and containers.
@@ -64,6 +66,24 @@ func pods(ctx context.Context, s *session) error {
 	for _, r := range all {
 		r.recordCost(s.Samples)
 	}
+	return nil
+}
+
+// sharedPods benchmarks pods without containers that have a PID namespace.
+func sharedPods(ctx context.Context, s *session) error {
+	all, end := s.newRecorders("shared")
+	defer end()
+	s.interleave(ctx, all, s.Samples, func(r *recorder, _ int) error {
+		var p *pod
+		err := r.time(RunPod, func() (err error) {
+			p, err = r.endpoint.runPodOf(ctx, r.endpoint.podConfig(runtimeapi.NamespaceMode_POD))
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return r.timedEnd(ctx, p)
+	})
 	return nil
 }
 

@@ -75,7 +75,7 @@ func (p plan) measureAll(ctx context.Context, daemons []*daemon) (f findings, er
 	one, many := strconv.Itoa(p.Rounds), strconv.Itoa(p.Batch)
 	f.reports = map[string]report.Report{}
 	for _, s := range []series{
-		{"one", append([]string{"pods", "containers", "exec", "agent", "net", "ipam", "-n", one}, endpoints...)},
+		{"one", append([]string{"pods", "shared", "containers", "exec", "agent", "net", "ipam", "-n", one}, endpoints...)},
 		{"batch", append([]string{"pods", "-n", many, "--parallel", strconv.Itoa(atATime)}, endpoints...)},
 		{"many", append([]string{"list", "-n", one, "--pods", many}, endpoints...)},
 		{"crowd", append([]string{"agent", "-n", many, "--parallel", many}, endpoints...)},

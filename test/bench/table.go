@@ -87,6 +87,7 @@ func rows(f findings) []row {
 	crowd := source{"crowd", f.held("agent"), bench.AllAnswer}
 	return []row{
 		ms("RunPodSandbox", source{"one", "pods", bench.RunPod}, part(1.0/15, "1/15")),
+		ms("the same with a shared PID namespace", source{"one", "shared", bench.RunPod}, part(0.1, "1/10")),
 		ms("StopPodSandbox and RemovePodSandbox", source{"one", "pods", bench.EndPod}, part(0.1, "1/10")),
 		ms("CreateContainer and StartContainer, runc", made, part(0.8, "0.8×")),
 		crun("the same, Husk with crun", made, part(1.0/3, "1/3")),
