@@ -115,8 +115,8 @@ type pod struct {
 	containers []string
 }
 
-// podConfig returns the configuration of a new pod as a kubelet would make it, with its own network.
-// pid says whether its containers share a PID namespace: CONTAINER or POD.
+// podConfig returns the configuration of a new pod as a kubelet would make it, with its own
+// network. pid says whether its containers share a PID namespace: CONTAINER or POD.
 func (e *endpoint) podConfig(pid runtimeapi.NamespaceMode) *runtimeapi.PodSandboxConfig {
 	name := e.podName()
 	return &runtimeapi.PodSandboxConfig{

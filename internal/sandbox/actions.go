@@ -136,6 +136,9 @@ func (e *entry) pin() error {
 			return err
 		}
 	}
+	if e.needsInfra() {
+		e.stopWarming = e.s.cfg.Prewarm()
+	}
 	if e.Rec.Labels == (spec.Labels{}) {
 		var err error
 		if e.Rec.Labels, err = (selinux.Policy{}).Allocate(e.Config.GetLinux().GetSecurityContext().GetSelinuxOptions()); err != nil {

@@ -46,6 +46,8 @@ type (
 type entry struct {
 	*base
 	s *Service
+	// stopWarming ends what Config.Prewarm has started; nil before.
+	stopWarming func()
 }
 
 func (s *Service) newEntry(id string, config *runtimeapi.PodSandboxConfig, rec *record) *entry {

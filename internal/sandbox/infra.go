@@ -29,6 +29,9 @@ func (e *entry) startInfra(ctx context.Context) error {
 	if !e.needsInfra() {
 		return nil
 	}
+	if e.stopWarming != nil {
+		defer e.stopWarming()
+	}
 	f := e.files()
 	process, err := e.s.cfg.Infra.Start(ctx, infra.Request{
 		ID: e.ID, Dir: infraDir(e.dir()), Sandbox: e.Config,

@@ -86,8 +86,9 @@ type Config struct {
 	Hooks      Hooks // nil for none
 	// Changed, if set, is called on every change of a sandbox's state. It must not block.
 	Changed func(Status)
-	// Prewarm, if set, is called as soon as an infra process is requested, and the function that it
-	// returns once the process exists. Neither may block. See cgroup.Prewarmer.
+	// Prewarm, if set, is called as soon as a pod that will have an infra process has its cgroup,
+	// and the function that it returns once the process exists. Neither may block. See
+	// cgroup.Prewarmer.
 	Prewarm func() (stop func())
 	// Stepped, if set, is called after every action, with its error.
 	Stepped func(pod.Step, error)
@@ -180,14 +181,7 @@ func (s *Service) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, 
 	}
 	if fresh {
 		e := e.Object().(*entry)
-		stop := func() {}
-		if e.needsInfra() {
-			stop = s.cfg.Prewarm()
-		}
-		s.entries.Go(func() {
-			defer stop()
-			e.Create(ctx, e.watchInfra)
-		})
+		s.entries.Go(func() { e.Create(ctx, e.watchInfra) })
 	}
 	return e.AwaitCreated(ctx)
 }

@@ -1,6 +1,6 @@
 // Package infra runs the infra processes of pods: package pause's program as PID 1 of a PID
 // namespace that containers share. Driver starts most of them itself, and others by an OCI runtime:
-// docs/decisions/0030 says which, and why.
+// docs/decisions/0031 says which, and why.
 //
 // A process that Driver starts itself has no capabilities and can't gain any, runs as a user that
 // no image has, is confined by a seccomp filter of four system calls, and sees a read-only file
