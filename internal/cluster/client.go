@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
+	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -108,6 +110,19 @@ func New(kubeconfig string, log *slog.Logger) (*Client, error) {
 func (c *Client) Close() {
 	c.watches.Wait()
 	c.http.CloseIdleConnections()
+}
+
+// Version returns the server's version, such as v1.36.3.
+func (c *Client) Version(ctx context.Context) (string, error) {
+	answer, err := c.rest.Get().AbsPath("/version").Timeout(answerTime).DoRaw(ctx)
+	if err != nil {
+		return "", err
+	}
+	var info apiversion.Info
+	if err := json.Unmarshal(answer, &info); err != nil {
+		return "", fmt.Errorf("version of the server: %w", err)
+	}
+	return info.GitVersion, nil
 }
 
 // Get reads the object at path.

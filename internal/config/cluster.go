@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	kubeletapis "k8s.io/kubelet/pkg/apis"
 
 	"github.com/huskd/husk/internal/sysctl"
 )
@@ -18,6 +20,8 @@ import (
 type Cluster struct {
 	NodeName      string   `key:"node-name" help:"name of this node; the host name if empty"`
 	NodeLabels    []string `key:"node-labels" help:"labels of the node, KEY=VALUE, in addition to the standard ones"`
+	NodeIP        []string `key:"node-ip" help:"addresses of the node, at most one IPv4 and one IPv6 address, the primary one first; 0.0.0.0 or :: for the address of that family first. Those of the default routes if empty"`
+	ProviderID    string   `key:"provider-id" help:"ID by which the cloud provider knows the machine, PROVIDER://…; set at the node's first registration"`
 	NodeTaints    []string `key:"node-taints" help:"taints that the node is registered with, KEY=VALUE:EFFECT or KEY:EFFECT"`
 	NodeListen    string   `key:"node-listen" help:"address to serve the kubelet API on, which the API server uses for kubectl logs, exec, attach and port-forward"`
 	NodeHealthz   string   `key:"node-healthz-listen" help:"address to serve huskd's health on, at /healthz, without TLS or authentication; empty to disable"`
@@ -36,6 +40,9 @@ func (c *Cluster) checkCluster(bad func(key, format string, args ...any)) {
 	}
 	if _, err := c.Labels(); err != nil {
 		bad("node-labels", "%w", err)
+	}
+	if _, err := c.NodeIPs(); err != nil {
+		bad("node-ip", "%w", err)
 	}
 	if _, err := c.Taints(); err != nil {
 		bad("node-taints", "%w", err)
@@ -76,7 +83,41 @@ func (c *Cluster) Labels() (map[string]string, error) {
 		if !ok || len(validation.IsQualifiedName(key)) > 0 || len(validation.IsValidLabelValue(value)) > 0 {
 			return nil, fmt.Errorf("%q is not of the form KEY=VALUE", text)
 		}
+		if reserved(key) && !kubeletapis.IsKubeletLabel(key) {
+			return nil, fmt.Errorf("%s: a node may not set this label itself: of those of kubernetes.io and k8s.io it may set %s, and any below kubelet.kubernetes.io and node.kubernetes.io",
+				key, strings.Join(kubeletapis.KubeletLabels(), ", "))
+		}
 		out[key] = value
+	}
+	return out, nil
+}
+
+// reserved reports whether a label is one of Kubernetes' own. NodeRestriction, an admission plugin
+// of the API server, lets a node set only some of them.
+func reserved(label string) bool {
+	domain, _, named := strings.Cut(label, "/")
+	return named && slices.ContainsFunc([]string{"kubernetes.io", "k8s.io"}, func(own string) bool {
+		return domain == own || strings.HasSuffix(domain, "."+own)
+	})
+}
+
+// NodeIPs returns the node's addresses, the primary one first. A single unspecified address names
+// the family of the primary one.
+func (c *Cluster) NodeIPs() ([]netip.Addr, error) {
+	var out []netip.Addr
+	for _, text := range c.NodeIP {
+		ip, err := netip.ParseAddr(text)
+		switch {
+		case err != nil || ip.Zone() != "":
+			return nil, fmt.Errorf("%q is not an IP address", text)
+		case ip.IsLoopback() || ip.IsMulticast() || ip.IsLinkLocalUnicast():
+			return nil, fmt.Errorf("%s can't be reached by others", ip)
+		case len(c.NodeIP) > 1 && ip.IsUnspecified():
+			return nil, fmt.Errorf("%s stands for all addresses of a family: give no other", ip)
+		case len(out) == 1 && out[0].Is4() == ip.Is4() || len(out) > 1:
+			return nil, errors.New("give at most one IPv4 and one IPv6 address")
+		}
+		out = append(out, ip.Unmap())
 	}
 	return out, nil
 }

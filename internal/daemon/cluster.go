@@ -42,6 +42,9 @@ func newMembership(d *daemon) (*membership, error) {
 	if d.cfg.Kubeconfig == "" {
 		return nil, nil
 	}
+	if err := checkNodeIPs(d.cfg); err != nil {
+		return nil, err
+	}
 	client, err := cluster.New(d.cfg.Kubeconfig, d.log)
 	if err != nil {
 		return nil, err
@@ -83,7 +86,7 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group, keeper *
 		return err
 	}
 	self := registration.Start(ctx, registration.Config{
-		Client: m.client, Machine: machine.Object(), IPs: nodeIPs, Images: func() []corev1.ContainerImage { return reportedImages(m.d.images.List()) },
+		Client: m.client, Machine: machine.Object(), IPs: func() []string { return nodeIPs(m.d.cfg) }, Images: func() []corev1.ContainerImage { return reportedImages(m.d.images.List()) },
 		Ready: m.ready, Pressure: pressure.Conditions, SetRanges: m.d.cni.SetRanges,
 	})
 	pods := &apiserver.Source{
@@ -131,7 +134,7 @@ func (m *membership) kubeletAPI(usage nodestats.Source) (*kubeletapi.Server, err
 	}
 	return kubeletapi.New(kubeletapi.Config{
 		Client: m.client, Node: nodeName(m.d.cfg), Listen: m.d.cfg.NodeListen, CertFile: m.d.cfg.NodeTLSCert, KeyFile: m.d.cfg.NodeTLSKey,
-		ClientCA: ca, Hosts: append(nodeIPs(), hostname()), HealthListen: m.d.cfg.NodeHealthz,
+		ClientCA: ca, Hosts: append(nodeIPs(m.d.cfg), hostname()), HealthListen: m.d.cfg.NodeHealthz,
 		HostLogs: "/var/log", Checkpoints: filepath.Join(m.d.cfg.Root, "checkpoints"),
 		Pods: m.d.agent.List, Reported: func() []corev1.Pod { return m.reporter.Load().List() },
 		Ended: m.d.containers.Ended, Sessions: m.d.streams, Checkpoint: m.d.containers.Checkpoint,
@@ -172,7 +175,7 @@ func (m *membership) machine() (registration.Machine, error) {
 		return registration.Machine{}, err
 	}
 	return registration.Machine{
-		Name: nodeName(m.d.cfg), Hostname: hostname(), Labels: labels, Taints: taints, Facts: m.d.facts, Handlers: m.d.handlers.List(),
+		Name: nodeName(m.d.cfg), Hostname: hostname(), ProviderID: m.d.cfg.ProviderID, Labels: labels, Taints: taints, Facts: m.d.facts, Handlers: m.d.handlers.List(),
 		Capacity: m.d.resources.capacity, Allocatable: m.d.resources.allocatable, Port: int32(port),
 	}, nil
 }

@@ -1,9 +1,12 @@
 package daemon
 
 import (
+	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/huskd/husk/internal/config"
@@ -28,7 +31,7 @@ func nodeFacts(cfg config.Config, f host.Facts, r nodeResources) func() criconfi
 	}
 	return func() criconfig.Node {
 		n := fixed
-		n.IPs = nodeIPs()
+		n.IPs = nodeIPs(cfg)
 		n.ResolvConf, _ = os.ReadFile(resolvConf)
 		if strings.Contains(string(n.ResolvConf), stub) {
 			if content, err := os.ReadFile(realResolvConf); err == nil {
@@ -39,11 +42,25 @@ func nodeFacts(cfg config.Config, f host.Facts, r nodeResources) func() criconfi
 	}
 }
 
-// nodeIPs returns the addresses from which the node reaches others, at most one per family. It
-// sends no packet: connecting a datagram socket only looks up the route.
-func nodeIPs() []string {
+// nodeIPs returns the configured addresses of the node or, without any, those from which the node
+// reaches others, at most one per family. It sends no packet: connecting a datagram socket only
+// looks up the route.
+func nodeIPs(cfg config.Config) []string {
 	var ips []string
-	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
+	given, _ := cfg.NodeIPs() // Parse has checked them
+	for _, ip := range given {
+		if !ip.IsUnspecified() {
+			ips = append(ips, ip.String())
+		}
+	}
+	if len(ips) > 0 {
+		return ips
+	}
+	targets := []string{"192.0.2.1:9", "[2001:db8::1]:9"}
+	if len(given) > 0 && given[0].Is6() {
+		slices.Reverse(targets)
+	}
+	for _, to := range targets {
 		conn, err := net.Dial("udp", to)
 		if err != nil {
 			continue
@@ -54,6 +71,27 @@ func nodeIPs() []string {
 		_ = conn.Close()
 	}
 	return ips
+}
+
+// checkNodeIPs checks that the configured addresses are the machine's.
+func checkNodeIPs(cfg config.Config) error {
+	given, err := cfg.NodeIPs()
+	if err != nil || len(given) == 0 || given[0].IsUnspecified() {
+		return err
+	}
+	local, err := net.InterfaceAddrs()
+	if err != nil {
+		return err
+	}
+	for _, ip := range given {
+		if !slices.ContainsFunc(local, func(a net.Addr) bool {
+			prefix, err := netip.ParsePrefix(a.String())
+			return err == nil && prefix.Addr().Unmap() == ip
+		}) {
+			return fmt.Errorf("--node-ip: no interface of this machine has the address %s", ip)
+		}
+	}
+	return nil
 }
 
 func nodeName(cfg config.Config) string {

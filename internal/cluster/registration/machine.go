@@ -2,6 +2,7 @@ package registration
 
 import (
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -17,10 +18,6 @@ import (
 const (
 	operatingSystem = runtime.GOOS
 	architecture    = runtime.GOARCH
-
-	// kubeletVersion is the version of Kubernetes whose API is used here. Controllers check whether a
-	// node is too old for a feature.
-	kubeletVersion = "v1.37.2"
 )
 
 // declaredFeatures are those of Husk that the API server lets pods use only on nodes that declare
@@ -30,6 +27,7 @@ var declaredFeatures = []string{"InPlacePodLevelResourcesVerticalScaling", "InPl
 // Machine describes the properties of a node that don't change while huskd runs.
 type Machine struct {
 	Name, Hostname string
+	ProviderID     string
 	Labels         map[string]string
 	Taints         []corev1.Taint
 	Facts          host.Facts
@@ -45,15 +43,15 @@ func (m Machine) Object() *corev1.Node {
 	out := &corev1.Node{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
 		ObjectMeta: metav1.ObjectMeta{Name: m.Name, Labels: labels(m.Hostname, m.Labels)},
-		Spec:       corev1.NodeSpec{Taints: slices.Clone(m.Taints)},
+		Spec:       corev1.NodeSpec{Taints: slices.Clone(m.Taints), ProviderID: m.ProviderID},
 		Status: corev1.NodeStatus{
 			Capacity: m.Capacity, Allocatable: m.Allocatable,
 			DeclaredFeatures: declaredFeatures, Features: &corev1.NodeFeatures{SupplementalGroupsPolicy: new(true)},
 			DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: m.Port}},
 			NodeInfo: corev1.NodeSystemInfo{
-				MachineID: line("/etc/machine-id"), SystemUUID: line("/sys/class/dmi/id/product_uuid"), BootID: m.Facts.BootID,
+				MachineID: machineID(), SystemUUID: systemUUID("/"), BootID: m.Facts.BootID,
 				KernelVersion: m.Facts.Kernel, OSImage: osImage(), OperatingSystem: operatingSystem, Architecture: architecture,
-				ContainerRuntimeVersion: "husk://" + version.Version, KubeletVersion: kubeletVersion,
+				ContainerRuntimeVersion: "husk://" + version.Version, KubeletVersion: fitVersion(""),
 			},
 		},
 	}
@@ -68,10 +66,30 @@ func (m Machine) Object() *corev1.Node {
 	return out
 }
 
-// line returns the content of a file of one line, or "" if it can't be read.
-func line(path string) string {
-	content, _ := os.ReadFile(path)
-	return strings.TrimSpace(string(content))
+// firstLine returns the content of the first of the files that isn't empty. Each has one line.
+func firstLine(paths ...string) string {
+	for _, path := range paths {
+		content, _ := os.ReadFile(path)
+		if text := strings.TrimSpace(strings.TrimRight(string(content), "\x00")); text != "" {
+			return text
+		}
+	}
+	return ""
+}
+
+func machineID() string { return firstLine("/etc/machine-id", "/var/lib/dbus/machine-id") }
+
+// systemUUID returns the UUID of the machine below root. Where firmware has no DMI tables, a device
+// tree may have it. Otherwise it is the ID of the operating system's installation, so that nodes
+// differ.
+func systemUUID(root string) string {
+	var paths []string
+	for _, path := range []string{
+		"sys/class/dmi/id/product_uuid", "proc/device-tree/system-id", "proc/device-tree/vm,uuid", "etc/machine-id", "var/lib/dbus/machine-id",
+	} {
+		paths = append(paths, filepath.Join(root, path))
+	}
+	return firstLine(paths...)
 }
 
 // osImage returns the name of the distribution: see os-release(5).

@@ -62,6 +62,8 @@ type Node struct {
 
 	// Invariant: only Run uses the fields below.
 	reported time.Time // when the status was last reported
+	version  string    // of the server, and
+	asked    time.Time // when it was asked for
 	ranges   []string
 }
 
@@ -229,6 +231,7 @@ var pressures = []struct {
 // status returns the node's current status.
 func (n *Node) status(ctx context.Context, registered *corev1.Node) corev1.NodeStatus {
 	s := *n.Machine.Status.DeepCopy()
+	s.NodeInfo.KubeletVersion = fitVersion(n.serverVersion(ctx))
 	for _, ip := range n.IPs() {
 		s.Addresses = append(s.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})
 	}

@@ -48,7 +48,7 @@ func start(t *testing.T) *fixture {
 		t.Fatal(err)
 	}
 	machine := Machine{
-		Name: "here", Hostname: "host", Labels: map[string]string{"zone": "a"}, Taints: []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}},
+		Name: "here", Hostname: "host", ProviderID: "cloud://1", Labels: map[string]string{"zone": "a"}, Taints: []corev1.Taint{{Key: "k", Effect: corev1.TaintEffectNoSchedule}},
 		Facts: host.Facts{Kernel: "6.1", BootID: "boot"}, Port: 10250,
 		Capacity:    corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2")},
 		Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1900m")},
@@ -149,7 +149,11 @@ func TestRegisters(t *testing.T) {
 	f.Remove(nodes, "", "here")
 	clustertest.Eventually(t, func() string {
 		for _, r := range f.Requests()[before:] {
-			if r.Method == http.MethodPost && r.Path == nodes {
+			var again corev1.Node
+			if r.Method == http.MethodPost && r.Path == nodes && json.Unmarshal(r.Body, &again) == nil {
+				if again.Labels["zone"] != "a" || len(again.Spec.Taints) != 1 || again.Spec.ProviderID != "cloud://1" {
+					t.Errorf("the node registers again as %+v", again)
+				}
 				return ""
 			}
 		}
