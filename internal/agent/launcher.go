@@ -219,3 +219,17 @@ func (l *launcher) refuseEphemeral(name string, f podplan.Failure) {
 func ephemeralIndex(pod *corev1.Pod, name string) int {
 	return slices.IndexFunc(pod.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == name })
 }
+
+// restartAll records that all containers start again.
+func (l *launcher) restartAll(do podplan.RestartAll) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	rec := l.rec
+	rec.FirstRuns = do.FirstRuns
+	if err := l.save(l.a.records.Put, rec); err != nil {
+		return err
+	}
+	clear(l.startFailures)
+	l.normalEvent("RestartAllContainers", "container "+do.Container+" has exited with a code for which its restartPolicyRules restart all containers")
+	return nil
+}

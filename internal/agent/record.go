@@ -30,6 +30,8 @@ type record struct {
 	Grace   *time.Duration `json:"grace,omitempty"`
 	// First is the first sandbox attempt since the pod was last told to run.
 	First uint32 `json:"first,omitempty"`
+	// FirstRuns is the first attempt of each container since a rule has last restarted all.
+	FirstRuns map[string]uint32 `json:"firstRuns,omitempty"`
 	// Resize says that running containers may not have the limits of the last resize yet.
 	Resize bool `json:"resize,omitempty"`
 	// Evicted is set from an eviction until the pod is told to run again.
@@ -100,7 +102,7 @@ func (s *podState) spec() podplan.Spec {
 	if s.drained != nil && rec.Want == podplan.Run {
 		rec = *s.drained
 	}
-	return podplan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace, FirstAttempt: rec.First, Evicted: rec.Evicted}
+	return podplan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace, FirstAttempt: rec.First, FirstRuns: rec.FirstRuns, Evicted: rec.Evicted}
 }
 
 // normalEvent adds an event of the whole pod.

@@ -29,6 +29,7 @@ const (
 	resizeTask  = "resize"
 	evictTask   = "disk"
 	cleanupTask = "volumes"
+	restartTask = "restart"
 )
 
 // run starts a task unless one of that key runs. The caller holds mu.

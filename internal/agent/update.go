@@ -18,6 +18,9 @@ func inPlace(declared, existing *corev1.Pod) (*corev1.Pod, bool) {
 	never := existing.Spec.RestartPolicy == corev1.RestartPolicyNever
 	merge := func(to, from []corev1.Container, restarts bool) bool {
 		for i := range min(len(to), len(from)) {
+			if own := to[i].RestartPolicy; own != nil {
+				restarts = restarts && *own == corev1.ContainerRestartPolicyAlways
+			}
 			if to[i].Image != from[i].Image && !restarts {
 				return false
 			}

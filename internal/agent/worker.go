@@ -196,6 +196,8 @@ func (w *worker) begin(action podplan.Action) {
 		w.tasks.run(do.ID, func(ctx context.Context) error { return w.a.cfg.Sandboxes.Stop(ctx, do.ID) })
 	case podplan.RemoveSandbox:
 		w.tasks.run(do.ID, func(ctx context.Context) error { return w.a.cfg.Sandboxes.Remove(ctx, do.ID) })
+	case podplan.RestartAll:
+		w.tasks.run(restartTask, func(context.Context) error { return w.launcher.restartAll(do) })
 	case podplan.RemoveContainer:
 		delete(w.prober.postStart, do.ID)
 		delete(w.messages.known, do.ID)

@@ -34,9 +34,7 @@ func (v *validator) container(c *corev1.Container, at string, init bool) {
 		v.invalid(at+".image", "%q has leading or trailing white space", c.Image)
 	}
 	choice(v.report, at+".imagePullPolicy", c.ImagePullPolicy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)
-	if p := c.RestartPolicy; p != nil {
-		choice(v.report, at+".restartPolicy", *p, corev1.ContainerRestartPolicyAlways)
-	}
+	checkRestarts(v.report, c, at)
 	if p := c.TerminationMessagePath; !path.IsAbs(p) || hasDotDot(p) || path.Clean(p) == "/" {
 		v.invalid(at+".terminationMessagePath", "%q is not the absolute path of a file", p)
 	}
@@ -49,6 +47,30 @@ func (v *validator) container(c *corev1.Container, at string, init bool) {
 	v.security(c.SecurityContext, at+".securityContext")
 	checkProbes(v.report, c, at, init)
 	checkLifecycle(v.report, c, at+".lifecycle", init, *v.pod.Spec.TerminationGracePeriodSeconds)
+}
+
+// maxRestartRules is how many rules an API server accepts.
+const maxRestartRules = 20
+
+// checkRestarts checks the container's own restartPolicy, and its rules by exit code.
+func checkRestarts(r *report, c *corev1.Container, at string) {
+	if p := c.RestartPolicy; p != nil {
+		choice(r, at+".restartPolicy", *p, corev1.ContainerRestartPolicyAlways, corev1.ContainerRestartPolicyOnFailure, corev1.ContainerRestartPolicyNever)
+	} else if len(c.RestartPolicyRules) > 0 {
+		r.missing(at+".restartPolicy", ": it applies to the exit codes that no rule matches")
+	}
+	if n := len(c.RestartPolicyRules); n > maxRestartRules {
+		r.invalid(at+".restartPolicyRules", "%d of them: at most %d are allowed", n, maxRestartRules)
+	}
+	for i, rule := range c.RestartPolicyRules {
+		at := indexed(at+".restartPolicyRules", i)
+		choice(r, at+".action", rule.Action, corev1.ContainerRestartRuleActionRestart, corev1.ContainerRestartRuleActionRestartAllContainers)
+		if rule.ExitCodes == nil {
+			r.missing(at+".exitCodes", "")
+			continue
+		}
+		choice(r, at+".exitCodes.operator", rule.ExitCodes.Operator, corev1.ContainerRestartRuleOnExitCodesOpIn, corev1.ContainerRestartRuleOnExitCodesOpNotIn)
+	}
 }
 
 func (v *validator) ports(c *corev1.Container, at string, init bool) {

@@ -166,3 +166,31 @@ func TestQOSClasses(t *testing.T) {
 	w.remove("guaranteed", "whole", "nothing", "more", "greedy")
 	w.end()
 }
+
+// TestRestartRules has a container whose exit code restarts all containers of the pod, in the same
+// sandbox and with its volumes, and one whose own policy is not the pod's.
+func TestRestartRules(t *testing.T) {
+	t.Parallel()
+	w := newTestEnv(t)
+	const mount = ", volumeMounts: [{name: v, mountPath: /v}]}"
+	w.run(podOf("rules", "restartPolicy: Never, volumes: [{name: v}], initContainers: [{name: i, restartPolicy: OnFailure, image: 'localhost/web:1', command: "+
+		shell("echo i >>/v/f; test $(grep -c i /v/f) -gt 1")+mount+"], containers: ["+
+		"{name: a, restartPolicy: Never, restartPolicyRules: [{action: RestartAllContainers, exitCodes: {operator: In, values: [9]}}], image: 'localhost/web:1', command: "+
+		shell("until grep -q b /v/f; do sleep 0.1; done; echo a >>/v/f; test $(grep -c a /v/f) -gt 1 || exit 9; sleep 1000")+mount+", "+
+		"{name: b, image: 'localhost/web:1', command: "+shell("trap '' TERM; hostname -i >>/v/ip; echo b >>/v/f; sleep 1000")+mount+", "+
+		"{name: c, restartPolicy: OnFailure, image: 'localhost/web:1', command: "+shell("echo c >>/v/f; exit 0")+mount+"]"))
+	w.eventually("rules", "restarted", func(p listed) bool {
+		return len(p.Containers) == 4 && p.Containers[1].Restarts == 1 && p.Containers[1].State == "Running" && p.Containers[3].State == "Terminated"
+	})
+	got := w.MustHusk("exec", "rules", "-c", "b", "--", "sh", "-c", "until test $(grep -c a /v/f) -gt 1; do sleep 0.1; done; sort /v/f | tr -d '\\n'; sort -u /v/ip | wc -l")
+	if strings.TrimSpace(got) != "aabbcciii1" {
+		t.Errorf("the containers ran as %q, want each twice, the init container once more, and one address", got)
+	}
+	w.d.Kill()
+	w.d = w.Huskd()
+	if p := w.pod("rules"); p.Containers[1].Restarts != 1 || p.Containers[2].Restarts != 1 || p.Containers[1].State != "Running" {
+		t.Errorf("after a restart of huskd: %+v", p)
+	}
+	w.remove("rules")
+	w.end()
+}

@@ -43,6 +43,9 @@ type Spec struct {
 	// FirstAttempt is the first sandbox attempt since the pod was last told to run. Containers in
 	// earlier sandboxes have been stopped and don't count for the pod's outcome.
 	FirstAttempt uint32
+	// FirstRuns is the first attempt of each container since a rule has last restarted all
+	// containers. Earlier runs don't count.
+	FirstRuns map[string]uint32
 	// Evicted is set once the pod is evicted: it must be stopped at once, and has failed.
 	Evicted *Eviction
 }
@@ -198,6 +201,12 @@ type (
 		ID    string
 		Grace time.Duration
 	}
+	// RestartAll records that the exit of a container restarts all containers: the runs before
+	// FirstRuns no longer count, and are killed.
+	RestartAll struct {
+		Container string
+		FirstRuns map[string]uint32
+	}
 	// RemoveContainer removes the record of a container that doesn't run. It may be returned
 	// repeatedly.
 	RemoveContainer struct{ ID string }
@@ -209,6 +218,7 @@ func (RemoveSandbox) action()   {}
 func (PullImage) action()       {}
 func (StartContainer) action()  {}
 func (StopContainer) action()   {}
+func (RestartAll) action()      {}
 func (RemoveContainer) action() {}
 
 // Plan returns the actions for a pod at the time now, and its status.

@@ -18,18 +18,31 @@ var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 func at(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
 
 // makePod returns a pod. Containers are written as NAME, plain init containers as i:NAME, sidecars
-// as s:NAME.
+// as s:NAME. A container's own policy follows as =POLICY, a rule as +CODE:ACTION.
 func makePod(t testing.TB, policy, containers string) *corev1.Pod {
 	t.Helper()
 	var init, regular []string
-	for _, c := range strings.Fields(containers) {
-		switch kind, name, ok := strings.Cut(c, ":"); {
-		case !ok:
-			regular = append(regular, fmt.Sprintf("{name: %s, image: 'img-%s:1'}", c, c))
-		case kind == "i":
-			init = append(init, fmt.Sprintf("{name: %s, image: 'img-%s:1'}", name, name))
-		default:
-			init = append(init, fmt.Sprintf("{name: %s, image: 'img-%s:1', restartPolicy: Always}", name, name))
+	for _, word := range strings.Fields(containers) {
+		word, rule, _ := strings.Cut(word, "+")
+		word, own, _ := strings.Cut(word, "=")
+		kind, name, ok := strings.Cut(word, ":")
+		if !ok {
+			kind, name = "", word
+		}
+		if kind == "s" {
+			own = "Always"
+		}
+		c := fmt.Sprintf("name: %s, image: 'img-%s:1'", name, name)
+		if own != "" {
+			c += ", restartPolicy: " + own
+		}
+		if code, action, ok := strings.Cut(rule, ":"); ok {
+			c += fmt.Sprintf(", restartPolicyRules: [{action: %s, exitCodes: {operator: In, values: [%s]}}]", action, code)
+		}
+		if kind == "" {
+			regular = append(regular, "{"+c+"}")
+		} else {
+			init = append(init, "{"+c+"}")
 		}
 	}
 	text := fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {restartPolicy: %s, initContainers: [%s], containers: [%s]}\n",
@@ -142,6 +155,8 @@ func show(actions []Action) string {
 			out = append(out, fmt.Sprintf("start:%s.%d@%s", a.Name, a.Attempt, a.Sandbox))
 		case StopContainer:
 			out = append(out, fmt.Sprintf("stop:%s/%gs", a.ID, a.Grace.Seconds()))
+		case RestartAll:
+			out = append(out, fmt.Sprintf("all:%s/%v", a.Container, a.FirstRuns))
 		case RemoveContainer:
 			out = append(out, "remove:"+a.ID)
 		}

@@ -16,6 +16,9 @@ func (p *planner) run() {
 		p.createSandbox()
 		return
 	}
+	if p.restartAll() {
+		return
+	}
 	p.stopUnhealthy()
 	for _, c := range p.ephemerals() {
 		if _, refused := p.finalStartFailure(c.name); len(p.runs[c.name]) == 0 && !refused {
@@ -38,7 +41,7 @@ func (p *planner) stopOldSandboxes() bool {
 		}
 	}
 	if len(left) > 0 {
-		p.stopInOrder(left, p.now)
+		p.stopInOrder(left, func(c Container) { p.stop(c, p.now) })
 		return false
 	}
 	if !p.sandboxUsable() && len(p.o.Starting) > 0 {
@@ -136,8 +139,8 @@ func (p *planner) start(c podContainer) {
 func (p *planner) ensureImage(c podContainer) bool {
 	image := p.o.Images[c.Image]
 	var since time.Time
-	if run, ok := p.newest(c.name); ok && !run.Started.After(p.now) { // otherwise the clock was set back
-		since = run.Started
+	if runs := p.runs[c.name]; len(runs) > 0 && !runs[0].Started.After(p.now) { // otherwise the clock was set back
+		since = runs[0].Started
 	}
 	switch {
 	case image.State == ImagePulling:

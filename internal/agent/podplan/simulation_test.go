@@ -56,11 +56,44 @@ func newSimulation(t testing.TB, seed uint64) *simulation {
 			c.ImagePullPolicy = corev1.PullAlways
 		}
 	}
+	w.choosePolicies()
 	if w.chance(5) {
 		w.spec.Pod.Spec.ActiveDeadlineSeconds = new(int64(w.r.IntN(2000) + 1))
 	}
 	w.o = Observed{Images: map[string]Image{}, Starting: map[string]bool{}, StartFailures: map[string]Failure{}}
 	return w
+}
+
+// choosePolicies gives some containers their own policy and a rule for exit code 1.
+func (w *simulation) choosePolicies() {
+	for _, c := range w.containers() {
+		if !manifest.IsSidecar(c) {
+			if !w.chance(4) {
+				continue
+			}
+			policies := []corev1.ContainerRestartPolicy{corev1.ContainerRestartPolicyAlways, corev1.ContainerRestartPolicyOnFailure, corev1.ContainerRestartPolicyNever}
+			if w.isInit(c.Name) {
+				policies = policies[1:]
+			}
+			c.RestartPolicy = new(policies[w.r.IntN(len(policies))])
+		}
+		if action := w.r.IntN(4); action < 2 {
+			c.RestartPolicyRules = []corev1.ContainerRestartRule{{
+				Action:    []corev1.ContainerRestartRuleAction{corev1.ContainerRestartRuleActionRestart, corev1.ContainerRestartRuleActionRestartAllContainers}[action],
+				ExitCodes: &corev1.ContainerRestartRuleOnExitCodes{Operator: corev1.ContainerRestartRuleOnExitCodesOpIn, Values: []int32{1}},
+			}}
+		}
+	}
+}
+
+// restarts reports whether a container restarts after an exit with the code.
+func (w *simulation) restarts(name string, code int) bool {
+	c := w.specOf(name)
+	policy := string(w.spec.Pod.Spec.RestartPolicy)
+	if c.RestartPolicy != nil {
+		policy = string(*c.RestartPolicy)
+	}
+	return len(c.RestartPolicyRules) > 0 && code == 1 || policy == "Always" || policy == "OnFailure" && code != 0
 }
 
 func (w *simulation) containers() []*corev1.Container {
@@ -312,9 +345,33 @@ func (w *simulation) do(a Action) {
 		w.startContainer(a)
 	case StopContainer:
 		w.stopContainer(a)
+	case RestartAll:
+		w.restartAll(a)
 	case RemoveContainer:
 		w.removeContainer(a)
 	}
+}
+
+// counts reports whether a run is not from before all containers were restarted.
+func (w *simulation) counts(c Container) bool { return c.Attempt >= w.spec.FirstRuns[c.Name] }
+
+func (w *simulation) restartAll(a RestartAll) {
+	w.t.Helper()
+	run := w.newest(a.Container)
+	if rules := w.specOf(a.Container).RestartPolicyRules; run == nil || run.State != ContainerExited || run.ExitCode != 1 || !w.counts(*run) ||
+		len(rules) == 0 || rules[0].Action != corev1.ContainerRestartRuleActionRestartAllContainers || w.spec.Want != Run {
+		w.fail("all containers are restarted for %s", a.Container)
+	}
+	if w.chance(5) {
+		return // the record can't be written
+	}
+	w.spec.FirstRuns = a.FirstRuns
+	for _, c := range w.o.Containers {
+		if w.counts(c) && c.State != ContainerCreated {
+			w.fail("%s still counts", c.ID)
+		}
+	}
+	clear(w.o.StartFailures)
 }
 
 func (w *simulation) createSandbox(a CreateSandbox) {
@@ -464,7 +521,7 @@ func (w *simulation) checkOrder(a StartContainer) {
 	w.t.Helper()
 	if slices.ContainsFunc(w.spec.Pod.Spec.Containers, func(c corev1.Container) bool {
 		return slices.ContainsFunc(w.o.Containers, func(run Container) bool {
-			return run.Name == c.Name && run.Sandbox == a.Sandbox && run.State != ContainerCreated
+			return run.Name == c.Name && run.Sandbox == a.Sandbox && run.State != ContainerCreated && w.counts(run)
 		})
 	}) {
 		if w.isInit(a.Name) && !manifest.IsSidecar(w.specOf(a.Name)) {
@@ -477,7 +534,7 @@ func (w *simulation) checkOrder(a StartContainer) {
 			return
 		}
 		run := w.newest(c.Name)
-		if run == nil || run.Sandbox != a.Sandbox || manifest.IsSidecar(&c) && run.State != ContainerRunning || !manifest.IsSidecar(&c) && !succeeded(*run) {
+		if run == nil || run.Sandbox != a.Sandbox || !w.counts(*run) || manifest.IsSidecar(&c) && run.State != ContainerRunning || !manifest.IsSidecar(&c) && !succeeded(*run) {
 			w.fail("%s is started before %s has completed", a.Name, c.Name)
 		}
 	}
@@ -486,13 +543,11 @@ func (w *simulation) checkOrder(a StartContainer) {
 func (w *simulation) checkPolicy(a StartContainer) {
 	w.t.Helper()
 	last := w.newest(a.Name)
-	if last == nil || last.State != ContainerExited || manifest.IsSidecar(w.specOf(a.Name)) {
+	if last == nil || last.State != ContainerExited || !w.counts(*last) || w.isInit(a.Name) && last.ExitCode == 0 {
 		return
 	}
-	switch policy := w.spec.Pod.Spec.RestartPolicy; {
-	case policy == corev1.RestartPolicyNever && (!w.isInit(a.Name) || last.ExitCode != 0),
-		policy == corev1.RestartPolicyOnFailure && last.ExitCode == 0 && !w.isInit(a.Name):
-		w.fail("%s is restarted though the policy is %s", a.Name, policy)
+	if !w.restarts(a.Name, last.ExitCode) {
+		w.fail("%s is restarted after exit code %d against its policy", a.Name, last.ExitCode)
 	}
 }
 
@@ -594,19 +649,23 @@ func (w *simulation) runUntilIdle(what string) Decision {
 func (w *simulation) checkIdle(d Decision) {
 	w.t.Helper()
 	phase := d.Status.Phase
-	switch policy := w.spec.Pod.Spec.RestartPolicy; {
+	always := func(c *corev1.Container) bool {
+		return w.restarts(c.Name, 0) || w.isInit(c.Name) && w.restarts(c.Name, 2)
+	}
+	forever := !slices.ContainsFunc(w.containers(), func(c *corev1.Container) bool { return !always(c) })
+	switch {
 	case phase == PhaseRunning:
 		for _, c := range w.spec.Pod.Spec.Containers {
 			run := w.newest(c.Name)
-			if done := run.State == ContainerExited && (policy == corev1.RestartPolicyNever || policy == corev1.RestartPolicyOnFailure && run.ExitCode == 0); run.State != ContainerRunning && !done {
+			if done := run.State == ContainerExited && !w.restarts(c.Name, run.ExitCode); run.State != ContainerRunning && !done {
 				w.fail("idle, but %s doesn't run: %s", c.Name, describe(d.Status))
 			}
 		}
-		if policy == corev1.RestartPolicyAlways && !d.Status.Ready {
+		if forever && !d.Status.Ready {
 			w.fail("idle, but not ready: %s", describe(d.Status))
 		}
 	case phase == PhaseSucceeded, phase == PhaseFailed:
-		if policy == corev1.RestartPolicyAlways && d.Status.Reason != "DeadlineExceeded" {
+		if forever && d.Status.Reason != "DeadlineExceeded" {
 			w.fail("ended despite its restartPolicy: %s", describe(d.Status))
 		}
 		w.checkStopped(d)

@@ -167,7 +167,7 @@ func (p reporter) reason(s Status) (reason, message string) {
 		case cs.State == Running && (!c.runsToCompletion && cs.Up || s.Initialized), c.runsToCompletion && cs.State == Terminated && cs.ExitCode == 0:
 			done++
 		case cs.State == Waiting && cs.Reason != reasonInitializing && cs.Reason != reasonCreating,
-			cs.State == Terminated && (p.shouldRestart(Container{State: ContainerExited, ExitCode: cs.ExitCode}) || c.init):
+			cs.State == Terminated && (p.shouldRestart(Container{Name: c.name, State: ContainerExited, ExitCode: cs.ExitCode}) || c.init):
 			return initPrefix(c) + cs.Reason, cs.Message
 		case c.init && !s.Initialized:
 			return fmt.Sprintf("Init:%d/%d", done, len(p.Pod.Spec.InitContainers)), ""
@@ -204,6 +204,9 @@ func (p reporter) containerStatus(c podContainer, initialized bool) ContainerSta
 	if ok {
 		out.ID, out.Restarts, out.Health = run.ID, int(run.Attempt), run.Health
 		out.ExitCode, out.Started, out.Finished = run.ExitCode, run.Started, run.Finished
+	}
+	if runs := p.runs[c.name]; !ok && len(runs) > 0 && runs[0].Attempt < p.FirstRuns[c.name] {
+		out.Restarts = int(runs[0].Attempt)
 	}
 	if _, here := p.inCurrentSandbox(c.name); c.init && ok && !here && p.sandboxUsable() && p.Want == Run && p.outcome == nil {
 		ok = false // it will run again in the new sandbox

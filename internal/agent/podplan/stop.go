@@ -19,7 +19,7 @@ func (p *planner) stopAll(since time.Time) bool {
 		}
 	}
 	if len(left) > 0 {
-		p.stopInOrder(left, since)
+		p.stopInOrder(left, func(c Container) { p.stop(c, since) })
 		return false
 	}
 	if p.o.Creating || len(p.o.Starting) > 0 {
@@ -40,7 +40,7 @@ func (p *planner) stopAll(since time.Time) bool {
 
 // stopInOrder stops all containers except sidecars together. Once only sidecars are left, it stops
 // them one by one in reverse start order.
-func (p *planner) stopInOrder(left []Container, since time.Time) {
+func (p *planner) stopInOrder(left []Container, stop func(Container)) {
 	var sidecars []string
 	for _, c := range p.allContainers() {
 		if c.init && !c.runsToCompletion {
@@ -62,7 +62,7 @@ func (p *planner) stopInOrder(left []Container, since time.Time) {
 	}
 	for _, c := range left {
 		if position(c.Name) == last {
-			p.stop(c, since)
+			stop(c)
 		}
 	}
 }

@@ -79,9 +79,10 @@ func (v *view) ephemerals() []podContainer {
 	return out
 }
 
-// newest returns the newest run of a container since the pod was last told to run, in any sandbox.
+// newest returns the newest run of a container that counts, in any sandbox: since the pod was last
+// told to run, and since a rule has last restarted all containers.
 func (v *view) newest(name string) (Container, bool) {
-	if runs := v.runs[name]; len(runs) > 0 && !v.formerSandboxes[runs[0].Sandbox] {
+	if runs := v.runs[name]; len(runs) > 0 && !v.formerSandboxes[runs[0].Sandbox] && runs[0].Attempt >= v.FirstRuns[name] {
 		return runs[0], true
 	}
 	return Container{}, false
@@ -102,17 +103,6 @@ func live(c Container) bool { return c.State == ContainerRunning || c.State == C
 // succeeded reports whether a container has exited with code 0.
 func succeeded(c Container) bool { return c.State == ContainerExited && c.ExitCode == 0 }
 
-// shouldRestart reports whether the restartPolicy restarts a container after this run.
-func (v *view) shouldRestart(c Container) bool {
-	switch v.Pod.Spec.RestartPolicy {
-	case corev1.RestartPolicyNever:
-		return false
-	case corev1.RestartPolicyOnFailure:
-		return !succeeded(c) || c.Health.MustStop() || c.Outdated
-	}
-	return true
-}
-
 // initialized reports whether initialization has completed in the current sandbox. It has if a
 // regular container has run there, even if the records of the init containers are gone.
 func (v *view) initialized() bool {
@@ -132,13 +122,13 @@ func (v *view) initialized() bool {
 }
 
 // finalStartFailure returns the failure to execute a container's program. ok tells that the failure
-// is final, like a failed run: with restartPolicy Never, and for ephemeral containers.
+// is final, like a failed run that doesn't restart, and for ephemeral containers.
 func (v *view) finalStartFailure(name string) (f Failure, ok bool) {
 	_, ran := v.newest(name)
 	f = v.o.StartFailures[name]
-	never := v.Pod.Spec.RestartPolicy == corev1.RestartPolicyNever ||
+	final := !v.shouldRestart(Container{Name: name, State: ContainerExited, ExitCode: f.ExitCode}) ||
 		slices.ContainsFunc(v.Pod.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == name })
-	return f, !ran && f.ExitCode != 0 && never
+	return f, !ran && f.ExitCode != 0 && final
 }
 
 // shouldStart reports whether a regular container should start. In a replaced sandbox, containers
@@ -167,19 +157,15 @@ type outcome struct {
 
 // containersOutcome returns the outcome that follows from the containers' exits, or nil.
 func (v *view) containersOutcome() *outcome {
-	policy := v.Pod.Spec.RestartPolicy
-	if policy == corev1.RestartPolicyNever && !v.initialized() {
+	if !v.initialized() {
 		for _, c := range v.allContainers() {
-			if run, ok := v.newest(c.name); c.runsToCompletion && ok && run.State == ContainerExited && run.ExitCode != 0 {
+			if run, ok := v.newest(c.name); c.runsToCompletion && ok && run.State == ContainerExited && run.ExitCode != 0 && !v.shouldRestart(run) {
 				return &outcome{PhaseFailed, "", "init container " + c.name + " failed", run.Finished}
 			}
 			if f, refused := v.finalStartFailure(c.name); c.init && refused {
 				return &outcome{PhaseFailed, "", "init container " + c.name + " failed", f.At}
 			}
 		}
-	}
-	if policy == corev1.RestartPolicyAlways {
-		return nil
 	}
 	out := &outcome{phase: PhaseSucceeded}
 	for i := range v.Pod.Spec.Containers {
@@ -188,7 +174,7 @@ func (v *view) containersOutcome() *outcome {
 		if f, refused := v.finalStartFailure(name); refused && !v.o.Starting[name] {
 			run, ok = Container{State: ContainerExited, ExitCode: f.ExitCode, Finished: f.At}, true
 		}
-		if !ok && v.sandboxForbidden() {
+		if !ok && v.sandboxForbidden() && v.policyOf(&v.Pod.Spec.Containers[i]) == corev1.RestartPolicyNever {
 			out.phase, out.message = PhaseFailed, "its sandbox was lost before all containers had started"
 			continue
 		}

@@ -154,15 +154,13 @@ var containerFields = []Field{
 	{"lifecycle.stopSignal", Honoured, "signal that asks the container to stop, instead of the image's or SIGTERM"},
 	{"terminationMessagePath", Honoured, "file from which the container's termination message is read, at most 4096 bytes; /dev/termination-log if absent"},
 	{"terminationMessagePolicy", Honoured, "File (default), or FallbackToLogsOnError to use the end of the log if the container fails and the file is empty"},
+	{"restartPolicy", Honoured, "when the container restarts: Always, OnFailure or Never; spec.restartPolicy if absent. On an init container, Always makes it a sidecar, which starts before the containers, runs beside them and stops after them"},
+	{"restartPolicyRules", Honoured, "actions by exit code, the first that matches instead of restartPolicy: Restart restarts the container, RestartAllContainers kills all containers and runs them again, from the first init container on"},
 	{"stdin", Honoured, "keeps standard input open for attach"},
 	{"stdinOnce", Honoured, "closes standard input when the first client disconnects"},
 	{"tty", Honoured, "allocates a terminal"},
 	{"resizePolicy", Honoured, "how changed resources take effect: NotRequired (default) applies them to the running container, RestartContainer restarts it"},
 }
-
-// sidecarField is the field that only init containers have.
-var sidecarField = Field{"spec.initContainers[].restartPolicy", Honoured,
-	"Always makes the container a sidecar, which starts before the containers, runs beside them and stops after them"}
 
 // Remedies are the messages for refused fields where NotSupported isn't helpful enough, by path.
 // They apply to all fields below the path too.
@@ -173,7 +171,6 @@ var Remedies = map[string]string{
 	"spec.serviceAccount":                                    "there are no service accounts without an API server: remove it",
 	"spec.automountServiceAccountToken":                      "there are no tokens without an API server: remove it",
 	"spec.ephemeralContainers":                               "only an API server can add these, to a running pod: use husk exec",
-	"spec.containers[].restartPolicy":                        "only init containers have one: use spec.restartPolicy",
 	"spec.volumes[].projected.sources[].serviceAccountToken": "there are no tokens without an API server: remove it",
 	"spec.volumes[].persistentVolumeClaim":                   "claims are not supported: mount a directory with hostPath",
 }
@@ -190,7 +187,6 @@ func All() []Field {
 			out = append(out, f)
 		}
 	}
-	out = append(out, sidecarField)
 	slices.SortFunc(out, func(a, b Field) int { return strings.Compare(a.Path, b.Path) })
 	return out
 }

@@ -27,7 +27,7 @@ problem. A field with an empty value (false, 0, an empty string or list, null) c
 	} {
 		fmt.Fprintf(&b, "\n## %s\n\n| field | meaning |\n|---|---|\n", section.title)
 		for _, f := range All() {
-			if f.How != section.how || strings.HasPrefix(f.Path, "spec.initContainers[].") && f.Path != sidecarField.Path {
+			if f.How != section.how || strings.HasPrefix(f.Path, "spec.initContainers[].") {
 				continue
 			}
 			fmt.Fprintf(&b, "| `%s` | %s |\n", f.Path, escape.Replace(f.Meaning))
