@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -52,6 +54,43 @@ func open(t *testing.T, handle Handler[word]) string {
 	}()
 	t.Cleanup(func() { _ = l.Close(); <-done; serving.Wait() })
 	return path
+}
+
+// scarce is a listener that fails once, as in a process without free file descriptors.
+type scarce struct {
+	net.Listener
+	once sync.Once
+}
+
+func (l *scarce) Accept() (conn net.Conn, err error) {
+	l.once.Do(func() { err = &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", unix.EMFILE)} })
+	if err != nil {
+		return nil, err
+	}
+	return l.Listener.Accept()
+}
+
+// TestShortage checks that a moment without file descriptors doesn't end the service.
+func TestShortage(t *testing.T) {
+	below, err := net.Listen("unix", filepath.Join(t.TempDir(), "sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := Split(&scarce{Listener: below}, func(c net.Conn) { _ = c.Close() })
+	defer l.Close()
+	client, err := net.Dial("unix", below.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if _, err := client.Write([]byte("P")); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.Close()
 }
 
 func TestSplit(t *testing.T) {

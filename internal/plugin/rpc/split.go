@@ -1,9 +1,12 @@
 package rpc
 
 import (
+	"errors"
 	"net"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Split returns a listener for the connections of l, except for those that start with a request.
@@ -24,14 +27,25 @@ type splitter struct {
 	closed chan struct{}
 }
 
+// shortage is how long to wait after the process or the node has run out of file descriptors.
+const shortage = 100 * time.Millisecond
+
 func (s *splitter) run() {
 	for {
 		conn, err := s.Listener.Accept()
-		if err != nil {
-			s.failed <- err
-			return
+		switch {
+		case err == nil:
+			go s.sort(conn)
+			continue
+		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ECONNABORTED):
+			select {
+			case <-time.After(shortage):
+				continue
+			case <-s.closed:
+			}
 		}
-		go s.sort(conn)
+		s.failed <- err
+		return
 	}
 }
 
