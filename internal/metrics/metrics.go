@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
@@ -128,8 +129,14 @@ func (m *Metrics) Plugin(r cni.Run) { m.plugins.ended(r.Took, r.Err, r.Network, 
 // Pull records a pull of an image.
 func (m *Metrics) Pull(took time.Duration, err error) { m.pulls.ended(took, err) }
 
-// headerTimeout is how long a client may take to send its request's header.
-const headerTimeout = 10 * time.Second
+const (
+	// headerTimeout is how long a client may take to send its request's header, and idleTimeout
+	// how long it may wait before the next one.
+	headerTimeout = 10 * time.Second
+	idleTimeout   = 2 * time.Minute
+	// maxConnections is more than any monitoring needs.
+	maxConnections = 100
+)
 
 // ServeHTTP serves the metrics.
 func (m *Metrics) ServeHTTP(w http.ResponseWriter, r *http.Request) { m.page.ServeHTTP(w, r) }
@@ -138,9 +145,9 @@ func (m *Metrics) ServeHTTP(w http.ResponseWriter, r *http.Request) { m.page.Ser
 func (m *Metrics) Serve(ctx context.Context, listener net.Listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", m.ServeHTTP)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: headerTimeout}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-	if err := server.Serve(listener); ctx.Err() == nil {
+	if err := server.Serve(netutil.LimitListener(listener, maxConnections)); ctx.Err() == nil {
 		return fmt.Errorf("serve metrics: %w", err)
 	}
 	return nil

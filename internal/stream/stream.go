@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/net/netutil"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/cri-streaming/pkg/streaming/portforward"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
@@ -51,6 +52,8 @@ type Server struct {
 const (
 	// headerTimeout is how long a client may take to send the header of a request.
 	headerTimeout = 10 * time.Second
+	// maxConnections bounds the sessions. Every process on the node can connect.
+	maxConnections = 1000
 	// idleTimeout is how long a session may be idle, as for a kubelet.
 	idleTimeout = 4 * time.Hour
 )
@@ -68,7 +71,7 @@ func New(cfg Config) (*Server, error) {
 	s.closing, s.close = context.WithCancel(context.Background())
 	setLogger.Do(func() { klog.SetSlogLogger(slog.New(debugHandler{cfg.Log.Handler()})) })
 	s.http = &http.Server{
-		Handler: http.HandlerFunc(s.serve), ReadHeaderTimeout: headerTimeout,
+		Handler: http.HandlerFunc(s.serve), ReadHeaderTimeout: headerTimeout, IdleTimeout: headerTimeout,
 		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 	}
 	return s, nil
@@ -76,7 +79,7 @@ func New(cfg Config) (*Server, error) {
 
 // Serve serves until Close.
 func (s *Server) Serve() error {
-	if err := s.http.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+	if err := s.http.Serve(netutil.LimitListener(s.listener, maxConnections)); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve sessions: %w", err)
 	}
 	return nil

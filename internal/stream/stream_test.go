@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -184,5 +185,38 @@ func TestInvalidRequests(t *testing.T) {
 		if _, err := s.Attach(&runtimeapi.AttachRequest{Tty: r.GetTty(), Stderr: r.GetStderr()}); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%v: %v", r, err)
 		}
+	}
+}
+
+// TestConnectionsAreBounded checks that processes on the node can't hold more than a number of
+// connections.
+func TestConnectionsAreBounded(t *testing.T) {
+	s := serve(t, nil)
+	dial := func() net.Conn {
+		conn, err := net.Dial("tcp", s.listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
+	}
+	var idle []net.Conn
+	for range maxConnections {
+		idle = append(idle, dial())
+	}
+	client := dial()
+	if _, err := io.WriteString(client, "GET / HTTP/1.0\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	_ = client.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+	if _, err := client.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("one connection more was served: %v", err)
+	}
+	_ = client.SetReadDeadline(time.Time{})
+	for _, c := range idle {
+		_ = c.Close()
+	}
+	if _, err := client.Read(make([]byte, 1)); err != nil {
+		t.Errorf("after the others were closed: %v", err)
 	}
 }

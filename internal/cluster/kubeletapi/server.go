@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
@@ -26,8 +27,15 @@ import (
 	"github.com/huskd/husk/internal/stream"
 )
 
-// headerTimeout is how long a client may take to send the header of a request.
-const headerTimeout = 10 * time.Second
+const (
+	// headerTimeout is how long a client may take to send the header of a request, and idleTimeout
+	// how long it may wait before the next one.
+	headerTimeout = 10 * time.Second
+	idleTimeout   = 2 * time.Minute
+	// maxConnections bounds the connections to a listener. Pods can connect without a login, and
+	// must not use up the file descriptors and the memory of huskd.
+	maxConnections = 1000
+)
 
 // Config configures a Server.
 type Config struct {
@@ -105,14 +113,18 @@ func New(cfg Config) (*Server, error) {
 func (s *Server) Serve(ctx context.Context) error {
 	running, ctx := errgroup.WithContext(ctx)
 	running.Go(func() error {
-		if err := s.serve(ctx, s.handler(s.routes()), func(server *http.Server) error { return server.ServeTLS(s.listener, "", "") }); err != nil {
+		if err := s.serve(ctx, s.handler(s.routes()), func(server *http.Server) error {
+			return server.ServeTLS(netutil.LimitListener(s.listener, maxConnections), "", "")
+		}); err != nil {
 			return fmt.Errorf("--node-listen: %w", err)
 		}
 		return nil
 	})
 	if s.healthListener != nil {
 		running.Go(func() error {
-			if err := s.serve(ctx, s.health.handler(), func(server *http.Server) error { return server.Serve(s.healthListener) }); err != nil {
+			if err := s.serve(ctx, s.health.handler(), func(server *http.Server) error {
+				return server.Serve(netutil.LimitListener(s.healthListener, maxConnections))
+			}); err != nil {
 				return fmt.Errorf("--node-healthz-listen: %w", err)
 			}
 			return nil
@@ -126,7 +138,7 @@ func (s *Server) serve(ctx context.Context, handler http.Handler, run func(*http
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true) // sessions hijack their connection
 	server := &http.Server{
-		Handler: handler, TLSConfig: s.tls, Protocols: protocols, ReadHeaderTimeout: headerTimeout,
+		Handler: handler, TLSConfig: s.tls, Protocols: protocols, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog:    slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 	}
