@@ -50,9 +50,10 @@ type Source struct {
 	Deliver func(source.Set)
 	// Rejected is called with a pod that the node doesn't admit. The pod has failed.
 	Rejected func(pod *corev1.Pod, why admission.Refusal)
-	// Refused is called with a pod that isn't run as the server has it, and with the reasons: by
-	// the names of ephemeral containers, or by WholePod. It is called again when the reasons
-	// change; without reasons nothing is refused any more.
+	// Refused is called with a pod that isn't run as the server has it, or has waited for something
+	// from the server for a while, and with the reasons: by the names of ephemeral containers, or by
+	// WholePod. It is called again when the reasons change. Without reasons nothing is refused any
+	// more.
 	Refused func(pod *corev1.Pod, why map[string]admission.Refusal)
 	// Preempt evicts a pod of the agent to make room for a critical one.
 	Preempt func(types.UID) error
@@ -86,12 +87,17 @@ type bound struct {
 	// preempted are the pods that were evicted to make room for it.
 	preempted []types.UID
 	// refused is why the latest version of the pod, or some of its ephemeral containers, aren't run.
-	refused      map[string]admission.Refusal
-	waitingSince time.Time // since when it has waited for the server; zero if it doesn't
+	// reported is what Refused was last called with.
+	refused, reported map[string]admission.Refusal
+	waitingSince      time.Time // since when it has waited for the server; zero if it doesn't
 }
 
-// waitError is the error of a pod that waits for something from the server.
-type waitError struct{ error }
+// waitError is the error of a pod that waits for something from the server. The reason is that of
+// the kubelet's event.
+type waitError struct {
+	reason string
+	error
+}
 
 // waitReport is the usual value of Source.waitReport.
 const waitReport = 5 * time.Second
@@ -181,6 +187,7 @@ func (s *Source) pass(ctx context.Context) (next time.Time) {
 		b, err := s.prepare(ctx, pod, needed)
 		if late := s.bound[pod.UID].reportWaitAt(err, s.waitReport); late.IsZero() {
 			s.Client.LogOnce(at, err)
+			s.report(pod, err)
 		} else if next.IsZero() || late.Before(next) {
 			next = late
 		}
@@ -233,6 +240,22 @@ func (b *bound) reportWaitAt(err error, delay time.Duration) time.Time {
 		return late
 	}
 	return time.Time{}
+}
+
+// report calls Refused if what is refused of the pod has changed, or what the pod waits for.
+func (s *Source) report(pod *corev1.Pod, err error) {
+	b := s.bound[pod.UID]
+	if b == nil {
+		return
+	}
+	why := b.refused
+	if wait, ok := errors.AsType[waitError](err); ok {
+		why = map[string]admission.Refusal{WholePod: {Reason: wait.reason, Message: cluster.OneLine(wait)}}
+	}
+	if !maps.Equal(b.reported, why) {
+		b.reported = why
+		s.Refused(pod, why)
+	}
 }
 
 // locationOf returns the location of a pod. It contains the UID, so that a recreated pod of the
@@ -295,7 +318,7 @@ func (s *Source) prepare(ctx context.Context, pod *corev1.Pod, needed map[string
 		b.pod = known // it stays as it was before huskd's restart
 	}
 	if known == nil && !s.services.Synced() {
-		return nil, waitError{errors.New("the pod waits for the list of services, for its environment variables")}
+		return nil, waitError{"CreateContainerConfigError", errors.New("the pod waits for the list of services, for its environment variables")}
 	}
 	return b, s.resolve(ctx, b, needed)
 }
@@ -313,7 +336,7 @@ func (s *Source) handler(pod *corev1.Pod) (string, error) {
 	}
 	class, ok := s.classes.Get("", *pod.Spec.RuntimeClassName)
 	if !ok {
-		return "", waitError{fmt.Errorf("the pod waits for its runtime class %s: create it", *pod.Spec.RuntimeClassName)}
+		return "", waitError{"FailedCreatePodSandBox", fmt.Errorf("the pod waits for its runtime class %s: create it", *pod.Spec.RuntimeClassName)}
 	}
 	return class.Handler, nil
 }

@@ -422,8 +422,12 @@ func TestRuntimeClass(t *testing.T) {
 	f := newFixture(t)
 	f.Put(podList, pod("a", func(p *corev1.Pod) { p.Spec.RuntimeClassName = new("fast") }))
 	f.expectLog("waits for its runtime class fast")
+	f.eventually("the wait is reported", func() bool {
+		return strings.HasPrefix(f.refused["a/"], "FailedCreatePodSandBox: the pod waits for its runtime class fast")
+	})
 	f.Put(classList, &nodev1.RuntimeClass{TypeMeta: metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"}, ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Handler: "crun"})
 	f.expect("a")
+	f.eventually("nothing is refused", func() bool { return len(f.refused) == 0 })
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if got := f.set.Pods[0].Spec.RuntimeClassName; got == nil || *got != "crun" {

@@ -36,14 +36,14 @@ func (s *Source) resolve(ctx context.Context, b *bound, needed map[string]bool) 
 			s.watching[key] = w
 		}
 		if !w.synced() {
-			missing = waitError{fmt.Errorf("the pod waits for %s", key)}
+			missing = waitError{"FailedMount", fmt.Errorf("the pod waits for %s", key)}
 		}
 	})
 	for _, t := range b.tokens {
 		key := manifest.ObjectKey(manifest.KindSecret, t.namespace, t.name)
 		needed[key] = true
 		if !s.tokens.ensure(ctx, key, t, &s.group) && missing == nil {
-			missing = waitError{fmt.Errorf("the pod waits for a token of service account %s/%s", t.namespace, t.account)}
+			missing = waitError{"FailedMount", fmt.Errorf("the pod waits for a token of service account %s/%s", t.namespace, t.account)}
 		}
 	}
 	needed[manifest.ObjectKey(manifest.KindConfigMap, b.pod.Namespace, servicesName(b.pod))] = true

@@ -22,8 +22,7 @@ const WholePod = ""
 const reasonNotSupported = "NotSupported"
 
 // translate converts the pod for the agent and stores it in b. It stores what the node can't run in
-// b.refused, and reports it if that has changed. An error means that the pod can't be converted
-// yet.
+// b.refused, and logs it if that has changed. An error means that the pod can't be converted yet.
 func (s *Source) translate(b *bound, pod *corev1.Pod) error {
 	handler, err := s.handler(pod)
 	if err != nil {
@@ -69,7 +68,6 @@ func (s *Source) translate(b *bound, pod *corev1.Pod) error {
 	for name, why := range refused {
 		s.Log.Warn("API server: this node can't run what the pod has; what runs of it stays as it was", "pod", pod.Namespace+"/"+pod.Name, "container", name, "problem", why.Message)
 	}
-	s.Refused(pod, refused)
 	return nil
 }
 
