@@ -17,6 +17,7 @@ import (
 	"github.com/huskd/husk/internal/agent/admission"
 	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/idrange"
+	"github.com/huskd/husk/internal/agent/podlogs"
 	"github.com/huskd/husk/internal/agent/probe"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/agent/volume"
@@ -38,6 +39,7 @@ type Config struct {
 	Containers *container.Service
 	Images     *image.Store
 	Volumes    volume.Volumes
+	Logs       podlogs.Dirs
 	// Node returns the node's present state.
 	Node func() criconfig.Node
 	// Memory, if set, returns the memory that a cgroup uses, and its limit, in bytes. They are 0 if

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/huskd/husk/internal/agent/podlogs"
 	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/host"
@@ -94,6 +95,7 @@ func (h *harness) start() {
 	h.Agent = New(Config{
 		Journal: h.journal, Sandboxes: sandboxes, Containers: containers, Images: h.images,
 		Volumes: volume.Volumes{Root: h.dir, State: state},
+		Logs:    podlogs.Dirs{Root: filepath.Join(h.dir, "pods"), Pods: filepath.Join(h.dir, "logs"), Links: filepath.Join(h.dir, "links")},
 		Node: func() criconfig.Node {
 			return criconfig.Node{Name: "n", Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourceMemory: resource.MustParse("1Gi")}, Memory: 1 << 30, Logs: filepath.Join(h.dir, "logs")}
 		},

@@ -220,8 +220,11 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	logs := criconfig.LogDirectory(web, h.cfg.Node())
-	if err := os.MkdirAll(logs, 0o755); err != nil {
+	logs, err := h.cfg.Logs.Create(uid, criconfig.LogDirectory(web, h.cfg.Node()))
+	if err == nil {
+		err = os.MkdirAll(logs, 0o755)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	if err := h.Remove(h.ctx(), uid); err != nil {

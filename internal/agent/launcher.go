@@ -40,7 +40,11 @@ func (l *launcher) createSandbox(attempt uint32) {
 	config := criconfig.SandboxConfig(l.record().Pod, attempt, l.a.cfg.Node())
 	config.Labels[Label] = "true"
 	ctx, end := l.span(l.a.closing, "agent/CreateSandbox")
-	st, err := l.runSandbox(ctx, config, criconfig.Handler(l.manifest))
+	var st sandbox.Status
+	var err error
+	if config.LogDirectory, err = l.logDirectory(); err == nil {
+		st, err = l.runSandbox(ctx, config, criconfig.Handler(l.manifest))
+	}
 	end(err)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -52,6 +56,18 @@ func (l *launcher) createSandbox(attempt uint32) {
 		return
 	}
 	l.inventory.add(st.ID)
+}
+
+// logDirectory returns the directory of the pod's logs, after recording it. On a cluster's node it
+// has the name that the pod has on the API server, where log collectors look the pod up.
+func (l *launcher) logDirectory() (string, error) {
+	rec, node := l.record(), l.a.cfg.Node()
+	named := rec.Pod
+	if node.InCluster {
+		named = &corev1.Pod{ObjectMeta: rec.Pod.ObjectMeta}
+		named.Name = Pod{Manifest: rec.Pod, Source: rec.Source}.ReportedName(node.Name)
+	}
+	return l.a.cfg.Logs.Create(l.uid(), criconfig.LogDirectory(named, node))
 }
 
 // runSandbox runs a sandbox, with its own user IDs if the pod sets hostUsers: false.
@@ -110,13 +126,16 @@ func (l *launcher) createAndStart(do podplan.StartContainer) (id string, err err
 	if err != nil {
 		return "", err
 	}
+	if err := l.a.cfg.Logs.Link(st.Log, st.ID); err != nil { // before the first line is written
+		l.warn("agent: log collectors may not find the log of a container", err, "container", do.Name)
+	}
 	err = l.a.cfg.Containers.Start(ctx, st.ID)
 	if st, getErr := l.a.cfg.Containers.Get(st.ID); err != nil && getErr == nil && !st.Started.IsZero() {
 		l.warn("agent: starting a container failed", err)
 		return st.ID, nil
 	}
 	if err != nil {
-		err = errors.Join(err, l.a.cfg.Containers.Remove(ctx, st.ID))
+		err = errors.Join(err, l.a.cfg.Containers.Remove(ctx, st.ID), l.a.cfg.Logs.Unlink(st.Log, st.ID))
 	}
 	return st.ID, err
 }

@@ -2,9 +2,9 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -213,7 +213,7 @@ func (w *worker) removeContainer(ctx context.Context, id string) error {
 	if err := w.a.cfg.Containers.Remove(ctx, id); err != nil || st.Log == "" {
 		return err
 	}
-	return logs.Remove(st.Log)
+	return errors.Join(w.a.cfg.Logs.Unlink(st.Log, id), logs.Remove(st.Log))
 }
 
 // idle reports whether nothing is under way. The caller holds w.mu.
@@ -226,7 +226,7 @@ func (w *worker) idle() bool {
 func (w *worker) cleanUp() bool {
 	err := w.volumes.remove()
 	if err == nil {
-		err = os.RemoveAll(criconfig.LogDirectory(w.manifest, w.a.cfg.Node()))
+		err = w.a.cfg.Logs.Remove(w.uid())
 	}
 	if err == nil {
 		err = w.a.records.Delete(w.uid())

@@ -22,6 +22,7 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/podlogs"
 	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/host"
@@ -88,6 +89,7 @@ func serve(t *testing.T) served {
 	a = agent.New(agent.Config{
 		Journal: records, Sandboxes: sandboxes, Containers: containers, Images: images, Log: log,
 		Volumes: volume.Volumes{Root: dir, State: state},
+		Logs:    podlogs.Dirs{Root: filepath.Join(dir, "pods"), Pods: filepath.Join(dir, "logs"), Links: filepath.Join(dir, "links")},
 		Node:    func() criconfig.Node { return criconfig.Node{Name: "n", Logs: filepath.Join(dir, "logs")} },
 	})
 	s := served{ended: make(chan struct{})}

@@ -105,6 +105,7 @@ var layer = map[string]int{
 	"internal/agent/event":              driver,
 	"internal/agent/probe":              driver,
 	"internal/agent/volume":             driver,
+	"internal/agent/podlogs":            driver,
 	"internal/api":                      edge,
 	"internal/cri":                      edge,
 	"internal/stream":                   edge,

@@ -23,6 +23,8 @@ import (
 // DefaultFile is read if it exists and --config names no other file.
 const DefaultFile = "/etc/husk/huskd.toml"
 
+const defaultRoot = "/var/lib/husk"
+
 // Config is the configuration of huskd. The tag `key` names the flag and the key in the file,
 // `help` documents it, and New returns the defaults.
 type Config struct {
@@ -61,7 +63,7 @@ type Plugins struct {
 // New returns the default configuration.
 func New() Config {
 	return Config{
-		Root:       "/var/lib/husk",
+		Root:       defaultRoot,
 		State:      "/run/husk",
 		Listen:     "unix:///run/husk/husk.sock",
 		Sources:    Sources{WebSeconds: 20},
@@ -289,6 +291,7 @@ func (c *Config) check() error {
 		}
 		*path = filepath.Clean(*path)
 	}
+	c.setPodLogs(bad)
 	if c.Root == c.State {
 		bad("state", "%s is also the root directory: use another", c.State)
 	}

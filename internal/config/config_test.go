@@ -115,6 +115,18 @@ func TestValuesHideSecrets(t *testing.T) {
 	}
 }
 
+func TestPodLogs(t *testing.T) {
+	for args, want := range map[string]string{
+		"": "/var/lib/husk/logs/pods", "--kubeconfig=/k": "/var/log/pods", "--kubeconfig=/k --root=/r": "/r/logs/pods",
+		"--root=/r --pod-logs-dir=/var/log/pods/": "/var/log/pods", "--pod-logs-dir=logs": "", "--root=/r --pod-logs-dir=/r/logs": "", "--pod-logs-dir=/x/containers": "",
+	} {
+		cfg, err := Parse(append([]string{"--config", "/dev/null"}, strings.Fields(args)...), os.Stderr)
+		if want == "" != (err != nil) || err == nil && cfg.PodLogs != want {
+			t.Errorf("%q: %q, %v", args, cfg.PodLogs, err)
+		}
+	}
+}
+
 func TestHelpListsEveryKey(t *testing.T) {
 	var out bytes.Buffer
 	if _, err := Parse([]string{"--help"}, &out); !errors.Is(err, pflag.ErrHelp) {

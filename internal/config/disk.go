@@ -1,9 +1,13 @@
 package config
 
-import "path"
+import (
+	"path"
+	"path/filepath"
+)
 
 // Disk configures what keeps the disk from filling up.
 type Disk struct {
+	PodLogs     string   `key:"pod-logs-dir" help:"directory of the logs of pods, except those of a kubelet. The directory containers beside it has links to the logs of containers, for log collectors. If empty: /var/log/pods with a kubeconfig and the default root, logs/pods below root otherwise"`
 	LogMaxSize  int      `key:"log-max-size" help:"size in MiB at which huskd rotates the logs of containers, except those of a kubelet; 0 for no limit"`
 	LogMaxFiles int      `key:"log-max-files" help:"maximum number of files of such a log; all but the newest two are compressed"`
 	ImageHigh   int      `key:"image-gc-high" help:"disk usage in percent at which huskd starts to remove unused images; 100 for never"`
@@ -14,6 +18,21 @@ type Disk struct {
 
 // kubeletDisk holds the kubelet's defaults.
 var kubeletDisk = Disk{LogMaxSize: 10, LogMaxFiles: 5, ImageHigh: 85, ImageLow: 80, ImageAge: 120}
+
+// setPodLogs sets the default of PodLogs. A kubelet removes directories of pods that it doesn't
+// know from /var/log/pods, so this is the default only where huskd is the node itself.
+func (c *Config) setPodLogs(bad func(key, format string, args ...any)) {
+	switch {
+	case c.PodLogs == "" && c.Kubeconfig != "" && c.Root == defaultRoot:
+		c.PodLogs = "/var/log/pods"
+	case c.PodLogs == "":
+		c.PodLogs = filepath.Join(c.Root, "logs", "pods")
+	}
+	c.PodLogs = filepath.Clean(c.PodLogs)
+	if !filepath.IsAbs(c.PodLogs) || filepath.Base(c.PodLogs) == "containers" || filepath.Dir(c.PodLogs) == c.Root {
+		bad("pod-logs-dir", "%q is not an absolute path of a directory that can have a directory containers beside it", c.PodLogs)
+	}
+}
 
 func (c *Config) checkDisk(bad func(key, format string, args ...any)) {
 	if c.LogMaxSize < 0 {

@@ -233,8 +233,8 @@ func (d *daemon) wire() {
 	})
 	d.agent = agent.New(agent.Config{
 		Journal: d.journal, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
-		Volumes: d.volumes(),
-		Node:    nodeFacts(d.cfg, d.facts, d.resources),
+		Volumes: d.volumes(), Logs: d.podLogs(),
+		Node: nodeFacts(d.cfg, d.facts, d.resources),
 		Memory: func(cgroup string) (used, limit uint64) {
 			if u, err := d.meter.Cgroup(cgroup); err == nil {
 				return u.Memory.Used, u.Memory.Limit
@@ -263,6 +263,7 @@ func (d *daemon) resume(ctx context.Context) {
 	logAll("containers: resuming failed", d.containers.Resume(ctx))
 	logAll("sandboxes: resuming failed", d.sandboxes.Resume())
 	logAll("NRI is off: no plugin can register", d.startNRI())
+	logAll("logs: restoring the links failed", linkLogs(d.podLogs(), d.containers.List("")))
 	logAll("a record was set aside", d.agent.Load()...)
 	d.removeOrphans()
 }

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/podlogs"
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/agent/volume"
@@ -24,7 +26,21 @@ func (d *daemon) volumes() volume.Volumes {
 	return volume.Volumes{Root: d.cfg.Root, State: d.cfg.State}
 }
 
-func (d *daemon) logs() string { return filepath.Join(d.cfg.Root, "logs") }
+func (d *daemon) podLogs() podlogs.Dirs {
+	return podlogs.Dirs{Root: filepath.Join(d.cfg.Root, "pods"), Pods: d.cfg.PodLogs, Links: filepath.Join(filepath.Dir(d.cfg.PodLogs), "containers")}
+}
+
+// linkLogs restores the links to the logs of the agent's containers: huskd or the host may have
+// stopped before they were made or removed.
+func linkLogs(logs podlogs.Dirs, list []container.Status) error {
+	err := logs.Sweep()
+	for _, st := range list {
+		if st.Config.GetLabels()[agent.Label] != "" && st.Log != "" {
+			err = errors.Join(err, logs.Link(st.Log, st.ID))
+		}
+	}
+	return err
+}
 
 // housekeeper keeps the disk from filling up.
 func (d *daemon) housekeeper() *housekeeping.Housekeeper {
@@ -96,7 +112,7 @@ func (d *daemon) removeOrphans() {
 		uids = append(uids, string(p.Manifest.UID))
 	}
 	d.orphans = map[string]error{}
-	for _, o := range housekeeping.Orphans(d.volumes(), d.logs(), uids) {
+	for _, o := range housekeeping.Orphans(d.volumes(), d.podLogs(), uids) {
 		if o.Err != nil {
 			d.log.Error("orphaned pod directory was kept", "path", o.Path, "error", o.Err)
 			d.orphans[o.Path] = o.Err

@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -27,7 +26,7 @@ func nodeFacts(cfg config.Config, f host.Facts, r nodeResources) func() criconfi
 	fixed := criconfig.Node{
 		Name: nodeName(cfg), ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, Memory: f.Memory, Allocatable: r.allocatable, Unified: f.Cgroup.Mode.Unified(),
 		HugePages: f.Cgroup.HugePages, RecursiveReadOnly: f.RecursiveReadOnly,
-		Logs: filepath.Join(cfg.Root, "logs"), Seccomp: "/var/lib/kubelet/seccomp",
+		InCluster: cfg.Kubeconfig != "", Logs: cfg.PodLogs, Seccomp: "/var/lib/kubelet/seccomp",
 	}
 	return func() criconfig.Node {
 		n := fixed

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/agent/podlogs"
 	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/internal/image"
@@ -72,7 +73,7 @@ func TestOrphans(t *testing.T) {
 	hosttest.Root(t)
 	dir := t.TempDir()
 	v := volume.Volumes{Root: filepath.Join(dir, "root"), State: filepath.Join(dir, "state")}
-	logs := filepath.Join(v.Root, "logs")
+	logs := podlogs.Dirs{Root: filepath.Join(v.Root, "pods"), Pods: filepath.Join(dir, "logs"), Links: filepath.Join(dir, "links")}
 	write := func(path string) {
 		t.Helper()
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -93,9 +94,17 @@ func TestOrphans(t *testing.T) {
 	write(filepath.Join(v.State, "pods/gone/volumes/m/f"))
 	write(filepath.Join(v.Root, "pods/more/volumes/v/f"))
 	write(filepath.Join(v.Root, "pods/more/else"))
-	write(filepath.Join(logs, "default_web_known/c/0.log"))
-	write(filepath.Join(logs, "default_web_gone/c/0.log"))
-	write(filepath.Join(logs, "theirs/0.log"))
+	for _, uid := range []string{"known", "gone", "onlylogs"} {
+		at, err := logs.Create(uid, filepath.Join(logs.Pods, "default_web_"+uid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(filepath.Join(at, "c/0.log"))
+		if err := logs.Link(filepath.Join(at, "c/0.log"), "id"+uid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(filepath.Join(logs.Pods, "default_web_theirs/c/0.log"))
 	mounted := filepath.Join(v.Root, "pods/gone/volumes/v/mounted")
 	if err := os.Mkdir(mounted, 0o755); err != nil {
 		t.Fatal(err)
@@ -115,13 +124,14 @@ func TestOrphans(t *testing.T) {
 	if want := []string{
 		"/root/pods/gone",
 		"/root/pods/more stays: /root/pods/more contains more than volumes: check its files and remove it",
-		"/root/logs/default_web_gone",
+		"/root/pods/onlylogs",
 	}; !slices.Equal(reported, want) {
 		t.Errorf("reported %q", reported)
 	}
 	for path, there := range map[string]bool{
-		"root/pods/known/volumes/v/f": true, "root/logs/default_web_known/c/0.log": true, "behind/f": true, "root/logs/theirs/0.log": true, "root/pods/more/else": true,
-		"root/pods/gone": false, "state/pods/gone": false, "root/pods/more/volumes": false, "root/logs/default_web_gone": false,
+		"root/pods/known/volumes/v/f": true, "logs/default_web_known/c/0.log": true, "behind/f": true, "logs/default_web_theirs/c/0.log": true,
+		"links/web_default_c-idknown.log": true, "links/web_default_c-idgone.log": false, "logs/default_web_onlylogs": false, "root/pods/more/else": true,
+		"root/pods/gone": false, "state/pods/gone": false, "root/pods/more/volumes": false, "logs/default_web_gone": false,
 	} {
 		if exists(filepath.Join(dir, path)) != there {
 			t.Errorf("%s exists: %t", path, !there)

@@ -25,7 +25,7 @@ func TestLogRotation(t *testing.T) {
 	w.run(podOf("talks", "volumes: [{name: h, hostPath: {path: "+w.Dir+"}}], "+only("volumeMounts: [{name: h, mountPath: /h}], command: "+
 		shell("i=0; b=1; while :; do end=$((b*"+strconv.Itoa(burst)+")); while [ $i -lt $end ]; do echo $i "+text+"; i=$((i+1)); done; touch /h/said.$b; b=$((b+1)); while [ ! -e /h/say.$b ]; do sleep 0.1; done; done"))), "--wait")
 	files := func() (names []string) {
-		logs, _ := filepath.Glob(w.Root + "/logs/default_talks_*/c/0.log*")
+		logs, _ := filepath.Glob(w.Root + "/logs/pods/default_talks_*/c/0.log*")
 		for _, path := range logs {
 			names = append(names, filepath.Base(path))
 		}
@@ -77,7 +77,7 @@ func TestLogRotation(t *testing.T) {
 // logDir returns the directory of the logs of a pod's container c.
 func (w *testEnv) logDir(pod string) string {
 	w.t.Helper()
-	dirs, _ := filepath.Glob(w.Root + "/logs/default_" + pod + "_*/c")
+	dirs, _ := filepath.Glob(w.Root + "/logs/pods/default_" + pod + "_*/c")
 	if len(dirs) != 1 {
 		w.t.Fatalf("pod %s has the log directories %v, want one", pod, dirs)
 	}
@@ -145,26 +145,31 @@ func TestOrphans(t *testing.T) {
 	w.run(podOf("web", "volumes: [{name: v, emptyDir: {}}], "+only("volumeMounts: [{name: v, mountPath: /v}], command: [sleep, '1000']")), "--wait")
 	w.sh("web", "echo x >/v/f")
 	w.d.Stop()
-	for _, dir := range []string{"/pods/gone/volumes/v", "/pods/odd/else", "/logs/default_gone_gone/c"} {
+	for _, dir := range []string{"/pods/gone/volumes/v", "/pods/odd/else", "/logs/pods/default_gone_gone/c", "/logs/pods/default_theirs_theirs/c"} {
 		if err := os.MkdirAll(w.Root+dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
+	if err := os.Symlink(w.Root+"/logs/pods/default_gone_gone", w.Root+"/pods/gone/logs"); err != nil {
+		t.Fatal(err)
+	}
 	w.d = w.Huskd()
-	for dir, there := range map[string]bool{"/pods/gone": false, "/logs/default_gone_gone": false, "/pods/odd": true} {
+	for dir, there := range map[string]bool{"/pods/gone": false, "/logs/pods/default_gone_gone": false, "/logs/pods/default_theirs_theirs": true, "/pods/odd": true} {
 		if _, err := os.Stat(w.Root + dir); (err == nil) != there {
 			t.Errorf("%s exists: %v, want %v: %v", dir, err == nil, there, err)
 		}
 	}
-	if log := w.d.Log(); strings.Count(log, "orphaned pod directory was removed") != 2 || !strings.Contains(log, "orphaned pod directory was kept") {
+	if log := w.d.Log(); strings.Count(log, "orphaned pod directory was removed") != 1 || !strings.Contains(log, "orphaned pod directory was kept") {
 		t.Error(log)
 	}
 	w.awaitFinding(0, "pod directories", `^.*/pods/odd belongs to a pod that has no record, and was kept: .* contains more than volumes`)
 	if got := w.sh("web", "cat /v/f"); got != "x" {
 		t.Errorf("the volume of the running pod has %q", got)
 	}
-	if err := os.RemoveAll(w.Root + "/pods/odd"); err != nil {
-		t.Fatal(err)
+	for _, dir := range []string{"/pods/odd", "/logs/pods/default_theirs_theirs"} {
+		if err := os.RemoveAll(w.Root + dir); err != nil {
+			t.Fatal(err)
+		}
 	}
 	w.remove("web")
 	w.end()

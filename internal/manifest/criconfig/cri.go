@@ -41,6 +41,8 @@ type Node struct {
 	// services.
 	ClusterDNS    []string
 	ClusterDomain string
+	// InCluster says that it is a node of a cluster, which shows pods under their names there.
+	InCluster bool
 	// Logs is the directory of all pods' logs, Seccomp that of local seccomp profiles.
 	Logs, Seccomp string
 }
