@@ -43,7 +43,7 @@ func (v *volumes) mount(c *corev1.Container, run *criconfig.Run) (err error) {
 			return err
 		}
 	}
-	if run.SubPaths, err = criconfig.SubPaths(v.manifest, c, *run, v.a.cfg.Node()); err != nil {
+	if run.SubPaths, err = criconfig.SubPaths(pod, c, *run, v.a.cfg.Node()); err != nil {
 		return err
 	}
 	for i, part := range run.SubPaths {

@@ -63,3 +63,27 @@ func TestUnmountedVolumes(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestSubPathFollowsAnnotations starts a container whose subPathExpr is invalid until the pod gets
+// an annotation.
+func TestSubPathFollowsAnnotations(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	const text = `{apiVersion: v1, kind: Pod, metadata: {name: p, uid: u, annotations: {%s: dir}}, spec: {volumes: [{name: disk, emptyDir: {}}],
+		containers: [{name: c, image: 'reg.test/none:1', env: [{name: A, valueFrom: {fieldRef: {fieldPath: "metadata.annotations['part']"}}}],
+			volumeMounts: [{name: disk, mountPath: /d, subPathExpr: $(A)/x}]}]}}`
+	p := podFrom(t, fmt.Sprintf(text, "other"))
+	state := &podState{a: h.Agent, manifest: p, rec: record{Pod: p}, startCtx: context.Background()}
+	v := &volumes{podState: state}
+	var run criconfig.Run
+	if err := v.mount(&p.Spec.Containers[0], &run); err == nil {
+		t.Errorf("without the annotation, the paths are %v", run.SubPaths)
+	}
+	state.rec.Pod = podFrom(t, fmt.Sprintf(text, "part"))
+	if err := v.mount(&p.Spec.Containers[0], &run); err != nil {
+		t.Error(err)
+	}
+	if err := v.remove(); err != nil {
+		t.Error(err)
+	}
+}

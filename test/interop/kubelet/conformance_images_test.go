@@ -133,13 +133,15 @@ func buildImages(t *testing.T) map[string]*testimage.Image {
 			testimage.File("etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n")),
 			testimage.File("etc/group", 0o644, []byte("root:x:0:\nnogroup:x:65534:\n")),
 			testimage.File("usr/share/nginx/html/index.html", 0o644, []byte("<title>Welcome to nginx!</title>\n"))))
+	// The shell of Debian's busybox drops variables whose names it can't use. A spec expects them.
+	bash := layer(append(programs("bash"), testimage.Symlink("bin/sh", "bash"))...)
 	shell := ocispec.ImageConfig{Cmd: []string{"sh"}}
 	images := map[string]*testimage.Image{
 		"registry.k8s.io/husk/coredns:1": build(ocispec.ImageConfig{Entrypoint: []string{"/coredns"}}, binary("coredns", "coredns", 0o755, testimage.Dir("tmp", 0o1777))),
 	}
 	for id, img := range map[imageutils.ImageID]*testimage.Image{
 		imageutils.Pause: pause, imageutils.Agnhost: agnhost(ocispec.ImageConfig{}), imageutils.AgnhostPrev: agnhost(ocispec.ImageConfig{Labels: map[string]string{"previous": "true"}}),
-		imageutils.BusyBox: build(shell, busybox.Layers...), imageutils.NonRoot: build(ocispec.ImageConfig{Cmd: []string{"sh"}, User: "1234"}, busybox.Layers...),
+		imageutils.BusyBox: build(shell, append(slices.Clone(busybox.Layers), bash)...), imageutils.NonRoot: build(ocispec.ImageConfig{Cmd: []string{"sh"}, User: "1234"}, busybox.Layers...),
 		imageutils.Nginx: nginx, imageutils.NginxNew: nginx, imageutils.IpcUtils: tooled(shell), imageutils.GlibcDnsTesting: tooled(shell),
 		imageutils.Kitten: picture("kitten"), imageutils.Nautilus: picture("nautilus"),
 		imageutils.Nonewprivs:           tooled(ocispec.ImageConfig{Cmd: []string{"nnp"}}, binary("nonewprivs", "usr/local/bin/nnp", 0o4755)),
