@@ -96,7 +96,7 @@ func (c *cluster) joinAs(kind string) {
 	switch kind {
 	case "huskd":
 		c.huskd = c.Huskd(logged, node.Flags("--kubeconfig", c.write("kubeconfig", c.kubeconfig(nodeToken)), "--node-name", "node",
-			"--node-client-ca-file", c.Dir+"/ca.crt", "--cluster-dns", dnsService, "--image-gc-high", "100"))
+			"--node-client-ca-file", c.Dir+"/ca.crt", "--cluster-dns", dnsService, "--image-gc-high", "100", "--eviction-hard", "nodefs.available=0%,imagefs.available=0%"))
 	case "kubelet":
 		c.huskd = c.Huskd(logged)
 		c.reclaim += fmt.Sprintf("\nclusterDNS: [%s]\nclusterDomain: cluster.local\nserializeImagePulls: false", dnsService)
