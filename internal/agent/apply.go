@@ -13,6 +13,7 @@ import (
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
 // Apply starts a pod. It returns once the pod is recorded on disk, and doesn't wait for the start.
@@ -155,16 +156,25 @@ const stallTime = 10 * time.Second
 
 var errStalled = fmt.Errorf("no pod was stopped for %v: the next huskd tries again", stallTime)
 
+// criticalShare is the part of Drain's budget that is kept for critical pods: 1/criticalShare.
+const criticalShare = 3
+
 // Drain stops all pods within the budget, and refuses new ones. The pods run again when huskd
-// starts. Drain calls stopped for each pod with the error if it did not stop in time, and returns
-// all errors. After the budget, Drain waits for as long as pods are being stopped: one whose
-// teardown fails again and again doesn't keep huskd from ending.
+// starts. Critical pods stop last, because others may need them to end, such as a name server.
+//
+// Drain calls stopped for each pod with the error if it did not stop in time, and returns all
+// errors. After the budget, Drain waits for as long as pods are being stopped: one whose teardown
+// fails again and again doesn't keep huskd from ending.
 func (a *Agent) Drain(ctx context.Context, budget time.Duration, stopped func(p Pod, err error)) error {
 	a.mu.Lock()
 	a.draining = true
-	all := make([]*worker, 0, len(a.workers))
+	var ordinary, critical []*worker
 	for _, w := range a.workers {
-		all = append(all, w)
+		if criconfig.Critical(w.manifest) {
+			critical = append(critical, w)
+		} else {
+			ordinary = append(ordinary, w)
+		}
 	}
 	a.mu.Unlock()
 	type result struct {
@@ -177,13 +187,37 @@ func (a *Agent) Drain(ctx context.Context, budget time.Duration, stopped func(p 
 	end := time.Now().Add(budget)
 	stalled := time.AfterFunc(budget+stallTime, func() { cancel(errStalled) })
 	defer stalled.Stop()
-	for _, w := range all {
-		w.drain(budget)
-		go func() { results <- result{w, w.await(ctx, "stopped", func(p Pod) bool { return p.Finished })} }()
+	stop := func(workers []*worker, budget time.Duration) {
+		for _, w := range workers {
+			w.drain(budget)
+			go func() { results <- result{w, w.await(ctx, "stopped", func(p Pod) bool { return p.Finished })} }()
+		}
 	}
+	first := budget
+	if len(critical) > 0 && len(ordinary) > 0 {
+		first -= budget / criticalShare
+	}
+	left, waiting := len(ordinary)+len(critical), critical
+	stopCritical := func() {
+		stop(waiting, max(time.Until(end), 0))
+		waiting = nil
+	}
+	stop(ordinary, first)
+	turn := time.NewTimer(first)
+	defer turn.Stop()
 	var failures []error
-	for range all {
-		r := <-results
+	for left > 0 {
+		if left == len(waiting) { // the others have stopped
+			stopCritical()
+		}
+		var r result
+		select {
+		case <-turn.C:
+			stopCritical()
+			continue
+		case r = <-results:
+			left--
+		}
 		stalled.Reset(max(time.Until(end), 0) + stallTime)
 		stopped(r.w.published.pod(), r.err)
 		failures = append(failures, r.err)

@@ -186,6 +186,38 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestDrainCriticalLast: critical pods stop after the others, or when these have had their time.
+func TestDrainCriticalLast(t *testing.T) {
+	t.Parallel()
+	for name, stuck := range map[string]error{"the others stop": nil, "the others are stuck": errors.New("it is stuck")} {
+		h := newHarnessWith(t, cgroups{stuck: stuck})
+		for _, name := range []string{"critical", "a", "b"} {
+			p := parse(t, name, "")
+			if name == "critical" {
+				p.Spec.PriorityClassName = "system-cluster-critical"
+			}
+			h.apply(p)
+			h.waitFor(string(p.UID), "waiting for its image", imageMissing)
+		}
+		var order []string
+		var since []time.Time
+		_ = h.Drain(h.ctx(), 300*time.Millisecond, func(p Pod, _ error) { order = append(order, p.Manifest.Name) })
+		h.mu.RLock()
+		for _, name := range []string{"default/a", "default/critical"} {
+			since = append(since, h.workers[name].drained.Since)
+		}
+		h.mu.RUnlock()
+		if gap := since[1].Sub(since[0]); gap <= 0 || stuck != nil && gap < 200*time.Millisecond {
+			t.Errorf("%s: the critical pod is stopped %v after the others", name, gap)
+		}
+		if stuck == nil && (len(order) != 3 || order[2] != "critical") {
+			t.Errorf("%s: pods stopped in the order %v", name, order)
+		}
+		h.cgroups = cgroups{}
+		h.restart()
+	}
+}
+
 // TestDrainStalls checks that Drain ends soon after the budget if a pod's teardown fails again and
 // again, and that the next huskd stops the pod.
 func TestDrainStalls(t *testing.T) {
