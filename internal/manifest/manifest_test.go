@@ -208,6 +208,18 @@ func TestPullPolicy(t *testing.T) {
 	}
 }
 
+func TestIsExtended(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[corev1.ResourceName]bool{
+		"example.com/gpu": true, "cpu": false, "gpu": false, "kubernetes.io/x": false, "node.kubernetes.io/x": false,
+		"requests.example.com/x": false, "example.com/": false, "hugepages-2Mi": false,
+	} {
+		if got := IsExtended(name); got != want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
 func TestReference(t *testing.T) {
 	t.Parallel()
 	golden.Check(t, "testdata/reference.golden", fields.Reference())

@@ -183,6 +183,15 @@ func knownResource(name corev1.ResourceName) bool {
 	return name == corev1.ResourceCPU || name == corev1.ResourceMemory || huge
 }
 
+// IsExtended reports whether a resource is an extended one, such as example.com/gpu: its meaning is
+// unknown, and it is only counted.
+func IsExtended(name corev1.ResourceName) bool {
+	const quota = "requests." // quotas use it as a prefix
+	domain, _, qualified := strings.Cut(string(name), "/")
+	native := domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io")
+	return qualified && !native && !strings.HasPrefix(domain, quota) && len(validation.IsQualifiedName(quota+string(name))) == 0
+}
+
 // HugePageSize returns the page size that the name of a resource such as hugepages-2Mi contains. ok
 // is false for other resources.
 func HugePageSize(name corev1.ResourceName) (resource.Quantity, bool) {
@@ -225,6 +234,8 @@ func checkResources(r *report, of *corev1.ResourceRequirements, at string) {
 			r.invalid(path, "%s is more than the limit of %s", request.String(), limit.String())
 		case huge && (!limited || request.Cmp(limit) != 0):
 			r.invalid(path, "huge pages can't be overcommitted: set the limit to the same value")
+		case IsExtended(name) && (!limited || request.Cmp(limit) != 0):
+			r.invalid(path, "extended resources can't be overcommitted: set the limit to the same value")
 		}
 	}
 }
@@ -237,8 +248,12 @@ func checkQuantity(r *report, list string, name corev1.ResourceName, q resource.
 		if q.Sign() < 0 {
 			r.invalid(path, "%s is negative", q.String())
 		}
+	case IsExtended(name) && !strings.HasPrefix(list, "spec.resources") && list != "spec.overhead":
+		if q.Sign() < 0 || q.MilliValue()%1000 != 0 {
+			r.invalid(path, "%s is not a whole number", q.String())
+		}
 	case !knownResource(name):
-		r.invalid(path, "not supported: only cpu, memory and hugepages-<size> are")
+		r.invalid(path, "not supported: only cpu, memory, hugepages-<size> and extended resources such as example.com/gpu are")
 	case q.Sign() < 0:
 		r.invalid(path, "%s is negative", q.String())
 	case q.Cmp(resourceMaxima[name == corev1.ResourceCPU]) > 0:

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/huskd/husk/internal/cluster"
+	"github.com/huskd/husk/internal/manifest"
 )
 
 // The times are the kubelet's: a cluster's controllers rely on them.
@@ -175,7 +176,7 @@ func (n *Node) reportStatus(ctx context.Context, registered *corev1.Node) error 
 	if same(&registered.Status, &status) && time.Since(n.reported) < reportTime {
 		return nil
 	}
-	patch, err := statusPatch(status)
+	patch, err := statusPatch(status, &registered.Status)
 	if err != nil {
 		return err
 	}
@@ -206,13 +207,13 @@ func same(has, want *corev1.NodeStatus) bool {
 // statusPatch returns a patch that replaces the parts of the status for which the node is
 // responsible. The server merges conditions by type, so those of others stay. It would merge
 // addresses by type too, but there may be two of one type, so they are replaced.
-func statusPatch(s corev1.NodeStatus) ([]byte, error) {
+func statusPatch(s corev1.NodeStatus, registered *corev1.NodeStatus) ([]byte, error) {
 	addresses := []any{map[string]string{"$patch": "replace"}}
 	for _, a := range s.Addresses {
 		addresses = append(addresses, a)
 	}
 	return json.Marshal(map[string]any{"status": map[string]any{
-		"capacity": s.Capacity, "allocatable": s.Allocatable, "conditions": s.Conditions, "addresses": addresses,
+		"capacity": replacing(registered.Capacity, s.Capacity), "allocatable": replacing(registered.Allocatable, s.Allocatable), "conditions": s.Conditions, "addresses": addresses,
 		"daemonEndpoints": s.DaemonEndpoints, "nodeInfo": s.NodeInfo, "images": s.Images, "runtimeHandlers": s.RuntimeHandlers,
 		"features": s.Features, "declaredFeatures": s.DeclaredFeatures,
 	}})
@@ -231,6 +232,7 @@ var pressures = []struct {
 // status returns the node's current status.
 func (n *Node) status(ctx context.Context, registered *corev1.Node) corev1.NodeStatus {
 	s := *n.Machine.Status.DeepCopy()
+	keepExtended(&s, registered.Status.Capacity)
 	s.NodeInfo.KubeletVersion = fitVersion(n.serverVersion(ctx))
 	for _, ip := range n.IPs() {
 		s.Addresses = append(s.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})
@@ -264,6 +266,29 @@ func (n *Node) status(ctx context.Context, registered *corev1.Node) corev1.NodeS
 		set(corev1.NodeReady, true, "KubeletReady", "huskd accepts pods")
 	}
 	return s
+}
+
+// replacing returns a patch that makes the resources exactly those of now: the server would keep
+// others.
+func replacing(before, now corev1.ResourceList) map[corev1.ResourceName]any {
+	out := map[corev1.ResourceName]any{}
+	for name := range before {
+		out[name] = nil
+	}
+	for name, q := range now {
+		out[name] = q
+	}
+	return out
+}
+
+// keepExtended adds the extended resources that others have added to the node's capacity. As with
+// a kubelet, pods can request all of them.
+func keepExtended(s *corev1.NodeStatus, registered corev1.ResourceList) {
+	for name, q := range registered {
+		if _, own := s.Capacity[name]; !own && manifest.IsExtended(name) {
+			s.Capacity[name], s.Allocatable[name] = q.DeepCopy(), q.DeepCopy()
+		}
+	}
 }
 
 // takeRanges passes on the addresses that the cluster assigns to the node's pods.

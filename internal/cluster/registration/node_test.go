@@ -161,6 +161,34 @@ func TestRegisters(t *testing.T) {
 	})
 }
 
+// TestExtendedResources has a resource that an administrator has added to the node's capacity.
+func TestExtendedResources(t *testing.T) {
+	f := start(t)
+	f.Put(nodes, &corev1.Node{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "u"},
+		Status: corev1.NodeStatus{
+			Capacity:    corev1.ResourceList{"example.com/dongle": resource.MustParse("4"), corev1.ResourceCPU: resource.MustParse("64"), "nonsense": resource.MustParse("1")},
+			Allocatable: corev1.ResourceList{"example.com/former": resource.MustParse("1")},
+		},
+	})
+	var patch struct{ Status corev1.NodeStatus }
+	f.sent(http.MethodPatch, nodes+"/here/status", &patch, func() bool { return len(patch.Status.Capacity) > 0 })
+	var raw struct {
+		Status struct{ Allocatable map[string]any }
+	}
+	f.sent(http.MethodPatch, nodes+"/here/status", &raw, func() bool { return len(raw.Status.Allocatable) > 0 })
+	if q, removed := raw.Status.Allocatable["example.com/former"]; !removed || q != nil {
+		t.Errorf("what is no longer in the capacity stays allocatable: %v", raw.Status.Allocatable)
+	}
+	for what, list := range map[string]corev1.ResourceList{"capacity": patch.Status.Capacity, "allocatable": patch.Status.Allocatable} {
+		dongles := list["example.com/dongle"]
+		former, nonsense := list["example.com/former"], list["nonsense"]
+		if dongles.Value() != 4 || !former.IsZero() || !nonsense.IsZero() || list.Cpu().Value() > 2 {
+			t.Errorf("%s is %v", what, list)
+		}
+	}
+}
+
 // TestBadRange: a pod CIDR that can't be parsed doesn't stop the status reports.
 func TestBadRange(t *testing.T) {
 	f := start(t)
