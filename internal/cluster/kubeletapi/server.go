@@ -252,9 +252,10 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	flush := http.NewResponseController(w)
-	// A short answer would get a Content-Length, by which the API server ends a log over WebSockets
-	// before it has sent it.
+	// The API server drops what it reads together with the end of the answer, if it passes a log on
+	// over WebSockets. So there must be no Content-Length, and the end must come by itself.
 	_ = flush.Flush()
+	defer func() { _ = flush.Flush() }()
 	err = logs.Read(r.Context(), st.Log, query.options, func(l logs.Line) error {
 		text, done := query.format(l)
 		if _, err := w.Write(text); err != nil {
