@@ -237,7 +237,7 @@ func (c conditions) set(p agent.Pod) {
 	if initialized {
 		c.put(corev1.PodInitialized, true, strings.TrimPrefix(over, "PodFailed"), "")
 	} else {
-		c.put(corev1.PodInitialized, false, orElse(over, "ContainersNotInitialized"), listed("containers with incomplete status", uninitialized))
+		c.put(corev1.PodInitialized, false, "ContainersNotInitialized", listed("containers with incomplete status", uninitialized))
 	}
 	switch {
 	case over != "":
