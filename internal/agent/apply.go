@@ -89,7 +89,7 @@ func (a *Agent) admit(d declaration) (w, before *worker, err error) {
 	w = a.newWorker(rec)
 	a.workers[name] = w
 	if ignored := manifest.Ignored(pod); len(ignored) > 0 && !strings.HasPrefix(rec.Source, string(source.API)) {
-		w.normalEvent("Ignored", "no effect without a cluster: "+strings.Join(ignored, ", "))
+		w.normalEvent("", "Ignored", "no effect without a cluster: "+strings.Join(ignored, ", "))
 	}
 	w.start()
 	return w, nil, nil

@@ -26,6 +26,7 @@ import (
 type launcher struct {
 	*podState
 	inventory *inventory
+	images    *puller
 	volumes   *volumes
 	messages  *messages
 	prober    *prober
@@ -37,7 +38,11 @@ type launcher struct {
 }
 
 func (l *launcher) createSandbox(attempt uint32) {
-	config := criconfig.SandboxConfig(l.record().Pod, attempt, l.a.cfg.Node())
+	rec := l.record()
+	if attempt > rec.First {
+		l.normalEvent("", "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
+	}
+	config := criconfig.SandboxConfig(rec.Pod, attempt, l.a.cfg.Node())
 	config.Labels[Label] = "true"
 	ctx, end := l.span(l.a.closing, "agent/CreateSandbox")
 	var st sandbox.Status
@@ -94,6 +99,9 @@ func (l *launcher) startContainer(ctx context.Context, do podplan.StartContainer
 	delete(l.starting, do.Name)
 	if err != nil {
 		f := view.Failure(err)
+		if m, is := errors.AsType[mountError](err); is {
+			l.warningEvent("", "FailedMount", fmt.Sprintf("MountVolume.SetUp failed for volume %q : %v", m.volume, m.error))
+		}
 		if _, is := errors.AsType[configError](err); is {
 			f.Reason = "CreateContainerConfigError"
 		}
@@ -122,6 +130,7 @@ func (l *launcher) createAndStart(do podplan.StartContainer) (id string, err err
 	if st, err := l.a.cfg.Sandboxes.Get(do.Sandbox); err == nil {
 		idrange.Apply(config, st.Config)
 	}
+	l.images.present(criconfig.FindContainer(l.record().Pod, do.Name))
 	st, err := l.a.cfg.Containers.Create(ctx, do.Sandbox, config)
 	if err != nil {
 		return "", err
@@ -129,6 +138,7 @@ func (l *launcher) createAndStart(do podplan.StartContainer) (id string, err err
 	if err := l.a.cfg.Logs.Link(st.Log, st.ID); err != nil { // before the first line is written
 		l.warn("agent: log collectors may not find the log of a container", err, "container", do.Name)
 	}
+	l.normalEvent(do.Name, "Created", "Container created")
 	err = l.a.cfg.Containers.Start(ctx, st.ID)
 	if st, getErr := l.a.cfg.Containers.Get(st.ID); err != nil && getErr == nil && !st.Started.IsZero() {
 		l.warn("agent: starting a container failed", err)
@@ -249,6 +259,6 @@ func (l *launcher) restartAll(do podplan.RestartAll) error {
 		return err
 	}
 	clear(l.startFailures)
-	l.normalEvent("RestartAllContainers", "container "+do.Container+" has exited with a code for which its restartPolicyRules restart all containers")
+	l.normalEvent(do.Container, "RestartAllContainers", "container "+do.Container+" has exited with a code for which its restartPolicyRules restart all containers")
 	return nil
 }

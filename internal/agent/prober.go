@@ -46,6 +46,8 @@ func (p *prober) watch(seen snapshot, skip map[string]bool, stopping func(id str
 	}
 	p.a.probes.Watch(p.uid(), runs, probe.Watcher{Changed: p.nudge, Failed: func(t probe.Target, message string) {
 		p.warningEvent(t.Container.Name, "Unhealthy", message)
+	}, Warned: func(t probe.Target, message string) {
+		p.warningEvent(t.Container.Name, "ProbeWarning", message)
 	}})
 }
 

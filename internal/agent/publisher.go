@@ -23,7 +23,7 @@ func (p *publisher) pod() Pod { return p.latest.Load().pod }
 // publish replaces the latest Pod, and adds the events that led to it.
 func (p *publisher) publish(pod Pod) {
 	if last := p.latest.Load(); last != nil {
-		for _, e := range event.Diff(p.name(), last.pod.Status, pod.Status) {
+		for _, e := range event.Diff(p.name(), p.uid(), last.pod.Status, pod.Status) {
 			p.a.Events.Add(e)
 		}
 	}

@@ -2,9 +2,12 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/view"
@@ -19,6 +22,9 @@ type puller struct {
 	published *publisher
 	pulls     map[string]image.Progress // under way, by image
 	results   map[string]podplan.Image  // of earlier pulls, by image
+	// fresh has the images that were pulled for a container that hasn't started since, by image, with
+	// the container's name.
+	fresh map[string]string
 }
 
 // start pulls an image in the background. The caller holds mu.
@@ -30,7 +36,8 @@ func (p *puller) start(name string) {
 
 func (p *puller) pull(ctx context.Context, name string) {
 	ctx, end := p.span(ctx, "agent/PullImage", trace.Image, name)
-	_, err := p.fetch(ctx, name, func(progress image.Progress) {
+	c := p.user(name)
+	_, err := p.fetch(ctx, name, c, func(progress image.Progress) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.pulls[name] = progress
@@ -43,6 +50,7 @@ func (p *puller) pull(ctx context.Context, name string) {
 	switch {
 	case err == nil:
 		result.Pulled = time.Now()
+		p.fresh[name] = c
 	case ctx.Err() == nil:
 		result.Failure = view.Failure(err)
 		p.warn("agent: pulling an image failed", err)
@@ -55,13 +63,44 @@ func (p *puller) pull(ctx context.Context, name string) {
 	}
 }
 
-// fetch pulls an image with the pod's credentials. progress may be nil.
-func (p *puller) fetch(ctx context.Context, name string, progress func(image.Progress)) (image.Image, error) {
-	p.normalEvent("Pulling", "pulling image "+name)
+// user returns the first container of the pod that has the image.
+func (p *puller) user(name string) string {
+	spec := &p.record().Pod.Spec
+	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
+		if c.Image == name {
+			return c.Name
+		}
+	}
+	for _, c := range spec.EphemeralContainers {
+		if c.Image == name {
+			return c.Name
+		}
+	}
+	return ""
+}
+
+// present notes that a container starts with an image that the node has. It adds an event if the
+// image wasn't pulled for this container.
+func (p *puller) present(c *corev1.Container) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.fresh[c.Image] == c.Name {
+		delete(p.fresh, c.Image)
+		return
+	}
+	p.normalEvent(c.Name, "Pulled", fmt.Sprintf("Container image %q already present on machine", c.Image))
+}
+
+// fetch pulls an image with the pod's credentials, for a container or, if that is empty, for a
+// volume. progress may be nil.
+func (p *puller) fetch(ctx context.Context, name, container string, progress func(image.Progress)) (image.Image, error) {
+	began := time.Now()
+	p.normalEvent(container, "Pulling", fmt.Sprintf("Pulling image %q", name))
 	login := criconfig.LoginFor(p.manifest, name, p.record().Objects)
 	img, err := p.a.cfg.Images.Pull(ctx, name, image.PullOptions{Username: login.Username, Password: login.Password, Progress: progress})
 	if err == nil {
-		p.normalEvent("Pulled", "pulled image "+name)
+		took := time.Since(began).Round(time.Millisecond)
+		p.normalEvent(container, "Pulled", fmt.Sprintf("Successfully pulled image %q in %v (%v including waiting). Image size: %d bytes.", name, took, took, img.Size))
 	}
 	return img, err
 }

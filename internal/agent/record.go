@@ -105,14 +105,14 @@ func (s *podState) spec() podplan.Spec {
 	return podplan.Spec{Pod: rec.Pod, Want: rec.Want, Started: rec.Started, Since: rec.Since, Grace: rec.Grace, FirstAttempt: rec.First, FirstRuns: rec.FirstRuns, Evicted: rec.Evicted}
 }
 
-// normalEvent adds an event of the whole pod.
-func (s *podState) normalEvent(reason, message string) {
-	s.a.Events.Add(event.Event{Pod: s.name(), Reason: reason, Message: message})
+// normalEvent adds an event about a container, or about the pod if container is empty.
+func (s *podState) normalEvent(container, reason, message string) {
+	s.a.Events.Add(event.Event{Pod: s.name(), UID: s.uid(), Container: container, Reason: reason, Message: message})
 }
 
 // warningEvent adds a warning about a container, or about the pod if container is empty.
 func (s *podState) warningEvent(container, reason, message string) {
-	s.a.Events.Add(event.Event{Pod: s.name(), Container: container, Warning: true, Reason: reason, Message: message})
+	s.a.Events.Add(event.Event{Pod: s.name(), UID: s.uid(), Container: container, Warning: true, Reason: reason, Message: message})
 }
 
 // warn logs an error with the pod and, if the error knows them, the sandbox and the stage.

@@ -60,7 +60,7 @@ func (r *resizer) setPod(declared *corev1.Pod) error {
 	case held.Reason != "" && held != r.held:
 		r.warningEvent("", "Resize"+held.Reason, held.Message)
 	case held.Reason == "" && rec.Resize && !before.Resize:
-		r.normalEvent("ResizeStarted", "applying the new resources to the containers")
+		r.normalEvent("", "ResizeStarted", "applying the new resources to the containers")
 	}
 	r.held = held
 	if freed {
@@ -172,7 +172,7 @@ func (r *resizer) completed(pod *corev1.Pod) error {
 	if err := r.save(r.a.records.Put, rec); err != nil {
 		return err
 	}
-	r.normalEvent("ResizeCompleted", "the containers have the new resources")
+	r.normalEvent("", "ResizeCompleted", "the containers have the new resources")
 	return nil
 }
 

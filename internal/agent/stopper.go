@@ -37,8 +37,11 @@ func (s *stopper) stopping(id string) bool {
 // holds mu.
 func (s *stopper) stop(do podplan.StopContainer) {
 	st, _ := s.a.cfg.Containers.Get(do.ID) // the zero value if it is gone
-	if h := s.prober.health(do.ID); h.MustStop() && !s.stopping(do.ID) {
-		s.warningEvent(st.Name(), "Killing", h.Message+": stopping the container")
+	h := s.prober.health(do.ID)
+	if !s.stopping(do.ID) && st.ID != "" {
+		s.normalEvent(st.Name(), "Killing", s.killingText(st, h))
+	}
+	if h.MustStop() && !s.stopping(do.ID) {
 		s.a.cfg.Log.Warn("agent: stopping a container", "pod", s.name(), "id", do.ID, "reason", h.Message)
 	}
 	s.deadlines[do.ID] = time.Now().Add(do.Grace)
@@ -63,6 +66,29 @@ func (s *stopper) stop(do podplan.StopContainer) {
 	default:
 		s.a.background.Go(func() { s.terminate(do.ID, do.Grace) })
 	}
+}
+
+// killingText returns the message of the event of a stop. The caller holds mu.
+func (s *stopper) killingText(st container.Status, h podplan.Health) string {
+	why := ""
+	switch {
+	case s.spec().Want != podplan.Run:
+	case h.PostStart == podplan.Failing:
+		why = "failed its postStart hook"
+	case h.Liveness == podplan.Failing:
+		why = "failed liveness probe"
+	case h.Startup == podplan.Failing:
+		why = "failed startup probe"
+	case outdated(s.rec.Pod, st):
+		why = "definition changed"
+	}
+	switch {
+	case why == "":
+		return "Stopping container " + st.Name()
+	case s.rec.Pod.Spec.RestartPolicy == corev1.RestartPolicyNever:
+		return "Container " + st.Name() + " " + why
+	}
+	return "Container " + st.Name() + " " + why + ", will be restarted"
 }
 
 // preStopOf returns the preStop hook of a running container, or nil.

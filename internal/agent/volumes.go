@@ -24,6 +24,14 @@ type volumes struct {
 	changing sync.Mutex
 }
 
+// mountError is the error of a volume that can't be set up.
+type mountError struct {
+	volume string
+	error
+}
+
+func (e mountError) Unwrap() error { return e.error }
+
 // mount sets up the volumes that a container mounts and puts their paths into run.
 func (v *volumes) mount(c *corev1.Container, run *criconfig.Run) (err error) {
 	spec, pod := &v.manifest.Spec, v.record().Pod // which may have new ephemeral containers
@@ -40,7 +48,7 @@ func (v *volumes) mount(c *corev1.Container, run *criconfig.Run) (err error) {
 			run.Images[vol.Name], err = v.image(vol)
 		}
 		if err != nil {
-			return err
+			return mountError{vol.Name, err}
 		}
 	}
 	if run.SubPaths, err = criconfig.SubPaths(pod, c, *run, v.a.cfg.Node()); err != nil {
@@ -77,7 +85,7 @@ func (v *volumes) image(vol *corev1.Volume) (string, error) {
 		v.mu.Lock()
 		ctx := v.startCtx
 		v.mu.Unlock()
-		img, err = v.images.fetch(ctx, ref, nil)
+		img, err = v.images.fetch(ctx, ref, "", nil)
 	case err != nil:
 		err = fmt.Errorf("%w, and pullPolicy is Never: load it with husk image load", err)
 	}

@@ -47,12 +47,12 @@ func (a *Agent) newWorker(rec record) *worker {
 	w.inventory = &inventory{podState: s}
 	w.published = &publisher{podState: s}
 	w.tasks = &retrier{podState: s, running: map[string]bool{}, failures: map[string]int{}, waiting: map[string]func() bool{}}
-	w.images = &puller{podState: s, published: w.published, pulls: map[string]image.Progress{}, results: map[string]podplan.Image{}}
+	w.images = &puller{podState: s, published: w.published, pulls: map[string]image.Progress{}, results: map[string]podplan.Image{}, fresh: map[string]string{}}
 	w.volumes = &volumes{podState: s, images: w.images}
 	w.messages = &messages{podState: s, known: map[string]string{}}
 	w.prober = &prober{podState: s, hasProbes: hasProbes(rec.Pod), postStart: map[string]string{}}
 	w.launcher = &launcher{
-		podState: s, inventory: w.inventory, volumes: w.volumes, messages: w.messages, prober: w.prober,
+		podState: s, inventory: w.inventory, images: w.images, volumes: w.volumes, messages: w.messages, prober: w.prober,
 		starting: map[string]bool{}, startFailures: map[string]podplan.Failure{},
 	}
 	w.stopper = &stopper{podState: s, prober: w.prober, tasks: w.tasks, deadlines: map[string]time.Time{}, hooks: map[string]*preStop{}}

@@ -18,7 +18,7 @@ import (
 const (
 	maxFileLines     = 700
 	maxFuncLines     = 120
-	maxPackageLines  = 2500
+	maxPackageLines  = 2700 // of internal/agent, whose parts share the state and lock of a pod
 	maxParams        = 5
 	maxInterface     = 6
 	maxFanOut        = 12

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/huskd/husk/internal/agent/admission"
+	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source/apiserver"
 	"github.com/huskd/husk/internal/cluster"
@@ -85,9 +86,10 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group, keeper *
 	if err != nil {
 		return err
 	}
+	nodeEvents := event.NewLog()
 	self := registration.Start(ctx, registration.Config{
 		Client: m.client, Machine: machine.Object(), IPs: func() []string { return nodeIPs(m.d.cfg) }, Images: func() []corev1.ContainerImage { return reportedImages(m.d.images.List()) },
-		Ready: m.ready, Pressure: pressure.Conditions, SetRanges: m.d.cni.SetRanges,
+		Ready: m.ready, Pressure: pressure.Conditions, SetRanges: m.d.cni.SetRanges, Events: nodeEvents,
 	})
 	pods := &apiserver.Source{
 		Client: m.client, Node: self.Object, Deliver: m.d.agent.Declare, Log: m.d.log,
@@ -107,7 +109,7 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group, keeper *
 		Changed: m.nudge,
 	}
 	reporter := podstatus.New(podstatus.Config{
-		Client: m.client, Agent: m.d.agent, Pods: pods.Start(ctx), Node: self.Object, CRI: nodeFacts(m.d.cfg, m.d.facts, m.d.resources), Events: m.d.agent.Events,
+		Client: m.client, Agent: m.d.agent, Pods: pods.Start(ctx), Node: self.Object, CRI: nodeFacts(m.d.cfg, m.d.facts, m.d.resources), Events: m.d.agent.Events, NodeEvents: nodeEvents,
 	})
 	m.reporter.Store(reporter)
 	limit := func(ctx context.Context) error { return m.d.resources.enforce(ctx, m.d.cgroups.Tree, m.d.log) }

@@ -34,7 +34,7 @@ func TestDescribe(t *testing.T) {
 	seen := make(chan bool, 1)
 	go func() {
 		for lines := bufio.NewScanner(out); lines.Scan(); {
-			if strings.Contains(lines.Text(), "Warning Killing pod ill, container c") {
+			if strings.Contains(lines.Text(), "Normal Killing pod ill, container c") {
 				seen <- true
 				return
 			}
@@ -55,9 +55,10 @@ func TestDescribe(t *testing.T) {
 			`Network: +10\.201\.\S+, fd68:\S+, mtu \d+, on the node \S+, namespace /run/netns/husk-[\w-]+`, `Container c:`, `  Ready: +no`, `  Restarts: +[1-9]`,
 			`  Liveness: +\w+; tcp :81 every 1s after 0s, timeout 1s, 1 successes, 3 failures`, `  Readiness: +\w+; exec test -e /tmp/x every 1s .*`,
 			`  Mount: +/v from v, read-only`, `Volume v: an empty directory in memory`, `Events:`,
-			`  .* Normal +SandboxReady +pod +its addresses are .*`, `  .* Normal +Started +container c +run 1 has started`,
-			`  .* Warning +Unhealthy +container c +liveness probe failed: dial tcp .*: connection refused`,
-			`  .* Warning +Killing +container c +.*`, `  .* Warning +Ended +container c +ended with exit code 1(43|37).*`, `  .* Normal +Started +container c +run 2 has started`,
+			`  .* Normal +SandboxReady +pod +its addresses are .*`, `  .* Normal +Started +container c +Container started`,
+			`  .* Warning +Unhealthy +container c +Liveness probe failed: dial tcp .*: connection refused`,
+			`  .* Normal +Killing +container c +Container c failed liveness probe, will be restarted`, `  .* Warning +Ended +container c +ended with exit code 1(43|37).*`, `  .* [2-9] +Normal +Created +container c +Container created`,
+			`  .* Normal +Pulled +container c +Container image "localhost/web:1" already present on machine`,
 		} {
 			if !regexp.MustCompile("(?m)^" + want + "$").MatchString(text) {
 				return "husk describe doesn't say " + want + ":\n" + text

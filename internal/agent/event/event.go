@@ -14,7 +14,8 @@ import (
 
 // Event is something that happened to a pod, once or several times.
 type Event struct {
-	Pod       string // namespace/name
+	Pod       string // namespace/name; empty for an event of the node
+	UID       string // of the pod
 	Container string // empty for an event of the pod
 	Warning   bool
 	// Reason is a single word, Message a single line.
@@ -46,7 +47,7 @@ func (l *Log) Add(e Event) {
 	e.Last = time.Now()
 	e.First, e.Count = e.Last, 1
 	same := func(o Event) bool {
-		return o.Pod == e.Pod && o.Container == e.Container && o.Warning == e.Warning && o.Reason == e.Reason && o.Message == e.Message
+		return o.Pod == e.Pod && o.UID == e.UID && o.Container == e.Container && o.Warning == e.Warning && o.Reason == e.Reason && o.Message == e.Message
 	}
 	if i := slices.IndexFunc(l.events, same); i >= 0 {
 		e.First, e.Count = l.events[i].First, l.events[i].Count+1
@@ -75,11 +76,12 @@ func (l *Log) After(position uint64) (events []Event, next uint64, newer <-chan 
 	return events, l.seq, l.newer
 }
 
-// Diff returns the events that lead from one status of a pod to another. It is pure.
-func Diff(pod string, before, after podplan.Status) []Event {
+// Diff returns the events that lead from one status of a pod to another. It is pure. Reasons and
+// texts are the kubelet's where it has one for the same, because tools filter by them.
+func Diff(pod, uid string, before, after podplan.Status) []Event {
 	var out []Event
 	add := func(container string, warning bool, reason, format string, args ...any) {
-		out = append(out, Event{Pod: pod, Container: container, Warning: warning, Reason: reason, Message: fmt.Sprintf(format, args...)})
+		out = append(out, Event{Pod: pod, UID: uid, Container: container, Warning: warning, Reason: reason, Message: fmt.Sprintf(format, args...)})
 	}
 	if len(before.IPs) == 0 && len(after.IPs) > 0 {
 		add("", false, "SandboxReady", "its addresses are %s", strings.Join(after.IPs, ", "))
@@ -99,9 +101,9 @@ func Diff(pod string, before, after podplan.Status) []Event {
 		}
 		switch {
 		case c.State == podplan.Running && (was.State != podplan.Running || was.ID != c.ID):
-			add(c.Name, false, "Started", "run %d has started", c.Restarts+1)
+			add(c.Name, false, "Started", "Container started")
 		case c.State == podplan.Waiting && c.Message != "" && (c.Reason != was.Reason || c.Message != was.Message):
-			add(c.Name, true, c.Reason, "%s", c.Message)
+			waiting(c, pod, uid, add)
 		}
 		switch {
 		case c.State != podplan.Running || c.ID != was.ID:
@@ -122,12 +124,36 @@ func Diff(pod string, before, after podplan.Status) []Event {
 			if after.Message != "" {
 				message = after.Message
 			}
-			add("", after.Phase == podplan.PhaseFailed, string(after.Phase), "%s", message)
+			add("", after.Phase == podplan.PhaseFailed, "Pod"+string(after.Phase), "%s", message)
 		case !ended && after.Message != "" && !slices.ContainsFunc(out, func(e Event) bool { return e.Message == after.Message }) && !containerHasMessage(after):
-			add("", true, after.Reason, "%s", after.Message)
+			reason, message := after.Reason, after.Message
+			if reason == "CreatePodSandboxError" {
+				reason, message = "FailedCreatePodSandBox", "Failed to create pod sandbox: "+message
+			}
+			add("", true, reason, "%s", message)
 		}
 	}
 	return out
+}
+
+// waiting adds the events of a container that waits because something has failed.
+func waiting(c podplan.ContainerStatus, pod, uid string, add func(container string, warning bool, reason, format string, args ...any)) {
+	switch c.Reason {
+	case "CrashLoopBackOff":
+		namespace, name, _ := strings.Cut(pod, "/")
+		add(c.Name, true, "BackOff", "Back-off restarting failed container %s in pod %s_%s(%s)", c.Name, name, namespace, uid)
+	case "ImagePullBackOff":
+		add(c.Name, false, "BackOff", "Back-off pulling image %q: %s", c.Image, c.Message)
+		add(c.Name, true, "Failed", "Error: %s", c.Reason)
+	case "ErrImageNeverPull":
+		add(c.Name, true, c.Reason, "Container image %q is not present with pull policy of Never", c.Image)
+		add(c.Name, true, "Failed", "Error: %s", c.Reason)
+	case "ErrImagePull":
+		add(c.Name, true, "Failed", "Failed to pull image %q: %s", c.Image, c.Message)
+		add(c.Name, true, "Failed", "Error: %s", c.Reason)
+	default:
+		add(c.Name, true, "Failed", "Error: %s", c.Message)
+	}
 }
 
 // containerHasMessage reports whether the pod's message is that of a container.

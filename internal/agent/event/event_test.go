@@ -32,6 +32,9 @@ func TestDiff(t *testing.T) {
 	unready := podplan.ContainerStatus{Name: "a", ID: "1", State: podplan.Running}
 	again := podplan.ContainerStatus{Name: "a", ID: "2", State: podplan.Running, Restarts: 1, Finished: at, ExitCode: 3}
 	crash := podplan.ContainerStatus{Name: "a", ID: "1", State: podplan.Waiting, Reason: "CrashLoopBackOff", Message: "back-off 10s", Finished: at, ExitCode: 3}
+	pull := func(reason string) podplan.Status {
+		return of(podplan.PhasePending, podplan.ContainerStatus{Name: "a", Image: "x", State: podplan.Waiting, Reason: reason, Message: "why"})
+	}
 	ended := podplan.ContainerStatus{Name: "a", ID: "1", State: podplan.Terminated, Reason: "Completed", Finished: at}
 	lost := podplan.Status{Phase: podplan.PhasePending, Reason: "CreatePodSandboxError", Message: "no address", Containers: []podplan.ContainerStatus{waiting}}
 	up := of(podplan.PhaseRunning, running)
@@ -41,19 +44,23 @@ func TestDiff(t *testing.T) {
 		want          string
 	}{
 		{podplan.Status{}, of(podplan.PhasePending, waiting), ""},
-		{of(podplan.PhasePending, waiting), lost, "! CreatePodSandboxError: no address"},
+		{of(podplan.PhasePending, waiting), lost, "! FailedCreatePodSandBox: Failed to create pod sandbox: no address"},
 		{lost, lost, ""},
-		{of(podplan.PhasePending, waiting), up, "- SandboxReady: its addresses are 10.0.0.1, fd00::1\n-a Started: run 1 has started"},
+		{of(podplan.PhasePending, waiting), pull("ErrImagePull"), "!a Failed: Failed to pull image \"x\": why\n!a Failed: Error: ErrImagePull"},
+		{pull("ErrImagePull"), pull("ImagePullBackOff"), "-a BackOff: Back-off pulling image \"x\": why\n!a Failed: Error: ImagePullBackOff"},
+		{of(podplan.PhasePending, waiting), pull("ErrImageNeverPull"), "!a ErrImageNeverPull: Container image \"x\" is not present with pull policy of Never\n!a Failed: Error: ErrImageNeverPull"},
+		{of(podplan.PhasePending, waiting), pull("CreateContainerConfigError"), "!a Failed: Error: why"},
+		{of(podplan.PhasePending, waiting), up, "- SandboxReady: its addresses are 10.0.0.1, fd00::1\n-a Started: Container started"},
 		{up, up, ""},
 		{up, of(podplan.PhaseRunning, unready), "!a Unready: is no longer ready"},
 		{of(podplan.PhaseRunning, unready), up, "- SandboxReady: its addresses are 10.0.0.1, fd00::1\n-a Ready: is ready"},
-		{of(podplan.PhaseRunning, running), of(podplan.PhaseRunning, again), "!a Ended: ended with exit code 3\n-a Started: run 2 has started"},
-		{of(podplan.PhaseRunning, running), of(podplan.PhaseRunning, crash), "!a Ended: ended with exit code 3\n!a CrashLoopBackOff: back-off 10s"},
+		{of(podplan.PhaseRunning, running), of(podplan.PhaseRunning, again), "!a Ended: ended with exit code 3\n-a Started: Container started"},
+		{of(podplan.PhaseRunning, running), of(podplan.PhaseRunning, crash), "!a Ended: ended with exit code 3\n!a BackOff: Back-off restarting failed container a in pod p_default(uid)"},
 		{of(podplan.PhaseRunning, crash), of(podplan.PhaseRunning, crash), ""},
-		{of(podplan.PhaseRunning, running), of(podplan.PhaseSucceeded, ended), "-a Ended: ended with exit code 0\n- Succeeded: the pod has ended"},
-		{of(podplan.PhaseRunning, ended), of(podplan.PhaseStopped, ended), "- Stopped: the pod is stopped"},
+		{of(podplan.PhaseRunning, running), of(podplan.PhaseSucceeded, ended), "-a Ended: ended with exit code 0\n- PodSucceeded: the pod has ended"},
+		{of(podplan.PhaseRunning, ended), of(podplan.PhaseStopped, ended), "- PodStopped: the pod is stopped"},
 	} {
-		if got := show(Diff("default/p", c.before, c.after)); got != c.want {
+		if got := show(Diff("default/p", "uid", c.before, c.after)); got != c.want {
 			t.Errorf("from %+v\nto %+v\ngot\n%s\nwant\n%s", c.before, c.after, got, c.want)
 		}
 	}

@@ -47,6 +47,11 @@ type checkFailure struct{ message string }
 
 func (f checkFailure) Error() string { return f.message }
 
+// checkWarning is a success with something to report.
+type checkWarning struct{ message string }
+
+func (w checkWarning) Error() string { return w.message }
+
 func failuref(format string, args ...any) error { return checkFailure{fmt.Sprintf(format, args...)} }
 
 // check carries out the check of a probe once.
@@ -58,8 +63,11 @@ func (e Exec) check(ctx context.Context, t Target, p *corev1.Probe) error {
 		return e.run(ctx, t, p.Exec.Command)
 	case p.HTTPGet != nil:
 		return checkHTTP(ctx, t, p.HTTPGet, func(r *http.Response) error {
-			if r.StatusCode < http.StatusOK || r.StatusCode >= http.StatusBadRequest {
+			switch {
+			case r.StatusCode < http.StatusOK || r.StatusCode >= http.StatusBadRequest:
 				return failuref("answers %s", r.Status)
+			case r.StatusCode >= http.StatusMultipleChoices: // a redirect that the client hasn't followed
+				return checkWarning{"Probe terminated redirects, Response body"}
 			}
 			return nil
 		})
@@ -180,7 +188,11 @@ func checkHTTP(ctx context.Context, t Target, h *corev1.HTTPGetAction, judge fun
 	}
 	defer answer.Body.Close()
 	body, _ := io.ReadAll(io.LimitReader(answer.Body, maxBody))
-	if err := judge(answer); err != nil {
+	err = judge(answer)
+	if w, ok := errors.AsType[checkWarning](err); ok {
+		return checkWarning{w.message + quote(string(body))}
+	}
+	if err != nil {
 		return failuref("Get %q: %v%s", to, err, quote(string(body)))
 	}
 	return nil

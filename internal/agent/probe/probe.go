@@ -55,6 +55,9 @@ const (
 
 func (k kind) String() string { return [kinds]string{"startup", "liveness", "readiness"}[k] }
 
+// title returns the kind as the first word of a message, as in the kubelet's events.
+func (k kind) title() string { return [kinds]string{"Startup", "Liveness", "Readiness"}[k] }
+
 func (k kind) of(c *corev1.Container) *corev1.Probe {
 	return [kinds]*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe}[k]
 }
@@ -92,6 +95,8 @@ type Watcher struct {
 	Changed func()
 	// Failed is called for each failed check.
 	Failed func(t Target, message string)
+	// Warned is called for each check that succeeded with a warning.
+	Warned func(t Target, message string)
 }
 
 // New returns a prober without any pods.
@@ -245,12 +250,17 @@ func (p *Prober) runProbe(t scheduledProbe) {
 	var err error
 	for range maxAttempts {
 		err = p.exec.check(t.run.ctx, t.run.Target, spec)
-		if _, judged := errors.AsType[checkFailure](err); err == nil || judged || t.run.ctx.Err() != nil {
+		_, judged := errors.AsType[checkFailure](err)
+		if _, warned := errors.AsType[checkWarning](err); err == nil || judged || warned || t.run.ctx.Err() != nil {
 			break
 		}
 	}
 	if t.run.ctx.Err() != nil {
 		return // the run has ended: another one may have answered
+	}
+	if w, warned := errors.AsType[checkWarning](err); warned {
+		t.run.Warned(t.run.Target, fmt.Sprintf("%s probe warning: %s", t.title(), w.message))
+		err = nil
 	}
 	p.count(t, err, time.Since(began))
 	p.record(t, err)
@@ -271,7 +281,7 @@ func (p *Prober) record(t scheduledProbe, err error) {
 	r.progress[t.kind], r.messages[t.kind] = progress, ""
 	if err != nil {
 		r.messages[t.kind] = fmt.Sprintf("%s probe %s: %v", t.kind, how, err)
-		r.Failed(r.Target, r.messages[t.kind])
+		r.Failed(r.Target, fmt.Sprintf("%s probe %s: %v", t.title(), how, err))
 	}
 	switch {
 	case t.kind == startup && progress.Verdict == podplan.Healthy:

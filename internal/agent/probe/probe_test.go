@@ -112,7 +112,9 @@ func (c *fixture) fail(t Target, message string) {
 	c.failed = append(c.failed, t.ID+" "+message)
 }
 
-func (c *fixture) watch(runs ...Run) { c.Watch("p", runs, Watcher{c.change, c.fail}) }
+func (c *fixture) watch(runs ...Run) {
+	c.Watch("p", runs, Watcher{Changed: c.change, Failed: c.fail, Warned: c.fail})
+}
 
 func expect(t *testing.T, what, got, want string) {
 	t.Helper()

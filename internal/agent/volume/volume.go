@@ -140,7 +140,7 @@ func prepareHostPath(v *corev1.HostPathVolumeSource) error {
 	}
 	info, err := os.Stat(v.Path)
 	if err != nil {
-		return fmt.Errorf("hostPath of type %s: %w", kind, err)
+		return fmt.Errorf("hostPath type check failed: it isn't of type %s: %w", kind, err)
 	}
 	mode := info.Mode()
 	is := map[corev1.HostPathType]bool{
@@ -153,7 +153,7 @@ func prepareHostPath(v *corev1.HostPathVolumeSource) error {
 		corev1.HostPathBlockDev:          mode&fs.ModeDevice != 0 && mode&fs.ModeCharDevice == 0,
 	}
 	if !is[kind] {
-		return fmt.Errorf("hostPath %s is not of type %s", v.Path, kind)
+		return fmt.Errorf("hostPath type check failed: %s is not of type %s", v.Path, kind)
 	}
 	return nil
 }

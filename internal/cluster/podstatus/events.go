@@ -5,38 +5,49 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/source"
-	"github.com/huskd/husk/internal/cluster"
 )
 
-// component is the component that events name as their source.
-const component = "huskd"
+// component is the component that events name as their source. Tools filter by the kubelet's.
+// ownComponent is that of events for whose reasons the kubelet has no event.
+const (
+	component    = "kubelet"
+	ownComponent = "huskd"
+)
 
-// eventPause is the least time between two events, so that a node in trouble doesn't flood the
-// server.
-const eventPause = 50 * time.Millisecond
+var ownReasons = map[string]bool{
+	"SandboxReady": true, "Ended": true, "Ready": true, "Unready": true, "PodSucceeded": true, "PodFailed": true, "PodStopped": true,
+	"Ignored": true, "NotRun": true,
+}
 
-// reportEvents reports events until ctx ends. An event that the server doesn't accept is lost:
-// events are for people, who have husk events too.
-func (r *Reporter) reportEvents(ctx context.Context) {
+// A node in trouble must not flood the server with events. The limits, the first per second, are
+// the kubelet's.
+const (
+	eventRate  = 50
+	eventBurst = 100
+)
+
+// reportEvents reports the events of a log after a position, until ctx ends. An event that the
+// server doesn't accept is lost: events are for people, who have husk events too.
+func (r *Reporter) reportEvents(ctx context.Context, log *event.Log, mark uint64) {
+	limit := flowcontrol.NewTokenBucketRateLimiter(eventRate, eventBurst)
 	for {
 		var events []event.Event
 		var newer <-chan struct{}
-		events, r.mark, newer = r.Events.After(r.mark)
+		events, mark, newer = log.After(mark)
 		for _, e := range events {
-			select {
-			case <-ctx.Done():
+			if limit.Wait(ctx) != nil {
 				return
-			case <-time.After(eventPause):
 			}
 			r.Client.LogOnce("events", r.reportEvent(ctx, e))
 		}
@@ -49,13 +60,13 @@ func (r *Reporter) reportEvents(ctx context.Context) {
 }
 
 func (r *Reporter) reportEvent(ctx context.Context, e event.Event) error {
-	namespace, name, _ := strings.Cut(e.Pod, "/")
-	about, ok := r.subject(namespace, name)
+	about, ok := r.subject(e)
 	if !ok {
 		return nil
 	}
-	if e.Container != "" {
-		about.FieldPath = "spec.containers{" + e.Container + "}"
+	namespace, source := about.Namespace, component
+	if ownReasons[e.Reason] {
+		source = ownComponent
 	}
 	sum := sha256.Sum256([]byte(strings.Join([]string{string(about.UID), e.Container, e.Reason, e.Message}, "\x00")))
 	kind := corev1.EventTypeNormal
@@ -66,7 +77,7 @@ func (r *Reporter) reportEvent(ctx context.Context, e event.Event) error {
 	object := &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Name: about.Name + "." + hex.EncodeToString(sum[:8]), Namespace: namespace},
 		InvolvedObject: about, Reason: e.Reason, Message: e.Message, Type: kind, Count: int32(e.Count),
-		Source: corev1.EventSource{Component: component, Host: node}, ReportingController: component, ReportingInstance: node,
+		Source: corev1.EventSource{Component: source, Host: node}, ReportingController: source, ReportingInstance: node,
 		FirstTimestamp: *stamp(e.First), LastTimestamp: *stamp(e.Last),
 	}
 	path := "/api/v1/namespaces/" + namespace + "/events"
@@ -85,25 +96,38 @@ func (r *Reporter) reportEvent(ctx context.Context, e event.Event) error {
 	return nil // it was reported before a restart, or its namespace is being deleted
 }
 
-// subject returns the server's pod, or mirror pod, of a pod of the agent, or the server's pod that
-// the agent doesn't run.
-func (r *Reporter) subject(namespace, name string) (corev1.ObjectReference, bool) {
-	ref := func(name string, uid types.UID) (corev1.ObjectReference, bool) {
-		return corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: name, UID: uid}, true
+// subject returns what an event is about: the server's pod, the mirror of a pod that was declared
+// elsewhere, or the node.
+func (r *Reporter) subject(e event.Event) (corev1.ObjectReference, bool) {
+	node := r.Node().Name
+	if e.Pod == "" { // like the kubelet's, it is in the default namespace, and its UID is the name
+		return corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Namespace: metav1.NamespaceDefault, Name: node, UID: types.UID(node)}, true
 	}
-	for _, p := range r.Agent.List() {
-		if p.Name() != namespace+"/"+name {
-			continue
-		}
-		if strings.HasPrefix(p.Source, string(source.API)) {
-			return ref(name, p.Manifest.UID)
-		}
-		if mirror, ok := r.Pods.Get(namespace, mirrorName(p.Manifest, r.Node().Name)); ok {
-			return ref(mirror.Name, mirror.UID)
-		}
+	namespace, name, _ := strings.Cut(e.Pod, "/")
+	var pod *corev1.Pod
+	if p, err := r.Agent.Get(e.UID); err == nil && strings.HasPrefix(p.Source, string(source.API)) {
+		pod = p.Manifest
+	} else if onServer, ok := r.Pods.Get(namespace, name); ok && string(onServer.UID) == e.UID {
+		pod = onServer
+	} else if mirror, ok := r.Pods.Get(namespace, name+"-"+node); ok && mirror.Annotations[hashAnnotation] == e.UID {
+		pod = mirror
+	} else {
+		return corev1.ObjectReference{}, false
 	}
-	if pod, ok := r.Pods.Get(namespace, name); ok && !cluster.IsMirror(pod) {
-		return ref(name, pod.UID)
+	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	if e.Container != "" {
+		about.FieldPath = listOf(pod, e.Container) + "{" + e.Container + "}"
 	}
-	return corev1.ObjectReference{}, false
+	return about, true
+}
+
+// listOf returns the field of a pod that has a container.
+func listOf(pod *corev1.Pod, name string) string {
+	switch {
+	case slices.ContainsFunc(pod.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == name }):
+		return "spec.initContainers"
+	case slices.ContainsFunc(pod.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == name }):
+		return "spec.ephemeralContainers"
+	}
+	return "spec.containers"
 }

@@ -43,7 +43,7 @@ func (r *Reporter) setRefusal(pod *corev1.Pod, next *refusal) {
 	for _, name := range slices.Sorted(maps.Keys(next.why)) {
 		why := next.why[name]
 		if last == nil || last.why[name] != why {
-			r.Events.Add(event.Event{Pod: pod.Namespace + "/" + pod.Name, Container: name, Warning: true, Reason: why.Reason, Message: why.Message})
+			r.Events.Add(event.Event{Pod: pod.Namespace + "/" + pod.Name, UID: string(pod.UID), Container: name, Warning: true, Reason: why.Reason, Message: why.Message})
 		}
 	}
 	r.Nudge()

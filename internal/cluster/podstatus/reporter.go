@@ -38,16 +38,17 @@ type Config struct {
 	// Pods are the server's pods of this node.
 	Pods *cluster.Cache[*corev1.Pod]
 	// Node returns this node as it is registered, and CRI as its pods see it.
-	Node   func() *corev1.Node
-	CRI    func() criconfig.Node
-	Events *event.Log
+	Node func() *corev1.Node
+	CRI  func() criconfig.Node
+	// Events are those of the pods, NodeEvents those of the node.
+	Events, NodeEvents *event.Log
 }
 
 // Reporter reports the agent's pods to the API server.
 type Reporter struct {
 	Config
 	wake chan struct{}
-	mark uint64 // position in Events up to which events were reported
+	mark uint64 // position in Events before which events were reported
 
 	mu      sync.Mutex
 	refused map[types.UID]*refusal
@@ -98,7 +99,8 @@ func (r *Reporter) Nudge() {
 func (r *Reporter) Run(ctx context.Context) error {
 	events := sync.WaitGroup{}
 	defer events.Wait()
-	events.Go(func() { r.reportEvents(ctx) })
+	events.Go(func() { r.reportEvents(ctx, r.Events, r.mark) })
+	events.Go(func() { r.reportEvents(ctx, r.NodeEvents, 0) })
 	for {
 		wait := resyncTime
 		if r.Pods.Synced() && !r.reportAll(ctx) {

@@ -91,7 +91,7 @@ func start(t *testing.T) *fixture {
 	made := make(chan struct{}) // the list may arrive before the reporter is made
 	here := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "node-uid"}}
 	f.Reporter = New(Config{
-		Client: client, Agent: f.pods, Node: func() *corev1.Node { return here }, Events: event.NewLog(),
+		Client: client, Agent: f.pods, Node: func() *corev1.Node { return here }, Events: event.NewLog(), NodeEvents: event.NewLog(),
 		CRI: func() criconfig.Node { return criconfig.Node{Name: "here", IPs: []string{"198.51.100.1"}} },
 		Pods: cluster.Watch[*corev1.Pod](ctx, client, cluster.List{Path: list, Item: &corev1.Pod{}, List: &corev1.PodList{}}, func() {
 			<-made
@@ -333,6 +333,7 @@ func TestMirrors(t *testing.T) {
 
 func TestEvents(t *testing.T) {
 	f := start(t)
+	source := func(body map[string]any) any { return body["source"].(map[string]any)["component"] }
 	pod := parse(t, web)
 	f.pods.set(agent.Pod{Manifest: pod, Source: "api:x", Want: podplan.Run})
 	f.Intercept(func(w http.ResponseWriter, r *http.Request) bool { // the event doesn't exist yet
@@ -342,12 +343,26 @@ func TestEvents(t *testing.T) {
 		return r.Method == http.MethodPatch
 	})
 	for range 2 {
-		f.Events.Add(event.Event{Pod: "default/web", Container: "c", Warning: true, Reason: "Unhealthy", Message: "no answer"})
-		f.Events.Add(event.Event{Pod: "default/other", Reason: "Started", Message: "of an unknown pod"})
+		f.Events.Add(event.Event{Pod: "default/web", UID: "uid-web", Container: "c", Warning: true, Reason: "Unhealthy", Message: "no answer"})
+		f.Events.Add(event.Event{Pod: "default/web", UID: "uid-former", Reason: "Started", Message: "of a former pod"})
 	}
+	f.Events.Add(event.Event{Pod: "default/web", UID: "uid-web", Container: "c", Reason: "Ended", Message: "the kubelet has no such event"})
+	f.NodeEvents.Add(event.Event{Reason: "NodeReady", Message: "is ready"})
 	body := f.sent(http.MethodPost, "/api/v1/namespaces/default/events", func(b map[string]any) bool { return b["reason"] == "Unhealthy" })
-	if about := body["involvedObject"].(map[string]any); about["uid"] != "uid-web" || about["fieldPath"] != "spec.containers{c}" || body["type"] != "Warning" {
+	if about := body["involvedObject"].(map[string]any); about["uid"] != "uid-web" || about["fieldPath"] != "spec.containers{c}" || body["type"] != "Warning" || source(body) != "kubelet" || body["reportingComponent"] != "kubelet" {
 		t.Errorf("the event is %v", body)
+	}
+	if body := f.sent(http.MethodPost, "/api/v1/namespaces/default/events", eventOf("Ended")); source(body) != "huskd" {
+		t.Errorf("the event is %v", body)
+	}
+	body = f.sent(http.MethodPost, "/api/v1/namespaces/default/events", eventOf("NodeReady"))
+	if about := body["involvedObject"].(map[string]any); about["kind"] != "Node" || about["name"] != "here" || about["uid"] != "here" || source(body) != "kubelet" {
+		t.Errorf("the event is %v", body)
+	}
+	for _, r := range f.Requests() {
+		if strings.Contains(string(r.Body), "of a former pod") {
+			t.Errorf("an event of a former pod was reported: %s", r.Body)
+		}
 	}
 }
 

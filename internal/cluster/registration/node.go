@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/manifest"
 )
@@ -50,6 +51,8 @@ type Config struct {
 	Ready func(context.Context) error
 	// Pressure returns the pressures that the node is under.
 	Pressure func() []corev1.NodeConditionType
+	// Events takes the events of the node.
+	Events *event.Log
 	// SetRanges sets the addresses that the cluster assigns to the node's pods.
 	SetRanges func([]netip.Prefix) error
 }
@@ -62,15 +65,16 @@ type Node struct {
 	now        atomic.Pointer[corev1.Node]
 
 	// Invariant: only Run uses the fields below.
-	reported time.Time // when the status was last reported
-	version  string    // of the server, and
-	asked    time.Time // when it was asked for
+	reported time.Time                                           // when the status was last reported
+	version  string                                              // of the server, and
+	asked    time.Time                                           // when it was asked for
+	told     map[corev1.NodeConditionType]corev1.ConditionStatus // the conditions that an event was about
 	ranges   []string
 }
 
 // Start starts watching the node on the server.
 func Start(ctx context.Context, cfg Config) *Node {
-	n := &Node{Config: cfg, changed: make(chan struct{}, 1)}
+	n := &Node{Config: cfg, changed: make(chan struct{}, 1), told: map[corev1.NodeConditionType]corev1.ConditionStatus{}}
 	n.now.Store(cfg.Machine)
 	n.registered = cluster.Watch[*corev1.Node](ctx, cfg.Client, cluster.List{
 		Path: nodes, Fields: "metadata.name=" + cfg.Machine.Name, Item: &corev1.Node{}, List: &corev1.NodeList{},
@@ -90,6 +94,7 @@ func (n *Node) path() string { return nodes + "/" + n.Machine.Name }
 
 // Run registers the node and keeps its lease and status, until ctx ends.
 func (n *Node) Run(ctx context.Context) error {
+	n.event(false, "Starting", "Starting kubelet.")
 	ticker := time.NewTicker(renewTime)
 	defer ticker.Stop()
 	for {
@@ -125,8 +130,15 @@ func (n *Node) sync(ctx context.Context) error {
 	if !ok {
 		return n.register(ctx)
 	}
-	first := n.Object().UID != registered.UID
+	last := n.Object()
+	first := last.UID != registered.UID
 	n.now.Store(registered)
+	switch boot := n.Machine.Status.NodeInfo.BootID; {
+	case !first && last.Spec.Unschedulable != registered.Spec.Unschedulable:
+		n.event(false, map[bool]string{true: "NodeNotSchedulable", false: "NodeSchedulable"}[registered.Spec.Unschedulable], "")
+	case first && registered.Status.NodeInfo.BootID != "" && registered.Status.NodeInfo.BootID != boot:
+		n.event(true, "Rebooted", fmt.Sprintf("Node %s has been rebooted, boot id: %s", n.Machine.Name, boot))
+	}
 	if err := n.label(ctx, registered); err != nil {
 		return err
 	}
@@ -146,9 +158,13 @@ func (n *Node) sync(ctx context.Context) error {
 func (n *Node) register(ctx context.Context) error {
 	object := n.Machine.DeepCopy()
 	object.Status = n.status(ctx, object)
-	if err := n.Client.Create(ctx, nodes, object); err != nil && !apierrors.IsAlreadyExists(err) {
+	if err := n.Client.Create(ctx, nodes, object); err != nil {
+		if apierrors.IsAlreadyExists(err) {
+			return nil
+		}
 		return err
 	}
+	n.tell(&corev1.Node{}, object.Status)
 	return nil
 }
 
@@ -184,7 +200,36 @@ func (n *Node) reportStatus(ctx context.Context, registered *corev1.Node) error 
 		return err
 	}
 	n.reported = time.Now()
+	n.tell(registered, status)
 	return nil
+}
+
+// conditionEvents are the reasons of the events for the conditions that are met and for those that
+// aren't, as the kubelet has them.
+var conditionEvents = map[corev1.NodeConditionType]map[corev1.ConditionStatus]string{
+	corev1.NodeReady:          {corev1.ConditionTrue: "NodeReady", corev1.ConditionFalse: "NodeNotReady"},
+	corev1.NodeMemoryPressure: {corev1.ConditionTrue: "NodeHasInsufficientMemory", corev1.ConditionFalse: "NodeHasSufficientMemory"},
+	corev1.NodeDiskPressure:   {corev1.ConditionTrue: "NodeHasDiskPressure", corev1.ConditionFalse: "NodeHasNoDiskPressure"},
+	corev1.NodePIDPressure:    {corev1.ConditionTrue: "NodeHasInsufficientPID", corev1.ConditionFalse: "NodeHasSufficientPID"},
+}
+
+// tell adds an event for each condition that differs from the registered one.
+func (n *Node) tell(registered *corev1.Node, status corev1.NodeStatus) {
+	for _, c := range status.Conditions {
+		known := slices.ContainsFunc(registered.Status.Conditions, func(r corev1.NodeCondition) bool { return r.Type == c.Type && r.Status == c.Status })
+		if !known && n.told[c.Type] != c.Status {
+			n.event(false, conditionEvents[c.Type][c.Status], "")
+		}
+		n.told[c.Type] = c.Status
+	}
+}
+
+// event adds an event of the node. Without a message, it has the kubelet's for a new condition.
+func (n *Node) event(warning bool, reason, message string) {
+	if message == "" {
+		message = fmt.Sprintf("Node %s status is now: %s", n.Machine.Name, reason)
+	}
+	n.Events.Add(event.Event{Warning: warning, Reason: reason, Message: message})
 }
 
 // same reports whether two statuses are equal apart from their heartbeat times, and from features,

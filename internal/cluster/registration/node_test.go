@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/cluster/clustertest"
 	"github.com/huskd/husk/internal/host"
@@ -57,7 +58,8 @@ func start(t *testing.T) *fixture {
 	ctx, cancel := context.WithCancel(context.Background())
 	f.Node = Start(ctx, Config{
 		Client: client, Machine: machine.Object(), Images: func() []corev1.ContainerImage { return nil },
-		IPs: func() []string { return []string{"198.51.100.1", "2001:db8::1"} },
+		IPs:    func() []string { return []string{"198.51.100.1", "2001:db8::1"} },
+		Events: event.NewLog(),
 		Ready: func(context.Context) error {
 			f.mu.Lock()
 			defer f.mu.Unlock()
@@ -144,6 +146,21 @@ func TestRegisters(t *testing.T) {
 	}
 	f.mu.Unlock()
 	f.sent(http.MethodPatch, nodes+"/here/status", &patch, ready(corev1.ConditionTrue))
+	f.Put(nodes, &corev1.Node{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "u"},
+		Spec: corev1.NodeSpec{PodCIDRs: []string{"10.1.2.0/24"}, Unschedulable: true},
+	})
+	for _, reason := range []string{
+		"Starting", "NodeHasSufficientMemory", "NodeHasDiskPressure", "NodeHasSufficientPID", "NodeNotReady", "NodeReady", "NodeNotSchedulable",
+	} {
+		clustertest.Eventually(t, func() string {
+			events, _, _ := f.Events.After(0)
+			if !slices.ContainsFunc(events, func(e event.Event) bool { return e.Reason == reason && e.Count == 1 }) {
+				return fmt.Sprintf("not one event %s: %+v", reason, events)
+			}
+			return ""
+		})
+	}
 	// A node that is deleted registers again.
 	before := len(f.Requests())
 	f.Remove(nodes, "", "here")
@@ -200,4 +217,20 @@ func TestBadRange(t *testing.T) {
 	if f.ranges != nil {
 		t.Errorf("the ranges are %v", f.ranges)
 	}
+}
+
+// TestRebooted: a node that is registered with another boot ID tells that it has rebooted.
+func TestRebooted(t *testing.T) {
+	f := start(t)
+	f.Put(nodes, &corev1.Node{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "u"},
+		Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{BootID: "former"}},
+	})
+	clustertest.Eventually(t, func() string {
+		events, _, _ := f.Events.After(0)
+		if !slices.ContainsFunc(events, func(e event.Event) bool { return e.Warning && e.Reason == "Rebooted" }) {
+			return fmt.Sprintf("no event: %+v", events)
+		}
+		return ""
+	})
 }

@@ -195,7 +195,7 @@ func (o huskNode) testStatuses() {
 		!strings.Contains(got, "nameserver 10.96.0.10\n") || !strings.Contains(got, "default.svc.cluster.local") {
 		o.t.Errorf("the environment and resolv.conf in the container are\n%s", got)
 	}
-	o.awaitWarning(crash, "CrashLoopBackOff")
+	o.awaitWarning(crash, "BackOff")
 }
 
 // testRejections creates pods that the node must reject.
