@@ -123,11 +123,13 @@ func (e *entry) pin() error {
 	if err := os.MkdirAll(e.dir(), 0o711); err != nil {
 		return err
 	}
+	ids := idsOf(e.Config)
+	uid, gid := ids.Root()
 	if e.options().GetIpc() != runtimeapi.NamespaceMode_NODE {
-		if err := os.MkdirAll(memory(e.dir()), 0o711); err != nil {
+		if err := os.MkdirAll(memory(e.dir()), 0o700); err != nil {
 			return err
 		}
-		if err := e.s.cfg.Kernel.MountMemory(memory(e.dir())); err != nil {
+		if err := e.s.cfg.Kernel.MountMemory(memory(e.dir()), uid, gid); err != nil {
 			return err
 		}
 	}
@@ -150,8 +152,6 @@ func (e *entry) pin() error {
 	if err != nil {
 		return err
 	}
-	ids := idsOf(e.Config)
-	uid, gid := ids.Root()
 	for path, content := range map[string]string{
 		f.Hostname:   e.hostname() + "\n",
 		f.ResolvConf: resolv,

@@ -20,8 +20,8 @@ type Kernel interface {
 	// Pins returns the paths of the network namespaces whose names begin with prefix.
 	Pins(prefix string) ([]string, error)
 	// MountMemory mounts an empty file system of limited size, in memory, at path. It replaces what
-	// was mounted there.
-	MountMemory(path string) error
+	// was mounted there. Only the owner and root can reach what is in it.
+	MountMemory(path string, uid, gid int) error
 	// Unmount unmounts what is mounted at path, if anything is.
 	Unmount(path string) error
 }
@@ -38,11 +38,11 @@ func (node) Pins(prefix string) ([]string, error) { return netns.List(netns.Dir,
 // of /dev/shm with docker, containerd and CRI-O.
 const memorySize = 64 << 20
 
-func (n node) MountMemory(path string) error {
+func (n node) MountMemory(path string, uid, gid int) error {
 	if err := n.Unmount(path); err != nil {
 		return err
 	}
-	options := fmt.Sprintf("mode=0711,size=%d", memorySize)
+	options := fmt.Sprintf("mode=0700,size=%d,uid=%d,gid=%d", memorySize, uid, gid)
 	if err := unix.Mount("husk", path, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount tmpfs at %s: %w", path, err)
 	}

@@ -105,7 +105,7 @@ func (k kernel) Pins(prefix string) ([]string, error) {
 	return paths, nil
 }
 
-func (k kernel) MountMemory(path string) error {
+func (k kernel) MountMemory(path string, _, _ int) error {
 	return k.do(context.Background(), k.label("mount", path), func() error {
 		k.m.mounts[k.rel(path)] = true
 		return nil
