@@ -25,7 +25,8 @@ func (o huskNode) startNode() {
 	o.t.Helper()
 	o.huskd = o.Huskd(node.Flags("--kubeconfig", o.write("kubeconfig", fmt.Sprintf(kubeconfig, nodeToken)), "--node-name", "node",
 		"--node-client-ca-file", o.Dir+"/ca.crt", "--node-labels", "zone=here", "--node-taints", "dedicated=tests:NoSchedule",
-		"--manifests", o.Dir+"/manifests", "--cluster-dns", "10.96.0.10"))
+		"--manifests", o.Dir+"/manifests", "--cluster-dns", "10.96.0.10",
+		"--eviction-hard", "nodefs.available=0%,imagefs.available=0%")) // the host's disk may be nearly full
 }
 
 // subtest returns o for a subtest.
