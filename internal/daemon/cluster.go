@@ -141,7 +141,7 @@ func (m *membership) kubeletAPI(usage nodestats.Source) (*kubeletapi.Server, err
 		Pods: m.d.agent.List, Reported: func() []corev1.Pod { return m.reporter.Load().List() },
 		Ended: m.d.containers.Ended, Sessions: m.d.streams, Checkpoint: m.d.containers.Checkpoint,
 		Usage: kubeletapi.Usage{
-			Metrics: m.d.metrics.ServeHTTP, Summary: usage.ServeSummary, Resource: usage.ServeResource, Cadvisor: usage.ServeCadvisor, Probes: usage.ServeProbes,
+			Metrics: m.d.metrics.OfNode(usage).ServeHTTP, Summary: usage.ServeSummary, Resource: usage.ServeResource, Cadvisor: usage.ServeCadvisor, Probes: usage.ServeProbes,
 		},
 		Debug: kubeletapi.Debug{Configuration: kubeletConfiguration(m.d.cfg), Flags: m.d.cfg.Values(), Level: &m.d.level},
 		Log:   m.d.log,

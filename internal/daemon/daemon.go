@@ -241,7 +241,7 @@ func (d *daemon) wire() {
 			}
 			return 0, 0
 		},
-		Begin:   d.tracer.Begin,
+		Begin:   d.metrics.Begin(d.tracer.Begin),
 		Changed: d.membership.podChanged(),
 		Log:     d.log,
 	})

@@ -41,6 +41,7 @@ type Metrics struct {
 	steps    stage
 	plugins  stage
 	pulls    stage
+	operations
 }
 
 // stage has the durations and failures of one kind of work.
@@ -81,9 +82,10 @@ func New(sources Sources) *Metrics {
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "husk_call_seconds", Help: "How long calls took, by how they ended.", Buckets: buckets,
 		}, []string{"service", "method", "code"}),
-		steps:   newStage("step", "the steps of sandboxes and containers", "of", "step"),
-		plugins: newStage("cni", "the runs of CNI plugins", "network", "plugin", "op"),
-		pulls:   newStage("pull", "the pulls of images"),
+		steps:      newStage("step", "the steps of sandboxes and containers", "of", "step"),
+		plugins:    newStage("cni", "the runs of CNI plugins", "network", "plugin", "op"),
+		pulls:      newStage("pull", "the pulls of images"),
+		operations: newOperations(),
 	}
 	for _, s := range []stage{m.steps, m.plugins, m.pulls} {
 		m.registry.MustRegister(s.took, s.failures)

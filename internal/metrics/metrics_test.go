@@ -6,10 +6,12 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -62,6 +64,37 @@ func TestMetrics(t *testing.T) {
 		if !strings.Contains(page, line+"\n") {
 			t.Errorf("no line %s in\n%s", line, page)
 		}
+	}
+}
+
+// TestOfNode: a node's metrics are those of huskd and the kubelet's.
+func TestOfNode(t *testing.T) {
+	m := New(Sources{
+		Sandboxes: func() []sandbox.Status { return nil }, Containers: func() []container.Status { return nil },
+		Images: func() []image.Image { return nil }, Debts: func() int { return 7 },
+	})
+	ended := 0
+	begin := m.Begin(func(ctx context.Context, _ string, _ ...string) (context.Context, func(error)) {
+		return ctx, func(error) { ended++ }
+	})
+	for name, err := range map[string]error{"agent/CreateSandbox": nil, "agent/StartContainer": errors.New("no file"), "agent/Other": nil} {
+		_, end := begin(t.Context(), name)
+		end(err)
+	}
+	w := httptest.NewRecorder()
+	node := prometheus.NewGauge(prometheus.GaugeOpts{Name: "kubelet_running_pods"})
+	m.OfNode(node).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	page := w.Body.String()
+	for _, line := range []string{
+		"husk_network_debts 7", "kubelet_running_pods 0", `kubelet_runtime_operations_total{operation_type="run_podsandbox"} 1`,
+		`kubelet_runtime_operations_errors_total{operation_type="start_container"} 1`, `kubelet_runtime_operations_duration_seconds_count{operation_type="start_container"} 1`,
+	} {
+		if !strings.Contains(page, line+"\n") {
+			t.Errorf("no line %s in\n%s", line, page)
+		}
+	}
+	if ended != 3 || strings.Contains(scrape(t, m), "kubelet_") {
+		t.Errorf("%d spans ended", ended)
 	}
 }
 

@@ -2,7 +2,6 @@ package nodestats
 
 import (
 	"encoding/json"
-	"fmt"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -11,16 +10,24 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/probe"
+	"github.com/huskd/husk/internal/container"
+	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/host"
+	"github.com/huskd/husk/internal/sandbox"
+	"github.com/huskd/husk/internal/sandbox/sandboxstate"
 	"github.com/huskd/husk/internal/stats"
 )
 
@@ -70,19 +77,15 @@ func TestCadvisor(t *testing.T) {
 	}
 	families := parse(t, s.ServeCadvisor)
 	memory := families["machine_memory_bytes"].GetMetric()
-	if len(memory) != 1 || memory[0].GetGauge().GetValue() < 1<<20 || fmt.Sprint(memory[0].GetLabel()) != `[name:"boot_id" value:"b" name:"machine_id" value:"m" name:"system_uuid" value:"u"]` {
+	if len(memory) != 1 || memory[0].GetGauge().GetValue() < 1<<20 || !maps.Equal(labelsOf(memory[0]), map[string]string{"boot_id": "b", "machine_id": "m", "system_uuid": "u"}) {
 		t.Errorf("%v", memory)
 	}
 	cpu := families["container_cpu_usage_seconds_total"].GetMetric()
 	if len(cpu) != 1 || cpu[0].GetCounter().GetValue() == 0 || cpu[0].GetTimestampMs() == 0 {
 		t.Fatalf("%v", cpu)
 	}
-	labels := map[string]string{}
-	for _, l := range cpu[0].GetLabel() {
-		labels[l.GetName()] = l.GetValue()
-	}
-	if want := map[string]string{"container": "", "cpu": "total", "id": "/", "image": "", "name": "", "namespace": "", "pod": ""}; !maps.Equal(labels, want) {
-		t.Errorf("%v", labels)
+	if want := map[string]string{"container": "", "cpu": "total", "id": "/", "image": "", "name": "", "namespace": "", "pod": ""}; !maps.Equal(labelsOf(cpu[0]), want) {
+		t.Errorf("%v", cpu[0])
 	}
 	if got := families["machine_scrape_error"].GetMetric()[0].GetGauge().GetValue(); got != 0 {
 		t.Error(got)
@@ -90,6 +93,42 @@ func TestCadvisor(t *testing.T) {
 	_, err := os.Stat("/proc/pressure/cpu")
 	if _, has := families["container_pressure_cpu_waiting_seconds_total"]; has != (err == nil) {
 		t.Errorf("the pressure is there: %v, and the kernel's is: %v", has, err)
+	}
+}
+
+// TestKubeletMetrics counts pods by their source and state, and containers by their state.
+func TestKubeletMetrics(t *testing.T) {
+	t.Parallel()
+	run := func(name string, edit func(*container.Status)) container.Status {
+		st := container.Status{ID: name, Sandbox: "s", Started: time.Unix(1, 0), State: containerstate.Running, Config: &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: name}}}
+		edit(&st)
+		return st
+	}
+	containers := []container.Status{
+		run("a", func(*container.Status) {}), run("b", func(st *container.Status) { st.Finished = true }), run("c", func(st *container.Status) { st.Started = time.Time{} }),
+	}
+	of := func(from string, want podplan.Want, finished bool) agent.Pod {
+		return agent.Pod{Source: from, Want: want, Finished: finished, Manifest: &corev1.Pod{}, Sandboxes: []sandbox.Status{{ID: "s", State: sandboxstate.Ready}}}
+	}
+	api := of("api:x", podplan.Run, false)
+	api.Containers = containers
+	ended := of("api:y", podplan.Run, true)
+	ended.Sandboxes = nil
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(Source{
+		Node: "here", Pods: func() []agent.Pod { return []agent.Pod{api, of("file:/x", podplan.Stop, false), ended} },
+		Info: func() corev1.NodeSystemInfo { return corev1.NodeSystemInfo{KubeletVersion: "v1"} },
+	})
+	w := httptest.NewRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	for _, line := range []string{
+		`kubelet_node_name{node="here"} 1`, "kubelet_running_pods 2", `kubelet_running_containers{container_state="running"} 1`,
+		`kubelet_running_containers{container_state="exited"} 1`, `kubelet_running_containers{container_state="created"} 1`,
+		`kubelet_desired_pods{static=""} 2`, `kubelet_desired_pods{static="true"} 0`, `kubelet_active_pods{static=""} 1`, `kubelet_active_pods{static="true"} 1`,
+	} {
+		if !strings.Contains(w.Body.String(), line+"\n") {
+			t.Errorf("no line %s in\n%s", line, w.Body)
+		}
 	}
 }
 
@@ -119,6 +158,14 @@ func TestProbes(t *testing.T) {
 	if strings.Contains(w.Body.String(), "Startup") || strings.Contains(w.Body.String(), "unknown") {
 		t.Errorf("%s", w.Body)
 	}
+}
+
+func labelsOf(m *dto.Metric) map[string]string {
+	out := map[string]string{}
+	for _, l := range m.GetLabel() {
+		out[l.GetName()] = l.GetValue()
+	}
+	return out
 }
 
 // parse returns the metrics that a handler serves, by name.

@@ -11,6 +11,8 @@ import (
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"github.com/huskd/husk/test/node"
@@ -84,5 +86,32 @@ func (o huskNode) testUsage() {
 	if !strings.Contains(string(text), `container_memory_working_set_bytes{container="c",namespace="default",pod="busy"} `) {
 		o.t.Errorf("the memory of pod busy is not in the metrics:\n%s", text)
 	}
+	o.testNodePages(busy.UID)
 	o.Must("rm", o.Dir+"/manifests/declared.yaml")
+}
+
+// testNodePages checks what others read from a kubelet: pods, and metrics for dashboards.
+func (o huskNode) testNodePages(uid types.UID) {
+	var list corev1.PodList
+	o.must(json.Unmarshal(o.viaProxy("/pods"), &list))
+	found := false
+	for _, p := range list.Items {
+		if p.UID == uid {
+			found = true
+			if len(p.Status.ContainerStatuses) != 1 || !strings.HasPrefix(p.Status.ContainerStatuses[0].ContainerID, "husk://") || p.ResourceVersion == "" {
+				o.t.Errorf("/pods has %+v", p)
+			}
+		}
+	}
+	if !found {
+		o.t.Errorf("/pods doesn't have pod busy: %+v", list)
+	}
+	for path, want := range map[string]string{
+		"/metrics": `kubelet_node_name{node="node"} 1`, "/metrics/cadvisor": `container_cpu_usage_seconds_total{container="c",`, "/metrics/probes": "process_start_time_seconds",
+		"/runningpods/": `"name":"busy"`, "/configz": `"kubeletconfig":{`, "/healthz": "ok", "/statusz": "huskd statusz",
+	} {
+		if page := string(o.viaProxy(path)); !strings.Contains(page, want) {
+			o.t.Errorf("%s has no %s:\n%s", path, want, page)
+		}
+	}
 }
