@@ -21,8 +21,18 @@ type Capacity struct {
 	EvictionHard   Amounts `key:"eviction-hard" help:"thresholds below which a pod is evicted at once: quantities or percentages by signal, which are memory.available, nodefs.available, nodefs.inodesFree, imagefs.available, imagefs.inodesFree and pid.available. Signals that aren't named keep the kubelet's thresholds; 0% turns one off. In the file a table"`
 	EvictionSoft   Amounts `key:"eviction-soft" help:"thresholds below which a pod is evicted after a grace period, likewise"`
 	EvictionGrace  Amounts `key:"eviction-soft-grace-period" help:"grace periods of these thresholds, such as 90s, by signal"`
+	SwapBehavior   string  `key:"memory-swap-behavior" help:"how containers of Burstable pods may use the node's swap: NoSwap, or LimitedSwap for a part of it that follows their memory request, which needs cgroup v2"`
 	MinReclaim     Amounts `key:"eviction-minimum-reclaim" help:"how much more than its threshold must be available until a signal counts as resolved, by signal"`
 }
+
+// The values of memory-swap-behavior.
+const (
+	noSwap      = "NoSwap"
+	limitedSwap = "LimitedSwap"
+)
+
+// LimitedSwap reports whether containers share the node's swap.
+func (c *Capacity) LimitedSwap() bool { return c.SwapBehavior == limitedSwap }
 
 // Reserved returns what is reserved for huskd and for the system.
 func (c *Capacity) Reserved() (kube, system corev1.ResourceList, err error) {
@@ -45,6 +55,9 @@ func (c *Capacity) Thresholds() ([]eviction.Threshold, error) {
 func (c *Capacity) checkCapacity(bad func(key, format string, args ...any)) {
 	if c.MaxPods < 1 {
 		bad("max-pods", "%d: must be at least 1", c.MaxPods)
+	}
+	if c.SwapBehavior != noSwap && c.SwapBehavior != limitedSwap {
+		bad("memory-swap-behavior", "%q is neither %s nor %s", c.SwapBehavior, noSwap, limitedSwap)
 	}
 	if _, err := capacity.Parse(c.KubeReserved); err != nil {
 		bad("kube-reserved", "%w", err)

@@ -23,6 +23,7 @@ func TestCapacity(t *testing.T) {
 	}
 	for flag, want := range map[string]string{
 		"--max-pods=0":                         "max-pods: 0: must be at least 1",
+		"--memory-swap-behavior=Unlimited":     "memory-swap-behavior: \"Unlimited\" is neither NoSwap nor LimitedSwap",
 		"--kube-reserved=cpu=x":                "kube-reserved: \"x\" is not a quantity of cpu",
 		"--system-reserved=gpu=1":              "system-reserved: \"gpu\" can't be reserved",
 		"--eviction-hard=memory=1":             "eviction: eviction-hard: \"memory\" is not one of the signals",

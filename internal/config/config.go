@@ -68,7 +68,7 @@ func New() Config {
 		Listen:     "unix:///run/husk/husk.sock",
 		Sources:    Sources{WebSeconds: 20},
 		Disk:       kubeletDisk,
-		Cluster:    Cluster{NodeListen: ":10250", NodeHealthz: "127.0.0.1:10248", ClusterDomain: "cluster.local", Capacity: Capacity{MaxPods: 110}},
+		Cluster:    Cluster{NodeListen: ":10250", NodeHealthz: "127.0.0.1:10248", ClusterDomain: "cluster.local", Capacity: Capacity{MaxPods: 110, SwapBehavior: noSwap}},
 		CertsDir:   "/etc/husk/certs.d",
 		Network:    "ptp",
 		Subnets:    []string{"10.201.0.0/16", "fd68:7573:6b00::/64"},

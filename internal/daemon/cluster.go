@@ -176,7 +176,12 @@ func (m *membership) machine() (registration.Machine, error) {
 	if err != nil {
 		return registration.Machine{}, err
 	}
+	used, err := stats.Node()
+	if err != nil {
+		return registration.Machine{}, err
+	}
 	return registration.Machine{
+		Swap: int64(used.Memory.SwapLimit),
 		Name: nodeName(m.d.cfg), Hostname: hostname(), ProviderID: m.d.cfg.ProviderID, Labels: labels, Taints: taints, Facts: m.d.facts, Handlers: m.d.handlers.List(),
 		Capacity: m.d.resources.capacity, Allocatable: m.d.resources.allocatable, Port: int32(port),
 	}, nil

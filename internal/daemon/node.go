@@ -24,7 +24,7 @@ const (
 // nodeFacts returns a function that describes the node as it is when called.
 func nodeFacts(cfg config.Config, f host.Facts, r nodeResources) func() criconfig.Node {
 	fixed := criconfig.Node{
-		Name: nodeName(cfg), ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, Memory: f.Memory, Allocatable: r.allocatable, Unified: f.Cgroup.Mode.Unified(),
+		Name: nodeName(cfg), ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, Memory: f.Memory, Allocatable: r.allocatable, Swap: r.swap, Unified: f.Cgroup.Mode.Unified(),
 		HugePages: f.Cgroup.HugePages, RecursiveReadOnly: f.RecursiveReadOnly,
 		InCluster: cfg.Kubeconfig != "", Logs: cfg.PodLogs, Seccomp: "/var/lib/kubelet/seccomp",
 	}

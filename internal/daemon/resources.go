@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -28,6 +29,7 @@ type nodeResources struct {
 	// limits are those of the cgroup of all pods. They leave out the thresholds of evictions, so
 	// that pods can be evicted before the kernel kills their processes.
 	limits     cgroup.Limits
+	swap       criconfig.Swap
 	thresholds []eviction.Threshold
 }
 
@@ -54,6 +56,17 @@ func newNodeResources(cfg config.Config, facts host.Facts) (nodeResources, error
 	}
 	if out.thresholds, err = cfg.Thresholds(); err != nil {
 		return out, err
+	}
+	out.swap.Limited = facts.Cgroup.Mode.Unified() && facts.Cgroup.Swap
+	if cfg.LimitedSwap() {
+		if !out.swap.Limited {
+			return out, errors.New("memory-swap-behavior: LimitedSwap needs cgroup v2 and a kernel that accounts for swap: use NoSwap")
+		}
+		used, err := stats.Node()
+		if err != nil {
+			return out, err
+		}
+		out.swap.Bytes = int64(used.Memory.SwapLimit)
 	}
 	evictions := eviction.Reserved(out.thresholds, out.capacity)
 	if err := capacity.Check(out.capacity, kube, system, evictions); err != nil {

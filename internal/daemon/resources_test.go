@@ -13,6 +13,7 @@ import (
 	"github.com/huskd/husk/internal/config"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/internal/manifest/criconfig"
 	"github.com/huskd/husk/internal/stats"
 )
 
@@ -43,6 +44,19 @@ func TestNodeResources(t *testing.T) {
 	// The limit has no room for the eviction threshold of 100Mi: evictions come before it.
 	if r.limits.Memory != (4096-1024-512)*mi || r.limits.CPUShares != 1945 || r.limits.Pids <= 0 {
 		t.Errorf("limits %+v", r.limits)
+	}
+	cfg.SwapBehavior = "LimitedSwap"
+	if _, err := newNodeResources(cfg, facts); err == nil || !strings.Contains(err.Error(), "LimitedSwap needs cgroup v2") {
+		t.Errorf("LimitedSwap with cgroup v1: %v", err)
+	}
+	unified := facts
+	unified.Cgroup = host.Cgroup{Mode: host.CgroupV2, Swap: true}
+	if r, err := newNodeResources(cfg, unified); err != nil || !r.swap.Limited {
+		t.Errorf("LimitedSwap with cgroup v2: %+v, %v", r.swap, err)
+	}
+	cfg.SwapBehavior = "NoSwap"
+	if r, err := newNodeResources(cfg, unified); err != nil || r.swap != (criconfig.Swap{Limited: true}) {
+		t.Errorf("NoSwap: %+v, %v", r.swap, err)
 	}
 	for want, reserved := range map[string]config.Amounts{
 		"of memory, but the node has 4Gi": {"memory": "5Gi"},

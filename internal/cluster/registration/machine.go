@@ -34,6 +34,8 @@ type Machine struct {
 	Handlers       []oci.Handler
 	// Capacity are the node's resources, and Allocatable those that pods can request.
 	Capacity, Allocatable corev1.ResourceList
+	// Swap is the size of the swap space in bytes.
+	Swap int64
 	// Port is the port of the kubelet API.
 	Port int32
 }
@@ -54,6 +56,9 @@ func (m Machine) Object() *corev1.Node {
 				ContainerRuntimeVersion: "husk://" + version.Version, KubeletVersion: fitVersion(""),
 			},
 		},
+	}
+	if m.Swap > 0 {
+		out.Status.NodeInfo.Swap = &corev1.NodeSwapStatus{Capacity: &m.Swap}
 	}
 	for _, h := range m.Handlers {
 		if h.Missing != nil {

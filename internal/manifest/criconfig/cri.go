@@ -31,6 +31,8 @@ type Node struct {
 	Allocatable corev1.ResourceList
 	// Unified tells that the node uses cgroup v2.
 	Unified bool
+	// Swap tells how containers may use swap.
+	Swap Swap
 	// HugePages are the page sizes that can be limited, such as "2MB".
 	HugePages []string
 	// RecursiveReadOnly tells that the kernel supports recursive read-only mounts.

@@ -47,8 +47,32 @@ func Resources(pod *corev1.Pod, c *corev1.Container, n Node) *runtimeapi.LinuxCo
 		// The OOM killer ends all processes of a container, as with Kubernetes: a program rarely
 		// works without some of its processes.
 		out.Unified = map[string]string{"memory.oom.group": "1"}
+		if n.Swap.Limited {
+			out.Unified["memory.swap.max"] = strconv.FormatInt(swapLimit(pod, c, n), 10)
+		}
 	}
 	return out
+}
+
+// Swap is how containers may use swap. On a node with cgroup v1, it has no effect.
+type Swap struct {
+	// Limited tells that each container has a limit of swap. Without it, only containers with a
+	// memory limit have one, which is zero.
+	Limited bool
+	// Bytes are the swap space that containers share by their memory requests, as with the kubelet's
+	// LimitedSwap. Zero is its NoSwap.
+	Bytes int64
+}
+
+// swapLimit returns how many bytes of swap a container may use: its part of the node's swap is that
+// of its memory request in the node's memory. Only Burstable pods may swap, and of these neither
+// critical ones nor containers without a memory request or with as much as their limit.
+func swapLimit(pod *corev1.Pod, c *corev1.Container, n Node) int64 {
+	request, limit := c.Resources.Requests.Memory(), c.Resources.Limits.Memory()
+	if Critical(pod) || QOS(pod) != corev1.PodQOSBurstable || request.IsZero() || request.Cmp(*limit) == 0 || n.Memory <= 0 || request.Value() > n.Memory {
+		return 0
+	}
+	return int64(float64(request.Value()) / float64(n.Memory) * float64(n.Swap.Bytes))
 }
 
 // hugePageLimits returns a limit for each page size of the node. It is 0 unless the container sets
