@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -163,7 +164,15 @@ func End(ctx context.Context, p oci.Process) error {
 }
 
 // Find returns the processes whose command line matches.
-func Find(match func(args []string) bool) []oci.Process {
+func Find(match func(args []string) bool) []oci.Process { return find("cmdline", match) }
+
+// FindByEnv returns the processes that were started with a variable, such as NAME=value.
+func FindByEnv(variable string) []oci.Process {
+	return find("environ", func(env []string) bool { return slices.Contains(env, variable) })
+}
+
+// find returns the processes of which a file in /proc matches, which is a list of strings.
+func find(file string, match func(list []string) bool) []oci.Process {
 	entries, _ := os.ReadDir("/proc")
 	var out []oci.Process
 	for _, e := range entries {
@@ -176,7 +185,7 @@ func Find(match func(args []string) bool) []oci.Process {
 			continue
 		}
 		// If the PID was reused since Identify, the start time of p no longer matches.
-		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), file))
 		if match(strings.Split(string(raw), "\x00")) {
 			out = append(out, p)
 		}

@@ -34,7 +34,7 @@ func (e *entry) startInfra(ctx context.Context) error {
 	}
 	f := e.files()
 	process, err := e.s.cfg.Infra.Start(ctx, infra.Request{
-		ID: e.ID, Dir: infraDir(e.dir()), Sandbox: e.Config,
+		ID: e.ID, Dir: infraDir(e.dir()), Sandbox: e.Config, Hostname: e.hostname(),
 		Handler: e.Rec.Handler, RuntimeSandbox: e.Rec.RuntimeSandbox,
 		IDs:        idsOf(e.Config),
 		Namespaces: spec.Namespaces{Net: f.Net, IPC: f.IPC, UTS: f.UTS, User: f.User},

@@ -40,6 +40,7 @@ func WriteProbe(dir, cgroup, user string, args ...string) error {
 			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"}},
 		Linux: &specs.Linux{
 			CgroupsPath: cgroup,
+			Resources:   &specs.LinuxResources{}, // the Go versions of Kata's shim panic without
 			Namespaces:  []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}},
 		},
 	}

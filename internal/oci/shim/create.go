@@ -117,17 +117,17 @@ func (c *container) findShim(ctx context.Context) error {
 	}
 	var err error
 	c.Endpoint, err = c.Handler.launch(ctx, c.bundleCopy, c.ID)
+	if err != nil && ctx.Err() == nil {
+		return oci.NewStartError(err.Error())
+	}
 	return err
 }
 
 // createTask creates the container in the shim. It records the shim's process first.
 func (c *container) createTask(ctx context.Context, t *task) error {
 	if c.Sandbox == "" {
-		pid, err := t.shim(ctx, c.ID)
-		if err == nil {
-			c.Shim, err = pidfd.Identify(pid)
-		}
-		if err != nil {
+		var err error
+		if c.Shim, err = c.ownShim().identify(ctx, t); err != nil {
 			return fmt.Errorf("the shim's process: %w", err)
 		}
 	}

@@ -4,27 +4,18 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io/fs"
 	"os"
-	"path/filepath"
-	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/bundle"
 	"github.com/huskd/husk/internal/oci/conmon"
 	"github.com/huskd/husk/internal/pidfd"
 )
 
-const (
-	// killGrace is how long a shim has to report that a killed container has exited.
-	killGrace = 10 * time.Second
-	// shutdownGrace is how long a shim without containers has to exit.
-	shutdownGrace = 5 * time.Second
-)
+// killGrace is how long a shim has to report that a killed container has exited.
+const killGrace = 10 * time.Second
 
 // Delete kills what is left of a container and removes all traces of it: its processes, conmon, the
 // cgroup and the driver's files, and the shim if it has no other container. It can be repeated, and
@@ -95,7 +86,7 @@ func (c *container) end(ctx context.Context) error {
 		err = c.endCreation(ctx)
 	}
 	if err == nil && c.Sandbox == "" {
-		err = c.endShim(ctx)
+		err = c.ownShim().end(ctx)
 	}
 	if err == nil {
 		err = c.killLogProcesses(ctx)
@@ -150,7 +141,7 @@ func (c *container) endCreation(ctx context.Context) error {
 		_ = c.deleteTask(limited, t)
 		return nil
 	}
-	if err := c.killShim(ctx); err != nil {
+	if err := c.ownShim().kill(ctx); err != nil {
 		return err
 	}
 	if c.Handler.Path != "" && c.Endpoint.Address != "" {
@@ -161,61 +152,4 @@ func (c *container) endCreation(ctx context.Context) error {
 		return tree.Kill(ctx, c.Cgroup)
 	}
 	return nil
-}
-
-// endShim ends a shim that has no container left.
-func (c *container) endShim(ctx context.Context) error {
-	limited, cancel := context.WithTimeout(ctx, shutdownGrace)
-	defer cancel()
-	if t, err := connect(limited, c.Endpoint); err == nil {
-		_ = t.shutdown(limited, c.ID)
-		t.close()
-		if f, err := pidfd.Open(c.Shim); err == nil {
-			_ = pidfd.Wait(limited, f)
-			_ = f.Close()
-		}
-	}
-	if err := c.killShim(ctx); err != nil {
-		return err
-	}
-	path, ok := strings.CutPrefix(c.Endpoint.Address, unixScheme)
-	if !ok {
-		return nil
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
-// killShim kills the container's own shim, even one that wasn't recorded. Every process of the
-// shim's program has the container's ID in a flag, also the daemon that it forks.
-func (c *container) killShim(ctx context.Context) error {
-	if err := pidfd.End(ctx, c.Shim); err != nil {
-		return err
-	}
-	for {
-		shims := shimsOf(c.ID)
-		if len(shims) == 0 {
-			return nil
-		}
-		for _, p := range shims {
-			if err := pidfd.End(ctx, p); err != nil {
-				return err
-			}
-		}
-	}
-}
-
-// shimsOf returns the shim processes of a container.
-func shimsOf(id string) []oci.Process {
-	return pidfd.Find(func(args []string) bool {
-		i := slices.Index(args, "-id")
-		return i > 0 && i+1 < len(args) && args[i+1] == id && strings.HasPrefix(filepath.Base(args[0]), shimPrefix)
-	})
-}
-
-// withArgument returns the processes whose first argument is arg.
-func withArgument(arg string) []oci.Process {
-	return pidfd.Find(func(args []string) bool { return len(args) > 1 && args[1] == arg })
 }

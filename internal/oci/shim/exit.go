@@ -72,7 +72,7 @@ func (c *container) cleanUpExited(w *watch, exit oci.Exit) oci.Exit {
 		// Read now: deleteTask removes the cgroup.
 		exit.OOMKilled = exit.OOMKilled || tree.OOMKills(c.Cgroup) > 0
 		exit = c.saveExit(exit)
-		_ = tree.Kill(ctx, c.Cgroup)
+		_ = c.killCgroup(ctx, tree)
 	}
 	if c.deleteTask(ctx, w.current.Load()) != nil && !running(c.Shim) {
 		_ = c.Handler.deleteLeftovers(ctx, c.bundleCopy, c.ID)

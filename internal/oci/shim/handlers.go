@@ -39,6 +39,9 @@ type Handler struct {
 
 const shimPrefix = "containerd-shim-"
 
+// gvisor is the name of gVisor's runtime.
+const gvisor = "runsc"
+
 // Runtime returns the runtime's name in the name of the shim's program: runsc, kata.
 func (h Handler) Runtime() string {
 	if h.Path == "" {
@@ -221,11 +224,7 @@ func (cfg Config) probe(ctx context.Context, h *Handler) error {
 	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
 		return err
 	}
-	out, err := h.run(ctx, cfg.StateDir, nil, "version", "-v")
-	if err != nil {
-		return err
-	}
-	h.Version = parseVersion(string(out))
+	h.Version = h.version(ctx, cfg.StateDir)
 	dir, err := os.MkdirTemp(cfg.StateDir, "probe-")
 	if err != nil {
 		return err

@@ -2,11 +2,14 @@ package shim
 
 import (
 	"context"
+	"slices"
 	"syscall"
 	"time"
 
 	tasktypes "github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/errdefs"
+
+	"github.com/huskd/husk/internal/cgroup"
 )
 
 // Signal sends sig to the container's init process, or returns errdefs.ErrNotFound if it has
@@ -55,12 +58,26 @@ func (c *container) killAll(ctx context.Context, w *watch) error {
 	}
 	tree, treeErr := c.tree()
 	if treeErr == nil {
-		treeErr = tree.Kill(ctx, c.Cgroup)
+		treeErr = c.killCgroup(ctx, tree)
 	}
 	if err == nil {
 		err = treeErr
 	}
 	return err
+}
+
+// killCgroup kills what is in the container's cgroup. If the shim is, as Kata's with
+// sandbox_cgroup_only, so is the virtual machine, and both are needed until the shim has deleted
+// the container. Then nothing is killed.
+func (c *container) killCgroup(ctx context.Context, tree *cgroup.Tree) error {
+	pids, err := tree.PIDs(c.Cgroup)
+	if err != nil {
+		return err
+	}
+	if slices.Contains(pids, c.Shim.PID) && running(c.Shim) {
+		return nil
+	}
+	return tree.Kill(ctx, c.Cgroup)
 }
 
 // kill kills the container's init process through the shim. gVisor's shim doesn't report the exit

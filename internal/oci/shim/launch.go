@@ -80,7 +80,12 @@ func (h Handler) options() (*anypb.Any, error) {
 	if h.Config == "" {
 		return nil, nil
 	}
-	o := &runtimeoptions.Options{TypeUrl: h.optionsType(), ConfigPath: h.Config}
+	o := &runtimeoptions.Options{ConfigPath: h.Config}
+	if h.Runtime() == gvisor {
+		// gVisor's shim requires the type. Kata's in Rust, up to 3.20, reads the path at the place
+		// where it is without one.
+		o.TypeUrl = h.optionsType()
+	}
 	raw, err := proto.Marshal(o)
 	return &anypb.Any{TypeUrl: string(o.ProtoReflect().Descriptor().FullName()), Value: raw}, err
 }
@@ -94,11 +99,15 @@ func (h Handler) launch(ctx context.Context, dir, id string) (endpoint, error) {
 	if err != nil {
 		return endpoint{}, err
 	}
-	out, err := h.run(ctx, dir, input, id, "start")
+	out, complaint, err := h.run(ctx, dir, input, id, "start")
 	if err != nil {
 		return endpoint{}, err
 	}
-	return parseEndpoint(out)
+	e, err := parseEndpoint(out)
+	if err != nil && complaint != "" {
+		err = fmt.Errorf("%w: %s", err, complaint)
+	}
+	return e, err
 }
 
 // startInput returns the stdin of a start: a message of the newest protocol, or for shims of before
@@ -125,18 +134,48 @@ func (h Handler) startInput(id string) ([]byte, error) {
 
 // deleteLeftovers makes the shim's program delete the container of a shim that is gone.
 func (h Handler) deleteLeftovers(ctx context.Context, dir, id string) error {
-	_, err := h.run(ctx, dir, nil, id, "-bundle", dir, "delete")
+	_, _, err := h.run(ctx, dir, nil, id, "-bundle", dir, "delete")
 	return err
 }
 
-// run runs the shim's program in dir and returns its output. The error is what it printed to
-// stderr.
-func (h Handler) run(ctx context.Context, dir string, input []byte, id string, args ...string) ([]byte, error) {
+// version asks the shim's program for its version. Shims of before containerd 1.3 take -v for a
+// mistake, and some of them know --version, alone.
+func (h Handler) version(ctx context.Context, dir string) string {
+	if out, _, err := h.run(ctx, dir, nil, "version", "-v"); err == nil {
+		return parseVersion(string(out))
+	}
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, h.Path, "--version")
+	cmd.WaitDelay = time.Second
+	out, err := cmd.Output()
+	if err != nil {
+		return ""
+	}
+	return parseVersion(string(out))
+}
+
+// ownerVariable is the variable in the environment of a shim and all that it starts. Its value is
+// the ID of the container that the shim was started for.
+const ownerVariable = "HUSK_SHIM_OF="
+
+// publisher returns the program that publishes a shim's events: one that does nothing. Kata's shim
+// in Rust insists on one.
+func publisher() string {
+	if path := conmon.Locate("true"); path != "" {
+		return path
+	}
+	return "true"
+}
+
+// run runs the shim's program in dir and returns what it printed to stdout and, in one line, to
+// stderr. The error is the latter too.
+func (h Handler) run(ctx context.Context, dir string, input []byte, id string, args ...string) (out []byte, complaint string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("%s took longer than %v", h.Path, startLimit))
 	defer cancel()
-	cmd := exec.CommandContext(ctx, h.Path, append([]string{"-namespace", namespace, "-id", id, "-address", ""}, args...)...)
+	cmd := exec.CommandContext(ctx, h.Path, append([]string{"-namespace", namespace, "-id", id, "-address", "", "-publish-binary", publisher()}, args...)...)
 	cmd.Dir = dir
-	cmd.Env = []string{"PATH=" + conmon.Path, "NAMESPACE=" + namespace, "MAX_SHIM_VERSION=2", "GOMAXPROCS=2"}
+	cmd.Env = []string{"PATH=" + conmon.Path, "NAMESPACE=" + namespace, "MAX_SHIM_VERSION=2", "GOMAXPROCS=2", ownerVariable + id}
 	cmd.Stdin = bytes.NewReader(input)
 	// The shim's daemon must not die with huskd's terminal.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -144,14 +183,15 @@ func (h Handler) run(ctx context.Context, dir string, input []byte, id string, a
 	cmd.WaitDelay = time.Second
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	out, err := cmd.Output()
+	out, err = cmd.Output()
+	complaint = oci.OneLine(stderr.String())
 	switch {
 	case ctx.Err() != nil:
-		return nil, context.Cause(ctx)
-	case err != nil && stderr.Len() > 0:
-		return nil, errors.New(oci.OneLine(stderr.String()))
+		return nil, "", context.Cause(ctx)
+	case err != nil && complaint != "":
+		return nil, "", errors.New(complaint)
 	case err != nil && !errors.Is(err, exec.ErrWaitDelay):
-		return nil, fmt.Errorf("%s: %w", h.Path, err)
+		return nil, "", fmt.Errorf("%s: %w", h.Path, err)
 	}
-	return out, nil
+	return out, complaint, nil
 }

@@ -10,6 +10,7 @@ import (
 	bootstrap "github.com/containerd/containerd/api/runtime/bootstrap/v1"
 	task2 "github.com/containerd/containerd/api/runtime/task/v2"
 	task3 "github.com/containerd/containerd/api/runtime/task/v3"
+	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -123,14 +124,26 @@ func TestParseVersion(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
+func TestOptions(t *testing.T) {
 	for path, want := range map[string][2]string{
 		"/usr/local/bin/containerd-shim-runsc-v1": {"runsc", "io.containerd.runsc.v1.options"},
-		"/opt/kata/bin/containerd-shim-kata-v2":   {"kata", "io.containerd.kata.v2.options"},
+		"/opt/kata/bin/containerd-shim-kata-v2":   {"kata", ""},
 	} {
-		h := Handler{Path: path}
-		if got := [2]string{h.Runtime(), h.optionsType()}; got != want {
-			t.Errorf("runtime and options type of %s are %q, want %q", path, got, want)
+		h := Handler{Path: path, Config: "/etc/config"}
+		any, err := h.options()
+		if err != nil || any.GetTypeUrl() != "runtimeoptions.v1.Options" {
+			t.Fatal(any, err)
+		}
+		var o runtimeoptions.Options
+		if err := proto.Unmarshal(any.GetValue(), &o); err != nil {
+			t.Fatal(err)
+		}
+		if got := [2]string{h.Runtime(), o.GetTypeUrl()}; got != want || o.GetConfigPath() != "/etc/config" {
+			t.Errorf("runtime and options of %s are %q and %v, want %q", path, got, &o, want)
+		}
+		// Kata's shim in Rust reads the path so, up to 3.20.
+		if h.Runtime() == "kata" && string(any.GetValue()[2:]) != "/etc/config" {
+			t.Errorf("the path doesn't follow the first two bytes: %q", any.GetValue())
 		}
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
-	"go.uber.org/goleak"
 
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/hosttest"
@@ -25,8 +24,6 @@ import (
 	"github.com/huskd/husk/internal/pidfd"
 	"github.com/huskd/husk/internal/pod"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // debianShim is containerd 1.6's.
 const debianShim = "/usr/bin/containerd-shim-runc-v2"

@@ -17,6 +17,9 @@ type InfraRequest struct {
 	Rootfs      string
 	Args        []string
 	CgroupsPath string
+	// Guest is the hostname in the virtual machine, for a runtime that runs the pod in one. Such a
+	// runtime takes it from here only, and the machine may be in the infra container's cgroup.
+	Guest string
 	// Namespaces are joined, except PID and Target: the infra container creates the PID namespace.
 	Namespaces Namespaces
 	Labels     Labels
@@ -30,6 +33,15 @@ const (
 	InfraUser     = 65535
 )
 
+// resources returns the infra container's limits.
+func (r InfraRequest) resources() *runtimeapi.LinuxContainerResources {
+	limits := &runtimeapi.LinuxContainerResources{CpuShares: InfraShares, OomScoreAdj: InfraOOMScore}
+	if r.Guest != "" {
+		limits.CpuShares = 0
+	}
+	return limits
+}
+
 // Infra returns the spec of a sandbox's infra container. It has no capabilities, can't gain any,
 // and its root is read-only.
 func Infra(r InfraRequest) (Result, error) {
@@ -41,7 +53,7 @@ func Infra(r InfraRequest) (Result, error) {
 			Metadata: &runtimeapi.ContainerMetadata{Name: "infra"},
 			Command:  r.Args,
 			Linux: &runtimeapi.LinuxContainerConfig{
-				Resources: &runtimeapi.LinuxContainerResources{CpuShares: InfraShares, OomScoreAdj: InfraOOMScore},
+				Resources: r.resources(),
 				SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
 					ReadonlyRootfs:   true,
 					NoNewPrivs:       true,
@@ -66,6 +78,9 @@ func Infra(r InfraRequest) (Result, error) {
 	}
 	b.annotateSandbox("sandbox")
 	b.spec.Annotations[annotationLogs] = r.Sandbox.GetLogDirectory()
+	if r.Guest != "" && !b.hostNetwork() {
+		b.spec.Hostname = r.Guest
+	}
 	b.spec.Version = version(b.spec)
 	return Result{b.spec, b.notes, b.relabel}, nil
 }

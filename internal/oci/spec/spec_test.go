@@ -185,6 +185,28 @@ func TestInfraGolden(t *testing.T) {
 	compare(t, "infra", out)
 }
 
+// TestInfraGuest checks what a runtime with a virtual machine finds in the spec: the hostname,
+// though the UTS namespace exists, and no CPU shares, which would be those of the machine.
+func TestInfraGuest(t *testing.T) {
+	t.Parallel()
+	r := request()
+	infra := InfraRequest{
+		SandboxID: r.SandboxID, Sandbox: r.Sandbox, Host: r.Host, Rootfs: "/r", Args: []string{"/pause"},
+		CgroupsPath: "/c", Namespaces: r.Namespaces, Guest: "web-0",
+	}
+	out, err := Infra(infra)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out.Spec.Hostname != "web-0" || out.Spec.Linux.Resources == nil || out.Spec.Linux.Resources.CPU != nil {
+		t.Errorf("hostname %q, limits %+v", out.Spec.Hostname, out.Spec.Linux.Resources)
+	}
+	r.Sandbox.Linux.SecurityContext.NamespaceOptions.Network = runtimeapi.NamespaceMode_NODE
+	if out, err = Infra(infra); err != nil || out.Spec.Hostname != "" {
+		t.Errorf("in the host's network: hostname %q, %v", out.Spec.Hostname, err)
+	}
+}
+
 func TestInfraFails(t *testing.T) {
 	t.Parallel()
 	r := request()

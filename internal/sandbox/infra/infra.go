@@ -45,8 +45,9 @@ type Driver struct {
 type Request struct {
 	ID string // of the sandbox
 	// Dir is a directory for the files of the process. Its parent must exist.
-	Dir     string
-	Sandbox *runtimeapi.PodSandboxConfig
+	Dir      string
+	Sandbox  *runtimeapi.PodSandboxConfig
+	Hostname string
 	// Handler is the runtime handler, and RuntimeSandbox says that its runtime has to know the
 	// sandbox before the pod's containers.
 	Handler        string
@@ -88,7 +89,12 @@ func (d Driver) startByRuntime(ctx context.Context, r Request) (oci.Process, err
 	if err := os.Chown(r.rootfs(), uid, gid); err != nil {
 		return oci.Process{}, err
 	}
+	guest := ""
+	if r.RuntimeSandbox {
+		guest = r.Hostname
+	}
 	result, err := spec.Infra(spec.InfraRequest{
+		Guest:       guest,
 		SandboxID:   r.ID,
 		Sandbox:     r.Sandbox,
 		Host:        d.Host,
