@@ -83,7 +83,7 @@ func TestLivenessProbe(t *testing.T) {
 	w.run(podOf("port", only("command: [sleep, '1000'], livenessProbe: {tcpSocket: {port: 81}, periodSeconds: 1, failureThreshold: 1}")))
 	w.run(podOf("program", only("command: [sleep, '1000'], livenessProbe: {exec: {command: [/none]}, periodSeconds: 1, failureThreshold: 1}")))
 	w.eventually("port", "restarted", func(p listed) bool { return p.Containers[0].Restarts > 0 })
-	const message = `liveness probe could not be carried out: /none: `
+	const message = `Liveness probe could not be carried out: /none: `
 	p := w.eventually("program", "probed", func(_ listed) bool { return strings.Contains(w.MustHusk("events", "program"), message) })
 	if p.Containers[0].Restarts > 0 || !p.Ready {
 		t.Errorf("its probe can't be carried out, and the pod is %+v", p)
