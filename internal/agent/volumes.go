@@ -51,6 +51,9 @@ func (v *volumes) mount(c *corev1.Container, run *criconfig.Run) (err error) {
 			return mountError{vol.Name, err}
 		}
 	}
+	if run.EnvFiles, err = volume.ReadEnvFiles(c, run.Volumes); err != nil {
+		return err
+	}
 	if run.SubPaths, err = criconfig.SubPaths(pod, c, *run, v.a.cfg.Node()); err != nil {
 		return err
 	}

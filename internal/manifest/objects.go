@@ -78,12 +78,15 @@ func References(pod *corev1.Pod, f func(kind, name string)) {
 	}
 }
 
-// IsMounted reports whether a container of the pod uses a volume. Others are not set up, like in
-// kubelet: what they reference may be missing.
+// IsMounted reports whether a container of the pod mounts a volume or reads variables from it.
+// Other volumes are not set up, like in kubelet: what they reference may be missing.
 func IsMounted(pod *corev1.Pod, volume string) bool {
 	found := false
 	forEachContainer(pod, func(c *corev1.Container, _ string, _ bool) {
-		found = found || slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume })
+		found = found || slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume }) ||
+			slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool {
+				return e.ValueFrom != nil && e.ValueFrom.FileKeyRef != nil && e.ValueFrom.FileKeyRef.VolumeName == volume
+			})
 	})
 	return found
 }

@@ -89,11 +89,35 @@ func (v *validator) valueFrom(from *corev1.EnvVarSource, at string) {
 		set++
 		checkKeyRef(v.report, at+".secretKeyRef", f.Name, f.Key)
 	}
+	if f := from.FileKeyRef; f != nil {
+		set++
+		v.fileKeyRef(at+".fileKeyRef", f)
+	}
+	const sources = "fieldRef, resourceFieldRef, configMapKeyRef, secretKeyRef and fileKeyRef"
 	switch {
 	case set == 0 && !v.faulty[at]:
-		v.invalid(at, "empty: set one of fieldRef, resourceFieldRef, configMapKeyRef and secretKeyRef, or remove it")
+		v.invalid(at, "empty: set one of %s, or remove it", sources)
 	case set > 1:
-		v.invalid(at, "more than one of fieldRef, resourceFieldRef, configMapKeyRef and secretKeyRef is set: set only one of them")
+		v.invalid(at, "more than one of %s is set: set only one of them", sources)
+	}
+}
+
+// fileKeyRef checks a variable that is read from a file. As in an API server, the file must be in
+// an emptyDir.
+func (v *validator) fileKeyRef(at string, f *corev1.FileKeySelector) {
+	switch i := slices.IndexFunc(v.pod.Spec.Volumes, func(vol corev1.Volume) bool { return vol.Name == f.VolumeName }); {
+	case f.VolumeName == "":
+		v.missing(at+".volumeName", "")
+	case i < 0:
+		v.invalid(at+".volumeName", "there is no volume %q in spec.volumes", f.VolumeName)
+	case v.pod.Spec.Volumes[i].EmptyDir == nil:
+		v.invalid(at+".volumeName", "volume %q is not an emptyDir", f.VolumeName)
+	}
+	checkFilePath(v.report, at+".path", f.Path, map[string]bool{})
+	if f.Key == "" {
+		v.missing(at+".key", "")
+	} else if len(validation.IsRelaxedEnvVarName(f.Key)) > 0 {
+		v.invalid(at+".key", "%q is not valid: use printable ASCII characters except =", f.Key)
 	}
 }
 

@@ -63,7 +63,7 @@ var containerCases = []struct {
 	{"no-terminal", "", "tty: false", "test -t 0 || test -t 1 || echo none; readlink /proc/self/fd/0", "none\n/dev/null"},
 
 	{"in-memory", "volumes: [{name: v, emptyDir: {medium: Memory, sizeLimit: 1Mi}}]", "volumeMounts: [{name: v, mountPath: /v}]",
-		"stat -f -c %T /v; head -c 2000000 /dev/zero 2>&1 >/v/x; wc -c </v/x; stat -c %a /v", "tmpfs\n.*error.*\n1048576\n777"},
+		"stat -f -c %T /v; head -c 2000000 /dev/zero 2>&1 >/v/x; wc -c </v/x; stat -c %a /v", "tmpfs\n.*error.*\n1048576\n1777"},
 	{"host-path", "volumes: [{name: v, hostPath: {path: /etc/hostname, type: File}}, {name: d, hostPath: {path: /usr/share, type: Directory}}]",
 		"volumeMounts: [{name: v, mountPath: /name, readOnly: true}, {name: d, mountPath: /d, readOnly: true}]", "test -s /name && echo there; (echo x >/name) 2>&1; touch /d/x 2>&1; ls -d /d/doc",
 		"there\n.*Read-only file system\n.*Read-only file system\n/d/doc"},
@@ -89,6 +89,10 @@ var containerCases = []struct {
 		strings.Replace(initContainer("side", "echo s >>/v/f; sleep 1000"), "name: side", "restartPolicy: Always, name: side", 1) + ", " +
 		initContainer("two", "until grep -q s /v/f; do sleep 0.1; done; echo 2 >>/v/f") + "]",
 		"volumeMounts: [{name: v, mountPath: /v}]", "cat /v/f /dev/shm/f; hostname", "1\ns\n2\nfirst\nin-order"},
+
+	{"env-file", "volumes: [{name: v}], initContainers: [" + initContainer("one", `printf "# made here\nB='b'\nA='one\ntwo' # end\n" >/v/env`) + "]",
+		"env: [{name: FOUND, valueFrom: {fileKeyRef: {volumeName: v, path: env, key: A}}}, {name: MISSING, valueFrom: {fileKeyRef: {volumeName: v, path: env, key: C, optional: true}}}]",
+		`echo "$FOUND${MISSING-none}"; ls -d /v 2>&1 | grep -c "No such"`, "one\ntwonone\n1"},
 
 	{"own-namespaces", "", "tty: false", "ps -o pid,args | tail -n +2 | head -1 | grep -c sh; ls /sys/class/net | tr '\\n' ' '", "1\neth0 lo "},
 	{"host-network", "hostNetwork: true", "tty: false", "hostname; ls -d /sys/class/net/up0 2>/dev/null || ip link show up0 | head -1", "node\n.*up0.*"},

@@ -207,6 +207,8 @@ type Run struct {
 	// SubPaths has the mounts with a subPath, by their index in the container: the path on the node
 	// or, for an image volume, the path in the image.
 	SubPaths map[int]string
+	// EnvFiles has the content of the container's EnvFiles. Missing ones don't exist.
+	EnvFiles map[EnvFile][]byte
 	// Objects are the config maps and secrets that the pod references.
 	Objects manifest.Objects
 	// Mounts are additional mounts, such as /etc/hosts. A mount of the container's own at the same

@@ -76,6 +76,8 @@ func valueFrom(pod *corev1.Pod, c *corev1.Container, from *corev1.EnvVarSource, 
 	case from.ConfigMapKeyRef != nil:
 		ref := from.ConfigMapKeyRef
 		return keyValue(pod, r.Objects, manifest.KindConfigMap, (*corev1.SecretKeySelector)(ref))
+	case from.FileKeyRef != nil:
+		return fileValue(r.EnvFiles, from.FileKeyRef)
 	}
 	return keyValue(pod, r.Objects, manifest.KindSecret, from.SecretKeyRef)
 }

@@ -116,6 +116,7 @@ var containerFields = []Field{
 	{"env[].valueFrom.fieldRef", Honoured, "metadata.name, .namespace, .uid, .labels['key'], .annotations['key'], spec.nodeName, .serviceAccountName (empty without an API server), status.podIP, .podIPs, .hostIP, .hostIPs"},
 	{"env[].valueFrom.configMapKeyRef", Honoured, "a key of a ConfigMap beside the pod; read when the container starts"},
 	{"env[].valueFrom.secretKeyRef", Honoured, "a key of a Secret beside the pod; read when the container starts"},
+	{"env[].valueFrom.fileKeyRef", Honoured, "a variable in a file of an emptyDir, which an init container has written as lines NAME='value'; read when the container starts. Unless optional, the file and the variable must exist"},
 	{"envFrom", Honoured, "a variable for each key of a ConfigMap or Secret beside the pod; read when the container starts. Variables in env override them"},
 	{"env[].valueFrom.resourceFieldRef", Honoured, "a limit or request of a container: cpu, memory, ephemeral-storage or hugepages-<size>, in units of divisor"},
 	{"ports[].name", Honoured, "name of the port, for use in probes and hooks"},
