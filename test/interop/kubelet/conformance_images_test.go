@@ -43,7 +43,7 @@ func (c *cluster) serveImages() {
 		c.must(os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte("[host.\"http://"+mirror+"\"]\ncapabilities = [\"pull\", \"resolve\"]\n"), 0o644))
 	}
 	to := testimage.Registry{URL: "http://" + mirror, Client: &http.Client{Transport: &http.Transport{DialContext: c.dial}}}
-	for name, img := range buildImages(c.t) {
+	for name, img := range buildImages(c.t, c.Dir) {
 		_, repository, _ := strings.Cut(name, "/")
 		repository, tag, _ := strings.Cut(repository, ":")
 		c.must(to.Push(c.t.Context(), repository, tag, img))
@@ -69,8 +69,9 @@ http {
 }
 `
 
-// buildImages builds the images by their names.
-func buildImages(t *testing.T) map[string]*testimage.Image {
+// buildImages builds the images by their names. Servers in them have the API server's certificate,
+// which is in dir.
+func buildImages(t *testing.T, dir string) map[string]*testimage.Image {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -100,6 +101,12 @@ func buildImages(t *testing.T) map[string]*testimage.Image {
 		must(err)
 		return layer(append(entries, testimage.File(path, mode, body))...)
 	}
+	copied := func(from, to string) testimage.Entry {
+		t.Helper()
+		body, err := os.ReadFile(from)
+		must(err)
+		return testimage.File(to, 0o644, body)
+	}
 	pause := build(ocispec.ImageConfig{Entrypoint: []string{"/pause"}}, binary("pause", "pause", 0o755))
 	root := extractTools(t)
 	programs := func(names ...string) []testimage.Entry {
@@ -111,6 +118,7 @@ func buildImages(t *testing.T) map[string]*testimage.Image {
 	base := slices.Concat(busybox.Layers, []testimage.Layer{layer(append(programs(tools...), testimage.Symlink("usr/local/bin/nc", "/bin/nc.openbsd"))...)})
 	agnhostLayer := binary("agnhost", "agnhost", 0o755, append(fakeRegistry(pause, "pause", "testing"),
 		testimage.Symlink("agnhost-2", "agnhost"), testimage.Dir("uploads", 0o755),
+		copied(dir+"/apiserver.crt", "localhost.crt"), copied(dir+"/apiserver.key", "localhost.key"),
 		testimage.File("etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nuser-defined-in-image:x:1000:1000::/home/alice:/bin/sh\n")),
 		testimage.File("etc/group", 0o644, []byte("root:x:0:\nuser-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n")))...)
 	tooled := func(config ocispec.ImageConfig, layers ...testimage.Layer) *testimage.Image {
