@@ -52,8 +52,8 @@ func (c *cluster) serveImages() {
 
 // tools are the programs in most images, beside those of busybox, and the packages that have them.
 var (
-	tools        = []string{"bash", "curl", "dig", "host", "ip", "ipcmk", "ipcs", "nc.openbsd", "nginx", "nslookup", "ss"}
-	toolPackages = []string{"bash", "bind9-dnsutils", "bind9-host", "curl", "etcd-server", "iproute2", "netcat-openbsd", "nginx-light", "util-linux"}
+	tools        = []string{"bash", "curl", "dig", "getent", "host", "ip", "ipcmk", "ipcs", "nc.openbsd", "nginx", "nslookup", "ss"}
+	toolPackages = []string{"bash", "bind9-dnsutils", "bind9-host", "curl", "etcd-server", "iproute2", "libc-bin", "netcat-openbsd", "nginx-light", "util-linux"}
 )
 
 const nginxConfig = `daemon off;
