@@ -203,7 +203,8 @@ func (v *validator) dns() {
 func (v *validator) podSecurity() {
 	const path = "spec.securityContext"
 	s := v.pod.Spec.SecurityContext
-	checkIDs(v.report, path, s.RunAsUser, s.RunAsGroup, s.RunAsNonRoot)
+	checkID(v.report, path+".runAsUser", s.RunAsUser)
+	checkID(v.report, path+".runAsGroup", s.RunAsGroup)
 	for i, g := range s.SupplementalGroups {
 		checkID(v.report, indexed(path+".supplementalGroups", i), &g)
 	}
@@ -218,14 +219,6 @@ func (v *validator) podSecurity() {
 func checkID(r *report, path string, id *int64) {
 	if id != nil && (*id < 0 || *id > maxID) {
 		r.invalid(path, "%d is not within 0…%d", *id, maxID)
-	}
-}
-
-func checkIDs(r *report, path string, user, group *int64, nonRoot *bool) {
-	checkID(r, path+".runAsUser", user)
-	checkID(r, path+".runAsGroup", group)
-	if nonRoot != nil && *nonRoot && user != nil && *user == 0 {
-		r.invalid(path+".runAsUser", "0 conflicts with runAsNonRoot: true: set another user")
 	}
 }
 

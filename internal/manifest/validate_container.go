@@ -274,12 +274,9 @@ func (v *validator) security(s *corev1.SecurityContext, at string) {
 	if s == nil {
 		return
 	}
-	pod := v.pod.Spec.SecurityContext
-	user, nonRoot := s.RunAsUser, s.RunAsNonRoot
-	checkIDs(v.report, at, user, s.RunAsGroup, nonRoot)
-	if user == nil && nonRoot != nil && *nonRoot && pod.RunAsUser != nil && *pod.RunAsUser == 0 {
-		v.invalid(at+".runAsNonRoot", "true conflicts with the pod's runAsUser 0: set another user")
-	}
+	// Whether runAsNonRoot forbids the user is only known for a container with its image.
+	checkID(v.report, at+".runAsUser", s.RunAsUser)
+	checkID(v.report, at+".runAsGroup", s.RunAsGroup)
 	checkProfiles(v.report, at, s.SeccompProfile, s.AppArmorProfile)
 	if p := s.ProcMount; p != nil {
 		choice(v.report, at+".procMount", *p, corev1.DefaultProcMount, corev1.UnmaskedProcMount)
