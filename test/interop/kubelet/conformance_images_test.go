@@ -117,6 +117,7 @@ func buildImages(t *testing.T, dir string) map[string]*testimage.Image {
 	}
 	base := slices.Concat(busybox.Layers, []testimage.Layer{layer(append(programs(tools...), testimage.Symlink("usr/local/bin/nc", "/bin/nc.openbsd"))...)})
 	agnhostLayer := binary("agnhost", "agnhost", 0o755, append(fakeRegistry(pause, "pause", "testing"),
+		testimage.File("etc/os-release", 0o644, []byte("NAME=\"Alpine Linux\"\n")), // a spec about image volumes reads it
 		testimage.Symlink("agnhost-2", "agnhost"), testimage.Dir("uploads", 0o755),
 		copied(dir+"/apiserver.crt", "localhost.crt"), copied(dir+"/apiserver.key", "localhost.key"),
 		testimage.File("etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nuser-defined-in-image:x:1000:1000::/home/alice:/bin/sh\n")),
