@@ -42,15 +42,13 @@ func setDefaults(pod *corev1.Pod) {
 			h.Type = new(corev1.HostPathUnset)
 		}
 	}
-	if spec.Resources != nil {
-		setDefaultRequests(spec.Resources)
-	}
 	for i := range spec.InitContainers {
 		setContainerDefaults(&spec.InitContainers[i], spec.HostNetwork)
 	}
 	for i := range spec.Containers {
 		setContainerDefaults(&spec.Containers[i], spec.HostNetwork)
 	}
+	setPodResources(pod)
 }
 
 // hugePagesMedium returns the medium of a volume of huge pages without a page size: as in kubelet,

@@ -14,9 +14,14 @@ func (v *validator) podLevel() {
 		checkResources(v.report, r, "spec.resources")
 		for list, has := range map[string]corev1.ResourceList{"requests": r.Requests, "limits": r.Limits} {
 			for name := range has {
-				if _, huge := HugePageSize(name); huge && list == "requests" || name == corev1.ResourceEphemeralStorage {
+				if name == corev1.ResourceEphemeralStorage {
 					v.invalid("spec.resources."+list+"."+string(name), "not supported for the pod as a whole: set it on the containers")
 				}
+			}
+		}
+		for name, request := range r.Requests {
+			if sum := Total(v.pod, RequestOf, name); sum.Cmp(request) > 0 {
+				v.invalid("spec.resources.requests."+string(name), "%s is less than the %s that the containers request", request.String(), sum.String())
 			}
 		}
 		forEachContainer(v.pod, func(c *corev1.Container, at string, _ bool) {

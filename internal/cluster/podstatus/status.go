@@ -43,6 +43,11 @@ func statusOf(pod *corev1.Pod, p agent.Pod, node criconfig.Node, now time.Time) 
 	if s.QOSClass == "" {
 		s.QOSClass = criconfig.QOS(p.Manifest)
 	}
+	if allocated := criconfig.Allocated(p.Manifest); !p.Resize.Applying || s.Resources == nil {
+		s.AllocatedResources, s.Resources = allocated.Requests, &allocated
+	} else { // the pod has its former resources until the resize is in force
+		s.AllocatedResources = allocated.Requests
+	}
 	s.InitContainerStatuses, s.ContainerStatuses = nil, nil
 	for _, c := range p.Status.Containers {
 		status := containerStatus(p, c, node)

@@ -504,3 +504,29 @@ func TestContainerHash(t *testing.T) {
 		t.Errorf("%s %s", ContainerHash(&a), ContainerHash(&b))
 	}
 }
+
+// TestPodLevelResources has resources of the pod as a whole, from which others follow.
+func TestPodLevelResources(t *testing.T) {
+	t.Parallel()
+	p := pod(t, `
+  resources: {limits: {cpu: '2', memory: 64Mi}}
+  containers:
+  - {name: a, image: "a:1", resources: {requests: {cpu: 100m}, limits: {memory: 16Mi, hugepages-2Mi: 4Mi}}}
+  - {name: b, image: "a:1", resources: {requests: {cpu: 200m}}}
+`)
+	a, b := Resources(p, FindContainer(p, "a"), node()), Resources(p, FindContainer(p, "b"), node())
+	if a.GetMemoryLimitInBytes() != 16<<20 || b.GetMemoryLimitInBytes() != 64<<20 || a.GetCpuQuota() != 200000 || b.GetCpuQuota() != 200000 {
+		t.Errorf("the containers' limits are %v and %v", a, b)
+	}
+	all := Allocated(p)
+	for name, want := range map[corev1.ResourceName][2]string{corev1.ResourceCPU: {"300m", "2"}, corev1.ResourceMemory: {"16Mi", "64Mi"}, "hugepages-2Mi": {"4Mi", "4Mi"}} {
+		request, limit := all.Requests[name], all.Limits[name]
+		if request.Cmp(resource.MustParse(want[0])) != 0 || limit.Cmp(resource.MustParse(want[1])) != 0 {
+			t.Errorf("%s: request %s, limit %s, want %v", name, request.String(), limit.String(), want)
+		}
+	}
+	plainPod := pod(t, "  containers: [{name: a, image: 'a:1', resources: {requests: {cpu: 100m}}}, {name: b, image: 'a:1', resources: {requests: {cpu: 200m}, limits: {cpu: 1}}}]\n")
+	if all := Allocated(plainPod); all.Requests.Cpu().MilliValue() != 300 || len(all.Limits) != 0 {
+		t.Errorf("without resources of the pod: %v", all)
+	}
+}

@@ -1,6 +1,7 @@
 package criconfig
 
 import (
+	"maps"
 	"slices"
 	"strconv"
 
@@ -35,7 +36,7 @@ func setQuota(r *runtimeapi.LinuxContainerResources, milli int64) {
 
 // Resources returns the resources of a container of the pod.
 func Resources(pod *corev1.Pod, c *corev1.Container, n Node) *runtimeapi.LinuxContainerResources {
-	limits, requests := c.Resources.Limits, c.Resources.Requests
+	limits, requests := limitsOf(pod, c), c.Resources.Requests
 	out := &runtimeapi.LinuxContainerResources{
 		CpuShares:          Shares(requests.Cpu().MilliValue()),
 		MemoryLimitInBytes: limits.Memory().Value(),
@@ -73,6 +74,24 @@ func swapLimit(pod *corev1.Pod, c *corev1.Container, n Node) int64 {
 		return 0
 	}
 	return int64(float64(request.Value()) / float64(n.Memory) * float64(n.Swap.Bytes))
+}
+
+// limitsOf returns the limits of a container. As in kubelet, those that it doesn't set are the
+// pod's, so that programs find them in their own cgroup.
+func limitsOf(pod *corev1.Pod, c *corev1.Container) corev1.ResourceList {
+	if pod.Spec.Resources == nil {
+		return c.Resources.Limits
+	}
+	out := maps.Clone(pod.Spec.Resources.Limits)
+	for name, q := range c.Resources.Limits {
+		if _, ok := out[name]; !ok || !q.IsZero() {
+			if out == nil {
+				out = corev1.ResourceList{}
+			}
+			out[name] = q
+		}
+	}
+	return out
 }
 
 // hugePageLimits returns a limit for each page size of the node. It is 0 unless the container sets
@@ -141,7 +160,7 @@ func unassignedShare(pod *corev1.Pod) int64 {
 	if whole == nil {
 		return 0
 	}
-	more := whole.Requests.Memory().Value() - total(pod, requestOf, corev1.ResourceMemory).Value()
+	more := whole.Requests.Memory().Value() - manifest.Total(pod, manifest.RequestOf, corev1.ResourceMemory).Value()
 	return max(more, 0) / int64(len(pod.Spec.Containers)+len(pod.Spec.InitContainers))
 }
 
@@ -200,7 +219,7 @@ func PodResources(pod *corev1.Pod) *runtimeapi.LinuxContainerResources {
 // Requested returns what a pod requests of a resource: the request of the pod as a whole or,
 // without one, the sum of its containers' requests; plus its overhead.
 func Requested(pod *corev1.Pod, name corev1.ResourceName) resource.Quantity {
-	sum := total(pod, requestOf, name)
+	sum := manifest.Total(pod, manifest.RequestOf, name)
 	if whole := pod.Spec.Resources; whole != nil {
 		if q, ok := whole.Requests[name]; ok {
 			sum = new(q.DeepCopy())
@@ -212,7 +231,7 @@ func Requested(pod *corev1.Pod, name corev1.ResourceName) resource.Quantity {
 
 // podLimit returns the limit of a pod including its overhead. Zero means no limit.
 func podLimit(pod *corev1.Pod, name corev1.ResourceName) *resource.Quantity {
-	sum := total(pod, limitOf, name)
+	sum := manifest.Total(pod, manifest.LimitOf, name)
 	if whole := pod.Spec.Resources; whole != nil {
 		if q, ok := whole.Limits[name]; ok {
 			sum = new(q.DeepCopy())
@@ -224,54 +243,33 @@ func podLimit(pod *corev1.Pod, name corev1.ResourceName) *resource.Quantity {
 	return sum
 }
 
-// requestOf returns a copy, because Quantity.Add may modify memory that quantities share.
-func requestOf(c *corev1.Container, name corev1.ResourceName) (resource.Quantity, bool) {
-	return c.Resources.Requests[name].DeepCopy(), true
-}
-
-func limitOf(c *corev1.Container, name corev1.ResourceName) (resource.Quantity, bool) {
-	q, ok := c.Resources.Limits[name]
-	return q.DeepCopy(), ok && !q.IsZero()
-}
-
 // StorageLimit returns the sum of the containers' limits of ephemeral storage, counting those that
 // run at the same time. Zero means that no container has a limit.
 func StorageLimit(pod *corev1.Pod) resource.Quantity {
-	return *total(pod, func(c *corev1.Container, name corev1.ResourceName) (resource.Quantity, bool) {
+	return *manifest.Total(pod, func(c *corev1.Container, name corev1.ResourceName) (resource.Quantity, bool) {
 		return c.Resources.Limits[name].DeepCopy(), true
 	}, corev1.ResourceEphemeralStorage)
 }
 
-// total returns the largest sum of values that run at the same time: those of the containers and
-// sidecars, or that of an init container and the sidecars before it. It is zero if a container has
-// no value.
-func total(pod *corev1.Pod, of func(*corev1.Container, corev1.ResourceName) (resource.Quantity, bool), name corev1.ResourceName) *resource.Quantity {
-	var sidecars, most resource.Quantity
-	for i := range pod.Spec.InitContainers {
-		c := &pod.Spec.InitContainers[i]
-		q, ok := of(c, name)
-		if !ok {
-			return &resource.Quantity{}
+// Allocated returns what a pod requests, and its limits, as a whole.
+func Allocated(pod *corev1.Pod) corev1.ResourceRequirements {
+	out := corev1.ResourceRequirements{Requests: corev1.ResourceList{}, Limits: corev1.ResourceList{}}
+	add := func(r corev1.ResourceRequirements) {
+		for name := range r.Requests {
+			out.Requests[name] = Requested(pod, name)
 		}
-		if manifest.IsSidecar(c) {
-			sidecars.Add(q)
-			continue
-		}
-		q.Add(sidecars)
-		if q.Cmp(most) > 0 {
-			most = q
+		for name := range r.Limits {
+			if limit := podLimit(pod, name); !limit.IsZero() {
+				out.Limits[name] = *limit
+			}
 		}
 	}
-	sum := sidecars
-	for i := range pod.Spec.Containers {
-		q, ok := of(&pod.Spec.Containers[i], name)
-		if !ok {
-			return &resource.Quantity{}
-		}
-		sum.Add(q)
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		add(c.Resources)
 	}
-	if most.Cmp(sum) > 0 {
-		sum = most
+	if pod.Spec.Resources != nil {
+		add(*pod.Spec.Resources)
 	}
-	return &sum
+	add(corev1.ResourceRequirements{Requests: pod.Spec.Overhead})
+	return out
 }
