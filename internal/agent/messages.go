@@ -26,11 +26,12 @@ const (
 	maxLogBytes = 2048
 )
 
-func messageFile(name string, attempt uint32) string { return fmt.Sprintf("%s.%d", name, attempt) }
+// MessageFile returns the name of the file for the termination message of a container's run.
+func MessageFile(name string, attempt uint32) string { return fmt.Sprintf("%s.%d", name, attempt) }
 
 // mount gives a container the file for its termination message.
 func (m *messages) mount(c *corev1.Container, run *criconfig.Run) error {
-	path, err := m.a.cfg.Volumes.CreateMessageFile(m.uid(), messageFile(c.Name, run.Attempt))
+	path, err := m.a.cfg.Volumes.CreateMessageFile(m.uid(), MessageFile(c.Name, run.Attempt))
 	if err != nil {
 		return err
 	}
@@ -47,7 +48,7 @@ func (m *messages) of(st container.Status) string {
 	if text, ok := m.known[st.ID]; ok {
 		return text
 	}
-	text := m.a.cfg.Volumes.ReadMessage(m.uid(), messageFile(st.Name(), st.Config.GetMetadata().GetAttempt()))
+	text := m.a.cfg.Volumes.ReadMessage(m.uid(), MessageFile(st.Name(), st.Config.GetMetadata().GetAttempt()))
 	c := criconfig.FindContainer(m.manifest, st.Name())
 	if text == "" && st.Exit.Code != 0 && c != nil && c.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError {
 		text = logTail(st.Log)

@@ -70,15 +70,16 @@ func evictable(list []agent.Pod) (pods []*corev1.Pod) {
 	return pods
 }
 
-// writtenDirs returns the directories that a container writes to: the layers of its runs, and its
-// logs.
+// writtenDirs returns what a container writes to on disk: the layers of its runs, their termination
+// messages, and its logs.
 func (d *daemon) writtenDirs(pod *corev1.Pod, name string) (dirs []string) {
 	p, err := d.agent.Get(string(pod.UID))
 	if err != nil {
 		return nil // it is gone
 	}
 	for _, st := range p.Runs(name) {
-		dirs = append(dirs, filepath.Join(d.containers.Layer(st.ID), "upper"))
+		message := agent.MessageFile(name, st.Config.GetMetadata().GetAttempt())
+		dirs = append(dirs, filepath.Join(d.containers.Layer(st.ID), "upper"), d.volumes().MessagePath(string(pod.UID), message))
 		if logs := filepath.Dir(st.Log); st.Log != "" && !slices.Contains(dirs, logs) {
 			dirs = append(dirs, logs)
 		}

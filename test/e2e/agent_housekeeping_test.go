@@ -187,12 +187,15 @@ func TestEviction(t *testing.T) {
 	volume := "volumes: [{name: v, emptyDir: {sizeLimit: 2Mi}}], "
 	w.run(podOf("volume", "restartPolicy: Never, "+volume+only("volumeMounts: [{name: v, mountPath: /v}], "+fill("/v"))))
 	w.run(podOf("layer", "restartPolicy: Never, "+only("resources: {limits: {ephemeral-storage: 2Mi}}, "+fill("/tmp"))))
+	message := shell("head -c 4000000 /dev/zero >/dev/termination-log; sleep 1000")
+	w.run(podOf("message", "restartPolicy: Never, "+only("resources: {limits: {ephemeral-storage: 2Mi}}, command: "+message)))
 	w.run(podOf("again", volume+only("volumeMounts: [{name: v, mountPath: /v}], "+fill("/v"))))
 	w.run(podOf("modest", strings.ReplaceAll(volume, "2Mi", "9Mi")+only("volumeMounts: [{name: v, mountPath: /v}], "+fill("/v"))), "--wait")
 	evicted := func(p listed) bool { return p.Phase == "Failed" && p.Reason == "Evicted" }
 	for name, message := range map[string]string{
 		"volume": "volume v uses .*, more than the emptyDir's sizeLimit of 2Mi", "again": "volume v uses .*, more than the emptyDir's sizeLimit of 2Mi",
-		"layer": "the pod uses .* of disk space, more than the sum of its containers' ephemeral-storage limits, 2Mi",
+		"layer":   "the pod uses .* of disk space, more than the sum of its containers' ephemeral-storage limits, 2Mi",
+		"message": "the pod uses .* of disk space, more than the sum of its containers' ephemeral-storage limits, 2Mi",
 	} {
 		checkLines(t, name, w.eventually(name, "evicted", evicted).Message, message)
 		if out := w.MustHusk("events", name); !strings.Contains(out, "Evicted") {
@@ -222,6 +225,6 @@ func TestEviction(t *testing.T) {
 	if p := w.pod("volume"); !evicted(p) {
 		t.Errorf("the evicted pod is %+v", p)
 	}
-	w.remove("volume", "layer", "again", "modest")
+	w.remove("volume", "layer", "message", "again", "modest")
 	w.end()
 }

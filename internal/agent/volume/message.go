@@ -26,6 +26,11 @@ func (v Volumes) CreateMessageFile(uid, run string) (string, error) {
 	return path, os.Chmod(path, 0o666) // writable for any user of the container
 }
 
+// MessagePath returns the path of the file for the termination message of a run.
+func (v Volumes) MessagePath(uid, run string) string {
+	return filepath.Join(v.Root, "pods", uid, "messages", run)
+}
+
 // ReadMessage returns the termination message of a run, or "" if there is none.
 func (v Volumes) ReadMessage(uid, run string) string {
 	dirs, err := v.dirs(uid)

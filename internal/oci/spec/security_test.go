@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -198,5 +199,59 @@ func TestPaths(t *testing.T) {
 	own := must(t, with(func(r *Request) { security(r).MaskedPaths = []string{"/proc/x"} })).Spec.Linux
 	if !slices.Equal(own.MaskedPaths, []string{"/proc/x"}) {
 		t.Errorf("own: %v", own.MaskedPaths)
+	}
+}
+
+// TestAnnotationsOfPodsStayOutside checks that annotations that a tenant sets don't reach the
+// runtime, which would take some as orders: systemd properties (the class of CVE-2024-3154), hooks,
+// files of CRIU and of gVisor and Kata.
+func TestAnnotationsOfPodsStayOutside(t *testing.T) {
+	r := request()
+	hostile := map[string]string{
+		"org.systemd.property.ExecStopPost": "'/bin/sh'", "org.criu.config": "/tmp/x", "run.oci.handler": "x", "run.oci.hooks.stdout": "/etc/x",
+		"dev.gvisor.flag.debug-log": "/etc/x", "io.katacontainers.config.hypervisor.path": "/tmp/x", annotationType: "sandbox",
+	}
+	r.Sandbox.Annotations, r.Config.Annotations = hostile, hostile
+	result, err := Container(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, value := range hostile {
+		if got, ok := result.Spec.Annotations[key]; ok && got == value {
+			t.Errorf("annotation %s reaches the runtime", key)
+		}
+	}
+}
+
+// TestDefaultProfileDenies checks what the default seccomp profile must not allow.
+func TestDefaultProfileDenies(t *testing.T) {
+	profile, err := defaultSeccomp(&specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: defaultCapabilities}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	denied := []string{
+		"io_uring_setup", "io_uring_enter", "io_uring_register", "userfaultfd", "bpf", "perf_event_open", "keyctl", "add_key", "request_key",
+		"mount", "umount2", "fsopen", "move_mount", "unshare", "setns", "clone3", "open_by_handle_at", "kexec_load", "init_module", "finit_module",
+	}
+	sockets := false
+	for _, rule := range profile.Syscalls {
+		for _, name := range rule.Names {
+			if slices.Contains(denied, name) && rule.Action == specs.ActAllow {
+				t.Errorf("%s is allowed", name)
+			}
+			if name != "socket" || rule.Action != specs.ActAllow {
+				continue
+			}
+			sockets = true
+			for _, family := range []uint64{unix.AF_ALG, unix.AF_VSOCK} {
+				a := append(rule.Args, specs.LinuxSeccompArg{})[0]
+				if a.Op == "" || a.Op == specs.OpEqualTo && a.Value == family || a.Op == specs.OpLessThan && family < a.Value || a.Op == specs.OpGreaterThan && family > a.Value {
+					t.Errorf("a socket of family %d is allowed", family)
+				}
+			}
+		}
+	}
+	if profile.DefaultAction != specs.ActErrno || !sockets {
+		t.Errorf("the profile's default is %s, sockets are allowed: %v", profile.DefaultAction, sockets)
 	}
 }
