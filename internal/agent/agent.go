@@ -40,6 +40,9 @@ type Config struct {
 	Images     *image.Store
 	Volumes    volume.Volumes
 	Logs       podlogs.Dirs
+	// Logins, if set, returns logins for an image that the node knows beside the pods' secrets, those
+	// to be tried first first.
+	Logins func(ctx context.Context, image string) []criconfig.Login
 	// Node returns the node's present state.
 	Node func() criconfig.Node
 	// Memory, if set, returns the memory that a cgroup uses, and its limit, in bytes. They are 0 if

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/huskd/husk/internal/agent/podplan"
@@ -96,13 +97,34 @@ func (p *puller) present(c *corev1.Container) {
 func (p *puller) fetch(ctx context.Context, name, container string, progress func(image.Progress)) (image.Image, error) {
 	began := time.Now()
 	p.normalEvent(container, "Pulling", fmt.Sprintf("Pulling image %q", name))
-	login := criconfig.LoginFor(p.manifest, name, p.record().Objects)
-	img, err := p.a.cfg.Images.Pull(ctx, name, image.PullOptions{Username: login.Username, Password: login.Password, Progress: progress})
+	var img image.Image
+	var err error
+	for _, login := range p.logins(ctx, name) {
+		img, err = p.a.cfg.Images.Pull(ctx, name, image.PullOptions{Username: login.Username, Password: login.Password, Progress: progress})
+		if !errdefs.IsUnauthorized(err) && !errdefs.IsPermissionDenied(err) && !errdefs.IsNotFound(err) {
+			break // another login doesn't help
+		}
+	}
 	if err == nil {
 		took := time.Since(began).Round(time.Millisecond)
 		p.normalEvent(container, "Pulled", fmt.Sprintf("Successfully pulled image %q in %v (%v including waiting). Image size: %d bytes.", name, took, took, img.Size))
 	}
 	return img, err
+}
+
+// logins returns the logins to be tried for an image, at least the anonymous one. The pod's own
+// comes first.
+func (p *puller) logins(ctx context.Context, name string) (out []criconfig.Login) {
+	if own := criconfig.LoginFor(p.manifest, name, p.record().Objects); own != (criconfig.Login{}) {
+		out = append(out, own)
+	}
+	if p.a.cfg.Logins != nil {
+		out = append(out, p.a.cfg.Logins(ctx, name)...)
+	}
+	if len(out) == 0 {
+		out = []criconfig.Login{{}}
+	}
+	return out
 }
 
 // progress returns the pulls that are under way. The caller holds mu.

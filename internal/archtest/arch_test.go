@@ -18,7 +18,7 @@ import (
 const (
 	maxFileLines     = 700
 	maxFuncLines     = 120
-	maxPackageLines  = 2700 // of internal/agent, whose parts share the state and lock of a pod
+	maxPackageLines  = 2700
 	maxParams        = 5
 	maxInterface     = 6
 	maxFanOut        = 12
@@ -32,14 +32,14 @@ var imposed = []string{"internal/stream/session.go: ExecInContainer", "internal/
 // fieldMaxima are the limits of the structs that may have more fields than maxStructFields.
 var fieldMaxima = map[string]int{
 	// It has one field for each part of huskd.
-	"internal/daemon.daemon": 27,
+	"internal/daemon.daemon": 28,
 }
 
 // packageMaxima are the limits of the packages that may have more lines than maxPackageLines.
 var packageMaxima = map[string]int{
 	// The parts of a worker share the lock of its pod. A package for some of them would have to
 	// forward most of what they use.
-	"internal/agent": 2700,
+	"internal/agent": 2760,
 }
 
 const module = "github.com/huskd/husk"

@@ -80,6 +80,7 @@ var layer = map[string]int{
 	"internal/sandbox/infra":            owner,
 	"internal/container":                owner,
 	"internal/image":                    owner,
+	"internal/image/credentialprovider": driver,
 	"internal/image/database":           driver,
 	"internal/image/layer":              driver,
 	"internal/image/registry":           driver,

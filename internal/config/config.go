@@ -50,7 +50,7 @@ type Config struct {
 	Tracing Tracing
 }
 
-// Plugins says where CNI and NRI plugins are.
+// Plugins says where the plugins for CNI, NRI and registry logins are.
 type Plugins struct {
 	CNIConf   string   `key:"cni-conf-dir" help:"directory of CNI network configurations, which replace the built-in network if there are any; empty to use only the built-in network"`
 	CNIBin    []string `key:"cni-bin-dir" help:"directories of CNI plugins, searched in order after /opt/TYPE/bin"`
@@ -58,6 +58,8 @@ type Plugins struct {
 	NRISocket string   `key:"nri-socket" help:"socket where plugins of the Node Resource Interface register; empty to disable NRI"`
 	NRIDir    string   `key:"nri-plugin-dir" help:"directory of NRI plugins that huskd starts, each named NN-NAME"`
 	NRINeeded []string `key:"nri-required-plugins" help:"names of NRI plugins that must be registered before containers are created"`
+	LoginConf string   `key:"image-credential-provider-config" help:"CredentialProviderConfig of the kubelet, or a directory of them, with the programs that know registry logins; empty for none"`
+	LoginBin  string   `key:"image-credential-provider-bin-dir" help:"directory of these programs"`
 }
 
 // New returns the default configuration.
@@ -308,6 +310,14 @@ func (c *Config) check() error {
 			bad("cni-bin-dir", "%q is not an absolute path", dir)
 		}
 		c.CNIBin[i] = filepath.Clean(dir)
+	}
+	if (c.LoginConf == "") != (c.LoginBin == "") {
+		bad("image-credential-provider-config", "set both it and image-credential-provider-bin-dir, or neither")
+	}
+	for key, path := range map[string]string{"image-credential-provider-config": c.LoginConf, "image-credential-provider-bin-dir": c.LoginBin} {
+		if path != "" && !filepath.IsAbs(path) {
+			bad(key, "%q is not an absolute path", path)
+		}
 	}
 	c.checkSources(bad)
 	c.checkCluster(bad)

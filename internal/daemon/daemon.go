@@ -29,6 +29,7 @@ import (
 	"github.com/huskd/husk/internal/doctor"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/image/credentialprovider"
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/metrics"
 	"github.com/huskd/husk/internal/netns"
@@ -67,6 +68,7 @@ type daemon struct {
 	cgroups    *cgroup.QoSTree
 
 	images   *image.Store
+	logins   *credentialprovider.Providers // nil without any
 	network  *network.Network
 	handlers handlers
 	plugin   *plugin.Plugin // husk-cni, in process
@@ -140,6 +142,9 @@ func (d *daemon) open(ctx context.Context) error {
 		}
 	}
 	if d.membership, err = newMembership(d); err != nil {
+		return err
+	}
+	if d.logins, err = credentialprovider.Open(credentialprovider.Config{File: d.cfg.LoginConf, Dir: d.cfg.LoginBin, Log: d.log}); err != nil {
 		return err
 	}
 	if d.journal, damaged, err = journal.Open(filepath.Join(d.cfg.Root, "journal")); err != nil {
@@ -233,7 +238,7 @@ func (d *daemon) wire() {
 	})
 	d.agent = agent.New(agent.Config{
 		Journal: d.journal, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
-		Volumes: d.volumes(), Logs: d.podLogs(),
+		Volumes: d.volumes(), Logs: d.podLogs(), Logins: d.logins.Logins,
 		Node: nodeFacts(d.cfg, d.facts, d.resources),
 		Memory: func(cgroup string) (used, limit uint64) {
 			if u, err := d.meter.Cgroup(cgroup); err == nil {

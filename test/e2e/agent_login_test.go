@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -128,5 +129,49 @@ func TestImagePullSecrets(t *testing.T) {
 	}
 	end()
 	w.remove("nobody", "wrong", "elsewhere", "right")
+	w.end()
+}
+
+// TestCredentialProvider pulls an image with the login that a program of the node knows. A pod
+// whose own login is wrong gets it too. The program is asked once.
+func TestCredentialProvider(t *testing.T) {
+	t.Parallel()
+	n := node.New(t)
+	host, end := dockerRegistry(t, n)
+	asked := n.Dir + "/asked"
+	answer := fmt.Sprintf(`{"apiVersion": "credentialprovider.kubelet.k8s.io/v1", "kind": "CredentialProviderResponse", "cacheKeyType": "Registry", "auth": {%q: {"username": %q, "password": %q}}}`,
+		host, registryUser, registryPassword)
+	provider := write(t, n, "vault", "#!/bin/sh\ncat >> $ASKED\necho \"$1\"\n")
+	if err := os.Chmod(provider, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	config, err := json.Marshal(map[string]any{
+		"apiVersion": "kubelet.config.k8s.io/v1", "kind": "CredentialProviderConfig", "providers": []any{map[string]any{
+			"name": "vault", "apiVersion": "credentialprovider.kubelet.k8s.io/v1", "matchImages": []string{host + "/team"}, "defaultCacheDuration": "1h",
+			"args": []string{answer}, "env": []any{map[string]string{"name": "ASKED", "value": asked}},
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := testEnvOn(t, n, node.Flags("--image-credential-provider-config", write(t, n, "providers.json", string(config)), "--image-credential-provider-bin-dir", n.Dir))
+	pod := func(name, more string) string {
+		return podOf(name, more+"containers: [{name: c, image: '"+host+"/team/web:1', imagePullPolicy: Always, command: [sleep, '1000']}]")
+	}
+	wrong := fmt.Sprintf(`{"auths":{%q:{"username":"me","password":"wrong"}}}`, host)
+	secret := "apiVersion: v1\nkind: Secret\nmetadata: {name: login}\ntype: kubernetes.io/dockerconfigjson\ndata: {.dockerconfigjson: " + base64.StdEncoding.EncodeToString([]byte(wrong)) + "}\n---\n"
+	w.run(pod("without", ""), "--wait")
+	w.run(secret+pod("wrong", "imagePullSecrets: [{name: login}], "), "--wait")
+	w.eventually("without", "ready", isReady)
+	w.eventually("wrong", "ready", isReady)
+	request, err := os.ReadFile(asked)
+	if err != nil || strings.Count(string(request), "CredentialProviderRequest") != 1 || !strings.Contains(string(request), `"image":"`+host+`/team/web"`) {
+		t.Errorf("the program was asked %s %v", request, err)
+	}
+	if strings.Contains(w.d.Log(), registryPassword) {
+		t.Error("the log contains the password")
+	}
+	end()
+	w.remove("without", "wrong")
 	w.end()
 }
