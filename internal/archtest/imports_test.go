@@ -98,6 +98,7 @@ var layer = map[string]int{
 	"internal/cluster/podstatus":        edge,
 	"internal/cluster/nodestats":        edge,
 	"internal/cluster/capacity":         pure,
+	"internal/cluster/certificate":      edge,
 	"internal/agent/eviction":           pure,
 	"internal/agent/view":               agent,
 	"internal/housekeeping":             agent,

@@ -16,6 +16,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
@@ -69,6 +70,7 @@ func kinds() *runtime.Scheme {
 			&corev1.Pod{}, &corev1.PodList{}, &corev1.Node{}, &corev1.NodeList{}, &corev1.ConfigMap{}, &corev1.ConfigMapList{},
 			&corev1.Secret{}, &corev1.SecretList{}, &corev1.Service{}, &corev1.ServiceList{}, &corev1.Event{}, &metav1.Status{},
 		}},
+		{certificatesv1.SchemeGroupVersion, []runtime.Object{&certificatesv1.CertificateSigningRequest{}}},
 		{coordinationv1.SchemeGroupVersion, []runtime.Object{&coordinationv1.Lease{}}},
 		{authenticationv1.SchemeGroupVersion, []runtime.Object{&authenticationv1.TokenRequest{}, &authenticationv1.TokenReview{}}},
 		{authorizationv1.SchemeGroupVersion, []runtime.Object{&authorizationv1.SubjectAccessReview{}}},

@@ -27,6 +27,7 @@ type Cluster struct {
 	NodeHealthz   string   `key:"node-healthz-listen" help:"address to serve huskd's health on, at /healthz, without TLS or authentication; empty to disable"`
 	NodeTLSCert   string   `key:"node-tls-cert-file" help:"certificate of the kubelet API; self-signed if empty"`
 	NodeTLSKey    string   `key:"node-tls-private-key-file" help:"private key of that certificate"`
+	NodeTLSCSR    bool     `key:"server-tls-bootstrap" help:"request the certificate of the kubelet API from the cluster, and renew it; somebody must approve each request of the signer kubernetes.io/kubelet-serving"`
 	NodeClientCA  string   `key:"node-client-ca-file" help:"CA certificates for clients of the kubelet API; those of the kubeconfig if empty"`
 	UnsafeSysctls []string `key:"allowed-unsafe-sysctls" help:"sysctls that pods of the cluster may set beside the kubelet's safe ones, such as net.core.somaxconn or, as a prefix, kernel.msg*"`
 	ClusterDNS    []string `key:"cluster-dns" help:"name servers for pods with dnsPolicy ClusterFirst; the node's if empty"`
@@ -55,6 +56,9 @@ func (c *Cluster) checkCluster(bad func(key, format string, args ...any)) {
 	}
 	if (c.NodeTLSCert == "") != (c.NodeTLSKey == "") {
 		bad("node-tls-cert-file", "set both it and node-tls-private-key-file, or neither")
+	}
+	if c.NodeTLSCSR && c.NodeTLSCert != "" {
+		bad("server-tls-bootstrap", "node-tls-cert-file names a certificate already: set one of them")
 	}
 	for key, path := range map[string]string{"node-tls-cert-file": c.NodeTLSCert, "node-tls-private-key-file": c.NodeTLSKey, "node-client-ca-file": c.NodeClientCA} {
 		if path != "" && !filepath.IsAbs(path) {

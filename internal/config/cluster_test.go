@@ -32,6 +32,7 @@ func TestCluster(t *testing.T) {
 		"--node-ip=127.0.0.1":                               "node-ip: 127.0.0.1 can't be reached",
 		"--node-ip=192.0.2.1,192.0.2.2":                     "node-ip: give at most one",
 		"--node-ip=192.0.2.1,::":                            "node-ip: :: stands for all",
+		"--bootstrap-kubeconfig=/etc/b":                     "bootstrap-kubeconfig: \"/etc/b\" must be an absolute path, and kubeconfig",
 		"--node-taints=a=b":                                 "node-taints: ",
 		"--node-taints=a:Never":                             "node-taints: ",
 		"--node-listen=10250":                               "node-listen: ",

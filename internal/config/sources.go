@@ -15,6 +15,7 @@ type Sources struct {
 	Web        string   `key:"manifest-url" help:"http:// or https:// URL of a manifest whose pods huskd keeps running; empty for none. SSL_CERT_FILE in huskd's environment replaces the system's CA certificates"`
 	WebHeader  []string `key:"manifest-url-header" help:"HTTP headers of the requests for it, NAME: VALUE"`
 	WebSeconds int      `key:"manifest-url-interval" help:"seconds between requests for it"`
+	Bootstrap  string   `key:"bootstrap-kubeconfig" help:"kubeconfig, often with a bootstrap token, by which huskd requests a client certificate if the file of kubeconfig doesn't exist or its certificate has expired. huskd then writes that file, and renews the certificate; empty for none"`
 	Kubeconfig string   `key:"kubeconfig" help:"kubeconfig of the cluster that this machine joins as a node; empty for none"`
 }
 
@@ -27,6 +28,9 @@ func (c *Sources) checkSources(bad func(key, format string, args ...any)) {
 	}
 	if c.WebSeconds < 1 {
 		bad("manifest-url-interval", "%d: must be at least 1", c.WebSeconds)
+	}
+	if c.Bootstrap != "" && (!filepath.IsAbs(c.Bootstrap) || c.Kubeconfig == "") {
+		bad("bootstrap-kubeconfig", "%q must be an absolute path, and kubeconfig the file to be written", c.Bootstrap)
 	}
 	if c.Kubeconfig != "" && !filepath.IsAbs(c.Kubeconfig) {
 		bad("kubeconfig", "%q is not an absolute path", c.Kubeconfig)

@@ -33,8 +33,10 @@ import (
 // membership makes huskd a node of a cluster. It is nil, and its methods do nothing, if no cluster
 // is configured.
 type membership struct {
-	d        *daemon
+	d *daemon
+	// client is nil until the node has bootstrapped.
 	client   *cluster.Client
+	identity *identity
 	reporter atomic.Pointer[podstatus.Reporter]
 }
 
@@ -46,11 +48,15 @@ func newMembership(d *daemon) (*membership, error) {
 	if err := checkNodeIPs(d.cfg); err != nil {
 		return nil, err
 	}
-	client, err := cluster.New(d.cfg.Kubeconfig, d.log)
+	id, err := newIdentity(d.cfg, d.log)
 	if err != nil {
 		return nil, err
 	}
-	return &membership{d: d, client: client}, nil
+	m := &membership{d: d, identity: id}
+	if id.bootstrap == nil {
+		m.client, err = cluster.New(d.cfg.Kubeconfig, d.log)
+	}
+	return m, err
 }
 
 // podChanged returns the function that the agent calls when a pod has changed.
@@ -67,11 +73,30 @@ func (m *membership) nudge() {
 	}
 }
 
-// join runs this machine as a node of the cluster until ctx ends.
+// join runs this machine as a node of the cluster until ctx ends, once it has a client certificate.
 func (m *membership) join(ctx context.Context, running *errgroup.Group, keeper *housekeeping.Housekeeper) error {
-	if m == nil {
+	switch {
+	case m == nil:
 		return nil
+	case m.client != nil:
+		return m.start(ctx, running, keeper)
 	}
+	running.Go(func() error {
+		var err error
+		if m.client, err = m.identity.join(ctx, m.d.cfg, m.d.log); err == nil && m.client != nil {
+			err = m.start(ctx, running, keeper)
+		}
+		if err != nil {
+			m.d.log.Error("this machine is not a node of the cluster: restart huskd when that is corrected", "error", err)
+		}
+		return nil
+	})
+	return nil
+}
+
+// start runs this machine as a node of the cluster until ctx ends.
+func (m *membership) start(ctx context.Context, running *errgroup.Group, keeper *housekeeping.Housekeeper) error {
+	m.identity.renew(ctx, running, m.client)
 	machine, err := m.machine()
 	if err != nil {
 		return err
@@ -135,7 +160,7 @@ func (m *membership) kubeletAPI(usage nodestats.Source) (*kubeletapi.Server, err
 		}
 	}
 	return kubeletapi.New(kubeletapi.Config{
-		Client: m.client, Node: nodeName(m.d.cfg), Listen: m.d.cfg.NodeListen, CertFile: m.d.cfg.NodeTLSCert, KeyFile: m.d.cfg.NodeTLSKey,
+		Client: m.client, Node: nodeName(m.d.cfg), Listen: m.d.cfg.NodeListen, CertFile: m.d.cfg.NodeTLSCert, KeyFile: m.d.cfg.NodeTLSKey, Signed: m.identity.signed(),
 		ClientCA: ca, Hosts: append(nodeIPs(m.d.cfg), hostname()), HealthListen: m.d.cfg.NodeHealthz,
 		HostLogs: "/var/log", Checkpoints: filepath.Join(m.d.cfg.Root, "checkpoints"),
 		Pods: m.d.agent.List, Reported: func() []corev1.Pod { return m.reporter.Load().List() },

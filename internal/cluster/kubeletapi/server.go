@@ -47,6 +47,9 @@ type Config struct {
 	// CertFile and KeyFile are the server's certificate. If they are empty, the server makes a
 	// self-signed one.
 	CertFile, KeyFile string
+	// Signed, if set, returns a certificate that the cluster has signed, or nil before there is
+	// one. Until then the server uses its own.
+	Signed func() *tls.Certificate
 	// ClientCA holds the CA certificates for client certificates, in PEM. If it is empty, only
 	// bearer tokens are accepted.
 	ClientCA []byte

@@ -22,7 +22,14 @@ func (s *Server) tlsConfig() (*tls.Config, error) {
 		if err != nil {
 			return nil, err
 		}
-		config.Certificates = []tls.Certificate{cert}
+		config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			if s.Signed != nil {
+				if signed := s.Signed(); signed != nil {
+					return signed, nil
+				}
+			}
+			return &cert, nil
+		}
 		return config, nil
 	}
 	load := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
