@@ -127,6 +127,7 @@ func TestHuskdBootstrap(t *testing.T) {
 	}
 	o.must(o.api.CoreV1().Pods("default").Delete(t.Context(), "web", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 	o.awaitGone()
+	o.Must("rm", "-r", o.Root+"/pki") // what the node is to the cluster outlives its pods
 	o.end()
 }
 
