@@ -130,20 +130,20 @@ func TestOptions(t *testing.T) {
 		"/opt/kata/bin/containerd-shim-kata-v2":   {"kata", ""},
 	} {
 		h := Handler{Path: path, Config: "/etc/config"}
-		any, err := h.options()
-		if err != nil || any.GetTypeUrl() != "runtimeoptions.v1.Options" {
-			t.Fatal(any, err)
+		options, err := h.options()
+		if err != nil || options.GetTypeUrl() != "runtimeoptions.v1.Options" {
+			t.Fatal(options, err)
 		}
 		var o runtimeoptions.Options
-		if err := proto.Unmarshal(any.GetValue(), &o); err != nil {
+		if err := proto.Unmarshal(options.GetValue(), &o); err != nil {
 			t.Fatal(err)
 		}
 		if got := [2]string{h.Runtime(), o.GetTypeUrl()}; got != want || o.GetConfigPath() != "/etc/config" {
 			t.Errorf("runtime and options of %s are %q and %v, want %q", path, got, &o, want)
 		}
 		// Kata's shim in Rust reads the path so, up to 3.20.
-		if h.Runtime() == "kata" && string(any.GetValue()[2:]) != "/etc/config" {
-			t.Errorf("the path doesn't follow the first two bytes: %q", any.GetValue())
+		if h.Runtime() == "kata" && string(options.GetValue()[2:]) != "/etc/config" {
+			t.Errorf("the path doesn't follow the first two bytes: %q", options.GetValue())
 		}
 	}
 }
