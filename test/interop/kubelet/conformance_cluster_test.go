@@ -135,6 +135,7 @@ func (c *cluster) leave() {
 		}
 		return ""
 	})
+	c.awaitGone()
 	for _, p := range c.control {
 		p.kill()
 	}

@@ -78,7 +78,7 @@ func (r *result) add(spec types.SpecReport) {
 func table(results []result) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "group\tpassed\tof these alone\tfailed\tnot applicable\texcepted\ttime")
+	fmt.Fprintln(w, "group\tpassed\tonly alone\tfailed\tnot applicable\texcepted\ttime")
 	var sum result
 	row := func(r result, failed int) {
 		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%v\n", r.group, r.passed+r.again, r.again, failed, r.skipped, r.excepted, r.took.Round(time.Second))
