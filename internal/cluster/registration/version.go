@@ -7,9 +7,9 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/version"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
 
-	own "github.com/huskd/husk/internal/version"
+	"github.com/huskd/husk/internal/version"
 )
 
 // implemented is the version of Kubernetes whose API is used here.
@@ -33,11 +33,11 @@ func (n *Node) serverVersion(ctx context.Context) string {
 // it is the server's version if that is the lower one. Husk's own version follows as build
 // metadata.
 func fitVersion(server string) string {
-	fits := version.MustParseSemantic(implemented)
-	if v, err := version.ParseGeneric(server); err == nil && v.LessThan(fits) {
-		fits = version.MustParseSemantic(fmt.Sprintf("%d.%d.%d", v.Major(), v.Minor(), v.Patch()))
+	fits := utilversion.MustParseSemantic(implemented)
+	if v, err := utilversion.ParseGeneric(server); err == nil && v.LessThan(fits) {
+		fits = utilversion.MustParseSemantic(fmt.Sprintf("%d.%d.%d", v.Major(), v.Minor(), v.Patch()))
 	}
-	build := strings.Trim(notInBuild.ReplaceAllString(own.Version, "-"), "-.")
+	build := strings.Trim(notInBuild.ReplaceAllString(version.Version, "-"), "-.")
 	return fmt.Sprintf("v%d.%d.%d+husk-%s", fits.Major(), fits.Minor(), fits.Patch(), build)
 }
 
