@@ -3,6 +3,7 @@
 package event
 
 import (
+	"container/list"
 	"fmt"
 	"slices"
 	"strings"
@@ -26,39 +27,54 @@ type Event struct {
 	seq uint64
 }
 
-// maxEvents is the number of events that are kept.
-const maxEvents = 2000
+// Max is the number of events that a Log keeps.
+const Max = 2000
 
-// Log holds the events, the latest one last.
+// Log holds the events.
 type Log struct {
-	mu     sync.Mutex
-	events []Event
+	mu sync.Mutex
+	// Invariant: events has the Events, the latest one last, and known its elements.
+	events *list.List
+	known  map[key]*list.Element
 	seq    uint64
 	newer  chan struct{} // closed by the next event
 }
 
+// key is what equal events have in common.
+type key struct {
+	pod, uid, container string
+	warning             bool
+	reason, message     string
+}
+
+func (e *Event) key() key {
+	return key{e.Pod, e.UID, e.Container, e.Warning, e.Reason, e.Message}
+}
+
 // NewLog returns an empty log.
-func NewLog() *Log { return &Log{newer: make(chan struct{})} }
+func NewLog() *Log {
+	return &Log{events: list.New(), known: map[key]*list.Element{}, newer: make(chan struct{})}
+}
 
 // Add adds an event with the current time. It merges e with an equal earlier event.
 func (l *Log) Add(e Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	e.Last = time.Now()
-	e.First, e.Count = e.Last, 1
-	same := func(o Event) bool {
-		return o.Pod == e.Pod && o.UID == e.UID && o.Container == e.Container && o.Warning == e.Warning && o.Reason == e.Reason && o.Message == e.Message
-	}
-	if i := slices.IndexFunc(l.events, same); i >= 0 {
-		e.First, e.Count = l.events[i].First, l.events[i].Count+1
-		l.events = slices.Delete(l.events, i, i+1)
-	}
 	l.seq++
-	e.seq = l.seq
-	if len(l.events) == maxEvents {
-		l.events = slices.Delete(l.events, 0, 1)
+	e.seq, e.Last = l.seq, time.Now()
+	if known := l.known[e.key()]; known != nil {
+		was := known.Value.(*Event)
+		was.Last, was.seq = e.Last, e.seq
+		was.Count++
+		l.events.MoveToBack(known)
+	} else {
+		e.First, e.Count = e.Last, 1
+		if l.events.Len() == Max {
+			oldest := l.events.Remove(l.events.Front()).(*Event)
+			delete(l.known, oldest.key())
+		}
+		l.known[e.key()] = l.events.PushBack(&e)
 	}
-	l.events = append(l.events, e)
 	close(l.newer)
 	l.newer = make(chan struct{})
 }
@@ -68,11 +84,10 @@ func (l *Log) Add(e Event) {
 func (l *Log) After(position uint64) (events []Event, next uint64, newer <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, e := range l.events {
-		if e.seq > position {
-			events = append(events, e)
-		}
+	for e := l.events.Back(); e != nil && e.Value.(*Event).seq > position; e = e.Prev() {
+		events = append(events, *e.Value.(*Event))
 	}
+	slices.Reverse(events)
 	return events, l.seq, l.newer
 }
 

@@ -86,10 +86,10 @@ func TestLog(t *testing.T) {
 	if events, _, _ = l.After(mark); len(events) != 0 {
 		t.Errorf("%+v", events)
 	}
-	for i := range maxEvents + 10 {
+	for i := range Max + 10 {
 		l.Add(Event{Pod: fmt.Sprint(i)})
 	}
-	if events, _, _ = l.After(0); len(events) != maxEvents || events[0].Pod != "10" {
+	if events, _, _ = l.After(0); len(events) != Max || events[0].Pod != "10" {
 		t.Errorf("%d events, the first is %+v", len(events), events[0])
 	}
 }
