@@ -5,9 +5,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
+	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,15 +40,43 @@ const (
 	eventBurst = 100
 )
 
+// A container whose probe fails each second must not take the rate of all others. The limits, for
+// events that differ only in their message and count, are those that the kubelet has for all events
+// of a pod.
+const (
+	kindPause = 5 * time.Minute
+	kindBurst = 25
+)
+
+// kindLimits bounds the events of each pod, container and reason.
+type kindLimits map[eventKind]*rate.Limiter
+
+type eventKind struct{ uid, container, reason string }
+
+// allow reports whether an event may be reported. If not, the report of a later one has its count.
+func (k kindLimits) allow(e event.Event) bool {
+	kind := eventKind{e.UID, e.Container, e.Reason}
+	if k[kind] == nil {
+		if len(k)%event.Max == 0 {
+			maps.DeleteFunc(k, func(_ eventKind, l *rate.Limiter) bool { return l.TokensAt(e.Last) >= kindBurst })
+		}
+		k[kind] = rate.NewLimiter(rate.Every(kindPause), kindBurst)
+	}
+	return k[kind].AllowN(e.Last, 1)
+}
+
 // reportEvents reports the events of a log after a position, until ctx ends. An event that the
 // server doesn't accept is lost: events are for people, who have husk events too.
 func (r *Reporter) reportEvents(ctx context.Context, log *event.Log, mark uint64) {
-	limit := flowcontrol.NewTokenBucketRateLimiter(eventRate, eventBurst)
+	limit, kinds := flowcontrol.NewTokenBucketRateLimiter(eventRate, eventBurst), kindLimits{}
 	for {
 		var events []event.Event
 		var newer <-chan struct{}
 		events, mark, newer = log.After(mark)
 		for _, e := range events {
+			if !kinds.allow(e) {
+				continue
+			}
 			if limit.Wait(ctx) != nil {
 				return
 			}

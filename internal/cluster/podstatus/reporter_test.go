@@ -366,6 +366,31 @@ func TestEvents(t *testing.T) {
 	}
 }
 
+// TestKindLimits: a probe that fails each second is reported at first, and then now and then.
+func TestKindLimits(t *testing.T) {
+	t.Parallel()
+	limits, began, reported := kindLimits{}, time.Unix(0, 0), 0
+	for i := range 3600 {
+		at := began.Add(time.Duration(i) * time.Second)
+		if limits.allow(event.Event{UID: "a", Container: "c", Reason: "Unhealthy", Message: fmt.Sprint(i), Last: at}) {
+			reported++
+		}
+		if i%600 == 0 && !limits.allow(event.Event{UID: "a", Container: "c", Reason: "Started", Last: at}) {
+			t.Errorf("after %d s the event of another reason wasn't reported", i)
+		}
+	}
+	if reported != kindBurst+11 {
+		t.Errorf("%d events were reported in an hour, want %d", reported, kindBurst+11)
+	}
+	later := began.Add(4 * time.Hour)
+	for i := range event.Max {
+		limits.allow(event.Event{UID: fmt.Sprint(i), Last: later})
+	}
+	if limits[eventKind{"a", "c", "Unhealthy"}] != nil {
+		t.Error("the limits of former events are kept")
+	}
+}
+
 // TestRetries: a report that the server has refused is retried.
 func TestRetries(t *testing.T) {
 	f := start(t)
