@@ -4,8 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -124,4 +127,52 @@ func inspect(t testing.TB, n *node.Node, name string) (out inspected) {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// BenchmarkFailingProbes reports the processor time that huskd needs for a failing HTTP probe. In
+// half of the pods nothing listens, in the others the server doesn't know the path.
+func BenchmarkFailingProbes(b *testing.B) {
+	const pods = 50
+	n, d := start(b)
+	manifest := ""
+	var names []string
+	for i := range pods {
+		names = append(names, fmt.Sprintf("p%d", i))
+		text := fmt.Sprintf(sleeper, names[i])
+		if i%2 == 0 {
+			text = strings.ReplaceAll(text, ", command: [/bin/sh, -c, 'trap \"exit 0\" TERM; while :; do sleep 1000 & wait; done']", "")
+		}
+		manifest += "---" + strings.TrimSuffix(text, "}\n") + ", readinessProbe: {periodSeconds: 1, httpGet: {path: /missing, port: 80}}}\n"
+	}
+	n.MustHusk("run", write(b, n, "pods.yaml", manifest))
+	node.Eventually(b, time.Minute, func() string {
+		if running := strings.Count(n.MustHusk("ps"), "Running"); running < pods {
+			return fmt.Sprintf("%d pods are running", running)
+		}
+		return ""
+	})
+	const seconds = 10
+	for b.Loop() {
+		before := cpuTime(b, d.Pid())
+		time.Sleep(seconds * time.Second)
+		b.ReportMetric(float64((cpuTime(b, d.Pid())-before).Microseconds())/(seconds*pods), "cpu-µs/probe")
+	}
+	n.MustHusk(append([]string{"rm", "-f"}, names...)...)
+	d.Stop()
+}
+
+// cpuTime returns the processor time of a process so far.
+func cpuTime(t testing.TB, pid int) time.Duration {
+	t.Helper()
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
+	ticks := 0
+	for _, field := range fields[11:13] { // utime and stime, in hundredths of a second
+		n, _ := strconv.Atoi(field)
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
 }

@@ -2,7 +2,6 @@ package probe
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -11,10 +10,8 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -123,23 +120,10 @@ func quote(text string) string {
 	return ": " + text
 }
 
-// dialer sets SO_LINGER, so that probes don't leave connections in TIME_WAIT.
-var dialer = net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
-	return c.Control(func(fd uintptr) {
-		_ = unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 1})
-	})
-}}
-
 // client uses a new connection for each request. It doesn't follow redirects to other hosts: those
 // are the answer.
 var client = http.Client{
-	Transport: &http.Transport{
-		DialContext:        dialer.DialContext,
-		TLSClientConfig:    &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // as in kubelet, probes don't verify certificates
-		DisableKeepAlives:  true,
-		DisableCompression: true,
-		Proxy:              nil,
-	},
+	Transport: transport{},
 	CheckRedirect: func(r *http.Request, via []*http.Request) error {
 		switch {
 		case r.URL.Hostname() != via[0].URL.Hostname():
@@ -184,7 +168,7 @@ func checkHTTP(ctx context.Context, t Target, h *corev1.HTTPGetAction, judge fun
 	}
 	answer, err := client.Do(req)
 	if err != nil {
-		return checkFailure{err.Error()}
+		return connectionFailure(err)
 	}
 	defer answer.Body.Close()
 	body, _ := io.ReadAll(io.LimitReader(answer.Body, maxBody))
@@ -205,10 +189,19 @@ func checkTCP(ctx context.Context, t Target, s *corev1.TCPSocketAction) error {
 	}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
-		return checkFailure{err.Error()}
+		return connectionFailure(err)
 	}
 	_ = conn.Close()
 	return nil
+}
+
+// connectionFailure returns the failure of a connection without the port at this end, which differs
+// from check to check: a message of its own for each would be a change and an event each time.
+func connectionFailure(err error) error {
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		op.Source = nil
+	}
+	return checkFailure{err.Error()}
 }
 
 // checkGRPC asks a server by the gRPC health protocol.

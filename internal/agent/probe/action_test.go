@@ -1,12 +1,15 @@
 package probe
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -99,6 +102,48 @@ func TestHTTP(t *testing.T) {
 				t.Errorf("%s: a message of %d bytes", c.path, len(err.Error()))
 			}
 		}
+	}
+}
+
+// TestTransport answers requests in ways that net/http's servers don't.
+func TestTransport(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ answer, want string }{
+		{"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", ""},
+		{strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 10), "too many informational answers"},
+		{"HTTP/1.0 200 OK\r\n\r\nuntil the end", ""},
+		{"HTTP/1.1 503 Service Unavailable\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nbad\r\n0\r\n\r\n", "answers 503 Service Unavailable: bad"},
+		{"HTTP/1.1 200 OK\r\n" + strings.Repeat("A: "+strings.Repeat("x", 1000)+"\r\n", 2000), "EOF"},
+		{"SSH-2.0-OpenSSH\r\n", "malformed HTTP"},
+		{"", "EOF"},
+		{"reset", "read tcp 127.0.0.1:PORT: read: connection reset by peer"},
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+			if c.answer == "reset" { // by what it leaves unread
+				_, _ = conn.Read(make([]byte, 1))
+				return
+			}
+			if _, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
+				_, _ = io.WriteString(conn, c.answer)
+			}
+		}()
+		to, port := target(t, l.Addr().String())
+		spec := &corev1.Probe{TimeoutSeconds: 10, ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/", Port: intstr.FromInt(port), Scheme: "HTTP"}}}
+		err = Exec(none).check(t.Context(), to, spec)
+		want := strings.ReplaceAll(c.want, "PORT", strconv.Itoa(port))
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%.60q: %v, want %q", c.answer, err, want)
+		}
+		_ = l.Close()
 	}
 }
 

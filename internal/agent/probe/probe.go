@@ -290,11 +290,20 @@ func (p *Prober) record(t scheduledProbe, err error) {
 	case t.kind != readiness && progress.Verdict == podplan.Failing:
 		// The container will be stopped. Its next run has its own probes.
 	default:
-		p.schedule(scheduledProbe{podplan.NextProbe(spec, t.at, time.Now()), r, t.kind})
+		p.schedule(scheduledProbe{align(podplan.NextProbe(spec, t.at, time.Now())), r, t.kind})
 	}
 	if progress.Verdict != before.Verdict || message != r.messages[t.kind] {
 		r.Changed()
 	}
+}
+
+// tick is the distance between the times at which checks are repeated. Every wake-up of an idle
+// process costs about as much as a check, so checks share them.
+const tick = 50 * time.Millisecond
+
+// align returns the first tick that isn't before a time.
+func align(at time.Time) time.Time {
+	return at.Add((tick - time.Duration(at.UnixNano())%tick) % tick)
 }
 
 // queue is a heap of scheduled probes, the next one first. The probes of an ended run stay until
