@@ -25,7 +25,7 @@ const (
 func nodeFacts(cfg config.Config, f host.Facts, r nodeResources) func() criconfig.Node {
 	fixed := criconfig.Node{
 		Name: nodeName(cfg), ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, Memory: f.Memory, Allocatable: r.allocatable, Swap: r.swap, Unified: f.Cgroup.Mode.Unified(),
-		HugePages: f.Cgroup.HugePages, RecursiveReadOnly: f.RecursiveReadOnly,
+		HugePages: f.Cgroup.HugePages, RecursiveReadOnly: f.RecursiveReadOnly, Throttles: f.Throttles,
 		InCluster: cfg.Kubeconfig != "", Logs: cfg.PodLogs, Seccomp: "/var/lib/kubelet/seccomp",
 	}
 	return func() criconfig.Node {

@@ -62,6 +62,9 @@ type Facts struct {
 	// Capabilities is the bounding set of this process, a bit for each capability that its children
 	// can have.
 	Capabilities uint64 `json:"capabilities"`
+	// Throttles are the directories of sysfs about the thermal throttling of CPUs. From them a
+	// container could learn what others compute.
+	Throttles []string `json:"throttles,omitempty"`
 	// Seccomp says that the kernel supports seccomp filters. AppArmor and SELinux say that the
 	// security module is enabled.
 	Seccomp  bool `json:"seccomp"`

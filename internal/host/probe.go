@@ -27,6 +27,7 @@ func Probe(root string) Facts {
 		OOMScoreAdj:       current,
 		OOMScoreFloor:     floor,
 		Capabilities:      boundingSet(),
+		Throttles:         throttles(),
 		Seccomp:           seccomp(),
 		AppArmor:          strings.HasPrefix(readString("/sys/module/apparmor/parameters/enabled"), "Y"),
 		SELinux:           fsType("/sys/fs/selinux") == unix.SELINUX_MAGIC,
@@ -159,4 +160,9 @@ func fsType(path string) int64 {
 func readString(path string) string {
 	raw, _ := os.ReadFile(path)
 	return strings.TrimSpace(string(raw))
+}
+
+func throttles() []string {
+	found, _ := filepath.Glob("/sys/devices/system/cpu/cpu[0-9]*/thermal_throttle") // the pattern is valid
+	return found
 }

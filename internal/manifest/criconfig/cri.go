@@ -37,6 +37,8 @@ type Node struct {
 	HugePages []string
 	// RecursiveReadOnly tells that the kernel supports recursive read-only mounts.
 	RecursiveReadOnly bool
+	// Throttles are the node's host.Facts.Throttles.
+	Throttles []string
 	// ResolvConf is the content of the node's resolver configuration.
 	ResolvConf []byte
 	// ClusterDNS are the name servers of the cluster, if any. ClusterDomain is the domain of its

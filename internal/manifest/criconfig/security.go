@@ -86,7 +86,7 @@ func containerSecurity(pod *corev1.Pod, c *corev1.Container, imageUser string, n
 		Apparmor:                 appArmorProfile(cmp.Or(s.AppArmorProfile, p.AppArmorProfile)),
 	}
 	if s.ProcMount == nil || *s.ProcMount != corev1.UnmaskedProcMount {
-		out.MaskedPaths, out.ReadonlyPaths = spec.DefaultMaskedPaths(), spec.DefaultReadonlyPaths()
+		out.MaskedPaths, out.ReadonlyPaths = spec.DefaultMaskedPaths(n.Throttles), spec.DefaultReadonlyPaths()
 	}
 	if caps := s.Capabilities; caps != nil {
 		out.Capabilities = &runtimeapi.Capability{AddCapabilities: capabilityNames(caps.Add), DropCapabilities: capabilityNames(caps.Drop)}

@@ -59,7 +59,7 @@ func Infra(r InfraRequest) (Result, error) {
 					NoNewPrivs:       true,
 					Seccomp:          &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
 					Capabilities:     &runtimeapi.Capability{DropCapabilities: []string{"ALL"}},
-					MaskedPaths:      DefaultMaskedPaths(),
+					MaskedPaths:      DefaultMaskedPaths(r.Host.Throttles),
 					ReadonlyPaths:    DefaultReadonlyPaths(),
 					NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
 					SelinuxOptions:   r.Sandbox.GetLinux().GetSecurityContext().GetSelinuxOptions(),

@@ -13,12 +13,14 @@ import (
 
 // DefaultMaskedPaths returns the paths of /proc and /sys that are hidden from containers because
 // they are the host's. They are docker's.
-func DefaultMaskedPaths() []string {
-	return []string{
+//
+// throttles are those of host.Facts.
+func DefaultMaskedPaths(throttles []string) []string {
+	return append([]string{
 		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys",
 		"/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list",
 		"/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
-	}
+	}, throttles...)
 }
 
 // DefaultReadonlyPaths returns the paths of /proc that are read-only in containers. They are
@@ -36,7 +38,7 @@ func (b confiner) paths() error {
 	}
 	linux := b.spec.Linux
 	if b.security == nil {
-		linux.MaskedPaths, linux.ReadonlyPaths = DefaultMaskedPaths(), DefaultReadonlyPaths()
+		linux.MaskedPaths, linux.ReadonlyPaths = DefaultMaskedPaths(b.Host.Throttles), DefaultReadonlyPaths()
 		return nil
 	}
 	linux.MaskedPaths, linux.ReadonlyPaths = b.security.GetMaskedPaths(), b.security.GetReadonlyPaths()

@@ -48,7 +48,7 @@ func request() Request {
 				Resources: &runtimeapi.LinuxContainerResources{CpuShares: 2, OomScoreAdj: 1000},
 				SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
 					NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
-					MaskedPaths:      DefaultMaskedPaths(),
+					MaskedPaths:      DefaultMaskedPaths(nil),
 					ReadonlyPaths:    DefaultReadonlyPaths(),
 					Seccomp:          &runtimeapi.SecurityProfile{},
 				},
@@ -343,8 +343,10 @@ func TestNilMessages(t *testing.T) {
 	}
 	r := request()
 	r.Sandbox, r.Config, r.Namespaces.PID = nil, nil, "/run/husk/pid"
+	throttle := "/sys/devices/system/cpu/cpu0/thermal_throttle"
+	r.Host.Throttles = []string{throttle}
 	out := must(t, r)
-	if got := out.Spec.Linux.MaskedPaths; !slices.Equal(got, DefaultMaskedPaths()) {
+	if got := out.Spec.Linux.MaskedPaths; !slices.Equal(got, append(DefaultMaskedPaths(nil), throttle)) {
 		t.Errorf("masked paths without a security context are %v", got)
 	}
 }
