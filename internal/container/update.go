@@ -1,13 +1,16 @@
 package container
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -146,11 +149,43 @@ func (s Status) Signal() runtimeapi.Signal {
 // Layer returns the directory of a container's writable layer.
 func (s *Service) Layer(id string) string { return filepath.Join(s.cfg.Root, "containers", id) }
 
-// Spec returns the runtime spec of a container that hasn't ended, or nil.
+// Spec returns the runtime spec of a container that hasn't ended, with its current limits, or nil.
 func (s *Service) Spec(id string) json.RawMessage {
 	content, err := os.ReadFile(filepath.Join(s.cfg.State, "containers", id, "config.json"))
 	if err != nil || !pod.ValidID(id) {
 		return nil
 	}
-	return content
+	st, err := s.Get(id)
+	if err != nil || st.record.Resources == nil {
+		return content
+	}
+	limits, _, err := spec.Resources(st.Name(), st.record.Resources, s.cfg.Host)
+	if err != nil {
+		return content
+	}
+	return withLimits(content, limits)
+}
+
+// withLimits returns a runtime spec with the limits in place of those that the container was
+// created with. Those that can't be changed stay.
+func withLimits(content json.RawMessage, limits *specs.LinuxResources) json.RawMessage {
+	var out specs.Spec
+	if err := json.Unmarshal(content, &out); err != nil || out.Linux == nil || out.Linux.Resources == nil {
+		return content
+	}
+	r := out.Linux.Resources
+	r.CPU, r.Memory = cmp.Or(limits.CPU, r.CPU), cmp.Or(limits.Memory, r.Memory)
+	if limits.HugepageLimits != nil {
+		r.HugepageLimits = limits.HugepageLimits
+	}
+	if r.Unified == nil {
+		r.Unified = limits.Unified
+	} else {
+		maps.Copy(r.Unified, limits.Unified)
+	}
+	updated, err := json.Marshal(out)
+	if err != nil {
+		return content
+	}
+	return updated
 }

@@ -1,8 +1,10 @@
 package container
 
 import (
+	"encoding/json"
 	"testing"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -42,6 +44,17 @@ func TestResourcesWith(t *testing.T) {
 	asked := &runtimeapi.LinuxContainerResources{CpuShares: 3}
 	if got := (Status{}).ResourcesWith(asked); !proto.Equal(got, asked) {
 		t.Errorf("without former resources: %v", got)
+	}
+}
+
+// TestSpecWithLimits: limits that can be changed replace those of the spec, the others stay.
+func TestSpecWithLimits(t *testing.T) {
+	was := `{"ociVersion":"1.2.0","linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}],"memory":{"limit":64,"swap":64},"cpu":{"shares":2},"pids":{"limit":7},"unified":{"a.b":"1"}}}}`
+	memory := int64(32)
+	got := withLimits(json.RawMessage(was), &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &memory}, Unified: map[string]string{"memory.high": "3"}})
+	want := `{"ociVersion":"1.2.0","linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}],"memory":{"limit":32},"cpu":{"shares":2},"pids":{"limit":7},"unified":{"a.b":"1","memory.high":"3"}}}}`
+	if string(got) != want {
+		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
 

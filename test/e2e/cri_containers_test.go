@@ -226,6 +226,11 @@ func containerLimits(t *testing.T, c *criNode, pod string) {
 	if res.GetMemoryLimitInBytes() != 32<<20 || res.GetCpuShares() != 256 || res.GetCpuQuota() != 20000 {
 		t.Errorf("the status shows the resources %v", res)
 	}
+	verbose, err := c.ContainerStatus(c.ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
+	c.must(err)
+	if info := verbose.GetInfo()["info"]; !strings.Contains(info, `"limit":33554432`) || !strings.Contains(info, `"quota":20000`) {
+		t.Errorf("the runtime spec of the verbose status has other limits: %s", info)
+	}
 	_, err = c.UpdateContainerResources(c.ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id})
 	fails(t, err, codes.InvalidArgument, "linux resources are missing")
 	_, err = c.UpdateContainerResources(c.ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpusetCpus: "x"}})
