@@ -49,7 +49,7 @@ func (p *setup) mountVolumes(ctx context.Context) (*runtimeapi.ContainerConfig, 
 		}
 		path, id, err := p.mountImage(ctx, i)
 		if err != nil {
-			return nil, fmt.Errorf("mount %s: %w", m.GetContainerPath(), err)
+			return nil, &ImageMountError{Path: m.GetContainerPath(), Err: err}
 		}
 		images[m.GetContainerPath()] = id
 		mount.HostPath, mount.Image, mount.ImageSubPath, mount.Readonly = path, nil, "", true
@@ -57,6 +57,15 @@ func (p *setup) mountVolumes(ctx context.Context) (*runtimeapi.ContainerConfig, 
 	p.e.Rec.Volumes = images
 	return config, nil
 }
+
+// ImageMountError is the error of an image that can't be mounted as a volume.
+type ImageMountError struct {
+	Path string // in the container
+	Err  error
+}
+
+func (e *ImageMountError) Error() string { return fmt.Sprintf("mount %s: %v", e.Path, e.Err) }
+func (e *ImageMountError) Unwrap() error { return e.Err }
 
 // mountImage mounts the image of mount i. It returns the path of the image or of its part that the
 // mount names, and the image's ID.

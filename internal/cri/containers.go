@@ -2,12 +2,15 @@ package cri
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/container/containerstate"
@@ -31,9 +34,18 @@ func (c containers) CreateContainer(ctx context.Context, req *runtimeapi.CreateC
 	}
 	st, err := c.Containers.Create(ctx, sandbox.ID, req.GetConfig())
 	if err != nil {
-		return nil, precondition(err)
+		return nil, imageMount(precondition(err))
 	}
 	return &runtimeapi.CreateContainerResponse{ContainerId: st.ID}, nil
+}
+
+// imageMount puts before the error of an image volume the word by which the kubelet recognizes it,
+// at the beginning of the message.
+func imageMount(err error) error {
+	if refusal := (*container.ImageMountError)(nil); errors.As(err, &refusal) {
+		return fmt.Errorf("%w: %w", crierrors.ErrImageVolumeMountFailed, err)
+	}
+	return err
 }
 
 // StartContainer starts a created container.
