@@ -65,6 +65,9 @@ func (e *entry) mount(ctx context.Context) error {
 		return err
 	}
 	request.Config = config
+	if request.ImageVolumes, err = p.makeImageVolumes(); err != nil {
+		return err
+	}
 	result, err := spec.Container(request)
 	if err != nil {
 		return err

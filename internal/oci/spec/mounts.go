@@ -3,6 +3,7 @@ package spec
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -38,6 +39,13 @@ func (b mounter) mounts() error {
 			}
 		}
 		return false
+	}
+	if b.security.GetReadonlyRootfs() {
+		for _, m := range imageVolumes(b.ImageVolumes) {
+			if !covered(m.Destination) {
+				asked = append(asked, m)
+			}
+		}
 	}
 	for _, m := range b.systemMounts() {
 		if !covered(m.Destination) {
@@ -86,6 +94,22 @@ func (b mounter) sysfs(access string) specs.Mount {
 		return specs.Mount{Destination: "/sys", Type: "bind", Source: "/sys", Options: []string{"rbind", "rro", "nosuid", "noexec", "nodev"}}
 	}
 	return specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}}
+}
+
+// systemDirs are directories whose content is the kernel's.
+var systemDirs = []string{"/proc/", "/dev/", "/sys/"}
+
+// imageVolumes returns the mounts that keep the image's volumes writable in a read-only root file
+// system, as with docker and containerd. The volumes stay parts of the container's writable layer,
+// so they have the image's content and owners.
+func imageVolumes(volumes map[string]string) []specs.Mount {
+	var out []specs.Mount
+	for _, dst := range slices.Sorted(maps.Keys(volumes)) {
+		if !slices.ContainsFunc(systemDirs, func(dir string) bool { return strings.HasPrefix(dst+"/", dir) }) {
+			out = append(out, bind(dst, volumes[dst], "rprivate", "rw"))
+		}
+	}
+	return out
 }
 
 // ttyGroup is the group that owns terminals on every distribution.

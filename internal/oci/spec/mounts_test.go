@@ -54,6 +54,30 @@ func TestMountOrder(t *testing.T) {
 	}
 }
 
+// TestImageVolumes: volumes of the image stay writable in a read-only root file system, except
+// where something else is mounted.
+func TestImageVolumes(t *testing.T) {
+	t.Parallel()
+	for _, readonly := range []bool{false, true} {
+		got := must(t, with(func(r *Request) {
+			r.Config.Linux.SecurityContext.ReadonlyRootfs = readonly
+			r.Config.Mounts = []*runtimeapi.Mount{{ContainerPath: "/mounted", HostPath: "/h"}}
+			r.ImageVolumes = map[string]string{"/data": "/root/real", "/mounted/below": "/root/below", "/proc/x": "/root/proc/x", "/dev": "/root/dev"}
+		})).Spec
+		if m := mountAt(got, "/data"); (m.Source == "/root/real" && slices.Contains(m.Options, "rw")) != readonly {
+			t.Errorf("read-only root file system %v: /data is %v", readonly, m)
+		}
+		for _, dst := range []string{"/mounted/below", "/proc/x"} {
+			if m := mountAt(got, dst); m.Destination != "" {
+				t.Errorf("a volume covers %v", m)
+			}
+		}
+		if m := mountAt(got, "/dev"); m.Type != "tmpfs" {
+			t.Errorf("/dev is %v", m)
+		}
+	}
+}
+
 func TestMountOptions(t *testing.T) {
 	t.Parallel()
 	const (

@@ -47,6 +47,9 @@ type Request struct {
 
 	// Rootfs is the absolute path of the root file system.
 	Rootfs string
+	// ImageVolumes are the directories below Rootfs that the image declares as volumes, by their paths
+	// in the container.
+	ImageVolumes map[string]string
 	// CgroupsPath is the path of the container's cgroup in the hierarchies.
 	CgroupsPath string
 	// User and Home are the results of ResolveUser.
