@@ -79,6 +79,7 @@ func (e *entry) mount(ctx context.Context) error {
 	if err := e.adjust(ctx, result.Spec); err != nil {
 		return err
 	}
+	keepMountFlags(result.Spec)
 	for _, path := range result.Relabel {
 		if err := (selinux.Policy{}).Relabel(path, result.Spec.Linux.MountLabel); err != nil {
 			return err

@@ -3,11 +3,13 @@ package e2e
 import (
 	"context"
 	"encoding/base64"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -65,6 +67,7 @@ func TestCRIImages(t *testing.T) {
 	c.subtest(t, "bad", badImages)
 	c.subtest(t, "logins", logins)
 	c.subtest(t, "volumes", imageVolumes)
+	c.subtest(t, "declared", declaredVolumes)
 	c.subtest(t, "removal", func(t *testing.T, c *criNode) {
 		pod := c.pod()
 		c.run(pod, forever)
@@ -187,6 +190,10 @@ func imageVolumes(t *testing.T, c *criNode) {
 	} {
 		_, err := c.CreateContainer(c.ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c.containerConfig(forever, with(m))})
 		fails(t, err, codes.NotFound, words)
+		// The kubelet counts these errors by the beginning of their message.
+		if text := status.Convert(err).Message(); !strings.HasPrefix(text, "ImageVolumeMountFailed") {
+			t.Errorf("the error of an image volume is %q", text)
+		}
 	}
 	for words, m := range map[string]*runtimeapi.Mount{
 		"choose one": {ContainerPath: "/v", HostPath: "/etc", Image: volume.GetImage()},
@@ -198,5 +205,36 @@ func imageVolumes(t *testing.T, c *criNode) {
 	_, err := c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})
 	c.must(err)
 	_, err = c.images.RemoveImage(c.ctx, &runtimeapi.RemoveImageRequest{Image: volume.GetImage()})
+	c.must(err)
+}
+
+// declaredVolumes: the volumes that an image declares exist, and can be written where the root file
+// system can't.
+func declaredVolumes(t *testing.T, c *criNode) {
+	image := c.pull(criRegistry + "/cri/volumes:1")
+	using := func(readonly bool) func(*runtimeapi.ContainerConfig) {
+		return func(k *runtimeapi.ContainerConfig) {
+			k.Image.Image = image
+			if readonly {
+				k.Linux = &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{ReadonlyRootfs: true}}
+			}
+		}
+	}
+	c.must(os.Chmod(c.Dir, 0o711)) // the root of a user namespace must be able to reach its root file system
+	pods := map[string]string{"": c.pod(), "user namespace": c.pod(withUserNamespace)}
+	for kind, pod := range pods {
+		for _, readonly := range []bool{false, true} {
+			id := c.run(pod, forever, using(readonly))
+			if got, want := c.sh(id, "stat -c %u:%g:%a /data /data/new /tmp; touch /data/new/x /tmp/x && ls /data/new"), "0:0:755\n0:0:755\n0:0:1777\nx"; got != want {
+				t.Errorf("%s, read-only %v: the volumes are %q, want %q", kind, readonly, got, want)
+			}
+			if got := c.sh(id, "touch /x 2>&1; true"); strings.Contains(got, "Read-only") != readonly {
+				t.Errorf("%s, read-only %v: writing to the root file system: %s", kind, readonly, got)
+			}
+		}
+		_, err := c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod})
+		c.must(err)
+	}
+	_, err := c.images.RemoveImage(c.ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: image}})
 	c.must(err)
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -98,6 +99,7 @@ func serveRegistry(t testing.TB, n *node.Node) {
 	stored := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	for name, flavour := range map[string]testimage.Spec{
 		"cri/web": {Flavour: testimage.Web}, "cri/users": {Flavour: testimage.Users}, "private/web": {Flavour: testimage.Web, Layers: 2},
+		"cri/volumes": {Flavour: testimage.Users, Config: ocispec.ImageConfig{Volumes: map[string]struct{}{"/data/new": {}, "/tmp": {}, "/bin/sh": {}, "/dev/x": {}}}},
 	} {
 		image, err := testimage.Build(t.Context(), flavour)
 		if err != nil {
