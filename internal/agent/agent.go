@@ -40,8 +40,8 @@ type Config struct {
 	Images     *image.Store
 	Volumes    volume.Volumes
 	Logs       podlogs.Dirs
-	// Logins, if set, returns logins for an image that the node knows beside the pods' secrets, those
-	// to be tried first first.
+	// Logins, if set, returns the node's own logins for an image, beside those of the pods' secrets,
+	// in the order in which they are tried.
 	Logins func(ctx context.Context, image string) []criconfig.Login
 	// Node returns the node's present state.
 	Node func() criconfig.Node

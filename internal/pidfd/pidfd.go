@@ -171,7 +171,7 @@ func FindByEnv(variable string) []oci.Process {
 	return find("environ", func(env []string) bool { return slices.Contains(env, variable) })
 }
 
-// find returns the processes of which a file in /proc matches, which is a list of strings.
+// find returns the processes for which match accepts the strings of a file in /proc.
 func find(file string, match func(list []string) bool) []oci.Process {
 	entries, _ := os.ReadDir("/proc")
 	var out []oci.Process

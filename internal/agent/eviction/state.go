@@ -39,7 +39,7 @@ func Resolved(thresholds []Threshold, o Observations) bool {
 type State struct {
 	// since has the crossed thresholds, and when each was first seen crossed.
 	since map[Threshold]time.Time
-	// acting has the thresholds whose grace period was over.
+	// acting has the thresholds whose grace period has passed.
 	acting map[Threshold]bool
 	// seen is when a condition was last seen.
 	seen map[corev1.NodeConditionType]time.Time

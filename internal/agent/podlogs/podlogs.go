@@ -112,15 +112,15 @@ func (d Dirs) Sweep() error {
 	})
 }
 
-// removeLinks removes the links of which which is true.
-func (d Dirs) removeLinks(which func(target string) bool) error {
+// removeLinks removes the links whose targets match.
+func (d Dirs) removeLinks(match func(target string) bool) error {
 	entries, err := os.ReadDir(d.Links)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	for _, e := range entries {
 		path := filepath.Join(d.Links, e.Name())
-		if target, err := os.Readlink(path); err != nil || !strings.HasSuffix(e.Name(), suffix) || !which(target) {
+		if target, err := os.Readlink(path); err != nil || !strings.HasSuffix(e.Name(), suffix) || !match(target) {
 			continue
 		}
 		if rmErr := os.Remove(path); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {

@@ -219,7 +219,7 @@ func TestBadRange(t *testing.T) {
 	}
 }
 
-// TestRebooted: a node that is registered with another boot ID tells that it has rebooted.
+// TestRebooted: a node that is registered with another boot ID reports that it has rebooted.
 func TestRebooted(t *testing.T) {
 	f := start(t)
 	f.Put(nodes, &corev1.Node{

@@ -138,8 +138,8 @@ func (h Handler) deleteLeftovers(ctx context.Context, dir, id string) error {
 	return err
 }
 
-// version asks the shim's program for its version. Shims of before containerd 1.3 take -v for a
-// mistake, and some of them know --version, alone.
+// version asks the shim's program for its version. Shims older than containerd 1.3 reject -v, and
+// some of them know --version as the only flag.
 func (h Handler) version(ctx context.Context, dir string) string {
 	if out, _, err := h.run(ctx, dir, nil, "version", "-v"); err == nil {
 		return parseVersion(string(out))

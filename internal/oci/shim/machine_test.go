@@ -452,8 +452,8 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// TestMachineNeverStarted checks that the virtual machine of a sandbox is killed that was created
-// and never started.
+// TestMachineNeverStarted checks that the virtual machine of a sandbox that was created and never
+// started is killed.
 func TestMachineNeverStarted(t *testing.T) {
 	hosttest.Root(t)
 	n := newMachineNode(t, keepsMachine)
@@ -503,7 +503,7 @@ func TestMachineShimFails(t *testing.T) {
 	}
 }
 
-// TestSilentStart checks that the reason is shown why a shim prints no address.
+// TestSilentStart checks that the error says why a shim printed no address.
 func TestSilentStart(t *testing.T) {
 	hosttest.Root(t)
 	path := filepath.Join(t.TempDir(), "containerd-shim-silent-v2")

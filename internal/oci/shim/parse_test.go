@@ -141,7 +141,7 @@ func TestOptions(t *testing.T) {
 		if got := [2]string{h.Runtime(), o.GetTypeUrl()}; got != want || o.GetConfigPath() != "/etc/config" {
 			t.Errorf("runtime and options of %s are %q and %v, want %q", path, got, &o, want)
 		}
-		// Kata's shim in Rust reads the path so, up to 3.20.
+		// Kata's shim in Rust, up to 3.20, reads the path from there.
 		if h.Runtime() == "kata" && string(options.GetValue()[2:]) != "/etc/config" {
 			t.Errorf("the path doesn't follow the first two bytes: %q", options.GetValue())
 		}

@@ -25,8 +25,8 @@ type InfraRequest struct {
 	Labels     Labels
 }
 
-// The process gets hardly any CPU time, is never OOM-killed, and runs as an unprivileged
-// user that no image has. The values are those of the kubelet and the pause image.
+// The infra process gets hardly any CPU time, is never OOM-killed, and runs as an unprivileged user
+// that no image has. The values are those of the kubelet and the pause image.
 const (
 	InfraShares   = 2
 	InfraOOMScore = -998
