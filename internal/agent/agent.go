@@ -14,6 +14,9 @@ import (
 	"slices"
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/huskd/husk/internal/agent/admission"
 	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/agent/idrange"
@@ -43,6 +46,9 @@ type Config struct {
 	// Logins, if set, returns the node's own logins for an image, beside those of the pods' secrets,
 	// in the order in which they are tried.
 	Logins func(ctx context.Context, image string) []criconfig.Login
+	// Devices, if set, adds to the config of a pod's container what it needs for the devices that it
+	// requests.
+	Devices func(ctx context.Context, pod *corev1.Pod, config *runtimeapi.ContainerConfig) error
 	// Node returns the node's present state.
 	Node func() criconfig.Node
 	// Memory, if set, returns the memory that a cgroup uses, and its limit, in bytes. They are 0 if

@@ -123,6 +123,9 @@ func (l *launcher) createAndStart(do podplan.StartContainer) (id string, err err
 	ctx, end := l.span(l.a.closing, "agent/StartContainer", trace.ContainerName, do.Name)
 	defer func() { end(err) }()
 	config, err := l.containerConfig(do)
+	if err == nil && l.a.cfg.Devices != nil {
+		err = l.a.cfg.Devices(ctx, l.record().Pod, config)
+	}
 	if err != nil {
 		return "", configError{err}
 	}

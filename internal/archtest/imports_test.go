@@ -81,6 +81,7 @@ var layer = map[string]int{
 	"internal/container":                owner,
 	"internal/image":                    owner,
 	"internal/image/credentialprovider": driver,
+	"internal/deviceplugin":             owner,
 	"internal/image/database":           driver,
 	"internal/image/layer":              driver,
 	"internal/image/registry":           driver,

@@ -23,6 +23,7 @@ func TestCluster(t *testing.T) {
 	}
 	for flag, want := range map[string]string{
 		"--kubeconfig=k":      "kubeconfig: \"k\" is not an absolute path",
+		"--kubelet-dir=k":     "kubelet-dir: \"k\" is not an absolute path",
 		"--node-name=UPPER":   "node-name: ",
 		"--node-labels=a":     "node-labels: ",
 		"--node-labels=a=b c": "node-labels: ",

@@ -294,6 +294,7 @@ func (c *Config) check() error {
 		*path = filepath.Clean(*path)
 	}
 	c.setPodLogs(bad)
+	c.setKubeletDir(bad)
 	if c.Root == c.State {
 		bad("state", "%s is also the root directory: use another", c.State)
 	}

@@ -38,6 +38,8 @@ type membership struct {
 	client   *cluster.Client
 	identity *identity
 	reporter atomic.Pointer[podstatus.Reporter]
+	// devicesChanged is called when device plugins have changed something.
+	devicesChanged atomic.Pointer[func()]
 }
 
 // newMembership reads the kubeconfig, if one is configured. It sends no request yet.
@@ -114,11 +116,11 @@ func (m *membership) start(ctx context.Context, running *errgroup.Group, keeper 
 	nodeEvents := event.NewLog()
 	self := registration.Start(ctx, registration.Config{
 		Client: m.client, Machine: machine.Object(), IPs: func() []string { return nodeIPs(m.d.cfg) }, Images: func() []corev1.ContainerImage { return reportedImages(m.d.images.List()) },
-		Ready: m.ready, Pressure: pressure.Conditions, SetRanges: m.d.cni.SetRanges, Events: nodeEvents,
+		Ready: m.ready, Pressure: pressure.Conditions, SetRanges: m.d.cni.SetRanges, Events: nodeEvents, Devices: m.d.devices.Resources,
 	})
 	pods := &apiserver.Source{
 		Client: m.client, Node: self.Object, Deliver: m.d.agent.Declare, Log: m.d.log,
-		Rules: apiserver.Rules{Pressure: pressure.Conditions, Sysctls: sysctls, AppArmor: m.d.facts.AppArmor},
+		Rules: apiserver.Rules{Pressure: pressure.Conditions, Sysctls: sysctls, AppArmor: m.d.facts.AppArmor, Devices: m.d.devices.Admit},
 		Known: func(uid types.UID) *corev1.Pod {
 			p, err := m.d.agent.Get(string(uid))
 			if err != nil {
@@ -133,12 +135,14 @@ func (m *membership) start(ctx context.Context, running *errgroup.Group, keeper 
 		},
 		Changed: m.nudge,
 	}
+	bound := pods.Start(ctx)
+	m.startDevices(self, pods, bound)
 	reporter := podstatus.New(podstatus.Config{
-		Client: m.client, Agent: m.d.agent, Pods: pods.Start(ctx), Node: self.Object, CRI: nodeFacts(m.d.cfg, m.d.facts, m.d.resources), Events: m.d.agent.Events, NodeEvents: nodeEvents,
+		Client: m.client, Agent: m.d.agent, Pods: bound, Node: self.Object, CRI: nodeFacts(m.d.cfg, m.d.facts, m.d.resources), Events: m.d.agent.Events, NodeEvents: nodeEvents,
 	})
 	m.reporter.Store(reporter)
 	limit := func(ctx context.Context) error { return m.d.resources.enforce(ctx, m.d.cgroups.Tree, m.d.log) }
-	for _, run := range []func(context.Context) error{limit, pressure.Run, self.Run, pods.Run, reporter.Run, server.Serve} {
+	for _, run := range []func(context.Context) error{limit, pressure.Run, self.Run, pods.Run, reporter.Run, server.Serve, m.d.devices.Serve} {
 		running.Go(func() error { return run(ctx) })
 	}
 	running.Go(func() error {

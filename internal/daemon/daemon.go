@@ -26,6 +26,7 @@ import (
 	"github.com/huskd/husk/internal/config"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/cri"
+	"github.com/huskd/husk/internal/deviceplugin"
 	"github.com/huskd/husk/internal/doctor"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/image"
@@ -79,7 +80,8 @@ type daemon struct {
 	containers *container.Service
 	sandboxes  *sandbox.Service
 	agent      *agent.Agent
-	orphans    map[string]error // directories of pods without a record, and why they were kept
+	devices    *deviceplugin.Manager // nil outside of a cluster
+	orphans    map[string]error      // directories of pods without a record, and why they were kept
 	events     cri.Events
 	streams    *stream.Server
 }
@@ -153,6 +155,7 @@ func (d *daemon) open(ctx context.Context) error {
 	for _, part := range damaged {
 		d.log.Error("journal: an unreadable part was set aside; what it recorded is removed", "bytes", part.Length, "saved", part.Saved)
 	}
+	d.devices = openDevices(d)
 	if err := checkDriver(d.cfg, d.facts); err != nil {
 		return err
 	}
@@ -236,7 +239,7 @@ func (d *daemon) wire() {
 		},
 		Stepped: d.metrics.SandboxStep,
 	})
-	d.agent = agent.New(agent.Config{
+	config := agent.Config{
 		Journal: d.journal, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
 		Volumes: d.volumes(), Logs: d.podLogs(), Logins: d.logins.Logins,
 		Node: nodeFacts(d.cfg, d.facts, d.resources),
@@ -249,7 +252,11 @@ func (d *daemon) wire() {
 		Begin:   d.metrics.Begin(d.tracer.Begin),
 		Changed: d.membership.podChanged(),
 		Log:     d.log,
-	})
+	}
+	if d.devices != nil {
+		config.Devices = d.devices.Configure
+	}
+	d.agent = agent.New(config)
 }
 
 // resume continues with what is recorded. It logs the errors of a part and goes on with the others.
@@ -374,6 +381,9 @@ func (d *daemon) close() (vacated bool) {
 	}
 	if d.nri != nil {
 		d.nri.Stop()
+	}
+	if d.devices != nil {
+		d.devices.Close()
 	}
 	var errs []error
 	if d.images != nil {

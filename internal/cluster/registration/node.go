@@ -51,6 +51,9 @@ type Config struct {
 	Ready func(context.Context) error
 	// Pressure returns the pressures that the node is under.
 	Pressure func() []corev1.NodeConditionType
+	// Devices, if set, returns the resources that device plugins have added to the node, and those
+	// that they no longer add.
+	Devices func() (capacity, allocatable corev1.ResourceList, gone []corev1.ResourceName)
 	// Events takes the events of the node.
 	Events *event.Log
 	// SetRanges sets the addresses that the cluster assigns to the node's pods.
@@ -78,13 +81,16 @@ func Start(ctx context.Context, cfg Config) *Node {
 	n.now.Store(cfg.Machine)
 	n.registered = cluster.Watch[*corev1.Node](ctx, cfg.Client, cluster.List{
 		Path: nodes, Fields: "metadata.name=" + cfg.Machine.Name, Item: &corev1.Node{}, List: &corev1.NodeList{},
-	}, func() {
-		select {
-		case n.changed <- struct{}{}:
-		default:
-		}
-	})
+	}, n.Nudge)
 	return n
+}
+
+// Nudge reports the node's status soon, because it has changed.
+func (n *Node) Nudge() {
+	select {
+	case n.changed <- struct{}{}:
+	default:
+	}
 }
 
 // Object returns the node as it is registered or, before that, as it will be.
@@ -278,6 +284,15 @@ var pressures = []struct {
 func (n *Node) status(ctx context.Context, registered *corev1.Node) corev1.NodeStatus {
 	s := *n.Machine.Status.DeepCopy()
 	keepExtended(&s, registered.Status.Capacity)
+	if n.Devices != nil {
+		capacity, allocatable, gone := n.Devices()
+		for _, name := range gone {
+			delete(s.Capacity, name)
+			delete(s.Allocatable, name)
+		}
+		maps.Copy(s.Capacity, capacity)
+		maps.Copy(s.Allocatable, allocatable)
+	}
 	s.NodeInfo.KubeletVersion = fitVersion(n.serverVersion(ctx))
 	for _, ip := range n.IPs() {
 		s.Addresses = append(s.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})

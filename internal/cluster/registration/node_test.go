@@ -60,6 +60,9 @@ func start(t *testing.T) *fixture {
 		Client: client, Machine: machine.Object(), Images: func() []corev1.ContainerImage { return nil },
 		IPs:    func() []string { return []string{"198.51.100.1", "2001:db8::1"} },
 		Events: event.NewLog(),
+		Devices: func() (capacity, allocatable corev1.ResourceList, gone []corev1.ResourceName) {
+			return corev1.ResourceList{"example.com/gpu": resource.MustParse("2")}, corev1.ResourceList{"example.com/gpu": resource.MustParse("1")}, []corev1.ResourceName{"example.com/unplugged"}
+		},
 		Ready: func(context.Context) error {
 			f.mu.Lock()
 			defer f.mu.Unlock()
@@ -178,13 +181,14 @@ func TestRegisters(t *testing.T) {
 	})
 }
 
-// TestExtendedResources has a resource that an administrator has added to the node's capacity.
+// TestExtendedResources has a resource that an administrator has added to the node's capacity, one
+// of a device plugin, and one whose plugin has gone.
 func TestExtendedResources(t *testing.T) {
 	f := start(t)
 	f.Put(nodes, &corev1.Node{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "here", UID: "u"},
 		Status: corev1.NodeStatus{
-			Capacity:    corev1.ResourceList{"example.com/dongle": resource.MustParse("4"), corev1.ResourceCPU: resource.MustParse("64"), "nonsense": resource.MustParse("1")},
+			Capacity:    corev1.ResourceList{"example.com/dongle": resource.MustParse("4"), corev1.ResourceCPU: resource.MustParse("64"), "nonsense": resource.MustParse("1"), "example.com/unplugged": resource.MustParse("3")},
 			Allocatable: corev1.ResourceList{"example.com/former": resource.MustParse("1")},
 		},
 	})
@@ -202,6 +206,10 @@ func TestExtendedResources(t *testing.T) {
 		former, nonsense := list["example.com/former"], list["nonsense"]
 		if dongles.Value() != 4 || !former.IsZero() || !nonsense.IsZero() || list.Cpu().Value() > 2 {
 			t.Errorf("%s is %v", what, list)
+		}
+		gpus, unplugged := list["example.com/gpu"], list["example.com/unplugged"]
+		if want := map[string]int64{"capacity": 2, "allocatable": 1}[what]; gpus.Value() != want || !unplugged.IsZero() {
+			t.Errorf("%s of device plugins is %v", what, list)
 		}
 	}
 }

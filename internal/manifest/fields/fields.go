@@ -124,7 +124,7 @@ var containerFields = []Field{
 	{"ports[].hostPort", Honoured, "port of the node that is forwarded to containerPort"},
 	{"ports[].hostIP", Honoured, "address of the node for hostPort; all addresses if absent"},
 	{"ports[].protocol", Honoured, "TCP (default), UDP or SCTP"},
-	{"resources.limits", Honoured, "cpu, memory, hugepages-<size>: limits of the container; ephemeral-storage: a pod that uses more disk space is evicted; extended resources such as example.com/gpu are only counted, where a node in a cluster has them"},
+	{"resources.limits", Honoured, "cpu, memory, hugepages-<size>: limits of the container; ephemeral-storage: a pod that uses more disk space is evicted; extended resources such as example.com/gpu: devices of device plugins, on a node of a cluster; others are only counted"},
 	{"resources.requests", Honoured, "cpu: share of processor time; memory: the more, the later the container is killed when memory runs out; hugepages-<size> and extended resources: must equal the limit; ephemeral-storage has no effect"},
 	{"volumeMounts[].name", Honoured, "name of the volume"},
 	{"volumeMounts[].mountPath", Honoured, "path in the container"},

@@ -22,6 +22,9 @@ import (
 // outOf is the beginning of the reasons for which a critical pod makes others leave.
 const outOf = "OutOf"
 
+// unexpected is the reason of a pod that fails because the scheduler's view of the node was wrong.
+const unexpected = "UnexpectedAdmissionError"
+
 // admits decides whether the node runs a pod that the agent doesn't know. Like kubelet's, the
 // decision is final, and comes before anything else about the pod is looked at.
 func (s *Source) admits(b *bound, node *corev1.Node, pod *corev1.Pod) bool {
@@ -33,6 +36,15 @@ func (s *Source) admits(b *bound, node *corev1.Node, pod *corev1.Pod) bool {
 	if strings.HasPrefix(why.Reason, outOf) && criconfig.Critical(pod) {
 		if why = s.makeRoom(b, c, why); why.Reason == "" {
 			return false // until the evicted pods have ended
+		}
+	}
+	if why.Reason == "" && s.Devices != nil {
+		decided, err := s.Devices(pod)
+		if !decided {
+			return false
+		}
+		if err != nil {
+			why = admission.Refusal{Reason: unexpected, Message: "Allocate failed due to " + err.Error() + ", which is unexpected"}
 		}
 	}
 	if why.Reason != "" {
@@ -55,7 +67,7 @@ func (s *Source) makeRoom(b *bound, c candidate, short admission.Refusal) admiss
 	others := slices.DeleteFunc(c.others, func(o *corev1.Pod) bool { return slices.Contains(b.preempted, o.UID) })
 	victims, err := admission.Victims(c.pod, others, admission.Short(c.node.Status.Allocatable, c.pod, others))
 	if err != nil {
-		return admission.Refusal{Reason: "UnexpectedAdmissionError", Message: "no room for the critical pod: " + err.Error()}
+		return admission.Refusal{Reason: unexpected, Message: "no room for the critical pod: " + err.Error()}
 	}
 	if len(victims)+len(b.preempted) == 0 {
 		return short // of what the node doesn't have at all

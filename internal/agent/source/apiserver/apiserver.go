@@ -36,6 +36,9 @@ type Rules struct {
 	Sysctls sysctl.Allowlist
 	// AppArmor says that the node has it.
 	AppArmor bool
+	// Devices, if set, gives an admitted pod its devices. Without waiting, it returns false until that
+	// is decided. Nudge must be called then.
+	Devices func(pod *corev1.Pod) (decided bool, err error)
 }
 
 // Source watches an API server.
@@ -121,19 +124,19 @@ func (s *Source) Start(ctx context.Context) *cluster.Cache[*corev1.Pod] {
 		s.waitReport = waitReport
 	}
 	s.watching, s.bound = map[string]*objectWatch{}, map[types.UID]*bound{}
-	s.tokens = tokens{Client: s.Client, wake: s.nudge, known: map[string]*token{}}
+	s.tokens = tokens{Client: s.Client, wake: s.Nudge, known: map[string]*token{}}
 	s.pods = cluster.Watch[*corev1.Pod](ctx, s.Client, cluster.List{
 		Path: "/api/v1/pods", Fields: "spec.nodeName=" + s.Node().Name, Item: &corev1.Pod{}, List: &corev1.PodList{},
 	}, func() {
-		s.nudge()
+		s.Nudge()
 		s.Changed()
 	})
 	s.services = cluster.Watch[*corev1.Service](ctx, s.Client, cluster.List{
 		Path: "/api/v1/services", Item: &corev1.Service{}, List: &corev1.ServiceList{},
-	}, s.nudge)
+	}, s.Nudge)
 	s.classes = cluster.Watch[*nodev1.RuntimeClass](ctx, s.Client, cluster.List{
 		Path: "/apis/node.k8s.io/v1/runtimeclasses", Item: &nodev1.RuntimeClass{}, List: &nodev1.RuntimeClassList{},
-	}, s.nudge)
+	}, s.Nudge)
 	return s.pods
 }
 
@@ -154,8 +157,8 @@ func (s *Source) Run(ctx context.Context) error {
 	return nil
 }
 
-// nudge triggers another pass.
-func (s *Source) nudge() {
+// Nudge makes Run look at all pods again.
+func (s *Source) Nudge() {
 	select {
 	case s.wake <- struct{}{}:
 	default:

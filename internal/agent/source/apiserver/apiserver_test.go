@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -54,6 +55,7 @@ type fixture struct {
 	known     map[types.UID]*corev1.Pod
 	pressure  []corev1.NodeConditionType
 	preempted []string
+	allocated bool              // the devices of the pod named slow
 	rejected  map[string]string // reasons, by the pod's name
 	refused   map[string]string // reasons, by the pod's name, a slash and the container's name
 	refusals  int               // calls of Refused
@@ -83,6 +85,13 @@ func newFixture(t *testing.T) *fixture {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			return f.pressure
+		}, Devices: func(pod *corev1.Pod) (decided bool, err error) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if pod.Name == "unlucky" {
+				return true, errors.New("no device")
+			}
+			return pod.Name != "slow" || f.allocated, nil
 		}},
 		Known: func(uid types.UID) *corev1.Pod {
 			f.mu.Lock()
@@ -456,6 +465,23 @@ func TestRejected(t *testing.T) {
 	if len(f.rejected) > 0 {
 		t.Errorf("rejected again: %v", f.rejected)
 	}
+}
+
+// TestDevices: a pod waits for its devices, and fails without them. Others don't wait for it.
+func TestDevices(t *testing.T) {
+	f := newFixture(t)
+	for _, name := range []string{"slow", "unlucky", "other"} {
+		f.Put(podList, pod(name))
+	}
+	f.expect("other")
+	f.eventually("rejected", func() bool {
+		return f.rejected["unlucky"] == "UnexpectedAdmissionError: Allocate failed due to no device, which is unexpected" && f.rejected["slow"] == ""
+	})
+	f.mu.Lock()
+	f.allocated = true
+	f.mu.Unlock()
+	f.Put(podList, pod("next"))
+	f.expect("next", "other", "slow")
 }
 
 // TestAdmissionComesFirst has pods that can't be converted, but fail for kubelet's reasons.

@@ -56,7 +56,7 @@ func (s *Source) watch(ctx context.Context, kind, namespace, name string) *objec
 	list := cluster.List{Fields: "metadata.name=" + name}
 	if kind == manifest.KindSecret {
 		list.Path, list.Item, list.List = "/api/v1/namespaces/"+namespace+"/secrets", &corev1.Secret{}, &corev1.SecretList{}
-		m := cluster.Watch[*corev1.Secret](ctx, s.Client, list, s.nudge)
+		m := cluster.Watch[*corev1.Secret](ctx, s.Client, list, s.Nudge)
 		return &objectWatch{cancel, m.Synced, func() (manifest.Object, string) {
 			secret, ok := m.Get(namespace, name)
 			if !ok {
@@ -66,7 +66,7 @@ func (s *Source) watch(ctx context.Context, kind, namespace, name string) *objec
 		}, list.String()}
 	}
 	list.Path, list.Item, list.List = "/api/v1/namespaces/"+namespace+"/configmaps", &corev1.ConfigMap{}, &corev1.ConfigMapList{}
-	m := cluster.Watch[*corev1.ConfigMap](ctx, s.Client, list, s.nudge)
+	m := cluster.Watch[*corev1.ConfigMap](ctx, s.Client, list, s.Nudge)
 	return &objectWatch{cancel, m.Synced, func() (manifest.Object, string) {
 		config, ok := m.Get(namespace, name)
 		if !ok {
