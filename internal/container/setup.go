@@ -65,7 +65,7 @@ func (e *entry) mount(ctx context.Context) error {
 		return err
 	}
 	request.Config = config
-	if request.ImageVolumes, err = p.makeImageVolumes(); err != nil {
+	if request.ImageVolumes, err = p.makeImageVolumes(request.User); err != nil {
 		return err
 	}
 	result, err := spec.Container(request)

@@ -212,12 +212,11 @@ func imageVolumes(t *testing.T, c *criNode) {
 // system can't.
 func declaredVolumes(t *testing.T, c *criNode) {
 	image := c.pull(criRegistry + "/cri/volumes:1")
+	user := &runtimeapi.Int64Value{Value: 1000}
 	using := func(readonly bool) func(*runtimeapi.ContainerConfig) {
 		return func(k *runtimeapi.ContainerConfig) {
 			k.Image.Image = image
-			if readonly {
-				k.Linux = &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{ReadonlyRootfs: true}}
-			}
+			k.Linux = &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{RunAsUser: user, ReadonlyRootfs: readonly}}
 		}
 	}
 	c.must(os.Chmod(c.Dir, 0o711)) // the root of a user namespace must be able to reach its root file system
@@ -225,10 +224,10 @@ func declaredVolumes(t *testing.T, c *criNode) {
 	for kind, pod := range pods {
 		for _, readonly := range []bool{false, true} {
 			id := c.run(pod, forever, using(readonly))
-			if got, want := c.sh(id, "stat -c %u:%g:%a /data /data/new /tmp; touch /data/new/x /tmp/x && ls /data/new"), "0:0:755\n0:0:755\n0:0:1777\nx"; got != want {
+			if got, want := c.sh(id, "stat -c %u:%g:%a /data/new /tmp; touch /data/new/x /tmp/x && ls /data/new"), "1000:1000:755\n0:0:1777\nx"; got != want {
 				t.Errorf("%s, read-only %v: the volumes are %q, want %q", kind, readonly, got, want)
 			}
-			if got := c.sh(id, "touch /x 2>&1; true"); strings.Contains(got, "Read-only") != readonly {
+			if got := c.sh(id, "touch /home/alice/x 2>&1; true"); strings.Contains(got, "Read-only") != readonly {
 				t.Errorf("%s, read-only %v: writing to the root file system: %s", kind, readonly, got)
 			}
 		}
