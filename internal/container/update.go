@@ -135,7 +135,8 @@ func (s Status) Mounts() []*runtimeapi.Mount {
 		out[i] = m
 		if id := s.record.Volumes[m.GetContainerPath()]; id != "" && m.GetImage() != nil {
 			out[i] = proto.CloneOf(m)
-			out[i].Image.ImageRef = id
+			// By image, the kubelet recognizes the images that its garbage collection must keep.
+			out[i].Image.Image, out[i].Image.ImageRef = id, id
 		}
 	}
 	return out

@@ -180,7 +180,7 @@ func imageVolumes(t *testing.T, c *criNode) {
 		t.Errorf("writing to the volumes: %s", got)
 	}
 	for _, m := range c.status(id).GetMounts() {
-		if m.GetImage().GetImageRef() != users {
+		if m.GetImage().GetImageRef() != users || m.GetImage().GetImage() != users {
 			t.Errorf("mount: %v", m)
 		}
 	}
