@@ -82,6 +82,7 @@ var layer = map[string]int{
 	"internal/image":                    owner,
 	"internal/image/credentialprovider": driver,
 	"internal/deviceplugin":             owner,
+	"internal/pluginregistry":           driver,
 	"internal/image/database":           driver,
 	"internal/image/layer":              driver,
 	"internal/image/registry":           driver,

@@ -142,7 +142,7 @@ func (m *membership) start(ctx context.Context, running *errgroup.Group, keeper 
 	})
 	m.reporter.Store(reporter)
 	limit := func(ctx context.Context) error { return m.d.resources.enforce(ctx, m.d.cgroups.Tree, m.d.log) }
-	for _, run := range []func(context.Context) error{limit, pressure.Run, self.Run, pods.Run, reporter.Run, server.Serve, m.d.devices.Serve} {
+	for _, run := range []func(context.Context) error{limit, pressure.Run, self.Run, pods.Run, reporter.Run, server.Serve, m.d.devices.Serve, m.pluginRegistry().Run} {
 		running.Go(func() error { return run(ctx) })
 	}
 	running.Go(func() error {

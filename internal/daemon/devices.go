@@ -1,15 +1,20 @@
 package daemon
 
 import (
+	"fmt"
 	"path/filepath"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	pluginregistrationv1 "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source/apiserver"
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/cluster/registration"
 	"github.com/huskd/husk/internal/deviceplugin"
+	"github.com/huskd/husk/internal/pluginregistry"
 )
 
 // openDevices returns the manager of device plugins, or nil outside of a cluster.
@@ -48,4 +53,21 @@ func (m *membership) startDevices(self *registration.Node, pods *apiserver.Sourc
 		}
 		return active
 	})
+}
+
+// pluginRegistry returns the registry of the plugins that offer themselves in a directory. Only
+// device plugins are used.
+func (m *membership) pluginRegistry() *pluginregistry.Registry {
+	return &pluginregistry.Registry{
+		Dir: filepath.Join(m.d.cfg.KubeletDir, "plugins_registry"), Log: m.d.log,
+		Handlers: map[string]pluginregistry.Handler{pluginregistrationv1.DevicePlugin: {
+			Add: func(info *pluginregistrationv1.PluginInfo, socket string) error {
+				if !slices.Contains(info.GetSupportedVersions(), pluginapi.Version) {
+					return fmt.Errorf("it supports the versions %.80q of the device plugin API: use %s", info.GetSupportedVersions(), pluginapi.Version)
+				}
+				return m.d.devices.Connect(info.GetName(), socket, nil)
+			},
+			Remove: m.d.devices.Disconnect,
+		}},
+	}
 }
