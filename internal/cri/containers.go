@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,6 +19,14 @@ import (
 
 // containers implements the methods about containers.
 type containers struct{ *view }
+
+// containerKey has what can change of a container in a list. The configuration is replaced as a
+// whole, if at all.
+type containerKey struct {
+	config *runtimeapi.ContainerConfig
+	state  runtimeapi.ContainerState
+	image  string
+}
 
 // CreateContainer creates a container in a ready sandbox. A concurrent call for the same container
 // waits for the first.
@@ -82,7 +91,14 @@ func (c containers) RemoveContainer(ctx context.Context, req *runtimeapi.RemoveC
 // ListContainers lists containers, newest first.
 func (c containers) ListContainers(_ context.Context, req *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
 	list, err := c.list(req.GetFilter())
-	return &runtimeapi.ListContainersResponse{Containers: list}, err
+	if err != nil {
+		return nil, err
+	}
+	r := &runtimeapi.ListContainersResponse{}
+	return r, c.containerList.put(r, len(list), unfiltered(req.GetFilter()), func(i int) (string, containerKey, func() proto.Message) {
+		st := &list[i]
+		return st.ID, containerKey{st.Config, containerState(*st), st.ImageID}, func() proto.Message { return listed(st) }
+	})
 }
 
 // StreamContainers is ListContainers for lists of any length.
@@ -91,28 +107,33 @@ func (c containers) StreamContainers(req *runtimeapi.StreamContainersRequest, to
 	if err != nil {
 		return err
 	}
-	return inChunks(list, func(part []*runtimeapi.Container) error {
-		return to.Send(&runtimeapi.StreamContainersResponse{Containers: part})
+	return inChunks(list, func(part []container.Status) error {
+		r := &runtimeapi.StreamContainersResponse{}
+		for i := range part {
+			r.Containers = append(r.Containers, listed(&part[i]))
+		}
+		return to.Send(r)
 	})
 }
 
-func (c containers) list(filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error) {
-	candidates, err := c.containers(filter.GetId(), filter.GetPodSandboxId(), filter.GetLabelSelector())
-	if err != nil {
-		return nil, err
+func (c containers) list(filter *runtimeapi.ContainerFilter) ([]container.Status, error) {
+	all, err := c.containers(filter.GetId(), filter.GetPodSandboxId(), filter.GetLabelSelector())
+	if state := filter.GetState(); state != nil {
+		all = slices.DeleteFunc(all, func(st container.Status) bool { return containerState(st) != state.GetState() })
 	}
-	var out []*runtimeapi.Container
-	for _, st := range candidates {
-		if filter.GetState() != nil && filter.GetState().GetState() != containerState(st) {
-			continue
-		}
-		out = append(out, &runtimeapi.Container{
-			Id: st.ID, PodSandboxId: st.Sandbox, Metadata: st.Config.GetMetadata(), Image: st.Config.GetImage(),
-			ImageRef: st.ImageID, ImageId: st.ImageID, State: containerState(st), CreatedAt: st.Created.UnixNano(),
-			Labels: st.Config.GetLabels(), Annotations: st.Config.GetAnnotations(),
-		})
+	return all, err
+}
+
+// unfiltered reports whether a filter, which may be nil, matches everything.
+func unfiltered(filter proto.Message) bool { return proto.Size(filter) == 0 }
+
+// listed returns a container as it appears in lists.
+func listed(st *container.Status) *runtimeapi.Container {
+	return &runtimeapi.Container{
+		Id: st.ID, PodSandboxId: st.Sandbox, Metadata: st.Config.GetMetadata(), Image: st.Config.GetImage(),
+		ImageRef: st.ImageID, ImageId: st.ImageID, State: containerState(*st), CreatedAt: st.Created.UnixNano(),
+		Labels: st.Config.GetLabels(), Annotations: st.Config.GetAnnotations(),
 	}
-	return out, nil
 }
 
 // containers returns the containers with the ID, in the sandbox, with the labels. An empty ID

@@ -59,7 +59,7 @@ type Config struct {
 // Register adds both services to a gRPC server. The server's interceptors must translate the kinds
 // of errors into gRPC's codes.
 func Register(to grpc.ServiceRegistrar, cfg Config) {
-	v := &view{cfg}
+	v := &view{Config: cfg}
 	runtimeapi.RegisterRuntimeServiceServer(to, &runtimeService{
 		node: node{v}, pods: pods{v}, containers: containers{v}, sessions: sessions{v}, usage: usage{v},
 	})
@@ -78,7 +78,11 @@ type runtimeService struct {
 }
 
 // view resolves IDs and builds the messages that several services share.
-type view struct{ Config }
+type view struct {
+	Config
+	podList       encodedList[podKey]
+	containerList encodedList[containerKey]
+}
 
 // sandbox returns a sandbox by its ID or an unambiguous prefix.
 func (v *view) sandbox(id string) (sandbox.Status, error) {

@@ -2,9 +2,11 @@ package cri
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/sandbox"
@@ -13,6 +15,14 @@ import (
 
 // pods implements the methods about pod sandboxes.
 type pods struct{ *view }
+
+// podKey has what can change of a sandbox in a list. The configuration is replaced as a whole, if
+// at all.
+type podKey struct {
+	config  *runtimeapi.PodSandboxConfig
+	state   runtimeapi.PodSandboxState
+	handler string
+}
 
 // RunPodSandbox creates and starts a sandbox. A concurrent call for the same sandbox waits for the
 // first.
@@ -107,7 +117,14 @@ func sandboxState(st sandbox.Status) runtimeapi.PodSandboxState {
 // ListPodSandbox lists sandboxes, newest first.
 func (p pods) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
 	list, err := p.list(req.GetFilter())
-	return &runtimeapi.ListPodSandboxResponse{Items: list}, err
+	if err != nil {
+		return nil, err
+	}
+	r := &runtimeapi.ListPodSandboxResponse{}
+	return r, p.podList.put(r, len(list), unfiltered(req.GetFilter()), func(i int) (string, podKey, func() proto.Message) {
+		st := &list[i]
+		return st.ID, podKey{st.Config, sandboxState(*st), st.Handler}, func() proto.Message { return listedSandbox(st) }
+	})
 }
 
 // StreamPodSandboxes is ListPodSandbox for lists of any length.
@@ -116,27 +133,29 @@ func (p pods) StreamPodSandboxes(req *runtimeapi.StreamPodSandboxesRequest, to g
 	if err != nil {
 		return err
 	}
-	return inChunks(list, func(part []*runtimeapi.PodSandbox) error {
-		return to.Send(&runtimeapi.StreamPodSandboxesResponse{PodSandboxes: part})
+	return inChunks(list, func(part []sandbox.Status) error {
+		r := &runtimeapi.StreamPodSandboxesResponse{}
+		for i := range part {
+			r.PodSandboxes = append(r.PodSandboxes, listedSandbox(&part[i]))
+		}
+		return to.Send(r)
 	})
 }
 
-func (p pods) list(filter *runtimeapi.PodSandboxFilter) ([]*runtimeapi.PodSandbox, error) {
-	candidates, err := p.sandboxes(filter.GetId(), filter.GetLabelSelector())
-	if err != nil {
-		return nil, err
+func (p pods) list(filter *runtimeapi.PodSandboxFilter) ([]sandbox.Status, error) {
+	all, err := p.sandboxes(filter.GetId(), filter.GetLabelSelector())
+	if state := filter.GetState(); state != nil {
+		all = slices.DeleteFunc(all, func(st sandbox.Status) bool { return sandboxState(st) != state.GetState() })
 	}
-	var out []*runtimeapi.PodSandbox
-	for _, st := range candidates {
-		if filter.GetState() != nil && filter.GetState().GetState() != sandboxState(st) {
-			continue
-		}
-		out = append(out, &runtimeapi.PodSandbox{
-			Id: st.ID, Metadata: st.Config.GetMetadata(), State: sandboxState(st), CreatedAt: st.Created.UnixNano(),
-			Labels: st.Config.GetLabels(), Annotations: st.Config.GetAnnotations(), RuntimeHandler: st.Handler,
-		})
+	return all, err
+}
+
+// listedSandbox returns a sandbox as it appears in lists.
+func listedSandbox(st *sandbox.Status) *runtimeapi.PodSandbox {
+	return &runtimeapi.PodSandbox{
+		Id: st.ID, Metadata: st.Config.GetMetadata(), State: sandboxState(*st), CreatedAt: st.Created.UnixNano(),
+		Labels: st.Config.GetLabels(), Annotations: st.Config.GetAnnotations(), RuntimeHandler: st.Handler,
 	}
-	return out, nil
 }
 
 // sandboxes returns the sandboxes with the ID and the labels. An empty ID matches any.

@@ -18,7 +18,7 @@ import (
 // Unary returns an interceptor that logs the errors of CRI's methods and bounds their text. It
 // ignores other services.
 func Unary(log *slog.Logger, sandboxes *sandbox.Service, containers *container.Service) grpc.UnaryServerInterceptor {
-	v := &view{Config{Sandboxes: sandboxes, Containers: containers}}
+	v := &view{Config: Config{Sandboxes: sandboxes, Containers: containers}}
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		method, ours := strings.CutPrefix(info.FullMethod, "/runtime.v1.")
 		if !ours {
