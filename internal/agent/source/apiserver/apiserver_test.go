@@ -467,6 +467,31 @@ func TestRejected(t *testing.T) {
 	}
 }
 
+// TestRefusedDrivers: a pod that needs what docs/cluster.md says huskd doesn't have waits, and its
+// status names the field.
+func TestRefusedDrivers(t *testing.T) {
+	f := newFixture(t)
+	for name, source := range map[string]corev1.VolumeSource{
+		"csi": {CSI: &corev1.CSIVolumeSource{Driver: "x.y"}},
+		"ephemeral": {Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{
+			Spec: corev1.PersistentVolumeClaimSpec{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}},
+		}}},
+	} {
+		f.Put(podList, pod(name, func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: source}}
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "v", MountPath: "/v"}}
+		}))
+	}
+	f.Put(podList, pod("claim", func(p *corev1.Pod) {
+		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "c", ResourceClaimName: new("x")}}
+	}))
+	f.eventually("refused", func() bool {
+		return strings.HasPrefix(f.refused["csi/"], "NotSupported: spec.volumes[0].csi: ") &&
+			strings.HasPrefix(f.refused["ephemeral/"], "NotSupported: spec.volumes[0].ephemeral") &&
+			strings.HasPrefix(f.refused["claim/"], "NotSupported: spec.resourceClaims: ") && len(f.rejected) == 0
+	})
+}
+
 // TestDevices: a pod waits for its devices, and fails without them. Others don't wait for it.
 func TestDevices(t *testing.T) {
 	f := newFixture(t)
