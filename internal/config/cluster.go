@@ -88,8 +88,7 @@ func (c *Config) setKubeletDir(bad func(key, format string, args ...any)) {
 		c.KubeletDir = "/var/lib/kubelet"
 	case c.KubeletDir == "":
 		c.KubeletDir = filepath.Join(c.Root, "kubelet")
-	}
-	if !filepath.IsAbs(c.KubeletDir) {
+	case !filepath.IsAbs(c.KubeletDir):
 		bad("kubelet-dir", "%q is not an absolute path", c.KubeletDir)
 	}
 	c.KubeletDir = filepath.Clean(c.KubeletDir)

@@ -25,8 +25,10 @@ func (c *Config) setPodLogs(bad func(key, format string, args ...any)) {
 	switch {
 	case c.PodLogs == "" && c.Kubeconfig != "" && c.Root == defaultRoot:
 		c.PodLogs = "/var/log/pods"
+		return
 	case c.PodLogs == "":
 		c.PodLogs = filepath.Join(c.Root, "logs", "pods")
+		return
 	}
 	c.PodLogs = filepath.Clean(c.PodLogs)
 	if !filepath.IsAbs(c.PodLogs) || filepath.Base(c.PodLogs) == "containers" || filepath.Dir(c.PodLogs) == c.Root {

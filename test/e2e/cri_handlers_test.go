@@ -69,11 +69,7 @@ func TestRuntimeHandlers(t *testing.T) {
 	containers := map[string]string{}
 	want := map[string]string{"": "crun", "crun": "crun", "steady": "runc"}
 	for handler := range want {
-		// A pod with its own PID namespace has an infra container, run by the same runtime.
-		config := c.podConfig(func(p *runtimeapi.PodSandboxConfig) {
-			p.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_POD
-		})
-		r, err := c.RunPodSandbox(c.ctx, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
+		r, err := c.RunPodSandbox(c.ctx, &runtimeapi.RunPodSandboxRequest{Config: c.podConfig(), RuntimeHandler: handler})
 		c.must(err)
 		pods[handler] = r.GetPodSandboxId()
 		containers[handler] = c.run(pods[handler], forever)
@@ -82,10 +78,8 @@ func TestRuntimeHandlers(t *testing.T) {
 		t.Helper()
 		for handler, runtime := range want {
 			c.ready(containers[handler])
-			for _, id := range []string{pods[handler], containers[handler]} {
-				if got := c.runtimeOf(id); got != runtime {
-					t.Errorf("%s: handler %q: %s, want %s", when, handler, got, runtime)
-				}
+			if got := c.runtimeOf(containers[handler]); got != runtime {
+				t.Errorf("%s: handler %q: %s, want %s", when, handler, got, runtime)
 			}
 			st, err := c.PodSandboxStatus(c.ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: pods[handler], Verbose: true})
 			c.must(err)
