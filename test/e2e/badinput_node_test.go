@@ -308,6 +308,30 @@ func TestKilledMonitor(t *testing.T) {
 	w.end()
 }
 
+// TestStoppedMonitor stops the conmon of a running container with SIGSTOP. The container keeps
+// running, programs can be run in it, and it can be removed.
+func TestStoppedMonitor(t *testing.T) {
+	t.Parallel()
+	w := newTestEnv(t)
+	w.run(podOf("frozen", only(`command: [/bin/sh, -c, 'trap "exit 0" TERM; sleep 1000 & wait']`)))
+	node.Eventually(t, 20*time.Second, func() string {
+		if w.pod("frozen").Ready {
+			return ""
+		}
+		return "the pod isn't ready"
+	})
+	for _, process := range w.monitors(w.pod("frozen").Containers[0].ID) {
+		if err := syscall.Kill(process, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out := w.MustHusk("exec", "frozen", "--", "echo", "alive"); out != "alive\n" {
+		t.Errorf("exec printed %q", out)
+	}
+	w.remove("frozen")
+	w.end()
+}
+
 // monitors returns the host PIDs of the conmon processes of a container.
 func (w *testEnv) monitors(id string) (pids []int) {
 	w.t.Helper()

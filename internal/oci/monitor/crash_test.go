@@ -96,6 +96,27 @@ func TestRuntimeKilled(t *testing.T) {
 	}
 }
 
+// TestStoppedMonitor kills a container whose conmon was stopped with SIGSTOP. Its exit is known
+// afterwards, though not the exit code.
+func TestStoppedMonitor(t *testing.T) {
+	hosttest.Root(t)
+	i := install(t)
+	i.newBundle()
+	_, err := i.Create(i.ctx(), i.createRequest())
+	must(t, err)
+	must(t, i.Start(i.ctx(), i.id))
+	c, err := i.find(i.id)
+	must(t, err)
+	must(t, pidfd.Signal(c.Monitor, syscall.SIGSTOP))
+	must(t, i.KillAll(i.ctx(), i.id))
+	st, err := i.Status(i.ctx(), i.id)
+	if err != nil || st.State != oci.Exited || !st.Exit.Lost {
+		t.Errorf("after KillAll the container is %+v, %v", st, err)
+	}
+	must(t, i.Delete(i.ctx(), i.id))
+	i.leftNothing("after a stopped conmon")
+}
+
 // conmon waits until the container's conmon has started its runtime.
 func (i *installed) conmon() oci.Process {
 	i.Helper()

@@ -33,7 +33,7 @@ func (d *Driver) Signal(_ context.Context, id string, sig syscall.Signal) error 
 }
 
 // KillAll kills every process of the container, also those that have left its session or PID
-// namespace, and returns when all have exited.
+// namespace, and returns when all have exited and conmon has recorded that.
 func (d *Driver) KillAll(ctx context.Context, id string) error {
 	c, err := d.find(id)
 	if err != nil || c.rebooted() {
@@ -42,6 +42,9 @@ func (d *Driver) KillAll(ctx context.Context, id string) error {
 	tree, err := c.tree()
 	if err == nil {
 		err = tree.Kill(ctx, c.Cgroup)
+	}
+	if err == nil {
+		err = c.end(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("kill container %s: %w", pod.Short(id), err)
