@@ -18,7 +18,7 @@ import (
 const (
 	maxFileLines     = 700
 	maxFuncLines     = 120
-	maxPackageLines  = 2700
+	maxPackageLines  = 2500
 	maxParams        = 5
 	maxInterface     = 6
 	maxFanOut        = 12
