@@ -20,7 +20,7 @@ var tagForm = regexp.MustCompile(`^([a-z0-9](?:[-a-z0-9.]*[a-z0-9])?)_([^_]+)_(.
 var lineForm = regexp.MustCompile(`^([^ ]+) (stdout|stderr) ([^ ]*) (.*)$`)
 
 // TestLogCollectors reads the logs of pods as log collectors do, through the links beside the
-// configured directory: during the pod's life, after a rotation, and after a crash of huskd.
+// configured directory: during the pod's life and after a crash of huskd.
 func TestLogCollectors(t *testing.T) {
 	t.Parallel()
 	n := node.New(t)
