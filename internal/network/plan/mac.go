@@ -18,9 +18,9 @@ func (m MAC) String() string {
 	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
 }
 
-// macOf derives an address from what it is for. Setting it at creation also keeps systemd-udevd
-// from assigning another (MACAddressPolicy).
-func macOf(parts ...string) MAC {
+// DerivedMAC derives an address from what it is for. Setting it at creation also keeps
+// systemd-udevd from assigning another (MACAddressPolicy).
+func DerivedMAC(parts ...string) MAC {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 	m := MAC(sum[:6])
 	m[0] = m[0]&^1 | 2 // not multicast, locally administered
@@ -32,7 +32,7 @@ func podMAC(i pod.Instance, a pod.Attachment) MAC {
 	if m, err := ParseMAC(a.MAC); err == nil {
 		return m
 	}
-	return macOf(string(i), a.Sandbox, a.IfName, "pod")
+	return DerivedMAC(string(i), a.Sandbox, a.IfName, "pod")
 }
 
 // ParseMAC parses six hex pairs as the address of one interface.
@@ -55,7 +55,7 @@ func ParseMAC(s string) (m MAC, err error) {
 }
 
 // BridgeMAC returns the address of an instance's bridge.
-func BridgeMAC(i pod.Instance) MAC { return macOf(string(i), "bridge") }
+func BridgeMAC(i pod.Instance) MAC { return DerivedMAC(string(i), "bridge") }
 
 // linkLocal returns the IPv6 address that the kernel would derive from m (RFC 4291, appendix A),
 // but only after a second of duplicate detection.

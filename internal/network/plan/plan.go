@@ -176,7 +176,7 @@ func For(node Node, a pod.Attachment, addresses []netip.Prefix) Plan {
 		Veth: Veth{
 			Host:    host,
 			Pod:     a.IfName,
-			HostMAC: macOf(string(node.Instance), a.Sandbox, a.IfName, "host"),
+			HostMAC: DerivedMAC(string(node.Instance), a.Sandbox, a.IfName, "host"),
 			PodMAC:  podMAC(node.Instance, a),
 			MTU:     node.MTU,
 			Alias:   "husk " + a.Sandbox + " " + a.Pod.String(),

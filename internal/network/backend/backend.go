@@ -1,0 +1,294 @@
+// Package backend decides how a node's packets reach the pods of other nodes: which way to use for
+// each peer, and the links, neighbours, forwarding entries and routes that it consists of. It is
+// pure; network/overlay applies its plans.
+//
+// A way is one of the backends' methods towards one peer. Direct is a route by the peer's address,
+// without any encapsulation; it needs a link that both nodes are on. VXLAN, IPIP and WireGuard send
+// packets inside packets from node to node. With BGP, routers exchange the routes.
+package backend
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/huskd/husk/internal/network/peer"
+	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// Way is how packets reach a peer.
+type Way string
+
+// The ways.
+const (
+	Direct    Way = "direct"
+	VXLAN     Way = "vxlan"
+	IPIP      Way = "ipip"
+	WireGuard Way = "wireguard"
+	BGP       Way = "bgp"
+)
+
+// Backend is the configured choice of ways.
+type Backend string
+
+// The backends. Their names are flannel's and Calico's.
+const (
+	// Auto uses Direct where it can, then VXLAN, then IPIP, then WireGuard.
+	Auto Backend = "auto"
+	// HostGW uses Direct only.
+	HostGW Backend = "host-gw"
+	// OnlyVXLAN and the others use Direct for peers on the same link, except for WireGuard, which
+	// encrypts all packets.
+	OnlyVXLAN     Backend = "vxlan"
+	OnlyIPIP      Backend = "ipip"
+	OnlyWireGuard Backend = "wireguard"
+	// OnlyBGP leaves the routes to a BGP speaker.
+	OnlyBGP Backend = "bgp"
+)
+
+// Backends are all backends.
+var Backends = []Backend{Auto, HostGW, OnlyVXLAN, OnlyIPIP, OnlyWireGuard, OnlyBGP}
+
+// ways are the backend's, the preferred first.
+func (b Backend) ways() []Way {
+	switch b {
+	case HostGW:
+		return []Way{Direct}
+	case OnlyVXLAN:
+		return []Way{Direct, VXLAN}
+	case OnlyIPIP:
+		return []Way{Direct, IPIP}
+	case OnlyWireGuard:
+		return []Way{WireGuard}
+	case OnlyBGP:
+		return []Way{BGP}
+	default:
+		return []Way{Direct, VXLAN, IPIP, WireGuard}
+	}
+}
+
+// Overhead is how many bytes a way adds to a packet of the underlay's family.
+func (w Way) Overhead(six bool) int {
+	overhead := map[Way]int{VXLAN: 50, IPIP: 20, WireGuard: 60}[w]
+	if six && overhead > 0 {
+		overhead += 20
+	}
+	return overhead
+}
+
+// Underlay is one of the node's own addresses and the link that has it.
+type Underlay struct {
+	Link    string
+	Address netip.Prefix // with the length of the subnet on the link
+	MTU     int
+}
+
+// Self is the node for which a plan is made.
+type Self struct {
+	Instance pod.Instance
+	Backend  Backend
+	Record   peer.Node // what it tells the others
+	Underlay []Underlay
+	// Cluster are the pod subnets of all nodes.
+	Cluster []netip.Prefix
+	// Learned are the next hops that BGP knows for blocks.
+	Learned map[netip.Prefix][]netip.Addr
+	// Broken are the ways to peers that were found not to carry packets, by the peer's name.
+	Broken map[string][]Way
+}
+
+// underlay returns the node's address of a family.
+func (s Self) underlay(six bool) (Underlay, bool) {
+	i := slices.IndexFunc(s.Underlay, func(u Underlay) bool { return u.Address.Addr().Is6() == six })
+	if i < 0 {
+		return Underlay{}, false
+	}
+	return s.Underlay[i], true
+}
+
+// Plan is the part of a node's network that depends on other nodes.
+type Plan struct {
+	// Links are those of the node's backends. They exist before the first peer.
+	Links []Link
+	Peers []Peer // in the order of their names
+	// MTU is the largest for which no packet between pods is fragmented.
+	MTU int
+}
+
+// Link is a link through which packets leave encapsulated.
+type Link struct {
+	Way   Way
+	Name  string
+	MAC   plan.MAC // of VXLAN
+	MTU   int
+	Local netip.Addr // the address that packets are sent from
+	Under string     // the link that has it
+	VNI   uint32
+	Port  uint16
+}
+
+// Peer is how packets reach one other node.
+type Peer struct {
+	Name string
+	Way  Way // empty if there is none
+	// Why says why there is no way or not the preferred one.
+	Why        string
+	MTU        int
+	Endpoint   netip.Addr // the peer's address that packets are sent to
+	Neighbours []plan.Neighbour
+	Forwards   []Forward
+	Tunnels    []Tunnel
+	Routes     []plan.Route
+}
+
+// Forward sends Ethernet frames to a MAC, inside UDP packets, to an address. It is an entry of a
+// VXLAN link's forwarding database.
+type Forward struct {
+	Link string
+	MAC  plan.MAC
+	To   netip.Addr
+}
+
+// String returns the entry as iproute2 writes it.
+func (f Forward) String() string {
+	return fmt.Sprintf("fdb %v dev %s dst %v", f.MAC, f.Link, f.To)
+}
+
+// Tunnel is a peer of a WireGuard link.
+type Tunnel struct {
+	Link     string
+	Key      peer.Key
+	Endpoint netip.AddrPort
+	Allowed  []netip.Prefix
+}
+
+// String returns the tunnel as people know it.
+func (t Tunnel) String() string { return fmt.Sprintf("wireguard peer %v dev %s", t.Key, t.Link) }
+
+// LinkPrefix is the prefix of the names of an instance's links to other nodes.
+func LinkPrefix(i pod.Instance) string { return "hn" + string(i) }
+
+// LinkName returns the name of the link of a way, over an underlay of a family.
+func LinkName(i pod.Instance, w Way, six bool) string {
+	name := LinkPrefix(i) + map[Way]string{VXLAN: "vx", IPIP: "ip", WireGuard: "wg"}[w]
+	if six {
+		name += "6"
+	}
+	return name
+}
+
+// VXLANOf returns how a node of an instance receives VXLAN packets. The MAC is derived from the
+// node's name, so that it stays the same when the link is made again: peers needn't learn another.
+func VXLANOf(i pod.Instance, node string) *peer.VXLAN {
+	return &peer.VXLAN{VNI: 1, Port: peer.VXLANPort, MAC: peer.MAC(plan.DerivedMAC(string(i), node, "vxlan"))}
+}
+
+// For returns the plan of a node for its peers, which peer.Accept has accepted.
+func For(self Self, peers []peer.Node) Plan {
+	p := Plan{Links: self.links()}
+	for _, n := range peers {
+		p.Peers = append(p.Peers, self.peer(n))
+	}
+	p.MTU = self.mtu()
+	return p
+}
+
+// mtu returns the MTU of pods: what every way that the backend may use can carry, so that falling
+// back to another one doesn't make packets too large.
+func (s Self) mtu() int {
+	smallest := 0
+	for _, u := range s.Underlay {
+		for _, w := range s.Backend.ways() {
+			if !s.offers(w) {
+				continue
+			}
+			if m := u.MTU - w.Overhead(u.Address.Addr().Is6()); smallest == 0 || m < smallest {
+				smallest = m
+			}
+		}
+	}
+	return smallest
+}
+
+// offers reports whether the node itself can use a way.
+func (s Self) offers(w Way) bool {
+	switch w {
+	case VXLAN:
+		return s.Record.VXLAN != nil
+	case IPIP:
+		return s.Record.IPIP
+	case WireGuard:
+		return len(s.Record.WireGuard) > 0
+	default:
+		return true
+	}
+}
+
+// links returns the links of the backend, one for each family of the underlay. Those of VXLAN have
+// different VNIs, as the kernel allows only one link for a VNI and port.
+func (s Self) links() (out []Link) {
+	for _, w := range s.Backend.ways() {
+		if w != VXLAN && w != IPIP && w != WireGuard || !s.offers(w) {
+			continue
+		}
+		for _, u := range s.Underlay {
+			six := u.Address.Addr().Is6()
+			if six && w != VXLAN {
+				continue // ipip is of IPv4 only, and WireGuard has one link for both
+			}
+			l := Link{Way: w, Name: LinkName(s.Instance, w, six), MTU: u.MTU - w.Overhead(six), Local: u.Address.Addr(), Under: u.Link}
+			if w == VXLAN {
+				l.VNI, l.Port, l.MAC = vni(*s.Record.VXLAN, six), s.Record.VXLAN.Port, plan.MAC(s.Record.VXLAN.MAC)
+			}
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// vni returns the VNI of packets over an underlay of a family.
+func vni(v peer.VXLAN, six bool) uint32 {
+	if six {
+		return v.VNI ^ 1<<23
+	}
+	return v.VNI
+}
+
+// peer returns how n is reached: by the first way that is possible and not broken or, if all are
+// broken, by the first that is possible.
+func (s Self) peer(n peer.Node) Peer {
+	var reasons []string
+	var fallback *Peer
+	for _, w := range s.Backend.ways() {
+		p, err := s.by(w, n)
+		if err != nil {
+			reasons = append(reasons, fmt.Sprintf("not %s: %v", w, err))
+			continue
+		}
+		if !slices.Contains(s.Broken[n.Name], w) {
+			p.Why = strings.Join(reasons, "; ")
+			return p
+		}
+		reasons = append(reasons, fmt.Sprintf("not %s: no answer from the peer by it", w))
+		if fallback == nil {
+			fallback = &p
+		}
+	}
+	if fallback != nil {
+		fallback.Why = strings.Join(append(reasons, fmt.Sprintf("so it stays %s", fallback.Way)), "; ")
+		return *fallback
+	}
+	return Peer{Name: n.Name, Why: strings.Join(reasons, "; ")}
+}
+
+// Ways returns the ways by which a peer can be reached, the preferred first.
+func Ways(self Self, n peer.Node) (out []Way) {
+	for _, w := range self.Backend.ways() {
+		if _, err := self.by(w, n); err == nil {
+			out = append(out, w)
+		}
+	}
+	return out
+}

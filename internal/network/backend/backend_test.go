@@ -1,0 +1,157 @@
+package backend_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/peer"
+)
+
+var (
+	keyA = peer.Key{1}
+	keyB = peer.Key{2}
+)
+
+// self is node a of 192.0.2.0/24 and 2001:db8::/64. Its kernel has everything.
+func self(b backend.Backend) backend.Self {
+	s := backend.Self{
+		Instance: "0b5e",
+		Backend:  b,
+		Record:   node("a", "192.0.2.1 2001:db8::1", "10.201.1.0/24 fd68:0:0:1::/64"),
+		Underlay: []backend.Underlay{
+			{Link: "eth0", Address: netip.MustParsePrefix("192.0.2.1/24"), MTU: 1500},
+			{Link: "eth0", Address: netip.MustParsePrefix("2001:db8::1/64"), MTU: 1500},
+		},
+	}
+	s.Record.WireGuard[0].Key = keyA
+	return s
+}
+
+func node(name, addresses, blocks string) peer.Node {
+	n := peer.Node{Version: 1, Name: name, VXLAN: backend.VXLANOf("0b5e", name), IPIP: true, WireGuard: []peer.WireGuard{{Key: keyB, Port: 51820}}}
+	n.VXLAN.MAC = peer.MAC{2, 0, 0, 0, 0, name[0]}
+	for a := range strings.FieldsSeq(addresses) {
+		n.Addresses = append(n.Addresses, netip.MustParseAddr(a))
+	}
+	for b := range strings.FieldsSeq(blocks) {
+		n.Blocks = append(n.Blocks, netip.MustParsePrefix(b))
+	}
+	return n
+}
+
+// show returns a peer's objects as iproute2 writes them.
+func show(p backend.Peer) (lines []string) {
+	lines = append(lines, strings.TrimSpace(fmt.Sprintf("%s mtu %d %s", p.Way, p.MTU, p.Why)))
+	for _, o := range p.Neighbours {
+		lines = append(lines, o.String())
+	}
+	for _, o := range p.Forwards {
+		lines = append(lines, o.String())
+	}
+	for _, o := range p.Tunnels {
+		lines = append(lines, fmt.Sprintf("%v endpoint %v allowed %v", o, o.Endpoint, o.Allowed))
+	}
+	for _, o := range p.Routes {
+		lines = append(lines, o.String())
+	}
+	return lines
+}
+
+func TestFor(t *testing.T) {
+	near := node("b", "192.0.2.2 2001:db8::2", "10.201.2.0/24 fd68:0:0:2::/64")
+	far := node("c", "198.51.100.3 2001:db8:3::3", "10.201.3.0/24 10.201.4.0/24 fd68:0:0:3::/64")
+	wg := "wireguard peer " + keyB.String() + " dev hn0b5ewg"
+	for name, c := range map[string]struct {
+		self func(*backend.Self)
+		peer peer.Node
+		edit func(*peer.Node)
+		with backend.Backend
+		want []string
+	}{
+		"on the same link": {peer: near, with: backend.Auto, want: []string{"direct mtu 1500",
+			"route 10.201.2.0/24 via 192.0.2.2 dev eth0", "route fd68:0:0:2::/64 via 2001:db8::2 dev eth0"}},
+		"IPv4 by an IPv6 address": {peer: near, with: backend.HostGW, edit: func(n *peer.Node) { n.Addresses = n.Addresses[1:] }, want: []string{"direct mtu 1500",
+			"route 10.201.2.0/24 via 2001:db8::2 dev eth0", "route fd68:0:0:2::/64 via 2001:db8::2 dev eth0"}},
+		"no IPv6 by an IPv4 address": {peer: near, with: backend.HostGW, edit: func(n *peer.Node) { n.Addresses = n.Addresses[:1] }, want: []string{
+			"mtu 0 not direct: no address of the peer for fd68:0:0:2::/64 is on a link of this node"}},
+		"behind a router": {peer: far, with: backend.Auto, want: []string{"vxlan mtu 1450 not direct: no address of the peer for 10.201.3.0/24 is on a link of this node",
+			"neighbour 10.201.3.0 lladdr 02:00:00:00:00:63 dev hn0b5evx", "neighbour fd68:0:0:3:: lladdr 02:00:00:00:00:63 dev hn0b5evx",
+			"fdb 02:00:00:00:00:63 dev hn0b5evx dst 198.51.100.3",
+			"route 10.201.3.0/24 via 10.201.3.0 dev hn0b5evx src 10.201.1.1", "route 10.201.4.0/24 via 10.201.3.0 dev hn0b5evx src 10.201.1.1",
+			"route fd68:0:0:3::/64 via fd68:0:0:3:: dev hn0b5evx src fd68:0:0:1::1"}},
+		"over IPv6": {peer: near, with: backend.OnlyVXLAN, edit: func(n *peer.Node) { n.Addresses = []netip.Addr{netip.MustParseAddr("2001:db8:9::2")} }, want: []string{
+			"vxlan mtu 1430 not direct: no address of the peer for 10.201.2.0/24 is on a link of this node",
+			"neighbour 10.201.2.0 lladdr 02:00:00:00:00:62 dev hn0b5evx6", "neighbour fd68:0:0:2:: lladdr 02:00:00:00:00:62 dev hn0b5evx6",
+			"fdb 02:00:00:00:00:62 dev hn0b5evx6 dst 2001:db8:9::2",
+			"route 10.201.2.0/24 via 10.201.2.0 dev hn0b5evx6 src 10.201.1.1", "route fd68:0:0:2::/64 via fd68:0:0:2:: dev hn0b5evx6 src fd68:0:0:1::1"}},
+		"a smaller MTU at the peer": {peer: far, with: backend.OnlyIPIP, edit: func(n *peer.Node) { n.MTU, n.Blocks = 1400, n.Blocks[:1] }, want: []string{
+			"ipip mtu 1380 not direct: no address of the peer for 10.201.3.0/24 is on a link of this node",
+			"route 10.201.3.0/24 via 198.51.100.3 dev hn0b5eip src 10.201.1.1"}},
+		"encrypted": {peer: near, with: backend.OnlyWireGuard, want: []string{"wireguard mtu 1440",
+			wg + " endpoint 192.0.2.2:51820 allowed [10.201.2.0/24 fd68:0:0:2::/64]",
+			"route 10.201.2.0/24 dev hn0b5ewg src 10.201.1.1", "route fd68:0:0:2::/64 dev hn0b5ewg src fd68:0:0:1::1"}},
+		"the peer wants encryption": {peer: near, with: backend.Auto, edit: func(n *peer.Node) { n.Encrypted, n.Blocks = true, n.Blocks[:1] }, want: []string{
+			"wireguard mtu 1440 not direct: the peer takes only encrypted packets; not vxlan: the peer takes only encrypted packets; not ipip: the peer takes only encrypted packets",
+			wg + " endpoint 192.0.2.2:51820 allowed [10.201.2.0/24]", "route 10.201.2.0/24 dev hn0b5ewg src 10.201.1.1"}},
+		"direct is broken": {peer: near, with: backend.Auto, edit: func(n *peer.Node) { n.Blocks = n.Blocks[:1] },
+			self: func(s *backend.Self) { s.Broken = map[string][]backend.Way{"b": {backend.Direct}} }, want: []string{
+				"vxlan mtu 1450 not direct: no answer from the peer by it",
+				"neighbour 10.201.2.0 lladdr 02:00:00:00:00:62 dev hn0b5evx", "fdb 02:00:00:00:00:62 dev hn0b5evx dst 192.0.2.2",
+				"route 10.201.2.0/24 via 10.201.2.0 dev hn0b5evx src 10.201.1.1"}},
+		"all is broken": {peer: near, with: backend.HostGW, edit: func(n *peer.Node) { n.Blocks = n.Blocks[:1] },
+			self: func(s *backend.Self) { s.Broken = map[string][]backend.Way{"b": {backend.Direct}} }, want: []string{
+				"direct mtu 1500 not direct: no answer from the peer by it; so it stays direct", "route 10.201.2.0/24 via 192.0.2.2 dev eth0"}},
+		"learned by BGP": {peer: near, with: backend.OnlyBGP, edit: func(n *peer.Node) { n.Blocks = n.Blocks[:1] },
+			self: func(s *backend.Self) {
+				s.Learned = map[netip.Prefix][]netip.Addr{
+					near.Blocks[0]:                         {netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.200")},
+					netip.MustParsePrefix("192.0.2.0/24"):  {netip.MustParseAddr("192.0.2.66")},
+					netip.MustParsePrefix("10.201.0.0/16"): {netip.MustParseAddr("192.0.2.66")},
+				}
+			}, want: []string{"bgp mtu 1500", "route 10.201.2.0/24 via 192.0.2.2 dev eth0", "route 10.201.2.0/24 via 192.0.2.200 dev eth0"}},
+		"another VNI": {peer: far, with: backend.OnlyVXLAN, edit: func(n *peer.Node) { n.VXLAN.VNI = 7 }, want: []string{
+			"mtu 0 not direct: no address of the peer for 10.201.3.0/24 is on a link of this node; not vxlan: the peer uses VNI 7 and port 8472, this node 1 and 8472"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, n := self(c.with), c.peer
+			vx := *n.VXLAN
+			n.VXLAN = &vx
+			if c.edit != nil {
+				c.edit(&n)
+			}
+			if c.self != nil {
+				c.self(&s)
+			}
+			p := backend.For(s, []peer.Node{n})
+			if diff := cmp.Diff(c.want, show(p.Peers[0])); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestLinks(t *testing.T) {
+	for b, want := range map[backend.Backend]string{
+		backend.Auto:          "hn0b5evx 1450 192.0.2.1 1, hn0b5evx6 1430 2001:db8::1 8388609, hn0b5eip 1480 192.0.2.1 0, hn0b5ewg 1440 192.0.2.1 0, pods 1420",
+		backend.HostGW:        "pods 1500",
+		backend.OnlyVXLAN:     "hn0b5evx 1450 192.0.2.1 1, hn0b5evx6 1430 2001:db8::1 8388609, pods 1430",
+		backend.OnlyIPIP:      "hn0b5eip 1480 192.0.2.1 0, pods 1460",
+		backend.OnlyWireGuard: "hn0b5ewg 1440 192.0.2.1 0, pods 1420",
+		backend.OnlyBGP:       "pods 1500",
+	} {
+		p := backend.For(self(b), nil)
+		var got []string
+		for _, l := range p.Links {
+			got = append(got, fmt.Sprintf("%s %d %v %d", l.Name, l.MTU, l.Local, l.VNI))
+		}
+		got = append(got, fmt.Sprintf("pods %d", p.MTU))
+		if diff := cmp.Diff(want, strings.Join(got, ", ")); diff != "" {
+			t.Errorf("%s: %s", b, diff)
+		}
+	}
+}

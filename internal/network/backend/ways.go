@@ -1,0 +1,208 @@
+package backend
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/huskd/husk/internal/network/peer"
+	"github.com/huskd/husk/internal/network/plan"
+)
+
+// by returns how n is reached by a way, or why it can't be.
+func (s Self) by(w Way, n peer.Node) (Peer, error) {
+	p := Peer{Name: n.Name, Way: w}
+	if n.Encrypted && w != WireGuard {
+		return p, errors.New("the peer takes only encrypted packets")
+	}
+	var err error
+	switch w {
+	case Direct:
+		err = s.direct(&p, n)
+	case VXLAN:
+		err = s.vxlan(&p, n)
+	case IPIP:
+		err = s.ipip(&p, n)
+	case WireGuard:
+		err = s.wireGuard(&p, n)
+	case BGP:
+		err = s.bgp(&p, n)
+	}
+	return p, err
+}
+
+// route returns a route of the node to a block of a peer. The metric identifies the instance. The
+// node itself sends by a tunnel from an address of its own pod subnet, so that the reply comes back
+// by the tunnel too: the way by the peer's uplink may not exist, or not accept the packet.
+func (s Self) route(link string, block netip.Prefix, via netip.Addr, tunnel bool) plan.Route {
+	tag, _ := plan.Tag(s.Instance) // the caller has checked the instance
+	r := plan.Route{Kind: plan.Unicast, Dst: block, Via: via, Link: link, Metric: int(tag)}
+	if tunnel {
+		own := slices.IndexFunc(s.Record.Blocks, func(b netip.Prefix) bool { return b.Addr().Is4() == block.Addr().Is4() })
+		if own >= 0 {
+			r.Source = plan.First(s.Record.Blocks[own])
+		}
+	}
+	return r
+}
+
+// common returns the underlay by which both nodes have an address of the same family: IPv4 if there
+// are both, as every backend can use it.
+func (s Self) common(n peer.Node) (Underlay, netip.Addr, error) {
+	for _, six := range []bool{false, true} {
+		if u, ok := s.underlay(six); ok && n.Address(six).IsValid() {
+			return u, n.Address(six), nil
+		}
+	}
+	return Underlay{}, netip.Addr{}, errors.New("the nodes have no addresses of the same family")
+}
+
+// direct adds routes by the peer's own address. Blocks of a family in which the peer has no address
+// go by the address of the other: Linux has had IPv4 routes by IPv6 gateways since 5.2, and has no
+// IPv6 routes by IPv4 gateways.
+func (s Self) direct(p *Peer, n peer.Node) error {
+	neighbour := func(six bool) (Underlay, netip.Addr) {
+		u, ok := s.underlay(six)
+		if a := n.Address(six); ok && a.IsValid() && u.Address.Contains(a) {
+			return u, a
+		}
+		return Underlay{}, netip.Addr{}
+	}
+	for _, six := range []bool{false, true} {
+		u, via := neighbour(six)
+		if !via.IsValid() && !six {
+			u, via = neighbour(true)
+		}
+		for _, b := range n.Blocks {
+			if b.Addr().Is6() != six {
+				continue
+			}
+			if !via.IsValid() {
+				return fmt.Errorf("no address of the peer for %v is on a link of this node", b)
+			}
+			p.Routes = append(p.Routes, s.route(u.Link, b, via, false))
+			p.setPath(via, u.MTU)
+		}
+	}
+	if !p.Endpoint.IsValid() {
+		u, a, err := s.common(n)
+		if err != nil {
+			return err
+		}
+		p.setPath(a, u.MTU)
+	}
+	return nil
+}
+
+// setPath sets where packets go and how large they may be: the smaller MTU, if there are two.
+func (p *Peer) setPath(endpoint netip.Addr, mtu int) {
+	if !p.Endpoint.IsValid() {
+		p.Endpoint = endpoint
+	}
+	if p.MTU == 0 || mtu < p.MTU {
+		p.MTU = mtu
+	}
+}
+
+// tunnel returns the underlay and endpoint of a tunnel, and its MTU in p.
+func (s Self) tunnel(p *Peer, n peer.Node, u Underlay, endpoint netip.Addr) {
+	mtu := u.MTU
+	if n.MTU > 0 {
+		mtu = min(mtu, n.MTU)
+	}
+	p.setPath(endpoint, mtu-p.Way.Overhead(endpoint.Is6()))
+}
+
+// vxlan adds what flannel's backend of that name consists of: for each family a neighbour that
+// stands for the peer, with a MAC that the forwarding database leads to the peer's address, and
+// onlink routes by that neighbour. Its address is the first of the peer's block, of which Ethernet
+// never sees anything.
+func (s Self) vxlan(p *Peer, n peer.Node) error {
+	if s.Record.VXLAN == nil {
+		return errors.New("this node's kernel has no VXLAN")
+	}
+	if n.VXLAN == nil {
+		return errors.New("the peer takes no VXLAN packets")
+	}
+	if n.VXLAN.VNI != s.Record.VXLAN.VNI || n.VXLAN.Port != s.Record.VXLAN.Port {
+		return fmt.Errorf("the peer uses VNI %d and port %d, this node %d and %d", n.VXLAN.VNI, n.VXLAN.Port, s.Record.VXLAN.VNI, s.Record.VXLAN.Port)
+	}
+	u, endpoint, err := s.common(n)
+	if err != nil {
+		return err
+	}
+	s.tunnel(p, n, u, endpoint)
+	link, mac := LinkName(s.Instance, VXLAN, endpoint.Is6()), plan.MAC(n.VXLAN.MAC)
+	p.Forwards = []Forward{{Link: link, MAC: mac, To: endpoint}}
+	gateways := map[bool]netip.Addr{}
+	for _, b := range n.Blocks {
+		six := b.Addr().Is6()
+		if _, ok := gateways[six]; !ok {
+			gateways[six] = b.Addr()
+			p.Neighbours = append(p.Neighbours, plan.Neighbour{Link: link, Addr: b.Addr(), MAC: mac})
+		}
+		p.Routes = append(p.Routes, s.route(link, b, gateways[six], true))
+	}
+	return nil
+}
+
+func (s Self) ipip(p *Peer, n peer.Node) error {
+	u, ok := s.underlay(false)
+	switch endpoint := n.Address(false); {
+	case !s.Record.IPIP:
+		return errors.New("this node's kernel has no IPIP")
+	case !n.IPIP:
+		return errors.New("the peer takes no IPIP packets")
+	case !ok || !endpoint.IsValid():
+		return errors.New("both nodes need an IPv4 address")
+	case slices.ContainsFunc(n.Blocks, func(b netip.Prefix) bool { return b.Addr().Is6() }):
+		return errors.New("it carries no IPv6")
+	default:
+		s.tunnel(p, n, u, endpoint)
+		for _, b := range n.Blocks {
+			p.Routes = append(p.Routes, s.route(LinkName(s.Instance, IPIP, false), b, endpoint, true))
+		}
+		return nil
+	}
+}
+
+func (s Self) wireGuard(p *Peer, n peer.Node) error {
+	if len(s.Record.WireGuard) == 0 {
+		return errors.New("this node has no WireGuard")
+	}
+	if len(n.WireGuard) == 0 {
+		return errors.New("the peer has no WireGuard")
+	}
+	u, endpoint, err := s.common(n)
+	if err != nil {
+		return err
+	}
+	s.tunnel(p, n, u, endpoint)
+	link := LinkName(s.Instance, WireGuard, false)
+	newest := n.WireGuard[len(n.WireGuard)-1]
+	p.Tunnels = []Tunnel{{Link: link, Key: newest.Key, Endpoint: netip.AddrPortFrom(endpoint, newest.Port), Allowed: n.Blocks}}
+	for _, b := range n.Blocks {
+		p.Routes = append(p.Routes, s.route(link, b, netip.Addr{}, true))
+	}
+	return nil
+}
+
+// bgp adds the routes that the speaker has learned for the peer's blocks. It ignores all others
+// that the speaker knows: a route that contains the peer's own address would cut it off.
+func (s Self) bgp(p *Peer, n peer.Node) error {
+	for _, b := range n.Blocks {
+		for _, via := range s.Learned[b] {
+			u, ok := s.underlay(via.Is6())
+			if !ok {
+				continue
+			}
+			p.Routes = append(p.Routes, s.route(u.Link, b, via, false))
+			p.setPath(via, u.MTU)
+		}
+	}
+	if len(p.Routes) == 0 && len(n.Blocks) > 0 {
+		return errors.New("no route was announced")
+	}
+	return nil
+}

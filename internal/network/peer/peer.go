@@ -1,0 +1,229 @@
+// Package peer defines what the nodes of one pod network tell each other: a record per node with
+// its addresses, its blocks of pod addresses, and how it receives packets for them. It is pure.
+//
+// A record comes from another machine. Parse accepts it as a whole or returns an error that says
+// what is wrong; what it accepts can't harm the node that routes by it.
+package peer
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/huskd/husk/internal/network/plan"
+)
+
+// Version is the version of records that this version of Husk writes. It reads all versions, and
+// ignores fields that it doesn't know.
+const Version = 1
+
+// Ports on which nodes receive packets for their pods.
+const (
+	VXLANPort     = 8472 // Linux's default and flannel's, not IANA's 4789
+	WireGuardPort = 51820
+)
+
+// Node is the record of a node.
+type Node struct {
+	Version int    `json:"v"`
+	Name    string `json:"node"`
+	// Boot is the ID of the node's boot. It tells two machines with one name apart.
+	Boot string `json:"boot,omitempty"`
+	// Addresses are the node's own, at most one per family.
+	Addresses []netip.Addr `json:"addresses"`
+	// Blocks are the subnets of the node's pods.
+	Blocks []netip.Prefix `json:"blocks"`
+	// MTU is that of the node's uplink; 0 if it isn't known.
+	MTU int `json:"mtu,omitempty"`
+	// VXLAN is nil if the node can't receive VXLAN packets, and so are the others.
+	VXLAN *VXLAN `json:"vxlan,omitempty"`
+	IPIP  bool   `json:"ipip,omitempty"`
+	// WireGuard has one entry, and two while the key is being changed: the older one first.
+	WireGuard []WireGuard `json:"wireguard,omitempty"`
+	// Encrypted means that the node drops packets for its pods that don't come by WireGuard.
+	Encrypted bool `json:"encrypted,omitempty"`
+	// AS is the number of the node's autonomous system; 0 if it doesn't speak BGP.
+	AS uint32 `json:"as,omitempty"`
+}
+
+// VXLAN is how a node receives VXLAN packets.
+type VXLAN struct {
+	VNI  uint32 `json:"vni"`
+	Port uint16 `json:"port"`
+	MAC  MAC    `json:"mac"`
+}
+
+// WireGuard is how a node receives WireGuard packets.
+type WireGuard struct {
+	Key  Key    `json:"key"`
+	Port uint16 `json:"port"`
+}
+
+// MAC is an Ethernet address, written as six hex pairs.
+type MAC plan.MAC
+
+// MarshalText implements encoding.TextMarshaler.
+func (m MAC) MarshalText() ([]byte, error) { return []byte(plan.MAC(m).String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (m *MAC) UnmarshalText(text []byte) error {
+	parsed, err := plan.ParseMAC(string(text))
+	*m = MAC(parsed)
+	return err
+}
+
+// Key is a public key of WireGuard, written in base64 as wg shows it.
+type Key [32]byte
+
+// String returns the key in base64.
+func (k Key) String() string { return base64.StdEncoding.EncodeToString(k[:]) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (k Key) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (k *Key) UnmarshalText(text []byte) error {
+	b, err := base64.StdEncoding.DecodeString(string(text))
+	if err != nil || len(b) != len(k) || [32]byte(b) == (Key{}) {
+		return fmt.Errorf("%.60q is not a key of 32 bytes in base64", text)
+	}
+	*k = Key(b)
+	return nil
+}
+
+// Address returns the node's address of a family, the zero Addr if it has none.
+func (n Node) Address(six bool) netip.Addr {
+	for _, a := range n.Addresses {
+		if a.Is6() == six {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// maxBlocks is how many blocks a record may have.
+const maxBlocks = 64
+
+// Limits of a record's size and names. A name is that of a Kubernetes node at most.
+const (
+	maxRecord = 16 << 10
+	maxName   = 253
+)
+
+// Parse reads a record and checks it.
+func Parse(data []byte) (Node, error) {
+	var n Node
+	if len(data) > maxRecord {
+		return n, fmt.Errorf("record of %d bytes: at most %d", len(data), maxRecord)
+	}
+	if err := json.Unmarshal(data, &n); err != nil {
+		return Node{}, fmt.Errorf("record: %w", err)
+	}
+	if err := n.Check(); err != nil {
+		return Node{}, err
+	}
+	return n, nil
+}
+
+// Check returns an error if the record isn't one that a node may act on.
+func (n Node) Check() error {
+	if n.Name == "" || len(n.Name) > maxName || strings.ContainsFunc(n.Name, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) {
+		return fmt.Errorf("record of node %.60q: not a name of a node", n.Name)
+	}
+	var errs []error
+	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if n.Version < 1 {
+		wrong("version %d", n.Version)
+	}
+	for i, a := range n.Addresses {
+		if !a.IsGlobalUnicast() || a.Zone() != "" || a.Is4In6() {
+			wrong("address %v is not one that other nodes can reach", a)
+		}
+		if slices.ContainsFunc(n.Addresses[:i], func(b netip.Addr) bool { return a.Is4() == b.Is4() }) {
+			wrong("addresses %v: at most one of each family", n.Addresses)
+		}
+	}
+	if len(n.Blocks) > maxBlocks {
+		wrong("%d blocks: at most %d", len(n.Blocks), maxBlocks)
+	} else {
+		errs = append(errs, checkBlocks(n.Blocks)...)
+	}
+	if n.MTU != 0 && (n.MTU < 1280 || n.MTU > 65535) {
+		wrong("mtu %d: not 1280 to 65535", n.MTU)
+	}
+	if v := n.VXLAN; v != nil && (v.VNI == 0 || v.VNI >= 1<<24 || v.Port == 0 || v.MAC == MAC{}) {
+		wrong("vxlan: needs a vni of 1 to %d, a port and a mac", 1<<24-1)
+	}
+	if len(n.WireGuard) > 2 {
+		wrong("wireguard: %d keys, at most 2", len(n.WireGuard))
+	}
+	for _, w := range n.WireGuard {
+		if w.Port == 0 || w.Key == (Key{}) {
+			wrong("wireguard: needs a key and a port")
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("record of node %s: %s", n.Name, strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return nil
+}
+
+func checkBlocks(blocks []netip.Prefix) (errs []error) {
+	for i, b := range blocks {
+		switch a := b.Addr(); {
+		case !b.IsValid() || b != b.Masked() || a.Is4In6() || a.Is4() && b.Bits() < 8 || a.Is6() && b.Bits() < 16:
+			errs = append(errs, fmt.Errorf("block %v is not a subnet", b))
+		case !a.IsGlobalUnicast():
+			errs = append(errs, fmt.Errorf("block %v has addresses that pods can't have", b))
+		case slices.ContainsFunc(blocks[:i], b.Overlaps):
+			errs = append(errs, fmt.Errorf("block %v overlaps another of the same node", b))
+		}
+	}
+	return errs
+}
+
+// Equal reports whether two records are the same.
+func (n Node) Equal(o Node) bool {
+	sameVXLAN := n.VXLAN == o.VXLAN || n.VXLAN != nil && o.VXLAN != nil && *n.VXLAN == *o.VXLAN
+	return sameVXLAN && n.Version == o.Version && n.Name == o.Name && n.Boot == o.Boot && n.MTU == o.MTU && n.IPIP == o.IPIP &&
+		n.Encrypted == o.Encrypted && n.AS == o.AS && slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.Blocks, o.Blocks) && slices.Equal(n.WireGuard, o.WireGuard)
+}
+
+// View is what a registry knows at one moment.
+type View struct {
+	// Blocks are this node's own.
+	Blocks []netip.Prefix
+	// Peers are the other nodes, in the order of their names. It is complete: a node that isn't
+	// there has left.
+	Peers []Node
+	// Notes say what in the registry can't be used and why, one line each.
+	Notes []string
+}
+
+// Registry is where nodes find each other's records, and from where this node has its blocks.
+type Registry interface {
+	// Run follows the registry until ctx ends, and returns an error only if retrying can't help. It
+	// calls update with the complete state when that is first known and whenever it has changed.
+	// While the registry is away, the last state stays in force.
+	Run(ctx context.Context, update func(View)) error
+	// Announce tells the other nodes this node's record. The registry fills in Version, Name and
+	// Blocks. It returns at once; Run writes the record.
+	Announce(record Node)
+	// May returns nil if an address of the block may be given to a pod now, and otherwise the reason
+	// why not. It doesn't wait for anything.
+	May(block netip.Prefix) error
+	// Used tells how many addresses of each block are in use, so that the registry can claim another
+	// block or return one. A block in use is never returned.
+	Used(blocks []Usage)
+}
+
+// Usage is how full a block is.
+type Usage struct {
+	Block      netip.Prefix
+	Size, Used int // addresses; one in quarantine counts as used
+}
