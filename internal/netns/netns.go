@@ -297,19 +297,25 @@ func Do(path string, fn func() error) error {
 	})
 }
 
-// OnThread runs fn on a new thread, which ends with it.
+// OnThread runs fn on a new thread, which ends with it. If fn calls runtime.Goexit, as t.FailNow
+// does, the calling goroutine ends too.
 func OnThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
+		defer close(done)
 		runtime.LockOSThread() // never unlocked: the runtime ends the thread
 		if unix.Gettid() == unix.Getpid() {
 			// The runtime can't end the main thread, and /proc/PID/ns shows its namespaces as the
 			// process's. So block it and use another one.
+			defer runtime.UnlockOSThread()
 			done <- OnThread(fn)
-			runtime.UnlockOSThread()
 			return
 		}
 		done <- fn()
 	}()
-	return <-done
+	err, returned := <-done
+	if !returned {
+		runtime.Goexit()
+	}
+	return err
 }

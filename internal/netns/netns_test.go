@@ -6,10 +6,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -65,6 +67,28 @@ func TestCreate(t *testing.T) {
 		}
 	}
 	must(t, Remove(p.paths()...))
+}
+
+// TestGoexit: a callback that ends its goroutine, as t.Fatal does, ends that of the caller.
+func TestGoexit(t *testing.T) {
+	t.Parallel()
+	ended, went := make(chan struct{}), false
+	go func() {
+		defer close(ended)
+		_ = OnThread(func() error {
+			runtime.Goexit()
+			return nil
+		})
+		went = true
+	}()
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the caller hangs")
+	}
+	if went {
+		t.Error("the caller went on")
+	}
 }
 
 func TestCreateInAUserNamespace(t *testing.T) {
