@@ -3,6 +3,8 @@ package cli
 import (
 	"fmt"
 	"os"
+	"os/signal"
+	"syscall"
 	"testing"
 	"time"
 
@@ -39,6 +41,13 @@ func (l leakCheck) Run() int {
 	// A program with the race detector waits a second before it exits, and husk is started about a
 	// hundred times.
 	os.Setenv("GORACE", "atexit_sleep_ms=0")
+	// nohup ignores SIGHUP, and a shell ignores SIGINT and SIGQUIT in the background. Programs that
+	// the tests start inherit that, but have signals with a handler at their default.
+	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} {
+		if signal.Ignored(s) {
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
+	}
 	code := l.m.Run()
 	if err := goleak.Find(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
