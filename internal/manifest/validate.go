@@ -1,9 +1,11 @@
 package manifest
 
 import (
+	"cmp"
 	"math"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -281,42 +283,38 @@ func hasDotDot(path string) bool {
 	return false
 }
 
-// Keys under which hostPorts records a port that is taken, beside single addresses.
-const (
-	allAddresses = ""    // taken on all addresses
-	anyAddress   = "any" // taken on at least one address
-)
-
 // hostPorts reports host ports that are used twice on the same address.
 func (v *validator) hostPorts() {
 	type place struct {
-		port     int32
-		protocol corev1.Protocol
-		on       string
+		path string
+		port corev1.ContainerPort
 	}
-	taken := map[place]string{}
+	taken := map[int32][]place{}
 	forEachContainer(v.pod, func(c *corev1.Container, container string, _ bool) {
 		for i, p := range c.Ports {
 			if p.HostPort == 0 {
 				continue
 			}
 			path := indexed(container+".ports", i) + ".hostPort"
-			on, clashes := allAddresses, []string{anyAddress}
-			if addr, err := netip.ParseAddr(p.HostIP); err == nil && !addr.IsUnspecified() {
-				on = addr.String()
-				clashes = []string{allAddresses, on}
+			others := taken[p.HostPort]
+			if at := slices.IndexFunc(others, func(o place) bool { return SameHostPort(o.port, p) }); at >= 0 {
+				v.invalid(path, "%d/%s is taken by %s: use another", p.HostPort, p.Protocol, others[at].path)
+				continue
 			}
-			for _, other := range clashes {
-				if by, ok := taken[place{p.HostPort, p.Protocol, other}]; ok {
-					v.invalid(path, "%d/%s is taken by %s: use another", p.HostPort, p.Protocol, by)
-					break
-				}
-			}
-			for _, at := range []string{on, anyAddress} {
-				if place := (place{p.HostPort, p.Protocol, at}); taken[place] == "" {
-					taken[place] = path
-				}
-			}
+			taken[p.HostPort] = append(others, place{path, p})
 		}
 	})
+}
+
+// SameHostPort reports whether two ports exclude each other on one node. As for the scheduler, no
+// address, 0.0.0.0 and :: mean all addresses.
+func SameHostPort(a, b corev1.ContainerPort) bool {
+	protocol := func(p corev1.ContainerPort) corev1.Protocol { return cmp.Or(p.Protocol, corev1.ProtocolTCP) }
+	if a.HostPort == 0 || a.HostPort != b.HostPort || protocol(a) != protocol(b) {
+		return false
+	}
+	x, _ := netip.ParseAddr(a.HostIP)
+	y, _ := netip.ParseAddr(b.HostIP)
+	everywhere := func(ip netip.Addr) bool { return !ip.IsValid() || ip.IsUnspecified() }
+	return everywhere(x) || everywhere(y) || x.Unmap() == y.Unmap()
 }

@@ -1,9 +1,9 @@
 package apiserver
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -237,41 +237,25 @@ func (c candidate) checkAppArmor() (reason, message string) {
 
 // portConflict returns a host port of the pod that another pod also uses, or "".
 func portConflict(pod *corev1.Pod, others []*corev1.Pod) string {
-	type port struct {
-		on       string
-		number   int32
-		protocol corev1.Protocol
-	}
-	ports := func(pod *corev1.Pod) (out []port) {
-		sidecars := slices.DeleteFunc(slices.Clone(pod.Spec.InitContainers), func(c corev1.Container) bool { return !manifest.IsSidecar(&c) })
-		for _, c := range slices.Concat(sidecars, pod.Spec.Containers) {
-			for _, p := range c.Ports {
-				if p.HostPort == 0 {
-					continue
-				}
-				on := p.HostIP
-				if addr, err := netip.ParseAddr(on); err == nil && addr.IsUnspecified() {
-					on = ""
-				}
-				protocol := p.Protocol
-				if protocol == "" {
-					protocol = corev1.ProtocolTCP
-				}
-				out = append(out, port{on, p.HostPort, protocol})
-			}
-		}
-		return out
-	}
-	for _, mine := range ports(pod) {
+	for _, mine := range lastingPorts(pod) {
 		for _, o := range others {
-			for _, theirs := range ports(o) {
-				if mine.number == theirs.number && mine.protocol == theirs.protocol && (mine.on == theirs.on || mine.on == "" || theirs.on == "") {
-					return fmt.Sprintf("%d/%s", mine.number, mine.protocol)
+			for _, theirs := range lastingPorts(o) {
+				if manifest.SameHostPort(mine, theirs) {
+					return fmt.Sprintf("%d/%s", mine.HostPort, cmp.Or(mine.Protocol, corev1.ProtocolTCP))
 				}
 			}
 		}
 	}
 	return ""
+}
+
+// lastingPorts returns the ports of the containers that run as long as the pod.
+func lastingPorts(pod *corev1.Pod) (out []corev1.ContainerPort) {
+	sidecars := slices.DeleteFunc(slices.Clone(pod.Spec.InitContainers), func(c corev1.Container) bool { return !manifest.IsSidecar(&c) })
+	for _, c := range slices.Concat(sidecars, pod.Spec.Containers) {
+		out = append(out, c.Ports...)
+	}
+	return out
 }
 
 func tolerates(pod *corev1.Pod, taint corev1.Taint) bool {

@@ -108,6 +108,7 @@ func TestAdmit(t *testing.T) {
 		"full":             {nil, []*corev1.Pod{pod("o"), pod("p")}, "OutOfpods"},
 		"port":             {[]func(*corev1.Pod){hostPort("", 80)}, []*corev1.Pod{pod("o", hostPort("0.0.0.0", 80))}, "NodePorts"},
 		"port there":       {[]func(*corev1.Pod){hostPort("192.0.2.1", 80)}, []*corev1.Pod{pod("o", hostPort("192.0.2.2", 80))}, ""},
+		"port of mapped":   {[]func(*corev1.Pod){hostPort("::ffff:192.0.2.1", 80)}, []*corev1.Pod{pod("o", hostPort("192.0.2.1", 80))}, "NodePorts"},
 		"other port":       {[]func(*corev1.Pod){hostPort("", 80)}, []*corev1.Pod{pod("o", hostPort("", 81))}, ""},
 		"selector":         {[]func(*corev1.Pod){func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"zone": "b"} }}, nil, "NodeAffinity"},
 		"selected":         {[]func(*corev1.Pod){func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"zone": "a"} }}, nil, ""},
