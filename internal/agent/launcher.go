@@ -100,9 +100,9 @@ func (l *launcher) startContainer(ctx context.Context, do podplan.StartContainer
 	if err != nil {
 		f := view.Failure(err)
 		if m, is := errors.AsType[mountError](err); is {
-			l.warningEvent("", "FailedMount", fmt.Sprintf("MountVolume.SetUp failed for volume %q : %v", m.volume, m.error))
-		}
-		if _, is := errors.AsType[configError](err); is {
+			f.Reason = podplan.ReasonMount
+			l.warningEvent("", f.Reason, fmt.Sprintf("MountVolume.SetUp failed for volume %q : %v", m.volume, m.error))
+		} else if _, is := errors.AsType[configError](err); is {
 			f.Reason = "CreateContainerConfigError"
 		}
 		l.startFailures[do.Name] = f

@@ -24,7 +24,7 @@ type volumes struct {
 	changing sync.Mutex
 }
 
-// mountError is the error of a volume that can't be set up.
+// mountError is the error of a volume that can't be set up. Those of images are errors of pulling.
 type mountError struct {
 	volume string
 	error
@@ -47,7 +47,10 @@ func (v *volumes) mount(c *corev1.Container, run *criconfig.Run) (err error) {
 		case mounts(c, vol.Name): // an image that only other containers mount isn't pulled
 			run.Images[vol.Name], err = v.image(vol)
 		}
-		if err != nil {
+		switch {
+		case err != nil && vol.Image != nil:
+			return err
+		case err != nil:
 			return mountError{vol.Name, err}
 		}
 	}

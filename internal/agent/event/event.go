@@ -166,6 +166,7 @@ func waiting(c podplan.ContainerStatus, pod, uid string, add func(container stri
 	case "ErrImagePull":
 		add(c.Name, true, "Failed", "Failed to pull image %q: %s", c.Image, c.Message)
 		add(c.Name, true, "Failed", "Error: %s", c.Reason)
+	case "ContainerCreating", "PodInitializing": // of a volume that can't be set up, which has its own event
 	default:
 		add(c.Name, true, "Failed", "Error: %s", c.Message)
 	}

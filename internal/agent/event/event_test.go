@@ -49,6 +49,8 @@ func TestDiff(t *testing.T) {
 		{of(podplan.PhasePending, waiting), pull("ErrImagePull"), "!a Failed: Failed to pull image \"x\": why\n!a Failed: Error: ErrImagePull"},
 		{pull("ErrImagePull"), pull("ImagePullBackOff"), "-a BackOff: Back-off pulling image \"x\": why\n!a Failed: Error: ImagePullBackOff"},
 		{of(podplan.PhasePending, waiting), pull("ErrImageNeverPull"), "!a ErrImageNeverPull: Container image \"x\" is not present with pull policy of Never\n!a Failed: Error: ErrImageNeverPull"},
+		{of(podplan.PhasePending, waiting), pull("ContainerCreating"), ""},
+		{of(podplan.PhasePending, waiting), pull("PodInitializing"), ""},
 		{of(podplan.PhasePending, waiting), pull("CreateContainerConfigError"), "!a Failed: Error: why"},
 		{of(podplan.PhasePending, waiting), up, "- SandboxReady: its addresses are 10.0.0.1, fd00::1\n-a Started: Container started"},
 		{up, up, ""},

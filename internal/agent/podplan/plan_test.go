@@ -410,6 +410,10 @@ func TestStartFailures(t *testing.T) {
 	for _, c := range []planCase{
 		{name: "waits", containers: "a b", observed: "sb0 b.0:run", now: 5, change: failed("", 5), next: 15, status: "Pending(CreateContainerError) a=Waiting/CreateContainerError b=Running"},
 		{name: "with its reason", containers: "a", observed: "sb0", now: 5, change: failed("CreateContainerConfigError", 5), next: 15, status: "Pending(CreateContainerConfigError) a=Waiting/CreateContainerConfigError"},
+		{name: "by a volume", containers: "a", observed: "sb0", now: 5, change: failed(ReasonMount, 5), next: 15, status: "Pending(ContainerCreating) a=Waiting/ContainerCreating"},
+		{name: "by a volume, init container", containers: "i:x a", observed: "sb0", now: 5, change: func(_ *Spec, o *Observed) {
+			o.StartFailures["x"] = Failure{At: at(5), Reason: ReasonMount}
+		}, next: 15, status: "Pending(Init:0/1) x=Waiting/PodInitializing a=Waiting/PodInitializing"},
 		{name: "waited", containers: "a", observed: "sb0", now: 15, change: failed("", 5), actions: "start:a.0@sb0"},
 		{name: "after a crash", containers: "a", observed: "sb0 a.0:exit=1@4", now: 5, change: failed("", 5), next: 15},
 		{name: "before a crash", containers: "a", observed: "sb0 a.0:exit=1@20", now: 20, change: func(_ *Spec, o *Observed) {

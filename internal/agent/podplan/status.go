@@ -86,6 +86,10 @@ const (
 	reasonSandbox      = "CreatePodSandboxError"
 )
 
+// ReasonMount is the reason of a failure to set up a volume. As with a kubelet, the container is
+// still being created then.
+const ReasonMount = "FailedMount"
+
 // The reasons of a pod that was evicted: it used too much, or had to make way for a critical pod.
 const (
 	ReasonEvicted    = "Evicted"
@@ -170,7 +174,7 @@ func (p reporter) reason(s Status) (reason, message string) {
 			cs.State == Terminated && (p.shouldRestart(Container{Name: c.name, State: ContainerExited, ExitCode: cs.ExitCode}) || c.init):
 			return initPrefix(c) + cs.Reason, cs.Message
 		case c.init && !s.Initialized:
-			return fmt.Sprintf("Init:%d/%d", done, len(p.Pod.Spec.InitContainers)), ""
+			return fmt.Sprintf("Init:%d/%d", done, len(p.Pod.Spec.InitContainers)), cs.Message
 		case cs.State == Waiting:
 			return cs.Reason, cs.Message
 		}
@@ -281,6 +285,9 @@ func (p reporter) waitReason(c podContainer, run Container, ok, initialized bool
 	b := p.backoffs[key]
 	if delay := b.containerDelay(); delay > 0 && p.now.Before(b.Last.Add(delay)) {
 		if f := p.o.StartFailures[c.name]; f.At.Equal(b.Last) {
+			if f.Reason == ReasonMount {
+				return p.notStartedReason(), f.Message
+			}
 			return cmp.Or(f.Reason, reasonStart), f.Message
 		}
 		message := fmt.Sprintf("back-off %s restarting failed container %s", delay, c.name)
