@@ -47,6 +47,7 @@ var layer = map[string]int{
 	"internal/network/plan":             pure,
 	"internal/network/peer":             pure,
 	"internal/network/backend":          pure,
+	"internal/network/lease/file":       driver,
 	"internal/manifest":                 pure,
 	"internal/manifest/criconfig":       pure,
 	"internal/manifest/document":        pure,

@@ -179,10 +179,11 @@ func LinkName(i pod.Instance, w Way, six bool) string {
 	return name
 }
 
-// VXLANOf returns how a node of an instance receives VXLAN packets. The MAC is derived from the
-// node's name, so that it stays the same when the link is made again: peers needn't learn another.
-func VXLANOf(i pod.Instance, node string) *peer.VXLAN {
-	return &peer.VXLAN{VNI: 1, Port: peer.VXLANPort, MAC: peer.MAC(plan.DerivedMAC(string(i), node, "vxlan"))}
+// VXLANOf returns how a node receives VXLAN packets. The MAC is derived from the node's name alone,
+// so that it stays the same when the link is made again, and peers that know only the name can
+// compute it.
+func VXLANOf(node string) *peer.VXLAN {
+	return &peer.VXLAN{VNI: 1, Port: peer.VXLANPort, MAC: peer.MAC(plan.DerivedMAC(node, "vxlan"))}
 }
 
 // For returns the plan of a node for its peers, which peer.Accept has accepted.

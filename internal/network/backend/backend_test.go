@@ -33,7 +33,7 @@ func self(b backend.Backend) backend.Self {
 }
 
 func node(name, addresses, blocks string) peer.Node {
-	n := peer.Node{Version: 1, Name: name, VXLAN: backend.VXLANOf("0b5e", name), IPIP: true, WireGuard: []peer.WireGuard{{Key: keyB, Port: 51820}}}
+	n := peer.Node{Version: 1, Name: name, VXLAN: backend.VXLANOf(name), IPIP: true, WireGuard: []peer.WireGuard{{Key: keyB, Port: 51820}}}
 	n.VXLAN.MAC = peer.MAC{2, 0, 0, 0, 0, name[0]}
 	for a := range strings.FieldsSeq(addresses) {
 		n.Addresses = append(n.Addresses, netip.MustParseAddr(a))

@@ -67,8 +67,11 @@ type WireGuard struct {
 // MAC is an Ethernet address, written as six hex pairs.
 type MAC plan.MAC
 
+// String returns the address as six hex pairs.
+func (m MAC) String() string { return plan.MAC(m).String() }
+
 // MarshalText implements encoding.TextMarshaler.
-func (m MAC) MarshalText() ([]byte, error) { return []byte(plan.MAC(m).String()), nil }
+func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (m *MAC) UnmarshalText(text []byte) error {
