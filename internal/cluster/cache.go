@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -38,15 +40,24 @@ func (l List) String() string {
 	return l.Path + "?" + l.Fields
 }
 
-// Cache holds the objects of a list in their last known state, also while the server can't be
-// reached. Callers must not modify the objects. It implements the reflector's store.
-type Cache[T Object] struct {
+// Cache holds what its owner needs of the objects of a list, in their last known state, also while
+// the server can't be reached. Callers must not modify the values. It implements the reflector's
+// store.
+type Cache[V any] struct {
+	project   func(item any) (entry[V], error)
 	changed   func() // called after each change
 	succeeded func() // called after each answer of the server
 
 	mu      sync.Mutex
-	objects map[string]T // by namespace/name
+	objects map[string]V // by namespace/name
 	synced  bool
+	err     error // of the last request
+}
+
+// entry is an object of which only the value is left.
+type entry[V any] struct {
+	key   string // namespace/name
+	value V
 }
 
 // The waits before a failed list or watch is repeated. The first is short because the server's Node
@@ -60,8 +71,31 @@ const (
 // Watch keeps a cache of a list up to date until ctx ends. It calls changed, which must not block,
 // after each change and once the first complete list has arrived.
 func Watch[T Object](ctx context.Context, client *Client, list List, changed func()) *Cache[T] {
+	return Project(ctx, client, list, func(o T) T {
+		o.SetManagedFields(nil)
+		return o
+	}, changed)
+}
+
+// Project is like Watch, and keeps only the value that keep returns for each object. It doesn't call
+// changed if the values have a method Equal that says that an object's value is still the same.
+func Project[T Object, V any](ctx context.Context, client *Client, list List, keep func(T) V, changed func()) *Cache[V] {
 	subject := list.String()
-	c := &Cache[T]{objects: map[string]T{}, changed: changed, succeeded: func() { client.LogOnce(subject, nil) }}
+	c := &Cache[V]{objects: map[string]V{}, changed: changed}
+	c.project = func(item any) (entry[V], error) {
+		o, ok := item.(T)
+		if !ok {
+			return entry[V]{}, fmt.Errorf("unexpected object of type %T", item)
+		}
+		return entry[V]{o.GetNamespace() + "/" + o.GetName(), keep(o)}, nil
+	}
+	answered := func(err error) {
+		c.mu.Lock()
+		c.err = err
+		c.mu.Unlock()
+		client.LogOnce(subject, err)
+	}
+	c.succeeded = func() { answered(nil) }
 	request := func(o metav1.ListOptions) *rest.Request {
 		o.FieldSelector = list.Fields
 		return client.rest.Get().AbsPath(list.Path).SpecificallyVersionedParams(&o, metav1.ParameterCodec, metav1.SchemeGroupVersion)
@@ -74,7 +108,7 @@ func Watch[T Object](ctx context.Context, client *Client, list List, changed fun
 				err = errVersionless
 			}
 			if err != nil {
-				client.LogOnce(subject, err)
+				answered(err)
 			}
 			return into, err
 		},
@@ -82,7 +116,7 @@ func Watch[T Object](ctx context.Context, client *Client, list List, changed fun
 			o.Watch = true
 			w, err := request(o).Watch(ctx)
 			if err != nil && !(apierrors.IsInvalid(err) && o.SendInitialEvents != nil) { // the reflector falls back to a list for older servers
-				client.LogOnce(subject, err)
+				answered(err)
 			}
 			return w, err
 		},
@@ -98,62 +132,79 @@ func Watch[T Object](ctx context.Context, client *Client, list List, changed fun
 var errVersionless = errors.New("the answer has no resourceVersion, so it isn't an API server's list")
 
 // Synced reports whether a complete list has arrived.
-func (c *Cache[T]) Synced() bool {
+func (c *Cache[V]) Synced() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.synced
 }
 
-// Get returns the object of that name.
-func (c *Cache[T]) Get(namespace, name string) (T, bool) {
+// Err returns why the server's last answer about the list was an error, or nil.
+func (c *Cache[V]) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	o, ok := c.objects[namespace+"/"+name]
-	return o, ok
+	return c.err
 }
 
-// All returns all objects, in no particular order.
-func (c *Cache[T]) All() []T {
+// Get returns what is kept of the object of that name.
+func (c *Cache[V]) Get(namespace, name string) (V, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := make([]T, 0, len(c.objects))
-	for _, o := range c.objects {
-		out = append(out, o)
-	}
-	return out
+	v, ok := c.objects[namespace+"/"+name]
+	return v, ok
 }
 
-func key(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
-
-// Add adds or replaces an object. It and the methods below are for the reflector only.
-func (c *Cache[T]) Add(item any) error {
-	o, ok := item.(T)
-	if !ok {
-		return fmt.Errorf("unexpected object of type %T", item)
-	}
-	o.SetManagedFields(nil)
+// All returns what is kept of all objects, in no particular order.
+func (c *Cache[V]) All() []V {
 	c.mu.Lock()
-	c.objects[key(o)] = o
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Values(c.objects))
+}
+
+// Transformer makes the reflector keep only the entries of a list that arrives as a stream. It and
+// the methods below are for the reflector only.
+func (c *Cache[V]) Transformer() cache.TransformFunc {
+	return func(item any) (any, error) { return c.entry(item) }
+}
+
+// entry returns what is kept of an item, which is an object or already an entry.
+func (c *Cache[V]) entry(item any) (entry[V], error) {
+	if e, ok := item.(entry[V]); ok {
+		return e, nil
+	}
+	return c.project(item)
+}
+
+// Add adds or replaces an object.
+func (c *Cache[V]) Add(item any) error {
+	e, err := c.entry(item)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	last, had := c.objects[e.key]
+	c.objects[e.key] = e.value
 	c.mu.Unlock()
 	c.succeeded()
-	c.changed()
+	if comparer, ok := any(e.value).(interface{ Equal(other V) bool }); !had || !ok || !comparer.Equal(last) {
+		c.changed()
+	}
 	return nil
 }
 
 // Update replaces an object.
-func (c *Cache[T]) Update(item any) error { return c.Add(item) }
+func (c *Cache[V]) Update(item any) error { return c.Add(item) }
 
 // Delete removes an object.
-func (c *Cache[T]) Delete(item any) error {
+func (c *Cache[V]) Delete(item any) error {
 	if gone, ok := item.(cache.DeletedFinalStateUnknown); ok {
 		item = gone.Obj
 	}
-	o, ok := item.(T)
-	if !ok {
-		return fmt.Errorf("unexpected object of type %T", item)
+	e, err := c.entry(item)
+	if err != nil {
+		return err
 	}
 	c.mu.Lock()
-	delete(c.objects, key(o))
+	delete(c.objects, e.key)
 	c.mu.Unlock()
 	c.succeeded()
 	c.changed()
@@ -161,15 +212,14 @@ func (c *Cache[T]) Delete(item any) error {
 }
 
 // Replace replaces all objects by those of a complete list.
-func (c *Cache[T]) Replace(items []any, _ string) error {
-	objects := make(map[string]T, len(items))
+func (c *Cache[V]) Replace(items []any, _ string) error {
+	objects := make(map[string]V, len(items))
 	for _, item := range items {
-		o, ok := item.(T)
-		if !ok {
-			return fmt.Errorf("unexpected object of type %T", item)
+		e, err := c.entry(item)
+		if err != nil {
+			return err
 		}
-		o.SetManagedFields(nil)
-		objects[key(o)] = o
+		objects[e.key] = e.value
 	}
 	c.mu.Lock()
 	c.objects, c.synced = objects, true
@@ -180,10 +230,10 @@ func (c *Cache[T]) Replace(items []any, _ string) error {
 }
 
 // Bookmark notes that the server has answered and nothing has changed.
-func (c *Cache[T]) Bookmark(string) error {
+func (c *Cache[V]) Bookmark(string) error {
 	c.succeeded()
 	return nil
 }
 
 // Resync does nothing.
-func (c *Cache[T]) Resync() error { return nil }
+func (c *Cache[V]) Resync() error { return nil }
