@@ -77,8 +77,8 @@ func Watch[T Object](ctx context.Context, client *Client, list List, changed fun
 	}, changed)
 }
 
-// Project is like Watch, and keeps only the value that keep returns for each object. It doesn't call
-// changed if the values have a method Equal that says that an object's value is still the same.
+// Project is like Watch, and keeps only the value that keep returns for each object. If the values
+// have a method Equal, changed isn't called for an object whose value is equal to the last one.
 func Project[T Object, V any](ctx context.Context, client *Client, list List, keep func(T) V, changed func()) *Cache[V] {
 	subject := list.String()
 	c := &Cache[V]{objects: map[string]V{}, changed: changed}

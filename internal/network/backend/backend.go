@@ -228,7 +228,7 @@ func (s Self) offers(w Way) bool {
 }
 
 // links returns the links of the backend, one for each family of the underlay. Those of VXLAN have
-// different VNIs, as the kernel allows only one link for a VNI and port.
+// the same VNI, as flannel's have: the kernel tells them apart by the family.
 func (s Self) links() (out []Link) {
 	for _, w := range s.Backend.ways() {
 		if w != VXLAN && w != IPIP && w != WireGuard || !s.offers(w) {
@@ -241,20 +241,12 @@ func (s Self) links() (out []Link) {
 			}
 			l := Link{Way: w, Name: LinkName(s.Instance, w, six), MTU: u.MTU - w.Overhead(six), Local: u.Address.Addr(), Under: u.Link}
 			if w == VXLAN {
-				l.VNI, l.Port, l.MAC = vni(*s.Record.VXLAN, six), s.Record.VXLAN.Port, plan.MAC(s.Record.VXLAN.MAC)
+				l.VNI, l.Port, l.MAC = s.Record.VXLAN.VNI, s.Record.VXLAN.Port, plan.MAC(s.Record.VXLAN.MAC)
 			}
 			out = append(out, l)
 		}
 	}
 	return out
-}
-
-// vni returns the VNI of packets over an underlay of a family.
-func vni(v peer.VXLAN, six bool) uint32 {
-	if six {
-		return v.VNI ^ 1<<23
-	}
-	return v.VNI
 }
 
 // peer returns how n is reached: by the first way that is possible and not broken or, if all are

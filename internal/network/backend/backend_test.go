@@ -89,6 +89,14 @@ func TestFor(t *testing.T) {
 			"neighbour 10.201.2.0 lladdr 02:00:00:00:00:62 dev hn0b5evx6", "neighbour fd68:0:0:2:: lladdr 02:00:00:00:00:62 dev hn0b5evx6",
 			"fdb 02:00:00:00:00:62 dev hn0b5evx6 dst 2001:db8:9::2",
 			"route 10.201.2.0/24 via 10.201.2.0 dev hn0b5evx6 src 10.201.1.1", "route fd68:0:0:2::/64 via fd68:0:0:2:: dev hn0b5evx6 src fd68:0:0:1::1"}},
+		"each family over itself": {peer: near, with: backend.Auto, edit: func(n *peer.Node) { n.Tunneled, n.VXLAN.MAC6 = true, peer.MAC{2, 6} }, want: []string{
+			"vxlan mtu 1430 not direct: the peer takes only packets from tunnels",
+			"neighbour 10.201.2.0 lladdr 02:00:00:00:00:62 dev hn0b5evx", "neighbour fd68:0:0:2:: lladdr 02:06:00:00:00:00 dev hn0b5evx6",
+			"fdb 02:00:00:00:00:62 dev hn0b5evx dst 192.0.2.2", "fdb 02:06:00:00:00:00 dev hn0b5evx6 dst 2001:db8::2",
+			"route 10.201.2.0/24 via 10.201.2.0 dev hn0b5evx src 10.201.1.1", "route fd68:0:0:2::/64 via fd68:0:0:2:: dev hn0b5evx6 src fd68:0:0:1::1"}},
+		"each family over itself, and no IPv6": {peer: near, with: backend.OnlyVXLAN, edit: func(n *peer.Node) {
+			n.Tunneled, n.VXLAN.MAC6, n.Addresses = true, peer.MAC{2, 6}, n.Addresses[:1]
+		}, want: []string{"mtu 0 not direct: the peer takes only packets from tunnels; not vxlan: the peer takes each family over itself, and one of the nodes has addresses of one only"}},
 		"a smaller MTU at the peer": {peer: far, with: backend.OnlyIPIP, edit: func(n *peer.Node) { n.MTU, n.Blocks = 1400, n.Blocks[:1] }, want: []string{
 			"ipip mtu 1380 not direct: no address of the peer for 10.201.3.0/24 is on a link of this node",
 			"route 10.201.3.0/24 via 198.51.100.3 dev hn0b5eip src 10.201.1.1"}},
@@ -137,9 +145,9 @@ func TestFor(t *testing.T) {
 
 func TestLinks(t *testing.T) {
 	for b, want := range map[backend.Backend]string{
-		backend.Auto:          "hn0b5evx 1450 192.0.2.1 1, hn0b5evx6 1430 2001:db8::1 8388609, hn0b5eip 1480 192.0.2.1 0, hn0b5ewg 1440 192.0.2.1 0, pods 1420",
+		backend.Auto:          "hn0b5evx 1450 192.0.2.1 1, hn0b5evx6 1430 2001:db8::1 1, hn0b5eip 1480 192.0.2.1 0, hn0b5ewg 1440 192.0.2.1 0, pods 1420",
 		backend.HostGW:        "pods 1500",
-		backend.OnlyVXLAN:     "hn0b5evx 1450 192.0.2.1 1, hn0b5evx6 1430 2001:db8::1 8388609, pods 1430",
+		backend.OnlyVXLAN:     "hn0b5evx 1450 192.0.2.1 1, hn0b5evx6 1430 2001:db8::1 1, pods 1430",
 		backend.OnlyIPIP:      "hn0b5eip 1480 192.0.2.1 0, pods 1460",
 		backend.OnlyWireGuard: "hn0b5ewg 1440 192.0.2.1 0, pods 1420",
 		backend.OnlyBGP:       "pods 1500",

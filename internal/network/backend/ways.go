@@ -16,6 +16,9 @@ func (s Self) by(w Way, n peer.Node) (Peer, error) {
 	if n.Encrypted && w != WireGuard {
 		return p, errors.New("the peer takes only encrypted packets")
 	}
+	if n.Tunneled && (w == Direct || w == BGP) {
+		return p, errors.New("the peer takes only packets from tunnels")
+	}
 	var err error
 	switch w {
 	case Direct:
@@ -95,7 +98,8 @@ func (s Self) direct(p *Peer, n peer.Node) error {
 	return nil
 }
 
-// setPath sets where packets go and how large they may be: the smaller MTU, if there are two.
+// setPath sets where packets go and how large they may be: the first and the smaller, if there are
+// two.
 func (p *Peer) setPath(endpoint netip.Addr, mtu int) {
 	if !p.Endpoint.IsValid() {
 		p.Endpoint = endpoint
@@ -128,23 +132,56 @@ func (s Self) vxlan(p *Peer, n peer.Node) error {
 	if n.VXLAN.VNI != s.Record.VXLAN.VNI || n.VXLAN.Port != s.Record.VXLAN.Port {
 		return fmt.Errorf("the peer uses VNI %d and port %d, this node %d and %d", n.VXLAN.VNI, n.VXLAN.Port, s.Record.VXLAN.VNI, s.Record.VXLAN.Port)
 	}
-	u, endpoint, err := s.common(n)
+	ends, err := s.vxlanEnds(n)
 	if err != nil {
 		return err
 	}
-	s.tunnel(p, n, u, endpoint)
-	link, mac := LinkName(s.Instance, VXLAN, endpoint.Is6()), plan.MAC(n.VXLAN.MAC)
-	p.Forwards = []Forward{{Link: link, MAC: mac, To: endpoint}}
+	for i, e := range ends {
+		if i == 1 && e == ends[0] {
+			break
+		}
+		s.tunnel(p, n, e.under, e.to)
+		p.Forwards = append(p.Forwards, Forward{Link: LinkName(s.Instance, VXLAN, e.to.Is6()), MAC: e.mac, To: e.to})
+	}
 	gateways := map[bool]netip.Addr{}
 	for _, b := range n.Blocks {
-		six := b.Addr().Is6()
+		six, e := b.Addr().Is6(), ends[0]
+		if six {
+			e = ends[1]
+		}
+		link := LinkName(s.Instance, VXLAN, e.to.Is6())
 		if _, ok := gateways[six]; !ok {
 			gateways[six] = b.Addr()
-			p.Neighbours = append(p.Neighbours, plan.Neighbour{Link: link, Addr: b.Addr(), MAC: mac})
+			p.Neighbours = append(p.Neighbours, plan.Neighbour{Link: link, Addr: b.Addr(), MAC: e.mac})
 		}
 		p.Routes = append(p.Routes, s.route(link, b, gateways[six], true))
 	}
 	return nil
+}
+
+// vxlanEnd is a peer's end of a VXLAN tunnel, and the underlay by which it is reached.
+type vxlanEnd struct {
+	under Underlay
+	to    netip.Addr
+	mac   plan.MAC
+}
+
+// vxlanEnds returns the ends for packets of IPv4 and IPv6. They are the same unless the peer wants
+// each family over itself.
+func (s Self) vxlanEnds(n peer.Node) (ends [2]vxlanEnd, err error) {
+	if n.VXLAN.MAC6 == (peer.MAC{}) {
+		u, to, err := s.common(n)
+		end := vxlanEnd{u, to, plan.MAC(n.VXLAN.MAC)}
+		return [2]vxlanEnd{end, end}, err
+	}
+	for i, mac := range []peer.MAC{n.VXLAN.MAC, n.VXLAN.MAC6} {
+		u, ok := s.underlay(i == 1)
+		ends[i] = vxlanEnd{u, n.Address(i == 1), plan.MAC(mac)}
+		if !ok || !ends[i].to.IsValid() {
+			return ends, errors.New("the peer takes each family over itself, and one of the nodes has addresses of one only")
+		}
+	}
+	return ends, nil
 }
 
 func (s Self) ipip(p *Peer, n peer.Node) error {

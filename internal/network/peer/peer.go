@@ -47,6 +47,9 @@ type Node struct {
 	WireGuard []WireGuard `json:"wireguard,omitempty"`
 	// Encrypted means that the node drops packets for its pods that don't come by WireGuard.
 	Encrypted bool `json:"encrypted,omitempty"`
+	// Tunneled means that the node expects packets for its pods by a tunnel only, also from nodes on
+	// the same link: a strict rp_filter drops others. It is so with flannel without DirectRouting.
+	Tunneled bool `json:"tunneled,omitempty"`
 	// AS is the number of the node's autonomous system; 0 if it doesn't speak BGP.
 	AS uint32 `json:"as,omitempty"`
 }
@@ -56,6 +59,9 @@ type VXLAN struct {
 	VNI  uint32 `json:"vni"`
 	Port uint16 `json:"port"`
 	MAC  MAC    `json:"mac"`
+	// MAC6 is set if IPv6 packets for the node's pods must come over IPv6, to a link with this MAC,
+	// and IPv4 packets over IPv4. It is so with flannel.
+	MAC6 MAC `json:"mac6,omitzero"`
 }
 
 // WireGuard is how a node receives WireGuard packets.
@@ -194,7 +200,7 @@ func checkBlocks(blocks []netip.Prefix) (errs []error) {
 func (n Node) Equal(o Node) bool {
 	sameVXLAN := n.VXLAN == o.VXLAN || n.VXLAN != nil && o.VXLAN != nil && *n.VXLAN == *o.VXLAN
 	return sameVXLAN && n.Version == o.Version && n.Name == o.Name && n.Boot == o.Boot && n.MTU == o.MTU && n.IPIP == o.IPIP &&
-		n.Encrypted == o.Encrypted && n.AS == o.AS && slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.Blocks, o.Blocks) && slices.Equal(n.WireGuard, o.WireGuard)
+		n.Encrypted == o.Encrypted && n.Tunneled == o.Tunneled && n.AS == o.AS && slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.Blocks, o.Blocks) && slices.Equal(n.WireGuard, o.WireGuard)
 }
 
 // View is what a registry knows at one moment.
