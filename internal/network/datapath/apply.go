@@ -12,6 +12,7 @@ import (
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/rtnetlink"
 )
 
 // Apply makes everything in the plan that doesn't exist yet.
@@ -78,9 +79,9 @@ func (d *Datapath) link(p plan.Plan) error {
 // then. The kernel completes that before it answers a request for the link (since Linux 6.8, "net:
 // core: synchronize link-watch when carrier is queried").
 func waitForCarrier(c *nlsock.Conn, p plan.Veth) error {
-	links := []*nl.NetlinkRequest{getLink(p.Host, 0)}
+	links := []*nl.NetlinkRequest{rtnetlink.GetLink(p.Host, 0)}
 	if p.Bridge != "" {
-		links = append(links, getLink(p.Bridge, 0))
+		links = append(links, rtnetlink.GetLink(p.Bridge, 0))
 	}
 	for _, a := range c.Do(links...) {
 		if a.Err != nil {
@@ -112,7 +113,7 @@ func podSide(c *nlsock.Conn, eth int, p plan.Plan) error {
 	requests, names := sideRequests(map[string]int{p.Veth.Pod: eth}, p.Pod)
 	// Two messages: in a single one, the kernel would set the link up first, which gives it an
 	// address.
-	requests = append([]*nl.NetlinkRequest{setLink(linkChange{index: eth, noAutoAddress: true}), setLink(linkChange{index: eth, up: true})}, requests...)
+	requests = append([]*nl.NetlinkRequest{rtnetlink.SetLink(rtnetlink.LinkChange{Index: eth, NoAutoAddress: true}), rtnetlink.SetLink(rtnetlink.LinkChange{Index: eth, Up: true})}, requests...)
 	names = append([]string{"settings of " + p.Veth.Pod, "set " + p.Veth.Pod + " up"}, names...)
 	return firstError(c.Do(requests...), names, p.Netns)
 }
@@ -141,17 +142,17 @@ func dialAt(path string) func() (*nlsock.Conn, error) {
 // name may fail. links has the links' indexes by name.
 func sideRequests(links map[string]int, s plan.Side) (requests []*nl.NetlinkRequest, names []string) {
 	for _, a := range s.Addresses {
-		requests, names = append(requests, address(unix.RTM_NEWADDR, links[a.Link], a)), append(names, a.String())
+		requests, names = append(requests, rtnetlink.Address(unix.RTM_NEWADDR, links[a.Link], a)), append(names, a.String())
 	}
 	for _, n := range s.Neighbours {
-		requests, names = append(requests, neighbour(unix.RTM_NEWNEIGH, links[n.Link], n)), append(names, n.String())
+		requests, names = append(requests, rtnetlink.Neighbour(unix.RTM_NEWNEIGH, links[n.Link], n)), append(names, n.String())
 	}
 	for _, r := range s.Routes {
 		name := r.String()
 		if r.Preferred {
 			name = "" // fails if the node has lost the address
 		}
-		requests, names = append(requests, route(unix.RTM_NEWROUTE, links[r.Link], r)), append(names, name)
+		requests, names = append(requests, rtnetlink.Route(unix.RTM_NEWROUTE, links[r.Link], r)), append(names, name)
 	}
 	return requests, names
 }
@@ -176,18 +177,18 @@ func (d *Datapath) ensureVeth(p plan.Plan, ns int, inPod func() (*nlsock.Conn, e
 	links = map[string]int{}
 	err = d.withConn(func(c *nlsock.Conn) error {
 		if p.Veth.Bridge != "" {
-			bridge, err := linkByName(c, p.Veth.Bridge)
+			bridge, err := rtnetlink.LinkByName(c, p.Veth.Bridge)
 			if err != nil {
 				return err
 			}
-			links[p.Veth.Bridge] = bridge.index
+			links[p.Veth.Bridge] = bridge.Index
 		}
 		for range 2 {
 			host, err := d.tryVeth(c, p.Veth, links[p.Veth.Bridge], ns, inPod)
 			if errors.Is(err, errStaleLink) {
 				continue // it has been deleted
 			}
-			links[p.Veth.Host], eth = host.index, host.peer
+			links[p.Veth.Host], eth = host.Index, host.Peer
 			return wrapLink(err, p)
 		}
 		return wrapLink(errStaleLink, p)
@@ -205,38 +206,38 @@ func wrapLink(err error, p plan.Plan) error {
 var errStaleLink = errors.New("another link has this name")
 
 // tryVeth is one attempt of ensureVeth. It returns the host's end.
-func (d *Datapath) tryVeth(c *nlsock.Conn, p plan.Veth, bridge, ns int, inPod func() (*nlsock.Conn, error)) (linkInfo, error) {
+func (d *Datapath) tryVeth(c *nlsock.Conn, p plan.Veth, bridge, ns int, inPod func() (*nlsock.Conn, error)) (rtnetlink.Link, error) {
 	answers := c.Do(
 		newVeth(p, bridge, ns),
-		getLink(p.Host, 0),
-		setLink(linkChange{name: p.Host, up: true, alias: p.Alias, master: bridge, noAutoAddress: true, forwarding: true, routeLocalnet: p.RouteLocalnet}))
+		rtnetlink.GetLink(p.Host, 0),
+		rtnetlink.SetLink(rtnetlink.LinkChange{Name: p.Host, Up: true, Alias: p.Alias, Master: bridge, NoAutoAddress: true, Forwarding: true, RouteLocalnet: p.RouteLocalnet}))
 	made, got, set := answers[0].Err, answers[1], answers[2].Err
 	if made != nil && !errors.Is(made, unix.EEXIST) {
-		return linkInfo{}, made
+		return rtnetlink.Link{}, made
 	}
 	if made != nil && errors.Is(got.Err, unix.ENODEV) {
-		return linkInfo{}, errdefs.ErrAlreadyExists.WithMessage("the namespace has a link " + p.Pod + " of its own: remove it or use another name")
+		return rtnetlink.Link{}, errdefs.ErrAlreadyExists.WithMessage("the namespace has a link " + p.Pod + " of its own: remove it or use another name")
 	}
 	if err := errors.Join(set, got.Err); err != nil {
-		return linkInfo{}, err
+		return rtnetlink.Link{}, err
 	}
-	host, err := parseLink(got.Data)
+	host, err := rtnetlink.ParseLink(got.Data)
 	if err != nil || made == nil {
 		return host, err
 	}
 	pod, err := inPod()
 	if err != nil {
-		return linkInfo{}, err
+		return rtnetlink.Link{}, err
 	}
-	peer, err := linkByName(pod, p.Pod)
-	if err == nil && peer.index == host.peer && peer.mac == p.PodMAC && host.mac == p.HostMAC && !d.deletion.has(host) {
+	peer, err := rtnetlink.LinkByName(pod, p.Pod)
+	if err == nil && peer.Index == host.Peer && peer.MAC == p.PodMAC && host.MAC == p.HostMAC && !d.deletion.has(host) {
 		return host, nil
 	}
 	// By its name it is ours, but it belongs to another namespace, or is being deleted.
-	if err := c.Do(delLinks(p.Host, 0))[0].Err; err != nil && !errors.Is(err, unix.ENODEV) {
-		return linkInfo{}, err
+	if err := c.Do(rtnetlink.DeleteLinks(p.Host, 0))[0].Err; err != nil && !errors.Is(err, unix.ENODEV) {
+		return rtnetlink.Link{}, err
 	}
-	return linkInfo{}, errStaleLink
+	return rtnetlink.Link{}, errStaleLink
 }
 
 // Cut ends the pod's traffic at once: it removes its hostPorts and sets its link down. It marks the
@@ -249,14 +250,14 @@ func (d *Datapath) Cut(p plan.Plan) error {
 	}()
 	err := d.withConn(func(c *nlsock.Conn) error {
 		group := d.deletion.next()
-		requests := []*nl.NetlinkRequest{setLink(linkChange{name: p.Veth.Host, down: true, group: group})}
+		requests := []*nl.NetlinkRequest{rtnetlink.SetLink(rtnetlink.LinkChange{Name: p.Veth.Host, Down: true, Group: group})}
 		if p.Bandwidth.IFB != "" {
-			requests = append(requests, setLink(linkChange{name: p.Bandwidth.IFB, down: true, group: group}))
+			requests = append(requests, rtnetlink.SetLink(rtnetlink.LinkChange{Name: p.Bandwidth.IFB, Down: true, Group: group}))
 		}
 		if p.Veth.Bridge != "" {
-			if bridge, err := linkByName(c, p.Veth.Bridge); err == nil {
+			if bridge, err := rtnetlink.LinkByName(c, p.Veth.Bridge); err == nil {
 				for _, n := range p.Host.Neighbours {
-					requests = append(requests, neighbour(unix.RTM_DELNEIGH, bridge.index, n))
+					requests = append(requests, rtnetlink.Neighbour(unix.RTM_DELNEIGH, bridge.Index, n))
 				}
 			}
 		}

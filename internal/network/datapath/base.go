@@ -10,6 +10,7 @@ import (
 
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/rtnetlink"
 )
 
 // Ensure makes the node's part of the network agree with b, except for the sysctls. Elements of
@@ -19,11 +20,11 @@ func (d *Datapath) Ensure(b plan.Base) error {
 		return err
 	}
 	return d.withConn(func(c *nlsock.Conn) error {
-		lo, err := linkByName(c, "lo")
+		lo, err := rtnetlink.LinkByName(c, "lo")
 		if err != nil {
 			return err
 		}
-		links := map[string]int{lo.name: lo.index}
+		links := map[string]int{lo.Name: lo.Index}
 		if b.Link != nil {
 			bridge, err := makeBridge(c, *b.Link)
 			if err != nil {
@@ -68,22 +69,22 @@ func makeBridge(c *nlsock.Conn, b plan.BridgeLink) (int, error) {
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, []byte("bridge"))
 	req.AddData(info)
-	answers := c.Do(req, getLink(b.Name, 0))
+	answers := c.Do(req, rtnetlink.GetLink(b.Name, 0))
 	if err := answers[0].Err; err != nil && !errors.Is(err, unix.EEXIST) {
 		return 0, fmt.Errorf("bridge %s: %w", b.Name, err)
 	}
-	link, err := parseLink(answers[1].Data)
+	link, err := rtnetlink.ParseLink(answers[1].Data)
 	if err = errors.Join(answers[1].Err, err); err != nil {
 		return 0, fmt.Errorf("bridge %s: %w", b.Name, err)
 	}
-	if link.mac != b.MAC {
+	if link.MAC != b.MAC {
 		return 0, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("link %s exists and doesn't belong to this network: delete it or use another name", b.Name))
 	}
-	change := linkChange{name: b.Name, up: true, noAutoAddress: true, forwarding: true, routeLocalnet: true}
-	if err := c.Do(setLink(change))[0].Err; err != nil {
+	change := rtnetlink.LinkChange{Name: b.Name, Up: true, NoAutoAddress: true, Forwarding: true, RouteLocalnet: true}
+	if err := c.Do(rtnetlink.SetLink(change))[0].Err; err != nil {
 		return 0, fmt.Errorf("bridge %s: %w", b.Name, err)
 	}
-	return link.index, nil
+	return link.Index, nil
 }
 
 // Teardown removes what Ensure has made for any configuration of the instance.
@@ -102,12 +103,12 @@ func (d *Datapath) Teardown() error {
 
 // markBridgeForDeletion lets the next Reap delete the bridge, if Husk made it.
 func (d *Datapath) markBridgeForDeletion() error {
-	var bridge linkInfo
+	var bridge rtnetlink.Link
 	err := d.withConn(func(c *nlsock.Conn) (err error) {
-		bridge, err = linkByName(c, d.bridge)
+		bridge, err = rtnetlink.LinkByName(c, d.bridge)
 		return err
 	})
-	if errors.Is(err, unix.ENODEV) || err == nil && bridge.mac != plan.BridgeMAC(d.instance) {
+	if errors.Is(err, unix.ENODEV) || err == nil && bridge.MAC != plan.BridgeMAC(d.instance) {
 		return nil
 	}
 	return errors.Join(err, d.markForDeletion(d.bridge))
@@ -121,13 +122,13 @@ func (d *Datapath) ours(r plan.Route) bool {
 // removeSubnet deletes the route of a subnet, and its address on lo. The route goes last, as it
 // identifies the address as ours.
 func (d *Datapath) removeSubnet(r plan.Route) error {
-	var lo linkInfo
+	var lo rtnetlink.Link
 	err := d.withConn(func(c *nlsock.Conn) (err error) {
-		lo, err = linkByName(c, "lo")
+		lo, err = rtnetlink.LinkByName(c, "lo")
 		return err
 	})
 	if err == nil {
-		err = d.remove(plan.LoopbackAddress(r.Dst), lo.index)
+		err = d.remove(plan.LoopbackAddress(r.Dst), lo.Index)
 	}
 	if err == nil {
 		err = d.remove(r, 0)
@@ -140,11 +141,11 @@ func (d *Datapath) remove(object any, index int) error {
 	var req *nl.NetlinkRequest
 	switch o := object.(type) {
 	case plan.Route:
-		req = route(unix.RTM_DELROUTE, index, o)
+		req = rtnetlink.Route(unix.RTM_DELROUTE, index, o)
 	case plan.Neighbour:
-		req = neighbour(unix.RTM_DELNEIGH, index, o)
+		req = rtnetlink.Neighbour(unix.RTM_DELNEIGH, index, o)
 	case plan.Address:
-		req = address(unix.RTM_DELADDR, index, o)
+		req = rtnetlink.Address(unix.RTM_DELADDR, index, o)
 	}
 	return d.withConn(func(c *nlsock.Conn) error {
 		err := c.Do(req)[0].Err

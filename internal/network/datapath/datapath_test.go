@@ -17,6 +17,7 @@ import (
 	"github.com/huskd/husk/internal/netns/netnstest"
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/rtnetlink"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -326,11 +327,11 @@ func TestErrorsIncludeKernelMessage(t *testing.T) {
 	n := newNode(t, plan.PTP)
 	must(t, n.withConn(func(c *nlsock.Conn) error {
 		bad := plan.Route{Kind: plan.Unicast, Dst: netip.MustParsePrefix("10.1.1.1/16"), Link: "lo"}
-		err := c.Do(route(unix.RTM_NEWROUTE, 1, bad))[0].Err
+		err := c.Do(rtnetlink.Route(unix.RTM_NEWROUTE, 1, bad))[0].Err
 		if !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "Invalid prefix") {
 			t.Errorf("got %v", err)
 		}
-		if _, err := linkByName(c, "nothere"); !errors.Is(err, unix.ENODEV) {
+		if _, err := rtnetlink.LinkByName(c, "nothere"); !errors.Is(err, unix.ENODEV) {
 			t.Errorf("got %v", err)
 		}
 		return nil
@@ -388,8 +389,8 @@ func FuzzElement(f *testing.F) {
 // FuzzAnswers checks that malformed answers from a socket don't crash the parsers.
 func FuzzAnswers(f *testing.F) {
 	f.Add([]byte{})
-	f.Add(getLink("eth0", 3).Serialize()[unix.SizeofNlMsghdr:])
+	f.Add(rtnetlink.GetLink("eth0", 3).Serialize()[unix.SizeofNlMsghdr:])
 	f.Fuzz(func(_ *testing.T, data []byte) {
-		_, _ = parseLink(data)
+		_, _ = rtnetlink.ParseLink(data)
 	})
 }

@@ -6,10 +6,10 @@ import (
 	"net/netip"
 	"os"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/network/nlsock"
+	"github.com/huskd/husk/internal/network/rtnetlink"
 )
 
 // defaultMTU is Ethernet's, for a node without an uplink.
@@ -17,10 +17,6 @@ const defaultMTU = 1500
 
 // minMTU is the minimum of IPv6.
 const minMTU = 1280
-
-// uplinkProbes are addresses that only a default route leads to: 240.0.0.0/4 was never assigned,
-// and 3ffe::/16 was returned.
-var uplinkProbes = []netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("3ffe::1")}
 
 // Uplink is how the node reaches other networks.
 type Uplink struct {
@@ -35,30 +31,30 @@ type Uplink struct {
 // answers without taking a contended lock.
 func (d *Datapath) Uplink() (u Uplink, err error) {
 	err = d.withConn(func(c *nlsock.Conn) error {
-		for _, to := range uplinkProbes {
-			r := routeTo(c, to)
-			if r.link == 0 {
+		for _, to := range rtnetlink.DefaultProbes {
+			r := rtnetlink.PathTo(c, to)
+			if r.Link == 0 {
 				continue
 			}
-			a := c.Do(getLink("", r.link))[0]
+			a := c.Do(rtnetlink.GetLink("", r.Link))[0]
 			if errors.Is(a.Err, unix.ENODEV) {
 				continue // gone a moment ago
 			}
 			if a.Err != nil {
 				return fmt.Errorf("uplink: %w", a.Err)
 			}
-			l, err := parseLink(a.Data)
+			l, err := rtnetlink.ParseLink(a.Data)
 			if err != nil {
 				return fmt.Errorf("uplink: %w", err)
 			}
-			if r.mtu > 0 {
-				l.mtu = min(l.mtu, r.mtu)
+			if r.MTU > 0 {
+				l.MTU = min(l.MTU, r.MTU)
 			}
-			if u.MTU == 0 || l.mtu < u.MTU {
-				u.MTU, u.Link = l.mtu, l.name
+			if u.MTU == 0 || l.MTU < u.MTU {
+				u.MTU, u.Link = l.MTU, l.Name
 			}
 			if to.Is4() {
-				u.Source = r.source
+				u.Source = r.Source
 			}
 		}
 		return nil
@@ -68,38 +64,6 @@ func (d *Datapath) Uplink() (u Uplink, err error) {
 	}
 	u.MTU = max(u.MTU, minMTU)
 	return u, err
-}
-
-// answeredRoute is the kernel's answer about the route to an address.
-type answeredRoute struct {
-	link   int // 0 if there is no route
-	mtu    int // of the route itself
-	source netip.Addr
-}
-
-func routeTo(c *nlsock.Conn, to netip.Addr) (r answeredRoute) {
-	req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
-	req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(familyOf(to)), Dst_len: uint8(to.BitLen())}})
-	req.AddData(nl.NewRtAttr(unix.RTA_DST, to.AsSlice()))
-	a := c.Do(req)[0]
-	if a.Err != nil || len(a.Data) < unix.SizeofRtMsg || a.Data[7] != unix.RTN_UNICAST {
-		return answeredRoute{}
-	}
-	for typ, value := range nlsock.Attributes(a.Data[unix.SizeofRtMsg:]) {
-		switch typ {
-		case unix.RTA_OIF:
-			r.link = int(nlsock.Uint32(value))
-		case unix.RTA_PREFSRC:
-			r.source, _ = netip.AddrFromSlice(value)
-		case unix.RTA_METRICS:
-			for metric, value := range nlsock.Attributes(value) {
-				if metric == unix.RTAX_MTU {
-					r.mtu = int(nlsock.Uint32(value))
-				}
-			}
-		}
-	}
-	return r
 }
 
 // IPv6 reports whether pods on this node can have IPv6, and if not, why.

@@ -10,11 +10,12 @@ import (
 
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/rtnetlink"
 )
 
 // observed is the state of a network namespace, in the plan's types.
 type observed struct {
-	links      map[string]linkInfo
+	links      map[string]rtnetlink.Link
 	addresses  map[plan.Address]bool
 	neighbours map[plan.Neighbour]bool // only permanent ones
 	routes     map[plan.Route]bool     // only those of plan.Protocol
@@ -22,15 +23,15 @@ type observed struct {
 
 // observe reads the state of the handle's namespace, limited to the links that want accepts.
 func observe(c *nlsock.Conn, h *netlink.Handle, want func(link string) bool) (*observed, error) {
-	o := &observed{map[string]linkInfo{}, map[plan.Address]bool{}, map[plan.Neighbour]bool{}, map[plan.Route]bool{}}
-	links, err := listLinks(c)
+	o := &observed{map[string]rtnetlink.Link{}, map[plan.Address]bool{}, map[plan.Neighbour]bool{}, map[plan.Route]bool{}}
+	links, err := rtnetlink.Links(c)
 	if err != nil {
 		return nil, err
 	}
 	names := map[int]string{}
 	for _, l := range links {
-		if want(l.name) {
-			o.links[l.name], names[l.index] = l, l.name
+		if want(l.Name) {
+			o.links[l.Name], names[l.Index] = l, l.Name
 		}
 	}
 	addresses, err := nlsock.Complete(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
@@ -106,18 +107,6 @@ func toPlan(r netlink.Route, link string) plan.Route {
 	return p
 }
 
-// listLinks returns all links of the namespace of c.
-func listLinks(c *nlsock.Conn) ([]linkInfo, error) {
-	links, err := nlsock.List(c, getLink("", 0), func(data []byte) (linkInfo, bool) {
-		l, err := parseLink(data)
-		return l, err == nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	return links, nil
-}
-
 // observeNode returns the instance's objects on the node.
 func (d *Datapath) observeNode() (node *observed, elements map[plan.Element]bool, err error) {
 	err = d.withConn(func(c *nlsock.Conn) error {
@@ -129,7 +118,7 @@ func (d *Datapath) observeNode() (node *observed, elements map[plan.Element]bool
 	if err != nil {
 		return nil, nil, err
 	}
-	if l, ok := node.links[d.bridge]; ok && l.mac != plan.BridgeMAC(d.instance) {
+	if l, ok := node.links[d.bridge]; ok && l.MAC != plan.BridgeMAC(d.instance) {
 		delete(node.links, d.bridge) // not ours
 	}
 	all, err := d.table.list()

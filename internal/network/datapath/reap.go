@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/network/nlsock"
+	"github.com/huskd/husk/internal/network/rtnetlink"
 )
 
 // Deleting links by group costs one wait for RCU grace periods, 15 to 25 ms, for any number of
@@ -34,8 +35,8 @@ func (d *groupAllocator) next() uint32 { return d.group(d.count.Add(1) / perGrou
 func (d *groupAllocator) group(i uint32) uint32 { return d.tag + i<<16 }
 
 // has reports whether a link is in one of the groups.
-func (d *groupAllocator) has(l linkInfo) bool {
-	i := l.group - d.tag
+func (d *groupAllocator) has(l rtnetlink.Link) bool {
+	i := l.Group - d.tag
 	return i&0xffff == 0 && i>>16 < groups
 }
 
@@ -48,7 +49,7 @@ func (d *Datapath) Reap() error {
 			c := <-d.reapConns
 			defer func() { d.reapConns <- c }()
 			group := d.deletion.group(i)
-			if err := c.Do(delLinks("", group))[0].Err; err != nil && !errors.Is(err, unix.ENODEV) {
+			if err := c.Do(rtnetlink.DeleteLinks("", group))[0].Err; err != nil && !errors.Is(err, unix.ENODEV) {
 				return fmt.Errorf("delete links of group %#x: %w", group, err)
 			}
 			return nil
@@ -60,7 +61,7 @@ func (d *Datapath) Reap() error {
 // markForDeletion sets a link down and lets the next Reap delete it.
 func (d *Datapath) markForDeletion(link string) error {
 	return d.withConn(func(c *nlsock.Conn) error {
-		err := c.Do(setLink(linkChange{name: link, down: true, group: d.deletion.next()}))[0].Err
+		err := c.Do(rtnetlink.SetLink(rtnetlink.LinkChange{Name: link, Down: true, Group: d.deletion.next()}))[0].Err
 		if err != nil && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("link %s: mark for deletion: %w", link, err)
 		}

@@ -62,20 +62,20 @@ func (d *Datapath) Sweep(b plan.Base, plans []plan.Plan) ([]Difference, error) {
 		case owned[r]:
 		case d.ours(r):
 			stray(r.String(), d.removeSubnet(r))
-		case onLink && owned[link.name]: // others were deleted with their links
-			stray(r.String(), d.remove(r, link.index))
+		case onLink && owned[link.Name]: // others were deleted with their links
+			stray(r.String(), d.remove(r, link.Index))
 		}
 	}
 	// Addresses and neighbours of a veth are deleted with it, but those of the bridge stay.
-	if bridge, ok := node.links[d.bridge]; ok && owned[bridge.name] {
+	if bridge, ok := node.links[d.bridge]; ok && owned[bridge.Name] {
 		for a := range node.addresses {
-			if a.Link == bridge.name && !owned[a] {
-				stray(a.String(), d.remove(a, bridge.index))
+			if a.Link == bridge.Name && !owned[a] {
+				stray(a.String(), d.remove(a, bridge.Index))
 			}
 		}
 		for n := range node.neighbours {
-			if n.Link == bridge.name && !owned[n] {
-				stray(n.String(), d.remove(n, bridge.index))
+			if n.Link == bridge.Name && !owned[n] {
+				stray(n.String(), d.remove(n, bridge.Index))
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/rtnetlink"
 )
 
 // Difference is where the kernel differs from a plan.
@@ -47,13 +48,13 @@ func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
 			if d.deletion.has(l) {
 				diffs = append(diffs, Difference{Object: object, Problem: "marked for deletion"})
 			}
-			if p.Veth.Bridge != "" && l.port != node.links[p.Veth.Bridge].index {
+			if p.Veth.Bridge != "" && l.Master != node.links[p.Veth.Bridge].Index {
 				diffs = append(diffs, Difference{Object: object, Problem: "not a port of " + p.Veth.Bridge})
 			}
-			if !l.forwarding {
+			if !l.Forwarding {
 				diffs = append(diffs, Difference{Object: object, Problem: "doesn't forward"})
 			}
-			if p.Veth.RouteLocalnet && !l.routeLocalnet {
+			if p.Veth.RouteLocalnet && !l.RouteLocalnet {
 				diffs = append(diffs, Difference{Object: object, Problem: "route_localnet is off"})
 			}
 		}
@@ -82,7 +83,7 @@ func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
 	return out, nil
 }
 
-func verifyPod(p plan.Plan, host linkInfo) (diffs []Difference, err error) {
+func verifyPod(p plan.Plan, host rtnetlink.Link) (diffs []Difference, err error) {
 	err = netns.Do(p.Netns, func() error {
 		c, err := nlsock.Dial(unix.NETLINK_ROUTE)
 		if err != nil {
@@ -99,7 +100,7 @@ func verifyPod(p plan.Plan, host linkInfo) (diffs []Difference, err error) {
 			return err
 		}
 		diffs = pod.compareLink(p.Netns, p.Veth.Pod, p.Veth.PodMAC, p.Veth.MTU)
-		if l, ok := pod.links[p.Veth.Pod]; ok && l.index != host.peer {
+		if l, ok := pod.links[p.Veth.Pod]; ok && l.Index != host.Peer {
 			diffs = append(diffs, Difference{p.Netns, "link " + p.Veth.Pod, "not the other end of " + p.Veth.Host})
 		}
 		diffs = append(diffs, pod.compare(p.Netns, p.Pod)...)
@@ -118,13 +119,13 @@ func (o *observed) compareLink(ns, name string, mac plan.MAC, mtu int) []Differe
 		return []Difference{{ns, object, missing}}
 	}
 	var out []Difference
-	if l.mac != mac {
-		out = append(out, Difference{ns, object, fmt.Sprintf("MAC %v, not %v", l.mac, mac)})
+	if l.MAC != mac {
+		out = append(out, Difference{ns, object, fmt.Sprintf("MAC %v, not %v", l.MAC, mac)})
 	}
-	if l.mtu != mtu {
-		out = append(out, Difference{ns, object, fmt.Sprintf("MTU %d, not %d", l.mtu, mtu)})
+	if l.MTU != mtu {
+		out = append(out, Difference{ns, object, fmt.Sprintf("MTU %d, not %d", l.MTU, mtu)})
 	}
-	if !l.up {
+	if !l.Up {
 		out = append(out, Difference{ns, object, "down"})
 	}
 	return out
@@ -186,9 +187,9 @@ func (d *Datapath) VerifyBase(b plan.Base) (diffs []Difference, err error) {
 			return err
 		}
 		if b.Link != nil {
-			if l, ok := o.links[d.bridge]; !ok || l.mac != b.Link.MAC {
+			if l, ok := o.links[d.bridge]; !ok || l.MAC != b.Link.MAC {
 				diffs = append(diffs, Difference{Object: "link " + d.bridge, Problem: missing})
-			} else if !l.up {
+			} else if !l.Up {
 				diffs = append(diffs, Difference{Object: "link " + d.bridge, Problem: "down"})
 			}
 		}
