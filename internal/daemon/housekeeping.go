@@ -113,6 +113,11 @@ func (d *daemon) removeOrphans() {
 		uids = append(uids, string(p.Manifest.UID))
 	}
 	d.orphans = map[string]error{}
+	former := filepath.Join(d.cfg.Root, "logs") // before there was pod-logs-dir
+	if err := d.podLogs().Adopt(former, uids); err != nil {
+		d.log.Error("orphaned logs of pods were kept", "path", former, "error", err)
+		d.orphans[former] = err
+	}
 	for _, o := range housekeeping.Orphans(d.volumes(), d.podLogs(), uids) {
 		if o.Err != nil {
 			d.log.Error("orphaned pod directory was kept", "path", o.Path, "error", o.Err)

@@ -145,7 +145,7 @@ func TestOrphans(t *testing.T) {
 	w.run(podOf("web", "volumes: [{name: v, emptyDir: {}}], "+only("volumeMounts: [{name: v, mountPath: /v}], command: [sleep, '1000']")), "--wait")
 	w.sh("web", "echo x >/v/f")
 	w.d.Stop()
-	for _, dir := range []string{"/pods/gone/volumes/v", "/pods/odd/else", "/logs/pods/default_gone_gone/c", "/logs/pods/default_theirs_theirs/c"} {
+	for _, dir := range []string{"/pods/gone/volumes/v", "/pods/odd/else", "/logs/pods/default_gone_gone/c", "/logs/pods/default_theirs_theirs/c", "/logs/default_former_former/c"} {
 		if err := os.MkdirAll(w.Root+dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -154,7 +154,7 @@ func TestOrphans(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.d = w.Huskd()
-	for dir, there := range map[string]bool{"/pods/gone": false, "/logs/pods/default_gone_gone": false, "/logs/pods/default_theirs_theirs": true, "/pods/odd": true} {
+	for dir, there := range map[string]bool{"/pods/gone": false, "/logs/pods/default_gone_gone": false, "/logs/default_former_former": false, "/logs/pods/default_theirs_theirs": true, "/pods/odd": true} {
 		if _, err := os.Stat(w.Root + dir); (err == nil) != there {
 			t.Errorf("%s exists: %v, want %v: %v", dir, err == nil, there, err)
 		}

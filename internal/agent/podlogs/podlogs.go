@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -101,6 +102,29 @@ func (d Dirs) Unlink(log, id string) error {
 		return fmt.Errorf("link to the log: %w", err)
 	}
 	return nil
+}
+
+// Adopt records the log directories NAMESPACE_NAME_UID in dir as those of the pods with the uids,
+// and removes those of other pods. It is for a directory of earlier versions, which recorded nothing
+// and shared it with nobody.
+func (d Dirs) Adopt(dir string, uids []string) (err error) {
+	entries, readErr := os.ReadDir(dir)
+	if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
+		err = fmt.Errorf("logs of pods: %w", readErr)
+	}
+	for _, e := range entries {
+		path, parts := filepath.Join(dir, e.Name()), strings.Split(e.Name(), "_")
+		if !e.IsDir() || len(parts) != 3 {
+			continue
+		}
+		if slices.Contains(uids, parts[2]) {
+			_, createErr := d.Create(parts[2], path)
+			err = errors.Join(err, createErr)
+		} else {
+			err = errors.Join(err, os.RemoveAll(path))
+		}
+	}
+	return err
 }
 
 // Sweep removes the links into log directories that are gone.

@@ -101,6 +101,35 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// TestAdopt: directories without a record are recorded if the pod is known, and removed otherwise.
+func TestAdopt(t *testing.T) {
+	d := newDirs(t)
+	old := filepath.Join(filepath.Dir(d.Pods), "old")
+	if err := d.Adopt(old, nil); err != nil {
+		t.Errorf("a missing directory: %v", err)
+	}
+	for _, name := range []string{"default_web_known", "default_web_gone", "containers", "a_b_c_d"} {
+		newLog(t, filepath.Join(old, name), "c")
+	}
+	if err := os.WriteFile(filepath.Join(old, "a_file_gone"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := d.Adopt(old, []string{"known", "other"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := names(t, old); !slices.Equal(got, []string{"a_b_c_d", "a_file_gone", "containers", "default_web_known"}) {
+		t.Errorf("%v", got)
+	}
+	if err := errors.Join(d.Remove("known"), d.Remove("other")); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(t, old); slices.Contains(got, "default_web_known") || len(names(t, d.Root)) > 0 {
+		t.Errorf("after the pod's removal: %v, %v", got, names(t, d.Root))
+	}
+}
+
 func TestBadNames(t *testing.T) {
 	d := newDirs(t)
 	for _, uid := range []string{"", ".", "..", "a/b", "a\x00"} {
