@@ -29,7 +29,11 @@ func newIdentity(cfg config.Config, log *slog.Logger) (*identity, error) {
 	dir := filepath.Join(cfg.Root, "pki")
 	id := &identity{}
 	var err error
-	if id.client, err = certificate.Open(certificate.Config{Node: nodeName(cfg), File: filepath.Join(dir, "client.pem")}); err != nil {
+	own := certificate.Config{Node: nodeName(cfg), File: filepath.Join(dir, "client.pem")}
+	if cfg.Bootstrap != "" {
+		own.Bootstrap = func() (*cluster.Client, error) { return cluster.New(cfg.Bootstrap, log) }
+	}
+	if id.client, err = certificate.Open(own); err != nil {
 		return nil, err
 	}
 	if cfg.NodeTLSCSR {

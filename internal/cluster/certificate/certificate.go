@@ -49,6 +49,9 @@ type Config struct {
 	// Addresses returns the names and addresses of a certificate that the node serves with. It is
 	// nil for one by which the node is a client.
 	Addresses func() []string
+	// Bootstrap returns a client that may request a certificate for a node that has none which is
+	// valid. If it is nil, only the node's own client requests certificates.
+	Bootstrap func() (*cluster.Client, error)
 }
 
 // Certificate is a certificate of the node, which a signer of the cluster renews.
@@ -146,6 +149,13 @@ func (c *Certificate) replace(ctx context.Context, client *cluster.Client) error
 	request, err := c.request(key)
 	if err != nil {
 		return err
+	}
+	if c.Bootstrap != nil && c.Current() == nil {
+		// The node's own client has the expired certificate: the server may have been away for long.
+		if client, err = c.Bootstrap(); err != nil {
+			return err
+		}
+		defer client.Close()
 	}
 	if err := client.Create(ctx, requests, request); err != nil {
 		return fmt.Errorf("request a certificate of %s: %w", request.Spec.SignerName, err)

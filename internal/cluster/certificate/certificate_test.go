@@ -148,6 +148,45 @@ func TestBootstrap(t *testing.T) {
 	}
 }
 
+// TestExpired: a certificate that has expired while the server was away is replaced with the
+// bootstrap client, since the server refuses the node's own.
+func TestExpired(t *testing.T) {
+	t.Parallel()
+	s, refuses := newSigner(t, time.Second), clustertest.New(t)
+	s.requests["denied"] = nil
+	refuses.Intercept(func(w http.ResponseWriter, _ *http.Request) bool {
+		http.Error(w, "who are you?", http.StatusUnauthorized)
+		return true
+	})
+	own, err := cluster.New(refuses.Kubeconfig, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Open(Config{Node: "here", File: filepath.Join(t.TempDir(), "client.pem"), Bootstrap: func() (*cluster.Client, error) {
+		return cluster.New(s.Kubeconfig, slog.New(slog.DiscardHandler))
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Renew(t.Context(), own)
+	first := c.current.Load().Leaf
+	s.life = time.Hour
+	c.now = func() time.Time { return first.NotAfter.Add(time.Millisecond) }
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- c.Run(ctx, own) }()
+	clustertest.Eventually(t, func() string {
+		if c.Current() == nil {
+			return "no certificate"
+		}
+		return ""
+	})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestServing: a serving certificate is renewed before it expires, and when an address is new.
 func TestServing(t *testing.T) {
 	t.Parallel()
