@@ -56,6 +56,7 @@ type daemon struct {
 	cfg        config.Config
 	log        *slog.Logger
 	level      slog.LevelVar // of log
+	logOutput  logOutput
 	instance   pod.Instance
 	locks      locks
 	metrics    *metrics.Metrics
@@ -88,9 +89,9 @@ type daemon struct {
 
 // Run runs huskd until ctx ends. Pods keep running after that.
 func Run(ctx context.Context, cfg config.Config) error {
-	d := &daemon{cfg: cfg, instance: pod.InstanceOf(cfg.Root)}
+	d := &daemon{cfg: cfg, instance: pod.InstanceOf(cfg.Root), logOutput: logOutput{to: os.Stderr}}
 	_ = d.level.UnmarshalText([]byte(cfg.LogLevel)) // config has checked it
-	d.log = logger(cfg.LogFormat, &d.level, os.Stderr)
+	d.log = logger(cfg.LogFormat, &d.level, &d.logOutput)
 	slog.SetDefault(d.log)
 	if uid := os.Geteuid(); uid != 0 {
 		return fmt.Errorf("user %d can't make namespaces and mounts: start huskd as root", uid)
@@ -434,11 +435,3 @@ func (d *daemon) vacant() bool {
 
 // reapTime is about how long the kernel takes to delete a group of links.
 const reapTime = 20 * time.Millisecond
-
-func logger(format string, level slog.Leveler, to *os.File) *slog.Logger {
-	options := &slog.HandlerOptions{Level: level}
-	if format == "json" {
-		return slog.New(slog.NewJSONHandler(to, options))
-	}
-	return slog.New(slog.NewTextHandler(to, options))
-}

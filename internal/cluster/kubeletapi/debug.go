@@ -31,6 +31,8 @@ type Debug struct {
 	Flags map[string]string
 	// Level is the level of huskd's log, which PUT /debug/flags/v changes.
 	Level *slog.LevelVar
+	// LogHealth returns an error if huskd's log is blocked.
+	LogHealth func() error
 }
 
 // configz shows the configuration in the kubelet's terms.

@@ -28,7 +28,7 @@ import (
 
 // unprotected returns the handler of s without authorization.
 func unprotected(s *Server) http.Handler {
-	s.health = newHealth(func() {})
+	s.health = newHealth(func() {}, noError)
 	mux := http.NewServeMux()
 	for _, r := range s.routes() {
 		for path := range strings.FieldsSeq(r.paths) {
@@ -42,9 +42,11 @@ func unprotected(s *Server) http.Handler {
 	return mux
 }
 
+func noError() error { return nil }
+
 func TestHealth(t *testing.T) {
 	t.Parallel()
-	h := newHealth(func() {})
+	h := newHealth(func() {}, noError)
 	get := func(path string) string {
 		w := ask(h.handler(), "GET", path, "")
 		return fmt.Sprint(w.Code, " ", w.Body)

@@ -23,12 +23,13 @@ type health struct {
 	total  *prometheus.CounterVec
 }
 
-// newHealth returns the checks of huskd. respond returns once the agent's locks are free.
-func newHealth(respond func()) *health {
+// newHealth returns the checks of huskd. respond returns once the agent's locks are free. logs
+// returns an error if huskd's log is blocked.
+func newHealth(respond func(), logs func() error) *health {
 	h := &health{
 		checks: []check{
 			{"ping", func() error { return nil }},
-			{"log", func() error { return nil }}, // every line is written at once
+			{"log", logs},
 			{"syncloop", func() error {
 				respond()
 				return nil

@@ -91,7 +91,7 @@ type Server struct {
 // New returns a server that listens already.
 func New(cfg Config) (*Server, error) {
 	s := &Server{Config: cfg, auth: &auth{client: cfg.Client, node: cfg.Node}, started: time.Now()}
-	s.health = newHealth(func() { s.Pods() })
+	s.health = newHealth(func() { s.Pods() }, cfg.Debug.LogHealth)
 	if err := s.auth.trust(cfg.ClientCA); err != nil {
 		return nil, err
 	}

@@ -78,7 +78,7 @@ func ask(h http.Handler, method, path, authorization string) *httptest.ResponseR
 func TestAuthorization(t *testing.T) {
 	t.Parallel()
 	_, a := testAuth(t)
-	s := &Server{auth: a, health: newHealth(nil)}
+	s := &Server{auth: a, health: newHealth(nil, nil)}
 	routes := s.routes()
 	for i := range routes {
 		routes[i].handler = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }
