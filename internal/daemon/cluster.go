@@ -172,7 +172,7 @@ func (m *membership) kubeletAPI(usage nodestats.Source) (*kubeletapi.Server, err
 		Usage: kubeletapi.Usage{
 			Metrics: m.d.metrics.OfNode(usage).ServeHTTP, Summary: usage.ServeSummary, Resource: usage.ServeResource, Cadvisor: usage.ServeCadvisor, Probes: usage.ServeProbes,
 		},
-		Debug: kubeletapi.Debug{Configuration: kubeletConfiguration(m.d.cfg), Flags: m.d.cfg.Values(), Level: &m.d.level, LogHealth: func() error { return m.d.logOutput.check(blockedTime) }},
+		Debug: kubeletapi.Debug{Configuration: kubeletConfiguration(m.d.cfg), Flags: m.d.cfg.Values(), Level: &m.d.logOutput.level, LogHealth: func() error { return m.d.logOutput.check(blockedTime) }},
 		Log:   m.d.log,
 	})
 }

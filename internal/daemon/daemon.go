@@ -55,7 +55,6 @@ import (
 type daemon struct {
 	cfg        config.Config
 	log        *slog.Logger
-	level      slog.LevelVar // of log
 	logOutput  logOutput
 	instance   pod.Instance
 	locks      locks
@@ -90,8 +89,8 @@ type daemon struct {
 // Run runs huskd until ctx ends. Pods keep running after that.
 func Run(ctx context.Context, cfg config.Config) error {
 	d := &daemon{cfg: cfg, instance: pod.InstanceOf(cfg.Root), logOutput: logOutput{to: os.Stderr}}
-	_ = d.level.UnmarshalText([]byte(cfg.LogLevel)) // config has checked it
-	d.log = logger(cfg.LogFormat, &d.level, &d.logOutput)
+	_ = d.logOutput.level.UnmarshalText([]byte(cfg.LogLevel)) // config has checked it
+	d.log = logger(cfg.LogFormat, &d.logOutput.level, &d.logOutput)
 	slog.SetDefault(d.log)
 	if uid := os.Geteuid(); uid != 0 {
 		return fmt.Errorf("user %d can't make namespaces and mounts: start huskd as root", uid)

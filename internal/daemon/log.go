@@ -22,6 +22,7 @@ const blockedTime = 10 * time.Second
 // logOutput is where the log goes. It knows whether its reader has stopped reading: every goroutine
 // that logs waits then.
 type logOutput struct {
+	level slog.LevelVar
 	to    io.Writer
 	began atomic.Pointer[time.Time] // of the write in progress; nil without one
 }

@@ -105,8 +105,8 @@ func (d Dirs) Unlink(log, id string) error {
 }
 
 // Adopt records the log directories NAMESPACE_NAME_UID in dir as those of the pods with the uids,
-// and removes those of other pods. It is for a directory of earlier versions, which recorded nothing
-// and shared it with nobody.
+// and removes those of other pods. It is for a directory of earlier versions, which recorded
+// nothing and shared it with nobody.
 func (d Dirs) Adopt(dir string, uids []string) (err error) {
 	entries, readErr := os.ReadDir(dir)
 	if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
