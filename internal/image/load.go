@@ -8,13 +8,13 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/images/archive"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
@@ -81,9 +81,11 @@ func (s *Store) explainLoad(ctx context.Context, err error) error {
 // loader is one load.
 type loader struct {
 	*Store
-	op       *database.Operation
-	tracker  *tracker
-	reported time.Time // when progress was last reported
+	op      *database.Operation
+	tracker *tracker
+
+	reporting sync.Mutex
+	reported  time.Time // when progress was last reported
 }
 
 // reader returns a reader of r. From now on, progress is reported while it is read
@@ -91,6 +93,10 @@ type loader struct {
 func (l *loader) reader(r io.Reader, progress func(Progress)) io.Reader {
 	if progress != nil {
 		l.tracker.onMove = func() {
+			if !l.reporting.TryLock() { // another layer is reporting
+				return
+			}
+			defer l.reporting.Unlock()
 			if time.Since(l.reported) >= progressInterval {
 				l.reported = time.Now()
 				progress(l.tracker.snapshot())
@@ -203,17 +209,14 @@ func (l *loader) image(desc ocispec.Descriptor) (*entry, error) {
 	}
 	l.tracker.reset(l.tracker.ref, m.trackers())
 	l.tracker.enter(Unpacking)
-	var parent digest.Digest
-	for i, ml := range m.layers {
-		if i >= first {
-			if _, err := l.db.Content.Info(ctx, ml.blob.Digest); err != nil {
-				return nil, fmt.Errorf("layer %w", notInArchive(ml.blob, err))
-			}
-			if err := l.unpacker.unpack(ctx, ml, parent); err != nil {
-				return nil, err
-			}
+	for _, ml := range m.layers[first:] {
+		if _, err := l.db.Content.Info(ctx, ml.blob.Digest); err != nil {
+			return nil, fmt.Errorf("layer %w", notInArchive(ml.blob, err))
 		}
-		parent = ml.chainID
+		close(ml.fetched)
+	}
+	if err := l.unpacker.unpackAll(ctx, m.layers, first); err != nil {
+		return nil, err
 	}
 	return l.unpacker.describe(ctx, m)
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
@@ -205,8 +204,7 @@ func (p *puller) assemble(target ocispec.Descriptor) (*entry, error) {
 	return p.unpacker.describe(p.op.Context, m)
 }
 
-// layers downloads the layers from index first on, several concurrently, and
-// unpacks each as soon as it is downloaded and those below it are unpacked.
+// layers downloads and unpacks the layers from index first on, several concurrently.
 func (p *puller) layers(list []*imageLayer, first int) error {
 	group, ctx := errgroup.WithContext(p.op.Context)
 	group.Go(func() error {
@@ -223,25 +221,7 @@ func (p *puller) layers(list []*imageLayer, first int) error {
 		}
 		return downloads.Wait()
 	})
-	group.Go(func() error {
-		var parent digest.Digest
-		for i, l := range list {
-			if i >= first {
-				select {
-				case <-l.fetched:
-				case <-ctx.Done():
-				}
-				if ctx.Err() != nil {
-					return ctx.Err()
-				}
-				if err := p.unpacker.unpack(ctx, l, parent); err != nil {
-					return err
-				}
-			}
-			parent = l.chainID
-		}
-		return nil
-	})
+	group.Go(func() error { return p.unpacker.unpackAll(ctx, list, first) })
 	return group.Wait()
 }
 

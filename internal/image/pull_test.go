@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/test/testimage"
@@ -455,6 +456,59 @@ func TestPullUnpacksWhileItDownloads(t *testing.T) {
 		t.Errorf("%d layers were downloaded concurrently, want 3", most)
 	}
 	wantFiles(t, s, img)
+}
+
+// TestPullUnpacksAboveMissingLayers checks that layers are unpacked before those below them are
+// there, and that directories that such a layer only implies nevertheless inherit their attributes.
+func TestPullUnpacksAboveMissingLayers(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	home := testimage.Dir("home/alice", 0o2750)
+	home.Uid, home.Gid = 1000, 1001
+	home.PAXRecords = map[string]string{"SCHILY.xattr.user.colour": "blue"}
+	lower, err := testimage.NewLayer(testimage.Gzip, home)
+	if err != nil {
+		t.Fatal(err)
+	}
+	upper, err := testimage.NewLayer(testimage.Gzip, testimage.File("home/alice/new/file", 0o644, []byte("x")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	img := assemble(t, lower, upper)
+	s := newStore(t)
+	const file = "layers/snapshots/*/fs/home/alice/new/file"
+	r := newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if strings.HasSuffix(r.URL.Path, lower.Descriptor.Digest.String()) {
+			for found := []string(nil); len(found) == 0 && r.Context().Err() == nil; time.Sleep(time.Millisecond) {
+				found, _ = filepath.Glob(filepath.Join(s.root, file))
+			}
+		}
+		next.ServeHTTP(w, r)
+	}))
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	got, err := s.Pull(ctx, r.push(t, "web", "v1", img), PullOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dirs, err := s.Rootfs(got.ID)
+	if err != nil || len(dirs) != 2 {
+		t.Fatal(dirs, err)
+	}
+	stat := func(name string) (st unix.Stat_t) {
+		if err := unix.Lstat(filepath.Join(dirs[0], name), &st); err != nil {
+			t.Fatal(err)
+		}
+		return st
+	}
+	colour := make([]byte, 10)
+	n, err := unix.Lgetxattr(filepath.Join(dirs[0], "home/alice"), "user.colour", colour)
+	if st := stat("home/alice"); st.Uid != 1000 || st.Gid != 1001 || st.Mode != unix.S_IFDIR|0o2750 || st.Mtim.Sec != 1_700_000_000 || err != nil || string(colour[:n]) != "blue" {
+		t.Errorf("%+v %q %v", st, colour, err)
+	}
+	if st := stat("home/alice/new"); st.Uid != 0 || st.Mode&^unix.S_ISGID != unix.S_IFDIR|0o755 {
+		t.Errorf("a new directory: %+v", st)
+	}
 }
 
 func TestPullShortName(t *testing.T) {

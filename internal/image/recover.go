@@ -5,7 +5,6 @@ import (
 	"os"
 
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/huskd/husk/internal/image/database"
@@ -91,13 +90,12 @@ func (s *Store) restore(desc ocispec.Descriptor) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	var parent digest.Digest
 	for _, l := range m.layers {
-		if err := s.unpacker.unpack(op.Context, l, parent); err != nil {
-			_ = op.Abort()
-			return nil, err
-		}
-		parent = l.chainID
+		close(l.fetched)
+	}
+	if err := s.unpacker.unpackAll(op.Context, m.layers, 0); err != nil {
+		_ = op.Abort()
+		return nil, err
 	}
 	if err := op.End(); err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/huskd/husk/internal/image/database"
 	"github.com/huskd/husk/internal/image/layer"
@@ -37,28 +38,113 @@ func (u *unpacker) unpacked(ctx context.Context, list []*imageLayer) (int, error
 	return 0, nil
 }
 
-// unpack unpacks a layer, whose blob must be stored, on top of its parent,
-// which must be unpacked. The parent of the lowest layer is empty.
-func (u *unpacker) unpack(ctx context.Context, l *imageLayer, parent digest.Digest) error {
-	unlock, err := u.locks.Lock(ctx, "unpack "+l.chainID.String())
+// parallelUnpacks is how many layers of an image are unpacked concurrently. More would take memory
+// and rarely save time: the next layers are being downloaded meanwhile.
+const parallelUnpacks = 2
+
+// unpackAll unpacks the layers from index first on, each as soon as its blob is stored. Several are
+// unpacked concurrently, but a layer exists only when those below it do.
+func (u *unpacker) unpackAll(ctx context.Context, list []*imageLayer, first int) error {
+	group, ctx := errgroup.WithContext(ctx)
+	slots := make(chan struct{}, parallelUnpacks)
+	parent, ready := digest.Digest(""), make(chan struct{})
+	close(ready)
+	if first > 0 {
+		parent = list[first-1].chainID
+	}
+	for _, l := range list[first:] {
+		j := &unpacking{imageLayer: l, slots: slots, parent: parent, ready: ready, done: make(chan struct{})}
+		group.Go(func() error {
+			if err := u.unpack(ctx, j); err != nil {
+				return fmt.Errorf("layer %s %w", l.blob.Digest, err)
+			}
+			return nil
+		})
+		parent, ready = l.chainID, j.done
+	}
+	return group.Wait()
+}
+
+// unpacking is the unpacking of a layer. While it waits for others, it may hold the layer's lock
+// but no slot. It waits for layers below only, so that operations on the same layers don't block
+// each other.
+type unpacking struct {
+	*imageLayer
+	slots  chan struct{}
+	parent digest.Digest   // chain ID of the layer below, if any
+	ready  <-chan struct{} // closed when that exists
+	done   chan struct{}   // closed when this one exists
+}
+
+func (u *unpacker) unpack(ctx context.Context, j *unpacking) error {
+	if err := wait(ctx, j.fetched); err != nil {
+		return err
+	}
+	unlock, err := u.locks.Lock(ctx, "unpack "+j.chainID.String())
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	l.progress.enter(Unpacking)
-	err = u.db.Layers.Add(ctx, l.chainID, parent, func(dir string, below []string) error {
-		blob, err := u.db.Content.ReaderAt(ctx, l.blob)
+	j.progress.enter(Unpacking)
+	created, err := u.db.Layers.Create(ctx, j.chainID)
+	if err != nil {
+		return err
+	}
+	if created != nil { // otherwise it exists
+		if err := u.fill(ctx, j, created); err != nil {
+			created.Discard(ctx)
+			return err
+		}
+	}
+	j.progress.enter(Unpacked)
+	close(j.done)
+	return nil
+}
+
+// fill unpacks a layer and puts it on top of its parent.
+func (u *unpacker) fill(ctx context.Context, j *unpacking, created *database.NewLayer) error {
+	implied, err := u.extract(ctx, j, created.Dir)
+	if err != nil {
+		return err
+	}
+	if err := wait(ctx, j.ready); err != nil {
+		return err
+	}
+	if len(implied) > 0 {
+		below, err := u.db.Layers.Stack(ctx, j.parent)
 		if err != nil {
 			return err
 		}
-		defer blob.Close()
-		return layer.Extract(ctx, l.progress.reader(content.NewReader(blob)), l.diffID, dir, below)
-	})
-	if err != nil {
-		return fmt.Errorf("layer %s %w", l.blob.Digest, err)
+		if err := implied.Inherit(created.Dir, database.Dirs(below)); err != nil {
+			return err
+		}
 	}
-	l.progress.enter(Unpacked)
-	return nil
+	return created.Commit(ctx, j.parent)
+}
+
+func (u *unpacker) extract(ctx context.Context, j *unpacking, dir string) (layer.Implied, error) {
+	select {
+	case j.slots <- struct{}{}:
+		defer func() { <-j.slots }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	blob, err := u.db.Content.ReaderAt(ctx, j.blob)
+	if err != nil {
+		return nil, err
+	}
+	defer blob.Close()
+	return layer.Extract(ctx, j.progress.reader(content.NewReader(blob)), j.diffID, dir)
+}
+
+// wait waits until ready is closed.
+func wait(ctx context.Context, ready <-chan struct{}) error {
+	select {
+	case <-ready:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // describe returns the entry of an image whose layers are unpacked.

@@ -71,7 +71,8 @@ func putBlob(ctx context.Context, db *DB, text string) (ocispec.Descriptor, erro
 	return desc, content.WriteBlob(ctx, db.Content, text, strings.NewReader(text), desc)
 }
 
-// adding serializes addLayers, because callers of Layers.Add must not add a layer concurrently.
+// adding serializes addLayers, because callers of Layers.Create must not create a layer twice
+// concurrently.
 var adding sync.Mutex
 
 // addLayers adds a stack of layers, lowest first, each with a file of its name.
@@ -80,9 +81,10 @@ func addLayers(ctx context.Context, db *DB, names ...string) (top digest.Digest,
 	defer adding.Unlock()
 	for i := range names {
 		id := digest.FromString(strings.Join(names[:i+1], "/"))
-		err := db.Layers.Add(ctx, id, top, func(dir string, _ []string) error {
-			return os.WriteFile(filepath.Join(dir, names[i]), nil, 0o600)
-		})
+		created, err := db.Layers.Create(ctx, id)
+		if err == nil && created != nil {
+			err = errors.Join(os.WriteFile(filepath.Join(created.Dir, names[i]), nil, 0o600), created.Commit(ctx, top))
+		}
 		if err != nil {
 			return "", err
 		}
@@ -313,31 +315,51 @@ func TestSynced(t *testing.T) {
 	want(false, false)
 }
 
-// TestLayerFillFails checks that nothing is left of a layer whose fill fails.
-func TestLayerFillFails(t *testing.T) {
+// TestDiscardedLayer checks that nothing is left of a layer that is discarded.
+func TestDiscardedLayer(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	op := begin(t, db)
 	base, err := addLayers(op.Context, db, "base")
 	must(t, err)
-	bad, id := errors.New("bad archive"), digest.FromString("bad")
-	err = db.Layers.Add(op.Context, id, base, func(dir string, below []string) error {
-		if len(below) != 1 {
-			t.Errorf("directories below: %v", below)
-		}
-		must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
-		return bad
-	})
-	if !errors.Is(err, bad) {
-		t.Errorf("got %v", err)
-	}
+	id := digest.FromString("bad")
+	created, err := db.Layers.Create(op.Context, id)
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(created.Dir, "file"), nil, 0o600))
+	created.Discard(op.Context)
 	if _, err := db.Layers.Stack(op.Context, id); !errdefs.IsNotFound(err) {
 		t.Errorf("the layer exists: %v", err)
 	}
 	must(t, db.Collect())
 	wantFiles(t, db, 0, 0, 1)
-	err = db.Layers.Add(op.Context, base, "", func(string, []string) error { t.Error("an existing layer is filled again"); return nil })
+	if created, err := db.Layers.Create(op.Context, base); err != nil || created != nil {
+		t.Errorf("an existing layer is created again: %v %v", created, err)
+	}
+}
+
+// TestLayersInAnyOrder checks that layers can be created at the same time, and that one needs its
+// parent only for Commit.
+func TestLayersInAnyOrder(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	op := begin(t, db)
+	low, high := digest.FromString("low"), digest.FromString("high")
+	upper, err := db.Layers.Create(op.Context, high)
 	must(t, err)
+	lower, err := db.Layers.Create(op.Context, low)
+	must(t, err)
+	if err := upper.Commit(op.Context, low); !errdefs.IsNotFound(err) {
+		t.Errorf("committed without its parent: %v", err)
+	}
+	must(t, lower.Commit(op.Context, ""))
+	must(t, upper.Commit(op.Context, low))
+	stack, err := db.Layers.Stack(op.Context, high)
+	must(t, err)
+	if len(stack) != 2 || stack[0].Dir != upper.Dir || stack[1].Dir != lower.Dir {
+		t.Errorf("%+v", stack)
+	}
+	must(t, db.Collect())
+	wantFiles(t, db, 0, 0, 2)
 }
 
 // TestRemoveLayers checks that Remove stops at a layer that another is on.

@@ -65,44 +65,54 @@ func (l Layers) Retain(ctx context.Context, chainID digest.Digest) (bool, error)
 	return err == nil, nil
 }
 
-// Add creates a layer on top of parent, which is empty for the lowest layer. It calls
-// fill to write the layer's files into dir; below are the directories of the layers
-// below, topmost first. If the layer exists, Add does nothing. If fill fails, Add
-// deletes the layer. A layer must not be added twice concurrently.
-func (l Layers) Add(ctx context.Context, chainID, parent digest.Digest, fill func(dir string, below []string) error) error {
-	key := "unpacking-" + rand.Text()
-	labels := snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotRef: chainID.String()})
-	_, err := l.snapshots.Prepare(ctx, key, parent.String(), labels)
-	if errdefs.IsAlreadyExists(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if err := l.fill(ctx, key, parent, fill); err != nil {
-		_ = l.snapshots.Remove(context.WithoutCancel(ctx), key) // otherwise the end of the operation does
-		return err
-	}
-	return l.snapshots.Commit(ctx, chainID.String(), key, labels)
+// NewLayer is a layer that is being unpacked. It belongs to no image before Commit.
+type NewLayer struct {
+	// Dir is for the layer's files.
+	Dir string
+
+	layers  Layers
+	chainID digest.Digest
+	key     string
 }
 
-func (l Layers) fill(ctx context.Context, key string, parent digest.Digest, fill func(dir string, below []string) error) error {
+// Create begins a layer. It returns nil if the layer exists. Commit or Discard ends it; otherwise
+// the end of the operation of ctx does. The layers of an image may be created concurrently, but not
+// one of them twice.
+func (l Layers) Create(ctx context.Context, chainID digest.Digest) (*NewLayer, error) {
+	key := "unpacking-" + rand.Text()
+	_, err := l.snapshots.Prepare(ctx, key, "", target(chainID)) // Commit sets the parent
+	if errdefs.IsAlreadyExists(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	n := &NewLayer{layers: l, chainID: chainID, key: key}
 	info, err := l.snapshots.Stat(ctx, key)
 	if err != nil {
-		return err
+		n.Discard(ctx)
+		return nil, err
 	}
-	below, err := l.Stack(ctx, parent)
-	if err != nil {
-		return err
+	n.Dir = info.Labels[upperdirLabel]
+	return n, nil
+}
+
+func target(chainID digest.Digest) snapshots.Opt {
+	return snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotRef: chainID.String()})
+}
+
+// Commit puts the layer on top of parent, which is empty for the lowest layer.
+func (n *NewLayer) Commit(ctx context.Context, parent digest.Digest) error {
+	return n.layers.snapshots.Commit(ctx, n.chainID.String(), n.key, target(n.chainID), snapshots.WithParent(parent.String()))
+}
+
+// Discard deletes the layer.
+func (n *NewLayer) Discard(ctx context.Context) {
+	// If the disk is full, the database can't grow to record the removal. So free the space first.
+	if n.Dir != "" {
+		_ = os.RemoveAll(n.Dir)
 	}
-	dir := info.Labels[upperdirLabel]
-	if err := fill(dir, Dirs(below)); err != nil {
-		// If the disk is full, the database can't grow to record the removal. So free
-		// the space first.
-		_ = os.RemoveAll(dir)
-		return err
-	}
-	return nil
+	_ = n.layers.snapshots.Remove(context.WithoutCancel(ctx), n.key) // otherwise the end of the operation does
 }
 
 // Dirs returns the directories of the layers of a stack.

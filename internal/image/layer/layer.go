@@ -13,7 +13,6 @@ import (
 	"path"
 	"strings"
 
-	"github.com/containerd/containerd/v2/pkg/archive"
 	"github.com/containerd/errdefs"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -21,33 +20,59 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Extract unpacks a layer's tar archive, compressed or not, into dir. Directories
-// that the archive only implies get the attributes that they have in parents, the
-// directories of the layers below. On error, dir holds the files unpacked so far.
-// The error is worded to follow "layer X".
-func Extract(ctx context.Context, blob io.Reader, diffID digest.Digest, dir string, parents []string) error {
+// Extract unpacks a layer's tar archive, compressed or not, into dir, which is empty and in which
+// nothing else writes. It needs none of the layers below: Inherit does the rest when they exist.
+// On error, dir holds the files unpacked so far. The error is worded to follow "layer X".
+func Extract(ctx context.Context, blob io.Reader, diffID digest.Digest, dir string) (Implied, error) {
 	plain, err := Decompress(blob)
 	if err != nil {
-		return explain(err)
+		return nil, explain(err)
 	}
 	defer plain.Close()
 	verifier := diffID.Verifier()
 	stream := io.TeeReader(plain, verifier)
-	entries := entries{links: map[string]string{}}
-	_, err = archive.Apply(ctx, dir, stream,
-		archive.WithConvertWhiteout(archive.OverlayConvertWhiteout),
-		archive.WithParents(parents),
-		archive.WithFilter(func(h *tar.Header) (bool, error) { return true, entries.check(h) }))
+	implied, err := apply(ctx, stream, dir)
 	if err == nil {
 		_, err = io.Copy(io.Discard, stream) // the archive may be padded
 	}
 	if err != nil {
-		return explain(err)
+		return nil, explain(err)
 	}
 	if !verifier.Verified() {
-		return errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("does not match the diff ID %s in the image's config: rebuild the image", diffID))
+		return nil, errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("does not match the diff ID %s in the image's config: rebuild the image", diffID))
 	}
-	return nil
+	return implied, nil
+}
+
+// apply unpacks a tar archive into dir.
+func apply(ctx context.Context, archive io.Reader, dir string) (Implied, error) {
+	t, err := openTree(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer t.close()
+	r, e := tar.NewReader(archive), entries{links: map[string]string{}}
+	for {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return t.implied, t.finish()
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := e.check(h); err != nil {
+			return nil, err
+		}
+		if err := t.add(h, r); err != nil {
+			return nil, fmt.Errorf("%q: %w", h.Name, err)
+		}
+		if e.held+int64(len(t.implied))*heldPath > maxHeld {
+			return nil, errTooMany
+		}
+	}
 }
 
 // explain explains in one line what is wrong with a layer's archive.
@@ -107,14 +132,16 @@ func (e *entries) check(h *tar.Header) error {
 	return nil
 }
 
+// About how much memory a path and a header take, in bytes.
+const heldPath, heldHeader = 100, 500
+
 // hold returns how much memory extraction keeps for a header, in bytes: the path, and the
 // whole header of a directory. It drops those attributes that extraction ignores.
 func hold(h *tar.Header) int64 {
-	const path, header = 100, 500 // about
-	maps.DeleteFunc(h.PAXRecords, func(key, _ string) bool { return !strings.HasPrefix(key, "SCHILY.xattr.") })
-	n := path + len(h.Name) + len(h.Linkname)
+	maps.DeleteFunc(h.PAXRecords, func(key, _ string) bool { return !strings.HasPrefix(key, xattrPrefix) })
+	n := heldPath + len(h.Name) + len(h.Linkname)
 	if h.Typeflag == tar.TypeDir {
-		n += header
+		n += heldHeader
 		for key, value := range h.PAXRecords {
 			n += len(key) + len(value)
 		}
@@ -123,7 +150,9 @@ func hold(h *tar.Header) int64 {
 }
 
 // relative returns a path in an archive, relative to the root.
-func relative(name string) string { return path.Clean(strings.TrimLeft(name, "/")) }
+func relative(name string) string {
+	return path.Clean(strings.TrimLeft(path.Clean(name), "/"))
+}
 
 func leaves(name string) bool { return name == ".." || strings.HasPrefix(name, "../") }
 

@@ -35,7 +35,11 @@ func extract(t testing.TB, below []string, entries ...testimage.Entry) (string, 
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	return dir, Extract(t.Context(), bytes.NewReader(l.Blob), l.DiffID, dir, below)
+	implied, err := Extract(t.Context(), bytes.NewReader(l.Blob), l.DiffID, dir)
+	if err != nil {
+		return dir, err
+	}
+	return dir, implied.Inherit(dir, below)
 }
 
 func mustExtract(t testing.TB, below []string, entries ...testimage.Entry) string {
@@ -182,6 +186,47 @@ func TestEscapes(t *testing.T) {
 	}
 }
 
+// TestReplacedEntries checks that a later entry of an archive replaces an earlier one, and what the
+// directories are that it only implies.
+func TestReplacedEntries(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	lower := testimage.Dir("d", 0o700)
+	lower.Uid = 7
+	below := mustExtract(t, nil, lower, testimage.Dir("gone", 0o711), testimage.Dir("late", 0o711), testimage.Dir("usr/lib", 0o700))
+	dir := mustExtract(t, []string{below},
+		testimage.File("d/sub/file", 0o644, []byte("old")),
+		testimage.File("d/sub/file", 0o600, []byte("new")),
+		testimage.File("gone/x", 0o644, nil), testimage.File("gone", 0o640, []byte("file")), // a file instead of a directory with files
+		testimage.Symlink("link", "gone"), testimage.Dir("link", 0o755), testimage.File("link/x", 0o644, nil),
+		testimage.File("late/x", 0o644, nil), testimage.Dir("late", 0o750), testimage.File("late/y", 0o644, nil), // an entry for a directory that was implied
+		testimage.Symlink("lib", "usr/lib"), testimage.File("lib/x", 0o644, nil), // the link leads to a directory that isn't there
+		testimage.File("tree/a/b", 0o644, nil), testimage.Symlink("tree/a", "../other"), testimage.File("tree/a/c", 0o644, nil),
+		testimage.Dir("old", 0o700), testimage.File("old/x", 0o644, nil), testimage.File("old", 0o644, nil),
+	)
+	for name, want := range map[string]string{
+		"d": "drwx------", "d/sub": "drwxr-xr-x", "d/sub/file": "-rw-------", "gone": "-rw-r-----", "link/x": "-rw-r--r--",
+		"late": "drwxr-x---", "late/x": "-rw-r--r--", "late/y": "-rw-r--r--", "lib": "Lrwxrwxrwx", "usr/lib": "drwx------", "usr/lib/x": "-rw-r--r--",
+		"tree/a": "Lrwxrwxrwx", "other/c": "-rw-r--r--", "old": "-rw-r--r--",
+	} {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		if err != nil {
+			t.Error(err)
+		} else if info.Mode().String() != want {
+			t.Errorf("%s is %s, want %s", name, info.Mode(), want)
+		}
+	}
+	if info, err := os.Stat(filepath.Join(dir, "late")); err != nil || info.ModTime().Unix() != 1_700_000_000 {
+		t.Errorf("%v %v", info, err)
+	}
+	if info, err := os.Stat(filepath.Join(dir, "d")); err != nil || info.Sys().(*syscall.Stat_t).Uid != 7 {
+		t.Errorf("%v %v", info, err)
+	}
+	if content, err := os.ReadFile(filepath.Join(dir, "d/sub/file")); string(content) != "new" {
+		t.Errorf("%q %v", content, err)
+	}
+}
+
 func TestDecompress(t *testing.T) {
 	t.Parallel()
 	for _, plain := range []string{"", "x", "\x1f", "xyz", strings.Repeat("text ", 100_000)} {
@@ -258,7 +303,7 @@ func FuzzExtract(f *testing.F) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		err := Extract(t.Context(), bytes.NewReader(archive), digest.FromBytes(archive), dir, nil)
+		_, err := Extract(t.Context(), bytes.NewReader(archive), digest.FromBytes(archive), dir)
 		if err != nil && strings.Contains(err.Error(), "\n") {
 			t.Errorf("more than one line: %q", err)
 		}
