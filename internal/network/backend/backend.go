@@ -95,8 +95,10 @@ type Self struct {
 	Cluster []netip.Prefix
 	// Learned are the next hops that BGP knows for blocks.
 	Learned map[netip.Prefix][]netip.Addr
-	// Broken are the ways to peers that were found not to carry packets, by the peer's name.
+	// Broken are the ways to peers that were found not to carry packets, and Limits the sizes of the
+	// largest packets that reach a peer, by the peer's name.
 	Broken map[string][]Way
+	Limits map[string]int
 }
 
 // underlay returns the node's address of a family.
@@ -141,6 +143,17 @@ type Peer struct {
 	Forwards   []Forward
 	Tunnels    []Tunnel
 	Routes     []plan.Route
+	// Paths are all ways by which the peer can be reached, the preferred first.
+	Paths []Path
+}
+
+// Path is where packets by a way go first: to a link and there, if it is of Ethernet, to a MAC or
+// to a neighbour.
+type Path struct {
+	Way  Way
+	Link string
+	MAC  plan.MAC
+	Via  netip.Addr
 }
 
 // Forward sends Ethernet frames to a MAC, inside UDP packets, to an address. It is an entry of a
@@ -250,37 +263,64 @@ func (s Self) links() (out []Link) {
 }
 
 // peer returns how n is reached: by the first way that is possible and not broken or, if all are
-// broken, by the first that is possible.
+// broken, by the first that is possible. The entries of the other possible ways are there too, but
+// no routes lead to them: this way they can be probed.
 func (s Self) peer(n peer.Node) Peer {
+	var possible []Peer
+	use := -1 // the index of the way to use
 	var reasons []string
-	var fallback *Peer
+	because := func(w Way, why any) {
+		if use < 0 {
+			reasons = append(reasons, fmt.Sprintf("not %s: %v", w, why))
+		}
+	}
 	for _, w := range s.Backend.ways() {
 		p, err := s.by(w, n)
 		if err != nil {
-			reasons = append(reasons, fmt.Sprintf("not %s: %v", w, err))
+			because(w, err)
 			continue
 		}
-		if !slices.Contains(s.Broken[n.Name], w) {
-			p.Why = strings.Join(reasons, "; ")
-			return p
-		}
-		reasons = append(reasons, fmt.Sprintf("not %s: no answer from the peer by it", w))
-		if fallback == nil {
-			fallback = &p
+		possible = append(possible, p)
+		if slices.Contains(s.Broken[n.Name], w) {
+			because(w, "no answer from the peer by it")
+		} else if use < 0 {
+			use = len(possible) - 1
 		}
 	}
-	if fallback != nil {
-		fallback.Why = strings.Join(append(reasons, fmt.Sprintf("so it stays %s", fallback.Way)), "; ")
-		return *fallback
+	if len(possible) == 0 {
+		return Peer{Name: n.Name, Why: strings.Join(reasons, "; ")}
 	}
-	return Peer{Name: n.Name, Why: strings.Join(reasons, "; ")}
+	if use < 0 {
+		use = 0
+		reasons = append(reasons, fmt.Sprintf("so it stays %s", possible[0].Way))
+	}
+	out := possible[use]
+	out.Why = strings.Join(reasons, "; ")
+	if limit := s.Limits[n.Name]; limit > 0 {
+		out.MTU = min(out.MTU, limit)
+	}
+	for i, p := range possible {
+		out.Paths = append(out.Paths, p.path())
+		if i != use {
+			out.Forwards = append(out.Forwards, p.Forwards...)
+			out.Tunnels = append(out.Tunnels, p.Tunnels...)
+		}
+	}
+	return out
 }
 
-// Ways returns the ways by which a peer can be reached, the preferred first.
-func Ways(self Self, n peer.Node) (out []Way) {
-	for _, w := range self.Backend.ways() {
-		if _, err := self.by(w, n); err == nil {
-			out = append(out, w)
+// path returns where packets by the peer's way go first.
+func (p Peer) path() Path {
+	out := Path{Way: p.Way}
+	switch {
+	case len(p.Forwards) > 0:
+		out.Link, out.MAC = p.Forwards[0].Link, p.Forwards[0].MAC
+	case len(p.Tunnels) > 0:
+		out.Link = p.Tunnels[0].Link
+	case len(p.Routes) > 0:
+		out.Link = p.Routes[0].Link
+		if p.Way == Direct {
+			out.Via = p.Routes[0].Via
 		}
 	}
 	return out

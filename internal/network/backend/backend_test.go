@@ -10,6 +10,7 @@ import (
 
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/peer"
+	"github.com/huskd/husk/internal/network/plan"
 )
 
 var (
@@ -28,12 +29,11 @@ func self(b backend.Backend) backend.Self {
 			{Link: "eth0", Address: netip.MustParsePrefix("2001:db8::1/64"), MTU: 1500},
 		},
 	}
-	s.Record.WireGuard[0].Key = keyA
 	return s
 }
 
 func node(name, addresses, blocks string) peer.Node {
-	n := peer.Node{Version: 1, Name: name, VXLAN: backend.VXLANOf(name), IPIP: true, WireGuard: []peer.WireGuard{{Key: keyB, Port: 51820}}}
+	n := peer.Node{Version: 1, Name: name, VXLAN: backend.VXLANOf(name), IPIP: true}
 	n.VXLAN.MAC = peer.MAC{2, 0, 0, 0, 0, name[0]}
 	for a := range strings.FieldsSeq(addresses) {
 		n.Addresses = append(n.Addresses, netip.MustParseAddr(a))
@@ -65,6 +65,8 @@ func show(p backend.Peer) (lines []string) {
 func TestFor(t *testing.T) {
 	near := node("b", "192.0.2.2 2001:db8::2", "10.201.2.0/24 fd68:0:0:2::/64")
 	far := node("c", "198.51.100.3 2001:db8:3::3", "10.201.3.0/24 10.201.4.0/24 fd68:0:0:3::/64")
+	encrypt := func(s *backend.Self) { s.Record.WireGuard = []peer.WireGuard{{Key: keyA, Port: 51820}} }
+	near.WireGuard = []peer.WireGuard{{Key: keyB, Port: 51820}}
 	wg := "wireguard peer " + keyB.String() + " dev hn0b5ewg"
 	for name, c := range map[string]struct {
 		self func(*backend.Self)
@@ -73,7 +75,7 @@ func TestFor(t *testing.T) {
 		with backend.Backend
 		want []string
 	}{
-		"on the same link": {peer: near, with: backend.Auto, want: []string{"direct mtu 1500",
+		"on the same link": {peer: near, with: backend.Auto, want: []string{"direct mtu 1500", "fdb 02:00:00:00:00:62 dev hn0b5evx dst 192.0.2.2",
 			"route 10.201.2.0/24 via 192.0.2.2 dev eth0", "route fd68:0:0:2::/64 via 2001:db8::2 dev eth0"}},
 		"IPv4 by an IPv6 address": {peer: near, with: backend.HostGW, edit: func(n *peer.Node) { n.Addresses = n.Addresses[1:] }, want: []string{"direct mtu 1500",
 			"route 10.201.2.0/24 via 2001:db8::2 dev eth0", "route fd68:0:0:2::/64 via 2001:db8::2 dev eth0"}},
@@ -100,10 +102,10 @@ func TestFor(t *testing.T) {
 		"a smaller MTU at the peer": {peer: far, with: backend.OnlyIPIP, edit: func(n *peer.Node) { n.MTU, n.Blocks = 1400, n.Blocks[:1] }, want: []string{
 			"ipip mtu 1380 not direct: no address of the peer for 10.201.3.0/24 is on a link of this node",
 			"route 10.201.3.0/24 via 198.51.100.3 dev hn0b5eip src 10.201.1.1"}},
-		"encrypted": {peer: near, with: backend.OnlyWireGuard, want: []string{"wireguard mtu 1440",
+		"encrypted": {peer: near, with: backend.OnlyWireGuard, self: encrypt, want: []string{"wireguard mtu 1440",
 			wg + " endpoint 192.0.2.2:51820 allowed [10.201.2.0/24 fd68:0:0:2::/64]",
 			"route 10.201.2.0/24 dev hn0b5ewg src 10.201.1.1", "route fd68:0:0:2::/64 dev hn0b5ewg src fd68:0:0:1::1"}},
-		"the peer wants encryption": {peer: near, with: backend.Auto, edit: func(n *peer.Node) { n.Encrypted, n.Blocks = true, n.Blocks[:1] }, want: []string{
+		"the peer wants encryption": {peer: near, with: backend.Auto, self: encrypt, edit: func(n *peer.Node) { n.Encrypted, n.Blocks = true, n.Blocks[:1] }, want: []string{
 			"wireguard mtu 1440 not direct: the peer takes only encrypted packets; not vxlan: the peer takes only encrypted packets; not ipip: the peer takes only encrypted packets",
 			wg + " endpoint 192.0.2.2:51820 allowed [10.201.2.0/24]", "route 10.201.2.0/24 dev hn0b5ewg src 10.201.1.1"}},
 		"direct is broken": {peer: near, with: backend.Auto, edit: func(n *peer.Node) { n.Blocks = n.Blocks[:1] },
@@ -111,6 +113,10 @@ func TestFor(t *testing.T) {
 				"vxlan mtu 1450 not direct: no answer from the peer by it",
 				"neighbour 10.201.2.0 lladdr 02:00:00:00:00:62 dev hn0b5evx", "fdb 02:00:00:00:00:62 dev hn0b5evx dst 192.0.2.2",
 				"route 10.201.2.0/24 via 10.201.2.0 dev hn0b5evx src 10.201.1.1"}},
+		"only some sizes pass": {peer: near, with: backend.HostGW, edit: func(n *peer.Node) { n.Blocks = n.Blocks[:1] },
+			self: func(s *backend.Self) { s.Limits = map[string]int{"b": 1370} }, want: []string{"direct mtu 1370", "route 10.201.2.0/24 via 192.0.2.2 dev eth0"}},
+		"the tunnels stand by": {peer: near, with: backend.Auto, self: encrypt, edit: func(n *peer.Node) { n.Blocks = n.Blocks[:1] }, want: []string{"direct mtu 1500",
+			"fdb 02:00:00:00:00:62 dev hn0b5evx dst 192.0.2.2", wg + " endpoint 192.0.2.2:51820 allowed [10.201.2.0/24]", "route 10.201.2.0/24 via 192.0.2.2 dev eth0"}},
 		"all is broken": {peer: near, with: backend.HostGW, edit: func(n *peer.Node) { n.Blocks = n.Blocks[:1] },
 			self: func(s *backend.Self) { s.Broken = map[string][]backend.Way{"b": {backend.Direct}} }, want: []string{
 				"direct mtu 1500 not direct: no answer from the peer by it; so it stays direct", "route 10.201.2.0/24 via 192.0.2.2 dev eth0"}},
@@ -152,7 +158,9 @@ func TestLinks(t *testing.T) {
 		backend.OnlyWireGuard: "hn0b5ewg 1440 192.0.2.1 0, pods 1420",
 		backend.OnlyBGP:       "pods 1500",
 	} {
-		p := backend.For(self(b), nil)
+		s := self(b)
+		s.Record.WireGuard = []peer.WireGuard{{Key: keyA, Port: 51820}}
+		p := backend.For(s, nil)
 		var got []string
 		for _, l := range p.Links {
 			got = append(got, fmt.Sprintf("%s %d %v %d", l.Name, l.MTU, l.Local, l.VNI))
@@ -161,5 +169,21 @@ func TestLinks(t *testing.T) {
 		if diff := cmp.Diff(want, strings.Join(got, ", ")); diff != "" {
 			t.Errorf("%s: %s", b, diff)
 		}
+	}
+}
+
+func TestPaths(t *testing.T) {
+	s := self(backend.Auto)
+	s.Record.WireGuard = []peer.WireGuard{{Key: keyA, Port: 51820}}
+	n := node("b", "192.0.2.2", "10.201.2.0/24")
+	n.WireGuard = []peer.WireGuard{{Key: keyB, Port: 51820}}
+	want := []backend.Path{
+		{Way: backend.Direct, Link: "eth0", Via: netip.MustParseAddr("192.0.2.2")},
+		{Way: backend.VXLAN, Link: "hn0b5evx", MAC: plan.MAC{2, 0, 0, 0, 0, 'b'}},
+		{Way: backend.IPIP, Link: "hn0b5eip"},
+		{Way: backend.WireGuard, Link: "hn0b5ewg"},
+	}
+	if diff := cmp.Diff(want, backend.For(s, []peer.Node{n}).Peers[0].Paths, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Error(diff)
 	}
 }

@@ -1,0 +1,296 @@
+// Package heartbeat finds out which ways to other nodes carry packets.
+//
+// It sends UDP packets between the addresses that nodes have in their own pod subnets, because
+// networks may treat these addresses differently from the nodes' own: clouds drop packets with
+// sources that they don't know. The packets are as large as the largest that pods send. Those by
+// the way in use are routed like any other. Those by another way go straight to its link, through a
+// packet socket, as the routing table doesn't know that way.
+package heartbeat
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/nlsock"
+)
+
+// Port is the UDP port on which nodes answer, on their addresses in their own pod subnets.
+const Port = 8473
+
+// Peer is a node to probe.
+type Peer struct {
+	Name  string
+	To    netip.Addr // its address in its own pod subnet
+	Way   backend.Way
+	MTU   int            // of the largest packets that pods send
+	Paths []backend.Path // all ways to it, the preferred first
+}
+
+func (p Peer) target() Target {
+	t := Target{Name: p.Name, Way: p.Way, MTU: p.MTU}
+	for _, path := range p.Paths {
+		t.Ways = append(t.Ways, path.Way)
+	}
+	return t
+}
+
+// Prober probes the peers and answers their probes.
+type Prober struct {
+	netns  string
+	nonce  [8]byte
+	links  *nlsock.Conn
+	packet int // the packet socket
+
+	mu      sync.Mutex // Invariant: guards the fields below, and the monitor's content.
+	monitor *Monitor
+	peers   map[string]Peer
+	from    netip.Addr
+	conn    *net.UDPConn // bound to from; nil if that isn't possible yet
+}
+
+// Open returns a prober in the network namespace at path; an empty path means the process's own. It
+// sends nothing before Run.
+func Open(path string) (*Prober, error) {
+	p := &Prober{netns: path, packet: -1, monitor: NewMonitor(), peers: map[string]Peer{}}
+	_, _ = rand.Read(p.nonce[:]) // never fails
+	err := p.inNode(func() (err error) {
+		if p.links, err = nlsock.Dial(unix.NETLINK_ROUTE); err != nil {
+			return err
+		}
+		// Protocol 0: it only sends.
+		p.packet, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		return os.NewSyscallError("open packet socket", err)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("heartbeat: %w", errors.Join(err, p.Close()))
+	}
+	return p, nil
+}
+
+// Close closes the sockets.
+func (p *Prober) Close() error {
+	var errs []error
+	if p.links != nil {
+		errs = append(errs, p.links.Close())
+	}
+	if p.packet >= 0 {
+		errs = append(errs, unix.Close(p.packet))
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conn != nil {
+		errs = append(errs, p.conn.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (p *Prober) inNode(do func() error) error {
+	if p.netns == "" {
+		return do()
+	}
+	return netns.Do(p.netns, do)
+}
+
+// Watch replaces the peers to probe. from is this node's address in its own pod subnet, of the same
+// family as the peers'.
+func (p *Prober) Watch(from netip.Addr, peers []Peer) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	targets := make([]Target, 0, len(peers))
+	next := make(map[string]Peer, len(peers))
+	for _, one := range peers {
+		targets = append(targets, one.target())
+		next[one.Name] = one
+	}
+	p.monitor.Watch(targets)
+	p.peers = next
+	if from != p.from && p.conn != nil {
+		_ = p.conn.Close()
+		p.conn = nil
+	}
+	p.from = from
+}
+
+// Health returns what is known of each peer.
+func (p *Prober) Health() map[string]Health {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.monitor.Health()
+}
+
+// tick is how often Run looks for probes to send.
+const tick = 50 * time.Millisecond
+
+// Run probes until ctx ends. It calls changed when the ways that work to a peer, or the size of the
+// packets that reach it, have changed.
+func (p *Prober) Run(ctx context.Context, changed func()) error {
+	clock := time.NewTicker(tick)
+	defer clock.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if p.conn != nil {
+				_ = p.conn.Close()
+				p.conn = nil
+			}
+			return nil
+		case now := <-clock.C:
+			if p.beat(now, changed) {
+				changed()
+			}
+		}
+	}
+}
+
+// beat takes what has expired and sends what is due.
+func (p *Prober) beat(now time.Time, changed func()) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conn == nil && !p.listen(changed) {
+		return false
+	}
+	found := p.monitor.Expire(now)
+	for _, probe := range p.monitor.Due(now) {
+		// A packet that can't be sent is lost like any other.
+		p.send(probe)
+	}
+	return found
+}
+
+// listen binds the socket, and receives from it until it is closed. It returns false if the address
+// isn't there, as before the node's first block.
+func (p *Prober) listen(changed func()) bool {
+	if !p.from.IsValid() {
+		return false
+	}
+	// Probes are sent whatever the kernel has learned about the path's MTU, and never in fragments.
+	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		failed := raw.Control(func(fd uintptr) {
+			if p.from.Is4() {
+				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
+			} else {
+				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE)
+			}
+		})
+		return errors.Join(failed, err)
+	}}
+	var conn net.PacketConn
+	err := p.inNode(func() (err error) {
+		conn, err = config.ListenPacket(context.Background(), "udp", netip.AddrPortFrom(p.from, Port).String())
+		return err
+	})
+	if err != nil {
+		return false
+	}
+	p.conn = conn.(*net.UDPConn)
+	go p.receive(p.conn, changed)
+	return true
+}
+
+// send sends a probe. The caller holds p.mu.
+func (p *Prober) send(probe Probe) {
+	peer := p.peers[probe.Peer]
+	payload := p.message(kindProbe, p.nonce, probe.Seq, probe.Size-headers(peer.To))
+	if probe.Way == peer.Way {
+		_, _ = p.conn.WriteToUDPAddrPort(payload, netip.AddrPortFrom(peer.To, Port))
+		return
+	}
+	i := slices.IndexFunc(peer.Paths, func(path backend.Path) bool { return path.Way == probe.Way })
+	if i < 0 || p.from.Is4() != peer.To.Is4() {
+		return
+	}
+	path := peer.Paths[i]
+	link, err := p.linkIndex(path.Link)
+	if err != nil {
+		return
+	}
+	if path.Via.IsValid() {
+		if path.MAC, err = p.neighbour(link, path.Via); err != nil {
+			// Any packet to the neighbour makes the kernel ask for its MAC.
+			_ = p.inNode(func() error {
+				conn, err := net.Dial("udp", netip.AddrPortFrom(path.Via, Port).String())
+				if err == nil {
+					_, _ = conn.Write(nil)
+					_ = conn.Close()
+				}
+				return nil
+			})
+			return
+		}
+	}
+	to := &unix.SockaddrLinklayer{Protocol: ethertype(peer.To), Ifindex: link, Halen: 6}
+	copy(to.Addr[:], path.MAC[:])
+	_ = unix.Sendto(p.packet, datagram(p.from, peer.To, payload), 0, to)
+}
+
+// receive answers probes and takes answers until the socket is closed.
+func (p *Prober) receive(conn *net.UDPConn, changed func()) {
+	buf := make([]byte, 1<<16)
+	for {
+		n, from, err := conn.ReadFromUDPAddrPort(buf)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue // of an ICMP error
+		}
+		kind, nonce, seq, ok := parse(buf[:n])
+		switch {
+		case !ok:
+		case kind == kindProbe && from.Port() == Port:
+			_, _ = conn.WriteToUDPAddrPort(p.message(kindAnswer, nonce, seq, 0), from)
+		case kind == kindAnswer && nonce == p.nonce:
+			p.mu.Lock()
+			found := p.monitor.Answer(seq, time.Now())
+			p.mu.Unlock()
+			if found {
+				changed()
+			}
+		}
+	}
+}
+
+// The kinds of messages. An answer is small: the peer probes the way back itself.
+const (
+	kindProbe  = 1
+	kindAnswer = 2
+)
+
+// magic begins each message; its last byte is the version.
+var magic = [4]byte{'h', 'u', 'b', 1}
+
+const messageSize = 20
+
+// message returns a message, with padding to size bytes. The nonce, which an answer repeats, keeps
+// others from answering for a peer.
+func (*Prober) message(kind byte, nonce [8]byte, seq uint32, size int) []byte {
+	out := make([]byte, max(size, messageSize))
+	copy(out, magic[:])
+	out[4] = kind
+	copy(out[8:], nonce[:])
+	binary.BigEndian.PutUint32(out[16:], seq)
+	return out
+}
+
+func parse(b []byte) (kind byte, nonce [8]byte, seq uint32, ok bool) {
+	if len(b) < messageSize || [4]byte(b) != magic {
+		return 0, nonce, 0, false
+	}
+	return b[4], [8]byte(b[8:]), binary.BigEndian.Uint32(b[16:]), true
+}
