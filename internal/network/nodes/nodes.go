@@ -1,0 +1,286 @@
+// Package nodes joins this node's pod network with those of other nodes. It tells them this node's
+// record through a registry, follows their records, and keeps the kernel's routes, neighbours and
+// tunnels to their pods as network/backend plans them.
+//
+// The kernel's objects outlive huskd. Nothing is removed before the registry has given a complete
+// view, and while the registry is away the last view stays in force.
+package nodes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/heartbeat"
+	"github.com/huskd/husk/internal/network/peer"
+	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// Kernel changes this node's links and routes to other nodes. See network/overlay.
+type Kernel interface {
+	// Underlay returns the addresses by which other nodes reach this one.
+	Underlay() ([]backend.Underlay, error)
+	// Apply makes the kernel agree with the plan. The notes name what of others is in the way.
+	Apply(backend.Plan) (notes []string, err error)
+	// Watch calls changed when something of ours was removed or the underlay changed, until ctx ends.
+	Watch(ctx context.Context, changed func()) error
+}
+
+// Prober finds the ways that carry no packets. See network/heartbeat.
+type Prober interface {
+	// Watch replaces the peers to probe, from an address of this node.
+	Watch(from netip.Addr, peers []heartbeat.Peer)
+	Health() map[string]heartbeat.Health
+	// Run probes until ctx ends. It calls changed when Broken or Limit of a peer has changed.
+	Run(ctx context.Context, changed func()) error
+}
+
+// Pods is this node's own pod network. See network.Network.
+type Pods interface {
+	// SetBlocks sets the subnets of which pods get addresses from now on.
+	SetBlocks(ctx context.Context, blocks []netip.Prefix) error
+	// SetMTU sets the MTU of pods from now on.
+	SetMTU(mtu int)
+	// Blocks returns how many addresses are in use, by block.
+	Blocks() []peer.Usage
+}
+
+// Config of a Controller.
+type Config struct {
+	Instance pod.Instance
+	Name     string // of this node
+	Boot     string // the ID of this boot
+	Cluster  []netip.Prefix
+	Backend  backend.Backend
+	// VXLAN and the others are how this node can receive packets, as in its record.
+	VXLAN     *peer.VXLAN
+	IPIP      bool
+	WireGuard []peer.WireGuard
+
+	Store    string // the kind of registry, for people
+	Registry peer.Registry
+	Kernel   Kernel
+	Prober   Prober
+	Pods     Pods
+	Log      *slog.Logger
+}
+
+// Controller keeps the ways to other nodes.
+type Controller struct {
+	cfg   Config
+	dirty chan struct{} // has an item when there is something to do
+
+	// Invariant: only used by pass.
+	announced *peer.Node
+	logged    map[string]bool // notes that have been logged and still apply
+
+	mu     sync.Mutex // Invariant: guards the fields below.
+	view   *peer.View // nil until the registry has answered
+	status Status
+}
+
+// New returns a controller. It does nothing before Run.
+func New(cfg Config) *Controller {
+	return &Controller{cfg: cfg, dirty: make(chan struct{}, 1), logged: map[string]bool{}}
+}
+
+// The times that Run waits.
+const (
+	settle    = 10 * time.Millisecond // for further changes, to apply them together
+	interval  = time.Minute           // between passes without a change
+	retry     = time.Second           // after a failed pass
+	usageTime = 10 * time.Second      // between reports to the registry
+)
+
+// Run keeps the ways to the other nodes until ctx ends. They stay in the kernel after that.
+func (c *Controller) Run(ctx context.Context) error {
+	var running errgroup.Group
+	running.Go(func() error { return c.cfg.Registry.Run(ctx, c.update) })
+	running.Go(func() error { return c.cfg.Kernel.Watch(ctx, c.nudge) })
+	running.Go(func() error { return c.cfg.Prober.Run(ctx, c.nudge) })
+	running.Go(func() error { return c.reportUsage(ctx) })
+	running.Go(func() error {
+		c.nudge()
+		for c.wait(ctx, c.pass(ctx)) {
+		}
+		return nil
+	})
+	return running.Wait()
+}
+
+// wait returns true when there is something to do, and false when ctx has ended.
+func (c *Controller) wait(ctx context.Context, failed error) bool {
+	limit := interval
+	if failed != nil {
+		limit = retry
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	case <-c.dirty:
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(settle):
+	}
+	select {
+	case <-c.dirty:
+	default:
+	}
+	return true
+}
+
+// nudge makes Run look at everything soon.
+func (c *Controller) nudge() {
+	select {
+	case c.dirty <- struct{}{}:
+	default:
+	}
+}
+
+func (c *Controller) update(v peer.View) {
+	c.mu.Lock()
+	c.view = &v
+	c.mu.Unlock()
+	c.nudge()
+}
+
+func (c *Controller) reportUsage(ctx context.Context) error {
+	tick := time.NewTicker(usageTime)
+	defer tick.Stop()
+	for {
+		c.cfg.Registry.Used(c.cfg.Pods.Blocks())
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// pass compares everything once, and changes what differs.
+func (c *Controller) pass(ctx context.Context) error {
+	underlay, err := c.cfg.Kernel.Underlay()
+	if err == nil && len(underlay) == 0 {
+		err = errors.New("no default route shows which address other nodes reach this one by: set node-ip")
+	}
+	if err != nil {
+		return c.failed(fmt.Errorf("underlay: %w", err))
+	}
+	record := c.record(underlay)
+	c.announce(record)
+	c.mu.Lock()
+	view := c.view
+	c.mu.Unlock()
+	if view == nil {
+		return nil
+	}
+	record.Blocks = view.Blocks
+	notes := slices.Clone(view.Notes)
+	if err := c.cfg.Pods.SetBlocks(ctx, view.Blocks); err != nil {
+		return c.failed(fmt.Errorf("blocks of this node: %w", err))
+	}
+	peers, refused := peer.Accept(c.cfg.Cluster, record, view.Peers)
+	notes = append(notes, refused...)
+	next := backend.For(c.self(record, underlay), peers)
+	inTheWay, err := c.cfg.Kernel.Apply(next)
+	notes = append(notes, inTheWay...)
+	if err != nil {
+		return c.failed(err)
+	}
+	c.cfg.Pods.SetMTU(next.MTU)
+	c.cfg.Prober.Watch(probes(record, next, peers))
+	c.log(notes)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status = c.status.next(record, next, peers, notes, time.Now())
+	return nil
+}
+
+// self returns what the plan depends on besides the peers.
+func (c *Controller) self(record peer.Node, underlay []backend.Underlay) backend.Self {
+	s := backend.Self{
+		Instance: c.cfg.Instance, Backend: c.cfg.Backend, Record: record, Underlay: underlay, Cluster: c.cfg.Cluster,
+		Broken: map[string][]backend.Way{}, Limits: map[string]int{},
+	}
+	for name, h := range c.cfg.Prober.Health() {
+		s.Broken[name], s.Limits[name] = h.Broken, h.Limit
+	}
+	return s
+}
+
+// probes returns which peers to probe and from where: those with a block of the same family as this
+// node's first one. peers are in the order of p.Peers.
+func probes(self peer.Node, p backend.Plan, peers []peer.Node) (from netip.Addr, out []heartbeat.Peer) {
+	if len(self.Blocks) == 0 {
+		return from, nil
+	}
+	from = plan.First(self.Blocks[0])
+	for i, n := range peers {
+		same := slices.IndexFunc(n.Blocks, func(b netip.Prefix) bool { return b.Addr().Is4() == from.Is4() })
+		if same < 0 || p.Peers[i].Way == "" {
+			continue
+		}
+		out = append(out, heartbeat.Peer{Name: n.Name, To: plan.First(n.Blocks[same]), Way: p.Peers[i].Way, MTU: p.MTU, Paths: p.Peers[i].Paths})
+	}
+	return from, out
+}
+
+// record returns what this node tells the others. The registry fills in its name and blocks.
+func (c *Controller) record(underlay []backend.Underlay) peer.Node {
+	n := peer.Node{
+		Version: peer.Version, Name: c.cfg.Name, Boot: c.cfg.Boot,
+		VXLAN: c.cfg.VXLAN, IPIP: c.cfg.IPIP, WireGuard: c.cfg.WireGuard, Encrypted: c.cfg.Backend == backend.OnlyWireGuard,
+	}
+	for _, u := range underlay {
+		n.Addresses = append(n.Addresses, u.Address.Addr())
+		if n.MTU == 0 || u.MTU < n.MTU {
+			n.MTU = u.MTU
+		}
+	}
+	return n
+}
+
+// announce tells the registry the record if it has changed.
+func (c *Controller) announce(record peer.Node) {
+	if c.announced != nil && c.announced.Equal(record) {
+		return
+	}
+	c.announced = &record
+	c.cfg.Registry.Announce(record)
+}
+
+// failed remembers why a pass failed, for Status and the log.
+func (c *Controller) failed(err error) error {
+	c.mu.Lock()
+	c.status.Error = err.Error()
+	c.mu.Unlock()
+	c.log([]string{err.Error()})
+	return err
+}
+
+// log logs each note once, until it no longer applies.
+func (c *Controller) log(notes []string) {
+	logged := map[string]bool{}
+	for _, note := range notes {
+		if !c.logged[note] {
+			c.cfg.Log.Warn("pod network of other nodes: " + note)
+		}
+		logged[note] = true
+	}
+	c.logged = logged
+}

@@ -1,0 +1,240 @@
+package nodes_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/heartbeat"
+	"github.com/huskd/husk/internal/network/nodes"
+	"github.com/huskd/husk/internal/network/peer"
+)
+
+// world is the registry, the kernel and the pods of a node in memory. The real ones are tested
+// together in test/nodes.
+type world struct {
+	mu        sync.Mutex
+	update    func(peer.View)
+	changed   func()
+	announced []peer.Node
+	underlay  []backend.Underlay
+	plans     []backend.Plan
+	failing   error
+	blocks    []netip.Prefix
+	mtu       int
+	probed    []heartbeat.Peer
+	health    map[string]heartbeat.Health
+	log       bytes.Buffer
+}
+
+func (w *world) Run(ctx context.Context, update func(peer.View)) error {
+	w.set(func() { w.update = update })
+	<-ctx.Done()
+	return nil
+}
+
+func (w *world) Announce(n peer.Node)   { w.set(func() { w.announced = append(w.announced, n) }) }
+func (*world) May(netip.Prefix) error   { return nil }
+func (*world) Used([]peer.Usage)        {}
+func (*world) Blocks() []peer.Usage     { return nil }
+func (w *world) SetMTU(mtu int)         { w.set(func() { w.mtu = mtu }) }
+func (w *world) set(change func())      { w.mu.Lock(); defer w.mu.Unlock(); change() }
+func (w *world) see(view peer.View)     { w.update(view); synctest.Wait() }
+func (w *world) lastPlan() backend.Plan { return w.plans[len(w.plans)-1] }
+func prefix(s string) netip.Prefix      { return netip.MustParsePrefix(s) }
+func address(s string) netip.Addr       { return netip.MustParseAddr(s) }
+func (w *world) fail(err error)         { w.set(func() { w.failing = err }) }
+func (w *world) after(d time.Duration)  { time.Sleep(d); synctest.Wait() }
+func eth0(address string) backend.Underlay {
+	return backend.Underlay{Link: "eth0", Address: prefix(address), MTU: 1500}
+}
+
+func (w *world) SetBlocks(_ context.Context, blocks []netip.Prefix) error {
+	w.set(func() { w.blocks = blocks })
+	return nil
+}
+
+func (w *world) Underlay() ([]backend.Underlay, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.underlay, nil
+}
+
+func (w *world) Apply(p backend.Plan) ([]string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.failing != nil {
+		return nil, w.failing
+	}
+	w.plans = append(w.plans, p)
+	return nil, nil
+}
+
+func (w *world) Watch(ctx context.Context, changed func()) error {
+	w.set(func() { w.changed = changed })
+	<-ctx.Done()
+	return nil
+}
+
+// prober is the part of the world whose Run differs from the registry's.
+type prober struct{ *world }
+
+func (p prober) Run(ctx context.Context, _ func()) error {
+	<-ctx.Done()
+	return nil
+}
+
+func (p prober) Watch(_ netip.Addr, peers []heartbeat.Peer) { p.set(func() { p.probed = peers }) }
+
+func (p prober) Health() map[string]heartbeat.Health {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.health
+}
+
+// start runs a controller of node a at 192.0.2.1 in a bubble of synctest.
+func start(t *testing.T, check func(w *world, c *nodes.Controller)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{underlay: []backend.Underlay{eth0("192.0.2.1/24")}}
+		c := nodes.New(nodes.Config{
+			Instance: "0b5e", Name: "a", Boot: "1", Cluster: []netip.Prefix{prefix("10.201.0.0/16")}, Backend: backend.Auto, VXLAN: backend.VXLANOf("a"),
+			Registry: w, Kernel: w, Prober: prober{w}, Pods: w, Log: slog.New(slog.NewTextHandler(&w.log, nil)),
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- c.Run(ctx) }()
+		synctest.Wait()
+		check(w, c)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func record(name, at, block string) peer.Node {
+	return peer.Node{Version: 1, Name: name, Addresses: []netip.Addr{address(at)}, Blocks: []netip.Prefix{prefix(block)}, VXLAN: backend.VXLANOf(name)}
+}
+
+func TestNothingBeforeTheFirstView(t *testing.T) {
+	start(t, func(w *world, c *nodes.Controller) {
+		w.after(2 * time.Minute)
+		if len(w.plans) > 0 || w.blocks != nil || c.Status().Known {
+			t.Errorf("without a view, got plans %v and blocks %v", w.plans, w.blocks)
+		}
+		if len(w.announced) != 1 || w.announced[0].Addresses[0] != address("192.0.2.1") || w.announced[0].MTU != 1500 {
+			t.Errorf("announced %v, want the address and MTU once", w.announced)
+		}
+	})
+}
+
+func TestFollowsTheView(t *testing.T) {
+	start(t, func(w *world, c *nodes.Controller) {
+		w.see(peer.View{Blocks: []netip.Prefix{prefix("10.201.1.0/24")}, Peers: []peer.Node{record("b", "192.0.2.2", "10.201.2.0/24"), record("c", "198.51.100.3", "10.201.3.0/24")}})
+		w.after(100 * time.Millisecond)
+		began := time.Now()
+		if diff := cmp.Diff([]netip.Prefix{prefix("10.201.1.0/24")}, w.blocks, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+			t.Error(diff)
+		}
+		if w.mtu != 1450 {
+			t.Errorf("MTU of pods is %d, want 1450", w.mtu)
+		}
+		show := func() (out string) {
+			for _, p := range c.Status().Peers {
+				out += fmt.Sprintf("%s %s %v; ", p.Name, p.Way, began.Sub(p.Since) < time.Minute)
+			}
+			return out
+		}
+		if got := show(); got != "b direct true; c vxlan true; " {
+			t.Errorf("got %s", got)
+		}
+		w.after(5 * time.Minute)
+		began = time.Now()
+		moved := record("c", "192.0.2.3", "10.201.3.0/24")
+		w.see(peer.View{Blocks: w.blocks, Peers: []peer.Node{record("b", "192.0.2.2", "10.201.2.0/24"), moved}})
+		w.after(100 * time.Millisecond)
+		if got := show(); got != "b direct false; c direct true; " {
+			t.Errorf("after c has moved, got %s", got)
+		}
+		w.see(peer.View{Blocks: w.blocks})
+		w.after(100 * time.Millisecond)
+		if left := w.lastPlan().Peers; len(left) > 0 {
+			t.Errorf("after all have left, the plan has %v", left)
+		}
+	})
+}
+
+func TestFollowsTheUnderlay(t *testing.T) {
+	start(t, func(w *world, c *nodes.Controller) {
+		w.see(peer.View{Blocks: []netip.Prefix{prefix("10.201.1.0/24")}, Peers: []peer.Node{record("b", "192.0.2.2", "10.201.2.0/24")}})
+		w.after(100 * time.Millisecond)
+		w.set(func() { w.underlay = []backend.Underlay{eth0("203.0.113.1/24")} })
+		w.changed()
+		w.after(100 * time.Millisecond)
+		if n := len(w.announced); n != 2 || w.announced[1].Addresses[0] != address("203.0.113.1") {
+			t.Errorf("announced %v, want the new address second", w.announced)
+		}
+		if p := w.lastPlan().Peers[0]; p.Way != backend.VXLAN {
+			t.Errorf("b is reached by %q, want vxlan", p.Way)
+		}
+		w.set(func() { w.underlay = nil })
+		w.changed()
+		w.after(100 * time.Millisecond)
+		if e := c.Status().Error; !strings.Contains(e, "set node-ip") {
+			t.Errorf("without an underlay the error is %q", e)
+		}
+	})
+}
+
+func TestRetries(t *testing.T) {
+	start(t, func(w *world, c *nodes.Controller) {
+		w.fail(errors.New("no buffer space"))
+		w.see(peer.View{Notes: []string{"line 7 is odd"}})
+		w.after(10 * time.Second)
+		if e := c.Status().Error; e != "no buffer space" {
+			t.Errorf("the error is %q", e)
+		}
+		w.fail(nil)
+		w.after(2 * time.Second)
+		if st := c.Status(); st.Error != "" || !st.Known || len(st.Notes) != 1 {
+			t.Errorf("after the retry the status is %+v", st)
+		}
+		for _, line := range []string{"no buffer space", "line 7 is odd"} {
+			if n := strings.Count(w.log.String(), line); n != 1 {
+				t.Errorf("%q was logged %d times:\n%s", line, n, &w.log)
+			}
+		}
+	})
+}
+
+func TestFollowsTheHeartbeat(t *testing.T) {
+	start(t, func(w *world, c *nodes.Controller) {
+		w.see(peer.View{Blocks: []netip.Prefix{prefix("10.201.1.0/24")}, Peers: []peer.Node{record("b", "192.0.2.2", "10.201.2.0/24")}})
+		w.after(100 * time.Millisecond)
+		if len(w.probed) != 1 || w.probed[0].To != address("10.201.2.1") || w.probed[0].Way != backend.Direct || w.probed[0].MTU != 1450 || len(w.probed[0].Paths) != 2 {
+			t.Errorf("probes %+v", w.probed)
+		}
+		w.set(func() {
+			w.health = map[string]heartbeat.Health{"b": {Answered: true, Broken: []backend.Way{backend.Direct}, Limit: 1300}}
+		})
+		w.changed()
+		w.after(100 * time.Millisecond)
+		if p := w.lastPlan().Peers[0]; p.Way != backend.VXLAN || p.MTU != 1300 {
+			t.Errorf("once direct is broken, got %+v", p)
+		}
+		if st := c.Status().Peers[0]; st.Health.Limit != 1300 || st.Why == "" {
+			t.Errorf("status %+v", st)
+		}
+	})
+}
