@@ -16,7 +16,8 @@ import (
 	"github.com/huskd/husk/internal/sysctl"
 )
 
-// Cluster is the configuration of a node in a cluster. It is used only with a kubeconfig.
+// Cluster is the configuration of a node in a cluster. It is used only with a kubeconfig, except
+// for the name and the addresses, which other nodes of the pod network also know.
 type Cluster struct {
 	NodeName      string   `key:"node-name" help:"name of this node; the host name if empty"`
 	NodeLabels    []string `key:"node-labels" help:"labels of the node, KEY=VALUE, in addition to the standard ones"`

@@ -9,7 +9,6 @@ import (
 	"io"
 	"maps"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -33,10 +32,8 @@ type Config struct {
 	Listen string `key:"listen" help:"socket to listen on, unix:///PATH"`
 	Sources
 	Cluster
-	CertsDir   string   `key:"certs-dir" help:"directory of registry configuration, with a HOST/hosts.toml for each registry as in containerd"`
-	Network    string   `key:"network-mode" help:"how pods are connected by the built-in network: ptp (routed) or bridge"`
-	Subnets    []string `key:"pod-subnets" help:"subnets of pod addresses: at most one IPv4 and one IPv6 prefix"`
-	Masquerade bool     `key:"masquerade" help:"masquerade traffic that leaves the pod subnets with the node's address"`
+	CertsDir string `key:"certs-dir" help:"directory of registry configuration, with a HOST/hosts.toml for each registry as in containerd"`
+	PodNetwork
 	Plugins
 	Containers
 	Disk
@@ -65,16 +62,17 @@ type Plugins struct {
 // New returns the default configuration.
 func New() Config {
 	return Config{
-		Root:       defaultRoot,
-		State:      "/run/husk",
-		Listen:     "unix:///run/husk/husk.sock",
-		Sources:    Sources{WebSeconds: 20},
-		Disk:       kubeletDisk,
-		Cluster:    Cluster{NodeListen: ":10250", NodeHealthz: "127.0.0.1:10248", ClusterDomain: "cluster.local", Capacity: Capacity{MaxPods: 110, SwapBehavior: noSwap}},
-		CertsDir:   "/etc/husk/certs.d",
-		Network:    "ptp",
-		Subnets:    []string{"10.201.0.0/16", "fd68:7573:6b00::/64"},
-		Masquerade: true,
+		Root:     defaultRoot,
+		State:    "/run/husk",
+		Listen:   "unix:///run/husk/husk.sock",
+		Sources:  Sources{WebSeconds: 20},
+		Disk:     kubeletDisk,
+		Cluster:  Cluster{NodeListen: ":10250", NodeHealthz: "127.0.0.1:10248", ClusterDomain: "cluster.local", Capacity: Capacity{MaxPods: 110, SwapBehavior: noSwap}},
+		CertsDir: "/etc/husk/certs.d",
+		PodNetwork: PodNetwork{
+			Network: "ptp", Subnets: []string{"10.201.0.0/16", "fd68:7573:6b00::/64"}, Masquerade: true,
+			Store: StoreNone, Backend: "auto", BlockLength: 24, Etcd: Etcd{EtcdPrefix: "/husk"},
+		},
 		Plugins: Plugins{
 			CNIConf:   "/etc/cni/net.d",
 			CNIBin:    []string{"/opt/cni/bin", "/usr/lib/cni"},
@@ -329,15 +327,12 @@ func (c *Config) check() error {
 	if c.CNIMax < 1 {
 		bad("cni-max-networks", "%d: must be at least 1", c.CNIMax)
 	}
-	oneOf("network-mode", c.Network, "ptp", "bridge")
+	c.checkPodNetwork(c.Kubeconfig, bad, oneOf)
 	if _, _, err := net.SplitHostPort(c.Metrics); c.Metrics != "" && err != nil {
 		bad("metrics-listen", "%q is not of the form 127.0.0.1:9477", c.Metrics)
 	}
 	oneOf("log-level", c.LogLevel, "debug", "info", "warn", "error")
 	oneOf("log-format", c.LogFormat, "text", "json")
-	if _, err := c.Prefixes(); err != nil {
-		bad("pod-subnets", "%w", err)
-	}
 	for name, r := range c.Runtimes {
 		if err := r.check(name); err != nil {
 			bad(runtimesKey+"."+name, "%w", err)
@@ -367,30 +362,6 @@ func (c Config) Values() map[string]string {
 		out["manifest-url-header"] = "CLASSIFIED"
 	}
 	return out
-}
-
-// Prefixes returns the pod subnets, at most one of each address family.
-func (c *Config) Prefixes() ([]netip.Prefix, error) {
-	var list []netip.Prefix
-	for _, s := range c.Subnets {
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			return nil, fmt.Errorf("%q is not a prefix such as 10.201.0.0/16", s)
-		}
-		if p != p.Masked() {
-			return nil, fmt.Errorf("%s has host bits set: use %s", p, p.Masked())
-		}
-		for _, other := range list {
-			if other.Addr().Is4() == p.Addr().Is4() {
-				return nil, fmt.Errorf("%s and %s are of the same address family: keep one", other, p)
-			}
-		}
-		list = append(list, p)
-	}
-	if len(list) == 0 {
-		return nil, errors.New("is empty: give at least one prefix")
-	}
-	return list, nil
 }
 
 // Reference returns the reference page of the options in Markdown.

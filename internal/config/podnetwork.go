@@ -1,0 +1,112 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"strings"
+)
+
+// The stores, which say where nodes find each other.
+const (
+	StoreNone       = "none"
+	StoreFile       = "file"
+	StoreEtcd       = "etcd"
+	StoreKubernetes = "kubernetes"
+)
+
+// PodNetwork is the configuration of the built-in network.
+type PodNetwork struct {
+	Network     string   `key:"network-mode" help:"how pods are connected by the built-in network: ptp (routed) or bridge"`
+	Subnets     []string `key:"pod-subnets" help:"subnets of pod addresses, of this node or, with network-store, of all nodes: at most one IPv4 and one IPv6 prefix"`
+	Masquerade  bool     `key:"masquerade" help:"masquerade traffic that leaves the pod subnets with the node's address"`
+	Store       string   `key:"network-store" help:"where the nodes of a pod network find each other: none (this node is by itself), file, etcd or kubernetes"`
+	Backend     string   `key:"network-backend" help:"how packets reach the pods of other nodes: host-gw, vxlan, ipip, wireguard, or auto, which takes the first of these that works"`
+	BlockLength int      `key:"pod-block-length" help:"prefix length of the IPv4 subnets that nodes take from pod-subnets in etcd"`
+	NodesFile   string   `key:"nodes-file" help:"TOML file with the nodes and their pod subnets, for network-store file"`
+	Etcd
+}
+
+// Etcd says how to reach etcd. It is used only with network-store etcd.
+type Etcd struct {
+	EtcdEndpoints []string `key:"etcd-endpoints" help:"URLs of the members of etcd, https://HOST:2379"`
+	EtcdPrefix    string   `key:"etcd-prefix" help:"prefix of the keys in etcd; networks that share an etcd need different ones"`
+	EtcdCA        string   `key:"etcd-ca-file" help:"CA certificates of etcd; the system's if empty"`
+	EtcdCert      string   `key:"etcd-cert-file" help:"client certificate for etcd"`
+	EtcdKey       string   `key:"etcd-key-file" help:"private key of that certificate"`
+	EtcdUser      string   `key:"etcd-user" help:"user name in etcd"`
+	EtcdPassword  string   `key:"etcd-password-file" help:"file with that user's password"`
+}
+
+// Prefixes returns the pod subnets, at most one of each address family.
+func (p *PodNetwork) Prefixes() ([]netip.Prefix, error) {
+	var list []netip.Prefix
+	for _, s := range p.Subnets {
+		prefix, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a prefix such as 10.201.0.0/16", s)
+		}
+		if prefix != prefix.Masked() {
+			return nil, fmt.Errorf("%s has host bits set: use %s", prefix, prefix.Masked())
+		}
+		for _, other := range list {
+			if other.Addr().Is4() == prefix.Addr().Is4() {
+				return nil, fmt.Errorf("%s and %s are of the same address family: keep one", other, prefix)
+			}
+		}
+		list = append(list, prefix)
+	}
+	if len(list) == 0 {
+		return nil, errors.New("is empty: give at least one prefix")
+	}
+	return list, nil
+}
+
+func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format string, args ...any), oneOf func(key, value string, of ...string)) {
+	oneOf("network-mode", p.Network, "ptp", "bridge")
+	oneOf("network-store", p.Store, StoreNone, StoreFile, StoreEtcd, StoreKubernetes)
+	oneOf("network-backend", p.Backend, "auto", "host-gw", "vxlan", "ipip", "wireguard")
+	if p.Store != StoreNone && p.Network == "bridge" {
+		bad("network-mode", "bridge is for nodes by themselves: use ptp with network-store %s", p.Store)
+	}
+	if (p.Store == StoreFile) != (p.NodesFile != "") {
+		bad("nodes-file", "set it and network-store file, or neither")
+	}
+	if p.Store == StoreKubernetes && kubeconfig == "" {
+		bad("network-store", "kubernetes needs a kubeconfig")
+	}
+	for key, path := range map[string]string{"nodes-file": p.NodesFile, "etcd-ca-file": p.EtcdCA, "etcd-cert-file": p.EtcdCert, "etcd-key-file": p.EtcdKey, "etcd-password-file": p.EtcdPassword} {
+		if path != "" && !filepath.IsAbs(path) {
+			bad(key, "%q is not an absolute path", path)
+		}
+	}
+	if p.BlockLength < 16 || p.BlockLength > 29 {
+		bad("pod-block-length", "%d: use 16 to 29", p.BlockLength)
+	}
+	if _, err := p.Prefixes(); err != nil {
+		bad("pod-subnets", "%w", err)
+	}
+	p.checkEtcd(p.Store == StoreEtcd, bad)
+}
+
+func (e *Etcd) checkEtcd(used bool, bad func(key, format string, args ...any)) {
+	if used != (len(e.EtcdEndpoints) > 0) {
+		bad("etcd-endpoints", "set it and network-store etcd, or neither")
+	}
+	for _, s := range e.EtcdEndpoints {
+		if u, err := url.Parse(s); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" {
+			bad("etcd-endpoints", "%q is not of the form https://HOST:2379", s)
+		}
+	}
+	if !strings.HasPrefix(e.EtcdPrefix, "/") || strings.HasSuffix(e.EtcdPrefix, "/") {
+		bad("etcd-prefix", "%q: begin it with / and don't end it so", e.EtcdPrefix)
+	}
+	if (e.EtcdCert == "") != (e.EtcdKey == "") {
+		bad("etcd-cert-file", "set both it and etcd-key-file, or neither")
+	}
+	if (e.EtcdUser == "") != (e.EtcdPassword == "") {
+		bad("etcd-user", "set both it and etcd-password-file, or neither")
+	}
+}
