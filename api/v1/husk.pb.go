@@ -3390,6 +3390,340 @@ func (*RetryDebtsResponse) Descriptor() ([]byte, []int) {
 	return file_api_v1_husk_proto_rawDescGZIP(), []int{49}
 }
 
+type NetworkStatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkStatusRequest) Reset() {
+	*x = NetworkStatusRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkStatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkStatusRequest) ProtoMessage() {}
+
+func (x *NetworkStatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkStatusRequest.ProtoReflect.Descriptor instead.
+func (*NetworkStatusRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{50}
+}
+
+type NetworkStatusResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Store   string                 `protobuf:"bytes,1,opt,name=store,proto3" json:"store,omitempty"` // where nodes find each other: "none" on a node by itself
+	Backend string                 `protobuf:"bytes,2,opt,name=backend,proto3" json:"backend,omitempty"`
+	Mtu     int32                  `protobuf:"varint,3,opt,name=mtu,proto3" json:"mtu,omitempty"`    // of the next pod
+	Nodes   []*Node                `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"` // this node first
+	Pools   []*Pool                `protobuf:"bytes,5,rep,name=pools,proto3" json:"pools,omitempty"` // this node's
+	// What isn't as it should be, and why the last attempt to change something failed.
+	Notes         []string `protobuf:"bytes,6,rep,name=notes,proto3" json:"notes,omitempty"`
+	Error         string   `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkStatusResponse) Reset() {
+	*x = NetworkStatusResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkStatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkStatusResponse) ProtoMessage() {}
+
+func (x *NetworkStatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkStatusResponse.ProtoReflect.Descriptor instead.
+func (*NetworkStatusResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *NetworkStatusResponse) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
+func (x *NetworkStatusResponse) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+func (x *NetworkStatusResponse) GetMtu() int32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *NetworkStatusResponse) GetNodes() []*Node {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *NetworkStatusResponse) GetPools() []*Pool {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+func (x *NetworkStatusResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+func (x *NetworkStatusResponse) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type Node struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Self      bool                   `protobuf:"varint,2,opt,name=self,proto3" json:"self,omitempty"`
+	Addresses []string               `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	Blocks    []string               `protobuf:"bytes,4,rep,name=blocks,proto3" json:"blocks,omitempty"` // subnets of its pods
+	// How packets reach it: direct, vxlan, ipip, wireguard or bgp; empty if they can't.
+	Way     string   `protobuf:"bytes,5,opt,name=way,proto3" json:"way,omitempty"`
+	Why     string   `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"` // why not by the preferred way
+	Mtu     int32    `protobuf:"varint,7,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	SinceNs int64    `protobuf:"varint,8,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // Unix time from which the way is this one
+	Routes  []string `protobuf:"bytes,9,rep,name=routes,proto3" json:"routes,omitempty"`                   // as iproute2 writes them
+	// What the heartbeat has found: the round-trip time, the share of the last probes that got no
+	// answer (0 to 1), and the Unix time of the last answer. All are 0 if the node has never answered.
+	RttNs         int64   `protobuf:"varint,10,opt,name=rtt_ns,json=rttNs,proto3" json:"rtt_ns,omitempty"`
+	Loss          float64 `protobuf:"fixed64,11,opt,name=loss,proto3" json:"loss,omitempty"`
+	AnsweredNs    int64   `protobuf:"varint,12,opt,name=answered_ns,json=answeredNs,proto3" json:"answered_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Node) Reset() {
+	*x = Node{}
+	mi := &file_api_v1_husk_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Node) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Node) ProtoMessage() {}
+
+func (x *Node) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Node.ProtoReflect.Descriptor instead.
+func (*Node) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *Node) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Node) GetSelf() bool {
+	if x != nil {
+		return x.Self
+	}
+	return false
+}
+
+func (x *Node) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *Node) GetBlocks() []string {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *Node) GetWay() string {
+	if x != nil {
+		return x.Way
+	}
+	return ""
+}
+
+func (x *Node) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *Node) GetMtu() int32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *Node) GetSinceNs() int64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
+func (x *Node) GetRoutes() []string {
+	if x != nil {
+		return x.Routes
+	}
+	return nil
+}
+
+func (x *Node) GetRttNs() int64 {
+	if x != nil {
+		return x.RttNs
+	}
+	return 0
+}
+
+func (x *Node) GetLoss() float64 {
+	if x != nil {
+		return x.Loss
+	}
+	return 0
+}
+
+func (x *Node) GetAnsweredNs() int64 {
+	if x != nil {
+		return x.AnsweredNs
+	}
+	return 0
+}
+
+type Pool struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Block string                 `protobuf:"bytes,1,opt,name=block,proto3" json:"block,omitempty"`
+	// Addresses that pods can have: their number, and how many are in use or unavailable for a
+	// moment after use.
+	Size          int32 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Used          int32 `protobuf:"varint,3,opt,name=used,proto3" json:"used,omitempty"`
+	Quarantined   int32 `protobuf:"varint,4,opt,name=quarantined,proto3" json:"quarantined,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pool) Reset() {
+	*x = Pool{}
+	mi := &file_api_v1_husk_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pool) ProtoMessage() {}
+
+func (x *Pool) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pool.ProtoReflect.Descriptor instead.
+func (*Pool) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *Pool) GetBlock() string {
+	if x != nil {
+		return x.Block
+	}
+	return ""
+}
+
+func (x *Pool) GetSize() int32 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *Pool) GetUsed() int32 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+func (x *Pool) GetQuarantined() int32 {
+	if x != nil {
+		return x.Quarantined
+	}
+	return 0
+}
+
 type DoctorRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3398,7 +3732,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[50]
+	mi := &file_api_v1_husk_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3410,7 +3744,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[50]
+	mi := &file_api_v1_husk_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3423,7 +3757,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{50}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{54}
 }
 
 type DoctorResponse struct {
@@ -3435,7 +3769,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[51]
+	mi := &file_api_v1_husk_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3447,7 +3781,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[51]
+	mi := &file_api_v1_husk_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3460,7 +3794,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{51}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -3483,7 +3817,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_api_v1_husk_proto_msgTypes[52]
+	mi := &file_api_v1_husk_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3495,7 +3829,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[52]
+	mi := &file_api_v1_husk_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3508,7 +3842,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{52}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Check) GetName() string {
@@ -3548,7 +3882,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[53]
+	mi := &file_api_v1_husk_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3560,7 +3894,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[53]
+	mi := &file_api_v1_husk_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3573,7 +3907,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{53}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ShutdownRequest) GetBudgetNs() int64 {
@@ -3594,7 +3928,7 @@ type ShutdownEvent struct {
 
 func (x *ShutdownEvent) Reset() {
 	*x = ShutdownEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[54]
+	mi := &file_api_v1_husk_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3606,7 +3940,7 @@ func (x *ShutdownEvent) String() string {
 func (*ShutdownEvent) ProtoMessage() {}
 
 func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[54]
+	mi := &file_api_v1_husk_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3619,7 +3953,7 @@ func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownEvent.ProtoReflect.Descriptor instead.
 func (*ShutdownEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{54}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ShutdownEvent) GetNamespace() string {
@@ -3904,7 +4238,36 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	" \x01(\x05R\x05tries\x12\x14\n" +
 	"\x05error\x18\v \x01(\tR\x05error\"\x13\n" +
 	"\x11RetryDebtsRequest\"\x14\n" +
-	"\x12RetryDebtsResponse\"\x0f\n" +
+	"\x12RetryDebtsResponse\"\x16\n" +
+	"\x14NetworkStatusRequest\"\xcf\x01\n" +
+	"\x15NetworkStatusResponse\x12\x14\n" +
+	"\x05store\x18\x01 \x01(\tR\x05store\x12\x18\n" +
+	"\abackend\x18\x02 \x01(\tR\abackend\x12\x10\n" +
+	"\x03mtu\x18\x03 \x01(\x05R\x03mtu\x12#\n" +
+	"\x05nodes\x18\x04 \x03(\v2\r.husk.v1.NodeR\x05nodes\x12#\n" +
+	"\x05pools\x18\x05 \x03(\v2\r.husk.v1.PoolR\x05pools\x12\x14\n" +
+	"\x05notes\x18\x06 \x03(\tR\x05notes\x12\x14\n" +
+	"\x05error\x18\a \x01(\tR\x05error\"\x99\x02\n" +
+	"\x04Node\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04self\x18\x02 \x01(\bR\x04self\x12\x1c\n" +
+	"\taddresses\x18\x03 \x03(\tR\taddresses\x12\x16\n" +
+	"\x06blocks\x18\x04 \x03(\tR\x06blocks\x12\x10\n" +
+	"\x03way\x18\x05 \x01(\tR\x03way\x12\x10\n" +
+	"\x03why\x18\x06 \x01(\tR\x03why\x12\x10\n" +
+	"\x03mtu\x18\a \x01(\x05R\x03mtu\x12\x19\n" +
+	"\bsince_ns\x18\b \x01(\x03R\asinceNs\x12\x16\n" +
+	"\x06routes\x18\t \x03(\tR\x06routes\x12\x15\n" +
+	"\x06rtt_ns\x18\n" +
+	" \x01(\x03R\x05rttNs\x12\x12\n" +
+	"\x04loss\x18\v \x01(\x01R\x04loss\x12\x1f\n" +
+	"\vanswered_ns\x18\f \x01(\x03R\n" +
+	"answeredNs\"f\n" +
+	"\x04Pool\x12\x14\n" +
+	"\x05block\x18\x01 \x01(\tR\x05block\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x05R\x04size\x12\x12\n" +
+	"\x04used\x18\x03 \x01(\x05R\x04used\x12 \n" +
+	"\vquarantined\x18\x04 \x01(\x05R\vquarantined\"\x0f\n" +
 	"\rDoctorRequest\"8\n" +
 	"\x0eDoctorResponse\x12&\n" +
 	"\x06checks\x18\x01 \x03(\v2\x0e.husk.v1.CheckR\x06checks\"c\n" +
@@ -3918,8 +4281,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\rShutdownEvent\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage2\xf4\n" +
-	"\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage2\xc4\v\n" +
 	"\x04Husk\x12<\n" +
 	"\aVersion\x12\x17.husk.v1.VersionRequest\x1a\x18.husk.v1.VersionResponse\x12/\n" +
 	"\x03Run\x12\x13.husk.v1.RunRequest\x1a\x11.husk.v1.RunEvent0\x01\x12?\n" +
@@ -3942,7 +4304,8 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\vPruneImages\x12\x1b.husk.v1.PruneImagesRequest\x1a\x1c.husk.v1.PruneImagesResponse\x12T\n" +
 	"\x0fListAttachments\x12\x1f.husk.v1.ListAttachmentsRequest\x1a .husk.v1.ListAttachmentsResponse\x12E\n" +
 	"\n" +
-	"RetryDebts\x12\x1a.husk.v1.RetryDebtsRequest\x1a\x1b.husk.v1.RetryDebtsResponse\x129\n" +
+	"RetryDebts\x12\x1a.husk.v1.RetryDebtsRequest\x1a\x1b.husk.v1.RetryDebtsResponse\x12N\n" +
+	"\rNetworkStatus\x12\x1d.husk.v1.NetworkStatusRequest\x1a\x1e.husk.v1.NetworkStatusResponse\x129\n" +
 	"\x06Doctor\x12\x16.husk.v1.DoctorRequest\x1a\x17.husk.v1.DoctorResponse\x12>\n" +
 	"\bShutdown\x12\x18.husk.v1.ShutdownRequest\x1a\x16.husk.v1.ShutdownEvent0\x01B%Z#github.com/huskd/husk/api/v1;huskv1b\x06proto3"
 
@@ -3958,7 +4321,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),          // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),         // 1: husk.v1.VersionResponse
@@ -4010,11 +4373,15 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*Attachment)(nil),              // 47: husk.v1.Attachment
 	(*RetryDebtsRequest)(nil),       // 48: husk.v1.RetryDebtsRequest
 	(*RetryDebtsResponse)(nil),      // 49: husk.v1.RetryDebtsResponse
-	(*DoctorRequest)(nil),           // 50: husk.v1.DoctorRequest
-	(*DoctorResponse)(nil),          // 51: husk.v1.DoctorResponse
-	(*Check)(nil),                   // 52: husk.v1.Check
-	(*ShutdownRequest)(nil),         // 53: husk.v1.ShutdownRequest
-	(*ShutdownEvent)(nil),           // 54: husk.v1.ShutdownEvent
+	(*NetworkStatusRequest)(nil),    // 50: husk.v1.NetworkStatusRequest
+	(*NetworkStatusResponse)(nil),   // 51: husk.v1.NetworkStatusResponse
+	(*Node)(nil),                    // 52: husk.v1.Node
+	(*Pool)(nil),                    // 53: husk.v1.Pool
+	(*DoctorRequest)(nil),           // 54: husk.v1.DoctorRequest
+	(*DoctorResponse)(nil),          // 55: husk.v1.DoctorResponse
+	(*Check)(nil),                   // 56: husk.v1.Check
+	(*ShutdownRequest)(nil),         // 57: husk.v1.ShutdownRequest
+	(*ShutdownEvent)(nil),           // 58: husk.v1.ShutdownEvent
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
 	33, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
@@ -4034,56 +4401,60 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	38, // 14: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
 	38, // 15: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
 	47, // 16: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
-	52, // 17: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
-	0,  // 18: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
-	2,  // 19: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
-	6,  // 20: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
-	8,  // 21: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
-	10, // 22: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
-	12, // 23: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
-	14, // 24: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
-	16, // 25: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
-	18, // 26: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
-	18, // 27: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
-	23, // 28: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
-	25, // 29: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
-	28, // 30: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
-	35, // 31: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
-	36, // 32: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
-	39, // 33: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
-	41, // 34: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
-	43, // 35: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
-	45, // 36: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
-	48, // 37: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
-	50, // 38: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	53, // 39: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	1,  // 40: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 41: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 42: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 43: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 44: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 45: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	15, // 46: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	17, // 47: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	21, // 48: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	21, // 49: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	24, // 50: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	27, // 51: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	29, // 52: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	37, // 53: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	37, // 54: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	40, // 55: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	42, // 56: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	44, // 57: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	46, // 58: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	49, // 59: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	51, // 60: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	54, // 61: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	40, // [40:62] is the sub-list for method output_type
-	18, // [18:40] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	52, // 17: husk.v1.NetworkStatusResponse.nodes:type_name -> husk.v1.Node
+	53, // 18: husk.v1.NetworkStatusResponse.pools:type_name -> husk.v1.Pool
+	56, // 19: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
+	0,  // 20: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
+	2,  // 21: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
+	6,  // 22: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
+	8,  // 23: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
+	10, // 24: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
+	12, // 25: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
+	14, // 26: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
+	16, // 27: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
+	18, // 28: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
+	18, // 29: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
+	23, // 30: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
+	25, // 31: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
+	28, // 32: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
+	35, // 33: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
+	36, // 34: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
+	39, // 35: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
+	41, // 36: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
+	43, // 37: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
+	45, // 38: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
+	48, // 39: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
+	50, // 40: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
+	54, // 41: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	57, // 42: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	1,  // 43: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,  // 44: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,  // 45: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,  // 46: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11, // 47: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13, // 48: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	15, // 49: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	17, // 50: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	21, // 51: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	21, // 52: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	24, // 53: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	27, // 54: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	29, // 55: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	37, // 56: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	37, // 57: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	40, // 58: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	42, // 59: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	44, // 60: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	46, // 61: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	49, // 62: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	51, // 63: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	55, // 64: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	58, // 65: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	43, // [43:66] is the sub-list for method output_type
+	20, // [20:43] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_api_v1_husk_proto_init() }
@@ -4113,7 +4484,7 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   55,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

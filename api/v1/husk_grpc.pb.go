@@ -42,6 +42,7 @@ const (
 	Husk_PruneImages_FullMethodName     = "/husk.v1.Husk/PruneImages"
 	Husk_ListAttachments_FullMethodName = "/husk.v1.Husk/ListAttachments"
 	Husk_RetryDebts_FullMethodName      = "/husk.v1.Husk/RetryDebts"
+	Husk_NetworkStatus_FullMethodName   = "/husk.v1.Husk/NetworkStatus"
 	Husk_Doctor_FullMethodName          = "/husk.v1.Husk/Doctor"
 	Husk_Shutdown_FullMethodName        = "/husk.v1.Husk/Shutdown"
 )
@@ -91,6 +92,8 @@ type HuskClient interface {
 	ListAttachments(ctx context.Context, in *ListAttachmentsRequest, opts ...grpc.CallOption) (*ListAttachmentsResponse, error)
 	// RetryDebts retries the owed DELs now. The error is that of a DEL which failed.
 	RetryDebts(ctx context.Context, in *RetryDebtsRequest, opts ...grpc.CallOption) (*RetryDebtsResponse, error)
+	// NetworkStatus returns how the pod network reaches other nodes.
+	NetworkStatus(ctx context.Context, in *NetworkStatusRequest, opts ...grpc.CallOption) (*NetworkStatusResponse, error)
 	Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error)
 	// Shutdown stops all pods within the budget, then ends huskd. The stream has an event for each
 	// pod and ends when huskd is about to exit.
@@ -353,6 +356,16 @@ func (c *huskClient) RetryDebts(ctx context.Context, in *RetryDebtsRequest, opts
 	return out, nil
 }
 
+func (c *huskClient) NetworkStatus(ctx context.Context, in *NetworkStatusRequest, opts ...grpc.CallOption) (*NetworkStatusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NetworkStatusResponse)
+	err := c.cc.Invoke(ctx, Husk_NetworkStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *huskClient) Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DoctorResponse)
@@ -427,6 +440,8 @@ type HuskServer interface {
 	ListAttachments(context.Context, *ListAttachmentsRequest) (*ListAttachmentsResponse, error)
 	// RetryDebts retries the owed DELs now. The error is that of a DEL which failed.
 	RetryDebts(context.Context, *RetryDebtsRequest) (*RetryDebtsResponse, error)
+	// NetworkStatus returns how the pod network reaches other nodes.
+	NetworkStatus(context.Context, *NetworkStatusRequest) (*NetworkStatusResponse, error)
 	Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error)
 	// Shutdown stops all pods within the budget, then ends huskd. The stream has an event for each
 	// pod and ends when huskd is about to exit.
@@ -500,6 +515,9 @@ func (UnimplementedHuskServer) ListAttachments(context.Context, *ListAttachments
 }
 func (UnimplementedHuskServer) RetryDebts(context.Context, *RetryDebtsRequest) (*RetryDebtsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RetryDebts not implemented")
+}
+func (UnimplementedHuskServer) NetworkStatus(context.Context, *NetworkStatusRequest) (*NetworkStatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method NetworkStatus not implemented")
 }
 func (UnimplementedHuskServer) Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Doctor not implemented")
@@ -816,6 +834,24 @@ func _Husk_RetryDebts_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Husk_NetworkStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NetworkStatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HuskServer).NetworkStatus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Husk_NetworkStatus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HuskServer).NetworkStatus(ctx, req.(*NetworkStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Husk_Doctor_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DoctorRequest)
 	if err := dec(in); err != nil {
@@ -899,6 +935,10 @@ var Husk_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RetryDebts",
 			Handler:    _Husk_RetryDebts_Handler,
+		},
+		{
+			MethodName: "NetworkStatus",
+			Handler:    _Husk_NetworkStatus_Handler,
 		},
 		{
 			MethodName: "Doctor",

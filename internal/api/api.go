@@ -18,6 +18,8 @@ import (
 	"github.com/huskd/husk/internal/agent"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/stats"
@@ -31,6 +33,8 @@ type Config struct {
 	Sandboxes  *sandbox.Service
 	Images     *image.Store
 	Meter      *stats.Meter
+	Network    *network.Network
+	Nodes      *nodes.Controller // nil on a node by itself
 	// Debts returns the attachments of removed pods whose DEL has not succeeded yet.
 	Debts func() []pod.Debt
 	// RetryDebts retries those DELs now and returns what failed.

@@ -305,7 +305,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	}
 	api.Register(server, api.Config{
 		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
-		Meter: d.meter, Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
+		Meter: d.meter, Network: d.network, Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
 		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), End: end,
 	})
 	d.registerCRI(server)

@@ -48,14 +48,6 @@ const (
 func Examine(h Host) []*huskv1.Check {
 	var d diagnosis
 	d.runtime(h.Handlers, h.Named)
-	if r := h.Handlers.Default; h.Handlers.Missing == nil {
-		d.escapes(r.Name, r.Version, r.Path, debianChangelog(r.Path))
-	}
-	for _, r := range h.Named {
-		if r.Missing == nil && r.Path != h.Handlers.Default.Path {
-			d.escapes(r.Runtime, r.Version, r.Path, debianChangelog(r.Path))
-		}
-	}
 	d.kernel(h.Facts)
 	d.cgroups(h.Facts.Cgroup)
 	d.privileges(h.Facts)

@@ -44,8 +44,7 @@ func ContainerState(st container.Status) podplan.ContainerState {
 }
 
 // Addresses returns the IP addresses of a sandbox: the node's if it uses the node's network, none
-// if it is stopped. A pod has one of each family, the first: an API server refuses the status of
-// one with more, though CNI plugins may give it any number.
+// if it is stopped.
 func Addresses(st sandbox.Status, node func() []string) []string {
 	if SandboxState(st) == podplan.SandboxStopped {
 		return nil
@@ -54,12 +53,8 @@ func Addresses(st sandbox.Status, node func() []string) []string {
 		return node()
 	}
 	var out []string
-	known := map[bool]bool{}
 	for _, p := range st.Addresses() {
-		if family := p.Addr().Is4(); !known[family] {
-			known[family] = true
-			out = append(out, p.Addr().String())
-		}
+		out = append(out, p.Addr().String())
 	}
 	return out
 }

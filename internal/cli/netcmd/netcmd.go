@@ -42,14 +42,15 @@ func New(app App) *cobra.Command {
 	t := &tool{App: app}
 	cmd := &cobra.Command{
 		Use:   "net",
-		Short: "Attach network namespaces to CNI networks by hand, and inspect them.",
-		Long: `Attach network namespaces to CNI networks by hand, and inspect them.
+		Short: "Inspect the pod network, and attach network namespaces to CNI networks by hand.",
+		Long: `Inspect the pod network, and attach network namespaces to CNI networks by hand.
 
 NETNS is a path that begins with / or ., a name known to "ip netns", the PID of
 a process, or a pod.
 
 These commands work without huskd and don't touch what huskd does for pods;
-"attachments" and "debts" list that too. Attachments are recorded in --state, so
+"attachments" and "debts" list that too, and "nodes", "pools" and "routes" are
+about huskd's own network. Attachments are recorded in --state, so
 that "del" undoes exactly what "add" did, even if the configuration has changed.`,
 		Example: `husk net ls
 husk net add web testing
@@ -61,7 +62,7 @@ husk net explain web testing`,
 	flags.StringVar(&t.conf, "conf-dir", "/etc/cni/net.d", "directory of network configurations")
 	flags.StringSliceVar(&t.bin, "bin-dir", []string{"/opt/cni/bin", "/usr/lib/cni"}, "directories of CNI plugins")
 	flags.StringVar(&t.state, "state", "/var/lib/husk/net", "directory where attachments are recorded")
-	cmd.AddCommand(t.ls(), t.validate(), t.explain(), t.add(), t.del(), t.check(), t.status(), t.version(), t.gc(), t.attachments(), t.debts())
+	cmd.AddCommand(t.ls(), t.validate(), t.explain(), t.add(), t.del(), t.check(), t.status(), t.version(), t.gc(), t.attachments(), t.debts(), t.nodes(), t.pools(), t.routes())
 	return cmd
 }
 

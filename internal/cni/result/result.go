@@ -16,9 +16,6 @@ import (
 	"github.com/huskd/husk/internal/pod"
 )
 
-// maxIPs bounds the addresses of a result. They are recorded, and compared with each other.
-const maxIPs = 256
-
 // form has the fields of a result that are used, of all versions.
 type form struct {
 	Version    *string  `json:"cniVersion"`
@@ -110,9 +107,6 @@ func (f form) check() error {
 		if x == nil {
 			return fmt.Errorf("routes[%d] of its result is null", i)
 		}
-	}
-	if len(f.IPs) > maxIPs {
-		return fmt.Errorf("its result has %d addresses, at most %d are possible", len(f.IPs), maxIPs)
 	}
 	for i, x := range f.IPs {
 		if x == nil {
