@@ -15,6 +15,9 @@ import (
 // replaces the kernel's boot ID.
 const initEnv = "HUSK_TEST_NODE_INIT"
 
+// nameEnv is the host name of a node whose init the test binary is.
+const nameEnv = "HUSK_TEST_NODE_NAME"
+
 // Main runs the tests, or a node's init if initEnv is set.
 func Main(m *testing.M) {
 	if bootID := os.Getenv(initEnv); bootID != "" {
@@ -50,7 +53,7 @@ func runInit(bootID string) error {
 			return fmt.Errorf("mount %s: %w", m.target, err)
 		}
 	}
-	if err := unix.Sethostname([]byte("node")); err != nil {
+	if err := unix.Sethostname([]byte(os.Getenv(nameEnv))); err != nil {
 		return err
 	}
 	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {

@@ -23,9 +23,9 @@ type Inventory struct {
 }
 
 // Inventory lists what is on the node now.
-func (n *Node) Inventory() Inventory {
+func (n *Node) Inventory() *Inventory {
 	n.t.Helper()
-	inv := Inventory{
+	inv := &Inventory{
 		Mounts:    n.mounts(),
 		Processes: n.processes(),
 		Cgroups:   n.cgroups(),
@@ -37,6 +37,14 @@ func (n *Node) Inventory() Inventory {
 	}
 	if err := netns.Do(n.Net(), func() error { return inv.takeNetwork() }); err != nil {
 		n.t.Fatal(err)
+	}
+	if l := n.Uplink; l != nil {
+		// A route that names the address of before Renumber is the same one.
+		for i, was := range l.Segment.at(l.Number) {
+			for j := range inv.Routes {
+				inv.Routes[j] = strings.ReplaceAll(inv.Routes[j], "Src: "+l.Addresses[i].Addr().String()+" ", "Src: "+was.Addr().String()+" ")
+			}
+		}
 	}
 	for _, list := range inv.lists() {
 		sort.Strings(*list)
@@ -169,11 +177,12 @@ func (n *Node) files() []string {
 }
 
 // Left returns the objects that were not there when the node started.
-func (n *Node) Left() []string {
-	now := n.Inventory()
-	var left []string
-	before := n.base.lists()
-	for kind, list := range now.lists() {
+func (n *Node) Left() []string { return n.Inventory().since(n.base) }
+
+// since returns the objects that weren't in an earlier inventory.
+func (inv *Inventory) since(base Inventory) (left []string) {
+	before := base.lists()
+	for kind, list := range inv.lists() {
 		rest := slices.Clone(*before[kind])
 		for _, item := range *list {
 			if i := slices.Index(rest, item); i >= 0 {

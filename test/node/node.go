@@ -21,7 +21,6 @@ import (
 	"time"
 
 	"github.com/huskd/husk/internal/hosttest"
-	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -45,28 +44,40 @@ type Node struct {
 	State string // --state, on its /run
 	CNI   string // --cni-conf-dir, which doesn't exist unless a test makes it
 	boot  int
+	name  string
 	init  *exec.Cmd
 	ended chan struct{} // closed when init has been killed
 	other string        // path of the other host's network namespace
 	base  Inventory
+	// Uplink is the node's link to a segment. It is nil for a node of New.
+	Uplink *Uplink
 }
 
 // New starts a node, which ends with the test. The test fails if anything that Inventory counts is
 // left at the end.
 func New(t testing.TB) *Node {
 	t.Helper()
+	return newNode(t, "node", nil)
+}
+
+// newNode starts a node with an uplink to a segment or, without one, to another host of its own.
+func newNode(t testing.TB, name string, uplink *Uplink) *Node {
+	t.Helper()
 	hosttest.Root(t)
+	var other string
+	if uplink != nil {
+		other = uplink.Segment.u.Net()
+	} else {
+		other = newNamespace(t).path
+	}
 	dir, err := os.MkdirTemp("", prefix)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &Node{t: t, Dir: dir, Root: filepath.Join(dir, "root"), State: "/run/husk", CNI: filepath.Join(dir, "cni"), other: filepath.Join(dir, "other-host")}
+	n := &Node{t: t, Dir: dir, Root: filepath.Join(dir, "root"), State: "/run/husk", CNI: filepath.Join(dir, "cni"), name: name, other: other, Uplink: uplink}
 	t.Cleanup(n.end)
-	if err := netns.Create(netns.Pins{Net: n.other}); err != nil {
-		t.Fatal(err)
-	}
 	n.start()
-	n.base = n.Inventory()
+	n.base = *n.Inventory()
 	return n
 }
 
@@ -86,7 +97,7 @@ func (n *Node) start() {
 	}
 	defer ready.Close()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), initEnv+"="+bootID)
+	cmd.Env = append(os.Environ(), initEnv+"="+bootID, nameEnv+"="+n.name)
 	cmd.ExtraFiles = []*os.File{report}
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -103,7 +114,11 @@ func (n *Node) start() {
 	if msg := make([]byte, 2); func() bool { k, _ := ready.Read(msg); return string(msg[:k]) != "ok" }() {
 		n.t.Fatal("node: init did not come up")
 	}
-	n.wire()
+	if n.Uplink != nil {
+		n.Uplink.plug(n.Net())
+	} else {
+		n.wire()
+	}
 }
 
 // fork starts the node's init from a thread that lives as long as the node: the kernel sends
@@ -198,9 +213,6 @@ func (n *Node) end() {
 		n.NothingLeft()
 	}
 	n.kill()
-	if err := netns.Remove(n.other); err != nil {
-		n.t.Error(err)
-	}
 	// The node's mounts have gone with its mount namespace.
 	if err := os.RemoveAll(n.Dir); err != nil {
 		n.t.Error(err)
@@ -213,7 +225,7 @@ func (n *Node) Pid() int { return n.init.Process.Pid }
 // Net returns the path of the node's network namespace.
 func (n *Node) Net() string { return fmt.Sprintf("/proc/%d/ns/net", n.Pid()) }
 
-// OtherNet returns the path of the other host's network namespace.
+// OtherNet returns the path of the other host's network namespace, or that of the router.
 func (n *Node) OtherNet() string { return n.other }
 
 // Path returns the path on the real host of a path on the node.
