@@ -1,10 +1,13 @@
 // Package ipam allocates addresses to pods. It is pure: the caller passes the time, keeps the
 // records, and writes each one before acting on it.
 //
-// A lease has one address of every range, so dual stack is not a special case. A lease is reserved,
-// bound, releasing, and then gone, with its addresses in quarantine. Finding the next free address
-// takes the same time however full a range is. The search goes round the range, so that an address
-// is reused as late as possible.
+// A lease has one address of every family, so dual stack is not a special case. A lease is
+// reserved, bound, releasing, and then gone, with its addresses in quarantine. Finding the next
+// free address takes the same time however full a range is. The search goes round the range, so
+// that an address is reused as late as possible.
+//
+// A family has one range, or several: the blocks of a cluster's subnet that belong to this node.
+// Blocks are filled one after the other, so that the last ones can become empty and be retired.
 package ipam
 
 import (
@@ -40,7 +43,7 @@ const (
 type Lease struct {
 	Owner     Owner        `json:"owner"`
 	State     State        `json:"state"`
-	Addresses []netip.Addr `json:"addresses"` // one per range, in the order of the ranges
+	Addresses []netip.Addr `json:"addresses"` // one per family, the primary first
 }
 
 func (l *Lease) value() Lease {
@@ -63,6 +66,8 @@ type Usage struct {
 	Used        int          `json:"used"`
 	Quarantined int          `json:"quarantined"`
 	Free        int          `json:"free"`
+	// Retired ranges give no new addresses.
+	Retired bool `json:"retired,omitempty"`
 }
 
 // DefaultQuarantine is longer than most conntrack entries and ARP caches live.
@@ -79,7 +84,8 @@ func QuarantineOf(configured time.Duration) time.Duration {
 // Allocator holds the leases of one node. It is not safe for concurrent use.
 type Allocator struct {
 	quarantine time.Duration
-	ranges     []*pool
+	may        func(block netip.Prefix) error
+	families   []*family
 	leases     map[Owner]*Lease
 	holders    map[netip.Addr]Owner
 }
@@ -88,32 +94,52 @@ type Allocator struct {
 // 2^20 addresses of a range, except for the network, gateway and broadcast address. An address is
 // in quarantine for the given time after use.
 func New(quarantine time.Duration, ranges ...netip.Prefix) (*Allocator, error) {
+	a, err := NewOfBlocks(quarantine, ranges, nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range ranges {
+		if f := a.family(r.Addr()); len(f.blocks) > 0 {
+			return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("ranges %v and %v: at most one of each family", f.blocks[0].prefix, r))
+		}
+		if err := a.AddBlock(r); err != nil {
+			return nil, err
+		}
+	}
+	return a, nil
+}
+
+// NewOfBlocks returns an allocator without leases and blocks. A lease will have an address of each
+// family that the subnets are of, in their order. See AddBlock, and New about the quarantine.
+//
+// may returns nil if an address of the block may be given to a pod now, and otherwise the reason
+// why not. For the zero Prefix it returns why there is no block. A nil may permits everything.
+func NewOfBlocks(quarantine time.Duration, subnets []netip.Prefix, may func(block netip.Prefix) error) (*Allocator, error) {
 	if quarantine < 0 {
 		return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("quarantine of %v: not a duration to wait", quarantine))
 	}
-	if len(ranges) == 0 {
+	if len(subnets) == 0 {
 		return nil, errdefs.ErrInvalidArgument.WithMessage("no range to allocate from")
 	}
-	a := &Allocator{quarantine: quarantine, leases: map[Owner]*Lease{}, holders: map[netip.Addr]Owner{}}
-	for _, r := range ranges {
-		p, err := newPool(r)
-		if err != nil {
+	a := &Allocator{quarantine: quarantine, may: may, leases: map[Owner]*Lease{}, holders: map[netip.Addr]Owner{}}
+	if may == nil {
+		a.may = func(netip.Prefix) error { return nil }
+	}
+	for _, s := range subnets {
+		if err := Check(s); err != nil {
 			return nil, err
 		}
-		for _, other := range a.ranges {
-			if other.prefix.Addr().Is4() == p.prefix.Addr().Is4() {
-				return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("ranges %v and %v: at most one of each family", other.prefix, p.prefix))
-			}
+		if a.family(s.Addr()) == nil {
+			a.families = append(a.families, &family{six: s.Addr().Is6()})
 		}
-		a.ranges = append(a.ranges, p)
 	}
 	return a, nil
 }
 
 // Reserve returns the owner's lease, allocating one if there is none. want asks for certain
-// addresses, at most one of each range. If a range has no free address, the one that has been in
-// quarantine longest is taken, if its time is up. Otherwise the error is of kind resource exhausted
-// and says how full the range is.
+// addresses, at most one of each family. If a family has no free address, one whose quarantine is
+// over is taken. Otherwise the error is of kind resource exhausted and says how full the range is,
+// or of kind unavailable if there is no block or none may be used now.
 func (a *Allocator) Reserve(o Owner, now time.Time, want ...netip.Addr) (Lease, error) {
 	if l, ok := a.leases[o]; ok {
 		if l.State == Releasing {
@@ -131,11 +157,11 @@ func (a *Allocator) Reserve(o Owner, now time.Time, want ...netip.Addr) (Lease, 
 		return Lease{}, err
 	}
 	l := &Lease{Owner: o, State: Reserved}
-	for i, p := range a.ranges {
-		addr, err := a.take(p, wanted[i], now)
+	for i, f := range a.families {
+		addr, err := a.take(f, wanted[i], now)
 		if err != nil {
-			for j, taken := range l.Addresses {
-				a.ranges[j].putBack(taken)
+			for _, taken := range l.Addresses {
+				a.pool(taken).putBack(taken)
 			}
 			return Lease{}, err
 		}
@@ -145,26 +171,39 @@ func (a *Allocator) Reserve(o Owner, now time.Time, want ...netip.Addr) (Lease, 
 	return l.value(), nil
 }
 
-func (a *Allocator) take(p *pool, want netip.Addr, now time.Time) (netip.Addr, error) {
+// take takes an address of a family, a certain one if want is valid.
+func (a *Allocator) take(f *family, want netip.Addr, now time.Time) (netip.Addr, error) {
 	if !want.IsValid() {
+		p, err := a.choose(f, now)
+		if err != nil {
+			return netip.Addr{}, err
+		}
 		return p.next(now)
 	}
 	if o, ok := a.holders[want]; ok {
 		return netip.Addr{}, errdefs.ErrAlreadyExists.WithMessage(fmt.Sprintf("address %v is in use by %v", want, o))
 	}
+	p := a.pool(want)
+	if p.retired {
+		return netip.Addr{}, errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("address %v is of block %v, which this node no longer gives addresses of", want, p.prefix))
+	}
+	if err := a.permitted(p); err != nil {
+		return netip.Addr{}, err
+	}
 	return want, p.request(want, now)
 }
 
-// sort returns the wanted address of each range, the zero Addr where any will do.
+// sort returns the wanted address of each family, the zero Addr where any will do.
 func (a *Allocator) sort(want []netip.Addr) ([]netip.Addr, error) {
-	wanted := make([]netip.Addr, len(a.ranges))
+	wanted := make([]netip.Addr, len(a.families))
 	for _, w := range want {
-		i := slices.IndexFunc(a.ranges, func(p *pool) bool { return p.prefix.Contains(w) })
-		if i < 0 {
+		p := a.pool(w)
+		if p == nil {
 			return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("address %v is in no range of this node", w))
 		}
+		i := slices.Index(a.families, a.family(w))
 		if wanted[i].IsValid() {
-			return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("addresses %v and %v are of the same range %v", wanted[i], w, a.ranges[i].prefix))
+			return nil, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("addresses %v and %v are of the same range %v", wanted[i], w, p.prefix))
 		}
 		wanted[i] = w
 	}
@@ -217,6 +256,7 @@ func (a *Allocator) Forget(o Owner) {
 	for _, addr := range a.remove(o) {
 		if p := a.pool(addr); p != nil {
 			p.putBack(addr)
+			a.dropIfEmpty(p)
 		}
 	}
 }
@@ -233,19 +273,10 @@ func (a *Allocator) remove(o Owner) []netip.Addr {
 	return l.Addresses
 }
 
-func (a *Allocator) pool(addr netip.Addr) *pool {
-	for _, p := range a.ranges {
-		if p.prefix.Contains(addr) {
-			return p
-		}
-	}
-	return nil
-}
-
 // Expire frees at most limit addresses whose quarantine has ended, and returns them.
 func (a *Allocator) Expire(now time.Time, limit int) []netip.Addr {
 	var out []netip.Addr
-	for _, p := range a.ranges {
+	for _, p := range a.pools() {
 		for len(out) < limit {
 			addr, ok := p.expire(now)
 			if !ok {
@@ -253,6 +284,7 @@ func (a *Allocator) Expire(now time.Time, limit int) []netip.Addr {
 			}
 			out = append(out, addr)
 		}
+		a.dropIfEmpty(p)
 	}
 	return out
 }
@@ -313,23 +345,22 @@ func (a *Allocator) RestoreQuarantine(now time.Time, qs []Quarantined) (stale []
 	return stale
 }
 
-// Usage returns the counts of each range.
+// Usage returns the counts of each range, by family.
 func (a *Allocator) Usage() []Usage {
 	var out []Usage
-	for _, p := range a.ranges {
+	for _, p := range a.pools() {
 		out = append(out, p.usage())
 	}
 	return out
 }
 
-// Exhausted returns the error that Reserve would return if a range has no address left, and nil
+// Exhausted returns the error that Reserve would return if a family has no address left, and nil
 // otherwise.
 func (a *Allocator) Exhausted(now time.Time) error {
 	var errs []error
-	for _, p := range a.ranges {
-		if !p.available(now) {
-			errs = append(errs, p.exhausted(now))
-		}
+	for _, f := range a.families {
+		_, err := a.choose(f, now)
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

@@ -321,6 +321,149 @@ func TestRestore(t *testing.T) {
 	}
 }
 
+func blocksOf(t *testing.T, may func(netip.Prefix) error, blocks ...string) *Allocator {
+	t.Helper()
+	a, err := NewOfBlocks(time.Minute, prefixes("10.0.0.0/8", "fd00::/16"), may)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range prefixes(blocks...) {
+		if err := a.AddBlock(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return a
+}
+
+func TestBlocksAreFilledInTheirOrder(t *testing.T) {
+	a := blocksOf(t, nil, "fd00::/64", "10.1.0.0/30", "10.2.0.0/30")
+	for i, want := range []string{"10.1.0.2 fd00::2", "10.2.0.2 fd00::3"} {
+		if l := reserve(t, a, i, epoch); fmt.Sprintf("%v %v", l.Addresses[0], l.Addresses[1]) != want {
+			t.Errorf("got %v, want %s", l.Addresses, want)
+		}
+	}
+	_, err := a.Reserve(owner(2), epoch)
+	if want := "ranges 10.1.0.0/30 to 10.2.0.0/30 are exhausted: 2 of 2 addresses in use, 0 in quarantine: remove pods"; !errors.Is(err, errdefs.ErrResourceExhausted) || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got %v, want %s…", err, want)
+	}
+	if err := a.AddBlock(prefixes("10.3.0.0/24")[0]); err != nil {
+		t.Fatal(err)
+	}
+	if l := reserve(t, a, 2, epoch); l.Addresses[0].String() != "10.3.0.2" {
+		t.Errorf("got %v of the new block", l.Addresses)
+	}
+	if _, err := a.Reserve(owner(3), epoch, addrs("10.3.0.8", "10.1.0.2")...); !errors.Is(err, errdefs.ErrInvalidArgument) {
+		t.Errorf("addresses of two blocks: %v", err)
+	}
+	for bad, want := range map[string]string{"10.3.0.0/25": "overlaps block 10.3.0.0/24", "10.0.0.0/8": "overlaps block", "10.3.1.1/24": "host bits"} {
+		if err := a.AddBlock(netip.MustParsePrefix(bad)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want …%s…", bad, err, want)
+		}
+	}
+	four, err := NewOfBlocks(0, prefixes("10.0.0.0/8"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := four.AddBlock(prefixes("fd00::/64")[0]); err == nil || !strings.Contains(err.Error(), "no addresses of its family") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestRetiredBlocks(t *testing.T) {
+	a := blocksOf(t, nil, "10.1.0.0/24", "10.2.0.0/24", "fd00::/64")
+	one, two := prefixes("10.1.0.0/24")[0], prefixes("10.2.0.0/24")[0]
+	first := reserve(t, a, 1, epoch)
+	a.RetireBlock(one)
+	if again := reserve(t, a, 1, epoch); !slices.Equal(again.Addresses, first.Addresses) {
+		t.Errorf("the lease has become %v", again.Addresses)
+	}
+	if l := reserve(t, a, 2, epoch); !two.Contains(l.Addresses[0]) {
+		t.Errorf("got %v of a retired block", l.Addresses)
+	}
+	if _, err := a.Reserve(owner(3), epoch, addrs("10.1.0.9")...); !errors.Is(err, errdefs.ErrUnavailable) {
+		t.Errorf("a certain address: %v", err)
+	}
+	a.Quarantine(owner(1), epoch)
+	a.Expire(epoch.Add(time.Minute-1), 100)
+	if u := a.Usage(); len(u) != 3 || !u[0].Retired || u[0].Quarantined != 1 {
+		t.Errorf("while an address is in quarantine: %+v", u)
+	}
+	a.Expire(epoch.Add(time.Minute), 100)
+	if u := a.Usage(); len(u) != 2 || u[0].Range != two {
+		t.Errorf("after the quarantine: %+v", u)
+	}
+	a.RetireBlock(two)
+	if _, err := a.Reserve(owner(4), epoch); !errors.Is(err, errdefs.ErrUnavailable) || err.Error() != "this node has no block of IPv4 pod addresses yet" {
+		t.Errorf("got %v", err)
+	}
+	if err := a.AddBlock(two); err != nil {
+		t.Fatal(err)
+	}
+	if l := reserve(t, a, 4, epoch); l.Addresses[0].String() != "10.2.0.3" {
+		t.Errorf("after adding the block again, got %v, want the next address", l.Addresses)
+	}
+}
+
+// TestLeasesOfFormerBlocks checks that a block which is added around leases leaves them theirs.
+func TestLeasesOfFormerBlocks(t *testing.T) {
+	a := blocksOf(t, nil)
+	if err := a.Restore(Lease{owner(1), Bound, addrs("10.1.0.2")}); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range prefixes("10.1.0.0/29", "fd00::/64") {
+		if err := a.AddBlock(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 4 {
+		if l := reserve(t, a, 2+i, epoch); l.Addresses[0].String() == "10.1.0.2" {
+			t.Error("an address was given out twice")
+		}
+	}
+	if b, ok := a.BlockOf(addrs("10.1.0.2")[0]); !ok || b.String() != "10.1.0.0/29" {
+		t.Errorf("got %v, %v", b, ok)
+	}
+	if _, ok := a.BlockOf(addrs("10.9.0.2")[0]); ok {
+		t.Error("an address of no block has one")
+	}
+}
+
+func TestVetoedBlocks(t *testing.T) {
+	reasons := map[netip.Prefix]error{{}: errors.New("no answer of etcd")}
+	may := func(b netip.Prefix) error { return reasons[b] }
+	a := blocksOf(t, may)
+	for _, err := range []error{a.Exhausted(epoch), errorOf(a.Reserve(owner(1), epoch))} {
+		if !errors.Is(err, errdefs.ErrUnavailable) || !strings.HasPrefix(err.Error(), "this node has no block of pod addresses yet: no answer of etcd") {
+			t.Errorf("without a block: %v", err)
+		}
+	}
+	one, two := prefixes("10.1.0.0/24")[0], prefixes("10.2.0.0/24")[0]
+	for _, b := range append(prefixes("fd00::/64"), one, two) {
+		if err := a.AddBlock(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reserve(t, a, 1, epoch)
+	reasons[one] = errors.New("its lease ran out")
+	if l := reserve(t, a, 2, epoch); !two.Contains(l.Addresses[0]) {
+		t.Errorf("got %v", l.Addresses)
+	}
+	if err := a.MayBind(owner(1)); !errors.Is(err, errdefs.ErrUnavailable) || err.Error() != "pods get no addresses of 10.1.0.0/24 now: its lease ran out" {
+		t.Errorf("bind: %v", err)
+	}
+	if err := errors.Join(a.MayBind(owner(2)), a.MayBind(owner(9)), a.Exhausted(epoch)); err != nil {
+		t.Error(err)
+	}
+	reasons[two] = errors.New("so did this")
+	for _, err := range []error{a.Exhausted(epoch), errorOf(a.Reserve(owner(3), epoch)), errorOf(a.Reserve(owner(3), epoch, addrs("10.1.0.9")...))} {
+		if !errors.Is(err, errdefs.ErrUnavailable) || !strings.Contains(err.Error(), "10.1.0.0/24 now: its lease ran out") {
+			t.Errorf("all vetoed: %v", err)
+		}
+	}
+}
+
+func errorOf(_ Lease, err error) error { return err }
+
 // BenchmarkReserve must not depend on the number of leases.
 func BenchmarkReserve(b *testing.B) {
 	for _, leases := range []int{0, 1000, 20000, 60000, 65000} {

@@ -15,11 +15,12 @@ const maxAddresses = 1 << 20
 
 // pool is the state of one range's addresses, by their index: the distance from the first.
 type pool struct {
-	prefix netip.Prefix
-	size   int // addresses that pods can have
-	span   int // bits of free
-	free   bitmap
-	cursor int // where the next search starts
+	prefix  netip.Prefix
+	retired bool // gives no new addresses
+	size    int  // addresses that pods can have
+	span    int  // bits of free
+	free    bitmap
+	cursor  int // where the next search starts
 
 	// quarantined holds the end of each quarantine by index. queue holds the same, oldest first,
 	// with stale entries for addresses that were taken by request.
@@ -32,30 +33,28 @@ type expiry struct {
 	until time.Time
 }
 
-// newPrefix checks that pods can have addresses of prefix.
-func newPrefix(prefix netip.Prefix) (netip.Prefix, error) {
+// Check returns an error of kind invalid argument unless prefix is a subnet that pods can have
+// addresses of.
+func Check(prefix netip.Prefix) error {
 	addr := prefix.Addr()
 	if !prefix.IsValid() || addr.Zone() != "" || addr.Is4In6() {
-		return prefix, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("range %v: not a prefix of IPv4 or IPv6 addresses", prefix))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("range %v: not a prefix of IPv4 or IPv6 addresses", prefix))
 	}
 	if prefix != prefix.Masked() {
-		return prefix, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("range %v has host bits: write %v", prefix, prefix.Masked()))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("range %v has host bits: write %v", prefix, prefix.Masked()))
 	}
 	shortest, longest := 8, 30
 	if addr.Is6() {
 		shortest, longest = 16, 126
 	}
 	if prefix.Bits() < shortest || prefix.Bits() > longest {
-		return prefix, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("range %v: use a prefix length of %d to %d", prefix, shortest, longest))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("range %v: use a prefix length of %d to %d", prefix, shortest, longest))
 	}
-	return prefix, nil
+	return nil
 }
 
-func newPool(prefix netip.Prefix) (*pool, error) {
-	prefix, err := newPrefix(prefix)
-	if err != nil {
-		return nil, err
-	}
+// newPool returns the pool of a prefix that Check accepts.
+func newPool(prefix netip.Prefix) *pool {
 	addr := prefix.Addr()
 	span := maxAddresses
 	if hostBits := addr.BitLen() - prefix.Bits(); hostBits < 20 {
@@ -70,7 +69,7 @@ func newPool(prefix netip.Prefix) (*pool, error) {
 		p.free.clear(last) // broadcast
 		p.size--
 	}
-	return p, nil
+	return p
 }
 
 // addr returns the address at index.
@@ -109,7 +108,7 @@ func (p *pool) next(now time.Time) (netip.Addr, error) {
 	}
 	if !ok {
 		if i, ok = p.oldest(now); !ok {
-			return netip.Addr{}, p.exhausted(now)
+			return netip.Addr{}, exhausted([]*pool{p}, now)
 		}
 		p.endQuarantine(i)
 	}
@@ -193,19 +192,10 @@ func (p *pool) expire(now time.Time) (netip.Addr, bool) {
 
 func (p *pool) usage() Usage {
 	free, quarantined := p.free.count, len(p.quarantined)
-	return Usage{p.prefix, p.size, p.size - free - quarantined, quarantined, free}
+	return Usage{p.prefix, p.size, p.size - free - quarantined, quarantined, free, p.retired}
 }
 
 func (p *pool) available(now time.Time) bool {
 	_, due := p.oldest(now)
 	return due || p.free.count > 0
-}
-
-func (p *pool) exhausted(now time.Time) error {
-	u := p.usage()
-	msg := fmt.Sprintf("range %v is exhausted: %d of %d addresses in use, %d in quarantine", u.Range, u.Used, u.Size, u.Quarantined)
-	if i, _ := p.oldest(now); u.Quarantined > 0 {
-		msg += fmt.Sprintf(", the next is free in %v", p.quarantined[i].Sub(now).Round(time.Second))
-	}
-	return errdefs.ErrResourceExhausted.WithMessage(msg + ": remove pods or configure a larger pod-subnets")
 }

@@ -14,10 +14,10 @@ func NewRange(subnet netip.Prefix, first, last netip.Addr) (Range, error) {
 	invalid := func(format string, args ...any) (Range, error) {
 		return Range{}, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf(format, args...))
 	}
-	p, err := newPrefix(subnet)
-	if err != nil {
+	if err := Check(subnet); err != nil {
 		return Range{}, err
 	}
+	p := subnet
 	lowest, highest := p.Addr().Next().Next(), lastOf(p)
 	if p.Addr().Is4() {
 		highest = highest.Prev()
