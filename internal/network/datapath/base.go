@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink/nl"
@@ -93,8 +94,9 @@ func (d *Datapath) Teardown() error {
 	routes, err := listRoutes(d.handle)
 	errs = append(errs, err)
 	for _, r := range routes {
-		if p := toPlan(r, ""); d.ours(p) {
-			errs = append(errs, d.removeSubnet(p))
+		p := toPlan(r, "")
+		if _, ok := ours(d.deletion.tag, p); ok {
+			errs = append(errs, d.removeSubnet(p, nil))
 		}
 	}
 	errs = append(errs, d.markBridgeForDeletion(), d.Reap())
@@ -114,26 +116,43 @@ func (d *Datapath) markBridgeForDeletion() error {
 	return errors.Join(err, d.markForDeletion(d.bridge))
 }
 
-// ours reports whether a route is one of this instance's subnet routes.
-func (d *Datapath) ours(r plan.Route) bool {
-	return r.Kind == plan.Unreachable && r.Metric == int(d.deletion.tag)
+// ours reports whether a route is a subnet's, of the instance with that tag, and its rank.
+func ours(tag uint32, r plan.Route) (rank plan.Rank, ok bool) {
+	rank, ok = plan.RankOf(tag, r.Metric)
+	return rank, ok && r.Kind == plan.Unreachable
 }
 
-// removeSubnet deletes the route of a subnet, and its address on lo. The route goes last, as it
-// identifies the address as ours.
-func (d *Datapath) removeSubnet(r plan.Route) error {
-	var lo rtnetlink.Link
-	err := d.withConn(func(c *nlsock.Conn) (err error) {
-		lo, err = rtnetlink.LinkByName(c, "lo")
-		return err
-	})
-	if err == nil {
-		err = d.remove(plan.LoopbackAddress(r.Dst), lo.Index)
+// SweepBase removes the routes of subnets that aren't part of b, with their addresses.
+func (d *Datapath) SweepBase(b plan.Base) error {
+	routes, err := listRoutes(d.handle)
+	errs := []error{err}
+	for _, r := range routes {
+		p := toPlan(r, "")
+		if _, ok := ours(d.deletion.tag, p); ok && !slices.Contains(b.Host.Routes, p) {
+			errs = append(errs, d.removeSubnet(p, b.Host.Addresses))
+		}
 	}
-	if err == nil {
-		err = d.remove(r, 0)
+	return errors.Join(errs...)
+}
+
+// removeSubnet deletes the route of a subnet, and its address on lo unless that is to be kept. The
+// route goes last, as it identifies the address as ours.
+func (d *Datapath) removeSubnet(r plan.Route, keep []plan.Address) error {
+	rank, _ := ours(d.deletion.tag, r)
+	if address := plan.LoopbackAddress(r.Dst); rank != plan.Remainder && !slices.Contains(keep, address) {
+		var lo rtnetlink.Link
+		err := d.withConn(func(c *nlsock.Conn) (err error) {
+			lo, err = rtnetlink.LinkByName(c, "lo")
+			return err
+		})
+		if err == nil {
+			err = d.remove(address, lo.Index)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return err
+	return d.remove(r, 0)
 }
 
 // remove deletes a route, neighbour or address of the node. It isn't an error if it is gone.

@@ -11,8 +11,8 @@
 //   - in mode ptp, the first address of each pod subnet on lo, in a form that the kernel doesn't
 //     choose as a source by itself;
 //   - routes of protocol 104: one or two per pod address on the pod's veth, one unreachable route
-//     per pod subnet with a metric that identifies the instance, and one local ::1 on the veths
-//     of pods with hostPorts;
+//     per pod subnet of the node and of its cluster, with a metric that identifies the instance, and
+//     one local ::1 on the veths of pods with hostPorts;
 //   - one nftables table, inet husk-<instance>; see rules.go for its rules;
 //   - conntrack entries of pods that end and of new UDP hostPorts;
 //   - the sysctls net.ipv4.ip_forward and net.ipv6.conf.all.forwarding, which it sets to 1. Where

@@ -309,7 +309,22 @@ func TestRulesAreAsDocumented(t *testing.T) {
 		"dnat ip6 to ip6 daddr . meta l4proto . th dport map @addrport6", "dnat ip6 to meta l4proto . th dport map @ports6",
 		"ip saddr 127.0.0.0/8 ip daddr @pods4 snat ip to 10.88.0.1", "ip6 saddr ::1 ip6 daddr @pods6 snat ip6 to fd88::1",
 		"ip saddr . ip daddr @hairpin4 snat ip to 10.88.0.1", `oifname "hkbrbe0f" ct status dnat ip saddr @pods4 snat ip to 10.88.0.1`,
-		"ip saddr @pods4 ip daddr != @pods4 masquerade fully-random", "ip6 saddr @pods6 ip6 daddr != @pods6 masquerade fully-random",
+		"ip saddr @pods4 ip daddr != @direct4 masquerade fully-random", "ip6 saddr @pods6 ip6 daddr != @direct6 masquerade fully-random",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no rule %q in\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, `"hnbe0f*"`) {
+		t.Error("a node by itself has rules for packets from others")
+	}
+	joined := n.base
+	joined.Table.NodeLinks = "hnbe0f"
+	must(t, n.Ensure(joined))
+	got = netnstest.Run(t, n.path, "nft", "list", "table", "inet", instance.Table())
+	for _, want := range []string{`iifname "hnbe0f*" jump from-node`,
+		"ip saddr @blocks4 drop", "ip saddr @pods4 drop", "ip daddr @blocks4 accept", "ip daddr @pods4 accept",
+		"ip6 saddr @blocks6 drop", "ip6 saddr @pods6 drop", "ip6 daddr @blocks6 accept", "ip6 daddr @pods6 accept",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no rule %q in\n%s", want, got)
@@ -320,6 +335,83 @@ func TestRulesAreAsDocumented(t *testing.T) {
 	must(t, n.Ensure(bare))
 	if got := netnstest.Run(t, n.path, "nft", "list", "table", "inet", instance.Table()); strings.Contains(got, "masquerade") {
 		t.Error("it still masquerades")
+	}
+}
+
+// TestSubnetSets changes the sets of subnets, in one direction and back, including subnets that are
+// neighbours and one that ends with the last address of all.
+func TestSubnetSets(t *testing.T) {
+	n := newNode(t, plan.PTP)
+	for _, c := range []struct{ subnets, blocks4, blocks6 string }{
+		{"10.0.0.0/24 10.0.1.0/24 fd00::/64", "10.0.0.0/24, 10.0.1.0/24", "fd00::/64"},
+		{"10.0.0.128/25 10.0.1.0/24", "10.0.0.128/25, 10.0.1.0/24", ""},
+		{"0.0.0.0/0", "0.0.0.0/0", ""},
+		{"192.0.0.0/2 10.0.1.0/24 8000::/1", "10.0.1.0/24, 192.0.0.0/2", "8000::/1"},
+		{"", "", ""},
+		{"10.0.0.0/8", "10.0.0.0/8", ""},
+		{"10.0.0.0/24 10.0.1.0/24 fd00::/64", "10.0.0.0/24, 10.0.1.0/24", "fd00::/64"},
+	} {
+		b := n.base
+		b.Table.Blocks = nil
+		for _, s := range strings.Fields(c.subnets) {
+			b.Table.Blocks = append(b.Table.Blocks, netip.MustParsePrefix(s))
+		}
+		for range 2 {
+			must(t, n.Ensure(b))
+		}
+		for set, want := range map[string]string{"blocks4": c.blocks4, "blocks6": c.blocks6} {
+			got := netnstest.Run(t, n.path, "nft", "list", "set", "inet", instance.Table(), set)
+			_, elements, _ := strings.Cut(got, "elements = {")
+			elements, _, _ = strings.Cut(elements, "}")
+			if elements = strings.Join(strings.Fields(elements), " "); elements != want {
+				t.Errorf("%q: %s has %q, want %q", c.subnets, set, elements, want)
+			}
+		}
+	}
+}
+
+// TestSweepBase retires the subnets of a base one by one. What another one needs, or others made,
+// stays.
+func TestSweepBase(t *testing.T) {
+	n := newNode(t, plan.PTP)
+	cluster := []netip.Prefix{netip.MustParsePrefix("10.88.0.0/15")}
+	c := plan.BaseConfig{Instance: instance, Tag: n.deletion.tag, Mode: plan.PTP, Subnets: subnets, Cluster: cluster}
+	must(t, n.Ensure(plan.ForNode(c)))
+	n.ip(n.path, fmt.Sprintf("route add unreachable 10.99.0.0/16 proto %d metric 7", plan.Protocol))
+	show := func() string {
+		var out []string
+		for _, r := range strings.Split(n.ip(n.path, "route")+n.ip(n.path, "-6 route show type unreachable")+n.ip(n.path, "-o addr show dev lo"), "\n") {
+			for _, f := range strings.Fields(r) {
+				if strings.Contains(f, "/") && f != "127.0.0.1/8" && f != "::1/128" {
+					out = append(out, f)
+				}
+			}
+		}
+		return strings.Join(out, " ")
+	}
+	for _, step := range []struct {
+		change func()
+		want   string
+	}{
+		{func() {}, "10.88.0.0/16 10.88.0.0/15 10.99.0.0/16 fd88::/64 10.88.0.1/32 fd88::1/128"},
+		{func() {
+			c.Subnets, c.Leased = subnets[1:], map[plan.Mode][]netip.Prefix{plan.PTP: subnets[:1]}
+		}, "10.88.0.0/16 10.88.0.0/15 10.99.0.0/16 fd88::/64 10.88.0.1/32 fd88::1/128"},
+		{func() { c.Leased = nil }, "10.88.0.0/15 10.99.0.0/16 fd88::/64 fd88::1/128"},
+		{func() { c.Subnets = subnets }, "10.88.0.0/16 10.88.0.0/15 10.99.0.0/16 fd88::/64 10.88.0.1/32 fd88::1/128"},
+		{func() { c.Cluster = nil }, "10.88.0.0/16 10.99.0.0/16 fd88::/64 10.88.0.1/32 fd88::1/128"},
+	} {
+		step.change()
+		b := plan.ForNode(c)
+		must(t, n.Ensure(b))
+		must(t, n.SweepBase(b))
+		if got := show(); got != step.want {
+			t.Errorf("got %s, want %s", got, step.want)
+		}
+	}
+	must(t, n.Teardown())
+	if got := show(); got != "10.99.0.0/16" {
+		t.Errorf("after Teardown, %s is left", got)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 //	chain guard { type filter hook prerouting priority raw
 //		iifname "hk<instance>*" jump from-pod
 //		iifname "hkbr<instance>" jump from-pod
+//		iifname "hn<instance>*" jump from-node    # with other nodes only
 //	}
 //	chain from-pod {
 //		ip daddr 127.0.0.0/8 drop                 # route_localnet must not open the node's loopback
@@ -25,6 +26,13 @@ import (
 //		icmpv6 type nd-redirect drop
 //		iifname . ip saddr @sources4 accept       # a pod sends from its own addresses only
 //		ip6 saddr { fe80::/10, :: } accept        # never forwarded
+//		drop
+//	}
+//	chain from-node {
+//		ip saddr @blocks4 drop                    # another node has no packets of this node's pods
+//		ip saddr @pods4 drop
+//		ip daddr @blocks4 accept                  # and brings those for them, or for this node, only
+//		ip daddr @pods4 accept
 //		drop
 //	}
 //	chain prerouting { type nat hook prerouting priority dstnat
@@ -41,14 +49,17 @@ import (
 //		ip saddr 127.0.0.0/8 ip daddr @pods4 snat to 10.88.0.1     # from the node's loopback
 //		ip saddr . ip daddr @hairpin4 snat to 10.88.0.1            # a pod reaches itself
 //		oifname "hkbr<instance>" ct status dnat ip saddr @pods4 snat to 10.88.0.1
-//		ip saddr @pods4 ip daddr != @pods4 masquerade fully-random   # if configured
+//		ip saddr @pods4 ip daddr != @direct4 masquerade fully-random # if configured
 //	}
 //
-// 10.88.0.1 stands for the first address of the pod subnet. The rule about the bridge is for pods
-// on it: the reply to another pod would cross the bridge directly and not be translated back.
+// 10.88.0.1 stands for the first address of the pod subnet. The sets blocks4 and direct4 are of
+// subnets: this node's, and those to which pods send from their own addresses. The rule about the
+// bridge is for pods on it: the reply to another pod would cross the bridge directly and not be
+// translated back.
 const (
 	chainGuard       = "guard"
 	chainFromPod     = "from-pod"
+	chainFromNode    = "from-node"
 	chainPrerouting  = "prerouting"
 	chainOutput      = "output"
 	chainHostPorts   = "hostports"
@@ -70,11 +81,12 @@ type family struct {
 	src, dst uint32 // offsets in the header
 	size     uint32 // of an address
 	afterDst uint32 // the register after an address in reg1
+	address  nftables.SetDatatype
 }
 
 var families = []family{
-	{unix.NFPROTO_IPV4, "4", 12, 16, 4, reg32b},
-	{unix.NFPROTO_IPV6, "6", 8, 24, 16, reg32e},
+	{unix.NFPROTO_IPV4, "4", 12, 16, 4, reg32b, nftables.TypeIPAddr},
+	{unix.NFPROTO_IPV6, "6", 8, 24, 16, reg32e, nftables.TypeIP6Addr},
 }
 
 type match []expr.Any
@@ -152,6 +164,7 @@ func byLink(key expr.MetaKey, name string, open bool) match {
 	return match{&expr.Meta{Key: key, Register: reg1}, equal(reg1, data)}
 }
 
+// ifName returns the name of a link as nftables encodes it.
 func ifName(name string) []byte {
 	data := make([]byte, unix.IFNAMSIZ)
 	copy(data, name)
@@ -183,7 +196,7 @@ func translated() match {
 	}
 }
 
-// rules returns the rules by chain.
+// rules returns the rules of the table by the names of their chains.
 func rules(t plan.Table) map[string][][]expr.Any {
 	out := map[string][][]expr.Any{
 		chainGuard: {
@@ -211,6 +224,19 @@ func rules(t plan.Table) map[string][][]expr.Any {
 	add(chainFromPod, six.is(), six.within(six.src, netip.PrefixFrom(netip.IPv6Unspecified(), 128)), accept)
 	add(chainFromPod, drop)
 
+	if t.NodeLinks != "" {
+		add(chainGuard, byLink(expr.MetaKeyIIFNAME, t.NodeLinks, true), verdict(expr.VerdictJump, chainFromNode))
+		for _, f := range families {
+			for _, set := range []string{plan.Blocks, plan.Pods} {
+				add(chainFromNode, f.is(), f.inSet(f.src, set, false), drop)
+			}
+			for _, set := range []string{plan.Blocks, plan.Pods} {
+				add(chainFromNode, f.is(), f.inSet(f.dst, set, false), accept)
+			}
+		}
+		add(chainFromNode, drop)
+	}
+
 	for _, f := range families {
 		add(chainHostPorts, f.is(), f.dnat(plan.AddrPort, true))
 		add(chainHostPorts, f.is(), f.dnat(plan.Ports, false))
@@ -235,7 +261,7 @@ func rules(t plan.Table) map[string][][]expr.Any {
 	}
 	for _, f := range families {
 		if t.Masquerade {
-			add(chainPostrouting, f.is(), f.inSet(f.src, plan.Pods, false), f.inSet(f.dst, plan.Pods, true), match{&expr.Masq{FullyRandom: true}})
+			add(chainPostrouting, f.is(), f.inSet(f.src, plan.Pods, false), f.inSet(f.dst, plan.Direct, true), match{&expr.Masq{FullyRandom: true}})
 		}
 	}
 	return out
@@ -255,6 +281,7 @@ func chains(t *nftables.Table, owner string) []*nftables.Chain {
 	}
 	return append(mark, []*nftables.Chain{
 		{Table: t, Name: chainFromPod},
+		{Table: t, Name: chainFromNode},
 		{Table: t, Name: chainHostPorts},
 		base(chainGuard, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw),
 		base(chainPrerouting, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest),
@@ -289,9 +316,9 @@ func datatype(fields []plan.Field, six bool) nftables.SetDatatype {
 	return nftables.MustConcatSetType(types...) // at most three fields
 }
 
-// nftSet returns s for the library. The id identifies it in a batch; the library's default is a
+// podSet returns s for the library. The id identifies it in a batch; the library's default is a
 // counter without a lock.
-func nftSet(t *nftables.Table, s plan.Set, id uint32) *nftables.Set {
+func podSet(t *nftables.Table, s plan.Set, id uint32) *nftables.Set {
 	set := &nftables.Set{Table: t, ID: id, Name: s.Name(), KeyType: datatype(s.Key, s.Six), Concatenation: len(s.Key) > 1}
 	if s.Value != nil {
 		set.IsMap, set.DataType = true, datatype(s.Value, s.Six)
@@ -300,4 +327,46 @@ func nftSet(t *nftables.Table, s plan.Set, id uint32) *nftables.Set {
 		set.KeyByteOrder = binaryutil.BigEndian
 	}
 	return set
+}
+
+// subnetSet is a set of subnets.
+type subnetSet struct {
+	*nftables.Set
+	elements []nftables.SetElement
+}
+
+// subnetSets returns the table's sets of subnets. Their IDs begin at id, see podSet.
+func subnetSets(t *nftables.Table, p plan.Table, id uint32) (out []subnetSet) {
+	for _, f := range families {
+		for _, kind := range []string{plan.Blocks, plan.Direct} {
+			subnets := p.Blocks
+			if kind == plan.Direct {
+				subnets = p.Direct
+			}
+			set := subnetSet{Set: &nftables.Set{Table: t, ID: id, Name: kind + f.suffix, KeyType: f.address, KeyByteOrder: binaryutil.BigEndian, Interval: true}}
+			id++
+			for _, subnet := range subnets {
+				if subnet.Addr().BitLen() == int(8*f.size) {
+					set.elements = append(set.elements, interval(subnet)...)
+				}
+			}
+			out = append(out, set)
+		}
+	}
+	return out
+}
+
+// interval returns the elements that stand for a subnet: its first address, and the one behind its
+// last unless that is the last of all.
+func interval(subnet netip.Prefix) []nftables.SetElement {
+	out := []nftables.SetElement{{Key: subnet.Addr().AsSlice()}}
+	last := subnet.Addr().AsSlice()
+	for bit := subnet.Bits(); bit < len(last)*8; bit++ {
+		last[bit/8] |= 0x80 >> (bit % 8)
+	}
+	end, _ := netip.AddrFromSlice(last)
+	if end = end.Next(); end.IsValid() {
+		out = append(out, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+	}
+	return out
 }

@@ -58,10 +58,11 @@ func (d *Datapath) Sweep(b plan.Base, plans []plan.Plan) ([]Difference, error) {
 	errs = append(errs, d.Reap())
 	for r := range node.routes {
 		link, onLink := node.links[r.Link]
+		_, ours := ours(d.deletion.tag, r)
 		switch {
 		case owned[r]:
-		case d.ours(r):
-			stray(r.String(), d.removeSubnet(r))
+		case ours:
+			stray(r.String(), d.removeSubnet(r, b.Host.Addresses))
 		case onLink && owned[link.Name]: // others were deleted with their links
 			stray(r.String(), d.remove(r, link.Index))
 		}

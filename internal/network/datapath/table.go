@@ -46,7 +46,7 @@ func openTable(d *Datapath) (*table, error) {
 		nfts: map[string]*nftables.Set{},
 	}
 	for i, s := range plan.Sets() {
-		t.sets[s.Name()], t.nfts[s.Name()] = s, nftSet(t.nft, s, uint32(i+1))
+		t.sets[s.Name()], t.nfts[s.Name()] = s, podSet(t.nft, s, uint32(i+1))
 	}
 	err := d.InNode(func() (err error) {
 		t.changes, err = nlsock.Dial(unix.NETLINK_NETFILTER)
@@ -99,7 +99,8 @@ func (t *table) wrap(err error) error {
 }
 
 // ensure makes the table with its sets, chains and rules in one transaction, so that packets never
-// see part of it. Existing elements stay, unless another version of Husk made the sets differently.
+// see part of it. Existing elements of pods stay, unless another version of Husk made the sets
+// differently.
 func (t *table) ensure(p plan.Table) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -110,6 +111,15 @@ func (t *table) ensure(p plan.Table) error {
 		c.AddTable(t.nft)
 		for _, s := range plan.Sets() {
 			if err := c.AddSet(t.nfts[s.Name()], nil); err != nil {
+				return err
+			}
+		}
+		for _, s := range subnetSets(t.nft, p, uint32(len(t.nfts)+1)) {
+			if err := c.AddSet(s.Set, nil); err != nil {
+				return err
+			}
+			c.FlushSet(s.Set)
+			if err := c.SetAddElements(s.Set, s.elements); err != nil {
 				return err
 			}
 		}

@@ -22,17 +22,23 @@ type BridgeLink struct {
 	MAC  MAC
 }
 
-// Table is what the rules of the instance's nftables table depend on.
+// Table is what the rules of the instance's nftables table, and its sets of subnets, depend on.
 type Table struct {
 	Name string
 	// Owner, if set, identifies the network more reliably than the instance's four digits. A table
 	// of another owner isn't touched.
 	Owner      string
 	LinkPrefix string // prefix of the names of the host's ends
+	// NodeLinks is the prefix of the names of the links to other nodes; empty if there are none.
+	NodeLinks  string
 	Bridge     string
 	Masquerade bool
 	// As are the addresses that the node uses towards pods, at most one per family: see First.
 	As []netip.Addr
+	// Blocks are the node's own subnets. Packets from other nodes are for them, never from them.
+	Blocks []netip.Prefix
+	// Direct are the destinations to which pods send from their own addresses.
+	Direct []netip.Prefix
 }
 
 // Names of the sysctls that routing for pods needs.
@@ -43,15 +49,20 @@ const (
 
 // BaseConfig holds what Base depends on.
 type BaseConfig struct {
-	Instance   pod.Instance
-	Tag        uint32 // of the instance
-	Mode       Mode
-	Bridge     string // empty is the instance's own
-	Owner      string // see Table
-	Subnets    []netip.Prefix
-	Masquerade bool
-	// Leased are the subnets of pods' addresses, by the mode in which those were attached, which
-	// may differ from the current configuration.
+	Instance pod.Instance
+	Tag      uint32 // of the instance
+	Mode     Mode
+	Bridge   string // empty is the instance's own
+	Owner    string // see Table
+	// Subnets are those of this node's pods: in a cluster, its blocks.
+	Subnets []netip.Prefix
+	// Cluster are the subnets of the pods of all nodes, if there are others.
+	Cluster       []netip.Prefix
+	NodeLinks     string // see Table
+	Masquerade    bool
+	NonMasquerade []netip.Prefix // destinations to which pods send from their own addresses
+	// Leased are the subnets of pods' addresses, by the mode in which those were attached. They may
+	// differ from the current configuration.
 	Leased map[Mode][]netip.Prefix
 }
 
@@ -59,25 +70,38 @@ type BaseConfig struct {
 //
 // In mode ptp it has an unreachable route per subnet. Packets to an address without a pod end there
 // instead of leaving by the uplink, and the route shows other programs that the subnet is taken.
+// The same holds for the cluster's subnets, behind the routes to other nodes.
 func ForNode(c BaseConfig) Base {
 	b := Base{Table: Table{
 		Name:       c.Instance.Table(),
 		Owner:      c.Owner,
 		LinkPrefix: c.Instance.HostLinkPrefix(),
+		NodeLinks:  c.NodeLinks,
 		Bridge:     BridgeName(c.Instance, c.Bridge),
 		Masquerade: c.Masquerade,
+		As:         c.as(),
+		Blocks:     disjoint(c.Subnets),
+		Direct:     disjoint(c.Subnets, c.Cluster, c.Leased[PTP], c.Leased[Bridge], c.NonMasquerade),
 	}}
-	for _, subnet := range c.Subnets {
-		b.Table.As = append(b.Table.As, First(subnet))
-		if subnet.Addr().Is4() {
-			b.Sysctls = append(b.Sysctls, Forward4)
-		} else {
-			b.Sysctls = append(b.Sysctls, Forward6)
+	for _, subnet := range slices.Concat(c.Cluster, c.Subnets) {
+		name := Forward4
+		if subnet.Addr().Is6() {
+			name = Forward6
+		}
+		if !slices.Contains(b.Sysctls, name) {
+			b.Sysctls = append(b.Sysctls, name)
 		}
 	}
 	for _, subnet := range c.subnets(PTP) {
-		b.Host.Routes = append(b.Host.Routes, Route{Kind: Unreachable, Dst: subnet, Metric: int(c.Tag)})
+		rank := Current
+		if c.Mode != PTP || !slices.Contains(c.Subnets, subnet) {
+			rank = Former
+		}
+		b.Host.Routes = append(b.Host.Routes, rank.route(c.Tag, subnet))
 		b.Host.Addresses = append(b.Host.Addresses, LoopbackAddress(subnet))
+	}
+	for _, subnet := range c.Cluster {
+		b.Host.Routes = append(b.Host.Routes, Remainder.route(c.Tag, subnet))
 	}
 	six := false
 	for _, subnet := range c.subnets(Bridge) {
@@ -103,6 +127,62 @@ func (c BaseConfig) subnets(mode Mode) []netip.Prefix {
 		}
 	}
 	return out
+}
+
+// as returns the addresses of Table.As: of current subnets if possible, and otherwise of those of
+// running pods.
+func (c BaseConfig) as() (out []netip.Addr) {
+	for _, s := range slices.Concat(c.Subnets, c.Leased[c.Mode]) {
+		if !slices.ContainsFunc(out, func(a netip.Addr) bool { return a.Is4() == s.Addr().Is4() }) {
+			out = append(out, First(s))
+		}
+	}
+	return out
+}
+
+// disjoint returns the prefixes that no other one contains, in the order of their addresses.
+func disjoint(prefixes ...[]netip.Prefix) (out []netip.Prefix) {
+	all := slices.Concat(prefixes...)
+	slices.SortFunc(all, netip.Prefix.Compare)
+	for _, p := range all {
+		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// Rank orders the unreachable routes of an instance. It is part of their metric, and so is the
+// instance's tag.
+type Rank int
+
+// The ranks.
+const (
+	// Current is the rank of routes of the node's own subnets. The routes to those of other nodes
+	// have the same metric.
+	Current Rank = iota
+	// Former is the rank of routes of subnets that only running pods still have. If it is another
+	// node's by now, its route has precedence.
+	Former
+	// Remainder is the rank of routes of the cluster's subnets, for what no node has.
+	Remainder
+)
+
+// Metric returns the metric of the rank's routes of an instance with that tag.
+func (r Rank) Metric(tag uint32) int { return int(tag) + int(r)<<16 }
+
+// RankOf is the inverse of Metric. It returns false for the metric of a stranger's route.
+func RankOf(tag uint32, metric int) (Rank, bool) {
+	for r := Current; r <= Remainder; r++ {
+		if r.Metric(tag) == metric {
+			return r, true
+		}
+	}
+	return 0, false
+}
+
+func (r Rank) route(tag uint32, subnet netip.Prefix) Route {
+	return Route{Kind: Unreachable, Dst: subnet, Metric: r.Metric(tag)}
 }
 
 // LoopbackAddress returns the address that lo has for a subnet in mode ptp.

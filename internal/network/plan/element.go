@@ -31,6 +31,12 @@ const (
 	AddrPort = "addrport" // hostPorts on one address of the node
 )
 
+// Kinds of sets of subnets, also one of each per family: blocks4, blocks6, …
+const (
+	Blocks = "blocks" // Table.Blocks
+	Direct = "direct" // Table.Direct
+)
+
 // Set is a set of the table or, if it has a value, a map.
 type Set struct {
 	Kind  string
@@ -49,7 +55,7 @@ func setName(kind string, six bool) string {
 	return kind + "4"
 }
 
-// Sets returns all sets of the table.
+// Sets returns the sets of the table whose elements belong to pods.
 func Sets() []Set {
 	var out []Set
 	for _, six := range []bool{false, true} {

@@ -133,7 +133,7 @@ func TestBase(t *testing.T) {
 	subnets := []netip.Prefix{four.Masked(), six.Masked()}
 	b := ForNode(BaseConfig{Instance: "1a2b", Tag: 7, Mode: PTP, Owner: "me", Subnets: subnets, Masquerade: true})
 	if fmt.Sprint(b.Host.Routes) != "[route unreachable 10.88.0.0/16 route unreachable fd88::/64]" || b.Link != nil || fmt.Sprint(b.Host.Addresses) != "[address 10.88.0.1/32 dev lo address fd88::1/128 dev lo]" ||
-		fmt.Sprint(b.Sysctls) != "[net/ipv4/ip_forward net/ipv6/conf/all/forwarding]" || fmt.Sprint(b.Table) != "{husk-1a2b me hk1a2b hkbr1a2b true [10.88.0.1 fd88::1]}" {
+		fmt.Sprint(b.Sysctls) != "[net/ipv4/ip_forward net/ipv6/conf/all/forwarding]" || fmt.Sprint(b.Table) != "{husk-1a2b me hk1a2b  hkbr1a2b true [10.88.0.1 fd88::1] [10.88.0.0/16 fd88::/64] [10.88.0.0/16 fd88::/64]}" {
 		t.Errorf("ptp: %+v", b)
 	}
 	const loAddresses, bridgeAddresses = "address 10.88.0.1/32 dev lo", "address 10.88.0.1/16 dev hkbr1a2b address fd88::1/64 dev hkbr1a2b"
@@ -144,6 +144,46 @@ func TestBase(t *testing.T) {
 		b := ForNode(c)
 		if b.Link == nil || b.Link.Name != "hkbr1a2b" || fmt.Sprint(b.Host.Addresses) != want || !strings.Contains(fmt.Sprint(b.Host.Routes), "route local ::1/128 dev hkbr1a2b") {
 			t.Errorf("%+v: %+v", c, b)
+		}
+	}
+}
+
+// TestBaseOfCluster checks the base of a node with two blocks of a cluster, and pods in a block
+// that it no longer has.
+func TestBaseOfCluster(t *testing.T) {
+	prefixes := func(s ...string) (out []netip.Prefix) {
+		for _, p := range s {
+			out = append(out, netip.MustParsePrefix(p))
+		}
+		return out
+	}
+	c := BaseConfig{
+		Instance: "1a2b", Tag: 0x68751a2b, Mode: PTP, NodeLinks: "hn1a2b", Subnets: prefixes("10.88.2.0/24", "10.88.1.0/24"),
+		Cluster: prefixes("10.88.0.0/16", "fd88::/48"), NonMasquerade: prefixes("10.0.0.0/9", "10.128.0.0/24"),
+		Leased: map[Mode][]netip.Prefix{PTP: prefixes("10.88.1.0/24", "10.88.7.0/24")},
+	}
+	b := ForNode(c)
+	var routes []string
+	for _, r := range b.Host.Routes {
+		rank, ok := RankOf(c.Tag, r.Metric)
+		routes = append(routes, fmt.Sprint(r.Kind, " ", r.Dst, " ", rank, ok))
+	}
+	if want := []string{"unreachable 10.88.2.0/24 0 true", "unreachable 10.88.1.0/24 0 true", "unreachable 10.88.7.0/24 1 true", "unreachable 10.88.0.0/16 2 true", "unreachable fd88::/48 2 true"}; !slices.Equal(routes, want) {
+		t.Errorf("got %q, want %q", routes, want)
+	}
+	if got := fmt.Sprint(b.Host.Addresses); got != "[address 10.88.2.1/32 dev lo address 10.88.1.1/32 dev lo address 10.88.7.1/32 dev lo]" {
+		t.Errorf("got %s", got)
+	}
+	if got := fmt.Sprint(b.Table.NodeLinks, b.Table.As, b.Table.Blocks, b.Table.Direct, b.Sysctls); got != "hn1a2b[10.88.2.1] [10.88.1.0/24 10.88.2.0/24] [10.0.0.0/9 10.128.0.0/24 fd88::/48] [net/ipv4/ip_forward net/ipv6/conf/all/forwarding]" {
+		t.Errorf("got %s", got)
+	}
+	c.Subnets = nil
+	if got := fmt.Sprint(ForNode(c).Table.As); got != "[10.88.1.1]" {
+		t.Errorf("with former blocks only, got %s", got)
+	}
+	for _, metric := range []int{0, 1024, 0x68751a2c, 0x68781a2b, 0x68741a2b} {
+		if rank, ok := RankOf(c.Tag, metric); ok {
+			t.Errorf("the metric %#x has rank %v", metric, rank)
 		}
 	}
 }
