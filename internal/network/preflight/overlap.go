@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/pod"
@@ -22,14 +23,15 @@ import (
 const shortest4, shortest6 = 8, 16
 
 // Overlap returns an error of kind failed precondition if a subnet overlaps an address or a route
-// of the node that isn't the instance's own. An empty bridge is the instance's default.
+// of the node that isn't the instance's own. An empty bridge is the instance's default. The routes
+// and links to other nodes' pods are the instance's own, too.
 func Overlap(i pod.Instance, bridge string, subnets []netip.Prefix) error {
 	tag, err := plan.Tag(i)
 	if err != nil {
 		return err
 	}
 	ours := func(link string) bool {
-		return link == plan.BridgeName(i, bridge) || strings.HasPrefix(link, i.HostLinkPrefix())
+		return link == plan.BridgeName(i, bridge) || strings.HasPrefix(link, i.HostLinkPrefix()) || strings.HasPrefix(link, backend.LinkPrefix(i))
 	}
 	taken := func(what string, prefix netip.Prefix) error {
 		for _, s := range subnets {
@@ -58,8 +60,10 @@ func Overlap(i pod.Instance, bridge string, subnets []netip.Prefix) error {
 	own := map[netip.Prefix]bool{} // addresses
 	for _, r := range routes {
 		prefix, link := nlsock.Prefix(r.Dst), names[r.LinkIndex]
-		if int(r.Protocol) == plan.Protocol && r.Priority == int(tag) {
-			own[plan.LoopbackAddress(prefix).Prefix] = true
+		if rank, ok := plan.RankOf(tag, r.Priority); ok && int(r.Protocol) == plan.Protocol {
+			if r.Type == unix.RTN_UNREACHABLE && rank != plan.Remainder {
+				own[plan.LoopbackAddress(prefix).Prefix] = true
+			}
 			continue
 		}
 		if r.Protocol == unix.RTPROT_KERNEL { // of an address, which is reported below

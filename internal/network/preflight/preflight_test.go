@@ -131,12 +131,19 @@ func TestForwardPolicyCreatesNoLegacyTable(t *testing.T) {
 
 func TestOverlap(t *testing.T) {
 	n := newNode(t)
+	const tag = uint32('h')<<24 | 'u'<<16 | 0xbe0f
 	n.sh("ip link add hkbe0f012345678 type veth peer name up0", "ip link set up0 up", "ip link set hkbe0f012345678 up",
 		"ip addr add 10.1.0.1/24 dev up0", "ip route add 10.2.0.0/16 via 10.1.0.9", "ip route add unreachable 10.3.0.0/24",
 		"ip -6 addr add fd01::1/64 dev up0 nodad", "ip route add default via 10.1.0.9", "ip route add 128.0.0.0/1 via 10.1.0.9",
 		"ip route add 10.4.0.1/32 dev hkbe0f012345678", "ip addr add 10.4.1.1/32 dev hkbe0f012345678",
-		fmt.Sprintf("ip route add unreachable 10.5.0.0/24 proto %d metric %d", plan.Protocol, uint32('h')<<24|'u'<<16|0xbe0f),
-		fmt.Sprintf("ip route add unreachable 10.6.0.0/24 proto %d metric %d", plan.Protocol, uint32('h')<<24|'u'<<16|0xbe10))
+		fmt.Sprintf("ip route add unreachable 10.5.0.0/24 proto %d metric %d", plan.Protocol, tag), "ip addr add 10.5.0.1/32 dev lo",
+		fmt.Sprintf("ip route add unreachable 10.6.0.0/24 proto %d metric %d", plan.Protocol, tag+1),
+		fmt.Sprintf("ip route add unreachable 10.7.0.0/24 proto %d metric %d", plan.Protocol, plan.Former.Metric(tag)), "ip addr add 10.7.0.1/32 dev lo",
+		fmt.Sprintf("ip route add unreachable 10.8.0.0/16 proto %d metric %d", plan.Protocol, plan.Remainder.Metric(tag)), "ip addr add 10.8.0.1/32 dev lo",
+		"ip link add hnbe0fvx type veth peer name hnbe10vx", "ip link set hnbe0fvx up", "ip link set hnbe10vx up",
+		"ip addr add 10.9.0.0/32 dev hnbe0fvx", "ip addr add 10.10.0.0/32 dev hnbe10vx", "ip route add 10.9.1.0/24 via 10.9.1.0 dev hnbe0fvx onlink",
+		fmt.Sprintf("ip route add 10.11.0.0/24 via 10.1.0.9 proto %d metric %d", plan.Protocol, tag),
+		fmt.Sprintf("ip route add 10.12.0.0/24 via 10.1.0.9 proto %d metric %d", plan.Protocol, tag+1))
 	for subnet, want := range map[string]string{
 		"10.1.0.0/16":   "overlaps address 10.1.0.1/24 of up0",
 		"10.2.3.0/24":   "overlaps route 10.2.0.0/16 dev up0",
@@ -147,6 +154,13 @@ func TestOverlap(t *testing.T) {
 		"127.0.0.0/24":  "overlaps address 127.0.0.1/8 of lo",
 		"10.4.0.0/16":   "",
 		"10.5.0.0/24":   "",
+		"10.7.0.0/24":   "",
+		"10.8.0.0/24":   "overlaps address 10.8.0.1/32 of lo", // a cluster's subnet has none
+		"10.8.1.0/24":   "",
+		"10.9.0.0/16":   "",
+		"10.10.0.0/24":  "overlaps address 10.10.0.0/32 of hnbe10vx",
+		"10.11.0.0/16":  "",
+		"10.12.0.0/24":  "overlaps route 10.12.0.0/24 dev up0",
 		"200.0.0.0/24":  "",
 		"fd02::/64":     "",
 	} {
