@@ -350,8 +350,14 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 const maxMessage = 16 << 20
 
 func (d *daemon) examine(context.Context) []*huskv1.Check {
+	var running []pod.Attachment
+	for _, st := range d.sandboxes.List() {
+		if st.State == sandboxstate.Ready && !st.HostNetwork() {
+			running = append(running, st.Attachment)
+		}
+	}
 	return doctor.Examine(doctor.Host{
-		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, CNI: d.cni, Root: d.cfg.Root,
+		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Attachments: running, CNI: d.cni, Root: d.cfg.Root,
 		Orphans: d.orphans,
 	})
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/huskd/husk/internal/network/preflight"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/monitor"
+	"github.com/huskd/husk/internal/pod"
 )
 
 // Host is what Examine examines.
@@ -30,8 +31,10 @@ type Host struct {
 	// Named are the handlers that pods can name.
 	Named   []oci.Handler
 	Network *network.Network
-	CNI     *cni.Host
-	Root    string
+	// Attachments are those of the running pods.
+	Attachments []pod.Attachment
+	CNI         *cni.Host
+	Root        string
 	// Orphans are directories of pods that have no record, and why they were kept.
 	Orphans map[string]error
 }
@@ -64,6 +67,7 @@ func Examine(h Host) []*huskv1.Check {
 	}
 	d.network(settings, err)
 	d.addresses(h.Network.Usage())
+	d.damages(h.Network.Damages(h.Attachments))
 	d.firewall(h.Network.BlockingFirewalls())
 	var fs unix.Statfs_t
 	err = unix.Statfs(h.Root, &fs)
@@ -186,6 +190,16 @@ func (d *diagnosis) addresses(u network.Usage) {
 			d.add("network", warn, fmt.Sprintf("the link of pod %s has been waiting to be deleted since %s: %s", debt.Pod, debt.Since.Format("15:04:05"), debt.Error),
 				"huskd retries; the pod's address isn't assigned until then")
 		}
+	}
+}
+
+// damages checks for pods whose part of the network was changed by others.
+func (d *diagnosis) damages(list []network.Damage, err error) {
+	if err != nil {
+		d.add("network", warn, "the networks of pods can't be read: "+err.Error(), "")
+	}
+	for _, damage := range list {
+		d.add("network", warn, fmt.Sprintf("the network of pod %s was changed: %s", damage.Pod, strings.Join(damage.Differences, ", ")), "restart huskd, which repairs it or logs why not")
 	}
 }
 

@@ -103,6 +103,11 @@ func TestFindings(t *testing.T) {
 		}, []string{
 			"ok addresses: 10.0.0.0/24: 1 in use, 2 in quarantine, 3 free",
 			"warn network: the link of pod default/web has been waiting to be deleted since 03:04:05: device busy -> huskd retries; the pod's address isn't assigned until then"}},
+		"damaged": {func(d *diagnosis) {
+			d.damages([]network.Damage{{Pod: web.Pod, Differences: []string{"link v: missing", "route r: missing"}}}, errors.New("denied"))
+		}, []string{
+			"warn network: the networks of pods can't be read: denied",
+			"warn network: the network of pod default/web was changed: link v: missing, route r: missing -> restart huskd, which repairs it or logs why not"}},
 		"open firewall":       {func(d *diagnosis) { d.firewall(nil, nil) }, []string{"ok firewall: forwarded packets of pods pass"}},
 		"unreadable firewall": {func(d *diagnosis) { d.firewall(nil, errors.New("denied")) }, []string{"warn firewall: the node's firewall can't be read: denied"}},
 		"closed firewall": {func(d *diagnosis) {

@@ -76,11 +76,7 @@ func (n *Network) sweep() error {
 func (n *Network) repairAll(ctx context.Context, keep []*record, live map[ipam.Owner]pod.Attachment) (errs []error) {
 	var plans []plan.Plan
 	for _, r := range keep {
-		p := n.plan(r)
-		if live[r.owner()].RuntimeManaged {
-			p.Pod = plan.Side{}
-		}
-		plans = append(plans, p)
+		plans = append(plans, n.livePlan(r, live[r.owner()]))
 	}
 	diffs, err := n.dp.Verify(plans...)
 	if err != nil {
@@ -106,4 +102,46 @@ func (n *Network) repairAll(ctx context.Context, keep []*record, live map[ipam.O
 		}
 	}
 	return errs
+}
+
+// livePlan returns the plan of a record as far as it can be compared with the kernel.
+func (n *Network) livePlan(r *record, live pod.Attachment) plan.Plan {
+	p := n.plan(r)
+	if live.RuntimeManaged {
+		p.Pod = plan.Side{}
+	}
+	return p
+}
+
+// Damage is an attachment that somebody has changed in the kernel.
+type Damage struct {
+	Pod pod.Ref
+	// Differences are what is not as it should be, such as "link veth1: missing".
+	Differences []string
+}
+
+// Damages compares the live attachments with the kernel. Reconcile repairs what it finds.
+func (n *Network) Damages(live []pod.Attachment) (out []Damage, err error) {
+	n.kernelMu.RLock()
+	defer n.kernelMu.RUnlock()
+	var records []*record
+	var plans []plan.Plan
+	for _, a := range live {
+		if r := n.ledger.find(ownerOf(a)); r != nil && !n.reaper.has(r) {
+			records, plans = append(records, r), append(plans, n.livePlan(r, a))
+		}
+	}
+	diffs, err := n.dp.Verify(plans...)
+	for _, r := range records {
+		found := diffs[r.Attachment.Sandbox]
+		if len(found) == 0 || n.ledger.find(r.owner()) != r || n.reaper.has(r) { // the pod has ended meanwhile
+			continue
+		}
+		damage := Damage{Pod: r.Attachment.Pod}
+		for _, d := range found {
+			damage.Differences = append(damage.Differences, d.String())
+		}
+		out = append(out, damage)
+	}
+	return out, err
 }

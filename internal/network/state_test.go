@@ -376,7 +376,14 @@ func TestReconcileKeepsRepairsAndReleases(t *testing.T) {
 		l.ip(l.node, fmt.Sprintf("route add 10.77.0.1/32 dev %s proto %d", kept.HostLink, plan.Protocol))
 
 		n = l.open(cfg)
+		damages, err := n.Damages([]pod.Attachment{kept.Attachment, hurt.Attachment})
+		if found := fmt.Sprint(damages); err != nil || !strings.Contains(found, "link "+hurt.HostLink+": down") || !strings.Contains(found, "route") {
+			t.Errorf("damages %v, %v", damages, err)
+		}
 		must(t, n.Reconcile(t.Context(), []pod.Attachment{kept.Attachment, hurt.Attachment}))
+		if damages, err := n.Damages([]pod.Attachment{kept.Attachment, hurt.Attachment}); err != nil || len(damages) > 0 {
+			t.Errorf("after Reconcile: damages %v, %v", damages, err)
+		}
 		for _, g := range []guest{kept, hurt} {
 			diffs, err := n.dp.Verify(n.plan(n.ledger.records[ownerOf(g.Attachment)]))
 			if err != nil || len(diffs) > 0 {

@@ -81,9 +81,11 @@ func (e *entry) options() *runtimeapi.NamespaceOption {
 
 // View returns the sandbox as its record describes it.
 func (e *entry) View() Status {
+	attachment := e.Rec.Attachment
+	attachment.RuntimeManaged = e.Rec.RuntimeSandbox
 	return Status{
 		ID: e.ID, Config: e.Config, Handler: e.Rec.Handler, State: e.Rec.State, Created: e.Rec.Created,
-		Attachment: e.Rec.Attachment, Attached: e.Rec.Attached, Infra: e.Rec.Infra, Labels: e.Rec.Labels, Reason: e.Rec.Reason,
+		Attachment: attachment, Attached: e.Rec.Attached, Infra: e.Rec.Infra, Labels: e.Rec.Labels, Reason: e.Rec.Reason,
 		Steps: e.Steps(),
 	}
 }
