@@ -1,0 +1,501 @@
+package claim
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/huskd/husk/internal/network/peer"
+)
+
+const (
+	// maxBlocks is how many blocks of a family a node claims.
+	maxBlocks = 8
+	// spareFor is how long a block must be empty until it is given back.
+	spareFor = time.Hour
+	// keepEvery is how often a session is prolonged, or more often if its TTL is short.
+	keepEvery = time.Minute
+)
+
+// Config is what a node knows before anything happens.
+type Config struct {
+	Node string // its name
+	Boot string // ID of its boot
+	Pool Pool
+	// Store is what the store is called in messages, such as "etcd at https://192.0.2.1:2379".
+	Store string
+}
+
+// State is the protocol's state on one node.
+type State struct {
+	// Fence returns until when a session can be relied on that was asked for at sent, and confirmed
+	// at answered. Simulations plant bugs here.
+	Fence func(sent, answered, ttl time.Duration) time.Duration
+
+	cfg   Config
+	saved Saved // as read from disk
+
+	term
+	calls
+	own  blocks
+	lost []Claim // blocks that were this node's, with the new holder
+	told int     // calls of Used
+
+	snap   Snapshot
+	known  bool // snap is there
+	record peer.Node
+	// announced means that record is there.
+	announced bool
+	// joined means that the record in the store was this process's own.
+	joined bool
+	// refused says why the node can't take part; empty if it can.
+	refused string
+}
+
+// term is for how long the node has a session.
+type term struct {
+	session Session
+	ended   Session // the last one that ended
+	sent    Instant // when session was last prolonged
+	ttl     time.Duration
+	until   time.Duration
+}
+
+// since returns when the session was last prolonged.
+func (t term) since() string {
+	if t.sent.Wall.IsZero() {
+		return "the start"
+	}
+	return t.sent.Wall.UTC().Format(time.RFC3339)
+}
+
+// calls is what came of the calls of the store, and when to call it again.
+type calls struct {
+	keepAt, retryAt, claimAt time.Duration
+	conflict                 bool // wait for the next snapshot
+	settling                 bool // no blocks are claimed for the first time
+	failures                 int
+	failure, unfollowed      string // why calls and Follow fail
+}
+
+// New returns the state of a node that has just started.
+func New(cfg Config, saved Saved, now Instant) *State {
+	s := &State{cfg: cfg, Fence: func(sent, _, ttl time.Duration) time.Duration { return Until(sent, ttl) }}
+	if saved.Node != cfg.Node {
+		return s
+	}
+	s.saved, s.session, s.ttl = saved, saved.Session, saved.TTL
+	for _, b := range saved.Blocks {
+		s.own = append(s.own, own{block: b, held: true})
+	}
+	for _, b := range saved.Unbound {
+		s.own = append(s.own, own{block: b})
+	}
+	if saved.Boot == cfg.Boot {
+		s.until = saved.Until
+		s.sent = Instant{Boot: now.Boot, Wall: saved.Sent}
+	}
+	return s
+}
+
+// Copy returns a copy, which the original doesn't change.
+func (s *State) Copy() *State {
+	c := *s
+	c.own, c.lost = slices.Clone(s.own), slices.Clone(s.lost)
+	return &c
+}
+
+// Saved returns what must be on disk before the next action.
+func (s *State) Saved() Saved {
+	saved := Saved{Node: s.cfg.Node, Boot: s.cfg.Boot, Addresses: s.record.Addresses, Session: s.session, Until: s.until, Sent: s.sent.Wall, TTL: s.ttl}
+	for _, o := range s.own {
+		switch {
+		case o.fresh || o.retiring:
+		case o.held:
+			saved.Blocks = append(saved.Blocks, o.block)
+		default:
+			saved.Unbound = append(saved.Unbound, o.block)
+		}
+	}
+	return saved
+}
+
+// Kind is what to do.
+type Kind int
+
+// Kinds of actions.
+const (
+	Wait   Kind = iota
+	Keep        // prolong the session, or begin one if it is empty
+	Write       // write the record
+	Bind        // claim the block
+	Retire      // stop using the block: call Retired
+	Free        // give the block back
+)
+
+// Action is what to do next.
+type Action struct {
+	Do      Kind
+	At      time.Duration // when to ask again at the latest, for Wait; 0 is never
+	Session Session
+	Block   netip.Prefix
+	// Again means that pods may have addresses of the block already.
+	Again    bool
+	Blocks   []netip.Prefix // for Keep: which must be bound
+	Record   peer.Node
+	Revision int64 // the record's that is replaced; 0 if there is none
+}
+
+// Next returns what to do next.
+func (s *State) Next(now time.Duration) Action {
+	switch {
+	case !s.known || !s.announced || s.refused != "":
+		return Action{}
+	case now < s.retryAt:
+		return Action{At: s.retryAt}
+	case s.session == "" || now >= s.keepAt:
+		a := Action{Do: Keep, Session: s.session}
+		for _, o := range s.own {
+			a.Blocks = append(a.Blocks, o.block)
+		}
+		return a
+	}
+	if r, written := s.written(); !written {
+		if s.conflict {
+			return Action{At: s.keepAt}
+		}
+		return Action{Do: Write, Session: s.session, Record: s.record, Revision: r.Revision}
+	}
+	if a := s.giveBack(now); a.Do != Wait {
+		return a
+	}
+	at := s.keepAt
+	if now < s.claimAt {
+		at = min(at, s.claimAt)
+	} else if a := s.claimNext(); a.Do != Wait {
+		return a
+	}
+	for _, o := range s.own {
+		if o.empty > now-spareFor {
+			at = min(at, o.empty+spareFor)
+		}
+	}
+	return Action{At: at}
+}
+
+// written returns the node's record in the store, and whether it is as it should be.
+func (s *State) written() (Record, bool) {
+	r, ok := s.find()
+	return r, ok && r.Session == s.session && r.Node.Equal(s.record)
+}
+
+func (s *State) find() (Record, bool) {
+	i, ok := slices.BinarySearchFunc(s.snap.Records, s.cfg.Node, func(r Record, name string) int { return cmp.Compare(r.Node.Name, name) })
+	if !ok || s.snap.Records[i].Session == s.ended && s.ended != "" {
+		return Record{}, false
+	}
+	return s.snap.Records[i], true
+}
+
+// giveBack returns how to give a block back, if there is one to give back.
+func (s *State) giveBack(now time.Duration) Action {
+	for _, o := range s.own {
+		if o.retiring && s.told > o.retired && o.usage.Used == 0 {
+			return Action{Do: Free, Session: s.session, Block: o.block}
+		}
+	}
+	for _, c := range s.snap.Claims { // what was asked for before a restart, or what a backup has
+		if c.Session == s.session && s.own.index(c.Block) < 0 {
+			return Action{Do: Free, Session: s.session, Block: c.Block}
+		}
+	}
+	for _, o := range slices.Backward(s.own) {
+		empty := !o.retiring && !o.fresh && o.usage.Size > 0 && o.usage.Used == 0
+		if outside := !s.cfg.Pool.contains(o.block); empty && outside {
+			return Action{Do: Retire, Block: o.block}
+		}
+		if empty && now-o.empty >= spareFor {
+			if rest := s.own.usages(s.cfg.Pool, o.block.Addr().Is6(), o.block); len(rest) > 0 && !full(rest) {
+				return Action{Do: Retire, Block: o.block}
+			}
+		}
+	}
+	return Action{}
+}
+
+// claimNext returns which block to claim, if there is one to claim.
+func (s *State) claimNext() Action {
+	for _, o := range s.own {
+		if !o.held && !o.retiring {
+			return Action{Do: Bind, Session: s.session, Block: o.block, Again: !o.fresh}
+		}
+	}
+	for _, six := range s.cfg.Pool.families() {
+		if !s.wants(six) {
+			continue
+		}
+		if block, ok := s.cfg.Pool.Next(six, s.cfg.Node, s.taken()); ok {
+			return Action{Do: Bind, Session: s.session, Block: block}
+		}
+	}
+	return Action{}
+}
+
+// wants reports whether the node needs another block of a family.
+func (s *State) wants(six bool) bool {
+	blocks := s.own.usages(s.cfg.Pool, six, netip.Prefix{})
+	unknown := slices.ContainsFunc(blocks, func(u peer.Usage) bool { return u.Size == 0 })
+	return len(blocks) == 0 || len(blocks) < maxBlocks && !unknown && full(blocks)
+}
+
+func (s *State) taken() []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(s.snap.Claims)+len(s.own))
+	for _, c := range s.snap.Claims {
+		out = append(out, c.Block)
+	}
+	for _, o := range s.own {
+		out = append(out, o.block)
+	}
+	return out
+}
+
+// Announce sets the record that the other nodes should have.
+func (s *State) Announce(record peer.Node, now Instant) {
+	record.Version, record.Name, record.Blocks = peer.Version, s.cfg.Node, nil
+	record.Boot = cmp.Or(record.Boot, s.cfg.Boot)
+	if first := !s.announced; first && s.saved.Boot != "" && s.saved.Boot != s.cfg.Boot && shareAddress(record.Addresses, s.saved.Addresses) {
+		// The address shows that this disk isn't a copy in another machine.
+		s.sent.Wall = s.saved.Sent
+		s.until = now.Boot + afterReboot(s.saved.Sent, now.Wall, s.saved.TTL)
+	}
+	s.record, s.announced, s.conflict = record, true, false
+	s.identify()
+}
+
+func shareAddress(a, b []netip.Addr) bool {
+	return slices.ContainsFunc(a, func(x netip.Addr) bool { return slices.Contains(b, x) })
+}
+
+// Snapshot sets what the store has. It may be older than the latest answers.
+func (s *State) Snapshot(snap Snapshot, now time.Duration) {
+	s.snap, s.known, s.conflict, s.unfollowed = snap, true, false, ""
+	s.identify()
+	if _, written := s.written(); s.joined && !written {
+		s.keepAt = now
+	}
+	bound := map[netip.Prefix]bool{}
+	for _, c := range snap.Claims {
+		if c.Session == s.session {
+			bound[c.Block] = true
+		}
+	}
+	for _, o := range s.own {
+		if o.held && !bound[o.block] {
+			s.keepAt = now // ask whether it is gone, or the snapshot is old
+		}
+	}
+}
+
+// identify compares the node with the record that has its name. A machine with another address that
+// didn't boot at the same time is another machine.
+func (s *State) identify() {
+	s.refused = ""
+	r, ok := s.find()
+	if !s.announced || !ok {
+		return
+	}
+	if r.Node.Boot != s.record.Boot && !shareAddress(r.Node.Addresses, s.record.Addresses) {
+		s.refused = fmt.Sprintf("two machines have the node name %s: one with addresses %v and boot ID %s, and this one with addresses %v and boot ID %s: rename one of them; if the other one is gone, delete its key nodes/%s from %s",
+			s.cfg.Node, r.Node.Addresses, r.Node.Boot, s.record.Addresses, s.record.Boot, s.cfg.Node, s.cfg.Store)
+		return
+	}
+	if r.Session == "" || r.Session == s.session || s.joined && s.session != "" {
+		return
+	}
+	// An earlier process of this machine began the session.
+	s.session, s.keepAt = r.Session, 0
+	for i := range s.own {
+		s.own[i].held = false
+	}
+	for _, c := range s.snap.Claims {
+		// A node that knows which blocks it has gives back all others: if the store was restored from
+		// a backup, they may be another node's by now.
+		if forgot := !s.joined && s.saved.Node == ""; forgot && c.Session == s.session && s.own.index(c.Block) < 0 {
+			s.own = append(s.own, own{block: c.Block})
+		}
+	}
+}
+
+// Used sets how full blocks are. What isn't in it isn't in use.
+func (s *State) Used(blocks []peer.Usage, now time.Duration) {
+	s.told++
+	used := func(b netip.Prefix) bool {
+		return slices.ContainsFunc(blocks, func(u peer.Usage) bool { return u.Block == b && u.Used > 0 })
+	}
+	s.lost = slices.DeleteFunc(s.lost, func(c Claim) bool { return !used(c.Block) })
+	for i := range s.own {
+		o := &s.own[i]
+		was := o.usage
+		if n := slices.IndexFunc(blocks, func(u peer.Usage) bool { return u.Block == o.block }); n >= 0 {
+			o.usage = blocks[n]
+		} else {
+			o.usage = peer.Usage{Block: o.block, Size: was.Size}
+		}
+		if o.usage.Used > 0 {
+			o.retiring = false
+		} else if was.Used > 0 || was.Size == 0 {
+			o.empty = now
+		}
+	}
+}
+
+// Kept takes what the store answered to Keep.
+func (s *State) Kept(sent Instant, answered time.Duration, kept Kept, err error) {
+	if errors.Is(err, ErrLost) {
+		s.ended, s.session = s.session, ""
+		s.own = slices.DeleteFunc(s.own, func(o own) bool { return o.fresh || o.retiring })
+		for i := range s.own {
+			s.own[i].held = false
+		}
+		s.until, s.failure, s.conflict = 0, "", false
+		return
+	}
+	if s.failed(answered, err) {
+		return
+	}
+	began := s.session == ""
+	s.session, s.sent, s.ttl = kept.Session, sent, kept.TTL
+	s.until = s.Fence(sent.Boot, answered, kept.TTL)
+	s.keepAt = answered + min(keepEvery, kept.TTL/6)
+	for i := range s.own {
+		o := &s.own[i]
+		o.held = !began && slices.Contains(kept.Bound, o.block)
+		if o.held {
+			o.fresh = false
+		}
+	}
+	s.own = slices.DeleteFunc(s.own, func(o own) bool { return o.retiring && !o.held })
+}
+
+// failed takes note of a call that failed for no reason of the protocol, and of one that didn't.
+func (s *State) failed(now time.Duration, err error) bool {
+	if err == nil {
+		s.failures, s.failure = 0, ""
+		return false
+	}
+	s.failures++
+	delay := time.Second << min(s.failures-1, 4) / 2
+	if s.ttl > 0 {
+		delay = min(delay, s.ttl/10)
+	}
+	s.retryAt, s.failure = now+delay, err.Error()
+	return true
+}
+
+// Wrote takes what the store answered to Write.
+func (s *State) Wrote(a Action, revision int64, now time.Duration, err error) {
+	switch {
+	case errors.Is(err, ErrConflict):
+		s.conflict = true
+	case errors.Is(err, ErrLost):
+		s.keepAt = now
+	case !s.failed(now, err):
+		s.joined = true
+		// The next snapshot has it too, but nothing needs to wait for that.
+		i, ok := slices.BinarySearchFunc(s.snap.Records, s.cfg.Node, func(r Record, name string) int { return cmp.Compare(r.Node.Name, name) })
+		s.snap.Records = slices.Clone(s.snap.Records)
+		if !ok {
+			s.snap.Records = slices.Insert(s.snap.Records, i, Record{})
+		}
+		s.snap.Records[i] = Record{Node: a.Record, Session: a.Session, Revision: revision}
+	}
+}
+
+// Bound takes what the store answered to Bind.
+func (s *State) Bound(a Action, now time.Duration, err error) {
+	i := s.own.index(a.Block)
+	taken := new(TakenError)
+	s.settling = false
+	switch {
+	case errors.As(err, &taken):
+		if i >= 0 {
+			if s.own = slices.Delete(s.own, i, i+1); a.Again {
+				s.lost = append(s.lost, Claim{Block: a.Block, Node: taken.By.Node})
+			}
+		}
+		s.addClaim(taken.By)
+	case errors.Is(err, ErrLost):
+		s.keepAt = now
+	case errors.Is(err, ErrSettling):
+		s.settling, s.claimAt = true, now+2*time.Second
+	default:
+		if i < 0 {
+			s.own, i = append(s.own, own{block: a.Block, fresh: true}), len(s.own)
+		}
+		if s.failed(now, err) {
+			return // it may have been claimed nevertheless
+		}
+		s.own[i].held, s.own[i].fresh = true, false
+		s.addClaim(Claim{Block: a.Block, Node: s.cfg.Node, Session: s.session})
+	}
+}
+
+// addClaim adds to the snapshot what the next one will have.
+func (s *State) addClaim(c Claim) {
+	s.snap.Claims = append(slices.DeleteFunc(slices.Clone(s.snap.Claims), func(o Claim) bool { return o.Block == c.Block }), c)
+}
+
+// Retired takes note that a block isn't used any more. Once Used has said so too, it is given back.
+func (s *State) Retired(b netip.Prefix) {
+	if i := s.own.index(b); i >= 0 {
+		s.own[i].retiring, s.own[i].retired = true, s.told
+	}
+}
+
+// Freed takes what the store answered to Free.
+func (s *State) Freed(a Action, now time.Duration, err error) {
+	if s.failed(now, err) {
+		return
+	}
+	s.own = slices.DeleteFunc(s.own, func(o own) bool { return o.block == a.Block })
+	s.snap.Claims = slices.DeleteFunc(slices.Clone(s.snap.Claims), func(c Claim) bool { return c.Block == a.Block && c.Session == a.Session })
+}
+
+// Lost takes note that the store can't be followed.
+func (c *calls) Lost(err error) { c.unfollowed = err.Error() }
+
+// Failure returns why the store couldn't be asked the last time, and "" if it could.
+func (c *calls) Failure() string { return cmp.Or(c.failure, c.unfollowed) }
+
+// May returns nil if an address of the block may be given to a pod now.
+func (s *State) May(b netip.Prefix, now time.Duration) error {
+	i := s.own.index(b)
+	unavailable := func(format string, args ...any) error {
+		return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf(format, args...))
+	}
+	switch {
+	case i < 0:
+		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("block %v isn't one of this node's", b))
+	case s.refused != "":
+		return errdefs.ErrFailedPrecondition.WithMessage(s.refused)
+	case s.own[i].retiring:
+		return unavailable("block %v is empty and on its way back to %s", b, s.cfg.Store)
+	case !s.own[i].held || s.own[i].fresh:
+		return unavailable("block %v: waits for %s to confirm that it is this node's%s", b, s.cfg.Store, s.because())
+	case now >= s.until:
+		return unavailable("block %v: %s hasn't confirmed since %s that it is this node's, and may give it to another%s", b, s.cfg.Store, s.since(), s.because())
+	}
+	return nil
+}
+
+func (c *calls) because() string {
+	if why := c.Failure(); why != "" {
+		return ": " + why
+	}
+	return ""
+}
