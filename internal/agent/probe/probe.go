@@ -298,12 +298,16 @@ func (p *Prober) record(t scheduledProbe, err error) {
 }
 
 // tick is the distance between the times at which checks are repeated. Every wake-up of an idle
-// process costs about as much as a check, so checks share them.
-const tick = 50 * time.Millisecond
+// process costs more than a check, so checks share them.
+const tick = 200 * time.Millisecond
 
-// align returns the first tick that isn't before a time.
+// align returns the tick that is nearest to a time. It keeps the monotonic clock.
 func align(at time.Time) time.Time {
-	return at.Add((tick - time.Duration(at.UnixNano())%tick) % tick)
+	after := time.Duration(at.UnixNano()) % tick
+	if after < tick/2 {
+		return at.Add(-after)
+	}
+	return at.Add(tick - after)
 }
 
 // queue is a heap of scheduled probes, the next one first. The probes of an ended run stay until

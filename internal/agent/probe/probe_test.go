@@ -141,6 +141,23 @@ func TestPeriods(t *testing.T) {
 	})
 }
 
+// TestSharedTicks checks that checks of containers that started at different times are repeated at
+// the same times, because each wake-up costs more than a check.
+func TestSharedTicks(t *testing.T) {
+	t.Parallel()
+	withFixture(t, func(t *testing.T, c *fixture) {
+		var runs []Run
+		for i, name := range []string{"a", "b", "c", "d"} {
+			time.Sleep(time.Duration(i) * 30 * time.Millisecond) // at 0, 30, 90 and 180 ms
+			runs = append(runs, c.newRun(name, map[string]string{"readiness": "0:1:1:1"}))
+			c.watch(runs...)
+		}
+		time.Sleep(2 * time.Second)
+		expect(t, "calls", c.takeCalls(), "a.readiness@0 b.readiness@0.03 c.readiness@0.09 d.readiness@0.18 "+
+			"a.readiness@1 b.readiness@1 c.readiness@1 d.readiness@1.2 a.readiness@2 b.readiness@2 c.readiness@2")
+	})
+}
+
 func TestStartupHoldsBackTheOthers(t *testing.T) {
 	t.Parallel()
 	withFixture(t, func(t *testing.T, c *fixture) {
