@@ -128,7 +128,12 @@ type Link struct {
 	Local netip.Addr // the address that packets are sent from
 	Under string     // the link that has it
 	VNI   uint32
-	Port  uint16
+	Port  uint16   // of VXLAN and WireGuard
+	Key   peer.Key // of WireGuard
+	// Address is an IPv4 address of the link, the first of the node's first block, if it has one.
+	// Without an address the kernel would drop packets by reverse path filtering, even if it is
+	// loose, from a peer to which this node uses another way (__fib_validate_source).
+	Address netip.Addr
 }
 
 // Peer is how packets reach one other node.
@@ -175,6 +180,9 @@ type Tunnel struct {
 	Key      peer.Key
 	Endpoint netip.AddrPort
 	Allowed  []netip.Prefix
+	// Keepalive is after how many seconds without a packet one is sent, for the sake of a NAT in
+	// between; 0 is never.
+	Keepalive int
 }
 
 // String returns the tunnel as people know it.
@@ -182,6 +190,15 @@ func (t Tunnel) String() string { return fmt.Sprintf("wireguard peer %v dev %s",
 
 // LinkPrefix is the prefix of the names of an instance's links to other nodes.
 func LinkPrefix(i pod.Instance) string { return "hn" + string(i) }
+
+// Tag returns the number that identifies an instance's links and routes to other nodes, as the
+// group of the links and the metric of the routes: "hn" and the instance's digits. It differs from
+// plan.Tag, so that a route to a block of a peer and the unreachable route of a block of this node
+// never replace each other when a block changes hands.
+func Tag(i pod.Instance) uint32 {
+	tag, _ := plan.Tag(i) // the caller has checked the instance
+	return 'h'<<24 | 'n'<<16 | tag&0xffff
+}
 
 // LinkName returns the name of the link of a way, over an underlay of a family.
 func LinkName(i pod.Instance, w Way, six bool) string {
@@ -206,6 +223,14 @@ func For(self Self, peers []peer.Node) Plan {
 		p.Peers = append(p.Peers, self.peer(n))
 	}
 	p.MTU = self.mtu()
+	for _, n := range p.Peers {
+		if n.MTU == 0 || n.MTU >= p.MTU {
+			continue
+		}
+		for i := range n.Routes { // pods learn it from the node, by ICMP
+			n.Routes[i].MTU = n.MTU
+		}
+	}
 	return p
 }
 
@@ -240,26 +265,42 @@ func (s Self) offers(w Way) bool {
 	}
 }
 
-// links returns the links of the backend, one for each family of the underlay. Those of VXLAN have
-// the same VNI, as flannel's have: the kernel tells them apart by the family.
+// links returns the links of the backend: one of VXLAN for each family of the underlay, of the same
+// VNI, as flannel's have: the kernel tells them apart by the family. Those of WireGuard serve both
+// families, and those of IPIP only IPv4.
 func (s Self) links() (out []Link) {
 	for _, w := range s.Backend.ways() {
 		if w != VXLAN && w != IPIP && w != WireGuard || !s.offers(w) {
 			continue
 		}
-		for _, u := range s.Underlay {
-			six := u.Address.Addr().Is6()
-			if six && w != VXLAN {
-				continue // ipip is of IPv4 only, and WireGuard has one link for both
+		for i, u := range s.Underlay {
+			if six := u.Address.Addr().Is6(); w == IPIP && six || w == WireGuard && i > 0 {
+				continue
 			}
-			l := Link{Way: w, Name: LinkName(s.Instance, w, six), MTU: u.MTU - w.Overhead(six), Local: u.Address.Addr(), Under: u.Link}
-			if w == VXLAN {
-				l.VNI, l.Port, l.MAC = s.Record.VXLAN.VNI, s.Record.VXLAN.Port, plan.MAC(s.Record.VXLAN.MAC)
-			}
-			out = append(out, l)
+			out = append(out, s.link(w, u))
 		}
 	}
 	return out
+}
+
+func (s Self) link(w Way, u Underlay) Link {
+	six := u.Address.Addr().Is6()
+	l := Link{Way: w, Name: LinkName(s.Instance, w, six && w == VXLAN), MTU: u.MTU - w.Overhead(six), Local: u.Address.Addr(), Under: u.Link}
+	switch w {
+	case VXLAN:
+		v := s.Record.VXLAN
+		l.VNI, l.Port, l.MAC = v.VNI, v.Port, plan.MAC(v.MAC)
+		if six && v.MAC6 != (peer.MAC{}) {
+			l.MAC = plan.MAC(v.MAC6)
+		}
+	case WireGuard:
+		newest := s.Record.WireGuard[len(s.Record.WireGuard)-1]
+		l.Port, l.Key = newest.Port, newest.Key
+	}
+	if b := slices.IndexFunc(s.Record.Blocks, func(b netip.Prefix) bool { return b.Addr().Is4() }); b >= 0 {
+		l.Address = s.Record.Blocks[b].Addr()
+	}
+	return l
 }
 
 // peer returns how n is reached: by the first way that is possible and not broken or, if all are

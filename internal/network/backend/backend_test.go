@@ -82,26 +82,26 @@ func TestFor(t *testing.T) {
 		"no IPv6 by an IPv4 address": {peer: near, with: backend.HostGW, edit: func(n *peer.Node) { n.Addresses = n.Addresses[:1] }, want: []string{
 			"mtu 0 not direct: no address of the peer for fd68:0:0:2::/64 is on a link of this node"}},
 		"behind a router": {peer: far, with: backend.Auto, want: []string{"vxlan mtu 1450 not direct: no address of the peer for 10.201.3.0/24 is on a link of this node",
-			"neighbour 10.201.3.0 lladdr 02:00:00:00:00:63 dev hn0b5evx", "neighbour fd68:0:0:3:: lladdr 02:00:00:00:00:63 dev hn0b5evx",
+			"neighbour 10.201.3.0 lladdr 02:00:00:00:00:63 dev hn0b5evx", "neighbour fe80::ff:fe00:63 lladdr 02:00:00:00:00:63 dev hn0b5evx",
 			"fdb 02:00:00:00:00:63 dev hn0b5evx dst 198.51.100.3",
 			"route 10.201.3.0/24 via 10.201.3.0 dev hn0b5evx src 10.201.1.1", "route 10.201.4.0/24 via 10.201.3.0 dev hn0b5evx src 10.201.1.1",
-			"route fd68:0:0:3::/64 via fd68:0:0:3:: dev hn0b5evx src fd68:0:0:1::1"}},
+			"route fd68:0:0:3::/64 via fe80::ff:fe00:63 dev hn0b5evx src fd68:0:0:1::1"}},
 		"over IPv6": {peer: near, with: backend.OnlyVXLAN, edit: func(n *peer.Node) { n.Addresses = []netip.Addr{netip.MustParseAddr("2001:db8:9::2")} }, want: []string{
 			"vxlan mtu 1430 not direct: no address of the peer for 10.201.2.0/24 is on a link of this node",
-			"neighbour 10.201.2.0 lladdr 02:00:00:00:00:62 dev hn0b5evx6", "neighbour fd68:0:0:2:: lladdr 02:00:00:00:00:62 dev hn0b5evx6",
+			"neighbour 10.201.2.0 lladdr 02:00:00:00:00:62 dev hn0b5evx6", "neighbour fe80::ff:fe00:62 lladdr 02:00:00:00:00:62 dev hn0b5evx6",
 			"fdb 02:00:00:00:00:62 dev hn0b5evx6 dst 2001:db8:9::2",
-			"route 10.201.2.0/24 via 10.201.2.0 dev hn0b5evx6 src 10.201.1.1", "route fd68:0:0:2::/64 via fd68:0:0:2:: dev hn0b5evx6 src fd68:0:0:1::1"}},
+			"route 10.201.2.0/24 via 10.201.2.0 dev hn0b5evx6 src 10.201.1.1", "route fd68:0:0:2::/64 via fe80::ff:fe00:62 dev hn0b5evx6 src fd68:0:0:1::1"}},
 		"each family over itself": {peer: near, with: backend.Auto, edit: func(n *peer.Node) { n.Tunneled, n.VXLAN.MAC6 = true, peer.MAC{2, 6} }, want: []string{
 			"vxlan mtu 1430 not direct: the peer takes only packets from tunnels",
-			"neighbour 10.201.2.0 lladdr 02:00:00:00:00:62 dev hn0b5evx", "neighbour fd68:0:0:2:: lladdr 02:06:00:00:00:00 dev hn0b5evx6",
+			"neighbour 10.201.2.0 lladdr 02:00:00:00:00:62 dev hn0b5evx", "neighbour fe80::6:ff:fe00:0 lladdr 02:06:00:00:00:00 dev hn0b5evx6",
 			"fdb 02:00:00:00:00:62 dev hn0b5evx dst 192.0.2.2", "fdb 02:06:00:00:00:00 dev hn0b5evx6 dst 2001:db8::2",
-			"route 10.201.2.0/24 via 10.201.2.0 dev hn0b5evx src 10.201.1.1", "route fd68:0:0:2::/64 via fd68:0:0:2:: dev hn0b5evx6 src fd68:0:0:1::1"}},
+			"route 10.201.2.0/24 via 10.201.2.0 dev hn0b5evx src 10.201.1.1", "route fd68:0:0:2::/64 via fe80::6:ff:fe00:0 dev hn0b5evx6 src fd68:0:0:1::1"}},
 		"each family over itself, and no IPv6": {peer: near, with: backend.OnlyVXLAN, edit: func(n *peer.Node) {
 			n.Tunneled, n.VXLAN.MAC6, n.Addresses = true, peer.MAC{2, 6}, n.Addresses[:1]
 		}, want: []string{"mtu 0 not direct: the peer takes only packets from tunnels; not vxlan: the peer takes each family over itself, and one of the nodes has addresses of one only"}},
 		"a smaller MTU at the peer": {peer: far, with: backend.OnlyIPIP, edit: func(n *peer.Node) { n.MTU, n.Blocks = 1400, n.Blocks[:1] }, want: []string{
 			"ipip mtu 1380 not direct: no address of the peer for 10.201.3.0/24 is on a link of this node",
-			"route 10.201.3.0/24 via 198.51.100.3 dev hn0b5eip src 10.201.1.1"}},
+			"route 10.201.3.0/24 via 198.51.100.3 dev hn0b5eip src 10.201.1.1 mtu 1380"}},
 		"encrypted": {peer: near, with: backend.OnlyWireGuard, self: encrypt, want: []string{"wireguard mtu 1440",
 			wg + " endpoint 192.0.2.2:51820 allowed [10.201.2.0/24 fd68:0:0:2::/64]",
 			"route 10.201.2.0/24 dev hn0b5ewg src 10.201.1.1", "route fd68:0:0:2::/64 dev hn0b5ewg src fd68:0:0:1::1"}},
@@ -114,7 +114,7 @@ func TestFor(t *testing.T) {
 				"neighbour 10.201.2.0 lladdr 02:00:00:00:00:62 dev hn0b5evx", "fdb 02:00:00:00:00:62 dev hn0b5evx dst 192.0.2.2",
 				"route 10.201.2.0/24 via 10.201.2.0 dev hn0b5evx src 10.201.1.1"}},
 		"only some sizes pass": {peer: near, with: backend.HostGW, edit: func(n *peer.Node) { n.Blocks = n.Blocks[:1] },
-			self: func(s *backend.Self) { s.Limits = map[string]int{"b": 1370} }, want: []string{"direct mtu 1370", "route 10.201.2.0/24 via 192.0.2.2 dev eth0"}},
+			self: func(s *backend.Self) { s.Limits = map[string]int{"b": 1370} }, want: []string{"direct mtu 1370", "route 10.201.2.0/24 via 192.0.2.2 dev eth0 mtu 1370"}},
 		"the tunnels stand by": {peer: near, with: backend.Auto, self: encrypt, edit: func(n *peer.Node) { n.Blocks = n.Blocks[:1] }, want: []string{"direct mtu 1500",
 			"fdb 02:00:00:00:00:62 dev hn0b5evx dst 192.0.2.2", wg + " endpoint 192.0.2.2:51820 allowed [10.201.2.0/24]", "route 10.201.2.0/24 via 192.0.2.2 dev eth0"}},
 		"all is broken": {peer: near, with: backend.HostGW, edit: func(n *peer.Node) { n.Blocks = n.Blocks[:1] },

@@ -35,12 +35,11 @@ func (s Self) by(w Way, n peer.Node) (Peer, error) {
 	return p, err
 }
 
-// route returns a route of the node to a block of a peer. The metric identifies the instance. The
-// node itself sends by a tunnel from an address of its own pod subnet, so that the reply comes back
-// by the tunnel too: the way by the peer's uplink may not exist, or not accept the packet.
+// route returns a route of the node to a block of a peer. The node itself sends by a tunnel from an
+// address of its own pod subnet, so that the reply comes back by the tunnel too: the way by the
+// peer's uplink may not exist, or not accept the packet.
 func (s Self) route(link string, block netip.Prefix, via netip.Addr, tunnel bool) plan.Route {
-	tag, _ := plan.Tag(s.Instance) // the caller has checked the instance
-	r := plan.Route{Kind: plan.Unicast, Dst: block, Via: via, Link: link, Metric: int(tag)}
+	r := plan.Route{Kind: plan.Unicast, Dst: block, Via: via, Link: link, Metric: int(Tag(s.Instance))}
 	if tunnel {
 		own := slices.IndexFunc(s.Record.Blocks, func(b netip.Prefix) bool { return b.Addr().Is4() == block.Addr().Is4() })
 		if own >= 0 {
@@ -120,8 +119,7 @@ func (s Self) tunnel(p *Peer, n peer.Node, u Underlay, endpoint netip.Addr) {
 
 // vxlan adds what flannel's backend of that name consists of: for each family a neighbour that
 // stands for the peer, with a MAC that the forwarding database leads to the peer's address, and
-// onlink routes by that neighbour. Its address is the first of the peer's block, of which Ethernet
-// never sees anything.
+// onlink routes by that neighbour.
 func (s Self) vxlan(p *Peer, n peer.Node) error {
 	if s.Record.VXLAN == nil {
 		return errors.New("this node's kernel has no VXLAN")
@@ -151,12 +149,23 @@ func (s Self) vxlan(p *Peer, n peer.Node) error {
 		}
 		link := LinkName(s.Instance, VXLAN, e.to.Is6())
 		if _, ok := gateways[six]; !ok {
-			gateways[six] = b.Addr()
-			p.Neighbours = append(p.Neighbours, plan.Neighbour{Link: link, Addr: b.Addr(), MAC: e.mac})
+			gateways[six] = gateway(b, e.mac)
+			p.Neighbours = append(p.Neighbours, plan.Neighbour{Link: link, Addr: gateways[six], MAC: e.mac})
 		}
 		p.Routes = append(p.Routes, s.route(link, b, gateways[six], true))
 	}
 	return nil
+}
+
+// gateway returns the address of the neighbour that stands for a peer. It is never sent. For IPv4
+// it is the first of the peer's block. For IPv6 it is link-local: the kernel refuses one in the
+// block while the block's own route is by another link, as when a peer's way changes
+// (ip6_route_check_nh_onlink).
+func gateway(block netip.Prefix, mac plan.MAC) netip.Addr {
+	if block.Addr().Is4() {
+		return block.Addr()
+	}
+	return mac.LinkLocal()
 }
 
 // vxlanEnd is a peer's end of a VXLAN tunnel, and the underlay by which it is reached.

@@ -159,10 +159,10 @@ type Rank int
 // The ranks.
 const (
 	// Current is the rank of routes of the node's own subnets. The routes to those of other nodes
-	// have the same metric.
+	// have a smaller metric, see backend.Tag.
 	Current Rank = iota
 	// Former is the rank of routes of subnets that only running pods still have. If it is another
-	// node's by now, its route has precedence.
+	// node's by now, the route to that node has precedence.
 	Former
 	// Remainder is the rank of routes of the cluster's subnets, for what no node has.
 	Remainder

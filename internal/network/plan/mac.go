@@ -57,9 +57,9 @@ func ParseMAC(s string) (m MAC, err error) {
 // BridgeMAC returns the address of an instance's bridge.
 func BridgeMAC(i pod.Instance) MAC { return DerivedMAC(string(i), "bridge") }
 
-// linkLocal returns the IPv6 address that the kernel would derive from m (RFC 4291, appendix A),
+// LinkLocal returns the IPv6 address that the kernel would derive from m (RFC 4291, appendix A),
 // but only after a second of duplicate detection.
-func (m MAC) linkLocal() netip.Addr {
+func (m MAC) LinkLocal() netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80,
 		8: m[0] ^ 2, 9: m[1], 10: m[2], 11: 0xff, 12: 0xfe, 13: m[3], 14: m[4], 15: m[5]})
 }

@@ -135,6 +135,7 @@ type Route struct {
 	Link   string     // empty if unreachable
 	Metric int        // 0 is the family's default
 	Source netip.Addr // of packets from the node itself; any if invalid
+	MTU    int        // of packets by this route; 0 is the link's
 	// Preferred routes have a fallback route. The kernel removes a preferred one when the node
 	// loses the Source.
 	Preferred bool
@@ -162,6 +163,9 @@ func (r Route) String() string {
 	}
 	if r.Source.IsValid() {
 		s += " src " + r.Source.String()
+	}
+	if r.MTU != 0 {
+		s += fmt.Sprintf(" mtu %d", r.MTU)
 	}
 	return s
 }
@@ -197,7 +201,7 @@ func For(node Node, a pod.Attachment, addresses []netip.Prefix) Plan {
 	p.Bandwidth = bandwidthOf(node.Instance, a)
 	for _, prefix := range addresses {
 		if prefix.Addr().Is6() {
-			own := p.Veth.PodMAC.linkLocal()
+			own := p.Veth.PodMAC.LinkLocal()
 			p.Pod.Addresses = append(p.Pod.Addresses, Address{Link: a.IfName, Prefix: netip.PrefixFrom(own, 64)})
 			p.Host.Neighbours = append(p.Host.Neighbours, Neighbour{ingress, own, p.Veth.PodMAC})
 		}

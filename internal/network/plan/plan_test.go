@@ -63,7 +63,7 @@ func render(p Plan) string {
 func TestRoutedPod(t *testing.T) {
 	p := For(node(PTP), attachment(at("", pod.TCP, 8080), at("192.0.2.2", pod.UDP, 53)), []netip.Prefix{four, six})
 	h, m := p.Veth.HostMAC.String(), p.Veth.PodMAC.String()
-	own := p.Veth.PodMAC.linkLocal().String()
+	own := p.Veth.PodMAC.LinkLocal().String()
 	want := strings.NewReplacer("HOST", h, "POD", m, "OWN", own).Replace(`pair hk1a2b012345678 eth0 1450 true 
 host neighbour 10.88.0.7 lladdr POD dev hk1a2b012345678
 host neighbour fd88::7 lladdr POD dev hk1a2b012345678
@@ -103,7 +103,7 @@ table element hairpin6 { fd88::7 . fd88::7 }
 func TestBridgedPod(t *testing.T) {
 	p := For(node(Bridge), attachment(), []netip.Prefix{six, four})
 	bridge, m := BridgeMAC("1a2b").String(), p.Veth.PodMAC.String()
-	own := p.Veth.PodMAC.linkLocal().String()
+	own := p.Veth.PodMAC.LinkLocal().String()
 	want := strings.NewReplacer("BRIDGE", bridge, "POD", m, "OWN", own).Replace(`pair hk1a2b012345678 eth0 1450 false hkbr1a2b
 host neighbour fd88::7 lladdr POD dev hkbr1a2b
 host neighbour 10.88.0.7 lladdr POD dev hkbr1a2b
@@ -200,7 +200,7 @@ func TestTag(t *testing.T) {
 }
 
 func TestLinkLocal(t *testing.T) {
-	if got := (MAC{0x02, 0, 0x5e, 0x10, 0, 1}).linkLocal().String(); got != "fe80::5eff:fe10:1" {
+	if got := (MAC{0x02, 0, 0x5e, 0x10, 0, 1}).LinkLocal().String(); got != "fe80::5eff:fe10:1" {
 		t.Errorf("got %s", got)
 	}
 }

@@ -60,6 +60,9 @@ func Overlap(i pod.Instance, bridge string, subnets []netip.Prefix) error {
 	own := map[netip.Prefix]bool{} // addresses
 	for _, r := range routes {
 		prefix, link := nlsock.Prefix(r.Dst), names[r.LinkIndex]
+		if int(r.Protocol) == plan.Protocol && r.Priority == int(backend.Tag(i)) {
+			continue // to another node's pods
+		}
 		if rank, ok := plan.RankOf(tag, r.Priority); ok && int(r.Protocol) == plan.Protocol {
 			if r.Type == unix.RTN_UNREACHABLE && rank != plan.Remainder {
 				own[plan.LoopbackAddress(prefix).Prefix] = true

@@ -8,6 +8,7 @@ import (
 
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/netns/netnstest"
+	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -142,7 +143,7 @@ func TestOverlap(t *testing.T) {
 		fmt.Sprintf("ip route add unreachable 10.8.0.0/16 proto %d metric %d", plan.Protocol, plan.Remainder.Metric(tag)), "ip addr add 10.8.0.1/32 dev lo",
 		"ip link add hnbe0fvx type veth peer name hnbe10vx", "ip link set hnbe0fvx up", "ip link set hnbe10vx up",
 		"ip addr add 10.9.0.0/32 dev hnbe0fvx", "ip addr add 10.10.0.0/32 dev hnbe10vx", "ip route add 10.9.1.0/24 via 10.9.1.0 dev hnbe0fvx onlink",
-		fmt.Sprintf("ip route add 10.11.0.0/24 via 10.1.0.9 proto %d metric %d", plan.Protocol, tag),
+		fmt.Sprintf("ip route add 10.11.0.0/24 via 10.1.0.9 proto %d metric %d", plan.Protocol, backend.Tag("be0f")),
 		fmt.Sprintf("ip route add 10.12.0.0/24 via 10.1.0.9 proto %d metric %d", plan.Protocol, tag+1))
 	for subnet, want := range map[string]string{
 		"10.1.0.0/16":   "overlaps address 10.1.0.1/24 of up0",
