@@ -54,6 +54,12 @@ func Dial(protocol int) (*Conn, error) {
 	return &Conn{fd: fd, buf: make([]byte, answerSize)}, nil
 }
 
+// Strict makes the kernel apply the filters in requests for lists, which it ignores otherwise, and
+// refuse what it doesn't know in them.
+func (c *Conn) Strict() error {
+	return unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
+}
+
 // Close closes the socket.
 func (c *Conn) Close() error { return unix.Close(c.fd) }
 
@@ -230,7 +236,12 @@ func (c *Conn) receive(yield func(h unix.NlMsghdr, data []byte)) error {
 	if err != nil {
 		return fmt.Errorf("receive from netlink: %w", err)
 	}
-	for b := c.buf[:n]; len(b) >= unix.SizeofNlMsghdr; {
+	return Messages(c.buf[:n], yield)
+}
+
+// Messages calls yield with the header of each message in a datagram, and what follows it.
+func Messages(b []byte, yield func(h unix.NlMsghdr, data []byte)) error {
+	for len(b) >= unix.SizeofNlMsghdr {
 		h := unix.NlMsghdr{
 			Len:   binary.NativeEndian.Uint32(b[0:]),
 			Type:  binary.NativeEndian.Uint16(b[4:]),

@@ -162,6 +162,7 @@ type LinkChange struct {
 	Name          string
 	Up, Down      bool
 	Alias         string
+	MTU           int
 	Group         uint32
 	Master        int  // the bridge whose port it becomes
 	NoAutoAddress bool // no automatic IPv6 address, which takes a second
@@ -188,6 +189,9 @@ func SetLink(c LinkChange) *nl.NetlinkRequest {
 	}
 	if c.Alias != "" {
 		req.AddData(nl.NewRtAttr(unix.IFLA_IFALIAS, []byte(c.Alias)))
+	}
+	if c.MTU != 0 {
+		req.AddData(nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(c.MTU))))
 	}
 	if c.Group != 0 {
 		req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(c.Group)))
