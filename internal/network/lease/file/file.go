@@ -49,15 +49,14 @@ type Registry struct {
 	log        *slog.Logger
 	announced  chan peer.Node // has the latest record that Run hasn't seen
 
-	mu    sync.Mutex
-	known bool           // whether the file was read
+	mu    sync.Mutex     // Invariant: guards the fields below.
 	own   []netip.Prefix // the blocks of the node
+	fault string         // why the file in its present state can't be used
 
 	// The rest belongs to Run.
 	sum    [sha256.Size]byte
-	nodes  []peer.Node
+	nodes  []peer.Node // nil before the file was read
 	record peer.Node
-	fault  string // why the file in its present state can't be used
 }
 
 var _ peer.Registry = (*Registry)(nil)
@@ -145,7 +144,7 @@ func (r *Registry) read() bool {
 	r.sum, r.nodes = sum, nodes
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.known, r.own = true, nil
+	r.own = nil
 	if i := r.index(); i >= 0 {
 		r.own = nodes[i].Blocks
 	}
@@ -154,6 +153,8 @@ func (r *Registry) read() bool {
 
 // setFault notes why the file can't be used and reports whether that is new.
 func (r *Registry) setFault(fault string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if fault == r.fault {
 		return false
 	}
@@ -181,6 +182,8 @@ func (r *Registry) view() peer.View {
 	} else {
 		v.Notes = append(v.Notes, fmt.Sprintf("%s has no node %s, so this node starts no pods: add a [[node]] of this name", r.path, r.node))
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if r.fault != "" {
 		v.Notes = append(v.Notes, r.fault+"; the last good version stays in force")
 	}
@@ -250,15 +253,18 @@ func (r *Registry) Announce(record peer.Node) {
 }
 
 // May implements peer.Registry. Only the administrator can give a block to another node, so that a
-// block of the file may be used as long as it is there.
+// block of the file may be used as long as it is there. For the zero Prefix, it returns why the node
+// has no block.
 func (r *Registry) May(block netip.Prefix) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case slices.Contains(r.own, block):
 		return nil
-	case !r.known:
-		return fmt.Errorf("the nodes file %s was not read yet", r.path)
+	case r.own == nil && r.fault != "":
+		return errors.New(r.fault)
+	case !block.IsValid():
+		return fmt.Errorf("%s has no such blocks of node %s: add them", r.path, r.node)
 	default:
 		return fmt.Errorf("block %v isn't of node %s in %s", block, r.node, r.path)
 	}

@@ -247,6 +247,9 @@ func TestFollowsTheFile(t *testing.T) {
 	}
 	write(t, path, nodes(2)+"[[node]]\nname = \"n1\"\naddresses = [\"192.0.2.1\"]\n")
 	f.expect("n2", "node n1 has no blocks")
+	if err := f.May(netip.Prefix{}); err == nil || !strings.Contains(err.Error(), path+" has no such blocks of node n1: add them") {
+		t.Errorf("why there is no block: %v", err)
+	}
 }
 
 // TestFaultChangesNothing checks that nodes stay when the file is malformed, half written, gone,
@@ -293,7 +296,7 @@ func TestNoViewBeforeTheFile(t *testing.T) {
 	path := filepath.Join(dir, "nodes.toml")
 	f := follow(t, path)
 	f.expectLog("no such file")
-	if err := f.May(block1); err == nil || !strings.Contains(err.Error(), "was not read yet") {
+	if err := f.May(block1); err == nil || !strings.Contains(err.Error(), path+": no such file") {
 		t.Errorf("before the file: %v", err)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
