@@ -18,15 +18,21 @@ const initEnv = "HUSK_TEST_NODE_INIT"
 // nameEnv is the host name of a node whose init the test binary is.
 const nameEnv = "HUSK_TEST_NODE_NAME"
 
-// Main runs the tests, or a node's init if initEnv is set.
+// Main runs the tests, or a node's init if the process was started as that.
 func Main(m *testing.M) {
+	Init()
+	code := m.Run()
+	removeBinaries()
+	os.Exit(code)
+}
+
+// Init doesn't return if the process was started as a node's init. A program with nodes calls it
+// first.
+func Init() {
 	if bootID := os.Getenv(initEnv); bootID != "" {
 		fmt.Fprintln(os.Stderr, "node init:", runInit(bootID))
 		os.Exit(1)
 	}
-	code := m.Run()
-	removeBinaries()
-	os.Exit(code)
 }
 
 // runInit is the node's init process. It returns only on errors.

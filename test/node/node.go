@@ -175,15 +175,15 @@ func (n *Node) wire() {
 	})
 }
 
-// Reboot kills everything on the node at once, as a power loss would, and starts the node again
-// with another boot ID and an empty /run.
+// Reboot is PowerOff, and then the node starts again with another boot ID and an empty /run.
 func (n *Node) Reboot() {
 	n.t.Helper()
-	n.kill()
+	n.PowerOff()
 	n.start()
 }
 
-func (n *Node) kill() {
+// PowerOff kills everything on the node at once, as a power loss would.
+func (n *Node) PowerOff() {
 	if n.init == nil {
 		return
 	}
@@ -212,7 +212,7 @@ func (n *Node) end() {
 	if n.init != nil && !n.t.Failed() {
 		n.NothingLeft()
 	}
-	n.kill()
+	n.PowerOff()
 	// The node's mounts have gone with its mount namespace.
 	if err := os.RemoveAll(n.Dir); err != nil {
 		n.t.Error(err)

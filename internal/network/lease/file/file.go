@@ -253,8 +253,8 @@ func (r *Registry) Announce(record peer.Node) {
 }
 
 // May implements peer.Registry. Only the administrator can give a block to another node, so that a
-// block of the file may be used as long as it is there. For the zero Prefix, it returns why the node
-// has no block.
+// block of the file may be used as long as it is there. For the zero Prefix, it returns why the
+// node has no block.
 func (r *Registry) May(block netip.Prefix) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
