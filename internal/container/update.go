@@ -84,6 +84,12 @@ func (e *entry) setLimits(asked *runtimeapi.LinuxContainerResources) error {
 	for _, note := range notes {
 		e.Log().Info("container: " + note)
 	}
+	if limits.Memory != nil {
+		// With cgroup v1 the kernel refuses a limit below the usage. With v2 it takes it, and
+		// kills processes of the container until the rest fits.
+		refuse := true
+		limits.Memory.CheckBeforeUpdate = &refuse
+	}
 	ctx, cancel := context.WithTimeout(e.s.entries.Closing(), owner.ActionTimeout)
 	defer cancel()
 	if err := e.s.cfg.Sessions.Update(ctx, e.ID, limits); err != nil {

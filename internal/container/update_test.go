@@ -1,12 +1,17 @@
 package container
 
 import (
+	"context"
 	"encoding/json"
 	"testing"
+	"testing/synctest"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/container/containerstate"
+	"github.com/huskd/husk/internal/host"
 )
 
 func TestResourcesWith(t *testing.T) {
@@ -48,6 +53,33 @@ func TestResourcesWith(t *testing.T) {
 }
 
 // TestSpecWithLimits: limits that can be changed replace those of the spec, the others stay.
+// limited records the limits that a container was given last.
+type limited struct {
+	Sessions
+	limits *specs.LinuxResources
+}
+
+func (l *limited) Update(_ context.Context, _ string, limits *specs.LinuxResources) error {
+	l.limits = limits
+	return nil
+}
+
+// TestLimitBelowUsage: the runtime must compare a new memory limit with the usage, as the kernel
+// doesn't with cgroup v2.
+func TestLimitBelowUsage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := resumeStuck(t, containerstate.Running)
+		l := &limited{}
+		s.cfg.Sessions, s.cfg.Host.Cgroup = l, host.Cgroup{Controllers: []string{"memory"}}
+		if err := s.Limit(t.Context(), stuckID, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 1 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		if m := l.limits.Memory; m == nil || *m.Limit != 1<<20 || m.CheckBeforeUpdate == nil || !*m.CheckBeforeUpdate {
+			t.Errorf("memory: %+v", m)
+		}
+	})
+}
+
 func TestSpecWithLimits(t *testing.T) {
 	was := `{"ociVersion":"1.2.0","linux":{"resources":{"devices":[{"allow":false,"access":"rwm"}],"memory":{"limit":64,"swap":64},"cpu":{"shares":2},"pids":{"limit":7},"unified":{"a.b":"1"}}}}`
 	memory := int64(32)

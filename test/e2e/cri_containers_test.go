@@ -231,6 +231,13 @@ func containerLimits(t *testing.T, c *criNode, pod string) {
 	if info := verbose.GetInfo()["info"]; !strings.Contains(info, `"limit":33554432`) || !strings.Contains(info, `"quota":20000`) {
 		t.Errorf("the runtime spec of the verbose status has other limits: %s", info)
 	}
+	c.sh(id, "head -c 20971520 /dev/zero >/dev/shm/x")
+	if _, err = c.UpdateContainerResources(c.ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 8 << 20}}); err == nil {
+		t.Error("a memory limit below the usage is accepted")
+	}
+	if got, st := memory(), c.status(id); got != "33554432" || st.GetState() != runtimeapi.ContainerState_CONTAINER_RUNNING || st.GetResources().GetLinux().GetMemoryLimitInBytes() != 32<<20 {
+		t.Errorf("after the refusal the memory limit is %s, and the status %v", got, st)
+	}
 	_, err = c.UpdateContainerResources(c.ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id})
 	fails(t, err, codes.InvalidArgument, "linux resources are missing")
 	_, err = c.UpdateContainerResources(c.ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpusetCpus: "x"}})
