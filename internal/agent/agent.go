@@ -13,6 +13,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -117,6 +118,7 @@ func (a *Agent) Load() []error {
 		case a.workers[nameOf(rec.Pod)] != nil:
 			return fmt.Errorf("there is another record of pod %s", nameOf(rec.Pod))
 		}
+		rec.anchor(time.Now())
 		a.workers[nameOf(rec.Pod)] = a.newWorker(rec)
 		return nil
 	})

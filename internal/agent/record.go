@@ -40,6 +40,24 @@ type record struct {
 	Refused map[string]podplan.Failure `json:"refused,omitempty"`
 }
 
+// anchor gives the times of a record that was read now a reading of the monotonic clock, so that
+// setting the clock later doesn't change how long ago they were. A time in the future becomes now:
+// the clock was set back.
+func (rec *record) anchor(now time.Time) {
+	past := func(t time.Time) time.Time {
+		if t.IsZero() {
+			return t
+		}
+		return now.Add(min(t.Sub(now), 0))
+	}
+	rec.Started, rec.Since = past(rec.Started), past(rec.Since)
+	if rec.Evicted != nil {
+		e := *rec.Evicted
+		e.At = past(e.At)
+		rec.Evicted = &e
+	}
+}
+
 // declared returns the pod as it is declared, whether its resources fit or not.
 func (rec record) declared() *corev1.Pod {
 	if rec.Desired != nil {

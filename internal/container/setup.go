@@ -145,7 +145,7 @@ func (p *setup) specRequest() (spec.Request, error) {
 		return r, err
 	}
 	if r.User, r.Home, err = spec.ResolveUser(spec.UserRequest{
-		Container: p.e.name(), Image: p.image.Name, ImageUser: p.image.Config.User, Security: p.e.Config.GetLinux().GetSecurityContext(),
+		Image: p.image.Name, ImageUser: p.image.Config.User, Security: p.e.Config.GetLinux().GetSecurityContext(),
 	}, passwd, group); err != nil {
 		return r, err
 	}

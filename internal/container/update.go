@@ -79,7 +79,7 @@ func (e *entry) setLimits(asked *runtimeapi.LinuxContainerResources) error {
 	want := e.Status().ResourcesWith(asked)
 	limits, notes, err := spec.Resources(e.name(), want, e.s.cfg.Host)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", e, err)
 	}
 	for _, note := range notes {
 		e.Log().Info("container: " + note)

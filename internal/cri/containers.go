@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -213,11 +214,19 @@ func (v *view) containerStatus(st container.Status) *runtimeapi.ContainerStatus 
 		Mounts: st.Mounts(), LogPath: st.Log, StopSignal: st.Signal(),
 		Resources: &runtimeapi.ContainerResources{Linux: v.limits(st)},
 	}
-	if named := config.GetImage().GetUserSpecifiedImage(); named != "" {
-		out.Image = &runtimeapi.ImageSpec{Image: named, Annotations: config.GetImage().GetAnnotations()}
+	named := config.GetImage().GetUserSpecifiedImage()
+	if img, err := v.Images.Get(st.ImageID); err == nil {
+		if len(img.Digests) > 0 {
+			out.ImageRef = img.Digests[0]
+		}
+		// A kubelet before 1.28 names images only by their IDs, and shows in the pod's status
+		// what is returned here.
+		if names := slices.Concat(img.Tags, img.Digests); named == "" && len(names) > 0 && abbreviates(config.GetImage().GetImage(), st.ImageID) {
+			named = names[0]
+		}
 	}
-	if img, err := v.Images.Get(st.ImageID); err == nil && len(img.Digests) > 0 {
-		out.ImageRef = img.Digests[0]
+	if named != "" {
+		out.Image = &runtimeapi.ImageSpec{Image: named, Annotations: config.GetImage().GetAnnotations()}
 	}
 	if u := st.User; u != nil {
 		linux := &runtimeapi.LinuxContainerUser{Uid: int64(u.UID), Gid: int64(u.GID)}
@@ -230,6 +239,12 @@ func (v *view) containerStatus(st container.Status) *runtimeapi.ContainerStatus 
 		out.FinishedAt, out.ExitCode = nanoseconds(st.Exit.At), int32(st.Exit.Code)
 	}
 	return out
+}
+
+// abbreviates reports whether an image's name is its ID or the beginning of it.
+func abbreviates(name, id string) bool {
+	const algorithm = "sha256:"
+	return strings.HasPrefix(strings.TrimPrefix(id, algorithm), strings.TrimPrefix(name, algorithm))
 }
 
 // limits returns a container's limits. If no limit of swap was requested, it is that of memory.

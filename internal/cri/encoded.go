@@ -1,6 +1,7 @@
 package cri
 
 import (
+	"maps"
 	"sync"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -23,6 +24,10 @@ type encodedElement[K comparable] struct {
 // listField is the number of the field with the elements in CRI's responses.
 const listField = 1
 
+// maxOthers is how many elements are kept that a list lacks. They may exist no more: a client that
+// only asks for lists with filters doesn't tell.
+const maxOthers = 1000
+
 // put makes n elements the list of response, which has no other field. element returns the ID, the
 // key and the message of one. If they are all elements that there are, others are forgotten. Only
 // the encoded form of response is complete: its Go fields are empty.
@@ -43,8 +48,10 @@ func (l *encodedList[K]) put(response proto.Message, n int, all bool, element fu
 		next[id], parts[i] = e, e.raw
 		size += len(e.raw)
 	}
-	if all {
+	if all || l.byID == nil || len(l.byID) > len(next)+maxOthers {
 		l.byID = next
+	} else {
+		maps.Copy(l.byID, next)
 	}
 	out := make([]byte, 0, size)
 	for _, p := range parts {

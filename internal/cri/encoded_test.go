@@ -74,7 +74,18 @@ func TestEncodedList(t *testing.T) {
 	if len(l.byID) != 3 {
 		t.Errorf("after a part of the list, %d elements are kept", len(l.byID))
 	}
+	encoded := &l.byID[list[1].ID].raw[0]
+	check(list[:2], false)
+	if &l.byID[list[1].ID].raw[0] != encoded {
+		t.Error("an element of a list with a filter is encoded again")
+	}
 	check(list, true)
+	for range maxOthers/100 + 2 {
+		check(running(100), false)
+	}
+	if len(l.byID) > maxOthers+200 {
+		t.Errorf("%d elements are kept", len(l.byID))
+	}
 	check(list[2:], true)
 	if len(l.byID) != 1 {
 		t.Errorf("%d elements are kept, want 1", len(l.byID))

@@ -31,15 +31,16 @@ type podCgroups struct {
 }
 
 // Parent returns the cgroup that a cgroup_parent names: by its path or, with systemd, as a slice.
-// The place of a slice follows from its name.
+// The place of a slice follows from its name. A path without a leading slash begins at the root
+// too.
 func (c podCgroups) Parent(named string) (string, error) {
 	switch {
 	case c.systemd && systemd.IsSlice(named):
 		return systemd.Path(path.Base(named))
-	case !path.IsAbs(named):
+	case !path.IsAbs(named) && systemd.IsSlice(named):
 		return "", fmt.Errorf("%.80q is a slice of systemd: set cgroup-driver = \"systemd\", or name a path", named)
 	}
-	return named, nil
+	return path.Join("/", named), nil
 }
 
 func (c podCgroups) Create(path string, r *runtimeapi.LinuxContainerResources) error {

@@ -21,7 +21,8 @@ func TestCgroupParent(t *testing.T) {
 		{false, slice, slice},                                     // an ordinary directory
 		{false, "kubepods.slice", ""},
 		{true, "kubepods--x.slice", ""},
-		{true, "relative", ""},
+		{true, "relative", "/relative"},
+		{false, "pods/relative", "/pods/relative"},
 	} {
 		got, err := podCgroups{systemd: test.systemd}.Parent(test.named)
 		if got != test.want || (err == nil) != (test.want != "") {

@@ -41,7 +41,7 @@ func Open(cfg Config) (*Classes, error) {
 // ignored.
 func (c *Classes) Limits(container string, own, pod map[string]string) (io *specs.LinuxBlockIO, cache *specs.LinuxIntelRdt, err error) {
 	fail := func(err error) error {
-		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("container %q: %v", container, err))
+		return errdefs.ErrInvalidArgument.WithMessage(err.Error())
 	}
 	if c.cfg.BlockIO != "" {
 		class, err := blockio.ContainerClassFromAnnotations(container, own, pod)

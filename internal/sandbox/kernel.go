@@ -3,6 +3,7 @@ package sandbox
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -34,9 +35,10 @@ func (node) Unpin(paths ...string) error          { return netns.Remove(paths...
 func (node) Pinned(path string) bool              { return netns.Pinned(path) }
 func (node) Pins(prefix string) ([]string, error) { return netns.List(netns.Dir, prefix) }
 
-// memorySize bounds a pod's /dev/shm and the files that its containers may write to. It is the size
-// of /dev/shm with docker, containerd and CRI-O.
-const memorySize = 64 << 20
+// memorySize bounds a pod's /dev/shm and the three files beside it that its containers may write
+// to. Docker, containerd and CRI-O give 64 MiB to /dev/shm, and a program can use all of them. Each
+// of the files takes a page.
+var memorySize = 64<<20 + 3*os.Getpagesize()
 
 func (n node) MountMemory(path string, uid, gid int) error {
 	if err := n.Unmount(path); err != nil {

@@ -67,9 +67,6 @@ func checkPorts(config *runtimeapi.PodSandboxConfig) error {
 // maxHostname is the kernel's limit (__NEW_UTS_LEN).
 const maxHostname = 64
 
-// sliceForm matches a slice's name without its path, as systemd takes it.
-var sliceForm = regexp.MustCompile(`^[^/]+\.slice$`)
-
 func checkPaths(config *runtimeapi.PodSandboxConfig) error {
 	hostname, logs, cgroup := config.GetHostname(), config.GetLogDirectory(), config.GetLinux().GetCgroupParent()
 	dotted := func(p string) bool { return slices.Contains(strings.Split(p, "/"), "..") }
@@ -80,8 +77,8 @@ func checkPaths(config *runtimeapi.PodSandboxConfig) error {
 		return bad("hostname %.80q has a character that is not allowed in a name", hostname)
 	case logs != "" && (!path.IsAbs(logs) || dotted(logs) || strings.ContainsRune(logs, 0)):
 		return bad("log_directory %.80q is not an absolute path without ..", logs)
-	case cgroup != "" && (!path.IsAbs(cgroup) && !sliceForm.MatchString(cgroup) || path.Clean(cgroup) != cgroup || strings.ContainsRune(cgroup, 0)):
-		return bad("linux.cgroup_parent %.80q is not a clean absolute path, nor a slice of systemd", cgroup)
+	case cgroup != "" && (path.Clean(cgroup) != cgroup || dotted(cgroup) || cgroup == "." || strings.ContainsRune(cgroup, 0)):
+		return bad("linux.cgroup_parent %.80q is not a clean path, nor a slice of systemd", cgroup)
 	}
 	return nil
 }

@@ -61,6 +61,12 @@ func TestValidate(t *testing.T) {
 	if err := validate(&runtimeapi.PodSandboxConfig{Metadata: valid().GetMetadata()}); err != nil {
 		t.Errorf("with nothing but metadata: %v", err)
 	}
+	for _, parent := range []string{"/", "pods", "pods/a", "pod-1.slice"} {
+		c := valid()
+		if c.Linux.CgroupParent = parent; validate(c) != nil {
+			t.Errorf("cgroup_parent %q: %v", parent, validate(c))
+		}
+	}
 	options := func(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 		return c.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	}
@@ -82,7 +88,8 @@ func TestValidate(t *testing.T) {
 		{"not allowed in a name", func(c *runtimeapi.PodSandboxConfig) { c.Hostname = "a\nb" }},
 		{"log_directory", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = "logs" }},
 		{"log_directory", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = "/logs/../etc" }},
-		{"cgroup_parent", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = "pods" }},
+		{"cgroup_parent", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = "../pods" }},
+		{"cgroup_parent", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = "." }},
 		{"cgroup_parent", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = "/pods/../.." }},
 		{"network namespace mode CONTAINER", func(c *runtimeapi.PodSandboxConfig) { options(c).Network = runtimeapi.NamespaceMode_CONTAINER }},
 		{"pid namespace mode TARGET", func(c *runtimeapi.PodSandboxConfig) { options(c).Pid = runtimeapi.NamespaceMode_TARGET }},

@@ -57,6 +57,12 @@ func containerLife(t *testing.T, c *criNode, pod, imageID string) {
 	if st.GetImageId() != imageID || st.GetImage().GetImage() != webImage || !strings.Contains(st.GetImageRef(), "@sha256:") {
 		t.Errorf("image: %q, %q, %q", st.GetImageId(), st.GetImage(), st.GetImageRef())
 	}
+	byID := c.status(c.create(pod, c.containerConfig(forever, func(k *runtimeapi.ContainerConfig) { k.Image.Image = imageID[7:19] })))
+	if byID.GetImageId() != imageID || byID.GetImage().GetImage() != webImage {
+		t.Errorf("image, named by an ID: %q, %q", byID.GetImageId(), byID.GetImage())
+	}
+	_, err = c.RemoveContainer(c.ctx, &runtimeapi.RemoveContainerRequest{ContainerId: byID.GetId()})
+	c.must(err)
 	if st.GetLabels()["container"] != config.GetMetadata().GetName() || st.GetAnnotations()["hash"] != "0123" || st.GetStopSignal() != runtimeapi.Signal_SIGNAL_SIGTERM {
 		t.Errorf("the status differs from the request: %v", st)
 	}

@@ -73,13 +73,13 @@ func (u *Underlay) rules() string {
 	}
 	b.WriteString(table + " {\n chain from { type filter hook prerouting priority 0;\n")
 	for _, l := range u.uplinks {
-		fmt.Fprintf(&b, "  iifname %q meta mark set %d\n", l.Name(), l.Number)
+		fmt.Fprintf(&b, "  iifname { %[1]q, \"t%[1]s\" } meta mark set %[2]d\n", l.Name(), l.Number)
 	}
 	b.WriteString(" }\n chain to { type filter hook postrouting priority 0;\n")
 	for _, p := range slices.SortedFunc(maps.Keys(u.faults), func(x, y pair) int { return cmp.Or(x.a-y.a, x.b-y.b) }) {
 		f := u.faults[p]
 		for _, way := range []pair{p, {p.b, p.a}} {
-			match := fmt.Sprintf("  meta mark %d oifname \"n%d\"", way.a, way.b)
+			match := fmt.Sprintf("  meta mark %d oifname { \"n%[2]d\", \"tn%[2]d\" }", way.a, way.b)
 			if f.loss > 0 {
 				fmt.Fprintf(&b, "%s numgen random mod 1000 <= %d counter drop\n", match, f.loss-1)
 			}

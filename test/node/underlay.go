@@ -200,6 +200,8 @@ type Uplink struct {
 	Net string
 	// Addresses are those of the link, with the lengths of the segment's subnets.
 	Addresses []netip.Prefix
+
+	delay *delay
 }
 
 // Name returns the host's name.
@@ -227,11 +229,15 @@ func (s *Segment) Host() *Uplink {
 	return l
 }
 
-// plug connects the host, in the network namespace at path, to the segment.
+// plug connects the host, in the network namespace at path, to the segment. A Delay ends.
 func (l *Uplink) plug(path string) {
 	s, t := l.Segment, l.Segment.u.t
 	t.Helper()
 	l.Net = path
+	if l.delay != nil {
+		l.delay.close()
+		l.delay = nil
+	}
 	// After a reboot, the kernel removes the old namespace and its end of the link in the background.
 	_ = exec.Command("nsenter", "--net="+s.u.Net(), "ip", "link", "del", l.Name()).Run()
 	// As on a real host, the MAC is the same after a reboot.

@@ -1,12 +1,17 @@
 package node
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/huskd/husk/internal/netns"
 )
 
 // ping sends three packets of a size to an address, from a host, and reports how many came back.
@@ -99,6 +104,83 @@ func TestUnderlay(t *testing.T) {
 	reach(t, b, c, 1500, true)
 	a.Uplink.Renumber(nil)
 	reach(t, c, a, 1300, true)
+}
+
+func TestUnderlayDelay(t *testing.T) {
+	t.Parallel()
+	u := NewUnderlay(t)
+	s := u.Segment(Media{})
+	a, b := s.Node(), s.Node()
+	reach(t, a, b, 1500, true)
+	u.Delay(b, 50*time.Millisecond)
+	reach(t, a, b, 1500, true)
+	fastest := func() time.Duration {
+		least := time.Hour
+		for line := range strings.Lines(a.Must("ping", "-n", "-c5", "-i0.02", "-W5", b.Uplink.Addresses[0].Addr().String())) {
+			var ms float64
+			if _, after, ok := strings.Cut(line, "time="); ok {
+				_, _ = fmt.Sscan(after, &ms)
+				least = min(least, time.Duration(ms*float64(time.Millisecond)))
+			}
+		}
+		return least
+	}
+	if got := fastest(); got < 100*time.Millisecond || got == time.Hour {
+		t.Errorf("delayed by 50 ms each way, a reply takes %v", got)
+	}
+	// TCP sends packets without checksums and longer than the MTU to a link of the same host.
+	u.Delay(b, time.Millisecond)
+	streamTCP(t, a, b)
+	u.Cut(a, b)
+	reach(t, a, b, 1000, false)
+	u.Heal(a, b)
+	reach(t, a, b, 1000, true)
+	u.Delay(b, 0)
+	reach(t, a, b, 1500, true)
+}
+
+// streamTCP sends a megabyte from a to b.
+func streamTCP(t *testing.T, a, b *Node) {
+	t.Helper()
+	var l net.Listener
+	err := netns.Do(b.Net(), func() (err error) {
+		l, err = net.Listen("tcp", netip.AddrPortFrom(b.Uplink.Addresses[0].Addr(), 0).String())
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	received := make(chan int64, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		k, _ := io.Copy(io.Discard, c)
+		_ = c.Close()
+		received <- k
+	}()
+	err = netns.Do(a.Net(), func() error {
+		c, err := net.DialTimeout("tcp", l.Addr().String(), 5*time.Second)
+		if err != nil {
+			return err
+		}
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		_, err = c.Write(make([]byte, 1<<20))
+		return errors.Join(err, c.Close())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case k := <-received:
+		if k != 1<<20 {
+			t.Errorf("%d bytes received", k)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("TCP doesn't arrive")
+	}
 }
 
 // pingMany sends 200 packets and returns how many came back.

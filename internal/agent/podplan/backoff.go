@@ -137,13 +137,14 @@ func (p *planner) countContainer(name string, once bool) {
 	}
 }
 
-// clampToNow returns t, or now if t is in the future because the clock was set back. Otherwise the
-// pod would wait until that time.
+// clampToNow returns t, or now if t is in the future because the clock was set back: otherwise the
+// pod would wait until that time. The result has now's reading of the monotonic clock, so that
+// setting the clock later doesn't matter.
 func (p *planner) clampToNow(t time.Time) time.Time {
-	if t.After(p.now) {
-		return p.now
+	if t.IsZero() {
+		return t
 	}
-	return t
+	return p.now.Add(min(t.Sub(p.now), 0))
 }
 
 // sandboxBackingOff reports whether the next sandbox must wait, and counts it if not. A sandbox

@@ -544,6 +544,7 @@ func TestStop(t *testing.T) {
 		{name: "Never, never ran", policy: "Never", containers: "i:x a", observed: "sb0:stopped x.0:exit=0@1", now: 12, change: want(Stop, 10, nil), status: "Stopped x=Terminated/Completed a=Waiting/PodInitializing"},
 		{name: "sandbox is being created", containers: "a", observed: "creating", now: 12, change: want(Stop, 10, nil), status: "Pending(Terminating) a=Waiting/ContainerCreating"},
 		{name: "container is being started", containers: "s:p a", observed: "sb0 p.0:run starting:a", now: 12, change: want(Stop, 10, nil)},
+		{name: "after the clock was set back", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 3610, nil), actions: "stop:a.0/30s"},
 		{name: "overridden grace period", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(5)), actions: "stop:a.0/5s"},
 		{name: "no grace period", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(0)), actions: "stop:a.0/0s"},
 		{name: "negative grace period", containers: "a", observed: "sb0 a.0:run", now: 10, change: want(Stop, 10, grace(-5)), actions: "stop:a.0/0s"},

@@ -73,7 +73,7 @@ func (p *planner) stop(c Container, since time.Time) { p.stopWithin(c, since, p.
 
 func (p *planner) stopWithin(c Container, since time.Time, grace time.Duration) {
 	if grace > 0 {
-		grace = max(since.Add(grace).Sub(p.now), MinGrace)
+		grace = max(p.clampToNow(since).Add(grace).Sub(p.now), MinGrace)
 	}
 	deadline := p.now.Add(grace)
 	if !c.Deadline.IsZero() && !deadline.Before(c.Deadline.Add(-time.Second)) {

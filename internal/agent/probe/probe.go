@@ -168,11 +168,12 @@ func (p *Prober) scheduleFirst(r *run, k kind) {
 	if spec == nil {
 		return
 	}
-	at := r.Started.Add(time.Duration(spec.InitialDelaySeconds) * time.Second)
-	if now := time.Now(); at.Before(now) {
-		at = now
-	}
-	p.schedule(scheduledProbe{at, r, k})
+	delay := time.Duration(spec.InitialDelaySeconds) * time.Second
+	now := time.Now()
+	// The clock may have been set since the container was started, and may be set again: what is
+	// left of the delay counts by the monotonic clock, which now has and a recorded time lacks.
+	left := min(max(delay-now.Sub(r.Started), 0), delay)
+	p.schedule(scheduledProbe{now.Add(left), r, k})
 }
 
 func (p *Prober) schedule(t scheduledProbe) {

@@ -158,6 +158,19 @@ func TestSharedTicks(t *testing.T) {
 	})
 }
 
+// TestClockIsSetBack: a container that was started in the future, by the clock of now, is probed
+// after its initial delay.
+func TestClockIsSetBack(t *testing.T) {
+	t.Parallel()
+	withFixture(t, func(t *testing.T, c *fixture) {
+		r := c.newRun("a", map[string]string{"liveness": "5:10:1:3", "readiness": "0:100:1:1"})
+		r.Started = r.Started.Add(time.Hour)
+		c.watch(r)
+		time.Sleep(16 * time.Second)
+		expect(t, "calls", c.takeCalls(), "a.readiness@0 a.liveness@5 a.liveness@15")
+	})
+}
+
 func TestStartupHoldsBackTheOthers(t *testing.T) {
 	t.Parallel()
 	withFixture(t, func(t *testing.T, c *fixture) {

@@ -81,6 +81,9 @@ func (s *Server) Intercept(handler func(w http.ResponseWriter, r *http.Request) 
 	s.http.CloseClientConnections()
 }
 
+// CloseConnections ends all connections, and with them the watches.
+func (s *Server) CloseConnections() { s.http.CloseClientConnections() }
+
 // RequestCount returns the number of requests since the last call of Intercept.
 func (s *Server) RequestCount() int {
 	s.mu.Lock()

@@ -325,9 +325,8 @@ func (a *Allocator) Restore(l Lease) error {
 func (a *Allocator) RestoreQuarantine(now time.Time, qs []Quarantined) (stale []netip.Addr) {
 	qs = slices.Clone(qs)
 	for i := range qs {
-		if latest := now.Add(a.quarantine); qs[i].Until.After(latest) {
-			qs[i].Until = latest
-		}
+		// Counted from now, it doesn't change when the clock is set.
+		qs[i].Until = now.Add(min(qs[i].Until.Sub(now), a.quarantine))
 	}
 	slices.SortStableFunc(qs, func(x, y Quarantined) int { return x.Until.Compare(y.Until) })
 	for _, q := range qs {

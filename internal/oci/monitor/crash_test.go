@@ -96,6 +96,49 @@ func TestRuntimeKilled(t *testing.T) {
 	}
 }
 
+// TestStoppedInCreation stops the runtime and its children, or conmon, with SIGSTOP at many moments
+// of a creation. The creation fails in time, or succeeds, and nothing is left after that.
+func TestStoppedInCreation(t *testing.T) {
+	hosttest.Root(t)
+	i := install(t)
+	failed := map[string]int{}
+	for _, after := range []time.Duration{0, 4 * time.Millisecond, 12 * time.Millisecond} {
+		for _, what := range []string{"conmon", "runtime", "all"} {
+			i.newBundle()
+			ctx, cancel := context.WithTimeout(i.ctx(), 500*time.Millisecond)
+			done := make(chan error, 1)
+			go func() {
+				_, err := i.Create(ctx, i.createRequest())
+				done <- err
+			}()
+			found := i.conmon()
+			time.Sleep(after)
+			if what != "runtime" {
+				_ = syscall.Kill(found.PID, syscall.SIGSTOP)
+			}
+			if what != "conmon" {
+				for _, pid := range pidfd.Children(found.PID) {
+					for _, child := range pidfd.Children(pid) {
+						_ = syscall.Kill(child, syscall.SIGSTOP)
+					}
+					_ = syscall.Kill(pid, syscall.SIGSTOP)
+				}
+			}
+			err := <-done
+			cancel()
+			if err != nil {
+				failed[what]++
+			} else {
+				must(t, i.Delete(i.ctx(), i.id))
+			}
+			i.leftNothing(fmt.Sprintf("%s stopped after %v (%v)", what, after, err))
+		}
+	}
+	if len(failed) < 3 {
+		t.Errorf("failed creations: %v: the processes are stopped too late", failed)
+	}
+}
+
 // TestStoppedMonitor kills a container whose conmon was stopped with SIGSTOP. Its exit is known
 // afterwards, though not the exit code.
 func TestStoppedMonitor(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 
 func (b *builder) resources() error {
 	if b.CgroupsPath == "" {
-		return invalid(b.name, "it has no cgroup path")
+		return invalid("cgroup path", "empty")
 	}
 	b.spec.Linux.CgroupsPath = b.CgroupsPath
 	out := b.spec.Linux.Resources
@@ -73,7 +73,7 @@ type limiter struct {
 }
 
 func (l *limiter) bad(field, format string, args ...any) error {
-	return invalid(l.container, "linux.resources."+field+": "+fmt.Sprintf(format, args...))
+	return invalid("linux.resources."+field, format, args...)
 }
 
 // needs returns an error if the host's cgroups don't have the controller for a limit.

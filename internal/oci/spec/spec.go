@@ -179,15 +179,16 @@ func (b *builder) privileged() bool { return b.security.GetPrivileged() }
 
 // bad returns an error about a field of the container's config.
 func (b *builder) bad(field, format string, args ...any) error {
-	return invalid(b.name, field+": "+fmt.Sprintf(format, args...))
+	return invalid(field, format, args...)
 }
 
 func (b *builder) note(format string, args ...any) {
 	b.notes = append(b.notes, fmt.Sprintf(format, args...))
 }
 
-func invalid(container, message string) error {
-	return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("container %q: %s", container, message))
+// invalid returns an error about a field. The caller adds the container's name.
+func invalid(field, format string, args ...any) error {
+	return errdefs.ErrInvalidArgument.WithMessage(field + ": " + fmt.Sprintf(format, args...))
 }
 
 // checkText refuses text that can't be in an exec or a JSON file.
@@ -244,7 +245,7 @@ func (b *builder) checkPrivilege() error {
 
 func (b *builder) root() error {
 	if !strings.HasPrefix(b.Rootfs, "/") {
-		return invalid(b.name, fmt.Sprintf("root file system %q is not an absolute path", b.Rootfs))
+		return invalid("root file system", "%q is not an absolute path", b.Rootfs)
 	}
 	b.spec.Root.Path = b.Rootfs
 	b.spec.Root.Readonly = b.security.GetReadonlyRootfs()

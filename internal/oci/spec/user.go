@@ -2,7 +2,6 @@ package spec
 
 import (
 	"bytes"
-	"fmt"
 	"iter"
 	"math"
 	"slices"
@@ -15,8 +14,8 @@ import (
 
 // UserRequest is the input of ResolveUser.
 type UserRequest struct {
-	// Container and Image are names for messages.
-	Container, Image string
+	// Image is its name for messages.
+	Image string
 	// ImageUser is the USER of the image's config: "", "u" or "u:g", with names or numbers.
 	ImageUser string
 	Security  *runtimeapi.LinuxContainerSecurityContext
@@ -37,24 +36,21 @@ const maxID = math.MaxUint32 - 1
 // The additional groups begin with the user's own. They include the groups with the user as a
 // member in /etc/group, unless the policy is Strict.
 func ResolveUser(r UserRequest, passwd, group []byte) (specs.User, string, error) {
-	bad := func(field, format string, args ...any) error {
-		return invalid(r.Container, field+": "+fmt.Sprintf(format, args...))
-	}
 	const prefix = "linux.security_context."
 	s := r.Security
-	userPart, groupPart, err := r.asked(bad)
+	userPart, groupPart, err := r.asked()
 	if err != nil {
 		return specs.User{}, "", err
 	}
 	user, known, ok := lookupUser(userPart, parsePasswd(passwd))
 	if !ok {
-		return specs.User{}, "", bad("user", "%q is not in /etc/passwd of image %s: use its number", userPart, r.Image)
+		return specs.User{}, "", invalid("user", "%q is not in /etc/passwd of image %s: use its number", userPart, r.Image)
 	}
 	groups := parseGroup(group)
 	gid := user.gid
 	if groupPart != "" {
 		if gid, ok = lookupGroup(groupPart, groups); !ok {
-			return specs.User{}, "", bad("group", "%q is not in /etc/group of image %s: use its number", groupPart, r.Image)
+			return specs.User{}, "", invalid("group", "%q is not in /etc/group of image %s: use its number", groupPart, r.Image)
 		}
 	}
 	out := specs.User{UID: user.uid, GID: gid}
@@ -68,11 +64,11 @@ func ResolveUser(r UserRequest, passwd, group []byte) (specs.User, string, error
 		}
 	case runtimeapi.SupplementalGroupsPolicy_Strict:
 	default:
-		return specs.User{}, "", bad(prefix+"supplemental_groups_policy", "unknown policy %d", s.GetSupplementalGroupsPolicy())
+		return specs.User{}, "", invalid(prefix+"supplemental_groups_policy", "unknown policy %d", s.GetSupplementalGroupsPolicy())
 	}
 	for _, g := range s.GetSupplementalGroups() {
 		if g < 0 || g > maxID {
-			return specs.User{}, "", bad(prefix+"supplemental_groups", "%d is not within 0…%d", g, uint32(maxID))
+			return specs.User{}, "", invalid(prefix+"supplemental_groups", "%d is not within 0…%d", g, uint32(maxID))
 		}
 		more = append(more, uint32(g))
 	}
@@ -85,7 +81,7 @@ func ResolveUser(r UserRequest, passwd, group []byte) (specs.User, string, error
 }
 
 // asked returns the user and group to look up, each a name or a number. The group may be empty.
-func (r UserRequest) asked(bad func(field, format string, args ...any) error) (string, string, error) {
+func (r UserRequest) asked() (string, string, error) {
 	const prefix = "linux.security_context."
 	s := r.Security
 	imageUser, imageGroup, _ := strings.Cut(r.ImageUser, ":")
@@ -95,13 +91,13 @@ func (r UserRequest) asked(bad func(field, format string, args ...any) error) (s
 	user, name, gid := s.GetRunAsUser(), s.GetRunAsUsername(), s.GetRunAsGroup()
 	switch {
 	case user != nil && name != "":
-		return "", "", bad(prefix+"run_as_username", "run_as_user is set too: set one of them")
+		return "", "", invalid(prefix+"run_as_username", "run_as_user is set too: set one of them")
 	case gid != nil && user == nil && name == "":
-		return "", "", bad(prefix+"run_as_group", "needs run_as_user or run_as_username too")
+		return "", "", invalid(prefix+"run_as_group", "needs run_as_user or run_as_username too")
 	case user != nil && (user.GetValue() < 0 || user.GetValue() > maxID):
-		return "", "", bad(prefix+"run_as_user", "%d is not within 0…%d", user.GetValue(), uint32(maxID))
+		return "", "", invalid(prefix+"run_as_user", "%d is not within 0…%d", user.GetValue(), uint32(maxID))
 	case gid != nil && (gid.GetValue() < 0 || gid.GetValue() > maxID):
-		return "", "", bad(prefix+"run_as_group", "%d is not within 0…%d", gid.GetValue(), uint32(maxID))
+		return "", "", invalid(prefix+"run_as_group", "%d is not within 0…%d", gid.GetValue(), uint32(maxID))
 	}
 	switch {
 	case user != nil:

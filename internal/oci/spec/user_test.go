@@ -66,7 +66,7 @@ func TestResolveUser(t *testing.T) {
 		{"web", &security{SupplementalGroups: []int64{500, 34}, SupplementalGroupsPolicy: 1}, 33, 34, []uint32{34, 500}, "/var/www"},
 		{"4294967294", nil, 4294967294, 0, []uint32{0}, "/"},
 	} {
-		user, home, err := ResolveUser(UserRequest{Container: "server", Image: "i", ImageUser: c.image, Security: c.security}, []byte(passwdFile), []byte(groupFile))
+		user, home, err := ResolveUser(UserRequest{Image: "i", ImageUser: c.image, Security: c.security}, []byte(passwdFile), []byte(groupFile))
 		if err != nil {
 			t.Errorf("%q %v: %v", c.image, c.security, err)
 			continue
@@ -102,7 +102,7 @@ func TestResolveUserFails(t *testing.T) {
 		"supplemental_groups_policy: unknown policy 5":      {Security: &security{SupplementalGroupsPolicy: 5}},
 		"linux.security_context.run_as_group: needs run_as": {ImageUser: "web", Security: &security{RunAsGroup: id(0)}},
 	} {
-		r.Container, r.Image = "server", "i"
+		r.Image = "i"
 		_, _, err := ResolveUser(r, []byte(passwdFile), []byte(groupFile))
 		fails(t, err, words)
 	}
@@ -112,7 +112,7 @@ func FuzzResolveUser(f *testing.F) {
 	f.Add("web:logs", "", []byte(passwdFile), []byte(groupFile))
 	f.Add("", "web", []byte("web:x:1"), []byte(":::\n"))
 	f.Fuzz(func(t *testing.T, image, name string, passwd, group []byte) {
-		r := UserRequest{Container: "server", ImageUser: image, Security: &runtimeapi.LinuxContainerSecurityContext{RunAsUsername: name}}
+		r := UserRequest{ImageUser: image, Security: &runtimeapi.LinuxContainerSecurityContext{RunAsUsername: name}}
 		user, home, err := ResolveUser(r, passwd, group)
 		if err != nil {
 			return

@@ -1,0 +1,265 @@
+// Package kubernetes is a registry of nodes in a Kubernetes API server. A node's blocks are the
+// podCIDRs that the controller manager has given to its Node, and its record is an annotation of
+// the Node, which the node itself writes.
+//
+// There is no lease and no fence: Kubernetes doesn't change the podCIDRs of a Node and doesn't give
+// them to another as long as the Node exists. While the API server is away, a node goes on using
+// them, also when huskd restarts. When the Node is deleted, the node stops giving out addresses as
+// soon as it learns of it.
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/huskd/husk/internal/cluster"
+	"github.com/huskd/husk/internal/network/lease/flannel"
+	"github.com/huskd/husk/internal/network/peer"
+)
+
+// Annotation is the annotation of a Node that holds its record.
+const Annotation = "husk.dev/network"
+
+const nodes = "/api/v1/nodes"
+
+// The waits before a failed write is repeated, and before the same text is written again that
+// somebody has removed.
+const (
+	firstRetry = time.Second
+	lastRetry  = 30 * time.Second
+	rewrite    = time.Second
+)
+
+// Journal keeps the blocks over restarts of huskd.
+type Journal interface {
+	Get(key string) ([]byte, bool)
+	Put(key string, value []byte) error
+}
+
+// journalKey is the key of the blocks in the journal.
+const journalKey = "node-pod-cidrs"
+
+// Config configures a Registry.
+type Config struct {
+	Client *cluster.Client
+	// Node is the name of this node's Node.
+	Node    string
+	Journal Journal
+	// Flannel, if set, is a flannel network in which this cluster's nodes take part: the registry
+	// reads flanneld's annotations too, and writes them beside its own.
+	Flannel *flannel.Network
+}
+
+// Registry follows the Nodes of an API server. It implements peer.Registry.
+type Registry struct {
+	Config
+	changed chan struct{} // something on the server
+	due     chan struct{} // something that may have to be written
+
+	mu     sync.Mutex
+	nodes  *cluster.Cache[*entry] // nil before Run
+	record *peer.Node             // what was announced
+	known  bool                   // whether blocks are known, from the server or the journal
+	gone   bool                   // whether the server has no Node of this name
+	blocks []netip.Prefix         // this node's
+}
+
+var _ peer.Registry = (*Registry)(nil)
+
+// New returns the registry of a node. It sends no request yet.
+func New(cfg Config) *Registry {
+	r := &Registry{Config: cfg, changed: make(chan struct{}, 1), due: make(chan struct{}, 1)}
+	if data, ok := cfg.Journal.Get(journalKey); ok && json.Unmarshal(data, &r.blocks) == nil {
+		r.known = len(r.blocks) > 0
+	}
+	return r
+}
+
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Run implements peer.Registry.
+func (r *Registry) Run(ctx context.Context, update func(peer.View)) error {
+	cache := cluster.Project(ctx, r.Client, cluster.List{Path: nodes, Item: &corev1.Node{}, List: &corev1.NodeList{}}, r.keep, func() { wake(r.changed) })
+	r.mu.Lock()
+	r.nodes = cache
+	r.mu.Unlock()
+	var writer sync.WaitGroup
+	writer.Go(func() { r.write(ctx) })
+	defer writer.Wait()
+	var last *peer.View
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.changed:
+		}
+		if !cache.Synced() || ctx.Err() != nil {
+			continue
+		}
+		wake(r.due)
+		v := view(r.Node, cache.All())
+		own, exists := cache.Get("", r.Node)
+		r.take(own, exists)
+		if last == nil || !same(*last, v) {
+			update(v)
+			last = &v
+		}
+	}
+}
+
+// take takes over this node's blocks from its Node.
+func (r *Registry) take(own *entry, exists bool) {
+	var blocks []netip.Prefix
+	if exists {
+		blocks = own.peer.Blocks
+	}
+	r.mu.Lock()
+	unchanged := r.known && slices.Equal(r.blocks, blocks)
+	r.blocks, r.known, r.gone = blocks, true, !exists
+	r.mu.Unlock()
+	if unchanged {
+		return
+	}
+	data, err := json.Marshal(blocks)
+	if err == nil {
+		err = r.Journal.Put(journalKey, data)
+	}
+	if err != nil {
+		err = fmt.Errorf("record the pod CIDRs of node %s: %w", r.Node, err)
+	}
+	r.Client.LogOnce("recording the pod CIDRs", err)
+}
+
+// Announce implements peer.Registry.
+func (r *Registry) Announce(record peer.Node) {
+	record.Version, record.Name = peer.Version, r.Node
+	r.mu.Lock()
+	r.record = &record
+	r.mu.Unlock()
+	wake(r.due)
+}
+
+// May implements peer.Registry.
+func (r *Registry) May(block netip.Prefix) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case slices.Contains(r.blocks, block):
+		return nil
+	case !r.known && r.nodes != nil && r.nodes.Err() != nil:
+		return fmt.Errorf("pod subnets of node %s: %w", r.Node, explain(r.nodes.Err()))
+	case !r.known:
+		return fmt.Errorf("the API server at %s hasn't sent its nodes yet, and with them the pod subnets of node %s", r.Client.Server, r.Node)
+	case r.gone:
+		return fmt.Errorf("the API server at %s has no Node %s, so its pod subnets may be another's", r.Client.Server, r.Node)
+	default:
+		return fmt.Errorf("%v is not among the podCIDRs of node %s, which are %v", block, r.Node, r.blocks)
+	}
+}
+
+// explain adds what to do to the error that a kubelet's kubeconfig leads to: since 1.32, the Node
+// authorizer allows a node to read its own Node only.
+func explain(err error) error {
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("%s; bind a ClusterRole with get, list and watch of nodes to the group system:nodes", cluster.OneLine(err))
+	}
+	return errors.New(cluster.OneLine(err))
+}
+
+// Used implements peer.Registry. The number of a Node's podCIDRs is fixed, so nothing depends on
+// it.
+func (r *Registry) Used([]peer.Usage) {}
+
+// write writes this node's annotations whenever they differ from what it has announced.
+func (r *Registry) write(ctx context.Context) {
+	var (
+		retry   <-chan time.Time
+		pause   = firstRetry
+		written string
+		at      time.Time
+	)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.due:
+		case <-retry:
+		}
+		retry = nil
+		patch, err := r.patch()
+		if patch != "" {
+			if wait := time.Until(at.Add(rewrite)); patch == written && wait > 0 {
+				retry = time.After(wait)
+				continue
+			}
+			if err = r.Client.Patch(ctx, nodes+"/"+r.Node, []byte(patch), &corev1.Node{}); err == nil {
+				written, at, pause = patch, time.Now(), firstRetry
+			} else if !apierrors.IsNotFound(err) { // if it is, the Node is made anew, which shows
+				retry, pause = time.After(pause), min(2*pause, lastRetry)
+			}
+		}
+		r.Client.LogOnce("the network annotations of this node", err)
+	}
+}
+
+// patch returns the patch that is needed on the server's Node, or an empty string.
+func (r *Registry) patch() (string, error) {
+	r.mu.Lock()
+	record, cache := r.record, r.nodes
+	r.mu.Unlock()
+	if record == nil || cache == nil {
+		return "", nil
+	}
+	own, ok := cache.Get("", r.Node)
+	if !ok {
+		return "", nil
+	}
+	n := *record
+	n.Blocks = own.peer.Blocks
+	want, fault := r.annotations(n)
+	for key, text := range want {
+		if own.annotations[key] == text {
+			delete(want, key)
+		}
+	}
+	if len(want) == 0 {
+		return "", fault
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": want}})
+	if err != nil {
+		return "", err
+	}
+	return string(patch), fault
+}
+
+// annotations returns the annotations for a record. An error says that it can't be told to
+// flannel's nodes.
+func (r *Registry) annotations(n peer.Node) (map[string]string, error) {
+	data, err := json.Marshal(n)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{Annotation: string(data)}
+	if r.Flannel == nil {
+		return out, nil
+	}
+	theirs, err := r.Flannel.Annotations(n)
+	for key, text := range theirs {
+		out[key] = text
+	}
+	return out, err
+}

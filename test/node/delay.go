@@ -1,0 +1,151 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/netns"
+)
+
+// Delay makes each packet to and from a node take that much longer; 0 ends it. The kernels that
+// tests run on needn't have netem: a goroutine copies the packets between the node's port and a
+// TAP device, which takes the port's place in the bridge.
+func (u *Underlay) Delay(n *Node, by time.Duration) {
+	u.t.Helper()
+	l := n.Uplink
+	if l.delay == nil {
+		l.delay = u.newDelay(l)
+	}
+	l.delay.by.Store(int64(by))
+}
+
+// delay copies packets between a node's port and a TAP device.
+type delay struct {
+	by       atomic.Int64
+	port     *os.File // a packet socket
+	tap      *os.File
+	finished sync.WaitGroup
+}
+
+// virtioHeader is the length of the header that the kernel writes before each packet on both sides.
+// It says which checksums are missing and how long packets have to be divided.
+const virtioHeader = 10
+
+func (u *Underlay) newDelay(l *Uplink) *delay {
+	u.t.Helper()
+	d := &delay{}
+	tap := "t" + l.Name()
+	err := netns.Do(u.Net(), func() (err error) {
+		d.tap, err = openTAP(tap)
+		return err
+	})
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	u.t.Cleanup(d.close)
+	// The router itself must take no packets from the port, such as requests for its MAC.
+	u.sysctl("net/ipv6/conf/"+l.Name()+"/disable_ipv6", "1")
+	batch(u.t, u.Net(), fmt.Sprintf("link set %s nomaster promisc on arp off", l.Name()), fmt.Sprintf("link set %s mtu %d master %s up", tap, l.Segment.media.MTU, l.Segment.link()))
+	err = netns.Do(u.Net(), func() (err error) {
+		d.port, err = openPort(l.Name())
+		return err
+	})
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	for _, way := range [][2]*os.File{{d.port, d.tap}, {d.tap, d.port}} {
+		d.finished.Go(func() { d.copy(way[0], way[1]) })
+	}
+	return d
+}
+
+func (d *delay) close() {
+	_ = d.tap.Close()
+	if d.port != nil {
+		_ = d.port.Close()
+	}
+	d.finished.Wait()
+}
+
+type delayed struct {
+	due    time.Time
+	packet []byte
+}
+
+// copy copies packets in their order until a file is closed.
+func (d *delay) copy(from, to *os.File) {
+	queue := make(chan delayed, 10000)
+	defer close(queue)
+	d.finished.Go(func() {
+		for p := range queue {
+			time.Sleep(time.Until(p.due))
+			_, _ = to.Write(p.packet) // what the other side doesn't take is lost
+		}
+	})
+	for buf := make([]byte, virtioHeader+65536+100); ; {
+		k, err := from.Read(buf)
+		if errors.Is(err, os.ErrClosed) {
+			return
+		}
+		if err != nil || k <= virtioHeader {
+			continue
+		}
+		select {
+		case queue <- delayed{time.Now().Add(time.Duration(d.by.Load())), append([]byte(nil), buf[:k]...)}:
+		default: // full: lost
+		}
+	}
+}
+
+// openTAP makes a TAP device with virtio headers in the thread's network namespace.
+func openTAP(name string) (*os.File, error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open /dev/net/tun: %w", err)
+	}
+	request, err := unix.NewIfreq(name)
+	if err == nil {
+		request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
+	}
+	if err == nil {
+		err = unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4|unix.TUN_F_TSO6)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("TAP device %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// openPort opens a packet socket on a link in the thread's network namespace, with virtio headers.
+func openPort(name string) (*os.File, error) {
+	const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // in network byte order
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("packet socket: %w", err)
+	}
+	request, err := unix.NewIfreq(name)
+	if err == nil {
+		err = unix.IoctlIfreq(fd, unix.SIOCGIFINDEX, request)
+	}
+	for _, option := range []int{unix.PACKET_VNET_HDR, unix.PACKET_IGNORE_OUTGOING} {
+		if err == nil {
+			err = unix.SetsockoptInt(fd, unix.SOL_PACKET, option, 1)
+		}
+	}
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: int(request.Uint32())})
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("packet socket on %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
