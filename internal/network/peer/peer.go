@@ -224,7 +224,8 @@ type Registry interface {
 	// Blocks. It returns at once; Run writes the record.
 	Announce(record Node)
 	// May returns nil if an address of the block may be given to a pod now, and otherwise the reason
-	// why not. It doesn't wait for anything.
+	// why not. For the zero Prefix it returns why this node has no block. It doesn't wait for
+	// anything.
 	May(block netip.Prefix) error
 	// Used tells how many addresses of each block are in use, so that the registry can claim another
 	// block or return one. A block in use is never returned.
