@@ -171,6 +171,9 @@ func (d *diagnosis) network(s network.Settings, err error) {
 	for _, p := range s.Subnets {
 		subnets = append(subnets, p.String())
 	}
+	if len(subnets) == 0 {
+		subnets = []string{"no subnet yet"}
+	}
 	uplink := s.Uplink
 	if uplink == "" {
 		uplink = "none: pods reach this node only"

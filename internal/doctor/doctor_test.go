@@ -95,6 +95,10 @@ func TestFindings(t *testing.T) {
 			d.network(network.Settings{Mode: "routed", Subnets: subnets[:1], MTU: 1500}, errors.New("no route"))
 		}, []string{
 			"fail network: no route", "ok network: routed on 10.0.0.0/24, MTU 1500, uplink none: pods reach this node only"}},
+		"no block": {func(d *diagnosis) {
+			d.network(network.Settings{Mode: "ptp", Cluster: subnets, MTU: 1450, Uplink: "eth1"}, errors.New("this node has no block of pod addresses yet: no answer"))
+		}, []string{
+			"fail network: this node has no block of pod addresses yet: no answer", "ok network: ptp on no subnet yet, MTU 1450, uplink eth1"}},
 		"addresses": {func(d *diagnosis) {
 			d.addresses(network.Usage{
 				Ranges: []ipam.Usage{{Range: subnets[0], Used: 1, Quarantined: 2, Free: 3}},

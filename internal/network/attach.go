@@ -22,8 +22,8 @@ import (
 // left. The error doesn't name the pod.
 //
 // Of the error's kinds, invalid argument means that the request can never succeed, resource
-// exhausted that no address is left, and unavailable or already exists that a port or a link is
-// taken.
+// exhausted that no address is left, unavailable that a port is taken or that this node may give no
+// address now, and already exists that a link is taken.
 func (n *Network) Attach(ctx context.Context, a pod.Attachment) (*pod.Attached, error) {
 	if err := plan.Check(a); err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func (n *Network) reserve(a pod.Attachment) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &record{Attachment: a, Mode: n.cfg.Mode, MTU: cmp.Or(n.cfg.MTU, uplink.MTU), Source: uplink.Source}
+	r := &record{Attachment: a, Mode: n.cfg.Mode, MTU: cmp.Or(n.cfg.MTU, n.share.Load().MTU, uplink.MTU), Source: uplink.Source}
 	return r, n.ledger.reserve(r)
 }
 

@@ -46,13 +46,12 @@ func (r *record) addrs() (out []netip.Addr) {
 // It doesn't touch the kernel.
 type ledger struct {
 	instance    pod.Instance
-	quarantine  time.Duration
 	log         *slog.Logger
 	journal     *journal.Journal
 	leases      journal.Table[record]
 	quarantined journal.Table[ipam.Quarantined]
 	sysctls     journal.Table[string] // former values
-	subnets     []netip.Prefix
+	shares      journal.Table[share]  // one record, see shareID
 
 	mu      sync.Mutex // Invariant: guards the fields below, and State and Since of records.
 	alloc   *ipam.Allocator
@@ -62,7 +61,7 @@ type ledger struct {
 }
 
 // openLedger opens the journal. Records from before a reboot are void: no namespace, link,
-// conntrack entry or sysctl of then is left.
+// conntrack entry or sysctl of then is left. Only the node's share of its cluster is still valid.
 func openLedger(cfg Config, boot string) (*ledger, error) {
 	j, damage, err := journal.Open(cfg.Dir)
 	if err != nil {
@@ -73,12 +72,12 @@ func openLedger(cfg Config, boot string) (*ledger, error) {
 	}
 	l := &ledger{
 		instance:    cfg.Instance,
-		quarantine:  cfg.Quarantine,
 		log:         cfg.Log,
 		journal:     j,
 		leases:      journal.NewTable[record](j, "lease"),
 		quarantined: journal.NewTable[ipam.Quarantined](j, "quarantine"),
 		sysctls:     journal.NewTable[string](j, "sysctl"),
+		shares:      journal.NewTable[share](j, "cluster"),
 		records:     map[ipam.Owner]*record{},
 		links:       map[string]ipam.Owner{},
 		ports:       map[uint16][]*record{},
@@ -87,6 +86,9 @@ func openLedger(cfg Config, boot string) (*ledger, error) {
 		return l, nil
 	}
 	for key := range j.All("") {
+		if key == shareKey {
+			continue
+		}
 		if err := j.Delete(key); err != nil {
 			return nil, errors.Join(err, j.Close())
 		}
@@ -97,15 +99,12 @@ func openLedger(cfg Config, boot string) (*ledger, error) {
 	return l, nil
 }
 
-// restore puts the recorded leases and quarantines into a fresh allocator.
-func (l *ledger) restore(subnets []netip.Prefix, now time.Time) error {
-	alloc, err := ipam.New(l.quarantine, subnets...)
-	if err != nil {
-		return err
-	}
+// restore puts the recorded leases and quarantines into a fresh allocator, which the ledger uses
+// from then on.
+func (l *ledger) restore(alloc *ipam.Allocator, now time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.subnets, l.alloc = subnets, alloc
+	l.alloc = alloc
 	bad := l.leases.Load(func(id string, r record) error {
 		if id != r.owner().String() {
 			return fmt.Errorf("belongs to %v", r.owner())
@@ -133,6 +132,30 @@ func (l *ledger) restore(subnets []netip.Prefix, now time.Time) error {
 		}
 	}
 	return nil
+}
+
+// loadShare returns the recorded share of the cluster's subnets. What of it isn't valid is left
+// out.
+func (l *ledger) loadShare(cluster []netip.Prefix) (s share) {
+	bad := l.shares.Load(func(_ string, recorded share) error {
+		var err error
+		if s, err = recorded.valid(cluster); err != nil {
+			l.log.Warn("network: some recorded blocks of this node aren't used", "error", err)
+		}
+		return nil
+	})
+	for _, err := range bad {
+		l.log.Error("network: the record of this node's blocks is unusable", "error", err)
+	}
+	return s
+}
+
+// forgetShare deletes the share of a node that is no longer in a cluster.
+func (l *ledger) forgetShare() error {
+	if _, ok := l.journal.Get(shareKey); !ok {
+		return nil
+	}
+	return l.shares.Delete(shareID)
 }
 
 // index adds a record to the maps. The caller holds l.mu.
@@ -224,8 +247,9 @@ func (l *ledger) allocate(r *record) error {
 	if err != nil {
 		return err
 	}
-	for i, addr := range lease.Addresses {
-		r.Addresses = append(r.Addresses, netip.PrefixFrom(addr, l.subnets[i].Bits()))
+	for _, addr := range lease.Addresses {
+		block, _ := l.alloc.BlockOf(addr)
+		r.Addresses = append(r.Addresses, netip.PrefixFrom(addr, block.Bits()))
 	}
 	l.index(r)
 	return nil
@@ -243,7 +267,8 @@ func (l *ledger) checkPort(port pod.PortMapping) error {
 	return nil
 }
 
-// bind journals that the record's pod is attached.
+// bind journals that the record's pod is attached. It fails if its addresses may no longer be given
+// to a pod.
 func (l *ledger) bind(r *record) error {
 	err := l.setState(r, ipam.Bound, l.leases.Put)
 	crashpoint.Hit("network.bound")
@@ -262,6 +287,11 @@ func (l *ledger) setState(r *record, s ipam.State, put func(string, record) erro
 	defer l.mu.Unlock()
 	if r.State == s {
 		return nil
+	}
+	if s == ipam.Bound {
+		if err := l.alloc.MayBind(r.owner()); err != nil {
+			return err
+		}
 	}
 	next := *r
 	next.State, next.Since = s, time.Now()
@@ -327,6 +357,26 @@ func (l *ledger) exhausted() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.alloc.Exhausted(time.Now())
+}
+
+// retire ends the allocation of addresses of blocks.
+func (l *ledger) retire(blocks []netip.Prefix) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, b := range blocks {
+		l.alloc.RetireBlock(b)
+	}
+}
+
+// add begins the allocation of addresses of blocks.
+func (l *ledger) add(blocks []netip.Prefix) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var errs []error
+	for _, b := range blocks {
+		errs = append(errs, l.alloc.AddBlock(b))
+	}
+	return errors.Join(errs...)
 }
 
 func (l *ledger) usage() (ranges []ipam.Usage, attached int) {

@@ -38,7 +38,9 @@ func (b *ledgerModel) open() {
 	cfg := Config{Instance: "be0f", Dir: b.dir, Quarantine: time.Hour, Log: slog.New(slog.DiscardHandler)}
 	l, err := openLedger(cfg, "boot")
 	must(b.t, err)
-	must(b.t, l.restore(b.subnets, time.Now()))
+	alloc, err := ipam.New(cfg.Quarantine, b.subnets...)
+	must(b.t, err)
+	must(b.t, l.restore(alloc, time.Now()))
 	b.ledger = l
 }
 

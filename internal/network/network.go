@@ -24,11 +24,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/huskd/husk/internal/keylock"
+	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/plan"
@@ -49,9 +51,20 @@ type Config struct {
 	// Subnets are what pod addresses are allocated from: at most one per family, the primary first.
 	// The IPv6 one is left out on a node without IPv6.
 	Subnets []netip.Prefix
+	// Cluster are the subnets of the pods of all nodes, the primary family's first, if there are
+	// other nodes. Then Subnets is empty: pod addresses are allocated from this node's blocks of the
+	// cluster's subnets, see SetBlocks.
+	Cluster []netip.Prefix
+	// May returns nil if an address of the block may be given to a pod now, and otherwise the reason
+	// why not. For the zero Prefix it returns why this node has no block. It returns at once and
+	// doesn't call the Network. A nil May permits everything.
+	May func(block netip.Prefix) error `json:"-"`
 	// Masquerade rewrites the source of packets to outside the pod subnets to the node's address.
-	Masquerade bool
-	MTU        int // 0 is the uplink's, read at each Attach
+	// NonMasquerade are further destinations to which pods send from their own addresses.
+	Masquerade    bool
+	NonMasquerade []netip.Prefix
+	// MTU of pods; 0 is that of SetMTU or, without one, the uplink's, read at each Attach.
+	MTU int
 	// Quarantine is how long an address stays unused after release; 0 is ipam.DefaultQuarantine,
 	// negative is none.
 	Quarantine time.Duration
@@ -69,6 +82,10 @@ type Network struct {
 	ledger *ledger
 	reaper *reaper
 
+	share      atomic.Pointer[share] // never nil
+	changing   sync.Mutex            // held while the share changes
+	unfinished bool                  // the last change failed; Invariant: guarded by changing
+
 	closing   sync.Once
 	sandboxes keylock.Locks // held while working on a sandbox
 	// kernelMu is held for reading while a sandbox's kernel objects change, and for writing while
@@ -76,6 +93,9 @@ type Network struct {
 	kernelMu sync.RWMutex
 	// Invariant: guarded by kernelMu. Once true, the base is never made again.
 	tornDown bool
+	// formers is how many subnets of the base only running pods still have. Invariant: guarded by
+	// kernelMu.
+	formers int
 }
 
 func (n *Network) plan(r *record) plan.Plan {
@@ -100,8 +120,11 @@ func open(cfg Config, boot string) (*Network, error) {
 		return nil, err
 	}
 	n := &Network{cfg: cfg, log: cfg.Log}
-	n.base = plan.BaseConfig{Instance: cfg.Instance, Mode: cfg.Mode, Masquerade: cfg.Masquerade}
+	n.base = plan.BaseConfig{Instance: cfg.Instance, Mode: cfg.Mode, Masquerade: cfg.Masquerade, NonMasquerade: cfg.NonMasquerade}
 	n.base.Tag, _ = plan.Tag(cfg.Instance)
+	if len(cfg.Cluster) > 0 {
+		n.base.NodeLinks = backend.LinkPrefix(cfg.Instance)
+	}
 	ledger, err := openLedger(cfg, boot)
 	if err != nil {
 		return nil, err
@@ -131,19 +154,30 @@ func (c *Config) check() error {
 	if c.Mode != plan.PTP && c.Mode != plan.Bridge {
 		return invalid("network.mode %q: use %s or %s", c.Mode, plan.PTP, plan.Bridge)
 	}
-	if c.MTU != 0 && (c.MTU < 1280 || c.MTU > 65535) {
+	if c.MTU != 0 && (c.MTU < minMTU || c.MTU > maxMTU) {
 		return invalid("network.mtu %d: use 1280 to 65535, or 0 for the uplink's", c.MTU)
 	}
 	c.Quarantine = ipam.QuarantineOf(c.Quarantine)
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
-	for _, s := range c.Subnets {
+	for _, s := range slices.Concat(c.Subnets, c.Cluster) {
 		if a := s.Addr(); a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a.IsUnspecified() {
 			return invalid("pod-subnets: %v has addresses that pods can't have", s)
 		}
 	}
-	if _, err := ipam.New(c.Quarantine, c.Subnets...); err != nil {
+	var err error
+	switch {
+	case len(c.Cluster) == 0:
+		_, err = ipam.New(c.Quarantine, c.Subnets...)
+	case len(c.Subnets) > 0:
+		return invalid("pod-subnets: a node of a cluster gets its subnets from it, and can't have %v of its own", c.Subnets)
+	case c.Mode == plan.Bridge:
+		return invalid("network.mode %q is for a node by itself: use %s in a cluster", c.Mode, plan.PTP)
+	default:
+		_, err = ipam.NewOfBlocks(c.Quarantine, c.Cluster, nil)
+	}
+	if err != nil {
 		return fmt.Errorf("pod-subnets: %w", err)
 	}
 	return nil
@@ -157,36 +191,51 @@ func (n *Network) openNode() error {
 	}
 	n.dp = dp
 	six, why := dp.IPv6()
-	for _, s := range n.cfg.Subnets {
-		if s.Addr().Is6() && !six {
-			n.note(fmt.Sprintf("pods get no IPv6 address from %v: %s", s, why))
-			continue
+	usable := func(subnets []netip.Prefix) (out []netip.Prefix) {
+		for _, s := range subnets {
+			if s.Addr().Is6() && !six {
+				n.notes = append(n.notes, fmt.Sprintf("pods get no IPv6 address from %v: %s", s, why))
+				n.log.Warn("network: " + n.notes[len(n.notes)-1])
+				continue
+			}
+			out = append(out, s)
 		}
-		n.base.Subnets = append(n.base.Subnets, s)
+		return out
 	}
-	if len(n.base.Subnets) == 0 {
+	n.base.Subnets, n.base.Cluster = usable(n.cfg.Subnets), usable(n.cfg.Cluster)
+	if len(n.base.Subnets)+len(n.base.Cluster) == 0 {
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("this node has no IPv6 (%s) and pod-subnets has only that: add an IPv4 subnet", why))
 	}
-	if err := dp.InNode(func() error { return preflight.Overlap(n.cfg.Instance, "", n.base.Subnets) }); err != nil {
+	own := share{Blocks: n.base.Subnets}
+	if len(n.base.Cluster) > 0 {
+		own = n.ledger.loadShare(n.base.Cluster)
+	} else if err := n.ledger.forgetShare(); err != nil {
 		return err
 	}
-	if err := n.ledger.restore(n.base.Subnets, time.Now()); err != nil {
+	n.share.Store(&own)
+	if err := dp.InNode(func() error { return preflight.Overlap(n.cfg.Instance, "", own.Blocks) }); err != nil {
 		return err
 	}
+	alloc, err := own.allocator(n.cfg, n.base.Cluster)
+	if err != nil {
+		return err
+	}
+	if err := n.ledger.restore(alloc, time.Now()); err != nil {
+		return err
+	}
+	n.ledger.retire(own.Retired)
 	if err := n.setSysctls(); err != nil {
 		return err
 	}
-	return dp.Ensure(n.basePlan())
-}
-
-func (n *Network) note(s string) {
-	n.notes = append(n.notes, s)
-	n.log.Warn("network: " + s)
+	b := n.basePlan()
+	n.formers = formers(b, n.base.Tag)
+	return dp.Ensure(b)
 }
 
 // basePlan returns the plan of the base, including what pods of former configurations need.
 func (n *Network) basePlan() plan.Base {
 	c := n.base
+	c.Subnets = n.share.Load().Blocks
 	c.Leased = map[plan.Mode][]netip.Prefix{}
 	for _, r := range n.ledger.all() {
 		for _, p := range r.Addresses {
@@ -194,6 +243,9 @@ func (n *Network) basePlan() plan.Base {
 				c.Leased[r.Mode] = append(c.Leased[r.Mode], s)
 			}
 		}
+	}
+	for _, subnets := range c.Leased {
+		slices.SortFunc(subnets, netip.Prefix.Compare)
 	}
 	return plan.ForNode(c)
 }

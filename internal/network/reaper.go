@@ -311,4 +311,7 @@ func (r *reaper) maintain() {
 		r.n.log.Error("network: hostPorts and masquerading don't work", "error", err)
 	}
 	r.n.ledger.expire()
+	if err := r.n.remakeBase(nil); err != nil {
+		r.n.log.Error("network: routes of former pod subnets are left", "error", err)
+	}
 }

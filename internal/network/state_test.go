@@ -649,6 +649,10 @@ func TestInvalidConfigs(t *testing.T) {
 		"network.mtu 70000":        func(c *Config) { c.MTU = 70000 },
 		"no range":                 func(c *Config) { c.Subnets = nil },
 		"at most one of each":      func(c *Config) { c.Subnets = []netip.Prefix{subnet4, subnet4} },
+		"has addresses that pods":  func(c *Config) { c.Subnets, c.Cluster = nil, []netip.Prefix{netip.MustParsePrefix("224.0.0.0/8")} },
+		"can't have [10.88.0.0/24": func(c *Config) { c.Cluster = []netip.Prefix{subnet4} },
+		"is for a node by itself":  func(c *Config) { c.Subnets, c.Cluster, c.Mode = nil, []netip.Prefix{subnet4}, plan.Bridge },
+		"write 10.88.0.0/16":       func(c *Config) { c.Subnets, c.Cluster = nil, []netip.Prefix{netip.MustParsePrefix("10.88.1.0/16")} },
 		"fd88::/64 are of the sam": nil,
 	} {
 		if change == nil {

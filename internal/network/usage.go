@@ -44,7 +44,8 @@ func (n *Network) Status() error {
 type Settings struct {
 	Network    string         `json:"network"`
 	Mode       plan.Mode      `json:"mode"`
-	Subnets    []netip.Prefix `json:"subnets"`
+	Subnets    []netip.Prefix `json:"subnets"`           // of this node
+	Cluster    []netip.Prefix `json:"cluster,omitempty"` // of all nodes, if there are others
 	Gateways   []netip.Addr   `json:"gateways"`
 	Masquerade bool           `json:"masquerade"`
 	MTU        int            `json:"mtu"`    // for the next pod
@@ -59,20 +60,23 @@ func (n *Network) Settings() (Settings, error) {
 	s := Settings{
 		Network:    Name,
 		Mode:       n.cfg.Mode,
-		Subnets:    slices.Clone(n.base.Subnets),
+		Subnets:    slices.Clone(n.share.Load().Blocks),
+		Cluster:    slices.Clone(n.base.Cluster),
 		Masquerade: n.cfg.Masquerade,
 		Table:      n.cfg.Instance.Table(),
 		Notes:      slices.Clone(n.notes),
 	}
 	for _, subnet := range s.Subnets {
+		gateway := plan.Gateway(subnet.Addr())
 		if n.cfg.Mode == plan.Bridge {
-			s.Gateways = append(s.Gateways, plan.First(subnet))
-		} else {
-			s.Gateways = append(s.Gateways, plan.Gateway(subnet.Addr()))
+			gateway = plan.First(subnet)
+		}
+		if !slices.Contains(s.Gateways, gateway) {
+			s.Gateways = append(s.Gateways, gateway)
 		}
 	}
 	uplink, err := n.dp.Uplink()
-	s.MTU, s.Uplink = cmp.Or(n.cfg.MTU, uplink.MTU), uplink.Link
+	s.MTU, s.Uplink = cmp.Or(n.cfg.MTU, n.share.Load().MTU, uplink.MTU), uplink.Link
 	return s, err
 }
 
