@@ -18,8 +18,8 @@ import (
 const module = "github.com/huskd/husk/"
 
 // TestCgroupV2 runs tests in a machine whose kernel has cgroup v2 and loads modules on demand:
-// package guest and the packages that use cgroups, first with a minimal init, then with systemd as
-// init.
+// package guest and the packages that use cgroups, or links of kinds that hosts may lack. It runs
+// them first with a minimal init, then with systemd as init.
 func TestCgroupV2(t *testing.T) {
 	hosttest.Root(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
@@ -68,6 +68,7 @@ var testPrograms = []program{
 	{"cgroup", "internal/cgroup", ""},
 	{"host", "internal/host", ""},
 	{"pidfd", "internal/pidfd", ""},
+	{"overlay", "internal/network/overlay", "-test.run=^(TestWays|TestHealing|TestLinkChanges)$/^(ipip|wireguard|wireguard_over_IPv6)$"},
 	{"monitor", "internal/oci/monitor", "-test.run=Conformance/^(out_of_memory|processes_left_behind)$"},
 }
 
@@ -125,7 +126,7 @@ func fill(ctx context.Context, root *Initrd, kernel Kernel, dir string) error {
 		"runc", "crun", "conmon", "modprobe", // what a node has
 		"mkfs.ext4",                                                    // for a file system whose owners can be mapped
 		"criu", "iptables-restore", "ip6tables-restore", "tar", "gzip", // what checkpoints need
-		"busybox", "sh", "cat", "hostname", "ip", "nft", "nsenter", "setsid", "sleep", "sysctl", // what tests use
+		"bridge", "busybox", "sh", "cat", "hostname", "ip", "nft", "nsenter", "setsid", "sleep", "sysctl", // what tests use
 	} {
 		if err := root.Program(program); err != nil {
 			return err
@@ -142,6 +143,7 @@ func fill(ctx context.Context, root *Initrd, kernel Kernel, dir string) error {
 		}
 	}
 	err = kernel.AddModules(root, "kernel/fs/overlayfs/", "kernel/net/netfilter/", "kernel/net/ipv4/", "kernel/net/ipv6/", "kernel/net/bridge/", "kernel/drivers/net/veth",
+		"kernel/drivers/net/vxlan/", "kernel/drivers/net/wireguard/",
 		"kernel/drivers/block/loop", "kernel/net/unix/", "kernel/net/packet/", "kernel/net/netlink/") // by which CRIU lists sockets
 	if err != nil {
 		return err

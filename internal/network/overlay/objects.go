@@ -125,6 +125,14 @@ func (o objects) withoutLinks(names map[string]bool) {
 	})
 }
 
+// withoutIPv6 drops the objects that a node without IPv6 can't have.
+func (o objects) withoutIPv6() {
+	maps.DeleteFunc(o.neighbours, func(k neighbourKey, _ plan.MAC) bool { return k.addr.Is6() })
+	maps.DeleteFunc(o.routes, func(k routeKey, r route) bool {
+		return k.dst.Addr().Is6() || slices.ContainsFunc(r.hops, func(h hop) bool { return h.via.Is6() })
+	})
+}
+
 // changedPeers returns the peers that differ between two plans, as they were and as they will be.
 // Both lists are in the order of the peers' names.
 func changedPeers(old, planned []backend.Peer) (before, after []backend.Peer) {

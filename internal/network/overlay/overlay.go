@@ -27,6 +27,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -38,6 +39,7 @@ import (
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/peer"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/rtnetlink"
 	"github.com/huskd/husk/internal/pod"
 )
 
@@ -61,6 +63,8 @@ type Overlay struct {
 	// compared. Invariant: nothing in it is modified.
 	applied backend.Plan
 	known   bool
+	// noIPv6 is why the node can't have IPv6 routes; empty if it can.
+	noIPv6 string
 	// links are the indexes of all links, as of the last complete comparison.
 	links map[string]int
 	notes []string // of the last complete comparison
@@ -135,7 +139,7 @@ func (o *Overlay) Apply(p backend.Plan) (notes []string, err error) {
 	defer o.mu.Unlock()
 	if o.known && slices.Equal(o.applied.Links, p.Links) {
 		before, after := changedPeers(o.applied.Peers, p.Peers)
-		if len(before)+len(after) > 0 && o.update(objectsOf(before), objectsOf(after)) == nil {
+		if len(before)+len(after) > 0 && o.update(o.objectsOf(before, nil), o.objectsOf(after, nil)) == nil {
 			o.applied = p
 			return o.notes, nil
 		}
@@ -157,17 +161,56 @@ func (o *Overlay) applyAll(p backend.Plan) error {
 	if err != nil {
 		return err
 	}
+	if o.noIPv6, err = o.kernel.noIPv6(); err != nil {
+		return err
+	}
 	unusable, err := o.ensureLinks(p.Links, links)
-	want := objectsOf(p.Peers)
-	want.withoutLinks(unusable)
+	want := o.objectsOf(p.Peers, unusable)
 	have, notes, observeErr := o.observe(p.Links, unusable, want)
 	if observeErr != nil {
 		return errors.Join(err, observeErr)
+	}
+	if o.noIPv6 != "" && slices.ContainsFunc(p.Peers, hasIPv6) {
+		notes = append(notes, "no routes to IPv6 addresses of pods of other nodes: "+o.noIPv6)
 	}
 	o.applied, o.notes = p, notes
 	err = errors.Join(err, o.update(have, want), o.removeLinks(p.Links, links))
 	o.known = err == nil
 	return err
+}
+
+// objectsOf returns the objects of peers that can exist.
+func (o *Overlay) objectsOf(peers []backend.Peer, unusable map[string]bool) objects {
+	objects := objectsOf(peers)
+	objects.withoutLinks(unusable)
+	if o.noIPv6 != "" {
+		objects.withoutIPv6()
+	}
+	return objects
+}
+
+func hasIPv6(p backend.Peer) bool {
+	return slices.ContainsFunc(p.Routes, func(r plan.Route) bool { return r.Dst.Addr().Is6() })
+}
+
+// noIPv6 returns why links of the node can't have IPv6; empty if they can.
+func (k *kernel) noIPv6() (why string, err error) {
+	if !rtnetlink.KernelHasIPv6() {
+		return "the kernel has no IPv6", nil
+	}
+	err = k.inNode(func() error {
+		for _, conf := range []string{"all", "default"} {
+			value, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + conf + "/disable_ipv6")
+			if err != nil {
+				return err
+			}
+			if string(value) != "0\n" {
+				why = "net.ipv6.conf." + conf + ".disable_ipv6 is 1"
+			}
+		}
+		return nil
+	})
+	return why, err
 }
 
 // Difference is where the kernel differs from a plan.
@@ -204,8 +247,10 @@ func (o *Overlay) Verify(p backend.Plan) (diffs []Difference, err error) {
 			diffs = append(diffs, Difference{"link " + name, foreign})
 		}
 	}
-	want := objectsOf(p.Peers)
-	want.withoutLinks(unusable)
+	if o.noIPv6, err = o.kernel.noIPv6(); err != nil {
+		return nil, err
+	}
+	want := o.objectsOf(p.Peers, unusable)
 	have, _, err := o.observe(p.Links, unusable, want)
 	if err != nil {
 		return nil, err

@@ -10,11 +10,14 @@ import (
 // Accept returns the records that a node may route by, in the order of their names, and a note for
 // each record or block that it may not. The blocks must be inside the cluster's pod subnets and
 // mustn't overlap a block of self; nor may a peer have an address of self. Of two peers with
-// overlapping blocks the one whose name comes first keeps its block, so that all nodes agree.
+// overlapping blocks, or the same MAC or key, the one whose name comes first keeps it, so that all
+// nodes agree.
 func Accept(cluster []netip.Prefix, self Node, records []Node) (peers []Node, notes []string) {
 	records = slices.Clone(records)
 	slices.SortFunc(records, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
 	var taken claims
+	identities := map[any]string{}
+	self.claimIdentities(identities)
 	for _, b := range self.Blocks {
 		taken.add(b, self.Name)
 	}
@@ -44,9 +47,31 @@ func Accept(cluster []netip.Prefix, self Node, records []Node) (peers []Node, no
 			blocks = append(blocks, b)
 		}
 		r.Blocks = blocks
+		notes = append(notes, r.claimIdentities(identities)...)
 		peers = append(peers, r)
 	}
 	return peers, notes
+}
+
+// claimIdentities adds the MACs and keys of a node to those that are taken. By these the kernel
+// tells peers apart. If one is another node's, the node is not reached by that way.
+func (n *Node) claimIdentities(taken map[any]string) (notes []string) {
+	claim := func(id any, what string) bool {
+		holder, ok := taken[id]
+		if ok && holder != n.Name {
+			notes = append(notes, fmt.Sprintf("node %s has the %s %v of node %s: give one of them another", n.Name, what, id, holder))
+			return false
+		}
+		taken[id] = n.Name
+		return true
+	}
+	if n.VXLAN != nil && (!claim(n.VXLAN.MAC, "MAC") || n.VXLAN.MAC6 != (MAC{}) && !claim(n.VXLAN.MAC6, "MAC")) {
+		n.VXLAN = nil
+	}
+	if slices.ContainsFunc(n.WireGuard, func(w WireGuard) bool { return !claim(w.Key, "key") }) {
+		n.WireGuard = nil
+	}
+	return notes
 }
 
 func inside(cluster []netip.Prefix, b netip.Prefix) bool {

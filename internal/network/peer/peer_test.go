@@ -2,6 +2,7 @@ package peer_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -115,5 +116,42 @@ func TestAccept(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, notes, cmpopts.EquateEmpty()); diff != "" {
 		t.Error(diff)
+	}
+}
+
+func TestAcceptIdentities(t *testing.T) {
+	cluster := []netip.Prefix{netip.MustParsePrefix("10.201.0.0/16")}
+	with := func(n peer.Node, mac byte, keys ...byte) peer.Node {
+		n.VXLAN = &peer.VXLAN{VNI: 1, Port: 8472, MAC: peer.MAC{2, 5: mac}}
+		for _, k := range keys {
+			n.WireGuard = append(n.WireGuard, peer.WireGuard{Key: peer.Key{k}, Port: 51820})
+		}
+		return n
+	}
+	records := []peer.Node{
+		with(node("d", "192.0.2.4", "10.201.4.0/24"), 3, 4, 5), // c's MAC
+		with(node("c", "192.0.2.3", "10.201.3.0/24"), 3, 1),    // self's key
+		with(node("e", "192.0.2.5", "10.201.5.0/24"), 1, 9, 5), // self's MAC and d's key
+		with(node("f", "192.0.2.6", "10.201.6.0/24"), 6, 6),
+	}
+	peers, notes := peer.Accept(cluster, with(node("a", "192.0.2.1"), 1, 1), records)
+	var got []string
+	for _, p := range peers {
+		got = append(got, fmt.Sprintf("%s vxlan %v wireguard %d", p.Name, p.VXLAN != nil, len(p.WireGuard)))
+	}
+	if diff := cmp.Diff([]string{"c vxlan true wireguard 0", "d vxlan false wireguard 2", "e vxlan false wireguard 0", "f vxlan true wireguard 1"}, got); diff != "" {
+		t.Error(diff)
+	}
+	want := []string{
+		"node c has the key AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= of node a: give one of them another",
+		"node d has the MAC 02:00:00:00:00:03 of node c: give one of them another",
+		"node e has the MAC 02:00:00:00:00:01 of node a: give one of them another",
+		"node e has the key BQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= of node d: give one of them another",
+	}
+	if diff := cmp.Diff(want, notes); diff != "" {
+		t.Error(diff)
+	}
+	if records[0].VXLAN == nil || records[1].WireGuard == nil {
+		t.Error("Accept changed the records that it was given")
 	}
 }
