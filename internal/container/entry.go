@@ -180,13 +180,17 @@ func (e *entry) stop(ctx context.Context, grace time.Duration) error {
 	if e.Status().State == containerstate.Running {
 		limited, cancel := context.WithTimeout(context.Background(), killTimeout)
 		defer cancel()
-		if err := e.s.cfg.Runtime.KillAll(limited, e.ID); err != nil {
+		err := e.s.cfg.Runtime.KillAll(limited, e.ID)
+		switch {
+		case errdefs.IsDataLoss(err): // deleting it kills its processes
+		case err != nil:
 			return fmt.Errorf("%s (%s): kill: %w", e, pod.Short(e.ID), err)
-		}
-		select {
-		case <-e.Ended():
-			return nil
-		case <-time.After(killTimeout):
+		default:
+			select {
+			case <-e.Ended():
+				return nil
+			case <-time.After(killTimeout):
+			}
 		}
 	}
 	e.Mu.Lock()
@@ -243,6 +247,9 @@ func (e *entry) watch() {
 		e.gone = err == nil
 		e.Rec.Exit = &exit
 		e.Rec.Reason, e.Rec.Message = reason(exit)
+		if errdefs.IsDataLoss(err) {
+			e.Rec.Message = "the runtime's record of it is damaged; its processes were killed"
+		}
 		e.WarnTeardown(e.Drive(closing, containerstate.Exit))
 	})
 }

@@ -319,11 +319,12 @@ func (e *Entry[S, R, C, V]) TakeDown(prepare func() lifecycle.Event) {
 
 // AwaitExit waits for the end of the entry's process. It calls wait again after errors that say
 // nothing about the process, such as too many open files. It returns an error if the runtime
-// doesn't know the process, which is errdefs.ErrNotFound, or if huskd ends.
+// doesn't know the process, which is errdefs.ErrNotFound, or can only delete it, which is
+// errdefs.ErrDataLoss, or if huskd ends.
 func (e *Entry[S, R, C, V]) AwaitExit(wait func(ctx context.Context, id string) (oci.Exit, error)) (oci.Exit, error) {
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		exit, err := wait(e.owner.closing, e.ID)
-		if err == nil || e.owner.closing.Err() != nil || errdefs.IsNotFound(err) {
+		if err == nil || e.owner.closing.Err() != nil || errdefs.IsNotFound(err) || errdefs.IsDataLoss(err) {
 			return exit, err
 		}
 		e.object.Log().Warn(e.owner.cfg.Kind+": can't wait for its process, will try again", "error", err)

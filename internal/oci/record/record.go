@@ -84,7 +84,7 @@ func Reserve(dir, id string) error {
 }
 
 // Load reads a container's record into an empty one. The error is errdefs.ErrNotFound if there is
-// none.
+// none, and errdefs.ErrDataLoss if it is damaged: the container can only be deleted then.
 func Load(dir, id string, record interface{ ContainerID() string }) error {
 	if err := bundle.CheckID(id); err != nil {
 		return err
@@ -94,14 +94,15 @@ func Load(dir, id string, record interface{ ContainerID() string }) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("container %s does not exist", pod.Short(id)))
 	}
-	if err == nil {
-		err = json.Unmarshal(raw, record)
+	if err != nil {
+		return fmt.Errorf("container %s: %w", pod.Short(id), err)
 	}
+	err = json.Unmarshal(raw, record)
 	if err == nil && record.ContainerID() != id {
 		err = fmt.Errorf("it belongs to %q", record.ContainerID())
 	}
 	if err != nil {
-		return fmt.Errorf("container %s: read its record %s: %w", pod.Short(id), file, err)
+		return errdefs.ErrDataLoss.WithMessage(fmt.Sprintf("container %s: its record %s is damaged: %v", pod.Short(id), file, err))
 	}
 	return nil
 }
