@@ -51,8 +51,8 @@ const (
 // Backends are all backends.
 var Backends = []Backend{Auto, HostGW, OnlyVXLAN, OnlyIPIP, OnlyWireGuard, OnlyBGP}
 
-// ways are the backend's, the preferred first.
-func (b Backend) ways() []Way {
+// Ways are the backend's, the preferred first.
+func (b Backend) Ways() []Way {
 	switch b {
 	case HostGW:
 		return []Way{Direct}
@@ -239,7 +239,7 @@ func For(self Self, peers []peer.Node) Plan {
 func (s Self) mtu() int {
 	smallest := 0
 	for _, u := range s.Underlay {
-		for _, w := range s.Backend.ways() {
+		for _, w := range s.Backend.Ways() {
 			if !s.offers(w) {
 				continue
 			}
@@ -269,7 +269,7 @@ func (s Self) offers(w Way) bool {
 // VNI, as flannel's have: the kernel tells them apart by the family. Those of WireGuard serve both
 // families, and those of IPIP only IPv4.
 func (s Self) links() (out []Link) {
-	for _, w := range s.Backend.ways() {
+	for _, w := range s.Backend.Ways() {
 		if w != VXLAN && w != IPIP && w != WireGuard || !s.offers(w) {
 			continue
 		}
@@ -315,7 +315,7 @@ func (s Self) peer(n peer.Node) Peer {
 			reasons = append(reasons, fmt.Sprintf("not %s: %v", w, why))
 		}
 	}
-	for _, w := range s.Backend.ways() {
+	for _, w := range s.Backend.Ways() {
 		p, err := s.by(w, n)
 		if err != nil {
 			because(w, err)

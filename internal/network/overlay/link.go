@@ -24,6 +24,9 @@ const alias = "husk: pods of other nodes"
 // kinds are the kernel's names of the kinds of links.
 var kinds = map[backend.Way]string{backend.VXLAN: "vxlan", backend.IPIP: "ipip", backend.WireGuard: "wireguard"}
 
+// kindTun is the kind of a link that is a program's.
+const kindTun = "tun"
+
 // link is the kernel's data about a link.
 type link struct {
 	rtnetlink.Link
@@ -75,8 +78,11 @@ func (l *link) parseData(data []byte) {
 }
 
 // ours reports whether the link is this instance's. The kernel sets the group when it makes a link,
-// so there is no moment in which ours has another.
+// so there is no moment in which ours has another. That of a program gets it afterwards.
 func (k *kernel) ours(l link) bool {
+	if l.Kind == kindTun && l.Name == backend.LinkName(k.instance, backend.WireGuard, false) {
+		return true
+	}
 	if !strings.HasPrefix(l.Name, backend.LinkPrefix(k.instance)) || l.Group != k.tag {
 		return false
 	}
@@ -90,7 +96,7 @@ func (k *kernel) ours(l link) bool {
 
 // isLink reports whether a link is that of a plan, however it differs.
 func (k *kernel) isLink(want backend.Link, l link) bool {
-	return k.ours(l) && l.Kind == kinds[want.Way]
+	return k.ours(l) && (l.Kind == kinds[want.Way] || l.Kind == kindTun && want.Way == backend.WireGuard)
 }
 
 func inPlan(links []backend.Link, name string) bool {
@@ -228,7 +234,7 @@ func (o *Overlay) ensureLink(want backend.Link, links map[string]link) error {
 		exists = false
 	}
 	if !exists {
-		if err := o.kernel.do(o.kernel.newLink(want, unix.NLM_F_CREATE|unix.NLM_F_EXCL)); err != nil {
+		if err := o.makeLink(want); err != nil {
 			return explain(err, want, links)
 		}
 		made, err := rtnetlink.LinkByName(o.kernel.conn, want.Name)
@@ -254,6 +260,17 @@ func (o *Overlay) ensureLink(want backend.Link, links map[string]link) error {
 		}
 	}
 	return o.raise(want, have)
+}
+
+// makeLink makes a link, by a program if the kernel can't.
+func (o *Overlay) makeLink(want backend.Link) error {
+	if want.Way != backend.WireGuard || o.startWireGuard == nil || o.inKernel(want.Way) == nil {
+		return o.kernel.do(o.kernel.newLink(want, unix.NLM_F_CREATE|unix.NLM_F_EXCL))
+	}
+	if err := o.kernel.inNode(func() error { return o.startWireGuard(want.Name, want.MTU) }); err != nil {
+		return err
+	}
+	return o.kernel.do(rtnetlink.SetLink(rtnetlink.LinkChange{Name: want.Name, Group: o.kernel.tag}))
 }
 
 // raise sets a link up, with its address and features.

@@ -51,12 +51,17 @@ type Config struct {
 	// NodeIPs are the addresses by which other nodes reach this one, at most one per family. Without
 	// any, the default routes decide.
 	NodeIPs []netip.Addr
+	// StartWireGuard starts a program that is a WireGuard link, in the network namespace of the
+	// calling thread, and returns when the link is there. It is for a kernel without WireGuard; nil
+	// if there is no such program.
+	StartWireGuard func(link string, mtu int) error
 }
 
 // Overlay acts in one node's network namespace. Its methods may be called concurrently.
 type Overlay struct {
-	nodeIPs []netip.Addr
-	kernel  *kernel
+	nodeIPs        []netip.Addr
+	startWireGuard func(link string, mtu int) error // see Config
+	kernel         *kernel
 
 	mu sync.Mutex // Invariant: guards the fields below.
 	// applied is the last plan. If known, the kernel agreed with it when it was last changed or
@@ -81,7 +86,7 @@ func Open(cfg Config) (*Overlay, error) {
 		return nil, err
 	}
 	k := &kernel{netns: cfg.Netns, instance: cfg.Instance, tag: backend.Tag(cfg.Instance)}
-	o := &Overlay{nodeIPs: cfg.NodeIPs, kernel: k, unsummed: map[string]bool{}, devices: devices{kernel: k}, supported: map[backend.Way]error{}}
+	o := &Overlay{nodeIPs: cfg.NodeIPs, startWireGuard: cfg.StartWireGuard, kernel: k, unsummed: map[string]bool{}, devices: devices{kernel: k}, supported: map[backend.Way]error{}}
 	err := k.inNode(func() (err error) {
 		if k.conn, err = nlsock.Dial(unix.NETLINK_ROUTE); err != nil {
 			return err

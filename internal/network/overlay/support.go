@@ -12,15 +12,23 @@ import (
 	"github.com/huskd/husk/internal/network/nlsock"
 )
 
-// Supports returns nil if the kernel can make the links of a way, or its reason. It asks the kernel
+// Supports returns nil if the links of a way can be made, or the kernel's reason. It asks it
 // once, by making one in a network namespace of its own. That may load a module, and with ipip the
 // kernel then adds a link tunl0 to all network namespaces.
 func (o *Overlay) Supports(w backend.Way) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if w == backend.WireGuard && o.startWireGuard != nil {
+		return nil
+	}
+	return o.inKernel(w)
+}
+
+// inKernel returns nil if the kernel can make the links of a way, or its reason.
+func (o *Overlay) inKernel(w backend.Way) error {
 	if kinds[w] == "" {
 		return nil // it has no link
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	err, asked := o.supported[w]
 	if !asked {
 		err = o.kernel.probe(w)
