@@ -71,6 +71,7 @@ type daemon struct {
 	images   *image.Store
 	logins   *credentialprovider.Providers // nil without any
 	network  *network.Network
+	nodes    *podNodes // nil on a node by itself
 	handlers handlers
 	plugin   *plugin.Plugin // husk-cni, in process
 	cni      *cni.Host
@@ -171,16 +172,23 @@ func (d *daemon) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if d.nodes, err = openNodes(d); err != nil {
+		return err
+	}
 	var opening errgroup.Group
 	opening.Go(func() (err error) {
 		d.images, err = image.Open(ctx, image.Config{Root: filepath.Join(d.cfg.Root, "images"), CertsDir: d.cfg.CertsDir, Pulled: d.metrics.Pull, Log: d.log})
 		return err
 	})
 	opening.Go(func() (err error) {
-		d.network, err = network.Open(ctx, network.Config{
+		cfg := network.Config{
 			Instance: d.instance, Dir: filepath.Join(d.cfg.Root, "network"), Mode: plan.Mode(d.cfg.Network),
 			Subnets: subnets, Masquerade: d.cfg.Masquerade, Log: d.log,
-		})
+		}
+		if d.nodes != nil {
+			cfg.Subnets, cfg.Cluster, cfg.May = nil, subnets, d.nodes.may()
+		}
+		d.network, err = network.Open(ctx, cfg)
 		return err
 	})
 	opening.Go(func() error {
@@ -188,6 +196,9 @@ func (d *daemon) open(ctx context.Context) error {
 		return nil
 	})
 	if err := opening.Wait(); err != nil {
+		return err
+	}
+	if err := d.nodes.connect(d.network, subnets); err != nil {
 		return err
 	}
 	d.plugin = &plugin.Plugin{Linger: linger, Log: d.log}
@@ -305,7 +316,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	}
 	api.Register(server, api.Config{
 		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
-		Meter: d.meter, Network: d.network, Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
+		Meter: d.meter, Network: d.network, Nodes: d.nodes.status(), Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
 		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), End: end,
 	})
 	d.registerCRI(server)
@@ -331,6 +342,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	if err := d.membership.join(ctx, &running, keeper); err != nil {
 		return err
 	}
+	d.nodes.run(ctx, &running)
 	running.Go(func() error {
 		<-ctx.Done()
 		d.locks.markStopping()
@@ -357,7 +369,7 @@ func (d *daemon) examine(context.Context) []*huskv1.Check {
 		}
 	}
 	return doctor.Examine(doctor.Host{
-		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Attachments: running, CNI: d.cni, Root: d.cfg.Root,
+		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Nodes: d.nodes.status(), Attachments: running, CNI: d.cni, Root: d.cfg.Root,
 		Orphans: d.orphans,
 	})
 }
@@ -403,13 +415,13 @@ func (d *daemon) close() (vacated bool) {
 		switch {
 		case d.agent == nil: // open failed: only the network knows whether there are pods
 			if err := d.network.Teardown(); !errdefs.IsFailedPrecondition(err) {
-				errs = append(errs, err)
+				errs = append(errs, err, d.nodes.teardown())
 			}
 		case finished && d.vacant():
 			vacated = true
-			errs = append(errs, d.network.Teardown(), netns.ReleaseDir(), d.cgroups.Remove(context.Background(), d.cgroups.Root()))
+			errs = append(errs, d.nodes.teardown(), d.network.Teardown(), netns.ReleaseDir(), d.cgroups.Remove(context.Background(), d.cgroups.Root()))
 		}
-		errs = append(errs, d.network.Close())
+		errs = append(errs, d.nodes.close(), d.network.Close())
 	}
 	if d.journal != nil {
 		errs = append(errs, d.journal.Close())

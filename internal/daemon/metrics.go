@@ -10,6 +10,7 @@ import (
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/metrics"
+	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/sandbox"
 )
 
@@ -21,6 +22,12 @@ func (d *daemon) newMetrics() *metrics.Metrics {
 		Containers: func() []container.Status { return d.containers.List("") },
 		Images:     func() []image.Image { return d.images.List() },
 		Debts:      func() int { return len(d.debts()) },
+		Nodes: func() nodes.Status {
+			if d.nodes == nil {
+				return nodes.Status{}
+			}
+			return d.nodes.controller.Status()
+		},
 	})
 }
 

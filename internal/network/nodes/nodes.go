@@ -61,10 +61,7 @@ type Config struct {
 	Boot     string // the ID of this boot
 	Cluster  []netip.Prefix
 	Backend  backend.Backend
-	// VXLAN and the others are how this node can receive packets, as in its record.
-	VXLAN     *peer.VXLAN
-	IPIP      bool
-	WireGuard []peer.WireGuard
+	Ways     Ways
 
 	Store    string // the kind of registry, for people
 	Registry peer.Registry
@@ -72,6 +69,13 @@ type Config struct {
 	Prober   Prober
 	Pods     Pods
 	Log      *slog.Logger
+}
+
+// Ways are how this node can receive packets, as in its record.
+type Ways struct {
+	VXLAN     *peer.VXLAN
+	IPIP      bool
+	WireGuard []peer.WireGuard
 }
 
 // Controller keeps the ways to other nodes.
@@ -194,6 +198,7 @@ func (c *Controller) pass(ctx context.Context) error {
 	if err := c.cfg.Pods.SetBlocks(ctx, view.Blocks); err != nil {
 		return c.failed(fmt.Errorf("blocks of this node: %w", err))
 	}
+	c.cfg.Registry.Used(c.cfg.Pods.Blocks())
 	peers, refused := peer.Accept(c.cfg.Cluster, record, view.Peers)
 	notes = append(notes, refused...)
 	next := backend.For(c.self(record, underlay), peers)
@@ -244,7 +249,7 @@ func probes(self peer.Node, p backend.Plan, peers []peer.Node) (from netip.Addr,
 func (c *Controller) record(underlay []backend.Underlay) peer.Node {
 	n := peer.Node{
 		Version: peer.Version, Name: c.cfg.Name, Boot: c.cfg.Boot,
-		VXLAN: c.cfg.VXLAN, IPIP: c.cfg.IPIP, WireGuard: c.cfg.WireGuard, Encrypted: c.cfg.Backend == backend.OnlyWireGuard,
+		VXLAN: c.cfg.Ways.VXLAN, IPIP: c.cfg.Ways.IPIP, WireGuard: c.cfg.Ways.WireGuard, Encrypted: c.cfg.Backend == backend.OnlyWireGuard,
 	}
 	for _, u := range underlay {
 		n.Addresses = append(n.Addresses, u.Address.Addr())

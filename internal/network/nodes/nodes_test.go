@@ -108,7 +108,7 @@ func start(t *testing.T, check func(w *world, c *nodes.Controller)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{underlay: []backend.Underlay{eth0("192.0.2.1/24")}}
 		c := nodes.New(nodes.Config{
-			Instance: "0b5e", Name: "a", Boot: "1", Cluster: []netip.Prefix{prefix("10.201.0.0/16")}, Backend: backend.Auto, VXLAN: backend.VXLANOf("a"),
+			Instance: "0b5e", Name: "a", Boot: "1", Cluster: []netip.Prefix{prefix("10.201.0.0/16")}, Backend: backend.Auto, Ways: nodes.Ways{VXLAN: backend.VXLANOf("a")},
 			Registry: w, Kernel: w, Prober: prober{w}, Pods: w, Log: slog.New(slog.NewTextHandler(&w.log, nil)),
 		})
 		ctx, cancel := context.WithCancel(t.Context())

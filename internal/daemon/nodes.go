@@ -1,0 +1,172 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/huskd/husk/internal/config"
+	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/heartbeat"
+	"github.com/huskd/husk/internal/network/lease/file"
+	"github.com/huskd/husk/internal/network/nodes"
+	"github.com/huskd/husk/internal/network/overlay"
+	"github.com/huskd/husk/internal/network/peer"
+	"github.com/huskd/husk/internal/network/wireguard"
+)
+
+// podNodes joins this node's pod network with those of others. It is nil, and its methods do
+// nothing, on a node by itself.
+type podNodes struct {
+	d        *daemon
+	registry peer.Registry
+	kernel   *overlay.Overlay
+	prober   *heartbeat.Prober
+	ways     nodes.Ways
+	closers  []io.Closer
+	// controller is nil until the network is open.
+	controller *nodes.Controller
+}
+
+// openNodes opens what a node of several needs. Nothing changes in the kernel yet.
+func openNodes(d *daemon) (*podNodes, error) {
+	if d.cfg.Store == config.StoreNone {
+		return nil, nil
+	}
+	if err := checkNodeIPs(d.cfg); err != nil {
+		return nil, err
+	}
+	n := &podNodes{d: d}
+	err := n.open()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("network-store %s: %w", d.cfg.Store, err), n.close())
+	}
+	return n, nil
+}
+
+func (n *podNodes) open() (err error) {
+	cfg := overlay.Config{Instance: n.d.instance}
+	if cfg.NodeIPs, err = n.d.cfg.NodeIPs(); err != nil {
+		return err
+	}
+	program, missing := wireguard.FindProgram()
+	if missing == nil {
+		cfg.StartWireGuard = func(link string, mtu int) error { return wireguard.Start(program, link, mtu) }
+	}
+	if n.kernel, err = overlay.Open(cfg); err != nil {
+		return err
+	}
+	n.closers = append(n.closers, n.kernel)
+	if n.prober, err = heartbeat.Open(""); err != nil {
+		return err
+	}
+	n.closers = append(n.closers, n.prober)
+	if err := n.findWays(missing); err != nil {
+		return err
+	}
+	return n.openRegistry()
+}
+
+// findWays finds the ways by which this node can receive packets.
+func (n *podNodes) findWays(noProgram error) error {
+	for _, way := range n.backend().Ways() {
+		if err := n.kernel.Supports(way); err != nil {
+			n.d.log.Info("pod network: this node lacks a way to others", "way", way, "error", err)
+			if way == backend.WireGuard && n.backend() == backend.OnlyWireGuard {
+				return errors.Join(err, noProgram)
+			}
+			continue
+		}
+		switch way {
+		case backend.VXLAN:
+			n.ways.VXLAN = backend.VXLANOf(nodeName(n.d.cfg))
+		case backend.IPIP:
+			n.ways.IPIP = true
+		case backend.WireGuard:
+			private, public, err := wireguard.Key(filepath.Join(n.d.cfg.Root, "network", "wireguard-key"))
+			if err != nil {
+				return err
+			}
+			n.kernel.SetKeys(private)
+			n.ways.WireGuard = []peer.WireGuard{{Key: public, Port: peer.WireGuardPort}}
+		}
+	}
+	return nil
+}
+
+func (n *podNodes) backend() backend.Backend { return backend.Backend(n.d.cfg.Backend) }
+
+func (n *podNodes) openRegistry() error {
+	name := nodeName(n.d.cfg)
+	switch n.d.cfg.Store {
+	case config.StoreFile:
+		n.registry = file.New(n.d.cfg.NodesFile, name, n.d.log)
+	}
+	return nil
+}
+
+// may is network.Config.May: whether a pod may get an address of a block.
+func (n *podNodes) may() func(netip.Prefix) error {
+	if n == nil {
+		return nil
+	}
+	return n.registry.May
+}
+
+// connect makes the controller of the node's open network.
+func (n *podNodes) connect(pods *network.Network, subnets []netip.Prefix) error {
+	if n == nil {
+		return nil
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return err
+	}
+	n.controller = nodes.New(nodes.Config{
+		Instance: n.d.instance, Name: nodeName(n.d.cfg), Boot: strings.TrimSpace(string(boot)), Cluster: subnets, Backend: n.backend(), Ways: n.ways,
+		Store: n.d.cfg.Store, Registry: n.registry, Kernel: n.kernel, Prober: n.prober, Pods: pods, Log: n.d.log,
+	})
+	return nil
+}
+
+// run follows the other nodes until ctx ends.
+func (n *podNodes) run(ctx context.Context, running *errgroup.Group) {
+	if n != nil {
+		running.Go(func() error { return n.controller.Run(ctx) })
+	}
+}
+
+// status returns the controller, nil on a node by itself.
+func (n *podNodes) status() *nodes.Controller {
+	if n == nil {
+		return nil
+	}
+	return n.controller
+}
+
+// teardown removes the links and routes to other nodes.
+func (n *podNodes) teardown() error {
+	if n == nil {
+		return nil
+	}
+	return n.kernel.Teardown()
+}
+
+func (n *podNodes) close() error {
+	if n == nil {
+		return nil
+	}
+	var errs []error
+	for _, c := range n.closers {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(errs...)
+}
