@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/huskd/husk/internal/cni/conf"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/preflight"
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/monitor"
@@ -31,6 +33,7 @@ type Host struct {
 	// Named are the handlers that pods can name.
 	Named   []oci.Handler
 	Network *network.Network
+	Nodes   *nodes.Controller // nil on a node by itself
 	// Attachments are those of the running pods.
 	Attachments []pod.Attachment
 	CNI         *cni.Host
@@ -68,6 +71,9 @@ func Examine(h Host) []*huskv1.Check {
 	d.network(settings, err)
 	d.addresses(h.Network.Usage())
 	d.damages(h.Network.Damages(h.Attachments))
+	if h.Nodes != nil {
+		d.nodes(h.Nodes.Status(), time.Now())
+	}
 	d.firewall(h.Network.BlockingFirewalls())
 	var fs unix.Statfs_t
 	err = unix.Statfs(h.Root, &fs)

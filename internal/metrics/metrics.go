@@ -3,6 +3,7 @@
 package metrics
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -20,6 +21,7 @@ import (
 	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
 )
@@ -31,6 +33,8 @@ type Sources struct {
 	Images     func() []image.Image
 	// Debts returns the number of network debts.
 	Debts func() int
+	// Nodes returns the state of the other nodes of the pod network.
+	Nodes func() nodes.Status
 }
 
 // Metrics are the metrics of huskd.
@@ -164,11 +168,14 @@ var (
 	images     = prometheus.NewDesc("husk_images", "Images.", nil, nil)
 	imageBytes = prometheus.NewDesc("husk_image_bytes", "Size of all images' blobs.", nil, nil)
 	debts      = prometheus.NewDesc("husk_network_debts", "Attachments of pods that are gone, still to be undone.", nil, nil)
+	peers      = prometheus.NewDesc("husk_network_nodes", "Other nodes of the pod network, by the way that packets take to them; none if they can't reach them.", []string{"way"}, nil)
+	peerRTT    = prometheus.NewDesc("husk_network_node_rtt_seconds", "Round-trip time to a node.", []string{"node"}, nil)
+	peerLoss   = prometheus.NewDesc("husk_network_node_loss_ratio", "Share of the last probes of a node that got no answer.", []string{"node"}, nil)
 )
 
 // Describe sends the descriptors of Collect's metrics.
 func (*inventory) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, debts} {
+	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, debts, peers, peerRTT, peerLoss} {
 		to <- d
 	}
 }
@@ -200,4 +207,15 @@ func (v *inventory) Collect(to chan<- prometheus.Metric) {
 	gauge(images, float64(len(list)))
 	gauge(imageBytes, float64(bytes))
 	gauge(debts, float64(v.Debts()))
+	clear(inState)
+	for _, p := range v.Nodes().Peers {
+		inState[cmp.Or(string(p.Way), "none")]++
+		if p.Health.Answered {
+			gauge(peerRTT, p.Health.RTT.Seconds(), p.Name)
+			gauge(peerLoss, p.Health.Loss, p.Name)
+		}
+	}
+	for way, n := range inState {
+		gauge(peers, float64(n), way)
+	}
 }

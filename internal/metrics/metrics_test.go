@@ -21,6 +21,9 @@ import (
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/heartbeat"
+	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
@@ -36,6 +39,11 @@ func TestMetrics(t *testing.T) {
 		Containers: func() []container.Status { return []container.Status{{State: containerstate.Exited}} },
 		Images:     func() []image.Image { return []image.Image{{Size: 40}, {Size: 2}} },
 		Debts:      func() int { return 7 },
+		Nodes: func() nodes.Status {
+			return nodes.Status{Peers: []nodes.Peer{
+				{Name: "b", Way: backend.VXLAN, Health: heartbeat.Health{Answered: true, RTT: 2 * time.Millisecond, Loss: 0.25}}, {Name: "c"},
+			}}
+		},
 	})
 	m.SandboxStep(pod.Step{Name: "pin", Took: time.Millisecond}, nil)
 	m.SandboxStep(pod.Step{Name: "attach", Took: time.Minute}, errors.New("no address"))
@@ -55,6 +63,7 @@ func TestMetrics(t *testing.T) {
 	page := scrape(t, m)
 	for _, line := range []string{
 		`husk_sandboxes{state="ready"} 2`, `husk_containers{state="exited"} 1`, "husk_images 2", "husk_image_bytes 42", "husk_network_debts 7",
+		`husk_network_nodes{way="vxlan"} 1`, `husk_network_nodes{way="none"} 1`, `husk_network_node_rtt_seconds{node="b"} 0.002`, `husk_network_node_loss_ratio{node="b"} 0.25`,
 		`husk_step_seconds_count{of="sandbox",step="pin"} 1`, `husk_step_seconds_bucket{of="sandbox",step="pin",le="0.001"} 1`,
 		`husk_step_seconds_count{of="container",step="mount"} 1`, `husk_step_failures_total{of="sandbox",step="attach"} 1`,
 		`husk_cni_seconds_count{network="lab",op="ADD",plugin="bridge"} 1`, `husk_cni_failures_total{network="lab",op="DEL",plugin="bridge"} 1`,
@@ -71,7 +80,7 @@ func TestMetrics(t *testing.T) {
 func TestOfNode(t *testing.T) {
 	m := New(Sources{
 		Sandboxes: func() []sandbox.Status { return nil }, Containers: func() []container.Status { return nil },
-		Images: func() []image.Image { return nil }, Debts: func() int { return 7 },
+		Images: func() []image.Image { return nil }, Debts: func() int { return 7 }, Nodes: func() nodes.Status { return nodes.Status{} },
 	})
 	ended := 0
 	begin := m.Begin(func(ctx context.Context, _ string, _ ...string) (context.Context, func(error)) {

@@ -132,38 +132,6 @@ func TestExtract(t *testing.T) {
 	}
 }
 
-// TestOutsideStaysAsItIs checks that symbolic links to files outside of the directory, and hard
-// links to such links, never change those files.
-func TestOutsideStaysAsItIs(t *testing.T) {
-	hosttest.Root(t)
-	t.Parallel()
-	outside := filepath.Join(t.TempDir(), "outside")
-	if err := os.WriteFile(outside, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	var before, after unix.Stat_t
-	if err := unix.Lstat(outside, &before); err != nil {
-		t.Fatal(err)
-	}
-	link := testimage.Symlink("link", outside)
-	link.Mode, link.Uid = 0o777, 1000
-	hard := entry(tar.TypeLink, "hard", "link", 0o4777)
-	hard.Uid = 1000
-	hard.PAXRecords = map[string]string{"SCHILY.xattr.user.colour": "blue"}
-	written := testimage.File("hard", 0o4777, []byte("written"))
-	written.Uid = 1000
-	for _, entries := range [][]testimage.Entry{{link, hard}, {link, hard, written}, {link, testimage.File("link", 0o777, []byte("written"))}} {
-		mustExtract(t, nil, entries...)
-		if err := unix.Lstat(outside, &after); err != nil {
-			t.Fatal(err)
-		}
-		after.Atim = before.Atim
-		if after != before {
-			t.Errorf("%+v has become %+v", before, after)
-		}
-	}
-}
-
 func TestEscapes(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()

@@ -101,24 +101,13 @@ func (t *tree) add(h *tar.Header, r io.Reader) error {
 	if err := setXattrs(h, func(key string, value []byte) error { return unix.Lsetxattr(inFD(in, base), key, value, 0) }); err != nil {
 		return err
 	}
-	// After chown, which clears bits of the mode.
-	if err := chmod(in, base, mode(h)); err != nil {
-		return err
+	if h.Typeflag != tar.TypeSymlink {
+		// After chown, which clears bits of the mode.
+		if err := unix.Fchmodat(in, base, mode(h), 0); err != nil {
+			return os.NewSyscallError("chmod", err)
+		}
 	}
 	return os.NewSyscallError("utimensat", unix.UtimesNanoAt(in, base, times(h), unix.AT_SYMLINK_NOFOLLOW))
-}
-
-// chmod sets the mode of a file, unless that is a symbolic link, which has none and which fchmodat
-// follows. A hard link to a symbolic link is one too, whatever the type of its entry.
-func chmod(in int, base string, mode uint32) error {
-	var st unix.Stat_t
-	if err := unix.Fstatat(in, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return os.NewSyscallError("stat", err)
-	}
-	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
-		return nil
-	}
-	return os.NewSyscallError("chmod", unix.Fchmodat(in, base, mode, 0))
 }
 
 // enter returns a file descriptor of a directory, which stays open until the next entry. A
