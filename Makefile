@@ -9,7 +9,7 @@ BUILD := -trimpath -tags grpcnotrace -ldflags '-s -w -X github.com/huskd/husk/in
 
 # Debian packages: for pods, for tests, and for the race detector.
 PODS  := runc conmon
-TESTS := binutils binutils-aarch64-linux-gnu busybox crun dbus e2fsprogs iproute2 iputils-ping nftables procps kmod qemu-system-x86 qemu-user-static skopeo docker-registry containernetworking-plugins containerd iptables criu systemd
+TESTS := binutils binutils-aarch64-linux-gnu busybox crun dbus e2fsprogs etcd-server iproute2 iputils-ping nftables procps kmod qemu-system-x86 qemu-user-static skopeo docker-registry containernetworking-plugins containerd iptables criu systemd
 RACE  := gcc libc6-dev
 PACKAGES = $(PODS) $(TESTS)
 
@@ -48,7 +48,6 @@ race: deps ## run the tests of internal and cmd with the race detector, as root
 
 check: lint race test ## run all that CI runs
 
-test-kubelet: PACKAGES += etcd-server
 test-kubelet: deps ## run a kubelet and a control plane, built here, against huskd, as root
 	$(GO) build -tags crashpoint -o test/interop/kubelet/out/ ./cmd/...
 	cd test/interop/kubelet && $(GO) build -o out/ $(addprefix k8s.io/kubernetes/cmd/,kubelet kube-apiserver kube-controller-manager kube-scheduler)
@@ -65,7 +64,6 @@ kubernetes:
 	$(addprefix k8s.io/kubernetes/,$(addprefix cmd/,kubelet kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubectl) $(addprefix test/images/,agnhost nonewprivs regression-issue-74839))
 	cd test/interop/kubelet && $(GO) test -c -vet=off $(KUBERNETES_BUILD) -o $(KUBERNETES)/e2e.test k8s.io/kubernetes/test/e2e
 
-test-conformance: PACKAGES += etcd-server
 test-conformance: deps kubernetes ## run Kubernetes' end-to-end tests on one node, built here, as root; set NODE, GROUP, FOCUS or QUICK=1
 	$(GO) build -tags crashpoint -o $(KUBERNETES)/ ./cmd/...
 	@cd test/interop/kubelet && for node in $(or $(NODE),huskd kubelet); do HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$(KUBERNETES) HUSK_TEST_KUBERNETES=$(KUBERNETES) \

@@ -51,6 +51,7 @@ var layer = map[string]int{
 	"internal/network/lease/claim":      pure,
 	"internal/network/lease/flannel":    pure,
 	"internal/network/lease/kubernetes": driver,
+	"internal/network/lease/etcd":       driver,
 	"internal/network/lease/file":       driver,
 	"internal/network/nodes":            owner,
 	"internal/network/wireguard":        driver,

@@ -146,10 +146,10 @@ func (k *Keeper) sleep(ctx context.Context, at, now time.Duration) {
 // follow hands the store's snapshots to the state.
 func (k *Keeper) follow(ctx context.Context) {
 	const least, most = 250 * time.Millisecond, 8 * time.Second
-	delay := least
+	delay, logged := least, ""
 	for ctx.Err() == nil {
 		err := k.cfg.Store.Follow(ctx, func(s claim.Snapshot) {
-			delay = least
+			delay, logged = least, ""
 			k.change(func(now claim.Instant) { k.state.Snapshot(s, now.Boot) })
 		})
 		if ctx.Err() != nil {
@@ -158,7 +158,10 @@ func (k *Keeper) follow(ctx context.Context) {
 		if err == nil {
 			err = errors.New("it ended the snapshots")
 		}
-		k.cfg.Log.Warn("network: can't follow the store of the nodes' blocks", "store", k.cfg.Config.Store, "error", err)
+		if text := err.Error(); text != logged {
+			k.cfg.Log.Warn("network: can't follow the store of the nodes' blocks", "store", k.cfg.Config.Store, "error", err)
+			logged = text
+		}
 		k.change(func(claim.Instant) { k.state.Lost(err) })
 		select {
 		case <-time.After(delay):

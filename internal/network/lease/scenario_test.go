@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/huskd/husk/internal/network/lease/claim"
+	"github.com/huskd/husk/internal/network/lease/leasetest"
 	"github.com/huskd/husk/internal/network/peer"
 )
 
@@ -220,15 +221,18 @@ func TestRestartWithoutStore(t *testing.T) {
 		change func(*simNode)
 		want   string
 	}{
-		"SameBoot":       {simTTL - 20*time.Second, func(*simNode) {}, ""},
-		"SameBootLate":   {simTTL - time.Second, func(*simNode) {}, "hasn't confirmed since"},
-		"Reboot":         {simTTL/2 - 15*time.Second, func(n *simNode) { n.boot = "b" }, ""},
-		"RebootLate":     {simTTL / 2, func(n *simNode) { n.boot = "b" }, "hasn't confirmed since"},
-		"CopiedDisk":     {0, func(n *simNode) { n.boot, n.address = "b", netip.MustParseAddr("192.0.2.99") }, "hasn't confirmed since"},
-		"OtherName":      {0, func(n *simNode) { n.name = "other" }, "isn't one of this node's"},
-		"JournalLost":    {0, func(n *simNode) { n.journal = new(memory) }, "isn't one of this node's"},
-		"ClockWentBack":  {0, func(n *simNode) { n.boot = "b"; n.journal.saved.Sent = time.Now().Add(time.Second) }, "hasn't confirmed since"},
-		"ClockIsUnknown": {0, func(n *simNode) { n.boot = "b"; n.journal.saved.Sent = time.Time{} }, "hasn't confirmed since"},
+		"SameBoot":     {simTTL - 20*time.Second, func(*simNode) {}, ""},
+		"SameBootLate": {simTTL - time.Second, func(*simNode) {}, "hasn't confirmed since"},
+		"Reboot":       {simTTL/2 - 15*time.Second, func(n *simNode) { n.boot = "b" }, ""},
+		"RebootLate":   {simTTL / 2, func(n *simNode) { n.boot = "b" }, "hasn't confirmed since"},
+		"CopiedDisk":   {0, func(n *simNode) { n.boot, n.address = "b", netip.MustParseAddr("192.0.2.99") }, "hasn't confirmed since"},
+		"OtherName":    {0, func(n *simNode) { n.name = "other" }, "isn't one of this node's"},
+		"JournalLost":  {0, func(n *simNode) { n.journal = new(leasetest.Journal) }, "isn't one of this node's"},
+		"ClockWentBack": {0, func(n *simNode) {
+			n.boot = "b"
+			n.journal.Change(func(s *claim.Saved) { s.Sent = time.Now().Add(time.Second) })
+		}, "hasn't confirmed since"},
+		"ClockIsUnknown": {0, func(n *simNode) { n.boot = "b"; n.journal.Change(func(s *claim.Saved) { s.Sent = time.Time{} }) }, "hasn't confirmed since"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			scenario(t, 1, func(t *testing.T, s *simulation) {
@@ -252,7 +256,10 @@ func TestTwoMachinesOneName(t *testing.T) {
 	scenario(t, 1, func(t *testing.T, s *simulation) {
 		a := s.nodes[0]
 		block := a.view().Blocks[0]
-		for _, journal := range []*memory{new(memory), {saved: a.journal.saved}} { // the disk may be a copy
+		saved, _ := a.journal.Load()
+		copied := new(leasetest.Journal)
+		_ = copied.Save(saved)
+		for _, journal := range []*leasetest.Journal{new(leasetest.Journal), copied} {
 			clone := s.newNode(rand.New(rand.NewPCG(2, 2)), 0)
 			clone.boot, clone.address, clone.journal = "boot-clone", netip.MustParseAddr("192.0.2.99"), journal
 			clone.start()
@@ -289,7 +296,7 @@ func TestTwoMachinesOneName(t *testing.T) {
 func TestNameComesBack(t *testing.T) {
 	for name, change := range map[string]func(*simNode){
 		"Reboot":          func(n *simNode) { n.boot = "b" },
-		"RebootEmptyDisk": func(n *simNode) { n.boot, n.journal = "b", new(memory) },
+		"RebootEmptyDisk": func(n *simNode) { n.boot, n.journal = "b", new(leasetest.Journal) },
 		"Address":         func(n *simNode) { n.address = netip.MustParseAddr("192.0.2.99") },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -361,12 +368,12 @@ func TestDeletedBehindBack(t *testing.T) {
 func TestPoolChanged(t *testing.T) {
 	scenario(t, 1, func(t *testing.T, s *simulation) {
 		n := s.nodes[0]
-		n.journal.saved.Blocks = append(n.journal.saved.Blocks, netip.MustParsePrefix("10.99.0.0/24"))
 		short := netip.MustParsePrefix("10.201.0.0/25")
 		if n.view().Blocks[0].Contains(short.Addr()) {
 			short = netip.MustParsePrefix("10.201.2.0/25")
 		}
-		n.journal.saved.Blocks = append(n.journal.saved.Blocks, short)
+		n.stop()
+		n.journal.Change(func(s *claim.Saved) { s.Blocks = append(s.Blocks, netip.MustParsePrefix("10.99.0.0/24"), short) })
 		s.replace(n, func(*simNode) {})
 		n = s.nodes[0]
 		n.waitNote("block 10.99.0.0/24 of this node is outside the pod subnets")

@@ -63,7 +63,7 @@ type simNode struct {
 	boot    string
 	address netip.Addr
 	rate    float64 // of its clock
-	journal *memory
+	journal *leasetest.Journal
 	link    *link
 	keeper  *lease.Keeper
 	cancel  context.CancelFunc
@@ -210,7 +210,7 @@ func newSimulation(t *testing.T, rng *rand.Rand, b bug, nodes int) *simulation {
 func (s *simulation) newNode(rng *rand.Rand, i int) *simNode {
 	return &simNode{
 		sim: s, name: fmt.Sprintf("n%d", i), boot: fmt.Sprintf("boot-%d-1", i), address: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}),
-		rate: 0.99 + 0.02*rng.Float64(), journal: new(memory),
+		rate: 0.99 + 0.02*rng.Float64(), journal: new(leasetest.Journal),
 		link: &link{Fake: s.store, sim: s, rng: rand.New(rand.NewPCG(rng.Uint64(), 0)), slow: 10 * time.Millisecond},
 	}
 }
@@ -270,7 +270,7 @@ func (s *simulation) schedule(rng *rand.Rand) {
 		case 9:
 			s.note("%s: is replaced by a new machine with its name", n.name)
 			s.replace(n, func(next *simNode) {
-				next.boot, next.journal = next.boot+"x", new(memory)
+				next.boot, next.journal = next.boot+"x", new(leasetest.Journal)
 				next.address = netip.AddrFrom4([4]byte{192, 0, byte(3 + rng.IntN(2)), next.address.As4()[3]})
 			})
 		}

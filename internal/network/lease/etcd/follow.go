@@ -1,0 +1,196 @@
+package etcd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/connectivity"
+
+	"github.com/huskd/husk/internal/network/lease/claim"
+	"github.com/huskd/husk/internal/network/peer"
+)
+
+// gather is the shortest time between two snapshots.
+const gather = 50 * time.Millisecond
+
+// maxNotes is how many keys that can't be used are named.
+const maxNotes = 10
+
+// Follow implements lease.Store.
+func (s *Store) Follow(ctx context.Context, update func(claim.Snapshot)) error {
+	client, err := s.connect()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	checked := make(chan struct{})
+	go func() { defer close(checked); s.checkConnections(ctx, client) }()
+	defer func() { cancel(); <-checked }()
+	for {
+		err := s.follow(ctx, client, update)
+		if errors.Is(err, rpctypes.ErrCompacted) {
+			continue // while the connection was broken
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return s.explain(err)
+	}
+}
+
+// follow reads everything and watches for changes.
+func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func(claim.Snapshot)) error {
+	s.mu.Lock()
+	rewound := s.rewound
+	s.mu.Unlock()
+	var all content
+	revision := int64(0)
+	err := s.call(ctx, func(ctx context.Context, client *clientv3.Client) error {
+		resp, err := s.commit(ctx, client, client.Txn(ctx).Then(clientv3.OpGet(s.prefix, clientv3.WithPrefix())))
+		if err != nil {
+			return err
+		}
+		all, revision = content{prefix: s.prefix}, resp.Header.Revision
+		for _, kv := range resp.Responses[0].GetResponseRange().Kvs {
+			all.put(kv)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	watching, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	defer cancel()
+	watch := client.Watch(watching, s.prefix, clientv3.WithPrefix(), clientv3.WithRev(revision+1))
+	update(all.snapshot())
+	last := time.Now()
+	var due <-chan time.Time
+	for {
+		select {
+		case resp, ok := <-watch:
+			if err := resp.Err(); err != nil {
+				return err
+			}
+			if !ok {
+				return errors.New("the watch has ended")
+			}
+			for _, e := range resp.Events {
+				if e.Type == clientv3.EventTypeDelete {
+					all.remove(string(e.Kv.Key))
+				} else {
+					all.put(e.Kv)
+				}
+			}
+			if due == nil && len(resp.Events) > 0 {
+				due = time.After(max(0, gather-time.Since(last)))
+			}
+		case <-due:
+			update(all.snapshot())
+			last, due = time.Now(), nil
+		case <-rewound:
+			return errors.New("it lost its latest changes, as after a restore from a backup: all nodes claim their blocks again")
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// checkConnections asks for the revision after each reconnection: watches wait in silence if it is
+// lower than before.
+func (s *Store) checkConnections(ctx context.Context, client *clientv3.Client) {
+	conn := client.ActiveConnection()
+	for state := conn.GetState(); conn.WaitForStateChange(ctx, state); {
+		if state = conn.GetState(); state == connectivity.Ready {
+			_ = s.call(ctx, func(ctx context.Context, client *clientv3.Client) error { // Keep will tell
+				_, err := s.commit(ctx, client, client.Txn(ctx).Then(clientv3.OpGet(s.prefix+settlingKey)))
+				return err
+			})
+		}
+	}
+}
+
+// content is what is under the prefix, parsed.
+type content struct {
+	prefix  string
+	records sorted[claim.Record]
+	claims  sorted[claim.Claim]
+	notes   sorted[string]
+}
+
+func (c *content) put(kv *mvccpb.KeyValue) {
+	key := strings.TrimPrefix(string(kv.Key), c.prefix)
+	c.notes.remove(key)
+	switch name, isNode := strings.CutPrefix(key, nodesDir); {
+	case isNode:
+		record, err := parseRecord(name, kv.Value)
+		if err != nil {
+			c.records.remove(key)
+			c.notes.put(key, fmt.Sprintf("%s%s: %v", c.prefix, key, err))
+			return
+		}
+		c.records.put(key, claim.Record{Node: record, Session: sessionOf(kv.Lease), Revision: kv.ModRevision})
+	case strings.HasPrefix(key, blocksDir):
+		block, err := parseBlockKey(key)
+		if err != nil {
+			c.notes.put(key, fmt.Sprintf("%s%.100s is not the key of a block: delete it", c.prefix, key))
+			return
+		}
+		c.claims.put(key, claim.Claim{Block: block, Node: parseHolder(kv.Value), Session: sessionOf(kv.Lease)})
+	case key != settlingKey:
+		c.notes.put(key, fmt.Sprintf("%s%.100s is not a key of this version of Husk", c.prefix, key))
+	}
+}
+
+func parseRecord(name string, value []byte) (peer.Node, error) {
+	record, err := peer.Parse(value)
+	if err == nil && record.Name != name {
+		err = fmt.Errorf("record of node %s under another node's name", record.Name)
+	}
+	return record, err
+}
+
+func (c *content) remove(key string) {
+	key = strings.TrimPrefix(key, c.prefix)
+	c.records.remove(key)
+	c.claims.remove(key)
+	c.notes.remove(key)
+}
+
+// snapshot returns the content as it is now.
+func (c *content) snapshot() claim.Snapshot {
+	s := claim.Snapshot{Records: slices.Clone(c.records.values), Claims: slices.Clone(c.claims.values), Notes: slices.Clone(c.notes.values)}
+	if more := len(s.Notes) - maxNotes; more > 0 {
+		s.Notes = append(s.Notes[:maxNotes], fmt.Sprintf("%d more keys under %s can't be used", more, c.prefix))
+	}
+	return s
+}
+
+// sorted is a map that is in the order of its keys, so that it can be copied at once.
+type sorted[T any] struct {
+	keys   []string
+	values []T
+}
+
+func (s *sorted[T]) put(key string, value T) {
+	i, ok := slices.BinarySearchFunc(s.keys, key, cmp.Compare)
+	if ok {
+		s.values[i] = value
+		return
+	}
+	s.keys, s.values = slices.Insert(s.keys, i, key), slices.Insert(s.values, i, value)
+}
+
+func (s *sorted[T]) remove(key string) {
+	if i, ok := slices.BinarySearchFunc(s.keys, key, cmp.Compare); ok {
+		s.keys, s.values = slices.Delete(s.keys, i, i+1), slices.Delete(s.values, i, i+1)
+	}
+}
