@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,6 +26,7 @@ const crashEnv = "HUSK_NETWORK_CRASH"
 // crashScript is what that process does, in this order.
 type crashScript struct {
 	Config    Config
+	Blocks    []netip.Prefix   // of a node of a cluster
 	Reconcile []pod.Attachment // the live attachments
 	Attach    pod.Attachment
 	Detach    bool // detach it again
@@ -50,6 +52,9 @@ func (s crashScript) run(ctx context.Context) error {
 		return err
 	}
 	err = n.Reconcile(ctx, s.Reconcile)
+	if err == nil && s.Blocks != nil {
+		err = n.SetBlocks(ctx, s.Blocks)
+	}
 	if err == nil {
 		_, err = n.Attach(ctx, s.Attach)
 	}
@@ -168,4 +173,36 @@ func TestCrashAnywhere(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestCrashWhileBlocksChange kills the process between the record of other blocks and their use:
+// the first ones of a node, and others while a pod is running. The next start has them.
+func TestCrashWhileBlocksChange(t *testing.T) {
+	hosttest.Root(t)
+	binary := crashable(t)
+	l := newLab(t)
+	cfg := l.clusterConfig()
+	child := cfg
+	child.Log = nil
+	play(t, binary, crashScript{Config: child, Blocks: blocks1, Attach: l.attachment()}, "network.share")
+	n := l.open(cfg)
+	must(t, n.Reconcile(t.Context(), nil))
+	old := l.attach(n)
+	must(t, n.Close())
+
+	play(t, binary, crashScript{Config: child, Blocks: blocks2, Reconcile: []pod.Attachment{old.Attachment}, Attach: l.attachment()}, "network.share")
+	n = l.open(cfg)
+	must(t, n.Reconcile(t.Context(), []pod.Attachment{old.Attachment}))
+	g := l.attach(n)
+	if !blocks1[0].Contains(old.addr(4)) || !blocks2[0].Contains(g.addr(4)) {
+		t.Errorf("attached %v and then %v", old.Addresses, g.Addresses)
+	}
+	l.serve(old.Netns, "tcp", "old", 7000)
+	for _, s := range stacks {
+		l.reaches("g", g.Netns, "tcp"+s.suffix, old.addr(s.family).String(), 7000, "old "+g.addr(s.family).String())
+	}
+	must(t, n.Detach(t.Context(), old.Attachment))
+	reaped(t, n)
+	must(t, n.remakeBase(nil))
+	same(t, l.subnetRoutes(), "10.88.0.0/16 1", "10.88.2.0/24 0", "fd88:0:0:2::/64 0", "fd88::/48 1", "10.88.2.1/32", "fd88:0:0:2::1/128")
 }

@@ -93,9 +93,9 @@ type Network struct {
 	kernelMu sync.RWMutex
 	// Invariant: guarded by kernelMu. Once true, the base is never made again.
 	tornDown bool
-	// formers is how many subnets of the base only running pods still have. Invariant: guarded by
-	// kernelMu.
-	formers int
+	// subnets is how many the base has: the blocks, and those that only running pods still have.
+	// Invariant: guarded by kernelMu.
+	subnets int
 }
 
 func (n *Network) plan(r *record) plan.Plan {
@@ -228,7 +228,7 @@ func (n *Network) openNode() error {
 		return err
 	}
 	b := n.basePlan()
-	n.formers = formers(b, n.base.Tag)
+	n.subnets = len(b.Host.Addresses)
 	return dp.Ensure(b)
 }
 

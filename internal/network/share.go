@@ -12,7 +12,6 @@ import (
 	"github.com/huskd/husk/internal/crashpoint"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/peer"
-	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/network/preflight"
 )
 
@@ -184,7 +183,7 @@ func (n *Network) remakeBase(s *share) error {
 	n.kernelMu.Lock()
 	defer n.kernelMu.Unlock()
 	switch {
-	case s == nil && (n.tornDown || n.formers == 0):
+	case s == nil && (n.tornDown || n.subnets == len(n.share.Load().Blocks)):
 		return nil
 	case n.tornDown:
 		return errdefs.ErrFailedPrecondition.WithMessage("the network was removed from the node")
@@ -192,25 +191,14 @@ func (n *Network) remakeBase(s *share) error {
 		n.share.Store(s)
 	}
 	b := n.basePlan()
-	left := formers(b, n.base.Tag)
-	if s == nil && left == n.formers {
+	if s == nil && len(b.Host.Addresses) == n.subnets {
 		return nil
 	}
 	if err := n.dp.Ensure(b); err != nil {
 		return err
 	}
-	n.formers = left
+	n.subnets = len(b.Host.Addresses)
 	return n.dp.SweepBase(b)
-}
-
-// formers counts the subnets that only running pods still have.
-func formers(b plan.Base, tag uint32) (count int) {
-	for _, r := range b.Host.Routes {
-		if r.Metric == plan.Former.Metric(tag) {
-			count++
-		}
-	}
-	return count
 }
 
 // Blocks returns how many addresses of each block are in use. It includes former blocks that pods

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/pod"
@@ -32,10 +33,9 @@ func prefixes(s ...string) (out []netip.Prefix) {
 
 // The subnets of a cluster, and blocks of them.
 var (
-	cluster  = prefixes("10.88.0.0/16", "fd88::/48")
-	blocks1  = prefixes("10.88.1.0/24", "fd88:0:0:1::/64")
-	blocks2  = prefixes("10.88.2.0/24", "fd88:0:0:2::/64")
-	metricOf = func(r plan.Rank) int { tag, _ := plan.Tag("be0f"); return r.Metric(tag) }
+	cluster = prefixes("10.88.0.0/16", "fd88::/48")
+	blocks1 = prefixes("10.88.1.0/24", "fd88:0:0:1::/64")
+	blocks2 = prefixes("10.88.2.0/24", "fd88:0:0:2::/64")
 )
 
 // clusterConfig returns the configuration of a node of a cluster.
@@ -48,13 +48,15 @@ func (l *lab) clusterConfig() Config {
 // subnetRoutes lists the node's unreachable routes and addresses on lo.
 func (l *lab) subnetRoutes() (out []string) {
 	l.t.Helper()
+	tag, err := plan.Tag("be0f")
+	must(l.t, err)
 	for _, line := range strings.Split(l.ip(l.node, "route show type unreachable")+l.ip(l.node, "-6 route show type unreachable"), "\n") {
 		fields := strings.Fields(line)
 		if len(fields) < 2 {
 			continue
 		}
-		for rank := plan.Current; rank <= plan.Remainder; rank++ {
-			if strings.Contains(line, fmt.Sprint("metric ", metricOf(rank))) {
+		for rank := plan.Own; rank <= plan.Remainder; rank++ {
+			if strings.Contains(line, fmt.Sprint("metric ", rank.Metric(tag))) {
 				out = append(out, fmt.Sprint(fields[1], " ", rank))
 			}
 		}
@@ -100,7 +102,7 @@ func TestNodeWithoutABlock(t *testing.T) {
 	if l.read(l.node, plan.Forward4) != "1" || l.read(l.node, plan.Forward6) != "1" {
 		t.Error("the node doesn't forward")
 	}
-	same(t, l.subnetRoutes(), "10.88.0.0/16 2", "fd88::/48 2")
+	same(t, l.subnetRoutes(), "10.88.0.0/16 1", "fd88::/48 1")
 
 	must(t, n.SetBlocks(t.Context(), blocks1[:1]))
 	if _, err := n.Attach(t.Context(), a); !errors.Is(err, errdefs.ErrUnavailable) || !strings.HasPrefix(err.Error(), "this node has no block of IPv6 pod addresses yet") {
@@ -113,7 +115,7 @@ func TestNodeWithoutABlock(t *testing.T) {
 	if len(got.Addresses) != 2 || !blocks1[0].Contains(got.Addresses[0].Addr()) || !blocks1[1].Contains(got.Addresses[1].Addr()) {
 		t.Errorf("attached: %v", got.Addresses)
 	}
-	same(t, l.subnetRoutes(), "10.88.0.0/16 2", "10.88.1.0/24 0", "fd88:0:0:1::/64 0", "fd88::/48 2", "10.88.1.1/32", "fd88:0:0:1::1/128")
+	same(t, l.subnetRoutes(), "10.88.0.0/16 1", "10.88.1.0/24 0", "fd88:0:0:1::/64 0", "fd88::/48 1", "10.88.1.1/32", "fd88:0:0:1::1/128")
 	l.serve(a.Netns, "tcp", "a", 80)
 	for _, s := range stacks {
 		l.reaches("other", l.other, "tcp"+s.suffix, s.node, 8080, "a "+s.other)
@@ -171,7 +173,7 @@ func TestBlocksAreRemembered(t *testing.T) {
 	must(t, err)
 	defer func() { must(t, n.Close()) }()
 	must(t, n.Reconcile(t.Context(), nil))
-	same(t, l.subnetRoutes(), "10.88.0.0/16 2", "10.88.1.0/24 0", "fd88:0:0:1::/64 0", "fd88::/48 2", "10.88.1.1/32", "fd88:0:0:1::1/128")
+	same(t, l.subnetRoutes(), "10.88.0.0/16 1", "10.88.1.0/24 0", "fd88:0:0:1::/64 0", "fd88::/48 1", "10.88.1.1/32", "fd88:0:0:1::1/128")
 	if u := n.Usage(); len(u.Ranges) != 2 || u.Ranges[0].Free != u.Ranges[0].Size {
 		t.Errorf("usage: %+v", u)
 	}
@@ -205,7 +207,7 @@ func TestRetiredBlock(t *testing.T) {
 	reachable()
 	must(t, n.SetBlocks(t.Context(), nil))
 	reachable()
-	same(t, l.subnetRoutes(), "10.88.0.0/16 2", "10.88.1.0/24 1", "fd88:0:0:1::/64 1", "fd88::/48 2", "10.88.1.1/32", "fd88:0:0:1::1/128")
+	same(t, l.subnetRoutes(), "10.88.0.0/16 1", "10.88.1.0/24 0", "fd88:0:0:1::/64 0", "fd88::/48 1", "10.88.1.1/32", "fd88:0:0:1::1/128")
 	if _, err := n.Attach(t.Context(), l.attachment()); !errors.Is(err, errdefs.ErrUnavailable) {
 		t.Errorf("attach: %v", err)
 	}
@@ -213,18 +215,18 @@ func TestRetiredBlock(t *testing.T) {
 	reachable()
 	c := l.attach(n)
 	l.reaches("c", c.Netns, "tcp4", a.addr(4).String(), 80, "a "+c.addr(4).String())
-	l.ip(l.node, fmt.Sprintf("route add 10.88.1.0/24 via %s proto %d metric %d", other4, plan.Protocol, metricOf(plan.Current)))
+	l.ip(l.node, fmt.Sprintf("route add 10.88.1.0/24 via %s proto %d metric %d", other4, plan.Protocol, backend.Tag(cfg.Instance)))
 	if got := l.ip(l.node, "route get 10.88.1.200"); !strings.Contains(got, "via "+other4) {
 		t.Errorf("the route to the block's new node doesn't count: %s", got)
 	}
 	reachable()
-	l.ip(l.node, fmt.Sprintf("route del 10.88.1.0/24 proto %d metric %d", plan.Protocol, metricOf(plan.Current)))
+	l.ip(l.node, fmt.Sprintf("route del 10.88.1.0/24 proto %d metric %d", plan.Protocol, backend.Tag(cfg.Instance)))
 	c = guest{c.Attachment, nil}
 	must(t, n.Detach(t.Context(), c.Attachment))
 
 	must(t, n.SetBlocks(t.Context(), blocks1))
 	reachable()
-	same(t, l.subnetRoutes(), "10.88.0.0/16 2", "10.88.1.0/24 0", "fd88:0:0:1::/64 0", "fd88::/48 2", "10.88.1.1/32", "fd88:0:0:1::1/128")
+	same(t, l.subnetRoutes(), "10.88.0.0/16 1", "10.88.1.0/24 0", "fd88:0:0:1::/64 0", "fd88::/48 1", "10.88.1.1/32", "fd88:0:0:1::1/128")
 	must(t, n.SetBlocks(t.Context(), blocks2))
 	must(t, n.Detach(t.Context(), a.Attachment))
 	reaped(t, n)
@@ -235,7 +237,7 @@ func TestRetiredBlock(t *testing.T) {
 	must(t, n.Detach(t.Context(), b.Attachment))
 	reaped(t, n)
 	must(t, n.remakeBase(nil))
-	same(t, l.subnetRoutes(), "10.88.0.0/16 2", "10.88.2.0/24 0", "fd88:0:0:2::/64 0", "fd88::/48 2", "10.88.2.1/32", "fd88:0:0:2::1/128")
+	same(t, l.subnetRoutes(), "10.88.0.0/16 1", "10.88.2.0/24 0", "fd88:0:0:2::/64 0", "fd88::/48 1", "10.88.2.1/32", "fd88:0:0:2::1/128")
 	if u := n.Blocks(); len(u) != 2 || u[0].Size != 253 {
 		t.Errorf("at the end: %v", u)
 	}

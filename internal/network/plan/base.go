@@ -93,11 +93,7 @@ func ForNode(c BaseConfig) Base {
 		}
 	}
 	for _, subnet := range c.subnets(PTP) {
-		rank := Current
-		if c.Mode != PTP || !slices.Contains(c.Subnets, subnet) {
-			rank = Former
-		}
-		b.Host.Routes = append(b.Host.Routes, rank.route(c.Tag, subnet))
+		b.Host.Routes = append(b.Host.Routes, Own.route(c.Tag, subnet))
 		b.Host.Addresses = append(b.Host.Addresses, LoopbackAddress(subnet))
 	}
 	for _, subnet := range c.Cluster {
@@ -156,14 +152,11 @@ func disjoint(prefixes ...[]netip.Prefix) (out []netip.Prefix) {
 // instance's tag.
 type Rank int
 
-// The ranks.
+// The ranks. Routes to other nodes precede all of them, see backend.Tag.
 const (
-	// Current is the rank of routes of the node's own subnets. The routes to those of other nodes
-	// have a smaller metric, see backend.Tag.
-	Current Rank = iota
-	// Former is the rank of routes of subnets that only running pods still have. If it is another
-	// node's by now, the route to that node has precedence.
-	Former
+	// Own is the rank of routes of the node's own subnets, and of those that only running pods
+	// still have.
+	Own Rank = iota
 	// Remainder is the rank of routes of the cluster's subnets, for what no node has.
 	Remainder
 )
@@ -173,7 +166,7 @@ func (r Rank) Metric(tag uint32) int { return int(tag) + int(r)<<16 }
 
 // RankOf is the inverse of Metric. It returns false for the metric of a stranger's route.
 func RankOf(tag uint32, metric int) (Rank, bool) {
-	for r := Current; r <= Remainder; r++ {
+	for r := Own; r <= Remainder; r++ {
 		if r.Metric(tag) == metric {
 			return r, true
 		}
