@@ -16,6 +16,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/huskd/husk/internal/oci"
 	"github.com/huskd/husk/internal/oci/pause"
 	"github.com/huskd/husk/internal/oci/spec"
+	"github.com/huskd/husk/internal/pidfd"
 	"github.com/huskd/husk/internal/userns"
 )
 
@@ -142,6 +144,8 @@ func (d Driver) Remove(ctx context.Context, id, dir string, p oci.Process) error
 	case err != nil:
 	case cgroup == "":
 		err = d.Runtime.Delete(ctx, id)
+	case !strings.Contains(filepath.Base(cgroup), id): // damaged; the pod's cgroup is removed with its children
+		err = pidfd.End(ctx, p)
 	default:
 		err = d.removeNative(ctx, cgroup, p)
 	}
