@@ -2,10 +2,12 @@ package monitor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -158,6 +160,69 @@ func TestStoppedMonitor(t *testing.T) {
 	}
 	must(t, i.Delete(i.ctx(), i.id))
 	i.leftNothing("after a stopped conmon")
+}
+
+// TestTimedOutExecIsReaped: the program of an exec that timed out must be gone when Exec returns,
+// as the container's processes see a zombie. So its parent must live until it has reaped it, also
+// on a busy machine, for which conmon is stopped for a while.
+func TestTimedOutExecIsReaped(t *testing.T) {
+	hosttest.Root(t)
+	i := install(t)
+	i.newBundle()
+	_, err := i.Create(i.ctx(), i.createRequest())
+	must(t, err)
+	must(t, i.Start(i.ctx(), i.id))
+	done := make(chan error, 1)
+	go func() {
+		_, err := i.Exec(i.ctx(), oci.Exec{ID: i.id, Args: []string{"/pause"}, Timeout: 2 * time.Second})
+		done <- err
+	}()
+	parent, program := i.execution()
+	must(t, pidfd.Signal(parent, syscall.SIGSTOP))
+	open := func(p oci.Process) *os.File {
+		f, err := pidfd.Open(p)
+		must(t, err)
+		t.Cleanup(func() { _ = f.Close() })
+		return f
+	}
+	must(t, pidfd.Wait(i.ctx(), open(program)))
+	soon, cancel := context.WithTimeout(i.ctx(), 100*time.Millisecond)
+	defer cancel()
+	if pidfd.Wait(soon, open(parent)) == nil {
+		t.Error("conmon was killed before it could reap the program")
+	}
+	must(t, pidfd.Signal(parent, syscall.SIGCONT))
+	if err := <-done; !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("exec: %v, want a timeout", err)
+	}
+	if comm(program.PID) == "pause" {
+		t.Errorf("the program is left as a zombie, %d", program.PID)
+	}
+	must(t, i.KillAll(i.ctx(), i.id))
+	must(t, i.Delete(i.ctx(), i.id))
+	i.leftNothing("after an exec that timed out")
+}
+
+// execution waits until an exec of /pause runs. It returns the exec's conmon and the program.
+func (i *installed) execution() (parent, program oci.Process) {
+	i.Helper()
+	for ctx := i.ctx(); ctx.Err() == nil; {
+		for _, p := range pidfd.Find(func(args []string) bool { return slices.Contains(args, "--exec") && slices.Contains(args, i.id) }) {
+			for _, child := range pidfd.Children(p.PID) {
+				if found, err := pidfd.Identify(child); err == nil && comm(child) == "pause" {
+					return p, found
+				}
+			}
+		}
+	}
+	i.Fatal("no exec runs after 30 s")
+	return oci.Process{}, oci.Process{}
+}
+
+// comm returns the name of a process, also of a zombie, or nothing.
+func comm(pid int) string {
+	name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return strings.TrimSpace(string(name))
 }
 
 // conmon waits until the container's conmon has started its runtime.

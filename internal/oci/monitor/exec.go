@@ -23,6 +23,9 @@ import (
 // killLimit bounds the killing of an exec and all that it forked.
 const killLimit = 10 * time.Second
 
+// reapLimit bounds the wait for conmon to reap a killed program.
+const reapLimit = 5 * time.Second
+
 // Exec runs another program in a running container and returns its exit code. It runs with the
 // user, environment, capabilities and directory of the container's process. If the program can't be
 // started, the error is an *oci.StartError.
@@ -73,6 +76,7 @@ type execution struct {
 	files   string // directory of its files
 	tag     exectag.Tag
 	streams oci.Streams
+	started bool // the program runs or has run
 }
 
 const processFile = "process.json"
@@ -124,6 +128,7 @@ func (e *execution) follow(ctx context.Context, m *conmon.Conmon, pipes *stdio.P
 	if err != nil {
 		return 0, err
 	}
+	e.started = true
 	session, end := context.WithCancel(ctx)
 	defer end()
 	if console != nil {
@@ -154,6 +159,13 @@ func (e *execution) kill(ctx context.Context, m *conmon.Conmon) error {
 	}
 	if err := e.tag.Kill(ctx, tree, e.c.Cgroup); err != nil {
 		return err
+	}
+	if e.started {
+		// Without its parent the program would be a zombie, which the container's processes see,
+		// until the node's init reaps it.
+		reaped, cancel := context.WithTimeout(ctx, reapLimit)
+		defer cancel()
+		_ = pidfd.Wait(reaped, m.PIDFD)
 	}
 	if err := pidfd.End(ctx, m.Process); err != nil {
 		return err
