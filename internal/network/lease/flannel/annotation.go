@@ -3,6 +3,7 @@ package flannel
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"github.com/huskd/husk/internal/network/peer"
 )
@@ -23,6 +24,11 @@ const (
 // Annotations returns the annotations of a node. An error says what keeps the node from being a
 // part of the network.
 func (n Network) Annotations(node peer.Node) (map[string]string, error) {
+	for _, b := range node.Blocks {
+		if !slices.ContainsFunc(n.Ranges, func(r Range) bool { return r.Network.Bits() <= b.Bits() && r.Network.Contains(b.Addr()) }) {
+			return nil, fmt.Errorf("pod CIDR %v is outside flannel's network %v", b, n.Subnets())
+		}
+	}
 	a, err := n.attributes(node)
 	if err != nil {
 		return nil, err

@@ -187,11 +187,9 @@ func TestNodeRefuses(t *testing.T) {
 func TestValueRefuses(t *testing.T) {
 	n := parse(t, recorded[1].config)
 	for want, edit := range map[string]func(*peer.Node){
-		"which this node can't receive":       func(p *peer.Node) { p.VXLAN = nil },
-		"and this node 9 and 8472":            func(p *peer.Node) { p.VXLAN = &peer.VXLAN{VNI: 9, Port: 8472} },
-		"no address of that family":           func(p *peer.Node) { p.Addresses = p.Addresses[:1] },
-		"a flannel node has 2":                func(p *peer.Node) { p.Blocks = p.Blocks[:1] },
-		"none of the subnets [10.5.0.0/24 fc": func(p *peer.Node) { p.Blocks = []netip.Prefix{netip.MustParsePrefix("10.5.0.0/24"), p.Blocks[1]} },
+		"which this node can't receive": func(p *peer.Node) { p.VXLAN = nil },
+		"and this node 9 and 8472":      func(p *peer.Node) { p.VXLAN = &peer.VXLAN{VNI: 9, Port: 8472} },
+		"no address of that family":     func(p *peer.Node) { p.Addresses = p.Addresses[:1] },
 	} {
 		node, err := n.Node([]netip.Prefix{netip.MustParsePrefix("10.5.34.0/24"), netip.MustParsePrefix("fc00:0:0:1::/64")}, []byte(recorded[1].value))
 		if err != nil {
@@ -203,6 +201,27 @@ func TestValueRefuses(t *testing.T) {
 		}
 		if _, err := n.Annotations(node); err == nil {
 			t.Errorf("annotations without %q", want)
+		}
+	}
+	node := peer.Node{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.7")}, Blocks: []netip.Prefix{netip.MustParsePrefix("10.6.1.0/24")}}
+	if _, err := parse(t, recorded[2].config).Annotations(node); err == nil || err.Error() != "pod CIDR 10.6.1.0/24 is outside flannel's network [10.5.0.0/16]" {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestOutside(t *testing.T) {
+	for config, want := range map[string]string{
+		recorded[1].config: "[10.5.0.0/24 fc00::/64]",
+		`{"Network":"10.0.0.0/8","SubnetLen":20,"SubnetMin":"10.64.16.0","SubnetMax":"10.127.224.0","Backend":{"Type":"host-gw"}}`: "[10.0.0.0/10 10.64.0.0/20 10.127.240.0/20 10.128.0.0/9]",
+	} {
+		n := parse(t, config)
+		if got := fmt.Sprint(n.Outside()); got != want {
+			t.Errorf("%s: got %s, want %s", config, got, want)
+		}
+		for _, b := range n.Outside() {
+			if n.Holds(b) == nil {
+				t.Errorf("%v is inside", b)
+			}
 		}
 	}
 }

@@ -243,15 +243,31 @@ func (n Network) Subnets() (out []netip.Prefix) {
 	return out
 }
 
-// Check returns an error unless the blocks are what a node of the network has: one of each family.
-func (n Network) Check(blocks []netip.Prefix) error {
-	if len(blocks) != len(n.Ranges) {
-		return fmt.Errorf("%d subnets %v: a flannel node has %d", len(blocks), blocks, len(n.Ranges))
+// Holds returns an error unless the block is the subnet of a node, as flanneld claims them in etcd.
+func (n Network) Holds(b netip.Prefix) error {
+	if slices.ContainsFunc(n.Ranges, func(r Range) bool { return r.Holds(b) }) {
+		return nil
 	}
+	return fmt.Errorf("%v is not a node's subnet of flannel's network %v", b, n.Subnets())
+}
+
+// Outside returns the subnets of the network that no node may have.
+func (n Network) Outside() (out []netip.Prefix) {
 	for _, r := range n.Ranges {
-		if !slices.ContainsFunc(blocks, r.Holds) {
-			return fmt.Errorf("none of the subnets %v is a node's subnet of flannel's network %v", blocks, r.Network)
-		}
+		out = r.outside(out, r.Network)
 	}
-	return nil
+	return out
+}
+
+// outside appends what of p isn't between the first and the last subnet.
+func (r Range) outside(out []netip.Prefix, p netip.Prefix) []netip.Prefix {
+	first, last := r.number(p.Addr()), r.number(p.Addr())+1<<(r.Length-p.Bits())-1
+	switch least, most := r.number(r.Min), r.number(r.Max); {
+	case last < least || first > most:
+		return append(out, p)
+	case first >= least && last <= most:
+		return out
+	}
+	upper := netip.PrefixFrom(r.subnet(first+(last-first+1)/2), p.Bits()+1)
+	return r.outside(r.outside(out, netip.PrefixFrom(p.Addr(), p.Bits()+1)), upper)
 }

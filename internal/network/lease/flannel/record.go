@@ -42,8 +42,8 @@ func present(data json.RawMessage) bool {
 	return len(data) > 0 && !bytes.Equal(bytes.TrimSpace(data), []byte(null))
 }
 
-// Value returns the value of a node's lease. An error says what keeps the node from being a part of
-// the network.
+// Value returns the value of a node's lease, in which the blocks aren't. An error says what keeps
+// the node from being a part of the network.
 func (n Network) Value(node peer.Node) ([]byte, error) {
 	a, err := n.attributes(node)
 	if err != nil {
@@ -53,9 +53,6 @@ func (n Network) Value(node peer.Node) ([]byte, error) {
 }
 
 func (n Network) attributes(node peer.Node) (a attributes, err error) {
-	if err := n.Check(node.Blocks); err != nil {
-		return a, err
-	}
 	a.BackendType, a.PublicIP = string(n.Backend), "0.0.0.0"
 	if v4 := node.Address(false); v4.IsValid() {
 		a.PublicIP = v4.String()
