@@ -166,6 +166,8 @@ func (r *Registry) May(block netip.Prefix) error {
 		return fmt.Errorf("the API server at %s hasn't sent its nodes yet, and with them the pod subnets of node %s", r.Client.Server, r.Node)
 	case r.gone:
 		return fmt.Errorf("the API server at %s has no Node %s, so its pod subnets may be another's", r.Client.Server, r.Node)
+	case len(r.blocks) == 0:
+		return fmt.Errorf("the API server at %s has no podCIDRs for node %s yet: %s", r.Client.Server, r.Node, needsController)
 	default:
 		return fmt.Errorf("%v is not among the podCIDRs of node %s, which are %v", block, r.Node, r.blocks)
 	}

@@ -334,9 +334,12 @@ func TestOthers(t *testing.T) {
 func TestNoCIDRs(t *testing.T) {
 	s := newServer(t)
 	s.edit("here", func(*corev1.Node) {})
-	s.run("here", record).eventually("a note", func(v peer.View) bool {
-		return len(v.Notes) == 1 && strings.Contains(v.Notes[0], "has no podCIDRs: start kube-controller-manager with --allocate-node-cidrs")
-	})
+	here := s.run("here", record)
+	const why = "kube-controller-manager gives them to nodes with --allocate-node-cidrs"
+	here.eventually("a note", func(v peer.View) bool { return len(v.Notes) == 1 && strings.Contains(v.Notes[0], why) })
+	if err := here.May(netip.Prefix{}); err == nil || !strings.Contains(err.Error(), why) {
+		t.Error(err)
+	}
 }
 
 // TestFlannel: nodes of Husk and flannel know each other.

@@ -98,6 +98,9 @@ func podCIDRs(n *corev1.Node) (blocks []netip.Prefix, err error) {
 // maxNotes is how many notes a view has, apart from the one about the others.
 const maxNotes = 20
 
+// needsController says where podCIDRs come from.
+const needsController = "kube-controller-manager gives them to nodes with --allocate-node-cidrs and --cluster-cidr"
+
 // view returns what a node has to know of the Nodes.
 func view(self string, entries []*entry) (v peer.View) {
 	slices.SortFunc(entries, func(a, b *entry) int { return strings.Compare(a.peer.Name, b.peer.Name) })
@@ -113,7 +116,7 @@ func view(self string, entries []*entry) (v peer.View) {
 			registered = true
 			v.Blocks = slices.Clone(e.peer.Blocks)
 			if len(v.Blocks) == 0 && e.note == "" {
-				v.Notes = append(v.Notes, fmt.Sprintf("node %s has no podCIDRs: start kube-controller-manager with --allocate-node-cidrs and --cluster-cidr", self))
+				v.Notes = append(v.Notes, fmt.Sprintf("node %s has no podCIDRs: %s", self, needsController))
 			}
 		case e.note != "":
 		case !e.silent:
