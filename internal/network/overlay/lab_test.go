@@ -281,25 +281,28 @@ func (l *lab) reach(families string) {
 	}
 }
 
+// listen opens a UDP socket in a namespace, whose packets may not be fragmented.
+func listen(ns string, a netip.Addr) (c *net.UDPConn, err error) {
+	err = netns.Do(ns, func() error {
+		config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+			return raw.Control(func(fd uintptr) {
+				_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
+				_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO)
+				_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20) // for a busy machine
+			})
+		}}
+		p, err := config.ListenPacket(context.Background(), "udp", netip.AddrPortFrom(a, 0).String())
+		if err == nil {
+			c = p.(*net.UDPConn)
+		}
+		return err
+	})
+	return c, err
+}
+
 // udp sends a packet of a size, which may not be fragmented, and waits for the same one to come
 // back.
 func udp(from string, source netip.Addr, to string, target netip.Addr, size int) error {
-	listen := func(ns string, a netip.Addr) (c *net.UDPConn, err error) {
-		err = netns.Do(ns, func() error {
-			config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
-				return raw.Control(func(fd uintptr) {
-					_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
-					_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO)
-				})
-			}}
-			p, err := config.ListenPacket(context.Background(), "udp", netip.AddrPortFrom(a, 0).String())
-			if err == nil {
-				c = p.(*net.UDPConn)
-			}
-			return err
-		})
-		return c, err
-	}
 	server, err := listen(to, target)
 	if err != nil {
 		return err

@@ -447,6 +447,41 @@ func TestHealing(t *testing.T) {
 	n.agrees()
 }
 
+// TestOwnChangesAreQuiet applies plans of many peers while it watches: only the changes of others
+// matter.
+func TestOwnChangesAreQuiet(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, layout{1, false, "46"})
+	n := l.nodes[0]
+	p := many(n, 2000)
+	for _, peers := range [][]backend.Peer{nil, p.Peers[:1]} {
+		_, err := n.Apply(backend.Plan{Links: p.Links, Peers: peers})
+		must(t, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	calls, watched := make(chan struct{}, 100), make(chan error)
+	go func() { watched <- n.Watch(ctx, func() { calls <- struct{}{} }) }()
+	<-calls // it has begun
+	for _, peers := range [][]backend.Peer{p.Peers, p.Peers[:1000], p.Peers[:999], p.Peers[:1]} {
+		_, err := n.Apply(backend.Plan{Links: p.Links, Peers: peers})
+		must(t, err)
+	}
+	if len(calls) > 0 {
+		t.Error("called for its own changes")
+	}
+	l.ip(n.path, "route del "+p.Peers[0].Routes[0].Dst.String())
+	select {
+	case <-calls:
+	case <-time.After(time.Minute):
+		t.Error("not called for a change by others")
+	}
+	cancel()
+	must(t, <-watched)
+	if len(calls) > 0 {
+		t.Error("called more than once for one change")
+	}
+}
+
 // TestUplinkDown sets the uplink down and up. The kernel removes IPv4 routes without a word.
 func TestUplinkDown(t *testing.T) {
 	t.Parallel()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/nlsock"
+	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/network/rtnetlink"
 )
 
@@ -26,7 +27,9 @@ const (
 	// watchBuffer is how many bytes of messages may wait.
 	watchBuffer = 8 << 20
 	// maxGone is how many removals are looked up; more of them mean that all are to be compared.
-	maxGone = 1000
+	maxGone = 100_000
+	// fewGone is how many removals are looked up one by one.
+	fewGone = 10
 )
 
 // Watch calls changed when others have removed something of ours, or when the underlay has changed,
@@ -201,7 +204,7 @@ func (o *Overlay) affected(w *watcher) bool {
 	if !o.known {
 		return w.outer || len(w.links) > 0 // what failed may work now
 	}
-	disturbed := w.lost || slices.ContainsFunc(w.gone, o.wanted)
+	disturbed := w.lost || o.lacks(w.gone)
 	for _, l := range w.links {
 		disturbed = disturbed || o.disturbs(l)
 	}
@@ -209,31 +212,62 @@ func (o *Overlay) affected(w *watcher) bool {
 	return disturbed
 }
 
-// wanted reports whether the plan has an object. It takes some ten µs for thousands of peers, which
-// an index would need memory for.
-func (o *Overlay) wanted(object any) bool {
-	if n, ok := object.(removedNeighbour); ok && !slices.ContainsFunc(o.applied.Links, func(l backend.Link) bool { return o.links[l.Name] == n.link }) {
-		return false // of a pod, for example
+// lacks reports whether the plan has one of the removed objects.
+func (o *Overlay) lacks(gone []any) bool {
+	ours := map[int]string{} // links
+	for _, l := range o.applied.Links {
+		ours[o.links[l.Name]] = l.Name
 	}
-	for i := range o.applied.Peers {
-		p := &o.applied.Peers[i]
-		found := false
+	keys := make([]any, 0, len(gone))
+	for _, object := range gone {
 		switch object := object.(type) {
 		case routeKey:
-			for j := range p.Routes {
-				found = found || p.Routes[j].Dst == object.dst
-			}
+			keys = append(keys, object)
 		case removedNeighbour:
-			for j := range p.Forwards {
-				found = found || object.forward && p.Forwards[j].MAC == object.mac && o.links[p.Forwards[j].Link] == object.link
-			}
-			for j := range p.Neighbours {
-				found = found || !object.forward && p.Neighbours[j].Addr == object.addr && o.links[p.Neighbours[j].Link] == object.link
+			link, ok := ours[object.link]
+			switch {
+			case !ok: // of a pod, for example
+			case object.forward:
+				keys = append(keys, forwardKey{link, object.mac})
+			default:
+				keys = append(keys, neighbourKey{link, object.addr})
 			}
 		}
-		if found {
+	}
+	if len(keys) > fewGone {
+		return slices.ContainsFunc(keys, objectsOf(o.applied.Peers).has)
+	}
+	// An index of thousands of peers would take longer than looking at all of them.
+	for _, key := range keys {
+		if slices.ContainsFunc(o.applied.Peers, func(p backend.Peer) bool { return hasObject(&p, key) }) {
 			return true
 		}
+	}
+	return false
+}
+
+// has reports whether there is an object with a key.
+func (o objects) has(key any) (ok bool) {
+	switch key := key.(type) {
+	case routeKey:
+		_, ok = o.routes[key]
+	case forwardKey:
+		_, ok = o.forwards[key]
+	case neighbourKey:
+		_, ok = o.neighbours[key]
+	}
+	return ok
+}
+
+// hasObject is has for the objects of one peer.
+func hasObject(p *backend.Peer, key any) bool {
+	switch key := key.(type) {
+	case routeKey:
+		return slices.ContainsFunc(p.Routes, func(r plan.Route) bool { return r.Dst == key.dst })
+	case forwardKey:
+		return slices.ContainsFunc(p.Forwards, func(f backend.Forward) bool { return f.MAC == key.mac && f.Link == key.link })
+	case neighbourKey:
+		return slices.ContainsFunc(p.Neighbours, func(n plan.Neighbour) bool { return n.Addr == key.addr && n.Link == key.link })
 	}
 	return false
 }
