@@ -15,8 +15,9 @@ import (
 func Accept(cluster []netip.Prefix, self Node, records []Node) (peers []Node, notes []string) {
 	records = slices.Clone(records)
 	slices.SortFunc(records, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
-	var taken claims
-	identities := map[any]string{}
+	taken := claims{holders: make(map[netip.Prefix]string, len(records))}
+	identities := make(map[any]string, len(records))
+	peers = make([]Node, 0, len(records))
 	self.claimIdentities(identities)
 	for _, b := range self.Blocks {
 		taken.add(b, self.Name)
@@ -82,7 +83,7 @@ func inside(cluster []netip.Prefix, b netip.Prefix) bool {
 // finding one that overlaps another takes a single step.
 type claims struct {
 	holders map[netip.Prefix]string
-	lengths map[length]bool
+	lengths []length // few
 }
 
 type length struct {
@@ -91,16 +92,15 @@ type length struct {
 }
 
 func (c *claims) add(b netip.Prefix, holder string) {
-	if c.holders == nil {
-		c.holders, c.lengths = map[netip.Prefix]string{}, map[length]bool{}
-	}
 	c.holders[b] = holder
-	c.lengths[length{b.Addr().Is6(), b.Bits()}] = true
+	if l := (length{b.Addr().Is6(), b.Bits()}); !slices.Contains(c.lengths, l) {
+		c.lengths = append(c.lengths, l)
+	}
 }
 
 func (c *claims) overlapping(b netip.Prefix) (holder string, ok bool) {
 	longer := false
-	for l := range c.lengths {
+	for _, l := range c.lengths {
 		switch {
 		case l.six != b.Addr().Is6():
 		case l.bits > b.Bits():
