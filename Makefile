@@ -85,6 +85,7 @@ microbench: deps ## run the Go benchmarks, as root; ONLY=Adopt for those of that
 
 soak: deps ## run long random fault tests and churn pods, as root; set STEPS, FOR, PODS and SEED
 	$(GO) test -count=1 -timeout 0 -v ./internal/simulation -steps $(or $(STEPS),10000000)
+	$(GO) test -count=1 -timeout 0 -v ./internal/network/lease -run TestSimulation -steps $(or $(STEPS),10000000)
 	HUSK_HOST_TESTS=1 $(GO) test -count=1 -timeout 0 -v ./test/crash -run TestSchedule -seed $(or $(SEED),1) -for $(or $(FOR),20m)
 	HUSK_HOST_TESTS=1 $(GO) test -count=1 -timeout 0 -v ./test/crash -run TestChurn -pods $(or $(PODS),10000)
 

@@ -138,7 +138,9 @@ func TestExhausted(t *testing.T) {
 		s.mu.Lock()
 		s.nodes = append(s.nodes, late)
 		s.mu.Unlock()
+		late.may(t, netip.Prefix{}, "waits for the store to give it a block")
 		late.waitNote("all 8 blocks of the pod subnets 10.201.0.0/21 are claimed")
+		late.may(t, netip.Prefix{}, "all 8 blocks")
 		leaver := s.nodes[3]
 		block := leaver.view().Blocks[0]
 		leaver.stop()
@@ -264,6 +266,7 @@ func TestTwoMachinesOneName(t *testing.T) {
 			clone.boot, clone.address, clone.journal = "boot-clone", netip.MustParseAddr("192.0.2.99"), journal
 			clone.start()
 			clone.waitNote("two machines have the node name n0: one with addresses [192.0.2.1] and boot ID boot-0-1, and this one with addresses [192.0.2.99] and boot ID boot-clone")
+			clone.may(t, netip.Prefix{}, "two machines have the node name n0")
 			if clone.keeper.May(block) == nil {
 				t.Error("the clone may use the block")
 			}

@@ -53,6 +53,7 @@ type simulation struct {
 	mu    sync.Mutex // Invariant: guards the fields below.
 	nodes []*simNode
 	wrong string // the first violation
+	able  int    // sum over the steps of the nodes that had a block to use
 	trace []string
 }
 
@@ -228,19 +229,20 @@ func (s *simulation) check() {
 	s.steps.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	subnet := simPool.Subnets[0]
-	for i := range 1 << (claim.DefaultLength4 - subnet.Bits()) {
-		a := subnet.Addr().As4()
-		a[2] += byte(i)
-		block := netip.PrefixFrom(netip.AddrFrom4(a), claim.DefaultLength4)
-		var who []string
-		for _, n := range s.nodes {
-			if n.keeper != nil && n.keeper.May(block) == nil {
-				who = append(who, n.name)
-			}
+	users := map[netip.Prefix]*simNode{}
+	for _, n := range s.nodes {
+		if n.keeper == nil {
+			continue
 		}
-		if len(who) > 1 && s.wrong == "" {
-			s.wrong = fmt.Sprintf("after %.3f s, %v may give out addresses of %v; the store gave it to %+v", time.Since(s.began).Seconds(), who, block, s.store.Holder(block))
+		usable := n.keeper.Usable()
+		if len(usable) > 0 {
+			s.able++
+		}
+		for _, b := range usable {
+			if other := users[b]; other != nil && s.wrong == "" {
+				s.wrong = fmt.Sprintf("after %.3f s, %s and %s may give out addresses of %v; the store gave it to %+v", time.Since(s.began).Seconds(), other.name, n.name, b, s.store.Holder(b))
+			}
+			users[b] = n
 		}
 	}
 }
@@ -322,8 +324,9 @@ func (s *simulation) stop() {
 	}
 }
 
-// simulate runs one seed, and returns how many steps it took and what went wrong.
-func simulate(t *testing.T, seed uint64, b bug, tracing bool) (steps int, wrong string) {
+// simulate runs one seed, and returns how many steps it took, how many nodes could start pods on
+// average, and what went wrong.
+func simulate(t *testing.T, seed uint64, b bug, tracing bool) (steps int, able float64, wrong string) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 12))
 		s := newSimulation(t, rng, b, simNodes)
@@ -334,28 +337,33 @@ func simulate(t *testing.T, seed uint64, b bug, tracing bool) (steps int, wrong 
 			t.Log(line)
 		}
 		steps, wrong = int(s.steps.Load()), s.violation()
+		able = float64(s.able) / float64(steps)
 	})
-	return steps, wrong
+	return steps, able, wrong
 }
 
 // TestSimulation: whatever happens to nodes, links and clocks, no block is allocatable by two.
 func TestSimulation(t *testing.T) {
 	if *seed != 0 {
-		if _, wrong := simulate(t, *seed, bug{}, true); wrong != "" {
+		if _, _, wrong := simulate(t, *seed, bug{}, true); wrong != "" {
 			t.Error(wrong)
 		}
 		return
 	}
 	const length = 5 * time.Second
-	began, done, seeds := time.Now(), 0, uint64(0)
+	began, done, seeds, able := time.Now(), 0, uint64(0), 0.0
 	for *steps == 0 && time.Since(began) < length || done < *steps {
 		seeds++
-		n, wrong := simulate(t, seeds, bug{}, false)
+		n, a, wrong := simulate(t, seeds, bug{}, false)
+		able += a
 		if done += n; wrong != "" {
 			t.Fatalf("seed %d: %s\nAgain: go test ./internal/network/lease -run TestSimulation -seed %d", seeds, wrong, seeds)
 		}
 	}
-	t.Logf("%d steps of %d seeds, %v of virtual time, in %v: %.1f million steps a minute", done, seeds,
+	if able /= float64(seeds); able < 2 {
+		t.Errorf("only %.1f of %d nodes could start pods on average", able, simNodes)
+	}
+	t.Logf("%d steps of %d seeds with %.1f of %d nodes able to start pods, %v of virtual time, in %v: %.1f million steps a minute", done, seeds, able, simNodes,
 		time.Duration(seeds)*simTime, time.Since(began).Round(time.Second), float64(done)/1e6/time.Since(began).Minutes())
 }
 
@@ -373,7 +381,7 @@ func TestPlantedBugs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			began, done := time.Now(), 0
 			for seed := uint64(1); seed <= 2000; seed++ {
-				n, wrong := simulate(t, seed, b, false)
+				n, _, wrong := simulate(t, seed, b, false)
 				if done += n; wrong != "" {
 					t.Logf("seed %d, after %d steps and %v: %s", seed, done, time.Since(began).Round(time.Millisecond), wrong)
 					return

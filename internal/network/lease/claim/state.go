@@ -472,13 +472,16 @@ func (c *calls) Lost(err error) { c.unfollowed = err.Error() }
 // Failure returns why the store couldn't be asked the last time, and "" if it could.
 func (c *calls) Failure() string { return cmp.Or(c.failure, c.unfollowed) }
 
-// May returns nil if an address of the block may be given to a pod now.
+// May returns nil if an address of the block may be given to a pod now. For the zero Prefix it
+// returns why the node has no block.
 func (s *State) May(b netip.Prefix, now time.Duration) error {
 	i := s.own.index(b)
 	unavailable := func(format string, args ...any) error {
 		return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf(format, args...))
 	}
 	switch {
+	case !b.IsValid():
+		return unavailable("%s", s.missing())
 	case i < 0:
 		return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("block %v isn't one of this node's", b))
 	case s.refused != "":
@@ -491,6 +494,20 @@ func (s *State) May(b netip.Prefix, now time.Duration) error {
 		return unavailable("block %v: %s hasn't confirmed since %s that it is this node's, and may give it to another%s", b, s.cfg.Store, s.since(), s.because())
 	}
 	return nil
+}
+
+// missing returns why the node has no block.
+func (s *State) missing() string {
+	switch {
+	case s.refused != "":
+		return s.refused
+	case s.Failure() != "" || !s.known:
+		return fmt.Sprintf("this node waits for %s to give it a block of pod addresses%s", s.cfg.Store, s.because())
+	}
+	if notes := s.notes(); len(notes) > 0 {
+		return notes[0]
+	}
+	return fmt.Sprintf("this node waits for %s to give it a block of pod addresses", s.cfg.Store)
 }
 
 func (c *calls) because() string {

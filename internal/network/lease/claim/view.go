@@ -21,9 +21,16 @@ func (s *State) View() (peer.View, bool) {
 		}
 	}
 	bySession := make(map[Session][]netip.Prefix, len(s.snap.Records))
-	for _, c := range s.snap.Claims {
-		if c.Session != "" && c.Session != s.session {
-			bySession[c.Session] = append(bySession[c.Session], c.Block)
+	// Most nodes have one block of a family: their slices share an array.
+	array := make([]netip.Prefix, len(s.snap.Claims))
+	for i, c := range s.snap.Claims {
+		array[i] = c.Block
+		switch blocks := bySession[c.Session]; {
+		case c.Session == "" || c.Session == s.session:
+		case blocks == nil:
+			bySession[c.Session] = array[i : i+1 : i+1]
+		default:
+			bySession[c.Session] = append(blocks, c.Block)
 		}
 	}
 	records := make([]peer.Node, 0, len(s.snap.Records))
