@@ -78,7 +78,7 @@ func TestFor(t *testing.T) {
 		"on the same link": {peer: near, with: backend.Auto, want: []string{"direct mtu 1500", "fdb 02:00:00:00:00:62 dev hn0b5evx dst 192.0.2.2",
 			"route 10.201.2.0/24 via 192.0.2.2 dev eth0", "route fd68:0:0:2::/64 via 2001:db8::2 dev eth0"}},
 		"IPv4 by an IPv6 address": {peer: near, with: backend.HostGW, edit: func(n *peer.Node) { n.Addresses = n.Addresses[1:] }, want: []string{"direct mtu 1500",
-			"route 10.201.2.0/24 via 2001:db8::2 dev eth0", "route fd68:0:0:2::/64 via 2001:db8::2 dev eth0"}},
+			"route 10.201.2.0/24 via 2001:db8::2 dev eth0 src 10.201.1.1", "route fd68:0:0:2::/64 via 2001:db8::2 dev eth0"}},
 		"no IPv6 by an IPv4 address": {peer: near, with: backend.HostGW, edit: func(n *peer.Node) { n.Addresses = n.Addresses[:1] }, want: []string{
 			"mtu 0 not direct: no address of the peer for fd68:0:0:2::/64 is on a link of this node"}},
 		"behind a router": {peer: far, with: backend.Auto, want: []string{"vxlan mtu 1450 not direct: no address of the peer for 10.201.3.0/24 is on a link of this node",

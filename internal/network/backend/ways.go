@@ -37,10 +37,11 @@ func (s Self) by(w Way, n peer.Node) (Peer, error) {
 
 // route returns a route of the node to a block of a peer. The node itself sends by a tunnel from an
 // address of its own pod subnet, so that the reply comes back by the tunnel too: the way by the
-// peer's uplink may not exist, or not accept the packet.
+// peer's uplink may not exist, or not accept the packet. So it does to a gateway of the other
+// family, as the node or the peer may have no address of the block's family.
 func (s Self) route(link string, block netip.Prefix, via netip.Addr, tunnel bool) plan.Route {
 	r := plan.Route{Kind: plan.Unicast, Dst: block, Via: via, Link: link, Metric: int(Tag(s.Instance))}
-	if tunnel {
+	if tunnel || via.IsValid() && via.Is6() != block.Addr().Is6() {
 		own := slices.IndexFunc(s.Record.Blocks, func(b netip.Prefix) bool { return b.Addr().Is4() == block.Addr().Is4() })
 		if own >= 0 {
 			r.Source = plan.First(s.Record.Blocks[own])
