@@ -105,7 +105,7 @@ func (m *machine) restart() {
 	m.serves()
 }
 
-// run starts a pod that answers until the end of the test or remove.
+// run starts a pod, unless huskd has it already, that answers until the end of the test.
 func (m *machine) run(name string) *host {
 	m.t.Helper()
 	path := filepath.Join(m.Dir, name+".yaml")
@@ -133,6 +133,16 @@ spec:
 	p.serve(m.t)
 	m.pods, m.names = append(m.pods, p), append(m.names, name)
 	return p
+}
+
+// runAgain waits for the pods that huskd starts again after a reboot.
+func (m *machine) runAgain() {
+	m.t.Helper()
+	names := m.names
+	m.pods, m.names = nil, nil
+	for _, name := range names {
+		m.run(name)
+	}
 }
 
 // remove removes all pods of nodes, stops their huskds and checks that nothing is left.
