@@ -59,9 +59,10 @@ type Config struct {
 
 // Store implements lease.Store.
 type Store struct {
-	cfg    Config
-	prefix string
-	tls    *tls.Config
+	cfg     Config
+	prefix  string
+	flannel bool // the keys of blocks are flannel's
+	tls     *tls.Config
 
 	mu      sync.Mutex // Invariant: guards the fields below.
 	client  *clientv3.Client

@@ -59,7 +59,7 @@ func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func
 		if err != nil {
 			return err
 		}
-		all, revision = content{prefix: s.prefix}, resp.Header.Revision
+		all, revision = content{prefix: s.prefix, flannel: s.flannel}, resp.Header.Revision
 		for _, kv := range resp.Responses[0].GetResponseRange().Kvs {
 			all.put(kv)
 		}
@@ -71,7 +71,11 @@ func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func
 	watching, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	watch := client.Watch(watching, s.prefix, clientv3.WithPrefix(), clientv3.WithRev(revision+1))
-	update(all.snapshot())
+	snapshot, err := all.snapshot()
+	if err != nil {
+		return err
+	}
+	update(snapshot)
 	last := time.Now()
 	var due <-chan time.Time
 	for {
@@ -94,7 +98,10 @@ func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func
 				due = time.After(max(0, gather-time.Since(last)))
 			}
 		case <-due:
-			update(all.snapshot())
+			if snapshot, err = all.snapshot(); err != nil {
+				return err
+			}
+			update(snapshot)
 			last, due = time.Now(), nil
 		case <-rewound:
 			return errors.New("it lost its latest changes, as after a restore from a backup: all nodes claim their blocks again")
@@ -124,12 +131,20 @@ type content struct {
 	records sorted[claim.Record]
 	claims  sorted[claim.Claim]
 	notes   sorted[string]
+
+	flannel bool
+	leases  sorted[*mvccpb.KeyValue] // flannel's
+	config  []byte                   // flannel's
 }
 
 func (c *content) put(kv *mvccpb.KeyValue) {
 	key := strings.TrimPrefix(string(kv.Key), c.prefix)
 	c.notes.remove(key)
 	switch name, isNode := strings.CutPrefix(key, nodesDir); {
+	case c.flannel && strings.HasPrefix(key, leasesDir):
+		c.leases.put(key, kv)
+	case c.flannel && key == configKey:
+		c.config = kv.Value
 	case isNode:
 		record, err := parseRecord(name, kv.Value)
 		if err != nil {
@@ -145,7 +160,7 @@ func (c *content) put(kv *mvccpb.KeyValue) {
 			return
 		}
 		c.claims.put(key, claim.Claim{Block: block, Node: parseHolder(kv.Value), Session: sessionOf(kv.Lease)})
-	case key != settlingKey:
+	case key != settlingKey && !c.flannel:
 		c.notes.put(key, fmt.Sprintf("%s%.100s is not a key of this version of Husk", c.prefix, key))
 	}
 }
@@ -163,15 +178,24 @@ func (c *content) remove(key string) {
 	c.records.remove(key)
 	c.claims.remove(key)
 	c.notes.remove(key)
+	c.leases.remove(key)
+	if key == configKey {
+		c.config = nil
+	}
 }
 
-// snapshot returns the content as it is now.
-func (c *content) snapshot() claim.Snapshot {
+// snapshot returns the content as it is now. An error says that the last one must stay in force.
+func (c *content) snapshot() (claim.Snapshot, error) {
 	s := claim.Snapshot{Records: slices.Clone(c.records.values), Claims: slices.Clone(c.claims.values), Notes: slices.Clone(c.notes.values)}
+	if c.flannel {
+		if err := c.addLeases(&s); err != nil {
+			return s, err
+		}
+	}
 	if more := len(s.Notes) - maxNotes; more > 0 {
 		s.Notes = append(s.Notes[:maxNotes], fmt.Sprintf("%d more keys under %s can't be used", more, c.prefix))
 	}
-	return s
+	return s, nil
 }
 
 // sorted is a map that is in the order of its keys, so that it can be copied at once.
