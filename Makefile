@@ -28,6 +28,11 @@ demo: deps build ## show a pod's life on this host, as root; KEEP=1 leaves it ru
 	@$(GO) build $(BUILD) -o bin/demo ./test/demo
 	@bin/demo $(if $(KEEP),-keep)
 
+demo-nodes: PACKAGES = $(PODS) busybox iproute2 iputils-ping nftables procps
+demo-nodes: deps build ## show the pod network of three nodes, made of namespaces on this host, as root
+	@$(GO) test -c -o bin/demo-nodes ./test/nodes
+	@HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$(CURDIR)/bin bin/demo-nodes -test.run '^TestDemo$$'
+
 unit: ## run the tests that need no host
 	$(GO) test -short ./internal/... ./cmd/...
 
@@ -104,4 +109,4 @@ deps: ## install the Debian packages that are missing
 clean: ## remove what was built
 	rm -rf bin out test/interop/kubelet/out
 
-.PHONY: help build demo unit lint race test test-kubelet kubernetes test-conformance test-gvisor check bench microbench soak fuzz generate deps clean
+.PHONY: help build demo demo-nodes unit lint race test test-kubelet kubernetes test-conformance test-gvisor check bench microbench soak fuzz generate deps clean
