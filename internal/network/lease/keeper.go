@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -164,7 +165,7 @@ func (k *Keeper) follow(ctx context.Context) {
 		}
 		k.change(func(claim.Instant) { k.state.Lost(err) })
 		select {
-		case <-time.After(delay):
+		case <-time.After(delay/2 + rand.N(delay)): // not all nodes at once
 		case <-ctx.Done():
 		}
 		delay = min(2*delay, most)

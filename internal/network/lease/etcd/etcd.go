@@ -82,6 +82,9 @@ func New(cfg Config) (*Store, error) {
 	if !validCluster.MatchString(cfg.Cluster) {
 		return nil, fmt.Errorf("cluster name %.70q: want letters, digits, '.', '_' and '-', at most 63", cfg.Cluster)
 	}
+	if cfg.TTL < 2*time.Second {
+		return nil, fmt.Errorf("etcd leases of %v: at least 2s", cfg.TTL)
+	}
 	s := &Store{cfg: cfg, prefix: "/husk/" + cfg.Cluster + "/", rewound: make(chan struct{})}
 	scheme := ""
 	for _, e := range cfg.Endpoints {
@@ -217,6 +220,13 @@ func (s *Store) commit(ctx context.Context, client *clientv3.Client, txn clientv
 		return resp, s.settle(ctx, client)
 	}
 	return resp, nil
+}
+
+// observed takes note of a revision that etcd had.
+func (s *Store) observed(revision int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.newest = max(s.newest, revision)
 }
 
 // settle asks all nodes to claim no new blocks for some time.

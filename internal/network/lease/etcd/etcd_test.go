@@ -37,7 +37,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var _ lease.Store = (*etcd.Store)(nil)
 
 // open returns a store that is closed at the test's end.
-func open(t *testing.T, cfg etcd.Config) *etcd.Store {
+func open(t testing.TB, cfg etcd.Config) *etcd.Store {
 	t.Helper()
 	s, err := etcd.New(cfg)
 	if err != nil {
@@ -77,19 +77,21 @@ func TestRegistry(t *testing.T) {
 // member is a node with a connection to etcd of its own.
 type member struct {
 	*lease.Keeper
-	t     *testing.T
-	name  string
-	store *etcd.Store
-	mu    sync.Mutex
-	view  peer.View
+	t         testing.TB
+	name      string
+	store     *etcd.Store
+	announced peer.Node
+	mu        sync.Mutex
+	view      peer.View
 }
 
 // join runs a node until the test ends.
-func join(t *testing.T, name string, cfg etcd.Config) *member {
+func join(t testing.TB, name string, cfg etcd.Config) *member {
 	t.Helper()
 	m := &member{t: t, name: name, store: open(t, cfg)}
 	m.Keeper = (&leasetest.Cluster{Store: m.store}).Keeper(t, name)
-	m.Announce(peer.Node{Addresses: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, name[len(name)-1]})}})
+	m.announced = peer.Node{Addresses: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, name[len(name)-1]})}}
+	m.Announce(m.announced)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -115,7 +117,7 @@ func (m *member) now() peer.View {
 }
 
 // eventually waits for a condition.
-func eventually(t *testing.T, what string, ok func() bool) {
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -448,6 +450,7 @@ func TestNewRefuses(t *testing.T) {
 		{etcd.Config{Endpoints: []string{"http://192.0.2.1:2379"}}, "not encrypted"},
 		{etcd.Config{Endpoints: []string{"https://192.0.2.1:2379", "http://127.0.0.1:2379"}}, "some are http and some https"},
 		{etcd.Config{Endpoints: []string{"http://127.0.0.1:2379"}, Cluster: "a/b"}, "cluster name"},
+		{etcd.Config{Endpoints: []string{"http://127.0.0.1:2379"}, TTL: time.Second}, "at least 2s"},
 		{etcd.Config{Endpoints: []string{"https://127.0.0.1:2379"}, CA: "/nonexistent"}, "certificate authority"},
 		{etcd.Config{Endpoints: []string{"https://127.0.0.1:2379"}, Cert: "/nonexistent", Key: "/nonexistent"}, "this node's certificate"},
 	} {

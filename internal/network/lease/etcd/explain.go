@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -73,5 +74,8 @@ func oneLine(err error) string {
 	for _, noise := range []string{"context deadline exceeded", "context canceled", "rpc error: code = Unavailable desc = ", "connection error: desc = ", "latest balancer error: ", "transport: ", "while waiting for connections to become ready", "received context error"} {
 		text = strings.ReplaceAll(text, noise, "")
 	}
-	return strings.Trim(text, " :,;\"")
+	return strings.Trim(connection.ReplaceAllString(text, "tcp $1"), " :,;\"")
 }
+
+// connection is how errors name a connection. The near end is different each time.
+var connection = regexp.MustCompile(`tcp \S+->(\S+)`)

@@ -87,6 +87,7 @@ func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func
 			if !ok {
 				return errors.New("the watch has ended")
 			}
+			s.observed(resp.Header.Revision)
 			for _, e := range resp.Events {
 				if e.Type == clientv3.EventTypeDelete {
 					all.remove(string(e.Kv.Key))

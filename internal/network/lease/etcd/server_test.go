@@ -22,7 +22,7 @@ import (
 
 // server is a member of a real etcd on loopback.
 type server struct {
-	t       *testing.T
+	t       testing.TB
 	name    string
 	dir     string
 	url     string // for clients
@@ -32,7 +32,7 @@ type server struct {
 }
 
 // ports returns TCP ports on loopback that were free just now.
-func ports(t *testing.T, n int) (out []int) {
+func ports(t testing.TB, n int) (out []int) {
 	t.Helper()
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -46,14 +46,14 @@ func ports(t *testing.T, n int) (out []int) {
 }
 
 // start starts etcd with a single member, and waits until it answers.
-func start(t *testing.T, args ...string) *server {
+func start(t testing.TB, args ...string) *server {
 	t.Helper()
 	return startMembers(t, 1, args...)[0]
 }
 
 // startMembers starts an etcd of some members. The test retries with other ports if those are taken
 // meanwhile.
-func startMembers(t *testing.T, members int, args ...string) []*server {
+func startMembers(t testing.TB, members int, args ...string) []*server {
 	t.Helper()
 	hosttest.Program(t, "etcd")
 	scheme := "http"

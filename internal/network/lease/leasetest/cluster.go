@@ -53,7 +53,7 @@ func (c *Cluster) Join(t *testing.T, name string, _ netip.Addr) peer.Registry {
 }
 
 // Keeper returns the Keeper of a node. It has the journal of the one before.
-func (c *Cluster) Keeper(t *testing.T, name string) *lease.Keeper {
+func (c *Cluster) Keeper(t testing.TB, name string) *lease.Keeper {
 	t.Helper()
 	if c.journals == nil {
 		c.journals = map[string]*Journal{}
