@@ -32,12 +32,13 @@ type PodNetwork struct {
 // Etcd says how to reach etcd. It is used only with network-store etcd.
 type Etcd struct {
 	EtcdEndpoints []string `key:"etcd-endpoints" help:"URLs of the members of etcd, https://HOST:2379"`
-	EtcdPrefix    string   `key:"etcd-prefix" help:"prefix of the keys in etcd; networks that share an etcd need different ones"`
+	EtcdCluster   string   `key:"etcd-cluster" help:"name of the pod network in etcd, whose keys begin with /husk/NAME/; networks that share an etcd need different ones"`
 	EtcdCA        string   `key:"etcd-ca-file" help:"CA certificates of etcd; the system's if empty"`
 	EtcdCert      string   `key:"etcd-cert-file" help:"client certificate for etcd"`
 	EtcdKey       string   `key:"etcd-key-file" help:"private key of that certificate"`
 	EtcdUser      string   `key:"etcd-user" help:"user name in etcd"`
 	EtcdPassword  string   `key:"etcd-password-file" help:"file with that user's password"`
+	EtcdInsecure  bool     `key:"etcd-insecure" help:"allow etcd-endpoints of other machines without TLS"`
 }
 
 // Prefixes returns the pod subnets, at most one of each address family.
@@ -99,9 +100,6 @@ func (e *Etcd) checkEtcd(used bool, bad func(key, format string, args ...any)) {
 		if u, err := url.Parse(s); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" {
 			bad("etcd-endpoints", "%q is not of the form https://HOST:2379", s)
 		}
-	}
-	if !strings.HasPrefix(e.EtcdPrefix, "/") || strings.HasSuffix(e.EtcdPrefix, "/") {
-		bad("etcd-prefix", "%q: begin it with / and don't end it so", e.EtcdPrefix)
 	}
 	if (e.EtcdCert == "") != (e.EtcdKey == "") {
 		bad("etcd-cert-file", "set both it and etcd-key-file, or neither")

@@ -172,7 +172,7 @@ func (d *daemon) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if d.nodes, err = openNodes(d); err != nil {
+	if d.nodes, err = openNodes(d, subnets); err != nil {
 		return err
 	}
 	var opening errgroup.Group
@@ -198,7 +198,7 @@ func (d *daemon) open(ctx context.Context) error {
 	if err := opening.Wait(); err != nil {
 		return err
 	}
-	if err := d.nodes.connect(d.network, subnets); err != nil {
+	if err := d.nodes.connect(d.network); err != nil {
 		return err
 	}
 	d.plugin = &plugin.Plugin{Linger: linger, Log: d.log}

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -9,14 +10,20 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/huskd/husk/internal/config"
+	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/heartbeat"
+	"github.com/huskd/husk/internal/network/lease"
+	"github.com/huskd/husk/internal/network/lease/claim"
+	"github.com/huskd/husk/internal/network/lease/etcd"
 	"github.com/huskd/husk/internal/network/lease/file"
+	"github.com/huskd/husk/internal/network/lease/kubernetes"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/overlay"
 	"github.com/huskd/husk/internal/network/peer"
@@ -27,6 +34,7 @@ import (
 // nothing, on a node by itself.
 type podNodes struct {
 	d        *daemon
+	subnets  []netip.Prefix // of the pods of all nodes
 	registry peer.Registry
 	kernel   *overlay.Overlay
 	prober   *heartbeat.Prober
@@ -37,14 +45,14 @@ type podNodes struct {
 }
 
 // openNodes opens what a node of several needs. Nothing changes in the kernel yet.
-func openNodes(d *daemon) (*podNodes, error) {
+func openNodes(d *daemon, subnets []netip.Prefix) (*podNodes, error) {
 	if d.cfg.Store == config.StoreNone {
 		return nil, nil
 	}
 	if err := checkNodeIPs(d.cfg); err != nil {
 		return nil, err
 	}
-	n := &podNodes{d: d}
+	n := &podNodes{d: d, subnets: subnets}
 	err := n.open()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("network-store %s: %w", d.cfg.Store, err), n.close())
@@ -104,13 +112,93 @@ func (n *podNodes) findWays(noProgram error) error {
 
 func (n *podNodes) backend() backend.Backend { return backend.Backend(n.d.cfg.Backend) }
 
-func (n *podNodes) openRegistry() error {
+func (n *podNodes) openRegistry() (err error) {
 	name := nodeName(n.d.cfg)
 	switch n.d.cfg.Store {
 	case config.StoreFile:
 		n.registry = file.New(n.d.cfg.NodesFile, name, n.d.log)
+	case config.StoreKubernetes:
+		if n.d.membership.client == nil {
+			return errors.New("this machine has no client certificate of the cluster yet: start huskd with network-store none once")
+		}
+		n.registry = kubernetes.New(kubernetes.Config{Client: n.d.membership.client, Node: name, Journal: n.d.journal})
+	case config.StoreEtcd:
+		n.registry, err = n.openEtcd(name)
 	}
-	return nil
+	return err
+}
+
+func (n *podNodes) openEtcd(name string) (peer.Registry, error) {
+	c := n.d.cfg.Etcd
+	var password []byte
+	if c.EtcdPassword != "" {
+		var err error
+		if password, err = os.ReadFile(c.EtcdPassword); err != nil {
+			return nil, fmt.Errorf("etcd-password-file: %w", err)
+		}
+	}
+	store, err := etcd.New(etcd.Config{
+		Endpoints: c.EtcdEndpoints, Cluster: c.EtcdCluster, TTL: blockTTL, CA: c.EtcdCA, Cert: c.EtcdCert, Key: c.EtcdKey,
+		Username: c.EtcdUser, Password: strings.TrimSpace(string(password)), Insecure: c.EtcdInsecure,
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.closers = append(n.closers, store)
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	return lease.New(lease.Config{
+		Config: claim.Config{Node: name, Boot: boot, Pool: n.pool(), Store: "etcd at " + strings.Join(c.EtcdEndpoints, ",")},
+		Store:  store, Journal: savedClaims{n.d.journal}, Clock: lease.SystemClock{}, Log: n.d.log,
+	})
+}
+
+// blockTTL is how long a block stays a node's that can't reach the store. It starts pods during
+// that time.
+const blockTTL = 24 * time.Hour
+
+// pool returns the pool of blocks. Of an IPv6 subnet that is itself no larger than a node's usual
+// block, nodes take smaller ones.
+func (n *podNodes) pool() claim.Pool {
+	p := claim.Pool{Subnets: n.subnets, Length4: n.d.cfg.BlockLength, Length6: claim.DefaultLength6}
+	for _, s := range n.subnets {
+		if s.Addr().Is6() && s.Bits()+8 > p.Length6 {
+			p.Length6 = min(s.Bits()+16, 112)
+		}
+	}
+	return p
+}
+
+// savedClaims keeps the state of the node's claims in the journal.
+type savedClaims struct{ journal *journal.Journal }
+
+const claimsKey = "network/claims"
+
+// Load implements lease.Journal.
+func (s savedClaims) Load() (saved claim.Saved, err error) {
+	if data, ok := s.journal.Get(claimsKey); ok {
+		err = json.Unmarshal(data, &saved)
+	}
+	return saved, err
+}
+
+// Save implements lease.Journal.
+func (s savedClaims) Save(saved claim.Saved) error {
+	data, err := json.Marshal(saved)
+	if err != nil {
+		return err
+	}
+	if err := s.journal.Put(claimsKey, data); err != nil {
+		return err
+	}
+	return s.journal.Sync(context.Background())
+}
+
+func bootID() (string, error) {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id)), err
 }
 
 // may is network.Config.May: whether a pod may get an address of a block.
@@ -122,16 +210,16 @@ func (n *podNodes) may() func(netip.Prefix) error {
 }
 
 // connect makes the controller of the node's open network.
-func (n *podNodes) connect(pods *network.Network, subnets []netip.Prefix) error {
+func (n *podNodes) connect(pods *network.Network) error {
 	if n == nil {
 		return nil
 	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := bootID()
 	if err != nil {
 		return err
 	}
 	n.controller = nodes.New(nodes.Config{
-		Instance: n.d.instance, Name: nodeName(n.d.cfg), Boot: strings.TrimSpace(string(boot)), Cluster: subnets, Backend: n.backend(), Ways: n.ways,
+		Instance: n.d.instance, Name: nodeName(n.d.cfg), Boot: boot, Cluster: n.subnets, Backend: n.backend(), Ways: n.ways,
 		Store: n.d.cfg.Store, Registry: n.registry, Kernel: n.kernel, Prober: n.prober, Pods: pods, Log: n.d.log,
 	})
 	return nil

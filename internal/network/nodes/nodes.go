@@ -196,7 +196,7 @@ func (c *Controller) pass(ctx context.Context) error {
 	record.Blocks = view.Blocks
 	notes := slices.Clone(view.Notes)
 	if err := c.cfg.Pods.SetBlocks(ctx, view.Blocks); err != nil {
-		return c.failed(fmt.Errorf("blocks of this node: %w", err))
+		notes = append(notes, fmt.Sprintf("blocks of this node: %v", err)) // others are in use all the same
 	}
 	c.cfg.Registry.Used(c.cfg.Pods.Blocks())
 	peers, refused := peer.Accept(c.cfg.Cluster, record, view.Peers)
