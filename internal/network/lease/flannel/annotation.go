@@ -3,6 +3,7 @@ package flannel
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/huskd/husk/internal/network/peer"
@@ -21,14 +22,31 @@ const (
 	managed       = AnnotationPrefix + "kube-subnet-manager" // "true": flannel's nodes take note of the Node
 )
 
+// Assume returns the network of which a Node with these podCIDRs is a part, as far as annotations
+// tell it: in Kubernetes, the network's configuration is in a file of flanneld's pods.
+func Assume(b Backend, podCIDRs []netip.Prefix) Network {
+	n := Network{Backend: b}
+	switch b {
+	case VXLAN:
+		n.VNI, n.Port = defaultVNI, peer.VXLANPort
+	case WireGuard:
+		n.Port = peer.WireGuardPort
+	}
+	for _, block := range podCIDRs {
+		n.Ranges = append(n.Ranges, Range{Network: block})
+	}
+	return n
+}
+
+// BackendOf returns the backend of a Node with these annotations, and false if flannel's nodes
+// don't take note of it.
+func BackendOf(annotations map[string]string) (Backend, bool) {
+	return Backend(annotations[backendType]), annotations[managed] == "true"
+}
+
 // Annotations returns the annotations of a node. An error says what keeps the node from being a
 // part of the network.
 func (n Network) Annotations(node peer.Node) (map[string]string, error) {
-	for _, b := range node.Blocks {
-		if !slices.ContainsFunc(n.Ranges, func(r Range) bool { return r.Network.Bits() <= b.Bits() && r.Network.Contains(b.Addr()) }) {
-			return nil, fmt.Errorf("pod CIDR %v is outside flannel's network %v", b, n.Subnets())
-		}
-	}
 	a, err := n.attributes(node)
 	if err != nil {
 		return nil, err
@@ -37,7 +55,8 @@ func (n Network) Annotations(node peer.Node) (map[string]string, error) {
 	if present(a.BackendData) {
 		out[backendData] = string(a.BackendData)
 	}
-	if a.PublicIPv6 != nil && n.Ranges[len(n.Ranges)-1].Network.Addr().Is6() {
+	six := slices.ContainsFunc(n.Ranges, func(r Range) bool { return r.Network.Addr().Is6() })
+	if a.PublicIPv6 != nil && six {
 		out[publicIPv6], out[backendV6Data] = *a.PublicIPv6, null
 		if present(a.BackendV6Data) {
 			out[backendV6Data] = string(a.BackendV6Data)
@@ -47,21 +66,17 @@ func (n Network) Annotations(node peer.Node) (map[string]string, error) {
 }
 
 // FromAnnotations returns the record of a node with these annotations, apart from its name and
-// blocks, and whether the node is one of flannel's.
-func (n Network) FromAnnotations(annotations map[string]string) (node peer.Node, ok bool, err error) {
-	if annotations[managed] != "true" {
-		return node, false, nil
-	}
+// blocks.
+func (n Network) FromAnnotations(annotations map[string]string) (peer.Node, error) {
 	a := attributes{PublicIP: annotations[publicIP], BackendType: annotations[backendType]}
 	if text, ok := annotations[publicIPv6]; ok {
 		a.PublicIPv6 = &text
 	}
 	for key, into := range map[string]*json.RawMessage{backendData: &a.BackendData, backendV6Data: &a.BackendV6Data} {
 		if len(annotations[key]) > maxValue {
-			return node, true, fmt.Errorf("annotation %s of %d bytes: at most %d", key, len(annotations[key]), maxValue)
+			return peer.Node{}, fmt.Errorf("annotation %s of %d bytes: at most %d", key, len(annotations[key]), maxValue)
 		}
 		*into = json.RawMessage(annotations[key])
 	}
-	node, err = n.node(a)
-	return node, true, err
+	return n.node(a)
 }

@@ -127,8 +127,11 @@ func TestRecorded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, ok, err := n.FromAnnotations(annotations)
-		if again.Name, again.Blocks = node.Name, node.Blocks; err != nil || !ok || !again.Equal(node) {
+		if b, ok := flannel.BackendOf(annotations); !ok || b != n.Backend {
+			t.Errorf("the backend is %s, %v", b, ok)
+		}
+		again, err := n.FromAnnotations(annotations)
+		if again.Name, again.Blocks = node.Name, node.Blocks; err != nil || !again.Equal(node) {
 			t.Errorf("%v became %+v, %v", annotations, again, err)
 		}
 	}
@@ -153,8 +156,16 @@ func TestAnnotations(t *testing.T) {
 		t.Error(diff)
 	}
 	delete(got, prefix+"kube-subnet-manager")
-	if _, ok, err := n.FromAnnotations(got); ok || err != nil {
-		t.Errorf("without kube-subnet-manager: %v, %v", ok, err)
+	if _, ok := flannel.BackendOf(got); ok {
+		t.Error("a node without kube-subnet-manager is one of flannel's")
+	}
+	assumed := flannel.Assume(flannel.VXLAN, node.Blocks)
+	again, err := assumed.FromAnnotations(got)
+	if again.Name, again.Blocks, again.Tunneled = node.Name, node.Blocks, false; err != nil || !again.Equal(node) {
+		t.Errorf("without the configuration: %+v, %v", again, err)
+	}
+	if diff := cmp.Diff(want[prefix+"backend-v6-data"], must(assumed.Annotations(node))[prefix+"backend-v6-data"]); diff != "" {
+		t.Error(diff)
 	}
 }
 
@@ -203,10 +214,13 @@ func TestValueRefuses(t *testing.T) {
 			t.Errorf("annotations without %q", want)
 		}
 	}
-	node := peer.Node{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.7")}, Blocks: []netip.Prefix{netip.MustParsePrefix("10.6.1.0/24")}}
-	if _, err := parse(t, recorded[2].config).Annotations(node); err == nil || err.Error() != "pod CIDR 10.6.1.0/24 is outside flannel's network [10.5.0.0/16]" {
-		t.Errorf("got %v", err)
+}
+
+func must(annotations map[string]string, err error) map[string]string {
+	if err != nil {
+		panic(err)
 	}
+	return annotations
 }
 
 func TestOutside(t *testing.T) {

@@ -23,6 +23,8 @@ const (
 	ConfigKey     = "/config"
 )
 
+const defaultVNI = 1
+
 // Backend is flannel's name of the way between its nodes.
 type Backend string
 
@@ -97,7 +99,7 @@ func (c configuration) network() (n Network, err error) {
 	n.Backend, n.DirectRouting = Backend(c.Backend.Type), c.Backend.DirectRouting
 	switch n.Backend {
 	case VXLAN:
-		n.VNI, n.Port = 1, peer.VXLANPort
+		n.VNI, n.Port = defaultVNI, peer.VXLANPort
 		if c.Backend.VNI != nil {
 			n.VNI = *c.Backend.VNI
 		}

@@ -9,10 +9,12 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -54,12 +56,11 @@ type Config struct {
 	// Node is the name of this node's Node.
 	Node    string
 	Journal Journal
-	// Flannel, if set, is a flannel network in which this cluster's nodes take part: the registry
-	// reads flanneld's annotations too, and writes them beside its own.
-	Flannel *flannel.Network
 }
 
-// Registry follows the Nodes of an API server. It implements peer.Registry.
+// Registry follows the Nodes of an API server. It implements peer.Registry. Nodes with flanneld's
+// annotations are peers, too; as soon as there is one, this node has such annotations beside its
+// own.
 type Registry struct {
 	Config
 	changed chan struct{} // something on the server
@@ -71,6 +72,8 @@ type Registry struct {
 	known  bool                   // whether blocks are known, from the server or the journal
 	gone   bool                   // whether the server has no Node of this name
 	blocks []netip.Prefix         // this node's
+	// flannel is the backend of the flannel network that some nodes are in, and empty if none is.
+	flannel flannel.Backend
 }
 
 var _ peer.Registry = (*Registry)(nil)
@@ -110,10 +113,11 @@ func (r *Registry) Run(ctx context.Context, update func(peer.View)) error {
 		if !cache.Synced() || ctx.Err() != nil {
 			continue
 		}
-		wake(r.due)
-		v := view(r.Node, cache.All())
+		v, backend := view(r.Node, cache.All())
 		own, exists := cache.Get("", r.Node)
 		r.take(own, exists)
+		r.join(backend)
+		wake(r.due)
 		if last == nil || !same(*last, v) {
 			update(v)
 			last = &v
@@ -142,6 +146,13 @@ func (r *Registry) take(own *entry, exists bool) {
 		err = fmt.Errorf("record the pod CIDRs of node %s: %w", r.Node, err)
 	}
 	r.Client.LogOnce("recording the pod CIDRs", err)
+}
+
+// join makes this node a part of a flannel network, for good.
+func (r *Registry) join(b flannel.Backend) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.flannel = cmp.Or(b, r.flannel)
 }
 
 // Announce implements peer.Registry.
@@ -221,7 +232,7 @@ func (r *Registry) write(ctx context.Context) {
 // patch returns the patch that is needed on the server's Node, or an empty string.
 func (r *Registry) patch() (string, error) {
 	r.mu.Lock()
-	record, cache := r.record, r.nodes
+	record, cache, backend := r.record, r.nodes, r.flannel
 	r.mu.Unlock()
 	if record == nil || cache == nil {
 		return "", nil
@@ -232,7 +243,7 @@ func (r *Registry) patch() (string, error) {
 	}
 	n := *record
 	n.Blocks = own.peer.Blocks
-	want, fault := r.annotations(n)
+	want, fault := annotations(n, backend)
 	for key, text := range want {
 		if own.annotations[key] == text {
 			delete(want, key)
@@ -249,19 +260,17 @@ func (r *Registry) patch() (string, error) {
 }
 
 // annotations returns the annotations for a record. An error says that it can't be told to
-// flannel's nodes.
-func (r *Registry) annotations(n peer.Node) (map[string]string, error) {
+// flannel's nodes, whose backend is given.
+func annotations(n peer.Node, b flannel.Backend) (map[string]string, error) {
 	data, err := json.Marshal(n)
 	if err != nil {
 		return nil, err
 	}
 	out := map[string]string{Annotation: string(data)}
-	if r.Flannel == nil {
+	if b == "" {
 		return out, nil
 	}
-	theirs, err := r.Flannel.Annotations(n)
-	for key, text := range theirs {
-		out[key] = text
-	}
+	theirs, err := flannel.Assume(b, n.Blocks).Annotations(n)
+	maps.Copy(out, theirs)
 	return out, err
 }

@@ -23,7 +23,6 @@ import (
 
 	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/cluster/clustertest"
-	"github.com/huskd/husk/internal/network/lease/flannel"
 	"github.com/huskd/husk/internal/network/lease/kubernetes"
 	"github.com/huskd/husk/internal/network/peer"
 	"github.com/huskd/husk/internal/network/peer/peertest"
@@ -44,7 +43,6 @@ type server struct {
 	mu       sync.Mutex
 	nodes    map[string]*corev1.Node
 	journals map[string]*journal
-	flannel  *flannel.Network
 	refuse   func(r *http.Request) bool // whether to answer a request with 403
 }
 
@@ -140,7 +138,7 @@ func (s *server) registry(name string) *kubernetes.Registry {
 	if s.journals[name] == nil {
 		s.journals[name] = &journal{records: map[string][]byte{}}
 	}
-	return kubernetes.New(kubernetes.Config{Client: client, Node: name, Journal: s.journals[name], Flannel: s.flannel})
+	return kubernetes.New(kubernetes.Config{Client: client, Node: name, Journal: s.journals[name]})
 }
 
 // Join implements peertest.Cluster: the Node gets pod CIDRs from its address, as from a controller.
@@ -277,7 +275,7 @@ func TestAnnotationIsKept(t *testing.T) {
 		s.edit("here", func(n *corev1.Node) { spoil(n.Annotations) })
 		clustertest.Eventually(t, func() string {
 			n, err := peer.Parse([]byte(s.node("here").Annotations[kubernetes.Annotation]))
-			if err != nil || n.Name != "here" || n.MTU != 1500 || len(n.Blocks) != 2 {
+			if err != nil || n.Name != "here" || n.MTU != 1500 || len(n.Blocks) != 2 || len(s.node("here").Annotations) != 1 {
 				return fmt.Sprintf("the annotation is %v, %v", n, err)
 			}
 			return ""
@@ -316,7 +314,7 @@ func TestOthers(t *testing.T) {
 		"node n2: record of node n2: address 127.0.0.1 is not one that other nodes can reach",
 		"node n3: annotation husk.dev/network of 20007 bytes: at most 16384",
 		"node y: pod CIDRs [224.0.0.0/24]: block 224.0.0.0/24 has addresses that pods can't have",
-		"pods of these nodes aren't reached, as the nodes have no annotation husk.dev/network (is Husk their pod network?): x1, x2, x3 and 2 more",
+		"pods of these nodes aren't reached, as the nodes have no annotation husk.dev/network, and are none of flannel's: x1, x2, x3 and 2 more",
 	}
 	if !slices.Equal(v.Notes, want) {
 		t.Errorf("got notes\n%s\nwant\n%s", strings.Join(v.Notes, "\n"), strings.Join(want, "\n"))
@@ -345,11 +343,6 @@ func TestNoCIDRs(t *testing.T) {
 // TestFlannel: nodes of Husk and flannel know each other.
 func TestFlannel(t *testing.T) {
 	s := newServer(t)
-	network, err := flannel.ParseNetwork([]byte(`{"Network":"10.201.0.0/16","Backend":{"Type":"vxlan"}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.flannel = &network
 	for name, number := range map[string]int{"here": 1, "husk": 2, "flanneld": 3} {
 		s.edit(name, func(n *corev1.Node) { n.Spec.PodCIDRs = []string{fmt.Sprintf("10.201.%d.0/24", number)} })
 	}

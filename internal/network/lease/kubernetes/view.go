@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -25,6 +26,8 @@ type entry struct {
 	peer peer.Node
 	// silent means that the node has no record.
 	silent bool
+	// flannel is the backend of a node of flannel.
+	flannel flannel.Backend
 	// note says what about the Node can't be used.
 	note string
 	// annotations are those that this node writes to its own Node; nil for the others.
@@ -33,7 +36,7 @@ type entry struct {
 
 // Equal reports whether two entries are the same.
 func (e *entry) Equal(o *entry) bool {
-	return e.silent == o.silent && e.note == o.note && e.peer.Equal(o.peer) && maps.Equal(e.annotations, o.annotations)
+	return e.silent == o.silent && e.flannel == o.flannel && e.note == o.note && e.peer.Equal(o.peer) && maps.Equal(e.annotations, o.annotations)
 }
 
 // keep returns the entry of a Node.
@@ -49,7 +52,7 @@ func (r *Registry) keep(n *corev1.Node) *entry {
 	}
 	blocks, err := podCIDRs(n)
 	if err == nil && n.Name != r.Node {
-		e.silent, err = e.read(r.Flannel, n.Annotations)
+		err = e.read(blocks, n.Annotations)
 	}
 	e.peer.Name, e.peer.Blocks = n.Name, blocks
 	if err == nil && !e.silent && n.Name != r.Node {
@@ -61,23 +64,27 @@ func (r *Registry) keep(n *corev1.Node) *entry {
 	return e
 }
 
-// read reads the record in the annotations of a Node, and reports whether there is none.
-func (e *entry) read(network *flannel.Network, annotations map[string]string) (silent bool, err error) {
+// read reads the record in the annotations of a Node, if there is one.
+func (e *entry) read(blocks []netip.Prefix, annotations map[string]string) (err error) {
 	if text, ok := annotations[Annotation]; ok {
 		if len(text) > maxRecord {
-			return false, fmt.Errorf("annotation %s of %d bytes: at most %d", Annotation, len(text), maxRecord)
+			return fmt.Errorf("annotation %s of %d bytes: at most %d", Annotation, len(text), maxRecord)
 		}
 		if err := json.Unmarshal([]byte(text), &e.peer); err != nil {
-			return false, fmt.Errorf("annotation %s: %w", Annotation, err)
+			return fmt.Errorf("annotation %s: %w", Annotation, err)
 		}
-		return false, nil
+		return nil
 	}
-	if network == nil {
-		return true, nil
+	backend, ok := flannel.BackendOf(annotations)
+	if !ok || len(blocks) == 0 {
+		e.silent = true
+		return nil
 	}
-	record, ok, err := network.FromAnnotations(annotations)
-	e.peer = record
-	return !ok, err
+	e.peer, err = flannel.Assume(backend, blocks).FromAnnotations(annotations)
+	if err == nil {
+		e.flannel = backend
+	}
+	return err
 }
 
 func podCIDRs(n *corev1.Node) (blocks []netip.Prefix, err error) {
@@ -101,8 +108,8 @@ const maxNotes = 20
 // needsController says where podCIDRs come from.
 const needsController = "kube-controller-manager gives them to nodes with --allocate-node-cidrs and --cluster-cidr"
 
-// view returns what a node has to know of the Nodes.
-func view(self string, entries []*entry) (v peer.View) {
+// view returns what a node has to know of the Nodes, and the backend of those of flannel.
+func view(self string, entries []*entry) (v peer.View, backend flannel.Backend) {
 	slices.SortFunc(entries, func(a, b *entry) int { return strings.Compare(a.peer.Name, b.peer.Name) })
 	v.Peers = make([]peer.Node, 0, len(entries))
 	var silent []string
@@ -121,6 +128,7 @@ func view(self string, entries []*entry) (v peer.View) {
 		case e.note != "":
 		case !e.silent:
 			v.Peers = append(v.Peers, e.peer)
+			backend = cmp.Or(backend, e.flannel)
 		case len(e.peer.Blocks) > 0:
 			silent = append(silent, e.peer.Name)
 		}
@@ -134,7 +142,7 @@ func view(self string, entries []*entry) (v peer.View) {
 	if len(silent) > 0 {
 		v.Notes = append(v.Notes, silence(silent))
 	}
-	return v
+	return v, backend
 }
 
 // silence returns the note about nodes without a record.
@@ -144,7 +152,7 @@ func silence(names []string) string {
 	if more := len(names) - shown; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
-	return fmt.Sprintf("pods of these nodes aren't reached, as the nodes have no annotation %s (is Husk their pod network?): %s", Annotation, text)
+	return fmt.Sprintf("pods of these nodes aren't reached, as the nodes have no annotation %s, and are none of flannel's: %s", Annotation, text)
 }
 
 func same(a, b peer.View) bool {
