@@ -373,6 +373,30 @@ func TestWithoutIPv6(t *testing.T) {
 	n.agrees()
 }
 
+// TestSourceGone removes the address that the node sends from itself: pods go on.
+func TestSourceGone(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, layout{2, true, "4"})
+	for _, n := range l.nodes {
+		n.self.Record.IPIP, n.self.Record.WireGuard = false, nil
+	}
+	l.apply(backend.OnlyVXLAN)
+	n := l.nodes[0]
+	l.ip(n.path, "addr del 10.201.1.1/32 dev lo")
+	l.ip(n.path, "-6 addr del fd68:0:0:1::1/128 dev lo")
+	for range 2 {
+		if _, err := n.Apply(n.plan); err == nil || !strings.Contains(err.Error(), "route 10.201.2.0/24") || !strings.Contains(err.Error(), "route fd68:0:0:2::/64") {
+			t.Errorf("Apply: %v", err)
+		}
+		l.reach("46")
+	}
+	l.ip(n.path, "addr add 10.201.1.1/32 dev lo scope link")
+	l.ip(n.path, "addr add fd68:0:0:1::1/128 dev lo nodad preferred_lft 0")
+	_, err := n.Apply(n.plan)
+	must(t, err)
+	n.agrees()
+}
+
 // TestHealing has others remove what is Husk's.
 func TestHealing(t *testing.T) {
 	t.Parallel()

@@ -25,6 +25,8 @@ type batch struct {
 	o        *Overlay
 	requests []*nl.NetlinkRequest
 	describe []func() string
+	// fallback are by the index of a request what to send if the kernel finds it invalid.
+	fallback map[int]*nl.NetlinkRequest
 	removing bool // what is gone already isn't an error
 	errs     []error
 }
@@ -41,11 +43,16 @@ func (b *batch) flush() {
 		return
 	}
 	for i, a := range b.o.kernel.conn.Do(b.requests...) {
-		if a.Err != nil && (!b.removing || !isGone(a.Err)) {
-			b.fail(b.describe[i](), a.Err)
+		if a.Err == nil || b.removing && isGone(a.Err) {
+			continue
+		}
+		b.fail(b.describe[i](), a.Err)
+		if req, ok := b.fallback[i]; ok && errors.Is(a.Err, unix.EINVAL) {
+			_ = b.o.kernel.do(req)
 		}
 	}
 	b.requests, b.describe = b.requests[:0], b.describe[:0]
+	clear(b.fallback)
 }
 
 func (b *batch) fail(object string, err error) {
@@ -71,7 +78,7 @@ func isGone(err error) bool {
 // update changes have into want. Neighbours, forwarding entries and tunnels exist before the routes
 // that need them, and are removed after these.
 func (o *Overlay) update(have, want objects) error {
-	b := &batch{o: o}
+	b := &batch{o: o, fallback: map[int]*nl.NetlinkRequest{}}
 	neighbours := deltaOf(have.neighbours, want.neighbours, same[plan.MAC])
 	forwards := deltaOf(have.forwards, want.forwards, same[netip.Addr])
 	tunnels := deltaOf(have.tunnels, want.tunnels, tunnel.equal)
@@ -156,6 +163,13 @@ func (b *batch) route(verb, creation int, k routeKey, r route) {
 			return
 		}
 		hops[i] = rtnetlink.Hop{Link: index, Via: h.via}
+	}
+	if r.source.IsValid() {
+		// Pods need the route even while the node lacks the address that it sends from itself. The
+		// error remains, so the caller tries again.
+		other := planned
+		other.Source = netip.Addr{}
+		b.fallback[len(b.requests)] = rtnetlink.RouteBy(verb, unix.NLM_F_REPLACE, other, hops...)
 	}
 	b.add(rtnetlink.RouteBy(verb, creation, planned, hops...), describe)
 }
