@@ -280,6 +280,43 @@ func (s *simulation) schedule(rng *rand.Rand) {
 	}
 }
 
+// heal mends all links, and checks that the cluster recovers: each node can use all of its blocks,
+// no claim is left that nobody uses, and no node is without a block while one is free.
+func (s *simulation) heal() {
+	for _, n := range s.nodes {
+		n.link.mu.Lock()
+		n.link.cut, n.link.loss, n.link.slow = false, 0, 10*time.Millisecond
+		n.link.mu.Unlock()
+	}
+	time.Sleep(5 * simTTL) // sessions of machines that are gone end
+	s.check()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	wrong := func(format string, args ...any) {
+		if s.wrong == "" {
+			s.wrong = fmt.Sprintf("after the links were mended: "+format, args...)
+		}
+	}
+	claims := s.store.Claims()
+	used := 0
+	for _, n := range s.nodes {
+		usable, view := n.keeper.Usable(), n.view()
+		used += len(usable)
+		if len(usable) != len(view.Blocks) {
+			wrong("%s may use %v of its blocks %v: %v", n.name, usable, view.Blocks, view.Notes)
+		}
+		if len(usable) == 0 && len(claims) < simNodes {
+			wrong("%s has no block, though only %v are claimed: %v", n.name, claims, view.Notes)
+		}
+		if len(view.Peers) != len(s.nodes)-1 {
+			wrong("%s sees %d peers: %v", n.name, len(view.Peers), view.Notes)
+		}
+	}
+	if used != len(claims) {
+		wrong("%d blocks are used, and claimed are %v", used, claims)
+	}
+}
+
 func (s *simulation) setLink(n *simNode, rng *rand.Rand, cut bool) {
 	n.link.mu.Lock()
 	defer n.link.mu.Unlock()
@@ -332,6 +369,9 @@ func simulate(t *testing.T, seed uint64, b bug, tracing bool) (steps int, able f
 		s := newSimulation(t, rng, b, simNodes)
 		s.tracing = tracing
 		s.schedule(rng)
+		if s.violation() == "" {
+			s.heal()
+		}
 		s.stop()
 		for _, line := range s.trace {
 			t.Log(line)

@@ -216,6 +216,13 @@ func (f *Fake) Holder(block netip.Prefix) claim.Claim {
 	return f.claims[block]
 }
 
+// Claims returns all claims, in the order of their blocks.
+func (f *Fake) Claims() []claim.Claim {
+	f.lock()
+	defer f.mu.Unlock()
+	return f.snapshot().Claims
+}
+
 // Backup returns a function that restores what the store has now. All sessions then have their
 // whole TTL again.
 func (f *Fake) Backup() (restore func()) {
