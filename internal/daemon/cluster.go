@@ -34,10 +34,11 @@ import (
 // is configured.
 type membership struct {
 	d *daemon
-	// client is nil until the node has bootstrapped.
-	client   *cluster.Client
-	identity *identity
-	reporter atomic.Pointer[podstatus.Reporter]
+	// client is nil until the node has bootstrapped. Then connection is closed.
+	client     *cluster.Client
+	connection chan struct{}
+	identity   *identity
+	reporter   atomic.Pointer[podstatus.Reporter]
 	// devicesChanged is called when device plugins have changed something.
 	devicesChanged atomic.Pointer[func()]
 }
@@ -54,7 +55,7 @@ func newMembership(d *daemon) (*membership, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &membership{d: d, identity: id}
+	m := &membership{d: d, identity: id, connection: make(chan struct{})}
 	if id.bootstrap == nil {
 		m.client, err = cluster.New(d.cfg.Kubeconfig, d.log)
 	}
@@ -96,8 +97,19 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group, keeper *
 	return nil
 }
 
+// connect returns the client once the node has one, or the error of ctx.
+func (m *membership) connect(ctx context.Context) (*cluster.Client, error) {
+	select {
+	case <-m.connection:
+		return m.client, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 // start runs this machine as a node of the cluster until ctx ends.
 func (m *membership) start(ctx context.Context, running *errgroup.Group, keeper *housekeeping.Housekeeper) error {
+	close(m.connection)
 	m.identity.renew(ctx, running, m.client)
 	machine, err := m.machine()
 	if err != nil {

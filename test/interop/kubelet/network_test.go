@@ -43,7 +43,7 @@ func TestNetworkRegistry(t *testing.T) {
 		"contexts: [{name: x, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: %s}}]\ncurrent-context: x\n", c.config.Host, nodeToken))
 	client, err := huskcluster.New(path, slog.New(slog.DiscardHandler))
 	c.must(err)
-	r := kubernetes.New(kubernetes.Config{Client: client, Node: "node", Journal: noJournal{}})
+	r := kubernetes.New(kubernetes.Config{Connect: func(context.Context) (*huskcluster.Client, error) { return client, nil }, Node: "node", Journal: noJournal{}})
 	r.Announce(peer.Node{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.7")}, MTU: 1500})
 
 	var mu sync.Mutex

@@ -52,7 +52,9 @@ const journalKey = "node-pod-cidrs"
 
 // Config configures a Registry.
 type Config struct {
-	Client *cluster.Client
+	// Connect returns a client of the API server once the node has a certificate for it, or the
+	// error of ctx.
+	Connect func(ctx context.Context) (*cluster.Client, error)
 	// Node is the name of this node's Node.
 	Node    string
 	Journal Journal
@@ -67,7 +69,8 @@ type Registry struct {
 	due     chan struct{} // something that may have to be written
 
 	mu     sync.Mutex
-	nodes  *cluster.Cache[*entry] // nil before Run
+	client *cluster.Client        // nil before Connect has returned, and set only once
+	nodes  *cluster.Cache[*entry] // nil as long as client is
 	record *peer.Node             // what was announced
 	known  bool                   // whether blocks are known, from the server or the journal
 	gone   bool                   // whether the server has no Node of this name
@@ -96,9 +99,16 @@ func wake(c chan struct{}) {
 
 // Run implements peer.Registry.
 func (r *Registry) Run(ctx context.Context, update func(peer.View)) error {
-	cache := cluster.Project(ctx, r.Client, cluster.List{Path: nodes, Item: &corev1.Node{}, List: &corev1.NodeList{}}, r.keep, func() { wake(r.changed) })
+	client, err := r.Connect(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	cache := cluster.Project(ctx, client, cluster.List{Path: nodes, Item: &corev1.Node{}, List: &corev1.NodeList{}}, r.keep, func() { wake(r.changed) })
 	r.mu.Lock()
-	r.nodes = cache
+	r.client, r.nodes = client, cache
 	r.mu.Unlock()
 	var writer sync.WaitGroup
 	writer.Go(func() { r.write(ctx) })
@@ -145,7 +155,7 @@ func (r *Registry) take(own *entry, exists bool) {
 	if err != nil {
 		err = fmt.Errorf("record the pod CIDRs of node %s: %w", r.Node, err)
 	}
-	r.Client.LogOnce("recording the pod CIDRs", err)
+	r.client.LogOnce("recording the pod CIDRs", err)
 }
 
 // join makes this node a part of a flannel network, for good.
@@ -171,14 +181,16 @@ func (r *Registry) May(block netip.Prefix) error {
 	switch {
 	case slices.Contains(r.blocks, block):
 		return nil
-	case !r.known && r.nodes != nil && r.nodes.Err() != nil:
+	case !r.known && r.nodes == nil:
+		return fmt.Errorf("node %s has no connection to the API server yet, and its pod subnets are those of its Node there", r.Node)
+	case !r.known && r.nodes.Err() != nil:
 		return fmt.Errorf("pod subnets of node %s: %w", r.Node, explain(r.nodes.Err()))
 	case !r.known:
-		return fmt.Errorf("the API server at %s hasn't sent its nodes yet, and with them the pod subnets of node %s", r.Client.Server, r.Node)
+		return fmt.Errorf("the API server at %s hasn't sent its nodes yet, and with them the pod subnets of node %s", r.client.Server, r.Node)
 	case r.gone:
-		return fmt.Errorf("the API server at %s has no Node %s, so its pod subnets may be another's", r.Client.Server, r.Node)
+		return fmt.Errorf("the API server at %s has no Node %s, so its pod subnets may be another's", r.client.Server, r.Node)
 	case len(r.blocks) == 0:
-		return fmt.Errorf("the API server at %s has no podCIDRs for node %s yet: %s", r.Client.Server, r.Node, needsController)
+		return fmt.Errorf("the API server at %s has no podCIDRs for node %s yet: %s", r.client.Server, r.Node, needsController)
 	default:
 		return fmt.Errorf("%v is not among the podCIDRs of node %s, which are %v", block, r.Node, r.blocks)
 	}
@@ -219,13 +231,13 @@ func (r *Registry) write(ctx context.Context) {
 				retry = time.After(wait)
 				continue
 			}
-			if err = r.Client.Patch(ctx, nodes+"/"+r.Node, []byte(patch), &corev1.Node{}); err == nil {
+			if err = r.client.Patch(ctx, nodes+"/"+r.Node, []byte(patch), &corev1.Node{}); err == nil {
 				written, at, pause = patch, time.Now(), firstRetry
 			} else if !apierrors.IsNotFound(err) { // if it is, the Node is made anew, which shows
 				retry, pause = time.After(pause), min(2*pause, lastRetry)
 			}
 		}
-		r.Client.LogOnce("the network annotations of this node", err)
+		r.client.LogOnce("the network annotations of this node", err)
 	}
 }
 

@@ -28,6 +28,11 @@ import (
 	"github.com/huskd/husk/internal/network/peer/peertest"
 )
 
+// connected returns a Connect that returns at once.
+func connected(client *cluster.Client) func(context.Context) (*cluster.Client, error) {
+	return func(context.Context) (*cluster.Client, error) { return client, nil }
+}
+
 func TestMain(m *testing.M) {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	goleak.VerifyTestMain(m)
@@ -138,7 +143,7 @@ func (s *server) registry(name string) *kubernetes.Registry {
 	if s.journals[name] == nil {
 		s.journals[name] = &journal{records: map[string][]byte{}}
 	}
-	return kubernetes.New(kubernetes.Config{Client: client, Node: name, Journal: s.journals[name]})
+	return kubernetes.New(kubernetes.Config{Connect: connected(client), Node: name, Journal: s.journals[name]})
 }
 
 // Join implements peertest.Cluster: the Node gets pod CIDRs from its address, as from a controller.
@@ -424,7 +429,7 @@ func BenchmarkNodes(b *testing.B) {
 
 		before = heap()
 		ctx, cancel = context.WithCancel(context.Background())
-		r := kubernetes.New(kubernetes.Config{Client: client, Node: "node-0000.example.com", Journal: &journal{records: map[string][]byte{}}})
+		r := kubernetes.New(kubernetes.Config{Connect: connected(client), Node: "node-0000.example.com", Journal: &journal{records: map[string][]byte{}}})
 		views, ended := make(chan peer.View, 8), make(chan error, 1)
 		go func() { ended <- r.Run(ctx, func(v peer.View) { views <- v }) }()
 		v := <-views
