@@ -14,6 +14,7 @@ const (
 	StoreNone       = "none"
 	StoreFile       = "file"
 	StoreEtcd       = "etcd"
+	StoreFlannel    = "flannel"
 	StoreKubernetes = "kubernetes"
 )
 
@@ -22,14 +23,14 @@ type PodNetwork struct {
 	Network     string   `key:"network-mode" help:"how pods are connected by the built-in network: ptp (routed) or bridge"`
 	Subnets     []string `key:"pod-subnets" help:"subnets of pod addresses, of this node or, with network-store, of all nodes: at most one IPv4 and one IPv6 prefix"`
 	Masquerade  bool     `key:"masquerade" help:"masquerade traffic that leaves the pod subnets with the node's address"`
-	Store       string   `key:"network-store" help:"where the nodes of a pod network find each other: none (this node is by itself), file, etcd or kubernetes"`
+	Store       string   `key:"network-store" help:"where the nodes of a pod network find each other: none (this node is by itself), file, etcd, flannel (etcd with the records of flanneld, to join its network) or kubernetes"`
 	Backend     string   `key:"network-backend" help:"how packets reach the pods of other nodes: host-gw, vxlan, ipip, wireguard, or auto, which takes the first of these that works"`
-	BlockLength int      `key:"pod-block-length" help:"prefix length of the IPv4 subnets that nodes take from pod-subnets in etcd"`
+	BlockLength int      `key:"pod-block-length" help:"prefix length of the IPv4 subnets that nodes take from pod-subnets in etcd; in a flannel network, its SubnetLen"`
 	NodesFile   string   `key:"nodes-file" help:"TOML file with the nodes and their pod subnets, for network-store file"`
 	Etcd
 }
 
-// Etcd says how to reach etcd. It is used only with network-store etcd.
+// Etcd says how to reach etcd. It is used only with network-store etcd and flannel.
 type Etcd struct {
 	EtcdEndpoints []string `key:"etcd-endpoints" help:"URLs of the members of etcd, https://HOST:2379"`
 	EtcdCluster   string   `key:"etcd-cluster" help:"name of the pod network in etcd, whose keys begin with /husk/NAME/; networks that share an etcd need different ones"`
@@ -67,7 +68,7 @@ func (p *PodNetwork) Prefixes() ([]netip.Prefix, error) {
 
 func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format string, args ...any), oneOf func(key, value string, of ...string)) {
 	oneOf("network-mode", p.Network, "ptp", "bridge")
-	oneOf("network-store", p.Store, StoreNone, StoreFile, StoreEtcd, StoreKubernetes)
+	oneOf("network-store", p.Store, StoreNone, StoreFile, StoreEtcd, StoreFlannel, StoreKubernetes)
 	oneOf("network-backend", p.Backend, "auto", "host-gw", "vxlan", "ipip", "wireguard")
 	if p.Store != StoreNone && p.Network == "bridge" {
 		bad("network-mode", "bridge is for nodes by themselves: use ptp with network-store %s", p.Store)
@@ -89,12 +90,12 @@ func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format str
 	if _, err := p.Prefixes(); err != nil {
 		bad("pod-subnets", "%w", err)
 	}
-	p.checkEtcd(p.Store == StoreEtcd, bad)
+	p.checkEtcd(p.Store == StoreEtcd || p.Store == StoreFlannel, bad)
 }
 
 func (e *Etcd) checkEtcd(used bool, bad func(key, format string, args ...any)) {
 	if used != (len(e.EtcdEndpoints) > 0) {
-		bad("etcd-endpoints", "set it and network-store etcd, or neither")
+		bad("etcd-endpoints", "set it and network-store etcd or flannel, or neither")
 	}
 	for _, s := range e.EtcdEndpoints {
 		if u, err := url.Parse(s); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" {

@@ -23,6 +23,7 @@ import (
 	"github.com/huskd/husk/internal/network/lease/claim"
 	"github.com/huskd/husk/internal/network/lease/etcd"
 	"github.com/huskd/husk/internal/network/lease/file"
+	"github.com/huskd/husk/internal/network/lease/flannel"
 	"github.com/huskd/husk/internal/network/lease/kubernetes"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/overlay"
@@ -118,11 +119,8 @@ func (n *podNodes) openRegistry() (err error) {
 	case config.StoreFile:
 		n.registry = file.New(n.d.cfg.NodesFile, name, n.d.log)
 	case config.StoreKubernetes:
-		if n.d.membership.client == nil {
-			return errors.New("this machine has no client certificate of the cluster yet: start huskd with network-store none once")
-		}
-		n.registry = kubernetes.New(kubernetes.Config{Client: n.d.membership.client, Node: name, Journal: n.d.journal})
-	case config.StoreEtcd:
+		n.registry = kubernetes.New(kubernetes.Config{Connect: n.d.membership.connect, Node: name, Journal: n.d.journal})
+	case config.StoreEtcd, config.StoreFlannel:
 		n.registry, err = n.openEtcd(name)
 	}
 	return err
@@ -137,10 +135,20 @@ func (n *podNodes) openEtcd(name string) (peer.Registry, error) {
 			return nil, fmt.Errorf("etcd-password-file: %w", err)
 		}
 	}
-	store, err := etcd.New(etcd.Config{
+	cfg := etcd.Config{
 		Endpoints: c.EtcdEndpoints, Cluster: c.EtcdCluster, TTL: blockTTL, CA: c.EtcdCA, Cert: c.EtcdCert, Key: c.EtcdKey,
 		Username: c.EtcdUser, Password: strings.TrimSpace(string(password)), Insecure: c.EtcdInsecure,
-	})
+	}
+	var store interface {
+		lease.Store
+		io.Closer
+	}
+	var err error
+	if n.d.cfg.Store == config.StoreFlannel {
+		store, err = etcd.NewFlannel(cfg, flannel.DefaultPrefix)
+	} else {
+		store, err = etcd.New(cfg)
+	}
 	if err != nil {
 		return nil, err
 	}
