@@ -208,7 +208,7 @@ type View struct {
 	// Blocks are this node's own.
 	Blocks []netip.Prefix
 	// Peers are the other nodes, in the order of their names. It is complete: a node that isn't
-	// there has left.
+	// there has left. Their records are parsed; Accept says which of them can be used.
 	Peers []Node
 	// Notes say what in the registry can't be used and why, one line each.
 	Notes []string

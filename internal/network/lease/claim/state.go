@@ -504,6 +504,9 @@ func (s *State) missing() string {
 	case s.Failure() != "" || !s.known:
 		return fmt.Sprintf("this node waits for %s to give it a block of pod addresses%s", s.cfg.Store, s.because())
 	}
+	if !s.announced {
+		return "this node doesn't know yet by which addresses other nodes reach it"
+	}
 	if notes := s.notes(); len(notes) > 0 {
 		return notes[0]
 	}

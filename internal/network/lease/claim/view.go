@@ -33,18 +33,14 @@ func (s *State) View() (peer.View, bool) {
 			bySession[c.Session] = append(blocks, c.Block)
 		}
 	}
-	records := make([]peer.Node, 0, len(s.snap.Records))
+	v.Peers = make([]peer.Node, 0, len(s.snap.Records))
 	for _, r := range s.snap.Records {
 		if r.Node.Name != s.cfg.Node {
 			r.Node.Blocks = bySession[r.Session]
-			records = append(records, r.Node)
+			v.Peers = append(v.Peers, r.Node)
 		}
 	}
-	self := s.record
-	self.Name, self.Blocks = s.cfg.Node, v.Blocks
-	peers, notes := peer.Accept(s.cfg.Pool.Subnets, self, records)
-	v.Peers = peers
-	v.Notes = slices.Concat(s.notes(), s.snap.Notes, notes)
+	v.Notes = slices.Concat(s.notes(), s.snap.Notes)
 	return v, true
 }
 
