@@ -116,6 +116,7 @@ func (n *Node) start() {
 	}
 	if n.Uplink != nil {
 		n.Uplink.plug(n.Net())
+		n.Uplink.settle()
 	} else {
 		n.wire()
 	}

@@ -221,7 +221,8 @@ func (s *Segment) Node() *Node {
 	return newNode(s.u.t, l.Name(), l)
 }
 
-// Host adds a host to the segment that is only a network namespace.
+// Host adds a host to the segment that is only a network namespace. The router may not answer it at
+// once.
 func (s *Segment) Host() *Uplink {
 	s.u.t.Helper()
 	l := s.uplink()
@@ -271,7 +272,6 @@ func (l *Uplink) plug(path string) {
 		commands = append(commands, fmt.Sprintf("route add default via %v dev up0", router.Addr()))
 	}
 	batch(t, path, commands...)
-	l.settle()
 }
 
 // settle waits for what the kernel does later: it adds the link-local route, which would look like
