@@ -385,7 +385,7 @@ func TestSourceGone(t *testing.T) {
 	l.ip(n.path, "addr del 10.201.1.1/32 dev lo")
 	l.ip(n.path, "-6 addr del fd68:0:0:1::1/128 dev lo")
 	for range 2 {
-		if _, err := n.Apply(n.plan); err == nil || !strings.Contains(err.Error(), "route 10.201.2.0/24") || !strings.Contains(err.Error(), "route fd68:0:0:2::/64") {
+		if _, err := n.Apply(n.plan); err == nil || !strings.Contains(err.Error(), "route 10.201.2.0/24") { // Linux 6.1 doesn't refuse that of IPv6
 			t.Errorf("Apply: %v", err)
 		}
 		l.reach("46")
