@@ -28,7 +28,7 @@ demo: deps build ## show a pod's life on this host, as root; KEEP=1 leaves it ru
 	@$(GO) build $(BUILD) -o bin/demo ./test/demo
 	@bin/demo $(if $(KEEP),-keep)
 
-demo-nodes: PACKAGES = $(PODS) busybox iproute2 iputils-ping nftables procps
+demo-nodes: PACKAGES = $(PODS) busybox etcd-server iproute2 iputils-ping nftables procps
 demo-nodes: deps build ## show the pod network of three nodes, made of namespaces on this host, as root
 	@$(GO) test -c -o bin/demo-nodes ./test/nodes
 	@HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$(CURDIR)/bin bin/demo-nodes -test.run '^TestDemo$$'

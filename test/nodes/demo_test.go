@@ -2,7 +2,6 @@ package nodes
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -15,21 +14,18 @@ import (
 // comes back; at the end nothing is left.
 func TestDemo(t *testing.T) {
 	began := time.Now()
-	title("three nodes: n1 and n2 on one link, n3 behind a router")
+	title("three nodes: n1 and n2 on one link, n3 behind a router; etcd runs on n1")
 	u := node.NewUnderlay(t)
 	near, far := u.Segment(node.Media{}), u.Segment(node.Media{})
-	c := newCluster(t, "auto", "46", near, near, far)
+	c := &cluster{t: t, nodes: []*machine{newMachine(t, near), newMachine(t, near), newMachine(t, far)}}
+	store := startEtcd(t, c.nodes[0])
 	for _, m := range c.nodes {
+		m.Binary("husk-wireguard")
+		m.flags = node.Flags("--pod-subnets", subnets, "--network-store", "etcd", "--etcd-endpoints", store.url(), "--etcd-insecure")
 		say("%s  %s", m.Uplink.Name(), joined(m.Uplink.Addresses))
 	}
-	data, err := os.ReadFile(c.file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	title("the file of nodes, which all of them read")
-	say("%s", strings.TrimSpace(string(data)))
 	title("start huskd on each, and two pods")
-	say("$ huskd --pod-subnets %s --network-store file --nodes-file nodes.toml --network-backend auto", subnets)
+	say("$ huskd --pod-subnets %s --network-store etcd --etcd-endpoints %s --etcd-insecure", subnets, store.url())
 	c.start()
 	for _, m := range c.nodes {
 		for _, p := range m.pods {
@@ -38,20 +34,25 @@ func TestDemo(t *testing.T) {
 	}
 	c.shows("net", "nodes")
 	c.shows("net", "routes")
+	c.shows("net", "pools")
 	title("every pod asks every other, by TCP and by UDP up to the MTU, in IPv4 and IPv6")
 	c.answers(c.nodes)
 	first := c.nodes[0].pods[0]
 	say("")
 	say("%s asks %s, which sees it as %s", first.name, c.nodes[2].pods[0].name, seenBy(t, first, c.nodes[2].pods[0]))
 
-	title("huskd of every node is killed and started again, while packets flow")
+	title("etcd is stopped and huskd of every node killed, while packets flow; a pod starts; all come back")
 	streams := c.streams()
+	store.stop()
 	for _, m := range c.nodes {
 		m.huskd.Kill()
 	}
 	for _, m := range c.nodes {
 		m.restart()
 	}
+	p := c.nodes[0].run("c")
+	say("%s  %s", p.name, joined(p.addresses))
+	store.start()
 	sent, missing := 0, 0
 	for _, s := range streams {
 		k, lost, _ := s.end()
@@ -59,7 +60,7 @@ func TestDemo(t *testing.T) {
 	}
 	say("%d packets sent, %d lost", sent, missing)
 	if missing > 0 {
-		t.Errorf("%d of %d packets were lost while huskd restarted", missing, sent)
+		t.Errorf("%d of %d packets were lost while etcd and huskd were away", missing, sent)
 	}
 
 	title("n2 loses its power")
@@ -75,6 +76,7 @@ func TestDemo(t *testing.T) {
 	say("from power on to all answers: %v", time.Since(at).Round(10*time.Millisecond))
 
 	title("stop everything and count what is left")
+	store.stop()
 	remove(t, c.nodes...)
 	for _, m := range c.nodes {
 		say("%s: %d namespaces, links, routes, nftables tables, mounts, processes, cgroups and files", m.Uplink.Name(), len(m.Left()))
