@@ -151,7 +151,7 @@ func (n *Node) cgroups() []string {
 // them; empty are directories that are empty then.
 var (
 	keeps = []string{"images", "journal", "network", "huskd.lock", "monitor/runtime.json", "monitor/runtime-steady.json", "shim/handler-sandboxed.json"}
-	empty = []string{"containers", "sandboxes", "logs", "logs/pods", "logs/containers", "pods", "monitor", "monitor/containers", "monitor/runtime", "monitor/runtime/runc", "monitor/runtime/crun",
+	empty = []string{"containers", "kubelet", "kubelet/device-plugins", "kubelet/plugins_registry", "sandboxes", "logs", "logs/pods", "logs/containers", "pods", "monitor", "monitor/containers", "monitor/runtime", "monitor/runtime/runc", "monitor/runtime/crun",
 		"shim", "shim/containers", "shim/bundles"}
 )
 
