@@ -35,6 +35,7 @@ import (
 	"github.com/huskd/husk/internal/metrics"
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/nri"
 	"github.com/huskd/husk/internal/oci/spec"
@@ -187,6 +188,7 @@ func (d *daemon) open(ctx context.Context) error {
 		}
 		if d.nodes != nil {
 			cfg.Subnets, cfg.Cluster, cfg.May = nil, subnets, d.nodes.may()
+			cfg.Encrypted = d.nodes.backend() == backend.OnlyWireGuard
 		}
 		d.network, err = network.Open(ctx, cfg)
 		return err

@@ -63,6 +63,8 @@ type Config struct {
 	// NonMasquerade are further destinations to which pods send from their own addresses.
 	Masquerade    bool
 	NonMasquerade []netip.Prefix
+	// Encrypted drops packets of other nodes' pods that don't come by a link to other nodes.
+	Encrypted bool
 	// MTU of pods; 0 is that of SetMTU or, without one, the uplink's, read at each Attach.
 	MTU int
 	// Quarantine is how long an address stays unused after release; 0 is ipam.DefaultQuarantine,
@@ -120,7 +122,7 @@ func open(cfg Config, boot string) (*Network, error) {
 		return nil, err
 	}
 	n := &Network{cfg: cfg, log: cfg.Log}
-	n.base = plan.BaseConfig{Instance: cfg.Instance, Mode: cfg.Mode, Masquerade: cfg.Masquerade, NonMasquerade: cfg.NonMasquerade}
+	n.base = plan.BaseConfig{Instance: cfg.Instance, Mode: cfg.Mode, Masquerade: cfg.Masquerade, NonMasquerade: cfg.NonMasquerade, Encrypted: cfg.Encrypted}
 	n.base.Tag, _ = plan.Tag(cfg.Instance)
 	if len(cfg.Cluster) > 0 {
 		n.base.NodeLinks = backend.LinkPrefix(cfg.Instance)

@@ -489,6 +489,36 @@ func TestPacketsFromOtherNodes(t *testing.T) {
 	}
 }
 
+// TestPacketsInTheClear: a node whose peers encrypt takes no packets of their pods by the uplink.
+func TestPacketsInTheClear(t *testing.T) {
+	for _, encrypted := range []bool{false, true} {
+		l := newLab(t)
+		cfg := l.clusterConfig()
+		cfg.Encrypted = encrypted
+		n := l.open(cfg)
+		must(t, n.SetBlocks(t.Context(), blocks1))
+		local := l.attach(n)
+		for _, c := range []struct {
+			from    string
+			family  int
+			arrives bool
+		}{{"10.88.9.5", 4, !encrypted}, {"fd88:0:0:9::5", 6, !encrypted}, {"203.0.113.5", 4, true}, {"2001:db8:113::5", 6, true}} {
+			to := local.addr(c.family).String()
+			flag, bits, via, nodad := "", "/32", node4, ""
+			if c.family == 6 {
+				flag, bits, via, nodad = "-6 ", "/128", node6, " nodad"
+			}
+			l.ip(l.other, flag+"addr add "+c.from+bits+" dev lo"+nodad)
+			l.ip(l.other, flag+"route replace "+to+bits+" via "+via+" src "+c.from)
+			l.ip(l.node, flag+"route replace "+c.from+bits+" dev up0")
+			if got := l.arrives(local.Netns, c.from, to); got != c.arrives {
+				t.Errorf("encrypted %v, from %s: arrives %v, want %v", encrypted, c.from, got, c.arrives)
+			}
+		}
+		must(t, n.Close())
+	}
+}
+
 // arrives sends datagrams from an address of the other host, and reports whether one arrives in a
 // namespace.
 func (l *lab) arrives(at, from, to string) (arrived bool) {

@@ -19,6 +19,7 @@ import (
 //		iifname "hk<instance>*" jump from-pod
 //		iifname "hkbr<instance>" jump from-pod
 //		iifname "hn<instance>*" jump from-node    # with other nodes only
+//		ip saddr @direct4 ip daddr @pods4 drop    # with other nodes that encrypt, by other links
 //	}
 //	chain from-pod {
 //		ip daddr 127.0.0.0/8 drop                 # route_localnet must not open the node's loopback
@@ -235,6 +236,11 @@ func rules(t plan.Table) map[string][][]expr.Any {
 			}
 		}
 		add(chainFromNode, drop)
+	}
+	for _, f := range families {
+		if t.Encrypted {
+			add(chainGuard, f.is(), f.inSet(f.src, plan.Direct, false), f.inSet(f.dst, plan.Pods, false), drop)
+		}
 	}
 
 	for _, f := range families {

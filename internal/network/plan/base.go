@@ -31,6 +31,7 @@ type Table struct {
 	LinkPrefix string // prefix of the names of the host's ends
 	// NodeLinks is the prefix of the names of the links to other nodes; empty if there are none.
 	NodeLinks  string
+	Encrypted  bool // see BaseConfig
 	Bridge     string
 	Masquerade bool
 	// As are the addresses that the node uses towards pods, at most one per family: see First.
@@ -57,8 +58,10 @@ type BaseConfig struct {
 	// Subnets are those of this node's pods: in a cluster, its blocks.
 	Subnets []netip.Prefix
 	// Cluster are the subnets of the pods of all nodes, if there are others.
-	Cluster       []netip.Prefix
-	NodeLinks     string // see Table
+	Cluster   []netip.Prefix
+	NodeLinks string // see Table
+	// Encrypted means that packets of other nodes' pods come only by the links to other nodes.
+	Encrypted     bool
 	Masquerade    bool
 	NonMasquerade []netip.Prefix // destinations to which pods send from their own addresses
 	// Leased are the subnets of pods' addresses, by the mode in which those were attached. They may
@@ -77,6 +80,7 @@ func ForNode(c BaseConfig) Base {
 		Owner:      c.Owner,
 		LinkPrefix: c.Instance.HostLinkPrefix(),
 		NodeLinks:  c.NodeLinks,
+		Encrypted:  c.Encrypted,
 		Bridge:     BridgeName(c.Instance, c.Bridge),
 		Masquerade: c.Masquerade,
 		As:         c.as(),
