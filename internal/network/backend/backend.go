@@ -217,22 +217,7 @@ func VXLANOf(node string) *peer.VXLAN {
 }
 
 // For returns the plan of a node for its peers, which peer.Accept has accepted.
-func For(self Self, peers []peer.Node) Plan {
-	p := Plan{Links: self.links()}
-	for _, n := range peers {
-		p.Peers = append(p.Peers, self.peer(n))
-	}
-	p.MTU = self.mtu()
-	for _, n := range p.Peers {
-		if n.MTU == 0 || n.MTU >= p.MTU {
-			continue
-		}
-		for i := range n.Routes { // pods learn it from the node, by ICMP
-			n.Routes[i].MTU = n.MTU
-		}
-	}
-	return p
-}
+func For(self Self, peers []peer.Node) Plan { return new(Planner).Plan(self, peers) }
 
 // mtu returns the MTU of pods: what every way that the backend may use can carry, so that falling
 // back to another one doesn't make packets too large.

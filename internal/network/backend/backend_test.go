@@ -2,11 +2,14 @@ package backend_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/peer"
@@ -186,4 +189,62 @@ func TestPaths(t *testing.T) {
 	if diff := cmp.Diff(want, backend.For(s, []peer.Node{n}).Peers[0].Paths, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Error(diff)
 	}
+}
+
+// TestPlanner makes a random sequence of plans, which must be those of For.
+func TestPlanner(t *testing.T) {
+	var planner backend.Planner
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 500 {
+		s := self(backend.Auto)
+		s.Broken, s.Limits = map[string][]backend.Way{}, map[string]int{}
+		if random.IntN(10) == 0 {
+			s.Underlay[0].MTU = 1400
+		}
+		var peers []peer.Node
+		for name := 'b'; name < 'z'; name++ {
+			n := node(string(name), fmt.Sprintf("192.0.2.%d", name), fmt.Sprintf("10.201.%d.0/24", name))
+			switch random.IntN(12) {
+			case 0:
+				continue
+			case 1:
+				n.Blocks = append(n.Blocks, netip.MustParsePrefix(fmt.Sprintf("10.202.%d.0/24", name)))
+			case 2:
+				n.Addresses[0] = netip.MustParseAddr("198.51.100.1")
+			case 3:
+				s.Broken[n.Name] = []backend.Way{backend.Direct}
+			case 4:
+				s.Limits[n.Name] = 1300
+			}
+			peers = append(peers, n)
+		}
+		if diff := cmp.Diff(backend.For(s, peers), planner.Plan(s, peers), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}, netip.AddrPort{})); diff != "" {
+			t.Fatal(diff)
+		}
+	}
+}
+
+// BenchmarkPlanner changes one of 5,000 peers.
+func BenchmarkPlanner(b *testing.B) {
+	s := self(backend.Auto)
+	peers := make([]peer.Node, 5000)
+	for i := range peers {
+		hi, lo := byte(i>>8), byte(i)
+		peers[i] = node(fmt.Sprintf("%05d", i), fmt.Sprintf("172.16.%d.%d", hi, lo), fmt.Sprintf("10.%d.%d.0/24 fd68:0:%d:%d::/64", hi, lo, hi, lo))
+	}
+	b.Run("all", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			backend.For(s, peers)
+		}
+	})
+	b.Run("one", func(b *testing.B) {
+		b.ReportAllocs()
+		var planner backend.Planner
+		for i := 0; b.Loop(); i++ {
+			changed := slices.Clone(peers)
+			changed[i%len(peers)].MTU = 1400
+			planner.Plan(s, changed)
+		}
+	})
 }

@@ -84,6 +84,7 @@ type Controller struct {
 	dirty chan struct{} // has an item when there is something to do
 
 	// Invariant: only used by pass.
+	planner   backend.Planner
 	announced *peer.Node
 	logged    map[string]bool // notes that have been logged and still apply
 
@@ -201,7 +202,7 @@ func (c *Controller) pass(ctx context.Context) error {
 	c.cfg.Registry.Used(c.cfg.Pods.Blocks())
 	peers, refused := peer.Accept(c.cfg.Cluster, record, view.Peers)
 	notes = append(notes, refused...)
-	next := backend.For(c.self(record, underlay), peers)
+	next := c.planner.Plan(c.self(record, underlay), peers)
 	inTheWay, err := c.cfg.Kernel.Apply(next)
 	notes = append(notes, inTheWay...)
 	if err != nil {
