@@ -168,11 +168,11 @@ func (n *podNodes) openEtcd(name string) (peer.Registry, error) {
 const blockTTL = 24 * time.Hour
 
 // pool returns the pool of blocks. Of an IPv6 subnet that is itself no larger than a node's usual
-// block, nodes take smaller ones.
+// block, nodes take smaller ones, though not in a flannel network.
 func (n *podNodes) pool() claim.Pool {
 	p := claim.Pool{Subnets: n.subnets, Length4: n.d.cfg.BlockLength, Length6: claim.DefaultLength6}
 	for _, s := range n.subnets {
-		if s.Addr().Is6() && s.Bits()+8 > p.Length6 {
+		if s.Addr().Is6() && s.Bits()+8 > p.Length6 && n.d.cfg.Store != config.StoreFlannel {
 			p.Length6 = min(s.Bits()+16, 112)
 		}
 	}
