@@ -202,11 +202,19 @@ func Tag(i pod.Instance) uint32 {
 
 // LinkName returns the name of the link of a way, over an underlay of a family.
 func LinkName(i pod.Instance, w Way, six bool) string {
-	name := LinkPrefix(i) + map[Way]string{VXLAN: "vx", IPIP: "ip", WireGuard: "wg"}[w]
-	if six {
-		name += "6"
+	kind := ""
+	switch w {
+	case VXLAN:
+		kind = "vx"
+	case IPIP:
+		kind = "ip"
+	case WireGuard:
+		kind = "wg"
 	}
-	return name
+	if six {
+		kind += "6"
+	}
+	return "hn" + string(i) + kind
 }
 
 // VXLANOf returns how a node receives VXLAN packets. The MAC is derived from the node's name alone,

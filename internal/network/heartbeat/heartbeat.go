@@ -58,6 +58,7 @@ type Prober struct {
 	mu      sync.Mutex // Invariant: guards the fields below, and the monitor's content.
 	monitor *Monitor
 	peers   map[string]Peer
+	watched []Peer // the peers in the order of their names
 	from    netip.Addr
 	conn    *net.UDPConn // bound to from; nil if that isn't possible yet
 }
@@ -105,19 +106,33 @@ func (p *Prober) inNode(do func() error) error {
 	return netns.Do(p.netns, do)
 }
 
-// Watch replaces the peers to probe. from is this node's address in its own pod subnet, of the same
-// family as the peers'.
+// Watch replaces the peers to probe, which are in the order of their names. from is this node's
+// address in its own pod subnet, of the same family as the peers'. The time that it takes depends
+// on how many peers have changed. The caller must not modify the peers afterwards.
 func (p *Prober) Watch(from netip.Addr, peers []Peer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	targets := make([]Target, 0, len(peers))
-	next := make(map[string]Peer, len(peers))
-	for _, one := range peers {
-		targets = append(targets, one.target())
-		next[one.Name] = one
+	old := p.watched
+	for i := range peers {
+		one := &peers[i]
+		for len(old) > 0 && old[0].Name < one.Name {
+			p.remove(old[0].Name)
+			old = old[1:]
+		}
+		if len(old) > 0 && old[0].Name == one.Name {
+			same := old[0].equal(one)
+			old = old[1:]
+			if same {
+				continue
+			}
+		}
+		p.monitor.Put(one.target())
+		p.peers[one.Name] = *one
 	}
-	p.monitor.Watch(targets)
-	p.peers = next
+	for i := range old {
+		p.remove(old[i].Name)
+	}
+	p.watched = peers
 	if from != p.from && p.conn != nil {
 		_ = p.conn.Close()
 		p.conn = nil
@@ -125,11 +140,28 @@ func (p *Prober) Watch(from netip.Addr, peers []Peer) {
 	p.from = from
 }
 
+func (p *Prober) remove(name string) {
+	p.monitor.Remove(name)
+	delete(p.peers, name)
+}
+
+func (p *Peer) equal(o *Peer) bool {
+	samePaths := len(p.Paths) == len(o.Paths) && (len(p.Paths) == 0 || &p.Paths[0] == &o.Paths[0] || slices.Equal(p.Paths, o.Paths))
+	return samePaths && p.Name == o.Name && p.To == o.To && p.Way == o.Way && p.MTU == o.MTU
+}
+
 // Health returns what is known of each peer.
 func (p *Prober) Health() map[string]Health {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.monitor.Health()
+}
+
+// Impaired returns what is known of the peers that have broken ways or a limit.
+func (p *Prober) Impaired() map[string]Health {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.monitor.Impaired()
 }
 
 // tick is how often Run looks for probes to send.

@@ -111,33 +111,53 @@ func NewMonitor() *Monitor {
 
 // Watch replaces the peers to watch. What is known of those that stay is kept.
 func (m *Monitor) Watch(targets []Target) {
-	next := make(map[string]*watched, len(targets))
+	stay := make(map[string]bool, len(targets))
 	for _, t := range targets {
-		w := m.peers[t.Name]
-		if w == nil {
-			w = &watched{ways: map[backend.Way]*path{}}
-		}
-		if w.target.Way != t.Way || w.target.MTU != t.MTU {
-			w.health.Limit = 0
-			w.outcomes, w.health.RTT, w.health.Loss = nil, 0, 0
-		}
-		w.target = t
-		for _, way := range t.Ways {
-			if w.ways[way] == nil {
-				w.ways[way] = &path{hold: firstHold}
-			}
-		}
-		maps.DeleteFunc(w.ways, func(way backend.Way, _ *path) bool { return !slices.Contains(t.Ways, way) })
-		next[t.Name] = w
+		m.Put(t)
+		stay[t.Name] = true
 	}
-	m.peers = next
+	maps.DeleteFunc(m.peers, func(name string, _ *watched) bool { return !stay[name] })
 }
+
+// Put adds a peer to watch, or changes it and keeps what is known of it.
+func (m *Monitor) Put(t Target) {
+	w := m.peers[t.Name]
+	if w == nil {
+		w = &watched{ways: map[backend.Way]*path{}}
+		m.peers[t.Name] = w
+	}
+	if w.target.Way != t.Way || w.target.MTU != t.MTU {
+		w.health.Limit = 0
+		w.outcomes, w.health.RTT, w.health.Loss = nil, 0, 0
+	}
+	w.target = t
+	for _, way := range t.Ways {
+		if w.ways[way] == nil {
+			w.ways[way] = &path{hold: firstHold}
+		}
+	}
+	maps.DeleteFunc(w.ways, func(way backend.Way, _ *path) bool { return !slices.Contains(t.Ways, way) })
+}
+
+// Remove ends watching a peer.
+func (m *Monitor) Remove(name string) { delete(m.peers, name) }
 
 // Health returns what is known of each peer.
 func (m *Monitor) Health() map[string]Health {
 	out := make(map[string]Health, len(m.peers))
 	for name, w := range m.peers {
 		out[name] = w.health
+	}
+	return out
+}
+
+// Impaired returns which peers have broken ways or a limit.
+func (m *Monitor) Impaired() map[string]Health {
+	out := map[string]Health{}
+	for name, w := range m.peers {
+		if len(w.health.Broken) > 0 || w.health.Limit > 0 {
+			out[name] = w.health
+		}
 	}
 	return out
 }

@@ -2,6 +2,8 @@ package heartbeat
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -216,5 +218,37 @@ func TestRateIsBounded(t *testing.T) {
 	}
 	if sent > 5000+60*maxRate {
 		t.Errorf("%d probes in a minute", sent)
+	}
+}
+
+// TestProberWatch changes the peers of a prober many times. It probes those of the last call, and
+// keeps what it knows of the ones that stay.
+func TestProberWatch(t *testing.T) {
+	p := &Prober{monitor: NewMonitor(), peers: map[string]Peer{}}
+	random := rand.New(rand.NewPCG(1, 2))
+	for step := range 300 {
+		var peers []Peer
+		for i := range 10 {
+			if random.IntN(3) > 0 {
+				peers = append(peers, Peer{Name: fmt.Sprint("n", i), Way: backend.VXLAN, MTU: 1450 + random.IntN(2), Paths: []backend.Path{{Way: backend.Direct}, {Way: backend.VXLAN}}[random.IntN(2):]})
+			}
+		}
+		before := map[string]*watched{}
+		for name, w := range p.monitor.peers {
+			before[name] = w
+		}
+		p.Watch(netip.Addr{}, peers)
+		if len(p.peers) != len(peers) || len(p.monitor.peers) != len(peers) {
+			t.Fatalf("step %d: %d peers and %d watched, want %d", step, len(p.peers), len(p.monitor.peers), len(peers))
+		}
+		for _, want := range peers {
+			w := p.monitor.peers[want.Name]
+			if got := p.peers[want.Name]; !got.equal(&want) || !slices.Equal(w.target.Ways, want.target().Ways) || w.target.MTU != want.MTU || len(w.ways) != len(want.Paths) {
+				t.Fatalf("step %d: got %+v and %+v, want %+v", step, got, w, want)
+			}
+			if before[want.Name] != nil && before[want.Name] != w {
+				t.Fatalf("step %d: what was known of %s is lost", step, want.Name)
+			}
+		}
 	}
 }

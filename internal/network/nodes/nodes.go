@@ -37,9 +37,11 @@ type Kernel interface {
 
 // Prober finds the ways that carry no packets. See network/heartbeat.
 type Prober interface {
-	// Watch replaces the peers to probe, from an address of this node.
+	// Watch replaces the peers to probe, in the order of their names, from an address of this node.
 	Watch(from netip.Addr, peers []heartbeat.Peer)
 	Health() map[string]heartbeat.Health
+	// Impaired returns the part of Health that plans depend on: peers with Broken or Limit.
+	Impaired() map[string]heartbeat.Health
 	// Run probes until ctx ends. It calls changed when Broken or Limit of a peer has changed.
 	Run(ctx context.Context, changed func()) error
 }
@@ -87,10 +89,11 @@ type Controller struct {
 	planner   backend.Planner
 	announced *peer.Node
 	logged    map[string]bool // notes that have been logged and still apply
+	acceptor  peer.Acceptor
 
-	mu     sync.Mutex // Invariant: guards the fields below.
-	view   *peer.View // nil until the registry has answered
-	status Status
+	mu    sync.Mutex // Invariant: guards the fields below.
+	view  *peer.View // nil until the registry has answered
+	state state
 }
 
 // New returns a controller. It does nothing before Run.
@@ -200,7 +203,7 @@ func (c *Controller) pass(ctx context.Context) error {
 		notes = append(notes, fmt.Sprintf("blocks of this node: %v", err)) // others are in use all the same
 	}
 	c.cfg.Registry.Used(c.cfg.Pods.Blocks())
-	peers, refused := peer.Accept(c.cfg.Cluster, record, view.Peers)
+	peers, refused := c.acceptor.Accept(c.cfg.Cluster, record, view.Peers)
 	notes = append(notes, refused...)
 	next := c.planner.Plan(c.self(record, underlay), peers)
 	inTheWay, err := c.cfg.Kernel.Apply(next)
@@ -213,7 +216,7 @@ func (c *Controller) pass(ctx context.Context) error {
 	c.log(notes)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.status = c.status.next(record, next, peers, notes, time.Now())
+	c.state = c.state.next(record, next, peers, notes, time.Now())
 	return nil
 }
 
@@ -223,7 +226,7 @@ func (c *Controller) self(record peer.Node, underlay []backend.Underlay) backend
 		Instance: c.cfg.Instance, Backend: c.cfg.Backend, Record: record, Underlay: underlay, Cluster: c.cfg.Cluster,
 		Broken: map[string][]backend.Way{}, Limits: map[string]int{},
 	}
-	for name, h := range c.cfg.Prober.Health() {
+	for name, h := range c.cfg.Prober.Impaired() {
 		s.Broken[name], s.Limits[name] = h.Broken, h.Limit
 	}
 	return s
@@ -236,6 +239,7 @@ func probes(self peer.Node, p backend.Plan, peers []peer.Node) (from netip.Addr,
 		return from, nil
 	}
 	from = plan.First(self.Blocks[0])
+	out = make([]heartbeat.Peer, 0, len(peers))
 	for i, n := range peers {
 		same := slices.IndexFunc(n.Blocks, func(b netip.Prefix) bool { return b.Addr().Is4() == from.Is4() })
 		if same < 0 || p.Peers[i].Way == "" {
@@ -273,7 +277,7 @@ func (c *Controller) announce(record peer.Node) {
 // failed remembers why a pass failed, for Status and the log.
 func (c *Controller) failed(err error) error {
 	c.mu.Lock()
-	c.status.Error = err.Error()
+	c.state.failure = err.Error()
 	c.mu.Unlock()
 	c.log([]string{err.Error()})
 	return err

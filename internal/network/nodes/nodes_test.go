@@ -103,6 +103,8 @@ func (p prober) Health() map[string]heartbeat.Health {
 	return p.health
 }
 
+func (p prober) Impaired() map[string]heartbeat.Health { return p.Health() }
+
 // start runs a controller of node a at 192.0.2.1 in a bubble of synctest.
 func start(t *testing.T, check func(w *world, c *nodes.Controller)) {
 	synctest.Test(t, func(t *testing.T) {

@@ -47,28 +47,43 @@ func (c *Controller) Backend() backend.Backend { return c.cfg.Backend }
 func (c *Controller) Status() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.status
-	s.Peers, s.Notes = slices.Clone(s.Peers), slices.Clone(s.Notes)
+	s := Status{
+		Known: c.state.known, Self: c.state.self, Links: c.state.plan.Links, MTU: c.state.plan.MTU,
+		Notes: slices.Clone(c.state.notes), Error: c.state.failure,
+	}
 	health := c.cfg.Prober.Health()
-	for i, p := range s.Peers {
-		s.Peers[i].Health = health[p.Name]
+	for i, n := range c.state.peers {
+		p := c.state.plan.Peers[i]
+		s.Peers = append(s.Peers, Peer{Name: n.Name, Addresses: n.Addresses, Blocks: n.Blocks, Way: p.Way, Why: p.Why, MTU: p.MTU,
+			Since: c.state.since[i], Routes: p.Routes, Health: health[n.Name]})
 	}
 	return s
 }
 
-// next returns the status after a pass. peers are in the order of p.Peers.
-func (s Status) next(self peer.Node, p backend.Plan, peers []peer.Node, notes []string, now time.Time) Status {
-	before := make(map[string]Peer, len(s.Peers))
-	for _, one := range s.Peers {
-		before[one.Name] = one
-	}
-	out := Status{Known: true, Self: self, Links: p.Links, MTU: p.MTU, Notes: notes, Peers: make([]Peer, 0, len(peers))}
-	for i, n := range peers {
-		one := Peer{Name: n.Name, Addresses: n.Addresses, Blocks: n.Blocks, Way: p.Peers[i].Way, Why: p.Peers[i].Why, MTU: p.Peers[i].MTU, Since: now, Routes: p.Peers[i].Routes}
-		if was, ok := before[n.Name]; ok && was.Way == one.Way {
-			one.Since = was.Since
+// state is what Status is made of. Invariant: peers, plan.Peers and since have the same order, that
+// of the names.
+type state struct {
+	known   bool
+	self    peer.Node
+	plan    backend.Plan
+	peers   []peer.Node
+	since   []time.Time
+	notes   []string
+	failure string
+}
+
+// next returns the state after a pass. peers are in the order of p.Peers.
+func (s *state) next(self peer.Node, p backend.Plan, peers []peer.Node, notes []string, now time.Time) state {
+	out := state{known: true, self: self, plan: p, peers: peers, notes: notes, since: make([]time.Time, len(peers))}
+	old := 0
+	for i := range peers {
+		for old < len(s.peers) && s.peers[old].Name < peers[i].Name {
+			old++
 		}
-		out.Peers = append(out.Peers, one)
+		out.since[i] = now
+		if old < len(s.peers) && s.peers[old].Name == peers[i].Name && s.plan.Peers[old].Way == p.Peers[i].Way {
+			out.since[i] = s.since[old]
+		}
 	}
 	return out
 }

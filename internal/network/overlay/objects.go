@@ -153,10 +153,15 @@ func changedPeers(old, planned []backend.Peer) (before, after []backend.Peer) {
 }
 
 func sameObjects(a, b *backend.Peer) bool {
-	return slices.Equal(a.Routes, b.Routes) && slices.Equal(a.Neighbours, b.Neighbours) && slices.Equal(a.Forwards, b.Forwards) &&
+	return equal(a.Routes, b.Routes) && equal(a.Neighbours, b.Neighbours) && equal(a.Forwards, b.Forwards) &&
 		slices.EqualFunc(a.Tunnels, b.Tunnels, func(a, b backend.Tunnel) bool {
 			return a.Link == b.Link && a.Key == b.Key && a.Endpoint == b.Endpoint && a.Keepalive == b.Keepalive && slices.Equal(a.Allowed, b.Allowed)
 		})
+}
+
+// equal is slices.Equal, but quick for what backend.Planner has taken from the last plan.
+func equal[T comparable](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
 }
 
 // delta is what has to change for one map of objects to become another.

@@ -13,45 +13,129 @@ import (
 // overlapping blocks, or the same MAC or key, the one whose name comes first keeps it, so that all
 // nodes agree.
 func Accept(cluster []netip.Prefix, self Node, records []Node) (peers []Node, notes []string) {
-	records = slices.Clone(records)
-	slices.SortFunc(records, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
-	taken := claims{holders: make(map[netip.Prefix]string, len(records))}
-	identities := make(map[any]string, len(records))
-	peers = make([]Node, 0, len(records))
-	self.claimIdentities(identities)
+	return new(Acceptor).Accept(cluster, self, records)
+}
+
+// Acceptor accepts the records of one view after another. As long as no record is refused, it looks
+// only at those that differ from the last view's: most often that is one of thousands. The zero
+// Acceptor is ready.
+type Acceptor struct {
+	cluster []netip.Prefix
+	self    Node
+	// records are the last ones, and peers what was accepted of them, in the same order. They are
+	// only used if nothing was refused.
+	records, peers []Node
+	clean          bool
+	taken          claims
+	identities     map[any]string
+}
+
+// Accept returns what the function Accept returns. The caller must modify neither the records nor
+// the peers afterwards.
+func (a *Acceptor) Accept(cluster []netip.Prefix, self Node, records []Node) (peers []Node, notes []string) {
+	byName := func(a, b Node) int { return strings.Compare(a.Name, b.Name) }
+	if !slices.IsSortedFunc(records, byName) {
+		records = slices.Clone(records)
+		slices.SortFunc(records, byName)
+	}
+	if a.clean && slices.Equal(cluster, a.cluster) && self.Equal(a.self) {
+		if peers, ok := a.change(records); ok {
+			a.records, a.peers = records, peers
+			return peers, nil
+		}
+	}
+	*a = Acceptor{cluster: cluster, self: self, records: records, peers: make([]Node, 0, len(records)), clean: true,
+		taken: claims{holders: make(map[netip.Prefix]string, len(records))}, identities: make(map[any]string, len(records))}
+	self.claimIdentities(a.identities)
 	for _, b := range self.Blocks {
-		taken.add(b, self.Name)
+		a.taken.add(b, self.Name)
 	}
-	for _, r := range records {
-		if r.Name == self.Name {
+	for i := range records {
+		if records[i].Name == self.Name {
+			a.clean = false // the lists differ
 			continue
 		}
-		if err := r.Check(); err != nil {
-			notes = append(notes, err.Error())
-			continue
+		r, ok, refused := a.admit(records[i])
+		notes = append(notes, refused...)
+		if ok {
+			a.peers = append(a.peers, r)
 		}
-		if i := slices.IndexFunc(r.Addresses, func(a netip.Addr) bool { return slices.Contains(self.Addresses, a) }); i >= 0 {
-			notes = append(notes, fmt.Sprintf("node %s has this node's address %v: give one of them another", r.Name, r.Addresses[i]))
-			continue
-		}
-		blocks := make([]netip.Prefix, 0, len(r.Blocks))
-		for _, b := range r.Blocks {
-			if !inside(cluster, b) {
-				notes = append(notes, fmt.Sprintf("block %v of node %s is outside the pod subnets %v", b, r.Name, cluster))
-				continue
-			}
-			if holder, ok := taken.overlapping(b); ok {
-				notes = append(notes, fmt.Sprintf("block %v of node %s overlaps one of node %s", b, r.Name, holder))
-				continue
-			}
-			taken.add(b, r.Name)
-			blocks = append(blocks, b)
-		}
-		r.Blocks = blocks
-		notes = append(notes, r.claimIdentities(identities)...)
-		peers = append(peers, r)
 	}
-	return peers, notes
+	a.clean = a.clean && len(notes) == 0
+	return a.peers, notes
+}
+
+// change accepts records of which few differ from the last ones. It returns false, and the Acceptor
+// must begin anew, if that isn't so or something is refused.
+func (a *Acceptor) change(records []Node) (peers []Node, ok bool) {
+	peers = make([]Node, len(records))
+	var changed []int
+	old := 0
+	for i := range records {
+		for old < len(a.records) && a.records[old].Name < records[i].Name {
+			a.forget(&a.records[old])
+			old++
+		}
+		if old == len(a.records) || a.records[old].Name != records[i].Name {
+			changed = append(changed, i)
+			continue
+		}
+		if peers[i] = a.peers[old]; !a.records[old].Equal(records[i]) {
+			a.forget(&a.records[old])
+			changed = append(changed, i)
+		}
+		old++
+	}
+	for ; old < len(a.records); old++ {
+		a.forget(&a.records[old])
+	}
+	for _, i := range changed {
+		var notes []string
+		if peers[i], ok, notes = a.admit(records[i]); !ok || len(notes) > 0 || records[i].Name == a.self.Name {
+			a.clean = false
+			return nil, false
+		}
+	}
+	return peers, true
+}
+
+// forget releases what an accepted record has taken.
+func (a *Acceptor) forget(r *Node) {
+	for _, b := range r.Blocks {
+		delete(a.taken.holders, b)
+	}
+	if r.VXLAN != nil {
+		delete(a.identities, r.VXLAN.MAC)
+		delete(a.identities, r.VXLAN.MAC6)
+	}
+	for _, w := range r.WireGuard {
+		delete(a.identities, w.Key)
+	}
+}
+
+// admit returns what is accepted of a record, and false if that is nothing.
+func (a *Acceptor) admit(r Node) (_ Node, ok bool, notes []string) {
+	if err := r.Check(); err != nil {
+		return r, false, []string{err.Error()}
+	}
+	if i := slices.IndexFunc(r.Addresses, func(own netip.Addr) bool { return slices.Contains(a.self.Addresses, own) }); i >= 0 {
+		return r, false, []string{fmt.Sprintf("node %s has this node's address %v: give one of them another", r.Name, r.Addresses[i])}
+	}
+	blocks := make([]netip.Prefix, 0, len(r.Blocks))
+	for _, b := range r.Blocks {
+		if !inside(a.cluster, b) {
+			notes = append(notes, fmt.Sprintf("block %v of node %s is outside the pod subnets %v", b, r.Name, a.cluster))
+			continue
+		}
+		if holder, ok := a.taken.overlapping(b); ok {
+			notes = append(notes, fmt.Sprintf("block %v of node %s overlaps one of node %s", b, r.Name, holder))
+			continue
+		}
+		a.taken.add(b, r.Name)
+		blocks = append(blocks, b)
+	}
+	r.Blocks = blocks
+	return r, true, append(notes, r.claimIdentities(a.identities)...)
 }
 
 // claimIdentities adds the MACs and keys of a node to those that are taken. By these the kernel
