@@ -19,6 +19,8 @@ func pairOf(a, b *Node) pair {
 type fault struct {
 	loss int // of a thousand packets, how many are dropped
 	mtu  int // longer ones are dropped without a word; 0 if none are
+	// drop has expressions of nftables that match what is dropped, one on each line.
+	drop string
 }
 
 // Cut drops all packets between two nodes, in both directions.
@@ -32,6 +34,12 @@ func (u *Underlay) Drop(a, b *Node, share float64) {
 // Swallow drops packets between two nodes that are longer than mtu bytes, without telling the
 // sender, as a tunnel between them with a wrong MTU does.
 func (u *Underlay) Swallow(a, b *Node, mtu int) { u.change(a, b, func(f *fault) { f.mtu = mtu }) }
+
+// Filter drops packets between two nodes that one of the expressions of nftables matches, as a
+// firewall or the source check of a cloud does.
+func (u *Underlay) Filter(a, b *Node, expressions ...string) {
+	u.change(a, b, func(f *fault) { f.drop = strings.Join(expressions, "\n") })
+}
 
 // Heal ends all faults between two nodes.
 func (u *Underlay) Heal(a, b *Node) { u.change(a, b, func(f *fault) { *f = fault{} }) }
@@ -85,6 +93,9 @@ func (u *Underlay) rules() string {
 			}
 			if f.mtu > 0 {
 				fmt.Fprintf(&b, "%s meta length > %d counter drop\n", match, f.mtu)
+			}
+			for expression := range strings.Lines(f.drop) {
+				fmt.Fprintf(&b, "%s %s counter drop\n", match, strings.TrimSpace(expression))
 			}
 		}
 	}

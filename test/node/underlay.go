@@ -248,10 +248,11 @@ func (l *Uplink) plug(path string) {
 	err := netns.Do(path, func() error {
 		for name, value := range map[string]string{
 			// A new namespace inherits the host's ip_forward. Reset it: a fresh host doesn't forward.
-			"net/ipv4/ip_forward":             "0",
-			"net/ipv6/conf/up0/accept_dad":    "0",
-			"net/ipv4/conf/all/rp_filter":     "1",
-			"net/ipv4/conf/default/rp_filter": "1",
+			"net/ipv4/ip_forward":          "0",
+			"net/ipv6/conf/up0/accept_dad": "0",
+			// What systemd sets.
+			"net/ipv4/conf/all/rp_filter":     "2",
+			"net/ipv4/conf/default/rp_filter": "2",
 			// Removing an address mustn't remove the newer ones of its subnet.
 			"net/ipv4/conf/up0/promote_secondaries": "1",
 		} {

@@ -1,0 +1,58 @@
+package nodes
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/test/node"
+)
+
+// TestFailover breaks the ways between two nodes, and expects that packets take others by
+// themselves, and the first one again when it works.
+func TestFailover(t *testing.T) {
+	t.Parallel()
+	u := node.NewUnderlay(t)
+	s := u.Segment(node.Media{})
+	c := newCluster(t, "auto", "46", s, s, s)
+	c.start()
+	Reach(t, 30*time.Second, c.nodes...)
+	c.goes(by("direct"))
+	a, b := c.nodes[0], c.nodes[1]
+	becomes := func(way string) {
+		t.Helper()
+		began := time.Now()
+		for _, pair := range [][2]*machine{{a, b}, {b, a}} {
+			node.Eventually(t, 2*time.Minute, func() string {
+				if got := pair[0].way(pair[1]); got != way {
+					return fmt.Sprintf("%s goes to %s by %q, want %q", pair[0].Uplink.Name(), pair[1].Uplink.Name(), got, way)
+				}
+				return ""
+			})
+		}
+		t.Logf("%s after %v", way, time.Since(began))
+		// The others aren't concerned.
+		if got := a.way(c.nodes[2]); got != "direct" {
+			t.Errorf("n1 goes to n3 by %q", got)
+		}
+	}
+	st := a.pods[0].streamTo(t, b.pods[0].address(false), 10*time.Millisecond)
+	st.after(t, 20)
+	// The source check of a cloud: only the nodes' own addresses may leave them.
+	u.Filter(a.Node, b.Node, "ip saddr 10.201.0.0/16", "ip6 saddr fd68:7573:6b01::/48")
+	becomes("vxlan")
+	Reach(t, 20*time.Second, c.nodes...)
+	_, lost, gap := st.end()
+	t.Logf("the first way is dead: %d packets lost, for %v at once", lost, gap)
+	u.Heal(a.Node, b.Node)
+	becomes("direct")
+	Reach(t, 20*time.Second, c.nodes...)
+
+	// Without any way, nothing changes: the peer is down.
+	u.Cut(a.Node, b.Node)
+	Unreachable(t, a, b)
+	u.Heal(a.Node, b.Node)
+	Reach(t, 20*time.Second, c.nodes...)
+	becomes("direct")
+	remove(t, c.nodes...)
+}
