@@ -101,8 +101,9 @@ func (m *member) Used([]peer.Usage) {}
 // answers a second would take most of it.
 type quiet struct{}
 
-func (quiet) Watch(netip.Addr, []heartbeat.Peer)  {}
-func (quiet) Health() map[string]heartbeat.Health { return nil }
+func (quiet) Watch(netip.Addr, []heartbeat.Peer)    {}
+func (quiet) Health() map[string]heartbeat.Health   { return nil }
+func (quiet) Impaired() map[string]heartbeat.Health { return nil }
 func (quiet) Run(ctx context.Context, _ func()) error {
 	<-ctx.Done()
 	return nil
