@@ -191,9 +191,7 @@ func (c *Controller) pass(ctx context.Context) error {
 	}
 	record := c.record(underlay)
 	c.announce(record)
-	c.mu.Lock()
-	view := c.view
-	c.mu.Unlock()
+	view := c.known()
 	if view == nil {
 		return nil
 	}
@@ -218,6 +216,19 @@ func (c *Controller) pass(ctx context.Context) error {
 	defer c.mu.Unlock()
 	c.state = c.state.next(record, next, peers, notes, time.Now())
 	return nil
+}
+
+// known returns the last view of the registry. If there is none, Status says what the registry
+// waits for.
+func (c *Controller) known() *peer.View {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.view == nil {
+		if why := c.cfg.Registry.May(netip.Prefix{}); why != nil {
+			c.state.failure = why.Error()
+		}
+	}
+	return c.view
 }
 
 // self returns what the plan depends on besides the peers.

@@ -45,7 +45,7 @@ func (w *world) Run(ctx context.Context, update func(peer.View)) error {
 }
 
 func (w *world) Announce(n peer.Node)   { w.set(func() { w.announced = append(w.announced, n) }) }
-func (*world) May(netip.Prefix) error   { return nil }
+func (*world) May(netip.Prefix) error   { return errors.New("the registry is away") }
 func (*world) Used([]peer.Usage)        {}
 func (*world) Blocks() []peer.Usage     { return nil }
 func (w *world) SetMTU(mtu int)         { w.set(func() { w.mtu = mtu }) }
@@ -132,8 +132,8 @@ func record(name, at, block string) peer.Node {
 func TestNothingBeforeTheFirstView(t *testing.T) {
 	start(t, func(w *world, c *nodes.Controller) {
 		w.after(2 * time.Minute)
-		if len(w.plans) > 0 || w.blocks != nil || c.Status().Known {
-			t.Errorf("without a view, got plans %v and blocks %v", w.plans, w.blocks)
+		if st := c.Status(); len(w.plans) > 0 || w.blocks != nil || st.Known || st.Error != "the registry is away" {
+			t.Errorf("without a view, got plans %v, blocks %v and status %+v", w.plans, w.blocks, st)
 		}
 		if len(w.announced) != 1 || w.announced[0].Addresses[0] != address("192.0.2.1") || w.announced[0].MTU != 1500 {
 			t.Errorf("announced %v, want the address and MTU once", w.announced)
