@@ -134,8 +134,8 @@ type content struct {
 	notes   sorted[string]
 
 	flannel bool
-	leases  sorted[*mvccpb.KeyValue] // flannel's
-	config  []byte                   // flannel's
+	leases  sorted[*parsedLease] // flannel's
+	config  []byte               // flannel's
 }
 
 func (c *content) put(kv *mvccpb.KeyValue) {
@@ -143,7 +143,7 @@ func (c *content) put(kv *mvccpb.KeyValue) {
 	c.notes.remove(key)
 	switch name, isNode := strings.CutPrefix(key, nodesDir); {
 	case c.flannel && strings.HasPrefix(key, leasesDir):
-		c.leases.put(key, kv)
+		c.leases.put(key, &parsedLease{kv: kv})
 	case c.flannel && key == configKey:
 		c.config = kv.Value
 	case isNode:
