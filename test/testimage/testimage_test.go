@@ -38,7 +38,11 @@ func mount(t testing.TB, img *Image) string {
 	var lower []string
 	for _, l := range img.Layers {
 		dir := t.TempDir()
-		if err := layer.Extract(t.Context(), bytes.NewReader(l.Blob), l.DiffID, dir, lower); err != nil {
+		implied, err := layer.Extract(t.Context(), bytes.NewReader(l.Blob), l.DiffID, dir)
+		if err == nil {
+			err = implied.Inherit(dir, lower)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		lower = slices.Insert(lower, 0, dir)
