@@ -45,13 +45,13 @@ type Health struct {
 // The protocol's times and counts.
 const (
 	// Period is how often the way in use is probed, for up to maxRate/2 peers.
-	Period = 500 * time.Millisecond
+	Period = 400 * time.Millisecond
 	// maxRate is how many probes of ways in use are sent per second.
 	maxRate = 400
 	// patience is how long an answer may take.
-	patience = 500 * time.Millisecond
+	patience = 400 * time.Millisecond
 	// misses is how many probes in a row may get no answer.
-	misses = 3
+	misses = 4
 	// retryPeriod is how often a broken way is probed.
 	retryPeriod = 2 * time.Second
 	// firstHold and lastHold are how long a broken way must answer without a miss before it is used
@@ -92,6 +92,9 @@ type watched struct {
 	health   Health
 	outcomes []bool // of the last probes by the way in use
 	turn     int    // of the sizes, see size
+	// suspect means that a small probe was answered when large ones weren't, since the last answer to
+	// a large one.
+	suspect bool
 }
 
 // path is the state of a way to a peer.
@@ -201,29 +204,29 @@ func (w *watched) wants(way backend.Way) bool {
 }
 
 // size returns the size of the next probe by a way. Once the way in use is silent, sizes take
-// turns. With a limit, every tenth probe is of full size, to see whether the limit is gone.
+// turns. With a limit, every fifth probe is larger, to see whether the limit is gone.
 func (w *watched) size(way backend.Way) int {
 	full := w.target.MTU
 	if way != w.target.Way {
 		return full
 	}
 	w.turn++
-	if w.health.Limit > 0 {
-		if w.turn%10 == 0 {
-			return full
+	turn, above := w.turn, 0
+	if limit := w.health.Limit; limit > 0 {
+		if w.turn%5 != 0 {
+			return limit
 		}
-		return w.health.Limit
-	}
-	if w.ways[way].missed <= misses {
+		turn, above = w.turn/5, limit
+	} else if w.ways[way].missed <= misses {
 		return full
 	}
-	smaller := []int{full}
+	candidates := []int{full}
 	for _, s := range sizes {
-		if s < full {
-			smaller = append(smaller, s)
+		if s < full && s > above {
+			candidates = append(candidates, s)
 		}
 	}
-	return smaller[w.turn%len(smaller)]
+	return candidates[turn%len(candidates)]
 }
 
 // limit learns from the answer to a probe of the way in use how large packets may be.
@@ -232,9 +235,12 @@ func (w *watched) limit(size int) (changed bool) {
 	switch {
 	case size >= w.target.MTU:
 		w.health.Limit = 0
+	case w.ways[w.target.Way].missed > misses && !w.suspect:
+		w.suspect = true // a busy network loses packets of all sizes: it must happen twice
 	case w.ways[w.target.Way].missed > misses, size > was && was > 0:
 		w.health.Limit = size
 	}
+	w.suspect = w.suspect && size < w.target.MTU
 	return w.health.Limit != was
 }
 

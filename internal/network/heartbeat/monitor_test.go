@@ -126,7 +126,7 @@ func TestComesBackWhenTheWayHolds(t *testing.T) {
 	n.run(time.Minute)
 	n.set(ways...)
 	n.run(time.Minute)
-	n.expect("1m2s vxlan", "2m11s direct")
+	n.expect("1m2s vxlan", "2m10s direct")
 }
 
 // TestFlappingIsDamped: a way that works every other 15 seconds is used less and less.
