@@ -19,6 +19,7 @@ import (
 	"github.com/huskd/husk/internal/cni/conf"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/preflight"
 	"github.com/huskd/husk/internal/oci"
@@ -73,6 +74,7 @@ func Examine(h Host) []*huskv1.Check {
 	d.damages(h.Network.Damages(h.Attachments))
 	if h.Nodes != nil {
 		d.nodes(h.Nodes.Status(), time.Now())
+		d.reversePath(settings.Uplink, datapath.ReadSysctl)
 	}
 	d.firewall(h.Network.BlockingFirewalls())
 	var fs unix.Statfs_t

@@ -49,6 +49,20 @@ func (d *diagnosis) nodes(st nodes.Status, now time.Time) {
 	}
 }
 
+// reversePath checks the sysctls rp_filter of the uplink, by which packets come from other nodes.
+// The larger one of "all" and the link's counts (Linux, ip-sysctl.rst).
+func (d *diagnosis) reversePath(uplink string, read func(sysctl string) (string, error)) {
+	if uplink == "" {
+		return
+	}
+	all, err := read("net/ipv4/conf/all/rp_filter")
+	own, err2 := read("net/ipv4/conf/" + uplink + "/rp_filter")
+	if err == nil && err2 == nil && max(all, own) == "1" {
+		d.add("rp_filter", warn, fmt.Sprintf("strict reverse path filtering on %s drops packets of other nodes' pods while the two directions take different ways", uplink),
+			fmt.Sprintf("sysctl -w net.ipv4.conf.%s.rp_filter=2", uplink))
+	}
+}
+
 // passes names the packets that must pass between two nodes.
 func passes(w backend.Way) string {
 	switch w {

@@ -53,3 +53,15 @@ func TestNodes(t *testing.T) {
 		}
 	}
 }
+
+func TestReversePath(t *testing.T) {
+	for values, warns := range map[[2]string]bool{{"0", "0"}: false, {"1", "0"}: true, {"0", "1"}: true, {"1", "1"}: true, {"1", "2"}: false, {"2", "1"}: false} {
+		var d diagnosis
+		d.reversePath("eth0", func(sysctl string) (string, error) {
+			return map[string]string{"net/ipv4/conf/all/rp_filter": values[0], "net/ipv4/conf/eth0/rp_filter": values[1]}[sysctl], nil
+		})
+		if got := len(d.checks) > 0; got != warns {
+			t.Errorf("all %s, eth0 %s: warns %v, want %v", values[0], values[1], got, warns)
+		}
+	}
+}
