@@ -25,31 +25,39 @@ import (
 // exhausted that no address is left, unavailable that a port is taken or that this node may give no
 // address now, and already exists that a link is taken.
 func (n *Network) Attach(ctx context.Context, a pod.Attachment) (*pod.Attached, error) {
-	if err := plan.Check(a); err != nil {
-		return nil, err
-	}
-	unlock, err := n.sandboxes.Lock(ctx, a.Sandbox)
+	p, err := n.attach(ctx, a, false)
 	if err != nil {
 		return nil, err
 	}
-	defer unlock()
-	if err := n.reaper.wait(ctx, ownerOf(a)); err != nil {
-		return nil, fmt.Errorf("wait for its former link to be deleted: %w", err)
-	}
-	r, err := n.reserve(a)
-	if err != nil {
-		return nil, err
-	}
-	p := n.plan(r)
-	if err := n.ensure(ctx, r, p); err != nil {
-		return nil, err
-	}
-	n.reaper.forgetUDP(plan.UDPPorts(a))
 	return p.Attached(Name), nil
 }
 
+func (n *Network) attach(ctx context.Context, a pod.Attachment, external bool) (plan.Plan, error) {
+	if err := plan.Check(a); err != nil {
+		return plan.Plan{}, err
+	}
+	unlock, err := n.sandboxes.Lock(ctx, a.Sandbox)
+	if err != nil {
+		return plan.Plan{}, err
+	}
+	defer unlock()
+	if err := n.reaper.wait(ctx, ownerOf(a)); err != nil {
+		return plan.Plan{}, fmt.Errorf("wait for its former link to be deleted: %w", err)
+	}
+	r, err := n.reserve(a, external)
+	if err != nil {
+		return plan.Plan{}, err
+	}
+	p := n.plan(r)
+	if err := n.ensure(ctx, r, p); err != nil {
+		return plan.Plan{}, err
+	}
+	n.reaper.forgetUDP(plan.UDPPorts(a))
+	return p, nil
+}
+
 // reserve returns the attachment's record. If there was none, it makes and journals one.
-func (n *Network) reserve(a pod.Attachment) (*record, error) {
+func (n *Network) reserve(a pod.Attachment, external bool) (*record, error) {
 	ports := plan.Mappings(a)
 	if r := n.ledger.find(ownerOf(a)); r != nil {
 		if r.Attachment.Netns != a.Netns || !slices.Equal(plan.Mappings(r.Attachment), ports) {
@@ -66,7 +74,7 @@ func (n *Network) reserve(a pod.Attachment) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &record{Attachment: a, Mode: n.cfg.Mode, MTU: cmp.Or(n.cfg.MTU, n.share.Load().MTU, uplink.MTU), Source: uplink.Source}
+	r := &record{Attachment: a, External: external, Mode: n.cfg.Mode, MTU: cmp.Or(n.cfg.MTU, n.share.Load().MTU, uplink.MTU), Source: uplink.Source}
 	return r, n.ledger.reserve(r)
 }
 

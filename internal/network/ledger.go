@@ -28,7 +28,8 @@ type record struct {
 	Addresses  []netip.Prefix `json:"addresses"` // with their subnets' prefix length
 	Mode       plan.Mode      `json:"mode"`
 	MTU        int            `json:"mtu"`
-	Source     netip.Addr     `json:"source,omitzero"` // the node's, see plan.Node
+	Source     netip.Addr     `json:"source,omitzero"`    // the node's, see plan.Node
+	External   bool           `json:"external,omitempty"` // another runtime's, see External
 }
 
 func ownerOf(a pod.Attachment) ipam.Owner { return ipam.Owner{Sandbox: a.Sandbox, IfName: a.IfName} }
@@ -195,6 +196,16 @@ func (l *ledger) find(o ipam.Owner) *record {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.records[o]
+}
+
+// ofSandbox returns the sandbox's record, nil if there is none.
+func (l *ledger) ofSandbox(id string) *record {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if owner, ok := l.links[l.instance.HostLink(id)]; ok && owner.Sandbox == id {
+		return l.records[owner]
+	}
+	return nil
 }
 
 // all returns all records, in no order.

@@ -11,7 +11,8 @@ import (
 )
 
 // Reconcile makes the network agree with the live attachments. It is called at the start, before
-// anything is attached, and returns when it is done. It completes and repairs live attachments,
+// anything is attached, and returns when it is done. Those of other runtimes are live as long as
+// their network namespaces exist, see External. It completes and repairs live attachments,
 // releases all other leases, and removes the instance's objects in the kernel that belong to no
 // attachment. An error of one attachment doesn't stop the others.
 func (n *Network) Reconcile(ctx context.Context, live []pod.Attachment) error {
@@ -21,6 +22,9 @@ func (n *Network) Reconcile(ctx context.Context, live []pod.Attachment) error {
 	}
 	var keep, release []*record
 	for _, r := range n.ledger.all() {
+		if n.External().lives(r) {
+			alive[r.owner()] = r.Attachment
+		}
 		if _, ok := alive[r.owner()]; ok {
 			keep = append(keep, r)
 		} else {
