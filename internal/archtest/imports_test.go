@@ -103,6 +103,7 @@ var layer = map[string]int{
 	"internal/network":                  owner,
 	"internal/network/daemonless":       owner,
 	"internal/plugin":                   edge,
+	"internal/plugin/conflist":          driver,
 	"internal/plugin/rpc":               driver,
 	"internal/agent":                    agent,
 	"internal/agent/source":             agent,

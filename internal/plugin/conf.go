@@ -22,7 +22,7 @@ import (
 // DefaultDataDir holds a directory for each network, with its name.
 const DefaultDataDir = "/var/lib/husk/cni"
 
-// conf is a network configuration as a single plugin gets it. The keys from Mode to Daemon are
+// conf is a network configuration as a single plugin gets it. The keys from Mode to Network are
 // Husk's own, see docs/reference/husk-cni.md.
 type conf struct {
 	CNIVersion string `json:"cniVersion"`
@@ -39,6 +39,7 @@ type conf struct {
 	DNS        types.DNS          `json:"dns"`
 	DataDir    string             `json:"dataDir"`
 	Daemon     string             `json:"daemon"`
+	Network    string             `json:"network"`
 
 	Runtime    runtimeConfig   `json:"runtimeConfig"`
 	Args       confArgs        `json:"args"`
@@ -126,7 +127,12 @@ func parse(stdin []byte, args Args) (*conf, error) {
 		return nil, err
 	}
 	var err error
-	if c.network.Ranges, err = c.ranges(); err != nil {
+	if c.Network == "" {
+		c.network.Ranges, err = c.ranges()
+	} else {
+		err = c.checkNode(stdin)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if args.Command == Add {
@@ -229,6 +235,26 @@ func (c *conf) check() error {
 		case r.Via.IsValid() && c.Mode == string(plan.PTP):
 			return invalid("routes: %v via %v: in mode ptp, the node routes everything: remove gw", r.Dst, r.Via)
 		}
+	}
+	return nil
+}
+
+// checkNode returns an error if the configuration of the node's network has settings of its own.
+func (c *conf) checkNode(stdin []byte) error {
+	if c.Network != Node {
+		return fault(types.ErrInvalidNetworkConfig, "network %q: use %q, or leave it out", c.Network, Node)
+	}
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(stdin, &all); err != nil {
+		return fault(types.ErrDecodingFailure, "network configuration: %v", err)
+	}
+	for _, key := range []string{"mode", "bridge", "subnet", "ranges", "routes", "mtu", "masquerade", "hairpin", "dataDir"} {
+		if _, ok := all[key]; ok {
+			return fault(types.ErrInvalidNetworkConfig, "%s: huskd's configuration determines the network of this node: remove this key", key)
+		}
+	}
+	if len(c.Runtime.IPRanges) > 0 {
+		return fault(types.ErrUnsupportedField, "ipRanges: the network of this node has its own: remove the capability")
 	}
 	return nil
 }

@@ -21,10 +21,15 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/huskd/husk/internal/network/daemonless"
+	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/pod"
 )
 
 // Type is the plugin's name in a configuration.
 const Type = "husk-cni"
+
+// Node is the value of the key network for this node's own network, which huskd keeps.
+const Node = "node"
 
 // The operations.
 const (
@@ -67,6 +72,8 @@ type Plugin struct {
 	// Forward handles calls whose configuration names the socket of a daemon. Without it, which
 	// means that this is the daemon, they are handled here.
 	Forward func(ctx context.Context, socket string, args Args, stdin []byte) ([]byte, error)
+	// Node is the node's own network. Only huskd has it.
+	Node Network
 	// Quarantine is how long an address stays unused after release; 0 is the network's default,
 	// negative is none.
 	Quarantine time.Duration
@@ -77,6 +84,20 @@ type Plugin struct {
 	Log    *slog.Logger // nil is slog.Default()
 
 	background background
+}
+
+// Network attaches sandboxes. The errors' kinds are those of errdefs, see codeOf.
+type Network interface {
+	// Attach attaches a sandbox, or repairs the attachment that it has.
+	Attach(ctx context.Context, a pod.Attachment) (plan.Plan, error)
+	// Detach undoes Attach. It isn't an error if the sandbox isn't attached.
+	Detach(ctx context.Context, sandbox string) error
+	// Verify returns an error if the sandbox isn't attached as it was.
+	Verify(ctx context.Context, sandbox string) (plan.Plan, error)
+	// Status returns why no sandbox can be attached now.
+	Status(ctx context.Context) error
+	// Collect detaches all sandboxes but the live ones.
+	Collect(ctx context.Context, live map[string]bool) error
 }
 
 func (p *Plugin) log() *slog.Logger {
@@ -122,12 +143,7 @@ func (p *Plugin) call(ctx context.Context, args Args, stdin []byte) ([]byte, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	cfg := c.network
-	cfg.Netns, cfg.Quarantine, cfg.Log = p.Netns, p.Quarantine, p.Log
-	if p.Linger > 0 {
-		cfg.Close = p.background.close
-	}
-	n, err := daemonless.New(cfg)
+	n, err := p.open(c)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +152,7 @@ func (p *Plugin) call(ctx context.Context, args Args, stdin []byte) ([]byte, err
 	case Add:
 		return p.add(ctx, n, c, args)
 	case Del:
-		return nil, p.del(ctx, n, cfg.Dir, sandbox)
+		return nil, n.Detach(ctx, sandbox)
 	case Check:
 		made, err := n.Verify(ctx, sandbox)
 		if err != nil {
@@ -153,7 +169,25 @@ func (p *Plugin) call(ctx context.Context, args Args, stdin []byte) ([]byte, err
 	return nil, n.Collect(ctx, live)
 }
 
-func (p *Plugin) add(ctx context.Context, n *daemonless.Network, c *conf, args Args) ([]byte, error) {
+// open returns the network of a configuration.
+func (p *Plugin) open(c *conf) (Network, error) {
+	if c.Network != "" {
+		if p.Node == nil {
+			return nil, fault(types.ErrInvalidNetworkConfig, "network %q: set daemon to huskd's socket, which has that network", c.Network)
+		}
+		return p.Node, nil
+	}
+	cfg := c.network
+	cfg.Netns, cfg.Quarantine, cfg.Log = p.Netns, p.Quarantine, p.Log
+	if p.Linger == 0 {
+		return daemonless.New(cfg)
+	}
+	cfg.Close = p.background.close
+	n, err := daemonless.New(cfg)
+	return lingering{n, p, cfg.Dir}, err
+}
+
+func (p *Plugin) add(ctx context.Context, n Network, c *conf, args Args) ([]byte, error) {
 	prev, err := previous(c.PrevResult, c.CNIVersion)
 	if err != nil {
 		return nil, err
@@ -171,13 +205,18 @@ func (p *Plugin) add(ctx context.Context, n *daemonless.Network, c *conf, args A
 	return render(answer(prev, made, c.dns()), c.CNIVersion)
 }
 
-func (p *Plugin) del(ctx context.Context, n *daemonless.Network, dir, sandbox string) error {
-	if p.Linger == 0 {
-		return n.Detach(ctx, sandbox)
-	}
-	r, err := n.BeginDetach(ctx, sandbox)
+// lingering is a network whose links are deleted in the background.
+type lingering struct {
+	*daemonless.Network
+	p   *Plugin
+	dir string
+}
+
+// Detach ends the traffic.
+func (l lingering) Detach(ctx context.Context, sandbox string) error {
+	r, err := l.BeginDetach(ctx, sandbox)
 	if err == nil && r != nil {
-		p.background.add(p, dir, n, r)
+		l.p.background.add(l.p, l.dir, l.Network, r)
 	}
 	return err
 }

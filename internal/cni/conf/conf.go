@@ -82,6 +82,9 @@ func Load(dir string, usable func(*libcni.NetworkConfigList) error) (Found, erro
 		default:
 			list, err = Read(path)
 		}
+		if err == nil && ofNode(list) {
+			continue
+		}
 		if err == nil {
 			err = found.accept(list, usable)
 		}
@@ -92,6 +95,16 @@ func Load(dir string, usable func(*libcni.NetworkConfigList) error) (Found, erro
 		found.Networks = append(found.Networks, Network{e.Name(), list})
 	}
 	return found, nil
+}
+
+// ofNode reports whether a network is this node's own, which pods of huskd get anyway. huskd writes
+// such a file for other runtimes if it is only their network.
+func ofNode(list *libcni.NetworkConfigList) bool {
+	var form struct {
+		Network string `json:"network"`
+	}
+	p := list.Plugins[0]
+	return p.Network.Type == "husk-cni" && json.Unmarshal(p.Bytes, &form) == nil && form.Network == "node"
 }
 
 // accept returns an error if list can't be added to the networks.

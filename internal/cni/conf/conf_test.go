@@ -55,6 +55,8 @@ func TestLoadOrderAndForms(t *testing.T) {
 	write(t, dir, "05-net.conf~", named("editor"))
 	write(t, dir, "README", "hello")
 	write(t, dir, "dir.conf/x", "")
+	// huskd wrote this one for other runtimes.
+	write(t, dir, "10-husk.conflist", `{"cniVersion":"1.0.0","name":"husk","plugins":[{"type":"husk-cni","network":"node","daemon":"/run/husk/husk.sock"}]}`)
 	found, err := Load(dir, acceptAll)
 	if err != nil {
 		t.Fatal(err)
