@@ -6,13 +6,23 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/pod"
+	"github.com/huskd/husk/internal/sandbox"
 )
 
 // ListAttachments returns the attachments of pods and the debts of removed ones.
 func (s *Server) ListAttachments(context.Context, *huskv1.ListAttachmentsRequest) (*huskv1.ListAttachmentsResponse, error) {
 	owed := s.Debts()
 	var list []*huskv1.Attachment
-	for _, st := range s.Sandboxes.List() {
+	for _, a := range s.Network.External().List() {
+		out := attachment(a.Attachment)
+		out.Network, out.Addresses = a.Attached.Network, texts(a.Attached.Addresses)
+		list = append(list, out)
+	}
+	var sandboxes []sandbox.Status
+	if s.Sandboxes != nil { // huskd isn't only another runtime's network
+		sandboxes = s.Sandboxes.List()
+	}
+	for _, st := range sandboxes {
 		gone := slices.ContainsFunc(owed, func(d pod.Debt) bool { return d.Attachment.Sandbox == st.ID })
 		if st.State.Down() || gone {
 			continue

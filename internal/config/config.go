@@ -328,6 +328,9 @@ func (c *Config) check() error {
 		bad("cni-max-networks", "%d: must be at least 1", c.CNIMax)
 	}
 	c.checkPodNetwork(c.Kubeconfig, bad, oneOf)
+	if c.NetworkOnly {
+		c.checkNetworkOnly(bad)
+	}
 	if _, _, err := net.SplitHostPort(c.Metrics); c.Metrics != "" && err != nil {
 		bad("metrics-listen", "%q is not of the form 127.0.0.1:9477", c.Metrics)
 	}

@@ -26,6 +26,7 @@ type PodNetwork struct {
 	Store       string   `key:"network-store" help:"where the nodes of a pod network find each other: none (this node is by itself), file, etcd, flannel (etcd with the records of flanneld, to join its network) or kubernetes"`
 	Backend     string   `key:"network-backend" help:"how packets reach the pods of other nodes: host-gw, vxlan, ipip, wireguard, or auto, which takes the first of these that works"`
 	BlockLength int      `key:"pod-block-length" help:"prefix length of the IPv4 subnets that nodes take from pod-subnets in etcd; in a flannel network, its SubnetLen"`
+	NetworkOnly bool     `key:"network-only" help:"run no pods, and be only the pod network of another runtime, such as containerd or CRI-O with a kubelet, which finds the network in cni-conf-dir"`
 	NodesFile   string   `key:"nodes-file" help:"TOML file with the nodes and their pod subnets, for network-store file"`
 	Etcd
 }
@@ -91,6 +92,18 @@ func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format str
 		bad("pod-subnets", "%w", err)
 	}
 	p.checkEtcd(p.Store == StoreEtcd || p.Store == StoreFlannel, bad)
+}
+
+// checkNetworkOnly returns an error for each source of pods.
+func (c *Config) checkNetworkOnly(bad func(key, format string, args ...any)) {
+	for key, value := range map[string]string{"manifests": c.Manifests, "manifest-url": c.Web, "bootstrap-kubeconfig": c.Bootstrap} {
+		if value != "" {
+			bad(key, "huskd runs no pods with network-only: leave it out")
+		}
+	}
+	if c.Kubeconfig != "" && c.Store != StoreKubernetes {
+		bad("kubeconfig", "with network-only it serves only network-store kubernetes: leave it out")
+	}
 }
 
 func (e *Etcd) checkEtcd(used bool, bad func(key, format string, args ...any)) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -117,6 +118,9 @@ func Run(ctx context.Context, cfg config.Config) error {
 	defer os.Remove(strings.TrimPrefix(cfg.Listen, scheme))
 	defer socket.Close()
 	defer func() { vacated = d.close() }()
+	if cfg.NetworkOnly {
+		return d.runNetworkOnly(ctx, socket)
+	}
 	if err := d.open(ctx); err != nil {
 		return err
 	}
@@ -132,7 +136,6 @@ func (d *daemon) open(ctx context.Context) error {
 	d.metrics = d.newMetrics()
 	d.facts = host.Probe(d.cfg.Root)
 	d.meter = stats.New(d.facts.Cgroup, d.inside)
-	var damaged []journal.Damage
 	var err error
 	if d.resources, err = newNodeResources(d.cfg, d.facts); err != nil {
 		return err
@@ -151,11 +154,8 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.logins, err = credentialprovider.Open(credentialprovider.Config{File: d.cfg.LoginConf, Dir: d.cfg.LoginBin, Log: d.log}); err != nil {
 		return err
 	}
-	if d.journal, damaged, err = journal.Open(filepath.Join(d.cfg.Root, "journal")); err != nil {
+	if err := d.openJournal(); err != nil {
 		return err
-	}
-	for _, part := range damaged {
-		d.log.Error("journal: an unreadable part was set aside; what it recorded is removed", "bytes", part.Length, "saved", part.Saved)
 	}
 	d.devices = openDevices(d)
 	if err := checkDriver(d.cfg, d.facts); err != nil {
@@ -181,26 +181,12 @@ func (d *daemon) open(ctx context.Context) error {
 		d.images, err = image.Open(ctx, image.Config{Root: filepath.Join(d.cfg.Root, "images"), CertsDir: d.cfg.CertsDir, Pulled: d.metrics.Pull, Log: d.log})
 		return err
 	})
-	opening.Go(func() (err error) {
-		cfg := network.Config{
-			Instance: d.instance, Dir: filepath.Join(d.cfg.Root, "network"), Mode: plan.Mode(d.cfg.Network),
-			Subnets: subnets, Masquerade: d.cfg.Masquerade, Log: d.log,
-		}
-		if d.nodes != nil {
-			cfg.Subnets, cfg.Cluster, cfg.May = nil, subnets, d.nodes.may()
-			cfg.Encrypted = d.nodes.backend() == backend.OnlyWireGuard
-		}
-		d.network, err = network.Open(ctx, cfg)
-		return err
-	})
+	opening.Go(func() error { return d.openNetwork(ctx, subnets) })
 	opening.Go(func() error {
 		d.handlers = d.findHandlers(ctx)
 		return nil
 	})
 	if err := opening.Wait(); err != nil {
-		return err
-	}
-	if err := d.nodes.connect(d.network); err != nil {
 		return err
 	}
 	d.plugin = &plugin.Plugin{Linger: linger, Log: d.log}
@@ -217,6 +203,33 @@ func (d *daemon) open(ctx context.Context) error {
 		d.log.Error("a record was set aside", "error", err)
 	}
 	return nil
+}
+
+func (d *daemon) openJournal() (err error) {
+	var damaged []journal.Damage
+	if d.journal, damaged, err = journal.Open(filepath.Join(d.cfg.Root, "journal")); err != nil {
+		return err
+	}
+	for _, part := range damaged {
+		d.log.Error("journal: an unreadable part was set aside; what it recorded is removed", "bytes", part.Length, "saved", part.Saved)
+	}
+	return nil
+}
+
+// openNetwork opens the network and connects it with those of other nodes.
+func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err error) {
+	cfg := network.Config{
+		Instance: d.instance, Dir: filepath.Join(d.cfg.Root, "network"), Mode: plan.Mode(d.cfg.Network),
+		Subnets: subnets, Masquerade: d.cfg.Masquerade, Log: d.log,
+	}
+	if d.nodes != nil {
+		cfg.Subnets, cfg.Cluster, cfg.May = nil, subnets, d.nodes.may()
+		cfg.Encrypted = d.nodes.backend() == backend.OnlyWireGuard
+	}
+	if d.network, err = network.Open(ctx, cfg); err != nil {
+		return err
+	}
+	return d.nodes.connect(d.network)
 }
 
 // linger is how long a link waits to be deleted together with others.
@@ -345,6 +358,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		return err
 	}
 	d.nodes.run(ctx, &running)
+	running.Go(func() error { return d.releaseGone(ctx) })
 	running.Go(func() error {
 		<-ctx.Done()
 		d.locks.markStopping()
@@ -364,7 +378,10 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 const maxMessage = 16 << 20
 
 func (d *daemon) examine(context.Context) []*huskv1.Check {
-	var running []pod.Attachment
+	running := d.externalAttachments()
+	if d.cfg.NetworkOnly {
+		return doctor.Examine(doctor.Host{Network: d.network, Nodes: d.nodes.status(), Attachments: running, Root: d.cfg.Root})
+	}
 	for _, st := range d.sandboxes.List() {
 		if st.State == sandboxstate.Ready && !st.HostNetwork() {
 			running = append(running, st.Attachment)
@@ -442,6 +459,9 @@ func (d *daemon) vacant() bool {
 		if st.State != sandboxstate.Stopped {
 			return false
 		}
+	}
+	if len(d.network.External().List()) > 0 {
+		return false
 	}
 	for end := time.Now().Add(closeTime); d.network.Usage().Attached+len(d.network.Usage().Debts) > 0; time.Sleep(reapTime) {
 		if time.Now().After(end) {

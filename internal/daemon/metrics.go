@@ -15,20 +15,31 @@ import (
 )
 
 // newMetrics returns the metrics. The owners that it reads don't exist yet: they are read on each
-// scrape.
+// scrape. Some never do with network-only.
 func (d *daemon) newMetrics() *metrics.Metrics {
+	if d.cfg.NetworkOnly {
+		return metrics.New(metrics.Sources{
+			Sandboxes:  func() []sandbox.Status { return nil },
+			Containers: func() []container.Status { return nil },
+			Images:     func() []image.Image { return nil },
+			Debts:      func() int { return len(d.debts()) },
+			Nodes:      d.nodesStatus,
+		})
+	}
 	return metrics.New(metrics.Sources{
 		Sandboxes:  func() []sandbox.Status { return d.sandboxes.List() },
 		Containers: func() []container.Status { return d.containers.List("") },
 		Images:     func() []image.Image { return d.images.List() },
 		Debts:      func() int { return len(d.debts()) },
-		Nodes: func() nodes.Status {
-			if d.nodes == nil {
-				return nodes.Status{}
-			}
-			return d.nodes.controller.Status()
-		},
+		Nodes:      d.nodesStatus,
 	})
+}
+
+func (d *daemon) nodesStatus() nodes.Status {
+	if d.nodes == nil {
+		return nodes.Status{}
+	}
+	return d.nodes.controller.Status()
 }
 
 // serveMetrics serves the metrics until ctx ends, if that is configured.

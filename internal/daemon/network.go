@@ -3,7 +3,11 @@ package daemon
 import (
 	"context"
 	"net"
+	"time"
 
+	"github.com/containerd/errdefs"
+
+	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/plugin"
 	"github.com/huskd/husk/internal/plugin/rpc"
 	"github.com/huskd/husk/internal/pod"
@@ -12,9 +16,11 @@ import (
 // debts returns the DELs that are owed. Of the built-in network only those that failed count: each
 // deleted link waits a moment for others, to be deleted with them.
 func (d *daemon) debts() (list []pod.Debt) {
-	for _, a := range d.cni.Attachments() {
-		if a.Owed() {
-			list = append(list, pod.Debt{Attachment: a.Attachment, Network: a.Network, Since: a.Since, Tries: a.Tries, Error: a.Error})
+	if d.cni != nil {
+		for _, a := range d.cni.Attachments() {
+			if a.Owed() {
+				list = append(list, pod.Debt{Attachment: a.Attachment, Network: a.Network, Since: a.Since, Tries: a.Tries, Error: a.Error})
+			}
 		}
 	}
 	for _, debt := range d.network.Usage().Debts {
@@ -29,6 +35,48 @@ func (d *daemon) debts() (list []pod.Debt) {
 // clients. A call that is still running when huskd stops is cut off, as by a crash: the next call
 // completes it.
 func (d *daemon) servePlugin(ctx context.Context) func(net.Conn) {
-	p := &plugin.Plugin{Log: d.log}
+	p := &plugin.Plugin{Log: d.log, Node: nodeNetwork{d.network.External(), d.nodes}}
 	return func(conn net.Conn) { rpc.Serve(ctx, conn, p.Call) }
+}
+
+// nodeNetwork is the built-in network for the pods of another runtime.
+type nodeNetwork struct {
+	network.External
+	nodes *podNodes
+}
+
+// Status returns why no pod can be attached now.
+func (n nodeNetwork) Status(ctx context.Context) error {
+	if c := n.nodes.status(); c != nil {
+		if reason := c.Status().Error; reason != "" {
+			return errdefs.ErrUnavailable.WithMessage("ways to other nodes: " + reason)
+		}
+	}
+	return n.External.Status(ctx)
+}
+
+// goneTime is how often huskd looks for pods of another runtime that ended without a DEL.
+const goneTime = time.Minute
+
+// releaseGone releases the addresses of such pods until ctx ends.
+func (d *daemon) releaseGone(ctx context.Context) error {
+	tick := time.NewTicker(goneTime)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if err := d.network.External().ReleaseGone(ctx); err != nil {
+			d.log.Warn("network: releasing the addresses of pods that are gone failed and will be retried", "error", err)
+		}
+	}
+}
+
+func (d *daemon) externalAttachments() (out []pod.Attachment) {
+	for _, a := range d.network.External().List() {
+		out = append(out, a.Attachment)
+	}
+	return out
 }

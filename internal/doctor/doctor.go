@@ -37,7 +37,7 @@ type Host struct {
 	Nodes   *nodes.Controller // nil on a node by itself
 	// Attachments are those of the running pods.
 	Attachments []pod.Attachment
-	CNI         *cni.Host
+	CNI         *cni.Host // nil if huskd is only the network of another runtime
 	Root        string
 	// Orphans are directories of pods that have no record, and why they were kept.
 	Orphans map[string]error
@@ -54,17 +54,9 @@ const (
 // Examine checks everything that pods depend on.
 func Examine(h Host) []*huskv1.Check {
 	var d diagnosis
-	d.runtime(h.Handlers, h.Named)
-	d.kernel(h.Facts)
-	d.cgroups(h.Facts.Cgroup)
-	d.privileges(h.Facts)
-	networks := h.CNI.Networks()
-	var err error
-	if networks.Err != nil || len(networks.Networks) > 0 {
-		err = h.CNI.Status(context.Background())
+	if h.CNI != nil {
+		d.pods(h)
 	}
-	d.cni(networks, err)
-	d.debts(h.CNI.Attachments())
 	settings, err := h.Network.Settings()
 	if err == nil {
 		err = h.Network.Status()
@@ -83,6 +75,21 @@ func Examine(h Host) []*huskv1.Check {
 	d.orphans(h.Orphans)
 	d.self()
 	return d.checks
+}
+
+// pods checks what only a runtime of pods needs.
+func (d *diagnosis) pods(h Host) {
+	d.runtime(h.Handlers, h.Named)
+	d.kernel(h.Facts)
+	d.cgroups(h.Facts.Cgroup)
+	d.privileges(h.Facts)
+	networks := h.CNI.Networks()
+	var err error
+	if networks.Err != nil || len(networks.Networks) > 0 {
+		err = h.CNI.Status(context.Background())
+	}
+	d.cni(networks, err)
+	d.debts(h.CNI.Attachments())
 }
 
 // diagnosis collects checks. Its methods check values, so that tests can pass any.
