@@ -20,6 +20,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/huskd/husk/internal/crashpoint"
 	"github.com/huskd/husk/internal/plugin/conflist"
 	"github.com/huskd/husk/test/node"
 )
@@ -87,10 +88,12 @@ func runtimeConf(name string) *libcni.RuntimeConf {
 	}
 }
 
-// add makes a namespace and attaches it.
+// add makes a namespace, unless there is one, and attaches it.
 func (r *runtime) add(name string) {
 	r.t.Helper()
-	r.Must("ip", "netns", "add", name)
+	if r.Run("test", "-e", "/run/netns/"+name).Code != 0 {
+		r.Must("ip", "netns", "add", name)
+	}
 	got, err := r.cni.AddNetworkList(r.t.Context(), r.configured(), runtimeConf(name))
 	if err != nil {
 		r.t.Fatal(err)
@@ -239,5 +242,32 @@ func TestBesideAnotherRuntime(t *testing.T) {
 	r.MustHusk("rm", "-f", "own")
 	r.huskd.Stop()
 	r.Run("umount", "/run/netns") // unless huskd could
+	r.NothingLeft()
+}
+
+// TestNetworkOnlyCrash kills huskd in the middle of an ADD, which the runtime repeats.
+func TestNetworkOnlyCrash(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "auto", "46", node.NewUnderlay(t).Segment(node.Media{}))
+	r := newRuntime(c.nodes[0])
+	flags := r.flags
+	r.flags = func(cmd *exec.Cmd) { flags(cmd); node.Flags("--network-only")(cmd) }
+	for _, point := range []string{"network.reserved", "network.applied", "network.bound"} {
+		r.huskd = r.Launch(r.flags, node.Env(crashpoint.Env, point))
+		r.serves()
+		list := r.configured()
+		r.Must("ip", "netns", "add", "pod")
+		if _, err := r.cni.AddNetworkList(t.Context(), list, runtimeConf("pod")); code(err) != types.ErrTryAgainLater {
+			t.Errorf("%s: ADD: %v", point, err)
+		}
+		r.huskd.Wait(10 * time.Second)
+		r.restart()
+		r.add("pod")
+		Reach(t, 30*time.Second, r.machine)
+		r.remove("pod")
+		r.pods = nil
+		r.huskd.Stop()
+	}
+	r.Must("umount", "/run/netns")
 	r.NothingLeft()
 }
