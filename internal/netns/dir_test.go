@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +21,10 @@ func ownRun(t *testing.T) bool {
 	t.Helper()
 	hosttest.Root(t)
 	if os.Getenv("NETNS_IN_MNT") == t.Name() {
+		// The host's mounts there would be covered, and still in mountinfo.
+		for _, point := range slices.Backward(mountsIn(t, Dir)) {
+			must(t, unix.Unmount(point, unix.MNT_DETACH))
+		}
 		must(t, unix.Mount("tmpfs", "/run", "tmpfs", 0, ""))
 		return true
 	}
