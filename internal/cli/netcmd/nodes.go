@@ -77,8 +77,8 @@ func (t *tool) nodes() *cobra.Command {
 		Long: `List the nodes of the pod network, and how packets reach their pods.
 
 The column WAY shows direct for packets that go to the node without any
-encapsulation, and none if packets can't reach the node. RTT and LOSS are those of
-the probes that nodes exchange all the time; - if the node has never answered.`,
+encapsulation, and none if packets can't reach the node. RTT and LOSS are those
+of the probes that nodes exchange all the time; - if the node never answered.`,
 		Example: `husk net nodes
 husk net nodes -o json`,
 		Args:              usageerror.Takes(0, 0, ""),
@@ -117,9 +117,10 @@ husk net nodes -o json`,
 
 func (t *tool) pools() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:               "pools",
-		Short:             "List the subnets from which this node's pods get addresses.",
-		Example:           `husk net pools`,
+		Use:   "pools",
+		Short: "List the subnets from which this node's pods get addresses.",
+		Example: `husk net pools
+husk net pools -o json`,
 		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
@@ -151,7 +152,8 @@ func (t *tool) routes() *cobra.Command {
 		Long: `List this node's routes to pods of other nodes.
 
 In "ip route" they have protocol 104.`,
-		Example:           `husk net routes`,
+		Example: `husk net routes
+husk net routes -o json`,
 		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
