@@ -54,11 +54,11 @@ func namespace(t testing.TB) string {
 }
 
 // openParts opens the parts of a node in a network namespace until the end of the test.
-func openParts(t testing.TB, netns string, may func(netip.Prefix) error) (p parts) {
+func openParts(t testing.TB, netns string, cluster []netip.Prefix, may func(netip.Prefix) error) (p parts) {
 	t.Helper()
 	var err error
 	p.Network, err = network.Open(t.Context(), network.Config{Instance: instance, Dir: filepath.Join(t.TempDir(), "journal"), Netns: netns,
-		Cluster: subnets, May: may, Masquerade: true, Quarantine: -1, Log: slog.New(slog.DiscardHandler)})
+		Cluster: cluster, May: may, Masquerade: true, Quarantine: -1, Log: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	t.Cleanup(func() { must(t, p.Network.Close()) })
 	p.Overlay, err = overlay.Open(overlay.Config{Instance: instance, Netns: netns})
@@ -105,7 +105,7 @@ func BenchmarkPass(b *testing.B) {
 	var more float64
 	var spent time.Duration
 	for b.Loop() {
-		p := openParts(b, netns, nil)
+		p := openParts(b, netns, subnets, nil)
 		c := nodes.New(nodes.Config{Instance: instance, Name: "a", Boot: "1", Cluster: subnets, Backend: backend.Auto, Ways: nodes.Ways{VXLAN: backend.VXLANOf("a")},
 			Registry: new(world), Kernel: p, Prober: p.Prober, Pods: p, Log: slog.New(slog.DiscardHandler)})
 		see := func(records []peer.Node) time.Duration {
