@@ -1,0 +1,354 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/osrg/gobgp/v4/api"
+	"github.com/osrg/gobgp/v4/pkg/apiutil"
+	wire "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+	"github.com/osrg/gobgp/v4/pkg/server"
+
+	"github.com/huskd/husk/internal/network/bgp"
+)
+
+// The times of sessions, in seconds.
+const (
+	holdTime      = 30
+	keepaliveTime = 10
+	connectTime   = 3
+	// restartTime is how long peers keep the routes of a speaker that was killed (RFC 4724).
+	restartTime = 120
+	// deferralTime is how long a restarted speaker waits for the routes of a peer that is down.
+	deferralTime = 5
+)
+
+// settleTime is how long a speaker waits for the routes of its peers after its start, and graceTime
+// how long a session may be down without being reported.
+const (
+	settleTime = 10 * time.Second
+	graceTime  = 10 * time.Second
+)
+
+// maxPrefixes is how many prefixes of a family a peer may announce. A peer that announces more is
+// hostile or misconfigured, and its session is closed.
+const maxPrefixes = 10000
+
+var families = []wire.Family{wire.RF_IPv4_UC, wire.RF_IPv6_UC}
+
+// speaker makes gobgp do what huskd desires.
+type speaker struct {
+	changed   chan struct{} // has an item when state may return something new
+	restarted bool          // another one ran before on this node
+
+	bgp     *server.BgpServer // nil before the first start
+	desired bgp.Desired
+	err     error
+	settled bool
+	begun   time.Time // when bgp was started
+
+	peers    map[netip.Addr]bgp.Peer
+	prefixes map[netip.Prefix]netip.Addr // next hops
+	// since is when a session was up last, or began to be wanted.
+	since map[netip.Addr]time.Time
+	why   map[netip.Addr]string // why the last session ended
+}
+
+func newSpeaker(restarted bool) *speaker {
+	return &speaker{changed: make(chan struct{}, 1), restarted: restarted}
+}
+
+func (s *speaker) nudge() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// set makes everything as desired.
+func (s *speaker) set(d bgp.Desired) {
+	if s.bgp != nil && (d.AS != s.desired.AS || d.RouterID != s.desired.RouterID || !slices.Equal(d.Local, s.desired.Local)) {
+		s.stop()
+	}
+	s.desired = d
+	s.err = s.apply()
+}
+
+// retry tries again what failed.
+func (s *speaker) retry() {
+	if s.err != nil {
+		s.err = s.apply()
+	}
+}
+
+// stop ends all sessions; peers remove the routes at once.
+func (s *speaker) stop() {
+	if s.bgp != nil {
+		_ = s.bgp.StopBgp(context.Background(), &api.StopBgpRequest{})
+		s.bgp.Stop()
+		s.bgp = nil
+	}
+}
+
+func (s *speaker) apply() error {
+	if s.bgp == nil {
+		if err := s.start(); err != nil {
+			return err
+		}
+	}
+	// The prefixes come first, so that a new peer is sent all of them before it is told that these
+	// are all.
+	if err := s.setPrefixes(); err != nil {
+		return err
+	}
+	return s.setPeers()
+}
+
+func (s *speaker) start() error {
+	level := &slog.LevelVar{}
+	b := server.NewBgpServer(server.LoggerOption(slog.New(slog.NewTextHandler(io.Discard, nil)), level))
+	go b.Serve()
+	ctx := context.Background()
+	global := &api.Global{Asn: s.desired.AS, RouterId: s.desired.RouterID.String(), ListenPort: 179, UseMultiplePaths: true}
+	for _, a := range s.desired.Local {
+		global.ListenAddresses = append(global.ListenAddresses, a.String())
+	}
+	if err := b.StartBgp(ctx, &api.StartBgpRequest{Global: global}); err != nil {
+		b.Stop()
+		return fmt.Errorf("listen on port 179 of %v: %w: does another BGP speaker run on this node?", s.desired.Local, err)
+	}
+	s.bgp, s.begun = b, time.Now()
+	s.peers, s.prefixes = map[netip.Addr]bgp.Peer{}, map[netip.Prefix]netip.Addr{}
+	s.since, s.why = map[netip.Addr]time.Time{}, map[netip.Addr]string{}
+	// A node announces its own blocks only. It must not become a transit for its peers.
+	const name = "own"
+	policy := &api.Policy{Name: name, Statements: []*api.Statement{{
+		Name: name, Conditions: &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL}, Actions: &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_ACCEPT},
+	}}}
+	if err := b.AddPolicy(ctx, &api.AddPolicyRequest{Policy: policy}); err != nil {
+		return err
+	}
+	if err := b.SetPolicyAssignment(ctx, &api.SetPolicyAssignmentRequest{Assignment: &api.PolicyAssignment{
+		Name: "global", Direction: api.PolicyDirection_POLICY_DIRECTION_EXPORT, Policies: []*api.Policy{{Name: name}}, DefaultAction: api.RouteAction_ROUTE_ACTION_REJECT,
+	}}); err != nil {
+		return err
+	}
+	return b.WatchEvent(ctx, server.WatchEventMessageCallbacks{
+		OnPathUpdate: func([]*apiutil.Path, time.Time) { s.nudge() },
+		OnPathEor:    func(*apiutil.Path, time.Time) { s.nudge() },
+		OnPeerUpdate: func(*apiutil.WatchEventMessage_PeerEvent, time.Time) { s.nudge() },
+	}, server.WatchPostUpdate(false, "", ""), server.WatchEor(false), server.WatchPeer())
+}
+
+func (s *speaker) setPrefixes() error {
+	want := map[netip.Prefix]netip.Addr{}
+	for _, p := range s.desired.Prefixes {
+		if i := slices.IndexFunc(s.desired.Local, func(a netip.Addr) bool { return a.Is6() == p.Addr().Is6() }); i >= 0 {
+			want[p] = s.desired.Local[i]
+		}
+	}
+	for p, via := range s.prefixes {
+		if want[p] == via {
+			continue
+		}
+		path, err := pathOf(p, via)
+		if err != nil {
+			return err
+		}
+		if err := s.bgp.DeletePath(apiutil.DeletePathRequest{Paths: []*apiutil.Path{path}}); err != nil {
+			return fmt.Errorf("withdraw %v: %w", p, err)
+		}
+		delete(s.prefixes, p)
+	}
+	for p, via := range want {
+		if s.prefixes[p] == via {
+			continue
+		}
+		path, err := pathOf(p, via)
+		if err != nil {
+			return err
+		}
+		if _, err := s.bgp.AddPath(apiutil.AddPathRequest{Paths: []*apiutil.Path{path}}); err != nil {
+			return fmt.Errorf("announce %v: %w", p, err)
+		}
+		s.prefixes[p] = via
+	}
+	return nil
+}
+
+func pathOf(p netip.Prefix, via netip.Addr) (*apiutil.Path, error) {
+	nlri, err := wire.NewIPAddrPrefix(p)
+	if err != nil {
+		return nil, err
+	}
+	path := &apiutil.Path{Family: wire.RF_IPv4_UC, Nlri: nlri, Attrs: []wire.PathAttributeInterface{wire.NewPathAttributeOrigin(0)}}
+	var hop wire.PathAttributeInterface
+	if p.Addr().Is4() {
+		hop, err = wire.NewPathAttributeNextHop(via)
+	} else {
+		path.Family = wire.RF_IPv6_UC
+		hop, err = wire.NewPathAttributeMpReachNLRI(wire.RF_IPv6_UC, []wire.PathNLRI{{NLRI: nlri}}, via)
+	}
+	path.Attrs = append(path.Attrs, hop)
+	return path, err
+}
+
+func (s *speaker) setPeers() error {
+	ctx := context.Background()
+	want := map[netip.Addr]bgp.Peer{}
+	for _, p := range s.desired.Peers {
+		want[p.Address] = p
+	}
+	for a, p := range s.peers {
+		if want[a] == p {
+			continue
+		}
+		if err := s.bgp.DeletePeer(ctx, &api.DeletePeerRequest{Address: a.String()}); err != nil {
+			return fmt.Errorf("remove peer %v: %w", a, err)
+		}
+		delete(s.peers, a)
+		delete(s.since, a)
+		delete(s.why, a)
+	}
+	for a, p := range want {
+		if _, ok := s.peers[a]; ok {
+			continue
+		}
+		if err := s.bgp.AddPeer(ctx, &api.AddPeerRequest{Peer: s.peer(p)}); err != nil {
+			return fmt.Errorf("add peer %v: %w", a, err)
+		}
+		s.peers[a], s.since[a] = p, time.Now()
+	}
+	return nil
+}
+
+func (s *speaker) peer(p bgp.Peer) *api.Peer {
+	out := &api.Peer{
+		Conf:      &api.PeerConf{NeighborAddress: p.Address.String(), PeerAsn: p.AS, AuthPassword: p.Password},
+		Transport: &api.Transport{},
+		Timers: &api.Timers{Config: &api.TimersConfig{
+			HoldTime: holdTime, KeepaliveInterval: keepaliveTime, ConnectRetry: connectTime, IdleHoldTimeAfterReset: connectTime,
+		}},
+		GracefulRestart: &api.GracefulRestart{
+			Enabled: true, RestartTime: restartTime, DeferralTime: deferralTime, LocalRestarting: s.restarted && time.Since(s.begun) < deferralTime*time.Second,
+		},
+	}
+	if i := slices.IndexFunc(s.desired.Local, func(a netip.Addr) bool { return a.Is6() == p.Address.Is6() }); i >= 0 {
+		out.Transport.LocalAddress = s.desired.Local[i].String()
+	}
+	if p.AS != s.desired.AS {
+		// Other nodes of this AS are behind the peer. This node's own blocks are ignored in any case.
+		out.Conf.AllowOwnAsn = 1
+	}
+	for _, f := range families {
+		family := &api.Family{Afi: api.Family_Afi(f.Afi()), Safi: api.Family_Safi(f.Safi())}
+		out.AfiSafis = append(out.AfiSafis, &api.AfiSafi{
+			Config:            &api.AfiSafiConfig{Family: family, Enabled: true},
+			MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: true}},
+			PrefixLimits:      &api.PrefixLimit{Family: family, MaxPrefixes: maxPrefixes},
+		})
+	}
+	return out
+}
+
+// state returns what there is.
+func (s *speaker) state() bgp.State {
+	out := bgp.State{Version: bgp.Version}
+	if s.err != nil {
+		out.Error = s.err.Error()
+	}
+	if s.bgp == nil {
+		return out
+	}
+	waiting := false
+	err := s.bgp.ListPeer(context.Background(), &api.ListPeerRequest{}, func(p *api.Peer) {
+		session, complete := s.session(p)
+		out.Sessions = append(out.Sessions, session)
+		waiting = waiting || !complete
+	})
+	slices.SortFunc(out.Sessions, func(a, b bgp.Session) int { return a.Address.Compare(b.Address) })
+	for _, f := range families {
+		if err == nil {
+			err = s.routes(f, &out.Routes)
+		}
+	}
+	slices.SortFunc(out.Routes, func(a, b bgp.Route) int { return strings.Compare(a.Prefix.String(), b.Prefix.String()) })
+	if err != nil && out.Error == "" {
+		out.Error = err.Error()
+	}
+	s.settled = s.settled || err == nil && (!waiting || time.Since(s.begun) > settleTime)
+	out.Settled = s.settled
+	return out
+}
+
+// session returns the state of a session, and whether the peer has sent all its routes.
+func (s *speaker) session(p *api.Peer) (out bgp.Session, complete bool) {
+	address, _ := netip.ParseAddr(p.State.NeighborAddress)
+	out = bgp.Session{Address: address, AS: p.Conf.PeerAsn}
+	if p.State.SessionState == api.PeerState_SESSION_STATE_ESTABLISHED {
+		out.Up = true
+		if !s.since[address].IsZero() {
+			s.since[address] = time.Now()
+		}
+		for _, f := range p.AfiSafis {
+			if g := f.MpGracefulRestart.GetState(); g.GetEnabled() && g.GetReceived() && !g.GetEndOfRibReceived() {
+				return out, false
+			}
+		}
+		return out, true
+	}
+	if m := p.State.DisconnectMessage; m != "" {
+		s.why[address] = m
+	}
+	switch {
+	case p.State.AdminState == api.PeerState_ADMIN_STATE_PFX_CT:
+		out.Down = fmt.Sprintf("it announced more than %d prefixes, so the session was closed", maxPrefixes)
+	case time.Since(s.since[address]) < graceTime:
+	case s.why[address] != "":
+		out.Down = s.why[address]
+	default:
+		out.Down = "it doesn't answer: is a speaker there, does it know this node, and has it the same password?"
+	}
+	return out, out.Down != ""
+}
+
+// routes adds the routes of a family that peers have announced inside the desired subnets.
+func (s *speaker) routes(f wire.Family, out *[]bgp.Route) error {
+	return s.bgp.ListPath(apiutil.ListPathRequest{TableType: api.TableType_TABLE_TYPE_GLOBAL, Family: f}, func(nlri wire.NLRI, paths []*apiutil.Path) {
+		prefix, err := netip.ParsePrefix(nlri.String())
+		if _, own := s.prefixes[prefix]; err != nil || own || !slices.ContainsFunc(s.desired.Inside, func(in netip.Prefix) bool {
+			return in.Bits() <= prefix.Bits() && in.Contains(prefix.Addr())
+		}) {
+			return
+		}
+		r := bgp.Route{Prefix: prefix}
+		for _, p := range paths {
+			via := nextHop(p)
+			if p.Best && !p.IsNexthopInvalid && via.IsGlobalUnicast() && !slices.Contains(s.desired.Local, via) && !slices.Contains(r.Via, via) {
+				r.Via = append(r.Via, via)
+			}
+		}
+		if len(r.Via) > 0 {
+			slices.SortFunc(r.Via, netip.Addr.Compare)
+			*out = append(*out, r)
+		}
+	})
+}
+
+func nextHop(p *apiutil.Path) netip.Addr {
+	for _, a := range p.Attrs {
+		switch a := a.(type) {
+		case *wire.PathAttributeNextHop:
+			return a.Value.Unmap()
+		case *wire.PathAttributeMpReachNLRI:
+			return a.Nexthop.Unmap()
+		}
+	}
+	return netip.Addr{}
+}

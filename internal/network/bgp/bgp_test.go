@@ -1,0 +1,118 @@
+package bgp
+
+import (
+	"encoding/json"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/huskd/husk/internal/network/peer"
+)
+
+func addresses(list ...string) (out []netip.Addr) {
+	for _, s := range list {
+		out = append(out, netip.MustParseAddr(s))
+	}
+	return out
+}
+
+func prefixes(list ...string) (out []netip.Prefix) {
+	for _, s := range list {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+var exact = cmp.Options{cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })}
+
+func TestDesired(t *testing.T) {
+	self := peer.Node{Name: "a", Addresses: addresses("192.0.2.1"), Blocks: prefixes("10.201.1.0/24", "fd68:0:0:1::/64")}
+	others := []peer.Node{
+		{Name: "b", AS: 64512, Addresses: addresses("192.0.2.9", "2001:db8::9")},
+		{Name: "c", AS: 64512, Addresses: addresses("192.0.2.3")},
+		{Name: "another AS", AS: 64513, Addresses: addresses("192.0.2.4")},
+		{Name: "no BGP", Addresses: addresses("192.0.2.5")},
+		{Name: "another family", AS: 64512, Addresses: addresses("2001:db8::6")},
+	}
+	mesh := Config{AS: 64512, Password: "secret", Cluster: prefixes("10.201.0.0/16")}
+	want := Desired{
+		Version: 1, AS: 64512, RouterID: self.Addresses[0], Local: self.Addresses, Inside: mesh.Cluster,
+		Prefixes: prefixes("10.201.1.0/24"), // there is no next hop for the other
+		Peers:    []Peer{{netip.MustParseAddr("192.0.2.3"), 64512, "secret"}, {netip.MustParseAddr("192.0.2.9"), 64512, "secret"}},
+	}
+	if diff := cmp.Diff(want, mesh.desired(self, others), exact); diff != "" {
+		t.Error(diff)
+	}
+	routers := mesh
+	routers.Peers = []Peer{{Address: netip.MustParseAddr("192.0.2.254"), AS: 65000}}
+	want.Peers = routers.Peers
+	if diff := cmp.Diff(want, routers.desired(self, others), exact); diff != "" {
+		t.Errorf("with configured peers: %s", diff)
+	}
+	self.Addresses = addresses("2001:db8::1")
+	d := mesh.desired(self, others)
+	if !d.RouterID.Is4() || len(d.Prefixes) != 1 || !d.Prefixes[0].Addr().Is6() || len(d.Peers) != 2 {
+		t.Errorf("with IPv6 only: %+v", d)
+	}
+}
+
+// TestLearnedStays checks that a program that has started anew doesn't take away what the last one
+// had learned, before its peers have sent their routes.
+func TestLearnedStays(t *testing.T) {
+	s := &Speaker{}
+	if _, known := s.Learned(); known {
+		t.Error("known before the first state")
+	}
+	s.update(State{})
+	if _, known := s.Learned(); known {
+		t.Error("known before the program has settled")
+	}
+	s.update(State{Settled: true, Routes: []Route{{netip.MustParsePrefix("10.201.2.0/24"), addresses("192.0.2.2")}}})
+	s.update(State{})
+	if routes, known := s.Learned(); !known || len(routes) != 1 {
+		t.Errorf("as the program restarted: %v, %t", routes, known)
+	}
+	s.update(State{Settled: true})
+	if routes, known := s.Learned(); !known || len(routes) != 0 {
+		t.Errorf("after all were withdrawn: %v, %t", routes, known)
+	}
+}
+
+// TestAnotherVersion checks that a program of another version is told to stop in its own.
+func TestAnotherVersion(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	told := make(chan Desired, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		_ = json.NewEncoder(conn).Encode(State{Version: Version + 1})
+		var d Desired
+		_ = json.NewDecoder(conn).Decode(&d)
+		told <- d
+		_ = conn.Close()
+	}()
+	s := &Speaker{cfg: Config{Socket: socket}, send: make(chan struct{}, 1)}
+	if err := s.follow(t.Context(), func() {}); err == nil || !strings.Contains(err.Error(), "another version") {
+		t.Errorf("got %v", err)
+	}
+	select {
+	case d := <-told:
+		if !d.Stop || d.Version != Version+1 {
+			t.Errorf("told %+v", d)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("not told to stop")
+	}
+}

@@ -1,0 +1,76 @@
+// Package bgp is huskd's side of husk-bgp, the program that speaks BGP with other nodes and with
+// routers. The program is on its own so that its sessions outlive huskd, and so that only nodes
+// that use it have its size.
+//
+// The two exchange lines of JSON through a socket. huskd sends a Desired, which is complete, and
+// the program answers with a State now and whenever that changes. Of several connections, the
+// program serves the newest.
+package bgp
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Version is the version of the messages. A program of another version is replaced.
+const Version = 1
+
+// Desired is what the program is to do.
+type Desired struct {
+	Version int `json:"v"`
+	// Stop ends the program and its sessions. The peers remove the routes at once.
+	Stop     bool           `json:"stop,omitempty"`
+	AS       uint32         `json:"as"`
+	RouterID netip.Addr     `json:"routerID"`
+	Local    []netip.Addr   `json:"local"` // the node's addresses, which are the next hops; at most one per family
+	Prefixes []netip.Prefix `json:"prefixes"`
+	// Inside are the subnets of which routes are of interest.
+	Inside []netip.Prefix `json:"inside"`
+	Peers  []Peer         `json:"peers"`
+}
+
+// Peer is another speaker.
+type Peer struct {
+	Address  netip.Addr `json:"address"`
+	AS       uint32     `json:"as"`
+	Password string     `json:"password,omitempty"` // of TCP-MD5, RFC 2385
+}
+
+// State is what the program has.
+type State struct {
+	Version int `json:"v"`
+	// Settled is false after the program has started, until its peers have sent all their routes or
+	// had the time to. Until then a route that is missing isn't one that was withdrawn.
+	Settled  bool      `json:"settled"`
+	Routes   []Route   `json:"routes"`   // in the order of their prefixes
+	Sessions []Session `json:"sessions"` // in the order of their addresses
+	// Error is why the program can't do what is desired.
+	Error string `json:"error,omitempty"`
+}
+
+// Route is what was learned: the best next hops of a prefix, several if they are equally good.
+type Route struct {
+	Prefix netip.Prefix `json:"prefix"`
+	Via    []netip.Addr `json:"via"`
+}
+
+// Session is the state of a session with a peer.
+type Session struct {
+	Address netip.Addr `json:"address"`
+	AS      uint32     `json:"as"`
+	Up      bool       `json:"up"`
+	// Down says why there has been no session for a while, other than a short one.
+	Down string `json:"down,omitempty"`
+}
+
+// Equal reports whether two states are the same.
+func (s State) Equal(o State) bool {
+	return s.Version == o.Version && s.Settled == o.Settled && s.Error == o.Error && slices.Equal(s.Sessions, o.Sessions) &&
+		slices.EqualFunc(s.Routes, o.Routes, func(a, b Route) bool { return a.Prefix == b.Prefix && slices.Equal(a.Via, b.Via) })
+}
+
+// Equal reports whether two messages ask for the same.
+func (d Desired) Equal(o Desired) bool {
+	return d.Version == o.Version && d.Stop == o.Stop && d.AS == o.AS && d.RouterID == o.RouterID && slices.Equal(d.Local, o.Local) &&
+		slices.Equal(d.Prefixes, o.Prefixes) && slices.Equal(d.Inside, o.Inside) && slices.Equal(d.Peers, o.Peers)
+}

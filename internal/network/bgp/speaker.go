@@ -1,0 +1,301 @@
+package bgp
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/huskd/husk/internal/network/peer"
+)
+
+// Program is the program's name. It is installed beside huskd.
+const Program = "husk-bgp"
+
+// Config of a Speaker.
+type Config struct {
+	Socket string // where the program listens
+	AS     uint32 // of this node
+	// Peers are the configured ones. Without any, the nodes of the same AS are each other's.
+	Peers    []Peer
+	Password string // of the sessions with other nodes
+	Cluster  []netip.Prefix
+}
+
+// Speaker starts the program, tells it what to announce, and follows what it has learned.
+type Speaker struct {
+	cfg     Config
+	program string
+	send    chan struct{} // has an item when desired has changed
+
+	mu      sync.Mutex // Invariant: guards the fields below.
+	desired *Desired
+	state   State
+	learned map[netip.Prefix][]netip.Addr // nil until the program has settled once
+	failure string                        // why there is no connection
+}
+
+// Open returns a speaker. It fails if the program isn't installed.
+func Open(cfg Config) (*Speaker, error) {
+	program, err := findProgram()
+	if err != nil {
+		return nil, err
+	}
+	return &Speaker{cfg: cfg, program: program, send: make(chan struct{}, 1)}, nil
+}
+
+func findProgram() (string, error) {
+	if self, err := os.Executable(); err == nil {
+		beside := filepath.Join(filepath.Dir(self), Program)
+		if info, err := os.Stat(beside); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return beside, nil
+		}
+	}
+	path, err := exec.LookPath(Program)
+	if err != nil {
+		return "", fmt.Errorf("%s is neither beside huskd nor in PATH: install it", Program)
+	}
+	return path, nil
+}
+
+// Set sets what this node announces, and to which peers.
+func (s *Speaker) Set(self peer.Node, peers []peer.Node) {
+	next := s.cfg.desired(self, peers)
+	s.mu.Lock()
+	changed := s.desired == nil || !s.desired.Equal(next)
+	s.desired = &next
+	s.mu.Unlock()
+	if changed {
+		select {
+		case s.send <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// desired returns what the program is to do for a node's record and those of the others.
+func (c Config) desired(self peer.Node, peers []peer.Node) Desired {
+	d := Desired{Version: Version, AS: c.AS, RouterID: self.Address(false), Local: self.Addresses, Inside: c.Cluster, Peers: c.Peers}
+	if !d.RouterID.IsValid() {
+		d.RouterID = routerID(self.Name)
+	}
+	for _, b := range self.Blocks {
+		if self.Address(b.Addr().Is6()).IsValid() { // it needs a next hop of its family
+			d.Prefixes = append(d.Prefixes, b)
+		}
+	}
+	if len(c.Peers) > 0 {
+		return d
+	}
+	for _, n := range peers {
+		if n.AS != c.AS {
+			continue
+		}
+		// One session carries the routes of both families.
+		for _, six := range []bool{false, true} {
+			if a := n.Address(six); a.IsValid() && self.Address(six).IsValid() {
+				d.Peers = append(d.Peers, Peer{Address: a, AS: n.AS, Password: c.Password})
+				break
+			}
+		}
+	}
+	slices.SortFunc(d.Peers, func(a, b Peer) int { return a.Address.Compare(b.Address) })
+	return d
+}
+
+// routerID returns an ID, which looks like an IPv4 address, for a node without one.
+func routerID(name string) netip.Addr {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(name))
+	sum := h.Sum(nil)
+	return netip.AddrFrom4([4]byte{sum[0]%223 + 1, sum[1], sum[2], sum[3]})
+}
+
+// Learned returns the next hops of prefixes. It is not known until the program has settled once.
+func (s *Speaker) Learned() (routes map[netip.Prefix][]netip.Addr, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.learned, s.learned != nil
+}
+
+// Notes say what isn't as it should be, one line each.
+func (s *Speaker) Notes() (notes []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failure != "" {
+		notes = append(notes, "bgp: "+s.failure)
+	}
+	if s.state.Error != "" {
+		notes = append(notes, "bgp: "+s.state.Error)
+	}
+	for _, session := range s.state.Sessions {
+		if session.Down != "" {
+			notes = append(notes, fmt.Sprintf("bgp: no session with %v of AS %d: %s", session.Address, session.AS, session.Down))
+		}
+	}
+	return notes
+}
+
+// retry is how long Run waits after the program has ended or couldn't be started.
+const retry = time.Second
+
+// Run starts the program or adopts the one that runs, and calls changed when what Learned or Notes
+// return has changed, until ctx ends. The program stays.
+func (s *Speaker) Run(ctx context.Context, changed func()) error {
+	for ctx.Err() == nil {
+		err := s.follow(ctx, changed)
+		if ctx.Err() != nil {
+			break
+		}
+		s.mu.Lock()
+		s.failure = err.Error()
+		s.mu.Unlock()
+		changed()
+		select {
+		case <-ctx.Done():
+		case <-time.After(retry):
+		}
+	}
+	return nil
+}
+
+// follow exchanges messages with the program until the connection ends.
+func (s *Speaker) follow(ctx context.Context, changed func()) error {
+	conn, err := s.connect()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var sending sync.WaitGroup
+	defer sending.Wait()
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	sending.Go(func() { s.sendAll(ctx, conn) })
+	in := json.NewDecoder(bufio.NewReader(conn))
+	for {
+		var state State
+		if err := in.Decode(&state); err != nil {
+			_ = conn.Close()
+			return fmt.Errorf("%s has ended: it is started again", Program)
+		}
+		if state.Version != Version {
+			_ = json.NewEncoder(conn).Encode(Desired{Version: state.Version, Stop: true})
+			return fmt.Errorf("%s is of another version: it is started again", Program)
+		}
+		s.update(state)
+		changed()
+	}
+}
+
+func (s *Speaker) sendAll(ctx context.Context, conn net.Conn) {
+	out := json.NewEncoder(conn)
+	for {
+		s.mu.Lock()
+		desired := s.desired
+		s.mu.Unlock()
+		if desired != nil && out.Encode(desired) != nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.send:
+		}
+	}
+}
+
+// update remembers a state. What was learned before stays until the program has settled.
+func (s *Speaker) update(state State) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state, s.failure = state, ""
+	if !state.Settled {
+		return
+	}
+	s.learned = make(map[netip.Prefix][]netip.Addr, len(state.Routes))
+	for _, r := range state.Routes {
+		s.learned[r.Prefix] = r.Via
+	}
+}
+
+// connect connects to the program, which it starts if it doesn't run.
+func (s *Speaker) connect() (net.Conn, error) {
+	if conn, err := net.Dial("unix", s.cfg.Socket); err == nil {
+		return conn, nil
+	}
+	if err := s.start(); err != nil {
+		return nil, err
+	}
+	return net.Dial("unix", s.cfg.Socket)
+}
+
+// startTime is how long the program may take until it listens on its socket.
+const startTime = 10 * time.Second
+
+func (s *Speaker) start() error {
+	if err := os.MkdirAll(filepath.Dir(s.cfg.Socket), 0o700); err != nil {
+		return err
+	}
+	ready, report, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer ready.Close()
+	cmd := exec.Command(s.program, s.cfg.Socket)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", report, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	_ = report.Close()
+	if err != nil {
+		return fmt.Errorf("start %s: %w", s.program, err)
+	}
+	go func() { _ = cmd.Wait() }() // so that it doesn't stay as a zombie
+	_ = ready.SetReadDeadline(time.Now().Add(startTime))
+	answer, err := bufio.NewReader(ready).ReadString('\n')
+	if err != nil || answer != "ok\n" {
+		_ = cmd.Process.Kill()
+		return fmt.Errorf("start %s: %s", s.program, cmp.Or(strings.TrimSpace(answer), fmt.Sprintf("no answer after %v", startTime)))
+	}
+	return nil
+}
+
+// stopTime is how long the program may take to end its sessions.
+const stopTime = 5 * time.Second
+
+// Stop ends the program that listens on a socket, if there is one, and its sessions. It returns
+// when the program has ended.
+func Stop(socket string) error {
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("stop %s: %w", Program, err)
+		}
+		return nil
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(stopTime))
+	if err := json.NewEncoder(conn).Encode(Desired{Version: Version, Stop: true}); err != nil {
+		return fmt.Errorf("stop %s: %w", Program, err)
+	}
+	in := bufio.NewReader(conn)
+	for {
+		if _, err := in.ReadByte(); errors.Is(err, os.ErrDeadlineExceeded) {
+			return fmt.Errorf("stop %s: it still runs after %v", Program, stopTime)
+		} else if err != nil {
+			return nil
+		}
+	}
+}
