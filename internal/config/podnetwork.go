@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"net/url"
 	"path/filepath"
+	"strconv"
 	"strings"
 )
 
@@ -24,11 +25,56 @@ type PodNetwork struct {
 	Subnets     []string `key:"pod-subnets" help:"subnets of pod addresses, of this node or, with network-store, of all nodes: at most one IPv4 and one IPv6 prefix"`
 	Masquerade  bool     `key:"masquerade" help:"masquerade traffic that leaves the pod subnets with the node's address"`
 	Store       string   `key:"network-store" help:"where the nodes of a pod network find each other: none (this node is by itself), file, etcd, flannel (etcd with the records of flanneld, to join its network) or kubernetes"`
-	Backend     string   `key:"network-backend" help:"how packets reach the pods of other nodes: host-gw, vxlan, ipip, wireguard, or auto, which takes the first of these that works"`
+	Backend     string   `key:"network-backend" help:"how packets reach the pods of other nodes: host-gw, vxlan, ipip, wireguard, bgp, or auto, which takes the first of the former four that works"`
 	BlockLength int      `key:"pod-block-length" help:"prefix length of the IPv4 subnets that nodes take from pod-subnets in etcd; in a flannel network, its SubnetLen"`
 	NetworkOnly bool     `key:"network-only" help:"run no pods, and be only the pod network of another runtime, such as containerd or CRI-O with a kubelet, which finds the network in cni-conf-dir"`
 	NodesFile   string   `key:"nodes-file" help:"TOML file with the nodes and their pod subnets, for network-store file"`
 	Etcd
+	BGP
+}
+
+// BGP says how the node speaks BGP. It is used only with network-backend bgp.
+type BGP struct {
+	AS          int      `key:"bgp-as" help:"number of the node's autonomous system, for network-backend bgp; nodes of the same one exchange routes with each other unless there are bgp-peers"`
+	Peers       []string `key:"bgp-peers" help:"routers to exchange routes with by BGP instead, ADDRESS=AS, such as route reflectors or top-of-rack switches"`
+	BGPPassword string   `key:"bgp-password-file" help:"file with the password of all BGP sessions (TCP-MD5); empty for none"`
+}
+
+// BGPPeer is a router that the node speaks BGP with.
+type BGPPeer struct {
+	Address netip.Addr
+	AS      uint32
+}
+
+// BGPPeers returns the configured peers.
+func (b *BGP) BGPPeers() (out []BGPPeer, err error) {
+	for _, s := range b.Peers {
+		address, as, _ := strings.Cut(s, "=")
+		a, err := netip.ParseAddr(address)
+		n, err2 := strconv.ParseUint(as, 10, 32)
+		if err != nil || err2 != nil || n == 0 || a.Zone() != "" {
+			return nil, fmt.Errorf("%q is not of the form ADDRESS=AS", s)
+		}
+		for _, other := range out {
+			if other.Address == a {
+				return nil, fmt.Errorf("%v is there twice", a)
+			}
+		}
+		out = append(out, BGPPeer{a, uint32(n)})
+	}
+	return out, nil
+}
+
+func (b *BGP) checkBGP(backend string, bad func(key, format string, args ...any)) {
+	if b.AS < 1 || b.AS >= 1<<32-1 {
+		bad("bgp-as", "%d: use 1 to %d", b.AS, uint32(1<<32-2))
+	}
+	if _, err := b.BGPPeers(); err != nil {
+		bad("bgp-peers", "%w", err)
+	}
+	if backend != "bgp" && (len(b.Peers) > 0 || b.BGPPassword != "") {
+		bad("network-backend", "bgp-peers and bgp-password-file need network-backend bgp")
+	}
 }
 
 // Etcd says how to reach etcd. It is used only with network-store etcd and flannel.
@@ -70,7 +116,7 @@ func (p *PodNetwork) Prefixes() ([]netip.Prefix, error) {
 func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format string, args ...any), oneOf func(key, value string, of ...string)) {
 	oneOf("network-mode", p.Network, "ptp", "bridge")
 	oneOf("network-store", p.Store, StoreNone, StoreFile, StoreEtcd, StoreFlannel, StoreKubernetes)
-	oneOf("network-backend", p.Backend, "auto", "host-gw", "vxlan", "ipip", "wireguard")
+	oneOf("network-backend", p.Backend, "auto", "host-gw", "vxlan", "ipip", "wireguard", "bgp")
 	if p.Store != StoreNone && p.Network == "bridge" {
 		bad("network-mode", "bridge is for nodes by themselves: use ptp with network-store %s", p.Store)
 	}
@@ -80,7 +126,7 @@ func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format str
 	if p.Store == StoreKubernetes && kubeconfig == "" {
 		bad("network-store", "kubernetes needs a kubeconfig")
 	}
-	for key, path := range map[string]string{"nodes-file": p.NodesFile, "etcd-ca-file": p.EtcdCA, "etcd-cert-file": p.EtcdCert, "etcd-key-file": p.EtcdKey, "etcd-password-file": p.EtcdPassword} {
+	for key, path := range map[string]string{"nodes-file": p.NodesFile, "etcd-ca-file": p.EtcdCA, "etcd-cert-file": p.EtcdCert, "etcd-key-file": p.EtcdKey, "etcd-password-file": p.EtcdPassword, "bgp-password-file": p.BGPPassword} {
 		if path != "" && !filepath.IsAbs(path) {
 			bad(key, "%q is not an absolute path", path)
 		}
@@ -91,6 +137,7 @@ func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format str
 	if _, err := p.Prefixes(); err != nil {
 		bad("pod-subnets", "%w", err)
 	}
+	p.checkBGP(p.Backend, bad)
 	p.checkEtcd(p.Store == StoreEtcd || p.Store == StoreFlannel, bad)
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/huskd/husk/internal/journal"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/bgp"
 	"github.com/huskd/husk/internal/network/heartbeat"
 	"github.com/huskd/husk/internal/network/lease"
 	"github.com/huskd/husk/internal/network/lease/claim"
@@ -39,6 +40,7 @@ type podNodes struct {
 	registry peer.Registry
 	kernel   *overlay.Overlay
 	prober   *heartbeat.Prober
+	speaker  nodes.Speaker // nil without BGP
 	ways     nodes.Ways
 	closers  []io.Closer
 	// controller is nil until the network is open.
@@ -81,7 +83,38 @@ func (n *podNodes) open() (err error) {
 	if err := n.findWays(missing); err != nil {
 		return err
 	}
+	if err := n.openSpeaker(); err != nil {
+		return err
+	}
 	return n.openRegistry()
+}
+
+func (n *podNodes) bgpSocket() string { return filepath.Join(n.d.cfg.State, "network", "bgp.sock") }
+
+// openSpeaker opens what speaks BGP. With another backend, it ends what spoke it before.
+func (n *podNodes) openSpeaker() error {
+	if n.backend() != backend.OnlyBGP {
+		return bgp.Stop(n.bgpSocket())
+	}
+	c := n.d.cfg.BGP
+	cfg := bgp.Config{Socket: n.bgpSocket(), AS: uint32(c.AS), Cluster: n.subnets}
+	if c.BGPPassword != "" {
+		password, err := os.ReadFile(c.BGPPassword)
+		if err != nil {
+			return fmt.Errorf("bgp-password-file: %w", err)
+		}
+		cfg.Password = strings.TrimSpace(string(password))
+	}
+	peers, _ := c.BGPPeers() // config.Parse has checked them
+	for _, p := range peers {
+		cfg.Peers = append(cfg.Peers, bgp.Peer{Address: p.Address, AS: p.AS, Password: cfg.Password})
+	}
+	speaker, err := bgp.Open(cfg)
+	if err != nil {
+		return fmt.Errorf("network-backend bgp: %w", err)
+	}
+	n.speaker, n.ways.AS = speaker, cfg.AS
+	return nil
 }
 
 // findWays finds the ways by which this node can receive packets.
@@ -228,7 +261,7 @@ func (n *podNodes) connect(pods *network.Network) error {
 	}
 	n.controller = nodes.New(nodes.Config{
 		Instance: n.d.instance, Name: nodeName(n.d.cfg), Boot: boot, Cluster: n.subnets, Backend: n.backend(), Ways: n.ways,
-		Store: n.d.cfg.Store, Registry: n.registry, Kernel: n.kernel, Prober: n.prober, Pods: pods, Log: n.d.log,
+		Store: n.d.cfg.Store, Registry: n.registry, Kernel: n.kernel, Prober: n.prober, Speaker: n.speaker, Pods: pods, Log: n.d.log,
 	})
 	return nil
 }
@@ -253,7 +286,7 @@ func (n *podNodes) teardown() error {
 	if n == nil {
 		return nil
 	}
-	return n.kernel.Teardown()
+	return errors.Join(n.kernel.Teardown(), bgp.Stop(n.bgpSocket()))
 }
 
 func (n *podNodes) close() error {

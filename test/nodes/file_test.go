@@ -22,6 +22,7 @@ type cluster struct {
 	t     *testing.T
 	file  string
 	nodes []*machine
+	more  string // what each node's table has besides
 }
 
 // newCluster returns nodes on the segments, one for each, whose huskds don't run yet. families are
@@ -53,7 +54,7 @@ func (c *cluster) write(of ...*machine) {
 		for _, p := range m.Uplink.Addresses {
 			addresses = append(addresses, p.Addr())
 		}
-		fmt.Fprintf(&b, "[[node]]\nname = %q\naddresses = [%s]\nblocks = [%s]\n\n", m.Uplink.Name(), quoted(addresses), quoted(m.blocks))
+		fmt.Fprintf(&b, "[[node]]\nname = %q\naddresses = [%s]\nblocks = [%s]\n%s\n\n", m.Uplink.Name(), quoted(addresses), quoted(m.blocks), c.more)
 	}
 	if err := os.WriteFile(c.file+".new", []byte(b.String()), 0o600); err != nil {
 		c.t.Fatal(err)

@@ -238,15 +238,20 @@ func (s Self) wireGuard(p *Peer, n peer.Node) error {
 // bgp adds the routes that the speaker has learned for the peer's blocks. It ignores all others
 // that the speaker knows: a route that contains the peer's own address would cut it off.
 func (s Self) bgp(p *Peer, n peer.Node) error {
+	var beyond netip.Addr
 	for _, b := range n.Blocks {
 		for _, via := range s.Learned[b] {
 			u, ok := s.underlay(via.Is6())
-			if !ok {
+			if !ok || !u.Address.Contains(via) {
+				beyond = via
 				continue
 			}
 			p.Routes = append(p.Routes, s.route(u.Link, b, via, false))
 			p.setPath(via, u.MTU)
 		}
+	}
+	if len(p.Routes) == 0 && beyond.IsValid() {
+		return fmt.Errorf("the next hop %v is not on a link of this node", beyond)
 	}
 	if len(p.Routes) == 0 && len(n.Blocks) > 0 {
 		return errors.New("no route was announced")

@@ -46,6 +46,18 @@ type Prober interface {
 	Run(ctx context.Context, changed func()) error
 }
 
+// Speaker exchanges routes by BGP. See network/bgp.
+type Speaker interface {
+	// Set sets what this node announces, and to which nodes.
+	Set(self peer.Node, peers []peer.Node)
+	// Learned returns the next hops of prefixes. It isn't known before the peers had the time to
+	// send all of them: until then a missing route isn't a withdrawn one.
+	Learned() (routes map[netip.Prefix][]netip.Addr, known bool)
+	Notes() []string
+	// Run calls changed when Learned or Notes have changed, until ctx ends.
+	Run(ctx context.Context, changed func()) error
+}
+
 // Pods is this node's own pod network. See network.Network.
 type Pods interface {
 	// SetBlocks sets the subnets of which pods get addresses from now on.
@@ -69,6 +81,7 @@ type Config struct {
 	Registry peer.Registry
 	Kernel   Kernel
 	Prober   Prober
+	Speaker  Speaker // nil unless Backend is OnlyBGP
 	Pods     Pods
 	Log      *slog.Logger
 }
@@ -78,6 +91,7 @@ type Ways struct {
 	VXLAN     *peer.VXLAN
 	IPIP      bool
 	WireGuard []peer.WireGuard
+	AS        uint32 // 0 if the node doesn't speak BGP
 }
 
 // Controller keeps the ways to other nodes.
@@ -116,6 +130,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	running.Go(func() error { return c.cfg.Kernel.Watch(ctx, c.nudge) })
 	running.Go(func() error { return c.cfg.Prober.Run(ctx, c.nudge) })
 	running.Go(func() error { return c.reportUsage(ctx) })
+	if c.cfg.Speaker != nil {
+		running.Go(func() error { return c.cfg.Speaker.Run(ctx, c.nudge) })
+	}
 	running.Go(func() error {
 		c.nudge()
 		for c.wait(ctx, c.pass(ctx)) {
@@ -203,7 +220,21 @@ func (c *Controller) pass(ctx context.Context) error {
 	c.cfg.Registry.Used(c.cfg.Pods.Blocks())
 	peers, refused := c.acceptor.Accept(c.cfg.Cluster, record, view.Peers)
 	notes = append(notes, refused...)
-	next := c.planner.Plan(c.self(record, underlay), peers)
+	self := c.self(record, underlay)
+	if c.cfg.Speaker != nil {
+		c.cfg.Speaker.Set(record, peers)
+		notes = append(notes, c.cfg.Speaker.Notes()...)
+		var known bool
+		if self.Learned, known = c.cfg.Speaker.Learned(); !known {
+			c.log(notes)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.state.notes = append(notes, "bgp: no peer has sent its routes yet: those in the kernel stay")
+			return nil
+		}
+		peers = withLearned(c.cfg.Cluster, record, peers, self.Learned)
+	}
+	next := c.planner.Plan(self, peers)
 	inTheWay, err := c.cfg.Kernel.Apply(next)
 	notes = append(notes, inTheWay...)
 	if err != nil {
@@ -265,7 +296,7 @@ func probes(self peer.Node, p backend.Plan, peers []peer.Node) (from netip.Addr,
 func (c *Controller) record(underlay []backend.Underlay) peer.Node {
 	n := peer.Node{
 		Version: peer.Version, Name: c.cfg.Name, Boot: c.cfg.Boot,
-		VXLAN: c.cfg.Ways.VXLAN, IPIP: c.cfg.Ways.IPIP, WireGuard: c.cfg.Ways.WireGuard, Encrypted: c.cfg.Backend == backend.OnlyWireGuard,
+		VXLAN: c.cfg.Ways.VXLAN, IPIP: c.cfg.Ways.IPIP, WireGuard: c.cfg.Ways.WireGuard, AS: c.cfg.Ways.AS, Encrypted: c.cfg.Backend == backend.OnlyWireGuard,
 	}
 	for _, u := range underlay {
 		n.Addresses = append(n.Addresses, u.Address.Addr())

@@ -1,0 +1,300 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/test/node"
+)
+
+// newSpeakers returns nodes of a file that speak BGP.
+func newSpeakers(t *testing.T, nodes int, flags ...string) *cluster {
+	t.Helper()
+	s := node.NewUnderlay(t).Segment(node.Media{})
+	on := make([]*node.Segment, nodes)
+	for i := range on {
+		on[i] = s
+	}
+	c := newCluster(t, "bgp", "46", on...)
+	c.more = "as = 64512"
+	c.write(c.nodes...)
+	for _, m := range c.nodes {
+		m.Binary("husk-bgp")
+		m.flags = node.Flags("--pod-subnets", subnets, "--network-store", "file", "--nodes-file", c.file, "--network-backend", "bgp")
+		m.also(flags...)
+	}
+	return c
+}
+
+// also adds flags of huskd.
+func (m *machine) also(flags ...string) {
+	before := m.flags
+	m.flags = func(cmd *exec.Cmd) {
+		before(cmd)
+		node.Flags(flags...)(cmd)
+	}
+}
+
+func (m *machine) password(value string) {
+	m.t.Helper()
+	path := filepath.Join(m.Dir, "bgp-password")
+	if err := os.WriteFile(path, []byte(value+"\n"), 0o600); err != nil {
+		m.t.Fatal(err)
+	}
+	m.also("--bgp-password-file", path)
+}
+
+// speaker returns the PID of the node's husk-bgp, as the node sees it.
+func (m *machine) speaker() string {
+	return strings.TrimSpace(m.Run("pidof", "husk-bgp").Stdout)
+}
+
+// says waits until `husk net nodes` has a text, or hasn't.
+func (m *machine) says(text string, want bool) {
+	m.t.Helper()
+	node.Eventually(m.t, 40*time.Second, func() string {
+		if out := m.Husk("net", "nodes"); strings.Contains(out.Stdout+out.Stderr, text) != want {
+			return fmt.Sprintf("%q: want %t:\n%s%s", text, want, out.Stdout, out.Stderr)
+		}
+		return ""
+	})
+}
+
+// TestBGPMesh runs three nodes that speak BGP with each other, with a password.
+func TestBGPMesh(t *testing.T) {
+	t.Parallel()
+	c := newSpeakers(t, 3)
+	for _, m := range c.nodes {
+		m.password("secret")
+	}
+	c.start()
+	Reach(t, 30*time.Second, c.nodes...)
+	c.goes(by("bgp"))
+	a := c.nodes[0]
+	routes, first := a.routes(), a.speaker()
+
+	streams := c.streams()
+	a.huskd.Kill()
+	a.restart()
+	a.says("bgp", true)
+	if pid := a.speaker(); pid != first {
+		t.Errorf("husk-bgp of PID %q has become %q as huskd was killed", first, pid)
+	}
+	// The peers keep the routes of a speaker that is killed, and so does the node itself.
+	a.Must("kill", "-9", first)
+	node.Eventually(t, 30*time.Second, func() string {
+		if now := a.speaker(); now == "" || now == first {
+			return "husk-bgp isn't started again"
+		}
+		return ""
+	})
+	for end := time.Now().Add(12 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		if got := a.routes(); got != routes {
+			t.Fatalf("after husk-bgp was killed, the routes are\n%s, want\n%s", got, routes)
+		}
+	}
+	a.says("no session", false)
+	lost(t, "huskd and husk-bgp killed", 0, streams)
+
+	t.Logf("husk-bgp of a node of three:\n%s", a.Must("sh", "-c", "grep -E 'VmRSS|RssAnon' /proc/"+a.speaker()+"/status"))
+
+	gone := c.nodes[2]
+	c.write(c.nodes[:2]...)
+	node.Eventually(t, 30*time.Second, func() string {
+		if got := a.routes(); strings.Contains(got, gone.blocks[0].String()) || strings.Contains(got, gone.blocks[1].String()) {
+			return "the routes of a node that has left are still there:\n" + got
+		}
+		return ""
+	})
+	Reach(t, 30*time.Second, c.nodes[:2]...)
+	remove(t, c.nodes...)
+}
+
+// TestBGPPassword runs two nodes of which one has another password.
+func TestBGPPassword(t *testing.T) {
+	t.Parallel()
+	c := newSpeakers(t, 2)
+	c.nodes[0].password("secret")
+	c.nodes[1].password("other")
+	c.start()
+	a, b := c.nodes[0], c.nodes[1]
+	line := fmt.Sprintf("bgp: no session with %v of AS 64512: it doesn't answer: is a speaker there, does it know this node, and has it the same password?", b.Uplink.Addresses[0].Addr())
+	a.says(line, true)
+	if n := strings.Count(a.huskd.Log(), "bgp: no session"); n != 1 {
+		t.Errorf("%d lines in the log:\n%s", n, a.huskd.Log())
+	}
+	if got := a.routes(); got != "" {
+		t.Errorf("routes:\n%s", got)
+	}
+	remove(t, c.nodes...)
+}
+
+// bird is a router that runs BIRD.
+type bird struct {
+	*machine
+	socket string
+}
+
+// startBIRD runs BIRD in an AS, with the nodes as its peers. more is added to its configuration.
+func startBIRD(t *testing.T, on *node.Segment, as uint32, more string, peers ...*machine) *bird {
+	t.Helper()
+	hosttest.Program(t, "bird")
+	m := newMachine(t, on)
+	b := &bird{m, filepath.Join(t.TempDir(), "bird.ctl")}
+	own := m.Uplink.Addresses[0].Addr()
+	conf := fmt.Sprintf("router id %v;\nprotocol device {}\nprotocol direct { ipv4; ipv6; }\n%s\n", own, more)
+	reflect, gateway := "", ""
+	if as == 64512 {
+		reflect, gateway = "direct; rr client;", "gateway direct;"
+	}
+	for i, p := range peers {
+		conf += fmt.Sprintf(`protocol bgp peer%d {
+  local %v as %d; neighbor %v as 64512; graceful restart on; %s
+  ipv4 { import all; export all; %s };
+  ipv6 { import all; export all; %s };
+}
+`, i, own, as, p.Uplink.Addresses[0].Addr(), reflect, gateway, gateway)
+	}
+	file := filepath.Join(t.TempDir(), "bird.conf")
+	if err := os.WriteFile(file, []byte(conf), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd := m.Command(ctx, "bird", "-f", "-c", file, "-s", b.socket, "-P", b.socket+".pid")
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("BIRD: %s", out.String())
+		}
+	})
+	return b
+}
+
+// knows waits until BIRD has a route to a block by a node, or has none.
+func (b *bird) knows(block netip.Prefix, by *machine, want bool) {
+	b.t.Helper()
+	via := by.Uplink.Addresses[0].Addr()
+	if block.Addr().Is6() {
+		via = by.Uplink.Addresses[1].Addr()
+	}
+	node.Eventually(b.t, 30*time.Second, func() string {
+		got := b.Run("birdc", "-s", b.socket, "show", "route", block.String()).Stdout
+		if strings.Contains(got, fmt.Sprintf("via %v ", via)) != want {
+			return fmt.Sprintf("BIRD has %s, want a route by %v: %t", got, via, want)
+		}
+		return ""
+	})
+}
+
+// TestBGPRouters runs nodes that speak BGP only with two routers, which run BIRD: of another AS,
+// or route reflectors. These also announce connected routes, a default route, and a subnet of
+// machines that are no nodes.
+func TestBGPRouters(t *testing.T) {
+	t.Parallel()
+	for name, as := range map[string]uint32{"another AS": 65000, "route reflectors": 64512} {
+		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
+			t.Parallel()
+			routers(t, as)
+		})
+	}
+}
+
+func routers(t *testing.T, as uint32) {
+	c := newSpeakers(t, 2)
+	s := c.nodes[0].Uplink.Segment
+	a, b := c.nodes[0], c.nodes[1]
+	const static = `protocol static { ipv4; route 0.0.0.0/0 unreachable; route 10.201.200.0/24 unreachable; route 10.201.0.0/16 unreachable; route %v/32 unreachable; }`
+	more := fmt.Sprintf(static, b.Uplink.Addresses[0].Addr())
+	routers := []*bird{startBIRD(t, s, as, more, a, b), startBIRD(t, s, as, more, a, b)}
+	var peers []string
+	var vias []string
+	for _, r := range routers {
+		peers = append(peers, fmt.Sprintf("%v=%d", r.Uplink.Addresses[0].Addr(), as))
+		vias = append(vias, "via "+r.Uplink.Addresses[0].Addr().String())
+	}
+	for _, m := range c.nodes {
+		m.also("--bgp-peers", strings.Join(peers, ","))
+	}
+	c.start()
+	for _, r := range routers {
+		for _, m := range c.nodes {
+			for _, block := range m.blocks {
+				r.knows(block, m, true)
+			}
+		}
+	}
+	Reach(t, 30*time.Second, c.nodes...)
+	// Both routers announce the subnet with themselves as the next hop.
+	node.Eventually(t, 30*time.Second, func() string {
+		got := a.Must("ip", "route", "show", "10.201.200.0/24")
+		for _, via := range vias {
+			if !strings.Contains(got, via) {
+				return fmt.Sprintf("routes to 10.201.200.0/24: %s, want %v", got, vias)
+			}
+		}
+		return ""
+	})
+	t.Logf("routes:\n%s", a.routes())
+	for line := range strings.Lines(a.routes()) {
+		if !strings.HasPrefix(line, "10.201.") && !strings.HasPrefix(line, "fd68:7573:6b01:") && !strings.HasPrefix(line, "\t") {
+			t.Errorf("a route that isn't to pods: %s", line)
+		}
+	}
+	for _, never := range []string{"10.201.0.0/16", a.blocks[0].String() + " via"} {
+		if strings.Contains(a.routes(), never) {
+			t.Errorf("routes have %s:\n%s", never, a.routes())
+		}
+	}
+
+	first := a.speaker()
+	a.Must("kill", "-9", first)
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		for _, block := range a.blocks {
+			routers[0].knows(block, a, true)
+		}
+	}
+	a.says("no session", false)
+	remove(t, c.nodes...)
+	for _, block := range a.blocks {
+		routers[0].knows(block, a, false)
+	}
+}
+
+// TestBGPHostile runs a node whose router announces more prefixes than there can be blocks.
+func TestBGPHostile(t *testing.T) {
+	t.Parallel()
+	c := newSpeakers(t, 1)
+	a := c.nodes[0]
+	var more strings.Builder
+	fmt.Fprint(&more, "protocol static { ipv4;\n")
+	for i := range 10001 {
+		fmt.Fprintf(&more, "route 10.201.%d.%d/32 unreachable;\n", 128+i/256, i%256)
+	}
+	fmt.Fprint(&more, "}\n")
+	router := startBIRD(t, a.Uplink.Segment, 65000, more.String(), a)
+	at := router.Uplink.Addresses[0].Addr()
+	a.also("--bgp-peers", fmt.Sprintf("%v=65000", at))
+	c.start()
+	a.says(fmt.Sprintf("bgp: no session with %v of AS 65000: it announced more than 10000 prefixes, so the session was closed", at), true)
+	node.Eventually(t, 30*time.Second, func() string {
+		if got := a.routes(); got != "" {
+			return fmt.Sprintf("%d routes", strings.Count(got, "\n"))
+		}
+		return ""
+	})
+	remove(t, a)
+}
