@@ -231,7 +231,7 @@ func (s *speaker) setPeers() error {
 func (s *speaker) peer(p bgp.Peer) *api.Peer {
 	out := &api.Peer{
 		Conf:      &api.PeerConf{NeighborAddress: p.Address.String(), PeerAsn: p.AS, AuthPassword: p.Password},
-		Transport: &api.Transport{},
+		Transport: &api.Transport{PassiveMode: p.Passive},
 		Timers: &api.Timers{Config: &api.TimersConfig{
 			HoldTime: holdTime, KeepaliveInterval: keepaliveTime, ConnectRetry: connectTime, IdleHoldTimeAfterReset: connectTime,
 		}},

@@ -60,7 +60,7 @@ func (m *machine) speaker() string {
 // says waits until `husk net nodes` has a text, or hasn't.
 func (m *machine) says(text string, want bool) {
 	m.t.Helper()
-	node.Eventually(m.t, 40*time.Second, func() string {
+	node.Eventually(m.t, 90*time.Second, func() string {
 		if out := m.Husk("net", "nodes"); strings.Contains(out.Stdout+out.Stderr, text) != want {
 			return fmt.Sprintf("%q: want %t:\n%s%s", text, want, out.Stdout, out.Stderr)
 		}

@@ -31,7 +31,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 var exact = cmp.Options{cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })}
 
 func TestDesired(t *testing.T) {
-	self := peer.Node{Name: "a", Addresses: addresses("192.0.2.1"), Blocks: prefixes("10.201.1.0/24", "fd68:0:0:1::/64")}
+	self := peer.Node{Name: "a", Addresses: addresses("192.0.2.7"), Blocks: prefixes("10.201.1.0/24", "fd68:0:0:1::/64")}
 	others := []peer.Node{
 		{Name: "b", AS: 64512, Addresses: addresses("192.0.2.9", "2001:db8::9")},
 		{Name: "c", AS: 64512, Addresses: addresses("192.0.2.3")},
@@ -43,7 +43,7 @@ func TestDesired(t *testing.T) {
 	want := Desired{
 		Version: 1, AS: 64512, RouterID: self.Addresses[0], Local: self.Addresses, Inside: mesh.Cluster,
 		Prefixes: prefixes("10.201.1.0/24"), // there is no next hop for the other
-		Peers:    []Peer{{netip.MustParseAddr("192.0.2.3"), 64512, "secret"}, {netip.MustParseAddr("192.0.2.9"), 64512, "secret"}},
+		Peers:    []Peer{{netip.MustParseAddr("192.0.2.3"), 64512, "secret", true}, {netip.MustParseAddr("192.0.2.9"), 64512, "secret", false}},
 	}
 	if diff := cmp.Diff(want, mesh.desired(self, others), exact); diff != "" {
 		t.Error(diff)

@@ -34,6 +34,9 @@ type Peer struct {
 	Address  netip.Addr `json:"address"`
 	AS       uint32     `json:"as"`
 	Password string     `json:"password,omitempty"` // of TCP-MD5, RFC 2385
+	// Passive leaves it to the peer to connect. Of two nodes one is passive: two that start at the
+	// same time would connect to each other at the same times, and both connections be closed.
+	Passive bool `json:"passive,omitempty"`
 }
 
 // State is what the program has.

@@ -107,7 +107,7 @@ func (c Config) desired(self peer.Node, peers []peer.Node) Desired {
 		// One session carries the routes of both families.
 		for _, six := range []bool{false, true} {
 			if a := n.Address(six); a.IsValid() && self.Address(six).IsValid() {
-				d.Peers = append(d.Peers, Peer{Address: a, AS: n.AS, Password: c.Password})
+				d.Peers = append(d.Peers, Peer{Address: a, AS: n.AS, Password: c.Password, Passive: a.Less(self.Address(six))})
 				break
 			}
 		}
