@@ -353,6 +353,7 @@ func (c *cluster) renumbered() {
 	c.t.Helper()
 	a, b := c.nodes[0], c.nodes[1]
 	b.Uplink.Renumber(func() {
+		streams := c.streams()
 		c.write(c.nodes...)
 		for _, address := range b.Uplink.Addresses {
 			node.Eventually(c.t, 10*time.Second, func() string {
@@ -366,6 +367,10 @@ func (c *cluster) renumbered() {
 				return ""
 			})
 		}
+		for _, s := range streams {
+			s.after(c.t, 200)
+		}
+		lost(c.t, "while a node had both addresses", 0, streams)
 	})
 	Reach(c.t, 20*time.Second, c.nodes...)
 }
