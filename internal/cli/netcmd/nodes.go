@@ -70,8 +70,23 @@ func nodesOf(answer *huskv1.NetworkStatusResponse) []nodeStatus {
 	return list
 }
 
+// inquiry completes a command that shows part of huskd's answer: as list, or as a table.
+func (t *tool) inquiry(cmd *cobra.Command, show func(*huskv1.NetworkStatusResponse) (list any, table func() *render.Table)) *cobra.Command {
+	cmd.Args, cmd.ValidArgsFunction = usageerror.Takes(0, 0, ""), cobra.NoFileCompletions
+	o := flags.AddOutput(cmd, flags.JSON, flags.YAML)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		answer, err := t.network(cmd)
+		if err != nil {
+			return err
+		}
+		list, table := show(answer)
+		return o.Print(t.Out, list, table)
+	}
+	return cmd
+}
+
 func (t *tool) nodes() *cobra.Command {
-	cmd := &cobra.Command{
+	return t.inquiry(&cobra.Command{
 		Use:   "nodes",
 		Short: "List the nodes of the pod network, and how packets reach their pods.",
 		Long: `List the nodes of the pod network, and how packets reach their pods.
@@ -81,72 +96,58 @@ encapsulation, and none if packets can't reach the node. RTT and LOSS are those
 of the probes that nodes exchange all the time; - if the node never answered.`,
 		Example: `husk net nodes
 husk net nodes -o json`,
-		Args:              usageerror.Takes(0, 0, ""),
-		ValidArgsFunction: cobra.NoFileCompletions,
-	}
-	o := flags.AddOutput(cmd, flags.JSON, flags.YAML)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		answer, err := t.network(cmd)
-		if err != nil {
-			return err
-		}
+	}, func(answer *huskv1.NetworkStatusResponse) (any, func() *render.Table) {
 		list := nodesOf(answer)
-		return o.Print(t.Out, list, func() *render.Table {
+		return list, func() *render.Table {
 			table := render.NewTable("NODE", "ADDRESSES", "PODS", "WAY", "MTU", "RTT", "LOSS", "SINCE", "NOTE")
 			for _, n := range list {
-				way, note, rtt, loss, since := n.Way, n.Why, "-", "-", "-"
-				switch {
-				case n.Self:
-					way, note = "-", "this node"
-				case way == "":
-					way = "none"
-				}
-				if !n.Answered.IsZero() {
-					rtt, loss = n.RTT.Round(10*time.Microsecond).String(), fmt.Sprintf("%.0f%%", 100*n.Loss)
-				}
-				if !n.Since.IsZero() {
-					since = render.Age(time.Since(n.Since))
-				}
-				table.Row(n.Name, orDash(n.Addresses), orDash(n.Blocks), way, n.MTU, rtt, loss, since, note)
+				n.row(table)
 			}
 			return table
-		})
+		}
+	})
+}
+
+func (n nodeStatus) row(table *render.Table) {
+	way, note, rtt, loss, since := n.Way, n.Why, "-", "-", "-"
+	switch {
+	case n.Self:
+		way, note = "-", "this node"
+	case way == "":
+		way = "none"
 	}
-	return cmd
+	if !n.Answered.IsZero() {
+		rtt, loss = n.RTT.Round(10*time.Microsecond).String(), fmt.Sprintf("%.0f%%", 100*n.Loss)
+	}
+	if !n.Since.IsZero() {
+		since = render.Age(time.Since(n.Since))
+	}
+	table.Row(n.Name, orDash(n.Addresses), orDash(n.Blocks), way, n.MTU, rtt, loss, since, note)
 }
 
 func (t *tool) pools() *cobra.Command {
-	cmd := &cobra.Command{
+	return t.inquiry(&cobra.Command{
 		Use:   "pools",
 		Short: "List the subnets from which this node's pods get addresses.",
 		Example: `husk net pools
 husk net pools -o json`,
-		Args:              usageerror.Takes(0, 0, ""),
-		ValidArgsFunction: cobra.NoFileCompletions,
-	}
-	o := flags.AddOutput(cmd, flags.JSON, flags.YAML)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		answer, err := t.network(cmd)
-		if err != nil {
-			return err
-		}
+	}, func(answer *huskv1.NetworkStatusResponse) (any, func() *render.Table) {
 		list := []poolStatus{}
 		for _, p := range answer.GetPools() {
 			list = append(list, poolStatus{p.Block, int(p.Size), int(p.Used), int(p.Quarantined)})
 		}
-		return o.Print(t.Out, list, func() *render.Table {
+		return list, func() *render.Table {
 			table := render.NewTable("SUBNET", "ADDRESSES", "USED", "QUARANTINED", "FREE")
 			for _, p := range list {
 				table.Row(p.Block, p.Size, p.Used, p.Quarantined, p.Size-p.Used-p.Quarantined)
 			}
 			return table
-		})
-	}
-	return cmd
+		}
+	})
 }
 
 func (t *tool) routes() *cobra.Command {
-	cmd := &cobra.Command{
+	return t.inquiry(&cobra.Command{
 		Use:   "routes",
 		Short: "List this node's routes to pods of other nodes.",
 		Long: `List this node's routes to pods of other nodes.
@@ -154,17 +155,9 @@ func (t *tool) routes() *cobra.Command {
 In "ip route" they have protocol 104.`,
 		Example: `husk net routes
 husk net routes -o json`,
-		Args:              usageerror.Takes(0, 0, ""),
-		ValidArgsFunction: cobra.NoFileCompletions,
-	}
-	o := flags.AddOutput(cmd, flags.JSON, flags.YAML)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		answer, err := t.network(cmd)
-		if err != nil {
-			return err
-		}
+	}, func(answer *huskv1.NetworkStatusResponse) (any, func() *render.Table) {
 		list := nodesOf(answer)
-		return o.Print(t.Out, list, func() *render.Table {
+		return list, func() *render.Table {
 			table := render.NewTable("NODE", "WAY", "ROUTE")
 			for _, n := range list {
 				for _, r := range n.Routes {
@@ -172,9 +165,8 @@ husk net routes -o json`,
 				}
 			}
 			return table
-		})
-	}
-	return cmd
+		}
+	})
 }
 
 // orDash returns the items, or - if there are none.
