@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,10 +20,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestFile(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		ready := errors.New("no block")
+		var ready atomic.Bool
 		f := File{
 			Path: filepath.Join(dir, "net.d", Name), Content: []byte("{}\n"), Log: slog.New(slog.DiscardHandler),
-			Ready: func(context.Context) error { return ready },
+			Ready: func(context.Context) error {
+				if !ready.Load() {
+					return errors.New("no block")
+				}
+				return nil
+			},
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
@@ -35,7 +41,7 @@ func TestFile(t *testing.T) {
 		}
 		synctest.Wait()
 		has("")
-		ready = nil
+		ready.Store(true)
 		pass(soon)
 		has("{}\n")
 		if err := os.WriteFile(f.Path, []byte("{"), 0o600); err != nil {
