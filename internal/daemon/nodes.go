@@ -76,7 +76,7 @@ func (n *podNodes) open() (err error) {
 		return err
 	}
 	n.closers = append(n.closers, n.kernel)
-	if n.prober, err = heartbeat.Open(""); err != nil {
+	if n.prober, err = heartbeat.Open("", nodeName(n.d.cfg)); err != nil {
 		return err
 	}
 	n.closers = append(n.closers, n.prober)

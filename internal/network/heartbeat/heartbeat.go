@@ -10,7 +10,6 @@ package heartbeat
 import (
 	"context"
 	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -51,6 +50,7 @@ func (p Peer) target() Target {
 // Prober probes the peers and answers their probes.
 type Prober struct {
 	netns  string
+	node   string // the name of this one
 	nonce  [8]byte
 	links  *nlsock.Conn
 	packet int // the packet socket
@@ -63,10 +63,10 @@ type Prober struct {
 	conn    *net.UDPConn // bound to from; nil if that isn't possible yet
 }
 
-// Open returns a prober in the network namespace at path; an empty path means the process's own. It
-// sends nothing before Run.
-func Open(path string) (*Prober, error) {
-	p := &Prober{netns: path, packet: -1, monitor: NewMonitor(), peers: map[string]Peer{}}
+// Open returns the prober of a node in the network namespace at path; an empty path means the
+// process's own. It sends nothing before Run.
+func Open(path, node string) (*Prober, error) {
+	p := &Prober{netns: path, node: node, packet: -1, monitor: NewMonitor(), peers: map[string]Peer{}}
 	_, _ = rand.Read(p.nonce[:]) // never fails
 	err := p.inNode(func() (err error) {
 		if p.links, err = nlsock.Dial(unix.NETLINK_ROUTE); err != nil {
@@ -238,12 +238,17 @@ func (p *Prober) listen(changed func()) bool {
 // send sends a probe. The caller holds p.mu.
 func (p *Prober) send(probe Probe) {
 	peer := p.peers[probe.Peer]
-	payload := p.message(kindProbe, p.nonce, probe.Seq, probe.Size-headers(peer.To))
-	if probe.Way == peer.Way {
+	m := message{kind: kindProbe, way: probe.Way, nonce: p.nonce, seq: probe.Seq, node: p.node}
+	p.sendBy(probe.Way, peer, m.encode(probe.Size-headers(peer.To)))
+}
+
+// sendBy sends a payload to a peer by a way. The caller holds p.mu.
+func (p *Prober) sendBy(way backend.Way, peer Peer, payload []byte) {
+	if way == peer.Way {
 		_, _ = p.conn.WriteToUDPAddrPort(payload, netip.AddrPortFrom(peer.To, Port))
 		return
 	}
-	i := slices.IndexFunc(peer.Paths, func(path backend.Path) bool { return path.Way == probe.Way })
+	i := slices.IndexFunc(peer.Paths, func(path backend.Path) bool { return path.Way == way })
 	if i < 0 || p.from.Is4() != peer.To.Is4() {
 		return
 	}
@@ -282,14 +287,14 @@ func (p *Prober) receive(conn *net.UDPConn, changed func()) {
 		if err != nil {
 			continue // of an ICMP error
 		}
-		kind, nonce, seq, ok := parse(buf[:n])
+		m, ok := parse(buf[:n])
 		switch {
 		case !ok:
-		case kind == kindProbe && from.Port() == Port:
-			_, _ = conn.WriteToUDPAddrPort(p.message(kindAnswer, nonce, seq, 0), from)
-		case kind == kindAnswer && nonce == p.nonce:
+		case m.kind == kindProbe && from.Port() == Port:
+			p.answer(m, from.Addr())
+		case m.kind == kindAnswer && m.nonce == p.nonce:
 			p.mu.Lock()
-			found := p.monitor.Answer(seq, time.Now())
+			found := p.monitor.Answer(m.seq, time.Now())
 			p.mu.Unlock()
 			if found {
 				changed()
@@ -298,31 +303,18 @@ func (p *Prober) receive(conn *net.UDPConn, changed func()) {
 	}
 }
 
-// The kinds of messages. An answer is small: the peer probes the way back itself.
-const (
-	kindProbe  = 1
-	kindAnswer = 2
-)
-
-// magic begins each message; its last byte is the version.
-var magic = [4]byte{'h', 'u', 'b', 1}
-
-const messageSize = 20
-
-// message returns a message, with padding to size bytes. The nonce, which an answer repeats, keeps
-// others from answering for a peer.
-func (*Prober) message(kind byte, nonce [8]byte, seq uint32, size int) []byte {
-	out := make([]byte, max(size, messageSize))
-	copy(out, magic[:])
-	out[4] = kind
-	copy(out[8:], nonce[:])
-	binary.BigEndian.PutUint32(out[16:], seq)
-	return out
-}
-
-func parse(b []byte) (kind byte, nonce [8]byte, seq uint32, ok bool) {
-	if len(b) < messageSize || [4]byte(b) != magic {
-		return 0, nonce, 0, false
+// answer answers a probe by the way by which it came. The way in use may be one that doesn't reach
+// the peer, as when a NAT is between the nodes.
+func (p *Prober) answer(m message, from netip.Addr) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	peer, known := p.peers[m.node]
+	if p.conn == nil {
+		return
 	}
-	return b[4], [8]byte(b[8:]), binary.BigEndian.Uint32(b[16:]), true
+	if !known || peer.To != from { // it may know this node sooner than the other way round
+		peer = Peer{To: from, Way: m.way}
+	}
+	answer := message{kind: kindAnswer, way: m.way, nonce: m.nonce, seq: m.seq}
+	p.sendBy(m.way, peer, answer.encode(0))
 }

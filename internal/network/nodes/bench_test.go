@@ -64,7 +64,7 @@ func openParts(t testing.TB, netns string, cluster []netip.Prefix, may func(neti
 	p.Overlay, err = overlay.Open(overlay.Config{Instance: instance, Netns: netns})
 	must(t, err)
 	t.Cleanup(func() { must(t, p.Overlay.Close()) })
-	p.Prober, err = heartbeat.Open(netns)
+	p.Prober, err = heartbeat.Open(netns, "n1")
 	must(t, err)
 	t.Cleanup(func() { must(t, p.Prober.Close()) })
 	return p
