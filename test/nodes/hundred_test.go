@@ -67,7 +67,7 @@ func (m *member) view() peer.View {
 	v := peer.View{Blocks: m.blocks}
 	for name, record := range m.hub.records {
 		if name != m.name {
-			v.Peers = append(v.Peers, record)
+			v.Peers = append(v.Peers, &record)
 		}
 	}
 	return v

@@ -114,7 +114,7 @@ func (s Self) underlay(six bool) (Underlay, bool) {
 type Plan struct {
 	// Links are those of the node's backends. They exist before the first peer.
 	Links []Link
-	Peers []Peer // in the order of their names
+	Peers []*Peer // in the order of their names
 	// MTU is the largest for which no packet between pods is fragmented.
 	MTU int
 }
@@ -225,7 +225,7 @@ func VXLANOf(node string) *peer.VXLAN {
 }
 
 // For returns the plan of a node for its peers, which peer.Accept has accepted.
-func For(self Self, peers []peer.Node) Plan { return new(Planner).Plan(self, peers) }
+func For(self Self, peers []*peer.Node) Plan { return new(Planner).Plan(self, peers) }
 
 // mtu returns the MTU of pods: what every way that the backend may use can carry, so that falling
 // back to another one doesn't make packets too large.

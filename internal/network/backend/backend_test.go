@@ -144,8 +144,8 @@ func TestFor(t *testing.T) {
 			if c.self != nil {
 				c.self(&s)
 			}
-			p := backend.For(s, []peer.Node{n})
-			if diff := cmp.Diff(c.want, show(p.Peers[0])); diff != "" {
+			p := backend.For(s, []*peer.Node{&n})
+			if diff := cmp.Diff(c.want, show(*p.Peers[0])); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -186,7 +186,7 @@ func TestPaths(t *testing.T) {
 		{Way: backend.IPIP, Link: "hn0b5eip"},
 		{Way: backend.WireGuard, Link: "hn0b5ewg"},
 	}
-	if diff := cmp.Diff(want, backend.For(s, []peer.Node{n}).Peers[0].Paths, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(want, backend.For(s, []*peer.Node{&n}).Peers[0].Paths, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -201,7 +201,7 @@ func TestPlanner(t *testing.T) {
 		if random.IntN(10) == 0 {
 			s.Underlay[0].MTU = 1400
 		}
-		var peers []peer.Node
+		var peers []*peer.Node
 		for name := 'b'; name < 'z'; name++ {
 			n := node(string(name), fmt.Sprintf("192.0.2.%d", name), fmt.Sprintf("10.201.%d.0/24", name))
 			switch random.IntN(12) {
@@ -216,7 +216,7 @@ func TestPlanner(t *testing.T) {
 			case 4:
 				s.Limits[n.Name] = 1300
 			}
-			peers = append(peers, n)
+			peers = append(peers, &n)
 		}
 		if diff := cmp.Diff(backend.For(s, peers), planner.Plan(s, peers), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}, netip.AddrPort{})); diff != "" {
 			t.Fatal(diff)
@@ -227,10 +227,11 @@ func TestPlanner(t *testing.T) {
 // BenchmarkPlanner changes one of 5,000 peers.
 func BenchmarkPlanner(b *testing.B) {
 	s := self(backend.Auto)
-	peers := make([]peer.Node, 5000)
+	peers := make([]*peer.Node, 5000)
 	for i := range peers {
 		hi, lo := byte(i>>8), byte(i)
-		peers[i] = node(fmt.Sprintf("%05d", i), fmt.Sprintf("172.16.%d.%d", hi, lo), fmt.Sprintf("10.%d.%d.0/24 fd68:0:%d:%d::/64", hi, lo, hi, lo))
+		n := node(fmt.Sprintf("%05d", i), fmt.Sprintf("172.16.%d.%d", hi, lo), fmt.Sprintf("10.%d.%d.0/24 fd68:0:%d:%d::/64", hi, lo, hi, lo))
+		peers[i] = &n
 	}
 	b.Run("all", func(b *testing.B) {
 		b.ReportAllocs()
@@ -243,7 +244,9 @@ func BenchmarkPlanner(b *testing.B) {
 		var planner backend.Planner
 		for i := 0; b.Loop(); i++ {
 			changed := slices.Clone(peers)
-			changed[i%len(peers)].MTU = 1400
+			one := *peers[i%len(peers)]
+			one.MTU = 1400
+			changed[i%len(peers)] = &one
 			planner.Plan(s, changed)
 		}
 	})

@@ -13,33 +13,34 @@ import (
 type Planner struct {
 	// The last plan and what it was made of.
 	self    Self
-	records []peer.Node
+	records []*peer.Node
 	plan    Plan
 }
 
 // Plan returns the plan of a node for its peers, which peer.Accept has accepted. The caller must
-// modify neither the arguments nor the plan afterwards.
-func (p *Planner) Plan(self Self, peers []peer.Node) Plan {
+// modify neither the arguments nor the plan afterwards. A Peer that hasn't changed has the same
+// address in memory as in the last plan.
+func (p *Planner) Plan(self Self, peers []*peer.Node) Plan {
 	old, decided := p.records, p.plan.Peers
 	if !self.sameForAll(p.self) {
 		old, decided = nil, nil
 	}
-	next := Plan{Links: self.links(), Peers: make([]Peer, 0, len(peers)), MTU: self.mtu()}
+	next := Plan{Links: self.links(), Peers: make([]*Peer, 0, len(peers)), MTU: self.mtu()}
 	for _, n := range peers {
 		for len(old) > 0 && old[0].Name < n.Name {
 			old, decided = old[1:], decided[1:]
 		}
-		if len(old) > 0 && old[0].Equal(n) && self.sameFor(p.self, n.Name) {
+		if len(old) > 0 && (old[0] == n || old[0].Equal(*n)) && self.sameFor(p.self, n.Name) {
 			next.Peers = append(next.Peers, decided[0])
 			continue
 		}
-		decision := self.peer(n)
+		decision := self.peer(*n)
 		if decision.MTU > 0 && decision.MTU < next.MTU {
 			for i := range decision.Routes { // pods learn it from the node, by ICMP
 				decision.Routes[i].MTU = decision.MTU
 			}
 		}
-		next.Peers = append(next.Peers, decision)
+		next.Peers = append(next.Peers, &decision)
 	}
 	p.self, p.records, p.plan = self, peers, next
 	return next

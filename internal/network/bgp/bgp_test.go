@@ -32,7 +32,7 @@ var exact = cmp.Options{cmp.Comparer(func(a, b netip.Addr) bool { return a == b 
 
 func TestDesired(t *testing.T) {
 	self := peer.Node{Name: "a", Addresses: addresses("192.0.2.7"), Blocks: prefixes("10.201.1.0/24", "fd68:0:0:1::/64")}
-	others := []peer.Node{
+	others := []*peer.Node{
 		{Name: "b", AS: 64512, Addresses: addresses("192.0.2.9", "2001:db8::9")},
 		{Name: "c", AS: 64512, Addresses: addresses("192.0.2.3")},
 		{Name: "another AS", AS: 64513, Addresses: addresses("192.0.2.4")},

@@ -72,7 +72,7 @@ func findProgram() (string, error) {
 }
 
 // Set sets what this node announces, and to which peers.
-func (s *Speaker) Set(self peer.Node, peers []peer.Node) {
+func (s *Speaker) Set(self peer.Node, peers []*peer.Node) {
 	next := s.cfg.desired(self, peers)
 	s.mu.Lock()
 	changed := s.desired == nil || !s.desired.Equal(next)
@@ -87,7 +87,7 @@ func (s *Speaker) Set(self peer.Node, peers []peer.Node) {
 }
 
 // desired returns what the program is to do for a node's record and those of the others.
-func (c Config) desired(self peer.Node, peers []peer.Node) Desired {
+func (c Config) desired(self peer.Node, peers []*peer.Node) Desired {
 	d := Desired{Version: Version, AS: c.AS, RouterID: self.Address(false), Local: self.Addresses, Inside: c.Cluster, Peers: c.Peers}
 	if !d.RouterID.IsValid() {
 		d.RouterID = routerID(self.Name)

@@ -242,8 +242,12 @@ func (k *Keeper) publish(update func(peer.View), last *peer.View) *peer.View {
 	if !changed {
 		return last
 	}
-	view, known := state.View()
-	if !known || last != nil && slices.Equal(last.Blocks, view.Blocks) && slices.Equal(last.Notes, view.Notes) && slices.EqualFunc(last.Peers, view.Peers, peer.Node.Equal) {
+	var peers []*peer.Node
+	if last != nil {
+		peers = last.Peers
+	}
+	view, known := state.View(peers)
+	if !known || last != nil && view.Equal(*last) {
 		return last
 	}
 	update(view)

@@ -67,7 +67,7 @@ func newBenchCluster(b *testing.B, size int, silent bool) *benchCluster {
 }
 
 func usable(p backend.Plan) bool {
-	return !slices.ContainsFunc(p.Peers, func(p backend.Peer) bool { return len(p.Routes) == 0 })
+	return !slices.ContainsFunc(p.Peers, func(p *backend.Peer) bool { return len(p.Routes) == 0 })
 }
 
 func startEtcd(b *testing.B) (url string) {
@@ -195,8 +195,8 @@ func (c *benchCluster) wait(ok func(applied) bool, of ...string) (at []time.Time
 
 // peerOf returns how a plan reaches a peer.
 func peerOf(p backend.Plan, name string) (out backend.Peer) {
-	if i := slices.IndexFunc(p.Peers, func(p backend.Peer) bool { return p.Name == name }); i >= 0 {
-		out = p.Peers[i]
+	if i := slices.IndexFunc(p.Peers, func(p *backend.Peer) bool { return p.Name == name }); i >= 0 {
+		out = *p.Peers[i]
 	}
 	return out
 }

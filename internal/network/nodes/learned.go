@@ -10,7 +10,7 @@ import (
 
 // withLearned adds a peer for each next hop of learned prefixes that belong to no node of the
 // registry. It is so for machines that only routers know.
-func withLearned(cluster []netip.Prefix, self peer.Node, peers []peer.Node, learned map[netip.Prefix][]netip.Addr) []peer.Node {
+func withLearned(cluster []netip.Prefix, self peer.Node, peers []*peer.Node, learned map[netip.Prefix][]netip.Addr) []*peer.Node {
 	known := make(map[netip.Prefix]bool)
 	all := slices.Clone(self.Blocks)
 	for _, n := range peers {
@@ -25,23 +25,23 @@ func withLearned(cluster []netip.Prefix, self peer.Node, peers []peer.Node, lear
 			at[via[0]] = append(at[via[0]], prefix)
 		}
 	}
-	var strangers []peer.Node
+	var strangers []*peer.Node
 	for via, blocks := range at {
 		slices.SortFunc(blocks, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
-		strangers = append(strangers, peer.Node{Version: peer.Version, Name: via.String(), Addresses: []netip.Addr{via}, Blocks: blocks})
+		strangers = append(strangers, &peer.Node{Version: peer.Version, Name: via.String(), Addresses: []netip.Addr{via}, Blocks: blocks})
 	}
 	// They may announce nothing but subnets of the cluster's, like other nodes. What can't be used
 	// is no mistake of this cluster's nodes, and not reported.
-	strangers, _ = peer.Accept(cluster, self, strangers)
-	return merge(peers, strangers)
+	accepted, _ := peer.Accept(cluster, self, strangers)
+	return merge(peers, accepted)
 }
 
 // merge returns both lists in the order of the names. A next hop with the name of a node is left
 // out.
-func merge(peers, strangers []peer.Node) []peer.Node {
+func merge(peers, strangers []*peer.Node) []*peer.Node {
 	out := slices.Clone(peers)
 	for _, n := range strangers {
-		i, taken := slices.BinarySearchFunc(out, n.Name, func(p peer.Node, name string) int { return strings.Compare(p.Name, name) })
+		i, taken := slices.BinarySearchFunc(out, n.Name, func(p *peer.Node, name string) int { return strings.Compare(p.Name, name) })
 		if !taken && len(n.Blocks) > 0 {
 			out = slices.Insert(out, i, n)
 		}

@@ -49,7 +49,7 @@ type Prober interface {
 // Speaker exchanges routes by BGP. See network/bgp.
 type Speaker interface {
 	// Set sets what this node announces, and to which nodes.
-	Set(self peer.Node, peers []peer.Node)
+	Set(self peer.Node, peers []*peer.Node)
 	// Learned returns the next hops of prefixes. It isn't known before the peers had the time to
 	// send all of them: until then a missing route isn't a withdrawn one.
 	Learned() (routes map[netip.Prefix][]netip.Addr, known bool)
@@ -276,7 +276,7 @@ func (c *Controller) self(record peer.Node, underlay []backend.Underlay) backend
 
 // probes returns which peers to probe and from where: those with a block of the same family as this
 // node's first one. peers are in the order of p.Peers.
-func probes(self peer.Node, p backend.Plan, peers []peer.Node) (from netip.Addr, out []heartbeat.Peer) {
+func probes(self peer.Node, p backend.Plan, peers []*peer.Node) (from netip.Addr, out []heartbeat.Peer) {
 	if len(self.Blocks) == 0 {
 		return from, nil
 	}

@@ -125,8 +125,8 @@ func start(t *testing.T, check func(w *world, c *nodes.Controller)) {
 	})
 }
 
-func record(name, at, block string) peer.Node {
-	return peer.Node{Version: 1, Name: name, Addresses: []netip.Addr{address(at)}, Blocks: []netip.Prefix{prefix(block)}, VXLAN: backend.VXLANOf(name)}
+func record(name, at, block string) *peer.Node {
+	return &peer.Node{Version: 1, Name: name, Addresses: []netip.Addr{address(at)}, Blocks: []netip.Prefix{prefix(block)}, VXLAN: backend.VXLANOf(name)}
 }
 
 func TestNothingBeforeTheFirstView(t *testing.T) {
@@ -143,7 +143,7 @@ func TestNothingBeforeTheFirstView(t *testing.T) {
 
 func TestFollowsTheView(t *testing.T) {
 	start(t, func(w *world, c *nodes.Controller) {
-		w.see(peer.View{Blocks: []netip.Prefix{prefix("10.201.1.0/24")}, Peers: []peer.Node{record("b", "192.0.2.2", "10.201.2.0/24"), record("c", "198.51.100.3", "10.201.3.0/24")}})
+		w.see(peer.View{Blocks: []netip.Prefix{prefix("10.201.1.0/24")}, Peers: []*peer.Node{record("b", "192.0.2.2", "10.201.2.0/24"), record("c", "198.51.100.3", "10.201.3.0/24")}})
 		w.after(100 * time.Millisecond)
 		began := time.Now()
 		if diff := cmp.Diff([]netip.Prefix{prefix("10.201.1.0/24")}, w.blocks, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
@@ -164,7 +164,7 @@ func TestFollowsTheView(t *testing.T) {
 		w.after(5 * time.Minute)
 		began = time.Now()
 		moved := record("c", "192.0.2.3", "10.201.3.0/24")
-		w.see(peer.View{Blocks: w.blocks, Peers: []peer.Node{record("b", "192.0.2.2", "10.201.2.0/24"), moved}})
+		w.see(peer.View{Blocks: w.blocks, Peers: []*peer.Node{record("b", "192.0.2.2", "10.201.2.0/24"), moved}})
 		w.after(100 * time.Millisecond)
 		if got := show(); got != "b direct false; c direct true; " {
 			t.Errorf("after c has moved, got %s", got)
@@ -179,7 +179,7 @@ func TestFollowsTheView(t *testing.T) {
 
 func TestFollowsTheUnderlay(t *testing.T) {
 	start(t, func(w *world, c *nodes.Controller) {
-		w.see(peer.View{Blocks: []netip.Prefix{prefix("10.201.1.0/24")}, Peers: []peer.Node{record("b", "192.0.2.2", "10.201.2.0/24")}})
+		w.see(peer.View{Blocks: []netip.Prefix{prefix("10.201.1.0/24")}, Peers: []*peer.Node{record("b", "192.0.2.2", "10.201.2.0/24")}})
 		w.after(100 * time.Millisecond)
 		w.set(func() { w.underlay = []backend.Underlay{eth0("203.0.113.1/24")} })
 		w.changed()
@@ -222,7 +222,7 @@ func TestRetries(t *testing.T) {
 
 func TestFollowsTheHeartbeat(t *testing.T) {
 	start(t, func(w *world, c *nodes.Controller) {
-		w.see(peer.View{Blocks: []netip.Prefix{prefix("10.201.1.0/24")}, Peers: []peer.Node{record("b", "192.0.2.2", "10.201.2.0/24")}})
+		w.see(peer.View{Blocks: []netip.Prefix{prefix("10.201.1.0/24")}, Peers: []*peer.Node{record("b", "192.0.2.2", "10.201.2.0/24")}})
 		w.after(100 * time.Millisecond)
 		if len(w.probed) != 1 || w.probed[0].To != address("10.201.2.1") || w.probed[0].Way != backend.Direct || w.probed[0].MTU != 1450 || len(w.probed[0].Paths) != 2 {
 			t.Errorf("probes %+v", w.probed)

@@ -66,15 +66,19 @@ type state struct {
 	known   bool
 	self    peer.Node
 	plan    backend.Plan
-	peers   []peer.Node
+	peers   []*peer.Node
 	since   []time.Time
 	notes   []string
 	failure string
 }
 
 // next returns the state after a pass. peers are in the order of p.Peers.
-func (s *state) next(self peer.Node, p backend.Plan, peers []peer.Node, notes []string, now time.Time) state {
-	out := state{known: true, self: self, plan: p, peers: peers, notes: notes, since: make([]time.Time, len(peers))}
+func (s *state) next(self peer.Node, p backend.Plan, peers []*peer.Node, notes []string, now time.Time) state {
+	out := state{known: true, self: self, plan: p, peers: peers, notes: notes, since: s.since}
+	if slices.EqualFunc(s.plan.Peers, p.Peers, func(a, b *backend.Peer) bool { return a == b || a.Name == b.Name && a.Way == b.Way }) {
+		return out
+	}
+	out.since = make([]time.Time, len(peers))
 	old := 0
 	for i := range peers {
 		for old < len(s.peers) && s.peers[old].Name < peers[i].Name {

@@ -53,8 +53,9 @@ func BenchmarkPeers(b *testing.B) {
 		b.ReportMetric(heap()-before, "MB-heap")
 		for i := range 100 {
 			changed := p
-			changed.Peers = append([]backend.Peer(nil), p.Peers...)
-			one := &changed.Peers[i*47]
+			changed.Peers = append([]*backend.Peer(nil), p.Peers...)
+			one := *p.Peers[i*47]
+			changed.Peers[i*47] = &one
 			one.Forwards = append([]backend.Forward(nil), one.Forwards...)
 			one.Forwards[0].To = netip.AddrFrom4([4]byte{172, 31, 0, byte(i)})
 			measure(&change, func() { apply(changed) })

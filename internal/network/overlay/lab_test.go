@@ -233,10 +233,11 @@ func (n *node) reopen() {
 }
 
 // peers returns the records of the other nodes.
-func (l *lab) peers(of *node) (out []peer.Node) {
+func (l *lab) peers(of *node) (out []*peer.Node) {
 	for _, n := range l.nodes {
 		if n != of {
-			out = append(out, n.self.Record)
+			record := n.self.Record
+			out = append(out, &record)
 		}
 	}
 	return out

@@ -81,7 +81,7 @@ func newObjects(size int) objects {
 
 // objectsOf returns the objects of peers. Several routes to one destination are one of several
 // hops.
-func objectsOf(peers []backend.Peer) objects {
+func objectsOf(peers []*backend.Peer) objects {
 	o := newObjects(len(peers))
 	for i := range peers {
 		for _, n := range peers[i].Neighbours {
@@ -134,8 +134,9 @@ func (o objects) withoutIPv6() {
 }
 
 // changedPeers returns the peers that differ between two plans, as they were and as they will be.
-// Both lists are in the order of the peers' names.
-func changedPeers(old, planned []backend.Peer) (before, after []backend.Peer) {
+// Both lists are in the order of the peers' names. Most peers needn't be compared, as
+// backend.Planner takes what hasn't changed from the last plan.
+func changedPeers(old, planned []*backend.Peer) (before, after []*backend.Peer) {
 	for len(old) > 0 || len(planned) > 0 {
 		switch {
 		case len(planned) == 0 || len(old) > 0 && old[0].Name < planned[0].Name:
@@ -143,7 +144,7 @@ func changedPeers(old, planned []backend.Peer) (before, after []backend.Peer) {
 		case len(old) == 0 || planned[0].Name < old[0].Name:
 			after, planned = append(after, planned[0]), planned[1:]
 		default:
-			if !sameObjects(&old[0], &planned[0]) {
+			if old[0] != planned[0] && !sameObjects(old[0], planned[0]) {
 				before, after = append(before, old[0]), append(after, planned[0])
 			}
 			old, planned = old[1:], planned[1:]
@@ -153,15 +154,10 @@ func changedPeers(old, planned []backend.Peer) (before, after []backend.Peer) {
 }
 
 func sameObjects(a, b *backend.Peer) bool {
-	return equal(a.Routes, b.Routes) && equal(a.Neighbours, b.Neighbours) && equal(a.Forwards, b.Forwards) &&
+	return slices.Equal(a.Routes, b.Routes) && slices.Equal(a.Neighbours, b.Neighbours) && slices.Equal(a.Forwards, b.Forwards) &&
 		slices.EqualFunc(a.Tunnels, b.Tunnels, func(a, b backend.Tunnel) bool {
 			return a.Link == b.Link && a.Key == b.Key && a.Endpoint == b.Endpoint && a.Keepalive == b.Keepalive && slices.Equal(a.Allowed, b.Allowed)
 		})
-}
-
-// equal is slices.Equal, but quick for what backend.Planner has taken from the last plan.
-func equal[T comparable](a, b []T) bool {
-	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
 }
 
 // delta is what has to change for one map of objects to become another.

@@ -185,7 +185,7 @@ func (o *Overlay) applyAll(p backend.Plan) error {
 }
 
 // objectsOf returns the objects of peers that can exist.
-func (o *Overlay) objectsOf(peers []backend.Peer, unusable map[string]bool) objects {
+func (o *Overlay) objectsOf(peers []*backend.Peer, unusable map[string]bool) objects {
 	objects := objectsOf(peers)
 	objects.withoutLinks(unusable)
 	if o.noIPv6 != "" {
@@ -194,7 +194,7 @@ func (o *Overlay) objectsOf(peers []backend.Peer, unusable map[string]bool) obje
 	return objects
 }
 
-func hasIPv6(p backend.Peer) bool {
+func hasIPv6(p *backend.Peer) bool {
 	return slices.ContainsFunc(p.Routes, func(r plan.Route) bool { return r.Dst.Addr().Is6() })
 }
 

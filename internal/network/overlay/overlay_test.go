@@ -175,11 +175,11 @@ func TestMultipath(t *testing.T) {
 
 // many returns a plan with peers, of which half are on the node's link.
 func many(n *node, peers int) backend.Plan {
-	records := make([]peer.Node, peers)
+	records := make([]*peer.Node, peers)
 	for i := range records {
 		name := fmt.Sprintf("peer%05d", i)
 		hi, lo := byte(i>>8), byte(i)
-		records[i] = peer.Node{Version: 1, Name: name, VXLAN: backend.VXLANOf(name),
+		records[i] = &peer.Node{Version: 1, Name: name, VXLAN: backend.VXLANOf(name),
 			Addresses: []netip.Addr{netip.AddrFrom4([4]byte{172, 16 + hi, lo, 1})},
 			Blocks: []netip.Prefix{
 				netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 64 + hi, lo, 0}), 24),
@@ -201,7 +201,8 @@ func TestChanges(t *testing.T) {
 	for step := range 60 {
 		p := all
 		p.Peers = nil
-		for _, one := range all.Peers {
+		for _, of := range all.Peers {
+			one := *of
 			switch random.IntN(4) {
 			case 0: // it has left
 				continue
@@ -215,7 +216,7 @@ func TestChanges(t *testing.T) {
 				one.Routes[1].Link, one.Routes[1].Via, one.Routes[1].Source = "eth0", netip.MustParseAddr("2001:db8::99"), netip.Addr{}
 				one.Routes[random.IntN(2)].MTU = 1400
 			}
-			p.Peers = append(p.Peers, one)
+			p.Peers = append(p.Peers, &one)
 		}
 		n.plan = p
 		if _, err := n.Apply(p); err != nil {
@@ -412,7 +413,7 @@ func TestHealing(t *testing.T) {
 	third := l.nodes[2].self.Record
 	third.Encrypted = wireGuard
 	n.self.Backend = backend.Auto
-	n.plan = backend.For(n.self, []peer.Node{l.nodes[1].self.Record, third})
+	n.plan = backend.For(n.self, []*peer.Node{&l.nodes[1].self.Record, &third})
 	_, err := n.Apply(n.plan)
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -478,7 +479,7 @@ func TestOwnChangesAreQuiet(t *testing.T) {
 	l := newLab(t, layout{1, false, "46"})
 	n := l.nodes[0]
 	p := many(n, 2000)
-	for _, peers := range [][]backend.Peer{nil, p.Peers[:1]} {
+	for _, peers := range [][]*backend.Peer{nil, p.Peers[:1]} {
 		_, err := n.Apply(backend.Plan{Links: p.Links, Peers: peers})
 		must(t, err)
 	}
@@ -486,7 +487,7 @@ func TestOwnChangesAreQuiet(t *testing.T) {
 	calls, watched := make(chan struct{}, 100), make(chan error)
 	go func() { watched <- n.Watch(ctx, func() { calls <- struct{}{} }) }()
 	<-calls // it has begun
-	for _, peers := range [][]backend.Peer{p.Peers, p.Peers[:1000], p.Peers[:999], p.Peers[:1]} {
+	for _, peers := range [][]*backend.Peer{p.Peers, p.Peers[:1000], p.Peers[:999], p.Peers[:1]} {
 		_, err := n.Apply(backend.Plan{Links: p.Links, Peers: peers})
 		must(t, err)
 	}

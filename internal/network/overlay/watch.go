@@ -239,7 +239,7 @@ func (o *Overlay) lacks(gone []any) bool {
 	}
 	// An index of thousands of peers would take longer than looking at all of them.
 	for _, key := range keys {
-		if slices.ContainsFunc(o.applied.Peers, func(p backend.Peer) bool { return hasObject(&p, key) }) {
+		if slices.ContainsFunc(o.applied.Peers, func(p *backend.Peer) bool { return hasObject(p, key) }) {
 			return true
 		}
 	}

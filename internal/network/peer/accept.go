@@ -12,7 +12,7 @@ import (
 // mustn't overlap a block of self; nor may a peer have an address of self. Of two peers with
 // overlapping blocks, or the same MAC or key, the one whose name comes first keeps it, so that all
 // nodes agree.
-func Accept(cluster []netip.Prefix, self Node, records []Node) (peers []Node, notes []string) {
+func Accept(cluster []netip.Prefix, self Node, records []*Node) (peers []*Node, notes []string) {
 	return new(Acceptor).Accept(cluster, self, records)
 }
 
@@ -24,16 +24,18 @@ type Acceptor struct {
 	self    Node
 	// records are the last ones, and peers what was accepted of them, in the same order. They are
 	// only used if nothing was refused.
-	records, peers []Node
-	clean          bool
-	taken          claims
-	identities     map[any]string
+	records    []*Node
+	peers      []*Node
+	clean      bool
+	taken      claims
+	identities map[any]string
 }
 
-// Accept returns what the function Accept returns. The caller must modify neither the records nor
-// the peers afterwards.
-func (a *Acceptor) Accept(cluster []netip.Prefix, self Node, records []Node) (peers []Node, notes []string) {
-	byName := func(a, b Node) int { return strings.Compare(a.Name, b.Name) }
+// Accept returns what the function Accept returns. A peer that hasn't changed has the same address
+// in memory as in the last answer. The caller must modify neither the records nor the peers
+// afterwards.
+func (a *Acceptor) Accept(cluster []netip.Prefix, self Node, records []*Node) (peers []*Node, notes []string) {
+	byName := func(a, b *Node) int { return strings.Compare(a.Name, b.Name) }
 	if !slices.IsSortedFunc(records, byName) {
 		records = slices.Clone(records)
 		slices.SortFunc(records, byName)
@@ -44,7 +46,7 @@ func (a *Acceptor) Accept(cluster []netip.Prefix, self Node, records []Node) (pe
 			return peers, nil
 		}
 	}
-	*a = Acceptor{cluster: cluster, self: self, records: records, peers: make([]Node, 0, len(records)), clean: true,
+	*a = Acceptor{cluster: cluster, self: self, records: records, peers: make([]*Node, 0, len(records)), clean: true,
 		taken: claims{holders: make(map[netip.Prefix]string, len(records))}, identities: make(map[any]string, len(records))}
 	self.claimIdentities(a.identities)
 	for _, b := range self.Blocks {
@@ -55,10 +57,10 @@ func (a *Acceptor) Accept(cluster []netip.Prefix, self Node, records []Node) (pe
 			a.clean = false // the lists differ
 			continue
 		}
-		r, ok, refused := a.admit(records[i])
+		r, ok, refused := a.admit(*records[i])
 		notes = append(notes, refused...)
 		if ok {
-			a.peers = append(a.peers, r)
+			a.peers = append(a.peers, &r)
 		}
 	}
 	a.clean = a.clean && len(notes) == 0
@@ -67,34 +69,35 @@ func (a *Acceptor) Accept(cluster []netip.Prefix, self Node, records []Node) (pe
 
 // change accepts records of which few differ from the last ones. It returns false, and the Acceptor
 // must begin anew, if that isn't so or something is refused.
-func (a *Acceptor) change(records []Node) (peers []Node, ok bool) {
-	peers = make([]Node, len(records))
+func (a *Acceptor) change(records []*Node) (peers []*Node, ok bool) {
+	peers = make([]*Node, len(records))
 	var changed []int
 	old := 0
 	for i := range records {
 		for old < len(a.records) && a.records[old].Name < records[i].Name {
-			a.forget(&a.records[old])
+			a.forget(a.records[old])
 			old++
 		}
 		if old == len(a.records) || a.records[old].Name != records[i].Name {
 			changed = append(changed, i)
 			continue
 		}
-		if peers[i] = a.peers[old]; !a.records[old].Equal(records[i]) {
-			a.forget(&a.records[old])
+		if peers[i] = a.peers[old]; a.records[old] != records[i] && !a.records[old].equal(records[i]) {
+			a.forget(a.records[old])
 			changed = append(changed, i)
 		}
 		old++
 	}
 	for ; old < len(a.records); old++ {
-		a.forget(&a.records[old])
+		a.forget(a.records[old])
 	}
 	for _, i := range changed {
-		var notes []string
-		if peers[i], ok, notes = a.admit(records[i]); !ok || len(notes) > 0 || records[i].Name == a.self.Name {
+		r, ok, notes := a.admit(*records[i])
+		if !ok || len(notes) > 0 || r.Name == a.self.Name {
 			a.clean = false
 			return nil, false
 		}
+		peers[i] = &r
 	}
 	return peers, true
 }

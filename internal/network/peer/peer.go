@@ -197,7 +197,9 @@ func checkBlocks(blocks []netip.Prefix) (errs []error) {
 }
 
 // Equal reports whether two records are the same.
-func (n Node) Equal(o Node) bool {
+func (n Node) Equal(o Node) bool { return n.equal(&o) }
+
+func (n *Node) equal(o *Node) bool {
 	sameVXLAN := n.VXLAN == o.VXLAN || n.VXLAN != nil && o.VXLAN != nil && *n.VXLAN == *o.VXLAN
 	return sameVXLAN && n.Version == o.Version && n.Name == o.Name && n.Boot == o.Boot && n.MTU == o.MTU && n.IPIP == o.IPIP &&
 		n.Encrypted == o.Encrypted && n.Tunneled == o.Tunneled && n.AS == o.AS && slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.Blocks, o.Blocks) && slices.Equal(n.WireGuard, o.WireGuard)
@@ -209,9 +211,16 @@ type View struct {
 	Blocks []netip.Prefix
 	// Peers are the other nodes, in the order of their names. It is complete: a node that isn't
 	// there has left. Their records are parsed; Accept says which of them can be used.
-	Peers []Node
+	// Nothing modifies a record. Registries of many nodes take those that haven't changed from their
+	// last view, so that their pointers are the same.
+	Peers []*Node
 	// Notes say what in the registry can't be used and why, one line each.
 	Notes []string
+}
+
+// Equal reports whether two views are the same.
+func (v View) Equal(o View) bool {
+	return slices.Equal(v.Blocks, o.Blocks) && slices.Equal(v.Notes, o.Notes) && slices.EqualFunc(v.Peers, o.Peers, func(a, b *Node) bool { return a == b || a.equal(b) })
 }
 
 // Registry is where nodes find each other's records, and from where this node has its blocks.

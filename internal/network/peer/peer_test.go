@@ -83,10 +83,18 @@ func node(name, address string, blocks ...string) peer.Node {
 	return n
 }
 
+// refer returns records as in a view.
+func refer(nodes ...peer.Node) (out []*peer.Node) {
+	for i := range nodes {
+		out = append(out, &nodes[i])
+	}
+	return out
+}
+
 func TestAccept(t *testing.T) {
 	cluster := []netip.Prefix{netip.MustParsePrefix("10.201.0.0/16"), netip.MustParsePrefix("fd68::/48")}
 	self := node("b", "192.0.2.2", "10.201.2.0/24", "fd68::2:0:0:0:0/64")
-	peers, notes := peer.Accept(cluster, self, []peer.Node{
+	peers, notes := peer.Accept(cluster, self, refer(
 		node("z", "192.0.2.26", "10.201.1.128/25", "10.201.26.0/24"), // overlaps a's
 		node("b", "192.0.2.99", "10.201.99.0/24"),                    // is self
 		node("a", "192.0.2.1", "10.201.1.0/24", "fd68:0:0:1::/64"),
@@ -95,7 +103,7 @@ func TestAccept(t *testing.T) {
 		node("e", "192.0.2.5", "10.0.0.0/8"),                       // contains the cluster
 		node("f", "0.0.0.0", "10.201.6.0/24"),                      // invalid
 		node("g", "192.0.2.7", "10.201.24.0/22", "10.201.28.0/22"), // z's block is inside the first
-	})
+	))
 	var names []string
 	for _, p := range peers {
 		for _, b := range p.Blocks {
@@ -128,12 +136,12 @@ func TestAcceptIdentities(t *testing.T) {
 		}
 		return n
 	}
-	records := []peer.Node{
+	records := refer(
 		with(node("d", "192.0.2.4", "10.201.4.0/24"), 3, 4, 5), // c's MAC
 		with(node("c", "192.0.2.3", "10.201.3.0/24"), 3, 1),    // self's key
 		with(node("e", "192.0.2.5", "10.201.5.0/24"), 1, 9, 5), // self's MAC and d's key
 		with(node("f", "192.0.2.6", "10.201.6.0/24"), 6, 6),
-	}
+	)
 	peers, notes := peer.Accept(cluster, with(node("a", "192.0.2.1"), 1, 1), records)
 	var got []string
 	for _, p := range peers {

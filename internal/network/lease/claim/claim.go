@@ -39,7 +39,7 @@ type Record struct {
 
 // Snapshot is the whole content of a store at one moment.
 type Snapshot struct {
-	Records []Record // in the order of their names
+	Records []*Record // in the order of their names; never modified
 	Claims  []Claim
 	// Notes say what in the store can't be used and why.
 	Notes []string

@@ -47,7 +47,8 @@ type State struct {
 	told int     // calls of Used
 
 	snap   Snapshot
-	known  bool // snap is there
+	bound  map[Session][]netip.Prefix // the blocks of snap by session; never modified
+	known  bool                       // snap is there
 	record peer.Node
 	// announced means that record is there.
 	announced bool
@@ -195,11 +196,11 @@ func (s *State) written() (Record, bool) {
 }
 
 func (s *State) find() (Record, bool) {
-	i, ok := slices.BinarySearchFunc(s.snap.Records, s.cfg.Node, func(r Record, name string) int { return cmp.Compare(r.Node.Name, name) })
+	i, ok := slices.BinarySearchFunc(s.snap.Records, s.cfg.Node, func(r *Record, name string) int { return cmp.Compare(r.Node.Name, name) })
 	if !ok || s.snap.Records[i].Session == s.ended && s.ended != "" {
 		return Record{}, false
 	}
-	return s.snap.Records[i], true
+	return *s.snap.Records[i], true
 }
 
 // giveBack returns how to give a block back, if there is one to give back.
@@ -283,6 +284,9 @@ func shareAddress(a, b []netip.Addr) bool {
 
 // Snapshot sets what the store has. It may be older than the latest answers.
 func (s *State) Snapshot(snap Snapshot, now time.Duration) {
+	if !slices.Equal(snap.Claims, s.snap.Claims) {
+		s.bound = bySession(snap.Claims)
+	}
 	s.snap, s.known, s.conflict, s.unfollowed = snap, true, false, ""
 	s.identify()
 	if _, written := s.written(); s.joined && !written {
@@ -407,12 +411,12 @@ func (s *State) Wrote(a Action, revision int64, now time.Duration, err error) {
 	case !s.failed(now, err):
 		s.joined = true
 		// The next snapshot has it too, but nothing needs to wait for that.
-		i, ok := slices.BinarySearchFunc(s.snap.Records, s.cfg.Node, func(r Record, name string) int { return cmp.Compare(r.Node.Name, name) })
+		i, ok := slices.BinarySearchFunc(s.snap.Records, s.cfg.Node, func(r *Record, name string) int { return cmp.Compare(r.Node.Name, name) })
 		s.snap.Records = slices.Clone(s.snap.Records)
 		if !ok {
-			s.snap.Records = slices.Insert(s.snap.Records, i, Record{})
+			s.snap.Records = slices.Insert(s.snap.Records, i, nil)
 		}
-		s.snap.Records[i] = Record{Node: a.Record, Session: a.Session, Revision: revision}
+		s.snap.Records[i] = &Record{Node: a.Record, Session: a.Session, Revision: revision}
 	}
 }
 

@@ -10,7 +10,8 @@ import (
 )
 
 // View returns what the registry of the node shows, and false as long as the store isn't known.
-func (s *State) View() (peer.View, bool) {
+// Peers that haven't changed are taken from last, those of the last view.
+func (s *State) View(last []*peer.Node) (peer.View, bool) {
 	if !s.known {
 		return peer.View{}, false
 	}
@@ -20,28 +21,47 @@ func (s *State) View() (peer.View, bool) {
 			v.Blocks = append(v.Blocks, o.block)
 		}
 	}
-	bySession := make(map[Session][]netip.Prefix, len(s.snap.Records))
-	// Most nodes have one block of a family: their slices share an array.
-	array := make([]netip.Prefix, len(s.snap.Claims))
-	for i, c := range s.snap.Claims {
-		array[i] = c.Block
-		switch blocks := bySession[c.Session]; {
-		case c.Session == "" || c.Session == s.session:
-		case blocks == nil:
-			bySession[c.Session] = array[i : i+1 : i+1]
-		default:
-			bySession[c.Session] = append(blocks, c.Block)
-		}
-	}
-	v.Peers = make([]peer.Node, 0, len(s.snap.Records))
+	v.Peers = make([]*peer.Node, 0, len(s.snap.Records))
 	for _, r := range s.snap.Records {
-		if r.Node.Name != s.cfg.Node {
-			r.Node.Blocks = bySession[r.Session]
-			v.Peers = append(v.Peers, r.Node)
+		if r.Node.Name == s.cfg.Node {
+			continue
 		}
+		n := r.Node
+		n.Blocks = nil // whatever the record says
+		if r.Session != s.session {
+			n.Blocks = s.bound[r.Session]
+		}
+		for len(last) > 0 && last[0].Name < n.Name {
+			last = last[1:]
+		}
+		if len(last) > 0 && last[0].Equal(n) {
+			v.Peers = append(v.Peers, last[0])
+			continue
+		}
+		changed := n                            // n itself stays on the stack
+		changed.Blocks = slices.Clone(n.Blocks) // of an array of all blocks, which needn't stay
+		v.Peers = append(v.Peers, &changed)
 	}
 	v.Notes = slices.Concat(s.notes(), s.snap.Notes)
 	return v, true
+}
+
+// bySession returns the blocks of each session.
+func bySession(claims []Claim) map[Session][]netip.Prefix {
+	out := make(map[Session][]netip.Prefix, len(claims))
+	// Most nodes have one block of a family: their slices share an array.
+	array := make([]netip.Prefix, len(claims))
+	for i, c := range claims {
+		array[i] = c.Block
+		switch blocks := out[c.Session]; {
+		case c.Session == "":
+		case blocks == nil:
+			out[c.Session] = array[i : i+1 : i+1]
+		default:
+			out[c.Session] = append(blocks, c.Block)
+		}
+	}
+	return out
 }
 
 // notes returns what is wrong with the node's own part.

@@ -415,7 +415,7 @@ func (c *content) addLeases(s *claim.Snapshot) error {
 				s.Notes = append(s.Notes, fmt.Sprintf("%s%s: %.300v", c.prefix, key, l.bad))
 			}
 			name, session = l.node.Name, claim.Session("flannel "+l.node.Name)
-			record := claim.Record{Node: l.node, Session: session, Revision: l.kv.ModRevision}
+			record := &claim.Record{Node: l.node, Session: session, Revision: l.kv.ModRevision}
 			if i, ok := others[name]; l.bad == nil && !ok {
 				others[name] = len(s.Records)
 				s.Records = append(s.Records, record)
@@ -427,6 +427,6 @@ func (c *content) addLeases(s *claim.Snapshot) error {
 			s.Claims = append(s.Claims, claim.Claim{Block: b, Node: name, Session: session})
 		}
 	}
-	slices.SortStableFunc(s.Records, func(a, b claim.Record) int { return cmp.Compare(a.Node.Name, b.Node.Name) })
+	slices.SortStableFunc(s.Records, func(a, b *claim.Record) int { return cmp.Compare(a.Node.Name, b.Node.Name) })
 	return nil
 }

@@ -129,7 +129,7 @@ func (s *Store) checkConnections(ctx context.Context, client *clientv3.Client) {
 // content is what is under the prefix, parsed.
 type content struct {
 	prefix  string
-	records sorted[claim.Record]
+	records sorted[*claim.Record]
 	claims  sorted[claim.Claim]
 	notes   sorted[string]
 
@@ -153,7 +153,7 @@ func (c *content) put(kv *mvccpb.KeyValue) {
 			c.notes.put(key, fmt.Sprintf("%s%s: %v", c.prefix, key, err))
 			return
 		}
-		c.records.put(key, claim.Record{Node: record, Session: sessionOf(kv.Lease), Revision: kv.ModRevision})
+		c.records.put(key, &claim.Record{Node: record, Session: sessionOf(kv.Lease), Revision: kv.ModRevision})
 	case strings.HasPrefix(key, blocksDir):
 		block, err := parseBlockKey(key)
 		if err != nil {
@@ -187,25 +187,40 @@ func (c *content) remove(key string) {
 
 // snapshot returns the content as it is now. An error says that the last one must stay in force.
 func (c *content) snapshot() (claim.Snapshot, error) {
-	s := claim.Snapshot{Records: slices.Clone(c.records.values), Claims: slices.Clone(c.claims.values), Notes: slices.Clone(c.notes.values)}
+	s := claim.Snapshot{Records: c.records.all(), Claims: c.claims.all(), Notes: c.notes.all()}
 	if c.flannel {
 		if err := c.addLeases(&s); err != nil {
 			return s, err
 		}
 	}
 	if more := len(s.Notes) - maxNotes; more > 0 {
-		s.Notes = append(s.Notes[:maxNotes], fmt.Sprintf("%d more keys under %s can't be used", more, c.prefix))
+		s.Notes = append(s.Notes[:maxNotes:maxNotes], fmt.Sprintf("%d more keys under %s can't be used", more, c.prefix))
 	}
 	return s, nil
 }
 
-// sorted is a map that is in the order of its keys, so that it can be copied at once.
+// sorted is a map in the order of its keys.
 type sorted[T any] struct {
 	keys   []string
 	values []T
+	shared bool // values must be copied before they change
+}
+
+// all returns the values in the order of their keys. It is the same slice as the last time if
+// nothing has changed.
+func (s *sorted[T]) all() []T {
+	s.shared = true
+	return slices.Clip(s.values)
+}
+
+func (s *sorted[T]) change() {
+	if s.shared {
+		s.values, s.shared = slices.Clone(s.values), false
+	}
 }
 
 func (s *sorted[T]) put(key string, value T) {
+	s.change()
 	i, ok := slices.BinarySearchFunc(s.keys, key, cmp.Compare)
 	if ok {
 		s.values[i] = value
@@ -216,6 +231,7 @@ func (s *sorted[T]) put(key string, value T) {
 
 func (s *sorted[T]) remove(key string) {
 	if i, ok := slices.BinarySearchFunc(s.keys, key, cmp.Compare); ok {
+		s.change()
 		s.keys, s.values = slices.Delete(s.keys, i, i+1), slices.Delete(s.values, i, i+1)
 	}
 }

@@ -55,7 +55,7 @@ type Registry struct {
 
 	// The rest belongs to Run.
 	sum    [sha256.Size]byte
-	nodes  []peer.Node // nil before the file was read
+	nodes  []*peer.Node // nil before the file was read
 	record peer.Node
 }
 
@@ -131,7 +131,7 @@ func (r *Registry) read() bool {
 	if err == nil && sum == r.sum {
 		return r.setFault("")
 	}
-	var nodes []peer.Node
+	var nodes []*peer.Node
 	if err == nil {
 		if nodes, err = parse(data); err != nil {
 			err = fmt.Errorf("%s:%s", r.path, strings.ReplaceAll(err.Error(), "\n", "; "+r.path+":"))
@@ -167,7 +167,7 @@ func (r *Registry) setFault(fault string) bool {
 
 // index returns the index of the node's own entry, and -1 if it has none.
 func (r *Registry) index() int {
-	return slices.IndexFunc(r.nodes, func(n peer.Node) bool { return n.Name == r.node })
+	return slices.IndexFunc(r.nodes, func(n *peer.Node) bool { return n.Name == r.node })
 }
 
 func (r *Registry) view() peer.View {
@@ -191,7 +191,7 @@ func (r *Registry) view() peer.View {
 }
 
 // differences says what the file tells the other nodes about this one and isn't so.
-func (r *Registry) differences(own peer.Node, others []peer.Node) (notes []string) {
+func (r *Registry) differences(own *peer.Node, others []*peer.Node) (notes []string) {
 	if r.record.Addresses == nil {
 		return nil // nothing was announced
 	}
@@ -209,7 +209,7 @@ func (r *Registry) differences(own peer.Node, others []peer.Node) (notes []strin
 	if own.IPIP && !r.record.IPIP {
 		differs("ipip is true, but this node's kernel has no IPIP: remove ipip")
 	}
-	encrypts := func(n peer.Node) bool { return len(n.WireGuard) > 0 }
+	encrypts := func(n *peer.Node) bool { return len(n.WireGuard) > 0 }
 	if w := r.record.WireGuard; len(w) > 0 && !slices.Equal(w, own.WireGuard) && (encrypts(own) || slices.ContainsFunc(others, encrypts)) {
 		differs("it needs wireguard = [{key = %q, port = %d}]", w[len(w)-1].Key, w[len(w)-1].Port)
 	}

@@ -121,7 +121,7 @@ func FuzzParse(f *testing.F) {
 				blocks = append(blocks, b)
 			}
 		}
-		if !slices.IsSortedFunc(nodes, func(a, b peer.Node) int { return strings.Compare(a.Name, b.Name) }) {
+		if !slices.IsSortedFunc(nodes, func(a, b *peer.Node) int { return strings.Compare(a.Name, b.Name) }) {
 			t.Error("not in the order of names")
 		}
 	})

@@ -62,7 +62,7 @@ func set[T any](to, given *T) {
 
 // parse returns the nodes of a file in the order of their names. Each line of the error begins with
 // the line number of what is wrong.
-func parse(data []byte) ([]peer.Node, error) {
+func parse(data []byte) ([]*peer.Node, error) {
 	var content struct {
 		Node []entry `toml:"node"`
 	}
@@ -73,10 +73,11 @@ func parse(data []byte) ([]peer.Node, error) {
 		return nil, errors.New("1: it has no nodes: add a [[node]] table for each, with name, addresses and blocks")
 	}
 	lines := headers(data, len(content.Node))
-	nodes := make([]peer.Node, len(content.Node))
+	nodes := make([]*peer.Node, len(content.Node))
 	var errs []error
 	for i, e := range content.Node {
-		nodes[i] = e.node()
+		node := e.node()
+		nodes[i] = &node
 		err := nodes[i].Check()
 		if err == nil && len(e.Addresses) == 0 {
 			err = fmt.Errorf("node %s has no addresses: other nodes couldn't reach it", e.Name)
@@ -88,7 +89,7 @@ func parse(data []byte) ([]peer.Node, error) {
 	if err := errors.Join(append(errs, repeated(nodes, lines)...)...); err != nil {
 		return nil, err
 	}
-	slices.SortFunc(nodes, func(a, b peer.Node) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(nodes, func(a, b *peer.Node) int { return cmp.Compare(a.Name, b.Name) })
 	return nodes, nil
 }
 
@@ -128,7 +129,7 @@ func headers(data []byte, nodes int) []int {
 }
 
 // repeated returns an error for each name, address and block that two nodes have.
-func repeated(nodes []peer.Node, lines []int) (errs []error) {
+func repeated(nodes []*peer.Node, lines []int) (errs []error) {
 	names, addresses := map[string]int{}, map[netip.Addr]int{}
 	type claim struct {
 		netip.Prefix

@@ -128,7 +128,7 @@ func (r *Registry) Run(ctx context.Context, update func(peer.View)) error {
 		r.take(own, exists)
 		r.join(backend)
 		wake(r.due)
-		if last == nil || !same(*last, v) {
+		if last == nil || !v.Equal(*last) {
 			update(v)
 			last = &v
 		}

@@ -111,7 +111,7 @@ const needsController = "kube-controller-manager gives them to nodes with --allo
 // view returns what a node has to know of the Nodes, and the backend of those of flannel.
 func view(self string, entries []*entry) (v peer.View, backend flannel.Backend) {
 	slices.SortFunc(entries, func(a, b *entry) int { return strings.Compare(a.peer.Name, b.peer.Name) })
-	v.Peers = make([]peer.Node, 0, len(entries))
+	v.Peers = make([]*peer.Node, 0, len(entries))
 	var silent []string
 	registered := false
 	for _, e := range entries {
@@ -127,7 +127,7 @@ func view(self string, entries []*entry) (v peer.View, backend flannel.Backend) 
 			}
 		case e.note != "":
 		case !e.silent:
-			v.Peers = append(v.Peers, e.peer)
+			v.Peers = append(v.Peers, &e.peer)
 			backend = cmp.Or(backend, e.flannel)
 		case len(e.peer.Blocks) > 0:
 			silent = append(silent, e.peer.Name)
@@ -153,8 +153,4 @@ func silence(names []string) string {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return fmt.Sprintf("pods of these nodes aren't reached, as the nodes have no annotation %s, and are none of flannel's: %s", Annotation, text)
-}
-
-func same(a, b peer.View) bool {
-	return slices.Equal(a.Blocks, b.Blocks) && slices.Equal(a.Notes, b.Notes) && slices.EqualFunc(a.Peers, b.Peers, peer.Node.Equal)
 }

@@ -193,7 +193,8 @@ func (f *Fake) Follow(ctx context.Context, update func(claim.Snapshot)) error {
 
 func (f *Fake) snapshot() (s claim.Snapshot) {
 	for _, name := range slices.Sorted(maps.Keys(f.records)) {
-		s.Records = append(s.Records, f.records[name])
+		record := f.records[name]
+		s.Records = append(s.Records, &record)
 	}
 	for _, b := range slices.SortedFunc(maps.Keys(f.claims), netip.Prefix.Compare) {
 		s.Claims = append(s.Claims, f.claims[b])

@@ -176,8 +176,8 @@ func is4(b netip.Prefix) bool { return b.Addr().Is4() }
 func (m *member) waitPeer(name, what string, ok func(peer.Node) bool) peer.View {
 	m.t.Helper()
 	return m.wait("peer "+name+" with "+what, func(v peer.View) bool {
-		i := slices.IndexFunc(v.Peers, func(p peer.Node) bool { return p.Name == name })
-		return i >= 0 && ok(v.Peers[i])
+		i := slices.IndexFunc(v.Peers, func(p *peer.Node) bool { return p.Name == name })
+		return i >= 0 && ok(*v.Peers[i])
 	})
 }
 
@@ -284,7 +284,7 @@ func testAnnounce(s *suite) {
 	want.Version, want.Name = peer.Version, "b"
 	see := func() {
 		s.Helper()
-		a.waitPeer("b", text(peer.View{Peers: []peer.Node{want}}), func(p peer.Node) bool {
+		a.waitPeer("b", text(peer.View{Peers: []*peer.Node{&want}}), func(p peer.Node) bool {
 			want.Blocks = p.Blocks
 			return p.Equal(want) && equal(p.Blocks, blocks)
 		})

@@ -53,7 +53,7 @@ func (n *node) view() (v peer.View, changed chan struct{}) {
 		if record := n.nodes[name]; name == n.name {
 			v.Blocks = slices.Clone(record.Blocks)
 		} else {
-			v.Peers = append(v.Peers, record)
+			v.Peers = append(v.Peers, &record)
 		}
 	}
 	return v, n.changed
