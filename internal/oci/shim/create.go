@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// createLimit bounds a Create whose caller sets no limit.
+	// createLimit bounds a Create, and a Start, whose caller sets no limit.
 	createLimit = 2 * time.Minute
 	// cleanupLimit bounds the cleanup after a failed creation.
 	cleanupLimit = 30 * time.Second
@@ -57,11 +57,15 @@ func (d *Driver) Start(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
+	w.starting.RLock()
+	defer w.starting.RUnlock()
 	t, ok := w.task()
 	if !ok {
 		return c.wrap("start", &oci.StartError{Code: 128, Message: "it has ended"})
 	}
-	err = t.start(ctx, id, "")
+	limited, cancel := context.WithTimeoutCause(ctx, createLimit, fmt.Errorf("%s took longer than %v", c.Handler.Path, createLimit))
+	defer cancel()
+	err = t.start(limited, id, "")
 	if err != nil && isGone(err) {
 		err = &oci.StartError{Code: 128, Message: oci.OneLine(err.Error())}
 	}

@@ -57,6 +57,7 @@ const (
 	slaveMounts   = "slave-mounts"  // the shim has a mount namespace of its own (Kata 3.3)
 	keepsMachine  = "keeps-machine" // the machine of a sandbox that never started stays (Kata 1.13)
 	deafToSignals = "deaf-to-kill"  // no answer to Kill
+	lateAnswer    = "late-answer"   // Start of a container answers after its exit
 	seenDelete    = "seen-delete"   // the shim's program was run to delete what a shim has left
 	seenTaskEnd   = "seen-task-end" // the sandbox's task was deleted
 	seenProblem   = "seen-problem"  // what the shim didn't expect
@@ -257,6 +258,9 @@ func (s *machine) Start(_ context.Context, req *task2.StartRequest) (*task2.Star
 	}
 	if slices.Contains(g.spec.Process.Args, "now") {
 		g.end(0)
+	} else if s.dir.has(lateAnswer) && req.GetID() != s.id {
+		g.end(3)
+		time.Sleep(300 * time.Millisecond)
 	}
 	return &task2.StartResponse{}, nil
 }
@@ -449,6 +453,20 @@ func TestMachine(t *testing.T) {
 				t.Error("the shim's program had to delete what an orderly shim left")
 			}
 		})
+	}
+}
+
+// TestMachineEndsWhileItStarts checks that Start succeeds although the container's exit arrives
+// before the shim's answer.
+func TestMachineEndsWhileItStarts(t *testing.T) {
+	hosttest.Root(t)
+	n := newMachineNode(t, lateAnswer)
+	sandbox := n.create("")
+	must(t, n.Start(t.Context(), sandbox))
+	id := n.create(sandbox)
+	must(t, n.Start(t.Context(), id))
+	if exit, err := n.Wait(t.Context(), id); err != nil || exit.Code != 3 || exit.Lost {
+		t.Errorf("exit %+v, %v", exit, err)
 	}
 }
 

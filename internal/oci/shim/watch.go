@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +21,10 @@ type watch struct {
 
 	current atomic.Pointer[task]
 	logLost atomic.Bool // conmon died before the container did
+
+	// Held for reading by a Start in flight. The exit of a short-lived program can arrive before the
+	// shim's answer to Start, which would be lost if the connection were closed at once.
+	starting sync.RWMutex
 
 	// Canceled when there is no exit to wait for. The container then counts as killed.
 	ctx    context.Context
@@ -54,6 +59,8 @@ func (c *container) watch(t *task) *watch {
 		if !known {
 			exit = c.awaitExit(w)
 		}
+		w.starting.Lock()
+		w.starting.Unlock() //nolint:staticcheck // Lock waits for the Start in flight
 		exit = c.cleanUpExited(w, exit)
 		if t := w.current.Load(); t != nil {
 			t.close()
