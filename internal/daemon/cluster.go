@@ -57,9 +57,24 @@ func newMembership(d *daemon) (*membership, error) {
 	}
 	m := &membership{d: d, identity: id, connection: make(chan struct{})}
 	if id.bootstrap == nil {
-		m.client, err = cluster.New(d.cfg.Kubeconfig, d.log)
+		err = m.open()
 	}
 	return m, err
+}
+
+// open makes the client of the kubeconfig. It sends no request yet.
+func (m *membership) open() error {
+	client, err := cluster.New(m.d.cfg.Kubeconfig, m.d.log)
+	if err == nil {
+		m.connected(client)
+	}
+	return err
+}
+
+// connected sets the client, once.
+func (m *membership) connected(client *cluster.Client) {
+	m.client = client
+	close(m.connection)
 }
 
 // podChanged returns the function that the agent calls when a pod has changed.
@@ -85,8 +100,9 @@ func (m *membership) join(ctx context.Context, running *errgroup.Group, keeper *
 		return m.start(ctx, running, keeper)
 	}
 	running.Go(func() error {
-		var err error
-		if m.client, err = m.identity.join(ctx, m.d.cfg, m.d.log); err == nil && m.client != nil {
+		client, err := m.identity.join(ctx, m.d.cfg, m.d.log)
+		if err == nil && client != nil {
+			m.connected(client)
 			err = m.start(ctx, running, keeper)
 		}
 		if err != nil {
@@ -109,7 +125,6 @@ func (m *membership) connect(ctx context.Context) (*cluster.Client, error) {
 
 // start runs this machine as a node of the cluster until ctx ends.
 func (m *membership) start(ctx context.Context, running *errgroup.Group, keeper *housekeeping.Housekeeper) error {
-	close(m.connection)
 	m.identity.renew(ctx, running, m.client)
 	machine, err := m.machine()
 	if err != nil {

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/huskd/husk/internal/api"
-	"github.com/huskd/husk/internal/cluster"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/plugin/conflist"
@@ -51,11 +50,10 @@ func (d *daemon) openNetworkOnly(ctx context.Context) error {
 	d.metrics = d.newMetrics()
 	d.facts = host.Probe(d.cfg.Root)
 	if d.cfg.Kubeconfig != "" {
-		client, err := cluster.New(d.cfg.Kubeconfig, d.log)
-		if err != nil {
+		d.membership = &membership{d: d, connection: make(chan struct{})}
+		if err := d.membership.open(); err != nil {
 			return err
 		}
-		d.membership = &membership{d: d, client: client}
 	}
 	if err := d.openJournal(); err != nil {
 		return err
