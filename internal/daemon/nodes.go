@@ -98,12 +98,9 @@ func (n *podNodes) openSpeaker() error {
 	}
 	c := n.d.cfg.BGP
 	cfg := bgp.Config{Socket: n.bgpSocket(), AS: uint32(c.AS), Cluster: n.subnets}
-	if c.BGPPassword != "" {
-		password, err := os.ReadFile(c.BGPPassword)
-		if err != nil {
-			return fmt.Errorf("bgp-password-file: %w", err)
-		}
-		cfg.Password = strings.TrimSpace(string(password))
+	var err error
+	if cfg.Password, err = readPassword("bgp-password-file", c.BGPPassword); err != nil {
+		return err
 	}
 	peers, _ := c.BGPPeers() // config.Parse has checked them
 	for _, p := range peers {
@@ -161,22 +158,18 @@ func (n *podNodes) openRegistry() (err error) {
 
 func (n *podNodes) openEtcd(name string) (peer.Registry, error) {
 	c := n.d.cfg.Etcd
-	var password []byte
-	if c.EtcdPassword != "" {
-		var err error
-		if password, err = os.ReadFile(c.EtcdPassword); err != nil {
-			return nil, fmt.Errorf("etcd-password-file: %w", err)
-		}
+	password, err := readPassword("etcd-password-file", c.EtcdPassword)
+	if err != nil {
+		return nil, err
 	}
 	cfg := etcd.Config{
 		Endpoints: c.EtcdEndpoints, Cluster: c.EtcdCluster, TTL: blockTTL, CA: c.EtcdCA, Cert: c.EtcdCert, Key: c.EtcdKey,
-		Username: c.EtcdUser, Password: strings.TrimSpace(string(password)), Insecure: c.EtcdInsecure,
+		Username: c.EtcdUser, Password: password, Insecure: c.EtcdInsecure,
 	}
 	var store interface {
 		lease.Store
 		io.Closer
 	}
-	var err error
 	if n.d.cfg.Store == config.StoreFlannel {
 		store, err = etcd.NewFlannel(cfg, flannel.DefaultPrefix)
 	} else {
@@ -186,14 +179,23 @@ func (n *podNodes) openEtcd(name string) (peer.Registry, error) {
 		return nil, err
 	}
 	n.closers = append(n.closers, store)
-	boot, err := bootID()
-	if err != nil {
-		return nil, err
-	}
 	return lease.New(lease.Config{
-		Config: claim.Config{Node: name, Boot: boot, Pool: n.pool(), Store: "etcd at " + strings.Join(c.EtcdEndpoints, ",")},
+		Config: claim.Config{Node: name, Boot: n.d.facts.BootID, Pool: n.pool(), Store: "etcd at " + strings.Join(c.EtcdEndpoints, ",")},
 		Store:  store, Journal: savedClaims{n.d.journal}, Clock: lease.SystemClock{}, Log: n.d.log,
 	})
+}
+
+// readPassword returns the password in the file that a key of the configuration names, without one
+// none.
+func readPassword(key, file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", key, err)
+	}
+	return strings.TrimSpace(string(text)), nil
 }
 
 // blockTTL is how long a block stays a node's that can't reach the store. It starts pods during
@@ -237,11 +239,6 @@ func (s savedClaims) Save(saved claim.Saved) error {
 	return s.journal.Sync(context.Background())
 }
 
-func bootID() (string, error) {
-	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(id)), err
-}
-
 // may is network.Config.May: whether a pod may get an address of a block.
 func (n *podNodes) may() func(netip.Prefix) error {
 	if n == nil {
@@ -255,12 +252,8 @@ func (n *podNodes) connect(pods *network.Network) error {
 	if n == nil {
 		return nil
 	}
-	boot, err := bootID()
-	if err != nil {
-		return err
-	}
 	n.controller = nodes.New(nodes.Config{
-		Instance: n.d.instance, Name: nodeName(n.d.cfg), Boot: boot, Cluster: n.subnets, Backend: n.backend(), Ways: n.ways,
+		Instance: n.d.instance, Name: nodeName(n.d.cfg), Boot: n.d.facts.BootID, Cluster: n.subnets, Backend: n.backend(), Ways: n.ways,
 		Store: n.d.cfg.Store, Registry: n.registry, Kernel: n.kernel, Prober: n.prober, Speaker: n.speaker, Pods: pods, Log: n.d.log,
 	})
 	return nil
