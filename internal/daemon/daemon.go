@@ -360,18 +360,23 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	d.nodes.run(ctx, &running)
 	running.Go(func() error { return d.releaseGone(ctx) })
 	running.Go(func() error {
-		<-ctx.Done()
-		d.locks.markStopping()
-		d.log.Info("huskd is stopping; pods keep running")
-		cut := time.AfterFunc(answerTime, server.Stop)
-		defer cut.Stop()
-		server.GracefulStop()
+		d.stopWith(ctx, server, "huskd is stopping; pods keep running")
 		d.streams.Close()
 		return nil
 	})
 	err = server.Serve(rpc.Split(socket, d.servePlugin(ctx)))
 	end()
 	return errors.Join(err, running.Wait())
+}
+
+// stopWith waits for the end of ctx, and stops the server once it has answered the calls in flight.
+func (d *daemon) stopWith(ctx context.Context, server *grpc.Server, notice string) {
+	<-ctx.Done()
+	d.locks.markStopping()
+	d.log.Info(notice)
+	cut := time.AfterFunc(answerTime, server.Stop)
+	defer cut.Stop()
+	server.GracefulStop()
 }
 
 // maxMessage is the largest message that huskd accepts, in bytes.
@@ -460,16 +465,24 @@ func (d *daemon) vacant() bool {
 			return false
 		}
 	}
-	if len(d.network.External().List()) > 0 {
+	if !detached(d.network) {
 		return false
 	}
-	for end := time.Now().Add(closeTime); d.network.Usage().Attached+len(d.network.Usage().Debts) > 0; time.Sleep(reapTime) {
+	cgroups, err := d.cgroups.List()
+	return err == nil && len(cgroups) == 0
+}
+
+// detached reports whether no pod is attached. It waits for links that are being deleted.
+func detached(pods *network.Network) bool {
+	if len(pods.External().List()) > 0 {
+		return false
+	}
+	for end := time.Now().Add(closeTime); pods.Usage().Attached+len(pods.Usage().Debts) > 0; time.Sleep(reapTime) {
 		if time.Now().After(end) {
 			return false
 		}
 	}
-	cgroups, err := d.cgroups.List()
-	return err == nil && len(cgroups) == 0
+	return true
 }
 
 // reapTime is about how long the kernel takes to delete a group of links.

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
@@ -40,7 +39,7 @@ func (d *daemon) runNetworkOnly(ctx context.Context, socket net.Listener) error 
 	list := conflist.File{Path: filepath.Join(d.cfg.CNIConf, conflist.Name), Content: text, Ready: d.connected, Log: d.log}
 	d.log.Info("huskd is serving the pod network of another runtime", "socket", d.cfg.Listen, "version", version.Version, "instance", d.instance)
 	err = d.serveNetworkOnly(ctx, socket, list)
-	if d.cfg.CNIConf != "" && d.detached() {
+	if d.cfg.CNIConf != "" && detached(d.network) {
 		err = errors.Join(err, list.Remove())
 	}
 	return err
@@ -115,30 +114,12 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 		running.Go(func() error { return list.Keep(ctx) })
 	}
 	running.Go(func() error {
-		<-ctx.Done()
-		d.locks.markStopping()
-		d.log.Info("huskd is stopping; pods keep their network")
-		cut := time.AfterFunc(answerTime, server.Stop)
-		defer cut.Stop()
-		server.GracefulStop()
+		d.stopWith(ctx, server, "huskd is stopping; pods keep their network")
 		return nil
 	})
 	err := server.Serve(rpc.Split(socket, d.servePlugin(ctx)))
 	cancel()
 	return errors.Join(err, running.Wait())
-}
-
-// detached reports whether no pod is attached. It waits for links that are being deleted.
-func (d *daemon) detached() bool {
-	if len(d.network.External().List()) > 0 {
-		return false
-	}
-	for end := time.Now().Add(closeTime); len(d.network.Usage().Debts) > 0; time.Sleep(reapTime) {
-		if time.Now().After(end) {
-			return false
-		}
-	}
-	return true
 }
 
 // connected returns why a pod can't be attached or can't reach the pods of other nodes.
