@@ -247,6 +247,7 @@ func Messages(b []byte, yield func(h unix.NlMsghdr, data []byte)) error {
 			Type:  binary.NativeEndian.Uint16(b[4:]),
 			Flags: binary.NativeEndian.Uint16(b[6:]),
 			Seq:   binary.NativeEndian.Uint32(b[8:]),
+			Pid:   binary.NativeEndian.Uint32(b[12:]),
 		}
 		if h.Len < unix.SizeofNlMsghdr || int(h.Len) > len(b) {
 			return fmt.Errorf("receive from netlink: message of %d bytes in %d", h.Len, len(b))

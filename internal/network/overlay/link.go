@@ -133,8 +133,8 @@ func (k *kernel) addressesOf(index int) ([]netip.Prefix, error) {
 	msg.Index = uint32(index)
 	req.AddData(msg)
 	addresses, err := nlsock.List(k.conn, req, func(data []byte) (netip.Prefix, bool) {
-		a, ok := parseAddress(data)
-		return a.prefix, ok && a.link == index
+		a, ok := rtnetlink.ParseAddress(data)
+		return a.Prefix, ok && a.Link == index
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)

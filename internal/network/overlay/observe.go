@@ -1,10 +1,8 @@
 package overlay
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -55,40 +53,13 @@ func (o *Overlay) observe(links []backend.Link, unusable map[string]bool, want o
 	return have, notes, nil
 }
 
-// neighbourMessage is a message about a neighbour or forwarding entry.
-type neighbourMessage struct {
-	link  int
-	state uint16
-	flags uint8
-	addr  netip.Addr // or destination
-	mac   plan.MAC
-}
-
-func parseNeighbour(data []byte) (n neighbourMessage, ok bool) {
-	const size = 12 // of struct ndmsg
-	if len(data) < size {
-		return n, false
-	}
-	n.link = int(int32(binary.NativeEndian.Uint32(data[4:])))
-	n.state, n.flags = binary.NativeEndian.Uint16(data[8:]), data[10]
-	for typ, value := range nlsock.Attributes(data[size:]) {
-		switch {
-		case typ == netlink.NDA_DST:
-			n.addr, _ = netip.AddrFromSlice(value)
-		case typ == netlink.NDA_LLADDR && len(value) == len(n.mac):
-			n.mac = plan.MAC(value)
-		}
-	}
-	return n, n.addr.IsValid()
-}
-
 func (k *kernel) observeNeighbours(link string, index int, have objects) error {
 	req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, 0)
 	req.AddData(&netlink.Ndmsg{Family: unix.AF_UNSPEC})
 	req.AddData(nl.NewRtAttr(netlink.NDA_IFINDEX, nl.Uint32Attr(uint32(index))))
 	_, err := nlsock.List(k.conn, req, func(data []byte) (none struct{}, ok bool) {
-		if n, ok := parseNeighbour(data); ok && n.link == index && n.state&netlink.NUD_PERMANENT != 0 {
-			have.neighbours[neighbourKey{link, n.addr}] = n.mac
+		if n, ok := rtnetlink.ParseNeighbour(data); ok && n.Link == index && n.State&netlink.NUD_PERMANENT != 0 {
+			have.neighbours[neighbourKey{link, n.Addr}] = n.MAC
 		}
 		return none, false
 	})
@@ -102,8 +73,8 @@ func (k *kernel) observeForwards(link string, index int, have objects) error {
 	req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, 0)
 	req.AddData(&netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(index)})
 	_, err := nlsock.List(k.conn, req, func(data []byte) (none struct{}, ok bool) {
-		if n, ok := parseNeighbour(data); ok && n.link == index {
-			have.forwards[forwardKey{link, n.mac}] = n.addr
+		if n, ok := rtnetlink.ParseNeighbour(data); ok && n.Link == index {
+			have.forwards[forwardKey{link, n.MAC}] = n.Addr
 		}
 		return none, false
 	})
@@ -157,36 +128,4 @@ func noteOf(r rtnetlink.KernelRoute, names map[int]string, preferred bool) strin
 		note += ", and the kernel prefers it to Husk's: remove it"
 	}
 	return note
-}
-
-// addressMessage is a message about an address.
-type addressMessage struct {
-	link   int
-	prefix netip.Prefix
-	scope  uint8
-	flags  uint32
-}
-
-func parseAddress(data []byte) (a addressMessage, ok bool) {
-	if len(data) < unix.SizeofIfAddrmsg {
-		return a, false
-	}
-	a.flags, a.scope = uint32(data[2]), data[3]
-	a.link = int(int32(binary.NativeEndian.Uint32(data[4:])))
-	var local, addr netip.Addr
-	for typ, value := range nlsock.Attributes(data[unix.SizeofIfAddrmsg:]) {
-		switch typ {
-		case unix.IFA_LOCAL:
-			local, _ = netip.AddrFromSlice(value)
-		case unix.IFA_ADDRESS: // the other end's on links between two
-			addr, _ = netip.AddrFromSlice(value)
-		case unix.IFA_FLAGS:
-			a.flags = nlsock.Uint32(value)
-		}
-	}
-	if !local.IsValid() {
-		local = addr
-	}
-	a.prefix = netip.PrefixFrom(local, int(data[1]))
-	return a, a.prefix.IsValid()
 }

@@ -22,14 +22,14 @@ func (o *Overlay) Underlay() (out []backend.Underlay, err error) {
 		return nil, fmt.Errorf("addresses of the node: %w", err)
 	}
 	for _, to := range rtnetlink.DefaultProbes {
-		var own addressMessage
+		var own rtnetlink.KernelAddress
 		var mtu int
 		if len(o.nodeIPs) > 0 {
 			i := slices.IndexFunc(o.nodeIPs, func(a netip.Addr) bool { return a.Is4() == to.Is4() })
 			if i < 0 {
 				continue
 			}
-			at := slices.IndexFunc(addresses, func(a addressMessage) bool { return a.prefix.Addr() == o.nodeIPs[i] })
+			at := slices.IndexFunc(addresses, func(a rtnetlink.KernelAddress) bool { return a.Prefix.Addr() == o.nodeIPs[i] })
 			if at < 0 {
 				return nil, fmt.Errorf("the node has no address %v: set another node-ip", o.nodeIPs[i])
 			}
@@ -38,7 +38,7 @@ func (o *Overlay) Underlay() (out []backend.Underlay, err error) {
 			path := rtnetlink.PathTo(o.kernel.conn, to)
 			own, mtu = choose(addresses, path), path.MTU
 		}
-		if own.link == 0 {
+		if own.Link == 0 {
 			continue
 		}
 		u, err := o.kernel.underlay(own, mtu)
@@ -54,42 +54,42 @@ func (o *Overlay) Underlay() (out []backend.Underlay, err error) {
 
 // underlay returns the Underlay of an address, with the MTU of its link or of the route if that is
 // smaller. It is empty if the link is gone.
-func (k *kernel) underlay(a addressMessage, mtu int) (backend.Underlay, error) {
-	answer := k.conn.Do(rtnetlink.GetLink("", a.link))[0]
+func (k *kernel) underlay(a rtnetlink.KernelAddress, mtu int) (backend.Underlay, error) {
+	answer := k.conn.Do(rtnetlink.GetLink("", a.Link))[0]
 	if errors.Is(answer.Err, unix.ENODEV) {
 		return backend.Underlay{}, nil
 	}
 	l, err := rtnetlink.ParseLink(answer.Data)
 	if err = errors.Join(answer.Err, err); err != nil {
-		return backend.Underlay{}, fmt.Errorf("link of %v: %w", a.prefix, err)
+		return backend.Underlay{}, fmt.Errorf("link of %v: %w", a.Prefix, err)
 	}
 	if mtu == 0 || l.MTU < mtu {
 		mtu = l.MTU
 	}
-	return backend.Underlay{Link: l.Name, Address: a.prefix, MTU: mtu}, nil
+	return backend.Underlay{Link: l.Name, Address: a.Prefix, MTU: mtu}, nil
 }
 
 // addresses returns the node's addresses that other nodes may be told: no temporary ones (RFC
 // 8981), and none that isn't valid any more or not yet.
-func (k *kernel) addresses() ([]addressMessage, error) {
+func (k *kernel) addresses() ([]rtnetlink.KernelAddress, error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETADDR, 0)
 	req.AddData(nl.NewIfAddrmsg(unix.AF_UNSPEC))
-	return nlsock.List(k.conn, req, func(data []byte) (addressMessage, bool) {
-		a, ok := parseAddress(data)
+	return nlsock.List(k.conn, req, func(data []byte) (rtnetlink.KernelAddress, bool) {
+		a, ok := rtnetlink.ParseAddress(data)
 		const unstable = unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
-		temporary := a.prefix.Addr().Is6() && a.flags&unix.IFA_F_TEMPORARY != 0 // IFA_F_SECONDARY for IPv4
-		return a, ok && a.scope == unix.RT_SCOPE_UNIVERSE && a.flags&unstable == 0 && !temporary
+		temporary := a.Prefix.Addr().Is6() && a.Flags&unix.IFA_F_TEMPORARY != 0 // IFA_F_SECONDARY for IPv4
+		return a, ok && a.Scope == unix.RT_SCOPE_UNIVERSE && a.Flags&unstable == 0 && !temporary
 	})
 }
 
 // choose returns the address of a path's source if it may be told, or else another of its link.
-func choose(addresses []addressMessage, path rtnetlink.Path) (out addressMessage) {
+func choose(addresses []rtnetlink.KernelAddress, path rtnetlink.Path) (out rtnetlink.KernelAddress) {
 	for _, a := range addresses {
 		switch {
-		case path.Link == 0 || a.prefix.Addr().Is4() != path.Source.Is4():
-		case a.prefix.Addr() == path.Source:
+		case path.Link == 0 || a.Prefix.Addr().Is4() != path.Source.Is4():
+		case a.Prefix.Addr() == path.Source:
 			return a // it may be on another link, such as lo
-		case a.link == path.Link && out.link == 0:
+		case a.Link == path.Link && out.Link == 0:
 			out = a
 		}
 	}

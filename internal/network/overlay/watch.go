@@ -24,8 +24,6 @@ const (
 	// announce. Looking takes at most a pollShare of the time.
 	pollTime  = time.Second
 	pollShare = 100
-	// watchBuffer is how many bytes of messages may wait.
-	watchBuffer = 8 << 20
 	// maxGone is how many removals are looked up; more of them mean that all are to be compared.
 	maxGone = 100_000
 	// fewGone is how many removals are looked up one by one.
@@ -69,26 +67,12 @@ func (o *Overlay) Watch(ctx context.Context, changed func()) error {
 }
 
 // subscribe opens a socket for the kernel's announcements.
-func (k *kernel) subscribe() (*os.File, error) {
-	var fd int
-	err := k.inNode(func() (err error) {
-		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+func (k *kernel) subscribe() (socket *os.File, err error) {
+	err = k.inNode(func() error {
+		socket, err = nlsock.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	var groups uint32
-	for _, g := range []int{unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE} {
-		groups |= 1 << (g - 1)
-	}
-	err = errors.Join(
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, watchBuffer),
-		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}))
-	if err != nil {
-		return nil, errors.Join(err, unix.Close(fd))
-	}
-	return os.NewFile(uintptr(fd), "netlink"), nil
+	return socket, err
 }
 
 // watcher collects announcements and decides what they mean. It reads them at once, and looks at
@@ -136,7 +120,7 @@ func (w *watcher) add(h unix.NlMsghdr, data []byte) {
 			w.remove(routeKey{r.Dst, r.Metric})
 		}
 	case unix.RTM_DELNEIGH:
-		if n, ok := parseNeighbour(data); ok { // whose state isn't the one that it had
+		if n, ok := rtnetlink.ParseNeighbour(data); ok { // whose state isn't the one that it had
 			w.remove(removedNeighbour{n, data[0] == unix.AF_BRIDGE})
 		}
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
@@ -161,7 +145,7 @@ func (w *watcher) add(h unix.NlMsghdr, data []byte) {
 
 // removedNeighbour is a neighbour, or a forwarding entry, that is gone.
 type removedNeighbour struct {
-	neighbourMessage
+	rtnetlink.KernelNeighbour
 	forward bool
 }
 
@@ -224,13 +208,13 @@ func (o *Overlay) lacks(gone []any) bool {
 		case routeKey:
 			keys = append(keys, object)
 		case removedNeighbour:
-			link, ok := ours[object.link]
+			link, ok := ours[object.Link]
 			switch {
 			case !ok: // of a pod, for example
 			case object.forward:
-				keys = append(keys, forwardKey{link, object.mac})
+				keys = append(keys, forwardKey{link, object.MAC})
 			default:
-				keys = append(keys, neighbourKey{link, object.addr})
+				keys = append(keys, neighbourKey{link, object.Addr})
 			}
 		}
 	}
