@@ -358,6 +358,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		return err
 	}
 	d.nodes.run(ctx, &running)
+	running.Go(func() error { return d.network.Watch(ctx) })
 	running.Go(func() error { return d.releaseGone(ctx) })
 	running.Go(func() error {
 		d.stopWith(ctx, server, "huskd is stopping; pods keep running")

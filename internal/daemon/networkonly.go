@@ -109,6 +109,7 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 		return err
 	}
 	d.nodes.run(ctx, &running)
+	running.Go(func() error { return d.network.Watch(ctx) })
 	running.Go(func() error { return d.releaseGone(ctx) })
 	if d.cfg.CNIConf != "" {
 		running.Go(func() error { return list.Keep(ctx) })

@@ -1,7 +1,6 @@
 package network
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,7 +73,7 @@ func (n *Network) reserve(a pod.Attachment, external bool) (*record, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &record{Attachment: a, External: external, Mode: n.cfg.Mode, MTU: cmp.Or(n.cfg.MTU, n.share.Load().MTU, uplink.MTU), Source: uplink.Source}
+	r := &record{Attachment: a, External: external, RuntimeManaged: a.RuntimeManaged, Mode: n.cfg.Mode, MTU: n.mtu(uplink), Source: uplink.Source}
 	return r, n.ledger.reserve(r)
 }
 
@@ -132,13 +131,18 @@ func (n *Network) repairBase() (repaired bool, err error) {
 		return false, nil
 	}
 	n.log.Warn("network: the nftables table was removed; recreating it", "table", n.cfg.Instance.Table())
+	return true, n.remakeTable()
+}
+
+// remakeTable makes the base again, with the elements of all pods. The caller holds kernelMu.
+func (n *Network) remakeTable() error {
 	var elements []plan.Element
 	for _, r := range n.ledger.all() {
 		if n.ledger.state(r) != ipam.Releasing {
 			elements = append(elements, n.plan(r).Elements...)
 		}
 	}
-	return true, n.dp.RepairBase(n.basePlan(), elements)
+	return n.dp.RepairBase(n.basePlan(), elements)
 }
 
 // rollBack removes a record whose addresses were never used, and what was made of it. If that

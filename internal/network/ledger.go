@@ -27,9 +27,11 @@ type record struct {
 	Since      time.Time      `json:"since"`     // start of State; Invariant: guarded by ledger.mu.
 	Addresses  []netip.Prefix `json:"addresses"` // with their subnets' prefix length
 	Mode       plan.Mode      `json:"mode"`
-	MTU        int            `json:"mtu"`
+	MTU        int            `json:"mtu"`                // Invariant: guarded by ledger.mu.
 	Source     netip.Addr     `json:"source,omitzero"`    // the node's, see plan.Node
 	External   bool           `json:"external,omitempty"` // another runtime's, see External
+	// RuntimeManaged is that of the attachment. Invariant: it doesn't change after Reconcile.
+	RuntimeManaged bool `json:"runtimeManaged,omitempty"`
 }
 
 func ownerOf(a pod.Attachment) ipam.Owner { return ipam.Owner{Sandbox: a.Sandbox, IfName: a.IfName} }
@@ -315,6 +317,26 @@ func (l *ledger) setState(r *record, s ipam.State, put func(string, record) erro
 	} else {
 		l.alloc.Release(r.owner())
 	}
+	return nil
+}
+
+// mtu returns the MTU of a record's link.
+func (l *ledger) mtu(r *record) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return r.MTU
+}
+
+// setMTU journals another MTU of a record's link.
+func (l *ledger) setMTU(r *record, mtu int) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	next := *r
+	next.MTU = mtu
+	if err := l.leases.PutUsingReserve(r.owner().String(), next); err != nil {
+		return err
+	}
+	r.MTU = mtu
 	return nil
 }
 

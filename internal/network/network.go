@@ -65,7 +65,8 @@ type Config struct {
 	NonMasquerade []netip.Prefix
 	// Encrypted drops packets of other nodes' pods that don't come by a link to other nodes.
 	Encrypted bool
-	// MTU of pods; 0 is that of SetMTU or, without one, the uplink's, read at each Attach.
+	// MTU of pods; 0 is that of SetMTU or, without one, the uplink's. Watch sets it for running pods
+	// when it changes.
 	MTU int
 	// Quarantine is how long an address stays unused after release; 0 is ipam.DefaultQuarantine,
 	// negative is none.
@@ -83,6 +84,8 @@ type Network struct {
 
 	ledger *ledger
 	reaper *reaper
+	// changes are to be compared by Watch.
+	changes changes
 
 	share      atomic.Pointer[share] // never nil
 	changing   sync.Mutex            // held while the share changes
@@ -101,7 +104,7 @@ type Network struct {
 }
 
 func (n *Network) plan(r *record) plan.Plan {
-	return plan.For(plan.Node{Instance: n.cfg.Instance, Mode: r.Mode, MTU: r.MTU, Source: r.Source}, r.Attachment, r.Addresses)
+	return plan.For(plan.Node{Instance: n.cfg.Instance, Mode: r.Mode, MTU: n.ledger.mtu(r), Source: r.Source}, r.Attachment, r.Addresses)
 }
 
 // Open opens the network and makes its base on the node. Attached pods aren't affected; call
@@ -121,7 +124,7 @@ func open(cfg Config, boot string) (*Network, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	n := &Network{cfg: cfg, log: cfg.Log}
+	n := &Network{cfg: cfg, log: cfg.Log, changes: changes{wake: make(chan struct{}, 1)}}
 	n.base = plan.BaseConfig{Instance: cfg.Instance, Mode: cfg.Mode, Masquerade: cfg.Masquerade, NonMasquerade: cfg.NonMasquerade, Encrypted: cfg.Encrypted}
 	n.base.Tag, _ = plan.Tag(cfg.Instance)
 	if len(cfg.Cluster) > 0 {

@@ -80,7 +80,8 @@ func (n *Network) sweep() error {
 func (n *Network) repairAll(ctx context.Context, keep []*record, live map[ipam.Owner]pod.Attachment) (errs []error) {
 	var plans []plan.Plan
 	for _, r := range keep {
-		plans = append(plans, n.livePlan(r, live[r.owner()]))
+		r.RuntimeManaged = r.RuntimeManaged || live[r.owner()].RuntimeManaged
+		plans = append(plans, n.livePlan(r))
 	}
 	diffs, err := n.dp.Verify(plans...)
 	if err != nil {
@@ -109,9 +110,9 @@ func (n *Network) repairAll(ctx context.Context, keep []*record, live map[ipam.O
 }
 
 // livePlan returns the plan of a record as far as it can be compared with the kernel.
-func (n *Network) livePlan(r *record, live pod.Attachment) plan.Plan {
+func (n *Network) livePlan(r *record) plan.Plan {
 	p := n.plan(r)
-	if live.RuntimeManaged {
+	if r.RuntimeManaged {
 		p.Pod = plan.Side{}
 	}
 	return p
@@ -132,7 +133,7 @@ func (n *Network) Damages(live []pod.Attachment) (out []Damage, err error) {
 	var plans []plan.Plan
 	for _, a := range live {
 		if r := n.ledger.find(ownerOf(a)); r != nil && !n.reaper.has(r) {
-			records, plans = append(records, r), append(plans, n.livePlan(r, a))
+			records, plans = append(records, r), append(plans, n.livePlan(r))
 		}
 	}
 	diffs, err := n.dp.Verify(plans...)

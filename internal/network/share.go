@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,9 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/huskd/husk/internal/crashpoint"
+	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/ipam"
+	"github.com/huskd/husk/internal/network/kernelwatch"
 	"github.com/huskd/husk/internal/network/peer"
 	"github.com/huskd/husk/internal/network/preflight"
 )
@@ -214,8 +217,14 @@ func (n *Network) Blocks() (out []peer.Usage) {
 // The MTUs that pods can have. The smaller one is the minimum of IPv6.
 const minMTU, maxMTU = 1280, 65535
 
-// SetMTU sets the MTU of the pods that are attached from now on, unless one is configured. It is in
-// force until it is changed, also after a restart; 0 is the uplink's.
+// mtu returns the MTU of pods.
+func (n *Network) mtu(uplink datapath.Uplink) int {
+	return cmp.Or(n.cfg.MTU, n.share.Load().MTU, uplink.MTU)
+}
+
+// SetMTU sets the MTU of pods, unless one is configured: of those that are attached from now on,
+// and by Watch of those that run. It is in force until it is changed, also after a restart; 0 is
+// the uplink's.
 func (n *Network) SetMTU(mtu int) {
 	if mtu != 0 {
 		mtu = min(max(mtu, minMTU), maxMTU)
@@ -228,6 +237,7 @@ func (n *Network) SetMTU(mtu int) {
 	}
 	next.MTU = mtu
 	n.share.Store(&next)
+	n.changes.add(kernelwatch.Changes{Uplink: true})
 	if len(n.base.Cluster) == 0 {
 		return
 	}

@@ -1,7 +1,6 @@
 package network
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -76,7 +75,7 @@ func (n *Network) Settings() (Settings, error) {
 		}
 	}
 	uplink, err := n.dp.Uplink()
-	s.MTU, s.Uplink = cmp.Or(n.cfg.MTU, n.share.Load().MTU, uplink.MTU), uplink.Link
+	s.MTU, s.Uplink = n.mtu(uplink), uplink.Link
 	return s, err
 }
 

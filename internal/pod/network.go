@@ -50,7 +50,7 @@ type Attachment struct {
 
 	// RuntimeManaged tells that the pod's runtime may have taken over the settings in its
 	// namespace, as gVisor does for its own network stack. Missing settings must not be repaired
-	// then. It is only used when reconciling.
+	// then. It isn't recorded either.
 	RuntimeManaged bool `json:"-"`
 }
 

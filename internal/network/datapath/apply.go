@@ -231,13 +231,38 @@ func (d *Datapath) tryVeth(c *nlsock.Conn, p plan.Veth, bridge, ns int, inPod fu
 	}
 	peer, err := rtnetlink.LinkByName(pod, p.Pod)
 	if err == nil && peer.Index == host.Peer && peer.MAC == p.PodMAC && host.MAC == p.HostMAC && !d.deletion.has(host) {
-		return host, nil
+		return host, setMTU(linkAt{c, host}, linkAt{pod, peer}, p.MTU)
 	}
 	// By its name it is ours, but it belongs to another namespace, or is being deleted.
 	if err := c.Do(rtnetlink.DeleteLinks(p.Host, 0))[0].Err; err != nil && !errors.Is(err, unix.ENODEV) {
 		return rtnetlink.Link{}, err
 	}
 	return rtnetlink.Link{}, errStaleLink
+}
+
+// linkAt is a link and a socket in its namespace.
+type linkAt struct {
+	conn *nlsock.Conn
+	link rtnetlink.Link
+}
+
+// setMTU sets the MTU of the two ends of a veth. An end drops packets that are longer than its MTU,
+// so the one that sends most of what is too long for the path, the pod's, is lowered first and
+// raised last.
+func setMTU(host, pod linkAt, mtu int) error {
+	ends := []linkAt{pod, host}
+	if mtu > pod.link.MTU {
+		ends = []linkAt{host, pod}
+	}
+	for _, end := range ends {
+		if end.link.MTU == mtu {
+			continue
+		}
+		if err := end.conn.Do(rtnetlink.SetLink(rtnetlink.LinkChange{Index: end.link.Index, MTU: mtu}))[0].Err; err != nil {
+			return fmt.Errorf("set MTU %d: %w", mtu, err)
+		}
+	}
+	return nil
 }
 
 // Cut ends the pod's traffic at once: it removes its hostPorts and sets its link down. It marks the

@@ -32,6 +32,7 @@
 package datapath
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -40,6 +41,7 @@ import (
 
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network/conntrack"
+	"github.com/huskd/husk/internal/network/kernelwatch"
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/pod"
@@ -124,6 +126,15 @@ func (d *Datapath) InNode(fn func() error) error {
 		return fn()
 	}
 	return netns.Do(d.netns, fn)
+}
+
+// Watch reports what others may have changed on the node, see kernelwatch.Watch.
+func (d *Datapath) Watch(ctx context.Context, changed func(kernelwatch.Changes)) error {
+	own, err := d.table.changes.PortID()
+	if err != nil {
+		return err
+	}
+	return kernelwatch.Watch(ctx, kernelwatch.Config{Netns: d.netns, Instance: d.instance, Bridge: d.bridge, OwnTable: own}, changed)
 }
 
 // Forget deletes conntrack entries of the node.

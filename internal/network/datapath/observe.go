@@ -17,13 +17,14 @@ import (
 type observed struct {
 	links      map[string]rtnetlink.Link
 	addresses  map[plan.Address]bool
+	local      map[netip.Addr]bool     // addresses of all links
 	neighbours map[plan.Neighbour]bool // only permanent ones
 	routes     map[plan.Route]bool     // only those of plan.Protocol
 }
 
 // observe reads the state of the handle's namespace, limited to the links that want accepts.
 func observe(c *nlsock.Conn, h *netlink.Handle, want func(link string) bool) (*observed, error) {
-	o := &observed{map[string]rtnetlink.Link{}, map[plan.Address]bool{}, map[plan.Neighbour]bool{}, map[plan.Route]bool{}}
+	o := &observed{map[string]rtnetlink.Link{}, map[plan.Address]bool{}, map[netip.Addr]bool{}, map[plan.Neighbour]bool{}, map[plan.Route]bool{}}
 	links, err := rtnetlink.Links(c)
 	if err != nil {
 		return nil, err
@@ -39,8 +40,10 @@ func observe(c *nlsock.Conn, h *netlink.Handle, want func(link string) bool) (*o
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
 	for _, a := range addresses {
+		prefix := nlsock.Prefix(a.IPNet)
+		o.local[prefix.Addr()] = true
 		if name, ok := names[a.LinkIndex]; ok {
-			o.addresses[plan.Address{Link: name, Prefix: nlsock.Prefix(a.IPNet)}] = true
+			o.addresses[plan.Address{Link: name, Prefix: prefix}] = true
 		}
 	}
 	neighbours, err := nlsock.Complete(func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_ALL) })

@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -36,9 +37,32 @@ const (
 
 // Verify returns the differences between the kernel and the plans, by sandbox.
 func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
-	node, elements, err := d.observeNode()
+	out, node, err := d.verifyNode(plans)
 	if err != nil {
 		return nil, err
+	}
+	for _, p := range plans {
+		inPod, err := verifyPod(p, node.links[p.Veth.Host])
+		if err != nil {
+			return nil, err
+		}
+		if len(inPod) > 0 {
+			out[p.Sandbox] = append(out[p.Sandbox], inPod...)
+		}
+	}
+	return out, nil
+}
+
+// VerifyNode is Verify without what is in the pods' namespaces.
+func (d *Datapath) VerifyNode(plans ...plan.Plan) (map[string][]Difference, error) {
+	out, _, err := d.verifyNode(plans)
+	return out, err
+}
+
+func (d *Datapath) verifyNode(plans []plan.Plan) (map[string][]Difference, *observed, error) {
+	node, elements, err := d.observeNode()
+	if err != nil {
+		return nil, nil, err
 	}
 	out := map[string][]Difference{}
 	for _, p := range plans {
@@ -61,7 +85,7 @@ func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
 		if p.Bandwidth != (plan.Bandwidth{}) {
 			rates, err := compareBandwidth(d.handle, p.Bandwidth)
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			diffs = append(diffs, rates...)
 		}
@@ -72,15 +96,11 @@ func (d *Datapath) Verify(plans ...plan.Plan) (map[string][]Difference, error) {
 				diffs = append(diffs, Difference{Object: e.String(), Problem: missing})
 			}
 		}
-		inPod, err := verifyPod(p, node.links[p.Veth.Host])
-		if err != nil {
-			return nil, err
-		}
-		if diffs = append(diffs, inPod...); len(diffs) > 0 {
+		if len(diffs) > 0 {
 			out[p.Sandbox] = diffs
 		}
 	}
-	return out, nil
+	return out, node, nil
 }
 
 func verifyPod(p plan.Plan, host rtnetlink.Link) (diffs []Difference, err error) {
@@ -146,7 +166,7 @@ func (o *observed) compare(ns string, s plan.Side) []Difference {
 		miss(o.neighbours[n], n.Link, n)
 	}
 	for _, r := range s.Routes {
-		miss(o.routes[r] || r.Preferred, r.Link, r)
+		miss(o.routes[r] || r.Preferred && !o.local[r.Source], r.Link, r)
 	}
 	return out
 }
@@ -225,7 +245,7 @@ func (d *Datapath) VerifyBase(b plan.Base) (diffs []Difference, err error) {
 }
 
 // compare returns the differences between the table and its plan. It only counts the rules of each
-// chain.
+// chain, and the elements of the sets of subnets.
 func (t *table) compare(p plan.Table) (diffs []Difference, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -243,5 +263,48 @@ func (t *table) compare(p plan.Table) (diffs []Difference, err error) {
 			diffs = append(diffs, Difference{Object: "chain " + chain.Name + " of " + name, Problem: fmt.Sprintf("%d rules, not %d", len(have), len(want[chain.Name]))})
 		}
 	}
+	for _, s := range subnetSets(t.nft, p, 0) {
+		have, err := t.conn.GetSetElements(s.Set)
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return nil, t.wrap(errors.Join(fmt.Errorf("list set %s: %w", s.Name, err), t.reopen()))
+		}
+		if len(have) != len(s.elements) {
+			diffs = append(diffs, Difference{Object: "set " + s.Name + " of " + name, Problem: fmt.Sprintf("%d bounds of subnets, not %d", len(have), len(s.elements))})
+		}
+	}
 	return diffs, nil
+}
+
+// Intercepted reports whether the pod's packets don't come from its namespace's own network stack,
+// but from that of a runtime: one that redirects the link's packets, as Kata Containers does, or
+// that has taken its addresses, as gVisor does.
+func Intercepted(p plan.Plan) (yes bool) {
+	_ = netns.Do(p.Netns, func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		link, err := h.LinkByName(p.Veth.Pod)
+		if err != nil {
+			return err
+		}
+		disciplines, err := nlsock.Complete(func() ([]netlink.Qdisc, error) { return h.QdiscList(link) })
+		if err != nil {
+			return err
+		}
+		for _, q := range disciplines {
+			yes = yes || q.Type() == "ingress" || q.Type() == "clsact"
+		}
+		addresses, err := nlsock.Complete(func() ([]netlink.Addr, error) { return h.AddrList(link, netlink.FAMILY_ALL) })
+		have := map[netip.Prefix]bool{}
+		for _, a := range addresses {
+			have[nlsock.Prefix(a.IPNet)] = true
+		}
+		for _, a := range p.Pod.Addresses {
+			yes = yes || err == nil && !have[a.Prefix]
+		}
+		return err
+	})
+	return yes
 }
