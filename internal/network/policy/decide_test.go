@@ -1,0 +1,92 @@
+package policy
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// TestDecide checks the verdicts in a small world: three namespaces with a pod "a" of port 80 each,
+// and what lies outside.
+func TestDecide(t *testing.T) {
+	x, y, z, outside := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::3"), netip.MustParseAddr("192.0.2.1")
+	selector := func(s string) labels.Selector {
+		parsed, err := labels.Parse(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return parsed
+	}
+	in := func(namespaces string) []Peer {
+		return []Peer{{Pods: &PodSelector{Namespaces: selector(namespaces), Pods: labels.Everything()}}}
+	}
+	networks := func(prefix string, except ...string) []Peer {
+		n := &Networks{Prefix: netip.MustParsePrefix(prefix)}
+		for _, e := range except {
+			n.Except = append(n.Except, netip.MustParsePrefix(e))
+		}
+		return []Peer{{Networks: n}}
+	}
+	isolate := func(namespace string, rules ...Rule) Policy {
+		return Policy{Name: "NetworkPolicy " + namespace + "/p", Tier: Namespaced, Subject: PodSelector{Namespace: namespace, Pods: labels.Everything()}, Ingress: &Rules{rules}}
+	}
+	all := PodSelector{Namespaces: labels.Everything(), Pods: labels.Everything()}
+	accept := func(peers []Peer, ports ...Port) Rule {
+		return Rule{Name: "rule 1", Action: Accept, Peers: peers, Ports: ports}
+	}
+	tier := func(tier Tier, priority int32, rules ...Rule) Policy {
+		return Policy{Name: string(rules[0].Action), Tier: tier, Priority: priority, Subject: all, Ingress: &Rules{rules}}
+	}
+	everyPort := func(p Protocol) Port { return Port{Protocol: p, Last: 65535} }
+
+	for name, c := range map[string]struct {
+		policies []Policy
+		flow     Flow
+		want     bool
+	}{
+		"no policy":                         {nil, Flow{x, y, TCP, 80}, true},
+		"isolated":                          {[]Policy{isolate("y")}, Flow{x, y, TCP, 80}, false},
+		"isolated, to itself":               {[]Policy{isolate("y")}, Flow{y, y, TCP, 80}, true},
+		"another is isolated":               {[]Policy{isolate("z")}, Flow{x, y, TCP, 80}, true},
+		"an isolated pod connects":          {[]Policy{isolate("x")}, Flow{x, y, TCP, 80}, true},
+		"allowed to everybody":              {[]Policy{isolate("y", accept(nil))}, Flow{outside, y, TCP, 80}, true},
+		"allowed to nobody":                 {[]Policy{isolate("y", accept([]Peer{}))}, Flow{x, y, TCP, 80}, false},
+		"allowed by one of two":             {[]Policy{isolate("y"), isolate("y", accept(nil))}, Flow{x, y, TCP, 80}, true},
+		"the namespace matches":             {[]Policy{isolate("y", accept(in("name=x")))}, Flow{x, y, TCP, 80}, true},
+		"the namespace doesn't":             {[]Policy{isolate("y", accept(in("name!=x")))}, Flow{x, y, TCP, 80}, false},
+		"outside is in no namespace":        {[]Policy{isolate("y", accept(in("")))}, Flow{outside, y, TCP, 80}, false},
+		"the port":                          {[]Policy{isolate("y", accept(nil, Port{TCP, 80, 80, ""}))}, Flow{x, y, TCP, 80}, true},
+		"another protocol":                  {[]Policy{isolate("y", accept(nil, Port{TCP, 80, 80, ""}))}, Flow{x, y, UDP, 80}, false},
+		"the end of a range":                {[]Policy{isolate("y", accept(nil, Port{TCP, 70, 80, ""}))}, Flow{x, y, TCP, 80}, true},
+		"past the end of a range":           {[]Policy{isolate("y", accept(nil, Port{TCP, 70, 80, ""}))}, Flow{x, y, TCP, 81}, false},
+		"no ports":                          {[]Policy{isolate("y", accept(nil, []Port{}...))}, Flow{x, y, 1, 0}, true},
+		"ICMP has no ports":                 {[]Policy{isolate("y", accept(nil, everyPort(TCP), everyPort(UDP)))}, Flow{x, y, 1, 0}, false},
+		"a named port":                      {[]Policy{isolate("y", accept(nil, Port{Protocol: TCP, Name: "web"}))}, Flow{x, y, TCP, 80}, true},
+		"a named port of another protocol":  {[]Policy{isolate("y", accept(nil, Port{Protocol: UDP, Name: "web"}))}, Flow{x, y, UDP, 80}, false},
+		"a network contains a pod":          {[]Policy{isolate("y", accept(networks("10.0.0.0/30")))}, Flow{x, y, TCP, 80}, true},
+		"except contains it":                {[]Policy{isolate("y", accept(networks("10.0.0.0/30", "10.0.0.1/32")))}, Flow{x, y, TCP, 80}, false},
+		"an address of IPv4 in that of v6":  {[]Policy{isolate("y", accept(networks("10.0.0.0/30")))}, Flow{netip.AddrFrom16(x.As16()), netip.AddrFrom16(y.As16()), TCP, 80}, true},
+		"admin denies what one allows":      {[]Policy{isolate("y", accept(nil)), tier(Admin, 1, Rule{Action: Deny})}, Flow{x, y, TCP, 80}, false},
+		"the first of admin decides":        {[]Policy{tier(Admin, 2, Rule{Action: Deny}), tier(Admin, 1, Rule{Action: Accept})}, Flow{x, y, TCP, 80}, true},
+		"admin passes, one denies":          {[]Policy{isolate("y"), tier(Admin, 1, Rule{Action: Pass}), tier(Admin, 2, Rule{Action: Accept})}, Flow{x, y, TCP, 80}, false},
+		"admin passes to baseline":          {[]Policy{tier(Admin, 1, Rule{Action: Pass}), tier(Baseline, 1, Rule{Action: Deny})}, Flow{x, y, TCP, 80}, false},
+		"baseline is behind NetworkPolicy":  {[]Policy{isolate("y", accept(nil)), tier(Baseline, 1, Rule{Action: Deny})}, Flow{x, y, TCP, 80}, true},
+		"a node":                            {[]Policy{tier(Admin, 1, Rule{Action: Deny, Peers: []Peer{{Nodes: labels.Everything()}}})}, Flow{netip.MustParseAddr("192.0.2.9"), y, TCP, 80}, false},
+		"not a node":                        {[]Policy{tier(Admin, 1, Rule{Action: Deny, Peers: []Peer{{Nodes: labels.Everything()}}})}, Flow{outside, y, TCP, 80}, true},
+		"the address of a pod that is gone": {[]Policy{isolate("old")}, Flow{x, y, TCP, 80}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := &World{Policies: c.policies, Namespaces: map[string]labels.Set{}, Nodes: []Node{{"n", nil, []netip.Addr{netip.MustParseAddr("192.0.2.9")}}}}
+			for namespace, addr := range map[string]netip.Addr{"x": x, "y": y, "z": z} {
+				w.Namespaces[namespace] = labels.Set{"name": namespace}
+				w.Pods = append(w.Pods, Pod{Namespace: namespace, Name: "a", Addresses: []netip.Addr{addr}, Ports: []NamedPort{{"web", TCP, 80}}, Started: time.Unix(2, 0)})
+			}
+			w.Pods = append(w.Pods, Pod{Namespace: "old", Name: "a", Addresses: []netip.Addr{y}, Started: time.Unix(1, 0)})
+			if got := w.Decide(c.flow); got.Allowed != c.want {
+				t.Errorf("allowed is %v: egress %+v, ingress %+v", got.Allowed, got.Egress, got.Ingress)
+			}
+		})
+	}
+}
