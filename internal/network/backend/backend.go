@@ -99,6 +99,9 @@ type Self struct {
 	// largest packets that reach a peer, by the peer's name.
 	Broken map[string][]Way
 	Limits map[string]int
+	// Second are the peers to which WireGuard's packets go by the second link, by name. See
+	// Self.BySecond.
+	Second map[string]bool
 }
 
 // underlay returns the node's address of a family.
@@ -130,6 +133,8 @@ type Link struct {
 	VNI   uint32
 	Port  uint16   // of VXLAN and WireGuard
 	Key   peer.Key // of WireGuard
+	// Optional means that everything works without the link, if it can't be made.
+	Optional bool
 	// Address is an IPv4 address of the link, the first of the node's first block, if it has one.
 	// Without an address the kernel would drop packets by reverse path filtering, even if it is
 	// loose, from a peer to which this node uses another way (__fib_validate_source).
@@ -258,9 +263,9 @@ func (s Self) offers(w Way) bool {
 	}
 }
 
-// links returns the links of the backend: one of VXLAN for each family of the underlay, of the same
-// VNI, as flannel's have: the kernel tells them apart by the family. Those of WireGuard serve both
-// families, and those of IPIP only IPv4.
+// links returns the links of the backend, without a second one of WireGuard: one of VXLAN for each
+// family of the underlay, of the same VNI, as flannel's have: the kernel tells them apart by the
+// family. Those of WireGuard serve both families, and those of IPIP only IPv4.
 func (s Self) links() (out []Link) {
 	for _, w := range s.Backend.Ways() {
 		if w != VXLAN && w != IPIP && w != WireGuard || !s.offers(w) {

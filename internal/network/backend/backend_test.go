@@ -251,3 +251,64 @@ func BenchmarkPlanner(b *testing.B) {
 		}
 	})
 }
+
+// TestRotation follows the links and tunnels between a and b through a change of a's key, on both
+// nodes.
+func TestRotation(t *testing.T) {
+	oldKey, newKey := peer.Key{3}, peer.Key{4}
+	a, b := self(backend.OnlyWireGuard), self(backend.OnlyWireGuard)
+	b.Record = node("b", "192.0.2.2", "10.201.2.0/24")
+	a.Record.WireGuard = []peer.WireGuard{{Key: oldKey, Port: 51820}}
+	b.Record.WireGuard = []peer.WireGuard{{Key: keyB, Port: 51820}}
+	names := map[peer.Key]string{oldKey: "old", newKey: "new", keyB: "b's"}
+	// show returns the links, the tunnels by them and the link of the routes, when both or one of the
+	// sessions is alive.
+	show := func(on backend.Self, to peer.Node, alive ...string) string {
+		sessions := map[backend.TunnelID]backend.Session{}
+		for key := range names {
+			for _, link := range alive {
+				sessions[backend.TunnelID{Link: link, Key: key}] = backend.Session{Alive: true}
+			}
+		}
+		on.Second = on.BySecond([]*peer.Node{&to}, sessions)
+		p := backend.For(on, []*peer.Node{&to})
+		var out []string
+		for _, l := range p.Links {
+			out = append(out, fmt.Sprintf("%s %s %d", strings.TrimPrefix(l.Name, "hn0b5e"), names[l.Key], l.Port))
+		}
+		for _, t := range p.Peers[0].Tunnels {
+			out = append(out, fmt.Sprintf("%s>%s:%d", strings.TrimPrefix(t.Link, "hn0b5e"), names[t.Key], t.Endpoint.Port()))
+		}
+		return strings.Join(append(out, "by "+strings.TrimPrefix(p.Peers[0].Paths[0].Link, "hn0b5e"), "route "+strings.TrimPrefix(p.Peers[0].Routes[0].Link, "hn0b5e")), ", ")
+	}
+	const first, second = "hn0b5ewg", "hn0b5ewg2"
+	for _, c := range []struct {
+		name        string
+		key, next   peer.Key // of a
+		older       bool     // b's version of Husk
+		alive       []string
+		wantA, want string // the latter is of b
+	}{
+		{"before", oldKey, peer.Key{}, false, []string{first}, "wg old 51820, wg>b's:51820, by wg, route wg", "wg b's 51820, wg>old:51820, by wg, route wg"},
+		{"begun", oldKey, newKey, false, []string{first},
+			"wg old 51820, wg2 new 51822, wg>b's:51820, wg2>b's:51822, by wg, route wg", "wg b's 51820, wg2 b's 51822, wg>old:51820, wg2>new:51822, by wg, route wg"},
+		{"moved", oldKey, newKey, false, []string{first, second},
+			"wg old 51820, wg2 new 51822, wg2>b's:51822, wg>b's:51820, by wg2, route wg2", "wg b's 51820, wg2 b's 51822, wg2>new:51822, wg>old:51820, by wg2, route wg2"},
+		{"switched", newKey, newKey, false, []string{second},
+			"wg new 51820, wg2 new 51822, wg2>b's:51822, wg>b's:51820, by wg2, route wg2", "wg b's 51820, wg2 b's 51822, wg2>new:51822, wg>new:51820, by wg2, route wg2"},
+		{"back", newKey, newKey, false, []string{first, second},
+			"wg new 51820, wg2 new 51822, wg>b's:51820, wg2>b's:51822, by wg, route wg", "wg b's 51820, wg2 b's 51822, wg>new:51820, wg2>new:51822, by wg, route wg"},
+		{"ended", newKey, peer.Key{}, false, []string{first}, "wg new 51820, wg>b's:51820, by wg, route wg", "wg b's 51820, wg>new:51820, by wg, route wg"},
+		{"begun, with an older version", oldKey, newKey, true, []string{first}, "wg old 51820, wg2 new 51822, wg>b's:51820, by wg, route wg", "wg b's 51820, wg>old:51820, by wg, route wg"},
+		{"switched, with an older version", newKey, newKey, true, nil, "wg new 51820, wg2 new 51822, wg>b's:51820, by wg, route wg", "wg b's 51820, wg>new:51820, by wg, route wg"},
+	} {
+		a.Record.WireGuard[0].Key = c.key
+		a.Record.Rotation, b.Record.Rotation = &peer.Rotation{Port: 51822, Key: c.next}, &peer.Rotation{Port: 51822}
+		if c.older {
+			b.Record.Rotation = nil
+		}
+		if diff := cmp.Diff([]string{c.wantA, c.want}, []string{show(a, b.Record, c.alive...), show(b, a.Record, c.alive...)}); diff != "" {
+			t.Errorf("%s:\n%s", c.name, diff)
+		}
+	}
+}

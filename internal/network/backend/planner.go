@@ -25,7 +25,7 @@ func (p *Planner) Plan(self Self, peers []*peer.Node) Plan {
 	if !self.sameForAll(p.self) {
 		old, decided = nil, nil
 	}
-	next := Plan{Links: self.links(), Peers: make([]*Peer, 0, len(peers)), MTU: self.mtu()}
+	next := Plan{Links: append(self.links(), self.secondLink(peers)...), Peers: make([]*Peer, 0, len(peers)), MTU: self.mtu()}
 	for _, n := range peers {
 		for len(old) > 0 && old[0].Name < n.Name {
 			old, decided = old[1:], decided[1:]
@@ -54,5 +54,5 @@ func (s Self) sameForAll(o Self) bool {
 
 // sameFor reports whether two Selves have the same about a peer.
 func (s Self) sameFor(o Self, name string) bool {
-	return s.Limits[name] == o.Limits[name] && slices.Equal(s.Broken[name], o.Broken[name])
+	return s.Limits[name] == o.Limits[name] && s.Second[name] == o.Second[name] && slices.Equal(s.Broken[name], o.Broken[name])
 }

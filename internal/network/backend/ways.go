@@ -226,11 +226,9 @@ func (s Self) wireGuard(p *Peer, n peer.Node) error {
 		return err
 	}
 	s.tunnel(p, n, u, endpoint)
-	link := LinkName(s.Instance, WireGuard, false)
-	newest := n.WireGuard[len(n.WireGuard)-1]
-	p.Tunnels = []Tunnel{{Link: link, Key: newest.Key, Endpoint: netip.AddrPortFrom(endpoint, newest.Port), Allowed: n.Blocks}}
+	p.Tunnels = s.tunnels(&n, endpoint)
 	for _, b := range n.Blocks {
-		p.Routes = append(p.Routes, s.route(link, b, netip.Addr{}, true))
+		p.Routes = append(p.Routes, s.route(p.Tunnels[0].Link, b, netip.Addr{}, true))
 	}
 	return nil
 }

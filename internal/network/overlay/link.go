@@ -80,7 +80,7 @@ func (l *link) parseData(data []byte) {
 // ours reports whether the link is this instance's. The kernel sets the group when it makes a link,
 // so there is no moment in which ours has another. That of a program gets it afterwards.
 func (k *kernel) ours(l link) bool {
-	if l.Kind == kindTun && l.Name == backend.LinkName(k.instance, backend.WireGuard, false) {
+	if l.Kind == kindTun && slices.Contains(wireGuardLinks(k.instance), l.Name) {
 		return true
 	}
 	if !strings.HasPrefix(l.Name, backend.LinkPrefix(k.instance)) || l.Group != k.tag {
@@ -209,17 +209,23 @@ func changedAddresses(want backend.Link, have link) (add, remove []netip.Prefix)
 }
 
 // ensureLinks makes the links of a plan, and changes those that differ. It returns the names of
-// those that can't be used, and adds new links to o.links.
-func (o *Overlay) ensureLinks(wanted []backend.Link, links map[string]link) (unusable map[string]bool, err error) {
+// those that can't be used, and notes about optional ones, and adds new links to o.links.
+func (o *Overlay) ensureLinks(wanted []backend.Link, links map[string]link) (unusable map[string]bool, notes []string, err error) {
 	unusable = map[string]bool{}
 	var errs []error
 	for _, want := range wanted {
-		if err := o.ensureLink(want, links); err != nil {
-			unusable[want.Name] = true
-			errs = append(errs, fmt.Errorf("link %s: %w", want.Name, err))
+		err := o.ensureLink(want, links)
+		if err == nil {
+			continue
+		}
+		unusable[want.Name] = true
+		if err = fmt.Errorf("link %s: %w", want.Name, err); want.Optional {
+			notes = append(notes, err.Error())
+		} else {
+			errs = append(errs, err)
 		}
 	}
-	return unusable, errors.Join(errs...)
+	return unusable, notes, errors.Join(errs...)
 }
 
 func (o *Overlay) ensureLink(want backend.Link, links map[string]link) error {

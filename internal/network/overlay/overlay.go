@@ -169,7 +169,7 @@ func (o *Overlay) applyAll(p backend.Plan) error {
 	if o.noIPv6, err = o.kernel.noIPv6(); err != nil {
 		return err
 	}
-	unusable, err := o.ensureLinks(p.Links, links)
+	unusable, optional, err := o.ensureLinks(p.Links, links)
 	want := o.objectsOf(p.Peers, unusable)
 	have, notes, observeErr := o.observe(p.Links, unusable, want)
 	if observeErr != nil {
@@ -178,9 +178,9 @@ func (o *Overlay) applyAll(p backend.Plan) error {
 	if o.noIPv6 != "" && slices.ContainsFunc(p.Peers, hasIPv6) {
 		notes = append(notes, "no routes to IPv6 addresses of pods of other nodes: "+o.noIPv6)
 	}
-	o.applied, o.notes = p, notes
+	o.applied, o.notes = p, append(notes, optional...)
 	err = errors.Join(err, o.update(have, want), o.removeLinks(p.Links, links))
-	o.known = err == nil
+	o.known = err == nil && len(optional) == 0
 	return err
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/peer"
+	"github.com/huskd/husk/internal/pod"
 )
 
 const (
@@ -78,7 +79,8 @@ func (d *devices) compare(want backend.Link) (out []Difference) {
 	return out
 }
 
-// ensure sets the key and port of a device.
+// ensure sets the key and port of a device. With another key it has none of its peers: their
+// sessions are void, which their last handshakes don't show.
 func (d *devices) ensure(want backend.Link) error {
 	device, err := d.device(want.Name)
 	if err != nil {
@@ -92,10 +94,39 @@ func (d *devices) ensure(want backend.Link) error {
 		return fmt.Errorf("there is no private key for %v", want.Key)
 	}
 	key, port := wgtypes.Key(d.keys[i]), int(want.Port)
-	if err := d.client.ConfigureDevice(want.Name, wgtypes.Config{PrivateKey: &key, ListenPort: &port}); err != nil {
+	if err := d.client.ConfigureDevice(want.Name, wgtypes.Config{PrivateKey: &key, ListenPort: &port, ReplacePeers: peer.Key(device.PublicKey) != want.Key}); err != nil {
 		return fmt.Errorf("set key and port %d: %w", port, err)
 	}
 	return nil
+}
+
+// wireGuardLinks returns the names of an instance's WireGuard links.
+func wireGuardLinks(i pod.Instance) []string {
+	return []string{backend.LinkName(i, backend.WireGuard, false), backend.Self{Instance: i}.SecondLink()}
+}
+
+// alive reports whether a peer's session can be used.
+func alive(p *wgtypes.Peer) bool { return time.Since(p.LastHandshakeTime) < sessionTime }
+
+// Sessions returns what the WireGuard links in the kernel know of their peers.
+func (o *Overlay) Sessions() (map[backend.TunnelID]backend.Session, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := map[backend.TunnelID]backend.Session{}
+	for _, link := range wireGuardLinks(o.kernel.instance) {
+		device, err := o.devices.device(link)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for i := range device.Peers {
+			p := &device.Peers[i]
+			out[backend.TunnelID{Link: link, Key: peer.Key(p.PublicKey)}] = backend.Session{Alive: alive(p), Received: p.ReceiveBytes}
+		}
+	}
+	return out, nil
 }
 
 // observe adds the peers of a device.
@@ -104,14 +135,15 @@ func (d *devices) observe(link string, have objects) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range device.Peers {
-		t := tunnel{keepalive: int(p.PersistentKeepaliveInterval / time.Second), alive: time.Since(p.LastHandshakeTime) < sessionTime}
+	for i := range device.Peers {
+		p := &device.Peers[i]
+		t := tunnel{keepalive: int(p.PersistentKeepaliveInterval / time.Second), alive: alive(p)}
 		if p.Endpoint != nil {
 			e := p.Endpoint.AddrPort()
 			t.endpoint = netip.AddrPortFrom(e.Addr().Unmap(), e.Port())
 		}
-		for i := range p.AllowedIPs {
-			t.allowed = append(t.allowed, nlsock.Prefix(&p.AllowedIPs[i]))
+		for j := range p.AllowedIPs {
+			t.allowed = append(t.allowed, nlsock.Prefix(&p.AllowedIPs[j]))
 		}
 		slices.SortFunc(t.allowed, comparePrefixes)
 		have.tunnels[tunnelKey{link, peer.Key(p.PublicKey)}] = t

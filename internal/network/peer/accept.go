@@ -114,6 +114,9 @@ func (a *Acceptor) forget(r *Node) {
 	for _, w := range r.WireGuard {
 		delete(a.identities, w.Key)
 	}
+	if r.Rotation != nil {
+		delete(a.identities, r.Rotation.Key)
+	}
 }
 
 // admit returns what is accepted of a record, and false if that is nothing.
@@ -157,7 +160,10 @@ func (n *Node) claimIdentities(taken map[any]string) (notes []string) {
 		n.VXLAN = nil
 	}
 	if slices.ContainsFunc(n.WireGuard, func(w WireGuard) bool { return !claim(w.Key, "key") }) {
-		n.WireGuard = nil
+		n.WireGuard, n.Rotation = nil, nil
+	}
+	if n.Rotating() && !claim(n.Rotation.Key, "key") {
+		n.Rotation = nil
 	}
 	return notes
 }

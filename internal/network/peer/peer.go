@@ -26,6 +26,9 @@ const Version = 1
 const (
 	VXLANPort     = 8472 // Linux's default and flannel's, not IANA's 4789
 	WireGuardPort = 51820
+	// RotationPort is that of a second WireGuard link while a key is being changed. It isn't 51821,
+	// which others use for IPv6.
+	RotationPort = 51822
 )
 
 // Node is the record of a node.
@@ -43,8 +46,11 @@ type Node struct {
 	// VXLAN is nil if the node can't receive VXLAN packets, and so are the others.
 	VXLAN *VXLAN `json:"vxlan,omitempty"`
 	IPIP  bool   `json:"ipip,omitempty"`
-	// WireGuard has one entry, and two while the key is being changed: the older one first.
+	// WireGuard has one entry. Of two, the last one counts.
 	WireGuard []WireGuard `json:"wireguard,omitempty"`
+	// Rotation is nil if the node can't exchange packets by a second WireGuard link. Versions of Husk
+	// that can't ignore it, so the peer's first link must go on working for them.
+	Rotation *Rotation `json:"rotation,omitempty"`
 	// Encrypted means that the node drops packets for its pods that don't come by WireGuard.
 	Encrypted bool `json:"encrypted,omitempty"`
 	// Tunneled means that the node expects packets for its pods by a tunnel only, also from nodes on
@@ -69,6 +75,27 @@ type WireGuard struct {
 	Key  Key    `json:"key"`
 	Port uint16 `json:"port"`
 }
+
+// Rotation is the second WireGuard link of a node. It exists while the node or a peer is changing
+// its key, so that peers exchange packets by one link while a key of the other changes.
+type Rotation struct {
+	Port uint16 `json:"port"`
+	// Key is the link's while the node itself is changing its key: first the new key, when that in
+	// Node.WireGuard is the old one, and then the same in both. Otherwise it is zero, and the link's
+	// key is that in Node.WireGuard.
+	Key Key `json:"key,omitzero"`
+}
+
+// Key returns the key of the node's WireGuard link; zero if it has none.
+func (n *Node) Key() Key {
+	if len(n.WireGuard) == 0 {
+		return Key{}
+	}
+	return n.WireGuard[len(n.WireGuard)-1].Key
+}
+
+// Rotating reports whether the node is changing its key, from the beginning to the end.
+func (n *Node) Rotating() bool { return n.Rotation != nil && n.Rotation.Key != Key{} }
 
 // MAC is an Ethernet address, written as six hex pairs.
 type MAC plan.MAC
@@ -176,6 +203,9 @@ func (n Node) Check() error {
 			wrong("wireguard: needs a key and a port")
 		}
 	}
+	if n.Rotation != nil && (n.Rotation.Port == 0 || len(n.WireGuard) == 0) {
+		wrong("rotation: needs a port, and wireguard")
+	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("record of node %s: %s", n.Name, strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
@@ -201,7 +231,8 @@ func (n Node) Equal(o Node) bool { return n.equal(&o) }
 
 func (n *Node) equal(o *Node) bool {
 	sameVXLAN := n.VXLAN == o.VXLAN || n.VXLAN != nil && o.VXLAN != nil && *n.VXLAN == *o.VXLAN
-	return sameVXLAN && n.Version == o.Version && n.Name == o.Name && n.Boot == o.Boot && n.MTU == o.MTU && n.IPIP == o.IPIP &&
+	sameRotation := n.Rotation == o.Rotation || n.Rotation != nil && o.Rotation != nil && *n.Rotation == *o.Rotation
+	return sameVXLAN && sameRotation && n.Version == o.Version && n.Name == o.Name && n.Boot == o.Boot && n.MTU == o.MTU && n.IPIP == o.IPIP &&
 		n.Encrypted == o.Encrypted && n.Tunneled == o.Tunneled && n.AS == o.AS && slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.Blocks, o.Blocks) && slices.Equal(n.WireGuard, o.WireGuard)
 }
 

@@ -141,13 +141,15 @@ func TestAcceptIdentities(t *testing.T) {
 		with(node("c", "192.0.2.3", "10.201.3.0/24"), 3, 1),    // self's key
 		with(node("e", "192.0.2.5", "10.201.5.0/24"), 1, 9, 5), // self's MAC and d's key
 		with(node("f", "192.0.2.6", "10.201.6.0/24"), 6, 6),
+		with(node("g", "192.0.2.7", "10.201.7.0/24"), 7, 7), // changes to self's key
 	)
+	records[4].Rotation = &peer.Rotation{Port: 51822, Key: peer.Key{1}}
 	peers, notes := peer.Accept(cluster, with(node("a", "192.0.2.1"), 1, 1), records)
 	var got []string
 	for _, p := range peers {
 		got = append(got, fmt.Sprintf("%s vxlan %v wireguard %d", p.Name, p.VXLAN != nil, len(p.WireGuard)))
 	}
-	if diff := cmp.Diff([]string{"c vxlan true wireguard 0", "d vxlan false wireguard 2", "e vxlan false wireguard 0", "f vxlan true wireguard 1"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"c vxlan true wireguard 0", "d vxlan false wireguard 2", "e vxlan false wireguard 0", "f vxlan true wireguard 1", "g vxlan true wireguard 1"}, got); diff != "" {
 		t.Error(diff)
 	}
 	want := []string{
@@ -155,11 +157,15 @@ func TestAcceptIdentities(t *testing.T) {
 		"node d has the MAC 02:00:00:00:00:03 of node c: give one of them another",
 		"node e has the MAC 02:00:00:00:00:01 of node a: give one of them another",
 		"node e has the key BQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= of node d: give one of them another",
+		"node g has the key AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= of node a: give one of them another",
 	}
 	if diff := cmp.Diff(want, notes); diff != "" {
 		t.Error(diff)
 	}
-	if records[0].VXLAN == nil || records[1].WireGuard == nil {
+	if peers[4].Rotation != nil {
+		t.Error("a rotation to the key of another node was accepted")
+	}
+	if records[4].Rotation == nil || records[0].VXLAN == nil || records[1].WireGuard == nil {
 		t.Error("Accept changed the records that it was given")
 	}
 }

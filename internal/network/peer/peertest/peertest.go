@@ -278,7 +278,7 @@ func testAnnounce(s *suite) {
 		Version: 7, Name: "x", Blocks: []netip.Prefix{netip.MustParsePrefix("10.201.0.0/16")}, // the registry's own matter
 		Boot: "boot-b", Addresses: []netip.Addr{addressOf(2), netip.MustParseAddr("2001:db8::2")}, MTU: 1450,
 		VXLAN: &peer.VXLAN{VNI: 1, Port: 8472, MAC: peer.MAC{2, 0, 0, 0, 0, 2}}, IPIP: true, Encrypted: true, AS: 64512,
-		WireGuard: []peer.WireGuard{{Key: peer.Key{1}, Port: 51820}},
+		WireGuard: []peer.WireGuard{{Key: peer.Key{1}, Port: 51820}}, Rotation: &peer.Rotation{Port: 51822, Key: peer.Key{2}},
 	}
 	want := record
 	want.Version, want.Name = peer.Version, "b"
