@@ -3527,7 +3527,7 @@ type Node struct {
 	Blocks    []string               `protobuf:"bytes,4,rep,name=blocks,proto3" json:"blocks,omitempty"` // subnets of its pods
 	// How packets reach it: direct, vxlan, ipip, wireguard or bgp; empty if they can't.
 	Way     string   `protobuf:"bytes,5,opt,name=way,proto3" json:"way,omitempty"`
-	Why     string   `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"` // why not by the preferred way
+	Why     string   `protobuf:"bytes,6,opt,name=why,proto3" json:"why,omitempty"` // why not by the preferred way; of this node, what it is doing
 	Mtu     int32    `protobuf:"varint,7,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	SinceNs int64    `protobuf:"varint,8,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // Unix time from which the way is this one
 	Routes  []string `protobuf:"bytes,9,rep,name=routes,proto3" json:"routes,omitempty"`                   // as iproute2 writes them
@@ -3724,6 +3724,87 @@ func (x *Pool) GetQuarantined() int32 {
 	return 0
 }
 
+type RotateKeyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A change that has begun no longer waits for other nodes.
+	Now           bool `protobuf:"varint,1,opt,name=now,proto3" json:"now,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateKeyRequest) Reset() {
+	*x = RotateKeyRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateKeyRequest) ProtoMessage() {}
+
+func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
+func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *RotateKeyRequest) GetNow() bool {
+	if x != nil {
+		return x.Now
+	}
+	return false
+}
+
+type RotateKeyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateKeyResponse) Reset() {
+	*x = RotateKeyResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateKeyResponse) ProtoMessage() {}
+
+func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateKeyResponse.ProtoReflect.Descriptor instead.
+func (*RotateKeyResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{55}
+}
+
 type DoctorRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3732,7 +3813,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[54]
+	mi := &file_api_v1_husk_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3744,7 +3825,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[54]
+	mi := &file_api_v1_husk_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3757,7 +3838,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{54}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{56}
 }
 
 type DoctorResponse struct {
@@ -3769,7 +3850,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[55]
+	mi := &file_api_v1_husk_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3781,7 +3862,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[55]
+	mi := &file_api_v1_husk_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3794,7 +3875,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{55}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -3817,7 +3898,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_api_v1_husk_proto_msgTypes[56]
+	mi := &file_api_v1_husk_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3829,7 +3910,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[56]
+	mi := &file_api_v1_husk_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3842,7 +3923,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{56}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Check) GetName() string {
@@ -3882,7 +3963,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[57]
+	mi := &file_api_v1_husk_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3894,7 +3975,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[57]
+	mi := &file_api_v1_husk_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3907,7 +3988,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{57}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ShutdownRequest) GetBudgetNs() int64 {
@@ -3928,7 +4009,7 @@ type ShutdownEvent struct {
 
 func (x *ShutdownEvent) Reset() {
 	*x = ShutdownEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[58]
+	mi := &file_api_v1_husk_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3940,7 +4021,7 @@ func (x *ShutdownEvent) String() string {
 func (*ShutdownEvent) ProtoMessage() {}
 
 func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[58]
+	mi := &file_api_v1_husk_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3953,7 +4034,7 @@ func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownEvent.ProtoReflect.Descriptor instead.
 func (*ShutdownEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{58}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ShutdownEvent) GetNamespace() string {
@@ -4267,7 +4348,10 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x05block\x18\x01 \x01(\tR\x05block\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x05R\x04size\x12\x12\n" +
 	"\x04used\x18\x03 \x01(\x05R\x04used\x12 \n" +
-	"\vquarantined\x18\x04 \x01(\x05R\vquarantined\"\x0f\n" +
+	"\vquarantined\x18\x04 \x01(\x05R\vquarantined\"$\n" +
+	"\x10RotateKeyRequest\x12\x10\n" +
+	"\x03now\x18\x01 \x01(\bR\x03now\"\x13\n" +
+	"\x11RotateKeyResponse\"\x0f\n" +
 	"\rDoctorRequest\"8\n" +
 	"\x0eDoctorResponse\x12&\n" +
 	"\x06checks\x18\x01 \x03(\v2\x0e.husk.v1.CheckR\x06checks\"c\n" +
@@ -4281,7 +4365,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\rShutdownEvent\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage2\xc4\v\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage2\x88\f\n" +
 	"\x04Husk\x12<\n" +
 	"\aVersion\x12\x17.husk.v1.VersionRequest\x1a\x18.husk.v1.VersionResponse\x12/\n" +
 	"\x03Run\x12\x13.husk.v1.RunRequest\x1a\x11.husk.v1.RunEvent0\x01\x12?\n" +
@@ -4305,7 +4389,8 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x0fListAttachments\x12\x1f.husk.v1.ListAttachmentsRequest\x1a .husk.v1.ListAttachmentsResponse\x12E\n" +
 	"\n" +
 	"RetryDebts\x12\x1a.husk.v1.RetryDebtsRequest\x1a\x1b.husk.v1.RetryDebtsResponse\x12N\n" +
-	"\rNetworkStatus\x12\x1d.husk.v1.NetworkStatusRequest\x1a\x1e.husk.v1.NetworkStatusResponse\x129\n" +
+	"\rNetworkStatus\x12\x1d.husk.v1.NetworkStatusRequest\x1a\x1e.husk.v1.NetworkStatusResponse\x12B\n" +
+	"\tRotateKey\x12\x19.husk.v1.RotateKeyRequest\x1a\x1a.husk.v1.RotateKeyResponse\x129\n" +
 	"\x06Doctor\x12\x16.husk.v1.DoctorRequest\x1a\x17.husk.v1.DoctorResponse\x12>\n" +
 	"\bShutdown\x12\x18.husk.v1.ShutdownRequest\x1a\x16.husk.v1.ShutdownEvent0\x01B%Z#github.com/huskd/husk/api/v1;huskv1b\x06proto3"
 
@@ -4321,7 +4406,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),          // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),         // 1: husk.v1.VersionResponse
@@ -4377,11 +4462,13 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*NetworkStatusResponse)(nil),   // 51: husk.v1.NetworkStatusResponse
 	(*Node)(nil),                    // 52: husk.v1.Node
 	(*Pool)(nil),                    // 53: husk.v1.Pool
-	(*DoctorRequest)(nil),           // 54: husk.v1.DoctorRequest
-	(*DoctorResponse)(nil),          // 55: husk.v1.DoctorResponse
-	(*Check)(nil),                   // 56: husk.v1.Check
-	(*ShutdownRequest)(nil),         // 57: husk.v1.ShutdownRequest
-	(*ShutdownEvent)(nil),           // 58: husk.v1.ShutdownEvent
+	(*RotateKeyRequest)(nil),        // 54: husk.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),       // 55: husk.v1.RotateKeyResponse
+	(*DoctorRequest)(nil),           // 56: husk.v1.DoctorRequest
+	(*DoctorResponse)(nil),          // 57: husk.v1.DoctorResponse
+	(*Check)(nil),                   // 58: husk.v1.Check
+	(*ShutdownRequest)(nil),         // 59: husk.v1.ShutdownRequest
+	(*ShutdownEvent)(nil),           // 60: husk.v1.ShutdownEvent
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
 	33, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
@@ -4403,7 +4490,7 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	47, // 16: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
 	52, // 17: husk.v1.NetworkStatusResponse.nodes:type_name -> husk.v1.Node
 	53, // 18: husk.v1.NetworkStatusResponse.pools:type_name -> husk.v1.Pool
-	56, // 19: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
+	58, // 19: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
 	0,  // 20: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
 	2,  // 21: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
 	6,  // 22: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
@@ -4425,33 +4512,35 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	45, // 38: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
 	48, // 39: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
 	50, // 40: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
-	54, // 41: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	57, // 42: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	1,  // 43: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 44: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 45: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 46: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 47: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 48: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	15, // 49: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	17, // 50: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	21, // 51: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	21, // 52: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	24, // 53: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	27, // 54: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	29, // 55: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	37, // 56: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	37, // 57: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	40, // 58: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	42, // 59: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	44, // 60: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	46, // 61: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	49, // 62: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	51, // 63: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
-	55, // 64: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	58, // 65: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	43, // [43:66] is the sub-list for method output_type
-	20, // [20:43] is the sub-list for method input_type
+	54, // 41: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
+	56, // 42: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	59, // 43: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	1,  // 44: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,  // 45: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,  // 46: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,  // 47: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11, // 48: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13, // 49: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	15, // 50: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	17, // 51: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	21, // 52: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	21, // 53: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	24, // 54: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	27, // 55: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	29, // 56: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	37, // 57: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	37, // 58: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	40, // 59: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	42, // 60: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	44, // 61: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	46, // 62: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	49, // 63: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	51, // 64: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	55, // 65: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
+	57, // 66: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	60, // 67: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	44, // [44:68] is the sub-list for method output_type
+	20, // [20:44] is the sub-list for method input_type
 	20, // [20:20] is the sub-list for extension type_name
 	20, // [20:20] is the sub-list for extension extendee
 	0,  // [0:20] is the sub-list for field type_name
@@ -4484,7 +4573,7 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   59,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

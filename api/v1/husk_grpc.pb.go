@@ -43,6 +43,7 @@ const (
 	Husk_ListAttachments_FullMethodName = "/husk.v1.Husk/ListAttachments"
 	Husk_RetryDebts_FullMethodName      = "/husk.v1.Husk/RetryDebts"
 	Husk_NetworkStatus_FullMethodName   = "/husk.v1.Husk/NetworkStatus"
+	Husk_RotateKey_FullMethodName       = "/husk.v1.Husk/RotateKey"
 	Husk_Doctor_FullMethodName          = "/husk.v1.Husk/Doctor"
 	Husk_Shutdown_FullMethodName        = "/husk.v1.Husk/Shutdown"
 )
@@ -94,6 +95,8 @@ type HuskClient interface {
 	RetryDebts(ctx context.Context, in *RetryDebtsRequest, opts ...grpc.CallOption) (*RetryDebtsResponse, error)
 	// NetworkStatus returns how the pod network reaches other nodes.
 	NetworkStatus(ctx context.Context, in *NetworkStatusRequest, opts ...grpc.CallOption) (*NetworkStatusResponse, error)
+	// RotateKey begins to change this node's WireGuard key, and returns.
+	RotateKey(ctx context.Context, in *RotateKeyRequest, opts ...grpc.CallOption) (*RotateKeyResponse, error)
 	Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error)
 	// Shutdown stops all pods within the budget, then ends huskd. The stream has an event for each
 	// pod and ends when huskd is about to exit.
@@ -366,6 +369,16 @@ func (c *huskClient) NetworkStatus(ctx context.Context, in *NetworkStatusRequest
 	return out, nil
 }
 
+func (c *huskClient) RotateKey(ctx context.Context, in *RotateKeyRequest, opts ...grpc.CallOption) (*RotateKeyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RotateKeyResponse)
+	err := c.cc.Invoke(ctx, Husk_RotateKey_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *huskClient) Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DoctorResponse)
@@ -442,6 +455,8 @@ type HuskServer interface {
 	RetryDebts(context.Context, *RetryDebtsRequest) (*RetryDebtsResponse, error)
 	// NetworkStatus returns how the pod network reaches other nodes.
 	NetworkStatus(context.Context, *NetworkStatusRequest) (*NetworkStatusResponse, error)
+	// RotateKey begins to change this node's WireGuard key, and returns.
+	RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyResponse, error)
 	Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error)
 	// Shutdown stops all pods within the budget, then ends huskd. The stream has an event for each
 	// pod and ends when huskd is about to exit.
@@ -518,6 +533,9 @@ func (UnimplementedHuskServer) RetryDebts(context.Context, *RetryDebtsRequest) (
 }
 func (UnimplementedHuskServer) NetworkStatus(context.Context, *NetworkStatusRequest) (*NetworkStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method NetworkStatus not implemented")
+}
+func (UnimplementedHuskServer) RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RotateKey not implemented")
 }
 func (UnimplementedHuskServer) Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Doctor not implemented")
@@ -852,6 +870,24 @@ func _Husk_NetworkStatus_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Husk_RotateKey_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RotateKeyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HuskServer).RotateKey(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Husk_RotateKey_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HuskServer).RotateKey(ctx, req.(*RotateKeyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Husk_Doctor_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DoctorRequest)
 	if err := dec(in); err != nil {
@@ -939,6 +975,10 @@ var Husk_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "NetworkStatus",
 			Handler:    _Husk_NetworkStatus_Handler,
+		},
+		{
+			MethodName: "RotateKey",
+			Handler:    _Husk_RotateKey_Handler,
 		},
 		{
 			MethodName: "Doctor",

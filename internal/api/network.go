@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/containerd/errdefs"
+
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/network/nodes"
 )
@@ -28,10 +30,21 @@ func (s *Server) NetworkStatus(context.Context, *huskv1.NetworkStatusRequest) (*
 	out.Store, out.Backend = s.Nodes.Store(), string(s.Nodes.Backend())
 	out.Notes, out.Error = append(out.Notes, st.Notes...), st.Error
 	self.Addresses = texts(st.Self.Addresses)
+	if st.Self.Rotating() {
+		self.Why = "its WireGuard key is being changed"
+	}
 	for _, p := range st.Peers {
 		out.Nodes = append(out.Nodes, otherNode(p))
 	}
 	return out, nil
+}
+
+// RotateKey begins to change this node's WireGuard key.
+func (s *Server) RotateKey(ctx context.Context, req *huskv1.RotateKeyRequest) (*huskv1.RotateKeyResponse, error) {
+	if s.Nodes == nil {
+		return nil, errdefs.ErrFailedPrecondition.WithMessage("this node is by itself and has no WireGuard key: see network-store")
+	}
+	return &huskv1.RotateKeyResponse{}, s.Nodes.RotateKey(ctx, req.Now)
 }
 
 func otherNode(p nodes.Peer) *huskv1.Node {

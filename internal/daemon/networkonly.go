@@ -78,7 +78,7 @@ func (m *membership) closeClient() {
 }
 
 // networkMethods are the methods of huskd's API that concern the network.
-var networkMethods = []string{"Version", "NetworkStatus", "ListAttachments", "RetryDebts", "Doctor"}
+var networkMethods = []string{"Version", "NetworkStatus", "RotateKey", "ListAttachments", "RetryDebts", "Doctor"}
 
 func refusal(method string) error {
 	if slices.Contains(networkMethods, path.Base(method)) {

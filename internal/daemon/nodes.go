@@ -41,6 +41,7 @@ type podNodes struct {
 	kernel   *overlay.Overlay
 	prober   *heartbeat.Prober
 	speaker  nodes.Speaker // nil without BGP
+	keys     nodes.Keys    // nil without WireGuard
 	ways     nodes.Ways
 	closers  []io.Closer
 	// controller is nil until the network is open.
@@ -130,12 +131,14 @@ func (n *podNodes) findWays(noProgram error) error {
 		case backend.IPIP:
 			n.ways.IPIP = true
 		case backend.WireGuard:
-			private, public, err := wireguard.Key(filepath.Join(n.d.cfg.Root, "network", "wireguard-key"))
+			keys, err := wireguard.OpenKeys(filepath.Join(n.d.cfg.Root, "network", "wireguard-key"), n.kernel.SetKeys)
 			if err != nil {
 				return err
 			}
-			n.kernel.SetKeys(private)
-			n.ways.WireGuard = []peer.WireGuard{{Key: public, Port: peer.WireGuardPort}}
+			n.keys = keys
+			if n.d.cfg.Store != config.StoreFile {
+				n.ways.Rotation = &peer.Rotation{Port: peer.RotationPort}
+			}
 		}
 	}
 	return nil
@@ -254,7 +257,7 @@ func (n *podNodes) connect(pods *network.Network) error {
 	}
 	n.controller = nodes.New(nodes.Config{
 		Instance: n.d.instance, Name: nodeName(n.d.cfg), Boot: n.d.facts.BootID, Cluster: n.subnets, Backend: n.backend(), Ways: n.ways,
-		Store: n.d.cfg.Store, Registry: n.registry, Kernel: n.kernel, Prober: n.prober, Speaker: n.speaker, Pods: pods, Log: n.d.log,
+		Store: n.d.cfg.Store, Registry: n.registry, Kernel: n.kernel, Prober: n.prober, Speaker: n.speaker, Keys: n.keys, Pods: pods, Log: n.d.log,
 	})
 	return nil
 }

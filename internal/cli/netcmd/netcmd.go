@@ -49,9 +49,10 @@ NETNS is a path that begins with / or ., a name known to "ip netns", the PID of
 a process, or a pod.
 
 These commands work without huskd and don't touch what huskd does for pods;
-"attachments" and "debts" list that too, and "nodes", "pools" and "routes" are
-about huskd's own network. Attachments are recorded in --state, so
-that "del" undoes exactly what "add" did, even if the configuration has changed.`,
+"attachments" and "debts" list that too, and "nodes", "pools", "routes" and
+"rotate-key" are about huskd's own network. Attachments are recorded in --state,
+so that "del" undoes exactly what "add" did, even if the configuration has
+changed.`,
 		Example: `husk net ls
 husk net add web testing
 husk net explain web testing`,
@@ -62,7 +63,7 @@ husk net explain web testing`,
 	flags.StringVar(&t.conf, "conf-dir", "/etc/cni/net.d", "directory of network configurations")
 	flags.StringSliceVar(&t.bin, "bin-dir", []string{"/opt/cni/bin", "/usr/lib/cni"}, "directories of CNI plugins")
 	flags.StringVar(&t.state, "state", "/var/lib/husk/net", "directory where attachments are recorded")
-	cmd.AddCommand(t.ls(), t.validate(), t.explain(), t.add(), t.del(), t.check(), t.status(), t.version(), t.gc(), t.attachments(), t.debts(), t.nodes(), t.pools(), t.routes())
+	cmd.AddCommand(t.ls(), t.validate(), t.explain(), t.add(), t.del(), t.check(), t.status(), t.version(), t.gc(), t.attachments(), t.debts(), t.nodes(), t.pools(), t.routes(), t.rotateKey())
 	return cmd
 }
 

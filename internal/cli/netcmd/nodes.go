@@ -21,7 +21,7 @@ type nodeStatus struct {
 	Addresses []string  `json:"addresses"`
 	Blocks    []string  `json:"blocks"`
 	Way       string    `json:"way,omitempty"` // empty if packets can't reach it
-	Why       string    `json:"why,omitempty"` // why not by the preferred way
+	Why       string    `json:"why,omitempty"` // why not by the preferred way; of this node, what it is doing
 	MTU       int       `json:"mtu,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
 	Routes    []string  `json:"routes,omitempty"`
@@ -112,7 +112,7 @@ func (n nodeStatus) row(table *render.Table) {
 	way, note, rtt, loss, since := n.Way, n.Why, "-", "-", "-"
 	switch {
 	case n.Self:
-		way, note = "-", "this node"
+		way, note = "-", strings.TrimSuffix("this node: "+n.Why, ": ")
 	case way == "":
 		way = "none"
 	}
@@ -167,6 +167,33 @@ husk net routes -o json`,
 			return table
 		}
 	})
+}
+
+func (t *tool) rotateKey() *cobra.Command {
+	var req huskv1.RotateKeyRequest
+	cmd := &cobra.Command{
+		Use:   "rotate-key",
+		Short: "Change this node's WireGuard key.",
+		Long: `Change this node's WireGuard key.
+
+The command returns at once. No packet is lost: for a minute or so, nodes
+exchange packets by a second link of UDP port 51822, while the key of the first
+one changes. "husk net nodes" shows when the change is done. It waits for all
+nodes that can be reached by the present key. With --now, a change that waits
+goes on; those nodes lose packets until they know the new key.`,
+		Example: `husk net rotate-key
+husk net rotate-key --now`,
+		Args:              usageerror.Takes(0, 0, ""),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return t.ask(func(c *client.Client) error {
+				_, err := c.RotateKey(cmd.Context(), &req)
+				return err
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&req.Now, "now", false, "don't let the change wait for other nodes any longer")
+	return cmd
 }
 
 // orDash returns the items, or - if there are none.

@@ -166,8 +166,11 @@ func (m *Monitor) Impaired() map[string]Health {
 }
 
 // period is how often each way in use is probed.
-func (m *Monitor) period() time.Duration {
-	return max(Period, time.Duration(len(m.peers))*time.Second/maxRate)
+func (m *Monitor) period() time.Duration { return Interval(len(m.peers)) }
+
+// Interval returns how often each of a number of peers is probed by the way in use.
+func Interval(peers int) time.Duration {
+	return max(Period, time.Duration(peers)*time.Second/maxRate)
 }
 
 // Due returns the probes to send now.

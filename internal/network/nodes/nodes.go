@@ -33,6 +33,20 @@ type Kernel interface {
 	Apply(backend.Plan) (notes []string, err error)
 	// Watch calls changed when something of ours was removed or the underlay changed, until ctx ends.
 	Watch(ctx context.Context, changed func()) error
+	// Sessions returns what the WireGuard links know of their peers.
+	Sessions() (map[backend.TunnelID]backend.Session, error)
+}
+
+// Keys are this node's keys of WireGuard. See network/wireguard.
+type Keys interface {
+	// Public returns the keys of the first and the second link. The second one is zero unless the key
+	// is being changed.
+	Public() (first, second peer.Key)
+	// Begin makes a key for the second link, Switch gives it to the first link too, and End ends the
+	// change. Each can be repeated.
+	Begin() error
+	Switch() error
+	End() error
 }
 
 // Prober finds the ways that carry no packets. See network/heartbeat.
@@ -82,16 +96,19 @@ type Config struct {
 	Kernel   Kernel
 	Prober   Prober
 	Speaker  Speaker // nil unless Backend is OnlyBGP
+	Keys     Keys    // nil without WireGuard
 	Pods     Pods
 	Log      *slog.Logger
 }
 
 // Ways are how this node can receive packets, as in its record.
 type Ways struct {
-	VXLAN     *peer.VXLAN
-	IPIP      bool
-	WireGuard []peer.WireGuard
-	AS        uint32 // 0 if the node doesn't speak BGP
+	VXLAN *peer.VXLAN
+	IPIP  bool
+	AS    uint32 // 0 if the node doesn't speak BGP
+	// Rotation is how the node changes its key of WireGuard; nil if people write the keys into the
+	// registry.
+	Rotation *peer.Rotation
 }
 
 // Controller keeps the ways to other nodes.
@@ -104,15 +121,17 @@ type Controller struct {
 	announced *peer.Node
 	logged    map[string]bool // notes that have been logged and still apply
 	acceptor  peer.Acceptor
+	rotation  rotation
 
-	mu    sync.Mutex // Invariant: guards the fields below.
-	view  *peer.View // nil until the registry has answered
-	state state
+	requests chan rotationRequest
+	mu       sync.Mutex // Invariant: guards the fields below.
+	view     *peer.View // nil until the registry has answered
+	state    state
 }
 
 // New returns a controller. It does nothing before Run.
 func New(cfg Config) *Controller {
-	return &Controller{cfg: cfg, dirty: make(chan struct{}, 1), logged: map[string]bool{}}
+	return &Controller{cfg: cfg, dirty: make(chan struct{}, 1), logged: map[string]bool{}, requests: make(chan rotationRequest)}
 }
 
 // The times that Run waits.
@@ -148,14 +167,25 @@ func (c *Controller) wait(ctx context.Context, failed error) bool {
 	if failed != nil {
 		limit = retry
 	}
-	timer := time.NewTimer(limit)
+	timer, look := time.NewTimer(limit), time.NewTicker(lookTime)
 	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	case <-c.dirty:
+	defer look.Stop()
+	for waiting := true; waiting; {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-timer.C:
+			return true
+		case now := <-look.C:
+			if c.rotate(now) {
+				return true
+			}
+		case r := <-c.requests:
+			r.answer <- c.changeKey(r.now)
+			waiting = false
+		case <-c.dirty:
+			waiting = false
+		}
 	}
 	select {
 	case <-ctx.Done():
@@ -234,12 +264,17 @@ func (c *Controller) pass(ctx context.Context) error {
 		}
 		peers = withLearned(c.cfg.Cluster, record, peers, self.Learned)
 	}
+	if err := c.chooseLinks(&self, peers); err != nil {
+		return c.failed(err)
+	}
 	next := c.planner.Plan(self, peers)
 	inTheWay, err := c.cfg.Kernel.Apply(next)
 	notes = append(notes, inTheWay...)
 	if err != nil {
 		return c.failed(err)
 	}
+	c.rotation.follow(self, peers)
+	notes = append(notes, c.rotation.notes()...)
 	c.cfg.Pods.SetMTU(next.MTU)
 	c.cfg.Prober.Watch(probes(record, next, peers))
 	c.log(notes)
@@ -296,7 +331,14 @@ func probes(self peer.Node, p backend.Plan, peers []*peer.Node) (from netip.Addr
 func (c *Controller) record(underlay []backend.Underlay) peer.Node {
 	n := peer.Node{
 		Version: peer.Version, Name: c.cfg.Name, Boot: c.cfg.Boot,
-		VXLAN: c.cfg.Ways.VXLAN, IPIP: c.cfg.Ways.IPIP, WireGuard: c.cfg.Ways.WireGuard, AS: c.cfg.Ways.AS, Encrypted: c.cfg.Backend == backend.OnlyWireGuard,
+		VXLAN: c.cfg.Ways.VXLAN, IPIP: c.cfg.Ways.IPIP, AS: c.cfg.Ways.AS, Encrypted: c.cfg.Backend == backend.OnlyWireGuard,
+	}
+	if c.cfg.Keys != nil {
+		first, second := c.cfg.Keys.Public()
+		n.WireGuard = []peer.WireGuard{{Key: first, Port: peer.WireGuardPort}}
+		if r := c.cfg.Ways.Rotation; r != nil {
+			n.Rotation = &peer.Rotation{Port: r.Port, Key: second}
+		}
 	}
 	for _, u := range underlay {
 		n.Addresses = append(n.Addresses, u.Address.Addr())

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"strings"
 	"sync"
@@ -35,6 +36,7 @@ type world struct {
 	mtu       int
 	probed    []heartbeat.Peer
 	health    map[string]heartbeat.Health
+	sessions  map[backend.TunnelID]backend.Session
 	log       bytes.Buffer
 }
 
@@ -81,6 +83,12 @@ func (w *world) Apply(p backend.Plan) ([]string, error) {
 	return nil, nil
 }
 
+func (w *world) Sessions() (map[backend.TunnelID]backend.Session, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return maps.Clone(w.sessions), nil
+}
+
 func (w *world) Watch(ctx context.Context, changed func()) error {
 	w.set(func() { w.changed = changed })
 	<-ctx.Done()
@@ -107,17 +115,24 @@ func (p prober) Impaired() map[string]heartbeat.Health { return p.Health() }
 
 // start runs a controller of node a at 192.0.2.1 in a bubble of synctest.
 func start(t *testing.T, check func(w *world, c *nodes.Controller)) {
+	startWith(t, func(*nodes.Config) {}, func(w *world, c *nodes.Controller, _ nodes.Config) { check(w, c) })
+}
+
+// startWith is start with another configuration.
+func startWith(t *testing.T, edit func(*nodes.Config), check func(*world, *nodes.Controller, nodes.Config)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{underlay: []backend.Underlay{eth0("192.0.2.1/24")}}
-		c := nodes.New(nodes.Config{
+		cfg := nodes.Config{
 			Instance: "0b5e", Name: "a", Boot: "1", Cluster: []netip.Prefix{prefix("10.201.0.0/16")}, Backend: backend.Auto, Ways: nodes.Ways{VXLAN: backend.VXLANOf("a")},
 			Registry: w, Kernel: w, Prober: prober{w}, Pods: w, Log: slog.New(slog.NewTextHandler(&w.log, nil)),
-		})
+		}
+		edit(&cfg)
+		c := nodes.New(cfg)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- c.Run(ctx) }()
 		synctest.Wait()
-		check(w, c)
+		check(w, c, cfg)
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)

@@ -5,7 +5,6 @@ package wireguard
 import (
 	"bufio"
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,52 +13,10 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
-
-	"github.com/huskd/husk/internal/network/peer"
 )
 
 // Program is the program's name. It is installed beside huskd.
 const Program = "husk-wireguard"
-
-// Key returns the private key in a file, which it makes if there is none.
-func Key(file string) (private, public peer.Key, err error) {
-	text, err := os.ReadFile(file)
-	if errors.Is(err, os.ErrNotExist) {
-		text, err = newKey(file)
-	}
-	if err != nil {
-		return private, public, fmt.Errorf("wireguard key: %w", err)
-	}
-	key, err := wgtypes.ParseKey(strings.TrimSpace(string(text)))
-	if err != nil || key == (wgtypes.Key{}) {
-		return private, public, fmt.Errorf("wireguard key: %s has no key of 32 bytes in base64: remove it, and huskd makes another", file)
-	}
-	return peer.Key(key), peer.Key(key.PublicKey()), nil
-}
-
-// newKey makes a key and writes it, so that a crash leaves the whole file or none.
-func newKey(file string) ([]byte, error) {
-	key, err := wgtypes.GeneratePrivateKey()
-	if err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return nil, err
-	}
-	tmp := file + ".new"
-	text := []byte(key.String() + "\n")
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	_, err = f.Write(text)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return nil, err
-	}
-	return text, os.Rename(tmp, file)
-}
 
 // FindProgram returns the path of the program: beside this one, or in PATH.
 func FindProgram() (string, error) {

@@ -20,25 +20,72 @@ import (
 	"github.com/huskd/husk/internal/network/wireguard"
 )
 
-func TestKey(t *testing.T) {
+// recorded has the private keys that were told last.
+type recorded []peer.Key
+
+func (r *recorded) set(private ...peer.Key) { *r = private }
+
+func TestKeys(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "network", "wireguard")
-	private, public, err := wireguard.Key(file)
-	if err != nil {
-		t.Fatal(err)
+	var private recorded
+	open := func() *wireguard.Keys {
+		t.Helper()
+		k, err := wireguard.OpenKeys(file, private.set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
 	}
-	if want := peer.Key(wgtypes.Key(private).PublicKey()); public != want {
-		t.Errorf("public key %v, want %v", public, want)
+	// state returns the public keys of both links, after the private ones were found to be theirs.
+	state := func(k *wireguard.Keys) (first, second peer.Key) {
+		t.Helper()
+		first, second = k.Public()
+		for i, want := range []peer.Key{first, second} {
+			if want != (peer.Key{}) && (len(private) <= i || peer.Key(wgtypes.Key(private[i]).PublicKey()) != want) {
+				t.Errorf("the private keys don't belong to %v and %v", first, second)
+			}
+		}
+		return first, second
+	}
+	k := open()
+	old, none := state(k)
+	if none != (peer.Key{}) {
+		t.Errorf("in the beginning, the second link has the key %v", none)
 	}
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode of the file: %v, %v", info.Mode(), err)
 	}
-	if again, _, err := wireguard.Key(file); err != nil || again != private {
-		t.Errorf("the second time, got %v, %v", again, err)
+	step := func(name string, act func(*wireguard.Keys) error, check func(first, second peer.Key) bool) {
+		t.Helper()
+		for _, again := range []string{"", ", once more", ", after a restart"} {
+			if again != ", after a restart" {
+				if err := act(k); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				k = open()
+			}
+			if first, second := state(k); !check(first, second) {
+				t.Errorf("%s%s: the keys are %v and %v, before %v", name, again, first, second, old)
+			}
+		}
+	}
+	var made peer.Key
+	step("begin", (*wireguard.Keys).Begin, func(first, second peer.Key) bool {
+		same := made == (peer.Key{}) || made == second
+		made = second
+		return same && first == old && second != old && second != peer.Key{}
+	})
+	step("switch", (*wireguard.Keys).Switch, func(first, second peer.Key) bool { return first == made && second == made })
+	step("end", (*wireguard.Keys).End, func(first, second peer.Key) bool { return first == made && second == peer.Key{} })
+	step("switch without begin", (*wireguard.Keys).Switch, func(first, second peer.Key) bool { return first == made && second == peer.Key{} })
+	if files, err := filepath.Glob(file + "*"); err != nil || len(files) != 1 {
+		t.Errorf("in the end there are the files %v, %v", files, err)
 	}
 	if err := os.WriteFile(file, []byte("no key\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := wireguard.Key(file); err == nil || !strings.Contains(err.Error(), "remove it, and huskd makes another") {
+	if _, err := wireguard.OpenKeys(file, private.set); err == nil || !strings.Contains(err.Error(), "remove it, and huskd makes another") {
 		t.Errorf("a damaged file: %v", err)
 	}
 }
