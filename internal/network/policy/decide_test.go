@@ -61,7 +61,7 @@ func TestDecide(t *testing.T) {
 		"another protocol":                  {[]Policy{isolate("y", accept(nil, Port{TCP, 80, 80, ""}))}, Flow{x, y, UDP, 80}, false},
 		"the end of a range":                {[]Policy{isolate("y", accept(nil, Port{TCP, 70, 80, ""}))}, Flow{x, y, TCP, 80}, true},
 		"past the end of a range":           {[]Policy{isolate("y", accept(nil, Port{TCP, 70, 80, ""}))}, Flow{x, y, TCP, 81}, false},
-		"no ports":                          {[]Policy{isolate("y", accept(nil, []Port{}...))}, Flow{x, y, 1, 0}, true},
+		"no ports, so every protocol":       {[]Policy{isolate("y", Rule{Action: Accept})}, Flow{x, y, 1, 0}, true},
 		"ICMP has no ports":                 {[]Policy{isolate("y", accept(nil, everyPort(TCP), everyPort(UDP)))}, Flow{x, y, 1, 0}, false},
 		"a named port":                      {[]Policy{isolate("y", accept(nil, Port{Protocol: TCP, Name: "web"}))}, Flow{x, y, TCP, 80}, true},
 		"a named port of another protocol":  {[]Policy{isolate("y", accept(nil, Port{Protocol: UDP, Name: "web"}))}, Flow{x, y, UDP, 80}, false},
