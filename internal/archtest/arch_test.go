@@ -40,8 +40,6 @@ var packageMaxima = map[string]int{
 	// The parts of a worker share the lock of its pod. A package for some of them would have to
 	// forward most of what they use.
 	"internal/agent": 2760,
-	// It wires all packages, stores and backends, once for huskd and once for huskd as a network only.
-	"internal/daemon": 2700,
 }
 
 const module = "github.com/huskd/husk"

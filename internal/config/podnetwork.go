@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -168,4 +169,17 @@ func (e *Etcd) checkEtcd(used bool, bad func(key, format string, args ...any)) {
 	if (e.EtcdUser == "") != (e.EtcdPassword == "") {
 		bad("etcd-user", "set both it and etcd-password-file, or neither")
 	}
+}
+
+// ReadPassword returns the password in the file that a key of the configuration names, without one
+// none.
+func ReadPassword(key, file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", key, err)
+	}
+	return strings.TrimSpace(string(text)), nil
 }

@@ -37,6 +37,8 @@ import (
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/nodestore"
+	"github.com/huskd/husk/internal/network/peering"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/nri"
 	"github.com/huskd/husk/internal/oci/spec"
@@ -73,7 +75,7 @@ type daemon struct {
 	images   *image.Store
 	logins   *credentialprovider.Providers // nil without any
 	network  *network.Network
-	nodes    *podNodes // nil on a node by itself
+	nodes    *peering.Peering // nil on a node by itself
 	handlers handlers
 	plugin   *plugin.Plugin // husk-cni, in process
 	cni      *cni.Host
@@ -173,7 +175,7 @@ func (d *daemon) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if d.nodes, err = openNodes(d, subnets); err != nil {
+	if d.nodes, err = openPeering(d, subnets); err != nil {
 		return err
 	}
 	var opening errgroup.Group
@@ -216,6 +218,24 @@ func (d *daemon) openJournal() (err error) {
 	return nil
 }
 
+// openPeering opens what joins the network with those of other nodes, if that is configured.
+func openPeering(d *daemon, subnets []netip.Prefix) (*peering.Peering, error) {
+	ips, err := d.cfg.NodeIPs()
+	if err == nil && d.cfg.Store != config.StoreNone {
+		err = checkNodeIPs(d.cfg)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return peering.Open(peering.Config{
+		Config: nodestore.Config{
+			PodNetwork: d.cfg.PodNetwork, Subnets: subnets, Node: nodeName(d.cfg), Boot: d.facts.BootID,
+			Connect: d.membership.connect, Journal: d.journal, Log: d.log,
+		},
+		Instance: d.instance, NodeIPs: ips, Root: d.cfg.Root, State: d.cfg.State,
+	})
+}
+
 // openNetwork opens the network and connects it with those of other nodes.
 func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err error) {
 	cfg := network.Config{
@@ -223,13 +243,14 @@ func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err e
 		Subnets: subnets, Masquerade: d.cfg.Masquerade, Log: d.log,
 	}
 	if d.nodes != nil {
-		cfg.Subnets, cfg.Cluster, cfg.May = nil, subnets, d.nodes.may()
-		cfg.Encrypted = d.nodes.backend() == backend.OnlyWireGuard
+		cfg.Subnets, cfg.Cluster, cfg.May = nil, subnets, d.nodes.May
+		cfg.Encrypted = d.nodes.Backend() == backend.OnlyWireGuard
 	}
 	if d.network, err = network.Open(ctx, cfg); err != nil {
 		return err
 	}
-	return d.nodes.connect(d.network)
+	d.nodes.Connect(d.network)
+	return nil
 }
 
 // linger is how long a link waits to be deleted together with others.
@@ -331,7 +352,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	}
 	api.Register(server, api.Config{
 		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
-		Meter: d.meter, Network: d.network, Nodes: d.nodes.status(), Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
+		Meter: d.meter, Network: d.network, Nodes: d.nodes.Controller(), Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
 		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), End: end,
 	})
 	d.registerCRI(server)
@@ -357,7 +378,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	if err := d.membership.join(ctx, &running, keeper); err != nil {
 		return err
 	}
-	d.nodes.run(ctx, &running)
+	d.nodes.Run(ctx, &running)
 	running.Go(func() error { return d.network.Watch(ctx) })
 	running.Go(func() error { return d.releaseGone(ctx) })
 	running.Go(func() error {
@@ -386,7 +407,7 @@ const maxMessage = 16 << 20
 func (d *daemon) examine(context.Context) []*huskv1.Check {
 	running := d.externalAttachments()
 	if d.cfg.NetworkOnly {
-		return doctor.Examine(doctor.Host{Network: d.network, Nodes: d.nodes.status(), Attachments: running, Root: d.cfg.Root})
+		return doctor.Examine(doctor.Host{Network: d.network, Nodes: d.nodes.Controller(), Attachments: running, Root: d.cfg.Root})
 	}
 	for _, st := range d.sandboxes.List() {
 		if st.State == sandboxstate.Ready && !st.HostNetwork() {
@@ -394,7 +415,7 @@ func (d *daemon) examine(context.Context) []*huskv1.Check {
 		}
 	}
 	return doctor.Examine(doctor.Host{
-		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Nodes: d.nodes.status(), Attachments: running, CNI: d.cni, Root: d.cfg.Root,
+		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Nodes: d.nodes.Controller(), Attachments: running, CNI: d.cni, Root: d.cfg.Root,
 		Orphans: d.orphans,
 	})
 }
@@ -440,13 +461,13 @@ func (d *daemon) close() (vacated bool) {
 		switch {
 		case d.agent == nil: // open failed: only the network knows whether there are pods
 			if err := d.network.Teardown(); !errdefs.IsFailedPrecondition(err) {
-				errs = append(errs, err, d.nodes.teardown())
+				errs = append(errs, err, d.nodes.Teardown())
 			}
 		case finished && d.vacant():
 			vacated = true
-			errs = append(errs, d.nodes.teardown(), d.network.Teardown(), netns.ReleaseDir(), d.cgroups.Remove(context.Background(), d.cgroups.Root()))
+			errs = append(errs, d.nodes.Teardown(), d.network.Teardown(), netns.ReleaseDir(), d.cgroups.Remove(context.Background(), d.cgroups.Root()))
 		}
-		errs = append(errs, d.nodes.close(), d.network.Close())
+		errs = append(errs, d.nodes.Close(), d.network.Close())
 	}
 	if d.journal != nil {
 		errs = append(errs, d.journal.Close())

@@ -36,10 +36,10 @@ func (d *daemon) newMetrics() *metrics.Metrics {
 }
 
 func (d *daemon) nodesStatus() nodes.Status {
-	if d.nodes == nil {
-		return nodes.Status{}
+	if c := d.nodes.Controller(); c != nil {
+		return c.Status()
 	}
-	return d.nodes.controller.Status()
+	return nodes.Status{}
 }
 
 // serveMetrics serves the metrics until ctx ends, if that is configured.

@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/network/peering"
 	"github.com/huskd/husk/internal/plugin"
 	"github.com/huskd/husk/internal/plugin/rpc"
 	"github.com/huskd/husk/internal/pod"
@@ -42,12 +43,12 @@ func (d *daemon) servePlugin(ctx context.Context) func(net.Conn) {
 // nodeNetwork is the built-in network for the pods of another runtime.
 type nodeNetwork struct {
 	network.External
-	nodes *podNodes
+	nodes *peering.Peering
 }
 
 // Status returns why no pod can be attached now.
 func (n nodeNetwork) Status(ctx context.Context) error {
-	if c := n.nodes.status(); c != nil {
+	if c := n.nodes.Controller(); c != nil {
 		if reason := c.Status().Error; reason != "" {
 			return errdefs.ErrUnavailable.WithMessage("ways to other nodes: " + reason)
 		}

@@ -64,7 +64,7 @@ func (d *daemon) openNetworkOnly(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if d.nodes, err = openNodes(d, subnets); err != nil {
+	if d.nodes, err = openPeering(d, subnets); err != nil {
 		return err
 	}
 	return d.openNetwork(ctx, subnets)
@@ -101,14 +101,14 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 			return refusal(info.FullMethod) // no stream concerns the network
 		}))
 	api.Register(server, api.Config{
-		Network: d.network, Nodes: d.nodes.status(), Debts: d.debts, RetryDebts: func(context.Context) error { return nil },
+		Network: d.network, Nodes: d.nodes.Controller(), Debts: d.debts, RetryDebts: func(context.Context) error { return nil },
 		Doctor: d.examine, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), End: cancel,
 	})
 	var running errgroup.Group
 	if err := d.serveMetrics(ctx, &running); err != nil {
 		return err
 	}
-	d.nodes.run(ctx, &running)
+	d.nodes.Run(ctx, &running)
 	running.Go(func() error { return d.network.Watch(ctx) })
 	running.Go(func() error { return d.releaseGone(ctx) })
 	if d.cfg.CNIConf != "" {
@@ -125,7 +125,7 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 
 // connected returns why a pod can't be attached or can't reach the pods of other nodes.
 func (d *daemon) connected(ctx context.Context) error {
-	if c := d.nodes.status(); c != nil && !c.Status().Known {
+	if c := d.nodes.Controller(); c != nil && !c.Status().Known {
 		return errdefs.ErrUnavailable.WithMessage("the store of nodes (network-store " + d.cfg.Store + ") has not answered yet")
 	}
 	return nodeNetwork{d.network.External(), d.nodes}.Status(ctx)
