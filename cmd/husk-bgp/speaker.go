@@ -29,11 +29,13 @@ const (
 	deferralTime = 5
 )
 
-// settleTime is how long a speaker waits for the routes of its peers after its start, and graceTime
-// how long a session may be down without being reported.
 const (
+	// settleTime is how long a speaker waits for the routes of its peers after its start, and
+	// quietTime how long for those of a peer that doesn't say when it has sent all.
 	settleTime = 10 * time.Second
-	graceTime  = 10 * time.Second
+	quietTime  = 2 * time.Second
+	// graceTime is how long a session may be down without being reported.
+	graceTime = 10 * time.Second
 )
 
 // maxPrefixes is how many prefixes of a family a peer may announce. A peer that announces more is
@@ -58,6 +60,7 @@ type speaker struct {
 	// since is when a session was up last, or began to be wanted.
 	since map[netip.Addr]time.Time
 	why   map[netip.Addr]string // why the last session ended
+	sent  *sentFamilies
 }
 
 func newSpeaker(restarted bool) *speaker {
@@ -125,7 +128,7 @@ func (s *speaker) start() error {
 	}
 	s.bgp, s.begun = b, time.Now()
 	s.peers, s.prefixes = map[netip.Addr]bgp.Peer{}, map[netip.Prefix]netip.Addr{}
-	s.since, s.why = map[netip.Addr]time.Time{}, map[netip.Addr]string{}
+	s.since, s.why, s.sent = map[netip.Addr]time.Time{}, map[netip.Addr]string{}, newSentFamilies()
 	// A node announces its own blocks only. It must not become a transit for its peers.
 	const name = "own"
 	policy := &api.Policy{Name: name, Statements: []*api.Statement{{
@@ -139,10 +142,19 @@ func (s *speaker) start() error {
 	}}); err != nil {
 		return err
 	}
+	sent := s.sent
 	return b.WatchEvent(ctx, server.WatchEventMessageCallbacks{
 		OnPathUpdate: func([]*apiutil.Path, time.Time) { s.nudge() },
-		OnPathEor:    func(*apiutil.Path, time.Time) { s.nudge() },
-		OnPeerUpdate: func(*apiutil.WatchEventMessage_PeerEvent, time.Time) { s.nudge() },
+		OnPathEor: func(p *apiutil.Path, _ time.Time) {
+			sent.add(p.PeerAddress, p.Family)
+			s.nudge()
+		},
+		OnPeerUpdate: func(e *apiutil.WatchEventMessage_PeerEvent, _ time.Time) {
+			if e.Peer.State.SessionState != wire.BGP_FSM_ESTABLISHED {
+				sent.reset(e.Peer.State.NeighborAddress)
+			}
+			s.nudge()
+		},
 	}, server.WatchPostUpdate(false, "", ""), server.WatchEor(false), server.WatchPeer())
 }
 
@@ -285,37 +297,6 @@ func (s *speaker) state() bgp.State {
 	s.settled = s.settled || err == nil && (!waiting || time.Since(s.begun) > settleTime)
 	out.Settled = s.settled
 	return out
-}
-
-// session returns the state of a session, and whether the peer has sent all its routes.
-func (s *speaker) session(p *api.Peer) (out bgp.Session, complete bool) {
-	address, _ := netip.ParseAddr(p.State.NeighborAddress)
-	out = bgp.Session{Address: address, AS: p.Conf.PeerAsn}
-	if p.State.SessionState == api.PeerState_SESSION_STATE_ESTABLISHED {
-		out.Up = true
-		if !s.since[address].IsZero() {
-			s.since[address] = time.Now()
-		}
-		for _, f := range p.AfiSafis {
-			if g := f.MpGracefulRestart.GetState(); g.GetEnabled() && g.GetReceived() && !g.GetEndOfRibReceived() {
-				return out, false
-			}
-		}
-		return out, true
-	}
-	if m := p.State.DisconnectMessage; m != "" {
-		s.why[address] = m
-	}
-	switch {
-	case p.State.AdminState == api.PeerState_ADMIN_STATE_PFX_CT:
-		out.Down = fmt.Sprintf("it announced more than %d prefixes, so the session was closed", maxPrefixes)
-	case time.Since(s.since[address]) < graceTime:
-	case s.why[address] != "":
-		out.Down = s.why[address]
-	default:
-		out.Down = "it doesn't answer: is a speaker there, does it know this node, and has it the same password?"
-	}
-	return out, out.Down != ""
 }
 
 // routes adds the routes of a family that peers have announced inside the desired subnets.
