@@ -1,7 +1,6 @@
 package nodes
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"os"
@@ -11,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/huskd/husk/internal/hosttest"
 	"github.com/huskd/husk/test/node"
 )
 
@@ -137,94 +135,48 @@ func TestBGPPassword(t *testing.T) {
 	remove(t, c.nodes...)
 }
 
-// bird is a router that runs BIRD.
-type bird struct {
-	*machine
-	socket string
-}
-
-// startBIRD runs BIRD in an AS, with the nodes as its peers. more is added to its configuration.
-func startBIRD(t *testing.T, on *node.Segment, as uint32, more string, peers ...*machine) *bird {
-	t.Helper()
-	hosttest.Program(t, "bird")
-	m := newMachine(t, on)
-	b := &bird{m, filepath.Join(t.TempDir(), "bird.ctl")}
-	own := m.Uplink.Addresses[0].Addr()
-	conf := fmt.Sprintf("router id %v;\nprotocol device {}\nprotocol direct { ipv4; ipv6; }\n%s\n", own, more)
-	reflect, gateway := "", ""
-	if as == 64512 {
-		reflect, gateway = "direct; rr client;", "gateway direct;"
-	}
-	for i, p := range peers {
-		conf += fmt.Sprintf(`protocol bgp peer%d {
-  local %v as %d; neighbor %v as 64512; graceful restart on; %s
-  ipv4 { import all; export all; %s };
-  ipv6 { import all; export all; %s };
-}
-`, i, own, as, p.Uplink.Addresses[0].Addr(), reflect, gateway, gateway)
-	}
-	file := filepath.Join(t.TempDir(), "bird.conf")
-	if err := os.WriteFile(file, []byte(conf), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cmd := m.Command(ctx, "bird", "-f", "-c", file, "-s", b.socket, "-P", b.socket+".pid")
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		cancel()
-		_ = cmd.Wait()
-		if t.Failed() {
-			t.Logf("BIRD: %s", out.String())
-		}
-	})
-	return b
-}
-
-// knows waits until BIRD has a route to a block by a node, or has none.
-func (b *bird) knows(block netip.Prefix, by *machine, want bool) {
-	b.t.Helper()
-	via := by.Uplink.Addresses[0].Addr()
-	if block.Addr().Is6() {
-		via = by.Uplink.Addresses[1].Addr()
-	}
-	node.Eventually(b.t, 30*time.Second, func() string {
-		got := b.Run("birdc", "-s", b.socket, "show", "route", block.String()).Stdout
-		if strings.Contains(got, fmt.Sprintf("via %v ", via)) != want {
-			return fmt.Sprintf("BIRD has %s, want a route by %v: %t", got, via, want)
-		}
-		return ""
-	})
-}
-
-// TestBGPRouters runs nodes that speak BGP only with two routers, which run BIRD: of another AS,
-// or route reflectors. These also announce connected routes, a default route, and a subnet of
-// machines that are no nodes.
+// TestBGPRouters runs nodes that speak BGP only with two routers: those of the rack, with nodes of
+// one AS or of an AS each, or route reflectors. These also announce connected routes, a default
+// route, and a subnet of machines that are no nodes.
 func TestBGPRouters(t *testing.T) {
 	t.Parallel()
-	for name, as := range map[string]uint32{"another AS": 65000, "route reflectors": 64512} {
-		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
-			t.Parallel()
-			routers(t, as)
-		})
+	for software, routing := range routings {
+		for _, c := range []struct {
+			name  string
+			as    uint32
+			nodes [2]uint32
+		}{
+			{"top of rack", 65000, [2]uint32{64512, 64512}},
+			{"an AS for each node", 65000, [2]uint32{64512, 4200000001}},
+			{"route reflectors", 64512, [2]uint32{64512, 64512}},
+		} {
+			t.Run(software+"/"+strings.ReplaceAll(c.name, " ", "_"), func(t *testing.T) {
+				t.Parallel()
+				routers(t, routing, c.as, c.nodes)
+			})
+		}
 	}
 }
 
-func routers(t *testing.T, as uint32) {
+func routers(t *testing.T, software routing, as uint32, of [2]uint32) {
 	c := newSpeakers(t, 2)
 	s := c.nodes[0].Uplink.Segment
 	a, b := c.nodes[0], c.nodes[1]
-	const static = `protocol static { ipv4; route 0.0.0.0/0 unreachable; route 10.201.200.0/24 unreachable; route 10.201.0.0/16 unreachable; route %v/32 unreachable; }`
-	more := fmt.Sprintf(static, b.Uplink.Addresses[0].Addr())
-	routers := []*bird{startBIRD(t, s, as, more, a, b), startBIRD(t, s, as, more, a, b)}
+	config := routerConfig{as: as, password: "secret"}
+	for i, m := range c.nodes {
+		config.addPeers(of[i], m)
+		m.password("secret")
+		m.also("--bgp-as", fmt.Sprint(of[i]))
+	}
+	for _, p := range []string{"0.0.0.0/0", "10.201.200.0/24", "10.201.0.0/16", b.Uplink.Addresses[0].Addr().String() + "/32"} {
+		config.own = append(config.own, netip.MustParsePrefix(p))
+	}
+	routers := []*router{newRouter(t, s, software, config), newRouter(t, s, software, config)}
 	var peers []string
 	var vias []string
 	for _, r := range routers {
-		peers = append(peers, fmt.Sprintf("%v=%d", r.Uplink.Addresses[0].Addr(), as))
-		vias = append(vias, "via "+r.Uplink.Addresses[0].Addr().String())
+		peers = append(peers, fmt.Sprintf("%v=%d", r.at(), as))
+		vias = append(vias, "via "+r.at().String())
 	}
 	for _, m := range c.nodes {
 		m.also("--bgp-peers", strings.Join(peers, ","))
@@ -260,11 +212,21 @@ func routers(t *testing.T, as uint32) {
 		}
 	}
 
-	first := a.speaker()
+	routes, first := a.routes(), a.speaker()
+	a.huskd.Kill()
+	a.restart()
+	if pid := a.speaker(); pid != first {
+		t.Errorf("husk-bgp of PID %q has become %q as huskd was killed", first, pid)
+	}
 	a.Must("kill", "-9", first)
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		for _, block := range a.blocks {
-			routers[0].knows(block, a, true)
+		for _, r := range routers {
+			for _, block := range a.blocks {
+				r.knows(block, a, true)
+			}
+		}
+		if got := a.routes(); got != routes {
+			t.Fatalf("after husk-bgp was killed, the routes are\n%s, want\n%s", got, routes)
 		}
 	}
 	a.says("no session", false)
@@ -277,24 +239,27 @@ func routers(t *testing.T, as uint32) {
 // TestBGPHostile runs a node whose router announces more prefixes than there can be blocks.
 func TestBGPHostile(t *testing.T) {
 	t.Parallel()
-	c := newSpeakers(t, 1)
-	a := c.nodes[0]
-	var more strings.Builder
-	fmt.Fprint(&more, "protocol static { ipv4;\n")
-	for i := range 10001 {
-		fmt.Fprintf(&more, "route 10.201.%d.%d/32 unreachable;\n", 128+i/256, i%256)
+	for software, routing := range routings {
+		t.Run(software, func(t *testing.T) {
+			t.Parallel()
+			c := newSpeakers(t, 1)
+			a := c.nodes[0]
+			config := routerConfig{as: 65000}
+			config.addPeers(64512, a)
+			for i := range 10001 {
+				config.own = append(config.own, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 201, byte(128 + i/256), byte(i)}), 32))
+			}
+			r := newRouter(t, a.Uplink.Segment, routing, config)
+			a.also("--bgp-peers", fmt.Sprintf("%v=65000", r.at()))
+			c.start()
+			a.says(fmt.Sprintf("bgp: no session with %v of AS 65000: it announced more than 10000 prefixes, so the session was closed", r.at()), true)
+			node.Eventually(t, 30*time.Second, func() string {
+				if got := a.routes(); got != "" {
+					return fmt.Sprintf("%d routes", strings.Count(got, "\n"))
+				}
+				return ""
+			})
+			remove(t, a)
+		})
 	}
-	fmt.Fprint(&more, "}\n")
-	router := startBIRD(t, a.Uplink.Segment, 65000, more.String(), a)
-	at := router.Uplink.Addresses[0].Addr()
-	a.also("--bgp-peers", fmt.Sprintf("%v=65000", at))
-	c.start()
-	a.says(fmt.Sprintf("bgp: no session with %v of AS 65000: it announced more than 10000 prefixes, so the session was closed", at), true)
-	node.Eventually(t, 30*time.Second, func() string {
-		if got := a.routes(); got != "" {
-			return fmt.Sprintf("%d routes", strings.Count(got, "\n"))
-		}
-		return ""
-	})
-	remove(t, a)
 }

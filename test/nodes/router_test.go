@@ -1,0 +1,256 @@
+package nodes
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/test/node"
+)
+
+// routing is the software of a router that speaks BGP.
+type routing interface {
+	// run runs it on a machine until the test ends.
+	run(m *machine, c routerConfig)
+	// hops returns the next hops that it has learned for a prefix.
+	hops(m *machine, p netip.Prefix) []netip.Addr
+}
+
+// routings are all that Husk is tested with.
+var routings = map[string]routing{"BIRD": bird{}, "FRR": frr{}}
+
+// routerConfig is what a router does. It announces to each peer its connected networks, what it has
+// learned from the others, and own.
+type routerConfig struct {
+	as       uint32
+	password string
+	own      []netip.Prefix
+	peers    []routerPeer
+}
+
+type routerPeer struct {
+	address netip.Addr
+	as      uint32 // the router reflects routes if it is its own
+}
+
+// addPeers adds nodes of an AS.
+func (c *routerConfig) addPeers(as uint32, nodes ...*machine) {
+	for _, m := range nodes {
+		c.peers = append(c.peers, routerPeer{m.Uplink.Addresses[0].Addr(), as})
+	}
+}
+
+// router is a machine that runs routing software.
+type router struct {
+	*machine
+	routing routing
+}
+
+func newRouter(t *testing.T, on *node.Segment, r routing, c routerConfig) *router {
+	t.Helper()
+	m := newMachine(t, on)
+	forward := func(value string) {
+		for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+			if err := netns.Do(m.Net(), func() error { return netns.SetSysctl(name, value) }); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	forward("1")
+	t.Cleanup(func() { forward("0") })
+	r.run(m, c)
+	return &router{m, r}
+}
+
+// at returns the address of the router's sessions.
+func (r *router) at() netip.Addr { return r.Uplink.Addresses[0].Addr() }
+
+// knows waits until the router has a route to a block by a node, or has none.
+func (r *router) knows(block netip.Prefix, by *machine, want bool) {
+	r.t.Helper()
+	i := slices.IndexFunc(by.Uplink.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() == block.Addr().Is6() })
+	via := by.Uplink.Addresses[max(i, 0)].Addr()
+	node.Eventually(r.t, 30*time.Second, func() string {
+		if got := r.routing.hops(r.machine, block); slices.Contains(got, via) != want {
+			return fmt.Sprintf("%T has %v by %v, want by %v: %t", r.routing, block, got, via, want)
+		}
+		return ""
+	})
+}
+
+// daemon runs a program of a router until the test ends. Programs end in the reverse order of their
+// starts.
+func (m *machine) daemon(name string, args ...string) {
+	m.t.Helper()
+	cmd := m.Command(context.WithoutCancel(m.t.Context()), name, args...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() {
+		// nsenter leads the group. Wait returns when the program has closed its output.
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
+		stop := time.AfterFunc(10*time.Second, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
+		_ = cmd.Wait()
+		stop.Stop()
+		if m.t.Failed() {
+			m.t.Logf("%s: %s", name, out.String())
+		}
+	})
+}
+
+// id returns a router ID.
+func (m *machine) id() string { return fmt.Sprintf("192.0.2.%d", m.Uplink.Number) }
+
+// bird is BIRD 2.
+type bird struct{}
+
+func (bird) socket(m *machine) string { return filepath.Join(m.Dir, "bird.ctl") }
+
+func (b bird) run(m *machine, c routerConfig) {
+	m.t.Helper()
+	hosttest.Program(m.t, "bird")
+	var conf strings.Builder
+	fmt.Fprintf(&conf, "router id %s;\nprotocol device {}\nprotocol direct { ipv4; ipv6; }\n", m.id())
+	for _, six := range []bool{false, true} {
+		fmt.Fprintf(&conf, "protocol static { ipv%d;\n", map[bool]int{false: 4, true: 6}[six])
+		for _, p := range c.own {
+			if p.Addr().Is6() == six {
+				fmt.Fprintf(&conf, "route %v unreachable;\n", p)
+			}
+		}
+		conf.WriteString("}\n")
+	}
+	for i, p := range c.peers {
+		reflect, gateway := "", ""
+		if p.as == c.as {
+			reflect, gateway = "direct; rr client;", "gateway direct;"
+		}
+		if c.password != "" {
+			reflect += fmt.Sprintf(" password %q;", c.password)
+		}
+		fmt.Fprintf(&conf, `protocol bgp peer%d {
+  local %v as %d; neighbor %v as %d; graceful restart on; %s
+  ipv4 { import all; export all; %[7]s };
+  ipv6 { import all; export all; %[7]s };
+}
+`, i, m.Uplink.Addresses[0].Addr(), c.as, p.address, p.as, reflect, gateway)
+	}
+	file := filepath.Join(m.Dir, "bird.conf")
+	if err := os.WriteFile(file, []byte(conf.String()), 0o600); err != nil {
+		m.t.Fatal(err)
+	}
+	m.daemon("bird", "-f", "-c", file, "-s", b.socket(m), "-P", b.socket(m)+".pid")
+}
+
+var birdVia = regexp.MustCompile(`via (\S+) `)
+
+func (b bird) hops(m *machine, p netip.Prefix) (out []netip.Addr) {
+	for _, via := range birdVia.FindAllStringSubmatch(m.Run("birdc", "-s", b.socket(m), "show", "route", p.String()).Stdout, -1) {
+		if a, err := netip.ParseAddr(via[1]); err == nil {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// frr is FRRouting: zebra, which changes the kernel's routes, and bgpd.
+type frr struct{}
+
+// Debian's FRR keeps its sockets in /run/frr, which is the node's own.
+const (
+	frrDir = "/run/frr"
+	frrLib = "/usr/lib/frr/"
+)
+
+func (frr) run(m *machine, c routerConfig) {
+	m.t.Helper()
+	hosttest.Program(m.t, frrLib+"bgpd")
+	var conf strings.Builder
+	fmt.Fprintf(&conf, `router bgp %d
+ bgp router-id %s
+ no bgp ebgp-requires-policy
+ no bgp default ipv4-unicast
+ no bgp network import-check
+ bgp graceful-restart
+`, c.as, m.id())
+	for _, p := range c.peers {
+		fmt.Fprintf(&conf, " neighbor %v remote-as %d\n", p.address, p.as)
+		if c.password != "" {
+			fmt.Fprintf(&conf, " neighbor %v password %s\n", p.address, c.password)
+		}
+	}
+	for _, family := range []string{"ipv4", "ipv6"} {
+		fmt.Fprintf(&conf, " address-family %s unicast\n  redistribute connected\n", family)
+		for _, p := range c.peers {
+			fmt.Fprintf(&conf, "  neighbor %v activate\n", p.address)
+			if p.as == c.as {
+				fmt.Fprintf(&conf, "  neighbor %v route-reflector-client\n", p.address)
+			}
+		}
+		for _, p := range c.own {
+			if p.Addr().Is6() == (family == "ipv6") {
+				fmt.Fprintf(&conf, "  network %v\n", p)
+			}
+		}
+		conf.WriteString(" exit-address-family\n")
+	}
+	// The daemons run as a user of their own.
+	m.Must("install", "-d", "-o", "frr", "-g", "frr", frrDir)
+	m.t.Cleanup(func() { _ = os.RemoveAll(m.Path(frrDir)) })
+	for name, text := range map[string]string{"zebra": "", "bgpd": conf.String()} {
+		if err := os.WriteFile(m.Path(frrDir+"/"+name+".conf"), []byte(text), 0o644); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	m.frr("zebra")
+	node.Eventually(m.t, time.Minute, func() string {
+		if _, err := os.Stat(m.Path(frrDir + "/zserv.api")); err != nil {
+			return "zebra: " + err.Error()
+		}
+		return ""
+	})
+	m.frr("bgpd")
+}
+
+// frr runs a daemon of FRR. They write logs for the case that they crash into /var/tmp, which each
+// has to itself: nodes share that of the host, and their PIDs are the same.
+func (m *machine) frr(name string, args ...string) {
+	m.t.Helper()
+	command := append([]string{frrLib + name, "-A", "127.0.0.1", "-P", "0", "--log", "stdout", "-f", frrDir + "/" + name + ".conf"}, args...)
+	m.daemon("unshare", append([]string{"--mount", "sh", "-c", `mount -t tmpfs frr /var/tmp && exec "$@"`, "sh"}, command...)...)
+}
+
+func (frr) hops(m *machine, p netip.Prefix) (out []netip.Addr) {
+	family := map[bool]string{false: "ipv4", true: "ipv6"}[p.Addr().Is6()]
+	var known struct {
+		Paths []struct {
+			Nexthops []struct{ IP string }
+		}
+	}
+	answer := m.Run("vtysh", "--vty_socket", frrDir, "-c", fmt.Sprintf("show bgp %s unicast %v json", family, p)).Stdout
+	if err := json.Unmarshal([]byte(answer), &known); err != nil {
+		return nil
+	}
+	for _, path := range known.Paths {
+		for _, hop := range path.Nexthops {
+			if a, err := netip.ParseAddr(hop.IP); err == nil {
+				out = append(out, a)
+			}
+		}
+	}
+	return out
+}
