@@ -190,6 +190,8 @@ var allowed = map[string][]string{
 	"internal/host":                     {"internal/userns"},
 	"internal/userns":                   {"internal/oci/pause"},
 	"internal/netns":                    {"internal/userns", "internal/sharedmount"},
+	"internal/sharedmount":              {"internal/host"}, // for the boot ID
+	"internal/image/database":           {"internal/host"}, // likewise
 	"internal/image/rootfs":             {"internal/userns"},
 	"internal/network/peer":             {"internal/network/plan"},
 	"internal/network/heartbeat":        {"internal/netns", "internal/network/nlsock"},

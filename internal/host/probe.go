@@ -17,9 +17,10 @@ import (
 // privilege, counts as missing.
 func Probe(root string) Facts {
 	current, floor := oomScores()
+	boot, _ := BootID()
 	return Facts{
 		Kernel:            kernelRelease(),
-		BootID:            readString("/proc/sys/kernel/random/boot_id"),
+		BootID:            boot,
 		CPUs:              onlineCPUs(),
 		Memory:            totalMemory(),
 		Cgroup:            probeCgroup(),

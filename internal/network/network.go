@@ -20,15 +20,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
 
+	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/keylock"
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/datapath"
@@ -113,11 +112,11 @@ func Open(ctx context.Context, cfg Config) (*Network, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := host.BootID()
 	if err != nil {
 		return nil, fmt.Errorf("network: %w", err)
 	}
-	return open(cfg, strings.TrimSpace(string(boot)))
+	return open(cfg, boot)
 }
 
 func open(cfg Config, boot string) (*Network, error) {

@@ -5,12 +5,13 @@ package sharedmount
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/host"
 )
 
 // mark is the extended attribute of a directory that names the mount which Make made on it.
@@ -93,7 +94,7 @@ func Shared(path string) (bool, error) {
 // mountID identifies the mount at fd among all since the host was booted. Before Linux 6.8 the
 // kernel uses the number of a mount again after it is unmounted.
 func mountID(fd int) (string, error) {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := host.BootID()
 	if err != nil {
 		return "", err
 	}
@@ -103,7 +104,7 @@ func mountID(fd int) (string, error) {
 			return "", err
 		}
 		if st.Mask&uint32(mask) != 0 {
-			return fmt.Sprintf("%s %x %d", strings.TrimSpace(string(boot)), mask, st.Mnt_id), nil
+			return fmt.Sprintf("%s %x %d", boot, mask, st.Mnt_id), nil
 		}
 	}
 	return "", errors.ErrUnsupported

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
@@ -13,6 +12,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/host"
 )
 
 // In the database, an image is a record named by its ID, which references its blobs
@@ -146,9 +147,9 @@ func (db *DB) MarkSynced(ids ...string) error {
 
 // bootID identifies the current boot of this machine.
 var bootID = sync.OnceValue(func() string {
-	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	id, err := host.BootID()
 	if err != nil {
 		return time.Now().String() // unique, so that every start counts as a boot
 	}
-	return strings.TrimSpace(string(id))
+	return id
 })

@@ -22,7 +22,6 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -30,6 +29,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/ipam"
 	"github.com/huskd/husk/internal/network/plan"
@@ -75,11 +75,10 @@ type Network struct {
 // New returns a network. It changes nothing on the node.
 func New(cfg Config) (*Network, error) {
 	if cfg.Boot == "" {
-		boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-		if err != nil {
+		var err error
+		if cfg.Boot, err = host.BootID(); err != nil {
 			return nil, fmt.Errorf("network: %w", err)
 		}
-		cfg.Boot = strings.TrimSpace(string(boot))
 	}
 	if cfg.Mode == "" {
 		cfg.Mode = plan.PTP
