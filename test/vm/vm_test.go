@@ -68,7 +68,7 @@ var testPrograms = []program{
 	{"cgroup", "internal/cgroup", ""},
 	{"host", "internal/host", ""},
 	{"pidfd", "internal/pidfd", ""},
-	{"overlay", "internal/network/overlay", "-test.run=^(TestWays|TestHealing|TestLinkChanges)$/^(ipip|wireguard|wireguard_over_IPv6)$"},
+	{"overlay", "internal/network/overlay", "-test.run=^(TestWays|TestHealing|TestLinkChanges|TestRotation)$/^(ipip|wireguard|wireguard_over_IPv6)$"},
 	{"monitor", "internal/oci/monitor", "-test.run=Conformance/^(out_of_memory|processes_left_behind)$"},
 }
 

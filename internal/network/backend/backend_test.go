@@ -267,7 +267,13 @@ func TestRotation(t *testing.T) {
 		sessions := map[backend.TunnelID]backend.Session{}
 		for key := range names {
 			for _, link := range alive {
-				sessions[backend.TunnelID{Link: link, Key: key}] = backend.Session{Alive: true}
+				own := on.Record.Key()
+				if link == "hn0b5ewg2" && on.Record.Rotating() {
+					own = on.Record.Rotation.Key
+				} else if link == "stale" {
+					link, own = "hn0b5ewg", oldKey
+				}
+				sessions[backend.TunnelID{Link: link, Key: key}] = backend.Session{Alive: true, Own: own}
 			}
 		}
 		on.Second = on.BySecond([]*peer.Node{&to}, sessions)
@@ -295,6 +301,8 @@ func TestRotation(t *testing.T) {
 		{"moved", oldKey, newKey, false, []string{first, second},
 			"wg old 51820, wg2 new 51822, wg2>b's:51822, wg>b's:51820, by wg2, route wg2", "wg b's 51820, wg2 b's 51822, wg2>new:51822, wg>old:51820, by wg2, route wg2"},
 		{"switched", newKey, newKey, false, []string{second},
+			"wg new 51820, wg2 new 51822, wg2>b's:51822, wg>b's:51820, by wg2, route wg2", "wg b's 51820, wg2 b's 51822, wg2>new:51822, wg>new:51820, by wg2, route wg2"},
+		{"switching", newKey, newKey, false, []string{"stale", second},
 			"wg new 51820, wg2 new 51822, wg2>b's:51822, wg>b's:51820, by wg2, route wg2", "wg b's 51820, wg2 b's 51822, wg2>new:51822, wg>new:51820, by wg2, route wg2"},
 		{"back", newKey, newKey, false, []string{first, second},
 			"wg new 51820, wg2 new 51822, wg>b's:51820, wg2>b's:51822, by wg, route wg", "wg b's 51820, wg2 b's 51822, wg>new:51820, wg2>new:51822, by wg, route wg"},

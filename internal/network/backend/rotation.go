@@ -34,8 +34,10 @@ func (t Tunnel) ID() TunnelID { return TunnelID{t.Link, t.Key} }
 
 // Session is what a WireGuard link knows of a peer.
 type Session struct {
-	// Alive means that packets can be exchanged: there was a handshake lately.
+	// Alive means that packets can be exchanged: there was a handshake lately, with the key Own of the
+	// link itself.
 	Alive    bool
+	Own      peer.Key
 	Received int64 // bytes
 }
 
@@ -65,7 +67,11 @@ func (s Self) BySecond(peers []*peer.Node, sessions map[TunnelID]Session) map[st
 			continue
 		}
 		first, second := s.Tunnels(n)
-		if sessions[second.ID()].Alive && (s.prefersSecond(n) || !sessions[first.ID()].Alive) {
+		bySecond, byFirst := sessions[second.ID()], sessions[first.ID()]
+		// When this node gives the first link its new key, sessions with the old one are still there.
+		byFirst.Alive = byFirst.Alive && byFirst.Own == s.Record.Key()
+		bySecond.Alive = bySecond.Alive && bySecond.Own == s.secondKey()
+		if bySecond.Alive && (s.prefersSecond(n) || !byFirst.Alive) {
 			out[n.Name] = true
 		}
 	}
@@ -121,9 +127,14 @@ func (s Self) secondLink(peers []*peer.Node) []Link {
 		return nil
 	}
 	l := s.link(WireGuard, s.Underlay[0])
-	l.Name, l.Port, l.Optional = s.SecondLink(), s.Record.Rotation.Port, true
-	if s.Record.Rotating() {
-		l.Key = s.Record.Rotation.Key
-	}
+	l.Name, l.Port, l.Key, l.Optional = s.SecondLink(), s.Record.Rotation.Port, s.secondKey(), true
 	return []Link{l}
+}
+
+// secondKey returns the key of the second link.
+func (s Self) secondKey() peer.Key {
+	if s.Record.Rotating() {
+		return s.Record.Rotation.Key
+	}
+	return s.Record.Key()
 }

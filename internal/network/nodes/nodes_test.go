@@ -37,6 +37,7 @@ type world struct {
 	probed    []heartbeat.Peer
 	health    map[string]heartbeat.Health
 	sessions  map[backend.TunnelID]backend.Session
+	own       func(link string) peer.Key // key of this node's
 	log       bytes.Buffer
 }
 

@@ -123,7 +123,7 @@ func (o *Overlay) Sessions() (map[backend.TunnelID]backend.Session, error) {
 		}
 		for i := range device.Peers {
 			p := &device.Peers[i]
-			out[backend.TunnelID{Link: link, Key: peer.Key(p.PublicKey)}] = backend.Session{Alive: alive(p), Received: p.ReceiveBytes}
+			out[backend.TunnelID{Link: link, Key: peer.Key(p.PublicKey)}] = backend.Session{Alive: alive(p), Own: peer.Key(device.PublicKey), Received: p.ReceiveBytes}
 		}
 	}
 	return out, nil
