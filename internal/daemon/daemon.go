@@ -233,6 +233,7 @@ func openPeering(d *daemon, subnets []netip.Prefix) (*peering.Peering, error) {
 			Connect: d.membership.connect, Journal: d.journal, Log: d.log,
 		},
 		Instance: d.instance, NodeIPs: ips, Root: d.cfg.Root, State: d.cfg.State,
+		Event: pathEvents(d),
 	})
 }
 

@@ -7,7 +7,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/peering"
 	"github.com/huskd/husk/internal/plugin"
 	"github.com/huskd/husk/internal/plugin/rpc"
@@ -54,6 +56,15 @@ func (n nodeNetwork) Status(ctx context.Context) error {
 		}
 	}
 	return n.External.Status(ctx)
+}
+
+// pathEvents returns what adds events of this node to those that users see.
+func pathEvents(d *daemon) func(nodes.Event) {
+	return func(e nodes.Event) {
+		if d.agent != nil { // huskd runs pods
+			d.agent.Events.Add(event.Event{Warning: e.Warning, Reason: e.Reason, Message: e.Message})
+		}
+	}
 }
 
 // goneTime is how often huskd looks for pods of another runtime that ended without a DEL.

@@ -8,9 +8,6 @@ import (
 	"github.com/huskd/husk/internal/network/nodes"
 )
 
-// silence is how long a node may not answer before it is reported.
-const silence = 10 * time.Second
-
 // nodes checks the ways to other nodes.
 func (d *diagnosis) nodes(st nodes.Status, now time.Time) {
 	const name = "other nodes"
@@ -27,7 +24,7 @@ func (d *diagnosis) nodes(st nodes.Status, now time.Time) {
 	if len(st.Self.Blocks) == 0 {
 		d.add(name, fail, fmt.Sprintf("node %s has no subnet of pod addresses in the store: no pod can start", st.Self.Name), "give it one")
 	}
-	fine := 0
+	fine, silence := 0, st.Silence()
 	for _, p := range st.Peers {
 		switch {
 		case p.Way == "":

@@ -36,6 +36,9 @@ func kindOf(e *huskv1.Event) Cell {
 
 func subjectOf(e *huskv1.Event, pod bool) string {
 	var parts []string
+	if e.Name == "" {
+		return "node"
+	}
 	if pod {
 		parts = append(parts, "pod "+PodName(e.Namespace, e.Name))
 	}

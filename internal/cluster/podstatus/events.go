@@ -30,7 +30,7 @@ const (
 
 var ownReasons = map[string]bool{
 	"SandboxReady": true, "Ended": true, "Ready": true, "Unready": true, "PodSucceeded": true, "PodFailed": true, "PodStopped": true,
-	"Ignored": true, "NotRun": true,
+	"Ignored": true, "NotRun": true, "NodePathLost": true, "NodePathRestored": true, "NodePathChanged": true,
 }
 
 // A node in trouble must not flood the server with events. The limits, the first per second, are

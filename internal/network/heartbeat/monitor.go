@@ -173,6 +173,9 @@ func Interval(peers int) time.Duration {
 	return max(Period, time.Duration(peers)*time.Second/maxRate)
 }
 
+// Silence returns after which time without an answer one of so many peers is to be reported.
+func Silence(peers int) time.Duration { return max(10*time.Second, (misses+1)*Interval(peers)) }
+
 // Due returns the probes to send now.
 func (m *Monitor) Due(now time.Time) (due []Probe) {
 	for name, w := range m.peers {

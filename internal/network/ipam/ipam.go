@@ -359,7 +359,9 @@ func (a *Allocator) Exhausted(now time.Time) error {
 	var errs []error
 	for _, f := range a.families {
 		_, err := a.choose(f, now)
-		errs = append(errs, err)
+		if err != nil && (len(errs) == 0 || errs[0].Error() != err.Error()) { // both may lack a block
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }

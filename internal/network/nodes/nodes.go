@@ -98,6 +98,7 @@ type Config struct {
 	Speaker  Speaker // nil unless Backend is OnlyBGP
 	Keys     Keys    // nil without WireGuard
 	Pods     Pods
+	Event    func(Event) // nil if nobody is told
 	Log      *slog.Logger
 }
 
@@ -149,6 +150,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	running.Go(func() error { return c.cfg.Kernel.Watch(ctx, c.nudge) })
 	running.Go(func() error { return c.cfg.Prober.Run(ctx, c.nudge) })
 	running.Go(func() error { return c.reportUsage(ctx) })
+	running.Go(func() error { return c.reportEvents(ctx) })
 	if c.cfg.Speaker != nil {
 		running.Go(func() error { return c.cfg.Speaker.Run(ctx, c.nudge) })
 	}

@@ -38,6 +38,7 @@ type world struct {
 	health    map[string]heartbeat.Health
 	sessions  map[backend.TunnelID]backend.Session
 	own       func(link string) peer.Key // key of this node's
+	events    []nodes.Event
 	log       bytes.Buffer
 }
 
@@ -56,6 +57,7 @@ func (w *world) set(change func())      { w.mu.Lock(); defer w.mu.Unlock(); chan
 func (w *world) see(view peer.View)     { w.update(view); synctest.Wait() }
 func (w *world) lastPlan() backend.Plan { return w.plans[len(w.plans)-1] }
 func prefix(s string) netip.Prefix      { return netip.MustParsePrefix(s) }
+func blocks(s string) []netip.Prefix    { return []netip.Prefix{prefix(s)} }
 func address(s string) netip.Addr       { return netip.MustParseAddr(s) }
 func (w *world) fail(err error)         { w.set(func() { w.failing = err }) }
 func (w *world) after(d time.Duration)  { time.Sleep(d); synctest.Wait() }
@@ -125,7 +127,8 @@ func startWith(t *testing.T, edit func(*nodes.Config), check func(*world, *nodes
 		w := &world{underlay: []backend.Underlay{eth0("192.0.2.1/24")}}
 		cfg := nodes.Config{
 			Instance: "0b5e", Name: "a", Boot: "1", Cluster: []netip.Prefix{prefix("10.201.0.0/16")}, Backend: backend.Auto, Ways: nodes.Ways{VXLAN: backend.VXLANOf("a")},
-			Registry: w, Kernel: w, Prober: prober{w}, Pods: w, Log: slog.New(slog.NewTextHandler(&w.log, nil)),
+			Registry: w, Kernel: w, Prober: prober{w}, Pods: w,
+			Event: func(e nodes.Event) { w.set(func() { w.events = append(w.events, e) }) }, Log: slog.New(slog.NewTextHandler(&w.log, nil)),
 		}
 		edit(&cfg)
 		c := nodes.New(cfg)

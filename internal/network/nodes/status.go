@@ -60,6 +60,9 @@ func (c *Controller) Status() Status {
 	return s
 }
 
+// Silence returns after which time without an answer a peer is to be reported.
+func (s Status) Silence() time.Duration { return heartbeat.Silence(len(s.Peers)) }
+
 // state is what Status is made of. Invariant: peers, plan.Peers and since have the same order, that
 // of the names.
 type state struct {

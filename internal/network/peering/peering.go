@@ -30,8 +30,9 @@ import (
 type Config struct {
 	nodestore.Config
 	Instance    pod.Instance
-	NodeIPs     []netip.Addr // the node's addresses; none to find them
-	Root, State string       // directories of huskd
+	NodeIPs     []netip.Addr      // the node's addresses; none to find them
+	Root, State string            // directories of huskd
+	Event       func(nodes.Event) // takes changes of the ways to other nodes
 }
 
 // Peering joins the node with others. It is nil, and its methods do nothing, on a node by itself.
@@ -154,7 +155,7 @@ func (n *Peering) Connect(pods *network.Network) {
 	}
 	n.controller = nodes.New(nodes.Config{
 		Instance: n.cfg.Instance, Name: n.cfg.Node, Boot: n.cfg.Boot, Cluster: n.cfg.Subnets, Backend: n.Backend(), Ways: n.ways,
-		Store: n.cfg.Store, Registry: n.store, Kernel: n.kernel, Prober: n.prober, Speaker: n.speaker, Keys: n.keys, Pods: pods, Log: n.cfg.Log,
+		Store: n.cfg.Store, Registry: n.store, Kernel: n.kernel, Prober: n.prober, Speaker: n.speaker, Keys: n.keys, Pods: pods, Event: n.cfg.Event, Log: n.cfg.Log,
 	})
 }
 
