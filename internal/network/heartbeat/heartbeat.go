@@ -17,7 +17,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -60,7 +59,7 @@ type Prober struct {
 	peers   map[string]Peer
 	watched []Peer // the peers in the order of their names
 	from    netip.Addr
-	conn    *net.UDPConn // bound to from; nil if that isn't possible yet
+	conn    *socket // bound to from; nil if that isn't possible yet
 }
 
 // Open returns the prober of a node in the network namespace at path; an empty path means the
@@ -93,10 +92,7 @@ func (p *Prober) Close() error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.conn != nil {
-		errs = append(errs, p.conn.Close())
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, p.hangUp())...)
 }
 
 func (p *Prober) inNode(do func() error) error {
@@ -133,9 +129,8 @@ func (p *Prober) Watch(from netip.Addr, peers []Peer) {
 		p.remove(old[i].Name)
 	}
 	p.watched = peers
-	if from != p.from && p.conn != nil {
-		_ = p.conn.Close()
-		p.conn = nil
+	if from != p.from {
+		_ = p.hangUp()
 	}
 	p.from = from
 }
@@ -164,7 +159,8 @@ func (p *Prober) Impaired() map[string]Health {
 	return p.monitor.Impaired()
 }
 
-// tick is how often Run looks for probes to send.
+// tick is how often Run looks for probes to send and for what has come. Round-trip times don't
+// depend on it.
 const tick = 50 * time.Millisecond
 
 // Run probes until ctx ends. It calls changed when the ways that work to a peer, or the size of the
@@ -177,75 +173,71 @@ func (p *Prober) Run(ctx context.Context, changed func()) error {
 		case <-ctx.Done():
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			if p.conn != nil {
-				_ = p.conn.Close()
-				p.conn = nil
-			}
-			return nil
-		case now := <-clock.C:
-			if p.beat(now, changed) {
+			return p.hangUp()
+		case <-clock.C:
+			if p.beat() {
 				changed()
 			}
 		}
 	}
 }
 
-// beat takes what has expired and sends what is due.
-func (p *Prober) beat(now time.Time, changed func()) bool {
+// hangUp closes the socket if there is one. The caller holds p.mu.
+func (p *Prober) hangUp() error {
+	if p.conn == nil {
+		return nil
+	}
+	err := p.conn.close()
+	p.conn = nil
+	return err
+}
+
+// beat takes what has come and what has expired, and sends what is due.
+func (p *Prober) beat() (found bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.conn == nil && !p.listen(changed) {
+	if p.conn == nil && !p.listen() {
 		return false
 	}
-	found := p.monitor.Expire(now)
+	for range maxReceived {
+		r, ok := p.conn.receive()
+		if !ok {
+			break
+		}
+		found = p.take(r) || found
+	}
+	now := time.Now()
+	found = p.monitor.Expire(now) || found
 	for _, probe := range p.monitor.Due(now) {
 		// A packet that can't be sent is lost like any other.
-		p.send(probe)
+		peer := p.peers[probe.Peer]
+		m := message{kind: kindProbe, way: probe.Way, nonce: p.nonce, seq: probe.Seq, node: p.node}
+		p.sendBy(probe.Way, peer, m.encode(), probe.Size-headers(peer.To))
 	}
 	return found
 }
 
-// listen binds the socket, and receives from it until it is closed. It returns false if the address
-// isn't there, as before the node's first block.
-func (p *Prober) listen(changed func()) bool {
+// maxReceived is how many datagrams are taken at once: whoever sends more loses them.
+const maxReceived = 1000
+
+// listen opens the socket. It returns false if the address isn't there, as before the node's first
+// block.
+func (p *Prober) listen() bool {
 	if !p.from.IsValid() {
 		return false
 	}
-	// Probes are sent whatever the kernel has learned about the path's MTU, and never in fragments.
-	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
-		failed := raw.Control(func(fd uintptr) {
-			if p.from.Is4() {
-				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
-			} else {
-				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE)
-			}
-		})
-		return errors.Join(failed, err)
-	}}
-	var conn net.PacketConn
 	err := p.inNode(func() (err error) {
-		conn, err = config.ListenPacket(context.Background(), "udp", netip.AddrPortFrom(p.from, Port).String())
+		p.conn, err = openSocket(p.from)
 		return err
 	})
-	if err != nil {
-		return false
-	}
-	p.conn = conn.(*net.UDPConn)
-	go p.receive(p.conn, changed)
-	return true
+	return err == nil
 }
 
-// send sends a probe. The caller holds p.mu.
-func (p *Prober) send(probe Probe) {
-	peer := p.peers[probe.Peer]
-	m := message{kind: kindProbe, way: probe.Way, nonce: p.nonce, seq: probe.Seq, node: p.node}
-	p.sendBy(probe.Way, peer, m.encode(probe.Size-headers(peer.To)))
-}
-
-// sendBy sends a payload to a peer by a way. The caller holds p.mu.
-func (p *Prober) sendBy(way backend.Way, peer Peer, payload []byte) {
+// sendBy sends a message to a peer by a way, as a payload of a size or larger if it needs more. The
+// caller holds p.mu.
+func (p *Prober) sendBy(way backend.Way, peer Peer, message []byte, size int) {
 	if way == peer.Way {
-		_, _ = p.conn.WriteToUDPAddrPort(payload, netip.AddrPortFrom(peer.To, Port))
+		p.conn.send(message, size, netip.AddrPortFrom(peer.To, Port))
 		return
 	}
 	i := slices.IndexFunc(peer.Paths, func(path backend.Path) bool { return path.Way == way })
@@ -273,48 +265,31 @@ func (p *Prober) sendBy(way backend.Way, peer Peer, payload []byte) {
 	}
 	to := &unix.SockaddrLinklayer{Protocol: ethertype(peer.To), Ifindex: link, Halen: 6}
 	copy(to.Addr[:], path.MAC[:])
-	_ = unix.Sendto(p.packet, datagram(p.from, peer.To, payload), 0, to)
+	_ = unix.Sendto(p.packet, datagram(p.from, peer.To, append(message, make([]byte, max(0, size-len(message)))...)), 0, to)
 }
 
-// receive answers probes and takes answers until the socket is closed.
-func (p *Prober) receive(conn *net.UDPConn, changed func()) {
-	buf := make([]byte, 1<<16)
-	for {
-		n, from, err := conn.ReadFromUDPAddrPort(buf)
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			continue // of an ICMP error
-		}
-		m, ok := parse(buf[:n])
-		switch {
-		case !ok:
-		case m.kind == kindProbe && from.Port() == Port:
-			p.answer(m, from.Addr())
-		case m.kind == kindAnswer && m.nonce == p.nonce:
-			p.mu.Lock()
-			found := p.monitor.Answer(m.seq, time.Now())
-			p.mu.Unlock()
-			if found {
-				changed()
-			}
-		}
+// take answers a probe or takes an answer. It reports whether this has changed what works. The
+// caller holds p.mu.
+func (p *Prober) take(r received) (found bool) {
+	m, ok := parse(r.data)
+	switch {
+	case !ok:
+	case m.kind == kindProbe && r.from.Port() == Port:
+		p.answer(m, r)
+	case m.kind == kindAnswer && m.nonce == p.nonce:
+		found = p.monitor.Answer(m.seq, m.held, r.at)
 	}
+	return found
 }
 
 // answer answers a probe by the way by which it came. The way in use may be one that doesn't reach
-// the peer, as when a NAT is between the nodes.
-func (p *Prober) answer(m message, from netip.Addr) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// the peer, as when a NAT is between the nodes. The caller holds p.mu.
+func (p *Prober) answer(m message, r received) {
+	from := r.from.Addr()
 	peer, known := p.peers[m.node]
-	if p.conn == nil {
-		return
-	}
 	if !known || peer.To != from { // it may know this node sooner than the other way round
 		peer = Peer{To: from, Way: m.way}
 	}
-	answer := message{kind: kindAnswer, way: m.way, nonce: m.nonce, seq: m.seq}
-	p.sendBy(m.way, peer, answer.encode(0))
+	answer := message{kind: kindAnswer, way: m.way, nonce: m.nonce, seq: m.seq, held: time.Since(r.at)}
+	p.sendBy(m.way, peer, answer.encode(), 0)
 }

@@ -2,7 +2,9 @@ package heartbeat
 
 import (
 	"encoding/binary"
+	"math"
 	"slices"
+	"time"
 
 	"github.com/huskd/husk/internal/network/backend"
 )
@@ -12,6 +14,9 @@ const (
 	kindProbe  = 1
 	kindAnswer = 2
 )
+
+// maxMessage is the size of the largest message without padding.
+const maxMessage = header + 255 + 4
 
 // magic begins each message; its last byte is the version.
 var magic = [4]byte{'h', 'u', 'b', 1}
@@ -32,6 +37,7 @@ const header = 20
 //	nonce     8 bytes
 //	sequence  4 bytes, big endian
 //	node      the name of the sender of a probe, empty in an answer
+//	held      4 bytes in an answer, big endian, of microseconds; earlier versions have none
 //
 // and padding.
 type message struct {
@@ -42,24 +48,34 @@ type message struct {
 	nonce [8]byte
 	seq   uint32
 	node  string
+	// held is how long the sender of an answer has had the probe.
+	held time.Duration
 }
 
-// encode returns the message as a datagram of a size, or larger if it needs more.
-func (m message) encode(size int) []byte {
+// encode returns the message without padding.
+func (m message) encode() []byte {
 	node := m.node[:min(len(m.node), 255)]
-	out := make([]byte, max(size, header+len(node)))
+	out := make([]byte, header+len(node))
 	copy(out, magic[:])
 	out[4], out[5], out[6] = m.kind, byte(slices.Index(wayNumbers, m.way)), byte(len(node))
 	copy(out[8:], m.nonce[:])
 	binary.BigEndian.PutUint32(out[16:], m.seq)
 	copy(out[header:], node)
+	if m.kind == kindAnswer {
+		out = binary.BigEndian.AppendUint32(out, uint32(min(m.held.Microseconds(), math.MaxUint32)))
+	}
 	return out
 }
 
-// parse is the inverse of encode. It returns false for anything else.
+// parse is the inverse of encode, and ignores padding. It returns false for anything else.
 func parse(b []byte) (m message, ok bool) {
 	if len(b) < header || [4]byte(b) != magic || int(b[5]) >= len(wayNumbers) || len(b) < header+int(b[6]) {
 		return m, false
 	}
-	return message{b[4], wayNumbers[b[5]], [8]byte(b[8:]), binary.BigEndian.Uint32(b[16:]), string(b[header : header+int(b[6])])}, true
+	rest := b[header:]
+	m = message{kind: b[4], way: wayNumbers[b[5]], nonce: [8]byte(b[8:]), seq: binary.BigEndian.Uint32(b[16:]), node: string(rest[:b[6]])}
+	if rest = rest[b[6]:]; m.kind == kindAnswer && len(rest) >= 4 {
+		m.held = time.Duration(binary.BigEndian.Uint32(rest)) * time.Microsecond
+	}
+	return m, true
 }

@@ -1,7 +1,6 @@
 package heartbeat
 
 import (
-	"maps"
 	"slices"
 	"time"
 
@@ -44,14 +43,19 @@ type Health struct {
 
 // The protocol's times and counts.
 const (
-	// Period is how often the way in use is probed, for up to maxRate/2 peers.
-	Period = 400 * time.Millisecond
-	// maxRate is how many probes of ways in use are sent per second.
+	// Period is how often each peer is probed that answers, for up to maxRate peers.
+	Period = time.Second
+	// maxRate is how many probes per second are sent to peers that answer, and to those that haven't
+	// for long. It bounds what heartbeats cost a node of thousands of peers.
 	maxRate = 400
+	// quick is how often a peer is probed that has just not answered, or is new.
+	quick = 300 * time.Millisecond
 	// patience is how long an answer may take.
 	patience = 400 * time.Millisecond
 	// misses is how many probes in a row may get no answer.
 	misses = 4
+	// quickMisses is after how many misses a peer is probed as often as others again.
+	quickMisses = 4 * misses
 	// retryPeriod is how often a broken way is probed.
 	retryPeriod = 2 * time.Second
 	// firstHold and lastHold are how long a broken way must answer without a miss before it is used
@@ -76,19 +80,35 @@ var sizes = []int{8950, 1450, 1400, 1370, 1330, 1280}
 // are tried. If these get no answer either, the peer itself is probably down, and nothing would be
 // gained by another way.
 type Monitor struct {
-	peers map[string]*watched
-	seq   uint32
-	sent  map[uint32]sentProbe
+	peers    map[string]*watched
+	impaired map[string]*watched // those with broken ways or a limit
+
+	// order has all peers, which are probed in turns, and next is the index of the one whose turn it
+	// is. They have had their turns up to the time turned.
+	order  []*watched
+	next   int
+	turned time.Time
+	// restless are the peers that are probed more often; see watched.restless.
+	restless []*watched
+
+	// sent are the last probes in the order in which they were sent, and first is the sequence number
+	// of the first one. The answered ones are empty.
+	sent  []sentProbe
+	first uint32
 }
 
 type sentProbe struct {
-	Probe
-	at time.Time
+	to   *watched // nil if it was answered
+	way  backend.Way
+	size int
+	at   time.Time
 }
 
 type watched struct {
 	target   Target
-	ways     map[backend.Way]*path
+	at       int    // index in Monitor.order
+	listed   bool   // in Monitor.restless
+	ways     []path // in the order of target.Ways
 	health   Health
 	outcomes []bool // of the last probes by the way in use
 	turn     int    // of the sizes, see size
@@ -99,6 +119,7 @@ type watched struct {
 
 // path is the state of a way to a peer.
 type path struct {
+	way       backend.Way
 	next      time.Time // when to probe it
 	missed    int       // probes in a row without an answer
 	broken    bool
@@ -107,9 +128,19 @@ type path struct {
 	broke     time.Time
 }
 
+// by returns the state of a way; nil if it isn't the peer's.
+func (w *watched) by(way backend.Way) *path {
+	for i := range w.ways {
+		if w.ways[i].way == way {
+			return &w.ways[i]
+		}
+	}
+	return nil
+}
+
 // NewMonitor returns a monitor without peers.
 func NewMonitor() *Monitor {
-	return &Monitor{peers: map[string]*watched{}, sent: map[uint32]sentProbe{}}
+	return &Monitor{peers: map[string]*watched{}, impaired: map[string]*watched{}}
 }
 
 // Watch replaces the peers to watch. What is known of those that stay is kept.
@@ -119,31 +150,68 @@ func (m *Monitor) Watch(targets []Target) {
 		m.Put(t)
 		stay[t.Name] = true
 	}
-	maps.DeleteFunc(m.peers, func(name string, _ *watched) bool { return !stay[name] })
+	for name := range m.peers {
+		if !stay[name] {
+			m.Remove(name)
+		}
+	}
 }
 
 // Put adds a peer to watch, or changes it and keeps what is known of it.
 func (m *Monitor) Put(t Target) {
 	w := m.peers[t.Name]
 	if w == nil {
-		w = &watched{ways: map[backend.Way]*path{}}
-		m.peers[t.Name] = w
+		w = &watched{at: len(m.order)}
+		m.peers[t.Name], m.order = w, append(m.order, w)
 	}
 	if w.target.Way != t.Way || w.target.MTU != t.MTU {
 		w.health.Limit = 0
 		w.outcomes, w.health.RTT, w.health.Loss = nil, 0, 0
 	}
 	w.target = t
-	for _, way := range t.Ways {
-		if w.ways[way] == nil {
-			w.ways[way] = &path{hold: firstHold}
+	ways := make([]path, len(t.Ways))
+	for i, way := range t.Ways {
+		if known := w.by(way); known != nil {
+			ways[i] = *known
+		} else {
+			ways[i] = path{way: way, hold: firstHold}
 		}
 	}
-	maps.DeleteFunc(w.ways, func(way backend.Way, _ *path) bool { return !slices.Contains(t.Ways, way) })
+	w.ways = ways
+	m.list(w)
 }
 
 // Remove ends watching a peer.
-func (m *Monitor) Remove(name string) { delete(m.peers, name) }
+func (m *Monitor) Remove(name string) {
+	w := m.peers[name]
+	if w == nil {
+		return
+	}
+	last := m.order[len(m.order)-1]
+	m.order[w.at], last.at = last, w.at
+	m.order = m.order[:len(m.order)-1]
+	delete(m.peers, name)
+	delete(m.impaired, name)
+}
+
+// list adds a peer to the lists that it belongs to.
+func (m *Monitor) list(w *watched) {
+	if len(w.health.Broken) > 0 || w.health.Limit > 0 {
+		m.impaired[w.target.Name] = w
+	} else {
+		delete(m.impaired, w.target.Name)
+	}
+	if !w.listed && w.restless() {
+		m.restless, w.listed = append(m.restless, w), true
+	}
+}
+
+// restless reports whether a peer is to be probed more often than others: it is new, or has begun
+// not to answer.
+func (w *watched) restless() bool {
+	p := w.by(w.target.Way)
+	return p != nil && p.missed < quickMisses && (p.missed > 0 || !w.health.Answered)
+}
 
 // Health returns what is known of each peer.
 func (m *Monitor) Health() map[string]Health {
@@ -156,61 +224,94 @@ func (m *Monitor) Health() map[string]Health {
 
 // Impaired returns which peers have broken ways or a limit.
 func (m *Monitor) Impaired() map[string]Health {
-	out := map[string]Health{}
-	for name, w := range m.peers {
-		if len(w.health.Broken) > 0 || w.health.Limit > 0 {
-			out[name] = w.health
-		}
+	out := make(map[string]Health, len(m.impaired))
+	for name, w := range m.impaired {
+		out[name] = w.health
 	}
 	return out
 }
 
-// period is how often each way in use is probed.
-func (m *Monitor) period() time.Duration { return Interval(len(m.peers)) }
-
-// Interval returns how often each of a number of peers is probed by the way in use.
+// Interval returns how often each of a number of peers is probed as long as it answers.
 func Interval(peers int) time.Duration {
 	return max(Period, time.Duration(peers)*time.Second/maxRate)
 }
 
 // Silence returns after which time without an answer one of so many peers is to be reported.
-func Silence(peers int) time.Duration { return max(10*time.Second, (misses+1)*Interval(peers)) }
+func Silence(peers int) time.Duration { return max(10*time.Second, 2*Interval(peers)) }
 
-// Due returns the probes to send now.
+// Due returns the probes to send now. How long it takes depends on how many these are.
 func (m *Monitor) Due(now time.Time) (due []Probe) {
-	for name, w := range m.peers {
-		for way, p := range w.ways {
-			if now.Before(p.next) || !w.wants(way) {
-				continue
-			}
-			p.next = now.Add(m.period())
-			if way != w.target.Way && p.broken {
-				p.next = now.Add(retryPeriod)
-			}
-			m.seq++
-			probe := Probe{Peer: name, Way: way, Seq: m.seq, Size: w.size(way)}
-			m.sent[m.seq] = sentProbe{probe, now}
-			if due = append(due, probe); len(due) == burst {
-				return due
-			}
+	for i := 0; i < len(m.restless); {
+		w := m.restless[i]
+		switch {
+		case len(due) >= burst: // the others come first the next time
+			m.restless = slices.Concat(m.restless[i:], m.restless[:i])
+			return due
+		case w.restless() && m.peers[w.target.Name] == w:
+			due = m.probe(due, w, now, quick)
+			i++
+		default:
+			w.listed = false
+			m.restless = slices.Delete(m.restless, i, i+1)
 		}
+	}
+	return m.turns(due, now)
+}
+
+// turns adds the probes of the peers whose turn it is.
+func (m *Monitor) turns(due []Probe, now time.Time) []Probe {
+	if len(m.order) == 0 {
+		return due
+	}
+	each := Interval(len(m.order)) / time.Duration(len(m.order))
+	if now.Sub(m.turned) > 2*Period { // what wasn't possible isn't made up for
+		m.turned = now.Add(-each)
+	}
+	for range m.order {
+		if now.Sub(m.turned) < each {
+			break
+		}
+		m.next = (m.next + 1) % len(m.order)
+		w, before := m.order[m.next], len(due)
+		if !w.restless() {
+			due = m.probe(due, w, now, 0)
+		}
+		// Probes of broken ways only count once there are too many of all.
+		m.turned = m.turned.Add(max(each, time.Duration(len(due)-before)*time.Second/maxRate))
+	}
+	return due
+}
+
+// probe adds the probes of a peer that are due, with a time between those of one way.
+func (m *Monitor) probe(due []Probe, w *watched, now time.Time, between time.Duration) []Probe {
+	for i := range w.ways {
+		p := &w.ways[i]
+		if now.Before(p.next) || !w.wants(p) {
+			continue
+		}
+		p.next = now.Add(between)
+		if p.way != w.target.Way && p.broken {
+			p.next = now.Add(retryPeriod)
+		}
+		probe := Probe{Peer: w.target.Name, Way: p.way, Seq: m.first + uint32(len(m.sent)), Size: w.size(p.way)}
+		m.sent = append(m.sent, sentProbe{w, p.way, probe.Size, now})
+		due = append(due, probe)
 	}
 	return due
 }
 
 // wants reports whether a way is to be probed: the one in use, broken ones, and all others once the
 // one in use doesn't answer.
-func (w *watched) wants(way backend.Way) bool {
-	p := w.ways[way]
-	if way == w.target.Way || p.broken {
+func (w *watched) wants(p *path) bool {
+	if p.way == w.target.Way || p.broken {
 		return true
 	}
-	current := w.ways[w.target.Way]
-	return current != nil && current.missed >= misses-1
+	current := w.by(w.target.Way)
+	return current != nil && current.missed > 0
 }
 
 // size returns the size of the next probe by a way. Once the way in use is silent, sizes take
-// turns. With a limit, every fifth probe is larger, to see whether the limit is gone.
+// turns. With a limit, every third probe is larger, to see whether the limit is gone.
 func (w *watched) size(way backend.Way) int {
 	full := w.target.MTU
 	if way != w.target.Way {
@@ -219,11 +320,11 @@ func (w *watched) size(way backend.Way) int {
 	w.turn++
 	turn, above := w.turn, 0
 	if limit := w.health.Limit; limit > 0 {
-		if w.turn%5 != 0 {
+		if w.turn%3 != 0 {
 			return limit
 		}
-		turn, above = w.turn/5, limit
-	} else if w.ways[way].missed <= misses {
+		turn, above = w.turn/3, limit
+	} else if w.by(way).missed <= misses {
 		return full
 	}
 	candidates := []int{full}
@@ -241,36 +342,39 @@ func (w *watched) limit(size int) (changed bool) {
 	switch {
 	case size >= w.target.MTU:
 		w.health.Limit = 0
-	case w.ways[w.target.Way].missed > misses && !w.suspect:
+	case w.by(w.target.Way).missed > misses && !w.suspect:
 		w.suspect = true // a busy network loses packets of all sizes: it must happen twice
-	case w.ways[w.target.Way].missed > misses, size > was && was > 0:
+	case w.by(w.target.Way).missed > misses, size > was && was > 0:
 		w.health.Limit = size
 	}
 	w.suspect = w.suspect && size < w.target.MTU
 	return w.health.Limit != was
 }
 
-// Answer takes the answer to a probe. It reports whether Broken or Limit of a peer has
-// changed.
-func (m *Monitor) Answer(seq uint32, now time.Time) (changed bool) {
-	s, ok := m.sent[seq]
-	w := m.peers[s.Peer]
-	if !ok || w == nil || w.ways[s.Way] == nil {
+// Answer takes the answer to a probe, which the peer has sent some time after it had received the
+// probe. It reports whether Broken or Limit of a peer has changed.
+func (m *Monitor) Answer(seq uint32, held time.Duration, now time.Time) (changed bool) {
+	i := seq - m.first
+	if i >= uint32(len(m.sent)) {
 		return false
 	}
-	delete(m.sent, seq)
-	p := w.ways[s.Way]
-	if s.Way == w.target.Way {
-		changed = w.limit(s.Size)
+	s := m.sent[i]
+	m.sent[i].to = nil
+	w, p := m.probed(s)
+	if p == nil {
+		return false
+	}
+	if s.way == w.target.Way {
+		changed = w.limit(s.size)
 	}
 	p.missed = 0
 	if p.goodSince.IsZero() {
 		p.goodSince = now
 	}
 	w.health.Answered, w.health.Last = true, now
-	if s.Way == w.target.Way {
+	if s.way == w.target.Way {
 		w.outcome(true)
-		rtt := now.Sub(s.at)
+		rtt := max(0, now.Sub(s.at)-held)
 		if w.health.RTT > 0 {
 			rtt = (7*w.health.RTT + rtt) / 8 // as TCP smooths it (RFC 6298)
 		}
@@ -280,31 +384,41 @@ func (m *Monitor) Answer(seq uint32, now time.Time) (changed bool) {
 		p.broken = false
 		changed = w.listBroken() || changed
 	}
+	if changed {
+		m.list(w)
+	}
 	return changed
+}
+
+// probed returns the peer that a probe was sent to and the state of its way; nil if it was answered
+// or one of them is gone.
+func (m *Monitor) probed(s sentProbe) (*watched, *path) {
+	if s.to == nil || m.peers[s.to.target.Name] != s.to {
+		return nil, nil
+	}
+	return s.to, s.to.by(s.way)
 }
 
 // Expire takes the probes that got no answer in time. It reports whether Broken of a peer has
 // changed.
 func (m *Monitor) Expire(now time.Time) (changed bool) {
-	for seq, s := range m.sent {
-		if now.Sub(s.at) < patience {
+	for len(m.sent) > 0 && now.Sub(m.sent[0].at) >= patience {
+		s := m.sent[0]
+		m.sent, m.first = m.sent[1:], m.first+1
+		w, p := m.probed(s)
+		if p == nil {
 			continue
 		}
-		delete(m.sent, seq)
-		w := m.peers[s.Peer]
-		if w == nil || w.ways[s.Way] == nil {
-			continue
-		}
-		if w.health.Limit > 0 && s.Size > w.health.Limit {
+		if w.health.Limit > 0 && s.size > w.health.Limit {
 			continue // it was only to see whether the limit is gone
 		}
-		p := w.ways[s.Way]
 		p.missed++
 		p.goodSince = time.Time{}
-		if s.Way == w.target.Way {
+		if s.way == w.target.Way {
 			w.outcome(false)
 			changed = w.breakSilent(s.at, now) || changed
 		}
+		m.list(w)
 	}
 	return changed
 }
@@ -313,15 +427,14 @@ func (m *Monitor) Expire(now time.Time) (changed bool) {
 // must have answered before the last unanswered probe was sent: a peer that comes back answers one
 // way before the other.
 func (w *watched) breakSilent(sent, now time.Time) (changed bool) {
-	current := w.ways[w.target.Way]
+	current := w.by(w.target.Way)
 	if current == nil || current.missed < misses || current.broken {
 		return false
 	}
-	works := func(way backend.Way) bool {
-		p := w.ways[way]
-		return way != w.target.Way && !p.broken && !p.goodSince.IsZero() && !p.goodSince.After(sent)
+	works := func(p path) bool {
+		return p.way != w.target.Way && !p.broken && !p.goodSince.IsZero() && !p.goodSince.After(sent)
 	}
-	if !slices.ContainsFunc(w.target.Ways, works) {
+	if !slices.ContainsFunc(w.ways, works) {
 		return false
 	}
 	current.hold = min(2*current.hold, lastHold)
@@ -334,9 +447,9 @@ func (w *watched) breakSilent(sent, now time.Time) (changed bool) {
 
 func (w *watched) listBroken() (changed bool) {
 	var broken []backend.Way
-	for _, way := range w.target.Ways {
-		if w.ways[way].broken {
-			broken = append(broken, way)
+	for _, p := range w.ways {
+		if p.broken {
+			broken = append(broken, p.way)
 		}
 	}
 	changed = !slices.Equal(broken, w.health.Broken)

@@ -49,12 +49,11 @@ func (n *network) set(working ...backend.Way) {
 
 // run lets the time pass.
 func (n *network) run(d time.Duration) {
-	const tick = 50 * time.Millisecond
 	for end := n.now.Add(d); n.now.Before(end); n.now = n.now.Add(tick) {
 		changed := n.m.Expire(n.now)
 		for _, f := range n.flights {
 			if !f.arrives.After(n.now) {
-				changed = n.m.Answer(f.seq, n.now) || changed
+				changed = n.m.Answer(f.seq, 0, n.now) || changed
 			}
 		}
 		n.flights = slices.DeleteFunc(n.flights, func(f flight) bool { return !f.arrives.After(n.now) })
@@ -126,7 +125,7 @@ func TestComesBackWhenTheWayHolds(t *testing.T) {
 	n.run(time.Minute)
 	n.set(ways...)
 	n.run(time.Minute)
-	n.expect("1m2s vxlan", "2m10s direct")
+	n.expect("1m1s vxlan", "2m10s direct")
 }
 
 // TestFlappingIsDamped: a way that works every other 15 seconds is used less and less.
@@ -201,6 +200,43 @@ func TestRandomLossIsNoFailure(t *testing.T) {
 	n.expect()
 }
 
+// TestOneOfMany breaks a way to one of many peers.
+func TestOneOfMany(t *testing.T) {
+	for peers, limit := range map[int]time.Duration{maxRate: 3 * time.Second, 5000: 5000*time.Second/maxRate + 2*time.Second} {
+		t.Run(fmt.Sprint(peers), func(t *testing.T) {
+			m, now := NewMonitor(), time.Unix(0, 0)
+			for i := range peers {
+				m.Put(Target{fmt.Sprint(i), ways, backend.Direct, 1450})
+			}
+			broken := ""
+			run := func(d time.Duration) (sent int) {
+				for end := now.Add(d); now.Before(end) && len(m.Impaired()) == 0; now = now.Add(tick) {
+					m.Expire(now)
+					for _, p := range m.Due(now) {
+						sent++
+						if p.Peer != broken || p.Way != backend.Direct {
+							m.Answer(p.Seq, 0, now)
+						}
+					}
+				}
+				return sent
+			}
+			run(time.Minute)
+			if sent := run(10 * time.Second); sent > 10*maxRate || sent < 10*maxRate*9/10 {
+				t.Errorf("%d probes in 10 seconds", sent)
+			}
+			for broken = range m.peers {
+				break
+			}
+			began := now
+			run(time.Minute)
+			if got := m.Impaired()[broken]; len(got.Broken) == 0 || now.Sub(began) > limit {
+				t.Errorf("%v after %v, want it within %v", got.Broken, now.Sub(began), limit)
+			}
+		})
+	}
+}
+
 func TestRateIsBounded(t *testing.T) {
 	m := NewMonitor()
 	var targets []Target
@@ -213,7 +249,7 @@ func TestRateIsBounded(t *testing.T) {
 		now = now.Add(100 * time.Millisecond)
 		for _, p := range m.Due(now) {
 			sent++
-			m.Answer(p.Seq, now)
+			m.Answer(p.Seq, 0, now)
 		}
 	}
 	if sent > 5000+60*maxRate {

@@ -206,7 +206,7 @@ func peerOf(p backend.Plan, name string) (out backend.Peer) {
 func BenchmarkPropagation(b *testing.B) {
 	for _, others := range []int{9, 99} {
 		b.Run(fmt.Sprint(others), func(b *testing.B) {
-			c := newBenchCluster(b, others, others > 10)
+			c := newBenchCluster(b, others, false)
 			mover := c.keeper("mover")
 			ctx, cancel := context.WithCancel(context.Background())
 			var running errgroup.Group
