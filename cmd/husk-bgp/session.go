@@ -14,30 +14,90 @@ import (
 	"github.com/huskd/husk/internal/network/bgp"
 )
 
-// session returns the state of a session, and whether the peer has sent all its routes.
-func (s *speaker) session(p *api.Peer) (out bgp.Session, complete bool) {
-	address, _ := netip.ParseAddr(p.State.NeighborAddress)
-	out = bgp.Session{Address: address, AS: p.Conf.PeerAsn}
-	if p.State.SessionState == api.PeerState_SESSION_STATE_ESTABLISHED {
-		out.Up = true
-		if !s.since[address].IsZero() {
-			s.since[address] = time.Now()
-		}
-		return out, s.sent.all(p)
+// peer is a desired peer and what became of its sessions.
+type peer struct {
+	bgp.Peer
+	up  time.Time // when its session was up last, or began to be wanted
+	bfd time.Time // when BFD was up last, likewise
+	why string    // why the last session ended
+	// closed is when its session was closed because of maxPrefixes or, later, tried again. It is zero
+	// again when the peer has sent all its routes in another session.
+	closed time.Time
+	down   bool // it is closed now
+}
+
+// reopen reports whether to try a closed session again.
+func (p *peer) reopen(now time.Time) bool {
+	if !p.down || now.Sub(p.closed) < reopenTime {
+		return false
 	}
-	if m := p.State.DisconnectMessage; m != "" {
-		s.why[address] = m
+	p.closed = now
+	return true
+}
+
+// session returns the state of a session, and whether the peer has sent all its routes.
+func (s *speaker) session(state *api.Peer) (out bgp.Session, complete, ok bool) {
+	address, _ := netip.ParseAddr(state.State.NeighborAddress)
+	p, ok := s.peers[address]
+	if !ok {
+		return out, false, false
+	}
+	now := time.Now()
+	out = bgp.Session{Address: address, AS: p.AS}
+	p.down = state.State.AdminState == api.PeerState_ADMIN_STATE_PFX_CT
+	if p.down && p.closed.IsZero() {
+		p.closed = now
+	}
+	out.Up = !p.down && state.State.SessionState == api.PeerState_SESSION_STATE_ESTABLISHED
+	if out.Up {
+		p.up, complete = now, s.sent.all(state)
+		if complete {
+			p.closed = time.Time{}
+		}
+		out.Why = s.lacks(p, state)
+	}
+	if m := state.State.DisconnectMessage; !out.Up && m != "" {
+		p.why = m
 	}
 	switch {
-	case p.State.AdminState == api.PeerState_ADMIN_STATE_PFX_CT:
-		out.Down = fmt.Sprintf("it announced more than %d prefixes, so the session was closed", maxPrefixes)
-	case time.Since(s.since[address]) < graceTime:
-	case s.why[address] != "":
-		out.Down = s.why[address]
+	case !p.closed.IsZero():
+		out.Up, out.Why = false, fmt.Sprintf("it announced more than %d prefixes, so the session was closed; it is tried again every %v", maxPrefixes, reopenTime)
+	case out.Up, now.Sub(p.up) < graceTime:
+	case p.why != "":
+		out.Why = p.why
 	default:
-		out.Down = "it doesn't answer: is a speaker there, does it know this node, and has it the same password?"
+		out.Why = "it doesn't answer: is a speaker there, does it know this node, and has it the same password?"
 	}
-	return out, out.Down != ""
+	return out, complete || !out.Up && out.Why != "", true
+}
+
+// lacks returns what a session that is up lacks.
+func (s *speaker) lacks(p *peer, state *api.Peer) string {
+	if !p.BFD || state.State.GetBfdState().GetSessionState() == api.BfdSessionState_BFD_SESSION_STATE_UP {
+		p.bfd = time.Now()
+	}
+	mixed := false
+	for prefix, via := range s.prefixes {
+		mixed = mixed || prefix.Addr().Is4() && via.Is6()
+	}
+	switch {
+	case mixed && !takesMixed(state):
+		return "it takes no IPv4 routes with IPv6 next hops (RFC 8950): enable them there"
+	case time.Since(p.bfd) > graceTime:
+		return fmt.Sprintf("it doesn't answer BFD, so a dead path is found after %v only: enable BFD there", holdTime*time.Second)
+	}
+	return ""
+}
+
+// takesMixed reports whether a peer takes IPv4 routes with IPv6 next hops.
+func takesMixed(state *api.Peer) bool {
+	remote, _ := apiutil.UnmarshalCapabilities(state.State.RemoteCap)
+	return slices.ContainsFunc(remote, func(c wire.ParameterCapabilityInterface) bool {
+		n, ok := c.(*wire.CapExtendedNexthop)
+		return ok && slices.ContainsFunc(n.Tuples, func(t *wire.CapExtendedNexthopTuple) bool {
+			return t.NLRIAFI == wire.AFI_IP && t.NLRISAFI == wire.SAFI_UNICAST && t.NexthopAFI == wire.AFI_IP6
+		})
+	})
 }
 
 // sentFamilies are the families of which peers have said, since their sessions came up, that they

@@ -29,6 +29,13 @@ const (
 	deferralTime = 5
 )
 
+// With BFD, a path is dead when no packet has come for bfdMultiplier intervals, which are in
+// microseconds. A router may want longer intervals.
+const (
+	bfdInterval   = 200_000
+	bfdMultiplier = 3
+)
+
 const (
 	// settleTime is how long a speaker waits for the routes of its peers after its start, and
 	// quietTime how long for those of a peer that doesn't say when it has sent all.
@@ -36,6 +43,8 @@ const (
 	quietTime  = 2 * time.Second
 	// graceTime is how long a session may be down without being reported.
 	graceTime = 10 * time.Second
+	// reopenTime is after how long a session that was closed because of maxPrefixes is tried again.
+	reopenTime = time.Minute
 )
 
 // maxPrefixes is how many prefixes of a family a peer may announce. A peer that announces more is
@@ -55,12 +64,9 @@ type speaker struct {
 	settled bool
 	begun   time.Time // when bgp was started
 
-	peers    map[netip.Addr]bgp.Peer
+	peers    map[netip.Addr]*peer
 	prefixes map[netip.Prefix]netip.Addr // next hops
-	// since is when a session was up last, or began to be wanted.
-	since map[netip.Addr]time.Time
-	why   map[netip.Addr]string // why the last session ended
-	sent  *sentFamilies
+	sent     *sentFamilies
 }
 
 func newSpeaker(restarted bool) *speaker {
@@ -83,16 +89,26 @@ func (s *speaker) set(d bgp.Desired) {
 	s.err = s.apply()
 }
 
-// retry tries again what failed.
+// retry tries again what failed, and opens sessions again that were closed for a while.
 func (s *speaker) retry() {
 	if s.err != nil {
 		s.err = s.apply()
+	}
+	for address, p := range s.peers {
+		if p.reopen(time.Now()) {
+			_ = s.bgp.EnablePeer(context.Background(), &api.EnablePeerRequest{Address: address.String()})
+		}
 	}
 }
 
 // stop ends all sessions; peers remove the routes at once.
 func (s *speaker) stop() {
 	if s.bgp != nil {
+		// One by one: StopBgp, which removes all of them, and the BFD of a peer that fails at that
+		// moment can wait for each other.
+		for address := range s.peers {
+			_ = s.bgp.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: address.String()})
+		}
 		_ = s.bgp.StopBgp(context.Background(), &api.StopBgpRequest{})
 		s.bgp.Stop()
 		s.bgp = nil
@@ -127,8 +143,7 @@ func (s *speaker) start() error {
 		return fmt.Errorf("listen on port 179 of %v: %w: does another BGP speaker run on this node?", s.desired.Local, err)
 	}
 	s.bgp, s.begun = b, time.Now()
-	s.peers, s.prefixes = map[netip.Addr]bgp.Peer{}, map[netip.Prefix]netip.Addr{}
-	s.since, s.why, s.sent = map[netip.Addr]time.Time{}, map[netip.Addr]string{}, newSentFamilies()
+	s.peers, s.prefixes, s.sent = map[netip.Addr]*peer{}, map[netip.Prefix]netip.Addr{}, newSentFamilies()
 	// A node announces its own blocks only. It must not become a transit for its peers.
 	const name = "own"
 	policy := &api.Policy{Name: name, Statements: []*api.Statement{{
@@ -161,23 +176,13 @@ func (s *speaker) start() error {
 func (s *speaker) setPrefixes() error {
 	want := map[netip.Prefix]netip.Addr{}
 	for _, p := range s.desired.Prefixes {
-		if i := slices.IndexFunc(s.desired.Local, func(a netip.Addr) bool { return a.Is6() == p.Addr().Is6() }); i >= 0 {
-			want[p] = s.desired.Local[i]
+		if via := s.local(p.Addr().Is6()); via.IsValid() {
+			want[p] = via
+		} else if p.Addr().Is4() {
+			want[p] = s.local(true)
 		}
 	}
-	for p, via := range s.prefixes {
-		if want[p] == via {
-			continue
-		}
-		path, err := pathOf(p, via)
-		if err != nil {
-			return err
-		}
-		if err := s.bgp.DeletePath(apiutil.DeletePathRequest{Paths: []*apiutil.Path{path}}); err != nil {
-			return fmt.Errorf("withdraw %v: %w", p, err)
-		}
-		delete(s.prefixes, p)
-	}
+	// New ones come first, so that a prefix that replaces others leaves no gap.
 	for p, via := range want {
 		if s.prefixes[p] == via {
 			continue
@@ -191,7 +196,30 @@ func (s *speaker) setPrefixes() error {
 		}
 		s.prefixes[p] = via
 	}
+	for p, via := range s.prefixes {
+		if want[p].IsValid() {
+			continue
+		}
+		path, err := pathOf(p, via)
+		if err != nil {
+			return err
+		}
+		if err := s.bgp.DeletePath(apiutil.DeletePathRequest{Paths: []*apiutil.Path{path}}); err != nil {
+			return fmt.Errorf("withdraw %v: %w", p, err)
+		}
+		delete(s.prefixes, p)
+	}
 	return nil
+}
+
+// local returns the node's address of a family.
+func (s *speaker) local(six bool) netip.Addr {
+	for _, a := range s.desired.Local {
+		if a.Is6() == six {
+			return a
+		}
+	}
+	return netip.Addr{}
 }
 
 func pathOf(p netip.Prefix, via netip.Addr) (*apiutil.Path, error) {
@@ -200,12 +228,14 @@ func pathOf(p netip.Prefix, via netip.Addr) (*apiutil.Path, error) {
 		return nil, err
 	}
 	path := &apiutil.Path{Family: wire.RF_IPv4_UC, Nlri: nlri, Attrs: []wire.PathAttributeInterface{wire.NewPathAttributeOrigin(0)}}
+	if p.Addr().Is6() {
+		path.Family = wire.RF_IPv6_UC
+	}
 	var hop wire.PathAttributeInterface
-	if p.Addr().Is4() {
+	if via.Is4() {
 		hop, err = wire.NewPathAttributeNextHop(via)
 	} else {
-		path.Family = wire.RF_IPv6_UC
-		hop, err = wire.NewPathAttributeMpReachNLRI(wire.RF_IPv6_UC, []wire.PathNLRI{{NLRI: nlri}}, via)
+		hop, err = wire.NewPathAttributeMpReachNLRI(path.Family, []wire.PathNLRI{{NLRI: nlri}}, via)
 	}
 	path.Attrs = append(path.Attrs, hop)
 	return path, err
@@ -218,29 +248,28 @@ func (s *speaker) setPeers() error {
 		want[p.Address] = p
 	}
 	for a, p := range s.peers {
-		if want[a] == p {
+		if want[a] == p.Peer {
 			continue
 		}
 		if err := s.bgp.DeletePeer(ctx, &api.DeletePeerRequest{Address: a.String()}); err != nil {
 			return fmt.Errorf("remove peer %v: %w", a, err)
 		}
 		delete(s.peers, a)
-		delete(s.since, a)
-		delete(s.why, a)
 	}
 	for a, p := range want {
 		if _, ok := s.peers[a]; ok {
 			continue
 		}
-		if err := s.bgp.AddPeer(ctx, &api.AddPeerRequest{Peer: s.peer(p)}); err != nil {
+		if err := s.bgp.AddPeer(ctx, &api.AddPeerRequest{Peer: s.config(p)}); err != nil {
 			return fmt.Errorf("add peer %v: %w", a, err)
 		}
-		s.peers[a], s.since[a] = p, time.Now()
+		s.peers[a] = &peer{Peer: p, up: time.Now(), bfd: time.Now()}
 	}
 	return nil
 }
 
-func (s *speaker) peer(p bgp.Peer) *api.Peer {
+// config returns the peer as gobgp takes it.
+func (s *speaker) config(p bgp.Peer) *api.Peer {
 	out := &api.Peer{
 		Conf:      &api.PeerConf{NeighborAddress: p.Address.String(), PeerAsn: p.AS, AuthPassword: p.Password},
 		Transport: &api.Transport{PassiveMode: p.Passive},
@@ -251,8 +280,11 @@ func (s *speaker) peer(p bgp.Peer) *api.Peer {
 			Enabled: true, RestartTime: restartTime, DeferralTime: deferralTime, LocalRestarting: s.restarted && time.Since(s.begun) < deferralTime*time.Second,
 		},
 	}
-	if i := slices.IndexFunc(s.desired.Local, func(a netip.Addr) bool { return a.Is6() == p.Address.Is6() }); i >= 0 {
-		out.Transport.LocalAddress = s.desired.Local[i].String()
+	if a := s.local(p.Address.Is6()); a.IsValid() {
+		out.Transport.LocalAddress = a.String()
+	}
+	if p.BFD {
+		out.Bfd = &api.BfdPeerConfig{Enabled: true, DesiredMinimumTxInterval: bfdInterval, RequiredMinimumReceive: bfdInterval, DetectionMultiplier: bfdMultiplier}
 	}
 	if p.AS != s.desired.AS {
 		// Other nodes of this AS are behind the peer. This node's own blocks are ignored in any case.
@@ -280,9 +312,10 @@ func (s *speaker) state() bgp.State {
 	}
 	waiting := false
 	err := s.bgp.ListPeer(context.Background(), &api.ListPeerRequest{}, func(p *api.Peer) {
-		session, complete := s.session(p)
-		out.Sessions = append(out.Sessions, session)
-		waiting = waiting || !complete
+		if session, complete, ok := s.session(p); ok {
+			out.Sessions = append(out.Sessions, session)
+			waiting = waiting || !complete
+		}
 	})
 	slices.SortFunc(out.Sessions, func(a, b bgp.Session) int { return a.Address.Compare(b.Address) })
 	for _, f := range families {
@@ -309,9 +342,8 @@ func (s *speaker) routes(f wire.Family, out *[]bgp.Route) error {
 			return
 		}
 		r := bgp.Route{Prefix: prefix}
-		for _, p := range paths {
-			via := nextHop(p)
-			if p.Best && !p.IsNexthopInvalid && via.IsGlobalUnicast() && !slices.Contains(s.desired.Local, via) && !slices.Contains(r.Via, via) {
+		for _, p := range paths { // the best first
+			if via := nextHop(p); s.usable(p) && (len(r.Via) == 0 || p.Best) && !slices.Contains(r.Via, via) {
 				r.Via = append(r.Via, via)
 			}
 		}
@@ -320,6 +352,14 @@ func (s *speaker) routes(f wire.Family, out *[]bgp.Route) error {
 			*out = append(*out, r)
 		}
 	})
+}
+
+// usable reports whether a path leads somewhere. Those of a peer whose session was closed aren't
+// used before it has sent all of them, fewer than too many.
+func (s *speaker) usable(p *apiutil.Path) bool {
+	via := nextHop(p)
+	from := s.peers[p.PeerAddress]
+	return from != nil && from.closed.IsZero() && !p.IsNexthopInvalid && via.IsGlobalUnicast() && !slices.Contains(s.desired.Local, via)
 }
 
 func nextHop(p *apiutil.Path) netip.Addr {

@@ -14,9 +14,13 @@ import (
 )
 
 // newSpeakers returns nodes of a file that speak BGP.
-func newSpeakers(t *testing.T, nodes int, flags ...string) *cluster {
+func newSpeakers(t *testing.T, nodes int) *cluster {
 	t.Helper()
-	s := node.NewUnderlay(t).Segment(node.Media{})
+	return newSpeakersOn(t, node.NewUnderlay(t).Segment(node.Media{}), nodes)
+}
+
+func newSpeakersOn(t *testing.T, s *node.Segment, nodes int) *cluster {
+	t.Helper()
 	on := make([]*node.Segment, nodes)
 	for i := range on {
 		on[i] = s
@@ -27,7 +31,6 @@ func newSpeakers(t *testing.T, nodes int, flags ...string) *cluster {
 	for _, m := range c.nodes {
 		m.Binary("husk-bgp")
 		m.flags = node.Flags("--pod-subnets", subnets, "--network-store", "file", "--nodes-file", c.file, "--network-backend", "bgp")
-		m.also(flags...)
 	}
 	return c
 }
@@ -259,6 +262,134 @@ func TestBGPHostile(t *testing.T) {
 				}
 				return ""
 			})
+			remove(t, a)
+		})
+	}
+}
+
+// TestBGPIPv6Only runs nodes without IPv4 addresses, whose pods have them all the same: routes of
+// IPv4 have IPv6 next hops (RFC 8950).
+func TestBGPIPv6Only(t *testing.T) {
+	t.Parallel()
+	t.Run("mesh", func(t *testing.T) {
+		t.Parallel()
+		c := newSpeakersOn(t, node.NewUnderlay(t).Segment(node.Media{NoIPv4: true}), 2)
+		c.start()
+		Reach(t, 30*time.Second, c.nodes...)
+		c.goes(by("bgp"))
+		remove(t, c.nodes...)
+	})
+	for software, routing := range routings {
+		for _, as := range []uint32{64512, 65000} {
+			t.Run(fmt.Sprintf("%s/%d", software, as), func(t *testing.T) {
+				t.Parallel()
+				u := node.NewUnderlay(t)
+				s := u.Segment(node.Media{NoIPv4: true})
+				c := newSpeakersOn(t, s, 2)
+				config := routerConfig{as: as}
+				config.addPeers(64512, c.nodes...)
+				r := newRouter(t, s, routing, config)
+				for _, m := range c.nodes {
+					// FRR advertises itself as a router of the link, by which nodes get other addresses.
+					u.Filter(m.Node, r.Node, "icmpv6 type nd-router-advert")
+					m.also("--bgp-peers", fmt.Sprintf("%v=%d", r.at(), as))
+				}
+				c.start()
+				for _, m := range c.nodes {
+					for _, block := range m.blocks {
+						r.knows(block, m, true)
+					}
+				}
+				Reach(t, 30*time.Second, c.nodes...)
+				c.goes(by("bgp"))
+				t.Logf("routes:\n%s", c.nodes[0].routes())
+				remove(t, c.nodes...)
+			})
+		}
+	}
+}
+
+// TestBGPAggregates has nodes with adjacent blocks, which they announce as one prefix, and a router
+// that announces one prefix for all of them.
+func TestBGPAggregates(t *testing.T) {
+	t.Parallel()
+	for software, routing := range routings {
+		t.Run(software, func(t *testing.T) {
+			t.Parallel()
+			s := node.NewUnderlay(t).Segment(node.Media{})
+			c := newSpeakersOn(t, s, 2)
+			for i, m := range c.nodes {
+				m.blocks[0] = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 201, byte(16 + 2*i), 0}), 24)
+				m.blocks = append(m.blocks, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 201, byte(17 + 2*i), 0}), 24))
+			}
+			c.write(c.nodes...)
+			config := routerConfig{as: 65000, aggregate: netip.MustParsePrefix("10.201.16.0/20")}
+			config.addPeers(64512, c.nodes...)
+			r := newRouter(t, s, routing, config)
+			for _, m := range c.nodes {
+				m.also("--bgp-peers", fmt.Sprintf("%v=65000", r.at()))
+			}
+			c.start()
+			for _, m := range c.nodes {
+				r.knows(netip.PrefixFrom(m.blocks[0].Addr(), 23), m, true)
+				r.knows(m.blocks[0], m, false)
+			}
+			Reach(t, 30*time.Second, c.nodes...)
+			a, b := c.nodes[0], c.nodes[1]
+			for _, block := range []netip.Prefix{b.blocks[0], b.blocks[2]} {
+				if want := fmt.Sprintf("%v via %v ", block, r.at()); !strings.Contains(a.routes(), want) {
+					t.Errorf("no route %s:\n%s", want, a.routes())
+				}
+			}
+			if strings.Contains(a.routes(), "/20") {
+				t.Errorf("the router's prefix has become a route:\n%s", a.routes())
+			}
+			remove(t, c.nodes...)
+		})
+	}
+}
+
+// TestBGPDeadPath cuts a node off from one of two routers. With BFD, both find that long before the
+// session's hold time of 30 seconds.
+func TestBGPDeadPath(t *testing.T) {
+	t.Parallel()
+	for software, routing := range routings {
+		t.Run(software, func(t *testing.T) {
+			t.Parallel()
+			u := node.NewUnderlay(t)
+			s := u.Segment(node.Media{})
+			c := newSpeakersOn(t, s, 1)
+			a := c.nodes[0]
+			config := routerConfig{as: 65000, bfd: true, own: []netip.Prefix{netip.MustParsePrefix("10.201.200.0/24")}}
+			config.addPeers(64512, a)
+			routers := []*router{newRouter(t, s, routing, config), newRouter(t, s, routing, config)}
+			a.also("--bgp-peers", fmt.Sprintf("%v=65000/bfd,%v=65000/bfd", routers[0].at(), routers[1].at()))
+			c.start()
+			uses := func(within time.Duration, want bool) {
+				t.Helper()
+				began := time.Now()
+				node.Eventually(t, within, func() string {
+					got := a.Must("ip", "route", "show", "10.201.200.0/24")
+					if strings.Contains(got, routers[0].at().String()+" ") != want || !strings.Contains(got, routers[1].at().String()+" ") {
+						return fmt.Sprintf("by %v: want %t: %s", routers[0].at(), want, got)
+					}
+					return ""
+				})
+				t.Logf("by %v: %t after %v", routers[0].at(), want, time.Since(began).Round(time.Millisecond))
+				began = time.Now()
+				routers[0].knows(a.blocks[0], a, want)
+				t.Logf("the router: %v later", time.Since(began).Round(time.Millisecond))
+			}
+			uses(30*time.Second, true)
+			a.says("BFD", false)
+			// BFD is up a moment after the session. Only then does it find what happens.
+			for _, r := range routers {
+				r.bfdUp(a)
+			}
+			u.Cut(a.Node, routers[0].Node)
+			uses(15*time.Second, false)
+			u.Heal(a.Node, routers[0].Node)
+			uses(30*time.Second, true)
 			remove(t, a)
 		})
 	}

@@ -26,6 +26,8 @@ type routing interface {
 	run(m *machine, c routerConfig)
 	// hops returns the next hops that it has learned for a prefix.
 	hops(m *machine, p netip.Prefix) []netip.Addr
+	// bfdUp reports whether it has a session of BFD with an address.
+	bfdUp(m *machine, at netip.Addr) bool
 }
 
 // routings are all that Husk is tested with.
@@ -37,7 +39,10 @@ type routerConfig struct {
 	as       uint32
 	password string
 	own      []netip.Prefix
-	peers    []routerPeer
+	// aggregate is announced in place of the prefixes that it contains. It is of IPv4.
+	aggregate netip.Prefix
+	bfd       bool // with the timers of husk-bgp
+	peers     []routerPeer
 }
 
 type routerPeer struct {
@@ -90,6 +95,17 @@ func (r *router) knows(block netip.Prefix, by *machine, want bool) {
 	})
 }
 
+// bfdUp waits until the router has a session of BFD with a node.
+func (r *router) bfdUp(with *machine) {
+	r.t.Helper()
+	node.Eventually(r.t, 30*time.Second, func() string {
+		if !r.routing.bfdUp(r.machine, with.Uplink.Addresses[0].Addr()) {
+			return fmt.Sprintf("%T has no session of BFD with %s", r.routing, with.Uplink.Name())
+		}
+		return ""
+	})
+}
+
 // daemon runs a program of a router until the test ends. Programs end in the reverse order of their
 // starts.
 func (m *machine) daemon(name string, args ...string) {
@@ -125,6 +141,15 @@ func (b bird) run(m *machine, c routerConfig) {
 	hosttest.Program(m.t, "bird")
 	var conf strings.Builder
 	fmt.Fprintf(&conf, "router id %s;\nprotocol device {}\nprotocol direct { ipv4; ipv6; }\n", m.id())
+	conf.WriteString("protocol kernel { ipv4 { export where source = RTS_BGP; }; }\nprotocol kernel { ipv6 { export where source = RTS_BGP; }; }\n")
+	export := "all"
+	if c.aggregate.IsValid() {
+		export = fmt.Sprintf("where net !~ [ %v{%d,32} ]", c.aggregate, c.aggregate.Bits()+1)
+		c.own = append(slices.Clone(c.own), c.aggregate)
+	}
+	if c.bfd {
+		conf.WriteString("protocol bfd { interface \"*\" { min rx interval 200 ms; min tx interval 200 ms; multiplier 3; }; }\n")
+	}
 	for _, six := range []bool{false, true} {
 		fmt.Fprintf(&conf, "protocol static { ipv%d;\n", map[bool]int{false: 4, true: 6}[six])
 		for _, p := range c.own {
@@ -142,12 +167,19 @@ func (b bird) run(m *machine, c routerConfig) {
 		if c.password != "" {
 			reflect += fmt.Sprintf(" password %q;", c.password)
 		}
+		if c.bfd {
+			reflect += " bfd on;"
+		}
+		gateway4 := gateway
+		if p.address.Is6() {
+			gateway4 = gateway + " extended next hop on;"
+		}
 		fmt.Fprintf(&conf, `protocol bgp peer%d {
-  local %v as %d; neighbor %v as %d; graceful restart on; %s
-  ipv4 { import all; export all; %[7]s };
+  local %v as %d; neighbor %v as %d; graceful restart on; error wait time 1, 2; %s
+  ipv4 { import all; export %[8]s; %[9]s };
   ipv6 { import all; export all; %[7]s };
 }
-`, i, m.Uplink.Addresses[0].Addr(), c.as, p.address, p.as, reflect, gateway)
+`, i, m.Uplink.Addresses[0].Addr(), c.as, p.address, p.as, reflect, gateway, export, gateway4)
 	}
 	file := filepath.Join(m.Dir, "bird.conf")
 	if err := os.WriteFile(file, []byte(conf.String()), 0o600); err != nil {
@@ -167,7 +199,16 @@ func (b bird) hops(m *machine, p netip.Prefix) (out []netip.Addr) {
 	return out
 }
 
-// frr is FRRouting: zebra, which changes the kernel's routes, and bgpd.
+func (b bird) bfdUp(m *machine, at netip.Addr) bool {
+	for line := range strings.Lines(m.Run("birdc", "-s", b.socket(m), "show", "bfd", "sessions").Stdout) {
+		if f := strings.Fields(line); len(f) > 2 && f[0] == at.String() {
+			return f[2] == "Up"
+		}
+	}
+	return false
+}
+
+// frr is FRRouting: zebra, which changes the kernel's routes, bgpd and bfdd.
 type frr struct{}
 
 // Debian's FRR keeps its sockets in /run/frr, which is the node's own.
@@ -192,6 +233,12 @@ func (frr) run(m *machine, c routerConfig) {
 		if c.password != "" {
 			fmt.Fprintf(&conf, " neighbor %v password %s\n", p.address, c.password)
 		}
+		if c.bfd {
+			fmt.Fprintf(&conf, " neighbor %v bfd profile fast\n", p.address)
+		}
+		if p.address.Is6() {
+			fmt.Fprintf(&conf, " neighbor %v capability extended-nexthop\n", p.address)
+		}
 	}
 	for _, family := range []string{"ipv4", "ipv6"} {
 		fmt.Fprintf(&conf, " address-family %s unicast\n  redistribute connected\n", family)
@@ -206,16 +253,22 @@ func (frr) run(m *machine, c routerConfig) {
 				fmt.Fprintf(&conf, "  network %v\n", p)
 			}
 		}
+		if c.aggregate.IsValid() && family == "ipv4" {
+			fmt.Fprintf(&conf, "  aggregate-address %v summary-only\n", c.aggregate)
+		}
 		conf.WriteString(" exit-address-family\n")
 	}
+	const bfd = "bfd\n profile fast\n  receive-interval 200\n  transmit-interval 200\n exit\nexit\n"
 	// The daemons run as a user of their own.
 	m.Must("install", "-d", "-o", "frr", "-g", "frr", frrDir)
 	m.t.Cleanup(func() { _ = os.RemoveAll(m.Path(frrDir)) })
-	for name, text := range map[string]string{"zebra": "", "bgpd": conf.String()} {
+	for name, text := range map[string]string{"zebra": "", "bgpd": conf.String(), "bfdd": bfd} {
 		if err := os.WriteFile(m.Path(frrDir+"/"+name+".conf"), []byte(text), 0o644); err != nil {
 			m.t.Fatal(err)
 		}
 	}
+	// bgpd closes sessions over IPv6 while the link has no link-local address to announce.
+	node.Eventually(m.t, 10*time.Second, func() string { return m.Must("ip", "-6", "address", "show", "dev", "up0", "tentative") })
 	m.frr("zebra")
 	node.Eventually(m.t, time.Minute, func() string {
 		if _, err := os.Stat(m.Path(frrDir + "/zserv.api")); err != nil {
@@ -223,6 +276,9 @@ func (frr) run(m *machine, c routerConfig) {
 		}
 		return ""
 	})
+	if c.bfd {
+		m.frr("bfdd")
+	}
 	m.frr("bgpd")
 }
 
@@ -253,4 +309,18 @@ func (frr) hops(m *machine, p netip.Prefix) (out []netip.Addr) {
 		}
 	}
 	return out
+}
+
+func (frr) bfdUp(m *machine, at netip.Addr) bool {
+	var peers []struct{ Peer, Status string }
+	answer := m.Run("vtysh", "--vty_socket", frrDir, "-c", "show bfd peers json").Stdout
+	if err := json.Unmarshal([]byte(answer), &peers); err != nil {
+		return false
+	}
+	for _, p := range peers {
+		if p.Peer == at.String() {
+			return p.Status == "up"
+		}
+	}
+	return false
 }

@@ -31,6 +31,7 @@ func self(b backend.Backend) backend.Self {
 			{Link: "eth0", Address: netip.MustParsePrefix("192.0.2.1/24"), MTU: 1500},
 			{Link: "eth0", Address: netip.MustParsePrefix("2001:db8::1/64"), MTU: 1500},
 		},
+		Cluster: []netip.Prefix{netip.MustParsePrefix("10.201.0.0/16"), netip.MustParsePrefix("fd68::/48")},
 	}
 	return s
 }
@@ -131,6 +132,23 @@ func TestFor(t *testing.T) {
 					netip.MustParsePrefix("10.201.0.0/16"): {netip.MustParseAddr("192.0.2.66")},
 				}
 			}, want: []string{"bgp mtu 1500", "route 10.201.2.0/24 via 192.0.2.2 dev eth0", "route 10.201.2.0/24 via 192.0.2.200 dev eth0"}},
+		"learned by BGP as a part": {peer: near, with: backend.OnlyBGP, edit: func(n *peer.Node) { n.Blocks = n.Blocks[:1] },
+			self: func(s *backend.Self) {
+				s.Learned = map[netip.Prefix][]netip.Addr{
+					netip.MustParsePrefix("10.201.2.0/23"): {netip.MustParseAddr("192.0.2.2")},
+					netip.MustParsePrefix("10.201.0.0/16"): {netip.MustParseAddr("192.0.2.66")},
+					netip.MustParsePrefix("10.0.0.0/8"):    {netip.MustParseAddr("192.0.2.77")},
+					netip.MustParsePrefix("10.201.2.0/25"): {netip.MustParseAddr("192.0.2.88")},
+				}
+			}, want: []string{"bgp mtu 1500", "route 10.201.2.0/24 via 192.0.2.2 dev eth0"}},
+		"learned by BGP as a part of more than pods": {peer: near, with: backend.OnlyBGP, edit: func(n *peer.Node) { n.Blocks = n.Blocks[:1] },
+			self: func(s *backend.Self) {
+				s.Learned = map[netip.Prefix][]netip.Addr{netip.MustParsePrefix("10.0.0.0/8"): {netip.MustParseAddr("192.0.2.77")}}
+			}, want: []string{"mtu 0 not bgp: no route was announced"}},
+		"learned by BGP over IPv6": {peer: near, with: backend.OnlyBGP, edit: func(n *peer.Node) { n.Blocks = n.Blocks[:1] },
+			self: func(s *backend.Self) {
+				s.Learned = map[netip.Prefix][]netip.Addr{near.Blocks[0]: {netip.MustParseAddr("2001:db8::2")}}
+			}, want: []string{"bgp mtu 1500", "route 10.201.2.0/24 via 2001:db8::2 dev eth0 src 10.201.1.1"}},
 		"another VNI": {peer: far, with: backend.OnlyVXLAN, edit: func(n *peer.Node) { n.VXLAN.VNI = 7 }, want: []string{
 			"mtu 0 not direct: no address of the peer for 10.201.3.0/24 is on a link of this node; not vxlan: the peer uses VNI 7 and port 8472, this node 1 and 8472"}},
 	} {

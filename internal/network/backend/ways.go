@@ -233,12 +233,12 @@ func (s Self) wireGuard(p *Peer, n peer.Node) error {
 	return nil
 }
 
-// bgp adds the routes that the speaker has learned for the peer's blocks. It ignores all others
-// that the speaker knows: a route that contains the peer's own address would cut it off.
+// bgp adds routes to the peer's blocks by the next hops that the speaker has learned. It ignores
+// what else the speaker knows: a route that contains the peer's own address would cut it off.
 func (s Self) bgp(p *Peer, n peer.Node) error {
 	var beyond netip.Addr
 	for _, b := range n.Blocks {
-		for _, via := range s.Learned[b] {
+		for _, via := range s.learned(b) {
 			u, ok := s.underlay(via.Is6())
 			if !ok || !u.Address.Contains(via) {
 				beyond = via
@@ -253,6 +253,19 @@ func (s Self) bgp(p *Peer, n peer.Node) error {
 	}
 	if len(p.Routes) == 0 && len(n.Blocks) > 0 {
 		return errors.New("no route was announced")
+	}
+	return nil
+}
+
+// learned returns the next hops of a block: of the block itself or, if the node or a router has
+// announced it as a part of a larger prefix, of the smallest one that contains it.
+func (s Self) learned(block netip.Prefix) []netip.Addr {
+	for _, c := range s.Cluster {
+		for bits := block.Bits(); c.Contains(block.Addr()) && bits >= c.Bits(); bits-- {
+			if via := s.Learned[netip.PrefixFrom(block.Addr(), bits).Masked()]; len(via) > 0 {
+				return via
+			}
+		}
 	}
 	return nil
 }

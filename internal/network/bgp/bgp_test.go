@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -41,9 +42,12 @@ func TestDesired(t *testing.T) {
 	}
 	mesh := Config{AS: 64512, Password: "secret", Cluster: prefixes("10.201.0.0/16")}
 	want := Desired{
-		Version: 1, AS: 64512, RouterID: self.Addresses[0], Local: self.Addresses, Inside: mesh.Cluster,
+		Version: Version, AS: 64512, RouterID: self.Addresses[0], Local: self.Addresses, Inside: mesh.Cluster,
 		Prefixes: prefixes("10.201.1.0/24"), // there is no next hop for the other
-		Peers:    []Peer{{netip.MustParseAddr("192.0.2.3"), 64512, "secret", true}, {netip.MustParseAddr("192.0.2.9"), 64512, "secret", false}},
+		Peers: []Peer{
+			{Address: netip.MustParseAddr("192.0.2.3"), AS: 64512, Password: "secret", Passive: true},
+			{Address: netip.MustParseAddr("192.0.2.9"), AS: 64512, Password: "secret"},
+		},
 	}
 	if diff := cmp.Diff(want, mesh.desired(self, others), exact); diff != "" {
 		t.Error(diff)
@@ -56,8 +60,26 @@ func TestDesired(t *testing.T) {
 	}
 	self.Addresses = addresses("2001:db8::1")
 	d := mesh.desired(self, others)
-	if !d.RouterID.Is4() || len(d.Prefixes) != 1 || !d.Prefixes[0].Addr().Is6() || len(d.Peers) != 2 {
+	if !d.RouterID.Is4() || len(d.Prefixes) != 2 || len(d.Peers) != 2 {
 		t.Errorf("with IPv6 only: %+v", d)
+	}
+}
+
+func TestAggregate(t *testing.T) {
+	for list, want := range map[string]string{
+		"":                            "",
+		"10.201.3.0/24 10.201.2.0/24": "10.201.2.0/23",
+		"10.201.1.0/24 10.201.2.0/24": "10.201.1.0/24 10.201.2.0/24", // no prefix is exactly both
+		"10.201.4.0/24 10.201.6.0/23 10.201.5.0/24 fd68::/64":     "10.201.4.0/22 fd68::/64",
+		"10.201.4.0/24 10.201.6.0/23":                             "10.201.4.0/24 10.201.6.0/23",
+		"10.201.4.0/24 10.201.4.0/22 10.201.4.0/24 10.201.7.0/24": "10.201.4.0/22",
+		"0.0.0.0/1 128.0.0.0/1":                                   "0.0.0.0/0",
+		"fd68:0:0:2::/64 fd68:0:0:3::/64":                         "fd68:0:0:2::/63",
+	} {
+		got := fmt.Sprint(aggregate(prefixes(strings.Fields(list)...)))
+		if got != fmt.Sprint(prefixes(strings.Fields(want)...)) {
+			t.Errorf("%s: got %s, want %s", list, got, want)
+		}
 	}
 }
 

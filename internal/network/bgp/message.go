@@ -13,16 +13,18 @@ import (
 )
 
 // Version is the version of the messages. A program of another version is replaced.
-const Version = 1
+const Version = 2
 
 // Desired is what the program is to do.
 type Desired struct {
 	Version int `json:"v"`
 	// Stop ends the program and its sessions. The peers remove the routes at once.
-	Stop     bool           `json:"stop,omitempty"`
-	AS       uint32         `json:"as"`
-	RouterID netip.Addr     `json:"routerID"`
-	Local    []netip.Addr   `json:"local"` // the node's addresses, which are the next hops; at most one per family
+	Stop     bool       `json:"stop,omitempty"`
+	AS       uint32     `json:"as"`
+	RouterID netip.Addr `json:"routerID"`
+	// Local are the node's addresses, at most one of each family. They are the next hops, an IPv6
+	// address also of IPv4 prefixes if there is no other (RFC 8950).
+	Local    []netip.Addr   `json:"local"`
 	Prefixes []netip.Prefix `json:"prefixes"`
 	// Inside are the subnets of which routes are of interest.
 	Inside []netip.Prefix `json:"inside"`
@@ -37,6 +39,8 @@ type Peer struct {
 	// Passive leaves it to the peer to connect. Of two nodes one is passive: two that start at the
 	// same time would connect to each other at the same times, and both connections be closed.
 	Passive bool `json:"passive,omitempty"`
+	// BFD ends the session within a second if the path to the peer is dead (RFC 5881).
+	BFD bool `json:"bfd,omitempty"`
 }
 
 // State is what the program has.
@@ -62,8 +66,9 @@ type Session struct {
 	Address netip.Addr `json:"address"`
 	AS      uint32     `json:"as"`
 	Up      bool       `json:"up"`
-	// Down says why there has been no session for a while, other than a short one.
-	Down string `json:"down,omitempty"`
+	// Why says why there has been no session for a while, other than a short one, or what one that
+	// is up lacks.
+	Why string `json:"why,omitempty"`
 }
 
 // Equal reports whether two states are the same.

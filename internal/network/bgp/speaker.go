@@ -92,8 +92,9 @@ func (c Config) desired(self peer.Node, peers []*peer.Node) Desired {
 	if !d.RouterID.IsValid() {
 		d.RouterID = routerID(self.Name)
 	}
-	for _, b := range self.Blocks {
-		if self.Address(b.Addr().Is6()).IsValid() { // it needs a next hop of its family
+	for _, b := range aggregate(self.Blocks) {
+		// Linux has no IPv6 routes by IPv4 next hops.
+		if b.Addr().Is4() || self.Address(true).IsValid() {
 			d.Prefixes = append(d.Prefixes, b)
 		}
 	}
@@ -114,6 +115,27 @@ func (c Config) desired(self peer.Node, peers []*peer.Node) Desired {
 	}
 	slices.SortFunc(d.Peers, func(a, b Peer) int { return a.Address.Compare(b.Address) })
 	return d
+}
+
+// aggregate merges prefixes that together are exactly a larger one, and returns them in order.
+func aggregate(list []netip.Prefix) (out []netip.Prefix) {
+	list = slices.Clone(list)
+	slices.SortFunc(list, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) })
+	for _, p := range list {
+		if len(out) > 0 && out[len(out)-1].Overlaps(p) {
+			continue
+		}
+		out = append(out, p)
+		for len(out) > 1 {
+			low, high := out[len(out)-2], out[len(out)-1]
+			both := netip.PrefixFrom(low.Addr(), low.Bits()-1)
+			if low.Bits() != high.Bits() || both != both.Masked() || !both.Contains(high.Addr()) {
+				break
+			}
+			out = append(out[:len(out)-2], both)
+		}
+	}
+	return out
 }
 
 // routerID returns an ID, which looks like an IPv4 address, for a node without one.
@@ -142,8 +164,9 @@ func (s *Speaker) Notes() (notes []string) {
 		notes = append(notes, "bgp: "+s.state.Error)
 	}
 	for _, session := range s.state.Sessions {
-		if session.Down != "" {
-			notes = append(notes, fmt.Sprintf("bgp: no session with %v of AS %d: %s", session.Address, session.AS, session.Down))
+		if session.Why != "" {
+			what := map[bool]string{false: "no session", true: "session"}[session.Up]
+			notes = append(notes, fmt.Sprintf("bgp: %s with %v of AS %d: %s", what, session.Address, session.AS, session.Why))
 		}
 	}
 	return notes
