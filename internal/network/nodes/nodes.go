@@ -287,12 +287,15 @@ func (c *Controller) pass(ctx context.Context) error {
 }
 
 // known returns the last view of the registry. If there is none, Status says what the registry
-// waits for.
+// waits for. That is no failure if pods get addresses of blocks that the node has from before.
 func (c *Controller) known() *peer.View {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.view == nil {
-		if why := c.cfg.Registry.May(netip.Prefix{}); why != nil {
+		usable := func(u peer.Usage) bool { return c.cfg.Registry.May(u.Block) == nil }
+		if why := c.cfg.Registry.May(netip.Prefix{}); slices.ContainsFunc(c.cfg.Pods.Blocks(), usable) {
+			c.state.notes, c.state.failure = []string{fmt.Sprintf("the ways to other nodes stay as they are: %v", why)}, ""
+		} else if why != nil {
 			c.state.failure = why.Error()
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -33,6 +34,7 @@ type world struct {
 	plans     []backend.Plan
 	failing   error
 	blocks    []netip.Prefix
+	usage     []peer.Usage // of the blocks that the node has from before
 	mtu       int
 	probed    []heartbeat.Peer
 	health    map[string]heartbeat.Health
@@ -49,9 +51,8 @@ func (w *world) Run(ctx context.Context, update func(peer.View)) error {
 }
 
 func (w *world) Announce(n peer.Node)   { w.set(func() { w.announced = append(w.announced, n) }) }
-func (*world) May(netip.Prefix) error   { return errors.New("the registry is away") }
 func (*world) Used([]peer.Usage)        {}
-func (*world) Blocks() []peer.Usage     { return nil }
+func (w *world) Blocks() []peer.Usage   { return w.usage }
 func (w *world) SetMTU(mtu int)         { w.set(func() { w.mtu = mtu }) }
 func (w *world) set(change func())      { w.mu.Lock(); defer w.mu.Unlock(); change() }
 func (w *world) see(view peer.View)     { w.update(view); synctest.Wait() }
@@ -63,6 +64,13 @@ func (w *world) fail(err error)         { w.set(func() { w.failing = err }) }
 func (w *world) after(d time.Duration)  { time.Sleep(d); synctest.Wait() }
 func eth0(address string) backend.Underlay {
 	return backend.Underlay{Link: "eth0", Address: prefix(address), MTU: 1500}
+}
+
+func (w *world) May(block netip.Prefix) error {
+	if slices.ContainsFunc(w.usage, func(u peer.Usage) bool { return u.Block == block }) {
+		return nil
+	}
+	return errors.New("the registry is away")
 }
 
 func (w *world) SetBlocks(_ context.Context, blocks []netip.Prefix) error {
@@ -156,6 +164,21 @@ func TestNothingBeforeTheFirstView(t *testing.T) {
 		}
 		if len(w.announced) != 1 || w.announced[0].Addresses[0] != address("192.0.2.1") || w.announced[0].MTU != 1500 {
 			t.Errorf("announced %v, want the address and MTU once", w.announced)
+		}
+	})
+}
+
+// TestRegistryIsAway: while the registry is away after a restart of huskd, a node whose pods get
+// addresses isn't at fault.
+func TestRegistryIsAway(t *testing.T) {
+	blocks := func(cfg *nodes.Config) {
+		w, _ := cfg.Pods.(*world)
+		w.usage = []peer.Usage{{Block: prefix("10.201.1.0/24"), Size: 256}}
+	}
+	startWith(t, blocks, func(w *world, c *nodes.Controller, _ nodes.Config) {
+		w.after(2 * time.Minute)
+		if st := c.Status(); st.Known || st.Error != "" || len(st.Notes) != 1 || !strings.Contains(st.Notes[0], "the registry is away") {
+			t.Errorf("without a view, got status %+v", st)
 		}
 	})
 }

@@ -178,19 +178,23 @@ func (r *Registry) Announce(record peer.Node) {
 func (r *Registry) May(block netip.Prefix) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// Blocks of the journal don't say why there are no others.
+	waits := !r.known || !block.IsValid() && (r.nodes == nil || !r.nodes.Synced())
 	switch {
 	case slices.Contains(r.blocks, block):
 		return nil
-	case !r.known && r.nodes == nil:
+	case waits && r.nodes == nil:
 		return fmt.Errorf("node %s has no connection to the API server yet, and its pod subnets are those of its Node there", r.Node)
-	case !r.known && r.nodes.Err() != nil:
+	case waits && r.nodes.Err() != nil:
 		return fmt.Errorf("pod subnets of node %s: %w", r.Node, explain(r.nodes.Err()))
-	case !r.known:
+	case waits:
 		return fmt.Errorf("the API server at %s hasn't sent its nodes yet, and with them the pod subnets of node %s", r.client.Server, r.Node)
 	case r.gone:
 		return fmt.Errorf("the API server at %s has no Node %s, so its pod subnets may be another's", r.client.Server, r.Node)
 	case len(r.blocks) == 0:
 		return fmt.Errorf("the API server at %s has no podCIDRs for node %s yet: %s", r.client.Server, r.Node, needsController)
+	case !block.IsValid():
+		return fmt.Errorf("node %s has no other podCIDRs than %v", r.Node, r.blocks)
 	default:
 		return fmt.Errorf("%v is not among the podCIDRs of node %s, which are %v", block, r.Node, r.blocks)
 	}

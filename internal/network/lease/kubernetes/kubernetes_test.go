@@ -256,6 +256,12 @@ func TestFence(t *testing.T) {
 	here = s.run("here", record)
 	here.may("10.201.2.0/24")
 	here.mayNot("10.201.1.0/24", "not among")
+	clustertest.Eventually(t, func() string {
+		if err := here.May(netip.Prefix{}); !strings.Contains(err.Error(), "bind a ClusterRole") {
+			return fmt.Sprintf("May of no block is %v", err)
+		}
+		return ""
+	})
 	s.setRefuse(nil)
 	here.eventually("its block", func(v peer.View) bool { return len(v.Blocks) == 1 })
 
