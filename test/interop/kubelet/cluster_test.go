@@ -38,6 +38,7 @@ type cluster struct {
 	*machine
 	control []*process // kube-apiserver, etcd
 	flags   []string   // of kube-apiserver
+	ca      *authority // of clients, unless newCluster made the cluster
 	config  *rest.Config
 	api     kubernetes.Interface
 }

@@ -35,7 +35,7 @@ func newWholeCluster(t *testing.T, logs string) *cluster {
 	var err error
 	c.api, err = kubernetes.NewForConfig(c.config)
 	c.must(err)
-	c.flags = c.apiServerFlags()
+	c.flags = c.apiServerFlags(node.Address4)
 	c.serveImages()
 	c.startControlPlane()
 	c.write("admin.conf", c.kubeconfig(token))
@@ -49,15 +49,15 @@ func newWholeCluster(t *testing.T, logs string) *cluster {
 	return c
 }
 
-// apiServerFlags writes the API server's certificates and returns its flags.
-func (c *cluster) apiServerFlags() []string {
+// apiServerFlags writes the certificates of the API server at an address and returns its flags.
+func (c *cluster) apiServerFlags(address string) []string {
 	c.t.Helper()
 	key := c.write("service-accounts.key", newKey(c.t))
-	ca := c.writeCertificates()
-	ca.server("apiserver", []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost"},
-		"127.0.0.1", apiService, node.Address4)
+	c.ca = c.writeCertificates()
+	c.ca.server("apiserver", []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost"},
+		"127.0.0.1", apiService, address)
 	c.newAuthority("front").client("front-client", "front", "")
-	return []string{"--etcd-servers", "http://127.0.0.1:2379", "--bind-address", "0.0.0.0", "--secure-port", "6443", "--advertise-address", node.Address4,
+	return []string{"--etcd-servers", "http://127.0.0.1:2379", "--bind-address", "0.0.0.0", "--secure-port", "6443", "--advertise-address", address,
 		"--service-cluster-ip-range", serviceRange, "--allow-privileged", "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
 		"--token-auth-file", c.write("tokens.csv", token+",admin,admin,system:masters\n"+nodeToken+",system:node:node,node,system:nodes\n"),
 		"--client-ca-file", c.Dir + "/ca.crt", "--tls-cert-file", c.Dir + "/apiserver.crt", "--tls-private-key-file", c.Dir + "/apiserver.key",

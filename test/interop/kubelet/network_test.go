@@ -70,14 +70,7 @@ func TestNetworkRegistry(t *testing.T) {
 		return ""
 	})
 
-	_, err = c.api.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "husk-nodes"}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
-	}}, metav1.CreateOptions{})
-	c.must(err)
-	_, err = c.api.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "husk-nodes"},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "husk-nodes"},
-		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "Group", Name: "system:nodes"}}}, metav1.CreateOptions{})
-	c.must(err)
+	c.allowNodes()
 	written := func() string {
 		n, err := nodes.Get(t.Context(), "node", metav1.GetOptions{})
 		c.must(err)
@@ -118,4 +111,17 @@ func TestNetworkRegistry(t *testing.T) {
 		}
 		return ""
 	})
+}
+
+// allowNodes lets all nodes read each other's Node, as docs/nodes.md says.
+func (c *cluster) allowNodes() {
+	c.t.Helper()
+	_, err := c.api.RbacV1().ClusterRoles().Create(c.t.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "husk-nodes"}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
+	}}, metav1.CreateOptions{})
+	c.must(err)
+	_, err = c.api.RbacV1().ClusterRoleBindings().Create(c.t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "husk-nodes"},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "husk-nodes"},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "Group", Name: "system:nodes"}}}, metav1.CreateOptions{})
+	c.must(err)
 }

@@ -35,7 +35,8 @@ func (m *machine) newAuthority(name string) *authority {
 	return a
 }
 
-// issue completes and signs a certificate, and writes name.crt and name.key.
+// issue completes and signs a certificate, which is valid for lifetime unless it says until when,
+// and writes name.crt and name.key.
 func (a *authority) issue(name string, cert *x509.Certificate) *ecdsa.PrivateKey {
 	a.m.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -48,7 +49,10 @@ func (a *authority) issue(name string, cert *x509.Certificate) *ecdsa.PrivateKey
 	}
 	cert.SerialNumber = big.NewInt(a.next)
 	a.next++
-	cert.NotBefore, cert.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(lifetime)
+	cert.NotBefore = time.Now().Add(-time.Hour)
+	if cert.NotAfter.IsZero() {
+		cert.NotAfter = time.Now().Add(lifetime)
+	}
 	der, err := x509.CreateCertificate(rand.Reader, cert, a.cert, key.Public(), signer)
 	if err != nil {
 		a.m.t.Fatal(err)
@@ -61,8 +65,14 @@ func (a *authority) issue(name string, cert *x509.Certificate) *ecdsa.PrivateKey
 // client issues a certificate for a client of that name and group.
 func (a *authority) client(file, name, group string) {
 	a.m.t.Helper()
+	a.clientUntil(time.Time{}, file, name, group)
+}
+
+// clientUntil issues a client's certificate that ends at a time.
+func (a *authority) clientUntil(end time.Time, file, name, group string) {
+	a.m.t.Helper()
 	a.issue(file, &x509.Certificate{
-		Subject:     pkix.Name{CommonName: name, Organization: []string{group}},
+		Subject: pkix.Name{CommonName: name, Organization: []string{group}}, NotAfter: end,
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
