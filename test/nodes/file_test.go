@@ -3,6 +3,7 @@ package nodes
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/test/node"
 )
 
@@ -226,6 +228,7 @@ func TestFileLife(t *testing.T) {
 			nodes.huskdEnds()
 			nodes.mistakes()
 			nodes.deleted()
+			nodes.resized()
 			nodes.leaves()
 			nodes.renumbered()
 			nodes.reboots()
@@ -294,15 +297,24 @@ func (c *cluster) mistakes() {
 	Reach(c.t, 10*time.Second, c.nodes...)
 }
 
-// deleted deletes Husk's routes to other nodes, and a tunnel's link. They are back within a second.
+// each returns a command that runs another for each link whose name has a prefix.
+func each(prefix, command string) string {
+	return "for link in $(ip -o link show | sed -n 's/^[0-9]*: \\(" + prefix + "[^:@]*\\).*/\\1/p'); do " + command + "; done"
+}
+
+// deleted deletes what Husk has in the kernel. It is back within a second.
 func (c *cluster) deleted() {
 	c.t.Helper()
 	a := c.nodes[0]
 	before := a.routes()
 	for what, command := range map[string]string{
 		"the routes":               toOthers + " | while read -r block rest; do case $block in *:*) ip -6 route del $block;; *) ip route del $block;; esac; done",
-		"the links":                "for link in /sys/class/net/hn*; do test ! -e $link || ip link del ${link##*/}; done",
-		"the entries of the links": "for link in /sys/class/net/hn*; do test ! -e $link || { ip neigh flush nud permanent dev ${link##*/}; bridge fdb flush dev ${link##*/} 2>/dev/null || true; }; done",
+		"the links":                each("hn", "ip link del $link"),
+		"all routes":               "ip route flush proto 104; ip -6 route flush proto 104",
+		"the pods' links":          each("hk", "ip link del $link"),
+		"the addresses of blocks":  "ip addr flush dev lo to 10.201.0.0/16; ip -6 addr flush dev lo to fd68:7573:6b01::/48",
+		"the tables of nftables":   "nft flush ruleset",
+		"the entries of the links": each("hn", "ip neigh flush nud permanent dev $link; bridge fdb show dev $link | while read -r mac rest; do bridge fdb del $mac dev $link $rest; done"),
 	} {
 		streams := c.streams()
 		a.Must("sh", "-c", command)
@@ -319,6 +331,36 @@ func (c *cluster) deleted() {
 		}
 		// A busy machine takes longer than this one's second.
 		lost(c.t, what+" were deleted", 5*time.Second, streams)
+	}
+}
+
+// resized changes the MTU of a node's uplink, down and up. Its pods follow without a restart, and
+// packets of the new size pass.
+func (c *cluster) resized() {
+	c.t.Helper()
+	m := c.nodes[1]
+	headers := 1500 - m.pods[0].mtu
+	for _, mtu := range []int{1400, 1500} {
+		m.Uplink.SetMTU(mtu)
+		want := mtu - headers
+		for _, p := range m.pods {
+			node.Eventually(c.t, 20*time.Second, func() string {
+				var got int
+				err := netns.Do(p.netns, func() error {
+					link, err := net.InterfaceByName("eth0")
+					if err == nil {
+						got = link.MTU
+					}
+					return err
+				})
+				if err != nil || got != want {
+					return fmt.Sprintf("the MTU of %s is %d, %v; want %d", p.name, got, err, want)
+				}
+				return ""
+			})
+			p.mtu = want
+		}
+		Reach(c.t, 20*time.Second, c.nodes...)
 	}
 }
 

@@ -73,6 +73,8 @@ type Overlay struct {
 	// links are the indexes of all links, as of the last complete comparison.
 	links map[string]int
 	notes []string // of the last complete comparison
+	// embattled means that others remove again and again what is put back.
+	embattled bool
 	// unsummed are the links for which TxChecksum is off.
 	unsummed  map[string]bool
 	devices   devices
@@ -177,6 +179,9 @@ func (o *Overlay) applyAll(p backend.Plan) error {
 	}
 	if o.noIPv6 != "" && slices.ContainsFunc(p.Peers, hasIPv6) {
 		notes = append(notes, "no routes to IPv6 addresses of pods of other nodes: "+o.noIPv6)
+	}
+	if o.embattled {
+		notes = append(notes, fmt.Sprintf("another program changes routes or links to other nodes again and again: they are put back every %v only; find it and stop it", callPause))
 	}
 	o.applied, o.notes = p, append(notes, optional...)
 	err = errors.Join(err, o.update(have, want), o.removeLinks(p.Links, links))

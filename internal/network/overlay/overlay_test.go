@@ -588,6 +588,47 @@ func TestWatchUnderlay(t *testing.T) {
 	}
 }
 
+// TestWatchAgainAndAgain lets a program remove a route for as long as it is put back.
+func TestWatchAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, layout{2, true, "4"})
+	l.apply(backend.OnlyVXLAN)
+	n := l.nodes[0]
+	ctx, cancel := context.WithCancel(t.Context())
+	watched := make(chan error)
+	var applied atomic.Int32
+	var notes atomic.Pointer[[]string]
+	go func() {
+		watched <- n.Watch(ctx, func() {
+			got, err := n.Apply(n.plan)
+			if err != nil {
+				t.Error(err)
+			}
+			notes.Store(&got)
+			applied.Add(1)
+		})
+	}()
+	removed := 0
+	end := time.Now().Add(time.Minute)
+	for ; time.Now().Before(end) && (notes.Load() == nil || len(*notes.Load()) == 0); time.Sleep(10 * time.Millisecond) {
+		if _, err := netnstest.Try(n.path, "ip", "route", "flush", "proto", "104"); err == nil {
+			removed++
+		}
+	}
+	began, before := time.Now(), applied.Load()
+	for time.Since(began) < 3*time.Second {
+		_, _ = netnstest.Try(n.path, "ip", "route", "flush", "proto", "104")
+	}
+	if more := int(applied.Load() - before); more > 2+int(time.Since(began)/callPause) {
+		t.Errorf("%d more calls in %v", more, time.Since(began))
+	}
+	cancel()
+	must(t, <-watched)
+	if got := *notes.Load(); len(got) != 1 || !strings.Contains(got[0], "again and again") {
+		t.Errorf("notes %q", got)
+	}
+}
+
 // TestUnderlay chooses addresses.
 func TestUnderlay(t *testing.T) {
 	t.Parallel()

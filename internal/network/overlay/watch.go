@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/nlsock"
@@ -28,19 +29,23 @@ const (
 	maxGone = 100_000
 	// fewGone is how many removals are looked up one by one.
 	fewGone = 10
+	// After callBurst calls at once there is one each callPause, so that a program that removes again
+	// and again what Apply puts back doesn't keep the node busy.
+	callBurst, callPause = 20, 2 * time.Second
 )
 
 // Watch calls changed when others have removed something of ours, or when the underlay has changed,
-// within a tenth of a second; and within a second if it is a peer of WireGuard. Apply then compares
-// everything. Watch calls changed at its beginning too, as it can't know what happened before, and
-// returns when ctx ends.
+// within a tenth of a second; and within a second if it is a peer of WireGuard. If that happens
+// again and again, it takes longer, and Apply returns a note. Apply then compares everything. Watch
+// calls changed at its beginning too, as it can't know what happened before, and returns when ctx
+// ends.
 func (o *Overlay) Watch(ctx context.Context, changed func()) error {
 	socket, err := o.kernel.subscribe()
 	if err != nil {
 		return fmt.Errorf("watch the node's links and routes: %w", err)
 	}
 	defer socket.Close()
-	w := watcher{o: o, changed: changed, poll: time.Now().Add(pollTime), links: map[string]rtnetlink.Link{}}
+	w := watcher{o: o, changed: changed, limit: rate.NewLimiter(rate.Every(callPause), callBurst), poll: time.Now().Add(pollTime), links: map[string]rtnetlink.Link{}}
 	w.underlay, _ = o.Underlay() // an error shows as a change later
 	changed()
 	stop := context.AfterFunc(ctx, func() { _ = socket.SetReadDeadline(time.Now()) })
@@ -80,6 +85,8 @@ func (k *kernel) subscribe() (socket *os.File, err error) {
 type watcher struct {
 	o       *Overlay
 	changed func()
+	limit   *rate.Limiter // of calls
+	due     bool          // a call waits for limit
 
 	settled time.Time                 // when to act on what was collected; zero if there is nothing
 	poll    time.Time                 // when to look at WireGuard's peers
@@ -175,8 +182,22 @@ func (w *watcher) act(now time.Time) {
 		differs = w.o.lostTunnels() || differs
 		w.poll = time.Now().Add(max(pollTime, pollShare*time.Since(now)))
 	}
-	if differs {
+	if differs || w.due {
+		w.call(now)
+	}
+}
+
+// call calls changed, later if it was called too often.
+func (w *watcher) call(now time.Time) {
+	full := w.limit.TokensAt(now) >= callBurst-1
+	w.due = !w.limit.AllowN(now, 1)
+	w.o.mu.Lock()
+	w.o.embattled = w.due || w.o.embattled && !full
+	w.o.mu.Unlock()
+	if !w.due {
 		w.changed()
+	} else if later := now.Add(callPause); w.settled.IsZero() || later.Before(w.settled) {
+		w.settled = later
 	}
 }
 
