@@ -65,8 +65,11 @@ func Examine(h Host) []*huskv1.Check {
 	d.addresses(h.Network.Usage())
 	d.damages(h.Network.Damages(h.Attachments))
 	if h.Nodes != nil {
-		d.nodes(h.Nodes.Status(), time.Now())
+		st := h.Nodes.Status()
+		d.nodes(st, time.Now())
 		d.reversePath(settings.Uplink, datapath.ReadSysctl)
+		d.neighbours(st.Direct, datapath.ReadSysctl)
+		d.dropped(preflight.DroppedInput(st.Incoming(settings.Uplink)))
 	}
 	d.firewall(h.Network.BlockingFirewalls())
 	var fs unix.Statfs_t

@@ -2,10 +2,13 @@ package doctor
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/nodes"
+	"github.com/huskd/husk/internal/network/preflight"
 )
 
 // nodes checks the ways to other nodes.
@@ -55,10 +58,38 @@ func (d *diagnosis) reversePath(uplink string, read func(sysctl string) (string,
 	all, err := read("net/ipv4/conf/all/rp_filter")
 	own, err2 := read("net/ipv4/conf/" + uplink + "/rp_filter")
 	if err == nil && err2 == nil && max(all, own) == "1" {
-		d.add("rp_filter", warn, fmt.Sprintf("strict reverse path filtering on %s drops packets of other nodes' pods while the two directions take different ways", uplink),
+		d.add("rp_filter", warn, fmt.Sprintf("strict reverse path filtering on %s drops packets of other nodes' pods while the two directions take different ways, so a direct way that has failed once is never used again", uplink),
 			fmt.Sprintf("sysctl -w net.ipv4.conf.%s.rp_filter=2", uplink))
 	}
 }
+
+// dropped checks the firewall of this node for what other nodes send.
+func (d *diagnosis) dropped(packets []preflight.DroppedPacket, err error) {
+	if err != nil {
+		d.add("firewall", warn, "the node's firewall can't be read: "+err.Error(), "")
+	}
+	for _, p := range packets {
+		d.add("firewall", fail, fmt.Sprintf("%s drops what other nodes send to %v: %s", p.Where, p.To, p.Name), p.Fix)
+	}
+}
+
+// neighbours checks whether the kernel's tables have room for all nodes on the same link. Entries
+// of pods and of nodes behind tunnels are permanent and don't count (since Linux 5.0).
+func (d *diagnosis) neighbours(direct func(six bool) int, read func(sysctl string) (string, error)) {
+	for _, six := range []bool{false, true} {
+		name := map[bool]string{false: "net/ipv4/neigh/default/gc_thresh3", true: "net/ipv6/neigh/default/gc_thresh3"}[six]
+		value, err := read(name)
+		limit, err2 := strconv.Atoi(value)
+		if need := direct(six) + otherNeighbours; err == nil && err2 == nil && limit < need {
+			dotted := strings.ReplaceAll(name, "/", ".")
+			d.add("neighbours", warn, fmt.Sprintf("%s is %d, which is too few entries for %d nodes on the same link: packets to some of them are dropped", dotted, limit, direct(six)),
+				fmt.Sprintf("sysctl -w %s=%d", dotted, 2*need))
+		}
+	}
+}
+
+// otherNeighbours is how many entries are left for routers, clients and others on the same link.
+const otherNeighbours = 64
 
 // passes names the packets that must pass between two nodes.
 func passes(w backend.Way) string {
@@ -70,6 +101,6 @@ func passes(w backend.Way) string {
 	case backend.IPIP:
 		return "IP protocol 4"
 	default:
-		return "packets between pods' addresses"
+		return "packets between pods' addresses (in a cloud, switch off the machine's source/destination check, or allow its pods' subnets)"
 	}
 }

@@ -1,16 +1,23 @@
 package doctor
 
 import (
+	"fmt"
 	"net/netip"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/huskd/husk/internal/hosttest"
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/netns/netnstest"
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/heartbeat"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/peer"
+	"github.com/huskd/husk/internal/network/preflight"
 )
 
 func TestNodes(t *testing.T) {
@@ -63,5 +70,68 @@ func TestReversePath(t *testing.T) {
 		if got := len(d.checks) > 0; got != warns {
 			t.Errorf("all %s, eth0 %s: warns %v, want %v", values[0], values[1], got, warns)
 		}
+	}
+}
+
+func TestNeighbours(t *testing.T) {
+	direct := func(six bool) int { return map[bool]int{false: 1000, true: 10}[six] }
+	for limit, want := range map[string]string{"1024": "sysctl -w net.ipv4.neigh.default.gc_thresh3=2128", "2128": "", "odd": ""} {
+		var d diagnosis
+		d.neighbours(direct, func(string) (string, error) { return limit, nil })
+		if got := remedies(d); got != want {
+			t.Errorf("gc_thresh3 %s: remedy %q, want %q", limit, got, want)
+		}
+	}
+}
+
+func remedies(d diagnosis) string {
+	var out []string
+	for _, c := range d.checks {
+		out = append(out, c.Remedy)
+	}
+	return strings.Join(out, "; ")
+}
+
+// TestDroppedPackets gives the node a firewall that lets only some of the packets pass.
+func TestDroppedPackets(t *testing.T) {
+	hosttest.Root(t)
+	path := filepath.Join(t.TempDir(), "net")
+	netnstest.Make(t, path)
+	block := func(i int) netip.Prefix { return netip.MustParsePrefix(fmt.Sprintf("10.201.%d.0/24", i)) }
+	st := nodes.Status{
+		Self: peer.Node{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}, Blocks: []netip.Prefix{block(1)},
+			VXLAN: &peer.VXLAN{Port: 8472}, WireGuard: []peer.WireGuard{{Port: 51820}}, IPIP: true, AS: 64512},
+		Links: []backend.Link{{Name: "hnbe0fvx", Way: backend.VXLAN}},
+		Peers: []nodes.Peer{
+			{Name: "b", Way: backend.Direct, Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.2")}, Blocks: []netip.Prefix{block(2)}},
+			{Name: "c", Way: backend.VXLAN, Addresses: []netip.Addr{netip.MustParseAddr("198.51.100.3"), netip.MustParseAddr("2001:db8:1::3")}, Blocks: []netip.Prefix{block(3)}},
+		},
+	}
+	find := func() (d diagnosis) {
+		if err := netns.Do(path, func() error {
+			d.dropped(preflight.DroppedInput(st.Incoming("eth0")))
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	netnstest.Run(t, path, "nft", "add table inet fw; add chain inet fw in { type filter hook input priority 0; policy drop; }; add rule inet fw in ct state established,related accept; add rule inet fw in udp dport 51820 accept")
+	found := find()
+	want := []string{
+		"nftables table inet fw, chain in drops what other nodes send to 192.0.2.1: UDP port 8472", "nftables table inet fw, chain in drops what other nodes send to 192.0.2.1: IP protocol 4",
+		"nftables table inet fw, chain in drops what other nodes send to 192.0.2.1: TCP port 179", "nftables table inet fw, chain in drops what other nodes send to 10.201.1.1: UDP port 8473",
+		"nftables table inet fw, chain in drops what other nodes send to 2001:db8::1: UDP port 8472", "nftables table inet fw, chain in drops what other nodes send to 2001:db8::1: TCP port 179",
+	}
+	var got []string
+	for _, c := range found.checks {
+		got = append(got, c.Finding)
+		netnstest.Run(t, path, "sh", "-c", c.Remedy)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if left := find(); len(left.checks) > 0 {
+		t.Errorf("after the remedies: %v", left.checks)
 	}
 }

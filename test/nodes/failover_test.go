@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,5 +55,49 @@ func TestFailover(t *testing.T) {
 	u.Heal(a.Node, b.Node)
 	Reach(t, 20*time.Second, c.nodes...)
 	becomes("direct")
+	remove(t, c.nodes...)
+}
+
+// TestFailbackWithStrictReversePath runs nodes whose administrators demand that packets come by the
+// link to which the node would send. A way that has failed isn't used again, as the probes by it
+// are dropped, until they follow the doctor's advice.
+func TestFailbackWithStrictReversePath(t *testing.T) {
+	t.Parallel()
+	u := node.NewUnderlay(t)
+	s := u.Segment(node.Media{NoIPv6: true})
+	c := newCluster(t, "auto", "4", s, s)
+	c.start()
+	a, b := c.nodes[0], c.nodes[1]
+	for _, m := range c.nodes {
+		m.Must("sysctl", "-w", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.up0.rp_filter=1")
+	}
+	Reach(t, 30*time.Second, c.nodes...)
+	c.goes(by("direct"))
+	u.Filter(a.Node, b.Node, "ip saddr 10.201.0.0/16")
+	node.Eventually(t, time.Minute, func() string {
+		if way := a.way(b) + " " + b.way(a); way != "vxlan vxlan" {
+			return "the ways are " + way
+		}
+		return ""
+	})
+	Reach(t, 20*time.Second, c.nodes...)
+	u.Heal(a.Node, b.Node)
+	for healed := time.Now(); time.Since(healed) < 15*time.Second; time.Sleep(time.Second) { // longer than a way must answer to be used again
+		if way := a.way(b) + " " + b.way(a); way != "vxlan vxlan" {
+			t.Fatalf("the ways are %s: strict reverse path filtering lets the probes pass, so the warning of husk doctor is wrong", way)
+		}
+	}
+	const remedy = "sysctl -w net.ipv4.conf.up0.rp_filter=2"
+	for _, m := range c.nodes {
+		if out := m.Husk("doctor").Stdout; !strings.Contains(out, remedy) {
+			t.Errorf("husk doctor doesn't say what to do:\n%s", out)
+		}
+		m.Must("sh", "-c", remedy)
+	}
+	c.goesWithin(time.Minute, by("direct"))
+	Reach(t, 20*time.Second, c.nodes...)
+	for _, m := range c.nodes {
+		m.Must("sysctl", "-w", "net.ipv4.conf.all.rp_filter=2")
+	}
 	remove(t, c.nodes...)
 }

@@ -102,12 +102,17 @@ func (m *machine) way(to *machine) string {
 // goes checks by which way each node sends packets to each other.
 func (c *cluster) goes(way func(from, to *machine) string) {
 	c.t.Helper()
+	c.goesWithin(10*time.Second, way)
+}
+
+func (c *cluster) goesWithin(limit time.Duration, way func(from, to *machine) string) {
+	c.t.Helper()
 	for _, from := range c.nodes {
 		for _, to := range c.nodes {
 			if from == to {
 				continue
 			}
-			node.Eventually(c.t, 10*time.Second, func() string {
+			node.Eventually(c.t, limit, func() string {
 				if got, want := from.way(to), way(from, to); got != want {
 					return fmt.Sprintf("%s goes to %s by %q, want %q", from.Uplink.Name(), to.Uplink.Name(), got, want)
 				}
