@@ -170,12 +170,13 @@ var (
 	debts      = prometheus.NewDesc("husk_network_debts", "Attachments of pods that are gone, still to be undone.", nil, nil)
 	peers      = prometheus.NewDesc("husk_network_nodes", "Other nodes of the pod network, by the way that packets take to them; none if they can't reach them.", []string{"way"}, nil)
 	peerRTT    = prometheus.NewDesc("husk_network_node_rtt_seconds", "Round-trip time to a node.", []string{"node"}, nil)
+	unsummed   = prometheus.NewDesc("husk_network_checksum_offload_disabled", "1 for each VXLAN link whose checksum offloading is off, as packets were lost with it.", []string{"link"}, nil)
 	peerLoss   = prometheus.NewDesc("husk_network_node_loss_ratio", "Share of the last probes of a node that got no answer.", []string{"node"}, nil)
 )
 
 // Describe sends the descriptors of Collect's metrics.
 func (*inventory) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, debts, peers, peerRTT, peerLoss} {
+	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, debts, peers, peerRTT, peerLoss, unsummed} {
 		to <- d
 	}
 }
@@ -208,7 +209,11 @@ func (v *inventory) Collect(to chan<- prometheus.Metric) {
 	gauge(imageBytes, float64(bytes))
 	gauge(debts, float64(v.Debts()))
 	clear(inState)
-	for _, p := range v.Nodes().Peers {
+	others := v.Nodes()
+	for _, link := range others.Unsummed {
+		gauge(unsummed, 1, link)
+	}
+	for _, p := range others.Peers {
 		inState[cmp.Or(string(p.Way), "none")]++
 		if p.Health.Answered {
 			gauge(peerRTT, p.Health.RTT.Seconds(), p.Name)

@@ -40,7 +40,7 @@ func TestMetrics(t *testing.T) {
 		Images:     func() []image.Image { return []image.Image{{Size: 40}, {Size: 2}} },
 		Debts:      func() int { return 7 },
 		Nodes: func() nodes.Status {
-			return nodes.Status{Peers: []nodes.Peer{
+			return nodes.Status{Unsummed: []string{"hn0b5evx"}, Peers: []nodes.Peer{
 				{Name: "b", Way: backend.VXLAN, Health: heartbeat.Health{Answered: true, RTT: 2 * time.Millisecond, Loss: 0.25}}, {Name: "c"},
 			}}
 		},
@@ -63,7 +63,7 @@ func TestMetrics(t *testing.T) {
 	page := scrape(t, m)
 	for _, line := range []string{
 		`husk_sandboxes{state="ready"} 2`, `husk_containers{state="exited"} 1`, "husk_images 2", "husk_image_bytes 42", "husk_network_debts 7",
-		`husk_network_nodes{way="vxlan"} 1`, `husk_network_nodes{way="none"} 1`, `husk_network_node_rtt_seconds{node="b"} 0.002`, `husk_network_node_loss_ratio{node="b"} 0.25`,
+		`husk_network_nodes{way="vxlan"} 1`, `husk_network_nodes{way="none"} 1`, `husk_network_node_rtt_seconds{node="b"} 0.002`, `husk_network_node_loss_ratio{node="b"} 0.25`, `husk_network_checksum_offload_disabled{link="hn0b5evx"} 1`,
 		`husk_step_seconds_count{of="sandbox",step="pin"} 1`, `husk_step_seconds_bucket{of="sandbox",step="pin",le="0.001"} 1`,
 		`husk_step_seconds_count{of="container",step="mount"} 1`, `husk_step_failures_total{of="sandbox",step="attach"} 1`,
 		`husk_cni_seconds_count{network="lab",op="ADD",plugin="bridge"} 1`, `husk_cni_failures_total{network="lab",op="DEL",plugin="bridge"} 1`,

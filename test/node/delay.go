@@ -1,6 +1,7 @@
 package node
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -19,16 +20,31 @@ import (
 func (u *Underlay) Delay(n *Node, by time.Duration) {
 	u.t.Helper()
 	l := n.Uplink
+	l.copier(u).by.Store(int64(by))
+}
+
+// BreakChecksums makes a node's network card get the checksums of packets inside UDP packets wrong:
+// what leaves the node encapsulated and without its checksum, which the card should fill in, is
+// lost. false ends it.
+func (u *Underlay) BreakChecksums(n *Node, broken bool) {
+	u.t.Helper()
+	n.Uplink.copier(u).badSums.Store(broken)
+}
+
+// copier returns what copies the packets of an uplink.
+func (l *Uplink) copier(u *Underlay) *delay {
+	u.t.Helper()
 	if l.delay == nil {
 		l.delay = u.newDelay(l)
 	}
-	l.delay.by.Store(int64(by))
+	return l.delay
 }
 
 // delay copies packets between a node's port and a TAP device.
 type delay struct {
 	by       atomic.Int64
-	port     *os.File // a packet socket
+	badSums  atomic.Bool // see BreakChecksums
+	port     *os.File    // a packet socket
 	tap      *os.File
 	finished sync.WaitGroup
 }
@@ -93,7 +109,7 @@ func (d *delay) copy(from, to *os.File) {
 		if errors.Is(err, os.ErrClosed) {
 			return
 		}
-		if err != nil || k <= virtioHeader {
+		if err != nil || k <= virtioHeader || from == d.port && d.badSums.Load() && lacksInner(buf[:k]) {
 			continue
 		}
 		select {
@@ -101,6 +117,15 @@ func (d *delay) copy(from, to *os.File) {
 		default: // full: lost
 		}
 	}
+}
+
+// lacksInner reports whether a packet with a virtio header lacks the checksum of one inside it.
+func lacksInner(p []byte) bool {
+	const (
+		needsChecksum = 1               // VIRTIO_NET_HDR_F_NEEDS_CSUM
+		outer         = 14 + 40 + 8 + 8 // bytes before an inner packet at most
+	)
+	return p[0]&needsChecksum != 0 && int(binary.NativeEndian.Uint16(p[6:])) > outer
 }
 
 // openTAP makes a TAP device with virtio headers in the thread's network namespace.

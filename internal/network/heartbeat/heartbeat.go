@@ -211,8 +211,8 @@ func (p *Prober) beat() (found bool) {
 	for _, probe := range p.monitor.Due(now) {
 		// A packet that can't be sent is lost like any other.
 		peer := p.peers[probe.Peer]
-		m := message{kind: kindProbe, way: probe.Way, nonce: p.nonce, seq: probe.Seq, node: p.node}
-		p.sendBy(probe.Way, peer, m.encode(), probe.Size-headers(peer.To))
+		m := message{kind: kindProbe, way: probe.Way, nonce: p.nonce, seq: probe.Seq, node: p.node, summed: probe.Summed}
+		p.sendBy(peer, m, probe.Size-headers(peer.To))
 	}
 	return found
 }
@@ -233,14 +233,16 @@ func (p *Prober) listen() bool {
 	return err == nil
 }
 
-// sendBy sends a message to a peer by a way, as a payload of a size or larger if it needs more. The
-// caller holds p.mu.
-func (p *Prober) sendBy(way backend.Way, peer Peer, message []byte, size int) {
-	if way == peer.Way {
+// sendBy sends a message to a peer by its way, as a payload of a size or larger if it needs more.
+// Packets by the way in use have their checksums only if they are summed, others always. The caller
+// holds p.mu.
+func (p *Prober) sendBy(peer Peer, m message, size int) {
+	message := m.encode()
+	if m.way == peer.Way && !m.summed {
 		p.conn.send(message, size, netip.AddrPortFrom(peer.To, Port))
 		return
 	}
-	i := slices.IndexFunc(peer.Paths, func(path backend.Path) bool { return path.Way == way })
+	i := slices.IndexFunc(peer.Paths, func(path backend.Path) bool { return path.Way == m.way })
 	if i < 0 || p.from.Is4() != peer.To.Is4() {
 		return
 	}
@@ -290,6 +292,6 @@ func (p *Prober) answer(m message, r received) {
 	if !known || peer.To != from { // it may know this node sooner than the other way round
 		peer = Peer{To: from, Way: m.way}
 	}
-	answer := message{kind: kindAnswer, way: m.way, nonce: m.nonce, seq: m.seq, held: time.Since(r.at)}
-	p.sendBy(m.way, peer, answer.encode(), 0)
+	answer := message{kind: kindAnswer, way: m.way, nonce: m.nonce, seq: m.seq, held: time.Since(r.at), summed: m.summed}
+	p.sendBy(peer, answer, 0)
 }

@@ -33,7 +33,7 @@ const header = 20
 //	kind      1 byte
 //	way       1 byte, the index in wayNumbers
 //	length    1 byte, of the node's name
-//	reserved  1 byte
+//	flags     1 byte
 //	nonce     8 bytes
 //	sequence  4 bytes, big endian
 //	node      the name of the sender of a probe, empty in an answer
@@ -50,7 +50,13 @@ type message struct {
 	node  string
 	// held is how long the sender of an answer has had the probe.
 	held time.Duration
+	// summed means that the packet has its checksum from the sender, not from the network card. It is
+	// answered by such a packet. Older versions of Husk ignore it.
+	summed bool
 }
+
+// flagSummed is message.summed.
+const flagSummed = 1
 
 // encode returns the message without padding.
 func (m message) encode() []byte {
@@ -58,6 +64,9 @@ func (m message) encode() []byte {
 	out := make([]byte, header+len(node))
 	copy(out, magic[:])
 	out[4], out[5], out[6] = m.kind, byte(slices.Index(wayNumbers, m.way)), byte(len(node))
+	if m.summed {
+		out[7] |= flagSummed
+	}
 	copy(out[8:], m.nonce[:])
 	binary.BigEndian.PutUint32(out[16:], m.seq)
 	copy(out[header:], node)
@@ -73,7 +82,7 @@ func parse(b []byte) (m message, ok bool) {
 		return m, false
 	}
 	rest := b[header:]
-	m = message{kind: b[4], way: wayNumbers[b[5]], nonce: [8]byte(b[8:]), seq: binary.BigEndian.Uint32(b[16:]), node: string(rest[:b[6]])}
+	m = message{kind: b[4], way: wayNumbers[b[5]], nonce: [8]byte(b[8:]), seq: binary.BigEndian.Uint32(b[16:]), node: string(rest[:b[6]]), summed: b[7]&flagSummed != 0}
 	if rest = rest[b[6]:]; m.kind == kindAnswer && len(rest) >= 4 {
 		m.held = time.Duration(binary.BigEndian.Uint32(rest)) * time.Microsecond
 	}

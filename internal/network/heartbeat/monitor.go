@@ -22,6 +22,9 @@ type Probe struct {
 	Way  backend.Way
 	Seq  uint32
 	Size int // of the whole packet
+	// Summed means that the packet is sent with its checksum, which is otherwise left to the network
+	// card or to the link of the way.
+	Summed bool
 }
 
 // Health is what the monitor knows of a peer.
@@ -39,6 +42,13 @@ type Health struct {
 	// Limit is the size of the largest packets that pass; 0 if all do. Pods learn it from the node,
 	// by ICMP, while the path itself drops larger packets without a word.
 	Limit int
+	// Checksums says whether the network gets the checksums of VXLAN packets wrong.
+	Checksums Checksums
+}
+
+// Impaired reports whether the peer has broken ways, a limit or wrong checksums.
+func (h Health) Impaired() bool {
+	return len(h.Broken) > 0 || h.Limit > 0 || h.Checksums != ChecksumsFine
 }
 
 // The protocol's times and counts.
@@ -81,7 +91,7 @@ var sizes = []int{8950, 1450, 1400, 1370, 1330, 1280}
 // gained by another way.
 type Monitor struct {
 	peers    map[string]*watched
-	impaired map[string]*watched // those with broken ways or a limit
+	impaired map[string]*watched // see Health.Impaired
 
 	// order has all peers, which are probed in turns, and next is the index of the one whose turn it
 	// is. They have had their turns up to the time turned.
@@ -98,10 +108,11 @@ type Monitor struct {
 }
 
 type sentProbe struct {
-	to   *watched // nil if it was answered
-	way  backend.Way
-	size int
-	at   time.Time
+	to     *watched // nil if it was answered
+	way    backend.Way
+	size   int
+	at     time.Time
+	summed bool
 }
 
 type watched struct {
@@ -112,6 +123,7 @@ type watched struct {
 	health   Health
 	outcomes []bool // of the last probes by the way in use
 	turn     int    // of the sizes, see size
+	sums     sums
 	// suspect means that a small probe was answered when large ones weren't, since the last answer to
 	// a large one.
 	suspect bool
@@ -167,6 +179,7 @@ func (m *Monitor) Put(t Target) {
 	if w.target.Way != t.Way || w.target.MTU != t.MTU {
 		w.health.Limit = 0
 		w.outcomes, w.health.RTT, w.health.Loss = nil, 0, 0
+		w.sums.stop(w)
 	}
 	w.target = t
 	ways := make([]path, len(t.Ways))
@@ -196,7 +209,7 @@ func (m *Monitor) Remove(name string) {
 
 // list adds a peer to the lists that it belongs to.
 func (m *Monitor) list(w *watched) {
-	if len(w.health.Broken) > 0 || w.health.Limit > 0 {
+	if w.health.Impaired() {
 		m.impaired[w.target.Name] = w
 	} else {
 		delete(m.impaired, w.target.Name)
@@ -222,7 +235,7 @@ func (m *Monitor) Health() map[string]Health {
 	return out
 }
 
-// Impaired returns which peers have broken ways or a limit.
+// Impaired returns which peers are impaired.
 func (m *Monitor) Impaired() map[string]Health {
 	out := make(map[string]Health, len(m.impaired))
 	for name, w := range m.impaired {
@@ -293,11 +306,19 @@ func (m *Monitor) probe(due []Probe, w *watched, now time.Time, between time.Dur
 		if p.way != w.target.Way && p.broken {
 			p.next = now.Add(retryPeriod)
 		}
-		probe := Probe{Peer: w.target.Name, Way: p.way, Seq: m.first + uint32(len(m.sent)), Size: w.size(p.way)}
-		m.sent = append(m.sent, sentProbe{w, p.way, probe.Size, now})
-		due = append(due, probe)
+		due = append(due, m.send(w, p.way, w.size(p.way), now, false))
+	}
+	if w.wantsSummed(now) {
+		w.sums.next = now.Add(between)
+		due = append(due, m.send(w, w.target.Way, w.target.MTU, now, true))
 	}
 	return due
+}
+
+// send returns a probe, and remembers it.
+func (m *Monitor) send(w *watched, way backend.Way, size int, now time.Time, summed bool) Probe {
+	m.sent = append(m.sent, sentProbe{w, way, size, now, summed})
+	return Probe{Peer: w.target.Name, Way: way, Seq: m.first + uint32(len(m.sent)) - 1, Size: size, Summed: summed}
 }
 
 // wants reports whether a way is to be probed: the one in use, broken ones, and all others once the
@@ -364,8 +385,14 @@ func (m *Monitor) Answer(seq uint32, held time.Duration, now time.Time) (changed
 	if p == nil {
 		return false
 	}
+	if s.summed {
+		w.sums.answered++
+		w.health.Answered, w.health.Last = true, now
+		return false
+	}
 	if s.way == w.target.Way {
 		changed = w.limit(s.size)
+		changed = w.sums.good(w) || changed
 	}
 	p.missed = 0
 	if p.goodSince.IsZero() {
@@ -412,11 +439,19 @@ func (m *Monitor) Expire(now time.Time) (changed bool) {
 		if w.health.Limit > 0 && s.size > w.health.Limit {
 			continue // it was only to see whether the limit is gone
 		}
+		if s.summed {
+			w.sums.answered = 0
+			continue
+		}
 		p.missed++
 		p.goodSince = time.Time{}
 		if s.way == w.target.Way {
 			w.outcome(false)
-			changed = w.breakSilent(s.at, now) || changed
+			found, wait := w.sums.silent(w, now)
+			changed = changed || found
+			if !wait {
+				changed = w.breakSilent(s.at, now) || changed
+			}
 		}
 		m.list(w)
 	}

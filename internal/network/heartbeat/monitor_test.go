@@ -25,6 +25,7 @@ type network struct {
 	way     backend.Way
 	history []string // "12s vxlan"
 	flights []flight
+	loses   func(Probe) bool // further packets
 }
 
 type flight struct {
@@ -35,7 +36,7 @@ type flight struct {
 var ways = []backend.Way{backend.Direct, backend.VXLAN, backend.WireGuard}
 
 func newNetwork(t *testing.T, working ...backend.Way) *network {
-	n := &network{t: t, m: NewMonitor(), now: time.Unix(0, 0), works: map[backend.Way]bool{}, passes: 1500, rtt: time.Millisecond, way: backend.Direct}
+	n := &network{t: t, m: NewMonitor(), now: time.Unix(0, 0), works: map[backend.Way]bool{}, passes: 1500, rtt: time.Millisecond, way: backend.Direct, loses: func(Probe) bool { return false }}
 	n.set(working...)
 	n.m.Watch([]Target{{"b", ways, n.way, 1450}})
 	return n
@@ -58,7 +59,7 @@ func (n *network) run(d time.Duration) {
 		}
 		n.flights = slices.DeleteFunc(n.flights, func(f flight) bool { return !f.arrives.After(n.now) })
 		for _, p := range n.m.Due(n.now) {
-			if n.works[p.Way] && p.Size <= n.passes {
+			if n.works[p.Way] && p.Size <= n.passes && !n.loses(p) {
 				n.flights = append(n.flights, flight{n.now.Add(n.rtt), p.Seq})
 			}
 		}

@@ -33,6 +33,10 @@ type Kernel interface {
 	Apply(backend.Plan) (notes []string, err error)
 	// Watch calls changed when something of ours was removed or the underlay changed, until ctx ends.
 	Watch(ctx context.Context, changed func()) error
+	// TxChecksum switches the checksum offloading of a link on or off, and Unsummed returns the links
+	// for which it is off.
+	TxChecksum(link string, on bool) error
+	Unsummed() []string
 	// Sessions returns what the WireGuard links know of their peers.
 	Sessions() (map[backend.TunnelID]backend.Session, error)
 }
@@ -54,9 +58,9 @@ type Prober interface {
 	// Watch replaces the peers to probe, in the order of their names, from an address of this node.
 	Watch(from netip.Addr, peers []heartbeat.Peer)
 	Health() map[string]heartbeat.Health
-	// Impaired returns the part of Health that plans depend on: peers with Broken or Limit.
+	// Impaired returns the part of Health that asks for something to be done. See Health.Impaired.
 	Impaired() map[string]heartbeat.Health
-	// Run probes until ctx ends. It calls changed when Broken or Limit of a peer has changed.
+	// Run probes until ctx ends. It calls changed when Impaired has changed.
 	Run(ctx context.Context, changed func()) error
 }
 
@@ -123,6 +127,7 @@ type Controller struct {
 	logged    map[string]bool // notes that have been logged and still apply
 	acceptor  peer.Acceptor
 	rotation  rotation
+	cure      cure
 
 	requests chan rotationRequest
 	mu       sync.Mutex // Invariant: guards the fields below.
@@ -277,12 +282,18 @@ func (c *Controller) pass(ctx context.Context) error {
 	}
 	c.rotation.follow(self, peers)
 	notes = append(notes, c.rotation.notes()...)
+	if err := c.cureChecksums(next.Links); err != nil {
+		notes = append(notes, err.Error())
+	}
+	unsummed := c.cfg.Kernel.Unsummed()
+	notes = append(notes, unsummedNotes(unsummed)...)
 	c.cfg.Pods.SetMTU(next.MTU)
 	c.cfg.Prober.Watch(probes(record, next, peers))
 	c.log(notes)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.state = c.state.next(record, next, peers, notes, time.Now())
+	c.state.unsummed = unsummed
 	return nil
 }
 

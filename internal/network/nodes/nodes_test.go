@@ -41,6 +41,8 @@ type world struct {
 	sessions  map[backend.TunnelID]backend.Session
 	own       func(link string) peer.Key // key of this node's
 	events    []nodes.Event
+	unsummed  []string
+	switched  int // how often TxChecksum was called
 	log       bytes.Buffer
 }
 
@@ -92,6 +94,23 @@ func (w *world) Apply(p backend.Plan) ([]string, error) {
 	}
 	w.plans = append(w.plans, p)
 	return nil, nil
+}
+
+func (w *world) TxChecksum(link string, on bool) error {
+	w.set(func() {
+		w.unsummed = slices.DeleteFunc(w.unsummed, func(l string) bool { return l == link })
+		if !on {
+			w.unsummed = append(w.unsummed, link)
+		}
+		w.switched++
+	})
+	return nil
+}
+
+func (w *world) Unsummed() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.unsummed)
 }
 
 func (w *world) Sessions() (map[backend.TunnelID]backend.Session, error) {
@@ -279,6 +298,39 @@ func TestFollowsTheHeartbeat(t *testing.T) {
 		}
 		if st := c.Status().Peers[0]; st.Health.Limit != 1300 || st.Why == "" {
 			t.Errorf("status %+v", st)
+		}
+	})
+}
+
+// TestCuresChecksums switches checksum offloading off while the heartbeat suspects it, and on again
+// unless that has helped.
+func TestCuresChecksums(t *testing.T) {
+	start(t, func(w *world, c *nodes.Controller) {
+		w.see(peer.View{Blocks: []netip.Prefix{prefix("10.201.1.0/24")}, Peers: []*peer.Node{record("b", "203.0.113.2", "10.201.2.0/24"), record("c", "203.0.113.3", "10.201.3.0/24")}})
+		w.after(100 * time.Millisecond)
+		finds := func(checksums heartbeat.Checksums, want ...string) {
+			t.Helper()
+			w.set(func() {
+				w.health = map[string]heartbeat.Health{"b": {Answered: true, Checksums: checksums}, "c": {Answered: true}}
+			})
+			w.changed()
+			w.after(100 * time.Millisecond)
+			if got := c.Status().Unsummed; !slices.Equal(got, want) {
+				t.Errorf("with checksums %q, offloading is off for %v, want %v", checksums, got, want)
+			}
+		}
+		const link = "hn0b5evx"
+		finds(heartbeat.ChecksumsSuspect, link)
+		finds(heartbeat.ChecksumsFine)
+		finds(heartbeat.ChecksumsSuspect, link)
+		finds(heartbeat.ChecksumsCured, link)
+		if n := strings.Count(w.log.String(), "checksum offloading of "+link+" is off"); n == 0 || len(c.Status().Notes) != 1 {
+			t.Errorf("it was logged %d times, the notes are %q", n, c.Status().Notes)
+		}
+		finds(heartbeat.ChecksumsFine, link) // b has left, but the card is the same
+		w.after(3 * time.Minute)
+		if w.switched != 3 {
+			t.Errorf("offloading was switched %d times, want 3", w.switched)
 		}
 	})
 }

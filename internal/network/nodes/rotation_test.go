@@ -136,7 +136,7 @@ func TestRotateKeyNow(t *testing.T) {
 // TestRotateKeyRefused: a node can't change its key while another one does, as its second link has
 // the old key then.
 func TestRotateKeyRefused(t *testing.T) {
-	startRotation(t, func(w *world, c *nodes.Controller, k *keys) {
+	startRotation(t, func(w *world, c *nodes.Controller, _ *keys) {
 		changing := encrypts("b", "192.0.2.2", "10.201.2.0/24", 2)
 		changing.Rotation.Key = peer.Key{20}
 		w.see(peer.View{Peers: []*peer.Node{changing}})

@@ -19,6 +19,8 @@ type Status struct {
 	Links []backend.Link
 	MTU   int // of pods
 	Peers []Peer
+	// Unsummed are the VXLAN links whose checksum offloading is off.
+	Unsummed []string
 	// Notes say what isn't as it should be. Error is why the last pass failed.
 	Notes []string
 	Error string
@@ -48,7 +50,7 @@ func (c *Controller) Status() Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := Status{
-		Known: c.state.known, Self: c.state.self, Links: c.state.plan.Links, MTU: c.state.plan.MTU,
+		Known: c.state.known, Self: c.state.self, Links: c.state.plan.Links, MTU: c.state.plan.MTU, Unsummed: c.state.unsummed,
 		Notes: slices.Clone(c.state.notes), Error: c.state.failure,
 	}
 	health := c.cfg.Prober.Health()
@@ -73,6 +75,8 @@ type state struct {
 	since   []time.Time
 	notes   []string
 	failure string
+	// unsummed is Status.Unsummed.
+	unsummed []string
 }
 
 // next returns the state after a pass. peers are in the order of p.Peers.

@@ -249,6 +249,12 @@ func (o *Overlay) ensureLink(want backend.Link, links map[string]link) error {
 		}
 		have, o.links[want.Name] = link{Link: made, local: want.Local}, made.Index
 	}
+	if exists && want.Way == backend.VXLAN && !o.unsummed[want.Name] {
+		// It was switched off before huskd was restarted.
+		if on, err := o.kernel.ethtool(want.Name, unix.ETHTOOL_GTXCSUM, 0); err == nil && on == 0 {
+			o.unsummed[want.Name] = true
+		}
+	}
 	if have.local != want.Local && want.Way != backend.WireGuard {
 		if err := o.kernel.do(o.kernel.newLink(want, 0)); err != nil {
 			return fmt.Errorf("change: %w", err)

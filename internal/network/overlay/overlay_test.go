@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -676,6 +677,11 @@ func TestTxChecksum(t *testing.T) {
 	must(t, err)
 	if offloads() {
 		t.Error("the new link offloads checksums")
+	}
+	n.reopen()
+	_, err = n.Apply(n.plan)
+	if must(t, err); !slices.Equal(n.Unsummed(), []string{name}) {
+		t.Errorf("after a restart, the links without offloading are %v", n.Unsummed())
 	}
 	must(t, n.TxChecksum(name, true))
 	if !offloads() {

@@ -2,7 +2,9 @@ package overlay
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -54,6 +56,13 @@ func (k *kernel) probe(w backend.Way) error {
 		}
 		return nil
 	})
+}
+
+// Unsummed returns the links whose offloading of checksums is off, by TxChecksum or by people.
+func (o *Overlay) Unsummed() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Sorted(maps.Keys(o.unsummed))
 }
 
 // TxChecksum switches the offloading of checksums of a link on or off, for network cards that get
