@@ -160,8 +160,11 @@ func (n *Networks) Contains(addr netip.Addr) bool {
 
 // matches reports whether the port is the connection's. The destination is nil if it isn't a pod.
 func (p *Port) matches(destination *Pod, f Flow) bool {
+	if !f.Protocol.HasPorts() {
+		return false
+	}
 	if p.Name == "" {
-		return p.Protocol == f.Protocol && f.Protocol.HasPorts() && p.First <= f.Port && f.Port <= p.Last
+		return p.Protocol == f.Protocol && p.First <= f.Port && f.Port <= p.Last
 	}
 	return destination != nil && slices.ContainsFunc(destination.Ports, func(q NamedPort) bool {
 		return q.Name == p.Name && q.Protocol == f.Protocol && q.Port == f.Port && (p.Protocol == 0 || p.Protocol == q.Protocol)

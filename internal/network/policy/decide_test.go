@@ -65,6 +65,7 @@ func TestDecide(t *testing.T) {
 		"ICMP has no ports":                 {[]Policy{isolate("y", accept(nil, everyPort(TCP), everyPort(UDP)))}, Flow{x, y, 1, 0}, false},
 		"a named port":                      {[]Policy{isolate("y", accept(nil, Port{Protocol: TCP, Name: "web"}))}, Flow{x, y, TCP, 80}, true},
 		"a named port of another protocol":  {[]Policy{isolate("y", accept(nil, Port{Protocol: UDP, Name: "web"}))}, Flow{x, y, UDP, 80}, false},
+		"a named port that isn't one":       {[]Policy{isolate("y", accept(nil, Port{Name: "ping"}))}, Flow{x, y, 1, 0}, false},
 		"a network contains a pod":          {[]Policy{isolate("y", accept(networks("10.0.0.0/30")))}, Flow{x, y, TCP, 80}, true},
 		"except contains it":                {[]Policy{isolate("y", accept(networks("10.0.0.0/30", "10.0.0.1/32")))}, Flow{x, y, TCP, 80}, false},
 		"an address of IPv4 in that of v6":  {[]Policy{isolate("y", accept(networks("10.0.0.0/30")))}, Flow{netip.AddrFrom16(x.As16()), netip.AddrFrom16(y.As16()), TCP, 80}, true},
@@ -81,7 +82,7 @@ func TestDecide(t *testing.T) {
 			w := &World{Policies: c.policies, Namespaces: map[string]labels.Set{}, Nodes: []Node{{"n", nil, []netip.Addr{netip.MustParseAddr("192.0.2.9")}}}}
 			for namespace, addr := range map[string]netip.Addr{"x": x, "y": y, "z": z} {
 				w.Namespaces[namespace] = labels.Set{"name": namespace}
-				w.Pods = append(w.Pods, Pod{Namespace: namespace, Name: "a", Addresses: []netip.Addr{addr}, Ports: []NamedPort{{"web", TCP, 80}}, Started: time.Unix(2, 0)})
+				w.Pods = append(w.Pods, Pod{Namespace: namespace, Name: "a", Addresses: []netip.Addr{addr}, Ports: []NamedPort{{"web", TCP, 80}, {"ping", 1, 0}}, Started: time.Unix(2, 0)})
 			}
 			w.Pods = append(w.Pods, Pod{Namespace: "old", Name: "a", Addresses: []netip.Addr{y}, Started: time.Unix(1, 0)})
 			if got := w.Decide(c.flow); got.Allowed != c.want {
