@@ -1,0 +1,675 @@
+// Package compile turns policies, and what they select, into the rule sets of the kernel: it puts
+// addresses into classes that no rule in use tells apart, and works out what each profile of local
+// pods allows each class. It is incremental: a change costs what it concerns, and yields the
+// elements that change and no others.
+//
+// Only policies that select local pods are in use. What they ask of the other end is a criterion,
+// shared by rules that ask the same. An address's signature has a bit for each criterion that it
+// meets, and addresses with equal signatures are one class, which has a number, its identity.
+package compile
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/policy/ruleset"
+)
+
+// Compiler has the world as it was at the last Commit, and what has changed since.
+type Compiler struct {
+	pending      policy.Changes
+	pendingLocal map[netip.Addr]bool // true is local
+
+	namespaces map[string]labels.Set
+	pods       map[string]*pod
+	addresses  map[netip.Addr]address
+	// rivals are the pods of an address that several have.
+	rivals   map[netip.Addr][]*pod
+	nodes    map[string]*policy.Node
+	policies map[string]*source
+	// subjects are the policies by their subject's Namespace and by name.
+	subjects map[string]map[string]*source
+	local    map[netip.Addr]*localPod
+	profiles map[ruleset.ProfileID]*profile
+
+	criteria criteria
+	classes  *classes
+	segments []segment
+	ranges   []ruleset.Range // the segments that the kernel has
+
+	// These are what a Commit has to look at.
+	dirty   []*pod
+	touched map[netip.Addr]struct{}
+	recut   bool // networks or nodes have changed, and so the segments
+	scratch []bit
+}
+
+// pod is a pod with its bits.
+type pod struct {
+	*policy.Pod
+	key       string
+	signature *signature
+	dirty     bool
+}
+
+// address is a pod's.
+type address struct {
+	pod *pod // that has it, if several claim it
+	// class is nil if it is that of the range.
+	class *class
+	// id is what the kernel has, or World if it has none.
+	id Identity
+}
+
+// localPod is an address of this node.
+type localPod struct {
+	pod      *pod // nil if it isn't known
+	policies [2][]*source
+	profiles [2]*profile // nil if no policy selects it
+	// loaded is what the kernel has, if it isn't nil.
+	loaded *ruleset.Pod
+}
+
+// New returns a Compiler of an empty world.
+func New() *Compiler {
+	return &Compiler{
+		pendingLocal: map[netip.Addr]bool{}, namespaces: map[string]labels.Set{}, pods: map[string]*pod{},
+		addresses: map[netip.Addr]address{}, rivals: map[netip.Addr][]*pod{}, nodes: map[string]*policy.Node{},
+		policies: map[string]*source{}, subjects: map[string]map[string]*source{}, local: map[netip.Addr]*localPod{},
+		profiles: map[ruleset.ProfileID]*profile{}, criteria: criteria{byKey: map[string]*criterion{}, index: newIndex()},
+		classes: newClasses(), touched: map[netip.Addr]struct{}{},
+	}
+}
+
+// Change adds changes to the next Commit. It keeps the objects, which the caller must not modify
+// afterwards.
+func (c *Compiler) Change(changes policy.Changes) {
+	merge(&c.pending.Policies, changes.Policies)
+	merge(&c.pending.Namespaces, changes.Namespaces)
+	merge(&c.pending.Pods, changes.Pods)
+	merge(&c.pending.Nodes, changes.Nodes)
+}
+
+func merge[V any](to *map[string]V, from map[string]V) {
+	if *to == nil {
+		*to = make(map[string]V, len(from))
+	}
+	maps.Copy(*to, from)
+}
+
+// SetLocal says, with the next Commit, which addresses of pods are on this node. The kernel lets
+// nothing through to an address whose pod the Compiler doesn't know.
+func (c *Compiler) SetLocal(addrs []netip.Addr) {
+	clear(c.pendingLocal)
+	for addr := range c.local {
+		c.pendingLocal[addr] = false
+	}
+	for _, addr := range addrs {
+		c.pendingLocal[addr.Unmap()] = true
+	}
+}
+
+// Commit returns what has changed in the kernel's rule set since the last Commit, as updates to be
+// made one after the other.
+//
+// A packet can meet a change halfway: its number is looked up before an update, and the rules for
+// its number after it. So that it is judged by the old rules or by the new, changes of rules can
+// take several updates. First, addresses that new rules tell apart get different numbers, which
+// mean the same as before. Then pods leave profiles whose rules change, the rules change, and pods
+// join those profiles. Last, addresses that no rule tells apart any more get the same number. Most
+// changes need only one update.
+func (c *Compiler) Commit() []*ruleset.Update {
+	var updates []*ruleset.Update
+	u := &ruleset.Update{}
+	next := func() {
+		if !u.Empty() {
+			updates = append(updates, u)
+		}
+		u = &ruleset.Update{}
+	}
+	c.applyPods()
+	c.applyNodes()
+	c.selectPolicies(c.applyPolicies())
+	added := c.criteria.settle()
+	c.classify(added)
+	learned := len(added) > 0
+	left, joined := c.exchange()
+	if left || learned && c.anyLoaded() {
+		c.emitClasses(u, learned)
+		learned = false
+		next()
+	}
+	c.buildProfiles()
+	c.emitPods(u, func(p *profile) bool { return p == nil || !p.rebuilt })
+	if left {
+		next()
+	}
+	c.emitClasses(u, learned)
+	if joined {
+		next()
+	}
+	c.emitPods(u, func(*profile) bool { return true })
+	c.removeProfiles(u)
+	next()
+	if gone := c.criteria.sweep(); len(gone) > 0 {
+		c.forget(gone)
+		c.emitClasses(u, true)
+		next()
+	}
+	c.classes.sweep()
+	return updates
+}
+
+// exchange reports whether pods that the kernel has leave or join profiles whose rules change.
+func (c *Compiler) exchange() (left, joined bool) {
+	changes := func(p *profile) bool { return p != nil && p.loaded && p.stale && p.pods > 0 }
+	for _, l := range c.local {
+		if l.loaded == nil {
+			continue
+		}
+		for i, id := range []ruleset.ProfileID{l.loaded.Ingress, l.loaded.Egress} {
+			if p := l.profiles[i]; p.name() != id {
+				left = left || changes(c.profiles[id])
+				joined = joined || changes(p)
+			}
+		}
+	}
+	return left, joined
+}
+
+// anyLoaded reports whether the kernel has a profile.
+func (c *Compiler) anyLoaded() bool {
+	for _, p := range c.profiles {
+		if p.loaded {
+			return true
+		}
+	}
+	return false
+}
+
+// applyPods makes the pending changes of namespaces and pods.
+func (c *Compiler) applyPods() {
+	relabelled := map[string]bool{}
+	for name, set := range c.pending.Namespaces {
+		if maps.Equal(c.namespaces[name], set) {
+			continue
+		}
+		if relabelled[name] = true; set == nil {
+			delete(c.namespaces, name)
+		} else {
+			c.namespaces[name] = set
+		}
+		c.criteria.index.relabelled(name)
+	}
+	if len(relabelled) > 0 {
+		for _, p := range c.pods {
+			if relabelled[p.Namespace] {
+				c.mark(p)
+			}
+		}
+	}
+	for key, next := range c.pending.Pods {
+		old := c.pods[key]
+		switch {
+		case next == nil && old == nil:
+		case next == nil:
+			delete(c.pods, key)
+			c.disclaim(old)
+			c.classes.hold(old.signature, nil)
+			old.signature = nil
+		case old == nil:
+			p := &pod{Pod: next, key: key}
+			c.pods[key] = p
+			c.claim(p)
+			c.mark(p)
+		default:
+			moved := !slices.Equal(old.Addresses, next.Addresses) || !old.Started.Equal(next.Started)
+			if moved {
+				c.disclaim(old)
+			}
+			if old.Namespace != next.Namespace || !maps.Equal(old.Labels, next.Labels) || !slices.Equal(old.Ports, next.Ports) {
+				c.mark(old)
+			}
+			old.Pod = next
+			if moved {
+				c.claim(old)
+			}
+		}
+	}
+	c.pending.Namespaces, c.pending.Pods = nil, nil
+}
+
+// mark makes the Commit look at a pod's labels and ports.
+func (c *Compiler) mark(p *pod) {
+	if !p.dirty {
+		p.dirty = true
+		c.dirty = append(c.dirty, p)
+	}
+}
+
+// claim makes a pod's addresses its own, unless another pod has them that started later.
+func (c *Compiler) claim(p *pod) {
+	for _, addr := range p.Addresses {
+		a, taken := c.addresses[addr]
+		if !usable(addr) || taken && (a.pod == p || slices.Contains(c.rivals[addr], p)) {
+			continue
+		}
+		c.touched[addr] = struct{}{}
+		if a.pod == nil {
+			a.pod = p
+		} else {
+			if c.rivals[addr] == nil {
+				c.rivals[addr] = []*pod{a.pod}
+			}
+			c.rivals[addr] = append(c.rivals[addr], p)
+			a.pod = p.wins(a.pod)
+		}
+		c.addresses[addr] = a
+	}
+}
+
+// disclaim is the opposite of claim.
+func (c *Compiler) disclaim(p *pod) {
+	for _, addr := range p.Addresses {
+		a, ok := c.addresses[addr]
+		rivals, shared := c.rivals[addr]
+		if !ok || a.pod != p && !slices.Contains(rivals, p) {
+			continue
+		}
+		c.touched[addr] = struct{}{}
+		a.pod = nil
+		if shared {
+			rivals = slices.DeleteFunc(rivals, func(r *pod) bool { return r == p })
+			for _, r := range rivals {
+				a.pod = r.wins(a.pod)
+			}
+			if c.rivals[addr] = rivals; len(rivals) == 1 {
+				delete(c.rivals, addr)
+			}
+		}
+		c.addresses[addr] = a
+	}
+}
+
+// wins returns the one of two pods that has an address which both claim.
+func (p *pod) wins(q *pod) *pod {
+	if q == nil || p.Started.After(q.Started) || p.Started.Equal(q.Started) && p.key < q.key {
+		return p
+	}
+	return q
+}
+
+// applyNodes makes the pending changes of nodes.
+func (c *Compiler) applyNodes() {
+	asked := c.criteria.askForNodes()
+	for name, next := range c.pending.Nodes {
+		old := c.nodes[name]
+		if next == nil {
+			delete(c.nodes, name)
+		} else {
+			c.nodes[name] = next
+		}
+		if asked && (old == nil || next == nil || !maps.Equal(old.Labels, next.Labels) || !slices.Equal(old.Addresses, next.Addresses)) {
+			c.recut = true
+		}
+	}
+	c.pending.Nodes = nil
+}
+
+// applyPolicies makes the pending changes of policies and local addresses. It returns the policies
+// that changed, by their names.
+func (c *Compiler) applyPolicies() map[string]bool {
+	changed := map[string]bool{}
+	for name, next := range c.pending.Policies {
+		old := c.policies[name]
+		if old != nil && old.Policy == next {
+			continue
+		}
+		changed[name] = true
+		if old != nil {
+			delete(c.subjects[old.Subject.Namespace], name)
+			if len(c.subjects[old.Subject.Namespace]) == 0 {
+				delete(c.subjects, old.Subject.Namespace)
+			}
+		}
+		delete(c.policies, name)
+		if next == nil {
+			continue
+		}
+		s := newSource(next)
+		c.policies[name] = s
+		if c.subjects[next.Subject.Namespace] == nil {
+			c.subjects[next.Subject.Namespace] = map[string]*source{}
+		}
+		c.subjects[next.Subject.Namespace][name] = s
+	}
+	c.pending.Policies = nil
+	return changed
+}
+
+// selectPolicies finds the policies of local pods, and with them those that are in use.
+func (c *Compiler) selectPolicies(changed map[string]bool) {
+	for addr, isLocal := range c.pendingLocal {
+		if isLocal && c.local[addr] == nil {
+			c.local[addr] = &localPod{}
+		}
+	}
+	for addr, l := range c.local {
+		owner := c.addresses[addr].pod
+		if local, ok := c.pendingLocal[addr]; ok && !local {
+			owner = nil
+		}
+		if owner == nil {
+			l.pod = nil
+			c.assign(l, [2][]*source{})
+			continue
+		}
+		if l.pod == owner && !owner.dirty && !c.concerns(l, changed) {
+			continue
+		}
+		l.pod = owner
+		c.assign(l, c.selecting(owner))
+	}
+}
+
+// concerns reports whether a change of policies can concern a local pod.
+func (c *Compiler) concerns(l *localPod, changed map[string]bool) bool {
+	for name := range changed {
+		selects := func(s *source) bool { return s.Name == name }
+		if slices.ContainsFunc(l.policies[ingress], selects) || slices.ContainsFunc(l.policies[egress], selects) {
+			return true
+		}
+		if s := c.policies[name]; s != nil && c.selects(s, l.pod) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Compiler) selects(s *source, p *pod) bool {
+	return selectable(&s.Subject) && s.Subject.Selects(p.Namespace, c.namespaces[p.Namespace], p.Labels)
+}
+
+// selecting returns the policies of a pod in each direction, in their order.
+func (c *Compiler) selecting(p *pod) [2][]*source {
+	var out [2][]*source
+	for _, scope := range []string{p.Namespace, ""} {
+		for _, s := range c.subjects[scope] {
+			if !c.selects(s, p) {
+				continue
+			}
+			for i, d := range directions {
+				if s.Of(d) != nil {
+					out[i] = append(out[i], s)
+				}
+			}
+		}
+		if p.Namespace == "" {
+			break
+		}
+	}
+	for i := range out {
+		slices.SortFunc(out[i], func(a, b *source) int { return a.Compare(b.Policy) })
+	}
+	return out
+}
+
+// assign gives a local pod the profiles of its policies.
+func (c *Compiler) assign(l *localPod, policies [2][]*source) {
+	l.policies = policies
+	for i := range directions {
+		var ports []policy.NamedPort
+		if i == ingress && l.pod != nil {
+			ports = relevant(policies[i], l.pod.Pod)
+		}
+		var next *profile
+		if id := profileID(i, policies[i], ports); id != "" {
+			if next = c.profiles[id]; next == nil {
+				next = &profile{id: id, direction: i, ports: ports}
+				c.profiles[id] = next
+			}
+			next.pods++
+			next.adopt(policies[i], &c.criteria)
+		}
+		if old := l.profiles[i]; old != nil {
+			old.pods--
+		}
+		l.profiles[i] = next
+	}
+}
+
+// classify finds the classes of addresses that have changed, or of all if there are new criteria.
+func (c *Compiler) classify(added []*criterion) {
+	extra := newIndex()
+	var names []*criterion
+	pods := false
+	for _, a := range added {
+		switch {
+		case a.pods != nil:
+			extra.add(a)
+			pods = true
+		case a.port != nil:
+			names = append(names, a)
+			pods = true
+		default:
+			c.recut = true
+		}
+	}
+	if pods {
+		for _, p := range c.pods {
+			if p.dirty {
+				continue
+			}
+			bits := named(extra.match(c.scratch[:0], p.Pod, c.namespaces[p.Namespace]), names, p.Pod)
+			if c.scratch = bits; len(bits) == 0 {
+				continue
+			}
+			if p.signature != nil {
+				bits = append(bits, p.signature.bits...)
+			}
+			c.sign(p, bits)
+		}
+	}
+	for _, p := range c.dirty {
+		p.dirty = false
+		if c.pods[p.key] != p {
+			continue
+		}
+		c.scratch = named(c.criteria.index.match(c.scratch[:0], p.Pod, c.namespaces[p.Namespace]), c.criteria.names, p.Pod)
+		c.sign(p, c.scratch)
+		for _, addr := range p.Addresses {
+			if usable(addr) {
+				c.touched[addr] = struct{}{}
+			}
+		}
+	}
+	c.dirty = nil
+	c.place(pods, len(added) > 0)
+}
+
+// sign gives a pod its bits.
+func (c *Compiler) sign(p *pod, bits []bit) {
+	s := c.classes.signature(bits)
+	c.classes.hold(p.signature, s)
+	p.signature = s
+}
+
+// place finds the segments, if they may have changed, and the classes of all addresses, or of those
+// that were touched. Then it gives numbers to the classes.
+func (c *Compiler) place(all, learned bool) {
+	if c.recut {
+		all = true
+		c.segments = c.classes.cut(c.segments, edges(c.criteria.byKey, c.nodes, true), edges(c.criteria.byKey, c.nodes, false))
+	}
+	if all {
+		for addr := range c.addresses {
+			c.placeAddress(addr)
+		}
+	} else {
+		for addr := range c.touched {
+			c.placeAddress(addr)
+		}
+	}
+	c.classes.number(learned)
+}
+
+func (c *Compiler) placeAddress(addr netip.Addr) {
+	a := c.addresses[addr]
+	var next *class
+	if a.pod != nil && a.pod.signature != nil {
+		key := classKey{pod: a.pod.signature}
+		if s := at(c.segments, addr); s != nil {
+			key.network = s.signature
+		}
+		next = c.classes.class(key)
+	}
+	if next != a.class {
+		c.classes.move(a.class, next)
+		a.class = next
+		c.addresses[addr] = a
+		c.touched[addr] = struct{}{}
+	}
+}
+
+// buildProfiles makes the rules of new profiles and of those whose policies have changed, and
+// ends the use of policies by those that have no pods any more.
+func (c *Compiler) buildProfiles() {
+	for _, p := range c.profiles {
+		switch {
+		case p.pods == 0:
+			p.adopt(nil, &c.criteria)
+		case p.stale:
+			p.build(c.classes)
+		}
+	}
+}
+
+// forget takes the bits of criteria from all signatures.
+func (c *Compiler) forget(gone []*criterion) {
+	bits := map[bit]bool{}
+	for _, g := range gone {
+		bits[g.bit] = true
+		c.recut = c.recut || g.networks != nil || g.nodes != nil
+	}
+	for _, p := range c.pods {
+		s := p.signature
+		if s == nil {
+			continue
+		}
+		left := c.scratch[:0]
+		for _, b := range s.bits {
+			if b&portBit != 0 && bits[b&^(1<<24-1)] || bits[b] {
+				continue
+			}
+			left = append(left, b)
+		}
+		if c.scratch = left; len(left) < len(s.bits) {
+			c.sign(p, left)
+		}
+	}
+	c.place(true, true)
+}
+
+// emitClasses adds to an update what has changed in the numbers of addresses, and in what profiles
+// that the kernel has allow them. All addresses may have other numbers if rules have learned to
+// tell more or fewer apart.
+func (c *Compiler) emitClasses(u *ruleset.Update, learned bool) {
+	if learned {
+		for addr := range c.addresses {
+			c.emitAddress(u, addr)
+		}
+	} else {
+		for addr := range c.touched {
+			c.emitAddress(u, addr)
+		}
+	}
+	clear(c.touched)
+	if c.recut || learned {
+		next := ranges(c.segments)
+		u.RemoveRanges, u.AddRanges = missing(c.ranges, next), missing(next, c.ranges)
+		c.ranges, c.recut = next, false
+	}
+	for _, p := range c.profiles {
+		if p.loaded {
+			p.emit(u, c.classes)
+		}
+	}
+	c.classes.settle(c.profiles)
+}
+
+func (c *Compiler) emitAddress(u *ruleset.Update, addr netip.Addr) {
+	a := c.addresses[addr]
+	id := ruleset.World
+	if a.class != nil {
+		id = a.class.id
+	}
+	if id != a.id {
+		if u.Identities == nil {
+			u.Identities = map[netip.Addr]Identity{}
+		}
+		u.Identities[addr] = id
+		a.id = id
+		c.addresses[addr] = a
+	}
+	if a.pod == nil {
+		delete(c.addresses, addr)
+	}
+}
+
+// missing returns the ranges of one list in order that aren't in another.
+func missing(from, in []ruleset.Range) []ruleset.Range {
+	var out []ruleset.Range
+	for _, r := range from {
+		for len(in) > 0 && in[0].First.Less(r.First) {
+			in = in[1:]
+		}
+		if len(in) == 0 || in[0] != r {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// emitPods adds to an update the profiles that are new, and the local pods that change theirs, if
+// their new ones are ready.
+func (c *Compiler) emitPods(u *ruleset.Update, ready func(*profile) bool) {
+	for _, p := range c.profiles {
+		if !p.loaded && p.pods > 0 {
+			p.load(u, c.classes)
+		}
+	}
+	for addr, l := range c.local {
+		next := ruleset.Pod{Addr: addr, Ingress: l.profiles[ingress].name(), Egress: l.profiles[egress].name()}
+		switch {
+		case l.pod == nil && l.loaded != nil:
+			u.RemovePods = append(u.RemovePods, addr)
+			l.loaded = nil
+		case l.pod != nil && (l.loaded == nil || *l.loaded != next) && ready(l.profiles[ingress]) && ready(l.profiles[egress]):
+			u.SetPods = append(u.SetPods, next)
+			l.loaded = &next
+		}
+	}
+	for addr, local := range c.pendingLocal {
+		if !local {
+			delete(c.local, addr)
+		}
+	}
+	clear(c.pendingLocal)
+}
+
+// removeProfiles adds to an update the profiles that no pod has any more.
+func (c *Compiler) removeProfiles(u *ruleset.Update) {
+	for id, p := range c.profiles {
+		if p.pods > 0 {
+			continue
+		}
+		if p.loaded {
+			u.RemoveProfiles = append(u.RemoveProfiles, id)
+		}
+		delete(c.profiles, id)
+	}
+}

@@ -1,0 +1,417 @@
+package compile
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/policy/ruleset"
+)
+
+// directions are in the order of arrays by direction.
+var directions = [2]policy.Direction{policy.Ingress, policy.Egress}
+
+const (
+	ingress = iota
+	egress
+)
+
+// source is a policy, and what is known about it while profiles use it.
+type source struct {
+	*policy.Policy
+	// names are how its ingress rules name ports.
+	names []portName
+	// users counts the profiles. While there is one, rules are those of each direction, and held
+	// their criteria.
+	users int
+	rules [2][]rule
+	held  []*criterion
+}
+
+// rule is a policy's with its criteria.
+type rule struct {
+	action policy.Action
+	tier   policy.Tier
+	anyone bool
+	peers  []bit
+	// ports are those given by number. Others are given by name, of the local pod for ingress, or
+	// of the other pod for egress.
+	ports   ports
+	ingress []portName
+	egress  []*criterion
+}
+
+func newSource(p *policy.Policy) *source {
+	s := &source{Policy: p}
+	if p.Ingress == nil {
+		return s
+	}
+	for _, r := range p.Ingress.Rules {
+		for _, port := range r.Ports {
+			if n := (portName{port.Name, port.Protocol}); n.name != "" && !slices.Contains(s.names, n) {
+				s.names = append(s.names, n)
+			}
+		}
+	}
+	return s
+}
+
+// use counts a profile that has the policy.
+func (s *source) use(c *criteria) {
+	if s.users++; s.users > 1 {
+		return
+	}
+	for i, d := range directions {
+		rules := s.Of(d)
+		if rules == nil {
+			continue
+		}
+		for j := range rules.Rules {
+			s.rules[i] = append(s.rules[i], s.compile(&rules.Rules[j], d, c))
+		}
+	}
+}
+
+// drop ends a use.
+func (s *source) drop(c *criteria) {
+	if s.users--; s.users > 0 {
+		return
+	}
+	for _, h := range s.held {
+		c.release(h)
+	}
+	s.rules, s.held = [2][]rule{}, nil
+}
+
+func (s *source) compile(from *policy.Rule, d policy.Direction, c *criteria) rule {
+	out := rule{action: from.Action, tier: s.Tier, anyone: from.Peers == nil}
+	for i := range from.Peers {
+		if found := c.peer(&from.Peers[i]); found != nil {
+			s.held = append(s.held, found)
+			out.peers = append(out.peers, found.bit)
+		}
+	}
+	if from.Ports == nil {
+		out.ports = allPorts
+	}
+	for _, p := range from.Ports {
+		switch name := (portName{p.Name, p.Protocol}); {
+		case p.Name == "":
+			out.ports.add(p.Protocol, span{p.First, p.Last})
+		case d == policy.Ingress:
+			out.ingress = append(out.ingress, name)
+		default:
+			found := c.portName(name)
+			s.held = append(s.held, found)
+			out.egress = append(out.egress, found)
+		}
+	}
+	return out
+}
+
+// profile is what local pods share whose policies and named ports are the same in a direction.
+type profile struct {
+	id        ruleset.ProfileID
+	direction int
+	policies  []*source
+	ports     []policy.NamedPort // of the pods, as far as rules name them
+	pods      int                // addresses of local pods
+
+	rules    []*rule
+	byPeer   map[bit][]int32 // indexes of rules
+	anyone   []int32
+	isolates bool
+	// known has what the profile allows by the rules that match and the ports that they name.
+	known map[string]*allowed
+	// allow is what the profile allows the classes, by slot.
+	allow []*allowed
+	// kernel is what the kernel's profile allows, if that isn't allow. It is nil for new profiles.
+	kernel  []*allowed
+	stale   bool // its policies have changed since it was built
+	rebuilt bool // since it was emitted
+	loaded  bool // into the kernel
+	current bool // loaded, and not emitted since
+}
+
+// allowed is a set of ports, as matches in order and without an identity.
+type allowed struct{ matches []ruleset.Match }
+
+var nothing = &allowed{}
+
+// profileID returns the name of the profile of pods that policies select. It depends on the names
+// of the policies and not on their rules: when these change, most of what the profile allows stays,
+// and neither its pods nor its sets must be replaced.
+func profileID(direction int, policies []*source, ports []policy.NamedPort) ruleset.ProfileID {
+	if len(policies) == 0 {
+		return ""
+	}
+	h := sha256.New()
+	names := make([]string, len(policies))
+	for i, p := range policies {
+		names[i] = p.Name
+	}
+	slices.Sort(names)
+	part := func(s string) {
+		h.Write(binary.LittleEndian.AppendUint32(nil, uint32(len(s))))
+		h.Write([]byte(s))
+	}
+	part(string(directions[direction]))
+	for _, name := range names {
+		part(name)
+	}
+	part("")
+	for _, p := range ports {
+		part(p.Name)
+		h.Write([]byte{byte(p.Protocol), byte(p.Port >> 8), byte(p.Port)})
+	}
+	return ruleset.ProfileID(strings.ToLower(base32.StdEncoding.EncodeToString(h.Sum(nil)[:10])))
+}
+
+// relevant returns the ports of a pod that policies name in their rules of ingress.
+func relevant(policies []*source, p *policy.Pod) []policy.NamedPort {
+	var out []policy.NamedPort
+	for _, s := range policies {
+		for _, n := range s.names {
+			for _, q := range p.Ports {
+				if n.matches(q) {
+					out = append(out, q)
+				}
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b policy.NamedPort) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+	})
+	return slices.Compact(out)
+}
+
+// adopt makes policies those of the profile.
+func (p *profile) adopt(policies []*source, c *criteria) {
+	if slices.Equal(p.policies, policies) && p.byPeer != nil {
+		return
+	}
+	for _, s := range policies {
+		s.use(c)
+	}
+	for _, s := range p.policies {
+		s.drop(c)
+	}
+	p.policies, p.stale = policies, true
+}
+
+// name returns the profile's ID, or that of no profile if it is nil.
+func (p *profile) name() ruleset.ProfileID {
+	if p == nil {
+		return ""
+	}
+	return p.id
+}
+
+// build makes the profile's rules of those of its policies, and then what it allows the classes.
+func (p *profile) build(c *classes) {
+	if p.stale = false; p.loaded {
+		p.kernel, p.rebuilt = p.allow, true
+	}
+	p.rules, p.byPeer, p.anyone, p.isolates, p.known = nil, map[bit][]int32{}, nil, false, map[string]*allowed{}
+	for _, s := range p.policies {
+		p.isolates = p.isolates || s.Tier == policy.Namespaced
+		for i := range s.rules[p.direction] {
+			r := &s.rules[p.direction][i]
+			if len(r.ingress) > 0 {
+				r = p.resolve(r)
+			}
+			n := int32(len(p.rules))
+			p.rules = append(p.rules, r)
+			if r.anyone {
+				p.anyone = append(p.anyone, n)
+			}
+			for _, b := range r.peers {
+				p.byPeer[b] = append(p.byPeer[b], n)
+			}
+		}
+	}
+	p.allow = make([]*allowed, c.slots)
+	for _, k := range c.byID {
+		p.judge(k)
+	}
+}
+
+// resolve returns a rule with the ports whose names are those of the profile's pods.
+func (p *profile) resolve(r *rule) *rule {
+	out := *r
+	for _, n := range r.ingress {
+		for _, q := range p.ports {
+			if n.matches(q) {
+				out.ports.add(q.Protocol, span{q.Port, q.Port})
+			}
+		}
+	}
+	return &out
+}
+
+// judge finds what a class is allowed.
+func (p *profile) judge(k *class) *allowed {
+	matching := slices.Clone(p.anyone)
+	var ports []bit
+	for _, s := range []*signature{k.pod, k.network} {
+		if s == nil {
+			continue
+		}
+		for _, b := range s.bits {
+			if b&portBit != 0 {
+				ports = append(ports, b)
+			} else {
+				matching = append(matching, p.byPeer[b]...)
+			}
+		}
+	}
+	slices.Sort(matching)
+	matching = slices.Compact(matching)
+	named := slices.ContainsFunc(matching, func(i int32) bool { return len(p.rules[i].egress) > 0 })
+	var key []byte
+	for _, i := range matching {
+		key = binary.LittleEndian.AppendUint32(key, uint32(i))
+	}
+	if named {
+		for _, b := range ports {
+			key = binary.LittleEndian.AppendUint64(key, uint64(b))
+		}
+	} else {
+		ports = nil
+	}
+	found := p.known[string(key)]
+	if found == nil {
+		found = &allowed{p.fold(matching, ports)}
+		p.known[string(key)] = found
+	}
+	for len(p.allow) <= k.slot {
+		p.allow = append(p.allow, nil)
+	}
+	p.allow[k.slot] = found
+	return found
+}
+
+// fold returns what rules allow to an end with named ports: the tiers, one after the other, take
+// from the ports that are undecided.
+func (p *profile) fold(matching []int32, named []bit) []ruleset.Match {
+	undecided := allPorts
+	var accepted ports
+	for _, tier := range []policy.Tier{policy.Admin, policy.Namespaced, policy.Baseline} {
+		var passed ports
+		left := undecided
+		for _, i := range matching {
+			r := p.rules[i]
+			if r.tier != tier {
+				continue
+			}
+			decides := r.numbers(named)
+			decides = decides.intersect(&left)
+			switch left = left.subtract(&decides); r.action {
+			case policy.Accept:
+				accepted = accepted.union(&decides)
+			case policy.Pass:
+				passed = passed.union(&decides)
+			}
+		}
+		if tier == policy.Namespaced && p.isolates {
+			return accepted.matches()
+		}
+		undecided = left.union(&passed)
+	}
+	accepted = accepted.union(&undecided)
+	return accepted.matches()
+}
+
+// numbers returns the ports of a rule for an end with named ports.
+func (r *rule) numbers(named []bit) ports {
+	out := r.ports
+	for _, n := range r.egress {
+		for _, b := range named {
+			if b&^(1<<24-1) == n.bit {
+				out.add(policy.Protocol(b>>16), span{uint16(b), uint16(b)})
+			}
+		}
+	}
+	return out
+}
+
+// names are the policies', for people.
+func (p *profile) names() []string {
+	out := make([]string, len(p.policies))
+	for i, s := range p.policies {
+		out[i] = s.Name
+	}
+	return out
+}
+
+// allowedTo returns what a table by slots allows a class, which may be nil.
+func allowedTo(table []*allowed, k *class) *allowed {
+	if k == nil || k.slot >= len(table) || table[k.slot] == nil {
+		return nothing
+	}
+	return table[k.slot]
+}
+
+// load adds the profile to an update.
+func (p *profile) load(u *ruleset.Update, c *classes) {
+	allow := map[ruleset.Match]struct{}{}
+	for id, k := range c.byID {
+		for _, m := range allowedTo(p.allow, k).matches {
+			m.Identity = id
+			allow[m] = struct{}{}
+		}
+	}
+	u.AddProfiles = append(u.AddProfiles, ruleset.Profile{ID: p.id, Direction: directions[p.direction], Policies: p.names(), Allow: allow})
+	p.loaded, p.current = true, true
+}
+
+// emit adds to an update what a profile of the kernel allows otherwise than before.
+func (p *profile) emit(u *ruleset.Update, c *classes) {
+	if p.current || p.pods == 0 && p.policies == nil { // it is new, or is removed
+		p.current = false
+		return
+	}
+	before := p.allow
+	if p.rebuilt {
+		before = p.kernel
+		for id, k := range c.byID {
+			if _, ok := c.changed[id]; !ok {
+				p.differ(u, id, allowedTo(before, k), allowedTo(p.allow, k))
+			}
+		}
+	}
+	for id, old := range c.changed {
+		was := allowedTo(before, old)
+		is := nothing
+		if k := c.byID[id]; k != nil {
+			is = p.judge(k)
+		}
+		p.differ(u, id, was, is)
+	}
+	p.rebuilt, p.kernel = false, nil
+}
+
+// differ adds to an update what a number is allowed otherwise than before.
+func (p *profile) differ(u *ruleset.Update, id Identity, was, is *allowed) {
+	if was == is {
+		return
+	}
+	missing := func(to *map[ruleset.ProfileID][]ruleset.Match, from, in *allowed) {
+		for _, m := range from.matches {
+			if slices.Contains(in.matches, m) {
+				continue
+			}
+			if *to == nil {
+				*to = map[ruleset.ProfileID][]ruleset.Match{}
+			}
+			m.Identity = id
+			(*to)[p.id] = append((*to)[p.id], m)
+		}
+	}
+	missing(&u.Disallow, was, is)
+	missing(&u.Allow, is, was)
+}
