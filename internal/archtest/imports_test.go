@@ -109,6 +109,7 @@ var layer = map[string]int{
 	"internal/image/registry":           driver,
 	"internal/image/rootfs":             driver,
 	"internal/network":                  owner,
+	"internal/network/firewall":         owner,
 	"internal/network/daemonless":       owner,
 	"internal/plugin":                   edge,
 	"internal/plugin/conflist":          driver,

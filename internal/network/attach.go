@@ -83,7 +83,10 @@ func (n *Network) ensure(ctx context.Context, r *record, p plan.Plan) error {
 	if n.ledger.state(r) == ipam.Bound {
 		return n.repair(p)
 	}
-	err := ctx.Err()
+	err := n.cfg.Policy.Admit(ctx, r.Attachment, r.Addresses)
+	if err == nil {
+		err = ctx.Err()
+	}
 	if err == nil {
 		err = n.apply(p)
 	}
@@ -153,6 +156,7 @@ func (n *Network) rollBack(r *record, p plan.Plan) error {
 		n.kernelMu.RLock()
 		err = n.dp.RollBack(p)
 		n.kernelMu.RUnlock()
+		n.cfg.Policy.Forget(r.Attachment)
 	}
 	if err != nil {
 		n.reaper.add(r, err)

@@ -36,6 +36,7 @@ func (n *Network) detach(r *record) error {
 	n.kernelMu.RLock()
 	err := n.dp.Cut(n.plan(r))
 	n.kernelMu.RUnlock()
+	n.cfg.Policy.Forget(r.Attachment)
 	if err != nil {
 		n.log.Warn("network: cutting off a pod failed and will be retried", "pod", r.Attachment.Pod, "sandbox", pod.Short(r.Attachment.Sandbox), "error", err)
 	}

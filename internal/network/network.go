@@ -64,6 +64,8 @@ type Config struct {
 	NonMasquerade []netip.Prefix
 	// Encrypted drops packets of other nodes' pods that don't come by a link to other nodes.
 	Encrypted bool
+	// Policy, if set, puts network policy in force for pods.
+	Policy Policy `json:"-"`
 	// MTU of pods; 0 is that of SetMTU or, without one, the uplink's. Watch sets it for running pods
 	// when it changes.
 	MTU int
@@ -72,6 +74,24 @@ type Config struct {
 	Quarantine time.Duration
 	Log        *slog.Logger // nil is slog.Default()
 }
+
+// Policy puts network policy in force for pods of the node. It doesn't call the Network.
+type Policy interface {
+	// Admit is called before a pod's link comes up. Once it has returned, the pod's packets meet its
+	// policies. Its errors are like those of Attach.
+	Admit(ctx context.Context, a pod.Attachment, addresses []netip.Prefix) error
+	// Adopt is called for the pods that are attached when huskd starts. It doesn't wait.
+	Adopt(a pod.Attachment, addresses []netip.Prefix)
+	// Forget is called when a pod's packets are cut off.
+	Forget(a pod.Attachment)
+}
+
+// noPolicy is the Policy of a network without one.
+type noPolicy struct{}
+
+func (noPolicy) Admit(context.Context, pod.Attachment, []netip.Prefix) error { return nil }
+func (noPolicy) Adopt(pod.Attachment, []netip.Prefix)                        {}
+func (noPolicy) Forget(pod.Attachment)                                       {}
 
 // Network is an open network. Its methods may be called concurrently.
 type Network struct {
@@ -164,6 +184,9 @@ func (c *Config) check() error {
 	c.Quarantine = ipam.QuarantineOf(c.Quarantine)
 	if c.Log == nil {
 		c.Log = slog.Default()
+	}
+	if c.Policy == nil {
+		c.Policy = noPolicy{}
 	}
 	for _, s := range slices.Concat(c.Subnets, c.Cluster) {
 		if a := s.Addr(); a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() || a.IsUnspecified() {

@@ -82,6 +82,7 @@ func (n *Network) repairAll(ctx context.Context, keep []*record, live map[ipam.O
 	for _, r := range keep {
 		r.RuntimeManaged = r.RuntimeManaged || live[r.owner()].RuntimeManaged
 		plans = append(plans, n.livePlan(r))
+		n.cfg.Policy.Adopt(live[r.owner()], r.Addresses)
 	}
 	diffs, err := n.dp.Verify(plans...)
 	if err != nil {

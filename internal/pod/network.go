@@ -45,6 +45,7 @@ type Attachment struct {
 	// The following fields are only used when attaching. They aren't recorded with the attachment,
 	// because the sandbox's config has them.
 	Annotations map[string]string `json:"-"` // of the pod
+	Labels      map[string]string `json:"-"` // of the pod; nil if the caller doesn't know them
 	DNS         *DNS              `json:"-"`
 	Cgroup      string            `json:"-"` // parent of the containers' cgroups
 

@@ -93,7 +93,7 @@ func (e *entry) View() Status {
 // attachment is what the sandbox asks of the network. It has no netns if the sandbox is in the
 // host's.
 func (e *entry) attachment() pod.Attachment {
-	a := pod.Attachment{Sandbox: e.ID, Pod: e.ref(), IfName: ifName, RuntimeManaged: e.Rec.RuntimeSandbox}
+	a := pod.Attachment{Sandbox: e.ID, Pod: e.ref(), IfName: ifName, RuntimeManaged: e.Rec.RuntimeSandbox, Labels: e.Config.GetLabels()}
 	if e.options().GetNetwork() == runtimeapi.NamespaceMode_NODE {
 		return a
 	}

@@ -1,0 +1,245 @@
+// Package firewall owns network policy on the node: it follows a source of policies and pods, keeps
+// the kernel's rules in agreement with them, and puts them in force for a new pod before the pod's
+// link comes up.
+//
+// The rules are in the kernel, so they stay in force while huskd doesn't run. The kernel drops what
+// is forwarded to and from a pod of the node that it doesn't know. So a pod without rules reaches
+// nothing but its node, and only the node reaches it, for probes.
+//
+// The packages below decide (policy, compile) and act on the kernel (policytable).
+package firewall
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/policy/compile"
+	"github.com/huskd/husk/internal/network/policy/ruleset"
+)
+
+// Kernel holds the rules. Its methods aren't called concurrently.
+type Kernel interface {
+	// Exists reports whether there are rules, which a former huskd may have left.
+	Exists() (bool, error)
+	// Load makes the rules all of the ruleset's, in one transaction.
+	Load(*ruleset.Ruleset) error
+	// Apply makes an update of the rules in one transaction.
+	Apply(*ruleset.Update) error
+	// Read returns the rules that the kernel has.
+	Read() (*ruleset.Ruleset, error)
+	// EndFlows ends the connections of the node's pods that the rules don't allow, and returns how
+	// many.
+	EndFlows() (int, error)
+	// Teardown removes the rules.
+	Teardown() error
+}
+
+// Config of a Firewall.
+type Config struct {
+	Source policy.Source
+	Kernel Kernel
+	// Required makes pods wait for a source that permits nothing. Otherwise they run without policy
+	// as long as it has never permitted anything.
+	Required bool
+	Log      *slog.Logger
+}
+
+// Firewall is the owner. Its methods may be called concurrently.
+type Firewall struct {
+	cfg     Config
+	changed chan struct{} // has a token if there is something to commit
+
+	mu       sync.Mutex // Invariant: guards what follows.
+	compiler *compile.Compiler
+	world    world
+	local    map[string]local // by the pod's key
+	rules    *ruleset.Ruleset // what the compiler wants
+	loaded   bool             // the kernel has rules, as far as updates succeeded
+	checked  bool             // the rules of a former huskd were looked for
+	failure  error            // of the last commit
+	synced   bool             // the source has answered
+	why      error            // what the source waits for
+	progress chan struct{}    // closed and replaced when there is news for a waiting Admit
+}
+
+// local is a pod of this node that is attached.
+type local struct {
+	owner     string // the attachment's
+	addresses []netip.Addr
+	labels    labels.Set // nil if only the source knows them
+	since     time.Time
+}
+
+// New returns a Firewall. Run starts it.
+func New(cfg Config) *Firewall {
+	return &Firewall{
+		cfg: cfg, changed: make(chan struct{}, 1),
+		compiler: compile.New(), world: newWorld(), local: map[string]local{}, rules: ruleset.New(),
+		why: errors.New("its source has not answered yet"), progress: make(chan struct{}),
+	}
+}
+
+const (
+	// quiet is how long changes are collected before the kernel gets them.
+	quiet = 10 * time.Millisecond
+	// retryAfter is the wait after the kernel has refused a change.
+	retryAfter = time.Second
+)
+
+// Run follows the source until ctx ends. The rules stay in the kernel.
+func (f *Firewall) Run(ctx context.Context) error {
+	ended := make(chan error, 1)
+	go func() { ended <- f.cfg.Source.Run(ctx, f.update, f.waiting) }()
+	for {
+		select {
+		case <-f.changed:
+		case <-ctx.Done():
+			return <-ended
+		}
+		for wait := quiet; ; wait = retryAfter {
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+				return <-ended
+			}
+			if f.commit() == nil {
+				break
+			}
+		}
+	}
+}
+
+// update is called by the source.
+func (f *Firewall) update(c policy.Changes) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.world.change(c)
+	for key := range c.Pods {
+		if _, ok := f.local[key]; ok {
+			c.Pods[key] = f.known(key)
+		}
+	}
+	f.compiler.Change(c)
+	f.synced, f.why = true, nil
+	f.news()
+	f.notify()
+}
+
+// waiting is called by the source.
+func (f *Firewall) waiting(why error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.why = why
+	f.news()
+}
+
+// notify makes Run commit.
+func (f *Firewall) notify() {
+	select {
+	case f.changed <- struct{}{}:
+	default:
+	}
+}
+
+// news wakes the waiting calls of Admit. The caller holds mu.
+func (f *Firewall) news() {
+	close(f.progress)
+	f.progress = make(chan struct{})
+}
+
+// known returns what is known of a pod, or nil. Of a local one those are its addresses, which the
+// source learns later, and the labels that it was attached with as long as the source hasn't its
+// object. The caller holds mu.
+func (f *Firewall) known(key string) *policy.Pod {
+	l, ok := f.local[key]
+	if object := f.world.pods[key]; !ok || object != nil {
+		if ok {
+			own := *object
+			own.Addresses, own.Started = l.addresses, l.since
+			object = &own
+		}
+		return object
+	}
+	if l.labels == nil {
+		return nil
+	}
+	namespace, name, _ := strings.Cut(key, "/")
+	return &policy.Pod{Namespace: namespace, Name: name, Labels: l.labels, Addresses: l.addresses, Started: l.since}
+}
+
+// commit gives the kernel what has changed.
+func (f *Firewall) commit() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.commitLocked()
+}
+
+func (f *Firewall) commitLocked() error {
+	if !f.synced {
+		return nil
+	}
+	err := f.program()
+	if err != nil {
+		f.loaded = false
+		if f.failure == nil {
+			f.cfg.Log.Error("network policy: the kernel refused a change; trying again", "error", err)
+		}
+	}
+	f.failure = err
+	return err
+}
+
+// program commits the compiler's changes. After a failure it replaces all rules.
+func (f *Firewall) program() error {
+	updates := f.compiler.Commit()
+	for _, u := range updates {
+		f.rules.Apply(u)
+	}
+	switch {
+	case len(f.world.policies) == 0:
+		return f.clear()
+	case !f.loaded:
+		if err := f.cfg.Kernel.Load(f.rules); err != nil {
+			return err
+		}
+		f.loaded, f.checked = true, true
+		_, err := f.cfg.Kernel.EndFlows()
+		return err
+	}
+	for _, u := range updates {
+		if err := f.cfg.Kernel.Apply(u); err != nil {
+			return err
+		}
+	}
+	if slices.ContainsFunc(updates, takesAway) {
+		_, err := f.cfg.Kernel.EndFlows()
+		return err
+	}
+	return nil
+}
+
+// clear removes the rules: without any policy, packets don't meet any.
+func (f *Firewall) clear() error {
+	if !f.loaded && f.checked {
+		return nil
+	}
+	if err := f.cfg.Kernel.Teardown(); err != nil {
+		return err
+	}
+	f.loaded, f.checked = false, true
+	return nil
+}
+
+// takesAway reports whether connections that were allowed before the update may not be any more.
+func takesAway(u *ruleset.Update) bool {
+	return len(u.Disallow)+len(u.Identities)+len(u.RemoveRanges)+len(u.AddRanges)+len(u.SetPods) > 0
+}

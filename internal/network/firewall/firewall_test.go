@@ -1,0 +1,332 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/policy/ruleset"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// kernel keeps the rules in memory. Package policytable has the same tests with nftables.
+type kernel struct {
+	rules  *ruleset.Ruleset // nil if there are none
+	fails  error
+	loads  int
+	ended  int
+	judged policy.Flow // EndFlows counts this connection if it isn't allowed
+}
+
+func (k *kernel) Exists() (bool, error) { return k.rules != nil, nil }
+
+func (k *kernel) Load(r *ruleset.Ruleset) error {
+	if k.fails != nil {
+		return k.fails
+	}
+	k.loads++
+	k.rules = ruleset.New()
+	k.rules.Apply(r.All())
+	return nil
+}
+
+func (k *kernel) Apply(u *ruleset.Update) error {
+	if k.fails == nil {
+		k.rules.Apply(u)
+	}
+	return k.fails
+}
+
+func (k *kernel) Read() (*ruleset.Ruleset, error) {
+	if k.rules == nil {
+		return ruleset.New(), nil
+	}
+	return k.rules, nil
+}
+
+func (k *kernel) EndFlows() (int, error) {
+	if k.rules.Allows(k.judged) {
+		return 0, nil
+	}
+	k.ended++
+	return 1, nil
+}
+
+func (k *kernel) Teardown() error {
+	k.rules = nil
+	return nil
+}
+
+// source is fed by the test.
+type source struct {
+	update  func(policy.Changes)
+	waiting func(error)
+}
+
+func (s *source) Run(ctx context.Context, update func(policy.Changes), waiting func(error)) error {
+	s.update, s.waiting = update, waiting
+	<-ctx.Done()
+	return nil
+}
+
+var (
+	webAddr, dbAddr = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	web             = pod.Attachment{Sandbox: "1", IfName: "eth0", Pod: pod.Ref{Namespace: "shop", Name: "web"}, Labels: map[string]string{"app": "web"}}
+	db              = pod.Attachment{Sandbox: "2", IfName: "eth0", Pod: pod.Ref{Namespace: "shop", Name: "db"}, Labels: map[string]string{"app": "db"}}
+	query           = policy.Flow{From: webAddr, To: dbAddr, Protocol: policy.TCP, Port: 5432}
+)
+
+func prefixes(a netip.Addr) []netip.Prefix { return []netip.Prefix{netip.PrefixFrom(a, a.BitLen())} }
+
+// isolateDB lets only pods with a label reach the database.
+func isolateDB(allowed string) *policy.Policy {
+	return &policy.Policy{
+		Name: "NetworkPolicy shop/db", Tier: policy.Namespaced,
+		Subject: policy.PodSelector{Namespace: "shop", Pods: labels.SelectorFromSet(labels.Set{"app": "db"})},
+		Ingress: &policy.Rules{Rules: []policy.Rule{{
+			Name: "ingress rule 1", Action: policy.Accept,
+			Peers: []policy.Peer{{Pods: &policy.PodSelector{Namespace: "shop", Pods: labels.SelectorFromSet(labels.Set{"app": allowed})}}},
+		}}},
+	}
+}
+
+func policies(list ...*policy.Policy) policy.Changes {
+	c := policy.Changes{Policies: map[string]*policy.Policy{}, Namespaces: map[string]labels.Set{"shop": {}}}
+	for _, p := range list {
+		c.Policies[p.Name] = p
+	}
+	return c
+}
+
+// run runs a test with a Firewall in a bubble of its own.
+func run(t *testing.T, required bool, test func(t *testing.T, f *Firewall, k *kernel, s *source)) {
+	synctest.Test(t, func(t *testing.T) {
+		k, s := &kernel{judged: query}, &source{}
+		f := New(Config{Source: s, Kernel: k, Required: required, Log: slog.New(slog.DiscardHandler)})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- f.Run(ctx) }()
+		synctest.Wait()
+		test(t, f, k, s)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func (f *Firewall) admit(t *testing.T, a pod.Attachment, addr netip.Addr) {
+	t.Helper()
+	if err := f.Admit(t.Context(), a, prefixes(addr)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// settle waits until changes have reached the kernel.
+func settle() {
+	time.Sleep(2 * quiet)
+	synctest.Wait()
+}
+
+// TestAdmit checks that a pod's policies are in the kernel when Admit returns, and that they follow
+// the objects.
+func TestAdmit(t *testing.T) {
+	run(t, false, func(t *testing.T, f *Firewall, k *kernel, s *source) {
+		s.update(policies(isolateDB("web")))
+		f.admit(t, web, webAddr)
+		f.admit(t, db, dbAddr)
+		if !k.rules.Allows(query) || k.rules.Pods[dbAddr].Ingress == "" || k.rules.Pods[webAddr].Ingress != "" {
+			t.Errorf("the kernel has %+v", k.rules)
+		}
+		s.update(policies(isolateDB("admin")))
+		settle()
+		if k.rules.Allows(query) || k.ended == 0 {
+			t.Errorf("the old policy is in force: %+v, flows ended %d times", k.rules, k.ended)
+		}
+		f.Forget(web)
+		settle()
+		if _, ok := k.rules.Pods[webAddr]; ok {
+			t.Error("a pod that is gone is in the kernel")
+		}
+		s.update(policy.Changes{Policies: map[string]*policy.Policy{"NetworkPolicy shop/db": nil}})
+		settle()
+		if k.rules != nil {
+			t.Error("without any policy there are rules")
+		}
+	})
+}
+
+// TestAdmitWaits checks that a pod isn't admitted before its policies are known, and that it says
+// why.
+func TestAdmitWaits(t *testing.T) {
+	run(t, false, func(t *testing.T, f *Firewall, k *kernel, s *source) {
+		s.waiting(errors.New("the API server is away"))
+		began := time.Now()
+		err := f.Admit(t.Context(), db, prefixes(dbAddr))
+		if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "the API server is away") || time.Since(began) != sourceLimit {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		go func() {
+			time.Sleep(time.Second)
+			s.update(policies(isolateDB("web")))
+		}()
+		began = time.Now()
+		f.admit(t, db, dbAddr)
+		if time.Since(began) != time.Second || k.rules.Allows(query) {
+			t.Errorf("after %v the kernel has %+v", time.Since(began), k.rules)
+		}
+	})
+}
+
+// TestAdmitWithoutLabels checks that Admit waits for the object of a pod of another runtime.
+func TestAdmitWithoutLabels(t *testing.T) {
+	run(t, false, func(t *testing.T, f *Firewall, k *kernel, s *source) {
+		s.update(policies(isolateDB("web")))
+		bare := db
+		bare.Labels = nil
+		if err := f.Admit(t.Context(), bare, prefixes(dbAddr)); !errdefs.IsUnavailable(err) {
+			t.Errorf("a pod of which nothing is known: %v", err)
+		}
+		if k.rules != nil && len(k.rules.Pods) > 0 {
+			t.Errorf("the kernel has %+v", k.rules.Pods)
+		}
+		go func() {
+			time.Sleep(time.Second)
+			s.update(policy.Changes{Pods: map[string]*policy.Pod{"shop/db": {Namespace: "shop", Name: "db", Labels: labels.Set{"app": "db"}}}})
+		}()
+		f.admit(t, bare, dbAddr)
+		if k.rules.Allows(query) {
+			t.Errorf("the kernel has %+v", k.rules)
+		}
+	})
+}
+
+// TestForbidden checks what happens if the source permits nothing.
+func TestForbidden(t *testing.T) {
+	for _, required := range []bool{false, true} {
+		run(t, required, func(t *testing.T, f *Firewall, k *kernel, s *source) {
+			s.waiting(errdefs.ErrPermissionDenied.WithMessage("bind a role"))
+			err := f.Admit(t.Context(), db, prefixes(dbAddr))
+			if required && (!errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "bind a role")) || !required && err != nil {
+				t.Errorf("required %v: %v", required, err)
+			}
+			if k.rules = ruleset.New(); !required {
+				if err := f.Admit(t.Context(), web, prefixes(webAddr)); !errdefs.IsUnavailable(err) {
+					t.Errorf("with the rules of a former huskd: %v", err)
+				}
+				k.rules = nil
+			}
+			if note := f.Report().Note; !strings.Contains(note, "bind a role") {
+				t.Errorf("the note is %q", note)
+			}
+		})
+	}
+}
+
+// TestRestart checks that pods of a former huskd are in the first rules that the kernel gets.
+func TestRestart(t *testing.T) {
+	run(t, false, func(t *testing.T, f *Firewall, k *kernel, s *source) {
+		k.rules = ruleset.New() // of before
+		f.Adopt(web, prefixes(webAddr))
+		f.Adopt(db, prefixes(dbAddr))
+		settle()
+		if k.loads != 0 {
+			t.Error("the kernel's rules were replaced before the policies were known")
+		}
+		s.update(policies(isolateDB("web")))
+		settle()
+		if k.loads != 1 || len(k.rules.Pods) != 2 || !k.rules.Allows(query) {
+			t.Errorf("after %d loads: %+v", k.loads, k.rules)
+		}
+	})
+}
+
+// TestKernelFails checks that a pod isn't admitted if the kernel refuses its rules, and that all
+// rules are written again later.
+func TestKernelFails(t *testing.T) {
+	run(t, false, func(t *testing.T, f *Firewall, k *kernel, s *source) {
+		s.update(policies(isolateDB("admin")))
+		f.admit(t, web, webAddr)
+		k.fails = errors.New("no memory")
+		if err := f.Admit(t.Context(), db, prefixes(dbAddr)); err == nil || !strings.Contains(f.Report().Note, "no memory") {
+			t.Errorf("%v, %q", err, f.Report().Note)
+		}
+		if _, ok := k.rules.Pods[dbAddr]; ok {
+			t.Error("the kernel has the pod")
+		}
+		k.fails = nil
+		time.Sleep(2 * retryAfter)
+		f.admit(t, db, dbAddr)
+		if k.rules.Allows(query) || f.Report().Note != "" {
+			t.Errorf("%q, %+v", f.Report().Note, k.rules)
+		}
+	})
+}
+
+// TestReport checks what people see.
+func TestReport(t *testing.T) {
+	run(t, false, func(t *testing.T, f *Firewall, k *kernel, s *source) {
+		s.update(policies(isolateDB("web")))
+		f.admit(t, web, webAddr)
+		f.admit(t, db, dbAddr)
+		r := f.Report()
+		if len(r.Pods) != 2 || r.Pods[1].Egress.Restricted || !r.Pods[0].Ingress.Restricted || len(r.Pods[0].Ingress.Allowed) != 1 {
+			t.Fatalf("%+v", r)
+		}
+		if a := r.Pods[0].Ingress.Allowed[0]; a.Ports != "everything" || len(a.Peers) != 1 || a.Peers[0] != "shop/web" {
+			t.Errorf("%+v", a)
+		}
+		for name, c := range map[string]struct {
+			from, to string
+			allowed  bool
+			why      string
+		}{
+			"allowed":    {"shop/web", "shop/db", true, "NetworkPolicy shop/db, ingress rule 1"},
+			"denied":     {"192.0.2.1", "shop/db", false, "isolated by NetworkPolicy shop/db, of which no rule allows it"},
+			"no policy":  {"shop/db", "shop/web", true, "no policy says otherwise"},
+			"an address": {"10.0.0.1", "10.0.0.2", true, "NetworkPolicy shop/db, ingress rule 1"},
+		} {
+			connection, err := ParseConnection(c.from, c.to, "tcp", 5432)
+			if err != nil {
+				t.Fatal(err)
+			}
+			hops, err := f.Explain(connection)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if last := hops[len(hops)-1]; last.Allowed != c.allowed || last.Why != c.why || last.Difference != "" {
+				t.Errorf("%s: %+v", name, hops)
+			}
+		}
+		delete(k.rules.Pods, dbAddr)
+		connection, _ := ParseConnection("shop/web", "shop/db", "tcp", 5432)
+		if hops, err := f.Explain(connection); err != nil || hops[1].Difference == "" {
+			t.Errorf("the kernel lacks the pod: %+v, %v", hops, err)
+		}
+		if _, err := f.Explain(Connection{From: "shop/none", To: "shop/db", Protocol: policy.TCP, Port: 1}); !errdefs.IsNotFound(err) {
+			t.Errorf("a pod that isn't there: %v", err)
+		}
+	})
+}
+
+// TestParseConnection checks what people may write.
+func TestParseConnection(t *testing.T) {
+	for _, c := range []struct {
+		protocol string
+		port     int32
+		ok       bool
+	}{{"tcp", 80, true}, {"sctp", 65535, true}, {"1", 0, true}, {"17", 53, true}, {"tcp", 0, false}, {"icmp", 0, false}, {"1", 80, false}, {"udp", 70000, false}, {"0", 0, false}} {
+		if _, err := ParseConnection("a", "b", c.protocol, c.port); (err == nil) != c.ok || err != nil && !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}

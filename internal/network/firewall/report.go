@@ -1,0 +1,326 @@
+package firewall
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/policy/ruleset"
+)
+
+// Report is what network policy says about the pods of this node.
+type Report struct {
+	Note     string // why policies are not in force, or may be out of date
+	Policies int    // of all pods
+	Pods     []Pod  // in the order of their names
+}
+
+// Pod is a pod of this node.
+type Pod struct {
+	Namespace, Name string
+	Addresses       []netip.Addr
+	Ingress, Egress End
+}
+
+// End is one direction of a pod's connections.
+type End struct {
+	Policies []string // that select the pod, in the order in which they apply
+	// Restricted means that what Allowed doesn't list is denied.
+	Restricted bool
+	Allowed    []Allowed
+}
+
+// Allowed are ports that some peers may use.
+type Allowed struct {
+	Ports string   // such as "tcp 80-90", or "everything"
+	Peers []string // pods, prefixes or ranges of addresses, or "all others"
+}
+
+// Report returns what network policy says about the pods of this node.
+func (f *Firewall) Report() Report {
+	w := f.World()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := Report{Note: f.note(), Policies: len(w.Policies)}
+	names := f.peerNames(w)
+	for i := range w.Pods {
+		p := &w.Pods[i]
+		if _, ok := f.local[p.Key()]; !ok {
+			continue
+		}
+		pod := Pod{Namespace: p.Namespace, Name: p.Name, Addresses: p.Addresses}
+		for d, end := range map[policy.Direction]*End{policy.Ingress: &pod.Ingress, policy.Egress: &pod.Egress} {
+			for _, q := range w.Selecting(p, d) {
+				end.Policies = append(end.Policies, q.Name)
+			}
+			f.allowed(p, d, end, names)
+		}
+		r.Pods = append(r.Pods, pod)
+	}
+	slices.SortFunc(r.Pods, func(a, b Pod) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
+	return r
+}
+
+// note says why policies are not in force, or may be out of date. The caller holds mu.
+func (f *Firewall) note() string {
+	switch {
+	case f.without():
+		return fmt.Sprintf("network policy is not in force: %v", f.why)
+	case !f.synced:
+		return fmt.Sprintf("network policy is not known yet, and pods wait for it: %v", f.why)
+	case f.why != nil:
+		return fmt.Sprintf("network policy may be out of date: %v", f.why)
+	case f.failure != nil:
+		return fmt.Sprintf("network policy: the kernel refused the last change: %v", f.failure)
+	}
+	return ""
+}
+
+// allowed completes end with the pod's profiles. The caller holds mu.
+func (f *Firewall) allowed(p *policy.Pod, d policy.Direction, end *End, names map[ruleset.Identity][]string) {
+	peers := map[string][]string{}
+	for _, addr := range p.Addresses {
+		local, ok := f.rules.Pods[addr]
+		id := local.Ingress
+		if d == policy.Egress {
+			id = local.Egress
+		}
+		if !ok || id == "" {
+			continue
+		}
+		end.Restricted = true
+		for m := range f.rules.Profiles[id].Allow {
+			key := portsOf(m)
+			for _, name := range names[m.Identity] {
+				if !slices.Contains(peers[key], name) {
+					peers[key] = append(peers[key], name)
+				}
+			}
+		}
+	}
+	for _, ports := range slices.Sorted(maps.Keys(peers)) {
+		slices.Sort(peers[ports])
+		end.Allowed = append(end.Allowed, Allowed{ports, peers[ports]})
+	}
+}
+
+func portsOf(m ruleset.Match) string {
+	switch {
+	case m.Protocol == ruleset.Every:
+		return "everything"
+	case m.Protocol == ruleset.Other:
+		return "protocols without ports"
+	}
+	name := protocolName(policy.Protocol(m.Protocol))
+	switch {
+	case m.First == 0 && m.Last == 65535:
+		return name
+	case m.First == m.Last:
+		return fmt.Sprintf("%s %d", name, m.First)
+	}
+	return fmt.Sprintf("%s %d-%d", name, m.First, m.Last)
+}
+
+var protocolNames = map[policy.Protocol]string{policy.TCP: "tcp", policy.UDP: "udp", policy.SCTP: "sctp"}
+
+func protocolName(p policy.Protocol) string {
+	return cmp.Or(protocolNames[p], fmt.Sprintf("protocol %d", p))
+}
+
+// peerNames returns what people call the addresses of each identity. The caller holds mu.
+func (f *Firewall) peerNames(w *policy.World) map[ruleset.Identity][]string {
+	names := map[ruleset.Identity][]string{}
+	for i := range w.Pods {
+		p := &w.Pods[i]
+		for _, addr := range p.Addresses {
+			if id, ok := f.rules.Identities[addr]; ok && !slices.Contains(names[id], p.Key()) {
+				names[id] = append(names[id], p.Key())
+			}
+		}
+	}
+	for _, r := range f.rules.Ranges {
+		names[r.Identity] = append(names[r.Identity], rangeName(r))
+	}
+	names[ruleset.World] = append(names[ruleset.World], "all others")
+	return names
+}
+
+func rangeName(r ruleset.Range) string {
+	if r.First == r.Last {
+		return r.First.String()
+	}
+	for bits := range r.First.BitLen() {
+		if p, _ := r.First.Prefix(bits); p.Addr() == r.First && lastOf(p) == r.Last {
+			return p.String()
+		}
+	}
+	return fmt.Sprintf("%v-%v", r.First, r.Last)
+}
+
+func lastOf(p netip.Prefix) netip.Addr {
+	raw := p.Addr().AsSlice()
+	for i := p.Bits(); i < len(raw)*8; i++ {
+		raw[i/8] |= 0x80 >> (i % 8)
+	}
+	last, _ := netip.AddrFromSlice(raw)
+	return last
+}
+
+// Connection is what Explain judges. The ends are pods or addresses.
+type Connection struct {
+	From, To string
+	Protocol policy.Protocol
+	Port     uint16
+}
+
+// ParseConnection reads a connection as people write it: each end is an address, NAMESPACE/NAME, or
+// a NAME in the namespace default; the protocol is a name or a number. An error is of kind invalid
+// argument.
+func ParseConnection(from, to, protocol string, port int32) (Connection, error) {
+	c := Connection{From: from, To: to}
+	for number, name := range protocolNames {
+		if name == protocol {
+			c.Protocol = number
+		}
+	}
+	if c.Protocol == 0 {
+		n, err := strconv.ParseUint(protocol, 10, 8)
+		if err != nil || n == 0 {
+			return c, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("protocol %q: use tcp, udp, sctp or a number from 1 to 255", protocol))
+		}
+		c.Protocol = policy.Protocol(n)
+	}
+	if port < 0 || port > 65535 || (port == 0) == c.Protocol.HasPorts() {
+		return c, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("port %d of %s: tcp, udp and sctp have ports from 1 to 65535, other protocols none", port, protocolName(c.Protocol)))
+	}
+	c.Port = uint16(port)
+	return c, nil
+}
+
+// Hop judges a connection.
+type Hop struct {
+	Where   string
+	Allowed bool
+	Why     string
+	// Difference is not empty if the kernel's rules differ from the policies.
+	Difference string
+}
+
+// Explain says whether a connection is allowed, and why: first by its source, then by its
+// destination. It compares the ends that are pods of this node with the kernel.
+func (f *Firewall) Explain(c Connection) ([]Hop, error) {
+	w := f.World()
+	flow, err := resolve(w, c)
+	if err != nil {
+		return nil, err
+	}
+	kernel, err := f.cfg.Kernel.Read()
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	decision := w.Decide(flow)
+	var hops []Hop
+	for _, end := range []struct {
+		direction policy.Direction
+		addr      netip.Addr
+		verdict   *policy.Verdict
+	}{{policy.Egress, flow.From, decision.Egress}, {policy.Ingress, flow.To, decision.Ingress}} {
+		if end.verdict == nil {
+			continue
+		}
+		p := w.PodAt(end.addr)
+		h := Hop{Where: fmt.Sprintf("%s of %s", end.direction, p.Key()), Allowed: end.verdict.Allowed, Why: reason(end.verdict)}
+		if _, ok := f.local[p.Key()]; !ok {
+			h.Why += " (on another node)"
+		} else if f.loaded {
+			h.Difference = difference(kernel, end.direction, flow, h.Allowed)
+		}
+		hops = append(hops, h)
+	}
+	if len(hops) == 0 {
+		hops = []Hop{{Where: "this node", Allowed: true, Why: "neither end is a pod whose policies apply"}}
+		if flow.From == flow.To {
+			hops[0].Why = "a pod reaches itself"
+		}
+	}
+	return hops, nil
+}
+
+// reason says what decided.
+func reason(v *policy.Verdict) string {
+	switch {
+	case v.Policy != "":
+		return v.Policy + ", " + v.Rule
+	case len(v.Isolating) > 0:
+		return "isolated by " + strings.Join(v.Isolating, " and ") + ", of which no rule allows it"
+	}
+	return "no policy says otherwise"
+}
+
+// difference says how the kernel's rules for one end differ from a verdict.
+func difference(kernel *ruleset.Ruleset, d policy.Direction, flow policy.Flow, allowed bool) string {
+	addr := flow.To
+	if d == policy.Egress {
+		addr = flow.From
+	}
+	p, ok := kernel.Pods[addr]
+	if !ok {
+		return fmt.Sprintf("the kernel doesn't know %v, and drops it", addr)
+	}
+	one := &ruleset.Ruleset{Profiles: kernel.Profiles, Identities: kernel.Identities, Ranges: kernel.Ranges, Pods: map[netip.Addr]ruleset.Pod{addr: p}}
+	switch got := one.Allows(flow); {
+	case got == allowed:
+		return ""
+	case got:
+		return "the kernel allows it"
+	default:
+		return "the kernel denies it"
+	}
+}
+
+// resolve finds the addresses of a connection's ends, of one family.
+func resolve(w *policy.World, c Connection) (policy.Flow, error) {
+	from, err := addressesOf(w, c.From)
+	if err != nil {
+		return policy.Flow{}, err
+	}
+	to, err := addressesOf(w, c.To)
+	if err != nil {
+		return policy.Flow{}, err
+	}
+	for _, a := range from {
+		for _, b := range to {
+			if a.Is4() == b.Is4() {
+				return policy.Flow{From: a, To: b, Protocol: c.Protocol, Port: c.Port}, nil
+			}
+		}
+	}
+	return policy.Flow{}, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s and %s have no addresses of the same family", c.From, c.To))
+}
+
+func addressesOf(w *policy.World, end string) ([]netip.Addr, error) {
+	if addr, err := netip.ParseAddr(end); err == nil {
+		return []netip.Addr{addr.Unmap()}, nil
+	}
+	key := end
+	if !strings.Contains(end, "/") {
+		key = "default/" + end
+	}
+	for i := range w.Pods {
+		if p := &w.Pods[i]; p.Key() == key && len(p.Addresses) > 0 {
+			return p.Addresses, nil
+		}
+	}
+	return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("no pod %s with an address of its own is known: give NAMESPACE/NAME or an address", key))
+}
