@@ -51,7 +51,9 @@ type classes struct {
 	moves map[move]int
 	// changed are the numbers whose class is another than the kernel's, which is the value.
 	changed map[Identity]*class
-	scratch []byte
+	// renumbered is set if a class that the kernel has may have another number there.
+	renumbered bool
+	scratch    []byte
 }
 
 func newClasses() *classes {
@@ -122,9 +124,6 @@ func (c *classes) class(key classKey) *class {
 
 // move records that an address or range goes from one class to another.
 func (c *classes) move(from, to *class) {
-	if from == to {
-		return
-	}
 	c.moves[move{from, to}]++
 	if from != nil {
 		from.size--
@@ -188,13 +187,17 @@ func (c *classes) share() {
 	slices.SortFunc(claims, func(a, b claim) int {
 		return cmp.Or(cmp.Compare(b.count, a.count), cmp.Compare(a.id, b.id), cmp.Compare(a.to.id, b.to.id), cmp.Compare(a.to.slot, b.to.slot))
 	})
+	old := map[*class]Identity{}
 	for k := range arrived {
-		k.id = 0
+		old[k], k.id = k.id, 0
 	}
 	for _, l := range claims {
 		if l.count > 0 && l.to.size > 0 && l.to.id == 0 && c.byID[l.id] == nil {
 			c.set(l.id, l.to)
 		}
+	}
+	for k, id := range old {
+		c.renumbered = c.renumbered || id != 0 && id != k.id && k.size > 0
 	}
 	c.bury(arrived)
 }
@@ -267,4 +270,5 @@ func (c *classes) settle(profiles map[ruleset.ProfileID]*profile) {
 		}
 	}
 	clear(c.changed)
+	c.renumbered = false
 }

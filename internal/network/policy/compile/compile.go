@@ -70,8 +70,9 @@ type localPod struct {
 	pod      *pod // nil if it isn't known
 	policies [2][]*source
 	profiles [2]*profile // nil if no policy selects it
-	// loaded is what the kernel has, if it isn't nil.
-	loaded *ruleset.Pod
+	// kernel is what the kernel has, if it is loaded.
+	kernel ruleset.Pod
+	loaded bool
 }
 
 // New returns a Compiler of an empty world.
@@ -139,8 +140,7 @@ func (c *Compiler) Commit() []*ruleset.Update {
 	learned := len(added) > 0
 	left, joined := c.exchange()
 	if left || learned && c.anyLoaded() {
-		c.emitClasses(u, learned)
-		learned = false
+		c.emitClasses(u, false)
 		next()
 	}
 	c.buildProfiles()
@@ -148,7 +148,7 @@ func (c *Compiler) Commit() []*ruleset.Update {
 	if left {
 		next()
 	}
-	c.emitClasses(u, learned)
+	c.emitClasses(u, false)
 	if joined {
 		next()
 	}
@@ -168,10 +168,10 @@ func (c *Compiler) Commit() []*ruleset.Update {
 func (c *Compiler) exchange() (left, joined bool) {
 	changes := func(p *profile) bool { return p != nil && p.loaded && p.stale && p.pods > 0 }
 	for _, l := range c.local {
-		if l.loaded == nil {
+		if !l.loaded {
 			continue
 		}
-		for i, id := range []ruleset.ProfileID{l.loaded.Ingress, l.loaded.Egress} {
+		for i, id := range [2]ruleset.ProfileID{l.kernel.Ingress, l.kernel.Egress} {
 			if p := l.profiles[i]; p.name() != id {
 				left = left || changes(c.profiles[id])
 				joined = joined || changes(p)
@@ -471,7 +471,7 @@ func (c *Compiler) classify(added []*criterion) {
 			if p.signature != nil {
 				bits = append(bits, p.signature.bits...)
 			}
-			c.sign(p, bits)
+			c.sign(p, c.classes.signature(bits))
 		}
 	}
 	for _, p := range c.dirty {
@@ -480,32 +480,33 @@ func (c *Compiler) classify(added []*criterion) {
 			continue
 		}
 		c.scratch = named(c.criteria.index.match(c.scratch[:0], p.Pod, c.namespaces[p.Namespace]), c.criteria.names, p.Pod)
-		c.sign(p, c.scratch)
-		for _, addr := range p.Addresses {
-			if usable(addr) {
-				c.touched[addr] = struct{}{}
-			}
-		}
+		c.sign(p, c.classes.signature(c.scratch))
 	}
 	c.dirty = nil
-	c.place(pods, len(added) > 0)
+	c.place(len(added) > 0)
 }
 
-// sign gives a pod its bits.
-func (c *Compiler) sign(p *pod, bits []bit) {
-	s := c.classes.signature(bits)
+// sign gives a pod a signature.
+func (c *Compiler) sign(p *pod, s *signature) {
+	if s == p.signature {
+		return
+	}
 	c.classes.hold(p.signature, s)
 	p.signature = s
+	for _, addr := range p.Addresses {
+		if usable(addr) {
+			c.touched[addr] = struct{}{}
+		}
+	}
 }
 
 // place finds the segments, if they may have changed, and the classes of all addresses, or of those
 // that were touched. Then it gives numbers to the classes.
-func (c *Compiler) place(all, learned bool) {
+func (c *Compiler) place(learned bool) {
 	if c.recut {
-		all = true
 		c.segments = c.classes.cut(c.segments, edges(c.criteria.byKey, c.nodes, true), edges(c.criteria.byKey, c.nodes, false))
 	}
-	if all {
+	if c.recut {
 		for addr := range c.addresses {
 			c.placeAddress(addr)
 		}
@@ -555,30 +556,30 @@ func (c *Compiler) forget(gone []*criterion) {
 		bits[g.bit] = true
 		c.recut = c.recut || g.networks != nil || g.nodes != nil
 	}
-	for _, p := range c.pods {
-		s := p.signature
-		if s == nil {
-			continue
-		}
+	for _, old := range c.classes.signatures {
 		left := c.scratch[:0]
-		for _, b := range s.bits {
-			if b&portBit != 0 && bits[b&^(1<<24-1)] || bits[b] {
-				continue
+		for _, b := range old.bits {
+			if !bits[b] && (b&portBit == 0 || !bits[b&^(1<<24-1)]) {
+				left = append(left, b)
 			}
-			left = append(left, b)
 		}
-		if c.scratch = left; len(left) < len(s.bits) {
-			c.sign(p, left)
+		c.scratch = left
+		if old.next = old; len(left) < len(old.bits) {
+			old.next = c.classes.signature(left)
 		}
 	}
-	c.place(true, true)
+	for _, p := range c.pods {
+		if p.signature != nil {
+			c.sign(p, p.signature.next)
+		}
+	}
+	c.place(true)
 }
 
 // emitClasses adds to an update what has changed in the numbers of addresses, and in what profiles
-// that the kernel has allow them. All addresses may have other numbers if rules have learned to
-// tell more or fewer apart.
-func (c *Compiler) emitClasses(u *ruleset.Update, learned bool) {
-	if learned {
+// that the kernel has allow them.
+func (c *Compiler) emitClasses(u *ruleset.Update, forgotten bool) {
+	if c.classes.renumbered {
 		for addr := range c.addresses {
 			c.emitAddress(u, addr)
 		}
@@ -588,14 +589,14 @@ func (c *Compiler) emitClasses(u *ruleset.Update, learned bool) {
 		}
 	}
 	clear(c.touched)
-	if c.recut || learned {
+	if c.recut || c.classes.renumbered {
 		next := ranges(c.segments)
 		u.RemoveRanges, u.AddRanges = missing(c.ranges, next), missing(next, c.ranges)
 		c.ranges, c.recut = next, false
 	}
 	for _, p := range c.profiles {
 		if p.loaded {
-			p.emit(u, c.classes)
+			p.emit(u, c.classes, forgotten)
 		}
 	}
 	c.classes.settle(c.profiles)
@@ -645,12 +646,12 @@ func (c *Compiler) emitPods(u *ruleset.Update, ready func(*profile) bool) {
 	for addr, l := range c.local {
 		next := ruleset.Pod{Addr: addr, Ingress: l.profiles[ingress].name(), Egress: l.profiles[egress].name()}
 		switch {
-		case l.pod == nil && l.loaded != nil:
+		case l.pod == nil && l.loaded:
 			u.RemovePods = append(u.RemovePods, addr)
-			l.loaded = nil
-		case l.pod != nil && (l.loaded == nil || *l.loaded != next) && ready(l.profiles[ingress]) && ready(l.profiles[egress]):
+			l.loaded = false
+		case l.pod != nil && (!l.loaded || l.kernel != next) && ready(l.profiles[ingress]) && ready(l.profiles[egress]):
 			u.SetPods = append(u.SetPods, next)
-			l.loaded = &next
+			l.kernel, l.loaded = next, true
 		}
 	}
 	for addr, local := range c.pendingLocal {

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base32"
 	"encoding/binary"
+	"maps"
 	"slices"
 	"strings"
 
@@ -122,7 +123,7 @@ type profile struct {
 	pods      int                // addresses of local pods
 
 	rules    []*rule
-	byPeer   map[bit][]int32 // indexes of rules
+	peers    []peerRules // in the order of their bits
 	anyone   []int32
 	isolates bool
 	// known has what the profile allows by the rules that match and the ports that they name.
@@ -135,6 +136,12 @@ type profile struct {
 	rebuilt bool // since it was emitted
 	loaded  bool // into the kernel
 	current bool // loaded, and not emitted since
+}
+
+// peerRules are the rules, by their indexes, of a peer.
+type peerRules struct {
+	peer  bit
+	rules []int32
 }
 
 // allowed is a set of ports, as matches in order and without an identity.
@@ -191,7 +198,7 @@ func relevant(policies []*source, p *policy.Pod) []policy.NamedPort {
 
 // adopt makes policies those of the profile.
 func (p *profile) adopt(policies []*source, c *criteria) {
-	if slices.Equal(p.policies, policies) && p.byPeer != nil {
+	if slices.Equal(p.policies, policies) && p.known != nil {
 		return
 	}
 	for _, s := range policies {
@@ -216,7 +223,8 @@ func (p *profile) build(c *classes) {
 	if p.stale = false; p.loaded {
 		p.kernel, p.rebuilt = p.allow, true
 	}
-	p.rules, p.byPeer, p.anyone, p.isolates, p.known = nil, map[bit][]int32{}, nil, false, map[string]*allowed{}
+	p.rules, p.peers, p.anyone, p.isolates, p.known = nil, nil, nil, false, map[string]*allowed{}
+	byPeer := map[bit][]int32{}
 	for _, s := range p.policies {
 		p.isolates = p.isolates || s.Tier == policy.Namespaced
 		for i := range s.rules[p.direction] {
@@ -230,9 +238,12 @@ func (p *profile) build(c *classes) {
 				p.anyone = append(p.anyone, n)
 			}
 			for _, b := range r.peers {
-				p.byPeer[b] = append(p.byPeer[b], n)
+				byPeer[b] = append(byPeer[b], n)
 			}
 		}
+	}
+	for _, b := range slices.Sorted(maps.Keys(byPeer)) {
+		p.peers = append(p.peers, peerRules{b, byPeer[b]})
 	}
 	p.allow = make([]*allowed, c.slots)
 	for _, k := range c.byID {
@@ -253,26 +264,45 @@ func (p *profile) resolve(r *rule) *rule {
 	return &out
 }
 
-// judge finds what a class is allowed.
-func (p *profile) judge(k *class) *allowed {
-	matching := slices.Clone(p.anyone)
-	var ports []bit
-	for _, s := range []*signature{k.pod, k.network} {
-		if s == nil {
-			continue
-		}
-		for _, b := range s.bits {
-			if b&portBit != 0 {
-				ports = append(ports, b)
-			} else {
-				matching = append(matching, p.byPeer[b]...)
+// matching appends the rules with peers that have the bits of a signature, and adds the bits of
+// named ports to ports.
+func (p *profile) matching(out []int32, ports []bit, s *signature) ([]int32, []bit) {
+	if s == nil {
+		return out, ports
+	}
+	bits := s.bits
+	for i := len(bits) - 1; i >= 0 && bits[i]&portBit != 0; i-- {
+		ports = append(ports, bits[i])
+		bits = bits[:i]
+	}
+	if len(p.peers) < len(bits) {
+		for _, r := range p.peers {
+			if _, found := slices.BinarySearch(bits, r.peer); found {
+				out = append(out, r.rules...)
 			}
 		}
+		return out, ports
 	}
+	for _, b := range bits {
+		if i, found := slices.BinarySearchFunc(p.peers, b, func(r peerRules, b bit) int { return cmp.Compare(r.peer, b) }); found {
+			out = append(out, p.peers[i].rules...)
+		}
+	}
+	return out, ports
+}
+
+// judge finds what a class is allowed.
+func (p *profile) judge(k *class) *allowed {
+	var buffer [16]int32
+	matching := append(buffer[:0], p.anyone...)
+	var ports []bit
+	matching, ports = p.matching(matching, ports, k.pod)
+	matching, ports = p.matching(matching, ports, k.network)
 	slices.Sort(matching)
 	matching = slices.Compact(matching)
 	named := slices.ContainsFunc(matching, func(i int32) bool { return len(p.rules[i].egress) > 0 })
-	var key []byte
+	var keyBuffer [64]byte
+	key := keyBuffer[:0]
 	for _, i := range matching {
 		key = binary.LittleEndian.AppendUint32(key, uint32(i))
 	}
@@ -288,11 +318,15 @@ func (p *profile) judge(k *class) *allowed {
 		found = &allowed{p.fold(matching, ports)}
 		p.known[string(key)] = found
 	}
+	p.set(k, found)
+	return found
+}
+
+func (p *profile) set(k *class, to *allowed) {
 	for len(p.allow) <= k.slot {
 		p.allow = append(p.allow, nil)
 	}
-	p.allow[k.slot] = found
-	return found
+	p.allow[k.slot] = to
 }
 
 // fold returns what rules allow to an end with named ports: the tiers, one after the other, take
@@ -369,8 +403,9 @@ func (p *profile) load(u *ruleset.Update, c *classes) {
 	p.loaded, p.current = true, true
 }
 
-// emit adds to an update what a profile of the kernel allows otherwise than before.
-func (p *profile) emit(u *ruleset.Update, c *classes) {
+// emit adds to an update what a profile of the kernel allows otherwise than before. If only bits
+// were forgotten that no rule asks for, a number is allowed what it was.
+func (p *profile) emit(u *ruleset.Update, c *classes, forgotten bool) {
 	if p.current || p.pods == 0 && p.policies == nil { // it is new, or is removed
 		p.current = false
 		return
@@ -386,11 +421,14 @@ func (p *profile) emit(u *ruleset.Update, c *classes) {
 	}
 	for id, old := range c.changed {
 		was := allowedTo(before, old)
-		is := nothing
-		if k := c.byID[id]; k != nil {
-			is = p.judge(k)
+		switch k := c.byID[id]; {
+		case k == nil:
+			p.differ(u, id, was, nothing)
+		case forgotten:
+			p.set(k, was)
+		default:
+			p.differ(u, id, was, p.judge(k))
 		}
-		p.differ(u, id, was, is)
 	}
 	p.rebuilt, p.kernel = false, nil
 }

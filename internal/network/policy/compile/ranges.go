@@ -84,25 +84,21 @@ func contained(n *policy.Networks) [][2]netip.Addr {
 func (c *classes) segments(edges []edge) []segment {
 	slices.SortFunc(edges, func(a, b edge) int { return a.at.Compare(b.at) })
 	var out []segment
-	var bits []bit
-	active := map[bit]int{}
+	var active, bits []bit // in order; several nodes may have an address, and so its bit
 	for len(edges) > 0 {
 		at := edges[0].at
 		for len(edges) > 0 && edges[0].at == at {
-			if edges[0].begin {
-				active[edges[0].bit]++
-			} else if active[edges[0].bit]--; active[edges[0].bit] == 0 {
-				delete(active, edges[0].bit)
+			if i, _ := slices.BinarySearch(active, edges[0].bit); edges[0].begin {
+				active = slices.Insert(active, i, edges[0].bit)
+			} else {
+				active = slices.Delete(active, i, i+1)
 			}
 			edges = edges[1:]
 		}
 		if n := len(out); n > 0 && !out[n-1].last.IsValid() {
 			out[n-1].last = at.Prev()
 		}
-		bits = bits[:0]
-		for b := range active {
-			bits = append(bits, b)
-		}
+		bits = append(bits[:0], active...)
 		s := c.signature(bits)
 		switch n := len(out); {
 		case s == nil:
