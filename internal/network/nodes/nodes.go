@@ -91,6 +91,7 @@ type Config struct {
 	Instance pod.Instance
 	Name     string // of this node
 	Boot     string // the ID of this boot
+	Machine  string // see peer.Node
 	Cluster  []netip.Prefix
 	Backend  backend.Backend
 	Ways     Ways
@@ -256,7 +257,7 @@ func (c *Controller) pass(ctx context.Context) error {
 	}
 	c.cfg.Registry.Used(c.cfg.Pods.Blocks())
 	peers, refused := c.acceptor.Accept(c.cfg.Cluster, record, view.Peers)
-	notes = append(notes, refused...)
+	notes = append(append(notes, refused...), copies(record, peers)...)
 	self := c.self(record, underlay)
 	if c.cfg.Speaker != nil {
 		c.cfg.Speaker.Set(record, peers)
@@ -295,6 +296,16 @@ func (c *Controller) pass(ctx context.Context) error {
 	c.state = c.state.next(record, next, peers, notes, time.Now())
 	c.state.unsummed = unsummed
 	return nil
+}
+
+// copies returns a note for each peer whose operating system is a copy of this node's.
+func copies(self peer.Node, peers []*peer.Node) (notes []string) {
+	for _, p := range peers {
+		if p.Machine != "" && p.Machine == self.Machine && p.Boot != self.Boot {
+			notes = append(notes, fmt.Sprintf("node %s has the machine ID of node %s, so links of both may get the same MACs and addresses: on one of them, run 'rm -f /etc/machine-id /var/lib/dbus/machine-id; systemd-machine-id-setup' and reboot", p.Name, self.Name))
+		}
+	}
+	return notes
 }
 
 // known returns the last view of the registry. If there is none, Status says what the registry
@@ -346,7 +357,7 @@ func probes(self peer.Node, p backend.Plan, peers []*peer.Node) (from netip.Addr
 // record returns what this node tells the others. The registry fills in its name and blocks.
 func (c *Controller) record(underlay []backend.Underlay) peer.Node {
 	n := peer.Node{
-		Version: peer.Version, Name: c.cfg.Name, Boot: c.cfg.Boot,
+		Version: peer.Version, Name: c.cfg.Name, Boot: c.cfg.Boot, Machine: c.cfg.Machine,
 		VXLAN: c.cfg.Ways.VXLAN, IPIP: c.cfg.Ways.IPIP, AS: c.cfg.Ways.AS, Encrypted: c.cfg.Backend == backend.OnlyWireGuard,
 	}
 	if c.cfg.Keys != nil {

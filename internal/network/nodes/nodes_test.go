@@ -334,3 +334,25 @@ func TestCuresChecksums(t *testing.T) {
 		}
 	})
 }
+
+// TestCopiesOfAMachine sees a node whose disk is a copy of this node's, one that is on the same
+// machine, and one that doesn't say.
+func TestCopiesOfAMachine(t *testing.T) {
+	edit := func(cfg *nodes.Config) { cfg.Machine = "abc" }
+	startWith(t, edit, func(w *world, c *nodes.Controller, _ nodes.Config) {
+		view := peer.View{Blocks: blocks("10.201.1.0/24")}
+		for i, machine := range []string{"abc 2", "abc 1", " 3", "def 4"} {
+			r := record(fmt.Sprint("n", i), fmt.Sprint("192.0.2.", i+2), fmt.Sprintf("10.201.%d.0/24", i+2))
+			r.Machine, r.Boot, _ = strings.Cut(machine, " ")
+			view.Peers = append(view.Peers, r)
+		}
+		w.see(view)
+		w.after(time.Second)
+		if got := c.Status().Notes; len(got) != 1 || !strings.HasPrefix(got[0], "node n0 has the machine ID of node a") || len(c.Status().Peers) != 4 {
+			t.Errorf("notes %q", got)
+		}
+		if got := w.announced[0].Machine; got != "abc" {
+			t.Errorf("announced %q", got)
+		}
+	})
+}

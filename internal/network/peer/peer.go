@@ -37,6 +37,9 @@ type Node struct {
 	Name    string `json:"node"`
 	// Boot is the ID of the node's boot. It tells two machines with one name apart.
 	Boot string `json:"boot,omitempty"`
+	// Machine identifies the installation of the operating system. Copies of one have the same, which
+	// is a mistake, unless they have the same Boot too: then both nodes are on one machine.
+	Machine string `json:"machine,omitempty"`
 	// Addresses are the node's own, at most one per family.
 	Addresses []netip.Addr `json:"addresses"`
 	// Blocks are the subnets of the node's pods.
@@ -232,7 +235,7 @@ func (n Node) Equal(o Node) bool { return n.equal(&o) }
 func (n *Node) equal(o *Node) bool {
 	sameVXLAN := n.VXLAN == o.VXLAN || n.VXLAN != nil && o.VXLAN != nil && *n.VXLAN == *o.VXLAN
 	sameRotation := n.Rotation == o.Rotation || n.Rotation != nil && o.Rotation != nil && *n.Rotation == *o.Rotation
-	return sameVXLAN && sameRotation && n.Version == o.Version && n.Name == o.Name && n.Boot == o.Boot && n.MTU == o.MTU && n.IPIP == o.IPIP &&
+	return sameVXLAN && sameRotation && n.Version == o.Version && n.Name == o.Name && n.Boot == o.Boot && n.Machine == o.Machine && n.MTU == o.MTU && n.IPIP == o.IPIP &&
 		n.Encrypted == o.Encrypted && n.Tunneled == o.Tunneled && n.AS == o.AS && slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.Blocks, o.Blocks) && slices.Equal(n.WireGuard, o.WireGuard)
 }
 

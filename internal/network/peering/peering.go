@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/huskd/husk/internal/config"
+	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/bgp"
@@ -154,7 +155,7 @@ func (n *Peering) Connect(pods *network.Network) {
 		return
 	}
 	n.controller = nodes.New(nodes.Config{
-		Instance: n.cfg.Instance, Name: n.cfg.Node, Boot: n.cfg.Boot, Cluster: n.cfg.Subnets, Backend: n.Backend(), Ways: n.ways,
+		Instance: n.cfg.Instance, Name: n.cfg.Node, Boot: n.cfg.Boot, Machine: host.MachineHash(), Cluster: n.cfg.Subnets, Backend: n.Backend(), Ways: n.ways,
 		Store: n.cfg.Store, Registry: n.store, Kernel: n.kernel, Prober: n.prober, Speaker: n.speaker, Keys: n.keys, Pods: pods, Event: n.cfg.Event, Log: n.cfg.Log,
 	})
 }
