@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,16 @@ func (u *Underlay) BreakChecksums(n *Node, broken bool) {
 	n.Uplink.copier(u).badSums.Store(broken)
 }
 
+// Reorder lets a share of the packets to and from a node be overtaken by those of the next two
+// milliseconds. The share is 0 to 1.
+func (u *Underlay) Reorder(n *Node, share float64) {
+	u.t.Helper()
+	n.Uplink.copier(u).late.Store(int64(share * 1000))
+}
+
+// lateness is how much later than others the packets come that are overtaken.
+const lateness = 2 * time.Millisecond
+
 // copier returns what copies the packets of an uplink.
 func (l *Uplink) copier(u *Underlay) *delay {
 	u.t.Helper()
@@ -43,8 +54,9 @@ func (l *Uplink) copier(u *Underlay) *delay {
 // delay copies packets between a node's port and a TAP device.
 type delay struct {
 	by       atomic.Int64
-	badSums  atomic.Bool // see BreakChecksums
-	port     *os.File    // a packet socket
+	badSums  atomic.Bool  // see BreakChecksums
+	late     atomic.Int64 // of a thousand packets, how many are overtaken
+	port     *os.File     // a packet socket
 	tap      *os.File
 	finished sync.WaitGroup
 }
@@ -65,6 +77,9 @@ func (u *Underlay) newDelay(l *Uplink) *delay {
 		u.t.Fatal(err)
 	}
 	u.t.Cleanup(d.close)
+	// A virtio header can't describe packets that are to be divided inside a tunnel, and the kernel
+	// would drop them. The node divides all of them itself.
+	batch(u.t, l.Net, "link set up0 gso_max_segs 1")
 	// The router itself must take no packets from the port, such as requests for its MAC.
 	u.sysctl("net/ipv6/conf/"+l.Name()+"/disable_ipv6", "1")
 	batch(u.t, u.Net(), fmt.Sprintf("link set %s nomaster promisc on arp off", l.Name()), fmt.Sprintf("link set %s mtu %d master %s up", tap, l.Segment.media.MTU, l.Segment.link()))
@@ -94,13 +109,20 @@ type delayed struct {
 	packet []byte
 }
 
-// copy copies packets in their order until a file is closed.
+// copy copies packets, in their order but for those that are to be late, until a file is closed.
 func (d *delay) copy(from, to *os.File) {
 	queue := make(chan delayed, 10000)
 	defer close(queue)
 	d.finished.Go(func() {
 		for p := range queue {
 			time.Sleep(time.Until(p.due))
+			if rand.Int64N(1000) < d.late.Load() {
+				d.finished.Go(func() {
+					time.Sleep(lateness)
+					_, _ = to.Write(p.packet)
+				})
+				continue
+			}
 			_, _ = to.Write(p.packet) // what the other side doesn't take is lost
 		}
 	})

@@ -139,6 +139,38 @@ func TestUnderlayDelay(t *testing.T) {
 	reach(t, a, b, 1500, true)
 }
 
+func TestUnderlayReorder(t *testing.T) {
+	t.Parallel()
+	u := NewUnderlay(t)
+	s := u.Segment(Media{})
+	a, b := s.Node(), s.Node()
+	reach(t, a, b, 1500, true)
+	overtaken := func() (count, replies int) {
+		last := 0
+		for line := range strings.Lines(a.Must("ping", "-n", "-c200", "-i0.002", "-W5", b.Uplink.Addresses[0].Addr().String())) {
+			var seq int
+			if _, after, ok := strings.Cut(line, "icmp_seq="); ok {
+				_, _ = fmt.Sscan(after, &seq)
+				replies++
+				if seq < last {
+					count++
+				}
+				last = max(last, seq)
+			}
+		}
+		return count, replies
+	}
+	u.Reorder(b, 0.3)
+	if count, replies := overtaken(); count == 0 || replies != 200 {
+		t.Errorf("%d of %d replies were overtaken", count, replies)
+	}
+	streamTCP(t, a, b)
+	u.Reorder(b, 0)
+	if count, replies := overtaken(); count > 0 || replies != 200 {
+		t.Errorf("without reordering, %d of %d replies were overtaken", count, replies)
+	}
+}
+
 // streamTCP sends a megabyte from a to b.
 func streamTCP(t *testing.T, a, b *Node) {
 	t.Helper()
