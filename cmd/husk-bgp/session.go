@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -22,33 +23,34 @@ type peer struct {
 	why string    // why the last session ended
 	// closed is when its session was closed because of maxPrefixes or, later, tried again. It is zero
 	// again when the peer has sent all its routes in another session.
-	closed time.Time
-	down   bool // it is closed now
+	closed  time.Time
+	removed bool // gobgp doesn't have the peer until the session is tried again
 }
 
-// reopen reports whether to try a closed session again.
-func (p *peer) reopen(now time.Time) bool {
-	if !p.down || now.Sub(p.closed) < reopenTime {
-		return false
+// reopen reports whether it is time to try a closed session again.
+func (p *peer) reopen(now time.Time) bool { return p.removed && now.Sub(p.closed) >= reopenTime }
+
+// tooMany says why a session was closed.
+var tooMany = fmt.Sprintf("it announced more than %d prefixes, so the session was closed; it is tried again every %v", maxPrefixes, reopenTime)
+
+// removeExceeded removes peers that have announced too many prefixes. gobgp has closed their
+// sessions, but keeps the routes as after a graceful restart.
+func (s *speaker) removeExceeded(exceeded []netip.Addr) error {
+	for _, address := range exceeded {
+		if err := s.bgp.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: address.String()}); err != nil {
+			return fmt.Errorf("remove peer %v: %w", address, err)
+		}
+		p := s.peers[address]
+		p.closed, p.removed = time.Now(), true
 	}
-	p.closed = now
-	return true
+	return nil
 }
 
 // session returns the state of a session, and whether the peer has sent all its routes.
-func (s *speaker) session(state *api.Peer) (out bgp.Session, complete, ok bool) {
-	address, _ := netip.ParseAddr(state.State.NeighborAddress)
-	p, ok := s.peers[address]
-	if !ok {
-		return out, false, false
-	}
+func (s *speaker) session(p *peer, state *api.Peer) (out bgp.Session, complete bool) {
 	now := time.Now()
-	out = bgp.Session{Address: address, AS: p.AS}
-	p.down = state.State.AdminState == api.PeerState_ADMIN_STATE_PFX_CT
-	if p.down && p.closed.IsZero() {
-		p.closed = now
-	}
-	out.Up = !p.down && state.State.SessionState == api.PeerState_SESSION_STATE_ESTABLISHED
+	out = bgp.Session{Address: p.Address, AS: p.AS}
+	out.Up = state.State.SessionState == api.PeerState_SESSION_STATE_ESTABLISHED
 	if out.Up {
 		p.up, complete = now, s.sent.all(state)
 		if complete {
@@ -61,14 +63,14 @@ func (s *speaker) session(state *api.Peer) (out bgp.Session, complete, ok bool) 
 	}
 	switch {
 	case !p.closed.IsZero():
-		out.Up, out.Why = false, fmt.Sprintf("it announced more than %d prefixes, so the session was closed; it is tried again every %v", maxPrefixes, reopenTime)
+		out.Up, out.Why = false, tooMany
 	case out.Up, now.Sub(p.up) < graceTime:
 	case p.why != "":
 		out.Why = p.why
 	default:
 		out.Why = "it doesn't answer: is a speaker there, does it know this node, and has it the same password?"
 	}
-	return out, complete || !out.Up && out.Why != "", true
+	return out, complete || !out.Up && out.Why != ""
 }
 
 // lacks returns what a session that is up lacks.

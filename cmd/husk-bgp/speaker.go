@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -94,9 +96,10 @@ func (s *speaker) retry() {
 	if s.err != nil {
 		s.err = s.apply()
 	}
-	for address, p := range s.peers {
+	for _, p := range s.peers {
 		if p.reopen(time.Now()) {
-			_ = s.bgp.EnablePeer(context.Background(), &api.EnablePeerRequest{Address: address.String()})
+			s.err = cmp.Or(s.err, s.add(p.Peer))
+			p.closed, p.removed = time.Now(), s.err != nil
 		}
 	}
 }
@@ -242,7 +245,6 @@ func pathOf(p netip.Prefix, via netip.Addr) (*apiutil.Path, error) {
 }
 
 func (s *speaker) setPeers() error {
-	ctx := context.Background()
 	want := map[netip.Addr]bgp.Peer{}
 	for _, p := range s.desired.Peers {
 		want[p.Address] = p
@@ -251,8 +253,10 @@ func (s *speaker) setPeers() error {
 		if want[a] == p.Peer {
 			continue
 		}
-		if err := s.bgp.DeletePeer(ctx, &api.DeletePeerRequest{Address: a.String()}); err != nil {
-			return fmt.Errorf("remove peer %v: %w", a, err)
+		if !p.removed {
+			if err := s.bgp.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: a.String()}); err != nil {
+				return fmt.Errorf("remove peer %v: %w", a, err)
+			}
 		}
 		delete(s.peers, a)
 	}
@@ -260,10 +264,17 @@ func (s *speaker) setPeers() error {
 		if _, ok := s.peers[a]; ok {
 			continue
 		}
-		if err := s.bgp.AddPeer(ctx, &api.AddPeerRequest{Peer: s.config(p)}); err != nil {
-			return fmt.Errorf("add peer %v: %w", a, err)
+		if err := s.add(p); err != nil {
+			return err
 		}
 		s.peers[a] = &peer{Peer: p, up: time.Now(), bfd: time.Now()}
+	}
+	return nil
+}
+
+func (s *speaker) add(p bgp.Peer) error {
+	if err := s.bgp.AddPeer(context.Background(), &api.AddPeerRequest{Peer: s.config(p)}); err != nil {
+		return fmt.Errorf("add peer %v: %w", p.Address, err)
 	}
 	return nil
 }
@@ -311,12 +322,26 @@ func (s *speaker) state() bgp.State {
 		return out
 	}
 	waiting := false
-	err := s.bgp.ListPeer(context.Background(), &api.ListPeerRequest{}, func(p *api.Peer) {
-		if session, complete, ok := s.session(p); ok {
+	var exceeded []netip.Addr
+	err := s.bgp.ListPeer(context.Background(), &api.ListPeerRequest{}, func(state *api.Peer) {
+		address, _ := netip.ParseAddr(state.State.NeighborAddress)
+		p := s.peers[address]
+		switch {
+		case p == nil:
+		case state.State.AdminState == api.PeerState_ADMIN_STATE_PFX_CT:
+			exceeded = append(exceeded, address)
+		default:
+			session, complete := s.session(p, state)
 			out.Sessions = append(out.Sessions, session)
 			waiting = waiting || !complete
 		}
 	})
+	err = errors.Join(err, s.removeExceeded(exceeded))
+	for _, p := range s.peers {
+		if p.removed {
+			out.Sessions = append(out.Sessions, bgp.Session{Address: p.Address, AS: p.AS, Why: tooMany})
+		}
+	}
 	slices.SortFunc(out.Sessions, func(a, b bgp.Session) int { return a.Address.Compare(b.Address) })
 	for _, f := range families {
 		if err == nil {

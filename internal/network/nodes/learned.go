@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -9,31 +10,36 @@ import (
 )
 
 // withLearned adds a peer for each next hop of learned prefixes that belong to no node of the
-// registry. It is so for machines that only routers know.
-func withLearned(cluster []netip.Prefix, self peer.Node, peers []*peer.Node, learned map[netip.Prefix][]netip.Addr) []*peer.Node {
+// registry. It is so for machines that only routers know. The notes name next hops of too many.
+func withLearned(cluster []netip.Prefix, self peer.Node, peers []*peer.Node, learned map[netip.Prefix][]netip.Addr) (all []*peer.Node, notes []string) {
 	known := make(map[netip.Prefix]bool)
-	all := slices.Clone(self.Blocks)
+	blocks := slices.Clone(self.Blocks)
 	for _, n := range peers {
-		all = append(all, n.Blocks...)
+		blocks = append(blocks, n.Blocks...)
 	}
-	for _, b := range all {
+	for _, b := range blocks {
 		known[b] = true
 	}
 	at := make(map[netip.Addr][]netip.Prefix)
 	for prefix, via := range learned {
-		if !known[prefix] && !slices.ContainsFunc(all, prefix.Overlaps) {
+		if !known[prefix] && !slices.ContainsFunc(blocks, prefix.Overlaps) {
 			at[via[0]] = append(at[via[0]], prefix)
 		}
 	}
 	var strangers []*peer.Node
 	for via, blocks := range at {
+		if len(blocks) > peer.MaxBlocks {
+			notes = append(notes, fmt.Sprintf("bgp: next hop %v: %d subnets of no node: at most %d can be used, so none is", via, len(blocks), peer.MaxBlocks))
+			continue
+		}
 		slices.SortFunc(blocks, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 		strangers = append(strangers, &peer.Node{Version: peer.Version, Name: via.String(), Addresses: []netip.Addr{via}, Blocks: blocks})
 	}
 	// They may announce nothing but subnets of the cluster's, like other nodes. What can't be used
 	// is no mistake of this cluster's nodes, and not reported.
 	accepted, _ := peer.Accept(cluster, self, strangers)
-	return merge(peers, accepted)
+	slices.Sort(notes)
+	return merge(peers, accepted), notes
 }
 
 // merge returns both lists in the order of the names. A next hop with the name of a node is left

@@ -270,7 +270,9 @@ func (c *Controller) pass(ctx context.Context) error {
 			c.state.notes = append(notes, "bgp: no peer has sent its routes yet: those in the kernel stay")
 			return nil
 		}
-		peers = withLearned(c.cfg.Cluster, record, peers, self.Learned)
+		var tooMany []string
+		peers, tooMany = withLearned(c.cfg.Cluster, record, peers, self.Learned)
+		notes = append(notes, tooMany...)
 	}
 	if err := c.chooseLinks(&self, peers); err != nil {
 		return c.failed(err)

@@ -145,8 +145,8 @@ func (n Node) Address(six bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// maxBlocks is how many blocks a record may have.
-const maxBlocks = 64
+// MaxBlocks is how many blocks a record may have.
+const MaxBlocks = 64
 
 // Limits of a record's size and names. A name is that of a Kubernetes node at most.
 const (
@@ -187,8 +187,8 @@ func (n Node) Check() error {
 			wrong("addresses %v: at most one of each family", n.Addresses)
 		}
 	}
-	if len(n.Blocks) > maxBlocks {
-		wrong("%d blocks: at most %d", len(n.Blocks), maxBlocks)
+	if len(n.Blocks) > MaxBlocks {
+		wrong("%d blocks: at most %d", len(n.Blocks), MaxBlocks)
 	} else {
 		errs = append(errs, checkBlocks(n.Blocks)...)
 	}

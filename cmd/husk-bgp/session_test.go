@@ -1,0 +1,119 @@
+package main
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/osrg/gobgp/v4/api"
+	"github.com/osrg/gobgp/v4/pkg/apiutil"
+	wire "github.com/osrg/gobgp/v4/pkg/packet/bgp"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/huskd/husk/internal/network/bgp"
+)
+
+// up returns the state of a session that is up, with what the peer is capable of.
+func up(t *testing.T, at netip.Addr, capabilities ...wire.ParameterCapabilityInterface) *api.Peer {
+	t.Helper()
+	remote, err := apiutil.MarshalCapabilities(capabilities)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &api.Peer{
+		State:  &api.PeerState{NeighborAddress: at.String(), SessionState: api.PeerState_SESSION_STATE_ESTABLISHED, RemoteCap: remote},
+		Timers: &api.Timers{State: &api.TimersState{Uptime: timestamppb.Now()}},
+	}
+}
+
+var (
+	four     = wire.NewCapMultiProtocol(wire.RF_IPv4_UC)
+	six      = wire.NewCapMultiProtocol(wire.RF_IPv6_UC)
+	graceful = wire.NewCapGracefulRestart(true, false, 120, nil) // it has restarted, and keeps no routes
+)
+
+// TestSentAll checks when a peer has sent all its routes.
+func TestSentAll(t *testing.T) {
+	at := netip.MustParseAddr("192.0.2.1")
+	s := newSentFamilies()
+	session := up(t, at, four, six, graceful)
+	if s.all(session) {
+		t.Error("before the first family")
+	}
+	s.add(at, wire.RF_IPv4_UC)
+	if s.all(session) {
+		t.Error("after one of two families")
+	}
+	if !s.all(up(t, at, four, graceful)) {
+		t.Error("after the only family")
+	}
+	s.add(at, wire.RF_IPv6_UC)
+	if !s.all(session) {
+		t.Error("after both families")
+	}
+	s.reset(at)
+	if s.all(session) {
+		t.Error("in another session")
+	}
+	silent := up(t, at, four)
+	if s.all(silent) {
+		t.Error("of a peer that doesn't say it, at once")
+	}
+	silent.Timers.State.Uptime = timestamppb.New(time.Now().Add(-2 * quietTime))
+	if !s.all(silent) {
+		t.Error("of a peer that doesn't say it, later")
+	}
+}
+
+// TestProbation checks that the routes of a peer that has announced too many aren't used before it
+// has sent all of them in another session, and that its line stays until then.
+func TestProbation(t *testing.T) {
+	at := netip.MustParseAddr("192.0.2.1")
+	now := time.Now()
+	p := &peer{Peer: bgp.Peer{Address: at, AS: 65000}, up: now, bfd: now, closed: now, removed: true}
+	s := newSpeaker(false)
+	s.peers, s.sent = map[netip.Addr]*peer{at: p}, newSentFamilies()
+	hop, err := wire.NewPathAttributeNextHop(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := &apiutil.Path{PeerAddress: at, Attrs: []wire.PathAttributeInterface{hop}}
+	if p.reopen(now.Add(reopenTime - 1)) {
+		t.Error("it is tried again too early")
+	}
+	if !p.reopen(now.Add(reopenTime)) {
+		t.Error("it isn't tried again")
+	}
+	p.removed = false
+	session := up(t, at, four, graceful)
+	if got, complete := s.session(p, session); got.Up || got.Why != tooMany || !complete || s.usable(path) {
+		t.Errorf("before it has sent all: %+v, complete: %t, usable: %t", got, complete, s.usable(path))
+	}
+	s.sent.add(at, wire.RF_IPv4_UC)
+	if got, complete := s.session(p, session); !got.Up || got.Why != "" || !complete || !s.usable(path) {
+		t.Errorf("when it has sent all: %+v, complete: %t, usable: %t", got, complete, s.usable(path))
+	}
+}
+
+// TestLacks checks what is said about a session that is up.
+func TestLacks(t *testing.T) {
+	at := netip.MustParseAddr("2001:db8::1")
+	s := newSpeaker(false)
+	s.prefixes = map[netip.Prefix]netip.Addr{netip.MustParsePrefix("10.201.1.0/24"): netip.MustParseAddr("2001:db8::2")}
+	p := &peer{Peer: bgp.Peer{Address: at, AS: 65000, BFD: true}, bfd: time.Now()}
+	if s.lacks(p, up(t, at, four)) == "" {
+		t.Error("nothing is said about a peer that takes no IPv6 next hops")
+	}
+	able := up(t, at, four, wire.NewCapExtendedNexthop([]*wire.CapExtendedNexthopTuple{wire.NewCapExtendedNexthopTuple(wire.RF_IPv4_UC, wire.AFI_IP6)}))
+	if why := s.lacks(p, able); why != "" {
+		t.Errorf("BFD may not be up yet: %s", why)
+	}
+	p.bfd = p.bfd.Add(-2 * graceTime)
+	if s.lacks(p, able) == "" {
+		t.Error("nothing is said about a peer without BFD")
+	}
+	able.State.BfdState = &api.BfdPeerState{SessionState: api.BfdSessionState_BFD_SESSION_STATE_UP}
+	if why := s.lacks(p, able); why != "" {
+		t.Errorf("BFD is up: %s", why)
+	}
+}
