@@ -239,34 +239,6 @@ func routers(t *testing.T, software routing, as uint32, of [2]uint32) {
 	}
 }
 
-// TestBGPHostile runs a node whose router announces more prefixes than there can be blocks.
-func TestBGPHostile(t *testing.T) {
-	t.Parallel()
-	for software, routing := range routings {
-		t.Run(software, func(t *testing.T) {
-			t.Parallel()
-			c := newSpeakers(t, 1)
-			a := c.nodes[0]
-			config := routerConfig{as: 65000}
-			config.addPeers(64512, a)
-			for i := range 10001 {
-				config.own = append(config.own, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 201, byte(128 + i/256), byte(i)}), 32))
-			}
-			r := newRouter(t, a.Uplink.Segment, routing, config)
-			a.also("--bgp-peers", fmt.Sprintf("%v=65000", r.at()))
-			c.start()
-			a.says(fmt.Sprintf("bgp: no session with %v of AS 65000: it announced more than 10000 prefixes, so the session was closed", r.at()), true)
-			node.Eventually(t, 30*time.Second, func() string {
-				if got := a.routes(); got != "" {
-					return fmt.Sprintf("%d routes", strings.Count(got, "\n"))
-				}
-				return ""
-			})
-			remove(t, a)
-		})
-	}
-}
-
 // TestBGPIPv6Only runs nodes without IPv4 addresses, whose pods have them all the same: routes of
 // IPv4 have IPv6 next hops (RFC 8950).
 func TestBGPIPv6Only(t *testing.T) {

@@ -42,6 +42,8 @@ type machine struct {
 	huskd  *node.Daemon
 	pods   []*host
 	names  []string // of the pods
+	// daemons end the programs of a router.
+	daemons []func()
 }
 
 // blocksOf returns the blocks of the node with a number: an IPv4 and an IPv6 subnet.

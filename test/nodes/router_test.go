@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -63,6 +64,13 @@ type router struct {
 	routing routing
 }
 
+// restart ends the software and runs it with another configuration.
+func (r *router) restart(c routerConfig) {
+	r.t.Helper()
+	r.end()
+	r.routing.run(r.machine, c)
+}
+
 func newRouter(t *testing.T, on *node.Segment, r routing, c routerConfig) *router {
 	t.Helper()
 	m := newMachine(t, on)
@@ -106,8 +114,7 @@ func (r *router) bfdUp(with *machine) {
 	})
 }
 
-// daemon runs a program of a router until the test ends. Programs end in the reverse order of their
-// starts.
+// daemon runs a program of a router until end or the end of the test.
 func (m *machine) daemon(name string, args ...string) {
 	m.t.Helper()
 	cmd := m.Command(context.WithoutCancel(m.t.Context()), name, args...)
@@ -116,16 +123,26 @@ func (m *machine) daemon(name string, args ...string) {
 	if err := cmd.Start(); err != nil {
 		m.t.Fatal(err)
 	}
-	m.t.Cleanup(func() {
+	stop := sync.OnceFunc(func() {
 		// nsenter leads the group. Wait returns when the program has closed its output.
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
-		stop := time.AfterFunc(10*time.Second, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
+		kill := time.AfterFunc(10*time.Second, func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
 		_ = cmd.Wait()
-		stop.Stop()
+		kill.Stop()
 		if m.t.Failed() {
 			m.t.Logf("%s: %s", name, out.String())
 		}
 	})
+	m.t.Cleanup(stop)
+	m.daemons = append(m.daemons, stop)
+}
+
+// end ends the programs in the reverse order of their starts.
+func (m *machine) end() {
+	for _, stop := range slices.Backward(m.daemons) {
+		stop()
+	}
+	m.daemons = nil
 }
 
 // id returns a router ID.
