@@ -32,6 +32,7 @@ import (
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/datapath"
 	"github.com/huskd/husk/internal/network/ipam"
+	"github.com/huskd/husk/internal/network/peer"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/network/preflight"
 	"github.com/huskd/husk/internal/pod"
@@ -147,7 +148,7 @@ func open(cfg Config, boot string) (*Network, error) {
 	n.base = plan.BaseConfig{Instance: cfg.Instance, Mode: cfg.Mode, Masquerade: cfg.Masquerade, NonMasquerade: cfg.NonMasquerade, Encrypted: cfg.Encrypted}
 	n.base.Tag, _ = plan.Tag(cfg.Instance)
 	if len(cfg.Cluster) > 0 {
-		n.base.NodeLinks = backend.LinkPrefix(cfg.Instance)
+		n.base.NodeLinks, n.base.TunnelPort = backend.LinkPrefix(cfg.Instance), peer.VXLANPort
 	}
 	ledger, err := openLedger(cfg, boot)
 	if err != nil {

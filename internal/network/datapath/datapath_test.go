@@ -303,7 +303,7 @@ func TestRulesAreAsDocumented(t *testing.T) {
 	n := newNode(t, plan.PTP)
 	got := netnstest.Run(t, n.path, "nft", "list", "table", "inet", instance.Table())
 	for _, want := range []string{
-		`iifname "hkbe0f*" jump from-pod`, `iifname "hkbrbe0f" jump from-pod`, "ip daddr 127.0.0.0/8 drop", "icmpv6 type nd-router-advert drop", "icmpv6 type nd-redirect drop", "iifname . ip saddr @sources4 accept",
+		`iifname "hkbe0f*" jump from-pod`, `iifname "hkbrbe0f" jump from-pod`, "iifname . ip saddr @sources4 ip daddr != 127.0.0.0/8 accept", "icmpv6 type nd-router-advert drop", "icmpv6 type nd-redirect drop",
 		"iifname . ip6 saddr @sources6 accept", "ip6 saddr fe80::/10 accept", "ip6 saddr :: accept", "fib daddr type local jump hostports",
 		"dnat ip to ip daddr . meta l4proto . th dport map @addrport4", "dnat ip to meta l4proto . th dport map @ports4",
 		"dnat ip6 to ip6 daddr . meta l4proto . th dport map @addrport6", "dnat ip6 to meta l4proto . th dport map @ports6",
@@ -315,14 +315,14 @@ func TestRulesAreAsDocumented(t *testing.T) {
 			t.Errorf("no rule %q in\n%s", want, got)
 		}
 	}
-	if strings.Contains(got, `"hnbe0f*"`) {
+	if strings.Contains(got, `"hnbe0f*"`) || strings.Contains(got, "notrack") {
 		t.Error("a node by itself has rules for packets from others")
 	}
 	joined := n.base
-	joined.Table.NodeLinks = "hnbe0f"
+	joined.Table.NodeLinks, joined.Table.TunnelPort = "hnbe0f", 8472
 	must(t, n.Ensure(joined))
 	got = netnstest.Run(t, n.path, "nft", "list", "table", "inet", instance.Table())
-	for _, want := range []string{`iifname "hnbe0f*" jump from-node`,
+	for _, want := range []string{`iifname "hnbe0f*" jump from-node`, "udp dport 8472 fib daddr type local notrack", "udp dport 8472 notrack",
 		"ip saddr @blocks4 drop", "ip saddr @pods4 drop", "ip daddr @blocks4 accept", "ip daddr @pods4 accept",
 		"ip6 saddr @blocks6 drop", "ip6 saddr @pods6 drop", "ip6 daddr @blocks6 accept", "ip6 daddr @pods6 accept",
 	} {

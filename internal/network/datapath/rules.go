@@ -19,13 +19,18 @@ import (
 //		iifname "hk<instance>*" jump from-pod
 //		iifname "hkbr<instance>" jump from-pod
 //		iifname "hn<instance>*" jump from-node    # with other nodes only
+//		udp dport 8472 fib daddr type local notrack
 //		ip saddr @direct4 ip daddr @pods4 drop    # with other nodes that encrypt, by other links
 //	}
+//	chain untracked { type filter hook output priority raw # with other nodes only
+//		udp dport 8472 notrack                    # connection tracking sees what is inside
+//	}
 //	chain from-pod {
-//		ip daddr 127.0.0.0/8 drop                 # route_localnet must not open the node's loopback
+//		# A pod sends from its own addresses only. route_localnet must not open the node's loopback.
+//		iifname . ip saddr @sources4 ip daddr != 127.0.0.0/8 accept
 //		icmpv6 type nd-router-advert drop         # a pod is no router, nor does it know a better one
 //		icmpv6 type nd-redirect drop
-//		iifname . ip saddr @sources4 accept       # a pod sends from its own addresses only
+//		iifname . ip6 saddr @sources6 accept
 //		ip6 saddr { fe80::/10, :: } accept        # never forwarded
 //		drop
 //	}
@@ -63,6 +68,7 @@ const (
 	chainFromNode    = "from-node"
 	chainPrerouting  = "prerouting"
 	chainOutput      = "output"
+	chainUntracked   = "untracked"
 	chainHostPorts   = "hostports"
 	chainPostrouting = "postrouting"
 )
@@ -122,6 +128,20 @@ func (f family) within(offset uint32, prefix netip.Prefix) match {
 		f.load(offset, reg1),
 		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: f.size, Mask: mask, Xor: make([]byte, f.size)},
 		equal(reg1, prefix.Addr().AsSlice()),
+	}
+}
+
+// not returns m with its last comparison inverted.
+func not(m match) match {
+	m[len(m)-1].(*expr.Cmp).Op = expr.CmpOpNeq
+	return m
+}
+
+// toPort matches UDP packets to a port.
+func toPort(port uint16) match {
+	return match{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, equal(reg1, []byte{unix.IPPROTO_UDP}),
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: reg1}, equal(reg1, binary.BigEndian.AppendUint16(nil, port)),
 	}
 }
 
@@ -213,14 +233,15 @@ func rules(t plan.Table) map[string][][]expr.Any {
 	linkLocal6 := netip.MustParsePrefix("fe80::/10")
 	four, six := families[0], families[1]
 
-	add(chainFromPod, four.is(), four.within(four.dst, loopback4), drop)
+	own := func(f family) match {
+		name := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1}
+		return match{name, f.load(f.src, reg32e), &expr.Lookup{SourceRegister: reg1, SetName: plan.Sources + f.suffix}}
+	}
+	add(chainFromPod, four.is(), own(four), not(four.within(four.dst, loopback4)), accept)
 	for _, kind := range []byte{routerAdvert, redirect} {
 		add(chainFromPod, six.is(), icmp6(kind), drop)
 	}
-	for _, f := range families {
-		name := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1}
-		add(chainFromPod, f.is(), match{name, f.load(f.src, reg32e), &expr.Lookup{SourceRegister: reg1, SetName: plan.Sources + f.suffix}}, accept)
-	}
+	add(chainFromPod, six.is(), own(six), accept)
 	add(chainFromPod, six.is(), six.within(six.src, linkLocal6), accept)
 	add(chainFromPod, six.is(), six.within(six.src, netip.PrefixFrom(netip.IPv6Unspecified(), 128)), accept)
 	add(chainFromPod, drop)
@@ -236,6 +257,11 @@ func rules(t plan.Table) map[string][][]expr.Any {
 			}
 		}
 		add(chainFromNode, drop)
+	}
+	if t.TunnelPort != 0 {
+		untrack := match{&expr.Notrack{}}
+		add(chainGuard, toPort(t.TunnelPort), toThisNode(), untrack)
+		add(chainUntracked, toPort(t.TunnelPort), untrack)
 	}
 	for _, f := range families {
 		if t.Encrypted {
@@ -277,13 +303,16 @@ func rules(t plan.Table) map[string][][]expr.Any {
 const ownerPrefix = "of-"
 
 // chains returns the table's chains; those that others jump to come first.
-func chains(t *nftables.Table, owner string) []*nftables.Chain {
+func chains(t *nftables.Table, p plan.Table) []*nftables.Chain {
 	base := func(name string, typ nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority) *nftables.Chain {
 		return &nftables.Chain{Table: t, Name: name, Type: typ, Hooknum: hook, Priority: priority}
 	}
 	var mark []*nftables.Chain
-	if owner != "" {
-		mark = append(mark, &nftables.Chain{Table: t, Name: ownerPrefix + owner})
+	if p.Owner != "" {
+		mark = append(mark, &nftables.Chain{Table: t, Name: ownerPrefix + p.Owner})
+	}
+	if p.TunnelPort != 0 {
+		mark = append(mark, base(chainUntracked, nftables.ChainTypeFilter, nftables.ChainHookOutput, nftables.ChainPriorityRaw))
 	}
 	return append(mark, []*nftables.Chain{
 		{Table: t, Name: chainFromPod},

@@ -124,7 +124,7 @@ func (t *table) ensure(p plan.Table) error {
 			}
 		}
 		byChain := rules(p)
-		all := chains(t.nft, p.Owner)
+		all := chains(t.nft, p)
 		for _, chain := range all {
 			c.AddChain(chain)
 			c.FlushChain(chain)

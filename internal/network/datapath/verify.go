@@ -254,7 +254,7 @@ func (t *table) compare(p plan.Table) (diffs []Difference, err error) {
 		return []Difference{{Object: name, Problem: missing}}, nil
 	}
 	want := rules(p)
-	for _, chain := range chains(t.nft, p.Owner) {
+	for _, chain := range chains(t.nft, p) {
 		have, err := t.conn.GetRules(t.nft, chain)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return nil, t.wrap(errors.Join(fmt.Errorf("list chain %s: %w", chain.Name, err), t.reopen()))

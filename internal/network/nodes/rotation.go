@@ -20,7 +20,7 @@ const (
 	// quietTime is how long no packets may have come by a link before its key is changed, at least.
 	// It is several times as long as between two probes of a peer.
 	quietTime   = 5 * time.Second
-	quietProbes = 8
+	quietProbes = 5
 	// patience is how long a step takes before Status says for which nodes it waits.
 	patience = time.Minute
 )

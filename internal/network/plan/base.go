@@ -31,7 +31,8 @@ type Table struct {
 	LinkPrefix string // prefix of the names of the host's ends
 	// NodeLinks is the prefix of the names of the links to other nodes; empty if there are none.
 	NodeLinks  string
-	Encrypted  bool // see BaseConfig
+	Encrypted  bool   // see BaseConfig
+	TunnelPort uint16 // see BaseConfig
 	Bridge     string
 	Masquerade bool
 	// As are the addresses that the node uses towards pods, at most one per family: see First.
@@ -60,6 +61,8 @@ type BaseConfig struct {
 	// Cluster are the subnets of the pods of all nodes, if there are others.
 	Cluster   []netip.Prefix
 	NodeLinks string // see Table
+	// TunnelPort is the UDP port to which nodes send VXLAN packets; 0 if there are no other nodes.
+	TunnelPort uint16
 	// Encrypted means that packets of other nodes' pods come only by the links to other nodes.
 	Encrypted     bool
 	Masquerade    bool
@@ -81,6 +84,7 @@ func ForNode(c BaseConfig) Base {
 		LinkPrefix: c.Instance.HostLinkPrefix(),
 		NodeLinks:  c.NodeLinks,
 		Encrypted:  c.Encrypted,
+		TunnelPort: c.TunnelPort,
 		Bridge:     BridgeName(c.Instance, c.Bridge),
 		Masquerade: c.Masquerade,
 		As:         c.as(),

@@ -133,7 +133,7 @@ func TestBase(t *testing.T) {
 	subnets := []netip.Prefix{four.Masked(), six.Masked()}
 	b := ForNode(BaseConfig{Instance: "1a2b", Tag: 7, Mode: PTP, Owner: "me", Subnets: subnets, Masquerade: true})
 	if fmt.Sprint(b.Host.Routes) != "[route unreachable 10.88.0.0/16 route unreachable fd88::/64]" || b.Link != nil || fmt.Sprint(b.Host.Addresses) != "[address 10.88.0.1/32 dev lo address fd88::1/128 dev lo]" ||
-		fmt.Sprint(b.Sysctls) != "[net/ipv4/ip_forward net/ipv6/conf/all/forwarding]" || fmt.Sprint(b.Table) != "{husk-1a2b me hk1a2b  false hkbr1a2b true [10.88.0.1 fd88::1] [10.88.0.0/16 fd88::/64] [10.88.0.0/16 fd88::/64]}" {
+		fmt.Sprint(b.Sysctls) != "[net/ipv4/ip_forward net/ipv6/conf/all/forwarding]" || fmt.Sprint(b.Table) != "{husk-1a2b me hk1a2b  false 0 hkbr1a2b true [10.88.0.1 fd88::1] [10.88.0.0/16 fd88::/64] [10.88.0.0/16 fd88::/64]}" {
 		t.Errorf("ptp: %+v", b)
 	}
 	const loAddresses, bridgeAddresses = "address 10.88.0.1/32 dev lo", "address 10.88.0.1/16 dev hkbr1a2b address fd88::1/64 dev hkbr1a2b"
@@ -158,7 +158,7 @@ func TestBaseOfCluster(t *testing.T) {
 		return out
 	}
 	c := BaseConfig{
-		Instance: "1a2b", Tag: 0x68751a2b, Mode: PTP, NodeLinks: "hn1a2b", Subnets: prefixes("10.88.2.0/24", "10.88.1.0/24"),
+		Instance: "1a2b", Tag: 0x68751a2b, Mode: PTP, NodeLinks: "hn1a2b", TunnelPort: 8472, Subnets: prefixes("10.88.2.0/24", "10.88.1.0/24"),
 		Cluster: prefixes("10.88.0.0/16", "fd88::/48"), NonMasquerade: prefixes("10.0.0.0/9", "10.128.0.0/24"),
 		Leased: map[Mode][]netip.Prefix{PTP: prefixes("10.88.1.0/24", "10.88.7.0/24")},
 	}
@@ -174,7 +174,7 @@ func TestBaseOfCluster(t *testing.T) {
 	if got := fmt.Sprint(b.Host.Addresses); got != "[address 10.88.2.1/32 dev lo address 10.88.1.1/32 dev lo address 10.88.7.1/32 dev lo]" {
 		t.Errorf("got %s", got)
 	}
-	if got := fmt.Sprint(b.Table.NodeLinks, b.Table.As, b.Table.Blocks, b.Table.Direct, b.Sysctls); got != "hn1a2b[10.88.2.1] [10.88.1.0/24 10.88.2.0/24] [10.0.0.0/9 10.128.0.0/24 fd88::/48] [net/ipv4/ip_forward net/ipv6/conf/all/forwarding]" {
+	if got := fmt.Sprint(b.Table.NodeLinks, b.Table.TunnelPort, b.Table.As, b.Table.Blocks, b.Table.Direct, b.Sysctls); got != "hn1a2b8472 [10.88.2.1] [10.88.1.0/24 10.88.2.0/24] [10.0.0.0/9 10.128.0.0/24 fd88::/48] [net/ipv4/ip_forward net/ipv6/conf/all/forwarding]" {
 		t.Errorf("got %s", got)
 	}
 	c.Subnets = nil
