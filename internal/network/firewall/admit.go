@@ -16,6 +16,8 @@ import (
 const (
 	// sourceLimit is how long Admit waits for a source that can't be reached.
 	sourceLimit = 10 * time.Second
+	// restoredLimit is that if the policies of a former huskd are known.
+	restoredLimit = 2 * time.Second
 	// objectLimit is how long Admit waits for the object of a pod of which it has no labels.
 	objectLimit = 5 * time.Second
 )
@@ -25,8 +27,15 @@ const (
 func (f *Firewall) Admit(ctx context.Context, a pod.Attachment, addresses []netip.Prefix) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.await(ctx, sourceLimit, func() bool { return f.synced || f.without() }); err != nil {
-		return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("network policy is not known yet: %v", f.why))
+	limit := sourceLimit
+	if f.restored {
+		limit = restoredLimit
+	}
+	if err := f.await(ctx, limit, func() bool { return f.synced || f.without() }); err != nil {
+		if !f.restored {
+			return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("network policy is not known yet: %v", f.why))
+		}
+		f.synced = true
 	}
 	f.add(a, addresses)
 	known := func() bool { return len(f.world.policies) == 0 || f.known(keyOf(a)) != nil }
@@ -45,7 +54,7 @@ func (f *Firewall) Admit(ctx context.Context, a pod.Attachment, addresses []neti
 // without reports whether pods run without policy. If a former huskd has left rules, they don't:
 // its policies are still in force. The caller holds mu.
 func (f *Firewall) without() bool {
-	if f.synced || f.cfg.Required || !errdefs.IsPermissionDenied(f.why) {
+	if f.synced || f.restored || f.cfg.Required || !errdefs.IsPermissionDenied(f.why) {
 		return false
 	}
 	left, err := f.cfg.Kernel.Exists()

@@ -21,6 +21,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/huskd/husk/internal/network/policy"
 	"github.com/huskd/husk/internal/network/policy/compile"
 	"github.com/huskd/husk/internal/network/policy/ruleset"
@@ -50,7 +52,10 @@ type Config struct {
 	// Required makes pods wait for a source that permits nothing. Otherwise they run without policy
 	// as long as it has never permitted anything.
 	Required bool
-	Log      *slog.Logger
+	// File is where the last known world is saved, for pods that start while the source can't be
+	// reached. Empty means nowhere.
+	File string
+	Log  *slog.Logger
 }
 
 // Firewall is the owner. Its methods may be called concurrently.
@@ -66,9 +71,12 @@ type Firewall struct {
 	loaded   bool             // the kernel has rules, as far as updates succeeded
 	checked  bool             // the rules of a former huskd were looked for
 	failure  error            // of the last commit
-	synced   bool             // the source has answered
-	why      error            // what the source waits for
-	progress chan struct{}    // closed and replaced when there is news for a waiting Admit
+	synced   bool             // the source has answered, or the saved world has to do
+	fresh    bool             // the source has answered
+	restored bool             // the world was read from the file
+	unsaved  unsaved
+	why      error         // what the source waits for
+	progress chan struct{} // closed and replaced when there is news for a waiting Admit
 }
 
 // local is a pod of this node that is attached.
@@ -81,11 +89,13 @@ type local struct {
 
 // New returns a Firewall. Run starts it.
 func New(cfg Config) *Firewall {
-	return &Firewall{
+	f := &Firewall{
 		cfg: cfg, changed: make(chan struct{}, 1),
 		compiler: compile.New(), world: newWorld(), local: map[string]local{}, rules: ruleset.New(),
 		why: errors.New("its source has not answered yet"), progress: make(chan struct{}),
 	}
+	f.restore()
+	return f
 }
 
 const (
@@ -97,19 +107,29 @@ const (
 
 // Run follows the source until ctx ends. The rules stay in the kernel.
 func (f *Firewall) Run(ctx context.Context) error {
-	ended := make(chan error, 1)
-	go func() { ended <- f.cfg.Source.Run(ctx, f.update, f.waiting) }()
+	var running errgroup.Group
+	running.Go(func() error { return f.cfg.Source.Run(ctx, f.update, f.waiting) })
+	running.Go(func() error {
+		f.keepCommitted(ctx)
+		return nil
+	})
+	f.keepSaved(ctx)
+	return running.Wait()
+}
+
+// keepCommitted gives the kernel what has changed until ctx ends.
+func (f *Firewall) keepCommitted(ctx context.Context) {
 	for {
 		select {
 		case <-f.changed:
 		case <-ctx.Done():
-			return <-ended
+			return
 		}
 		for wait := quiet; ; wait = retryAfter {
 			select {
 			case <-time.After(wait):
 			case <-ctx.Done():
-				return <-ended
+				return
 			}
 			if f.commit() == nil {
 				break
@@ -122,6 +142,10 @@ func (f *Firewall) Run(ctx context.Context) error {
 func (f *Firewall) update(c policy.Changes) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if !f.fresh {
+		f.world.complete(&c)
+	}
+	f.unsaved.add(c)
 	f.world.change(c)
 	for key := range c.Pods {
 		if _, ok := f.local[key]; ok {
@@ -129,7 +153,7 @@ func (f *Firewall) update(c policy.Changes) {
 		}
 	}
 	f.compiler.Change(c)
-	f.synced, f.why = true, nil
+	f.synced, f.fresh, f.why = true, true, nil
 	f.news()
 	f.notify()
 }

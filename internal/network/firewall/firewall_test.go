@@ -3,8 +3,11 @@ package firewall
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -110,18 +113,24 @@ func policies(list ...*policy.Policy) policy.Changes {
 // run runs a test with a Firewall in a bubble of its own.
 func run(t *testing.T, required bool, test func(t *testing.T, f *Firewall, k *kernel, s *source)) {
 	synctest.Test(t, func(t *testing.T) {
-		k, s := &kernel{judged: query}, &source{}
-		f := New(Config{Source: s, Kernel: k, Required: required, Log: slog.New(slog.DiscardHandler)})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- f.Run(ctx) }()
-		synctest.Wait()
-		test(t, f, k, s)
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		runWith(t, Config{Required: required}, test)
 	})
+}
+
+// runWith is run in the caller's bubble.
+func runWith(t *testing.T, cfg Config, test func(t *testing.T, f *Firewall, k *kernel, s *source)) {
+	k, s := &kernel{judged: query}, &source{}
+	cfg.Source, cfg.Kernel, cfg.Log = s, k, slog.New(slog.DiscardHandler)
+	f := New(cfg)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- f.Run(ctx) }()
+	synctest.Wait()
+	test(t, f, k, s)
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
 }
 
 func (f *Firewall) admit(t *testing.T, a pod.Attachment, addr netip.Addr) {
@@ -248,6 +257,102 @@ func TestRestart(t *testing.T) {
 			t.Errorf("after %d loads: %+v", k.loads, k.rules)
 		}
 	})
+}
+
+// TestSaved checks that a pod that starts while the source is away gets the policies that were
+// known before, and that the source's answer replaces them.
+func TestSaved(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policies.json")
+	synctest.Test(t, func(t *testing.T) {
+		cfg := Config{File: file}
+		runWith(t, cfg, func(t *testing.T, f *Firewall, _ *kernel, s *source) {
+			s.update(policies(isolateDB("admin")))
+			time.Sleep(2 * savePolicies)
+		})
+		runWith(t, cfg, func(t *testing.T, f *Firewall, k *kernel, s *source) {
+			f.Adopt(web, prefixes(webAddr))
+			settle()
+			if k.loads != 0 {
+				t.Error("policies of before replaced the kernel's rules, which may be newer")
+			}
+			began := time.Now()
+			f.admit(t, db, dbAddr)
+			if time.Since(began) != restoredLimit || k.rules.Allows(query) || !strings.Contains(f.Report().Note, "out of date") {
+				t.Errorf("after %v: %q, %+v", time.Since(began), f.Report().Note, k.rules)
+			}
+			s.update(policies())
+			settle()
+			if k.rules != nil || len(f.World().Policies) != 0 {
+				t.Errorf("a policy that is gone is in force: %+v", k.rules)
+			}
+		})
+	})
+	if err := os.WriteFile(file, []byte(`{"version":1,"policies":[{"name":"x"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if f := New(Config{File: file, Log: slog.New(slog.DiscardHandler)}); f.restored {
+		t.Error("a damaged file was read")
+	}
+}
+
+// TestSnapshot checks that a world is the same after it was saved and read.
+func TestSnapshot(t *testing.T) {
+	parse := func(s string) labels.Selector {
+		parsed, err := labels.Parse(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return parsed
+	}
+	p := isolateDB("web")
+	p.Priority, p.Tier = -3, policy.Baseline
+	p.Subject = policy.PodSelector{Namespaces: labels.Everything(), Pods: labels.Nothing()}
+	p.Egress = &policy.Rules{Rules: []policy.Rule{
+		{Name: "nobody", Action: policy.Deny, Peers: []policy.Peer{}, Ports: []policy.Port{}},
+		{Name: "some", Action: policy.Pass, Peers: []policy.Peer{
+			{Nodes: parse("a in (b,c),!d,e!=f")},
+			{Networks: &policy.Networks{Prefix: netip.MustParsePrefix("fd00::/8"), Except: []netip.Prefix{netip.MustParsePrefix("fd00:1::/32")}}},
+			{Pods: &policy.PodSelector{Namespaces: parse("x"), Pods: labels.Everything()}},
+		}, Ports: []policy.Port{{Protocol: policy.TCP, First: 1, Last: 2}, {Name: "web"}}},
+	}}
+	w := newWorld()
+	w.change(policy.Changes{
+		Policies:   map[string]*policy.Policy{p.Name: p, "none": {Name: "none", Subject: policy.PodSelector{Namespace: "a", Pods: labels.Everything()}, Ingress: &policy.Rules{}}},
+		Namespaces: map[string]labels.Set{"shop": {"a": "b"}, "empty": {}},
+		Pods:       map[string]*policy.Pod{"shop/db": {Namespace: "shop", Name: "db", Labels: labels.Set{"app": "db"}, Addresses: []netip.Addr{dbAddr}, Ports: []policy.NamedPort{{Name: "sql", Protocol: policy.TCP, Port: 5432}}, Started: time.Unix(5, 0).UTC()}},
+		Nodes:      map[string]*policy.Node{"n": {Name: "n", Labels: labels.Set{"x": "y"}, Addresses: []netip.Addr{webAddr}}},
+	})
+	text, err := w.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := decode(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := newWorld()
+	again.change(c)
+	second, err := again.encode()
+	if err != nil || len(second) != len(text) {
+		t.Errorf("%v: %s\nis now %s", err, text, second)
+	}
+	for name, p := range w.policies {
+		q := again.policies[name]
+		if fmt.Sprintf("%+v", saved(p)) != fmt.Sprintf("%+v", saved(q)) || (p.Ingress == nil) != (q.Ingress == nil) || p.Subject.Pods.String() != q.Subject.Pods.String() {
+			t.Errorf("%s: %+v is now %+v", name, p, q)
+		}
+	}
+	if q := again.policies[p.Name]; q.Subject.Pods.Matches(labels.Set{}) || q.Egress.Rules[0].Peers == nil || q.Egress.Rules[0].Ports == nil || q.Ingress.Rules[0].Ports != nil {
+		t.Errorf("%+v", q)
+	}
+}
+
+// saved returns a policy as text that doesn't depend on where its parts are in memory.
+func saved(p *policy.Policy) string {
+	w := newWorld()
+	w.policies[p.Name] = p
+	text, err := w.encode()
+	return fmt.Sprint(string(text), err)
 }
 
 // TestKernelFails checks that a pod isn't admitted if the kernel refuses its rules, and that all

@@ -28,6 +28,27 @@ func (w *world) change(c policy.Changes) {
 	merge(w.nodes, c.Nodes, func(n *policy.Node) bool { return n == nil })
 }
 
+// complete adds to the source's first changes, which bring everything that there is, the removal of
+// what it doesn't have any more.
+func (w *world) complete(c *policy.Changes) {
+	complete(w.policies, &c.Policies)
+	complete(w.namespaces, &c.Namespaces)
+	complete(w.pods, &c.Pods)
+	complete(w.nodes, &c.Nodes)
+}
+
+func complete[V any](objects map[string]V, changes *map[string]V) {
+	if *changes == nil {
+		*changes = map[string]V{}
+	}
+	var gone V
+	for key := range objects {
+		if _, ok := (*changes)[key]; !ok {
+			(*changes)[key] = gone
+		}
+	}
+}
+
 func merge[V any](objects, changes map[string]V, removed func(V) bool) {
 	for key, v := range changes {
 		if removed(v) {

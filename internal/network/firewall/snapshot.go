@@ -1,0 +1,302 @@
+package firewall
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/huskd/husk/internal/network/policy"
+)
+
+const (
+	// savePolicies and saveOthers are how soon after a change the world is saved: after one of
+	// policies or namespaces, and after others, of which a large cluster has many.
+	savePolicies = time.Second
+	saveOthers   = time.Minute
+)
+
+// unsaved is what has changed since the world was saved.
+type unsaved struct{ policies, others bool }
+
+func (u *unsaved) add(c policy.Changes) {
+	u.policies = u.policies || len(c.Policies)+len(c.Namespaces) > 0
+	u.others = u.others || len(c.Pods)+len(c.Nodes) > 0
+}
+
+// restore reads the saved world.
+func (f *Firewall) restore() {
+	if f.cfg.File == "" {
+		return
+	}
+	text, err := os.ReadFile(f.cfg.File)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	var c policy.Changes
+	if err == nil {
+		c, err = decode(text)
+	}
+	if err != nil {
+		f.cfg.Log.Warn("network policy: the last known policies can't be read; pods wait for the source", "file", f.cfg.File, "error", err)
+		return
+	}
+	f.world.change(c)
+	f.compiler.Change(c)
+	f.restored = true
+}
+
+// keepSaved saves the world from time to time, and when ctx ends.
+func (f *Firewall) keepSaved(ctx context.Context) {
+	tick := time.NewTicker(savePolicies)
+	defer tick.Stop()
+	for last := time.Now(); ; {
+		var now time.Time
+		select {
+		case now = <-tick.C:
+		case <-ctx.Done():
+			f.save()
+			return
+		}
+		f.mu.Lock()
+		due := f.unsaved.policies || f.unsaved.others && now.Sub(last) >= saveOthers
+		f.mu.Unlock()
+		if due {
+			f.save()
+			last = now
+		}
+	}
+}
+
+// save writes the world, unless it is saved already.
+func (f *Firewall) save() {
+	f.mu.Lock()
+	if f.cfg.File == "" || f.unsaved == (unsaved{}) {
+		f.mu.Unlock()
+		return
+	}
+	text, err := f.world.encode()
+	f.unsaved = unsaved{}
+	f.mu.Unlock()
+	if err == nil {
+		err = replace(f.cfg.File, text)
+	}
+	if err != nil {
+		f.cfg.Log.Warn("network policy: the policies can't be saved for the next start", "error", err)
+	}
+}
+
+// replace writes a file so that a crash leaves the old or the new one.
+func replace(file string, content []byte) error {
+	tmp := file + ".tmp"
+	if err := os.WriteFile(tmp, content, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, file)
+}
+
+// snapshot is the form in which the last known world is saved. Pods that start while the source
+// can't be reached get its policies.
+type snapshot struct {
+	Version    int                   `json:"version"`
+	Policies   []savedPolicy         `json:"policies"`
+	Namespaces map[string]labels.Set `json:"namespaces"`
+	Pods       []*policy.Pod         `json:"pods"`
+	Nodes      []*policy.Node        `json:"nodes"`
+}
+
+// snapshotVersion is that of the form. Another version is not read.
+const snapshotVersion = 1
+
+// savedPolicy is a policy.Policy whose selectors are text.
+type savedPolicy struct {
+	Name            string        `json:"name"`
+	Tier            policy.Tier   `json:"tier"`
+	Priority        int32         `json:"priority,omitempty"`
+	Subject         savedSelector `json:"subject"`
+	Ingress, Egress *[]savedRule  `json:",omitempty"`
+}
+
+type savedRule struct {
+	Name   string         `json:"name"`
+	Action policy.Action  `json:"action"`
+	Peers  *[]savedPeer   `json:"peers,omitempty"` // absent is everybody
+	Ports  *[]policy.Port `json:"ports,omitempty"` // absent is every port
+}
+
+type savedPeer struct {
+	Pods     *savedSelector   `json:"pods,omitempty"`
+	Nodes    *string          `json:"nodes,omitempty"`
+	Networks *policy.Networks `json:"networks,omitempty"`
+}
+
+type savedSelector struct {
+	Namespace  string  `json:"namespace,omitempty"`
+	Namespaces *string `json:"namespaces,omitempty"`
+	Pods       string  `json:"pods"`
+}
+
+// nothing is the text of a selector that selects nothing, which has none of its own.
+const nothing = "!"
+
+func saveLabels(s labels.Selector) string {
+	if s == nil || s.String() == "" && !s.Empty() {
+		return nothing
+	}
+	return s.String()
+}
+
+func restoreLabels(text string) (labels.Selector, error) {
+	if text == nothing {
+		return labels.Nothing(), nil
+	}
+	return labels.Parse(text)
+}
+
+func saveSelector(s *policy.PodSelector) savedSelector {
+	out := savedSelector{Namespace: s.Namespace, Pods: saveLabels(s.Pods)}
+	if s.Namespace == "" {
+		text := saveLabels(s.Namespaces)
+		out.Namespaces = &text
+	}
+	return out
+}
+
+func (s *savedSelector) restore() (out policy.PodSelector, err error) {
+	out.Namespace = s.Namespace
+	if out.Pods, err = restoreLabels(s.Pods); err == nil && s.Namespaces != nil {
+		out.Namespaces, err = restoreLabels(*s.Namespaces)
+	}
+	if err == nil && out.Namespace == "" && out.Namespaces == nil {
+		err = fmt.Errorf("a selector without a namespace")
+	}
+	return out, err
+}
+
+func saveRules(r *policy.Rules) *[]savedRule {
+	if r == nil {
+		return nil
+	}
+	out := []savedRule{}
+	for _, rule := range r.Rules {
+		saved := savedRule{Name: rule.Name, Action: rule.Action}
+		if rule.Ports != nil {
+			saved.Ports = &rule.Ports
+		}
+		if rule.Peers != nil {
+			peers := []savedPeer{}
+			for _, p := range rule.Peers {
+				peer := savedPeer{Networks: p.Networks}
+				if p.Pods != nil {
+					s := saveSelector(p.Pods)
+					peer.Pods = &s
+				}
+				if p.Nodes != nil {
+					s := saveLabels(p.Nodes)
+					peer.Nodes = &s
+				}
+				peers = append(peers, peer)
+			}
+			saved.Peers = &peers
+		}
+		out = append(out, saved)
+	}
+	return &out
+}
+
+func restoreRules(saved *[]savedRule) (*policy.Rules, error) {
+	if saved == nil {
+		return nil, nil
+	}
+	out := &policy.Rules{}
+	for _, r := range *saved {
+		rule := policy.Rule{Name: r.Name, Action: r.Action}
+		if r.Ports != nil {
+			rule.Ports = append([]policy.Port{}, *r.Ports...)
+		}
+		if r.Peers != nil {
+			rule.Peers = []policy.Peer{}
+			for _, p := range *r.Peers {
+				peer, err := p.restore()
+				if err != nil {
+					return nil, err
+				}
+				rule.Peers = append(rule.Peers, peer)
+			}
+		}
+		out.Rules = append(out.Rules, rule)
+	}
+	return out, nil
+}
+
+func (p *savedPeer) restore() (out policy.Peer, err error) {
+	out.Networks = p.Networks
+	if p.Nodes != nil {
+		out.Nodes, err = restoreLabels(*p.Nodes)
+	}
+	if p.Pods != nil && err == nil {
+		var s policy.PodSelector
+		s, err = p.Pods.restore()
+		out.Pods = &s
+	}
+	if err == nil && out.Networks == nil && out.Nodes == nil && out.Pods == nil {
+		err = fmt.Errorf("a peer of no kind")
+	}
+	return out, err
+}
+
+// encode returns a world as text.
+func (w *world) encode() ([]byte, error) {
+	s := snapshot{Version: snapshotVersion, Namespaces: w.namespaces}
+	for _, p := range w.policies {
+		s.Policies = append(s.Policies, savedPolicy{p.Name, p.Tier, p.Priority, saveSelector(&p.Subject), saveRules(p.Ingress), saveRules(p.Egress)})
+	}
+	for _, p := range w.pods {
+		s.Pods = append(s.Pods, p)
+	}
+	for _, n := range w.nodes {
+		s.Nodes = append(s.Nodes, n)
+	}
+	return json.Marshal(s)
+}
+
+// decode returns the world of a text as changes to an empty one.
+func decode(text []byte) (policy.Changes, error) {
+	var s snapshot
+	if err := json.Unmarshal(text, &s); err != nil {
+		return policy.Changes{}, err
+	}
+	if s.Version != snapshotVersion {
+		return policy.Changes{}, fmt.Errorf("version %d: this huskd reads version %d", s.Version, snapshotVersion)
+	}
+	c := policy.Changes{Policies: map[string]*policy.Policy{}, Namespaces: s.Namespaces, Pods: map[string]*policy.Pod{}, Nodes: map[string]*policy.Node{}}
+	for _, p := range s.Policies {
+		out := &policy.Policy{Name: p.Name, Tier: p.Tier, Priority: p.Priority}
+		var err error
+		if out.Subject, err = p.Subject.restore(); err == nil {
+			if out.Ingress, err = restoreRules(p.Ingress); err == nil {
+				out.Egress, err = restoreRules(p.Egress)
+			}
+		}
+		if err != nil {
+			return policy.Changes{}, fmt.Errorf("%s: %w", p.Name, err)
+		}
+		c.Policies[p.Name] = out
+	}
+	for _, p := range s.Pods {
+		if p != nil {
+			c.Pods[p.Key()] = p
+		}
+	}
+	for _, n := range s.Nodes {
+		if n != nil {
+			c.Nodes[n.Name] = n
+		}
+	}
+	return c, nil
+}
