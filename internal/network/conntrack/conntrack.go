@@ -1,5 +1,5 @@
-// Package conntrack deletes conntrack entries: those of pods that are gone, and those that bypass
-// new hostPorts.
+// Package conntrack deletes conntrack entries: those of pods that are gone, those that bypass new
+// hostPorts, and those of connections that a caller no longer allows.
 package conntrack
 
 import (
@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -29,6 +30,7 @@ const (
 	ctaTupleProto = 2
 
 	ctaProtoNum     = 1
+	ctaProtoSrcPort = 2
 	ctaProtoDstPort = 3
 )
 
@@ -47,9 +49,9 @@ func (f Flows) Empty() bool { return len(f.Pods) == 0 && len(f.Ports) == 0 }
 
 // tuple is one direction of a conntrack entry.
 type tuple struct {
-	src, dst netip.Addr
-	protocol byte
-	dstPort  uint16
+	src, dst         netip.Addr
+	protocol         byte
+	srcPort, dstPort uint16
 }
 
 // Forget deletes the selected entries in the network namespace of c, a socket of NETLINK_NETFILTER.
@@ -73,6 +75,28 @@ func Forget(c *nlsock.Conn, f Flows) error {
 		untouched := orig.src == reply.dst && orig.dst == reply.src
 		return untouched && orig.protocol == unix.IPPROTO_UDP && ports[orig.dstPort]
 	}
+	_, err := remove(c, stale)
+	return err
+}
+
+// Connection is what a conntrack entry stands for: where it comes from, before its source is
+// translated, and where it leads, after its destination is. Port is 0 for protocols without ports.
+type Connection struct {
+	From, To netip.Addr
+	Protocol uint8
+	Port     uint16
+}
+
+// End deletes the entries for which denied returns true, in the network namespace of c, a socket of
+// NETLINK_NETFILTER. It reads the whole table. It returns how many entries it deleted.
+func End(c *nlsock.Conn, denied func(Connection) bool) (int, error) {
+	return remove(c, func(orig, reply tuple) bool {
+		return denied(Connection{orig.src, reply.src, orig.protocol, reply.srcPort})
+	})
+}
+
+// remove deletes stale entries.
+func remove(c *nlsock.Conn, stale func(orig, reply tuple) bool) (n int, err error) {
 	list := nl.NewNetlinkRequest(ctGet, 0)
 	list.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC})
 	doomed, err := nlsock.List(c, list, func(data []byte) (*nl.NetlinkRequest, bool) {
@@ -80,18 +104,19 @@ func Forget(c *nlsock.Conn, f Flows) error {
 		return req, req != nil
 	})
 	if err != nil {
-		return fmt.Errorf("list conntrack entries: %w", err)
+		return 0, fmt.Errorf("list conntrack entries: %w", err)
 	}
-	for len(doomed) > 0 {
-		n := min(len(doomed), 64)
-		for _, a := range c.Do(doomed[:n]...) {
-			if a.Err != nil && !errors.Is(a.Err, unix.ENOENT) {
+	for part := range slices.Chunk(doomed, 64) {
+		for _, a := range c.Do(part...) {
+			switch {
+			case a.Err == nil:
+				n++
+			case !errors.Is(a.Err, unix.ENOENT):
 				err = fmt.Errorf("delete conntrack entry: %w", a.Err)
 			}
 		}
-		doomed = doomed[n:]
 	}
-	return err
+	return n, err
 }
 
 // deletion returns the request that deletes a listed entry, nil if it isn't stale.
@@ -134,6 +159,8 @@ func parseTuple(data []byte) (t tuple) {
 				t.dst, _ = netip.AddrFromSlice(value)
 			case part == ctaTupleProto && typ == ctaProtoNum && len(value) == 1:
 				t.protocol = value[0]
+			case part == ctaTupleProto && typ == ctaProtoSrcPort && len(value) == 2:
+				t.srcPort = binary.BigEndian.Uint16(value)
 			case part == ctaTupleProto && typ == ctaProtoDstPort && len(value) == 2:
 				t.dstPort = binary.BigEndian.Uint16(value)
 			}

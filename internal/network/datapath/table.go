@@ -189,7 +189,7 @@ func (t *table) otherInstances() (n int, err error) {
 		return 0, t.wrap(errors.Join(err, t.reopen()))
 	}
 	for _, other := range tables {
-		if strings.HasPrefix(other.Name, "husk-") && other.Name != t.nft.Name {
+		if strings.HasPrefix(other.Name, "husk-") && other.Name != t.nft.Name && !strings.HasSuffix(other.Name, "-policy") {
 			n++
 		}
 	}

@@ -60,6 +60,14 @@ func (c *Conn) Strict() error {
 	return unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
 }
 
+// Grow lets the socket send a message of up to size bytes, such as a large transaction.
+func (c *Conn) Grow(size int) error {
+	if err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size); err != nil {
+		return fmt.Errorf("raise the send buffer of a netlink socket: %w", err)
+	}
+	return nil
+}
+
 // Close closes the socket.
 func (c *Conn) Close() error { return unix.Close(c.fd) }
 

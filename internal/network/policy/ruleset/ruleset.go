@@ -178,18 +178,78 @@ func (r *Ruleset) permits(id ProfileID, other netip.Addr, f policy.Flow) bool {
 	if id == "" {
 		return true
 	}
-	allow, who := r.Profiles[id].Allow, r.IdentityOf(other)
-	if _, ok := allow[Match{Identity: who, Protocol: Every}]; ok {
-		return true
-	}
-	if !f.Protocol.HasPorts() {
-		_, ok := allow[Match{Identity: who, Protocol: Other}]
-		return ok
-	}
-	for m := range allow {
-		if m.Identity == who && m.Protocol == Protocol(f.Protocol) && m.First <= f.Port && f.Port <= m.Last {
+	who := r.IdentityOf(other)
+	for m := range r.Profiles[id].Allow {
+		if m.Identity == who && m.covers(f) {
 			return true
 		}
 	}
 	return false
+}
+
+// covers reports whether the match has the flow's protocol and port.
+func (m Match) covers(f policy.Flow) bool {
+	switch m.Protocol {
+	case Every:
+		return true
+	case Other:
+		return !f.Protocol.HasPorts()
+	}
+	return m.Protocol == Protocol(f.Protocol) && m.First <= f.Port && f.Port <= m.Last
+}
+
+// Index answers Allows for many flows, of a Ruleset that doesn't change meanwhile. Unlike the
+// Ruleset, it doesn't try each range of addresses and each match. It isn't safe for concurrent use.
+type Index struct {
+	r       *Ruleset
+	ranges  []Range // sorted
+	matches map[ProfileID]map[Identity][]Match
+}
+
+// Index returns an index of the Ruleset.
+func (r *Ruleset) Index() *Index {
+	ranges := slices.SortedFunc(maps.Values(r.Ranges), func(a, b Range) int { return a.First.Compare(b.First) })
+	return &Index{r, ranges, map[ProfileID]map[Identity][]Match{}}
+}
+
+// Allows returns what Ruleset.Allows does.
+func (x *Index) Allows(f policy.Flow) bool {
+	if f.From == f.To {
+		return true
+	}
+	if p, ok := x.r.Pods[f.From]; ok && !x.permits(p.Egress, f.To, f) {
+		return false
+	}
+	p, ok := x.r.Pods[f.To]
+	return !ok || x.permits(p.Ingress, f.From, f)
+}
+
+func (x *Index) permits(id ProfileID, other netip.Addr, f policy.Flow) bool {
+	if id == "" {
+		return true
+	}
+	if x.matches[id] == nil {
+		x.matches[id] = map[Identity][]Match{}
+		for m := range x.r.Profiles[id].Allow {
+			x.matches[id][m.Identity] = append(x.matches[id][m.Identity], m)
+		}
+	}
+	return slices.ContainsFunc(x.matches[id][x.identityOf(other)], func(m Match) bool { return m.covers(f) })
+}
+
+func (x *Index) identityOf(addr netip.Addr) Identity {
+	if id, ok := x.r.Identities[addr]; ok {
+		return id
+	}
+	// The range behind the one that may contain the address.
+	at, _ := slices.BinarySearchFunc(x.ranges, addr, func(n Range, addr netip.Addr) int {
+		if n.First.Compare(addr) <= 0 {
+			return -1
+		}
+		return 1
+	})
+	if at > 0 && addr.Compare(x.ranges[at-1].Last) <= 0 {
+		return x.ranges[at-1].Identity
+	}
+	return World
 }

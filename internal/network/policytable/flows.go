@@ -1,0 +1,121 @@
+package policytable
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/huskd/husk/internal/network/conntrack"
+	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/policy/ruleset"
+)
+
+// move is a change of an address's identity.
+type move struct{ from, to ruleset.Identity }
+
+// noteTaken notes what an update of r may deny that r allows. A new pod has no connections yet.
+func (t *Table) noteTaken(r *ruleset.Ruleset, u *ruleset.Update) {
+	if len(u.Disallow)+len(u.RemoveRanges)+len(u.AddRanges) > 0 {
+		t.stale = true
+	}
+	for _, p := range u.SetPods {
+		if old, ok := r.Pods[p.Addr]; ok && old != p {
+			t.stale = true
+		}
+	}
+	for addr, to := range u.Identities {
+		if t.stale {
+			return
+		}
+		t.moves[move{r.IdentityOf(addr), to}] = true
+	}
+}
+
+// takenAway reports whether some connection may be open that wanted denies.
+func (t *Table) takenAway() bool {
+	if t.stale {
+		return true
+	}
+	for m := range t.moves {
+		for _, p := range t.wanted.Profiles {
+			for match := range p.Allow {
+				if match.Identity != m.from {
+					continue
+				}
+				match.Identity = m.to
+				if _, ok := p.Allow[match]; !ok {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// EndFlows ends the open connections of local pods that were allowed when they began and no longer
+// are: it deletes their conntrack entries, so that their next packets are judged again. It does
+// nothing unless something was loaded or taken away since it last succeeded. It reads all of the
+// node's entries, so callers let a moment pass between calls. It returns how many it ended.
+//
+// TCP connections end, as the table then wants a SYN. In other protocols, packets of the end that
+// accepted count as a new connection's, which may be allowed.
+func (t *Table) EndFlows() (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.wanted == nil {
+		return 0, nil
+	}
+	n := 0
+	if t.takenAway() {
+		t.stale = true
+		var err error
+		if n, err = t.endFlows(); err != nil {
+			return n, fmt.Errorf("end connections that policy denies: %w", err)
+		}
+	}
+	t.stale = false
+	clear(t.moves)
+	return n, nil
+}
+
+func (t *Table) endFlows() (n int, err error) {
+	// What the node itself sends and receives isn't judged.
+	var node map[netip.Addr]bool
+	if err := t.inNode(func() (err error) {
+		node, err = ownAddresses()
+		return err
+	}); err != nil {
+		return 0, err
+	}
+	index := t.wanted.Index()
+	return conntrack.End(t.kernel.conn, func(c conntrack.Connection) bool {
+		_, from := t.wanted.Pods[c.From]
+		_, to := t.wanted.Pods[c.To]
+		if !from && !to || node[c.From] || node[c.To] || c.From.IsLoopback() {
+			return false
+		}
+		return !index.Allows(policy.Flow{From: c.From, To: c.To, Protocol: policy.Protocol(c.Protocol), Port: c.Port})
+	})
+}
+
+// ownAddresses are those of the calling thread's network namespace.
+func ownAddresses() (map[netip.Addr]bool, error) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list the node's addresses: %w", err)
+	}
+	out := map[netip.Addr]bool{}
+	for _, a := range all {
+		n, ok := a.(*net.IPNet)
+		addr, valid := netip.Addr{}, false
+		if ok {
+			addr, valid = netip.AddrFromSlice(n.IP)
+		}
+		if !valid {
+			return nil, errors.New("list the node's addresses: " + a.String() + " isn't one")
+		}
+		out[addr.Unmap()] = true
+	}
+	return out, nil
+}

@@ -1,0 +1,324 @@
+package policytable
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/policy/ruleset"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// The table, as `nft list table` shows it; where there is a set for IPv4, there is another one for
+// IPv6, with rules of its own:
+//
+//	map id4  { type ipv4_addr : classid }                 # identities of pods
+//	map net4 { type ipv4_addr : classid; flags interval } # identities of other addresses
+//	set self4   { type ipv4_addr . ipv4_addr }            # each local pod with itself
+//	set strict4 { type ipv4_addr }                        # local pods that have a profile
+//	set in-open4 out-open4 { type ipv4_addr }             # local pods that have none
+//	map in-pod4 out-pod4 { type ipv4_addr : verdict }     # local pod : goto in-<profile>
+//
+//	chain forward { type filter hook forward priority filter - 1; policy accept;
+//		ct state established,related accept
+//		iifname "hk<instance>*" jump out
+//		iifname "hk<instance>*" meta priority set none
+//		oifname "hk<instance>*" jump in
+//		oifname "hk<instance>*" meta priority set none
+//	}
+//	chain in {
+//		ip daddr @strict4 tcp flags & (fin|syn|rst|ack) != syn ct state new drop
+//		ip daddr @in-open4 return
+//		meta priority set none
+//		meta priority set ip saddr map @net4
+//		meta priority set ip saddr map @id4
+//		ip daddr vmap @in-pod4
+//		counter drop                                      # a pod that isn't known
+//	}
+//	chain out {
+//		ip saddr . ip daddr @self4 accept
+//		…                                                 # as in, with saddr and daddr exchanged
+//	}
+//	chain in-<profile> {                                  # with the sets that it needs
+//		meta priority @in-<profile>-any return            # { type classid }
+//		meta priority . meta l4proto @in-<profile>-proto return
+//		meta priority . meta l4proto . th dport @in-<profile>-port return
+//		meta priority . meta l4proto . th dport @in-<profile>-range return
+//		meta l4proto != { tcp, udp, sctp } meta priority @in-<profile>-other return
+//		limit rate 10/second log prefix "in-<profile>" group <instance>
+//		counter drop
+//	}
+//
+// The identity of the other end is in the packet's priority, because a concatenation needs it in a
+// register and nft 1.0.6 can't list a map's lookup there. The kernel has set the priority from the
+// packet's type of service just before, for its own use. It is changed for the first packet of a
+// connection only.
+//
+// The flags are looked at before the open pods are let pass. When the conntrack entry of a
+// connection is deleted, the kernel takes its next packet for a new connection's, even if it comes
+// from the end that accepted the connection. So the packets of both directions must begin with SYN.
+const (
+	chainForward = "forward"
+	chainIn      = "in"
+	chainOut     = "out"
+)
+
+// layout is part of each rule's comment. A table with another layout is replaced.
+const layout = "1"
+
+// logRate is how many denied packets of each profile are logged, in a second.
+const logRate = 10
+
+// wide is how many ports a range must have at least to be an element of its own. The kernel finds
+// ranges more slowly than ports, and changes sets of ranges in time that grows with them.
+const wide = 9
+
+const (
+	reg1   = unix.NFT_REG_1
+	reg32a = unix.NFT_REG32_00 // the first 4 bytes of reg1, and so on
+	reg32b = unix.NFT_REG32_01
+	reg32c = unix.NFT_REG32_02
+	reg32e = unix.NFT_REG32_04
+)
+
+// family is what differs between IPv4 and IPv6.
+type family struct {
+	proto    byte
+	suffix   string
+	src, dst uint32 // offsets in the header
+	size     uint32 // of an address
+	second   uint32 // the register after an address in reg1
+	address  nftables.SetDatatype
+}
+
+var families = []family{
+	{unix.NFPROTO_IPV4, "4", 12, 16, 4, reg32b, nftables.TypeIPAddr},
+	{unix.NFPROTO_IPV6, "6", 8, 24, 16, reg32e, nftables.TypeIP6Addr},
+}
+
+// set is one of the table's.
+type set struct {
+	name     string
+	key      []nftables.SetDatatype
+	value    valueKind
+	interval bool
+}
+
+type valueKind int
+
+const (
+	noValue valueKind = iota
+	identityValue
+	chainValue
+)
+
+// fixedSets are those that don't depend on profiles.
+func fixedSets() (out []set) {
+	for _, f := range families {
+		addr := []nftables.SetDatatype{f.address}
+		out = append(out,
+			set{name: "id" + f.suffix, key: addr, value: identityValue},
+			set{name: "net" + f.suffix, key: addr, value: identityValue, interval: true},
+			set{name: "self" + f.suffix, key: []nftables.SetDatatype{f.address, f.address}},
+			set{name: "strict" + f.suffix, key: addr})
+		for _, chain := range []string{chainIn, chainOut} {
+			out = append(out,
+				set{name: chain + "-open" + f.suffix, key: addr},
+				set{name: chain + "-pod" + f.suffix, key: addr, value: chainValue})
+		}
+	}
+	return out
+}
+
+// kind is that of a profile's set.
+type kind int
+
+const (
+	anything kind = iota
+	port
+	proto
+	other
+	portRange
+	kinds
+)
+
+func (k kind) String() string { return [kinds]string{"any", "port", "proto", "other", "range"}[k] }
+
+func kindOf(m ruleset.Match) kind {
+	switch {
+	case m.Protocol == ruleset.Every:
+		return anything
+	case m.Protocol == ruleset.Other:
+		return other
+	case m.First == 0 && m.Last == 65535:
+		return proto
+	case int(m.Last)-int(m.First)+1 >= wide:
+		return portRange
+	}
+	return port
+}
+
+// set returns the set of a profile's chain.
+func (k kind) set(chain string) set {
+	all := []nftables.SetDatatype{nftables.TypeClassID, nftables.TypeInetProto, nftables.TypeInetService}
+	fields := [kinds]int{anything: 1, port: 3, proto: 2, other: 1, portRange: 3}
+	return set{name: chain + "-" + k.String(), key: all[:fields[k]], interval: k == portRange}
+}
+
+// rule returns the rule that looks the set up.
+func (k kind) rule(chain string) rule {
+	var m []expr.Any
+	if k == other {
+		for _, p := range []policy.Protocol{policy.TCP, policy.UDP, policy.SCTP} {
+			m = append(m, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: []byte{byte(p)}})
+		}
+	}
+	s := k.set(chain)
+	load := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg32a},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg32b},
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: reg32c},
+	}
+	m = append(m, load[:len(s.key)]...)
+	return newRule(chain, append(m, &expr.Lookup{SourceRegister: reg32a, SetName: s.name}, &expr.Verdict{Kind: expr.VerdictReturn}))
+}
+
+// rule is one of a chain's.
+type rule struct {
+	chain string
+	exprs []byte // the attribute's value
+	// comment identifies what the rule does.
+	comment string
+}
+
+func newRule(chain string, exprs []expr.Any) rule {
+	var b attributes
+	for _, e := range exprs {
+		data, err := expr.Marshal(unix.NFPROTO_INET, e)
+		if err != nil {
+			panic(fmt.Sprintf("rule of chain %s: %v", chain, err)) // they are constant
+		}
+		b = b.nested(unix.NFTA_LIST_ELEM, data)
+	}
+	sum := sha256.Sum256(append([]byte(layout), b...))
+	return rule{chain, b, "husk " + hex.EncodeToString(sum[:4])}
+}
+
+func chainOf(d policy.Direction, id ruleset.ProfileID) string {
+	if d == policy.Ingress {
+		return chainIn + "-" + string(id)
+	}
+	return chainOut + "-" + string(id)
+}
+
+// profileOf is the inverse of chainOf.
+func profileOf(chain string) (policy.Direction, ruleset.ProfileID, bool) {
+	if id, ok := strings.CutPrefix(chain, chainIn+"-"); ok {
+		return policy.Ingress, ruleset.ProfileID(id), true
+	}
+	id, ok := strings.CutPrefix(chain, chainOut+"-")
+	return policy.Egress, ruleset.ProfileID(id), ok
+}
+
+// endRules are those of a profile's chain for what it doesn't allow.
+func (k *kernelTable) endRules(chain string) []rule {
+	return []rule{
+		newRule(chain, []expr.Any{
+			&expr.Limit{Type: expr.LimitTypePkts, Rate: logRate, Unit: expr.LimitTimeSecond, Burst: logRate},
+			&expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX, Group: logGroup(k.instance), Data: []byte(chain)},
+		}),
+		newRule(chain, []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}),
+	}
+}
+
+// logGroup is where the kernel logs what an instance's profiles deny.
+func logGroup(i pod.Instance) uint16 {
+	n, _ := strconv.ParseUint(string(i), 16, 16)
+	return uint16(n)
+}
+
+// fixedRules are those of the chains that don't depend on profiles.
+func (k *kernelTable) fixedRules() (out []rule) {
+	add := func(chain string, parts ...[]expr.Any) { out = append(out, newRule(chain, slices.Concat(parts...))) }
+	verdict := func(k expr.VerdictKind, chain string) []expr.Any {
+		return []expr.Any{&expr.Verdict{Kind: k, Chain: chain}}
+	}
+	link := func(key expr.MetaKey) []expr.Any {
+		return []expr.Any{&expr.Meta{Key: key, Register: reg1}, &expr.Cmp{Register: reg1, Data: []byte(k.instance.HostLinkPrefix())}}
+	}
+	state := func(bits uint32) []expr.Any {
+		return []expr.Any{
+			&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
+			&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(bits), Xor: native(0)},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: native(0)},
+		}
+	}
+	none := []expr.Any{&expr.Immediate{Register: reg1, Data: native(0)}, &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: reg1}}
+
+	add(chainForward, state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), verdict(expr.VerdictAccept, ""))
+	for _, side := range []struct {
+		key   expr.MetaKey
+		chain string
+	}{{expr.MetaKeyIIFNAME, chainOut}, {expr.MetaKeyOIFNAME, chainIn}} {
+		add(chainForward, link(side.key), verdict(expr.VerdictJump, side.chain))
+		add(chainForward, link(side.key), none)
+	}
+
+	for _, f := range families {
+		add(chainOut, f.is(), []expr.Any{f.load(f.src, reg1), f.load(f.dst, f.second), &expr.Lookup{SourceRegister: reg1, SetName: "self" + f.suffix}}, verdict(expr.VerdictAccept, ""))
+	}
+	notSYN := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1},
+		&expr.Cmp{Register: reg1, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1, DestRegister: reg1},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 1, Mask: []byte{0x17}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: []byte{0x02}},
+	}
+	for _, chain := range []string{chainIn, chainOut} {
+		ends := func(f family) (own, peer uint32) {
+			if chain == chainIn {
+				return f.dst, f.src
+			}
+			return f.src, f.dst
+		}
+		for _, f := range families {
+			own, _ := ends(f)
+			add(chain, f.is(), []expr.Any{f.load(own, reg1), &expr.Lookup{SourceRegister: reg1, SetName: "strict" + f.suffix}}, notSYN, state(expr.CtStateBitNEW), verdict(expr.VerdictDrop, ""))
+			add(chain, f.is(), []expr.Any{f.load(own, reg1), &expr.Lookup{SourceRegister: reg1, SetName: chain + "-open" + f.suffix}}, verdict(expr.VerdictReturn, ""))
+		}
+		add(chain, none)
+		for _, f := range families {
+			own, peer := ends(f)
+			for _, set := range []string{"net", "id"} {
+				// Without a match, the rule ends and the identity stays.
+				add(chain, f.is(), []expr.Any{
+					f.load(peer, reg1),
+					&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: set + f.suffix},
+					&expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: reg1},
+				})
+			}
+			add(chain, f.is(), []expr.Any{
+				f.load(own, reg1),
+				&expr.Lookup{SourceRegister: reg1, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: chain + "-pod" + f.suffix},
+			})
+		}
+		add(chain, []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}})
+	}
+	return out
+}
+
+func (f family) is() []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1}, &expr.Cmp{Register: reg1, Data: []byte{f.proto}}}
+}
+
+func (f family) load(offset, register uint32) expr.Any {
+	return &expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: f.size, DestRegister: register}
+}
