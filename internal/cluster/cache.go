@@ -45,8 +45,10 @@ func (l List) String() string {
 // store.
 type Cache[V any] struct {
 	project   func(item any) (entry[V], error)
-	changed   func() // called after each change
-	succeeded func() // called after each answer of the server
+	equal     func(a, b V) bool   // nil if all values differ
+	changed   func()              // called after each change
+	differs   func(Difference[V]) // like changed, with what has changed; nil if unused
+	succeeded func()              // called after each answer of the server
 
 	mu      sync.Mutex
 	objects map[string]V // by namespace/name
@@ -56,8 +58,15 @@ type Cache[V any] struct {
 
 // entry is an object of which only the value is left.
 type entry[V any] struct {
-	key   string // namespace/name
-	value V
+	key     string // namespace/name
+	value   V
+	leftOut bool // as if there were no such object
+}
+
+// Difference is what has changed in a list since the last one, by namespace/name.
+type Difference[V any] struct {
+	Set  map[string]V // new or with another value
+	Gone []string
 }
 
 // The waits before a failed list or watch is repeated. The first is short because the server's Node
@@ -80,14 +89,42 @@ func Watch[T Object](ctx context.Context, client *Client, list List, changed fun
 // Project is like Watch, and keeps only the value that keep returns for each object. If the values
 // have a method Equal, changed isn't called for an object whose value is equal to the last one.
 func Project[T Object, V any](ctx context.Context, client *Client, list List, keep func(T) V, changed func()) *Cache[V] {
+	c := &Cache[V]{changed: changed}
+	if _, ok := any(*new(V)).(interface{ Equal(other V) bool }); ok {
+		c.equal = func(a, b V) bool { return any(a).(interface{ Equal(other V) bool }).Equal(b) }
+	}
+	run(ctx, client, list, c, func(o T) (V, bool) { return keep(o), true })
+	return c
+}
+
+// Follower is the user of a list that it follows by what has changed.
+type Follower[T Object, V any] struct {
+	// Keep returns what is kept of an object, or false if the cache leaves it out.
+	Keep func(T) (V, bool)
+	// Equal decides what is no change. The last value stays.
+	Equal func(a, b V) bool
+	// Changed is called for the first complete list, and then for each change. It must not block.
+	Changed func(Difference[V])
+}
+
+// Follow is like Project, and tells what has changed.
+func Follow[T Object, V any](ctx context.Context, client *Client, list List, f Follower[T, V]) *Cache[V] {
+	c := &Cache[V]{equal: f.Equal, differs: f.Changed, changed: func() {}}
+	run(ctx, client, list, c, f.Keep)
+	return c
+}
+
+// run keeps the cache up to date until ctx ends.
+func run[T Object, V any](ctx context.Context, client *Client, list List, c *Cache[V], keep func(T) (V, bool)) {
 	subject := list.String()
-	c := &Cache[V]{objects: map[string]V{}, changed: changed}
+	c.objects = map[string]V{}
 	c.project = func(item any) (entry[V], error) {
 		o, ok := item.(T)
 		if !ok {
 			return entry[V]{}, fmt.Errorf("unexpected object of type %T", item)
 		}
-		return entry[V]{o.GetNamespace() + "/" + o.GetName(), keep(o)}, nil
+		v, ok := keep(o)
+		return entry[V]{o.GetNamespace() + "/" + o.GetName(), v, !ok}, nil
 	}
 	answered := func(err error) {
 		c.mu.Lock()
@@ -115,7 +152,7 @@ func Project[T Object, V any](ctx context.Context, client *Client, list List, ke
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.Watch = true
 			w, err := request(o).Watch(ctx)
-			if err != nil && !(apierrors.IsInvalid(err) && o.SendInitialEvents != nil) { // the reflector falls back to a list for older servers
+			if !(apierrors.IsInvalid(err) && o.SendInitialEvents != nil) { // the reflector falls back to a list for older servers
 				answered(err)
 			}
 			return w, err
@@ -125,7 +162,6 @@ func Project[T Object, V any](ctx context.Context, client *Client, list List, ke
 		Duration: firstRetry, Cap: lastRetry, Factor: 2, Jitter: 1, Steps: 20,
 	}})
 	client.watches.Go(func() { reflector.RunWithContext(ctx) })
-	return c
 }
 
 // errVersionless rejects the answer of another kind of server, which would decode as an empty list.
@@ -180,15 +216,29 @@ func (c *Cache[V]) Add(item any) error {
 	if err != nil {
 		return err
 	}
+	if e.leftOut {
+		c.remove(e.key)
+		return nil
+	}
 	c.mu.Lock()
 	last, had := c.objects[e.key]
-	c.objects[e.key] = e.value
+	same := had && c.equal != nil && c.equal(e.value, last)
+	if !same || c.differs == nil {
+		c.objects[e.key] = e.value
+	}
 	c.mu.Unlock()
 	c.succeeded()
-	if comparer, ok := any(e.value).(interface{ Equal(other V) bool }); !had || !ok || !comparer.Equal(last) {
-		c.changed()
+	if !same {
+		c.report(Difference[V]{Set: map[string]V{e.key: e.value}})
 	}
 	return nil
+}
+
+func (c *Cache[V]) report(d Difference[V]) {
+	c.changed()
+	if c.differs != nil {
+		c.differs(d)
+	}
 }
 
 // Update replaces an object.
@@ -203,12 +253,19 @@ func (c *Cache[V]) Delete(item any) error {
 	if err != nil {
 		return err
 	}
+	c.remove(e.key)
+	return nil
+}
+
+func (c *Cache[V]) remove(key string) {
 	c.mu.Lock()
-	delete(c.objects, e.key)
+	_, had := c.objects[key]
+	delete(c.objects, key)
 	c.mu.Unlock()
 	c.succeeded()
-	c.changed()
-	return nil
+	if had {
+		c.report(Difference[V]{Gone: []string{key}})
+	}
 }
 
 // Replace replaces all objects by those of a complete list.
@@ -219,14 +276,41 @@ func (c *Cache[V]) Replace(items []any, _ string) error {
 		if err != nil {
 			return err
 		}
-		objects[e.key] = e.value
+		if !e.leftOut {
+			objects[e.key] = e.value
+		}
 	}
+	var d Difference[V]
 	c.mu.Lock()
+	if c.differs != nil {
+		d = c.difference(objects)
+	}
+	same := c.differs != nil && c.synced && len(d.Set)+len(d.Gone) == 0
 	c.objects, c.synced = objects, true
 	c.mu.Unlock()
 	c.succeeded()
-	c.changed()
+	if !same {
+		c.report(d)
+	}
 	return nil
+}
+
+// difference compares the objects with new ones, and makes those that are equal the same values.
+func (c *Cache[V]) difference(objects map[string]V) Difference[V] {
+	d := Difference[V]{Set: map[string]V{}}
+	for key, value := range objects {
+		if last, had := c.objects[key]; had && c.equal(value, last) {
+			objects[key] = last
+		} else {
+			d.Set[key] = value
+		}
+	}
+	for key := range c.objects {
+		if _, ok := objects[key]; !ok {
+			d.Gone = append(d.Gone, key)
+		}
+	}
+	return d
 }
 
 // Bookmark notes that the server has answered and nothing has changed.

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +20,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,6 +32,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/huskd/husk/internal/network/policy/accept"
 	"github.com/huskd/husk/internal/version"
 )
 
@@ -68,8 +71,10 @@ func kinds() *runtime.Scheme {
 	}{
 		{corev1.SchemeGroupVersion, []runtime.Object{
 			&corev1.Pod{}, &corev1.PodList{}, &corev1.Node{}, &corev1.NodeList{}, &corev1.ConfigMap{}, &corev1.ConfigMapList{},
-			&corev1.Secret{}, &corev1.SecretList{}, &corev1.Service{}, &corev1.ServiceList{}, &corev1.Event{}, &metav1.Status{},
+			&corev1.Secret{}, &corev1.SecretList{}, &corev1.Service{}, &corev1.ServiceList{}, &corev1.Namespace{}, &corev1.NamespaceList{}, &corev1.Event{}, &metav1.Status{},
 		}},
+		{networkingv1.SchemeGroupVersion, []runtime.Object{&networkingv1.NetworkPolicy{}, &networkingv1.NetworkPolicyList{}}},
+		{accept.ClusterVersion, []runtime.Object{&accept.ClusterNetworkPolicy{}, &accept.ClusterNetworkPolicyList{}}},
 		{certificatesv1.SchemeGroupVersion, []runtime.Object{&certificatesv1.CertificateSigningRequest{}}},
 		{coordinationv1.SchemeGroupVersion, []runtime.Object{&coordinationv1.Lease{}}},
 		{authenticationv1.SchemeGroupVersion, []runtime.Object{&authenticationv1.TokenRequest{}, &authenticationv1.TokenReview{}}},
@@ -125,6 +130,24 @@ func (c *Client) Version(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("version of the server: %w", err)
 	}
 	return info.GitVersion, nil
+}
+
+// Serves reports whether the server has a kind of object, by the name in its path.
+func (c *Client) Serves(ctx context.Context, version schema.GroupVersion, plural string) (bool, error) {
+	result := c.rest.Get().AbsPath("/apis", version.Group, version.Version).Timeout(answerTime).Do(ctx)
+	err := result.Error() // with the server's words, unlike that of Raw
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	var list metav1.APIResourceList
+	if err == nil {
+		answer, _ := result.Raw()
+		err = json.Unmarshal(answer, &list)
+	}
+	if err != nil {
+		return false, fmt.Errorf("kinds of %s: %w", version, err)
+	}
+	return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == plural }), nil
 }
 
 // Get reads the object at path.

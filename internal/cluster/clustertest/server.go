@@ -47,6 +47,7 @@ type Server struct {
 	requests []Request
 	count    int // of all requests since the last Intercept
 	handler  func(w http.ResponseWriter, r *http.Request) bool
+	missing  map[string]bool // see SetMissing
 }
 
 type event struct {
@@ -58,7 +59,7 @@ type event struct {
 // New starts a server, which stops with the test.
 func New(t testing.TB) *Server {
 	t.Helper()
-	s := &Server{t: t, objects: map[string]Object{}, newer: make(chan struct{}), version: 1}
+	s := &Server{t: t, objects: map[string]Object{}, newer: make(chan struct{}), version: 1, missing: map[string]bool{}}
 	s.http = httptest.NewServer(http.HandlerFunc(s.serve))
 	t.Cleanup(func() {
 		s.http.CloseClientConnections()
@@ -160,7 +161,12 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"x"}}`)
 		return
 	}
+	version, isVersion := strings.CutPrefix(r.URL.Path, "/apis/")
 	switch {
+	case isVersion && strings.Count(version, "/") == 1:
+		s.discover(w, version)
+	case s.isMissing(r.URL.Path):
+		RespondError(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 	case r.URL.Query().Get("sendInitialEvents") != "":
 		RespondError(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 	case r.URL.Query().Get("watch") != "":
@@ -183,6 +189,42 @@ func RespondError(w http.ResponseWriter, code int, reason metav1.StatusReason) {
 var kinds = map[string][2]string{
 	"pods": {"v1", "PodList"}, "services": {"v1", "ServiceList"}, "nodes": {"v1", "NodeList"}, "configmaps": {"v1", "ConfigMapList"},
 	"secrets": {"v1", "SecretList"}, "runtimeclasses": {"node.k8s.io/v1", "RuntimeClassList"},
+	"namespaces": {"v1", "NamespaceList"}, "networkpolicies": {"networking.k8s.io/v1", "NetworkPolicyList"},
+	"clusternetworkpolicies": {"policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicyList"},
+}
+
+// SetMissing makes a kind, by the last element of the path of its lists, missing like one whose
+// definition isn't installed. Its watches end.
+func (s *Server) SetMissing(plural string, missing bool) {
+	s.mu.Lock()
+	s.missing[plural] = missing
+	s.mu.Unlock()
+	s.http.CloseClientConnections()
+}
+
+// discover responds with the kinds of a version, if it has any.
+func (s *Server) discover(w http.ResponseWriter, version string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := metav1.APIResourceList{GroupVersion: version}
+	for plural, kind := range kinds {
+		if kind[0] == version && !s.missing[plural] {
+			list.APIResources = append(list.APIResources, metav1.APIResource{Name: plural})
+		}
+	}
+	if len(list.APIResources) == 0 {
+		RespondError(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(list)
+}
+
+// isMissing reports whether SetMissing has made the kind of a list missing.
+func (s *Server) isMissing(path string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.missing[path[strings.LastIndex(path, "/")+1:]]
 }
 
 func selected(r *http.Request, o Object) bool {

@@ -1,0 +1,367 @@
+// Package apisource follows the policies of an API server, and what they select: namespaces, pods
+// of all nodes, and nodes. It keeps only what policies need of each object.
+package apisource
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/huskd/husk/internal/cluster"
+	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/policy/accept"
+)
+
+// Source follows an API server. It implements policy.Source.
+type Source struct {
+	// Connect returns a client of the API server once the node has a certificate for it, or the
+	// error of ctx.
+	Connect func(ctx context.Context) (*cluster.Client, error)
+	// Mistaken is called with the problems of each policy that has some, and with none once it has
+	// no more or is gone. It must not block.
+	Mistaken func(policy string, problems []accept.Problem)
+	// Recheck is how often to look whether the server has ClusterNetworkPolicies. It is 30 s if 0.
+	Recheck time.Duration
+}
+
+var _ policy.Source = (*Source)(nil)
+
+const clusterPlural = "clusternetworkpolicies"
+
+// The lists.
+var (
+	namespacedList = cluster.List{Path: "/apis/networking.k8s.io/v1/networkpolicies", Item: &networkingv1.NetworkPolicy{}, List: &networkingv1.NetworkPolicyList{}}
+	clusterList    = cluster.List{Path: "/apis/policy.networking.k8s.io/v1alpha2/" + clusterPlural, Item: &accept.ClusterNetworkPolicy{}, List: &accept.ClusterNetworkPolicyList{}}
+	namespaceList  = cluster.List{Path: "/api/v1/namespaces", Item: &corev1.Namespace{}, List: &corev1.NamespaceList{}}
+	nodeList       = cluster.List{Path: "/api/v1/nodes", Item: &corev1.Node{}, List: &corev1.NodeList{}}
+	podList        = cluster.List{Path: "/api/v1/pods", Fields: "status.phase!=Succeeded,status.phase!=Failed", Item: &corev1.Pod{}, List: &corev1.PodList{}}
+)
+
+// Run implements policy.Source.
+func (s *Source) Run(ctx context.Context, update func(policy.Changes), waiting func(error)) error {
+	waiting(errors.New("policies: the API server has not answered yet"))
+	client, err := s.Connect(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	r := &run{
+		Source: s, client: client, wake: make(chan struct{}, 1), pending: newChanges(),
+		unknown:  map[string]bool{namespacedName: true, clusterName: true, namespacesName: true, nodesName: true, podsName: true},
+		requests: map[string]func() error{}, mistakes: map[string][]accept.Problem{},
+	}
+	r.follow(ctx)
+	var follower sync.WaitGroup
+	follower.Go(func() { r.followWhileServed(ctx) })
+	defer follower.Wait()
+	tick := time.NewTicker(errorInterval)
+	defer tick.Stop()
+	last := "" // why requests fail, as text
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		case <-r.wake:
+		}
+		changes, err := r.take()
+		if changes != nil {
+			update(*changes)
+		}
+		if now := fmt.Sprint(err); now != last {
+			waiting(err)
+			last = now
+		}
+	}
+}
+
+// errorInterval is how often Run looks whether requests fail.
+const errorInterval = time.Second
+
+// recheck is the default of Source.Recheck.
+const recheck = 30 * time.Second
+
+// run is one call of Run.
+type run struct {
+	*Source
+	client *cluster.Client
+	wake   chan struct{}
+
+	mu       sync.Mutex
+	pending  policy.Changes
+	changed  bool                        // whether something is pending
+	unknown  map[string]bool             // the lists that have not arrived yet
+	requests map[string]func() error     // why those of a list fail, or nil
+	mistakes map[string][]accept.Problem // by policy
+}
+
+func newChanges() policy.Changes {
+	return policy.Changes{Policies: map[string]*policy.Policy{}, Namespaces: map[string]labels.Set{}, Pods: map[string]*policy.Pod{}, Nodes: map[string]*policy.Node{}}
+}
+
+// take returns what is pending once all lists have arrived, and why requests fail.
+func (r *run) take() (*policy.Changes, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var err error
+	for _, list := range slices.Sorted(maps.Keys(r.requests)) {
+		if failed := r.requests[list](); failed != nil {
+			err = fmt.Errorf("policies: the API server does not answer about %s: %s", list, cluster.OneLine(failed))
+			break
+		}
+	}
+	if len(r.unknown) > 0 {
+		if err == nil {
+			err = fmt.Errorf("policies: the API server has not answered yet about %s", strings.Join(slices.Sorted(maps.Keys(r.unknown)), ", "))
+		}
+		return nil, err
+	}
+	if !r.changed {
+		return nil, err
+	}
+	out := r.pending
+	r.pending, r.changed = newChanges(), false
+	return &out, err
+}
+
+// add makes changes pending. The list has arrived.
+func (r *run) add(list string, to func(policy.Changes)) {
+	r.mu.Lock()
+	to(r.pending)
+	r.changed = true
+	delete(r.unknown, list)
+	r.mu.Unlock()
+	r.notify()
+}
+
+func (r *run) notify() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// observe makes Run report why requests about the list fail.
+func (r *run) observe(list string, err func() error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.requests[list] = err
+}
+
+// record adds what has changed to changes by their keys. Prefix is that of the keys.
+func record[V any](to map[string]V, prefix string, d cluster.Difference[V]) {
+	for key, value := range d.Set {
+		to[prefix+strings.TrimPrefix(key, "/")] = value
+	}
+	for _, key := range d.Gone {
+		to[prefix+strings.TrimPrefix(key, "/")] = *new(V)
+	}
+}
+
+// The names of the lists in messages.
+const (
+	namespacedName, clusterName         = "NetworkPolicies", "ClusterNetworkPolicies"
+	namespacesName, nodesName, podsName = "namespaces", "nodes", "pods"
+)
+
+// The beginnings of the names of policies.
+const namespacedPrefix, clusterPrefix = "NetworkPolicy ", "ClusterNetworkPolicy "
+
+func (r *run) follow(ctx context.Context) {
+	r.observe(namespacedName, cluster.Follow(ctx, r.client, namespacedList, cluster.Follower[*networkingv1.NetworkPolicy, *policy.Policy]{
+		Keep: func(p *networkingv1.NetworkPolicy) (*policy.Policy, bool) {
+			return r.accepted(accept.Namespaced(p)), true
+		},
+		Equal: samePolicy,
+		Changed: func(d cluster.Difference[*policy.Policy]) {
+			r.forget(namespacedPrefix, d.Gone)
+			r.add(namespacedName, func(c policy.Changes) { record(c.Policies, namespacedPrefix, d) })
+		},
+	}).Err)
+	r.observe(namespacesName, cluster.Follow(ctx, r.client, namespaceList, cluster.Follower[*corev1.Namespace, labels.Set]{
+		Keep:  func(n *corev1.Namespace) (labels.Set, bool) { return nonNil(n.Labels), true },
+		Equal: sameLabels,
+		Changed: func(d cluster.Difference[labels.Set]) {
+			r.add(namespacesName, func(c policy.Changes) { record(c.Namespaces, "", d) })
+		},
+	}).Err)
+	r.observe(nodesName, cluster.Follow(ctx, r.client, nodeList, cluster.Follower[*corev1.Node, *policy.Node]{
+		Keep:  func(n *corev1.Node) (*policy.Node, bool) { return accept.Node(n), true },
+		Equal: sameNode,
+		Changed: func(d cluster.Difference[*policy.Node]) {
+			r.add(nodesName, func(c policy.Changes) { record(c.Nodes, "", d) })
+		},
+	}).Err)
+	shared := interner{}
+	r.observe(podsName, cluster.Follow(ctx, r.client, podList, cluster.Follower[*corev1.Pod, *policy.Pod]{
+		Keep:  shared.keep,
+		Equal: samePod,
+		Changed: func(d cluster.Difference[*policy.Pod]) {
+			r.add(podsName, func(c policy.Changes) { record(c.Pods, "", d) })
+		},
+	}).Err)
+}
+
+// followWhileServed follows ClusterNetworkPolicies as long as the server has them, until ctx ends.
+// Their definition may be installed at any time.
+func (r *run) followWhileServed(ctx context.Context) {
+	wait := cmp.Or(r.Recheck, recheck)
+	var stop func() // nil if they aren't followed
+	for {
+		served, err := r.client.Serves(ctx, accept.ClusterVersion, clusterPlural)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil && stop == nil:
+			r.observe(clusterName, func() error { return err })
+			r.notify()
+		case err != nil: // what is followed may still be served
+		case served && stop == nil:
+			stop = r.followCluster(ctx)
+		case !served:
+			if stop != nil {
+				stop()
+				stop = nil
+			}
+			r.observe(clusterName, func() error { return nil })
+			r.add(clusterName, func(policy.Changes) {})
+		}
+		next := wait
+		if err != nil {
+			next = min(next, errorInterval)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(next):
+		}
+	}
+}
+
+// followCluster follows ClusterNetworkPolicies until stop is called, which removes them all.
+func (r *run) followCluster(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	stopped := false // guarded by mu
+	policies := cluster.Follow(ctx, r.client, clusterList, cluster.Follower[*accept.ClusterNetworkPolicy, *policy.Policy]{
+		Keep: func(p *accept.ClusterNetworkPolicy) (*policy.Policy, bool) {
+			return r.accepted(accept.Cluster(p)), true
+		},
+		Equal: samePolicy,
+		Changed: func(d cluster.Difference[*policy.Policy]) {
+			r.forget(clusterPrefix, d.Gone)
+			r.add(clusterName, func(c policy.Changes) {
+				if !stopped {
+					record(c.Policies, clusterPrefix, d)
+				}
+			})
+		},
+	})
+	r.observe(clusterName, policies.Err)
+	return func() {
+		cancel()
+		var d cluster.Difference[*policy.Policy]
+		for _, p := range policies.All() {
+			d.Gone = append(d.Gone, strings.TrimPrefix(p.Name, clusterPrefix))
+		}
+		r.forget(clusterPrefix, d.Gone)
+		r.add(clusterName, func(c policy.Changes) {
+			stopped = true
+			record(c.Policies, clusterPrefix, d)
+		})
+	}
+}
+
+// accepted reports the problems of a policy, unless they are those that it had.
+func (r *run) accepted(p policy.Policy, problems []accept.Problem) *policy.Policy {
+	r.mistaken(p.Name, problems)
+	return &p
+}
+
+func (r *run) mistaken(name string, problems []accept.Problem) {
+	r.mu.Lock()
+	same := slices.Equal(r.mistakes[name], problems)
+	if r.mistakes[name] = problems; len(problems) == 0 {
+		delete(r.mistakes, name)
+	}
+	r.mu.Unlock()
+	if !same {
+		r.Mistaken(name, problems)
+	}
+}
+
+// forget reports that policies that are gone have no problems.
+func (r *run) forget(prefix string, gone []string) {
+	for _, key := range gone {
+		r.mistaken(prefix+strings.TrimPrefix(key, "/"), nil)
+	}
+}
+
+func samePolicy(a, b *policy.Policy) bool { return reflect.DeepEqual(a, b) }
+
+func sameLabels(a, b labels.Set) bool { return maps.Equal(a, b) }
+
+func sameNode(a, b *policy.Node) bool {
+	return maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Addresses, b.Addresses)
+}
+
+func samePod(a, b *policy.Pod) bool {
+	return maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.Ports, b.Ports) && a.Started.Equal(b.Started)
+}
+
+// nonNil returns labels that are not nil: nil would be a namespace that is gone.
+func nonNil(set labels.Set) labels.Set {
+	if set == nil {
+		return labels.Set{}
+	}
+	return set
+}
+
+// interner makes equal values of pods the same. The pods of a ReplicaSet have the same labels, and
+// a map of labels is the largest part of a pod.
+type interner map[string]*policy.Pod
+
+// maxInterned bounds the values that are kept for pods that may be gone.
+const maxInterned = 4096
+
+// keep returns what policies need of a pod. It is called by one goroutine.
+func (i interner) keep(from *corev1.Pod) (*policy.Pod, bool) {
+	p := accept.Pod(from)
+	if p == nil {
+		return nil, false
+	}
+	i.intern(p)
+	return p, true
+}
+
+func (i interner) intern(p *policy.Pod) {
+	var key strings.Builder
+	key.WriteString(p.Namespace)
+	for _, label := range slices.Sorted(maps.Keys(p.Labels)) {
+		key.WriteString("\x00" + label + "=" + p.Labels[label])
+	}
+	for _, port := range p.Ports {
+		fmt.Fprintf(&key, "\x00%d:%d:%s", port.Protocol, port.Port, port.Name)
+	}
+	same, ok := i[key.String()]
+	if !ok {
+		if len(i) >= maxInterned {
+			clear(i)
+		}
+		i[key.String()] = &policy.Pod{Namespace: p.Namespace, Labels: p.Labels, Ports: p.Ports}
+		return
+	}
+	p.Namespace, p.Labels, p.Ports = same.Namespace, same.Labels, same.Ports
+}

@@ -1,0 +1,399 @@
+package apisource
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/huskd/husk/internal/cluster"
+	"github.com/huskd/husk/internal/cluster/clustertest"
+	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/policy/accept"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is what a source has said.
+type world struct {
+	mu       sync.Mutex
+	updates  int
+	policies map[string]*policy.Policy
+	labels   map[string]string // of namespaces
+	pods     map[string]string
+	nodes    map[string]string
+	waiting  string
+	problems map[string]string
+}
+
+func (w *world) update(c policy.Changes) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.updates++
+	for name, p := range c.Policies {
+		if w.policies[name] = p; p == nil {
+			delete(w.policies, name)
+		}
+	}
+	for name, l := range c.Namespaces {
+		if w.labels[name] = l.String(); l == nil {
+			delete(w.labels, name)
+		}
+	}
+	for key, p := range c.Pods {
+		if delete(w.pods, key); p != nil {
+			w.pods[key] = fmt.Sprint(p.Labels, p.Addresses)
+		}
+	}
+	for name, n := range c.Nodes {
+		if delete(w.nodes, name); n != nil {
+			w.nodes[name] = fmt.Sprint(n.Labels, n.Addresses)
+		}
+	}
+}
+
+func (w *world) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return fmt.Sprint(slices.Sorted(maps.Keys(w.policies)), w.labels, w.pods, w.nodes)
+}
+
+// eventually waits until the source has said all of it.
+func (w *world) eventually(t *testing.T, want string) {
+	t.Helper()
+	clustertest.Eventually(t, func() string {
+		if got := w.String(); got != want {
+			return fmt.Sprintf("got  %s\nwant %s", got, want)
+		}
+		return ""
+	})
+}
+
+// start runs a source of the server until the test ends.
+func start(t testing.TB, s *clustertest.Server) *world {
+	t.Helper()
+	w := &world{policies: map[string]*policy.Policy{}, labels: map[string]string{}, pods: map[string]string{}, nodes: map[string]string{}, problems: map[string]string{}}
+	runSource(t, s, w.update, w, 20*time.Millisecond)
+	return w
+}
+
+func runSource(t testing.TB, s *clustertest.Server, update func(policy.Changes), w *world, recheck time.Duration) {
+	t.Helper()
+	client, err := cluster.New(s.Kubeconfig, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := &Source{
+		Connect: func(context.Context) (*cluster.Client, error) { return client, nil },
+		Recheck: recheck,
+		Mistaken: func(name string, problems []accept.Problem) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if delete(w.problems, name); len(problems) > 0 {
+				w.problems[name] = fmt.Sprint(problems)
+			}
+		},
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		ended <- source.Run(ctx, update, func(err error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.waiting = fmt.Sprint(err)
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		s.CloseConnections()
+		client.Close()
+	})
+}
+
+func namespace(name, label string) *corev1.Namespace {
+	return &corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"l": label}}}
+}
+
+func pod(name, label, ip string) *corev1.Pod {
+	return &corev1.Pod{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name, Labels: map[string]string{"l": label}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: ip}}},
+	}
+}
+
+func node(name, label, ip string) *corev1.Node {
+	return &corev1.Node{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"l": label}},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}},
+	}
+}
+
+func namespacedPolicy(name string, types ...networkingv1.PolicyType) *networkingv1.NetworkPolicy {
+	return &networkingv1.NetworkPolicy{
+		TypeMeta: metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "NetworkPolicy"}, ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name},
+		Spec: networkingv1.NetworkPolicySpec{PolicyTypes: types},
+	}
+}
+
+func clusterPolicy(name, tier string) *accept.ClusterNetworkPolicy {
+	return &accept.ClusterNetworkPolicy{
+		TypeMeta: metav1.TypeMeta{APIVersion: accept.ClusterVersion.String(), Kind: "ClusterNetworkPolicy"}, ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: accept.ClusterNetworkPolicySpec{Tier: tier, Subject: accept.ClusterSubject{Namespaces: &metav1.LabelSelector{}}},
+	}
+}
+
+func TestEverythingThenChanges(t *testing.T) {
+	s := clustertest.New(t)
+	s.Put(namespaceList.Path, namespace("n", "1"))
+	s.Put(podList.Path, pod("a", "1", "10.0.0.1"))
+	s.Put(podList.Path, pod("b", "1", ""))
+	host := pod("host", "1", "192.0.2.1")
+	host.Spec.HostNetwork = true
+	s.Put(podList.Path, host)
+	s.Put(nodeList.Path, node("m", "1", "192.0.2.1"))
+	s.Put(namespacedList.Path, namespacedPolicy("p"))
+	s.Put(clusterList.Path, clusterPolicy("c", "Admin"))
+	w := start(t, s)
+	const first = "[ClusterNetworkPolicy c NetworkPolicy n/p] map[n:l=1] map[n/a:l=1 [10.0.0.1]] map[m:l=1 [192.0.2.1]]"
+	clustertest.Eventually(t, func() string {
+		if w.mu.Lock(); w.updates == 0 {
+			w.mu.Unlock()
+			return "no update"
+		}
+		w.mu.Unlock()
+		if got := w.String(); got != first {
+			t.Fatalf("the first update:\ngot  %s\nwant %s", got, first)
+		}
+		return ""
+	})
+
+	s.Put(podList.Path, pod("b", "2", "10.0.0.2"))
+	w.eventually(t, strings.Replace(first, "[10.0.0.1]", "[10.0.0.1] n/b:l=2 [10.0.0.2]", 1))
+	s.Put(podList.Path, pod("a", "2", "10.0.0.3"))
+	w.eventually(t, strings.Replace(first, "l=1 [10.0.0.1]", "l=2 [10.0.0.3] n/b:l=2 [10.0.0.2]", 1))
+	s.Put(podList.Path, pod("a", "1", "10.0.0.1"))
+	over := pod("b", "2", "10.0.0.2")
+	over.Status.Phase = corev1.PodSucceeded
+	s.Put(podList.Path, over)
+	w.eventually(t, first)
+	s.Put(nodeList.Path, node("m", "2", "192.0.2.2"))
+	w.eventually(t, strings.Replace(first, "m:l=1 [192.0.2.1]", "m:l=2 [192.0.2.2]", 1))
+	s.Put(nodeList.Path, node("m", "1", "192.0.2.1"))
+	s.Put(namespaceList.Path, namespace("n", "2"))
+	w.eventually(t, strings.Replace(first, "n:l=1]", "n:l=2]", 1))
+
+	// A namespace without labels is there; one that is removed isn't.
+	bare := namespace("n", "")
+	bare.Labels = nil
+	s.Put(namespaceList.Path, bare)
+	w.eventually(t, strings.Replace(first, "n:l=1]", "n:]", 1))
+	for _, gone := range []struct{ list, namespace, name string }{
+		{namespaceList.Path, "", "n"}, {podList.Path, "n", "a"}, {nodeList.Path, "", "m"}, {namespacedList.Path, "n", "p"}, {clusterList.Path, "", "c"},
+	} {
+		s.Remove(gone.list, gone.namespace, gone.name)
+	}
+	w.eventually(t, "[] map[] map[] map[]")
+}
+
+// TestNothingNew checks that objects that change in something else cause no update.
+func TestNothingNew(t *testing.T) {
+	s := clustertest.New(t)
+	s.Put(podList.Path, pod("a", "1", "10.0.0.1"))
+	s.Put(nodeList.Path, node("m", "1", "192.0.2.1"))
+	s.Put(namespacedList.Path, namespacedPolicy("p"))
+	w := start(t, s)
+	w.eventually(t, "[NetworkPolicy n/p] map[] map[n/a:l=1 [10.0.0.1]] map[m:l=1 [192.0.2.1]]")
+	w.mu.Lock()
+	before := w.updates
+	w.mu.Unlock()
+	busy, beat, same := pod("a", "1", "10.0.0.1"), node("m", "1", "192.0.2.1"), namespacedPolicy("p")
+	busy.Status.Message, beat.Status.Phase, same.Annotations = "busy", "x", map[string]string{"x": "y"}
+	s.Put(podList.Path, busy)
+	s.Put(nodeList.Path, beat)
+	s.Put(namespacedList.Path, same)
+	s.CloseConnections() // all lists anew
+	s.Put(podList.Path, pod("b", "1", "10.0.0.2"))
+	w.eventually(t, "[NetworkPolicy n/p] map[] map[n/a:l=1 [10.0.0.1] n/b:l=1 [10.0.0.2]] map[m:l=1 [192.0.2.1]]")
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.updates != before+1 {
+		t.Errorf("%d updates, want 1", w.updates-before)
+	}
+}
+
+// TestClusterNetworkPoliciesInstalledLater checks a server that gets and loses the definition.
+func TestClusterNetworkPoliciesInstalledLater(t *testing.T) {
+	s := clustertest.New(t)
+	s.SetMissing(clusterPlural, true)
+	s.Put(namespacedList.Path, namespacedPolicy("p"))
+	w := start(t, s)
+	for range 2 {
+		w.eventually(t, "[NetworkPolicy n/p] map[] map[] map[]")
+		s.SetMissing(clusterPlural, false)
+		s.Put(clusterList.Path, clusterPolicy("c", "Admin"))
+		w.eventually(t, "[ClusterNetworkPolicy c NetworkPolicy n/p] map[] map[] map[]")
+		s.SetMissing(clusterPlural, true)
+	}
+	w.eventually(t, "[NetworkPolicy n/p] map[] map[] map[]")
+}
+
+// TestWaits checks that nothing is said before everything is known, and that the reason is.
+func TestWaits(t *testing.T) {
+	for name, path := range map[string]string{
+		"policies": namespacedList.Path, "cluster policies": clusterList.Path, "their definition": "/apis/policy.networking.k8s.io/v1alpha2",
+		"namespaces": namespaceList.Path, "nodes": nodeList.Path, "pods": podList.Path,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := clustertest.New(t)
+			s.Put(namespaceList.Path, namespace("n", "1"))
+			s.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+				if r.URL.Path == path {
+					clustertest.RespondError(w, http.StatusForbidden, metav1.StatusReasonForbidden)
+				}
+				return r.URL.Path == path
+			})
+			w := start(t, s)
+			clustertest.Eventually(t, func() string {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				if w.updates > 0 {
+					t.Fatal("an update before everything is known")
+				}
+				if !strings.HasPrefix(w.waiting, "policies: the API server does not answer about ") || !strings.Contains(strings.ToLower(w.waiting), "forbidden") {
+					return "waiting for " + w.waiting
+				}
+				return ""
+			})
+			s.Intercept(nil)
+			w.eventually(t, "[] map[n:l=1] map[] map[]")
+			clustertest.Eventually(t, func() string {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				if w.waiting != "<nil>" {
+					return "still waiting for " + w.waiting
+				}
+				return ""
+			})
+		})
+	}
+}
+
+// TestServerAway checks that what is known stays while the server is away, that this is reported,
+// and that what changed meanwhile is found.
+func TestServerAway(t *testing.T) {
+	s := clustertest.New(t)
+	s.Put(podList.Path, pod("a", "1", "10.0.0.1"))
+	s.Put(podList.Path, pod("b", "1", "10.0.0.2"))
+	w := start(t, s)
+	w.eventually(t, "[] map[] map[n/a:l=1 [10.0.0.1] n/b:l=1 [10.0.0.2]] map[]")
+	s.Intercept(func(w http.ResponseWriter, _ *http.Request) bool {
+		clustertest.RespondError(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)
+		return true
+	})
+	clustertest.Eventually(t, func() string {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if !strings.Contains(w.waiting, "ServiceUnavailable") {
+			return "waiting for " + w.waiting
+		}
+		return ""
+	})
+	s.Remove(podList.Path, "n", "a")
+	s.Put(podList.Path, pod("c", "1", "10.0.0.3"))
+	w.eventually(t, "[] map[] map[n/a:l=1 [10.0.0.1] n/b:l=1 [10.0.0.2]] map[]")
+	s.Intercept(nil)
+	w.eventually(t, "[] map[] map[n/b:l=1 [10.0.0.2] n/c:l=1 [10.0.0.3]] map[]")
+	clustertest.Eventually(t, func() string {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.waiting != "<nil>" {
+			return "still waiting for " + w.waiting
+		}
+		return ""
+	})
+}
+
+func TestMistakes(t *testing.T) {
+	s := clustertest.New(t)
+	w := start(t, s)
+	problems := func(want string) {
+		t.Helper()
+		clustertest.Eventually(t, func() string {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if got := fmt.Sprint(w.problems); got != want {
+				return "problems " + got + ", want " + want
+			}
+			return ""
+		})
+	}
+	const wrong = `NetworkPolicy n/p:[NetworkPolicy n/p: spec.policyTypes[0]: "Both" is unknown: use Ingress or Egress]`
+	const tier = `ClusterNetworkPolicy c:[ClusterNetworkPolicy c: spec.tier: "Middle" is unknown: use Admin or Baseline]`
+	s.Put(namespacedList.Path, namespacedPolicy("p", "Both"))
+	problems("map[" + wrong + "]")
+	s.Put(clusterList.Path, clusterPolicy("c", "Middle"))
+	problems("map[" + tier + " " + wrong + "]")
+	s.Put(namespacedList.Path, namespacedPolicy("p", "Ingress"))
+	problems("map[" + tier + "]")
+	s.Remove(clusterList.Path, "", "c")
+	problems("map[]")
+	w.eventually(t, "[NetworkPolicy n/p] map[] map[] map[]")
+}
+
+// TestMemory checks what is kept of 10,000 pods of 200 ReplicaSets.
+func TestMemory(t *testing.T) {
+	const pods, limit = 10_000, 4 << 20
+	s := clustertest.New(t)
+	for i := range pods {
+		p := pod(fmt.Sprintf("web-%d-6d4cf56db6-%05d", i%200, i), "1", fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255))
+		p.Namespace = fmt.Sprint("namespace-", i%50)
+		p.Labels = map[string]string{"app.kubernetes.io/name": fmt.Sprint("web-", i%200), "pod-template-hash": "6d4cf56db6", "tier": "front"}
+		p.Spec.Containers = []corev1.Container{{Name: "c", Image: "registry.example/web:1", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}}, Env: []corev1.EnvVar{{Name: "A", Value: strings.Repeat("x", 500)}}}}
+		s.Put(podList.Path, p)
+	}
+	heap := func() int64 {
+		for range 3 { // the server's pool of encoders as well
+			runtime.GC()
+		}
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	kept := map[string]*policy.Pod{} // as the compiler keeps them
+	var mu sync.Mutex
+	runSource(t, s, func(c policy.Changes) {
+		mu.Lock()
+		defer mu.Unlock()
+		maps.Copy(kept, c.Pods)
+	}, &world{problems: map[string]string{}}, time.Hour)
+	clustertest.Eventually(t, func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		if len(kept) < pods {
+			return fmt.Sprintf("%d pods", len(kept))
+		}
+		return ""
+	})
+	used := heap() - before
+	t.Logf("%d pods take %d KiB", pods, used>>10)
+	if used > limit {
+		t.Errorf("%d pods take %d KiB, at most %d", pods, used>>10, limit>>10)
+	}
+	runtime.KeepAlive(kept)
+}
