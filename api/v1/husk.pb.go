@@ -3957,6 +3957,7 @@ func (x *Check) GetRemedy() string {
 type ShutdownRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	BudgetNs      int64                  `protobuf:"varint,1,opt,name=budget_ns,json=budgetNs,proto3" json:"budget_ns,omitempty"`
+	Leave         bool                   `protobuf:"varint,2,opt,name=leave,proto3" json:"leave,omitempty"` // give the node's blocks of pod addresses back, and remove its record
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3996,6 +3997,13 @@ func (x *ShutdownRequest) GetBudgetNs() int64 {
 		return x.BudgetNs
 	}
 	return 0
+}
+
+func (x *ShutdownRequest) GetLeave() bool {
+	if x != nil {
+		return x.Leave
+	}
+	return false
 }
 
 type ShutdownEvent struct {
@@ -4359,9 +4367,10 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x18\n" +
 	"\afinding\x18\x03 \x01(\tR\afinding\x12\x16\n" +
-	"\x06remedy\x18\x04 \x01(\tR\x06remedy\".\n" +
+	"\x06remedy\x18\x04 \x01(\tR\x06remedy\"D\n" +
 	"\x0fShutdownRequest\x12\x1b\n" +
-	"\tbudget_ns\x18\x01 \x01(\x03R\bbudgetNs\"[\n" +
+	"\tbudget_ns\x18\x01 \x01(\x03R\bbudgetNs\x12\x14\n" +
+	"\x05leave\x18\x02 \x01(\bR\x05leave\"[\n" +
 	"\rShutdownEvent\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +

@@ -99,7 +99,7 @@ type HuskClient interface {
 	RotateKey(ctx context.Context, in *RotateKeyRequest, opts ...grpc.CallOption) (*RotateKeyResponse, error)
 	Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error)
 	// Shutdown stops all pods within the budget, then ends huskd. The stream has an event for each
-	// pod and ends when huskd is about to exit.
+	// pod and ends when huskd is about to exit. If the node can't leave, huskd goes on without pods.
 	Shutdown(ctx context.Context, in *ShutdownRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ShutdownEvent], error)
 }
 
@@ -459,7 +459,7 @@ type HuskServer interface {
 	RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyResponse, error)
 	Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error)
 	// Shutdown stops all pods within the budget, then ends huskd. The stream has an event for each
-	// pod and ends when huskd is about to exit.
+	// pod and ends when huskd is about to exit. If the node can't leave, huskd goes on without pods.
 	Shutdown(*ShutdownRequest, grpc.ServerStreamingServer[ShutdownEvent]) error
 	mustEmbedUnimplementedHuskServer()
 }

@@ -5,10 +5,12 @@ package api
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -47,6 +49,9 @@ type Config struct {
 	Root, State string
 	// Node is the name of this node.
 	Node string
+	// Leave gives this node's blocks of pod addresses back and removes its record from the store of
+	// nodes. It fails if a pod has an address. It is nil if the node has nothing in a store.
+	Leave func(context.Context) error
 	// End ends huskd once the calls in flight have been answered.
 	End func()
 }
@@ -112,12 +117,41 @@ func (s *Server) Doctor(ctx context.Context, _ *huskv1.DoctorRequest) (*huskv1.D
 // killTimeout is how long killing the remaining containers may take, beyond the budget.
 const killTimeout = time.Minute
 
-// Shutdown stops all pods and ends huskd, even if the client goes away.
+// leaveTimeout is how long giving back the node's blocks may take.
+const leaveTimeout = 20 * time.Second
+
+// Shutdown stops all pods and ends huskd, even if the client goes away. If the node shall leave and
+// can't, huskd goes on without pods, so that it can be asked again.
 func (s *Server) Shutdown(req *huskv1.ShutdownRequest, stream grpc.ServerStreamingServer[huskv1.ShutdownEvent]) error {
+	if req.Leave && s.Leave == nil {
+		return errdefs.ErrFailedPrecondition.WithMessage("this node has nothing to give back: its blocks of pod addresses are those that its configuration or nodes-file says")
+	}
 	budget := max(time.Duration(req.BudgetNs), 0)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(stream.Context()), budget+killTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(stream.Context()), budget+killTimeout+leaveTimeout)
 	defer cancel()
-	defer s.End()
+	err := s.drain(ctx, budget, stream)
+	if req.Leave {
+		if err != nil {
+			return fmt.Errorf("this node hasn't left, as pods are still running: %w", err)
+		}
+		ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+		defer cancel()
+		if err := s.Leave(ctx); err != nil {
+			return err
+		}
+		_ = stream.Send(&huskv1.ShutdownEvent{Message: "node " + s.Node + " has left the other nodes' network, and its blocks are free"})
+	}
+	s.End()
+	return err
+}
+
+// drain stops all pods. There are none to stop where huskd is only the network of another runtime.
+func (s *Server) drain(ctx context.Context, budget time.Duration, stream grpc.ServerStreamingServer[huskv1.ShutdownEvent]) error {
+	if s.Agent == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, budget+killTimeout)
+	defer cancel()
 	return s.Agent.Drain(ctx, budget, func(p agent.Pod, err error) {
 		ev := &huskv1.ShutdownEvent{Namespace: p.Manifest.Namespace, Name: p.Manifest.Name, Message: "stopped"}
 		if err != nil {

@@ -316,6 +316,25 @@ func TestShutdown(t *testing.T) {
 	<-s.ended
 }
 
+// TestShutdownWithoutLeaving: a node that can't leave stops no pods.
+func TestShutdownWithoutLeaving(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	if _, err := s.run(s.ctx, yaml("a", ""), false); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := s.Shutdown(s.ctx, &huskv1.ShutdownRequest{Leave: true})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	want(t, err, codes.FailedPrecondition, "nothing to give back")
+	select {
+	case <-s.ended:
+		t.Error("huskd has ended")
+	default:
+	}
+}
+
 func TestVersionAndDoctor(t *testing.T) {
 	t.Parallel()
 	s := serve(t)

@@ -25,13 +25,15 @@ func newShutdown(a *app) *cobra.Command {
 		Use:   "shutdown",
 		Short: "Stop all pods, then huskd.",
 		Example: `husk shutdown
-husk shutdown --budget 5s`,
+husk shutdown --budget 5s
+husk shutdown --leave`,
 		Args:              usageerror.Takes(0, 0, ""),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().Var(&budget, "budget", "time for all pods to stop; what still runs is then killed")
+	leave := cmd.Flags().Bool("leave", false, "leave the network of nodes: give the blocks of pod addresses back, and remove the node's record from the store")
 	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, _ []string) error {
-		stream, err := c.Shutdown(ctx, &huskv1.ShutdownRequest{BudgetNs: int64(budget)})
+		stream, err := c.Shutdown(ctx, &huskv1.ShutdownRequest{BudgetNs: int64(budget), Leave: *leave})
 		if err != nil {
 			return err
 		}

@@ -354,7 +354,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	api.Register(server, api.Config{
 		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
 		Meter: d.meter, Network: d.network, Nodes: d.nodes.Controller(), Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
-		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), End: end,
+		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d), End: end,
 	})
 	d.registerCRI(server)
 	var running errgroup.Group

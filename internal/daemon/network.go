@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"time"
 
@@ -91,4 +92,31 @@ func (d *daemon) externalAttachments() (out []pod.Attachment) {
 		out = append(out, a.Attachment)
 	}
 	return out
+}
+
+// leave returns how this node leaves the network of nodes, nil if it has nothing in a store.
+func leave(d *daemon) func(context.Context) error {
+	if !d.nodes.CanLeave() {
+		return nil
+	}
+	return func(ctx context.Context) error {
+		return d.nodes.Leave(ctx, func() error { return unused(d.network) })
+	}
+}
+
+// unused waits for links that are being deleted, and returns an error if a pod has an address.
+func unused(pods *network.Network) error {
+	for end := time.Now().Add(closeTime); ; time.Sleep(reapTime) {
+		u := pods.Usage()
+		used := u.Attached + len(u.Debts)
+		for _, r := range u.Ranges {
+			used = max(used, r.Used) // also those that pods get now
+		}
+		if used == 0 {
+			return nil
+		}
+		if time.Now().After(end) {
+			return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("%d pods have addresses of this node, so it can't leave: remove the pods that husk net attachments lists", used))
+		}
+	}
 }

@@ -78,7 +78,7 @@ func (m *membership) closeClient() {
 }
 
 // networkMethods are the methods of huskd's API that concern the network.
-var networkMethods = []string{"Version", "NetworkStatus", "RotateKey", "ListAttachments", "RetryDebts", "Doctor"}
+var networkMethods = []string{"Version", "NetworkStatus", "RotateKey", "ListAttachments", "RetryDebts", "Doctor", "Shutdown"}
 
 func refusal(method string) error {
 	if slices.Contains(networkMethods, path.Base(method)) {
@@ -97,12 +97,15 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 			}
 			return next(ctx, req)
 		}),
-		grpc.ChainStreamInterceptor(d.metrics.Stream, api.Stream, func(_ any, _ grpc.ServerStream, info *grpc.StreamServerInfo, _ grpc.StreamHandler) error {
-			return refusal(info.FullMethod) // no stream concerns the network
+		grpc.ChainStreamInterceptor(d.metrics.Stream, api.Stream, func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			if err := refusal(info.FullMethod); err != nil {
+				return err
+			}
+			return next(srv, stream)
 		}))
 	api.Register(server, api.Config{
 		Network: d.network, Nodes: d.nodes.Controller(), Debts: d.debts, RetryDebts: func(context.Context) error { return nil },
-		Doctor: d.examine, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), End: cancel,
+		Doctor: d.examine, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d), End: cancel,
 	})
 	var running errgroup.Group
 	if err := d.serveMetrics(ctx, &running); err != nil {

@@ -67,6 +67,22 @@ func (*runtime) Decode(data []byte) (version.PluginInfo, error) {
 
 func (r *runtime) file() string { return filepath.Join(r.CNI, "10-husk.conflist") }
 
+// write writes the configuration of the network, where huskd doesn't, and returns it.
+func (r *runtime) write() *libcni.NetworkConfigList {
+	r.t.Helper()
+	text, err := conflist.Text("husk", r.State+"/husk.sock")
+	if err == nil {
+		err = os.MkdirAll(r.CNI, 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(r.file(), text, 0o600)
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return r.configured()
+}
+
 // configured waits for huskd's configuration of the network.
 func (r *runtime) configured() *libcni.NetworkConfigList {
 	r.t.Helper()
@@ -216,16 +232,7 @@ func TestBesideAnotherRuntime(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, "auto", "46", node.NewUnderlay(t).Segment(node.Media{}))
 	r := newRuntime(c.nodes[0])
-	text, err := conflist.Text("husk", r.State+"/husk.sock")
-	if err == nil {
-		err = os.Mkdir(r.CNI, 0o755)
-	}
-	if err == nil {
-		err = os.WriteFile(r.file(), text, 0o600)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	r.write()
 	start(t, r.machine)
 	r.run("own")
 	r.add("other")

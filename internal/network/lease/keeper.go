@@ -255,20 +255,30 @@ func (k *Keeper) publish(update func(peer.View), last *peer.View) *peer.View {
 }
 
 // Leave gives all of the node's blocks back and removes its record. Run has returned, and no pod
-// has an address of the blocks.
+// has an address of the blocks. If it fails, it can be repeated.
 func (k *Keeper) Leave(ctx context.Context) error {
 	k.mu.Lock()
-	saved := k.state.Saved()
-	k.saved, k.state = claim.Saved{}, claim.New(k.cfg.Config, claim.Saved{}, k.cfg.Clock.Now())
+	had := k.state.Saved()
 	k.mu.Unlock()
-	if err := k.cfg.Journal.Save(claim.Saved{}); err != nil {
+	// The node forgets its blocks before others may have them, but not yet the session.
+	if err := k.forget(claim.Saved{Node: had.Node, Boot: had.Boot, Session: had.Session}); err != nil {
+		return err
+	}
+	if had.Session != "" {
+		if err := k.cfg.Store.End(ctx, had.Session); err != nil {
+			return fmt.Errorf("give this node's blocks %v back to %s: %w", slices.Concat(had.Blocks, had.Unbound), k.cfg.Config.Store, err)
+		}
+	}
+	return k.forget(claim.Saved{})
+}
+
+// forget replaces the state by one in which the node has no blocks.
+func (k *Keeper) forget(left claim.Saved) error {
+	k.mu.Lock()
+	k.saved, k.state = left, claim.New(k.cfg.Config, left, k.cfg.Clock.Now())
+	k.mu.Unlock()
+	if err := k.cfg.Journal.Save(left); err != nil {
 		return fmt.Errorf("forget this node's blocks: %w", err)
-	}
-	if saved.Session == "" {
-		return nil
-	}
-	if err := k.cfg.Store.End(ctx, saved.Session); err != nil {
-		return fmt.Errorf("give this node's blocks back to %s: %w", k.cfg.Config.Store, err)
 	}
 	return nil
 }

@@ -42,6 +42,9 @@ type Config struct {
 type Store struct {
 	peer.Registry
 	connection io.Closer // nil without one
+	// Leave gives this node's blocks back and removes its record. The Registry's Run has returned,
+	// and no pod has an address of the blocks. It is nil if others than the node decide on both.
+	Leave func(context.Context) error
 }
 
 // Open opens the store. It sends no request yet.
@@ -50,7 +53,8 @@ func Open(cfg Config) (*Store, error) {
 	case config.StoreFile:
 		return &Store{Registry: file.New(cfg.NodesFile, cfg.Node, cfg.Log)}, nil
 	case config.StoreKubernetes:
-		return &Store{Registry: kubernetes.New(kubernetes.Config{Connect: cfg.Connect, Node: cfg.Node, Journal: cfg.Journal})}, nil
+		registry := kubernetes.New(kubernetes.Config{Connect: cfg.Connect, Node: cfg.Node, Journal: cfg.Journal})
+		return &Store{Registry: registry, Leave: registry.Leave}, nil
 	case config.StoreEtcd, config.StoreFlannel:
 		return openEtcd(cfg)
 	}
@@ -93,7 +97,7 @@ func openEtcd(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	return &Store{Registry: keeper, connection: store}, nil
+	return &Store{Registry: keeper, connection: store, Leave: keeper.Leave}, nil
 }
 
 // blockTTL is how long a block stays a node's that can't reach the store. It starts pods during

@@ -10,7 +10,9 @@ import (
 	"io"
 	"net/netip"
 	"path/filepath"
+	"sync/atomic"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/huskd/husk/internal/config"
@@ -48,6 +50,9 @@ type Peering struct {
 	closers []io.Closer
 	// controller is nil until the network is open.
 	controller *nodes.Controller
+	stop       context.CancelFunc // ends Run
+	ended      chan struct{}      // closed when Run has ended
+	leaving    atomic.Bool
 }
 
 // Open opens what a node of several needs. Nothing changes in the kernel yet.
@@ -147,7 +152,12 @@ func (n *Peering) findWays(noProgram error) error {
 func (n *Peering) Backend() backend.Backend { return backend.Backend(n.cfg.Backend) }
 
 // May is network.Config.May: whether a pod may get an address of a block.
-func (n *Peering) May(block netip.Prefix) error { return n.store.May(block) }
+func (n *Peering) May(block netip.Prefix) error {
+	if n.leaving.Load() {
+		return errdefs.ErrUnavailable.WithMessage("this node is leaving the network of nodes")
+	}
+	return n.store.May(block)
+}
 
 // Connect makes the controller of the node's open network.
 func (n *Peering) Connect(pods *network.Network) {
@@ -162,9 +172,36 @@ func (n *Peering) Connect(pods *network.Network) {
 
 // Run follows the other nodes until ctx ends.
 func (n *Peering) Run(ctx context.Context, running *errgroup.Group) {
-	if n != nil {
-		running.Go(func() error { return n.controller.Run(ctx) })
+	if n == nil {
+		return
 	}
+	ctx, n.stop = context.WithCancel(ctx)
+	n.ended = make(chan struct{})
+	running.Go(func() error {
+		defer close(n.ended)
+		return n.controller.Run(ctx)
+	})
+}
+
+// CanLeave reports whether the node has something in a store that Leave removes.
+func (n *Peering) CanLeave() bool { return n != nil && n.store.Leave != nil }
+
+// Leave ends Run, gives this node's blocks back and removes its record. Pods get no more addresses.
+// unused returns nil once none has one; if it fails, the node stays as it is. If Leave fails after
+// that, it can be repeated.
+func (n *Peering) Leave(ctx context.Context, unused func() error) error {
+	n.leaving.Store(true)
+	if err := unused(); err != nil {
+		n.leaving.Store(false)
+		return err
+	}
+	n.stop()
+	select {
+	case <-n.ended:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return n.store.Leave(ctx)
 }
 
 // Controller returns the controller, nil on a node by itself.

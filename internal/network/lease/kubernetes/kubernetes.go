@@ -209,6 +209,34 @@ func explain(err error) error {
 	return errors.New(cluster.OneLine(err))
 }
 
+// Leave removes the node's annotations, so that it is no peer of other nodes, and forgets its blocks.
+// Run has returned.
+func (r *Registry) Leave(ctx context.Context) error {
+	r.mu.Lock()
+	client, backend := r.client, r.flannel
+	r.blocks, r.known = nil, false
+	r.mu.Unlock()
+	if err := r.Journal.Put(journalKey, []byte("[]")); err != nil {
+		return fmt.Errorf("forget the pod CIDRs of node %s: %w", r.Node, err)
+	}
+	if client == nil {
+		return fmt.Errorf("node %s has no connection to the API server yet", r.Node)
+	}
+	gone := map[string]any{}
+	written, _ := annotations(peer.Node{}, backend) // the names are the same for all records
+	for key := range written {
+		gone[key] = nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": gone}})
+	if err == nil {
+		err = client.Patch(ctx, nodes+"/"+r.Node, patch, &corev1.Node{})
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("remove the network annotations of node %s: %s", r.Node, cluster.OneLine(err))
+	}
+	return nil
+}
+
 // Used implements peer.Registry. The number of a Node's podCIDRs is fixed, so nothing depends on
 // it.
 func (r *Registry) Used([]peer.Usage) {}
