@@ -129,7 +129,7 @@ func (s *Server) Shutdown(req *huskv1.ShutdownRequest, stream grpc.ServerStreami
 	budget := max(time.Duration(req.BudgetNs), 0)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(stream.Context()), budget+killTimeout+leaveTimeout)
 	defer cancel()
-	err := s.drain(ctx, budget, stream)
+	err := drain(ctx, s.Agent, budget, stream)
 	if req.Leave {
 		if err != nil {
 			return fmt.Errorf("this node hasn't left, as pods are still running: %w", err)
@@ -146,13 +146,13 @@ func (s *Server) Shutdown(req *huskv1.ShutdownRequest, stream grpc.ServerStreami
 }
 
 // drain stops all pods. There are none to stop where huskd is only the network of another runtime.
-func (s *Server) drain(ctx context.Context, budget time.Duration, stream grpc.ServerStreamingServer[huskv1.ShutdownEvent]) error {
-	if s.Agent == nil {
+func drain(ctx context.Context, pods *agent.Agent, budget time.Duration, stream grpc.ServerStreamingServer[huskv1.ShutdownEvent]) error {
+	if pods == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, budget+killTimeout)
 	defer cancel()
-	return s.Agent.Drain(ctx, budget, func(p agent.Pod, err error) {
+	return pods.Drain(ctx, budget, func(p agent.Pod, err error) {
 		ev := &huskv1.ShutdownEvent{Namespace: p.Manifest.Namespace, Name: p.Manifest.Name, Message: "stopped"}
 		if err != nil {
 			ev.Message = err.Error()

@@ -422,3 +422,20 @@ func (l *ledger) usage() (ranges []ipam.Usage, attached int) {
 	}
 	return l.alloc.Usage(), attached
 }
+
+// strays returns the addresses of pods that are in no range: those from before this node had other
+// nodes.
+func (l *ledger) strays() (out []netip.Addr) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ranges := l.alloc.Usage()
+	for _, r := range l.records {
+		for _, addr := range r.addrs() {
+			if !slices.ContainsFunc(ranges, func(u ipam.Usage) bool { return u.Range.Contains(addr) }) {
+				out = append(out, addr)
+			}
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return out
+}

@@ -205,11 +205,14 @@ func (n *Network) remakeBase(s *share) error {
 }
 
 // Blocks returns how many addresses of each block are in use. It includes former blocks that pods
-// still have.
+// still have, and the addresses of pods that are in none, each as a block of its own.
 func (n *Network) Blocks() (out []peer.Usage) {
 	ranges, _ := n.ledger.usage()
 	for _, u := range ranges {
 		out = append(out, peer.Usage{Block: u.Range, Size: u.Size, Used: u.Used + u.Quarantined})
+	}
+	for _, addr := range n.ledger.strays() {
+		out = append(out, peer.Usage{Block: netip.PrefixFrom(addr, addr.BitLen()), Size: 1, Used: 1})
 	}
 	return out
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/huskd/husk/test/node"
 )
 
-// TestLeave: a node that leaves ends its pods and gives its blocks back, which another node takes at
-// once. It leaves nothing with its peers. It doesn't leave while a pod has an address or etcd is
+// TestLeave: a node that leaves ends its pods and gives its blocks back, which another node takes
+// at once. It leaves nothing with its peers. It doesn't leave while a pod has an address or etcd is
 // away, and can be asked again.
 func TestLeave(t *testing.T) {
 	t.Parallel()

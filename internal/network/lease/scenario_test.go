@@ -155,6 +155,37 @@ func TestExhausted(t *testing.T) {
 	})
 }
 
+// TestAdopt: a node that had pods before it joined claims the blocks with their addresses, unless
+// they are another's.
+func TestAdopt(t *testing.T) {
+	scenario(t, 1, func(t *testing.T, s *simulation) {
+		taken := s.nodes[0].waitView("a block", func(v peer.View) bool { return len(v.Blocks) == 1 }).Blocks[0]
+		var free []netip.Prefix
+		for i := range byte(8) {
+			if b := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 201, i, 0}), 24); b != taken && len(free) < 2 {
+				free = append(free, b)
+			}
+		}
+		var strays []peer.Usage
+		for _, b := range append(free, taken) {
+			strays = append(strays, peer.Usage{Block: netip.PrefixFrom(b.Addr().Next().Next(), 32), Size: 1, Used: 1})
+		}
+		late := s.newNode(rand.New(rand.NewPCG(2, 2)), 1)
+		s.mu.Lock()
+		s.nodes = append(s.nodes, late)
+		s.mu.Unlock()
+		late.cut(true)
+		late.start()
+		late.keeper.Used(strays)
+		late.cut(false)
+		late.waitBlocks(free...)
+		late.waitView("use of its blocks", func(peer.View) bool { return late.keeper.May(free[0]) == nil && late.keeper.May(free[1]) == nil })
+		if late.keeper.May(taken) == nil || s.nodes[0].keeper.May(taken) != nil {
+			t.Errorf("block %v isn't that of the node that had it", taken)
+		}
+	})
+}
+
 // TestStoreAway: pods are started for almost a TTL after the last answer, and peers stay.
 func TestStoreAway(t *testing.T) {
 	scenario(t, 2, func(t *testing.T, s *simulation) {

@@ -255,7 +255,9 @@ func (c *Controller) pass(ctx context.Context) error {
 	if err := c.cfg.Pods.SetBlocks(ctx, view.Blocks); err != nil {
 		notes = append(notes, fmt.Sprintf("blocks of this node: %v", err)) // others are in use all the same
 	}
-	c.cfg.Registry.Used(c.cfg.Pods.Blocks())
+	usage := c.cfg.Pods.Blocks()
+	c.cfg.Registry.Used(usage)
+	notes = append(notes, strays(usage)...)
 	peers, refused := c.acceptor.Accept(c.cfg.Cluster, record, view.Peers)
 	notes = append(append(notes, refused...), copies(record, peers)...)
 	self := c.self(record, underlay)
@@ -308,6 +310,15 @@ func copies(self peer.Node, peers []*peer.Node) (notes []string) {
 		}
 	}
 	return notes
+}
+
+// strays returns a note if pods have addresses from before this node had blocks.
+func strays(usage []peer.Usage) []string {
+	own := slices.DeleteFunc(usage, func(u peer.Usage) bool { return !u.Block.IsSingleIP() || u.Used == 0 })
+	if len(own) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("pods of this node have %d addresses from before it had blocks, such as %v: other nodes don't reach these; remove the pods and run them again", len(own), own[0].Block.Addr())}
 }
 
 // known returns the last view of the registry. If there is none, Status says what the registry

@@ -271,7 +271,9 @@ type Registry interface {
 	// anything.
 	May(block netip.Prefix) error
 	// Used tells how many addresses of each block are in use, so that the registry can claim another
-	// block or return one. A block in use is never returned.
+	// block or return one. A block in use is never returned. An address that pods have from before
+	// this node had blocks is a Usage of its own, whose Block has only this address: a registry in
+	// which nodes claim blocks claims the one around it.
 	Used(blocks []Usage)
 }
 

@@ -45,6 +45,8 @@ type State struct {
 	own  blocks
 	lost []Claim // blocks that were this node's, with the new holder
 	told int     // calls of Used
+	// strays are addresses of pods from before this node had blocks.
+	strays []netip.Addr
 
 	snap   Snapshot
 	bound  map[Session][]netip.Prefix // the blocks of snap by session; never modified
@@ -289,6 +291,7 @@ func (s *State) Snapshot(snap Snapshot, now time.Duration) {
 	}
 	s.snap, s.known, s.conflict, s.unfollowed = snap, true, false, ""
 	s.identify()
+	s.own = s.own.adopt(s.strays, s.cfg.Pool, s.taken())
 	if _, written := s.written(); s.joined && !written {
 		s.keepAt = now
 	}
@@ -338,8 +341,17 @@ func (s *State) identify() {
 // Used sets how full blocks are. What isn't in it isn't in use.
 func (s *State) Used(blocks []peer.Usage, now time.Duration) {
 	s.told++
+	s.strays = nil
+	for _, u := range blocks {
+		if u.Block.IsSingleIP() && u.Used > 0 {
+			s.strays = append(s.strays, u.Block.Addr())
+		}
+	}
+	if s.known {
+		s.own = s.own.adopt(s.strays, s.cfg.Pool, s.taken())
+	}
 	used := func(b netip.Prefix) bool {
-		return slices.ContainsFunc(blocks, func(u peer.Usage) bool { return u.Block == b && u.Used > 0 })
+		return slices.ContainsFunc(blocks, func(u peer.Usage) bool { return b.Overlaps(u.Block) && u.Used > 0 })
 	}
 	s.lost = slices.DeleteFunc(s.lost, func(c Claim) bool { return !used(c.Block) })
 	for i := range s.own {

@@ -209,8 +209,8 @@ func explain(err error) error {
 	return errors.New(cluster.OneLine(err))
 }
 
-// Leave removes the node's annotations, so that it is no peer of other nodes, and forgets its blocks.
-// Run has returned.
+// Leave removes the node's annotations, so that it is no peer of other nodes, and forgets its
+// blocks. Run has returned.
 func (r *Registry) Leave(ctx context.Context) error {
 	r.mu.Lock()
 	client, backend := r.client, r.flannel
