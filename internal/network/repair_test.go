@@ -134,7 +134,7 @@ func TestRepair(t *testing.T) {
 		for what, command := range removals {
 			began := time.Now()
 			l.run(l.node, "sh", "-c", command)
-			diff := ""
+			var diff string
 			for end := began.Add(patience); ; time.Sleep(5 * time.Millisecond) {
 				if diff = difference(before, l.everything()); diff == "" {
 					t.Logf("%s: back after %v", what, time.Since(began))

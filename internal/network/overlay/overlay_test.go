@@ -146,6 +146,7 @@ func TestMultipath(t *testing.T) {
 	n := l.nodes[0]
 	four, six := block(2, false), block(2, true)
 	addr := func(s string) netip.Addr { return netip.MustParseAddr(s) }
+	n.self.Cluster = []netip.Prefix{netip.MustParsePrefix("10.201.0.0/16"), netip.MustParsePrefix("fd68::/32")}
 	n.self.Learned = map[netip.Prefix][]netip.Addr{
 		four: {addr("192.0.2.2"), addr("192.0.2.3")}, six: {addr("2001:db8::2"), addr("2001:db8::3")},
 		block(3, false): {addr("2001:db8::2"), addr("192.0.2.3")},
