@@ -1,38 +1,26 @@
 // Command husk-bgp speaks BGP for huskd, which starts it. It outlives huskd, so that no session
 // ends when huskd does. It changes nothing in the kernel: huskd does that with what it learns.
 //
-// Usage: husk-bgp SOCKET. It writes a line to its standard output: "ok" once it listens on the
-// socket, and otherwise what failed. See internal/network/bgp for what it exchanges with huskd.
+// Usage: husk-bgp SOCKET. It is ready once it listens on the socket. See internal/network/companion
+// for how it is started, and internal/network/bgp for what it exchanges with huskd.
 package main
 
 import (
 	"bufio"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/huskd/husk/internal/network/bgp"
+	"github.com/huskd/husk/internal/network/companion"
 )
 
-func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "husk-bgp: usage: husk-bgp SOCKET; huskd starts it")
-		os.Exit(2)
-	}
-	if err := run(os.Args[1]); err != nil {
-		fmt.Println(err)
-		os.Exit(1)
-	}
-}
+func main() { companion.Main(bgp.Program+" SOCKET", run) }
 
-func run(socket string) error {
-	// A terminal or a service that ends must not end the sessions.
-	signal.Ignore(syscall.SIGHUP, syscall.SIGINT)
+func run(args []string, ready func()) error {
+	socket := args[0]
 	// A socket without a program is that of one that was killed. This node's routes are still in
 	// the kernel then, and the peers are told so.
 	_, err := os.Stat(socket)
@@ -49,8 +37,7 @@ func run(socket string) error {
 	if err := os.Chmod(socket, 0o600); err != nil {
 		return err
 	}
-	fmt.Println("ok")
-	_ = os.Stdout.Close()
+	ready()
 	return serve(listener, newSpeaker(restarted))
 }
 

@@ -1,8 +1,8 @@
 // Command husk-wireguard is a WireGuard link for a kernel without WireGuard. huskd starts it, and
 // it outlives huskd. It ends when its link is deleted.
 //
-// Usage: husk-wireguard LINK MTU. It writes a line to its standard output: "ok" once the link is
-// there, and otherwise what failed. The link is configured like one of the kernel's, but through
+// Usage: husk-wireguard LINK MTU. It is ready once the link is there, as internal/network/companion
+// explains. The link is configured like one of the kernel's, but through
 // /var/run/wireguard/LINK.sock (https://www.wireguard.com/xplatform/).
 package main
 
@@ -18,26 +18,24 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/ipc"
 	"golang.zx2c4.com/wireguard/tun"
+
+	"github.com/huskd/husk/internal/network/companion"
 )
 
 func main() {
-	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "husk-wireguard: usage: husk-wireguard LINK MTU; huskd starts it")
-		os.Exit(2)
-	}
-	mtu, err := strconv.Atoi(os.Args[2])
-	if err == nil {
-		err = run(os.Args[1], mtu)
-	}
-	if err != nil {
-		fmt.Printf("link %s: %v\n", os.Args[1], err)
-		os.Exit(1)
-	}
+	companion.Main("husk-wireguard LINK MTU", func(args []string, ready func()) error {
+		mtu, err := strconv.Atoi(args[1])
+		if err == nil {
+			err = run(args[0], mtu, ready)
+		}
+		if err != nil {
+			return fmt.Errorf("link %s: %w", args[0], err)
+		}
+		return nil
+	})
 }
 
-func run(link string, mtu int) error {
-	// A terminal or a service that ends must not end the link.
-	signal.Ignore(syscall.SIGHUP, syscall.SIGINT)
+func run(link string, mtu int, ready func()) error {
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, syscall.SIGTERM)
 	socket, err := ipc.UAPIOpen(link)
@@ -56,8 +54,7 @@ func run(link string, mtu int) error {
 	}
 	defer clients.Close()
 	go serve(clients, wireGuard)
-	fmt.Println("ok")
-	_ = os.Stdout.Close()
+	ready()
 	select {
 	case <-end:
 	case <-wireGuard.Wait(): // the link was deleted

@@ -11,18 +11,16 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
-	"syscall"
 	"time"
 
+	"github.com/huskd/husk/internal/network/companion"
 	"github.com/huskd/husk/internal/network/peer"
 )
 
-// Program is the program's name. It is installed beside huskd.
+// Program is the companion. Its argument is the socket that it listens on.
 const Program = "husk-bgp"
 
 // Config of a Speaker.
@@ -50,25 +48,11 @@ type Speaker struct {
 
 // Open returns a speaker. It fails if the program isn't installed.
 func Open(cfg Config) (*Speaker, error) {
-	program, err := findProgram()
+	program, err := companion.Find(Program)
 	if err != nil {
 		return nil, err
 	}
 	return &Speaker{cfg: cfg, program: program, send: make(chan struct{}, 1)}, nil
-}
-
-func findProgram() (string, error) {
-	if self, err := os.Executable(); err == nil {
-		beside := filepath.Join(filepath.Dir(self), Program)
-		if info, err := os.Stat(beside); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
-			return beside, nil
-		}
-	}
-	path, err := exec.LookPath(Program)
-	if err != nil {
-		return "", fmt.Errorf("%s is neither beside huskd nor in PATH: install it", Program)
-	}
-	return path, nil
 }
 
 // Set sets what this node announces, and to which peers.
@@ -259,40 +243,13 @@ func (s *Speaker) connect() (net.Conn, error) {
 	if conn, err := net.Dial("unix", s.cfg.Socket); err == nil {
 		return conn, nil
 	}
-	if err := s.start(); err != nil {
+	if err := os.MkdirAll(filepath.Dir(s.cfg.Socket), 0o700); err != nil {
+		return nil, err
+	}
+	if err := companion.Start(s.program, s.cfg.Socket); err != nil {
 		return nil, err
 	}
 	return net.Dial("unix", s.cfg.Socket)
-}
-
-// startTime is how long the program may take until it listens on its socket.
-const startTime = 10 * time.Second
-
-func (s *Speaker) start() error {
-	if err := os.MkdirAll(filepath.Dir(s.cfg.Socket), 0o700); err != nil {
-		return err
-	}
-	ready, report, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer ready.Close()
-	cmd := exec.Command(s.program, s.cfg.Socket)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", report, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	err = cmd.Start()
-	_ = report.Close()
-	if err != nil {
-		return fmt.Errorf("start %s: %w", s.program, err)
-	}
-	go func() { _ = cmd.Wait() }() // so that it doesn't stay as a zombie
-	_ = ready.SetReadDeadline(time.Now().Add(startTime))
-	answer, err := bufio.NewReader(ready).ReadString('\n')
-	if err != nil || answer != "ok\n" {
-		_ = cmd.Process.Kill()
-		return fmt.Errorf("start %s: %s", s.program, cmp.Or(strings.TrimSpace(answer), fmt.Sprintf("no answer after %v", startTime)))
-	}
-	return nil
 }
 
 // stopTime is how long the program may take to end its sessions.

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,6 +22,7 @@ import (
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/netns/netnstest"
 	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/companion"
 	"github.com/huskd/husk/internal/network/peer"
 	"github.com/huskd/husk/internal/network/wireguard"
 	"github.com/huskd/husk/internal/pod"
@@ -78,7 +80,7 @@ func newHusk(b *testing.B, program string) *lab {
 	for i, n := range l.nodes {
 		// Programs have their sockets in one directory, so the names of their links must differ.
 		n.self.Instance = pod.Instance(fmt.Sprintf("%04x", (2*os.Getpid()+i)&0xffff))
-		o, err := Open(Config{Netns: n.path, Instance: n.self.Instance, StartWireGuard: func(link string, mtu int) error { return wireguard.Start(program, link, mtu) }})
+		o, err := Open(Config{Netns: n.path, Instance: n.self.Instance, StartWireGuard: func(link string, mtu int) error { return companion.Start(program, link, strconv.Itoa(mtu)) }})
 		must(b, err)
 		o.SetKeys(n.private)
 		b.Cleanup(func() {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/netip"
 	"path/filepath"
+	"strconv"
 	"sync/atomic"
 
 	"github.com/containerd/errdefs"
@@ -20,6 +21,7 @@ import (
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/backend"
 	"github.com/huskd/husk/internal/network/bgp"
+	"github.com/huskd/husk/internal/network/companion"
 	"github.com/huskd/husk/internal/network/heartbeat"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/nodestore"
@@ -69,9 +71,9 @@ func Open(cfg Config) (*Peering, error) {
 
 func (n *Peering) open() (err error) {
 	cfg := overlay.Config{Instance: n.cfg.Instance, NodeIPs: n.cfg.NodeIPs}
-	program, missing := wireguard.FindProgram()
+	program, missing := companion.Find(wireguard.Program)
 	if missing == nil {
-		cfg.StartWireGuard = func(link string, mtu int) error { return wireguard.Start(program, link, mtu) }
+		cfg.StartWireGuard = func(link string, mtu int) error { return companion.Start(program, link, strconv.Itoa(mtu)) }
 	}
 	if n.kernel, err = overlay.Open(cfg); err != nil {
 		return err

@@ -1,3 +1,4 @@
+// Package wireguard has this node's keys of WireGuard.
 package wireguard
 
 import (
@@ -12,6 +13,10 @@ import (
 
 	"github.com/huskd/husk/internal/network/peer"
 )
+
+// Program is the companion that takes the place of a kernel's WireGuard. Its arguments are a link,
+// which it makes, and the link's MTU. It ends when the link is deleted.
+const Program = "husk-wireguard"
 
 // Keys are this node's private keys of WireGuard. Two files keep them: one that of the first link,
 // and one that of the second while the key is being changed. Together they say how far the change
