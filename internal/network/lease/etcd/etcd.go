@@ -64,6 +64,8 @@ type Store struct {
 	flannel bool // the keys of blocks are flannel's
 	tls     *tls.Config
 
+	connections connections
+
 	mu      sync.Mutex // Invariant: guards the fields below.
 	client  *clientv3.Client
 	closed  bool
@@ -169,7 +171,7 @@ func (s *Store) connect() (*clientv3.Client, error) {
 		Endpoints: s.cfg.Endpoints, TLS: s.tls, Username: s.cfg.Username, Password: s.cfg.Password,
 		DialTimeout: timeout, DialKeepAliveTime: 2 * timeout, DialKeepAliveTimeout: timeout,
 		Logger:      zap.NewNop(), // it writes to standard error
-		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(s.observe), grpc.WithChainStreamInterceptor(s.observeStream)},
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(s.observe), grpc.WithChainStreamInterceptor(s.observeStream), grpc.WithContextDialer(s.connections.dial)},
 	})
 	if err != nil {
 		return nil, s.explain(err)
@@ -192,6 +194,7 @@ func (s *Store) call(ctx context.Context, f func(context.Context, *clientv3.Clie
 	if err != nil {
 		return err
 	}
+	s.connections.closeDead()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return s.explain(f(ctx, client))
