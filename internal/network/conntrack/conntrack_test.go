@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -182,4 +183,55 @@ func FuzzParse(f *testing.F) {
 		_ = deletion(data, func(_, _ tuple) bool { return true })
 		_ = parseTuple(data)
 	})
+}
+
+// TestEnd checks as what connection each entry is judged, and that those that are denied end.
+func TestEnd(t *testing.T) {
+	path := t.TempDir() + "/net"
+	netnstest.Make(t, path)
+	for i := range 3 {
+		netnstest.IP(t, path, fmt.Sprintf("address add 10.9.0.%d/32 dev lo", i+1))
+	}
+	netnstest.Run(t, path, "nft", rules)
+	send := func(to string) {
+		t.Helper()
+		must(t, netns.Do(path, func() error {
+			c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.IPv4(10, 9, 0, 3), Port: 4000}, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))
+			if err != nil {
+				return err
+			}
+			_, err = c.Write([]byte("hello"))
+			return errors.Join(err, c.Close())
+		}))
+	}
+	var c *nlsock.Conn
+	must(t, netns.Do(path, func() (err error) {
+		c, err = nlsock.Dial(unix.NETLINK_NETFILTER)
+		return err
+	}))
+	defer c.Close()
+	send("10.9.0.1:8080")
+	send("10.9.0.2:53")
+	from := netip.MustParseAddr("10.9.0.3")
+	translated := Connection{from, netip.MustParseAddr("10.9.0.2"), unix.IPPROTO_UDP, 80}
+	direct := Connection{from, netip.MustParseAddr("10.9.0.2"), unix.IPPROTO_UDP, 53}
+	for _, want := range [][]Connection{{translated, direct}, {direct}} {
+		var got []Connection
+		n, err := End(c, func(e Connection) bool {
+			got = append(got, e)
+			return e == translated
+		})
+		must(t, err)
+		slices.SortFunc(got, func(a, b Connection) int { return int(b.Port) - int(a.Port) })
+		if !slices.Equal(got, want) || n != len(want)-1 {
+			t.Errorf("ended %d of %v, want %v", n, got, want)
+		}
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -23,6 +23,10 @@ func newChange() *change {
 	return &change{chains: map[string]map[kind]bool{}, remove: map[string][]element{}, add: map[string][]element{}, unused: map[ruleset.ProfileID]ruleset.Profile{}}
 }
 
+func (c *change) adds(set string, e element) { c.add[set] = append(c.add[set], e) }
+
+func (c *change) removes(set string, e element) { c.remove[set] = append(c.remove[set], e) }
+
 // commit makes a change in one transaction.
 func (t *Table) commit(c *change) error {
 	all := c.begin
@@ -72,27 +76,25 @@ func (t *Table) commit(c *change) error {
 // changeOf returns what an update changes.
 func (t *Table) changeOf(u *ruleset.Update) *change {
 	c, r := newChange(), t.wanted
-	remove := func(set string, e element) { c.remove[set] = append(c.remove[set], e) }
-	add := func(set string, e element) { c.add[set] = append(c.add[set], e) }
 	for addr, id := range u.Identities {
 		old, known := r.Identities[addr]
 		if known && old == id {
 			continue
 		}
 		if known {
-			identityElement(addr, old, remove)
+			identityElement(addr, old, c.removes)
 		}
 		if id != ruleset.World {
-			identityElement(addr, id, add)
+			identityElement(addr, id, c.adds)
 		}
 	}
 	for _, n := range u.RemoveRanges {
 		if old, ok := r.Ranges[n.First]; ok {
-			rangeElement(old, remove)
+			rangeElement(old, c.removes)
 		}
 	}
 	for _, n := range u.AddRanges {
-		rangeElement(n, add)
+		rangeElement(n, c.adds)
 	}
 	pods := func(addr netip.Addr, p *ruleset.Pod) {
 		is, wanted := contents{}, contents{}

@@ -2,9 +2,7 @@ package policytable
 
 import (
 	"encoding/binary"
-	"maps"
 	"net/netip"
-	"slices"
 
 	"github.com/huskd/husk/internal/network/policy"
 	"github.com/huskd/husk/internal/network/policy/ruleset"
@@ -39,15 +37,6 @@ func (c contents) add(set string, e element) {
 		c[set] = map[elementKey]element{}
 	}
 	c[set][elementKey{e.key, e.last}] = e
-}
-
-// lists returns the elements of each set.
-func (c contents) lists() map[string][]element {
-	out := make(map[string][]element, len(c))
-	for set, elements := range c {
-		out[set] = slices.Collect(maps.Values(elements))
-	}
-	return out
 }
 
 // yield takes the elements that something in a ruleset stands for.
@@ -106,23 +95,27 @@ func matchElements(chain string, m ruleset.Match, add yield) {
 	}
 }
 
-// contentsOf returns all elements of a ruleset.
-func contentsOf(r *ruleset.Ruleset) contents {
-	c := contents{}
+// elements yields all elements of a ruleset.
+func elements(r *ruleset.Ruleset, add yield) {
 	for addr, id := range r.Identities {
-		identityElement(addr, id, c.add)
+		identityElement(addr, id, add)
 	}
 	for _, n := range r.Ranges {
-		rangeElement(n, c.add)
+		rangeElement(n, add)
 	}
 	for _, p := range r.Pods {
-		podElements(p, c.add)
+		podElements(p, add)
 	}
 	for _, p := range r.Profiles {
 		for m := range p.Allow {
-			matchElements(chainOf(p.Direction, p.ID), m, c.add)
+			matchElements(chainOf(p.Direction, p.ID), m, add)
 		}
 	}
+}
+
+func contentsOf(r *ruleset.Ruleset) contents {
+	c := contents{}
+	elements(r, c.add)
 	return c
 }
 

@@ -298,7 +298,7 @@ func (t *Table) replace(f *found) error {
 		begin = append(t.kernel.adopt(f), t.kernel.deleteTable())
 	}
 	c := newChange()
-	c.add = contentsOf(t.wanted).lists()
+	elements(t.wanted, c.adds)
 	for _, p := range t.wanted.Profiles {
 		c.chains[chainOf(p.Direction, p.ID)] = kindsOf(p)
 	}
