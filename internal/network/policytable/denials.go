@@ -26,7 +26,7 @@ type Denial struct {
 
 // From linux/netfilter/nfnetlink_log.h.
 const (
-	logPacket = unix.NFNL_SUBSYS_ULOG<<8 | 0
+	logPacket = unix.NFNL_SUBSYS_ULOG << 8
 	logConfig = unix.NFNL_SUBSYS_ULOG<<8 | 1
 
 	logCommand   = 1 // NFULA_CFG_CMD

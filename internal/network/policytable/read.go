@@ -30,8 +30,8 @@ type foundRule struct {
 	packets uint64
 }
 
-// read returns what the kernel has, with the elements of sets if they are asked for.
-func (k *kernelTable) read(elements bool) (*found, error) {
+// find returns the table without its chains and sets.
+func (k *kernelTable) find() (*found, error) {
 	f := &found{sets: map[string]bool{}, chains: map[string][]foundRule{}, contents: contents{}}
 	get := k.conn.Do(request(unix.NFT_MSG_GETTABLE, 0, attributes{}.text(unix.NFTA_TABLE_NAME, k.name)))[0]
 	if errors.Is(get.Err, unix.ENOENT) {
@@ -46,7 +46,16 @@ func (k *kernelTable) read(elements bool) (*found, error) {
 			f.flags = number(value)
 		}
 	}
-	_, err := nlsock.List(k.conn, request(unix.NFT_MSG_GETCHAIN, 0, nil), func(data []byte) (struct{}, bool) {
+	return f, nil
+}
+
+// read returns all that the kernel has.
+func (k *kernelTable) read() (*found, error) {
+	f, err := k.find()
+	if err != nil || !f.exists {
+		return f, err
+	}
+	_, err = nlsock.List(k.conn, request(unix.NFT_MSG_GETCHAIN, 0, nil), func(data []byte) (struct{}, bool) {
 		var table, name string
 		for typ, value := range fields(data) {
 			switch typ {
@@ -78,11 +87,9 @@ func (k *kernelTable) read(elements bool) (*found, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list sets: %w", err)
 	}
-	if elements {
-		for name := range f.sets {
-			if err := k.readElements(f, name); err != nil {
-				return nil, fmt.Errorf("list set %s: %w", name, err)
-			}
+	for name := range f.sets {
+		if err := k.readElements(f, name); err != nil {
+			return nil, fmt.Errorf("list set %s: %w", name, err)
 		}
 	}
 	return f, nil

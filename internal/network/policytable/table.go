@@ -98,6 +98,9 @@ func (t *Table) wrap(err error) error {
 	if err == nil {
 		return nil
 	}
+	if errors.Is(err, unix.EPERM) {
+		err = errdefs.ErrFailedPrecondition.WithMessage("another process, which still runs, has it: end that first")
+	}
 	return fmt.Errorf("nftables table inet %s: %w", t.kernel.name, err)
 }
 
@@ -167,7 +170,7 @@ func (t *Table) Reap() error {
 func (t *Table) Teardown() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	f, err := t.kernel.read(false)
+	f, err := t.kernel.find()
 	if err != nil || !f.exists {
 		return t.wrap(err)
 	}
@@ -180,7 +183,7 @@ func (t *Table) Teardown() error {
 func (t *Table) Exists() (bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	f, err := t.kernel.read(false)
+	f, err := t.kernel.find()
 	return err == nil && f.exists, t.wrap(err)
 }
 
@@ -196,7 +199,7 @@ func (t *Table) View(fn func(*ruleset.Ruleset)) {
 func (t *Table) Read() (*ruleset.Ruleset, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	f, err := t.kernel.read(true)
+	f, err := t.kernel.read()
 	if err != nil || !f.exists {
 		return nil, t.wrap(err)
 	}
@@ -210,7 +213,7 @@ func (t *Table) Verify() ([]string, error) {
 	if t.wanted == nil {
 		return nil, nil
 	}
-	f, err := t.kernel.read(true)
+	f, err := t.kernel.read()
 	if err != nil {
 		return nil, t.wrap(err)
 	}
@@ -260,7 +263,7 @@ func check(profiles []ruleset.Profile) error {
 // synchronize compares the kernel with what is wanted, and makes it so.
 func (t *Table) synchronize() error {
 	t.unsure = true
-	f, err := t.kernel.read(true)
+	f, err := t.kernel.read()
 	if err != nil {
 		return err
 	}
@@ -274,9 +277,6 @@ func (t *Table) synchronize() error {
 	if errors.Is(err, unix.EOPNOTSUPP) && f.flags == 0 {
 		t.kernel.flags = 0 // the kernel is older than 6.9
 		err = agree()
-	}
-	if errors.Is(err, unix.EPERM) {
-		return errdefs.ErrFailedPrecondition.WithMessage("another process, which still runs, has it: end that first")
 	}
 	t.unsure = err != nil
 	return err

@@ -303,6 +303,9 @@ func TestOthers(t *testing.T) {
 		if err := second.Load(small()); !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("a table that another process has: %v", err)
 		}
+		if err := second.Teardown(); !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("Teardown of a table that another process has: %v", err)
+		}
 		must(t, first.Close())
 		must(t, second.Load(small()))
 		agree(t, second, small())
@@ -542,6 +545,27 @@ func TestNodeIsNotJudged(t *testing.T) {
 	table.stale = true
 	if n, err := table.EndFlows(); err != nil || n != 0 {
 		t.Errorf("%d of the node's own connections were ended: %v", n, err)
+	}
+}
+
+// TestPriority checks that packets leave the table without a trace of it.
+func TestPriority(t *testing.T) {
+	l := newLab(t)
+	l.serve()
+	table := l.open()
+	rs := small()
+	rs.Pods[locals[2]] = ruleset.Pod{Addr: locals[2], Egress: "client"}
+	rs.Identities[locals[0]], rs.Identities[locals[2]] = 1, 1
+	must(t, table.Load(rs))
+	l.nft("add table inet t; add chain inet t c { type filter hook forward priority 10; }; add rule inet t c meta priority != 0 counter")
+	for _, f := range []policy.Flow{{From: locals[0], To: far[0]}, {From: far[4], To: locals[4]}, {From: locals[2], To: locals[0]}, {From: locals[0], To: locals[1]}} {
+		f.Protocol, f.Port = policy.TCP, 80
+		if rs.Allows(f) {
+			must(t, l.probe(f, patience))
+		}
+	}
+	if out := l.nft("list", "table", "inet", "t"); !strings.Contains(out, "packets 0 bytes 0") {
+		t.Errorf("packets have a priority:\n%s", out)
 	}
 }
 
