@@ -45,12 +45,17 @@ type classes struct {
 	byKey      map[classKey]*class
 	byID       map[Identity]*class
 	lastID     Identity
-	slots      int
-	free       []int // slots
+	// former has the numbers to keep, until there is a class, and claims are to those.
+	former *ruleset.Ruleset
+	claims []claim
+	slots  int
+	free   []int // slots
 	// moves are those since number.
 	moves map[move]int
 	// changed are the numbers whose class is another than the kernel's, which is the value.
 	changed map[Identity]*class
+	// buried are those since the last update, whose slots are still in use.
+	buried []*class
 	// renumbered is set if a class that the kernel has may have another number there.
 	renumbered bool
 	scratch    []byte
@@ -134,13 +139,16 @@ func (c *classes) move(from, to *class) {
 }
 
 // number gives numbers to classes after all moves. If rules have learned to tell more or fewer
-// addresses apart, the classes that were split or joined share out the numbers so that most
-// addresses keep theirs, and it returns true: classes may have other numbers than before.
-// Otherwise, no class's number changes.
+// addresses apart, the classes that were split or joined share out their numbers, so that most
+// addresses keep theirs. Otherwise, no class's number changes.
 func (c *classes) number(learned bool) {
-	if learned {
+	switch {
+	case c.claims != nil:
+		c.grant(c.claims)
+		c.claims = nil
+	case learned:
 		c.share()
-	} else {
+	default:
 		c.inherit()
 	}
 	for m := range c.moves {
@@ -152,10 +160,10 @@ func (c *classes) number(learned bool) {
 			}
 		}
 	}
-	clear(c.moves)
+	empty(&c.moves)
 }
 
-// claim is what a class has to a number.
+// claim is that of a class to a number, as count of its addresses and ranges have had it.
 type claim struct {
 	id    Identity
 	to    *class
@@ -184,22 +192,27 @@ func (c *classes) share() {
 			c.set(k.id, nil)
 		}
 	}
-	slices.SortFunc(claims, func(a, b claim) int {
-		return cmp.Or(cmp.Compare(b.count, a.count), cmp.Compare(a.id, b.id), cmp.Compare(a.to.id, b.to.id), cmp.Compare(a.to.slot, b.to.slot))
-	})
 	old := map[*class]Identity{}
 	for k := range arrived {
 		old[k], k.id = k.id, 0
 	}
+	c.grant(claims)
+	for k, id := range old {
+		c.renumbered = c.renumbered || id != 0 && id != k.id && k.size > 0
+	}
+	c.bury(arrived)
+}
+
+// grant gives numbers to the classes with the largest claims.
+func (c *classes) grant(claims []claim) {
+	slices.SortFunc(claims, func(a, b claim) int {
+		return cmp.Or(cmp.Compare(b.count, a.count), cmp.Compare(a.id, b.id), cmp.Compare(a.to.slot, b.to.slot))
+	})
 	for _, l := range claims {
 		if l.count > 0 && l.to.size > 0 && l.to.id == 0 && c.byID[l.id] == nil {
 			c.set(l.id, l.to)
 		}
 	}
-	for k, id := range old {
-		c.renumbered = c.renumbered || id != 0 && id != k.id && k.size > 0
-	}
-	c.bury(arrived)
 }
 
 // inherit gives a new class the number of one that is gone, if it has all its addresses. So no
@@ -239,6 +252,7 @@ func (c *classes) bury(candidates map[*class]int) {
 	for k := range candidates {
 		if k.size == 0 {
 			delete(c.byKey, k.classKey)
+			c.buried = append(c.buried, k)
 		}
 	}
 }
@@ -258,10 +272,7 @@ func (c *classes) set(id Identity, to *class) {
 
 // settle ends what was kept for the difference to the kernel, which now has all of it.
 func (c *classes) settle(profiles map[ruleset.ProfileID]*profile) {
-	for _, old := range c.changed {
-		if old == nil || old.size > 0 {
-			continue
-		}
+	for _, old := range c.buried {
 		c.free = append(c.free, old.slot)
 		for _, p := range profiles {
 			if old.slot < len(p.allow) {
@@ -269,6 +280,7 @@ func (c *classes) settle(profiles map[ruleset.ProfileID]*profile) {
 			}
 		}
 	}
-	clear(c.changed)
+	c.buried = nil
+	empty(&c.changed)
 	c.renumbered = false
 }

@@ -44,25 +44,9 @@ type Compiler struct {
 	// These are what a Commit has to look at.
 	dirty   []*pod
 	touched map[netip.Addr]struct{}
-	recut   bool // networks or nodes have changed, and so the segments
+	recut   bool // networks or nodes have changed since the segments were made
+	cut     bool // the segments have changed since they were emitted
 	scratch []bit
-}
-
-// pod is a pod with its bits.
-type pod struct {
-	*policy.Pod
-	key       string
-	signature *signature
-	dirty     bool
-}
-
-// address is a pod's.
-type address struct {
-	pod *pod // that has it, if several claim it
-	// class is nil if it is that of the range.
-	class *class
-	// id is what the kernel has, or World if it has none.
-	id Identity
 }
 
 // localPod is an address of this node.
@@ -95,12 +79,26 @@ func (c *Compiler) Change(changes policy.Changes) {
 	merge(&c.pending.Nodes, changes.Nodes)
 }
 
+// empty clears a map, and replaces a large one, which would stay as slow to iterate over.
+func empty[M ~map[K]V, K comparable, V any](m *M) {
+	if len(*m) > 100 {
+		*m = M{}
+	}
+	clear(*m)
+}
+
 func merge[V any](to *map[string]V, from map[string]V) {
 	if *to == nil {
 		*to = make(map[string]V, len(from))
 	}
 	maps.Copy(*to, from)
 }
+
+// KeepNumbers makes the Compiler give identities the numbers that they have in a former Compiler's
+// rule set, as far as they are the same. It comes before the first Commit, and is for a kernel that
+// has those rules: where the world is the same, nothing must change, and a packet never meets a
+// number with another meaning.
+func (c *Compiler) KeepNumbers(former *ruleset.Ruleset) { c.classes.former = former }
 
 // SetLocal says, with the next Commit, which addresses of pods are on this node. The kernel lets
 // nothing through to an address whose pod the Compiler doesn't know.
@@ -135,9 +133,8 @@ func (c *Compiler) Commit() []*ruleset.Update {
 	c.applyPods()
 	c.applyNodes()
 	c.selectPolicies(c.applyPolicies())
-	added := c.criteria.settle()
-	c.classify(added)
-	learned := len(added) > 0
+	c.classify()
+	learned := c.learn(c.criteria.settle())
 	left, joined := c.exchange()
 	if left || learned && c.anyLoaded() {
 		c.emitClasses(u, false)
@@ -191,121 +188,9 @@ func (c *Compiler) anyLoaded() bool {
 	return false
 }
 
-// applyPods makes the pending changes of namespaces and pods.
-func (c *Compiler) applyPods() {
-	relabelled := map[string]bool{}
-	for name, set := range c.pending.Namespaces {
-		if maps.Equal(c.namespaces[name], set) {
-			continue
-		}
-		if relabelled[name] = true; set == nil {
-			delete(c.namespaces, name)
-		} else {
-			c.namespaces[name] = set
-		}
-		c.criteria.index.relabelled(name)
-	}
-	if len(relabelled) > 0 {
-		for _, p := range c.pods {
-			if relabelled[p.Namespace] {
-				c.mark(p)
-			}
-		}
-	}
-	for key, next := range c.pending.Pods {
-		old := c.pods[key]
-		switch {
-		case next == nil && old == nil:
-		case next == nil:
-			delete(c.pods, key)
-			c.disclaim(old)
-			c.classes.hold(old.signature, nil)
-			old.signature = nil
-		case old == nil:
-			p := &pod{Pod: next, key: key}
-			c.pods[key] = p
-			c.claim(p)
-			c.mark(p)
-		default:
-			moved := !slices.Equal(old.Addresses, next.Addresses) || !old.Started.Equal(next.Started)
-			if moved {
-				c.disclaim(old)
-			}
-			if old.Namespace != next.Namespace || !maps.Equal(old.Labels, next.Labels) || !slices.Equal(old.Ports, next.Ports) {
-				c.mark(old)
-			}
-			old.Pod = next
-			if moved {
-				c.claim(old)
-			}
-		}
-	}
-	c.pending.Namespaces, c.pending.Pods = nil, nil
-}
-
-// mark makes the Commit look at a pod's labels and ports.
-func (c *Compiler) mark(p *pod) {
-	if !p.dirty {
-		p.dirty = true
-		c.dirty = append(c.dirty, p)
-	}
-}
-
-// claim makes a pod's addresses its own, unless another pod has them that started later.
-func (c *Compiler) claim(p *pod) {
-	for _, addr := range p.Addresses {
-		a, taken := c.addresses[addr]
-		if !usable(addr) || taken && (a.pod == p || slices.Contains(c.rivals[addr], p)) {
-			continue
-		}
-		c.touched[addr] = struct{}{}
-		if a.pod == nil {
-			a.pod = p
-		} else {
-			if c.rivals[addr] == nil {
-				c.rivals[addr] = []*pod{a.pod}
-			}
-			c.rivals[addr] = append(c.rivals[addr], p)
-			a.pod = p.wins(a.pod)
-		}
-		c.addresses[addr] = a
-	}
-}
-
-// disclaim is the opposite of claim.
-func (c *Compiler) disclaim(p *pod) {
-	for _, addr := range p.Addresses {
-		a, ok := c.addresses[addr]
-		rivals, shared := c.rivals[addr]
-		if !ok || a.pod != p && !slices.Contains(rivals, p) {
-			continue
-		}
-		c.touched[addr] = struct{}{}
-		a.pod = nil
-		if shared {
-			rivals = slices.DeleteFunc(rivals, func(r *pod) bool { return r == p })
-			for _, r := range rivals {
-				a.pod = r.wins(a.pod)
-			}
-			if c.rivals[addr] = rivals; len(rivals) == 1 {
-				delete(c.rivals, addr)
-			}
-		}
-		c.addresses[addr] = a
-	}
-}
-
-// wins returns the one of two pods that has an address which both claim.
-func (p *pod) wins(q *pod) *pod {
-	if q == nil || p.Started.After(q.Started) || p.Started.Equal(q.Started) && p.key < q.key {
-		return p
-	}
-	return q
-}
-
 // applyNodes makes the pending changes of nodes.
 func (c *Compiler) applyNodes() {
-	asked := c.criteria.askForNodes()
+	asked := len(c.pending.Nodes) > 0 && c.criteria.askForNodes()
 	for name, next := range c.pending.Nodes {
 		old := c.nodes[name]
 		if next == nil {
@@ -442,100 +327,6 @@ func (c *Compiler) assign(l *localPod, policies [2][]*source) {
 	}
 }
 
-// classify finds the classes of addresses that have changed, or of all if there are new criteria.
-func (c *Compiler) classify(added []*criterion) {
-	extra := newIndex()
-	var names []*criterion
-	pods := false
-	for _, a := range added {
-		switch {
-		case a.pods != nil:
-			extra.add(a)
-			pods = true
-		case a.port != nil:
-			names = append(names, a)
-			pods = true
-		default:
-			c.recut = true
-		}
-	}
-	if pods {
-		for _, p := range c.pods {
-			if p.dirty {
-				continue
-			}
-			bits := named(extra.match(c.scratch[:0], p.Pod, c.namespaces[p.Namespace]), names, p.Pod)
-			if c.scratch = bits; len(bits) == 0 {
-				continue
-			}
-			if p.signature != nil {
-				bits = append(bits, p.signature.bits...)
-			}
-			c.sign(p, c.classes.signature(bits))
-		}
-	}
-	for _, p := range c.dirty {
-		p.dirty = false
-		if c.pods[p.key] != p {
-			continue
-		}
-		c.scratch = named(c.criteria.index.match(c.scratch[:0], p.Pod, c.namespaces[p.Namespace]), c.criteria.names, p.Pod)
-		c.sign(p, c.classes.signature(c.scratch))
-	}
-	c.dirty = nil
-	c.place(len(added) > 0)
-}
-
-// sign gives a pod a signature.
-func (c *Compiler) sign(p *pod, s *signature) {
-	if s == p.signature {
-		return
-	}
-	c.classes.hold(p.signature, s)
-	p.signature = s
-	for _, addr := range p.Addresses {
-		if usable(addr) {
-			c.touched[addr] = struct{}{}
-		}
-	}
-}
-
-// place finds the segments, if they may have changed, and the classes of all addresses, or of those
-// that were touched. Then it gives numbers to the classes.
-func (c *Compiler) place(learned bool) {
-	if c.recut {
-		c.segments = c.classes.cut(c.segments, edges(c.criteria.byKey, c.nodes, true), edges(c.criteria.byKey, c.nodes, false))
-	}
-	if c.recut {
-		for addr := range c.addresses {
-			c.placeAddress(addr)
-		}
-	} else {
-		for addr := range c.touched {
-			c.placeAddress(addr)
-		}
-	}
-	c.classes.number(learned)
-}
-
-func (c *Compiler) placeAddress(addr netip.Addr) {
-	a := c.addresses[addr]
-	var next *class
-	if a.pod != nil && a.pod.signature != nil {
-		key := classKey{pod: a.pod.signature}
-		if s := at(c.segments, addr); s != nil {
-			key.network = s.signature
-		}
-		next = c.classes.class(key)
-	}
-	if next != a.class {
-		c.classes.move(a.class, next)
-		a.class = next
-		c.addresses[addr] = a
-		c.touched[addr] = struct{}{}
-	}
-}
-
 // buildProfiles makes the rules of new profiles and of those whose policies have changed, and
 // ends the use of policies by those that have no pods any more.
 func (c *Compiler) buildProfiles() {
@@ -547,33 +338,6 @@ func (c *Compiler) buildProfiles() {
 			p.build(c.classes)
 		}
 	}
-}
-
-// forget takes the bits of criteria from all signatures.
-func (c *Compiler) forget(gone []*criterion) {
-	bits := map[bit]bool{}
-	for _, g := range gone {
-		bits[g.bit] = true
-		c.recut = c.recut || g.networks != nil || g.nodes != nil
-	}
-	for _, old := range c.classes.signatures {
-		left := c.scratch[:0]
-		for _, b := range old.bits {
-			if !bits[b] && (b&portBit == 0 || !bits[b&^(1<<24-1)]) {
-				left = append(left, b)
-			}
-		}
-		c.scratch = left
-		if old.next = old; len(left) < len(old.bits) {
-			old.next = c.classes.signature(left)
-		}
-	}
-	for _, p := range c.pods {
-		if p.signature != nil {
-			c.sign(p, p.signature.next)
-		}
-	}
-	c.place(true)
 }
 
 // emitClasses adds to an update what has changed in the numbers of addresses, and in what profiles
@@ -588,11 +352,11 @@ func (c *Compiler) emitClasses(u *ruleset.Update, forgotten bool) {
 			c.emitAddress(u, addr)
 		}
 	}
-	clear(c.touched)
-	if c.recut || c.classes.renumbered {
+	empty(&c.touched)
+	if c.cut || c.classes.renumbered {
 		next := ranges(c.segments)
 		u.RemoveRanges, u.AddRanges = missing(c.ranges, next), missing(next, c.ranges)
-		c.ranges, c.recut = next, false
+		c.ranges, c.cut = next, false
 	}
 	for _, p := range c.profiles {
 		if p.loaded {

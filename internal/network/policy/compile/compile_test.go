@@ -125,16 +125,16 @@ func (l *lab) port() policy.Port {
 }
 
 func (l *lab) randomRules(tier policy.Tier) *policy.Rules {
-	if l.IntN(3) == 0 {
+	if l.IntN(4) == 0 {
 		return nil
 	}
-	return &policy.Rules{Rules: some(l, 3, func() policy.Rule {
+	return &policy.Rules{Rules: some(l, 4, func() policy.Rule {
 		r := policy.Rule{Action: policy.Accept}
 		if tier != policy.Namespaced {
 			r.Action = pick(l, []policy.Action{policy.Accept, policy.Deny, policy.Pass})
 		}
 		if l.IntN(5) > 0 {
-			r.Peers = some(l, 2, l.peer)
+			r.Peers = append(some(l, 2, l.peer), l.peer())[l.IntN(8)/7:]
 		}
 		if l.IntN(3) > 0 {
 			r.Ports = some(l, 3, l.port)
@@ -145,6 +145,9 @@ func (l *lab) randomRules(tier policy.Tier) *policy.Rules {
 
 func (l *lab) policy(name string) *policy.Policy {
 	p := &policy.Policy{Name: name, Tier: pick(l, []policy.Tier{policy.Admin, policy.Namespaced, policy.Namespaced, policy.Baseline}), Priority: int32(l.IntN(2)), Subject: *l.podSelector()}
+	if l.IntN(2) == 0 {
+		p.Subject.Pods = labels.Everything()
+	}
 	p.Ingress, p.Egress = l.randomRules(p.Tier), l.randomRules(p.Tier)
 	return p
 }
@@ -152,7 +155,7 @@ func (l *lab) policy(name string) *policy.Policy {
 func (l *lab) pod(namespace, name string) *policy.Pod {
 	return &policy.Pod{
 		Namespace: namespace, Name: name, Labels: l.labels(), Started: time.Unix(int64(l.IntN(3)), 0),
-		Addresses: some(l, 2, func() netip.Addr { return pick(l, podAddresses()) }),
+		Addresses: some(l, 3, func() netip.Addr { return pick(l, podAddresses()) }),
 		Ports: some(l, 2, func() policy.NamedPort {
 			return policy.NamedPort{Name: pick(l, []string{"web", "dns", "unasked"}), Protocol: l.protocol(), Port: pick(l, portNumbers)}
 		}),
@@ -164,7 +167,7 @@ func (l *lab) change(ofPolicies bool) {
 	gone := l.IntN(4) == 0
 	switch kind := l.IntN(10); {
 	case ofPolicies:
-		name := fmt.Sprintf("policy %d", l.IntN(8))
+		name := fmt.Sprintf("policy %d", l.IntN(12))
 		p := l.policy(name)
 		if old := l.policies[name]; old != nil && l.IntN(2) == 0 { // only its rules
 			p.Tier, p.Priority, p.Subject = old.Tier, old.Priority, old.Subject
@@ -191,16 +194,10 @@ func (l *lab) change(ofPolicies bool) {
 		l.compiler.Change(policy.Changes{Nodes: map[string]*policy.Node{name: l.nodes[name]}})
 	case kind < 4:
 		addr := pick(l, podAddresses())
-		l.local[addr] = !gone
-		var local []netip.Addr
-		for addr, is := range l.local {
-			if is {
-				local = append(local, addr)
-			}
-		}
-		l.compiler.SetLocal(local)
+		l.local[addr] = !gone || l.IntN(2) == 0
+		l.compiler.SetLocal(l.localAddresses())
 	default:
-		namespace, name := pick(l, namespaceNames), fmt.Sprintf("pod %d", l.IntN(5))
+		namespace, name := pick(l, namespaceNames), fmt.Sprintf("pod %d", l.IntN(8))
 		p := l.pod(namespace, name)
 		if old := l.pods[p.Key()]; old != nil && l.IntN(2) == 0 { // only its labels
 			p.Addresses, p.Ports, p.Started = old.Addresses, old.Ports, old.Started
@@ -216,6 +213,16 @@ func set[V any](m map[string]*V, key string, value *V, gone bool) {
 	} else {
 		m[key] = value
 	}
+}
+
+func (l *lab) localAddresses() []netip.Addr {
+	var out []netip.Addr
+	for addr, is := range l.local {
+		if is {
+			out = append(out, addr)
+		}
+	}
+	return out
 }
 
 // all is every object, as one change.
@@ -366,13 +373,7 @@ func (l *lab) compareWithNew(t *testing.T) {
 	t.Helper()
 	c, r := New(), ruleset.New()
 	c.Change(l.all())
-	var local []netip.Addr
-	for addr, is := range l.local {
-		if is {
-			local = append(local, addr)
-		}
-	}
-	c.SetLocal(local)
+	c.SetLocal(l.localAddresses())
 	for _, u := range c.Commit() {
 		r.Apply(u)
 	}

@@ -37,6 +37,8 @@ type criterion struct {
 	bit bit // of a port's name, the first of its bits
 	// refs counts the rules that use it.
 	refs int
+	// settled is set once signatures have its bit.
+	settled bool
 	// One is set.
 	pods     *policy.PodSelector
 	nodes    labels.Selector
@@ -118,6 +120,7 @@ func (c *criteria) askForNodes() bool {
 func (c *criteria) settle() []*criterion {
 	added := c.added
 	for _, a := range added {
+		a.settled = true
 		switch {
 		case a.pods != nil:
 			c.index.add(a)

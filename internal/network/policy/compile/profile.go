@@ -157,17 +157,12 @@ func profileID(direction int, policies []*source, ports []policy.NamedPort) rule
 		return ""
 	}
 	h := sha256.New()
-	names := make([]string, len(policies))
-	for i, p := range policies {
-		names[i] = p.Name
-	}
-	slices.Sort(names)
 	part := func(s string) {
 		h.Write(binary.LittleEndian.AppendUint32(nil, uint32(len(s))))
 		h.Write([]byte(s))
 	}
 	part(string(directions[direction]))
-	for _, name := range names {
+	for _, name := range namesOf(policies) {
 		part(name)
 	}
 	part("")
@@ -373,12 +368,13 @@ func (r *rule) numbers(named []bit) ports {
 	return out
 }
 
-// names are the policies', for people.
-func (p *profile) names() []string {
-	out := make([]string, len(p.policies))
-	for i, s := range p.policies {
+// namesOf returns the names of policies, sorted.
+func namesOf(policies []*source) []string {
+	out := make([]string, len(policies))
+	for i, s := range policies {
 		out[i] = s.Name
 	}
+	slices.Sort(out)
 	return out
 }
 
@@ -399,7 +395,7 @@ func (p *profile) load(u *ruleset.Update, c *classes) {
 			allow[m] = struct{}{}
 		}
 	}
-	u.AddProfiles = append(u.AddProfiles, ruleset.Profile{ID: p.id, Direction: directions[p.direction], Policies: p.names(), Allow: allow})
+	u.AddProfiles = append(u.AddProfiles, ruleset.Profile{ID: p.id, Direction: directions[p.direction], Policies: namesOf(p.policies), Allow: allow})
 	p.loaded, p.current = true, true
 }
 

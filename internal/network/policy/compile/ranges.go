@@ -34,6 +34,7 @@ func edges(all map[string]*criterion, nodes map[string]*policy.Node, v4 bool) []
 	}
 	for _, c := range all {
 		switch {
+		case !c.settled:
 		case c.networks != nil && c.networks.Prefix.Addr().Is4() == v4:
 			for _, r := range contained(c.networks) {
 				add(c.bit, r[0], r[1])

@@ -35,9 +35,8 @@ func TestPacketsBetweenUpdates(t *testing.T) {
 	several := 0
 	for seed := range uint64(100) {
 		l := newLab(1000 + seed)
-		for range 30 {
-			l.change(true)
-			l.change(false)
+		for range 150 {
+			l.change(l.IntN(3) == 0)
 		}
 		l.commit(t)
 		for range 40 {
@@ -173,4 +172,45 @@ func TestUpdatesAreMinimal(t *testing.T) {
 		&ruleset.Update{SetPods: []ruleset.Pod{{Addr: addr(1)}}, RemoveProfiles: []ruleset.ProfileID{id}},
 		&ruleset.Update{Identities: map[netip.Addr]Identity{addr(3): 0}})
 	want("a local address that is given up", func() []*ruleset.Update { c.SetLocal(nil); return c.Commit() }(), &ruleset.Update{RemovePods: []netip.Addr{addr(1)}})
+}
+
+// TestNumbersAreKept checks that a Compiler which takes over from another, in the same world, makes
+// the same rule set, and that it keeps the numbers of what stays the same in another world.
+func TestNumbersAreKept(t *testing.T) {
+	kept, all := 0, 0
+	for seed := range uint64(100) {
+		l := newLab(2000 + seed)
+		for range 200 {
+			l.change(l.IntN(3) == 0)
+			l.commit(t)
+		}
+		start := func() *ruleset.Ruleset {
+			c, r := New(), ruleset.New()
+			c.KeepNumbers(l.rules)
+			if l.IntN(2) == 0 {
+				c.Commit() // before anything is known
+			}
+			c.Change(l.all())
+			c.SetLocal(l.localAddresses())
+			for _, u := range c.Commit() {
+				r.Apply(u)
+			}
+			return r
+		}
+		if got := start(); !reflect.DeepEqual(got, l.rules) {
+			t.Fatalf("seed %d: the rule set was\n%+v, and is\n%+v", seed, l.rules, got)
+		}
+		old := l.rules
+		l.change(false)
+		l.rules = start()
+		l.check(t, 100)
+		for addr, id := range l.rules.Identities {
+			if all++; id == old.Identities[addr] {
+				kept++
+			}
+		}
+	}
+	if all < 200 || kept < all*8/10 {
+		t.Errorf("%d of %d identities have kept their numbers", kept, all)
+	}
 }
