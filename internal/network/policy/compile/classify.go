@@ -87,7 +87,7 @@ func (c *Compiler) place(learned bool) {
 		}
 	}
 	if c.classes.former != nil && len(c.classes.byKey) > 1 {
-		c.classes.claims, c.classes.former = c.classes.formerClaims(), nil
+		c.classes.claims, c.classes.former = c.formerClaims(), nil
 	}
 	c.classes.number(learned)
 }

@@ -25,6 +25,9 @@ type lab struct {
 	local      map[netip.Addr]bool
 	compiler   *Compiler
 	rules      *ruleset.Ruleset
+	// nonsense makes objects have what no API server accepts, and that the specification can judge;
+	// incomplete, what it can't.
+	nonsense, incomplete bool
 }
 
 func newLab(seed uint64) *lab {
@@ -63,7 +66,13 @@ var prefixes = []string{
 	"fd00::/64", "fd00::4/126", "2001:db8::/32", "ffff::/16", "::ffff:10.0.0.0/104", "10.0.0.77/24",
 }
 
+// maybe reports true seldom, if there is nonsense.
+func (l *lab) maybe() bool { return l.nonsense && l.IntN(8) == 0 }
+
 func (l *lab) labels() labels.Set {
+	if l.maybe() {
+		return nil
+	}
 	out := labels.Set{}
 	for _, key := range []string{"app", "tier", "x"} {
 		if l.IntN(3) > 0 {
@@ -74,6 +83,9 @@ func (l *lab) labels() labels.Set {
 }
 
 func (l *lab) selector() labels.Selector {
+	if l.incomplete && l.IntN(8) == 0 {
+		return nil
+	}
 	s, err := labels.Parse(pick(l, []string{"", "app=a", "app=b", "app in (a,b)", "app notin (a)", "tier", "!tier", "app=a,tier=b", "x!=c", "x in (a,b,c),tier=a"}))
 	if err != nil {
 		panic(err)
@@ -94,11 +106,19 @@ func (l *lab) podSelector() *policy.PodSelector {
 }
 
 func (l *lab) peer() policy.Peer {
+	if l.incomplete && l.IntN(8) == 0 {
+		return policy.Peer{}
+	}
 	switch l.IntN(6) {
 	case 0:
 		return policy.Peer{Nodes: l.selector()}
 	case 1, 2:
-		prefix := func() netip.Prefix { return netip.MustParsePrefix(pick(l, prefixes)) }
+		prefix := func() netip.Prefix {
+			if l.maybe() {
+				return netip.Prefix{}
+			}
+			return netip.MustParsePrefix(pick(l, prefixes))
+		}
 		return policy.Peer{Networks: &policy.Networks{Prefix: prefix(), Except: some(l, 2, prefix)}}
 	}
 	return policy.Peer{Pods: l.podSelector()}
@@ -107,6 +127,9 @@ func (l *lab) peer() policy.Peer {
 var portNumbers = []uint16{0, 1, 80, 81, 443, 8080, 65534, 65535}
 
 func (l *lab) protocol() policy.Protocol {
+	if l.maybe() {
+		return pick(l, []policy.Protocol{0, 1, 255})
+	}
 	return pick(l, []policy.Protocol{policy.TCP, policy.TCP, policy.UDP, policy.SCTP})
 }
 
@@ -130,8 +153,11 @@ func (l *lab) randomRules(tier policy.Tier) *policy.Rules {
 	}
 	return &policy.Rules{Rules: some(l, 4, func() policy.Rule {
 		r := policy.Rule{Action: policy.Accept}
-		if tier != policy.Namespaced {
+		if tier != policy.Namespaced || l.maybe() {
 			r.Action = pick(l, []policy.Action{policy.Accept, policy.Deny, policy.Pass})
+		}
+		if l.maybe() {
+			r.Action = "unknown"
 		}
 		if l.IntN(5) > 0 {
 			r.Peers = append(some(l, 2, l.peer), l.peer())[l.IntN(8)/7:]
@@ -148,6 +174,9 @@ func (l *lab) policy(name string) *policy.Policy {
 	if l.IntN(2) == 0 {
 		p.Subject.Pods = labels.Everything()
 	}
+	if l.maybe() {
+		p.Tier = policy.Tier(l.IntN(9) - 3)
+	}
 	p.Ingress, p.Egress = l.randomRules(p.Tier), l.randomRules(p.Tier)
 	return p
 }
@@ -155,7 +184,12 @@ func (l *lab) policy(name string) *policy.Policy {
 func (l *lab) pod(namespace, name string) *policy.Pod {
 	return &policy.Pod{
 		Namespace: namespace, Name: name, Labels: l.labels(), Started: time.Unix(int64(l.IntN(3)), 0),
-		Addresses: some(l, 3, func() netip.Addr { return pick(l, podAddresses()) }),
+		Addresses: some(l, 3, func() netip.Addr {
+			if l.maybe() {
+				return pick(l, []netip.Addr{{}, netip.MustParseAddr("::ffff:10.0.0.1"), netip.MustParseAddr("fe80::1%eth0"), netip.MustParseAddr("192.0.2.1")})
+			}
+			return pick(l, podAddresses())
+		}),
 		Ports: some(l, 2, func() policy.NamedPort {
 			return policy.NamedPort{Name: pick(l, []string{"web", "dns", "unasked"}), Protocol: l.protocol(), Port: pick(l, portNumbers)}
 		}),

@@ -2,7 +2,6 @@ package compile
 
 import (
 	"maps"
-	"net/netip"
 	"slices"
 
 	"github.com/huskd/husk/internal/network/policy"

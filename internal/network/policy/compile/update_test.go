@@ -214,3 +214,25 @@ func TestNumbersAreKept(t *testing.T) {
 		t.Errorf("%d of %d identities have kept their numbers", kept, all)
 	}
 }
+
+// FuzzChanges makes random changes of worlds with nonsense. The specification can't judge selectors
+// and peers that are missing; they select nothing.
+func FuzzChanges(f *testing.F) {
+	for seed := range uint64(40) {
+		f.Add(seed, seed%2 == 0)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64, incomplete bool) {
+		l := newLab(seed)
+		l.nonsense, l.incomplete = true, incomplete
+		for range 40 {
+			for range 1 + l.IntN(6) {
+				l.change(l.IntN(3) == 0)
+			}
+			l.commit(t)
+			if !incomplete {
+				l.check(t, 60)
+			}
+		}
+		l.compareWithNew(t)
+	})
+}
