@@ -80,6 +80,12 @@ func TestFailbackWithStrictReversePath(t *testing.T) {
 		}
 		return ""
 	})
+	node.Eventually(t, 10*time.Second, func() string {
+		if events := a.MustHusk("events"); !strings.Contains(events, "NodePathChanged") || !strings.Contains(events, "node n2 is now reached by vxlan instead of direct") {
+			return "husk events:\n" + events
+		}
+		return ""
+	})
 	Reach(t, 20*time.Second, c.nodes...)
 	u.Heal(a.Node, b.Node)
 	for healed := time.Now(); time.Since(healed) < 15*time.Second; time.Sleep(time.Second) { // longer than a way must answer to be used again
