@@ -81,6 +81,7 @@ var layer = map[string]int{
 	"internal/network/preflight":        driver,
 	"internal/netns/netnstest":          driver,
 	"internal/golden":                   driver,
+	"internal/filewatch":                driver,
 	"internal/network/nlsock":           driver,
 	"internal/network/overlay":          driver,
 	"internal/network/rtnetlink":        driver,
@@ -196,6 +197,8 @@ var allowed = map[string][]string{
 	"internal/host":                     {"internal/userns"},
 	"internal/userns":                   {"internal/oci/pause"},
 	"internal/netns":                    {"internal/userns", "internal/sharedmount"},
+	"internal/cni/conf":                 {"internal/filewatch"},
+	"internal/network/lease/file":       {"internal/filewatch"},
 	"internal/sharedmount":              {"internal/host"}, // for the boot ID
 	"internal/image/database":           {"internal/host"}, // likewise
 	"internal/image/rootfs":             {"internal/userns"},

@@ -18,14 +18,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/huskd/husk/internal/filewatch"
 	"github.com/huskd/husk/internal/manifest"
 )
 
 // resync is the interval at which the directory is read even without an inotify event. It is needed
-// on file systems without inotify, and after the directory was replaced.
+// on file systems without inotify.
 const resync = 5 * time.Second
 
 // inotifyKey is the key in lastErrors for errors of inotify.
@@ -87,45 +87,22 @@ type file struct {
 // Run watches the directory until ctx ends.
 func (d *Directory) Run(ctx context.Context) error {
 	d.files, d.lastErrors = map[string]*file{}, map[string]string{}
-	watch, err := fsnotify.NewWatcher()
+	watch, err := filewatch.New(0)
 	if err != nil {
 		return fmt.Errorf("manifests: watch %s: %w", d.Path, err)
 	}
 	defer watch.Close()
-	tick := time.NewTicker(resync)
-	defer tick.Stop()
-	for {
-		// Adding the watch again is harmless, and finds a directory that was replaced. The scan
-		// reports a missing directory.
+	for ctx.Err() == nil {
+		// The scan reports a missing directory.
 		if err := watch.Add(d.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			d.logOnce(inotifyKey, fmt.Errorf("%s can't be watched and is only read every %v: %w", d.Path, resync, err))
 		}
 		if d.scan() {
 			d.Deliver(d.set())
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		case err := <-watch.Errors:
-			if err != nil && !errors.Is(err, fsnotify.ErrEventOverflow) {
-				d.logOnce(d.Path, err)
-			}
-		case <-watch.Events:
-			drain(watch.Events)
-		}
+		watch.Wait(ctx, resync, nil)
 	}
-}
-
-// drain discards pending events: one scan serves all of them.
-func drain(events <-chan fsnotify.Event) {
-	for {
-		select {
-		case <-events:
-		default:
-			return
-		}
-	}
+	return nil
 }
 
 // scan reads changed files and reports whether the set may have changed.

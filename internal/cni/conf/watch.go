@@ -10,15 +10,14 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/fsnotify/fsnotify"
+
+	"github.com/huskd/husk/internal/filewatch"
 )
 
 const (
 	// quietPeriod is how long a directory must be unchanged before it is read, because
 	// agents write files in several steps.
 	quietPeriod = 100 * time.Millisecond
-	// maxDelay is how long reading is delayed if the directory keeps changing.
-	maxDelay = time.Second
 	// emptyGrace is how long an empty directory keeps its last networks, because agents
 	// remove files before they write new ones.
 	emptyGrace = 3 * time.Second
@@ -61,72 +60,31 @@ func (w *Watch) State() State { return *w.state.Load() }
 // Run follows the directory until ctx ends. The directory may be missing, appear, or be
 // replaced.
 func (w *Watch) Run(ctx context.Context) {
-	for ctx.Err() == nil {
-		w.readAndWait(ctx)
-	}
-}
-
-// readAndWait reads the directory and waits for a change. It creates a new watcher each
-// time, because a watched directory may have been replaced. It watches before it reads,
-// so that no change is missed.
-func (w *Watch) readAndWait(ctx context.Context) {
-	watcher, err := fsnotify.NewWatcher()
+	changes, err := filewatch.New(quietPeriod)
 	if err != nil {
 		w.log.Warn("cni: can't watch the configuration, so changes are noticed late", "directory", w.dir, "error", err)
-		watcher = &fsnotify.Watcher{} // without events
-	} else {
-		defer watcher.Close()
-		w.watch(watcher)
 	}
-	w.reload()
-	if err == nil {
-		w.watch(watcher) // the directories of networks that are new
-	}
-	pause := resyncInterval
-	if !w.emptySince.IsZero() {
-		pause = emptyGrace
-	}
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	var latest <-chan time.Time // set by the first change
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-			return
-		case <-latest:
-			return
-		case e := <-watcher.Events:
-			if w.concerns(e.Name) {
-				timer.Reset(quietPeriod)
-				if latest == nil {
-					latest = time.After(maxDelay)
-				}
-			}
-		case <-watcher.Errors: // the queue overflowed
-			return
+	defer changes.Close()
+	for ctx.Err() == nil {
+		// It watches before it reads, so that no change is missed.
+		w.watch(changes)
+		w.reload()
+		w.watch(changes) // the directories of networks that are new
+		pause := resyncInterval
+		if !w.emptySince.IsZero() {
+			pause = emptyGrace
 		}
+		changes.Wait(ctx, pause, nil)
 	}
 }
 
-// watch adds the directory, the directories with further plugins of its networks, and
-// every directory above, because any of them may be replaced. Errors don't matter: the
-// parent's watch reports when a missing directory appears.
-func (w *Watch) watch(watcher *fsnotify.Watcher) {
-	_ = watcher.Add(w.dir)
+// watch watches the directory, and the directories with further plugins of its networks. Those may
+// be missing.
+func (w *Watch) watch(changes *filewatch.Watch) {
+	_ = changes.Add(w.dir)
 	for _, n := range w.State().Networks {
-		_ = watcher.Add(filepath.Join(w.dir, n.List.Name))
+		_ = changes.Add(filepath.Join(w.dir, n.List.Name))
 	}
-	for path := w.dir; path != "/" && path != "."; {
-		path = filepath.Dir(path)
-		_ = watcher.Add(path)
-	}
-}
-
-// concerns reports whether a change of path can affect the configuration.
-func (w *Watch) concerns(path string) bool {
-	return path == w.dir || strings.HasPrefix(path, w.dir+"/") || strings.HasPrefix(w.dir, path+"/")
 }
 
 func same(a, b Found) bool {

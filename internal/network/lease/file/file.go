@@ -25,8 +25,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
+	"github.com/huskd/husk/internal/filewatch"
 	"github.com/huskd/husk/internal/network/peer"
 )
 
@@ -34,8 +33,6 @@ const (
 	// quiet is how long the file must be unchanged before it is read, because editors write in
 	// several steps.
 	quiet = 50 * time.Millisecond
-	// latest is how long reading is delayed if the file's directory keeps changing.
-	latest = time.Second
 	// resync is the interval at which the file is read without any event. It is needed on file
 	// systems without inotify, and if the file is a link to a file elsewhere.
 	resync = 5 * time.Second
@@ -47,11 +44,12 @@ const (
 type Registry struct {
 	path, node string
 	log        *slog.Logger
-	announced  chan peer.Node // has the latest record that Run hasn't seen
+	announced  chan struct{} // next is set
 
 	mu    sync.Mutex     // Invariant: guards the fields below.
 	own   []netip.Prefix // the blocks of the node
 	fault string         // why the file in its present state can't be used
+	next  *peer.Node     // the latest record that Run hasn't seen
 
 	// The rest belongs to Run.
 	sum    [sha256.Size]byte
@@ -63,64 +61,35 @@ var _ peer.Registry = (*Registry)(nil)
 
 // New returns the registry of a node whose file is at path.
 func New(path, node string, log *slog.Logger) *Registry {
-	return &Registry{path: filepath.Clean(path), node: node, log: log, announced: make(chan peer.Node, 1)}
+	return &Registry{path: filepath.Clean(path), node: node, log: log, announced: make(chan struct{}, 1)}
 }
 
 // Run implements peer.Registry. It doesn't call update before the file is there and without a
 // mistake; until then it logs what is wrong.
 func (r *Registry) Run(ctx context.Context, update func(peer.View)) error {
-	watch, err := fsnotify.NewWatcher()
+	changes, err := filewatch.New(quiet)
 	if err != nil {
 		return fmt.Errorf("nodes file: watch %s: %w", r.path, err)
 	}
-	defer watch.Close()
+	defer changes.Close()
 	for ctx.Err() == nil {
-		r.watch(watch)
+		_ = changes.Add(filepath.Dir(r.path)) // if it is missing, read says so
+		r.takeRecord()
 		if r.read() && r.nodes != nil {
 			update(r.view())
 		}
-		r.wait(ctx, watch)
+		changes.Wait(ctx, resync, r.announced)
 	}
 	return nil
 }
 
-// watch adds the file's directory and all above it, because each may be missing or be replaced.
-// Adding a watch again is harmless. Errors don't matter, as the file is also read every resync.
-func (r *Registry) watch(watch *fsnotify.Watcher) {
-	for dir := r.path; dir != filepath.Dir(dir); {
-		dir = filepath.Dir(dir)
-		_ = watch.Add(dir)
-	}
-}
-
-// wait returns when there may be something new.
-func (r *Registry) wait(ctx context.Context, watch *fsnotify.Watcher) {
-	timer := time.NewTimer(resync)
-	defer timer.Stop()
-	var deadline <-chan time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-			return
-		case <-deadline:
-			return
-		case <-watch.Errors: // the queue overflowed
-			return
-		case record := <-r.announced:
-			r.record = record
-			r.sum = [sha256.Size]byte{} // so that the view is made again
-			return
-		case e := <-watch.Events:
-			if dir := filepath.Dir(r.path); filepath.Dir(e.Name) != dir && !strings.HasPrefix(dir+"/", e.Name+"/") {
-				continue
-			}
-			timer.Reset(quiet)
-			if deadline == nil {
-				deadline = time.After(latest)
-			}
-		}
+// takeRecord takes the record that was last announced, and has the view made again.
+func (r *Registry) takeRecord() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.next != nil {
+		r.record, r.next = *r.next, nil
+		r.sum = [sha256.Size]byte{}
 	}
 }
 
@@ -243,12 +212,12 @@ func readFile(path string) ([]byte, error) {
 // Announce implements peer.Registry. The file stays as it is: where the record says something else
 // than the node's entry, the view has a note.
 func (r *Registry) Announce(record peer.Node) {
-	for {
-		select {
-		case r.announced <- record:
-			return
-		case <-r.announced: // an older one
-		}
+	r.mu.Lock()
+	r.next = &record
+	r.mu.Unlock()
+	select {
+	case r.announced <- struct{}{}:
+	default:
 	}
 }
 
