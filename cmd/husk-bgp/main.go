@@ -76,7 +76,7 @@ func serve(listener net.Listener, s *speaker) error {
 		case desired := <-messages:
 			if desired.Stop {
 				_ = listener.Close() // which removes the socket
-				s.stop()
+				s.leave()
 				return nil
 			}
 			s.set(desired)

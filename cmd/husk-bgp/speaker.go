@@ -45,6 +45,8 @@ const (
 	quietTime  = 2 * time.Second
 	// graceTime is how long a session may be down without being reported.
 	graceTime = 10 * time.Second
+	// leaveTime is how long peers have to read the last withdrawals.
+	leaveTime = 300 * time.Millisecond
 	// reopenTime is after how long a session that was closed because of maxPrefixes is tried again.
 	reopenTime = time.Minute
 )
@@ -102,6 +104,18 @@ func (s *speaker) retry() {
 			p.closed, p.removed = time.Now(), s.err != nil
 		}
 	}
+}
+
+// leave withdraws all prefixes and ends all sessions. The withdrawals come first, and get their
+// time: a connection that is closed while the peer sends is reset, so the peer may never read that
+// the session has ended, and keep the routes as after a crash.
+func (s *speaker) leave() {
+	if s.bgp != nil && len(s.prefixes) > 0 {
+		s.desired.Prefixes = nil
+		_ = s.setPrefixes()
+		time.Sleep(leaveTime)
+	}
+	s.stop()
 }
 
 // stop ends all sessions; peers remove the routes at once.
