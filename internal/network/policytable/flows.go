@@ -37,13 +37,14 @@ func (t *Table) takenAway() bool {
 	if t.stale {
 		return true
 	}
+	to := map[ruleset.Identity][]ruleset.Identity{}
 	for m := range t.moves {
-		for _, p := range t.wanted.Profiles {
-			for match := range p.Allow {
-				if match.Identity != m.from {
-					continue
-				}
-				match.Identity = m.to
+		to[m.from] = append(to[m.from], m.to)
+	}
+	for _, p := range t.wanted.Profiles {
+		for match := range p.Allow {
+			for _, id := range to[match.Identity] {
+				match.Identity = id
 				if _, ok := p.Allow[match]; !ok {
 					return true
 				}
@@ -56,47 +57,52 @@ func (t *Table) takenAway() bool {
 // EndFlows ends the open connections of local pods that were allowed when they began and no longer
 // are: it deletes their conntrack entries, so that their next packets are judged again. It does
 // nothing unless something was loaded or taken away since it last succeeded. It reads all of the
-// node's entries, so callers let a moment pass between calls. It returns how many it ended.
+// node's entries, without delaying other calls, so callers let a moment pass between calls. It
+// returns how many it ended.
 //
 // TCP connections end, as the table then wants a SYN. In other protocols, packets of the end that
 // accepted count as a new connection's, which may be allowed.
 func (t *Table) EndFlows() (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.wanted == nil {
+	t.ending.Lock()
+	defer t.ending.Unlock()
+	index := t.taken()
+	if index == nil {
 		return 0, nil
 	}
-	n := 0
-	if t.takenAway() {
-		t.stale = true
-		var err error
-		if n, err = t.endFlows(); err != nil {
-			return n, fmt.Errorf("end connections that policy denies: %w", err)
-		}
+	// What the node itself sends and receives isn't judged.
+	var node map[netip.Addr]bool
+	n, err := 0, t.inNode(func() (err error) {
+		node, err = ownAddresses()
+		return err
+	})
+	if err == nil {
+		n, err = conntrack.End(t.flows, func(c conntrack.Connection) bool {
+			if !index.IsPod(c.From) && !index.IsPod(c.To) || node[c.From] || node[c.To] || c.From.IsLoopback() {
+				return false
+			}
+			return !index.Allows(policy.Flow{From: c.From, To: c.To, Protocol: policy.Protocol(c.Protocol), Port: c.Port})
+		})
 	}
-	t.stale = false
-	clear(t.moves)
+	if err != nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.stale = true
+		return n, fmt.Errorf("end connections that policy denies: %w", err)
+	}
 	return n, nil
 }
 
-func (t *Table) endFlows() (n int, err error) {
-	// What the node itself sends and receives isn't judged.
-	var node map[netip.Addr]bool
-	if err := t.inNode(func() (err error) {
-		node, err = ownAddresses()
-		return err
-	}); err != nil {
-		return 0, err
+// taken returns what is allowed if something was taken away, or nil, and forgets that it was.
+func (t *Table) taken() *ruleset.Index {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	taken := t.wanted != nil && t.takenAway()
+	t.stale = false
+	clear(t.moves)
+	if !taken {
+		return nil
 	}
-	index := t.wanted.Index()
-	return conntrack.End(t.kernel.conn, func(c conntrack.Connection) bool {
-		_, from := t.wanted.Pods[c.From]
-		_, to := t.wanted.Pods[c.To]
-		if !from && !to || node[c.From] || node[c.To] || c.From.IsLoopback() {
-			return false
-		}
-		return !index.Allows(policy.Flow{From: c.From, To: c.To, Protocol: policy.Protocol(c.Protocol), Port: c.Port})
-	})
+	return t.wanted.Index()
 }
 
 // ownAddresses are those of the calling thread's network namespace.

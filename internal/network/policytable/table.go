@@ -46,7 +46,10 @@ type kernelTable struct {
 type Table struct {
 	netns string
 
-	mu     sync.Mutex // Invariant: guards all below.
+	ending sync.Mutex // held while connections are ended
+	flows  *nlsock.Conn
+
+	mu     sync.Mutex // Invariant: guards what follows.
 	kernel kernelTable
 	// wanted is what the kernel should have; nil before Load.
 	wanted *ruleset.Ruleset
@@ -68,10 +71,13 @@ func Open(path string, instance pod.Instance) (*Table, error) {
 	t := &Table{netns: path, moves: map[move]bool{}}
 	t.kernel = kernelTable{instance: instance, name: instance.PolicyTable(), flags: tableOwner | tablePersist}
 	err := t.inNode(func() (err error) {
-		if t.kernel.conn, err = nlsock.Dial(unix.NETLINK_NETFILTER); err == nil {
-			err = t.kernel.conn.Grow(batchSize)
+		if t.flows, err = nlsock.Dial(unix.NETLINK_NETFILTER); err != nil {
+			return err
 		}
-		return err
+		if t.kernel.conn, err = nlsock.Dial(unix.NETLINK_NETFILTER); err != nil {
+			return err
+		}
+		return t.kernel.conn.Grow(batchSize)
 	})
 	if err != nil {
 		return nil, errors.Join(t.wrap(err), t.Close())
@@ -86,12 +92,15 @@ func (t *Table) inNode(fn func() error) error {
 	return netns.Do(t.netns, fn)
 }
 
-// Close closes the socket. The table stays.
+// Close closes the sockets. The table stays.
 func (t *Table) Close() error {
-	if t.kernel.conn == nil {
-		return nil
+	var errs []error
+	for _, c := range []*nlsock.Conn{t.flows, t.kernel.conn} {
+		if c != nil {
+			errs = append(errs, c.Close())
+		}
 	}
-	return t.kernel.conn.Close()
+	return errors.Join(errs...)
 }
 
 func (t *Table) wrap(err error) error {

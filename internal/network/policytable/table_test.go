@@ -350,47 +350,11 @@ func TestInForce(t *testing.T) {
 	table, err := Open(l.node, instance)
 	must(t, err)
 	must(t, table.Load(small()))
-	ctx, cancel := context.WithCancel(t.Context())
-	allowed := policy.Flow{From: far[0], To: locals[0], Protocol: policy.SCTP, Port: 80}
 	table.wanted.Profiles["server"].Allow[ruleset.Match{Identity: 1, Protocol: ruleset.Protocol(policy.SCTP), First: 80, Last: 80}] = struct{}{}
 	must(t, table.Repair())
 	rs := table.wanted
-	var sent atomic.Int64
-	var passed, lost int
-	done := make(chan error)
-	go func() {
-		done <- l.in(allowed.From, func() error {
-			c, err := net.DialIP("ip4:132", nil, &net.IPAddr{IP: allowed.To.AsSlice()})
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			for tag := uint32(1); ctx.Err() == nil; tag++ {
-				good, bad := sctpInit(uint16(1024+tag%60000), 80, tag), sctpInit(uint16(1024+tag%60000), 90, tag)
-				for _, p := range [][]byte{bad, good} {
-					if _, err := c.Write(p); err != nil {
-						return err
-					}
-				}
-				sent.Add(1)
-				// The two took the same way, one after the other.
-				for end := time.Now().Add(patience / 10); ; time.Sleep(50 * time.Microsecond) {
-					if _, ok := l.listen.LoadAndDelete(string(good)); ok {
-						break
-					}
-					if time.Now().After(end) {
-						lost++
-						break
-					}
-				}
-				if _, ok := l.listen.LoadAndDelete(string(bad)); ok {
-					passed++
-				}
-			}
-			return nil
-		})
-	}()
-	for i := 0; i < 100 || sent.Load() < 200; i++ {
+	s := l.spray(far[0], locals[0])
+	for i := 0; i < 100 || s.sent.Load() < 200; i++ {
 		must(t, table.Close())
 		table, err = Open(l.node, instance)
 		must(t, err)
@@ -405,16 +369,67 @@ func TestInForce(t *testing.T) {
 		must(t, table.Apply(&ruleset.Update{SetPods: []ruleset.Pod{rs.Pods[locals[0]]}, RemovePods: []netip.Addr{locals[2]}, RemoveProfiles: []ruleset.ProfileID{p.ID}}))
 		must(t, table.Reap())
 	}
-	cancel()
-	must(t, <-done)
-	t.Logf("%d connections", sent.Load())
+	s.end(l)
 	// The table wasn't made anew.
 	if d, err := table.Denied(); err != nil || d.Profiles["server"] == 0 {
 		t.Errorf("counted %+v, %v", d, err)
 	}
 	must(t, table.Close())
-	if passed > 0 || lost > 0 {
-		t.Errorf("of %d connections, %d allowed ones were lost and %d denied ones passed", sent.Load(), lost, passed)
+}
+
+// sprayer opens connections to an allowed port, 80, and one that is denied, 90.
+type sprayer struct {
+	sent         atomic.Int64
+	passed, lost int
+	stop         context.CancelFunc
+	done         chan error
+}
+
+func (l *lab) spray(from, to netip.Addr) *sprayer {
+	ctx, stop := context.WithCancel(l.t.Context())
+	s := &sprayer{stop: stop, done: make(chan error)}
+	open := func() error {
+		c, err := net.DialIP("ip4:132", nil, &net.IPAddr{IP: to.AsSlice()})
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for tag := uint32(1); ctx.Err() == nil; tag++ {
+			good, bad := sctpInit(uint16(1024+tag%60000), 80, tag), sctpInit(uint16(1024+tag%60000), 90, tag)
+			for _, p := range [][]byte{bad, good} {
+				if _, err := c.Write(p); err != nil {
+					return err
+				}
+			}
+			s.sent.Add(1)
+			// The two took the same way, one after the other.
+			for end := time.Now().Add(patience / 10); ; time.Sleep(50 * time.Microsecond) {
+				if _, ok := l.listen.LoadAndDelete(string(good)); ok {
+					break
+				}
+				if time.Now().After(end) {
+					s.lost++
+					break
+				}
+			}
+			if _, ok := l.listen.LoadAndDelete(string(bad)); ok {
+				s.passed++
+			}
+		}
+		return nil
+	}
+	go func() { s.done <- l.in(from, open) }()
+	return s
+}
+
+// end stops and checks that what should have passed has, and nothing else.
+func (s *sprayer) end(l *lab) {
+	l.t.Helper()
+	s.stop()
+	must(l.t, <-s.done)
+	l.t.Logf("%d connections", s.sent.Load())
+	if s.passed > 0 || s.lost > 0 {
+		l.t.Errorf("of %d connections, %d allowed ones were lost and %d denied ones passed", s.sent.Load(), s.lost, s.passed)
 	}
 }
 
