@@ -32,6 +32,16 @@ func TestBehindNAT(t *testing.T) {
 					t.Errorf("%s has\n%s", m.Uplink.Name(), list)
 				}
 			}
+			if backend == "wireguard" {
+				st := nodes[0].pods[0].streamTo(t, nodes[1].pods[0].address(false), 2*time.Millisecond)
+				st.after(t, 100)
+				for _, m := range nodes {
+					rotate(t, m, nodes, func(string) {})
+				}
+				if sent, lost, gap := st.end(); lost > 0 {
+					t.Errorf("%d of %d packets lost while keys were changed, the longest gap was %v", lost, sent, gap)
+				}
+			}
 			store.stop()
 			remove(t, nodes...)
 		})

@@ -115,6 +115,18 @@ func dontFragment(network, _ string, raw syscall.RawConn) error {
 		}
 		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
 	})
+	if strings.HasPrefix(network, "udp") {
+		err = errors.Join(err, largeBuffer(network, "", raw))
+	}
+	return errors.Join(control, err)
+}
+
+// largeBuffer lets datagrams wait for seconds while a busy machine runs something else.
+func largeBuffer(_, _ string, raw syscall.RawConn) error {
+	var err error
+	control := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20)
+	})
 	return errors.Join(control, err)
 }
 
@@ -273,7 +285,8 @@ func (h *host) streamTo(t testing.TB, to netip.Addr, interval time.Duration) *st
 	t.Helper()
 	s := &stream{interval: interval, stop: make(chan struct{}), stopped: make(chan struct{}), replies: make(chan map[int]bool, 1)}
 	err := netns.Do(h.netns, func() (err error) {
-		s.c, err = net.Dial("udp", netip.AddrPortFrom(to, echoPort).String())
+		dial := net.Dialer{Control: largeBuffer}
+		s.c, err = dial.DialContext(t.Context(), "udp", netip.AddrPortFrom(to, echoPort).String())
 		return err
 	})
 	if err != nil {

@@ -41,6 +41,44 @@ func (m *machine) stage(old string) string {
 	}
 }
 
+// rotate changes a node's key, and calls at in each stage of it. In the end, no node has a
+// second link.
+func rotate(t *testing.T, m *machine, all []*machine, at func(stage string)) {
+	t.Helper()
+	old, _ := m.keys()
+	began := time.Now()
+	node.Eventually(t, time.Minute, func() string { // another node's change may not be over
+		if r := m.Husk("net", "rotate-key"); r.Code != 0 {
+			return r.Stderr
+		}
+		return ""
+	})
+	if r := m.Husk("net", "rotate-key"); r.Code == 0 || !strings.Contains(r.Stderr, "being changed already") {
+		t.Errorf("a second change: code %d: %s", r.Code, r.Stderr)
+	}
+	last := ""
+	node.Eventually(t, 3*time.Minute, func() string {
+		stage := m.stage(old)
+		if stage != last {
+			t.Logf("%s: %s after %v", m.Uplink.Name(), stage, time.Since(began).Round(time.Second))
+			last = stage
+			at(stage)
+		}
+		if stage != "ended" {
+			return "the change of the key has only " + stage
+		}
+		return ""
+	})
+	node.Eventually(t, 20*time.Second, func() string {
+		for _, one := range all {
+			if links := one.Must("ip", "-br", "link"); strings.Contains(links, "wg2") {
+				return one.Uplink.Name() + " still has a second link:\n" + links
+			}
+		}
+		return ""
+	})
+}
+
 // TestRotateKey changes the keys of nodes while packets go between all of them, and kills huskds at
 // each step of it. No packet is lost.
 func TestRotateKey(t *testing.T) {
@@ -64,45 +102,10 @@ func TestRotateKey(t *testing.T) {
 		from *machine
 		to   netip.Addr
 	}{{a, b.pods[0].address(false)}, {b, a.pods[0].address(true)}, {c, a.pods[0].address(false)}} {
-		streams = append(streams, s.from.pods[0].streamTo(t, s.to, time.Millisecond))
+		streams = append(streams, s.from.pods[0].streamTo(t, s.to, 2*time.Millisecond))
 	}
 	for _, s := range streams {
 		s.after(t, 500)
-	}
-	rotate := func(m *machine, at func(stage string)) {
-		t.Helper()
-		old, _ := m.keys()
-		began := time.Now()
-		node.Eventually(t, time.Minute, func() string { // another node's change may not be over
-			if r := m.Husk("net", "rotate-key"); r.Code != 0 {
-				return r.Stderr
-			}
-			return ""
-		})
-		if r := m.Husk("net", "rotate-key"); r.Code == 0 || !strings.Contains(r.Stderr, "being changed already") {
-			t.Errorf("a second change: code %d: %s", r.Code, r.Stderr)
-		}
-		last := ""
-		node.Eventually(t, 3*time.Minute, func() string {
-			stage := m.stage(old)
-			if stage != last {
-				t.Logf("%s: %s after %v", m.Uplink.Name(), stage, time.Since(began).Round(time.Second))
-				last = stage
-				at(stage)
-			}
-			if stage != "ended" {
-				return "the change of the key has only " + stage
-			}
-			return ""
-		})
-		node.Eventually(t, 20*time.Second, func() string {
-			for _, one := range nodes {
-				if links := one.Must("ip", "-br", "link"); strings.Contains(links, "wg2") {
-					return one.Uplink.Name() + " still has a second link:\n" + links
-				}
-			}
-			return ""
-		})
 	}
 	none := func(when string) {
 		t.Helper()
@@ -114,8 +117,8 @@ func TestRotateKey(t *testing.T) {
 			}
 		}
 	}
-	rotate(a, func(string) {})
-	rotate(c, func(stage string) {
+	rotate(t, a, nodes, func(string) {})
+	rotate(t, c, nodes, func(stage string) {
 		for _, m := range []*machine{c, a} {
 			if stage != "ended" {
 				m.huskd.Kill()
