@@ -224,6 +224,13 @@ func (f *Firewall) commitLocked() error {
 
 // program commits the compiler's changes. After a failure it replaces all rules.
 func (f *Firewall) program() error {
+	if !f.checked && len(f.world.policies) > 0 {
+		if former, err := f.cfg.Kernel.Read(); err != nil {
+			f.cfg.Log.Warn("network policy: the rules of a former huskd can't be read; all of them are replaced", "error", err)
+		} else if former != nil {
+			f.compiler.KeepNumbers(former)
+		}
+	}
 	updates := f.compiler.Commit()
 	for _, u := range updates {
 		f.rules.Apply(u)

@@ -245,6 +245,7 @@ func TestForbidden(t *testing.T) {
 func TestRestart(t *testing.T) {
 	run(t, false, func(t *testing.T, f *Firewall, k *kernel, s *source) {
 		k.rules = ruleset.New() // of before
+		k.rules.Identities[webAddr] = 77
 		f.Adopt(web, prefixes(webAddr))
 		f.Adopt(db, prefixes(dbAddr))
 		settle()
@@ -253,7 +254,7 @@ func TestRestart(t *testing.T) {
 		}
 		s.update(policies(isolateDB("web")))
 		settle()
-		if k.loads != 1 || len(k.rules.Pods) != 2 || !k.rules.Allows(query) {
+		if k.loads != 1 || len(k.rules.Pods) != 2 || !k.rules.Allows(query) || k.rules.Identities[webAddr] != 77 {
 			t.Errorf("after %d loads: %+v", k.loads, k.rules)
 		}
 	})

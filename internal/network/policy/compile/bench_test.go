@@ -123,13 +123,13 @@ func BenchmarkLoad(b *testing.B) {
 		return int(m.HeapAlloc)
 	}
 	before := heap()
-	c, u := loaded(w, local)
+	c, updates := loaded(w, local)
 	matches := 0
-	for _, p := range u[0].AddProfiles {
+	for _, p := range updates[0].AddProfiles {
 		matches += len(p.Allow)
 	}
-	b.Logf("%d profiles, %d classes, %d identities, %d ranges, %d matches", len(u[0].AddProfiles), len(c.classes.byID), len(u[0].Identities), len(u[0].AddRanges), matches)
-	u = nil
+	b.Logf("%d profiles, %d classes, %d identities, %d ranges, %d matches", len(c.profiles), len(c.classes.byID), len(updates[0].Identities), len(c.ranges), matches)
+	clear(updates)
 	kept := float64(heap()-before) / (1 << 20)
 	runtime.KeepAlive(c)
 	b.ReportAllocs()

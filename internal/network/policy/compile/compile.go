@@ -95,10 +95,14 @@ func merge[V any](to *map[string]V, from map[string]V) {
 }
 
 // KeepNumbers makes the Compiler give identities the numbers that they have in a former Compiler's
-// rule set, as far as they are the same. It comes before the first Commit, and is for a kernel that
-// has those rules: where the world is the same, nothing must change, and a packet never meets a
-// number with another meaning.
-func (c *Compiler) KeepNumbers(former *ruleset.Ruleset) { c.classes.former = former }
+// rule set, as far as they are the same. It has no effect once there are numbers. It is for a
+// kernel that has those rules: where the world is the same, nothing must change, and a packet never
+// meets a number with another meaning.
+func (c *Compiler) KeepNumbers(former *ruleset.Ruleset) {
+	if c.classes.lastID == 0 {
+		c.classes.former = former
+	}
+}
 
 // SetLocal says, with the next Commit, which addresses of pods are on this node. The kernel lets
 // nothing through to an address whose pod the Compiler doesn't know.
