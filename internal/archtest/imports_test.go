@@ -52,6 +52,7 @@ var layer = map[string]int{
 	"internal/network/policy/ruleset":   pure,
 	"internal/network/policy/accept":    pure,
 	"internal/network/policy/apisource": driver,
+	"internal/network/policy/declared":  driver,
 	"internal/network/lease":            owner,
 	"internal/network/lease/claim":      pure,
 	"internal/network/lease/flannel":    pure,
@@ -228,7 +229,7 @@ var allowed = map[string][]string{
 	"internal/cli/flags":                {"internal/cli/terminal"},
 	"internal/stats":                    {"internal/host", "internal/netns"},
 	"internal/oci/spec":                 {"internal/host"}, // for Facts, which is a value
-	"internal/manifest":                 {"internal/manifest/document", "internal/manifest/fields"},
+	"internal/manifest":                 {"internal/manifest/document", "internal/manifest/fields", "internal/network/policy", "internal/network/policy/accept"},
 	"internal/nri/adjust":               {"internal/host", "internal/oci/spec"},
 	"internal/agent/eviction":           {"internal/manifest/criconfig"},
 	"internal/stats/cadvisor":           {"internal/stats"}, // for Usage, which is a value

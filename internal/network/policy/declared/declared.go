@@ -1,0 +1,145 @@
+// Package declared brings the policies of manifests, and the node's own pods. Without an API
+// server a namespace has only the label of its name, and no other nodes are known.
+package declared
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/huskd/husk/internal/network/policy"
+)
+
+// Source has the policies that were declared, and the pods of the node. It implements
+// policy.Source.
+type Source struct {
+	pods func() []*policy.Pod
+	wake chan struct{}
+
+	mu       sync.Mutex
+	declared map[string]declaration // by origin
+	origins  []string
+}
+
+var _ policy.Source = (*Source)(nil)
+
+// declaration is what an origin has declared.
+type declaration struct {
+	policies map[string]*policy.Policy // by name
+	unread   []string
+}
+
+// New returns the source of the policies of some origins, such as the directory of manifests. Of
+// two policies with the same name, that of the earlier origin counts. The function pods returns the
+// node's pods that run and have an address.
+func New(pods func() []*policy.Pod, origins ...string) *Source {
+	return &Source{pods: pods, wake: make(chan struct{}, 1), declared: map[string]declaration{}, origins: origins}
+}
+
+// Declare makes policies those of an origin. Unread are the files whose policies aren't known. The
+// first update waits until they are: a file that breaks while huskd is stopped opens nothing.
+func (s *Source) Declare(origin string, policies map[string]*policy.Policy, unread []string) {
+	s.mu.Lock()
+	s.declared[origin] = declaration{policies, unread}
+	s.mu.Unlock()
+	s.Changed()
+}
+
+// Changed tells the source that a pod has changed. It doesn't block.
+func (s *Source) Changed() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run implements policy.Source.
+func (s *Source) Run(ctx context.Context, update func(policy.Changes), waiting func(error)) error {
+	s.Changed()
+	var last *policy.Changes
+	reason := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.wake:
+		}
+		now, err := s.state()
+		if err != nil && last == nil {
+			if err.Error() != reason {
+				waiting(err)
+				reason = err.Error()
+			}
+			continue
+		}
+		if last == nil {
+			update(now)
+			waiting(nil)
+		} else if changes := difference(*last, now); len(changes.Policies)+len(changes.Namespaces)+len(changes.Pods)+len(changes.Nodes) > 0 {
+			update(changes)
+		}
+		last = &now
+	}
+}
+
+// state returns everything, and why something is not known.
+func (s *Source) state() (policy.Changes, error) {
+	out := policy.Changes{Policies: map[string]*policy.Policy{}, Namespaces: map[string]labels.Set{}, Pods: map[string]*policy.Pod{}}
+	var unknown []error
+	s.mu.Lock()
+	for _, origin := range slices.Backward(s.origins) {
+		d, ok := s.declared[origin]
+		if !ok {
+			unknown = append(unknown, fmt.Errorf("policies: %s has not been read yet", origin))
+		}
+		if len(d.unread) > 0 {
+			unknown = append(unknown, fmt.Errorf("policies: %s has mistakes and may have policies: correct or remove it; the log names the mistakes", strings.Join(d.unread, ", ")))
+		}
+		maps.Copy(out.Policies, d.policies)
+	}
+	s.mu.Unlock()
+	for _, p := range out.Policies {
+		addNamespace(out.Namespaces, p.Subject.Namespace)
+	}
+	for _, p := range s.pods() {
+		out.Pods[p.Key()] = p
+		addNamespace(out.Namespaces, p.Namespace)
+	}
+	return out, errors.Join(unknown...)
+}
+
+func addNamespace(to map[string]labels.Set, name string) {
+	if name != "" && to[name] == nil {
+		to[name] = labels.Set{corev1.LabelMetadataName: name}
+	}
+}
+
+// difference returns the changes from one state to the next.
+func difference(from, to policy.Changes) policy.Changes {
+	return policy.Changes{
+		Policies: changed(from.Policies, to.Policies), Namespaces: changed(from.Namespaces, to.Namespaces), Pods: changed(from.Pods, to.Pods),
+	}
+}
+
+func changed[V any](from, to map[string]V) map[string]V {
+	out := map[string]V{}
+	for key, value := range to {
+		if last, had := from[key]; !had || !reflect.DeepEqual(last, value) {
+			out[key] = value
+		}
+	}
+	for key := range from {
+		if _, ok := to[key]; !ok {
+			out[key] = *new(V)
+		}
+	}
+	return out
+}
