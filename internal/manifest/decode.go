@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/huskd/husk/internal/manifest/document"
 	"github.com/huskd/husk/internal/manifest/fields"
@@ -246,6 +247,9 @@ func abbreviate(n *document.Node) string {
 func exampleOf(t reflect.Type) string {
 	if strings.HasSuffix(t.Name(), "Time") {
 		return "a time such as 2026-01-31T12:00:00Z"
+	}
+	if t == reflect.TypeFor[intstr.IntOrString]() {
+		return "a number or a name"
 	}
 	return "a " + t.Name()
 }

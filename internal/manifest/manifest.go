@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/huskd/husk/internal/manifest/document"
+	"github.com/huskd/husk/internal/network/policy"
 )
 
 // Origin says where a manifest comes from.
@@ -29,6 +30,9 @@ type Origin struct {
 	// Source identifies the source, for example file:/etc/husk/web.yaml. The UIDs of the pods are
 	// derived from it, so it must stay the same for all versions of a file.
 	Source string
+	// Policies accepts network policies. Without it they are refused, because they would have no
+	// effect.
+	Policies bool
 }
 
 // File is the parsed content of a manifest file.
@@ -36,6 +40,8 @@ type File struct {
 	Pods []corev1.Pod
 	// Objects are the config maps and secrets of the file. Pods of any file may reference them.
 	Objects Objects
+	// Policies are the NetworkPolicies and ClusterNetworkPolicies of the file.
+	Policies []policy.Policy
 }
 
 // Parse returns the pods and objects of a manifest. Each pod has an API server's defaults, the
@@ -49,11 +55,11 @@ func Parse(data []byte, o Origin) (File, error) {
 	for i, doc := range docs {
 		p.document(doc, fmt.Sprintf("document %d", i+1))
 	}
-	if len(p.pods) == 0 && len(p.objects) == 0 && !p.listed && len(p.problems) == 0 {
+	if len(p.pods) == 0 && len(p.objects) == 0 && len(p.policies) == 0 && !p.listed && len(p.problems) == 0 {
 		p.problems = []Problem{{Text: "there is no pod in it: begin one with apiVersion: v1 and kind: Pod"}}
 	}
 	if len(p.problems) == 0 {
-		return File{p.pods, p.objects}, nil
+		return File{p.pods, p.objects, p.policies}, nil
 	}
 	e := &Error{File: o.File, Problems: p.problems, More: p.more}
 	if n := len(e.Problems); n > maxProblems {
@@ -66,6 +72,7 @@ type parser struct {
 	origin   Origin
 	pods     []corev1.Pod
 	objects  Objects
+	policies []policy.Policy
 	listed   bool // the file has a list, which may be empty
 	problems []Problem
 	more     int            // number of problems that are not in problems
@@ -96,6 +103,8 @@ func (p *parser) document(doc *document.Node, subject string) {
 		p.problem(doc.Line, subject, "kind", "missing: begin with apiVersion: v1 and kind: Pod")
 	case version == "":
 		p.problem(doc.Line, subject, "apiVersion", "missing: set it to v1")
+	case p.origin.Policies && isPolicy(version, kind):
+		p.policy(doc, kind, subject)
 	case version != "v1" || !slices.Contains([]string{"Pod", "PodList", "List", KindConfigMap, KindSecret}, kind):
 		p.problem(doc.Get("kind").Line, subject, "kind", "%s of %s is not supported: use a v1 Pod", kind, version)
 	case kind == "Pod":

@@ -182,7 +182,7 @@ func TestIdentity(t *testing.T) {
 			t.Errorf("%s: the UID is the same", name)
 		}
 	}
-	if uidOf(web, origin("b")) == first || uidOf(web, Origin{"a", "node2", "file:/etc/husk/a"}) == first {
+	if uidOf(web, origin("b")) == first || uidOf(web, Origin{File: "a", Node: "node2", Source: "file:/etc/husk/a"}) == first {
 		t.Error("another source or node: the UID is the same")
 	}
 	if got := uidOf(strings.Replace(web, "name: web", "name: web, uid: mine", 1), origin("a")); got != "mine" {

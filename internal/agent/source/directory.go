@@ -4,6 +4,7 @@
 package source
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/huskd/husk/internal/filewatch"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/network/policy"
 )
 
 // resync is the interval at which the directory is read even without an inotify event. It is needed
@@ -60,6 +62,10 @@ type Set struct {
 	Pods []Pod
 	// Objects are the config maps and secrets of all files, for all pods.
 	Objects manifest.Objects
+	// Policies are those of all files, by their names.
+	Policies map[string]*policy.Policy
+	// UnreadPolicies are those of Unread that may have policies.
+	UnreadPolicies []string
 	// Unread are the locations whose content isn't known. Pods from them must stay.
 	Unread []string
 }
@@ -70,11 +76,14 @@ type Directory struct {
 	Path string
 	Node string // name of this node
 	Log  *slog.Logger
+	// Policies accepts network policies. Set it if they are enforced.
+	Policies bool
 	// Deliver is called with the complete set once it is known and after each change.
 	Deliver func(Set)
 
 	files      map[string]*file
 	present    map[string]bool   // the files of the last listing
+	hidden     map[string]bool   // the files that can't be read and may have policies
 	lastErrors map[string]string // the last error logged for each file
 }
 
@@ -87,6 +96,7 @@ type file struct {
 // Run watches the directory until ctx ends.
 func (d *Directory) Run(ctx context.Context) error {
 	d.files, d.lastErrors = map[string]*file{}, map[string]string{}
+	d.hidden = map[string]bool{}
 	watch, err := filewatch.New(0)
 	if err != nil {
 		return fmt.Errorf("manifests: watch %s: %w", d.Path, err)
@@ -128,6 +138,7 @@ func (d *Directory) scan() bool {
 		}
 	}
 	maps.DeleteFunc(d.files, func(path string, _ *file) bool { return !present[path] })
+	maps.DeleteFunc(d.hidden, func(path string, _ bool) bool { return !present[path] })
 	for path := range d.lastErrors {
 		if path != d.Path && path != inotifyKey && !present[path] {
 			delete(d.lastErrors, path)
@@ -145,21 +156,28 @@ func (d *Directory) read(path string) bool {
 	}
 	if err != nil {
 		d.logOnce(path, d.notePodsKept(path, err))
-		return false
+		return d.hide(path, !errors.Is(err, errNotFile))
 	}
 	sum := sha256.Sum256(data)
 	if had := d.files[path]; had != nil && had.sum == sum {
 		delete(d.lastErrors, path)
 		return false
 	}
-	parsed, err := manifest.Parse(data, manifest.Origin{File: path, Node: d.Node, Source: string(File) + path})
+	parsed, err := manifest.Parse(data, manifest.Origin{File: path, Node: d.Node, Source: string(File) + path, Policies: d.Policies})
 	if err != nil {
 		d.logOnce(path, d.notePodsKept(path, err))
-		return false
+		return d.hide(path, bytes.Contains(data, []byte(manifest.KindNetworkPolicy)))
 	}
 	delete(d.lastErrors, path)
 	d.files[path] = &file{sum, parsed}
 	return true
+}
+
+// hide notes whether an invalid file may have policies, and reports whether that has changed.
+func (d *Directory) hide(path string, hidden bool) bool {
+	changed := d.hidden[path] != hidden
+	d.hidden[path] = hidden
+	return changed
 }
 
 func (d *Directory) notePodsKept(path string, err error) error {
@@ -196,10 +214,13 @@ func readFile(path string) ([]byte, error) {
 // wins.
 func (d *Directory) set() Set {
 	from := map[string]string{}
-	set := Set{Kind: File, Objects: manifest.Objects{}}
+	set := Set{Kind: File, Objects: manifest.Objects{}, Policies: map[string]*policy.Policy{}}
 	for _, path := range slices.Sorted(maps.Keys(d.present)) {
 		if d.files[path] == nil {
 			set.Unread = append(set.Unread, path)
+			if d.hidden[path] {
+				set.UnreadPolicies = append(set.UnreadPolicies, path)
+			}
 			continue
 		}
 		for i := range d.files[path].Pods {
@@ -219,6 +240,15 @@ func (d *Directory) set() Set {
 			}
 			from[key] = path
 			set.Objects[key] = object
+		}
+		for i := range d.files[path].File.Policies {
+			p := &d.files[path].File.Policies[i]
+			if first, ok := from[p.Name]; ok {
+				d.logOnce(path, fmt.Errorf("%s is already declared in %s: rename one", p.Name, first))
+				continue
+			}
+			from[p.Name] = path
+			set.Policies[p.Name] = p
 		}
 	}
 	return set

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,8 +30,10 @@ type directoryTest struct {
 	set []string // names of pods
 	// unread has the unread files of the last delivery.
 	unread []string
-	seq    int
-	log    bytes.Buffer
+	// policies are the names of policies, and hidden the unread files that may have some.
+	policies, hidden []string
+	seq              int
+	log              bytes.Buffer
 }
 
 func (w *directoryTest) Write(p []byte) (int, error) {
@@ -43,11 +46,15 @@ func watch(t *testing.T, dir string) *directoryTest {
 	w := &directoryTest{t: t, dir: dir}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	d := &Directory{Path: dir, Node: "node", Log: slog.New(slog.NewTextHandler(w, nil)), Deliver: func(set Set) {
+	d := &Directory{Path: dir, Node: "node", Log: slog.New(slog.NewTextHandler(w, nil)), Policies: true, Deliver: func(set Set) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.seq++
-		w.set, w.unread = nil, nil
+		w.set, w.unread, w.hidden = nil, nil, nil
+		w.policies = slices.Sorted(maps.Keys(set.Policies))
+		for _, path := range set.UnreadPolicies {
+			w.hidden = append(w.hidden, filepath.Base(path))
+		}
 		for _, p := range set.Pods {
 			w.set = append(w.set, p.Name)
 		}
@@ -115,6 +122,31 @@ func TestDeliversInitialSetAndChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.expect("b", "c")
+}
+
+// TestPolicies checks that policies are delivered, that a mistake keeps the last ones, and that a
+// file that can't be read is only said to have policies if it may.
+func TestPolicies(t *testing.T) {
+	const policies = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: %s}\nspec: {policyTypes: [%s]}\n"
+	dir := t.TempDir()
+	w := &directoryTest{t: t, dir: dir}
+	w.write("a.yaml", fmt.Sprintf(policies, "a", "Ingress"))
+	w.write("b.yaml", fmt.Sprintf(policies, "a", "Egress")+"---\n"+fmt.Sprintf(policies, "b", "Egress"))
+	w.write("c.yaml", fmt.Sprintf(policies, "c", "Both"))
+	w.write("d.yaml", "kind: Pod")
+	w = watch(t, dir)
+	want := func(names, hidden string) {
+		t.Helper()
+		w.eventually("policies "+names, func() bool { return fmt.Sprint(w.policies) == names && fmt.Sprint(w.hidden) == hidden })
+	}
+	want("[NetworkPolicy default/a NetworkPolicy default/b]", "[c.yaml]")
+	w.expectLog("NetworkPolicy default/a is already declared in " + filepath.Join(dir, "a.yaml"))
+	w.expectLog(`c.yaml:4: NetworkPolicy default/c: spec.policyTypes[0]: \"Both\" is unknown: use Ingress or Egress`)
+	w.write("c.yaml", fmt.Sprintf(policies, "c", "Egress"))
+	want("[NetworkPolicy default/a NetworkPolicy default/b NetworkPolicy default/c]", "[]")
+	w.write("a.yaml", fmt.Sprintf(policies, "a", "Both"))
+	w.write("d.yaml", fmt.Sprintf(policies, "d", "Egress"))
+	want("[NetworkPolicy default/a NetworkPolicy default/b NetworkPolicy default/c NetworkPolicy default/d]", "[]")
 }
 
 func TestFaultRemovesNothing(t *testing.T) {

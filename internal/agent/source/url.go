@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/network/policy"
 )
 
 // URL is a manifest on a web server, which is fetched periodically. Any answer other than a valid
@@ -24,6 +25,8 @@ type URL struct {
 	Node     string // name of this node
 	Interval time.Duration
 	Log      *slog.Logger
+	// Policies accepts network policies. Set it if they are enforced.
+	Policies bool
 	// Deliver is called with the complete set once it is known and after each change.
 	Deliver func(Set)
 
@@ -131,12 +134,15 @@ func (u *URL) fetch(ctx context.Context) (*Set, error) {
 		return nil, nil
 	}
 	at := redacted(u.URL)
-	f, err := manifest.Parse(data, manifest.Origin{File: at, Node: u.Node, Source: string(Web) + at})
+	f, err := manifest.Parse(data, manifest.Origin{File: at, Node: u.Node, Source: string(Web) + at, Policies: u.Policies})
 	if err != nil {
 		return nil, err
 	}
 	u.sum, u.etag, u.modified = sum, answer.Header.Get("ETag"), answer.Header.Get("Last-Modified")
-	set := &Set{Kind: Web, Objects: f.Objects}
+	set := &Set{Kind: Web, Objects: f.Objects, Policies: map[string]*policy.Policy{}}
+	for i := range f.Policies {
+		set.Policies[f.Policies[i].Name] = &f.Policies[i]
+	}
 	for i := range f.Pods {
 		set.Pods = append(set.Pods, Pod{Pod: &f.Pods[i], Location: at})
 	}
