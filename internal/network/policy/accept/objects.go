@@ -8,8 +8,8 @@ import (
 	"github.com/huskd/husk/internal/network/policy"
 )
 
-// Pod returns what policies need of a pod, or nil if it has no part in them: it has finished, has
-// no address yet, or has that of its node.
+// Pod returns what policies need of a pod, or nil if it has no part in them: it has finished, or
+// has the address of its node.
 func Pod(p *corev1.Pod) *policy.Pod {
 	if p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 		return nil
@@ -24,9 +24,6 @@ func Pod(p *corev1.Pod) *policy.Pod {
 	if len(p.Status.PodIPs) == 0 {
 		out.Addresses = appendAddress(out.Addresses, p.Status.PodIP)
 	}
-	if len(out.Addresses) == 0 {
-		return nil
-	}
 	for i := range p.Spec.Containers {
 		out.Ports = appendPorts(out.Ports, p.Spec.Containers[i].Ports)
 	}
@@ -38,11 +35,17 @@ func Pod(p *corev1.Pod) *policy.Pod {
 	return out
 }
 
-// Node returns what policies need of a node.
+// Node returns what policies need of a node. To the pods of other nodes, a node sends from the
+// first address of its pods' subnet.
 func Node(n *corev1.Node) *policy.Node {
 	out := &policy.Node{Name: n.Name, Labels: n.Labels}
 	for _, a := range n.Status.Addresses {
 		out.Addresses = appendAddress(out.Addresses, a.Address)
+	}
+	for _, cidr := range n.Spec.PodCIDRs {
+		if subnet, err := netip.ParsePrefix(cidr); err == nil {
+			out.Addresses = append(out.Addresses, subnet.Masked().Addr().Next())
+		}
 	}
 	return out
 }

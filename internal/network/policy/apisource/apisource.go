@@ -14,8 +14,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/huskd/husk/internal/cluster"
@@ -120,6 +122,9 @@ func (r *run) take() (*policy.Changes, error) {
 	for _, list := range slices.Sorted(maps.Keys(r.requests)) {
 		if failed := r.requests[list](); failed != nil {
 			err = fmt.Errorf("policies: the API server does not answer about %s: %s", list, cluster.OneLine(failed))
+			if apierrors.IsForbidden(failed) {
+				err = errdefs.ErrPermissionDenied.WithMessage(fmt.Sprintf("policies: the API server forbids this node to read %s: bind the ClusterRole of docs/policy.md to the group system:nodes", list))
+			}
 			break
 		}
 	}
