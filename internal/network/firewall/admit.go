@@ -45,7 +45,7 @@ func (f *Firewall) Admit(ctx context.Context, a pod.Attachment, addresses []neti
 	}
 	if err := f.commitLocked(); err != nil {
 		f.remove(a)
-		f.notify()
+		notify(f.changed)
 		return err
 	}
 	return nil
@@ -86,7 +86,7 @@ func (f *Firewall) Adopt(a pod.Attachment, addresses []netip.Prefix) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.add(a, addresses)
-	f.notify()
+	notify(f.changed)
 }
 
 // Forget removes a pod whose packets are cut off.
@@ -95,7 +95,7 @@ func (f *Firewall) Forget(a pod.Attachment) {
 	defer f.mu.Unlock()
 	if f.local[keyOf(a)].owner == ownerOf(a) {
 		f.remove(a)
-		f.notify()
+		notify(f.changed)
 	}
 }
 

@@ -28,11 +28,11 @@ import (
 	"github.com/huskd/husk/internal/network/policy/ruleset"
 )
 
-// Kernel holds the rules. Its methods aren't called concurrently.
+// Kernel holds the rules. EndFlows is called concurrently with the other methods.
 type Kernel interface {
 	// Exists reports whether there are rules, which a former huskd may have left.
 	Exists() (bool, error)
-	// Load makes the rules all of the ruleset's, in one transaction.
+	// Load makes the rules all of the ruleset's, in one transaction. It keeps the ruleset.
 	Load(*ruleset.Ruleset) error
 	// Apply makes an update of the rules in one transaction.
 	Apply(*ruleset.Update) error
@@ -62,6 +62,8 @@ type Config struct {
 type Firewall struct {
 	cfg     Config
 	changed chan struct{} // has a token if there is something to commit
+	// takenAway has a token if connections may be open that aren't allowed any more.
+	takenAway chan struct{}
 
 	mu       sync.Mutex // Invariant: guards what follows.
 	compiler *compile.Compiler
@@ -90,7 +92,7 @@ type local struct {
 // New returns a Firewall. Run starts it.
 func New(cfg Config) *Firewall {
 	f := &Firewall{
-		cfg: cfg, changed: make(chan struct{}, 1),
+		cfg: cfg, changed: make(chan struct{}, 1), takenAway: make(chan struct{}, 1),
 		compiler: compile.New(), world: newWorld(), local: map[string]local{}, rules: ruleset.New(),
 		why: errors.New("its source has not answered yet"), progress: make(chan struct{}),
 	}
@@ -101,6 +103,8 @@ func New(cfg Config) *Firewall {
 const (
 	// quiet is how long changes are collected before the kernel gets them.
 	quiet = 10 * time.Millisecond
+	// endAfter is how long changes are collected before connections are ended.
+	endAfter = 100 * time.Millisecond
 	// retryAfter is the wait after the kernel has refused a change.
 	retryAfter = time.Second
 )
@@ -113,8 +117,33 @@ func (f *Firewall) Run(ctx context.Context) error {
 		f.keepCommitted(ctx)
 		return nil
 	})
+	running.Go(func() error {
+		f.keepEnded(ctx)
+		return nil
+	})
 	f.keepSaved(ctx)
 	return running.Wait()
+}
+
+// keepEnded ends the connections that policies no longer allow, until ctx ends. It reads all
+// connections of the node each time, so it collects changes first.
+func (f *Firewall) keepEnded(ctx context.Context) {
+	for {
+		select {
+		case <-f.takenAway:
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-time.After(endAfter):
+		case <-ctx.Done():
+			return
+		}
+		if _, err := f.cfg.Kernel.EndFlows(); err != nil {
+			f.cfg.Log.Warn("network policy: connections that are not allowed any more can't be ended; trying again", "error", err)
+			notify(f.takenAway)
+		}
+	}
 }
 
 // keepCommitted gives the kernel what has changed until ctx ends.
@@ -155,7 +184,7 @@ func (f *Firewall) update(c policy.Changes) {
 	f.compiler.Change(c)
 	f.synced, f.fresh, f.why = true, true, nil
 	f.news()
-	f.notify()
+	notify(f.changed)
 }
 
 // waiting is called by the source.
@@ -166,10 +195,10 @@ func (f *Firewall) waiting(why error) {
 	f.news()
 }
 
-// notify makes Run commit.
-func (f *Firewall) notify() {
+// notify puts a token into a channel, unless it has one.
+func notify(c chan struct{}) {
 	select {
-	case f.changed <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -239,12 +268,14 @@ func (f *Firewall) program() error {
 	case len(f.world.policies) == 0:
 		return f.clear()
 	case !f.loaded:
-		if err := f.cfg.Kernel.Load(f.rules); err != nil {
+		whole := ruleset.New() // the Kernel keeps it
+		whole.Apply(f.rules.All())
+		if err := f.cfg.Kernel.Load(whole); err != nil {
 			return err
 		}
 		f.loaded, f.checked = true, true
-		_, err := f.cfg.Kernel.EndFlows()
-		return err
+		notify(f.takenAway)
+		return nil
 	}
 	for _, u := range updates {
 		if err := f.cfg.Kernel.Apply(u); err != nil {
@@ -252,8 +283,7 @@ func (f *Firewall) program() error {
 		}
 	}
 	if slices.ContainsFunc(updates, takesAway) {
-		_, err := f.cfg.Kernel.EndFlows()
-		return err
+		notify(f.takenAway)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,6 +24,7 @@ import (
 
 // kernel keeps the rules in memory. Package policytable has the same tests with nftables.
 type kernel struct {
+	mu     sync.Mutex
 	rules  *ruleset.Ruleset // nil if there are none
 	fails  error
 	loads  int
@@ -30,9 +32,17 @@ type kernel struct {
 	judged policy.Flow // EndFlows counts this connection if it isn't allowed
 }
 
+func (k *kernel) fail(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.fails = err
+}
+
 func (k *kernel) Exists() (bool, error) { return k.rules != nil, nil }
 
 func (k *kernel) Load(r *ruleset.Ruleset) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.fails != nil {
 		return k.fails
 	}
@@ -43,6 +53,8 @@ func (k *kernel) Load(r *ruleset.Ruleset) error {
 }
 
 func (k *kernel) Apply(u *ruleset.Update) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.fails == nil {
 		k.rules.Apply(u)
 	}
@@ -57,7 +69,9 @@ func (k *kernel) Read() (*ruleset.Ruleset, error) {
 }
 
 func (k *kernel) EndFlows() (int, error) {
-	if k.rules.Allows(k.judged) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.rules == nil || k.rules.Allows(k.judged) {
 		return 0, nil
 	}
 	k.ended++
@@ -65,6 +79,8 @@ func (k *kernel) EndFlows() (int, error) {
 }
 
 func (k *kernel) Teardown() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.rules = nil
 	return nil
 }
@@ -142,7 +158,7 @@ func (f *Firewall) admit(t *testing.T, a pod.Attachment, addr netip.Addr) {
 
 // settle waits until changes have reached the kernel.
 func settle() {
-	time.Sleep(2 * quiet)
+	time.Sleep(quiet + endAfter + time.Millisecond)
 	synctest.Wait()
 }
 
@@ -266,7 +282,7 @@ func TestSaved(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policies.json")
 	synctest.Test(t, func(t *testing.T) {
 		cfg := Config{File: file}
-		runWith(t, cfg, func(t *testing.T, f *Firewall, _ *kernel, s *source) {
+		runWith(t, cfg, func(_ *testing.T, _ *Firewall, _ *kernel, s *source) {
 			s.update(policies(isolateDB("admin")))
 			time.Sleep(2 * savePolicies)
 		})
@@ -362,14 +378,14 @@ func TestKernelFails(t *testing.T) {
 	run(t, false, func(t *testing.T, f *Firewall, k *kernel, s *source) {
 		s.update(policies(isolateDB("admin")))
 		f.admit(t, web, webAddr)
-		k.fails = errors.New("no memory")
+		k.fail(errors.New("no memory"))
 		if err := f.Admit(t.Context(), db, prefixes(dbAddr)); err == nil || !strings.Contains(f.Report().Note, "no memory") {
 			t.Errorf("%v, %q", err, f.Report().Note)
 		}
 		if _, ok := k.rules.Pods[dbAddr]; ok {
 			t.Error("the kernel has the pod")
 		}
-		k.fails = nil
+		k.fail(nil)
 		time.Sleep(2 * retryAfter)
 		f.admit(t, db, dbAddr)
 		if k.rules.Allows(query) || f.Report().Note != "" {

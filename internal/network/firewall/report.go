@@ -227,6 +227,9 @@ func (f *Firewall) Explain(c Connection) ([]Hop, error) {
 	if err != nil {
 		return nil, err
 	}
+	if kernel == nil {
+		kernel = ruleset.New()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	decision := w.Decide(flow)
@@ -323,4 +326,31 @@ func addressesOf(w *policy.World, end string) ([]netip.Addr, error) {
 		}
 	}
 	return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("no pod %s with an address of its own is known: give NAMESPACE/NAME or an address", key))
+}
+
+// Denial says which pod of this node denied a connection, by its key, and why. The pod is empty if
+// the policies have changed meanwhile.
+func (f *Firewall) Denial(d policy.Direction, flow policy.Flow) (pod, message string) {
+	w := f.World()
+	decision := w.Decide(flow)
+	verdict, end := decision.Ingress, flow.To
+	if d == policy.Egress {
+		verdict, end = decision.Egress, flow.From
+	}
+	if verdict == nil || verdict.Allowed {
+		return "", ""
+	}
+	port := protocolName(flow.Protocol)
+	if flow.Port != 0 {
+		port = fmt.Sprintf("%d/%s", flow.Port, port)
+	}
+	return w.PodAt(end).Key(), fmt.Sprintf("connection from %s to %s %s denied: %s", endName(w, flow.From), endName(w, flow.To), port, reason(verdict))
+}
+
+// endName returns what people call an address.
+func endName(w *policy.World, addr netip.Addr) string {
+	if p := w.PodAt(addr); p != nil {
+		return p.Key()
+	}
+	return addr.String()
 }
