@@ -3805,6 +3805,434 @@ func (*RotateKeyResponse) Descriptor() ([]byte, []int) {
 	return file_api_v1_husk_proto_rawDescGZIP(), []int{55}
 }
 
+type ListPoliciesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesRequest) Reset() {
+	*x = ListPoliciesRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesRequest) ProtoMessage() {}
+
+func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
+func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{56}
+}
+
+type ListPoliciesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why policies are not in force, or may be out of date; empty if they are.
+	Note          string       `protobuf:"bytes,1,opt,name=note,proto3" json:"note,omitempty"`
+	Policies      int32        `protobuf:"varint,2,opt,name=policies,proto3" json:"policies,omitempty"` // number of all policies, of any pod
+	Pods          []*PolicyPod `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesResponse) Reset() {
+	*x = ListPoliciesResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesResponse) ProtoMessage() {}
+
+func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
+func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *ListPoliciesResponse) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *ListPoliciesResponse) GetPolicies() int32 {
+	if x != nil {
+		return x.Policies
+	}
+	return 0
+}
+
+func (x *ListPoliciesResponse) GetPods() []*PolicyPod {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+// PolicyPod is a pod of this node.
+type PolicyPod struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Addresses     []string               `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	Ingress       *PolicyEnd             `protobuf:"bytes,4,opt,name=ingress,proto3" json:"ingress,omitempty"`
+	Egress        *PolicyEnd             `protobuf:"bytes,5,opt,name=egress,proto3" json:"egress,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyPod) Reset() {
+	*x = PolicyPod{}
+	mi := &file_api_v1_husk_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyPod) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyPod) ProtoMessage() {}
+
+func (x *PolicyPod) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyPod.ProtoReflect.Descriptor instead.
+func (*PolicyPod) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *PolicyPod) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PolicyPod) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PolicyPod) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *PolicyPod) GetIngress() *PolicyEnd {
+	if x != nil {
+		return x.Ingress
+	}
+	return nil
+}
+
+func (x *PolicyPod) GetEgress() *PolicyEnd {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+// PolicyEnd is one direction of a pod's connections.
+type PolicyEnd struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The policies that select the pod, in the order in which they apply.
+	Policies []string `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`
+	// A policy denies whatever allowed doesn't list.
+	Restricted    bool     `protobuf:"varint,2,opt,name=restricted,proto3" json:"restricted,omitempty"`
+	Allowed       []string `protobuf:"bytes,3,rep,name=allowed,proto3" json:"allowed,omitempty"` // such as "tcp 80 default/web 10.0.0.0/8"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyEnd) Reset() {
+	*x = PolicyEnd{}
+	mi := &file_api_v1_husk_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyEnd) ProtoMessage() {}
+
+func (x *PolicyEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyEnd.ProtoReflect.Descriptor instead.
+func (*PolicyEnd) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *PolicyEnd) GetPolicies() []string {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+func (x *PolicyEnd) GetRestricted() bool {
+	if x != nil {
+		return x.Restricted
+	}
+	return false
+}
+
+func (x *PolicyEnd) GetAllowed() []string {
+	if x != nil {
+		return x.Allowed
+	}
+	return nil
+}
+
+type ExplainConnectionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// NAMESPACE/NAME of a pod, a name in the namespace default, or an address.
+	From          string `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	To            string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	Protocol      string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // tcp, udp, sctp, or the number of another protocol
+	Port          int32  `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainConnectionRequest) Reset() {
+	*x = ExplainConnectionRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainConnectionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainConnectionRequest) ProtoMessage() {}
+
+func (x *ExplainConnectionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainConnectionRequest.ProtoReflect.Descriptor instead.
+func (*ExplainConnectionRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *ExplainConnectionRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *ExplainConnectionRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *ExplainConnectionRequest) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *ExplainConnectionRequest) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+type ExplainConnectionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Allowed       bool                   `protobuf:"varint,1,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	Hops          []*Hop                 `protobuf:"bytes,2,rep,name=hops,proto3" json:"hops,omitempty"` // in the order in which packets meet them
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainConnectionResponse) Reset() {
+	*x = ExplainConnectionResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainConnectionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainConnectionResponse) ProtoMessage() {}
+
+func (x *ExplainConnectionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainConnectionResponse.ProtoReflect.Descriptor instead.
+func (*ExplainConnectionResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *ExplainConnectionResponse) GetAllowed() bool {
+	if x != nil {
+		return x.Allowed
+	}
+	return false
+}
+
+func (x *ExplainConnectionResponse) GetHops() []*Hop {
+	if x != nil {
+		return x.Hops
+	}
+	return nil
+}
+
+// Hop judges a connection.
+type Hop struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Where   string                 `protobuf:"bytes,1,opt,name=where,proto3" json:"where,omitempty"` // such as "egress of default/web"
+	Allowed bool                   `protobuf:"varint,2,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	Why     string                 `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	// What is wrong if the kernel differs from the policies.
+	Difference    string `protobuf:"bytes,4,opt,name=difference,proto3" json:"difference,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Hop) Reset() {
+	*x = Hop{}
+	mi := &file_api_v1_husk_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Hop) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Hop) ProtoMessage() {}
+
+func (x *Hop) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Hop.ProtoReflect.Descriptor instead.
+func (*Hop) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *Hop) GetWhere() string {
+	if x != nil {
+		return x.Where
+	}
+	return ""
+}
+
+func (x *Hop) GetAllowed() bool {
+	if x != nil {
+		return x.Allowed
+	}
+	return false
+}
+
+func (x *Hop) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *Hop) GetDifference() string {
+	if x != nil {
+		return x.Difference
+	}
+	return ""
+}
+
 type DoctorRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3813,7 +4241,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[56]
+	mi := &file_api_v1_husk_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3825,7 +4253,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[56]
+	mi := &file_api_v1_husk_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3838,7 +4266,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{56}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{63}
 }
 
 type DoctorResponse struct {
@@ -3850,7 +4278,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[57]
+	mi := &file_api_v1_husk_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3862,7 +4290,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[57]
+	mi := &file_api_v1_husk_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3875,7 +4303,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{57}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -3898,7 +4326,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_api_v1_husk_proto_msgTypes[58]
+	mi := &file_api_v1_husk_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3910,7 +4338,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[58]
+	mi := &file_api_v1_husk_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3923,7 +4351,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{58}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Check) GetName() string {
@@ -3964,7 +4392,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[59]
+	mi := &file_api_v1_husk_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4404,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[59]
+	mi := &file_api_v1_husk_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4417,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{59}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ShutdownRequest) GetBudgetNs() int64 {
@@ -4017,7 +4445,7 @@ type ShutdownEvent struct {
 
 func (x *ShutdownEvent) Reset() {
 	*x = ShutdownEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[60]
+	mi := &file_api_v1_husk_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4029,7 +4457,7 @@ func (x *ShutdownEvent) String() string {
 func (*ShutdownEvent) ProtoMessage() {}
 
 func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[60]
+	mi := &file_api_v1_husk_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4042,7 +4470,7 @@ func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownEvent.ProtoReflect.Descriptor instead.
 func (*ShutdownEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{60}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ShutdownEvent) GetNamespace() string {
@@ -4359,7 +4787,39 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\vquarantined\x18\x04 \x01(\x05R\vquarantined\"$\n" +
 	"\x10RotateKeyRequest\x12\x10\n" +
 	"\x03now\x18\x01 \x01(\bR\x03now\"\x13\n" +
-	"\x11RotateKeyResponse\"\x0f\n" +
+	"\x11RotateKeyResponse\"\x15\n" +
+	"\x13ListPoliciesRequest\"n\n" +
+	"\x14ListPoliciesResponse\x12\x12\n" +
+	"\x04note\x18\x01 \x01(\tR\x04note\x12\x1a\n" +
+	"\bpolicies\x18\x02 \x01(\x05R\bpolicies\x12&\n" +
+	"\x04pods\x18\x03 \x03(\v2\x12.husk.v1.PolicyPodR\x04pods\"\xb5\x01\n" +
+	"\tPolicyPod\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\taddresses\x18\x03 \x03(\tR\taddresses\x12,\n" +
+	"\aingress\x18\x04 \x01(\v2\x12.husk.v1.PolicyEndR\aingress\x12*\n" +
+	"\x06egress\x18\x05 \x01(\v2\x12.husk.v1.PolicyEndR\x06egress\"a\n" +
+	"\tPolicyEnd\x12\x1a\n" +
+	"\bpolicies\x18\x01 \x03(\tR\bpolicies\x12\x1e\n" +
+	"\n" +
+	"restricted\x18\x02 \x01(\bR\n" +
+	"restricted\x12\x18\n" +
+	"\aallowed\x18\x03 \x03(\tR\aallowed\"n\n" +
+	"\x18ExplainConnectionRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\x05R\x04port\"W\n" +
+	"\x19ExplainConnectionResponse\x12\x18\n" +
+	"\aallowed\x18\x01 \x01(\bR\aallowed\x12 \n" +
+	"\x04hops\x18\x02 \x03(\v2\f.husk.v1.HopR\x04hops\"g\n" +
+	"\x03Hop\x12\x14\n" +
+	"\x05where\x18\x01 \x01(\tR\x05where\x12\x18\n" +
+	"\aallowed\x18\x02 \x01(\bR\aallowed\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\x12\x1e\n" +
+	"\n" +
+	"difference\x18\x04 \x01(\tR\n" +
+	"difference\"\x0f\n" +
 	"\rDoctorRequest\"8\n" +
 	"\x0eDoctorResponse\x12&\n" +
 	"\x06checks\x18\x01 \x03(\v2\x0e.husk.v1.CheckR\x06checks\"c\n" +
@@ -4374,7 +4834,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\rShutdownEvent\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage2\x88\f\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage2\xb1\r\n" +
 	"\x04Husk\x12<\n" +
 	"\aVersion\x12\x17.husk.v1.VersionRequest\x1a\x18.husk.v1.VersionResponse\x12/\n" +
 	"\x03Run\x12\x13.husk.v1.RunRequest\x1a\x11.husk.v1.RunEvent0\x01\x12?\n" +
@@ -4399,7 +4859,9 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\n" +
 	"RetryDebts\x12\x1a.husk.v1.RetryDebtsRequest\x1a\x1b.husk.v1.RetryDebtsResponse\x12N\n" +
 	"\rNetworkStatus\x12\x1d.husk.v1.NetworkStatusRequest\x1a\x1e.husk.v1.NetworkStatusResponse\x12B\n" +
-	"\tRotateKey\x12\x19.husk.v1.RotateKeyRequest\x1a\x1a.husk.v1.RotateKeyResponse\x129\n" +
+	"\tRotateKey\x12\x19.husk.v1.RotateKeyRequest\x1a\x1a.husk.v1.RotateKeyResponse\x12K\n" +
+	"\fListPolicies\x12\x1c.husk.v1.ListPoliciesRequest\x1a\x1d.husk.v1.ListPoliciesResponse\x12Z\n" +
+	"\x11ExplainConnection\x12!.husk.v1.ExplainConnectionRequest\x1a\".husk.v1.ExplainConnectionResponse\x129\n" +
 	"\x06Doctor\x12\x16.husk.v1.DoctorRequest\x1a\x17.husk.v1.DoctorResponse\x12>\n" +
 	"\bShutdown\x12\x18.husk.v1.ShutdownRequest\x1a\x16.husk.v1.ShutdownEvent0\x01B%Z#github.com/huskd/husk/api/v1;huskv1b\x06proto3"
 
@@ -4415,69 +4877,76 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
 var file_api_v1_husk_proto_goTypes = []any{
-	(*VersionRequest)(nil),          // 0: husk.v1.VersionRequest
-	(*VersionResponse)(nil),         // 1: husk.v1.VersionResponse
-	(*RunRequest)(nil),              // 2: husk.v1.RunRequest
-	(*RunEvent)(nil),                // 3: husk.v1.RunEvent
-	(*Pod)(nil),                     // 4: husk.v1.Pod
-	(*Container)(nil),               // 5: husk.v1.Container
-	(*ListPodsRequest)(nil),         // 6: husk.v1.ListPodsRequest
-	(*ListPodsResponse)(nil),        // 7: husk.v1.ListPodsResponse
-	(*InspectRequest)(nil),          // 8: husk.v1.InspectRequest
-	(*InspectResponse)(nil),         // 9: husk.v1.InspectResponse
-	(*StopRequest)(nil),             // 10: husk.v1.StopRequest
-	(*StopResponse)(nil),            // 11: husk.v1.StopResponse
-	(*RemoveRequest)(nil),           // 12: husk.v1.RemoveRequest
-	(*RemoveResponse)(nil),          // 13: husk.v1.RemoveResponse
-	(*EventsRequest)(nil),           // 14: husk.v1.EventsRequest
-	(*Event)(nil),                   // 15: husk.v1.Event
-	(*LogsRequest)(nil),             // 16: husk.v1.LogsRequest
-	(*LogsResponse)(nil),            // 17: husk.v1.LogsResponse
-	(*SessionInput)(nil),            // 18: husk.v1.SessionInput
-	(*SessionStart)(nil),            // 19: husk.v1.SessionStart
-	(*TerminalSize)(nil),            // 20: husk.v1.TerminalSize
-	(*SessionOutput)(nil),           // 21: husk.v1.SessionOutput
-	(*SessionStarted)(nil),          // 22: husk.v1.SessionStarted
-	(*FindPortsRequest)(nil),        // 23: husk.v1.FindPortsRequest
-	(*FindPortsResponse)(nil),       // 24: husk.v1.FindPortsResponse
-	(*ForwardInput)(nil),            // 25: husk.v1.ForwardInput
-	(*ForwardStart)(nil),            // 26: husk.v1.ForwardStart
-	(*ForwardOutput)(nil),           // 27: husk.v1.ForwardOutput
-	(*UsageRequest)(nil),            // 28: husk.v1.UsageRequest
-	(*UsageResponse)(nil),           // 29: husk.v1.UsageResponse
-	(*PodUsage)(nil),                // 30: husk.v1.PodUsage
-	(*ContainerUsage)(nil),          // 31: husk.v1.ContainerUsage
-	(*Used)(nil),                    // 32: husk.v1.Used
-	(*Progress)(nil),                // 33: husk.v1.Progress
-	(*Layer)(nil),                   // 34: husk.v1.Layer
-	(*PullImageRequest)(nil),        // 35: husk.v1.PullImageRequest
-	(*LoadImageRequest)(nil),        // 36: husk.v1.LoadImageRequest
-	(*ImageEvent)(nil),              // 37: husk.v1.ImageEvent
-	(*Image)(nil),                   // 38: husk.v1.Image
-	(*ListImagesRequest)(nil),       // 39: husk.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),      // 40: husk.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),      // 41: husk.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),     // 42: husk.v1.RemoveImageResponse
-	(*PruneImagesRequest)(nil),      // 43: husk.v1.PruneImagesRequest
-	(*PruneImagesResponse)(nil),     // 44: husk.v1.PruneImagesResponse
-	(*ListAttachmentsRequest)(nil),  // 45: husk.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil), // 46: husk.v1.ListAttachmentsResponse
-	(*Attachment)(nil),              // 47: husk.v1.Attachment
-	(*RetryDebtsRequest)(nil),       // 48: husk.v1.RetryDebtsRequest
-	(*RetryDebtsResponse)(nil),      // 49: husk.v1.RetryDebtsResponse
-	(*NetworkStatusRequest)(nil),    // 50: husk.v1.NetworkStatusRequest
-	(*NetworkStatusResponse)(nil),   // 51: husk.v1.NetworkStatusResponse
-	(*Node)(nil),                    // 52: husk.v1.Node
-	(*Pool)(nil),                    // 53: husk.v1.Pool
-	(*RotateKeyRequest)(nil),        // 54: husk.v1.RotateKeyRequest
-	(*RotateKeyResponse)(nil),       // 55: husk.v1.RotateKeyResponse
-	(*DoctorRequest)(nil),           // 56: husk.v1.DoctorRequest
-	(*DoctorResponse)(nil),          // 57: husk.v1.DoctorResponse
-	(*Check)(nil),                   // 58: husk.v1.Check
-	(*ShutdownRequest)(nil),         // 59: husk.v1.ShutdownRequest
-	(*ShutdownEvent)(nil),           // 60: husk.v1.ShutdownEvent
+	(*VersionRequest)(nil),            // 0: husk.v1.VersionRequest
+	(*VersionResponse)(nil),           // 1: husk.v1.VersionResponse
+	(*RunRequest)(nil),                // 2: husk.v1.RunRequest
+	(*RunEvent)(nil),                  // 3: husk.v1.RunEvent
+	(*Pod)(nil),                       // 4: husk.v1.Pod
+	(*Container)(nil),                 // 5: husk.v1.Container
+	(*ListPodsRequest)(nil),           // 6: husk.v1.ListPodsRequest
+	(*ListPodsResponse)(nil),          // 7: husk.v1.ListPodsResponse
+	(*InspectRequest)(nil),            // 8: husk.v1.InspectRequest
+	(*InspectResponse)(nil),           // 9: husk.v1.InspectResponse
+	(*StopRequest)(nil),               // 10: husk.v1.StopRequest
+	(*StopResponse)(nil),              // 11: husk.v1.StopResponse
+	(*RemoveRequest)(nil),             // 12: husk.v1.RemoveRequest
+	(*RemoveResponse)(nil),            // 13: husk.v1.RemoveResponse
+	(*EventsRequest)(nil),             // 14: husk.v1.EventsRequest
+	(*Event)(nil),                     // 15: husk.v1.Event
+	(*LogsRequest)(nil),               // 16: husk.v1.LogsRequest
+	(*LogsResponse)(nil),              // 17: husk.v1.LogsResponse
+	(*SessionInput)(nil),              // 18: husk.v1.SessionInput
+	(*SessionStart)(nil),              // 19: husk.v1.SessionStart
+	(*TerminalSize)(nil),              // 20: husk.v1.TerminalSize
+	(*SessionOutput)(nil),             // 21: husk.v1.SessionOutput
+	(*SessionStarted)(nil),            // 22: husk.v1.SessionStarted
+	(*FindPortsRequest)(nil),          // 23: husk.v1.FindPortsRequest
+	(*FindPortsResponse)(nil),         // 24: husk.v1.FindPortsResponse
+	(*ForwardInput)(nil),              // 25: husk.v1.ForwardInput
+	(*ForwardStart)(nil),              // 26: husk.v1.ForwardStart
+	(*ForwardOutput)(nil),             // 27: husk.v1.ForwardOutput
+	(*UsageRequest)(nil),              // 28: husk.v1.UsageRequest
+	(*UsageResponse)(nil),             // 29: husk.v1.UsageResponse
+	(*PodUsage)(nil),                  // 30: husk.v1.PodUsage
+	(*ContainerUsage)(nil),            // 31: husk.v1.ContainerUsage
+	(*Used)(nil),                      // 32: husk.v1.Used
+	(*Progress)(nil),                  // 33: husk.v1.Progress
+	(*Layer)(nil),                     // 34: husk.v1.Layer
+	(*PullImageRequest)(nil),          // 35: husk.v1.PullImageRequest
+	(*LoadImageRequest)(nil),          // 36: husk.v1.LoadImageRequest
+	(*ImageEvent)(nil),                // 37: husk.v1.ImageEvent
+	(*Image)(nil),                     // 38: husk.v1.Image
+	(*ListImagesRequest)(nil),         // 39: husk.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),        // 40: husk.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),        // 41: husk.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),       // 42: husk.v1.RemoveImageResponse
+	(*PruneImagesRequest)(nil),        // 43: husk.v1.PruneImagesRequest
+	(*PruneImagesResponse)(nil),       // 44: husk.v1.PruneImagesResponse
+	(*ListAttachmentsRequest)(nil),    // 45: husk.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil),   // 46: husk.v1.ListAttachmentsResponse
+	(*Attachment)(nil),                // 47: husk.v1.Attachment
+	(*RetryDebtsRequest)(nil),         // 48: husk.v1.RetryDebtsRequest
+	(*RetryDebtsResponse)(nil),        // 49: husk.v1.RetryDebtsResponse
+	(*NetworkStatusRequest)(nil),      // 50: husk.v1.NetworkStatusRequest
+	(*NetworkStatusResponse)(nil),     // 51: husk.v1.NetworkStatusResponse
+	(*Node)(nil),                      // 52: husk.v1.Node
+	(*Pool)(nil),                      // 53: husk.v1.Pool
+	(*RotateKeyRequest)(nil),          // 54: husk.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),         // 55: husk.v1.RotateKeyResponse
+	(*ListPoliciesRequest)(nil),       // 56: husk.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 57: husk.v1.ListPoliciesResponse
+	(*PolicyPod)(nil),                 // 58: husk.v1.PolicyPod
+	(*PolicyEnd)(nil),                 // 59: husk.v1.PolicyEnd
+	(*ExplainConnectionRequest)(nil),  // 60: husk.v1.ExplainConnectionRequest
+	(*ExplainConnectionResponse)(nil), // 61: husk.v1.ExplainConnectionResponse
+	(*Hop)(nil),                       // 62: husk.v1.Hop
+	(*DoctorRequest)(nil),             // 63: husk.v1.DoctorRequest
+	(*DoctorResponse)(nil),            // 64: husk.v1.DoctorResponse
+	(*Check)(nil),                     // 65: husk.v1.Check
+	(*ShutdownRequest)(nil),           // 66: husk.v1.ShutdownRequest
+	(*ShutdownEvent)(nil),             // 67: husk.v1.ShutdownEvent
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
 	33, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
@@ -4499,60 +4968,68 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	47, // 16: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
 	52, // 17: husk.v1.NetworkStatusResponse.nodes:type_name -> husk.v1.Node
 	53, // 18: husk.v1.NetworkStatusResponse.pools:type_name -> husk.v1.Pool
-	58, // 19: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
-	0,  // 20: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
-	2,  // 21: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
-	6,  // 22: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
-	8,  // 23: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
-	10, // 24: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
-	12, // 25: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
-	14, // 26: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
-	16, // 27: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
-	18, // 28: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
-	18, // 29: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
-	23, // 30: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
-	25, // 31: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
-	28, // 32: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
-	35, // 33: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
-	36, // 34: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
-	39, // 35: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
-	41, // 36: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
-	43, // 37: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
-	45, // 38: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
-	48, // 39: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
-	50, // 40: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
-	54, // 41: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
-	56, // 42: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	59, // 43: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	1,  // 44: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 45: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 46: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 47: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 48: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 49: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	15, // 50: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	17, // 51: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	21, // 52: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	21, // 53: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	24, // 54: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	27, // 55: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	29, // 56: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	37, // 57: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	37, // 58: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	40, // 59: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	42, // 60: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	44, // 61: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	46, // 62: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	49, // 63: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	51, // 64: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
-	55, // 65: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
-	57, // 66: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	60, // 67: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	44, // [44:68] is the sub-list for method output_type
-	20, // [20:44] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	58, // 19: husk.v1.ListPoliciesResponse.pods:type_name -> husk.v1.PolicyPod
+	59, // 20: husk.v1.PolicyPod.ingress:type_name -> husk.v1.PolicyEnd
+	59, // 21: husk.v1.PolicyPod.egress:type_name -> husk.v1.PolicyEnd
+	62, // 22: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
+	65, // 23: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
+	0,  // 24: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
+	2,  // 25: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
+	6,  // 26: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
+	8,  // 27: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
+	10, // 28: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
+	12, // 29: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
+	14, // 30: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
+	16, // 31: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
+	18, // 32: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
+	18, // 33: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
+	23, // 34: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
+	25, // 35: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
+	28, // 36: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
+	35, // 37: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
+	36, // 38: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
+	39, // 39: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
+	41, // 40: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
+	43, // 41: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
+	45, // 42: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
+	48, // 43: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
+	50, // 44: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
+	54, // 45: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
+	56, // 46: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
+	60, // 47: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
+	63, // 48: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	66, // 49: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	1,  // 50: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,  // 51: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,  // 52: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,  // 53: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11, // 54: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13, // 55: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	15, // 56: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	17, // 57: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	21, // 58: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	21, // 59: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	24, // 60: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	27, // 61: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	29, // 62: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	37, // 63: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	37, // 64: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	40, // 65: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	42, // 66: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	44, // 67: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	46, // 68: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	49, // 69: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	51, // 70: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	55, // 71: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
+	57, // 72: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
+	61, // 73: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
+	64, // 74: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	67, // 75: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	50, // [50:76] is the sub-list for method output_type
+	24, // [24:50] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_api_v1_husk_proto_init() }
@@ -4582,7 +5059,7 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   61,
+			NumMessages:   68,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

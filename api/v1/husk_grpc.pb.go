@@ -22,30 +22,32 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Husk_Version_FullMethodName         = "/husk.v1.Husk/Version"
-	Husk_Run_FullMethodName             = "/husk.v1.Husk/Run"
-	Husk_ListPods_FullMethodName        = "/husk.v1.Husk/ListPods"
-	Husk_Inspect_FullMethodName         = "/husk.v1.Husk/Inspect"
-	Husk_Stop_FullMethodName            = "/husk.v1.Husk/Stop"
-	Husk_Remove_FullMethodName          = "/husk.v1.Husk/Remove"
-	Husk_Events_FullMethodName          = "/husk.v1.Husk/Events"
-	Husk_Logs_FullMethodName            = "/husk.v1.Husk/Logs"
-	Husk_Exec_FullMethodName            = "/husk.v1.Husk/Exec"
-	Husk_Attach_FullMethodName          = "/husk.v1.Husk/Attach"
-	Husk_FindPorts_FullMethodName       = "/husk.v1.Husk/FindPorts"
-	Husk_Forward_FullMethodName         = "/husk.v1.Husk/Forward"
-	Husk_Usage_FullMethodName           = "/husk.v1.Husk/Usage"
-	Husk_PullImage_FullMethodName       = "/husk.v1.Husk/PullImage"
-	Husk_LoadImage_FullMethodName       = "/husk.v1.Husk/LoadImage"
-	Husk_ListImages_FullMethodName      = "/husk.v1.Husk/ListImages"
-	Husk_RemoveImage_FullMethodName     = "/husk.v1.Husk/RemoveImage"
-	Husk_PruneImages_FullMethodName     = "/husk.v1.Husk/PruneImages"
-	Husk_ListAttachments_FullMethodName = "/husk.v1.Husk/ListAttachments"
-	Husk_RetryDebts_FullMethodName      = "/husk.v1.Husk/RetryDebts"
-	Husk_NetworkStatus_FullMethodName   = "/husk.v1.Husk/NetworkStatus"
-	Husk_RotateKey_FullMethodName       = "/husk.v1.Husk/RotateKey"
-	Husk_Doctor_FullMethodName          = "/husk.v1.Husk/Doctor"
-	Husk_Shutdown_FullMethodName        = "/husk.v1.Husk/Shutdown"
+	Husk_Version_FullMethodName           = "/husk.v1.Husk/Version"
+	Husk_Run_FullMethodName               = "/husk.v1.Husk/Run"
+	Husk_ListPods_FullMethodName          = "/husk.v1.Husk/ListPods"
+	Husk_Inspect_FullMethodName           = "/husk.v1.Husk/Inspect"
+	Husk_Stop_FullMethodName              = "/husk.v1.Husk/Stop"
+	Husk_Remove_FullMethodName            = "/husk.v1.Husk/Remove"
+	Husk_Events_FullMethodName            = "/husk.v1.Husk/Events"
+	Husk_Logs_FullMethodName              = "/husk.v1.Husk/Logs"
+	Husk_Exec_FullMethodName              = "/husk.v1.Husk/Exec"
+	Husk_Attach_FullMethodName            = "/husk.v1.Husk/Attach"
+	Husk_FindPorts_FullMethodName         = "/husk.v1.Husk/FindPorts"
+	Husk_Forward_FullMethodName           = "/husk.v1.Husk/Forward"
+	Husk_Usage_FullMethodName             = "/husk.v1.Husk/Usage"
+	Husk_PullImage_FullMethodName         = "/husk.v1.Husk/PullImage"
+	Husk_LoadImage_FullMethodName         = "/husk.v1.Husk/LoadImage"
+	Husk_ListImages_FullMethodName        = "/husk.v1.Husk/ListImages"
+	Husk_RemoveImage_FullMethodName       = "/husk.v1.Husk/RemoveImage"
+	Husk_PruneImages_FullMethodName       = "/husk.v1.Husk/PruneImages"
+	Husk_ListAttachments_FullMethodName   = "/husk.v1.Husk/ListAttachments"
+	Husk_RetryDebts_FullMethodName        = "/husk.v1.Husk/RetryDebts"
+	Husk_NetworkStatus_FullMethodName     = "/husk.v1.Husk/NetworkStatus"
+	Husk_RotateKey_FullMethodName         = "/husk.v1.Husk/RotateKey"
+	Husk_ListPolicies_FullMethodName      = "/husk.v1.Husk/ListPolicies"
+	Husk_ExplainConnection_FullMethodName = "/husk.v1.Husk/ExplainConnection"
+	Husk_Doctor_FullMethodName            = "/husk.v1.Husk/Doctor"
+	Husk_Shutdown_FullMethodName          = "/husk.v1.Husk/Shutdown"
 )
 
 // HuskClient is the client API for Husk service.
@@ -97,6 +99,10 @@ type HuskClient interface {
 	NetworkStatus(ctx context.Context, in *NetworkStatusRequest, opts ...grpc.CallOption) (*NetworkStatusResponse, error)
 	// RotateKey begins to change this node's WireGuard key, and returns.
 	RotateKey(ctx context.Context, in *RotateKeyRequest, opts ...grpc.CallOption) (*RotateKeyResponse, error)
+	// ListPolicies returns what network policy says about the pods of this node.
+	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error)
+	// ExplainConnection says whether network policy allows a connection, and why.
+	ExplainConnection(ctx context.Context, in *ExplainConnectionRequest, opts ...grpc.CallOption) (*ExplainConnectionResponse, error)
 	Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error)
 	// Shutdown stops all pods within the budget, then ends huskd. The stream has an event for each
 	// pod and ends when huskd is about to exit. If the node can't leave, huskd goes on without pods.
@@ -379,6 +385,26 @@ func (c *huskClient) RotateKey(ctx context.Context, in *RotateKeyRequest, opts .
 	return out, nil
 }
 
+func (c *huskClient) ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPoliciesResponse)
+	err := c.cc.Invoke(ctx, Husk_ListPolicies_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *huskClient) ExplainConnection(ctx context.Context, in *ExplainConnectionRequest, opts ...grpc.CallOption) (*ExplainConnectionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainConnectionResponse)
+	err := c.cc.Invoke(ctx, Husk_ExplainConnection_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *huskClient) Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DoctorResponse)
@@ -457,6 +483,10 @@ type HuskServer interface {
 	NetworkStatus(context.Context, *NetworkStatusRequest) (*NetworkStatusResponse, error)
 	// RotateKey begins to change this node's WireGuard key, and returns.
 	RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyResponse, error)
+	// ListPolicies returns what network policy says about the pods of this node.
+	ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error)
+	// ExplainConnection says whether network policy allows a connection, and why.
+	ExplainConnection(context.Context, *ExplainConnectionRequest) (*ExplainConnectionResponse, error)
 	Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error)
 	// Shutdown stops all pods within the budget, then ends huskd. The stream has an event for each
 	// pod and ends when huskd is about to exit. If the node can't leave, huskd goes on without pods.
@@ -536,6 +566,12 @@ func (UnimplementedHuskServer) NetworkStatus(context.Context, *NetworkStatusRequ
 }
 func (UnimplementedHuskServer) RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RotateKey not implemented")
+}
+func (UnimplementedHuskServer) ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPolicies not implemented")
+}
+func (UnimplementedHuskServer) ExplainConnection(context.Context, *ExplainConnectionRequest) (*ExplainConnectionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExplainConnection not implemented")
 }
 func (UnimplementedHuskServer) Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Doctor not implemented")
@@ -888,6 +924,42 @@ func _Husk_RotateKey_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Husk_ListPolicies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPoliciesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HuskServer).ListPolicies(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Husk_ListPolicies_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HuskServer).ListPolicies(ctx, req.(*ListPoliciesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Husk_ExplainConnection_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainConnectionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HuskServer).ExplainConnection(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Husk_ExplainConnection_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HuskServer).ExplainConnection(ctx, req.(*ExplainConnectionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Husk_Doctor_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DoctorRequest)
 	if err := dec(in); err != nil {
@@ -979,6 +1051,14 @@ var Husk_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RotateKey",
 			Handler:    _Husk_RotateKey_Handler,
+		},
+		{
+			MethodName: "ListPolicies",
+			Handler:    _Husk_ListPolicies_Handler,
+		},
+		{
+			MethodName: "ExplainConnection",
+			Handler:    _Husk_ExplainConnection_Handler,
 		},
 		{
 			MethodName: "Doctor",

@@ -21,6 +21,7 @@ import (
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/network/firewall"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
@@ -36,7 +37,8 @@ type Config struct {
 	Images     *image.Store
 	Meter      *stats.Meter
 	Network    *network.Network
-	Nodes      *nodes.Controller // nil on a node by itself
+	Nodes      *nodes.Controller  // nil on a node by itself
+	Firewall   *firewall.Firewall // nil if network policy is off
 	// Debts returns the attachments of removed pods whose DEL has not succeeded yet.
 	Debts func() []pod.Debt
 	// RetryDebts retries those DELs now and returns what failed.

@@ -32,7 +32,7 @@ var imposed = []string{"internal/stream/session.go: ExecInContainer", "internal/
 // fieldMaxima are the limits of the structs that may have more fields than maxStructFields.
 var fieldMaxima = map[string]int{
 	// It has one field for each part of huskd.
-	"internal/daemon.daemon": 30,
+	"internal/daemon.daemon": 31,
 }
 
 // packageMaxima are the limits of the packages that may have more lines than maxPackageLines.
@@ -206,7 +206,7 @@ func ours(f sourceFile) []string {
 var fanOutMaxima = map[string]int{
 	// It translates for every owner. An interface for one of them, to save an import, had one
 	// implementation that only forwarded.
-	"internal/api": 15,
+	"internal/api": 16,
 	"internal/cri": 14, // likewise
 	// It runs pods through all owners. To import fewer, packages would have to forward.
 	"internal/agent": 18,

@@ -62,6 +62,7 @@ var layer = map[string]int{
 	"internal/network/nodes":            owner,
 	"internal/network/nodestore":        agent,
 	"internal/network/peering":          agent,
+	"internal/network/enforcement":      agent,
 	"internal/network/wireguard":        driver,
 	"internal/network/bgp":              driver,
 	"internal/network/companion":        driver,

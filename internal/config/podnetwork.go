@@ -20,11 +20,19 @@ const (
 	StoreKubernetes = "kubernetes"
 )
 
+// Values of network-policy.
+const (
+	PolicyAuto = "auto"
+	PolicyOn   = "on"
+	PolicyOff  = "off"
+)
+
 // PodNetwork is the configuration of the built-in network.
 type PodNetwork struct {
 	Network     string   `key:"network-mode" help:"how pods are connected by the built-in network: ptp (routed) or bridge"`
 	Subnets     []string `key:"pod-subnets" help:"subnets of pod addresses, of this node or, with network-store, of all nodes: at most one IPv4 and one IPv6 prefix"`
 	Masquerade  bool     `key:"masquerade" help:"masquerade traffic that leaves the pod subnets with the node's address"`
+	Policy      string   `key:"network-policy" help:"whether network policies are enforced: on, off, or auto, which enforces them unless the API server forbids this node to read them"`
 	Store       string   `key:"network-store" help:"where the nodes of a pod network find each other: none (this node is by itself), file, etcd, flannel (etcd with the records of flanneld, to join its network) or kubernetes"`
 	Backend     string   `key:"network-backend" help:"how packets reach the pods of other nodes: host-gw, vxlan, ipip, wireguard, bgp, or auto, which takes the first of the former four that works"`
 	BlockLength int      `key:"pod-block-length" help:"prefix length of the IPv4 subnets that nodes take from pod-subnets in etcd; in a flannel network, its SubnetLen"`
@@ -120,6 +128,10 @@ func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format str
 	oneOf("network-mode", p.Network, "ptp", "bridge")
 	oneOf("network-store", p.Store, StoreNone, StoreFile, StoreEtcd, StoreFlannel, StoreKubernetes)
 	oneOf("network-backend", p.Backend, "auto", "host-gw", "vxlan", "ipip", "wireguard", "bgp")
+	oneOf("network-policy", p.Policy, PolicyAuto, PolicyOn, PolicyOff)
+	if p.Policy == PolicyOn && p.Network == "bridge" {
+		bad("network-policy", "packets between pods on a bridge don't meet it: use network-mode ptp")
+	}
 	if p.Store != StoreNone && p.Network == "bridge" {
 		bad("network-mode", "bridge is for nodes by themselves: use ptp with network-store %s", p.Store)
 	}

@@ -37,6 +37,7 @@ import (
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network"
 	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/enforcement"
 	"github.com/huskd/husk/internal/network/nodestore"
 	"github.com/huskd/husk/internal/network/peering"
 	"github.com/huskd/husk/internal/network/plan"
@@ -75,7 +76,8 @@ type daemon struct {
 	images   *image.Store
 	logins   *credentialprovider.Providers // nil without any
 	network  *network.Network
-	nodes    *peering.Peering // nil on a node by itself
+	nodes    *peering.Peering         // nil on a node by itself
+	policy   *enforcement.Enforcement // nil if network policy is off
 	handlers handlers
 	plugin   *plugin.Plugin // husk-cni, in process
 	cni      *cni.Host
@@ -237,6 +239,17 @@ func openPeering(d *daemon, subnets []netip.Prefix) (*peering.Peering, error) {
 	})
 }
 
+// policyConfig says how network policy is enforced.
+func policyConfig(d *daemon) enforcement.Config {
+	c := enforcement.Config{
+		PodNetwork: d.cfg.PodNetwork, Instance: d.instance, File: filepath.Join(d.cfg.Root, "network", "policies.json"), Denied: denialEvent(d), Log: d.log,
+	}
+	if d.membership != nil {
+		c.Connect = d.membership.connect
+	}
+	return c
+}
+
 // openNetwork opens the network and connects it with those of other nodes.
 func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err error) {
 	cfg := network.Config{
@@ -246,6 +259,12 @@ func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err e
 	if d.nodes != nil {
 		cfg.Subnets, cfg.Cluster, cfg.May = nil, subnets, d.nodes.May
 		cfg.Encrypted = d.nodes.Backend() == backend.OnlyWireGuard
+	}
+	if d.policy, err = enforcement.Open(policyConfig(d)); err != nil {
+		return err
+	}
+	if d.policy != nil {
+		cfg.Policy = d.policy
 	}
 	if d.network, err = network.Open(ctx, cfg); err != nil {
 		return err
@@ -353,7 +372,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	}
 	api.Register(server, api.Config{
 		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
-		Meter: d.meter, Network: d.network, Nodes: d.nodes.Controller(), Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
+		Meter: d.meter, Network: d.network, Nodes: d.nodes.Controller(), Firewall: d.policy.Owner(), Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
 		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d), End: end,
 	})
 	d.registerCRI(server)
@@ -380,6 +399,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		return err
 	}
 	d.nodes.Run(ctx, &running)
+	d.policy.Run(ctx, &running)
 	running.Go(func() error { return d.network.Watch(ctx) })
 	running.Go(func() error { return d.releaseGone(ctx) })
 	running.Go(func() error {
@@ -462,13 +482,13 @@ func (d *daemon) close() (vacated bool) {
 		switch {
 		case d.agent == nil: // open failed: only the network knows whether there are pods
 			if err := d.network.Teardown(); !errdefs.IsFailedPrecondition(err) {
-				errs = append(errs, err, d.nodes.Teardown())
+				errs = append(errs, err, d.nodes.Teardown(), d.policy.Teardown())
 			}
 		case finished && d.vacant():
 			vacated = true
-			errs = append(errs, d.nodes.Teardown(), d.network.Teardown(), netns.ReleaseDir(), d.cgroups.Remove(context.Background(), d.cgroups.Root()))
+			errs = append(errs, d.nodes.Teardown(), d.network.Teardown(), d.policy.Teardown(), netns.ReleaseDir(), d.cgroups.Remove(context.Background(), d.cgroups.Root()))
 		}
-		errs = append(errs, d.nodes.Close(), d.network.Close())
+		errs = append(errs, d.nodes.Close(), d.network.Close(), d.policy.Close())
 	}
 	if d.journal != nil {
 		errs = append(errs, d.journal.Close())

@@ -68,6 +68,15 @@ func pathEvents(d *daemon) func(nodes.Event) {
 	}
 }
 
+// denialEvent returns what adds events of connections that a pod's policies denied.
+func denialEvent(d *daemon) func(pod, message string) {
+	return func(pod, message string) {
+		if d.agent != nil { // huskd runs pods
+			d.agent.Events.Add(event.Event{Pod: pod, Warning: true, Reason: "PolicyDenied", Message: message})
+		}
+	}
+}
+
 // goneTime is how often huskd looks for pods of another runtime that ended without a DEL.
 const goneTime = time.Minute
 

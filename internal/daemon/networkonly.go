@@ -78,7 +78,7 @@ func (m *membership) closeClient() {
 }
 
 // networkMethods are the methods of huskd's API that concern the network.
-var networkMethods = []string{"Version", "NetworkStatus", "RotateKey", "ListAttachments", "RetryDebts", "Doctor", "Shutdown"}
+var networkMethods = []string{"Version", "NetworkStatus", "RotateKey", "ListPolicies", "ExplainConnection", "ListAttachments", "RetryDebts", "Doctor", "Shutdown"}
 
 func refusal(method string) error {
 	if slices.Contains(networkMethods, path.Base(method)) {
@@ -104,7 +104,7 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 			return next(srv, stream)
 		}))
 	api.Register(server, api.Config{
-		Network: d.network, Nodes: d.nodes.Controller(), Debts: d.debts, RetryDebts: func(context.Context) error { return nil },
+		Network: d.network, Nodes: d.nodes.Controller(), Firewall: d.policy.Owner(), Debts: d.debts, RetryDebts: func(context.Context) error { return nil },
 		Doctor: d.examine, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d), End: cancel,
 	})
 	var running errgroup.Group
@@ -112,6 +112,7 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 		return err
 	}
 	d.nodes.Run(ctx, &running)
+	d.policy.Run(ctx, &running)
 	running.Go(func() error { return d.network.Watch(ctx) })
 	running.Go(func() error { return d.releaseGone(ctx) })
 	if d.cfg.CNIConf != "" {

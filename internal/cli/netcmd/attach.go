@@ -71,13 +71,13 @@ husk net check web testing --ifname net1`,
 	}, false, func(ctx context.Context, s *cni.Standalone, target cni.Target) error { return s.Check(ctx, target) })
 }
 
-func (t *tool) explain() *cobra.Command {
+func (t *tool) plan() *cobra.Command {
 	var op string
 	cmd := t.operation(&cobra.Command{
-		Use:   "explain NETWORK NETNS",
+		Use:   "plan NETWORK NETNS",
 		Short: "Show which plugins would be run and with what input, without running them.",
-		Example: `husk net explain web testing
-husk net explain web testing --operation DEL`,
+		Example: `husk net plan web testing
+husk net plan web testing --operation DEL`,
 	}, true, func(_ context.Context, s *cni.Standalone, target cni.Target) error {
 		if ops := []string{"ADD", "DEL", "CHECK"}; !slices.Contains(ops, op) {
 			return fmt.Errorf("--operation: %q is not one of %s", op, strings.Join(ops, ", "))

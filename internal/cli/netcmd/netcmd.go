@@ -55,7 +55,7 @@ so that "del" undoes exactly what "add" did, even if the configuration has
 changed.`,
 		Example: `husk net ls
 husk net add web testing
-husk net explain web testing`,
+husk net plan web testing`,
 		Args: usageerror.NoSuchCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -63,7 +63,7 @@ husk net explain web testing`,
 	flags.StringVar(&t.conf, "conf-dir", "/etc/cni/net.d", "directory of network configurations")
 	flags.StringSliceVar(&t.bin, "bin-dir", []string{"/opt/cni/bin", "/usr/lib/cni"}, "directories of CNI plugins")
 	flags.StringVar(&t.state, "state", "/var/lib/husk/net", "directory where attachments are recorded")
-	cmd.AddCommand(t.ls(), t.validate(), t.explain(), t.add(), t.del(), t.check(), t.status(), t.version(), t.gc(), t.attachments(), t.debts(), t.nodes(), t.pools(), t.routes(), t.rotateKey())
+	cmd.AddCommand(t.ls(), t.validate(), t.plan(), t.add(), t.del(), t.check(), t.status(), t.version(), t.gc(), t.attachments(), t.debts(), t.nodes(), t.pools(), t.routes(), t.rotateKey(), t.policy(), t.explain())
 	return cmd
 }
 
@@ -88,7 +88,7 @@ func (t *tool) with(ctx context.Context, do func(*cni.Standalone) error) error {
 	return cmp.Or(err, s.Close())
 }
 
-// attachFlags are the flags of add, del, check and explain.
+// attachFlags are the flags of add, del, check and plan.
 type attachFlags struct {
 	ifName string
 	args   string

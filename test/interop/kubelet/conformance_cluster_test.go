@@ -3,6 +3,7 @@ package kubelet
 import (
 	_ "embed"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -95,6 +96,7 @@ func (c *cluster) joinAs(kind string) {
 	}
 	switch kind {
 	case "huskd":
+		c.allowPolicies()
 		c.huskd = c.Huskd(logged, node.Flags("--kubeconfig", c.write("kubeconfig", c.kubeconfig(nodeToken)), "--node-name", "node",
 			"--node-client-ca-file", c.Dir+"/ca.crt", "--cluster-dns", dnsService, "--image-gc-high", "100", "--eviction-hard", "nodefs.available=0%,imagefs.available=0%"))
 	case "kubelet":
@@ -116,6 +118,19 @@ func (c *cluster) joinAs(kind string) {
 		}
 		return ""
 	})
+}
+
+// allowPolicies applies the manifest of docs/policy.md, which lets nodes read policies.
+func (c *cluster) allowPolicies() {
+	c.t.Helper()
+	page, err := os.ReadFile("../../../docs/policy.md")
+	c.must(err)
+	_, rest, _ := strings.Cut(string(page), "  ```yaml\n")
+	manifest, _, found := strings.Cut(rest, "  ```\n")
+	if !found {
+		c.t.Fatal("docs/policy.md has no manifest")
+	}
+	c.Must(c.program("kubectl"), "--kubeconfig", c.Dir+"/admin.conf", "apply", "-f", c.write("policies.yaml", strings.ReplaceAll("\n"+manifest, "\n  ", "\n")))
 }
 
 //go:embed testdata/dns.yaml

@@ -1,0 +1,57 @@
+package api
+
+import (
+	"context"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/network/firewall"
+)
+
+// ListPolicies returns what network policy says about the pods of this node.
+func (s *Server) ListPolicies(context.Context, *huskv1.ListPoliciesRequest) (*huskv1.ListPoliciesResponse, error) {
+	if s.Firewall == nil {
+		return &huskv1.ListPoliciesResponse{Note: noFirewall}, nil
+	}
+	report := s.Firewall.Report()
+	out := &huskv1.ListPoliciesResponse{Note: report.Note, Policies: int32(report.Policies)}
+	for _, p := range report.Pods {
+		out.Pods = append(out.Pods, &huskv1.PolicyPod{
+			Namespace: p.Namespace, Name: p.Name, Addresses: texts(p.Addresses), Ingress: policyEnd(p.Ingress), Egress: policyEnd(p.Egress),
+		})
+	}
+	return out, nil
+}
+
+const noFirewall = "network policy is off: see network-policy in the configuration"
+
+func policyEnd(e firewall.End) *huskv1.PolicyEnd {
+	out := &huskv1.PolicyEnd{Policies: e.Policies, Restricted: e.Restricted}
+	for _, a := range e.Allowed {
+		out.Allowed = append(out.Allowed, strings.TrimSpace(a.Ports+" "+strings.Join(a.Peers, " ")))
+	}
+	return out
+}
+
+// ExplainConnection says whether network policy allows a connection, and why.
+func (s *Server) ExplainConnection(_ context.Context, req *huskv1.ExplainConnectionRequest) (*huskv1.ExplainConnectionResponse, error) {
+	if s.Firewall == nil {
+		return nil, errdefs.ErrFailedPrecondition.WithMessage(noFirewall)
+	}
+	c, err := firewall.ParseConnection(req.From, req.To, req.Protocol, req.Port)
+	if err != nil {
+		return nil, err
+	}
+	hops, err := s.Firewall.Explain(c)
+	if err != nil {
+		return nil, err
+	}
+	out := &huskv1.ExplainConnectionResponse{Allowed: true}
+	for _, h := range hops {
+		out.Allowed = out.Allowed && h.Allowed
+		out.Hops = append(out.Hops, &huskv1.Hop{Where: h.Where, Allowed: h.Allowed, Why: h.Why, Difference: h.Difference})
+	}
+	return out, nil
+}

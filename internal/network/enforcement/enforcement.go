@@ -1,0 +1,175 @@
+// Package enforcement runs network policy as the configuration says: it connects the owner, package
+// firewall, with the API server and the kernel, keeps the rules in the kernel as they are meant to
+// be, and reports denied connections.
+package enforcement
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+
+	"github.com/huskd/husk/internal/cluster"
+	"github.com/huskd/husk/internal/config"
+	"github.com/huskd/husk/internal/network/firewall"
+	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/policy/accept"
+	"github.com/huskd/husk/internal/network/policy/apisource"
+	"github.com/huskd/husk/internal/network/policytable"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// Config configures an Enforcement.
+type Config struct {
+	config.PodNetwork
+	Instance pod.Instance
+	// Connect returns a client of the API server, see apisource. Without an API server it is nil,
+	// and there is no policy.
+	Connect func(context.Context) (*cluster.Client, error)
+	File    string // where the last known policies are saved
+	// Denied is called for denied connections, with the pod that denied it as namespace/name.
+	Denied func(pod, message string)
+	Log    *slog.Logger
+}
+
+// Enforcement is network policy in force. It is nil, and its methods do nothing, if pods run
+// without.
+type Enforcement struct {
+	*firewall.Firewall
+	cfg   Config
+	table *policytable.Table
+	// reported are denied connections, and when. Only the listener uses it.
+	reported map[policy.Flow]time.Time
+	limit    *rate.Limiter
+}
+
+// Open opens what enforces policies. If pods run without, it removes the rules that a former huskd
+// has left.
+func Open(cfg Config) (*Enforcement, error) {
+	table, err := policytable.Open("", cfg.Instance)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Policy == config.PolicyOff || cfg.Network == "bridge" || cfg.Connect == nil {
+		return nil, errors.Join(table.Teardown(), table.Close())
+	}
+	source := &apisource.Source{Connect: cfg.Connect, Mistaken: func(_ string, problems []accept.Problem) {
+		for _, p := range problems {
+			cfg.Log.Warn("network policy: " + p.String())
+		}
+	}}
+	return &Enforcement{
+		Firewall: firewall.New(firewall.Config{Source: source, Kernel: table, Required: cfg.Policy == config.PolicyOn, File: cfg.File, Log: cfg.Log}),
+		cfg:      cfg, table: table, reported: map[policy.Flow]time.Time{}, limit: rate.NewLimiter(rate.Every(denialPace), denialBurst),
+	}, nil
+}
+
+// Owner returns the owner of network policy, or nil.
+func (e *Enforcement) Owner() *firewall.Firewall {
+	if e == nil {
+		return nil
+	}
+	return e.Firewall
+}
+
+// Run enforces policies until ctx ends.
+func (e *Enforcement) Run(ctx context.Context, running *errgroup.Group) {
+	if e == nil {
+		return
+	}
+	running.Go(func() error { return e.Firewall.Run(ctx) })
+	running.Go(func() error {
+		e.maintain(ctx)
+		return nil
+	})
+	running.Go(func() error {
+		if err := e.table.Denials(ctx, e.denied); err != nil {
+			e.cfg.Log.Warn("network policy: denied connections are not reported", "error", err)
+		}
+		return nil
+	})
+}
+
+const (
+	// reapTime is how often the kernel's unused rules are removed, and verifyTime how often the
+	// others are compared. Only before Linux 6.9 can somebody else change them.
+	reapPolicyTime   = time.Second
+	verifyPolicyTime = 30 * time.Second
+)
+
+// maintain removes rules that are unused, and repairs those that others have changed.
+func (e *Enforcement) maintain(ctx context.Context) {
+	tick := time.NewTicker(reapPolicyTime)
+	defer tick.Stop()
+	for verified := time.Now(); ; {
+		var now time.Time
+		select {
+		case <-ctx.Done():
+			return
+		case now = <-tick.C:
+		}
+		var err error
+		if e.table.Unused() > 0 {
+			err = e.table.Reap()
+		}
+		if now.Sub(verified) >= verifyPolicyTime {
+			verified = now
+			err = errors.Join(err, e.verify())
+		}
+		if err != nil {
+			e.cfg.Log.Warn("network policy: the rules in the kernel can't be maintained; trying again", "error", err)
+		}
+	}
+}
+
+func (e *Enforcement) verify() error {
+	found, err := e.table.Verify()
+	if err != nil || len(found) == 0 {
+		return err
+	}
+	e.cfg.Log.Warn("network policy: others have changed the rules in the kernel; putting them back", "differences", len(found), "first", found[0])
+	return e.table.Repair()
+}
+
+// The events of denied connections: at most one each denialPace after the first denialBurst, and
+// for the same connection one each denialAge.
+const (
+	denialPace  = time.Second
+	denialBurst = 20
+	denialAge   = 5 * time.Minute
+	maxDenials  = 1000
+)
+
+// denied reports a denied connection as an event of its pod.
+func (e *Enforcement) denied(denial policytable.Denial) {
+	now := time.Now()
+	maps.DeleteFunc(e.reported, func(_ policy.Flow, at time.Time) bool { return now.Sub(at) >= denialAge })
+	if _, ok := e.reported[denial.Flow]; ok || len(e.reported) >= maxDenials || !e.limit.Allow() {
+		return
+	}
+	e.reported[denial.Flow] = now
+	if pod, message := e.Denial(denial.Direction, denial.Flow); pod != "" {
+		e.cfg.Log.Info("network policy: "+message, "pod", pod)
+		e.cfg.Denied(pod, message)
+	}
+}
+
+// Teardown removes the rules. The node has no pods any more.
+func (e *Enforcement) Teardown() error {
+	if e == nil {
+		return nil
+	}
+	return e.table.Teardown()
+}
+
+// Close closes the sockets. The rules stay.
+func (e *Enforcement) Close() error {
+	if e == nil {
+		return nil
+	}
+	return e.table.Close()
+}
