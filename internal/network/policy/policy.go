@@ -14,7 +14,7 @@
 // rules allows it. If none isolates it, the rules of the Baseline tier follow, and without a match
 // the connection is allowed.
 //
-// https://kubernetes.io/docs/concepts/services-networking/network-policies/
+// https://kubernetes.io/concepts/services-networking/network-policies/
 // https://network-policy-api.sigs.k8s.io/api-overview/
 package policy
 
