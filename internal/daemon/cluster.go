@@ -78,11 +78,13 @@ func (m *membership) connected(client *cluster.Client) {
 }
 
 // podChanged returns the function that the agent calls when a pod has changed.
-func (m *membership) podChanged() func(uid string) {
-	if m == nil {
-		return nil
+func podChanged(d *daemon) func(uid string) {
+	return func(string) {
+		d.policy.PodChanged()
+		if d.membership != nil {
+			d.membership.nudge()
+		}
 	}
-	return func(string) { m.nudge() }
 }
 
 func (m *membership) nudge() {

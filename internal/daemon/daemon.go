@@ -41,6 +41,8 @@ import (
 	"github.com/huskd/husk/internal/network/nodestore"
 	"github.com/huskd/husk/internal/network/peering"
 	"github.com/huskd/husk/internal/network/plan"
+	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/policy/accept"
 	"github.com/huskd/husk/internal/nri"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/plugin"
@@ -244,10 +246,41 @@ func policyConfig(d *daemon) enforcement.Config {
 	c := enforcement.Config{
 		PodNetwork: d.cfg.PodNetwork, Instance: d.instance, File: filepath.Join(d.cfg.Root, "network", "policies.json"), Denied: denialEvent(d), Log: d.log,
 	}
-	if d.membership != nil {
+	switch {
+	case d.membership != nil:
 		c.Connect = d.membership.connect
+	case !d.cfg.NetworkOnly:
+		c.Pods = func() []*policy.Pod { return declaredPods(d) }
+		if d.cfg.Manifests != "" {
+			c.Origins = append(c.Origins, string(source.File))
+		}
+		if d.cfg.Web != "" {
+			c.Origins = append(c.Origins, string(source.Web))
+		}
 	}
 	return c
+}
+
+// declaredPods returns what policies need of the agent's pods.
+func declaredPods(d *daemon) (out []*policy.Pod) {
+	if d.agent == nil {
+		return nil
+	}
+	for _, p := range d.agent.List() {
+		if q := accept.Pod(p.Manifest); q != nil && !p.Finished {
+			out = append(out, q)
+		}
+	}
+	return out
+}
+
+// declare takes what a source of manifests declares.
+func declare(d *daemon) func(source.Set) {
+	return func(set source.Set) {
+		d.policy.Declare(string(set.Kind), set.Policies, set.UnreadPolicies)
+		d.agent.Declare(set)
+		d.policy.PodChanged()
+	}
 }
 
 // openNetwork opens the network and connects it with those of other nodes.
@@ -317,7 +350,7 @@ func (d *daemon) wire() {
 			return 0, 0
 		},
 		Begin:   d.metrics.Begin(d.tracer.Begin),
-		Changed: d.membership.podChanged(),
+		Changed: podChanged(d),
 		Log:     d.log,
 	}
 	if d.devices != nil {
@@ -384,7 +417,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	keeper := d.housekeeper()
 	running.Go(func() error { return keeper.Run(ctx) })
 	if d.cfg.Manifests != "" {
-		directory := &source.Directory{Path: d.cfg.Manifests, Node: nodeName(d.cfg), Log: d.log, Deliver: d.agent.Declare}
+		directory := &source.Directory{Path: d.cfg.Manifests, Node: nodeName(d.cfg), Log: d.log, Policies: d.policy.Declares(), Deliver: declare(d)}
 		running.Go(func() error { return directory.Run(ctx) })
 	}
 	if d.cfg.Web != "" {
@@ -392,7 +425,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		if err != nil {
 			return err
 		}
-		web := &source.URL{URL: d.cfg.Web, Header: header, Interval: time.Duration(d.cfg.WebSeconds) * time.Second, Node: nodeName(d.cfg), Log: d.log, Deliver: d.agent.Declare}
+		web := &source.URL{URL: d.cfg.Web, Header: header, Interval: time.Duration(d.cfg.WebSeconds) * time.Second, Node: nodeName(d.cfg), Log: d.log, Policies: d.policy.Declares(), Deliver: declare(d)}
 		running.Go(func() error { return web.Run(ctx) })
 	}
 	if err := d.membership.join(ctx, &running, keeper); err != nil {

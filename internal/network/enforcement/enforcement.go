@@ -1,6 +1,6 @@
 // Package enforcement runs network policy as the configuration says: it connects the owner, package
-// firewall, with the API server and the kernel, keeps the rules in the kernel as they are meant to
-// be, and reports denied connections.
+// firewall, with where policies come from and the kernel, keeps the rules in the kernel as they are
+// meant to be, and reports denied connections.
 package enforcement
 
 import (
@@ -19,6 +19,7 @@ import (
 	"github.com/huskd/husk/internal/network/policy"
 	"github.com/huskd/husk/internal/network/policy/accept"
 	"github.com/huskd/husk/internal/network/policy/apisource"
+	"github.com/huskd/husk/internal/network/policy/declared"
 	"github.com/huskd/husk/internal/network/policytable"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -27,9 +28,12 @@ import (
 type Config struct {
 	config.PodNetwork
 	Instance pod.Instance
-	// Connect returns a client of the API server, see apisource. Without an API server it is nil,
-	// and there is no policy.
+	// Connect returns a client of the API server, see apisource. It is nil without one.
 	Connect func(context.Context) (*cluster.Client, error)
+	// Without an API server, Origins are where manifests with policies come from, and Pods returns
+	// the pods of manifests, see package declared. Without Origins there is no policy.
+	Origins []string
+	Pods    func() []*policy.Pod
 	File    string // where the last known policies are saved
 	// Denied is called for denied connections, with the pod that denied it as namespace/name.
 	Denied func(pod, message string)
@@ -40,8 +44,9 @@ type Config struct {
 // without.
 type Enforcement struct {
 	*firewall.Firewall
-	cfg   Config
-	table *policytable.Table
+	cfg      Config
+	table    *policytable.Table
+	declared *declared.Source // nil with an API server
 	// reported are denied connections, and when. Only the listener uses it.
 	reported map[policy.Flow]time.Time
 	limit    *rate.Limiter
@@ -54,18 +59,42 @@ func Open(cfg Config) (*Enforcement, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Policy == config.PolicyOff || cfg.Network == "bridge" || cfg.Connect == nil {
+	if cfg.Policy == config.PolicyOff || cfg.Network == "bridge" || cfg.Connect == nil && len(cfg.Origins) == 0 {
 		return nil, errors.Join(table.Teardown(), table.Close())
 	}
-	source := &apisource.Source{Connect: cfg.Connect, Mistaken: func(_ string, problems []accept.Problem) {
+	e := &Enforcement{cfg: cfg, table: table, reported: map[policy.Flow]time.Time{}, limit: rate.NewLimiter(rate.Every(denialPace), denialBurst)}
+	e.Firewall = firewall.New(firewall.Config{Source: e.source(), Kernel: table, Required: cfg.Policy == config.PolicyOn, File: cfg.File, Log: cfg.Log})
+	return e, nil
+}
+
+// source makes the source of policies.
+func (e *Enforcement) source() policy.Source {
+	if e.cfg.Connect == nil {
+		e.declared = declared.New(e.cfg.Pods, e.cfg.Origins...)
+		return e.declared
+	}
+	return &apisource.Source{Connect: e.cfg.Connect, Mistaken: func(_ string, problems []accept.Problem) {
 		for _, p := range problems {
-			cfg.Log.Warn("network policy: " + p.String())
+			e.cfg.Log.Warn("network policy: " + p.String())
 		}
 	}}
-	return &Enforcement{
-		Firewall: firewall.New(firewall.Config{Source: source, Kernel: table, Required: cfg.Policy == config.PolicyOn, File: cfg.File, Log: cfg.Log}),
-		cfg:      cfg, table: table, reported: map[policy.Flow]time.Time{}, limit: rate.NewLimiter(rate.Every(denialPace), denialBurst),
-	}, nil
+}
+
+// Declares reports whether the policies of manifests are enforced.
+func (e *Enforcement) Declares() bool { return e != nil && e.declared != nil }
+
+// Declare says which policies the manifests of an origin have, see package declared.
+func (e *Enforcement) Declare(origin string, policies map[string]*policy.Policy, unread []string) {
+	if e.Declares() {
+		e.declared.Declare(origin, policies, unread)
+	}
+}
+
+// PodChanged says that the pods of manifests may have changed. It doesn't block.
+func (e *Enforcement) PodChanged() {
+	if e.Declares() {
+		e.declared.Changed()
+	}
 }
 
 // Owner returns the owner of network policy, or nil.

@@ -14,7 +14,7 @@
 // rules allows it. If none isolates it, the rules of the Baseline tier follow, and without a match
 // the connection is allowed.
 //
-// https://kubernetes.io/concepts/services-networking/network-policies/
+// https://pkg.go.dev/k8s.io/api/networking/v1#NetworkPolicy
 // https://network-policy-api.sigs.k8s.io/api-overview/
 package policy
 
