@@ -424,7 +424,9 @@ func TestPullUnpacksWhileItDownloads(t *testing.T) {
 	lowest := img.Layers[0].Descriptor.Digest.String()
 	var mu sync.Mutex
 	var now, most int
+	unpacked := false // the lowest layer, while another one is downloaded in its place
 	goOn := make(chan struct{})
+	proceed := sync.OnceFunc(func() { close(goOn) })
 	s, r := newStore(t), newRegistry(t, onBlobs(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		if strings.HasSuffix(r.URL.Path, digest.FromBytes(img.Config).String()) {
 			next.ServeHTTP(w, r)
@@ -433,6 +435,9 @@ func TestPullUnpacksWhileItDownloads(t *testing.T) {
 		mu.Lock()
 		now++
 		most = max(most, now)
+		if unpacked && now == 3 {
+			proceed()
+		}
 		mu.Unlock()
 		if !strings.HasSuffix(r.URL.Path, lowest) {
 			<-goOn
@@ -443,10 +448,13 @@ func TestPullUnpacksWhileItDownloads(t *testing.T) {
 		mu.Unlock()
 	}))
 	name := r.push(t, "web", "v1", img)
-	var once sync.Once
 	_, err := s.Pull(t.Context(), name, PullOptions{Progress: func(p Progress) {
 		if len(p.Layers) == 6 && p.Layers[0].Stage == Unpacked && p.Layers[3].Stage == Downloading {
-			once.Do(func() { close(goOn) })
+			mu.Lock()
+			defer mu.Unlock()
+			if unpacked = true; now == 3 {
+				proceed()
+			}
 		}
 	}})
 	if err != nil {
