@@ -31,7 +31,7 @@ husk shutdown --leave`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().Var(&budget, "budget", "time for all pods to stop; what still runs is then killed")
-	leave := cmd.Flags().Bool("leave", false, "leave the network of nodes: give the blocks of pod addresses back, and remove the node's record from the store")
+	leave := cmd.Flags().Bool("leave", false, "leave the network of nodes: give pod addresses and the node's record back to the store")
 	cmd.RunE = a.withClient(func(ctx context.Context, c *client.Client, _ []string) error {
 		stream, err := c.Shutdown(ctx, &huskv1.ShutdownRequest{BudgetNs: int64(budget), Leave: *leave})
 		if err != nil {

@@ -46,8 +46,8 @@ func (e policyEnd) summary() string {
 func (t *tool) policy() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "policy [POD]",
-		Short: "List the network policies that select the pods of this node, or show what a pod's allow.",
-		Long: `List the network policies that select the pods of this node, or show what a pod's allow.
+		Short: "List the network policies of this node's pods, or show what a pod's allow.",
+		Long: `List the network policies of this node's pods, or show what a pod's allow.
 
 POD is a name, or NAMESPACE/NAME. What the policies of a pod allow is listed by
 port and other end; everything else is denied, except what comes from the node
