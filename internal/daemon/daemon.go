@@ -461,7 +461,7 @@ const maxMessage = 16 << 20
 func (d *daemon) examine(context.Context) []*huskv1.Check {
 	running := d.externalAttachments()
 	if d.cfg.NetworkOnly {
-		return doctor.Examine(doctor.Host{Network: d.network, Nodes: d.nodes.Controller(), Attachments: running, Root: d.cfg.Root})
+		return doctor.Examine(doctor.Host{Network: d.network, Nodes: d.nodes.Controller(), Policy: d.policy.Problems(), Attachments: running, Root: d.cfg.Root})
 	}
 	for _, st := range d.sandboxes.List() {
 		if st.State == sandboxstate.Ready && !st.HostNetwork() {
@@ -470,7 +470,7 @@ func (d *daemon) examine(context.Context) []*huskv1.Check {
 	}
 	return doctor.Examine(doctor.Host{
 		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Nodes: d.nodes.Controller(), Attachments: running, CNI: d.cni, Root: d.cfg.Root,
-		Orphans: d.orphans,
+		Policy: d.policy.Problems(), Orphans: d.orphans,
 	})
 }
 

@@ -35,6 +35,8 @@ type Host struct {
 	Named   []oci.Handler
 	Network *network.Network
 	Nodes   *nodes.Controller // nil on a node by itself
+	// Policy says why network policies are not in force, or not as they were written.
+	Policy []string
 	// Attachments are those of the running pods.
 	Attachments []pod.Attachment
 	CNI         *cni.Host // nil if huskd is only the network of another runtime
@@ -64,6 +66,9 @@ func Examine(h Host) []*huskv1.Check {
 	d.network(settings, err)
 	d.addresses(h.Network.Usage())
 	d.damages(h.Network.Damages(h.Attachments))
+	for _, problem := range h.Policy {
+		d.add("network policy", warn, problem, "")
+	}
 	if h.Nodes != nil {
 		st := h.Nodes.Status()
 		d.nodes(st, time.Now())

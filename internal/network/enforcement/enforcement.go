@@ -8,6 +8,8 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -50,6 +52,9 @@ type Enforcement struct {
 	// reported are denied connections, and when. Only the listener uses it.
 	reported map[policy.Flow]time.Time
 	limit    *rate.Limiter
+
+	mu       sync.Mutex
+	mistakes map[string][]accept.Problem // of policies on the API server. Invariant: guarded by mu.
 }
 
 // Open opens what enforces policies. If pods run without, it removes the rules that a former huskd
@@ -62,7 +67,7 @@ func Open(cfg Config) (*Enforcement, error) {
 	if cfg.Policy == config.PolicyOff || cfg.Network == "bridge" || cfg.Connect == nil && len(cfg.Origins) == 0 {
 		return nil, errors.Join(table.Teardown(), table.Close())
 	}
-	e := &Enforcement{cfg: cfg, table: table, reported: map[policy.Flow]time.Time{}, limit: rate.NewLimiter(rate.Every(denialPace), denialBurst)}
+	e := &Enforcement{cfg: cfg, table: table, reported: map[policy.Flow]time.Time{}, limit: rate.NewLimiter(rate.Every(denialPace), denialBurst), mistakes: map[string][]accept.Problem{}}
 	e.Firewall = firewall.New(firewall.Config{Source: e.source(), Kernel: table, Required: cfg.Policy == config.PolicyOn, File: cfg.File, Log: cfg.Log})
 	return e, nil
 }
@@ -73,11 +78,38 @@ func (e *Enforcement) source() policy.Source {
 		e.declared = declared.New(e.cfg.Pods, e.cfg.Origins...)
 		return e.declared
 	}
-	return &apisource.Source{Connect: e.cfg.Connect, Mistaken: func(_ string, problems []accept.Problem) {
-		for _, p := range problems {
-			e.cfg.Log.Warn("network policy: " + p.String())
+	return &apisource.Source{Connect: e.cfg.Connect, Mistaken: e.mistaken}
+}
+
+// mistaken notes the mistakes of a policy, or that it has none any more.
+func (e *Enforcement) mistaken(name string, problems []accept.Problem) {
+	for _, p := range problems {
+		e.cfg.Log.Warn("network policy: " + p.String())
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.mistakes, name)
+	if len(problems) > 0 {
+		e.mistakes[name] = problems
+	}
+}
+
+// Problems says why policies are not in force, or not as they were written.
+func (e *Enforcement) Problems() (out []string) {
+	if e == nil {
+		return nil
+	}
+	if note := e.Note(); note != "" {
+		out = append(out, note)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(e.mistakes)) {
+		for _, p := range e.mistakes[name] {
+			out = append(out, p.String())
 		}
-	}}
+	}
+	return out
 }
 
 // Declares reports whether the policies of manifests are enforced.

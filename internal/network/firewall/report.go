@@ -70,7 +70,14 @@ func (f *Firewall) Report() Report {
 	return r
 }
 
-// note says why policies are not in force, or may be out of date. The caller holds mu.
+// Note says why policies are not in force, or may be out of date. It is empty if they are in force.
+func (f *Firewall) Note() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.note()
+}
+
+// note is Note for a caller that holds mu.
 func (f *Firewall) note() string {
 	switch {
 	case f.without():
