@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/sys/mountinfo"
@@ -49,13 +50,29 @@ func Make(dir string) error {
 	return nil
 }
 
+const (
+	// busyTime is how long Release waits for a mount that is in use. A process that looks up a path
+	// in it, or is just ending, uses it for a moment, which is long if the CPUs are busy.
+	busyTime = 2 * time.Second
+	// busyInterval is how often it tries meanwhile.
+	busyInterval = 10 * time.Millisecond
+)
+
 // Release unmounts dir if Make made the mount, and reports whether it did. A mount that is in use
-// stays.
+// for longer than a moment stays. Release doesn't detach it, because another huskd may have begun
+// to use it.
 func Release(dir string) (bool, error) {
 	if mounted, err := IsMount(dir); err != nil || !mounted || !made(dir) {
 		return false, err
 	}
 	err := unix.Unmount(dir, 0)
+	for end := time.Now().Add(busyTime); errors.Is(err, unix.EBUSY) && time.Now().Before(end); {
+		time.Sleep(busyInterval)
+		if !made(dir) { // another mount covers it, or it is gone
+			return false, nil
+		}
+		err = unix.Unmount(dir, 0)
+	}
 	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EINVAL) {
 		return false, nil
 	}

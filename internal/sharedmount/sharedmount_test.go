@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -85,6 +86,35 @@ func TestMake(t *testing.T) {
 	if _, err := unix.Getxattr(root, mark, nil); !errors.Is(err, unix.ENODATA) {
 		t.Errorf("the mark is left: %v", err)
 	}
+}
+
+// TestReleaseBusy checks that Release waits for a process that uses the mount for a moment only,
+// and leaves a mount that stays in use.
+func TestReleaseBusy(t *testing.T) {
+	root := filepath.Join(mounted(t), "root")
+	must(t, os.MkdirAll(root, 0o755))
+	must(t, Make(root))
+	user := exec.Command("sh", "-c", "echo; exec cat")
+	user.Dir = root
+	hold, err := user.StdinPipe()
+	must(t, err)
+	out, err := user.StdoutPipe()
+	must(t, err)
+	must(t, user.Start())
+	_, err = out.Read(make([]byte, 1))
+	must(t, err)
+
+	if released, err := Release(root); released || err != nil {
+		t.Errorf("released while a process works in it: %v, %v", released, err)
+	}
+	if is, err := IsMount(root); !is || err != nil {
+		t.Errorf("it is a mount: %v, %v", is, err)
+	}
+	time.AfterFunc(busyTime/10, func() { _ = hold.Close() })
+	if released, err := Release(root); !released || err != nil {
+		t.Errorf("released once the process has ended: %v, %v", released, err)
+	}
+	must(t, user.Wait())
 }
 
 // TestMakeCoversNothing checks that Make refuses a directory in which something is mounted.
