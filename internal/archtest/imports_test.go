@@ -217,7 +217,7 @@ var allowed = map[string][]string{
 	"internal/network/datapath":         {"internal/netns", "internal/network/conntrack", "internal/network/kernelwatch", "internal/network/nlsock", "internal/network/rtnetlink"},
 	"internal/network/overlay":          {"internal/netns", "internal/network/nlsock", "internal/network/rtnetlink"},
 	"internal/network/rtnetlink":        {"internal/network/nlsock"},
-	"internal/network/bgp":              {"internal/network/companion"},
+	"internal/network/bgp":              {"internal/network/companion", "internal/oci", "internal/pidfd"},
 	"internal/network/lease/claim":      {"internal/network/peer"},
 	"internal/network/conntrack":        {"internal/network/nlsock"},
 	"internal/network/policytable":      {"internal/netns", "internal/network/conntrack", "internal/network/nlsock"},

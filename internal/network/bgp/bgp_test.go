@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/huskd/husk/internal/network/companion"
 	"github.com/huskd/husk/internal/network/peer"
 )
 
@@ -102,6 +104,57 @@ func TestLearnedStays(t *testing.T) {
 	s.update(State{Settled: true})
 	if routes, known := s.Learned(); !known || len(routes) != 0 {
 		t.Errorf("after all were withdrawn: %v, %t", routes, known)
+	}
+}
+
+// asProgram makes the test binary a program that takes a while to end.
+const asProgram = "HUSK_TEST_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		companion.Main("program SOCKET ENDED", func(args []string, ready func()) error {
+			listener, err := net.Listen("unix", args[0])
+			if err != nil {
+				return err
+			}
+			ready()
+			conn, err := listener.Accept()
+			if err != nil {
+				return err
+			}
+			var d Desired
+			if err := json.NewDecoder(conn).Decode(&d); err != nil || !d.Stop {
+				return fmt.Errorf("told %+v, %w", d, err)
+			}
+			_ = conn.Close()
+			time.Sleep(stopTime / 20)
+			return os.WriteFile(args[1], nil, 0o600)
+		})
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// TestStopWaits checks that Stop returns when the program has ended, not when it closes the
+// connection: until then it keeps the mount that its socket is on busy.
+func TestStopWaits(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(asProgram, "1")
+	socket, ended := filepath.Join(t.TempDir(), "s"), filepath.Join(t.TempDir(), "ended")
+	if err := companion.Start(self, socket, ended); err != nil {
+		t.Fatal(err)
+	}
+	if err := Stop(socket); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(ended); err != nil {
+		t.Errorf("the program still runs: %v", err)
+	}
+	if err := Stop(socket); err != nil {
+		t.Errorf("without a program: %v", err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -16,8 +17,12 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/huskd/husk/internal/network/companion"
 	"github.com/huskd/husk/internal/network/peer"
+	"github.com/huskd/husk/internal/oci"
+	"github.com/huskd/husk/internal/pidfd"
 )
 
 // Program is the companion. Its argument is the socket that it listens on.
@@ -266,16 +271,53 @@ func Stop(socket string) error {
 		return nil
 	}
 	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), stopTime)
+	defer cancel()
+	program, err := listenerOf(conn)
+	if err != nil {
+		return fmt.Errorf("stop %s: %w", Program, err)
+	}
 	_ = conn.SetDeadline(time.Now().Add(stopTime))
 	if err := json.NewEncoder(conn).Encode(Desired{Version: Version, Stop: true}); err != nil {
 		return fmt.Errorf("stop %s: %w", Program, err)
 	}
-	in := bufio.NewReader(conn)
-	for {
-		if _, err := in.ReadByte(); errors.Is(err, os.ErrDeadlineExceeded) {
-			return fmt.Errorf("stop %s: it still runs after %v", Program, stopTime)
-		} else if err != nil {
-			return nil
-		}
+	// A program whose states aren't read may block. Its sockets keep the mount that they are on busy
+	// for a moment longer than the connection lasts: the kernel closes that first.
+	_, err = io.Copy(io.Discard, conn)
+	if errors.Is(err, os.ErrDeadlineExceeded) || wait(ctx, program) != nil {
+		return fmt.Errorf("stop %s: it still runs after %v", Program, stopTime)
 	}
+	return nil
+}
+
+// wait returns when a process has ended, or with ctx's cause.
+func wait(ctx context.Context, p oci.Process) error {
+	f, err := pidfd.Open(p)
+	if errors.Is(err, pidfd.ErrGone) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	defer f.Close()
+	return pidfd.Wait(ctx, f)
+}
+
+// listenerOf returns the process that listens where conn is connected to. It is zero if that
+// process has ended.
+func listenerOf(conn net.Conn) (p oci.Process, err error) {
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return p, err
+	}
+	var peer *unix.Ucred
+	var failed error
+	if err := raw.Control(func(fd uintptr) {
+		peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil || failed != nil {
+		return p, errors.Join(err, failed)
+	}
+	if p, err = pidfd.Identify(int(peer.Pid)); errors.Is(err, pidfd.ErrGone) {
+		err = nil
+	}
+	return p, err
 }
