@@ -72,8 +72,8 @@ func TestNetStandalone(t *testing.T) {
 	if got := must("version", "cluster"); !strings.Contains(got, "portmap") || !strings.Contains(got, "1.0.0") {
 		t.Errorf("version: %s", got)
 	}
-	if got := must("explain", "cluster", "testing", "--operation", "DEL"); !strings.Contains(got, "CNI_NETNS=/run/netns/testing") || strings.Index(got, "/portmap") > strings.Index(got, "/bridge") {
-		t.Errorf("explain: %s", got)
+	if got := must("plan", "cluster", "testing", "--operation", "DEL"); !strings.Contains(got, "CNI_NETNS=/run/netns/testing") || strings.Index(got, "/portmap") > strings.Index(got, "/bridge") {
+		t.Errorf("plan: %s", got)
 	}
 
 	ports := `portMappings=[{"hostPort":8080,"containerPort":80,"protocol":"tcp"}]`
@@ -173,8 +173,8 @@ esac
 		t.Errorf("debts: %+v", r)
 	}
 	for _, netns := range []string{"web", "default/web", filepath.Base(key), key} {
-		if r := net("explain", "cluster", netns, "--conf-dir", n.CNI, "--bin-dir", bin+",/usr/lib/cni"); r.Code != 0 || !strings.Contains(r.Stdout, "CNI_NETNS="+key) {
-			t.Errorf("explain %s: %+v", netns, r)
+		if r := net("plan", "cluster", netns, "--conf-dir", n.CNI, "--bin-dir", bin+",/usr/lib/cni"); r.Code != 0 || !strings.Contains(r.Stdout, "CNI_NETNS="+key) {
+			t.Errorf("plan %s: %+v", netns, r)
 		}
 	}
 	if err := os.WriteFile(closed, nil, 0o600); err != nil {
