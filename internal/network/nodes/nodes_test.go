@@ -52,18 +52,27 @@ func (w *world) Run(ctx context.Context, update func(peer.View)) error {
 	return nil
 }
 
-func (w *world) Announce(n peer.Node)   { w.set(func() { w.announced = append(w.announced, n) }) }
-func (*world) Used([]peer.Usage)        {}
-func (w *world) Blocks() []peer.Usage   { return w.usage }
-func (w *world) SetMTU(mtu int)         { w.set(func() { w.mtu = mtu }) }
-func (w *world) set(change func())      { w.mu.Lock(); defer w.mu.Unlock(); change() }
-func (w *world) see(view peer.View)     { w.update(view); synctest.Wait() }
-func (w *world) lastPlan() backend.Plan { return w.plans[len(w.plans)-1] }
-func prefix(s string) netip.Prefix      { return netip.MustParsePrefix(s) }
-func blocks(s string) []netip.Prefix    { return []netip.Prefix{prefix(s)} }
-func address(s string) netip.Addr       { return netip.MustParseAddr(s) }
-func (w *world) fail(err error)         { w.set(func() { w.failing = err }) }
-func (w *world) after(d time.Duration)  { time.Sleep(d); synctest.Wait() }
+func (w *world) Announce(n peer.Node) { w.set(func() { w.announced = append(w.announced, n) }) }
+func (*world) Used([]peer.Usage)      {}
+func (w *world) Blocks() []peer.Usage { return w.usage }
+func (w *world) SetMTU(mtu int)       { w.set(func() { w.mtu = mtu }) }
+func (w *world) set(change func())    { w.mu.Lock(); defer w.mu.Unlock(); change() }
+func (w *world) see(view peer.View)   { w.update(view); synctest.Wait() }
+func (w *world) lastPlan() (p backend.Plan) {
+	w.set(func() { p = w.plans[len(w.plans)-1] })
+	return p
+}
+
+func (w *world) lastAnnounced() (n peer.Node) {
+	w.set(func() { n = w.announced[len(w.announced)-1] })
+	return n
+}
+
+func prefix(s string) netip.Prefix     { return netip.MustParsePrefix(s) }
+func blocks(s string) []netip.Prefix   { return []netip.Prefix{prefix(s)} }
+func address(s string) netip.Addr      { return netip.MustParseAddr(s) }
+func (w *world) fail(err error)        { w.set(func() { w.failing = err }) }
+func (w *world) after(d time.Duration) { time.Sleep(d); synctest.Wait() }
 func eth0(address string) backend.Underlay {
 	return backend.Underlay{Link: "eth0", Address: prefix(address), MTU: 1500}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,13 +13,43 @@ import (
 	"github.com/huskd/husk/internal/network/peer"
 )
 
-// keys are those of a node in memory.
+// keys are those of a node.
 type keys struct{ first, second peer.Key }
 
-func (k *keys) Public() (first, second peer.Key) { return k.first, k.second }
-func (k *keys) Begin() error                     { k.second = peer.Key{k.first[0] + 1}; return nil }
-func (k *keys) Switch() error                    { k.first = k.second; return nil }
-func (k *keys) End() error                       { k.second = peer.Key{}; return nil }
+// keyring holds a node's keys in memory.
+type keyring struct {
+	mu   sync.Mutex
+	keys keys
+}
+
+func (r *keyring) change(change func(*keys)) keys {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(&r.keys)
+	return r.keys
+}
+
+func (r *keyring) now() keys { return r.change(func(*keys) {}) }
+
+func (r *keyring) Public() (first, second peer.Key) {
+	k := r.now()
+	return k.first, k.second
+}
+
+func (r *keyring) Begin() error {
+	r.change(func(k *keys) { k.second = peer.Key{k.first[0] + 1} })
+	return nil
+}
+
+func (r *keyring) Switch() error {
+	r.change(func(k *keys) { k.first = k.second })
+	return nil
+}
+
+func (r *keyring) End() error {
+	r.change(func(k *keys) { k.second = peer.Key{} })
+	return nil
+}
 
 // encrypts returns a record of a node that has WireGuard.
 func encrypts(name, at, block string, key byte) *peer.Node {
@@ -39,13 +70,13 @@ func (w *world) hear(link string, key byte, alive bool) {
 
 // startRotation runs a controller whose peer b changes keys with it, and c not: it has an older
 // version of Husk. d is down.
-func startRotation(t *testing.T, check func(w *world, c *nodes.Controller, k *keys)) {
+func startRotation(t *testing.T, check func(w *world, c *nodes.Controller, k *keyring)) {
 	startWith(t, func(cfg *nodes.Config) {
-		cfg.Backend, cfg.Keys, cfg.Ways.Rotation = backend.OnlyWireGuard, &keys{first: peer.Key{10}}, &peer.Rotation{Port: peer.RotationPort}
+		cfg.Backend, cfg.Keys, cfg.Ways.Rotation = backend.OnlyWireGuard, &keyring{keys: keys{first: peer.Key{10}}}, &peer.Rotation{Port: peer.RotationPort}
 	}, func(w *world, c *nodes.Controller, cfg nodes.Config) {
 		w.sessions = map[backend.TunnelID]backend.Session{}
 		w.own = func(link string) peer.Key {
-			k := cfg.Keys.(*keys)
+			k := cfg.Keys.(*keyring).now()
 			if link == secondLink && k.second != (peer.Key{}) {
 				return k.second
 			}
@@ -57,7 +88,7 @@ func startRotation(t *testing.T, check func(w *world, c *nodes.Controller, k *ke
 		w.hear(firstLink, 2, true)
 		w.hear(firstLink, 3, true)
 		w.after(time.Second)
-		check(w, c, cfg.Keys.(*keys))
+		check(w, c, cfg.Keys.(*keyring))
 	})
 }
 
@@ -72,13 +103,13 @@ func ask(c *nodes.Controller, now bool) error {
 func (w *world) link(peer int) string { return w.lastPlan().Peers[peer].Routes[0].Link }
 
 func TestRotateKey(t *testing.T) {
-	startRotation(t, func(w *world, c *nodes.Controller, k *keys) {
+	startRotation(t, func(w *world, c *nodes.Controller, k *keyring) {
 		expect := func(when string, want keys, links string) {
 			t.Helper()
 			w.after(1500 * time.Millisecond)
-			told := w.announced[len(w.announced)-1]
-			if got := w.link(0) + " " + w.link(1); *k != want || got != links || told.Key() != want.first || told.Rotation.Key != want.second {
-				t.Errorf("%s: keys %v, links %s, announced %v and %v; want %v, %s", when, *k, got, told.Key(), told.Rotation.Key, want, links)
+			told := w.lastAnnounced()
+			if got := w.link(0) + " " + w.link(1); k.now() != want || got != links || told.Key() != want.first || told.Rotation.Key != want.second {
+				t.Errorf("%s: keys %v, links %s, announced %v and %v; want %v, %s", when, k.now(), got, told.Key(), told.Rotation.Key, want, links)
 			}
 		}
 		before, begun, switched, ended := keys{first: peer.Key{10}}, keys{peer.Key{10}, peer.Key{11}}, keys{peer.Key{11}, peer.Key{11}}, keys{first: peer.Key{11}}
@@ -120,15 +151,15 @@ const quiet = 8 * time.Second
 
 // TestRotateKeyNow goes on without a peer that doesn't follow.
 func TestRotateKeyNow(t *testing.T) {
-	startRotation(t, func(w *world, c *nodes.Controller, k *keys) {
+	startRotation(t, func(w *world, c *nodes.Controller, k *keyring) {
 		for range 2 {
 			if err := ask(c, true); err != nil {
 				t.Fatal(err)
 			}
 			w.after(time.Second)
 		}
-		if want := (keys{peer.Key{11}, peer.Key{11}}); *k != want {
-			t.Errorf("keys %v, want %v", *k, want)
+		if want := (keys{peer.Key{11}, peer.Key{11}}); k.now() != want {
+			t.Errorf("keys %v, want %v", k.now(), want)
 		}
 	})
 }
@@ -136,7 +167,7 @@ func TestRotateKeyNow(t *testing.T) {
 // TestRotateKeyRefused: a node can't change its key while another one does, as its second link has
 // the old key then.
 func TestRotateKeyRefused(t *testing.T) {
-	startRotation(t, func(w *world, c *nodes.Controller, _ *keys) {
+	startRotation(t, func(w *world, c *nodes.Controller, _ *keyring) {
 		changing := encrypts("b", "192.0.2.2", "10.201.2.0/24", 2)
 		changing.Rotation.Key = peer.Key{20}
 		w.see(peer.View{Peers: []*peer.Node{changing}})
@@ -157,7 +188,7 @@ func TestRotateKeyRefused(t *testing.T) {
 	})
 	for want, edit := range map[string]func(*nodes.Config){
 		"doesn't use WireGuard": func(*nodes.Config) {},
-		"written by hand":       func(cfg *nodes.Config) { cfg.Keys = &keys{} },
+		"written by hand":       func(cfg *nodes.Config) { cfg.Keys = &keyring{} },
 	} {
 		startWith(t, edit, func(_ *world, c *nodes.Controller, _ nodes.Config) {
 			if err := ask(c, false); err == nil || !strings.Contains(err.Error(), want) {
