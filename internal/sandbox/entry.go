@@ -82,7 +82,7 @@ func (e *entry) options() *runtimeapi.NamespaceOption {
 // View returns the sandbox as its record describes it.
 func (e *entry) View() Status {
 	attachment := e.Rec.Attachment
-	attachment.RuntimeManaged = e.Rec.RuntimeSandbox
+	attachment.RuntimeManaged, attachment.Labels = e.Rec.RuntimeSandbox, e.labels()
 	return Status{
 		ID: e.ID, Config: e.Config, Handler: e.Rec.Handler, State: e.Rec.State, Created: e.Rec.Created,
 		Attachment: attachment, Attached: e.Rec.Attached, Infra: e.Rec.Infra, Labels: e.Rec.Labels, Reason: e.Rec.Reason,
@@ -90,10 +90,19 @@ func (e *entry) View() Status {
 	}
 }
 
+// labels returns the pod's labels, which network policy needs. They are not nil, which would mean
+// that they aren't known.
+func (e *entry) labels() map[string]string {
+	if l := e.Config.GetLabels(); l != nil {
+		return l
+	}
+	return map[string]string{}
+}
+
 // attachment is what the sandbox asks of the network. It has no netns if the sandbox is in the
 // host's.
 func (e *entry) attachment() pod.Attachment {
-	a := pod.Attachment{Sandbox: e.ID, Pod: e.ref(), IfName: ifName, RuntimeManaged: e.Rec.RuntimeSandbox, Labels: e.Config.GetLabels()}
+	a := pod.Attachment{Sandbox: e.ID, Pod: e.ref(), IfName: ifName, RuntimeManaged: e.Rec.RuntimeSandbox, Labels: e.labels()}
 	if e.options().GetNetwork() == runtimeapi.NamespaceMode_NODE {
 		return a
 	}

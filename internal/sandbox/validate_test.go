@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"maps"
 	"strings"
 	"testing"
 
@@ -137,4 +138,19 @@ func users(host, in, size uint32) *runtimeapi.UserNamespace {
 		return []*runtimeapi.IDMapping{{HostId: host, ContainerId: in, Length: size}}
 	}
 	return &runtimeapi.UserNamespace{Uids: ids(), Gids: ids()}
+}
+
+// TestLabels checks that a sandbox's labels are known to the network when it is attached and, as
+// the record of its attachment doesn't have them, after a restart.
+func TestLabels(t *testing.T) {
+	for name, labels := range map[string]map[string]string{"some": {"app": "db"}, "none": nil} {
+		config := valid()
+		config.Labels = labels
+		e := New(discard(t)).newEntry(fuzzID, config, &record{})
+		for when, got := range map[string]map[string]string{"attached": e.attachment().Labels, "restarted": e.View().Attachment.Labels} {
+			if got == nil || !maps.Equal(got, labels) {
+				t.Errorf("%s, %s: the labels are %#v, want %v", name, when, got, labels)
+			}
+		}
+	}
 }
