@@ -158,13 +158,13 @@ func (e *Enforcement) Run(ctx context.Context, running *errgroup.Group) {
 const (
 	// reapTime is how often the kernel's unused rules are removed, and verifyTime how often the
 	// others are compared. Only before Linux 6.9 can somebody else change them.
-	reapPolicyTime   = time.Second
-	verifyPolicyTime = 30 * time.Second
+	reapTime   = time.Second
+	verifyTime = 30 * time.Second
 )
 
 // maintain removes rules that are unused, and repairs those that others have changed.
 func (e *Enforcement) maintain(ctx context.Context) {
-	tick := time.NewTicker(reapPolicyTime)
+	tick := time.NewTicker(reapTime)
 	defer tick.Stop()
 	for verified := time.Now(); ; {
 		var now time.Time
@@ -177,7 +177,7 @@ func (e *Enforcement) maintain(ctx context.Context) {
 		if e.table.Unused() > 0 {
 			err = e.table.Reap()
 		}
-		if now.Sub(verified) >= verifyPolicyTime {
+		if now.Sub(verified) >= verifyTime {
 			verified = now
 			err = errors.Join(err, e.verify())
 		}
