@@ -89,7 +89,27 @@ func (k *client) resizes() {
 
 func (k *client) sees(text string) {
 	k.c.Helper()
-	k.c.eventually("the client receives "+text, func() bool { return strings.Contains(k.stdout.String(), text) })
+	k.seesAfter(0, text)
+}
+
+// seesAfter waits until the client has received these texts, in this order and after its first skip
+// bytes.
+func (k *client) seesAfter(skip int, texts ...string) {
+	k.c.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+		rest, all := k.stdout.String()[skip:], true
+		for _, text := range texts {
+			var found bool
+			_, rest, found = strings.Cut(rest, text)
+			all = all && found
+		}
+		if all {
+			return
+		}
+		if time.Now().After(deadline) {
+			k.c.Fatalf("after %v the client has received %q, want %q in it", patience, k.stdout.String()[skip:], texts)
+		}
+	}
 }
 
 func (k *client) returns(want error) {
