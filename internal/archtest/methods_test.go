@@ -12,8 +12,10 @@ import (
 var methodMaxima = map[string]int{
 	// CRI's two gRPC services have 37 methods between them, which share one view of the node.
 	"internal/cri.runtimeService": 61,
-	"internal/cri.imageService":   70,
-	"internal/cri.view":           61,
+	// A pull embeds the store.
+	"internal/image.puller":     31,
+	"internal/cri.imageService": 70,
+	"internal/cri.view":         61,
 	// It has a method for each call of the API.
 	"internal/api.Server": 34,
 	// Eleven of them are External's, which is what other runtimes see of it.

@@ -32,7 +32,8 @@ type Config struct {
 	Listen string `key:"listen" help:"socket to listen on, unix:///PATH"`
 	Sources
 	Cluster
-	CertsDir string `key:"certs-dir" help:"directory of registry configuration, with a HOST/hosts.toml for each registry as in containerd"`
+	CertsDir   string `key:"certs-dir" help:"directory of registry configuration, with a HOST/hosts.toml for each registry as in containerd"`
+	ShortNames string `key:"short-names" help:"registry, with or without a path, of image names without one; refuse pulls only full names"`
 	PodNetwork
 	Plugins
 	Containers
@@ -68,7 +69,7 @@ func New() Config {
 		Sources:  Sources{WebSeconds: 20},
 		Disk:     kubeletDisk,
 		Cluster:  Cluster{NodeListen: ":10250", NodeHealthz: "127.0.0.1:10248", ClusterDomain: "cluster.local", Capacity: Capacity{MaxPods: 110, SwapBehavior: noSwap}},
-		CertsDir: "/etc/husk/certs.d",
+		CertsDir: "/etc/husk/certs.d", ShortNames: "docker.io",
 		PodNetwork: PodNetwork{
 			Network: "ptp", Subnets: []string{"10.201.0.0/16", "fd68:7573:6b00::/64"}, Masquerade: true,
 			Policy: PolicyAuto, Store: StoreNone, Backend: "auto", BlockLength: 24, Etcd: Etcd{EtcdCluster: "default"}, BGP: BGP{AS: 64512},

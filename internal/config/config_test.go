@@ -56,6 +56,7 @@ func TestEveryErrorIsReported(t *testing.T) {
 			[]string{"root: must be a string", "masquerade: must be true or false", "pod-subnets: must be a list of strings"}},
 		{"values", "root = \"a\"\nlisten = \"tcp://:1\"\nlog-format = \"xml\"\nnetwork-mode = \"l2\"\n", nil,
 			[]string{`root: "a" is not an absolute path`, `listen: "tcp://:1" is not of the form`, `log-format: "xml" is not one of text, json`, `network-mode: "l2" is not one of ptp, bridge`}},
+		{"short names", "short-names = \"https://x\"\n", nil, []string{`short-names: "https://x" is neither a registry, such as docker.io or registry.example:5000/team, nor refuse`}},
 		{"network only", "network-only = true\nmanifests = \"/m\"\nkubeconfig = \"/k\"\n", nil,
 			[]string{"kubeconfig: with network-only it serves only network-store kubernetes", "manifests: huskd runs no pods with network-only"}},
 		{"subnet", "", []string{"--pod-subnets=10.1.2.3/16"}, []string{"pod-subnets: 10.1.2.3/16 has host bits set: use 10.1.0.0/16"}},

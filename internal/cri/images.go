@@ -110,7 +110,7 @@ func (s *imageService) PullImage(ctx context.Context, req *runtimeapi.PullImageR
 	if name == "" {
 		return nil, invalid("image name is empty")
 	}
-	options, err := login(name, req.GetAuth())
+	options, err := login(s.Images.PulledName(name), req.GetAuth())
 	if err != nil {
 		return nil, err
 	}

@@ -184,7 +184,7 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	var opening errgroup.Group
 	opening.Go(func() (err error) {
-		d.images, err = image.Open(ctx, image.Config{Root: filepath.Join(d.cfg.Root, "images"), CertsDir: d.cfg.CertsDir, Pulled: d.metrics.Pull, Log: d.log})
+		d.images, err = image.Open(ctx, image.Config{Root: filepath.Join(d.cfg.Root, "images"), CertsDir: d.cfg.CertsDir, ShortNames: d.cfg.ShortNames, Pulled: d.metrics.Pull, Log: d.log})
 		return err
 	})
 	opening.Go(func() error { return d.openNetwork(ctx, subnets) })

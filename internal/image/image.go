@@ -34,6 +34,9 @@ type Config struct {
 	// CertsDir has a directory per registry with a hosts.toml (mirrors, plain http, headers)
 	// or certificates, in the layout of containerd and docker. It need not exist.
 	CertsDir string
+	// ShortNames is the registry of image names without one, with or without a path, or
+	// RefuseShortNames. Empty is DockerHub.
+	ShortNames string
 	// Pulled, if set, is called after every pull with its duration and error.
 	Pulled func(time.Duration, error)
 	// Log receives what can't be returned to a caller; nil is the default logger.
@@ -95,7 +98,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		pulled:   cfg.Pulled,
 		log:      log,
 		db:       db,
-		index:    newIndex(),
+		index:    newIndex(shortNames(cmp.Or(cfg.ShortNames, DockerHub))),
 		unpacker: unpacker{db: db, root: cfg.Root},
 		flusher:  newFlusher(db, log),
 		stall:    stallTimeout,

@@ -55,10 +55,11 @@ type index struct {
 	mu      sync.RWMutex
 	entries map[string]*entry // by ID
 	names   map[string]string // IDs by full name
+	short   shortNames
 }
 
-func newIndex() index {
-	return index{entries: map[string]*entry{}, names: map[string]string{}}
+func newIndex(short shortNames) index {
+	return index{short: short, entries: map[string]*entry{}, names: map[string]string{}}
 }
 
 // put adds an image, unless it is there, and moves names to it.
@@ -114,8 +115,11 @@ func (x *index) find(name string) (e *entry, full string, err error) {
 	}
 	named, err := parseName(name)
 	if err == nil {
-		if e := x.entries[x.names[named.String()]]; e != nil {
-			return e, named.String(), nil
+		// An archive of docker save has the names of docker's registry.
+		for _, full := range []string{named.String(), x.short.fullName(name)} {
+			if e := x.entries[x.names[full]]; e != nil {
+				return e, full, nil
+			}
 		}
 	}
 	prefix := strings.TrimPrefix(name, "sha256:")

@@ -21,10 +21,39 @@ func parseName(name string) (reference.Named, error) {
 	return named, nil
 }
 
+// DockerHub is the registry that docker and containerd add to a name without one.
+const DockerHub = "docker.io"
+
+// RefuseShortNames as Config.ShortNames refuses to pull a name without a registry.
+const RefuseShortNames = "refuse"
+
+// shortNames is the registry of names without one: Config.ShortNames.
+type shortNames string
+
+// pulled returns the full name by which a name is pulled.
+func (s shortNames) pulled(name string) (reference.Named, error) {
+	named, err := parseName(name)
+	if err != nil || hasRegistry(name, named) || s == DockerHub {
+		return named, err
+	}
+	if s == RefuseShortNames {
+		return nil, errdefs.ErrInvalidArgument.WithMessage(
+			fmt.Sprintf("image %q: a name without a registry is not pulled, because short-names is %s: use the full name, such as %s", name, RefuseShortNames, named))
+	}
+	return parseName(string(s) + "/" + name)
+}
+
+// fullName returns the full name by which a name is pulled, or "" if it isn't.
+func (s shortNames) fullName(name string) string {
+	if named, err := s.pulled(name); err == nil {
+		return named.String()
+	}
+	return ""
+}
+
 // hasRegistry reports whether name, parsed as named, starts with a registry.
 func hasRegistry(name string, named reference.Named) bool {
-	const docker = "docker.io" // the registry of names without one
-	return reference.Domain(named) != docker || strings.HasPrefix(name, docker+"/") || strings.HasPrefix(name, "index."+docker+"/")
+	return reference.Domain(named) != DockerHub || strings.HasPrefix(name, DockerHub+"/") || strings.HasPrefix(name, "index."+DockerHub+"/")
 }
 
 // namesOf returns the names of an image that is pulled as named and whose

@@ -42,17 +42,9 @@ type PullOptions struct {
 // for the same image with the same login share one download. It is cancelled when
 // the last caller's context ends; the next attempt resumes it.
 func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, error) {
-	named, err := parseName(ref)
+	named, err := s.index.short.pulled(ref)
 	if err != nil {
 		return Image{}, err
-	}
-	if !hasRegistry(ref, named) {
-		missing := "not found, and "
-		if _, err := s.Get(ref); err == nil {
-			missing = ""
-		}
-		return Image{}, errdefs.ErrInvalidArgument.WithMessage(
-			fmt.Sprintf("image %q: %sa name without a registry is not pulled: use the full name, such as %s", ref, missing, named))
 	}
 	platform, err := parsePlatform(opts.Platform)
 	if err != nil {
@@ -76,6 +68,9 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 	}
 	return img, nil
 }
+
+// PulledName returns the full name by which ref is pulled, or "" if it isn't pulled.
+func (s *Store) PulledName(ref string) string { return s.index.short.fullName(ref) }
 
 // join returns the running pull with this key. If there is none, it starts run,
 // which continues while anyone waits and is traced as part of from's span.

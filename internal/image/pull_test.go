@@ -522,14 +522,36 @@ func TestPullUnpacksAboveMissingLayers(t *testing.T) {
 func TestPullShortName(t *testing.T) {
 	hosttest.Root(t)
 	t.Parallel()
+	r := newRegistry(t)
+	img := makeImage(t, 1, 1, 100)
+	full := r.push(t, "team/web", "v1", img)
 	s := newStore(t)
+	s.index.short = shortNames(strings.TrimSuffix(full, "/web:v1"))
+	if _, err := s.Pull(t.Context(), "web:v1", PullOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"web:v1", full} {
+		if found, err := s.Get(name); err != nil || found.ID != img.ID() {
+			t.Errorf("get %s: %s %v, want %s", name, found.ID, err, img.ID())
+		}
+	}
+	if got := s.PulledName("web:v1"); got != full {
+		t.Errorf("web:v1 is pulled as %s", got)
+	}
+}
+
+func TestRefusedNames(t *testing.T) {
+	hosttest.Root(t)
+	t.Parallel()
+	s := newStore(t)
+	s.index.short = RefuseShortNames
 	for ref, full := range map[string]string{
 		"web":         "docker.io/library/web:latest",
 		"web:v2":      "docker.io/library/web:v2",
 		"library/web": "docker.io/library/web:latest",
 	} {
 		_, err := s.Pull(t.Context(), ref, PullOptions{})
-		wantError(t, err, ref, "not found, and a name without a registry is not pulled: use the full name, such as "+full)
+		wantError(t, err, ref, "a name without a registry is not pulled, because short-names is refuse: use the full name, such as "+full)
 	}
 	for _, ref := range []string{"", "Web", "a b", "reg.example/x:", "reg.example/x@sha256:12", "http://reg.example/x", strings.Repeat("a/", 200) + "x", "reg.example/../x", "\x00"} {
 		_, err := s.Pull(t.Context(), ref, PullOptions{})
