@@ -115,6 +115,7 @@ func (p *puller) fetch(ctx context.Context, name, container string, progress fun
 // logins returns the logins to be tried for an image, at least the anonymous one. The pod's own
 // comes first.
 func (p *puller) logins(ctx context.Context, name string) (out []criconfig.Login) {
+	name = p.a.cfg.Images.PulledName(name)
 	if own := criconfig.LoginFor(p.manifest, name, p.record().Objects); own != (criconfig.Login{}) {
 		out = append(out, own)
 	}
@@ -134,8 +135,8 @@ func (p *puller) progress() []image.Progress { return slices.Collect(maps.Values
 func (p *puller) state(name string) podplan.Image {
 	out := p.results[name]
 	out.State = podplan.ImageAbsent
-	if _, err := p.a.cfg.Images.Get(name); err == nil {
-		out.State = podplan.ImagePresent
+	if img, err := p.a.cfg.Images.Get(name); err == nil {
+		out.State, out.Loaded = podplan.ImagePresent, len(img.Digests) == 0
 	}
 	if _, ok := p.pulls[name]; ok {
 		out.State = podplan.ImagePulling

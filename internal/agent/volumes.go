@@ -87,7 +87,7 @@ func (v *volumes) image(vol *corev1.Volume) (string, error) {
 	ref, policy := vol.Image.Reference, vol.Image.PullPolicy
 	img, err := v.a.cfg.Images.Get(ref)
 	switch {
-	case policy == corev1.PullAlways, err != nil && policy != corev1.PullNever:
+	case policy == corev1.PullAlways, policy == "" && len(img.Digests) > 0, err != nil && policy != corev1.PullNever:
 		v.mu.Lock()
 		ctx := v.startCtx
 		v.mu.Unlock()

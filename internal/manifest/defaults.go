@@ -124,7 +124,8 @@ func setDefault[T comparable](value *T, fallback T) {
 	}
 }
 
-// pullPolicy returns the default pull policy of an image. Only the tag latest is expected to move.
+// pullPolicy returns the default pull policy of an image. Only the tag latest is expected to move:
+// an image with it is pulled, unless it came from an archive, which the policy "" stands for.
 func pullPolicy(image string) corev1.PullPolicy {
 	name, _, digest := strings.Cut(image, "@")
 	if digest {
@@ -134,7 +135,7 @@ func pullPolicy(image string) corev1.PullPolicy {
 	if _, tag, ok := strings.Cut(last, ":"); ok && tag != "latest" {
 		return corev1.PullIfNotPresent
 	}
-	return corev1.PullAlways
+	return ""
 }
 
 // IsSidecar reports whether an init container keeps running beside the containers.

@@ -197,10 +197,10 @@ func TestIdentity(t *testing.T) {
 func TestPullPolicy(t *testing.T) {
 	t.Parallel()
 	for image, want := range map[string]corev1.PullPolicy{
-		"web": corev1.PullAlways, "web:latest": corev1.PullAlways, "web:1": corev1.PullIfNotPresent,
-		"localhost:5000/web": corev1.PullAlways, "localhost:5000/web:1": corev1.PullIfNotPresent,
-		"localhost:5000/web:latest": corev1.PullAlways, "web@sha256:00": corev1.PullIfNotPresent,
-		"web:latest@sha256:00": corev1.PullIfNotPresent, "a/b:c/d": corev1.PullAlways,
+		"web": "", "web:latest": "", "web:1": corev1.PullIfNotPresent,
+		"localhost:5000/web": "", "localhost:5000/web:1": corev1.PullIfNotPresent,
+		"localhost:5000/web:latest": "", "web@sha256:00": corev1.PullIfNotPresent,
+		"web:latest@sha256:00": corev1.PullIfNotPresent, "a/b:c/d": "",
 	} {
 		if got := pullPolicy(image); got != want {
 			t.Errorf("%s: %s", image, got)

@@ -33,7 +33,9 @@ func (v *validator) container(c *corev1.Container, at string, init bool) {
 	case strings.TrimSpace(c.Image) != c.Image:
 		v.invalid(at+".image", "%q has leading or trailing white space", c.Image)
 	}
-	choice(v.report, at+".imagePullPolicy", c.ImagePullPolicy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)
+	if c.ImagePullPolicy != "" {
+		choice(v.report, at+".imagePullPolicy", c.ImagePullPolicy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)
+	}
 	checkRestarts(v.report, c, at)
 	if p := c.TerminationMessagePath; !path.IsAbs(p) || hasDotDot(p) || path.Clean(p) == "/" {
 		v.invalid(at+".terminationMessagePath", "%q is not the absolute path of a file", p)

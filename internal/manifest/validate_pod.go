@@ -72,5 +72,7 @@ func checkImageVolume(r *report, i *corev1.ImageVolumeSource, at string) {
 	case strings.TrimSpace(i.Reference) != i.Reference:
 		r.invalid(at+".reference", "%q has leading or trailing white space", i.Reference)
 	}
-	choice(r, at+".pullPolicy", i.PullPolicy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)
+	if i.PullPolicy != "" {
+		choice(r, at+".pullPolicy", i.PullPolicy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)
+	}
 }

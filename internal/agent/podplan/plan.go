@@ -150,6 +150,8 @@ const (
 // Image is an image that the pod needs.
 type Image struct {
 	State ImageState
+	// Loaded says that the image came from an archive and was never pulled.
+	Loaded bool
 	// Pulled is when it was last pulled for this pod; zero if it never was.
 	Pulled time.Time
 	// Failure is the last failure to pull the image. It may still be set after a success.

@@ -145,7 +145,7 @@ func (p *planner) ensureImage(c podContainer) bool {
 	switch {
 	case image.State == ImagePulling:
 		return false
-	case image.State == ImagePresent && (c.ImagePullPolicy != corev1.PullAlways || image.Pulled.After(since)):
+	case image.State == ImagePresent && (!image.alwaysPulled(c.ImagePullPolicy) || image.Pulled.After(since)):
 		return true
 	case c.ImagePullPolicy == corev1.PullNever:
 		return false
@@ -155,6 +155,13 @@ func (p *planner) ensureImage(c podContainer) bool {
 		p.pull(c.Image)
 	}
 	return false
+}
+
+// alwaysPulled reports whether an image with this policy is pulled although the node has it.
+// Without a policy, which only manifests can leave out, an image of an archive is not: the image
+// that a registry has under the same name may be somebody else's.
+func (i Image) alwaysPulled(policy corev1.PullPolicy) bool {
+	return policy == corev1.PullAlways || policy == "" && !i.Loaded
 }
 
 // pull pulls an image, once for all containers that use it.

@@ -322,12 +322,18 @@ func (p reporter) imageReason(c podContainer) (reason, message string) {
 		return "", ""
 	case image.State != ImagePresent && c.ImagePullPolicy == corev1.PullNever:
 		return reasonNeverPull, fmt.Sprintf("image %s is not present, and imagePullPolicy is Never: load it with husk image load", c.Image)
-	case b.Count == 0 || image.State == ImagePresent && c.ImagePullPolicy != corev1.PullAlways:
+	case b.Count == 0 || image.State == ImagePresent && !image.alwaysPulled(c.ImagePullPolicy):
 		return "", ""
-	case image.Failure.Reason != "":
-		return image.Failure.Reason, image.Failure.Message
-	case b.Count == 1:
-		return reasonPull, image.Failure.Message
 	}
-	return reasonPullBackOff, fmt.Sprintf("back-off %s pulling image %s: %s", b.imageDelay(), c.Image, image.Failure.Message)
+	failure := image.Failure
+	if image.State == ImagePresent {
+		failure.Message += "; to use the image that the node has without a pull, set imagePullPolicy: IfNotPresent"
+	}
+	switch {
+	case failure.Reason != "":
+		return failure.Reason, failure.Message
+	case b.Count == 1:
+		return reasonPull, failure.Message
+	}
+	return reasonPullBackOff, fmt.Sprintf("back-off %s pulling image %s: %s", b.imageDelay(), c.Image, failure.Message)
 }

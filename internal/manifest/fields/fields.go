@@ -106,8 +106,8 @@ var podFields = []Field{
 // containerFields are the fields of the items of spec.containers and spec.initContainers.
 var containerFields = []Field{
 	{"name", Honoured, "name of the container"},
-	{"image", Honoured, "image of the container"},
-	{"imagePullPolicy", Honoured, "Always, IfNotPresent or Never; default is Always for the tag latest, IfNotPresent otherwise"},
+	{"image", Honoured, "image of the container; a name without a registry is one of `short-names` in the [configuration](config.md)"},
+	{"imagePullPolicy", Honoured, "Always, IfNotPresent or Never. If absent, the tag latest is pulled each time, unless the image came from an archive (`husk image load`), and others only if the node doesn't have them"},
 	{"command", Honoured, "program and its first arguments, instead of the image's entrypoint; $(VAR) is expanded"},
 	{"args", Honoured, "arguments, instead of the image's; $(VAR) is expanded"},
 	{"workingDir", Honoured, "working directory, instead of the image's"},
