@@ -220,7 +220,7 @@ var allowed = map[string][]string{
 	"internal/network/bgp":              {"internal/network/companion", "internal/oci", "internal/pidfd"},
 	"internal/network/lease/claim":      {"internal/network/peer"},
 	"internal/network/conntrack":        {"internal/network/nlsock"},
-	"internal/network/policytable":      {"internal/netns", "internal/network/conntrack", "internal/network/nlsock"},
+	"internal/network/policytable":      {"internal/netns", "internal/network/conntrack", "internal/network/kernelwatch", "internal/network/nlsock"},
 	"internal/network/kernelwatch":      {"internal/netns", "internal/network/nlsock", "internal/network/rtnetlink"},
 	"internal/network/preflight":        {"internal/network/nlsock"},
 	"internal/netns/netnstest":          {"internal/netns"},

@@ -144,7 +144,7 @@ func (e *Enforcement) Run(ctx context.Context, running *errgroup.Group) {
 	}
 	running.Go(func() error { return e.Firewall.Run(ctx) })
 	running.Go(func() error {
-		e.maintain(ctx)
+		e.table.Maintain(ctx, e.cfg.Log)
 		return nil
 	})
 	running.Go(func() error {
@@ -153,47 +153,6 @@ func (e *Enforcement) Run(ctx context.Context, running *errgroup.Group) {
 		}
 		return nil
 	})
-}
-
-const (
-	// reapTime is how often the kernel's unused rules are removed, and verifyTime how often the
-	// others are compared. Only before Linux 6.9 can somebody else change them.
-	reapTime   = time.Second
-	verifyTime = 30 * time.Second
-)
-
-// maintain removes rules that are unused, and repairs those that others have changed.
-func (e *Enforcement) maintain(ctx context.Context) {
-	tick := time.NewTicker(reapTime)
-	defer tick.Stop()
-	for verified := time.Now(); ; {
-		var now time.Time
-		select {
-		case <-ctx.Done():
-			return
-		case now = <-tick.C:
-		}
-		var err error
-		if e.table.Unused() > 0 {
-			err = e.table.Reap()
-		}
-		if now.Sub(verified) >= verifyTime {
-			verified = now
-			err = errors.Join(err, e.verify())
-		}
-		if err != nil {
-			e.cfg.Log.Warn("network policy: the rules in the kernel can't be maintained; trying again", "error", err)
-		}
-	}
-}
-
-func (e *Enforcement) verify() error {
-	found, err := e.table.Verify()
-	if err != nil || len(found) == 0 {
-		return err
-	}
-	e.cfg.Log.Warn("network policy: others have changed the rules in the kernel; putting them back", "differences", len(found), "first", found[0])
-	return e.table.Repair()
 }
 
 // The events of denied connections: at most one each denialPace after the first denialBurst, and

@@ -83,7 +83,7 @@ type Config struct {
 // All, as it can't know what happened before. The calls may be concurrent.
 func Watch(ctx context.Context, cfg Config, changed func(Changes)) error {
 	w := &watcher{cfg: cfg, links: map[int]rtnetlink.Link{}}
-	t := &tableWatcher{own: cfg.OwnTable, table: cfg.Instance.Table()}
+	t := &tableWatcher{own: cfg.OwnTable, table: cfg.Instance.Table(), messages: deletions}
 	var links, table *os.File
 	err := inNode(cfg.Netns, func() (err error) {
 		links, err = nlsock.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_TC,
@@ -107,6 +107,22 @@ func Watch(ctx context.Context, cfg Config, changed func(Changes)) error {
 	reading.Go(func() error { return follow(ctx, links, w.read, Changes{All: true}, changed) })
 	reading.Go(func() error { return follow(ctx, table, t.read, Changes{Table: true}, changed) })
 	return reading.Wait()
+}
+
+// WatchTable calls changed whenever others have changed something in an nftables table of the inet
+// family in the network namespace at path, until ctx ends. Others are all but the socket with the
+// number own, see nlsock.PortID.
+func WatchTable(ctx context.Context, path, table string, own uint32, changed func()) error {
+	var socket *os.File
+	err := inNode(path, func() (err error) {
+		socket, err = nlsock.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("watch nftables table inet %s: %w", table, err)
+	}
+	t := &tableWatcher{own: own, table: table, messages: alterations}
+	return follow(ctx, socket, t.read, Changes{Table: true}, func(Changes) { changed() })
 }
 
 func inNode(path string, fn func() error) error {
@@ -246,19 +262,28 @@ func (w *watcher) route(c *Changes, r rtnetlink.KernelRoute) {
 
 // tableWatcher reads announcements of nftables.
 type tableWatcher struct {
-	own   uint32
-	table string
+	own      uint32
+	table    string
+	messages map[uint16]bool // that matter
 }
 
-// deletions are the messages about what is removed. The name of its table is attribute 1 of each.
+// deletions are the messages about what is removed, and alterations those about any change. The
+// name of the table is attribute 1 of each.
 var deletions = map[uint16]bool{
+	unix.NFT_MSG_DELTABLE: true, unix.NFT_MSG_DELCHAIN: true, unix.NFT_MSG_DELRULE: true,
+	unix.NFT_MSG_DELSET: true, unix.NFT_MSG_DELSETELEM: true,
+}
+
+var alterations = map[uint16]bool{
+	unix.NFT_MSG_NEWTABLE: true, unix.NFT_MSG_NEWCHAIN: true, unix.NFT_MSG_NEWRULE: true,
+	unix.NFT_MSG_NEWSET: true, unix.NFT_MSG_NEWSETELEM: true,
 	unix.NFT_MSG_DELTABLE: true, unix.NFT_MSG_DELCHAIN: true, unix.NFT_MSG_DELRULE: true,
 	unix.NFT_MSG_DELSET: true, unix.NFT_MSG_DELSETELEM: true,
 }
 
 func (t *tableWatcher) read(c *Changes, h unix.NlMsghdr, data []byte) {
 	const header = 4 // struct nfgenmsg
-	if h.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || !deletions[h.Type&0xff] || h.Pid == t.own || len(data) < header || data[0] != unix.NFPROTO_INET {
+	if h.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || !t.messages[h.Type&0xff] || h.Pid == t.own || len(data) < header || data[0] != unix.NFPROTO_INET {
 		return
 	}
 	for typ, value := range nlsock.Attributes(data[header:]) {

@@ -7,7 +7,7 @@
 //
 // The table outlives the process. On Linux 6.9 and later, it belongs to the socket that made it, so
 // that others, such as `nft flush ruleset`, don't change it; after the process has ended, the next
-// one's socket takes it over. Before 6.9, others can change it, and Verify finds out.
+// one's socket takes it over. Before 6.9, others can change it, and Maintain puts it back.
 package policytable
 
 import (
@@ -121,7 +121,7 @@ func (t *Table) Load(r *ruleset.Ruleset) error {
 	if err := check(slices.Collect(maps.Values(r.Profiles))); err != nil {
 		return err
 	}
-	t.wanted, t.stale = r, true
+	t.wanted = r
 	return t.wrap(t.synchronize())
 }
 
@@ -269,9 +269,10 @@ func check(profiles []ruleset.Profile) error {
 	return nil
 }
 
-// synchronize compares the kernel with what is wanted, and makes it so.
+// synchronize compares the kernel with what is wanted, and makes it so. Connections may have begun
+// that what it changes would have denied.
 func (t *Table) synchronize() error {
-	t.unsure = true
+	t.unsure, t.stale = true, true
 	f, err := t.kernel.read()
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -222,17 +224,10 @@ func small() *ruleset.Ruleset {
 	return rs
 }
 
-// TestOthers checks that others can't change the table, or that what they change is found and put
-// back. Before Linux 6.9, and after huskd has ended, they can.
-func TestOthers(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "node")
-	netnstest.Make(t, path)
-	nft := func(args ...string) error {
-		_, err := netnstest.Try(path, append([]string{"nft"}, args...)...)
-		return err
-	}
+// othersChanges are changes of the table of small by nft.
+func othersChanges() [][]string {
 	name := instance.PolicyTable()
-	changes := [][]string{
+	return [][]string{
 		{"flush", "ruleset"},
 		{"delete", "element", "inet", name, "id4", "{ 10.99.0.1 }"},
 		{"add", "element", "inet", name, "id4", "{ 10.99.0.7 : 0:5 }"},
@@ -246,6 +241,18 @@ func TestOthers(t *testing.T) {
 		{"add", "chain", "inet", name, "in-stranger"},
 		{"add", "table", "inet", name, "{ flags dormant; }"},
 	}
+}
+
+// TestOthers checks that others can't change the table, or that what they change is found and put
+// back. Before Linux 6.9, and after huskd has ended, they can.
+func TestOthers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node")
+	netnstest.Make(t, path)
+	nft := func(args ...string) error {
+		_, err := netnstest.Try(path, append([]string{"nft"}, args...)...)
+		return err
+	}
+	name, changes := instance.PolicyTable(), othersChanges()
 	for _, owned := range []bool{true, false} {
 		t.Run(fmt.Sprint("owned=", owned), func(t *testing.T) {
 			table, err := Open(path, instance)
@@ -310,6 +317,100 @@ func TestOthers(t *testing.T) {
 		must(t, second.Load(small()))
 		agree(t, second, small())
 	})
+}
+
+// TestMaintain checks that what others change is put back at once.
+func TestMaintain(t *testing.T) {
+	l := newLab(t)
+	table := l.open()
+	table.kernel.flags = 0
+	rs := small()
+	rs.Profiles["server"].Allow[ruleset.Match{Identity: 9, Protocol: ruleset.Every}] = struct{}{}
+	must(t, table.Load(rs))
+	lines := &logLines{}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		table.Maintain(ctx, slog.New(slog.NewTextHandler(lines, nil)))
+		close(ended)
+	}()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	nft := func(change []string) func() bool {
+		l.nft(change...)
+		began := time.Now()
+		return func() bool {
+			wrong, err := table.Verify()
+			must(t, err)
+			if len(wrong) == 0 {
+				t.Logf("nft %s: back after %v", change, time.Since(began))
+			}
+			return len(wrong) == 0
+		}
+	}
+	l.nft("add", "table", "inet", "stranger")
+	for _, change := range othersChanges() {
+		eventually(t, fmt.Sprint("the repair after nft ", change), nft(change))
+	}
+	again := []string{"again and again"}
+	eventually(t, fmt.Sprint("a line of the log with ", again), func() bool {
+		eventually(t, "the repair", nft([]string{"flush", "ruleset"}))
+		return lines.has(again[0])
+	})
+}
+
+// logLines are the lines of a log.
+type logLines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logLines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logLines) has(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), text)
+}
+
+// TestRepairEndsConnections checks that a connection ends that began while the table was gone and
+// is denied.
+func TestRepairEndsConnections(t *testing.T) {
+	l := newLab(t)
+	l.serve()
+	table := l.open()
+	table.kernel.flags = 0
+	l.nft("add table inet t; add chain inet t c { type filter hook forward priority 0; }; add rule inet t c ct state established accept")
+	rs := ruleset.New()
+	rs.Profiles["p"] = ruleset.Profile{ID: "p", Direction: policy.Ingress, Allow: map[ruleset.Match]struct{}{}}
+	rs.Pods[locals[0]] = ruleset.Pod{Addr: locals[0], Ingress: "p"}
+	rs.Pods[locals[1]] = ruleset.Pod{Addr: locals[1]}
+	for what, repair := range map[string]func() error{
+		"Repair": table.Repair,
+		"Apply": func() error {
+			return table.Apply(&ruleset.Update{Identities: map[netip.Addr]ruleset.Identity{far[0]: 7}})
+		},
+	} {
+		must(t, table.Load(rs))
+		_, err := table.EndFlows()
+		must(t, err)
+		flow := policy.Flow{From: locals[1], To: locals[0], Protocol: policy.UDP, Port: 80}
+		if err := l.probe(flow, brevity); !errors.Is(err, errDenied) {
+			t.Fatalf("denied: %v", err)
+		}
+		l.nft("delete", "table", "inet", instance.PolicyTable())
+		must(t, l.probe(flow, patience))
+		must(t, repair())
+		if n, err := table.EndFlows(); err != nil || n != 1 {
+			t.Errorf("%s: %d connections ended: %v", what, n, err)
+		}
+	}
 }
 
 // TestList checks that nft lists the table, and takes what it lists.
