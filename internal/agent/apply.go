@@ -14,6 +14,7 @@ import (
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/manifest/identity"
 )
 
 // Apply starts a pod. It returns once the pod is recorded on disk, and doesn't wait for the start.
@@ -59,7 +60,7 @@ func (a *Agent) admit(d declaration) (w, before *worker, err error) {
 		if rec.Want == podplan.Remove {
 			return nil, w, nil
 		}
-		if manifest.Hash(rec.declared()) == manifest.Hash(pod) {
+		if identity.Hash(rec.declared()) == identity.Hash(pod) {
 			before = w
 		} else {
 			changed, ok := inPlace(pod, rec.declared())

@@ -13,6 +13,7 @@ import (
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/identity"
 )
 
 // declaration is a pod that a source declares.
@@ -99,7 +100,7 @@ func mustRecreate(kind source.Kind, declared, existing *corev1.Pod) bool {
 	if kind == source.API {
 		return declared.UID != existing.UID
 	}
-	if manifest.Hash(declared) == manifest.Hash(existing) {
+	if identity.Hash(declared) == identity.Hash(existing) {
 		return false
 	}
 	_, ok := inPlace(declared, existing)
@@ -139,7 +140,7 @@ func (a *Agent) mustApply(name string, d declaration) bool {
 		return !a.draining && a.closing.Err() == nil
 	}
 	rec := w.record()
-	return rec.Want != podplan.Remove && manifest.Hash(rec.declared()) != manifest.Hash(d.pod)
+	return rec.Want != podplan.Remove && identity.Hash(rec.declared()) != identity.Hash(d.pod)
 }
 
 // reportRefused adds an event and logs why a declared pod isn't run, unless the reason is the same

@@ -12,7 +12,7 @@ import (
 
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
-	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/identity"
 )
 
 // matrix declares pods at random in files, at URLs and by hand, some under the same name, and knows
@@ -145,7 +145,7 @@ func (m *matrix) deviation() string {
 			return name + " is still being removed"
 		case !slices.Contains(allowed[name], version):
 			return fmt.Sprintf("%s runs version %s of %v, from %s", name, version, allowed[name], p.Source)
-		case manifest.Hash(p.Manifest) != manifest.Hash(m.pod(name, version)):
+		case identity.Hash(p.Manifest) != identity.Hash(m.pod(name, version)):
 			return name + " runs with another manifest than declared"
 		}
 		seen[name] = true

@@ -7,6 +7,7 @@ import (
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/manifest/criconfig"
+	"github.com/huskd/husk/internal/manifest/identity"
 )
 
 // inPlace returns existing with the changes of declared, if a running pod can be changed that way.
@@ -34,7 +35,7 @@ func inPlace(declared, existing *corev1.Pod) (*corev1.Pod, bool) {
 	}
 	restarts := existing.Spec.RestartPolicy == corev1.RestartPolicyAlways
 	ok := merge(out.Spec.Containers, declared.Spec.Containers, restarts) && merge(out.Spec.InitContainers, declared.Spec.InitContainers, false)
-	if !ok || manifest.Hash(out) != manifest.Hash(declared) || criconfig.QOS(out) != criconfig.QOS(existing) {
+	if !ok || identity.Hash(out) != identity.Hash(declared) || criconfig.QOS(out) != criconfig.QOS(existing) {
 		return nil, false
 	}
 	return out, true
@@ -57,7 +58,7 @@ func (w *worker) follow(d declaration) error {
 func (w *worker) change(pod *corev1.Pod) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if manifest.Hash(w.rec.declared()) == manifest.Hash(pod) {
+	if identity.Hash(w.rec.declared()) == identity.Hash(pod) {
 		return nil
 	}
 	if err := w.resizer.setPod(pod); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/agent/source"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/identity"
 )
 
 const sized = `apiVersion: v1
@@ -48,7 +49,7 @@ func TestInPlace(t *testing.T) {
 		if ok != c.ok {
 			t.Errorf("%s: in place: %t, want %t", name, ok, c.ok)
 		}
-		if ok && (got.UID != existing.UID || manifest.Hash(got) != manifest.Hash(declared)) {
+		if ok && (got.UID != existing.UID || identity.Hash(got) != identity.Hash(declared)) {
 			t.Errorf("%s: got %+v", name, got)
 		}
 	}

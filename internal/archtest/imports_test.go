@@ -71,6 +71,7 @@ var layer = map[string]int{
 	"internal/manifest/criconfig":       pure,
 	"internal/manifest/document":        pure,
 	"internal/manifest/fields":          pure,
+	"internal/manifest/identity":        pure,
 	"internal/agent/podplan":            pure,
 	"internal/journal":                  driver,
 	"internal/logs":                     driver,
@@ -230,11 +231,11 @@ var allowed = map[string][]string{
 	"internal/cli/flags":                {"internal/cli/terminal"},
 	"internal/stats":                    {"internal/host", "internal/netns"},
 	"internal/oci/spec":                 {"internal/host"}, // for Facts, which is a value
-	"internal/manifest":                 {"internal/manifest/document", "internal/manifest/fields", "internal/network/policy", "internal/network/policy/accept"},
+	"internal/manifest":                 {"internal/manifest/document", "internal/manifest/fields", "internal/manifest/identity", "internal/network/policy", "internal/network/policy/accept"},
 	"internal/nri/adjust":               {"internal/host", "internal/oci/spec"},
 	"internal/agent/eviction":           {"internal/manifest/criconfig"},
 	"internal/stats/cadvisor":           {"internal/stats"}, // for Usage, which is a value
-	"internal/manifest/criconfig":       {"internal/manifest", "internal/oci/spec"},
+	"internal/manifest/criconfig":       {"internal/manifest", "internal/manifest/identity", "internal/oci/spec"},
 	"internal/cgroup":                   {"internal/host"},
 	"internal/cni/process":              {"internal/netns", "internal/pidfd", "internal/poll"},
 	"internal/sandbox/sandboxstate":     {"internal/lifecycle"},

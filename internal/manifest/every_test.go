@@ -105,7 +105,10 @@ func TestIgnored(t *testing.T) {
 	for path, value := range map[string]string{
 		"nodeSelector": "{a: b}", "tolerations": "[{operator: Exists}]", "priority: 7\n  #": "", "schedulerName": "x", "priorityClassName": "x",
 		"preemptionPolicy": "Never", "enableServiceLinks": "true", "topologySpreadConstraints": "[{maxSkew: 1, topologyKey: a, whenUnsatisfiable: DoNotSchedule}]",
-		"securityContext.fsGroupChangePolicy": "Always", "securityContext.seLinuxChangePolicy": "Recursive", "securityContext.windowsOptions": "{runAsUserName: x}",
+		"affinity": "{nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, preference: {}}]}}", "readinessGates": "[{conditionType: a}]",
+		"automountServiceAccountToken": "true", "serviceAccount": "a", "serviceAccountName": "a",
+		"volumes[].projected.sources[].serviceAccountToken": "[{name: v, projected: {sources: [{serviceAccountToken: {path: a}}]}}]",
+		"securityContext.fsGroupChangePolicy":               "Always", "securityContext.seLinuxChangePolicy": "Recursive", "securityContext.windowsOptions": "{runAsUserName: x}",
 		"initContainers[].securityContext.windowsOptions": "{name: i, image: i, securityContext: {windowsOptions: {runAsUserName: x}}}",
 	} {
 		name, _, _ := strings.Cut(path, ":")
@@ -113,6 +116,8 @@ func TestIgnored(t *testing.T) {
 			path, value = "securityContext", "{"+field+": "+value+"}"
 		} else if strings.HasPrefix(path, "initContainers[]") {
 			path, value = "initContainers", "["+value+"]"
+		} else if strings.HasPrefix(path, "volumes[]") {
+			path = "volumes"
 		}
 		want = append(want, "spec."+name)
 		if got := Ignored(parsed(fmt.Sprintf("  %s: %s\n", path, value))); !slices.Equal(got, []string{"spec." + name}) {

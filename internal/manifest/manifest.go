@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/huskd/husk/internal/manifest/document"
+	"github.com/huskd/husk/internal/manifest/identity"
 	"github.com/huskd/husk/internal/network/policy"
 )
 
@@ -47,7 +48,7 @@ type File struct {
 // Parse returns the pods and objects of a manifest. Each pod has an API server's defaults, the
 // node's name and a UID. The error is an *Error.
 func Parse(data []byte, o Origin) (File, error) {
-	p := &parser{origin: o, seen: map[string]int{}, objects: Objects{}}
+	p := &parser{origin: o, seen: map[string]int{}, generated: map[string]int{}, objects: Objects{}}
 	docs, err := document.Read(data)
 	if err != nil {
 		p.fail(err)
@@ -77,6 +78,8 @@ type parser struct {
 	problems []Problem
 	more     int            // number of problems that are not in problems
 	seen     map[string]int // line of each pod and object, by ObjectKey
+	// generated counts the generated names, by their prefix.
+	generated map[string]int
 }
 
 func (p *parser) fail(err error) {
@@ -166,7 +169,9 @@ func (p *parser) pod(doc *document.Node, subject string) {
 	d := &decoder{report: r}
 	var pod corev1.Pod
 	d.decode(doc, reflect.ValueOf(&pod).Elem(), place{})
+	p.setName(&pod)
 	dropServerFields(&pod)
+	dropAPIAccess(&pod.Spec)
 	setDefaults(&pod)
 	validate(&pod, r)
 	p.problems = append(p.problems, r.sorted()...)
@@ -176,7 +181,7 @@ func (p *parser) pod(doc *document.Node, subject string) {
 		return
 	}
 	if pod.UID == "" {
-		pod.UID = uid(&pod, p.origin)
+		pod.UID = identity.UID(&pod, p.origin.Node, p.origin.Source)
 	}
 	pod.Spec.NodeName = p.origin.Node
 	p.pods = append(p.pods, pod)
@@ -202,6 +207,31 @@ func nameOf(doc *document.Node) string {
 		namespace = DefaultNamespace
 	}
 	return namespace + "/" + textField(meta, "name")
+}
+
+// setName names a pod that has only the beginning of a name. The pods of a file get different
+// names, and the same ones each time it is parsed.
+func (p *parser) setName(pod *corev1.Pod) {
+	prefix := pod.GenerateName
+	if pod.Name != "" || prefix == "" {
+		return
+	}
+	p.generated[prefix]++
+	pod.Name = identity.Name(pod, p.origin.Source, p.generated[prefix])
+}
+
+// apiAccess begins the names of the volumes with a token that an API server adds to pods.
+const apiAccess = "kube-api-access-"
+
+// dropAPIAccess removes the volume with which an API server gives a pod access to itself. The
+// output of kubectl get has it.
+func dropAPIAccess(spec *corev1.PodSpec) {
+	spec.Volumes = slices.DeleteFunc(spec.Volumes, func(v corev1.Volume) bool { return strings.HasPrefix(v.Name, apiAccess) && v.Projected != nil })
+	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
+		for i := range containers {
+			containers[i].VolumeMounts = slices.DeleteFunc(containers[i].VolumeMounts, func(m corev1.VolumeMount) bool { return strings.HasPrefix(m.Name, apiAccess) })
+		}
+	}
 }
 
 // dropServerFields clears the fields that an API server sets.

@@ -17,6 +17,7 @@ import (
 	"github.com/huskd/husk/internal/golden"
 	"github.com/huskd/husk/internal/manifest/document"
 	"github.com/huskd/husk/internal/manifest/fields"
+	"github.com/huskd/husk/internal/manifest/identity"
 )
 
 func origin(file string) Origin {
@@ -189,7 +190,7 @@ func TestIdentity(t *testing.T) {
 		t.Errorf("own UID: %q", got)
 	}
 	a, b := parseOne(t, web), parseOne(t, strings.Replace(web, "name: web", "name: web, uid: mine", 1))
-	if Hash(&a) != Hash(&b) {
+	if identity.Hash(&a) != identity.Hash(&b) {
 		t.Error("the hash depends on the UID")
 	}
 }
@@ -283,7 +284,7 @@ func FuzzParse(f *testing.F) {
 			if err != nil {
 				t.Fatalf("%v\n%s", err, raw)
 			}
-			if Hash(&again.Pods[0]) != Hash(&pod) || again.Pods[0].UID != pod.UID {
+			if identity.Hash(&again.Pods[0]) != identity.Hash(&pod) || again.Pods[0].UID != pod.UID {
 				t.Errorf("not the same pod:\n%s", raw)
 			}
 		}

@@ -180,6 +180,7 @@ func (v *validator) projections(vol *corev1.Volume, at string) {
 			checkItems(v.report, at+".secret.items", p.Secret.Items, taken)
 		case p.DownwardAPI != nil:
 			v.downward(at+".downwardAPI.items", p.DownwardAPI.Items, taken)
+		case p.ServiceAccountToken != nil:
 		case !v.faulty[at]:
 			v.invalid(at, "set one of configMap, secret and downwardAPI")
 		}

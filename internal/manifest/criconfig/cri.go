@@ -17,6 +17,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/identity"
 	huskpod "github.com/huskd/husk/internal/pod"
 )
 
@@ -292,7 +293,7 @@ const hashLength = 8
 // ContainerHash returns a hash of a container's definition.
 func ContainerHash(c *corev1.Container) string {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{*c}}}
-	return manifest.Hash(pod)[:hashLength]
+	return identity.Hash(pod)[:hashLength]
 }
 
 // mounts returns the container's volume mounts and the additional mounts of r.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/huskd/husk/internal/golden"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/identity"
 )
 
 func node() Node {
@@ -94,7 +95,7 @@ func TestPodIsNotChanged(t *testing.T) {
 	out := SandboxConfig(p, 0, node())
 	out.Labels["app"], out.Annotations["note"] = "changed", "changed"
 	container(t, p, "a", Run{}).Labels["x"] = "changed"
-	if manifest.Hash(before) != manifest.Hash(p) {
+	if identity.Hash(before) != identity.Hash(p) {
 		t.Error("the pod was changed")
 	}
 }

@@ -32,6 +32,7 @@ var podFields = []Field{
 	{"apiVersion", Honoured, "v1"},
 	{"kind", Honoured, "Pod, or a PodList or List whose items are pods; ConfigMap and Secret beside pods"},
 	{"metadata.name", Honoured, "name of the pod; also its host name, unless spec.hostname is set"},
+	{"metadata.generateName", Honoured, "without a name: the beginning of the name. The rest depends on the manifest, so that the same file means the same pod"},
 	{"metadata.namespace", Honoured, "namespace of the pod; default if absent"},
 	{"metadata.uid", Honoured, "identity of the pod; if absent, derived from the manifest, the node and the source, so that an edited manifest makes a new pod"},
 	{"metadata.labels", Honoured, "passed to the sandbox and to network plugins"},
@@ -83,11 +84,14 @@ var podFields = []Field{
 	{"spec.volumes[].hostPath.type", Honoured, "what must exist, or is created: DirectoryOrCreate, Directory, FileOrCreate, File, Socket, CharDevice, BlockDevice"},
 
 	{"metadata.creationTimestamp", Ignored, "set by an API server"},
+	{"metadata.finalizers", Ignored, "nothing waits for the end of a manifest's pod"},
 	{"metadata.generation", Ignored, "set by an API server"},
 	{"metadata.managedFields", Ignored, "set by an API server"},
 	{"metadata.ownerReferences", Ignored, "set by an API server"},
 	{"metadata.resourceVersion", Ignored, "set by an API server"},
 	{"metadata.selfLink", Ignored, "set by an API server"},
+	{"spec.affinity", Ignored, "the pod runs on this node"},
+	{"spec.automountServiceAccountToken", Ignored, "there are no tokens without an API server"},
 	{"spec.enableServiceLinks", Ignored, "there are no services to link to"},
 	{"spec.nodeName", Ignored, "the pod runs on this node"},
 	{"spec.nodeSelector", Ignored, "the pod runs on this node"},
@@ -97,9 +101,13 @@ var podFields = []Field{
 	{"spec.preemptionPolicy", Ignored, "pods are not preempted"},
 	{"spec.priority", Ignored, "a cluster schedules, preempts and evicts by it"},
 	{"spec.priorityClassName", Ignored, "a cluster schedules, preempts and evicts by it"},
+	{"spec.readinessGates", Ignored, "there is nobody to open them: the pod is ready when its containers are"},
 	{"spec.schedulerName", Ignored, "the pod runs on this node"},
+	{"spec.serviceAccount", Ignored, "there are no service accounts without an API server"},
+	{"spec.serviceAccountName", Ignored, "there are no service accounts without an API server"},
 	{"spec.tolerations", Ignored, "this node has no taints"},
 	{"spec.topologySpreadConstraints", Ignored, "there is only one node"},
+	{"spec.volumes[].projected.sources[].serviceAccountToken", Ignored, "there are no tokens without an API server: the file is missing. Volumes named kube-api-access-*, which an API server adds, are left out"},
 	{"status", Ignored, "set by the node that runs the pod"},
 }
 
@@ -166,14 +174,9 @@ var containerFields = []Field{
 // Remedies are the messages for refused fields where NotSupported isn't helpful enough, by path.
 // They apply to all fields below the path too.
 var Remedies = map[string]string{
-	"metadata.deletionTimestamp":                             "set by an API server: remove it, or the whole manifest if the pod should not run",
-	"metadata.generateName":                                  "the pod of a manifest needs a fixed name: set metadata.name",
-	"spec.serviceAccountName":                                "there are no service accounts without an API server: remove it",
-	"spec.serviceAccount":                                    "there are no service accounts without an API server: remove it",
-	"spec.automountServiceAccountToken":                      "there are no tokens without an API server: remove it",
-	"spec.ephemeralContainers":                               "only an API server can add these, to a running pod: use husk exec",
-	"spec.volumes[].projected.sources[].serviceAccountToken": "there are no tokens without an API server: remove it",
-	"spec.volumes[].persistentVolumeClaim":                   "claims are not supported: mount a directory with hostPath",
+	"metadata.deletionTimestamp":           "set by an API server: remove it, or the whole manifest if the pod should not run",
+	"spec.ephemeralContainers":             "only an API server can add these, to a running pod: use husk exec",
+	"spec.volumes[].persistentVolumeClaim": "claims are not supported: mount a directory with hostPath",
 }
 
 // NotSupported is the message for all other refused fields.

@@ -1,10 +1,13 @@
-package manifest
+// Package identity derives what identifies a pod from its manifest: its UID, its hash and, if it
+// has only the beginning of a name, its name. It is pure.
+package identity
 
 import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"slices"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,11 +23,24 @@ func Hash(pod *corev1.Pod) string {
 	return digest(string(content(pod)))
 }
 
-// uid derives the UID of a pod whose manifest sets none from its content, the node and the source,
+// UID derives the UID of a pod whose manifest sets none from its content, the node and the source,
 // as kubelet does for static pods. The same manifest thus yields the same pod after a restart, and
 // an edited or moved manifest yields a new pod.
-func uid(pod *corev1.Pod, o Origin) types.UID {
-	return types.UID(digest(string(content(pod)), o.Node, o.Source))
+func UID(pod *corev1.Pod, node, source string) types.UID {
+	return types.UID(digest(string(content(pod)), node, source))
+}
+
+// The lengths of generated names are an API server's.
+const (
+	generatedSuffix    = 5
+	maxGeneratedPrefix = 63 - generatedSuffix
+)
+
+// Name returns the name of a pod that has only generateName. It is the same each time a source is
+// parsed, and differs between pods with different n.
+func Name(pod *corev1.Pod, source string, n int) string {
+	suffix := digest(string(content(pod)), source, strconv.Itoa(n))[:generatedSuffix]
+	return pod.GenerateName[:min(len(pod.GenerateName), maxGeneratedPrefix)] + suffix
 }
 
 func content(pod *corev1.Pod) []byte {
@@ -43,7 +59,8 @@ func content(pod *corev1.Pod) []byte {
 func dropIgnored(s *corev1.PodSpec) {
 	s.NodeName, s.NodeSelector, s.SchedulerName, s.Tolerations, s.TopologySpreadConstraints = "", nil, "", nil, nil
 	s.EnableServiceLinks, s.PreemptionPolicy, s.Priority, s.PriorityClassName = nil, nil, nil, ""
-	s.ServiceAccountName = "" // set by an API server only, which never changes it
+	s.ServiceAccountName, s.DeprecatedServiceAccount, s.AutomountServiceAccountToken = "", "", nil
+	s.Affinity, s.ReadinessGates = nil, nil
 	if s.SecurityContext != nil {
 		context := *s.SecurityContext
 		context.FSGroupChangePolicy, context.SELinuxChangePolicy, context.WindowsOptions = nil, nil, nil
