@@ -67,6 +67,7 @@ var layer = map[string]int{
 	"internal/network/bgp":              driver,
 	"internal/network/companion":        driver,
 	"internal/network/heartbeat":        driver,
+	"internal/workload":                 pure,
 	"internal/manifest":                 pure,
 	"internal/manifest/criconfig":       pure,
 	"internal/manifest/document":        pure,
