@@ -90,11 +90,12 @@ microbench: deps ## run the Go benchmarks, as root; ONLY=Adopt for those of that
 	awk '/^Benchmark/ { sub(/-[0-9]+$$/, "", $$1); print substr($$1, 10); for (i = 3; i < NF; i += 2) printf "%14s %s\n", $$i, $$(i+1) } \
 	/^(---|FAIL|panic)/ { print; bad = 1 } END { exit bad }'
 
-soak: deps ## run long random fault tests and churn pods, as root; set STEPS, FOR, PODS and SEED
+soak: deps ## run long random fault tests and churn pods, as root; set STEPS, FOR, PODS, KILLS and SEED
 	$(GO) test -count=1 -timeout 0 -v ./internal/simulation -steps $(or $(STEPS),10000000)
 	$(GO) test -count=1 -timeout 0 -v ./internal/network/lease -run TestSimulation -steps $(or $(STEPS),10000000)
 	HUSK_HOST_TESTS=1 $(GO) test -count=1 -timeout 0 -v ./test/crash -run TestSchedule -seed $(or $(SEED),1) -for $(or $(FOR),20m)
 	HUSK_HOST_TESTS=1 $(GO) test -count=1 -timeout 0 -v ./test/crash -run TestChurn -pods $(or $(PODS),10000)
+	HUSK_HOST_TESTS=1 $(GO) test -count=1 -timeout 0 -v ./test/crash -run TestPolicyAcrossKills -kills $(or $(KILLS),1000)
 
 fuzz: ## fuzz every parser of outside input; FUZZTIME=5m each
 	@grep -rl --include='*_test.go' '^func Fuzz' . | sort | while read -r file; do \

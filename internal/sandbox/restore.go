@@ -32,11 +32,10 @@ func (s *Service) Load() []error {
 // undone as the sandboxes are taken down.
 func (s *Service) Attachments() []pod.Attachment {
 	var list []pod.Attachment
-	for _, e := range s.entries.All() {
+	for _, b := range s.entries.All() {
+		e := b.Object().(*entry)
 		if e.Rec.State == sandboxstate.Ready && e.Rec.Boot == s.cfg.Host.BootID && e.Rec.Attachment.Netns != "" {
-			a := e.Rec.Attachment
-			a.RuntimeManaged = e.Rec.RuntimeSandbox
-			list = append(list, a)
+			list = append(list, e.View().Attachment)
 		}
 	}
 	return list

@@ -133,6 +133,7 @@ func podConfig(name string, attempt int) *runtimeapi.PodSandboxConfig {
 	}
 	return &runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "crash", Uid: name, Attempt: uint32(attempt)},
+		Labels:   map[string]string{"app": name},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 			NamespaceOptions: &runtimeapi.NamespaceOption{Pid: pid},
 		}},

@@ -1,0 +1,400 @@
+package crash
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/test/node"
+)
+
+var kills = flag.Int("kills", 20, "how often TestPolicyAcrossKills kills huskd")
+
+// dbPolicy isolates the pod db: only web reaches it, and it reaches only web.
+const dbPolicy = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: db, namespace: crash}
+spec:
+  podSelector: {matchLabels: {app: db}}
+  policyTypes: [Ingress, Egress]
+  ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]
+  egress: [{to: [{podSelector: {matchLabels: {app: web}}}]}]
+`
+
+// noisePolicy changes the rules of db, and allows nothing that the test tries.
+const noisePolicy = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: noise-%d, namespace: crash}
+spec:
+  podSelector: {matchLabels: {app: db}}
+  ingress: [{from: [{podSelector: {matchLabels: {app: noise-%d}}}, {ipBlock: {cidr: 192.0.2.%d/32}}], ports: [{port: %d}]}]
+`
+
+// member is a pod of TestPolicyAcrossKills.
+type member struct {
+	netns     string
+	addresses []netip.Addr // one of each family
+}
+
+// member creates a pod, and returns where it is.
+func (m *machine) member(name string) member {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(m.t.Context(), time.Minute)
+	defer cancel()
+	sandbox, container, err := m.up(ctx, name, 0)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	status, err := m.cri.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: sandbox})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	pid, _, _ := strings.Cut(m.pidOf(container), "/")
+	out := member{netns: "/proc/" + pid + "/ns/net"}
+	network := status.GetStatus().GetNetwork()
+	for _, text := range append([]string{network.GetIp()}, ips(network.GetAdditionalIps())...) {
+		out.addresses = append(out.addresses, netip.MustParseAddr(text))
+	}
+	return out
+}
+
+func ips(list []*runtimeapi.PodIP) (out []string) {
+	for _, ip := range list {
+		out = append(out, ip.GetIp())
+	}
+	return out
+}
+
+// witness counts the packets of each way on the node, before policy judges them and afterwards.
+type witness struct {
+	m    *machine
+	ways []string
+}
+
+// witness starts to count. Ways are pairs of pods' names.
+func (m *machine) witness(pods map[string]member, ways ...[2]string) *witness {
+	m.t.Helper()
+	w := &witness{m: m}
+	rules := map[string]string{}
+	for _, way := range ways {
+		from, to := pods[way[0]], pods[way[1]]
+		for i, a := range from.addresses {
+			family := "ip"
+			if a.Is6() {
+				family = "ip6"
+			}
+			name := fmt.Sprintf("%s-%s-%s", way[0], way[1], family)
+			w.ways = append(w.ways, name)
+			for _, when := range []string{"before", "after"} {
+				m.Must("nft", fmt.Sprintf("add table inet witness; add counter inet witness %s-%s", name, when))
+				rules[when] += fmt.Sprintf("; add rule inet witness %s %s saddr %s %s daddr %s counter name %s-%s", when, family, a, family, to.addresses[i], name, when)
+			}
+		}
+	}
+	for when, priority := range map[string]int{"before": -300, "after": 300} {
+		m.Must("nft", fmt.Sprintf("add chain inet witness %s { type filter hook forward priority %d; }", when, priority)+rules[when])
+	}
+	return w
+}
+
+var counted = regexp.MustCompile(`counter ([\w-]+) \{\s+packets (\d+)`)
+
+// read returns how many packets were counted on a way.
+func (w *witness) read() (before, after map[string]int) {
+	w.m.t.Helper()
+	before, after = map[string]int{}, map[string]int{}
+	for _, found := range counted.FindAllStringSubmatch(w.m.Must("nft", "list", "counters", "table", "inet", "witness"), -1) {
+		n, err := strconv.Atoi(found[2])
+		if err != nil {
+			w.m.t.Fatal(err)
+		}
+		if way, ok := strings.CutSuffix(found[1], "-before"); ok {
+			before[way] = n
+		} else {
+			after[strings.TrimSuffix(found[1], "-after")] = n
+		}
+	}
+	if len(before) != len(w.ways) || len(after) != len(w.ways) {
+		w.m.t.Fatalf("counters of %d and %d ways, want %d", len(before), len(after), len(w.ways))
+	}
+	return before, after
+}
+
+// traffic is what pods send until it is stopped.
+type traffic struct {
+	t       *testing.T
+	stopped atomic.Bool
+	running sync.WaitGroup
+	opened  atomic.Int64 // allowed connections
+	asked   atomic.Int64 // requests on the steady connections
+	sprayed atomic.Int64 // denied connections
+}
+
+// in calls step in a pod's namespace again and again until the traffic is stopped, or step fails.
+func (tr *traffic) in(pod member, what string, begin func() (step func() error, err error)) {
+	tr.running.Go(func() {
+		err := netns.Do(pod.netns, func() error {
+			step, err := begin()
+			for ; err == nil && !tr.stopped.Load(); time.Sleep(time.Millisecond) {
+				err = step()
+			}
+			return err
+		})
+		if err != nil {
+			tr.t.Errorf("%s: %v", what, err)
+		}
+	})
+}
+
+func (tr *traffic) stop() {
+	tr.stopped.Store(true)
+	tr.running.Wait()
+}
+
+const (
+	servedPort = 80
+	// answerLimit is for a packet that was sent again a few times, on a busy machine.
+	answerLimit = 30 * time.Second
+)
+
+// echo sends a byte and waits until it returns.
+func echo(c net.Conn) error {
+	_ = c.SetDeadline(time.Now().Add(answerLimit))
+	buf := []byte("x")
+	if _, err := c.Write(buf); err != nil {
+		return err
+	}
+	_, err := c.Read(buf)
+	return err
+}
+
+// serve answers TCP and UDP in a pod until the test ends.
+func (tr *traffic) serve(pod member) {
+	tr.t.Helper()
+	err := netns.Do(pod.netns, func() error {
+		for _, a := range pod.addresses {
+			at := netip.AddrPortFrom(a, servedPort)
+			udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+			if err != nil {
+				return err
+			}
+			tr.t.Cleanup(func() { _ = udp.Close() })
+			go func() {
+				buf := make([]byte, 1)
+				for {
+					n, from, err := udp.ReadFromUDPAddrPort(buf)
+					if errors.Is(err, net.ErrClosed) {
+						return
+					}
+					_, _ = udp.WriteToUDPAddrPort(buf[:n], from)
+				}
+			}()
+			tcp, err := net.Listen("tcp", at.String())
+			if err != nil {
+				return err
+			}
+			tr.t.Cleanup(func() { _ = tcp.Close() })
+			go func() {
+				for {
+					c, err := tcp.Accept()
+					if err != nil {
+						return
+					}
+					go func() {
+						defer c.Close()
+						for buf := make([]byte, 1); ; {
+							if _, err := c.Read(buf); err != nil {
+								return
+							}
+							_, _ = c.Write(buf)
+						}
+					}()
+				}
+			}()
+		}
+		return nil
+	})
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+}
+
+// steady keeps one connection open, and opens others.
+func (tr *traffic) steady(from, to member) {
+	for _, a := range to.addresses {
+		at := netip.AddrPortFrom(a, servedPort).String()
+		for _, protocol := range []string{"tcp", "udp"} {
+			tr.in(from, "the steady connection by "+protocol+" to "+at, func() (func() error, error) {
+				c, err := net.DialTimeout(protocol, at, answerLimit)
+				if err != nil {
+					return nil, err
+				}
+				tr.t.Cleanup(func() { _ = c.Close() })
+				return func() error {
+					tr.asked.Add(1)
+					return echo(c)
+				}, nil
+			})
+			tr.in(from, "a new connection by "+protocol+" to "+at, func() (func() error, error) {
+				return func() error {
+					c, err := net.DialTimeout(protocol, at, answerLimit)
+					if err != nil {
+						return err
+					}
+					defer c.Close()
+					tr.opened.Add(1)
+					if c, ok := c.(*net.TCPConn); ok {
+						_ = c.SetLinger(0)
+					}
+					return echo(c)
+				}, nil
+			})
+		}
+	}
+}
+
+// spray begins connections that are denied.
+func (tr *traffic) spray(from, to member) {
+	for _, a := range to.addresses {
+		address, domain := unix.Sockaddr(&unix.SockaddrInet4{Port: servedPort, Addr: [4]byte(a.AsSlice()[:4])}), unix.AF_INET
+		if a.Is6() {
+			address, domain = &unix.SockaddrInet6{Port: servedPort, Addr: a.As16()}, unix.AF_INET6
+		}
+		for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+			tr.in(from, "the sprayer", func() (func() error, error) {
+				var open []int
+				return func() error {
+					fd, err := unix.Socket(domain, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+					if err != nil {
+						return err
+					}
+					if err := unix.Connect(fd, address); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+						return err
+					}
+					if kind == unix.SOCK_DGRAM {
+						_, _ = unix.Write(fd, []byte("x"))
+					}
+					tr.sprayed.Add(1)
+					// Closed later, so that an answer would find it.
+					const held = 32
+					if open = append(open, fd); len(open) > held || tr.stopped.Load() {
+						_ = unix.Close(open[0])
+						open = open[1:]
+					}
+					return nil
+				}, nil
+			})
+		}
+	}
+}
+
+// TestPolicyAcrossKills kills huskd again and again, at any moment of its start and afterwards,
+// while pods under policy have steady connections, open new ones, and try what is denied. No packet
+// may pass that is denied, and none may be dropped that is allowed.
+func TestPolicyAcrossKills(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, *seed, false)
+	manifests := filepath.Join(m.Dir, "manifests")
+	write := func(name, text string) {
+		t.Helper()
+		// Not in place: huskd would read half of it.
+		if err := os.WriteFile(filepath.Join(m.Dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(filepath.Join(m.Dir, name), filepath.Join(manifests, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(manifests, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write("db.yaml", dbPolicy)
+	m.flags = append(m.flags, node.Flags("--manifests", manifests))
+	m.d.Stop()
+	m.restart()
+
+	pods := map[string]member{}
+	for _, name := range []string{"db", "web", "other"} {
+		pods[name] = m.member(name)
+	}
+	w := m.witness(pods, [2]string{"other", "db"}, [2]string{"db", "other"}, [2]string{"web", "db"}, [2]string{"db", "web"})
+	tr := &traffic{t: t}
+	defer tr.stop()
+	for _, pod := range []string{"db", "other"} {
+		tr.serve(pods[pod])
+	}
+	tr.steady(pods["web"], pods["db"])
+	tr.spray(pods["other"], pods["db"])
+	tr.spray(pods["db"], pods["other"])
+
+	began, served := time.Now(), 0
+	for i := range *kills {
+		if m.r.IntN(3) == 0 {
+			write("noise.yaml", fmt.Sprintf(noisePolicy, i, i, i%256, 1+m.r.IntN(65535)))
+		}
+		time.Sleep(time.Duration(m.r.IntN(300)) * time.Millisecond)
+		if m.Serves() {
+			served++
+		}
+		if m.d.Kill(); t.Failed() {
+			t.Fatalf("after %d kills", i)
+		}
+		m.pause()
+		m.d = m.Launch(m.flags...)
+	}
+	m.d.Kill()
+	m.restart()
+	tr.stop()
+	before, after := w.read()
+	t.Logf("%d kills in %v, %d of them of a huskd that served: %d denied connections were tried, %d allowed ones opened, and %d requests sent on steady ones",
+		*kills, time.Since(began).Round(time.Second), served, tr.sprayed.Load(), tr.opened.Load(), tr.asked.Load())
+	for _, way := range slices.Sorted(slices.Values(w.ways)) {
+		wanted := before[way]
+		if strings.Contains(way, "other") {
+			wanted = 0
+		}
+		t.Logf("%s: %d packets, of which %d passed", way, before[way], after[way])
+		if before[way] == 0 || after[way] != wanted {
+			t.Errorf("%s: of %d packets %d passed, want %d", way, before[way], after[way], wanted)
+		}
+	}
+
+	// The witness sees what passes.
+	for _, name := range []string{"db.yaml", "noise.yaml"} {
+		if err := os.Remove(filepath.Join(manifests, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
+	tr = &traffic{t: t}
+	defer tr.stop()
+	tr.spray(pods["other"], pods["db"])
+	node.Eventually(t, time.Minute, func() string {
+		if _, now := w.read(); now["other-db-ip"] == after["other-db-ip"] || now["other-db-ip6"] == after["other-db-ip6"] {
+			return "packets that no policy denies any more"
+		}
+		return ""
+	})
+	tr.stop()
+	m.Must("nft", "delete", "table", "inet", "witness")
+	m.checkBystander()
+	m.empty()
+}
