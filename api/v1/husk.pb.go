@@ -242,7 +242,9 @@ type RunEvent struct {
 	// Like Pod.phase. Succeeded and Failed end the wait for this pod.
 	Phase string `protobuf:"bytes,10,opt,name=phase,proto3" json:"phase,omitempty"`
 	// The wait for this pod is over: it is ready or, if its restartPolicy is not Always, has ended.
-	Settled       bool `protobuf:"varint,11,opt,name=settled,proto3" json:"settled,omitempty"`
+	Settled bool `protobuf:"varint,11,opt,name=settled,proto3" json:"settled,omitempty"`
+	// Set in an event that isn't about a pod: an object of the file has no effect, and why.
+	Note          string `protobuf:"bytes,12,opt,name=note,proto3" json:"note,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -352,6 +354,13 @@ func (x *RunEvent) GetSettled() bool {
 		return x.Settled
 	}
 	return false
+}
+
+func (x *RunEvent) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
 }
 
 type Pod struct {
@@ -4514,7 +4523,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x04file\x18\x01 \x01(\tR\x04file\x12\x1a\n" +
 	"\bmanifest\x18\x02 \x01(\fR\bmanifest\x12\x12\n" +
 	"\x04wait\x18\x03 \x01(\bR\x04wait\x12\x18\n" +
-	"\areplace\x18\x04 \x01(\bR\areplace\"\xaa\x02\n" +
+	"\areplace\x18\x04 \x01(\bR\areplace\"\xbe\x02\n" +
 	"\bRunEvent\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x0e\n" +
@@ -4528,7 +4537,8 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\tunchanged\x18\t \x01(\bR\tunchanged\x12\x14\n" +
 	"\x05phase\x18\n" +
 	" \x01(\tR\x05phase\x12\x18\n" +
-	"\asettled\x18\v \x01(\bR\asettled\"\x8c\x03\n" +
+	"\asettled\x18\v \x01(\bR\asettled\x12\x12\n" +
+	"\x04note\x18\f \x01(\tR\x04note\"\x8c\x03\n" +
 	"\x03Pod\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +

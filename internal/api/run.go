@@ -32,7 +32,7 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 		return err
 	}
 	pods := parsed.Pods
-	if len(pods) == 0 {
+	if len(pods) == 0 && len(parsed.Unused) == 0 {
 		return errdefs.ErrInvalidArgument.WithMessage(file + ": it contains no pod: put config maps and secrets beside the pods that use them")
 	}
 	var sending sync.Mutex
@@ -41,6 +41,11 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 		defer sending.Unlock()
 		ev.ElapsedNs = int64(time.Since(began))
 		return stream.Send(ev)
+	}
+	for _, unused := range parsed.Unused {
+		if err := send(&huskv1.RunEvent{Note: fmt.Sprintf("%s: %v", file, unused)}); err != nil {
+			return err
+		}
 	}
 	// One pod that fails doesn't end the wait for the others.
 	var all sync.WaitGroup

@@ -56,6 +56,10 @@ func (v *runView) close() {
 
 // update processes an event of a pod.
 func (v *runView) update(ev *huskv1.RunEvent) {
+	if ev.Note != "" {
+		v.note(ev.Note)
+		return
+	}
 	if v.live == nil {
 		v.mu.Lock()
 		defer v.mu.Unlock()
@@ -67,6 +71,17 @@ func (v *runView) update(ev *huskv1.RunEvent) {
 	if result != "" {
 		v.live.Above(func() { v.print("", result) })
 	}
+}
+
+// note prints a line that isn't about a pod.
+func (v *runView) note(line string) {
+	if v.live != nil {
+		v.live.Above(func() { _, _ = fmt.Fprintln(v.a.errs, line) })
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	_, _ = fmt.Fprintln(v.a.errs, line)
 }
 
 // fail records the error that ended the request for a file; timedOut if the timeout did.

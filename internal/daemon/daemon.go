@@ -42,7 +42,6 @@ import (
 	"github.com/huskd/husk/internal/network/peering"
 	"github.com/huskd/husk/internal/network/plan"
 	"github.com/huskd/husk/internal/network/policy"
-	"github.com/huskd/husk/internal/network/policy/accept"
 	"github.com/huskd/husk/internal/nri"
 	"github.com/huskd/husk/internal/oci/spec"
 	"github.com/huskd/husk/internal/plugin"
@@ -261,28 +260,6 @@ func policyConfig(d *daemon) enforcement.Config {
 	return c
 }
 
-// declaredPods returns what policies need of the agent's pods.
-func declaredPods(d *daemon) (out []*policy.Pod) {
-	if d.agent == nil {
-		return nil
-	}
-	for _, p := range d.agent.List() {
-		if q := accept.Pod(p.Manifest); q != nil && !p.Finished {
-			out = append(out, q)
-		}
-	}
-	return out
-}
-
-// declare takes what a source of manifests declares.
-func declare(d *daemon) func(source.Set) {
-	return func(set source.Set) {
-		d.policy.Declare(string(set.Kind), set.Policies, set.UnreadPolicies)
-		d.agent.Declare(set)
-		d.policy.PodChanged()
-	}
-}
-
 // openNetwork opens the network and connects it with those of other nodes.
 func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err error) {
 	cfg := network.Config{
@@ -416,17 +393,8 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	running.Go(d.streams.Serve)
 	keeper := d.housekeeper()
 	running.Go(func() error { return keeper.Run(ctx) })
-	if d.cfg.Manifests != "" {
-		directory := &source.Directory{Path: d.cfg.Manifests, Node: nodeName(d.cfg), Log: d.log, Policies: d.policy.Declares(), Deliver: declare(d)}
-		running.Go(func() error { return directory.Run(ctx) })
-	}
-	if d.cfg.Web != "" {
-		header, err := d.cfg.Header()
-		if err != nil {
-			return err
-		}
-		web := &source.URL{URL: d.cfg.Web, Header: header, Interval: time.Duration(d.cfg.WebSeconds) * time.Second, Node: nodeName(d.cfg), Log: d.log, Policies: d.policy.Declares(), Deliver: declare(d)}
-		running.Go(func() error { return web.Run(ctx) })
+	if err := runSources(ctx, d, &running); err != nil {
+		return err
 	}
 	if err := d.membership.join(ctx, &running, keeper); err != nil {
 		return err

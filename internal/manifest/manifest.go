@@ -19,6 +19,7 @@ import (
 
 	"github.com/huskd/husk/internal/manifest/document"
 	"github.com/huskd/husk/internal/manifest/identity"
+	"github.com/huskd/husk/internal/manifest/kinds"
 	"github.com/huskd/husk/internal/network/policy"
 )
 
@@ -43,6 +44,19 @@ type File struct {
 	Objects Objects
 	// Policies are the NetworkPolicies and ClusterNetworkPolicies of the file.
 	Policies []policy.Policy
+	// Unused are the objects with which a node does nothing: see package kinds.
+	Unused []Unused
+}
+
+// Unused is an object of a manifest that has no effect.
+type Unused struct {
+	Line   int
+	Object string // its kind and name, as in Ingress default/web
+	Why    string
+}
+
+func (u Unused) String() string {
+	return fmt.Sprintf("line %d: %s has no effect: %s", u.Line, u.Object, u.Why)
 }
 
 // Parse returns the pods and objects of a manifest. Each pod has an API server's defaults, the
@@ -56,11 +70,11 @@ func Parse(data []byte, o Origin) (File, error) {
 	for i, doc := range docs {
 		p.document(doc, fmt.Sprintf("document %d", i+1))
 	}
-	if len(p.pods) == 0 && len(p.objects) == 0 && len(p.policies) == 0 && !p.listed && len(p.problems) == 0 {
+	if len(p.pods) == 0 && len(p.objects) == 0 && len(p.policies) == 0 && len(p.unused) == 0 && !p.listed && len(p.problems) == 0 {
 		p.problems = []Problem{{Text: "there is no pod in it: begin one with apiVersion: v1 and kind: Pod"}}
 	}
 	if len(p.problems) == 0 {
-		return File{p.pods, p.objects, p.policies}, nil
+		return File{p.pods, p.objects, p.policies, p.unused}, nil
 	}
 	e := &Error{File: o.File, Problems: p.problems, More: p.more}
 	if n := len(e.Problems); n > maxProblems {
@@ -74,6 +88,7 @@ type parser struct {
 	pods     []corev1.Pod
 	objects  Objects
 	policies []policy.Policy
+	unused   []Unused
 	listed   bool // the file has a list, which may be empty
 	problems []Problem
 	more     int            // number of problems that are not in problems
@@ -108,6 +123,7 @@ func (p *parser) document(doc *document.Node, subject string) {
 		p.problem(doc.Line, subject, "apiVersion", "missing: set it to v1")
 	case p.origin.Policies && isPolicy(version, kind):
 		p.policy(doc, kind, subject)
+	case p.isUnused(doc, version, kind):
 	case version != "v1" || !slices.Contains([]string{"Pod", "PodList", "List", KindConfigMap, KindSecret}, kind):
 		p.problem(doc.Get("kind").Line, subject, "kind", "%s of %s is not supported: use a v1 Pod", kind, version)
 	case kind == "Pod":
@@ -117,6 +133,23 @@ func (p *parser) document(doc *document.Node, subject string) {
 	default:
 		p.list(doc, subject, kind)
 	}
+}
+
+// isUnused notes an object that has no effect, and reports whether it is one.
+func (p *parser) isUnused(doc *document.Node, version, kind string) bool {
+	why, ok := kinds.Lookup(version, kind)
+	if !ok {
+		return false
+	}
+	name := ""
+	if meta := doc.Get("metadata"); meta != nil {
+		name = textField(meta, "name")
+		if namespace := textField(meta, "namespace"); namespace != "" {
+			name = namespace + "/" + name
+		}
+	}
+	p.unused = append(p.unused, Unused{doc.Line, strings.TrimSpace(kind + " " + name), why})
+	return true
 }
 
 // textField returns the value of a string field, or "".

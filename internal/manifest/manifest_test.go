@@ -221,6 +221,20 @@ func TestIsExtended(t *testing.T) {
 	}
 }
 
+// TestUnused checks that objects without effect don't refuse the pods beside them, and that a
+// misspelt kind does.
+func TestUnused(t *testing.T) {
+	t.Parallel()
+	pod := "---\napiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: c, image: i}]}\n"
+	file, err := Parse([]byte("apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: a}\n"+pod+"---\napiVersion: example.com/v1\nkind: Thing\n"), Origin{Node: "n"})
+	if err != nil || len(file.Pods) != 1 || len(file.Unused) != 2 || file.Unused[0].Object != "ServiceAccount a" || file.Unused[1].Line != 10 {
+		t.Errorf("%+v %v", file.Unused, err)
+	}
+	if _, err := Parse([]byte("apiVersion: v1\nkind: ServiceAcount\nmetadata: {name: a}\n"+pod), Origin{Node: "n"}); err == nil {
+		t.Error("a misspelt kind is accepted")
+	}
+}
+
 func TestReference(t *testing.T) {
 	t.Parallel()
 	golden.Check(t, "testdata/reference.golden", fields.Reference())

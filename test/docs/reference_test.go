@@ -13,6 +13,7 @@ import (
 	"github.com/huskd/husk/internal/cli"
 	"github.com/huskd/husk/internal/config"
 	"github.com/huskd/husk/internal/manifest/fields"
+	"github.com/huskd/husk/internal/manifest/kinds"
 	"github.com/huskd/husk/test/node"
 )
 
@@ -31,7 +32,7 @@ func TestReferenceIsCurrent(t *testing.T) {
 		"cli.md":       cli.Reference(),
 		"config.md":    config.Reference(),
 		"inspect.md":   api.InspectReference(),
-		"manifest.md":  fields.Reference(),
+		"manifest.md":  fields.Reference() + kinds.Reference(),
 		"lifecycle.md": lifecycles(t),
 	} {
 		current(t, filepath.Join("docs/reference", file), func(string) string { return want })

@@ -78,6 +78,8 @@ type Directory struct {
 	Log  *slog.Logger
 	// Policies accepts network policies. Set it if they are enforced.
 	Policies bool
+	// Note is called when a file is read that has an object without effect.
+	Note func(path string, unused manifest.Unused)
 	// Deliver is called with the complete set once it is known and after each change.
 	Deliver func(Set)
 
@@ -170,6 +172,9 @@ func (d *Directory) read(path string) bool {
 	}
 	delete(d.lastErrors, path)
 	d.files[path] = &file{sum, parsed}
+	for _, unused := range parsed.Unused {
+		d.Note(path, unused)
+	}
 	return true
 }
 

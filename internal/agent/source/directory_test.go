@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/huskd/husk/internal/manifest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -42,11 +44,16 @@ func (w *directoryTest) Write(p []byte) (int, error) {
 	return w.log.Write(p)
 }
 
+// note logs an object without effect, as a line of the log.
+func (w *directoryTest) note(location string, unused manifest.Unused) {
+	_, _ = fmt.Fprintf(w, "%s: %v\n", location, unused)
+}
+
 func watch(t *testing.T, dir string) *directoryTest {
 	w := &directoryTest{t: t, dir: dir}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	d := &Directory{Path: dir, Node: "node", Log: slog.New(slog.NewTextHandler(w, nil)), Policies: true, Deliver: func(set Set) {
+	d := &Directory{Path: dir, Node: "node", Log: slog.New(slog.NewTextHandler(w, nil)), Policies: true, Note: w.note, Deliver: func(set Set) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.seq++
@@ -147,6 +154,13 @@ func TestPolicies(t *testing.T) {
 	w.write("a.yaml", fmt.Sprintf(policies, "a", "Both"))
 	w.write("d.yaml", fmt.Sprintf(policies, "d", "Egress"))
 	want("[NetworkPolicy default/a NetworkPolicy default/b NetworkPolicy default/c NetworkPolicy default/d]", "[]")
+}
+
+func TestUnused(t *testing.T) {
+	w := watch(t, t.TempDir())
+	w.write("web.yaml", "apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: web, namespace: shop}\n---\n"+fmt.Sprintf(pod, "web"))
+	w.expect("web")
+	w.expectLog("web.yaml: line 1: ServiceAccount shop/web has no effect: there are no service accounts without an API server")
 }
 
 func TestFaultRemovesNothing(t *testing.T) {

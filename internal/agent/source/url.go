@@ -27,6 +27,8 @@ type URL struct {
 	Log      *slog.Logger
 	// Policies accepts network policies. Set it if they are enforced.
 	Policies bool
+	// Note is called when the manifest is read and has an object without effect.
+	Note func(url string, unused manifest.Unused)
 	// Deliver is called with the complete set once it is known and after each change.
 	Deliver func(Set)
 
@@ -140,6 +142,9 @@ func (u *URL) fetch(ctx context.Context) (*Set, error) {
 	}
 	u.sum, u.etag, u.modified = sum, answer.Header.Get("ETag"), answer.Header.Get("Last-Modified")
 	set := &Set{Kind: Web, Objects: f.Objects, Policies: map[string]*policy.Policy{}}
+	for _, unused := range f.Unused {
+		u.Note(at, unused)
+	}
 	for i := range f.Policies {
 		set.Policies[f.Policies[i].Name] = &f.Policies[i]
 	}

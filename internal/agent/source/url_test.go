@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/huskd/husk/internal/manifest"
 )
 
 // manifestServer is a web server with a manifest, and the URL source that fetches it.
@@ -39,7 +41,7 @@ func newManifestServer(t *testing.T, start func(http.Handler) *httptest.Server, 
 		o.answer(w, r)
 	}))
 	o.answer = respond("apiVersion: v1\nkind: List\nitems: []\n")
-	u := &URL{URL: o.server.URL + "/pods?x=1", Node: "node", Interval: 5 * time.Millisecond, Log: slog.New(slog.NewTextHandler(o, nil)), Deliver: func(set Set) {
+	u := &URL{Note: func(string, manifest.Unused) {}, URL: o.server.URL + "/pods?x=1", Node: "node", Interval: 5 * time.Millisecond, Log: slog.New(slog.NewTextHandler(o, nil)), Deliver: func(set Set) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		var names []string

@@ -14,9 +14,10 @@ func Reference() string {
 	b.WriteString(`# Pod manifests
 
 A manifest is a YAML or JSON file with one or more documents. Each document is a Kubernetes v1 Pod, PodList or List of
-pods, or a ConfigMap or Secret that pods of the same file or directory reference. Manifests are parsed strictly: if a
-field doesn't exist, is set twice or is not in one of the tables below, the whole file is refused, with a line for each
-problem. A field with an empty value (false, 0, an empty string or list, null) counts as absent.
+pods, a ConfigMap or Secret that pods of the same file or directory reference, or an object [without effect](#objects-
+without-effect). Manifests are parsed strictly: if a field doesn't exist, is set twice or is not in one of the tables
+below, the whole file is refused, with a line for each problem. A field with an empty value (false, 0, an empty string
+or list, null) counts as absent.
 `)
 	for _, section := range []struct {
 		how   How

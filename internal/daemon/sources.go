@@ -1,0 +1,66 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/huskd/husk/internal/agent/event"
+	"github.com/huskd/husk/internal/agent/source"
+	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/policy/accept"
+)
+
+// runSources runs the sources of manifests until ctx ends.
+func runSources(ctx context.Context, d *daemon, running *errgroup.Group) error {
+	if d.cfg.Manifests != "" {
+		directory := &source.Directory{
+			Path: d.cfg.Manifests, Node: nodeName(d.cfg), Log: d.log, Policies: d.policy.Declares(), Note: noteUnused(d), Deliver: declare(d),
+		}
+		running.Go(func() error { return directory.Run(ctx) })
+	}
+	if d.cfg.Web != "" {
+		header, err := d.cfg.Header()
+		if err != nil {
+			return err
+		}
+		web := &source.URL{
+			URL: d.cfg.Web, Header: header, Interval: time.Duration(d.cfg.WebSeconds) * time.Second, Node: nodeName(d.cfg), Log: d.log,
+			Policies: d.policy.Declares(), Note: noteUnused(d), Deliver: declare(d),
+		}
+		running.Go(func() error { return web.Run(ctx) })
+	}
+	return nil
+}
+
+// declaredPods returns what policies need of the agent's pods.
+func declaredPods(d *daemon) (out []*policy.Pod) {
+	if d.agent == nil {
+		return nil
+	}
+	for _, p := range d.agent.List() {
+		if q := accept.Pod(p.Manifest); q != nil && !p.Finished {
+			out = append(out, q)
+		}
+	}
+	return out
+}
+
+// declare takes what a source of manifests declares.
+func declare(d *daemon) func(source.Set) {
+	return func(set source.Set) {
+		d.policy.Declare(string(set.Kind), set.Policies, set.UnreadPolicies)
+		d.agent.Declare(set)
+		d.policy.PodChanged()
+	}
+}
+
+// noteUnused returns what says that an object of a manifest has no effect.
+func noteUnused(d *daemon) func(location string, unused manifest.Unused) {
+	return func(location string, unused manifest.Unused) {
+		d.agent.Events.Add(event.Event{Reason: "Unused", Message: fmt.Sprintf("%s: %v", location, unused)})
+	}
+}
