@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -261,7 +262,7 @@ func TestForbidden(t *testing.T) {
 func TestRestart(t *testing.T) {
 	run(t, false, func(t *testing.T, f *Firewall, k *kernel, s *source) {
 		k.rules = ruleset.New() // of before
-		k.rules.Identities[webAddr] = 77
+		k.rules.Identities[webAddr] = ruleset.FirstPod + 77
 		f.Adopt(web, prefixes(webAddr))
 		f.Adopt(db, prefixes(dbAddr))
 		settle()
@@ -270,7 +271,7 @@ func TestRestart(t *testing.T) {
 		}
 		s.update(policies(isolateDB("web")))
 		settle()
-		if k.loads != 1 || len(k.rules.Pods) != 2 || !k.rules.Allows(query) || k.rules.Identities[webAddr] != 77 {
+		if k.loads != 1 || len(k.rules.Pods) != 2 || !k.rules.Allows(query) || k.rules.Identities[webAddr] != ruleset.FirstPod+77 {
 			t.Errorf("after %d loads: %+v", k.loads, k.rules)
 		}
 	})
@@ -407,6 +408,15 @@ func TestReport(t *testing.T) {
 		if a := r.Pods[0].Ingress.Allowed[0]; a.Ports != "everything" || len(a.Peers) != 1 || a.Peers[0] != "shop/web" {
 			t.Errorf("%+v", a)
 		}
+		everybody := isolateDB("web")
+		everybody.Ingress.Rules[0].Peers = nil
+		s.update(policies(everybody))
+		settle()
+		if a := f.Report().Pods[0].Ingress.Allowed; len(a) != 1 || a[0].Ports != "everything" || !slices.Equal(a[0].Peers, []string{"everybody"}) {
+			t.Errorf("a rule for everybody: %+v", a)
+		}
+		s.update(policies(isolateDB("web")))
+		settle()
 		for name, c := range map[string]struct {
 			from, to string
 			allowed  bool

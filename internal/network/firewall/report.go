@@ -39,8 +39,9 @@ type End struct {
 
 // Allowed are ports that some peers may use.
 type Allowed struct {
-	Ports string   // such as "tcp 80-90", or "everything"
-	Peers []string // pods, prefixes or ranges of addresses, or "all others"
+	Ports string // such as "tcp 80-90", or "everything"
+	// Peers are pods, prefixes or ranges of addresses, "all pods", "all others" or "everybody".
+	Peers []string
 }
 
 // Report returns what network policy says about the pods of this node.
@@ -115,6 +116,9 @@ func (f *Firewall) allowed(p *policy.Pod, d policy.Direction, end *End, names ma
 		}
 	}
 	for _, ports := range slices.Sorted(maps.Keys(peers)) {
+		if slices.Contains(peers[ports], allIPv4) && slices.Contains(peers[ports], allIPv6) {
+			peers[ports] = []string{"everybody"}
+		}
 		slices.Sort(peers[ports])
 		end.Allowed = append(end.Allowed, Allowed{ports, peers[ports]})
 	}
@@ -158,8 +162,16 @@ func (f *Firewall) peerNames(w *policy.World) map[ruleset.Identity][]string {
 		names[r.Identity] = append(names[r.Identity], rangeName(r))
 	}
 	names[ruleset.World] = append(names[ruleset.World], "all others")
+	names[ruleset.AllIPv4], names[ruleset.AllIPv6] = []string{allIPv4}, []string{allIPv6}
+	names[ruleset.PodsIPv4], names[ruleset.PodsIPv6] = []string{"all pods"}, []string{"all pods"}
 	return names
 }
+
+// What people call all addresses of a family.
+const (
+	allIPv4 = "0.0.0.0/0"
+	allIPv6 = "::/0"
+)
 
 func rangeName(r ruleset.Range) string {
 	if r.First == r.Last {

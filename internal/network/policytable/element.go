@@ -76,22 +76,24 @@ func podElements(p ruleset.Pod, add yield) {
 }
 
 func matchElements(chain string, m ruleset.Match, add yield) {
-	k := kindOf(m)
+	k, s := kindOf(m), kindOf(m).set(chain)
 	key := native(uint32(m.Identity))
-	if k == port || k == proto || k == portRange {
+	if g, ok := groups[m.Identity]; ok {
+		key = []byte{g.proto, 0, 0, 0}[:min(4, s.size())]
+	}
+	if len(s.key) > 1 {
 		key = append(key, byte(m.Protocol), 0, 0, 0)
 	}
 	numbered := func(n uint16) string { return string(append(binary.BigEndian.AppendUint16(key[:8:8], n), 0, 0)) }
-	name := k.set(chain).name
-	switch k {
+	switch k.what() {
 	case port:
 		for n := int(m.First); n <= int(m.Last); n++ {
-			add(name, element{key: numbered(uint16(n))})
+			add(s.name, element{key: numbered(uint16(n))})
 		}
 	case portRange:
-		add(name, element{key: numbered(m.First), last: numbered(m.Last), form: concatRange})
+		add(s.name, element{key: numbered(m.First), last: numbered(m.Last), form: concatRange})
 	default:
-		add(name, element{key: string(key)})
+		add(s.name, element{key: string(key)})
 	}
 }
 
@@ -160,12 +162,20 @@ func rulesetOf(c contents, chains []string) *ruleset.Ruleset {
 }
 
 func (k kind) match(e element) ruleset.Match {
-	m := ruleset.Match{Identity: ruleset.Identity(binary.NativeEndian.Uint32([]byte(e.key)))}
+	var m ruleset.Match
+	if k.whom() == forIdentities {
+		m.Identity = ruleset.Identity(binary.NativeEndian.Uint32([]byte(e.key)))
+	}
+	for id, g := range groups {
+		if g.whom == k.whom() && g.proto == e.key[0] {
+			m.Identity = id
+		}
+	}
 	number := func(key string) uint16 { return binary.BigEndian.Uint16([]byte(key[8:])) }
 	if len(e.key) > 4 {
 		m.Protocol = ruleset.Protocol(e.key[4])
 	}
-	switch k {
+	switch k.what() {
 	case anything:
 		m.Protocol = ruleset.Every
 	case other:

@@ -40,6 +40,11 @@ func (t *Table) takenAway() bool {
 	to := map[ruleset.Identity][]ruleset.Identity{}
 	for m := range t.moves {
 		to[m.from] = append(to[m.from], m.to)
+		if m.from.IsPod() && !m.to.IsPod() {
+			for _, pods := range []ruleset.Identity{ruleset.PodsIPv4, ruleset.PodsIPv6} {
+				to[pods] = append(to[pods], m.to)
+			}
+		}
 	}
 	for _, p := range t.wanted.Profiles {
 		for match := range p.Allow {

@@ -2,6 +2,7 @@ package policytable
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"slices"
@@ -53,6 +54,10 @@ import (
 //		meta priority . meta l4proto . th dport @in-<profile>-port return
 //		meta priority . meta l4proto . th dport @in-<profile>-range return
 //		meta l4proto != { tcp, udp, sctp } meta priority @in-<profile>-other return
+//		meta nfproto . meta l4proto . th dport @in-<profile>-all-port return
+//		…                                                 # all addresses of a family, as for an identity
+//		meta priority >= 8000:0 meta nfproto . meta l4proto . th dport @in-<profile>-pods-port return
+//		…                                                 # those of pods
 //		limit rate 10/second log prefix "in-<profile>" group <instance>
 //		counter drop
 //	}
@@ -112,6 +117,17 @@ type set struct {
 	interval bool
 }
 
+// size is that of a key in bytes. In a concatenation, each part fills registers of 4 bytes.
+func (s set) size() (size uint32) {
+	if len(s.key) == 1 {
+		return s.key[0].Bytes
+	}
+	for _, f := range s.key {
+		size += (f.Bytes + 3) &^ 3
+	}
+	return size
+}
+
 type valueKind int
 
 const (
@@ -138,7 +154,8 @@ func fixedSets() (out []set) {
 	return out
 }
 
-// kind is that of a profile's set.
+// kind is that of a profile's set: what its elements allow, and whether they allow it to
+// identities, to all addresses of a family, or to the pods among those.
 type kind int
 
 const (
@@ -147,12 +164,36 @@ const (
 	proto
 	other
 	portRange
-	kinds
+	forAll
+	forPods       = 2 * forAll
+	kinds         = 3 * forAll
+	forIdentities = anything
 )
 
-func (k kind) String() string { return [kinds]string{"any", "port", "proto", "other", "range"}[k] }
+// what returns the kind for identities that allows the same.
+func (k kind) what() kind { return k % forAll }
 
-func kindOf(m ruleset.Match) kind {
+// whom returns forIdentities, forAll or forPods.
+func (k kind) whom() kind { return k - k.what() }
+
+func (k kind) String() string {
+	return map[kind]string{forAll: "all-", forPods: "pods-"}[k.whom()] + [forAll]string{"any", "port", "proto", "other", "range"}[k.what()]
+}
+
+// groups are the identities that stand for more than one, and where they are in the kernel.
+var groups = map[ruleset.Identity]struct {
+	whom  kind
+	proto byte
+}{
+	ruleset.AllIPv4:  {forAll, unix.NFPROTO_IPV4},
+	ruleset.AllIPv6:  {forAll, unix.NFPROTO_IPV6},
+	ruleset.PodsIPv4: {forPods, unix.NFPROTO_IPV4},
+	ruleset.PodsIPv6: {forPods, unix.NFPROTO_IPV6},
+}
+
+func kindOf(m ruleset.Match) kind { return groups[m.Identity].whom + whatOf(m) }
+
+func whatOf(m ruleset.Match) kind {
 	switch {
 	case m.Protocol == ruleset.Every:
 		return anything
@@ -169,21 +210,33 @@ func kindOf(m ruleset.Match) kind {
 // set returns the set of a profile's chain.
 func (k kind) set(chain string) set {
 	all := []nftables.SetDatatype{nftables.TypeClassID, nftables.TypeInetProto, nftables.TypeInetService}
-	fields := [kinds]int{anything: 1, port: 3, proto: 2, other: 1, portRange: 3}
-	return set{name: chain + "-" + k.String(), key: all[:fields[k]], interval: k == portRange}
+	if k.whom() != forIdentities {
+		all[0] = nftables.TypeNFProto
+	}
+	fields := [forAll]int{anything: 1, port: 3, proto: 2, other: 1, portRange: 3}
+	return set{name: chain + "-" + k.String(), key: all[:fields[k.what()]], interval: k.what() == portRange}
 }
 
 // rule returns the rule that looks the set up.
 func (k kind) rule(chain string) rule {
 	var m []expr.Any
-	if k == other {
+	who := expr.MetaKeyNFPROTO
+	switch k.whom() {
+	case forIdentities:
+		who = expr.MetaKeyPRIORITY
+	case forPods:
+		m = append(m, &expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg1},
+			&expr.Byteorder{SourceRegister: reg1, DestRegister: reg1, Op: expr.ByteorderHton, Len: 4, Size: 4},
+			&expr.Cmp{Op: expr.CmpOpGte, Register: reg1, Data: binary.BigEndian.AppendUint32(nil, uint32(ruleset.FirstPod))})
+	}
+	if k.what() == other {
 		for _, p := range []policy.Protocol{policy.TCP, policy.UDP, policy.SCTP} {
 			m = append(m, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: []byte{byte(p)}})
 		}
 	}
 	s := k.set(chain)
 	load := []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg32a},
+		&expr.Meta{Key: who, Register: reg32a},
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg32b},
 		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: reg32c},
 	}

@@ -77,20 +77,19 @@ func (k *kernelTable) deleteTable() *nl.NetlinkRequest {
 }
 
 func (k *kernelTable) newSet(s set, id uint32) *nl.NetlinkRequest {
-	var size, magic uint32
+	var magic uint32
 	var fields attributes
 	for _, f := range s.key {
-		size += (f.Bytes + 3) &^ 3
 		magic = magic<<6 | f.GetNFTMagic()
 		fields = fields.nested(unix.NFTA_LIST_ELEM, attributes{}.number(setFieldLen, f.Bytes))
 	}
 	flags, order := uint32(0), uint32(2) // big endian
-	if s.key[0] == nftables.TypeClassID {
+	if s.key[0] == nftables.TypeClassID || s.key[0] == nftables.TypeNFProto {
 		order = 1
 	}
 	data := userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, order)
 	a := attributes{}.text(unix.NFTA_SET_TABLE, k.name).text(unix.NFTA_SET_NAME, s.name).
-		number(unix.NFTA_SET_KEY_TYPE, magic).number(unix.NFTA_SET_KEY_LEN, size).number(unix.NFTA_SET_ID, id)
+		number(unix.NFTA_SET_KEY_TYPE, magic).number(unix.NFTA_SET_KEY_LEN, s.size()).number(unix.NFTA_SET_ID, id)
 	if s.interval {
 		flags |= unix.NFT_SET_INTERVAL
 	}

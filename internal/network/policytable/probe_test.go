@@ -223,30 +223,24 @@ func expect(r *ruleset.Ruleset, f policy.Flow) bool {
 func random(r *rand.Rand) *ruleset.Ruleset {
 	rs := ruleset.New()
 	for i, a := range locals {
-		rs.Identities[a] = ruleset.Identity(i%4 + 1)
+		rs.Identities[a] = ruleset.FirstPod + ruleset.Identity(i%4)
 	}
 	for _, a := range far[:2] {
-		rs.Identities[a] = ruleset.Identity(1 + r.IntN(6))
+		rs.Identities[a] = ruleset.FirstPod + ruleset.Identity(r.IntN(6))
 	}
 	for _, a := range far[4:6] {
-		rs.Identities[a] = ruleset.Identity(1 + r.IntN(6))
+		rs.Identities[a] = ruleset.FirstPod + ruleset.Identity(r.IntN(6))
 	}
 	for _, n := range [][2]string{{"10.99.0.0", "10.99.0.255"}, {"192.0.2.0", "192.0.2.6"}, {"192.0.2.7", "192.0.2.127"}, {"240.0.0.0", "255.255.255.255"}, {"2001:db8::", "2001:db8::6"}, {"2001:db8::7", "2001:db8::ffff"}, {"fe00::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}} {
 		if r.IntN(4) > 0 {
 			first, last := netip.MustParseAddr(n[0]), netip.MustParseAddr(n[1])
-			rs.Ranges[first] = ruleset.Range{First: first, Last: last, Identity: ruleset.Identity(5 + r.IntN(4))}
+			rs.Ranges[first] = ruleset.Range{First: first, Last: last, Identity: ruleset.Identity(1 + r.IntN(4))}
 		}
 	}
 	ids := map[policy.Direction][]ruleset.ProfileID{policy.Ingress: {""}, policy.Egress: {""}}
 	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
 		for range 1 + r.IntN(4) {
-			p := ruleset.Profile{ID: ruleset.ProfileID(fmt.Sprintf("p%x", r.Uint32())), Direction: d, Allow: map[ruleset.Match]struct{}{}}
-			for id := range ruleset.Identity(9) {
-				for _, m := range randomMatches(r) {
-					m.Identity = id
-					p.Allow[m] = struct{}{}
-				}
-			}
+			p := ruleset.Profile{ID: ruleset.ProfileID(fmt.Sprintf("p%x", r.Uint32())), Direction: d, Allow: randomAllow(r)}
 			rs.Profiles[p.ID] = p
 			ids[d] = append(ids[d], p.ID)
 		}
@@ -258,6 +252,27 @@ func random(r *rand.Rand) *ruleset.Ruleset {
 		}
 	}
 	return rs
+}
+
+// randomAllow returns what a profile allows, to identities and, less often, to groups.
+func randomAllow(r *rand.Rand) map[ruleset.Match]struct{} {
+	out := map[ruleset.Match]struct{}{}
+	add := func(id ruleset.Identity) {
+		for _, m := range randomMatches(r) {
+			m.Identity = id
+			out[m] = struct{}{}
+		}
+	}
+	for n := range ruleset.Identity(6) {
+		add(n)
+		add(ruleset.FirstPod + n)
+	}
+	for _, g := range []ruleset.Identity{ruleset.AllIPv4, ruleset.AllIPv6, ruleset.PodsIPv4, ruleset.PodsIPv6} {
+		if r.IntN(4) == 0 {
+			add(g)
+		}
+	}
+	return out
 }
 
 // randomMatches returns matches that don't overlap.

@@ -104,13 +104,7 @@ func mutate(r *rand.Rand, old *ruleset.Ruleset) *ruleset.Ruleset {
 		if r.IntN(2) == 0 {
 			continue
 		}
-		p.Allow = map[ruleset.Match]struct{}{}
-		for who := range ruleset.Identity(9) {
-			for _, m := range randomMatches(r) {
-				m.Identity = who
-				p.Allow[m] = struct{}{}
-			}
-		}
+		p.Allow = randomAllow(r)
 		now.Profiles[id] = p
 	}
 	if r.IntN(3) == 0 {
@@ -126,7 +120,7 @@ func ports(r *ruleset.Ruleset) *ruleset.Ruleset {
 	for id, p := range out.Profiles {
 		p.Policies = nil
 		for m := range maps.Clone(p.Allow) {
-			if kindOf(m) != port {
+			if whatOf(m) != port {
 				continue
 			}
 			delete(p.Allow, m)

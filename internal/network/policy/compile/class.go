@@ -32,6 +32,31 @@ type class struct {
 
 type classKey struct{ pod, network *signature }
 
+// The kinds of classes, which have different numbers.
+const (
+	ofRanges = iota
+	ofPods
+)
+
+var (
+	firstOf    = [2]Identity{ruleset.World + 1, ruleset.FirstPod}
+	unnumbered = [2]Identity{firstOf[ofRanges] - 1, firstOf[ofPods] - 1}
+)
+
+func (k classKey) kind() int {
+	if k.pod != nil {
+		return ofPods
+	}
+	return ofRanges
+}
+
+func kindOf(id Identity) int {
+	if id.IsPod() {
+		return ofPods
+	}
+	return ofRanges
+}
+
 // Identity is short for ruleset.Identity.
 type Identity = ruleset.Identity
 
@@ -44,7 +69,7 @@ type classes struct {
 	unused     []*signature // had no refs at some time since they were swept
 	byKey      map[classKey]*class
 	byID       map[Identity]*class
-	lastID     Identity
+	lastID     [2]Identity // of ranges and of pods
 	// former has the numbers to keep, until there is a class, and claims are to those.
 	former *ruleset.Ruleset
 	claims []claim
@@ -65,7 +90,7 @@ func newClasses() *classes {
 	world := &class{size: 1}
 	return &classes{
 		signatures: map[string]*signature{}, byKey: map[classKey]*class{{}: world}, byID: map[Identity]*class{ruleset.World: world},
-		slots: 1, moves: map[move]int{}, changed: map[Identity]*class{},
+		lastID: unnumbered, slots: 1, moves: map[move]int{}, changed: map[Identity]*class{},
 	}
 }
 
@@ -154,13 +179,25 @@ func (c *classes) number(learned bool) {
 	for m := range c.moves {
 		for _, k := range []*class{m.from, m.to} {
 			if k != nil && k.id == 0 && k.size > 0 {
-				for c.lastID++; c.lastID == ruleset.World || c.byID[c.lastID] != nil; c.lastID++ {
-				}
-				c.set(c.lastID, k)
+				c.set(c.next(k.kind()), k)
 			}
 		}
 	}
 	empty(&c.moves)
+}
+
+// next returns a number that no class has.
+func (c *classes) next(kind int) Identity {
+	last := &c.lastID[kind]
+	for {
+		// When they are used up, old ones are reused.
+		if *last++; *last == ruleset.FirstPod || last.IsGroup() {
+			*last = firstOf[kind]
+		}
+		if c.byID[*last] == nil {
+			return *last
+		}
+	}
 }
 
 // claim is that of a class to a number, as count of its addresses and ranges have had it.
@@ -209,7 +246,7 @@ func (c *classes) grant(claims []claim) {
 		return cmp.Or(cmp.Compare(b.count, a.count), cmp.Compare(a.id, b.id), cmp.Compare(a.to.slot, b.to.slot))
 	})
 	for _, l := range claims {
-		if l.count > 0 && l.to.size > 0 && l.to.id == 0 && c.byID[l.id] == nil {
+		if l.count > 0 && l.to.size > 0 && l.to.id == 0 && kindOf(l.id) == l.to.kind() && c.byID[l.id] == nil {
 			c.set(l.id, l.to)
 		}
 	}

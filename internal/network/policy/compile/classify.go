@@ -156,15 +156,20 @@ func (c *Compiler) formerClaims() []claim {
 		claims = append(claims, l)
 	}
 	// Numbers that no class keeps aren't reused.
+	used := func(id Identity) {
+		if last := &c.classes.lastID[kindOf(id)]; !id.IsGroup() {
+			*last = max(*last, id)
+		}
+	}
 	for _, id := range c.classes.former.Identities {
-		c.classes.lastID = max(c.classes.lastID, id)
+		used(id)
 	}
 	for _, r := range c.classes.former.Ranges {
-		c.classes.lastID = max(c.classes.lastID, r.Identity)
+		used(r.Identity)
 	}
 	for _, p := range c.classes.former.Profiles {
 		for m := range p.Allow {
-			c.classes.lastID = max(c.classes.lastID, m.Identity)
+			used(m.Identity)
 		}
 	}
 	return claims

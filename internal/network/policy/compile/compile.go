@@ -99,7 +99,7 @@ func merge[V any](to *map[string]V, from map[string]V) {
 // kernel that has those rules: where the world is the same, nothing must change, and a packet never
 // meets a number with another meaning.
 func (c *Compiler) KeepNumbers(former *ruleset.Ruleset) {
-	if c.classes.lastID == 0 {
+	if c.classes.lastID == unnumbered {
 		c.classes.former = former
 	}
 }

@@ -412,6 +412,9 @@ func (l *lab) compareWithNew(t *testing.T) {
 		r.Apply(u)
 	}
 	number := map[ruleset.Identity]ruleset.Identity{0: 0} // the same identity in the new one
+	for _, g := range groups {
+		number[g] = g
+	}
 	same := func(what any, old, id ruleset.Identity) {
 		if known, ok := number[old]; ok && known != id {
 			t.Fatalf("%v is %d, which is both %d and %d anew", what, old, known, id)

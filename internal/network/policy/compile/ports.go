@@ -26,7 +26,11 @@ var protocols = [3]policy.Protocol{policy.TCP, policy.UDP, policy.SCTP}
 // other is the element of the protocols without ports.
 const other = 3
 
-var allPorts = ports{everyPort, everyPort, everyPort, everyPort}
+var (
+	allPorts = ports{everyPort, everyPort, everyPort, everyPort}
+	// namedPorts are those that may have a name.
+	namedPorts = ports{everyPort, everyPort, everyPort}
+)
 
 // add adds a range of ports of a protocol that has ports.
 func (p *ports) add(protocol policy.Protocol, s span) {
@@ -47,6 +51,16 @@ func (p *ports) each(q *ports, f func(spans, spans) spans) ports {
 		out[i] = f(p[i], q[i])
 	}
 	return out
+}
+
+// full reports whether the set has all ports of all protocols.
+func (p *ports) full() bool {
+	return !slices.ContainsFunc(p[:], func(s spans) bool { return !slices.Equal(s, everyPort) })
+}
+
+// contain reports whether a range is part of one of the spans.
+func (s spans) contain(part span) bool {
+	return slices.ContainsFunc(s, func(t span) bool { return t.first <= part.first && part.last <= t.last })
 }
 
 func (s spans) union(t spans) spans {
@@ -108,18 +122,21 @@ func (s spans) subtract(t spans) spans {
 	return out
 }
 
-// matches returns the set as the kernel has it, in order and without an identity.
-func (p *ports) matches() []ruleset.Match {
-	if !slices.ContainsFunc(p[:], func(s spans) bool { return !slices.Equal(s, everyPort) }) {
+// matches returns the set as the kernel has it, in order and without an identity. It leaves out the
+// ranges that are part of others.
+func (p *ports) matches(others *ports) []ruleset.Match {
+	if p.full() && !others.full() {
 		return []ruleset.Match{{Protocol: ruleset.Every}}
 	}
 	var out []ruleset.Match
 	for i, protocol := range protocols {
 		for _, s := range p[i] {
-			out = append(out, ruleset.Match{Protocol: ruleset.Protocol(protocol), First: s.first, Last: s.last})
+			if !others[i].contain(s) {
+				out = append(out, ruleset.Match{Protocol: ruleset.Protocol(protocol), First: s.first, Last: s.last})
+			}
 		}
 	}
-	if len(p[other]) > 0 {
+	if len(p[other]) > 0 && len(others[other]) == 0 {
 		out = append(out, ruleset.Match{Protocol: ruleset.Other})
 	}
 	return out

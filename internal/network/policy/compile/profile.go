@@ -39,6 +39,8 @@ type rule struct {
 	tier   policy.Tier
 	anyone bool
 	peers  []bit
+	// universal are the peers that hold for a universe.
+	universal []universalPeer
 	// ports are those given by number. Others are given by name, of the local pod for ingress, or
 	// of the other pod for egress.
 	ports   ports
@@ -94,6 +96,9 @@ func (s *source) compile(from *policy.Rule, d policy.Direction, c *criteria) rul
 		if found := c.peer(&from.Peers[i]); found != nil {
 			s.held = append(s.held, found)
 			out.peers = append(out.peers, found.bit)
+			if u := found.universe(); u != none {
+				out.universal = append(out.universal, universalPeer{u, found.bit})
+			}
 		}
 	}
 	if from.Ports == nil {
@@ -126,16 +131,23 @@ type profile struct {
 	peers    []peerRules // in the order of their bits
 	anyone   []int32
 	isolates bool
-	// known has what the profile allows by the rules that match and the ports that they name.
+	// universes are the bits of criteria that hold for a universe.
+	universes [universes]bit
+	// certain is what the rules allow each group, and groups the matches for that.
+	certain [len(groups)]ports
+	groups  [len(groups)]*allowed
+	// known has what the profile allows by group, the rules that match and the ports that they name.
 	known map[string]*allowed
-	// allow is what the profile allows the classes, by slot.
+	// allow is what the profile allows the classes beside their groups, by slot.
 	allow []*allowed
-	// kernel is what the kernel's profile allows, if that isn't allow. It is nil for new profiles.
-	kernel  []*allowed
-	stale   bool // its policies have changed since it was built
-	rebuilt bool // since it was emitted
-	loaded  bool // into the kernel
-	current bool // loaded, and not emitted since
+	// kernel and kernelGroups are what the kernel's profile allows, if that isn't allow and groups.
+	// They are nil for new profiles.
+	kernel       []*allowed
+	kernelGroups [len(groups)]*allowed
+	stale        bool // its policies have changed since it was built
+	rebuilt      bool // since it was emitted
+	loaded       bool // into the kernel
+	current      bool // loaded, and not emitted since
 }
 
 // peerRules are the rules, by their indexes, of a peer.
@@ -216,9 +228,10 @@ func (p *profile) name() ruleset.ProfileID {
 // build makes the profile's rules of those of its policies, and then what it allows the classes.
 func (p *profile) build(c *classes) {
 	if p.stale = false; p.loaded {
-		p.kernel, p.rebuilt = p.allow, true
+		p.kernel, p.kernelGroups, p.rebuilt = p.allow, p.groups, true
 	}
 	p.rules, p.peers, p.anyone, p.isolates, p.known = nil, nil, nil, false, map[string]*allowed{}
+	p.universes = [universes]bit{}
 	byPeer := map[bit][]int32{}
 	for _, s := range p.policies {
 		p.isolates = p.isolates || s.Tier == policy.Namespaced
@@ -235,11 +248,15 @@ func (p *profile) build(c *classes) {
 			for _, b := range r.peers {
 				byPeer[b] = append(byPeer[b], n)
 			}
+			for _, u := range r.universal {
+				p.universes[u.universe] = u.bit
+			}
 		}
 	}
 	for _, b := range slices.Sorted(maps.Keys(byPeer)) {
 		p.peers = append(p.peers, peerRules{b, byPeer[b]})
 	}
+	p.buildGroups()
 	p.allow = make([]*allowed, c.slots)
 	for _, k := range c.byID {
 		p.judge(k)
@@ -297,7 +314,8 @@ func (p *profile) judge(k *class) *allowed {
 	matching = slices.Compact(matching)
 	named := slices.ContainsFunc(matching, func(i int32) bool { return len(p.rules[i].egress) > 0 })
 	var keyBuffer [64]byte
-	key := keyBuffer[:0]
+	group := p.groupOf(k)
+	key := append(keyBuffer[:0], byte(group))
 	for _, i := range matching {
 		key = binary.LittleEndian.AppendUint32(key, uint32(i))
 	}
@@ -310,7 +328,8 @@ func (p *profile) judge(k *class) *allowed {
 	}
 	found := p.known[string(key)]
 	if found == nil {
-		found = &allowed{p.fold(matching, ports)}
+		all := p.fold(matching, ports)
+		found = &allowed{all.matches(&p.certain[group])}
 		p.known[string(key)] = found
 	}
 	p.set(k, found)
@@ -326,7 +345,7 @@ func (p *profile) set(k *class, to *allowed) {
 
 // fold returns what rules allow to an end with named ports: the tiers, one after the other, take
 // from the ports that are undecided.
-func (p *profile) fold(matching []int32, named []bit) []ruleset.Match {
+func (p *profile) fold(matching []int32, named []bit) ports {
 	undecided := allPorts
 	var accepted ports
 	for _, tier := range []policy.Tier{policy.Admin, policy.Namespaced, policy.Baseline} {
@@ -347,12 +366,11 @@ func (p *profile) fold(matching []int32, named []bit) []ruleset.Match {
 			}
 		}
 		if tier == policy.Namespaced && p.isolates {
-			return accepted.matches()
+			return accepted
 		}
 		undecided = left.union(&passed)
 	}
-	accepted = accepted.union(&undecided)
-	return accepted.matches()
+	return accepted.union(&undecided)
 }
 
 // numbers returns the ports of a rule for an end with named ports.
@@ -389,11 +407,17 @@ func allowedTo(table []*allowed, k *class) *allowed {
 // load adds the profile to an update.
 func (p *profile) load(u *ruleset.Update, c *classes) {
 	allow := map[ruleset.Match]struct{}{}
-	for id, k := range c.byID {
-		for _, m := range allowedTo(p.allow, k).matches {
+	add := func(id Identity, a *allowed) {
+		for _, m := range a.matches {
 			m.Identity = id
 			allow[m] = struct{}{}
 		}
+	}
+	for id, k := range c.byID {
+		add(id, allowedTo(p.allow, k))
+	}
+	for i, g := range groups {
+		add(g, p.groups[i])
 	}
 	u.AddProfiles = append(u.AddProfiles, ruleset.Profile{ID: p.id, Direction: directions[p.direction], Policies: namesOf(p.policies), Allow: allow})
 	p.loaded, p.current = true, true
@@ -409,6 +433,9 @@ func (p *profile) emit(u *ruleset.Update, c *classes, forgotten bool) {
 	before := p.allow
 	if p.rebuilt {
 		before = p.kernel
+		for i, g := range groups {
+			p.differ(u, g, p.kernelGroups[i], p.groups[i])
+		}
 		for id, k := range c.byID {
 			if _, ok := c.changed[id]; !ok {
 				p.differ(u, id, allowedTo(before, k), allowedTo(p.allow, k))

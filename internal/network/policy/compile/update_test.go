@@ -141,6 +141,7 @@ func TestUpdatesAreMinimal(t *testing.T) {
 		}
 	}
 	id := profileID(ingress, []*source{newSource(allow("app=client"))}, nil)
+	const first, second = ruleset.FirstPod, ruleset.FirstPod + 1
 	match := func(identity ruleset.Identity, first, last uint16) ruleset.Match {
 		return ruleset.Match{Identity: identity, Protocol: ruleset.Protocol(policy.TCP), First: first, Last: last}
 	}
@@ -154,18 +155,18 @@ func TestUpdatesAreMinimal(t *testing.T) {
 	want("a local pod that is", commit(pods(pod(1, server))), &ruleset.Update{SetPods: []ruleset.Pod{{Addr: addr(1)}}})
 	want("other pods", commit(pods(pod(2, client), pod(3, client), pod(4, client), pod(5, nil))))
 	want("a policy", commit(policies(allow("app=client", port(80, 80), port(90, 99)))), &ruleset.Update{
-		AddProfiles: []ruleset.Profile{{ID: id, Direction: policy.Ingress, Policies: []string{"p"}, Allow: map[ruleset.Match]struct{}{match(1, 80, 80): {}, match(1, 90, 99): {}}}},
-		Identities:  map[netip.Addr]Identity{addr(2): 1, addr(3): 1, addr(4): 1},
+		AddProfiles: []ruleset.Profile{{ID: id, Direction: policy.Ingress, Policies: []string{"p"}, Allow: map[ruleset.Match]struct{}{match(first, 80, 80): {}, match(first, 90, 99): {}}}},
+		Identities:  map[netip.Addr]Identity{addr(2): first, addr(3): first, addr(4): first},
 		SetPods:     []ruleset.Pod{{Addr: addr(1), Ingress: id}},
 	})
 	want("labels that no rule asks for", commit(pods(pod(4, labels.Set{"app": "client", "other": "x"}), pod(5, labels.Set{"other": "y"}))))
-	want("a pod that is selected", commit(pods(pod(5, client))), &ruleset.Update{Identities: map[netip.Addr]Identity{addr(5): 1}})
+	want("a pod that is selected", commit(pods(pod(5, client))), &ruleset.Update{Identities: map[netip.Addr]Identity{addr(5): first}})
 	want("a pod that no longer is", commit(pods(pod(5, nil))), &ruleset.Update{Identities: map[netip.Addr]Identity{addr(5): 0}})
 	want("the same again", commit(policies(allow("app=client", port(80, 80), port(90, 99)))))
-	want("other ports", commit(policies(allow("app=client", port(80, 80), port(90, 98)))), &ruleset.Update{Disallow: matches(match(1, 90, 99)), Allow: matches(match(1, 90, 98))})
+	want("other ports", commit(policies(allow("app=client", port(80, 80), port(90, 98)))), &ruleset.Update{Disallow: matches(match(first, 90, 99)), Allow: matches(match(first, 90, 98))})
 	want("a narrower selector", commit(policies(allow("app=client,other!=x", port(80, 80), port(90, 98)))),
-		&ruleset.Update{Identities: map[netip.Addr]Identity{addr(4): 2}, Allow: matches(match(2, 80, 80), match(2, 90, 98))},
-		&ruleset.Update{Disallow: matches(match(2, 80, 80), match(2, 90, 98))},
+		&ruleset.Update{Identities: map[netip.Addr]Identity{addr(4): second}, Allow: matches(match(second, 80, 80), match(second, 90, 98))},
+		&ruleset.Update{Disallow: matches(match(second, 80, 80), match(second, 90, 98))},
 		&ruleset.Update{Identities: map[netip.Addr]Identity{addr(4): 0}})
 	want("a pod that is gone", commit(policy.Changes{Pods: map[string]*policy.Pod{"n/2": nil}}), &ruleset.Update{Identities: map[netip.Addr]Identity{addr(2): 0}})
 	want("a local pod's labels", commit(pods(pod(1, nil))),

@@ -22,6 +22,24 @@ type Identity uint32
 // World is the identity of all addresses that have no other.
 const World Identity = 0
 
+// FirstPod is the first identity of pods' addresses. Those below are of ranges.
+const FirstPod Identity = 1 << 31
+
+// Groups are what a Match may have in place of an identity, so that a rule for many needs no Match
+// for each. Nothing has one as its identity.
+const (
+	AllIPv4  Identity = 1<<32 - 1 - iota // every IPv4 address
+	AllIPv6                              // every IPv6 address
+	PodsIPv4                             // every IPv4 address with the identity of a pod
+	PodsIPv6                             // every IPv6 address with the identity of a pod
+)
+
+// IsGroup reports whether the identity is one of the groups.
+func (i Identity) IsGroup() bool { return i >= PodsIPv6 }
+
+// IsPod reports whether the identity is that of pods' addresses.
+func (i Identity) IsPod() bool { return i >= FirstPod && !i.IsGroup() }
+
 // ProfileID names a profile by a hash of what it depends on. Empty means that everything is
 // allowed.
 type ProfileID string
@@ -36,7 +54,7 @@ type Profile struct {
 
 // Match is the other end, and a range of destination ports of one protocol.
 type Match struct {
-	Identity Identity
+	Identity Identity // or a group
 	Protocol Protocol
 	// First and Last are 0 and 65535 for all ports, and 0 and 0 if the protocol is Every or Other.
 	First, Last uint16
@@ -179,13 +197,25 @@ func (r *Ruleset) permits(id ProfileID, other netip.Addr, f policy.Flow) bool {
 	if id == "" {
 		return true
 	}
-	who := r.IdentityOf(other)
+	who := membership(other, r.IdentityOf(other))
 	for m := range r.Profiles[id].Allow {
-		if m.Identity == who && m.covers(f) {
+		if slices.Contains(who[:], m.Identity) && m.covers(f) {
 			return true
 		}
 	}
 	return false
+}
+
+// membership returns an address's identity, and its groups.
+func membership(addr netip.Addr, id Identity) [3]Identity {
+	all, pods := AllIPv6, PodsIPv6
+	if addr.Is4() {
+		all, pods = AllIPv4, PodsIPv4
+	}
+	if !id.IsPod() {
+		pods = all
+	}
+	return [3]Identity{id, all, pods}
 }
 
 // covers reports whether the match has the flow's protocol and port.
@@ -242,11 +272,13 @@ func (x *Index) permits(id ProfileID, other netip.Addr, f policy.Flow) bool {
 	if id == "" {
 		return true
 	}
-	who, all := x.identityOf(other), x.matches[id]
-	at, _ := slices.BinarySearchFunc(all, who, func(m Match, who Identity) int { return cmp.Compare(m.Identity, who) })
-	for ; at < len(all) && all[at].Identity == who; at++ {
-		if all[at].covers(f) {
-			return true
+	all := x.matches[id]
+	for _, who := range membership(other, x.identityOf(other)) {
+		at, _ := slices.BinarySearchFunc(all, who, func(m Match, who Identity) int { return cmp.Compare(m.Identity, who) })
+		for ; at < len(all) && all[at].Identity == who; at++ {
+			if all[at].covers(f) {
+				return true
+			}
 		}
 	}
 	return false

@@ -18,10 +18,11 @@ func TestIndex(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
+	ids := []Identity{World, 1, 2, 3, FirstPod, FirstPod + 1, AllIPv4, AllIPv6, PodsIPv4, PodsIPv6}
 	for range 200 {
 		rs := New()
 		for range 5 {
-			rs.Identities[addr(r.IntN(60))] = Identity(r.IntN(4))
+			rs.Identities[addr(r.IntN(60))] = ids[4+r.IntN(2)]
 		}
 		for at := r.IntN(8); at < 60; at += r.IntN(8) {
 			n := Range{addr(at), addr(at + r.IntN(6)), Identity(r.IntN(4))}
@@ -32,7 +33,7 @@ func TestIndex(t *testing.T) {
 			p := Profile{ID: id, Allow: map[Match]struct{}{}}
 			for range r.IntN(6) {
 				first := uint16(r.IntN(4))
-				p.Allow[Match{Identity(r.IntN(4)), Protocol([]int{6, 17, 256, 257}[r.IntN(4)]), first, first + uint16(r.IntN(3))}] = struct{}{}
+				p.Allow[Match{ids[r.IntN(len(ids))], Protocol([]int{6, 17, 256, 257}[r.IntN(4)]), first, first + uint16(r.IntN(3))}] = struct{}{}
 			}
 			rs.Profiles[id] = p
 		}
