@@ -3,6 +3,7 @@ package policytable
 import (
 	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -27,8 +28,54 @@ func (c *change) adds(set string, e element) { c.add[set] = append(c.add[set], e
 
 func (c *change) removes(set string, e element) { c.remove[set] = append(c.remove[set], e) }
 
-// commit makes a change in one transaction.
+// commit makes a change in one transaction. If pods move to new profiles, those are made in a
+// transaction before: during the transaction that makes a chain, packets find it empty and are
+// dropped.
 func (t *Table) commit(c *change) error {
+	if first := t.takeProfiles(c); first != nil {
+		if err := t.transact(first); err != nil {
+			return err
+		}
+	}
+	return t.transact(c)
+}
+
+// takeProfiles moves the new profiles of a change to another one, if the change moves pods.
+func (t *Table) takeProfiles(c *change) *change {
+	moves := slices.ContainsFunc(slices.Collect(maps.Keys(c.remove)), func(set string) bool { return podSets[set] })
+	first := newChange()
+	for chain, needed := range c.chains {
+		if _, exists := t.chains[chain]; exists || !moves {
+			continue
+		}
+		first.chains[chain] = needed
+		for k := range kinds {
+			if set := k.set(chain).name; c.add[set] != nil {
+				first.add[set] = c.add[set]
+				delete(c.add, set)
+			}
+		}
+	}
+	if len(first.chains) == 0 {
+		return nil
+	}
+	first.begin, c.begin = c.begin, nil
+	return first
+}
+
+// podSets are the sets that say which profiles pods have.
+var podSets = func() map[string]bool {
+	out := map[string]bool{}
+	for _, f := range families {
+		for _, chain := range []string{chainIn, chainOut} {
+			out[chain+"-open"+f.suffix], out[chain+"-pod"+f.suffix] = true, true
+		}
+	}
+	return out
+}()
+
+// transact makes a change in one transaction.
+func (t *Table) transact(c *change) error {
 	all := c.begin
 	for chain, needed := range c.chains {
 		has, exists := t.chains[chain]

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,7 +27,7 @@ import (
 //	set self4   { type ipv4_addr . ipv4_addr }            # each local pod with itself
 //	set strict4 { type ipv4_addr }                        # local pods that have a profile
 //	set in-open4 out-open4 { type ipv4_addr }             # local pods that have none
-//	map in-pod4 out-pod4 { type ipv4_addr : verdict }     # local pod : goto in-<profile>
+//	map in-pod4 out-pod4 { type ipv4_addr : verdict }     # local pod : jump in-<profile>
 //
 //	chain forward { type filter hook forward priority filter - 1; policy accept;
 //		ct state established,related accept
@@ -42,6 +43,7 @@ import (
 //		meta priority set ip saddr map @net4
 //		meta priority set ip saddr map @id4
 //		ip daddr vmap @in-pod4
+//		meta priority ffff:ffff return                    # its profile allows it
 //		counter drop                                      # a pod that isn't known
 //	}
 //	chain out {
@@ -49,14 +51,15 @@ import (
 //		…                                                 # as in, with saddr and daddr exchanged
 //	}
 //	chain in-<profile> {                                  # with the sets that it needs
-//		meta priority @in-<profile>-any return            # { type classid }
-//		meta priority . meta l4proto @in-<profile>-proto return
-//		meta priority . meta l4proto . th dport @in-<profile>-port return
-//		meta priority . meta l4proto . th dport @in-<profile>-range return
-//		meta l4proto != { tcp, udp, sctp } meta priority @in-<profile>-other return
-//		meta nfproto . meta l4proto . th dport @in-<profile>-all-port return
+//		# Where one of these matches: meta priority set ffff:ffff return
+//		meta priority @in-<profile>-any                   # { type classid }
+//		meta priority . meta l4proto @in-<profile>-proto
+//		meta priority . meta l4proto . th dport @in-<profile>-port
+//		meta priority . meta l4proto . th dport @in-<profile>-range
+//		meta l4proto != { tcp, udp, sctp } meta priority @in-<profile>-other
+//		meta nfproto . meta l4proto . th dport @in-<profile>-all-port
 //		…                                                 # all addresses of a family, as for an identity
-//		meta priority >= 8000:0 meta nfproto . meta l4proto . th dport @in-<profile>-pods-port return
+//		meta priority >= 8000:0 meta nfproto . meta l4proto . th dport @in-<profile>-pods-port
 //		…                                                 # those of pods
 //		limit rate 10/second log prefix "in-<profile>" group <instance>
 //		counter drop
@@ -66,6 +69,10 @@ import (
 // register and nft 1.0.6 can't list a map's lookup there. The kernel has set the priority from the
 // packet's type of service just before, for its own use. It is changed for the first packet of a
 // connection only.
+//
+// What a profile allows is marked, and what comes back without the mark is dropped. While a
+// transaction is committed, the kernel looks up the elements of after it for packets that have the
+// rules of before it, and by those a new profile's chain is empty.
 //
 // The flags are looked at before the open pods are let pass. When the conntrack entry of a
 // connection is deleted, the kernel takes its next packet for a new connection's, even if it comes
@@ -77,7 +84,10 @@ const (
 )
 
 // layout is part of each rule's comment. A table with another layout is replaced.
-const layout = "1"
+const layout = "2"
+
+// allowed is the priority of packets that a profile allows. It is no identity.
+const allowed = math.MaxUint32
 
 // logRate is how many denied packets of each profile are logged, in a second.
 const logRate = 10
@@ -241,7 +251,12 @@ func (k kind) rule(chain string) rule {
 		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: reg32c},
 	}
 	m = append(m, load[:len(s.key)]...)
-	return newRule(chain, append(m, &expr.Lookup{SourceRegister: reg32a, SetName: s.name}, &expr.Verdict{Kind: expr.VerdictReturn}))
+	m = append(append(m, &expr.Lookup{SourceRegister: reg32a, SetName: s.name}), setPriority(allowed)...)
+	return newRule(chain, append(m, &expr.Verdict{Kind: expr.VerdictReturn}))
+}
+
+func setPriority(n uint32) []expr.Any {
+	return []expr.Any{&expr.Immediate{Register: reg1, Data: native(n)}, &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: reg1}}
 }
 
 // rule is one of a chain's.
@@ -314,7 +329,7 @@ func (k *kernelTable) fixedRules() (out []rule) {
 			&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: native(0)},
 		}
 	}
-	none := []expr.Any{&expr.Immediate{Register: reg1, Data: native(0)}, &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: reg1}}
+	none := setPriority(0)
 
 	add(chainForward, state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), verdict(expr.VerdictAccept, ""))
 	for _, side := range []struct {
@@ -363,6 +378,7 @@ func (k *kernelTable) fixedRules() (out []rule) {
 				&expr.Lookup{SourceRegister: reg1, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: chain + "-pod" + f.suffix},
 			})
 		}
+		add(chain, []expr.Any{&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg1}, &expr.Cmp{Register: reg1, Data: native(allowed)}}, verdict(expr.VerdictReturn, ""))
 		add(chain, []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}})
 	}
 	return out

@@ -172,7 +172,7 @@ func (e element) append(a attributes, valued bool) attributes {
 	switch {
 	case !valued:
 	case e.value == chainValue:
-		verdict := int32(unix.NFT_GOTO)
+		verdict := int32(unix.NFT_JUMP)
 		a = a.nested(unix.NFTA_SET_ELEM_DATA, attributes{}.nested(unix.NFTA_DATA_VERDICT,
 			attributes{}.number(unix.NFTA_VERDICT_CODE, uint32(verdict)).text(unix.NFTA_VERDICT_CHAIN, e.chain)))
 	case e.value == identityValue:

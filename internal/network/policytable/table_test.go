@@ -472,6 +472,64 @@ func TestInForce(t *testing.T) {
 	must(t, table.Close())
 }
 
+// TestMoveToNewProfile sends as many denied packets as it can while the pod that they are for gets
+// one new profile after the other, by updates and by restarts. None may pass: the kernel looks the
+// pod up in the map as it is after a transaction for packets that have the rules of before it.
+func TestMoveToNewProfile(t *testing.T) {
+	l := newLab(t)
+	l.nft("add table inet witness { counter passed { }; chain c { type filter hook forward priority 100; udp dport 90 counter name passed; }; }")
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan int)
+	go func() {
+		sent := 0
+		_ = l.in(far[0], func() error {
+			c, err := net.Dial("udp", netip.AddrPortFrom(locals[0], 90).String())
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			for ; ctx.Err() == nil; sent++ {
+				_, _ = c.Write([]byte("x"))
+			}
+			return nil
+		})
+		done <- sent
+	}()
+	profile := func(i int) ruleset.Profile {
+		return ruleset.Profile{ID: ruleset.ProfileID(fmt.Sprint("p", i)), Direction: policy.Ingress, Allow: map[ruleset.Match]struct{}{{Identity: 7, Protocol: ruleset.Every}: {}}}
+	}
+	table, err := Open(l.node, instance)
+	must(t, err)
+	rs := ruleset.New()
+	set := func(rs *ruleset.Ruleset, i int) {
+		rs.Profiles[profile(i).ID] = profile(i)
+		rs.Pods[locals[0]] = ruleset.Pod{Addr: locals[0], Ingress: profile(i).ID}
+	}
+	set(rs, 0)
+	must(t, table.Load(rs))
+	passed := func() string { return l.nft("list", "counter", "inet", "witness", "passed") }
+	before, i := passed(), 1
+	for end := time.Now().Add(brevity * 10); time.Now().Before(end); i++ {
+		if i%20 != 0 {
+			must(t, table.Apply(&ruleset.Update{AddProfiles: []ruleset.Profile{profile(i)}, RemoveProfiles: []ruleset.ProfileID{profile(i - 1).ID},
+				SetPods: []ruleset.Pod{{Addr: locals[0], Ingress: profile(i).ID}}}))
+			continue
+		}
+		must(t, table.Close())
+		table, err = Open(l.node, instance)
+		must(t, err)
+		rs := ruleset.New()
+		set(rs, i)
+		must(t, table.Load(rs))
+	}
+	stop()
+	t.Logf("%d profiles, %d packets", i, <-done)
+	if after := passed(); after != before {
+		t.Errorf("packets that are denied have passed: %s, and before %s", after, before)
+	}
+	must(t, table.Close())
+}
+
 // sprayer opens connections to an allowed port, 80, and one that is denied, 90.
 type sprayer struct {
 	sent         atomic.Int64
