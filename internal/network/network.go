@@ -65,6 +65,9 @@ type Config struct {
 	NonMasquerade []netip.Prefix
 	// Encrypted drops packets of other nodes' pods that don't come by a link to other nodes.
 	Encrypted bool
+	// Resolver is the address at which the node serves DNS to pods, one of plan.Resolvers. It is
+	// invalid if the node doesn't.
+	Resolver netip.Addr
 	// Policy, if set, puts network policy in force for pods.
 	Policy Policy `json:"-"`
 	// MTU of pods; 0 is that of SetMTU or, without one, the uplink's. Watch sets it for running pods
@@ -145,7 +148,7 @@ func open(cfg Config, boot string) (*Network, error) {
 		return nil, err
 	}
 	n := &Network{cfg: cfg, log: cfg.Log, changes: changes{wake: make(chan struct{}, 1)}}
-	n.base = plan.BaseConfig{Instance: cfg.Instance, Mode: cfg.Mode, Masquerade: cfg.Masquerade, NonMasquerade: cfg.NonMasquerade, Encrypted: cfg.Encrypted}
+	n.base = plan.BaseConfig{Instance: cfg.Instance, Mode: cfg.Mode, Masquerade: cfg.Masquerade, NonMasquerade: cfg.NonMasquerade, Encrypted: cfg.Encrypted, Resolver: cfg.Resolver}
 	n.base.Tag, _ = plan.Tag(cfg.Instance)
 	if len(cfg.Cluster) > 0 {
 		n.base.NodeLinks, n.base.TunnelPort = backend.LinkPrefix(cfg.Instance), peer.VXLANPort
@@ -256,8 +259,16 @@ func (n *Network) openNode() error {
 		return err
 	}
 	b := n.basePlan()
-	n.subnets = len(b.Host.Addresses)
+	n.subnets = subnetsOf(b, n.cfg)
 	return dp.Ensure(b)
+}
+
+// subnetsOf returns how many subnets a base has.
+func subnetsOf(b plan.Base, cfg Config) int {
+	if cfg.Resolver.IsValid() {
+		return len(b.Host.Addresses) - 1
+	}
+	return len(b.Host.Addresses)
 }
 
 // basePlan returns the plan of the base, including what pods of former configurations need.

@@ -85,6 +85,7 @@ func TestRepair(t *testing.T) {
 			l.ip(l.node, args)
 		}
 		l.run(l.node, "nft", "add", "table", "inet", "stranger")
+		cfg.Resolver = plan.Resolvers(cfg.Instance)[0]
 		n := l.open(cfg)
 		quiet := l.attach(n)
 		a := l.attachment(pod.PortMapping{Protocol: pod.TCP, HostPort: 8080, Port: 80})
@@ -98,6 +99,7 @@ func TestRepair(t *testing.T) {
 
 		table := "inet " + cfg.Instance.Table()
 		removals := map[string]string{
+			"name server":      "ip addr flush to " + cfg.Resolver.String(),
 			"link":             "ip link del " + g.HostLink,
 			"link that is up":  "ip link set " + g.HostLink + " down",
 			"MTU":              "ip link set " + g.HostLink + " mtu 1300",

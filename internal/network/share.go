@@ -194,13 +194,13 @@ func (n *Network) remakeBase(s *share) error {
 		n.share.Store(s)
 	}
 	b := n.basePlan()
-	if s == nil && len(b.Host.Addresses) == n.subnets {
+	if s == nil && subnetsOf(b, n.cfg) == n.subnets {
 		return nil
 	}
 	if err := n.dp.Ensure(b); err != nil {
 		return err
 	}
-	n.subnets = len(b.Host.Addresses)
+	n.subnets = subnetsOf(b, n.cfg)
 	return n.dp.SweepBase(b)
 }
 

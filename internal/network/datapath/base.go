@@ -99,7 +99,7 @@ func (d *Datapath) Teardown() error {
 			errs = append(errs, d.removeSubnet(p, nil))
 		}
 	}
-	errs = append(errs, d.markBridgeForDeletion(), d.Reap())
+	errs = append(errs, d.removeResolvers(nil), d.markBridgeForDeletion(), d.Reap())
 	return errors.Join(errs...)
 }
 
@@ -122,7 +122,8 @@ func ours(tag uint32, r plan.Route) (rank plan.Rank, ok bool) {
 	return rank, ok && r.Kind == plan.Unreachable
 }
 
-// SweepBase removes the routes of subnets that aren't part of b, with their addresses.
+// SweepBase removes the routes of subnets that aren't part of b, with their addresses, and the
+// addresses of name servers that aren't.
 func (d *Datapath) SweepBase(b plan.Base) error {
 	routes, err := listRoutes(d.handle)
 	errs := []error{err}
@@ -132,7 +133,7 @@ func (d *Datapath) SweepBase(b plan.Base) error {
 			errs = append(errs, d.removeSubnet(p, b.Host.Addresses))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, d.removeResolvers(b.Host.Addresses))...)
 }
 
 // removeSubnet deletes the route of a subnet, and its address on lo unless that is to be kept. The
@@ -140,22 +141,29 @@ func (d *Datapath) SweepBase(b plan.Base) error {
 func (d *Datapath) removeSubnet(r plan.Route, keep []plan.Address) error {
 	rank, _ := ours(d.deletion.tag, r)
 	if address := plan.LoopbackAddress(r.Dst); rank != plan.Remainder && !slices.Contains(keep, address) {
-		var lo rtnetlink.Link
-		err := d.withConn(func(c *nlsock.Conn) (err error) {
-			lo, err = rtnetlink.LinkByName(c, "lo")
-			return err
-		})
-		if err == nil {
-			err = d.remove(address, lo.Index)
-		}
-		if err != nil {
+		if err := d.remove(address, loopback); err != nil {
 			return err
 		}
 	}
 	return d.remove(r, 0)
 }
 
-// remove deletes a route, neighbour or address of the node. It isn't an error if it is gone.
+// removeResolvers deletes the addresses of the instance's name server, except for those to keep.
+func (d *Datapath) removeResolvers(keep []plan.Address) error {
+	var errs []error
+	for _, a := range plan.Resolvers(d.instance) {
+		if address := plan.ResolverAddress(a); !slices.Contains(keep, address) {
+			errs = append(errs, d.remove(address, loopback))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// loopback is the index of lo in every namespace: LOOPBACK_IFINDEX of the kernel.
+const loopback = 1
+
+// remove deletes a route, neighbour or address of the node. It isn't an error if it is gone, or is
+// of IPv6 and the kernel has none.
 func (d *Datapath) remove(object any, index int) error {
 	var req *nl.NetlinkRequest
 	switch o := object.(type) {
@@ -168,7 +176,7 @@ func (d *Datapath) remove(object any, index int) error {
 	}
 	return d.withConn(func(c *nlsock.Conn) error {
 		err := c.Do(req)[0].Err
-		if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EADDRNOTAVAIL) {
+		if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EOPNOTSUPP) {
 			return nil
 		}
 		if err != nil {

@@ -376,6 +376,7 @@ func TestSweepBase(t *testing.T) {
 	n := newNode(t, plan.PTP)
 	cluster := []netip.Prefix{netip.MustParsePrefix("10.88.0.0/15")}
 	c := plan.BaseConfig{Instance: instance, Tag: n.deletion.tag, Mode: plan.PTP, Subnets: subnets, Cluster: cluster}
+	resolvers := plan.Resolvers(instance)
 	must(t, n.Ensure(plan.ForNode(c)))
 	n.ip(n.path, fmt.Sprintf("route add unreachable 10.99.0.0/16 proto %d metric 7", plan.Protocol))
 	show := func() string {
@@ -400,6 +401,10 @@ func TestSweepBase(t *testing.T) {
 		{func() { c.Leased = nil }, "10.88.0.0/15 10.99.0.0/16 fd88::/64 fd88::1/128"},
 		{func() { c.Subnets = subnets }, "10.88.0.0/16 10.88.0.0/15 10.99.0.0/16 fd88::/64 10.88.0.1/32 fd88::1/128"},
 		{func() { c.Cluster = nil }, "10.88.0.0/16 10.99.0.0/16 fd88::/64 10.88.0.1/32 fd88::1/128"},
+		{func() { c.Resolver = resolvers[0] }, "10.88.0.0/16 10.99.0.0/16 fd88::/64 10.88.0.1/32 " + resolvers[0].String() + "/32 fd88::1/128"},
+		{func() { c.Resolver = resolvers[1] }, "10.88.0.0/16 10.99.0.0/16 fd88::/64 10.88.0.1/32 " + resolvers[1].String() + "/128 fd88::1/128"},
+		{func() { c.Resolver = netip.Addr{} }, "10.88.0.0/16 10.99.0.0/16 fd88::/64 10.88.0.1/32 fd88::1/128"},
+		{func() { c.Resolver = resolvers[0] }, "10.88.0.0/16 10.99.0.0/16 fd88::/64 10.88.0.1/32 " + resolvers[0].String() + "/32 fd88::1/128"},
 	} {
 		step.change()
 		b := plan.ForNode(c)

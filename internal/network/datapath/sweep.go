@@ -55,7 +55,7 @@ func (d *Datapath) Sweep(b plan.Base, plans []plan.Plan) ([]Difference, error) {
 			stray("link "+name, d.markForDeletion(name))
 		}
 	}
-	errs = append(errs, d.Reap())
+	errs = append(errs, d.Reap(), d.removeResolvers(b.Host.Addresses))
 	for r := range node.routes {
 		link, onLink := node.links[r.Link]
 		_, ours := ours(d.deletion.tag, r)

@@ -67,6 +67,7 @@ type BaseConfig struct {
 	Encrypted     bool
 	Masquerade    bool
 	NonMasquerade []netip.Prefix // destinations to which pods send from their own addresses
+	Resolver      netip.Addr     // at which the node serves DNS to pods, see Resolvers; invalid if it doesn't
 	// Leased are the subnets of pods' addresses, by the mode in which those were attached. They may
 	// differ from the current configuration.
 	Leased map[Mode][]netip.Prefix
@@ -115,6 +116,9 @@ func ForNode(c BaseConfig) Base {
 	}
 	if six {
 		b.Host.Routes = append(b.Host.Routes, loopbackRoute(b.Link.Name))
+	}
+	if c.Resolver.IsValid() {
+		b.Host.Addresses = append(b.Host.Addresses, ResolverAddress(c.Resolver))
 	}
 	return b
 }

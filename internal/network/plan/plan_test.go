@@ -136,6 +136,10 @@ func TestBase(t *testing.T) {
 		fmt.Sprint(b.Sysctls) != "[net/ipv4/ip_forward net/ipv6/conf/all/forwarding]" || fmt.Sprint(b.Table) != "{husk-1a2b me hk1a2b  false 0 hkbr1a2b true [10.88.0.1 fd88::1] [10.88.0.0/16 fd88::/64] [10.88.0.0/16 fd88::/64]}" {
 		t.Errorf("ptp: %+v", b)
 	}
+	b = ForNode(BaseConfig{Instance: "1a2b", Mode: Bridge, Subnets: subnets[:1], Resolver: Resolvers("1a2b")[0]})
+	if got := fmt.Sprint(b.Host.Addresses); got != "[address 10.88.0.1/16 dev hkbr1a2b address 169.254.90.44/32 dev lo]" {
+		t.Errorf("with a name server: %s", got)
+	}
 	const loAddresses, bridgeAddresses = "address 10.88.0.1/32 dev lo", "address 10.88.0.1/16 dev hkbr1a2b address fd88::1/64 dev hkbr1a2b"
 	for want, c := range map[string]BaseConfig{
 		"[" + bridgeAddresses + "]":                     {Instance: "1a2b", Mode: Bridge, Subnets: subnets, Leased: map[Mode][]netip.Prefix{Bridge: subnets[:1]}},
@@ -144,6 +148,19 @@ func TestBase(t *testing.T) {
 		b := ForNode(c)
 		if b.Link == nil || b.Link.Name != "hkbr1a2b" || fmt.Sprint(b.Host.Addresses) != want || !strings.Contains(fmt.Sprint(b.Host.Routes), "route local ::1/128 dev hkbr1a2b") {
 			t.Errorf("%+v: %+v", c, b)
+		}
+	}
+}
+
+// TestResolvers checks that name servers have addresses that only the node can reach, and that no
+// cloud and no other program is known to use.
+func TestResolvers(t *testing.T) {
+	taken := netip.MustParsePrefix("169.254.64.0/18")
+	for i := range 1 << 16 {
+		instance := pod.Instance(fmt.Sprintf("%04x", i))
+		four, six := Resolvers(instance)[0], Resolvers(instance)[1]
+		if last := four.As4()[3]; !taken.Contains(four) || last == 0 || last == 255 || six != netip.MustParseAddr(fmt.Sprintf("fd68:7573:6b01::%x", i)) {
+			t.Fatalf("instance %s: %v %v", instance, four, six)
 		}
 	}
 }
