@@ -67,6 +67,9 @@ var layer = map[string]int{
 	"internal/network/bgp":              driver,
 	"internal/network/companion":        driver,
 	"internal/network/heartbeat":        driver,
+	"internal/dns/zone":                 pure,
+	"internal/dns/forward":              driver,
+	"internal/dns/nameserver":           driver,
 	"internal/workload":                 pure,
 	"internal/manifest":                 pure,
 	"internal/manifest/criconfig":       pure,
@@ -204,6 +207,8 @@ var allowed = map[string][]string{
 	"internal/netns":                    {"internal/userns", "internal/sharedmount"},
 	"internal/cni/conf":                 {"internal/filewatch"},
 	"internal/network/lease/file":       {"internal/filewatch"},
+	"internal/dns/forward":              {"internal/filewatch"},
+	"internal/dns/nameserver":           {"internal/dns/forward"},
 	"internal/sharedmount":              {"internal/host"}, // for the boot ID
 	"internal/image/database":           {"internal/host"}, // likewise
 	"internal/image/rootfs":             {"internal/userns"},

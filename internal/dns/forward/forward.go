@@ -1,0 +1,204 @@
+// Package forward asks the node's resolvers on behalf of pods, and caches their answers.
+package forward
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sync/singleflight"
+)
+
+const (
+	// tryTime is how long one resolver has to answer.
+	tryTime = 2 * time.Second
+	// totalTime is how long a question may take. The C libraries of pods ask again after 5 s.
+	totalTime = 4500 * time.Millisecond
+	// avoidTime is how long a resolver that doesn't answer comes after those that do.
+	avoidTime = 30 * time.Second
+	// messageSize is what resolvers may send in one datagram. It fits into all packets, see
+	// https://www.dnsflagday.net/2020.
+	messageSize = 1232
+)
+
+// Forwarder asks resolvers. Its methods may be called concurrently.
+type Forwarder struct {
+	log   *slog.Logger
+	using atomic.Pointer[resolvers] // never nil
+}
+
+// resolvers are the node's resolvers until these change. Others may give other answers, so each has
+// a cache of its own.
+type resolvers struct {
+	list    []*resolver
+	cache   *cache
+	running singleflight.Group // of questions
+}
+
+// resolver is one of the node's resolvers.
+type resolver struct {
+	address netip.AddrPort
+	avoid   atomic.Int64 // until then, in nanoseconds since 1970
+}
+
+// New returns a Forwarder without resolvers.
+func New(log *slog.Logger) *Forwarder {
+	f := &Forwarder{log: log}
+	f.using.Store(&resolvers{cache: newCache(maxCache)})
+	return f
+}
+
+// SetResolvers sets the resolvers, in the order in which they are asked.
+func (f *Forwarder) SetResolvers(addresses []netip.AddrPort) {
+	if slices.Equal(addresses, f.Resolvers()) {
+		return
+	}
+	now := &resolvers{cache: newCache(maxCache)}
+	for _, a := range addresses {
+		now.list = append(now.list, &resolver{address: a})
+	}
+	f.using.Store(now)
+}
+
+// Resolvers returns the resolvers.
+func (f *Forwarder) Resolvers() (out []netip.AddrPort) {
+	for _, r := range f.using.Load().list {
+		out = append(out, r.address)
+	}
+	return out
+}
+
+// Question is what is asked. The flags are those of DNSSEC: whether signatures are wanted, and
+// whether they shall not be checked.
+type Question struct {
+	dns.Question
+	WantSignatures, Unchecked bool
+}
+
+// key identifies equal questions.
+func (q Question) key() string {
+	return fmt.Sprintf("%s %d %d %t %t", dns.CanonicalName(q.Name), q.Qtype, q.Qclass, q.WantSignatures, q.Unchecked)
+}
+
+// Resolve answers a question, from the cache or by a resolver. The answer has no EDNS record; its
+// ID and question are undefined. Without an answer, or when ctx ends, it is a server failure.
+// Callers with the same question share an answer, so ctx is to be that of all of them.
+func (f *Forwarder) Resolve(ctx context.Context, q Question) *dns.Msg {
+	key, using := q.key(), f.using.Load()
+	if answer := using.cache.get(key, time.Now()); answer != nil {
+		return answer
+	}
+	v, _, shared := using.running.Do(key, func() (any, error) {
+		ctx, cancel := context.WithTimeout(ctx, totalTime)
+		defer cancel()
+		answer, err := ask(ctx, using.list, q)
+		if err != nil {
+			f.log.Debug("dns: no resolver answers", "name", q.Name, "error", err)
+			answer = new(dns.Msg)
+			answer.Rcode = dns.RcodeServerFailure
+		}
+		using.cache.put(key, answer, time.Now())
+		return answer, nil
+	})
+	answer, _ := v.(*dns.Msg)
+	if shared {
+		return answer.Copy()
+	}
+	return answer
+}
+
+// ask asks the resolvers in turn, twice if need be.
+func ask(ctx context.Context, list []*resolver, q Question) (*dns.Msg, error) {
+	if len(list) == 0 {
+		return nil, errors.New("the node has no resolver")
+	}
+	now := time.Now().UnixNano()
+	order := slices.Clone(list)
+	slices.SortStableFunc(order, func(a, b *resolver) int {
+		return avoided(a, now) - avoided(b, now)
+	})
+	var failure *dns.Msg
+	var failed error
+	for range 2 {
+		for _, r := range order {
+			answer, err := r.exchange(ctx, q)
+			switch {
+			case err != nil:
+				r.avoid.Store(time.Now().Add(avoidTime).UnixNano())
+				failed = fmt.Errorf("resolver %v: %w", r.address, err)
+			case answer.Rcode == dns.RcodeSuccess || answer.Rcode == dns.RcodeNameError:
+				r.avoid.Store(0)
+				return answer, nil
+			default:
+				failure = answer
+			}
+			if ctx.Err() != nil {
+				break
+			}
+		}
+		if failure != nil || ctx.Err() != nil {
+			break
+		}
+	}
+	if failure != nil {
+		failure.Rcode = dns.RcodeServerFailure // the resolver's refusal is of huskd, not of the pod
+		return failure, nil
+	}
+	return nil, failed
+}
+
+func avoided(r *resolver, now int64) int {
+	if r.avoid.Load() > now {
+		return 1
+	}
+	return 0
+}
+
+// exchange asks the resolver by UDP, and by TCP if the answer is too long for that.
+func (r *resolver) exchange(ctx context.Context, q Question) (*dns.Msg, error) {
+	answer, err := r.send(ctx, "udp", q, true)
+	if err == nil && (answer.Rcode == dns.RcodeFormatError || answer.Rcode == dns.RcodeNotImplemented) && !q.WantSignatures {
+		answer, err = r.send(ctx, "udp", q, false) // it may not know EDNS
+	}
+	if err == nil && answer.Truncated {
+		answer, err = r.send(ctx, "tcp", q, true)
+	}
+	if err != nil {
+		return nil, err
+	}
+	answer.Extra = slices.DeleteFunc(answer.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
+	return answer, nil
+}
+
+// send asks the resolver once. It takes no answer to another question.
+func (r *resolver) send(ctx context.Context, network string, q Question, edns bool) (*dns.Msg, error) {
+	m := &dns.Msg{Question: []dns.Question{q.Question}}
+	m.Id, m.RecursionDesired, m.CheckingDisabled = dns.Id(), true, q.Unchecked
+	if edns {
+		m.SetEdns0(messageSize, q.WantSignatures)
+	}
+	client := dns.Client{Net: network, Timeout: tryTime, UDPSize: messageSize}
+	conn, err := client.DialContext(ctx, r.address.String())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })()
+	answer, _, err := client.ExchangeWithConnContext(ctx, m, conn)
+	switch {
+	case err != nil:
+		return nil, err
+	case !answer.Response || len(answer.Question) != 1 && answer.Rcode != dns.RcodeFormatError:
+		return nil, errors.New("the answer is none")
+	case len(answer.Question) == 1 && (answer.Question[0].Qtype != q.Qtype || !strings.EqualFold(answer.Question[0].Name, q.Name)):
+		return nil, errors.New("the answer is to another question")
+	}
+	return answer, nil
+}

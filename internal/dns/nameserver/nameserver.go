@@ -1,0 +1,279 @@
+// Package nameserver serves DNS to the pods of a node without a cluster: it answers questions about
+// services and pods from a zone, and has all others forwarded.
+package nameserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/dns/forward"
+	"github.com/huskd/husk/internal/dns/zone"
+)
+
+// Port is the port of DNS.
+const Port = 53
+
+// Config configures a Server.
+type Config struct {
+	// Address is where the server listens, by UDP and TCP. It need not be the node's yet.
+	Address netip.AddrPort
+	// Zone has the first answers.
+	Zone *zone.Zone
+	// Forward answers everything else.
+	Forward *forward.Forwarder
+	// Serves reports whether the server answers a client with that address. It must not block.
+	Serves func(netip.Addr) bool
+	Log    *slog.Logger
+}
+
+// Server is a DNS server.
+type Server struct {
+	cfg     Config
+	zone    atomic.Pointer[zone.Zone]
+	failure atomic.Pointer[error] // why it doesn't listen
+	// clients counts the questions that are forwarded, connections the connections.
+	clients, connections clients
+}
+
+var errNotStarted = errors.New("not started yet")
+
+// New returns a server that doesn't listen yet.
+func New(cfg Config) *Server {
+	s := &Server{cfg: cfg}
+	s.zone.Store(cfg.Zone)
+	s.failure.Store(&errNotStarted)
+	return s
+}
+
+// SetZone replaces the zone.
+func (s *Server) SetZone(z *zone.Zone) { s.zone.Store(z) }
+
+// Err returns why the server doesn't listen, or nil.
+func (s *Server) Err() error {
+	if err := s.failure.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// listenTime is how often listening is tried again: another program may have the port.
+const listenTime = 5 * time.Second
+
+// Run serves until ctx ends.
+func (s *Server) Run(ctx context.Context) {
+	for {
+		err := s.serve(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if before := s.failure.Swap(&err); before == nil || (*before).Error() != err.Error() {
+			s.cfg.Log.Error("dns: pods get no answers; listening is tried again", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(listenTime):
+		}
+	}
+}
+
+const (
+	idleTime  = 10 * time.Second
+	writeTime = 5 * time.Second
+	// udpSize is the largest query that is read.
+	udpSize = 4096
+	// tcpQueries is how many queries a connection may bring.
+	tcpQueries = 1000
+)
+
+// serve listens, and answers until ctx ends or a socket fails.
+func (s *Server) serve(ctx context.Context) error {
+	packets, connections, err := s.listen(ctx)
+	if err != nil {
+		return err
+	}
+	idle := func() time.Duration { return idleTime }
+	servers := []*dns.Server{
+		{PacketConn: packets, UDPSize: udpSize},
+		{Listener: limited{connections, s}, IdleTimeout: idle, ReadTimeout: idleTime, MaxTCPQueries: tcpQueries},
+	}
+	serving, ctx := errgroup.WithContext(ctx)
+	answer := dns.HandlerFunc(func(w dns.ResponseWriter, query *dns.Msg) { s.respond(ctx, w, query) })
+	started := make(chan struct{}, len(servers))
+	for _, server := range servers {
+		server.Handler, server.WriteTimeout = answer, writeTime
+		server.NotifyStartedFunc = func() { started <- struct{}{} }
+		serving.Go(server.ActivateAndServe)
+	}
+	serving.Go(func() error {
+		for range servers {
+			select {
+			case <-started:
+			case <-ctx.Done():
+			}
+		}
+		if ctx.Err() == nil {
+			s.failure.Store(nil)
+		}
+		<-ctx.Done()
+		ended, cancel := context.WithTimeout(context.Background(), 0)
+		defer cancel()
+		for _, server := range servers {
+			_ = server.ShutdownContext(ended) // closes the sockets
+		}
+		_, _ = packets.Close(), connections.Close() // of one that had not started
+		return nil
+	})
+	return serving.Wait()
+}
+
+// listen opens the sockets. The address need not exist: the network makes it, and makes it again.
+func (s *Server) listen(ctx context.Context) (net.PacketConn, net.Listener, error) {
+	freebind := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		control := c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) // also of IPv6 sockets
+		})
+		return errors.Join(control, err)
+	}}
+	address := s.cfg.Address.String()
+	packets, err := freebind.ListenPacket(ctx, "udp", address)
+	if err != nil {
+		return nil, nil, fmt.Errorf("listen: %w", err)
+	}
+	connections, err := freebind.Listen(ctx, "tcp", packets.LocalAddr().String())
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("listen: %w", err), packets.Close())
+	}
+	return packets, connections, nil
+}
+
+// respond answers a query.
+func (s *Server) respond(ctx context.Context, w dns.ResponseWriter, query *dns.Msg) {
+	_, udp := w.RemoteAddr().(*net.UDPAddr)
+	client := addressOf(w.RemoteAddr())
+	if !s.serves(client) {
+		return
+	}
+	reply := s.answer(ctx, client, query)
+	if reply == nil {
+		return
+	}
+	size := dns.MaxMsgSize
+	if udp {
+		size = dns.MinMsgSize
+		if opt := query.IsEdns0(); opt != nil {
+			size = max(size, min(int(opt.UDPSize()), maxUDP))
+		}
+	}
+	reply.Truncate(size)
+	if err := w.WriteMsg(reply); err != nil {
+		s.cfg.Log.Debug("dns: an answer was not sent", "to", client, "error", err)
+	}
+}
+
+// maxUDP is the longest answer by UDP, in bytes. The link of a pod has no smaller MTU.
+const maxUDP = 1232
+
+// serves reports whether the server answers the client: a pod, or a program of the node's own
+// network, which sends to a local address from the same one.
+func (s *Server) serves(client netip.Addr) bool {
+	return client == s.cfg.Address.Addr() || s.cfg.Serves(client)
+}
+
+func addressOf(a net.Addr) netip.Addr {
+	switch a := a.(type) {
+	case *net.UDPAddr:
+		return a.AddrPort().Addr().Unmap()
+	case *net.TCPAddr:
+		return a.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}
+
+// answer returns the reply to a query, or nil if it gets none.
+func (s *Server) answer(ctx context.Context, client netip.Addr, query *dns.Msg) *dns.Msg {
+	if query.Response {
+		return nil
+	}
+	reply := new(dns.Msg).SetReply(query)
+	reply.RecursionAvailable = true
+	opt := query.IsEdns0()
+	if opt != nil {
+		reply.SetEdns0(maxUDP, opt.Do())
+	}
+	switch {
+	case query.Opcode != dns.OpcodeQuery:
+		reply.Rcode = dns.RcodeNotImplemented
+	case len(query.Question) != 1:
+		reply.Rcode = dns.RcodeFormatError
+	case opt != nil && opt.Version() != 0:
+		reply.Rcode = dns.RcodeBadVers
+	case query.Question[0].Qclass != dns.ClassINET || transfers(query.Question[0].Qtype):
+		reply.Rcode = dns.RcodeRefused
+	default:
+		s.resolve(ctx, client, query, reply)
+	}
+	return reply
+}
+
+// transfers reports whether a type stands for a whole zone.
+func transfers(kind uint16) bool { return kind == dns.TypeAXFR || kind == dns.TypeIXFR }
+
+// resolve answers a question from the zone or by others.
+func (s *Server) resolve(ctx context.Context, client netip.Addr, query, reply *dns.Msg) {
+	question := forward.Question{Question: query.Question[0], Unchecked: query.CheckingDisabled}
+	if opt := query.IsEdns0(); opt != nil {
+		question.WantSignatures = opt.Do()
+	}
+	own, ok := s.zone.Load().Answer(question.Question)
+	if ok {
+		shuffle(own.Answer)
+		reply.Authoritative = true
+		reply.Rcode = own.Rcode
+		reply.Answer, reply.Ns = own.Answer, own.Ns
+		reply.Extra = append(own.Extra, reply.Extra...)
+		if own.Alias == "" {
+			return
+		}
+		question.Name = own.Alias
+	}
+	if !query.RecursionDesired {
+		if !ok {
+			reply.Rcode = dns.RcodeRefused
+		}
+		return
+	}
+	if !s.clients.begin(client) {
+		reply.Rcode = dns.RcodeServerFailure
+		return
+	}
+	defer s.clients.end(client)
+	others := s.cfg.Forward.Resolve(ctx, question)
+	reply.Rcode = others.Rcode
+	reply.AuthenticatedData = others.AuthenticatedData && !ok
+	reply.Answer = append(reply.Answer, others.Answer...)
+	reply.Ns = others.Ns
+	reply.Extra = append(others.Extra, reply.Extra...)
+}
+
+// shuffle mixes addresses, so that the clients that use the first one spread over all of them.
+// Aliases stay before them.
+func shuffle(records []dns.RR) {
+	for len(records) > 0 && records[0].Header().Rrtype == dns.TypeCNAME {
+		records = records[1:]
+	}
+	rand.Shuffle(len(records), func(i, j int) { records[i], records[j] = records[j], records[i] })
+}
