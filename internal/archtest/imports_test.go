@@ -53,6 +53,7 @@ var layer = map[string]int{
 	"internal/network/policy/accept":    pure,
 	"internal/network/policy/apisource": driver,
 	"internal/network/policy/declared":  driver,
+	"internal/network/service":          pure,
 	"internal/network/lease":            owner,
 	"internal/network/lease/claim":      pure,
 	"internal/network/lease/flannel":    pure,
