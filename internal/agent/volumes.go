@@ -75,7 +75,11 @@ func (v *volumes) mount(c *corev1.Container, run *criconfig.Run) (err error) {
 func (v *volumes) setUp(vol *corev1.Volume) (string, error) {
 	v.changing.Lock()
 	defer v.changing.Unlock()
-	return v.a.cfg.Volumes.SetUp(v.uid(), *vol, v.manifest.Spec.SecurityContext.FSGroup)
+	if vol.PersistentVolumeClaim == nil {
+		return v.a.cfg.Volumes.SetUp(v.uid(), *vol, v.manifest.Spec.SecurityContext.FSGroup)
+	}
+	name := vol.PersistentVolumeClaim.ClaimName
+	return v.a.cfg.Volumes.SetUpClaim(v.manifest, name, v.record().Objects[manifest.ObjectKey(manifest.KindClaim, v.manifest.Namespace, name)])
 }
 
 func mounts(c *corev1.Container, volume string) bool {

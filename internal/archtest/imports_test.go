@@ -73,6 +73,7 @@ var layer = map[string]int{
 	"internal/dns/nameserver":           driver,
 	"internal/workload":                 pure,
 	"internal/manifest":                 pure,
+	"internal/manifest/claim":           pure,
 	"internal/manifest/criconfig":       pure,
 	"internal/manifest/document":        pure,
 	"internal/manifest/fields":          pure,
@@ -239,7 +240,7 @@ var allowed = map[string][]string{
 	"internal/cli/flags":                {"internal/cli/terminal"},
 	"internal/stats":                    {"internal/host", "internal/netns"},
 	"internal/oci/spec":                 {"internal/host"}, // for Facts, which is a value
-	"internal/manifest":                 {"internal/manifest/document", "internal/manifest/fields", "internal/manifest/identity", "internal/manifest/kinds", "internal/network/policy", "internal/network/policy/accept"},
+	"internal/manifest":                 {"internal/manifest/claim", "internal/manifest/document", "internal/manifest/fields", "internal/manifest/identity", "internal/manifest/kinds", "internal/network/policy", "internal/network/policy/accept"},
 	"internal/nri/adjust":               {"internal/host", "internal/oci/spec"},
 	"internal/agent/eviction":           {"internal/manifest/criconfig"},
 	"internal/stats/cadvisor":           {"internal/stats"}, // for Usage, which is a value

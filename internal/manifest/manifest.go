@@ -40,7 +40,8 @@ type Origin struct {
 // File is the parsed content of a manifest file.
 type File struct {
 	Pods []corev1.Pod
-	// Objects are the config maps and secrets of the file. Pods of any file may reference them.
+	// Objects are the config maps, secrets, claims and volumes of the file. Pods of any file may
+	// reference them.
 	Objects Objects
 	// Policies are the NetworkPolicies and ClusterNetworkPolicies of the file.
 	Policies []policy.Policy
@@ -124,12 +125,16 @@ func (p *parser) document(doc *document.Node, subject string) {
 	case p.origin.Policies && isPolicy(version, kind):
 		p.policy(doc, kind, subject)
 	case p.isUnused(doc, version, kind):
-	case version != "v1" || !slices.Contains([]string{"Pod", "PodList", "List", KindConfigMap, KindSecret}, kind):
+	case version != "v1" || !slices.Contains([]string{"Pod", "PodList", "List", KindConfigMap, KindSecret, KindClaim, KindVolume}, kind):
 		p.problem(doc.Get("kind").Line, subject, "kind", "%s of %s is not supported: use a v1 Pod", kind, version)
 	case kind == "Pod":
 		p.pod(doc, subject)
 	case kind == KindConfigMap || kind == KindSecret:
 		p.object(doc, kind, subject)
+	case kind == KindClaim:
+		p.claim(doc, subject)
+	case kind == KindVolume:
+		p.volume(doc, subject)
 	default:
 		p.list(doc, subject, kind)
 	}

@@ -16,12 +16,15 @@ import (
 const (
 	KindConfigMap = "ConfigMap"
 	KindSecret    = "Secret"
+	KindClaim     = "PersistentVolumeClaim"
+	KindVolume    = "PersistentVolume"
 )
 
-// Object is the data of a config map or a secret, by key.
+// Object is the data of a config map or a secret, by key, or an encoded claim.Claim or
+// claim.Volume.
 type Object map[string][]byte
 
-// Objects holds config maps and secrets by their ObjectKey.
+// Objects holds config maps, secrets, claims and volumes by their ObjectKey.
 type Objects map[string]Object
 
 // ObjectKey returns the key of an object in Objects.
@@ -32,12 +35,17 @@ func (o Objects) Equal(other Objects) bool {
 	return maps.EqualFunc(o, other, func(x, y Object) bool { return maps.EqualFunc(x, y, bytes.Equal) })
 }
 
-// Of returns the objects that a pod references. Missing ones are left out.
+// Of returns the objects that a pod references. Missing ones are left out. Claims have the path of
+// their volume.
 func (o Objects) Of(pod *corev1.Pod) Objects {
 	out := Objects{}
 	References(pod, func(kind, name string) {
 		key := ObjectKey(kind, pod.Namespace, name)
-		if object, ok := o[key]; ok {
+		object, ok := o[key]
+		if ok && kind == KindClaim {
+			object = o.bound(pod.Namespace+"/"+name, object)
+		}
+		if ok {
 			out[key] = object
 		}
 	})
@@ -67,6 +75,9 @@ func References(pod *corev1.Pod, f func(kind, name string)) {
 		}
 	})
 	for i := range pod.Spec.Volumes {
+		if c := pod.Spec.Volumes[i].PersistentVolumeClaim; c != nil {
+			f(KindClaim, c.ClaimName)
+		}
 		for _, p := range Projections(&pod.Spec.Volumes[i]) {
 			if p.ConfigMap != nil {
 				f(KindConfigMap, p.ConfigMap.Name)

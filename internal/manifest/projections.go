@@ -18,6 +18,7 @@ func volumeKinds(v *corev1.Volume) []string {
 	}{
 		{"emptyDir", v.EmptyDir != nil}, {"hostPath", v.HostPath != nil}, {"configMap", v.ConfigMap != nil},
 		{"secret", v.Secret != nil}, {"downwardAPI", v.DownwardAPI != nil}, {"projected", v.Projected != nil}, {"image", v.Image != nil},
+		{"persistentVolumeClaim", v.PersistentVolumeClaim != nil}, {"ephemeral", v.Ephemeral != nil},
 	} {
 		if kind.set {
 			out = append(out, kind.name)

@@ -312,6 +312,9 @@ func (v *validator) volumes() {
 			v.invalid(at, "%s are all set: set only one of them", strings.Join(kinds, " and "))
 		case vol.Image != nil:
 			checkImageVolume(v.report, vol.Image, at+".image")
+		case vol.PersistentVolumeClaim != nil:
+			checkObjectName(v.report, at+".persistentVolumeClaim.claimName", vol.PersistentVolumeClaim.ClaimName)
+		case vol.Ephemeral != nil:
 		case vol.HostPath != nil:
 			checkHostPath(v.report, vol.HostPath, at+".hostPath")
 		case vol.EmptyDir != nil:

@@ -215,8 +215,8 @@ func TestBadManifest(t *testing.T) {
 			`husk: .*/two.yaml:4: pod default/two: spec.containers\[0\].name: "C" is not valid: use .*`}},
 		{file("field.yaml", podOf("field", only("volumeDevices: [{name: v, devicePath: /dev/x}]"))), 1, []string{
 			`husk: .*/field.yaml:4: pod default/field: spec.containers\[0\].volumeDevices: not supported yet: remove it`}},
-		{file("claim.yaml", podOf("claim", "volumes: [{name: v, persistentVolumeClaim: {claimName: c}}], "+only("volumeMounts: [{name: v, mountPath: /v}]"))), 1, []string{
-			`husk: .*/claim.yaml:4: pod default/claim: spec.volumes\[0\].persistentVolumeClaim: claims are not supported: mount a directory with hostPath`}},
+		{file("claim.yaml", podOf("claim", "volumes: [{name: v, persistentVolumeClaim: {}}], "+only("volumeMounts: [{name: v, mountPath: /v}]"))), 1, []string{
+			`husk: .*/claim.yaml:4: pod default/claim: spec.volumes\[0\].persistentVolumeClaim.claimName: missing`}},
 		{file("typo.yaml", podOf("typo", only("imagePulPolicy: Never"))), 1, []string{
 			`husk: .*/typo.yaml:4: pod default/typo: spec.containers\[0\].imagePulPolicy: .*did you mean imagePullPolicy\?`}},
 		{file("type.yaml", podOf("type", only("stdin: 'yes'"))), 1, []string{`husk: .*/type.yaml:4: pod default/type: spec.containers\[0\].stdin: .*`}},

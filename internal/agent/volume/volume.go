@@ -53,7 +53,7 @@ func (v Volumes) SetUp(uid string, volume corev1.Volume, group *int64) (string, 
 	switch {
 	case volume.HostPath != nil:
 		path, err = volume.HostPath.Path, prepareHostPath(volume.HostPath)
-	case volume.EmptyDir != nil && volume.EmptyDir.Medium == corev1.StorageMediumDefault:
+	case volume.Ephemeral != nil, volume.EmptyDir != nil && volume.EmptyDir.Medium == corev1.StorageMediumDefault:
 		path = filepath.Join(dirs[0], volume.Name)
 		err = createEmptyDir(path, group)
 	case volume.EmptyDir != nil:
@@ -158,8 +158,8 @@ func prepareHostPath(v *corev1.HostPathVolumeSource) error {
 	return nil
 }
 
-// TearDown removes the volumes of a pod. It first unmounts everything below them, so that it
-// deletes no files behind a mount.
+// TearDown removes the volumes of a pod and releases its claims, whose files stay. It first
+// unmounts everything below them, so that it deletes no files behind a mount.
 func (v Volumes) TearDown(uid string) error {
 	dirs, err := v.dirs(uid)
 	if err != nil {
@@ -175,7 +175,7 @@ func (v Volumes) TearDown(uid string) error {
 		}
 		_ = os.Remove(filepath.Dir(dir)) // fails if the directory has other files
 	}
-	return nil
+	return v.release(uid)
 }
 
 func unmountBelow(dir string) error {

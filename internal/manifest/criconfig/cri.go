@@ -318,7 +318,7 @@ func mounts(pod *corev1.Pod, c *corev1.Container, r Run, n Node) ([]*runtimeapi.
 		mount := &runtimeapi.Mount{
 			ContainerPath:  path.Clean(m.MountPath),
 			HostPath:       source,
-			Readonly:       m.ReadOnly || fromManifest(pod, m.Name),
+			Readonly:       m.ReadOnly || isReadOnly(pod, m.Name),
 			SelinuxRelabel: ownVolume(pod, m.Name),
 			MountOptions:   m.BindMountOptions,
 		}
@@ -348,10 +348,12 @@ func ownVolume(pod *corev1.Pod, name string) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name && v.HostPath == nil })
 }
 
-// fromManifest reports whether the files of a volume come from the manifest. Containers must not
-// write to them.
-func fromManifest(pod *corev1.Pod, name string) bool {
-	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name && len(manifest.Projections(&v)) > 0 })
+// isReadOnly reports whether containers must not write to a volume: its files come from the
+// manifest, or its claim is used read-only.
+func isReadOnly(pod *corev1.Pod, name string) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.Name == name && (len(manifest.Projections(&v)) > 0 || v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ReadOnly)
+	})
 }
 
 var propagations = map[corev1.MountPropagationMode]runtimeapi.MountPropagation{

@@ -30,7 +30,7 @@ type Field struct {
 // podFields are the fields of a pod, except those of its containers.
 var podFields = []Field{
 	{"apiVersion", Honoured, "v1"},
-	{"kind", Honoured, "Pod, or a PodList or List whose items are pods; ConfigMap and Secret beside pods"},
+	{"kind", Honoured, "Pod, or a PodList or List whose items are pods; ConfigMap, Secret, PersistentVolumeClaim and PersistentVolume beside pods"},
 	{"metadata.name", Honoured, "name of the pod; also its host name, unless spec.hostname is set"},
 	{"metadata.generateName", Honoured, "without a name: the beginning of the name. The rest depends on the manifest, so that the same file means the same pod"},
 	{"metadata.namespace", Honoured, "namespace of the pod; default if absent"},
@@ -80,6 +80,8 @@ var podFields = []Field{
 	{"spec.volumes[].projected.sources[].downwardAPI", Honoured, "like the volume; all sources share one directory"},
 	{"spec.volumes[].image.reference", Honoured, "image whose files make up the volume; it is read-only"},
 	{"spec.volumes[].image.pullPolicy", Honoured, "like imagePullPolicy"},
+	{"spec.volumes[].persistentVolumeClaim", Honoured, "a PersistentVolumeClaim beside the pod, or of an earlier file: a directory of this node that stays when the pod is removed, or the directory of a PersistentVolume of hostPath or local that the claim names or matches. Its size is not enforced"},
+	{"spec.volumes[].ephemeral", Honoured, "a directory that is removed with the pod; its size is not enforced"},
 	{"spec.volumes[].hostPath.path", Honoured, "file or directory on the node"},
 	{"spec.volumes[].hostPath.type", Honoured, "what must exist, or is created: DirectoryOrCreate, Directory, FileOrCreate, File, Socket, CharDevice, BlockDevice"},
 
@@ -174,9 +176,8 @@ var containerFields = []Field{
 // Remedies are the messages for refused fields where NotSupported isn't helpful enough, by path.
 // They apply to all fields below the path too.
 var Remedies = map[string]string{
-	"metadata.deletionTimestamp":           "set by an API server: remove it, or the whole manifest if the pod should not run",
-	"spec.ephemeralContainers":             "only an API server can add these, to a running pod: use husk exec",
-	"spec.volumes[].persistentVolumeClaim": "claims are not supported: mount a directory with hostPath",
+	"metadata.deletionTimestamp": "set by an API server: remove it, or the whole manifest if the pod should not run",
+	"spec.ephemeralContainers":   "only an API server can add these, to a running pod: use husk exec",
 }
 
 // NotSupported is the message for all other refused fields.

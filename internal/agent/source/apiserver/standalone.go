@@ -57,7 +57,7 @@ func standalonePod(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec) {
 		spec.RuntimeClassName = &handler
 	}
 	spec.Volumes = slices.DeleteFunc(spec.Volumes, func(v corev1.Volume) bool {
-		return !manifest.IsSupported(&v) && !manifest.IsMounted(out, v.Name)
+		return (!manifest.IsSupported(&v) || claimKind(&v) != "") && !manifest.IsMounted(out, v.Name)
 	})
 	var tokens []tokenSpec
 	for i := range spec.Volumes {

@@ -74,6 +74,11 @@ func (s *Source) translate(b *bound, pod *corev1.Pod) error {
 // parse returns the pod as it is for the agent, or the problems of the pod.
 func parse(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec, error) {
 	plain, tokens := standalonePod(pod, handler)
+	for i := range plain.Spec.Volumes {
+		if kind := claimKind(&plain.Spec.Volumes[i]); kind != "" {
+			return nil, tokens, fmt.Errorf("spec.volumes[%d].%s: claims of a cluster are not supported yet", i, kind)
+		}
+	}
 	data, err := json.Marshal(plain)
 	if err != nil {
 		return nil, tokens, err
@@ -84,6 +89,17 @@ func parse(pod *corev1.Pod, handler string) (*corev1.Pod, []tokenSpec, error) {
 	}
 	restore(&f.Pods[0], pod)
 	return &f.Pods[0], tokens, nil
+}
+
+// claimKind returns the field of a volume that is a claim of the cluster, or "".
+func claimKind(v *corev1.Volume) string {
+	switch {
+	case v.PersistentVolumeClaim != nil:
+		return "persistentVolumeClaim"
+	case v.Ephemeral != nil:
+		return "ephemeral"
+	}
+	return ""
 }
 
 // problemText returns the problems of a pod on one line, without file name and line numbers. Paths

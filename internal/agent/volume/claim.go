@@ -1,0 +1,200 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/manifest/claim"
+)
+
+// Claim is a directory that outlives the pods that use it.
+type Claim struct {
+	Namespace, Name string
+	// Path of its files on the host.
+	Path string
+	// Pods are namespace/name of the pods that use it.
+	Pods []string
+}
+
+// The directory of a claim has its files in data, unless they are in a volume, to which data is a
+// link then, and a file for each pod that uses it in pods.
+const (
+	claimData = "data"
+	claimPods = "pods"
+)
+
+func (v Volumes) claims() string { return filepath.Join(v.Root, "claims") }
+
+// SetUpClaim sets up the claim of a pod's volume and returns its path on the host. object is nil
+// if no manifest declares the claim: it then must exist already. The pod uses it until TearDown.
+func (v Volumes) SetUpClaim(pod *corev1.Pod, name string, object manifest.Object) (string, error) {
+	var declared claim.Claim
+	if object != nil {
+		var err error
+		if declared, err = claim.Decode[claim.Claim](object); err != nil {
+			return "", fmt.Errorf("claim %s/%s: %w", pod.Namespace, name, err)
+		}
+	}
+	dir := filepath.Join(v.claims(), pod.Namespace, name)
+	path := filepath.Join(dir, claimData)
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) && object == nil {
+		return "", fmt.Errorf("claim %s/%s not found: declare a PersistentVolumeClaim of that name", pod.Namespace, name)
+	}
+	if err := os.MkdirAll(v.claims(), 0o700); err != nil {
+		return "", err
+	}
+	users := filepath.Join(dir, claimPods)
+	if err := os.MkdirAll(users, 0o755); err != nil {
+		return "", err
+	}
+	if declared.Exclusive() {
+		if other, err := otherUser(users, string(pod.UID)); err != nil || other != "" {
+			return "", errors.Join(err, fmt.Errorf("claim %s/%s is ReadWriteOncePod, and pod %s uses it: remove one of the pods", pod.Namespace, name, other))
+		}
+	}
+	// Recorded first, so that the claim isn't removed meanwhile.
+	if err := os.WriteFile(filepath.Join(users, string(pod.UID)), []byte(pod.Namespace+"/"+pod.Name), 0o600); err != nil {
+		return "", err
+	}
+	group := pod.Spec.SecurityContext.FSGroup
+	var err error
+	if declared.Path != "" {
+		err = link(declared.Path, path)
+	} else {
+		err = createEmptyDir(path, group)
+	}
+	if err != nil {
+		return "", err
+	}
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		return "", err
+	}
+	return path, giveToGroup(path, group)
+}
+
+// link makes path a link to the directory of a volume. It does nothing if the claim has files of
+// its own already.
+func link(volume, path string) error {
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.MkdirAll(volume, 0o755); err != nil {
+		return err
+	}
+	return os.Symlink(volume, path)
+}
+
+// otherUser returns a pod other than uid that uses a claim, or "".
+func otherUser(users, uid string) (string, error) {
+	entries, err := os.ReadDir(users)
+	for _, e := range entries {
+		if e.Name() != uid {
+			name, _ := os.ReadFile(filepath.Join(users, e.Name()))
+			return string(name), nil
+		}
+	}
+	return "", err
+}
+
+// giveToGroup gives all files to a group, unless the directory shows that they are the group's. It
+// follows no links, also not those that a running pod puts in its way.
+func giveToGroup(path string, group *int64) error {
+	if group == nil {
+		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil || int64(st.Gid) == *group && st.Mode&unix.S_ISGID != 0 {
+		return err
+	}
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	err = fs.WalkDir(root.FS(), ".", func(name string, e fs.DirEntry, err error) error {
+		if err != nil || name == "." {
+			return err
+		}
+		if err := root.Lchown(name, -1, int(*group)); err != nil || e.Type()&fs.ModeSymlink != 0 {
+			return err
+		}
+		info, err := root.Lstat(name)
+		if err != nil {
+			return err
+		}
+		mode := info.Mode() | 0o060
+		if info.IsDir() {
+			mode |= os.ModeSetgid | 0o010
+		}
+		return root.Chmod(name, mode)
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a file that the pod has removed meanwhile
+		return err
+	}
+	// Last, because it shows that all is done.
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	return setOwner(path, group, info.Mode().Perm())
+}
+
+// release notes that a pod uses no claim any more.
+func (v Volumes) release(uid string) error {
+	used, err := filepath.Glob(filepath.Join(v.claims(), "*", "*", claimPods, uid))
+	for _, path := range used {
+		if removeErr := os.Remove(path); err == nil && !errors.Is(removeErr, fs.ErrNotExist) {
+			err = removeErr
+		}
+	}
+	return err
+}
+
+// Claims returns all claims, sorted by namespace and name.
+func (v Volumes) Claims() ([]Claim, error) {
+	dirs, err := filepath.Glob(filepath.Join(v.claims(), "*", "*"))
+	var out []Claim
+	for _, dir := range dirs {
+		c := Claim{Namespace: filepath.Base(filepath.Dir(dir)), Name: filepath.Base(dir)}
+		if c.Path, err = filepath.EvalSymlinks(filepath.Join(dir, claimData)); err != nil {
+			c.Path = filepath.Join(dir, claimData) // not set up yet, or its volume is gone
+		}
+		entries, _ := os.ReadDir(filepath.Join(dir, claimPods))
+		for _, e := range entries {
+			if name, err := os.ReadFile(filepath.Join(dir, claimPods, e.Name())); err == nil {
+				c.Pods = append(c.Pods, string(name))
+			}
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+// RemoveClaim removes a claim and its files, which are lost. The files of a PersistentVolume stay.
+// It refuses to remove a claim that a pod uses.
+func (v Volumes) RemoveClaim(namespace, name string) error {
+	dir := filepath.Join(v.claims(), namespace, name)
+	if strings.ContainsAny(namespace+name, "/\x00") || name == "" || strings.HasPrefix(name, ".") || strings.HasPrefix(namespace, ".") {
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%q is not the name of a claim", namespace+"/"+name))
+	}
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		return errdefs.ErrNotFound.WithMessage(fmt.Sprintf("no claim %s/%s: husk volume ls lists them", namespace, name))
+	}
+	if other, err := otherUser(filepath.Join(dir, claimPods), ""); other != "" || err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errors.Join(err, errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("claim %s/%s is used by pod %s: remove the pod first", namespace, name, other)))
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove claim: %w", err)
+	}
+	_ = os.Remove(filepath.Dir(dir)) // fails if the namespace has other claims
+	return nil
+}
