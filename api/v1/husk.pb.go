@@ -4503,6 +4503,244 @@ func (x *ShutdownEvent) GetMessage() string {
 	return ""
 }
 
+type ListVolumesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListVolumesRequest) Reset() {
+	*x = ListVolumesRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListVolumesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListVolumesRequest) ProtoMessage() {}
+
+func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
+func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{68}
+}
+
+type ListVolumesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volumes       []*Volume              `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListVolumesResponse) Reset() {
+	*x = ListVolumesResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListVolumesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListVolumesResponse) ProtoMessage() {}
+
+func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
+func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *ListVolumesResponse) GetVolumes() []*Volume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+type Volume struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Directory of its files on the node.
+	Path string `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
+	// namespace/name of the pods that use it.
+	Pods          []string `protobuf:"bytes,4,rep,name=pods,proto3" json:"pods,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Volume) Reset() {
+	*x = Volume{}
+	mi := &file_api_v1_husk_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Volume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Volume) ProtoMessage() {}
+
+func (x *Volume) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Volume.ProtoReflect.Descriptor instead.
+func (*Volume) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *Volume) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Volume) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Volume) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Volume) GetPods() []string {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+type RemoveVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveVolumeRequest) Reset() {
+	*x = RemoveVolumeRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveVolumeRequest) ProtoMessage() {}
+
+func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
+func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *RemoveVolumeRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *RemoveVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RemoveVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveVolumeResponse) Reset() {
+	*x = RemoveVolumeResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveVolumeResponse) ProtoMessage() {}
+
+func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
+func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{72}
+}
+
 var File_api_v1_husk_proto protoreflect.FileDescriptor
 
 const file_api_v1_husk_proto_rawDesc = "" +
@@ -4844,7 +5082,19 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\rShutdownEvent\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage2\xb1\r\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\x14\n" +
+	"\x12ListVolumesRequest\"@\n" +
+	"\x13ListVolumesResponse\x12)\n" +
+	"\avolumes\x18\x01 \x03(\v2\x0f.husk.v1.VolumeR\avolumes\"b\n" +
+	"\x06Volume\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\x12\x12\n" +
+	"\x04pods\x18\x04 \x03(\tR\x04pods\"G\n" +
+	"\x13RemoveVolumeRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x16\n" +
+	"\x14RemoveVolumeResponse2\xb1\r\n" +
 	"\x04Husk\x12<\n" +
 	"\aVersion\x12\x17.husk.v1.VersionRequest\x1a\x18.husk.v1.VersionResponse\x12/\n" +
 	"\x03Run\x12\x13.husk.v1.RunRequest\x1a\x11.husk.v1.RunEvent0\x01\x12?\n" +
@@ -4873,7 +5123,10 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\fListPolicies\x12\x1c.husk.v1.ListPoliciesRequest\x1a\x1d.husk.v1.ListPoliciesResponse\x12Z\n" +
 	"\x11ExplainConnection\x12!.husk.v1.ExplainConnectionRequest\x1a\".husk.v1.ExplainConnectionResponse\x129\n" +
 	"\x06Doctor\x12\x16.husk.v1.DoctorRequest\x1a\x17.husk.v1.DoctorResponse\x12>\n" +
-	"\bShutdown\x12\x18.husk.v1.ShutdownRequest\x1a\x16.husk.v1.ShutdownEvent0\x01B%Z#github.com/huskd/husk/api/v1;huskv1b\x06proto3"
+	"\bShutdown\x12\x18.husk.v1.ShutdownRequest\x1a\x16.husk.v1.ShutdownEvent0\x012\xa0\x01\n" +
+	"\aVolumes\x12H\n" +
+	"\vListVolumes\x12\x1b.husk.v1.ListVolumesRequest\x1a\x1c.husk.v1.ListVolumesResponse\x12K\n" +
+	"\fRemoveVolume\x12\x1c.husk.v1.RemoveVolumeRequest\x1a\x1d.husk.v1.RemoveVolumeResponseB%Z#github.com/huskd/husk/api/v1;huskv1b\x06proto3"
 
 var (
 	file_api_v1_husk_proto_rawDescOnce sync.Once
@@ -4887,7 +5140,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),            // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),           // 1: husk.v1.VersionResponse
@@ -4957,6 +5210,11 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*Check)(nil),                     // 65: husk.v1.Check
 	(*ShutdownRequest)(nil),           // 66: husk.v1.ShutdownRequest
 	(*ShutdownEvent)(nil),             // 67: husk.v1.ShutdownEvent
+	(*ListVolumesRequest)(nil),        // 68: husk.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 69: husk.v1.ListVolumesResponse
+	(*Volume)(nil),                    // 70: husk.v1.Volume
+	(*RemoveVolumeRequest)(nil),       // 71: husk.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),      // 72: husk.v1.RemoveVolumeResponse
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
 	33, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
@@ -4983,63 +5241,68 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	59, // 21: husk.v1.PolicyPod.egress:type_name -> husk.v1.PolicyEnd
 	62, // 22: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
 	65, // 23: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
-	0,  // 24: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
-	2,  // 25: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
-	6,  // 26: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
-	8,  // 27: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
-	10, // 28: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
-	12, // 29: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
-	14, // 30: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
-	16, // 31: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
-	18, // 32: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
-	18, // 33: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
-	23, // 34: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
-	25, // 35: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
-	28, // 36: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
-	35, // 37: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
-	36, // 38: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
-	39, // 39: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
-	41, // 40: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
-	43, // 41: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
-	45, // 42: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
-	48, // 43: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
-	50, // 44: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
-	54, // 45: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
-	56, // 46: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
-	60, // 47: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
-	63, // 48: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	66, // 49: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	1,  // 50: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 51: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 52: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 53: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 54: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 55: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	15, // 56: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	17, // 57: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	21, // 58: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	21, // 59: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	24, // 60: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	27, // 61: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	29, // 62: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	37, // 63: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	37, // 64: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	40, // 65: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	42, // 66: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	44, // 67: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	46, // 68: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	49, // 69: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	51, // 70: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
-	55, // 71: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
-	57, // 72: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
-	61, // 73: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
-	64, // 74: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	67, // 75: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	50, // [50:76] is the sub-list for method output_type
-	24, // [24:50] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	70, // 24: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
+	0,  // 25: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
+	2,  // 26: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
+	6,  // 27: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
+	8,  // 28: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
+	10, // 29: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
+	12, // 30: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
+	14, // 31: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
+	16, // 32: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
+	18, // 33: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
+	18, // 34: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
+	23, // 35: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
+	25, // 36: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
+	28, // 37: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
+	35, // 38: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
+	36, // 39: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
+	39, // 40: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
+	41, // 41: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
+	43, // 42: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
+	45, // 43: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
+	48, // 44: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
+	50, // 45: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
+	54, // 46: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
+	56, // 47: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
+	60, // 48: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
+	63, // 49: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	66, // 50: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	68, // 51: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
+	71, // 52: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
+	1,  // 53: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,  // 54: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,  // 55: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,  // 56: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11, // 57: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13, // 58: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	15, // 59: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	17, // 60: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	21, // 61: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	21, // 62: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	24, // 63: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	27, // 64: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	29, // 65: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	37, // 66: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	37, // 67: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	40, // 68: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	42, // 69: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	44, // 70: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	46, // 71: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	49, // 72: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	51, // 73: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	55, // 74: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
+	57, // 75: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
+	61, // 76: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
+	64, // 77: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	67, // 78: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	69, // 79: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
+	72, // 80: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
+	53, // [53:81] is the sub-list for method output_type
+	25, // [25:53] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_api_v1_husk_proto_init() }
@@ -5069,9 +5332,9 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   68,
+			NumMessages:   73,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_api_v1_husk_proto_goTypes,
 		DependencyIndexes: file_api_v1_husk_proto_depIdxs,

@@ -1118,3 +1118,149 @@ var Husk_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "api/v1/husk.proto",
 }
+
+const (
+	Volumes_ListVolumes_FullMethodName  = "/husk.v1.Volumes/ListVolumes"
+	Volumes_RemoveVolume_FullMethodName = "/husk.v1.Volumes/RemoveVolume"
+)
+
+// VolumesClient is the client API for Volumes service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Volumes has the claims of manifests: directories of the node that outlive the pods that use them.
+type VolumesClient interface {
+	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
+	// RemoveVolume removes a claim and its files. It refuses if a pod uses the claim.
+	RemoveVolume(ctx context.Context, in *RemoveVolumeRequest, opts ...grpc.CallOption) (*RemoveVolumeResponse, error)
+}
+
+type volumesClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewVolumesClient(cc grpc.ClientConnInterface) VolumesClient {
+	return &volumesClient{cc}
+}
+
+func (c *volumesClient) ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListVolumesResponse)
+	err := c.cc.Invoke(ctx, Volumes_ListVolumes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) RemoveVolume(ctx context.Context, in *RemoveVolumeRequest, opts ...grpc.CallOption) (*RemoveVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveVolumeResponse)
+	err := c.cc.Invoke(ctx, Volumes_RemoveVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// VolumesServer is the server API for Volumes service.
+// All implementations must embed UnimplementedVolumesServer
+// for forward compatibility.
+//
+// Volumes has the claims of manifests: directories of the node that outlive the pods that use them.
+type VolumesServer interface {
+	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
+	// RemoveVolume removes a claim and its files. It refuses if a pod uses the claim.
+	RemoveVolume(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error)
+	mustEmbedUnimplementedVolumesServer()
+}
+
+// UnimplementedVolumesServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedVolumesServer struct{}
+
+func (UnimplementedVolumesServer) ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListVolumes not implemented")
+}
+func (UnimplementedVolumesServer) RemoveVolume(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveVolume not implemented")
+}
+func (UnimplementedVolumesServer) mustEmbedUnimplementedVolumesServer() {}
+func (UnimplementedVolumesServer) testEmbeddedByValue()                 {}
+
+// UnsafeVolumesServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to VolumesServer will
+// result in compilation errors.
+type UnsafeVolumesServer interface {
+	mustEmbedUnimplementedVolumesServer()
+}
+
+func RegisterVolumesServer(s grpc.ServiceRegistrar, srv VolumesServer) {
+	// If the following call panics, it indicates UnimplementedVolumesServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Volumes_ServiceDesc, srv)
+}
+
+func _Volumes_ListVolumes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListVolumesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).ListVolumes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_ListVolumes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).ListVolumes(ctx, req.(*ListVolumesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_RemoveVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).RemoveVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_RemoveVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).RemoveVolume(ctx, req.(*RemoveVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Volumes_ServiceDesc is the grpc.ServiceDesc for Volumes service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Volumes_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "husk.v1.Volumes",
+	HandlerType: (*VolumesServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ListVolumes",
+			Handler:    _Volumes_ListVolumes_Handler,
+		},
+		{
+			MethodName: "RemoveVolume",
+			Handler:    _Volumes_RemoveVolume_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "api/v1/husk.proto",
+}

@@ -18,6 +18,7 @@ import (
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent"
+	"github.com/huskd/husk/internal/agent/volume"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/network"
@@ -67,6 +68,7 @@ type Server struct {
 // Register registers the API with a gRPC server.
 func Register(to grpc.ServiceRegistrar, cfg Config) {
 	huskv1.RegisterHuskServer(to, &Server{Config: cfg})
+	huskv1.RegisterVolumesServer(to, volumeServer{volumes: volume.Volumes{Root: cfg.Root, State: cfg.State}})
 }
 
 // Unary converts the errors of all services on the socket to gRPC statuses.

@@ -156,7 +156,7 @@ husk exec -it web -- sh`,
 		}
 	}
 	add(groupPods, newRun(a), newPs(a), newDescribe(a), newEvents(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newPortForward(a), newTop(a), newStop(a), newRm(a))
-	add(groupImages, newImage(a))
+	add(groupImages, newImage(a), newVolume(a))
 	add(groupNet, newNet(a))
 	add(groupHuskd, newDoctor(a), newBench(a), newShutdown(a), newVersion(a))
 	root.AddCommand(newCompletion())

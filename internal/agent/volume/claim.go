@@ -195,6 +195,8 @@ func (v Volumes) RemoveClaim(namespace, name string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove claim: %w", err)
 	}
-	_ = os.Remove(filepath.Dir(dir)) // fails if the namespace has other claims
+	for parent := filepath.Dir(dir); parent != v.Root && os.Remove(parent) == nil; { // fails while there are others
+		parent = filepath.Dir(parent)
+	}
 	return nil
 }

@@ -33,6 +33,7 @@ var immediate = map[string]bool{
 	huskv1.Husk_ListAttachments_FullMethodName: true,
 	huskv1.Husk_FindPorts_FullMethodName:       true,
 	huskv1.Husk_Usage_FullMethodName:           true,
+	huskv1.Volumes_ListVolumes_FullMethodName:  true,
 }
 
 // connectTimeout is how long a listening huskd may take to complete the HTTP/2 handshake.
@@ -47,6 +48,7 @@ const answerMax = 64 << 20
 // Client is a connection to huskd.
 type Client struct {
 	huskv1.HuskClient
+	huskv1.VolumesClient
 	cc     *grpc.ClientConn
 	socket string
 	denied atomic.Bool // we may not open the socket
@@ -75,7 +77,7 @@ func New(socket string) (*Client, error) {
 	if err != nil {
 		return nil, AddressError(err.Error())
 	}
-	c.HuskClient = huskv1.NewHuskClient(explainingConn{c})
+	c.HuskClient, c.VolumesClient = huskv1.NewHuskClient(explainingConn{c}), huskv1.NewVolumesClient(explainingConn{c})
 	return c, nil
 }
 
