@@ -68,7 +68,7 @@ func Open(cfg Config) (*Enforcement, error) {
 		return nil, errors.Join(table.Teardown(), table.Close())
 	}
 	e := &Enforcement{cfg: cfg, table: table, reported: map[policy.Flow]time.Time{}, limit: rate.NewLimiter(rate.Every(denialPace), denialBurst), mistakes: map[string][]accept.Problem{}}
-	e.Firewall = firewall.New(firewall.Config{Source: e.source(), Kernel: table, Required: cfg.Policy == config.PolicyOn, File: cfg.File, Log: cfg.Log})
+	e.Firewall = firewall.New(firewall.Config{Source: e.source(), Kernel: table, IsNode: policytable.IsOwn, Required: cfg.Policy == config.PolicyOn, File: cfg.File, Log: cfg.Log})
 	return e, nil
 }
 

@@ -49,6 +49,8 @@ type Kernel interface {
 type Config struct {
 	Source policy.Source
 	Kernel Kernel
+	// IsNode reports whether an address is the node's own.
+	IsNode func(netip.Addr) (bool, error)
 	// Required makes pods wait for a source that permits nothing. Otherwise they run without policy
 	// as long as it has never permitted anything.
 	Required bool

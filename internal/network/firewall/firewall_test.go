@@ -100,6 +100,7 @@ func (s *source) Run(ctx context.Context, update func(policy.Changes), waiting f
 
 var (
 	webAddr, dbAddr = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	nodeAddr        = netip.MustParseAddr("192.0.2.1")
 	web             = pod.Attachment{Sandbox: "1", IfName: "eth0", Pod: pod.Ref{Namespace: "shop", Name: "web"}, Labels: map[string]string{"app": "web"}}
 	db              = pod.Attachment{Sandbox: "2", IfName: "eth0", Pod: pod.Ref{Namespace: "shop", Name: "db"}, Labels: map[string]string{"app": "db"}}
 	query           = policy.Flow{From: webAddr, To: dbAddr, Protocol: policy.TCP, Port: 5432}
@@ -138,6 +139,7 @@ func run(t *testing.T, required bool, test func(t *testing.T, f *Firewall, k *ke
 func runWith(t *testing.T, cfg Config, test func(t *testing.T, f *Firewall, k *kernel, s *source)) {
 	k, s := &kernel{judged: query}, &source{}
 	cfg.Source, cfg.Kernel, cfg.Log = s, k, slog.New(slog.DiscardHandler)
+	cfg.IsNode = func(addr netip.Addr) (bool, error) { return addr == nodeAddr, nil }
 	f := New(cfg)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -417,13 +419,30 @@ func TestReport(t *testing.T) {
 		}
 		s.update(policies(isolateDB("web")))
 		settle()
+		denied := isolateDB("web")
+		denied.Name, denied.Tier = "ClusterNetworkPolicy nodes", policy.Admin
+		denied.Egress = &policy.Rules{Rules: []policy.Rule{{Name: "no node", Action: policy.Deny, Peers: []policy.Peer{{Networks: &policy.Networks{Prefix: netip.PrefixFrom(nodeAddr, 32)}}}}}}
+		denied.Ingress = nil
+		for _, c := range []struct {
+			policy *policy.Policy
+			why    string
+		}{{isolateDB("web"), "no policy says otherwise"}, {denied, "ClusterNetworkPolicy nodes, no node"}} {
+			s.update(policies(isolateDB("web"), c.policy))
+			settle()
+			connection, _ := ParseConnection("shop/db", nodeAddr.String(), "tcp", 22)
+			if hops, err := f.Explain(connection); err != nil || len(hops) != 1 || hops[0].Why != c.why || hops[0].Difference != "" {
+				t.Errorf("to the node: %+v, %v", hops, err)
+			}
+			s.update(policy.Changes{Policies: map[string]*policy.Policy{denied.Name: nil}})
+			settle()
+		}
 		for name, c := range map[string]struct {
 			from, to string
 			allowed  bool
 			why      string
 		}{
 			"allowed":    {"shop/web", "shop/db", true, "NetworkPolicy shop/db, ingress rule 1"},
-			"denied":     {"192.0.2.1", "shop/db", false, "isolated by NetworkPolicy shop/db, of which no rule allows it"},
+			"denied":     {"192.0.2.2", "shop/db", false, "isolated by NetworkPolicy shop/db, of which no rule allows it"},
 			"no policy":  {"shop/db", "shop/web", true, "no policy says otherwise"},
 			"an address": {"10.0.0.1", "10.0.0.2", true, "NetworkPolicy shop/db, ingress rule 1"},
 		} {

@@ -249,8 +249,16 @@ func (f *Firewall) Explain(c Connection) ([]Hop, error) {
 	if kernel == nil {
 		kernel = ruleset.New()
 	}
+	own, err := f.cfg.IsNode(flow.To)
+	if err != nil {
+		return nil, err
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if p := w.PodAt(flow.From); p != nil {
+		_, local := f.local[p.Key()]
+		flow.ToNode = own && local
+	}
 	decision := w.Decide(flow)
 	var hops []Hop
 	for _, end := range []struct {

@@ -14,6 +14,9 @@ type Flow struct {
 	From, To netip.Addr
 	Protocol Protocol
 	Port     uint16
+	// ToNode is set if To is an address of the node on which From's pod runs. No NetworkPolicy
+	// denies a pod its own node; ClusterNetworkPolicies can.
+	ToNode bool
 }
 
 // Decision says whether a connection is allowed and why.
@@ -94,6 +97,9 @@ func (w *World) judge(p *Pod, d Direction, f Flow) *Verdict {
 				}
 				if tier == Namespaced {
 					isolating = append(isolating, q.Name)
+					if f.ToNode {
+						return &Verdict{Allowed: true}
+					}
 				}
 				for _, r := range q.Of(d).Rules {
 					switch {

@@ -12,7 +12,8 @@
 // that matches accepts, denies, or passes the connection on. Then come NetworkPolicies: if any of
 // them isolates the pod in that direction, the connection is allowed if and only if one of their
 // rules allows it. If none isolates it, the rules of the Baseline tier follow, and without a match
-// the connection is allowed.
+// the connection is allowed. A connection to the pod's own node is always allowed by
+// NetworkPolicies that isolate the pod.
 //
 // https://pkg.go.dev/k8s.io/api/networking/v1#NetworkPolicy
 // https://network-policy-api.sigs.k8s.io/api-overview/

@@ -67,7 +67,7 @@ func (t *Table) takeProfiles(c *change) *change {
 var podSets = func() map[string]bool {
 	out := map[string]bool{}
 	for _, f := range families {
-		for _, chain := range []string{chainIn, chainOut} {
+		for _, chain := range []string{chainIn, chainOut, chainNode} {
 			out[chain+"-open"+f.suffix], out[chain+"-pod"+f.suffix] = true, true
 		}
 	}

@@ -35,6 +35,7 @@ const (
 
 	logBind, logCopyPacket = 1, 2
 
+	logHeader  = 1 // struct nfulnl_msg_packet_hdr
 	logPayload = 9
 	logPrefix  = 10
 
@@ -121,15 +122,18 @@ func listen(group uint16) (*os.File, error) {
 
 // parseDenial returns the connection of a logged packet.
 func parseDenial(data []byte) (d Denial, ok bool) {
-	named, parsed := false, false
+	named, parsed, toNode := false, false, false
 	for typ, value := range fields(data) {
 		switch typ {
 		case logPrefix:
 			d.Direction, d.Profile, named = profileOf(unix.ByteSliceToString(value))
+		case logHeader:
+			toNode = len(value) > 2 && value[2] == unix.NF_INET_LOCAL_IN
 		case logPayload:
 			d.Flow, parsed = parsePacket(value)
 		}
 	}
+	d.Flow.ToNode = toNode
 	return d, named && parsed
 }
 

@@ -73,6 +73,9 @@ func podElements(p ruleset.Pod, add yield) {
 		}
 		add(chain+"pod"+s, element{key: own.key, value: chainValue, chain: chainOf(direction, id)})
 	}
+	if p.Node != "" {
+		add(chainNode+"-pod"+s, element{key: own.key, value: chainValue, chain: chainOf(policy.Egress, p.Node)})
+	}
 }
 
 func matchElements(chain string, m ruleset.Match, add yield) {
@@ -132,13 +135,15 @@ func rulesetOf(c contents, chains []string) *ruleset.Ruleset {
 			r.Ranges[address(e.key)] = ruleset.Range{First: address(e.key), Last: address(e.last), Identity: ruleset.Identity(e.identity)}
 		}
 		// A pod that is in one direction's sets only was changed by hand.
-		for _, set := range []string{"in-open", "out-open", "in-pod", "out-pod"} {
+		for _, set := range []string{"in-open", "out-open", "in-pod", "out-pod", "node-pod"} {
 			for _, e := range c[set+s] {
 				addr := address(e.key)
 				p := r.Pods[addr]
 				p.Addr = addr
 				switch d, id, _ := profileOf(e.chain); {
 				case e.chain == "":
+				case set == "node-pod":
+					p.Node = id
 				case d == policy.Ingress:
 					p.Ingress = id
 				default:

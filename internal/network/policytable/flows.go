@@ -74,7 +74,7 @@ func (t *Table) EndFlows() (int, error) {
 	if index == nil {
 		return 0, nil
 	}
-	// What the node itself sends and receives isn't judged.
+	// What the node itself sends isn't judged, and what is sent to it could go on by its answers.
 	var node map[netip.Addr]bool
 	n, err := 0, t.inNode(func() (err error) {
 		node, err = ownAddresses()
@@ -108,6 +108,12 @@ func (t *Table) taken() *ruleset.Index {
 		return nil
 	}
 	return t.wanted.Index()
+}
+
+// IsOwn reports whether an address is one of the process's network namespace.
+func IsOwn(addr netip.Addr) (bool, error) {
+	all, err := ownAddresses()
+	return all[addr], err
 }
 
 // ownAddresses are those of the calling thread's network namespace.

@@ -45,6 +45,7 @@ type lab struct {
 // Addresses of each kind, in both families.
 var (
 	locals = addrs("10.88.0.1", "10.88.0.2", "10.88.0.3", "10.88.0.4", "fd88::1", "fd88::2", "fd88::3", "fd88::4")
+	own    = addrs("10.77.0.1", "fd77::1") // the node's
 	far    = addrs("10.99.0.1", "10.99.0.2", "192.0.2.7", "198.51.100.9", "fd99::1", "fd99::2", "2001:db8::7", "2001:db8:1::9")
 )
 
@@ -69,6 +70,15 @@ func newLab(t testing.TB) *lab {
 		l.connect(fmt.Sprint("pod", i), fmt.Sprint(instance.HostLinkPrefix(), "pod", i), locals[i], locals[4+i])
 	}
 	l.connect("far", "up0", far...)
+	netnstest.IP(t, l.node, "link set lo up")
+	for _, a := range own {
+		line := fmt.Sprintf("addr add %s dev lo", a)
+		if a.Is6() {
+			line += " nodad"
+		}
+		netnstest.IP(t, l.node, line)
+		l.where[a] = l.node
+	}
 	return l
 }
 

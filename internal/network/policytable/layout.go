@@ -28,6 +28,7 @@ import (
 //	set strict4 { type ipv4_addr }                        # local pods that have a profile
 //	set in-open4 out-open4 { type ipv4_addr }             # local pods that have none
 //	map in-pod4 out-pod4 { type ipv4_addr : verdict }     # local pod : jump in-<profile>
+//	map node-pod4 { type ipv4_addr : verdict }            # the same for what it sends to the node
 //
 //	chain forward { type filter hook forward priority filter - 1; policy accept;
 //		ct state established,related accept
@@ -35,6 +36,16 @@ import (
 //		iifname "hk<instance>*" meta priority set none
 //		oifname "hk<instance>*" jump in
 //		oifname "hk<instance>*" meta priority set none
+//	}
+//	chain input { type filter hook input priority filter - 1; policy accept;
+//		ct state established,related accept
+//		ct state untracked meta l4proto ipv6-icmp accept  # neighbour discovery
+//		iifname "hk<instance>*" jump node
+//		iifname "hk<instance>*" meta priority set none
+//	}
+//	chain node {
+//		…                                                 # the identity, as in out
+//		ip saddr vmap @node-pod4
 //	}
 //	chain in {
 //		ip daddr @strict4 tcp flags & (fin|syn|rst|ack) != syn ct state new drop
@@ -79,6 +90,8 @@ import (
 // from the end that accepted the connection. So the packets of both directions must begin with SYN.
 const (
 	chainForward = "forward"
+	chainInput   = "input"
+	chainNode    = "node"
 	chainIn      = "in"
 	chainOut     = "out"
 )
@@ -156,9 +169,10 @@ func fixedSets() (out []set) {
 			set{name: "self" + f.suffix, key: []nftables.SetDatatype{f.address, f.address}},
 			set{name: "strict" + f.suffix, key: addr})
 		for _, chain := range []string{chainIn, chainOut} {
-			out = append(out,
-				set{name: chain + "-open" + f.suffix, key: addr},
-				set{name: chain + "-pod" + f.suffix, key: addr, value: chainValue})
+			out = append(out, set{name: chain + "-open" + f.suffix, key: addr})
+		}
+		for _, chain := range []string{chainIn, chainOut, chainNode} {
+			out = append(out, set{name: chain + "-pod" + f.suffix, key: addr, value: chainValue})
 		}
 	}
 	return out
@@ -331,13 +345,18 @@ func (k *kernelTable) fixedRules() (out []rule) {
 	}
 	none := setPriority(0)
 
-	add(chainForward, state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), verdict(expr.VerdictAccept, ""))
+	for _, hook := range []string{chainForward, chainInput} {
+		add(hook, state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), verdict(expr.VerdictAccept, ""))
+	}
+	add(chainInput, state(expr.CtStateBitUNTRACKED),
+		[]expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, &expr.Cmp{Register: reg1, Data: []byte{unix.IPPROTO_ICMPV6}}}, verdict(expr.VerdictAccept, ""))
 	for _, side := range []struct {
+		hook  string
 		key   expr.MetaKey
 		chain string
-	}{{expr.MetaKeyIIFNAME, chainOut}, {expr.MetaKeyOIFNAME, chainIn}} {
-		add(chainForward, link(side.key), verdict(expr.VerdictJump, side.chain))
-		add(chainForward, link(side.key), none)
+	}{{chainForward, expr.MetaKeyIIFNAME, chainOut}, {chainForward, expr.MetaKeyOIFNAME, chainIn}, {chainInput, expr.MetaKeyIIFNAME, chainNode}} {
+		add(side.hook, link(side.key), verdict(expr.VerdictJump, side.chain))
+		add(side.hook, link(side.key), none)
 	}
 
 	for _, f := range families {
@@ -350,7 +369,7 @@ func (k *kernelTable) fixedRules() (out []rule) {
 		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 1, Mask: []byte{0x17}, Xor: []byte{0}},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: []byte{0x02}},
 	}
-	for _, chain := range []string{chainIn, chainOut} {
+	for _, chain := range []string{chainIn, chainOut, chainNode} {
 		ends := func(f family) (own, peer uint32) {
 			if chain == chainIn {
 				return f.dst, f.src
@@ -358,6 +377,9 @@ func (k *kernelTable) fixedRules() (out []rule) {
 			return f.src, f.dst
 		}
 		for _, f := range families {
+			if chain == chainNode {
+				break // without a profile, everything is allowed
+			}
 			own, _ := ends(f)
 			add(chain, f.is(), []expr.Any{f.load(own, reg1), &expr.Lookup{SourceRegister: reg1, SetName: "strict" + f.suffix}}, notSYN, state(expr.CtStateBitNEW), verdict(expr.VerdictDrop, ""))
 			add(chain, f.is(), []expr.Any{f.load(own, reg1), &expr.Lookup{SourceRegister: reg1, SetName: chain + "-open" + f.suffix}}, verdict(expr.VerdictReturn, ""))
@@ -377,6 +399,9 @@ func (k *kernelTable) fixedRules() (out []rule) {
 				f.load(own, reg1),
 				&expr.Lookup{SourceRegister: reg1, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: chain + "-pod" + f.suffix},
 			})
+		}
+		if chain == chainNode { // pods without a profile for that reach the node
+			continue
 		}
 		add(chain, []expr.Any{&expr.Meta{Key: expr.MetaKeyPRIORITY, Register: reg1}, &expr.Cmp{Register: reg1, Data: native(allowed)}}, verdict(expr.VerdictReturn, ""))
 		add(chain, []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}})

@@ -114,13 +114,14 @@ func (k *kernelTable) deleteSet(name string) *nl.NetlinkRequest {
 	return request(unix.NFT_MSG_DELSET, 0, attributes{}.text(unix.NFTA_SET_TABLE, k.name).text(unix.NFTA_SET_NAME, name))
 }
 
-// newChain makes a chain; the one named forward is called for forwarded packets.
+// newChain makes a chain; those named forward and input are called for forwarded packets and for
+// those to the node.
 func (k *kernelTable) newChain(name string) *nl.NetlinkRequest {
 	a := attributes{}.text(unix.NFTA_CHAIN_TABLE, k.name).text(unix.NFTA_CHAIN_NAME, name)
-	if name == chainForward {
+	if number, base := map[string]uint32{chainForward: unix.NF_INET_FORWARD, chainInput: unix.NF_INET_LOCAL_IN}[name]; base {
 		const beforeFilter = -1
 		priority := int32(beforeFilter)
-		hook := attributes{}.number(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_FORWARD).number(unix.NFTA_HOOK_PRIORITY, uint32(priority))
+		hook := attributes{}.number(unix.NFTA_HOOK_HOOKNUM, number).number(unix.NFTA_HOOK_PRIORITY, uint32(priority))
 		a = a.nested(unix.NFTA_CHAIN_HOOK, hook).text(unix.NFTA_CHAIN_TYPE, "filter").number(unix.NFTA_CHAIN_POLICY, 1)
 	}
 	return request(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, a)

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -138,11 +139,12 @@ func sctpInit(from, to uint16, tag uint32) []byte {
 
 // probes returns flows between the addresses of a lab.
 func probes(r *rand.Rand, n int) (out []policy.Flow) {
-	all := append(append([]netip.Addr{}, locals...), far...)
+	all := slices.Concat(locals, far, own)
 	up := r.IntN(2) == 0
 	for len(out) < n {
 		f := policy.Flow{From: all[r.IntN(len(all))], To: all[r.IntN(len(all))]}
-		if f.From == f.To || f.From.Is4() != f.To.Is4() || isFar(f.From) && isFar(f.To) {
+		f.ToNode = slices.Contains(own, f.To)
+		if f.From == f.To || f.From.Is4() != f.To.Is4() || isFar(f.From) && (isFar(f.To) || f.ToNode) || slices.Contains(own, f.From) {
 			continue
 		}
 		switch r.IntN(6) {
@@ -159,7 +161,7 @@ func probes(r *rand.Rand, n int) (out []policy.Flow) {
 			}
 		case 5:
 			// To conntrack, all packets between two addresses are one connection.
-			if f.Protocol = 253; f.From.Less(f.To) != up {
+			if f.Protocol = 253; f.From.Less(f.To) != up && !f.ToNode {
 				f.From, f.To = f.To, f.From
 			}
 		}
@@ -209,8 +211,11 @@ func (l *lab) forget(t *Table) {
 	must(l.t, err)
 }
 
-// expect is what the kernel should do: pods that the ruleset doesn't have get nothing.
+// expect is what the kernel should do: pods that the ruleset doesn't have reach only the node.
 func expect(r *ruleset.Ruleset, f policy.Flow) bool {
+	if f.ToNode {
+		return r.Allows(f)
+	}
 	for _, a := range []netip.Addr{f.From, f.To} {
 		if _, ok := r.Pods[a]; !ok && !isFar(a) {
 			return false
@@ -231,7 +236,7 @@ func random(r *rand.Rand) *ruleset.Ruleset {
 	for _, a := range far[4:6] {
 		rs.Identities[a] = ruleset.FirstPod + ruleset.Identity(r.IntN(6))
 	}
-	for _, n := range [][2]string{{"10.99.0.0", "10.99.0.255"}, {"192.0.2.0", "192.0.2.6"}, {"192.0.2.7", "192.0.2.127"}, {"240.0.0.0", "255.255.255.255"}, {"2001:db8::", "2001:db8::6"}, {"2001:db8::7", "2001:db8::ffff"}, {"fe00::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}} {
+	for _, n := range [][2]string{{"10.77.0.0", "10.77.0.255"}, {"fd77::", "fd77::ff"}, {"10.99.0.0", "10.99.0.255"}, {"192.0.2.0", "192.0.2.6"}, {"192.0.2.7", "192.0.2.127"}, {"240.0.0.0", "255.255.255.255"}, {"2001:db8::", "2001:db8::6"}, {"2001:db8::7", "2001:db8::ffff"}, {"fe00::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}} {
 		if r.IntN(4) > 0 {
 			first, last := netip.MustParseAddr(n[0]), netip.MustParseAddr(n[1])
 			rs.Ranges[first] = ruleset.Range{First: first, Last: last, Identity: ruleset.Identity(1 + r.IntN(4))}
@@ -248,7 +253,7 @@ func random(r *rand.Rand) *ruleset.Ruleset {
 	pick := func(d policy.Direction) ruleset.ProfileID { return ids[d][r.IntN(len(ids[d]))] }
 	for i, a := range locals {
 		if i%4 < 3 {
-			rs.Pods[a] = ruleset.Pod{Addr: a, Ingress: pick(policy.Ingress), Egress: pick(policy.Egress)}
+			rs.Pods[a] = ruleset.Pod{Addr: a, Ingress: pick(policy.Ingress), Egress: pick(policy.Egress), Node: pick(policy.Egress)}
 		}
 	}
 	return rs

@@ -3,7 +3,8 @@
 //
 // The table judges what the node forwards for its pods: what comes from their links or leaves by
 // them. A pod that isn't in the table gets and sends nothing that is forwarded. What the node
-// itself sends to its pods, and they to it, isn't judged.
+// itself sends to its pods isn't judged, and what they send to it only for pods with a profile for
+// that.
 //
 // The table outlives the process. On Linux 6.9 and later, it belongs to the socket that made it, so
 // that others, such as `nft flush ruleset`, don't change it; after the process has ended, the next
@@ -317,7 +318,7 @@ func (t *Table) replace(f *found) error {
 	for _, s := range fixedSets() {
 		c.begin = append(c.begin, t.kernel.newSet(s, t.kernel.nextSet()))
 	}
-	for _, chain := range []string{chainIn, chainOut, chainForward} {
+	for _, chain := range []string{chainIn, chainOut, chainNode, chainForward, chainInput} {
 		c.begin = append(c.begin, t.kernel.newChain(chain))
 	}
 	for _, r := range t.kernel.fixedRules() {

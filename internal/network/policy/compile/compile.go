@@ -52,8 +52,8 @@ type Compiler struct {
 // localPod is an address of this node.
 type localPod struct {
 	pod      *pod // nil if it isn't known
-	policies [2][]*source
-	profiles [2]*profile // nil if no policy selects it
+	policies [ends][]*source
+	profiles [ends]*profile // nil if no policy selects it
 	// kernel is what the kernel has, if it is loaded.
 	kernel ruleset.Pod
 	loaded bool
@@ -172,7 +172,7 @@ func (c *Compiler) exchange() (left, joined bool) {
 		if !l.loaded {
 			continue
 		}
-		for i, id := range [2]ruleset.ProfileID{l.kernel.Ingress, l.kernel.Egress} {
+		for i, id := range [ends]ruleset.ProfileID{l.kernel.Ingress, l.kernel.Egress, l.kernel.Node} {
 			if p := l.profiles[i]; p.name() != id {
 				left = left || changes(c.profiles[id])
 				joined = joined || changes(p)
@@ -254,7 +254,7 @@ func (c *Compiler) selectPolicies(changed map[string]bool) {
 		}
 		if owner == nil {
 			l.pod = nil
-			c.assign(l, [2][]*source{})
+			c.assign(l, [ends][]*source{})
 			continue
 		}
 		if l.pod == owner && !owner.dirty && !c.concerns(l, changed) {
@@ -283,9 +283,9 @@ func (c *Compiler) selects(s *source, p *pod) bool {
 	return selectable(&s.Subject) && s.Subject.Selects(p.Namespace, c.namespaces[p.Namespace], p.Labels)
 }
 
-// selecting returns the policies of a pod in each direction, in their order.
-func (c *Compiler) selecting(p *pod) [2][]*source {
-	var out [2][]*source
+// selecting returns the policies of each end of a pod, in their order.
+func (c *Compiler) selecting(p *pod) [ends][]*source {
+	var out [ends][]*source
 	for _, scope := range []string{p.Namespace, ""} {
 		for _, s := range c.subjects[scope] {
 			if !c.selects(s, p) {
@@ -301,16 +301,24 @@ func (c *Compiler) selecting(p *pod) [2][]*source {
 			break
 		}
 	}
-	for i := range out {
+	for i := range directions {
 		slices.SortFunc(out[i], func(a, b *source) int { return a.Compare(b.Policy) })
+	}
+	for _, s := range out[egress] {
+		if s.Tier == policy.Namespaced { // what comes after it isn't reached
+			break
+		}
+		if s.nodes {
+			out[toNode] = append(out[toNode], s)
+		}
 	}
 	return out
 }
 
 // assign gives a local pod the profiles of its policies.
-func (c *Compiler) assign(l *localPod, policies [2][]*source) {
+func (c *Compiler) assign(l *localPod, policies [ends][]*source) {
 	l.policies = policies
-	for i := range directions {
+	for i := range policies {
 		var ports []policy.NamedPort
 		if i == ingress && l.pod != nil {
 			ports = relevant(policies[i], l.pod.Pod)
@@ -318,7 +326,7 @@ func (c *Compiler) assign(l *localPod, policies [2][]*source) {
 		var next *profile
 		if id := profileID(i, policies[i], ports); id != "" {
 			if next = c.profiles[id]; next == nil {
-				next = &profile{id: id, direction: i, ports: ports}
+				next = &profile{id: id, end: i, ports: ports}
 				c.profiles[id] = next
 			}
 			next.pods++
@@ -412,12 +420,12 @@ func (c *Compiler) emitPods(u *ruleset.Update, ready func(*profile) bool) {
 		}
 	}
 	for addr, l := range c.local {
-		next := ruleset.Pod{Addr: addr, Ingress: l.profiles[ingress].name(), Egress: l.profiles[egress].name()}
+		next := ruleset.Pod{Addr: addr, Ingress: l.profiles[ingress].name(), Egress: l.profiles[egress].name(), Node: l.profiles[toNode].name()}
 		switch {
 		case l.pod == nil && l.loaded:
 			u.RemovePods = append(u.RemovePods, addr)
 			l.loaded = false
-		case l.pod != nil && (!l.loaded || l.kernel != next) && ready(l.profiles[ingress]) && ready(l.profiles[egress]):
+		case l.pod != nil && (!l.loaded || l.kernel != next) && !slices.ContainsFunc(l.profiles[:], func(p *profile) bool { return !ready(p) }):
 			u.SetPods = append(u.SetPods, next)
 			l.kernel, l.loaded = next, true
 		}

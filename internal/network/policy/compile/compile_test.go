@@ -290,6 +290,10 @@ func (l *lab) flow() policy.Flow {
 	if f.Protocol.HasPorts() {
 		f.Port = pick(l, portNumbers) + pick(l, []uint16{0, 0, 1, 65535})
 	}
+	f.ToNode = l.IntN(4) == 0
+	for _, p := range l.pods {
+		f.ToNode = f.ToNode && !slices.Contains(p.Addresses, f.To)
+	}
 	return f
 }
 

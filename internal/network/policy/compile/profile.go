@@ -16,16 +16,24 @@ import (
 // directions are in the order of arrays by direction.
 var directions = [2]policy.Direction{policy.Ingress, policy.Egress}
 
+// The ends of connections that are judged on their own. The first are the directions.
 const (
 	ingress = iota
 	egress
+	toNode // egress to the pod's own node
+	ends
 )
+
+// direction returns that of an end.
+func direction(end int) int { return min(end, egress) }
 
 // source is a policy, and what is known about it while profiles use it.
 type source struct {
 	*policy.Policy
 	// names are how its ingress rules name ports.
 	names []portName
+	// nodes is whether its rules of egress can match addresses that aren't pods'.
+	nodes bool
 	// users counts the profiles. While there is one, rules are those of each direction, and held
 	// their criteria.
 	users int
@@ -50,6 +58,11 @@ type rule struct {
 
 func newSource(p *policy.Policy) *source {
 	s := &source{Policy: p}
+	if p.Egress != nil {
+		s.nodes = slices.ContainsFunc(p.Egress.Rules, func(r policy.Rule) bool {
+			return r.Peers == nil || slices.ContainsFunc(r.Peers, func(p policy.Peer) bool { return p.Nodes != nil || p.Networks != nil })
+		})
+	}
 	if p.Ingress == nil {
 		return s
 	}
@@ -119,13 +132,13 @@ func (s *source) compile(from *policy.Rule, d policy.Direction, c *criteria) rul
 	return out
 }
 
-// profile is what local pods share whose policies and named ports are the same in a direction.
+// profile is what local pods share whose policies and named ports are the same at an end.
 type profile struct {
-	id        ruleset.ProfileID
-	direction int
-	policies  []*source
-	ports     []policy.NamedPort // of the pods, as far as rules name them
-	pods      int                // addresses of local pods
+	id       ruleset.ProfileID
+	end      int
+	policies []*source
+	ports    []policy.NamedPort // of the pods, as far as rules name them
+	pods     int                // addresses of local pods
 
 	rules    []*rule
 	peers    []peerRules // in the order of their bits
@@ -164,7 +177,7 @@ var nothing = &allowed{}
 // profileID returns the name of the profile of pods that policies select. It depends on the names
 // of the policies and not on their rules: when these change, most of what the profile allows stays,
 // and neither its pods nor its sets must be replaced.
-func profileID(direction int, policies []*source, ports []policy.NamedPort) ruleset.ProfileID {
+func profileID(end int, policies []*source, ports []policy.NamedPort) ruleset.ProfileID {
 	if len(policies) == 0 {
 		return ""
 	}
@@ -173,7 +186,7 @@ func profileID(direction int, policies []*source, ports []policy.NamedPort) rule
 		h.Write(binary.LittleEndian.AppendUint32(nil, uint32(len(s))))
 		h.Write([]byte(s))
 	}
-	part(string(directions[direction]))
+	part([ends]string{string(policy.Ingress), string(policy.Egress), "node"}[end])
 	for _, name := range namesOf(policies) {
 		part(name)
 	}
@@ -235,8 +248,8 @@ func (p *profile) build(c *classes) {
 	byPeer := map[bit][]int32{}
 	for _, s := range p.policies {
 		p.isolates = p.isolates || s.Tier == policy.Namespaced
-		for i := range s.rules[p.direction] {
-			r := &s.rules[p.direction][i]
+		for i := range s.rules[direction(p.end)] {
+			r := &s.rules[direction(p.end)][i]
 			if len(r.ingress) > 0 {
 				r = p.resolve(r)
 			}
@@ -419,7 +432,7 @@ func (p *profile) load(u *ruleset.Update, c *classes) {
 	for i, g := range groups {
 		add(g, p.groups[i])
 	}
-	u.AddProfiles = append(u.AddProfiles, ruleset.Profile{ID: p.id, Direction: directions[p.direction], Policies: namesOf(p.policies), Allow: allow})
+	u.AddProfiles = append(u.AddProfiles, ruleset.Profile{ID: p.id, Direction: directions[direction(p.end)], Policies: namesOf(p.policies), Allow: allow})
 	p.loaded, p.current = true, true
 }
 

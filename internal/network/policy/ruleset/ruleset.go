@@ -80,7 +80,8 @@ type Range struct {
 // Pod is an address of a local pod with its profiles.
 type Pod struct {
 	Addr            netip.Addr
-	Ingress, Egress ProfileID
+	Ingress, Egress ProfileID // of what the node forwards
+	Node            ProfileID // what it may open to the node itself
 }
 
 // Update is a change of a Ruleset, which the kernel makes in one transaction. What an Update names
@@ -186,7 +187,7 @@ func (r *Ruleset) Allows(f policy.Flow) bool {
 	if f.From == f.To {
 		return true
 	}
-	if p, ok := r.Pods[f.From]; ok && !r.permits(p.Egress, f.To, f) {
+	if p, ok := r.Pods[f.From]; ok && !r.permits(p.egress(f), f.To, f) {
 		return false
 	}
 	p, ok := r.Pods[f.To]
@@ -204,6 +205,14 @@ func (r *Ruleset) permits(id ProfileID, other netip.Addr, f policy.Flow) bool {
 		}
 	}
 	return false
+}
+
+// egress returns the profile that judges a connection that the pod opens.
+func (p Pod) egress(f policy.Flow) ProfileID {
+	if f.ToNode {
+		return p.Node
+	}
+	return p.Egress
 }
 
 // membership returns an address's identity, and its groups.
@@ -261,7 +270,7 @@ func (x *Index) Allows(f policy.Flow) bool {
 	if f.From == f.To {
 		return true
 	}
-	if p, ok := x.pods[f.From]; ok && !x.permits(p.Egress, f.To, f) {
+	if p, ok := x.pods[f.From]; ok && !x.permits(p.egress(f), f.To, f) {
 		return false
 	}
 	p, ok := x.pods[f.To]

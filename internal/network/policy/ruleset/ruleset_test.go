@@ -39,11 +39,11 @@ func TestIndex(t *testing.T) {
 		}
 		for i := range 4 {
 			ids := []ProfileID{"", "a", "b"}
-			rs.Pods[addr(i)] = Pod{addr(i), ids[r.IntN(3)], ids[r.IntN(3)]}
+			rs.Pods[addr(i)] = Pod{addr(i), ids[r.IntN(3)], ids[r.IntN(3)], ids[r.IntN(3)]}
 		}
 		index := rs.Index()
 		for range 200 {
-			f := policy.Flow{From: addr(r.IntN(8)), To: addr(r.IntN(64)), Protocol: []policy.Protocol{6, 17, 1}[r.IntN(3)], Port: uint16(r.IntN(6))}
+			f := policy.Flow{From: addr(r.IntN(8)), To: addr(r.IntN(64)), Protocol: []policy.Protocol{6, 17, 1}[r.IntN(3)], Port: uint16(r.IntN(6)), ToNode: r.IntN(4) == 0}
 			if got, want := index.Allows(f), rs.Allows(f); got != want {
 				t.Fatalf("%+v: the index says %v, the ruleset %v: %+v", f, got, want, rs)
 			}
