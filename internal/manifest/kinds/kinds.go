@@ -20,12 +20,15 @@ const (
 	noAPI     = "there is no API server"
 	noIngress = "there is no ingress controller: give a container a hostPort, or use a Service of type NodePort"
 	noStorage = "volumes are directories of this node"
+	noService = "Services of manifests are not served yet: use the addresses of the pods"
 	noQuota   = "it is not enforced: set limits on the pods"
 )
 
 var unused = []Unused{
 	{"", "ServiceAccount", "there are no service accounts without an API server"},
 	{"", "Namespace", "namespaces need not be declared"},
+	{"", "Service", noService},
+	{"", "Endpoints", noService},
 	{"", "ResourceQuota", noQuota},
 	{"", "LimitRange", noQuota},
 	{"admissionregistration.k8s.io", "", noAPI},
@@ -33,12 +36,14 @@ var unused = []Unused{
 	{"apiregistration.k8s.io", "APIService", noAPI},
 	{"autoscaling", "HorizontalPodAutoscaler", "pods are not scaled by their load"},
 	{"certificates.k8s.io", "", noAPI},
+	{"discovery.k8s.io", "EndpointSlice", noService},
 	{"gateway.networking.k8s.io", "", noIngress},
 	{"networking.k8s.io", "Ingress", noIngress},
 	{"networking.k8s.io", "IngressClass", noIngress},
 	{"node.k8s.io", "RuntimeClass", "runtime handlers are in the configuration, [runtimes.NAME]"},
 	{"policy", "PodDisruptionBudget", "pods of one node are not drained to another"},
 	{"rbac.authorization.k8s.io", "", "there is no API server to allow anything at"},
+	{"resource.k8s.io", "", "devices are not allocated by claims"},
 	{"scheduling.k8s.io", "PriorityClass", "the pods of manifests have no priorities"},
 	{"storage.k8s.io", "", noStorage},
 	{"snapshot.storage.k8s.io", "", noStorage},
