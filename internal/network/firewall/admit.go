@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/huskd/husk/internal/crashpoint"
 	"github.com/huskd/husk/internal/network/policy"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -48,6 +49,7 @@ func (f *Firewall) Admit(ctx context.Context, a pod.Attachment, addresses []neti
 		notify(f.changed)
 		return err
 	}
+	crashpoint.Hit("policy.admitted")
 	return nil
 }
 
@@ -95,6 +97,7 @@ func (f *Firewall) Forget(a pod.Attachment) {
 	defer f.mu.Unlock()
 	if f.local[keyOf(a)].owner == ownerOf(a) {
 		f.remove(a)
+		crashpoint.Hit("policy.forgotten")
 		notify(f.changed)
 	}
 }

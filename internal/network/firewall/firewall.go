@@ -54,8 +54,8 @@ type Config struct {
 	// Required makes pods wait for a source that permits nothing. Otherwise they run without policy
 	// as long as it has never permitted anything.
 	Required bool
-	// File is where the last known world is saved, for pods that start while the source can't be
-	// reached. Empty means nowhere.
+	// File is where the last known policies are saved, and beside it the pods, for pods that start
+	// while the source can't be reached. Empty means nowhere.
 	File string
 	Log  *slog.Logger
 }
@@ -103,7 +103,7 @@ func New(cfg Config) *Firewall {
 }
 
 const (
-	// quiet is how long changes are collected before the kernel gets them.
+	// quiet is how long changes are collected after a commit. The first one waits for nothing.
 	quiet = 10 * time.Millisecond
 	// endAfter is how long changes are collected before connections are ended.
 	endAfter = 100 * time.Millisecond
@@ -156,15 +156,15 @@ func (f *Firewall) keepCommitted(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		for wait := quiet; ; wait = retryAfter {
-			select {
-			case <-time.After(wait):
-			case <-ctx.Done():
-				return
-			}
-			if f.commit() == nil {
-				break
-			}
+		wait := quiet
+		if f.commit() != nil {
+			wait = retryAfter
+			notify(f.changed)
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
 		}
 	}
 }
@@ -242,6 +242,7 @@ func (f *Firewall) commitLocked() error {
 	if !f.synced {
 		return nil
 	}
+	f.savePolicies()
 	err := f.program()
 	if err != nil {
 		f.loaded = false

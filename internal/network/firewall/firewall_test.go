@@ -25,18 +25,26 @@ import (
 
 // kernel keeps the rules in memory. Package policytable has the same tests with nftables.
 type kernel struct {
-	mu     sync.Mutex
-	rules  *ruleset.Ruleset // nil if there are none
-	fails  error
-	loads  int
-	ended  int
-	judged policy.Flow // EndFlows counts this connection if it isn't allowed
+	mu    sync.Mutex
+	rules *ruleset.Ruleset // nil if there are none
+	fails error
+	loads int
+	ended int
+	// changes is called before each change, unless it is nil.
+	changes func()
+	judged  policy.Flow // EndFlows counts this connection if it isn't allowed
 }
 
 func (k *kernel) fail(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.fails = err
+}
+
+func (k *kernel) changing() {
+	if k.changes != nil {
+		k.changes()
+	}
 }
 
 func (k *kernel) Exists() (bool, error) { return k.rules != nil, nil }
@@ -47,6 +55,7 @@ func (k *kernel) Load(r *ruleset.Ruleset) error {
 	if k.fails != nil {
 		return k.fails
 	}
+	k.changing()
 	k.loads++
 	k.rules = ruleset.New()
 	k.rules.Apply(r.All())
@@ -57,6 +66,7 @@ func (k *kernel) Apply(u *ruleset.Update) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.fails == nil {
+		k.changing()
 		k.rules.Apply(u)
 	}
 	return k.fails
@@ -287,7 +297,7 @@ func TestSaved(t *testing.T) {
 		cfg := Config{File: file}
 		runWith(t, cfg, func(_ *testing.T, _ *Firewall, _ *kernel, s *source) {
 			s.update(policies(isolateDB("admin")))
-			time.Sleep(2 * savePolicies)
+			settle()
 		})
 		runWith(t, cfg, func(t *testing.T, f *Firewall, k *kernel, s *source) {
 			f.Adopt(web, prefixes(webAddr))
@@ -313,6 +323,47 @@ func TestSaved(t *testing.T) {
 	if f := New(Config{File: file, Log: slog.New(slog.DiscardHandler)}); f.restored {
 		t.Error("a damaged file was read")
 	}
+}
+
+// TestSavedBeforeInForce checks that policies which the kernel has are saved. A huskd that is killed
+// and can't reach the source must not go back to older ones.
+func TestSavedBeforeInForce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policies.json")
+	synctest.Test(t, func(t *testing.T) {
+		runWith(t, Config{File: file}, func(t *testing.T, f *Firewall, k *kernel, s *source) {
+			changed := 0
+			k.changes = func() {
+				if changed++; len(New(Config{File: file, Log: slog.New(slog.DiscardHandler)}).world.policies) != changed {
+					t.Error("the kernel has policies that aren't saved")
+				}
+			}
+			f.Adopt(db, prefixes(dbAddr))
+			s.update(policies(isolateDB("web")))
+			settle()
+			other := isolateDB("admin")
+			other.Name = "NetworkPolicy shop/other"
+			s.update(policies(other))
+			settle()
+			if k.changes = nil; changed != 2 {
+				t.Errorf("the kernel changed %d times", changed)
+			}
+		})
+	})
+}
+
+// TestAtOnce checks that a change that comes alone doesn't wait for others.
+func TestAtOnce(t *testing.T) {
+	run(t, false, func(t *testing.T, f *Firewall, k *kernel, s *source) {
+		f.Adopt(db, prefixes(dbAddr))
+		s.update(policies(isolateDB("web")))
+		settle()
+		began := time.Now()
+		s.update(policies(isolateDB("admin")))
+		synctest.Wait()
+		if took := time.Since(began); took != 0 || k.rules.Allows(query) {
+			t.Errorf("after %v the kernel has %+v", took, k.rules)
+		}
+	})
 }
 
 // TestSnapshot checks that a world is the same after it was saved and read.

@@ -6,22 +6,21 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/huskd/husk/internal/crashpoint"
 	"github.com/huskd/husk/internal/network/policy"
 )
 
-const (
-	// savePolicies and saveOthers are how soon after a change the world is saved: after one of
-	// policies or namespaces, and after others, of which a large cluster has many.
-	savePolicies = time.Second
-	saveOthers   = time.Minute
-)
+// saveOthers is how often pods and nodes are saved. A large cluster changes all the time.
+const saveOthers = time.Minute
 
-// unsaved is what has changed since the world was saved.
+// unsaved is what has changed since it was saved.
 type unsaved struct{ policies, others bool }
 
 func (u *unsaved) add(c policy.Changes) {
@@ -29,65 +28,80 @@ func (u *unsaved) add(c policy.Changes) {
 	u.others = u.others || len(c.Pods)+len(c.Nodes) > 0
 }
 
+// othersFile is where pods and nodes are saved.
+func othersFile(cfg *Config) string { return strings.TrimSuffix(cfg.File, ".json") + "-pods.json" }
+
 // restore reads the saved world.
 func (f *Firewall) restore() {
 	if f.cfg.File == "" {
 		return
 	}
-	text, err := os.ReadFile(f.cfg.File)
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
-	var c policy.Changes
-	if err == nil {
-		c, err = decode(text)
-	}
-	if err != nil {
-		f.cfg.Log.Warn("network policy: the last known policies can't be read; pods wait for the source", "file", f.cfg.File, "error", err)
-		return
-	}
-	f.world.change(c)
-	f.compiler.Change(c)
-	f.restored = true
-}
-
-// keepSaved saves the world from time to time, and when ctx ends.
-func (f *Firewall) keepSaved(ctx context.Context) {
-	tick := time.NewTicker(savePolicies)
-	defer tick.Stop()
-	for last := time.Now(); ; {
-		var now time.Time
-		select {
-		case now = <-tick.C:
-		case <-ctx.Done():
-			f.save()
+	var known []policy.Changes
+	for _, file := range []string{f.cfg.File, othersFile(&f.cfg)} {
+		text, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		var c policy.Changes
+		if err == nil {
+			c, err = decode(text)
+		}
+		if err != nil {
+			f.cfg.Log.Warn("network policy: the last known policies can't be read; pods wait for the source", "file", file, "error", err)
 			return
 		}
+		known = append(known, c)
+	}
+	for _, c := range known {
+		f.world.change(c)
+		f.compiler.Change(c)
+	}
+	f.restored = len(known) > 0
+}
+
+// keepSaved saves pods and nodes from time to time, and when ctx ends.
+func (f *Firewall) keepSaved(ctx context.Context) {
+	tick := time.NewTicker(saveOthers)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
 		f.mu.Lock()
-		due := f.unsaved.policies || f.unsaved.others && now.Sub(last) >= saveOthers
+		f.savePolicies()
+		due := f.unsaved.others
+		f.unsaved.others = false
+		w := world{pods: maps.Clone(f.world.pods), nodes: maps.Clone(f.world.nodes)}
 		f.mu.Unlock()
 		if due {
-			f.save()
-			last = now
+			w.save(&f.cfg, othersFile(&f.cfg))
 		}
 	}
 }
 
-// save writes the world, unless it is saved already.
-func (f *Firewall) save() {
-	f.mu.Lock()
-	if f.cfg.File == "" || f.unsaved == (unsaved{}) {
-		f.mu.Unlock()
+// savePolicies saves policies and namespaces, unless they are saved already. The kernel gets them
+// afterwards: otherwise a huskd that was killed in between, and can't reach the source, would go
+// back to older policies. The caller holds mu.
+func (f *Firewall) savePolicies() {
+	if f.unsaved.policies {
+		f.unsaved.policies = false
+		w := world{policies: f.world.policies, namespaces: f.world.namespaces}
+		w.save(&f.cfg, f.cfg.File)
+	}
+}
+
+// save writes a world to a file.
+func (w *world) save(cfg *Config, file string) {
+	if cfg.File == "" {
 		return
 	}
-	text, err := f.world.encode()
-	f.unsaved = unsaved{}
-	f.mu.Unlock()
+	text, err := w.encode()
 	if err == nil {
-		err = replace(f.cfg.File, text)
+		err = replace(file, text)
 	}
 	if err != nil {
-		f.cfg.Log.Warn("network policy: the policies can't be saved for the next start", "error", err)
+		cfg.Log.Warn("network policy: what is known can't be saved for the next start", "file", file, "error", err)
 	}
 }
 
@@ -97,6 +111,7 @@ func replace(file string, content []byte) error {
 	if err := os.WriteFile(tmp, content, 0o600); err != nil {
 		return err
 	}
+	crashpoint.Hit("policy.saving")
 	return os.Rename(tmp, file)
 }
 
@@ -104,10 +119,10 @@ func replace(file string, content []byte) error {
 // can't be reached get its policies.
 type snapshot struct {
 	Version    int                   `json:"version"`
-	Policies   []savedPolicy         `json:"policies"`
-	Namespaces map[string]labels.Set `json:"namespaces"`
-	Pods       []*policy.Pod         `json:"pods"`
-	Nodes      []*policy.Node        `json:"nodes"`
+	Policies   []savedPolicy         `json:"policies,omitempty"`
+	Namespaces map[string]labels.Set `json:"namespaces,omitempty"`
+	Pods       []*policy.Pod         `json:"pods,omitempty"`
+	Nodes      []*policy.Node        `json:"nodes,omitempty"`
 }
 
 // snapshotVersion is that of the form. Another version is not read.

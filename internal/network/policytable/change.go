@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/crashpoint"
 	"github.com/huskd/husk/internal/network/policy/ruleset"
 )
 
@@ -105,9 +106,11 @@ func (t *Table) transact(c *change) error {
 	if len(all) == 0 {
 		return nil
 	}
+	crashpoint.Hit("policytable.commit")
 	if err := t.kernel.conn.Transact(all...); err != nil {
 		return err
 	}
+	crashpoint.Hit("policytable.committed")
 	for chain, needed := range c.chains {
 		if t.chains[chain] == nil {
 			t.chains[chain] = map[kind]bool{}

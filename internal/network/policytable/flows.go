@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 
+	"github.com/huskd/husk/internal/crashpoint"
 	"github.com/huskd/husk/internal/network/conntrack"
 	"github.com/huskd/husk/internal/network/policy"
 	"github.com/huskd/husk/internal/network/policy/ruleset"
@@ -74,6 +75,7 @@ func (t *Table) EndFlows() (int, error) {
 	if index == nil {
 		return 0, nil
 	}
+	crashpoint.Hit("policytable.end")
 	// What the node itself sends isn't judged, and what is sent to it could go on by its answers.
 	var node map[netip.Addr]bool
 	n, err := 0, t.inNode(func() (err error) {

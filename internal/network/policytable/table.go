@@ -23,6 +23,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/huskd/husk/internal/crashpoint"
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/internal/network/nlsock"
 	"github.com/huskd/husk/internal/network/policy/ruleset"
@@ -185,6 +186,7 @@ func (t *Table) Teardown() error {
 		return t.wrap(err)
 	}
 	t.wanted = nil
+	crashpoint.Hit("policytable.teardown")
 	return t.wrap(t.kernel.conn.Transact(append(t.kernel.adopt(f), t.kernel.deleteTable())...))
 }
 
