@@ -24,26 +24,40 @@ var (
 var verbs = strings.Fields(`
 	up up up up up up down down down gone gone gone gone list
 	huskd huskd conmon runc runc container pause plugin
-	full files readonly hang reopen`)
+	full files readonly hang reopen policy policy`)
 
-// TestSchedule runs a schedule with Husk's own network.
+// TestSchedule runs a schedule with Husk's own network. Policies deny pods everything from outside,
+// so nothing of what is tried from there may ever reach one, whatever else changes.
 func TestSchedule(t *testing.T) {
 	t.Parallel()
-	carryOut(t, newMachine(t, *seed, false))
+	m := newMachine(t, *seed, false)
+	m.declare("outside.yaml", outsidePolicy)
+	m.readManifests()
+	m.tableHas("at the start", 1)
+	tr, w := m.sprayFromOutside()
+	carryOut(t, m, func() {
+		m.nothingPassed(tr, w)
+		for _, name := range append(podNames, "bystander", "outside") {
+			m.declare(name+".yaml", "")
+		}
+		m.tableHas("without policies", -1)
+	})
 }
 
 // TestScheduleOfCNI runs a schedule with the network of a CNI plugin.
 func TestScheduleOfCNI(t *testing.T) {
 	t.Parallel()
-	carryOut(t, newMachine(t, *seed+1, true))
+	carryOut(t, newMachine(t, *seed+1, true), func() {})
 }
 
-func carryOut(t *testing.T, m *machine) {
+// carryOut runs a schedule. It calls end when the pods are at rest.
+func carryOut(t *testing.T, m *machine, end func()) {
 	steps := 0
 	for end := time.Now().Add(*length); time.Now().Before(end) && !t.Failed(); steps++ {
 		m.step(verbs[m.r.IntN(len(verbs))])
 	}
 	m.calm()
+	end()
 	m.checkBystander()
 	m.empty()
 	kills := 0
@@ -65,10 +79,12 @@ func (m *machine) pause() {
 	time.Sleep(time.Duration(m.r.ExpFloat64() * float64(15*time.Millisecond)))
 }
 
+// podNames are those of the pods that schedules create and remove.
+var podNames = []string{"a", "b", "c", "shared-a", "shared-b"}
+
 func (m *machine) step(verb string) {
 	m.pause()
-	pods := []string{"a", "b", "c", "shared-a", "shared-b"}
-	name, attempt := pods[m.r.IntN(len(pods))], m.r.IntN(3)/2
+	name, attempt := podNames[m.r.IntN(len(podNames))], m.r.IntN(3)/2
 	switch verb {
 	case "up":
 		m.call("up "+name, func(ctx context.Context) error {
@@ -103,6 +119,11 @@ func (m *machine) step(verb string) {
 		m.kill("pause")
 	case "plugin":
 		m.kill("moody", "ptp", "host-local")
+	case "policy":
+		if m.hang == "" { // with Husk's own network
+			m.did[verb]++
+			m.changePolicy([]string{name, "bystander"}[m.r.IntN(2)])
+		}
 	case "full", "files", "hang":
 		m.fault(verb)
 	case "readonly":

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/huskd/husk/internal/crashpoint"
 	"github.com/huskd/husk/internal/netns"
 	"github.com/huskd/husk/test/node"
 )
@@ -39,15 +40,220 @@ spec:
   egress: [{to: [{podSelector: {matchLabels: {app: web}}}]}]
 `
 
-// noisePolicy changes the rules of db, and allows nothing that the test tries.
+// noisePolicy changes the rules of a pod, and allows nothing that tests try.
 const noisePolicy = `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata: {name: noise-%d, namespace: crash}
 spec:
-  podSelector: {matchLabels: {app: db}}
+  podSelector: {matchLabels: {app: %s}}
   ingress: [{from: [{podSelector: {matchLabels: {app: noise-%d}}}, {ipBlock: {cidr: 192.0.2.%d/32}}], ports: [{port: %d}]}]
 `
+
+func (m *machine) noise(app string, i int) string {
+	return fmt.Sprintf(noisePolicy, i, app, i, i%256, 1+m.r.IntN(65535))
+}
+
+// outsidePolicy isolates all pods from what is elsewhere.
+const outsidePolicy = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: outside, namespace: crash}
+spec:
+  podSelector: {}
+  ingress: [{from: [{podSelector: {}}]}]
+`
+
+// manifests is the directory of manifests that huskd reads.
+func (m *machine) manifests() string { return filepath.Join(m.Dir, "manifests") }
+
+// readManifests starts huskd again, so that it reads the manifests.
+func (m *machine) readManifests() {
+	m.flags = append(m.flags, node.Flags("--manifests", m.manifests()))
+	m.d.Stop()
+	m.restart()
+}
+
+// declare makes a file of manifests, changes it, or removes it if there is no text. It does so in
+// one step, as huskd may read it at any time.
+func (m *machine) declare(name, text string) {
+	m.t.Helper()
+	err := os.MkdirAll(m.manifests(), 0o755)
+	if err == nil && text == "" {
+		if err = os.Remove(filepath.Join(m.manifests(), name)); errors.Is(err, os.ErrNotExist) {
+			err = nil
+		}
+	} else if err == nil {
+		if err = os.WriteFile(filepath.Join(m.Dir, name), []byte(text), 0o600); err == nil {
+			err = os.Rename(filepath.Join(m.Dir, name), filepath.Join(m.manifests(), name))
+		}
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// sprayFromOutside tries to reach the addresses that pods get from another host, which policy
+// denies, and counts what reaches pods' links.
+func (m *machine) sprayFromOutside() (*traffic, *witness) {
+	m.t.Helper()
+	outside, pods := member{netns: m.OtherNet()}, member{}
+	for family, net := range map[string]struct{ prefix, via string }{"-4": {"10.201.0.0/16", node.Address4}, "-6": {"fd68:7573:6b00::/64", node.Address6}} {
+		if r := m.RunOther("ip", family, "route", "replace", net.prefix, "via", net.via); r.Code != 0 {
+			m.t.Fatal(r)
+		}
+		a := netip.MustParsePrefix(net.prefix).Addr().Next() // the node's
+		for range 6 {
+			a = a.Next()
+			pods.addresses = append(pods.addresses, a)
+		}
+	}
+	w := m.witness(map[string]string{"outside": fmt.Sprintf(`iifname "up0" oifname "%s*" meta l4proto { tcp, udp }`, m.Instance().HostLinkPrefix())})
+	tr := &traffic{t: m.t}
+	m.t.Cleanup(tr.stop)
+	tr.spray(outside, pods)
+	return tr, w
+}
+
+// nothingPassed fails the test if something reached a pod from outside. It ends the traffic.
+func (m *machine) nothingPassed(tr *traffic, w *witness) {
+	m.t.Helper()
+	tr.stop()
+	before, after := w.read()
+	m.t.Logf("%d of %d packets from outside reached a pod", after["outside"], before["outside"])
+	if after["outside"] > 0 || before["outside"] == 0 {
+		m.t.Errorf("%d of %d packets from outside reached a pod, want none of some", after["outside"], before["outside"])
+	}
+	m.Must("nft", "delete", "table", "inet", "witness")
+}
+
+// policyTable returns how many chains of profiles, and how many local pods, the table of policies
+// has, or -1 without a table.
+func (m *machine) policyTable() (chains, pods int) {
+	r := m.Run("nft", "list", "table", "inet", m.Instance().PolicyTable())
+	if r.Code != 0 {
+		return -1, -1
+	}
+	own := regexp.MustCompile(`set self4 \{[^}]*elements = \{([^}]*)\}`).FindStringSubmatch(r.Stdout)
+	if own != nil {
+		pods = strings.Count(own[1], " . ")
+	}
+	return strings.Count(r.Stdout, "chain in-") + strings.Count(r.Stdout, "chain out-"), pods
+}
+
+// tableHas waits until the table of policies has some pods with a profile each; -1 is no table.
+func (m *machine) tableHas(when string, want int) {
+	m.t.Helper()
+	node.Eventually(m.t, time.Minute, func() string {
+		if chains, pods := m.policyTable(); chains != want || pods != want {
+			return fmt.Sprintf("%s, the table has %d chains of profiles and %d pods, want %d", when, chains, pods, want)
+		}
+		return ""
+	})
+}
+
+// changePolicy changes or removes a policy of a pod.
+func (m *machine) changePolicy(app string) {
+	text := ""
+	if i := m.r.IntN(1000); i%3 > 0 {
+		text = m.noise(app, i)
+	}
+	m.note("policy of %s: %s", app, strings.Join(strings.Fields(text), " "))
+	m.declare(app+".yaml", text)
+}
+
+// policyPoints are the crash points of what writes policies.
+var policyPoints = []string{"policy.admitted", "policy.forgotten", "policy.saving", "policytable.commit", "policytable.committed", "policytable.end"}
+
+// TestPolicyCrashPoints kills huskd at each write of policies: while it starts, a pod comes, the
+// policies change, and the pod goes. Nothing from outside may ever reach a pod, the next huskd
+// completes what was begun, and the table has nothing of the pod at the end.
+func TestPolicyCrashPoints(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, *seed, false)
+	m.declare("outside.yaml", outsidePolicy)
+	m.readManifests()
+	m.tableHas("at the start", 1)
+	tr, w := m.sprayFromOutside()
+	round := 0
+	// steps are taken by a huskd that may be killed, and completed by the next one.
+	steps := []func(name string, try int) bool{
+		func(name string, try int) bool {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			_, _, err := m.up(ctx, name, try) // the sandbox of the former try may be there
+			return err == nil
+		},
+		func(string, int) bool {
+			text := m.noise("bystander", round)
+			m.declare("noise.yaml", text)
+			for !m.d.Wait(10 * time.Millisecond) {
+				if strings.Contains(m.Husk("net", "policy", "crash/bystander").Stdout, fmt.Sprint("crash/noise-", round)) {
+					return true
+				}
+			}
+			return false
+		},
+		func(name string, _ int) bool {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			return m.end(ctx, name, true) == nil
+		},
+		func(string, int) bool {
+			m.declare("noise.yaml", "")
+			for !m.d.Wait(10 * time.Millisecond) {
+				if r := m.Husk("net", "policy", "crash/bystander"); r.Code == 0 && !strings.Contains(r.Stdout, "noise") {
+					return true
+				}
+			}
+			return false
+		},
+	}
+	killed := 0
+	for _, point := range policyPoints {
+		for nth := 1; ; nth++ {
+			round++
+			what, name := fmt.Sprintf("%s#%d", point, nth), fmt.Sprintf("victim-%d", round)
+			m.d.Stop()
+			mortal := m.Launch(append(slices.Clone(m.flags), node.Env(crashpoint.Env, what))...)
+			for m.d = mortal; !m.Serves() && !m.d.Wait(10*time.Millisecond); {
+				continue
+			}
+			for _, step := range steps {
+				end := time.Now().Add(time.Minute)
+				for try := 0; !step(name, try); try++ {
+					if m.d.Wait(100 * time.Millisecond) {
+						m.restart()
+					} else if time.Now().After(end) {
+						t.Fatalf("%s: a step failed %d times", what, try)
+					}
+				}
+			}
+			// What follows the last step, such as the end of connections, may be where it ends.
+			if m.d == mortal && mortal.Wait(300*time.Millisecond) {
+				m.restart()
+			}
+			m.tableHas(what, 1)
+			if m.d == mortal {
+				break
+			}
+			killed++
+		}
+	}
+	t.Logf("huskd was killed %d times", killed)
+	m.nothingPassed(tr, w)
+	// The removal of all.
+	m.d.Stop()
+	m.d = m.Launch(append(slices.Clone(m.flags), node.Env(crashpoint.Env, "policytable.teardown"))...)
+	m.declare("outside.yaml", "")
+	if !m.d.Wait(time.Minute) {
+		t.Fatal("huskd was not killed when it removes the table")
+	}
+	m.restart()
+	m.tableHas("without policies", -1)
+	m.checkBystander()
+	m.empty()
+}
 
 // member is a pod of TestPolicyAcrossKills.
 type member struct {
@@ -90,11 +296,9 @@ type witness struct {
 	ways []string
 }
 
-// witness starts to count. Ways are pairs of pods' names.
-func (m *machine) witness(pods map[string]member, ways ...[2]string) *witness {
-	m.t.Helper()
-	w := &witness{m: m}
-	rules := map[string]string{}
+// between returns what tells the packets of each way: ways are pairs of pods' names.
+func between(pods map[string]member, ways ...[2]string) map[string]string {
+	out := map[string]string{}
 	for _, way := range ways {
 		from, to := pods[way[0]], pods[way[1]]
 		for i, a := range from.addresses {
@@ -102,12 +306,22 @@ func (m *machine) witness(pods map[string]member, ways ...[2]string) *witness {
 			if a.Is6() {
 				family = "ip6"
 			}
-			name := fmt.Sprintf("%s-%s-%s", way[0], way[1], family)
-			w.ways = append(w.ways, name)
-			for _, when := range []string{"before", "after"} {
-				m.Must("nft", fmt.Sprintf("add table inet witness; add counter inet witness %s-%s", name, when))
-				rules[when] += fmt.Sprintf("; add rule inet witness %s %s saddr %s %s daddr %s counter name %s-%s", when, family, a, family, to.addresses[i], name, when)
-			}
+			out[fmt.Sprintf("%s-%s-%s", way[0], way[1], family)] = fmt.Sprintf("%s saddr %s %s daddr %s", family, a, family, to.addresses[i])
+		}
+	}
+	return out
+}
+
+// witness starts to count the packets of some ways.
+func (m *machine) witness(ways map[string]string) *witness {
+	m.t.Helper()
+	w := &witness{m: m}
+	rules := map[string]string{}
+	for name, way := range ways {
+		w.ways = append(w.ways, name)
+		for _, when := range []string{"before", "after"} {
+			m.Must("nft", fmt.Sprintf("add table inet witness; add counter inet witness %s-%s", name, when))
+			rules[when] += fmt.Sprintf("; add rule inet witness %s %s counter name %s-%s", when, way, name, when)
 		}
 	}
 	for when, priority := range map[string]int{"before": -300, "after": 300} {
@@ -313,30 +527,14 @@ func (tr *traffic) spray(from, to member) {
 func TestPolicyAcrossKills(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, *seed, false)
-	manifests := filepath.Join(m.Dir, "manifests")
-	write := func(name, text string) {
-		t.Helper()
-		// Not in place: huskd would read half of it.
-		if err := os.WriteFile(filepath.Join(m.Dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(filepath.Join(m.Dir, name), filepath.Join(manifests, name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Mkdir(manifests, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	write("db.yaml", dbPolicy)
-	m.flags = append(m.flags, node.Flags("--manifests", manifests))
-	m.d.Stop()
-	m.restart()
+	m.declare("db.yaml", dbPolicy)
+	m.readManifests()
 
 	pods := map[string]member{}
 	for _, name := range []string{"db", "web", "other"} {
 		pods[name] = m.member(name)
 	}
-	w := m.witness(pods, [2]string{"other", "db"}, [2]string{"db", "other"}, [2]string{"web", "db"}, [2]string{"db", "web"})
+	w := m.witness(between(pods, [2]string{"other", "db"}, [2]string{"db", "other"}, [2]string{"web", "db"}, [2]string{"db", "web"}))
 	tr := &traffic{t: t}
 	defer tr.stop()
 	for _, pod := range []string{"db", "other"} {
@@ -349,7 +547,7 @@ func TestPolicyAcrossKills(t *testing.T) {
 	began, served := time.Now(), 0
 	for i := range *kills {
 		if m.r.IntN(3) == 0 {
-			write("noise.yaml", fmt.Sprintf(noisePolicy, i, i, i%256, 1+m.r.IntN(65535)))
+			m.declare("noise.yaml", m.noise("db", i))
 		}
 		time.Sleep(time.Duration(m.r.IntN(300)) * time.Millisecond)
 		if m.Serves() {
@@ -379,11 +577,8 @@ func TestPolicyAcrossKills(t *testing.T) {
 	}
 
 	// The witness sees what passes.
-	for _, name := range []string{"db.yaml", "noise.yaml"} {
-		if err := os.Remove(filepath.Join(manifests, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			t.Fatal(err)
-		}
-	}
+	m.declare("db.yaml", "")
+	m.declare("noise.yaml", "")
 	tr = &traffic{t: t}
 	defer tr.stop()
 	tr.spray(pods["other"], pods["db"])

@@ -325,8 +325,8 @@ func TestSaved(t *testing.T) {
 	}
 }
 
-// TestSavedBeforeInForce checks that policies which the kernel has are saved. A huskd that is killed
-// and can't reach the source must not go back to older ones.
+// TestSavedBeforeInForce checks that policies which the kernel has are saved. A killed huskd that
+// can't reach the source must not go back to older ones.
 func TestSavedBeforeInForce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policies.json")
 	synctest.Test(t, func(t *testing.T) {
