@@ -182,10 +182,14 @@ func (t *Table) Teardown() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f, err := t.kernel.find()
-	if err != nil || !f.exists {
+	if err != nil {
 		return t.wrap(err)
 	}
 	t.wanted = nil
+	clear(t.unused) // they go with the table
+	if !f.exists {
+		return nil
+	}
 	crashpoint.Hit("policytable.teardown")
 	return t.wrap(t.kernel.conn.Transact(append(t.kernel.adopt(f), t.kernel.deleteTable())...))
 }

@@ -153,6 +153,32 @@ func agree(t testing.TB, table *Table, want *ruleset.Ruleset) {
 	}
 }
 
+// TestMaintainedAfterTeardown removes the table, also one that others have removed already: nothing
+// of it comes back.
+func TestMaintainedAfterTeardown(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node")
+	netnstest.Make(t, path)
+	table, err := Open(path, instance)
+	must(t, err)
+	defer table.Close()
+	for _, byOthers := range []bool{false, true} {
+		must(t, table.Load(small()))
+		must(t, table.Apply(&ruleset.Update{RemovePods: []netip.Addr{locals[0], locals[4]}, RemoveProfiles: []ruleset.ProfileID{"server"}}))
+		if table.Unused() != 1 {
+			t.Fatalf("%d profiles are unused, want 1", table.Unused())
+		}
+		if byOthers {
+			must(t, table.kernel.conn.Transact(table.kernel.deleteTable()))
+		}
+		must(t, table.Teardown())
+		must(t, table.Reap())
+		must(t, table.Repair())
+		if exists, err := table.Exists(); err != nil || exists || table.Unused() > 0 {
+			t.Errorf("the table exists: %v, %v; %d profiles are unused", exists, err, table.Unused())
+		}
+	}
+}
+
 // TestUpdates applies random updates, and compares what the kernel has with what Load would make.
 func TestUpdates(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node")
