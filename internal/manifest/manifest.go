@@ -262,12 +262,18 @@ func (p *parser) setName(pod *corev1.Pod) {
 const apiAccess = "kube-api-access-"
 
 // dropAPIAccess removes the volume with which an API server gives a pod access to itself. The
-// output of kubectl get has it.
+// output of kubectl get has it. The volume of a pod that comes from an API server has a Secret in
+// place of the token, and stays.
 func dropAPIAccess(spec *corev1.PodSpec) {
-	spec.Volumes = slices.DeleteFunc(spec.Volumes, func(v corev1.Volume) bool { return strings.HasPrefix(v.Name, apiAccess) && v.Projected != nil })
+	dropped := map[string]bool{}
+	for _, v := range spec.Volumes {
+		dropped[v.Name] = strings.HasPrefix(v.Name, apiAccess) && v.Projected != nil &&
+			slices.ContainsFunc(v.Projected.Sources, func(s corev1.VolumeProjection) bool { return s.ServiceAccountToken != nil })
+	}
+	spec.Volumes = slices.DeleteFunc(spec.Volumes, func(v corev1.Volume) bool { return dropped[v.Name] })
 	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
 		for i := range containers {
-			containers[i].VolumeMounts = slices.DeleteFunc(containers[i].VolumeMounts, func(m corev1.VolumeMount) bool { return strings.HasPrefix(m.Name, apiAccess) })
+			containers[i].VolumeMounts = slices.DeleteFunc(containers[i].VolumeMounts, func(m corev1.VolumeMount) bool { return dropped[m.Name] })
 		}
 	}
 }

@@ -375,7 +375,8 @@ func TestTokenRetries(t *testing.T) {
 	}
 }
 
-// TestTokens checks that a pod waits for its token, and that the token is renewed.
+// TestTokens checks that a pod waits for its token, that it keeps the volume with the token, and
+// that the token is renewed.
 func TestTokens(t *testing.T) {
 	f := newFixture(t)
 	asked := make(chan string, 100)
@@ -397,7 +398,8 @@ func TestTokens(t *testing.T) {
 	})
 	f.Put(podList, pod("a", func(p *corev1.Pod) {
 		p.Spec.ServiceAccountName = "robot"
-		p.Spec.Volumes = []corev1.Volume{{Name: "access", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+		p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "kube-api-access-x", MountPath: "/token"}}
+		p.Spec.Volumes = []corev1.Volume{{Name: "kube-api-access-x", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
 			{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token", Audience: "me", ExpirationSeconds: new(int64(3607))}},
 		}}}}}
 	}))
@@ -420,6 +422,11 @@ func TestTokens(t *testing.T) {
 	text := func() string {
 		return string(f.set.Objects[manifest.ObjectKey(manifest.KindSecret, "default", "token.uid-a.0")]["token"])
 	}
+	f.mu.Lock()
+	if spec := f.set.Pods[0].Spec; len(spec.Volumes) != 1 || len(spec.Containers[0].VolumeMounts) != 1 {
+		t.Errorf("the pod is delivered without its token: %+v", spec)
+	}
+	f.mu.Unlock()
 	f.eventually("a token", func() bool { return strings.HasPrefix(text(), "t-") })
 	f.mu.Lock()
 	first := text()
