@@ -244,7 +244,9 @@ type RunEvent struct {
 	// The wait for this pod is over: it is ready or, if its restartPolicy is not Always, has ended.
 	Settled bool `protobuf:"varint,11,opt,name=settled,proto3" json:"settled,omitempty"`
 	// Set in an event that isn't about a pod: an object of the file has no effect, and why.
-	Note          string `protobuf:"bytes,12,opt,name=note,proto3" json:"note,omitempty"`
+	Note string `protobuf:"bytes,12,opt,name=note,proto3" json:"note,omitempty"`
+	// The kind of a workload, in lower case, if the event isn't about a pod.
+	Kind          string `protobuf:"bytes,13,opt,name=kind,proto3" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -363,6 +365,13 @@ func (x *RunEvent) GetNote() string {
 	return ""
 }
 
+func (x *RunEvent) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
 type Pod struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // of its newest sandbox; empty before it is created
@@ -383,7 +392,9 @@ type Pod struct {
 	// The runtime handler that the pod names; empty for the default.
 	RuntimeHandler string `protobuf:"bytes,13,opt,name=runtime_handler,json=runtimeHandler,proto3" json:"runtime_handler,omitempty"`
 	// All init containers have completed, so sidecars no longer determine the status of the pod.
-	Initialized   bool `protobuf:"varint,14,opt,name=initialized,proto3" json:"initialized,omitempty"`
+	Initialized bool `protobuf:"varint,14,opt,name=initialized,proto3" json:"initialized,omitempty"`
+	// The workload that it belongs to, such as deployment/default/web; empty for none.
+	Owner         string `protobuf:"bytes,15,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -514,6 +525,13 @@ func (x *Pod) GetInitialized() bool {
 		return x.Initialized
 	}
 	return false
+}
+
+func (x *Pod) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
 }
 
 type Container struct {
@@ -966,7 +984,7 @@ func (x *StopResponse) GetName() string {
 
 type RemoveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`    // of a pod, or of a workload
 	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"` // stop it first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1020,6 +1038,7 @@ type RemoveResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1068,6 +1087,407 @@ func (x *RemoveResponse) GetName() string {
 	return ""
 }
 
+func (x *RemoveResponse) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+// A workload is named by KIND/[NAMESPACE/]NAME.
+type Workload struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Kind      string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Namespace string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Phase     string                 `protobuf:"bytes,4,opt,name=phase,proto3" json:"phase,omitempty"` // a word, such as Progressing, Available or Complete
+	Message   string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	// Nothing more will happen by itself to reach what the manifest says.
+	Done          bool   `protobuf:"varint,6,opt,name=done,proto3" json:"done,omitempty"`
+	Desired       int32  `protobuf:"varint,7,opt,name=desired,proto3" json:"desired,omitempty"` // numbers of pods
+	Current       int32  `protobuf:"varint,8,opt,name=current,proto3" json:"current,omitempty"`
+	Updated       int32  `protobuf:"varint,9,opt,name=updated,proto3" json:"updated,omitempty"`
+	Ready         int32  `protobuf:"varint,10,opt,name=ready,proto3" json:"ready,omitempty"`
+	Available     int32  `protobuf:"varint,11,opt,name=available,proto3" json:"available,omitempty"`
+	Succeeded     int32  `protobuf:"varint,12,opt,name=succeeded,proto3" json:"succeeded,omitempty"` // of a Job
+	Failed        int32  `protobuf:"varint,13,opt,name=failed,proto3" json:"failed,omitempty"`
+	CreatedNs     int64  `protobuf:"varint,14,opt,name=created_ns,json=createdNs,proto3" json:"created_ns,omitempty"` // Unix time
+	Source        string `protobuf:"bytes,15,opt,name=source,proto3" json:"source,omitempty"`
+	Owner         string `protobuf:"bytes,16,opt,name=owner,proto3" json:"owner,omitempty"` // the CronJob of a Job
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Workload) Reset() {
+	*x = Workload{}
+	mi := &file_api_v1_husk_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Workload) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Workload) ProtoMessage() {}
+
+func (x *Workload) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Workload.ProtoReflect.Descriptor instead.
+func (*Workload) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Workload) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Workload) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Workload) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Workload) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *Workload) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Workload) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
+func (x *Workload) GetDesired() int32 {
+	if x != nil {
+		return x.Desired
+	}
+	return 0
+}
+
+func (x *Workload) GetCurrent() int32 {
+	if x != nil {
+		return x.Current
+	}
+	return 0
+}
+
+func (x *Workload) GetUpdated() int32 {
+	if x != nil {
+		return x.Updated
+	}
+	return 0
+}
+
+func (x *Workload) GetReady() int32 {
+	if x != nil {
+		return x.Ready
+	}
+	return 0
+}
+
+func (x *Workload) GetAvailable() int32 {
+	if x != nil {
+		return x.Available
+	}
+	return 0
+}
+
+func (x *Workload) GetSucceeded() int32 {
+	if x != nil {
+		return x.Succeeded
+	}
+	return 0
+}
+
+func (x *Workload) GetFailed() int32 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *Workload) GetCreatedNs() int64 {
+	if x != nil {
+		return x.CreatedNs
+	}
+	return 0
+}
+
+func (x *Workload) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Workload) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+type ListWorkloadsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListWorkloadsRequest) Reset() {
+	*x = ListWorkloadsRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListWorkloadsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListWorkloadsRequest) ProtoMessage() {}
+
+func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
+func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{15}
+}
+
+type ListWorkloadsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workloads     []*Workload            `protobuf:"bytes,1,rep,name=workloads,proto3" json:"workloads,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListWorkloadsResponse) Reset() {
+	*x = ListWorkloadsResponse{}
+	mi := &file_api_v1_husk_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListWorkloadsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListWorkloadsResponse) ProtoMessage() {}
+
+func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
+func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListWorkloadsResponse) GetWorkloads() []*Workload {
+	if x != nil {
+		return x.Workloads
+	}
+	return nil
+}
+
+type WatchWorkloadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Wait          bool                   `protobuf:"varint,2,opt,name=wait,proto3" json:"wait,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchWorkloadRequest) Reset() {
+	*x = WatchWorkloadRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchWorkloadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchWorkloadRequest) ProtoMessage() {}
+
+func (x *WatchWorkloadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchWorkloadRequest.ProtoReflect.Descriptor instead.
+func (*WatchWorkloadRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *WatchWorkloadRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *WatchWorkloadRequest) GetWait() bool {
+	if x != nil {
+		return x.Wait
+	}
+	return false
+}
+
+type ScaleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Replicas      int32                  `protobuf:"varint,2,opt,name=replicas,proto3" json:"replicas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScaleRequest) Reset() {
+	*x = ScaleRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScaleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScaleRequest) ProtoMessage() {}
+
+func (x *ScaleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScaleRequest.ProtoReflect.Descriptor instead.
+func (*ScaleRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ScaleRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ScaleRequest) GetReplicas() int32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
+type RestartRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartRequest) Reset() {
+	*x = RestartRequest{}
+	mi := &file_api_v1_husk_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartRequest) ProtoMessage() {}
+
+func (x *RestartRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartRequest.ProtoReflect.Descriptor instead.
+func (*RestartRequest) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *RestartRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 type EventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of a pod; empty for all
@@ -1078,7 +1498,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[14]
+	mi := &file_api_v1_husk_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1090,7 +1510,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[14]
+	mi := &file_api_v1_husk_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1103,7 +1523,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{14}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EventsRequest) GetName() string {
@@ -1138,7 +1558,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_api_v1_husk_proto_msgTypes[15]
+	mi := &file_api_v1_husk_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +1570,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[15]
+	mi := &file_api_v1_husk_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +1583,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{15}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Event) GetNamespace() string {
@@ -1244,7 +1664,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[16]
+	mi := &file_api_v1_husk_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1676,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[16]
+	mi := &file_api_v1_husk_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1689,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{16}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LogsRequest) GetName() string {
@@ -1333,7 +1753,7 @@ type LogsResponse struct {
 
 func (x *LogsResponse) Reset() {
 	*x = LogsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[17]
+	mi := &file_api_v1_husk_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1345,7 +1765,7 @@ func (x *LogsResponse) String() string {
 func (*LogsResponse) ProtoMessage() {}
 
 func (x *LogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[17]
+	mi := &file_api_v1_husk_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1358,7 +1778,7 @@ func (x *LogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsResponse.ProtoReflect.Descriptor instead.
 func (*LogsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{17}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LogsResponse) GetLine() []byte {
@@ -1404,7 +1824,7 @@ type SessionInput struct {
 
 func (x *SessionInput) Reset() {
 	*x = SessionInput{}
-	mi := &file_api_v1_husk_proto_msgTypes[18]
+	mi := &file_api_v1_husk_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1416,7 +1836,7 @@ func (x *SessionInput) String() string {
 func (*SessionInput) ProtoMessage() {}
 
 func (x *SessionInput) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[18]
+	mi := &file_api_v1_husk_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1429,7 +1849,7 @@ func (x *SessionInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInput.ProtoReflect.Descriptor instead.
 func (*SessionInput) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{18}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SessionInput) GetOf() isSessionInput_Of {
@@ -1519,7 +1939,7 @@ type SessionStart struct {
 
 func (x *SessionStart) Reset() {
 	*x = SessionStart{}
-	mi := &file_api_v1_husk_proto_msgTypes[19]
+	mi := &file_api_v1_husk_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1531,7 +1951,7 @@ func (x *SessionStart) String() string {
 func (*SessionStart) ProtoMessage() {}
 
 func (x *SessionStart) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[19]
+	mi := &file_api_v1_husk_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1544,7 +1964,7 @@ func (x *SessionStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStart.ProtoReflect.Descriptor instead.
 func (*SessionStart) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{19}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SessionStart) GetName() string {
@@ -1599,7 +2019,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_api_v1_husk_proto_msgTypes[20]
+	mi := &file_api_v1_husk_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +2031,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[20]
+	mi := &file_api_v1_husk_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +2044,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{20}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *TerminalSize) GetWidth() uint32 {
@@ -1656,7 +2076,7 @@ type SessionOutput struct {
 
 func (x *SessionOutput) Reset() {
 	*x = SessionOutput{}
-	mi := &file_api_v1_husk_proto_msgTypes[21]
+	mi := &file_api_v1_husk_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1668,7 +2088,7 @@ func (x *SessionOutput) String() string {
 func (*SessionOutput) ProtoMessage() {}
 
 func (x *SessionOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[21]
+	mi := &file_api_v1_husk_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1681,7 +2101,7 @@ func (x *SessionOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionOutput.ProtoReflect.Descriptor instead.
 func (*SessionOutput) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{21}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SessionOutput) GetOf() isSessionOutput_Of {
@@ -1769,7 +2189,7 @@ type SessionStarted struct {
 
 func (x *SessionStarted) Reset() {
 	*x = SessionStarted{}
-	mi := &file_api_v1_husk_proto_msgTypes[22]
+	mi := &file_api_v1_husk_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1781,7 +2201,7 @@ func (x *SessionStarted) String() string {
 func (*SessionStarted) ProtoMessage() {}
 
 func (x *SessionStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[22]
+	mi := &file_api_v1_husk_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1794,7 +2214,7 @@ func (x *SessionStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStarted.ProtoReflect.Descriptor instead.
 func (*SessionStarted) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{22}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SessionStarted) GetNamespace() string {
@@ -1842,7 +2262,7 @@ type FindPortsRequest struct {
 
 func (x *FindPortsRequest) Reset() {
 	*x = FindPortsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[23]
+	mi := &file_api_v1_husk_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1854,7 +2274,7 @@ func (x *FindPortsRequest) String() string {
 func (*FindPortsRequest) ProtoMessage() {}
 
 func (x *FindPortsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[23]
+	mi := &file_api_v1_husk_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1867,7 +2287,7 @@ func (x *FindPortsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindPortsRequest.ProtoReflect.Descriptor instead.
 func (*FindPortsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{23}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FindPortsRequest) GetName() string {
@@ -1896,7 +2316,7 @@ type FindPortsResponse struct {
 
 func (x *FindPortsResponse) Reset() {
 	*x = FindPortsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[24]
+	mi := &file_api_v1_husk_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +2328,7 @@ func (x *FindPortsResponse) String() string {
 func (*FindPortsResponse) ProtoMessage() {}
 
 func (x *FindPortsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[24]
+	mi := &file_api_v1_husk_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +2341,7 @@ func (x *FindPortsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindPortsResponse.ProtoReflect.Descriptor instead.
 func (*FindPortsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{24}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *FindPortsResponse) GetNamespace() string {
@@ -1965,7 +2385,7 @@ type ForwardInput struct {
 
 func (x *ForwardInput) Reset() {
 	*x = ForwardInput{}
-	mi := &file_api_v1_husk_proto_msgTypes[25]
+	mi := &file_api_v1_husk_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1977,7 +2397,7 @@ func (x *ForwardInput) String() string {
 func (*ForwardInput) ProtoMessage() {}
 
 func (x *ForwardInput) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[25]
+	mi := &file_api_v1_husk_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1990,7 +2410,7 @@ func (x *ForwardInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardInput.ProtoReflect.Descriptor instead.
 func (*ForwardInput) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{25}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ForwardInput) GetOf() isForwardInput_Of {
@@ -2044,7 +2464,7 @@ type ForwardStart struct {
 
 func (x *ForwardStart) Reset() {
 	*x = ForwardStart{}
-	mi := &file_api_v1_husk_proto_msgTypes[26]
+	mi := &file_api_v1_husk_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2056,7 +2476,7 @@ func (x *ForwardStart) String() string {
 func (*ForwardStart) ProtoMessage() {}
 
 func (x *ForwardStart) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[26]
+	mi := &file_api_v1_husk_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2069,7 +2489,7 @@ func (x *ForwardStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardStart.ProtoReflect.Descriptor instead.
 func (*ForwardStart) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{26}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ForwardStart) GetUid() string {
@@ -2095,7 +2515,7 @@ type ForwardOutput struct {
 
 func (x *ForwardOutput) Reset() {
 	*x = ForwardOutput{}
-	mi := &file_api_v1_husk_proto_msgTypes[27]
+	mi := &file_api_v1_husk_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2107,7 +2527,7 @@ func (x *ForwardOutput) String() string {
 func (*ForwardOutput) ProtoMessage() {}
 
 func (x *ForwardOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[27]
+	mi := &file_api_v1_husk_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2120,7 +2540,7 @@ func (x *ForwardOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardOutput.ProtoReflect.Descriptor instead.
 func (*ForwardOutput) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{27}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ForwardOutput) GetData() []byte {
@@ -2139,7 +2559,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[28]
+	mi := &file_api_v1_husk_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2151,7 +2571,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[28]
+	mi := &file_api_v1_husk_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2164,7 +2584,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{28}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UsageRequest) GetName() string {
@@ -2183,7 +2603,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[29]
+	mi := &file_api_v1_husk_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2195,7 +2615,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[29]
+	mi := &file_api_v1_husk_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2208,7 +2628,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{29}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *UsageResponse) GetPods() []*PodUsage {
@@ -2235,7 +2655,7 @@ type PodUsage struct {
 
 func (x *PodUsage) Reset() {
 	*x = PodUsage{}
-	mi := &file_api_v1_husk_proto_msgTypes[30]
+	mi := &file_api_v1_husk_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2247,7 +2667,7 @@ func (x *PodUsage) String() string {
 func (*PodUsage) ProtoMessage() {}
 
 func (x *PodUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[30]
+	mi := &file_api_v1_husk_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2260,7 +2680,7 @@ func (x *PodUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodUsage.ProtoReflect.Descriptor instead.
 func (*PodUsage) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{30}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PodUsage) GetNamespace() string {
@@ -2329,7 +2749,7 @@ type ContainerUsage struct {
 
 func (x *ContainerUsage) Reset() {
 	*x = ContainerUsage{}
-	mi := &file_api_v1_husk_proto_msgTypes[31]
+	mi := &file_api_v1_husk_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2341,7 +2761,7 @@ func (x *ContainerUsage) String() string {
 func (*ContainerUsage) ProtoMessage() {}
 
 func (x *ContainerUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[31]
+	mi := &file_api_v1_husk_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2354,7 +2774,7 @@ func (x *ContainerUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerUsage.ProtoReflect.Descriptor instead.
 func (*ContainerUsage) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{31}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ContainerUsage) GetName() string {
@@ -2384,7 +2804,7 @@ type Used struct {
 
 func (x *Used) Reset() {
 	*x = Used{}
-	mi := &file_api_v1_husk_proto_msgTypes[32]
+	mi := &file_api_v1_husk_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2396,7 +2816,7 @@ func (x *Used) String() string {
 func (*Used) ProtoMessage() {}
 
 func (x *Used) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[32]
+	mi := &file_api_v1_husk_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2409,7 +2829,7 @@ func (x *Used) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Used.ProtoReflect.Descriptor instead.
 func (*Used) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{32}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Used) GetAtNs() int64 {
@@ -2462,7 +2882,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_api_v1_husk_proto_msgTypes[33]
+	mi := &file_api_v1_husk_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2474,7 +2894,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[33]
+	mi := &file_api_v1_husk_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2487,7 +2907,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{33}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Progress) GetRef() string {
@@ -2537,7 +2957,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_api_v1_husk_proto_msgTypes[34]
+	mi := &file_api_v1_husk_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2549,7 +2969,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[34]
+	mi := &file_api_v1_husk_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2562,7 +2982,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{34}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Layer) GetDigest() string {
@@ -2605,7 +3025,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[35]
+	mi := &file_api_v1_husk_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2617,7 +3037,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[35]
+	mi := &file_api_v1_husk_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2630,7 +3050,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{35}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PullImageRequest) GetRef() string {
@@ -2670,7 +3090,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[36]
+	mi := &file_api_v1_husk_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2682,7 +3102,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[36]
+	mi := &file_api_v1_husk_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2695,7 +3115,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{36}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *LoadImageRequest) GetChunk() []byte {
@@ -2715,7 +3135,7 @@ type ImageEvent struct {
 
 func (x *ImageEvent) Reset() {
 	*x = ImageEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[37]
+	mi := &file_api_v1_husk_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2727,7 +3147,7 @@ func (x *ImageEvent) String() string {
 func (*ImageEvent) ProtoMessage() {}
 
 func (x *ImageEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[37]
+	mi := &file_api_v1_husk_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2740,7 +3160,7 @@ func (x *ImageEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageEvent.ProtoReflect.Descriptor instead.
 func (*ImageEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{37}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ImageEvent) GetProgress() *Progress {
@@ -2772,7 +3192,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_api_v1_husk_proto_msgTypes[38]
+	mi := &file_api_v1_husk_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2784,7 +3204,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[38]
+	mi := &file_api_v1_husk_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2797,7 +3217,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{38}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Image) GetId() string {
@@ -2857,7 +3277,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[39]
+	mi := &file_api_v1_husk_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2869,7 +3289,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[39]
+	mi := &file_api_v1_husk_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2882,7 +3302,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{39}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{45}
 }
 
 type ListImagesResponse struct {
@@ -2894,7 +3314,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[40]
+	mi := &file_api_v1_husk_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2906,7 +3326,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[40]
+	mi := &file_api_v1_husk_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2919,7 +3339,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{40}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -2939,7 +3359,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[41]
+	mi := &file_api_v1_husk_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2951,7 +3371,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[41]
+	mi := &file_api_v1_husk_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2964,7 +3384,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{41}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -2990,7 +3410,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[42]
+	mi := &file_api_v1_husk_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3002,7 +3422,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[42]
+	mi := &file_api_v1_husk_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3015,7 +3435,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{42}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RemoveImageResponse) GetRemoved() []string {
@@ -3034,7 +3454,7 @@ type PruneImagesRequest struct {
 
 func (x *PruneImagesRequest) Reset() {
 	*x = PruneImagesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[43]
+	mi := &file_api_v1_husk_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3046,7 +3466,7 @@ func (x *PruneImagesRequest) String() string {
 func (*PruneImagesRequest) ProtoMessage() {}
 
 func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[43]
+	mi := &file_api_v1_husk_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3059,7 +3479,7 @@ func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneImagesRequest.ProtoReflect.Descriptor instead.
 func (*PruneImagesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{43}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PruneImagesRequest) GetAll() bool {
@@ -3079,7 +3499,7 @@ type PruneImagesResponse struct {
 
 func (x *PruneImagesResponse) Reset() {
 	*x = PruneImagesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[44]
+	mi := &file_api_v1_husk_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3091,7 +3511,7 @@ func (x *PruneImagesResponse) String() string {
 func (*PruneImagesResponse) ProtoMessage() {}
 
 func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[44]
+	mi := &file_api_v1_husk_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3104,7 +3524,7 @@ func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneImagesResponse.ProtoReflect.Descriptor instead.
 func (*PruneImagesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{44}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PruneImagesResponse) GetRemoved() []string {
@@ -3129,7 +3549,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[45]
+	mi := &file_api_v1_husk_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3141,7 +3561,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[45]
+	mi := &file_api_v1_husk_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3154,7 +3574,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{45}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{51}
 }
 
 type ListAttachmentsResponse struct {
@@ -3166,7 +3586,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[46]
+	mi := &file_api_v1_husk_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3178,7 +3598,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[46]
+	mi := &file_api_v1_husk_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3191,7 +3611,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{46}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -3222,7 +3642,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_api_v1_husk_proto_msgTypes[47]
+	mi := &file_api_v1_husk_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3234,7 +3654,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[47]
+	mi := &file_api_v1_husk_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3247,7 +3667,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{47}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Attachment) GetNetwork() string {
@@ -3335,7 +3755,7 @@ type RetryDebtsRequest struct {
 
 func (x *RetryDebtsRequest) Reset() {
 	*x = RetryDebtsRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[48]
+	mi := &file_api_v1_husk_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3347,7 +3767,7 @@ func (x *RetryDebtsRequest) String() string {
 func (*RetryDebtsRequest) ProtoMessage() {}
 
 func (x *RetryDebtsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[48]
+	mi := &file_api_v1_husk_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3360,7 +3780,7 @@ func (x *RetryDebtsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDebtsRequest.ProtoReflect.Descriptor instead.
 func (*RetryDebtsRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{48}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{54}
 }
 
 type RetryDebtsResponse struct {
@@ -3371,7 +3791,7 @@ type RetryDebtsResponse struct {
 
 func (x *RetryDebtsResponse) Reset() {
 	*x = RetryDebtsResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[49]
+	mi := &file_api_v1_husk_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3383,7 +3803,7 @@ func (x *RetryDebtsResponse) String() string {
 func (*RetryDebtsResponse) ProtoMessage() {}
 
 func (x *RetryDebtsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[49]
+	mi := &file_api_v1_husk_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3396,7 +3816,7 @@ func (x *RetryDebtsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDebtsResponse.ProtoReflect.Descriptor instead.
 func (*RetryDebtsResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{49}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{55}
 }
 
 type NetworkStatusRequest struct {
@@ -3407,7 +3827,7 @@ type NetworkStatusRequest struct {
 
 func (x *NetworkStatusRequest) Reset() {
 	*x = NetworkStatusRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[50]
+	mi := &file_api_v1_husk_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3419,7 +3839,7 @@ func (x *NetworkStatusRequest) String() string {
 func (*NetworkStatusRequest) ProtoMessage() {}
 
 func (x *NetworkStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[50]
+	mi := &file_api_v1_husk_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3432,7 +3852,7 @@ func (x *NetworkStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkStatusRequest.ProtoReflect.Descriptor instead.
 func (*NetworkStatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{50}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{56}
 }
 
 type NetworkStatusResponse struct {
@@ -3451,7 +3871,7 @@ type NetworkStatusResponse struct {
 
 func (x *NetworkStatusResponse) Reset() {
 	*x = NetworkStatusResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[51]
+	mi := &file_api_v1_husk_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3463,7 +3883,7 @@ func (x *NetworkStatusResponse) String() string {
 func (*NetworkStatusResponse) ProtoMessage() {}
 
 func (x *NetworkStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[51]
+	mi := &file_api_v1_husk_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3476,7 +3896,7 @@ func (x *NetworkStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkStatusResponse.ProtoReflect.Descriptor instead.
 func (*NetworkStatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{51}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *NetworkStatusResponse) GetStore() string {
@@ -3551,7 +3971,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_api_v1_husk_proto_msgTypes[52]
+	mi := &file_api_v1_husk_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3563,7 +3983,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[52]
+	mi := &file_api_v1_husk_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3576,7 +3996,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{52}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Node) GetName() string {
@@ -3677,7 +4097,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_api_v1_husk_proto_msgTypes[53]
+	mi := &file_api_v1_husk_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3689,7 +4109,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[53]
+	mi := &file_api_v1_husk_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3702,7 +4122,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{53}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Pool) GetBlock() string {
@@ -3743,7 +4163,7 @@ type RotateKeyRequest struct {
 
 func (x *RotateKeyRequest) Reset() {
 	*x = RotateKeyRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[54]
+	mi := &file_api_v1_husk_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3755,7 +4175,7 @@ func (x *RotateKeyRequest) String() string {
 func (*RotateKeyRequest) ProtoMessage() {}
 
 func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[54]
+	mi := &file_api_v1_husk_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3768,7 +4188,7 @@ func (x *RotateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{54}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RotateKeyRequest) GetNow() bool {
@@ -3786,7 +4206,7 @@ type RotateKeyResponse struct {
 
 func (x *RotateKeyResponse) Reset() {
 	*x = RotateKeyResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[55]
+	mi := &file_api_v1_husk_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3798,7 +4218,7 @@ func (x *RotateKeyResponse) String() string {
 func (*RotateKeyResponse) ProtoMessage() {}
 
 func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[55]
+	mi := &file_api_v1_husk_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3811,7 +4231,7 @@ func (x *RotateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeyResponse.ProtoReflect.Descriptor instead.
 func (*RotateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{55}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{61}
 }
 
 type ListPoliciesRequest struct {
@@ -3822,7 +4242,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[56]
+	mi := &file_api_v1_husk_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3834,7 +4254,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[56]
+	mi := &file_api_v1_husk_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3847,7 +4267,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{56}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{62}
 }
 
 type ListPoliciesResponse struct {
@@ -3862,7 +4282,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[57]
+	mi := &file_api_v1_husk_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3874,7 +4294,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[57]
+	mi := &file_api_v1_husk_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3887,7 +4307,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{57}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListPoliciesResponse) GetNote() string {
@@ -3925,7 +4345,7 @@ type PolicyPod struct {
 
 func (x *PolicyPod) Reset() {
 	*x = PolicyPod{}
-	mi := &file_api_v1_husk_proto_msgTypes[58]
+	mi := &file_api_v1_husk_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3937,7 +4357,7 @@ func (x *PolicyPod) String() string {
 func (*PolicyPod) ProtoMessage() {}
 
 func (x *PolicyPod) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[58]
+	mi := &file_api_v1_husk_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3950,7 +4370,7 @@ func (x *PolicyPod) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPod.ProtoReflect.Descriptor instead.
 func (*PolicyPod) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{58}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PolicyPod) GetNamespace() string {
@@ -4002,7 +4422,7 @@ type PolicyEnd struct {
 
 func (x *PolicyEnd) Reset() {
 	*x = PolicyEnd{}
-	mi := &file_api_v1_husk_proto_msgTypes[59]
+	mi := &file_api_v1_husk_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4014,7 +4434,7 @@ func (x *PolicyEnd) String() string {
 func (*PolicyEnd) ProtoMessage() {}
 
 func (x *PolicyEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[59]
+	mi := &file_api_v1_husk_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4027,7 +4447,7 @@ func (x *PolicyEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyEnd.ProtoReflect.Descriptor instead.
 func (*PolicyEnd) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{59}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PolicyEnd) GetPolicies() []string {
@@ -4064,7 +4484,7 @@ type ExplainConnectionRequest struct {
 
 func (x *ExplainConnectionRequest) Reset() {
 	*x = ExplainConnectionRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[60]
+	mi := &file_api_v1_husk_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4076,7 +4496,7 @@ func (x *ExplainConnectionRequest) String() string {
 func (*ExplainConnectionRequest) ProtoMessage() {}
 
 func (x *ExplainConnectionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[60]
+	mi := &file_api_v1_husk_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4089,7 +4509,7 @@ func (x *ExplainConnectionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainConnectionRequest.ProtoReflect.Descriptor instead.
 func (*ExplainConnectionRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{60}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ExplainConnectionRequest) GetFrom() string {
@@ -4130,7 +4550,7 @@ type ExplainConnectionResponse struct {
 
 func (x *ExplainConnectionResponse) Reset() {
 	*x = ExplainConnectionResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[61]
+	mi := &file_api_v1_husk_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4142,7 +4562,7 @@ func (x *ExplainConnectionResponse) String() string {
 func (*ExplainConnectionResponse) ProtoMessage() {}
 
 func (x *ExplainConnectionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[61]
+	mi := &file_api_v1_husk_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4155,7 +4575,7 @@ func (x *ExplainConnectionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainConnectionResponse.ProtoReflect.Descriptor instead.
 func (*ExplainConnectionResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{61}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ExplainConnectionResponse) GetAllowed() bool {
@@ -4186,7 +4606,7 @@ type Hop struct {
 
 func (x *Hop) Reset() {
 	*x = Hop{}
-	mi := &file_api_v1_husk_proto_msgTypes[62]
+	mi := &file_api_v1_husk_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4198,7 +4618,7 @@ func (x *Hop) String() string {
 func (*Hop) ProtoMessage() {}
 
 func (x *Hop) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[62]
+	mi := &file_api_v1_husk_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4211,7 +4631,7 @@ func (x *Hop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hop.ProtoReflect.Descriptor instead.
 func (*Hop) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{62}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Hop) GetWhere() string {
@@ -4250,7 +4670,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[63]
+	mi := &file_api_v1_husk_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4262,7 +4682,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[63]
+	mi := &file_api_v1_husk_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4275,7 +4695,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{63}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{69}
 }
 
 type DoctorResponse struct {
@@ -4287,7 +4707,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[64]
+	mi := &file_api_v1_husk_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4299,7 +4719,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[64]
+	mi := &file_api_v1_husk_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4312,7 +4732,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{64}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -4335,7 +4755,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_api_v1_husk_proto_msgTypes[65]
+	mi := &file_api_v1_husk_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4347,7 +4767,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[65]
+	mi := &file_api_v1_husk_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4360,7 +4780,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{65}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Check) GetName() string {
@@ -4401,7 +4821,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[66]
+	mi := &file_api_v1_husk_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4413,7 +4833,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[66]
+	mi := &file_api_v1_husk_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4426,7 +4846,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{66}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ShutdownRequest) GetBudgetNs() int64 {
@@ -4454,7 +4874,7 @@ type ShutdownEvent struct {
 
 func (x *ShutdownEvent) Reset() {
 	*x = ShutdownEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[67]
+	mi := &file_api_v1_husk_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4466,7 +4886,7 @@ func (x *ShutdownEvent) String() string {
 func (*ShutdownEvent) ProtoMessage() {}
 
 func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[67]
+	mi := &file_api_v1_husk_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4479,7 +4899,7 @@ func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownEvent.ProtoReflect.Descriptor instead.
 func (*ShutdownEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{67}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ShutdownEvent) GetNamespace() string {
@@ -4511,7 +4931,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[68]
+	mi := &file_api_v1_husk_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4523,7 +4943,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[68]
+	mi := &file_api_v1_husk_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4536,7 +4956,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{68}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{74}
 }
 
 type ListVolumesResponse struct {
@@ -4548,7 +4968,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[69]
+	mi := &file_api_v1_husk_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4560,7 +4980,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[69]
+	mi := &file_api_v1_husk_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4573,7 +4993,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{69}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -4597,7 +5017,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_api_v1_husk_proto_msgTypes[70]
+	mi := &file_api_v1_husk_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4609,7 +5029,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[70]
+	mi := &file_api_v1_husk_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4622,7 +5042,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{70}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Volume) GetNamespace() string {
@@ -4663,7 +5083,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[71]
+	mi := &file_api_v1_husk_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4675,7 +5095,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[71]
+	mi := &file_api_v1_husk_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4688,7 +5108,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{71}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RemoveVolumeRequest) GetNamespace() string {
@@ -4713,7 +5133,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[72]
+	mi := &file_api_v1_husk_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4725,7 +5145,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[72]
+	mi := &file_api_v1_husk_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4738,7 +5158,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{72}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{78}
 }
 
 var File_api_v1_husk_proto protoreflect.FileDescriptor
@@ -4761,7 +5181,7 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x04file\x18\x01 \x01(\tR\x04file\x12\x1a\n" +
 	"\bmanifest\x18\x02 \x01(\fR\bmanifest\x12\x12\n" +
 	"\x04wait\x18\x03 \x01(\bR\x04wait\x12\x18\n" +
-	"\areplace\x18\x04 \x01(\bR\areplace\"\xbe\x02\n" +
+	"\areplace\x18\x04 \x01(\bR\areplace\"\xd2\x02\n" +
 	"\bRunEvent\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x0e\n" +
@@ -4776,7 +5196,8 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x05phase\x18\n" +
 	" \x01(\tR\x05phase\x12\x18\n" +
 	"\asettled\x18\v \x01(\bR\asettled\x12\x12\n" +
-	"\x04note\x18\f \x01(\tR\x04note\"\x8c\x03\n" +
+	"\x04note\x18\f \x01(\tR\x04note\x12\x12\n" +
+	"\x04kind\x18\r \x01(\tR\x04kind\"\xa2\x03\n" +
 	"\x03Pod\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -4795,7 +5216,8 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x06source\x18\v \x01(\tR\x06source\x12!\n" +
 	"\fhost_network\x18\f \x01(\bR\vhostNetwork\x12'\n" +
 	"\x0fruntime_handler\x18\r \x01(\tR\x0eruntimeHandler\x12 \n" +
-	"\vinitialized\x18\x0e \x01(\bR\vinitialized\"\xfb\x02\n" +
+	"\vinitialized\x18\x0e \x01(\bR\vinitialized\x12\x14\n" +
+	"\x05owner\x18\x0f \x01(\tR\x05owner\"\xfb\x02\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -4833,10 +5255,41 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"9\n" +
 	"\rRemoveRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05force\x18\x02 \x01(\bR\x05force\"B\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"V\n" +
 	"\x0eRemoveResponse\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\";\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\"\x99\x03\n" +
+	"\bWorkload\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x14\n" +
+	"\x05phase\x18\x04 \x01(\tR\x05phase\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x12\x12\n" +
+	"\x04done\x18\x06 \x01(\bR\x04done\x12\x18\n" +
+	"\adesired\x18\a \x01(\x05R\adesired\x12\x18\n" +
+	"\acurrent\x18\b \x01(\x05R\acurrent\x12\x18\n" +
+	"\aupdated\x18\t \x01(\x05R\aupdated\x12\x14\n" +
+	"\x05ready\x18\n" +
+	" \x01(\x05R\x05ready\x12\x1c\n" +
+	"\tavailable\x18\v \x01(\x05R\tavailable\x12\x1c\n" +
+	"\tsucceeded\x18\f \x01(\x05R\tsucceeded\x12\x16\n" +
+	"\x06failed\x18\r \x01(\x05R\x06failed\x12\x1d\n" +
+	"\n" +
+	"created_ns\x18\x0e \x01(\x03R\tcreatedNs\x12\x16\n" +
+	"\x06source\x18\x0f \x01(\tR\x06source\x12\x14\n" +
+	"\x05owner\x18\x10 \x01(\tR\x05owner\"\x16\n" +
+	"\x14ListWorkloadsRequest\"H\n" +
+	"\x15ListWorkloadsResponse\x12/\n" +
+	"\tworkloads\x18\x01 \x03(\v2\x11.husk.v1.WorkloadR\tworkloads\">\n" +
+	"\x14WatchWorkloadRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04wait\x18\x02 \x01(\bR\x04wait\">\n" +
+	"\fScaleRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\breplicas\x18\x02 \x01(\x05R\breplicas\"$\n" +
+	"\x0eRestartRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\";\n" +
 	"\rEventsRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\"\xed\x01\n" +
@@ -5094,14 +5547,18 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x13RemoveVolumeRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\x16\n" +
-	"\x14RemoveVolumeResponse2\xb1\r\n" +
+	"\x14RemoveVolumeResponse2\xb0\x0f\n" +
 	"\x04Husk\x12<\n" +
 	"\aVersion\x12\x17.husk.v1.VersionRequest\x1a\x18.husk.v1.VersionResponse\x12/\n" +
 	"\x03Run\x12\x13.husk.v1.RunRequest\x1a\x11.husk.v1.RunEvent0\x01\x12?\n" +
 	"\bListPods\x12\x18.husk.v1.ListPodsRequest\x1a\x19.husk.v1.ListPodsResponse\x12<\n" +
 	"\aInspect\x12\x17.husk.v1.InspectRequest\x1a\x18.husk.v1.InspectResponse\x123\n" +
 	"\x04Stop\x12\x14.husk.v1.StopRequest\x1a\x15.husk.v1.StopResponse\x129\n" +
-	"\x06Remove\x12\x16.husk.v1.RemoveRequest\x1a\x17.husk.v1.RemoveResponse\x122\n" +
+	"\x06Remove\x12\x16.husk.v1.RemoveRequest\x1a\x17.husk.v1.RemoveResponse\x12N\n" +
+	"\rListWorkloads\x12\x1d.husk.v1.ListWorkloadsRequest\x1a\x1e.husk.v1.ListWorkloadsResponse\x12C\n" +
+	"\rWatchWorkload\x12\x1d.husk.v1.WatchWorkloadRequest\x1a\x11.husk.v1.Workload0\x01\x121\n" +
+	"\x05Scale\x12\x15.husk.v1.ScaleRequest\x1a\x11.husk.v1.Workload\x125\n" +
+	"\aRestart\x12\x17.husk.v1.RestartRequest\x1a\x11.husk.v1.Workload\x122\n" +
 	"\x06Events\x12\x16.husk.v1.EventsRequest\x1a\x0e.husk.v1.Event0\x01\x125\n" +
 	"\x04Logs\x12\x14.husk.v1.LogsRequest\x1a\x15.husk.v1.LogsResponse0\x01\x129\n" +
 	"\x04Exec\x12\x15.husk.v1.SessionInput\x1a\x16.husk.v1.SessionOutput(\x010\x01\x12;\n" +
@@ -5140,7 +5597,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),            // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),           // 1: husk.v1.VersionResponse
@@ -5156,153 +5613,168 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*StopResponse)(nil),              // 11: husk.v1.StopResponse
 	(*RemoveRequest)(nil),             // 12: husk.v1.RemoveRequest
 	(*RemoveResponse)(nil),            // 13: husk.v1.RemoveResponse
-	(*EventsRequest)(nil),             // 14: husk.v1.EventsRequest
-	(*Event)(nil),                     // 15: husk.v1.Event
-	(*LogsRequest)(nil),               // 16: husk.v1.LogsRequest
-	(*LogsResponse)(nil),              // 17: husk.v1.LogsResponse
-	(*SessionInput)(nil),              // 18: husk.v1.SessionInput
-	(*SessionStart)(nil),              // 19: husk.v1.SessionStart
-	(*TerminalSize)(nil),              // 20: husk.v1.TerminalSize
-	(*SessionOutput)(nil),             // 21: husk.v1.SessionOutput
-	(*SessionStarted)(nil),            // 22: husk.v1.SessionStarted
-	(*FindPortsRequest)(nil),          // 23: husk.v1.FindPortsRequest
-	(*FindPortsResponse)(nil),         // 24: husk.v1.FindPortsResponse
-	(*ForwardInput)(nil),              // 25: husk.v1.ForwardInput
-	(*ForwardStart)(nil),              // 26: husk.v1.ForwardStart
-	(*ForwardOutput)(nil),             // 27: husk.v1.ForwardOutput
-	(*UsageRequest)(nil),              // 28: husk.v1.UsageRequest
-	(*UsageResponse)(nil),             // 29: husk.v1.UsageResponse
-	(*PodUsage)(nil),                  // 30: husk.v1.PodUsage
-	(*ContainerUsage)(nil),            // 31: husk.v1.ContainerUsage
-	(*Used)(nil),                      // 32: husk.v1.Used
-	(*Progress)(nil),                  // 33: husk.v1.Progress
-	(*Layer)(nil),                     // 34: husk.v1.Layer
-	(*PullImageRequest)(nil),          // 35: husk.v1.PullImageRequest
-	(*LoadImageRequest)(nil),          // 36: husk.v1.LoadImageRequest
-	(*ImageEvent)(nil),                // 37: husk.v1.ImageEvent
-	(*Image)(nil),                     // 38: husk.v1.Image
-	(*ListImagesRequest)(nil),         // 39: husk.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),        // 40: husk.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),        // 41: husk.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),       // 42: husk.v1.RemoveImageResponse
-	(*PruneImagesRequest)(nil),        // 43: husk.v1.PruneImagesRequest
-	(*PruneImagesResponse)(nil),       // 44: husk.v1.PruneImagesResponse
-	(*ListAttachmentsRequest)(nil),    // 45: husk.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil),   // 46: husk.v1.ListAttachmentsResponse
-	(*Attachment)(nil),                // 47: husk.v1.Attachment
-	(*RetryDebtsRequest)(nil),         // 48: husk.v1.RetryDebtsRequest
-	(*RetryDebtsResponse)(nil),        // 49: husk.v1.RetryDebtsResponse
-	(*NetworkStatusRequest)(nil),      // 50: husk.v1.NetworkStatusRequest
-	(*NetworkStatusResponse)(nil),     // 51: husk.v1.NetworkStatusResponse
-	(*Node)(nil),                      // 52: husk.v1.Node
-	(*Pool)(nil),                      // 53: husk.v1.Pool
-	(*RotateKeyRequest)(nil),          // 54: husk.v1.RotateKeyRequest
-	(*RotateKeyResponse)(nil),         // 55: husk.v1.RotateKeyResponse
-	(*ListPoliciesRequest)(nil),       // 56: husk.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 57: husk.v1.ListPoliciesResponse
-	(*PolicyPod)(nil),                 // 58: husk.v1.PolicyPod
-	(*PolicyEnd)(nil),                 // 59: husk.v1.PolicyEnd
-	(*ExplainConnectionRequest)(nil),  // 60: husk.v1.ExplainConnectionRequest
-	(*ExplainConnectionResponse)(nil), // 61: husk.v1.ExplainConnectionResponse
-	(*Hop)(nil),                       // 62: husk.v1.Hop
-	(*DoctorRequest)(nil),             // 63: husk.v1.DoctorRequest
-	(*DoctorResponse)(nil),            // 64: husk.v1.DoctorResponse
-	(*Check)(nil),                     // 65: husk.v1.Check
-	(*ShutdownRequest)(nil),           // 66: husk.v1.ShutdownRequest
-	(*ShutdownEvent)(nil),             // 67: husk.v1.ShutdownEvent
-	(*ListVolumesRequest)(nil),        // 68: husk.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 69: husk.v1.ListVolumesResponse
-	(*Volume)(nil),                    // 70: husk.v1.Volume
-	(*RemoveVolumeRequest)(nil),       // 71: husk.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),      // 72: husk.v1.RemoveVolumeResponse
+	(*Workload)(nil),                  // 14: husk.v1.Workload
+	(*ListWorkloadsRequest)(nil),      // 15: husk.v1.ListWorkloadsRequest
+	(*ListWorkloadsResponse)(nil),     // 16: husk.v1.ListWorkloadsResponse
+	(*WatchWorkloadRequest)(nil),      // 17: husk.v1.WatchWorkloadRequest
+	(*ScaleRequest)(nil),              // 18: husk.v1.ScaleRequest
+	(*RestartRequest)(nil),            // 19: husk.v1.RestartRequest
+	(*EventsRequest)(nil),             // 20: husk.v1.EventsRequest
+	(*Event)(nil),                     // 21: husk.v1.Event
+	(*LogsRequest)(nil),               // 22: husk.v1.LogsRequest
+	(*LogsResponse)(nil),              // 23: husk.v1.LogsResponse
+	(*SessionInput)(nil),              // 24: husk.v1.SessionInput
+	(*SessionStart)(nil),              // 25: husk.v1.SessionStart
+	(*TerminalSize)(nil),              // 26: husk.v1.TerminalSize
+	(*SessionOutput)(nil),             // 27: husk.v1.SessionOutput
+	(*SessionStarted)(nil),            // 28: husk.v1.SessionStarted
+	(*FindPortsRequest)(nil),          // 29: husk.v1.FindPortsRequest
+	(*FindPortsResponse)(nil),         // 30: husk.v1.FindPortsResponse
+	(*ForwardInput)(nil),              // 31: husk.v1.ForwardInput
+	(*ForwardStart)(nil),              // 32: husk.v1.ForwardStart
+	(*ForwardOutput)(nil),             // 33: husk.v1.ForwardOutput
+	(*UsageRequest)(nil),              // 34: husk.v1.UsageRequest
+	(*UsageResponse)(nil),             // 35: husk.v1.UsageResponse
+	(*PodUsage)(nil),                  // 36: husk.v1.PodUsage
+	(*ContainerUsage)(nil),            // 37: husk.v1.ContainerUsage
+	(*Used)(nil),                      // 38: husk.v1.Used
+	(*Progress)(nil),                  // 39: husk.v1.Progress
+	(*Layer)(nil),                     // 40: husk.v1.Layer
+	(*PullImageRequest)(nil),          // 41: husk.v1.PullImageRequest
+	(*LoadImageRequest)(nil),          // 42: husk.v1.LoadImageRequest
+	(*ImageEvent)(nil),                // 43: husk.v1.ImageEvent
+	(*Image)(nil),                     // 44: husk.v1.Image
+	(*ListImagesRequest)(nil),         // 45: husk.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),        // 46: husk.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),        // 47: husk.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),       // 48: husk.v1.RemoveImageResponse
+	(*PruneImagesRequest)(nil),        // 49: husk.v1.PruneImagesRequest
+	(*PruneImagesResponse)(nil),       // 50: husk.v1.PruneImagesResponse
+	(*ListAttachmentsRequest)(nil),    // 51: husk.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil),   // 52: husk.v1.ListAttachmentsResponse
+	(*Attachment)(nil),                // 53: husk.v1.Attachment
+	(*RetryDebtsRequest)(nil),         // 54: husk.v1.RetryDebtsRequest
+	(*RetryDebtsResponse)(nil),        // 55: husk.v1.RetryDebtsResponse
+	(*NetworkStatusRequest)(nil),      // 56: husk.v1.NetworkStatusRequest
+	(*NetworkStatusResponse)(nil),     // 57: husk.v1.NetworkStatusResponse
+	(*Node)(nil),                      // 58: husk.v1.Node
+	(*Pool)(nil),                      // 59: husk.v1.Pool
+	(*RotateKeyRequest)(nil),          // 60: husk.v1.RotateKeyRequest
+	(*RotateKeyResponse)(nil),         // 61: husk.v1.RotateKeyResponse
+	(*ListPoliciesRequest)(nil),       // 62: husk.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 63: husk.v1.ListPoliciesResponse
+	(*PolicyPod)(nil),                 // 64: husk.v1.PolicyPod
+	(*PolicyEnd)(nil),                 // 65: husk.v1.PolicyEnd
+	(*ExplainConnectionRequest)(nil),  // 66: husk.v1.ExplainConnectionRequest
+	(*ExplainConnectionResponse)(nil), // 67: husk.v1.ExplainConnectionResponse
+	(*Hop)(nil),                       // 68: husk.v1.Hop
+	(*DoctorRequest)(nil),             // 69: husk.v1.DoctorRequest
+	(*DoctorResponse)(nil),            // 70: husk.v1.DoctorResponse
+	(*Check)(nil),                     // 71: husk.v1.Check
+	(*ShutdownRequest)(nil),           // 72: husk.v1.ShutdownRequest
+	(*ShutdownEvent)(nil),             // 73: husk.v1.ShutdownEvent
+	(*ListVolumesRequest)(nil),        // 74: husk.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 75: husk.v1.ListVolumesResponse
+	(*Volume)(nil),                    // 76: husk.v1.Volume
+	(*RemoveVolumeRequest)(nil),       // 77: husk.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),      // 78: husk.v1.RemoveVolumeResponse
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
-	33, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
+	39, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
 	5,  // 1: husk.v1.Pod.containers:type_name -> husk.v1.Container
 	4,  // 2: husk.v1.ListPodsResponse.pods:type_name -> husk.v1.Pod
-	19, // 3: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
-	20, // 4: husk.v1.SessionInput.resize:type_name -> husk.v1.TerminalSize
-	20, // 5: husk.v1.SessionStart.size:type_name -> husk.v1.TerminalSize
-	22, // 6: husk.v1.SessionOutput.started:type_name -> husk.v1.SessionStarted
-	26, // 7: husk.v1.ForwardInput.start:type_name -> husk.v1.ForwardStart
-	30, // 8: husk.v1.UsageResponse.pods:type_name -> husk.v1.PodUsage
-	32, // 9: husk.v1.PodUsage.total:type_name -> husk.v1.Used
-	31, // 10: husk.v1.PodUsage.containers:type_name -> husk.v1.ContainerUsage
-	32, // 11: husk.v1.ContainerUsage.used:type_name -> husk.v1.Used
-	34, // 12: husk.v1.Progress.layers:type_name -> husk.v1.Layer
-	33, // 13: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
-	38, // 14: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
-	38, // 15: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
-	47, // 16: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
-	52, // 17: husk.v1.NetworkStatusResponse.nodes:type_name -> husk.v1.Node
-	53, // 18: husk.v1.NetworkStatusResponse.pools:type_name -> husk.v1.Pool
-	58, // 19: husk.v1.ListPoliciesResponse.pods:type_name -> husk.v1.PolicyPod
-	59, // 20: husk.v1.PolicyPod.ingress:type_name -> husk.v1.PolicyEnd
-	59, // 21: husk.v1.PolicyPod.egress:type_name -> husk.v1.PolicyEnd
-	62, // 22: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
-	65, // 23: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
-	70, // 24: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
-	0,  // 25: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
-	2,  // 26: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
-	6,  // 27: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
-	8,  // 28: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
-	10, // 29: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
-	12, // 30: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
-	14, // 31: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
-	16, // 32: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
-	18, // 33: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
-	18, // 34: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
-	23, // 35: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
-	25, // 36: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
-	28, // 37: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
-	35, // 38: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
-	36, // 39: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
-	39, // 40: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
-	41, // 41: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
-	43, // 42: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
-	45, // 43: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
-	48, // 44: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
-	50, // 45: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
-	54, // 46: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
-	56, // 47: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
-	60, // 48: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
-	63, // 49: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	66, // 50: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	68, // 51: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
-	71, // 52: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
-	1,  // 53: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 54: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 55: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 56: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 57: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 58: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	15, // 59: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	17, // 60: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	21, // 61: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	21, // 62: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	24, // 63: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	27, // 64: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	29, // 65: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	37, // 66: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	37, // 67: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	40, // 68: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	42, // 69: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	44, // 70: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	46, // 71: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	49, // 72: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	51, // 73: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
-	55, // 74: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
-	57, // 75: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
-	61, // 76: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
-	64, // 77: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	67, // 78: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	69, // 79: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
-	72, // 80: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
-	53, // [53:81] is the sub-list for method output_type
-	25, // [25:53] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	14, // 3: husk.v1.ListWorkloadsResponse.workloads:type_name -> husk.v1.Workload
+	25, // 4: husk.v1.SessionInput.start:type_name -> husk.v1.SessionStart
+	26, // 5: husk.v1.SessionInput.resize:type_name -> husk.v1.TerminalSize
+	26, // 6: husk.v1.SessionStart.size:type_name -> husk.v1.TerminalSize
+	28, // 7: husk.v1.SessionOutput.started:type_name -> husk.v1.SessionStarted
+	32, // 8: husk.v1.ForwardInput.start:type_name -> husk.v1.ForwardStart
+	36, // 9: husk.v1.UsageResponse.pods:type_name -> husk.v1.PodUsage
+	38, // 10: husk.v1.PodUsage.total:type_name -> husk.v1.Used
+	37, // 11: husk.v1.PodUsage.containers:type_name -> husk.v1.ContainerUsage
+	38, // 12: husk.v1.ContainerUsage.used:type_name -> husk.v1.Used
+	40, // 13: husk.v1.Progress.layers:type_name -> husk.v1.Layer
+	39, // 14: husk.v1.ImageEvent.progress:type_name -> husk.v1.Progress
+	44, // 15: husk.v1.ImageEvent.image:type_name -> husk.v1.Image
+	44, // 16: husk.v1.ListImagesResponse.images:type_name -> husk.v1.Image
+	53, // 17: husk.v1.ListAttachmentsResponse.attachments:type_name -> husk.v1.Attachment
+	58, // 18: husk.v1.NetworkStatusResponse.nodes:type_name -> husk.v1.Node
+	59, // 19: husk.v1.NetworkStatusResponse.pools:type_name -> husk.v1.Pool
+	64, // 20: husk.v1.ListPoliciesResponse.pods:type_name -> husk.v1.PolicyPod
+	65, // 21: husk.v1.PolicyPod.ingress:type_name -> husk.v1.PolicyEnd
+	65, // 22: husk.v1.PolicyPod.egress:type_name -> husk.v1.PolicyEnd
+	68, // 23: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
+	71, // 24: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
+	76, // 25: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
+	0,  // 26: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
+	2,  // 27: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
+	6,  // 28: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
+	8,  // 29: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
+	10, // 30: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
+	12, // 31: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
+	15, // 32: husk.v1.Husk.ListWorkloads:input_type -> husk.v1.ListWorkloadsRequest
+	17, // 33: husk.v1.Husk.WatchWorkload:input_type -> husk.v1.WatchWorkloadRequest
+	18, // 34: husk.v1.Husk.Scale:input_type -> husk.v1.ScaleRequest
+	19, // 35: husk.v1.Husk.Restart:input_type -> husk.v1.RestartRequest
+	20, // 36: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
+	22, // 37: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
+	24, // 38: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
+	24, // 39: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
+	29, // 40: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
+	31, // 41: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
+	34, // 42: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
+	41, // 43: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
+	42, // 44: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
+	45, // 45: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
+	47, // 46: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
+	49, // 47: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
+	51, // 48: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
+	54, // 49: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
+	56, // 50: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
+	60, // 51: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
+	62, // 52: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
+	66, // 53: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
+	69, // 54: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	72, // 55: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	74, // 56: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
+	77, // 57: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
+	1,  // 58: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,  // 59: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,  // 60: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,  // 61: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11, // 62: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13, // 63: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	16, // 64: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
+	14, // 65: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
+	14, // 66: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
+	14, // 67: husk.v1.Husk.Restart:output_type -> husk.v1.Workload
+	21, // 68: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	23, // 69: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	27, // 70: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	27, // 71: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	30, // 72: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	33, // 73: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	35, // 74: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	43, // 75: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	43, // 76: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	46, // 77: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	48, // 78: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	50, // 79: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	52, // 80: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	55, // 81: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	57, // 82: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	61, // 83: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
+	63, // 84: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
+	67, // 85: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
+	70, // 86: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	73, // 87: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	75, // 88: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
+	78, // 89: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
+	58, // [58:90] is the sub-list for method output_type
+	26, // [26:58] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_api_v1_husk_proto_init() }
@@ -5310,19 +5782,19 @@ func file_api_v1_husk_proto_init() {
 	if File_api_v1_husk_proto != nil {
 		return
 	}
-	file_api_v1_husk_proto_msgTypes[18].OneofWrappers = []any{
+	file_api_v1_husk_proto_msgTypes[24].OneofWrappers = []any{
 		(*SessionInput_Start)(nil),
 		(*SessionInput_Stdin)(nil),
 		(*SessionInput_CloseStdin)(nil),
 		(*SessionInput_Resize)(nil),
 	}
-	file_api_v1_husk_proto_msgTypes[21].OneofWrappers = []any{
+	file_api_v1_husk_proto_msgTypes[27].OneofWrappers = []any{
 		(*SessionOutput_Stdout)(nil),
 		(*SessionOutput_Stderr)(nil),
 		(*SessionOutput_ExitCode)(nil),
 		(*SessionOutput_Started)(nil),
 	}
-	file_api_v1_husk_proto_msgTypes[25].OneofWrappers = []any{
+	file_api_v1_husk_proto_msgTypes[31].OneofWrappers = []any{
 		(*ForwardInput_Start)(nil),
 		(*ForwardInput_Data)(nil),
 	}
@@ -5332,7 +5804,7 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   73,
+			NumMessages:   79,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -28,6 +28,10 @@ const (
 	Husk_Inspect_FullMethodName           = "/husk.v1.Husk/Inspect"
 	Husk_Stop_FullMethodName              = "/husk.v1.Husk/Stop"
 	Husk_Remove_FullMethodName            = "/husk.v1.Husk/Remove"
+	Husk_ListWorkloads_FullMethodName     = "/husk.v1.Husk/ListWorkloads"
+	Husk_WatchWorkload_FullMethodName     = "/husk.v1.Husk/WatchWorkload"
+	Husk_Scale_FullMethodName             = "/husk.v1.Husk/Scale"
+	Husk_Restart_FullMethodName           = "/husk.v1.Husk/Restart"
 	Husk_Events_FullMethodName            = "/husk.v1.Husk/Events"
 	Husk_Logs_FullMethodName              = "/husk.v1.Husk/Logs"
 	Husk_Exec_FullMethodName              = "/husk.v1.Husk/Exec"
@@ -64,6 +68,14 @@ type HuskClient interface {
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectResponse, error)
 	Stop(ctx context.Context, in *StopRequest, opts ...grpc.CallOption) (*StopResponse, error)
 	Remove(ctx context.Context, in *RemoveRequest, opts ...grpc.CallOption) (*RemoveResponse, error)
+	// ListWorkloads returns the Deployments, Jobs and so on.
+	ListWorkloads(ctx context.Context, in *ListWorkloadsRequest, opts ...grpc.CallOption) (*ListWorkloadsResponse, error)
+	// WatchWorkload sends the state of a workload, and with wait each new one until it is done.
+	WatchWorkload(ctx context.Context, in *WatchWorkloadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Workload], error)
+	// Scale sets the number of a workload's pods, until its manifest is changed or run again.
+	Scale(ctx context.Context, in *ScaleRequest, opts ...grpc.CallOption) (*Workload, error)
+	// Restart replaces the pods of a workload, as a change of its template would.
+	Restart(ctx context.Context, in *RestartRequest, opts ...grpc.CallOption) (*Workload, error)
 	// Events returns the events of pods since huskd started, as far as it keeps them, and with follow
 	// also new ones.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
@@ -186,9 +198,58 @@ func (c *huskClient) Remove(ctx context.Context, in *RemoveRequest, opts ...grpc
 	return out, nil
 }
 
+func (c *huskClient) ListWorkloads(ctx context.Context, in *ListWorkloadsRequest, opts ...grpc.CallOption) (*ListWorkloadsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListWorkloadsResponse)
+	err := c.cc.Invoke(ctx, Husk_ListWorkloads_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *huskClient) WatchWorkload(ctx context.Context, in *WatchWorkloadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Workload], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[1], Husk_WatchWorkload_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchWorkloadRequest, Workload]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Husk_WatchWorkloadClient = grpc.ServerStreamingClient[Workload]
+
+func (c *huskClient) Scale(ctx context.Context, in *ScaleRequest, opts ...grpc.CallOption) (*Workload, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Workload)
+	err := c.cc.Invoke(ctx, Husk_Scale_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *huskClient) Restart(ctx context.Context, in *RestartRequest, opts ...grpc.CallOption) (*Workload, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Workload)
+	err := c.cc.Invoke(ctx, Husk_Restart_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *huskClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[1], Husk_Events_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[2], Husk_Events_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -207,7 +268,7 @@ type Husk_EventsClient = grpc.ServerStreamingClient[Event]
 
 func (c *huskClient) Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogsResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[2], Husk_Logs_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[3], Husk_Logs_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -226,7 +287,7 @@ type Husk_LogsClient = grpc.ServerStreamingClient[LogsResponse]
 
 func (c *huskClient) Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionInput, SessionOutput], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[3], Husk_Exec_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[4], Husk_Exec_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -239,7 +300,7 @@ type Husk_ExecClient = grpc.BidiStreamingClient[SessionInput, SessionOutput]
 
 func (c *huskClient) Attach(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionInput, SessionOutput], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[4], Husk_Attach_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[5], Husk_Attach_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -262,7 +323,7 @@ func (c *huskClient) FindPorts(ctx context.Context, in *FindPortsRequest, opts .
 
 func (c *huskClient) Forward(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ForwardInput, ForwardOutput], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[5], Husk_Forward_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[6], Husk_Forward_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -285,7 +346,7 @@ func (c *huskClient) Usage(ctx context.Context, in *UsageRequest, opts ...grpc.C
 
 func (c *huskClient) PullImage(ctx context.Context, in *PullImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ImageEvent], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[6], Husk_PullImage_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[7], Husk_PullImage_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -304,7 +365,7 @@ type Husk_PullImageClient = grpc.ServerStreamingClient[ImageEvent]
 
 func (c *huskClient) LoadImage(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LoadImageRequest, ImageEvent], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[7], Husk_LoadImage_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[8], Husk_LoadImage_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -417,7 +478,7 @@ func (c *huskClient) Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc
 
 func (c *huskClient) Shutdown(ctx context.Context, in *ShutdownRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ShutdownEvent], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[8], Husk_Shutdown_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Husk_ServiceDesc.Streams[9], Husk_Shutdown_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -448,6 +509,14 @@ type HuskServer interface {
 	Inspect(context.Context, *InspectRequest) (*InspectResponse, error)
 	Stop(context.Context, *StopRequest) (*StopResponse, error)
 	Remove(context.Context, *RemoveRequest) (*RemoveResponse, error)
+	// ListWorkloads returns the Deployments, Jobs and so on.
+	ListWorkloads(context.Context, *ListWorkloadsRequest) (*ListWorkloadsResponse, error)
+	// WatchWorkload sends the state of a workload, and with wait each new one until it is done.
+	WatchWorkload(*WatchWorkloadRequest, grpc.ServerStreamingServer[Workload]) error
+	// Scale sets the number of a workload's pods, until its manifest is changed or run again.
+	Scale(context.Context, *ScaleRequest) (*Workload, error)
+	// Restart replaces the pods of a workload, as a change of its template would.
+	Restart(context.Context, *RestartRequest) (*Workload, error)
 	// Events returns the events of pods since huskd started, as far as it keeps them, and with follow
 	// also new ones.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
@@ -518,6 +587,18 @@ func (UnimplementedHuskServer) Stop(context.Context, *StopRequest) (*StopRespons
 }
 func (UnimplementedHuskServer) Remove(context.Context, *RemoveRequest) (*RemoveResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Remove not implemented")
+}
+func (UnimplementedHuskServer) ListWorkloads(context.Context, *ListWorkloadsRequest) (*ListWorkloadsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListWorkloads not implemented")
+}
+func (UnimplementedHuskServer) WatchWorkload(*WatchWorkloadRequest, grpc.ServerStreamingServer[Workload]) error {
+	return status.Error(codes.Unimplemented, "method WatchWorkload not implemented")
+}
+func (UnimplementedHuskServer) Scale(context.Context, *ScaleRequest) (*Workload, error) {
+	return nil, status.Error(codes.Unimplemented, "method Scale not implemented")
+}
+func (UnimplementedHuskServer) Restart(context.Context, *RestartRequest) (*Workload, error) {
+	return nil, status.Error(codes.Unimplemented, "method Restart not implemented")
 }
 func (UnimplementedHuskServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
 	return status.Error(codes.Unimplemented, "method Events not implemented")
@@ -697,6 +778,71 @@ func _Husk_Remove_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(HuskServer).Remove(ctx, req.(*RemoveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Husk_ListWorkloads_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListWorkloadsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HuskServer).ListWorkloads(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Husk_ListWorkloads_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HuskServer).ListWorkloads(ctx, req.(*ListWorkloadsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Husk_WatchWorkload_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchWorkloadRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(HuskServer).WatchWorkload(m, &grpc.GenericServerStream[WatchWorkloadRequest, Workload]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Husk_WatchWorkloadServer = grpc.ServerStreamingServer[Workload]
+
+func _Husk_Scale_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ScaleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HuskServer).Scale(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Husk_Scale_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HuskServer).Scale(ctx, req.(*ScaleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Husk_Restart_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestartRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HuskServer).Restart(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Husk_Restart_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HuskServer).Restart(ctx, req.(*RestartRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1017,6 +1163,18 @@ var Husk_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Husk_Remove_Handler,
 		},
 		{
+			MethodName: "ListWorkloads",
+			Handler:    _Husk_ListWorkloads_Handler,
+		},
+		{
+			MethodName: "Scale",
+			Handler:    _Husk_Scale_Handler,
+		},
+		{
+			MethodName: "Restart",
+			Handler:    _Husk_Restart_Handler,
+		},
+		{
 			MethodName: "FindPorts",
 			Handler:    _Husk_FindPorts_Handler,
 		},
@@ -1069,6 +1227,11 @@ var Husk_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Run",
 			Handler:       _Husk_Run_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchWorkload",
+			Handler:       _Husk_WatchWorkload_Handler,
 			ServerStreams: true,
 		},
 		{

@@ -152,6 +152,16 @@ func (a *Agent) Remove(ctx context.Context, uid string) error {
 	return w.await(ctx, "removed", func(Pod) bool { return false })
 }
 
+// Delete begins the removal of a pod, and doesn't wait for it. Its owner decides whether it comes
+// back.
+func (a *Agent) Delete(uid string) error {
+	w, err := a.worker(uid)
+	if err != nil || w.record().Want == podplan.Remove {
+		return err
+	}
+	return w.want(podplan.Remove, nil)
+}
+
 // stallTime is how long Drain waits, after the budget, for the next pod to be stopped.
 const stallTime = 10 * time.Second
 

@@ -28,11 +28,13 @@ import (
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/stats"
 	"github.com/huskd/husk/internal/version"
+	"github.com/huskd/husk/internal/workload/controller"
 )
 
 // Config holds what the API translates to.
 type Config struct {
 	Agent      *agent.Agent
+	Workloads  *controller.Controller
 	Containers *container.Service
 	Sandboxes  *sandbox.Service
 	Images     *image.Store

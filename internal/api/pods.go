@@ -15,6 +15,8 @@ import (
 	"github.com/huskd/husk/internal/agent/podplan"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/workload"
+	"github.com/huskd/husk/internal/workload/controller"
 )
 
 // ListPods lists pods, newest first.
@@ -51,6 +53,9 @@ func podMessage(p agent.Pod) *huskv1.Pod {
 	}
 	if st, ok := p.Sandbox(); ok {
 		out.Id, out.RuntimeHandler = st.ID, st.Handler
+	}
+	if owner, _, ok := workload.OwnerOf(p.Manifest); ok && strings.HasPrefix(p.Source, controller.Source) {
+		out.Owner = owner.String()
 	}
 	for _, c := range p.Status.Containers {
 		out.Containers = append(out.Containers, containerMessage(p, c))
@@ -104,8 +109,22 @@ func (s *Server) Stop(ctx context.Context, req *huskv1.StopRequest) (*huskv1.Sto
 	return &huskv1.StopResponse{Namespace: p.Manifest.Namespace, Name: p.Manifest.Name}, nil
 }
 
-// Remove removes a pod that isn't running.
+// Remove removes a pod that isn't running, or a workload with its pods.
 func (s *Server) Remove(ctx context.Context, req *huskv1.RemoveRequest) (*huskv1.RemoveResponse, error) {
+	if ref, ok := workload.ParseRef(req.Name, manifest.DefaultNamespace); ok {
+		err := s.Workloads.Remove(ctx, ref)
+		if _, pod := s.findPod(req.Name); errdefs.IsNotFound(err) && pod == nil {
+			return s.removePod(ctx, req)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return &huskv1.RemoveResponse{Namespace: ref.Namespace, Name: ref.Name, Kind: strings.ToLower(string(ref.Kind))}, nil
+	}
+	return s.removePod(ctx, req)
+}
+
+func (s *Server) removePod(ctx context.Context, req *huskv1.RemoveRequest) (*huskv1.RemoveResponse, error) {
 	p, err := s.findPod(req.Name)
 	if err != nil {
 		return nil, err

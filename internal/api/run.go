@@ -32,7 +32,7 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 		return err
 	}
 	pods := parsed.Pods
-	if len(pods) == 0 && len(parsed.Unused) == 0 {
+	if len(pods)+len(parsed.Workloads)+len(parsed.Unused) == 0 {
 		return errdefs.ErrInvalidArgument.WithMessage(file + ": it contains no pod: put config maps and secrets beside the pods that use them")
 	}
 	var sending sync.Mutex
@@ -49,9 +49,14 @@ func (s *Server) Run(req *huskv1.RunRequest, stream grpc.ServerStreamingServer[h
 	}
 	// One pod that fails doesn't end the wait for the others.
 	var all sync.WaitGroup
-	failures := make([]error, len(pods))
+	failures := make([]error, len(pods)+len(parsed.Workloads))
 	for i := range pods {
 		all.Go(func() { failures[i] = s.runPod(stream.Context(), &pods[i], parsed.Objects, req, send) })
+	}
+	for i, w := range parsed.Workloads {
+		all.Go(func() {
+			failures[len(pods)+i] = s.runWorkload(stream.Context(), w, parsed.Objects, req, send)
+		})
 	}
 	all.Wait()
 	return errors.Join(failures...)

@@ -32,7 +32,7 @@ var imposed = []string{"internal/stream/session.go: ExecInContainer", "internal/
 // fieldMaxima are the limits of the structs that may have more fields than maxStructFields.
 var fieldMaxima = map[string]int{
 	// It has one field for each part of huskd.
-	"internal/daemon.daemon": 31,
+	"internal/daemon.daemon": 32,
 }
 
 // packageMaxima are the limits of the packages that may have more lines than maxPackageLines.
@@ -41,9 +41,9 @@ var packageMaxima = map[string]int{
 	"internal/daemon": 2800,
 	// The parts of a worker share the lock of its pod. A package for some of them would have to
 	// forward most of what they use.
-	"internal/agent": 2800,
+	"internal/agent": 2820,
 	// It parses each kind of object with one decoder and one report of problems.
-	"internal/manifest": 2700,
+	"internal/manifest": 2950,
 }
 
 const module = "github.com/huskd/husk"
@@ -210,8 +210,10 @@ func ours(f sourceFile) []string {
 var fanOutMaxima = map[string]int{
 	// It translates for every owner. An interface for one of them, to save an import, had one
 	// implementation that only forwarded.
-	"internal/api": 17,
+	"internal/api": 20,
 	"internal/cri": 14, // likewise
+	// Groups of commands have packages of their own.
+	"internal/cli": 13,
 	// It runs pods through all owners. To import fewer, packages would have to forward.
 	"internal/agent": 19,
 	// It calls drivers itself that adapters in daemon would only forward to.

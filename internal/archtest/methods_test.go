@@ -17,7 +17,7 @@ var methodMaxima = map[string]int{
 	"internal/cri.imageService": 70,
 	"internal/cri.view":         61,
 	// It has a method for each call of the API.
-	"internal/api.Server": 34,
+	"internal/api.Server": 41,
 	// Eleven of them are External's, which is what other runtimes see of it.
 	"internal/network.Network": 46,
 	// It makes, compares, removes and watches each kind of object.

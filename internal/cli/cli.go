@@ -21,6 +21,7 @@ import (
 	"github.com/huskd/husk/internal/cli/help"
 	"github.com/huskd/husk/internal/cli/terminal"
 	"github.com/huskd/husk/internal/cli/usageerror"
+	"github.com/huskd/husk/internal/cli/workloadcmd"
 )
 
 // app is the state that the commands share.
@@ -112,10 +113,11 @@ func (a *app) execute(ctx context.Context, args []string) int {
 
 // The groups by which the help lists the commands.
 const (
-	groupPods   = "pods"
-	groupImages = "images"
-	groupNet    = "net"
-	groupHuskd  = "huskd"
+	groupPods      = "pods"
+	groupWorkloads = "workloads"
+	groupImages    = "images"
+	groupNet       = "net"
+	groupHuskd     = "huskd"
 )
 
 func newRoot(a *app) *cobra.Command {
@@ -124,7 +126,8 @@ func newRoot(a *app) *cobra.Command {
 		Short: "Run pods on this machine through huskd.",
 		Long: `Run pods on this machine through huskd.
 
-A pod is named by [NAMESPACE/]NAME or by an unambiguous prefix of its ID or UID.
+A pod is named by [NAMESPACE/]NAME or by an unambiguous prefix of its ID or UID,
+a workload by KIND/[NAMESPACE/]NAME, such as deployment/web.
 
 Exit codes: 0 on success, 1 on failure, 2 for an invalid command line, and 128+N
 if signal N ended husk. "exec" and "attach" return the exit code of the program,
@@ -145,6 +148,7 @@ husk exec -it web -- sh`,
 	root.SetHelpCommand(newHelp())
 	root.AddGroup(
 		&cobra.Group{ID: groupPods, Title: "Pods:"},
+		&cobra.Group{ID: groupWorkloads, Title: "Workloads:"},
 		&cobra.Group{ID: groupImages, Title: "Images:"},
 		&cobra.Group{ID: groupNet, Title: "Networks:"},
 		&cobra.Group{ID: groupHuskd, Title: "huskd:"},
@@ -156,6 +160,7 @@ husk exec -it web -- sh`,
 		}
 	}
 	add(groupPods, newRun(a), newPs(a), newDescribe(a), newEvents(a), newInspect(a), newLogs(a), newExec(a), newAttach(a), newPortForward(a), newTop(a), newStop(a), newRm(a))
+	add(groupWorkloads, workloadcmd.New(workloadcmd.App{Out: a.out, Errs: a.errs, WithClient: a.withClient, Each: a.each, Complete: a.complete})...)
 	add(groupImages, newImage(a), newVolume(a))
 	add(groupNet, newNet(a))
 	add(groupHuskd, newDoctor(a), newBench(a), newShutdown(a), newVersion(a))

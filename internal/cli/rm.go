@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -15,10 +16,11 @@ func newRm(a *app) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "rm NAME...",
-		Short: "Remove stopped pods and everything that belongs to them.",
+		Short: "Remove stopped pods, or workloads, and everything that belongs to them.",
 		Example: `husk rm web
+husk rm deployment/web
 husk rm -f web db`,
-		Args:              usageerror.Takes(1, -1, "the NAME of a pod"),
+		Args:              usageerror.Takes(1, -1, "the NAME of a pod, or a workload such as deployment/web"),
 		ValidArgsFunction: a.completePods,
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "stop running pods first")
@@ -26,7 +28,7 @@ husk rm -f web db`,
 		return a.each(args, func(name string) error {
 			r, err := c.Remove(ctx, &huskv1.RemoveRequest{Name: name, Force: force})
 			if err == nil {
-				_, _ = fmt.Fprintf(a.out, "pod %s/%s removed\n", r.Namespace, r.Name)
+				_, _ = fmt.Fprintf(a.out, "%s %s/%s removed\n", cmp.Or(r.Kind, "pod"), r.Namespace, r.Name)
 			}
 			return err
 		})

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -29,6 +30,7 @@ type runView struct {
 
 // podStart is the progress of one pod.
 type podStart struct {
+	kind    string // pod, or the kind of a workload
 	name    string // namespace/name
 	began   time.Time
 	message string
@@ -120,7 +122,7 @@ func (v *runView) apply(ev *huskv1.RunEvent) (steps, result string) {
 	if p.done {
 		return "", ""
 	}
-	line := func(s string) string { return "pod " + p.name + " " + render.OneLine(s) + "\n" }
+	line := func(s string) string { return p.kind + " " + p.name + " " + render.OneLine(s) + "\n" }
 	if s := resultText(ev, v.wait); s != "" && (ev.Settled || !v.wait) {
 		p.done = true
 		return "", line(s)
@@ -148,10 +150,11 @@ func (v *runView) apply(ev *huskv1.RunEvent) (steps, result string) {
 
 func (v *runView) pod(ev *huskv1.RunEvent) *podStart {
 	name := render.Clean(ev.Namespace + "/" + ev.Name)
-	i := slices.IndexFunc(v.pods, func(p *podStart) bool { return p.name == name })
+	kind := cmp.Or(render.Clean(ev.Kind), "pod")
+	i := slices.IndexFunc(v.pods, func(p *podStart) bool { return p.name == name && p.kind == kind })
 	if i < 0 {
 		i = len(v.pods)
-		v.pods = append(v.pods, &podStart{name: name, began: time.Now().Add(-time.Duration(ev.ElapsedNs))})
+		v.pods = append(v.pods, &podStart{kind: kind, name: name, began: time.Now().Add(-time.Duration(ev.ElapsedNs))})
 	}
 	return v.pods[i]
 }
@@ -176,6 +179,8 @@ func resultText(ev *huskv1.RunEvent, wait bool) string {
 		return "failed" + took + ": " + ev.Message
 	case ev.Phase == "Failed":
 		return "failed" + took
+	case ev.Kind != "" && ev.Settled:
+		return ev.Message
 	default:
 		return ""
 	}

@@ -81,6 +81,7 @@ func (m *membership) connected(client *cluster.Client) {
 func podChanged(d *daemon) func(uid string) {
 	return func(string) {
 		d.policy.PodChanged()
+		d.workloads.Nudge()
 		if d.membership != nil {
 			d.membership.nudge()
 		}

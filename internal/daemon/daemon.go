@@ -55,6 +55,7 @@ import (
 	"github.com/huskd/husk/internal/stream"
 	"github.com/huskd/husk/internal/trace/export"
 	"github.com/huskd/husk/internal/version"
+	"github.com/huskd/husk/internal/workload/controller"
 )
 
 // daemon holds the parts of huskd, in the order in which they are made.
@@ -88,6 +89,7 @@ type daemon struct {
 	containers *container.Service
 	sandboxes  *sandbox.Service
 	agent      *agent.Agent
+	workloads  *controller.Controller
 	devices    *deviceplugin.Manager // nil outside of a cluster
 	orphans    map[string]error      // directories of pods without a record, and why they were kept
 	events     cri.Events
@@ -334,6 +336,7 @@ func (d *daemon) wire() {
 		config.Devices = d.devices.Configure
 	}
 	d.agent = agent.New(config)
+	d.workloads = controller.New(controller.Config{Journal: d.journal, Pods: d.agent, Events: d.agent.Events, Log: d.log})
 }
 
 // resume continues with what is recorded. It logs the errors of a part and goes on with the others.
@@ -353,6 +356,7 @@ func (d *daemon) resume(ctx context.Context) {
 	logAll("sandboxes: resuming failed", d.sandboxes.Resume())
 	logAll("NRI is off: no plugin can register", d.startNRI())
 	logAll("logs: restoring the links failed", linkLogs(d.podLogs(), d.containers.List("")))
+	logAll("a record was set aside", d.workloads.Load()...)
 	logAll("a record was set aside", d.agent.Load()...)
 	d.removeOrphans()
 }
@@ -381,7 +385,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		return err
 	}
 	api.Register(server, api.Config{
-		Agent: d.agent, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
+		Agent: d.agent, Workloads: d.workloads, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
 		Meter: d.meter, Network: d.network, Nodes: d.nodes.Controller(), Firewall: d.policy.Owner(), Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
 		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d), End: end,
 	})
@@ -401,6 +405,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	}
 	d.nodes.Run(ctx, &running)
 	d.policy.Run(ctx, &running)
+	running.Go(func() error { return d.workloads.Run(ctx) })
 	running.Go(func() error { return d.network.Watch(ctx) })
 	running.Go(func() error { return d.releaseGone(ctx) })
 	running.Go(func() error {

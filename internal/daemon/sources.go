@@ -54,6 +54,7 @@ func declare(d *daemon) func(source.Set) {
 	return func(set source.Set) {
 		d.policy.Declare(string(set.Kind), set.Policies, set.UnreadPolicies)
 		d.agent.Declare(set)
+		d.workloads.Declare(set)
 		d.policy.PodChanged()
 	}
 }

@@ -23,6 +23,8 @@ type decoder struct {
 	// anyField accepts every field of the type. It is set for config maps and secrets; the fields
 	// of pods must be in the table of package fields.
 	anyField bool
+	// lookup finds a field in the table, if it isn't that of pods.
+	lookup func(pattern string) (fields.Coverage, string)
 }
 
 // place is the position of a value: its path with indexes, and the pattern under which the table of
@@ -189,7 +191,11 @@ func (d *decoder) object(n *document.Node, v reflect.Value, at place) {
 			continue
 		}
 		if to.pattern != "" && !d.anyField {
-			switch how, remedy := fields.Lookup(to.pattern); {
+			lookup := d.lookup
+			if lookup == nil {
+				lookup = fields.Lookup
+			}
+			switch how, remedy := lookup(to.pattern); {
 			case how == fields.Listed:
 				to.pattern = ""
 			case how == fields.Unlisted:

@@ -18,9 +18,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/huskd/husk/internal/manifest/document"
+	"github.com/huskd/husk/internal/manifest/fields"
 	"github.com/huskd/husk/internal/manifest/identity"
 	"github.com/huskd/husk/internal/manifest/kinds"
 	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/workload"
 )
 
 // Origin says where a manifest comes from.
@@ -47,6 +49,8 @@ type File struct {
 	Policies []policy.Policy
 	// Unused are the objects with which a node does nothing: see package kinds.
 	Unused []Unused
+	// Workloads are the Deployments, Jobs and so on of the file. They have no UIDs.
+	Workloads []*workload.Workload
 }
 
 // Unused is an object of a manifest that has no effect.
@@ -71,11 +75,11 @@ func Parse(data []byte, o Origin) (File, error) {
 	for i, doc := range docs {
 		p.document(doc, fmt.Sprintf("document %d", i+1))
 	}
-	if len(p.pods) == 0 && len(p.objects) == 0 && len(p.policies) == 0 && len(p.unused) == 0 && !p.listed && len(p.problems) == 0 {
+	if len(p.pods) == 0 && len(p.workloads) == 0 && len(p.objects) == 0 && len(p.policies) == 0 && len(p.unused) == 0 && !p.listed && len(p.problems) == 0 {
 		p.problems = []Problem{{Text: "there is no pod in it: begin one with apiVersion: v1 and kind: Pod"}}
 	}
 	if len(p.problems) == 0 {
-		return File{p.pods, p.objects, p.policies, p.unused}, nil
+		return File{Pods: p.pods, Objects: p.objects, Policies: p.policies, Unused: p.unused, Workloads: p.workloads}, nil
 	}
 	e := &Error{File: o.File, Problems: p.problems, More: p.more}
 	if n := len(e.Problems); n > maxProblems {
@@ -85,15 +89,16 @@ func Parse(data []byte, o Origin) (File, error) {
 }
 
 type parser struct {
-	origin   Origin
-	pods     []corev1.Pod
-	objects  Objects
-	policies []policy.Policy
-	unused   []Unused
-	listed   bool // the file has a list, which may be empty
-	problems []Problem
-	more     int            // number of problems that are not in problems
-	seen     map[string]int // line of each pod and object, by ObjectKey
+	origin    Origin
+	pods      []corev1.Pod
+	objects   Objects
+	policies  []policy.Policy
+	unused    []Unused
+	workloads []*workload.Workload
+	listed    bool // the file has a list, which may be empty
+	problems  []Problem
+	more      int            // number of problems that are not in problems
+	seen      map[string]int // line of each pod and object, by ObjectKey
 	// generated counts the generated names, by their prefix.
 	generated map[string]int
 }
@@ -124,6 +129,11 @@ func (p *parser) document(doc *document.Node, subject string) {
 		p.problem(doc.Line, subject, "apiVersion", "missing: set it to v1")
 	case p.origin.Policies && isPolicy(version, kind):
 		p.policy(doc, kind, subject)
+	case fields.WorkloadVersion(kind) == version:
+		table, _ := fields.FindWorkload(version, kind)
+		p.workload(doc, table, subject)
+	case fields.WorkloadVersion(kind) != "":
+		p.problem(doc.Get("apiVersion").Line, subject, "apiVersion", "%s of %s is not supported: use %s", kind, version, fields.WorkloadVersion(kind))
 	case p.isUnused(doc, version, kind):
 	case version != "v1" || !slices.Contains([]string{"Pod", "PodList", "List", KindConfigMap, KindSecret, KindClaim, KindVolume}, kind):
 		p.problem(doc.Get("kind").Line, subject, "kind", "%s of %s is not supported: use a v1 Pod", kind, version)

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/huskd/husk/internal/sysctl"
@@ -41,7 +42,11 @@ func validate(pod *corev1.Pod, r *report) {
 	for i := range pod.Spec.Volumes {
 		v.volumeNames[pod.Spec.Volumes[i].Name] = true
 	}
-	v.metadata()
+	checkMetadata(r, &pod.ObjectMeta)
+	// It becomes part of file paths.
+	if pod.UID != "" && !uidForm.MatchString(string(pod.UID)) {
+		r.invalid("metadata.uid", "%q is not valid: use at most 63 letters, digits and -", pod.UID)
+	}
 	v.spec()
 	v.podSecurity()
 	v.dns()
@@ -76,36 +81,32 @@ func checkLabel(r *report, path, value string) {
 
 var uidForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
 
-func (v *validator) metadata() {
-	m := &v.pod.ObjectMeta
+// checkMetadata checks the name, the namespace, the labels and the annotations of an object.
+func checkMetadata(r *report, m *metav1.ObjectMeta) {
 	if m.Name == "" {
-		v.missing("metadata.name", "")
+		r.missing("metadata.name", "")
 	} else if len(validation.IsDNS1123Subdomain(m.Name)) > 0 {
-		v.invalid("metadata.name", "%q is not valid: %s", m.Name, subdomainRule)
+		r.invalid("metadata.name", "%q is not valid: %s", m.Name, subdomainRule)
 	}
-	checkLabel(v.report, "metadata.namespace", m.Namespace)
-	// It becomes part of file paths.
-	if m.UID != "" && !uidForm.MatchString(string(m.UID)) {
-		v.invalid("metadata.uid", "%q is not valid: use at most 63 letters, digits and -", m.UID)
-	}
+	checkLabel(r, "metadata.namespace", m.Namespace)
 	for key, value := range m.Labels {
 		path := "metadata.labels." + key
 		if len(validation.IsQualifiedName(key)) > 0 {
-			v.invalid(path, "%q is not a valid key: %s", key, keyRule)
+			r.invalid(path, "%q is not a valid key: %s", key, keyRule)
 		}
 		if len(validation.IsValidLabelValue(value)) > 0 {
-			v.invalid(path, "%q is not a valid value: %s", value, valueRule)
+			r.invalid(path, "%q is not a valid value: %s", value, valueRule)
 		}
 	}
 	size := 0
 	for key, value := range m.Annotations {
 		size += len(key) + len(value)
 		if len(validation.IsQualifiedName(strings.ToLower(key))) > 0 {
-			v.invalid("metadata.annotations."+key, "%q is not a valid key: %s", key, keyRule)
+			r.invalid("metadata.annotations."+key, "%q is not a valid key: %s", key, keyRule)
 		}
 	}
 	if size > maxAnnotations {
-		v.invalid("metadata.annotations", "%d bytes in total: at most %d are allowed", size, maxAnnotations)
+		r.invalid("metadata.annotations", "%d bytes in total: at most %d are allowed", size, maxAnnotations)
 	}
 }
 

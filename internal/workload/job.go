@@ -292,7 +292,7 @@ func (j *jobPlan) startPods() {
 	busy := map[int32]bool{}
 	for i := range j.Pods {
 		pod := &j.Pods[i]
-		late := pod.Removing && !pod.Succeeded && !pod.Failed && j.waitsForRemoved()
+		late := pod.Removing && !pod.Succeeded && !pod.Failed && waitsForRemoved(j.spec)
 		if late {
 			occupied++
 		}
@@ -340,9 +340,9 @@ func (j *jobPlan) startPods() {
 }
 
 // waitsForRemoved reports whether a pod that is being removed must be gone before it is replaced.
-func (j *jobPlan) waitsForRemoved() bool {
-	policy := j.spec.PodReplacementPolicy
-	return policy != nil && *policy == batchv1.Failed || policy == nil && j.spec.PodFailurePolicy != nil
+func waitsForRemoved(spec *batchv1.JobSpec) bool {
+	policy := spec.PodReplacementPolicy
+	return policy != nil && *policy == batchv1.Failed || policy == nil && spec.PodFailurePolicy != nil
 }
 
 // backingOff reports whether the next pod has to wait because of failures.

@@ -4,6 +4,9 @@
 package workload
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -88,6 +91,27 @@ type Workload struct {
 	JobAnnotations map[string]string `json:"jobAnnotations,omitempty"`
 	// Cron is the spec of a CronJob, without the template of its Jobs.
 	Cron *batchv1.CronJobSpec `json:"cron,omitempty"`
+}
+
+// Sum returns a digest of everything that the manifest says.
+func (w *Workload) Sum() string {
+	said := *w
+	said.UID, said.Digest, said.Template = "", "", nil
+	raw, _ := json.Marshal(said) // all of it was decoded from JSON
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:16])
+}
+
+// CanFollow reports whether a Job that exists as before says can become this one without being run
+// anew: only its suspension, its parallelism and its deadlines differ.
+func (w *Workload) CanFollow(before *Workload) bool {
+	plain := func(w *Workload) string {
+		spec := w.Job.DeepCopy()
+		spec.Suspend, spec.Parallelism, spec.ActiveDeadlineSeconds, spec.TTLSecondsAfterFinished = nil, nil, nil, nil
+		raw, _ := json.Marshal(spec) // as in Sum
+		return w.Revision + string(raw)
+	}
+	return plain(w) == plain(before)
 }
 
 // Strategy says how pods of another revision are replaced.

@@ -24,6 +24,7 @@ import (
 	"github.com/huskd/husk/internal/filewatch"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/workload"
 )
 
 // resync is the interval at which the directory is read even without an inotify event. It is needed
@@ -45,6 +46,12 @@ type Pod struct {
 	DeletionGrace *time.Duration
 }
 
+// Workload is a declared workload.
+type Workload struct {
+	*workload.Workload
+	Location string // path or URL of its manifest
+}
+
 // Kind is the kind of a source. The names of sources begin with it.
 type Kind string
 
@@ -60,6 +67,8 @@ const (
 type Set struct {
 	Kind Kind
 	Pods []Pod
+	// Workloads are those of all files.
+	Workloads []Workload
 	// Objects are the config maps and secrets of all files, for all pods.
 	Objects manifest.Objects
 	// Policies are those of all files, by their names.
@@ -237,6 +246,14 @@ func (d *Directory) set() Set {
 			}
 			from[name] = path
 			set.Pods = append(set.Pods, Pod{Pod: pod, Location: path})
+		}
+		for _, w := range d.files[path].File.Workloads {
+			if first, ok := from[w.String()]; ok {
+				d.logOnce(path, fmt.Errorf("%s is already declared in %s: rename one", w.Ref, first))
+				continue
+			}
+			from[w.String()] = path
+			set.Workloads = append(set.Workloads, Workload{w, path})
 		}
 		for key, object := range d.files[path].Objects {
 			if first, ok := from[key]; ok {

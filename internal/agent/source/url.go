@@ -148,6 +148,9 @@ func (u *URL) fetch(ctx context.Context) (*Set, error) {
 	for i := range f.Policies {
 		set.Policies[f.Policies[i].Name] = &f.Policies[i]
 	}
+	for _, w := range f.Workloads {
+		set.Workloads = append(set.Workloads, Workload{w, at})
+	}
 	for i := range f.Pods {
 		set.Pods = append(set.Pods, Pod{Pod: &f.Pods[i], Location: at})
 	}

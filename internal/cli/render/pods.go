@@ -24,6 +24,10 @@ func PodTable(pods []*huskv1.Pod, wide bool, now time.Time) *Table {
 	if spaces {
 		header = append([]string{"NAMESPACE"}, header...)
 	}
+	of := owned(pods)
+	if of {
+		header = append(header, "OWNER")
+	}
 	if wide {
 		header = append(header, "ID", "RUNTIME", "SOURCE", "IMAGES")
 	}
@@ -34,11 +38,19 @@ func PodTable(pods []*huskv1.Pod, wide bool, now time.Time) *Table {
 		if spaces {
 			row = append([]any{p.Namespace}, row...)
 		}
+		shown := p.Ips
 		if !wide {
-			t.Row(append(row, orNone(strings.Join(p.Ips[:min(1, len(p.Ips))], "")))...)
+			shown = p.Ips[:min(1, len(p.Ips))]
+		}
+		row = append(row, orNone(strings.Join(shown, ",")))
+		if of {
+			row = append(row, orNone(OwnerName(p.Owner)))
+		}
+		if !wide {
+			t.Row(row...)
 			continue
 		}
-		t.Row(append(row, orNone(strings.Join(p.Ips, ",")), orNone(ShortID(p.Id)), orNone(p.RuntimeHandler), orNone(p.Source), orNone(strings.Join(images(p), ",")))...)
+		t.Row(append(row, orNone(ShortID(p.Id)), orNone(p.RuntimeHandler), orNone(p.Source), orNone(strings.Join(images(p), ",")))...)
 	}
 	return t
 }

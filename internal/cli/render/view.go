@@ -22,6 +22,7 @@ type PodView struct {
 	HostNetwork bool            `json:"hostNetwork"`
 	Created     *time.Time      `json:"created,omitempty"`
 	Source      string          `json:"source"`
+	Owner       string          `json:"owner,omitempty"` // the workload that it belongs to
 	Containers  []ContainerView `json:"containers"`
 }
 
@@ -52,7 +53,7 @@ func PodViews(pods []*huskv1.Pod) []PodView {
 			Namespace: p.Namespace, Name: p.Name, ID: p.Id, UID: p.Uid,
 			Phase: p.Phase, Status: s.Word, Reason: p.Reason, Message: p.Message,
 			Ready: s.Total > 0 && s.Ready == s.Total, IPs: orEmpty(p.Ips), HostNetwork: p.HostNetwork,
-			Created: stamp(p.CreatedNs), Source: p.Source, Containers: []ContainerView{},
+			Created: stamp(p.CreatedNs), Source: p.Source, Owner: p.Owner, Containers: []ContainerView{},
 		}
 		for _, c := range p.Containers {
 			v.Containers = append(v.Containers, viewContainer(c))

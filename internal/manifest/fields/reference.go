@@ -37,5 +37,6 @@ or list, null) counts as absent.
 			b.WriteString("\nThe fields of `spec.containers[]` apply to `spec.initContainers[]` too.\n")
 		}
 	}
+	b.WriteString(workloadReference())
 	return b.String()
 }
