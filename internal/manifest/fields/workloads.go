@@ -91,7 +91,7 @@ var workloads = []Workload{
 		{"spec.updateStrategy.rollingUpdate.maxUnavailable", Honoured, "pods that may be unavailable during a rollout; 1 if absent"},
 		{"spec.minReadySeconds", Honoured, minReady},
 		{"spec.ordinals.start", Honoured, "first ordinal; 0 if absent"},
-		{"spec.persistentVolumeClaimRetentionPolicy", Ignored, "there are no claims"},
+		{"spec.persistentVolumeClaimRetentionPolicy", Ignored, "there are no volumeClaimTemplates"},
 		{"spec.revisionHistoryLimit", Ignored, history},
 	}},
 	{"apps/v1", "DaemonSet", "spec.template", []Field{
@@ -148,7 +148,7 @@ func WorkloadVersion(kind string) string {
 
 // workloadRemedies are the messages for refused fields of workloads.
 var workloadRemedies = map[string]string{
-	"spec.volumeClaimTemplates": "claims are not supported: mount a directory with hostPath, or an emptyDir that lasts as long as its pod",
+	"spec.volumeClaimTemplates": "not supported yet: use a volume of a PersistentVolumeClaim, or an emptyDir that lasts as long as its pod",
 	"metadata.generateName":     "a workload needs a fixed name: set metadata.name",
 	"spec.rollbackTo":           "no longer in Kubernetes: remove it",
 }
