@@ -11,12 +11,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/huskd/husk/test/node"
 )
 
 // TestCRIImages tests every call of the image service.
 func TestCRIImages(t *testing.T) {
 	t.Parallel()
-	c := startCRI(t)
+	c := startCRI(t, node.Flags("--short-names", criRegistry+"/cri"))
 	named := func(name string) *runtimeapi.ImageSpec { return &runtimeapi.ImageSpec{Image: name} }
 	get := func(name string) *runtimeapi.Image {
 		t.Helper()
@@ -42,6 +44,9 @@ func TestCRIImages(t *testing.T) {
 	}
 	if again := c.pull(img.GetRepoDigests()[0]); again != id {
 		t.Errorf("pulled by its digest, its ID is %s, want %s", again, id)
+	}
+	if short := c.pull("web:1"); short != id {
+		t.Errorf("pulled by a short name, its ID is %s, want %s", short, id)
 	}
 	for name, want := range map[string]int{"": 1, webImage: 1, usersImage: 0} {
 		r, err := c.images.ListImages(c.ctx, &runtimeapi.ListImagesRequest{Filter: &runtimeapi.ImageFilter{Image: named(name)}})
@@ -101,7 +106,7 @@ func badImages(t *testing.T, c *criNode) {
 		words string
 	}{
 		"":                                {codes.InvalidArgument, "empty"},
-		"web":                             {codes.InvalidArgument, "name without a registry"},
+		"web:none":                        {codes.NotFound, "no tag"}, // of --short-names
 		"Upper/Case":                      {codes.InvalidArgument, "malformed"},
 		criRegistry + "/a b":              {codes.InvalidArgument, "malformed"},
 		criRegistry + "/a\nb":             {codes.InvalidArgument, "malformed"},
