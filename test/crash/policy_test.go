@@ -593,3 +593,74 @@ func TestPolicyAcrossKills(t *testing.T) {
 	m.checkBystander()
 	m.empty()
 }
+
+// TestPolicyTakenAway changes a policy so that it no longer allows connections that are open, and
+// expects their end, over TCP and UDP.
+func TestPolicyTakenAway(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, *seed, false)
+	m.declare("db.yaml", dbPolicy)
+	m.readManifests()
+	db, web := m.member("db"), m.member("web")
+	tr := &traffic{t: t}
+	defer tr.stop()
+	tr.serve(db)
+	var last [4]atomic.Int64 // when the connections were last answered
+	for i, a := range append(db.addresses, db.addresses...) {
+		protocol := []string{"tcp", "udp"}[i/len(db.addresses)]
+		var c net.Conn
+		err := netns.Do(web.netns, func() (err error) {
+			c, err = net.DialTimeout(protocol, netip.AddrPortFrom(a, servedPort).String(), answerLimit)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		tr.running.Go(func() {
+			for buf := []byte("x"); !tr.stopped.Load(); time.Sleep(time.Millisecond) {
+				_ = c.SetDeadline(time.Now().Add(100 * time.Millisecond))
+				_, _ = c.Write(buf)
+				if n, err := c.Read(buf); n > 0 && err == nil {
+					last[i].Store(time.Now().UnixNano())
+				}
+			}
+		})
+	}
+	answered := func(since time.Time) (n int) {
+		for i := range last {
+			if last[i].Load() > since.UnixNano() {
+				n++
+			}
+		}
+		return n
+	}
+	node.Eventually(t, time.Minute, func() string {
+		if n := answered(time.Now().Add(-50 * time.Millisecond)); n < len(last) {
+			return fmt.Sprintf("%d of %d connections are answered", n, len(last))
+		}
+		return ""
+	})
+	m.declare("db.yaml", strings.ReplaceAll(dbPolicy, "app: web", "app: nothing"))
+	began := time.Now()
+	const still = 2 * time.Second
+	node.Eventually(t, time.Minute, func() string {
+		if n := answered(time.Now().Add(-still)); n > 0 {
+			return fmt.Sprintf("%d connections go on", n)
+		}
+		return ""
+	})
+	for i := range last {
+		// The promise is a second. This machine may be busy.
+		if took := time.Unix(0, last[i].Load()).Sub(began); took > 5*time.Second {
+			t.Errorf("connection %d ended %v after its policy", i, took)
+		} else {
+			t.Logf("connection %d ended after %v", i, took)
+		}
+	}
+	tr.stop()
+	m.declare("db.yaml", "")
+	m.tableHas("without policies", -1)
+	m.checkBystander()
+	m.empty()
+}
