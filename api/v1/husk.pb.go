@@ -4473,7 +4473,7 @@ func (x *PolicyEnd) GetAllowed() []string {
 
 type ExplainConnectionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// NAMESPACE/NAME of a pod, a name in the namespace default, or an address.
+	// NAMESPACE/NAME of a pod, a name in the namespace default, an address, or the name of a host.
 	From          string `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
 	To            string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
 	Protocol      string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // tcp, udp, sctp, or the number of another protocol
@@ -4592,14 +4592,18 @@ func (x *ExplainConnectionResponse) GetHops() []*Hop {
 	return nil
 }
 
-// Hop judges a connection.
+// Hop is a place that packets of a connection meet.
 type Hop struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
-	Where   string                 `protobuf:"bytes,1,opt,name=where,proto3" json:"where,omitempty"` // such as "egress of default/web"
-	Allowed bool                   `protobuf:"varint,2,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	Where   string                 `protobuf:"bytes,1,opt,name=where,proto3" json:"where,omitempty"`      // such as "egress of default/web"
+	Allowed bool                   `protobuf:"varint,2,opt,name=allowed,proto3" json:"allowed,omitempty"` // the packets pass
 	Why     string                 `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
-	// What is wrong if the kernel differs from the policies.
-	Difference    string `protobuf:"bytes,4,opt,name=difference,proto3" json:"difference,omitempty"`
+	// How the kernel differs from what huskd has planned.
+	Difference string `protobuf:"bytes,4,opt,name=difference,proto3" json:"difference,omitempty"`
+	// ok or fails, or allowed or denied by network policy.
+	Verdict string `protobuf:"bytes,5,opt,name=verdict,proto3" json:"verdict,omitempty"`
+	// What to do about the difference or the verdict.
+	Remedy        string `protobuf:"bytes,6,opt,name=remedy,proto3" json:"remedy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4658,6 +4662,20 @@ func (x *Hop) GetWhy() string {
 func (x *Hop) GetDifference() string {
 	if x != nil {
 		return x.Difference
+	}
+	return ""
+}
+
+func (x *Hop) GetVerdict() string {
+	if x != nil {
+		return x.Verdict
+	}
+	return ""
+}
+
+func (x *Hop) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
 	}
 	return ""
 }
@@ -5513,14 +5531,16 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x04port\x18\x04 \x01(\x05R\x04port\"W\n" +
 	"\x19ExplainConnectionResponse\x12\x18\n" +
 	"\aallowed\x18\x01 \x01(\bR\aallowed\x12 \n" +
-	"\x04hops\x18\x02 \x03(\v2\f.husk.v1.HopR\x04hops\"g\n" +
+	"\x04hops\x18\x02 \x03(\v2\f.husk.v1.HopR\x04hops\"\x99\x01\n" +
 	"\x03Hop\x12\x14\n" +
 	"\x05where\x18\x01 \x01(\tR\x05where\x12\x18\n" +
 	"\aallowed\x18\x02 \x01(\bR\aallowed\x12\x10\n" +
 	"\x03why\x18\x03 \x01(\tR\x03why\x12\x1e\n" +
 	"\n" +
 	"difference\x18\x04 \x01(\tR\n" +
-	"difference\"\x0f\n" +
+	"difference\x12\x18\n" +
+	"\averdict\x18\x05 \x01(\tR\averdict\x12\x16\n" +
+	"\x06remedy\x18\x06 \x01(\tR\x06remedy\"\x0f\n" +
 	"\rDoctorRequest\"8\n" +
 	"\x0eDoctorResponse\x12&\n" +
 	"\x06checks\x18\x01 \x03(\v2\x0e.husk.v1.CheckR\x06checks\"c\n" +

@@ -113,7 +113,7 @@ type HuskClient interface {
 	RotateKey(ctx context.Context, in *RotateKeyRequest, opts ...grpc.CallOption) (*RotateKeyResponse, error)
 	// ListPolicies returns what network policy says about the pods of this node.
 	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error)
-	// ExplainConnection says whether network policy allows a connection, and why.
+	// ExplainConnection follows the packets of a connection hop by hop.
 	ExplainConnection(ctx context.Context, in *ExplainConnectionRequest, opts ...grpc.CallOption) (*ExplainConnectionResponse, error)
 	Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error)
 	// Shutdown stops all pods within the budget, then ends huskd. The stream has an event for each
@@ -554,7 +554,7 @@ type HuskServer interface {
 	RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyResponse, error)
 	// ListPolicies returns what network policy says about the pods of this node.
 	ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error)
-	// ExplainConnection says whether network policy allows a connection, and why.
+	// ExplainConnection follows the packets of a connection hop by hop.
 	ExplainConnection(context.Context, *ExplainConnectionRequest) (*ExplainConnectionResponse, error)
 	Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error)
 	// Shutdown stops all pods within the budget, then ends huskd. The stream has an event for each

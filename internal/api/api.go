@@ -22,6 +22,7 @@ import (
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/network/explain"
 	"github.com/huskd/husk/internal/network/firewall"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/pod"
@@ -42,6 +43,7 @@ type Config struct {
 	Network    *network.Network
 	Nodes      *nodes.Controller  // nil on a node by itself
 	Firewall   *firewall.Firewall // nil if network policy is off
+	Explainer  explain.Explainer
 	// Debts returns the attachments of removed pods whose DEL has not succeeded yet.
 	Debts func() []pod.Debt
 	// RetryDebts retries those DELs now and returns what failed.

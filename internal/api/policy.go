@@ -4,9 +4,8 @@ import (
 	"context"
 	"strings"
 
-	"github.com/containerd/errdefs"
-
 	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/network/explain"
 	"github.com/huskd/husk/internal/network/firewall"
 )
 
@@ -35,23 +34,21 @@ func policyEnd(e firewall.End) *huskv1.PolicyEnd {
 	return out
 }
 
-// ExplainConnection says whether network policy allows a connection, and why.
-func (s *Server) ExplainConnection(_ context.Context, req *huskv1.ExplainConnectionRequest) (*huskv1.ExplainConnectionResponse, error) {
-	if s.Firewall == nil {
-		return nil, errdefs.ErrFailedPrecondition.WithMessage(noFirewall)
-	}
-	c, err := firewall.ParseConnection(req.From, req.To, req.Protocol, req.Port)
+// ExplainConnection follows the packets of a connection hop by hop.
+func (s *Server) ExplainConnection(ctx context.Context, req *huskv1.ExplainConnectionRequest) (*huskv1.ExplainConnectionResponse, error) {
+	c, err := explain.ParseConnection(req.From, req.To, req.Protocol, req.Port)
 	if err != nil {
 		return nil, err
 	}
-	hops, err := s.Firewall.Explain(c)
+	hops, err := s.Explainer.Explain(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	out := &huskv1.ExplainConnectionResponse{Allowed: true}
 	for _, h := range hops {
-		out.Allowed = out.Allowed && h.Allowed
-		out.Hops = append(out.Hops, &huskv1.Hop{Where: h.Where, Allowed: h.Allowed, Why: h.Why, Difference: h.Difference})
+		passes := h.Verdict == explain.Passes || h.Verdict == explain.Allowed
+		out.Allowed = out.Allowed && passes
+		out.Hops = append(out.Hops, &huskv1.Hop{Where: h.Where, Allowed: passes, Why: h.Why, Difference: h.Difference, Verdict: string(h.Verdict), Remedy: h.Remedy})
 	}
 	return out, nil
 }

@@ -66,6 +66,7 @@ var layer = map[string]int{
 	"internal/network/nodestore":        agent,
 	"internal/network/peering":          agent,
 	"internal/network/enforcement":      agent,
+	"internal/network/explain":          agent,
 	"internal/network/wireguard":        driver,
 	"internal/network/bgp":              driver,
 	"internal/network/companion":        driver,

@@ -386,7 +386,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	}
 	api.Register(server, api.Config{
 		Agent: d.agent, Workloads: d.workloads, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
-		Meter: d.meter, Network: d.network, Nodes: d.nodes.Controller(), Firewall: d.policy.Owner(), Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
+		Meter: d.meter, Network: d.network, Nodes: d.nodes.Controller(), Firewall: d.policy.Owner(), Explainer: explainer(d), Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
 		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d), End: end,
 	})
 	d.registerCRI(server)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/network"
+	"github.com/huskd/husk/internal/network/explain"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/network/peering"
 	"github.com/huskd/husk/internal/plugin"
@@ -75,6 +76,15 @@ func denialEvent(d *daemon) func(pod, message string) {
 			d.agent.Events.Add(event.Event{Pod: pod, Warning: true, Reason: "PolicyDenied", Message: message})
 		}
 	}
+}
+
+// explainer returns what explains connections.
+func explainer(d *daemon) explain.Explainer {
+	e := explain.Explainer{Network: d.network, Firewall: d.policy.Owner()}
+	if c := d.nodes.Controller(); c != nil {
+		e.Nodes, e.Verify = c.Status, d.nodes.Verify
+	}
+	return e
 }
 
 // goneTime is how often huskd looks for pods of another runtime that ended without a DEL.

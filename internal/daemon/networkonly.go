@@ -104,7 +104,7 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 			return next(srv, stream)
 		}))
 	api.Register(server, api.Config{
-		Network: d.network, Nodes: d.nodes.Controller(), Firewall: d.policy.Owner(), Debts: d.debts, RetryDebts: func(context.Context) error { return nil },
+		Network: d.network, Nodes: d.nodes.Controller(), Firewall: d.policy.Owner(), Explainer: explainer(d), Debts: d.debts, RetryDebts: func(context.Context) error { return nil },
 		Doctor: d.examine, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d), End: cancel,
 	})
 	var running errgroup.Group

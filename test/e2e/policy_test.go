@@ -72,7 +72,7 @@ func TestPolicyOfManifests(t *testing.T) {
 	if got := w.MustHusk("net", "policy", "db"); !strings.Contains(got, "NetworkPolicy default/only-web") || !strings.Contains(got, "tcp 80 default/web") {
 		t.Errorf("husk net policy db shows\n%s", got)
 	}
-	if r := w.Husk("net", "explain", "web", "db", "80"); r.Code != 0 || !strings.Contains(r.Stdout, "allowed") {
+	if r := w.Husk("net", "explain", "web", "db", "80"); r.Code != 0 || !strings.Contains(r.Stdout, "allowed") || !strings.Contains(r.Stdout, "route to "+addresses["db"]) || strings.Contains(r.Stdout, "differs") {
 		t.Errorf("husk net explain: %v", r)
 	}
 	if r := w.Husk("net", "explain", "other", "db", "80"); r.Code != 1 || !strings.Contains(r.Stdout, "isolated by NetworkPolicy default/only-web, of which no rule allows it") {

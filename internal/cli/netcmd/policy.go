@@ -133,14 +133,18 @@ func detailOf(p podPolicy) *render.Table {
 func (t *tool) explain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain FROM TO [PORT[/PROTOCOL]]",
-		Short: "Say whether network policy allows a connection, and by which rule.",
-		Long: `Say whether network policy allows a connection, and by which rule.
+		Short: "Follow a connection hop by hop: routes, ways to other nodes, network policy.",
+		Long: `Follow a connection hop by hop: routes, ways to other nodes, network policy.
 
-FROM and TO are pods or addresses; at least one is a pod of this node. A pod is
-NAME or NAMESPACE/NAME. Without PORT, the connection is of a protocol without
-ports, such as ICMP; PROTOCOL is tcp, udp or sctp. What the policies say is
-compared with the rules in the kernel. The command fails if the connection is
-not allowed, or if the kernel differs.`,
+FROM and TO are pods, addresses, or full names of hosts. A pod is NAME or
+NAMESPACE/NAME. Without PORT, the connection is of a protocol without ports,
+such as ICMP; PROTOCOL is tcp, udp or sctp.
+
+Each hop is what huskd has planned, compared with the kernel. The verdict is ok
+or fails, allowed or denied by network policy, or differs if the kernel isn't as
+planned. The answers take the same way back, and are part of the connection. Of
+the hops on another node only the policies are shown: run the command there too.
+The command fails if a hop does.`,
 		Example: `husk net explain web db 5432
 husk net explain shop/web 192.0.2.10 53/udp`,
 		Args:              usageerror.Takes(2, 3, "two ends and a port"),
@@ -165,12 +169,27 @@ husk net explain shop/web 192.0.2.10 53/udp`,
 	return cmd
 }
 
-// hop is a place that judges a connection, as it is printed.
+// hop is a place that packets meet, as it is printed.
 type hop struct {
 	Where      string `json:"where"`
-	Allowed    bool   `json:"allowed"`
+	Verdict    string `json:"verdict"`
+	Allowed    bool   `json:"allowed"` // the packets pass
 	Why        string `json:"why"`
-	Difference string `json:"difference,omitempty"` // between the kernel and the policies
+	Difference string `json:"difference,omitempty"` // between the kernel and the plan
+	Remedy     string `json:"remedy,omitempty"`
+}
+
+// row adds a hop to a table.
+func (h hop) row(table *render.Table) {
+	verdict, why := h.Verdict, []string{h.Why}
+	if h.Difference != "" {
+		verdict = "differs"
+		why = append(why, "but "+h.Difference)
+	}
+	if h.Remedy != "" {
+		why = append(why, h.Remedy)
+	}
+	table.Row(h.Where, verdict, strings.Join(why, "; "))
 }
 
 func (t *tool) explainConnection(cmd *cobra.Command, req *huskv1.ExplainConnectionRequest, o *flags.Output) error {
@@ -182,29 +201,27 @@ func (t *tool) explainConnection(cmd *cobra.Command, req *huskv1.ExplainConnecti
 	if err != nil {
 		return err
 	}
-	list, differs := []hop{}, false
+	list, denied, differs := []hop{}, false, false
 	for _, h := range answer.GetHops() {
-		list = append(list, hop{h.Where, h.Allowed, h.Why, h.Difference})
-		differs = differs || h.Difference != ""
+		list = append(list, hop{h.Where, h.Verdict, h.Allowed, h.Why, h.Difference, h.Remedy})
+		denied, differs = denied || h.Verdict == "denied", differs || h.Difference != ""
 	}
 	err = o.Print(t.Out, list, func() *render.Table {
 		table := render.NewTable("WHERE", "VERDICT", "WHY")
 		for _, h := range list {
-			verdict := "denied"
-			if h.Allowed {
-				verdict = "allowed"
-			}
-			table.Row(h.Where, verdict, strings.TrimSuffix(h.Why+"; "+h.Difference, "; "))
+			h.row(table)
 		}
 		return table
 	})
 	switch {
 	case err != nil:
 		return err
-	case !answer.GetAllowed():
+	case denied:
 		return fmt.Errorf("the connection from %s to %s is denied", req.From, req.To)
+	case !answer.GetAllowed():
+		return fmt.Errorf("the connection from %s to %s can't be made", req.From, req.To)
 	case differs:
-		return fmt.Errorf("the kernel differs from the policies: huskd repairs it, \"husk doctor\" says more")
+		return fmt.Errorf("the kernel differs from what huskd has planned: huskd repairs it, \"husk doctor\" says more")
 	}
 	return nil
 }

@@ -6,10 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
-
-	"github.com/containerd/errdefs"
 
 	"github.com/huskd/husk/internal/network/policy"
 	"github.com/huskd/husk/internal/network/policy/ruleset"
@@ -131,7 +128,7 @@ func portsOf(m ruleset.Match) string {
 	case m.Protocol == ruleset.Other:
 		return "protocols without ports"
 	}
-	name := protocolName(policy.Protocol(m.Protocol))
+	name := ProtocolName(policy.Protocol(m.Protocol))
 	switch {
 	case m.First == 0 && m.Last == 65535:
 		return name
@@ -143,7 +140,8 @@ func portsOf(m ruleset.Match) string {
 
 var protocolNames = map[policy.Protocol]string{policy.TCP: "tcp", policy.UDP: "udp", policy.SCTP: "sctp"}
 
-func protocolName(p policy.Protocol) string {
+// ProtocolName returns what people call a protocol.
+func ProtocolName(p policy.Protocol) string {
 	return cmp.Or(protocolNames[p], fmt.Sprintf("protocol %d", p))
 }
 
@@ -194,54 +192,21 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return last
 }
 
-// Connection is what Explain judges. The ends are pods or addresses.
-type Connection struct {
-	From, To string
-	Protocol policy.Protocol
-	Port     uint16
-}
-
-// ParseConnection reads a connection as people write it: each end is an address, NAMESPACE/NAME, or
-// a NAME in the namespace default; the protocol is a name or a number. An error is of kind invalid
-// argument.
-func ParseConnection(from, to, protocol string, port int32) (Connection, error) {
-	c := Connection{From: from, To: to}
-	for number, name := range protocolNames {
-		if name == protocol {
-			c.Protocol = number
-		}
-	}
-	if c.Protocol == 0 {
-		n, err := strconv.ParseUint(protocol, 10, 8)
-		if err != nil || n == 0 {
-			return c, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("protocol %q: use tcp, udp, sctp or a number from 1 to 255", protocol))
-		}
-		c.Protocol = policy.Protocol(n)
-	}
-	if port < 0 || port > 65535 || (port == 0) == c.Protocol.HasPorts() {
-		return c, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("port %d of %s: tcp, udp and sctp have ports from 1 to 65535, other protocols none", port, protocolName(c.Protocol)))
-	}
-	c.Port = uint16(port)
-	return c, nil
-}
-
-// Hop judges a connection.
-type Hop struct {
-	Where   string
-	Allowed bool
-	Why     string
+// Judgement says whether the policies of one end of a connection allow it.
+type Judgement struct {
+	Direction policy.Direction
+	Pod       string // whose policies they are, as namespace/name
+	Allowed   bool
+	Why       string
 	// Difference is not empty if the kernel's rules differ from the policies.
 	Difference string
 }
 
 // Explain says whether a connection is allowed, and why: first by its source, then by its
-// destination. It compares the ends that are pods of this node with the kernel.
-func (f *Firewall) Explain(c Connection) ([]Hop, error) {
+// destination, as far as they are pods. It compares the ends that are pods of this node with the
+// kernel.
+func (f *Firewall) Explain(flow policy.Flow) ([]Judgement, error) {
 	w := f.World()
-	flow, err := resolve(w, c)
-	if err != nil {
-		return nil, err
-	}
 	kernel, err := f.cfg.Kernel.Read()
 	if err != nil {
 		return nil, err
@@ -260,7 +225,7 @@ func (f *Firewall) Explain(c Connection) ([]Hop, error) {
 		flow.ToNode = own && local
 	}
 	decision := w.Decide(flow)
-	var hops []Hop
+	var out []Judgement
 	for _, end := range []struct {
 		direction policy.Direction
 		addr      netip.Addr
@@ -270,21 +235,15 @@ func (f *Firewall) Explain(c Connection) ([]Hop, error) {
 			continue
 		}
 		p := w.PodAt(end.addr)
-		h := Hop{Where: fmt.Sprintf("%s of %s", end.direction, p.Key()), Allowed: end.verdict.Allowed, Why: reason(end.verdict)}
+		j := Judgement{Direction: end.direction, Pod: p.Key(), Allowed: end.verdict.Allowed, Why: reason(end.verdict)}
 		if _, ok := f.local[p.Key()]; !ok {
-			h.Why += " (on another node)"
+			j.Why += " (on another node)"
 		} else if f.loaded {
-			h.Difference = difference(kernel, end.direction, flow, h.Allowed)
+			j.Difference = difference(kernel, end.direction, flow, j.Allowed)
 		}
-		hops = append(hops, h)
+		out = append(out, j)
 	}
-	if len(hops) == 0 {
-		hops = []Hop{{Where: "this node", Allowed: true, Why: "neither end is a pod whose policies apply"}}
-		if flow.From == flow.To {
-			hops[0].Why = "a pod reaches itself"
-		}
-	}
-	return hops, nil
+	return out, nil
 }
 
 // reason says what decided.
@@ -319,42 +278,6 @@ func difference(kernel *ruleset.Ruleset, d policy.Direction, flow policy.Flow, a
 	}
 }
 
-// resolve finds the addresses of a connection's ends, of one family.
-func resolve(w *policy.World, c Connection) (policy.Flow, error) {
-	from, err := addressesOf(w, c.From)
-	if err != nil {
-		return policy.Flow{}, err
-	}
-	to, err := addressesOf(w, c.To)
-	if err != nil {
-		return policy.Flow{}, err
-	}
-	for _, a := range from {
-		for _, b := range to {
-			if a.Is4() == b.Is4() {
-				return policy.Flow{From: a, To: b, Protocol: c.Protocol, Port: c.Port}, nil
-			}
-		}
-	}
-	return policy.Flow{}, errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%s and %s have no addresses of the same family", c.From, c.To))
-}
-
-func addressesOf(w *policy.World, end string) ([]netip.Addr, error) {
-	if addr, err := netip.ParseAddr(end); err == nil {
-		return []netip.Addr{addr.Unmap()}, nil
-	}
-	key := end
-	if !strings.Contains(end, "/") {
-		key = "default/" + end
-	}
-	for i := range w.Pods {
-		if p := &w.Pods[i]; p.Key() == key && len(p.Addresses) > 0 {
-			return p.Addresses, nil
-		}
-	}
-	return nil, errdefs.ErrNotFound.WithMessage(fmt.Sprintf("no pod %s with an address of its own is known: give NAMESPACE/NAME or an address", key))
-}
-
 // Denial says which pod of this node denied a connection, by its key, and why. The pod is empty if
 // the policies have changed meanwhile.
 func (f *Firewall) Denial(d policy.Direction, flow policy.Flow) (pod, message string) {
@@ -367,7 +290,7 @@ func (f *Firewall) Denial(d policy.Direction, flow policy.Flow) (pod, message st
 	if verdict == nil || verdict.Allowed {
 		return "", ""
 	}
-	port := protocolName(flow.Protocol)
+	port := ProtocolName(flow.Protocol)
 	if flow.Port != 0 {
 		port = fmt.Sprintf("%d/%s", flow.Port, port)
 	}

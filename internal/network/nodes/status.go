@@ -36,6 +36,7 @@ type Peer struct {
 	MTU       int
 	Since     time.Time // when Way became what it is
 	Routes    []plan.Route
+	Plan      *backend.Peer // not to be modified
 	Health    heartbeat.Health
 }
 
@@ -57,7 +58,7 @@ func (c *Controller) Status() Status {
 	for i, n := range c.state.peers {
 		p := c.state.plan.Peers[i]
 		s.Peers = append(s.Peers, Peer{Name: n.Name, Addresses: n.Addresses, Blocks: n.Blocks, Way: p.Way, Why: p.Why, MTU: p.MTU,
-			Since: c.state.since[i], Routes: p.Routes, Health: health[n.Name]})
+			Since: c.state.since[i], Routes: p.Routes, Plan: p, Health: health[n.Name]})
 	}
 	return s
 }

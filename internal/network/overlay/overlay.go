@@ -232,6 +232,9 @@ type Difference struct {
 // String returns the difference as one line.
 func (d Difference) String() string { return d.Object + ": " + d.Problem }
 
+// Foreign reports whether the object is in the kernel but not in the plan.
+func (d Difference) Foreign() bool { return d.Problem == foreign }
+
 // Problems of a Difference.
 const (
 	missing   = "missing"

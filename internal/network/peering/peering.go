@@ -214,6 +214,18 @@ func (n *Peering) Controller() *nodes.Controller {
 	return n.controller
 }
 
+// Verify returns how the kernel differs from the plan for one peer. Objects that aren't in the plan
+// don't count.
+func (n *Peering) Verify(s nodes.Status, p nodes.Peer) (out []string, err error) {
+	diffs, err := n.kernel.Verify(backend.Plan{Links: s.Links, Peers: []*backend.Peer{p.Plan}, MTU: s.MTU})
+	for _, d := range diffs {
+		if !d.Foreign() {
+			out = append(out, d.String())
+		}
+	}
+	return out, err
+}
+
 // Teardown removes the links and routes to other nodes.
 func (n *Peering) Teardown() error {
 	if n == nil {
