@@ -1,6 +1,7 @@
 package api
 
 import (
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -8,6 +9,8 @@ import (
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/agent/event"
 	"github.com/huskd/husk/internal/manifest"
+	"github.com/huskd/husk/internal/workload"
+	"github.com/huskd/husk/internal/workload/controller"
 )
 
 // Events streams the events of all pods or of one, which may be gone.
@@ -38,10 +41,16 @@ func (s *Server) Events(req *huskv1.EventsRequest, stream grpc.ServerStreamingSe
 	}
 }
 
-// podOfEvents returns the full name of a pod that exists or has events.
+// podOfEvents returns the full name of a pod that exists or has events, or of a workload that has.
 func (s *Server) podOfEvents(name string, events []event.Event) (string, error) {
 	if name == "" {
 		return "", nil
+	}
+	if ref, ok := workload.ParseRef(name, manifest.DefaultNamespace); ok {
+		of := controller.EventName(ref)
+		if slices.ContainsFunc(events, func(e event.Event) bool { return e.Pod == of }) {
+			return of, nil
+		}
 	}
 	p, err := s.findPod(name)
 	if err == nil {

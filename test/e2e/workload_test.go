@@ -141,3 +141,86 @@ func TestDeployment(t *testing.T) {
 	w.d.Stop()
 	n.NothingLeft()
 }
+
+// TestSetsAndJobs runs the other kinds of workloads, all from one file.
+func TestSetsAndJobs(t *testing.T) {
+	t.Parallel()
+	w := newTestEnv(t)
+	const once = "restartPolicy: Never, terminationGracePeriodSeconds: 1, containers: [{name: c, image: 'localhost/web:1', command: [/bin/sh, -c, '%s']}]"
+	sets := func(version string) string {
+		spec := strings.ReplaceAll(sleeperSpec, "%[3]s", version)
+		return fmt.Sprintf(`apiVersion: v1
+kind: List
+items:
+- apiVersion: apps/v1
+  kind: StatefulSet
+  metadata: {name: db}
+  spec:
+    replicas: 2
+    serviceName: db
+    selector: {matchLabels: {app: db}}
+    template: {metadata: {labels: {app: db}}, spec: {%[1]s}}
+- apiVersion: apps/v1
+  kind: DaemonSet
+  metadata: {name: agent}
+  spec:
+    selector: {matchLabels: {app: agent}}
+    template: {metadata: {labels: {app: agent}}, spec: {%[1]s}}
+`, spec)
+	}
+	jobs := fmt.Sprintf(`apiVersion: batch/v1
+kind: CronJob
+metadata: {name: tick}
+spec: {schedule: "* * * * *", jobTemplate: {spec: {template: {spec: {%s}}}}}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: count}
+spec: {completions: 2, parallelism: 2, completionMode: Indexed, template: {spec: {%s}}}
+`, fmt.Sprintf(once, "true"), fmt.Sprintf(once, "echo index $JOB_COMPLETION_INDEX"))
+	w.mustRun(jobs)
+	began := time.Now()
+	w.mustRun(sets("1"))
+	if pods := w.podsOf("statefulset/default/db"); len(pods) != 2 || !w.pod("db-0").Ready || !w.pod("db-1").Ready {
+		t.Errorf("the stateful set has the pods %v", pods)
+	}
+	if host := w.sh("db-1", "hostname"); host != "db-1" {
+		t.Errorf("db-1 has the host name %s", host)
+	}
+	agent := w.podsOf("daemonset/default/agent")
+	w.mustRun(sets("2"))
+	if v := w.sh("db-0", "echo $V"); v != "2" {
+		t.Errorf("db-0 has version %s after the change", v)
+	}
+	if now := w.podsOf("daemonset/default/agent"); len(agent) != 1 || len(now) != 1 || now[0].Name == agent[0].Name {
+		t.Errorf("the daemon set has the pods %v, %v before the change", now, agent)
+	}
+	var logs []string
+	for _, p := range w.podsOf("job/default/count") {
+		logs = append(logs, strings.TrimSpace(w.MustHusk("logs", p.Name)))
+	}
+	slices.Sort(logs)
+	if !slices.Equal(logs, []string{"index 0", "index 1"}) {
+		t.Errorf("the job's pods said %q", logs)
+	}
+	failing := "apiVersion: batch/v1\nkind: Job\nmetadata: {name: bad}\nspec: {backoffLimit: 0, template: {spec: {" + fmt.Sprintf(once, "exit 3") + "}}}\n"
+	if r := w.run(failing, "--wait", "--timeout", "60s"); r.Code != 1 || !strings.Contains(r.Stdout, "job default/bad failed") || !strings.Contains(r.Stdout, "BackoffLimitExceeded") {
+		t.Errorf("a job that fails: %+v", r)
+	}
+	if out := w.MustHusk("events", "job/bad"); !strings.Contains(out, "BackoffLimitExceeded") {
+		t.Errorf("the events of the job are %s", out)
+	}
+	w.d.Kill()
+	w.d = w.Huskd()
+	node.Eventually(t, 90*time.Second, func() string {
+		if out := w.MustHusk("rollout", "status"); !strings.Contains(out, "job/tick-") {
+			return fmt.Sprintf("no job of the schedule %v after the start: %s", time.Since(began), out)
+		}
+		return ""
+	})
+	w.MustHusk("rm", "cronjob/tick", "job/count", "job/bad", "sts/db", "ds/agent")
+	if out := w.MustHusk("ps", "-a"); strings.Contains(out, "OWNER") {
+		t.Errorf("pods are left: %s", out)
+	}
+	w.end()
+}

@@ -342,10 +342,15 @@ func declares(name string) bool {
 	return strings.HasPrefix(name, string(source.File)) || strings.HasPrefix(name, string(source.Web))
 }
 
+// EventName returns the name in the events of a workload.
+func EventName(ref workload.Ref) string {
+	return ref.Namespace + "/" + strings.ToLower(string(ref.Kind)) + "/" + ref.Name
+}
+
 // report adds an event about a workload.
 func (c *Controller) report(e *entry, ev event.Event) {
 	ref := e.Workload.Ref
-	ev.Pod, ev.UID = ref.Namespace+"/"+strings.ToLower(string(ref.Kind))+"/"+ref.Name, string(e.Workload.UID)
+	ev.Pod, ev.UID = EventName(ref), string(e.Workload.UID)
 	c.cfg.Events.Add(ev)
 	if ev.Warning {
 		c.cfg.Log.Warn("workload: "+ev.Message, "workload", ref, "reason", ev.Reason)
