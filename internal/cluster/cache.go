@@ -196,6 +196,13 @@ func (c *Cache[V]) All() []V {
 	return slices.Collect(maps.Values(c.objects))
 }
 
+// Keys returns the keys of all objects, namespace/name, in no particular order.
+func (c *Cache[V]) Keys() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Keys(c.objects))
+}
+
 // Transformer makes the reflector keep only the entries of a list that arrives as a stream. It and
 // the methods below are for the reflector only.
 func (c *Cache[V]) Transformer() cache.TransformFunc {

@@ -29,11 +29,11 @@ func (f *Firewall) Admit(ctx context.Context, a pod.Attachment, addresses []neti
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	limit := sourceLimit
-	if f.restored {
+	if f.restored && !f.awaited {
 		limit = restoredLimit
 	}
-	if err := f.await(ctx, limit, func() bool { return f.synced || f.without() }); err != nil {
-		if !f.restored {
+	if err := f.await(ctx, limit, func() bool { return f.synced && !f.awaited || f.without() }); err != nil {
+		if !f.restored || f.awaited {
 			return errdefs.ErrUnavailable.WithMessage(fmt.Sprintf("network policy is not known yet: %v", f.why))
 		}
 		f.synced = true

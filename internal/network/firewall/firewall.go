@@ -77,6 +77,7 @@ type Firewall struct {
 	failure  error            // of the last commit
 	synced   bool             // the source has answered, or the saved world has to do
 	fresh    bool             // the source has answered
+	awaited  bool             // there are policies that the source can't bring yet
 	restored bool             // the world was read from the file
 	unsaved  unsaved
 	why      error         // what the source waits for
@@ -184,7 +185,7 @@ func (f *Firewall) update(c policy.Changes) {
 		}
 	}
 	f.compiler.Change(c)
-	f.synced, f.fresh, f.why = true, true, nil
+	f.synced, f.fresh, f.awaited, f.why = true, true, c.Incomplete, nil
 	f.news()
 	notify(f.changed)
 }

@@ -509,3 +509,29 @@ func TestReport(t *testing.T) {
 		}
 	})
 }
+
+// TestFirstPolicy checks that a pod waits while the source reads what the first policy selects.
+func TestFirstPolicy(t *testing.T) {
+	run(t, false, func(t *testing.T, f *Firewall, k *kernel, s *source) {
+		s.update(policies())
+		s.update(policy.Changes{Incomplete: true})
+		s.waiting(errors.New("the pods are being read"))
+		if note := f.Note(); !strings.Contains(note, "pods wait for it: the pods are being read") {
+			t.Errorf("the note is %q", note)
+		}
+		err := f.Admit(t.Context(), db, prefixes(dbAddr))
+		if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "the pods are being read") {
+			t.Errorf("Admit: %v", err)
+		}
+		admitted := make(chan error)
+		go func() { admitted <- f.Admit(t.Context(), db, prefixes(dbAddr)) }()
+		synctest.Wait()
+		s.update(policies(isolateDB("nobody")))
+		if err := <-admitted; err != nil {
+			t.Fatal(err)
+		}
+		if k.rules == nil || k.rules.Allows(query) {
+			t.Error("the policy isn't in force")
+		}
+	})
+}

@@ -80,7 +80,7 @@ func (f *Firewall) note() string {
 	switch {
 	case f.without():
 		return fmt.Sprintf("network policy is not in force: %v", f.why)
-	case !f.synced:
+	case !f.synced || f.awaited:
 		return fmt.Sprintf("network policy is not known yet, and pods wait for it: %v", f.why)
 	case f.why != nil:
 		return fmt.Sprintf("network policy may be out of date: %v", f.why)

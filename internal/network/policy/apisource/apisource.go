@@ -35,6 +35,9 @@ type Source struct {
 	Mistaken func(policy string, problems []accept.Problem)
 	// Recheck is how often to look whether the server has ClusterNetworkPolicies. It is 30 s if 0.
 	Recheck time.Duration
+	// Linger is how long to follow what policies select after the last policy is gone. It is a minute
+	// if 0.
+	Linger time.Duration
 }
 
 var _ policy.Source = (*Source)(nil)
@@ -62,10 +65,10 @@ func (s *Source) Run(ctx context.Context, update func(policy.Changes), waiting f
 	}
 	r := &run{
 		Source: s, client: client, wake: make(chan struct{}, 1), pending: newChanges(),
-		unknown:  map[string]bool{namespacedName: true, clusterName: true, namespacesName: true, nodesName: true, podsName: true},
+		unknown: map[string]bool{namespacedName: true, clusterName: true}, policies: map[string]bool{},
 		requests: map[string]func() error{}, mistakes: map[string][]accept.Problem{},
 	}
-	r.follow(ctx)
+	r.followNamespaced(ctx)
 	var follower sync.WaitGroup
 	follower.Go(func() { r.followWhileServed(ctx) })
 	defer follower.Wait()
@@ -79,6 +82,7 @@ func (s *Source) Run(ctx context.Context, update func(policy.Changes), waiting f
 		case <-tick.C:
 		case <-r.wake:
 		}
+		r.followWhilePolicies(ctx)
 		changes, err := r.take()
 		if changes != nil {
 			update(*changes)
@@ -96,16 +100,25 @@ const errorInterval = time.Second
 // recheck is the default of Source.Recheck.
 const recheck = 30 * time.Second
 
+// linger is the default of Source.Linger.
+const linger = time.Minute
+
 // run is one call of Run.
 type run struct {
 	*Source
 	client *cluster.Client
 	wake   chan struct{}
+	// The fields until mu are only used by Run itself.
+	stopObjects func()    // ends the following of what policies select; nil without
+	unneeded    time.Time // since when there is no policy, while that is still followed
+	said        bool      // the first update was made
+	incomplete  bool      // of the last update
 
 	mu       sync.Mutex
 	pending  policy.Changes
 	changed  bool                        // whether something is pending
 	unknown  map[string]bool             // the lists that have not arrived yet
+	policies map[string]bool             // the policies that there are
 	requests map[string]func() error     // why those of a list fail, or nil
 	mistakes map[string][]accept.Problem // by policy
 }
@@ -114,7 +127,7 @@ func newChanges() policy.Changes {
 	return policy.Changes{Policies: map[string]*policy.Policy{}, Namespaces: map[string]labels.Set{}, Pods: map[string]*policy.Pod{}, Nodes: map[string]*policy.Node{}}
 }
 
-// take returns what is pending once all lists have arrived, and why requests fail.
+// take returns what is pending once all lists that are needed have arrived, and why requests fail.
 func (r *run) take() (*policy.Changes, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -128,24 +141,43 @@ func (r *run) take() (*policy.Changes, error) {
 			break
 		}
 	}
-	if len(r.unknown) > 0 {
+	if unknown := r.awaited(); len(unknown) > 0 {
 		if err == nil {
-			err = fmt.Errorf("policies: the API server has not answered yet about %s", strings.Join(slices.Sorted(maps.Keys(r.unknown)), ", "))
+			err = fmt.Errorf("policies: the API server has not answered yet about %s", strings.Join(unknown, ", "))
+		}
+		if r.said && !r.incomplete { // the first policy has appeared
+			r.incomplete = true
+			return &policy.Changes{Incomplete: true}, err
 		}
 		return nil, err
 	}
-	if !r.changed {
+	if !r.changed && !r.incomplete {
 		return nil, err
 	}
 	out := r.pending
-	r.pending, r.changed = newChanges(), false
+	r.pending, r.changed, r.said, r.incomplete = newChanges(), false, true, false
 	return &out, err
+}
+
+// awaited returns the lists without which the policies can't be in force. The caller holds mu.
+func (r *run) awaited() (out []string) {
+	for _, list := range slices.Sorted(maps.Keys(r.unknown)) {
+		if list == namespacedName || list == clusterName || len(r.policies) > 0 {
+			out = append(out, list)
+		}
+	}
+	return out
 }
 
 // add makes changes pending. The list has arrived.
 func (r *run) add(list string, to func(policy.Changes)) {
 	r.mu.Lock()
 	to(r.pending)
+	for name, p := range r.pending.Policies {
+		if r.policies[name] = true; p == nil {
+			delete(r.policies, name)
+		}
+	}
 	r.changed = true
 	delete(r.unknown, list)
 	r.mu.Unlock()
@@ -185,39 +217,110 @@ const (
 // The beginnings of the names of policies.
 const namespacedPrefix, clusterPrefix = "NetworkPolicy ", "ClusterNetworkPolicy "
 
-func (r *run) follow(ctx context.Context) {
-	r.observe(namespacedName, cluster.Follow(ctx, r.client, namespacedList, cluster.Follower[*networkingv1.NetworkPolicy, *policy.Policy]{
-		Keep: func(p *networkingv1.NetworkPolicy) (*policy.Policy, bool) {
+// followed is a list that is followed.
+type followed[T cluster.Object, V any] struct {
+	name   string // in messages
+	prefix string // of the keys in changes
+	list   cluster.List
+	keep   func(T) (V, bool)
+	same   func(a, b V) bool
+	in     func(policy.Changes) map[string]V
+	gone   func(key string) // takes what is gone; nil if unused
+}
+
+// follow follows a list until ctx ends or stop is called, which removes all that the list has
+// brought.
+func follow[T cluster.Object, V any](ctx context.Context, r *run, f followed[T, V]) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	stopped := false // guarded by mu
+	removed := func(keys []string) {
+		for _, key := range keys {
+			if f.gone != nil {
+				f.gone(f.prefix + strings.TrimPrefix(key, "/"))
+			}
+		}
+	}
+	objects := cluster.Follow(ctx, r.client, f.list, cluster.Follower[T, V]{
+		Keep: f.keep, Equal: f.same,
+		Changed: func(d cluster.Difference[V]) {
+			removed(d.Gone)
+			r.add(f.name, func(c policy.Changes) {
+				if !stopped {
+					record(f.in(c), f.prefix, d)
+				}
+			})
+		},
+	})
+	r.observe(f.name, objects.Err)
+	return func() {
+		cancel()
+		r.observe(f.name, func() error { return nil })
+		var keys []string
+		r.add(f.name, func(c policy.Changes) {
+			stopped, keys = true, objects.Keys()
+			record(f.in(c), f.prefix, cluster.Difference[V]{Gone: keys})
+		})
+		removed(keys)
+	}
+}
+
+func changedPolicies(c policy.Changes) map[string]*policy.Policy { return c.Policies }
+
+// followNamespaced follows NetworkPolicies.
+func (r *run) followNamespaced(ctx context.Context) {
+	follow(ctx, r, followed[*networkingv1.NetworkPolicy, *policy.Policy]{
+		name: namespacedName, prefix: namespacedPrefix, list: namespacedList, same: samePolicy, in: changedPolicies, gone: r.forget,
+		keep: func(p *networkingv1.NetworkPolicy) (*policy.Policy, bool) {
 			return r.accepted(accept.Namespaced(p)), true
 		},
-		Equal: samePolicy,
-		Changed: func(d cluster.Difference[*policy.Policy]) {
-			r.forget(namespacedPrefix, d.Gone)
-			r.add(namespacedName, func(c policy.Changes) { record(c.Policies, namespacedPrefix, d) })
-		},
-	}).Err)
-	r.observe(namespacesName, cluster.Follow(ctx, r.client, namespaceList, cluster.Follower[*corev1.Namespace, labels.Set]{
-		Keep:  func(n *corev1.Namespace) (labels.Set, bool) { return nonNil(n.Labels), true },
-		Equal: sameLabels,
-		Changed: func(d cluster.Difference[labels.Set]) {
-			r.add(namespacesName, func(c policy.Changes) { record(c.Namespaces, "", d) })
-		},
-	}).Err)
-	r.observe(nodesName, cluster.Follow(ctx, r.client, nodeList, cluster.Follower[*corev1.Node, *policy.Node]{
-		Keep:  func(n *corev1.Node) (*policy.Node, bool) { return accept.Node(n), true },
-		Equal: sameNode,
-		Changed: func(d cluster.Difference[*policy.Node]) {
-			r.add(nodesName, func(c policy.Changes) { record(c.Nodes, "", d) })
-		},
-	}).Err)
+	})
+}
+
+// followWhilePolicies follows what policies select from the first policy on, until there has been
+// none for some time: without policies, a node doesn't hold the cluster's pods.
+func (r *run) followWhilePolicies(ctx context.Context) {
+	r.mu.Lock()
+	needed := len(r.policies) > 0
+	if needed && r.stopObjects == nil {
+		r.unknown[namespacesName], r.unknown[nodesName], r.unknown[podsName] = true, true, true
+	}
+	r.mu.Unlock()
+	switch {
+	case needed:
+		r.unneeded = time.Time{}
+		if r.stopObjects == nil {
+			r.stopObjects = r.followObjects(ctx)
+		}
+	case r.stopObjects == nil:
+	case r.unneeded.IsZero():
+		r.unneeded = time.Now()
+	case time.Since(r.unneeded) >= cmp.Or(r.Linger, linger):
+		r.stopObjects()
+		r.stopObjects, r.unneeded = nil, time.Time{}
+	}
+}
+
+// followObjects follows what policies select until stop is called, which forgets it.
+func (r *run) followObjects(ctx context.Context) (stop func()) {
 	shared := interner{}
-	r.observe(podsName, cluster.Follow(ctx, r.client, podList, cluster.Follower[*corev1.Pod, *policy.Pod]{
-		Keep:  shared.keep,
-		Equal: samePod,
-		Changed: func(d cluster.Difference[*policy.Pod]) {
-			r.add(podsName, func(c policy.Changes) { record(c.Pods, "", d) })
-		},
-	}).Err)
+	stops := []func(){
+		follow(ctx, r, followed[*corev1.Namespace, labels.Set]{
+			name: namespacesName, list: namespaceList, same: sameLabels, in: func(c policy.Changes) map[string]labels.Set { return c.Namespaces },
+			keep: func(n *corev1.Namespace) (labels.Set, bool) { return nonNil(n.Labels), true },
+		}),
+		follow(ctx, r, followed[*corev1.Node, *policy.Node]{
+			name: nodesName, list: nodeList, same: sameNode, in: func(c policy.Changes) map[string]*policy.Node { return c.Nodes },
+			keep: func(n *corev1.Node) (*policy.Node, bool) { return accept.Node(n), true },
+		}),
+		follow(ctx, r, followed[*corev1.Pod, *policy.Pod]{
+			name: podsName, list: podList, same: samePod, in: func(c policy.Changes) map[string]*policy.Pod { return c.Pods }, keep: shared.keep,
+		}),
+	}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
 }
 
 // followWhileServed follows ClusterNetworkPolicies as long as the server has them, until ctx ends.
@@ -258,35 +361,12 @@ func (r *run) followWhileServed(ctx context.Context) {
 
 // followCluster follows ClusterNetworkPolicies until stop is called, which removes them all.
 func (r *run) followCluster(ctx context.Context) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	stopped := false // guarded by mu
-	policies := cluster.Follow(ctx, r.client, clusterList, cluster.Follower[*accept.ClusterNetworkPolicy, *policy.Policy]{
-		Keep: func(p *accept.ClusterNetworkPolicy) (*policy.Policy, bool) {
+	return follow(ctx, r, followed[*accept.ClusterNetworkPolicy, *policy.Policy]{
+		name: clusterName, prefix: clusterPrefix, list: clusterList, same: samePolicy, in: changedPolicies, gone: r.forget,
+		keep: func(p *accept.ClusterNetworkPolicy) (*policy.Policy, bool) {
 			return r.accepted(accept.Cluster(p)), true
 		},
-		Equal: samePolicy,
-		Changed: func(d cluster.Difference[*policy.Policy]) {
-			r.forget(clusterPrefix, d.Gone)
-			r.add(clusterName, func(c policy.Changes) {
-				if !stopped {
-					record(c.Policies, clusterPrefix, d)
-				}
-			})
-		},
 	})
-	r.observe(clusterName, policies.Err)
-	return func() {
-		cancel()
-		var d cluster.Difference[*policy.Policy]
-		for _, p := range policies.All() {
-			d.Gone = append(d.Gone, strings.TrimPrefix(p.Name, clusterPrefix))
-		}
-		r.forget(clusterPrefix, d.Gone)
-		r.add(clusterName, func(c policy.Changes) {
-			stopped = true
-			record(c.Policies, clusterPrefix, d)
-		})
-	}
 }
 
 // accepted reports the problems of a policy, unless they are those that it had.
@@ -307,12 +387,8 @@ func (r *run) mistaken(name string, problems []accept.Problem) {
 	}
 }
 
-// forget reports that policies that are gone have no problems.
-func (r *run) forget(prefix string, gone []string) {
-	for _, key := range gone {
-		r.mistaken(prefix+strings.TrimPrefix(key, "/"), nil)
-	}
-}
+// forget reports that a policy that is gone has no problems.
+func (r *run) forget(name string) { r.mistaken(name, nil) }
 
 func samePolicy(a, b *policy.Policy) bool { return reflect.DeepEqual(a, b) }
 

@@ -36,12 +36,15 @@ type world struct {
 	nodes    map[string]string
 	waiting  string
 	problems map[string]string
+	awaited  int // updates that were incomplete
 }
 
 func (w *world) update(c policy.Changes) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.updates++
+	if w.updates++; c.Incomplete {
+		w.awaited++
+	}
 	for name, p := range c.Policies {
 		if w.policies[name] = p; p == nil {
 			delete(w.policies, name)
@@ -97,7 +100,7 @@ func runSource(t testing.TB, s *clustertest.Server, update func(policy.Changes),
 	}
 	source := &Source{
 		Connect: func(context.Context) (*cluster.Client, error) { return client, nil },
-		Recheck: recheck,
+		Recheck: recheck, Linger: 10 * time.Millisecond,
 		Mistaken: func(name string, problems []accept.Problem) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -211,6 +214,61 @@ func TestEverythingThenChanges(t *testing.T) {
 	w.eventually(t, "[] map[] map[] map[]")
 }
 
+// TestWithoutPolicies checks that what policies select is read from the first policy on, that pods
+// wait for it, and that it is forgotten after the last one.
+func TestWithoutPolicies(t *testing.T) {
+	s := clustertest.New(t)
+	s.Put(namespaceList.Path, namespace("n", "1"))
+	s.Put(podList.Path, pod("a", "1", "10.0.0.1"))
+	s.Put(nodeList.Path, node("m", "1", "192.0.2.1"))
+	held := make(chan struct{})
+	var asked sync.Once
+	wanted := make(chan struct{})
+	s.Intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path == podList.Path {
+			asked.Do(func() { close(wanted) })
+			<-held
+		}
+		return false
+	})
+	w := start(t, s)
+	said := func(updates, awaited int) string {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.updates < updates || w.awaited != awaited {
+			return fmt.Sprintf("%d updates, %d of them incomplete, want %d and %d", w.updates, w.awaited, updates, awaited)
+		}
+		return ""
+	}
+	clustertest.Eventually(t, func() string { return said(1, 0) })
+	select {
+	case <-wanted:
+		t.Error("pods are read without a policy")
+	default:
+	}
+	s.Put(namespacedList.Path, namespacedPolicy("p"))
+	clustertest.Eventually(t, func() string { return said(2, 1) })
+	w.eventually(t, "[] map[] map[] map[]")
+	clustertest.Eventually(t, func() string {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.waiting != "policies: the API server has not answered yet about pods" {
+			return w.waiting
+		}
+		return ""
+	})
+	close(held)
+	const all = "[NetworkPolicy n/p] map[n:l=1] map[n/a:l=1 [10.0.0.1]] map[m:l=1 [192.0.2.1]]"
+	w.eventually(t, all)
+	s.Remove(namespacedList.Path, "n", "p")
+	w.eventually(t, "[] map[] map[] map[]")
+	s.Put(clusterList.Path, clusterPolicy("c", "Admin"))
+	w.eventually(t, strings.Replace(all, "NetworkPolicy n/p", "ClusterNetworkPolicy c", 1))
+	if problem := said(0, 2); problem != "" {
+		t.Error(problem)
+	}
+}
+
 // TestNothingNew checks that objects that change in something else cause no update.
 func TestNothingNew(t *testing.T) {
 	s := clustertest.New(t)
@@ -262,6 +320,7 @@ func TestWaits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := clustertest.New(t)
 			s.Put(namespaceList.Path, namespace("n", "1"))
+			s.Put(namespacedList.Path, namespacedPolicy("p"))
 			s.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 				if r.URL.Path == path {
 					clustertest.RespondError(w, http.StatusForbidden, metav1.StatusReasonForbidden)
@@ -281,7 +340,7 @@ func TestWaits(t *testing.T) {
 				return ""
 			})
 			s.Intercept(nil)
-			w.eventually(t, "[] map[n:l=1] map[] map[]")
+			w.eventually(t, "[NetworkPolicy n/p] map[n:l=1] map[] map[]")
 			clustertest.Eventually(t, func() string {
 				w.mu.Lock()
 				defer w.mu.Unlock()
@@ -300,8 +359,9 @@ func TestServerAway(t *testing.T) {
 	s := clustertest.New(t)
 	s.Put(podList.Path, pod("a", "1", "10.0.0.1"))
 	s.Put(podList.Path, pod("b", "1", "10.0.0.2"))
+	s.Put(namespacedList.Path, namespacedPolicy("p"))
 	w := start(t, s)
-	w.eventually(t, "[] map[] map[n/a:l=1 [10.0.0.1] n/b:l=1 [10.0.0.2]] map[]")
+	w.eventually(t, "[NetworkPolicy n/p] map[] map[n/a:l=1 [10.0.0.1] n/b:l=1 [10.0.0.2]] map[]")
 	s.Intercept(func(w http.ResponseWriter, _ *http.Request) bool {
 		clustertest.RespondError(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)
 		return true
@@ -316,9 +376,9 @@ func TestServerAway(t *testing.T) {
 	})
 	s.Remove(podList.Path, "n", "a")
 	s.Put(podList.Path, pod("c", "1", "10.0.0.3"))
-	w.eventually(t, "[] map[] map[n/a:l=1 [10.0.0.1] n/b:l=1 [10.0.0.2]] map[]")
+	w.eventually(t, "[NetworkPolicy n/p] map[] map[n/a:l=1 [10.0.0.1] n/b:l=1 [10.0.0.2]] map[]")
 	s.Intercept(nil)
-	w.eventually(t, "[] map[] map[n/b:l=1 [10.0.0.2] n/c:l=1 [10.0.0.3]] map[]")
+	w.eventually(t, "[NetworkPolicy n/p] map[] map[n/b:l=1 [10.0.0.2] n/c:l=1 [10.0.0.3]] map[]")
 	clustertest.Eventually(t, func() string {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -376,13 +436,29 @@ func TestMemory(t *testing.T) {
 		return int64(m.HeapAlloc)
 	}
 	before := heap()
+	w := &world{problems: map[string]string{}}
 	kept := map[string]*policy.Pod{} // as the compiler keeps them
 	var mu sync.Mutex
 	runSource(t, s, func(c policy.Changes) {
 		mu.Lock()
 		defer mu.Unlock()
+		w.updates++
 		maps.Copy(kept, c.Pods)
-	}, &world{problems: map[string]string{}}, time.Hour)
+	}, w, time.Hour)
+	clustertest.Eventually(t, func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		if w.updates == 0 {
+			return "no update"
+		}
+		return ""
+	})
+	idle := heap() - before
+	t.Logf("without policies, %d pods take %d KiB", pods, idle>>10)
+	if idle > limit/4 {
+		t.Errorf("without policies, %d pods take %d KiB, at most %d", pods, idle>>10, limit>>12)
+	}
+	s.Put(namespacedList.Path, namespacedPolicy("p"))
 	clustertest.Eventually(t, func() string {
 		mu.Lock()
 		defer mu.Unlock()
