@@ -91,7 +91,7 @@ func kinds() *runtime.Scheme {
 func New(kubeconfig string, log *slog.Logger) (*Client, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("--kubeconfig %s: %w", kubeconfig, err)
+		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
 	}
 	cfg.UserAgent = "huskd/" + version.Version
 	cfg.QPS, cfg.Burst = requestRate, requestBurst
@@ -100,14 +100,14 @@ func New(kubeconfig string, log *slog.Logger) (*Client, error) {
 	c := &Client{log: log, Server: cfg.Host, CA: cfg.CAData, logged: map[string]string{}}
 	if cfg.CAFile != "" && len(c.CA) == 0 {
 		if c.CA, err = os.ReadFile(cfg.CAFile); err != nil {
-			return nil, fmt.Errorf("--kubeconfig %s: %w", kubeconfig, err)
+			return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
 		}
 	}
 	if c.http, err = rest.HTTPClientFor(cfg); err == nil {
 		c.rest, err = rest.RESTClientForConfigAndClient(cfg, c.http)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("--kubeconfig %s: %w", kubeconfig, err)
+		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
 	}
 	return c, nil
 }

@@ -23,7 +23,7 @@ func TestKubeconfig(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := New(path, log); err == nil || !strings.HasPrefix(err.Error(), "--kubeconfig "+path+": ") {
+		if _, err := New(path, log); err == nil || !strings.HasPrefix(err.Error(), "kubeconfig "+path+": ") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -21,7 +21,7 @@ func TestCluster(t *testing.T) {
 	if taints, err := cfg.Taints(); err != nil || len(taints) != 2 || taints[0].Value != "v" || taints[1].Effect != "NoExecute" {
 		t.Errorf("%v %v", taints, err)
 	}
-	if _, err := Parse([]string{"--config", "/dev/null", "--kubeconfig", "/etc/k", "--network-only", "--network-store", "kubernetes"}, io.Discard); err != nil {
+	if _, err := Parse([]string{"--config", "/dev/null", "--network-kubeconfig", "/etc/k", "--network-only", "--network-store", "kubernetes"}, io.Discard); err != nil {
 		t.Error(err)
 	}
 	for flag, want := range map[string]string{

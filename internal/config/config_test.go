@@ -58,7 +58,7 @@ func TestEveryErrorIsReported(t *testing.T) {
 			[]string{`root: "a" is not an absolute path`, `listen: "tcp://:1" is not of the form`, `log-format: "xml" is not one of text, json`, `network-mode: "l2" is not one of ptp, bridge`}},
 		{"short names", "short-names = \"https://x\"\n", nil, []string{`short-names: "https://x" is neither a registry, such as docker.io or registry.example:5000/team, nor refuse`}},
 		{"network only", "network-only = true\nmanifests = \"/m\"\nkubeconfig = \"/k\"\n", nil,
-			[]string{"kubeconfig: with network-only it serves only network-store kubernetes", "manifests: huskd runs no pods with network-only"}},
+			[]string{"kubeconfig: with network-only this machine is no node by huskd: use network-kubeconfig", "manifests: huskd runs no pods with network-only"}},
 		{"subnet", "", []string{"--pod-subnets=10.1.2.3/16"}, []string{"pod-subnets: 10.1.2.3/16 has host bits set: use 10.1.0.0/16"}},
 		{"URL", "manifest-url-interval = 0\nmanifest-url-header = [\"A: b\", \"no secret\"]\n", []string{"--manifest-url=ftp://me:secret@host/"},
 			[]string{"manifest-url: must be of the form https://host/path", "manifest-url-header: header 2 is not of the form NAME: VALUE", "manifest-url-interval: 0: must be at least 1"}},

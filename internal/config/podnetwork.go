@@ -29,15 +29,16 @@ const (
 
 // PodNetwork is the configuration of the built-in network.
 type PodNetwork struct {
-	Network     string   `key:"network-mode" help:"how pods are connected by the built-in network: ptp (routed) or bridge"`
-	Subnets     []string `key:"pod-subnets" help:"subnets of pod addresses, of this node or, with network-store, of all nodes: at most one IPv4 and one IPv6 prefix"`
-	Masquerade  bool     `key:"masquerade" help:"masquerade traffic that leaves the pod subnets with the node's address"`
-	Policy      string   `key:"network-policy" help:"whether network policies are enforced: on, off, or auto, which enforces them unless the API server forbids this node to read them"`
-	Store       string   `key:"network-store" help:"where the nodes of a pod network find each other: none (this node is by itself), file, etcd, flannel (etcd with the records of flanneld, to join its network) or kubernetes"`
-	Backend     string   `key:"network-backend" help:"how packets reach the pods of other nodes: host-gw, vxlan, ipip, wireguard, bgp, or auto, which takes the first of the former four that works"`
-	BlockLength int      `key:"pod-block-length" help:"prefix length of the IPv4 subnets that nodes take from pod-subnets in etcd; in a flannel network, its SubnetLen"`
-	NetworkOnly bool     `key:"network-only" help:"run no pods, and be only the pod network of another runtime, such as containerd or CRI-O with a kubelet, which finds the network in cni-conf-dir"`
-	NodesFile   string   `key:"nodes-file" help:"TOML file with the nodes and their pod subnets, for network-store file"`
+	Network           string   `key:"network-mode" help:"how pods are connected by the built-in network: ptp (routed) or bridge"`
+	Subnets           []string `key:"pod-subnets" help:"subnets of pod addresses, of this node or, with network-store, of all nodes: at most one IPv4 and one IPv6 prefix"`
+	Masquerade        bool     `key:"masquerade" help:"masquerade traffic that leaves the pod subnets with the node's address"`
+	Policy            string   `key:"network-policy" help:"whether network policies are enforced: on, off, or auto, which enforces them unless the API server forbids this node to read them"`
+	NetworkKubeconfig string   `key:"network-kubeconfig" help:"kubeconfig by which the built-in network learns of a cluster's network policies, and with network-store kubernetes of its nodes, on a machine that huskd doesn't join to the cluster: beside a kubelet, whose own file will do, or with network-only. A node that has kubeconfig uses that one; empty for none"`
+	Store             string   `key:"network-store" help:"where the nodes of a pod network find each other: none (this node is by itself), file, etcd, flannel (etcd with the records of flanneld, to join its network) or kubernetes"`
+	Backend           string   `key:"network-backend" help:"how packets reach the pods of other nodes: host-gw, vxlan, ipip, wireguard, bgp, or auto, which takes the first of the former four that works"`
+	BlockLength       int      `key:"pod-block-length" help:"prefix length of the IPv4 subnets that nodes take from pod-subnets in etcd; in a flannel network, its SubnetLen"`
+	NetworkOnly       bool     `key:"network-only" help:"run no pods, and be only the pod network of another runtime, such as containerd or CRI-O with a kubelet, which finds the network in cni-conf-dir"`
+	NodesFile         string   `key:"nodes-file" help:"TOML file with the nodes and their pod subnets, for network-store file"`
 	Etcd
 	BGP
 }
@@ -138,10 +139,8 @@ func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format str
 	if (p.Store == StoreFile) != (p.NodesFile != "") {
 		bad("nodes-file", "set it and network-store file, or neither")
 	}
-	if p.Store == StoreKubernetes && kubeconfig == "" {
-		bad("network-store", "kubernetes needs a kubeconfig")
-	}
-	for key, path := range map[string]string{"nodes-file": p.NodesFile, "etcd-ca-file": p.EtcdCA, "etcd-cert-file": p.EtcdCert, "etcd-key-file": p.EtcdKey, "etcd-password-file": p.EtcdPassword, "bgp-password-file": p.BGPPassword} {
+	p.checkNetworkKubeconfig(kubeconfig, bad)
+	for key, path := range map[string]string{"network-kubeconfig": p.NetworkKubeconfig, "nodes-file": p.NodesFile, "etcd-ca-file": p.EtcdCA, "etcd-cert-file": p.EtcdCert, "etcd-key-file": p.EtcdKey, "etcd-password-file": p.EtcdPassword, "bgp-password-file": p.BGPPassword} {
 		if path != "" && !filepath.IsAbs(path) {
 			bad(key, "%q is not an absolute path", path)
 		}
@@ -156,6 +155,19 @@ func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format str
 	p.checkEtcd(p.Store == StoreEtcd || p.Store == StoreFlannel, bad)
 }
 
+func (p *PodNetwork) checkNetworkKubeconfig(kubeconfig string, bad func(key, format string, args ...any)) {
+	switch enforced := p.Policy != PolicyOff && p.Network != "bridge"; {
+	case p.Store == StoreKubernetes && kubeconfig == "" && p.NetworkKubeconfig == "" && p.NetworkOnly:
+		bad("network-store", "kubernetes needs network-kubeconfig")
+	case p.Store == StoreKubernetes && kubeconfig == "" && p.NetworkKubeconfig == "":
+		bad("network-store", "kubernetes needs kubeconfig or, beside a kubelet, network-kubeconfig")
+	case p.NetworkKubeconfig != "" && kubeconfig != "" && !p.NetworkOnly:
+		bad("network-kubeconfig", "the network of a node uses kubeconfig: leave one of them out")
+	case p.NetworkKubeconfig != "" && p.Store != StoreKubernetes && !enforced:
+		bad("network-kubeconfig", "nothing uses it with network-policy off or network-mode bridge: leave it out")
+	}
+}
+
 // checkNetworkOnly returns an error for each source of pods.
 func (c *Config) checkNetworkOnly(bad func(key, format string, args ...any)) {
 	for key, value := range map[string]string{"manifests": c.Manifests, "manifest-url": c.Web, "bootstrap-kubeconfig": c.Bootstrap} {
@@ -163,8 +175,8 @@ func (c *Config) checkNetworkOnly(bad func(key, format string, args ...any)) {
 			bad(key, "huskd runs no pods with network-only: leave it out")
 		}
 	}
-	if c.Kubeconfig != "" && c.Store != StoreKubernetes {
-		bad("kubeconfig", "with network-only it serves only network-store kubernetes: leave it out")
+	if c.Kubeconfig != "" {
+		bad("kubeconfig", "with network-only this machine is no node by huskd: use network-kubeconfig")
 	}
 }
 

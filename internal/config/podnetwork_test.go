@@ -2,6 +2,8 @@ package config
 
 import (
 	"fmt"
+	"io"
+	"strings"
 	"testing"
 )
 
@@ -19,6 +21,32 @@ func TestBGPPeers(t *testing.T) {
 		got, err := b.BGPPeers()
 		if (err == nil) != (want != "") || err == nil && fmt.Sprint(got) != want {
 			t.Errorf("%s: got %v, %v, want %s", peer, got, err, want)
+		}
+	}
+}
+
+func TestNetworkKubeconfig(t *testing.T) {
+	for flags, want := range map[string]string{
+		"--network-kubeconfig=/k":                                                          "",
+		"--network-kubeconfig=/k --network-only":                                           "",
+		"--network-kubeconfig=/k --manifests=/m":                                           "",
+		"--network-kubeconfig=/k --network-store=kubernetes":                               "",
+		"--network-kubeconfig=/k --network-store=kubernetes --network-policy=off":          "",
+		"--network-kubeconfig=/k --network-store=kubernetes --network-only":                "",
+		"--kubeconfig=/k --network-store=kubernetes":                                       "",
+		"--network-store=kubernetes":                                                       "network-store: kubernetes needs kubeconfig or, beside a kubelet, network-kubeconfig",
+		"--network-store=kubernetes --network-only":                                        "network-store: kubernetes needs network-kubeconfig",
+		"--network-kubeconfig=k":                                                           `network-kubeconfig: "k" is not an absolute path`,
+		"--network-kubeconfig=/k --kubeconfig=/k":                                          "network-kubeconfig: the network of a node uses kubeconfig: leave one of them out",
+		"--network-kubeconfig=/k --network-policy=off":                                     "network-kubeconfig: nothing uses it with network-policy off or network-mode bridge: leave it out",
+		"--network-kubeconfig=/k --network-mode=bridge":                                    "network-kubeconfig: nothing uses it with network-policy off or network-mode bridge: leave it out",
+		"--kubeconfig=/k --network-only":                                                   "kubeconfig: with network-only this machine is no node by huskd: use network-kubeconfig",
+		"--kubeconfig=/k --network-kubeconfig=/k --network-only":                           "kubeconfig: with network-only this machine is no node by huskd: use network-kubeconfig",
+		"--network-kubeconfig=/k --network-only --network-store=kubernetes --manifests=/m": "manifests: huskd runs no pods with network-only: leave it out",
+	} {
+		_, err := Parse(append([]string{"--config", "/dev/null"}, strings.Fields(flags)...), io.Discard)
+		if got := fmt.Sprint(err); err == nil && want != "" || err != nil && got != want {
+			t.Errorf("%s: %v, want %s", flags, err, want)
 		}
 	}
 }

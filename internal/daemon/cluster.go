@@ -57,18 +57,13 @@ func newMembership(d *daemon) (*membership, error) {
 	}
 	m := &membership{d: d, identity: id, connection: make(chan struct{})}
 	if id.bootstrap == nil {
-		err = m.open()
-	}
-	return m, err
-}
-
-// open makes the client of the kubeconfig. It sends no request yet.
-func (m *membership) open() error {
-	client, err := cluster.New(m.d.cfg.Kubeconfig, m.d.log)
-	if err == nil {
+		client, err := cluster.New(d.cfg.Kubeconfig, d.log)
+		if err != nil {
+			return nil, err
+		}
 		m.connected(client)
 	}
-	return err
+	return m, nil
 }
 
 // connected sets the client, once.

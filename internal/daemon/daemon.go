@@ -71,6 +71,7 @@ type daemon struct {
 	meter      *stats.Meter   // shared by all readers, because it caches what it reads
 	tracer     *export.Tracer // nil if tracing is off
 	membership *membership    // nil outside of a cluster
+	server     *networkServer // nil without network-kubeconfig
 	journal    *journal.Journal
 	classes    *resourceclass.Classes
 	cgroups    *cgroup.QoSTree
@@ -158,6 +159,9 @@ func (d *daemon) open(ctx context.Context) error {
 	if d.membership, err = newMembership(d); err != nil {
 		return err
 	}
+	if err := openNetworkServer(d); err != nil {
+		return err
+	}
 	if d.logins, err = credentialprovider.Open(credentialprovider.Config{File: d.cfg.LoginConf, Dir: d.cfg.LoginBin, Log: d.log}); err != nil {
 		return err
 	}
@@ -235,7 +239,7 @@ func openPeering(d *daemon, subnets []netip.Prefix) (*peering.Peering, error) {
 	return peering.Open(peering.Config{
 		Config: nodestore.Config{
 			PodNetwork: d.cfg.PodNetwork, Subnets: subnets, Node: nodeName(d.cfg), Boot: d.facts.BootID,
-			Connect: d.membership.connect, Journal: d.journal, Log: d.log,
+			Connect: clusterClient(d), Journal: d.journal, Log: d.log,
 		},
 		Instance: d.instance, NodeIPs: ips, Root: d.cfg.Root, State: d.cfg.State,
 		Event: pathEvents(d),
@@ -246,11 +250,9 @@ func openPeering(d *daemon, subnets []netip.Prefix) (*peering.Peering, error) {
 func policyConfig(d *daemon) enforcement.Config {
 	c := enforcement.Config{
 		PodNetwork: d.cfg.PodNetwork, Instance: d.instance, File: filepath.Join(d.cfg.Root, "network", "policies.json"), Denied: denialEvent(d), Log: d.log,
+		Connect: clusterClient(d),
 	}
-	switch {
-	case d.membership != nil:
-		c.Connect = d.membership.connect
-	case !d.cfg.NetworkOnly:
+	if c.Connect == nil && !d.cfg.NetworkOnly {
 		c.Pods = func() []*policy.Pod { return declaredPods(d) }
 		if d.cfg.Manifests != "" {
 			c.Origins = append(c.Origins, string(source.File))
@@ -499,6 +501,7 @@ func (d *daemon) close() (vacated bool) {
 	if d.journal != nil {
 		errs = append(errs, d.journal.Close())
 	}
+	d.server.close()
 	d.tracer.Close()
 	if err := errors.Join(errs...); err != nil {
 		d.log.Error("closing failed", "error", err)

@@ -28,7 +28,6 @@ func (d *daemon) runNetworkOnly(ctx context.Context, socket net.Listener) error 
 	if err := d.openNetworkOnly(ctx); err != nil {
 		return err
 	}
-	defer d.membership.closeClient()
 	if err := d.network.Reconcile(ctx, nil); err != nil {
 		d.log.Error("network: reconciling failed", "error", err)
 	}
@@ -48,11 +47,8 @@ func (d *daemon) runNetworkOnly(ctx context.Context, socket net.Listener) error 
 func (d *daemon) openNetworkOnly(ctx context.Context) error {
 	d.metrics = d.newMetrics()
 	d.facts = host.Probe(d.cfg.Root)
-	if d.cfg.Kubeconfig != "" {
-		d.membership = &membership{d: d, connection: make(chan struct{})}
-		if err := d.membership.open(); err != nil {
-			return err
-		}
+	if err := openNetworkServer(d); err != nil {
+		return err
 	}
 	if err := d.openJournal(); err != nil {
 		return err
@@ -68,13 +64,6 @@ func (d *daemon) openNetworkOnly(ctx context.Context) error {
 		return err
 	}
 	return d.openNetwork(ctx, subnets)
-}
-
-// closeClient closes the connections to the API server.
-func (m *membership) closeClient() {
-	if m != nil && m.client != nil {
-		m.client.Close()
-	}
 }
 
 // networkMethods are the methods of huskd's API that concern the network.

@@ -21,14 +21,14 @@ func Usable(kubeconfig string) (bool, error) {
 	}
 	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
-		return false, fmt.Errorf("--kubeconfig %s: %w", kubeconfig, err)
+		return false, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
 	}
 	chain := cfg.CertData
 	if len(chain) == 0 && cfg.CertFile != "" {
 		if chain, err = os.ReadFile(cfg.CertFile); errors.Is(err, fs.ErrNotExist) {
 			return false, nil
 		} else if err != nil {
-			return false, fmt.Errorf("--kubeconfig %s: %w", kubeconfig, err)
+			return false, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
 		}
 	}
 	if len(chain) == 0 {
@@ -36,7 +36,7 @@ func Usable(kubeconfig string) (bool, error) {
 	}
 	list, err := cert.ParseCertsPEM(chain)
 	if err != nil {
-		return false, fmt.Errorf("--kubeconfig %s: client certificate: %w", kubeconfig, err)
+		return false, fmt.Errorf("kubeconfig %s: client certificate: %w", kubeconfig, err)
 	}
 	return time.Now().Before(list[0].NotAfter), nil
 }

@@ -3,7 +3,6 @@ package kubelet
 import (
 	_ "embed"
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -100,7 +99,8 @@ func (c *cluster) joinAs(kind string) {
 		c.huskd = c.Huskd(logged, node.Flags("--kubeconfig", c.write("kubeconfig", c.kubeconfig(nodeToken)), "--node-name", "node",
 			"--node-client-ca-file", c.Dir+"/ca.crt", "--cluster-dns", dnsService, "--image-gc-high", "100", "--eviction-hard", "nodefs.available=0%,imagefs.available=0%"))
 	case "kubelet":
-		c.huskd = c.Huskd(logged)
+		c.allowPolicies()
+		c.huskd = c.Huskd(logged, node.Flags("--network-kubeconfig", c.write("network.kubeconfig", c.kubeconfig(nodeToken))))
 		c.reclaim += fmt.Sprintf("\nclusterDNS: [%s]\nclusterDomain: cluster.local\nserializeImagePulls: false", dnsService)
 		c.startKubelet("--kubeconfig", c.write("kubeconfig", c.kubeconfig(nodeToken)))
 	default:
@@ -118,19 +118,6 @@ func (c *cluster) joinAs(kind string) {
 		}
 		return ""
 	})
-}
-
-// allowPolicies applies the manifest of docs/policy.md, which lets nodes read policies.
-func (c *cluster) allowPolicies() {
-	c.t.Helper()
-	page, err := os.ReadFile("../../../docs/policy.md")
-	c.must(err)
-	_, rest, _ := strings.Cut(string(page), "  ```yaml\n")
-	manifest, _, found := strings.Cut(rest, "  ```\n")
-	if !found {
-		c.t.Fatal("docs/policy.md has no manifest")
-	}
-	c.Must(c.program("kubectl"), "--kubeconfig", c.Dir+"/admin.conf", "apply", "-f", c.write("policies.yaml", strings.ReplaceAll("\n"+manifest, "\n  ", "\n")))
 }
 
 //go:embed testdata/dns.yaml

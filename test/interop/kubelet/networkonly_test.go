@@ -66,7 +66,7 @@ func (w *worker) issue(end time.Time) {
 
 func (w *worker) launch() {
 	w.t.Helper()
-	w.huskd = w.Huskd(node.Flags("--network-only", "--network-store", "kubernetes", "--kubeconfig", w.Dir+"/kubeconfig", "--node-name", w.name, "--pod-subnets", podSubnets))
+	w.huskd = w.Huskd(node.Flags("--network-only", "--network-store", "kubernetes", "--network-kubeconfig", w.Dir+"/kubeconfig", "--node-name", w.name, "--pod-subnets", podSubnets))
 }
 
 // conflist is the path of the configuration by which the runtime finds the network.
