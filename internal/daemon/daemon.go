@@ -247,12 +247,16 @@ func openPeering(d *daemon, subnets []netip.Prefix) (*peering.Peering, error) {
 }
 
 // policyConfig says how network policy is enforced.
-func policyConfig(d *daemon) enforcement.Config {
+func policyConfig(d *daemon, subnets []netip.Prefix) enforcement.Config {
 	c := enforcement.Config{
 		PodNetwork: d.cfg.PodNetwork, Instance: d.instance, File: filepath.Join(d.cfg.Root, "network", "policies.json"), Denied: denialEvent(d), Log: d.log,
 		Connect: clusterClient(d),
 	}
 	if c.Connect == nil && !d.cfg.NetworkOnly {
+		c.Node, c.Subnets = nodeName(d.cfg), subnets
+		if store := d.nodes.Store(); store != nil {
+			c.Workloads = store.Workloads
+		}
 		c.Pods = func() []*policy.Pod { return declaredPods(d) }
 		if d.cfg.Manifests != "" {
 			c.Origins = append(c.Origins, string(source.File))
@@ -274,7 +278,7 @@ func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err e
 		cfg.Subnets, cfg.Cluster, cfg.May = nil, subnets, d.nodes.May
 		cfg.Encrypted = d.nodes.Backend() == backend.OnlyWireGuard
 	}
-	if d.policy, err = enforcement.Open(policyConfig(d)); err != nil {
+	if d.policy, err = enforcement.Open(policyConfig(d, subnets)); err != nil {
 		return err
 	}
 	if d.policy != nil {

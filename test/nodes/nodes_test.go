@@ -114,7 +114,7 @@ func (m *machine) run(name string) *host {
 	manifest := fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
-metadata: {name: %s}
+metadata: {name: %[1]s, labels: {app: %[1]s}}
 spec:
   terminationGracePeriodSeconds: 0
   containers: [{name: sleeper, image: localhost/busybox:1, command: [sleep, '100000']}]

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"github.com/huskd/husk/internal/network/policy/accept"
 	"github.com/huskd/husk/internal/network/policy/apisource"
 	"github.com/huskd/husk/internal/network/policy/declared"
+	"github.com/huskd/husk/internal/network/policy/exchange"
 	"github.com/huskd/husk/internal/network/policytable"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -36,7 +38,12 @@ type Config struct {
 	// the pods of manifests, see package declared. Without Origins there is no policy.
 	Origins []string
 	Pods    func() []*policy.Pod
-	File    string // where the last known policies are saved
+	// Workloads, without an API server, is where the nodes tell each other of their pods. Node is the
+	// name of this one, and Subnets are those of all pods.
+	Workloads exchange.Store
+	Node      string
+	Subnets   []netip.Prefix
+	File      string // where the last known policies are saved
 	// Denied is called for denied connections, with the pod that denied it as namespace/name.
 	Denied func(pod, message string)
 	Log    *slog.Logger
@@ -48,7 +55,8 @@ type Enforcement struct {
 	*firewall.Firewall
 	cfg      Config
 	table    *policytable.Table
-	declared *declared.Source // nil with an API server
+	declared *declared.Source   // nil with an API server
+	exchange *exchange.Exchange // nil if other nodes don't tell of their pods
 	// reported are denied connections, and when. Only the listener uses it.
 	reported map[policy.Flow]time.Time
 	limit    *rate.Limiter
@@ -64,11 +72,19 @@ func Open(cfg Config) (*Enforcement, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Policy == config.PolicyOff || cfg.Network == "bridge" || cfg.Connect == nil && len(cfg.Origins) == 0 {
+	if cfg.Policy == config.PolicyOff || cfg.Network == "bridge" || cfg.Connect == nil && len(cfg.Origins) == 0 && cfg.Workloads == nil {
 		return nil, errors.Join(table.Teardown(), table.Close())
 	}
 	e := &Enforcement{cfg: cfg, table: table, reported: map[policy.Flow]time.Time{}, limit: rate.NewLimiter(rate.Every(denialPace), denialBurst), mistakes: map[string][]accept.Problem{}}
-	e.Firewall = firewall.New(firewall.Config{Source: e.source(), Kernel: table, IsNode: policytable.IsOwn, Required: cfg.Policy == config.PolicyOn, File: cfg.File, Log: cfg.Log})
+	c := firewall.Config{Source: e.source(), Kernel: table, IsNode: policytable.IsOwn, Required: cfg.Policy == config.PolicyOn, File: cfg.File, Log: cfg.Log}
+	if e.declared != nil && cfg.Workloads != nil {
+		e.declared.AwaitOthers()
+		e.exchange = exchange.New(exchange.Config{
+			Store: cfg.Workloads, Node: cfg.Node, Subnets: cfg.Subnets, Own: func() []*policy.Pod { return e.Local() }, Others: e.declared.Others, Log: cfg.Log,
+		})
+		c.LocalChanged = e.exchange.Changed
+	}
+	e.Firewall = firewall.New(c)
 	return e, nil
 }
 
@@ -143,6 +159,9 @@ func (e *Enforcement) Run(ctx context.Context, running *errgroup.Group) {
 		return
 	}
 	running.Go(func() error { return e.Firewall.Run(ctx) })
+	if e.exchange != nil {
+		running.Go(func() error { return e.exchange.Run(ctx) })
+	}
 	running.Go(func() error {
 		e.table.Maintain(ctx, e.cfg.Log)
 		return nil

@@ -130,4 +130,5 @@ func (f *Firewall) localChanged(key string) {
 		addresses = append(addresses, l.addresses...)
 	}
 	f.compiler.SetLocal(addresses)
+	f.cfg.LocalChanged()
 }

@@ -57,7 +57,10 @@ type Config struct {
 	// File is where the last known policies are saved, and beside it the pods, for pods that start
 	// while the source can't be reached. Empty means nowhere.
 	File string
-	Log  *slog.Logger
+	// LocalChanged is called when the result of Local may have changed. It must not block, and is nil
+	// if unused.
+	LocalChanged func()
+	Log          *slog.Logger
 }
 
 // Firewall is the owner. Its methods may be called concurrently.
@@ -94,6 +97,9 @@ type local struct {
 
 // New returns a Firewall. Run starts it.
 func New(cfg Config) *Firewall {
+	if cfg.LocalChanged == nil {
+		cfg.LocalChanged = func() {}
+	}
 	f := &Firewall{
 		cfg: cfg, changed: make(chan struct{}, 1), takenAway: make(chan struct{}, 1),
 		compiler: compile.New(), world: newWorld(), local: map[string]local{}, rules: ruleset.New(),
@@ -182,12 +188,25 @@ func (f *Firewall) update(c policy.Changes) {
 	for key := range c.Pods {
 		if _, ok := f.local[key]; ok {
 			c.Pods[key] = f.known(key)
+			f.cfg.LocalChanged()
 		}
 	}
 	f.compiler.Change(c)
 	f.synced, f.fresh, f.awaited, f.why = true, true, c.Incomplete, nil
 	f.news()
 	notify(f.changed)
+}
+
+// Local returns the pods of this node as far as they are known.
+func (f *Firewall) Local() (out []*policy.Pod) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for key := range f.local {
+		if p := f.known(key); p != nil {
+			out = append(out, p)
+		}
+	}
+	return out
 }
 
 // waiting is called by the source.

@@ -23,6 +23,7 @@ import (
 	"github.com/huskd/husk/internal/network/lease/flannel"
 	"github.com/huskd/husk/internal/network/lease/kubernetes"
 	"github.com/huskd/husk/internal/network/peer"
+	"github.com/huskd/husk/internal/network/policy/exchange"
 )
 
 // Config configures a Store.
@@ -42,6 +43,8 @@ type Config struct {
 type Store struct {
 	peer.Registry
 	connection io.Closer // nil without one
+	// Workloads tells other nodes of this one's pods. It is nil unless the store is etcd.
+	Workloads exchange.Store
 	// Leave gives this node's blocks back and removes its record. The Registry's Run has returned,
 	// and no pod has an address of the blocks. It is nil if others than the node decide on both.
 	Leave func(context.Context) error
@@ -97,7 +100,11 @@ func openEtcd(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	return &Store{Registry: keeper, connection: store, Leave: keeper.Leave}, nil
+	opened := &Store{Registry: keeper, connection: store, Leave: keeper.Leave}
+	if own, ok := store.(*etcd.Store); ok && cfg.Store == config.StoreEtcd {
+		opened.Workloads = etcd.Workloads{Store: own}
+	}
+	return opened, nil
 }
 
 // blockTTL is how long a block stays a node's that can't reach the store. It starts pods during

@@ -185,6 +185,14 @@ func (n *Peering) Run(ctx context.Context, running *errgroup.Group) {
 	})
 }
 
+// Store returns the open store, nil on a node by itself.
+func (n *Peering) Store() *nodestore.Store {
+	if n == nil {
+		return nil
+	}
+	return n.store
+}
+
 // CanLeave reports whether the node has something in a store that Leave removes.
 func (n *Peering) CanLeave() bool { return n != nil && n.store.Leave != nil }
 

@@ -13,8 +13,8 @@ type Changes struct {
 	Namespaces map[string]labels.Set // by name
 	Pods       map[string]*Pod       // by Key
 	Nodes      map[string]*Node      // by Name
-	// Incomplete means that there are policies which the source can't bring yet, as it still reads what
-	// they select. Pods that start must wait for the next update.
+	// Incomplete means that there are policies which the source can't bring yet, as it still reads
+	// what they select. Pods that start must wait for the next update.
 	Incomplete bool
 }
 

@@ -73,7 +73,8 @@ type Store struct {
 	rewound chan struct{} // closed when an answer has a lower one than that
 	// unsettled means that the other nodes must be told of that.
 	unsettled bool
-	cause     error // why the last call over the network failed
+	cause     error         // why the last call over the network failed
+	session   claim.Session // the last one that was prolonged
 }
 
 var validCluster = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
@@ -265,6 +266,13 @@ func sessionOf(id int64) claim.Session {
 
 // Keep implements lease.Store.
 func (s *Store) Keep(ctx context.Context, session claim.Session, blocks []netip.Prefix) (kept claim.Kept, err error) {
+	defer func() {
+		if err == nil {
+			s.mu.Lock()
+			s.session = kept.Session
+			s.mu.Unlock()
+		}
+	}()
 	return kept, s.call(ctx, func(ctx context.Context, client *clientv3.Client) error {
 		if session == "" {
 			grant, err := client.Grant(ctx, int64(s.cfg.TTL/time.Second))

@@ -52,10 +52,14 @@ func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func
 	s.mu.Lock()
 	rewound := s.rewound
 	s.mu.Unlock()
+	end := s.prefix + workloadsDir
+	if s.flannel {
+		end = clientv3.GetPrefixRangeEnd(s.prefix)
+	}
 	var all content
 	revision := int64(0)
 	err := s.call(ctx, func(ctx context.Context, client *clientv3.Client) error {
-		resp, err := s.commit(ctx, client, client.Txn(ctx).Then(clientv3.OpGet(s.prefix, clientv3.WithPrefix())))
+		resp, err := s.commit(ctx, client, client.Txn(ctx).Then(clientv3.OpGet(s.prefix, clientv3.WithRange(end))))
 		if err != nil {
 			return err
 		}
@@ -70,7 +74,7 @@ func (s *Store) follow(ctx context.Context, client *clientv3.Client, update func
 	}
 	watching, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
-	watch := client.Watch(watching, s.prefix, clientv3.WithPrefix(), clientv3.WithRev(revision+1))
+	watch := client.Watch(watching, s.prefix, clientv3.WithRange(end), clientv3.WithRev(revision+1))
 	snapshot, err := all.snapshot()
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 //	/husk/CLUSTER/blocks/fd68:7573:6b00:0007:0000:0000:0000:0000-64
 //	/husk/CLUSTER/nodes/n7                    the record, without blocks
 //	/husk/CLUSTER/settling                    for a minute after a restore
+//	/husk/CLUSTER/workloads/n7/shop/web       what policies need of a pod
 const (
 	blocksDir   = "blocks/"
 	nodesDir    = "nodes/"

@@ -1,5 +1,6 @@
-// Package declared brings the policies of manifests, and the node's own pods. Without an API
-// server a namespace has only the label of its name, and no other nodes are known.
+// Package declared brings the policies of manifests, the node's own pods, and what other nodes tell
+// of theirs. Without an API server a namespace has only the label of its name, and no nodes are
+// known.
 package declared
 
 import (
@@ -27,6 +28,8 @@ type Source struct {
 	mu       sync.Mutex
 	declared map[string]declaration // by origin
 	origins  []string
+	others   []*policy.Pod // of other nodes
+	awaited  bool          // they are not known yet
 }
 
 var _ policy.Source = (*Source)(nil)
@@ -59,6 +62,17 @@ func (s *Source) Changed() {
 	case s.wake <- struct{}{}:
 	default:
 	}
+}
+
+// AwaitOthers makes policies wait until the pods of other nodes are known. It is called before Run.
+func (s *Source) AwaitOthers() { s.awaited = true }
+
+// Others says which pods other nodes have.
+func (s *Source) Others(pods []*policy.Pod) {
+	s.mu.Lock()
+	s.others, s.awaited = pods, false
+	s.mu.Unlock()
+	s.Changed()
 }
 
 // Run implements policy.Source.
@@ -104,6 +118,13 @@ func (s *Source) state() (policy.Changes, error) {
 			unknown = append(unknown, fmt.Errorf("policies: %s has mistakes and may have policies: correct or remove it; the log names the mistakes", strings.Join(d.unread, ", ")))
 		}
 		maps.Copy(out.Policies, d.policies)
+	}
+	if s.awaited && len(out.Policies) > 0 {
+		unknown = append(unknown, errors.New("policies: the store of nodes has not answered yet about their pods"))
+	}
+	for _, p := range s.others {
+		out.Pods[p.Key()] = p
+		addNamespace(out.Namespaces, p.Namespace)
 	}
 	s.mu.Unlock()
 	for _, p := range out.Policies {
