@@ -192,6 +192,10 @@ var layer = map[string]int{
 	"internal/chansync":                 driver,
 	"internal/simulation":               tests,
 	"internal/archtest":                 tests,
+
+	"internal/network/servicetable":      driver,
+	"internal/network/service/apisource": driver,
+	"internal/network/balancer":          owner,
 }
 
 // allowed are the imports within a layer, and the few that go up.
@@ -263,6 +267,9 @@ var allowed = map[string][]string{
 	"internal/container/containerstate": {"internal/lifecycle"},
 	"internal/sandbox":                  {"internal/lifecycle/owner", "internal/sandbox/infra"},
 	"internal/container":                {"internal/lifecycle/owner"},
+
+	"internal/network/servicetable":      {"internal/netns", "internal/network/conntrack", "internal/network/nlsock"},
+	"internal/network/service/apisource": {"internal/cluster"},
 }
 
 func layerOf(pkg string) (int, bool) {

@@ -27,12 +27,20 @@ const (
 	PolicyOff  = "off"
 )
 
+// Values of service-proxy.
+const (
+	ProxyAuto = "auto"
+	ProxyOn   = "on"
+	ProxyOff  = "off"
+)
+
 // PodNetwork is the configuration of the built-in network.
 type PodNetwork struct {
 	Network           string   `key:"network-mode" help:"how pods are connected by the built-in network: ptp (routed) or bridge"`
 	Subnets           []string `key:"pod-subnets" help:"subnets of pod addresses, of this node or, with network-store, of all nodes: at most one IPv4 and one IPv6 prefix"`
 	Masquerade        bool     `key:"masquerade" help:"masquerade traffic that leaves the pod subnets with the node's address"`
 	Policy            string   `key:"network-policy" help:"whether network policies are enforced: on, off, or auto, which enforces them unless the API server forbids this node to read them"`
+	Proxy             string   `key:"service-proxy" help:"whether the cluster's Services are led to their endpoints, as by kube-proxy: on, off, or auto, which does so with a kubeconfig unless kube-proxy has rules on this node"`
 	NetworkKubeconfig string   `key:"network-kubeconfig" help:"kubeconfig by which the built-in network learns of a cluster's network policies, and with network-store kubernetes of its nodes, on a machine that huskd doesn't join to the cluster: beside a kubelet, whose own file will do, or with network-only. A node that has kubeconfig uses that one; empty for none"`
 	Store             string   `key:"network-store" help:"where the nodes of a pod network find each other: none (this node is by itself), file, etcd, flannel (etcd with the records of flanneld, to join its network) or kubernetes"`
 	Backend           string   `key:"network-backend" help:"how packets reach the pods of other nodes: host-gw, vxlan, ipip, wireguard, bgp, or auto, which takes the first of the former four that works"`
@@ -130,6 +138,10 @@ func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format str
 	oneOf("network-store", p.Store, StoreNone, StoreFile, StoreEtcd, StoreFlannel, StoreKubernetes)
 	oneOf("network-backend", p.Backend, "auto", "host-gw", "vxlan", "ipip", "wireguard", "bgp")
 	oneOf("network-policy", p.Policy, PolicyAuto, PolicyOn, PolicyOff)
+	oneOf("service-proxy", p.Proxy, ProxyAuto, ProxyOn, ProxyOff)
+	if p.Proxy == ProxyOn && kubeconfig == "" {
+		bad("service-proxy", "Services come from an API server: set kubeconfig")
+	}
 	if p.Policy == PolicyOn && p.Network == "bridge" {
 		bad("network-policy", "packets between pods on a bridge don't meet it: use network-mode ptp")
 	}

@@ -81,6 +81,7 @@ type daemon struct {
 	network  *network.Network
 	nodes    *peering.Peering         // nil on a node by itself
 	policy   *enforcement.Enforcement // nil if network policy is off
+	services *services
 	handlers handlers
 	plugin   *plugin.Plugin // husk-cni, in process
 	cni      *cni.Host
@@ -287,6 +288,9 @@ func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err e
 	if d.network, err = network.Open(ctx, cfg); err != nil {
 		return err
 	}
+	if d.services, err = openServices(d); err != nil {
+		return err
+	}
 	d.nodes.Connect(d.network)
 	return nil
 }
@@ -412,6 +416,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	d.nodes.Run(ctx, &running)
 	d.policy.Run(ctx, &running)
 	running.Go(func() error { return d.workloads.Run(ctx) })
+	d.services.Run(ctx, &running)
 	running.Go(func() error { return d.network.Watch(ctx) })
 	running.Go(func() error { return d.releaseGone(ctx) })
 	running.Go(func() error {
@@ -440,7 +445,7 @@ const maxMessage = 16 << 20
 func (d *daemon) examine(context.Context) []*huskv1.Check {
 	running := d.externalAttachments()
 	if d.cfg.NetworkOnly {
-		return doctor.Examine(doctor.Host{Network: d.network, Nodes: d.nodes.Controller(), Policy: d.policy.Problems(), Attachments: running, Root: d.cfg.Root})
+		return doctor.Examine(doctor.Host{Network: d.network, Nodes: d.nodes.Controller(), Policy: d.policy.Problems(), Services: d.services.Problems(), Attachments: running, Root: d.cfg.Root})
 	}
 	for _, st := range d.sandboxes.List() {
 		if st.State == sandboxstate.Ready && !st.HostNetwork() {
@@ -449,7 +454,7 @@ func (d *daemon) examine(context.Context) []*huskv1.Check {
 	}
 	return doctor.Examine(doctor.Host{
 		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Nodes: d.nodes.Controller(), Attachments: running, CNI: d.cni, Root: d.cfg.Root,
-		Policy: d.policy.Problems(), Orphans: d.orphans,
+		Policy: d.policy.Problems(), Services: d.services.Problems(), Orphans: d.orphans,
 	})
 }
 
@@ -494,13 +499,13 @@ func (d *daemon) close() (vacated bool) {
 		switch {
 		case d.agent == nil: // open failed: only the network knows whether there are pods
 			if err := d.network.Teardown(); !errdefs.IsFailedPrecondition(err) {
-				errs = append(errs, err, d.nodes.Teardown(), d.policy.Teardown())
+				errs = append(errs, err, d.nodes.Teardown(), d.policy.Teardown(), d.services.Teardown())
 			}
 		case finished && d.vacant():
 			vacated = true
-			errs = append(errs, d.nodes.Teardown(), d.network.Teardown(), d.policy.Teardown(), netns.ReleaseDir(), d.cgroups.Remove(context.Background(), d.cgroups.Root()))
+			errs = append(errs, d.nodes.Teardown(), d.network.Teardown(), d.policy.Teardown(), d.services.Teardown(), netns.ReleaseDir(), d.cgroups.Remove(context.Background(), d.cgroups.Root()))
 		}
-		errs = append(errs, d.nodes.Close(), d.network.Close(), d.policy.Close())
+		errs = append(errs, d.nodes.Close(), d.network.Close(), d.policy.Close(), d.services.Close())
 	}
 	if d.journal != nil {
 		errs = append(errs, d.journal.Close())

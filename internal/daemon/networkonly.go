@@ -102,6 +102,7 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 	}
 	d.nodes.Run(ctx, &running)
 	d.policy.Run(ctx, &running)
+	d.services.Run(ctx, &running)
 	running.Go(func() error { return d.network.Watch(ctx) })
 	running.Go(func() error { return d.releaseGone(ctx) })
 	if d.cfg.CNIConf != "" {

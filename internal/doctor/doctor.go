@@ -35,8 +35,9 @@ type Host struct {
 	Named   []oci.Handler
 	Network *network.Network
 	Nodes   *nodes.Controller // nil on a node by itself
-	// Policy says why network policies are not in force, or not as they were written.
-	Policy []string
+	// Policy says why network policies are not in force, or not as they were written, and Services
+	// why the connections of Services are not led to their endpoints.
+	Policy, Services []string
 	// Attachments are those of the running pods.
 	Attachments []pod.Attachment
 	CNI         *cni.Host // nil if huskd is only the network of another runtime
@@ -68,6 +69,9 @@ func Examine(h Host) []*huskv1.Check {
 	d.damages(h.Network.Damages(h.Attachments))
 	for _, problem := range h.Policy {
 		d.add("network policy", warn, problem, "")
+	}
+	for _, problem := range h.Services {
+		d.add("services", warn, problem, "")
 	}
 	if h.Nodes != nil {
 		st := h.Nodes.Status()

@@ -98,6 +98,9 @@ func (i Instance) Table() string { return "husk-" + string(i) }
 // PolicyTable returns the name of the instance's nftables table of network policy.
 func (i Instance) PolicyTable() string { return i.Table() + "-policy" }
 
+// ServiceTable returns the name of the instance's nftables table of Services.
+func (i Instance) ServiceTable() string { return i.Table() + "-service" }
+
 // Cgroup returns the cgroup, below the root of each hierarchy, of all sandboxes that were created
 // without a cgroup parent.
 func (i Instance) Cgroup() string { return "/husk-" + string(i) }

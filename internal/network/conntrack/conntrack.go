@@ -95,6 +95,20 @@ func End(c *nlsock.Conn, denied func(Connection) bool) (int, error) {
 	})
 }
 
+// Translation is what a conntrack entry does to the destination: To is what the client knows, and
+// Now is where its packets go.
+type Translation struct {
+	To, Now  netip.AddrPort
+	Protocol uint8
+}
+
+// EndTranslated deletes the entries for which stale returns true, as End does.
+func EndTranslated(c *nlsock.Conn, stale func(Translation) bool) (int, error) {
+	return remove(c, func(orig, reply tuple) bool {
+		return stale(Translation{netip.AddrPortFrom(orig.dst, orig.dstPort), netip.AddrPortFrom(reply.src, reply.srcPort), orig.protocol})
+	})
+}
+
 // remove deletes stale entries.
 func remove(c *nlsock.Conn, stale func(orig, reply tuple) bool) (n int, err error) {
 	list := nl.NewNetlinkRequest(ctGet, 0)

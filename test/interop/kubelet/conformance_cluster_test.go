@@ -3,6 +3,7 @@ package kubelet
 import (
 	_ "embed"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -44,8 +45,10 @@ func newWholeCluster(t *testing.T, logs string) *cluster {
 			"--service-account-private-key-file", c.Dir+"/service-accounts.key", "--root-ca-file", c.Dir+"/ca.crt",
 			"--cluster-signing-cert-file", c.Dir+"/ca.crt", "--cluster-signing-key-file", c.Dir+"/ca.key"),
 		c.start("kube-scheduler", "--kubeconfig", c.Dir+"/admin.conf", "--leader-elect=false"),
-		c.start("kube-proxy", "--config", c.write("kube-proxy.yaml", fmt.Sprintf(proxyConfig, c.Dir, podRange))),
 	)
+	if !withoutProxy() {
+		c.control = append(c.control, c.start("kube-proxy", "--config", c.write("kube-proxy.yaml", fmt.Sprintf(proxyConfig, c.Dir, podRange))))
+	}
 	return c
 }
 
@@ -96,7 +99,12 @@ func (c *cluster) joinAs(kind string) {
 	switch kind {
 	case "huskd":
 		c.allowPolicies()
-		c.huskd = c.Huskd(logged, node.Flags("--kubeconfig", c.write("kubeconfig", c.kubeconfig(nodeToken)), "--node-name", "node",
+		proxy := "off"
+		if withoutProxy() {
+			proxy = "on"
+			c.Must(c.program("kubectl"), "--kubeconfig", c.Dir+"/admin.conf", "create", "clusterrolebinding", "husk-service-proxy", "--clusterrole", "system:node-proxier", "--group", "system:nodes")
+		}
+		c.huskd = c.Huskd(logged, node.Flags("--kubeconfig", c.write("kubeconfig", c.kubeconfig(nodeToken)), "--node-name", "node", "--service-proxy", proxy,
 			"--node-client-ca-file", c.Dir+"/ca.crt", "--cluster-dns", dnsService, "--image-gc-high", "100", "--eviction-hard", "nodefs.available=0%,imagefs.available=0%"))
 	case "kubelet":
 		c.allowPolicies()
@@ -119,6 +127,9 @@ func (c *cluster) joinAs(kind string) {
 		return ""
 	})
 }
+
+// withoutProxy reports whether huskd leads the connections of Services, instead of a kube-proxy.
+func withoutProxy() bool { return os.Getenv("HUSK_TEST_KUBE_PROXY") == "off" }
 
 //go:embed testdata/dns.yaml
 var clusterDNS string

@@ -1,0 +1,132 @@
+package servicetable
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/huskd/husk/internal/network/service"
+	"github.com/huskd/husk/internal/network/service/compile"
+)
+
+// element is one of a set's. Its key and value have the bytes that the kernel has.
+type element struct {
+	key, last string
+	value     string
+	verdict   string // the chain to go to, or dropped
+}
+
+// dropped is no chain's name.
+const dropped = " drop"
+
+type elementKey struct{ key, last string }
+
+// contents are the elements of sets by their names.
+type contents map[string]map[elementKey]element
+
+func (c contents) add(set string, e element) {
+	if c[set] == nil {
+		c[set] = map[elementKey]element{}
+	}
+	c[set][elementKey{e.key, e.last}] = e
+}
+
+// yield takes the elements that something stands for.
+type yield func(set string, e element)
+
+func raw(a netip.Addr) string { return string(a.AsSlice()) }
+
+// rawPort fills a register.
+func rawPort(n uint16) string { return string(append(binary.BigEndian.AppendUint16(nil, n), 0, 0)) }
+
+func rawEndpoint(e netip.AddrPort) string { return raw(e.Addr()) + rawPort(e.Port()) }
+
+func familyOf(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
+}
+
+func suffix(a netip.Addr) string { return families[familyOf(a)].suffix }
+
+// frontElements yields the elements of a front, and the chains that it needs.
+func frontElements(k compile.Key, f *compile.Front, add yield, need func(target, bool)) {
+	s, ofNode := suffix(k.Addr), k.Addr.IsUnspecified()
+	service4 := string([]byte{byte(k.Protocol), 0, 0, 0}) + rawPort(k.Port)
+	at := raw(k.Addr) + service4
+	key, port := at, ""
+	if ofNode {
+		key, port = service4, "-port"
+	}
+	refused := ""
+	for side, lead := range map[string]compile.Lead{chainInside: f.Inside, chainOutside: f.Outside} {
+		switch lead.Verdict {
+		case service.Forward:
+			t := target{family: familyOf(k.Addr), port: ofNode, scope: scopeAll, n: len(f.Endpoints(lead)), affinity: int(f.Affinity.Seconds())}
+			if lead.Own {
+				t.scope = scopeOwn
+			}
+			need(t, lead.Masquerade)
+			chain := t.chain()
+			if lead.Masquerade {
+				chain = masqueraded(chain)
+			}
+			add(side+port+s, element{key: key, verdict: chain})
+		case service.Reject:
+			refused = chainReject
+		default:
+			refused = dropped
+		}
+	}
+	if refused != "" {
+		add("refused"+port+s, element{key: key, verdict: refused})
+	}
+	for scope, endpoints := range map[string][]netip.AddrPort{scopeAll: f.All, scopeOwn: f.Own} {
+		for i, e := range endpoints {
+			add(scope+s, element{key: string(native(uint32(i))) + at, value: rawEndpoint(e)})
+			if f.Affinity > 0 {
+				add(scope+"-valid"+s, element{key: at + rawEndpoint(e)})
+			}
+		}
+	}
+	if len(f.Sources) > 0 {
+		add("ranged"+s, element{key: at})
+		for _, p := range f.Sources {
+			add("sources"+s, element{key: at + raw(p.Addr()), last: at + raw(last(p))})
+		}
+	}
+}
+
+// last returns the last address of a prefix.
+func last(p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for i := p.Bits(); i < 8*len(b); i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+func clusterIPElement(a netip.Addr, add yield) { add("clusterips"+suffix(a), element{key: raw(a)}) }
+
+func localElement(a netip.Addr, add yield) { add("self"+suffix(a), element{key: raw(a) + raw(a)}) }
+
+// difference returns the elements to delete from, and to add to, what there is.
+func difference(is, wanted contents) (remove, add map[string][]element) {
+	remove, add = map[string][]element{}, map[string][]element{}
+	for set, elements := range is {
+		for k, e := range elements {
+			if w, ok := wanted[set][k]; !ok || w != e {
+				remove[set] = append(remove[set], e)
+			}
+		}
+	}
+	for set, elements := range wanted {
+		for k, e := range elements {
+			if g, ok := is[set][k]; !ok || g != e {
+				add[set] = append(add[set], e)
+			}
+		}
+	}
+	return remove, add
+}

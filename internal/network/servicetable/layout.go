@@ -1,0 +1,426 @@
+package servicetable
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// The table, for IPv4; IPv6 has sets, chains and rules of its own:
+//
+//	map inside4 outside4 { type ipv4_addr . inet_proto . inet_service : verdict }
+//	map inside-port4 outside-port4 { type inet_proto . inet_service : verdict }  # ports of the node
+//	map all4 own4 { type mark . ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service }
+//	set all-valid4 own-valid4 { type ipv4_addr . inet_proto . inet_service . ipv4_addr . inet_service }
+//	map affinity4 { type ipv4_addr . ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service; flags dynamic, timeout }
+//	set ranged4 { type ipv4_addr . inet_proto . inet_service }
+//	set sources4 { type ipv4_addr . inet_proto . inet_service . ipv4_addr; flags interval }
+//	map refused4 { type ipv4_addr . inet_proto . inet_service : verdict }
+//	map refused-port4 { type inet_proto . inet_service : verdict }
+//	set clusterips4 { type ipv4_addr }
+//	set self4 { type ipv4_addr . ipv4_addr }              # each local endpoint with itself
+//
+//	chain prerouting { type nat hook prerouting priority dstnat - 1
+//		iifname "hk<instance>*" goto inside
+//		iifname "hkbr<instance>" goto inside
+//		goto outside
+//	}
+//	chain output { type nat hook output priority dstnat - 1
+//		meta mark set meta mark or 0x4000
+//		jump inside
+//		meta mark set meta mark and not 0x4000        # it leads to no Service
+//	}
+//	chain inside {                                        # outside is alike
+//		ip daddr . meta l4proto . th dport @ranged4 ip daddr . meta l4proto . th dport . ip saddr != @sources4 drop
+//		ip daddr . meta l4proto . th dport vmap @inside4
+//		fib daddr type local ip daddr != 127.0.0.0/8 meta l4proto . th dport vmap @inside-port4
+//	}
+//	chain addr4-all-3 {                                   # 3 endpoints
+//		dnat to numgen random mod 3 . ip daddr . meta l4proto . th dport map @all4
+//		dnat to numgen random mod 1 . ip daddr . meta l4proto . th dport map @all4
+//	}
+//	chain m-addr4-all-3 { meta mark set meta mark or 0x4000; goto addr4-all-3 }
+//	chain port4-all-3 {}                                  # as above, with 0.0.0.0 instead of daddr
+//	chain addr4-all-3-10800 {                             # with affinity of 10800 s
+//		# ip saddr . ip daddr . meta l4proto . th dport is looked up in @affinity4. If what is found
+//		# is in @all-valid4, the timeout begins again, and the packet goes there. Otherwise it goes
+//		# to a random endpoint, which is added to @affinity4.
+//	}
+//	chain input, forward, reply-output { type filter hook … priority filter - 5
+//		ct state != new accept
+//		ip daddr . meta l4proto . th dport vmap @refused4
+//		fib daddr type local meta l4proto . th dport vmap @refused-port4
+//		ip daddr @clusterips4 goto reject
+//	}
+//	chain postrouting { type nat hook postrouting priority srcnat - 1
+//		ip saddr . ip daddr @self4 snat to 10.88.0.1
+//		meta mark and 0x4000 == 0 return
+//		meta mark set meta mark and not 0x4000
+//		oifname "hk<instance>*" snat to 10.88.0.1
+//		masquerade
+//	}
+//
+// The mark's bit is that of kube-proxy, so that others leave it alone. It is set on the first
+// packet of a connection, on its way through the node only. 10.88.0.1 stands for the first address
+// of the pod subnet, as in the instance's own table, whose chains come after these.
+//
+// nft 1.0.6 can't list the rules of chains with affinity: it aborts, as it does not know values of
+// several fields that an update takes from registers.
+//
+// A chain depends on the number of its endpoints only. While a transaction is committed, a packet
+// may find the old chain and the new elements, and no endpoint at its index. There is one at 0
+// then.
+const (
+	chainPrerouting  = "prerouting"
+	chainOutput      = "output"
+	chainPostrouting = "postrouting"
+	chainInside      = "inside"
+	chainOutside     = "outside"
+	chainReject      = "reject"
+	chainRefuse      = "refuse"
+	chainInput       = "input"
+	chainForward     = "forward"
+	chainSent        = "sent"
+)
+
+// layout is part of each rule's comment. A table with another layout is replaced.
+const layout = "1"
+
+const masqueradeBit = 0x4000
+
+const (
+	reg1   = unix.NFT_REG_1
+	reg32a = unix.NFT_REG32_00 // the first 4 bytes of reg1, and so on
+)
+
+// family is what differs between IPv4 and IPv6.
+type family struct {
+	proto    byte
+	suffix   string
+	src, dst uint32 // offsets in the header
+	size     uint32 // of an address
+	words    uint32 // registers of 4 bytes of an address
+	address  nftables.SetDatatype
+}
+
+var families = []family{
+	{unix.NFPROTO_IPV4, "4", 12, 16, 4, 1, nftables.TypeIPAddr},
+	{unix.NFPROTO_IPV6, "6", 8, 24, 16, 4, nftables.TypeIP6Addr},
+}
+
+// set is one of the table's.
+type set struct {
+	name     string
+	key      []nftables.SetDatatype
+	data     []nftables.SetDatatype
+	verdicts bool
+	interval bool
+	dynamic  bool
+}
+
+func width(types []nftables.SetDatatype) (size uint32) {
+	for _, t := range types {
+		size += (t.Bytes + 3) &^ 3
+	}
+	return size
+}
+
+func sets() (out []set) {
+	proto, port := nftables.TypeInetProto, nftables.TypeInetService
+	for _, f := range families {
+		addr := f.address
+		at, endpoint := []nftables.SetDatatype{addr, proto, port}, []nftables.SetDatatype{addr, port}
+		add := func(s set) {
+			s.name += f.suffix
+			out = append(out, s)
+		}
+		for _, side := range []string{chainInside, chainOutside, "refused"} {
+			add(set{name: side, key: at, verdicts: true})
+			add(set{name: side + "-port", key: at[1:], verdicts: true})
+		}
+		for _, scope := range []string{scopeAll, scopeOwn} {
+			add(set{name: scope, key: append([]nftables.SetDatatype{nftables.TypeMark}, at...), data: endpoint})
+			add(set{name: scope + "-valid", key: slices.Concat(at, endpoint)})
+		}
+		add(set{name: "affinity", key: append([]nftables.SetDatatype{addr}, at...), data: endpoint, dynamic: true})
+		add(set{name: "ranged", key: at})
+		add(set{name: "sources", key: slices.Concat(at, []nftables.SetDatatype{addr}), interval: true})
+		add(set{name: "clusterips", key: []nftables.SetDatatype{addr}})
+		add(set{name: "self", key: []nftables.SetDatatype{addr, addr}})
+	}
+	return out
+}
+
+const scopeAll, scopeOwn = "all", "own"
+
+// target is a chain that sends packets to endpoints.
+type target struct {
+	family   int // index in families
+	port     bool
+	scope    string
+	n        int
+	affinity int // in seconds
+}
+
+func (t target) chain() string {
+	name := "addr"
+	if t.port {
+		name = "port"
+	}
+	name += families[t.family].suffix + "-" + t.scope + fmt.Sprintf("-%d", t.n)
+	if t.affinity > 0 {
+		name += fmt.Sprintf("-%d", t.affinity)
+	}
+	return name
+}
+
+// masqueraded is the name of the chain that also masquerades.
+func masqueraded(chain string) string { return "m-" + chain }
+
+// targetOf is the inverse of target.chain.
+func targetOf(chain string) (t target, ok bool) {
+	chain = strings.TrimPrefix(chain, "m-")
+	for _, prefix := range []string{"addr", "port"} {
+		for i, f := range families {
+			rest, found := strings.CutPrefix(chain, prefix+f.suffix+"-")
+			if !found {
+				continue
+			}
+			t.family, t.port = i, prefix == "port"
+			t.scope = rest[:min(3, len(rest))]
+			if n, _ := fmt.Sscanf(rest[len(t.scope):], "-%d-%d", &t.n, &t.affinity); n == 0 {
+				return t, false
+			}
+			return t, t.chain() == chain
+		}
+	}
+	return t, false
+}
+
+type match []expr.Any
+
+type rule struct {
+	chain   string
+	exprs   []byte
+	comment string // identifies what the rule does
+}
+
+func newRule(chain string, parts ...match) rule {
+	var b attributes
+	for _, e := range slices.Concat(parts...) {
+		data, err := expr.Marshal(unix.NFPROTO_INET, e)
+		if err != nil {
+			panic(fmt.Sprintf("rule of chain %s: %v", chain, err)) // they are constant
+		}
+		b = b.nested(unix.NFTA_LIST_ELEM, data)
+	}
+	sum := sha256.Sum256(append([]byte(layout), b...))
+	return rule{chain, b, "husk " + hex.EncodeToString(sum[:4])}
+}
+
+func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
+
+func (f family) is() match {
+	return match{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1}, &expr.Cmp{Register: reg1, Data: []byte{f.proto}}}
+}
+
+func (f family) load(offset, register uint32) expr.Any {
+	return &expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: f.size, DestRegister: register}
+}
+
+// port loads the protocol and the destination port.
+func port(register uint32) match {
+	return match{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register},
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: register + 1},
+	}
+}
+
+// at loads the destination's address, protocol and port from a register on. Of a port of the node,
+// the address is 0.
+func (f family) at(register uint32, ofNode bool) match {
+	address := f.load(f.dst, register)
+	if ofNode {
+		address = &expr.Immediate{Register: register, Data: make([]byte, f.size)}
+	}
+	return append(match{address}, port(register+f.words)...)
+}
+
+func (f family) lookup(name string) expr.Any {
+	return &expr.Lookup{SourceRegister: reg32a, SetName: name + f.suffix}
+}
+
+func (f family) verdict(name string) expr.Any {
+	return &expr.Lookup{SourceRegister: reg32a, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: name + f.suffix}
+}
+
+func (f family) dnat(register uint32) expr.Any {
+	return &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: register, RegProtoMin: register + f.words}
+}
+
+func verdict(kind expr.VerdictKind, chain string) match {
+	return match{&expr.Verdict{Kind: kind, Chain: chain}}
+}
+
+func setMark(bit bool) match {
+	b := &expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(^uint32(masqueradeBit)), Xor: native(0)}
+	if bit {
+		b.Xor = native(masqueradeBit)
+	}
+	return match{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1}, b, &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg1}}
+}
+
+func toThisNode() match {
+	return match{&expr.Fib{Register: reg1, FlagDADDR: true, ResultADDRTYPE: true}, &expr.Cmp{Register: reg1, Data: native(unix.RTN_LOCAL)}}
+}
+
+// notLoopback matches packets to another address than the node's loopback, which has no node ports.
+func (f family) notLoopback() match {
+	m := match{f.load(f.dst, reg1)}
+	if f.proto == unix.NFPROTO_IPV4 {
+		return append(m, &expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: []byte{255, 0, 0, 0}, Xor: make([]byte, 4)},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: []byte{127, 0, 0, 0}})
+	}
+	return append(m, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: append(make([]byte, 15), 1)})
+}
+
+// rules are those of a chain that sends packets to endpoints.
+func (t target) rules() (out []rule) {
+	f, chain := families[t.family], t.chain()
+	add := func(parts ...match) { out = append(out, newRule(chain, parts...)) }
+	indexed := func(n int, to uint32) match {
+		return append(append(match{&expr.Numgen{Register: reg32a, Modulus: uint32(n), Type: unix.NFT_NG_RANDOM}}, f.at(reg32a+1, t.port)...),
+			&expr.Lookup{SourceRegister: reg32a, DestRegister: to, IsDestRegSet: true, SetName: t.scope + f.suffix})
+	}
+	if t.affinity == 0 {
+		for _, n := range []int{t.n, 1} {
+			add(indexed(n, reg32a), match{f.dnat(reg32a)})
+		}
+		return out
+	}
+	// The key of affinity is in the first registers: source, destination, protocol, port. The
+	// endpoint follows. Without the source, all of that is the key of what is valid.
+	client := append(match{f.load(f.src, reg32a)}, f.at(reg32a+f.words, t.port)...)
+	endpoint := reg32a + 2*f.words + 2
+	name := "affinity" + f.suffix
+	keep := match{
+		&expr.Dynset{SrcRegKey: reg32a, SrcRegData: endpoint, SetName: name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: time.Duration(t.affinity) * time.Second},
+		f.dnat(endpoint),
+	}
+	add(client, match{
+		&expr.Lookup{SourceRegister: reg32a, DestRegister: endpoint, IsDestRegSet: true, SetName: name},
+		&expr.Lookup{SourceRegister: reg32a + f.words, SetName: t.scope + "-valid" + f.suffix},
+	}, keep)
+	for _, n := range []int{t.n, 1} {
+		// The update alone would keep the endpoint of an entry that isn't valid any more.
+		forget := match{&expr.Dynset{SrcRegKey: reg32a, SrcRegData: endpoint, SetName: name, Operation: dynsetDelete}}
+		add(indexed(n, endpoint), client, forget, keep)
+	}
+	return out
+}
+
+// dynsetDelete is NFT_DYNSET_OP_DELETE.
+const dynsetDelete = 2
+
+func masqueradeRules(chain string) []rule {
+	return []rule{newRule(masqueraded(chain), setMark(true), verdict(expr.VerdictGoto, chain))}
+}
+
+// fixedRules are those of the chains that there always are.
+func (k *kernelTable) fixedRules() (out []rule) {
+	add := func(chain string, parts ...match) { out = append(out, newRule(chain, parts...)) }
+	prefix := k.instance.HostLinkPrefix()
+	bridge := append([]byte(k.instance.Bridge()), 0)
+	link := func(key expr.MetaKey, name []byte) match {
+		return match{&expr.Meta{Key: key, Register: reg1}, &expr.Cmp{Register: reg1, Data: name}}
+	}
+	for _, name := range [][]byte{[]byte(prefix), bridge} {
+		add(chainPrerouting, link(expr.MetaKeyIIFNAME, name), verdict(expr.VerdictGoto, chainInside))
+	}
+	add(chainPrerouting, verdict(expr.VerdictGoto, chainOutside))
+	add(chainOutput, setMark(true))
+	add(chainOutput, verdict(expr.VerdictJump, chainInside))
+	add(chainOutput, setMark(false))
+	for _, side := range []string{chainInside, chainOutside} {
+		for _, f := range families {
+			at := f.at(reg32a, false)
+			add(side, f.is(), at, match{f.lookup("ranged"), f.load(f.src, reg32a+f.words+2),
+				&expr.Lookup{SourceRegister: reg32a, SetName: "sources" + f.suffix, Invert: true}}, verdict(expr.VerdictDrop, ""))
+			add(side, f.is(), at, match{f.verdict(side)})
+			add(side, f.is(), toThisNode(), f.notLoopback(), port(reg32a), match{f.verdict(side + "-port")})
+		}
+	}
+	for _, hook := range []string{chainInput, chainForward, chainSent} {
+		add(hook, match{
+			&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
+			&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(expr.CtStateBitNEW), Xor: native(0)},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: native(0)},
+		}, verdict(expr.VerdictJump, chainRefuse))
+	}
+	for _, f := range families {
+		add(chainRefuse, f.is(), f.at(reg32a, false), match{f.verdict("refused")})
+		add(chainRefuse, f.is(), toThisNode(), f.notLoopback(), port(reg32a), match{f.verdict("refused-port")})
+		add(chainRefuse, f.is(), match{f.load(f.dst, reg1), f.lookup("clusterips")}, verdict(expr.VerdictGoto, chainReject))
+	}
+	const icmpx, portUnreachable = 2, 1
+	add(chainReject, match{&expr.Reject{Type: icmpx, Code: portUnreachable}})
+
+	for _, f := range families {
+		self := match{f.load(f.src, reg32a), f.load(f.dst, reg32a+f.words), f.lookup("self")}
+		add(chainPostrouting, f.is(), self, k.source(f))
+	}
+	add(chainPostrouting, match{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(masqueradeBit), Xor: native(0)},
+		&expr.Cmp{Register: reg1, Data: native(0)},
+	}, verdict(expr.VerdictReturn, ""))
+	add(chainPostrouting, setMark(false))
+	for _, f := range families {
+		for _, name := range [][]byte{[]byte(prefix), bridge} {
+			add(chainPostrouting, link(expr.MetaKeyOIFNAME, name), f.is(), k.source(f))
+		}
+	}
+	add(chainPostrouting, match{&expr.Masq{FullyRandom: true}})
+	return out
+}
+
+// source makes the node the source of a packet to a pod of its own.
+func (k *kernelTable) source(f family) match {
+	for _, a := range k.as {
+		if a.BitLen() == int(8*f.size) {
+			return match{&expr.Immediate{Register: reg1, Data: a.AsSlice()}, &expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.proto), RegAddrMin: reg1}}
+		}
+	}
+	return match{&expr.Masq{FullyRandom: true}}
+}
+
+// hook is where the kernel calls a chain.
+type hook struct {
+	number   uint32
+	priority int32
+	kind     string
+}
+
+// Each of these comes before the chain of the instance's own table, or of its policy's.
+const beforeDestination, beforeSource, beforeFilter = -101, 99, -5
+
+var hooks = map[string]hook{
+	chainPrerouting:  {unix.NF_INET_PRE_ROUTING, beforeDestination, "nat"},
+	chainOutput:      {unix.NF_INET_LOCAL_OUT, beforeDestination, "nat"},
+	chainPostrouting: {unix.NF_INET_POST_ROUTING, beforeSource, "nat"},
+	chainInput:       {unix.NF_INET_LOCAL_IN, beforeFilter, "filter"},
+	chainForward:     {unix.NF_INET_FORWARD, beforeFilter, "filter"},
+	chainSent:        {unix.NF_INET_LOCAL_OUT, beforeFilter, "filter"},
+}
+
+var fixedChains = []string{
+	chainInside, chainOutside, chainReject, chainRefuse, chainPrerouting, chainOutput, chainPostrouting, chainInput, chainForward, chainSent,
+}

@@ -1,0 +1,444 @@
+// Package servicetable leads the connections of Services to their endpoints, by an nftables table
+// of its own, inet husk-<instance>-service. See layout.go for its chains and sets.
+//
+// The rules are constant: what belongs to Services is in maps, so a packet's way is as long with
+// ten thousand Services as with one, and a change of endpoints is one of elements.
+//
+// The table outlives the process. On Linux 6.9 and later, it belongs to the socket that made it, so
+// that others don't change it; the next process's socket takes it over.
+package servicetable
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/containerd/errdefs"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/huskd/husk/internal/netns"
+	"github.com/huskd/husk/internal/network/conntrack"
+	"github.com/huskd/husk/internal/network/nlsock"
+	"github.com/huskd/husk/internal/network/service"
+	"github.com/huskd/husk/internal/network/service/compile"
+	"github.com/huskd/husk/internal/pod"
+)
+
+// batchSize is how long a transaction may be. It is sent as one message, and needs about 100 bytes
+// for each element.
+const batchSize = 256 << 20
+
+// kernelTable is the kernel's table, and the socket that changes it.
+type kernelTable struct {
+	instance pod.Instance
+	name     string
+	as       []netip.Addr
+	conn     *nlsock.Conn
+	flags    uint32
+	setID    uint32 // numbers the sets in a transaction
+}
+
+// Table is an instance's. Its methods may be called concurrently.
+type Table struct {
+	netns string
+
+	ending sync.Mutex // held while connections are ended
+	flows  *nlsock.Conn
+
+	mu     sync.Mutex // Invariant: guards what follows.
+	kernel kernelTable
+	wanted wanted
+	loaded bool
+	// chains are those that the kernel has for endpoints.
+	chains map[string]bool
+	// unsure is whether the kernel may have something else than what is wanted.
+	unsure bool
+}
+
+// wanted is what the kernel should have.
+type wanted struct {
+	fronts            map[compile.Key]*compile.Front
+	clusterIPs, local map[netip.Addr]bool
+}
+
+// Open returns the table of an instance in the network namespace at path; an empty path means the
+// process's namespace. To pods of the node, masqueraded packets come from an address of as, one of
+// each family that has one. Nothing in the kernel changes.
+func Open(path string, instance pod.Instance, as []netip.Addr) (*Table, error) {
+	t := &Table{netns: path, wanted: wanted{map[compile.Key]*compile.Front{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}}}
+	t.kernel = kernelTable{instance: instance, name: instance.ServiceTable(), as: as, flags: tableOwner | tablePersist}
+	open := func() (err error) {
+		if t.flows, err = nlsock.Dial(unix.NETLINK_NETFILTER); err != nil {
+			return err
+		}
+		if t.kernel.conn, err = nlsock.Dial(unix.NETLINK_NETFILTER); err != nil {
+			return err
+		}
+		return t.kernel.conn.Grow(batchSize)
+	}
+	inNode := open
+	if path != "" {
+		inNode = func() error { return netns.Do(path, open) }
+	}
+	if err := inNode(); err != nil {
+		return nil, errors.Join(t.wrap(err), t.Close())
+	}
+	return t, nil
+}
+
+// Close closes the sockets. The table stays.
+func (t *Table) Close() error {
+	var errs []error
+	for _, c := range []*nlsock.Conn{t.flows, t.kernel.conn} {
+		if c != nil {
+			errs = append(errs, c.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func isMissing(err error) bool { return errors.Is(err, unix.ENOENT) }
+
+func (t *Table) wrap(err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, unix.EPERM) {
+		err = errdefs.ErrFailedPrecondition.WithMessage("another process, which still runs, has it: end that first")
+	}
+	return fmt.Errorf("nftables table inet %s: %w", t.kernel.name, err)
+}
+
+// Apply makes an update of what was applied before, in one transaction. The first one is compared
+// with what a former process has left, of which only differences change. If there is an error, the
+// next Apply repairs the table.
+func (t *Table) Apply(u *compile.Update) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := t.changeOf(u)
+	t.wanted.apply(u)
+	if !t.loaded || t.unsure || t.commit(c) != nil {
+		return t.wrap(t.synchronize())
+	}
+	return nil
+}
+
+// Repair makes the kernel agree with what was applied.
+func (t *Table) Repair() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.loaded {
+		return nil
+	}
+	return t.wrap(t.synchronize())
+}
+
+// Verify says how the kernel differs from what was applied, or nothing.
+func (t *Table) Verify() (string, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.loaded {
+		return "", nil
+	}
+	f, err := t.kernel.read()
+	if err != nil {
+		return "", t.wrap(err)
+	}
+	if why := f.broken(&t.kernel); why != "" {
+		return why, nil
+	}
+	is, _ := t.everything()
+	remove, add := difference(f.contents, is)
+	if len(remove)+len(add) > 0 {
+		return fmt.Sprintf("elements of %v differ", slices.Sorted(maps.Keys(union(remove, add)))), nil
+	}
+	return "", nil
+}
+
+func union(a, b map[string][]element) map[string]bool {
+	out := map[string]bool{}
+	for k := range a {
+		out[k] = true
+	}
+	for k := range b {
+		out[k] = true
+	}
+	return out
+}
+
+// Teardown removes the table.
+func (t *Table) Teardown() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f, err := t.kernel.find()
+	if err != nil || !f.exists {
+		return t.wrap(err)
+	}
+	t.loaded = false
+	return t.wrap(t.kernel.conn.Transact(append(t.kernel.adopt(f), t.kernel.deleteTable())...))
+}
+
+// End deletes the conntrack entries that lead to endpoints that are gone, so that their next
+// packets are led elsewhere. It reads all of the node's entries.
+func (t *Table) End(all []compile.Ended) (int, error) {
+	t.ending.Lock()
+	defer t.ending.Unlock()
+	if len(all) == 0 {
+		return 0, nil
+	}
+	ended := make(map[compile.Ended]bool, len(all))
+	for _, e := range all {
+		ended[e] = true
+	}
+	n, err := conntrack.EndTranslated(t.flows, func(c conntrack.Translation) bool {
+		e := compile.Ended{Key: compile.Key{Addr: c.To.Addr(), Protocol: service.Protocol(c.Protocol), Port: c.To.Port()}}
+		if c.To != c.Now {
+			e.Endpoint = c.Now
+		}
+		if ended[e] {
+			return true
+		}
+		e.Key.Addr = netip.IPv4Unspecified()
+		if c.To.Addr().Is6() {
+			e.Key.Addr = netip.IPv6Unspecified()
+		}
+		return ended[e]
+	})
+	if err != nil {
+		return n, fmt.Errorf("end connections to endpoints that are gone: %w", err)
+	}
+	return n, nil
+}
+
+func (w *wanted) apply(u *compile.Update) {
+	for k, f := range u.Fronts {
+		if w.fronts[k] = f; f == nil {
+			delete(w.fronts, k)
+		}
+	}
+	for to, from := range map[*map[netip.Addr]bool]map[netip.Addr]bool{&w.clusterIPs: u.ClusterIPs, &w.local: u.Local} {
+		for a, present := range from {
+			if (*to)[a] = true; !present {
+				delete(*to, a)
+			}
+		}
+	}
+}
+
+// change is what a transaction does.
+type change struct {
+	begin       []*nl.NetlinkRequest
+	remove, add map[string][]element
+	chains      map[target]bool // needed; true also masqueraded
+	deleted     []string
+}
+
+func (c *change) need(t target, masquerade bool) { c.chains[t] = c.chains[t] || masquerade }
+
+// changeOf returns what an update changes.
+func (t *Table) changeOf(u *compile.Update) *change {
+	c := &change{chains: map[target]bool{}}
+	is, to := contents{}, contents{}
+	for k, f := range u.Fronts {
+		if old := t.wanted.fronts[k]; old != nil {
+			frontElements(k, old, is.add, func(target, bool) {})
+		}
+		if f != nil {
+			frontElements(k, f, to.add, c.need)
+		}
+	}
+	for _, addresses := range []struct {
+		was, now map[netip.Addr]bool
+		element  func(netip.Addr, yield)
+	}{{t.wanted.clusterIPs, u.ClusterIPs, clusterIPElement}, {t.wanted.local, u.Local, localElement}} {
+		for a, present := range addresses.now {
+			if addresses.was[a] {
+				addresses.element(a, is.add)
+			}
+			if present {
+				addresses.element(a, to.add)
+			}
+		}
+	}
+	c.remove, c.add = difference(is, to)
+	return c
+}
+
+// everything is what the kernel should have.
+func (t *Table) everything() (contents, map[target]bool) {
+	out, c := contents{}, &change{chains: map[target]bool{}}
+	for k, f := range t.wanted.fronts {
+		frontElements(k, f, out.add, c.need)
+	}
+	for a := range t.wanted.clusterIPs {
+		clusterIPElement(a, out.add)
+	}
+	for a := range t.wanted.local {
+		localElement(a, out.add)
+	}
+	return out, c.chains
+}
+
+// commit makes a change in one transaction.
+func (t *Table) commit(c *change) error {
+	all := c.begin
+	made := map[string]bool{}
+	var rules []rule
+	for target, masquerade := range c.chains {
+		chain := target.chain()
+		if !t.chains[chain] {
+			made[chain] = true
+			rules = append(rules, target.rules()...)
+		}
+		if masquerade && !t.chains[masqueraded(chain)] {
+			made[masqueraded(chain)] = true
+			rules = append(rules, masqueradeRules(chain)...)
+		}
+	}
+	for chain := range made {
+		all = append(all, t.kernel.newChain(chain))
+	}
+	for _, r := range rules {
+		all = append(all, t.kernel.newRule(r))
+	}
+	all = append(all, t.kernel.change(unix.NFT_MSG_DELSETELEM, c.remove)...)
+	all = append(all, t.kernel.change(unix.NFT_MSG_NEWSETELEM, c.add)...)
+	for _, chain := range c.deleted {
+		all = append(all, t.kernel.deleteChain(chain)...)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	if err := t.kernel.conn.Transact(all...); err != nil {
+		return err
+	}
+	maps.Copy(t.chains, made)
+	for _, chain := range c.deleted {
+		delete(t.chains, chain)
+	}
+	return nil
+}
+
+// synchronize compares the kernel with what is wanted, and makes it so.
+func (t *Table) synchronize() error {
+	t.unsure = true
+	f, err := t.kernel.read()
+	if err != nil {
+		return err
+	}
+	agree := func() error {
+		if f.broken(&t.kernel) != "" {
+			return t.replace(f)
+		}
+		return t.amend(f)
+	}
+	err = agree()
+	if errors.Is(err, unix.EOPNOTSUPP) && f.flags == 0 {
+		t.kernel.flags = 0 // the kernel is older than 6.9
+		err = agree()
+	}
+	t.unsure = err != nil
+	t.loaded = t.loaded || err == nil
+	return err
+}
+
+// adopt returns the messages that make the table this socket's, if it has been another's.
+func (k *kernelTable) adopt(f *found) []*nl.NetlinkRequest {
+	if f.flags&tablePersist == 0 {
+		return nil
+	}
+	return []*nl.NetlinkRequest{k.newTable()}
+}
+
+// replace makes the table anew, in one transaction.
+func (t *Table) replace(f *found) error {
+	c := &change{}
+	if f.exists {
+		c.begin = append(t.kernel.adopt(f), t.kernel.deleteTable())
+	}
+	c.begin = append(c.begin, t.kernel.newTable())
+	for _, s := range sets() {
+		t.kernel.setID++
+		c.begin = append(c.begin, t.kernel.newSet(s, t.kernel.setID))
+	}
+	for _, chain := range fixedChains {
+		c.begin = append(c.begin, t.kernel.newChain(chain))
+	}
+	for _, r := range t.kernel.fixedRules() {
+		c.begin = append(c.begin, t.kernel.newRule(r))
+	}
+	t.chains = map[string]bool{}
+	var everything contents
+	everything, c.chains = t.everything()
+	_, c.add = difference(nil, everything)
+	return t.commit(c)
+}
+
+// amend changes what differs in the kernel. Chains that nothing leads to any more are deleted.
+func (t *Table) amend(f *found) error {
+	c := &change{begin: t.kernel.adopt(f)}
+	t.chains = map[string]bool{}
+	var everything contents
+	everything, c.chains = t.everything()
+	var masks, plain []string
+	for chain := range f.chains {
+		target, ok := targetOf(chain)
+		if !ok {
+			continue
+		}
+		t.chains[chain] = true
+		masquerade, needed := c.chains[target]
+		switch masked := chain != target.chain(); {
+		case masked && !masquerade:
+			masks = append(masks, chain)
+		case !masked && !needed:
+			plain = append(plain, chain)
+		}
+	}
+	c.deleted = append(masks, plain...) // in the order in which they refer to each other
+	c.remove, c.add = difference(f.contents, everything)
+	return t.commit(c)
+}
+
+// broken says what is wrong with the sets, chains and rules. It is empty if nothing is.
+func (f *found) broken(k *kernelTable) string {
+	if !f.exists {
+		return "the table is missing"
+	}
+	// The kernel lists a table whose owner has ended without that flag.
+	if f.flags|k.flags&tableOwner != k.flags {
+		return fmt.Sprintf("the table's flags are %#x, not %#x", f.flags, k.flags)
+	}
+	for _, s := range sets() {
+		if !f.sets[s.name] && !s.dynamic {
+			return "set " + s.name + " is missing"
+		}
+	}
+	comments := map[string][]string{}
+	for _, r := range k.fixedRules() {
+		comments[r.chain] = append(comments[r.chain], r.comment)
+	}
+	for chain := range f.chains {
+		target, ok := targetOf(chain)
+		if !ok {
+			continue
+		}
+		rules := target.rules()
+		if chain != target.chain() {
+			rules = masqueradeRules(target.chain())
+		}
+		for _, r := range rules {
+			comments[chain] = append(comments[chain], r.comment)
+		}
+	}
+	for chain, wanted := range comments {
+		if !slices.Equal(f.chains[chain], wanted) {
+			return "the rules of chain " + chain + " were changed"
+		}
+	}
+	return ""
+}
