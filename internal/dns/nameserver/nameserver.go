@@ -27,7 +27,7 @@ const Port = 53
 
 // Config configures a Server.
 type Config struct {
-	// Address is where the server listens, by UDP and TCP. It need not be the node's yet.
+	// Address is where the server listens, by UDP and TCP. The node need not have that address yet.
 	Address netip.AddrPort
 	// Zone has the first answers.
 	Zone *zone.Zone
@@ -43,18 +43,44 @@ type Server struct {
 	cfg     Config
 	zone    atomic.Pointer[zone.Zone]
 	failure atomic.Pointer[error] // why it doesn't listen
+	// sockets are those that New has opened, until serve uses them.
+	sockets sockets
 	// clients counts the questions that are forwarded, connections the connections.
 	clients, connections clients
 }
 
-var errNotStarted = errors.New("not started yet")
+// sockets are where queries arrive.
+type sockets struct {
+	packets     net.PacketConn
+	connections net.Listener
+}
 
-// New returns a server that doesn't listen yet.
+func (s sockets) close() { _, _ = s.packets.Close(), s.connections.Close() }
+
+// New returns a server that listens, if it can. Run answers what has arrived. A server that is not
+// run must be closed.
 func New(cfg Config) *Server {
 	s := &Server{cfg: cfg}
 	s.zone.Store(cfg.Zone)
-	s.failure.Store(&errNotStarted)
+	var err error
+	if s.sockets, err = s.listen(context.Background()); err != nil {
+		s.failed(err)
+	}
 	return s
+}
+
+// Close closes the sockets of a server that was not run.
+func (s *Server) Close() {
+	if s.sockets.packets != nil {
+		s.sockets.close()
+	}
+}
+
+// failed notes why the server doesn't listen.
+func (s *Server) failed(err error) {
+	if before := s.failure.Swap(&err); before == nil || (*before).Error() != err.Error() {
+		s.cfg.Log.Error("dns: pods get no answers; listening is tried again", "error", err)
+	}
 }
 
 // SetZone replaces the zone.
@@ -78,9 +104,7 @@ func (s *Server) Run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if before := s.failure.Swap(&err); before == nil || (*before).Error() != err.Error() {
-			s.cfg.Log.Error("dns: pods get no answers; listening is tried again", "error", err)
-		}
+		s.failed(err)
 		select {
 		case <-ctx.Done():
 			return
@@ -100,47 +124,47 @@ const (
 
 // serve listens, and answers until ctx ends or a socket fails.
 func (s *Server) serve(ctx context.Context) error {
-	packets, connections, err := s.listen(ctx)
-	if err != nil {
-		return err
+	open := s.sockets
+	s.sockets = sockets{}
+	if open.packets == nil {
+		var err error
+		if open, err = s.listen(ctx); err != nil {
+			return err
+		}
 	}
+	s.failure.Store(nil)
 	idle := func() time.Duration { return idleTime }
 	servers := []*dns.Server{
-		{PacketConn: packets, UDPSize: udpSize},
-		{Listener: limited{connections, s}, IdleTimeout: idle, ReadTimeout: idleTime, MaxTCPQueries: tcpQueries},
+		{PacketConn: open.packets, UDPSize: udpSize},
+		{Listener: limited{open.connections, s}, IdleTimeout: idle, ReadTimeout: idleTime, MaxTCPQueries: tcpQueries},
 	}
 	serving, ctx := errgroup.WithContext(ctx)
 	answer := dns.HandlerFunc(func(w dns.ResponseWriter, query *dns.Msg) { s.respond(ctx, w, query) })
-	started := make(chan struct{}, len(servers))
 	for _, server := range servers {
 		server.Handler, server.WriteTimeout = answer, writeTime
-		server.NotifyStartedFunc = func() { started <- struct{}{} }
+		started := make(chan struct{})
+		server.NotifyStartedFunc = func() { close(started) }
 		serving.Go(server.ActivateAndServe)
+		select { // it can't be shut down before
+		case <-started:
+		case <-ctx.Done():
+		}
 	}
 	serving.Go(func() error {
-		for range servers {
-			select {
-			case <-started:
-			case <-ctx.Done():
-			}
-		}
-		if ctx.Err() == nil {
-			s.failure.Store(nil)
-		}
 		<-ctx.Done()
 		ended, cancel := context.WithTimeout(context.Background(), 0)
 		defer cancel()
 		for _, server := range servers {
-			_ = server.ShutdownContext(ended) // closes the sockets
+			_ = server.ShutdownContext(ended)
 		}
-		_, _ = packets.Close(), connections.Close() // of one that had not started
+		open.close()
 		return nil
 	})
 	return serving.Wait()
 }
 
 // listen opens the sockets. The address need not exist: the network makes it, and makes it again.
-func (s *Server) listen(ctx context.Context) (net.PacketConn, net.Listener, error) {
+func (s *Server) listen(ctx context.Context) (sockets, error) {
 	freebind := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
 		control := c.Control(func(fd uintptr) {
@@ -151,13 +175,13 @@ func (s *Server) listen(ctx context.Context) (net.PacketConn, net.Listener, erro
 	address := s.cfg.Address.String()
 	packets, err := freebind.ListenPacket(ctx, "udp", address)
 	if err != nil {
-		return nil, nil, fmt.Errorf("listen: %w", err)
+		return sockets{}, fmt.Errorf("listen: %w", err)
 	}
 	connections, err := freebind.Listen(ctx, "tcp", packets.LocalAddr().String())
 	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("listen: %w", err), packets.Close())
+		return sockets{}, errors.Join(fmt.Errorf("listen: %w", err), packets.Close())
 	}
-	return packets, connections, nil
+	return sockets{packets, connections}, nil
 }
 
 // respond answers a query.

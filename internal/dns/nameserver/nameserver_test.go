@@ -59,10 +59,8 @@ func serve(t testing.TB, change func(*Config)) (*Server, string) {
 		cancel()
 		<-done
 	})
-	for end := time.Now().Add(10 * time.Second); s.Err() != nil; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal(s.Err())
-		}
+	if err := s.Err(); err != nil {
+		t.Fatal(err)
 	}
 	return s, address
 }
@@ -291,7 +289,8 @@ func isTimeout(err error) bool {
 	return ok && timeout.Timeout()
 }
 
-// TestPortTaken checks that a server whose port another program has says so.
+// TestPortTaken checks that a server whose port another program has says so, and listens when the
+// port is free.
 func TestPortTaken(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -299,20 +298,34 @@ func TestPortTaken(t *testing.T) {
 	}
 	defer taken.Close()
 	s := New(Config{Address: netip.MustParseAddrPort(taken.Addr().String()), Log: slog.New(slog.DiscardHandler)})
+	if err := s.Err(); err == nil || !strings.Contains(err.Error(), "address already in use") {
+		t.Errorf("got %v", err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		s.Run(ctx)
 	}()
-	for end := time.Now().Add(10 * time.Second); s.Err() == errNotStarted && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
-	if err := s.Err(); err == nil || !strings.Contains(err.Error(), "address already in use") {
-		t.Errorf("got %v", err)
+	_ = taken.Close()
+	for end := time.Now().Add(3 * listenTime); s.Err() != nil; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal(s.Err())
+		}
 	}
 	cancel()
 	<-done
+}
+
+// TestNeverRun checks that a server that isn't run can be closed.
+func TestNeverRun(t *testing.T) {
+	for range 2 {
+		s := New(Config{Address: netip.AddrPortFrom(loopback, 0), Log: slog.New(slog.DiscardHandler)})
+		if err := s.Err(); err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+	}
 }
 
 // TestAbsentAddress checks that the server listens although the node doesn't have the address yet.
@@ -332,9 +345,11 @@ func FuzzQuery(f *testing.F) {
 		f.Add(raw)
 	}
 	s := New(Config{
+		Address: netip.AddrPortFrom(loopback, 0),
 		Zone:    zone.New(zone.Config{Domain: "cluster.local"}, nil, []zone.Pod{{Namespace: "default", Name: "web", Addresses: []netip.Addr{loopback}}}),
 		Forward: forward.New(slog.New(slog.DiscardHandler)),
 	})
+	s.Close()
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		var m dns.Msg
 		if m.Unpack(raw) != nil {
