@@ -221,6 +221,7 @@ var allowed = map[string][]string{
 	"internal/cni/conf":                 {"internal/filewatch"},
 	"internal/network/lease/etcd":       {"internal/network/policy/exchange"},
 	"internal/network/lease/file":       {"internal/filewatch"},
+	"internal/dns/zone":                 {"internal/network/service"},
 	"internal/dns/forward":              {"internal/filewatch"},
 	"internal/dns/nameserver":           {"internal/dns/forward"},
 	"internal/sharedmount":              {"internal/host"}, // for the boot ID

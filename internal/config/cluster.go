@@ -32,8 +32,8 @@ type Cluster struct {
 	NodeClientCA  string   `key:"node-client-ca-file" help:"CA certificates for clients of the kubelet API; those of the kubeconfig if empty"`
 	UnsafeSysctls []string `key:"allowed-unsafe-sysctls" help:"sysctls that pods of the cluster may set beside the kubelet's safe ones, such as net.core.somaxconn or, as a prefix, kernel.msg*"`
 	KubeletDir    string   `key:"kubelet-dir" help:"directory whose subdirectories device-plugins and plugins_registry have the sockets of device plugins; /var/lib/kubelet if empty, or kubelet below a root that isn't the default"`
-	ClusterDNS    []string `key:"cluster-dns" help:"name servers for pods with dnsPolicy ClusterFirst; the node's if empty"`
-	ClusterDomain string   `key:"cluster-domain" help:"domain of the cluster's services, in the search list of those pods"`
+	ClusterDNS    []string `key:"cluster-dns" help:"name servers of the cluster, for pods with dnsPolicy ClusterFirst"`
+	ClusterDomain string   `key:"cluster-domain" help:"domain of services and pods, in the search list of those pods"`
 	Capacity
 }
 

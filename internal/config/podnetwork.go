@@ -34,6 +34,12 @@ const (
 	ProxyOff  = "off"
 )
 
+// Values of dns.
+const (
+	DNSAuto = "auto"
+	DNSOff  = "off"
+)
+
 // PodNetwork is the configuration of the built-in network.
 type PodNetwork struct {
 	Network           string   `key:"network-mode" help:"how pods are connected by the built-in network: ptp (routed) or bridge"`
@@ -42,6 +48,7 @@ type PodNetwork struct {
 	Policy            string   `key:"network-policy" help:"whether network policies are enforced: on, off, or auto, which enforces them unless the API server forbids this node to read them"`
 	Proxy             string   `key:"service-proxy" help:"whether the cluster's Services are led to their endpoints, as by kube-proxy: on, off, or auto, which does so with a kubeconfig unless kube-proxy has rules on this node"`
 	NetworkKubeconfig string   `key:"network-kubeconfig" help:"kubeconfig by which the built-in network learns of a cluster's network policies, and with network-store kubernetes of its nodes, on a machine that huskd doesn't join to the cluster: beside a kubelet, whose own file will do, or with network-only. A node that has kubeconfig uses that one; empty for none"`
+	DNS               string   `key:"dns" help:"whether pods find each other by name: auto, which serves DNS to them unless there is a kubeconfig or cluster-dns, or off"`
 	Store             string   `key:"network-store" help:"where the nodes of a pod network find each other: none (this node is by itself), file, etcd, flannel (etcd with the records of flanneld, to join its network) or kubernetes"`
 	Backend           string   `key:"network-backend" help:"how packets reach the pods of other nodes: host-gw, vxlan, ipip, wireguard, bgp, or auto, which takes the first of the former four that works"`
 	BlockLength       int      `key:"pod-block-length" help:"prefix length of the IPv4 subnets that nodes take from pod-subnets in etcd; in a flannel network, its SubnetLen"`
@@ -142,6 +149,7 @@ func (p *PodNetwork) checkPodNetwork(kubeconfig string, bad func(key, format str
 	if p.Proxy == ProxyOn && kubeconfig == "" {
 		bad("service-proxy", "Services come from an API server: set kubeconfig")
 	}
+	oneOf("dns", p.DNS, DNSAuto, DNSOff)
 	if p.Policy == PolicyOn && p.Network == "bridge" {
 		bad("network-policy", "packets between pods on a bridge don't meet it: use network-mode ptp")
 	}

@@ -82,6 +82,7 @@ type daemon struct {
 	nodes    *peering.Peering         // nil on a node by itself
 	policy   *enforcement.Enforcement // nil if network policy is off
 	services *services
+	names    *names // nil if huskd doesn't serve DNS
 	handlers handlers
 	plugin   *plugin.Plugin // husk-cni, in process
 	cni      *cni.Host
@@ -285,6 +286,8 @@ func (d *daemon) openNetwork(ctx context.Context, subnets []netip.Prefix) (err e
 	if d.policy != nil {
 		cfg.Policy = d.policy
 	}
+	d.names = openNames(d, subnets)
+	cfg.Resolver = d.names.address()
 	if d.network, err = network.Open(ctx, cfg); err != nil {
 		return err
 	}
@@ -331,7 +334,7 @@ func (d *daemon) wire() {
 	config := agent.Config{
 		Journal: d.journal, Sandboxes: d.sandboxes, Containers: d.containers, Images: d.images,
 		Volumes: d.volumes(), Logs: d.podLogs(), Logins: d.logins.Logins,
-		Node: nodeFacts(d.cfg, d.facts, d.resources),
+		Node: nodeFacts(d.cfg, d.facts, d.resources, d.names),
 		Memory: func(cgroup string) (used, limit uint64) {
 			if u, err := d.meter.Cgroup(cgroup); err == nil {
 				return u.Memory.Used, u.Memory.Limit
@@ -417,6 +420,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	d.policy.Run(ctx, &running)
 	running.Go(func() error { return d.workloads.Run(ctx) })
 	d.services.Run(ctx, &running)
+	d.names.run(ctx, &running)
 	running.Go(func() error { return d.network.Watch(ctx) })
 	running.Go(func() error { return d.releaseGone(ctx) })
 	running.Go(func() error {
@@ -454,7 +458,7 @@ func (d *daemon) examine(context.Context) []*huskv1.Check {
 	}
 	return doctor.Examine(doctor.Host{
 		Facts: d.facts, Handlers: d.handlers.Handlers, Named: d.handlers.List()[1:], Network: d.network, Nodes: d.nodes.Controller(), Attachments: running, CNI: d.cni, Root: d.cfg.Root,
-		Policy: d.policy.Problems(), Services: d.services.Problems(), Orphans: d.orphans,
+		Policy: d.policy.Problems(), Services: d.services.Problems(), DNS: d.names.err(), Orphans: d.orphans,
 	})
 }
 
@@ -495,6 +499,7 @@ func (d *daemon) close() (vacated bool) {
 		d.cni.Close()
 		d.plugin.Close()
 	}
+	d.names.close()
 	if d.network != nil {
 		switch {
 		case d.agent == nil: // open failed: only the network knows whether there are pods

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/huskd/husk/internal/config"
+	"github.com/huskd/husk/internal/dns/forward"
 )
 
 // kubeletConfiguration returns the configuration in the fields of a KubeletConfiguration,
@@ -33,7 +34,7 @@ func kubeletConfiguration(cfg config.Config) map[string]any {
 		"clusterDomain":               cfg.ClusterDomain,
 		"cgroupDriver":                cfg.CgroupDriver,
 		"cgroupsPerQOS":               true,
-		"resolvConf":                  resolvConf,
+		"resolvConf":                  forward.NodeFiles.Main,
 		"maxPods":                     cfg.MaxPods,
 		"kubeReserved":                cfg.KubeReserved,
 		"systemReserved":              cfg.SystemReserved,

@@ -9,34 +9,23 @@ import (
 	"strings"
 
 	"github.com/huskd/husk/internal/config"
+	"github.com/huskd/husk/internal/dns/forward"
 	"github.com/huskd/husk/internal/host"
 	"github.com/huskd/husk/internal/manifest/criconfig"
 )
 
-// The node's resolver configuration. Where resolvConf names systemd-resolved's stub on the node's
-// loopback, which no pod can reach, the configuration behind the stub is in realResolvConf.
-const (
-	resolvConf     = "/etc/resolv.conf"
-	realResolvConf = "/run/systemd/resolve/resolv.conf"
-	stub           = "nameserver 127.0.0.53"
-)
-
 // nodeFacts returns a function that describes the node as it is when called.
-func nodeFacts(cfg config.Config, f host.Facts, r nodeResources) func() criconfig.Node {
+func nodeFacts(cfg config.Config, f host.Facts, r nodeResources, names *names) func() criconfig.Node {
 	fixed := criconfig.Node{
-		Name: nodeName(cfg), ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, Memory: f.Memory, Allocatable: r.allocatable, Swap: r.swap, Unified: f.Cgroup.Mode.Unified(),
+		Name: nodeName(cfg), ClusterDomain: cfg.ClusterDomain, Memory: f.Memory, Allocatable: r.allocatable, Swap: r.swap, Unified: f.Cgroup.Mode.Unified(),
 		HugePages: f.Cgroup.HugePages, RecursiveReadOnly: f.RecursiveReadOnly, Throttles: f.Throttles,
 		InCluster: cfg.Kubeconfig != "", Logs: cfg.PodLogs, Seccomp: "/var/lib/kubelet/seccomp",
 	}
 	return func() criconfig.Node {
 		n := fixed
 		n.IPs = nodeIPs(cfg)
-		n.ResolvConf, _ = os.ReadFile(resolvConf)
-		if strings.Contains(string(n.ResolvConf), stub) {
-			if content, err := os.ReadFile(realResolvConf); err == nil {
-				n.ResolvConf = content
-			}
-		}
+		n.ClusterDNS = names.servers(cfg.ClusterDNS)
+		n.ResolvConf, _ = forward.NodeFiles.Read()
 		return n
 	}
 }

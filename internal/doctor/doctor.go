@@ -38,6 +38,8 @@ type Host struct {
 	// Policy says why network policies are not in force, or not as they were written, and Services
 	// why the connections of Services are not led to their endpoints.
 	Policy, Services []string
+	// DNS says why pods get no answers from huskd's DNS server.
+	DNS error
 	// Attachments are those of the running pods.
 	Attachments []pod.Attachment
 	CNI         *cni.Host // nil if huskd is only the network of another runtime
@@ -73,6 +75,7 @@ func Examine(h Host) []*huskv1.Check {
 	for _, problem := range h.Services {
 		d.add("services", warn, problem, "")
 	}
+	d.names(h.DNS)
 	if h.Nodes != nil {
 		st := h.Nodes.Status()
 		d.nodes(st, time.Now())
@@ -130,6 +133,13 @@ func (d *diagnosis) runtime(h monitor.Handlers, named []oci.Handler) {
 		} else {
 			d.add("runtime handler", ok, fmt.Sprintf("%s is %s %s, %s", r.Name, r.Runtime, r.Version, r.Path), "")
 		}
+	}
+}
+
+// names checks the DNS server of pods.
+func (d *diagnosis) names(err error) {
+	if err != nil {
+		d.add("DNS", fail, "pods don't find each other by name: "+err.Error(), "see which program has the port: ss -lnptu sport = 53; let it listen on fewer addresses, or set dns = \"off\"")
 	}
 }
 

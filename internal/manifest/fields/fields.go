@@ -54,7 +54,7 @@ var podFields = []Field{
 	{"spec.resources.requests", Honoured, "cpu, memory, hugepages-<size>: requests of the pod as a whole; if absent, the sum of the containers' requests or, without any, the limits"},
 	{"spec.overhead", Honoured, "cpu, memory: needs of the pod beyond its containers; added to its requests and limits"},
 	{"spec.hostAliases", Honoured, "additional lines of /etc/hosts"},
-	{"spec.dnsPolicy", Honoured, "Default, None, ClusterFirst (default) or ClusterFirstWithHostNet; the last two equal Default outside of a cluster"},
+	{"spec.dnsPolicy", Honoured, "Default, None, ClusterFirst (default) or ClusterFirstWithHostNet; see docs/names.md"},
 	{"spec.dnsConfig", Honoured, "name servers, search domains and resolver options, added to those of dnsPolicy"},
 	{"spec.os.name", Honoured, "must be linux"},
 	{"spec.securityContext.runAsUser", Honoured, "user ID of containers that set none"},
