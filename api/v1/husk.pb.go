@@ -4414,8 +4414,10 @@ type PolicyEnd struct {
 	// The policies that select the pod, in the order in which they apply.
 	Policies []string `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`
 	// A policy denies whatever allowed doesn't list.
-	Restricted    bool     `protobuf:"varint,2,opt,name=restricted,proto3" json:"restricted,omitempty"`
-	Allowed       []string `protobuf:"bytes,3,rep,name=allowed,proto3" json:"allowed,omitempty"` // such as "tcp 80 default/web 10.0.0.0/8"
+	Restricted bool     `protobuf:"varint,2,opt,name=restricted,proto3" json:"restricted,omitempty"`
+	Allowed    []string `protobuf:"bytes,3,rep,name=allowed,proto3" json:"allowed,omitempty"` // such as "tcp 80 default/web 10.0.0.0/8"
+	// How many packets were denied to all pods of this node with the same policies.
+	Denied        uint64 `protobuf:"varint,4,opt,name=denied,proto3" json:"denied,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4469,6 +4471,13 @@ func (x *PolicyEnd) GetAllowed() []string {
 		return x.Allowed
 	}
 	return nil
+}
+
+func (x *PolicyEnd) GetDenied() uint64 {
+	if x != nil {
+		return x.Denied
+	}
+	return 0
 }
 
 type ExplainConnectionRequest struct {
@@ -5517,13 +5526,14 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
 	"\taddresses\x18\x03 \x03(\tR\taddresses\x12,\n" +
 	"\aingress\x18\x04 \x01(\v2\x12.husk.v1.PolicyEndR\aingress\x12*\n" +
-	"\x06egress\x18\x05 \x01(\v2\x12.husk.v1.PolicyEndR\x06egress\"a\n" +
+	"\x06egress\x18\x05 \x01(\v2\x12.husk.v1.PolicyEndR\x06egress\"y\n" +
 	"\tPolicyEnd\x12\x1a\n" +
 	"\bpolicies\x18\x01 \x03(\tR\bpolicies\x12\x1e\n" +
 	"\n" +
 	"restricted\x18\x02 \x01(\bR\n" +
 	"restricted\x12\x18\n" +
-	"\aallowed\x18\x03 \x03(\tR\aallowed\"n\n" +
+	"\aallowed\x18\x03 \x03(\tR\aallowed\x12\x16\n" +
+	"\x06denied\x18\x04 \x01(\x04R\x06denied\"n\n" +
 	"\x18ExplainConnectionRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1a\n" +

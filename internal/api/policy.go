@@ -27,7 +27,7 @@ func (s *Server) ListPolicies(context.Context, *huskv1.ListPoliciesRequest) (*hu
 const noFirewall = "network policy is off: see network-policy in the configuration"
 
 func policyEnd(e firewall.End) *huskv1.PolicyEnd {
-	out := &huskv1.PolicyEnd{Policies: e.Policies, Restricted: e.Restricted}
+	out := &huskv1.PolicyEnd{Policies: e.Policies, Restricted: e.Restricted, Denied: e.Denied}
 	for _, a := range e.Allowed {
 		out.Allowed = append(out.Allowed, strings.TrimSpace(a.Ports+" "+strings.Join(a.Peers, " ")))
 	}

@@ -49,6 +49,7 @@ type PodNetwork struct {
 	Proxy             string   `key:"service-proxy" help:"whether the cluster's Services are led to their endpoints, as by kube-proxy: on, off, or auto, which does so with a kubeconfig unless kube-proxy has rules on this node"`
 	NetworkKubeconfig string   `key:"network-kubeconfig" help:"kubeconfig by which the built-in network learns of a cluster's network policies, and with network-store kubernetes of its nodes, on a machine that huskd doesn't join to the cluster: beside a kubelet, whose own file will do, or with network-only. A node that has kubeconfig uses that one; empty for none"`
 	DNS               string   `key:"dns" help:"whether pods find each other by name: auto, which serves DNS to them unless there is a kubeconfig or cluster-dns, or off"`
+	PolicyLog         bool     `key:"network-policy-log" help:"log connections that network policies deny, with the names of the pods; at most ten a second"`
 	Store             string   `key:"network-store" help:"where the nodes of a pod network find each other: none (this node is by itself), file, etcd, flannel (etcd with the records of flanneld, to join its network) or kubernetes"`
 	Backend           string   `key:"network-backend" help:"how packets reach the pods of other nodes: host-gw, vxlan, ipip, wireguard, bgp, or auto, which takes the first of the former four that works"`
 	BlockLength       int      `key:"pod-block-length" help:"prefix length of the IPv4 subnets that nodes take from pod-subnets in etcd; in a flannel network, its SubnetLen"`

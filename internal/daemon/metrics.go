@@ -10,6 +10,7 @@ import (
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/metrics"
+	"github.com/huskd/husk/internal/network/firewall"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/sandbox"
 )
@@ -24,6 +25,7 @@ func (d *daemon) newMetrics() *metrics.Metrics {
 			Images:     func() []image.Image { return nil },
 			Debts:      func() int { return len(d.debts()) },
 			Nodes:      d.nodesStatus,
+			Policy:     d.policyReport,
 		})
 	}
 	return metrics.New(metrics.Sources{
@@ -32,6 +34,7 @@ func (d *daemon) newMetrics() *metrics.Metrics {
 		Images:     func() []image.Image { return d.images.List() },
 		Debts:      func() int { return len(d.debts()) },
 		Nodes:      d.nodesStatus,
+		Policy:     d.policyReport,
 	})
 }
 
@@ -40,6 +43,13 @@ func (d *daemon) nodesStatus() nodes.Status {
 		return c.Status()
 	}
 	return nodes.Status{}
+}
+
+func (d *daemon) policyReport() firewall.Report {
+	if f := d.policy.Owner(); f != nil {
+		return f.Report()
+	}
+	return firewall.Report{}
 }
 
 // serveMetrics serves the metrics until ctx ends, if that is configured.

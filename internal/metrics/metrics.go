@@ -6,8 +6,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +23,7 @@ import (
 	"github.com/huskd/husk/internal/cni"
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/image"
+	"github.com/huskd/husk/internal/network/firewall"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/pod"
 	"github.com/huskd/husk/internal/sandbox"
@@ -35,6 +38,8 @@ type Sources struct {
 	Debts func() int
 	// Nodes returns the state of the other nodes of the pod network.
 	Nodes func() nodes.Status
+	// Policy returns what network policy says about this node's pods.
+	Policy func() firewall.Report
 }
 
 // Metrics are the metrics of huskd.
@@ -171,12 +176,13 @@ var (
 	peers      = prometheus.NewDesc("husk_network_nodes", "Other nodes of the pod network, by the way that packets take to them; none if they can't reach them.", []string{"way"}, nil)
 	peerRTT    = prometheus.NewDesc("husk_network_node_rtt_seconds", "Round-trip time to a node.", []string{"node"}, nil)
 	unsummed   = prometheus.NewDesc("husk_network_checksum_offload_disabled", "1 for each VXLAN link whose checksum offloading is off, as packets were lost with it.", []string{"link"}, nil)
+	denied     = prometheus.NewDesc("husk_network_policy_denied_packets_total", "Packets that pods' network policies denied, by all policies of the pod for that direction; other beyond 100 combinations.", []string{"direction", "policies"}, nil)
 	peerLoss   = prometheus.NewDesc("husk_network_node_loss_ratio", "Share of the last probes of a node that got no answer.", []string{"node"}, nil)
 )
 
 // Describe sends the descriptors of Collect's metrics.
 func (*inventory) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, debts, peers, peerRTT, peerLoss, unsummed} {
+	for _, d := range []*prometheus.Desc{sandboxes, containers, images, imageBytes, debts, peers, peerRTT, peerLoss, unsummed, denied} {
 		to <- d
 	}
 }
@@ -208,6 +214,7 @@ func (v *inventory) Collect(to chan<- prometheus.Metric) {
 	gauge(images, float64(len(list)))
 	gauge(imageBytes, float64(bytes))
 	gauge(debts, float64(v.Debts()))
+	v.collectDenied(to)
 	clear(inState)
 	others := v.Nodes()
 	for _, link := range others.Unsummed {
@@ -222,5 +229,33 @@ func (v *inventory) Collect(to chan<- prometheus.Metric) {
 	}
 	for way, n := range inState {
 		gauge(peers, float64(n), way)
+	}
+}
+
+// maxCombinations is how many combinations of policies have a metric of their own.
+const maxCombinations = 100
+
+// collectDenied counts denied packets. Pods with the same policies share a counter in the kernel.
+func (v *inventory) collectDenied(to chan<- prometheus.Metric) {
+	type combination struct{ direction, policies string }
+	counts := map[combination]uint64{}
+	for _, p := range v.Policy().Pods {
+		for direction, end := range map[string]firewall.End{"ingress": p.Ingress, "egress": p.Egress} {
+			if end.Restricted {
+				counts[combination{direction, strings.Join(end.Policies, ", ")}] = end.Denied
+			}
+		}
+	}
+	keys := slices.SortedFunc(maps.Keys(counts), func(a, b combination) int {
+		return cmp.Or(cmp.Compare(a.policies, b.policies), cmp.Compare(a.direction, b.direction))
+	})
+	if len(keys) > maxCombinations {
+		for _, k := range keys[maxCombinations:] {
+			counts[combination{k.direction, "other"}] += counts[k]
+		}
+		keys = append(keys[:maxCombinations:maxCombinations], combination{"ingress", "other"}, combination{"egress", "other"})
+	}
+	for _, k := range keys {
+		to <- prometheus.MustNewConstMetric(denied, prometheus.CounterValue, float64(counts[k]), k.direction, k.policies)
 	}
 }

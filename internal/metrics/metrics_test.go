@@ -3,6 +3,7 @@ package metrics
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -22,6 +23,7 @@ import (
 	"github.com/huskd/husk/internal/container/containerstate"
 	"github.com/huskd/husk/internal/image"
 	"github.com/huskd/husk/internal/network/backend"
+	"github.com/huskd/husk/internal/network/firewall"
 	"github.com/huskd/husk/internal/network/heartbeat"
 	"github.com/huskd/husk/internal/network/nodes"
 	"github.com/huskd/husk/internal/pod"
@@ -44,6 +46,15 @@ func TestMetrics(t *testing.T) {
 				{Name: "b", Way: backend.VXLAN, Health: heartbeat.Health{Answered: true, RTT: 2 * time.Millisecond, Loss: 0.25}}, {Name: "c"},
 			}}
 		},
+		Policy: func() (r firewall.Report) {
+			for i := range maxCombinations {
+				end := firewall.End{Policies: []string{fmt.Sprintf("policy %03d", i)}, Restricted: true, Denied: 5}
+				for range 2 { // pods with the same policies
+					r.Pods = append(r.Pods, firewall.Pod{Ingress: end, Egress: end})
+				}
+			}
+			return r
+		},
 	})
 	m.SandboxStep(pod.Step{Name: "pin", Took: time.Millisecond}, nil)
 	m.SandboxStep(pod.Step{Name: "attach", Took: time.Minute}, errors.New("no address"))
@@ -64,6 +75,7 @@ func TestMetrics(t *testing.T) {
 	for _, line := range []string{
 		`husk_sandboxes{state="ready"} 2`, `husk_containers{state="exited"} 1`, "husk_images 2", "husk_image_bytes 42", "husk_network_debts 7",
 		`husk_network_nodes{way="vxlan"} 1`, `husk_network_nodes{way="none"} 1`, `husk_network_node_rtt_seconds{node="b"} 0.002`, `husk_network_node_loss_ratio{node="b"} 0.25`, `husk_network_checksum_offload_disabled{link="hn0b5evx"} 1`,
+		`husk_network_policy_denied_packets_total{direction="ingress",policies="policy 000"} 5`, `husk_network_policy_denied_packets_total{direction="egress",policies="other"} 250`,
 		`husk_step_seconds_count{of="sandbox",step="pin"} 1`, `husk_step_seconds_bucket{of="sandbox",step="pin",le="0.001"} 1`,
 		`husk_step_seconds_count{of="container",step="mount"} 1`, `husk_step_failures_total{of="sandbox",step="attach"} 1`,
 		`husk_cni_seconds_count{network="lab",op="ADD",plugin="bridge"} 1`, `husk_cni_failures_total{network="lab",op="DEL",plugin="bridge"} 1`,
@@ -81,6 +93,7 @@ func TestOfNode(t *testing.T) {
 	m := New(Sources{
 		Sandboxes: func() []sandbox.Status { return nil }, Containers: func() []container.Status { return nil },
 		Images: func() []image.Image { return nil }, Debts: func() int { return 7 }, Nodes: func() nodes.Status { return nodes.Status{} },
+		Policy: func() firewall.Report { return firewall.Report{} },
 	})
 	ended := 0
 	begin := m.Begin(func(ctx context.Context, _ string, _ ...string) (context.Context, func(error)) {

@@ -27,10 +27,12 @@ type policyEnd struct {
 	Policies   []string `json:"policies"`
 	Restricted bool     `json:"restricted"` // what isn't allowed is denied
 	Allowed    []string `json:"allowed"`
+	// Denied is how many packets were denied to all pods of the node with the same policies.
+	Denied uint64 `json:"deniedPackets"`
 }
 
 func newPolicyEnd(e *huskv1.PolicyEnd) policyEnd {
-	return policyEnd{append([]string{}, e.GetPolicies()...), e.GetRestricted(), append([]string{}, e.GetAllowed()...)}
+	return policyEnd{append([]string{}, e.GetPolicies()...), e.GetRestricted(), append([]string{}, e.GetAllowed()...), e.GetDenied()}
 }
 
 func (e policyEnd) summary() string {
@@ -104,7 +106,7 @@ func (t *tool) policies(cmd *cobra.Command, args []string) ([]podPolicy, error) 
 }
 
 func detailOf(p podPolicy) *render.Table {
-	table := render.NewTable("DIRECTION", "POLICY", "ALLOWED")
+	table := render.NewTable("DIRECTION", "POLICY", "ALLOWED", "DENIED")
 	for _, d := range []struct {
 		name string
 		end  policyEnd
@@ -117,14 +119,17 @@ func detailOf(p podPolicy) *render.Table {
 			allowed = []string{"nothing"}
 		}
 		for i := range max(len(allowed), len(d.end.Policies)) {
-			row := [3]string{d.name, "", ""}
+			row := [4]string{d.name}
+			if i == 0 && d.end.Restricted {
+				row[3] = fmt.Sprintf("%d packets", d.end.Denied)
+			}
 			if i < len(d.end.Policies) {
 				row[1] = d.end.Policies[i]
 			}
 			if i < len(allowed) {
 				row[2] = allowed[i]
 			}
-			table.Row(row[0], row[1], row[2])
+			table.Row(row[0], row[1], row[2], row[3])
 		}
 	}
 	return table

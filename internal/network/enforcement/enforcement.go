@@ -24,6 +24,7 @@ import (
 	"github.com/huskd/husk/internal/network/policy/apisource"
 	"github.com/huskd/husk/internal/network/policy/declared"
 	"github.com/huskd/husk/internal/network/policy/exchange"
+	"github.com/huskd/husk/internal/network/policy/ruleset"
 	"github.com/huskd/husk/internal/network/policytable"
 	"github.com/huskd/husk/internal/pod"
 )
@@ -60,6 +61,9 @@ type Enforcement struct {
 	// reported are denied connections, and when. Only the listener uses it.
 	reported map[policy.Flow]time.Time
 	limit    *rate.Limiter
+	// logged limits the log of denied connections, and unlogged counts those that it left out.
+	logged   *rate.Limiter
+	unlogged int
 
 	mu       sync.Mutex
 	mistakes map[string][]accept.Problem // of policies on the API server. Invariant: guarded by mu.
@@ -75,8 +79,8 @@ func Open(cfg Config) (*Enforcement, error) {
 	if cfg.Policy == config.PolicyOff || cfg.Network == "bridge" || cfg.Connect == nil && len(cfg.Origins) == 0 && cfg.Workloads == nil {
 		return nil, errors.Join(table.Teardown(), table.Close())
 	}
-	e := &Enforcement{cfg: cfg, table: table, reported: map[policy.Flow]time.Time{}, limit: rate.NewLimiter(rate.Every(denialPace), denialBurst), mistakes: map[string][]accept.Problem{}}
-	c := firewall.Config{Source: e.source(), Kernel: table, IsNode: policytable.IsOwn, Required: cfg.Policy == config.PolicyOn, File: cfg.File, Log: cfg.Log}
+	e := &Enforcement{cfg: cfg, table: table, reported: map[policy.Flow]time.Time{}, limit: rate.NewLimiter(rate.Every(denialPace), denialBurst), logged: rate.NewLimiter(logPace, logPace), mistakes: map[string][]accept.Problem{}}
+	c := firewall.Config{Source: e.source(), Kernel: table, IsNode: policytable.IsOwn, Denied: denied(table), Required: cfg.Policy == config.PolicyOn, File: cfg.File, Log: cfg.Log}
 	if e.declared != nil && cfg.Workloads != nil {
 		e.declared.AwaitOthers()
 		e.exchange = exchange.New(exchange.Config{
@@ -183,17 +187,42 @@ const (
 	maxDenials  = 1000
 )
 
-// denied reports a denied connection as an event of its pod.
+// logPace is how many denied connections are logged in a second.
+const logPace = 10
+
+// denied reports a denied connection as an event of its pod and, if configured, in the log.
 func (e *Enforcement) denied(denial policytable.Denial) {
 	now := time.Now()
 	maps.DeleteFunc(e.reported, func(_ policy.Flow, at time.Time) bool { return now.Sub(at) >= denialAge })
-	if _, ok := e.reported[denial.Flow]; ok || len(e.reported) >= maxDenials || !e.limit.Allow() {
+	_, known := e.reported[denial.Flow]
+	event := !known && len(e.reported) < maxDenials && e.limit.Allow()
+	logged := e.cfg.PolicyLog && e.logged.AllowN(now, 1)
+	if e.cfg.PolicyLog && !logged {
+		e.unlogged++
+	}
+	if !event && !logged {
 		return
 	}
-	e.reported[denial.Flow] = now
-	if pod, message := e.Denial(denial.Direction, denial.Flow); pod != "" {
-		e.cfg.Log.Info("network policy: "+message, "pod", pod)
+	pod, message := e.Denial(denial.Direction, denial.Flow)
+	if pod == "" {
+		return
+	}
+	if event {
+		e.reported[denial.Flow] = now
 		e.cfg.Denied(pod, message)
+	}
+	if logged {
+		f := denial.Flow
+		e.cfg.Log.Info("network policy: "+message, "pod", pod, "direction", denial.Direction, "from", f.From, "to", f.To, "protocol", firewall.ProtocolName(f.Protocol), "port", f.Port, "unlogged", e.unlogged)
+		e.unlogged = 0
+	}
+}
+
+// denied returns what reads the counters of the kernel.
+func denied(t *policytable.Table) func() (map[ruleset.ProfileID]uint64, error) {
+	return func() (map[ruleset.ProfileID]uint64, error) {
+		d, err := t.Denied()
+		return d.Profiles, err
 	}
 }
 

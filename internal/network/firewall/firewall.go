@@ -51,6 +51,8 @@ type Config struct {
 	Kernel Kernel
 	// IsNode reports whether an address is the node's own.
 	IsNode func(netip.Addr) (bool, error)
+	// Denied returns how many packets each profile has denied; nil if that isn't counted.
+	Denied func() (map[ruleset.ProfileID]uint64, error)
 	// Required makes pods wait for a source that permits nothing. Otherwise they run without policy
 	// as long as it has never permitted anything.
 	Required bool

@@ -32,6 +32,9 @@ type End struct {
 	// Restricted means that what Allowed doesn't list is denied.
 	Restricted bool
 	Allowed    []Allowed
+	// Denied is how many packets were denied to all pods of this node that the same policies select
+	// in the same way, since the first of them started.
+	Denied uint64
 }
 
 // Allowed are ports that some peers may use.
@@ -44,6 +47,13 @@ type Allowed struct {
 // Report returns what network policy says about the pods of this node.
 func (f *Firewall) Report() Report {
 	w := f.World()
+	var denied map[ruleset.ProfileID]uint64
+	if f.cfg.Denied != nil {
+		var err error
+		if denied, err = f.cfg.Denied(); err != nil {
+			f.cfg.Log.Warn("network policy: the counters in the kernel can't be read", "error", err)
+		}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r := Report{Note: f.note(), Policies: len(w.Policies)}
@@ -58,7 +68,7 @@ func (f *Firewall) Report() Report {
 			for _, q := range w.Selecting(p, d) {
 				end.Policies = append(end.Policies, q.Name)
 			}
-			f.allowed(p, d, end, names)
+			f.allowed(p, d, end, names, denied)
 		}
 		r.Pods = append(r.Pods, pod)
 	}
@@ -91,8 +101,9 @@ func (f *Firewall) note() string {
 }
 
 // allowed completes end with the pod's profiles. The caller holds mu.
-func (f *Firewall) allowed(p *policy.Pod, d policy.Direction, end *End, names map[ruleset.Identity][]string) {
+func (f *Firewall) allowed(p *policy.Pod, d policy.Direction, end *End, names map[ruleset.Identity][]string, denied map[ruleset.ProfileID]uint64) {
 	peers := map[string][]string{}
+	counted := map[ruleset.ProfileID]bool{}
 	for _, addr := range p.Addresses {
 		local, ok := f.rules.Pods[addr]
 		id := local.Ingress
@@ -103,6 +114,10 @@ func (f *Firewall) allowed(p *policy.Pod, d policy.Direction, end *End, names ma
 			continue
 		}
 		end.Restricted = true
+		if !counted[id] {
+			counted[id] = true
+			end.Denied += denied[id]
+		}
 		for m := range f.rules.Profiles[id].Allow {
 			key := portsOf(m)
 			for _, name := range names[m.Identity] {
