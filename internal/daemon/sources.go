@@ -12,6 +12,7 @@ import (
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/network/policy"
 	"github.com/huskd/husk/internal/network/policy/accept"
+	"github.com/huskd/husk/internal/network/policy/declared"
 )
 
 // runSources runs the sources of manifests until ctx ends.
@@ -52,7 +53,7 @@ func declaredPods(d *daemon) (out []*policy.Pod) {
 // declare takes what a source of manifests declares.
 func declare(d *daemon) func(source.Set) {
 	return func(set source.Set) {
-		d.policy.Declare(string(set.Kind), set.Policies, set.UnreadPolicies)
+		d.policy.Declare(string(set.Kind), declared.Objects{Policies: set.Policies, Namespaces: set.Namespaces, Unread: set.UnreadPolicies})
 		d.agent.Declare(set)
 		d.workloads.Declare(set)
 		d.policy.PodChanged()

@@ -47,6 +47,8 @@ type File struct {
 	Objects Objects
 	// Policies are the NetworkPolicies and ClusterNetworkPolicies of the file.
 	Policies []policy.Policy
+	// Namespaces are the labels of namespaces, by name. They are read if policies are accepted.
+	Namespaces map[string]map[string]string
 	// Unused are the objects with which a node does nothing: see package kinds.
 	Unused []Unused
 	// Workloads are the Deployments, Jobs and so on of the file. They have no UIDs.
@@ -67,7 +69,7 @@ func (u Unused) String() string {
 // Parse returns the pods and objects of a manifest. Each pod has an API server's defaults, the
 // node's name and a UID. The error is an *Error.
 func Parse(data []byte, o Origin) (File, error) {
-	p := &parser{origin: o, seen: map[string]int{}, generated: map[string]int{}, objects: Objects{}}
+	p := &parser{origin: o, seen: map[string]int{}, generated: map[string]int{}, objects: Objects{}, namespaces: map[string]map[string]string{}}
 	docs, err := document.Read(data)
 	if err != nil {
 		p.fail(err)
@@ -75,11 +77,11 @@ func Parse(data []byte, o Origin) (File, error) {
 	for i, doc := range docs {
 		p.document(doc, fmt.Sprintf("document %d", i+1))
 	}
-	if len(p.pods) == 0 && len(p.workloads) == 0 && len(p.objects) == 0 && len(p.policies) == 0 && len(p.unused) == 0 && !p.listed && len(p.problems) == 0 {
+	if len(p.pods) == 0 && len(p.workloads) == 0 && len(p.objects) == 0 && len(p.policies) == 0 && len(p.unused) == 0 && len(p.namespaces) == 0 && !p.listed && len(p.problems) == 0 {
 		p.problems = []Problem{{Text: "there is no pod in it: begin one with apiVersion: v1 and kind: Pod"}}
 	}
 	if len(p.problems) == 0 {
-		return File{Pods: p.pods, Objects: p.objects, Policies: p.policies, Unused: p.unused, Workloads: p.workloads}, nil
+		return File{Pods: p.pods, Objects: p.objects, Policies: p.policies, Namespaces: p.namespaces, Unused: p.unused, Workloads: p.workloads}, nil
 	}
 	e := &Error{File: o.File, Problems: p.problems, More: p.more}
 	if n := len(e.Problems); n > maxProblems {
@@ -89,16 +91,18 @@ func Parse(data []byte, o Origin) (File, error) {
 }
 
 type parser struct {
-	origin    Origin
-	pods      []corev1.Pod
-	objects   Objects
-	policies  []policy.Policy
-	unused    []Unused
-	workloads []*workload.Workload
-	listed    bool // the file has a list, which may be empty
-	problems  []Problem
-	more      int            // number of problems that are not in problems
-	seen      map[string]int // line of each pod and object, by ObjectKey
+	origin   Origin
+	pods     []corev1.Pod
+	objects  Objects
+	policies []policy.Policy
+	// namespaces has the labels of namespaces, by name.
+	namespaces map[string]map[string]string
+	unused     []Unused
+	workloads  []*workload.Workload
+	listed     bool // the file has a list, which may be empty
+	problems   []Problem
+	more       int            // number of problems that are not in problems
+	seen       map[string]int // line of each pod and object, by ObjectKey
 	// generated counts the generated names, by their prefix.
 	generated map[string]int
 }
@@ -129,6 +133,8 @@ func (p *parser) document(doc *document.Node, subject string) {
 		p.problem(doc.Line, subject, "apiVersion", "missing: set it to v1")
 	case p.origin.Policies && isPolicy(version, kind):
 		p.policy(doc, kind, subject)
+	case p.origin.Policies && version == "v1" && kind == kindNamespace:
+		p.namespace(doc, subject)
 	case fields.WorkloadVersion(kind) == version:
 		table, _ := fields.FindWorkload(version, kind)
 		p.workload(doc, table, subject)

@@ -235,6 +235,21 @@ func TestUnused(t *testing.T) {
 	}
 }
 
+func TestNamespaces(t *testing.T) {
+	t.Parallel()
+	text := "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {team: %s}}\n"
+	file, err := Parse([]byte(fmt.Sprintf(text, "a")), Origin{Node: "n", Policies: true})
+	if err != nil || file.Namespaces["shop"]["team"] != "a" || len(file.Unused) > 0 {
+		t.Errorf("%+v %v", file, err)
+	}
+	if file, err = Parse([]byte(fmt.Sprintf(text, "a")), Origin{Node: "n"}); err != nil || len(file.Unused) != 1 {
+		t.Errorf("without policies: %+v %v", file, err)
+	}
+	if _, err = Parse([]byte(fmt.Sprintf(text, "a b")), Origin{Node: "n", Policies: true}); err == nil {
+		t.Error("a bad label is accepted")
+	}
+}
+
 func TestReference(t *testing.T) {
 	t.Parallel()
 	golden.Check(t, "testdata/reference.golden", fields.Reference())

@@ -4,6 +4,7 @@ import (
 	"reflect"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -18,6 +19,9 @@ const (
 	KindNetworkPolicy        = "NetworkPolicy"
 	KindClusterNetworkPolicy = "ClusterNetworkPolicy"
 )
+
+// kindNamespace is the kind of the objects whose labels policies select.
+const kindNamespace = "Namespace"
 
 func isPolicy(version, kind string) bool {
 	return kind == KindNetworkPolicy && version == networkingv1.SchemeGroupVersion.String() ||
@@ -67,4 +71,21 @@ func (p *parser) policy(doc *document.Node, kind, subject string) {
 	p.more += r.more
 	p.checkUnique(doc, kind, m, subject)
 	p.policies = append(p.policies, accepted)
+}
+
+// namespace parses a namespace, for its labels.
+func (p *parser) namespace(doc *document.Node, subject string) {
+	if meta := doc.Get("metadata"); meta != nil && textField(meta, "name") != "" {
+		subject = "namespace " + textField(meta, "name")
+	}
+	var o corev1.Namespace
+	r := newReport(subject)
+	(&decoder{report: r, anyField: true}).decode(doc, reflect.ValueOf(&o).Elem(), place{})
+	o.Namespace = o.Name // it must be a label too
+	checkMetadata(r, &o.ObjectMeta)
+	p.problems = append(p.problems, r.sorted()...)
+	p.more += r.more
+	o.Namespace = ""
+	p.checkUnique(doc, kindNamespace, &o.ObjectMeta, subject)
+	p.namespaces[o.Name] = o.Labels
 }

@@ -73,6 +73,8 @@ type Set struct {
 	Objects manifest.Objects
 	// Policies are those of all files, by their names.
 	Policies map[string]*policy.Policy
+	// Namespaces are the labels of the namespaces of all files, by name.
+	Namespaces map[string]map[string]string
 	// UnreadPolicies are those of Unread that may have policies.
 	UnreadPolicies []string
 	// Unread are the locations whose content isn't known. Pods from them must stay.
@@ -177,7 +179,7 @@ func (d *Directory) read(path string) bool {
 	parsed, err := manifest.Parse(data, manifest.Origin{File: path, Node: d.Node, Source: string(File) + path, Policies: d.Policies})
 	if err != nil {
 		d.logOnce(path, d.notePodsKept(path, err))
-		return d.hide(path, bytes.Contains(data, []byte(manifest.KindNetworkPolicy)))
+		return d.hide(path, bytes.Contains(data, []byte(manifest.KindNetworkPolicy)) || bytes.Contains(data, []byte("Namespace")))
 	}
 	delete(d.lastErrors, path)
 	d.files[path] = &file{sum, parsed}
@@ -228,7 +230,7 @@ func readFile(path string) ([]byte, error) {
 // wins.
 func (d *Directory) set() Set {
 	from := map[string]string{}
-	set := Set{Kind: File, Objects: manifest.Objects{}, Policies: map[string]*policy.Policy{}}
+	set := Set{Kind: File, Objects: manifest.Objects{}, Policies: map[string]*policy.Policy{}, Namespaces: map[string]map[string]string{}}
 	for _, path := range slices.Sorted(maps.Keys(d.present)) {
 		if d.files[path] == nil {
 			set.Unread = append(set.Unread, path)
@@ -262,6 +264,14 @@ func (d *Directory) set() Set {
 			}
 			from[key] = path
 			set.Objects[key] = object
+		}
+		for name, labels := range d.files[path].Namespaces {
+			if first, ok := from["namespace "+name]; ok {
+				d.logOnce(path, fmt.Errorf("namespace %s is already declared in %s: remove one", name, first))
+				continue
+			}
+			from["namespace "+name] = path
+			set.Namespaces[name] = labels
 		}
 		for i := range d.files[path].File.Policies {
 			p := &d.files[path].File.Policies[i]

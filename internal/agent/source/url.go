@@ -141,7 +141,7 @@ func (u *URL) fetch(ctx context.Context) (*Set, error) {
 		return nil, err
 	}
 	u.sum, u.etag, u.modified = sum, answer.Header.Get("ETag"), answer.Header.Get("Last-Modified")
-	set := &Set{Kind: Web, Objects: f.Objects, Policies: map[string]*policy.Policy{}}
+	set := &Set{Kind: Web, Objects: f.Objects, Policies: map[string]*policy.Policy{}, Namespaces: f.Namespaces}
 	for _, unused := range f.Unused {
 		u.Note(at, unused)
 	}

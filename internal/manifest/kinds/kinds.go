@@ -26,7 +26,7 @@ const (
 
 var unused = []Unused{
 	{"", "ServiceAccount", "there are no service accounts without an API server"},
-	{"", "Namespace", "namespaces need not be declared"},
+	{"", "Namespace", "namespaces need not be declared; their labels count in the manifests directory, if network policies are enforced"},
 	{"", "Service", noService},
 	{"", "Endpoints", noService},
 	{"", "ResourceQuota", noQuota},

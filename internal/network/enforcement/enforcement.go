@@ -135,10 +135,10 @@ func (e *Enforcement) Problems() (out []string) {
 // Declares reports whether the policies of manifests are enforced.
 func (e *Enforcement) Declares() bool { return e != nil && e.declared != nil }
 
-// Declare says which policies the manifests of an origin have, see package declared.
-func (e *Enforcement) Declare(origin string, policies map[string]*policy.Policy, unread []string) {
+// Declare says which policies and namespaces the manifests of an origin have, see package declared.
+func (e *Enforcement) Declare(origin string, objects declared.Objects) {
 	if e.Declares() {
-		e.declared.Declare(origin, policies, unread)
+		e.declared.Declare(origin, objects)
 	}
 }
 

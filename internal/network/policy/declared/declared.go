@@ -1,6 +1,6 @@
 // Package declared brings the policies of manifests, the node's own pods, and what other nodes tell
-// of theirs. Without an API server a namespace has only the label of its name, and no nodes are
-// known.
+// of theirs. Without an API server a namespace has the label of its name and those of its manifest,
+// and no nodes are known.
 package declared
 
 import (
@@ -26,7 +26,7 @@ type Source struct {
 	wake chan struct{}
 
 	mu       sync.Mutex
-	declared map[string]declaration // by origin
+	declared map[string]Objects // by origin
 	origins  []string
 	others   []*policy.Pod // of other nodes
 	awaited  bool          // they are not known yet
@@ -34,24 +34,27 @@ type Source struct {
 
 var _ policy.Source = (*Source)(nil)
 
-// declaration is what an origin has declared.
-type declaration struct {
-	policies map[string]*policy.Policy // by name
-	unread   []string
+// Objects are what an origin declares.
+type Objects struct {
+	Policies map[string]*policy.Policy // by name
+	// Namespaces are the labels of namespaces, by name.
+	Namespaces map[string]map[string]string
+	// Unread are the files whose policies and namespaces aren't known.
+	Unread []string
 }
 
 // New returns the source of the policies of some origins, such as the directory of manifests. Of
 // two policies with the same name, that of the earlier origin counts. The function pods returns the
 // node's pods that run and have an address.
 func New(pods func() []*policy.Pod, origins ...string) *Source {
-	return &Source{pods: pods, wake: make(chan struct{}, 1), declared: map[string]declaration{}, origins: origins}
+	return &Source{pods: pods, wake: make(chan struct{}, 1), declared: map[string]Objects{}, origins: origins}
 }
 
-// Declare makes policies those of an origin. Unread are the files whose policies aren't known. The
-// first update waits until they are: a file that breaks while huskd is stopped opens nothing.
-func (s *Source) Declare(origin string, policies map[string]*policy.Policy, unread []string) {
+// Declare makes objects those of an origin. The first update waits until all files are known: one
+// that breaks while huskd is stopped opens nothing.
+func (s *Source) Declare(origin string, objects Objects) {
 	s.mu.Lock()
-	s.declared[origin] = declaration{policies, unread}
+	s.declared[origin] = objects
 	s.mu.Unlock()
 	s.Changed()
 }
@@ -114,10 +117,18 @@ func (s *Source) state() (policy.Changes, error) {
 		if !ok {
 			unknown = append(unknown, fmt.Errorf("policies: %s has not been read yet", origin))
 		}
-		if len(d.unread) > 0 {
-			unknown = append(unknown, fmt.Errorf("policies: %s has mistakes and may have policies: correct or remove it; the log names the mistakes", strings.Join(d.unread, ", ")))
+		if len(d.Unread) > 0 {
+			unknown = append(unknown, fmt.Errorf("policies: %s has mistakes and may have policies: correct or remove it; the log names the mistakes", strings.Join(d.Unread, ", ")))
 		}
-		maps.Copy(out.Policies, d.policies)
+		maps.Copy(out.Policies, d.Policies)
+		for name, of := range d.Namespaces {
+			set := maps.Clone(labels.Set(of))
+			if set == nil {
+				set = labels.Set{}
+			}
+			set[corev1.LabelMetadataName] = name
+			out.Namespaces[name] = set
+		}
 	}
 	if s.awaited && len(out.Policies) > 0 {
 		unknown = append(unknown, errors.New("policies: the store of nodes has not answered yet about their pods"))

@@ -115,14 +115,14 @@ func TestSource(t *testing.T) {
 	set(a)
 	w := start(t, s)
 	w.eventually(t, "[] map[] [] waiting for policies: the URL has not been read yet\npolicies: the directory has not been read yet")
-	s.Declare("the directory", nil, []string{"/etc/husk/p.yaml"})
-	s.Declare("the URL", named(namespaced("y", "p")), nil)
+	s.Declare("the directory", Objects{Unread: []string{"/etc/husk/p.yaml"}})
+	s.Declare("the URL", Objects{Policies: named(namespaced("y", "p"))})
 	w.eventually(t, "[] map[] [] waiting for policies: /etc/husk/p.yaml has mistakes and may have policies: correct or remove it; the log names the mistakes")
-	s.Declare("the directory", named(namespaced("x", "p")), nil)
+	s.Declare("the directory", Objects{Policies: named(namespaced("x", "p"))})
 	w.eventually(t, "[NetworkPolicy x/p NetworkPolicy y/p] map[x:kubernetes.io/metadata.name=x y:kubernetes.io/metadata.name=y] [x/a] waiting for <nil>")
 
 	// Only what changes is said, and a file that breaks later keeps its policies.
-	s.Declare("the directory", named(namespaced("x", "p")), []string{"/etc/husk/q.yaml"})
+	s.Declare("the directory", Objects{Policies: named(namespaced("x", "p")), Unread: []string{"/etc/husk/q.yaml"}})
 	b := *a
 	b.Name = "b"
 	set(a, &b)
@@ -138,8 +138,8 @@ func TestSource(t *testing.T) {
 	relabelled := *a
 	relabelled.Labels = labels.Set{"a": "b"}
 	set(&relabelled)
-	s.Declare("the URL", nil, nil)
-	w.eventually(t, "[NetworkPolicy x/p] map[x:kubernetes.io/metadata.name=x] [x/a] waiting for <nil>")
+	s.Declare("the URL", Objects{Namespaces: map[string]map[string]string{"x": {"team": "a"}}})
+	w.eventually(t, "[NetworkPolicy x/p] map[x:kubernetes.io/metadata.name=x,team=a] [x/a] waiting for <nil>")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if got := w.state.Pods["x/a"].Labels.String(); got != "a=b" {
@@ -173,7 +173,7 @@ func TestSameAsServer(t *testing.T) {
 	api := &apisource.Source{Connect: func(context.Context) (*cluster.Client, error) { return client, nil }, Mistaken: func(string, []accept.Problem) {}}
 	accepted, _ := accept.Namespaced(&object)
 	file := New(func() []*policy.Pod { return []*policy.Pod{accept.Pod(&pod)} }, "files")
-	file.Declare("files", named(&accepted), nil)
+	file.Declare("files", Objects{Policies: named(&accepted)})
 	const want = "[NetworkPolicy x/p] map[x:kubernetes.io/metadata.name=x] [x/a] waiting for <nil>"
 	fromServer, fromFile := start(t, api), start(t, file)
 	fromServer.eventually(t, want)
