@@ -70,6 +70,8 @@ func newLab(t testing.TB) *lab {
 		l.ip(end.ns, fmt.Sprintf("addr add %s/64 dev %s nodad", end.six, end.link))
 		l.ip(end.ns, "link set "+end.link+" up")
 	}
+	// Tests compare the node's state before and after.
+	eventually(t, "the uplink has a carrier", func() bool { return strings.Contains(l.ip(l.node, "link show up0"), "state UP") })
 	l.ip(l.node, "route add default via "+other4)
 	l.ip(l.node, "-6 route add default via "+other6)
 	return l
