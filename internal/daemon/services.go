@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
-	"github.com/google/nftables"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/huskd/husk/internal/config"
@@ -34,7 +32,7 @@ func openServices(d *daemon) (*services, error) {
 	s := &services{table: table}
 	wanted := d.membership != nil && d.cfg.Proxy != config.ProxyOff && (!d.cfg.NetworkOnly || d.cfg.Proxy == config.ProxyOn)
 	if wanted {
-		other, err := otherProxy()
+		other, err := servicetable.OtherProxy()
 		switch {
 		case err != nil:
 			return nil, errors.Join(err, table.Close())
@@ -61,31 +59,6 @@ func besides(other string) string {
 	return fmt.Sprintf("services: kube-proxy has rules on this node beside huskd's (%s): end it and run kube-proxy --cleanup, or set service-proxy to off", other)
 }
 
-// otherProxy returns where kube-proxy has rules, or nothing.
-func otherProxy() (string, error) {
-	c, err := nftables.New()
-	if err != nil {
-		return "", fmt.Errorf("look for kube-proxy's rules: %w", err)
-	}
-	tables, err := c.ListTables()
-	if err != nil {
-		return "", fmt.Errorf("look for kube-proxy's rules: %w", err)
-	}
-	for _, t := range tables {
-		if t.Name == "kube-proxy" {
-			return "nftables table kube-proxy", nil
-		}
-	}
-	chains, err := c.ListChains()
-	if err != nil {
-		return "", fmt.Errorf("look for kube-proxy's rules: %w", err)
-	}
-	if slices.ContainsFunc(chains, func(c *nftables.Chain) bool { return c.Table.Name == "nat" && c.Name == "KUBE-SERVICES" }) {
-		return "iptables chain KUBE-SERVICES", nil
-	}
-	return "", nil
-}
-
 // Problems says why Services are not in force, or in force twice.
 func (s *services) Problems() (out []string) {
 	if s.note != "" {
@@ -98,7 +71,7 @@ func (s *services) Problems() (out []string) {
 		out = append(out, err.Error())
 	}
 	// kube-proxy may have been started since.
-	if other, err := otherProxy(); err == nil && other != "" {
+	if other, err := servicetable.OtherProxy(); err == nil && other != "" {
 		out = append(out, besides(other))
 	}
 	return out

@@ -162,6 +162,9 @@ func (v Volumes) release(uid string) error {
 // Claims returns all claims, sorted by namespace and name.
 func (v Volumes) Claims() ([]Claim, error) {
 	dirs, err := filepath.Glob(filepath.Join(v.claims(), "*", "*"))
+	if err != nil {
+		return nil, err
+	}
 	var out []Claim
 	for _, dir := range dirs {
 		c := Claim{Namespace: filepath.Base(filepath.Dir(dir)), Name: filepath.Base(dir)}

@@ -48,11 +48,11 @@ func (k *kernel) decide(f service.Flow) service.Decision {
 	find := func(a netip.Addr) *Front { return k.fronts[Key{a, f.Protocol, f.Port}] }
 	front := find(f.To)
 	if front == nil && f.ToNode {
-		any := netip.IPv4Unspecified()
+		everywhere := netip.IPv4Unspecified()
 		if f.To.Is6() {
-			any = netip.IPv6Unspecified()
+			everywhere = netip.IPv6Unspecified()
 		}
-		front = find(any)
+		front = find(everywhere)
 	}
 	if front == nil {
 		if k.clusterIPs[f.To] {
