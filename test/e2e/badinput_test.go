@@ -209,7 +209,8 @@ func TestBadManifest(t *testing.T) {
 		{file("binary.yaml", string(binary[:64<<10])), 1, []string{`husk: .*/binary.yaml.*`}},
 		{file("word.yaml", "hello\n"), 1, []string{`husk: .*/word.yaml:1: document 1: must be an object, not .*`}},
 		{file("service.yaml", "apiVersion: v1\nkind: Widget\nmetadata: {name: s}\n"), 1, []string{`husk: .*/service.yaml:2: document 1: kind: Widget of v1 is not supported: use a v1 Pod`}},
-		{file("deployment.json", `{"apiVersion": "apps/v1", "kind": "Deployment"}`), 1, []string{`husk: .*/deployment.json:1: document 1: kind: Deployment of apps/v1 is not supported: use a v1 Pod`}},
+		{file("deployment.json", `{"apiVersion": "apps/v1", "kind": "Deployment"}`), 1, []string{
+			`husk: .*/deployment.json:1: document 1: metadata.name: missing`, `husk: .*/deployment.json:1: document 1: spec.template: missing`}},
 		{file("two.yaml", podOf("two", "containers: [{name: C, command: [x]}]")), 1, []string{
 			`husk: .*/two.yaml:4: pod default/two: spec.containers\[0\].image: missing`,
 			`husk: .*/two.yaml:4: pod default/two: spec.containers\[0\].name: "C" is not valid: use .*`}},

@@ -22,7 +22,7 @@ import (
 // TestCRIBadInput checks that invalid requests fail with one clear line and leave nothing behind.
 func TestCRIBadInput(t *testing.T) {
 	t.Parallel()
-	c := startCRI(t)
+	c := startCRI(t, node.Flags("--short-names", "refuse")) // there is no docker.io here
 	c.pull(webImage)
 	c.must(ignore(c.RemovePodSandbox(c.ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: c.pod()}))) // opens the descriptors that huskd keeps
 	before := c.descriptors()
