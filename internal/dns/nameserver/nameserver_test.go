@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"strings"
@@ -20,6 +21,11 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var loopback = netip.MustParseAddr("127.0.0.1")
+
+// ownLoopback returns a loopback address that no other test has, whose ports are all free.
+func ownLoopback() netip.Addr {
+	return netip.AddrFrom4([4]byte{127, byte(1 + rand.IntN(250)), byte(rand.IntN(256)), byte(1 + rand.IntN(250))})
+}
 
 // serve runs a server on the loopback interface and returns its address.
 func serve(t testing.TB, change func(*Config)) (*Server, string) {
@@ -320,7 +326,7 @@ func TestPortTaken(t *testing.T) {
 // TestNeverRun checks that a server that isn't run can be closed.
 func TestNeverRun(t *testing.T) {
 	for range 2 {
-		s := New(Config{Address: netip.AddrPortFrom(loopback, 0), Log: slog.New(slog.DiscardHandler)})
+		s := New(Config{Address: netip.AddrPortFrom(ownLoopback(), 0), Log: slog.New(slog.DiscardHandler)})
 		if err := s.Err(); err != nil {
 			t.Fatal(err)
 		}

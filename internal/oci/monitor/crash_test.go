@@ -104,7 +104,9 @@ func TestStoppedInCreation(t *testing.T) {
 	hosttest.Root(t)
 	i := install(t)
 	failed := map[string]int{}
-	for _, after := range []time.Duration{0, 4 * time.Millisecond, 12 * time.Millisecond} {
+	stops := []time.Duration{0, 4 * time.Millisecond, 12 * time.Millisecond}
+	for round := 0; round < len(stops) || len(failed) < 3 && round < 30; round++ { // a busy machine may stop the processes too late
+		after := stops[round%len(stops)]
 		for _, what := range []string{"conmon", "runtime", "all"} {
 			i.newBundle()
 			ctx, cancel := context.WithTimeout(i.ctx(), 500*time.Millisecond)
