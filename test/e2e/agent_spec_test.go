@@ -176,13 +176,13 @@ func TestRestartRules(t *testing.T) {
 	w.run(podOf("rules", "restartPolicy: Never, volumes: [{name: v}], initContainers: [{name: i, restartPolicy: OnFailure, image: 'localhost/web:1', command: "+
 		shell("echo i >>/v/f; test $(grep -c i /v/f) -gt 1")+mount+"], containers: ["+
 		"{name: a, restartPolicy: Never, restartPolicyRules: [{action: RestartAllContainers, exitCodes: {operator: In, values: [9]}}], image: 'localhost/web:1', command: "+
-		shell("until grep -q b /v/f; do sleep 0.1; done; echo a >>/v/f; test $(grep -c a /v/f) -gt 1 || exit 9; sleep 1000")+mount+", "+
+		shell("until grep -q b /v/f && grep -q c /v/f; do sleep 0.1; done; echo a >>/v/f; test $(grep -c a /v/f) -gt 1 || exit 9; sleep 1000")+mount+", "+
 		"{name: b, image: 'localhost/web:1', command: "+shell("trap '' TERM; hostname -i >>/v/ip; echo b >>/v/f; sleep 1000")+mount+", "+
 		"{name: c, restartPolicy: OnFailure, image: 'localhost/web:1', command: "+shell("echo c >>/v/f; exit 0")+mount+"]"))
 	w.eventually("rules", "restarted", func(p listed) bool {
 		return len(p.Containers) == 4 && p.Containers[1].Restarts == 1 && p.Containers[1].State == "Running" && p.Containers[3].State == "Terminated"
 	})
-	got := w.MustHusk("exec", "rules", "-c", "b", "--", "sh", "-c", "until test $(grep -c a /v/f) -gt 1; do sleep 0.1; done; sort /v/f | tr -d '\\n'; sort -u /v/ip | wc -l")
+	got := w.MustHusk("exec", "rules", "-c", "b", "--", "sh", "-c", "until test $(grep -c [abc] /v/f) -gt 5; do sleep 0.1; done; sort /v/f | tr -d '\\n'; sort -u /v/ip | wc -l")
 	if strings.TrimSpace(got) != "aabbcciii1" {
 		t.Errorf("the containers ran as %q, want each twice, the init container once more, and one address", got)
 	}

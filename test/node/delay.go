@@ -32,15 +32,19 @@ func (u *Underlay) BreakChecksums(n *Node, broken bool) {
 	n.Uplink.copier(u).badSums.Store(broken)
 }
 
-// Reorder lets a share of the packets to and from a node be overtaken by those of the next two
-// milliseconds. The share is 0 to 1.
+// Reorder lets a share of the packets to and from a node be overtaken by the packets of the next
+// two milliseconds, and by one at least if any comes in the next patience. The share is 0 to 1.
 func (u *Underlay) Reorder(n *Node, share float64) {
 	u.t.Helper()
 	n.Uplink.copier(u).late.Store(int64(share * 1000))
 }
 
-// lateness is how much later than others the packets come that are overtaken.
-const lateness = 2 * time.Millisecond
+// lateness is how much later than others the packets come that are overtaken, and patience how long
+// they wait for a packet that overtakes them: a busy machine sends few.
+const (
+	lateness = 2 * time.Millisecond
+	patience = 50 * time.Millisecond
+)
 
 // copier returns what copies the packets of an uplink.
 func (l *Uplink) copier(u *Underlay) *delay {
@@ -113,19 +117,7 @@ type delayed struct {
 func (d *delay) copy(from, to *os.File) {
 	queue := make(chan delayed, 10000)
 	defer close(queue)
-	d.finished.Go(func() {
-		for p := range queue {
-			time.Sleep(time.Until(p.due))
-			if rand.Int64N(1000) < d.late.Load() {
-				d.finished.Go(func() {
-					time.Sleep(lateness)
-					_, _ = to.Write(p.packet)
-				})
-				continue
-			}
-			_, _ = to.Write(p.packet) // what the other side doesn't take is lost
-		}
-	})
+	d.finished.Go(func() { d.send(queue, to) })
 	for buf := make([]byte, virtioHeader+65536+100); ; {
 		k, err := from.Read(buf)
 		if errors.Is(err, os.ErrClosed) {
@@ -137,6 +129,36 @@ func (d *delay) copy(from, to *os.File) {
 		select {
 		case queue <- delayed{time.Now().Add(time.Duration(d.by.Load())), append([]byte(nil), buf[:k]...)}:
 		default: // full: lost
+		}
+	}
+}
+
+// send writes the packets of a queue as they fall due. What the other side doesn't take is lost.
+func (d *delay) send(queue <-chan delayed, to *os.File) {
+	var held []delayed // to be overtaken; due is when they were held
+	release := func(after time.Duration) {
+		for len(held) > 0 && time.Since(held[0].due) >= after {
+			_, _ = to.Write(held[0].packet)
+			held = held[1:]
+		}
+	}
+	tick := time.NewTicker(patience / 2)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			release(patience)
+		case p, ok := <-queue:
+			if !ok {
+				return
+			}
+			time.Sleep(time.Until(p.due))
+			if rand.Int64N(1000) < d.late.Load() {
+				held = append(held, delayed{time.Now(), p.packet})
+				continue
+			}
+			_, _ = to.Write(p.packet)
+			release(lateness)
 		}
 	}
 }
