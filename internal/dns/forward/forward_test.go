@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -30,7 +31,9 @@ type upstream struct {
 // serveUpstream serves what answer makes of a reply. It sends nothing if answer returns false.
 func serveUpstream(t *testing.T, answer func(query, reply *dns.Msg) bool) *upstream {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	// Hardly another program has ports of this address.
+	own := netip.AddrFrom4([4]byte{127, byte(1 + rand.IntN(250)), byte(rand.IntN(256)), byte(1 + rand.IntN(250))})
+	listener, err := net.Listen("tcp", netip.AddrPortFrom(own, 0).String())
 	if err != nil {
 		t.Fatal(err)
 	}

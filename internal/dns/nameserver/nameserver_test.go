@@ -22,27 +22,37 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var loopback = netip.MustParseAddr("127.0.0.1")
 
-// ownLoopback returns a loopback address that no other test has, whose ports are all free.
+// ownLoopback returns a loopback address that no other test has, whose ports are all free. A client
+// that doesn't choose its address has 127.0.0.1, which a server at such an address doesn't answer.
 func ownLoopback() netip.Addr {
 	return netip.AddrFrom4([4]byte{127, byte(1 + rand.IntN(250)), byte(rand.IntN(256)), byte(1 + rand.IntN(250))})
+}
+
+// listening returns a server that listens at a port of the address, which cfg leaves open: the
+// kernel's choice for UDP, unless another program has that port for TCP.
+func listening(t testing.TB, cfg Config) *Server {
+	t.Helper()
+	var err error
+	for range 20 {
+		s := New(cfg)
+		if err = s.Err(); err == nil {
+			return s
+		}
+	}
+	t.Fatal(err)
+	return nil
 }
 
 // serve runs a server on the loopback interface and returns its address.
 func serve(t testing.TB, change func(*Config)) (*Server, string) {
 	t.Helper()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := free.Addr().String()
-	_ = free.Close()
 	var many []zone.Endpoint
 	for i := range 200 {
 		many = append(many, zone.Endpoint{Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})}})
 	}
 	log := slog.New(slog.DiscardHandler)
 	cfg := Config{
-		Address: netip.MustParseAddrPort(address),
+		Address: netip.AddrPortFrom(loopback, 0),
 		Zone: zone.New(zone.Config{Domain: "cluster.local"}, []zone.Service{
 			{Namespace: "default", Name: "many", Endpoints: many},
 			{Namespace: "default", Name: "out", ExternalName: "example.com"},
@@ -54,7 +64,8 @@ func serve(t testing.TB, change func(*Config)) (*Server, string) {
 	if change != nil {
 		change(&cfg)
 	}
-	s := New(cfg)
+	s := listening(t, cfg)
+	address := s.sockets.packets.LocalAddr().String()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -65,9 +76,6 @@ func serve(t testing.TB, change func(*Config)) (*Server, string) {
 		cancel()
 		<-done
 	})
-	if err := s.Err(); err != nil {
-		t.Fatal(err)
-	}
 	return s, address
 }
 
@@ -298,7 +306,7 @@ func isTimeout(err error) bool {
 // TestPortTaken checks that a server whose port another program has says so, and listens when the
 // port is free.
 func TestPortTaken(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	taken, err := net.Listen("tcp", netip.AddrPortFrom(ownLoopback(), 0).String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -326,18 +334,14 @@ func TestPortTaken(t *testing.T) {
 // TestNeverRun checks that a server that isn't run can be closed.
 func TestNeverRun(t *testing.T) {
 	for range 2 {
-		s := New(Config{Address: netip.AddrPortFrom(ownLoopback(), 0), Log: slog.New(slog.DiscardHandler)})
-		if err := s.Err(); err != nil {
-			t.Fatal(err)
-		}
-		s.Close()
+		listening(t, Config{Address: netip.AddrPortFrom(ownLoopback(), 0), Log: slog.New(slog.DiscardHandler)}).Close()
 	}
 }
 
 // TestAbsentAddress checks that the server listens although the node doesn't have the address yet.
 func TestAbsentAddress(t *testing.T) {
 	serve(t, func(c *Config) {
-		c.Address = netip.AddrPortFrom(netip.MustParseAddr("192.0.2.77"), c.Address.Port())
+		c.Address = netip.AddrPortFrom(netip.MustParseAddr("192.0.2.77"), 0)
 	})
 }
 
@@ -350,10 +354,11 @@ func FuzzQuery(f *testing.F) {
 		}
 		f.Add(raw)
 	}
-	s := New(Config{
+	s := listening(f, Config{
 		Address: netip.AddrPortFrom(loopback, 0),
 		Zone:    zone.New(zone.Config{Domain: "cluster.local"}, nil, []zone.Pod{{Namespace: "default", Name: "web", Addresses: []netip.Addr{loopback}}}),
 		Forward: forward.New(slog.New(slog.DiscardHandler)),
+		Log:     slog.New(slog.DiscardHandler),
 	})
 	s.Close()
 	f.Fuzz(func(t *testing.T, raw []byte) {
