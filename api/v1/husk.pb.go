@@ -4414,8 +4414,8 @@ type PolicyEnd struct {
 	// The policies that select the pod, in the order in which they apply.
 	Policies []string `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`
 	// A policy denies whatever allowed doesn't list.
-	Restricted bool     `protobuf:"varint,2,opt,name=restricted,proto3" json:"restricted,omitempty"`
-	Allowed    []string `protobuf:"bytes,3,rep,name=allowed,proto3" json:"allowed,omitempty"` // such as "tcp 80 default/web 10.0.0.0/8"
+	Restricted bool            `protobuf:"varint,2,opt,name=restricted,proto3" json:"restricted,omitempty"`
+	Allowed    []*AllowedPorts `protobuf:"bytes,3,rep,name=allowed,proto3" json:"allowed,omitempty"`
 	// How many packets were denied to all pods of this node with the same policies.
 	Denied        uint64 `protobuf:"varint,4,opt,name=denied,proto3" json:"denied,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -4466,7 +4466,7 @@ func (x *PolicyEnd) GetRestricted() bool {
 	return false
 }
 
-func (x *PolicyEnd) GetAllowed() []string {
+func (x *PolicyEnd) GetAllowed() []*AllowedPorts {
 	if x != nil {
 		return x.Allowed
 	}
@@ -4476,6 +4476,67 @@ func (x *PolicyEnd) GetAllowed() []string {
 func (x *PolicyEnd) GetDenied() uint64 {
 	if x != nil {
 		return x.Denied
+	}
+	return 0
+}
+
+type AllowedPorts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Ports string                 `protobuf:"bytes,1,opt,name=ports,proto3" json:"ports,omitempty"` // such as "tcp 80", or "everything"
+	Peers []string               `protobuf:"bytes,2,rep,name=peers,proto3" json:"peers,omitempty"` // such as "default/web", "10.0.0.0/8", "everybody"
+	// How many connections used them, of all pods of this node with the same policies.
+	Connections   uint64 `protobuf:"varint,3,opt,name=connections,proto3" json:"connections,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllowedPorts) Reset() {
+	*x = AllowedPorts{}
+	mi := &file_api_v1_husk_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllowedPorts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllowedPorts) ProtoMessage() {}
+
+func (x *AllowedPorts) ProtoReflect() protoreflect.Message {
+	mi := &file_api_v1_husk_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllowedPorts.ProtoReflect.Descriptor instead.
+func (*AllowedPorts) Descriptor() ([]byte, []int) {
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *AllowedPorts) GetPorts() string {
+	if x != nil {
+		return x.Ports
+	}
+	return ""
+}
+
+func (x *AllowedPorts) GetPeers() []string {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+func (x *AllowedPorts) GetConnections() uint64 {
+	if x != nil {
+		return x.Connections
 	}
 	return 0
 }
@@ -4493,7 +4554,7 @@ type ExplainConnectionRequest struct {
 
 func (x *ExplainConnectionRequest) Reset() {
 	*x = ExplainConnectionRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[66]
+	mi := &file_api_v1_husk_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4505,7 +4566,7 @@ func (x *ExplainConnectionRequest) String() string {
 func (*ExplainConnectionRequest) ProtoMessage() {}
 
 func (x *ExplainConnectionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[66]
+	mi := &file_api_v1_husk_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4518,7 +4579,7 @@ func (x *ExplainConnectionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainConnectionRequest.ProtoReflect.Descriptor instead.
 func (*ExplainConnectionRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{66}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ExplainConnectionRequest) GetFrom() string {
@@ -4559,7 +4620,7 @@ type ExplainConnectionResponse struct {
 
 func (x *ExplainConnectionResponse) Reset() {
 	*x = ExplainConnectionResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[67]
+	mi := &file_api_v1_husk_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4571,7 +4632,7 @@ func (x *ExplainConnectionResponse) String() string {
 func (*ExplainConnectionResponse) ProtoMessage() {}
 
 func (x *ExplainConnectionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[67]
+	mi := &file_api_v1_husk_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4584,7 +4645,7 @@ func (x *ExplainConnectionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainConnectionResponse.ProtoReflect.Descriptor instead.
 func (*ExplainConnectionResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{67}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ExplainConnectionResponse) GetAllowed() bool {
@@ -4619,7 +4680,7 @@ type Hop struct {
 
 func (x *Hop) Reset() {
 	*x = Hop{}
-	mi := &file_api_v1_husk_proto_msgTypes[68]
+	mi := &file_api_v1_husk_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4631,7 +4692,7 @@ func (x *Hop) String() string {
 func (*Hop) ProtoMessage() {}
 
 func (x *Hop) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[68]
+	mi := &file_api_v1_husk_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4644,7 +4705,7 @@ func (x *Hop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hop.ProtoReflect.Descriptor instead.
 func (*Hop) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{68}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Hop) GetWhere() string {
@@ -4697,7 +4758,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[69]
+	mi := &file_api_v1_husk_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4709,7 +4770,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[69]
+	mi := &file_api_v1_husk_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4722,7 +4783,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{69}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{70}
 }
 
 type DoctorResponse struct {
@@ -4734,7 +4795,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[70]
+	mi := &file_api_v1_husk_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4746,7 +4807,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[70]
+	mi := &file_api_v1_husk_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4759,7 +4820,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{70}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -4782,7 +4843,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_api_v1_husk_proto_msgTypes[71]
+	mi := &file_api_v1_husk_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4794,7 +4855,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[71]
+	mi := &file_api_v1_husk_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4807,7 +4868,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{71}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Check) GetName() string {
@@ -4848,7 +4909,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[72]
+	mi := &file_api_v1_husk_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4860,7 +4921,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[72]
+	mi := &file_api_v1_husk_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4873,7 +4934,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{72}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ShutdownRequest) GetBudgetNs() int64 {
@@ -4901,7 +4962,7 @@ type ShutdownEvent struct {
 
 func (x *ShutdownEvent) Reset() {
 	*x = ShutdownEvent{}
-	mi := &file_api_v1_husk_proto_msgTypes[73]
+	mi := &file_api_v1_husk_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4913,7 +4974,7 @@ func (x *ShutdownEvent) String() string {
 func (*ShutdownEvent) ProtoMessage() {}
 
 func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[73]
+	mi := &file_api_v1_husk_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4926,7 +4987,7 @@ func (x *ShutdownEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownEvent.ProtoReflect.Descriptor instead.
 func (*ShutdownEvent) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{73}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ShutdownEvent) GetNamespace() string {
@@ -4958,7 +5019,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[74]
+	mi := &file_api_v1_husk_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4970,7 +5031,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[74]
+	mi := &file_api_v1_husk_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4983,7 +5044,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{74}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{75}
 }
 
 type ListVolumesResponse struct {
@@ -4995,7 +5056,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[75]
+	mi := &file_api_v1_husk_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5007,7 +5068,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[75]
+	mi := &file_api_v1_husk_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5020,7 +5081,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{75}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -5044,7 +5105,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_api_v1_husk_proto_msgTypes[76]
+	mi := &file_api_v1_husk_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5056,7 +5117,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[76]
+	mi := &file_api_v1_husk_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5069,7 +5130,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{76}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Volume) GetNamespace() string {
@@ -5110,7 +5171,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_api_v1_husk_proto_msgTypes[77]
+	mi := &file_api_v1_husk_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5122,7 +5183,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[77]
+	mi := &file_api_v1_husk_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5135,7 +5196,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{77}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RemoveVolumeRequest) GetNamespace() string {
@@ -5160,7 +5221,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_api_v1_husk_proto_msgTypes[78]
+	mi := &file_api_v1_husk_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5172,7 +5233,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_v1_husk_proto_msgTypes[78]
+	mi := &file_api_v1_husk_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5185,7 +5246,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_v1_husk_proto_rawDescGZIP(), []int{78}
+	return file_api_v1_husk_proto_rawDescGZIP(), []int{79}
 }
 
 var File_api_v1_husk_proto protoreflect.FileDescriptor
@@ -5526,14 +5587,18 @@ const file_api_v1_husk_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
 	"\taddresses\x18\x03 \x03(\tR\taddresses\x12,\n" +
 	"\aingress\x18\x04 \x01(\v2\x12.husk.v1.PolicyEndR\aingress\x12*\n" +
-	"\x06egress\x18\x05 \x01(\v2\x12.husk.v1.PolicyEndR\x06egress\"y\n" +
+	"\x06egress\x18\x05 \x01(\v2\x12.husk.v1.PolicyEndR\x06egress\"\x90\x01\n" +
 	"\tPolicyEnd\x12\x1a\n" +
 	"\bpolicies\x18\x01 \x03(\tR\bpolicies\x12\x1e\n" +
 	"\n" +
 	"restricted\x18\x02 \x01(\bR\n" +
-	"restricted\x12\x18\n" +
-	"\aallowed\x18\x03 \x03(\tR\aallowed\x12\x16\n" +
-	"\x06denied\x18\x04 \x01(\x04R\x06denied\"n\n" +
+	"restricted\x12/\n" +
+	"\aallowed\x18\x03 \x03(\v2\x15.husk.v1.AllowedPortsR\aallowed\x12\x16\n" +
+	"\x06denied\x18\x04 \x01(\x04R\x06denied\"\\\n" +
+	"\fAllowedPorts\x12\x14\n" +
+	"\x05ports\x18\x01 \x01(\tR\x05ports\x12\x14\n" +
+	"\x05peers\x18\x02 \x03(\tR\x05peers\x12 \n" +
+	"\vconnections\x18\x03 \x01(\x04R\vconnections\"n\n" +
 	"\x18ExplainConnectionRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1a\n" +
@@ -5627,7 +5692,7 @@ func file_api_v1_husk_proto_rawDescGZIP() []byte {
 	return file_api_v1_husk_proto_rawDescData
 }
 
-var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
+var file_api_v1_husk_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
 var file_api_v1_husk_proto_goTypes = []any{
 	(*VersionRequest)(nil),            // 0: husk.v1.VersionRequest
 	(*VersionResponse)(nil),           // 1: husk.v1.VersionResponse
@@ -5695,19 +5760,20 @@ var file_api_v1_husk_proto_goTypes = []any{
 	(*ListPoliciesResponse)(nil),      // 63: husk.v1.ListPoliciesResponse
 	(*PolicyPod)(nil),                 // 64: husk.v1.PolicyPod
 	(*PolicyEnd)(nil),                 // 65: husk.v1.PolicyEnd
-	(*ExplainConnectionRequest)(nil),  // 66: husk.v1.ExplainConnectionRequest
-	(*ExplainConnectionResponse)(nil), // 67: husk.v1.ExplainConnectionResponse
-	(*Hop)(nil),                       // 68: husk.v1.Hop
-	(*DoctorRequest)(nil),             // 69: husk.v1.DoctorRequest
-	(*DoctorResponse)(nil),            // 70: husk.v1.DoctorResponse
-	(*Check)(nil),                     // 71: husk.v1.Check
-	(*ShutdownRequest)(nil),           // 72: husk.v1.ShutdownRequest
-	(*ShutdownEvent)(nil),             // 73: husk.v1.ShutdownEvent
-	(*ListVolumesRequest)(nil),        // 74: husk.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),       // 75: husk.v1.ListVolumesResponse
-	(*Volume)(nil),                    // 76: husk.v1.Volume
-	(*RemoveVolumeRequest)(nil),       // 77: husk.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),      // 78: husk.v1.RemoveVolumeResponse
+	(*AllowedPorts)(nil),              // 66: husk.v1.AllowedPorts
+	(*ExplainConnectionRequest)(nil),  // 67: husk.v1.ExplainConnectionRequest
+	(*ExplainConnectionResponse)(nil), // 68: husk.v1.ExplainConnectionResponse
+	(*Hop)(nil),                       // 69: husk.v1.Hop
+	(*DoctorRequest)(nil),             // 70: husk.v1.DoctorRequest
+	(*DoctorResponse)(nil),            // 71: husk.v1.DoctorResponse
+	(*Check)(nil),                     // 72: husk.v1.Check
+	(*ShutdownRequest)(nil),           // 73: husk.v1.ShutdownRequest
+	(*ShutdownEvent)(nil),             // 74: husk.v1.ShutdownEvent
+	(*ListVolumesRequest)(nil),        // 75: husk.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),       // 76: husk.v1.ListVolumesResponse
+	(*Volume)(nil),                    // 77: husk.v1.Volume
+	(*RemoveVolumeRequest)(nil),       // 78: husk.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),      // 79: husk.v1.RemoveVolumeResponse
 }
 var file_api_v1_husk_proto_depIdxs = []int32{
 	39, // 0: husk.v1.RunEvent.progress:type_name -> husk.v1.Progress
@@ -5733,78 +5799,79 @@ var file_api_v1_husk_proto_depIdxs = []int32{
 	64, // 20: husk.v1.ListPoliciesResponse.pods:type_name -> husk.v1.PolicyPod
 	65, // 21: husk.v1.PolicyPod.ingress:type_name -> husk.v1.PolicyEnd
 	65, // 22: husk.v1.PolicyPod.egress:type_name -> husk.v1.PolicyEnd
-	68, // 23: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
-	71, // 24: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
-	76, // 25: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
-	0,  // 26: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
-	2,  // 27: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
-	6,  // 28: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
-	8,  // 29: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
-	10, // 30: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
-	12, // 31: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
-	15, // 32: husk.v1.Husk.ListWorkloads:input_type -> husk.v1.ListWorkloadsRequest
-	17, // 33: husk.v1.Husk.WatchWorkload:input_type -> husk.v1.WatchWorkloadRequest
-	18, // 34: husk.v1.Husk.Scale:input_type -> husk.v1.ScaleRequest
-	19, // 35: husk.v1.Husk.Restart:input_type -> husk.v1.RestartRequest
-	20, // 36: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
-	22, // 37: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
-	24, // 38: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
-	24, // 39: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
-	29, // 40: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
-	31, // 41: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
-	34, // 42: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
-	41, // 43: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
-	42, // 44: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
-	45, // 45: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
-	47, // 46: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
-	49, // 47: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
-	51, // 48: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
-	54, // 49: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
-	56, // 50: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
-	60, // 51: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
-	62, // 52: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
-	66, // 53: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
-	69, // 54: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
-	72, // 55: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
-	74, // 56: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
-	77, // 57: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
-	1,  // 58: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
-	3,  // 59: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
-	7,  // 60: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
-	9,  // 61: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
-	11, // 62: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
-	13, // 63: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
-	16, // 64: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
-	14, // 65: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
-	14, // 66: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
-	14, // 67: husk.v1.Husk.Restart:output_type -> husk.v1.Workload
-	21, // 68: husk.v1.Husk.Events:output_type -> husk.v1.Event
-	23, // 69: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
-	27, // 70: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
-	27, // 71: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
-	30, // 72: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
-	33, // 73: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
-	35, // 74: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
-	43, // 75: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
-	43, // 76: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
-	46, // 77: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
-	48, // 78: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
-	50, // 79: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
-	52, // 80: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
-	55, // 81: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
-	57, // 82: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
-	61, // 83: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
-	63, // 84: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
-	67, // 85: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
-	70, // 86: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
-	73, // 87: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
-	75, // 88: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
-	78, // 89: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
-	58, // [58:90] is the sub-list for method output_type
-	26, // [26:58] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	66, // 23: husk.v1.PolicyEnd.allowed:type_name -> husk.v1.AllowedPorts
+	69, // 24: husk.v1.ExplainConnectionResponse.hops:type_name -> husk.v1.Hop
+	72, // 25: husk.v1.DoctorResponse.checks:type_name -> husk.v1.Check
+	77, // 26: husk.v1.ListVolumesResponse.volumes:type_name -> husk.v1.Volume
+	0,  // 27: husk.v1.Husk.Version:input_type -> husk.v1.VersionRequest
+	2,  // 28: husk.v1.Husk.Run:input_type -> husk.v1.RunRequest
+	6,  // 29: husk.v1.Husk.ListPods:input_type -> husk.v1.ListPodsRequest
+	8,  // 30: husk.v1.Husk.Inspect:input_type -> husk.v1.InspectRequest
+	10, // 31: husk.v1.Husk.Stop:input_type -> husk.v1.StopRequest
+	12, // 32: husk.v1.Husk.Remove:input_type -> husk.v1.RemoveRequest
+	15, // 33: husk.v1.Husk.ListWorkloads:input_type -> husk.v1.ListWorkloadsRequest
+	17, // 34: husk.v1.Husk.WatchWorkload:input_type -> husk.v1.WatchWorkloadRequest
+	18, // 35: husk.v1.Husk.Scale:input_type -> husk.v1.ScaleRequest
+	19, // 36: husk.v1.Husk.Restart:input_type -> husk.v1.RestartRequest
+	20, // 37: husk.v1.Husk.Events:input_type -> husk.v1.EventsRequest
+	22, // 38: husk.v1.Husk.Logs:input_type -> husk.v1.LogsRequest
+	24, // 39: husk.v1.Husk.Exec:input_type -> husk.v1.SessionInput
+	24, // 40: husk.v1.Husk.Attach:input_type -> husk.v1.SessionInput
+	29, // 41: husk.v1.Husk.FindPorts:input_type -> husk.v1.FindPortsRequest
+	31, // 42: husk.v1.Husk.Forward:input_type -> husk.v1.ForwardInput
+	34, // 43: husk.v1.Husk.Usage:input_type -> husk.v1.UsageRequest
+	41, // 44: husk.v1.Husk.PullImage:input_type -> husk.v1.PullImageRequest
+	42, // 45: husk.v1.Husk.LoadImage:input_type -> husk.v1.LoadImageRequest
+	45, // 46: husk.v1.Husk.ListImages:input_type -> husk.v1.ListImagesRequest
+	47, // 47: husk.v1.Husk.RemoveImage:input_type -> husk.v1.RemoveImageRequest
+	49, // 48: husk.v1.Husk.PruneImages:input_type -> husk.v1.PruneImagesRequest
+	51, // 49: husk.v1.Husk.ListAttachments:input_type -> husk.v1.ListAttachmentsRequest
+	54, // 50: husk.v1.Husk.RetryDebts:input_type -> husk.v1.RetryDebtsRequest
+	56, // 51: husk.v1.Husk.NetworkStatus:input_type -> husk.v1.NetworkStatusRequest
+	60, // 52: husk.v1.Husk.RotateKey:input_type -> husk.v1.RotateKeyRequest
+	62, // 53: husk.v1.Husk.ListPolicies:input_type -> husk.v1.ListPoliciesRequest
+	67, // 54: husk.v1.Husk.ExplainConnection:input_type -> husk.v1.ExplainConnectionRequest
+	70, // 55: husk.v1.Husk.Doctor:input_type -> husk.v1.DoctorRequest
+	73, // 56: husk.v1.Husk.Shutdown:input_type -> husk.v1.ShutdownRequest
+	75, // 57: husk.v1.Volumes.ListVolumes:input_type -> husk.v1.ListVolumesRequest
+	78, // 58: husk.v1.Volumes.RemoveVolume:input_type -> husk.v1.RemoveVolumeRequest
+	1,  // 59: husk.v1.Husk.Version:output_type -> husk.v1.VersionResponse
+	3,  // 60: husk.v1.Husk.Run:output_type -> husk.v1.RunEvent
+	7,  // 61: husk.v1.Husk.ListPods:output_type -> husk.v1.ListPodsResponse
+	9,  // 62: husk.v1.Husk.Inspect:output_type -> husk.v1.InspectResponse
+	11, // 63: husk.v1.Husk.Stop:output_type -> husk.v1.StopResponse
+	13, // 64: husk.v1.Husk.Remove:output_type -> husk.v1.RemoveResponse
+	16, // 65: husk.v1.Husk.ListWorkloads:output_type -> husk.v1.ListWorkloadsResponse
+	14, // 66: husk.v1.Husk.WatchWorkload:output_type -> husk.v1.Workload
+	14, // 67: husk.v1.Husk.Scale:output_type -> husk.v1.Workload
+	14, // 68: husk.v1.Husk.Restart:output_type -> husk.v1.Workload
+	21, // 69: husk.v1.Husk.Events:output_type -> husk.v1.Event
+	23, // 70: husk.v1.Husk.Logs:output_type -> husk.v1.LogsResponse
+	27, // 71: husk.v1.Husk.Exec:output_type -> husk.v1.SessionOutput
+	27, // 72: husk.v1.Husk.Attach:output_type -> husk.v1.SessionOutput
+	30, // 73: husk.v1.Husk.FindPorts:output_type -> husk.v1.FindPortsResponse
+	33, // 74: husk.v1.Husk.Forward:output_type -> husk.v1.ForwardOutput
+	35, // 75: husk.v1.Husk.Usage:output_type -> husk.v1.UsageResponse
+	43, // 76: husk.v1.Husk.PullImage:output_type -> husk.v1.ImageEvent
+	43, // 77: husk.v1.Husk.LoadImage:output_type -> husk.v1.ImageEvent
+	46, // 78: husk.v1.Husk.ListImages:output_type -> husk.v1.ListImagesResponse
+	48, // 79: husk.v1.Husk.RemoveImage:output_type -> husk.v1.RemoveImageResponse
+	50, // 80: husk.v1.Husk.PruneImages:output_type -> husk.v1.PruneImagesResponse
+	52, // 81: husk.v1.Husk.ListAttachments:output_type -> husk.v1.ListAttachmentsResponse
+	55, // 82: husk.v1.Husk.RetryDebts:output_type -> husk.v1.RetryDebtsResponse
+	57, // 83: husk.v1.Husk.NetworkStatus:output_type -> husk.v1.NetworkStatusResponse
+	61, // 84: husk.v1.Husk.RotateKey:output_type -> husk.v1.RotateKeyResponse
+	63, // 85: husk.v1.Husk.ListPolicies:output_type -> husk.v1.ListPoliciesResponse
+	68, // 86: husk.v1.Husk.ExplainConnection:output_type -> husk.v1.ExplainConnectionResponse
+	71, // 87: husk.v1.Husk.Doctor:output_type -> husk.v1.DoctorResponse
+	74, // 88: husk.v1.Husk.Shutdown:output_type -> husk.v1.ShutdownEvent
+	76, // 89: husk.v1.Volumes.ListVolumes:output_type -> husk.v1.ListVolumesResponse
+	79, // 90: husk.v1.Volumes.RemoveVolume:output_type -> husk.v1.RemoveVolumeResponse
+	59, // [59:91] is the sub-list for method output_type
+	27, // [27:59] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_api_v1_husk_proto_init() }
@@ -5834,7 +5901,7 @@ func file_api_v1_husk_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_v1_husk_proto_rawDesc), len(file_api_v1_husk_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   79,
+			NumMessages:   80,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

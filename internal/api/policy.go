@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"strings"
 
 	huskv1 "github.com/huskd/husk/api/v1"
 	"github.com/huskd/husk/internal/network/explain"
@@ -14,7 +13,7 @@ func (s *Server) ListPolicies(context.Context, *huskv1.ListPoliciesRequest) (*hu
 	if s.Firewall == nil {
 		return &huskv1.ListPoliciesResponse{Note: noFirewall}, nil
 	}
-	report := s.Firewall.Report()
+	report := s.Firewall.Detail()
 	out := &huskv1.ListPoliciesResponse{Note: report.Note, Policies: int32(report.Policies)}
 	for _, p := range report.Pods {
 		out.Pods = append(out.Pods, &huskv1.PolicyPod{
@@ -29,7 +28,7 @@ const noFirewall = "network policy is off: see network-policy in the configurati
 func policyEnd(e firewall.End) *huskv1.PolicyEnd {
 	out := &huskv1.PolicyEnd{Policies: e.Policies, Restricted: e.Restricted, Denied: e.Denied}
 	for _, a := range e.Allowed {
-		out.Allowed = append(out.Allowed, strings.TrimSpace(a.Ports+" "+strings.Join(a.Peers, " ")))
+		out.Allowed = append(out.Allowed, &huskv1.AllowedPorts{Ports: a.Ports, Peers: a.Peers, Connections: a.Connections})
 	}
 	return out
 }

@@ -24,15 +24,26 @@ type podPolicy struct {
 }
 
 type policyEnd struct {
-	Policies   []string `json:"policies"`
-	Restricted bool     `json:"restricted"` // what isn't allowed is denied
-	Allowed    []string `json:"allowed"`
+	Policies   []string       `json:"policies"`
+	Restricted bool           `json:"restricted"` // what isn't allowed is denied
+	Allowed    []allowedPorts `json:"allowed"`
 	// Denied is how many packets were denied to all pods of the node with the same policies.
 	Denied uint64 `json:"deniedPackets"`
 }
 
 func newPolicyEnd(e *huskv1.PolicyEnd) policyEnd {
-	return policyEnd{append([]string{}, e.GetPolicies()...), e.GetRestricted(), append([]string{}, e.GetAllowed()...), e.GetDenied()}
+	out := policyEnd{append([]string{}, e.GetPolicies()...), e.GetRestricted(), []allowedPorts{}, e.GetDenied()}
+	for _, a := range e.GetAllowed() {
+		out.Allowed = append(out.Allowed, allowedPorts{a.GetPorts(), append([]string{}, a.GetPeers()...), a.GetConnections()})
+	}
+	return out
+}
+
+type allowedPorts struct {
+	Ports string   `json:"ports"`
+	Peers []string `json:"peers"`
+	// Connections counts those of all pods of the node with the same policies.
+	Connections uint64 `json:"connections"`
 }
 
 func (e policyEnd) summary() string {
@@ -106,30 +117,26 @@ func (t *tool) policies(cmd *cobra.Command, args []string) ([]podPolicy, error) 
 }
 
 func detailOf(p podPolicy) *render.Table {
-	table := render.NewTable("DIRECTION", "POLICY", "ALLOWED", "DENIED")
+	table := render.NewTable("DIRECTION", "POLICY", "ALLOWED", "CONNECTIONS", "DENIED")
 	for _, d := range []struct {
 		name string
 		end  policyEnd
 	}{{"ingress", p.Ingress}, {"egress", p.Egress}} {
-		allowed := d.end.Allowed
-		switch {
-		case !d.end.Restricted:
-			allowed = []string{"everything"}
-		case len(allowed) == 0:
-			allowed = []string{"nothing"}
-		}
-		for i := range max(len(allowed), len(d.end.Policies)) {
-			row := [4]string{d.name}
+		for i := range max(1, len(d.end.Allowed), len(d.end.Policies)) {
+			row := [5]string{d.name}
 			if i == 0 && d.end.Restricted {
-				row[3] = fmt.Sprintf("%d packets", d.end.Denied)
+				row[2], row[4] = "nothing", fmt.Sprintf("%d packets", d.end.Denied)
+			} else if i == 0 {
+				row[2] = "everything"
 			}
 			if i < len(d.end.Policies) {
 				row[1] = d.end.Policies[i]
 			}
-			if i < len(allowed) {
-				row[2] = allowed[i]
+			if i < len(d.end.Allowed) {
+				a := d.end.Allowed[i]
+				row[2], row[3] = strings.Join(append([]string{a.Ports}, a.Peers...), " "), strconv.FormatUint(a.Connections, 10)
 			}
-			table.Row(row[0], row[1], row[2], row[3])
+			table.Row(row[0], row[1], row[2], row[3], row[4])
 		}
 	}
 	return table

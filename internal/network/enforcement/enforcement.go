@@ -39,8 +39,8 @@ type Config struct {
 	// the pods of manifests, see package declared. Without Origins there is no policy.
 	Origins []string
 	Pods    func() []*policy.Pod
-	// Workloads, without an API server, is where the nodes tell each other of their pods. Node is the
-	// name of this one, and Subnets are those of all pods.
+	// Workloads, without an API server, is where the nodes tell each other of their pods. Node is
+	// the name of this one, and Subnets are those of all pods.
 	Workloads exchange.Store
 	Node      string
 	Subnets   []netip.Prefix
@@ -80,7 +80,7 @@ func Open(cfg Config) (*Enforcement, error) {
 		return nil, errors.Join(table.Teardown(), table.Close())
 	}
 	e := &Enforcement{cfg: cfg, table: table, reported: map[policy.Flow]time.Time{}, limit: rate.NewLimiter(rate.Every(denialPace), denialBurst), logged: rate.NewLimiter(logPace, logPace), mistakes: map[string][]accept.Problem{}}
-	c := firewall.Config{Source: e.source(), Kernel: table, IsNode: policytable.IsOwn, Denied: denied(table), Required: cfg.Policy == config.PolicyOn, File: cfg.File, Log: cfg.Log}
+	c := firewall.Config{Source: e.source(), Kernel: table, IsNode: policytable.IsOwn, Denied: denied(table), Allowed: table.Allowed, Required: cfg.Policy == config.PolicyOn, File: cfg.File, Log: cfg.Log}
 	if e.declared != nil && cfg.Workloads != nil {
 		e.declared.AwaitOthers()
 		e.exchange = exchange.New(exchange.Config{

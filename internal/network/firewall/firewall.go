@@ -53,14 +53,17 @@ type Config struct {
 	IsNode func(netip.Addr) (bool, error)
 	// Denied returns how many packets each profile has denied; nil if that isn't counted.
 	Denied func() (map[ruleset.ProfileID]uint64, error)
+	// Allowed returns how many connections each match of a profile let pass; nil if that isn't
+	// counted.
+	Allowed func() (map[ruleset.ProfileID]map[ruleset.Match]uint64, error)
 	// Required makes pods wait for a source that permits nothing. Otherwise they run without policy
 	// as long as it has never permitted anything.
 	Required bool
 	// File is where the last known policies are saved, and beside it the pods, for pods that start
 	// while the source can't be reached. Empty means nowhere.
 	File string
-	// LocalChanged is called when the result of Local may have changed. It must not block, and is nil
-	// if unused.
+	// LocalChanged is called when the result of Local may have changed. It must not block, and is
+	// nil if unused.
 	LocalChanged func()
 	Log          *slog.Logger
 }

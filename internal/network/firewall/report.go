@@ -42,18 +42,26 @@ type Allowed struct {
 	Ports string // such as "tcp 80-90", or "everything"
 	// Peers are pods, prefixes or ranges of addresses, "all pods", "all others" or "everybody".
 	Peers []string
+	// Connections is how many of them used the ports, to or from all pods of this node that the
+	// same policies select in the same way. Report doesn't count them; Detail does.
+	Connections uint64
+}
+
+// counts are what the kernel has counted.
+type counts struct {
+	denied  map[ruleset.ProfileID]uint64
+	allowed map[ruleset.ProfileID]map[ruleset.Match]uint64
 }
 
 // Report returns what network policy says about the pods of this node.
-func (f *Firewall) Report() Report {
+func (f *Firewall) Report() Report { return f.report(false) }
+
+// Detail is a Report with what only people want to know: it reads all elements of the profiles.
+func (f *Firewall) Detail() Report { return f.report(true) }
+
+func (f *Firewall) report(detailed bool) Report {
 	w := f.World()
-	var denied map[ruleset.ProfileID]uint64
-	if f.cfg.Denied != nil {
-		var err error
-		if denied, err = f.cfg.Denied(); err != nil {
-			f.cfg.Log.Warn("network policy: the counters in the kernel can't be read", "error", err)
-		}
-	}
+	counted := f.count(detailed)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r := Report{Note: f.note(), Policies: len(w.Policies)}
@@ -68,7 +76,7 @@ func (f *Firewall) Report() Report {
 			for _, q := range w.Selecting(p, d) {
 				end.Policies = append(end.Policies, q.Name)
 			}
-			f.allowed(p, d, end, names, denied)
+			f.allowed(p, d, end, names, counted)
 		}
 		r.Pods = append(r.Pods, pod)
 	}
@@ -76,6 +84,21 @@ func (f *Firewall) Report() Report {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 	return r
+}
+
+// count reads the kernel's counters. What can't be read is 0.
+func (f *Firewall) count(detailed bool) (c counts) {
+	var err error
+	if f.cfg.Denied != nil {
+		c.denied, err = f.cfg.Denied()
+	}
+	if detailed && f.cfg.Allowed != nil && err == nil {
+		c.allowed, err = f.cfg.Allowed()
+	}
+	if err != nil {
+		f.cfg.Log.Warn("network policy: the counters in the kernel can't be read", "error", err)
+	}
+	return c
 }
 
 // Note says why policies are not in force, or may be out of date. It is empty if they are in force.
@@ -101,9 +124,9 @@ func (f *Firewall) note() string {
 }
 
 // allowed completes end with the pod's profiles. The caller holds mu.
-func (f *Firewall) allowed(p *policy.Pod, d policy.Direction, end *End, names map[ruleset.Identity][]string, denied map[ruleset.ProfileID]uint64) {
-	peers := map[string][]string{}
-	counted := map[ruleset.ProfileID]bool{}
+func (f *Firewall) allowed(p *policy.Pod, d policy.Direction, end *End, names map[ruleset.Identity][]string, counted counts) {
+	peers, connections := map[string][]string{}, map[string]uint64{}
+	seen := map[ruleset.ProfileID]bool{} // of both families
 	for _, addr := range p.Addresses {
 		local, ok := f.rules.Pods[addr]
 		id := local.Ingress
@@ -114,25 +137,28 @@ func (f *Firewall) allowed(p *policy.Pod, d policy.Direction, end *End, names ma
 			continue
 		}
 		end.Restricted = true
-		if !counted[id] {
-			counted[id] = true
-			end.Denied += denied[id]
+		if !seen[id] {
+			end.Denied += counted.denied[id]
 		}
 		for m := range f.rules.Profiles[id].Allow {
 			key := portsOf(m)
+			if !seen[id] {
+				connections[key] += counted.allowed[id][m]
+			}
 			for _, name := range names[m.Identity] {
 				if !slices.Contains(peers[key], name) {
 					peers[key] = append(peers[key], name)
 				}
 			}
 		}
+		seen[id] = true
 	}
 	for _, ports := range slices.Sorted(maps.Keys(peers)) {
 		if slices.Contains(peers[ports], allIPv4) && slices.Contains(peers[ports], allIPv6) {
 			peers[ports] = []string{"everybody"}
 		}
 		slices.Sort(peers[ports])
-		end.Allowed = append(end.Allowed, Allowed{ports, peers[ports]})
+		end.Allowed = append(end.Allowed, Allowed{ports, peers[ports], connections[ports]})
 	}
 }
 

@@ -184,38 +184,3 @@ func extension(header byte) bool {
 	}
 	return false
 }
-
-// Denied is how many packets were denied.
-type Denied struct {
-	// Profiles has those of each profile in the kernel.
-	Profiles map[ruleset.ProfileID]uint64
-	// Unknown are those of pods that the table doesn't have.
-	Unknown map[policy.Direction]uint64
-}
-
-// Denied reads the counters. They begin at 0 when the profile is added.
-func (t *Table) Denied() (Denied, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	f := &found{chains: map[string][]foundRule{}}
-	if err := t.kernel.readRules(f); err != nil && !errors.Is(err, unix.ENOENT) {
-		return Denied{}, t.wrap(fmt.Errorf("read counters: %w", err))
-	}
-	d := Denied{map[ruleset.ProfileID]uint64{}, map[policy.Direction]uint64{}}
-	for chain, rules := range f.chains {
-		for _, r := range rules {
-			if !r.counted {
-				continue
-			}
-			switch _, id, ok := profileOf(chain); {
-			case ok:
-				d.Profiles[id] += r.packets
-			case chain == chainIn:
-				d.Unknown[policy.Ingress] += r.packets
-			case chain == chainOut:
-				d.Unknown[policy.Egress] += r.packets
-			}
-		}
-	}
-	return d, nil
-}

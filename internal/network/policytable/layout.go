@@ -61,7 +61,7 @@ import (
 //		ip saddr . ip daddr @self4 accept
 //		…                                                 # as in, with saddr and daddr exchanged
 //	}
-//	chain in-<profile> {                                  # with the sets that it needs
+//	chain in-<profile> {                                  # with the sets that it needs; elements count
 //		# Where one of these matches: meta priority set ffff:ffff return
 //		meta priority @in-<profile>-any                   # { type classid }
 //		meta priority . meta l4proto @in-<profile>-proto
@@ -97,7 +97,7 @@ const (
 )
 
 // layout is part of each rule's comment. A table with another layout is replaced.
-const layout = "2"
+const layout = "3"
 
 // allowed is the priority of packets that a profile allows. It is no identity.
 const allowed = math.MaxUint32
@@ -138,6 +138,7 @@ type set struct {
 	key      []nftables.SetDatatype
 	value    valueKind
 	interval bool
+	counted  bool // each element counts the packets that match it
 }
 
 // size is that of a key in bytes. In a concatenation, each part fills registers of 4 bytes.
@@ -238,7 +239,7 @@ func (k kind) set(chain string) set {
 		all[0] = nftables.TypeNFProto
 	}
 	fields := [forAll]int{anything: 1, port: 3, proto: 2, other: 1, portRange: 3}
-	return set{name: chain + "-" + k.String(), key: all[:fields[k.what()]], interval: k.what() == portRange}
+	return set{name: chain + "-" + k.String(), key: all[:fields[k.what()]], interval: k.what() == portRange, counted: true}
 }
 
 // rule returns the rule that looks the set up.

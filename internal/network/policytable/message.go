@@ -19,6 +19,7 @@ const (
 	setDescConcat = 2
 	setFieldLen   = 1
 	setElemKeyEnd = 10
+	setExpr       = 17
 
 	ruleComment = 0 // libnftnl's type of user data
 )
@@ -105,6 +106,9 @@ func (k *kernelTable) newSet(s set, id uint32) *nl.NetlinkRequest {
 	if len(s.key) > 1 {
 		flags |= setConcat
 		a = a.nested(unix.NFTA_SET_DESC, attributes{}.nested(setDescConcat, fields))
+	}
+	if s.counted {
+		a = a.nested(setExpr, attributes{}.text(unix.NFTA_EXPR_NAME, "counter"))
 	}
 	a = a.number(unix.NFTA_SET_FLAGS, flags).bytes(unix.NFTA_SET_USERDATA, data)
 	return request(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, a)

@@ -112,7 +112,7 @@ func (k *kernelTable) readRules(f *found) error {
 			case unix.NFTA_RULE_USERDATA:
 				r.comment = comment(value)
 			case unix.NFTA_RULE_EXPRESSIONS:
-				r.packets, r.counted = counter(value)
+				r.packets, r.counted = ruleCounter(value)
 			}
 		}
 		return r, table == k.name
@@ -135,22 +135,30 @@ func comment(data []byte) string {
 	return ""
 }
 
-// counter returns the packets of a rule's counter, if it has one.
-func counter(exprs []byte) (packets uint64, ok bool) {
-	const counterPackets = 2
+// ruleCounter returns the packets of a rule's counter, if it has one.
+func ruleCounter(exprs []byte) (packets uint64, ok bool) {
 	for _, expr := range nlsock.Attributes(exprs) {
-		name := ""
-		for typ, value := range nlsock.Attributes(expr) {
-			if typ == unix.NFTA_EXPR_NAME {
-				name = unix.ByteSliceToString(value)
-			}
-			if typ != unix.NFTA_EXPR_DATA || name != "counter" {
-				continue
-			}
-			for typ, value := range nlsock.Attributes(value) {
-				if typ == counterPackets && len(value) == 8 {
-					return binary.BigEndian.Uint64(value), true
-				}
+		if packets, ok = counter(expr); ok {
+			return packets, true
+		}
+	}
+	return 0, false
+}
+
+// counter returns the packets of an expression, if it is a counter.
+func counter(expr []byte) (packets uint64, ok bool) {
+	const counterPackets = 2
+	name := ""
+	for typ, value := range nlsock.Attributes(expr) {
+		if typ == unix.NFTA_EXPR_NAME {
+			name = unix.ByteSliceToString(value)
+		}
+		if typ != unix.NFTA_EXPR_DATA || name != "counter" {
+			continue
+		}
+		for typ, value := range nlsock.Attributes(value) {
+			if typ == counterPackets && len(value) == 8 {
+				return binary.BigEndian.Uint64(value), true
 			}
 		}
 	}
@@ -158,27 +166,18 @@ func counter(exprs []byte) (packets uint64, ok bool) {
 }
 
 func (k *kernelTable) readElements(f *found, name string) error {
-	req := request(unix.NFT_MSG_GETSETELEM, 0, attributes{}.text(unix.NFTA_SET_ELEM_LIST_TABLE, k.name).text(unix.NFTA_SET_ELEM_LIST_SET, name))
-	var ends []string
-	var all []element
-	// A list that changed while it was read is read again.
-	_, err := nlsock.List(k.conn, req, func(data []byte) (struct{}, bool) {
-		for typ, value := range fields(data) {
-			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-				continue
-			}
-			for _, item := range nlsock.Attributes(value) {
-				if e, end := parseElement(item); end {
-					ends = append(ends, e.key)
-				} else {
-					all = append(all, e)
-				}
-			}
-		}
-		return struct{}{}, false
-	})
+	list, err := k.listElements(name)
 	if err != nil {
 		return err
+	}
+	var ends []string
+	var all []element
+	for _, l := range list {
+		if l.end {
+			ends = append(ends, l.key)
+		} else {
+			all = append(all, l.element)
+		}
 	}
 	slices.Sort(ends)
 	f.contents[name] = make(map[elementKey]element, len(all))
@@ -201,6 +200,30 @@ func (k *kernelTable) readElements(f *found, name string) error {
 	return nil
 }
 
+// listedElement is an item of a set's list.
+type listedElement struct {
+	element
+	end     bool // of an interval
+	packets uint64
+}
+
+func (k *kernelTable) listElements(set string) ([]listedElement, error) {
+	req := request(unix.NFT_MSG_GETSETELEM, 0, attributes{}.text(unix.NFTA_SET_ELEM_LIST_TABLE, k.name).text(unix.NFTA_SET_ELEM_LIST_SET, set))
+	// A list that changed while it was read is read again.
+	parts, err := nlsock.List(k.conn, req, func(data []byte) (part []listedElement, _ bool) {
+		for typ, value := range fields(data) {
+			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+				continue
+			}
+			for _, item := range nlsock.Attributes(value) {
+				part = append(part, parseElement(item))
+			}
+		}
+		return part, true
+	})
+	return slices.Concat(parts...), err
+}
+
 // before returns the key in front of another one.
 func before(key string) string {
 	b := []byte(key)
@@ -212,8 +235,7 @@ func before(key string) string {
 	return string(b)
 }
 
-// parseElement returns an element of a list, and whether it is the end of an interval.
-func parseElement(item []byte) (e element, end bool) {
+func parseElement(item []byte) (e listedElement) {
 	for typ, value := range nlsock.Attributes(item) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
@@ -221,7 +243,9 @@ func parseElement(item []byte) (e element, end bool) {
 		case setElemKeyEnd:
 			e.last, e.form = dataValue(value), concatRange
 		case unix.NFTA_SET_ELEM_FLAGS:
-			end = number(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+			e.end = number(value)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+		case unix.NFTA_SET_ELEM_EXPR:
+			e.packets, _ = counter(value)
 		case unix.NFTA_SET_ELEM_DATA:
 			for typ, value := range nlsock.Attributes(value) {
 				if typ == unix.NFTA_DATA_VALUE {
@@ -237,7 +261,7 @@ func parseElement(item []byte) (e element, end bool) {
 			}
 		}
 	}
-	return e, end
+	return e
 }
 
 func dataValue(data []byte) string {
