@@ -13,7 +13,7 @@ func (s *Server) ListPolicies(context.Context, *huskv1.ListPoliciesRequest) (*hu
 	if s.Firewall == nil {
 		return &huskv1.ListPoliciesResponse{Note: noFirewall}, nil
 	}
-	report := s.Firewall.Detail()
+	report := s.Firewall.Report(true)
 	out := &huskv1.ListPoliciesResponse{Note: report.Note, Policies: int32(report.Policies)}
 	for _, p := range report.Pods {
 		out.Pods = append(out.Pods, &huskv1.PolicyPod{

@@ -47,7 +47,7 @@ func (d *daemon) nodesStatus() nodes.Status {
 
 func (d *daemon) policyReport() firewall.Report {
 	if f := d.policy.Owner(); f != nil {
-		return f.Report()
+		return f.Report(false)
 	}
 	return firewall.Report{}
 }

@@ -263,7 +263,7 @@ func TestForbidden(t *testing.T) {
 				}
 				k.rules = nil
 			}
-			if note := f.Report().Note; !strings.Contains(note, "bind a role") {
+			if note := f.Report(false).Note; !strings.Contains(note, "bind a role") {
 				t.Errorf("the note is %q", note)
 			}
 		})
@@ -307,8 +307,8 @@ func TestSaved(t *testing.T) {
 			}
 			began := time.Now()
 			f.admit(t, db, dbAddr)
-			if time.Since(began) != restoredLimit || k.rules.Allows(query) || !strings.Contains(f.Report().Note, "out of date") {
-				t.Errorf("after %v: %q, %+v", time.Since(began), f.Report().Note, k.rules)
+			if time.Since(began) != restoredLimit || k.rules.Allows(query) || !strings.Contains(f.Report(false).Note, "out of date") {
+				t.Errorf("after %v: %q, %+v", time.Since(began), f.Report(false).Note, k.rules)
 			}
 			s.update(policies())
 			settle()
@@ -433,8 +433,8 @@ func TestKernelFails(t *testing.T) {
 		s.update(policies(isolateDB("admin")))
 		f.admit(t, web, webAddr)
 		k.fail(errors.New("no memory"))
-		if err := f.Admit(t.Context(), db, prefixes(dbAddr)); err == nil || !strings.Contains(f.Report().Note, "no memory") {
-			t.Errorf("%v, %q", err, f.Report().Note)
+		if err := f.Admit(t.Context(), db, prefixes(dbAddr)); err == nil || !strings.Contains(f.Report(false).Note, "no memory") {
+			t.Errorf("%v, %q", err, f.Report(false).Note)
 		}
 		if _, ok := k.rules.Pods[dbAddr]; ok {
 			t.Error("the kernel has the pod")
@@ -442,8 +442,8 @@ func TestKernelFails(t *testing.T) {
 		k.fail(nil)
 		time.Sleep(2 * retryAfter)
 		f.admit(t, db, dbAddr)
-		if k.rules.Allows(query) || f.Report().Note != "" {
-			t.Errorf("%q, %+v", f.Report().Note, k.rules)
+		if k.rules.Allows(query) || f.Report(false).Note != "" {
+			t.Errorf("%q, %+v", f.Report(false).Note, k.rules)
 		}
 	})
 }
@@ -454,7 +454,7 @@ func TestReport(t *testing.T) {
 		s.update(policies(isolateDB("web")))
 		f.admit(t, web, webAddr)
 		f.admit(t, db, dbAddr)
-		r := f.Report()
+		r := f.Report(false)
 		if len(r.Pods) != 2 || r.Pods[1].Egress.Restricted || !r.Pods[0].Ingress.Restricted || len(r.Pods[0].Ingress.Allowed) != 1 {
 			t.Fatalf("%+v", r)
 		}
@@ -465,7 +465,7 @@ func TestReport(t *testing.T) {
 		everybody.Ingress.Rules[0].Peers = nil
 		s.update(policies(everybody))
 		settle()
-		if a := f.Report().Pods[0].Ingress.Allowed; len(a) != 1 || a[0].Ports != "everything" || !slices.Equal(a[0].Peers, []string{"everybody"}) {
+		if a := f.Report(false).Pods[0].Ingress.Allowed; len(a) != 1 || a[0].Ports != "everything" || !slices.Equal(a[0].Peers, []string{"everybody"}) {
 			t.Errorf("a rule for everybody: %+v", a)
 		}
 		s.update(policies(isolateDB("web")))

@@ -43,7 +43,7 @@ type Allowed struct {
 	// Peers are pods, prefixes or ranges of addresses, "all pods", "all others" or "everybody".
 	Peers []string
 	// Connections is how many of them used the ports, to or from all pods of this node that the
-	// same policies select in the same way. Report doesn't count them; Detail does.
+	// same policies select in the same way. Only a detailed report counts them.
 	Connections uint64
 }
 
@@ -53,15 +53,11 @@ type counts struct {
 	allowed map[ruleset.ProfileID]map[ruleset.Match]uint64
 }
 
-// Report returns what network policy says about the pods of this node.
-func (f *Firewall) Report() Report { return f.report(false) }
-
-// Detail is a Report with what only people want to know: it reads all elements of the profiles.
-func (f *Firewall) Detail() Report { return f.report(true) }
-
-func (f *Firewall) report(detailed bool) Report {
+// Report returns what network policy says about the pods of this node. A detailed report counts
+// what is allowed, for which the kernel lists all elements of the profiles.
+func (f *Firewall) Report(detailed bool) Report {
 	w := f.World()
-	counted := f.count(detailed)
+	counted := f.cfg.count(detailed)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r := Report{Note: f.note(), Policies: len(w.Policies)}
@@ -87,18 +83,18 @@ func (f *Firewall) report(detailed bool) Report {
 }
 
 // count reads the kernel's counters. What can't be read is 0.
-func (f *Firewall) count(detailed bool) (c counts) {
+func (c *Config) count(detailed bool) (out counts) {
 	var err error
-	if f.cfg.Denied != nil {
-		c.denied, err = f.cfg.Denied()
+	if c.Denied != nil {
+		out.denied, err = c.Denied()
 	}
-	if detailed && f.cfg.Allowed != nil && err == nil {
-		c.allowed, err = f.cfg.Allowed()
+	if detailed && c.Allowed != nil && err == nil {
+		out.allowed, err = c.Allowed()
 	}
 	if err != nil {
-		f.cfg.Log.Warn("network policy: the counters in the kernel can't be read", "error", err)
+		c.Log.Warn("network policy: the counters in the kernel can't be read", "error", err)
 	}
-	return c
+	return out
 }
 
 // Note says why policies are not in force, or may be out of date. It is empty if they are in force.

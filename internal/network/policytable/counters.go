@@ -55,7 +55,7 @@ func (t *Table) Allowed() (map[ruleset.ProfileID]map[ruleset.Match]uint64, error
 	}
 	out := make(map[ruleset.ProfileID]map[ruleset.Match]uint64, len(t.wanted.Profiles))
 	for id, p := range t.wanted.Profiles {
-		counts, err := t.allowed(chainOf(p.Direction, id), p)
+		counts, err := t.kernel.countAllowed(chainOf(p.Direction, id), t.chains[chainOf(p.Direction, id)], p)
 		if err != nil {
 			return nil, t.wrap(err)
 		}
@@ -64,11 +64,11 @@ func (t *Table) Allowed() (map[ruleset.ProfileID]map[ruleset.Match]uint64, error
 	return out, nil
 }
 
-func (t *Table) allowed(chain string, p ruleset.Profile) (map[ruleset.Match]uint64, error) {
+func (k *kernelTable) countAllowed(chain string, has map[kind]bool, p ruleset.Profile) (map[ruleset.Match]uint64, error) {
 	packets := map[string]map[elementKey]uint64{} // by sets
-	for k := range t.chains[chain] {
-		set := k.set(chain).name
-		list, err := t.kernel.listElements(set)
+	for kind := range has {
+		set := kind.set(chain).name
+		list, err := k.listElements(set)
 		if err != nil {
 			return nil, fmt.Errorf("read counters of set %s: %w", set, err)
 		}
