@@ -22,6 +22,7 @@ import (
 	"github.com/huskd/husk/internal/manifest/identity"
 	"github.com/huskd/husk/internal/manifest/kinds"
 	"github.com/huskd/husk/internal/network/policy"
+	"github.com/huskd/husk/internal/network/service"
 	"github.com/huskd/husk/internal/workload"
 )
 
@@ -37,6 +38,8 @@ type Origin struct {
 	// Policies accepts network policies. Without it they are refused, because they would have no
 	// effect.
 	Policies bool
+	// Services accepts Services and their endpoints. Without it they are noted as unused.
+	Services bool
 }
 
 // File is the parsed content of a manifest file.
@@ -51,6 +54,10 @@ type File struct {
 	Namespaces map[string]map[string]string
 	// Unused are the objects with which a node does nothing: see package kinds.
 	Unused []Unused
+	// Services are those of the file, with an API server's defaults. They are accepted only if the
+	// Origin says so. Slices are endpoints that no selector chooses.
+	Services []*corev1.Service
+	Slices   []*service.Slice
 	// Workloads are the Deployments, Jobs and so on of the file. They have no UIDs.
 	Workloads []*workload.Workload
 }
@@ -77,11 +84,11 @@ func Parse(data []byte, o Origin) (File, error) {
 	for i, doc := range docs {
 		p.document(doc, fmt.Sprintf("document %d", i+1))
 	}
-	if len(p.pods) == 0 && len(p.workloads) == 0 && len(p.objects) == 0 && len(p.policies) == 0 && len(p.unused) == 0 && len(p.namespaces) == 0 && !p.listed && len(p.problems) == 0 {
+	if len(p.pods) == 0 && len(p.workloads) == 0 && len(p.objects) == 0 && len(p.policies) == 0 && len(p.unused) == 0 && len(p.services)+len(p.slices) == 0 && len(p.namespaces) == 0 && !p.listed && len(p.problems) == 0 {
 		p.problems = []Problem{{Text: "there is no pod in it: begin one with apiVersion: v1 and kind: Pod"}}
 	}
 	if len(p.problems) == 0 {
-		return File{Pods: p.pods, Objects: p.objects, Policies: p.policies, Namespaces: p.namespaces, Unused: p.unused, Workloads: p.workloads}, nil
+		return File{Pods: p.pods, Objects: p.objects, Policies: p.policies, Namespaces: p.namespaces, Unused: p.unused, Services: p.services, Slices: p.slices, Workloads: p.workloads}, nil
 	}
 	e := &Error{File: o.File, Problems: p.problems, More: p.more}
 	if n := len(e.Problems); n > maxProblems {
@@ -98,6 +105,8 @@ type parser struct {
 	// namespaces has the labels of namespaces, by name.
 	namespaces map[string]map[string]string
 	unused     []Unused
+	services   []*corev1.Service
+	slices     []*service.Slice
 	workloads  []*workload.Workload
 	listed     bool // the file has a list, which may be empty
 	problems   []Problem
@@ -135,6 +144,8 @@ func (p *parser) document(doc *document.Node, subject string) {
 		p.policy(doc, kind, subject)
 	case p.origin.Policies && version == "v1" && kind == kindNamespace:
 		p.namespace(doc, subject)
+	case p.origin.Services && isService(version, kind):
+		p.service(doc, kind, subject)
 	case fields.WorkloadVersion(kind) == version:
 		table, _ := fields.FindWorkload(version, kind)
 		p.workload(doc, table, subject)
