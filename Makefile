@@ -4,6 +4,11 @@ GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LINT    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
+# A test that fails is run again, alone, and the summary names it with both results. Among thousands
+# of tests of processes and packets, one a day meets a machine that stands still for seconds. More
+# failures than three are no accident.
+GOTEST := $(GO) run gotest.tools/gotestsum@v1.13.0 --format pkgname-and-test-fails --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-run-root-test
+
 # Without gRPC's tracing, which needs html/template, huskd is a fifth smaller.
 BUILD := -trimpath -tags grpcnotrace -ldflags '-s -w -X github.com/huskd/husk/internal/version.Version=$(VERSION)'
 
@@ -46,12 +51,12 @@ lint: ## check format, vet, golangci-lint, and that both architectures build
 # Host tests mostly wait, so more of them run at once than there are processors. Those of many nodes
 # keep the processors busy: beside them, the virtual machines of test/vm would run out of time.
 test: deps ## run every test, as root
-	HUSK_HOST_TESTS=1 $(GO) test -p 3 -parallel 4 -timeout 20m $$($(GO) list ./... | grep -v /test/nodes$$)
-	HUSK_HOST_TESTS=1 $(GO) test -timeout 20m ./test/nodes
+	HUSK_HOST_TESTS=1 $(GOTEST) --packages "$$($(GO) list ./... | grep -v /test/nodes$$ | tr '\n' ' ')" -- -p 3 -parallel 4 -timeout 20m
+	HUSK_HOST_TESTS=1 $(GOTEST) --packages ./test/nodes -- -timeout 20m
 
 race: PACKAGES += $(RACE)
 race: deps ## run the tests of internal and cmd with the race detector, as root
-	HUSK_HOST_TESTS=1 CGO_ENABLED=1 $(GO) test -race -p 3 -parallel 4 -timeout 20m ./internal/... ./cmd/...
+	HUSK_HOST_TESTS=1 CGO_ENABLED=1 $(GOTEST) --packages "./internal/... ./cmd/..." -- -race -p 3 -parallel 4 -timeout 20m
 
 check: lint race test ## run all that CI runs
 
