@@ -2,6 +2,7 @@
 
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+BIN     ?= bin
 LINT    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 # A test that fails is run again, alone, and the summary names it with both results. Among thousands
@@ -26,7 +27,28 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 build: ## build bin/huskd and bin/husk; GOARCH=arm64 for another machine
-	$(GO) build $(BUILD) -o bin/ ./cmd/...
+	$(GO) build $(BUILD) -o $(BIN)/ ./cmd/...
+
+PREFIX = /usr/local
+# Where runtimes look for CNI plugins.
+CNIDIR = /opt/cni/bin
+
+install: build ## install what build builds, as root; set PREFIX, and DESTDIR to stage it
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin $(addprefix $(BIN)/,husk huskd husk-bgp husk-wireguard)
+	install -D -m 755 -t $(DESTDIR)$(CNIDIR) $(BIN)/husk-cni
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	for unit in packaging/systemd/*.service; do sed 's|/usr/bin|$(PREFIX)/bin|' $$unit >$(DESTDIR)$(PREFIX)/lib/systemd/system/$${unit##*/}; done
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/husk CHANGELOG.md examples/huskd.toml
+	install -m 644 LICENSE $(DESTDIR)$(PREFIX)/share/doc/husk/copyright
+	test -e $(DESTDIR)/etc/husk/huskd.toml || install -D -m 644 -t $(DESTDIR)/etc/husk examples/huskd.toml
+	install -d $(DESTDIR)/etc/husk/pods
+	GOARCH= $(GO) run ./packaging/manual $(DESTDIR)$(PREFIX)/share
+	gzip -9nf $(DESTDIR)$(PREFIX)/share/man/man1/husk*.1 $(DESTDIR)$(PREFIX)/share/man/man8/huskd.8
+
+packages: ## build .deb, .rpm, tarballs and bills of materials into out/packages
+	rm -rf out/packages
+	packaging/packages.sh out/packages
+	cat out/packages/SHA256SUMS
 
 demo: PACKAGES = $(PODS)
 demo: deps build ## show a pod's life on this host, as root; KEEP=1 leaves it running
@@ -51,7 +73,7 @@ lint: ## check format, vet, golangci-lint, and that both architectures build
 # Host tests mostly wait, so more of them run at once than there are processors. Those of many nodes
 # keep the processors busy: beside them, the virtual machines of test/vm would run out of time.
 test: deps ## run every test, as root
-	HUSK_HOST_TESTS=1 $(GOTEST) --packages "$$($(GO) list ./... | grep -v /test/nodes$$ | tr '\n' ' ')" -- -p 3 -parallel 4 -timeout 20m
+	HUSK_HOST_TESTS=1 $(GOTEST) --packages "$$($(GO) list ./... | grep -Ev '/test/(nodes|install)$$' | tr '\n' ' ')" -- -p 3 -parallel 4 -timeout 20m
 	HUSK_HOST_TESTS=1 $(GOTEST) --packages ./test/nodes -- -timeout 20m
 
 race: PACKAGES += $(RACE)
@@ -80,6 +102,10 @@ test-conformance: deps kubernetes ## run Kubernetes' end-to-end tests on one nod
 	$(GO) build -tags crashpoint -o $(KUBERNETES)/ ./cmd/...
 	@cd test/interop/kubelet && for node in $(or $(NODE),huskd kubelet); do HUSK_HOST_TESTS=1 HUSK_TEST_BINARIES=$(KUBERNETES) HUSK_TEST_KUBERNETES=$(KUBERNETES) \
 	$(GO) test -count=1 -timeout 0 -v -run '^TestConformance$$' . -node $$node -groups '$(or $(GROUP),$(if $(QUICK),quick))' -focus '$(FOCUS)' || failed=1; done; test -z "$$failed"
+
+test-install: PACKAGES += rpm
+test-install: deps ## build the packages twice, and install, upgrade and remove them in a VM, as root
+	HUSK_HOST_TESTS=1 $(GO) test -count=1 -timeout 60m -v ./test/install
 
 test-gvisor: deps ## run pods and the drivers' suite with gVisor, built here, as root
 	$(GO) run ./test/interop/gvisor out/gvisor
@@ -117,4 +143,4 @@ deps: ## install the Debian packages that are missing
 clean: ## remove what was built
 	rm -rf bin out test/interop/kubelet/out
 
-.PHONY: help build demo demo-nodes unit lint race test test-kubelet kubernetes test-conformance test-gvisor check bench microbench soak fuzz generate deps clean
+.PHONY: help build install packages demo demo-nodes unit lint race test test-install test-kubelet kubernetes test-conformance test-gvisor check bench microbench soak fuzz generate deps clean

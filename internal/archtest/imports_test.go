@@ -189,6 +189,8 @@ var layer = map[string]int{
 	"cmd/husk-cni":                      command,
 	"cmd/husk-wireguard":                command,
 	"cmd/husk-bgp":                      command,
+	"packaging/manual":                  command,
+	"packaging/sbom":                    command,
 	"internal/chansync":                 driver,
 	"internal/simulation":               tests,
 	"internal/archtest":                 tests,

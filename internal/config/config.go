@@ -116,14 +116,49 @@ func optionsOf(v reflect.Value) (list []option) {
 // pflag.ErrHelp.
 func Parse(args []string, out io.Writer) (Config, error) {
 	cfg := New()
-	flags := pflag.NewFlagSet("huskd", pflag.ContinueOnError)
-	flags.SortFlags = false
+	fromFlags := cfg
+	flags := flagsOf(&fromFlags)
 	flags.SetOutput(out)
 	flags.Usage = func() {
-		fmt.Fprint(out, "huskd runs pods on this node: from manifests, for a cluster, and for a kubelet through CRI.\n\nUsage: huskd [flags]\n\n", flags.FlagUsages())
+		fmt.Fprint(out, About, "\n\nUsage: huskd [flags]\n\n", flags.FlagUsages())
 	}
-	fromFlags := cfg
-	for _, o := range options(&fromFlags) {
+	if err := flags.Parse(args); errors.Is(err, pflag.ErrHelp) {
+		return cfg, err
+	} else if err != nil {
+		return cfg, fmt.Errorf("%w: see huskd --help", err)
+	}
+	if flags.NArg() > 0 {
+		return cfg, fmt.Errorf("%q: huskd takes only flags; pods are run with husk run", flags.Arg(0))
+	}
+	if err := load(flags.Lookup(fileFlag).Value.String(), &cfg); err != nil {
+		return cfg, err
+	}
+	given := options(&fromFlags)
+	for i, o := range options(&cfg) {
+		if flags.Changed(o.key) {
+			o.value.Set(given[i].value)
+		}
+	}
+	return cfg, cfg.check()
+}
+
+// About says in one sentence what huskd is.
+const About = "huskd runs pods on this node: from manifests, for a cluster, and for a kubelet through CRI."
+
+// fileFlag is the flag that names the file.
+const fileFlag = "config"
+
+// Flags returns huskd's flags for its documentation.
+func Flags() *pflag.FlagSet {
+	cfg := New()
+	return flagsOf(&cfg)
+}
+
+// flagsOf returns the flags that set the options of cfg, and fileFlag.
+func flagsOf(cfg *Config) *pflag.FlagSet {
+	flags := pflag.NewFlagSet("huskd", pflag.ContinueOnError)
+	flags.SortFlags = false
+	for _, o := range options(cfg) {
 		switch p := o.value.Addr().Interface().(type) {
 		case *string:
 			flags.StringVar(p, o.key, *p, o.help)
@@ -137,25 +172,8 @@ func Parse(args []string, out io.Writer) (Config, error) {
 			flags.Var(p, o.key, o.help)
 		}
 	}
-	file := flags.String("config", "", "TOML file with these settings (default "+DefaultFile+", if it exists)")
-	if err := flags.Parse(args); errors.Is(err, pflag.ErrHelp) {
-		return cfg, err
-	} else if err != nil {
-		return cfg, fmt.Errorf("%w: see huskd --help", err)
-	}
-	if flags.NArg() > 0 {
-		return cfg, fmt.Errorf("%q: huskd takes only flags; pods are run with husk run", flags.Arg(0))
-	}
-	if err := load(*file, &cfg); err != nil {
-		return cfg, err
-	}
-	given := options(&fromFlags)
-	for i, o := range options(&cfg) {
-		if flags.Changed(o.key) {
-			o.value.Set(given[i].value)
-		}
-	}
-	return cfg, cfg.check()
+	flags.String(fileFlag, "", "TOML file with these settings (default "+DefaultFile+", if it exists)")
+	return flags
 }
 
 // load reads the file into cfg.

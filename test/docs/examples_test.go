@@ -187,3 +187,15 @@ func TestExampleConfiguration(t *testing.T) {
 		t.Error("it names no directory of manifests")
 	}
 }
+
+// TestGettingStartedInstallsLittle checks that the first commands of the page install what pods
+// need, and nothing else.
+func TestGettingStartedInstallsLittle(t *testing.T) {
+	first, _, _ := strings.Cut(strings.SplitN(read(t, "docs/getting-started.md"), "```sh\n", 2)[1], "```")
+	_, pods, _ := strings.Cut(read(t, "Makefile"), "\nPODS  := ")
+	pods, _, _ = strings.Cut(pods, "\n")
+	want := "apt-get install --no-install-recommends " + pods + "\nmake build\n"
+	if !strings.HasPrefix(first, want) || strings.Contains(first, "make deps") {
+		t.Errorf("the first commands are\n%s\nwant\n%s", first, want)
+	}
+}

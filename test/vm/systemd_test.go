@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"bytes"
 	"os"
 	"path"
 	"strings"
@@ -33,7 +34,7 @@ path = "/usr/sbin/runc"
 path = "/usr/bin/crun"
 `
 
-// addSystemd adds systemd to a root, with huskd as the unit of the examples and a unit for
+// addSystemd adds systemd to a root, with the unit of huskd and a unit for
 // systemdPrograms.
 func addSystemd(root *Initrd) error {
 	const units, configured = "/lib/systemd/system/", "/etc/systemd/system/"
@@ -47,7 +48,7 @@ func addSystemd(root *Initrd) error {
 			return err
 		}
 	}
-	files := map[string]string{configured + "huskd.service": "../../examples/huskd.service"}
+	files := map[string]string{configured + "huskd.service": "../../packaging/systemd/huskd.service"}
 	for _, name := range []string{"system.conf", "system.d/org.freedesktop.systemd1.conf"} {
 		files["/usr/share/dbus-1/"+name] = "/usr/share/dbus-1/" + name
 	}
@@ -64,7 +65,8 @@ func addSystemd(root *Initrd) error {
 		if err != nil {
 			return err
 		}
-		root.File(name, 0o644, body)
+		// The machine's programs are where make install puts them.
+		root.File(name, 0o644, bytes.ReplaceAll(body, []byte("=/usr/bin/"), []byte("=/usr/local/bin/")))
 	}
 	for name, body := range map[string]string{
 		configured + "tests.service": testsUnit, "/etc/husk/huskd.toml": huskdConfig,
