@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"strings"
@@ -17,6 +18,12 @@ import (
 )
 
 func main() {
+	// Before the first moment at which systemd may send it. A user who ran huskd with nohup ignores
+	// it.
+	hangups := make(chan os.Signal, 1)
+	if !signal.Ignored(syscall.SIGHUP) {
+		signal.Notify(hangups, syscall.SIGHUP)
+	}
 	cfg, err := config.Parse(os.Args[1:], os.Stdout)
 	if errors.Is(err, pflag.ErrHelp) {
 		return
@@ -25,7 +32,10 @@ func main() {
 	if err == nil {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 		defer stop()
-		code, err = 1, daemon.Run(ctx, cfg)
+		code, err = 1, daemon.Run(ctx, cfg, daemon.Reload{
+			Signals: hangups,
+			Parse:   func() (config.Config, error) { return config.Parse(os.Args[1:], io.Discard) },
+		})
 	}
 	if err != nil {
 		for line := range strings.Lines(err.Error()) {

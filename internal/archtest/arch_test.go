@@ -32,13 +32,13 @@ var imposed = []string{"internal/stream/session.go: ExecInContainer", "internal/
 // fieldMaxima are the limits of the structs that may have more fields than maxStructFields.
 var fieldMaxima = map[string]int{
 	// It has one field for each part of huskd.
-	"internal/daemon.daemon": 35,
+	"internal/daemon.daemon": 39,
 }
 
 // packageMaxima are the limits of the packages that may have more lines than maxPackageLines.
 var packageMaxima = map[string]int{
 	// It wires every part of huskd, and decides nothing.
-	"internal/daemon": 3000,
+	"internal/daemon": 3150,
 	// The parts of a worker share the lock of its pod. A package for some of them would have to
 	// forward most of what they use.
 	"internal/agent": 2820,

@@ -36,6 +36,7 @@ var layer = map[string]int{
 	"internal/cgroup/systemd":           pure,
 	"internal/resourceclass":            driver,
 	"internal/selinux":                  driver,
+	"internal/sdnotify":                 driver,
 	"internal/host":                     driver,
 	"internal/sysctl":                   words,
 	"internal/lifecycle":                pure,

@@ -389,7 +389,8 @@ func (c Config) Values() map[string]string {
 // Reference returns the reference page of the options in Markdown.
 func Reference() string {
 	var b strings.Builder
-	b.WriteString("# huskd configuration\n\nGenerated from `internal/config`. Each key can be given as a flag, `--key=value`, or in the TOML\nfile that `--config` names (default `" + DefaultFile + "`, if it exists). Flags override the file.\n\n")
+	b.WriteString("# huskd configuration\n\nGenerated from `internal/config`. Each key can be given as a flag, `--key=value`, or in the TOML\nfile that `--config` names (default `" + DefaultFile + "`, if it exists). Flags override the file.\n\n" +
+		"On SIGHUP (`systemctl reload huskd`) huskd reads the file again. It applies `log-level`, and logs which other\nkeys have changed and need a restart. Pods keep running meanwhile. A file with a mistake changes nothing.\n\n")
 	cfg := New()
 	table(&b, options(&cfg))
 	b.WriteString(runtimesReference)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -51,6 +52,7 @@ import (
 	"github.com/huskd/husk/internal/sandbox"
 	"github.com/huskd/husk/internal/sandbox/infra"
 	"github.com/huskd/husk/internal/sandbox/sandboxstate"
+	"github.com/huskd/husk/internal/sdnotify"
 	"github.com/huskd/husk/internal/stats"
 	"github.com/huskd/husk/internal/stream"
 	"github.com/huskd/husk/internal/trace/export"
@@ -65,6 +67,9 @@ type daemon struct {
 	logOutput  logOutput
 	instance   pod.Instance
 	locks      locks
+	service    *sdnotify.Notifier // nil without a service manager
+	reloads    Reload
+	shutdown   atomic.Bool // all pods are stopped
 	metrics    *metrics.Metrics
 	facts      host.Facts
 	resources  nodeResources
@@ -100,11 +105,12 @@ type daemon struct {
 }
 
 // Run runs huskd until ctx ends. Pods keep running after that.
-func Run(ctx context.Context, cfg config.Config) error {
-	d := &daemon{cfg: cfg, instance: pod.InstanceOf(cfg.Root), logOutput: logOutput{to: os.Stderr}}
+func Run(ctx context.Context, cfg config.Config, reloads Reload) error {
+	d := &daemon{cfg: cfg, instance: pod.InstanceOf(cfg.Root), logOutput: logOutput{to: os.Stderr}, reloads: reloads}
 	_ = d.logOutput.level.UnmarshalText([]byte(cfg.LogLevel)) // config has checked it
 	d.log = logger(cfg.LogFormat, &d.logOutput.level, &d.logOutput)
 	slog.SetDefault(d.log)
+	d.service = sdnotify.Open(d.log)
 	if uid := os.Geteuid(); uid != 0 {
 		return fmt.Errorf("user %d can't make namespaces and mounts: start huskd as root", uid)
 	}
@@ -400,7 +406,11 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 	api.Register(server, api.Config{
 		Agent: d.agent, Workloads: d.workloads, Containers: d.containers, Sandboxes: d.sandboxes, Images: d.images,
 		Meter: d.meter, Network: d.network, Nodes: d.nodes.Controller(), Firewall: d.policy.Owner(), Explainer: explainer(d), Debts: d.debts, RetryDebts: d.cni.Retry, Dial: d.streams.Dial,
-		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d), End: end,
+		Doctor: d.examine, Runtime: name, Root: d.cfg.Root, State: d.cfg.State, Node: nodeName(d.cfg), Leave: leave(d),
+		End: func() {
+			d.shutdown.Store(true)
+			end()
+		},
 	})
 	d.registerCRI(server)
 	var running errgroup.Group
@@ -428,6 +438,7 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 		d.streams.Close()
 		return nil
 	})
+	runService(ctx, d, &running)
 	err = server.Serve(rpc.Split(socket, d.servePlugin(ctx)))
 	end()
 	return errors.Join(err, running.Wait())
@@ -437,7 +448,11 @@ func (d *daemon) serve(ctx context.Context, socket net.Listener) error {
 func (d *daemon) stopWith(ctx context.Context, server *grpc.Server, notice string) {
 	<-ctx.Done()
 	d.locks.markStopping()
+	if d.shutdown.Load() {
+		notice = "huskd is stopping; all pods are stopped"
+	}
 	d.log.Info(notice)
+	d.service.Stopping(notice)
 	cut := time.AfterFunc(answerTime, server.Stop)
 	defer cut.Stop()
 	server.GracefulStop()

@@ -112,6 +112,7 @@ func (d *daemon) serveNetworkOnly(ctx context.Context, socket net.Listener, list
 		d.stopWith(ctx, server, "huskd is stopping; pods keep their network")
 		return nil
 	})
+	runService(ctx, d, &running)
 	err := server.Serve(rpc.Split(socket, d.servePlugin(ctx)))
 	cancel()
 	return errors.Join(err, running.Wait())

@@ -1,0 +1,93 @@
+package daemon
+
+import (
+	"context"
+	"maps"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	huskv1 "github.com/huskd/husk/api/v1"
+	"github.com/huskd/husk/internal/config"
+)
+
+// Reload says when and how the configuration is read again.
+type Reload struct {
+	Signals <-chan os.Signal
+	Parse   func() (config.Config, error)
+}
+
+// runService tells the service manager that huskd serves, feeds its watchdog, and reloads the
+// configuration on each signal, until ctx ends.
+func runService(ctx context.Context, d *daemon, running *errgroup.Group) {
+	d.service.Ready("serving " + d.cfg.Listen)
+	running.Go(func() error {
+		return d.service.Watch(ctx, func(ctx context.Context) error { return answers(ctx, d.cfg) })
+	})
+	running.Go(func() error {
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-d.reloads.Signals:
+				d.service.Reloading()
+				reload(d)
+				d.service.Ready("serving " + d.cfg.Listen)
+			}
+		}
+	})
+}
+
+// answers returns an error unless huskd answers a request over its socket. That takes the locks of
+// all pods.
+func answers(ctx context.Context, cfg config.Config) error {
+	conn, err := grpc.NewClient(cfg.Listen, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	client := huskv1.NewHuskClient(conn)
+	if cfg.NetworkOnly {
+		_, err = client.ListAttachments(ctx, &huskv1.ListAttachmentsRequest{})
+	} else {
+		_, err = client.ListPods(ctx, &huskv1.ListPodsRequest{All: true})
+	}
+	return err
+}
+
+// reload reads the configuration again. It applies the log level, and says what takes effect only
+// at the next start. A bad configuration changes nothing.
+func reload(d *daemon) {
+	cfg, err := d.reloads.Parse()
+	if err != nil {
+		d.log.Error("the configuration is not reloaded", "error", err)
+		return
+	}
+	_ = d.logOutput.level.UnmarshalText([]byte(cfg.LogLevel)) // config has checked it
+	d.log.Info("the configuration is reloaded", "log-level", cfg.LogLevel)
+	if changed := changedKeys(d.cfg, cfg); len(changed) > 0 {
+		d.log.Warn("these keys of the configuration have changed and take effect when huskd is restarted; pods keep running meanwhile", "keys", strings.Join(changed, " "))
+	}
+}
+
+// changedKeys returns the keys whose new values a reload doesn't apply.
+func changedKeys(old, new config.Config) (changed []string) {
+	before, now := old.Values(), new.Values()
+	for _, key := range slices.Sorted(maps.Keys(now)) {
+		if key != "log-level" && before[key] != now[key] {
+			changed = append(changed, key)
+		}
+	}
+	if !reflect.DeepEqual(old.Runtimes, new.Runtimes) {
+		changed = append(changed, "runtimes")
+	}
+	if old.Tracing != new.Tracing {
+		changed = append(changed, "tracing")
+	}
+	return changed
+}
