@@ -38,6 +38,8 @@ func raw(a netip.Addr) string { return string(a.AsSlice()) }
 // rawPort fills a register.
 func rawPort(n uint16) string { return string(append(binary.BigEndian.AppendUint16(nil, n), 0, 0)) }
 
+func parsePort(register []byte) uint16 { return binary.BigEndian.Uint16(register) }
+
 func rawEndpoint(e netip.AddrPort) string { return raw(e.Addr()) + rawPort(e.Port()) }
 
 func familyOf(a netip.Addr) int {
@@ -62,7 +64,7 @@ func frontElements(k compile.Key, f *compile.Front, add yield, need func(target,
 	for side, lead := range map[string]compile.Lead{chainInside: f.Inside, chainOutside: f.Outside} {
 		switch lead.Verdict {
 		case service.Forward:
-			t := target{family: familyOf(k.Addr), port: ofNode, scope: scopeAll, n: len(f.Endpoints(lead)), affinity: int(f.Affinity.Seconds())}
+			t := target{family: familyOf(k.Addr), port: ofNode, scope: scopeAll, n: len(f.Endpoints(lead)), sticky: f.Affinity > 0}
 			if lead.Own {
 				t.scope = scopeOwn
 			}
@@ -78,15 +80,17 @@ func frontElements(k compile.Key, f *compile.Front, add yield, need func(target,
 			refused = dropped
 		}
 	}
+	if f.Affinity > 0 {
+		t := target{remember: int(f.Affinity.Seconds())}
+		need(t, false)
+		add("sticky"+port+s, element{key: key, verdict: t.chain()})
+	}
 	if refused != "" {
 		add("refused"+port+s, element{key: key, verdict: refused})
 	}
 	for scope, endpoints := range map[string][]netip.AddrPort{scopeAll: f.All, scopeOwn: f.Own} {
 		for i, e := range endpoints {
 			add(scope+s, element{key: string(native(uint32(i))) + at, value: rawEndpoint(e)})
-			if f.Affinity > 0 {
-				add(scope+"-valid"+s, element{key: at + rawEndpoint(e)})
-			}
 		}
 	}
 	if len(f.Sources) > 0 {

@@ -19,8 +19,9 @@ import (
 //	map inside4 outside4 { type ipv4_addr . inet_proto . inet_service : verdict }
 //	map inside-port4 outside-port4 { type inet_proto . inet_service : verdict }  # ports of the node
 //	map all4 own4 { type mark . ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service }
-//	set all-valid4 own-valid4 { type ipv4_addr . inet_proto . inet_service . ipv4_addr . inet_service }
 //	map affinity4 { type ipv4_addr . ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service; flags dynamic, timeout }
+//	map sticky4 { type ipv4_addr . inet_proto . inet_service : verdict }
+//	map sticky-port4 { type inet_proto . inet_service : verdict }
 //	set ranged4 { type ipv4_addr . inet_proto . inet_service }
 //	set sources4 { type ipv4_addr . inet_proto . inet_service . ipv4_addr; flags interval }
 //	map refused4 { type ipv4_addr . inet_proto . inet_service : verdict }
@@ -49,18 +50,29 @@ import (
 //	}
 //	chain m-addr4-all-3 { meta mark set meta mark or 0x4000; goto addr4-all-3 }
 //	chain port4-all-3 {}                                  # as above, with 0.0.0.0 instead of daddr
-//	chain addr4-all-3-10800 {                             # with affinity of 10800 s
-//		# ip saddr . ip daddr . meta l4proto . th dport is looked up in @affinity4. If what is found
-//		# is in @all-valid4, the timeout begins again, and the packet goes there. Otherwise it goes
-//		# to a random endpoint, which is added to @affinity4.
+//	chain addr4-all-3-sticky {                            # with affinity
+//		dnat to ip saddr . ip daddr . meta l4proto . th dport map @affinity4
+//		# as in addr4-all-3
 //	}
-//	chain input, forward, reply-output { type filter hook … priority filter - 5
-//		ct state != new accept
+//	chain remember {
+//		ct original ip daddr . meta l4proto . ct original proto-dst vmap @sticky4
+//		meta l4proto . ct original proto-dst vmap @sticky-port4
+//	}
+//	chain remember-10800 {                                # affinity of 10800 s
+//		update @affinity4 { ip saddr . ct original ip daddr . meta l4proto . ct original proto-dst
+//			timeout 3h : ip daddr . th dport }
+//	}
+//	chain input, forward, sent { type filter hook … priority filter - 5
+//		ct state new jump refuse
+//		ct state new ct status dnat jump remember         # in input only
+//	}
+//	chain refuse {
 //		ip daddr . meta l4proto . th dport vmap @refused4
 //		fib daddr type local meta l4proto . th dport vmap @refused-port4
 //		ip daddr @clusterips4 goto reject
 //	}
 //	chain postrouting { type nat hook postrouting priority srcnat - 1
+//		ct status dnat jump remember
 //		ip saddr . ip daddr @self4 snat to 10.88.0.1
 //		meta mark and 0x4000 == 0 return
 //		meta mark set meta mark and not 0x4000
@@ -72,8 +84,10 @@ import (
 // packet of a connection, on its way through the node only. 10.88.0.1 stands for the first address
 // of the pod subnet, as in the instance's own table, whose chains come after these.
 //
-// nft 1.0.6 can't list the rules of chains with affinity: it aborts, as it does not know values of
-// several fields that an update takes from registers.
+// A client's endpoint is remembered after the packet has been sent there, when both are in its
+// headers. The choice itself can't be put into affinity4 by a rule that nft 1.0.6 lists: it aborts
+// where a value from a map is part of another key or value. The entries of endpoints that are gone
+// are deleted by sweep.
 //
 // A chain depends on the number of its endpoints only. While a transaction is committed, a packet
 // may find the old chain and the new elements, and no endpoint at its index. There is one at 0
@@ -86,15 +100,19 @@ const (
 	chainOutside     = "outside"
 	chainReject      = "reject"
 	chainRefuse      = "refuse"
+	chainRemember    = "remember"
 	chainInput       = "input"
 	chainForward     = "forward"
 	chainSent        = "sent"
 )
 
 // layout is part of each rule's comment. A table with another layout is replaced.
-const layout = "1"
+const layout = "2"
 
 const masqueradeBit = 0x4000
+
+// dstNAT is IPS_DST_NAT.
+const dstNAT = 1 << 5
 
 const (
 	reg1   = unix.NFT_REG_1
@@ -109,11 +127,12 @@ type family struct {
 	size     uint32 // of an address
 	words    uint32 // registers of 4 bytes of an address
 	address  nftables.SetDatatype
+	original uint32 // NFT_CT_DST_IP or NFT_CT_DST_IP6
 }
 
 var families = []family{
-	{unix.NFPROTO_IPV4, "4", 12, 16, 4, 1, nftables.TypeIPAddr},
-	{unix.NFPROTO_IPV6, "6", 8, 24, 16, 4, nftables.TypeIP6Addr},
+	{unix.NFPROTO_IPV4, "4", 12, 16, 4, 1, nftables.TypeIPAddr, 20},
+	{unix.NFPROTO_IPV6, "6", 8, 24, 16, 4, nftables.TypeIP6Addr, 22},
 }
 
 // set is one of the table's.
@@ -142,13 +161,12 @@ func sets() (out []set) {
 			s.name += f.suffix
 			out = append(out, s)
 		}
-		for _, side := range []string{chainInside, chainOutside, "refused"} {
+		for _, side := range []string{chainInside, chainOutside, "refused", "sticky"} {
 			add(set{name: side, key: at, verdicts: true})
 			add(set{name: side + "-port", key: at[1:], verdicts: true})
 		}
 		for _, scope := range []string{scopeAll, scopeOwn} {
 			add(set{name: scope, key: append([]nftables.SetDatatype{nftables.TypeMark}, at...), data: endpoint})
-			add(set{name: scope + "-valid", key: slices.Concat(at, endpoint)})
 		}
 		add(set{name: "affinity", key: append([]nftables.SetDatatype{addr}, at...), data: endpoint, dynamic: true})
 		add(set{name: "ranged", key: at})
@@ -161,23 +179,30 @@ func sets() (out []set) {
 
 const scopeAll, scopeOwn = "all", "own"
 
-// target is a chain that sends packets to endpoints.
+// target is a chain that there is while Services need it. It sends packets to endpoints, or
+// remembers where they went.
 type target struct {
-	family   int // index in families
-	port     bool
-	scope    string
-	n        int
-	affinity int // in seconds
+	family int // index in families
+	port   bool
+	scope  string
+	n      int
+	sticky bool // has affinity
+
+	// remember, unless 0, is for how many seconds. The other fields are empty then.
+	remember int
 }
 
 func (t target) chain() string {
+	if t.remember > 0 {
+		return fmt.Sprintf("%s-%d", chainRemember, t.remember)
+	}
 	name := "addr"
 	if t.port {
 		name = "port"
 	}
 	name += families[t.family].suffix + "-" + t.scope + fmt.Sprintf("-%d", t.n)
-	if t.affinity > 0 {
-		name += fmt.Sprintf("-%d", t.affinity)
+	if t.sticky {
+		name += "-sticky"
 	}
 	return name
 }
@@ -188,15 +213,18 @@ func masqueraded(chain string) string { return "m-" + chain }
 // targetOf is the inverse of target.chain.
 func targetOf(chain string) (t target, ok bool) {
 	chain = strings.TrimPrefix(chain, "m-")
+	if n, _ := fmt.Sscanf(chain, chainRemember+"-%d", &t.remember); n == 1 {
+		return t, t.chain() == chain
+	}
 	for _, prefix := range []string{"addr", "port"} {
 		for i, f := range families {
 			rest, found := strings.CutPrefix(chain, prefix+f.suffix+"-")
 			if !found {
 				continue
 			}
-			t.family, t.port = i, prefix == "port"
+			t.family, t.port, t.sticky = i, prefix == "port", strings.HasSuffix(rest, "-sticky")
 			t.scope = rest[:min(3, len(rest))]
-			if n, _ := fmt.Sscanf(rest[len(t.scope):], "-%d-%d", &t.n, &t.affinity); n == 0 {
+			if n, _ := fmt.Sscanf(rest[len(t.scope):], "-%d", &t.n); n == 0 {
 				return t, false
 			}
 			return t, t.chain() == chain
@@ -205,7 +233,10 @@ func targetOf(chain string) (t target, ok bool) {
 	return t, false
 }
 
-type match []expr.Any
+// match is a part of a rule: expr.Any, or encoded where the library lacks the expression.
+type match []any
+
+type encoded []byte
 
 type rule struct {
 	chain   string
@@ -216,9 +247,12 @@ type rule struct {
 func newRule(chain string, parts ...match) rule {
 	var b attributes
 	for _, e := range slices.Concat(parts...) {
-		data, err := expr.Marshal(unix.NFPROTO_INET, e)
-		if err != nil {
-			panic(fmt.Sprintf("rule of chain %s: %v", chain, err)) // they are constant
+		data, ok := e.(encoded)
+		if !ok {
+			var err error
+			if data, err = expr.Marshal(unix.NFPROTO_INET, e.(expr.Any)); err != nil {
+				panic(fmt.Sprintf("rule of chain %s: %v", chain, err)) // they are constant
+			}
 		}
 		b = b.nested(unix.NFTA_LIST_ELEM, data)
 	}
@@ -238,10 +272,11 @@ func (f family) load(offset, register uint32) expr.Any {
 
 // port loads the protocol and the destination port.
 func port(register uint32) match {
-	return match{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register},
-		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: register + 1},
-	}
+	return match{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register}, destinationPort(register + 1)}
+}
+
+func destinationPort(register uint32) expr.Any {
+	return &expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: register}
 }
 
 // at loads the destination's address, protocol and port from a register on. Of a port of the node,
@@ -292,43 +327,53 @@ func (f family) notLoopback() match {
 	return append(m, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: append(make([]byte, 15), 1)})
 }
 
-// rules are those of a chain that sends packets to endpoints.
-func (t target) rules() (out []rule) {
-	f, chain := families[t.family], t.chain()
-	add := func(parts ...match) { out = append(out, newRule(chain, parts...)) }
-	indexed := func(n int, to uint32) match {
-		return append(append(match{&expr.Numgen{Register: reg32a, Modulus: uint32(n), Type: unix.NFT_NG_RANDOM}}, f.at(reg32a+1, t.port)...),
-			&expr.Lookup{SourceRegister: reg32a, DestRegister: to, IsDestRegSet: true, SetName: t.scope + f.suffix})
+// originalAddress loads the address that the client knows.
+func (f family) originalAddress(register uint32) any {
+	a := attributes{}.number(unix.NFTA_CT_DREG, register).number(unix.NFTA_CT_KEY, f.original).bytes(unix.NFTA_CT_DIRECTION, []byte{0})
+	return encoded(attributes{}.text(unix.NFTA_EXPR_NAME, "ct").nested(unix.NFTA_EXPR_DATA, a))
+}
+
+// originalPort loads the protocol and the port that the client knows.
+func originalPort(register uint32) match {
+	return match{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register}, &expr.Ct{Key: expr.CtKeyPROTODST, Register: register + 1}}
+}
+
+func ctHas(key expr.CtKey, bit uint32) match {
+	return match{
+		&expr.Ct{Key: key, Register: reg1},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(bit), Xor: native(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: native(0)},
 	}
-	if t.affinity == 0 {
-		for _, n := range []int{t.n, 1} {
-			add(indexed(n, reg32a), match{f.dnat(reg32a)})
+}
+
+func (t target) rules() (out []rule) {
+	chain := t.chain()
+	add := func(parts ...match) { out = append(out, newRule(chain, parts...)) }
+	if t.remember > 0 {
+		for _, f := range families {
+			endpoint := reg32a + 2*f.words + 2
+			add(f.is(), match{f.load(f.src, reg32a), f.originalAddress(reg32a + f.words)}, originalPort(reg32a+2*f.words), match{
+				f.load(f.dst, endpoint), destinationPort(endpoint + f.words),
+				&expr.Dynset{
+					SrcRegKey: reg32a, SrcRegData: endpoint, SetName: "affinity" + f.suffix,
+					Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: time.Duration(t.remember) * time.Second,
+				},
+			})
 		}
 		return out
 	}
-	// The key of affinity is in the first registers: source, destination, protocol, port. The
-	// endpoint follows. Without the source, all of that is the key of what is valid.
-	client := append(match{f.load(f.src, reg32a)}, f.at(reg32a+f.words, t.port)...)
-	endpoint := reg32a + 2*f.words + 2
-	name := "affinity" + f.suffix
-	keep := match{
-		&expr.Dynset{SrcRegKey: reg32a, SrcRegData: endpoint, SetName: name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: time.Duration(t.affinity) * time.Second},
-		f.dnat(endpoint),
+	f := families[t.family]
+	to := func(set string) match {
+		return match{&expr.Lookup{SourceRegister: reg32a, DestRegister: reg32a, IsDestRegSet: true, SetName: set + f.suffix}, f.dnat(reg32a)}
 	}
-	add(client, match{
-		&expr.Lookup{SourceRegister: reg32a, DestRegister: endpoint, IsDestRegSet: true, SetName: name},
-		&expr.Lookup{SourceRegister: reg32a + f.words, SetName: t.scope + "-valid" + f.suffix},
-	}, keep)
+	if t.sticky {
+		add(f.is(), match{f.load(f.src, reg32a)}, f.at(reg32a+f.words, false), to("affinity"))
+	}
 	for _, n := range []int{t.n, 1} {
-		// The update alone would keep the endpoint of an entry that isn't valid any more.
-		forget := match{&expr.Dynset{SrcRegKey: reg32a, SrcRegData: endpoint, SetName: name, Operation: dynsetDelete}}
-		add(indexed(n, endpoint), client, forget, keep)
+		add(f.is(), match{&expr.Numgen{Register: reg32a, Modulus: uint32(n), Type: unix.NFT_NG_RANDOM}}, f.at(reg32a+1, t.port), to(t.scope))
 	}
 	return out
 }
-
-// dynsetDelete is NFT_DYNSET_OP_DELETE.
-const dynsetDelete = 2
 
 func masqueradeRules(chain string) []rule {
 	return []rule{newRule(masqueraded(chain), setMark(true), verdict(expr.VerdictGoto, chain))}
@@ -359,11 +404,14 @@ func (k *kernelTable) fixedRules() (out []rule) {
 		}
 	}
 	for _, hook := range []string{chainInput, chainForward, chainSent} {
-		add(hook, match{
-			&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
-			&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: native(expr.CtStateBitNEW), Xor: native(0)},
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: reg1, Data: native(0)},
-		}, verdict(expr.VerdictJump, chainRefuse))
+		add(hook, ctHas(expr.CtKeySTATE, expr.CtStateBitNEW), verdict(expr.VerdictJump, chainRefuse))
+	}
+	translated := ctHas(expr.CtKeySTATUS, dstNAT)
+	add(chainInput, ctHas(expr.CtKeySTATE, expr.CtStateBitNEW), translated, verdict(expr.VerdictJump, chainRemember))
+	add(chainPostrouting, translated, verdict(expr.VerdictJump, chainRemember))
+	for _, f := range families {
+		add(chainRemember, f.is(), match{f.originalAddress(reg32a)}, originalPort(reg32a+f.words), match{f.verdict("sticky")})
+		add(chainRemember, f.is(), originalPort(reg32a), match{f.verdict("sticky-port")})
 	}
 	for _, f := range families {
 		add(chainRefuse, f.is(), f.at(reg32a, false), match{f.verdict("refused")})
@@ -422,5 +470,5 @@ var hooks = map[string]hook{
 }
 
 var fixedChains = []string{
-	chainInside, chainOutside, chainReject, chainRefuse, chainPrerouting, chainOutput, chainPostrouting, chainInput, chainForward, chainSent,
+	chainInside, chainOutside, chainReject, chainRefuse, chainRemember, chainPrerouting, chainOutput, chainPostrouting, chainInput, chainForward, chainSent,
 }

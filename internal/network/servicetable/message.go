@@ -279,27 +279,36 @@ func (k *kernelTable) read() (*found, error) {
 		if s.dynamic {
 			continue
 		}
-		f.contents[s.name] = map[elementKey]element{}
-		a := attributes{}.text(unix.NFTA_SET_ELEM_LIST_TABLE, k.name).text(unix.NFTA_SET_ELEM_LIST_SET, s.name)
-		err := k.list(unix.NFT_MSG_GETSETELEM, a, func(data []byte) {
-			for typ, value := range fields(data) {
-				if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-					continue
-				}
-				for _, item := range nlsock.Attributes(value) {
-					f.contents.add(s.name, parseElement(item))
-				}
-			}
-		})
+		all, err := k.elements(s.name)
 		if isMissing(err) {
 			continue
 		}
 		if err != nil {
 			return nil, fmt.Errorf("list set %s: %w", s.name, err)
 		}
+		f.contents[s.name] = make(map[elementKey]element, len(all))
+		for _, e := range all {
+			f.contents.add(s.name, e)
+		}
 		f.sets[s.name] = true
 	}
 	return f, nil
+}
+
+// elements lists those of a set.
+func (k *kernelTable) elements(set string) (out []element, err error) {
+	a := attributes{}.text(unix.NFTA_SET_ELEM_LIST_TABLE, k.name).text(unix.NFTA_SET_ELEM_LIST_SET, set)
+	err = k.list(unix.NFT_MSG_GETSETELEM, a, func(data []byte) {
+		for typ, value := range fields(data) {
+			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+				continue
+			}
+			for _, item := range nlsock.Attributes(value) {
+				out = append(out, parseElement(item))
+			}
+		}
+	})
+	return out, err
 }
 
 // comment returns the comment in a rule's user data.

@@ -119,10 +119,13 @@ func (t *Table) wrap(err error) error {
 func (t *Table) Apply(u *compile.Update) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	c := t.changeOf(u)
+	c, forgets := t.changeOf(u), t.wanted.forgets(u)
 	t.wanted.apply(u)
 	if !t.loaded || t.unsure || t.commit(c) != nil {
 		return t.wrap(t.synchronize())
+	}
+	if forgets {
+		return t.wrap(t.sweep())
 	}
 	return nil
 }
@@ -340,6 +343,9 @@ func (t *Table) synchronize() error {
 	if errors.Is(err, unix.EOPNOTSUPP) && f.flags == 0 {
 		t.kernel.flags = 0 // the kernel is older than 6.9
 		err = agree()
+	}
+	if err == nil {
+		err = t.sweep()
 	}
 	t.unsure = err != nil
 	t.loaded = t.loaded || err == nil

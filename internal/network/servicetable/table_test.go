@@ -323,6 +323,16 @@ func TestEveryEndpointIsFoundAndAffinityKeepsOne(t *testing.T) {
 	if len(first) != 1 {
 		t.Fatalf("with affinity, found %v", first)
 	}
+	for _, to := range []string{"198.51.100.1:80", "192.168.0.1:30080"} {
+		for _, network := range []string{"tcp", "udp"} {
+			endpoint, _, _ := strings.Cut(l.get(network, "192.0.2.7", to), " ")
+			for range 10 {
+				if got, _, _ := strings.Cut(l.get(network, "192.0.2.7", to), " "); got != endpoint {
+					t.Errorf("%s to %s: %s, after %s", network, to, got, endpoint)
+				}
+			}
+		}
+	}
 	// Another process takes the table over, and clients keep their endpoints.
 	must(t, l.table.Close())
 	l.compiler = compile.New()
@@ -337,6 +347,12 @@ func TestEveryEndpointIsFoundAndAffinityKeepsOne(t *testing.T) {
 	l.clean()
 	if got := found(20); len(got) != 1 || got[0] == first[0] {
 		t.Errorf("without %v, found %v", first, got)
+	}
+	// It comes back, and clients stay where they are.
+	second := found(1)
+	l.change(service.Changes{Slices: one("n/1", sliceOf("web", "1", all...))})
+	if got := found(20); !slices.Equal(got, second) {
+		t.Errorf("after an endpoint came, found %v, not %v", got, second)
 	}
 }
 
@@ -374,13 +390,27 @@ func TestUDPLeavesEndpointsThatAreGone(t *testing.T) {
 	}))
 }
 
-// People can read the rules of Services without affinity.
+// `nft list ruleset` is how people, and other programs, read rules. nft 1.0.6 ends with SIGABRT if
+// it doesn't know an expression.
 func TestNftListsTheTable(t *testing.T) {
 	l := newLab(t)
-	s := web()
-	l.change(service.Changes{Node: &service.Node{Name: "here"}, Services: one("n/web", s), Slices: one("n/1", sliceOf("web", "1", here4, there4))})
-	out := netnstest.Run(t, l.node, "nft", "list", "table", "inet", instance.ServiceTable())
-	for _, want := range []string{"10.96.0.1 . tcp . 80 : goto addr4-all-2", "tcp . 30080 : goto m-port4-all-2"} {
+	sticky := web()
+	sticky.Name, sticky.Affinity = "sticky", time.Hour
+	sticky.ClusterIPs, sticky.ExternalIPs, sticky.LoadBalancerIPs = []netip.Addr{addr("10.96.0.2"), addr("fd96::2")}, nil, nil
+	for i := range sticky.Ports {
+		sticky.Ports[i].NodePort++
+	}
+	l.change(service.Changes{
+		Node: &service.Node{Name: "here"}, Services: map[string]*service.Service{"n/web": web(), "n/sticky": sticky},
+		Slices: map[string]*service.Slice{"n/1": sliceOf("web", "1", here4, there4), "n/2": sliceOf("sticky", "2", here4, there4), "n/3": sliceOf("sticky", "3", here6)},
+	})
+	out := netnstest.Run(t, l.node, "nft", "list", "ruleset")
+	for _, want := range []string{
+		"10.96.0.1 . tcp . 80 : goto addr4-all-2", "tcp . 30080 : goto m-port4-all-2",
+		"10.96.0.2 . tcp . 80 : goto addr4-all-2-sticky", "tcp . 30081 : goto remember-3600",
+		"dnat ip to ip saddr . ip daddr . meta l4proto . th dport map @affinity4",
+		"update @affinity4 { ip saddr . ct original ip daddr . meta l4proto . ct original proto-dst timeout 1h : ip daddr . th dport }",
+	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%s is missing in\n%s", want, out)
 		}

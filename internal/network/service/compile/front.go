@@ -48,6 +48,11 @@ func (f *Front) Endpoints(l Lead) []netip.AddrPort {
 	return f.All
 }
 
+// Has reports whether an endpoint is one of the Front's.
+func (f *Front) Has(e netip.AddrPort) bool {
+	return slices.Contains(f.All, e) || slices.Contains(f.Own, e)
+}
+
 func (f *Front) equal(o *Front) bool {
 	return f.Service == o.Service && f.Port == o.Port && f.Inside == o.Inside && f.Outside == o.Outside && f.Affinity == o.Affinity &&
 		slices.Equal(f.All, o.All) && slices.Equal(f.Own, o.Own) && slices.Equal(f.Sources, o.Sources)
