@@ -16,7 +16,6 @@ import (
 	"github.com/huskd/husk/internal/container"
 	"github.com/huskd/husk/internal/manifest"
 	"github.com/huskd/husk/internal/workload"
-	"github.com/huskd/husk/internal/workload/controller"
 )
 
 // ListPods lists pods, newest first.
@@ -54,7 +53,7 @@ func podMessage(p agent.Pod) *huskv1.Pod {
 	if st, ok := p.Sandbox(); ok {
 		out.Id, out.RuntimeHandler = st.ID, st.Handler
 	}
-	if owner, _, ok := workload.OwnerOf(p.Manifest); ok && strings.HasPrefix(p.Source, controller.Source) {
+	if owner, ok := ownerOf(p); ok {
 		out.Owner = owner.String()
 	}
 	for _, c := range p.Status.Containers {
@@ -152,9 +151,9 @@ func (s *Server) findPod(name string) (agent.Pod, error) {
 const defaultContainer = "kubectl.kubernetes.io/default-container"
 
 // findContainer returns a pod and one of its containers: the named one, the one whose ID name is,
-// or the only one.
+// or the only one. The pod may be named by a workload that has it.
 func (s *Server) findContainer(name, containerName string) (agent.Pod, string, error) {
-	p, byID, err := s.Agent.Find(name)
+	p, byID, err := findOne(s.Agent, name)
 	if err != nil {
 		return p, "", err
 	}

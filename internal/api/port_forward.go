@@ -17,9 +17,12 @@ import (
 	"github.com/huskd/husk/internal/agent"
 )
 
-// FindPorts resolves the name of a pod and of its ports.
+// FindPorts resolves the name of a pod, or of a workload, and of its ports.
 func (s *Server) FindPorts(_ context.Context, req *huskv1.FindPortsRequest) (*huskv1.FindPortsResponse, error) {
 	p, err := s.findPod(req.Name)
+	if errdefs.IsNotFound(err) {
+		p, _, err = findOne(s.Agent, req.Name)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -127,7 +127,8 @@ func newRoot(a *app) *cobra.Command {
 		Long: `Run pods on this machine through huskd.
 
 A pod is named by [NAMESPACE/]NAME or by an unambiguous prefix of its ID or UID,
-a workload by KIND/[NAMESPACE/]NAME, such as deployment/web.
+a workload by KIND/[NAMESPACE/]NAME, such as deployment/web. "exec", "attach",
+"logs" and "port-forward" take one of its pods, preferably a ready one.
 
 Exit codes: 0 on success, 1 on failure, 2 for an invalid command line, and 128+N
 if signal N ended husk. "exec" and "attach" return the exit code of the program,

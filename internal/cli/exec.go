@@ -26,6 +26,7 @@ executed and 127 if it doesn't exist; 125 if husk or huskd failed; 2 for an
 invalid command line. Without -t, ctrl-c ends the program.`,
 		Example: `husk exec web -- ls -l /etc
 husk exec -it web -- sh
+husk exec deployment/web -- env
 husk exec -i db -c postgres -- psql < dump.sql`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch dash := cmd.ArgsLenAtDash(); {

@@ -25,7 +25,7 @@ func newLogs(a *app) *cobra.Command {
 		Example: `husk logs web
 husk logs -f --tail 20 web
 husk logs web -c sidecar --since 10m --timestamps
-husk logs web --previous`,
+husk logs deployment/web --previous`,
 		Args:              usageerror.Takes(1, 1, "the NAME of a pod or the ID of a container"),
 		ValidArgsFunction: a.completePod,
 	}

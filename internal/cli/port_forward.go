@@ -24,7 +24,7 @@ the pod's loopback, so the server need not listen elsewhere. LOCAL defaults to
 the same number; if it is 0 or empty before the colon, a free port is chosen.`,
 		Example: `husk port-forward web 8080:80
 husk port-forward web 5000 8443:https
-husk port-forward web :http
+husk port-forward deployment/web :http
 husk port-forward --address localhost,198.51.100.1 web 8080:80`,
 		Args:              usageerror.Takes(2, -1, "the NAME of a pod and a PORT"),
 		ValidArgsFunction: a.completePod,

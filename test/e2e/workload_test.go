@@ -122,7 +122,12 @@ func TestDeployment(t *testing.T) {
 	if out := w.MustHusk("ps"); !strings.Contains(out, "OWNER") || !strings.Contains(out, "deployment/web") {
 		t.Errorf("husk ps prints %s", out)
 	}
+	// A program that runs in a workload runs in one of its pods.
+	if host := strings.TrimSpace(w.MustHusk("exec", "deployment/web", "--", "hostname")); !slices.Contains(names(3), host) {
+		t.Errorf("a pod of deployment/web is %q", host)
+	}
 	w.MustHusk("rm", "deployment/web")
+	w.fails("a workload that is gone", w.Husk("logs", "deploy/web"), 1, "husk: deployment/default/web has no pods: husk rollout status lists workloads")
 	if left := w.podsOf("deployment/default/web"); len(left) > 0 {
 		t.Errorf("the pods %v are left", left)
 	}
